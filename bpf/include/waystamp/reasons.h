@@ -1,0 +1,70 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* Why a packet was refused. Append only: a number, once released, keeps its
+ * meaning. A reason is used in one place of the data path, so that a counter
+ * names a cause and not a symptom. tools/abigen makes the Go side and the
+ * reference page from this list.
+ */
+#pragma once
+
+/* X(name, text): the text says what the packet or the node was like. */
+#define WS_REASONS(X)                                                          \
+	X(NONE, "not refused")                                                 \
+	X(TRUNCATED, "the IPv6 header runs past the end of the packet")        \
+	X(UNCONFIGURED, "this node has no plan yet")                           \
+	X(OUTSIDE_SID, "a packet from outside is addressed to the SID block")  \
+	X(OUTSIDE_SRH, "a packet from outside carries a segment routing header") \
+	X(UNMATCHED, "no chain takes this packet and its interface drops those") \
+	X(UNPROVEN, "a chain requires this packet, yet it came without proof") \
+	X(NO_SRH, "addressed to a SID of this node, without a routing header next") \
+	X(ROUTING_TYPE, "addressed to a SID of this node, with a routing header that is not an SRH") \
+	X(SRH_TRUNCATED, "the segment routing header runs past the end of the packet") \
+	X(SRH_LAST_ENTRY, "Last Entry is beyond what Hdr Ext Len has room for") \
+	X(SRH_SEGMENTS_LEFT, "Segments Left is beyond Last Entry + 1")         \
+	X(SRH_TOO_LONG, "more segments, or more bytes of TLVs, than this node takes") \
+	X(TLV_OVERRUN, "a TLV runs past the end of the segment routing header") \
+	X(TLV_LENGTH, "the proof TLV has a wrong length")                      \
+	X(TLV_ALIGNMENT, "the proof TLV does not start on an 8-byte boundary") \
+	X(TLV_DUPLICATE, "more than one proof TLV")                            \
+	X(TLV_MISSING, "no proof TLV")                                         \
+	X(UNKNOWN_SID, "the SID lies in this node's locator, but nothing is there") \
+	X(UNKNOWN_PATH, "the proof names a path that does not visit this SID") \
+	X(UNKNOWN_EPOCH, "the proof names an epoch that this SID does not know") \
+	X(SCHEME, "the proof's scheme is not the one that the plan has for its path") \
+	X(UPPER_LAYER, "no segments are left, but the SID is not the path's egress") \
+	X(SEGMENTS_REMAIN, "segments are left at the path's egress")           \
+	X(HOP_LIMIT, "the hop limit is used up")                               \
+	X(SEGMENTS, "the segment list carried is not the path's")              \
+	X(PROOF, "the proof does not verify")                                  \
+	X(RANGE, "the proof's values are not below its prime")                 \
+	X(REPLAY, "the proof was used before")                                 \
+	X(STALE, "the proof is older than the replay window")                  \
+	X(INNER_PROTOCOL, "what is inside is neither IPv6 nor a protocol that this egress takes out") \
+	X(INNER_TRUNCATED, "the inner packet runs past the end of the packet") \
+	X(INNER_VERSION, "the inner packet's version field is not its protocol's") \
+	X(INNER_HOP_LIMIT, "the hop limit of the inner packet is used up")     \
+	X(EDGE_HOP_LIMIT, "the hop limit of a packet for a chain is used up at the headend") \
+	X(WRONG_CHAIN, "the inner packet belongs to another chain than its proof") \
+	X(RND_EXHAUSTED, "this headend has used up its numbers for the path")  \
+	X(NO_LANE, "the plan has no lane for this CPU of the headend")         \
+	X(TRAIN_TOO_LONG, "a super-packet has more frames than one stamp can count") \
+	X(TOO_BIG, "the packet with its headers exceeds the MTU of the way out") \
+	X(NO_ROUTE, "the kernel's table has no route to the next segment")     \
+	X(INNER_NO_ROUTE, "the kernel's table has no route to the inner destination") \
+	X(EDGE_NO_ROUTE, "the kernel's table has no route to the first segment") \
+	X(LOOP, "more consecutive segments on this node than a segment list holds") \
+	X(PUSH_FAILED, "the kernel could not make room for the outer header")  \
+	X(STRIP_FAILED, "the kernel could not remove the outer header")        \
+	X(WRITE_FAILED, "the kernel could not write the outer header")         \
+	X(PULL_FAILED, "the kernel could not make the headers contiguous")     \
+	X(HEADEND_MISSING_BUG, "a classification rule names a headend entry that is not there") \
+	X(EGRESS_MISSING_BUG, "an egress SID names a verifier entry that is not there") \
+	X(CLASS_MISSING_BUG, "a classification rule names a source class without a rule") \
+	X(MAP_MISSING_BUG, "a map entry that is always there is missing")      \
+	X(BEHAVIOUR_BUG, "a SID has a behaviour that this data path does not know")
+
+enum ws_reason {
+#define X(name, text) WS_REASON_##name,
+	WS_REASONS(X)
+#undef X
+	WS_REASON_COUNT /* not a reason */
+};

@@ -1,0 +1,118 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* Every map of the data path. User space writes all but ws_counters.last,
+ * ws_stats, ws_refusals, ws_nexthops and ws_events. It may lower max_entries
+ * of the arrays that are marked so, to what a node needs.
+ */
+#pragma once
+
+#include <linux/bpf.h>
+#include <bpf/bpf_helpers.h>
+#include <waystamp/abi.h>
+
+#define WS_CHAINS_MAX 65536
+
+volatile const struct ws_config cfg = {};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, struct ws_node);
+	__uint(max_entries, 1);
+} ws_node SEC(".maps");
+
+/* About 180 bytes per live entry. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct ws_hop_key);
+	__type(value, struct ws_hop);
+	__uint(max_entries, 2 * WS_CHAINS_MAX);
+} ws_hops SEC(".maps");
+
+/* Only for the reason of a refusal; about 80 bytes per live entry. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct ws_hop_key);
+	__type(value, __u32);
+	__uint(max_entries, 4 * WS_CHAINS_MAX);
+} ws_sids SEC(".maps");
+
+/* About 600 bytes per live entry. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct ws_egress_key);
+	__type(value, struct ws_egress);
+	__uint(max_entries, 2 * WS_CHAINS_MAX);
+} ws_egresses SEC(".maps");
+
+/* About 500 bytes per live entry. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u32);
+	__type(value, struct ws_headend);
+	__uint(max_entries, WS_CHAINS_MAX);
+} ws_headends SEC(".maps");
+
+/* 16 bytes per entry and CPU; lowered by user space. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__type(key, __u32);
+	__type(value, struct ws_counter);
+	__uint(max_entries, WS_CHAINS_MAX);
+} ws_counters SEC(".maps");
+
+/* 24 bytes per entry and CPU; lowered by user space. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__type(key, __u32);
+	__type(value, struct ws_stats);
+	__uint(max_entries, 2 * WS_CHAINS_MAX);
+} ws_stats SEC(".maps");
+
+/* About 80 bytes per live entry. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct ws_dst_key);
+	__type(value, struct ws_match);
+	__uint(max_entries, WS_CHAINS_MAX);
+} ws_match_dst SEC(".maps"), ws_guard_dst SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct ws_src_key);
+	__type(value, struct ws_match);
+	__uint(max_entries, WS_CHAINS_MAX);
+} ws_match_src SEC(".maps"), ws_guard_src SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u32);
+	__type(value, struct ws_port);
+	__uint(max_entries, 4096);
+} ws_ports SEC(".maps");
+
+/* 1.5 MB. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__type(key, struct ws_nexthop_key);
+	__type(value, struct ws_nexthop);
+	__uint(max_entries, 16384);
+} ws_nexthops SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__type(key, __u32);
+	__type(value, struct ws_refusal);
+	__uint(max_entries, WS_REASON_COUNT);
+} ws_refusals SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 512 * 1024);
+} ws_events SEC(".maps");

@@ -1,0 +1,252 @@
+// Package model holds the values that everything else speaks of: the domain,
+// its nodes, functions and chains, as checked intent. It does no I/O, knows no
+// file format and nothing of the kernel. A value that internal/manifest
+// returned is valid as a whole: names are unique, references resolve, prefixes
+// do not overlap.
+package model
+
+import (
+	"fmt"
+	"net/netip"
+)
+
+// SegmentsMax is the length of the longest segment list that a node takes.
+const SegmentsMax = 16
+
+// Scheme is how the hops of a path prove that a packet visited them. The
+// numbers are those on the wire.
+type Scheme uint8
+
+const (
+	SchemePoT       Scheme = 0 // shares without masks: visits, not their order
+	SchemeOPoT      Scheme = 1 // draft-ietf-sfc-proof-of-transit-08 section 3.5
+	SchemeKeyed     Scheme = 2 // chained SipHash tags, one key per hop
+	SchemeKeyedFlow Scheme = 3 // keyed, and bound to the inner flow
+)
+
+var schemeNames = []string{"pot", "opot", "keyed", "keyed-flow"}
+
+func (s Scheme) String() string { return enumString("Scheme", schemeNames, int(s)) }
+
+// MarshalText implements encoding.TextMarshaler.
+func (s Scheme) MarshalText() ([]byte, error) { return enumMarshal("scheme", schemeNames, int(s)) }
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (s *Scheme) UnmarshalText(b []byte) error { return enumUnmarshal(s, "scheme", schemeNames, b) }
+
+// Kind is how a function takes part in a chain.
+type Kind uint8
+
+const (
+	// KindForward is a node that a packet must pass: End with a stamp.
+	KindForward Kind = iota
+)
+
+var kindNames = []string{"forward"}
+
+func (k Kind) String() string { return enumString("Kind", kindNames, int(k)) }
+
+// MarshalText implements encoding.TextMarshaler.
+func (k Kind) MarshalText() ([]byte, error) { return enumMarshal("kind", kindNames, int(k)) }
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (k *Kind) UnmarshalText(b []byte) error { return enumUnmarshal(k, "kind", kindNames, b) }
+
+// Role says on which side of the domain's boundary an interface is.
+type Role uint8
+
+const (
+	RoleEdge Role = iota // outside: nothing of segment routing comes in
+	RoleCore             // inside
+)
+
+var roleNames = []string{"edge", "core"}
+
+func (r Role) String() string { return enumString("Role", roleNames, int(r)) }
+
+// MarshalText implements encoding.TextMarshaler.
+func (r Role) MarshalText() ([]byte, error) { return enumMarshal("role", roleNames, int(r)) }
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (r *Role) UnmarshalText(b []byte) error { return enumUnmarshal(r, "role", roleNames, b) }
+
+// Datapath says which hooks an interface uses. TC is attached always.
+type Datapath uint8
+
+const (
+	DatapathAuto Datapath = iota // native XDP on devices that gain by it
+	DatapathXDP                  // XDP and TC, or an error
+	DatapathTC                   // TC alone
+)
+
+var datapathNames = []string{"auto", "xdp", "tc"}
+
+func (d Datapath) String() string { return enumString("Datapath", datapathNames, int(d)) }
+
+// MarshalText implements encoding.TextMarshaler.
+func (d Datapath) MarshalText() ([]byte, error) {
+	return enumMarshal("datapath", datapathNames, int(d))
+}
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (d *Datapath) UnmarshalText(b []byte) error {
+	return enumUnmarshal(d, "datapath", datapathNames, b)
+}
+
+// Unmatched says what becomes of edge traffic that no chain takes.
+type Unmatched uint8
+
+const (
+	UnmatchedRoute Unmatched = iota // ordinary routing
+	UnmatchedDrop
+)
+
+var unmatchedNames = []string{"route", "drop"}
+
+func (u Unmatched) String() string { return enumString("Unmatched", unmatchedNames, int(u)) }
+
+// MarshalText implements encoding.TextMarshaler.
+func (u Unmatched) MarshalText() ([]byte, error) {
+	return enumMarshal("unmatched", unmatchedNames, int(u))
+}
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (u *Unmatched) UnmarshalText(b []byte) error {
+	return enumUnmarshal(u, "unmatched", unmatchedNames, b)
+}
+
+// OnViolation says what an egress does with a packet whose proof is refused.
+type OnViolation uint8
+
+const (
+	OnViolationDrop OnViolation = iota
+	OnViolationReport
+)
+
+var onViolationNames = []string{"drop", "report"}
+
+func (o OnViolation) String() string { return enumString("OnViolation", onViolationNames, int(o)) }
+
+// MarshalText implements encoding.TextMarshaler.
+func (o OnViolation) MarshalText() ([]byte, error) {
+	return enumMarshal("on-violation", onViolationNames, int(o))
+}
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (o *OnViolation) UnmarshalText(b []byte) error {
+	return enumUnmarshal(o, "on-violation", onViolationNames, b)
+}
+
+// Direction is one of the two ways through a chain.
+type Direction uint8
+
+const (
+	Forward Direction = iota
+	Reverse
+)
+
+var directionNames = []string{"forward", "reverse"}
+
+func (d Direction) String() string { return enumString("Direction", directionNames, int(d)) }
+
+// MarshalText implements encoding.TextMarshaler.
+func (d Direction) MarshalText() ([]byte, error) {
+	return enumMarshal("direction", directionNames, int(d))
+}
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (d *Direction) UnmarshalText(b []byte) error {
+	return enumUnmarshal(d, "direction", directionNames, b)
+}
+
+// Domain is everything under one controller.
+type Domain struct {
+	Block     netip.Prefix // a /48 that all SIDs are cut from
+	Nodes     []Node
+	Functions []Function
+	Chains    []Chain
+}
+
+// Node is a Linux host in the domain.
+type Node struct {
+	Name       string
+	Address    netip.Addr   // source of outer headers
+	Locator    netip.Prefix // the node's share of the block, /49 to /64
+	CPUs       int          // lanes that the node gets as a headend
+	Interfaces []Interface
+}
+
+// Interface is a network device of a node that waystamp attaches to.
+type Interface struct {
+	Name      string
+	Role      Role
+	Datapath  Datapath
+	Unmatched Unmatched // of an edge interface
+	MTU       int       // bytes of an IP packet; 0: not declared
+}
+
+// Function is one instance of a service function.
+type Function struct {
+	Name string
+	Node string
+	Kind Kind
+}
+
+// Chain is an ordered list of functions that matching traffic must take.
+type Chain struct {
+	Name      string
+	Ingress   []string // nodes
+	Functions []string // one may occur more than once
+	Egress    string   // node
+	Match     Match
+	Both      bool // also the reverse chain, from Egress to every Ingress
+	Proof     Proof
+}
+
+// Match says which packets a chain takes. The zero Prefix matches all.
+type Match struct {
+	Destination netip.Prefix
+	Source      netip.Prefix
+}
+
+// Proof is how a chain is proven.
+type Proof struct {
+	Scheme      Scheme
+	OnViolation OnViolation
+}
+
+func enumString(typ string, names []string, i int) string {
+	if i < len(names) {
+		return names[i]
+	}
+	return fmt.Sprintf("%s(%d)", typ, i)
+}
+
+func enumMarshal(what string, names []string, i int) ([]byte, error) {
+	if i < len(names) {
+		return []byte(names[i]), nil
+	}
+	return nil, fmt.Errorf("%s %d has no name", what, i)
+}
+
+func enumUnmarshal[T ~uint8](dst *T, what string, names []string, b []byte) error {
+	for i, n := range names {
+		if n == string(b) {
+			*dst = T(i)
+			return nil
+		}
+	}
+	return fmt.Errorf("%q is not a %s; expect %s", b, what, expect(names))
+}
+
+func expect(names []string) string {
+	s := names[0]
+	for i, n := range names[1:] {
+		if i == len(names)-2 {
+			s += " or " + n
+		} else {
+			s += ", " + n
+		}
+	}
+	return s
+}

@@ -1,0 +1,5 @@
+package pot
+
+import "errors"
+
+var errKeyMarshal = errors.New("a key is not written by accident")
