@@ -73,8 +73,6 @@ struct ws_config {
 	__be64 locator; /* this node's part of it */
 	__be64 locator_mask;
 	__u64 nexthop_ttl_ns; /* life of a next-hop cache entry */
-	__u8 unmatched_drop; /* edge: refuse what matches no chain */
-	__u8 pad[7];
 };
 
 /* ws_node[0]. Zero, as the map is made: refuse. */
@@ -195,10 +193,11 @@ struct ws_stats {
 	__u64 bytes; /* of the inner packets */
 };
 
-/* ws_ports: interfaces of this node by index. */
+/* ws_ports: the interfaces that waystamp is attached to, by index. */
 struct ws_port {
-	__u32 xdp; /* 1: takes XDP redirects */
-	__u32 mtu;
+	__u8 xdp_target; /* 1: takes XDP redirects */
+	__u8 unmatched_drop; /* edge: refuse what matches no chain */
+	__u8 pad[2];
 };
 
 /* ws_nexthops: filled by TC, read by XDP. A SID's lower 64 bits are zero. */
