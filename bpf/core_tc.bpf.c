@@ -1,11 +1,39 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-#include "lib/maps.h"
+/* TC ingress of an interface inside the domain: endpoints, egress, guard. The
+ * complete data path; core_xdp.bpf.c is its fast half.
+ */
+#include "lib/hook.h"
+#include "lib/boundary.h"
+#include "lib/endpoint_tc.h"
 
 SEC("tc")
-int ws_core_tc(struct __sk_buff *ctx)
+int ws_core_tc(struct __sk_buff *skb)
 {
-	return ctx->len ? -1 : 2;
+	long rc = pull(skb, sizeof(struct eth_hdr) + sizeof(struct ip6_hdr));
+	struct cursor c = ctx_cursor(skb);
+	const struct eth_hdr *eth = cursor_take(&c, struct eth_hdr);
+	const struct ip6_hdr *ip6;
+	bool to_sid;
+
+	if (!eth || eth->proto != bpf_htons(ETH_P_IPV6))
+		return CTX_PASS;
+	ip6 = cursor_take(&c, struct ip6_hdr);
+	if (!ip6)
+		return ws_refuse(skb, WS_REASON_TRUNCATED, rc);
+	/* The kernel drops what is not IPv6, and delivers what stays on the link
+	 * or is for many.
+	 */
+	if (!ip6_is_ip6(ip6) || ip6_is_unsteered(ip6->dst))
+		return CTX_PASS;
+
+	to_sid = in_block(ip6->dst[0]);
+	if (!node_is_armed())
+		return unarmed(skb, to_sid || has_srh(c, ip6));
+	if (!to_sid)
+		return guard_plain(skb, ip6);
+	if (!in_locator(ip6->dst[0]))
+		return CTX_PASS; /* another node's: the kernel routes it */
+	return endpoint_tc(skb, true);
 }
 
 char _license[] SEC("license") = "Dual BSD/GPL";
-const struct ws_event *ws_event_unused __attribute__((unused));

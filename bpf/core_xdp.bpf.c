@@ -1,10 +1,115 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-#include "lib/maps.h"
+/* XDP on an interface inside the domain. Takes a packet only if it can finish
+ * it; whatever is out of the ordinary goes on, unchanged, to core_tc.bpf.c, which
+ * does the whole job and names the reason of a refusal. Only a proof that fails
+ * is refused here too, so that a flood of forgeries costs little.
+ */
+#define WS_XDP
+#include "lib/hook.h"
+#include "lib/endpoint.h"
+#include "lib/flow.h"
+#include "lib/nexthop_xdp.h"
+#include "lib/stats.h"
 
-SEC("xdp")
+/* From the frame to the entry for its SID, path and epoch; false: not for XDP. */
+static __always_inline bool endpoint_parse_xdp(ctx_t *ctx, struct endpoint *ep)
+{
+	struct cursor c = ctx_cursor(ctx);
+
+	ep->end = c.end;
+	ep->eth = cursor_take(&c, struct eth_hdr);
+	if (!ep->eth || ep->eth->proto != bpf_htons(ETH_P_IPV6))
+		return false;
+	ep->ip6 = cursor_take(&c, struct ip6_hdr);
+	if (!ep->ip6 || !ip6_is_ip6(ep->ip6) || !in_locator(ep->ip6->dst[0]) ||
+	    ep->ip6->nexthdr != NEXTHDR_ROUTING || !node_is_armed())
+		return false;
+	if (sizeof(*ep->eth) + sizeof(*ep->ip6) +
+		    bpf_ntohs(ep->ip6->payload_len) >
+	    ctx_len(ctx))
+		return false;
+	if (srh_check(&c, &ep->srh, &ep->segments))
+		return false;
+	ep->list = c.pos;
+	ep->tlv = c.pos + 16 * ep->segments;
+	if ((void *)(ep->tlv + 1) > ep->end ||
+	    !tlv_at_once(ep->srh, ep->segments, ep->tlv))
+		return false;
+	return endpoint_find_hop(ep) == WS_REASON_NONE;
+}
+
+static __always_inline int end_xdp(ctx_t *ctx, const struct endpoint *ep)
+{
+	__u32 len = ctx_len(ctx) - sizeof(struct eth_hdr);
+	const struct ws_nexthop *n;
+	struct ws_nexthop_key key;
+	const struct sid *next;
+
+	if (end_check(ep, true, &next) || in_locator(next->hi))
+		return CTX_PASS;
+	key = nexthop_key_of(next->hi, next->lo, nexthop_flow(ep->ip6));
+	n = nexthop_find(&key, len);
+	if (!n)
+		return CTX_PASS;
+	end_advance(ep, next, true);
+	stats_add(ep->hop->stats, 1, len - endpoint_outer_len(ep));
+	return nexthop_take(ep->eth, n);
+}
+
+static __always_inline int dt46_xdp(ctx_t *ctx, const struct endpoint *ep)
+{
+	__u32 outer = endpoint_outer_len(ep);
+	__u32 len = ctx_len(ctx) - sizeof(struct eth_hdr) - outer;
+	__u32 stats = ep->hop->stats;
+	const struct ws_nexthop *n;
+	struct ws_nexthop_key key;
+	const struct ws_egress *e;
+	struct ip6_hdr *inner;
+	struct eth_hdr *eth;
+	enum ws_reason r;
+	struct cursor c;
+
+	if (ep->srh->segments_left)
+		return CTX_PASS;
+	e = egress_find(ep);
+	if (!e)
+		return CTX_PASS;
+	r = egress_judge(ep, e);
+	if (r && e->on_violation == WS_ON_VIOLATION_REPORT)
+		return CTX_PASS;
+	if (r)
+		return ws_refuse(ctx, r, 0);
+	if (inner_check(ep, &inner) || inner->hop_limit <= 1)
+		return CTX_PASS;
+	c = (struct cursor){ inner + 1, ep->end };
+	key = nexthop_key(inner, flow_hash(c, inner));
+	n = nexthop_find(&key, len);
+	/* Moves the packet: every pointer into it is gone. */
+	if (!n || bpf_xdp_adjust_head(ctx, outer))
+		return CTX_PASS;
+
+	c = ctx_cursor(ctx);
+	eth = cursor_take(&c, struct eth_hdr);
+	inner = cursor_take(&c, struct ip6_hdr);
+	if (!eth || !inner)
+		return ws_refuse(ctx, bounds_bug(), 0);
+	inner->hop_limit--;
+	stats_add(stats, 1, len);
+	return nexthop_take(eth, n);
+}
+
+SEC("xdp.frags")
 int ws_core_xdp(struct xdp_md *ctx)
 {
-	return ctx->data ? 2 : 1;
+	struct endpoint ep = {};
+
+	if (!endpoint_parse_xdp(ctx, &ep))
+		return CTX_PASS;
+	if (ep.hop->behaviour == WS_BEHAVIOUR_END)
+		return end_xdp(ctx, &ep);
+	if (ep.hop->behaviour == WS_BEHAVIOUR_END_DT46)
+		return dt46_xdp(ctx, &ep);
+	return CTX_PASS;
 }
 
 char _license[] SEC("license") = "Dual BSD/GPL";

@@ -1,10 +1,48 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-#include "lib/maps.h"
+/* TC ingress of an interface to the outside: the domain's boundary, and the
+ * headend of chains. The complete data path; edge_xdp.bpf.c is its fast half.
+ */
+#include "lib/hook.h"
+#include "lib/boundary.h"
+#include "lib/edge_tc.h"
+#include "lib/headend_tc.h"
 
 SEC("tc")
-int ws_edge_tc(struct __sk_buff *ctx)
+int ws_edge_tc(struct __sk_buff *skb)
 {
-	return ctx->len ? -1 : 2;
+	long rc = pull(skb, sizeof(struct eth_hdr) + sizeof(struct ip6_hdr) +
+				    EDGE_L4_MAX);
+	struct cursor c = ctx_cursor(skb);
+	const struct eth_hdr *eth = cursor_take(&c, struct eth_hdr);
+	struct ip6_hdr *ip6;
+	struct ws_match m;
+
+	if (!eth)
+		return CTX_PASS;
+	if (eth->proto != bpf_htons(ETH_P_IPV6))
+		return edge_other(skb, eth->proto);
+	ip6 = cursor_take(&c, struct ip6_hdr);
+	if (!ip6)
+		return ws_refuse(skb, WS_REASON_EDGE_TRUNCATED, rc);
+	/* The kernel forwards nothing from or to these. */
+	if (!ip6_is_ip6(ip6) || ip6_is_unsteered(ip6->dst) ||
+	    ip6_is_unsteered(ip6->src))
+		return CTX_PASS;
+
+	/* RFC 8754 5.1: nothing of segment routing comes in. */
+	if (in_block(ip6->dst[0]))
+		return ws_refuse(skb, WS_REASON_OUTSIDE_SID, 0);
+	if (has_srh(c, ip6))
+		return ws_refuse(skb, WS_REASON_OUTSIDE_SRH, 0);
+	if (!node_is_armed())
+		return unarmed(skb, !edge_is_local(skb, eth->proto));
+
+	m = classify(ip6);
+	if (m.local)
+		return CTX_PASS;
+	if (m.action == WS_MATCH_PATH)
+		return headend_tc(skb, c, ip6, m.target);
+	return edge_unmatched(skb, ip6);
 }
 
 char _license[] SEC("license") = "Dual BSD/GPL";

@@ -127,7 +127,9 @@ type coreTCWsHopKey struct {
 type coreTCWsMatch struct {
 	_      structs.HostLayout
 	Target uint32
-	Action uint32
+	Action uint8
+	Local  uint8
+	Pad    [2]uint8
 }
 
 type coreTCWsNexthop struct {
@@ -187,24 +189,23 @@ type coreTCWsStats struct {
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	coreTCMapWsCounters    = "ws_counters"
-	coreTCMapWsEgresses    = "ws_egresses"
-	coreTCMapWsEvents      = "ws_events"
-	coreTCMapWsGuardDst    = "ws_guard_dst"
-	coreTCMapWsGuardSrc    = "ws_guard_src"
-	coreTCMapWsHeadends    = "ws_headends"
-	coreTCMapWsHops        = "ws_hops"
-	coreTCMapWsMatchDst    = "ws_match_dst"
-	coreTCMapWsMatchSrc    = "ws_match_src"
-	coreTCMapWsNexthops    = "ws_nexthops"
-	coreTCMapWsNode        = "ws_node"
-	coreTCMapWsPorts       = "ws_ports"
-	coreTCMapWsRefusals    = "ws_refusals"
-	coreTCMapWsSids        = "ws_sids"
-	coreTCMapWsStats       = "ws_stats"
-	coreTCProgWsCoreTc     = "ws_core_tc"
-	coreTCVarCfg           = "cfg"
-	coreTCVarWsEventUnused = "ws_event_unused"
+	coreTCMapWsCounters = "ws_counters"
+	coreTCMapWsEgresses = "ws_egresses"
+	coreTCMapWsEvents   = "ws_events"
+	coreTCMapWsGuardDst = "ws_guard_dst"
+	coreTCMapWsGuardSrc = "ws_guard_src"
+	coreTCMapWsHeadends = "ws_headends"
+	coreTCMapWsHops     = "ws_hops"
+	coreTCMapWsMatchDst = "ws_match_dst"
+	coreTCMapWsMatchSrc = "ws_match_src"
+	coreTCMapWsNexthops = "ws_nexthops"
+	coreTCMapWsNode     = "ws_node"
+	coreTCMapWsPorts    = "ws_ports"
+	coreTCMapWsRefusals = "ws_refusals"
+	coreTCMapWsSids     = "ws_sids"
+	coreTCMapWsStats    = "ws_stats"
+	coreTCProgWsCoreTc  = "ws_core_tc"
+	coreTCVarCfg        = "cfg"
 )
 
 // loadCoreTC returns the embedded CollectionSpec for coreTC.
@@ -277,8 +278,7 @@ type coreTCMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type coreTCVariableSpecs struct {
-	Cfg           *ebpf.VariableSpec `ebpf:"cfg"`
-	WsEventUnused *ebpf.VariableSpec `ebpf:"ws_event_unused"`
+	Cfg *ebpf.VariableSpec `ebpf:"cfg"`
 }
 
 // coreTCObjects contains all objects after they have been loaded into the kernel.
@@ -342,8 +342,7 @@ func (m *coreTCMaps) Close() error {
 //
 // It can be passed to loadCoreTCObjects or ebpf.CollectionSpec.LoadAndAssign.
 type coreTCVariables struct {
-	Cfg           *ebpf.Variable `ebpf:"cfg"`
-	WsEventUnused *ebpf.Variable `ebpf:"ws_event_unused"`
+	Cfg *ebpf.Variable `ebpf:"cfg"`
 }
 
 // coreTCPrograms contains all programs after they have been loaded into the kernel.

@@ -63,7 +63,6 @@ enum ws_match_action {
 	WS_MATCH_NONE = 0, /* nothing: as if there were no rule */
 	WS_MATCH_PATH = 1, /* target: headend index, or at the guard the path */
 	WS_MATCH_SOURCE = 2, /* target: class to look the source up in */
-	WS_MATCH_LOCAL = 3, /* an address of this node: never steered */
 };
 
 /* Set before load. The upper 64 bits of addresses, and masks over them. */
@@ -183,7 +182,13 @@ struct ws_src_key {
 
 struct ws_match {
 	__u32 target; /* see enum ws_match_action; a path is in network order */
-	__u32 action; /* enum ws_match_action */
+	__u8 action; /* enum ws_match_action */
+	/* 1: an address of this node, which is never steered and needs no proof.
+	 * Target and action are those of the longest rule that covers it: they
+	 * still say which chain a packet belongs to that came with a proof.
+	 */
+	__u8 local;
+	__u8 pad[2];
 };
 
 /* ws_stats: per CPU; headend: stamped, endpoint: stamped, egress: verified. */
@@ -241,4 +246,5 @@ struct ws_event {
 	__u8 pad;
 	__u8 data[WS_EVENT_DATA]; /* from the Ethernet header */
 };
-_Static_assert(sizeof(struct ws_event) == 32 + WS_EVENT_DATA, "ws_event is ABI");
+_Static_assert(sizeof(struct ws_event) == 32 + WS_EVENT_DATA,
+	       "ws_event is ABI");

@@ -10,6 +10,8 @@
 #define WS_REASONS(X)                                                          \
 	X(NONE, "not refused")                                                 \
 	X(TRUNCATED, "the IPv6 header runs past the end of the packet")        \
+	X(EDGE_TRUNCATED, "the IPv6 header of a packet from outside runs past its end") \
+	X(PAYLOAD_LENGTH, "the outer payload length runs past the end of the packet") \
 	X(UNCONFIGURED, "this node has no plan yet")                           \
 	X(OUTSIDE_SID, "a packet from outside is addressed to the SID block")  \
 	X(OUTSIDE_SRH, "a packet from outside carries a segment routing header") \
@@ -36,8 +38,6 @@
 	X(SEGMENTS, "the segment list carried is not the path's")              \
 	X(PROOF, "the proof does not verify")                                  \
 	X(RANGE, "the proof's values are not below its prime")                 \
-	X(REPLAY, "the proof was used before")                                 \
-	X(STALE, "the proof is older than the replay window")                  \
 	X(INNER_PROTOCOL, "what is inside is neither IPv6 nor a protocol that this egress takes out") \
 	X(INNER_TRUNCATED, "the inner packet runs past the end of the packet") \
 	X(INNER_VERSION, "the inner packet's version field is not its protocol's") \
@@ -46,20 +46,22 @@
 	X(WRONG_CHAIN, "the inner packet belongs to another chain than its proof") \
 	X(RND_EXHAUSTED, "this headend has used up its numbers for the path")  \
 	X(NO_LANE, "the plan has no lane for this CPU of the headend")         \
+	X(CHAIN_MTU, "the packet is larger than what its chain can carry")     \
 	X(TRAIN_TOO_LONG, "a super-packet has more frames than one stamp can count") \
-	X(TOO_BIG, "the packet with its headers exceeds the MTU of the way out") \
-	X(NO_ROUTE, "the kernel's table has no route to the next segment")     \
-	X(INNER_NO_ROUTE, "the kernel's table has no route to the inner destination") \
-	X(EDGE_NO_ROUTE, "the kernel's table has no route to the first segment") \
+	X(TRAIN_TOO_BIG, "a super-packet with its outer header has more than 65535 bytes") \
+	X(TOO_BIG, "the packet exceeds the MTU of the way out")                \
+	X(NO_ROUTE, "the kernel's table has no way to the next segment")       \
+	X(INNER_NO_ROUTE, "the kernel's table has no way to the inner destination") \
 	X(LOOP, "more consecutive segments on this node than a segment list holds") \
 	X(PUSH_FAILED, "the kernel could not make room for the outer header")  \
 	X(STRIP_FAILED, "the kernel could not remove the outer header")        \
 	X(WRITE_FAILED, "the kernel could not write the outer header")         \
 	X(PULL_FAILED, "the kernel could not make the headers contiguous")     \
 	X(HEADEND_MISSING_BUG, "a classification rule names a headend entry that is not there") \
+	X(HEADEND_LENGTH_BUG, "a headend entry has an impossible header length") \
 	X(EGRESS_MISSING_BUG, "an egress SID names a verifier entry that is not there") \
-	X(CLASS_MISSING_BUG, "a classification rule names a source class without a rule") \
-	X(MAP_MISSING_BUG, "a map entry that is always there is missing")      \
+	X(COUNTER_MISSING_BUG, "a headend entry names a counter that is not there") \
+	X(BOUNDS_BUG, "a bound that was checked before does not hold")         \
 	X(BEHAVIOUR_BUG, "a SID has a behaviour that this data path does not know")
 
 enum ws_reason {

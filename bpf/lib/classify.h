@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* Which path a packet belongs to, by destination and source prefix: the longest
+ * destination prefix, within it the longest source prefix. User space has
+ * expanded the rules so that two look-ups give that answer; most rules name no
+ * source and need one.
+ */
+#pragma once
+
+#include "maps.h"
+#include "net.h"
+
+static __always_inline struct ws_match classify_in(void *dst_map, void *src_map,
+						   const struct ip6_hdr *ip6)
+{
+	struct ws_dst_key dk = { .prefixlen = 128 };
+	struct ws_src_key sk = { .prefixlen = 32 + 128 };
+	struct ws_match none = {};
+	const struct ws_match *m, *by_src;
+	struct ws_match found;
+
+	__builtin_memcpy(dk.addr, ip6->dst, sizeof(dk.addr));
+	m = bpf_map_lookup_elem(dst_map, &dk);
+	if (!m)
+		return none;
+	found = *m;
+	if (found.action != WS_MATCH_SOURCE)
+		return found;
+
+	sk.class_id = bpf_htonl(found.target);
+	__builtin_memcpy(sk.addr, ip6->src, sizeof(sk.addr));
+	by_src = bpf_map_lookup_elem(src_map, &sk);
+	found.action = by_src ? by_src->action : WS_MATCH_NONE;
+	found.target = by_src ? by_src->target : 0;
+	return found;
+}
+
+/* The headend's rules: target is an index into ws_headends. */
+static __always_inline struct ws_match classify(const struct ip6_hdr *ip6)
+{
+	return classify_in(&ws_match_dst, &ws_match_src, ip6);
+}
+
+/* What chains that end here require: target is the path, in network order. */
+static __always_inline struct ws_match guard(const struct ip6_hdr *ip6)
+{
+	return classify_in(&ws_guard_dst, &ws_guard_src, ip6);
+}

@@ -1,0 +1,96 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* What comes from outside and takes no chain. TC only. */
+#pragma once
+
+#include "boundary.h"
+#include "forward.h"
+#include "hook.h"
+#include "maps.h"
+#include "net.h"
+#include "refuse.h"
+
+#define ETH_P_IP 0x0800
+#define AF_INET 2
+
+/* What a headend reads behind the IPv6 header: a TCP header. */
+#define EDGE_L4_MAX 20
+
+/* Offsets of the addresses in a frame with an IPv4 header (RFC 791 3.1). */
+#define IP4_SRC_OFF 26
+#define IP4_DST_OFF 30
+
+/* Will the kernel keep this IP packet to itself? It does where it is for one of
+ * the node's own addresses, and everywhere if it does not forward at all. For
+ * the slow paths: the kernel's tables are asked.
+ */
+__noinline int ws_is_local(struct __sk_buff *skb, int is_ip4)
+{
+	struct bpf_fib_lookup p = {};
+	const struct ip6_hdr *ip6;
+	long rc;
+
+	if (is_ip4) {
+		p.family = AF_INET;
+		p.ifindex = skb->ifindex;
+		if (bpf_skb_load_bytes(skb, IP4_SRC_OFF, &p.ipv4_src, 4) ||
+		    bpf_skb_load_bytes(skb, IP4_DST_OFF, &p.ipv4_dst, 4))
+			return false;
+		rc = bpf_fib_lookup(skb, &p, sizeof(p), 0);
+	} else {
+		ip6 = forward_ip6(skb);
+		if (!ip6)
+			return false;
+		rc = route_find(skb, ip6, &p);
+	}
+	return rc == BPF_FIB_LKUP_RET_NOT_FWDED ||
+	       rc == BPF_FIB_LKUP_RET_FWD_DISABLED;
+}
+
+static __always_inline bool edge_is_local(struct __sk_buff *skb, __be16 proto)
+{
+	return ws_is_local(skb, proto == bpf_htons(ETH_P_IP));
+}
+
+static __always_inline bool unmatched_is_dropped(const struct __sk_buff *skb)
+{
+	__u32 ifindex = skb->ifindex;
+	const struct ws_port *port = bpf_map_lookup_elem(&ws_ports, &ifindex);
+
+	return port && port->unmatched_drop;
+}
+
+/* Where the interface says so, what no chain takes is not routed either. */
+static __always_inline int edge_plain(struct __sk_buff *skb)
+{
+	return unmatched_is_dropped(skb) ?
+		       ws_refuse(skb, WS_REASON_UNMATCHED, 0) :
+		       CTX_PASS;
+}
+
+/* What some chain requires may not come in beside it: it would leave at this
+ * node, the chain's egress, without having been anywhere.
+ */
+static __always_inline int edge_unmatched(struct __sk_buff *skb,
+					  const struct ip6_hdr *ip6)
+{
+	int verdict = guard_plain(skb, ip6);
+
+	return verdict == CTX_PASS ? edge_plain(skb) : verdict;
+}
+
+/* Not IPv6. What is not IP at all, such as ARP, is not forwarded by the kernel
+ * and passes.
+ */
+static __always_inline int edge_other(struct __sk_buff *skb, __be16 proto)
+{
+	bool stays;
+
+	if (proto != bpf_htons(ETH_P_IP))
+		return CTX_PASS;
+	if (node_is_armed() && !unmatched_is_dropped(skb))
+		return CTX_PASS;
+	stays = edge_is_local(skb, proto);
+	if (!node_is_armed())
+		return unarmed(skb, !stays);
+	return stays ? CTX_PASS : edge_plain(skb);
+}

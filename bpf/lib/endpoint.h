@@ -1,0 +1,145 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* A packet that is addressed to a SID of this node: what it must be like, and
+ * what is done to it. Nothing here changes the packet but endpoint_advance.
+ */
+#pragma once
+
+#include "boundary.h"
+#include "classify.h"
+#include "maps.h"
+#include "net.h"
+#include "srh.h"
+#include "stamp.h"
+#include "verify.h"
+
+struct endpoint {
+	void *end; /* of the packet */
+	struct eth_hdr *eth;
+	struct ip6_hdr *ip6;
+	struct srh *srh;
+	struct sid *list;
+	struct proof_tlv *tlv;
+	const struct ws_hop *hop;
+	__u32 segments; /* in the list carried */
+};
+
+/* What the verifier wants to see checked once more. */
+static __always_inline enum ws_reason bounds_bug(void)
+{
+	return WS_REASON_BOUNDS_BUG;
+}
+
+/* Bytes from the IPv6 header to the inner packet. */
+static __always_inline __u32 endpoint_outer_len(const struct endpoint *ep)
+{
+	return sizeof(struct ip6_hdr) + (ep->srh->hdrlen + 1) * 8;
+}
+
+/* Why ws_hops has no entry. The slow way: such a packet is refused anyway. */
+static __always_inline enum ws_reason hop_missing(struct ws_hop_key k)
+{
+	k.epoch = 0;
+	if (bpf_map_lookup_elem(&ws_sids, &k))
+		return WS_REASON_UNKNOWN_EPOCH;
+	k.path = 0;
+	if (bpf_map_lookup_elem(&ws_sids, &k))
+		return WS_REASON_UNKNOWN_PATH;
+	return WS_REASON_UNKNOWN_SID;
+}
+
+/* From the IPv6 header to the entry of its SID, path and epoch; ep->srh,
+ * ep->segments and ep->tlv are set. The plan's scheme counts; a packet that
+ * names another is refused.
+ */
+static __always_inline enum ws_reason endpoint_find_hop(struct endpoint *ep)
+{
+	struct ws_hop_key k = {
+		.sid = ep->ip6->dst[0],
+		.path = ep->tlv->path,
+		.epoch = ep->tlv->epoch,
+	};
+
+	ep->hop = bpf_map_lookup_elem(&ws_hops, &k);
+	if (!ep->hop)
+		return hop_missing(k);
+	if (ep->tlv->scheme != ep->hop->scheme)
+		return WS_REASON_SCHEME;
+	return WS_REASON_NONE;
+}
+
+/* RFC 8986 4.1: may this packet go on to its next segment? first: false where a
+ * function of this node has just let it go, so that its hop limit has been
+ * counted. *next: the entry that Segments Left will point at.
+ */
+static __always_inline enum ws_reason
+end_check(const struct endpoint *ep, bool first, const struct sid **next)
+{
+	__u32 left = ep->srh->segments_left;
+
+	if (left == 0)
+		return WS_REASON_UPPER_LAYER;
+	if (first && ep->ip6->hop_limit <= 1)
+		return WS_REASON_HOP_LIMIT;
+	*next = ep->list + ((left - 1) % WS_SEGS_MAX);
+	if ((void *)(*next + 1) > ep->end)
+		return bounds_bug();
+	return WS_REASON_NONE;
+}
+
+/* RFC 8986 4.1 S12 to S14, and the stamp. */
+static __always_inline void end_advance(const struct endpoint *ep,
+					const struct sid *next, bool first)
+{
+	ep->ip6->dst[0] = next->hi;
+	ep->ip6->dst[1] = next->lo;
+	if (first)
+		ep->ip6->hop_limit--;
+	ep->srh->segments_left--;
+	stamp(ep->tlv, &ep->hop->share, ep->hop->scheme, ep->hop->position);
+}
+
+static __always_inline const struct ws_egress *
+egress_find(const struct endpoint *ep)
+{
+	struct ws_egress_key k = {
+		.path = ep->tlv->path,
+		.epoch = ep->tlv->epoch,
+	};
+
+	return bpf_map_lookup_elem(&ws_egresses, &k);
+}
+
+/* The verdict on the proof. The plan says whether it refuses. */
+static __always_inline enum ws_reason egress_judge(const struct endpoint *ep,
+						   const struct ws_egress *e)
+{
+	if (!segments_equal(ep->list, ep->segments, ep->end, e))
+		return WS_REASON_SEGMENTS;
+	return proof_verify(ep->tlv, ep->hop, e);
+}
+
+/* What is inside must be what the proof is for. *inner is in bounds where this
+ * succeeds.
+ */
+static __always_inline enum ws_reason inner_check(const struct endpoint *ep,
+						  struct ip6_hdr **inner)
+{
+	struct cursor c = {
+		.pos = (void *)ep->ip6 + endpoint_outer_len(ep),
+		.end = ep->end,
+	};
+	struct ws_match m;
+
+	if (ep->srh->nexthdr != NEXTHDR_IPV6)
+		return WS_REASON_INNER_PROTOCOL;
+	*inner = cursor_take(&c, struct ip6_hdr);
+	if (!*inner)
+		return WS_REASON_INNER_TRUNCATED;
+	if (!ip6_is_ip6(*inner))
+		return WS_REASON_INNER_VERSION;
+	/* A proof for one chain opens no other. */
+	m = guard(*inner);
+	if (m.action != WS_MATCH_PATH || m.target != ep->tlv->path)
+		return WS_REASON_WRONG_CHAIN;
+	return WS_REASON_NONE;
+}

@@ -1,0 +1,187 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* The endpoints of a node on TC, in the order of the packet. */
+#pragma once
+
+#include "endpoint.h"
+#include "forward.h"
+#include "hook.h"
+#include "maps.h"
+#include "net.h"
+#include "pull.h"
+#include "refuse.h"
+#include "srh.h"
+#include "stats.h"
+#include "tlv.h"
+#include "train.h"
+
+/* What one visit of a SID of this node came to, beside TC's verdicts. */
+#define STEP_FORWARD 100 /* on to another node */
+#define STEP_AGAIN 101 /* the next segment is on this node too */
+
+/* Makes all headers linear that will be read, up to the inner one, and no more:
+ * pulling payload would copy it.
+ */
+static __always_inline long endpoint_pull(struct __sk_buff *skb)
+{
+	__u32 len = sizeof(struct eth_hdr) + sizeof(struct ip6_hdr) +
+		    sizeof(struct srh);
+	const struct srh *srh;
+	struct cursor c;
+	long rc;
+
+	rc = pull(skb, len);
+	if (rc)
+		return rc;
+	c = ctx_cursor(skb);
+	cursor_take(&c, struct eth_hdr);
+	cursor_take(&c, struct ip6_hdr);
+	srh = cursor_take(&c, struct srh);
+	if (!srh)
+		return 0; /* too short; whoever parses it says how */
+	return pull(skb, len + srh->hdrlen * 8 + sizeof(struct ip6_hdr));
+}
+
+/* The proof, in whatever place it is. */
+static __always_inline enum ws_reason tlv_locate(struct __sk_buff *skb,
+						 struct endpoint *ep)
+{
+	__u32 list_len = 16 * ep->segments;
+	void *tlvs = (void *)ep->list + list_len;
+	int off = 0;
+
+	ep->tlv = tlvs;
+	if ((void *)(ep->tlv + 1) <= ep->end &&
+	    tlv_at_once(ep->srh, ep->segments, ep->tlv))
+		return WS_REASON_NONE;
+
+	off = ws_tlv_find(skb,
+			  sizeof(struct eth_hdr) + sizeof(struct ip6_hdr) +
+				  sizeof(struct srh) + list_len,
+			  ep->srh->hdrlen * 8 - list_len);
+	if (off < 0)
+		return -off;
+	ep->tlv = tlvs + (off & (2 * WS_TLVS_LEN_MAX - 1));
+	return (void *)(ep->tlv + 1) <= ep->end ? WS_REASON_NONE : bounds_bug();
+}
+
+/* From the frame to the entry for its SID, path and epoch. Pointers in ep are
+ * good until the packet is moved.
+ */
+static __always_inline enum ws_reason endpoint_parse(struct __sk_buff *skb,
+						     struct endpoint *ep)
+{
+	struct cursor c = ctx_cursor(skb);
+	enum ws_reason r;
+
+	ep->end = c.end;
+	ep->eth = cursor_take(&c, struct eth_hdr);
+	ep->ip6 = cursor_take(&c, struct ip6_hdr);
+	/* That the headers themselves are there has been seen before. */
+	if (!ep->eth || !ep->ip6 ||
+	    sizeof(*ep->eth) + sizeof(*ep->ip6) +
+			    bpf_ntohs(ep->ip6->payload_len) >
+		    skb->len)
+		return WS_REASON_PAYLOAD_LENGTH;
+	if (ep->ip6->nexthdr != NEXTHDR_ROUTING)
+		return WS_REASON_NO_SRH;
+	r = srh_check(&c, &ep->srh, &ep->segments);
+	if (r)
+		return r;
+	ep->list = c.pos;
+	r = tlv_locate(skb, ep);
+	if (r)
+		return r;
+	return endpoint_find_hop(ep);
+}
+
+/* End (RFC 8986 4.1) with a stamp. */
+static __always_inline int end_tc(struct __sk_buff *skb, struct endpoint *ep,
+				  bool first)
+{
+	__u32 headers = sizeof(struct eth_hdr) + endpoint_outer_len(ep);
+	const struct sid *next;
+	enum ws_reason r;
+
+	r = end_check(ep, first, &next);
+	if (r)
+		return ws_refuse(skb, r, 0);
+	end_advance(ep, next, first);
+	stats_add(ep->hop->stats, train_frames(skb, headers),
+		  skb->len - headers);
+	return in_locator(ep->ip6->dst[0]) ? STEP_AGAIN : STEP_FORWARD;
+}
+
+/* End.DT46 (RFC 8986 4.8) behind the verdict. */
+static __always_inline int dt46_tc(struct __sk_buff *skb, struct endpoint *ep)
+{
+	__u32 outer = endpoint_outer_len(ep);
+	__u32 headers = sizeof(struct eth_hdr) + outer;
+	const struct ws_egress *e;
+	struct ip6_hdr *inner;
+	__u32 frames, bytes, stats;
+	enum ws_reason r;
+	long rc;
+
+	if (ep->srh->segments_left)
+		return ws_refuse(skb, WS_REASON_SEGMENTS_REMAIN, 0);
+	e = egress_find(ep);
+	if (!e)
+		return ws_refuse(skb, WS_REASON_EGRESS_MISSING_BUG, 0);
+	r = egress_judge(ep, e);
+	if (r && e->on_violation != WS_ON_VIOLATION_REPORT)
+		return ws_refuse(skb, r, 0);
+	if (r)
+		ws_report(skb, r);
+	r = inner_check(ep, &inner);
+	if (r)
+		return ws_refuse(skb, r, 0);
+
+	frames = train_frames(skb, headers + sizeof(*inner));
+	bytes = skb->len - headers;
+	stats = ep->hop->stats;
+	/* Moves the packet: every pointer taken before is gone. */
+	rc = bpf_skb_adjust_room(skb, -(__s32)outer, BPF_ADJ_ROOM_MAC,
+				 BPF_F_ADJ_ROOM_FIXED_GSO);
+	if (rc)
+		return ws_refuse(skb, WS_REASON_STRIP_FAILED, rc);
+	stats_add(stats, frames, bytes);
+	return ws_deliver(skb);
+}
+
+/* One visit. A function of its own, so that the verifier looks at it once and
+ * not once per segment.
+ */
+__noinline int ws_endpoint_step(struct __sk_buff *skb, int first)
+{
+	struct endpoint ep = {};
+	enum ws_reason r;
+	long rc;
+
+	rc = endpoint_pull(skb);
+	if (rc)
+		return ws_refuse(skb, WS_REASON_PULL_FAILED, rc);
+	r = endpoint_parse(skb, &ep);
+	if (r)
+		return ws_refuse(skb, r, 0);
+	if (ep.hop->behaviour == WS_BEHAVIOUR_END)
+		return end_tc(skb, &ep, first);
+	if (ep.hop->behaviour == WS_BEHAVIOUR_END_DT46)
+		return dt46_tc(skb, &ep);
+	return ws_refuse(skb, WS_REASON_BEHAVIOUR_BUG, 0);
+}
+
+/* All visits that follow one another on this node. Segments Left falls with each
+ * one, so that the bound is never reached. Returns the verdict.
+ */
+static __always_inline int endpoint_tc(struct __sk_buff *skb, bool first)
+{
+	int step = ws_endpoint_step(skb, first);
+
+	for (__u32 i = 0; i < WS_SEGS_MAX && step == STEP_AGAIN; i++)
+		step = ws_endpoint_step(skb, false);
+	if (step == STEP_FORWARD)
+		return ws_forward(skb);
+	if (step == STEP_AGAIN)
+		return ws_refuse(skb, WS_REASON_LOOP, 0);
+	return step;
+}

@@ -1,0 +1,91 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* What a headend makes of a packet, on either hook. */
+#pragma once
+
+#include "boundary.h"
+#include "cursor.h"
+#include "flow.h"
+#include "maps.h"
+#include "net.h"
+#include "rnd.h"
+#include "stamp.h"
+
+/* Between the look at the inner packet and the outer header over it. */
+struct headend_packet {
+	__u64 rnd;
+	__be32 vtc_flow; /* of the outer header */
+	__u32 inner_len; /* bytes, from the inner IPv6 header on */
+	__u32 outer_len; /* bytes; in the bounds of ws_headend.outer */
+};
+
+/* Whether the packet may enter, and its number. len: of the inner packet;
+ * packet_len: of its longest frame. Changes nothing but the counter. c stands
+ * behind ip6.
+ */
+static __always_inline enum ws_reason
+headend_prepare(const struct ws_headend *h, struct cursor c,
+		const struct ip6_hdr *ip6, __u32 len, __u32 packet_len,
+		__u32 frames, struct headend_packet *pkt)
+{
+	pkt->inner_len = len;
+	pkt->outer_len = h->outer_len;
+	if (pkt->outer_len > WS_OUTER_MAX ||
+	    pkt->outer_len < WS_OUTER_MAX - 16 * (WS_SEGS_MAX - 1))
+		return WS_REASON_HEADEND_LENGTH_BUG;
+	if (ip6->hop_limit <= 1)
+		return WS_REASON_EDGE_HOP_LIMIT;
+	if (h->mtu && packet_len > h->mtu)
+		return WS_REASON_CHAIN_MTU;
+	if (len + pkt->outer_len - sizeof(struct ip6_hdr) > 65535)
+		return WS_REASON_TRAIN_TOO_BIG;
+	/* RFC 6040 4.1: ECN too is copied. */
+	pkt->vtc_flow = (ip6->vtc_flow & ~IP6_FLOW_MASK) |
+			flow_label(flow_hash(c, ip6));
+	return rnd_take(h, frames, &pkt->rnd);
+}
+
+/* Fills in what the prebuilt header leaves open, and stamps. c: the frame's
+ * start; the outer header has been written. False: a bug.
+ */
+static __always_inline bool headend_finish(const struct ws_headend *h,
+					   struct cursor c,
+					   const struct headend_packet *pkt)
+{
+	__u32 tlv_off = pkt->outer_len - sizeof(struct proof_tlv);
+	struct proof_tlv *tlv;
+	struct ip6_hdr *ip6;
+
+	if (!cursor_take(&c, struct eth_hdr))
+		return false;
+	/* Else the compiler adds before it subtracts, and the verifier sees a
+	 * pointer before the packet.
+	 */
+	barrier_var(tlv_off);
+	tlv = c.pos + (tlv_off & 511);
+	ip6 = cursor_take(&c, struct ip6_hdr);
+	if (!ip6 || (void *)(tlv + 1) > c.end)
+		return false;
+	ip6->vtc_flow = pkt->vtc_flow;
+	ip6->payload_len = bpf_htons(pkt->outer_len - sizeof(*ip6) +
+				     pkt->inner_len);
+	tlv->rnd = bpf_cpu_to_be64(pkt->rnd);
+	stamp(tlv, &h->share, h->scheme, 0);
+	return true;
+}
+
+/* The first segment, as the outer header's destination has it. */
+static __always_inline __be64 headend_first(const struct ws_headend *h)
+{
+	return ((const struct ip6_hdr *)h->outer)->dst[0];
+}
+
+static __always_inline bool headend_first_is_local(const struct ws_headend *h)
+{
+	return in_locator(headend_first(h));
+}
+
+/* What is left to say where the outer header could not be written. */
+static __always_inline enum ws_reason headend_write_failed(void)
+{
+	return WS_REASON_WRITE_FAILED;
+}

@@ -1,0 +1,64 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* H.Encaps (RFC 8986 5.1) with the first stamp, on TC. */
+#pragma once
+
+#include "endpoint_tc.h"
+#include "flow.h"
+#include "headend.h"
+#include "hook.h"
+#include "maps.h"
+#include "net.h"
+#include "refuse.h"
+#include "rnd.h"
+#include "stats.h"
+#include "train.h"
+
+#define EALREADY 114
+
+/* Moves the packet: every pointer taken before is gone. */
+static __always_inline long push(struct __sk_buff *skb, __u32 len)
+{
+	long rc = bpf_skb_adjust_room(skb, len, BPF_ADJ_ROOM_MAC,
+				      BPF_F_ADJ_ROOM_ENCAP_L3_IPV6 |
+					      BPF_F_ADJ_ROOM_FIXED_GSO);
+
+	/* The packet is a tunnel's already, or once was: the kernel keeps one
+	 * pair of inner offsets, and it is taken.
+	 */
+	if (rc == -EALREADY)
+		rc = bpf_skb_adjust_room(skb, len, BPF_ADJ_ROOM_MAC,
+					 BPF_F_ADJ_ROOM_FIXED_GSO);
+	return rc;
+}
+
+/* ip6: the packet's header, c stands behind it. */
+static __always_inline int headend_tc(struct __sk_buff *skb, struct cursor c,
+				      struct ip6_hdr *ip6, __u32 index)
+{
+	const struct ws_headend *h = bpf_map_lookup_elem(&ws_headends, &index);
+	struct headend_packet pkt;
+	enum ws_reason r;
+	__u32 frames;
+	long rc;
+
+	if (!h)
+		return ws_refuse(skb, WS_REASON_HEADEND_MISSING_BUG, 0);
+	frames = train_frames(skb, sizeof(struct eth_hdr) + sizeof(*ip6));
+	r = headend_prepare(h, c, ip6, skb->len - sizeof(struct eth_hdr),
+			    train_packet_len(skb, c, ip6), frames, &pkt);
+	if (r)
+		return ws_refuse(skb, r, 0);
+
+	ip6->hop_limit--;
+	rc = push(skb, pkt.outer_len);
+	if (rc)
+		return ws_refuse(skb, WS_REASON_PUSH_FAILED, rc);
+	rc = bpf_skb_store_bytes(skb, sizeof(struct eth_hdr), h->outer,
+				 pkt.outer_len, 0);
+	if (rc || !headend_finish(h, ctx_cursor(skb), &pkt))
+		return ws_refuse(skb, headend_write_failed(), rc);
+	stats_add(h->stats, frames, pkt.inner_len);
+	if (headend_first_is_local(h))
+		return endpoint_tc(skb, false);
+	return ws_forward(skb);
+}

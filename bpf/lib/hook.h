@@ -1,0 +1,75 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* What differs between the two hooks. The only place with an #ifdef: a file
+ * that defines WS_XDP before its includes is an XDP program, else TC.
+ */
+#pragma once
+
+#include <linux/bpf.h>
+#include <linux/types.h>
+#include <stdbool.h>
+#include <bpf/bpf_helpers.h>
+#include <waystamp/abi.h>
+#include "cursor.h"
+
+#ifdef WS_XDP
+
+#define WS_HOOK WS_HOOK_XDP
+typedef struct xdp_md ctx_t;
+
+#define CTX_DROP XDP_DROP
+#define CTX_PASS XDP_PASS
+
+static __always_inline __u32 ctx_len(ctx_t *ctx)
+{
+	return bpf_xdp_get_buff_len(ctx);
+}
+
+static __always_inline __u32 ctx_ifindex(const ctx_t *ctx)
+{
+	return ctx->ingress_ifindex;
+}
+
+static __always_inline long ctx_load_bytes(ctx_t *ctx, __u32 off, void *to,
+					   __u32 len)
+{
+	return bpf_xdp_load_bytes(ctx, off, to, len);
+}
+
+#else
+
+#define TC_ACT_UNSPEC (-1)
+#define TC_ACT_SHOT 2
+#define TC_ACT_REDIRECT 7
+
+#define WS_HOOK WS_HOOK_TC
+typedef struct __sk_buff ctx_t;
+
+#define CTX_DROP TC_ACT_SHOT
+/* Not TC_ACT_OK: that zeroes skb->tc_index. */
+#define CTX_PASS TC_ACT_UNSPEC
+
+static __always_inline __u32 ctx_len(const ctx_t *ctx)
+{
+	return ctx->len;
+}
+
+static __always_inline __u32 ctx_ifindex(const ctx_t *ctx)
+{
+	return ctx->ifindex;
+}
+
+static __always_inline long ctx_load_bytes(ctx_t *ctx, __u32 off, void *to,
+					   __u32 len)
+{
+	return bpf_skb_load_bytes(ctx, off, to, len);
+}
+
+#endif
+
+static __always_inline struct cursor ctx_cursor(const ctx_t *ctx)
+{
+	return (struct cursor){
+		.pos = (void *)(long)ctx->data,
+		.end = (void *)(long)ctx->data_end,
+	};
+}

@@ -1,0 +1,85 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* Headers as they are on the wire, all fields in network order, and the few
+ * questions that are asked of addresses.
+ */
+#pragma once
+
+#include <linux/types.h>
+#include <bpf/bpf_endian.h>
+#include <waystamp/abi.h>
+
+#define ETH_P_IPV6 0x86DD
+
+#define NEXTHDR_TCP 6
+#define NEXTHDR_UDP 17
+#define NEXTHDR_IPV6 41
+#define NEXTHDR_ROUTING 43
+
+#define ROUTING_TYPE_SRH 4 /* RFC 8754 2 */
+
+struct eth_hdr {
+	__u8 dst[6];
+	__u8 src[6];
+	__be16 proto;
+};
+_Static_assert(sizeof(struct eth_hdr) == 14, "Ethernet header");
+
+/* RFC 8200 3 */
+struct ip6_hdr {
+	__be32 vtc_flow; /* version 4, traffic class 8, flow label 20 bits */
+	__be16 payload_len;
+	__u8 nexthdr;
+	__u8 hop_limit;
+	__be64 src[2];
+	__be64 dst[2];
+};
+_Static_assert(sizeof(struct ip6_hdr) == 40, "IPv6 header");
+
+#define IP6_VERSION_MASK bpf_htonl(0xf0000000)
+#define IP6_VERSION bpf_htonl(0x60000000)
+#define IP6_TC_MASK bpf_htonl(0x0ff00000)
+#define IP6_FLOW_MASK bpf_htonl(0x000fffff)
+
+/* RFC 8754 2; the segment list follows, its last segment first, then TLVs. */
+struct srh {
+	__u8 nexthdr;
+	__u8 hdrlen; /* 8-octet units, not counting the first */
+	__u8 type;
+	__u8 segments_left;
+	__u8 last_entry;
+	__u8 flags;
+	__be16 tag;
+};
+_Static_assert(sizeof(struct srh) == 8, "SRH");
+
+struct sid {
+	__be64 hi;
+	__be64 lo;
+};
+
+/* The proof TLV; see docs/protocol.md. */
+struct proof_tlv {
+	__u8 type;
+	__u8 len;
+	__u8 scheme;
+	__u8 epoch;
+	__be32 path;
+	__be64 rnd;
+	__be64 cml;
+};
+_Static_assert(sizeof(struct proof_tlv) == 24, "proof TLV");
+
+static __always_inline bool ip6_is_ip6(const struct ip6_hdr *ip6)
+{
+	return (ip6->vtc_flow & IP6_VERSION_MASK) == IP6_VERSION;
+}
+
+/* Multicast ff00::/8 and link-local fe80::/10 are never steered, and are not
+ * what a chain can require.
+ */
+static __always_inline bool ip6_is_unsteered(const __be64 *addr)
+{
+	__u64 hi = bpf_be64_to_cpu(addr[0]);
+
+	return hi >> 56 == 0xff || hi >> 54 == 0xfe80 >> 6;
+}

@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* The segment routing header of a packet that is addressed to this node. */
+#pragma once
+
+#include <waystamp/abi.h>
+#include "cursor.h"
+#include "hook.h"
+#include "net.h"
+
+/* RFC 8754 4.3.1.1, S03 to S12, and our bounds. c stands behind the IPv6 header
+ * and is moved to the segment list. *n: entries in the list, all in bounds, as
+ * is the whole header.
+ */
+static __always_inline enum ws_reason srh_check(struct cursor *c,
+						struct srh **out, __u32 *n)
+{
+	struct srh *srh = cursor_take(c, struct srh);
+
+	if (!srh || (srh->type == ROUTING_TYPE_SRH &&
+		     (void *)srh + (srh->hdrlen + 1) * 8 > c->end))
+		return WS_REASON_SRH_TRUNCATED;
+	if (srh->type != ROUTING_TYPE_SRH)
+		return WS_REASON_ROUTING_TYPE;
+
+	*out = srh;
+	*n = srh->last_entry + 1;
+	if (2 * *n > srh->hdrlen)
+		return WS_REASON_SRH_LAST_ENTRY;
+	/* One past the last entry is legal: a reduced SRH leaves its first
+	 * segment out.
+	 */
+	if (srh->segments_left > *n)
+		return WS_REASON_SRH_SEGMENTS_LEFT;
+	if (*n > WS_SEGS_MAX || 8 * (srh->hdrlen - 2 * *n) > WS_TLVS_LEN_MAX)
+		return WS_REASON_SRH_TOO_LONG;
+	return WS_REASON_NONE;
+}
+
+/* True where the proof TLV is the only one, right behind the segment list: what
+ * our own headends send.
+ */
+static __always_inline bool tlv_at_once(const struct srh *srh, __u32 n,
+					const struct proof_tlv *tlv)
+{
+	return srh->hdrlen == 2 * n + 3 && tlv->type == WS_TLV_TYPE &&
+	       tlv->len == WS_TLV_LEN;
+}

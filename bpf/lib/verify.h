@@ -1,0 +1,85 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* What the egress thinks of a proof. It judges by its plan, never by what the
+ * packet says of itself.
+ */
+#pragma once
+
+#include <waystamp/abi.h>
+#include "net.h"
+#include "stamp.h"
+
+static __always_inline bool keyed_verify(const struct proof_tlv *tlv,
+					 const struct ws_egress *e)
+{
+	__u64 tag = 0, diff;
+
+	for (__u32 j = 0; j < WS_KEYS_MAX; j++) {
+		if (j >= e->keys)
+			break;
+		tag = keyed_tag(e->key[j], tlv, tag, j);
+	}
+	/* One difference of whole words: nothing tells which byte was wrong. */
+	diff = tag ^ tlv->cml;
+	barrier_var(diff);
+	return diff == 0;
+}
+
+static __always_inline bool opot_verify(const struct proof_tlv *tlv,
+					const struct ws_share *s, __u64 secret,
+					bool *in_range)
+{
+	__u64 p = s->prime;
+	__u64 rnd = bpf_be64_to_cpu(tlv->rnd) ^ s->up_rnd;
+	__u64 cml = bpf_be64_to_cpu(tlv->cml) ^ s->up_cml;
+	__u64 diff = opot_add(s, rnd, cml) ^
+		     mod_add(mod_reduce(rnd, p), secret, p);
+
+	barrier_var(diff);
+	*in_range = rnd < p && cml < p;
+	return diff == 0;
+}
+
+/* Values that are not below the prime are another finding than a wrong sum, and
+ * are told only where the sum is right.
+ */
+static __always_inline enum ws_reason proof_verify(const struct proof_tlv *tlv,
+						   const struct ws_hop *hop,
+						   const struct ws_egress *e)
+{
+	bool in_range = true;
+	bool ok;
+
+	if (hop->scheme == WS_SCHEME_KEYED)
+		ok = keyed_verify(tlv, e);
+	else
+		ok = opot_verify(tlv, &hop->share, e->secret, &in_range);
+	if (!ok)
+		return WS_REASON_PROOF;
+	return in_range ? WS_REASON_NONE : WS_REASON_RANGE;
+}
+
+/* carried: the segment list in the packet, n entries; end: of the packet. */
+static __always_inline bool segments_equal(const struct sid *carried, __u32 n,
+					   const void *end,
+					   const struct ws_egress *e)
+{
+	__u64 diff = n ^ e->segments;
+
+	for (__u32 i = 0; i < WS_SEGS_MAX; i++) {
+		const struct sid *want = (const struct sid *)e->list[i];
+
+		const struct sid *have = carried + i;
+
+		if (i >= n)
+			break;
+		/* The compiler knows that this holds and would leave it out;
+		 * the verifier does not.
+		 */
+		barrier_var(have);
+		if ((void *)(have + 1) > end)
+			return false;
+		diff |= have->hi ^ want->hi;
+		diff |= have->lo ^ want->lo;
+	}
+	return diff == 0;
+}
