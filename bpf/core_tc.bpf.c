@@ -5,16 +5,23 @@
 #include "lib/hook.h"
 #include "lib/boundary.h"
 #include "lib/endpoint_tc.h"
+#include "lib/frame.h"
 
 SEC("tc")
 int ws_core_tc(struct __sk_buff *skb)
 {
-	long rc = pull(skb, sizeof(struct eth_hdr) + sizeof(struct ip6_hdr));
-	struct cursor c = ctx_cursor(skb);
-	const struct eth_hdr *eth = cursor_take(&c, struct eth_hdr);
+	const struct eth_hdr *eth;
 	const struct ip6_hdr *ip6;
+	struct cursor c;
 	bool to_sid;
+	int verdict;
+	long rc;
 
+	if (!frame_is_ours(skb, &verdict))
+		return verdict;
+	rc = pull(skb, sizeof(struct eth_hdr) + sizeof(struct ip6_hdr));
+	c = ctx_cursor(skb);
+	eth = cursor_take(&c, struct eth_hdr);
 	if (!eth || eth->proto != bpf_htons(ETH_P_IPV6))
 		return CTX_PASS;
 	ip6 = cursor_take(&c, struct ip6_hdr);

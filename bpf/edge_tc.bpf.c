@@ -5,18 +5,25 @@
 #include "lib/hook.h"
 #include "lib/boundary.h"
 #include "lib/edge_tc.h"
+#include "lib/frame.h"
 #include "lib/headend_tc.h"
 
 SEC("tc")
 int ws_edge_tc(struct __sk_buff *skb)
 {
-	long rc = pull(skb, sizeof(struct eth_hdr) + sizeof(struct ip6_hdr) +
-				    EDGE_L4_MAX);
-	struct cursor c = ctx_cursor(skb);
-	const struct eth_hdr *eth = cursor_take(&c, struct eth_hdr);
+	const struct eth_hdr *eth;
 	struct ip6_hdr *ip6;
 	struct ws_match m;
+	struct cursor c;
+	int verdict;
+	long rc;
 
+	if (!frame_is_ours(skb, &verdict))
+		return verdict;
+	rc = pull(skb, sizeof(struct eth_hdr) + sizeof(struct ip6_hdr) +
+			       EDGE_L4_MAX);
+	c = ctx_cursor(skb);
+	eth = cursor_take(&c, struct eth_hdr);
 	if (!eth)
 		return CTX_PASS;
 	if (eth->proto != bpf_htons(ETH_P_IPV6))

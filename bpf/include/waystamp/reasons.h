@@ -56,6 +56,7 @@
 	X(PUSH_FAILED, "the kernel could not make room for the outer header")  \
 	X(STRIP_FAILED, "the kernel could not remove the outer header")        \
 	X(WRITE_FAILED, "the kernel could not write the outer header")         \
+	X(VLAN_FAILED, "the kernel could not remove the tag of a priority-tagged frame") \
 	X(PULL_FAILED, "the kernel could not make the headers contiguous")     \
 	X(HEADEND_MISSING_BUG, "a classification rule names a headend entry that is not there") \
 	X(HEADEND_LENGTH_BUG, "a headend entry has an impossible header length") \

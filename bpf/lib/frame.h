@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* Which frames TC looks at. Whatever it leaves alone the kernel does not forward
+ * from this interface.
+ */
+#pragma once
+
+#include "hook.h"
+#include "net.h"
+#include "refuse.h"
+
+#define PACKET_HOST 0 /* the kernel's: the frame has our MAC address */
+#define VLAN_VID_MASK 0x0fff
+
+/* False: *verdict is the answer. */
+static __always_inline bool frame_is_ours(struct __sk_buff *skb, int *verdict)
+{
+	long rc;
+
+	*verdict = CTX_PASS;
+	if (skb->pkt_type != PACKET_HOST)
+		return false;
+	if (!skb->vlan_present)
+		return true;
+	/* A VLAN's frames are its own interface's matter. Those of VLAN 0 have
+	 * a priority only (IEEE 802.1Q 9.6): the kernel takes them as untagged,
+	 * and so must a guard.
+	 */
+	if (skb->vlan_tci & VLAN_VID_MASK)
+		return false;
+	rc = bpf_skb_vlan_pop(skb);
+	if (rc)
+		*verdict = ws_refuse(skb, WS_REASON_VLAN_FAILED, rc);
+	return rc == 0;
+}
