@@ -57,7 +57,7 @@ struct sid {
 	__be64 lo;
 };
 
-/* The proof TLV; see docs/protocol.md. */
+/* The proof TLV; see docs/protocol/README.md. */
 struct proof_tlv {
 	__u8 type;
 	__u8 len;

@@ -112,7 +112,7 @@ func (u Unmatched) MarshalText() ([]byte, error) {
 
 // UnmarshalText implements encoding.TextUnmarshaler.
 func (u *Unmatched) UnmarshalText(b []byte) error {
-	return enumUnmarshal(u, "unmatched", unmatchedNames, b)
+	return enumUnmarshal(u, "setting of unmatched", unmatchedNames, b)
 }
 
 // OnViolation says what an egress does with a packet whose proof is refused.
@@ -134,7 +134,7 @@ func (o OnViolation) MarshalText() ([]byte, error) {
 
 // UnmarshalText implements encoding.TextUnmarshaler.
 func (o *OnViolation) UnmarshalText(b []byte) error {
-	return enumUnmarshal(o, "on-violation", onViolationNames, b)
+	return enumUnmarshal(o, "setting of on-violation", onViolationNames, b)
 }
 
 // Direction is one of the two ways through a chain.

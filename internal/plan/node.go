@@ -1,6 +1,10 @@
-// Package plan compiles a domain into what each node must hold. It is pure: the
-// same domain, secrets and epochs give the same plan. A node's plan holds no
-// other node's share.
+// Package plan compiles a domain into what each node must hold: SIDs, segment
+// lists, lanes, MTUs and secrets. It is pure: the same domain, keyring and
+// random bytes give the same plan. A node's plan holds no other node's share.
+// The package also has the two file formats for plans, which are the only
+// places that write keys, and compiles matches into the tables of the data
+// path. It does no I/O and knows nothing of eBPF. It is called by the commands,
+// internal/lab, internal/agent, internal/dataplane and internal/explain.
 package plan
 
 import (
@@ -61,14 +65,46 @@ type Egress struct {
 	Verifier    pot.Verifier
 }
 
+// Domain is a compiled domain.
+type Domain struct {
+	Block netip.Prefix
+	Paths []Path // in the order of the chains, the forward path first
+	Nodes []Node // in the order of the domain
+}
+
 // Path is a path as the controller knows it, with the secrets of all hops.
 type Path struct {
 	PathID
-	Match    model.Match
-	Hops     []Hop // position 0 is the (first) headend, the last is the egress
-	Shares   []pot.Share
-	Verifier pot.Verifier
-	MTU      int // of inner packets; 0: not known
+	Match       model.Match
+	OnViolation model.OnViolation
+	Ingress     []Ingress // its headends; all have the share of position 0
+	Hops        []Hop     // position 0 is the (first) headend, the last is the egress
+	Shares      []pot.Share
+	Verifier    pot.Verifier
+	MTU         int // of inner packets; 0: not known
+}
+
+// Ingress is one headend of a path.
+type Ingress struct {
+	Node    string
+	Address netip.Addr // source of the outer headers it makes
+	Lane    uint16     // of its CPU 0
+	Lanes   uint16
+}
+
+// Segments are the SIDs of the path in the order of the visit; the last is the
+// egress's.
+func (p Path) Segments() []netip.Addr {
+	sids := make([]netip.Addr, 0, len(p.Hops))
+	for _, h := range p.Hops[1:] {
+		sids = append(sids, h.SID)
+	}
+	return sids
+}
+
+// Header is what the proof TLV of the path's packets says.
+func (p PathID) Header() pot.Header {
+	return pot.Header{Scheme: p.Scheme, Epoch: p.Epoch, Path: p.Path}
 }
 
 // Hop is one position of a path.

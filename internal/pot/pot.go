@@ -2,10 +2,16 @@
 // secrets of a path, one hop's stamp, the verifier's verdict. It is the slow
 // oracle of the programs in bpf/, which must agree with it bit for bit, and it
 // makes the secrets that they use. It does no I/O but for the reader of random
-// bytes that it is given.
+// bytes that it is given, knows neither packets nor plan files, and takes no
+// care to run in constant time but in its comparison of tags. The planner, the
+// explainer, the data path's loader and the command line call it.
 package pot
 
-import "github.com/waystamp/waystamp/internal/model"
+import (
+	"fmt"
+
+	"github.com/waystamp/waystamp/internal/model"
+)
 
 // Values are the two proof fields of a packet: RND and CML. For the keyed
 // schemes CML is the tag, as the number that its eight bytes are in network
@@ -15,13 +21,13 @@ type Values struct {
 }
 
 // Mask is what OPoT XORs onto Values on one link (draft-08 section 3.5). The
-// zero Mask masks nothing.
+// zero Mask masks nothing. It prints as [redacted].
 type Mask struct {
 	RND, CML uint64
 }
 
 // Header is what the proof TLV says beside its values. It is part of what a
-// keyed tag covers.
+// keyed tag covers. Scheme is the plan's, never a packet's.
 type Header struct {
 	Scheme model.Scheme
 	Epoch  uint8
@@ -32,15 +38,8 @@ type Header struct {
 // prints as [redacted].
 type Key [16]byte
 
-func (Key) String() string { return "[redacted]" }
-
-// GoString keeps %#v from printing the key.
-func (Key) GoString() string { return "pot.Key([redacted])" }
-
-// MarshalText refuses: files that hold keys say so with a type of their own.
-func (Key) MarshalText() ([]byte, error) { return nil, errKeyMarshal }
-
-// Polynomial are the parameters of one position under pot and opot.
+// Polynomial are the parameters of one position under pot and opot. It prints
+// as [redacted].
 type Polynomial struct {
 	Prime  uint64 // p < 2^63
 	Share  uint64 // f1(x)
@@ -59,8 +58,51 @@ type Share struct {
 	Polynomial Polynomial
 }
 
-// Verifier is what the egress knows beyond its Share.
+// Verifier is what the egress knows beyond its Share. It prints as [redacted].
 type Verifier struct {
 	Secret uint64 // s = f1(0); pot, opot
 	Keys   []Key  // K_0 .. K_(k-2); keyed, keyed-flow
+}
+
+// Result is what the arithmetic says of a packet at its egress. A refusal for
+// another reason than these two is not arithmetic.
+type Result uint8
+
+const (
+	Verified Result = iota
+	Proof           // the values are not those of the path
+	Range           // they are, but not below the prime: pot, opot
+)
+
+var resultNames = []string{"verified", "proof", "range"}
+
+func (r Result) String() string {
+	if int(r) < len(resultNames) {
+		return resultNames[r]
+	}
+	return fmt.Sprintf("Result(%d)", uint8(r))
+}
+
+// MarshalText implements encoding.TextMarshaler.
+func (r Result) MarshalText() ([]byte, error) {
+	if int(r) < len(resultNames) {
+		return []byte(resultNames[r]), nil
+	}
+	return nil, fmt.Errorf("proof result %d has no name", uint8(r))
+}
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (r *Result) UnmarshalText(b []byte) error {
+	for i, n := range resultNames {
+		if n == string(b) {
+			*r = Result(i)
+			return nil
+		}
+	}
+	return fmt.Errorf("%q is not a proof result; expect verified, proof or range", b)
+}
+
+// Of applies the mask to values, or takes it off: the two are the same.
+func (m Mask) Of(v Values) Values {
+	return Values{RND: v.RND ^ m.RND, CML: v.CML ^ m.CML}
 }

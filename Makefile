@@ -1,0 +1,124 @@
+# waystamp. `make demo` shows it, `make test` tests it; `make help` lists the rest.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+# The one compiler of the committed eBPF objects. Another version writes other
+# bytes, so make generate refuses it.
+CLANG_VERSION := 19.1.7
+BPF_CLANG := clang-19
+BPF_STRIP := llvm-strip-19
+CLANG_FORMAT := clang-format-19
+
+VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo unreleased)
+MODULE := github.com/waystamp/waystamp
+# Packages whose tests need neither root nor a kernel feature.
+UNIT := ./internal/abi ./internal/arch ./internal/event ./internal/explain ./internal/manifest \
+	./internal/model ./internal/plan ./internal/pot ./internal/srv6 ./tools/...
+
+export CGO_ENABLED := 0
+
+.PHONY: help
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: demo
+demo: deps-run build ## see it: a chain on this machine, proven and then tampered with (root)
+	@bin/waystamp demo $(DEMO_ARGS)
+
+.PHONY: test
+test: deps-run build ## every test, in the kernel and end to end (root)
+	@[ "$$(id -u)" = 0 ] || { echo "make test needs root: it loads programs and makes network namespaces" >&2; exit 1; }
+	@go build -buildvcs=false -o bin/ ./tools/testgate
+	@bin/testgate -skips test/skips.golden -- ./cmd/... ./internal/... ./tools/... -- -timeout 8m ./test/...
+
+.PHONY: unit
+unit: ## the tests that need no root
+	@go test -count=1 $(UNIT)
+
+.PHONY: race
+race: ## the same under the race detector (needs gcc)
+	@CGO_ENABLED=1 go test -race -count=1 $(UNIT)
+
+.PHONY: check
+check: deps-clang check-format check-vet check-rules check-generated ## formats, vet, house rules, generated files fresh
+
+.PHONY: check-format
+check-format: deps-clang
+	@echo "check: format"
+	@bad=$$(gofmt -l cmd internal test tools); [ -z "$$bad" ] || \
+		{ printf 'gofmt would change:\n%s\nrun make format\n' "$$bad" >&2; exit 1; }
+	@find bpf -name '*.[ch]' -print0 | xargs -0 $(CLANG_FORMAT) --dry-run -Werror || { echo "run make format" >&2; exit 1; }
+
+.PHONY: check-vet
+check-vet:
+	@echo "check: go vet"
+	@go vet ./...
+
+.PHONY: check-rules
+check-rules:
+	@echo "check: house rules (internal/arch)"
+	@go test -count=1 ./internal/arch
+
+# In a copy, so that a check changes nothing and several can run at once.
+.PHONY: check-generated
+check-generated: clang-pinned
+	@echo "check: generated files are what the sources make"
+	@tmp=$$(mktemp -d); trap 'rm -rf "$$tmp"' EXIT; \
+	cp -a Makefile go.mod go.sum bpf internal tools docs "$$tmp"; \
+	rm -f "$$tmp"/internal/dataplane/*_bpfe[lb].{go,o} "$$tmp"/internal/abi/{constants,enums}.go "$$tmp"/docs/reference/refusals.md; \
+	$(MAKE) --no-print-directory -s -C "$$tmp" generate; \
+	for d in internal/dataplane internal/abi docs/reference; do \
+		diff -r "$$d" "$$tmp/$$d" || { echo "$$d is not what make generate makes; run it and commit the result" >&2; exit 1; }; \
+	done
+
+.PHONY: generate
+generate: clang-pinned ## eBPF objects, their Go, internal/abi and reference pages, with clang-19
+	@BPF_CLANG=$(BPF_CLANG) BPF_STRIP=$(BPF_STRIP) go generate ./internal/dataplane
+	@go run ./tools/abigen -clang $(BPF_CLANG)
+
+.PHONY: clang-pinned
+clang-pinned: deps-clang
+	@for tool in $(BPF_CLANG) $(BPF_STRIP); do \
+		have=$$($$tool --version | sed -n 's/.*version \([0-9.]*\).*/\1/p' | head -n 1); \
+		[ "$$have" = $(CLANG_VERSION) ] || \
+		{ echo "$$tool is version $$have; the committed objects are made with $(CLANG_VERSION), as in Debian 12" >&2; exit 1; }; \
+	done
+
+.PHONY: build
+build: ## bin/waystamp
+	@mkdir -p bin; tmp=$$(mktemp -d bin/.build.XXXXXX); trap 'rm -rf "$$tmp"' EXIT; \
+	go build -trimpath -buildvcs=false -ldflags '-X $(MODULE)/internal/cli.version=$(VERSION)' -o "$$tmp/waystamp" ./cmd/waystamp; \
+	mv -f "$$tmp/waystamp" bin/waystamp
+
+.PHONY: format
+format: deps-clang ## gofmt and clang-format, in place
+	@gofmt -w cmd internal test tools
+	@find bpf -name '*.[ch]' -print0 | xargs -0 $(CLANG_FORMAT) -i
+
+T := 60s
+.PHONY: fuzz
+fuzz: ## every fuzz target for T=60s each
+	@for p in $$(go list ./internal/...); do \
+		for f in $$(go test -list '^Fuzz' "$$p" | grep '^Fuzz' || true); do \
+			echo "fuzz: $$p $$f"; go test -run '^$$' -fuzz "^$$f\$$" -fuzztime $(T) "$$p"; \
+		done; \
+	done
+
+.PHONY: deps
+deps: deps-run deps-clang ## what all targets need, through apt; go modules (root)
+	@go mod download
+
+.PHONY: deps-run
+deps-run:
+	@tools/deps.sh run
+
+.PHONY: deps-clang
+deps-clang:
+	@tools/deps.sh clang
+
+.PHONY: clean
+clean: ## what make built
+	@rm -rf bin dist

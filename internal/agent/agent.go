@@ -1,0 +1,432 @@
+// Package agent is the daemon of one node: it makes a plan file true on the
+// machine and keeps it so. It joins internal/dataplane (programs and maps) with
+// internal/host (routes, addresses, devices), and tells over a unix socket how
+// things are. What a plan says is internal/plan's matter, what a packet means
+// internal/explain's. waystamp agent, watch and get call it.
+//
+// The data path does not depend on the daemon: when that stops, is killed or is
+// upgraded, programs, guard and locator route stay. Only Detach removes them.
+package agent
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/waystamp/waystamp/internal/dataplane"
+	"github.com/waystamp/waystamp/internal/host"
+	"github.com/waystamp/waystamp/internal/model"
+	"github.com/waystamp/waystamp/internal/plan"
+)
+
+// ReconcileEvery is how long what somebody else has changed stays changed.
+const ReconcileEvery = 30 * time.Second
+
+// planMax is the size of the largest plan file that is read, in bytes: well
+// above that of 65 536 chains.
+const planMax = 1 << 30
+
+// Config says which node an agent is for.
+type Config struct {
+	PlanFile string
+	Instance string // name of its pins; one agent each
+	Node     string // the only node whose plans are taken; "": that of the first
+	RunDir   string // socket and what only matters while the machine is up
+	StateDir string // what must survive a reboot; see dataplane.Config
+	PinDir   string // "": dataplane.DefaultPinDir
+	Log      *slog.Logger
+	Stdout   io.Writer // gets one line of JSON when the data path is armed
+
+	// Net is the network of the node; nil: that of the process. Run does not
+	// close it.
+	Net *host.Net
+	// ReconcileEvery overrides the constant of that name; tests do.
+	ReconcileEvery time.Duration
+}
+
+func (c Config) dataplane(n *host.Net) dataplane.Config {
+	return dataplane.Config{
+		PinDir: c.PinDir, Instance: c.Instance, StateDir: c.StateDir, Log: c.Log,
+		Devices: func(name string) (dataplane.Device, error) {
+			l, err := n.Link(name)
+			if errors.Is(err, host.ErrNoLink) {
+				return dataplane.Device{}, host.ErrNoLink
+			}
+			if err != nil {
+				return dataplane.Device{}, err
+			}
+			return dataplane.Device{Name: l.Name, Index: l.Index, Kind: l.Kind, MTU: l.MTU}, nil
+		},
+	}
+}
+
+// ErrOtherNode means that a plan is for another node than this agent's.
+var ErrOtherNode = errors.New("the plan is for another node")
+
+// PlanError means that a plan was refused. The one before stays in force.
+type PlanError struct {
+	Path string
+	Err  error
+}
+
+func (e *PlanError) Error() string { return fmt.Sprintf("plan %s: %v", e.Path, e.Err) }
+
+// Unwrap gives the cause.
+func (e *PlanError) Unwrap() error { return e.Err }
+
+// agent is a running one. Its loop alone applies plans.
+type agent struct {
+	cfg    Config
+	net    *host.Net
+	dp     *dataplane.Dataplane
+	state  *stateFile
+	status *statusBoard
+	log    *history
+
+	node  string // the name that plans must have; "": none yet
+	seen  string // digest of the plan file as last read; "": it cannot be read
+	again []byte // plan that the machine was not ready for
+}
+
+// Run makes the plan file true, and follows its changes until ctx ends. It then
+// returns nil and leaves the data path at work. Whatever is wrong with the first
+// plan, the machine or the permissions is an error before anything is changed; a
+// later plan that is wrong is refused, and the one before stays in force.
+func Run(ctx context.Context, cfg Config) (err error) {
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	if cfg.Stdout == nil {
+		cfg.Stdout = io.Discard
+	}
+	if cfg.ReconcileEvery == 0 {
+		cfg.ReconcileEvery = ReconcileEvery
+	}
+	a := &agent{cfg: cfg, net: cfg.Net, node: cfg.Node, log: newHistory()}
+	a.status = newStatusBoard(cfg.Instance)
+
+	first, err := a.readPlan()
+	if err != nil {
+		return err
+	}
+	if a.net == nil {
+		if a.net, err = host.Open(nil); err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, a.net.Close()) }()
+	}
+	if err := a.inNamespace(dataplane.Check); err != nil {
+		return err
+	}
+	// Before anything is read for good: a change from here on is seen.
+	changes, err := watchPlan(cfg.PlanFile)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, changes.close()) }()
+	if err := os.MkdirAll(cfg.RunDir, 0o750); err != nil {
+		return fmt.Errorf("make the run directory: %w", err)
+	}
+	if err := a.inNamespace(func() error {
+		a.dp, err = dataplane.Open(cfg.dataplane(a.net))
+		return err
+	}); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, a.dp.Close()) }()
+	if a.state, err = openState(cfg.RunDir); err != nil {
+		return err
+	}
+	listener, err := listen(SocketPath(cfg.RunDir))
+	if err != nil {
+		return err
+	}
+	defer listener.Close()
+
+	if err := a.start(first); err != nil {
+		return err
+	}
+	return a.serve(ctx, listener, changes)
+}
+
+// inNamespace runs f on a thread in the node's network namespace.
+func (a *agent) inNamespace(f func() error) error { return a.net.NetNS().Do(f) }
+
+// start applies the first plan, and takes back what it did if it cannot.
+func (a *agent) start(n plan.Node) error {
+	own, err := a.net.Addresses()
+	if err != nil {
+		return err
+	}
+	if err := a.dp.SetLocal(own); err != nil {
+		return err
+	}
+	if err := a.apply(n); err != nil {
+		return &PlanError{a.cfg.PlanFile, err}
+	}
+	a.cfg.Log.Info("the data path is armed", "node", n.Name)
+	if err := json.NewEncoder(a.cfg.Stdout).Encode(map[string]bool{"ready": true}); err != nil {
+		return fmt.Errorf("say that the agent is ready: %w", err)
+	}
+	return nil
+}
+
+// apply puts a plan in force, or leaves the one before.
+func (a *agent) apply(n plan.Node) error {
+	before := a.state.get()
+	// The locator first: what the programs do not take must not be forwarded by
+	// another route, not even between two steps.
+	announced, err := a.announce(n.Locator)
+	if err != nil {
+		return err
+	}
+	next := before.with(n)
+	if err := a.state.put(next); err != nil {
+		return errors.Join(err, a.withdraw(announced))
+	}
+	err = a.inNamespace(func() error { return a.dp.Apply(n) })
+	degraded, inForce := errors.AsType[*dataplane.DegradedError](err)
+	if err != nil && !inForce {
+		return errors.Join(err, a.withdraw(announced), a.state.put(before))
+	}
+	for _, old := range next.Locators {
+		if old != n.Locator {
+			if err := a.withdraw(old); err != nil {
+				return err
+			}
+		}
+	}
+	if err := a.state.put(stateOf(n)); err != nil {
+		return err
+	}
+	a.node = n.Name
+	a.status.applied(n, a.seen)
+	a.report(degraded)
+	return nil
+}
+
+// announce returns the locator if it was not announced already.
+func (a *agent) announce(locator netip.Prefix) (netip.Prefix, error) {
+	have, err := a.net.Locators()
+	if err != nil {
+		return netip.Prefix{}, err
+	}
+	for _, l := range have {
+		if l == locator {
+			return netip.Prefix{}, nil
+		}
+	}
+	return locator, a.net.AnnounceLocator(locator)
+}
+
+func (a *agent) withdraw(locator netip.Prefix) error {
+	if !locator.IsValid() {
+		return nil
+	}
+	return a.net.WithdrawLocator(locator)
+}
+
+// report shows what of the plan is not in force; nil: nothing.
+func (a *agent) report(d *dataplane.DegradedError) {
+	var problems []string
+	if d != nil {
+		for _, p := range d.Problems {
+			problems = append(problems, p.Error())
+		}
+	}
+	for _, p := range a.status.degraded(problems) {
+		a.cfg.Log.Warn("the plan is in force, but not whole", "err", p)
+	}
+}
+
+// serve follows all that can change, until ctx ends.
+func (a *agent) serve(ctx context.Context, l *listener, changes *planWatch) error {
+	group, ctx := errgroup.WithContext(ctx)
+	// Each of these says "look again"; one message stands for any number.
+	addresses := make(chan []netip.Addr)
+	links := make(chan struct{}, 1)
+	plans := make(chan struct{}, 1)
+
+	group.Go(func() error { return a.dp.Events(ctx, a.log.add) })
+	group.Go(func() error { return a.serveHTTP(ctx, l) })
+	group.Go(func() error { return changes.run(ctx, func() { notify(plans) }) })
+	group.Go(func() error {
+		return a.net.WatchAddresses(ctx, func(own []netip.Addr) {
+			select {
+			case addresses <- own:
+			case <-ctx.Done():
+			}
+		})
+	})
+	group.Go(func() error {
+		return a.net.Watch(ctx, host.ChangeLinks, func() error {
+			notify(links)
+			return nil
+		})
+	})
+	group.Go(func() error {
+		return a.net.Watch(ctx, host.ChangeLinks|host.ChangeRoutes|host.ChangeNeighbours, a.dp.FlushNexthops)
+	})
+	group.Go(func() error {
+		tick := time.NewTicker(a.cfg.ReconcileEvery)
+		defer tick.Stop()
+		for {
+			select {
+			case <-ctx.Done():
+				return context.Cause(ctx)
+			case own := <-addresses:
+				if err := a.dp.SetLocal(own); err != nil {
+					a.fail("own addresses could not be set", err)
+				}
+			case <-plans:
+				a.followPlan()
+			case <-links:
+				a.retry()
+				a.reconcile()
+			case <-tick.C:
+				// Also finds what inotify does not tell, such as the target of a
+				// symbolic link.
+				a.followPlan()
+				a.retry()
+				a.reconcile()
+			}
+		}
+	})
+	err := group.Wait()
+	if errors.Is(err, context.Canceled) {
+		a.cfg.Log.Info("the agent stops; its data path, guard and locator route stay in force", "instance", a.cfg.Instance)
+		return nil
+	}
+	return err
+}
+
+func notify(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
+// fail logs an error and shows it until a reconciliation succeeds.
+func (a *agent) fail(what string, err error) {
+	a.cfg.Log.Error(what, "err", err)
+	a.status.failed(fmt.Errorf("%s: %w", what, err))
+}
+
+// refuse logs what is wrong with a new plan, and shows it until there is a plan
+// that can be put in force.
+func (a *agent) refuse(err error) {
+	const what = "the new plan is refused and the one before stays in force"
+	a.cfg.Log.Error(what, "err", err)
+	a.status.refused(fmt.Errorf("%s: %w", what, err))
+}
+
+// readPlan reads the plan file and checks whose plan it is.
+func (a *agent) readPlan() (plan.Node, error) {
+	b, err := readFile(a.cfg.PlanFile)
+	if err != nil {
+		return plan.Node{}, &PlanError{a.cfg.PlanFile, err}
+	}
+	return a.decode(b)
+}
+
+func (a *agent) decode(b []byte) (plan.Node, error) {
+	a.seen = digest(b)
+	n, err := plan.DecodeNode(b)
+	if err != nil {
+		return plan.Node{}, &PlanError{a.cfg.PlanFile, err}
+	}
+	if a.node != "" && n.Name != a.node {
+		return plan.Node{}, &PlanError{a.cfg.PlanFile, fmt.Errorf("%w: %s; this is the agent of %s", ErrOtherNode, n.Name, a.node)}
+	}
+	return n, nil
+}
+
+// followPlan applies the plan file if it has changed.
+func (a *agent) followPlan() {
+	b, err := readFile(a.cfg.PlanFile)
+	if err != nil {
+		if a.seen != "" {
+			a.seen = ""
+			a.refuse(&PlanError{a.cfg.PlanFile, err})
+		}
+		return
+	}
+	if digest(b) != a.seen {
+		a.again = nil
+		a.try(b)
+	}
+}
+
+// retry tries a plan again that the machine was not ready for.
+func (a *agent) retry() {
+	if a.again != nil {
+		a.try(a.again)
+	}
+}
+
+func (a *agent) try(b []byte) {
+	n, err := a.decode(b)
+	if err != nil {
+		a.refuse(err)
+		return
+	}
+	if err := a.apply(n); err != nil {
+		a.again = b
+		a.refuse(&PlanError{a.cfg.PlanFile, err})
+		return
+	}
+	a.again = nil
+	a.cfg.Log.Info("the new plan is in force", "node", n.Name)
+}
+
+// reconcile repairs what others have changed.
+func (a *agent) reconcile() {
+	err := a.inNamespace(a.dp.Reconcile)
+	degraded, inForce := errors.AsType[*dataplane.DegradedError](err)
+	if err != nil && !inForce {
+		a.fail("the data path could not be reconciled", err)
+		return
+	}
+	if err := a.net.AnnounceLocator(a.status.locator()); err != nil {
+		a.fail("the locator could not be announced", err)
+		return
+	}
+	a.report(degraded)
+	a.status.failed(nil)
+}
+
+func digest(b []byte) string {
+	sum := sha256.Sum256(b)
+	return hex.EncodeToString(sum[:])
+}
+
+func readFile(path string) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	b, err := io.ReadAll(io.LimitReader(f, planMax+1))
+	if err == nil && len(b) > planMax {
+		err = fmt.Errorf("has more than %d bytes", planMax)
+	}
+	return b, err
+}
+
+// CheckInstance holds the rule for names of instances.
+func CheckInstance(name string) error { return model.CheckName(name) }
+
+// SocketPath is where an agent with this run directory listens.
+func SocketPath(runDir string) string { return filepath.Join(runDir, "agent.sock") }

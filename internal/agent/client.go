@@ -1,0 +1,123 @@
+package agent
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+
+	"github.com/waystamp/waystamp/internal/dataplane"
+	"github.com/waystamp/waystamp/internal/event"
+)
+
+// Counters is what GET /v1/counters gives.
+type Counters struct {
+	Version int    `json:"version"` // 1
+	Node    string `json:"node"`
+	dataplane.Counts
+}
+
+// Client asks an agent over its socket.
+type Client struct {
+	socket string
+	http   *http.Client
+}
+
+// NewClient returns a client for an agent's socket. It connects when asked
+// something.
+func NewClient(socket string) *Client {
+	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
+		var d net.Dialer
+		return d.DialContext(ctx, "unix", socket)
+	}
+	return &Client{socket, &http.Client{Transport: &http.Transport{DialContext: dial}}}
+}
+
+// Close lets go of idle connections.
+func (c *Client) Close() { c.http.CloseIdleConnections() }
+
+// Status asks how the agent is.
+func (c *Client) Status(ctx context.Context) (s Status, err error) {
+	return s, c.getJSON(ctx, "/v1/status", &s)
+}
+
+// Counters asks what the programs have counted.
+func (c *Client) Counters(ctx context.Context) (v Counters, err error) {
+	return v, c.getJSON(ctx, "/v1/counters", &v)
+}
+
+// Events calls f for past events and, if follow is set, for new ones until ctx
+// ends (with its cause) or the agent stops (with io.EOF), or f fails.
+func (c *Client) Events(ctx context.Context, follow bool, f func(event.Event) error) error {
+	body, err := c.get(ctx, fmt.Sprintf("/v1/events?follow=%t", follow))
+	if err != nil {
+		return err
+	}
+	defer body.Close()
+	for e, err := range event.Read(body) {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if err != nil {
+			if errors.Is(err, io.ErrUnexpectedEOF) {
+				return io.EOF
+			}
+			return fmt.Errorf("read events of the agent at %s: %w", c.socket, err)
+		}
+		if err := f(e); err != nil {
+			return err
+		}
+	}
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	if follow {
+		return io.EOF
+	}
+	return nil
+}
+
+func (c *Client) getJSON(ctx context.Context, path string, into any) error {
+	body, err := c.get(ctx, path)
+	if err != nil {
+		return err
+	}
+	defer body.Close()
+	if err := json.NewDecoder(body).Decode(into); err != nil {
+		return fmt.Errorf("read the answer of the agent at %s: %w", c.socket, err)
+	}
+	return nil
+}
+
+func (c *Client) get(ctx context.Context, path string) (io.ReadCloser, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://agent"+path, nil)
+	if err != nil {
+		return nil, err
+	}
+	resp, err := c.http.Do(req)
+	if err != nil {
+		if ctx.Err() != nil {
+			return nil, context.Cause(ctx)
+		}
+		return nil, fmt.Errorf("ask the agent at %s: %w; is it running?", c.socket, unwrapURL(err))
+	}
+	if resp.StatusCode != http.StatusOK {
+		said, _ := io.ReadAll(io.LimitReader(resp.Body, 4096))
+		resp.Body.Close()
+		return nil, fmt.Errorf("the agent at %s says: %s", c.socket, strings.TrimSpace(string(said)))
+	}
+	return resp.Body, nil
+}
+
+// unwrapURL leaves out the address that was made up for HTTP.
+func unwrapURL(err error) error {
+	var op *net.OpError
+	if errors.As(err, &op) {
+		return op.Err
+	}
+	return err
+}

@@ -1,0 +1,105 @@
+package agent
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net/netip"
+	"os"
+
+	"github.com/waystamp/waystamp/internal/dataplane"
+	"github.com/waystamp/waystamp/internal/host"
+)
+
+// Detached is what Detach has removed, or would remove.
+type Detached struct {
+	Links     int            // programs on interfaces
+	Locators  []netip.Prefix // routes
+	Unguarded []string       // chains whose packets need no proof any more
+}
+
+// Detach removes the data path of an instance, the locator routes that its
+// agent announced and what it left in its run directory. The record of used
+// packet numbers stays in the state directory: it must live as long as the
+// chains' secrets. Nothing to remove is no error. If an agent is running, the
+// error is dataplane.ErrBusy.
+func Detach(cfg Config) (_ Detached, err error) {
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	if err := CheckInstance(cfg.Instance); err != nil {
+		return Detached{}, fmt.Errorf("instance %q %w", cfg.Instance, err)
+	}
+	n := cfg.Net
+	if n == nil {
+		if n, err = host.Open(nil); err != nil {
+			return Detached{}, err
+		}
+		defer func() { err = errors.Join(err, n.Close()) }()
+	}
+	f, err := openState(cfg.RunDir)
+	if err != nil {
+		// It only has names: what is pinned is removed all the same.
+		cfg.Log.Warn("the chains can be told by their numbers only", "err", err)
+		f = &stateFile{}
+	}
+	s := f.get()
+	out := Detached{Locators: s.Locators}
+
+	var removed dataplane.Removed
+	err = n.NetNS().Do(func() error {
+		var err error
+		removed, err = dataplane.Detach(cfg.dataplane(n))
+		return err
+	})
+	out.Links = removed.Links
+	out.Unguarded = names(s, removed.Unguarded)
+	if err != nil && !errors.Is(err, dataplane.ErrNotThere) {
+		return out, err
+	}
+	// After the programs: until here a packet to a SID was refused or stamped.
+	var errs []error
+	for _, l := range s.Locators {
+		errs = append(errs, n.WithdrawLocator(l))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return out, err
+	}
+	for _, path := range []string{statePath(cfg.RunDir), SocketPath(cfg.RunDir)} {
+		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return out, fmt.Errorf("remove what the agent has left: %w", err)
+		}
+	}
+	return out, nil
+}
+
+// WouldDetach tells what Detach would remove, as far as the agent has left word.
+func WouldDetach(cfg Config) (Detached, error) {
+	if err := CheckInstance(cfg.Instance); err != nil {
+		return Detached{}, fmt.Errorf("instance %q %w", cfg.Instance, err)
+	}
+	f, err := openState(cfg.RunDir)
+	if err != nil {
+		return Detached{}, err
+	}
+	s := f.get()
+	return Detached{Locators: s.Locators, Unguarded: names(s, nil)}, nil
+}
+
+// names are those of all chains that an agent said it guards, and the numbers of
+// others that the programs did.
+func names(s state, paths []uint32) []string {
+	known := map[uint32]bool{}
+	var out []string
+	for _, g := range s.Guarded {
+		known[g.Path] = true
+		out = append(out, g.String())
+	}
+	for _, p := range paths {
+		if !known[p] {
+			out = append(out, fmt.Sprintf("path %#x", p))
+		}
+	}
+	return out
+}

@@ -1,0 +1,82 @@
+package agent
+
+import (
+	"context"
+	"sync"
+
+	"github.com/waystamp/waystamp/internal/event"
+)
+
+const (
+	// replay is how many past events a new reader gets.
+	replay = 256
+	// keep is how many events a reader may be behind before it misses some.
+	keep = 4096
+)
+
+// history holds the last events for any number of readers, none of which can
+// hold up the others.
+type history struct {
+	mu   sync.Mutex
+	ring [keep]event.Event
+	n    uint64        // events so far; the next goes to ring[n % keep]
+	more chan struct{} // closed when n grows
+}
+
+func newHistory() *history { return &history{more: make(chan struct{})} }
+
+func (h *history) add(e event.Event) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.ring[h.n%keep] = e
+	h.n++
+	close(h.more)
+	h.more = make(chan struct{})
+}
+
+// begin is where a new reader starts.
+func (h *history) begin() uint64 {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.n - min(h.n, replay)
+}
+
+// from returns the events after the first pos ones that are still held, and
+// where to go on. Without any it returns more, which is closed when there are.
+func (h *history) from(pos uint64) (events []event.Event, next uint64, more <-chan struct{}) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.n-pos > keep {
+		pos = h.n - keep
+	}
+	for ; pos < h.n; pos++ {
+		events = append(events, h.ring[pos%keep])
+	}
+	return events, h.n, h.more
+}
+
+// follow calls f with past events and then, unless follow is false, with each
+// new one until ctx ends. flush is called when there is nothing more for now.
+func (h *history) follow(ctx context.Context, follow bool, f func(event.Event) error, flush func() error) error {
+	pos := h.begin()
+	for {
+		events, next, more := h.from(pos)
+		for _, e := range events {
+			if err := f(e); err != nil {
+				return err
+			}
+		}
+		pos = next
+		if err := flush(); err != nil {
+			return err
+		}
+		if !follow {
+			return nil
+		}
+		select {
+		case <-more:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}

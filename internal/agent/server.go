@@ -1,0 +1,128 @@
+package agent
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"strconv"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/waystamp/waystamp/internal/event"
+)
+
+// socketMode lets the group of the run directory's owner look, too. All that
+// the socket gives is what may be seen; nothing can be changed over it.
+const socketMode = 0o660
+
+type listener struct{ net.Listener }
+
+// listen takes the place of a socket that an agent before has left, but not of
+// one that somebody answers at.
+func listen(path string) (*listener, error) {
+	if c, err := net.Dial("unix", path); err == nil {
+		c.Close()
+		return nil, fmt.Errorf("another agent listens at %s: stop it, or give this one another --run-dir", path)
+	} else if errors.Is(err, unix.ECONNREFUSED) {
+		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, fmt.Errorf("remove the socket that an agent has left: %w", err)
+		}
+	}
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		return nil, fmt.Errorf("listen for clients: %w", err)
+	}
+	if err := os.Chmod(path, socketMode); err != nil {
+		return nil, errors.Join(fmt.Errorf("listen for clients: %w", err), l.Close())
+	}
+	return &listener{l}, nil
+}
+
+func (a *agent) serveHTTP(ctx context.Context, l *listener) error {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /v1/status", func(w http.ResponseWriter, _ *http.Request) {
+		s := a.status.get()
+		var err error
+		if s.Interfaces, err = a.dp.Interfaces(); err != nil {
+			http.Error(w, err.Error(), http.StatusInternalServerError)
+			return
+		}
+		writeJSON(w, s)
+	})
+	mux.HandleFunc("GET /v1/counters", func(w http.ResponseWriter, _ *http.Request) {
+		c, err := a.dp.Counters()
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusInternalServerError)
+			return
+		}
+		writeJSON(w, Counters{Version: 1, Node: a.status.get().Node, Counts: c})
+	})
+	mux.HandleFunc("GET /v1/events", a.serveEvents)
+
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	s := &http.Server{
+		Handler:           mux,
+		ReadHeaderTimeout: 10 * time.Second,
+		// Ends the streams of events.
+		BaseContext: func(net.Listener) context.Context { return ctx },
+		ErrorLog:    slog.NewLogLogger(a.cfg.Log.Handler(), slog.LevelDebug),
+	}
+	done := make(chan error, 1)
+	go func() { done <- s.Serve(l) }()
+	select {
+	case err := <-done:
+		return fmt.Errorf("serve clients: %w", err)
+	case <-ctx.Done():
+	}
+	cause := context.Cause(ctx)
+	grace, stop := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+	defer stop()
+	if err := s.Shutdown(grace); err != nil {
+		s.Close() // what has not ended by now is cut off
+	}
+	<-done
+	return cause
+}
+
+func (a *agent) serveEvents(w http.ResponseWriter, r *http.Request) {
+	follow := true
+	if v := r.URL.Query().Get("follow"); v != "" {
+		var err error
+		if follow, err = strconv.ParseBool(v); err != nil {
+			http.Error(w, fmt.Sprintf("follow=%q is neither true nor false", v), http.StatusBadRequest)
+			return
+		}
+	}
+	w.Header().Set("Content-Type", "application/x-ndjson")
+	w.WriteHeader(http.StatusOK)
+	out := http.NewResponseController(w)
+	var line []byte
+	err := a.log.follow(r.Context(), follow, func(e event.Event) (err error) {
+		if line, err = event.Append(line[:0], e); err != nil {
+			return err
+		}
+		_, err = w.Write(line)
+		return err
+	}, out.Flush)
+	if err != nil && r.Context().Err() == nil {
+		a.cfg.Log.Debug("a reader of events is gone", "err", err)
+	}
+}
+
+func writeJSON(w http.ResponseWriter, v any) {
+	b, err := json.Marshal(v)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.Write(append(b, '\n'))
+}

@@ -1,0 +1,132 @@
+package agent
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+
+	"github.com/waystamp/waystamp/internal/model"
+	"github.com/waystamp/waystamp/internal/plan"
+)
+
+func u32(b []byte) uint32 { return binary.NativeEndian.Uint32(b) }
+
+// state is what Detach must know of the last agent: what it announced, and the
+// names of what it guarded. It holds no secrets.
+type state struct {
+	Version  int            `json:"version"`
+	Node     string         `json:"node,omitempty"`
+	Locators []netip.Prefix `json:"locators"`
+	Guarded  []guarded      `json:"guarded"`
+}
+
+type guarded struct {
+	Chain     string          `json:"chain"`
+	Direction model.Direction `json:"direction"`
+	Path      uint32          `json:"path"`
+}
+
+func (g guarded) String() string {
+	if g.Direction == model.Forward {
+		return g.Chain
+	}
+	return fmt.Sprintf("%s (%s)", g.Chain, g.Direction)
+}
+
+func stateOf(n plan.Node) state {
+	s := state{Version: 1, Node: n.Name, Locators: []netip.Prefix{n.Locator}, Guarded: []guarded{}}
+	for _, e := range n.Egresses {
+		g := guarded{e.Chain, e.Direction, e.Path}
+		if !slices.Contains(s.Guarded, g) {
+			s.Guarded = append(s.Guarded, g)
+		}
+	}
+	return s
+}
+
+// with is what may be there while n takes the place of s.
+func (s state) with(n plan.Node) state {
+	next := stateOf(n)
+	for _, l := range s.Locators {
+		if !slices.Contains(next.Locators, l) {
+			next.Locators = append(next.Locators, l)
+		}
+	}
+	for _, g := range s.Guarded {
+		if !slices.Contains(next.Guarded, g) {
+			next.Guarded = append(next.Guarded, g)
+		}
+	}
+	return next
+}
+
+// stateFile keeps a state on disk.
+type stateFile struct {
+	path string
+	mu   sync.Mutex
+	now  state
+}
+
+func statePath(runDir string) string { return filepath.Join(runDir, "state.json") }
+
+// openState reads what the agent before has left; no file is an empty state.
+func openState(runDir string) (*stateFile, error) {
+	f := &stateFile{path: statePath(runDir), now: state{Version: 1}}
+	b, err := os.ReadFile(f.path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return f, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read the agent's state: %w", err)
+	}
+	d := json.NewDecoder(bytes.NewReader(b))
+	d.DisallowUnknownFields()
+	var s state
+	if err := d.Decode(&s); err != nil {
+		return nil, fmt.Errorf("the agent's state %s is damaged: %w; remove it", f.path, err)
+	}
+	if s.Version != 1 {
+		return nil, fmt.Errorf("the agent's state %s has version %d; expect 1", f.path, s.Version)
+	}
+	f.now = s
+	return f, nil
+}
+
+func (f *stateFile) get() state {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.now
+}
+
+func (f *stateFile) put(s state) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if len(s.Locators) == 0 { // there was none before: leave nothing
+		f.now = s
+		if err := os.Remove(f.path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("remove the agent's state: %w", err)
+		}
+		return nil
+	}
+	b, err := json.MarshalIndent(s, "", "\t")
+	if err != nil {
+		return fmt.Errorf("write the agent's state: %w", err)
+	}
+	tmp := f.path + ".new"
+	if err := os.WriteFile(tmp, append(b, '\n'), 0o600); err != nil {
+		return fmt.Errorf("write the agent's state: %w", err)
+	}
+	if err := os.Rename(tmp, f.path); err != nil {
+		return fmt.Errorf("write the agent's state: %w", err)
+	}
+	f.now = s
+	return nil
+}

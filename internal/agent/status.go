@@ -1,0 +1,101 @@
+package agent
+
+import (
+	"errors"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/waystamp/waystamp/internal/dataplane"
+	"github.com/waystamp/waystamp/internal/plan"
+)
+
+// Status is how an agent is, as GET /v1/status gives it.
+type Status struct {
+	Version  int    `json:"version"` // 1
+	Ready    bool   `json:"ready"`   // a whole plan is in force
+	Node     string `json:"node"`
+	Instance string `json:"instance"`
+	// Generation counts the plans that were put in force since the agent
+	// started; Plan tells them apart (SHA-256 of the file).
+	Generation int       `json:"generation"`
+	Plan       string    `json:"plan"`
+	Since      time.Time `json:"since"` // when that plan came into force
+	// Error is what went wrong last and has not come right: a refused plan, a
+	// data path that could not be repaired.
+	Error string `json:"error,omitempty"`
+	// Problems are the parts of the plan that are not in force.
+	Problems   []string                   `json:"problems,omitempty"`
+	Interfaces []dataplane.InterfaceState `json:"interfaces"`
+}
+
+// statusBoard is a Status that several goroutines write on.
+type statusBoard struct {
+	mu      sync.Mutex
+	now     Status
+	loc     netip.Prefix
+	plan    error // why the plan file is not in force
+	working error // what went wrong with the one that is
+}
+
+func newStatusBoard(instance string) *statusBoard {
+	return &statusBoard{now: Status{Version: 1, Instance: instance}}
+}
+
+func (b *statusBoard) applied(n plan.Node, digest string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.now.Ready = true
+	b.now.Node = n.Name
+	b.now.Generation++
+	b.now.Plan = digest
+	b.now.Since = time.Now().Round(0)
+	b.plan, b.working = nil, nil
+	b.loc = n.Locator
+}
+
+// refused notes why a new plan is not in force.
+func (b *statusBoard) refused(err error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.plan = err
+}
+
+// failed notes what went wrong with the plan in force; nil: all is well.
+func (b *statusBoard) failed(err error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.working = err
+}
+
+// degraded notes the problems and returns those that are new.
+func (b *statusBoard) degraded(problems []string) []string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	var fresh []string
+	for _, p := range problems {
+		if !slices.Contains(b.now.Problems, p) {
+			fresh = append(fresh, p)
+		}
+	}
+	b.now.Problems = problems
+	return fresh
+}
+
+func (b *statusBoard) locator() netip.Prefix {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.loc
+}
+
+func (b *statusBoard) get() Status {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	s := b.now
+	s.Problems = slices.Clone(s.Problems)
+	if err := errors.Join(b.plan, b.working); err != nil {
+		s.Error = err.Error()
+	}
+	return s
+}

@@ -1,0 +1,341 @@
+package arch
+
+import (
+	"fmt"
+	"go/ast"
+	"go/constant"
+	"go/token"
+	"go/types"
+	"path"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/waystamp/waystamp/internal/abi"
+	"github.com/waystamp/waystamp/internal/model"
+)
+
+var (
+	reComment    = regexp.MustCompile(`(?s)/\*.*?\*/|//[^\n]*`)
+	reReasonUse  = regexp.MustCompile(`\bWS_REASON_[A-Z0-9_]+\b`)
+	reReasonLine = regexp.MustCompile(`(?m)^\s*X\((\w+),\s*("(?:[^"\\]|\\.)*")\)`)
+	reEnum       = regexp.MustCompile(`(?s)\benum (ws_\w+) \{(.*?)\};`)
+	reDefine     = regexp.MustCompile(`(?m)^#define (WS_[A-Z0-9_]+)[ \t]+(.+)$`)
+)
+
+const (
+	abiHeader     = "bpf/include/waystamp/abi.h"
+	reasonsHeader = "bpf/include/waystamp/reasons.h"
+)
+
+// vendored C files carry the licence of where they come from; the README beside
+// them says which.
+var vendored = []string{"bpf/include/linux/bpf.h", "bpf/include/linux/bpf_common.h", "bpf/include/bpf"}
+
+func (tr *tree) c() []string {
+	var ps []string
+	for _, p := range tr.files {
+		if e := path.Ext(p); e == ".c" || e == ".h" {
+			ps = append(ps, p)
+		}
+	}
+	return ps
+}
+
+func TestEveryCFileStartsWithItsLicence(t *testing.T) {
+	tr := repository(t)
+	for _, p := range tr.c() {
+		first, _, _ := strings.Cut(tr.read(t, p), "\n")
+		want := "/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */"
+		switch {
+		case !strings.HasPrefix(p, "bpf/"):
+			t.Errorf("%s: C lives in bpf/; move it there", p)
+		case within(p, vendored):
+			if p != "bpf/include/bpf/bpf_helper_defs.h" && !strings.HasPrefix(first, "/* SPDX-License-Identifier: ") {
+				t.Errorf("%s: the first line names no licence; vendor the file unchanged", p)
+			}
+		case first != want:
+			t.Errorf("%s: the first line is %q; make it %q", p, first, want)
+		}
+	}
+}
+
+// Comments of C, blanked out; their length stays, so that offsets do.
+func withoutComments(s string) string {
+	return reComment.ReplaceAllStringFunc(s, func(c string) string {
+		return strings.Map(func(r rune) rune {
+			if r == '\n' {
+				return r
+			}
+			return ' '
+		}, c)
+	})
+}
+
+// A use of a reason that does not refuse a packet says so on its line.
+const notARefusal = "/* compares only */"
+
+func TestEveryReasonIsUsedInOnePlace(t *testing.T) {
+	tr := repository(t)
+	uses := map[string][]string{}
+	for _, p := range tr.c() {
+		if within(p, vendored) || p == reasonsHeader {
+			continue
+		}
+		text := tr.read(t, p)
+		lines := strings.Split(text, "\n")
+		code := withoutComments(text)
+		for _, m := range reReasonUse.FindAllStringIndex(code, -1) {
+			n := lineOf(code, m[0])
+			if !strings.Contains(lines[n-1], notARefusal) {
+				name := code[m[0]:m[1]]
+				uses[name] = append(uses[name], fmt.Sprintf("%s:%d", p, n))
+			}
+		}
+	}
+	for _, r := range abi.Reasons() {
+		name := cName(r)
+		switch at := uses[name]; {
+		case len(at) == 0:
+			t.Errorf("%s is in %s, but nothing refuses a packet for it; take it out as long as no release has it", name, reasonsHeader)
+		case len(at) > 1:
+			t.Errorf("%s is used in %d places: %s; give each cause a reason of its own, or mark a line that only compares with %s",
+				name, len(at), strings.Join(at, ", "), notARefusal)
+		}
+		delete(uses, name)
+	}
+	delete(uses, "WS_REASON_NONE")
+	delete(uses, "WS_REASON_COUNT")
+	for name, at := range uses {
+		t.Errorf("%s: %s is not in internal/abi; run make generate", at[0], name)
+	}
+}
+
+func cName(r abi.Reason) string {
+	return "WS_REASON_" + strings.ToUpper(strings.ReplaceAll(r.String(), "-", "_"))
+}
+
+// unreachable are the reasons that no packet and no plan can bring about, and
+// why: the verifier wants a bound there, or the kernel would have to fail.
+var unreachable = map[abi.Reason]string{}
+
+// Only what runs the programs counts: a name in another test proves nothing.
+func TestEveryReasonIsBroughtAboutByATest(t *testing.T) {
+	tr := repository(t)
+	var packets, tests strings.Builder
+	for _, p := range tr.files {
+		switch {
+		case path.Dir(p) == "test/packets" && path.Ext(p) == ".txt":
+			packets.WriteString(tr.read(t, p))
+		case within(p, []string{"internal/dataplane", "internal/agent", "internal/lab", "test/e2e"}) && strings.HasSuffix(p, "_test.go"):
+			tests.WriteString(tr.read(t, p))
+		}
+	}
+	if !strings.Contains(tests.String(), `"`+module+`/test/packets"`) {
+		t.Error("no test of the programs reads test/packets; its packets prove nothing until one does")
+	}
+	names := reasonGoNames(tr)
+	for _, r := range abi.Reasons() {
+		name := regexp.QuoteMeta(strings.TrimPrefix(cName(r), "WS_REASON_"))
+		found := regexp.MustCompile(`(?m)^(expect: drop|report:)( [A-Z_]+)* `+name+`\b`).MatchString(packets.String()) ||
+			regexp.MustCompile(`\babi\.`+names[r]+`\b|"`+r.String()+`"`).MatchString(tests.String())
+		why, excused := unreachable[r]
+		switch {
+		case found && excused:
+			t.Errorf("reason %s has a test, yet internal/arch excuses it (%s); take the excuse out", r, why)
+		case !found && !excused:
+			t.Errorf("no test of the programs brings about %s (abi.%s); add a packet to test/packets/make_packets.py or a test to internal/dataplane, or say in this test's list why neither can be",
+				r, names[r])
+		}
+	}
+}
+
+// abiConstants are the constants of internal/abi, from its source.
+func abiConstants(tr *tree) map[string]uint64 {
+	m := map[string]uint64{}
+	for _, f := range tr.gos {
+		if f.dir() != "internal/abi" || f.test {
+			continue
+		}
+		for _, d := range f.ast.Decls {
+			g, ok := d.(*ast.GenDecl)
+			if !ok || g.Tok != token.CONST {
+				continue
+			}
+			for _, s := range g.Specs {
+				v := s.(*ast.ValueSpec)
+				if lit, ok := v.Values[0].(*ast.BasicLit); ok {
+					n, _ := constant.Uint64Val(constant.MakeFromLiteral(lit.Value, lit.Kind, 0))
+					m[v.Names[0].Name] = n
+				}
+			}
+		}
+	}
+	return m
+}
+
+func reasonGoNames(tr *tree) map[abi.Reason]string {
+	m := map[abi.Reason]string{}
+	for name, v := range abiConstants(tr) {
+		if strings.HasPrefix(name, "Reason") && name != "ReasonCount" {
+			m[abi.Reason(v)] = name
+		}
+	}
+	return m
+}
+
+// The headers read once more, by a second and simpler reader than tools/abigen
+// has, that needs no clang: so make test notices a stale internal/abi.
+func TestTheGoSideOfTheContractIsTheHeaders(t *testing.T) {
+	tr := repository(t)
+	const remedy = "run make generate"
+
+	rows := reReasonLine.FindAllStringSubmatch(tr.read(t, reasonsHeader), -1)
+	if len(rows) != abi.ReasonCount {
+		t.Errorf("%s has %d reasons, internal/abi %d; %s", reasonsHeader, len(rows), abi.ReasonCount, remedy)
+	}
+	for i, row := range rows {
+		text, err := strconv.Unquote(row[2])
+		if err != nil {
+			t.Fatalf("%s: text of %s: %v", reasonsHeader, row[1], err)
+		}
+		r := abi.Reason(i)
+		if got, want := cName(r), "WS_REASON_"+row[1]; got != want || r.Text() != text {
+			t.Errorf("reason %d is %s (%q) in %s, and %s (%q) in internal/abi; %s", i, want, text, reasonsHeader, got, r.Text(), remedy)
+		}
+	}
+
+	header := withoutComments(tr.read(t, abiHeader))
+	flat := func(name string) string { return strings.ToUpper(strings.ReplaceAll(name, "_", "")) }
+	goSide := map[string]uint64{}
+	for name, v := range abiConstants(tr) {
+		goSide[flat(name)] = v
+	}
+	defines := map[string]string{}
+	for _, m := range reDefine.FindAllStringSubmatch(header, -1) {
+		defines[m[1]] = m[2]
+	}
+	for name, expr := range defines {
+		want, err := evaluate(expr, defines)
+		if err != nil {
+			t.Errorf("%s: %s: %v", abiHeader, name, err)
+		} else if got, ok := goSide[flat(strings.TrimPrefix(name, "WS_"))]; !ok || got != want {
+			t.Errorf("%s: %s is %d, in internal/abi %d; %s", abiHeader, name, want, got, remedy)
+		}
+	}
+
+	goTypes := map[string]func(int) string{
+		"ws_scheme":       func(i int) string { return "WS_SCHEME_" + abi.Scheme(i).String() },
+		"ws_behaviour":    func(i int) string { return "WS_BEHAVIOUR_" + abi.Behaviour(i).String() },
+		"ws_on_violation": func(i int) string { return "WS_ON_VIOLATION_" + abi.OnViolation(i).String() },
+		"ws_hook":         func(i int) string { return "WS_HOOK_" + abi.Hook(i).String() },
+		"ws_match_action": func(i int) string { return "WS_MATCH_" + abi.MatchAction(i).String() },
+	}
+	enums := reEnum.FindAllStringSubmatch(header, -1)
+	if len(enums) != len(goTypes) {
+		t.Errorf("%s has %d enums, this test knows %d; add it here and %s", abiHeader, len(enums), len(goTypes), remedy)
+	}
+	for _, e := range enums {
+		of, ok := goTypes[e[1]]
+		if !ok {
+			t.Errorf("%s: this test does not know enum %s; add it", abiHeader, e[1])
+			continue
+		}
+		n := 0
+		for line := range strings.SplitSeq(e[2], ",") {
+			name, value, ok := strings.Cut(strings.TrimSpace(line), " = ")
+			if !ok {
+				continue
+			}
+			i, err := strconv.Atoi(value)
+			if err != nil {
+				t.Fatalf("%s: %s: %v", abiHeader, name, err)
+			}
+			if got := strings.ToUpper(strings.ReplaceAll(of(i), "-", "_")); got != name {
+				t.Errorf("%s: %s is %d, which internal/abi calls %s; %s", abiHeader, name, i, got, remedy)
+			}
+			n++
+		}
+		if last := of(n); !strings.Contains(last, "(") {
+			t.Errorf("internal/abi has %s in enum %s, %s does not; %s", last, e[1], abiHeader, remedy)
+		}
+	}
+}
+
+// evaluate computes a C expression of whole numbers with Go's own rules for
+// constants, which give the same for shifts, sums and products.
+func evaluate(expr string, defines map[string]string) (uint64, error) {
+	for strings.Contains(expr, "WS_") {
+		next := regexp.MustCompile(`\bWS_\w+`).ReplaceAllStringFunc(expr, func(n string) string { return "(" + defines[n] + ")" })
+		if next == expr || len(next) > 1000 {
+			return 0, fmt.Errorf("cannot resolve %q", expr)
+		}
+		expr = next
+	}
+	expr = regexp.MustCompile(`\b(\d+)U?L{0,2}\b`).ReplaceAllString(expr, "$1")
+	v, err := types.Eval(token.NewFileSet(), nil, token.NoPos, expr)
+	if err != nil {
+		return 0, err
+	}
+	n, ok := constant.Uint64Val(constant.ToInt(v.Value))
+	if !ok {
+		return 0, fmt.Errorf("%q is not a whole number", expr)
+	}
+	return n, nil
+}
+
+// What a chain's file says and what is on the wire are the same numbers.
+func TestTheModelAndTheContractAgree(t *testing.T) {
+	for i := range 256 {
+		m, a := model.Scheme(i).String(), abi.Scheme(i).String()
+		if m != a {
+			t.Errorf("scheme %d is %s in internal/model and %s in internal/abi", i, m, a)
+		}
+		m, a = model.OnViolation(i).String(), abi.OnViolation(i).String()
+		if m != a {
+			t.Errorf("on-violation %d is %s in internal/model and %s in internal/abi", i, m, a)
+		}
+	}
+	if model.SegmentsMax != abi.SegsMax {
+		t.Errorf("internal/model allows %d segments, the programs %d", model.SegmentsMax, abi.SegsMax)
+	}
+}
+
+func TestTheCommittedObjectsKnowEveryReason(t *testing.T) {
+	tr := repository(t)
+	n := 0
+	for _, p := range tr.files {
+		if path.Dir(p) != "internal/dataplane" || path.Ext(p) != ".o" {
+			continue
+		}
+		n++
+		spec, err := ebpf.LoadCollectionSpec(filepath.Join(tr.top, p))
+		if err != nil {
+			t.Errorf("%s: %v; run make generate", p, err)
+			continue
+		}
+		if m := spec.Maps["ws_refusals"]; m == nil || m.MaxEntries != abi.ReasonCount {
+			t.Errorf("%s: ws_refusals is %v; want one of %d entries; run make generate", p, m, abi.ReasonCount)
+		}
+	}
+	if n == 0 {
+		t.Error("no object in internal/dataplane; run make generate")
+	}
+}
+
+func TestNothingPrintsFromTheKernel(t *testing.T) {
+	tr := repository(t)
+	for _, p := range tr.c() {
+		if within(p, vendored) {
+			continue
+		}
+		code := withoutComments(tr.read(t, p))
+		for _, m := range regexp.MustCompile(`\b(bpf_printk|bpf_trace_printk)\b`).FindAllStringIndex(code, -1) {
+			t.Errorf("%s:%d: %s; refuse with a reason instead, its event tells user space", p, lineOf(code, m[0]), code[m[0]:m[1]])
+		}
+	}
+}

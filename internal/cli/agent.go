@@ -1,0 +1,164 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"path/filepath"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"github.com/waystamp/waystamp/internal/agent"
+	"github.com/waystamp/waystamp/internal/dataplane"
+)
+
+const (
+	defaultRunDir   = "/run/waystamp"
+	defaultStateDir = "/var/lib/waystamp"
+	defaultInstance = "default"
+)
+
+type agentOptions struct {
+	plan, instance, node, runDir, stateDir, pinDir string
+	detach, yes, verbose                           bool
+}
+
+// NewAgentCommand is "waystamp agent".
+func NewAgentCommand() *cobra.Command {
+	var o agentOptions
+	cmd := &cobra.Command{
+		Use:   "agent --plan FILE",
+		Short: "Run the daemon of a node: make its plan true and keep it so",
+		Long: `Run the daemon of a node. It loads and attaches the data path that its plan
+asks for, announces the node's locator in the kernel's table, and follows the
+plan file when that changes. When the data path is armed, it writes {"ready":true}
+to standard output.
+
+When it stops, the data path, the guard and the locator route stay in force; the
+next agent of the same instance takes them over without a gap. --detach --yes
+removes them, and names the chains whose packets need no proof any more.`,
+		Example: `  waystamp agent --plan /etc/waystamp/r1.json
+  waystamp agent --detach --yes`,
+		Args: UsageArgs(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd) },
+	}
+	f := cmd.Flags()
+	f.StringVar(&o.plan, "plan", "", "plan `file` of this node")
+	f.StringVar(&o.instance, "instance", defaultInstance, "`name` of this node's data path on the machine")
+	f.StringVar(&o.node, "node", "", "take plans for the node of this `name` only (default: that of the first plan)")
+	f.StringVar(&o.runDir, "run-dir", "", "`directory` of the agent's socket (default "+defaultRunDir+"/INSTANCE)")
+	f.StringVar(&o.stateDir, "state-dir", "", "`directory` of what must survive a reboot (default: that of --run-dir if given, else "+defaultStateDir+"/INSTANCE)")
+	f.StringVar(&o.pinDir, "pin-dir", dataplane.DefaultPinDir, "`directory` on a bpf filesystem for programs and maps")
+	f.BoolVar(&o.detach, "detach", false, "remove the data path instead, with its guard and the locator route")
+	f.BoolVar(&o.yes, "yes", false, "with --detach: do it")
+	f.BoolVarP(&o.verbose, "verbose", "v", false, "say more on standard error")
+	return cmd
+}
+
+func (o *agentOptions) run(cmd *cobra.Command) error {
+	if err := agent.CheckInstance(o.instance); err != nil {
+		return Usagef("--instance: %q %w", o.instance, err)
+	}
+	level := slog.LevelInfo
+	if o.verbose {
+		level = slog.LevelDebug
+	}
+	cfg := agent.Config{
+		PlanFile: o.plan, Instance: o.instance, Node: o.node,
+		RunDir: o.runDir, StateDir: o.stateDir, PinDir: o.pinDir,
+		Log:    slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), &slog.HandlerOptions{Level: level})),
+		Stdout: cmd.OutOrStdout(),
+	}
+	if cfg.RunDir == "" {
+		cfg.RunDir = filepath.Join(defaultRunDir, o.instance)
+		if cfg.StateDir == "" {
+			cfg.StateDir = filepath.Join(defaultStateDir, o.instance)
+		}
+	} else if cfg.StateDir == "" {
+		cfg.StateDir = cfg.RunDir
+	}
+	if o.detach {
+		return o.runDetach(cmd.OutOrStdout(), cfg)
+	}
+	if o.yes {
+		return Usagef("--yes goes with --detach")
+	}
+	if o.plan == "" {
+		return Usagef("--plan is missing; see waystamp agent --help")
+	}
+	warnVolatile(cfg)
+	return agent.Run(cmd.Context(), cfg)
+}
+
+// warnVolatile tells that a reboot makes headends start their numbers again.
+func warnVolatile(cfg agent.Config) {
+	for dir := cfg.StateDir; ; dir = filepath.Dir(dir) {
+		var st unix.Statfs_t
+		if err := unix.Statfs(dir, &st); errors.Is(err, unix.ENOENT) && dir != filepath.Dir(dir) {
+			continue
+		}
+		if st.Type == unix.TMPFS_MAGIC {
+			cfg.Log.Warn("the state directory does not survive a reboot, after which headends would give out packet numbers again: give their chains new secrets then, or set --state-dir", "dir", cfg.StateDir)
+		}
+		return
+	}
+}
+
+func (o *agentOptions) runDetach(out io.Writer, cfg agent.Config) error {
+	if o.plan != "" {
+		return Usagef("--detach takes no --plan")
+	}
+	if !o.yes {
+		would, err := agent.WouldDetach(cfg)
+		if err != nil {
+			return err
+		}
+		var b strings.Builder
+		fmt.Fprintf(&b, "--detach would remove the data path of instance %s, with its guard", o.instance)
+		for _, l := range would.Locators {
+			fmt.Fprintf(&b, " and the route to its locator %s", l)
+		}
+		if len(would.Unguarded) > 0 {
+			fmt.Fprintf(&b, "; packets of these chains would need no proof any more: %s", strings.Join(would.Unguarded, ", "))
+		}
+		b.WriteString("; add --yes to do it")
+		return &ExitError{Code: ExitUsage, Err: errors.New(b.String())}
+	}
+	done, err := agent.Detach(cfg)
+	if err != nil {
+		if errors.Is(err, dataplane.ErrBusy) {
+			return fmt.Errorf("%w; stop the agent first", err)
+		}
+		return err
+	}
+	if done.Links == 0 && len(done.Locators) == 0 && len(done.Unguarded) == 0 {
+		fmt.Fprintf(out, "instance %s: nothing is there\n", o.instance)
+		return nil
+	}
+	fmt.Fprintf(out, "instance %s: %d programs taken off their interfaces\n", o.instance, done.Links)
+	for _, l := range done.Locators {
+		fmt.Fprintf(out, "locator %s: route withdrawn\n", l)
+	}
+	for _, c := range done.Unguarded {
+		fmt.Fprintf(out, "chain %s: now unguarded\n", c)
+	}
+	return nil
+}
+
+// socketFlag finds the agent to ask.
+func socketFlag(cmd *cobra.Command, into *string) {
+	cmd.Flags().StringVar(into, "socket", agent.SocketPath(filepath.Join(defaultRunDir, defaultInstance)), "`path` of the agent's socket")
+}
+
+// withoutCancel makes the end of a command that follows something, by Ctrl-C,
+// no error.
+func withoutCancel(ctx context.Context, err error) error {
+	if err != nil && ctx.Err() != nil {
+		return nil
+	}
+	return err
+}

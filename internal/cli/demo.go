@@ -1,0 +1,64 @@
+package cli
+
+import (
+	"log/slog"
+	"slices"
+
+	"github.com/spf13/cobra"
+
+	"github.com/waystamp/waystamp/internal/demo"
+	"github.com/waystamp/waystamp/internal/model"
+)
+
+// NewDemoCommand is `waystamp demo`.
+func NewDemoCommand() *cobra.Command {
+	var (
+		schemes []string
+		prefix  string
+		runDir  string
+		keep    bool
+		verbose bool
+	)
+	cmd := &cobra.Command{
+		Use:   "demo",
+		Short: "The whole idea in a minute, on this machine",
+		Long: `Builds the network of examples/paper.yaml from network namespaces of this
+machine, sends real traffic through its chain, then tampers with the path in
+four ways and shows that and why each packet is refused. All of it happens on
+the kernel's own data path. Needs root; changes nothing outside its namespaces,
+and takes them away at the end, also after Ctrl-C.`,
+		Example: `  waystamp demo
+  waystamp demo --scheme opot --keep`,
+		Args: UsageArgs(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			c := demo.Config{Prefix: prefix, RunDir: runDir, Keep: keep, Out: cmd.OutOrStdout()}
+			for _, name := range schemes {
+				var s model.Scheme
+				if err := s.UnmarshalText([]byte(name)); err != nil {
+					return Usagef("--scheme: %w", err)
+				}
+				if s == model.SchemeKeyedFlow {
+					return Usagef("--scheme: keyed-flow is not there yet; expect keyed, opot or pot")
+				}
+				if slices.Contains(c.Schemes, s) {
+					return Usagef("--scheme: %s is named twice", s)
+				}
+				c.Schemes = append(c.Schemes, s)
+			}
+			if len(c.Schemes) == 0 {
+				return Usagef("--scheme: name at least one of keyed, opot, pot")
+			}
+			if verbose {
+				c.Log = slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), nil))
+			}
+			return demo.Run(cmd.Context(), c)
+		},
+	}
+	f := cmd.Flags()
+	f.StringSliceVar(&schemes, "scheme", []string{"keyed", "opot"}, "proof schemes to play the scenes for: keyed, opot, pot")
+	f.StringVar(&prefix, "prefix", "", "what names of namespaces and pins start with (default: random)")
+	f.StringVar(&runDir, "run-dir", "", "directory of labs (default: /run/waystamp/lab)")
+	f.BoolVar(&keep, "keep", false, "leave the last lab up and say what to try next")
+	f.BoolVarP(&verbose, "verbose", "v", false, "tell on standard error what the lab does")
+	return cmd
+}

@@ -1,0 +1,35 @@
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+)
+
+func TestExitCode(t *testing.T) {
+	cause := errors.New("no route")
+	for _, c := range []struct {
+		err  error
+		code int
+	}{
+		{nil, ExitDone},
+		{cause, ExitFailed},
+		{&ExitError{Code: ExitRefused}, ExitRefused},
+		{&ExitError{Code: ExitRefused, Err: cause}, ExitRefused},
+		{fmt.Errorf("apply: %w", Usagef("--rnd: %w", cause)), ExitUsage},
+		{errors.Join(&ExitError{Code: ExitRefused}, cause), ExitRefused},
+	} {
+		if got := ExitCode(c.err); got != c.code {
+			t.Errorf("%v: exit %d, want %d", c.err, got, c.code)
+		}
+	}
+	if err := afterResult(&ExitError{Code: ExitRefused}, cause); ExitCode(err) != ExitRefused || err.Error() != "no route" {
+		t.Errorf("after a refusal: exit %d, %v", ExitCode(err), err)
+	}
+	if err := afterResult(nil, cause); !errors.Is(err, cause) || ExitCode(err) != ExitFailed {
+		t.Errorf("after a success: %v", err)
+	}
+	if !errors.Is(Usagef("x: %w", cause), cause) {
+		t.Error("the cause is lost")
+	}
+}

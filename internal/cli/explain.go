@@ -1,0 +1,138 @@
+package cli
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net/netip"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/waystamp/waystamp/internal/event"
+	"github.com/waystamp/waystamp/internal/explain"
+	"github.com/waystamp/waystamp/internal/plan"
+)
+
+type explainOptions struct {
+	paths  string
+	names  []string
+	output string
+}
+
+// NewExplainCommand is "waystamp explain".
+func NewExplainCommand() *cobra.Command {
+	var o explainOptions
+	cmd := &cobra.Command{
+		Use:   "explain --paths FILE [EVENTS]",
+		Short: "Say what refused packets show",
+		Long: `Say in a sentence what each refused packet shows. EVENTS is a file of events as
+waystamp watch -o json prints them, one JSON object a line; without it, or with -,
+they are read from standard input.
+
+The paths file holds the secrets of all hops. With them everything is tried that
+may have happened to a packet: hops left out, in another order or visited again,
+secrets of another epoch or chain, a bit changed on the way. What is said gives
+exactly the values that the packet carried; if nothing does, that is said.`,
+		Example: `  waystamp watch -o json | waystamp explain --paths paths.json
+  waystamp explain --paths paths.json --name fc00:0:0:401::=r4 events.jsonl`,
+		Args: UsageArgs(cobra.MaximumNArgs(1)),
+		RunE: func(cmd *cobra.Command, args []string) error { return o.run(cmd, args) },
+	}
+	f := cmd.Flags()
+	f.StringVar(&o.paths, "paths", "", "`file` with the secrets of all paths, as waystamp plan writes it")
+	f.StringArrayVar(&o.names, "name", nil, "`SID=NAME` of something that is no part of the domain; several are possible")
+	f.StringVarP(&o.output, "output", "o", "text", "`format`: text, or json (one object a line)")
+	return cmd
+}
+
+func (o *explainOptions) run(cmd *cobra.Command, args []string) (err error) {
+	if o.paths == "" {
+		return Usagef("--paths is missing; see waystamp explain --help")
+	}
+	var render func(io.Writer, explain.Explanation) error
+	switch o.output {
+	case "text":
+		render = renderExplanation
+	case "json":
+		render = func(w io.Writer, x explain.Explanation) error { return json.NewEncoder(w).Encode(x) }
+	default:
+		return Usagef("--output is %q; expect text or json", o.output)
+	}
+	names, err := parseNames(o.names)
+	if err != nil {
+		return err
+	}
+	b, err := os.ReadFile(o.paths)
+	if err != nil {
+		return notFoundIsUsage(fmt.Errorf("read the paths: %w", err))
+	}
+	paths, err := plan.DecodePaths(b)
+	if err != nil {
+		return Usagef("paths %s: %w", o.paths, err)
+	}
+
+	in, name := cmd.InOrStdin(), "standard input"
+	if len(args) == 1 && args[0] != "-" {
+		f, err := os.Open(args[0])
+		if err != nil {
+			return notFoundIsUsage(fmt.Errorf("read events: %w", err))
+		}
+		defer f.Close() // read only: nothing can be lost
+		in, name = f, args[0]
+	}
+	n := 0
+	for e, err := range event.Read(in) {
+		if err != nil {
+			return Usagef("events in %s: %w", name, err)
+		}
+		n++
+		if err := render(cmd.OutOrStdout(), explain.Explain(e, paths, names)); err != nil {
+			return fmt.Errorf("write the explanation: %w", err)
+		}
+	}
+	if n == 0 {
+		fmt.Fprintf(cmd.ErrOrStderr(), "there are no events in %s\n", name)
+	}
+	return nil
+}
+
+// notFoundIsUsage: a file that is not there was named wrongly.
+func notFoundIsUsage(err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return &ExitError{Code: ExitUsage, Err: err}
+	}
+	return err
+}
+
+func parseNames(flags []string) (explain.Names, error) {
+	names := explain.Names{}
+	for _, f := range flags {
+		sid, name, ok := strings.Cut(f, "=")
+		if !ok || name == "" {
+			return nil, Usagef("--name: %q is not of the form SID=NAME", f)
+		}
+		a, err := netip.ParseAddr(sid)
+		if err != nil || !a.Is6() || a.Zone() != "" {
+			return nil, Usagef("--name: %q is not an IPv6 address", sid)
+		}
+		names[a] = name
+	}
+	return names, nil
+}
+
+func renderExplanation(w io.Writer, x explain.Explanation) error {
+	where := x.Node
+	if x.Interface != "" {
+		where += " " + x.Interface
+	}
+	verdict := "refused"
+	if x.Reported {
+		verdict = "reported"
+	}
+	_, err := fmt.Fprintf(w, "%s %s (%s): %s\n", where, verdict, x.Reason, x.Sentence)
+	return err
+}

@@ -1,0 +1,166 @@
+package cli
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"strconv"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+
+	"github.com/waystamp/waystamp/internal/agent"
+	"github.com/waystamp/waystamp/internal/model"
+)
+
+// NewGetCommand is "waystamp get".
+func NewGetCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "get",
+		Short: "Read what a node's agent knows",
+	}
+	cmd.AddCommand(
+		newGetCommand("refusals", "Packets refused, by reason", renderRefusals),
+		newGetCommand("paths", "Packets stamped and verified, by path", renderPaths),
+		newGetCommand("interfaces", "What is attached to which interface", renderInterfaces),
+	)
+	return cmd
+}
+
+// getRenderer asks an agent and writes the answer.
+type getRenderer func(cmd *cobra.Command, c *agent.Client, asJSON bool) error
+
+func newGetCommand(noun, short string, render getRenderer) *cobra.Command {
+	var socket, output string
+	cmd := &cobra.Command{
+		Use:   noun,
+		Short: short,
+		Args:  UsageArgs(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if output != "table" && output != "json" {
+				return Usagef("--output is %q; expect table or json", output)
+			}
+			c := agent.NewClient(socket)
+			defer c.Close()
+			return render(cmd, c, output == "json")
+		},
+	}
+	socketFlag(cmd, &socket)
+	cmd.Flags().StringVarP(&output, "output", "o", "table", "`format` of the result: table or json")
+	return cmd
+}
+
+func renderRefusals(cmd *cobra.Command, c *agent.Client, asJSON bool) error {
+	v, err := c.Counters(cmd.Context())
+	if err != nil {
+		return err
+	}
+	if asJSON {
+		return writeJSON(cmd.OutOrStdout(), versioned{"node": v.Node, "refusals": v.Refusals})
+	}
+	return writeTable(cmd.OutOrStdout(), func(row func(...any)) {
+		row("REASON", "DROPPED", "REPORTED", "WHAT THE PACKET WAS LIKE")
+		for _, r := range v.Refusals {
+			row(r.Reason, r.Dropped, r.Reported, r.Text)
+		}
+	})
+}
+
+func renderPaths(cmd *cobra.Command, c *agent.Client, asJSON bool) error {
+	v, err := c.Counters(cmd.Context())
+	if err != nil {
+		return err
+	}
+	if asJSON {
+		return writeJSON(cmd.OutOrStdout(), versioned{"node": v.Node, "paths": v.Paths})
+	}
+	return writeTable(cmd.OutOrStdout(), func(row func(...any)) {
+		row("CHAIN", "DIRECTION", "ROLE", "FUNCTION", "PACKETS", "FRAMES", "BYTES")
+		for _, p := range v.Paths {
+			row(p.Chain, p.Direction, p.Role, orDash(p.Function), p.Packets, p.Frames, p.Bytes)
+		}
+	})
+}
+
+func renderInterfaces(cmd *cobra.Command, c *agent.Client, asJSON bool) error {
+	s, err := c.Status(cmd.Context())
+	if err != nil {
+		return err
+	}
+	if asJSON {
+		return writeJSON(cmd.OutOrStdout(), versioned{"node": s.Node, "interfaces": s.Interfaces})
+	}
+	return writeTable(cmd.OutOrStdout(), func(row func(...any)) {
+		row("INTERFACE", "ROLE", "UNMATCHED", "DATAPATH", "TC", "XDP")
+		for _, i := range s.Interfaces {
+			unmatched := "-"
+			if i.Role == model.RoleEdge {
+				unmatched = i.Unmatched
+			}
+			row(i.Name, i.Role, unmatched, i.Datapath, attachedText(i.TC), attachedText(i.XDP))
+		}
+	})
+}
+
+func attachedText(b bool) string {
+	if b {
+		return "attached"
+	}
+	return "-"
+}
+
+func orDash(s string) string {
+	if s == "" {
+		return "-"
+	}
+	return s
+}
+
+// versioned is a result as JSON; it says the version of its format.
+type versioned map[string]any
+
+func writeJSON(out io.Writer, v versioned) error {
+	v["version"] = 1
+	return json.NewEncoder(out).Encode(v)
+}
+
+// writeTable aligns columns: those of numbers to the right.
+func writeTable(out io.Writer, rows func(row func(...any))) error {
+	var cells [][]string
+	var numbers []bool
+	rows(func(values ...any) {
+		var line []string
+		for i, v := range values {
+			if i == len(numbers) {
+				numbers = append(numbers, false)
+			}
+			if n, ok := v.(uint64); ok {
+				numbers[i] = true
+				line = append(line, strconv.FormatUint(n, 10))
+				continue
+			}
+			line = append(line, fmt.Sprint(v))
+		}
+		cells = append(cells, line)
+	})
+	widths := make([]int, len(numbers))
+	for _, line := range cells {
+		for i, c := range line {
+			widths[i] = max(widths[i], len(c))
+		}
+	}
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	for _, line := range cells {
+		for i, c := range line {
+			if numbers[i] {
+				c = fmt.Sprintf("%*s", widths[i], c)
+			}
+			sep := "\t"
+			if i == len(line)-1 {
+				sep = "\n"
+			}
+			fmt.Fprint(w, c+sep)
+		}
+	}
+	return w.Flush()
+}

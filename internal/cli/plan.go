@@ -1,0 +1,108 @@
+package cli
+
+import (
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"github.com/waystamp/waystamp/internal/manifest"
+	"github.com/waystamp/waystamp/internal/plan"
+)
+
+// NewPlanCommand is "waystamp plan".
+func NewPlanCommand() *cobra.Command {
+	var o planCommand
+	cmd := &cobra.Command{
+		Use:   "plan -f FILE",
+		Short: "Compile and check a domain's file, without touching anything",
+		Long: `Compile a domain's file into what each node would hold, and show it: paths with
+their segment lists and SIDs, what their headers cost, the MTU and TCP MSS that
+are left, the memory that a replay window will take at the egress. No secret is shown.
+
+With --out the plans are written, for "waystamp agent --plan": DIR/nodes/NAME.json
+for each node, with its own secrets only, and DIR/paths.json with all secrets,
+which stays with whoever plans. Run again, it keeps the SIDs and the secrets of
+paths that did not change, and gives the others fresh secrets and their next
+epoch. A file is replaced in one step, and only if it changes.
+
+Exit code 1 if the file is refused: every problem is shown with its place.`,
+		Example: `  waystamp plan -f examples/paper.yaml
+  waystamp plan -f examples/paper.yaml -o json
+  waystamp plan -f domain.yaml --out /var/lib/waystamp/plan`,
+		Args: UsageArgs(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd) },
+	}
+	cmd.Flags().StringVarP(&o.file, "file", "f", "", "domain `file`; - is standard input")
+	cmd.Flags().StringVarP(&o.output, "output", "o", "table", "`format` of the result: table or json")
+	cmd.Flags().StringVar(&o.out, "out", "", "`directory` to write plans to; made if need be")
+	return cmd
+}
+
+type planCommand struct {
+	file, output, out string
+}
+
+func (o *planCommand) run(cmd *cobra.Command) error {
+	if o.file == "" {
+		return Usagef("-f is missing; name the domain's file, as in waystamp plan -f examples/paper.yaml")
+	}
+	if o.output != "table" && o.output != "json" {
+		return Usagef("-o %q is not a format; expect table or json", o.output)
+	}
+	if cmd.Flags().Changed("out") && o.out == "" {
+		return Usagef("--out is empty; name a directory")
+	}
+	m, err := readManifest(o.file, cmd.InOrStdin(), cmd.ErrOrStderr())
+	if err != nil {
+		return err
+	}
+	var d *plan.Domain
+	if o.out == "" {
+		d, err = plan.Compile(m.Domain, plan.NewKeyring(rand.Reader, nil))
+	} else {
+		d, err = writePlans(o.out, m.Domain, cmd.ErrOrStderr())
+	}
+	if err != nil {
+		return err
+	}
+	view := newPlanView(d, o.out != "")
+	if o.output == "json" {
+		return view.json(cmd.OutOrStdout())
+	}
+	return view.table(cmd.OutOrStdout())
+}
+
+// readManifest reads a domain's file, or stdin for "-", and prints its warnings.
+func readManifest(name string, stdin io.Reader, stderr io.Writer) (manifest.Manifest, error) {
+	in := stdin
+	if name == "-" {
+		name = "<stdin>"
+	} else {
+		f, err := os.Open(name)
+		if err != nil {
+			return manifest.Manifest{}, fmt.Errorf("read the domain's file: %w", err)
+		}
+		defer f.Close()
+		in = f
+	}
+	// One byte more than is allowed is enough to be refused.
+	src, err := io.ReadAll(io.LimitReader(in, manifest.SourceMax+1))
+	if err != nil {
+		return manifest.Manifest{}, fmt.Errorf("read the domain's file: %w", err)
+	}
+	m, err := manifest.Parse(name, src)
+	if err != nil {
+		if e, ok := errors.AsType[*manifest.Error](err); ok && len(e.Problems) > 1 {
+			return manifest.Manifest{}, fmt.Errorf("%w\n%s has %d problems", err, name, len(e.Problems))
+		}
+		return manifest.Manifest{}, err
+	}
+	for _, w := range m.Warnings {
+		fmt.Fprintf(stderr, "%s:%d:%d: warning: %s\n", name, w.Line, w.Column, w)
+	}
+	return m, nil
+}

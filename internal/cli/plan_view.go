@@ -1,0 +1,220 @@
+package cli
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/netip"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/waystamp/waystamp/internal/model"
+	"github.com/waystamp/waystamp/internal/plan"
+)
+
+// The replay window that an egress will have: packets that it tells apart per lane, and the
+// bytes that each takes.
+const (
+	replayWindow     = 1024
+	replayEntryBytes = 2
+)
+
+// Bytes of IPv6 and TCP headers in front of a TCP segment.
+const tcpHeaders = 40 + 20
+
+// planView is a compiled domain without its secrets, as -o json prints it.
+type planView struct {
+	Version int            `json:"version"`
+	Block   netip.Prefix   `json:"block"`
+	Paths   []planPathView `json:"paths"`
+	Nodes   []planNodeView `json:"nodes"`
+}
+
+type planPathView struct {
+	Chain       string            `json:"chain"`
+	Direction   model.Direction   `json:"direction"`
+	Path        string            `json:"path"`
+	Epoch       *uint8            `json:"epoch,omitempty"` // of plans that were written
+	Scheme      model.Scheme      `json:"scheme"`
+	OnViolation model.OnViolation `json:"on_violation"`
+	Destination netip.Prefix      `json:"destination,omitzero"`
+	Source      netip.Prefix      `json:"source,omitzero"`
+	Ingress     []planIngressView `json:"ingress"`
+	Segments    []planSegmentView `json:"segments"`
+	Overhead    int               `json:"overhead_bytes"`
+	MTU         int               `json:"mtu_bytes,omitempty"`
+	MSS         int               `json:"tcp_mss_bytes,omitempty"`
+	Lanes       int               `json:"lanes"`
+	Replay      int               `json:"replay_window_bytes"` // per live epoch
+
+	match model.Match
+}
+
+type planIngressView struct {
+	Node  string `json:"node"`
+	Lane  uint16 `json:"lane"`
+	Lanes uint16 `json:"lanes"`
+}
+
+type planSegmentView struct {
+	Position int        `json:"position"`
+	Node     string     `json:"node"`
+	Function string     `json:"function,omitempty"` // none: the egress
+	SID      netip.Addr `json:"sid"`
+}
+
+type planNodeView struct {
+	Name      string       `json:"name"`
+	Address   netip.Addr   `json:"address"`
+	Locator   netip.Prefix `json:"locator"`
+	SIDs      int          `json:"sids"`
+	Room      int          `json:"sids_max"`
+	Headends  int          `json:"headends"`
+	Endpoints int          `json:"endpoints"`
+	Egresses  int          `json:"egresses"`
+	Replay    int          `json:"replay_window_bytes"` // per live epoch of each path
+}
+
+func newPlanView(d *plan.Domain, epochs bool) planView {
+	v := planView{Version: 1, Block: d.Block, Paths: []planPathView{}, Nodes: []planNodeView{}}
+	replay := map[string]int{}
+	for _, p := range d.Paths {
+		pv := planPathView{
+			Chain:       p.Chain,
+			Direction:   p.Direction,
+			Path:        fmt.Sprintf("0x%08x", p.Path),
+			Scheme:      p.Scheme,
+			OnViolation: p.OnViolation,
+			Destination: p.Match.Destination,
+			Source:      p.Match.Source,
+			Overhead:    model.OuterLen(len(p.Segments())),
+			MTU:         p.MTU,
+			match:       p.Match,
+		}
+		if epochs {
+			pv.Epoch = &p.Epoch
+		}
+		if p.MTU > 0 {
+			pv.MSS = p.MTU - tcpHeaders
+		}
+		for _, in := range p.Ingress {
+			pv.Ingress = append(pv.Ingress, planIngressView{in.Node, in.Lane, in.Lanes})
+			pv.Lanes += int(in.Lanes)
+		}
+		pv.Replay = pv.Lanes * replayWindow * replayEntryBytes
+		for j, h := range p.Hops[1:] {
+			pv.Segments = append(pv.Segments, planSegmentView{j + 1, h.Node, h.Function, h.SID})
+		}
+		replay[p.Hops[len(p.Hops)-1].Node] += pv.Replay
+		v.Paths = append(v.Paths, pv)
+	}
+	for _, n := range d.Nodes {
+		v.Nodes = append(v.Nodes, planNodeView{
+			Name:      n.Name,
+			Address:   n.Address,
+			Locator:   n.Locator,
+			SIDs:      len(n.Endpoints) + len(n.Egresses),
+			Room:      model.Room(n.Locator),
+			Headends:  len(n.Headends),
+			Endpoints: len(n.Endpoints),
+			Egresses:  len(n.Egresses),
+			Replay:    replay[n.Name],
+		})
+	}
+	return v
+}
+
+func (v planView) json(w io.Writer) error {
+	e := json.NewEncoder(w)
+	e.SetIndent("", "  ")
+	return e.Encode(v)
+}
+
+func (v planView) table(w io.Writer) error {
+	var b strings.Builder
+	for _, p := range v.Paths {
+		p.table(&b)
+		b.WriteByte('\n')
+	}
+	t := planTable{head: []string{"NODE", "ADDRESS", "LOCATOR", ">SIDS", ">OF", ">HEADENDS", ">ENDPOINTS", ">EGRESSES", ">REPLAY BYTES"}}
+	for _, n := range v.Nodes {
+		t.add(n.Name, n.Address, n.Locator, n.SIDs, n.Room, n.Headends, n.Endpoints, n.Egresses, n.Replay)
+	}
+	t.write(&b, "")
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+func (p planPathView) table(b *strings.Builder) {
+	fmt.Fprintf(b, "chain %s, %s: path %s", p.Chain, p.Direction, p.Path)
+	if p.Epoch != nil {
+		fmt.Fprintf(b, ", epoch %d", *p.Epoch)
+	}
+	fmt.Fprintf(b, ", proof %s, on violation %s\n", p.Scheme, p.OnViolation)
+	fmt.Fprintf(b, "  takes %s\n", p.match)
+	t := planTable{head: []string{">POSITION", "NODE", "FUNCTION", "SID"}}
+	for _, in := range p.Ingress {
+		t.add(0, in.Node, fmt.Sprintf("(headend, lanes %d-%d)", in.Lane, in.Lane+in.Lanes-1), "")
+	}
+	for _, s := range p.Segments {
+		function := s.Function
+		if function == "" {
+			function = "(egress)"
+		}
+		t.add(s.Position, s.Node, function, s.SID)
+	}
+	t.write(b, "  ")
+	fmt.Fprintf(b, "  headers take %d bytes; ", p.Overhead)
+	if p.MTU > 0 {
+		fmt.Fprintf(b, "MTU of packets %d, MSS of TCP %d bytes\n", p.MTU, p.MSS)
+	} else {
+		b.WriteString("the MTU is not known: no core interface on the way declares one\n")
+	}
+	fmt.Fprintf(b, "  a replay window at %s will take %d bytes per live epoch (%d lanes of %d bytes)\n",
+		p.Segments[len(p.Segments)-1].Node, p.Replay, p.Lanes, replayWindow*replayEntryBytes)
+}
+
+// planTable is rows of cells. A column whose head starts with > is aligned
+// right.
+type planTable struct {
+	head []string
+	rows [][]string
+}
+
+func (t *planTable) add(cells ...any) {
+	row := make([]string, len(cells))
+	for i, c := range cells {
+		row[i] = fmt.Sprint(c)
+	}
+	t.rows = append(t.rows, row)
+}
+
+func (t *planTable) write(b *strings.Builder, indent string) {
+	right := make([]bool, len(t.head))
+	head := make([]string, len(t.head))
+	width := make([]int, len(t.head))
+	for i, h := range t.head {
+		head[i], right[i] = strings.CutPrefix(h, ">")
+	}
+	rows := append([][]string{head}, t.rows...)
+	for _, row := range rows {
+		for i, c := range row {
+			width[i] = max(width[i], utf8.RuneCountInString(c))
+		}
+	}
+	for _, row := range rows {
+		line := indent
+		for i, c := range row {
+			if i > 0 {
+				line += "  "
+			}
+			pad := strings.Repeat(" ", width[i]-utf8.RuneCountInString(c))
+			if right[i] {
+				line += pad + c
+			} else {
+				line += c + pad
+			}
+		}
+		b.WriteString(strings.TrimRight(line, " ") + "\n")
+	}
+}

@@ -1,0 +1,237 @@
+package dataplane
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/waystamp/waystamp/internal/plan"
+)
+
+// applyLocked makes n the plan in force on the interfaces bs. missing are the
+// problems that there are already.
+func (d *Dataplane) applyLocked(n plan.Node, bs []binding, missing []error) error {
+	cfg, err := encodeConfig(n)
+	if err != nil {
+		return err
+	}
+	if _, err := need(n).size(); err != nil {
+		return err
+	}
+	if err := d.dropDeadLinks(); err != nil {
+		return err
+	}
+	var problems []error
+	if d.gen != nil && d.gen.identity == identityOf(cfg) {
+		problems, err = d.applyInPlace(n, bs)
+		if errors.Is(err, errCapacity) {
+			problems, err = d.applyAnew(n, cfg, bs)
+		}
+	} else {
+		problems, err = d.applyAnew(n, cfg, bs)
+	}
+	if err != nil {
+		return err
+	}
+	d.node, d.bindings = &n, bs
+	d.events.label(n.Name, bs)
+	d.problems = append(missing, problems...)
+	return nil
+}
+
+// applyInPlace changes the maps of the generation that is at work.
+func (d *Dataplane) applyInPlace(n plan.Node, bs []binding) (problems []error, err error) {
+	g := d.gen
+	if err := g.repin(); err != nil {
+		return nil, err
+	}
+	wantsXDP := func(b binding) bool { return b.triesXDP() && d.hasXDP(b) }
+	problems, before, want, err := d.fill(g, n, portTable(bs, wantsXDP))
+	if err != nil {
+		return nil, err
+	}
+	var u undo
+	u.add(func() error { return d.restore(g, before) }, nil)
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, u.run())
+		}
+	}()
+	if err := d.arm(g); err != nil {
+		return nil, err
+	}
+	if err := d.attach(g, bs, &u); err != nil {
+		return nil, err
+	}
+	return append(problems, d.settle(g, bs, want.tables, u)...), nil
+}
+
+// applyAnew builds a generation beside the one at work and moves the links over.
+func (d *Dataplane) applyAnew(n plan.Node, cfg wsConfig, bs []binding) (problems []error, err error) {
+	old := d.gen
+	had := newTables()
+	var floor map[counterKey]uint64
+	if old != nil {
+		if had, err = old.read(); err != nil {
+			return nil, err
+		}
+		if floor, err = old.ceilings(had); err != nil {
+			return nil, err
+		}
+	}
+	l, err := need(n).size()
+	if err != nil {
+		return nil, err
+	}
+	carry := d.carried()
+	ix := newIndexes(l)
+	if s := carry[tableStats]; s != nil && old != nil && old.limits.stats >= l.stats {
+		// Counters go on, so each path keeps its own.
+		l.stats = old.limits.stats
+		ix = recoverIndexes(had, l, nil)
+		ix.counters = newAllocator[counterKey](l.counters)
+	} else {
+		delete(carry, tableStats)
+	}
+	want, err := desire(n, portTable(bs, d.hasXDP), d.local, newTables(), ix)
+	if errors.Is(err, errCapacity) {
+		delete(carry, tableStats)
+		if l, err = need(n).size(); err != nil {
+			return nil, err
+		}
+		want, err = desire(n, portTable(bs, d.hasXDP), d.local, newTables(), newIndexes(l))
+	}
+	if err != nil {
+		return nil, err
+	}
+
+	g, err := d.buildGeneration(cfg, l, carry)
+	if err != nil {
+		return nil, err
+	}
+	var u undo
+	u.add(func() error { return errors.Join(g.close(), removeTree(g.dir)) }, nil)
+	defer func() {
+		if err != nil {
+			d.gen = old
+			err = errors.Join(err, u.run())
+		}
+	}()
+	if problems, err = d.prepare(g, want, floor); err != nil {
+		return nil, err
+	}
+	if err := d.run(g, changes(newTables(), want.tables)); err != nil {
+		return nil, err
+	}
+	if err := d.arm(g); err != nil {
+		return nil, err
+	}
+	if err := d.commit(g); err != nil {
+		return nil, err
+	}
+	d.gen = g
+	if err := d.attach(g, bs, &u); err != nil {
+		return nil, err
+	}
+	if err := d.events.use(g.maps[tableEvents]); err != nil {
+		return nil, err
+	}
+
+	// From here on the new generation is at work; nothing is taken back.
+	problems = append(problems, d.settle(g, bs, want.tables, u)...)
+	if err := old.close(); err != nil {
+		problems = append(problems, err)
+	}
+	return problems, nil
+}
+
+// carried are the maps that a new generation may take over from the one at
+// work. The caller does not own them.
+func (d *Dataplane) carried() map[table]*ebpf.Map {
+	out := map[table]*ebpf.Map{}
+	if d.gen == nil {
+		return out
+	}
+	for _, t := range observed {
+		out[t] = d.gen.maps[t]
+	}
+	return out
+}
+
+// fill brings the maps of g to what a plan wants. On an error they are as they
+// were.
+func (d *Dataplane) fill(g *generation, n plan.Node, ports map[uint32]port) (problems []error, before tables, want wanted, err error) {
+	if before, err = g.read(); err != nil {
+		return nil, tables{}, wanted{}, err
+	}
+	spent, err := g.spentCounters(before)
+	if err != nil {
+		return nil, tables{}, wanted{}, err
+	}
+	if ports == nil {
+		ports = before.ports
+	}
+	want, err = desire(n, ports, d.local, before, recoverIndexes(before, g.limits, spent))
+	if err != nil {
+		return nil, tables{}, wanted{}, err
+	}
+	floor, err := g.ceilings(before)
+	if err != nil {
+		return nil, tables{}, wanted{}, err
+	}
+	if problems, err = d.prepare(g, want, floor); err != nil {
+		return nil, tables{}, wanted{}, err
+	}
+	if err := d.run(g, changes(before, want.tables)); err != nil {
+		return nil, tables{}, wanted{}, errors.Join(err, undo{{back: func() error { return d.restore(g, before) }}}.run())
+	}
+	return problems, before, want, nil
+}
+
+// restore brings the maps back to a state that they had.
+func (d *Dataplane) restore(g *generation, before tables) error {
+	now, err := g.read()
+	if err != nil {
+		return err
+	}
+	quiet := Dataplane{} // a step that a test breaks is broken once, not here again
+	if err := quiet.run(g, append(changes(now, before), portsRemoved(now, before)...)); err != nil {
+		return fmt.Errorf("restore the maps: %w", err)
+	}
+	return nil
+}
+
+// updateMapsLocked brings the maps to the plan, without a look at interfaces.
+func (d *Dataplane) updateMapsLocked(n plan.Node) error {
+	_, _, _, err := d.fill(d.gen, n, nil)
+	return err
+}
+
+// settle finishes what cannot open a hole and need not be taken back: which
+// devices take redirects, what is attached where the plan has nothing, and older
+// generations.
+func (d *Dataplane) settle(g *generation, bs []binding, have tables, u undo) (problems []error) {
+	try := func(err error) {
+		if err != nil {
+			problems = append(problems, err)
+		}
+	}
+	try(u.keep())
+	want := have
+	want.ports = portTable(bs, func(b binding) bool { return b.triesXDP() && d.hasXDP(b) })
+	try(d.run(g, changes(have, want)))
+	gone := d.surplus(bs)
+	for _, k := range gone {
+		try(d.detachOne(k))
+	}
+	now := have
+	now.ports = map[uint32]port{}
+	try(readMap(g, tablePorts, now.ports))
+	try(d.run(g, portsRemoved(now, want)))
+	if len(gone) > 0 {
+		try(g.flushNexthops()) // ways out through them
+	}
+	try(d.removeOthers(g))
+	return problems
+}

@@ -1,0 +1,174 @@
+package dataplane
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/waystamp/waystamp/internal/abi"
+	"github.com/waystamp/waystamp/internal/model"
+)
+
+// Counts is what the programs have counted since they were first loaded.
+type Counts struct {
+	Refusals []RefusalCount `json:"refusals"` // by reason; those that occurred
+	Paths    []PathCount    `json:"paths"`    // in the plan's order
+}
+
+// RefusalCount counts the packets refused for one reason.
+type RefusalCount struct {
+	Reason   abi.Reason `json:"reason"`
+	Text     string     `json:"text"`
+	Dropped  uint64     `json:"dropped"`
+	Reported uint64     `json:"reported"` // counted and let go on
+}
+
+// Role is a node's part in a path.
+type Role string
+
+const (
+	RoleHeadend  Role = "headend"
+	RoleEndpoint Role = "endpoint"
+	RoleEgress   Role = "egress"
+)
+
+// PathCount counts what a node has done for a path in one of its roles: stamped
+// as headend or endpoint, verified as egress. All epochs together.
+type PathCount struct {
+	Role      Role            `json:"role"`
+	Chain     string          `json:"chain"`
+	Direction model.Direction `json:"direction"`
+	Path      uint32          `json:"path"`
+	Function  string          `json:"function,omitempty"`
+	SID       *netip.Addr     `json:"sid,omitempty"` // a headend has none
+	Packets   uint64          `json:"packets"`       // super-packets count once
+	Frames    uint64          `json:"frames"`        // what they are on a wire
+	Bytes     uint64          `json:"bytes"`         // of the inner packets
+}
+
+// Counters reads all counters. They do not start again when the agent does.
+func (d *Dataplane) Counters() (Counts, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	out := Counts{Refusals: []RefusalCount{}, Paths: []PathCount{}}
+	if d.gen == nil {
+		return out, nil
+	}
+	if err := d.gen.readRefusals(&out); err != nil {
+		return Counts{}, err
+	}
+	if d.node == nil {
+		return out, nil
+	}
+	return out, d.readPathsLocked(&out)
+}
+
+func (g *generation) readRefusals(out *Counts) error {
+	m := g.maps[tableRefusals]
+	for i := range m.MaxEntries() {
+		var each []refusal
+		if err := m.Lookup(i, &each); err != nil {
+			return fmt.Errorf("read entry %d of map %s: %w", i, tableRefusals, err)
+		}
+		c := RefusalCount{Reason: abi.Reason(i), Text: abi.Reason(i).Text()}
+		for _, r := range each {
+			c.Dropped += r.Dropped
+			c.Reported += r.Reported
+		}
+		if c.Dropped+c.Reported > 0 {
+			out.Refusals = append(out.Refusals, c)
+		}
+	}
+	return nil
+}
+
+func (d *Dataplane) readPathsLocked(out *Counts) error {
+	have := newTables()
+	if err := errors.Join(readMap(d.gen, tableHeadends, have.headends), readMap(d.gen, tableHops, have.hops)); err != nil {
+		return err
+	}
+	index := recoverIndexes(have, d.gen.limits, nil).stats.have
+	seen := map[statsKey]bool{}
+	add := func(k statsKey, c PathCount) error {
+		i, ok := index[k]
+		if !ok || seen[k] {
+			return nil
+		}
+		seen[k] = true
+		var each []stats
+		if err := d.gen.maps[tableStats].Lookup(i, &each); err != nil {
+			return fmt.Errorf("read entry %d of map %s: %w", i, tableStats, err)
+		}
+		for _, s := range each {
+			c.Packets += s.Packets
+			c.Frames += s.Frames
+			c.Bytes += s.Bytes
+		}
+		out.Paths = append(out.Paths, c)
+		return nil
+	}
+	for _, h := range d.node.Headends {
+		if err := add(statsKey{path: be32(h.Path)}, PathCount{
+			Role: RoleHeadend, Chain: h.Chain, Direction: h.Direction, Path: h.Path,
+		}); err != nil {
+			return err
+		}
+	}
+	for _, e := range d.node.Endpoints {
+		if err := add(statsKey{upper(e.SID), be32(e.Path)}, PathCount{
+			Role: RoleEndpoint, Chain: e.Chain, Direction: e.Direction, Path: e.Path, Function: e.Function, SID: &e.SID,
+		}); err != nil {
+			return err
+		}
+	}
+	for _, e := range d.node.Egresses {
+		if err := add(statsKey{upper(e.SID), be32(e.Path)}, PathCount{
+			Role: RoleEgress, Chain: e.Chain, Direction: e.Direction, Path: e.Path, SID: &e.SID,
+		}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// InterfaceState is what waystamp does on an interface.
+type InterfaceState struct {
+	Name      string         `json:"name"`
+	Role      model.Role     `json:"role"`
+	Datapath  model.Datapath `json:"datapath"` // as the plan has it
+	Unmatched string         `json:"unmatched,omitempty"`
+	TC        bool           `json:"tc"`  // the program is attached there
+	XDP       bool           `json:"xdp"` // the program is attached there
+}
+
+// Interfaces tells what is attached where, in the plan's order.
+func (d *Dataplane) Interfaces() ([]InterfaceState, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	out := []InterfaceState{}
+	if d.node == nil {
+		return out, nil
+	}
+	alive := map[linkKey]bool{}
+	for k, a := range d.links {
+		index, _, err := linkState(a.link)
+		if err != nil {
+			return nil, err
+		}
+		alive[k] = index != 0
+	}
+	for _, i := range d.node.Interfaces {
+		s := InterfaceState{Name: i.Name, Role: i.Role, Datapath: i.Datapath}
+		if i.Role == model.RoleEdge {
+			s.Unmatched = i.Unmatched.String()
+		}
+		for _, b := range d.bindings {
+			if b.Name == i.Name {
+				s.TC = alive[linkKey{hookTC, b.device.Index}]
+				s.XDP = alive[linkKey{hookXDP, b.device.Index}]
+			}
+		}
+		out = append(out, s)
+	}
+	return out, nil
+}

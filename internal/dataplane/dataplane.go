@@ -1,0 +1,265 @@
+// Package dataplane owns every eBPF object: it loads the programs of bpf/, pins
+// and attaches them, keeps their maps equal to a node's plan, replaces them
+// without a gap, and reads what they count and report. It decides nothing about
+// chains (internal/plan does) and touches no addresses, routes or devices
+// (internal/host does). The agent calls it; NewEngine is for `waystamp pot
+// eval`.
+//
+// Programs and maps are pinned and outlive the process. Below
+// PinDir/Instance:
+//
+//	gen-SEQ-HASH/       the maps and programs of one generation
+//	links/HOOK-IFINDEX-NETNS
+//	                    what holds a program of it to an interface
+//	new-RANDOM/         a generation that was never finished
+//
+// A generation is built aside, filled and armed before its directory gets its
+// name; then the links are moved to its programs, one atomic step each. So the
+// generation with the highest number is always whole, and whoever finds links
+// that still hold an older one's programs moves them on.
+//
+// All functions that meet a network interface must run on a thread in the
+// node's network namespace.
+package dataplane
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net/netip"
+	"os"
+	"slices"
+	"sync"
+
+	"github.com/waystamp/waystamp/internal/model"
+	"github.com/waystamp/waystamp/internal/plan"
+)
+
+// DefaultPinDir is where instances are pinned when nothing else is said.
+const DefaultPinDir = "/sys/fs/bpf/waystamp"
+
+// Device is a network interface as it is now.
+type Device struct {
+	Name  string
+	Index int
+	Kind  string // as rtnetlink calls it: "veth", "bridge" …; "device" for hardware
+	MTU   int    // bytes of an IP packet
+}
+
+// Config says where a node's data path lives.
+type Config struct {
+	PinDir   string // on a bpf filesystem; "": DefaultPinDir
+	Instance string // a directory of its own below PinDir
+
+	// StateDir holds what must survive a reboot: the numbers that headends have
+	// given out. It must live as long as the secrets of the plan.
+	StateDir string
+
+	// Devices looks an interface up by its name, in the network namespace of
+	// the calling thread.
+	Devices func(name string) (Device, error)
+
+	Log *slog.Logger
+
+	// before runs before each step that can fail half-way; tests make it fail.
+	before func(step, what string) error
+}
+
+// Steps at which a test can break off.
+const (
+	stepCreateMap   = "create map"
+	stepLoad        = "load programs"
+	stepPin         = "pin"
+	stepReserve     = "reserve numbers"
+	stepChange      = "change a map"
+	stepArm         = "arm"
+	stepCommit      = "rename the new generation"
+	stepLinkUpdate  = "move a link"
+	stepLinkAttach  = "attach"
+	stepLinkDetach  = "detach"
+	stepRemoveOld   = "remove the old generation"
+	stepWriteNumber = "write numbers"
+)
+
+func (c Config) step(step, what string) error {
+	if c.before == nil {
+		return nil
+	}
+	return c.before(step, what)
+}
+
+// DegradedError means that a plan is in force, but not all of it.
+type DegradedError struct {
+	Problems []error
+}
+
+func (e *DegradedError) Error() string {
+	return "in force, but not whole: " + errors.Join(e.Problems...).Error()
+}
+
+// Unwrap gives the problems.
+func (e *DegradedError) Unwrap() []error { return e.Problems }
+
+// Dataplane is the data path of one node. Its methods may be called by several
+// goroutines at once.
+type Dataplane struct {
+	cfg     Config
+	dir     string // PinDir/Instance
+	lock    *os.File
+	numbers *numbers
+
+	mu       sync.Mutex
+	gen      *generation // nil: none yet
+	links    map[linkKey]*attached
+	node     *plan.Node // in force; nil: none since Open
+	bindings []binding  // its interfaces
+	local    []netip.Addr
+	events   *eventSource
+	problems []error
+}
+
+// Open takes hold of an instance: what is pinned of it, if anything. It changes
+// nothing that packets could meet. Only one process at a time can hold an
+// instance.
+func Open(cfg Config) (_ *Dataplane, err error) {
+	if cfg.PinDir == "" {
+		cfg.PinDir = DefaultPinDir
+	}
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	if err := model.CheckName(cfg.Instance); err != nil {
+		return nil, fmt.Errorf("instance %q %w", cfg.Instance, err)
+	}
+	if err := ensurePinDir(cfg.PinDir); err != nil {
+		return nil, err
+	}
+	d := &Dataplane{cfg: cfg, dir: instanceDir(cfg.PinDir, cfg.Instance), events: newEventSource()}
+	if d.lock, err = lockInstance(d.dir, true); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, d.Close())
+		}
+	}()
+	d.numbers = openNumbers(cfg.StateDir)
+	if d.links, err = openLinks(d.dir, cfg.Log); err != nil {
+		return nil, err
+	}
+	if d.gen, err = openGeneration(d.dir, cfg.Log); err != nil {
+		return nil, err
+	}
+	if d.gen != nil {
+		if err := d.events.use(d.gen.maps[tableEvents]); err != nil {
+			return nil, err
+		}
+	}
+	return d, nil
+}
+
+// Close lets go of the instance and leaves its data path at work. Running calls
+// of Events end.
+func (d *Dataplane) Close() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	var errs []error
+	errs = append(errs, d.events.close())
+	for _, l := range d.links {
+		errs = append(errs, l.link.Close())
+	}
+	d.links = nil
+	if d.gen != nil {
+		errs = append(errs, d.gen.close())
+		d.gen = nil
+	}
+	if d.lock != nil {
+		// Only an instance without anything in it goes with its directory.
+		if err := os.Remove(d.dir); err != nil && !errors.Is(err, fs.ErrNotExist) && !isNotEmpty(err) {
+			errs = append(errs, err)
+		}
+		errs = append(errs, d.lock.Close())
+		d.lock = nil
+	}
+	return errors.Join(errs...)
+}
+
+// Apply makes a plan the one in force, on exactly the interfaces that it names.
+// If it cannot, it returns an error and the plan before stays in force; a
+// DegradedError means that the plan is in force except for what it names.
+func (d *Dataplane) Apply(n plan.Node) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	ports, err := resolvePorts(n.Interfaces, d.cfg.Devices)
+	if err != nil {
+		return err
+	}
+	if err := d.applyLocked(n, ports, nil); err != nil {
+		return err
+	}
+	return d.degraded()
+}
+
+// Reconcile brings the kernel back to the plan in force: what others have
+// changed or removed, what became of its interfaces, and headends that run out
+// of numbers. An interface that is not there is reported in a DegradedError; all
+// else is done.
+func (d *Dataplane) Reconcile() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.node == nil {
+		return errors.New("reconcile: no plan is in force")
+	}
+	n := *d.node
+	var there []model.Interface
+	var missing []error
+	for _, i := range n.Interfaces {
+		if _, err := resolvePorts([]model.Interface{i}, d.cfg.Devices); err != nil {
+			missing = append(missing, err)
+			continue
+		}
+		there = append(there, i)
+	}
+	ports, err := resolvePorts(there, d.cfg.Devices)
+	if err != nil {
+		return err
+	}
+	if err := d.applyLocked(n, ports, missing); err != nil {
+		return err
+	}
+	return d.degraded()
+}
+
+// SetLocal tells which addresses are the node's own: traffic to them is never
+// steered and needs no proof.
+func (d *Dataplane) SetLocal(addrs []netip.Addr) error {
+	local := make([]netip.Addr, 0, len(addrs))
+	for _, a := range addrs {
+		if a.Is6() && !a.Is4In6() {
+			local = append(local, a.WithZone(""))
+		}
+	}
+	slices.SortFunc(local, netip.Addr.Compare)
+	local = slices.Compact(local)
+
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	before := d.local
+	d.local = local
+	if d.gen == nil || d.node == nil {
+		return nil
+	}
+	if err := d.updateMapsLocked(*d.node); err != nil {
+		d.local = before
+		return fmt.Errorf("own addresses: %w", err)
+	}
+	return nil
+}
+
+func (d *Dataplane) degraded() error {
+	if len(d.problems) == 0 {
+		return nil
+	}
+	return &DegradedError{slices.Clone(d.problems)}
+}

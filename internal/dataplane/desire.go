@@ -1,0 +1,199 @@
+package dataplane
+
+import (
+	"fmt"
+	"net/netip"
+
+	"github.com/waystamp/waystamp/internal/model"
+	"github.com/waystamp/waystamp/internal/plan"
+)
+
+// chainsMax is WS_CHAINS_MAX of bpf/lib/maps.h, which the maps are sized by.
+const chainsMax = 65536
+
+// wanted is what the maps shall hold, and what must be prepared in the arrays
+// before anything names it.
+type wanted struct {
+	tables
+	freshStats    []uint32              // to be zeroed
+	freshCounters map[uint32]counterKey // to be given numbers, by index
+}
+
+// desire says what the maps of a node shall hold. It is pure: the same plan and
+// the same state before give the same. What it keeps of the state before are
+// the numbers by which entries name each other: ix, and the source classes in
+// have.
+func desire(n plan.Node, ports map[uint32]port, local []netip.Addr, have tables, ix indexes) (wanted, error) {
+	w := wanted{tables: newTables(), freshCounters: map[uint32]counterKey{}}
+	w.ports = ports
+	statsIndex := func(k statsKey) (uint32, error) {
+		i, fresh, err := ix.stats.get(k)
+		if fresh {
+			w.freshStats = append(w.freshStats, i)
+		}
+		return i, err
+	}
+
+	var steer, require []plan.Rule
+	for _, h := range n.Headends {
+		if h.Path == 0 {
+			return wanted{}, partError(h.PathID, "path 0 is no path")
+		}
+		i, _, err := ix.headends.get(be32(h.Path))
+		if err != nil {
+			return wanted{}, err
+		}
+		if _, twice := w.headends[i]; twice {
+			return wanted{}, partError(h.PathID, "the node is its headend twice")
+		}
+		s, err := statsIndex(statsKey{path: be32(h.Path)})
+		if err != nil {
+			return wanted{}, err
+		}
+		key := counterKey{be32(h.Path), h.Epoch}
+		c, fresh, err := ix.counters.get(key)
+		if err != nil {
+			return wanted{}, err
+		}
+		if fresh {
+			w.freshCounters[c] = key
+		}
+		entry, err := encodeHeadend(n, h, s, c)
+		if err != nil {
+			return wanted{}, partError(h.PathID, "headend: %w", err)
+		}
+		w.headends[i] = entry
+		steer = append(steer, plan.Rule{Match: h.Match, Target: i})
+	}
+
+	for _, e := range n.Endpoints {
+		s, err := statsIndex(statsKey{upper(e.SID), be32(e.Path)})
+		if err != nil {
+			return wanted{}, err
+		}
+		entry, err := encodeHop(e, s)
+		if err != nil {
+			return wanted{}, partError(e.PathID, "function %s: %w", e.Function, err)
+		}
+		if err := w.addHop(n, e.PathID, e.SID, entry); err != nil {
+			return wanted{}, err
+		}
+	}
+
+	guarded := map[uint32]model.Match{}
+	for _, e := range n.Egresses {
+		s, err := statsIndex(statsKey{upper(e.SID), be32(e.Path)})
+		if err != nil {
+			return wanted{}, err
+		}
+		h, v, err := encodeEgress(e, s)
+		if err != nil {
+			return wanted{}, partError(e.PathID, "egress: %w", err)
+		}
+		if err := w.addHop(n, e.PathID, e.SID, h); err != nil {
+			return wanted{}, err
+		}
+		k := egressKey{Path: be32(e.Path), Epoch: e.Epoch}
+		if _, twice := w.egresses[k]; twice {
+			return wanted{}, partError(e.PathID, "the node is its egress twice")
+		}
+		w.egresses[k] = v
+		m, again := guarded[e.Path]
+		if again && m != e.Match {
+			return wanted{}, partError(e.PathID, "its epochs match different packets")
+		}
+		if !again {
+			guarded[e.Path] = e.Match
+			require = append(require, plan.Rule{Match: e.Match, Target: be32(e.Path)})
+		}
+	}
+
+	own := make([]dstKey, len(local))
+	for i, a := range local {
+		own[i] = encodeDst(netip.PrefixFrom(a, 128))
+	}
+	w.matchDst, w.matchSrc = expand(steer, have.matchSrc, own)
+	w.guardDst, w.guardSrc = expand(require, have.guardSrc, own)
+	return w, w.checkSizes()
+}
+
+func (w *wanted) addHop(n plan.Node, id plan.PathID, sid netip.Addr, entry hop) error {
+	if id.Path == 0 {
+		return partError(id, "path 0 is no path")
+	}
+	if !sid.Is6() || !n.Locator.Contains(sid) {
+		return partError(id, "SID %s is not in the locator %s of node %s", sid, n.Locator, n.Name)
+	}
+	k := encodeHopKey(sid, id.Path, id.Epoch)
+	if _, twice := w.hops[k]; twice {
+		return partError(id, "SID %s is visited twice", sid)
+	}
+	w.hops[k] = entry
+	w.sids[encodeHopKey(sid, id.Path, 0)] = 1
+	w.sids[encodeHopKey(sid, 0, 0)] = 1
+	return nil
+}
+
+// checkSizes compares with the maps of bpf/lib/maps.h, so that a plan that does
+// not fit is refused before anything is changed.
+func (w *wanted) checkSizes() error {
+	for _, m := range []struct {
+		what      string
+		have, max int
+	}{
+		{"hops (a SID, path and epoch each)", len(w.hops), 2 * chainsMax},
+		{"SIDs and paths", len(w.sids), 4 * chainsMax},
+		{"egresses", len(w.egresses), 2 * chainsMax},
+		{"classification rules by destination", len(w.matchDst), chainsMax},
+		{"classification rules by source", len(w.matchSrc), chainsMax},
+		{"guard rules by destination", len(w.guardDst), chainsMax},
+		{"guard rules by source", len(w.guardSrc), chainsMax},
+		{"interfaces", len(w.ports), 4096},
+	} {
+		if m.have > m.max {
+			return fmt.Errorf("the plan has %d %s, more than the %d that a node holds", m.have, m.what, m.max)
+		}
+	}
+	return nil
+}
+
+func partError(id plan.PathID, format string, args ...any) error {
+	return fmt.Errorf("chain %s, %s, path %#x, epoch %d: %w", id.Chain, id.Direction, id.Path, id.Epoch, fmt.Errorf(format, args...))
+}
+
+// need is how large the arrays must be for a plan.
+func need(n plan.Node) limits {
+	seen := map[statsKey]bool{}
+	for _, h := range n.Headends {
+		seen[statsKey{path: be32(h.Path)}] = true
+	}
+	for _, e := range n.Endpoints {
+		seen[statsKey{upper(e.SID), be32(e.Path)}] = true
+	}
+	for _, e := range n.Egresses {
+		seen[statsKey{upper(e.SID), be32(e.Path)}] = true
+	}
+	return limits{counters: uint32(len(n.Headends)), stats: uint32(len(seen))}
+}
+
+// size chooses the arrays for what a plan needs: room to grow without a new
+// generation, since every change may need new numbers beside the old ones, yet
+// small where a node has little. Every entry costs memory on every CPU.
+func (l limits) size() (limits, error) {
+	fit := func(n, least, most uint32, what string) (uint32, error) {
+		if n > most {
+			return 0, fmt.Errorf("the plan needs %d %s, more than the %d that a node holds", n, what, most)
+		}
+		s := least
+		for s < 2*n && s < most {
+			s *= 2
+		}
+		return s, nil
+	}
+	c, err := fit(l.counters, 64, chainsMax, "headend counters")
+	if err != nil {
+		return limits{}, err
+	}
+	s, err := fit(l.stats, 256, 2*chainsMax, "path counters")
+	return limits{c, s}, err
+}

@@ -1,0 +1,131 @@
+package dataplane
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/cilium/ebpf/link"
+)
+
+// Removed is what Detach has taken away.
+type Removed struct {
+	Links int // programs taken off interfaces
+	// Unguarded are the paths, in ascending order, whose packets the node no
+	// longer demands a proof from.
+	Unguarded []uint32
+}
+
+// Detach removes the data path of an instance for good: its links, programs and
+// maps. It works on a broken one too, and goes on after errors. The error is
+// ErrBusy if an agent holds the instance, ErrNotThere if there is nothing.
+func Detach(cfg Config) (Removed, error) {
+	if cfg.PinDir == "" {
+		cfg.PinDir = DefaultPinDir
+	}
+	dir := instanceDir(cfg.PinDir, cfg.Instance)
+	lock, err := lockInstance(dir, false)
+	if err != nil {
+		return Removed{}, err
+	}
+	defer lock.Close()
+
+	var r Removed
+	var errs []error
+	guarded, used := remains(dir)
+	r.Unguarded = guarded
+
+	entries, err := os.ReadDir(linksDir(dir))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		errs = append(errs, fmt.Errorf("read the pinned links: %w", err))
+	}
+	for _, e := range entries {
+		path := filepath.Join(linksDir(dir), e.Name())
+		l, err := link.LoadPinnedLink(path, nil)
+		if err != nil {
+			continue // not a link: it goes with the directory
+		}
+		if err := cfg.step(stepLinkDetach, e.Name()); err != nil {
+			errs = append(errs, err, l.Close())
+			continue
+		}
+		if err := detachLink(l); err != nil {
+			errs = append(errs, fmt.Errorf("detach %s: %w", e.Name(), err))
+			continue
+		}
+		r.Links++
+	}
+	if err := errors.Join(errs...); err != nil {
+		// What still holds a program must stay findable.
+		return r, err
+	}
+	if cfg.StateDir != "" && used != nil {
+		errs = append(errs, giveBackNumbers(cfg, dir))
+	}
+	errs = append(errs, removeTree(dir))
+	return r, errors.Join(errs...)
+}
+
+// giveBackNumbers records where headends that nothing feeds any more have
+// stopped.
+func giveBackNumbers(cfg Config, dir string) error {
+	if err := waitForPrograms(); err != nil {
+		return err
+	}
+	_, used := remains(dir)
+	return openNumbers(cfg.StateDir).giveBack(used)
+}
+
+// remains reads, as far as it can, which paths a pinned data path guards and
+// how far each of its headends has counted.
+func remains(dir string) (guarded []uint32, used map[counterKey]span) {
+	whole, _, err := generationDirs(dir)
+	if err != nil {
+		return nil, nil
+	}
+	for _, name := range whole {
+		_, id, _ := parseGenerationName(name)
+		if id.objects != identityOf(wsConfig{}).objects {
+			continue // its maps may be laid out in another way
+		}
+		g := &generation{identity: id, dir: filepath.Join(dir, name)}
+		if g.load() != nil {
+			g.close()
+			continue
+		}
+		t, err := g.read()
+		if err == nil {
+			for k := range t.egresses {
+				guarded = append(guarded, fromBE32(k.Path))
+			}
+			used, err = g.usedNumbers(t)
+		}
+		g.close()
+		if err != nil {
+			continue
+		}
+		slices.Sort(guarded)
+		return slices.Compact(guarded), used
+	}
+	return nil, nil
+}
+
+// usedNumbers tells of each headend the span from the last number given out, on
+// whichever CPU, to its ceiling.
+func (g *generation) usedNumbers(have tables) (map[counterKey]span, error) {
+	out := map[counterKey]span{}
+	for _, h := range have.headends {
+		each, err := g.counter(h.Counter)
+		if err != nil {
+			return nil, err
+		}
+		k := counterKey{h.Path, h.Epoch}
+		for _, c := range each {
+			out[k] = span{max(out[k].start, c.Last), max(out[k].ceiling, c.Ceiling)}
+		}
+	}
+	return out, nil
+}

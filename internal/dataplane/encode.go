@@ -1,0 +1,195 @@
+package dataplane
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/waystamp/waystamp/internal/abi"
+	"github.com/waystamp/waystamp/internal/model"
+	"github.com/waystamp/waystamp/internal/plan"
+	"github.com/waystamp/waystamp/internal/pot"
+	"github.com/waystamp/waystamp/internal/srv6"
+)
+
+// nexthopTTL is the life of an entry of the next-hop cache, in nanoseconds: well
+// within the second that a change of routes may take to be seen.
+const nexthopTTL = 500_000_000
+
+// outerHopLimit is what the outer header leaves the headend with.
+const outerHopLimit = 64
+
+// upper is the upper 64 bits of a, as __be64.
+func upper(a netip.Addr) uint64 {
+	b := a.As16()
+	return binary.NativeEndian.Uint64(b[:8])
+}
+
+// upperMask is the mask of a prefix over the upper 64 bits, as __be64.
+func upperMask(bits int) uint64 {
+	if bits >= 64 {
+		return ^uint64(0)
+	}
+	return be64(^(^uint64(0) >> bits))
+}
+
+func encodeConfig(n plan.Node) (wsConfig, error) {
+	for _, p := range []struct {
+		what   string
+		prefix netip.Prefix
+	}{{"block", n.Block}, {"locator", n.Locator}} {
+		if !p.prefix.IsValid() || !p.prefix.Addr().Is6() || p.prefix.Bits() < 1 || p.prefix.Bits() > 64 {
+			return wsConfig{}, fmt.Errorf("%s %s of node %s is not an IPv6 prefix of 1 to 64 bits", p.what, p.prefix, n.Name)
+		}
+	}
+	if !n.Block.Contains(n.Locator.Addr()) || n.Locator.Bits() < n.Block.Bits() {
+		return wsConfig{}, fmt.Errorf("locator %s of node %s is not in the block %s", n.Locator, n.Name, n.Block)
+	}
+	return wsConfig{
+		Block:        upper(n.Block.Masked().Addr()),
+		BlockMask:    upperMask(n.Block.Bits()),
+		Locator:      upper(n.Locator.Masked().Addr()),
+		LocatorMask:  upperMask(n.Locator.Bits()),
+		NexthopTtlNs: nexthopTTL,
+	}, nil
+}
+
+// keyWords are the two little-endian words of a SipHash key.
+func keyWords(k pot.Key) [2]uint64 {
+	return [2]uint64{binary.LittleEndian.Uint64(k[:8]), binary.LittleEndian.Uint64(k[8:])}
+}
+
+func encodeShare(s pot.Share, scheme model.Scheme) (share, error) {
+	switch scheme {
+	case model.SchemeKeyed:
+		return share{Key: keyWords(s.Key)}, nil
+	case model.SchemePoT, model.SchemeOPoT:
+		p := s.Polynomial
+		if err := p.Check(); err != nil {
+			return share{}, err
+		}
+		return share{
+			Prime: p.Prime, Alpha: p.Alpha(), Lpc: p.LPC, LpcShoup: p.LPCShoup(),
+			UpRnd: p.Up.RND, UpCml: p.Up.CML, DownRnd: p.Down.RND, DownCml: p.Down.CML,
+		}, nil
+	}
+	return share{}, fmt.Errorf("this data path does not know the scheme %s", scheme)
+}
+
+func encodeHopKey(sid netip.Addr, path uint32, epoch uint8) hopKey {
+	return hopKey{Sid: upper(sid), Path: be32(path), Epoch: epoch}
+}
+
+func encodeHop(e plan.Endpoint, statsIndex uint32) (hop, error) {
+	s, err := encodeShare(e.Share, e.Scheme)
+	if err != nil {
+		return hop{}, err
+	}
+	return hop{
+		Behaviour: uint8(abi.BehaviourEnd), Scheme: uint8(e.Scheme), Position: e.Share.Position,
+		Stats: statsIndex, Share: s,
+	}, nil
+}
+
+// encodeEgress gives both entries of an egress: the one that its SID is found
+// by, and the verifier's.
+func encodeEgress(e plan.Egress, statsIndex uint32) (hop, egress, error) {
+	h := hop{
+		Behaviour: uint8(abi.BehaviourEndDT46), Scheme: uint8(e.Scheme), Position: uint8(len(e.Segments)),
+		Stats: statsIndex,
+	}
+	v := egress{Segments: uint8(len(e.Segments)), OnViolation: uint8(e.OnViolation)}
+	if err := checkSegments(e.Segments); err != nil {
+		return hop{}, egress{}, err
+	}
+	for i, s := range srv6.Reversed(e.Segments) {
+		v.List[i] = s.As16()
+	}
+	if e.Scheme == model.SchemeKeyed {
+		if len(e.Verifier.Keys) != len(e.Segments) {
+			return hop{}, egress{}, fmt.Errorf("%d keys for %d positions that stamp", len(e.Verifier.Keys), len(e.Segments))
+		}
+		v.Keys = uint8(len(e.Verifier.Keys))
+		for i, k := range e.Verifier.Keys {
+			v.Key[i] = keyWords(k)
+		}
+		return h, v, nil
+	}
+	s, err := encodeShare(e.Share, e.Scheme)
+	if err != nil {
+		return hop{}, egress{}, err
+	}
+	if e.Verifier.Secret >= s.Prime {
+		return hop{}, egress{}, errors.New("the secret is not below the prime")
+	}
+	h.Share, v.Secret = s, e.Verifier.Secret
+	return h, v, nil
+}
+
+func encodeHeadend(n plan.Node, h plan.Headend, statsIndex, counterIndex uint32) (headend, error) {
+	s, err := encodeShare(h.Share, h.Scheme)
+	if err != nil {
+		return headend{}, err
+	}
+	if err := checkSegments(h.Segments); err != nil {
+		return headend{}, err
+	}
+	if h.Lanes == 0 || int(h.Lane)+int(h.Lanes) > abi.RNDLanes {
+		return headend{}, fmt.Errorf("lanes %d to %d are not within 0 to %d", h.Lane, int(h.Lane)+int(h.Lanes)-1, abi.RNDLanes-1)
+	}
+	if h.MTU < 0 {
+		return headend{}, fmt.Errorf("MTU %d is negative", h.MTU)
+	}
+	outer, err := outerHeader(n.Address, h)
+	if err != nil {
+		return headend{}, err
+	}
+	out := headend{
+		OuterLen: uint16(len(outer)), Lane: h.Lane, Lanes: h.Lanes,
+		Scheme: uint8(h.Scheme), Epoch: h.Epoch, Path: be32(h.Path),
+		Counter: counterIndex, Stats: statsIndex, Mtu: uint32(h.MTU), Share: s,
+	}
+	copy(out.Outer[:], outer)
+	return out, nil
+}
+
+// outerHeader is what a headend puts before a packet: IPv6 header, SRH with
+// the whole list, proof TLV. What differs from packet to packet is zero; the
+// program sets it, and the SRH's next header for IPv4 inside.
+func outerHeader(source netip.Addr, h plan.Headend) ([]byte, error) {
+	p := srv6.Packet{
+		Header: srv6.Header{
+			NextHeader: srv6.NextHeaderRoute, HopLimit: outerHopLimit,
+			Source: source, Destination: h.Segments[0],
+		},
+		SRH: &srv6.SRH{
+			NextHeader:   srv6.NextHeaderIPv6,
+			SegmentsLeft: uint8(len(h.Segments) - 1),
+			Segments:     srv6.Reversed(h.Segments),
+			TLVs:         []srv6.TLV{srv6.Proof{Scheme: h.Scheme, Epoch: h.Epoch, Path: h.Path}.TLV()},
+		},
+	}
+	return p.Append(nil)
+}
+
+func checkSegments(s []netip.Addr) error {
+	if len(s) == 0 || len(s) > abi.SegsMax {
+		return fmt.Errorf("%d segments; expect 1 to %d", len(s), abi.SegsMax)
+	}
+	for _, a := range s {
+		if !a.Is6() || a.Is4In6() || a.Zone() != "" {
+			return fmt.Errorf("segment %s is not a plain IPv6 address", a)
+		}
+	}
+	return nil
+}
+
+func encodeDst(p netip.Prefix) dstKey {
+	return dstKey{Prefixlen: uint32(p.Bits()), Addr: p.Masked().Addr().As16()}
+}
+
+// encodeSrc: the class takes the first 32 bits of the prefix.
+func encodeSrc(class uint32, p netip.Prefix) srcKey {
+	return srcKey{Prefixlen: 32 + uint32(p.Bits()), ClassId: be32(class), Addr: p.Masked().Addr().As16()}
+}

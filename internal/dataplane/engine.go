@@ -1,0 +1,259 @@
+package dataplane
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"sync"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/waystamp/waystamp/internal/abi"
+	"github.com/waystamp/waystamp/internal/model"
+	"github.com/waystamp/waystamp/internal/pot"
+	"github.com/waystamp/waystamp/internal/srv6"
+)
+
+// Addresses of the engine's packets. They never leave it: a test run ends with
+// the program's verdict.
+const (
+	engineBlock   = "3fff:0:0::/48"
+	engineLocator = "3fff:0:0:100::/56"
+	engineSID     = "3fff:0:0:101::"
+	engineNext    = "3fff:0:0:200::"
+	engineSource  = "3fff:1::1"
+	engineInner   = "3fff:2::1"
+)
+
+// engine is a pot.Engine that runs the program of core interfaces, the one that
+// ships, on one packet per hop. It is attached to nothing and pinned nowhere.
+type engine struct {
+	mu   sync.Mutex
+	maps map[string]*ebpf.Map
+	prog *ebpf.Program
+}
+
+var _ pot.Engine = (*engine)(nil)
+
+// NewEngine loads the program. The second result releases it again.
+func NewEngine() (pot.Engine, func() error, error) {
+	if err := checkCapabilities(); err != nil {
+		return nil, nil, err
+	}
+	spec, err := loadCoreTC()
+	if err != nil {
+		return nil, nil, fmt.Errorf("read the object of %s: %w", progCoreTC, err)
+	}
+	block, locator := netip.MustParsePrefix(engineBlock), netip.MustParsePrefix(engineLocator)
+	cfg := wsConfig{
+		Block: upper(block.Addr()), BlockMask: upperMask(block.Bits()),
+		Locator: upper(locator.Addr()), LocatorMask: upperMask(locator.Bits()),
+	}
+	if err := spec.Variables[coreTCVarCfg].Set(cfg); err != nil {
+		return nil, nil, fmt.Errorf("configure %s: %w", progCoreTC, err)
+	}
+	spec.Maps[coreTCMapWsCounters].MaxEntries = 1
+	spec.Maps[coreTCMapWsStats].MaxEntries = 1
+	coll, err := ebpf.NewCollection(spec)
+	if err != nil {
+		return nil, nil, fmt.Errorf("load %s into the kernel: %w", progCoreTC, err)
+	}
+	e := &engine{maps: coll.Maps, prog: coll.Programs[progCoreTC]}
+	release := func() error { coll.Close(); return nil }
+	if err := e.put(tableNode, uint32(0), wsNode{Armed: 1}); err != nil {
+		release()
+		return nil, nil, err
+	}
+	return e, release, nil
+}
+
+// Stamp implements pot.Engine, for the headend's share too: the stamp is the
+// same code there.
+func (e *engine) Stamp(s pot.Share, h pot.Header, wire pot.Values) (pot.Values, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.stampLocked(s, h, wire)
+}
+
+func (e *engine) stampLocked(s pot.Share, h pot.Header, wire pot.Values) (pot.Values, error) {
+	encoded, err := encodeShare(s, h.Scheme)
+	if err != nil {
+		return pot.Values{}, err
+	}
+	if err := e.put(tableHops, e.key(h), hop{
+		Behaviour: uint8(abi.BehaviourEnd), Scheme: uint8(h.Scheme), Position: s.Position, Share: encoded,
+	}); err != nil {
+		return pot.Values{}, err
+	}
+	out, refused, err := e.run(h, wire, engineNext, engineSID)
+	if err != nil {
+		return pot.Values{}, err
+	}
+	if refused != abi.ReasonNone {
+		return pot.Values{}, fmt.Errorf("the program refused the packet: %s (%s)", refused, refused.Text())
+	}
+	p, err := srv6.DecodeFrame(out)
+	if err != nil {
+		return pot.Values{}, fmt.Errorf("the program sent a packet that is damaged: %w", err)
+	}
+	if p.SRH == nil || p.SRH.SegmentsLeft != 0 || p.Header.Destination != netip.MustParseAddr(engineNext) {
+		return pot.Values{}, errors.New("the program did not advance the packet to its next segment")
+	}
+	t, err := p.SRH.Proof()
+	if err != nil {
+		return pot.Values{}, fmt.Errorf("the program sent a packet without a proof: %w", err)
+	}
+	return pot.Values{RND: t.RND, CML: t.CML}, nil
+}
+
+// Verify implements pot.Engine. The program does not tell what it computed, so
+// the final values are those of the same share's stamp, not masked.
+func (e *engine) Verify(s pot.Share, v pot.Verifier, h pot.Header, wire pot.Values) (pot.Values, pot.Result, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	final := wire
+	entry := hop{Behaviour: uint8(abi.BehaviourEndDT46), Scheme: uint8(h.Scheme), Position: s.Position}
+	verifier := egress{Segments: 1}
+	verifier.List[0] = netip.MustParseAddr(engineSID).As16()
+	if h.Scheme == model.SchemeKeyed {
+		if len(v.Keys) > abi.KeysMax {
+			return pot.Values{}, pot.Proof, fmt.Errorf("%d keys; a verifier has at most %d", len(v.Keys), abi.KeysMax)
+		}
+		verifier.Keys = uint8(len(v.Keys))
+		for i, k := range v.Keys {
+			verifier.Key[i] = keyWords(k)
+		}
+	} else {
+		bare := s
+		bare.Polynomial.Down = pot.Mask{}
+		var err error
+		if final, err = e.stampLocked(bare, h, wire); err != nil {
+			return pot.Values{}, pot.Proof, err
+		}
+		if entry.Share, err = encodeShare(s, h.Scheme); err != nil {
+			return pot.Values{}, pot.Proof, err
+		}
+		verifier.Secret = v.Secret
+	}
+	for _, w := range []struct {
+		t          table
+		key, value any
+	}{
+		{tableEgresses, egressKey{Path: be32(h.Path), Epoch: h.Epoch}, verifier},
+		{tableHops, e.key(h), entry},
+		{tableGuardDst, dstKey{}, match{Target: be32(h.Path), Action: uint8(abi.MatchActionPath)}},
+	} {
+		if err := e.put(w.t, w.key, w.value); err != nil {
+			return pot.Values{}, pot.Proof, err
+		}
+	}
+	_, refused, err := e.run(h, wire, engineSID)
+	if err != nil {
+		return pot.Values{}, pot.Proof, err
+	}
+	switch refused {
+	case abi.ReasonNone:
+		return final, pot.Verified, nil
+	case abi.ReasonProof:
+		return final, pot.Proof, nil
+	case abi.ReasonRange:
+		return final, pot.Range, nil
+	}
+	return pot.Values{}, pot.Proof, fmt.Errorf("the program refused the packet: %s (%s)", refused, refused.Text())
+}
+
+func (e *engine) key(h pot.Header) hopKey {
+	return encodeHopKey(netip.MustParseAddr(engineSID), h.Path, h.Epoch)
+}
+
+func (e *engine) put(t table, key, value any) error {
+	if err := e.maps[string(t)].Put(key, value); err != nil {
+		return fmt.Errorf("write to map %s: %w", t, err)
+	}
+	return nil
+}
+
+// run sends a packet through the program that has come to the SID, with this
+// segment list as on the wire. It returns the packet as it is afterwards, and
+// why it was refused before the program counted it as stamped or verified. What
+// the machine's routes say of it afterwards does not matter.
+func (e *engine) run(h pot.Header, wire pot.Values, list ...string) (out []byte, refused abi.Reason, err error) {
+	frame, err := enginePacket(h, wire, list)
+	if err != nil {
+		return nil, abi.ReasonNone, fmt.Errorf("make a packet: %w", err)
+	}
+	done, refusals, err := e.counts()
+	if err != nil {
+		return nil, abi.ReasonNone, err
+	}
+	opts := ebpf.RunOptions{Data: frame, DataOut: make([]byte, len(frame)+256)}
+	if _, err := e.prog.Run(&opts); err != nil {
+		return nil, abi.ReasonNone, fmt.Errorf("run %s: %w", progCoreTC, err)
+	}
+	doneNow, refusalsNow, err := e.counts()
+	if err != nil {
+		return nil, abi.ReasonNone, err
+	}
+	if doneNow == done+1 {
+		return opts.DataOut, abi.ReasonNone, nil
+	}
+	for i := range refusalsNow {
+		if refusalsNow[i] > refusals[i] {
+			return nil, abi.Reason(i), nil
+		}
+	}
+	return nil, abi.ReasonNone, errors.New("the program neither took the packet nor refused it")
+}
+
+// counts are how many packets the program has stamped or verified, and refused
+// by reason.
+func (e *engine) counts() (done uint64, refusals []uint64, err error) {
+	var each []stats
+	if err := e.maps[string(tableStats)].Lookup(uint32(0), &each); err != nil {
+		return 0, nil, fmt.Errorf("read map %s: %w", tableStats, err)
+	}
+	for _, s := range each {
+		done += s.Packets
+	}
+	m := e.maps[string(tableRefusals)]
+	refusals = make([]uint64, m.MaxEntries())
+	for i := range refusals {
+		var each []refusal
+		if err := m.Lookup(uint32(i), &each); err != nil {
+			return 0, nil, fmt.Errorf("read map %s: %w", tableRefusals, err)
+		}
+		for _, r := range each {
+			refusals[i] += r.Dropped
+		}
+	}
+	return done, refusals, nil
+}
+
+func enginePacket(h pot.Header, wire pot.Values, list []string) ([]byte, error) {
+	inner := srv6.Packet{Header: srv6.Header{
+		NextHeader: 59, HopLimit: 64, // no next header
+		Source: netip.MustParseAddr(engineSource), Destination: netip.MustParseAddr(engineInner),
+	}}
+	payload, err := inner.Append(nil)
+	if err != nil {
+		return nil, err
+	}
+	p := srv6.Packet{
+		Ethernet: &srv6.Ethernet{Type: srv6.EtherTypeIPv6}, // addresses of the loopback device
+		Header: srv6.Header{
+			HopLimit: 64, Source: netip.MustParseAddr(engineSource), Destination: netip.MustParseAddr(engineSID),
+		},
+		SRH: &srv6.SRH{
+			NextHeader: srv6.NextHeaderIPv6, SegmentsLeft: uint8(len(list) - 1),
+			TLVs: []srv6.TLV{srv6.Proof{Scheme: h.Scheme, Epoch: h.Epoch, Path: h.Path, RND: wire.RND, CML: wire.CML}.TLV()},
+		},
+		Payload: payload,
+	}
+	for _, s := range list {
+		p.SRH.Segments = append(p.SRH.Segments, netip.MustParseAddr(s))
+	}
+	if err := p.Fix(); err != nil {
+		return nil, err
+	}
+	return p.Append(nil)
+}

@@ -1,0 +1,217 @@
+package dataplane
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/ringbuf"
+	"golang.org/x/sys/unix"
+
+	"github.com/waystamp/waystamp/internal/abi"
+	"github.com/waystamp/waystamp/internal/event"
+)
+
+// eventSource is the ring buffer that events are read from. It changes when a
+// new generation does not take the old one's over.
+type eventSource struct {
+	mu      sync.Mutex
+	ring    *ebpf.Map // of its own; nil: none yet
+	id      ebpf.MapID
+	reader  *ringbuf.Reader // of the running call of Events
+	reading bool
+	closed  bool
+	changed chan struct{} // closed when ring or closed changes
+	node    string
+	names   map[uint32]string // of interfaces
+}
+
+func newEventSource() *eventSource {
+	return &eventSource{changed: make(chan struct{}), names: map[uint32]string{}}
+}
+
+// use makes m the ring buffer to read. m stays the caller's.
+func (s *eventSource) use(m *ebpf.Map) error {
+	info, err := m.Info()
+	if err != nil {
+		return fmt.Errorf("look at map %s: %w", tableEvents, err)
+	}
+	id, _ := info.ID()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed || s.ring != nil && s.id == id {
+		return nil
+	}
+	own, err := m.Clone()
+	if err != nil {
+		return fmt.Errorf("hold map %s: %w", tableEvents, err)
+	}
+	err = s.dropLocked()
+	s.ring, s.id = own, id
+	return err
+}
+
+// label says what events are to be named after.
+func (s *eventSource) label(node string, bs []binding) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.node = node
+	for _, b := range bs {
+		s.names[uint32(b.device.Index)] = b.Name
+	}
+}
+
+func (s *eventSource) close() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.closed = true
+	return s.dropLocked()
+}
+
+// dropLocked lets go of the ring buffer and wakes whoever reads it.
+func (s *eventSource) dropLocked() error {
+	var errs []error
+	if s.reader != nil {
+		errs = append(errs, s.reader.Close())
+		s.reader = nil
+	}
+	if s.ring != nil {
+		errs = append(errs, s.ring.Close())
+		s.ring = nil
+	}
+	close(s.changed)
+	s.changed = make(chan struct{})
+	return errors.Join(errs...)
+}
+
+// open returns a reader, once there is a ring buffer. A nil reader means that
+// the source was closed.
+func (s *eventSource) open(ctx context.Context) (*ringbuf.Reader, error) {
+	for {
+		s.mu.Lock()
+		if s.closed {
+			s.mu.Unlock()
+			return nil, nil
+		}
+		if s.ring != nil {
+			r, err := ringbuf.NewReader(s.ring)
+			s.reader = r
+			s.mu.Unlock()
+			if err != nil {
+				return nil, fmt.Errorf("read map %s: %w", tableEvents, err)
+			}
+			return r, nil
+		}
+		changed := s.changed
+		s.mu.Unlock()
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
+	}
+}
+
+// Events calls f for each refused packet of which the programs send a sample,
+// and returns when ctx ends (with its cause) or the data path is closed (with
+// nil). Events that came while nobody read are given too, as far as the buffer
+// had room. There can be one call at a time: a record is read once.
+func (d *Dataplane) Events(ctx context.Context, f func(event.Event)) error {
+	s := d.events
+	s.mu.Lock()
+	if s.reading {
+		s.mu.Unlock()
+		return errors.New("events are being read already")
+	}
+	s.reading = true
+	s.mu.Unlock()
+	defer func() {
+		s.mu.Lock()
+		s.reading = false
+		s.mu.Unlock()
+	}()
+
+	for {
+		r, err := s.open(ctx)
+		if r == nil || err != nil {
+			return err
+		}
+		err = s.readAll(ctx, r, f)
+		s.mu.Lock()
+		if s.reader == r {
+			s.reader = nil
+		}
+		s.mu.Unlock()
+		if cerr := r.Close(); err == nil && cerr != nil {
+			err = fmt.Errorf("close map %s: %w", tableEvents, cerr)
+		}
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// readAll returns nil when r was closed: there is another ring buffer now, or
+// none any more.
+func (s *eventSource) readAll(ctx context.Context, r *ringbuf.Reader, f func(event.Event)) error {
+	// A deadline in the past ends the wait, and all later ones.
+	stop := context.AfterFunc(ctx, func() { r.SetDeadline(time.Unix(1, 0)) })
+	defer stop()
+	var rec ringbuf.Record
+	for {
+		if err := r.ReadInto(&rec); errors.Is(err, ringbuf.ErrClosed) {
+			return nil
+		} else if ctx.Err() != nil {
+			return nil
+		} else if err != nil {
+			return fmt.Errorf("read map %s: %w", tableEvents, err)
+		}
+		e, err := s.decode(rec.RawSample)
+		if err != nil {
+			return err
+		}
+		f(e)
+	}
+}
+
+func (s *eventSource) decode(raw []byte) (event.Event, error) {
+	var r record
+	if err := binary.Read(bytes.NewReader(raw), binary.NativeEndian, &r); err != nil {
+		return event.Event{}, fmt.Errorf("a record of map %s has %d bytes: %w", tableEvents, len(raw), err)
+	}
+	s.mu.Lock()
+	node, name := s.node, s.names[r.Ifindex]
+	s.mu.Unlock()
+	if name == "" {
+		name = fmt.Sprintf("interface %d", r.Ifindex)
+	}
+	at, err := wallClock(r.TimeNs)
+	if err != nil {
+		return event.Event{}, err
+	}
+	reason := abi.Reason(r.Reason)
+	return event.Event{
+		Time: at, Node: node, Interface: name,
+		Hook: abi.Hook(r.Hook).String(), Reason: reason.String(), Text: reason.Text(),
+		Reported: r.Reported != 0, Suppressed: r.Suppressed, Len: r.Len, Errno: r.Err,
+		Packet: slices.Clone(r.Data[:min(int(r.Caplen), len(r.Data))]),
+	}, nil
+}
+
+// wallClock is the time of day at which CLOCK_MONOTONIC was ns.
+func wallClock(ns uint64) (time.Time, error) {
+	var now unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
+		return time.Time{}, fmt.Errorf("read the clock: %w", err)
+	}
+	return time.Now().Round(0).Add(-time.Duration(now.Nano() - int64(ns))), nil
+}

@@ -1,0 +1,110 @@
+package dataplane
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/features"
+	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
+)
+
+// UnsupportedError means that the kernel lacks a feature that the data path
+// needs.
+type UnsupportedError struct {
+	Feature string
+	Min     string // the first Linux version that has it
+}
+
+func (e *UnsupportedError) Error() string {
+	return fmt.Sprintf("this kernel (Linux %s) has no %s: Linux %s is the first that does", kernelRelease(), e.Feature, e.Min)
+}
+
+// Is makes it an errors.ErrUnsupported and an ebpf.ErrNotSupported.
+func (e *UnsupportedError) Is(target error) bool {
+	return target == errors.ErrUnsupported || target == ebpf.ErrNotSupported
+}
+
+// PermissionError means that the process may not do what is needed.
+type PermissionError struct {
+	Capability string
+	For        string
+}
+
+func (e *PermissionError) Error() string {
+	return fmt.Sprintf("no permission to %s: %s is missing; run as root", e.For, e.Capability)
+}
+
+// Is makes it an fs.ErrPermission.
+func (e *PermissionError) Is(target error) bool { return target == fs.ErrPermission }
+
+// Check tells whether this process and this kernel can run the data path. It
+// changes nothing.
+func Check() error {
+	if err := checkCapabilities(); err != nil {
+		return err
+	}
+	for _, f := range []struct {
+		name, min string
+		probe     func() error
+	}{
+		{"eBPF programs at TC", "4.1", func() error { return features.HaveProgramType(ebpf.SchedCLS) }},
+		{"eBPF programs at XDP", "4.8", func() error { return features.HaveProgramType(ebpf.XDP) }},
+		{"longest-prefix maps", "4.11", func() error { return features.HaveMapType(ebpf.LPMTrie) }},
+		{"eBPF instruction set v3", "5.1", features.HaveV3ISA},
+		{"bounded loops in eBPF", "5.3", features.HaveBoundedLoops},
+		{"eBPF ring buffers", "5.8", func() error { return features.HaveMapType(ebpf.RingBuf) }},
+		{"tcx (programs at TC by link)", "6.6", haveTCX},
+	} {
+		err := f.probe()
+		if errors.Is(err, ebpf.ErrNotSupported) {
+			return &UnsupportedError{f.name, f.min}
+		}
+		if err != nil {
+			return fmt.Errorf("find out whether the kernel has %s: %w", f.name, err)
+		}
+	}
+	return nil
+}
+
+// haveTCX asks what is attached to the loopback interface, which every
+// namespace has as its first.
+func haveTCX() error {
+	_, err := link.QueryPrograms(link.QueryOptions{Target: 1, Attach: ebpf.AttachTCXIngress})
+	if errors.Is(err, unix.EINVAL) {
+		return ebpf.ErrNotSupported
+	}
+	return err
+}
+
+func checkCapabilities() error {
+	hdr := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var data [2]unix.CapUserData
+	if err := unix.Capget(&hdr, &data[0]); err != nil {
+		return fmt.Errorf("read the capabilities of the process: %w", err)
+	}
+	has := func(c uint) bool { return data[c/32].Effective&(1<<(c%32)) != 0 }
+	if !has(unix.CAP_NET_ADMIN) {
+		return &PermissionError{"CAP_NET_ADMIN", "attach programs to interfaces"}
+	}
+	if has(unix.CAP_SYS_ADMIN) {
+		return nil
+	}
+	if !has(unix.CAP_BPF) {
+		return &PermissionError{"CAP_BPF", "load eBPF programs"}
+	}
+	if !has(unix.CAP_PERFMON) {
+		return &PermissionError{"CAP_PERFMON", "load eBPF programs"}
+	}
+	return nil
+}
+
+func kernelRelease() string {
+	var u unix.Utsname
+	if err := unix.Uname(&u); err != nil {
+		return "of unknown version"
+	}
+	return unix.ByteSliceToString(u.Release[:])
+}

@@ -1,0 +1,368 @@
+package dataplane
+
+import (
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/btf"
+)
+
+// objects are what bpf2go has made of bpf/*.bpf.c.
+var objects = []struct {
+	program string
+	load    func() (*ebpf.CollectionSpec, error)
+	elf     *[]byte
+}{
+	{progCoreTC, loadCoreTC, &_CoreTCBytes},
+	{progCoreXDP, loadCoreXDP, &_CoreXDPBytes},
+	{progEdgeTC, loadEdgeTC, &_EdgeTCBytes},
+	{progEdgeXDP, loadEdgeXDP, &_EdgeXDPBytes},
+}
+
+const (
+	progCoreTC  = coreTCProgWsCoreTc
+	progCoreXDP = coreXDPProgWsCoreXdp
+	progEdgeTC  = edgeTCProgWsEdgeTc
+	progEdgeXDP = edgeXDPProgWsEdgeXdp
+)
+
+// observed are the maps that only report: a new generation takes them over,
+// where they fit, so that counters and events go on.
+var observed = []table{tableStats, tableRefusals, tableEvents}
+
+// identity says what a generation was made of. Two with the same objects share
+// the layout of their maps, two that are the same can be told by nothing but
+// what is in the maps.
+type identity struct {
+	objects string
+	config  string
+}
+
+func identityOf(cfg wsConfig) identity {
+	obj := sha256.New()
+	for _, o := range objects {
+		sum := sha256.Sum256(*o.elf)
+		obj.Write(sum[:])
+	}
+	return identity{
+		objects: hex.EncodeToString(obj.Sum(nil)[:8]),
+		config:  hex.EncodeToString(sha256Of(fmt.Sprintf("%x %x %x %x %d", cfg.Block, cfg.BlockMask, cfg.Locator, cfg.LocatorMask, cfg.NexthopTtlNs))[:4]),
+	}
+}
+
+func sha256Of(s string) []byte {
+	sum := sha256.Sum256([]byte(s))
+	return sum[:]
+}
+
+// generation is one set of maps and the programs that use them.
+type generation struct {
+	seq      int
+	identity identity
+	dir      string
+	limits   limits
+	maps     map[table]*ebpf.Map
+	programs map[string]*ebpf.Program
+}
+
+func (g *generation) close() error {
+	if g == nil {
+		return nil
+	}
+	var errs []error
+	for _, m := range g.maps {
+		errs = append(errs, m.Close())
+	}
+	for _, p := range g.programs {
+		errs = append(errs, p.Close())
+	}
+	return errors.Join(errs...)
+}
+
+func generationName(seq int, id identity) string {
+	return fmt.Sprintf("gen-%d-%s-%s", seq, id.objects, id.config)
+}
+
+func parseGenerationName(name string) (seq int, id identity, ok bool) {
+	f := strings.Split(name, "-")
+	if len(f) != 4 || f[0] != "gen" {
+		return 0, identity{}, false
+	}
+	seq, err := strconv.Atoi(f[1])
+	if err != nil || seq < 1 {
+		return 0, identity{}, false
+	}
+	return seq, identity{f[2], f[3]}, true
+}
+
+// generationDirs are the names of all generations, the newest first, and of
+// those that were never finished.
+func generationDirs(dir string) (whole, unfinished []string, err error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, nil, fmt.Errorf("read the instance's pins: %w", err)
+	}
+	for _, e := range entries {
+		if _, _, ok := parseGenerationName(e.Name()); ok {
+			whole = append(whole, e.Name())
+		} else if strings.HasPrefix(e.Name(), "new-") {
+			unfinished = append(unfinished, e.Name())
+		}
+	}
+	slices.SortFunc(whole, func(a, b string) int {
+		x, _, _ := parseGenerationName(a)
+		y, _, _ := parseGenerationName(b)
+		return y - x
+	})
+	return whole, unfinished, nil
+}
+
+// openGeneration opens the newest generation, if it is of the objects that this
+// binary holds and whole; any other is replaced by the next Apply. It removes
+// what was never finished.
+func openGeneration(dir string, log *slog.Logger) (*generation, error) {
+	whole, unfinished, err := generationDirs(dir)
+	if err != nil {
+		return nil, err
+	}
+	for _, name := range unfinished {
+		if err := removeTree(filepath.Join(dir, name)); err != nil {
+			return nil, err
+		}
+	}
+	if len(whole) == 0 {
+		return nil, nil
+	}
+	seq, id, _ := parseGenerationName(whole[0])
+	if ours := identityOf(wsConfig{}); id.objects != ours.objects {
+		log.Info("the pinned programs are of another version and will be replaced", "pins", whole[0])
+		return nil, nil
+	}
+	g := &generation{seq: seq, identity: id, dir: filepath.Join(dir, whole[0])}
+	if err := g.load(); err != nil {
+		log.Warn("the pinned programs are not whole and will be replaced", "pins", whole[0], "err", err)
+		return nil, g.close()
+	}
+	return g, nil
+}
+
+// load opens all pins of a generation of this binary's objects.
+func (g *generation) load() error {
+	g.maps = map[table]*ebpf.Map{}
+	g.programs = map[string]*ebpf.Program{}
+	for _, o := range objects {
+		spec, err := o.load()
+		if err != nil {
+			return err
+		}
+		for name, ms := range spec.Maps {
+			if internalMap(name) || g.maps[table(name)] != nil {
+				continue
+			}
+			m, err := ebpf.LoadPinnedMap(filepath.Join(g.dir, name), nil)
+			if err != nil {
+				return fmt.Errorf("map %s: %w", name, err)
+			}
+			g.maps[table(name)] = m
+			ms.MaxEntries = sizeOf(table(name), ms, limits{m.MaxEntries(), m.MaxEntries()})
+			if err := ms.Compatible(m); err != nil {
+				return fmt.Errorf("map %s: %w", name, err)
+			}
+		}
+		p, err := ebpf.LoadPinnedProgram(filepath.Join(g.dir, o.program), nil)
+		if err != nil {
+			return fmt.Errorf("program %s: %w", o.program, err)
+		}
+		g.programs[o.program] = p
+	}
+	g.limits = limits{g.maps[tableCounters].MaxEntries(), g.maps[tableStats].MaxEntries()}
+	return nil
+}
+
+// repin puts back pins that somebody has removed.
+func (g *generation) repin() error {
+	pin := func(name string, o interface {
+		Unpin() error
+		Pin(string) error
+	}) error {
+		path := filepath.Join(g.dir, name)
+		if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		// Forgets the path that is no more, without which Pin does nothing.
+		if err := o.Unpin(); err != nil {
+			return err
+		}
+		return o.Pin(path)
+	}
+	if err := os.MkdirAll(g.dir, 0o700); err != nil {
+		return err
+	}
+	var errs []error
+	for name, m := range g.maps {
+		errs = append(errs, pin(string(name), m))
+	}
+	for name, p := range g.programs {
+		errs = append(errs, pin(name, p))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("put pins back that were removed: %w", err)
+	}
+	return nil
+}
+
+// internalMap tells the maps that the compiler makes of variables.
+func internalMap(name string) bool { return strings.HasPrefix(name, ".") }
+
+// sizeOf is max_entries of a map: those that are arrays by index are made as
+// large as the plan needs, the others as bpf/lib/maps.h says.
+func sizeOf(t table, ms *ebpf.MapSpec, l limits) uint32 {
+	switch t {
+	case tableCounters:
+		return l.counters
+	case tableStats:
+		return l.stats
+	}
+	return ms.MaxEntries
+}
+
+// buildGeneration loads all programs with empty maps of their own and pins them
+// in a directory that nobody else looks at.
+func (d *Dataplane) buildGeneration(cfg wsConfig, l limits, carry map[table]*ebpf.Map) (_ *generation, err error) {
+	g := &generation{
+		identity: identityOf(cfg), limits: l,
+		dir:  filepath.Join(d.dir, "new-"+rand.Text()),
+		maps: map[table]*ebpf.Map{}, programs: map[string]*ebpf.Program{},
+	}
+	whole, _, err := generationDirs(d.dir)
+	if err != nil {
+		return nil, err
+	}
+	g.seq = 1
+	if len(whole) > 0 {
+		last, _, _ := parseGenerationName(whole[0])
+		g.seq = last + 1
+	}
+	if err := os.Mkdir(g.dir, 0o700); err != nil {
+		return nil, fmt.Errorf("make a directory for pins: %w", err)
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, g.close(), removeTree(g.dir))
+		}
+	}()
+
+	types := btf.NewCache()
+	for _, o := range objects {
+		if err := d.loadObject(g, o.program, o.load, cfg, carry, types); err != nil {
+			return nil, err
+		}
+	}
+	for name, m := range g.maps {
+		if err := d.cfg.step(stepPin, string(name)); err != nil {
+			return nil, err
+		}
+		if err := m.Pin(filepath.Join(g.dir, string(name))); err != nil {
+			return nil, fmt.Errorf("pin map %s: %w", name, err)
+		}
+	}
+	for name, p := range g.programs {
+		if err := d.cfg.step(stepPin, name); err != nil {
+			return nil, err
+		}
+		if err := p.Pin(filepath.Join(g.dir, name)); err != nil {
+			return nil, fmt.Errorf("pin program %s: %w", name, err)
+		}
+	}
+	return g, nil
+}
+
+func (d *Dataplane) loadObject(g *generation, program string, load func() (*ebpf.CollectionSpec, error), cfg wsConfig, carry map[table]*ebpf.Map, types *btf.Cache) error {
+	spec, err := load()
+	if err != nil {
+		return fmt.Errorf("read the object of %s: %w", program, err)
+	}
+	if v := spec.Variables["cfg"]; v != nil {
+		if err := v.Set(cfg); err != nil {
+			return fmt.Errorf("configure %s: %w", program, err)
+		}
+	}
+	shared := map[string]*ebpf.Map{}
+	for name, ms := range spec.Maps {
+		if internalMap(name) {
+			continue
+		}
+		t := table(name)
+		ms.MaxEntries = sizeOf(t, ms, g.limits)
+		if g.maps[t] == nil {
+			if err := d.cfg.step(stepCreateMap, name); err != nil {
+				return err
+			}
+			if g.maps[t], err = newMap(ms, carry[t]); err != nil {
+				return fmt.Errorf("create map %s: %w", name, err)
+			}
+		}
+		shared[name] = g.maps[t]
+	}
+	if err := d.cfg.step(stepLoad, program); err != nil {
+		return err
+	}
+	coll, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: shared, Cache: types})
+	if err != nil {
+		return fmt.Errorf("load %s into the kernel: %w", program, err)
+	}
+	defer coll.Close()
+	p := coll.DetachProgram(program)
+	if p == nil {
+		return fmt.Errorf("the object of %s has no program of that name", program)
+	}
+	g.programs[program] = p
+	return nil
+}
+
+// newMap makes a map, or takes one over that is just like it.
+func newMap(ms *ebpf.MapSpec, old *ebpf.Map) (*ebpf.Map, error) {
+	if old != nil && ms.Compatible(old) == nil {
+		return old.Clone()
+	}
+	return ebpf.NewMap(ms)
+}
+
+// commit gives the generation its name, from which on it is the newest.
+func (d *Dataplane) commit(g *generation) error {
+	if err := d.cfg.step(stepCommit, g.dir); err != nil {
+		return err
+	}
+	final := filepath.Join(d.dir, generationName(g.seq, g.identity))
+	if err := os.Rename(g.dir, final); err != nil {
+		return fmt.Errorf("name the new generation: %w", err)
+	}
+	g.dir = final
+	return nil
+}
+
+// removeOthers removes all generations but g.
+func (d *Dataplane) removeOthers(g *generation) error {
+	whole, unfinished, err := generationDirs(d.dir)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, name := range append(whole, unfinished...) {
+		if path := filepath.Join(d.dir, name); path != g.dir {
+			errs = append(errs, d.cfg.step(stepRemoveOld, name), removeTree(path))
+		}
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,192 @@
+package dataplane
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/waystamp/waystamp/internal/abi"
+	"github.com/waystamp/waystamp/internal/plan"
+)
+
+// errCapacity: the maps are too small for the plan, so that a new generation is
+// needed.
+var errCapacity = errors.New("the plan needs larger maps")
+
+// statsKey says whose ws_stats entry it is: a headend's of a path (without
+// SID), or that of a SID on a path. Epochs share one.
+type statsKey struct {
+	sid  uint64 // as in hopKey
+	path uint32 // __be32
+}
+
+// counterKey says whose ws_counters entry it is.
+type counterKey struct {
+	path  uint32 // __be32
+	epoch uint8
+}
+
+// allocator gives out the lowest free numbers below limit. What was in use
+// before stays in use until the next allocator: a program may still be at it.
+type allocator[K comparable] struct {
+	have  map[K]uint32
+	used  map[uint32]bool
+	next  uint32
+	limit uint32
+}
+
+func newAllocator[K comparable](limit uint32) *allocator[K] {
+	return &allocator[K]{have: map[K]uint32{}, used: map[uint32]bool{}, limit: limit}
+}
+
+func (a *allocator[K]) keep(k K, i uint32) {
+	a.have[k] = i
+	a.used[i] = true
+}
+
+// get returns k's number, and whether it is a new one.
+func (a *allocator[K]) get(k K) (index uint32, fresh bool, err error) {
+	if i, ok := a.have[k]; ok {
+		return i, false, nil
+	}
+	i, err := a.fresh()
+	if err != nil {
+		return 0, false, err
+	}
+	a.keep(k, i)
+	return i, true, nil
+}
+
+func (a *allocator[K]) fresh() (uint32, error) {
+	for a.used[a.next] {
+		a.next++
+	}
+	if a.next >= a.limit {
+		return 0, fmt.Errorf("%w: more than %d entries", errCapacity, a.limit)
+	}
+	a.used[a.next] = true
+	return a.next, nil
+}
+
+// indexes are the numbers by which entries of one map name those of another.
+// They are recovered from the maps, so that they outlive the agent.
+type indexes struct {
+	headends *allocator[uint32] // by path, __be32: a path's epochs share one
+	stats    *allocator[statsKey]
+	counters *allocator[counterKey]
+}
+
+// limits are the sizes of the arrays that user space chooses.
+type limits struct {
+	counters, stats uint32
+}
+
+func newIndexes(l limits) indexes {
+	return indexes{
+		headends: newAllocator[uint32](chainsMax),
+		stats:    newAllocator[statsKey](l.stats),
+		counters: newAllocator[counterKey](l.counters),
+	}
+}
+
+// recoverIndexes reads them off the entries. Counters that are spent are in use,
+// but nobody keeps them.
+func recoverIndexes(have tables, l limits, spent map[uint32]bool) indexes {
+	ix := newIndexes(l)
+	// In order, so that whichever of two wins does not change from run to run.
+	for _, i := range slices.Sorted(maps.Keys(have.headends)) {
+		h := have.headends[i]
+		ix.headends.keep(h.Path, i)
+		ix.stats.keep(statsKey{path: h.Path}, h.Stats)
+		ix.counters.used[h.Counter] = true
+		if !spent[h.Counter] {
+			ix.counters.keep(counterKey{h.Path, h.Epoch}, h.Counter)
+		}
+	}
+	for _, k := range slices.SortedFunc(maps.Keys(have.hops), compareHopKeys) {
+		ix.stats.keep(statsKey{sid: k.Sid, path: k.Path}, have.hops[k].Stats)
+	}
+	return ix
+}
+
+func compareHopKeys(a, b hopKey) int {
+	return cmp.Or(cmp.Compare(a.Sid, b.Sid), cmp.Compare(a.Path, b.Path), cmp.Compare(a.Epoch, b.Epoch))
+}
+
+// classes gives source classes numbers. A destination rule and the class that
+// it names are two entries, so a class must not change while a rule names it:
+// one whose content is what it was keeps its number, any other gets a new one.
+func classes(have, want map[srcKey]match, dst map[dstKey]match) (map[dstKey]match, map[srcKey]match) {
+	used := map[uint32]bool{}
+	known := map[string]uint32{}
+	for class, c := range byClass(have) {
+		used[class] = true
+		if other, ok := known[c]; !ok || class < other {
+			known[c] = class
+		}
+	}
+	content := byClass(want)
+	number := map[uint32]uint32{} // from the compiler's to ours
+	next := uint32(1)
+	for _, class := range slices.Sorted(maps.Keys(content)) {
+		c := content[class]
+		n, ok := known[c]
+		if !ok {
+			for used[next] {
+				next++
+			}
+			n = next
+			used[n], known[c] = true, n
+		}
+		number[class] = n
+	}
+	outDst := make(map[dstKey]match, len(dst))
+	for k, m := range dst {
+		if m.Action == uint8(abi.MatchActionSource) {
+			m.Target = number[m.Target]
+		}
+		outDst[k] = m
+	}
+	outSrc := make(map[srcKey]match, len(want))
+	for k, m := range want {
+		k.ClassId = be32(number[fromBE32(k.ClassId)])
+		outSrc[k] = m
+	}
+	return outDst, outSrc
+}
+
+// byClass is the content of each class, as a text that is equal for equal ones.
+func byClass(src map[srcKey]match) map[uint32]string {
+	keys := slices.SortedFunc(maps.Keys(src), func(a, b srcKey) int {
+		return cmp.Or(cmp.Compare(fromBE32(a.ClassId), fromBE32(b.ClassId)),
+			cmp.Compare(a.Prefixlen, b.Prefixlen), slices.Compare(a.Addr[:], b.Addr[:]))
+	})
+	out := map[uint32]string{}
+	for _, k := range keys {
+		m := src[k]
+		out[fromBE32(k.ClassId)] += fmt.Sprintf("%d %x %d %d;", k.Prefixlen, k.Addr, m.Target, m.Action)
+	}
+	return out
+}
+
+// expand compiles rules into the two tables of a classification, with the
+// node's own addresses in them. have is the second table as it is.
+func expand(rules []plan.Rule, have map[srcKey]match, own []dstKey) (map[dstKey]match, map[srcKey]match) {
+	byDst, bySrc := plan.Classify(rules)
+	dst := make(map[dstKey]match, len(byDst)+len(own))
+	for _, e := range byDst {
+		action := abi.MatchActionPath
+		if e.Source {
+			action = abi.MatchActionSource
+		}
+		dst[encodeDst(e.Prefix)] = match{Target: e.Target, Action: uint8(action)}
+	}
+	src := make(map[srcKey]match, len(bySrc))
+	for _, e := range bySrc {
+		src[encodeSrc(e.Class, e.Prefix)] = match{Target: e.Target, Action: uint8(abi.MatchActionPath)}
+	}
+	dst, src = classes(have, src, dst)
+	return withLocal(dst, own), src
+}

@@ -1,0 +1,558 @@
+// Package oracle says what a node must do with a packet: the data path of bpf/
+// once more, in plain Go, from a node's plan and the bytes of one frame. It is
+// slow and has no state. Tests give the same packets to it and to the programs
+// in the kernel, and verdict, reason and bytes must agree; no product code
+// calls it.
+//
+// It is written from DESIGN sections 3 to 5 and the RFCs, not from the C code,
+// except for the order of the checks: where a packet is wrong in two ways, both
+// must name the same one. What it does not model: the value of the flow label
+// (see Labels), the layer 2 header of what is sent, the scheme keyed-flow, which
+// the programs do not have yet, and failures of the kernel.
+package oracle
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/waystamp/waystamp/internal/model"
+	"github.com/waystamp/waystamp/internal/plan"
+	"github.com/waystamp/waystamp/internal/pot"
+	"github.com/waystamp/waystamp/internal/srv6"
+)
+
+// What a node takes (bpf/include/waystamp/abi.h).
+const (
+	tlvsMax     = 128 // bytes behind the segment list
+	framesMax   = 63  // in one train
+	laneShift   = 48
+	framesShift = 42
+)
+
+// etherTypeIPv4 is the only other one that the edge looks at.
+const etherTypeIPv4 = 0x0800
+
+// Node is where packets arrive.
+type Node struct {
+	plan.Node
+	Armed bool         // false: the programs are attached, the maps are empty; Block and Locator count
+	Own   []netip.Addr // addresses of the node, of both versions, beside Address
+	// Route asks the kernel's table for the way to an address that is not the
+	// node's own: the MTU of the way out, 0 for one that takes all, and whether
+	// there is a way. Nil: there always is, and it takes all.
+	Route func(netip.Addr) (mtu int, ok bool)
+}
+
+// Arrival is one frame or super-packet that comes in.
+type Arrival struct {
+	Interface model.Interface // its Role and Unmatched count
+	Frame     []byte          // from the Ethernet header
+	Frames    int             // that a super-packet is on a wire; 0 is 1
+	// Longest is the length of the longest of them, in bytes from the IPv6
+	// header; 0: there is but one. It has no outer header of ours at a headend
+	// and includes it elsewhere.
+	Longest int
+	CPU     int    // that works on it
+	Number  uint64 // the next one of this CPU for the path; 0: its counter has reached its ceiling
+}
+
+// Verdict is what becomes of a packet.
+type Verdict uint8
+
+const (
+	Pass    Verdict = iota // to the kernel, untouched
+	Drop                   // for Reason
+	Forward                // Packet goes out by the route to its destination
+	Deliver                // Packet, without its outer header, goes up to the node itself
+)
+
+var verdictNames = []string{"pass", "drop", "forward", "deliver"}
+
+func (v Verdict) String() string {
+	if int(v) < len(verdictNames) {
+		return verdictNames[v]
+	}
+	return fmt.Sprintf("Verdict(%d)", uint8(v))
+}
+
+// Result is a verdict with all that it changes.
+type Result struct {
+	Verdict  Verdict
+	Reason   Reason   // of a Drop
+	Reported []Reason // violations that were counted and let go on
+	Packet   []byte   // from the IPv6 header; nil for Pass and Drop
+	// Encapsulated: this node wrote the outer header. Its flow label is zero
+	// in Packet, and anything but zero on the wire.
+	Encapsulated bool
+	// Visits are the positions that counted the packet: it was stamped there,
+	// or verified at the last one.
+	Visits []Visit
+}
+
+// Visit is one position's work, as its counters see it.
+type Visit struct {
+	Path     uint32
+	Epoch    uint8
+	Position uint8
+	Frames   int
+	Bytes    int // from the inner header on
+}
+
+// Process is the whole data path. The frame is not changed.
+func (n Node) Process(a Arrival) Result {
+	p := &packet{node: n, arrival: a}
+	if len(a.Frame) < srv6.EthernetLen {
+		return p.pass()
+	}
+	p.b = bytes.Clone(a.Frame[srv6.EthernetLen:])
+	etherType := binary.BigEndian.Uint16(a.Frame[12:])
+	if a.Interface.Role == model.RoleCore {
+		return p.core(etherType)
+	}
+	return p.edge(etherType)
+}
+
+// packet is one packet on its way through the node.
+type packet struct {
+	node    Node
+	arrival Arrival
+	b       []byte // from the IPv6 header on
+	result  Result
+	// counted: the hop limit has been decremented here. Consecutive functions
+	// on one node are one hop.
+	counted bool
+}
+
+func (p *packet) pass() Result { return p.end(Pass) }
+
+func (p *packet) drop(r Reason) Result {
+	p.result.Reason = r
+	p.result.Encapsulated = false
+	return p.end(Drop)
+}
+
+func (p *packet) end(v Verdict) Result {
+	p.result.Verdict = v
+	if v == Forward || v == Deliver {
+		p.result.Packet = p.b
+	}
+	return p.result
+}
+
+// core is an interface inside the domain.
+func (p *packet) core(etherType uint16) Result {
+	if etherType != srv6.EtherTypeIPv6 {
+		return p.pass()
+	}
+	if len(p.b) < srv6.IPv6Len {
+		return p.drop(Truncated)
+	}
+	ip := ipv6(p.b)
+	if ip.version() != 6 || unsteered(ip.destination()) {
+		return p.pass()
+	}
+	inBlock := p.node.Block.Contains(ip.destination())
+	switch {
+	case !p.node.Armed && (inBlock || ip.hasSRH()):
+		return p.drop(Unconfigured)
+	case !p.node.Armed:
+		return p.pass()
+	case p.node.Locator.Contains(ip.destination()):
+		return p.endpoints()
+	case inBlock:
+		return p.pass() // another node's: the kernel routes it
+	case p.unproven(ip):
+		return p.drop(Unproven)
+	}
+	return p.pass()
+}
+
+// edge is an interface to the outside.
+func (p *packet) edge(etherType uint16) Result {
+	if etherType == etherTypeIPv4 {
+		return p.edgeIPv4()
+	}
+	if etherType != srv6.EtherTypeIPv6 {
+		return p.pass()
+	}
+	if len(p.b) < srv6.IPv6Len {
+		return p.drop(EdgeTruncated)
+	}
+	ip := ipv6(p.b)
+	if ip.version() != 6 || unsteered(ip.destination()) || unsteered(ip.source()) {
+		return p.pass()
+	}
+	switch {
+	case p.node.Block.Contains(ip.destination()):
+		return p.drop(OutsideSID)
+	case ip.hasSRH():
+		return p.drop(OutsideSRH)
+	case p.node.owns(ip.destination()):
+		return p.pass()
+	case !p.node.Armed:
+		return p.drop(Unconfigured)
+	}
+	if h := p.node.headend(ip); h != nil {
+		return p.headend(h)
+	}
+	switch {
+	case p.unproven(ip):
+		return p.drop(Unproven)
+	case p.arrival.Interface.Unmatched == model.UnmatchedDrop:
+		return p.drop(Unmatched)
+	}
+	return p.pass()
+}
+
+// edgeIPv4 takes no chain yet: it is routed, or refused.
+func (p *packet) edgeIPv4() Result {
+	const destination, header = 16, 20
+	local := len(p.b) >= header && p.node.owns(netip.AddrFrom4([4]byte(p.b[destination:])))
+	switch {
+	case local:
+		return p.pass()
+	case !p.node.Armed:
+		return p.drop(Unconfigured)
+	case p.arrival.Interface.Unmatched == model.UnmatchedDrop:
+		return p.drop(Unmatched)
+	}
+	return p.pass()
+}
+
+// headend is H.Encaps (RFC 8986 5.1) with the first stamp.
+func (p *packet) headend(h *plan.Headend) Result {
+	inner := ipv6(p.b)
+	frames := max(1, p.arrival.Frames)
+	outer := srv6.IPv6Len + srv6.SRHLen + srv6.SegmentLen*len(h.Segments) + srv6.ProofLen
+	switch {
+	case inner.hopLimit() <= 1:
+		return p.drop(EdgeHopLimit)
+	case h.MTU != 0 && p.longest() > h.MTU:
+		return p.drop(ChainMTU)
+	case outer-srv6.IPv6Len+len(p.b) > 0xffff:
+		return p.drop(TrainTooBig)
+	case frames > framesMax:
+		return p.drop(TrainTooLong)
+	case p.arrival.CPU >= int(h.Lanes):
+		return p.drop(NoLane)
+	case p.arrival.Number == 0:
+		return p.drop(RNDExhausted)
+	}
+	lane := uint64(h.Lane) + uint64(p.arrival.CPU)
+	rnd := lane<<laneShift | uint64(frames-1)<<framesShift | p.arrival.Number
+	header := pot.Header{Scheme: h.Scheme, Epoch: h.Epoch, Path: h.Path}
+	values := h.Share.Stamp(header, pot.Values{RND: rnd}).WireOut
+
+	p.visited(h.PathID, 0, len(p.b))
+	inner.decrement()
+	out := srv6.Packet{
+		Header: srv6.Header{
+			TrafficClass: inner.trafficClass(), // RFC 6040: ECN too
+			HopLimit:     64,
+			Source:       p.node.Address,
+			Destination:  h.Segments[0],
+		},
+		SRH: &srv6.SRH{
+			NextHeader:   srv6.NextHeaderIPv6,
+			SegmentsLeft: uint8(len(h.Segments) - 1),
+			Segments:     srv6.Reversed(h.Segments),
+			TLVs: []srv6.TLV{srv6.Proof{
+				Scheme: h.Scheme, Epoch: h.Epoch, Path: h.Path, RND: values.RND, CML: values.CML,
+			}.TLV()},
+		},
+		Payload: p.b,
+	}
+	p.b = mustAppend(out)
+	p.arrival.Longest += outer
+	p.result.Encapsulated = true
+	p.counted = true
+	if p.node.Locator.Contains(h.Segments[0]) {
+		return p.endpoints()
+	}
+	return p.forward(NoRoute)
+}
+
+// endpoints are all visits that follow one another on this node.
+func (p *packet) endpoints() Result {
+	for {
+		r, again := p.endpoint()
+		if !again {
+			return r
+		}
+		// Segments Left falls with every round, so that this ends.
+	}
+}
+
+// endpoint is one visit of a SID of this node. again: its next segment is on
+// this node too.
+func (p *packet) endpoint() (r Result, again bool) {
+	ip := ipv6(p.b)
+	if srv6.IPv6Len+ip.payloadLength() > len(p.b) {
+		return p.drop(PayloadLength), false
+	}
+	srh, reason := checkSRH(ip)
+	if reason != "" {
+		return p.drop(reason), false
+	}
+	proof, reason := srh.findProof()
+	if reason != "" {
+		return p.drop(reason), false
+	}
+	h, reason := p.node.find(ip.destination(), proof)
+	if reason != "" {
+		return p.drop(reason), false
+	}
+	if proof.Scheme != h.id.Scheme {
+		return p.drop(Scheme), false
+	}
+	if h.egress != nil {
+		return p.dt46(srh, proof, h.egress), false
+	}
+	return p.endStamp(srh, proof, h)
+}
+
+// endStamp is End (RFC 8986 4.1) with a stamp.
+func (p *packet) endStamp(srh *header, proof srv6.Proof, h hop) (r Result, again bool) {
+	ip := ipv6(p.b)
+	left := srh.segmentsLeft()
+	switch {
+	case left == 0:
+		return p.drop(UpperLayer), false
+	case !p.counted && ip.hopLimit() <= 1:
+		return p.drop(HopLimit), false
+	}
+	values := h.share.Stamp(header4(proof), pot.Values{RND: proof.RND, CML: proof.CML}).WireOut
+	binary.BigEndian.PutUint64(srh.b[srh.proof+8:], values.RND)
+	binary.BigEndian.PutUint64(srh.b[srh.proof+16:], values.CML)
+
+	next := srh.segment(left - 1)
+	srh.b[3] = uint8(left - 1)
+	ip.setDestination(next)
+	if !p.counted {
+		ip.decrement()
+		p.counted = true
+	}
+	p.visited(h.id, h.share.Position, len(p.b)-srv6.IPv6Len-len(srh.b))
+	if p.node.Locator.Contains(next) {
+		return Result{}, true
+	}
+	return p.forward(NoRoute), false
+}
+
+// dt46 is End.DT46 (RFC 8986 4.8) behind the verdict.
+func (p *packet) dt46(srh *header, proof srv6.Proof, e *plan.Egress) Result {
+	if srh.segmentsLeft() != 0 {
+		return p.drop(SegmentsRemain)
+	}
+	if violation := judge(srh, proof, e); violation != "" {
+		if e.OnViolation != model.OnViolationReport {
+			return p.drop(violation)
+		}
+		p.result.Reported = append(p.result.Reported, violation)
+	}
+
+	outer := srv6.IPv6Len + len(srh.b)
+	inner := ipv6(p.b[outer:])
+	switch {
+	case srh.b[0] != srv6.NextHeaderIPv6:
+		return p.drop(InnerProtocol)
+	case len(inner) < srv6.IPv6Len:
+		return p.drop(InnerTruncated)
+	case inner.version() != 6:
+		return p.drop(InnerVersion)
+	}
+	// A proof for one chain opens no other.
+	if path, ok := p.node.requires(inner); !ok || path != e.Path {
+		return p.drop(WrongChain)
+	}
+	p.b = inner
+	p.arrival.Longest = max(0, p.arrival.Longest-outer)
+	p.result.Encapsulated = false
+	p.visited(e.PathID, e.Share.Position, len(p.b))
+	if p.node.owns(inner.destination()) {
+		return p.end(Deliver)
+	}
+	return p.forward(InnerNoRoute)
+}
+
+// judge is the verdict on the proof: the first violation.
+func judge(srh *header, proof srv6.Proof, e *plan.Egress) Reason {
+	carried := make([]netip.Addr, srh.segments())
+	for i := range carried {
+		carried[i] = srh.segment(i)
+	}
+	if !slices.Equal(srv6.Reversed(carried), e.Segments) {
+		return Segments
+	}
+	_, result := e.Verifier.Verify(e.Share, header4(proof), pot.Values{RND: proof.RND, CML: proof.CML})
+	switch result {
+	case pot.Verified:
+		return ""
+	case pot.Range:
+		return Range
+	}
+	return Proof
+}
+
+// forward sends the packet by ordinary routing. An inner packet's hop limit
+// counts here; an outer one's has been counted.
+func (p *packet) forward(noRoute Reason) Result {
+	ip := ipv6(p.b)
+	if p.node.owns(ip.destination()) {
+		return p.drop(noRoute) // a segment that is an address of the node is no way on
+	}
+	mtu, ok := 0, true
+	if p.node.Route != nil {
+		mtu, ok = p.node.Route(ip.destination())
+	}
+	if !ok {
+		return p.drop(noRoute)
+	}
+	if noRoute == InnerNoRoute {
+		if ip.hopLimit() <= 1 {
+			return p.drop(InnerHopLimit)
+		}
+		ip.decrement()
+	}
+	if mtu != 0 && p.longest() > mtu {
+		return p.drop(TooBig)
+	}
+	return p.end(Forward)
+}
+
+// longest is the length of the longest frame as the packet is now.
+func (p *packet) longest() int {
+	if p.arrival.Frames <= 1 {
+		return len(p.b)
+	}
+	return p.arrival.Longest
+}
+
+func (p *packet) visited(id plan.PathID, position uint8, inner int) {
+	p.result.Visits = append(p.result.Visits, Visit{
+		Path: id.Path, Epoch: id.Epoch, Position: position,
+		Frames: max(1, p.arrival.Frames), Bytes: inner,
+	})
+}
+
+// unproven: a plain packet that some chain which ends here requires.
+func (p *packet) unproven(ip ipv6) bool {
+	_, required := p.node.requires(ip)
+	return required && !p.node.owns(ip.destination())
+}
+
+func (n Node) owns(a netip.Addr) bool { return a == n.Address || slices.Contains(n.Own, a) }
+
+// requires is the path that a packet must have taken to leave here: the guard.
+func (n Node) requires(ip ipv6) (path uint32, ok bool) {
+	matches := make([]model.Match, len(n.Egresses))
+	for i, e := range n.Egresses {
+		matches[i] = e.Match
+	}
+	i := longest(matches, ip)
+	if i < 0 {
+		return 0, false
+	}
+	return n.Egresses[i].Path, true
+}
+
+// headend is the path that a packet takes from here, or nil.
+func (n Node) headend(ip ipv6) *plan.Headend {
+	matches := make([]model.Match, len(n.Headends))
+	for i, h := range n.Headends {
+		matches[i] = h.Match
+	}
+	i := longest(matches, ip)
+	if i < 0 {
+		return nil
+	}
+	return &n.Headends[i]
+}
+
+// longest is the rule that takes a packet: of those that match both addresses,
+// the one with the longest destination prefix, and of these the one with the
+// longest source prefix. -1: none.
+func longest(rules []model.Match, ip ipv6) int {
+	best, found := -1, [2]int{}
+	for i, m := range rules {
+		if !contains(m.Destination, ip.destination()) || !contains(m.Source, ip.source()) {
+			continue
+		}
+		l := [2]int{max(0, m.Destination.Bits()), max(0, m.Source.Bits())}
+		if best < 0 || slices.Compare(l[:], found[:]) > 0 {
+			best, found = i, l
+		}
+	}
+	return best
+}
+
+// contains: the zero Prefix takes all.
+func contains(p netip.Prefix, a netip.Addr) bool {
+	return !p.IsValid() || p.Contains(a)
+}
+
+// hop is what a node has for one SID, path and epoch.
+type hop struct {
+	id     plan.PathID
+	share  pot.Share
+	egress *plan.Egress // nil: End
+}
+
+// find looks a SID up with the path and epoch that the proof names, and says
+// how far it came.
+func (n Node) find(sid netip.Addr, proof srv6.Proof) (hop, Reason) {
+	knowsSID, knowsPath := false, false
+	try := func(at netip.Addr, id plan.PathID) bool {
+		if upper64(at) != upper64(sid) {
+			return false
+		}
+		knowsSID = true
+		if id.Path != proof.Path {
+			return false
+		}
+		knowsPath = true
+		return id.Epoch == proof.Epoch
+	}
+	for _, e := range n.Endpoints {
+		if try(e.SID, e.PathID) {
+			return hop{id: e.PathID, share: e.Share}, ""
+		}
+	}
+	for i, e := range n.Egresses {
+		if try(e.SID, e.PathID) {
+			return hop{id: e.PathID, share: e.Share, egress: &n.Egresses[i]}, ""
+		}
+	}
+	switch {
+	case knowsPath:
+		return hop{}, UnknownEpoch
+	case knowsSID:
+		return hop{}, UnknownPath
+	}
+	return hop{}, UnknownSID
+}
+
+func upper64(a netip.Addr) uint64 {
+	b := a.As16()
+	return binary.BigEndian.Uint64(b[:])
+}
+
+func header4(p srv6.Proof) pot.Header {
+	return pot.Header{Scheme: p.Scheme, Epoch: p.Epoch, Path: p.Path}
+}
+
+// mustAppend: a header that a plan gave, with lengths checked before.
+func mustAppend(p srv6.Packet) []byte {
+	err := p.Fix()
+	var b []byte
+	if err == nil {
+		b, err = p.Append(nil)
+	}
+	if err != nil {
+		panic(fmt.Sprintf("oracle: the plan asks for an impossible header: %v", err))
+	}
+	return b
+}

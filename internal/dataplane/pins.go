@@ -1,0 +1,149 @@
+package dataplane
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+)
+
+// bpfRoot is where the bpf filesystem is mounted everywhere.
+const bpfRoot = "/sys/fs/bpf"
+
+// ErrBusy means that another process holds the instance.
+var ErrBusy = errors.New("another waystamp agent holds this instance")
+
+// ErrNotThere means that nothing is pinned for an instance.
+var ErrNotThere = errors.New("nothing is there")
+
+func instanceDir(pinDir, instance string) string { return filepath.Join(pinDir, instance) }
+
+func onBPF(path string) (bool, error) {
+	var st unix.Statfs_t
+	if err := unix.Statfs(path, &st); err != nil {
+		return false, &fs.PathError{Op: "statfs", Path: path, Err: err}
+	}
+	return st.Type == unix.BPF_FS_MAGIC, nil
+}
+
+// ensurePinDir makes dir, and mounts the bpf filesystem if dir is to be in it
+// and it is not there.
+func ensurePinDir(dir string) error {
+	if !filepath.IsAbs(dir) {
+		return fmt.Errorf("pin directory %q is not an absolute path", dir)
+	}
+	above := filepath.Clean(dir)
+	for {
+		_, err := os.Stat(above)
+		if err == nil {
+			break
+		}
+		if !errors.Is(err, fs.ErrNotExist) || above == "/" {
+			return fmt.Errorf("pin directory %s: %w", dir, err)
+		}
+		above = filepath.Dir(above)
+	}
+	ok, err := onBPF(above)
+	if err != nil {
+		return fmt.Errorf("pin directory %s: %w", dir, err)
+	}
+	if !ok {
+		if rel, err := filepath.Rel(bpfRoot, filepath.Clean(dir)); err != nil || !filepath.IsLocal(rel) {
+			return fmt.Errorf("pin directory %s is not on a bpf filesystem; choose one below %s", dir, bpfRoot)
+		}
+		if err := mountBPF(); err != nil {
+			return err
+		}
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return fmt.Errorf("make the pin directory: %w", err)
+	}
+	return nil
+}
+
+// mountBPF refuses where the mount, and the pins with it, would be gone with
+// the process: in the private mount namespace that `ip netns exec` makes.
+func mountBPF() error {
+	if private, err := privateMounts(); err != nil {
+		return err
+	} else if private {
+		return fmt.Errorf("no bpf filesystem at %s in this mount namespace, and pins in one mounted here would not outlive the process; if `ip netns exec` hides it, use `nsenter --net=/run/netns/NAME` instead", bpfRoot)
+	}
+	if err := unix.Mount("bpf", bpfRoot, "bpf", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=0700"); err != nil {
+		return fmt.Errorf("mount the bpf filesystem at %s: %w; mount it as root: mount -t bpf bpf %s", bpfRoot, err, bpfRoot)
+	}
+	return nil
+}
+
+func privateMounts() (bool, error) {
+	own, err := os.Readlink("/proc/self/ns/mnt")
+	if err != nil {
+		return false, fmt.Errorf("read the mount namespace: %w", err)
+	}
+	first, err := os.Readlink("/proc/1/ns/mnt")
+	if err != nil {
+		return false, fmt.Errorf("read the mount namespace of process 1: %w", err)
+	}
+	return own != first, nil
+}
+
+// lockInstance opens an instance's directory, makes it if asked to, and locks
+// it for as long as the file stays open.
+func lockInstance(dir string, create bool) (*os.File, error) {
+	for {
+		if create {
+			if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+				return nil, fmt.Errorf("make the instance's pin directory: %w", err)
+			}
+		}
+		f, err := os.Open(dir)
+		if errors.Is(err, fs.ErrNotExist) {
+			if create {
+				continue // removed meanwhile
+			}
+			return nil, fmt.Errorf("%s: %w", dir, ErrNotThere)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("open the instance's pin directory: %w", err)
+		}
+		if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+			f.Close()
+			if errors.Is(err, unix.EWOULDBLOCK) {
+				return nil, fmt.Errorf("%s: %w", dir, ErrBusy)
+			}
+			return nil, fmt.Errorf("lock %s: %w", dir, err)
+		}
+		// Whoever held the lock before may have removed the directory.
+		held, err := f.Stat()
+		if err == nil {
+			if now, statErr := os.Stat(dir); statErr == nil && os.SameFile(held, now) {
+				return f, nil
+			}
+		}
+		f.Close()
+	}
+}
+
+func isNotEmpty(err error) bool {
+	return errors.Is(err, unix.ENOTEMPTY) || errors.Is(err, fs.ErrExist)
+}
+
+// removeTree removes pins. Objects that nothing else holds go with them.
+func removeTree(dir string) error {
+	if err := os.RemoveAll(dir); err != nil {
+		return fmt.Errorf("remove pins: %w", err)
+	}
+	return nil
+}
+
+// netnsInode tells the network namespace of the calling thread.
+func netnsInode() (uint64, error) {
+	var st unix.Stat_t
+	if err := unix.Stat("/proc/thread-self/ns/net", &st); err != nil {
+		return 0, fmt.Errorf("stat the network namespace: %w", err)
+	}
+	return st.Ino, nil
+}

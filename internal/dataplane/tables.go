@@ -1,0 +1,167 @@
+package dataplane
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+
+	"github.com/waystamp/waystamp/internal/abi"
+)
+
+// tables is what the maps hold that user space alone writes. Two of them are
+// compared to learn what must be done.
+type tables struct {
+	hops     map[hopKey]hop
+	sids     map[hopKey]uint32
+	egresses map[egressKey]egress
+	headends map[uint32]headend
+	matchDst map[dstKey]match
+	matchSrc map[srcKey]match
+	guardDst map[dstKey]match
+	guardSrc map[srcKey]match
+	ports    map[uint32]port
+}
+
+func newTables() tables {
+	return tables{
+		hops: map[hopKey]hop{}, sids: map[hopKey]uint32{}, egresses: map[egressKey]egress{},
+		headends: map[uint32]headend{},
+		matchDst: map[dstKey]match{}, matchSrc: map[srcKey]match{},
+		guardDst: map[dstKey]match{}, guardSrc: map[srcKey]match{},
+		ports: map[uint32]port{},
+	}
+}
+
+// table names a map of the data path.
+type table string
+
+const (
+	tableNode     table = "ws_node"
+	tableHops     table = "ws_hops"
+	tableSIDs     table = "ws_sids"
+	tableEgresses table = "ws_egresses"
+	tableHeadends table = "ws_headends"
+	tableCounters table = "ws_counters"
+	tableStats    table = "ws_stats"
+	tableMatchDst table = "ws_match_dst"
+	tableMatchSrc table = "ws_match_src"
+	tableGuardDst table = "ws_guard_dst"
+	tableGuardSrc table = "ws_guard_src"
+	tablePorts    table = "ws_ports"
+	tableNexthops table = "ws_nexthops"
+	tableRefusals table = "ws_refusals"
+	tableEvents   table = "ws_events"
+)
+
+// op is one change of one map: a pointer to the value is put, or without one
+// the entry is deleted.
+type op struct {
+	table      table
+	key, value any
+}
+
+func (o op) remove() bool { return o.value == nil }
+
+// changes are the ops that lead from have to want, in an order in which a
+// packet meets a whole state at every step, or is refused:
+//
+//   - what the guard requires is added first and given up last, so that no
+//     packet that needs a proof before and after slips by in between;
+//   - what a headend's packets need on this node is there before they come, and
+//     stays until they are gone;
+//   - a rule is there only while its headend, and its source class, are.
+//
+// Of rules by destination the longest are put first and the shortest deleted
+// first: so a packet meets its old rule until it meets its new one, and never a
+// third. In the other tables the order does not matter: source classes never
+// change while a destination rule names them (see classes).
+func changes(have, want tables) []op {
+	var ops []op
+	ops = puts(ops, tableGuardSrc, have.guardSrc, want.guardSrc)
+	ops = append(ops, longestFirst(puts(nil, tableGuardDst, have.guardDst, want.guardDst))...)
+	ops = puts(ops, tableSIDs, have.sids, want.sids)
+	ops = puts(ops, tableEgresses, have.egresses, want.egresses)
+	ops = puts(ops, tableHops, have.hops, want.hops)
+	ops = puts(ops, tablePorts, have.ports, want.ports)
+	ops = puts(ops, tableHeadends, have.headends, want.headends)
+	ops = puts(ops, tableMatchSrc, have.matchSrc, want.matchSrc)
+	ops = append(ops, longestFirst(puts(nil, tableMatchDst, have.matchDst, want.matchDst))...)
+
+	ops = append(ops, shortestFirst(deletes(nil, tableMatchDst, have.matchDst, want.matchDst))...)
+	ops = deletes(ops, tableMatchSrc, have.matchSrc, want.matchSrc)
+	ops = deletes(ops, tableHeadends, have.headends, want.headends)
+	ops = deletes(ops, tableHops, have.hops, want.hops)
+	ops = deletes(ops, tableEgresses, have.egresses, want.egresses)
+	ops = deletes(ops, tableSIDs, have.sids, want.sids)
+	ops = append(ops, shortestFirst(deletes(nil, tableGuardDst, have.guardDst, want.guardDst))...)
+	ops = deletes(ops, tableGuardSrc, have.guardSrc, want.guardSrc)
+	return ops
+}
+
+func puts[K, V comparable](ops []op, t table, have, want map[K]V) []op {
+	for k, v := range want {
+		if old, ok := have[k]; !ok || old != v {
+			ops = append(ops, op{t, &k, &v})
+		}
+	}
+	return ops
+}
+
+func deletes[K, V comparable](ops []op, t table, have, want map[K]V) []op {
+	for k := range have {
+		if _, ok := want[k]; !ok {
+			ops = append(ops, op{t, &k, nil})
+		}
+	}
+	return ops
+}
+
+func shortestFirst(rules []op) []op {
+	slices.SortFunc(rules, func(a, b op) int {
+		return cmp.Compare(a.key.(*dstKey).Prefixlen, b.key.(*dstKey).Prefixlen)
+	})
+	return rules
+}
+
+func longestFirst(rules []op) []op {
+	rules = shortestFirst(rules)
+	slices.Reverse(rules)
+	return rules
+}
+
+// portsRemoved are the ops for interfaces that waystamp has left: until then
+// the programs on them look their settings up.
+func portsRemoved(have, want tables) []op {
+	return deletes(nil, tablePorts, have.ports, want.ports)
+}
+
+// withLocal adds this node's own addresses to rules: an entry each that says
+// what the longest rule covering the address says, and that it is local.
+func withLocal(dst map[dstKey]match, local []dstKey) map[dstKey]match {
+	out := maps.Clone(dst)
+	for _, k := range local {
+		m := covering(dst, k)
+		m.Local = 1
+		out[k] = m
+	}
+	return out
+}
+
+// covering is what the longest rule says that covers the address k.
+func covering(dst map[dstKey]match, k dstKey) match {
+	for bits := k.Prefixlen + 1; bits > 0; bits-- {
+		if m, ok := dst[truncated(k, bits-1)]; ok {
+			return m
+		}
+	}
+	return match{Action: uint8(abi.MatchActionNone)}
+}
+
+func truncated(k dstKey, bits uint32) dstKey {
+	t := dstKey{Prefixlen: bits}
+	copy(t.Addr[:], k.Addr[:bits/8])
+	if r := bits % 8; r != 0 {
+		t.Addr[bits/8] = k.Addr[bits/8] &^ (0xff >> r)
+	}
+	return t
+}

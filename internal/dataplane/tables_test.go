@@ -1,0 +1,271 @@
+package dataplane
+
+import (
+	"errors"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/waystamp/waystamp/internal/abi"
+	"github.com/waystamp/waystamp/internal/model"
+	"github.com/waystamp/waystamp/internal/plan"
+)
+
+var roomy = limits{counters: 64, stats: 256}
+
+func mustDesire(t interface{ Fatal(...any) }, n plan.Node, local []netip.Addr, have tables) wanted {
+	w, err := desire(n, map[uint32]port{}, local, have, recoverIndexes(have, roomy, nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return w
+}
+
+func TestSamePlanWantsNothingNew(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		n, local := drawNode(t), drawLocal(t)
+		first := mustDesire(t, n, local, mustDesire(t, drawNode(t), nil, newTables()).tables)
+		again := mustDesire(t, n, local, first.tables)
+		if !equalTables(first.tables, again.tables) {
+			t.Fatalf("the same plan over its own state wants something else:\n%v\n%v", first.matchDst, again.matchDst)
+		}
+		if len(again.freshStats) != 0 || len(again.freshCounters) != 0 {
+			t.Fatalf("the same plan over its own state wants %v and %v anew", again.freshStats, again.freshCounters)
+		}
+		if ops := changes(first.tables, again.tables); len(ops) != 0 {
+			t.Fatalf("%d changes for the same plan", len(ops))
+		}
+	})
+}
+
+// Every step of a change of plans is looked at, with packets that meet all
+// rules.
+func TestNoStepOfAChangeOpensAHole(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		before := mustDesire(t, drawNode(t), drawLocal(t), newTables()).tables
+		after := mustDesire(t, drawNode(t), drawLocal(t), before).tables
+		now := before.clone()
+		check := func() {
+			for _, to := range inDst {
+				for _, from := range inSrc {
+					checkPacket(t, before, now, after, addr(from), addr(to))
+				}
+			}
+			for k, h := range now.hops {
+				if h.Behaviour == uint8(abi.BehaviourEndDT46) {
+					if _, ok := now.egresses[egressKey{Path: k.Path, Epoch: k.Epoch}]; !ok {
+						t.Fatalf("an egress SID without its verifier")
+					}
+				}
+				if now.sids[hopKey{Sid: k.Sid, Path: k.Path}] != 1 || now.sids[hopKey{Sid: k.Sid}] != 1 {
+					t.Fatalf("a SID that ws_sids does not have")
+				}
+			}
+		}
+		check()
+		for _, o := range append(changes(before, after), portsRemoved(before, after)...) {
+			now.do(o)
+			check()
+		}
+		if !equalTables(now, after) {
+			t.Fatal("the changes do not lead to what is wanted")
+		}
+	})
+}
+
+func checkPacket(t *rapid.T, before, now, after tables, from, to netip.Addr) {
+	const path = uint8(abi.MatchActionPath)
+	guard := func(x tables) match { return lookUp(x.guardDst, x.guardSrc, from, to) }
+	b, n, a := guard(before), guard(now), guard(after)
+	required := func(m match) bool { return m.Action == path && m.Local == 0 }
+	if required(b) && required(a) && !required(n) {
+		t.Fatalf("%s to %s needs a proof before and after, but not in between", from, to)
+	}
+	if n != b && n != a {
+		t.Fatalf("%s to %s: the guard says %+v, which is neither what it said (%+v) nor what it will (%+v)", from, to, n, b, a)
+	}
+	steer := func(x tables) (path uint32) {
+		m := lookUp(x.matchDst, x.matchSrc, from, to)
+		if m.Action != uint8(abi.MatchActionPath) || m.Local != 0 {
+			return 0
+		}
+		h, ok := x.headends[m.Target]
+		if !ok {
+			t.Fatalf("%s to %s: the rule names headend %d, which is not there", from, to, m.Target)
+		}
+		return h.Path
+	}
+	if is := steer(now); is != steer(before) && is != steer(after) {
+		t.Fatalf("%s to %s is steered into a path that it belongs to neither before nor after", from, to)
+	}
+}
+
+func TestOwnAddressKeepsWhatCoversIt(t *testing.T) {
+	n := testNode()
+	n.Egresses = []plan.Egress{
+		egressOf(1, 0, model.SchemeKeyed, model.Match{Destination: prefix("2001:db8::/32")}, ownSID(1), 2),
+		egressOf(2, 0, model.SchemeKeyed, model.Match{Destination: prefix("2001:db8:1:1::1/128"), Source: prefix("fd00::/8")}, ownSID(2), 2),
+	}
+	w := mustDesire(t, n, []netip.Addr{addr("2001:db8:1:1::1"), addr("2001:db8:5::1"), addr("2620::1")}, newTables())
+	for _, c := range []struct {
+		from, to string
+		want     match
+	}{
+		{"fd00::1", "2001:db8:1:1::1", match{Target: be32(2), Action: 1, Local: 1}},
+		{"2620::2", "2001:db8:1:1::1", match{Target: be32(1), Action: 1, Local: 1}},
+		{"2620::2", "2001:db8:5::1", match{Target: be32(1), Action: 1, Local: 1}},
+		{"2620::2", "2001:db8:5::2", match{Target: be32(1), Action: 1}},
+		{"2620::2", "2620::1", match{Local: 1}},
+		{"2620::2", "2620::3", match{}},
+	} {
+		if got := lookUp(w.guardDst, w.guardSrc, addr(c.from), addr(c.to)); got != c.want {
+			t.Errorf("%s to %s: %+v, want %+v", c.from, c.to, got, c.want)
+		}
+	}
+}
+
+func TestPlanThatDoesNotFitTogetherIsRefused(t *testing.T) {
+	keyed := model.SchemeKeyed
+	all := model.Match{Destination: prefix("2001:db8::/32")}
+	for _, c := range []struct {
+		name string
+		edit func(*plan.Node)
+		want string
+	}{
+		{"path 0", func(n *plan.Node) { n.Headends = []plan.Headend{headendOf(0, 0, keyed, all, 1)} }, "path 0 is no path"},
+		{"headend twice", func(n *plan.Node) {
+			n.Headends = []plan.Headend{headendOf(1, 0, keyed, all, 1), headendOf(1, 1, keyed, all, 1)}
+		}, "the node is its headend twice"},
+		{"no segments", func(n *plan.Node) { n.Headends = []plan.Headend{headendOf(1, 0, keyed, all, 0)} }, "0 segments; expect 1 to 16"},
+		{"17 segments", func(n *plan.Node) { n.Headends = []plan.Headend{headendOf(1, 0, keyed, all, 17)} }, "17 segments; expect 1 to 16"},
+		{"lanes beyond the last", func(n *plan.Node) {
+			h := headendOf(1, 0, keyed, all, 1)
+			h.Lane, h.Lanes = 4095, 2
+			n.Headends = []plan.Headend{h}
+		}, "lanes 4095 to 4096 are not within 0 to 4095"},
+		{"scheme to come", func(n *plan.Node) {
+			n.Headends = []plan.Headend{headendOf(1, 0, model.SchemeKeyedFlow, all, 1)}
+		}, "does not know the scheme keyed-flow"},
+		{"SID of another node", func(n *plan.Node) { n.Endpoints = []plan.Endpoint{endpointOf(1, 0, keyed, otherSID(1))} }, "is not in the locator"},
+		{"SID twice", func(n *plan.Node) {
+			n.Endpoints = []plan.Endpoint{endpointOf(1, 0, keyed, ownSID(1)), endpointOf(1, 0, keyed, ownSID(1))}
+		}, "is visited twice"},
+		{"egress twice", func(n *plan.Node) {
+			n.Egresses = []plan.Egress{egressOf(1, 0, keyed, all, ownSID(1), 2), egressOf(1, 0, keyed, all, ownSID(2), 2)}
+		}, "the node is its egress twice"},
+		{"epochs that match differently", func(n *plan.Node) {
+			n.Egresses = []plan.Egress{egressOf(1, 0, keyed, all, ownSID(1), 2), egressOf(1, 1, keyed, model.Match{}, ownSID(1), 2)}
+		}, "its epochs match different packets"},
+		{"key missing", func(n *plan.Node) {
+			e := egressOf(1, 0, keyed, all, ownSID(1), 3)
+			e.Verifier.Keys = e.Verifier.Keys[:2]
+			n.Egresses = []plan.Egress{e}
+		}, "2 keys for 3 positions that stamp"},
+		{"secret at the prime", func(n *plan.Node) {
+			e := egressOf(1, 0, model.SchemeOPoT, all, ownSID(1), 3)
+			e.Verifier.Secret = 53
+			n.Egresses = []plan.Egress{e}
+		}, "the secret is not below the prime"},
+		{"share at the prime", func(n *plan.Node) {
+			e := endpointOf(1, 0, model.SchemeOPoT, ownSID(1))
+			e.Share.Polynomial.Share = 53
+			n.Endpoints = []plan.Endpoint{e}
+		}, "the secret share is not below the prime"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			n := testNode()
+			c.edit(&n)
+			_, err := desire(n, nil, nil, newTables(), newIndexes(roomy))
+			if err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("got %v; want %q", err, c.want)
+			}
+		})
+	}
+}
+
+func TestConfigOfAPlanThatDoesNotFitTogetherIsRefused(t *testing.T) {
+	for _, c := range []struct{ block, locator, want string }{
+		{"10.0.0.0/8", "fc00:0:0:100::/56", "not an IPv6 prefix"},
+		{"fc00::/48", "", "not an IPv6 prefix"},
+		{"fc00::/48", "fc00:0:0:100::/80", "1 to 64 bits"},
+		{"fc00::/48", "fc01:0:0:100::/56", "is not in the block"},
+		{"fc00::/48", "fc00::/40", "is not in the block"},
+	} {
+		n := testNode()
+		n.Block, n.Locator = prefix(c.block), prefix(c.locator)
+		if _, err := encodeConfig(n); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("block %s, locator %s: got %v; want %q", c.block, c.locator, err, c.want)
+		}
+	}
+}
+
+func TestMoreEntriesThanTheArraysHoldAskForLargerOnes(t *testing.T) {
+	n := testNode()
+	for i := range 3 {
+		n.Headends = append(n.Headends, headendOf(uint32(i+1), 0, model.SchemeKeyed, model.Match{Source: prefix(testSrc[i+1])}, 1))
+	}
+	for _, l := range []limits{{counters: 2, stats: 256}, {counters: 64, stats: 2}} {
+		if _, err := desire(n, nil, nil, newTables(), newIndexes(l)); !errors.Is(err, errCapacity) {
+			t.Errorf("with %+v: got %v; want errCapacity", l, err)
+		}
+	}
+	if _, err := desire(n, nil, nil, newTables(), newIndexes(limits{3, 3})); err != nil {
+		t.Errorf("with as many as needed: %v", err)
+	}
+}
+
+func TestArraysHaveRoomForAChangeOfEverything(t *testing.T) {
+	for _, c := range []struct{ need, want limits }{
+		{limits{0, 0}, limits{64, 256}},
+		{limits{32, 128}, limits{64, 256}},
+		{limits{33, 129}, limits{128, 512}},
+		{limits{chainsMax, 2 * chainsMax}, limits{chainsMax, 2 * chainsMax}},
+	} {
+		if got, err := c.need.size(); err != nil || got != c.want {
+			t.Errorf("%+v: got %+v, %v; want %+v", c.need, got, err, c.want)
+		}
+	}
+	if _, err := (limits{chainsMax + 1, 1}).size(); err == nil {
+		t.Error("more headends than a node holds are not refused")
+	}
+}
+
+func TestSpentCounterIsReplacedAndNotTouched(t *testing.T) {
+	n := testNode()
+	n.Headends = []plan.Headend{headendOf(1, 0, model.SchemeKeyed, model.Match{}, 1)}
+	first := mustDesire(t, n, nil, newTables())
+	old := first.headends[0].Counter
+	w, err := desire(n, nil, nil, first.tables, recoverIndexes(first.tables, roomy, map[uint32]bool{old: true}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	now := w.headends[0].Counter
+	if now == old || len(w.freshCounters) != 1 || w.freshCounters[now] != (counterKey{be32(1), 0}) {
+		t.Errorf("counter %d after %d, fresh %v; want another one, and only it fresh", now, old, w.freshCounters)
+	}
+	if len(w.freshStats) != 0 {
+		t.Errorf("statistics %v start again", w.freshStats)
+	}
+}
+
+func TestEpochsOfAPathShareIndexAndStatistics(t *testing.T) {
+	n := testNode()
+	n.Headends = []plan.Headend{headendOf(5, 0, model.SchemeKeyed, model.Match{}, 1)}
+	n.Endpoints = []plan.Endpoint{endpointOf(5, 0, model.SchemeKeyed, ownSID(1)), endpointOf(5, 1, model.SchemeKeyed, ownSID(1))}
+	first := mustDesire(t, n, nil, newTables())
+	n.Headends[0].Epoch = 1
+	next := mustDesire(t, n, nil, first.tables)
+	if got, want := sortedKeys(next.headends), sortedKeys(first.headends); len(got) != 1 || got[0] != want[0] {
+		t.Errorf("headend indexes %v after %v; a new epoch takes the old one's place in one step", got, want)
+	}
+	a, b := first.headends[0], next.headends[0]
+	if a.Stats != b.Stats || a.Counter == b.Counter {
+		t.Errorf("statistics %d and %d, want the same; counters %d and %d, want two", a.Stats, b.Stats, a.Counter, b.Counter)
+	}
+	x, y := first.hops[encodeHopKey(ownSID(1), 5, 0)], first.hops[encodeHopKey(ownSID(1), 5, 1)]
+	if x.Stats != y.Stats {
+		t.Errorf("two epochs of a visit have statistics %d and %d; want one", x.Stats, y.Stats)
+	}
+}

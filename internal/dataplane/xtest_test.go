@@ -1,0 +1,216 @@
+package dataplane
+
+import (
+	"bytes"
+	"maps"
+	"net/netip"
+	"slices"
+
+	"pgregory.net/rapid"
+
+	"github.com/waystamp/waystamp/internal/abi"
+	"github.com/waystamp/waystamp/internal/model"
+	"github.com/waystamp/waystamp/internal/plan"
+	"github.com/waystamp/waystamp/internal/pot"
+)
+
+func prefix(s string) netip.Prefix {
+	if s == "" {
+		return netip.Prefix{}
+	}
+	return netip.MustParsePrefix(s)
+}
+
+func addr(s string) netip.Addr { return netip.MustParseAddr(s) }
+
+// Prefixes that lie in one another, so that rules meet.
+var (
+	testDst = []string{"::/0", "2001:db8::/32", "2001:db8:1::/48", "2001:db8:1:1::/64", "2001:db8:1:1::1/128", "2001:db8:2::/48"}
+	testSrc = []string{"", "fd00::/8", "fd00:1::/32", "fd00:1:1::/48", "fd00:1:1::1/128"}
+	inDst   = []string{"2001:db8:1:1::1", "2001:db8:1:1::2", "2001:db8:1:2::1", "2001:db8:2::1", "2001:db8:3::1", "2620::1"}
+	inSrc   = []string{"fd00:1:1::1", "fd00:1:1::2", "fd00:1:2::1", "fd00:2::1", "2620::2"}
+)
+
+func testNode() plan.Node {
+	return plan.Node{
+		Name: "r1", Block: prefix("fc00::/48"), Address: addr("fc00:1::1"), Locator: prefix("fc00:0:0:100::/56"),
+	}
+}
+
+func testPathID(path uint32, epoch uint8, scheme model.Scheme) plan.PathID {
+	return plan.PathID{Path: path, Epoch: epoch, Chain: "c" + string(rune('a'+path%26)), Scheme: scheme}
+}
+
+func testShare(position uint8, seed byte) pot.Share {
+	s := pot.Share{Position: position, Polynomial: pot.Polynomial{
+		Prime: 53, Share: uint64(seed) % 53, Public: 3, LPC: 5, Up: pot.Mask{RND: 1}, Down: pot.Mask{CML: uint64(seed)},
+	}}
+	copy(s.Key[:], bytes.Repeat([]byte{seed}, 16))
+	return s
+}
+
+// ownSID is the n-th SID of testNode, otherSID one of another node.
+func ownSID(n int) netip.Addr {
+	b := addr("fc00:0:0:100::").As16()
+	b[7] = byte(n)
+	return netip.AddrFrom16(b)
+}
+
+func otherSID(n int) netip.Addr {
+	b := addr("fc00:0:0:200::").As16()
+	b[7] = byte(n)
+	return netip.AddrFrom16(b)
+}
+
+func headendOf(path uint32, epoch uint8, scheme model.Scheme, m model.Match, segments int) plan.Headend {
+	h := plan.Headend{
+		PathID: testPathID(path, epoch, scheme), Match: m, Lane: 0, Lanes: 64, MTU: 1400,
+		Share: testShare(0, byte(path)+epoch),
+	}
+	for i := range segments {
+		h.Segments = append(h.Segments, otherSID(i+1))
+	}
+	return h
+}
+
+func endpointOf(path uint32, epoch uint8, scheme model.Scheme, sid netip.Addr) plan.Endpoint {
+	return plan.Endpoint{PathID: testPathID(path, epoch, scheme), SID: sid, Function: "fw", Share: testShare(1, byte(path)+epoch)}
+}
+
+func egressOf(path uint32, epoch uint8, scheme model.Scheme, m model.Match, sid netip.Addr, segments int) plan.Egress {
+	e := plan.Egress{
+		PathID: testPathID(path, epoch, scheme), SID: sid, Match: m, Share: testShare(uint8(segments), byte(path)+epoch),
+		Verifier: pot.Verifier{Secret: 7},
+	}
+	for i := range segments - 1 {
+		e.Segments = append(e.Segments, otherSID(i+1))
+	}
+	e.Segments = append(e.Segments, sid)
+	for range segments {
+		e.Verifier.Keys = append(e.Verifier.Keys, pot.Key{byte(path), epoch})
+	}
+	return e
+}
+
+func drawMatches(t *rapid.T, n int, label string) []model.Match {
+	gen := rapid.Custom(func(t *rapid.T) model.Match {
+		return model.Match{
+			Destination: prefix(rapid.SampledFrom(testDst).Draw(t, "dst")),
+			Source:      prefix(rapid.SampledFrom(testSrc).Draw(t, "src")),
+		}
+	})
+	return rapid.SliceOfNDistinct(gen, n, n, func(m model.Match) model.Match { return m }).Draw(t, label)
+}
+
+// drawNode draws a plan with up to seven paths in each role.
+func drawNode(t *rapid.T) plan.Node {
+	n := testNode()
+	schemes := rapid.SampledFrom([]model.Scheme{model.SchemePoT, model.SchemeOPoT, model.SchemeKeyed})
+	paths := func(label string) []uint32 {
+		return rapid.SliceOfNDistinct(rapid.Uint32Range(1, 12), 0, 7, rapid.ID[uint32]).Draw(t, label)
+	}
+	heads := paths("headends")
+	for i, m := range drawMatches(t, len(heads), "headend matches") {
+		n.Headends = append(n.Headends, headendOf(heads[i], rapid.Uint8Range(0, 2).Draw(t, "epoch"), schemes.Draw(t, "scheme"), m, rapid.IntRange(1, 16).Draw(t, "segments")))
+	}
+	for i, p := range paths("endpoints") {
+		sid := ownSID(1 + i%3)
+		for e := range rapid.Uint8Range(1, 2).Draw(t, "epochs") {
+			n.Endpoints = append(n.Endpoints, endpointOf(p, e, schemes.Draw(t, "scheme"), sid))
+		}
+	}
+	ends := paths("egresses")
+	for i, m := range drawMatches(t, len(ends), "egress matches") {
+		sid := ownSID(10 + int(ends[i]))
+		for e := range rapid.Uint8Range(1, 2).Draw(t, "epochs") {
+			n.Egresses = append(n.Egresses, egressOf(ends[i], e, schemes.Draw(t, "scheme"), m, sid, rapid.IntRange(1, 16).Draw(t, "segments")))
+		}
+	}
+	return n
+}
+
+func drawLocal(t *rapid.T) []netip.Addr {
+	var out []netip.Addr
+	for _, s := range rapid.SliceOfDistinct(rapid.SampledFrom(inDst), rapid.ID[string]).Draw(t, "own addresses") {
+		out = append(out, addr(s))
+	}
+	return out
+}
+
+// lookUp does what bpf/lib/classify.h does: slowly.
+func lookUp(dst map[dstKey]match, src map[srcKey]match, from, to netip.Addr) match {
+	m := covering(dst, encodeDst(netip.PrefixFrom(to, 128)))
+	if m.Action != uint8(abi.MatchActionSource) {
+		return m
+	}
+	for bits := 128; bits >= 0; bits-- {
+		if s, ok := src[encodeSrc(m.Target, netip.PrefixFrom(from, bits))]; ok {
+			return match{Target: s.Target, Action: s.Action, Local: m.Local}
+		}
+	}
+	return match{Local: m.Local}
+}
+
+// do applies an op to tables.
+func (t tables) do(o op) {
+	switch k := o.key.(type) {
+	case *hopKey:
+		switch v := o.value.(type) {
+		case *hop:
+			t.hops[*k] = *v
+		case *uint32:
+			t.sids[*k] = *v
+		default:
+			if o.table == tableSIDs {
+				delete(t.sids, *k)
+			} else {
+				delete(t.hops, *k)
+			}
+		}
+	case *egressKey:
+		set(t.egresses, k, o.value)
+	case *uint32:
+		if o.table == tablePorts {
+			set(t.ports, k, o.value)
+		} else {
+			set(t.headends, k, o.value)
+		}
+	case *dstKey:
+		if o.table == tableGuardDst {
+			set(t.guardDst, k, o.value)
+		} else {
+			set(t.matchDst, k, o.value)
+		}
+	case *srcKey:
+		if o.table == tableGuardSrc {
+			set(t.guardSrc, k, o.value)
+		} else {
+			set(t.matchSrc, k, o.value)
+		}
+	default:
+		panic("an op of an unknown table")
+	}
+}
+
+func set[K comparable, V any](m map[K]V, k *K, v any) {
+	if v == nil {
+		delete(m, *k)
+		return
+	}
+	m[*k] = *v.(*V)
+}
+
+func (t tables) clone() tables {
+	return tables{
+		maps.Clone(t.hops), maps.Clone(t.sids), maps.Clone(t.egresses), maps.Clone(t.headends),
+		maps.Clone(t.matchDst), maps.Clone(t.matchSrc), maps.Clone(t.guardDst), maps.Clone(t.guardSrc), maps.Clone(t.ports),
+	}
+}
+
+func equalTables(a, b tables) bool {
+	return maps.Equal(a.hops, b.hops) && maps.Equal(a.sids, b.sids) && maps.Equal(a.egresses, b.egresses) &&
+		maps.Equal(a.headends, b.headends) && maps.Equal(a.matchDst, b.matchDst) && maps.Equal(a.matchSrc, b.matchSrc) &&
+		maps.Equal(a.guardDst, b.guardDst) && maps.Equal(a.guardSrc, b.guardSrc) && maps.Equal(a.ports, b.ports)
+}
+
+func sortedKeys[V any](m map[uint32]V) []uint32 { return slices.Sorted(maps.Keys(m)) }

@@ -1,0 +1,108 @@
+package host
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// Offload is something that a device does to packets in the stack's place, or
+// that the stack puts off until the device (`ethtool -k`).
+type Offload uint8
+
+const (
+	TSO             Offload = iota // cut TCP super-packets
+	GSO                            // cut super-packets as late as can be
+	GRO                            // merge packets on arrival
+	ScatterGather                  // take a packet in pieces; GSO needs it
+	TransmitSum                    // compute checksums
+	offloadsInTotal int     = iota
+)
+
+var offloads = [offloadsInTotal]struct {
+	name     string
+	get, set uint32 // ethtool commands, <linux/ethtool.h>
+}{
+	TSO:           {"tso", 0x1e, 0x1f},
+	GSO:           {"gso", 0x23, 0x24},
+	GRO:           {"gro", 0x2b, 0x2c},
+	ScatterGather: {"sg", 0x18, 0x19},
+	TransmitSum:   {"tx", 0x16, 0x17},
+}
+
+func (o Offload) String() string {
+	if int(o) < len(offloads) {
+		return offloads[o].name
+	}
+	return fmt.Sprintf("Offload(%d)", uint8(o))
+}
+
+// Offload tells whether a device has an offload on.
+func (n *Net) Offload(link string, o Offload) (bool, error) {
+	if int(o) >= len(offloads) {
+		return false, fmt.Errorf("%s is not known", o)
+	}
+	on, err := n.ethtool(link, offloads[o].get, 0)
+	if err != nil {
+		return false, fmt.Errorf("read %s of %s in %s: %w", o, link, n.ns, err)
+	}
+	return on != 0, nil
+}
+
+// SetOffload switches an offload of a device on or off. It is an error if the
+// device does not obey.
+func (n *Net) SetOffload(link string, o Offload, on bool) error {
+	if int(o) >= len(offloads) {
+		return fmt.Errorf("%s is not known", o)
+	}
+	var data uint32
+	if on {
+		data = 1
+	}
+	if _, err := n.ethtool(link, offloads[o].set, data); err != nil {
+		return fmt.Errorf("set %s of %s in %s: %w", o, link, n.ns, permission(err))
+	}
+	now, err := n.Offload(link, o)
+	if err != nil {
+		return err
+	}
+	if now != on {
+		return fmt.Errorf("set %s of %s in %s to %t: the device leaves it as it is", o, link, n.ns, on)
+	}
+	return nil
+}
+
+// ethtool does an SIOCETHTOOL request that takes and gives one value.
+func (n *Net) ethtool(link string, cmd, data uint32) (uint32, error) {
+	if len(link) > NameMax {
+		return 0, ErrNoLink
+	}
+	value := struct{ cmd, data uint32 }{cmd, data} // struct ethtool_value
+	var req struct {                               // struct ifreq
+		name [unix.IFNAMSIZ]byte
+		data unsafe.Pointer
+		_    [16]byte
+	}
+	copy(req.name[:], link)
+	req.data = unsafe.Pointer(&value)
+	err := n.ns.Do(func() error {
+		fd, err := unix.Socket(unix.AF_INET6, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(fd)
+		_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.SIOCETHTOOL, uintptr(unsafe.Pointer(&req)))
+		runtime.KeepAlive(&value)
+		if errno != 0 {
+			return errno
+		}
+		return nil
+	})
+	if errors.Is(err, unix.ENODEV) {
+		return 0, ErrNoLink
+	}
+	return value.data, err
+}

@@ -1,0 +1,175 @@
+package host
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"slices"
+
+	"golang.org/x/sys/unix"
+)
+
+// PermissionError says that the process may not do what was asked.
+type PermissionError struct {
+	Capability string // CAP_NET_ADMIN
+	For        string // what it is needed for
+}
+
+func (e *PermissionError) Error() string {
+	return fmt.Sprintf("no permission to %s: %s is missing; run as root", e.For, e.Capability)
+}
+
+// Is makes a PermissionError an fs.ErrPermission.
+func (e *PermissionError) Is(target error) bool { return target == fs.ErrPermission }
+
+// UnsupportedError says that the running kernel lacks a feature.
+type UnsupportedError struct {
+	Feature Feature
+}
+
+func (e *UnsupportedError) Error() string {
+	f := features[e.Feature]
+	return fmt.Sprintf("this kernel has no %s; it needs %s", f.name, f.config)
+}
+
+// Is makes an UnsupportedError an errors.ErrUnsupported.
+func (e *UnsupportedError) Is(target error) bool { return target == errors.ErrUnsupported }
+
+// Feature is something that Require can check.
+type Feature uint8
+
+const (
+	FeatureNetAdmin   Feature = iota // may configure the network
+	FeatureNamespaces                // may make network namespaces, and the kernel has them
+	FeatureIPv6                      // the kernel speaks it
+	FeatureVeth                      // pairs of virtual devices
+	FeatureSEG6Local                 // the kernel's own SRv6 behaviours
+)
+
+var features = map[Feature]struct {
+	name   string
+	config string
+	probe  func() error
+}{
+	FeatureNetAdmin: {"network administration", "", func() error {
+		return capable(unix.CAP_NET_ADMIN, "CAP_NET_ADMIN", "configure the network")
+	}},
+	FeatureNamespaces: {"network namespaces", "CONFIG_NET_NS", probeNamespaces},
+	FeatureIPv6:       {"IPv6", "CONFIG_IPV6 and no ipv6.disable=1 on its command line", probeIPv6},
+	FeatureVeth:       {"virtual Ethernet pairs", "CONFIG_VETH", probeVeth},
+	FeatureSEG6Local:  {"SRv6 behaviours (seg6local)", "CONFIG_IPV6_SEG6_LWTUNNEL", probeSEG6Local},
+}
+
+func (f Feature) String() string {
+	if v, ok := features[f]; ok {
+		return v.name
+	}
+	return fmt.Sprintf("Feature(%d)", uint8(f))
+}
+
+// Require checks that the process and the kernel can do what will be asked of
+// them, in the order given, and names everything that is missing. It changes
+// nothing: devices and routes are tried in a namespace of their own. An error
+// that is neither fs.ErrPermission nor errors.ErrUnsupported means that it could
+// not tell.
+func Require(want ...Feature) error {
+	var errs []error
+	for _, f := range want {
+		v, ok := features[f]
+		if !ok {
+			return fmt.Errorf("require: %s is not known", f)
+		}
+		err := v.probe()
+		if err != nil && !slices.ContainsFunc(errs, func(said error) bool { return said.Error() == err.Error() }) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func capable(number uint, name, purpose string) error {
+	hdr := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var data [2]unix.CapUserData
+	if err := unix.Capget(&hdr, &data[0]); err != nil {
+		return fmt.Errorf("read the capabilities of the process: %w", err)
+	}
+	if data[number/32].Effective&(1<<(number%32)) == 0 {
+		return &PermissionError{Capability: name, For: purpose}
+	}
+	return nil
+}
+
+func probeNamespaces() error {
+	if _, err := os.Stat("/proc/self/ns/net"); errors.Is(err, fs.ErrNotExist) {
+		return &UnsupportedError{Feature: FeatureNamespaces}
+	} else if err != nil {
+		return fmt.Errorf("look for network namespaces: %w", err)
+	}
+	return capable(unix.CAP_SYS_ADMIN, "CAP_SYS_ADMIN", "make network namespaces")
+}
+
+func probeIPv6() error {
+	if _, err := os.Stat("/proc/sys/net/ipv6/conf/all"); errors.Is(err, fs.ErrNotExist) {
+		return &UnsupportedError{Feature: FeatureIPv6}
+	} else if err != nil {
+		return fmt.Errorf("look for IPv6: %w", err)
+	}
+	return nil
+}
+
+func probeVeth() error {
+	return inScratch(func(n *Net) error {
+		err := n.AddVeth(Veth{Name: "probe-a", PeerName: "probe-b"})
+		if errors.Is(err, unix.EOPNOTSUPP) {
+			return &UnsupportedError{Feature: FeatureVeth}
+		}
+		return err
+	})
+}
+
+func probeSEG6Local() error {
+	return inScratch(func(n *Net) error {
+		if err := n.SetUp("lo"); err != nil {
+			return err
+		}
+		err := n.AddRoute(Route{
+			Destination: netip.MustParsePrefix("fd00::/64"),
+			Type:        RouteEnd,
+			Device:      "lo",
+		})
+		if errors.Is(err, unix.EOPNOTSUPP) {
+			return &UnsupportedError{Feature: FeatureSEG6Local}
+		}
+		return err
+	})
+}
+
+func inScratch(f func(*Net) error) error {
+	if err := probeNamespaces(); err != nil {
+		return err
+	}
+	if err := capable(unix.CAP_NET_ADMIN, "CAP_NET_ADMIN", "configure the network"); err != nil {
+		return err
+	}
+	ns, err := Anonymous()
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	n, err := Open(ns)
+	if err != nil {
+		return err
+	}
+	defer n.Close()
+	return f(n)
+}
+
+// permission adds what to do to a refusal of the kernel.
+func permission(err error) error {
+	if errors.Is(err, fs.ErrPermission) {
+		return fmt.Errorf("%w; this needs CAP_SYS_ADMIN and CAP_NET_ADMIN: run as root", err)
+	}
+	return err
+}

@@ -1,0 +1,230 @@
+package host
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+// Protocol says who put a route into the kernel's table (rtm_protocol).
+type Protocol uint8
+
+const (
+	ProtocolStatic Protocol = unix.RTPROT_STATIC
+	// ProtocolWaystamp marks what waystamp has put there, and may take away. A
+	// routing daemon can redistribute by it.
+	ProtocolWaystamp Protocol = 119
+)
+
+// RouteType says what becomes of a packet that takes a route.
+type RouteType uint8
+
+const (
+	RouteUnicast   RouteType = iota // forwarded
+	RouteProhibit                   // refused, and the sender is told (ICMPv6 1/1)
+	RouteBlackhole                  // dropped without a word
+	RouteEnd                        // the kernel's own SRv6 End (seg6local)
+	RouteEncap                      // the kernel's own H.Encaps, with Segments
+)
+
+// Route is a route of the main table.
+type Route struct {
+	Destination netip.Prefix
+	Type        RouteType
+	Via         netip.Addr   // zero: the destination is on the link
+	Device      string       // needed but for Prohibit and Blackhole
+	Source      netip.Addr   // preferred source; zero: the kernel's choice
+	Segments    []netip.Addr // of RouteEncap, in the order of the visit
+	Protocol    Protocol     // 0: ProtocolStatic
+	Metric      int          // smaller wins; 0: the kernel's default, 1024 for IPv6
+}
+
+// AddRoute adds a route. The error is fs.ErrExist if there is one to the same
+// destination with the same metric.
+func (n *Net) AddRoute(r Route) error { return n.changeRoute("add", r, n.h.RouteAdd) }
+
+// ReplaceRoute adds a route in the place of any other to the same destination
+// with the same metric.
+func (n *Net) ReplaceRoute(r Route) error { return n.changeRoute("replace", r, n.h.RouteReplace) }
+
+// DeleteRoute removes a route. The error is unix.ESRCH if there is none.
+func (n *Net) DeleteRoute(r Route) error { return n.changeRoute("delete", r, n.h.RouteDel) }
+
+func (n *Net) changeRoute(verb string, r Route, f func(*netlink.Route) error) error {
+	nr, err := n.route(r)
+	if err == nil {
+		err = permission(f(nr))
+	}
+	if err != nil {
+		return fmt.Errorf("%s route to %s in %s: %w", verb, r.Destination, n.ns, err)
+	}
+	return nil
+}
+
+func (n *Net) route(r Route) (*netlink.Route, error) {
+	if !r.Destination.IsValid() || r.Destination != r.Destination.Masked() {
+		return nil, fmt.Errorf("%s is not a prefix", r.Destination)
+	}
+	out := &netlink.Route{
+		Dst:      ipNet(r.Destination),
+		Table:    unix.RT_TABLE_MAIN,
+		Type:     unix.RTN_UNICAST,
+		Protocol: netlink.RouteProtocol(r.Protocol),
+		Priority: r.Metric,
+	}
+	if r.Protocol == 0 {
+		out.Protocol = netlink.RouteProtocol(ProtocolStatic)
+	}
+	if r.Via.IsValid() {
+		out.Gw = r.Via.AsSlice()
+	}
+	if r.Source.IsValid() {
+		out.Src = r.Source.AsSlice()
+	}
+	if r.Device != "" {
+		l, err := n.link(r.Device)
+		if err != nil {
+			return nil, err
+		}
+		out.LinkIndex = l.Attrs().Index
+	}
+	switch r.Type {
+	case RouteUnicast:
+	case RouteProhibit:
+		out.Type = unix.RTN_PROHIBIT
+	case RouteBlackhole:
+		out.Type = unix.RTN_BLACKHOLE
+	case RouteEnd:
+		end := &netlink.SEG6LocalEncap{Action: nl.SEG6_LOCAL_ACTION_END}
+		end.Flags[nl.SEG6_LOCAL_ACTION] = true
+		out.Encap = end
+	case RouteEncap:
+		if len(r.Segments) == 0 {
+			return nil, errors.New("an encapsulating route needs segments")
+		}
+		// The kernel takes them as they will be in the header: last one first.
+		encap := &netlink.SEG6Encap{Mode: nl.SEG6_IPTUN_MODE_ENCAP}
+		for i := len(r.Segments) - 1; i >= 0; i-- {
+			encap.Segments = append(encap.Segments, net.IP(r.Segments[i].AsSlice()))
+		}
+		out.Encap = encap
+	default:
+		return nil, fmt.Errorf("route type %d is not known", r.Type)
+	}
+	return out, nil
+}
+
+// Routes returns the IPv6 routes of the main table that protocol has put
+// there. Of what waystamp's own routes never have (several next hops, other
+// encapsulations) only destination, protocol and metric are told.
+func (n *Net) Routes(protocol Protocol) ([]Route, error) {
+	filter := &netlink.Route{Table: unix.RT_TABLE_MAIN, Protocol: netlink.RouteProtocol(protocol)}
+	list, err := dump(func() ([]netlink.Route, error) {
+		return n.h.RouteListFiltered(netlink.FAMILY_V6, filter, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_PROTOCOL)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list routes in %s: %w", n.ns, err)
+	}
+	links, err := n.Links()
+	if err != nil {
+		return nil, err
+	}
+	names := make(map[int]string, len(links))
+	for _, l := range links {
+		names[l.Index] = l.Name
+	}
+	out := make([]Route, 0, len(list))
+	for _, r := range list {
+		dst, ok := prefixOf(r.Dst)
+		if !ok {
+			dst = netip.PrefixFrom(netip.IPv6Unspecified(), 0)
+		}
+		route := Route{
+			Destination: dst,
+			Device:      names[r.LinkIndex],
+			Protocol:    Protocol(r.Protocol),
+			Metric:      r.Priority,
+		}
+		route.Via, _ = netip.AddrFromSlice(r.Gw)
+		route.Source, _ = netip.AddrFromSlice(r.Src)
+		switch r.Type {
+		case unix.RTN_PROHIBIT:
+			route.Type = RouteProhibit
+		case unix.RTN_BLACKHOLE:
+			route.Type = RouteBlackhole
+		}
+		switch e := r.Encap.(type) {
+		case *netlink.SEG6LocalEncap:
+			if e.Action == nl.SEG6_LOCAL_ACTION_END {
+				route.Type = RouteEnd
+			}
+		case *netlink.SEG6Encap:
+			route.Type = RouteEncap
+			for i := len(e.Segments) - 1; i >= 0; i-- {
+				a, _ := netip.AddrFromSlice(e.Segments[i])
+				route.Segments = append(route.Segments, a)
+			}
+		}
+		out = append(out, route)
+	}
+	return out, nil
+}
+
+// locatorMetric makes our route win over another one to the very same prefix.
+const locatorMetric = 1
+
+func locatorRoute(prefix netip.Prefix) Route {
+	return Route{
+		Destination: prefix,
+		Type:        RouteProhibit,
+		Protocol:    ProtocolWaystamp,
+		Metric:      locatorMetric,
+	}
+}
+
+// AnnounceLocator puts a node's locator into the kernel's table as a route that
+// refuses: routing daemons can redistribute it, and a packet to a SID that no
+// program took is never forwarded unstamped. Announcing it again changes
+// nothing.
+func (n *Net) AnnounceLocator(prefix netip.Prefix) error {
+	have, err := n.Locators()
+	if err != nil {
+		return err
+	}
+	for _, p := range have {
+		if p == prefix {
+			return nil
+		}
+	}
+	return n.AddRoute(locatorRoute(prefix))
+}
+
+// WithdrawLocator removes what AnnounceLocator put there, and no route of
+// anybody else's. Nothing to withdraw is no error.
+func (n *Net) WithdrawLocator(prefix netip.Prefix) error {
+	err := n.DeleteRoute(locatorRoute(prefix))
+	if errors.Is(err, unix.ESRCH) {
+		return nil
+	}
+	return err
+}
+
+// Locators returns what is announced now, by waystamp's mark.
+func (n *Net) Locators() ([]netip.Prefix, error) {
+	routes, err := n.Routes(ProtocolWaystamp)
+	if err != nil {
+		return nil, err
+	}
+	var out []netip.Prefix
+	for _, r := range routes {
+		if r.Type == RouteProhibit {
+			out = append(out, r.Destination)
+		}
+	}
+	return out, nil
+}

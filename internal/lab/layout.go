@@ -1,0 +1,255 @@
+package lab
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"net/netip"
+
+	"github.com/waystamp/waystamp/internal/host"
+	"github.com/waystamp/waystamp/internal/model"
+)
+
+// MTUs of links that name none.
+const (
+	mtuHost = 1500
+	mtuLink = 1500
+)
+
+// layout is what a lab is made of, as pure values.
+type layout struct {
+	stations []station
+	wires    []wire
+}
+
+// station is a namespace to be: a node, router or host.
+type station struct {
+	name       string
+	role       Role
+	loopback   netip.Addr // zero: none
+	interfaces []iface
+	routes     []host.Route
+}
+
+// iface is one end of a wire.
+type iface struct {
+	name      string
+	addresses []netip.Prefix
+}
+
+// wire is a veth pair between two stations.
+type wire struct {
+	a, b string
+	mtu  int
+}
+
+// layOut computes addresses and routes. The link-local address of a station is
+// the same on all its links: fe80::N, the N-th in the order of nodes, routers
+// and hosts.
+//
+// Routes take the fewest links to each node's address and locator, router's
+// address and SIDs, host's prefix. Among equally long ways each station takes
+// the neighbour whose name sorts first, hence never in a circle: the next one is
+// always one link nearer. Hosts forward nothing.
+func layOut(d model.Domain, l model.Lab) (layout, error) {
+	var w layout
+	var fabric []string          // what forwards
+	reach := map[string][]dest{} // what is behind each of it
+	links := map[string][]string{}
+	index := map[string]int{}
+	add := func(s station) {
+		index[s.name] = len(w.stations)
+		w.stations = append(w.stations, s)
+	}
+	for _, n := range d.Nodes {
+		add(station{name: n.Name, role: RoleNode, loopback: n.Address})
+		fabric = append(fabric, n.Name)
+		reach[n.Name] = []dest{{prefix: single(n.Address)}, {prefix: n.Locator}}
+	}
+	for _, r := range l.Routers {
+		add(station{name: r.Name, role: RoleRouter, loopback: r.Address})
+		fabric = append(fabric, r.Name)
+		reach[r.Name] = []dest{{prefix: single(r.Address)}}
+		for _, sid := range r.SIDs {
+			reach[r.Name] = append(reach[r.Name], dest{prefix: netip.PrefixFrom(sid, 64).Masked(), sid: true})
+		}
+	}
+	for _, h := range l.Hosts {
+		add(station{name: h.Name, role: RoleHost})
+		reach[h.Node] = append(reach[h.Node], dest{prefix: h.Prefix})
+	}
+	linkLocal := func(name string) netip.Addr { return hostSide(netip.MustParsePrefix("fe80::/64"), index[name]+1) }
+	connect := func(at, peer string, more ...netip.Prefix) error {
+		i, ok := index[at]
+		if !ok {
+			return fmt.Errorf("a link of the lab ends at %q, which is no node, router or host", at)
+		}
+		s := &w.stations[i]
+		s.interfaces = append(s.interfaces, iface{
+			name:      at + "-" + peer,
+			addresses: append(more, netip.PrefixFrom(linkLocal(at), 64)),
+		})
+		return nil
+	}
+	for _, k := range l.Links {
+		mtu := cmp.Or(k.MTU, l.MTU, mtuLink)
+		w.wires = append(w.wires, wire{a: k.A, b: k.B, mtu: mtu})
+		links[k.A] = append(links[k.A], k.B)
+		links[k.B] = append(links[k.B], k.A)
+		if err := connect(k.A, k.B); err != nil {
+			return layout{}, err
+		}
+		if err := connect(k.B, k.A); err != nil {
+			return layout{}, err
+		}
+	}
+	for _, h := range l.Hosts {
+		w.wires = append(w.wires, wire{a: h.Node, b: h.Name, mtu: cmp.Or(h.MTU, mtuHost)})
+		if err := connect(h.Node, h.Name, netip.PrefixFrom(hostSide(h.Prefix, 1), 64)); err != nil {
+			return layout{}, err
+		}
+		if err := connect(h.Name, h.Node, netip.PrefixFrom(hostSide(h.Prefix, 2), 64)); err != nil {
+			return layout{}, err
+		}
+		s := &w.stations[index[h.Name]]
+		s.routes = append(s.routes, host.Route{
+			Destination: netip.PrefixFrom(netip.IPv6Unspecified(), 0),
+			Via:         hostSide(h.Prefix, 1),
+			Device:      h.Name + "-" + h.Node,
+		})
+	}
+	for _, to := range fabric {
+		if s := &w.stations[index[to]]; s.role == RoleRouter {
+			for _, d := range reach[to] {
+				if !d.sid {
+					continue
+				}
+				if len(s.interfaces) == 0 {
+					return layout{}, fmt.Errorf("router %s has SIDs, and no link of the lab ends at it", to)
+				}
+				s.routes = append(s.routes, host.Route{Destination: d.prefix, Type: host.RouteEnd, Device: s.interfaces[0].name})
+			}
+		}
+		next := nextHops(links, to)
+		for _, from := range fabric {
+			if from == to {
+				continue
+			}
+			hop, ok := next[from]
+			if !ok {
+				return layout{}, fmt.Errorf("%s cannot reach %s: no links of the lab lead there", from, to)
+			}
+			s := &w.stations[index[from]]
+			for _, d := range reach[to] {
+				s.routes = append(s.routes, host.Route{
+					Destination: d.prefix,
+					Via:         linkLocal(hop),
+					Device:      from + "-" + hop,
+					Source:      s.loopback,
+				})
+			}
+		}
+	}
+	return w, nil
+}
+
+// dest is a prefix behind a station.
+type dest struct {
+	prefix netip.Prefix
+	sid    bool // of a router: the kernel's own End
+}
+
+// nextHops returns for every station from which there is a way to a
+// destination the neighbour to take.
+func nextHops(links map[string][]string, to string) map[string]string {
+	distance := map[string]int{to: 0}
+	next := map[string]string{}
+	for queue := []string{to}; len(queue) > 0; queue = queue[1:] {
+		at := queue[0]
+		for _, from := range links[at] {
+			if _, seen := distance[from]; !seen {
+				distance[from] = distance[at] + 1
+				queue = append(queue, from)
+			}
+			if distance[from] == distance[at]+1 && (next[from] == "" || at < next[from]) {
+				next[from] = at
+			}
+		}
+	}
+	return next
+}
+
+func single(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
+
+// hostSide returns the n-th address of a prefix.
+func hostSide(p netip.Prefix, n int) netip.Addr {
+	b := p.Masked().Addr().As16()
+	b[14], b[15] = byte(n>>8), byte(n)
+	return netip.AddrFrom16(b)
+}
+
+// prepare sets what links inherit, before there are any.
+func (s station) prepare(n *host.Net) error {
+	settings := [][2]string{
+		{"net/ipv6/conf/all/accept_ra", "0"},
+		{"net/ipv6/conf/default/accept_ra", "0"},
+		{"net/ipv6/conf/default/autoconf", "0"},
+		{"net/ipv6/conf/default/accept_dad", "0"},
+		{"net/ipv6/conf/default/dad_transmits", "0"},
+		{"net/ipv6/conf/default/addr_gen_mode", "1"}, // no link-local addresses but ours
+	}
+	if s.role != RoleHost {
+		settings = append(settings, [2]string{"net/ipv6/conf/all/forwarding", "1"}) // and of default
+	}
+	if s.role == RoleRouter {
+		settings = append(settings,
+			[2]string{"net/ipv6/conf/all/seg6_enabled", "1"},
+			[2]string{"net/ipv6/conf/default/seg6_enabled", "1"})
+	}
+	for _, kv := range settings {
+		if err := n.SetSysctl(kv[0], kv[1]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// address gives the links their addresses and sets them up.
+func (s station) address(n *host.Net) error {
+	if err := n.SetUp("lo"); err != nil {
+		return err
+	}
+	if s.loopback.IsValid() {
+		if err := n.AddAddress("lo", single(s.loopback)); err != nil {
+			return err
+		}
+	}
+	for _, i := range s.interfaces {
+		for _, a := range i.addresses {
+			if err := n.AddAddress(i.name, a); err != nil {
+				return err
+			}
+		}
+		if err := n.SetUp(i.name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// route waits for the links and adds the routes.
+func (s station) route(ctx context.Context, n *host.Net) error {
+	names := make([]string, len(s.interfaces))
+	for i, f := range s.interfaces {
+		names[i] = f.name
+	}
+	if err := n.WaitUp(ctx, names...); err != nil {
+		return err
+	}
+	for _, r := range s.routes {
+		if err := n.AddRoute(r); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,66 @@
+package lab
+
+import (
+	"crypto/rand"
+	"fmt"
+	"os"
+
+	"github.com/waystamp/waystamp/internal/model"
+	"github.com/waystamp/waystamp/internal/plan"
+)
+
+// compile makes a plan with fresh secrets.
+func compile(d model.Domain) (*plan.Domain, error) {
+	return plan.Compile(d, plan.NewKeyring(rand.Reader, nil))
+}
+
+// writePlans writes what each node gets, and what only the lab keeps.
+func (l *Lab) writePlans(d *plan.Domain) error {
+	b, err := plan.EncodePaths(d.Paths)
+	if err == nil {
+		err = replaceFile(l.PathsPath(), b)
+	}
+	if err != nil {
+		return fmt.Errorf("write the paths of lab %s: %w", l.Prefix(), err)
+	}
+	for _, n := range d.Nodes {
+		if err := l.WriteNodePlan(n.Name, n); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// WriteNodePlan replaces a node's plan file in one step; its agent then follows
+// the new one.
+func (l *Lab) WriteNodePlan(node string, n plan.Node) error {
+	b, err := plan.EncodeNode(n)
+	if err == nil {
+		err = replaceFile(l.NodePlanPath(node), b)
+	}
+	if err != nil {
+		return fmt.Errorf("write the plan of %s: %w", node, err)
+	}
+	return nil
+}
+
+// NodePlan reads the plan file of a node.
+func (l *Lab) NodePlan(node string) (plan.Node, error) {
+	if _, err := l.Member(node); err != nil {
+		return plan.Node{}, err
+	}
+	b, err := os.ReadFile(l.NodePlanPath(node))
+	if err != nil {
+		return plan.Node{}, fmt.Errorf("read the plan of %s: %w", node, err)
+	}
+	return plan.DecodeNode(b)
+}
+
+// Paths reads all paths with their secrets, as they were when the lab was built.
+func (l *Lab) Paths() ([]plan.Path, error) {
+	b, err := os.ReadFile(l.PathsPath())
+	if err != nil {
+		return nil, fmt.Errorf("read the paths of lab %s: %w", l.Prefix(), err)
+	}
+	return plan.DecodePaths(b)
+}

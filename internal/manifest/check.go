@@ -1,0 +1,431 @@
+package manifest
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/waystamp/waystamp/internal/model"
+)
+
+// checker holds what the rules across the file need to find.
+type checker struct {
+	*reader
+	file      file
+	nodes     map[string]*node
+	functions map[string]*function
+	visits    map[string]int // SIDs that chains need, by node
+	used      map[string]bool
+	claims    map[claim]claimant
+	tight     map[*iface]*chain // the longest chain that does not fit an interface
+}
+
+// check holds the rules across the file and makes the model of it. Without
+// problems the model is whole.
+func (r *reader) check(f file) Manifest {
+	c := &checker{
+		reader:    r,
+		file:      f,
+		nodes:     map[string]*node{},
+		functions: map[string]*function{},
+		visits:    map[string]int{},
+		used:      map[string]bool{},
+		claims:    map[claim]claimant{},
+		tight:     map[*iface]*chain{},
+	}
+	c.checkNodes()
+	c.checkFunctions()
+	c.checkChains()
+	c.checkRoom()
+	m := Manifest{Domain: f.domain()}
+	if f.lab != nil {
+		c.checkLab(f.lab)
+		m.Lab = f.lab.model()
+	}
+	return m
+}
+
+func (c *checker) checkNodes() {
+	if c.file.nodes.ok && len(c.file.nodes.value) == 0 {
+		c.problemf(c.file.nodes.at, "no nodes; a domain has at least one")
+	}
+	addresses := map[netip.Addr]string{}
+	for i := range c.file.nodes.value {
+		n := &c.file.nodes.value[i]
+		claimName(c.reader, c.nodes, n.name, n, func(n *node) place { return n.name.at })
+		if n.address.ok {
+			if c.file.block.ok && c.file.block.value.Contains(n.address.value) {
+				c.problemf(n.address.at, "%q is within the SID block %s; a node's address is outside", n.address.value, c.file.block.value)
+			}
+			if other, ok := addresses[n.address.value]; ok {
+				c.problemf(n.address.at, "%q is the address of %s already", n.address.value, other)
+			} else {
+				addresses[n.address.value] = n.name.value
+			}
+		}
+		interfaces := map[string]*iface{}
+		for j := range n.interfaces.value {
+			i := &n.interfaces.value[j]
+			claimName(c.reader, interfaces, i.name, i, func(i *iface) place { return i.name.at })
+			if i.unmatched.ok && i.role.ok && i.role.value != model.RoleEdge {
+				c.problemf(i.unmatched.at, "says what becomes of traffic that no chain takes; only an edge interface has such traffic")
+			}
+		}
+	}
+	c.checkOverlap()
+}
+
+// checkOverlap finds locators that overlap. In the order of their addresses,
+// wider ones first, an overlap is with one that lies around.
+func (c *checker) checkOverlap() {
+	var list []*node
+	for i := range c.file.nodes.value {
+		if n := &c.file.nodes.value[i]; n.locator.ok {
+			list = append(list, n)
+		}
+	}
+	slices.SortStableFunc(list, func(a, b *node) int {
+		return comparePrefix(a.locator.value, b.locator.value)
+	})
+	var around *node
+	for _, n := range list {
+		if around != nil && around.locator.value.Overlaps(n.locator.value) {
+			later, earlier := n, around
+			if later.locator.at.line < earlier.locator.at.line {
+				later, earlier = earlier, later
+			}
+			c.problemf(later.locator.at, "%q overlaps %s, the locator of %s", later.locator.value, earlier.locator.value, earlier.name.value)
+			continue
+		}
+		around = n
+	}
+}
+
+func (c *checker) checkFunctions() {
+	for i := range c.file.functions.value {
+		f := &c.file.functions.value[i]
+		claimName(c.reader, c.functions, f.name, f, func(f *function) place { return f.name.at })
+		if n := resolve(c.reader, f.node, c.nodes, "node"); n != nil && !n.has(model.RoleCore) {
+			c.problemf(f.node.at, "%q has no interface with role core; traffic for %s could not come in", f.node.value, f.name.value)
+		}
+	}
+}
+
+func (c *checker) checkChains() {
+	names := map[string]*chain{}
+	for i := range c.file.chains.value {
+		ch := &c.file.chains.value[i]
+		claimName(c.reader, names, ch.name, ch, func(ch *chain) place { return ch.name.at })
+		c.checkChain(ch)
+	}
+	c.reportTight()
+	for i := range c.file.functions.value {
+		f := &c.file.functions.value[i]
+		if f.name.ok && c.functions[f.name.value] == f && !c.used[f.name.value] {
+			c.warnf(f.name.at, "%q is in no chain", f.name.value)
+		}
+	}
+}
+
+func (c *checker) checkChain(ch *chain) {
+	whole := ch.name.ok && ch.egress.ok && ch.both.ok && ch.ingress.ok && ch.functions.ok
+	terminal := func(name item[string], as string) *node {
+		n := resolve(c.reader, name, c.nodes, "node")
+		if n == nil {
+			whole = false
+			return nil
+		}
+		for _, role := range []model.Role{model.RoleEdge, model.RoleCore} {
+			if !n.has(role) {
+				c.problemf(name.at, "%q has no interface with role %s; an %s needs one of each role", name.value, role, as)
+			}
+		}
+		return n
+	}
+
+	var nodes []*node // on the path
+	cpus := 0
+	for i, in := range ch.ingress.value {
+		if slices.ContainsFunc(ch.ingress.value[:i], func(o item[string]) bool { return o.ok && in.ok && o.value == in.value }) {
+			c.problemf(in.at, "%q is given twice", in.value)
+			continue
+		}
+		if n := terminal(in, "ingress"); n != nil {
+			nodes = append(nodes, n)
+			cpus += n.cpus.value
+		}
+		if in.ok && ch.egress.ok && in.value == ch.egress.value {
+			c.problemf(in.at, "%q is the egress too; a chain leaves the domain at another node than it enters", in.value)
+			whole = false
+		}
+	}
+	if ch.ingress.ok && len(ch.ingress.value) == 0 {
+		c.problemf(ch.ingress.at, "no ingress; a chain has at least one")
+	}
+	if cpus > model.LanesMax {
+		c.problemf(ch.ingress.at, "these nodes declare %d CPUs together; the headends of one chain may have %d (see cpus)", cpus, model.LanesMax)
+	}
+	if ch.both.ok && ch.both.value && len(ch.ingress.value) > 1 {
+		c.problemf(ch.both.at, "a chain with %d ingress nodes has no reverse: answers could not know which of them to leave at; give each ingress a chain of its own", len(ch.ingress.value))
+		whole = false
+	}
+
+	if n := len(ch.functions.value); ch.functions.ok && n == 0 {
+		c.problemf(ch.functions.at, "no functions; a chain has at least one")
+	} else if n+1 > model.SegmentsMax {
+		c.problemf(ch.functions.at, "%d functions; a chain has at most %d, and the egress", n, model.SegmentsMax-1)
+	}
+	for _, name := range ch.functions.value {
+		f := resolve(c.reader, name, c.functions, "function")
+		if f == nil {
+			whole = false
+			continue
+		}
+		c.used[name.value] = true
+		if n := c.nodes[f.node.value]; n != nil && f.node.ok {
+			nodes = append(nodes, n)
+		} else {
+			whole = false
+		}
+	}
+	if egress := terminal(ch.egress, "egress"); egress != nil {
+		nodes = append(nodes, egress)
+	}
+	if ch.scheme.ok && ch.scheme.value == model.SchemeKeyedFlow {
+		c.problemf(ch.scheme.at, "%q is not available yet; expect pot, opot or keyed", ch.scheme.value)
+	}
+	if !whole || len(ch.ingress.value) == 0 || len(ch.functions.value) == 0 {
+		return
+	}
+
+	for _, d := range ch.model().Directions() {
+		directed := ch.model().Directed(d)
+		for _, name := range directed.Functions {
+			c.visits[c.functions[name].node.value]++
+		}
+		c.visits[directed.Egress]++
+	}
+	c.checkMTU(ch, nodes)
+	if ch.matches() {
+		c.checkAmbiguity(ch)
+	}
+}
+
+// checkMTU holds that what a chain leaves for the inner packet is enough.
+func (c *checker) checkMTU(ch *chain, nodes []*node) {
+	for _, n := range nodes {
+		for j := range n.interfaces.value {
+			i := &n.interfaces.value[j]
+			core := i.role.ok && i.role.value == model.RoleCore && i.mtu.ok
+			if core && i.mtu.value-ch.outer() < model.MTUMin && (c.tight[i] == nil || c.tight[i].outer() < ch.outer()) {
+				c.tight[i] = ch
+			}
+		}
+	}
+}
+
+// reportTight reports what checkMTU found, once for each interface.
+func (c *checker) reportTight() {
+	for i, ch := range c.tight {
+		c.problemf(i.mtu.at, "%d leaves %d bytes to the packets of chain %s, whose headers take %d; expect %d or more",
+			i.mtu.value, i.mtu.value-ch.outer(), ch.name.value, ch.outer(), model.MTUMin+ch.outer())
+	}
+}
+
+// outer is the length of the headers that the chain needs.
+func (ch *chain) outer() int { return model.OuterLen(len(ch.functions.value) + 1) }
+
+// claim is a match at a node, where only one path may have it.
+type claim struct {
+	match model.Match
+	node  string
+	as    string
+}
+
+type claimant struct {
+	chain     *chain
+	direction model.Direction
+}
+
+// checkAmbiguity refuses two paths that a packet could take: at a common
+// ingress the headend could not choose, at a common egress the guard could not
+// tell which proof the packet needs.
+func (c *checker) checkAmbiguity(ch *chain) {
+	reported := map[*chain]bool{}
+	for _, d := range ch.model().Directions() {
+		directed := ch.model().Directed(d)
+		claims := []claim{{directed.Match, directed.Egress, "egress"}}
+		for _, in := range directed.Ingress {
+			claims = append(claims, claim{directed.Match, in, "ingress"})
+		}
+		for _, cl := range claims {
+			other, taken := c.claims[cl]
+			if !taken {
+				c.claims[cl] = claimant{ch, d}
+				continue
+			}
+			if reported[other.chain] {
+				continue
+			}
+			reported[other.chain] = true
+			c.problemf(ch.match, "%s matches the same packets as %s (%s), and %s is the %s of both; give one of them a longer prefix",
+				direct("this chain", d), direct("chain "+other.chain.name.value, other.direction), cl.match, cl.node, cl.as)
+		}
+	}
+}
+
+func direct(what string, d model.Direction) string {
+	if d == model.Reverse {
+		return "the reverse of " + what
+	}
+	return what
+}
+
+// checkRoom holds that a node's locator has a SID for each visit.
+func (c *checker) checkRoom() {
+	for _, n := range c.file.nodes.value {
+		if n.name.ok && n.locator.ok && c.visits[n.name.value] > model.Room(n.locator.value) {
+			c.problemf(n.locator.at, "%q has room for %d SIDs, but the chains need %d on %s; give it a shorter prefix",
+				n.locator.value, model.Room(n.locator.value), c.visits[n.name.value], n.name.value)
+		}
+	}
+}
+
+// claimName enters something under its name, or reports that it is taken.
+func claimName[T any](r *reader, taken map[string]*T, name item[string], v *T, at func(*T) place) {
+	if name.value == "" {
+		return // a name that breaks a rule still is what references mean
+	}
+	if other, ok := taken[name.value]; ok {
+		r.problemf(name.at, "%q is given already, in line %d; names are unique", name.value, at(other).line)
+		return
+	}
+	taken[name.value] = v
+}
+
+// resolve finds what a reference names, or reports it. It returns nil also for
+// a reference that could not be read.
+func resolve[T any](r *reader, ref item[string], all map[string]*T, what string) *T {
+	if !ref.ok {
+		return nil
+	}
+	if v, ok := all[ref.value]; ok {
+		return v
+	}
+	message := fmt.Sprintf("%s is not a %s of this file", quote(ref.value), what)
+	if len(all) > 0 {
+		message += "; expect " + oneOf(nearest(ref.value, all))
+	}
+	r.problemf(ref.at, "%s", message)
+	return nil
+}
+
+// nearest are all names if they are few, else those most like s.
+func nearest[T any](s string, all map[string]T) []string {
+	const few = 8
+	list := make([]string, 0, len(all))
+	for name := range all {
+		list = append(list, name)
+	}
+	slices.Sort(list)
+	if len(list) <= few {
+		return list
+	}
+	slices.SortStableFunc(list, func(a, b string) int { return distance(s, a) - distance(s, b) })
+	return append(list[:3:3], fmt.Sprintf("another of the %d that there are", len(list)))
+}
+
+// distance is how many characters must be put in, taken out or changed to make
+// b of a (Levenshtein).
+func distance(a, b string) int {
+	a = a[:min(len(a), 2*model.NameMax)]
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		diagonal := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			cost := diagonal
+			if a[i] != b[j] {
+				cost++
+			}
+			diagonal = row[j+1]
+			row[j+1] = min(cost, row[j]+1, row[j+1]+1)
+		}
+	}
+	return row[len(b)]
+}
+
+func comparePrefix(a, b netip.Prefix) int {
+	if c := a.Addr().Compare(b.Addr()); c != 0 {
+		return c
+	}
+	return a.Bits() - b.Bits()
+}
+
+func (n *node) has(role model.Role) bool {
+	return slices.ContainsFunc(n.interfaces.value, func(i iface) bool {
+		// One that could not be read may be it; that was reported.
+		return !i.role.ok || i.role.value == role
+	}) || !n.interfaces.ok
+}
+
+// matches reports whether the match was read as it is meant.
+func (ch *chain) matches() bool {
+	read := func(p item[netip.Prefix]) bool { return p.ok || p.at == place{} }
+	return read(ch.destination) && read(ch.source) && (ch.destination.ok || ch.source.ok)
+}
+
+func (f file) domain() model.Domain {
+	d := model.Domain{Block: f.block.value}
+	for _, n := range f.nodes.value {
+		m := model.Node{Name: n.name.value, Address: n.address.value, Locator: n.locator.value, CPUs: n.cpus.value}
+		for _, i := range n.interfaces.value {
+			m.Interfaces = append(m.Interfaces, model.Interface{
+				Name:      i.name.value,
+				Role:      i.role.value,
+				Datapath:  i.datapath.value,
+				Unmatched: i.unmatched.value,
+				MTU:       i.mtu.value,
+			})
+		}
+		d.Nodes = append(d.Nodes, m)
+	}
+	for _, f := range f.functions.value {
+		d.Functions = append(d.Functions, model.Function{Name: f.name.value, Node: f.node.value, Kind: f.kind.value})
+	}
+	for _, ch := range f.chains.value {
+		d.Chains = append(d.Chains, ch.model())
+	}
+	return d
+}
+
+func (ch *chain) model() model.Chain {
+	return model.Chain{
+		Name:      ch.name.value,
+		Ingress:   values(ch.ingress.value),
+		Functions: values(ch.functions.value),
+		Egress:    ch.egress.value,
+		Match:     model.Match{Destination: condition(ch.destination.value), Source: condition(ch.source.value)},
+		Both:      ch.both.value,
+		Proof:     model.Proof{Scheme: ch.scheme.value, OnViolation: ch.onViolation.value},
+	}
+}
+
+// condition gives ::/0 the one form that the model has for it.
+func condition(p netip.Prefix) netip.Prefix {
+	if p.Bits() <= 0 {
+		return netip.Prefix{}
+	}
+	return p
+}
+
+func values[T any](list []item[T]) []T {
+	var out []T
+	for _, i := range list {
+		out = append(out, i.value)
+	}
+	return out
+}

@@ -1,0 +1,299 @@
+package manifest
+
+import (
+	"net/netip"
+
+	"github.com/goccy/go-yaml/ast"
+
+	"github.com/waystamp/waystamp/internal/model"
+)
+
+// version reports whether the file is of the version that this package reads.
+// If not, nothing else in it is known to mean what it says.
+func (r *reader) version(root cursor) bool {
+	if m, ok := root.node.(*ast.MappingNode); ok {
+		for _, v := range m.Values {
+			if key, ok := v.Key.(*ast.StringNode); ok && key.Value == "version" {
+				if s, ok := v.Value.(*ast.IntegerNode); ok && s.GetToken().Value == "1" {
+					return true
+				}
+				r.problemf(where("version", v.Value), "%s is not a version that is known here; expect the number 1", quote(v.Value.GetToken().Value))
+				return false
+			}
+		}
+	}
+	r.problemf(root.at, `the file does not start with "version: 1"`)
+	return false
+}
+
+// What follows mirrors the file. All that is item or list may be missing.
+
+type file struct {
+	at        place
+	block     item[netip.Prefix]
+	nodes     item[[]node]
+	functions item[[]function]
+	chains    item[[]chain]
+	lab       *lab
+}
+
+type node struct {
+	at         place
+	name       item[string]
+	address    item[netip.Addr]
+	locator    item[netip.Prefix]
+	cpus       item[int]
+	interfaces item[[]iface]
+}
+
+type iface struct {
+	at        place
+	name      item[string]
+	role      item[model.Role]
+	datapath  item[model.Datapath]
+	unmatched item[model.Unmatched]
+	mtu       item[int]
+}
+
+type function struct {
+	at   place
+	name item[string]
+	node item[string]
+	kind item[model.Kind]
+}
+
+type chain struct {
+	at          place
+	name        item[string]
+	ingress     item[[]item[string]]
+	functions   item[[]item[string]]
+	egress      item[string]
+	match       place
+	destination item[netip.Prefix]
+	source      item[netip.Prefix]
+	both        item[bool]
+	scheme      item[model.Scheme]
+	onViolation item[model.OnViolation]
+}
+
+type lab struct {
+	at      place
+	mtu     item[int]
+	hosts   item[[]host]
+	routers item[[]router]
+	links   item[[]link]
+}
+
+type host struct {
+	at     place
+	name   item[string]
+	node   item[string]
+	prefix item[netip.Prefix]
+	mtu    item[int]
+}
+
+type router struct {
+	at      place
+	name    item[string]
+	address item[netip.Addr]
+	sids    []item[netip.Addr]
+}
+
+type link struct {
+	at      place
+	between item[[]item[string]]
+	mtu     item[int]
+}
+
+func (r *reader) file(root cursor) file {
+	f := file{at: root.at}
+	var locators []*item[netip.Prefix] // checked once the block is known
+	var sids []*item[netip.Addr]
+	root.fields(
+		field{"version", true, func(cursor) {}},
+		field{"domain", true, func(c cursor) {
+			c.fields(field{"block", true, into(&f.block, prefixBy(model.CheckBlock))})
+		}},
+		field{"nodes", true, list(&f.nodes, readNode)},
+		field{"functions", false, list(&f.functions, readFunction)},
+		field{"chains", false, list(&f.chains, readChain)},
+		field{"lab", false, func(c cursor) { f.lab = readLab(c) }},
+	)
+	for i := range f.nodes.value {
+		locators = append(locators, &f.nodes.value[i].locator)
+	}
+	if f.lab != nil {
+		for i := range f.lab.routers.value {
+			for j := range f.lab.routers.value[i].sids {
+				sids = append(sids, &f.lab.routers.value[i].sids[j])
+			}
+		}
+	}
+	if !f.block.ok {
+		return f
+	}
+	block := f.block.value
+	for _, l := range locators {
+		apply(r, l, func(p netip.Prefix) error { return model.CheckLocator(block, p) })
+	}
+	for _, s := range sids {
+		apply(r, s, func(a netip.Addr) error { return model.CheckSID(block, a) })
+	}
+	for i := range f.chains.value {
+		c := &f.chains.value[i]
+		for _, p := range []*item[netip.Prefix]{&c.destination, &c.source} {
+			apply(r, p, func(p netip.Prefix) error { return model.CheckMatchPrefix(block, p) })
+		}
+	}
+	return f
+}
+
+func readNode(c cursor) node {
+	n := node{at: c.at, cpus: item[int]{value: model.CPUsDefault, at: c.at, ok: true}}
+	c.fields(
+		field{"name", true, into(&n.name, name)},
+		field{"address", true, into(&n.address, func(c cursor) item[netip.Addr] { return c.address(model.CheckAddress) })},
+		field{"locator", true, into(&n.locator, prefixBy(model.CheckPrefix))},
+		field{"cpus", false, into(&n.cpus, func(c cursor) item[int] { return c.integer(1, model.LanesMax) })},
+		field{"interfaces", true, list(&n.interfaces, readInterface)},
+	)
+	return n
+}
+
+func readInterface(c cursor) iface {
+	i := iface{at: c.at}
+	c.fields(
+		field{"name", true, into(&i.name, func(c cursor) item[string] { return c.checked(model.CheckInterfaceName) })},
+		field{"role", true, into(&i.role, enum[model.Role])},
+		field{"datapath", false, into(&i.datapath, enum[model.Datapath])},
+		field{"unmatched", false, into(&i.unmatched, enum[model.Unmatched])},
+		field{"mtu", false, into(&i.mtu, mtu)},
+	)
+	return i
+}
+
+func readFunction(c cursor) function {
+	f := function{at: c.at}
+	c.fields(
+		field{"name", true, into(&f.name, name)},
+		field{"node", true, into(&f.node, cursor.text)},
+		field{"kind", true, into(&f.kind, enum[model.Kind])},
+	)
+	return f
+}
+
+func readChain(c cursor) chain {
+	ch := chain{
+		at:     c.at,
+		both:   item[bool]{at: c.at, ok: true},
+		scheme: item[model.Scheme]{value: model.SchemeKeyed, at: c.at, ok: true},
+	}
+	// The block is not known yet: what concerns it is checked later.
+	match := prefixBy(func(p netip.Prefix) error { return model.CheckMatchPrefix(netip.Prefix{}, p) })
+	c.fields(
+		field{"name", true, into(&ch.name, name)},
+		field{"ingress", true, list(&ch.ingress, cursor.text)},
+		field{"functions", true, list(&ch.functions, cursor.text)},
+		field{"egress", true, into(&ch.egress, cursor.text)},
+		field{"match", true, func(c cursor) {
+			ch.match = c.at
+			c.fields(
+				field{"destination", false, into(&ch.destination, match)},
+				field{"source", false, into(&ch.source, match)},
+			)
+			if m, ok := c.node.(*ast.MappingNode); ok && len(m.Values) == 0 {
+				c.r.problemf(c.at, "matches nothing; give it a destination, a source or both (::/0 is everything)")
+			}
+		}},
+		field{"direction", false, into(&ch.both, direction)},
+		field{"proof", false, func(c cursor) {
+			c.fields(
+				field{"scheme", false, into(&ch.scheme, enum[model.Scheme])},
+				field{"on-violation", false, into(&ch.onViolation, enum[model.OnViolation])},
+			)
+		}},
+	)
+	return ch
+}
+
+func readLab(c cursor) *lab {
+	l := &lab{at: c.at}
+	c.fields(
+		field{"mtu", false, into(&l.mtu, mtu)},
+		field{"hosts", false, list(&l.hosts, readHost)},
+		field{"routers", false, list(&l.routers, readRouter)},
+		field{"links", true, list(&l.links, readLink)},
+	)
+	return l
+}
+
+func readHost(c cursor) host {
+	h := host{at: c.at}
+	c.fields(
+		field{"name", true, into(&h.name, name)},
+		field{"node", true, into(&h.node, cursor.text)},
+		field{"prefix", true, into(&h.prefix, prefixBy(checkHostPrefix))},
+		field{"mtu", false, into(&h.mtu, mtu)},
+	)
+	return h
+}
+
+func readRouter(c cursor) router {
+	r := router{at: c.at}
+	c.fields(
+		field{"name", true, into(&r.name, name)},
+		field{"address", true, into(&r.address, func(c cursor) item[netip.Addr] { return c.address(model.CheckAddress) })},
+		field{"sids", false, func(c cursor) {
+			c.each(func(c cursor) {
+				r.sids = append(r.sids, c.address(func(netip.Addr) error { return nil }))
+			})
+		}},
+	)
+	return r
+}
+
+func readLink(c cursor) link {
+	l := link{at: c.at}
+	c.fields(
+		field{"between", true, list(&l.between, cursor.text)},
+		field{"mtu", false, into(&l.mtu, mtu)},
+	)
+	return l
+}
+
+// list makes the read function of a list.
+func list[T any](dst *item[[]T], read func(cursor) T) func(cursor) {
+	return func(c cursor) {
+		dst.at = c.at
+		_, dst.ok = c.node.(*ast.SequenceNode)
+		c.each(func(c cursor) { dst.value = append(dst.value, read(c)) })
+	}
+}
+
+func name(c cursor) item[string] { return c.checked(model.CheckName) }
+
+func mtu(c cursor) item[int] { return c.integer(model.MTUMin, model.MTUMax) }
+
+func prefixBy(rule func(netip.Prefix) error) func(cursor) item[netip.Prefix] {
+	return func(c cursor) item[netip.Prefix] { return c.prefix(rule) }
+}
+
+func direction(c cursor) item[bool] {
+	t := c.text()
+	if t.ok && t.value != "forward" && t.value != "both" {
+		c.r.problemf(c.at, "%s is not a direction of a chain; expect forward or both", quote(t.value))
+		t.ok = false
+	}
+	return item[bool]{value: t.value == "both", at: c.at, ok: t.ok}
+}
+
+// apply checks a value that was read before its rule could be known.
+func apply[T interface{ String() string }](r *reader, v *item[T], rule func(T) error) {
+	if !v.ok {
+		return
+	}
+	if err := rule(v.value); err != nil {
+		r.problemf(v.at, "%s %v", quote(v.value.String()), err)
+		v.ok = false
+	}
+}

@@ -1,0 +1,358 @@
+package manifest
+
+import (
+	"bytes"
+	"encoding"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/goccy/go-yaml"
+	"github.com/goccy/go-yaml/ast"
+	"github.com/goccy/go-yaml/lexer"
+	"github.com/goccy/go-yaml/parser"
+	"github.com/goccy/go-yaml/token"
+)
+
+// reader walks the tree of a YAML document and collects problems. It does not
+// decode into structs: their decoders stop at the first error and lose places.
+type reader struct {
+	problems []Problem
+	warnings []Problem
+}
+
+// place is where in the file something stands.
+type place struct {
+	path         string
+	line, column int
+}
+
+func (p place) problem(message string) Problem {
+	return Problem{Path: p.path, Line: p.line, Column: p.column, Message: message}
+}
+
+// item is a value with its place. Without ok it is missing, or a problem was
+// reported already, and no other rule looks at it.
+type item[T any] struct {
+	value T
+	at    place
+	ok    bool
+}
+
+// cursor is a node of the tree.
+type cursor struct {
+	r    *reader
+	node ast.Node
+	at   place
+}
+
+// nestingMax is how deep brackets and dashes may nest. The file needs six.
+const nestingMax = 64
+
+// document parses the source into its only document. It also returns the lines,
+// for messages.
+func (r *reader) document(src []byte) (lines []string, root cursor, ok bool) {
+	start := place{line: 1, column: 1}
+	if len(src) > SourceMax {
+		r.problemf(start, "the file has %d bytes; at most %d are read", len(src), SourceMax)
+		return nil, root, false
+	}
+	src = bytes.TrimPrefix(src, []byte("\ufeff"))
+	// The parser counts lines wrongly where they end in CR LF.
+	src = bytes.ReplaceAll(src, []byte("\r\n"), []byte("\n"))
+	src = bytes.ReplaceAll(src, []byte("\r"), []byte("\n"))
+	lines = strings.Split(strings.TrimRight(string(src), "\n"), "\n")
+	for i, line := range lines {
+		if !utf8.ValidString(line) {
+			r.problemf(place{line: i + 1, column: 1}, "this line is not UTF-8 text")
+		} else if c := strings.IndexFunc(line, func(c rune) bool { return c < ' ' && c != '\t' || c == 0x7f }); c >= 0 {
+			r.problemf(place{line: i + 1, column: utf8.RuneCountInString(line[:c]) + 1}, "this line has a control character")
+		}
+	}
+	if len(r.problems) > 0 {
+		return lines, root, false
+	}
+
+	file, err := parse(src)
+	if err != nil {
+		at := start
+		message := err.Error()
+		var e yaml.Error
+		if errors.As(err, &e) {
+			message = e.GetMessage()
+			if t := e.GetToken(); t != nil && t.Position != nil {
+				at = place{line: max(1, t.Position.Line), column: max(1, t.Position.Column)}
+			}
+		}
+		at.line = min(at.line, len(lines))
+		r.problemf(at, "not YAML: %s", message)
+		return lines, root, false
+	}
+	docs := slices.DeleteFunc(file.Docs, func(d *ast.DocumentNode) bool { return d.Body == nil || d.Body.Type() == ast.DirectiveType })
+	switch {
+	case len(docs) == 0 || docs[0].Body.Type() == ast.NullType:
+		r.problemf(start, `the file is empty; it starts with "version: 1"`)
+		return lines, root, false
+	case len(docs) > 1:
+		r.problemf(where("", docs[1].Body), "a second document; the file is one")
+		return lines, root, false
+	}
+	return lines, cursor{r: r, node: docs[0].Body, at: where("", docs[0].Body)}, true
+}
+
+// parse is the YAML parser, fenced: it is not made for hostile input, and takes
+// time in the square of the nesting.
+func parse(src []byte) (file *ast.File, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("the parser gave up: %v", p)
+		}
+	}()
+	tokens := lexer.Tokenize(string(src))
+	var open, dashes, line int
+	for _, t := range tokens {
+		if t.Position.Line != line {
+			line, dashes = t.Position.Line, 0
+		}
+		switch t.Type {
+		case token.SequenceStartType, token.MappingStartType:
+			open++
+		case token.SequenceEndType, token.MappingEndType:
+			open--
+		case token.SequenceEntryType, token.MappingKeyType, token.TagType, token.AnchorType:
+			dashes++
+		}
+		if open > nestingMax || dashes > nestingMax {
+			return nil, &yaml.SyntaxError{Message: fmt.Sprintf("nested deeper than %d", nestingMax), Token: t}
+		}
+	}
+	return parser.Parse(tokens, 0, parser.AllowDuplicateMapKey())
+}
+
+// where is the place of a node: where it starts.
+func where(path string, n ast.Node) place {
+	t := n.GetToken()
+	if m, ok := n.(*ast.MappingNode); ok && !m.IsFlowStyle && len(m.Values) > 0 {
+		t = m.Values[0].Key.GetToken() // a block mapping's own token is its first colon
+	}
+	if t == nil || t.Position == nil {
+		return place{path: path, line: 1, column: 1}
+	}
+	return place{path: path, line: max(1, t.Position.Line), column: max(1, t.Position.Column)}
+}
+
+// field is one field that a mapping may have.
+type field struct {
+	name     string
+	required bool
+	read     func(cursor)
+}
+
+// fields reads a mapping. It reports unknown, repeated and missing fields, and
+// calls read for the others.
+func (c cursor) fields(fields ...field) {
+	m, ok := c.node.(*ast.MappingNode)
+	if !ok {
+		c.wrong("expect " + names(fields))
+		return
+	}
+	seen := map[string]bool{}
+	for _, v := range m.Values {
+		key, plain := v.Key.(*ast.StringNode)
+		var name string
+		if plain {
+			name = key.Value
+		}
+		path := name
+		if c.at.path != "" {
+			path = c.at.path + "." + name
+		}
+		i := slices.IndexFunc(fields, func(f field) bool { return f.name == name })
+		switch {
+		case !plain:
+			c.r.problemf(where(c.at.path, v.Key), "%s is not a field here; expect %s", quote(v.Key.GetToken().Value), names(fields))
+		case i < 0:
+			c.r.problemf(where(c.at.path, v.Key), "%s is not a field here; expect %s", quote(name), names(fields))
+		case seen[name]:
+			c.r.problemf(where(path, v.Key), "given twice; a field is given once")
+		default:
+			seen[name] = true
+			at := where(path, v.Key)
+			if v.Value == nil || v.Value.Type() == ast.NullType {
+				c.r.problemf(at, "is empty; give it a value or leave it out")
+				continue
+			}
+			fields[i].read(cursor{r: c.r, node: v.Value, at: where(path, v.Value)})
+		}
+	}
+	for _, f := range fields {
+		if f.required && !seen[f.name] {
+			c.r.problemf(c.at, "%q is missing; it is required here", f.name)
+		}
+	}
+}
+
+// each reads a list.
+func (c cursor) each(read func(cursor)) {
+	s, ok := c.node.(*ast.SequenceNode)
+	if !ok {
+		c.wrong("expect a list")
+		return
+	}
+	for i, n := range s.Values {
+		path := fmt.Sprintf("%s[%d]", c.at.path, i)
+		if n == nil || n.Type() == ast.NullType {
+			at := c.at
+			if n != nil {
+				at = where(path, n)
+			}
+			at.path = path
+			c.r.problemf(at, "is empty; give it a value or leave it out")
+			continue
+		}
+		read(cursor{r: c.r, node: n, at: where(path, n)})
+	}
+}
+
+// wrong reports a node that is not what belongs here.
+func (c cursor) wrong(expected string) {
+	is := "is of an unexpected kind"
+	switch n := c.node.(type) {
+	case *ast.MappingNode, *ast.MappingValueNode:
+		is = "is a mapping"
+	case *ast.SequenceNode:
+		is = "is a list"
+	case *ast.NullNode:
+		is = "is empty"
+	case *ast.AnchorNode, *ast.AliasNode, *ast.TagNode:
+		is, expected = "uses an anchor, an alias or a tag", "write the value out"
+	case *ast.LiteralNode:
+		is = "is a block of text"
+	case ast.ScalarNode:
+		is = quote(n.GetToken().Value)
+	}
+	if strings.HasPrefix(is, `"`) {
+		is += " is a single value"
+	}
+	c.r.problemf(c.at, "%s; %s", is, expected)
+}
+
+// text is a scalar as it is written, whether YAML would take it for a number or
+// not.
+func (c cursor) text() item[string] {
+	switch n := c.node.(type) {
+	case *ast.StringNode:
+		return item[string]{value: n.Value, at: c.at, ok: true}
+	case *ast.IntegerNode, *ast.FloatNode, *ast.BoolNode, *ast.InfinityNode, *ast.NanNode:
+		return item[string]{value: n.GetToken().Value, at: c.at, ok: true}
+	}
+	c.wrong("expect a single value")
+	return item[string]{at: c.at}
+}
+
+// texts is a list of scalars.
+func (c cursor) texts() (list []item[string]) {
+	c.each(func(c cursor) { list = append(list, c.text()) })
+	return list
+}
+
+// checked is a scalar that keeps a rule of its own.
+func (c cursor) checked(rule func(string) error) item[string] {
+	t := c.text()
+	if t.ok {
+		if err := rule(t.value); err != nil {
+			c.r.problemf(c.at, "%s %v", quote(t.value), err)
+			t.ok = false
+		}
+	}
+	return t
+}
+
+// integer is a whole number within bounds.
+func (c cursor) integer(low, high int) item[int] {
+	t := c.text()
+	n, err := strconv.Atoi(t.value)
+	if t.ok && (err != nil || n < low || n > high) {
+		c.r.problemf(c.at, "%s is not a whole number from %d to %d", quote(t.value), low, high)
+		t.ok = false
+	}
+	return item[int]{value: n, at: c.at, ok: t.ok}
+}
+
+// address is an IP address that keeps a rule.
+func (c cursor) address(rule func(netip.Addr) error) item[netip.Addr] {
+	return parsed(c, netip.ParseAddr, "is not an IPv6 address", rule)
+}
+
+// prefix is an IP prefix that keeps a rule.
+func (c cursor) prefix(rule func(netip.Prefix) error) item[netip.Prefix] {
+	return parsed(c, netip.ParsePrefix, "is not an IPv6 prefix such as 2001:db8::/64", rule)
+}
+
+func parsed[T any](c cursor, parse func(string) (T, error), not string, rule func(T) error) item[T] {
+	t := c.text()
+	if !t.ok {
+		return item[T]{at: c.at}
+	}
+	v, err := parse(t.value)
+	if err != nil {
+		err = errors.New(not) // the cause repeats the value in other words
+	} else {
+		err = rule(v)
+	}
+	if err != nil {
+		c.r.problemf(c.at, "%s %v", quote(t.value), err)
+		return item[T]{at: c.at}
+	}
+	return item[T]{value: v, at: c.at, ok: true}
+}
+
+// enum is one of the names that the type knows.
+func enum[T any, P interface {
+	*T
+	encoding.TextUnmarshaler
+}](c cursor) item[T] {
+	var v T
+	t := c.text()
+	if t.ok {
+		if err := P(&v).UnmarshalText([]byte(t.value)); err != nil {
+			c.r.problemf(c.at, "%v", err)
+			t.ok = false
+		}
+	}
+	return item[T]{value: v, at: c.at, ok: t.ok}
+}
+
+// into makes the read function of a scalar field.
+func into[T any](dst *item[T], read func(cursor) item[T]) func(cursor) {
+	return func(c cursor) { *dst = read(c) }
+}
+
+func names(fields []field) string {
+	list := make([]string, len(fields))
+	for i, f := range fields {
+		list[i] = f.name
+	}
+	return oneOf(list)
+}
+
+// oneOf is "a, b or c".
+func oneOf(list []string) string {
+	if len(list) < 2 {
+		return strings.Join(list, "")
+	}
+	return strings.Join(list[:len(list)-1], ", ") + " or " + list[len(list)-1]
+}
+
+// quote shortens what would bury the message.
+func quote(s string) string {
+	const most = 64
+	if r := []rune(s); len(r) > most {
+		s = string(r[:most]) + "…"
+	}
+	return strconv.Quote(s)
+}

@@ -1,0 +1,90 @@
+package model
+
+import (
+	"net/netip"
+	"slices"
+)
+
+// Bounds of a domain.
+const (
+	LanesMax    = 4096 // of one path, over all its headends
+	CPUsDefault = 64   // of a node that declares none
+	MTUMin      = 1280 // RFC 8200 section 5: what every IPv6 link must carry
+	MTUMax      = 65535
+)
+
+// OuterLen is the length in bytes of what a headend puts in front of a packet:
+// IPv6 header, SRH with that many segments, proof TLV.
+func OuterLen(segments int) int { return 40 + 8 + 16*segments + 24 }
+
+// Node finds a node by name.
+func (d Domain) Node(name string) (Node, bool) {
+	return find(d.Nodes, func(n Node) bool { return n.Name == name })
+}
+
+// Function finds a function by name.
+func (d Domain) Function(name string) (Function, bool) {
+	return find(d.Functions, func(f Function) bool { return f.Name == name })
+}
+
+// Has says whether the node has an interface of the role.
+func (n Node) Has(role Role) bool {
+	return slices.ContainsFunc(n.Interfaces, func(i Interface) bool { return i.Role == role })
+}
+
+// Segments is the length of the chain's segment list: its functions and the
+// egress.
+func (c Chain) Segments() int { return len(c.Functions) + 1 }
+
+// Directions lists the ways through the chain that have a path.
+func (c Chain) Directions() []Direction {
+	if c.Both {
+		return []Direction{Forward, Reverse}
+	}
+	return []Direction{Forward}
+}
+
+// Directed is the chain as one of its directions sees it: the reverse of a
+// chain starts at its egress, passes the same functions the other way round and
+// ends at its ingress. Reverse is defined for one ingress only.
+func (c Chain) Directed(d Direction) Chain {
+	if d == Forward {
+		return c
+	}
+	c.Ingress, c.Egress = []string{c.Egress}, c.Ingress[0]
+	c.Functions = slices.Clone(c.Functions)
+	slices.Reverse(c.Functions)
+	c.Match = c.Match.Reverse()
+	return c
+}
+
+// Reverse matches the answers to what m matches.
+func (m Match) Reverse() Match {
+	return Match{Destination: m.Source, Source: m.Destination}
+}
+
+// Covers says whether m matches a packet with these addresses.
+func (m Match) Covers(destination, source netip.Addr) bool {
+	covers := func(p netip.Prefix, a netip.Addr) bool { return !p.IsValid() || p.Contains(a) }
+	return covers(m.Destination, destination) && covers(m.Source, source)
+}
+
+func (m Match) String() string {
+	switch {
+	case m.Source.IsValid() && m.Destination.IsValid():
+		return "destination " + m.Destination.String() + ", source " + m.Source.String()
+	case m.Source.IsValid():
+		return "source " + m.Source.String()
+	case m.Destination.IsValid():
+		return "destination " + m.Destination.String()
+	}
+	return "everything"
+}
+
+func find[T any](list []T, is func(T) bool) (T, bool) {
+	if i := slices.IndexFunc(list, is); i >= 0 {
+		return list[i], true
+	}
+	var none T
+	return none, false
+}

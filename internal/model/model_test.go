@@ -1,0 +1,80 @@
+package model
+
+import (
+	"encoding"
+	"net/netip"
+	"strings"
+	"testing"
+)
+
+// Every name of every enumeration goes out and comes in again; all other values
+// and texts are refused.
+func TestEnumerationsSurviveTheirText(t *testing.T) {
+	both(t, "Scheme", []Scheme{SchemePoT, SchemeOPoT, SchemeKeyed, SchemeKeyedFlow})
+	both(t, "Kind", []Kind{KindForward})
+	both(t, "Role", []Role{RoleEdge, RoleCore})
+	both(t, "Datapath", []Datapath{DatapathAuto, DatapathXDP, DatapathTC})
+	both(t, "Unmatched", []Unmatched{UnmatchedRoute, UnmatchedDrop})
+	both(t, "OnViolation", []OnViolation{OnViolationDrop, OnViolationReport})
+	both(t, "Direction", []Direction{Forward, Reverse})
+}
+
+func both[T interface {
+	~uint8
+	encoding.TextMarshaler
+	String() string
+}, P interface {
+	*T
+	encoding.TextUnmarshaler
+}](t *testing.T, typ string, all []T) {
+	t.Helper()
+	for i, v := range all {
+		if int(v) != i {
+			t.Errorf("%s %v is %d; want %d", typ, v, v, i)
+		}
+		text, err := v.MarshalText()
+		if err != nil || string(text) != v.String() {
+			t.Errorf("%s %v is written as %q, %v", typ, v, text, err)
+		}
+		var got T
+		if err := P(&got).UnmarshalText(text); err != nil || got != v {
+			t.Errorf("%s %q is read as %v, %v", typ, text, got, err)
+		}
+	}
+	unknown := T(len(all))
+	if _, err := unknown.MarshalText(); err == nil {
+		t.Errorf("%s %d is written", typ, unknown)
+	}
+	if s := unknown.String(); !strings.HasPrefix(s, typ+"(") {
+		t.Errorf("%s %d prints as %q", typ, unknown, s)
+	}
+	var got T
+	if err := P(&got).UnmarshalText([]byte("nonsense")); err == nil || !strings.Contains(err.Error(), "expect ") {
+		t.Errorf("%s: error %v; want one that says what to expect", typ, err)
+	}
+}
+
+func TestOuterLenIsThatOfTheHeaders(t *testing.T) {
+	// IPv6 40, SRH 8 and 16 for each segment, proof TLV 24.
+	for segments, want := range map[int]int{1: 88, 3: 120, 16: 328} {
+		if got := OuterLen(segments); got != want {
+			t.Errorf("%d segments: %d; want %d", segments, got, want)
+		}
+	}
+}
+
+func TestReverseOfAChain(t *testing.T) {
+	m := Match{Destination: netip.MustParsePrefix("2001:db8::/32")}
+	c := Chain{Ingress: []string{"a"}, Functions: []string{"f", "g"}, Egress: "b", Match: m, Both: true}
+	r := c.Directed(Reverse)
+	if r.Ingress[0] != "b" || r.Egress != "a" || r.Functions[0] != "g" || r.Functions[1] != "f" || r.Match != m.Reverse() {
+		t.Errorf("got %+v", r)
+	}
+	if c.Functions[0] != "f" {
+		t.Error("the chain itself was turned round")
+	}
+	in, out := netip.MustParseAddr("2001:db8::1"), netip.MustParseAddr("fd00::1")
+	if !m.Covers(in, out) || m.Covers(out, in) || !r.Match.Covers(out, in) || !(Match{}).Covers(out, out) {
+		t.Error("a match covers what it must not, or the other way round")
+	}
+}

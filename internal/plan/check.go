@@ -1,0 +1,368 @@
+package plan
+
+import (
+	"crypto/subtle"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/waystamp/waystamp/internal/model"
+	"github.com/waystamp/waystamp/internal/pot"
+)
+
+// problems collects what is wrong with a plan.
+type problems struct{ list []error }
+
+func (p *problems) addf(format string, args ...any) {
+	p.list = append(p.list, fmt.Errorf(format, args...))
+}
+
+// add reports err, if any, behind what it is about.
+func (p *problems) add(err error, format string, args ...any) {
+	if err != nil {
+		p.list = append(p.list, fmt.Errorf("%s %w", fmt.Sprintf(format, args...), err))
+	}
+}
+
+// within collects the problems of a part, each behind the part's name.
+func (p *problems) within(part string, check func(*problems)) {
+	var inner problems
+	check(&inner)
+	for _, err := range inner.list {
+		p.list = append(p.list, fmt.Errorf("%s: %w", part, err))
+	}
+}
+
+// check holds everything that a node can know about its own plan.
+func (n Node) check() error {
+	var p problems
+	p.add(model.CheckName(n.Name), "name %q", n.Name)
+	p.add(model.CheckBlock(n.Block), "block %q", n.Block)
+	p.add(model.CheckLocator(n.Block, n.Locator), "locator %q", n.Locator)
+	p.add(model.CheckAddress(n.Address), "address %q", n.Address)
+	if len(p.list) == 0 && n.Block.Contains(n.Address) {
+		p.addf("address %s is within the SID block %s; a node's address is outside", n.Address, n.Block)
+	}
+	if len(p.list) > 0 {
+		return errors.Join(p.list...) // all else rests on these
+	}
+
+	names := map[string]bool{}
+	for i, f := range n.Interfaces {
+		p.within(fmt.Sprintf("interfaces[%d]", i), func(p *problems) {
+			p.add(model.CheckInterfaceName(f.Name), "name %q", f.Name)
+			if names[f.Name] {
+				p.addf("name %q is given already; names are unique", f.Name)
+			}
+			names[f.Name] = true
+			p.add(checkMTU(f.MTU), "mtu %d", f.MTU)
+		})
+	}
+	c := nodeChecker{
+		node:     n,
+		ids:      map[uint32]direction{},
+		headends: map[uint32]bool{},
+		visits:   map[visit]bool{},
+		sids:     map[netip.Addr]string{},
+		starts:   map[model.Match]uint32{},
+		ends:     map[model.Match]uint32{},
+	}
+	for i, h := range n.Headends {
+		p.within(part("headends", i, h.PathID), func(p *problems) { c.headend(p, h) })
+	}
+	for i, e := range n.Endpoints {
+		p.within(part("endpoints", i, e.PathID), func(p *problems) { c.endpoint(p, e) })
+	}
+	for i, e := range n.Egresses {
+		p.within(part("egresses", i, e.PathID), func(p *problems) { c.egress(p, e) })
+	}
+	if len(p.list) == 0 {
+		p.list = append(p.list, n.fits())
+	}
+	return errors.Join(p.list...)
+}
+
+func part(list string, i int, id PathID) string {
+	return fmt.Sprintf("%s[%d] (chain %s, %s)", list, i, id.Chain, id.Direction)
+}
+
+// nodeChecker is what the parts of a node's plan must agree on.
+type nodeChecker struct {
+	node     Node
+	ids      map[uint32]direction
+	headends map[uint32]bool
+	visits   map[visit]bool
+	sids     map[netip.Addr]string
+	starts   map[model.Match]uint32
+	ends     map[model.Match]uint32
+}
+
+// visit is what a node finds its part in a path by.
+type visit struct {
+	sid   netip.Addr
+	path  uint32
+	epoch uint8
+}
+
+func (c *nodeChecker) pathID(p *problems, id PathID) {
+	id.check(p)
+	if d, ok := c.ids[id.Path]; ok && d != id.direction() {
+		p.addf("path 0x%08x is that of chain %s, %s, too", id.Path, d.chain, d.is)
+	}
+	c.ids[id.Path] = id.direction()
+}
+
+func (c *nodeChecker) headend(p *problems, h Headend) {
+	c.pathID(p, h.PathID)
+	if c.headends[h.Path] {
+		p.addf("is given twice; a headend has one epoch of a path")
+	}
+	c.headends[h.Path] = true
+	checkMatch(p, c.node.Block, h.Match)
+	claimMatch(p, c.starts, h.Match, h.Path)
+	checkSegments(p, c.node.Block, h.Segments)
+	checkLanes(p, h.Lane, h.Lanes)
+	p.add(checkMTU(h.MTU), "mtu %d", h.MTU)
+	if h.Share.Position != 0 {
+		p.addf("share: has position %d; a headend's is 0", h.Share.Position)
+	}
+	checkShare(p, h.Scheme, h.Share, false)
+}
+
+func (c *nodeChecker) endpoint(p *problems, e Endpoint) {
+	c.pathID(p, e.PathID)
+	c.visit(p, e.PathID, e.SID, "function")
+	p.add(model.CheckName(e.Function), "function %q", e.Function)
+	if e.Share.Position < 1 || int(e.Share.Position) >= model.SegmentsMax {
+		p.addf("share: has position %d; a function's is from 1 to %d", e.Share.Position, model.SegmentsMax-1)
+	}
+	checkShare(p, e.Scheme, e.Share, false)
+}
+
+func (c *nodeChecker) egress(p *problems, e Egress) {
+	c.pathID(p, e.PathID)
+	c.visit(p, e.PathID, e.SID, "egress")
+	checkMatch(p, c.node.Block, e.Match)
+	claimMatch(p, c.ends, e.Match, e.Path)
+	checkSegments(p, c.node.Block, e.Segments)
+	if n := len(e.Segments); n > 0 && e.Segments[n-1] != e.SID {
+		p.addf("segments: end with %s; the last one is the egress's own, %s", e.Segments[n-1], e.SID)
+	}
+	if int(e.Share.Position) != len(e.Segments) {
+		p.addf("share: has position %d; behind %d segments it is %d", e.Share.Position, len(e.Segments), len(e.Segments))
+	}
+	checkShare(p, e.Scheme, e.Share, true)
+	checkVerifier(p, e.Scheme, e.Share, e.Verifier)
+}
+
+// visit checks a SID of this node.
+func (c *nodeChecker) visit(p *problems, id PathID, sid netip.Addr, as string) {
+	switch err := model.CheckSID(c.node.Block, sid); {
+	case err != nil:
+		p.add(err, "sid %s", sid)
+	case !c.node.Locator.Contains(sid):
+		p.addf("sid %s is not within the node's locator %s", sid, c.node.Locator)
+	}
+	v := visit{sid, id.Path, id.Epoch}
+	if c.visits[v] {
+		p.addf("sid %s is given twice for path 0x%08x in epoch %d", sid, id.Path, id.Epoch)
+	}
+	c.visits[v] = true
+	if other, ok := c.sids[sid]; ok && other != as {
+		p.addf("sid %s is that of a function and of an egress", sid)
+	}
+	c.sids[sid] = as
+}
+
+func checkPaths(paths []Path) error {
+	var p problems
+	ids := map[uint32]bool{}
+	directions := map[direction]bool{}
+	for i, path := range paths {
+		p.within(part("paths", i, path.PathID), func(p *problems) {
+			if ids[path.Path] || directions[path.direction()] {
+				p.addf("is given already; there is one path for each direction of a chain")
+			}
+			ids[path.Path], directions[path.direction()] = true, true
+			path.check(p)
+		})
+	}
+	return errors.Join(p.list...)
+}
+
+// check holds what the controller can know about a path: everything but what
+// the block and the locators are.
+func (path Path) check(p *problems) {
+	path.PathID.check(p)
+	checkMatch(p, netip.Prefix{}, path.Match)
+	p.add(checkMTU(path.MTU), "mtu %d", path.MTU)
+	last := len(path.Hops) - 1
+	if last < 1 || last > model.SegmentsMax || len(path.Shares) != len(path.Hops) {
+		p.addf("has %d hops and %d shares; a path has 2 to %d of each", len(path.Hops), len(path.Shares), model.SegmentsMax+1)
+		return
+	}
+	if len(path.Ingress) == 0 || path.Ingress[0].Node != path.Hops[0].Node {
+		p.addf("ingress: does not start with %s, where the first hop is", path.Hops[0].Node)
+	}
+	lane := 0
+	for i, in := range path.Ingress {
+		p.within(fmt.Sprintf("ingress[%d]", i), func(p *problems) {
+			p.add(model.CheckName(in.Node), "node %q", in.Node)
+			p.add(model.CheckAddress(in.Address), "address %q", in.Address)
+			checkLanes(p, in.Lane, in.Lanes)
+			if int(in.Lane) < lane {
+				p.addf("lane %d is that of another headend too", in.Lane)
+			}
+			lane = int(in.Lane) + int(in.Lanes)
+		})
+	}
+	sids := map[netip.Addr]bool{}
+	for j, h := range path.Hops {
+		p.within(fmt.Sprintf("hops[%d]", j), func(p *problems) {
+			p.add(model.CheckName(h.Node), "node %q", h.Node)
+			if inner := j > 0 && j < last; inner {
+				p.add(model.CheckName(h.Function), "function %q", h.Function)
+			} else if h.Function != "" {
+				p.addf("function %q: headend and egress have none", h.Function)
+			}
+			switch {
+			case j == 0 && h.SID.IsValid():
+				p.addf("sid %s: the headend has none", h.SID)
+			case j > 0 && (!h.SID.Is6() || h.SID.Is4In6() || netip.PrefixFrom(h.SID, 64).Masked().Addr() != h.SID):
+				p.addf("sid %q is not an IPv6 address with its lower 64 bits zero", h.SID)
+			case j > 0 && sids[h.SID]:
+				p.addf("sid %s is that of another hop too", h.SID)
+			}
+			sids[h.SID] = true
+			if int(path.Shares[j].Position) != j {
+				p.addf("share: has position %d; expect %d", path.Shares[j].Position, j)
+			}
+			checkShare(p, path.Scheme, path.Shares[j], j == last)
+		})
+	}
+	checkVerifier(p, path.Scheme, path.Shares[last], path.Verifier)
+	if len(p.list) == 0 && path.walk(1) != pot.Verified {
+		p.addf("the shares are not of one path: a packet that visits all hops in order does not verify")
+	}
+}
+
+// walk sends a packet through the path's arithmetic.
+func (path Path) walk(rnd uint64) pot.Result {
+	last := len(path.Shares) - 1
+	steps := pot.Walk(path.Header(), rnd, path.Shares[:last]...)
+	_, result := path.Verifier.Verify(path.Shares[last], path.Header(), steps[last-1].WireOut)
+	return result
+}
+
+func (id PathID) check(p *problems) {
+	if id.Path == 0 {
+		p.addf("path is 0; a path has another number")
+	}
+	p.add(model.CheckName(id.Chain), "chain %q", id.Chain)
+	if id.Scheme > model.SchemeKeyed {
+		p.addf("scheme %s is not available yet; expect pot, opot or keyed", id.Scheme)
+	}
+}
+
+func checkMatch(p *problems, block netip.Prefix, m model.Match) {
+	for _, c := range []struct {
+		name   string
+		prefix netip.Prefix
+	}{{"destination", m.Destination}, {"source", m.Source}} {
+		if c.prefix.IsValid() {
+			p.add(model.CheckMatchPrefix(block, c.prefix), "match: %s %s", c.name, c.prefix)
+		}
+	}
+}
+
+// claimMatch holds that a match leads to one path, in whatever epochs.
+func claimMatch(p *problems, claims map[model.Match]uint32, m model.Match, path uint32) {
+	m = model.Match{Destination: whole(m.Destination), Source: whole(m.Source)}
+	if other, ok := claims[m]; ok && other != path {
+		p.addf("match: path 0x%08x has the same", other)
+	}
+	claims[m] = path
+}
+
+func checkSegments(p *problems, block netip.Prefix, segments []netip.Addr) {
+	if n := len(segments); n < 1 || n > model.SegmentsMax {
+		p.addf("segments: has %d entries; a list has 1 to %d", n, model.SegmentsMax)
+	}
+	for i, s := range segments {
+		p.add(model.CheckSID(block, s), "segments[%d]: %s", i, s)
+	}
+}
+
+func checkLanes(p *problems, lane, lanes uint16) {
+	if lanes < 1 || int(lane)+int(lanes) > model.LanesMax {
+		p.addf("lanes: %d from %d on; there are lanes 0 to %d, and a headend has one at least", lanes, lane, model.LanesMax-1)
+	}
+}
+
+func checkMTU(mtu int) error {
+	if mtu != 0 && (mtu < model.MTUMin || mtu > model.MTUMax) {
+		return fmt.Errorf("is not from %d to %d", model.MTUMin, model.MTUMax)
+	}
+	return nil
+}
+
+// checkShare holds that a share has what its scheme and place need, and nothing
+// that another place should have.
+func checkShare(p *problems, scheme model.Scheme, s pot.Share, egress bool) {
+	p.within("share", func(p *problems) {
+		if scheme == model.SchemeKeyed {
+			switch {
+			case s.Polynomial != pot.Polynomial{}, !absent(s.Bind):
+				p.addf("has more than a key; scheme %s needs no more", scheme)
+			case egress && !absent(s.Key):
+				p.addf("has a key; the egress stamps nothing, its keys are those of the verifier")
+			case !egress && absent(s.Key):
+				p.addf("has no key")
+			}
+			return
+		}
+		if !absent(s.Key) || !absent(s.Bind) {
+			p.addf("has a key; scheme %s needs none", scheme)
+		}
+		if err := s.Polynomial.Check(); err != nil {
+			p.list = append(p.list, err)
+			return
+		}
+		var none pot.Mask
+		switch {
+		case s.Polynomial.Prime < pot.PrimeMin:
+			p.addf("the prime is below 2^60, and so below numbers that packets will carry")
+		case s.Polynomial.LPC == 0:
+			p.addf("the LPC is 0: this position would add nothing")
+		case scheme == model.SchemePoT && (s.Polynomial.Up != none || s.Polynomial.Down != none):
+			p.addf("has a link mask; scheme %s has none", scheme)
+		case s.Position == 0 && s.Polynomial.Up != none:
+			p.addf("has a mask for the link before the headend")
+		case egress && s.Polynomial.Down != none:
+			p.addf("has a mask for the link behind the egress")
+		}
+	})
+}
+
+// absent says whether a key is the zero key, which stands for none.
+func absent(k pot.Key) bool {
+	var none pot.Key
+	return subtle.ConstantTimeCompare(k[:], none[:]) == 1
+}
+
+func checkVerifier(p *problems, scheme model.Scheme, egress pot.Share, v pot.Verifier) {
+	p.within("verifier", func(p *problems) {
+		if err := v.Check(scheme, egress); err != nil && (scheme == model.SchemeKeyed || egress.Polynomial.Check() == nil) {
+			p.list = append(p.list, err)
+		}
+		switch {
+		case scheme == model.SchemeKeyed && v.Secret != 0:
+			p.addf("has a secret of polynomials; scheme %s has keys", scheme)
+		case scheme != model.SchemeKeyed && len(v.Keys) > 0:
+			p.addf("has keys; scheme %s has a secret of polynomials", scheme)
+		case slices.ContainsFunc(v.Keys, absent):
+			p.addf("has a key that is zero")
+		}
+	})
+}

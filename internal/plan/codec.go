@@ -1,0 +1,478 @@
+package plan
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"strconv"
+
+	"github.com/waystamp/waystamp/internal/model"
+	"github.com/waystamp/waystamp/internal/pot"
+)
+
+// The two kinds of plan file, and their version.
+const (
+	fileVersion = 1
+	kindNode    = "node-plan"
+	kindPaths   = "paths"
+)
+
+// EncodeNode makes the file that one node gets. It holds keys: write it with
+// mode 0600. A plan that DecodeNode would refuse is refused.
+func EncodeNode(n Node) ([]byte, error) {
+	if err := n.check(); err != nil {
+		return nil, fmt.Errorf("encode the plan of node %s: %w", n.Name, err)
+	}
+	return encode(nodeToFile(n))
+}
+
+// DecodeNode reads what EncodeNode wrote, and checks everything that a node can
+// check about its own plan. The segment lists of headends may name any SIDs of
+// the block, also such that no path has: what a headend sends is for the egress
+// to judge.
+func DecodeNode(b []byte) (Node, error) {
+	var f nodeFile
+	if err := decode(b, kindNode, &f); err != nil {
+		return Node{}, fmt.Errorf("read a node's plan: %w", err)
+	}
+	n := f.node()
+	if err := n.check(); err != nil {
+		return Node{}, fmt.Errorf("read the plan of node %s: %w", n.Name, err)
+	}
+	return n, nil
+}
+
+// EncodePaths makes the file that the controller keeps: every path with the
+// secrets of all hops. Write it with mode 0600; no node gets it.
+func EncodePaths(paths []Path) ([]byte, error) {
+	if err := checkPaths(paths); err != nil {
+		return nil, fmt.Errorf("encode the paths: %w", err)
+	}
+	f := pathsFile{fileHead: fileHead{Version: fileVersion, Kind: kindPaths}, Paths: []pathFile{}}
+	for _, p := range paths {
+		f.Paths = append(f.Paths, pathToFile(p))
+	}
+	return encode(f)
+}
+
+// DecodePaths reads what EncodePaths wrote, and checks that the shares of each
+// path verify.
+func DecodePaths(b []byte) ([]Path, error) {
+	var f pathsFile
+	if err := decode(b, kindPaths, &f); err != nil {
+		return nil, fmt.Errorf("read the paths: %w", err)
+	}
+	paths := make([]Path, 0, len(f.Paths))
+	for _, p := range f.Paths {
+		paths = append(paths, p.path())
+	}
+	if err := checkPaths(paths); err != nil {
+		return nil, fmt.Errorf("read the paths: %w", err)
+	}
+	return paths, nil
+}
+
+func encode(f any) ([]byte, error) {
+	b, err := json.MarshalIndent(f, "", "  ")
+	if err != nil {
+		return nil, err
+	}
+	return append(b, '\n'), nil
+}
+
+// decode reads one JSON value, after it was made sure that it is the kind of
+// file that is wanted: else the message would be about some unknown field.
+func decode(b []byte, kind string, f any) error {
+	var head fileHead
+	if err := json.Unmarshal(b, &head); err != nil {
+		return err
+	}
+	switch {
+	case head.Kind != kind:
+		return fmt.Errorf("its kind is %q; expect %q", head.Kind, kind)
+	case head.Version != fileVersion:
+		return fmt.Errorf("its version is %d; this program reads version %d", head.Version, fileVersion)
+	}
+	d := json.NewDecoder(bytes.NewReader(b))
+	d.DisallowUnknownFields()
+	if err := d.Decode(f); err != nil {
+		return err
+	}
+	if _, err := d.Token(); !errors.Is(err, io.EOF) {
+		return errors.New("there is more after its end")
+	}
+	return nil
+}
+
+// What follows mirrors the files. Numbers of more than 32 bits are text, since
+// many readers of JSON round them; secrets are types of their own.
+
+type fileHead struct {
+	Version int    `json:"version"`
+	Kind    string `json:"kind"`
+}
+
+type nodeFile struct {
+	fileHead
+	Name       string          `json:"name"`
+	Block      netip.Prefix    `json:"block"`
+	Address    netip.Addr      `json:"address"`
+	Locator    netip.Prefix    `json:"locator"`
+	Interfaces []interfaceFile `json:"interfaces"`
+	Headends   []headendFile   `json:"headends"`
+	Endpoints  []endpointFile  `json:"endpoints"`
+	Egresses   []egressFile    `json:"egresses"`
+}
+
+type interfaceFile struct {
+	Name      string          `json:"name"`
+	Role      model.Role      `json:"role"`
+	Datapath  model.Datapath  `json:"datapath"`
+	Unmatched model.Unmatched `json:"unmatched"`
+	MTU       int             `json:"mtu,omitempty"`
+}
+
+type pathIDFile struct {
+	Path      hex32           `json:"path"`
+	Epoch     uint8           `json:"epoch"`
+	Chain     string          `json:"chain"`
+	Direction model.Direction `json:"direction"`
+	Scheme    model.Scheme    `json:"scheme"`
+}
+
+type matchFile struct {
+	Destination netip.Prefix `json:"destination,omitzero"`
+	Source      netip.Prefix `json:"source,omitzero"`
+}
+
+type headendFile struct {
+	pathIDFile
+	Match    matchFile    `json:"match"`
+	Segments []netip.Addr `json:"segments"`
+	Lane     uint16       `json:"lane"`
+	Lanes    uint16       `json:"lanes"`
+	MTU      int          `json:"mtu,omitempty"`
+	Share    shareFile    `json:"share"`
+}
+
+type endpointFile struct {
+	pathIDFile
+	SID      netip.Addr `json:"sid"`
+	Function string     `json:"function"`
+	Share    shareFile  `json:"share"`
+}
+
+type egressFile struct {
+	pathIDFile
+	SID         netip.Addr        `json:"sid"`
+	Match       matchFile         `json:"match"`
+	Segments    []netip.Addr      `json:"segments"`
+	OnViolation model.OnViolation `json:"on-violation"`
+	Share       shareFile         `json:"share"`
+	Verifier    verifierFile      `json:"verifier"`
+}
+
+type shareFile struct {
+	Position   uint8           `json:"position"`
+	Key        keyFile         `json:"key,omitzero"`
+	Bind       keyFile         `json:"bind,omitzero"`
+	Polynomial *polynomialFile `json:"polynomial,omitempty"`
+}
+
+type polynomialFile struct {
+	Prime  hex64    `json:"prime"`
+	Share  hex64    `json:"share"`
+	Public hex64    `json:"public"`
+	LPC    hex64    `json:"lpc"`
+	Up     maskFile `json:"up,omitzero"`
+	Down   maskFile `json:"down,omitzero"`
+}
+
+type verifierFile struct {
+	Secret hex64     `json:"secret,omitzero"`
+	Keys   []keyFile `json:"keys,omitempty"`
+}
+
+type pathsFile struct {
+	fileHead
+	Paths []pathFile `json:"paths"`
+}
+
+type pathFile struct {
+	pathIDFile
+	Match       matchFile         `json:"match"`
+	OnViolation model.OnViolation `json:"on-violation"`
+	MTU         int               `json:"mtu,omitempty"`
+	Ingress     []ingressFile     `json:"ingress"`
+	Hops        []hopFile         `json:"hops"`
+	Verifier    verifierFile      `json:"verifier"`
+}
+
+type ingressFile struct {
+	Node    string     `json:"node"`
+	Address netip.Addr `json:"address"`
+	Lane    uint16     `json:"lane"`
+	Lanes   uint16     `json:"lanes"`
+}
+
+type hopFile struct {
+	Node     string     `json:"node"`
+	Function string     `json:"function,omitempty"`
+	SID      netip.Addr `json:"sid,omitzero"`
+	Share    shareFile  `json:"share"`
+}
+
+// hex32 and hex64 are 0x and all digits.
+type (
+	hex32 uint32
+	hex64 uint64
+)
+
+func (h hex32) MarshalText() ([]byte, error) { return fmt.Appendf(nil, "0x%08x", uint32(h)), nil }
+func (h hex64) MarshalText() ([]byte, error) { return fmt.Appendf(nil, "0x%016x", uint64(h)), nil }
+
+func (h *hex32) UnmarshalText(b []byte) error {
+	n, err := parseHex(b, 32)
+	*h = hex32(n)
+	return err
+}
+
+func (h *hex64) UnmarshalText(b []byte) error {
+	n, err := parseHex(b, 64)
+	*h = hex64(n)
+	return err
+}
+
+// parseHex keeps the text out of its message: it may be a secret.
+func parseHex(b []byte, size int) (uint64, error) {
+	digits, ok := bytes.CutPrefix(b, []byte("0x"))
+	if !ok || len(digits) != size/4 {
+		return 0, fmt.Errorf("a number is not 0x and %d hexadecimal digits", size/4)
+	}
+	n, err := strconv.ParseUint(string(digits), 16, size)
+	if err != nil {
+		return 0, fmt.Errorf("a number is not 0x and %d hexadecimal digits", size/4)
+	}
+	return n, nil
+}
+
+// keyFile is a key in a file, and the only form that a key is written in: 32
+// hexadecimal digits, in the order of pot.Key.
+type keyFile pot.Key
+
+func (k keyFile) MarshalText() ([]byte, error) { return hex.AppendEncode(nil, k[:]), nil }
+
+func (k *keyFile) UnmarshalText(b []byte) error {
+	if len(b) != 2*len(k) {
+		return fmt.Errorf("a key is not %d hexadecimal digits", 2*len(k))
+	}
+	if _, err := hex.Decode(k[:], b); err != nil {
+		return fmt.Errorf("a key is not %d hexadecimal digits", 2*len(k))
+	}
+	return nil
+}
+
+func (keyFile) String() string   { return pot.Redacted }
+func (keyFile) GoString() string { return pot.Redacted }
+
+// maskFile is a link mask in a file: 32 hexadecimal digits, RND then CML, as it
+// is XORed on the wire.
+type maskFile pot.Mask
+
+func (m maskFile) MarshalText() ([]byte, error) {
+	b := binary.BigEndian.AppendUint64(nil, m.RND)
+	b = binary.BigEndian.AppendUint64(b, m.CML)
+	return hex.AppendEncode(nil, b), nil
+}
+
+func (m *maskFile) UnmarshalText(text []byte) error {
+	var b [16]byte
+	if len(text) != 2*len(b) {
+		return fmt.Errorf("a mask is not %d hexadecimal digits", 2*len(b))
+	}
+	if _, err := hex.Decode(b[:], text); err != nil {
+		return fmt.Errorf("a mask is not %d hexadecimal digits", 2*len(b))
+	}
+	*m = maskFile{RND: binary.BigEndian.Uint64(b[:8]), CML: binary.BigEndian.Uint64(b[8:])}
+	return nil
+}
+
+func nodeToFile(n Node) nodeFile {
+	f := nodeFile{
+		fileHead:   fileHead{Version: fileVersion, Kind: kindNode},
+		Name:       n.Name,
+		Block:      n.Block,
+		Address:    n.Address,
+		Locator:    n.Locator,
+		Interfaces: []interfaceFile{},
+		Headends:   []headendFile{},
+		Endpoints:  []endpointFile{},
+		Egresses:   []egressFile{},
+	}
+	for _, i := range n.Interfaces {
+		f.Interfaces = append(f.Interfaces, interfaceFile(i))
+	}
+	for _, h := range n.Headends {
+		f.Headends = append(f.Headends, headendFile{
+			pathIDFile: pathIDToFile(h.PathID),
+			Match:      matchFile(h.Match),
+			Segments:   h.Segments,
+			Lane:       h.Lane,
+			Lanes:      h.Lanes,
+			MTU:        h.MTU,
+			Share:      shareToFile(h.Share),
+		})
+	}
+	for _, e := range n.Endpoints {
+		f.Endpoints = append(f.Endpoints, endpointFile{
+			pathIDFile: pathIDToFile(e.PathID),
+			SID:        e.SID,
+			Function:   e.Function,
+			Share:      shareToFile(e.Share),
+		})
+	}
+	for _, e := range n.Egresses {
+		f.Egresses = append(f.Egresses, egressFile{
+			pathIDFile:  pathIDToFile(e.PathID),
+			SID:         e.SID,
+			Match:       matchFile(e.Match),
+			Segments:    e.Segments,
+			OnViolation: e.OnViolation,
+			Share:       shareToFile(e.Share),
+			Verifier:    verifierToFile(e.Verifier),
+		})
+	}
+	return f
+}
+
+func (f nodeFile) node() Node {
+	n := Node{Name: f.Name, Block: f.Block, Address: f.Address, Locator: f.Locator}
+	for _, i := range f.Interfaces {
+		n.Interfaces = append(n.Interfaces, model.Interface(i))
+	}
+	for _, h := range f.Headends {
+		n.Headends = append(n.Headends, Headend{
+			PathID:   h.pathID(),
+			Match:    model.Match(h.Match),
+			Segments: h.Segments,
+			Lane:     h.Lane,
+			Lanes:    h.Lanes,
+			MTU:      h.MTU,
+			Share:    h.Share.share(),
+		})
+	}
+	for _, e := range f.Endpoints {
+		n.Endpoints = append(n.Endpoints, Endpoint{
+			PathID:   e.pathID(),
+			SID:      e.SID,
+			Function: e.Function,
+			Share:    e.Share.share(),
+		})
+	}
+	for _, e := range f.Egresses {
+		n.Egresses = append(n.Egresses, Egress{
+			PathID:      e.pathID(),
+			SID:         e.SID,
+			Match:       model.Match(e.Match),
+			Segments:    e.Segments,
+			OnViolation: e.OnViolation,
+			Share:       e.Share.share(),
+			Verifier:    e.Verifier.verifier(),
+		})
+	}
+	return n
+}
+
+func pathToFile(p Path) pathFile {
+	f := pathFile{
+		pathIDFile:  pathIDToFile(p.PathID),
+		Match:       matchFile(p.Match),
+		OnViolation: p.OnViolation,
+		MTU:         p.MTU,
+		Verifier:    verifierToFile(p.Verifier),
+	}
+	for _, in := range p.Ingress {
+		f.Ingress = append(f.Ingress, ingressFile(in))
+	}
+	for j, h := range p.Hops {
+		f.Hops = append(f.Hops, hopFile{Node: h.Node, Function: h.Function, SID: h.SID, Share: shareToFile(p.Shares[j])})
+	}
+	return f
+}
+
+func (f pathFile) path() Path {
+	p := Path{
+		PathID:      f.pathID(),
+		Match:       model.Match(f.Match),
+		OnViolation: f.OnViolation,
+		MTU:         f.MTU,
+		Verifier:    f.Verifier.verifier(),
+	}
+	for _, in := range f.Ingress {
+		p.Ingress = append(p.Ingress, Ingress(in))
+	}
+	for _, h := range f.Hops {
+		p.Hops = append(p.Hops, Hop{Node: h.Node, Function: h.Function, SID: h.SID})
+		p.Shares = append(p.Shares, h.Share.share())
+	}
+	return p
+}
+
+func pathIDToFile(p PathID) pathIDFile {
+	return pathIDFile{Path: hex32(p.Path), Epoch: p.Epoch, Chain: p.Chain, Direction: p.Direction, Scheme: p.Scheme}
+}
+
+func (f pathIDFile) pathID() PathID {
+	return PathID{Path: uint32(f.Path), Epoch: f.Epoch, Chain: f.Chain, Direction: f.Direction, Scheme: f.Scheme}
+}
+
+func shareToFile(s pot.Share) shareFile {
+	f := shareFile{Position: s.Position, Key: keyFile(s.Key), Bind: keyFile(s.Bind)}
+	if p := s.Polynomial; p != (pot.Polynomial{}) {
+		f.Polynomial = &polynomialFile{
+			Prime:  hex64(p.Prime),
+			Share:  hex64(p.Share),
+			Public: hex64(p.Public),
+			LPC:    hex64(p.LPC),
+			Up:     maskFile(p.Up),
+			Down:   maskFile(p.Down),
+		}
+	}
+	return f
+}
+
+func (f shareFile) share() pot.Share {
+	s := pot.Share{Position: f.Position, Key: pot.Key(f.Key), Bind: pot.Key(f.Bind)}
+	if p := f.Polynomial; p != nil {
+		s.Polynomial = pot.Polynomial{
+			Prime:  uint64(p.Prime),
+			Share:  uint64(p.Share),
+			Public: uint64(p.Public),
+			LPC:    uint64(p.LPC),
+			Up:     pot.Mask(p.Up),
+			Down:   pot.Mask(p.Down),
+		}
+	}
+	return s
+}
+
+func verifierToFile(v pot.Verifier) verifierFile {
+	f := verifierFile{Secret: hex64(v.Secret)}
+	for _, k := range v.Keys {
+		f.Keys = append(f.Keys, keyFile(k))
+	}
+	return f
+}
+
+func (f verifierFile) verifier() pot.Verifier {
+	v := pot.Verifier{Secret: uint64(f.Secret)}
+	for _, k := range f.Keys {
+		v.Keys = append(v.Keys, pot.Key(k))
+	}
+	return v
+}

@@ -1,0 +1,290 @@
+package plan
+
+import (
+	"bytes"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
+
+	"github.com/waystamp/waystamp/internal/model"
+	"github.com/waystamp/waystamp/internal/pot"
+)
+
+func TestPlansSurviveTheirFiles(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		p, err := Compile(domains().Draw(t, "domain"), NewKeyring(random(rapid.Uint64().Draw(t, "seed")), nil))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, n := range p.Nodes {
+			b, err := EncodeNode(n)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got, err := DecodeNode(b)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(n, got, equal, secrets); diff != "" {
+				t.Fatalf("node %s (-before +after):\n%s", n.Name, diff)
+			}
+		}
+		b, err := EncodePaths(p.Paths)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := DecodePaths(b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(p.Paths) > 0 { // else nil and empty differ
+			if diff := cmp.Diff(p.Paths, got, equal, secrets); diff != "" {
+				t.Fatalf("paths (-before +after):\n%s", diff)
+			}
+		}
+	})
+}
+
+// node compiles the paper's domain and returns a node's plan.
+func node(t testing.TB, scheme model.Scheme, name string) Node {
+	t.Helper()
+	d := compile(t, paper(scheme), NewKeyring(random(1), nil))
+	return d.Nodes[slices.IndexFunc(d.Nodes, func(n Node) bool { return n.Name == name })]
+}
+
+// unchecked encodes what EncodeNode would refuse.
+func unchecked(t testing.TB, n Node) []byte {
+	t.Helper()
+	b, err := encode(nodeToFile(n))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+func TestHeadendMaySendAnySIDsOfTheBlock(t *testing.T) {
+	n := node(t, model.SchemeKeyed, "r1")
+	n.Headends[0].Segments = addresses("fc00:0:0:400::", "fc00:0:0:500::", "fc00:0:0:600::")
+	b, err := EncodeNode(n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := DecodeNode(b); err != nil {
+		t.Errorf("a headend whose list is wrong does not load: %v", err)
+	}
+}
+
+func TestNodeRefusesAPlanThatDoesNotHold(t *testing.T) {
+	const notPrime = 1<<62 + 1 // divisible by 5
+	long := slices.Repeat(addresses("fc00:0:0:200::"), model.SegmentsMax+1)
+	for _, c := range []struct {
+		name   string
+		scheme model.Scheme
+		node   string
+		change func(*Node)
+		want   string
+	}{
+		{"name", model.SchemeKeyed, "r1", func(n *Node) { n.Name = "../r1" }, `name "../r1" has the character '.'`},
+		{"block", model.SchemeKeyed, "r1", func(n *Node) { n.Block = netip.MustParsePrefix("fc00::/40") }, "is a /40; the SID block is a /48"},
+		{"locator", model.SchemeKeyed, "r1", func(n *Node) { n.Locator = netip.MustParsePrefix("fc00:1::/56") }, "is not within the SID block"},
+		{"address in block", model.SchemeKeyed, "r1", func(n *Node) { n.Address = netip.MustParseAddr("fc00::1") }, "a node's address is outside"},
+		{"IPv4 address", model.SchemeKeyed, "r1", func(n *Node) { n.Address = netip.MustParseAddr("192.0.2.1") }, "is an IPv4 address"},
+		{"interface name", model.SchemeKeyed, "r1", func(n *Node) { n.Interfaces[0].Name = "a/b" }, "interfaces[0]: name"},
+		{"interface twice", model.SchemeKeyed, "r1", func(n *Node) { n.Interfaces[1].Name = n.Interfaces[0].Name }, "names are unique"},
+		{"interface mtu", model.SchemeKeyed, "r1", func(n *Node) { n.Interfaces[0].MTU = 1279 }, "mtu 1279 is not from 1280"},
+		{"path 0", model.SchemeKeyed, "r1", func(n *Node) { n.Headends[0].Path = 0 }, "path is 0"},
+		{"keyed-flow", model.SchemeKeyed, "r1", func(n *Node) { n.Headends[0].Scheme = model.SchemeKeyedFlow }, "not available yet"},
+		{"one id, two chains", model.SchemeKeyed, "r1", func(n *Node) { n.Egresses[0].Path = n.Headends[0].Path }, "is that of chain web, forward, too"},
+		{"headend twice", model.SchemeKeyed, "r1", func(n *Node) { n.Headends = append(n.Headends, n.Headends[0]) }, "a headend has one epoch"},
+		{"match in block", model.SchemeKeyed, "r1", func(n *Node) { n.Headends[0].Match.Source = netip.MustParsePrefix("fc00::/64") }, "overlaps the SID block"},
+		{"match host bits", model.SchemeKeyed, "r1", func(n *Node) { n.Headends[0].Match.Source = netip.MustParsePrefix("fc00:7::1/64") }, "has bits set"},
+		{"same match", model.SchemeKeyed, "r1", func(n *Node) {
+			h := n.Headends[0]
+			h.Path, h.Chain = 99, "other"
+			n.Headends = append(n.Headends, h)
+		}, "has the same"},
+		{"no segments", model.SchemeKeyed, "r1", func(n *Node) { n.Headends[0].Segments = nil }, "has 0 entries"},
+		{"17 segments", model.SchemeKeyed, "r1", func(n *Node) { n.Headends[0].Segments = long }, "has 17 entries"},
+		{"segment outside", model.SchemeKeyed, "r1", func(n *Node) { n.Headends[0].Segments = addresses("fc00:2::") }, "segments[0]: fc00:2:: is not within"},
+		{"segment with argument", model.SchemeKeyed, "r1", func(n *Node) { n.Headends[0].Segments = addresses("fc00:0:0:200::1") }, "has an argument"},
+		{"no lanes", model.SchemeKeyed, "r1", func(n *Node) { n.Headends[0].Lanes = 0 }, "lanes: 0"},
+		{"lanes beyond", model.SchemeKeyed, "r1", func(n *Node) { n.Headends[0].Lane = 4096 - 63 }, "lanes: 64 from 4033"},
+		{"headend mtu", model.SchemeKeyed, "r1", func(n *Node) { n.Headends[0].MTU = 70000 }, "mtu 70000"},
+		{"headend position", model.SchemeKeyed, "r1", func(n *Node) { n.Headends[0].Share.Position = 1 }, "a headend's is 0"},
+		{"headend without key", model.SchemeKeyed, "r1", func(n *Node) { n.Headends[0].Share.Key = pot.Key{} }, "share: has no key"},
+		{"key and polynomial", model.SchemeKeyed, "r1", func(n *Node) { n.Headends[0].Share.Polynomial.Prime = 7 }, "has more than a key"},
+		{"endpoint SID elsewhere", model.SchemeKeyed, "r2", func(n *Node) { n.Endpoints[0].SID = netip.MustParseAddr("fc00:0:0:300::") }, "is not within the node's locator"},
+		{"endpoint SID with argument", model.SchemeKeyed, "r2", func(n *Node) { n.Endpoints[0].SID = netip.MustParseAddr("fc00:0:0:200::1") }, "has an argument"},
+		{"endpoint twice", model.SchemeKeyed, "r2", func(n *Node) { n.Endpoints = append(n.Endpoints, n.Endpoints[0]) }, "is given twice"},
+		{"endpoint at 0", model.SchemeKeyed, "r2", func(n *Node) { n.Endpoints[0].Share.Position = 0 }, "a function's is from 1 to 15"},
+		{"endpoint at 16", model.SchemeKeyed, "r2", func(n *Node) { n.Endpoints[0].Share.Position = 16 }, "a function's is from 1 to 15"},
+		{"endpoint's function", model.SchemeKeyed, "r2", func(n *Node) { n.Endpoints[0].Function = "" }, `function "" is empty`},
+		{"endpoint and egress", model.SchemeKeyed, "r6", func(n *Node) {
+			e := n.Egresses[0]
+			n.Endpoints = append(n.Endpoints, Endpoint{PathID: e.PathID, SID: e.SID, Function: "x", Share: pot.Share{Position: 1, Key: pot.Key{1}}})
+		}, "of a function and of an egress"},
+		{"egress not last", model.SchemeKeyed, "r6", func(n *Node) { slices.Reverse(n.Egresses[0].Segments) }, "the last one is the egress's own"},
+		{"egress position", model.SchemeKeyed, "r6", func(n *Node) { n.Egresses[0].Segments = n.Egresses[0].Segments[1:] }, "has position 3; behind 2 segments it is 2"},
+		{"egress key", model.SchemeKeyed, "r6", func(n *Node) { n.Egresses[0].Share.Key = pot.Key{1} }, "the egress stamps nothing"},
+		{"too few keys", model.SchemeKeyed, "r6", func(n *Node) { n.Egresses[0].Verifier.Keys = n.Egresses[0].Verifier.Keys[1:] }, "the verifier has 2 keys"},
+		{"zero key", model.SchemeKeyed, "r6", func(n *Node) { n.Egresses[0].Verifier.Keys[1] = pot.Key{} }, "a key that is zero"},
+		{"secret beside keys", model.SchemeKeyed, "r6", func(n *Node) { n.Egresses[0].Verifier.Secret = 1 }, "has a secret of polynomials"},
+		{"prime too big", model.SchemeOPoT, "r2", func(n *Node) { n.Endpoints[0].Share.Polynomial.Prime = 1<<63 + 29 }, "not below 2^63"},
+		{"not prime", model.SchemeOPoT, "r2", func(n *Node) { n.Endpoints[0].Share.Polynomial.Prime = notPrime }, "not a prime"},
+		{"prime too small", model.SchemeOPoT, "r2", func(n *Node) {
+			n.Endpoints[0].Share.Polynomial = pot.Polynomial{Prime: 53, Share: 17, LPC: 48, Public: 1}
+		}, "below 2^60"},
+		{"share not below", model.SchemeOPoT, "r2", func(n *Node) { n.Endpoints[0].Share.Polynomial.Share = n.Endpoints[0].Share.Polynomial.Prime }, "secret share is not below"},
+		{"public not below", model.SchemeOPoT, "r2", func(n *Node) { n.Endpoints[0].Share.Polynomial.Public = 1<<64 - 1 }, "public polynomial is not below"},
+		{"LPC not below", model.SchemeOPoT, "r2", func(n *Node) { n.Endpoints[0].Share.Polynomial.LPC = 1<<64 - 1 }, "LPC is not below"},
+		{"LPC 0", model.SchemeOPoT, "r2", func(n *Node) { n.Endpoints[0].Share.Polynomial.LPC = 0 }, "would add nothing"},
+		{"polynomial and key", model.SchemeOPoT, "r2", func(n *Node) { n.Endpoints[0].Share.Key = pot.Key{1} }, "scheme opot needs none"},
+		{"mask under pot", model.SchemePoT, "r2", func(n *Node) { n.Endpoints[0].Share.Polynomial.Up.CML = 1 }, "scheme pot has none"},
+		{"mask before the headend", model.SchemeOPoT, "r1", func(n *Node) { n.Headends[0].Share.Polynomial.Up.RND = 1 }, "before the headend"},
+		{"mask behind the egress", model.SchemeOPoT, "r6", func(n *Node) { n.Egresses[0].Share.Polynomial.Down.RND = 1 }, "behind the egress"},
+		{"secret not below", model.SchemeOPoT, "r6", func(n *Node) { n.Egresses[0].Verifier.Secret = 1<<64 - 1 }, "validator key is not below"},
+		{"keys beside secret", model.SchemeOPoT, "r6", func(n *Node) { n.Egresses[0].Verifier.Keys = []pot.Key{{1}} }, "verifier: has keys"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			n := node(t, c.scheme, c.node)
+			if err := n.check(); err != nil {
+				t.Fatalf("refused before the change: %v", err)
+			}
+			c.change(&n)
+			_, err := DecodeNode(unchecked(t, n))
+			if err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("read with error %v; want %q in it", err, c.want)
+			}
+			if _, err := EncodeNode(n); err == nil {
+				t.Error("written without error")
+			}
+		})
+	}
+}
+
+func TestControllerRefusesPathsThatDoNotHold(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		scheme model.Scheme
+		change func([]Path)
+		want   string
+	}{
+		{"twice", model.SchemeKeyed, func(p []Path) { p[1] = p[0] }, "is given already"},
+		{"hop missing", model.SchemeKeyed, func(p []Path) { p[0].Hops = p[0].Hops[:1]; p[0].Shares = p[0].Shares[:1] }, "has 1 hops"},
+		{"foreign headend", model.SchemeKeyed, func(p []Path) { p[0].Ingress[0].Node = "r9" }, "does not start with r1"},
+		{"lane shared", model.SchemeKeyed, func(p []Path) { p[0].Ingress = slices.Repeat(p[0].Ingress, 2) }, "of another headend too"},
+		{"headend's SID", model.SchemeKeyed, func(p []Path) { p[0].Hops[0].SID = p[0].Hops[1].SID }, "the headend has none"},
+		{"SID twice", model.SchemeKeyed, func(p []Path) { p[0].Hops[2].SID = p[0].Hops[1].SID }, "of another hop too"},
+		{"SID with argument", model.SchemeKeyed, func(p []Path) { p[0].Hops[1].SID = p[0].Hops[1].SID.Next() }, "lower 64 bits zero"},
+		{"function of the egress", model.SchemeKeyed, func(p []Path) { p[0].Hops[3].Function = "x" }, "have none"},
+		{"positions swapped", model.SchemeKeyed, func(p []Path) { s := p[0].Shares; s[1], s[2] = s[2], s[1] }, "has position 2; expect 1"},
+		{"foreign key", model.SchemeKeyed, func(p []Path) { p[0].Shares[1].Key = p[1].Shares[1].Key }, "not of one path"},
+		{"foreign share", model.SchemeOPoT, func(p []Path) { p[0].Shares[1].Polynomial.Share ^= 1 }, "not of one path"},
+		{"foreign mask", model.SchemeOPoT, func(p []Path) { p[0].Shares[1].Polynomial.Up.CML ^= 1 }, "not of one path"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			d := compile(t, paper(c.scheme), NewKeyring(random(1), nil))
+			c.change(d.Paths)
+			_, err := EncodePaths(d.Paths)
+			if err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("written with error %v; want %q in it", err, c.want)
+			}
+		})
+	}
+}
+
+func TestFilesOfAnotherKindOrShapeAreRefused(t *testing.T) {
+	good := string(unchecked(t, node(t, model.SchemeOPoT, "r1")))
+	paths, err := EncodePaths(compile(t, paper(model.SchemeKeyed), NewKeyring(random(1), nil)).Paths)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]struct{ text, want string }{
+		"empty":         {"", "unexpected end"},
+		"paths":         {string(paths), `its kind is "paths"`},
+		"version":       {strings.Replace(good, `"version": 1`, `"version": 2`, 1), "its version is 2"},
+		"unknown field": {strings.Replace(good, `"name"`, `"nickname": "x", "name"`, 1), `unknown field "nickname"`},
+		"nested field":  {strings.Replace(good, `"lane"`, `"lune": 1, "lane"`, 1), `unknown field "lune"`},
+		"two values":    {good + "{}", "after top-level value"},
+		"decimal prime": {strings.Replace(good, `"prime": "0x`, `"prime": "`, 1), "not 0x and 16"},
+		"short mask":    {strings.Replace(good, `"down": "`, `"down": "0`, 1), "not 32 hexadecimal digits"},
+		"scheme":        {strings.Replace(good, `"scheme": "opot"`, `"scheme": "rot13"`, 1), `"rot13" is not a scheme`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if c.text == good {
+				t.Fatal("the change changed nothing")
+			}
+			if _, err := DecodeNode([]byte(c.text)); err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("error %v; want %q in it", err, c.want)
+			}
+		})
+	}
+	if _, err := DecodePaths([]byte(good)); err == nil {
+		t.Error("a node's plan was read as paths")
+	}
+}
+
+func TestErrorsAndPrintsShowNoKey(t *testing.T) {
+	n := node(t, model.SchemeKeyed, "r6")
+	key := fmt.Sprintf("%x", n.Egresses[0].Verifier.Keys[0][:])
+	text := string(unchecked(t, n))
+	if !strings.Contains(text, key) {
+		t.Fatal("the file does not hold the key that is looked for")
+	}
+	_, err := DecodeNode([]byte(strings.Replace(text, key, key[:31]+"x", 1)))
+	if err == nil || strings.Contains(err.Error(), key[:16]) {
+		t.Errorf("error %v; want one without the key", err)
+	}
+	for _, print := range []string{fmt.Sprintf("%v", n), fmt.Sprintf("%+v", n), fmt.Sprintf("%x", n.Egresses[0].Verifier), fmt.Sprintf("%#v", keyFile(n.Egresses[0].Verifier.Keys[0]))} {
+		if strings.Contains(print, key) || strings.Contains(print, fmt.Sprint(n.Egresses[0].Verifier.Keys[0][:])) {
+			t.Errorf("prints the key: %s", print)
+		}
+	}
+}
+
+func FuzzDecodeNode(f *testing.F) {
+	for _, s := range []model.Scheme{model.SchemePoT, model.SchemeOPoT, model.SchemeKeyed} {
+		for _, n := range compile(f, paper(s), NewKeyring(random(1), nil)).Nodes {
+			f.Add(unchecked(f, n))
+		}
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		n, err := DecodeNode(b)
+		if err != nil {
+			return
+		}
+		first, err := EncodeNode(n)
+		if err != nil {
+			t.Fatalf("what was read is not written: %v", err)
+		}
+		again, err := DecodeNode(first)
+		if err != nil {
+			t.Fatalf("what was written is not read: %v", err)
+		}
+		if second := unchecked(t, again); !bytes.Equal(first, second) {
+			t.Fatalf("written twice, it differs:\n%s\n%s", first, second)
+		}
+	})
+}
+
+func FuzzDecodePaths(f *testing.F) {
+	for _, s := range []model.Scheme{model.SchemePoT, model.SchemeOPoT, model.SchemeKeyed} {
+		b, err := EncodePaths(compile(f, paper(s), NewKeyring(random(1), nil)).Paths)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(b)
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if paths, err := DecodePaths(b); err == nil {
+			if _, err := EncodePaths(paths); err != nil {
+				t.Fatalf("what was read is not written: %v", err)
+			}
+		}
+	})
+}

@@ -1,0 +1,355 @@
+package plan
+
+import (
+	"cmp"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"net/netip"
+	"slices"
+
+	"github.com/waystamp/waystamp/internal/model"
+)
+
+// Compile makes the plan of a domain. The keyring is read, not changed: the
+// Paths of the result are what the next one is made of. Without one (nil) every
+// path is new, its secrets from crypto/rand.
+//
+// The domain is one that internal/manifest has checked; what such a domain can
+// still lack (references, room, MTU) is an error here too, all of them joined.
+func Compile(d model.Domain, keys *Keyring) (*Domain, error) {
+	if keys == nil {
+		keys = NewKeyring(rand.Reader, nil)
+	}
+	c := compiler{domain: d, nodes: map[string]model.Node{}, functions: map[string]model.Function{}}
+	for _, n := range d.Nodes {
+		c.nodes[n.Name] = n
+	}
+	for _, f := range d.Functions {
+		c.functions[f.Name] = f
+	}
+	var paths []Path
+	for _, ch := range d.Chains {
+		if err := c.check(ch); err != nil {
+			c.errs = append(c.errs, fmt.Errorf("chain %s: %w", ch.Name, err))
+			continue
+		}
+		for _, dir := range ch.Directions() {
+			paths = append(paths, c.path(ch, dir))
+		}
+	}
+	if len(c.errs) > 0 {
+		return nil, errors.Join(c.errs...)
+	}
+	assignPathIDs(paths)
+	if err := c.assignSIDs(paths, keys); err != nil {
+		return nil, err
+	}
+	for i := range paths {
+		if err := keys.secrets(&paths[i]); err != nil {
+			return nil, err
+		}
+	}
+	out := &Domain{Block: d.Block, Paths: paths}
+	out.Nodes = nodePlans(d, paths)
+	for _, n := range out.Nodes {
+		if err := n.fits(); err != nil {
+			c.errs = append(c.errs, fmt.Errorf("node %s: %w", n.Name, err))
+		}
+	}
+	if len(c.errs) > 0 {
+		return nil, errors.Join(c.errs...)
+	}
+	return out, nil
+}
+
+type compiler struct {
+	domain    model.Domain
+	nodes     map[string]model.Node
+	functions map[string]model.Function
+	errs      []error
+}
+
+// check holds what a path cannot be made without.
+func (c *compiler) check(ch model.Chain) error {
+	switch {
+	case len(ch.Ingress) == 0:
+		return errors.New("no ingress; a chain has at least one")
+	case len(ch.Functions) == 0:
+		return errors.New("no functions; a chain has at least one")
+	case ch.Segments() > model.SegmentsMax:
+		return fmt.Errorf("%d functions; a chain has at most %d, and the egress", len(ch.Functions), model.SegmentsMax-1)
+	case ch.Both && len(ch.Ingress) > 1:
+		return errors.New("a chain with several ingress nodes has no reverse")
+	case slices.Contains(ch.Ingress, ch.Egress):
+		return fmt.Errorf("node %s is ingress and egress; a chain leaves the domain at another node than it enters", ch.Egress)
+	case ch.Proof.Scheme > model.SchemeKeyed:
+		return fmt.Errorf("proof scheme %s is not available yet; expect pot, opot or keyed", ch.Proof.Scheme)
+	}
+	lanes := 0
+	for _, name := range append(slices.Clone(ch.Ingress), ch.Egress) {
+		if _, ok := c.nodes[name]; !ok {
+			return fmt.Errorf("node %q does not exist", name)
+		}
+	}
+	for _, name := range ch.Ingress {
+		lanes += cpus(c.nodes[name])
+	}
+	if lanes > model.LanesMax {
+		return fmt.Errorf("its headends declare %d CPUs together; one path may have %d", lanes, model.LanesMax)
+	}
+	for _, name := range ch.Functions {
+		f, ok := c.functions[name]
+		if !ok {
+			return fmt.Errorf("function %q does not exist", name)
+		}
+		if _, ok := c.nodes[f.Node]; !ok {
+			return fmt.Errorf("node %q of function %s does not exist", f.Node, name)
+		}
+	}
+	if mtu, declared := c.coreMTU(ch); declared && mtu-model.OuterLen(ch.Segments()) < model.MTUMin {
+		return fmt.Errorf("its headers take %d of the %d bytes that its nodes' core interfaces carry, which leaves less than %d to packets; raise the MTU to %d or shorten the chain",
+			model.OuterLen(ch.Segments()), mtu, model.MTUMin, model.MTUMin+model.OuterLen(ch.Segments()))
+	}
+	return nil
+}
+
+// cpus is how many lanes a node gets; a Node made by hand may declare none.
+func cpus(n model.Node) int {
+	if n.CPUs == 0 {
+		return model.CPUsDefault
+	}
+	return n.CPUs
+}
+
+// coreMTU is the least MTU that a core interface of the chain's nodes declares.
+func (c *compiler) coreMTU(ch model.Chain) (mtu int, declared bool) {
+	names := append(slices.Clone(ch.Ingress), ch.Egress)
+	for _, f := range ch.Functions {
+		names = append(names, c.functions[f].Node)
+	}
+	for _, name := range names {
+		for _, i := range c.nodes[name].Interfaces {
+			if i.Role == model.RoleCore && i.MTU != 0 && (!declared || i.MTU < mtu) {
+				mtu, declared = i.MTU, true
+			}
+		}
+	}
+	return mtu, declared
+}
+
+// path makes the path of one direction, without id, SIDs and secrets.
+func (c *compiler) path(ch model.Chain, dir model.Direction) Path {
+	ch = ch.Directed(dir)
+	p := Path{
+		PathID:      PathID{Chain: ch.Name, Direction: dir, Scheme: ch.Proof.Scheme},
+		Match:       ch.Match,
+		OnViolation: ch.Proof.OnViolation,
+		Hops:        []Hop{{Node: ch.Ingress[0]}},
+	}
+	lane := 0
+	for _, name := range ch.Ingress {
+		n := c.nodes[name]
+		p.Ingress = append(p.Ingress, Ingress{Node: name, Address: n.Address, Lane: uint16(lane), Lanes: uint16(cpus(n))})
+		lane += cpus(n)
+	}
+	for _, f := range ch.Functions {
+		p.Hops = append(p.Hops, Hop{Node: c.functions[f].Node, Function: f})
+	}
+	p.Hops = append(p.Hops, Hop{Node: ch.Egress})
+	if mtu, declared := c.coreMTU(ch); declared {
+		p.MTU = mtu - model.OuterLen(ch.Segments())
+	}
+	return p
+}
+
+// assignPathIDs numbers paths by what they are called, so that an id is the
+// same after edits elsewhere: the FNV-1a hash of "chain/direction"; the next
+// one that is free if two collide, in the order of the names. No path is 0.
+func assignPathIDs(paths []Path) {
+	order := make([]*Path, len(paths))
+	for i := range paths {
+		order[i] = &paths[i]
+	}
+	slices.SortFunc(order, func(a, b *Path) int {
+		return cmp.Or(cmp.Compare(a.Chain, b.Chain), cmp.Compare(a.Direction, b.Direction))
+	})
+	taken := map[uint32]bool{0: true}
+	for _, p := range order {
+		id := pathHash(p.PathID)
+		for taken[id] {
+			id++
+		}
+		taken[id] = true
+		p.Path = id
+	}
+}
+
+func pathHash(p PathID) uint32 {
+	h := fnv.New32a()
+	_, _ = h.Write([]byte(p.Chain + "/" + p.Direction.String())) // cannot fail
+	return h.Sum32()
+}
+
+// assignSIDs gives every visit a /64 of its node's locator: the one it had, or
+// else the lowest that is free, path by path.
+func (c *compiler) assignSIDs(paths []Path, keys *Keyring) error {
+	locators := map[string]netip.Prefix{}
+	for _, n := range c.domain.Nodes {
+		locators[n.Name] = n.Locator
+	}
+	taken := map[netip.Addr]bool{}
+	kept := make([]bool, len(paths))
+	for i, p := range paths {
+		sids, ok := keys.sids(p, locators)
+		if !ok || slices.ContainsFunc(sids, func(s netip.Addr) bool { return taken[s] }) {
+			continue
+		}
+		kept[i] = true
+		for j, s := range sids {
+			taken[s] = true
+			paths[i].Hops[j+1].SID = s
+		}
+	}
+	next := map[string]int{} // by node: no instance below is free
+	for i, p := range paths {
+		if kept[i] {
+			continue
+		}
+		for j := range p.Hops[1:] {
+			h := &p.Hops[j+1]
+			locator := locators[h.Node]
+			for {
+				sid, ok := instance(locator, next[h.Node])
+				if !ok {
+					return fmt.Errorf("node %s: its locator %s has no SID left for chain %s; give it a shorter prefix", h.Node, locator, p.Chain)
+				}
+				next[h.Node]++
+				if sid.IsValid() && !taken[sid] {
+					taken[sid] = true
+					h.SID = sid
+					break
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// instance is the n-th /64 of a locator. Instance 0 of the block is none: in a
+// compressed list (RFC 9800) it would be the end; its address is not valid here.
+func instance(locator netip.Prefix, n int) (sid netip.Addr, ok bool) {
+	if n >= 1<<(64-locator.Bits()) {
+		return netip.Addr{}, false
+	}
+	b := locator.Addr().As16()
+	i := int(b[6])<<8 | int(b[7]) | n
+	if i == 0 {
+		return netip.Addr{}, true
+	}
+	b[6], b[7] = byte(i>>8), byte(i)
+	return netip.AddrFrom16(b), true
+}
+
+// nodePlans gives each node what it must hold, and no more.
+func nodePlans(d model.Domain, paths []Path) []Node {
+	nodes := make([]Node, len(d.Nodes))
+	index := make(map[string]*Node, len(d.Nodes))
+	for i, n := range d.Nodes {
+		nodes[i] = Node{
+			Name:       n.Name,
+			Block:      d.Block,
+			Address:    n.Address,
+			Locator:    n.Locator,
+			Interfaces: slices.Clone(n.Interfaces),
+		}
+		index[n.Name] = &nodes[i]
+	}
+	for _, p := range paths {
+		for _, in := range p.Ingress {
+			n := index[in.Node]
+			n.Headends = append(n.Headends, Headend{
+				PathID:   p.PathID,
+				Match:    p.Match,
+				Segments: p.Segments(),
+				Lane:     in.Lane,
+				Lanes:    in.Lanes,
+				MTU:      p.MTU,
+				Share:    p.Shares[0],
+			})
+		}
+		last := len(p.Hops) - 1
+		for j := 1; j < last; j++ {
+			n := index[p.Hops[j].Node]
+			n.Endpoints = append(n.Endpoints, Endpoint{
+				PathID:   p.PathID,
+				SID:      p.Hops[j].SID,
+				Function: p.Hops[j].Function,
+				Share:    p.Shares[j],
+			})
+		}
+		n := index[p.Hops[last].Node]
+		n.Egresses = append(n.Egresses, Egress{
+			PathID:      p.PathID,
+			SID:         p.Hops[last].SID,
+			Match:       p.Match,
+			Segments:    p.Segments(),
+			OnViolation: p.OnViolation,
+			Share:       p.Shares[last],
+			Verifier:    p.Verifier,
+		})
+	}
+	return nodes
+}
+
+// What the data path's maps hold at most.
+const (
+	HeadendsMax = 65536
+	HopsMax     = 2 * 65536
+	RulesMax    = 65536 // entries of each of the two levels of a classifier
+)
+
+// fits says whether the data path has room for a node's plan.
+func (n Node) fits() error {
+	if len(n.Headends) > HeadendsMax {
+		return fmt.Errorf("starts %d paths; a node can start %d", len(n.Headends), HeadendsMax)
+	}
+	if v := len(n.Endpoints) + len(n.Egresses); v > HopsMax {
+		return fmt.Errorf("is visited %d times by paths; a node can hold %d visits", v, HopsMax)
+	}
+	if err := rulesFit(n.HeadendRules()); err != nil {
+		return fmt.Errorf("the matches of the paths that start at it %w", err)
+	}
+	if err := rulesFit(n.GuardRules()); err != nil {
+		return fmt.Errorf("the matches of the paths that end at it %w", err)
+	}
+	return nil
+}
+
+func rulesFit(rules []Rule) error {
+	if dst, src := Classify(rules); len(dst) > RulesMax || len(src) > RulesMax {
+		return fmt.Errorf("expand to %d destinations and %d sources; a node can hold %d of each", len(dst), len(src), RulesMax)
+	}
+	return nil
+}
+
+// HeadendRules are the node's rules for traffic from outside. The target is the
+// index in Headends.
+func (n Node) HeadendRules() []Rule {
+	rules := make([]Rule, len(n.Headends))
+	for i, h := range n.Headends {
+		rules[i] = Rule{Match: h.Match, Target: uint32(i)}
+	}
+	return rules
+}
+
+// GuardRules are the node's rules for what leaves the domain at it. The target
+// is the path.
+func (n Node) GuardRules() []Rule {
+	rules := make([]Rule, len(n.Egresses))
+	for i, e := range n.Egresses {
+		rules[i] = Rule{Match: e.Match, Target: e.Path}
+	}
+	return rules
+}

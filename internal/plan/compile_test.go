@@ -1,0 +1,420 @@
+package plan
+
+import (
+	"bytes"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
+
+	"github.com/waystamp/waystamp/internal/model"
+	"github.com/waystamp/waystamp/internal/pot"
+)
+
+func compile(t testing.TB, d model.Domain, keys *Keyring) *Domain {
+	t.Helper()
+	p, err := Compile(d, keys)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+func addresses(list ...string) []netip.Addr {
+	var out []netip.Addr
+	for _, s := range list {
+		out = append(out, netip.MustParseAddr(s))
+	}
+	return out
+}
+
+func TestPaperDomainCompilesToItsPaths(t *testing.T) {
+	d := compile(t, paper(model.SchemeKeyed), NewKeyring(random(1), nil))
+	if len(d.Paths) != 2 {
+		t.Fatalf("%d paths; want 2", len(d.Paths))
+	}
+	// FNV-1a-32 of "web/forward" and "web/reverse", by another implementation.
+	for i, want := range []uint32{fnv1a("web/forward"), fnv1a("web/reverse")} {
+		if got := d.Paths[i].Path; got != want {
+			t.Errorf("paths[%d] is 0x%08x; want 0x%08x", i, got, want)
+		}
+	}
+	forward, reverse := d.Paths[0], d.Paths[1]
+	if diff := cmp.Diff(addresses("fc00:0:0:200::", "fc00:0:0:300::", "fc00:0:0:600::"), forward.Segments(), equal); diff != "" {
+		t.Errorf("forward segments (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff(addresses("fc00:0:0:301::", "fc00:0:0:201::", "fc00:0:0:100::"), reverse.Segments(), equal); diff != "" {
+		t.Errorf("reverse segments (-want +got):\n%s", diff)
+	}
+	if want := 1700 - 72 - 3*16; forward.MTU != want || reverse.MTU != want {
+		t.Errorf("MTUs %d and %d; want %d", forward.MTU, reverse.MTU, want)
+	}
+	if want := (model.Match{Source: netip.MustParsePrefix("fc00:8::/64")}); reverse.Match != want {
+		t.Errorf("reverse matches %v; want %v", reverse.Match, want)
+	}
+	var got []string
+	for _, n := range d.Nodes {
+		got = append(got, fmt.Sprintf("%s %d %d %d", n.Name, len(n.Headends), len(n.Endpoints), len(n.Egresses)))
+	}
+	if diff := cmp.Diff([]string{"r1 1 0 1", "r2 0 2 0", "r3 0 2 0", "r6 1 0 1"}, got); diff != "" {
+		t.Errorf("parts of nodes (-want +got):\n%s", diff)
+	}
+}
+
+// fnv1a is the hash as its definition says, to have a second opinion.
+func fnv1a(s string) uint32 {
+	h := uint64(2166136261)
+	for _, c := range []byte(s) {
+		h = (h ^ uint64(c)) * 16777619 % (1 << 32)
+	}
+	return uint32(h)
+}
+
+var equal = cmp.Options{
+	cmp.Comparer(func(a, b netip.Addr) bool { return a == b }),
+	cmp.Comparer(func(a, b netip.Prefix) bool { return a == b }),
+}
+
+func TestEveryCompiledPathIsSoundAndVerifies(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		d := domains().Draw(t, "domain")
+		p, err := Compile(d, NewKeyring(random(rapid.Uint64().Draw(t, "seed")), nil))
+		if err != nil {
+			t.Fatal(err)
+		}
+		taken := map[netip.Addr]bool{}
+		ids := map[uint32]bool{0: true}
+		for _, path := range p.Paths {
+			if ids[path.Path] {
+				t.Fatalf("%s %s: path id 0x%x is 0 or taken", path.Chain, path.Direction, path.Path)
+			}
+			ids[path.Path] = true
+			soundPath(t, d, path, taken)
+			verifies(t, path, rapid.Uint64Range(0, 1<<60-1).Draw(t, "rnd"))
+		}
+		for _, n := range p.Nodes {
+			if err := n.check(); err != nil {
+				t.Fatalf("node %s does not hold: %v", n.Name, err)
+			}
+		}
+	})
+}
+
+func soundPath(t *rapid.T, d model.Domain, path Path, taken map[netip.Addr]bool) {
+	i := slices.IndexFunc(d.Chains, func(c model.Chain) bool { return c.Name == path.Chain })
+	ch := d.Chains[i].Directed(path.Direction)
+	if got := len(path.Hops); got != len(ch.Functions)+2 || len(path.Shares) != got {
+		t.Fatalf("%s: %d hops and %d shares for %d functions", path.Chain, got, len(path.Shares), len(ch.Functions))
+	}
+	for j, h := range path.Hops[1:] {
+		n, _ := d.Node(h.Node)
+		if !n.Locator.Contains(h.SID) || h.SID == d.Block.Addr() || taken[h.SID] {
+			t.Fatalf("%s: SID %s of hop %d is outside %s, the block's first, or taken", path.Chain, h.SID, j+1, n.Locator)
+		}
+		taken[h.SID] = true
+		if j < len(ch.Functions) {
+			f, _ := d.Function(ch.Functions[j])
+			if h.Function != f.Name || h.Node != f.Node {
+				t.Fatalf("%s: hop %d is %s on %s; want %s on %s", path.Chain, j+1, h.Function, h.Node, f.Name, f.Node)
+			}
+		} else if h.Node != ch.Egress || h.Function != "" {
+			t.Fatalf("%s: the last hop is %q on %s; want the egress on %s", path.Chain, h.Function, h.Node, ch.Egress)
+		}
+	}
+	lane := 0
+	for j, in := range path.Ingress {
+		n, _ := d.Node(ch.Ingress[j])
+		if in.Node != n.Name || in.Address != n.Address || int(in.Lane) != lane || int(in.Lanes) != n.CPUs {
+			t.Fatalf("%s: ingress %d is %+v; want %s with lanes from %d", path.Chain, j, in, n.Name, lane)
+		}
+		lane += n.CPUs
+	}
+}
+
+// verifies walks a packet by the arithmetic of package pot: through all hops,
+// and with one hop left out.
+func verifies(t *rapid.T, path Path, rnd uint64) {
+	last := len(path.Shares) - 1
+	result := func(visits []pot.Share) pot.Result {
+		wire := pot.Values{RND: rnd}
+		for _, s := range visits {
+			wire = s.Stamp(path.Header(), wire).WireOut
+		}
+		_, r := path.Verifier.Verify(path.Shares[last], path.Header(), wire)
+		return r
+	}
+	if r := result(path.Shares[:last]); r != pot.Verified {
+		t.Fatalf("%s: all hops in order give %s", path.Chain, r)
+	}
+	for skip := range last {
+		visits := slices.Delete(slices.Clone(path.Shares[:last]), skip, skip+1)
+		if r := result(visits); r != pot.Proof {
+			t.Fatalf("%s: without position %d the verdict is %s", path.Chain, skip, r)
+		}
+	}
+}
+
+func TestNodePlanHoldsNoOtherNodesSecrets(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		d := domains().Draw(t, "domain")
+		p, err := Compile(d, NewKeyring(random(rapid.Uint64().Draw(t, "seed")), nil))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, n := range p.Nodes {
+			b, err := EncodeNode(n)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, path := range p.Paths {
+				noneOf(t, b, n.Name, path)
+			}
+		}
+	})
+}
+
+// noneOf holds that the file of a node has a secret of a path if and only if
+// the node's place in it calls for that.
+func noneOf(t *rapid.T, file []byte, node string, path Path) {
+	last := len(path.Hops) - 1
+	egress := path.Hops[last].Node == node
+	at := func(j int) bool {
+		if j == 0 {
+			return slices.ContainsFunc(path.Ingress, func(in Ingress) bool { return in.Node == node })
+		}
+		return path.Hops[j].Node == node
+	}
+	expect := func(what string, j int, secret []byte, want bool) {
+		if got := bytes.Contains(file, hex.AppendEncode(nil, secret)); got != want {
+			t.Fatalf("node %s and %s of position %d of %s, %s: in its file %v; want %v", node, what, j, path.Chain, path.Direction, got, want)
+		}
+	}
+	for j, s := range path.Shares {
+		switch path.Scheme {
+		case model.SchemeKeyed:
+			if j < last {
+				expect("the key", j, s.Key[:], at(j) || egress)
+			}
+		case model.SchemeOPoT:
+			if j < last { // the mask of the link from j to j+1: both ends have it
+				m := s.Polynomial.Down
+				expect("the mask", j, append(be64(m.RND), be64(m.CML)...), at(j) || at(j+1))
+			}
+			fallthrough
+		case model.SchemePoT:
+			expect("the share", j, be64(s.Polynomial.Share), at(j))
+		}
+	}
+	if path.Scheme != model.SchemeKeyed {
+		expect("the secret", last, be64(path.Verifier.Secret), egress)
+	}
+}
+
+func be64(n uint64) []byte {
+	b := make([]byte, 8)
+	for i := range b {
+		b[i] = byte(n >> (56 - 8*i))
+	}
+	return b
+}
+
+func TestUnchangedDomainKeepsEverything(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		d := domains().Draw(t, "domain")
+		first, err := Compile(d, NewKeyring(random(1), nil))
+		if err != nil {
+			t.Fatal(err)
+		}
+		second, err := Compile(d, NewKeyring(broken{}, first.Paths))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(first, second, equal, secrets); diff != "" {
+			t.Fatalf("the second plan differs (-first +second):\n%s", diff)
+		}
+	})
+}
+
+// broken is a source that nothing may be read from.
+type broken struct{}
+
+func (broken) Read([]byte) (int, error) { return 0, errors.New("read of random bytes") }
+
+var _ io.Reader = broken{}
+
+// secrets lets cmp look at what prints as [redacted].
+var secrets = cmp.Options{
+	cmp.Comparer(func(a, b pot.Share) bool { return a == b }),
+	cmp.Comparer(func(a, b pot.Verifier) bool { return a.Secret == b.Secret && slices.Equal(a.Keys, b.Keys) }),
+}
+
+func TestChangeElsewhereLeavesAPathAlone(t *testing.T) {
+	d := paper(model.SchemeOPoT)
+	first := compile(t, d, NewKeyring(random(1), nil))
+	d.Chains = append([]model.Chain{{
+		Name:      "first",
+		Ingress:   []string{"r1"},
+		Functions: []string{"dpi", "fw", "dpi"},
+		Egress:    "r6",
+		Match:     model.Match{Destination: netip.MustParsePrefix("fc00:9::/64")},
+	}}, d.Chains...)
+	second := compile(t, d, NewKeyring(random(2), first.Paths))
+	if diff := cmp.Diff(first.Paths, second.Paths[1:], equal, secrets); diff != "" {
+		t.Errorf("the paths that were there (-before +after):\n%s", diff)
+	}
+	sids := map[netip.Addr]bool{}
+	for _, p := range second.Paths {
+		for _, s := range p.Segments() {
+			if sids[s] {
+				t.Errorf("SID %s is given twice", s)
+			}
+			sids[s] = true
+		}
+	}
+	if got := second.Paths[0].Epoch; got != epochFirst {
+		t.Errorf("the new path starts with epoch %d; want %d", got, epochFirst)
+	}
+}
+
+func TestChangedPathGetsTheNextEpochAndFreshSecrets(t *testing.T) {
+	base := paper(model.SchemeKeyed)
+	first := compile(t, base, NewKeyring(random(1), nil))
+	for name, change := range map[string]func(*model.Domain){
+		"scheme":             func(d *model.Domain) { d.Chains[0].Proof.Scheme = model.SchemeOPoT },
+		"order of functions": func(d *model.Domain) { d.Chains[0].Functions = []string{"dpi", "fw"} },
+		"node of a function": func(d *model.Domain) { d.Functions[0].Node = "r3" },
+		"lanes of an ingress": func(d *model.Domain) {
+			d.Nodes[0].CPUs, d.Nodes[3].CPUs = 8, 8
+		},
+		"locator": func(d *model.Domain) { d.Nodes[1].Locator = netip.MustParsePrefix("fc00:0:0:f00::/56") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := paper(model.SchemeKeyed)
+			change(&d)
+			second := compile(t, d, NewKeyring(random(2), first.Paths))
+			for i, p := range second.Paths {
+				if p.Epoch != epochFirst+1 {
+					t.Errorf("%s: epoch %d; want %d", p.Direction, p.Epoch, epochFirst+1)
+				}
+				if p.Shares[0] == first.Paths[i].Shares[0] {
+					t.Errorf("%s: the headend's share is the old one", p.Direction)
+				}
+			}
+		})
+	}
+	t.Run("match and violation do not count", func(t *testing.T) {
+		d := paper(model.SchemeKeyed)
+		d.Chains[0].Match.Source = netip.MustParsePrefix("fc00:7::/64")
+		d.Chains[0].Proof.OnViolation = model.OnViolationReport
+		second := compile(t, d, NewKeyring(broken{}, first.Paths))
+		if second.Paths[0].Epoch != epochFirst || second.Paths[0].OnViolation != model.OnViolationReport {
+			t.Errorf("got epoch %d, %s", second.Paths[0].Epoch, second.Paths[0].OnViolation)
+		}
+	})
+}
+
+func TestWithoutAKeyringSecretsAreFresh(t *testing.T) {
+	first, second := compile(t, paper(model.SchemeKeyed), nil), compile(t, paper(model.SchemeKeyed), nil)
+	if first.Paths[0].Shares[0] == second.Paths[0].Shares[0] {
+		t.Error("two compilations gave the same key")
+	}
+}
+
+func TestEpochAfter255Is0(t *testing.T) {
+	first := compile(t, paper(model.SchemeKeyed), NewKeyring(random(1), nil))
+	for i := range first.Paths {
+		first.Paths[i].Epoch = 255
+	}
+	second := compile(t, paper(model.SchemeOPoT), NewKeyring(random(2), first.Paths))
+	if got := second.Paths[0].Epoch; got != 0 {
+		t.Errorf("epoch %d; want 0", got)
+	}
+}
+
+func TestCollidingPathIDsAreToldApart(t *testing.T) {
+	// Two names whose FNV-1a-32 hashes are equal, found by search.
+	a, b := collision(t)
+	paths := []Path{{PathID: PathID{Chain: a}}, {PathID: PathID{Chain: b}}}
+	assignPathIDs(paths)
+	if paths[0].Path == paths[1].Path {
+		t.Fatalf("%s and %s both have 0x%08x", a, b, paths[0].Path)
+	}
+	swapped := []Path{paths[1], paths[0]}
+	assignPathIDs(swapped)
+	if swapped[0].Path != paths[1].Path || swapped[1].Path != paths[0].Path {
+		t.Error("ids depend on the order in the file")
+	}
+}
+
+func collision(t *testing.T) (string, string) {
+	seen := map[uint32]string{}
+	for i := range 2_000_000 {
+		name := fmt.Sprintf("c%d", i)
+		h := fnv1a(name + "/forward")
+		if other, ok := seen[h]; ok {
+			return other, name
+		}
+		seen[h] = name
+	}
+	t.Fatal("no two names collide")
+	return "", ""
+}
+
+func TestCompileRefusesWhatCannotBeBuilt(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(*model.Domain)
+		want   string
+	}{
+		"unknown ingress":  {func(d *model.Domain) { d.Chains[0].Ingress = []string{"r9"} }, `node "r9" does not exist`},
+		"unknown function": {func(d *model.Domain) { d.Chains[0].Functions = []string{"x"} }, `function "x" does not exist`},
+		"function nowhere": {func(d *model.Domain) { d.Functions[0].Node = "r9" }, `node "r9" of function fw does not exist`},
+		"no ingress":       {func(d *model.Domain) { d.Chains[0].Ingress = nil }, "no ingress"},
+		"no functions":     {func(d *model.Domain) { d.Chains[0].Functions = nil }, "no functions"},
+		"too long":         {func(d *model.Domain) { d.Chains[0].Functions = slices.Repeat([]string{"fw"}, 16) }, "16 functions"},
+		"there and back":   {func(d *model.Domain) { d.Chains[0].Egress = "r1" }, "is ingress and egress"},
+		"reverse of many":  {func(d *model.Domain) { d.Chains[0].Ingress = []string{"r1", "r2"} }, "has no reverse"},
+		"keyed-flow":       {func(d *model.Domain) { d.Chains[0].Proof.Scheme = model.SchemeKeyedFlow }, "not available yet"},
+		"lanes": {func(d *model.Domain) {
+			d.Chains[0].Both, d.Chains[0].Ingress = false, []string{"r1", "r2"}
+			d.Nodes[0].CPUs, d.Nodes[1].CPUs = 4000, 97
+		}, "4097 CPUs"},
+		"mtu":  {func(d *model.Domain) { d.Nodes[1].Interfaces[0].MTU = 1280 + 72 + 48 - 1 }, "raise the MTU to 1400"},
+		"room": {func(d *model.Domain) { d.Nodes[1].Locator = netip.MustParsePrefix("fc00:0:0:200::/64") }, "node r2: its locator fc00:0:0:200::/64 has no SID left for chain web"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := paper(model.SchemeKeyed)
+			c.change(&d)
+			_, err := Compile(d, NewKeyring(random(1), nil))
+			if err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("error %v; want %q in it", err, c.want)
+			}
+		})
+	}
+	t.Run("just enough MTU", func(t *testing.T) {
+		d := paper(model.SchemeKeyed)
+		d.Nodes[1].Interfaces[0].MTU = 1280 + 72 + 48
+		if p := compile(t, d, NewKeyring(random(1), nil)); p.Paths[0].MTU != 1280 {
+			t.Errorf("MTU %d; want 1280", p.Paths[0].MTU)
+		}
+	})
+}
+
+func TestInstance0OfTheBlockIsNoSID(t *testing.T) {
+	d := paper(model.SchemeKeyed)
+	d.Nodes[1].Locator = netip.MustParsePrefix("fc00::/63")
+	if _, err := Compile(d, NewKeyring(random(1), nil)); err == nil {
+		t.Error("two visits fit into instances 0 and 1; want an error")
+	}
+	d.Chains[0].Both = false
+	p := compile(t, d, NewKeyring(random(1), nil))
+	if want := netip.MustParseAddr("fc00:0:0:1::"); p.Paths[0].Hops[1].SID != want {
+		t.Errorf("SID %s; want %s", p.Paths[0].Hops[1].SID, want)
+	}
+}

@@ -1,0 +1,84 @@
+package plan
+
+import (
+	"fmt"
+	"io"
+	"net/netip"
+	"slices"
+
+	"github.com/waystamp/waystamp/internal/model"
+	"github.com/waystamp/waystamp/internal/pot"
+)
+
+// epochFirst is the epoch of a path that is new.
+const epochFirst = 1
+
+// Keyring keeps what must outlive a compilation, and makes what is new. A path
+// whose hops and headends did not change keeps its SIDs, epoch and secrets; one
+// that changed gets the next epoch and fresh secrets, since a node that is not
+// on it any more knows the old ones.
+type Keyring struct {
+	random io.Reader
+	paths  map[direction]Path
+}
+
+// direction names a path by what the operator wrote.
+type direction struct {
+	chain string
+	is    model.Direction
+}
+
+// NewKeyring makes a keyring from the paths of the last compilation, nil if
+// there was none, and a source of random bytes: crypto/rand.Reader but in
+// tests. It keeps references to the paths.
+func NewKeyring(random io.Reader, last []Path) *Keyring {
+	k := &Keyring{random: random, paths: make(map[direction]Path, len(last))}
+	for _, p := range last {
+		k.paths[p.direction()] = p
+	}
+	return k
+}
+
+func (p PathID) direction() direction { return direction{p.Chain, p.Direction} }
+
+// sids are those of the last compilation if the path still visits the same
+// functions, on nodes whose locators still hold them.
+func (k *Keyring) sids(p Path, locators map[string]netip.Prefix) ([]netip.Addr, bool) {
+	last, ok := k.paths[p.direction()]
+	if !ok || len(last.Hops) != len(p.Hops) {
+		return nil, false
+	}
+	for i, h := range last.Hops[1:] {
+		now := p.Hops[i+1]
+		if h.Node != now.Node || h.Function != now.Function || !locators[now.Node].Contains(h.SID) {
+			return nil, false
+		}
+	}
+	return last.Segments(), true
+}
+
+// secrets fills in epoch, shares and verifier of a path that is otherwise
+// complete.
+func (k *Keyring) secrets(p *Path) error {
+	p.Epoch = epochFirst
+	if last, ok := k.paths[p.direction()]; ok {
+		if last.sameSecrets(*p) {
+			p.Epoch, p.Shares, p.Verifier = last.Epoch, last.Shares, last.Verifier
+			return nil
+		}
+		p.Epoch = last.Epoch + 1 // after 255 comes 0
+	}
+	var err error
+	p.Shares, p.Verifier, err = pot.Generate(k.random, p.Scheme, len(p.Hops))
+	if err != nil {
+		return fmt.Errorf("chain %s, %s: %w", p.Chain, p.Direction, err)
+	}
+	return nil
+}
+
+// sameSecrets says whether the secrets of p serve q: the same positions at the
+// same places, and no lane that another headend has used numbers of.
+func (p Path) sameSecrets(q Path) bool {
+	return p.Path == q.Path && p.Scheme == q.Scheme && len(p.Shares) == len(q.Hops) &&
+		slices.Equal(p.Hops, q.Hops) && slices.Equal(p.Ingress, q.Ingress)
+}

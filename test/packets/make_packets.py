@@ -1,0 +1,984 @@
+#!/usr/bin/env python3
+"""Makes the test packets of this directory, with Scapy and nothing of waystamp.
+
+    apt-get install python3-scapy
+    /usr/bin/python3 make_packets.py        # writes world.json and *.txt here
+
+The proofs are computed here a third time, beside the Go model and the programs
+in bpf/, from DESIGN section 4 and the reference code of SipHash, so that three
+writers must agree. Scapy builds every header; TLVs are raw bytes, because
+Scapy's SRH TLVs are not RFC 8754's. The output depends on nothing but this
+file: a second run changes nothing.
+
+The world: a headend r1, nodes r2 and r3 with functions, an egress r6, and some
+paths between them. world.json says it to Go. In a packet file a block is one
+packet:
+
+    name:   unique over all files
+    note:   what is special about it
+    node:   where it arrives; "unarmed" behind the name: programs, but no plan
+    port:   core, edge, or edge-drop (unmatched: drop)
+    counter: (edge) the number that the headend gives it, on CPU 0
+    frames: (edge) frames in the super-packet, if not 1
+    expect: pass, forward, deliver, or drop REASON
+    report: reasons that are reported while the packet goes on
+    frame:  the bytes, from the Ethernet header
+    out:    for forward: what is sent, from the IPv6 header; a headend's flow
+            label is zero here, and anything but zero on the wire
+"""
+import hashlib
+import json
+import os
+import struct
+
+from scapy.layers.inet import TCP, UDP, IP
+from scapy.layers.inet6 import (IPv6, ICMPv6EchoRequest, ICMPv6ND_NS,
+                                IPv6ExtHdrSegmentRouting,
+                                IPv6ExtHdrDestOpt, IPv6ExtHdrRouting)
+from scapy.layers.l2 import ARP, Ether
+from scapy.packet import Raw
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+M64 = (1 << 64) - 1
+
+# --- SipHash-2-4 and the two kinds of proof, from their papers ---------------
+
+
+def rotl(x, b):
+    return ((x << b) | (x >> (64 - b))) & M64
+
+
+def siphash24(key, msg):
+    """The 8 bytes of the reference code."""
+    k0, k1 = struct.unpack("<QQ", key)
+    v = [k0 ^ 0x736f6d6570736575, k1 ^ 0x646f72616e646f6d,
+         k0 ^ 0x6c7967656e657261, k1 ^ 0x7465646279746573]
+
+    def rounds(n):
+        for _ in range(n):
+            v[0] = (v[0] + v[1]) & M64
+            v[1] = rotl(v[1], 13) ^ v[0]
+            v[0] = rotl(v[0], 32)
+            v[2] = (v[2] + v[3]) & M64
+            v[3] = rotl(v[3], 16) ^ v[2]
+            v[0] = (v[0] + v[3]) & M64
+            v[3] = rotl(v[3], 21) ^ v[0]
+            v[2] = (v[2] + v[1]) & M64
+            v[1] = rotl(v[1], 17) ^ v[2]
+            v[2] = rotl(v[2], 32)
+
+    tail = msg[len(msg) - len(msg) % 8:]
+    last = tail + bytes(7 - len(tail)) + bytes([len(msg) & 0xff])
+    for i in range(0, len(msg) - len(tail), 8):
+        m = struct.unpack("<Q", msg[i:i + 8])[0]
+        v[3] ^= m
+        rounds(2)
+        v[0] ^= m
+    m = struct.unpack("<Q", last)[0]
+    v[3] ^= m
+    rounds(2)
+    v[0] ^= m
+    v[2] ^= 0xff
+    rounds(4)
+    return struct.pack("<Q", v[0] ^ v[1] ^ v[2] ^ v[3])
+
+
+# The vector of the SipHash paper, appendix A.
+assert siphash24(bytes(range(16)), bytes(range(15))) == bytes.fromhex(
+    "e545be4961ca29a1")
+
+POT, OPOT, KEYED = 0, 1, 2
+PRIME = (1 << 61) - 1
+
+
+def secret(*what):
+    return hashlib.sha256("/".join(map(str, what)).encode()).digest()
+
+
+def number(*what):
+    return int.from_bytes(secret(*what)[:8], "big")
+
+
+class Path:
+    """One direction of one chain with the secrets of all its positions."""
+
+    def __init__(self, chain, path, epoch, scheme, visits, destination,
+                 source="::/0", on_violation="drop", mtu=0):
+        self.chain, self.path, self.epoch = chain, path, epoch
+        self.scheme, self.on_violation = scheme, on_violation
+        self.destination, self.source = destination, source
+        self.mtu = mtu  # of inner packets; 0: not known
+        self.visits = visits  # (node, function, SID), the headend first
+        k = len(visits)
+        tag = (chain, epoch)
+        self.keys = [secret("key", *tag, j)[:16] for j in range(k - 1)]
+        if scheme == KEYED:
+            return
+        p = PRIME
+        xs = [number("x", *tag, j) % p for j in range(k)]
+        f1 = [number("f1", *tag, j) % p for j in range(k)]
+        f2 = [0] + [number("f2", *tag, j) % p for j in range(1, k)]
+        self.s = f1[0]
+
+        def at(f, x):
+            return sum(c * pow(x, i, p) for i, c in enumerate(f)) % p
+
+        self.share = [at(f1, x) for x in xs]
+        self.public = [at(f2, x) for x in xs]
+        self.lpc = []
+        for j in range(k):
+            lpc = 1
+            for i in range(k):
+                if i != j:
+                    lpc = lpc * xs[i] * pow(xs[i] - xs[j], -1, p) % p
+            self.lpc.append(lpc)
+        self.mask = [(0, 0)] * (k - 1)  # of the link behind position j
+        if scheme == OPOT:
+            self.mask = [(number("rnd mask", *tag, j),
+                          number("cml mask", *tag, j)) for j in range(k - 1)]
+
+    def sid(self, position):
+        return self.visits[position][2]
+
+    def segments(self):
+        return [v[2] for v in self.visits[1:]]
+
+    def up(self, j):
+        return self.mask[j - 1] if j > 0 else (0, 0)
+
+    def down(self, j):
+        return self.mask[j] if j < len(self.mask) else (0, 0)
+
+    def stamp(self, j, rnd, cml):
+        """What position j makes of the values on the wire."""
+        if self.scheme == KEYED:
+            m = struct.pack(">QQBBIB", rnd, cml, self.scheme, self.epoch,
+                            self.path, j)
+            assert len(m) == 23
+            return rnd, struct.unpack(">Q", siphash24(self.keys[j], m))[0]
+        rnd, cml = rnd ^ self.up(j)[0], cml ^ self.up(j)[1]
+        cml = (cml + (self.share[j] + self.public[j] + rnd) * self.lpc[j]) \
+            % PRIME
+        return rnd ^ self.down(j)[0], cml ^ self.down(j)[1]
+
+    def values(self, before, rnd):
+        """RND and CML on the wire, as they reach position before."""
+        return self.values_of(range(before), rnd)
+
+    def values_of(self, order, rnd):
+        """The same after the positions of order, and only they, stamped."""
+        cml = 0
+        for j in order:
+            rnd, cml = self.stamp(j, rnd, cml)
+        return rnd, cml
+
+    def verifies(self, rnd, cml):
+        k = len(self.visits)
+        if self.scheme == KEYED:
+            return self.values(k - 1, rnd) == (rnd, cml)
+        r, c = self.stamp(k - 1, rnd, cml)
+        return c == (r + self.s) % PRIME
+
+    def tlv(self, values, path=None, epoch=None, scheme=None):
+        return struct.pack(">BBBBIQQ", 252, 22,
+                           self.scheme if scheme is None else scheme,
+                           self.epoch if epoch is None else epoch,
+                           self.path if path is None else path, *values)
+
+    def world(self):
+        w = {"chain": self.chain, "path": self.path, "epoch": self.epoch,
+             "scheme": ["pot", "opot", "keyed"][self.scheme],
+             "on_violation": self.on_violation,
+             "destination": self.destination, "source": self.source,
+             "mtu": self.mtu,
+             "hops": [{"node": n, "function": f, "sid": s}
+                      for n, f, s in self.visits]}
+        if self.scheme == KEYED:
+            w["keys"] = [k.hex() for k in self.keys]
+            return w
+        h = "0x%x"
+        w["prime"], w["secret"] = h % PRIME, h % self.s
+        w["polynomials"] = [
+            {"share": h % self.share[j], "public": h % self.public[j],
+             "lpc": h % self.lpc[j],
+             "up": [h % x for x in self.up(j)],
+             "down": [h % x for x in self.down(j)]}
+            for j in range(len(self.visits))]
+        return w
+
+
+# --- the world ----------------------------------------------------------------
+
+NODES = [
+    {"name": "r1", "address": "fc00:1::1", "locator": "fc00:0:0:100::/56"},
+    {"name": "r2", "address": "fc00:1::2", "locator": "fc00:0:0:200::/56"},
+    {"name": "r3", "address": "fc00:1::3", "locator": "fc00:0:0:300::/56"},
+    {"name": "r6", "address": "fc00:1::6", "locator": "fc00:0:0:600::/56"},
+]
+# Own addresses beside the node's.
+LOCAL = {"r1": ["fc00:7::1", "192.0.2.254"], "r6": ["fc00:8::1"]}
+H1, H2 = "fc00:7::2", "fc00:8::2"
+
+
+def sid(n):
+    return "fc00:0:0:%x::" % n
+
+
+def through(*visits):
+    return [("r1", "", "")] + [("r%x" % (s >> 8), f, sid(s))
+                               for f, s in visits]
+
+
+web = Path("web", 0x5eed0001, 1, KEYED,
+           through(("fw", 0x201), ("dpi", 0x301), ("", 0x601)), "fc00:8::/64")
+web2 = Path("web", 0x5eed0001, 2, KEYED, web.visits, web.destination)
+ordered = Path("ordered", 0x5eed0002, 3, OPOT,
+               through(("fw", 0x202), ("dpi", 0x302), ("", 0x602)),
+               "fc00:9::/64")
+unordered = Path("unordered", 0x5eed0003, 255, POT,
+                 through(("fw", 0x203), ("dpi", 0x303), ("", 0x603)),
+                 "fc00:a::/64")
+direct = Path("direct", 0x5eed0004, 0, KEYED, through(("", 0x604)),
+              "fc00:b::/64", mtu=1300)
+# 16 segments: odd positions at r2, even ones at r3.
+longest = Path("longest", 0x5eed0005, 1, KEYED,
+               through(*[("fw", 0x210 + j) if j % 2 else ("dpi", 0x310 + j)
+                         for j in range(1, 16)], ("", 0x605)), "fc00:c::/64")
+# Two functions on r2, then r2 is the egress too.
+local = Path("local", 0x5eed0006, 1, KEYED,
+             through(("fw", 0x206), ("cache", 0x207), ("", 0x208)),
+             "fc00:d::/64")
+# Two functions on r2, then on.
+twice = Path("twice", 0x5eed0007, 1, OPOT,
+             through(("fw", 0x209), ("cache", 0x20a), ("", 0x607)),
+             "fc00:e::/64")
+report = Path("report", 0x5eed0008, 1, OPOT,
+              through(("fw", 0x20b), ("", 0x608)), "fc00:f::/64",
+              on_violation="report")
+# The same destination as web; only from this source.
+special = Path("special", 0x5eed0009, 1, KEYED,
+               through(("dpi", 0x309), ("", 0x609)), "fc00:8::/64",
+               source="fc00:7:0:0:5::/80")
+PATHS = [web, web2, ordered, unordered, direct, longest, local, twice, report,
+         special]
+LANE, LANES = 5, 4  # of r1, on every path
+
+
+def rnd(counter, frames=1, lane=LANE):
+    return lane << 48 | (frames - 1) << 42 | counter
+
+
+# --- packets ------------------------------------------------------------------
+
+ETHER = dict(dst="02:00:00:00:00:02", src="02:00:00:00:00:01")
+
+
+def ether(payload, **kw):
+    return bytes(Ether(**{**ETHER, "type": 0x86dd, **kw}) / payload)
+
+
+def inner(dst=H2, src=H1, hlim=63, tc=0, fl=0x12345, what=None):
+    return bytes(IPv6(src=src, dst=dst, hlim=hlim, tc=tc, fl=fl) / (
+        what or UDP(sport=4242, dport=53) / Raw(b"waystamp")))
+
+
+def host(path):
+    return path.destination.replace("/64", "2")
+
+
+def srh(segments, sl, tlvs, nh=41, last_entry=None, hdrlen=None, typ=4,
+        tag=0, flags=0):
+    """segments: in the order of the visit."""
+    n = 16 * len(segments) + len(tlvs)
+    assert n % 8 == 0 or hdrlen is not None
+    return bytes(IPv6ExtHdrSegmentRouting(
+        nh=nh, len=n // 8 if hdrlen is None else hdrlen, type=typ, segleft=sl,
+        lastentry=len(segments) - 1 if last_entry is None else last_entry,
+        unused1=flags >> 7, protected=flags >> 6 & 1, oam=flags >> 5 & 1,
+        alert=flags >> 4 & 1, hmac=flags >> 3 & 1, unused2=flags & 7,
+        tag=tag, addresses=segments[::-1])) + tlvs
+
+
+def outer(dst, payload, hlim=64, tc=0, fl=0xabcde, src="fc00:1::1", nh=43):
+    return bytes(IPv6(src=src, dst=dst, hlim=hlim, tc=tc, fl=fl, nh=nh) /
+                 Raw(payload))
+
+
+def carried(path, position, values=None, carries=None, tlvs=None, dst=None,
+            hlim=63, tc=0, fl=0xabcde, behind=None, **kw):
+    """A packet on path as it reaches position, but for what is given."""
+    segs = path.segments()
+    if values is None:
+        values = path.values(position, rnd(7))
+    if tlvs is None:
+        tlvs = path.tlv(values)
+    kw.setdefault("segments", segs)
+    kw.setdefault("sl", len(segs) - position)
+    if behind is None:
+        behind = carries or inner(dst=host(path))
+    return outer(dst or path.sid(position), srh(tlvs=tlvs, **kw) + behind,
+                 hlim=hlim, tc=tc, fl=fl)
+
+
+def cut(packet, n):
+    """Its first n bytes, with a payload length that says so."""
+    return packet[:4] + struct.pack(">H", n - 40) + packet[6:n]
+
+
+def decremented(packet):
+    return packet[:7] + bytes([packet[7] - 1]) + packet[8:]
+
+
+class File:
+    def __init__(self, name, theme):
+        self.name, self.theme, self.blocks = name, theme, []
+
+    def add(self, name, packet, note, node="r2", port="core",
+            expect="forward", report=None, out=None, frame=None, counter=None,
+            frames=None, **kw):
+        b = ["name: " + name, "note: " + note, "node: " + node,
+             "port: " + port]
+        if counter is not None:
+            b.append("counter: %d" % counter)
+        if frames is not None:
+            b.append("frames: %d" % frames)
+        b.append("expect: " + expect)
+        if report:
+            b.append("report: " + report)
+        b.append(lines("frame", frame or ether(packet, **kw)))
+        assert (expect == "forward") == (out is not None), name
+        if out is not None:
+            b.append(lines("out", out))
+        self.blocks.append("\n".join(b))
+
+    def drop(self, name, reason, packet, note, **kw):
+        self.add(name, packet, note, expect="drop " + reason, **kw)
+
+    def write(self):
+        with open(os.path.join(HERE, self.name + ".txt"), "w") as f:
+            f.write("# %s\n# Made by make_packets.py; do not edit.\n\n" %
+                    self.theme)
+            f.write("\n\n".join(self.blocks) + "\n")
+
+
+def lines(key, b):
+    h, w = b.hex(), 96
+    return "\n".join(["%s:" % key] + ["  " + h[i:i + w]
+                                      for i in range(0, len(h), w)])
+
+
+def hop(f, name, path, position, note, node=None, **kw):
+    """A good packet through one position, with what it becomes there."""
+    node = node or path.visits[position][0]
+    here = carried(path, position, hlim=63, **kw)
+    if position == len(path.visits) - 1:
+        out = decremented(kw.get("carries") or inner(dst=host(path)))
+    else:
+        out = carried(path, position + 1, hlim=62, **kw)
+    f.add(name, here, note, node=node, out=out)
+
+
+def good():
+    f = File("good", "Packets that are as they should be, at every position.")
+    for path in (web, ordered, unordered):
+        for position in (1, 2, 3):
+            hop(f, "%s-%d" % (path.chain, position), path, position,
+                "%s, position %d of 3" % (path.world()["scheme"], position))
+    hop(f, "web-epoch2-1", web2, 1, "another epoch of the same path")
+    hop(f, "web-epoch2-3", web2, 3, "another epoch of the same path")
+    hop(f, "direct-1", direct, 1, "one segment")
+    hop(f, "report-1", report, 1, "two segments")
+    hop(f, "report-2", report, 2, "two segments")
+    for position in (1, 2, 15, 16):
+        hop(f, "longest-%d" % position, longest, position, "16 segments")
+    hop(f, "special-2", special, 2, "a chain that takes only one source",
+        carries=inner(src="fc00:7::5:0:0:2"))
+    f.add("twice", carried(twice, 1), "two functions on one node: both stamp, "
+          "the hop limit is decremented once", out=carried(twice, 3, hlim=62))
+    f.add("local", carried(local, 1), "two functions and the egress on one "
+          "node", out=decremented(inner(dst=host(local))))
+    f.add("local-2", carried(local, 2), "comes in at the second function",
+          out=decremented(inner(dst=host(local))))
+    hop(f, "fields-kept", web, 1, "traffic class, flow label, tag and flags "
+        "of others stay", tc=0xb9, fl=0xfffff, tag=0xbeef, flags=0x2a)
+    f.add("argument", carried(web, 1, dst="fc00:0:0:201:1:2:3:4"),
+          "the SID's lower 64 bits are an argument and not part of the key",
+          out=carried(web, 2, hlim=62))
+    for k, length in (("empty", 0), ("full", 1200)):
+        hop(f, "inner-" + k, web, 3, "%d bytes in the inner packet" % length,
+            carries=bytes(IPv6(src=H1, dst=H2, hlim=63, nh=59) /
+                          Raw(bytes(length))))
+    hop(f, "inner-tcp", web, 3, "TCP inside", carries=inner(
+        what=TCP(sport=1, dport=80, flags="S", options=[("MSS", 1440)])))
+    hop(f, "inner-ping", web, 3, "ICMPv6 inside", carries=inner(
+        what=ICMPv6EchoRequest(id=1, seq=2, data=b"abc")))
+    f.add("inner-for-the-egress", carried(web, 3, carries=inner(
+        dst="fc00:8::1")), "the inner packet is addressed to the egress "
+        "itself", node="r6", expect="deliver")
+    f.add("hop-limit-2", carried(web, 1, hlim=2), "the last hop limit that "
+          "can be forwarded", out=carried(web, 2, hlim=1))
+    f.add("egress-hop-limit-1", carried(web, 3, hlim=1), "the outer hop limit "
+          "does not matter where the outer header ends", node="r6",
+          out=decremented(inner()))
+    f.add("egress-inner-hop-limit-2", carried(web, 3, carries=inner(hlim=2)),
+          "the last inner hop limit that can be forwarded", node="r6",
+          out=inner(hlim=1))
+    f.add("padded-frame", carried(web, 1) + bytes(6), "bytes behind the packet, as "
+          "Ethernet pads", out=carried(web, 2, hlim=62) + bytes(6))
+    big = (1 << 64) - 1
+    for path in (web, ordered, unordered):
+        kind = path.world()["scheme"]
+        for label, v in (("ones", (big, big)), ("zero", (0, 0)),
+                         ("prime", (PRIME, PRIME))):
+            f.add("transit-%s-%s" % (kind, label), carried(path, 2, values=v),
+                  "transit hops stamp whatever they find", node="r3",
+                  out=carried(path, 3, values=path.stamp(2, *v), hlim=62))
+    return f
+
+
+def tlvs():
+    f = File("tlvs", "The TLVs behind the segment list.")
+    pad1, pad5 = b"\0", b"\x04\x05" + bytes(5)
+    foreign = bytes.fromhex("800611223344aabb")  # type 128, length 6
+    unknown = bytes.fromhex("7e0e") + bytes(range(14))
+    hmac = bytes.fromhex("0526000000000001") + bytes(range(32))
+
+    def both(name, note, before, after):
+        def at(position, hlim):
+            return carried(web, position, hlim=hlim, tlvs=before + web.tlv(
+                web.values(position, rnd(7))) + after)
+        f.add(name + "-2", at(2, 63), note, node="r3", out=at(3, 62))
+        f.add(name + "-3", at(3, 63), note + ", at the egress", node="r6",
+              out=decremented(inner()))
+
+    both("pad1-before", "eight Pad1 before the proof", pad1 * 8, b"")
+    both("padn-before", "PadN and Pad1 before the proof", pad5 + pad1, b"")
+    both("pad-after", "padding behind the proof", b"", pad5 + pad1)
+    both("foreign-before", "an unknown mutable TLV before", foreign, b"")
+    both("foreign-after", "an unknown TLV behind", b"", unknown)
+    both("hmac-before", "an HMAC TLV that nobody here checks", hmac, b"")
+    both("empty-tlv", "a TLV without a value", b"\x7d\0" + pad1 * 6, b"")
+    both("most-tlvs", "128 bytes of TLVs", pad1 * 104, b"")
+
+    good = web.tlv(web.values(1, rnd(7)))
+    f.drop("tlv-missing", "TLV_MISSING", carried(web, 1, tlvs=b""),
+           "no TLV at all")
+    f.drop("tlv-missing-others", "TLV_MISSING", carried(web, 1, tlvs=foreign),
+           "only another TLV")
+    f.drop("tlv-missing-plain-h-encaps", "TLV_MISSING", carried(
+        web, 3, tlvs=b""), "what the kernel's own H.Encaps makes", node="r6")
+    f.drop("tlv-type", "TLV_MISSING", carried(
+        web, 1, tlvs=b"\x7c" + good[1:]), "type 124: not ours")
+    f.drop("tlv-inside-another", "TLV_MISSING", carried(
+        web, 1, tlvs=b"\x80\x1e" + bytes(6) + good), "the proof's bytes are "
+        "the value of another TLV")
+    f.drop("tlv-duplicate", "TLV_DUPLICATE", carried(web, 1, tlvs=good + good),
+           "twice the same proof")
+    f.drop("tlv-duplicate-apart", "TLV_DUPLICATE", carried(
+        web, 1, tlvs=good + foreign + web2.tlv((1, 2))),
+        "another proof behind another TLV")
+    f.drop("tlv-length-21", "TLV_LENGTH", carried(
+        web, 1, tlvs=good[:1] + b"\x15" + good[2:23] + pad1), "length 21")
+    f.drop("tlv-length-23", "TLV_LENGTH", carried(
+        web, 1, tlvs=good[:1] + b"\x17" + good[2:] + pad1 * 8), "length 23")
+    f.drop("tlv-length-0", "TLV_LENGTH", carried(
+        web, 1, tlvs=good[:1] + pad1 * 7), "length 0")
+    f.drop("tlv-unaligned", "TLV_ALIGNMENT", carried(
+        web, 1, tlvs=pad1 * 4 + good + pad1 * 4), "at 4 modulo 8")
+    f.drop("tlv-unaligned-1", "TLV_ALIGNMENT", carried(
+        web, 1, tlvs=pad1 + good + pad5), "at 1 modulo 8")
+    f.drop("tlv-overrun", "TLV_OVERRUN", carried(web, 1, tlvs=good[:16]),
+           "the header ends inside the proof")
+    f.drop("tlv-overrun-type", "TLV_OVERRUN", carried(
+        web, 1, tlvs=good + pad1 * 7 + b"\xfc"), "a type without a length "
+        "behind a good proof")
+    f.drop("tlv-overrun-foreign", "TLV_OVERRUN", carried(
+        web, 1, tlvs=good + b"\x80\x07" + bytes(6)), "another TLV one byte too "
+        "long, behind a good proof")
+    f.drop("tlv-overrun-before", "TLV_OVERRUN", carried(
+        web, 1, tlvs=b"\x80\xff" + bytes(6) + good), "another TLV that would "
+        "swallow the proof and more")
+    f.drop("tlvs-136-bytes", "SRH_TOO_LONG", carried(
+        web, 1, tlvs=good + pad1 * 112), "136 bytes of TLVs")
+    return f
+
+
+def headers():
+    f = File("headers", "What can be wrong with the headers of a packet that "
+             "is addressed to a SID.")
+    good = carried(web, 1)
+    tlv = web.tlv(web.values(1, rnd(7)))
+    at = 40  # where the SRH starts
+    size = 8 + 48 + 24
+    f.drop("ipv6-truncated", "TRUNCATED", good[:39], "39 bytes of IPv6 header")
+    f.drop("ipv6-missing", "TRUNCATED", b"", "an Ethernet header alone")
+    f.add("version-4", b"\x46" + good[1:], "version 4 under IPv6's ethertype: "
+          "the kernel's matter", expect="pass")
+    f.drop("no-srh-udp", "NO_SRH", outer(
+        web.sid(1), bytes(UDP(sport=1, dport=2)), nh=17), "UDP to a SID")
+    f.drop("no-srh-ipv6", "NO_SRH", outer(web.sid(3), inner(), nh=41),
+           "IPv6 in IPv6 to the egress SID: never stamped", node="r6")
+    f.drop("no-srh-destopt", "NO_SRH", outer(
+        web.sid(1), bytes(IPv6ExtHdrDestOpt(nh=43)) + good[at:], nh=60),
+        "destination options before the SRH")
+    f.drop("no-srh-hopopt", "NO_SRH", outer(
+        web.sid(1), bytes.fromhex("2b00010400000000") + good[at:], nh=0),
+        "hop-by-hop options before the SRH")
+    f.drop("no-srh-fragment", "NO_SRH", outer(
+        web.sid(1), bytes.fromhex("2b00000100000001") + good[at:], nh=44),
+        "a fragment header before the SRH")
+    f.drop("locator-itself", "NO_SRH", outer(
+        "fc00:0:0:200::", bytes(UDP(sport=1, dport=2)), nh=17),
+        "UDP to an address in the locator that is no SID")
+    f.drop("routing-type-2", "ROUTING_TYPE", outer(web.sid(1), bytes(
+        IPv6ExtHdrRouting(nh=59, type=2, segleft=1, addresses=[H2]))),
+        "a routing header of type 2")
+    f.drop("routing-type-0", "ROUTING_TYPE", carried(web, 1, typ=0),
+           "an SRH that says type 0")
+    for n, note in ((0, "nothing behind the IPv6 header"),
+                    (7, "7 bytes of SRH"), (8, "no segment list"),
+                    (size - 1, "one byte short")):
+        f.drop("srh-truncated-%d" % n, "SRH_TRUNCATED", cut(good, at + n),
+               note)
+    f.drop("payload-length", "PAYLOAD_LENGTH", good[:-1], "the last byte of "
+           "the inner packet is missing")
+    f.drop("payload-length-at-srh", "PAYLOAD_LENGTH", good[:at + 7],
+           "cut within the SRH, which the payload length tells first")
+    f.drop("payload-length-no-srh", "PAYLOAD_LENGTH", outer(
+        web.sid(1), bytes(UDP(sport=1, dport=2)), nh=17)[:-1],
+        "cut, and without an SRH")
+    f.drop("payload-length-egress", "PAYLOAD_LENGTH", carried(web, 3)[:-1],
+           "cut on its way", node="r6")
+    zero = good[:4] + bytes(2) + good[6:]
+    f.add("payload-length-0", zero, "payload length 0, as a jumbo "
+          "super-packet has", out=carried(web, 2, hlim=62)[:4] + bytes(2) +
+          carried(web, 2, hlim=62)[6:])
+    f.drop("srh-hdrlen-255", "SRH_TRUNCATED", carried(web, 1, hdrlen=255),
+           "Hdr Ext Len beyond the packet")
+    f.drop("last-entry-3", "SRH_LAST_ENTRY", carried(
+        web, 1, tlvs=b"", last_entry=3), "Last Entry 3 with three segments")
+    f.drop("last-entry-4", "SRH_LAST_ENTRY", carried(web, 1, last_entry=4),
+           "a fifth segment that only half fits, in the TLVs' place")
+    f.drop("last-entry-255", "SRH_LAST_ENTRY", carried(web, 1, last_entry=255),
+           "Last Entry 255")
+    f.drop("hdrlen-0", "SRH_LAST_ENTRY", carried(
+        web, 1, hdrlen=0, last_entry=0), "an SRH without any room")
+    f.drop("hdrlen-1", "SRH_LAST_ENTRY", carried(
+        web, 1, hdrlen=1, last_entry=0), "room for half a segment")
+    f.drop("segments-left-4", "SRH_SEGMENTS_LEFT", carried(web, 1, sl=4),
+           "Segments Left one beyond Last Entry + 1")
+    f.drop("segments-left-255", "SRH_SEGMENTS_LEFT", carried(web, 1, sl=255),
+           "Segments Left 255")
+    segs = web.segments()
+    here = carried(web, 1, segments=segs[1:], sl=2)
+    f.add("reduced", here, "a reduced SRH: Segments Left is Last Entry + 1, "
+          "the first segment stands in no list",
+          out=carried(web, 2, segments=segs[1:], sl=1, hlim=62))
+    f.drop("reduced-at-egress", "SEGMENTS", carried(
+        web, 3, segments=segs[1:]), "the proof is right, the list lacks its "
+        "first segment", node="r6")
+    seventeen = [sid(0x700 + i) for i in range(14)] + segs
+    f.drop("segments-17", "SRH_TOO_LONG", carried(
+        web, 1, segments=seventeen, sl=2), "17 segments")
+    full = srh(segs, 2, b"\0" * 128 + tlv) + inner()
+    f.drop("tlvs-152", "SRH_TOO_LONG", outer(web.sid(1), full, hlim=63),
+           "152 bytes of TLVs")
+    most = [sid(0x700 + i) for i in range(13)] + segs
+    f.add("segments-16-foreign", carried(web, 1, segments=most, sl=2),
+          "16 segments, most of them not ours: only the egress judges lists",
+          out=carried(web, 2, segments=most, sl=1, hlim=62))
+    f.drop("hop-limit-1", "HOP_LIMIT", carried(web, 1, hlim=1), "hop limit 1")
+    f.drop("hop-limit-0", "HOP_LIMIT", carried(web, 1, hlim=0), "hop limit 0")
+    f.drop("upper-layer", "UPPER_LAYER", carried(web, 1, sl=0),
+           "no segments left at a function")
+    f.drop("upper-layer-first", "UPPER_LAYER", carried(
+        web, 1, sl=0, hlim=1), "no segments left and the hop limit used up: "
+        "the first check counts")
+    f.drop("segments-remain", "SEGMENTS_REMAIN", carried(web, 3, sl=1),
+           "one segment left at the egress", node="r6")
+    f.drop("most-visits", "UPPER_LAYER", carried(
+        twice, 1, segments=[twice.sid(1)] * 16, sl=16),
+        "one SID of this node 16 times, after itself: the 17th visit finds no "
+        "segments left")
+    return f
+
+
+def proofs():
+    f = File("proofs", "Proofs that name what is not there, and proofs that "
+             "do not verify.")
+
+    def look(name, reason, on, position, note, dst=None, **tlv):
+        f.drop(name, reason, carried(
+            on, position, dst=dst, tlvs=on.tlv(on.values(
+                position, rnd(7)), **tlv)), note,
+            node=on.visits[position][0])
+
+    look("unknown-sid", "UNKNOWN_SID", web, 1, "in r2's locator, but no path "
+         "has it", dst="fc00:0:0:2ff::")
+    look("unknown-path", "UNKNOWN_PATH", web, 1, "a path that nobody knows",
+         path=0x12345678)
+    look("unknown-path-0", "UNKNOWN_PATH", web, 1, "path 0", path=0)
+    look("unknown-path-swapped", "UNKNOWN_PATH", web, 1, "the path in the "
+         "wrong byte order", path=0x0100ed5e)
+    look("path-of-another-sid", "UNKNOWN_PATH", web, 1, "a path of this node, "
+         "but not of this SID", path=ordered.path)
+    look("unknown-epoch", "UNKNOWN_EPOCH", web, 1, "epoch 9", epoch=9)
+    look("epoch-of-another-path", "UNKNOWN_EPOCH", web, 1, "epoch 3",
+         epoch=ordered.epoch)
+    look("unknown-epoch-egress", "UNKNOWN_EPOCH", web, 3, "epoch 9", epoch=9)
+    look("scheme-pot", "SCHEME", web, 1, "the packet says pot", scheme=POT)
+    look("scheme-keyed-flow", "SCHEME", web, 3, "the packet says keyed-flow",
+         scheme=3)
+    look("scheme-unknown", "SCHEME", ordered, 1, "the packet says 200",
+         scheme=200)
+    look("scheme-downgrade", "SCHEME", ordered, 3, "opot's path, the packet "
+         "says pot", scheme=POT)
+
+    def bad(name, path, note, values, reason="PROOF", **kw):
+        f.drop(name, reason, carried(path, len(path.visits) - 1,
+                                     values=values, **kw), note, node="r6")
+
+    for path in (web, ordered, unordered):
+        k = path.world()["scheme"] + "-"
+        r = rnd(7)
+        good_r, good_c = path.values(3, r)
+        bad(k + "skipped-1", path, "r2 never stamped",
+            path.values_of((0, 2), r))
+        bad(k + "skipped-2", path, "r3 never stamped",
+            path.values_of((0, 1), r))
+        bad(k + "skipped-both", path, "neither r2 nor r3 stamped",
+            path.values_of((0,), r))
+        bad(k + "skipped-headend", path, "the headend never stamped",
+            path.values_of((1, 2), r))
+        bad(k + "twice", path, "r2 stamped twice",
+            path.values_of((0, 1, 1, 2), r))
+        bad(k + "rnd-bit", path, "one bit of RND changed",
+            (good_r ^ 1 << 3, good_c))
+        bad(k + "cml-bit", path, "one bit of CML changed",
+            (good_r, good_c ^ 1 << 40))
+        bad(k + "zero", path, "RND and CML are zero", (0, 0))
+        bad(k + "cml-zero", path, "never stamped", (r, 0))
+        bad(k + "ones", path, "all ones", (M64, M64))
+        swapped = path.values_of((0, 2, 1), r)
+        assert path.verifies(*swapped) == (path.scheme == POT)
+        if path.scheme != POT:
+            bad(k + "swapped", path, "r3 stamped before r2", swapped)
+    f.add("pot-swapped", carried(unordered, 3, values=unordered.values_of(
+        (0, 2, 1), rnd(7))), "pot does not see the order", node="r6",
+        out=decremented(inner(dst=host(unordered))))
+
+    # Values that verify, but are not below the prime.
+    for path in (ordered, unordered):
+        k = path.world()["scheme"] + "-"
+        last = len(path.visits) - 1
+        up = path.up(last)
+
+        def wire(r, c):
+            return r ^ up[0], c ^ up[1]
+        r = PRIME + 7
+        c = path.values(last, r)[1] ^ up[1]
+        assert path.verifies(*wire(r, c))
+        bad(k + "range-rnd", path, "RND is p + 7, the sum is right",
+            wire(r, c), "RANGE")
+        c = path.values(last, 7)[1] ^ up[1]
+        assert path.verifies(*wire(7, c + PRIME))
+        bad(k + "range-cml", path, "CML is p more than it should be, the sum "
+            "is right modulo p", wire(7, c + PRIME), "RANGE")
+        bad(k + "range-and-proof", path, "RND is not below p, and the sum is "
+            "wrong: proof comes first", wire(PRIME + 7, 1), "PROOF")
+
+    # Splices: proofs of one path or epoch on another.
+    bad("splice-path", web, "the values of another path's packet",
+        special.values(2, rnd(7)))
+    bad("splice-epoch", web, "stamped with epoch 2's secrets, names epoch 1",
+        web2.values(3, rnd(7)))
+
+    # Segment lists.
+    segs = web.segments()
+    r4r5 = [sid(0x401), sid(0x501), segs[2]]
+    bad("list-r4-r5", web, "the list says r4, r5; the proof is good",
+        web.values(3, rnd(7)), "SEGMENTS", segments=r4r5)
+    bad("list-r4-r5-unstamped", web, "the list says r4, r5, and neither r2 "
+        "nor r3 stamped: the list is looked at first",
+        web.values_of((0,), rnd(7)), "SEGMENTS", segments=r4r5)
+    bad("list-swapped", web, "the list says dpi before fw; so do the stamps",
+        web.values_of((0, 2, 1), rnd(7)), "SEGMENTS",
+        segments=[segs[1], segs[0], segs[2]])
+    bad("list-short", web, "r2 left out of list and stamps",
+        web.values_of((0, 2), rnd(7)), "SEGMENTS", segments=segs[1:])
+    bad("list-longer", web, "a segment more", web.values(3, rnd(7)),
+        "SEGMENTS", segments=[sid(0x401)] + segs)
+    bad("list-argument", web, "a bit in the argument of a list entry",
+        web.values(3, rnd(7)), "SEGMENTS",
+        segments=[segs[0][:-2] + "::1"] + segs[1:])
+
+    # on-violation: report.
+    def reported(name, what, note, values, **kw):
+        f.add(name, carried(report, 2, values=values, **kw), note, node="r6",
+              report=what, out=decremented(inner(dst=host(report))))
+
+    v = report.values(2, rnd(7))
+    reported("report-proof", "PROOF", "reported and let go on",
+             (v[0], v[1] ^ 1))
+    up = report.up(2)
+    r = PRIME + 7
+    c = report.values(2, r)[1]
+    reported("report-range", "RANGE", "reported and let go on",
+             (r ^ up[0], c))
+    other = [sid(0x401), report.sid(2)]
+    reported("report-segments", "SEGMENTS", "reported and let go on", v,
+             segments=other)
+    reported("report-both", "SEGMENTS", "two violations in one packet: the "
+             "first is reported",
+             (v[0], v[1] ^ 1), segments=other)
+    f.drop("report-wrong-chain", "WRONG_CHAIN", carried(
+        report, 2, carries=inner()), "what is no violation of the proof is "
+        "dropped always", node="r6")
+    f.drop("report-then-wrong-chain", "WRONG_CHAIN", carried(
+        report, 2, carries=inner(), values=(v[0], v[1] ^ 1)),
+        "a violation is reported before the refusal", node="r6",
+        report="PROOF")
+    return f
+
+
+def inners():
+    f = File("inners", "What the egress finds inside.")
+
+    def bad(name, reason, note, behind, path=web, **kw):
+        f.drop(name, reason, carried(
+            path, len(path.visits) - 1, behind=behind, **kw), note,
+            node="r6")
+
+    good = inner()
+    bad("inner-ipv4", "INNER_PROTOCOL", "IPv4 inside", bytes(
+        IP(src="192.0.2.1", dst="192.0.2.2") / UDP()), nh=4)
+    bad("inner-ethernet", "INNER_PROTOCOL", "an Ethernet frame inside",
+        ether(good), nh=143)
+    bad("inner-udp", "INNER_PROTOCOL", "no packet inside, but UDP",
+        bytes(UDP(sport=1, dport=2)), nh=17)
+    bad("inner-nothing", "INNER_PROTOCOL", "no next header", bytes(8), nh=59)
+    bad("inner-second-routing-header", "INNER_PROTOCOL", "a second routing "
+        "header", srh([H2], 0, b"") + good, nh=43)
+    bad("inner-truncated-39", "INNER_TRUNCATED", "39 bytes inside", good[:39])
+    bad("inner-truncated-0", "INNER_TRUNCATED", "nothing inside", b"")
+    bad("inner-version-4", "INNER_VERSION", "version 4 behind next header 41",
+        b"\x45" + good[1:])
+    bad("inner-hop-limit-1", "INNER_HOP_LIMIT", "inner hop limit 1",
+        inner(hlim=1))
+    bad("inner-hop-limit-0", "INNER_HOP_LIMIT", "inner hop limit 0",
+        inner(hlim=0))
+    f.add("inner-hop-limit-1-for-the-egress", carried(web, 3, carries=inner(
+        dst="fc00:8::1", hlim=1)), "inner hop limit 1, not to be forwarded",
+        node="r6", expect="deliver")
+    bad("wrong-chain", "WRONG_CHAIN", "web's proof around a packet of the "
+        "chain ordered", inner(dst=host(ordered)))
+    bad("wrong-chain-source", "WRONG_CHAIN", "web's proof around a packet "
+        "that its source gives to the chain special",
+        inner(src="fc00:7::5:0:0:2"))
+    bad("no-chain", "WRONG_CHAIN", "web's proof around a packet that no chain "
+        "takes", inner(dst="fc00:99::1"))
+    bad("inner-sid", "WRONG_CHAIN", "web's proof around a packet to a SID",
+        inner(dst="fc00:0:0:601::"))
+    bad("inner-link-local", "WRONG_CHAIN", "web's proof around a link-local "
+        "packet", inner(dst="fe80::1"))
+    return f
+
+
+def core():
+    f = File("core", "Packets on core interfaces that are not addressed to a "
+             "SID of the node.")
+
+    def same(name, packet, note, node="r6", **kw):
+        f.add(name, packet, note, node=node, expect="pass", **kw)
+
+    f.add("arp", None, "ARP", node="r6", expect="pass", frame=bytes(
+        Ether(**{**ETHER, "dst": "ff:ff:ff:ff:ff:ff"}) /
+        ARP(hwsrc="02:00:00:00:00:01", psrc="192.0.2.1", pdst="192.0.2.2")))
+    f.add("ipv4", None, "IPv4", node="r6", expect="pass", frame=bytes(
+        Ether(**ETHER) / IP(src="192.0.2.1", dst="192.0.2.2") / UDP()))
+    ns = bytes(IPv6(src="fe80::1", dst="ff02::1:ff00:2", hlim=255) /
+               ICMPv6ND_NS(tgt="fe80::2"))
+    same("neighbour-solicitation", ns, "neighbour discovery")
+    same("link-local", inner(dst="fe80::2", src="fe80::1"), "link-local")
+    same("own-address", inner(dst="fc00:1::6", src="fc00:1::1"),
+         "to the node's own address")
+    same("plain-transit", inner(dst="fc00:99::1"), "no chain takes it")
+    same("sid-of-another-node", carried(web, 1), "to a SID of r2, through r6")
+    same("srh-not-ours", outer("fc00:99::1", srh(["fc00:99::1"], 0, b"") +
+                               inner()), "somebody else's SRH")
+    same("guarded-elsewhere", inner(), "what web requires passes r2: only its "
+         "egress guards", node="r2")
+    same("chain-source-elsewhere", inner(dst=H1, src=H2), "the way back, which "
+         "no chain takes")
+    f.drop("unproven", "UNPROVEN", inner(), "plain, though web requires it",
+           node="r6")
+    f.drop("unproven-hop-limit-1", "UNPROVEN", inner(hlim=1), "plain, though "
+           "web requires it, hop limit 1", node="r6")
+    f.drop("unproven-special", "UNPROVEN", inner(src="fc00:7::5:0:0:2"),
+           "plain, though special requires it", node="r6")
+    f.drop("unproven-srh", "UNPROVEN", outer(H2, srh([H2], 0, b"") + inner()),
+           "to web's destination, with a foreign SRH", node="r6")
+    same("own-address-in-match", inner(dst="fc00:8::1"), "an own address of "
+         "the egress, within web's match")
+    un = "r6 unarmed"
+    same("unarmed-neighbour-solicitation", ns, "lives without a plan", node=un)
+    same("unarmed-plain", inner(), "plain traffic on core", node=un)
+    same("unarmed-own-address", inner(dst="fc00:1::6"), "an own address",
+         node=un)
+    f.drop("unarmed-sid", "UNCONFIGURED", carried(web, 3), "to an own SID",
+           node=un)
+    f.drop("unarmed-locator", "UNCONFIGURED", inner(dst="fc00:0:0:600::1"),
+           "into the own locator", node=un)
+    f.drop("unarmed-transit-sid", "UNCONFIGURED", carried(web, 1),
+           "to another node's SID", node=un)
+    f.drop("unarmed-srh-truncated", "UNCONFIGURED", outer(
+        "fc00:99::1", bytes.fromhex("3b000200")), "a routing header of which "
+        "too little is there to know", node=un)
+    f.drop("unarmed-srh", "UNCONFIGURED", outer(
+        "fc00:99::1", srh(["fc00:99::1"], 0, b"") + inner()),
+        "an SRH to anywhere", node=un)
+    same("unarmed-routing-type-2", outer("fc00:1::6", bytes(
+        IPv6ExtHdrRouting(nh=59, type=2, segleft=1, addresses=[H2]))),
+        "a routing header of another type", node=un)
+    return f
+
+
+def edge():
+    f = File("edge", "Packets on an edge interface of the headend r1.")
+
+    def add(name, packet, note, port="edge", node="r1", **kw):
+        f.add(name, packet, note, node=node, port=port, **kw)
+
+    def encap(name, path, note, packet=None, counter=7, frames=1, tc=0, **kw):
+        packet = packet or inner(dst=host(path), tc=tc, hlim=64)
+        gone = decremented(packet)
+        v = path.values(1, rnd(counter, frames))
+        out = outer(path.sid(1), srh(path.segments(), len(path.segments()) - 1,
+                                     path.tlv(v)) + gone, hlim=64, tc=tc, fl=0)
+        add(name, packet, note, counter=counter, out=out,
+            frames=frames if frames != 1 else None, **kw)
+
+    encap("edge-web", web2, "keyed; the newest epoch")
+    encap("edge-ordered", ordered, "opot")
+    encap("edge-unordered", unordered, "pot")
+    encap("edge-direct", direct, "one segment")
+    encap("edge-longest", longest, "16 segments")
+    encap("edge-special", special, "the longer source prefix wins",
+          packet=inner(src="fc00:7::5:0:0:2", hlim=64))
+    encap("edge-traffic-class", web2, "DSCP and ECN", tc=0xb9)
+    encap("edge-tcp", web2, "TCP", packet=inner(
+        what=TCP(sport=1, dport=80, flags="S"), hlim=64))
+    encap("edge-hop-limit-2", web2, "the last that can be forwarded",
+          packet=inner(hlim=2))
+    encap("edge-first", ordered, "counter 1", counter=1)
+    encap("edge-last", ordered, "the last number", counter=(1 << 42) - 1)
+    encap("edge-train-2", web2, "two frames in one skb", frames=2)
+    encap("edge-train-63", web2, "63 frames in one skb", frames=63)
+
+    def drop(name, reason, packet, note, **kw):
+        add(name, packet, note, expect="drop " + reason, **kw)
+
+    def same(name, packet, note, **kw):
+        add(name, packet, note, expect="pass", **kw)
+
+    drop("edge-train-64", "TRAIN_TOO_LONG", inner(hlim=64), "64 frames",
+         frames=64)
+    drop("edge-hop-limit-1", "EDGE_HOP_LIMIT", inner(hlim=1), "hop limit 1")
+    drop("edge-hop-limit-0", "EDGE_HOP_LIMIT", inner(hlim=0), "hop limit 0")
+    drop("edge-truncated", "EDGE_TRUNCATED", inner()[:39], "39 bytes")
+    same("edge-version-4", b"\x46" + inner()[1:], "version 4 under IPv6's "
+         "ethertype: the kernel's matter")
+
+    def sized(n):
+        return inner(dst=host(direct), hlim=64, what=UDP(sport=1, dport=2) /
+                     Raw(bytes(n - 48)))
+    encap("edge-chain-mtu", direct, "as large as its chain can carry",
+          packet=sized(direct.mtu))
+    drop("edge-above-chain-mtu", "CHAIN_MTU", sized(direct.mtu + 1),
+         "one byte larger than its chain can carry")
+    drop("outside-sid", "OUTSIDE_SID", carried(web, 1), "a whole chain packet "
+         "from outside")
+    drop("outside-sid-own", "OUTSIDE_SID", inner(dst="fc00:0:0:100::1"),
+         "into r1's own locator")
+    drop("outside-sid-block", "OUTSIDE_SID", inner(dst="fc00:0:0:ffff::"),
+         "into the block, where no node is")
+    add("outside-block-next-door", inner(dst="fc00:0:1::1"), "beside the "
+        "block", expect="pass")
+    stray = outer("fc00:99::1", srh(["fc00:99::1"], 0, b"") + inner())
+    drop("outside-srh", "OUTSIDE_SRH", stray, "an SRH to anywhere")
+    drop("outside-srh-chain", "OUTSIDE_SRH", outer(
+        H2, srh([H2], 0, b"") + inner()), "an SRH to web's destination")
+    drop("outside-srh-own", "OUTSIDE_SRH", outer(
+        "fc00:7::1", srh(["fc00:7::1"], 0, b"") + inner()),
+        "an SRH to the node's own address")
+    drop("outside-srh-truncated", "OUTSIDE_SRH", outer(
+        "fc00:99::1", bytes.fromhex("3b000200")), "a routing header of which "
+        "too little is there to know")
+    same("outside-routing-type-2", outer("fc00:99::1", bytes(
+        IPv6ExtHdrRouting(nh=59, type=2, segleft=1, addresses=[H2]))),
+        "a routing header of another type")
+    same("edge-own-address", inner(dst="fc00:7::1"), "to the node itself")
+    same("edge-link-local", inner(dst="fe80::1", src="fe80::2"), "link-local")
+    same("edge-multicast", inner(dst="ff0e::1"), "multicast")
+    same("edge-from-link-local", inner(src="fe80::2"), "from a link-local "
+         "address: the kernel forwards no such packet")
+    same("edge-from-multicast", inner(src="ff02::2"), "from a multicast "
+         "address")
+    same("edge-unmatched", inner(dst="fc00:99::1"), "no chain takes it")
+    drop("edge-unmatched-drop", "UNMATCHED", inner(dst="fc00:99::1"),
+         "no chain takes it, and the interface drops those", port="edge-drop")
+    same("edge-drop-own-address", inner(dst="fc00:7::1"), "to the node itself",
+         port="edge-drop")
+    same("edge-drop-link-local", inner(dst="fe80::1"), "link-local",
+         port="edge-drop")
+    encap("edge-drop-web", web2, "a chain takes it", port="edge-drop")
+    drop("edge-unproven", "UNPROVEN", inner(), "at the edge of the egress, "
+         "which is no headend of web: it cannot take the chain",
+         node="r6")
+    un = "r1 unarmed"
+    drop("edge-unarmed", "UNCONFIGURED", inner(), "no plan", node=un)
+    drop("edge-unarmed-sid", "OUTSIDE_SID", carried(web, 1), "to a SID",
+         node=un)
+    drop("edge-unarmed-srh", "OUTSIDE_SRH", stray, "with an SRH", node=un)
+    same("edge-unarmed-own", inner(dst="fc00:7::1"), "an own address", node=un)
+    same("edge-unarmed-link-local", inner(dst="fe80::1"), "link-local",
+         node=un)
+    same("edge-unarmed-multicast", inner(dst="ff02::1"), "multicast", node=un)
+    ipv4 = dict(packet=None, frame=bytes(
+        Ether(**ETHER) / IP(src="192.0.2.1", dst="192.0.2.2") / UDP()))
+    here = dict(packet=None, frame=bytes(
+        Ether(**ETHER) / IP(src="192.0.2.1", dst="192.0.2.254") / UDP()))
+    same("edge-ipv4", note="IPv4 takes no chain", **ipv4)
+    same("edge-ipv4-own", note="IPv4 to the node itself", port="edge-drop",
+         **here)
+    drop("edge-ipv4-drop", "UNMATCHED", note="IPv4 where unmatched traffic is "
+         "dropped", port="edge-drop", **ipv4)
+    drop("edge-ipv4-unarmed", "UNCONFIGURED", note="IPv4 without a plan",
+         node=un, **ipv4)
+    same("edge-ipv4-unarmed-own", note="IPv4 to the node itself, without a "
+         "plan", node=un, **here)
+    f.add("edge-unarmed-arp", None, "ARP", node=un, port="edge", expect="pass",
+          frame=bytes(Ether(**{**ETHER, "dst": "ff:ff:ff:ff:ff:ff"}) /
+                      ARP(hwsrc="02:00:00:00:00:01", psrc="192.0.2.1",
+                          pdst="192.0.2.2")))
+    return f
+
+
+def main():
+    with open(os.path.join(HERE, "world.json"), "w") as f:
+        json.dump({"comment": "Made by make_packets.py; do not edit.",
+                   "block": "fc00::/48", "lane": LANE, "lanes": LANES,
+                   "nodes": [{**n, "local": LOCAL.get(n["name"], [])}
+                             for n in NODES],
+                   "paths": [p.world() for p in PATHS]}, f, indent=1)
+        f.write("\n")
+    seen = set()
+    for f in (good(), tlvs(), headers(), proofs(), inners(), core(), edge()):
+        for b in f.blocks:
+            name = b.split("\n")[0]
+            assert name not in seen, name
+            seen.add(name)
+        f.write()
+
+
+main()

@@ -1,0 +1,341 @@
+// Package packets are test packets that Scapy made, with what must become of
+// them, and the world that they live in: paths with their secrets, and what
+// each node of it holds. See make_packets.py. Tests of the codecs, of the model
+// and of the programs in the kernel read them, so that no encoder of ours is
+// checked by our own decoder only. It is for tests.
+package packets
+
+import (
+	"bufio"
+	"embed"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"strconv"
+	"strings"
+
+	"github.com/waystamp/waystamp/internal/model"
+	"github.com/waystamp/waystamp/internal/plan"
+	"github.com/waystamp/waystamp/internal/pot"
+)
+
+//go:embed *.txt world.json
+var files embed.FS
+
+// Verdict is what must become of a packet.
+type Verdict string
+
+const (
+	Pass    Verdict = "pass"    // handed to the kernel untouched
+	Forward Verdict = "forward" // sent on as Out
+	Deliver Verdict = "deliver" // its inner packet goes up to this node
+	Drop    Verdict = "drop"
+)
+
+// Packet is one test packet.
+type Packet struct {
+	Name, Note, File string
+	Node             string // where it arrives
+	Armed            bool   // false: the node has no plan
+	Interface        model.Interface
+	Counter          uint64 // at a headend: the number that CPU 0 gives it
+	Frames           int    // in the super-packet
+	Verdict          Verdict
+	Reason           string   // of a drop, as in reasons.h
+	Reports          []string // reasons that are reported while it goes on
+	Frame            []byte   // from the Ethernet header
+	Out              []byte   // from the IPv6 header; a headend's flow label is 0
+}
+
+// All are all packets, by file and then as they stand there.
+func All() ([]Packet, error) {
+	names, err := fs.Glob(files, "*.txt")
+	if err != nil {
+		return nil, err
+	}
+	var all []Packet
+	for _, name := range names {
+		text, err := files.ReadFile(name)
+		if err != nil {
+			return nil, err
+		}
+		ps, err := parse(string(text))
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", name, err)
+		}
+		for i := range ps {
+			ps[i].File = name
+		}
+		all = append(all, ps...)
+	}
+	if len(all) == 0 {
+		return nil, fmt.Errorf("there are no test packets: run test/packets/make_packets.py")
+	}
+	return all, nil
+}
+
+// Load is the packet of this name.
+func Load(name string) (Packet, error) {
+	all, err := All()
+	if err != nil {
+		return Packet{}, err
+	}
+	for _, p := range all {
+		if p.Name == name {
+			return p, nil
+		}
+	}
+	return Packet{}, fmt.Errorf("no test packet is called %q", name)
+}
+
+func parse(text string) ([]Packet, error) {
+	var all []Packet
+	var p *Packet
+	var hexes *[]byte // of the key whose lines follow
+	s := bufio.NewScanner(strings.NewReader(text))
+	for n := 1; s.Scan(); n++ {
+		line := s.Text()
+		if line == "" || line[0] == '#' {
+			continue
+		}
+		if digits, ok := strings.CutPrefix(line, "  "); ok && hexes != nil {
+			b, err := hex.DecodeString(digits)
+			if err != nil {
+				return nil, fmt.Errorf("line %d: %w", n, err)
+			}
+			*hexes = append(*hexes, b...)
+			continue
+		}
+		hexes = nil
+		key, value, ok := strings.Cut(line, ":")
+		if !ok {
+			return nil, fmt.Errorf("line %d: %q is not of the form key: value", n, line)
+		}
+		value = strings.TrimSpace(value)
+		if key == "name" {
+			all = append(all, Packet{Name: value, Armed: true, Frames: 1})
+			p = &all[len(all)-1]
+			continue
+		}
+		if p == nil {
+			return nil, fmt.Errorf("line %d: %s stands before the first name", n, key)
+		}
+		var err error
+		switch key {
+		case "note":
+			p.Note = value
+		case "node":
+			var un bool
+			p.Node, un = strings.CutSuffix(value, " unarmed")
+			p.Armed = !un
+		case "port":
+			p.Interface, err = port(value)
+		case "counter":
+			p.Counter, err = strconv.ParseUint(value, 10, 64)
+		case "frames":
+			p.Frames, err = strconv.Atoi(value)
+		case "expect":
+			v, reason, _ := strings.Cut(value, " ")
+			p.Verdict, p.Reason = Verdict(v), reason
+		case "report":
+			p.Reports = strings.Fields(value)
+		case "frame":
+			hexes = &p.Frame
+		case "out":
+			hexes = &p.Out
+		default:
+			err = fmt.Errorf("key %q is not known", key)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("line %d: %w", n, err)
+		}
+	}
+	return all, s.Err()
+}
+
+func port(s string) (model.Interface, error) {
+	switch s {
+	case "core":
+		return model.Interface{Name: "core", Role: model.RoleCore}, nil
+	case "edge":
+		return model.Interface{Name: "edge", Role: model.RoleEdge}, nil
+	case "edge-drop":
+		return model.Interface{Name: "edge-drop", Role: model.RoleEdge, Unmatched: model.UnmatchedDrop}, nil
+	}
+	return model.Interface{}, fmt.Errorf("port %q is not known", s)
+}
+
+// World is where the packets live.
+type World struct {
+	Paths []plan.Path
+	Nodes []Node
+}
+
+// Node is one node's plan, with its own addresses.
+type Node struct {
+	plan.Node
+	Local []netip.Addr // beside Address
+}
+
+// Node is the node of this name.
+func (w World) Node(name string) (Node, error) {
+	for _, n := range w.Nodes {
+		if n.Name == name {
+			return n, nil
+		}
+	}
+	return Node{}, fmt.Errorf("no node is called %q", name)
+}
+
+// hex64 is a number as 0x digits: JSON's own lose bits in many readers.
+type hex64 uint64
+
+func (h *hex64) UnmarshalText(b []byte) error {
+	n, err := strconv.ParseUint(string(b), 0, 64)
+	*h = hex64(n)
+	return err
+}
+
+type worldFile struct {
+	Comment string       `json:"comment"`
+	Block   netip.Prefix `json:"block"`
+	Lane    uint16       `json:"lane"`
+	Lanes   uint16       `json:"lanes"`
+	Nodes   []struct {
+		Name    string       `json:"name"`
+		Address netip.Addr   `json:"address"`
+		Locator netip.Prefix `json:"locator"`
+		Local   []netip.Addr `json:"local"`
+	} `json:"nodes"`
+	Paths []pathFile `json:"paths"`
+}
+
+type pathFile struct {
+	Chain       string            `json:"chain"`
+	Path        uint32            `json:"path"`
+	Epoch       uint8             `json:"epoch"`
+	Scheme      model.Scheme      `json:"scheme"`
+	OnViolation model.OnViolation `json:"on_violation"`
+	Destination netip.Prefix      `json:"destination"`
+	Source      netip.Prefix      `json:"source"`
+	MTU         int               `json:"mtu"`
+	Hops        []struct {
+		Node     string `json:"node"`
+		Function string `json:"function"`
+		SID      string `json:"sid"`
+	} `json:"hops"`
+	Keys        []string `json:"keys"`
+	Prime       hex64    `json:"prime"`
+	Secret      hex64    `json:"secret"`
+	Polynomials []struct {
+		Share  hex64    `json:"share"`
+		Public hex64    `json:"public"`
+		LPC    hex64    `json:"lpc"`
+		Up     [2]hex64 `json:"up"`
+		Down   [2]hex64 `json:"down"`
+	} `json:"polynomials"`
+}
+
+// LoadWorld reads the world. Every call makes a new one.
+func LoadWorld() (World, error) {
+	text, err := files.ReadFile("world.json")
+	if err != nil {
+		return World{}, err
+	}
+	d := json.NewDecoder(strings.NewReader(string(text)))
+	d.DisallowUnknownFields()
+	var f worldFile
+	if err := d.Decode(&f); err != nil {
+		return World{}, fmt.Errorf("world.json: %w", err)
+	}
+	var w World
+	for _, p := range f.Paths {
+		path, err := p.path()
+		if err != nil {
+			return World{}, fmt.Errorf("world.json: path %s: %w", p.Chain, err)
+		}
+		for _, n := range f.Nodes {
+			if n.Name == path.Hops[0].Node {
+				path.Ingress = []plan.Ingress{{Node: n.Name, Address: n.Address, Lane: f.Lane, Lanes: f.Lanes}}
+			}
+		}
+		w.Paths = append(w.Paths, path)
+	}
+	for _, n := range f.Nodes {
+		node := Node{Node: plan.Node{Name: n.Name, Block: f.Block, Address: n.Address, Locator: n.Locator}, Local: n.Local}
+		for _, p := range w.Paths {
+			node.add(p)
+		}
+		w.Nodes = append(w.Nodes, node)
+	}
+	return w, nil
+}
+
+func (f pathFile) path() (plan.Path, error) {
+	p := plan.Path{
+		PathID:      plan.PathID{Path: f.Path, Epoch: f.Epoch, Chain: f.Chain, Scheme: f.Scheme},
+		Match:       model.Match{Destination: f.Destination, Source: f.Source},
+		MTU:         f.MTU,
+		OnViolation: f.OnViolation,
+	}
+	p.Verifier.Secret = uint64(f.Secret)
+	for j, h := range f.Hops {
+		hop := plan.Hop{Node: h.Node, Function: h.Function}
+		if h.SID != "" {
+			a, err := netip.ParseAddr(h.SID)
+			if err != nil {
+				return plan.Path{}, err
+			}
+			hop.SID = a
+		}
+		p.Hops = append(p.Hops, hop)
+		share := pot.Share{Position: uint8(j)}
+		if j < len(f.Keys) {
+			k, err := hex.DecodeString(f.Keys[j])
+			if err != nil || copy(share.Key[:], k) != len(share.Key) {
+				return plan.Path{}, fmt.Errorf("key %d is not 32 hexadecimal digits", j)
+			}
+			p.Verifier.Keys = append(p.Verifier.Keys, share.Key)
+		}
+		if len(f.Polynomials) > 0 {
+			q := f.Polynomials[j]
+			share.Polynomial = pot.Polynomial{
+				Prime: uint64(f.Prime), Share: uint64(q.Share), Public: uint64(q.Public), LPC: uint64(q.LPC),
+				Up:   pot.Mask{RND: uint64(q.Up[0]), CML: uint64(q.Up[1])},
+				Down: pot.Mask{RND: uint64(q.Down[0]), CML: uint64(q.Down[1])},
+			}
+		}
+		p.Shares = append(p.Shares, share)
+	}
+	return p, nil
+}
+
+// add gives the node its part of p, as internal/plan would. Of two epochs of
+// one path the headend has the one that comes last.
+func (n *Node) add(p plan.Path) {
+	segments := p.Segments()
+	for j, h := range p.Hops {
+		if h.Node != n.Name {
+			continue
+		}
+		share := p.Shares[j]
+		switch j {
+		case 0:
+			hd := plan.Headend{PathID: p.PathID, Match: p.Match, Segments: segments, Lane: p.Ingress[0].Lane, Lanes: p.Ingress[0].Lanes, MTU: p.MTU, Share: share}
+			if last := len(n.Headends) - 1; last >= 0 && n.Headends[last].Path == p.Path {
+				n.Headends[last] = hd
+			} else {
+				n.Headends = append(n.Headends, hd)
+			}
+		case len(p.Hops) - 1:
+			n.Egresses = append(n.Egresses, plan.Egress{
+				PathID: p.PathID, SID: h.SID, Match: p.Match, Segments: segments,
+				OnViolation: p.OnViolation, Share: share, Verifier: p.Verifier,
+			})
+		default:
+			n.Endpoints = append(n.Endpoints, plan.Endpoint{PathID: p.PathID, SID: h.SID, Function: h.Function, Share: share})
+		}
+	}
+}

@@ -1,0 +1,63 @@
+#!/usr/bin/env bash
+# Gives this machine what a make target needs and it lacks: programs, through
+# apt, and the bpf file system. Says what it does, and nothing if there is
+# nothing to do. Safe to run beside itself.
+#
+#   tools/deps.sh run      for bin/waystamp and its tests: the bpf file system
+#   tools/deps.sh clang    for make generate and make check: the pinned compiler
+set -euo pipefail
+
+fail() {
+	echo "deps: $*" >&2
+	exit 1
+}
+
+need_root() {
+	[ "$(id -u)" = 0 ] || fail "$1 needs root; run make as root"
+}
+
+# One at a time: apt takes a lock of its own, but two that mount the bpf file
+# system would hide each other's pins.
+locked() {
+	exec 9>/run/lock/waystamp-deps
+	flock 9
+}
+
+# install PROGRAM=PACKAGE ...
+install() {
+	local pair missing=()
+	for pair in "$@"; do
+		command -v "${pair%%=*}" >/dev/null || missing+=("${pair#*=}")
+	done
+	[ ${#missing[@]} -gt 0 ] || return 0
+	need_root "installing ${missing[*]}"
+	command -v apt-get >/dev/null ||
+		fail "this machine lacks ${missing[*]} and has no apt-get; install them by hand"
+	locked
+	echo "deps: installing ${missing[*]} with apt-get" >&2
+	export DEBIAN_FRONTEND=noninteractive
+	local apt=(apt-get -qq -o DPkg::Lock::Timeout=600)
+	"${apt[@]}" update >&2 || echo "deps: apt-get update failed; trying with the lists that are there" >&2
+	"${apt[@]}" install -y --no-install-recommends "${missing[@]}" >&2 ||
+		fail "apt-get cannot install ${missing[*]}; are they in this release's sources? (Debian 12 and later, Ubuntu 24.04 and later)"
+}
+
+bpffs() {
+	grep -q ' /sys/fs/bpf bpf ' /proc/mounts && return 0
+	need_root "mounting the bpf file system"
+	[ -d /sys/fs/bpf ] || fail "there is no /sys/fs/bpf: this kernel has no eBPF, or /sys is not mounted"
+	locked
+	grep -q ' /sys/fs/bpf bpf ' /proc/mounts && return 0
+	echo "deps: mounting the bpf file system at /sys/fs/bpf" >&2
+	mount -t bpf bpf /sys/fs/bpf
+}
+
+command -v go >/dev/null || fail "there is no go command; install Go ($(sed -n 's/^go //p' go.mod) or later) from https://go.dev/dl/"
+[ $# -gt 0 ] || fail "expect run or clang"
+for what in "$@"; do
+	case $what in
+	run) bpffs ;;
+	clang) install clang-19=clang-19 llvm-strip-19=llvm-19 clang-format-19=clang-format-19 ;;
+	*) fail "$what is not run or clang" ;;
+	esac
+done

@@ -1,0 +1,108 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// A module with one test file, run by the real go test.
+func runModule(t *testing.T, skips, testFile string, args ...string) (string, error) {
+	t.Helper()
+	dir := t.TempDir()
+	for name, text := range map[string]string{
+		"go.mod": "module gated\n\ngo 1.26\n", "a_test.go": testFile, "skips": skips,
+	} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var out strings.Builder
+	err := run(context.Background(), dir, filepath.Join(dir, "skips"), append([]string{"."}, args...), &out)
+	return out.String(), err
+}
+
+const (
+	passing = "package gated\nimport \"testing\"\nfunc TestGood(t *testing.T) {}\n"
+	failing = "func TestBad(t *testing.T) { t.Log(\"what it said\"); t.Fail() }\n"
+	skipped = "func TestOld(t *testing.T) { t.Run(\"sub\", func(t *testing.T) { t.Skip(\"too old\") }) }\n"
+)
+
+func TestTheGateJudgesARun(t *testing.T) {
+	tests := []struct {
+		name, skips, file string
+		args              []string
+		ok                bool
+		last              string // line
+		want              []string
+	}{
+		{name: "all pass", file: passing, ok: true, last: "1 passed, 0 failed, 0 skipped",
+			want: []string{"ok   gated  1 passed"}},
+		{name: "two groups count together", file: passing, args: []string{"--", "./nonesuch"},
+			last: "1 passed, 1 failed, 0 skipped", want: []string{"./nonesuch"}},
+		{name: "a run that go test refuses", file: passing, args: []string{"--", "-count=x"},
+			last: "1 passed, 1 failed, 0 skipped", want: []string{"named no failure"}},
+		{name: "a failure shows what the test said", file: passing + failing, last: "1 passed, 1 failed, 0 skipped",
+			want: []string{"FAIL gated TestBad\n", "what it said"}},
+		{name: "a skip that nothing allows", file: passing + skipped, last: "2 passed, 1 failed, 1 skipped",
+			want: []string{"FAIL gated TestOld/sub was skipped", "too old"}},
+		{name: "an allowed skip", skips: "gated TestOld/sub Linux 9\n", file: passing + skipped, ok: true,
+			last: "2 passed, 0 failed, 1 skipped", want: []string{"allowed: Linux 9"}},
+		{name: "an allowed skip that did run", skips: "gated TestGood Linux 9\n", file: passing, ok: true,
+			last: "1 passed, 0 failed, 0 skipped"},
+		{name: "an allowed skip of no test", skips: "# why\n\ngated TestGone Linux 9\n", file: passing,
+			last: "1 passed, 1 failed, 0 skipped", want: []string{"TestGone", "take the line out"}},
+		{name: "test files without tests", file: "package gated\n", last: "0 passed, 2 failed, 0 skipped",
+			want: []string{"not one test of it ran", "not one test ran"}},
+		{name: "tests that TestMain never ran", last: "0 passed, 2 failed, 0 skipped",
+			file: "package gated\nimport (\"os\"; \"testing\")\nfunc TestMain(*testing.M) { os.Exit(0) }\nfunc TestGood(t *testing.T) {}\n",
+			want: []string{"not one test of it ran"}},
+		{name: "a filter that leaves nothing", file: passing, args: []string{"-run", "Nonesuch"},
+			last: "0 passed, 2 failed, 0 skipped", want: []string{"not one test ran"}},
+		{name: "code that does not build", file: "package gated\nfunc f() int {}\n", last: "0 passed, 1 failed, 0 skipped",
+			want: []string{"missing return"}},
+		{name: "a process that dies", last: "0 passed, 1 failed, 0 skipped",
+			file: "package gated\nimport (\"os\"; \"testing\")\nfunc TestExit(t *testing.T) { println(\"last words\"); os.Exit(3) }\n",
+			want: []string{"last words"}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			out, err := runModule(t, tt.skips, tt.file, tt.args...)
+			if (err == nil) != tt.ok || err != nil && !errors.Is(err, errTests) {
+				t.Errorf("the gate returned %v; want ok %v", err, tt.ok)
+			}
+			lines := strings.Split(strings.TrimRight(out, "\n"), "\n")
+			if got := lines[len(lines)-1]; got != tt.last {
+				t.Errorf("the last line is %q; want %q", got, tt.last)
+			}
+			for _, w := range tt.want {
+				if !strings.Contains(out, w) {
+					t.Errorf("the report does not say %q", w)
+				}
+			}
+			if t.Failed() {
+				t.Logf("the report:\n%s", out)
+			}
+		})
+	}
+}
+
+func TestTheListOfSkipsIsRefusedWithoutAReason(t *testing.T) {
+	for _, text := range []string{"gated TestOld\n", "gated\n", "a B c\na B d\n"} {
+		if _, err := newGate("skips", text); err == nil || !strings.Contains(err.Error(), "skips:") {
+			t.Errorf("%q: got %v; want an error that names the line", text, err)
+		}
+	}
+}
+
+func TestSplit(t *testing.T) {
+	got := split([]string{"--", "a", "b", "--", "--", "c"})
+	if want := [][]string{{"a", "b"}, {"c"}}; !slices.EqualFunc(got, want, slices.Equal) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
