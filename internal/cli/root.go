@@ -72,10 +72,13 @@ lets through only what really took the path, in order.`,
 	}
 	root.AddCommand(
 		NewDemoCommand(),
+		NewDemoCommand(),
 		NewPlanCommand(),
 		NewAgentCommand(),
 		NewGetCommand(),
 		NewWatchCommand(),
+		NewExplainCommand(),
+		NewPotCommand(dataplane.NewEngine),
 		NewPotCommand(dataplane.NewEngine),
 		newVersionCommand(),
 	)

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/waystamp/waystamp/internal/model"
+	"github.com/waystamp/waystamp/internal/plan"
 	"github.com/waystamp/waystamp/internal/pot"
 )
 
@@ -78,6 +79,11 @@ func TestWorldIsConsistent(t *testing.T) {
 		steps := pot.Walk(h, 5<<48|7, p.Shares[:last]...)
 		if _, r := p.Verifier.Verify(p.Shares[last], h, steps[last-1].WireOut); r != pot.Verified {
 			t.Errorf("%s: a whole walk is %v", p.Chain, r)
+		}
+	}
+	for _, n := range w.Nodes {
+		if _, err := plan.EncodeNode(n.Node); err != nil {
+			t.Errorf("%s has no plan that a node takes: %v", n.Name, err)
 		}
 	}
 	r6, err := w.Node("r6")

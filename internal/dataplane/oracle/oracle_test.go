@@ -3,6 +3,7 @@ package oracle
 import (
 	"bytes"
 	"fmt"
+	"math/rand/v2"
 	"net/netip"
 	"os"
 	"regexp"
@@ -354,6 +355,48 @@ func TestLabels(t *testing.T) {
 	}
 	if got := WithoutLabel(labelled(good, 7)); !bytes.Equal(got, good) {
 		t.Errorf("WithoutLabel left something:\n%s", diff(good, got))
+	}
+}
+
+// The variations that the programs are compared with are good for something:
+// they make most reasons, and every verdict.
+func TestVariationsReachMostReasons(t *testing.T) {
+	w := world(t)
+	all, err := packets.All()
+	if err != nil {
+		t.Fatal(err)
+	}
+	nodes := make(map[string]Node)
+	r := rand.New(rand.NewPCG(1, 2))
+	verdicts, reasons := make(map[Verdict]int), make(map[Reason]int)
+	const count = 40_000
+	for i := range count {
+		p := all[i%len(all)]
+		key := fmt.Sprint(p.Node, p.Armed)
+		n, ok := nodes[key]
+		if !ok {
+			n = node(t, w, p.Node, p.Armed)
+			nodes[key] = n
+		}
+		a := arrival(p)
+		a.Frame = packets.Vary(r, p, all)
+		x := n.Process(a)
+		verdicts[x.Verdict]++
+		reasons[x.Reason]++
+	}
+	for v := Pass; v <= Deliver; v++ {
+		if verdicts[v] < count/100 && v != Deliver || verdicts[v] == 0 {
+			t.Errorf("%s: %d of %d packets", v, verdicts[v], count)
+		}
+	}
+	for _, x := range Reasons() {
+		switch x {
+		case RNDExhausted, NoLane, TrainTooBig, TooBig, NoRoute, InnerNoRoute: // need more than a frame
+		default:
+			if reasons[x] < 5 {
+				t.Errorf("%s: %d of %d packets", x, reasons[x], count)
+			}
+		}
 	}
 }
 
