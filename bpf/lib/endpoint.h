@@ -39,7 +39,8 @@ static __always_inline __u32 endpoint_outer_len(const struct endpoint *ep)
 static __always_inline enum ws_reason hop_missing(struct ws_hop_key k)
 {
 	k.epoch = 0;
-	if (bpf_map_lookup_elem(&ws_sids, &k))
+	/* Path 0 is no path: in ws_sids it stands for the SID. */
+	if (k.path && bpf_map_lookup_elem(&ws_sids, &k))
 		return WS_REASON_UNKNOWN_EPOCH;
 	k.path = 0;
 	if (bpf_map_lookup_elem(&ws_sids, &k))

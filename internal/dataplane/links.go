@@ -297,8 +297,8 @@ func (e *xdpError) Error() string {
 	switch {
 	case errors.Is(e.err, unix.EBUSY), errors.Is(e.err, unix.EEXIST):
 		why = "; another XDP program is there: remove it, or set datapath: tc"
-	case errors.Is(e.err, unix.ERANGE), errors.Is(e.err, unix.EINVAL) && e.device.MTU > 3498:
-		why = fmt.Sprintf("; its MTU (%d) or its peer's does not fit one page, which needs programs with xdp.frags: lower it to 3498 or less, or set datapath: tc", e.device.MTU)
+	case errors.Is(e.err, unix.ERANGE):
+		why = fmt.Sprintf("; its MTU (%d), or its peer's, is more than its native XDP can do: lower it (3498 is what fits one page), or set datapath: tc", e.device.MTU)
 	case errors.Is(e.err, unix.EOPNOTSUPP), errors.Is(e.err, unix.EINVAL):
 		why = fmt.Sprintf("; devices of kind %s may have no native XDP: set datapath: tc", e.device.Kind)
 	}

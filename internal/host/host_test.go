@@ -368,22 +368,25 @@ func TestWatchAddressesTellsEveryChange(t *testing.T) {
 func TestWatchCoalesces(t *testing.T) {
 	t.Parallel()
 	n := scratch(t)
-	must(t, n.SetUp("lo"))
 	ctx, cancel := context.WithCancel(soon(t))
 	defer cancel()
 	entered, leave, done := make(chan int), make(chan struct{}), make(chan error, 1)
 	calls := 0
 	go func() {
-		done <- n.Watch(ctx, ChangeAddresses, func() error {
+		done <- n.Watch(ctx, ChangeRoutes, func() error {
 			calls++
-			entered <- calls
-			<-leave
+			select {
+			case entered <- calls:
+				<-leave
+			case <-ctx.Done():
+			}
 			return nil
 		})
 	}()
 	<-entered
+	// Of routes that refuse the kernel tells at once and in full.
 	for i := range 200 {
-		must(t, n.AddAddress("lo", netip.MustParsePrefix(fmt.Sprintf("fd00::%x/128", i+1))))
+		must(t, n.AnnounceLocator(netip.MustParsePrefix(fmt.Sprintf("fd00:0:0:%x::/64", i+1))))
 	}
 	leave <- struct{}{}
 	if got := <-entered; got != 2 {
@@ -393,12 +396,36 @@ func TestWatchCoalesces(t *testing.T) {
 	// Every event had been there when the second call began.
 	select {
 	case got := <-entered:
+		leave <- struct{}{}
 		t.Errorf("call %d for changes that call 2 has seen", got)
 	case <-time.After(50 * time.Millisecond):
 	}
 	cancel()
 	if err := <-done; !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v, want %v", err, context.Canceled)
+	}
+}
+
+// A neighbour can find an address as soon as WaitUp says so: else its first
+// packet waits a second for the second try.
+func TestWaitUpWaitsUntilNeighboursFindTheAddresses(t *testing.T) {
+	t.Parallel()
+	a, _ := pair(t, 1500)
+	want := map[group]bool{}
+	l, err := a.Link("a-b")
+	must(t, err)
+	for i := range 200 {
+		addr := netip.AddrFrom16([16]byte{0xfd, 15: byte(i), 13: byte(i)})
+		must(t, a.AddAddress("a-b", netip.PrefixFrom(addr, 64)))
+		want[group{l.Index, solicitedNode(addr)}] = true
+	}
+	must(t, a.WaitUp(soon(t), "a-b"))
+	got, err := a.groups()
+	must(t, err)
+	for g := range want {
+		if !got[g] {
+			t.Errorf("not joined yet: %s", g.addr)
+		}
 	}
 }
 

@@ -5,7 +5,7 @@
     /usr/bin/python3 make_packets.py        # writes world.json and *.txt here
 
 The proofs are computed here a third time, beside the Go model and the programs
-in bpf/, from DESIGN section 4 and the reference code of SipHash, so that three
+in bpf/, from docs/protocol and the reference code of SipHash, so that three
 writers must agree. Scapy builds every header; TLVs are raw bytes, because
 Scapy's SRH TLVs are not RFC 8754's. The output depends on nothing but this
 file: a second run changes nothing.

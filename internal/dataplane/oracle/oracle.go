@@ -4,7 +4,7 @@
 // in the kernel, and verdict, reason and bytes must agree; no product code
 // calls it.
 //
-// It is written from DESIGN sections 3 to 5 and the RFCs, not from the C code,
+// It is written from docs/protocol and the RFCs, not from the C code,
 // except for the order of the checks: where a packet is wrong in two ways, both
 // must name the same one. What it does not model: the value of the flow label
 // (see Labels), the layer 2 header of what is sent, the scheme keyed-flow, which

@@ -1,0 +1,968 @@
+package dataplane
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/waystamp/waystamp/internal/abi"
+	"github.com/waystamp/waystamp/internal/event"
+	"github.com/waystamp/waystamp/internal/host"
+	"github.com/waystamp/waystamp/internal/model"
+	"github.com/waystamp/waystamp/internal/plan"
+	"github.com/waystamp/waystamp/internal/srv6"
+)
+
+// bed is a namespace with an edge interface "out" and core interfaces "in" and
+// "side", and an instance for it. All of it goes with the test.
+type bed struct {
+	*testing.T
+	net *host.Net
+	cfg Config
+}
+
+func newBed(t *testing.T) *bed {
+	t.Helper()
+	ns, err := host.Anonymous()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { ns.Close() })
+	n, err := host.Open(ns)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { n.Close() })
+	b := &bed{T: t, net: n, cfg: Config{
+		Instance: "test-" + strings.ToLower(rand.Text()[:10]), StateDir: t.TempDir(),
+		Log: slog.New(slog.NewTextHandler(t.Output(), nil)),
+	}}
+	b.cfg.Devices = func(name string) (Device, error) {
+		l, err := n.Link(name)
+		return Device{l.Name, l.Index, l.Kind, l.MTU}, err
+	}
+	for _, name := range []string{"out", "in", "side"} {
+		b.addVeth(name)
+	}
+	t.Cleanup(func() {
+		c := b.cfg
+		c.before = nil
+		if _, err := b.detach(c); err != nil && !errors.Is(err, ErrNotThere) {
+			t.Errorf("clean up: %v", err)
+		}
+		if _, err := os.Stat(b.dir()); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("clean up: %s is still there", b.dir())
+		}
+	})
+	return b
+}
+
+func (b *bed) addVeth(name string) {
+	b.Helper()
+	if err := b.net.AddVeth(host.Veth{Name: name, PeerName: name + "-peer"}); err != nil {
+		b.Fatal(err)
+	}
+	if err := errors.Join(b.net.SetUp(name), b.net.SetUp(name+"-peer")); err != nil {
+		b.Fatal(err)
+	}
+}
+
+func (b *bed) dir() string { return instanceDir(DefaultPinDir, b.cfg.Instance) }
+
+// do runs f in the namespace.
+func (b *bed) do(f func() error) error {
+	b.Helper()
+	return b.net.NetNS().Do(f)
+}
+
+func (b *bed) must(err error) {
+	b.Helper()
+	if err != nil {
+		b.Fatal(err)
+	}
+}
+
+func (b *bed) detach(c Config) (r Removed, err error) {
+	err = b.do(func() error {
+		var err error
+		r, err = Detach(c)
+		return err
+	})
+	return r, err
+}
+
+func (b *bed) tryOpen(c Config) (d *Dataplane, err error) {
+	err = b.do(func() error {
+		var err error
+		d, err = Open(c)
+		return err
+	})
+	return d, err
+}
+
+func (b *bed) open() *Dataplane {
+	b.Helper()
+	d, err := b.tryOpen(b.cfg)
+	b.must(err)
+	b.Cleanup(func() {
+		if err := d.Close(); err != nil {
+			b.Errorf("close: %v", err)
+		}
+	})
+	return d
+}
+
+func (b *bed) apply(d *Dataplane, n plan.Node) error {
+	b.Helper()
+	return b.do(func() error { return d.Apply(n) })
+}
+
+// bedNode is a plan with a part in every role.
+func bedNode() plan.Node {
+	n := testNode()
+	n.Interfaces = []model.Interface{{Name: "out", Role: model.RoleEdge, Unmatched: model.UnmatchedDrop}, {Name: "in", Role: model.RoleCore}}
+	n.Headends = []plan.Headend{headendOf(1, 0, model.SchemeKeyed, model.Match{Destination: prefix("2001:db8:1::/48")}, 3)}
+	n.Endpoints = []plan.Endpoint{endpointOf(2, 0, model.SchemeOPoT, ownSID(1))}
+	n.Egresses = []plan.Egress{egressOf(3, 0, model.SchemeKeyed, model.Match{Destination: prefix("2001:db8:2::/48"), Source: prefix("fd00::/8")}, ownSID(2), 2)}
+	return n
+}
+
+// otherNode is one that differs from bedNode in all tables and interfaces.
+func otherNode() plan.Node {
+	n := bedNode()
+	n.Interfaces = []model.Interface{{Name: "in", Role: model.RoleEdge}, {Name: "side", Role: model.RoleCore, Datapath: model.DatapathXDP}}
+	n.Headends = []plan.Headend{headendOf(4, 1, model.SchemeOPoT, model.Match{Source: prefix("fd00:1::/32")}, 2)}
+	n.Endpoints = []plan.Endpoint{endpointOf(5, 0, model.SchemeKeyed, ownSID(3))}
+	n.Egresses = []plan.Egress{egressOf(6, 0, model.SchemePoT, model.Match{Destination: prefix("2001:db8::/32")}, ownSID(4), 3)}
+	return n
+}
+
+// elsewhere is bedNode with another locator, which needs programs of its own.
+func elsewhere(n plan.Node) plan.Node {
+	n.Locator = prefix("fc00:0:0:100::/57")
+	return n
+}
+
+// world is all that packets could tell of a data path, and its pins.
+type world struct {
+	Generations []string
+	Links       map[string]uint32 // interface and hook to program
+	Maps        []tables
+	Counters    map[string][]counter
+	Armed       []uint32
+}
+
+func (b *bed) world() world {
+	b.Helper()
+	w := world{Links: map[string]uint32{}, Counters: map[string][]counter{}}
+	whole, unfinished, err := generationDirs(b.dir())
+	if errors.Is(err, fs.ErrNotExist) {
+		err = nil
+	}
+	b.must(err)
+	w.Generations = append(whole, unfinished...)
+	for _, name := range w.Generations {
+		g := &generation{dir: filepath.Join(b.dir(), name)}
+		b.must(g.load())
+		t, err := g.read()
+		b.must(err)
+		w.Maps = append(w.Maps, t)
+		for i, h := range t.headends {
+			c, err := g.counter(h.Counter)
+			b.must(err)
+			w.Counters[fmt.Sprintf("%s %d", name, i)] = c
+		}
+		var armed wsNode
+		b.must(g.maps[tableNode].Lookup(uint32(0), &armed))
+		w.Armed = append(w.Armed, armed.Armed)
+		b.must(g.close())
+	}
+	b.must(b.do(func() error {
+		for _, name := range []string{"out", "in", "side"} {
+			dev, err := b.cfg.Devices(name)
+			if err != nil {
+				continue
+			}
+			for h, at := range map[hook]ebpf.AttachType{hookTC: ebpf.AttachTCXIngress, hookXDP: ebpf.AttachXDP} {
+				if h == hookXDP {
+					continue // not to be asked that way; see the links below
+				}
+				q, err := link.QueryPrograms(link.QueryOptions{Target: dev.Index, Attach: at})
+				if err != nil {
+					return err
+				}
+				for i, p := range q.Programs {
+					w.Links[fmt.Sprintf("%s %s %d", name, h, i)] = uint32(p.ID)
+				}
+			}
+		}
+		return nil
+	}))
+	entries, err := os.ReadDir(linksDir(b.dir()))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		b.Fatal(err)
+	}
+	for _, e := range entries {
+		l, err := link.LoadPinnedLink(filepath.Join(linksDir(b.dir()), e.Name()), nil)
+		b.must(err)
+		_, id, err := linkState(l)
+		b.must(err)
+		w.Links[e.Name()] = uint32(id)
+		b.must(l.Close())
+	}
+	return w
+}
+
+func diffWorlds(a, b world) string {
+	return cmp.Diff(a, b, cmp.AllowUnexported(tables{}, world{}))
+}
+
+func TestDataPathOutlivesItsProcess(t *testing.T) {
+	b := newBed(t)
+	d := b.open()
+	b.must(b.apply(d, bedNode()))
+	before := b.world()
+	if len(before.Generations) != 1 || before.Armed[0] != 1 || len(before.Links) != 4 {
+		t.Fatalf("after a start: %+v", before)
+	}
+	b.must(d.Close())
+	if diff := diffWorlds(before, b.world()); diff != "" {
+		t.Errorf("closing has changed something:\n%s", diff)
+	}
+	d = b.open()
+	b.must(b.apply(d, bedNode()))
+	if diff := diffWorlds(before, b.world()); diff != "" {
+		t.Errorf("taking it over has changed something:\n%s", diff)
+	}
+}
+
+func TestProgramOfEachRoleIsOnItsInterfaceAndFirst(t *testing.T) {
+	b := newBed(t)
+	// Somebody else's program is there already.
+	other, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SchedCLS, Name: "other", License: "MIT", Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, -1), asm.Return()}})
+	b.must(err)
+	defer other.Close()
+	b.must(b.do(func() error {
+		dev, err := b.cfg.Devices("in")
+		if err != nil {
+			return err
+		}
+		l, err := link.AttachTCX(link.TCXOptions{Program: other, Attach: ebpf.AttachTCXIngress, Interface: dev.Index})
+		if err != nil {
+			return err
+		}
+		t.Cleanup(func() { l.Close() })
+		return nil
+	}))
+	d := b.open()
+	b.must(b.apply(d, bedNode()))
+	w := b.world()
+	for place, program := range map[string]string{"out tc 0": progEdgeTC, "in tc 0": progCoreTC, "in tc 1": "other"} {
+		p, err := ebpf.NewProgramFromID(ebpf.ProgramID(w.Links[place]))
+		if err != nil {
+			t.Errorf("%s: %v", place, err)
+			continue
+		}
+		info, err := p.Info()
+		b.must(err)
+		if info.Name != program {
+			t.Errorf("%s is %s, want %s", place, info.Name, program)
+		}
+		p.Close()
+	}
+	states, err := d.Interfaces()
+	b.must(err)
+	want := []InterfaceState{
+		{Name: "out", Role: model.RoleEdge, Unmatched: "drop", TC: true},
+		{Name: "in", Role: model.RoleCore, TC: true},
+	}
+	if diff := cmp.Diff(want, states); diff != "" {
+		t.Errorf("interfaces: %s", diff)
+	}
+}
+
+func TestPlanChangesInPlace(t *testing.T) {
+	b := newBed(t)
+	d := b.open()
+	b.must(b.apply(d, bedNode()))
+	first := b.world()
+	b.must(b.apply(d, otherNode()))
+	w := b.world()
+	if !slices.Equal(w.Generations, first.Generations) {
+		t.Errorf("generations %v after %v; a new plan needs no new programs", w.Generations, first.Generations)
+	}
+	want, err := desire(otherNode(), w.Maps[0].ports, nil, w.Maps[0], recoverIndexes(w.Maps[0], d.gen.limits, nil))
+	b.must(err)
+	if !equalTables(want.tables, w.Maps[0]) {
+		t.Error("the maps do not hold the new plan, the whole of it and nothing else")
+	}
+	if len(w.Maps[0].ports) != 2 {
+		t.Errorf("ports %v, want those of in and side", w.Maps[0].ports)
+	}
+	states, err := d.Interfaces()
+	b.must(err)
+	if len(states) != 2 || !states[0].TC || states[0].XDP || !states[1].TC || !states[1].XDP {
+		t.Errorf("interfaces %+v", states)
+	}
+	if _, still := w.Links["out tc 0"]; still {
+		t.Error("the program is still on an interface that the plan no longer has")
+	}
+	b.must(b.apply(d, bedNode()))
+	w = b.world()
+	if w.Links["in tc 0"] != first.Links["in tc 0"] || w.Links["out tc 0"] != first.Links["out tc 0"] || len(w.Links) != len(first.Links) {
+		t.Errorf("links %v after going back, want %v", w.Links, first.Links)
+	}
+}
+
+func TestOtherLocatorGetsNewProgramsOnTheSameLinks(t *testing.T) {
+	b := newBed(t)
+	d := b.open()
+	n := bedNode()
+	n.Interfaces[1].Datapath = model.DatapathXDP
+	b.must(b.apply(d, n))
+	d.runEdge(t, plainPacket("fd00::1", "fc00:0:0:101::")) // refused: outside-sid
+	links := map[linkKey]link.ID{}
+	for k, a := range d.links {
+		info, err := a.link.Info()
+		b.must(err)
+		links[k] = info.ID
+	}
+	first := b.world()
+
+	b.must(b.apply(d, elsewhere(n)))
+	w := b.world()
+	if len(w.Generations) != 1 || w.Generations[0] == first.Generations[0] {
+		t.Fatalf("generations %v after %v; want one new", w.Generations, first.Generations)
+	}
+	for k, a := range d.links {
+		info, err := a.link.Info()
+		b.must(err)
+		if info.ID != links[k] {
+			t.Errorf("%v: link %d has been replaced by %d; in between there was none", k, links[k], info.ID)
+		}
+	}
+	for name, id := range w.Links {
+		if id == first.Links[name] {
+			t.Errorf("%s still has the old program", name)
+		}
+	}
+	old, now := one(t, first.Counters), one(t, w.Counters)
+	for i := range now {
+		if now[i].Last < old[i].Ceiling {
+			t.Errorf("numbers go on after %d, though those up to %d may be used", now[i].Last, old[i].Ceiling)
+		}
+	}
+	c, err := d.Counters()
+	b.must(err)
+	if len(c.Refusals) != 1 || c.Refusals[0].Reason != abi.ReasonOutsideSID || c.Refusals[0].Dropped != 1 {
+		t.Errorf("refusals %+v; want the one from before", c.Refusals)
+	}
+}
+
+func one[K comparable, V any](t *testing.T, m map[K]V) V {
+	t.Helper()
+	if len(m) != 1 {
+		t.Fatalf("%d entries, want one: %v", len(m), m)
+	}
+	for _, v := range m {
+		return v
+	}
+	panic("unreachable")
+}
+
+func TestManyMoreChainsGetLargerArraysAndKeepCounting(t *testing.T) {
+	b := newBed(t)
+	d := b.open()
+	b.must(b.apply(d, bedNode()))
+	d.runEdge(t, plainPacket("fd00::1", "2001:db8:1::1")) // stamped by the headend, whatever becomes of it
+	before, err := d.Counters()
+	b.must(err)
+	if before.Paths[0].Packets != 1 {
+		t.Fatalf("counters %+v; want one packet stamped", before.Paths)
+	}
+	n := bedNode()
+	for i := range 300 {
+		a := addr("2001:db8:ffff::").As16()
+		a[6], a[7] = byte(i>>8), byte(i)
+		m := model.Match{Destination: prefix(netipAddr(a) + "/64")}
+		n.Headends = append(n.Headends, headendOf(uint32(1000+i), 0, model.SchemeKeyed, m, 2))
+	}
+	b.must(b.apply(d, n))
+	if d.gen.limits.counters < 301 || d.gen.limits.stats < 303 || d.gen.seq != 2 {
+		t.Errorf("limits %+v, generation %d", d.gen.limits, d.gen.seq)
+	}
+	if got := len(b.world().Maps[0].headends); got != 301 {
+		t.Errorf("%d headends, want 301", got)
+	}
+	// Fewer again: no reason for smaller ones.
+	b.must(b.apply(d, bedNode()))
+	if d.gen.seq != 2 {
+		t.Errorf("generation %d for a smaller plan, want the same", d.gen.seq)
+	}
+}
+
+func netipAddr(a [16]byte) string { return netip.AddrFrom16(a).String() }
+
+// breaker breaks off at the n-th step of a kind.
+type breaker struct {
+	count map[string]int // steps of each kind since reset
+	kind  string
+	nth   int
+	fail  func() error
+}
+
+func (k *breaker) reset(kind string, nth int) { k.count, k.kind, k.nth = map[string]int{}, kind, nth }
+
+func (k *breaker) before(step, _ string) error {
+	k.count[step]++
+	if step == k.kind && k.count[step] == k.nth {
+		return k.fail()
+	}
+	return nil
+}
+
+// Each kind of step, the first and the last time that it is taken.
+func TestFailureAtAnyStepLeavesWhatWasThere(t *testing.T) {
+	build := []string{stepCreateMap, stepLoad, stepPin, stepWriteNumber, stepChange, stepArm, stepCommit}
+	for _, c := range []struct {
+		name  string
+		first bool // nothing is there before, else bedNode is in force
+		to    plan.Node
+		kinds []string // in their order
+	}{
+		{"first start", true, bedNode(), append(build, stepLinkAttach)},
+		{"new plan", false, otherNode(), []string{stepWriteNumber, stepChange, stepArm, stepLinkUpdate, stepLinkAttach}},
+		{"new generation", false, elsewhere(otherNode()), append(build, stepLinkUpdate, stepLinkAttach)},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			b := newBed(t)
+			broken := errors.New("broken off by the test")
+			k := &breaker{fail: func() error { return broken }}
+			k.reset("", 0)
+			b.cfg.before = k.before
+			d := b.open()
+			if !c.first {
+				b.must(b.apply(d, bedNode()))
+			}
+			before := b.world()
+			try := func(kind string, nth int) {
+				t.Helper()
+				k.reset(kind, nth)
+				if err := b.apply(d, c.to); !errors.Is(err, broken) || errors.As(err, new(*DegradedError)) {
+					t.Fatalf("broken off at %q, time %d: got %v; want the test's error", kind, nth, err)
+				}
+				if diff := diffWorlds(before, b.world()); diff != "" {
+					t.Fatalf("broken off at %q, time %d: something has changed:\n%s", kind, nth, diff)
+				}
+			}
+			for _, kind := range c.kinds {
+				try(kind, 1)
+			}
+			// What came before the last kind is known now.
+			last := k.count
+			last[c.kinds[len(c.kinds)-1]] = 1
+			if slices.Contains(c.kinds, stepLinkAttach) {
+				last[stepLinkAttach] = 2
+			}
+			for _, kind := range c.kinds {
+				if last[kind] > 1 {
+					try(kind, last[kind])
+				}
+			}
+			// And it is not stuck.
+			k.reset("", 0)
+			b.must(b.apply(d, c.to))
+		})
+	}
+}
+
+// A process that dies takes nothing back.
+func TestDeathAtAnyStepIsMendedByTheNextProcess(t *testing.T) {
+	for _, c := range []struct {
+		kind string
+		nth  int
+	}{
+		{stepCreateMap, 3}, {stepLoad, 2}, {stepPin, 18}, {stepReserve, 1}, {stepWriteNumber, 1}, {stepChange, 5},
+		{stepArm, 1}, {stepCommit, 1}, {stepLinkUpdate, 1}, {stepLinkAttach, 1}, {stepLinkAttach, 2}, {stepLinkDetach, 1}, {stepRemoveOld, 1},
+	} {
+		t.Run(fmt.Sprint(c.kind, " ", c.nth), func(t *testing.T) {
+			b := newBed(t)
+			type died struct{}
+			k := &breaker{fail: func() error { panic(died{}) }}
+			k.reset("", 0)
+			cfg := b.cfg
+			cfg.before = k.before
+			d, err := b.tryOpen(cfg)
+			b.must(err)
+			b.must(b.apply(d, bedNode()))
+			n := elsewhere(otherNode())
+			k.reset(c.kind, c.nth)
+			b.must(b.do(func() (err error) {
+				defer func() {
+					if r := recover(); r != any(died{}) {
+						t.Errorf("it did not die but %v: %v", r, err)
+					}
+				}()
+				return d.Apply(n)
+			}))
+			b.must(d.kill())
+
+			next := b.open()
+			if w := b.world(); w.Links["in tc 0"] == 0 {
+				t.Fatalf("an interface of both plans is unguarded: %v", w.Links)
+			}
+			b.must(b.apply(next, n))
+			w := b.world()
+			if len(w.Generations) != 1 || w.Armed[0] != 1 {
+				t.Fatalf("generations %v, armed %v", w.Generations, w.Armed)
+			}
+			want, err := desire(n, w.Maps[0].ports, nil, w.Maps[0], recoverIndexes(w.Maps[0], next.gen.limits, nil))
+			b.must(err)
+			if !equalTables(want.tables, w.Maps[0]) {
+				t.Fatal("the maps do not hold the plan")
+			}
+			for name := range w.Links {
+				if strings.HasPrefix(name, "out") {
+					t.Errorf("%s is still attached", name)
+				}
+			}
+		})
+	}
+}
+
+// kill lets go of everything as the death of the process would.
+func (d *Dataplane) kill() error {
+	d.mu.TryLock() // whoever died held it
+	d.mu.Unlock()
+	var errs []error
+	errs = append(errs, d.events.close())
+	for _, l := range d.links {
+		errs = append(errs, l.link.Close())
+	}
+	return errors.Join(append(errs, d.gen.close(), d.lock.Close())...)
+}
+
+func TestMissingInterfaceIsNamedBeforeAnythingIsChanged(t *testing.T) {
+	b := newBed(t)
+	d := b.open()
+	n := bedNode()
+	n.Interfaces = append(n.Interfaces, model.Interface{Name: "gone", Role: model.RoleCore})
+	err := b.apply(d, n)
+	if !errors.Is(err, host.ErrNoLink) || !strings.Contains(err.Error(), "interface gone") {
+		t.Errorf("got %v; want an error that names the interface", err)
+	}
+	b.must(b.apply(d, bedNode()))
+	before := b.world()
+	if err := b.apply(d, n); !errors.Is(err, host.ErrNoLink) {
+		t.Errorf("got %v", err)
+	}
+	if diff := diffWorlds(before, b.world()); diff != "" {
+		t.Errorf("a refused plan has changed something:\n%s", diff)
+	}
+}
+
+func TestSecondProcessIsRefused(t *testing.T) {
+	b := newBed(t)
+	d := b.open()
+	b.must(b.apply(d, bedNode()))
+	if _, err := b.tryOpen(b.cfg); !errors.Is(err, ErrBusy) {
+		t.Errorf("a second process: %v; want ErrBusy", err)
+	}
+	if _, err := b.detach(b.cfg); !errors.Is(err, ErrBusy) {
+		t.Errorf("detach under a running process: %v; want ErrBusy", err)
+	}
+	if len(b.world().Links) != 4 {
+		t.Error("it has changed something")
+	}
+}
+
+func TestInstanceOfAnotherNamespaceIsRefused(t *testing.T) {
+	a := newBed(t)
+	d := a.open()
+	a.must(a.apply(d, bedNode()))
+	a.must(d.Close())
+	b := newBed(t)
+	cfg := b.cfg
+	cfg.Instance = a.cfg.Instance
+	_, err := b.tryOpen(cfg)
+	if err == nil || !strings.Contains(err.Error(), "another network namespace") {
+		t.Errorf("got %v", err)
+	}
+	if len(a.world().Links) != 4 {
+		t.Error("it has changed something")
+	}
+}
+
+func TestDetachLeavesNothing(t *testing.T) {
+	b := newBed(t)
+	d := b.open()
+	n := bedNode()
+	n.Interfaces[1].Datapath = model.DatapathXDP
+	b.must(b.apply(d, n))
+	d.runEdge(t, plainPacket("fd00::1", "2001:db8:1::1"))
+	b.must(d.Close())
+	r, err := b.detach(b.cfg)
+	b.must(err)
+	if r.Links != 3 || !slices.Equal(r.Unguarded, []uint32{3}) {
+		t.Errorf("removed %+v; want 3 links, path 3 unguarded", r)
+	}
+	if w := b.world(); len(w.Links) != 0 {
+		t.Errorf("still attached: %v", w.Links)
+	}
+	if _, err := os.Stat(b.dir()); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("%s is still there", b.dir())
+	}
+	if _, err := b.detach(b.cfg); !errors.Is(err, ErrNotThere) {
+		t.Errorf("detach of nothing: %v; want ErrNotThere", err)
+	}
+	// The headend gave out one number; the rest was given back.
+	if s := reserveOne(t, b.cfg.StateDir, counterKey{be32(1), 0}, 0); s.start != 1 {
+		t.Errorf("the next numbers start after %d, want after 1", s.start)
+	}
+}
+
+func TestDetachWorksOnABrokenDataPath(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		spoil func(dir string) error
+	}{
+		{"a map's pin is gone", func(dir string) error { return os.Remove(filepath.Join(dir, "ws_hops")) }},
+		{"a program's pin is gone", func(dir string) error { return os.Remove(filepath.Join(dir, progCoreTC)) }},
+		{"the generation is gone", os.RemoveAll},
+		{"another generation is half built", func(dir string) error { return os.Mkdir(filepath.Join(filepath.Dir(dir), "new-HALF"), 0o700) }},
+		{"something strange is there", func(dir string) error {
+			return os.Mkdir(filepath.Join(linksDir(filepath.Dir(dir)), "tc-strange"), 0o700)
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			b := newBed(t)
+			d := b.open()
+			b.must(b.apply(d, bedNode()))
+			dir := d.gen.dir
+			b.must(d.Close())
+			b.must(c.spoil(dir))
+			if _, err := b.detach(b.cfg); err != nil {
+				t.Error(err)
+			}
+			if w := b.world(); len(w.Links) != 0 {
+				t.Errorf("still attached: %v", w.Links)
+			}
+		})
+	}
+}
+
+func TestBrokenPinsAreReplacedWithoutAGap(t *testing.T) {
+	for _, pin := range []string{"ws_hops", progEdgeTC} {
+		t.Run(pin, func(t *testing.T) {
+			b := newBed(t)
+			d := b.open()
+			b.must(b.apply(d, bedNode()))
+			dir := d.gen.dir
+			b.must(d.Close())
+			b.must(os.Remove(filepath.Join(dir, pin)))
+			d = b.open()
+			if len(d.links) != 2 {
+				t.Fatalf("%d links after opening; want both still there", len(d.links))
+			}
+			b.must(b.apply(d, bedNode()))
+			w := b.world()
+			if len(w.Generations) != 1 || w.Armed[0] != 1 {
+				t.Errorf("generations %v, armed %v", w.Generations, w.Armed)
+			}
+			// The old ones were out of reach; the record on disk knows.
+			if c := one(t, w.Counters); c[0].Last < numberStep {
+				t.Errorf("numbers start again after %d", c[0].Last)
+			}
+		})
+	}
+}
+
+func TestReconcileRepairsWhatOthersHaveDone(t *testing.T) {
+	b := newBed(t)
+	d := b.open()
+	n := bedNode()
+	b.must(b.apply(d, n))
+	before := b.world()
+
+	foreign := encodeHopKey(ownSID(77), 99, 0)
+	b.must(d.gen.maps[tableHops].Put(&foreign, hop{Behaviour: 1}))
+	for k := range before.Maps[0].guardDst {
+		b.must(d.gen.maps[tableGuardDst].Delete(&k))
+	}
+	b.must(d.gen.maps[tableNode].Put(uint32(0), wsNode{}))
+	b.must(os.Remove(filepath.Join(d.gen.dir, "ws_egresses")))
+	for _, a := range d.links {
+		b.must(os.Remove(a.path))
+	}
+	b.must(b.do(d.Reconcile))
+	if diff := diffWorlds(before, b.world()); diff != "" {
+		t.Errorf("not repaired:\n%s", diff)
+	}
+}
+
+func TestInterfaceThatComesBackIsGuardedAgain(t *testing.T) {
+	b := newBed(t)
+	d := b.open()
+	b.must(b.apply(d, bedNode()))
+	b.must(b.net.DeleteLink("in"))
+	err := b.do(d.Reconcile)
+	degraded, ok := errors.AsType[*DegradedError](err)
+	if !ok || len(degraded.Problems) != 1 || !errors.Is(err, host.ErrNoLink) {
+		t.Errorf("without the interface: %v; want a DegradedError that names it", err)
+	}
+	if w := b.world(); w.Links["out tc 0"] == 0 {
+		t.Error("the other interface is not guarded any more")
+	}
+	b.addVeth("in")
+	b.must(b.do(d.Reconcile))
+	if w := b.world(); w.Links["in tc 0"] == 0 || len(w.Maps[0].ports) != 2 {
+		t.Errorf("links %v, ports %v; want the new device in both", w.Links, w.Maps[0].ports)
+	}
+}
+
+func TestOwnAddressesAreSetAndTakenBack(t *testing.T) {
+	b := newBed(t)
+	d := b.open()
+	own := encodeDst(prefix("2001:db8:1::7/128"))
+	b.must(d.SetLocal([]netip.Addr{addr("2001:db8:1::7"), addr("192.0.2.1"), addr("fe80::1%eth0")}))
+	b.must(b.apply(d, bedNode()))
+	w := b.world()
+	if m := w.Maps[0].matchDst[own]; m.Local != 1 || m.Action != uint8(abi.MatchActionPath) {
+		t.Errorf("steering says %+v of an own address within a chain's match", m)
+	}
+	if m := w.Maps[0].guardDst[own]; m.Local != 1 || m.Action != uint8(abi.MatchActionNone) {
+		t.Errorf("the guard says %+v of an own address outside of all", m)
+	}
+	b.must(d.SetLocal(nil))
+	if w := b.world(); len(w.Maps[0].guardDst) != 1 || len(w.Maps[0].matchDst) != 1 {
+		t.Errorf("after taking them back: %v, %v", w.Maps[0].guardDst, w.Maps[0].matchDst)
+	}
+}
+
+func TestHeadendWithoutARecordOfNumbersRefusesAndTheRestWorks(t *testing.T) {
+	b := newBed(t)
+	path := filepath.Join(b.cfg.StateDir, "counters.json")
+	b.must(os.WriteFile(path, []byte("{"), 0o600))
+	d := b.open()
+	err := b.apply(d, bedNode())
+	if _, ok := errors.AsType[*DegradedError](err); !ok || !strings.Contains(err.Error(), path) {
+		t.Fatalf("got %v; want a DegradedError that names the file", err)
+	}
+	d.runEdge(t, plainPacket("fd00::1", "2001:db8:1::1"))
+	c, err := d.Counters()
+	b.must(err)
+	if len(c.Refusals) != 1 || c.Refusals[0].Reason != abi.ReasonRNDExhausted {
+		t.Errorf("refusals %+v; want rnd-exhausted", c.Refusals)
+	}
+	if w := b.world(); w.Armed[0] != 1 || len(w.Maps[0].egresses) != 1 || len(w.Links) != 4 {
+		t.Errorf("the rest of the plan is not in force: %+v", w)
+	}
+	b.must(os.Remove(path))
+	b.must(b.do(d.Reconcile))
+	d.runEdge(t, plainPacket("fd00::1", "2001:db8:1::1"))
+	if c, err = d.Counters(); err != nil || c.Paths[0].Packets != 1 {
+		t.Errorf("with a record: %+v, %v; want one packet stamped", c.Paths, err)
+	}
+}
+
+func TestHeadendGetsNewNumbersBeforeItsOwnAreUsedUp(t *testing.T) {
+	b := newBed(t)
+	d := b.open()
+	b.must(b.apply(d, bedNode()))
+	before := one(t, b.world().Maps[0].headends)
+	c, err := d.gen.counter(before.Counter)
+	b.must(err)
+	ceiling := c[0].Ceiling
+	c[len(c)-1].Last = ceiling - numberReserve + 1
+	b.must(d.gen.maps[tableCounters].Put(before.Counter, c))
+	b.must(b.do(d.Reconcile))
+	after := one(t, b.world().Maps[0].headends)
+	if after.Counter == before.Counter {
+		t.Fatal("the counter that programs count on was written to")
+	}
+	for _, cpu := range one(t, b.world().Counters) {
+		if cpu.Last != ceiling || cpu.Ceiling != ceiling+numberStep {
+			t.Errorf("numbers %+v; want those after %d", cpu, ceiling)
+		}
+	}
+	if got, err := d.gen.counter(before.Counter); err != nil || !slices.Equal(got, c) {
+		t.Errorf("the old counter is %+v, %v; want it untouched", got, err)
+	}
+	b.must(b.do(d.Reconcile))
+	if again := one(t, b.world().Maps[0].headends); again.Counter != after.Counter {
+		t.Error("new numbers though there are enough")
+	}
+}
+
+func TestRefusedPacketBecomesAnEvent(t *testing.T) {
+	b := newBed(t)
+	d := b.open()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	events := make(chan event.Event, 16)
+	ended := make(chan error, 1)
+	go func() { ended <- d.Events(ctx, func(e event.Event) { events <- e }) }() // before there is a data path
+	b.must(b.apply(d, bedNode()))
+	sent := plainPacket("fd00::1", "fc00:0:0:101::")
+	began := time.Now()
+	d.runEdge(t, sent)
+	next := func() event.Event {
+		select {
+		case e := <-events:
+			return e
+		case err := <-ended:
+			t.Fatalf("the reader has ended: %v", err)
+		case <-ctx.Done():
+			t.Fatal("no event came")
+		}
+		panic("unreachable")
+	}
+	e := next()
+	if e.Node != "r1" || e.Reason != "outside-sid" || e.Text != abi.ReasonOutsideSID.Text() || e.Hook != "tc" || e.Reported {
+		t.Errorf("event %+v", e)
+	}
+	if !slices.Equal(e.Packet, sent) || e.Len != uint32(len(sent)) {
+		t.Errorf("packet %x of %d bytes, want %x", e.Packet, e.Len, sent)
+	}
+	if off := e.Time.Sub(began); off < -time.Second || off > 5*time.Second {
+		t.Errorf("time is off by %s", off)
+	}
+	// The reader goes on over a change of generations.
+	b.must(b.apply(d, elsewhere(bedNode())))
+	d.runEdge(t, sent)
+	if e := next(); e.Reason != "outside-sid" {
+		t.Errorf("event %+v", e)
+	}
+	b.must(d.Close())
+	if err := <-ended; err != nil {
+		t.Errorf("after Close the reader ends with %v, want nil", err)
+	}
+}
+
+func TestNothingIsLeftOpen(t *testing.T) {
+	b := newBed(t)
+	count := func() int {
+		entries, err := os.ReadDir("/proc/self/fd")
+		b.must(err)
+		return len(entries)
+	}
+	round := func() {
+		d, err := b.tryOpen(b.cfg)
+		b.must(err)
+		b.must(b.apply(d, bedNode()))
+		b.must(b.apply(d, otherNode()))
+		b.must(b.apply(d, elsewhere(otherNode())))
+		b.must(b.apply(d, elsewhere(bedNode())))
+		b.must(b.do(d.Reconcile))
+		b.must(d.Close())
+		_, err = b.detach(b.cfg)
+		b.must(err)
+	}
+	round()
+	before := count()
+	for range 3 {
+		round()
+	}
+	if after := count(); after > before {
+		t.Errorf("%d file descriptors more than before", after-before)
+	}
+}
+
+func TestPinsOutsideOfABPFFilesystemAreRefused(t *testing.T) {
+	b := newBed(t)
+	cfg := b.cfg
+	cfg.PinDir = t.TempDir()
+	if _, err := b.tryOpen(cfg); err == nil || !strings.Contains(err.Error(), "is not on a bpf filesystem") {
+		t.Errorf("got %v", err)
+	}
+	cfg.PinDir = "relative"
+	if _, err := b.tryOpen(cfg); err == nil || !strings.Contains(err.Error(), "not an absolute path") {
+		t.Errorf("got %v", err)
+	}
+	cfg = b.cfg
+	cfg.Instance = "../x"
+	if _, err := b.tryOpen(cfg); err == nil {
+		t.Error("an instance outside of the pin directory is taken")
+	}
+}
+
+func TestXDPThatCannotBeSaysWhy(t *testing.T) {
+	b := newBed(t)
+	other, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.XDP, License: "MIT", Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 2), asm.Return()}})
+	b.must(err)
+	defer other.Close()
+	b.must(b.do(func() error {
+		dev, err := b.cfg.Devices("in")
+		if err != nil {
+			return err
+		}
+		l, err := link.AttachXDP(link.XDPOptions{Program: other, Interface: dev.Index})
+		if err == nil {
+			t.Cleanup(func() { l.Close() })
+		}
+		return err
+	}))
+	d := b.open()
+	n := bedNode()
+	n.Interfaces[1].Datapath = model.DatapathXDP
+	err = b.apply(d, n)
+	if err == nil || !strings.Contains(err.Error(), "interface in at XDP") || !strings.Contains(err.Error(), "another XDP program is there") {
+		t.Errorf("got %v", err)
+	}
+	if w := b.world(); len(w.Links) != 0 || len(w.Generations) != 0 {
+		t.Errorf("left behind: %v", w.Generations)
+	}
+	n.Interfaces = []model.Interface{{Name: "lo", Role: model.RoleCore, Datapath: model.DatapathXDP}}
+	if err = b.apply(d, n); err == nil || !strings.Contains(err.Error(), "may have no native XDP") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestKernelAndPermissionsAreEnough(t *testing.T) {
+	if err := Check(); err != nil {
+		t.Fatal(err)
+	}
+	e := &UnsupportedError{"tcx", "6.6"}
+	if !errors.Is(e, errors.ErrUnsupported) || !strings.Contains(e.Error(), "Linux 6.6 is the first") {
+		t.Error(e)
+	}
+}
+
+// runEdge gives a frame to the program of edge interfaces.
+func (d *Dataplane) runEdge(t *testing.T, frame []byte) {
+	t.Helper()
+	if _, err := d.gen.programs[progEdgeTC].Run(&ebpf.RunOptions{Data: frame}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func plainPacket(from, to string) []byte {
+	p := srv6.Packet{
+		Ethernet: &srv6.Ethernet{Type: srv6.EtherTypeIPv6},
+		Header:   srv6.Header{NextHeader: 59, HopLimit: 64, Source: addr(from), Destination: addr(to)},
+		Payload:  make([]byte, 20),
+	}
+	if err := p.Fix(); err != nil {
+		panic(err)
+	}
+	b, err := p.Append(nil)
+	if err != nil {
+		panic(err)
+	}
+	return b
+}
