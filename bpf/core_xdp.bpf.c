@@ -52,6 +52,7 @@ static __always_inline int end_xdp(ctx_t *ctx, const struct endpoint *ep)
 	if (!n)
 		return CTX_PASS;
 	end_advance(ep, next, true);
+	end_stamp(ep);
 	stats_add(ep->hop->stats, 1, len - endpoint_outer_len(ep));
 	return nexthop_take(ep->eth, n);
 }

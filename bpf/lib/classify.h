@@ -45,3 +45,9 @@ static __always_inline struct ws_match guard(const struct ip6_hdr *ip6)
 {
 	return classify_in(&ws_guard_dst, &ws_guard_src, ip6);
 }
+
+/* What must pass a local function of this node: target is its proxy. */
+static __always_inline struct ws_match local_guard(const struct ip6_hdr *ip6)
+{
+	return classify_in(&ws_local_dst, &ws_local_src, ip6);
+}

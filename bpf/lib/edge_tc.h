@@ -9,7 +9,6 @@
 #include "net.h"
 #include "refuse.h"
 
-#define ETH_P_IP 0x0800
 #define AF_INET 2
 
 /* What a headend reads behind the IPv6 header: a TCP header. */

@@ -20,6 +20,7 @@ struct endpoint {
 	struct sid *list;
 	struct proof_tlv *tlv;
 	const struct ws_hop *hop;
+	__be64 sid; /* that it came for, upper 64 bits */
 	__u32 segments; /* in the list carried */
 };
 
@@ -27,6 +28,11 @@ struct endpoint {
 static __always_inline enum ws_reason bounds_bug(void)
 {
 	return WS_REASON_BOUNDS_BUG;
+}
+
+static __always_inline enum ws_reason strip_failed(void)
+{
+	return WS_REASON_STRIP_FAILED;
 }
 
 /* Bytes from the IPv6 header to the inner packet. */
@@ -60,6 +66,7 @@ static __always_inline enum ws_reason endpoint_find_hop(struct endpoint *ep)
 		.epoch = ep->tlv->epoch,
 	};
 
+	ep->sid = k.sid;
 	ep->hop = bpf_map_lookup_elem(&ws_hops, &k);
 	if (!ep->hop)
 		return hop_missing(k);
@@ -87,7 +94,7 @@ end_check(const struct endpoint *ep, bool first, const struct sid **next)
 	return WS_REASON_NONE;
 }
 
-/* RFC 8986 4.1 S12 to S14, and the stamp. */
+/* RFC 8986 4.1 S12 to S14. */
 static __always_inline void end_advance(const struct endpoint *ep,
 					const struct sid *next, bool first)
 {
@@ -96,6 +103,10 @@ static __always_inline void end_advance(const struct endpoint *ep,
 	if (first)
 		ep->ip6->hop_limit--;
 	ep->srh->segments_left--;
+}
+
+static __always_inline void end_stamp(const struct endpoint *ep)
+{
 	stamp(ep->tlv, &ep->hop->share, ep->hop->scheme, ep->hop->position);
 }
 
@@ -119,17 +130,14 @@ static __always_inline enum ws_reason egress_judge(const struct endpoint *ep,
 	return proof_verify(ep->tlv, ep->hop, e);
 }
 
-/* What is inside must be what the proof is for. *inner is in bounds where this
- * succeeds.
- */
-static __always_inline enum ws_reason inner_check(const struct endpoint *ep,
-						  struct ip6_hdr **inner)
+/* *inner is in bounds where this succeeds. */
+static __always_inline enum ws_reason inner_find(const struct endpoint *ep,
+						 struct ip6_hdr **inner)
 {
 	struct cursor c = {
 		.pos = (void *)ep->ip6 + endpoint_outer_len(ep),
 		.end = ep->end,
 	};
-	struct ws_match m;
 
 	if (ep->srh->nexthdr != NEXTHDR_IPV6)
 		return WS_REASON_INNER_PROTOCOL;
@@ -138,7 +146,20 @@ static __always_inline enum ws_reason inner_check(const struct endpoint *ep,
 		return WS_REASON_INNER_TRUNCATED;
 	if (!ip6_is_ip6(*inner))
 		return WS_REASON_INNER_VERSION;
-	/* A proof for one chain opens no other. */
+	return WS_REASON_NONE;
+}
+
+/* What is inside must be what the proof is for: a proof for one chain opens no
+ * other.
+ */
+static __always_inline enum ws_reason inner_check(const struct endpoint *ep,
+						  struct ip6_hdr **inner)
+{
+	enum ws_reason r = inner_find(ep, inner);
+	struct ws_match m;
+
+	if (r)
+		return r;
 	m = guard(*inner);
 	if (m.action != WS_MATCH_PATH || m.target != ep->tlv->path)
 		return WS_REASON_WRONG_CHAIN;

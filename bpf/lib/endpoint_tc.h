@@ -7,6 +7,7 @@
 #include "hook.h"
 #include "maps.h"
 #include "net.h"
+#include "proxy_in.h"
 #include "pull.h"
 #include "refuse.h"
 #include "srh.h"
@@ -106,6 +107,7 @@ static __always_inline int end_tc(struct __sk_buff *skb, struct endpoint *ep,
 	if (r)
 		return ws_refuse(skb, r, 0);
 	end_advance(ep, next, first);
+	end_stamp(ep);
 	stats_add(ep->hop->stats, train_frames(skb, headers),
 		  skb->len - headers);
 	return in_locator(ep->ip6->dst[0]) ? STEP_AGAIN : STEP_FORWARD;
@@ -143,7 +145,7 @@ static __always_inline int dt46_tc(struct __sk_buff *skb, struct endpoint *ep)
 	rc = bpf_skb_adjust_room(skb, -(__s32)outer, BPF_ADJ_ROOM_MAC,
 				 BPF_F_ADJ_ROOM_FIXED_GSO);
 	if (rc)
-		return ws_refuse(skb, WS_REASON_STRIP_FAILED, rc);
+		return ws_refuse(skb, strip_failed(), rc);
 	stats_add(stats, frames, bytes);
 	return ws_deliver(skb);
 }
@@ -167,6 +169,8 @@ __noinline int ws_endpoint_step(struct __sk_buff *skb, int first)
 		return end_tc(skb, &ep, first);
 	if (ep.hop->behaviour == WS_BEHAVIOUR_END_DT46)
 		return dt46_tc(skb, &ep);
+	if (ep.hop->behaviour == WS_BEHAVIOUR_END_AD)
+		return ad_tc(skb, &ep, first);
 	return ws_refuse(skb, WS_REASON_BEHAVIOUR_BUG, 0);
 }
 

@@ -8,28 +8,11 @@
 #include "hook.h"
 #include "maps.h"
 #include "net.h"
+#include "push.h"
 #include "refuse.h"
 #include "rnd.h"
 #include "stats.h"
 #include "train.h"
-
-#define EALREADY 114
-
-/* Moves the packet: every pointer taken before is gone. */
-static __always_inline long push(struct __sk_buff *skb, __u32 len)
-{
-	long rc = bpf_skb_adjust_room(skb, len, BPF_ADJ_ROOM_MAC,
-				      BPF_F_ADJ_ROOM_ENCAP_L3_IPV6 |
-					      BPF_F_ADJ_ROOM_FIXED_GSO);
-
-	/* The packet is a tunnel's already, or once was: the kernel keeps one
-	 * pair of inner offsets, and it is taken.
-	 */
-	if (rc == -EALREADY)
-		rc = bpf_skb_adjust_room(skb, len, BPF_ADJ_ROOM_MAC,
-					 BPF_F_ADJ_ROOM_FIXED_GSO);
-	return rc;
-}
 
 /* ip6: the packet's header, c stands behind it. */
 static __always_inline int headend_tc(struct __sk_buff *skb, struct cursor c,

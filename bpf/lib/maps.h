@@ -10,6 +10,7 @@
 #include <waystamp/abi.h>
 
 #define WS_CHAINS_MAX 65536
+#define WS_PROXIES_MAX 1024
 
 volatile const struct ws_config cfg = {};
 
@@ -104,6 +105,86 @@ struct {
 	__type(value, struct ws_nexthop);
 	__uint(max_entries, 16384);
 } ws_nexthops SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u32);
+	__type(value, struct ws_proxy);
+	__uint(max_entries, WS_PROXIES_MAX);
+} ws_proxies SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__type(key, __u32);
+	__type(value, struct ws_proxy_stats);
+	__uint(max_entries, WS_PROXIES_MAX);
+} ws_proxy_stats SEC(".maps");
+
+/* Too large for the stack: where an entry of ws_cache is put together. Programs
+ * on TC do not interrupt each other on one CPU.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__type(key, __u32);
+	__type(value, struct ws_cached);
+	__uint(max_entries, 1);
+} ws_scratch SEC(".maps");
+
+/* About 550 bytes per entry, live or not; user space sets max_entries to what
+ * the functions of the node need. The least recently used gives way.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__type(key, struct ws_cache_key);
+	__type(value, struct ws_cached);
+	__uint(max_entries, 65536);
+} ws_cache SEC(".maps");
+
+/* About 80 bytes per entry. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__type(key, struct ws_cache_key);
+	__type(value, struct ws_copies);
+	__uint(max_entries, 16384);
+} ws_copies SEC(".maps");
+
+/* Packets that are recognised by metadata: skb->tc_index is the index here, and
+ * 0 means none. 472 bytes per entry; lowered by user space.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, struct ws_cached);
+	__uint(max_entries, 65536);
+} ws_slots SEC(".maps");
+
+/* Where a CPU looks for a free slot next. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__type(key, __u32);
+	__type(value, __u32);
+	__uint(max_entries, WS_PROXIES_MAX);
+} ws_slot_next SEC(".maps");
+
+/* What chains require that pass a local function of this node: such a packet
+ * that leaves without a header has lost it.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct ws_dst_key);
+	__type(value, struct ws_match);
+	__uint(max_entries, WS_CHAINS_MAX);
+} ws_local_dst SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct ws_src_key);
+	__type(value, struct ws_match);
+	__uint(max_entries, WS_CHAINS_MAX);
+} ws_local_src SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);

@@ -8,6 +8,7 @@
 #include <bpf/bpf_endian.h>
 #include <waystamp/abi.h>
 
+#define ETH_P_IP 0x0800
 #define ETH_P_IPV6 0x86DD
 
 #define NEXTHDR_TCP 6

@@ -16,6 +16,12 @@ const (
 	// IPv6 header, SRH, WS_SEGS_MAX segments, proof TLV.
 	OuterMax = 328
 
+	// Outer header with WS_SEGS_MAX segments and as many TLVs as a node takes.
+	CachedMax = 432
+
+	// Bytes behind an inner packet's IP header that its fingerprint covers.
+	FingerprintLen = 64
+
 	// Bytes of the packet that an event carries.
 	EventData = 448
 

@@ -50,18 +50,26 @@ const (
 	ReasonTooBig            Reason = 41 // the packet exceeds the MTU of the way out
 	ReasonNoRoute           Reason = 42 // the kernel's table has no way to the next segment
 	ReasonInnerNoRoute      Reason = 43 // the kernel's table has no way to the inner destination
-	ReasonLoop              Reason = 44 // more consecutive segments on this node than a segment list holds
-	ReasonPushFailed        Reason = 45 // the kernel could not make room for the outer header
-	ReasonStripFailed       Reason = 46 // the kernel could not remove the outer header
-	ReasonWriteFailed       Reason = 47 // the kernel could not write the outer header
-	ReasonVlanFailed        Reason = 48 // the kernel could not remove the tag of a priority-tagged frame
-	ReasonPullFailed        Reason = 49 // the kernel could not make the headers contiguous
-	ReasonHeadendMissingBug Reason = 50 // a classification rule names a headend entry that is not there
-	ReasonHeadendLengthBug  Reason = 51 // a headend entry has an impossible header length
-	ReasonEgressMissingBug  Reason = 52 // an egress SID names a verifier entry that is not there
-	ReasonCounterMissingBug Reason = 53 // a headend entry names a counter that is not there
-	ReasonBoundsBug         Reason = 54 // a bound that was checked before does not hold
-	ReasonBehaviourBug      Reason = 55 // a SID has a behaviour that this data path does not know
+	ReasonNotCached         Reason = 44 // a function sent a packet that no header is kept for
+	ReasonCacheFull         Reason = 45 // the proxy has no room to keep one more header
+	ReasonFunctionMTU       Reason = 46 // the packet is larger than what its function's interface takes
+	ReasonCannotCut         Reason = 47 // a super-packet must be cut for its function, and the node has no cutter
+	ReasonFunctionTruncated Reason = 48 // the IPv6 header of a packet from a function runs past its end
+	ReasonRestoreFailed     Reason = 49 // the kernel could not put the outer header back
+	ReasonProxyMissingBug   Reason = 50 // a SID or an interface names a proxy that is not there
+	ReasonShareGone         Reason = 51 // the plan dropped a path while its packet was in the function
+	ReasonLoop              Reason = 52 // more consecutive segments on this node than a segment list holds
+	ReasonPushFailed        Reason = 53 // the kernel could not make room for the outer header
+	ReasonStripFailed       Reason = 54 // the kernel could not remove the outer header
+	ReasonWriteFailed       Reason = 55 // the kernel could not write the outer header
+	ReasonVlanFailed        Reason = 56 // the kernel could not remove the tag of a priority-tagged frame
+	ReasonPullFailed        Reason = 57 // the kernel could not make the headers contiguous
+	ReasonHeadendMissingBug Reason = 58 // a classification rule names a headend entry that is not there
+	ReasonHeadendLengthBug  Reason = 59 // a headend entry has an impossible header length
+	ReasonEgressMissingBug  Reason = 60 // an egress SID names a verifier entry that is not there
+	ReasonCounterMissingBug Reason = 61 // a headend entry names a counter that is not there
+	ReasonBoundsBug         Reason = 62 // a bound that was checked before does not hold
+	ReasonBehaviourBug      Reason = 63 // a SID has a behaviour that this data path does not know
 )
 
 var reasonNames = [...]string{
@@ -109,6 +117,14 @@ var reasonNames = [...]string{
 	"too-big",
 	"no-route",
 	"inner-no-route",
+	"not-cached",
+	"cache-full",
+	"function-mtu",
+	"cannot-cut",
+	"function-truncated",
+	"restore-failed",
+	"proxy-missing-bug",
+	"share-gone",
 	"loop",
 	"push-failed",
 	"strip-failed",
@@ -181,6 +197,14 @@ var reasonTexts = [...]string{
 	"the packet exceeds the MTU of the way out",
 	"the kernel's table has no way to the next segment",
 	"the kernel's table has no way to the inner destination",
+	"a function sent a packet that no header is kept for",
+	"the proxy has no room to keep one more header",
+	"the packet is larger than what its function's interface takes",
+	"a super-packet must be cut for its function, and the node has no cutter",
+	"the IPv6 header of a packet from a function runs past its end",
+	"the kernel could not put the outer header back",
+	"a SID or an interface names a proxy that is not there",
+	"the plan dropped a path while its packet was in the function",
 	"more consecutive segments on this node than a segment list holds",
 	"the kernel could not make room for the outer header",
 	"the kernel could not remove the outer header",
@@ -216,7 +240,7 @@ func Reasons() []Reason {
 
 // ReasonCount is the number of reasons, ReasonNone included: the size of the
 // map ws_refusals.
-const ReasonCount = 56
+const ReasonCount = 64
 
 // Scheme is how the hops of a path prove that a packet visited them; the number
 // is the wire's.
@@ -256,12 +280,14 @@ const (
 	BehaviourNone    Behaviour = 0
 	BehaviourEnd     Behaviour = 1 // RFC 8986 4.1, and the stamp
 	BehaviourEndDT46 Behaviour = 2 // RFC 8986 4.8, after the verdict
+	BehaviourEndAd   Behaviour = 3
 )
 
 var behaviourNames = [...]string{
 	"none",
 	"end",
 	"end-dt46",
+	"end-ad",
 }
 
 // String returns the name: lower case, words joined by hyphens. A number that
@@ -275,6 +301,59 @@ func (v Behaviour) MarshalText() ([]byte, error) { return []byte(v.String()), ni
 // UnmarshalText takes what MarshalText gives.
 func (v *Behaviour) UnmarshalText(b []byte) error {
 	return enumUnmarshal((*uint8)(v), "Behaviour", behaviourNames[:], string(b))
+}
+
+// Recognise is how a packet that comes back from a function is recognised.
+type Recognise uint8
+
+const (
+	RecogniseContent  Recognise = 0 // by what a function leaves as it is
+	RecogniseMetadata Recognise = 1 // by skb->tc_index, which stays with it
+)
+
+var recogniseNames = [...]string{
+	"content",
+	"metadata",
+}
+
+// String returns the name: lower case, words joined by hyphens. A number that
+// this build does not know prints as Recognise(N).
+func (v Recognise) String() string { return enumString("Recognise", recogniseNames[:], uint8(v)) }
+
+// MarshalText gives what String gives, also for unknown numbers: programs that
+// outlived an upgrade may be newer than their reader.
+func (v Recognise) MarshalText() ([]byte, error) { return []byte(v.String()), nil }
+
+// UnmarshalText takes what MarshalText gives.
+func (v *Recognise) UnmarshalText(b []byte) error {
+	return enumUnmarshal((*uint8)(v), "Recognise", recogniseNames[:], string(b))
+}
+
+// OnUnknown says what becomes of a packet from a function that no header is
+// kept for.
+type OnUnknown uint8
+
+const (
+	OnUnknownDrop  OnUnknown = 0
+	OnUnknownPlain OnUnknown = 1 // ordinary routing
+)
+
+var onUnknownNames = [...]string{
+	"drop",
+	"plain",
+}
+
+// String returns the name: lower case, words joined by hyphens. A number that
+// this build does not know prints as OnUnknown(N).
+func (v OnUnknown) String() string { return enumString("OnUnknown", onUnknownNames[:], uint8(v)) }
+
+// MarshalText gives what String gives, also for unknown numbers: programs that
+// outlived an upgrade may be newer than their reader.
+func (v OnUnknown) MarshalText() ([]byte, error) { return []byte(v.String()), nil }
+
+// UnmarshalText takes what MarshalText gives.
+func (v *OnUnknown) UnmarshalText(b []byte) error {
+	return enumUnmarshal((*uint8)(v), "OnUnknown", onUnknownNames[:], string(b))
 }
 
 // OnViolation says what an egress does with a packet whose proof is refused.

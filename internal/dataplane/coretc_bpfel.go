@@ -13,13 +13,39 @@ import (
 	"github.com/cilium/ebpf"
 )
 
+type coreTCWsCacheKey struct {
+	_           structs.HostLayout
+	Fingerprint uint64
+	Proxy       uint32
+	Copy        uint32
+}
+
+type coreTCWsCached struct {
+	_        structs.HostLayout
+	Expires  uint64
+	Hop      coreTCWsHopKey
+	Proxy    uint32
+	OuterLen uint16
+	TlvOff   uint16
+	Taken    uint32
+	Pad      uint32
+	Outer    [432]uint8
+}
+
 type coreTCWsConfig struct {
-	_            structs.HostLayout
-	Block        uint64
-	BlockMask    uint64
-	Locator      uint64
-	LocatorMask  uint64
-	NexthopTtlNs uint64
+	_              structs.HostLayout
+	Block          uint64
+	BlockMask      uint64
+	Locator        uint64
+	LocatorMask    uint64
+	NexthopTtlNs   uint64
+	FingerprintKey [2]uint64
+}
+
+type coreTCWsCopies struct {
+	_   structs.HostLayout
+	In  uint32
+	Out uint32
 }
 
 type coreTCWsCounter struct {
@@ -101,6 +127,8 @@ type coreTCWsHop struct {
 	Position  uint8
 	Pad       uint8
 	Stats     uint32
+	Proxy     uint32
+	Pad2      uint32
 	Share     struct {
 		_        structs.HostLayout
 		Key      [2]uint64
@@ -150,16 +178,51 @@ type coreTCWsNexthopKey struct {
 }
 
 type coreTCWsNode struct {
-	_     structs.HostLayout
-	Armed uint32
-	Pad   uint32
+	_              structs.HostLayout
+	Armed          uint32
+	CutIfindex     uint32
+	CutBackIfindex uint32
+	CutDmac        [6]uint8
+	CutBackDmac    [6]uint8
 }
 
 type coreTCWsPort struct {
 	_             structs.HostLayout
 	XdpTarget     uint8
 	UnmatchedDrop uint8
-	Pad           [2]uint8
+	Cutter        uint8
+	Pad           uint8
+	Proxy         uint32
+}
+
+type coreTCWsProxy struct {
+	_          structs.HostLayout
+	LifetimeNs uint64
+	To         uint32
+	Slot       uint32
+	Slots      uint32
+	Stats      uint32
+	Recognise  uint8
+	OnUnknown  uint8
+	Cut        uint8
+	HasVia     uint8
+	Dmac       [6]uint8
+	Pad        [6]uint8
+	Via        [16]uint8
+}
+
+type coreTCWsProxyStats struct {
+	_           structs.HostLayout
+	RxSuccess   uint64
+	RxIgnored   uint64
+	RxCut       uint64
+	RxCopies    uint64
+	TxCut       uint64
+	TxSuccess   uint64
+	TxIgnored   uint64
+	TxNotCached uint64
+	TxPlain     uint64
+	Expired     uint64
 }
 
 type coreTCWsRefusal struct {
@@ -189,23 +252,32 @@ type coreTCWsStats struct {
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	coreTCMapWsCounters = "ws_counters"
-	coreTCMapWsEgresses = "ws_egresses"
-	coreTCMapWsEvents   = "ws_events"
-	coreTCMapWsGuardDst = "ws_guard_dst"
-	coreTCMapWsGuardSrc = "ws_guard_src"
-	coreTCMapWsHeadends = "ws_headends"
-	coreTCMapWsHops     = "ws_hops"
-	coreTCMapWsMatchDst = "ws_match_dst"
-	coreTCMapWsMatchSrc = "ws_match_src"
-	coreTCMapWsNexthops = "ws_nexthops"
-	coreTCMapWsNode     = "ws_node"
-	coreTCMapWsPorts    = "ws_ports"
-	coreTCMapWsRefusals = "ws_refusals"
-	coreTCMapWsSids     = "ws_sids"
-	coreTCMapWsStats    = "ws_stats"
-	coreTCProgWsCoreTc  = "ws_core_tc"
-	coreTCVarCfg        = "cfg"
+	coreTCMapWsCache      = "ws_cache"
+	coreTCMapWsCopies     = "ws_copies"
+	coreTCMapWsCounters   = "ws_counters"
+	coreTCMapWsEgresses   = "ws_egresses"
+	coreTCMapWsEvents     = "ws_events"
+	coreTCMapWsGuardDst   = "ws_guard_dst"
+	coreTCMapWsGuardSrc   = "ws_guard_src"
+	coreTCMapWsHeadends   = "ws_headends"
+	coreTCMapWsHops       = "ws_hops"
+	coreTCMapWsLocalDst   = "ws_local_dst"
+	coreTCMapWsLocalSrc   = "ws_local_src"
+	coreTCMapWsMatchDst   = "ws_match_dst"
+	coreTCMapWsMatchSrc   = "ws_match_src"
+	coreTCMapWsNexthops   = "ws_nexthops"
+	coreTCMapWsNode       = "ws_node"
+	coreTCMapWsPorts      = "ws_ports"
+	coreTCMapWsProxies    = "ws_proxies"
+	coreTCMapWsProxyStats = "ws_proxy_stats"
+	coreTCMapWsRefusals   = "ws_refusals"
+	coreTCMapWsScratch    = "ws_scratch"
+	coreTCMapWsSids       = "ws_sids"
+	coreTCMapWsSlotNext   = "ws_slot_next"
+	coreTCMapWsSlots      = "ws_slots"
+	coreTCMapWsStats      = "ws_stats"
+	coreTCProgWsCoreTc    = "ws_core_tc"
+	coreTCVarCfg          = "cfg"
 )
 
 // loadCoreTC returns the embedded CollectionSpec for coreTC.
@@ -257,21 +329,30 @@ type coreTCProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type coreTCMapSpecs struct {
-	WsCounters *ebpf.MapSpec `ebpf:"ws_counters"`
-	WsEgresses *ebpf.MapSpec `ebpf:"ws_egresses"`
-	WsEvents   *ebpf.MapSpec `ebpf:"ws_events"`
-	WsGuardDst *ebpf.MapSpec `ebpf:"ws_guard_dst"`
-	WsGuardSrc *ebpf.MapSpec `ebpf:"ws_guard_src"`
-	WsHeadends *ebpf.MapSpec `ebpf:"ws_headends"`
-	WsHops     *ebpf.MapSpec `ebpf:"ws_hops"`
-	WsMatchDst *ebpf.MapSpec `ebpf:"ws_match_dst"`
-	WsMatchSrc *ebpf.MapSpec `ebpf:"ws_match_src"`
-	WsNexthops *ebpf.MapSpec `ebpf:"ws_nexthops"`
-	WsNode     *ebpf.MapSpec `ebpf:"ws_node"`
-	WsPorts    *ebpf.MapSpec `ebpf:"ws_ports"`
-	WsRefusals *ebpf.MapSpec `ebpf:"ws_refusals"`
-	WsSids     *ebpf.MapSpec `ebpf:"ws_sids"`
-	WsStats    *ebpf.MapSpec `ebpf:"ws_stats"`
+	WsCache      *ebpf.MapSpec `ebpf:"ws_cache"`
+	WsCopies     *ebpf.MapSpec `ebpf:"ws_copies"`
+	WsCounters   *ebpf.MapSpec `ebpf:"ws_counters"`
+	WsEgresses   *ebpf.MapSpec `ebpf:"ws_egresses"`
+	WsEvents     *ebpf.MapSpec `ebpf:"ws_events"`
+	WsGuardDst   *ebpf.MapSpec `ebpf:"ws_guard_dst"`
+	WsGuardSrc   *ebpf.MapSpec `ebpf:"ws_guard_src"`
+	WsHeadends   *ebpf.MapSpec `ebpf:"ws_headends"`
+	WsHops       *ebpf.MapSpec `ebpf:"ws_hops"`
+	WsLocalDst   *ebpf.MapSpec `ebpf:"ws_local_dst"`
+	WsLocalSrc   *ebpf.MapSpec `ebpf:"ws_local_src"`
+	WsMatchDst   *ebpf.MapSpec `ebpf:"ws_match_dst"`
+	WsMatchSrc   *ebpf.MapSpec `ebpf:"ws_match_src"`
+	WsNexthops   *ebpf.MapSpec `ebpf:"ws_nexthops"`
+	WsNode       *ebpf.MapSpec `ebpf:"ws_node"`
+	WsPorts      *ebpf.MapSpec `ebpf:"ws_ports"`
+	WsProxies    *ebpf.MapSpec `ebpf:"ws_proxies"`
+	WsProxyStats *ebpf.MapSpec `ebpf:"ws_proxy_stats"`
+	WsRefusals   *ebpf.MapSpec `ebpf:"ws_refusals"`
+	WsScratch    *ebpf.MapSpec `ebpf:"ws_scratch"`
+	WsSids       *ebpf.MapSpec `ebpf:"ws_sids"`
+	WsSlotNext   *ebpf.MapSpec `ebpf:"ws_slot_next"`
+	WsSlots      *ebpf.MapSpec `ebpf:"ws_slots"`
+	WsStats      *ebpf.MapSpec `ebpf:"ws_stats"`
 }
 
 // coreTCVariableSpecs contains global variables before they are loaded into the kernel.
@@ -301,25 +382,36 @@ func (o *coreTCObjects) Close() error {
 //
 // It can be passed to loadCoreTCObjects or ebpf.CollectionSpec.LoadAndAssign.
 type coreTCMaps struct {
-	WsCounters *ebpf.Map `ebpf:"ws_counters"`
-	WsEgresses *ebpf.Map `ebpf:"ws_egresses"`
-	WsEvents   *ebpf.Map `ebpf:"ws_events"`
-	WsGuardDst *ebpf.Map `ebpf:"ws_guard_dst"`
-	WsGuardSrc *ebpf.Map `ebpf:"ws_guard_src"`
-	WsHeadends *ebpf.Map `ebpf:"ws_headends"`
-	WsHops     *ebpf.Map `ebpf:"ws_hops"`
-	WsMatchDst *ebpf.Map `ebpf:"ws_match_dst"`
-	WsMatchSrc *ebpf.Map `ebpf:"ws_match_src"`
-	WsNexthops *ebpf.Map `ebpf:"ws_nexthops"`
-	WsNode     *ebpf.Map `ebpf:"ws_node"`
-	WsPorts    *ebpf.Map `ebpf:"ws_ports"`
-	WsRefusals *ebpf.Map `ebpf:"ws_refusals"`
-	WsSids     *ebpf.Map `ebpf:"ws_sids"`
-	WsStats    *ebpf.Map `ebpf:"ws_stats"`
+	WsCache      *ebpf.Map `ebpf:"ws_cache"`
+	WsCopies     *ebpf.Map `ebpf:"ws_copies"`
+	WsCounters   *ebpf.Map `ebpf:"ws_counters"`
+	WsEgresses   *ebpf.Map `ebpf:"ws_egresses"`
+	WsEvents     *ebpf.Map `ebpf:"ws_events"`
+	WsGuardDst   *ebpf.Map `ebpf:"ws_guard_dst"`
+	WsGuardSrc   *ebpf.Map `ebpf:"ws_guard_src"`
+	WsHeadends   *ebpf.Map `ebpf:"ws_headends"`
+	WsHops       *ebpf.Map `ebpf:"ws_hops"`
+	WsLocalDst   *ebpf.Map `ebpf:"ws_local_dst"`
+	WsLocalSrc   *ebpf.Map `ebpf:"ws_local_src"`
+	WsMatchDst   *ebpf.Map `ebpf:"ws_match_dst"`
+	WsMatchSrc   *ebpf.Map `ebpf:"ws_match_src"`
+	WsNexthops   *ebpf.Map `ebpf:"ws_nexthops"`
+	WsNode       *ebpf.Map `ebpf:"ws_node"`
+	WsPorts      *ebpf.Map `ebpf:"ws_ports"`
+	WsProxies    *ebpf.Map `ebpf:"ws_proxies"`
+	WsProxyStats *ebpf.Map `ebpf:"ws_proxy_stats"`
+	WsRefusals   *ebpf.Map `ebpf:"ws_refusals"`
+	WsScratch    *ebpf.Map `ebpf:"ws_scratch"`
+	WsSids       *ebpf.Map `ebpf:"ws_sids"`
+	WsSlotNext   *ebpf.Map `ebpf:"ws_slot_next"`
+	WsSlots      *ebpf.Map `ebpf:"ws_slots"`
+	WsStats      *ebpf.Map `ebpf:"ws_stats"`
 }
 
 func (m *coreTCMaps) Close() error {
 	return _CoreTCClose(
+		m.WsCache,
+		m.WsCopies,
 		m.WsCounters,
 		m.WsEgresses,
 		m.WsEvents,
@@ -327,13 +419,20 @@ func (m *coreTCMaps) Close() error {
 		m.WsGuardSrc,
 		m.WsHeadends,
 		m.WsHops,
+		m.WsLocalDst,
+		m.WsLocalSrc,
 		m.WsMatchDst,
 		m.WsMatchSrc,
 		m.WsNexthops,
 		m.WsNode,
 		m.WsPorts,
+		m.WsProxies,
+		m.WsProxyStats,
 		m.WsRefusals,
+		m.WsScratch,
 		m.WsSids,
+		m.WsSlotNext,
+		m.WsSlots,
 		m.WsStats,
 	)
 }

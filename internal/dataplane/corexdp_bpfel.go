@@ -16,23 +16,32 @@ import (
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	coreXDPMapWsCounters = "ws_counters"
-	coreXDPMapWsEgresses = "ws_egresses"
-	coreXDPMapWsEvents   = "ws_events"
-	coreXDPMapWsGuardDst = "ws_guard_dst"
-	coreXDPMapWsGuardSrc = "ws_guard_src"
-	coreXDPMapWsHeadends = "ws_headends"
-	coreXDPMapWsHops     = "ws_hops"
-	coreXDPMapWsMatchDst = "ws_match_dst"
-	coreXDPMapWsMatchSrc = "ws_match_src"
-	coreXDPMapWsNexthops = "ws_nexthops"
-	coreXDPMapWsNode     = "ws_node"
-	coreXDPMapWsPorts    = "ws_ports"
-	coreXDPMapWsRefusals = "ws_refusals"
-	coreXDPMapWsSids     = "ws_sids"
-	coreXDPMapWsStats    = "ws_stats"
-	coreXDPProgWsCoreXdp = "ws_core_xdp"
-	coreXDPVarCfg        = "cfg"
+	coreXDPMapWsCache      = "ws_cache"
+	coreXDPMapWsCopies     = "ws_copies"
+	coreXDPMapWsCounters   = "ws_counters"
+	coreXDPMapWsEgresses   = "ws_egresses"
+	coreXDPMapWsEvents     = "ws_events"
+	coreXDPMapWsGuardDst   = "ws_guard_dst"
+	coreXDPMapWsGuardSrc   = "ws_guard_src"
+	coreXDPMapWsHeadends   = "ws_headends"
+	coreXDPMapWsHops       = "ws_hops"
+	coreXDPMapWsLocalDst   = "ws_local_dst"
+	coreXDPMapWsLocalSrc   = "ws_local_src"
+	coreXDPMapWsMatchDst   = "ws_match_dst"
+	coreXDPMapWsMatchSrc   = "ws_match_src"
+	coreXDPMapWsNexthops   = "ws_nexthops"
+	coreXDPMapWsNode       = "ws_node"
+	coreXDPMapWsPorts      = "ws_ports"
+	coreXDPMapWsProxies    = "ws_proxies"
+	coreXDPMapWsProxyStats = "ws_proxy_stats"
+	coreXDPMapWsRefusals   = "ws_refusals"
+	coreXDPMapWsScratch    = "ws_scratch"
+	coreXDPMapWsSids       = "ws_sids"
+	coreXDPMapWsSlotNext   = "ws_slot_next"
+	coreXDPMapWsSlots      = "ws_slots"
+	coreXDPMapWsStats      = "ws_stats"
+	coreXDPProgWsCoreXdp   = "ws_core_xdp"
+	coreXDPVarCfg          = "cfg"
 )
 
 // loadCoreXDP returns the embedded CollectionSpec for coreXDP.
@@ -84,21 +93,30 @@ type coreXDPProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type coreXDPMapSpecs struct {
-	WsCounters *ebpf.MapSpec `ebpf:"ws_counters"`
-	WsEgresses *ebpf.MapSpec `ebpf:"ws_egresses"`
-	WsEvents   *ebpf.MapSpec `ebpf:"ws_events"`
-	WsGuardDst *ebpf.MapSpec `ebpf:"ws_guard_dst"`
-	WsGuardSrc *ebpf.MapSpec `ebpf:"ws_guard_src"`
-	WsHeadends *ebpf.MapSpec `ebpf:"ws_headends"`
-	WsHops     *ebpf.MapSpec `ebpf:"ws_hops"`
-	WsMatchDst *ebpf.MapSpec `ebpf:"ws_match_dst"`
-	WsMatchSrc *ebpf.MapSpec `ebpf:"ws_match_src"`
-	WsNexthops *ebpf.MapSpec `ebpf:"ws_nexthops"`
-	WsNode     *ebpf.MapSpec `ebpf:"ws_node"`
-	WsPorts    *ebpf.MapSpec `ebpf:"ws_ports"`
-	WsRefusals *ebpf.MapSpec `ebpf:"ws_refusals"`
-	WsSids     *ebpf.MapSpec `ebpf:"ws_sids"`
-	WsStats    *ebpf.MapSpec `ebpf:"ws_stats"`
+	WsCache      *ebpf.MapSpec `ebpf:"ws_cache"`
+	WsCopies     *ebpf.MapSpec `ebpf:"ws_copies"`
+	WsCounters   *ebpf.MapSpec `ebpf:"ws_counters"`
+	WsEgresses   *ebpf.MapSpec `ebpf:"ws_egresses"`
+	WsEvents     *ebpf.MapSpec `ebpf:"ws_events"`
+	WsGuardDst   *ebpf.MapSpec `ebpf:"ws_guard_dst"`
+	WsGuardSrc   *ebpf.MapSpec `ebpf:"ws_guard_src"`
+	WsHeadends   *ebpf.MapSpec `ebpf:"ws_headends"`
+	WsHops       *ebpf.MapSpec `ebpf:"ws_hops"`
+	WsLocalDst   *ebpf.MapSpec `ebpf:"ws_local_dst"`
+	WsLocalSrc   *ebpf.MapSpec `ebpf:"ws_local_src"`
+	WsMatchDst   *ebpf.MapSpec `ebpf:"ws_match_dst"`
+	WsMatchSrc   *ebpf.MapSpec `ebpf:"ws_match_src"`
+	WsNexthops   *ebpf.MapSpec `ebpf:"ws_nexthops"`
+	WsNode       *ebpf.MapSpec `ebpf:"ws_node"`
+	WsPorts      *ebpf.MapSpec `ebpf:"ws_ports"`
+	WsProxies    *ebpf.MapSpec `ebpf:"ws_proxies"`
+	WsProxyStats *ebpf.MapSpec `ebpf:"ws_proxy_stats"`
+	WsRefusals   *ebpf.MapSpec `ebpf:"ws_refusals"`
+	WsScratch    *ebpf.MapSpec `ebpf:"ws_scratch"`
+	WsSids       *ebpf.MapSpec `ebpf:"ws_sids"`
+	WsSlotNext   *ebpf.MapSpec `ebpf:"ws_slot_next"`
+	WsSlots      *ebpf.MapSpec `ebpf:"ws_slots"`
+	WsStats      *ebpf.MapSpec `ebpf:"ws_stats"`
 }
 
 // coreXDPVariableSpecs contains global variables before they are loaded into the kernel.
@@ -128,25 +146,36 @@ func (o *coreXDPObjects) Close() error {
 //
 // It can be passed to loadCoreXDPObjects or ebpf.CollectionSpec.LoadAndAssign.
 type coreXDPMaps struct {
-	WsCounters *ebpf.Map `ebpf:"ws_counters"`
-	WsEgresses *ebpf.Map `ebpf:"ws_egresses"`
-	WsEvents   *ebpf.Map `ebpf:"ws_events"`
-	WsGuardDst *ebpf.Map `ebpf:"ws_guard_dst"`
-	WsGuardSrc *ebpf.Map `ebpf:"ws_guard_src"`
-	WsHeadends *ebpf.Map `ebpf:"ws_headends"`
-	WsHops     *ebpf.Map `ebpf:"ws_hops"`
-	WsMatchDst *ebpf.Map `ebpf:"ws_match_dst"`
-	WsMatchSrc *ebpf.Map `ebpf:"ws_match_src"`
-	WsNexthops *ebpf.Map `ebpf:"ws_nexthops"`
-	WsNode     *ebpf.Map `ebpf:"ws_node"`
-	WsPorts    *ebpf.Map `ebpf:"ws_ports"`
-	WsRefusals *ebpf.Map `ebpf:"ws_refusals"`
-	WsSids     *ebpf.Map `ebpf:"ws_sids"`
-	WsStats    *ebpf.Map `ebpf:"ws_stats"`
+	WsCache      *ebpf.Map `ebpf:"ws_cache"`
+	WsCopies     *ebpf.Map `ebpf:"ws_copies"`
+	WsCounters   *ebpf.Map `ebpf:"ws_counters"`
+	WsEgresses   *ebpf.Map `ebpf:"ws_egresses"`
+	WsEvents     *ebpf.Map `ebpf:"ws_events"`
+	WsGuardDst   *ebpf.Map `ebpf:"ws_guard_dst"`
+	WsGuardSrc   *ebpf.Map `ebpf:"ws_guard_src"`
+	WsHeadends   *ebpf.Map `ebpf:"ws_headends"`
+	WsHops       *ebpf.Map `ebpf:"ws_hops"`
+	WsLocalDst   *ebpf.Map `ebpf:"ws_local_dst"`
+	WsLocalSrc   *ebpf.Map `ebpf:"ws_local_src"`
+	WsMatchDst   *ebpf.Map `ebpf:"ws_match_dst"`
+	WsMatchSrc   *ebpf.Map `ebpf:"ws_match_src"`
+	WsNexthops   *ebpf.Map `ebpf:"ws_nexthops"`
+	WsNode       *ebpf.Map `ebpf:"ws_node"`
+	WsPorts      *ebpf.Map `ebpf:"ws_ports"`
+	WsProxies    *ebpf.Map `ebpf:"ws_proxies"`
+	WsProxyStats *ebpf.Map `ebpf:"ws_proxy_stats"`
+	WsRefusals   *ebpf.Map `ebpf:"ws_refusals"`
+	WsScratch    *ebpf.Map `ebpf:"ws_scratch"`
+	WsSids       *ebpf.Map `ebpf:"ws_sids"`
+	WsSlotNext   *ebpf.Map `ebpf:"ws_slot_next"`
+	WsSlots      *ebpf.Map `ebpf:"ws_slots"`
+	WsStats      *ebpf.Map `ebpf:"ws_stats"`
 }
 
 func (m *coreXDPMaps) Close() error {
 	return _CoreXDPClose(
+		m.WsCache,
+		m.WsCopies,
 		m.WsCounters,
 		m.WsEgresses,
 		m.WsEvents,
@@ -154,13 +183,20 @@ func (m *coreXDPMaps) Close() error {
 		m.WsGuardSrc,
 		m.WsHeadends,
 		m.WsHops,
+		m.WsLocalDst,
+		m.WsLocalSrc,
 		m.WsMatchDst,
 		m.WsMatchSrc,
 		m.WsNexthops,
 		m.WsNode,
 		m.WsPorts,
+		m.WsProxies,
+		m.WsProxyStats,
 		m.WsRefusals,
+		m.WsScratch,
 		m.WsSids,
+		m.WsSlotNext,
+		m.WsSlots,
 		m.WsStats,
 	)
 }

@@ -8,6 +8,7 @@ package model
 import (
 	"fmt"
 	"net/netip"
+	"time"
 )
 
 // SegmentsMax is the length of the longest segment list that a node takes.
@@ -40,9 +41,12 @@ type Kind uint8
 const (
 	// KindForward is a node that a packet must pass: End with a stamp.
 	KindForward Kind = iota
+	// KindUnaware is a function that knows nothing of segment routing: the
+	// node's proxy gives it inner packets, and puts their headers back.
+	KindUnaware
 )
 
-var kindNames = []string{"forward"}
+var kindNames = []string{"forward", "unaware"}
 
 func (k Kind) String() string { return enumString("Kind", kindNames, int(k)) }
 
@@ -187,9 +191,92 @@ type Interface struct {
 
 // Function is one instance of a service function.
 type Function struct {
-	Name string
-	Node string
-	Kind Kind
+	Name  string
+	Node  string
+	Kind  Kind
+	Proxy Proxy // of kind unaware
+}
+
+// Proxy says how a function that knows nothing of segment routing is reached,
+// and how its packets are recognised when they come back.
+type Proxy struct {
+	Local     bool       // in the node's own kernel; else behind To and From
+	To        string     // interface that inner packets leave by
+	From      string     // interface that they come back on; may be To
+	Via       netip.Addr // next hop on To; zero: the function takes any frame, as a bridge does
+	Recognise Recognise
+	OnUnknown OnUnknown
+	Segments  Segments
+	Rewrites  bool          // the function changes addresses or ports
+	Cache     int           // headers that are kept at once
+	Lifetime  time.Duration // of a header
+}
+
+// Recognise is how a packet that comes back from a function is recognised.
+type Recognise uint8
+
+const (
+	RecogniseContent  Recognise = iota // by what the function leaves as it is
+	RecogniseMetadata                  // by an index that stays with it in the kernel
+)
+
+var recogniseNames = []string{"content", "metadata"}
+
+func (r Recognise) String() string { return enumString("Recognise", recogniseNames, int(r)) }
+
+// MarshalText implements encoding.TextMarshaler.
+func (r Recognise) MarshalText() ([]byte, error) {
+	return enumMarshal("setting of recognise", recogniseNames, int(r))
+}
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (r *Recognise) UnmarshalText(b []byte) error {
+	return enumUnmarshal(r, "setting of recognise", recogniseNames, b)
+}
+
+// OnUnknown says what becomes of a packet from a function that no header is
+// kept for.
+type OnUnknown uint8
+
+const (
+	OnUnknownDrop  OnUnknown = iota
+	OnUnknownPlain           // ordinary routing
+)
+
+var onUnknownNames = []string{"drop", "plain"}
+
+func (o OnUnknown) String() string { return enumString("OnUnknown", onUnknownNames, int(o)) }
+
+// MarshalText implements encoding.TextMarshaler.
+func (o OnUnknown) MarshalText() ([]byte, error) {
+	return enumMarshal("setting of on-unknown", onUnknownNames, int(o))
+}
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (o *OnUnknown) UnmarshalText(b []byte) error {
+	return enumUnmarshal(o, "setting of on-unknown", onUnknownNames, b)
+}
+
+// Segments says what a proxy does with super-packets.
+type Segments uint8
+
+const (
+	SegmentsCut  Segments = iota // into frames, each with a header of its own
+	SegmentsKeep                 // they stay whole on every link of the function
+)
+
+var segmentsNames = []string{"cut", "keep"}
+
+func (s Segments) String() string { return enumString("Segments", segmentsNames, int(s)) }
+
+// MarshalText implements encoding.TextMarshaler.
+func (s Segments) MarshalText() ([]byte, error) {
+	return enumMarshal("setting of segments", segmentsNames, int(s))
+}
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (s *Segments) UnmarshalText(b []byte) error {
+	return enumUnmarshal(s, "setting of segments", segmentsNames, b)
 }
 
 // Chain is an ordered list of functions that matching traffic must take.

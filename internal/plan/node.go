@@ -24,6 +24,17 @@ type Node struct {
 	Headends   []Headend
 	Endpoints  []Endpoint
 	Egresses   []Egress
+	Proxies    []Proxy // of the node's functions of kind unaware
+}
+
+// Proxy is a function that knows nothing of segment routing; Endpoints name it
+// by Function.
+type Proxy struct {
+	Function string
+	model.Proxy
+	// Matches are what must pass the function if it is local: such a packet
+	// that leaves the node without an outer header has lost it.
+	Matches []model.Match
 }
 
 // PathID names one path: one direction of one chain.

@@ -26,6 +26,8 @@ var goEnums = map[string]struct{ typ, doc string }{
 	"ws_behaviour":    {"Behaviour", "Behaviour is what a node does with a packet addressed to one of its SIDs."},
 	"ws_on_violation": {"OnViolation", "OnViolation says what an egress does with a packet whose proof is refused."},
 	"ws_hook":         {"Hook", "Hook is the place in the kernel that a program ran at."},
+	"ws_recognise":    {"Recognise", "Recognise is how a packet that comes back from a function is recognised."},
+	"ws_on_unknown":   {"OnUnknown", "OnUnknown says what becomes of a packet from a function that no header is kept for."},
 	"ws_match_action": {"MatchAction", "MatchAction is what a classification rule says of a packet that it matches."},
 }
 

@@ -17,6 +17,10 @@
 #define WS_TLVS_LEN_MAX 128
 /* IPv6 header, SRH, WS_SEGS_MAX segments, proof TLV. */
 #define WS_OUTER_MAX (40 + 8 + 16 * WS_SEGS_MAX + 24)
+/* Outer header with WS_SEGS_MAX segments and as many TLVs as a node takes. */
+#define WS_CACHED_MAX (40 + 8 + 16 * WS_SEGS_MAX + WS_TLVS_LEN_MAX)
+/* Bytes behind an inner packet's IP header that its fingerprint covers. */
+#define WS_FINGERPRINT_LEN 64
 /* Bytes of the packet that an event carries. */
 #define WS_EVENT_DATA 448
 /* Events per reason, CPU and second; the rest is counted in the next one. */
@@ -46,6 +50,20 @@ enum ws_behaviour {
 	WS_BEHAVIOUR_NONE = 0,
 	WS_BEHAVIOUR_END = 1, /* RFC 8986 4.1, and the stamp */
 	WS_BEHAVIOUR_END_DT46 = 2, /* RFC 8986 4.8, after the verdict */
+	/* draft-ietf-spring-sr-service-programming 6.2, with a cache per packet */
+	WS_BEHAVIOUR_END_AD = 3,
+};
+
+/* How a packet that comes back from a function is recognised. */
+enum ws_recognise {
+	WS_RECOGNISE_CONTENT = 0, /* by what a function leaves as it is */
+	WS_RECOGNISE_METADATA = 1, /* by skb->tc_index, which stays with it */
+};
+
+/* What becomes of a packet from a function that is not in the cache. */
+enum ws_on_unknown {
+	WS_ON_UNKNOWN_DROP = 0,
+	WS_ON_UNKNOWN_PLAIN = 1, /* ordinary routing */
 };
 
 enum ws_on_violation {
@@ -72,13 +90,23 @@ struct ws_config {
 	__be64 locator; /* this node's part of it */
 	__be64 locator_mask;
 	__u64 nexthop_ttl_ns; /* life of a next-hop cache entry */
+	__u64 fingerprint_key[2]; /* SipHash key of the content cache; secret */
 };
 
 /* ws_node[0]. Zero, as the map is made: refuse. */
 struct ws_node {
 	__u32 armed; /* 1: the maps hold a whole plan */
-	__u32 pad;
+	/* Veth pairs of the agent's own that cut super-packets: what is sent
+	 * into one comes back frame by frame at its peer, which has that MAC
+	 * address. The first one's peer has the core program, the second one's
+	 * the function program. 0: there is none.
+	 */
+	__u32 cut_ifindex;
+	__u32 cut_back_ifindex;
+	__u8 cut_dmac[6];
+	__u8 cut_back_dmac[6];
 };
+_Static_assert(sizeof(struct ws_node) == 24, "ws_node is ABI");
 
 /* Proof parameters of one position. Which of them count is the scheme's
  * matter: keyed uses key, keyed-flow bind_key too, pot and opot the rest (pot
@@ -113,9 +141,11 @@ struct ws_hop {
 	__u8 position; /* 1 .. k-1 */
 	__u8 pad;
 	__u32 stats; /* index into ws_stats */
+	__u32 proxy; /* End.AD: key in ws_proxies; else 0 */
+	__u32 pad2;
 	struct ws_share share;
 };
-_Static_assert(sizeof(struct ws_hop) == 104, "ws_hop is ABI");
+_Static_assert(sizeof(struct ws_hop) == 112, "ws_hop is ABI");
 
 /* ws_sids: which SIDs and paths there are, to tell apart why ws_hops has no
  * entry. Key: ws_hop_key with epoch 0; path 0 stands for the SID itself.
@@ -202,7 +232,9 @@ struct ws_stats {
 struct ws_port {
 	__u8 xdp_target; /* 1: takes XDP redirects */
 	__u8 unmatched_drop; /* edge: refuse what matches no chain */
-	__u8 pad[2];
+	__u8 cutter; /* 1: the proxy is in skb->tc_index */
+	__u8 pad;
+	__u32 proxy; /* of the function that sends here; 0: none does */
 };
 
 /* ws_nexthops: filled by TC, read by XDP. A SID's lower 64 bits are zero. */
@@ -221,6 +253,69 @@ struct ws_nexthop {
 	__u8 pad[6];
 };
 _Static_assert(sizeof(struct ws_nexthop) == 32, "ws_nexthop is ABI");
+
+/* ws_proxies: one per function that knows nothing of SRv6; key 1, 2, ... */
+struct ws_proxy {
+	__u64 lifetime_ns; /* of a cached header */
+	__u32 to; /* interface that the inner packet leaves by; 0: local */
+	__u32 slot; /* metadata: its first slot, from 1; content: 0 */
+	__u32 slots; /* metadata: how many each CPU has, a power of two */
+	__u32 stats; /* index into ws_proxy_stats and ws_slot_next */
+	__u8 recognise; /* enum ws_recognise */
+	__u8 on_unknown; /* enum ws_on_unknown */
+	__u8 cut; /* 1: super-packets are cut before the strip */
+	__u8 has_via; /* 1: via is the next hop on the interface to */
+	__u8 dmac[6]; /* without via: destination of frames to the function */
+	__u8 pad[6];
+	__u8 via[16];
+};
+_Static_assert(sizeof(struct ws_proxy) == 56, "ws_proxy is ABI");
+
+/* What the proxy keeps of a packet: its outer header, already advanced to the
+ * next segment but not stamped, and whose share stamps it.
+ */
+struct ws_cached {
+	__u64 expires; /* CLOCK_MONOTONIC, ns; 0: free */
+	struct ws_hop_key hop;
+	__u32 proxy;
+	__u16 outer_len;
+	__u16 tlv_off; /* of the proof TLV, from the outer header's start */
+	__u32 taken; /* 1: some CPU has it */
+	__u32 pad;
+	__u8 outer[WS_CACHED_MAX];
+};
+_Static_assert(sizeof(struct ws_cached) == 40 + WS_CACHED_MAX,
+	       "ws_cached is ABI");
+
+/* ws_cache: packets that are recognised by content. copy tells byte-identical
+ * packets apart: they are interchangeable.
+ */
+struct ws_cache_key {
+	__u64 fingerprint;
+	__u32 proxy;
+	__u32 copy;
+};
+_Static_assert(sizeof(struct ws_cache_key) == 16, "ws_cache_key is ABI");
+
+/* ws_copies: of one fingerprint (copy 0 in the key), those beyond the first. */
+struct ws_copies {
+	__u32 in; /* the last that went to the function */
+	__u32 out; /* the last that came back */
+};
+
+/* ws_proxy_stats: per CPU; the names are those of the paper. */
+struct ws_proxy_stats {
+	__u64 rx_success; /* stripped, cached and handed to the function */
+	__u64 rx_ignored; /* refused before: no room in the cache */
+	__u64 rx_cut; /* super-packets that were cut first */
+	__u64 rx_copies; /* of rx_success: a byte-identical one was under way */
+	__u64 tx_cut; /* super-packets that came back and were cut first */
+	__u64 tx_success; /* came back, got their header, were stamped */
+	__u64 tx_ignored; /* came back, not for a chain: link-local, own address */
+	__u64 tx_not_cached; /* came back, and no header was theirs */
+	__u64 tx_plain; /* of them, let go by ordinary routing */
+	__u64 expired; /* headers found too old */
+};
 
 /* ws_refusals: per CPU, by reason. */
 struct ws_refusal {

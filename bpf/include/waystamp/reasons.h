@@ -52,6 +52,14 @@
 	X(TOO_BIG, "the packet exceeds the MTU of the way out")                \
 	X(NO_ROUTE, "the kernel's table has no way to the next segment")       \
 	X(INNER_NO_ROUTE, "the kernel's table has no way to the inner destination") \
+	X(NOT_CACHED, "a function sent a packet that no header is kept for")   \
+	X(CACHE_FULL, "the proxy has no room to keep one more header")         \
+	X(FUNCTION_MTU, "the packet is larger than what its function's interface takes") \
+	X(CANNOT_CUT, "a super-packet must be cut for its function, and the node has no cutter") \
+	X(FUNCTION_TRUNCATED, "the IPv6 header of a packet from a function runs past its end") \
+	X(RESTORE_FAILED, "the kernel could not put the outer header back") \
+	X(PROXY_MISSING_BUG, "a SID or an interface names a proxy that is not there") \
+	X(SHARE_GONE, "the plan dropped a path while its packet was in the function") \
 	X(LOOP, "more consecutive segments on this node than a segment list holds") \
 	X(PUSH_FAILED, "the kernel could not make room for the outer header")  \
 	X(STRIP_FAILED, "the kernel could not remove the outer header")        \

@@ -1,0 +1,117 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* End.AD, towards the function: the outer header is kept, the inner packet goes
+ * to a function that knows nothing of it. TC only.
+ */
+#pragma once
+
+#include "boundary.h"
+#include "endpoint.h"
+#include "fingerprint.h"
+#include "forward.h"
+#include "hook.h"
+#include "maps.h"
+#include "net.h"
+#include "proxy.h"
+#include "refuse.h"
+
+/* To the function. A local one is in this node's own kernel, which takes the
+ * packet as if it had come plain.
+ */
+static __always_inline int hand_over(struct __sk_buff *skb,
+				     const struct ws_proxy *p)
+{
+	struct bpf_redir_neigh nh = { .nh_family = AF_INET6 };
+
+	if (!p->to)
+		return CTX_PASS;
+	if (p->has_via) {
+		__builtin_memcpy(nh.ipv6_nh, p->via, sizeof(nh.ipv6_nh));
+		return bpf_redirect_neigh(p->to, &nh, sizeof(nh), 0);
+	}
+	if (bpf_skb_store_bytes(skb, 0, p->dmac, sizeof(p->dmac), 0))
+		return CTX_DROP;
+	return bpf_redirect(p->to, 0);
+}
+
+/* Keeps the outer header, which has been advanced. Returns 0, or an error of
+ * errno's kind; *index: for skb->tc_index.
+ */
+static __always_inline long proxy_keep(struct __sk_buff *skb,
+				       const struct endpoint *ep,
+				       const struct ws_proxy *p,
+				       __u32 outer_len, __u32 *index)
+{
+	__u32 zero = 0;
+	__u64 now = bpf_ktime_get_ns(), print;
+	struct ws_cached *c;
+
+	if (p->recognise == WS_RECOGNISE_METADATA)
+		c = slot_take(p, now, index);
+	else
+		c = bpf_map_lookup_elem(&ws_scratch, &zero);
+	if (!c)
+		return -1;
+	c->hop = (struct ws_hop_key){
+		.sid = ep->sid,
+		.path = ep->tlv->path,
+		.epoch = ep->tlv->epoch,
+	};
+	c->proxy = ep->hop->proxy;
+	c->outer_len = outer_len;
+	c->tlv_off = (void *)ep->tlv - (void *)ep->ip6;
+	c->taken = 0;
+	if (bpf_skb_load_bytes(skb, sizeof(struct eth_hdr), c->outer,
+			       outer_len))
+		return -1;
+	c->expires = now + p->lifetime_ns;
+	if (p->recognise == WS_RECOGNISE_METADATA)
+		return 0;
+	print = ws_fingerprint(skb, sizeof(struct eth_hdr) + outer_len);
+	if (!print)
+		return -1;
+	return cache_put(p, ep->hop->proxy, print, c) ? 0 : -1;
+}
+
+static __always_inline int ad_tc(struct __sk_buff *skb, struct endpoint *ep,
+				 bool first)
+{
+	__u32 outer = endpoint_outer_len(ep), index = 0, mtu = 0;
+	const struct ws_proxy *p;
+	const struct sid *next;
+	struct ip6_hdr *inner;
+	enum ws_reason r;
+	long rc;
+
+	r = end_check(ep, first, &next);
+	if (!r)
+		r = inner_find(ep, &inner);
+	if (r)
+		return ws_refuse(skb, r, 0);
+	p = proxy_find(ep->hop->proxy);
+	if (!p)
+		return ws_refuse(skb, proxy_missing(), 0);
+	if (skb->gso_size && p->cut) {
+		proxy_count(p, rx_cut);
+		return cut_in(skb, ep->eth);
+	}
+	if (outer > WS_CACHED_MAX)
+		return ws_refuse(skb, bounds_bug(), 0);
+	/* The strip makes it that much smaller. */
+	if (p->to && bpf_check_mtu(skb, p->to, &mtu, -(__s32)outer,
+				   skb->gso_size ? BPF_MTU_CHK_SEGS : 0))
+		return ws_refuse(skb, WS_REASON_FUNCTION_MTU, mtu);
+
+	end_advance(ep, next, first);
+	if (proxy_keep(skb, ep, p, outer, &index)) {
+		proxy_count(p, rx_ignored);
+		return ws_refuse(skb, WS_REASON_CACHE_FULL, 0);
+	}
+	/* Moves the packet: every pointer taken before is gone. */
+	rc = bpf_skb_adjust_room(skb, -(__s32)outer, BPF_ADJ_ROOM_MAC,
+				 BPF_F_ADJ_ROOM_FIXED_GSO);
+	if (rc)
+		return ws_refuse(skb, strip_failed(), rc);
+	skb->tc_index = index;
+	proxy_count(p, rx_success);
+	return hand_over(skb, p);
+}

@@ -1,0 +1,84 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* End.AD, from the function: a packet gets its own outer header back, is stamped
+ * and goes to its next segment. TC only.
+ */
+#pragma once
+
+#include "boundary.h"
+#include "endpoint_tc.h"
+#include "forward.h"
+#include "hook.h"
+#include "maps.h"
+#include "net.h"
+#include "proxy.h"
+#include "push.h"
+#include "refuse.h"
+#include "stamp.h"
+#include "stats.h"
+#include "train.h"
+
+/* What the function has done to the packet's length is the payload length's
+ * matter; all else is as it was kept.
+ */
+static __always_inline bool restore_finish(struct __sk_buff *skb,
+					   const struct ws_cached *c,
+					   const struct ws_hop *hop,
+					   __u32 outer_len, __u32 inner_len)
+{
+	struct cursor cur = ctx_cursor(skb);
+	__u32 tlv_off = c->tlv_off;
+	struct proof_tlv *tlv;
+	struct eth_hdr *eth;
+	struct ip6_hdr *ip6;
+
+	eth = cursor_take(&cur, struct eth_hdr);
+	if (!eth)
+		return false;
+	barrier_var(tlv_off);
+	tlv = cur.pos + (tlv_off & 511);
+	ip6 = cursor_take(&cur, struct ip6_hdr);
+	if (!ip6 || (void *)(tlv + 1) > cur.end)
+		return false;
+	eth->proto = bpf_htons(ETH_P_IPV6);
+	ip6->payload_len = bpf_htons(outer_len - sizeof(*ip6) + inner_len);
+	stamp(tlv, &hop->share, hop->scheme, hop->position);
+	return true;
+}
+
+/* Puts the header back that was kept. Returns a reason. */
+static __always_inline enum ws_reason
+restore(struct __sk_buff *skb, const struct ws_cached *c, long *err)
+{
+	__u32 inner_len = skb->len - sizeof(struct eth_hdr);
+	__u32 frames = train_frames(skb, sizeof(struct eth_hdr) +
+						 sizeof(struct ip6_hdr));
+	__u32 outer_len = c->outer_len;
+	struct ws_hop_key k = c->hop;
+	const struct ws_hop *hop = bpf_map_lookup_elem(&ws_hops, &k);
+
+	if (!hop)
+		return WS_REASON_SHARE_GONE;
+	barrier_var(outer_len);
+	if (outer_len > WS_CACHED_MAX)
+		return bounds_bug();
+	if (outer_len < sizeof(struct ip6_hdr))
+		return bounds_bug();
+	*err = push(skb, outer_len);
+	if (!*err)
+		*err = bpf_skb_store_bytes(skb, sizeof(struct eth_hdr),
+					   c->outer, outer_len, 0);
+	if (*err || !restore_finish(skb, c, hop, outer_len, inner_len))
+		return WS_REASON_RESTORE_FAILED;
+	stats_add(hop->stats, frames, inner_len);
+	return WS_REASON_NONE;
+}
+
+/* On to the next segment, which may be on this node. */
+static __always_inline int restored_next(struct __sk_buff *skb)
+{
+	const struct ip6_hdr *ip6 = forward_ip6(skb);
+
+	if (ip6 && in_locator(ip6->dst[0]))
+		return endpoint_tc(skb, false);
+	return ws_forward(skb);
+}
