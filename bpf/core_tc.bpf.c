@@ -17,6 +17,8 @@ int ws_core_tc(struct __sk_buff *skb)
 	int verdict;
 	long rc;
 
+	/* What somebody else's namespace has left there names no slot of ours. */
+	skb->tc_index = 0;
 	if (!frame_is_ours(skb, &verdict))
 		return verdict;
 	rc = pull(skb, sizeof(struct eth_hdr) + sizeof(struct ip6_hdr));

@@ -34,7 +34,7 @@ static __always_inline int from_function(struct __sk_buff *skb,
 
 	skb->tc_index = 0;
 	if (p->recognise == WS_RECOGNISE_METADATA)
-		c = slot_claim(slot);
+		c = slot_claim(slot, id);
 	else
 		print = ws_fingerprint(skb, sizeof(struct eth_hdr));
 	if (print)
@@ -45,8 +45,10 @@ static __always_inline int from_function(struct __sk_buff *skb,
 	r = restore(skb, c, &err);
 	if (p->recognise == WS_RECOGNISE_METADATA)
 		c->expires = 0;
-	else
+	else if (cache_is_still(&k, c))
 		bpf_map_delete_elem(&ws_cache, &k);
+	else if (!r)
+		r = not_cached();
 	if (r)
 		return ws_refuse(skb, r, err);
 	proxy_count(p, tx_success);
@@ -98,6 +100,11 @@ int ws_function_tc(struct __sk_buff *skb)
 		return unknown(skb, p, NULL);
 	/* The function has put frames together: each has a header of its own. */
 	if (skb->gso_size && p->cut && !port->cutter) {
+		/* One index for all of them, and that of one. */
+		if (p->recognise == WS_RECOGNISE_METADATA) {
+			proxy_count(p, tx_not_cached);
+			return ws_refuse(skb, not_cached(), 0);
+		}
 		proxy_count(p, tx_cut);
 		return cut_back(skb, eth, id);
 	}

@@ -34,7 +34,7 @@ static __always_inline int plain(struct __sk_buff *skb,
 SEC("tc")
 int ws_out_tc(struct __sk_buff *skb)
 {
-	__u32 slot = skb->tc_index;
+	__u32 slot = skb->tc_index, proxy;
 	const struct ws_proxy *p;
 	struct ip6_hdr *ip6;
 	struct eth_hdr *eth;
@@ -53,9 +53,16 @@ int ws_out_tc(struct __sk_buff *skb)
 			return CTX_PASS;
 		return plain(skb, ip6);
 	}
+	if (slot == WS_INDEX_PROVEN) {
+		skb->tc_index = 0;
+		return CTX_PASS;
+	}
+	proxy = slot_proxy(slot);
+	p = proxy_find(proxy);
+	if (p && p->to && p->to == skb->ifindex)
+		return CTX_PASS; /* on its way to a function */
 	skb->tc_index = 0;
-	c = slot_claim(slot);
-	p = c ? proxy_find(c->proxy) : NULL;
+	c = p && !p->to ? slot_claim(slot, proxy) : NULL;
 	if (!c || !eth || !ip6 || eth->proto != bpf_htons(ETH_P_IPV6)) {
 		if (p)
 			proxy_count(p, tx_not_cached);

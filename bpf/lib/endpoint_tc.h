@@ -147,6 +147,7 @@ static __always_inline int dt46_tc(struct __sk_buff *skb, struct endpoint *ep)
 	if (rc)
 		return ws_refuse(skb, strip_failed(), rc);
 	stats_add(stats, frames, bytes);
+	skb->tc_index = WS_INDEX_PROVEN;
 	return ws_deliver(skb);
 }
 

@@ -122,6 +122,17 @@ static __always_inline struct ws_cached *cache_take(const struct ws_proxy *p,
 	return NULL;
 }
 
+/* The kernel gives the least recently used entry to somebody else, at any time
+ * and while it is read. Has the claimed entry been the caller's until now?
+ */
+static __always_inline bool cache_is_still(const struct ws_cache_key *k,
+					   const struct ws_cached *c)
+{
+	const struct ws_cached *now = bpf_map_lookup_elem(&ws_cache, k);
+
+	return now && now == c && now->taken;
+}
+
 /* By metadata: a free slot of this CPU, or NULL. *index: what goes into
  * skb->tc_index. Only this CPU takes from its range, and whoever frees a slot
  * does so as the last thing.
@@ -141,7 +152,7 @@ static __always_inline struct ws_cached *slot_take(const struct ws_proxy *p,
 		*index = base + (*next & mask);
 		*next += 1;
 		c = bpf_map_lookup_elem(&ws_slots, index);
-		if (!c || *index > 65535)
+		if (!c || *index >= WS_INDEX_PROVEN)
 			return NULL;
 		if (c->expires && c->expires <= now)
 			proxy_count(p, expired);
@@ -151,18 +162,27 @@ static __always_inline struct ws_cached *slot_take(const struct ws_proxy *p,
 	return NULL;
 }
 
+/* Whose slot it is; 0: nobody's. */
+static __always_inline __u32 slot_proxy(__u32 index)
+{
+	const struct ws_cached *c = bpf_map_lookup_elem(&ws_slots, &index);
+
+	return c ? c->proxy : 0;
+}
+
 /* The slot that a packet's index names, the caller's to use and then to free by
  * setting expires to 0; NULL: it was not for this packet. A copy that the
- * function made of a packet finds its slot taken.
+ * function made of a packet finds its slot taken, and what comes from another
+ * function than it was sent to finds it is not its own.
  */
-static __always_inline struct ws_cached *slot_claim(__u32 index)
+static __always_inline struct ws_cached *slot_claim(__u32 index, __u32 proxy)
 {
 	struct ws_cached *c;
 
 	if (!index)
 		return NULL;
 	c = bpf_map_lookup_elem(&ws_slots, &index);
-	if (!c || c->expires <= bpf_ktime_get_ns() ||
+	if (!c || c->proxy != proxy || c->expires <= bpf_ktime_get_ns() ||
 	    __sync_val_compare_and_swap(&c->taken, 0, 1))
 		return NULL;
 	return c;

@@ -25,6 +25,10 @@ const (
 	// Bytes of the packet that an event carries.
 	EventData = 448
 
+	// In skb->tc_index: verified by this node as its chain's egress, so that it
+	// needs no header on its way out. No slot has this index.
+	IndexProven = 65535
+
 	// Events per reason, CPU and second; the rest is counted in the next one.
 	EventsPerSecond = 64
 

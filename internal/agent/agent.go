@@ -66,7 +66,7 @@ func (c Config) dataplane(n *host.Net) dataplane.Config {
 			if err != nil {
 				return dataplane.Device{}, err
 			}
-			return dataplane.Device{Name: l.Name, Index: l.Index, Kind: l.Kind, MTU: l.MTU}, nil
+			return dataplane.Device{Name: l.Name, Index: l.Index, Kind: l.Kind, MTU: l.MTU, MAC: l.MAC}, nil
 		},
 	}
 }
@@ -94,7 +94,9 @@ type agent struct {
 	status *statusBoard
 	log    *history
 
-	node  string // the name that plans must have; "": none yet
+	node  string     // the name that plans must have; "": none yet
+	plan  *plan.Node // in force; nil: none yet
+	loss  lossWatch
 	seen  string // digest of the plan file as last read; "": it cannot be read
 	again []byte // plan that the machine was not ready for
 }
@@ -195,10 +197,19 @@ func (a *agent) apply(n plan.Node) error {
 	if err := a.state.put(next); err != nil {
 		return errors.Join(err, a.withdraw(announced))
 	}
-	err = a.inNamespace(func() error { return a.dp.Apply(n) })
+	made, err := a.ensureCutters(n)
+	if err == nil {
+		err = a.inNamespace(func() error { return a.dp.Apply(n) })
+	}
 	degraded, inForce := errors.AsType[*dataplane.DegradedError](err)
 	if err != nil && !inForce {
-		return errors.Join(err, a.withdraw(announced), a.state.put(before))
+		return errors.Join(err, a.removeCutters(made), a.withdraw(announced), a.state.put(before))
+	}
+	a.plan = &n
+	if !dataplane.NeedsCutters(n) {
+		if err := a.removeCutters(cutters(a.cfg.Instance)); err != nil {
+			return err
+		}
 	}
 	for _, old := range next.Locators {
 		if old != n.Locator {
@@ -281,6 +292,8 @@ func (a *agent) serve(ctx context.Context, l *listener, changes *planWatch) erro
 	group.Go(func() error {
 		tick := time.NewTicker(a.cfg.ReconcileEvery)
 		defer tick.Stop()
+		losses := time.NewTicker(adviseEvery)
+		defer losses.Stop()
 		for {
 			select {
 			case <-ctx.Done():
@@ -294,6 +307,8 @@ func (a *agent) serve(ctx context.Context, l *listener, changes *planWatch) erro
 			case <-links:
 				a.retry()
 				a.reconcile()
+			case <-losses.C:
+				a.adviseCaches()
 			case <-tick.C:
 				// Also finds what inotify does not tell, such as the target of a
 				// symbolic link.
@@ -393,6 +408,10 @@ func (a *agent) try(b []byte) {
 
 // reconcile repairs what others have changed.
 func (a *agent) reconcile() {
+	if _, err := a.ensureCutters(*a.plan); err != nil {
+		// Only functions that need them are affected: the rest is done.
+		a.cfg.Log.Error("super-packets cannot be cut for functions", "err", err)
+	}
 	err := a.inNamespace(a.dp.Reconcile)
 	degraded, inForce := errors.AsType[*dataplane.DegradedError](err)
 	if err != nil && !inForce {

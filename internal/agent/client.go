@@ -21,6 +21,14 @@ type Counters struct {
 	dataplane.Counts
 }
 
+// Functions is what GET /v1/functions gives: the functions with a proxy, and how
+// many headers are kept for each now.
+type Functions struct {
+	Version   int                       `json:"version"` // 1
+	Node      string                    `json:"node"`
+	Functions []dataplane.FunctionCount `json:"functions"`
+}
+
 // Client asks an agent over its socket.
 type Client struct {
 	socket string
@@ -48,6 +56,11 @@ func (c *Client) Status(ctx context.Context) (s Status, err error) {
 // Counters asks what the programs have counted.
 func (c *Client) Counters(ctx context.Context) (v Counters, err error) {
 	return v, c.getJSON(ctx, "/v1/counters", &v)
+}
+
+// Functions asks what the proxies of functions have counted and keep now.
+func (c *Client) Functions(ctx context.Context) (v Functions, err error) {
+	return v, c.getJSON(ctx, "/v1/functions", &v)
 }
 
 // Events calls f for past events and, if follow is set, for new ones until ctx

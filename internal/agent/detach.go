@@ -63,6 +63,9 @@ func Detach(cfg Config) (_ Detached, err error) {
 	for _, l := range s.Locators {
 		errs = append(errs, n.WithdrawLocator(l))
 	}
+	for _, c := range cutters(cfg.Instance) {
+		errs = append(errs, n.RemoveCutter(c))
+	}
 	if err := errors.Join(errs...); err != nil {
 		return out, err
 	}

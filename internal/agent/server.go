@@ -64,6 +64,14 @@ func (a *agent) serveHTTP(ctx context.Context, l *listener) error {
 		}
 		writeJSON(w, Counters{Version: 1, Node: a.status.get().Node, Counts: c})
 	})
+	mux.HandleFunc("GET /v1/functions", func(w http.ResponseWriter, _ *http.Request) {
+		f, err := a.dp.FunctionsInFlight()
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusInternalServerError)
+			return
+		}
+		writeJSON(w, Functions{Version: 1, Node: a.status.get().Node, Functions: f})
+	})
 	mux.HandleFunc("GET /v1/events", a.serveEvents)
 
 	ctx, cancel := context.WithCancel(ctx)

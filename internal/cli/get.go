@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"strconv"
+	"strings"
 	"text/tabwriter"
 
 	"github.com/spf13/cobra"
@@ -22,6 +23,7 @@ func NewGetCommand() *cobra.Command {
 	cmd.AddCommand(
 		newGetCommand("refusals", "Packets refused, by reason", renderRefusals),
 		newGetCommand("paths", "Packets stamped and verified, by path", renderPaths),
+		newGetCommand("functions", "Packets through functions that know nothing of SRv6, by function", renderFunctions),
 		newGetCommand("interfaces", "What is attached to which interface", renderInterfaces),
 	)
 	return cmd
@@ -82,6 +84,26 @@ func renderPaths(cmd *cobra.Command, c *agent.Client, asJSON bool) error {
 	})
 }
 
+func renderFunctions(cmd *cobra.Command, c *agent.Client, asJSON bool) error {
+	v, err := c.Functions(cmd.Context())
+	if err != nil {
+		return err
+	}
+	if asJSON {
+		return writeJSON(cmd.OutOrStdout(), versioned{"node": v.Node, "functions": v.Functions})
+	}
+	return writeTable(cmd.OutOrStdout(), func(row func(...any)) {
+		row("FUNCTION", "RECOGNISE", "RX_SUCCESS", "RX_IGNORED", "TX_SUCCESS", "TX_IGNORED", "TX_NOT_CACHED", "TX_PLAIN", "EXPIRED", "CUT", "IN_FLIGHT", "CACHE")
+		for _, f := range v.Functions {
+			var inFlight uint64
+			if f.InFlight != nil {
+				inFlight = *f.InFlight
+			}
+			row(f.Function, f.Recognise, f.RxSuccess, f.RxIgnored, f.TxSuccess, f.TxIgnored, f.TxNotCached, f.TxPlain, f.Expired, f.RxCut+f.TxCut, inFlight, uint64(f.Cache))
+		}
+	})
+}
+
 func renderInterfaces(cmd *cobra.Command, c *agent.Client, asJSON bool) error {
 	s, err := c.Status(cmd.Context())
 	if err != nil {
@@ -91,13 +113,17 @@ func renderInterfaces(cmd *cobra.Command, c *agent.Client, asJSON bool) error {
 		return writeJSON(cmd.OutOrStdout(), versioned{"node": s.Node, "interfaces": s.Interfaces})
 	}
 	return writeTable(cmd.OutOrStdout(), func(row func(...any)) {
-		row("INTERFACE", "ROLE", "UNMATCHED", "DATAPATH", "TC", "XDP")
+		row("INTERFACE", "ROLE", "UNMATCHED", "DATAPATH", "TC", "XDP", "OUT", "FUNCTIONS")
 		for _, i := range s.Interfaces {
 			unmatched := "-"
 			if i.Role == model.RoleEdge {
 				unmatched = i.Unmatched
 			}
-			row(i.Name, i.Role, unmatched, i.Datapath, attachedText(i.TC), attachedText(i.XDP))
+			role := i.Role.String()
+			if len(i.Functions) > 0 {
+				role = "function"
+			}
+			row(i.Name, role, unmatched, i.Datapath, attachedText(i.TC), attachedText(i.XDP), attachedText(i.Out), orDash(strings.Join(i.Functions, ",")))
 		}
 	})
 }

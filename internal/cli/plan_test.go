@@ -22,8 +22,9 @@ import (
 var updatePlan = flag.Bool("update-plan", false, "write the golden files of waystamp plan")
 
 const (
-	planPaper   = "../../examples/paper.yaml"
-	planMinimal = "../../examples/minimal.yaml"
+	planPaper     = "../../examples/paper.yaml"
+	planMinimal   = "../../examples/minimal.yaml"
+	planFunctions = "../../examples/functions.yaml"
 )
 
 // runPlan runs "waystamp plan" in this process.
@@ -38,9 +39,11 @@ func runPlan(t *testing.T, stdin string, args ...string) (stdout, stderr string,
 
 func TestPlanShowsEveryPathAndNode(t *testing.T) {
 	for name, args := range map[string][]string{
-		"plan-paper.txt":   {"-f", planPaper},
-		"plan-paper.json":  {"-f", planPaper, "-o", "json"},
-		"plan-minimal.txt": {"-f", planMinimal},
+		"plan-paper.txt":      {"-f", planPaper},
+		"plan-paper.json":     {"-f", planPaper, "-o", "json"},
+		"plan-minimal.txt":    {"-f", planMinimal},
+		"plan-functions.txt":  {"-f", planFunctions},
+		"plan-functions.json": {"-f", planFunctions, "-o", "json"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			stdout, stderr, code := runPlan(t, "", args...)

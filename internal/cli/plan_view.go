@@ -24,10 +24,11 @@ const tcpHeaders = 40 + 20
 
 // planView is a compiled domain without its secrets, as -o json prints it.
 type planView struct {
-	Version int            `json:"version"`
-	Block   netip.Prefix   `json:"block"`
-	Paths   []planPathView `json:"paths"`
-	Nodes   []planNodeView `json:"nodes"`
+	Version   int                `json:"version"`
+	Block     netip.Prefix       `json:"block"`
+	Paths     []planPathView     `json:"paths"`
+	Nodes     []planNodeView     `json:"nodes"`
+	Functions []planFunctionView `json:"functions,omitempty"` // those that have a proxy
 }
 
 type planPathView struct {
@@ -75,6 +76,24 @@ type planNodeView struct {
 	Replay    int          `json:"replay_window_bytes"` // per live epoch of each path
 }
 
+type planFunctionView struct {
+	Name      string          `json:"name"`
+	Node      string          `json:"node"`
+	Local     bool            `json:"local,omitempty"`
+	To        string          `json:"to,omitempty"`
+	From      string          `json:"from,omitempty"`
+	Via       netip.Addr      `json:"via,omitzero"`
+	Recognise model.Recognise `json:"recognise"`
+	Segments  model.Segments  `json:"segments"`
+	OnUnknown model.OnUnknown `json:"on_unknown"`
+	Rewrites  bool            `json:"rewrites,omitempty"`
+	Cache     int             `json:"cache_headers"`
+	Memory    int             `json:"cache_bytes"`
+	Lifetime  string          `json:"lifetime"`
+
+	attachment string
+}
+
 func newPlanView(d *plan.Domain, epochs bool) planView {
 	v := planView{Version: 1, Block: d.Block, Paths: []planPathView{}, Nodes: []planNodeView{}}
 	replay := map[string]int{}
@@ -120,6 +139,24 @@ func newPlanView(d *plan.Domain, epochs bool) planView {
 			Egresses:  len(n.Egresses),
 			Replay:    replay[n.Name],
 		})
+		for _, p := range n.Proxies {
+			v.Functions = append(v.Functions, planFunctionView{
+				Name:       p.Function,
+				Node:       n.Name,
+				Local:      p.Local,
+				To:         p.To,
+				From:       p.From,
+				Via:        p.Via,
+				Recognise:  p.Recognise,
+				Segments:   p.Segments,
+				OnUnknown:  p.OnUnknown,
+				Rewrites:   p.Rewrites,
+				Cache:      p.Cache,
+				Memory:     p.CacheMemory(),
+				Lifetime:   p.Lifetime.String(),
+				attachment: p.Attachment(),
+			})
+		}
 	}
 	return v
 }
@@ -141,6 +178,14 @@ func (v planView) table(w io.Writer) error {
 		t.add(n.Name, n.Address, n.Locator, n.SIDs, n.Room, n.Headends, n.Endpoints, n.Egresses, n.Replay)
 	}
 	t.write(&b, "")
+	if len(v.Functions) > 0 {
+		t := planTable{head: []string{"FUNCTION", "NODE", "ATTACHED", "RECOGNISED BY", "SEGMENTS", "ON UNKNOWN", ">LIFETIME", ">CACHE", ">CACHE BYTES"}}
+		for _, f := range v.Functions {
+			t.add(f.Name, f.Node, f.attachment, f.Recognise, f.Segments, f.OnUnknown, f.Lifetime, f.Cache, f.Memory)
+		}
+		b.WriteByte('\n')
+		t.write(&b, "")
+	}
 	_, err := io.WriteString(w, b.String())
 	return err
 }

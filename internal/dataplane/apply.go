@@ -3,72 +3,98 @@ package dataplane
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/cilium/ebpf"
 
 	"github.com/waystamp/waystamp/internal/plan"
 )
 
-// applyLocked makes n the plan in force on the interfaces bs. missing are the
-// problems that there are already.
-func (d *Dataplane) applyLocked(n plan.Node, bs []binding, missing []error) error {
+// applyLocked makes n the plan in force on the devices of t.
+func (d *Dataplane) applyLocked(n plan.Node, t topology) error {
 	cfg, err := encodeConfig(n)
 	if err != nil {
 		return err
 	}
-	if _, err := need(n).size(); err != nil {
+	l, err := d.size(n)
+	if err != nil {
 		return err
 	}
 	if err := d.dropDeadLinks(); err != nil {
 		return err
 	}
 	var problems []error
-	if d.gen != nil && d.gen.identity == identityOf(cfg) {
-		problems, err = d.applyInPlace(n, bs)
+	if d.gen != nil && d.gen.identity == identityOf(cfg) && l.cache <= d.gen.limits.cache {
+		problems, err = d.applyInPlace(n, t)
 		if errors.Is(err, errCapacity) {
-			problems, err = d.applyAnew(n, cfg, bs)
+			problems, err = d.applyAnew(n, cfg, t)
 		}
 	} else {
-		problems, err = d.applyAnew(n, cfg, bs)
+		problems, err = d.applyAnew(n, cfg, t)
 	}
 	if err != nil {
 		return err
 	}
-	d.node, d.bindings = &n, bs
-	d.events.label(n.Name, bs)
-	d.problems = append(missing, problems...)
+	d.node, d.topology = &n, t
+	d.events.label(n.Name, t.bindings)
+	d.problems = append(slices.Clone(t.missing), problems...)
 	return nil
 }
 
+// size chooses the maps for a plan.
+func (d *Dataplane) size(n plan.Node) (limits, error) {
+	l, err := need(n, d.cpus)
+	if err != nil {
+		return limits{}, err
+	}
+	return l.size()
+}
+
+func (d *Dataplane) wiring(t topology, xdp func(binding) bool) wiring {
+	return wiring{portTable(t.bindings, xdp), t.reach, d.cpus}
+}
+
 // applyInPlace changes the maps of the generation that is at work.
-func (d *Dataplane) applyInPlace(n plan.Node, bs []binding) (problems []error, err error) {
+func (d *Dataplane) applyInPlace(n plan.Node, t topology) (problems []error, err error) {
 	g := d.gen
 	if err := g.repin(); err != nil {
 		return nil, err
 	}
-	wantsXDP := func(b binding) bool { return b.triesXDP() && d.hasXDP(b) }
-	problems, before, want, err := d.fill(g, n, portTable(bs, wantsXDP))
-	if err != nil {
-		return nil, err
-	}
 	var u undo
-	u.add(func() error { return d.restore(g, before) }, nil)
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, u.run())
 		}
 	}()
-	if err := d.arm(g); err != nil {
+	// Before a packet goes to a function, what comes back from it is met.
+	if err := d.attachReturns(g, t.bindings, &u); err != nil {
 		return nil, err
 	}
-	if err := d.attach(g, bs, &u); err != nil {
+	node, err := g.node()
+	if err != nil {
 		return nil, err
 	}
-	return append(problems, d.settle(g, bs, want.tables, u)...), nil
+	wantsXDP := func(b binding) bool { return b.triesXDP() && d.hasXDP(b) }
+	problems, before, want, err := d.fill(g, n, d.wiring(t, wantsXDP))
+	if err != nil {
+		return nil, err
+	}
+	u.add(func() error { return d.restore(g, before) }, nil)
+	u.add(func() error { return g.setNode(node) }, nil)
+	if err := d.arm(g, t.node); err != nil {
+		return nil, err
+	}
+	if err := d.attach(g, t.bindings, &u); err != nil {
+		return nil, err
+	}
+	return append(problems, d.settle(g, t.bindings, want.tables, u)...), nil
 }
 
 // applyAnew builds a generation beside the one at work and moves the links over.
-func (d *Dataplane) applyAnew(n plan.Node, cfg wsConfig, bs []binding) (problems []error, err error) {
+//
+// It starts with empty caches: the headers of packets that are in a function
+// meanwhile are forgotten, and these packets refused when they come back.
+func (d *Dataplane) applyAnew(n plan.Node, cfg wsConfig, t topology) (problems []error, err error) {
 	old := d.gen
 	had := newTables()
 	var floor map[counterKey]uint64
@@ -80,27 +106,34 @@ func (d *Dataplane) applyAnew(n plan.Node, cfg wsConfig, bs []binding) (problems
 			return nil, err
 		}
 	}
-	l, err := need(n).size()
+	l, err := d.size(n)
 	if err != nil {
 		return nil, err
 	}
 	carry := d.carried()
-	ix := newIndexes(l)
+	// A function's counters always go on; what fills other maps starts anew.
+	fresh := func(l limits) indexes {
+		ix := newIndexes(l)
+		ix.proxies = recoverIndexes(had, l, nil).proxies
+		return ix
+	}
+	ix := fresh(l)
 	if s := carry[tableStats]; s != nil && old != nil && old.limits.stats >= l.stats {
 		// Counters go on, so each path keeps its own.
 		l.stats = old.limits.stats
 		ix = recoverIndexes(had, l, nil)
 		ix.counters = newAllocator[counterKey](l.counters)
+		ix.slots = newSlotRanges(l.slots)
 	} else {
 		delete(carry, tableStats)
 	}
-	want, err := desire(n, portTable(bs, d.hasXDP), d.local, newTables(), ix)
+	want, err := desire(n, d.wiring(t, d.hasXDP), d.local, newTables(), ix)
 	if errors.Is(err, errCapacity) {
 		delete(carry, tableStats)
-		if l, err = need(n).size(); err != nil {
+		if l, err = d.size(n); err != nil {
 			return nil, err
 		}
-		want, err = desire(n, portTable(bs, d.hasXDP), d.local, newTables(), newIndexes(l))
+		want, err = desire(n, d.wiring(t, d.hasXDP), d.local, newTables(), fresh(l))
 	}
 	if err != nil {
 		return nil, err
@@ -124,14 +157,17 @@ func (d *Dataplane) applyAnew(n plan.Node, cfg wsConfig, bs []binding) (problems
 	if err := d.run(g, changes(newTables(), want.tables)); err != nil {
 		return nil, err
 	}
-	if err := d.arm(g); err != nil {
+	if err := d.arm(g, t.node); err != nil {
 		return nil, err
 	}
 	if err := d.commit(g); err != nil {
 		return nil, err
 	}
 	d.gen = g
-	if err := d.attach(g, bs, &u); err != nil {
+	if err := d.attachReturns(g, t.bindings, &u); err != nil {
+		return nil, err
+	}
+	if err := d.attach(g, t.bindings, &u); err != nil {
 		return nil, err
 	}
 	if err := d.events.use(g.maps[tableEvents]); err != nil {
@@ -139,7 +175,7 @@ func (d *Dataplane) applyAnew(n plan.Node, cfg wsConfig, bs []binding) (problems
 	}
 
 	// From here on the new generation is at work; nothing is taken back.
-	problems = append(problems, d.settle(g, bs, want.tables, u)...)
+	problems = append(problems, d.settle(g, t.bindings, want.tables, u)...)
 	if err := old.close(); err != nil {
 		problems = append(problems, err)
 	}
@@ -159,9 +195,9 @@ func (d *Dataplane) carried() map[table]*ebpf.Map {
 	return out
 }
 
-// fill brings the maps of g to what a plan wants. On an error they are as they
-// were.
-func (d *Dataplane) fill(g *generation, n plan.Node, ports map[uint32]port) (problems []error, before tables, want wanted, err error) {
+// fill brings the maps of g to what a plan wants; without ports in the wiring
+// those stay. On an error the maps are as they were.
+func (d *Dataplane) fill(g *generation, n plan.Node, at wiring) (problems []error, before tables, want wanted, err error) {
 	if before, err = g.read(); err != nil {
 		return nil, tables{}, wanted{}, err
 	}
@@ -169,10 +205,10 @@ func (d *Dataplane) fill(g *generation, n plan.Node, ports map[uint32]port) (pro
 	if err != nil {
 		return nil, tables{}, wanted{}, err
 	}
-	if ports == nil {
-		ports = before.ports
+	if at.ports == nil {
+		at.ports = before.ports
 	}
-	want, err = desire(n, ports, d.local, before, recoverIndexes(before, g.limits, spent))
+	want, err = desire(n, at, d.local, before, recoverIndexes(before, g.limits, spent))
 	if err != nil {
 		return nil, tables{}, wanted{}, err
 	}
@@ -196,7 +232,7 @@ func (d *Dataplane) restore(g *generation, before tables) error {
 		return err
 	}
 	quiet := Dataplane{} // a step that a test breaks is broken once, not here again
-	if err := quiet.run(g, append(changes(now, before), portsRemoved(now, before)...)); err != nil {
+	if err := quiet.run(g, append(changes(now, before), leftBehind(now, before)...)); err != nil {
 		return fmt.Errorf("restore the maps: %w", err)
 	}
 	return nil
@@ -204,7 +240,7 @@ func (d *Dataplane) restore(g *generation, before tables) error {
 
 // updateMapsLocked brings the maps to the plan, without a look at interfaces.
 func (d *Dataplane) updateMapsLocked(n plan.Node) error {
-	_, _, _, err := d.fill(d.gen, n, nil)
+	_, _, _, err := d.fill(d.gen, n, wiring{nil, d.topology.reach, d.cpus})
 	return err
 }
 
@@ -226,9 +262,10 @@ func (d *Dataplane) settle(g *generation, bs []binding, have tables, u undo) (pr
 		try(d.detachOne(k))
 	}
 	now := have
-	now.ports = map[uint32]port{}
+	now.ports, now.proxies = map[uint32]port{}, map[uint32]proxy{}
 	try(readMap(g, tablePorts, now.ports))
-	try(d.run(g, portsRemoved(now, want)))
+	try(readMap(g, tableProxies, now.proxies))
+	try(d.run(g, leftBehind(now, want)))
 	if len(gone) > 0 {
 		try(g.flushNexthops()) // ways out through them
 	}

@@ -11,8 +11,9 @@ import (
 
 // Counts is what the programs have counted since they were first loaded.
 type Counts struct {
-	Refusals []RefusalCount `json:"refusals"` // by reason; those that occurred
-	Paths    []PathCount    `json:"paths"`    // in the plan's order
+	Refusals  []RefusalCount  `json:"refusals"`  // by reason; those that occurred
+	Paths     []PathCount     `json:"paths"`     // in the plan's order
+	Functions []FunctionCount `json:"functions"` // that have a proxy, in the plan's order
 }
 
 // RefusalCount counts the packets refused for one reason.
@@ -47,10 +48,10 @@ type PathCount struct {
 }
 
 // Counters reads all counters. They do not start again when the agent does.
-func (d *Dataplane) Counters() (Counts, error) {
+func (d *Dataplane) Counters() (_ Counts, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	out := Counts{Refusals: []RefusalCount{}, Paths: []PathCount{}}
+	out := Counts{Refusals: []RefusalCount{}, Paths: []PathCount{}, Functions: []FunctionCount{}}
 	if d.gen == nil {
 		return out, nil
 	}
@@ -60,7 +61,11 @@ func (d *Dataplane) Counters() (Counts, error) {
 	if d.node == nil {
 		return out, nil
 	}
-	return out, d.readPathsLocked(&out)
+	if err := d.readPathsLocked(&out); err != nil {
+		return Counts{}, err
+	}
+	out.Functions, err = d.readFunctionsLocked()
+	return out, err
 }
 
 func (g *generation) readRefusals(out *Counts) error {
@@ -139,9 +144,15 @@ type InterfaceState struct {
 	Unmatched string         `json:"unmatched,omitempty"`
 	TC        bool           `json:"tc"`  // the program is attached there
 	XDP       bool           `json:"xdp"` // the program is attached there
+	// Out: at TC egress the program of functions in the node's own kernel is
+	// attached.
+	Out bool `json:"out,omitempty"`
+	// Functions send here: the program at TC ingress is that of their proxies.
+	Functions []string `json:"functions,omitempty"`
 }
 
-// Interfaces tells what is attached where, in the plan's order.
+// Interfaces tells what is attached where: the plan's interfaces in its order,
+// then those that functions send to.
 func (d *Dataplane) Interfaces() ([]InterfaceState, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -162,10 +173,23 @@ func (d *Dataplane) Interfaces() ([]InterfaceState, error) {
 		if i.Role == model.RoleEdge {
 			s.Unmatched = i.Unmatched.String()
 		}
-		for _, b := range d.bindings {
-			if b.Name == i.Name {
+		for _, b := range d.topology.bindings {
+			if b.Name == i.Name && !b.from && !b.cutter {
 				s.TC = alive[linkKey{hookTC, b.device.Index}]
+				s.Out = alive[linkKey{hookOut, b.device.Index}]
 				s.XDP = alive[linkKey{hookXDP, b.device.Index}]
+			}
+		}
+		out = append(out, s)
+	}
+	for _, p := range d.node.Proxies {
+		if p.Local {
+			continue
+		}
+		s := InterfaceState{Name: p.From, Role: model.RoleCore, Datapath: model.DatapathTC, Functions: []string{p.Function}}
+		for _, b := range d.topology.bindings {
+			if b.Name == p.From && b.from {
+				s.TC = alive[linkKey{hookFrom, b.device.Index}]
 			}
 		}
 		out = append(out, s)

@@ -10,7 +10,8 @@
 //
 //	gen-SEQ-HASH/       the maps and programs of one generation
 //	links/HOOK-IFINDEX-NETNS
-//	                    what holds a program of it to an interface
+//	                    what holds a program of it to an interface: at tc, xdp,
+//	                    from (where functions send to) or out (TC egress)
 //	new-RANDOM/         a generation that was never finished
 //
 // A generation is built aside, filled and armed before its directory gets its
@@ -32,6 +33,8 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/cilium/ebpf"
+
 	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/plan"
 )
@@ -45,6 +48,7 @@ type Device struct {
 	Index int
 	Kind  string // as rtnetlink calls it: "veth", "bridge" …; "device" for hardware
 	MTU   int    // bytes of an IP packet
+	MAC   [6]byte
 }
 
 // Config says where a node's data path lives.
@@ -113,7 +117,8 @@ type Dataplane struct {
 	gen      *generation // nil: none yet
 	links    map[linkKey]*attached
 	node     *plan.Node // in force; nil: none since Open
-	bindings []binding  // its interfaces
+	topology topology   // its place on the machine
+	cpus     int        // that the kernel may ever have
 	local    []netip.Addr
 	events   *eventSource
 	problems []error
@@ -144,6 +149,9 @@ func Open(cfg Config) (_ *Dataplane, err error) {
 			err = errors.Join(err, d.Close())
 		}
 	}()
+	if d.cpus, err = ebpf.PossibleCPU(); err != nil {
+		return nil, fmt.Errorf("count CPUs: %w", err)
+	}
 	d.numbers = openNumbers(cfg.StateDir)
 	if d.links, err = openLinks(d.dir, cfg.Log); err != nil {
 		return nil, err
@@ -191,11 +199,14 @@ func (d *Dataplane) Close() error {
 func (d *Dataplane) Apply(n plan.Node) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	ports, err := resolvePorts(n.Interfaces, d.cfg.Devices)
+	t, err := resolve(n, d.cfg.Devices)
 	if err != nil {
 		return err
 	}
-	if err := d.applyLocked(n, ports, nil); err != nil {
+	if err := t.whole(); err != nil {
+		return err
+	}
+	if err := d.applyLocked(n, t); err != nil {
 		return err
 	}
 	return d.degraded()
@@ -212,20 +223,11 @@ func (d *Dataplane) Reconcile() error {
 		return errors.New("reconcile: no plan is in force")
 	}
 	n := *d.node
-	var there []model.Interface
-	var missing []error
-	for _, i := range n.Interfaces {
-		if _, err := resolvePorts([]model.Interface{i}, d.cfg.Devices); err != nil {
-			missing = append(missing, err)
-			continue
-		}
-		there = append(there, i)
-	}
-	ports, err := resolvePorts(there, d.cfg.Devices)
+	t, err := resolve(n, d.cfg.Devices)
 	if err != nil {
 		return err
 	}
-	if err := d.applyLocked(n, ports, missing); err != nil {
+	if err := d.applyLocked(n, t); err != nil {
 		return err
 	}
 	return d.degraded()

@@ -17,15 +17,20 @@ type wanted struct {
 	tables
 	freshStats    []uint32              // to be zeroed
 	freshCounters map[uint32]counterKey // to be given numbers, by index
+	freshProxies  []uint32              // entries of ws_proxy_stats, to be zeroed
 }
 
 // desire says what the maps of a node shall hold. It is pure: the same plan and
 // the same state before give the same. What it keeps of the state before are
 // the numbers by which entries name each other: ix, and the source classes in
 // have.
-func desire(n plan.Node, ports map[uint32]port, local []netip.Addr, have tables, ix indexes) (wanted, error) {
+func desire(n plan.Node, at wiring, local []netip.Addr, have tables, ix indexes) (wanted, error) {
 	w := wanted{tables: newTables(), freshCounters: map[uint32]counterKey{}}
-	w.ports = ports
+	w.ports = at.ports
+	proxyOf, err := w.desireProxies(n, at, have, ix)
+	if err != nil {
+		return wanted{}, err
+	}
 	statsIndex := func(k statsKey) (uint32, error) {
 		i, fresh, err := ix.stats.get(k)
 		if fresh {
@@ -71,7 +76,7 @@ func desire(n plan.Node, ports map[uint32]port, local []netip.Addr, have tables,
 		if err != nil {
 			return wanted{}, err
 		}
-		entry, err := encodeHop(e, s)
+		entry, err := encodeHop(e, s, proxyOf[e.Function])
 		if err != nil {
 			return wanted{}, partError(e.PathID, "function %s: %w", e.Function, err)
 		}
@@ -148,6 +153,8 @@ func (w *wanted) checkSizes() error {
 		{"classification rules by source", len(w.matchSrc), chainsMax},
 		{"guard rules by destination", len(w.guardDst), chainsMax},
 		{"guard rules by source", len(w.guardSrc), chainsMax},
+		{"rules of local functions by destination", len(w.localDst), chainsMax},
+		{"rules of local functions by source", len(w.localSrc), chainsMax},
 		{"interfaces", len(w.ports), 4096},
 	} {
 		if m.have > m.max {
@@ -161,8 +168,8 @@ func partError(id plan.PathID, format string, args ...any) error {
 	return fmt.Errorf("chain %s, %s, path %#x, epoch %d: %w", id.Chain, id.Direction, id.Path, id.Epoch, fmt.Errorf(format, args...))
 }
 
-// need is how large the arrays must be for a plan.
-func need(n plan.Node) limits {
+// need is how large the maps must be for a plan.
+func need(n plan.Node, cpus int) (limits, error) {
 	seen := map[statsKey]bool{}
 	for _, h := range n.Headends {
 		seen[statsKey{path: be32(h.Path)}] = true
@@ -173,12 +180,13 @@ func need(n plan.Node) limits {
 	for _, e := range n.Egresses {
 		seen[statsKey{upper(e.SID), be32(e.Path)}] = true
 	}
-	return limits{counters: uint32(len(n.Headends)), stats: uint32(len(seen))}
+	return limits{counters: uint32(len(n.Headends)), stats: uint32(len(seen))}.needCaches(n, cpus)
 }
 
 // size chooses the arrays for what a plan needs: room to grow without a new
 // generation, since every change may need new numbers beside the old ones, yet
-// small where a node has little. Every entry costs memory on every CPU.
+// small where a node has little. Every entry costs memory on every CPU. The caches
+// of headers are sized by their functions.
 func (l limits) size() (limits, error) {
 	fit := func(n, least, most uint32, what string) (uint32, error) {
 		if n > most {
@@ -195,5 +203,5 @@ func (l limits) size() (limits, error) {
 		return limits{}, err
 	}
 	s, err := fit(l.stats, 256, 2*chainsMax, "path counters")
-	return limits{c, s}, err
+	return limits{counters: c, stats: s, cache: l.cache, slots: l.slots}, err
 }

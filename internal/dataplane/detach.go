@@ -42,6 +42,14 @@ func Detach(cfg Config) (Removed, error) {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		errs = append(errs, fmt.Errorf("read the pinned links: %w", err))
 	}
+	order := func(e fs.DirEntry) int {
+		k, _, ok := parseLinkPin(e.Name())
+		if !ok {
+			return -1
+		}
+		return slices.Index(hooksByRemoval, k.hook)
+	}
+	slices.SortStableFunc(entries, func(a, b fs.DirEntry) int { return order(a) - order(b) })
 	for _, e := range entries {
 		path := filepath.Join(linksDir(dir), e.Name())
 		l, err := link.LoadPinnedLink(path, nil)

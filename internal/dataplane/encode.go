@@ -81,15 +81,20 @@ func encodeHopKey(sid netip.Addr, path uint32, epoch uint8) hopKey {
 	return hopKey{Sid: upper(sid), Path: be32(path), Epoch: epoch}
 }
 
-func encodeHop(e plan.Endpoint, statsIndex uint32) (hop, error) {
+// encodeHop: proxy is that of the endpoint's function, 0 if it needs none.
+func encodeHop(e plan.Endpoint, statsIndex, proxy uint32) (hop, error) {
 	s, err := encodeShare(e.Share, e.Scheme)
 	if err != nil {
 		return hop{}, err
 	}
-	return hop{
+	h := hop{
 		Behaviour: uint8(abi.BehaviourEnd), Scheme: uint8(e.Scheme), Position: e.Share.Position,
-		Stats: statsIndex, Share: s,
-	}, nil
+		Stats: statsIndex, Share: s, Proxy: proxy,
+	}
+	if proxy != 0 {
+		h.Behaviour = uint8(abi.BehaviourEndAd)
+	}
+	return h, nil
 }
 
 // encodeEgress gives both entries of an egress: the one that its SID is found

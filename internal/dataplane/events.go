@@ -163,8 +163,8 @@ func (d *Dataplane) Events(ctx context.Context, f func(event.Event)) error {
 // readAll returns nil when r was closed: there is another ring buffer now, or
 // none any more.
 func (s *eventSource) readAll(ctx context.Context, r *ringbuf.Reader, f func(event.Event)) error {
-	// A deadline in the past ends the wait, and all later ones.
-	stop := context.AfterFunc(ctx, func() { r.SetDeadline(time.Unix(1, 0)) })
+	// Ends a wait that goes on, which a deadline would not, or else the next.
+	stop := context.AfterFunc(ctx, func() { r.Flush() })
 	defer stop()
 	var rec ringbuf.Record
 	for {

@@ -3,6 +3,7 @@ package dataplane
 import (
 	"crypto/rand"
 	"crypto/sha256"
+	"encoding/binary"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -28,22 +29,26 @@ var objects = []struct {
 	{progCoreXDP, loadCoreXDP, &_CoreXDPBytes},
 	{progEdgeTC, loadEdgeTC, &_EdgeTCBytes},
 	{progEdgeXDP, loadEdgeXDP, &_EdgeXDPBytes},
+	{progFunctionTC, loadFunctionTC, &_FunctionTCBytes},
+	{progOutTC, loadOutTC, &_OutTCBytes},
 }
 
 const (
-	progCoreTC  = coreTCProgWsCoreTc
-	progCoreXDP = coreXDPProgWsCoreXdp
-	progEdgeTC  = edgeTCProgWsEdgeTc
-	progEdgeXDP = edgeXDPProgWsEdgeXdp
+	progCoreTC     = coreTCProgWsCoreTc
+	progCoreXDP    = coreXDPProgWsCoreXdp
+	progEdgeTC     = edgeTCProgWsEdgeTc
+	progEdgeXDP    = edgeXDPProgWsEdgeXdp
+	progFunctionTC = functionTCProgWsFunctionTc
+	progOutTC      = outTCProgWsOutTc
 )
 
 // observed are the maps that only report: a new generation takes them over,
 // where they fit, so that counters and events go on.
-var observed = []table{tableStats, tableRefusals, tableEvents}
+var observed = []table{tableStats, tableProxyStats, tableRefusals, tableEvents}
 
 // identity says what a generation was made of. Two with the same objects share
 // the layout of their maps, two that are the same can be told by nothing but
-// what is in the maps.
+// what is in the maps, their sizes, and the key of their caches.
 type identity struct {
 	objects string
 	config  string
@@ -175,7 +180,8 @@ func (g *generation) load() error {
 				return fmt.Errorf("map %s: %w", name, err)
 			}
 			g.maps[table(name)] = m
-			ms.MaxEntries = sizeOf(table(name), ms, limits{m.MaxEntries(), m.MaxEntries()})
+			size := m.MaxEntries()
+			ms.MaxEntries = sizeOf(table(name), ms, limits{size, size, size, size})
 			if err := ms.Compatible(m); err != nil {
 				return fmt.Errorf("map %s: %w", name, err)
 			}
@@ -186,7 +192,10 @@ func (g *generation) load() error {
 		}
 		g.programs[o.program] = p
 	}
-	g.limits = limits{g.maps[tableCounters].MaxEntries(), g.maps[tableStats].MaxEntries()}
+	g.limits = limits{
+		counters: g.maps[tableCounters].MaxEntries(), stats: g.maps[tableStats].MaxEntries(),
+		cache: g.maps[tableCache].MaxEntries(), slots: g.maps[tableSlots].MaxEntries(),
+	}
 	return nil
 }
 
@@ -225,14 +234,18 @@ func (g *generation) repin() error {
 // internalMap tells the maps that the compiler makes of variables.
 func internalMap(name string) bool { return strings.HasPrefix(name, ".") }
 
-// sizeOf is max_entries of a map: those that are arrays by index are made as
-// large as the plan needs, the others as bpf/lib/maps.h says.
+// sizeOf is max_entries of a map: those that take their memory at once are made
+// as large as the plan needs, the others as bpf/lib/maps.h says.
 func sizeOf(t table, ms *ebpf.MapSpec, l limits) uint32 {
 	switch t {
 	case tableCounters:
 		return l.counters
 	case tableStats:
 		return l.stats
+	case tableCache:
+		return l.cache
+	case tableSlots:
+		return l.slots
 	}
 	return ms.MaxEntries
 }
@@ -247,6 +260,9 @@ func (d *Dataplane) buildGeneration(cfg wsConfig, l limits, carry map[table]*ebp
 	}
 	whole, _, err := generationDirs(d.dir)
 	if err != nil {
+		return nil, err
+	}
+	if cfg.FingerprintKey, err = newFingerprintKey(); err != nil {
 		return nil, err
 	}
 	g.seq = 1
@@ -286,6 +302,16 @@ func (d *Dataplane) buildGeneration(cfg wsConfig, l limits, carry map[table]*ebp
 		}
 	}
 	return g, nil
+}
+
+// newFingerprintKey makes the key of a content cache. Whoever knew it could make
+// packets that are taken for one another.
+func newFingerprintKey() (key [2]uint64, err error) {
+	var b [16]byte
+	if _, err := rand.Read(b[:]); err != nil {
+		return key, fmt.Errorf("draw the key of the cache: %w", err)
+	}
+	return [2]uint64{binary.NativeEndian.Uint64(b[:8]), binary.NativeEndian.Uint64(b[8:])}, nil
 }
 
 func (d *Dataplane) loadObject(g *generation, program string, load func() (*ebpf.CollectionSpec, error), cfg wsConfig, carry map[table]*ebpf.Map, types *btf.Cache) error {

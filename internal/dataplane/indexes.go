@@ -76,11 +76,15 @@ type indexes struct {
 	headends *allocator[uint32] // by path, __be32: a path's epochs share one
 	stats    *allocator[statsKey]
 	counters *allocator[counterKey]
+	proxies  *allocator[uint32] // of ws_proxy_stats, by key in ws_proxies
+	slots    *slotRanges
 }
 
-// limits are the sizes of the arrays that user space chooses.
+// limits are the sizes of the maps that user space chooses.
 type limits struct {
 	counters, stats uint32
+	cache           uint32 // headers that are found by content
+	slots           uint32 // that are found by metadata, and entry 0
 }
 
 func newIndexes(l limits) indexes {
@@ -88,6 +92,8 @@ func newIndexes(l limits) indexes {
 		headends: newAllocator[uint32](chainsMax),
 		stats:    newAllocator[statsKey](l.stats),
 		counters: newAllocator[counterKey](l.counters),
+		proxies:  newAllocator[uint32](proxiesMax),
+		slots:    newSlotRanges(l.slots),
 	}
 }
 
@@ -104,6 +110,11 @@ func recoverIndexes(have tables, l limits, spent map[uint32]bool) indexes {
 		if !spent[h.Counter] {
 			ix.counters.keep(counterKey{h.Path, h.Epoch}, h.Counter)
 		}
+	}
+	for _, id := range slices.Sorted(maps.Keys(have.proxies)) {
+		p := have.proxies[id]
+		ix.proxies.keep(id, p.Stats)
+		ix.slots.keep(id, p)
 	}
 	for _, k := range slices.SortedFunc(maps.Keys(have.hops), compareHopKeys) {
 		ix.stats.keep(statsKey{sid: k.Sid, path: k.Path}, have.hops[k].Stats)

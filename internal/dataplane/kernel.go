@@ -21,7 +21,10 @@ func (g *generation) read() (tables, error) {
 		readMap(g, tableMatchSrc, t.matchSrc),
 		readMap(g, tableGuardDst, t.guardDst),
 		readMap(g, tableGuardSrc, t.guardSrc),
+		readMap(g, tableLocalDst, t.localDst),
+		readMap(g, tableLocalSrc, t.localSrc),
 		readMap(g, tablePorts, t.ports),
+		readMap(g, tableProxies, t.proxies),
 	)
 	return t, err
 }
@@ -61,15 +64,27 @@ func (d *Dataplane) run(g *generation, ops []op) error {
 	return nil
 }
 
-// arm tells the programs that the maps hold a whole plan.
-func (d *Dataplane) arm(g *generation) error {
+// arm tells the programs that the maps hold a whole plan, and where the node's
+// cutters are.
+func (d *Dataplane) arm(g *generation, n wsNode) error {
 	if err := d.cfg.step(stepArm, ""); err != nil {
 		return err
 	}
-	if err := g.maps[tableNode].Put(uint32(0), wsNode{Armed: 1}); err != nil {
+	return g.setNode(n)
+}
+
+func (g *generation) setNode(n wsNode) error {
+	if err := g.maps[tableNode].Put(uint32(0), n); err != nil {
 		return fmt.Errorf("arm the data path: %w", err)
 	}
 	return nil
+}
+
+func (g *generation) node() (n wsNode, err error) {
+	if err := g.maps[tableNode].Lookup(uint32(0), &n); err != nil {
+		return wsNode{}, fmt.Errorf("read map %s: %w", tableNode, err)
+	}
+	return n, nil
 }
 
 // spentCounters are the counters of headends from which the numbers of some CPU
@@ -130,6 +145,11 @@ func (d *Dataplane) prepare(g *generation, w wanted, floor map[counterKey]uint64
 	for _, i := range w.freshStats {
 		if err := g.maps[tableStats].Put(i, zero); err != nil {
 			return nil, fmt.Errorf("clear entry %d of map %s: %w", i, tableStats, err)
+		}
+	}
+	for _, i := range w.freshProxies {
+		if err := g.maps[tableProxyStats].Put(i, make([]proxyStat, cpus)); err != nil {
+			return nil, fmt.Errorf("clear entry %d of map %s: %w", i, tableProxyStats, err)
 		}
 	}
 	if len(w.freshCounters) == 0 {

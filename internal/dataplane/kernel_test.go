@@ -54,7 +54,7 @@ func newBed(t *testing.T) *bed {
 	}}
 	b.cfg.Devices = func(name string) (Device, error) {
 		l, err := n.Link(name)
-		return Device{l.Name, l.Index, l.Kind, l.MTU}, err
+		return Device{l.Name, l.Index, l.Kind, l.MTU, l.MAC}, err
 	}
 	for _, name := range []string{"out", "in", "side"} {
 		b.addVeth(name)
@@ -306,7 +306,7 @@ func TestPlanChangesInPlace(t *testing.T) {
 	if !slices.Equal(w.Generations, first.Generations) {
 		t.Errorf("generations %v after %v; a new plan needs no new programs", w.Generations, first.Generations)
 	}
-	want, err := desire(otherNode(), w.Maps[0].ports, nil, w.Maps[0], recoverIndexes(w.Maps[0], d.gen.limits, nil))
+	want, err := desire(otherNode(), wiring{ports: w.Maps[0].ports}, nil, w.Maps[0], recoverIndexes(w.Maps[0], d.gen.limits, nil))
 	b.must(err)
 	if !equalTables(want.tables, w.Maps[0]) {
 		t.Error("the maps do not hold the new plan, the whole of it and nothing else")
@@ -531,7 +531,7 @@ func TestDeathAtAnyStepIsMendedByTheNextProcess(t *testing.T) {
 			if len(w.Generations) != 1 || w.Armed[0] != 1 {
 				t.Fatalf("generations %v, armed %v", w.Generations, w.Armed)
 			}
-			want, err := desire(n, w.Maps[0].ports, nil, w.Maps[0], recoverIndexes(w.Maps[0], next.gen.limits, nil))
+			want, err := desire(n, wiring{w.Maps[0].ports, next.topology.reach, next.cpus}, nil, w.Maps[0], recoverIndexes(w.Maps[0], next.gen.limits, nil))
 			b.must(err)
 			if !equalTables(want.tables, w.Maps[0]) {
 				t.Fatal("the maps do not hold the plan")

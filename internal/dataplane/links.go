@@ -1,12 +1,14 @@
 package dataplane
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/cilium/ebpf"
@@ -36,7 +38,7 @@ func (k linkKey) pin(dir string, netns uint64) string {
 
 func parseLinkPin(name string) (k linkKey, netns uint64, ok bool) {
 	h, rest, ok := strings.Cut(name, "-")
-	if !ok || hook(h) != hookTC && hook(h) != hookXDP {
+	if !ok || !slices.Contains(hooksByRemoval, hook(h)) {
 		return linkKey{}, 0, false
 	}
 	k.hook = hook(h)
@@ -143,6 +145,10 @@ func (d *Dataplane) dropDeadLinks() error {
 // programFor is the program of a role at a hook.
 func programFor(r model.Role, h hook) string {
 	switch {
+	case h == hookFrom:
+		return progFunctionTC
+	case h == hookOut:
+		return progOutTC
 	case r == model.RoleEdge && h == hookXDP:
 		return progEdgeXDP
 	case r == model.RoleEdge:
@@ -184,11 +190,30 @@ func (u undo) keep() error {
 	return errors.Join(errs...)
 }
 
-// attach puts the programs of g on all interfaces: by moving links that there
-// are, and with new links where there are none. Inside interfaces come first
-// (see resolvePorts), and TC before XDP, which hands on what it cannot finish.
+// attachReturns puts the programs of g where packets come back from functions,
+// and on cutters, as attach does.
+func (d *Dataplane) attachReturns(g *generation, bs []binding, u *undo) error {
+	for _, b := range bs {
+		for _, h := range b.hooks() {
+			if h == hookTC && !b.cutter {
+				continue
+			}
+			if err := d.attachOne(g, b, h, u); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// attach puts the other programs of g on all interfaces: by moving links that
+// there are, and with new links where there are none. They come in the order of
+// the bindings, and TC before XDP, which hands on what it cannot finish.
 func (d *Dataplane) attach(g *generation, bs []binding, u *undo) error {
 	for _, b := range bs {
+		if b.from || b.cutter {
+			continue
+		}
 		if err := d.attachOne(g, b, hookTC, u); err != nil {
 			return err
 		}
@@ -264,10 +289,14 @@ func (d *Dataplane) moveLink(a *attached, b binding, h hook, p *ebpf.Program, u 
 }
 
 func attachProgram(b binding, h hook, p *ebpf.Program) (link.Link, error) {
-	if h == hookTC {
+	if h != hookXDP {
+		at := ebpf.AttachTCXIngress
+		if h == hookOut {
+			at = ebpf.AttachTCXEgress
+		}
 		// First, so that no other program lets a packet pass before it.
 		l, err := link.AttachTCX(link.TCXOptions{
-			Program: p, Attach: ebpf.AttachTCXIngress, Interface: b.device.Index, Anchor: link.Head(),
+			Program: p, Attach: at, Interface: b.device.Index, Anchor: link.Head(),
 		})
 		if errors.Is(err, link.ErrNotSupported) {
 			return nil, &UnsupportedError{Feature: "tcx (programs at TC by link)", Min: "6.6"}
@@ -310,25 +339,28 @@ func noXDP(err error) bool {
 	return errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ERANGE) || errors.Is(err, unix.ENOMEM)
 }
 
-// surplus are the links that no interface of bs wants: XDP first, whose
-// programs hand on to TC's.
+// surplus are the links that no interface of bs wants, in the order in which
+// they can go.
 func (d *Dataplane) surplus(bs []binding) []linkKey {
 	keep := map[linkKey]bool{}
 	for _, b := range bs {
-		keep[linkKey{hookTC, b.device.Index}] = true
+		for _, h := range b.hooks() {
+			keep[linkKey{h, b.device.Index}] = true
+		}
 		keep[linkKey{hookXDP, b.device.Index}] = b.triesXDP()
 	}
-	var xdp, tc []linkKey
+	var gone []linkKey
 	for k := range d.links {
-		switch {
-		case keep[k]:
-		case k.hook == hookXDP:
-			xdp = append(xdp, k)
-		default:
-			tc = append(tc, k)
+		if !keep[k] {
+			gone = append(gone, k)
 		}
 	}
-	return append(xdp, tc...)
+	slices.SortFunc(gone, compareRemoval)
+	return gone
+}
+
+func compareRemoval(a, b linkKey) int {
+	return cmp.Or(slices.Index(hooksByRemoval, a.hook)-slices.Index(hooksByRemoval, b.hook), a.index-b.index)
 }
 
 // detachOne takes a program off its interface, before it returns.

@@ -3,24 +3,36 @@ package dataplane
 import (
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 
 	"github.com/waystamp/waystamp/internal/model"
+	"github.com/waystamp/waystamp/internal/plan"
 )
 
-// hook is where a program is attached on an interface.
+// hook is where a program is attached on an interface, and which family of
+// programs.
 type hook string
 
 const (
-	hookTC  hook = "tc"
-	hookXDP hook = "xdp"
+	hookTC   hook = "tc"
+	hookXDP  hook = "xdp"
+	hookFrom hook = "from" // TC ingress of an interface that functions send to
+	hookOut  hook = "out"  // TC egress
 )
 
-// binding is an interface of the plan as it is on this machine.
+// hooksByRemoval: XDP hands on to TC; while TC takes packets to functions, what
+// comes back from them must be met.
+var hooksByRemoval = []hook{hookXDP, hookTC, hookOut, hookFrom}
+
+// binding is a device of this machine that programs are attached to: an
+// interface of the plan, one that a function sends to, or a cutter's.
 type binding struct {
 	model.Interface
 	device Device
+	proxy  uint32 // key of the function that sends here
+	cutter bool   // the way out of a cutter
+	from   bool   // functions send here: the function program is at its ingress
+	out    bool   // the program of local functions is at its egress
 }
 
 // hardware tells devices that gain by native XDP. On veth, tap and the like
@@ -33,46 +45,161 @@ func (b binding) triesXDP() bool {
 	return b.needsXDP() || b.Datapath == model.DatapathAuto && b.hardware()
 }
 
+// hooks are those that must have a program, without XDP.
+func (b binding) hooks() []hook {
+	switch {
+	case b.from:
+		return []hook{hookFrom}
+	case b.out:
+		return []hook{hookOut, hookTC}
+	}
+	return []hook{hookTC}
+}
+
 // settings are the interface's entry in ws_ports. A redirect into a device that
 // does not take it loses the packet without a word, so only those are named
 // that are sure to: native XDP is on, or wanted by the plan's author.
 func (b binding) settings(xdp bool) port {
-	var p port
+	p := port{Proxy: b.proxy}
 	if b.Role == model.RoleEdge && b.Unmatched == model.UnmatchedDrop {
 		p.UnmatchedDrop = 1
 	}
 	if xdp {
 		p.XdpTarget = 1
 	}
+	if b.cutter && b.from {
+		p.Cutter = 1
+	}
 	return p
 }
 
-// resolvePorts looks the interfaces of a plan up, and names all that are
-// missing.
-func resolvePorts(interfaces []model.Interface, devices func(string) (Device, error)) ([]binding, error) {
-	var errs []error
-	byIndex := map[int]string{}
-	var out []binding
-	for _, i := range interfaces {
-		dev, err := devices(i.Name)
-		if err != nil {
-			errs = append(errs, fmt.Errorf("interface %s: %w", i.Name, err))
-			continue
-		}
-		if other, twice := byIndex[dev.Index]; twice {
-			errs = append(errs, fmt.Errorf("interface %s is the same device as %s", i.Name, other))
-			continue
-		}
-		byIndex[dev.Index] = i.Name
-		out = append(out, binding{i, dev})
-	}
-	if len(errs) > 0 {
-		return nil, errors.Join(errs...)
-	}
-	// Inside first: verifiers and stamping hops change before headends do.
-	slices.SortStableFunc(out, func(a, b binding) int { return int(b.Role) - int(a.Role) })
-	return out, nil
+// topology is a plan's place on this machine.
+type topology struct {
+	bindings []binding        // see order
+	reach    map[string]reach // of functions whose interfaces are there
+	node     wsNode           // armed, with the cutters
+	missing  []error          // what is not there
 }
+
+// wiring is what desire must know of the machine.
+type wiring struct {
+	ports map[uint32]port
+	reach map[string]reach
+	cpus  int
+}
+
+// resolve looks up all devices that a plan needs. What is missing is left out,
+// and listed; the error is about what can be on no machine.
+func resolve(n plan.Node, devices func(string) (Device, error)) (topology, error) {
+	t := topology{reach: map[string]reach{}, node: wsNode{Armed: 1}}
+	uses := map[int]string{}
+	look := func(name, what string) (Device, bool) {
+		dev, err := devices(name)
+		if err != nil {
+			t.missing = append(t.missing, fmt.Errorf("%s: %w", what, err))
+		}
+		return dev, err == nil
+	}
+	take := func(b binding, what string) error {
+		if other, twice := uses[b.device.Index]; twice {
+			return fmt.Errorf("%s is the same device as %s", what, other)
+		}
+		uses[b.device.Index] = what
+		t.bindings = append(t.bindings, b)
+		return nil
+	}
+
+	out := hasLocal(n)
+	for _, i := range n.Interfaces {
+		what := "interface " + i.Name
+		dev, ok := look(i.Name, what)
+		if !ok {
+			continue
+		}
+		if err := take(binding{Interface: i, device: dev, out: out}, what); err != nil {
+			return topology{}, err
+		}
+	}
+	keys, err := proxyKeys(n.Proxies)
+	if err != nil {
+		return topology{}, err
+	}
+	for _, p := range n.Proxies {
+		if p.Local {
+			t.reach[p.Function] = reach{}
+			continue
+		}
+		to, ok := look(p.To, fmt.Sprintf("interface %s to function %s", p.To, p.Function))
+		from, okFrom := to, ok
+		what := fmt.Sprintf("interface %s from function %s", p.From, p.Function)
+		if p.From != p.To {
+			from, okFrom = look(p.From, what)
+		}
+		if !okFrom {
+			continue
+		}
+		// Guarded even if the function cannot be reached.
+		if err := take(binding{Interface: model.Interface{Name: p.From, Role: model.RoleCore, Datapath: model.DatapathTC}, device: from, proxy: keys[p.Function], from: true}, what); err != nil {
+			return topology{}, err
+		}
+		if ok {
+			t.reach[p.Function] = reach{uint32(to.Index), from.MAC}
+		}
+	}
+	if NeedsCutters(n) {
+		if err := t.resolveCutters(look, take); err != nil {
+			return topology{}, err
+		}
+	}
+	slices.SortStableFunc(t.bindings, func(a, b binding) int { return a.order() - b.order() })
+	return t, nil
+}
+
+func (t *topology) resolveCutters(look func(name, what string) (Device, bool), take func(binding, string) error) error {
+	to, back := CutterPairs()
+	for _, c := range []struct {
+		pair    CutterPair
+		from    bool
+		ifindex *uint32
+		dmac    *[6]uint8
+	}{
+		{to, false, &t.node.CutIfindex, &t.node.CutDmac},
+		{back, true, &t.node.CutBackIfindex, &t.node.CutBackDmac},
+	} {
+		what := fmt.Sprintf("cutter %s-%s", c.pair.In, c.pair.Out)
+		in, ok := look(c.pair.In, what)
+		out, okOut := look(c.pair.Out, what)
+		if !ok || !okOut {
+			continue
+		}
+		if err := take(binding{
+			Interface: model.Interface{Name: c.pair.Out, Role: model.RoleCore, Datapath: model.DatapathTC},
+			device:    out, cutter: true, from: c.from,
+		}, what); err != nil {
+			return err
+		}
+		*c.ifindex, *c.dmac = uint32(in.Index), out.MAC
+	}
+	return nil
+}
+
+// order: what meets packets from functions is there before any goes to one, and
+// cutters before what sends into them. Inside comes before edge: verifiers and
+// stamping hops change before headends do.
+func (b binding) order() int {
+	switch {
+	case b.from:
+		return 0
+	case b.cutter:
+		return 1
+	case b.Role == model.RoleCore:
+		return 2
+	}
+	return 3
+}
+
+// whole is an error that names all that is missing.
+func (t topology) whole() error { return errors.Join(t.missing...) }
 
 // portTable is ws_ports for these interfaces; xdp tells where XDP is, or will
 // be, attached.
@@ -83,5 +210,3 @@ func portTable(bs []binding, xdp func(binding) bool) map[uint32]port {
 	}
 	return out
 }
-
-func portNames(p map[uint32]port) []uint32 { return slices.Sorted(maps.Keys(p)) }

@@ -20,6 +20,9 @@ type tables struct {
 	guardDst map[dstKey]match
 	guardSrc map[srcKey]match
 	ports    map[uint32]port
+	proxies  map[uint32]proxy
+	localDst map[dstKey]match
+	localSrc map[srcKey]match
 }
 
 func newTables() tables {
@@ -28,7 +31,8 @@ func newTables() tables {
 		headends: map[uint32]headend{},
 		matchDst: map[dstKey]match{}, matchSrc: map[srcKey]match{},
 		guardDst: map[dstKey]match{}, guardSrc: map[srcKey]match{},
-		ports: map[uint32]port{},
+		ports: map[uint32]port{}, proxies: map[uint32]proxy{},
+		localDst: map[dstKey]match{}, localSrc: map[srcKey]match{},
 	}
 }
 
@@ -36,21 +40,28 @@ func newTables() tables {
 type table string
 
 const (
-	tableNode     table = "ws_node"
-	tableHops     table = "ws_hops"
-	tableSIDs     table = "ws_sids"
-	tableEgresses table = "ws_egresses"
-	tableHeadends table = "ws_headends"
-	tableCounters table = "ws_counters"
-	tableStats    table = "ws_stats"
-	tableMatchDst table = "ws_match_dst"
-	tableMatchSrc table = "ws_match_src"
-	tableGuardDst table = "ws_guard_dst"
-	tableGuardSrc table = "ws_guard_src"
-	tablePorts    table = "ws_ports"
-	tableNexthops table = "ws_nexthops"
-	tableRefusals table = "ws_refusals"
-	tableEvents   table = "ws_events"
+	tableNode       table = "ws_node"
+	tableHops       table = "ws_hops"
+	tableSIDs       table = "ws_sids"
+	tableEgresses   table = "ws_egresses"
+	tableHeadends   table = "ws_headends"
+	tableCounters   table = "ws_counters"
+	tableStats      table = "ws_stats"
+	tableMatchDst   table = "ws_match_dst"
+	tableMatchSrc   table = "ws_match_src"
+	tableGuardDst   table = "ws_guard_dst"
+	tableGuardSrc   table = "ws_guard_src"
+	tableLocalDst   table = "ws_local_dst"
+	tableLocalSrc   table = "ws_local_src"
+	tablePorts      table = "ws_ports"
+	tableNexthops   table = "ws_nexthops"
+	tableProxies    table = "ws_proxies"
+	tableProxyStats table = "ws_proxy_stats"
+	tableCache      table = "ws_cache"
+	tableCopies     table = "ws_copies"
+	tableSlots      table = "ws_slots"
+	tableRefusals   table = "ws_refusals"
+	tableEvents     table = "ws_events"
 )
 
 // op is one change of one map: a pointer to the value is put, or without one
@@ -69,6 +80,8 @@ func (o op) remove() bool { return o.value == nil }
 //     packet that needs a proof before and after slips by in between;
 //   - what a headend's packets need on this node is there before they come, and
 //     stays until they are gone;
+//   - a proxy is there before a SID, an interface or a rule names it, and what
+//     must pass a local function is known before the first packet comes to it;
 //   - a rule is there only while its headend, and its source class, are.
 //
 // Of rules by destination the longest are put first and the shortest deleted
@@ -79,10 +92,13 @@ func changes(have, want tables) []op {
 	var ops []op
 	ops = puts(ops, tableGuardSrc, have.guardSrc, want.guardSrc)
 	ops = append(ops, longestFirst(puts(nil, tableGuardDst, have.guardDst, want.guardDst))...)
+	ops = puts(ops, tableProxies, have.proxies, want.proxies)
+	ops = puts(ops, tableLocalSrc, have.localSrc, want.localSrc)
+	ops = append(ops, longestFirst(puts(nil, tableLocalDst, have.localDst, want.localDst))...)
 	ops = puts(ops, tableSIDs, have.sids, want.sids)
 	ops = puts(ops, tableEgresses, have.egresses, want.egresses)
-	ops = puts(ops, tableHops, have.hops, want.hops)
 	ops = puts(ops, tablePorts, have.ports, want.ports)
+	ops = puts(ops, tableHops, have.hops, want.hops)
 	ops = puts(ops, tableHeadends, have.headends, want.headends)
 	ops = puts(ops, tableMatchSrc, have.matchSrc, want.matchSrc)
 	ops = append(ops, longestFirst(puts(nil, tableMatchDst, have.matchDst, want.matchDst))...)
@@ -93,6 +109,8 @@ func changes(have, want tables) []op {
 	ops = deletes(ops, tableHops, have.hops, want.hops)
 	ops = deletes(ops, tableEgresses, have.egresses, want.egresses)
 	ops = deletes(ops, tableSIDs, have.sids, want.sids)
+	ops = append(ops, shortestFirst(deletes(nil, tableLocalDst, have.localDst, want.localDst))...)
+	ops = deletes(ops, tableLocalSrc, have.localSrc, want.localSrc)
 	ops = append(ops, shortestFirst(deletes(nil, tableGuardDst, have.guardDst, want.guardDst))...)
 	ops = deletes(ops, tableGuardSrc, have.guardSrc, want.guardSrc)
 	return ops
@@ -129,10 +147,11 @@ func longestFirst(rules []op) []op {
 	return rules
 }
 
-// portsRemoved are the ops for interfaces that waystamp has left: until then
-// the programs on them look their settings up.
-func portsRemoved(have, want tables) []op {
-	return deletes(nil, tablePorts, have.ports, want.ports)
+// leftBehind are the ops for interfaces that waystamp has left, and for the
+// functions behind them: until then the programs on them look both up.
+func leftBehind(have, want tables) []op {
+	ops := deletes(nil, tablePorts, have.ports, want.ports)
+	return deletes(ops, tableProxies, have.proxies, want.proxies)
 }
 
 // withLocal adds this node's own addresses to rules: an entry each that says

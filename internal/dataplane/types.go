@@ -22,6 +22,10 @@ type (
 	stats     = coreTCWsStats
 	port      = coreTCWsPort
 	refusal   = coreTCWsRefusal
+	proxy     = coreTCWsProxy
+	proxyStat = coreTCWsProxyStats
+	cacheKey  = coreTCWsCacheKey
+	cached    = coreTCWsCached
 	record    = coreTCWsEvent
 )
 

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"time"
 
 	"pgregory.net/rapid"
 
@@ -119,6 +120,7 @@ func drawNode(t *rapid.T) plan.Node {
 			n.Endpoints = append(n.Endpoints, endpointOf(p, e, schemes.Draw(t, "scheme"), sid))
 		}
 	}
+	drawProxies(t, &n)
 	ends := paths("egresses")
 	for i, m := range drawMatches(t, len(ends), "egress matches") {
 		sid := ownSID(10 + int(ends[i]))
@@ -127,6 +129,30 @@ func drawNode(t *rapid.T) plan.Node {
 		}
 	}
 	return n
+}
+
+// drawProxies puts some of the endpoints into functions with a proxy.
+func drawProxies(t *rapid.T, n *plan.Node) {
+	for _, name := range rapid.SliceOfDistinct(rapid.SampledFrom([]string{"fw", "nat", "ids", "tap"}), rapid.ID[string]).Draw(t, "functions") {
+		p := plan.Proxy{Function: name, Proxy: model.Proxy{
+			Local: rapid.Bool().Draw(t, "local"), To: "to-" + name, From: "from-" + name,
+			OnUnknown: rapid.SampledFrom([]model.OnUnknown{model.OnUnknownDrop, model.OnUnknownPlain}).Draw(t, "on unknown"),
+			Segments:  rapid.SampledFrom([]model.Segments{model.SegmentsCut, model.SegmentsKeep}).Draw(t, "segments"),
+			Cache:     rapid.IntRange(1, 3000).Draw(t, "cache"), Lifetime: time.Second,
+		}}
+		if p.Local || rapid.Bool().Draw(t, "metadata") {
+			p.Recognise = model.RecogniseMetadata
+		}
+		if p.Local {
+			p.Matches = drawMatches(t, rapid.IntRange(0, 4).Draw(t, "matches"), "local matches")
+		}
+		n.Proxies = append(n.Proxies, p)
+	}
+	for i := range n.Endpoints {
+		if len(n.Proxies) > 0 {
+			n.Endpoints[i].Function = n.Proxies[i%len(n.Proxies)].Function
+		}
+	}
 }
 
 func drawLocal(t *rapid.T) []netip.Addr {
@@ -170,23 +196,18 @@ func (t tables) do(o op) {
 	case *egressKey:
 		set(t.egresses, k, o.value)
 	case *uint32:
-		if o.table == tablePorts {
+		switch o.table {
+		case tablePorts:
 			set(t.ports, k, o.value)
-		} else {
+		case tableProxies:
+			set(t.proxies, k, o.value)
+		default:
 			set(t.headends, k, o.value)
 		}
 	case *dstKey:
-		if o.table == tableGuardDst {
-			set(t.guardDst, k, o.value)
-		} else {
-			set(t.matchDst, k, o.value)
-		}
+		set(map[table]map[dstKey]match{tableGuardDst: t.guardDst, tableMatchDst: t.matchDst, tableLocalDst: t.localDst}[o.table], k, o.value)
 	case *srcKey:
-		if o.table == tableGuardSrc {
-			set(t.guardSrc, k, o.value)
-		} else {
-			set(t.matchSrc, k, o.value)
-		}
+		set(map[table]map[srcKey]match{tableGuardSrc: t.guardSrc, tableMatchSrc: t.matchSrc, tableLocalSrc: t.localSrc}[o.table], k, o.value)
 	default:
 		panic("an op of an unknown table")
 	}
@@ -204,13 +225,15 @@ func (t tables) clone() tables {
 	return tables{
 		maps.Clone(t.hops), maps.Clone(t.sids), maps.Clone(t.egresses), maps.Clone(t.headends),
 		maps.Clone(t.matchDst), maps.Clone(t.matchSrc), maps.Clone(t.guardDst), maps.Clone(t.guardSrc), maps.Clone(t.ports),
+		maps.Clone(t.proxies), maps.Clone(t.localDst), maps.Clone(t.localSrc),
 	}
 }
 
 func equalTables(a, b tables) bool {
 	return maps.Equal(a.hops, b.hops) && maps.Equal(a.sids, b.sids) && maps.Equal(a.egresses, b.egresses) &&
 		maps.Equal(a.headends, b.headends) && maps.Equal(a.matchDst, b.matchDst) && maps.Equal(a.matchSrc, b.matchSrc) &&
-		maps.Equal(a.guardDst, b.guardDst) && maps.Equal(a.guardSrc, b.guardSrc) && maps.Equal(a.ports, b.ports)
+		maps.Equal(a.guardDst, b.guardDst) && maps.Equal(a.guardSrc, b.guardSrc) && maps.Equal(a.ports, b.ports) &&
+		maps.Equal(a.proxies, b.proxies) && maps.Equal(a.localDst, b.localDst) && maps.Equal(a.localSrc, b.localSrc)
 }
 
 func sortedKeys[V any](m map[uint32]V) []uint32 { return slices.Sorted(maps.Keys(m)) }

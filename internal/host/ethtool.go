@@ -1,12 +1,8 @@
 package host
 
 import (
-	"errors"
+	"encoding/binary"
 	"fmt"
-	"runtime"
-	"unsafe"
-
-	"golang.org/x/sys/unix"
 )
 
 // Offload is something that a device does to packets in the stack's place, or
@@ -77,32 +73,9 @@ func (n *Net) SetOffload(link string, o Offload, on bool) error {
 
 // ethtool does an SIOCETHTOOL request that takes and gives one value.
 func (n *Net) ethtool(link string, cmd, data uint32) (uint32, error) {
-	if len(link) > NameMax {
-		return 0, ErrNoLink
-	}
-	value := struct{ cmd, data uint32 }{cmd, data} // struct ethtool_value
-	var req struct {                               // struct ifreq
-		name [unix.IFNAMSIZ]byte
-		data unsafe.Pointer
-		_    [16]byte
-	}
-	copy(req.name[:], link)
-	req.data = unsafe.Pointer(&value)
-	err := n.ns.Do(func() error {
-		fd, err := unix.Socket(unix.AF_INET6, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-		if err != nil {
-			return err
-		}
-		defer unix.Close(fd)
-		_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.SIOCETHTOOL, uintptr(unsafe.Pointer(&req)))
-		runtime.KeepAlive(&value)
-		if errno != 0 {
-			return errno
-		}
-		return nil
-	})
-	if errors.Is(err, unix.ENODEV) {
-		return 0, ErrNoLink
-	}
-	return value.data, err
+	buf := make([]byte, 8) // struct ethtool_value
+	binary.NativeEndian.PutUint32(buf, cmd)
+	binary.NativeEndian.PutUint32(buf[4:], data)
+	err := n.ethtoolRaw(link, buf)
+	return binary.NativeEndian.Uint32(buf[4:]), err
 }

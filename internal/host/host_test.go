@@ -232,6 +232,10 @@ func TestVethInTwoNamespaces(t *testing.T) {
 			t.Errorf("%s has no index", c.name)
 		}
 		got.Index = 0
+		if got.MAC == [6]byte{} {
+			t.Errorf("%s has no MAC address", c.name)
+		}
+		got.MAC = [6]byte{}
 		if diff := cmp.Diff(Link{Name: c.name, Kind: "veth", MTU: 1700}, got); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", c.name, diff)
 		}

@@ -27,6 +27,8 @@ type Link struct {
 	Kind  string // "veth", "vlan" …; "device" for hardware
 	MTU   int    // bytes of an IP packet
 	Up    bool   // set up, and able to carry packets
+	MAC   [6]byte
+	Alias string // text that somebody has marked it with (ifalias); "": none
 }
 
 // Veth is a pair of virtual Ethernet devices to be made.
@@ -245,7 +247,9 @@ func linkOf(l netlink.Link) Link {
 	if a.OperState == netlink.OperUnknown { // loopback and drivers that do not say
 		up = a.Flags&net.FlagUp != 0 && a.RawFlags&unix.IFF_LOWER_UP != 0
 	}
-	return Link{Name: a.Name, Index: a.Index, Kind: l.Type(), MTU: a.MTU, Up: up}
+	out := Link{Name: a.Name, Index: a.Index, Kind: l.Type(), MTU: a.MTU, Up: up, Alias: a.Alias}
+	copy(out.MAC[:], a.HardwareAddr)
+	return out
 }
 
 // dump repeats a listing that the kernel could not give in one piece because

@@ -17,7 +17,9 @@ type checker struct {
 	visits    map[string]int // SIDs that chains need, by node
 	used      map[string]bool
 	claims    map[claim]claimant
-	tight     map[*iface]*chain // the longest chain that does not fit an interface
+	tight     map[*iface]*chain       // the longest chain that does not fit an interface
+	ends      map[string][]passage    // by node: the paths that end there
+	locals    map[*function][]passage // the paths through a local function
 }
 
 // check holds the rules across the file and makes the model of it. Without
@@ -32,10 +34,14 @@ func (r *reader) check(f file) Manifest {
 		used:      map[string]bool{},
 		claims:    map[claim]claimant{},
 		tight:     map[*iface]*chain{},
+		ends:      map[string][]passage{},
+		locals:    map[*function][]passage{},
 	}
 	c.checkNodes()
 	c.checkFunctions()
+	c.checkProxies()
 	c.checkChains()
+	c.checkLocals()
 	c.checkRoom()
 	m := Manifest{Domain: f.domain()}
 	if f.lab != nil {
@@ -208,6 +214,7 @@ func (c *checker) checkChain(ch *chain) {
 	c.checkMTU(ch, nodes)
 	if ch.matches() {
 		c.checkAmbiguity(ch)
+		c.notePassages(ch)
 	}
 }
 
@@ -374,7 +381,7 @@ func (n *node) has(role model.Role) bool {
 
 // matches reports whether the match was read as it is meant.
 func (ch *chain) matches() bool {
-	read := func(p item[netip.Prefix]) bool { return p.ok || p.at == place{} }
+	read := func(p item[netip.Prefix]) bool { return p.ok || !p.given() }
 	return read(ch.destination) && read(ch.source) && (ch.destination.ok || ch.source.ok)
 }
 
@@ -394,7 +401,7 @@ func (f file) domain() model.Domain {
 		d.Nodes = append(d.Nodes, m)
 	}
 	for _, f := range f.functions.value {
-		d.Functions = append(d.Functions, model.Function{Name: f.name.value, Node: f.node.value, Kind: f.kind.value})
+		d.Functions = append(d.Functions, model.Function{Name: f.name.value, Node: f.node.value, Kind: f.kind.value, Proxy: f.proxy()})
 	}
 	for _, ch := range f.chains.value {
 		d.Chains = append(d.Chains, ch.model())

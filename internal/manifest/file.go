@@ -2,6 +2,7 @@ package manifest
 
 import (
 	"net/netip"
+	"time"
 
 	"github.com/goccy/go-yaml/ast"
 
@@ -60,6 +61,28 @@ type function struct {
 	name item[string]
 	node item[string]
 	kind item[model.Kind]
+
+	// Of kind unaware.
+	attach    item[attachment]
+	recognise item[model.Recognise]
+	segments  item[model.Segments]
+	onUnknown item[model.OnUnknown]
+	rewrites  item[bool]
+	cache     item[cache]
+	lifetime  item[time.Duration]
+}
+
+type attachment struct {
+	local bool
+	to    item[string]
+	from  item[string]
+	via   item[netip.Addr]
+}
+
+type cache struct {
+	size  item[int]
+	rate  item[int] // packets per second
+	delay item[time.Duration]
 }
 
 type chain struct {
@@ -77,11 +100,20 @@ type chain struct {
 }
 
 type lab struct {
+	at        place
+	mtu       item[int]
+	hosts     item[[]host]
+	routers   item[[]router]
+	links     item[[]link]
+	functions item[[]labFunction]
+}
+
+type labFunction struct {
 	at      place
+	name    item[string]
+	kind    item[model.LabKind]
+	ruleset item[string]
 	mtu     item[int]
-	hosts   item[[]host]
-	routers item[[]router]
-	links   item[[]link]
 }
 
 type host struct {
@@ -178,8 +210,68 @@ func readFunction(c cursor) function {
 		field{"name", true, into(&f.name, name)},
 		field{"node", true, into(&f.node, cursor.text)},
 		field{"kind", true, into(&f.kind, enum[model.Kind])},
+		field{"attach", false, into(&f.attach, readAttachment)},
+		field{"recognise", false, into(&f.recognise, enum[model.Recognise])},
+		field{"segments", false, into(&f.segments, enum[model.Segments])},
+		field{"on-unknown", false, into(&f.onUnknown, enum[model.OnUnknown])},
+		field{"rewrites", false, into(&f.rewrites, cursor.boolean)},
+		field{"cache", false, into(&f.cache, readCache)},
+		field{"lifetime", false, into(&f.lifetime, func(c cursor) item[time.Duration] {
+			return c.duration(model.LifetimeMin, model.LifetimeMax)
+		})},
 	)
 	return f
+}
+
+// readAttachment is ok only if all of it is.
+func readAttachment(c cursor) item[attachment] {
+	a := item[attachment]{at: c.at}
+	if s, ok := c.node.(*ast.StringNode); ok {
+		a.value.local, a.ok = true, s.Value == "local"
+		if !a.ok {
+			c.r.problemf(c.at, "%s is not an attachment; expect local, or interfaces as in {to: eth2, from: eth3}", quote(s.Value))
+		}
+		return a
+	}
+	if _, ok := c.node.(*ast.MappingNode); !ok {
+		c.wrong("expect local, or interfaces as in {to: eth2, from: eth3}")
+		return a
+	}
+	v := &a.value
+	device := func(c cursor) item[string] { return c.checked(model.CheckInterfaceName) }
+	c.fields(
+		field{"to", true, into(&v.to, device)},
+		field{"from", true, into(&v.from, device)},
+		field{"via", false, into(&v.via, func(c cursor) item[netip.Addr] { return c.address(model.CheckVia) })},
+	)
+	a.ok = v.to.ok && v.from.ok && (v.via.ok || !v.via.given())
+	return a
+}
+
+// readCache is ok only if it gives one size.
+func readCache(c cursor) item[cache] {
+	v := item[cache]{at: c.at}
+	size, rate, delay := &v.value.size, &v.value.rate, &v.value.delay
+	before := len(c.r.problems)
+	c.fields(
+		field{"size", false, into(size, func(c cursor) item[int] { return c.integer(1, model.CacheMax) })},
+		field{"rate", false, into(rate, func(c cursor) item[int] { return c.integer(1, model.RateMax) })},
+		field{"delay", false, into(delay, func(c cursor) item[time.Duration] {
+			return c.duration(time.Microsecond, model.LifetimeMax)
+		})},
+	)
+	switch {
+	case len(c.r.problems) > before:
+	case size.ok && (rate.ok || delay.ok):
+		c.r.problemf(size.at, "the size is said twice: it follows from rate and delay; give it, or those two")
+	case size.ok:
+		v.ok = true
+	case !rate.ok || !delay.ok:
+		c.r.problemf(c.at, "says no size; expect {size: HEADERS}, or {rate: PACKETS-PER-SECOND, delay: TIME-IN-THE-FUNCTION}")
+	default:
+		v.ok = true
+	}
+	return v
 }
 
 func readChain(c cursor) chain {
@@ -223,8 +315,23 @@ func readLab(c cursor) *lab {
 		field{"hosts", false, list(&l.hosts, readHost)},
 		field{"routers", false, list(&l.routers, readRouter)},
 		field{"links", true, list(&l.links, readLink)},
+		field{"functions", false, list(&l.functions, readLabFunction)},
 	)
 	return l
+}
+
+// rulesetMax is the length in bytes of the longest ruleset of a lab's function.
+const rulesetMax = 1 << 16
+
+func readLabFunction(c cursor) labFunction {
+	f := labFunction{at: c.at}
+	c.fields(
+		field{"name", true, into(&f.name, cursor.text)},
+		field{"kind", true, into(&f.kind, enum[model.LabKind])},
+		field{"ruleset", false, into(&f.ruleset, func(c cursor) item[string] { return c.lines(rulesetMax) })},
+		field{"mtu", false, into(&f.mtu, mtu)},
+	)
+	return f
 }
 
 func readHost(c cursor) host {

@@ -3,6 +3,7 @@ package manifest
 import (
 	"fmt"
 	"net/netip"
+	"strings"
 
 	"github.com/waystamp/waystamp/internal/model"
 )
@@ -26,7 +27,7 @@ type wire struct {
 type labChecker struct {
 	*checker
 	lab      *lab
-	stations map[string]place // nodes, routers and hosts: a network namespace each
+	stations map[string]place // nodes, routers, hosts and functions: a network namespace each
 	routers  map[string]*router
 	wires    map[end]wire
 }
@@ -49,6 +50,7 @@ func (c *checker) checkLab(l *lab) {
 	lc.checkRouters()
 	lc.checkHosts()
 	lc.checkLinks()
+	lc.checkFunctions()
 	lc.checkInterfaces()
 }
 
@@ -58,7 +60,7 @@ func (c *labChecker) station(name item[string]) {
 		return
 	}
 	if at, ok := c.stations[name.value]; ok {
-		c.problemf(name.at, "%q is given already, in line %d; nodes, hosts and routers of a lab have names of their own", name.value, at.line)
+		c.problemf(name.at, "%q is given already, in line %d; nodes, hosts, routers and functions of a lab have names of their own", name.value, at.line)
 		return
 	}
 	c.stations[name.value] = name.at
@@ -254,6 +256,60 @@ func (c *labChecker) deviceName(at place, station, peer string) bool {
 	return true
 }
 
+// checkFunctions holds that the lab makes each function that is behind
+// interfaces, and that what it makes is what the domain says.
+func (c *labChecker) checkFunctions() {
+	made := map[string]place{}
+	for i := range c.lab.functions.value {
+		l := &c.lab.functions.value[i]
+		f := resolve(c.reader, l.name, c.functions, "function")
+		if f == nil {
+			continue
+		}
+		if at, ok := made[l.name.value]; ok {
+			c.problemf(l.name.at, "%q is made already, in line %d", l.name.value, at.line)
+			continue
+		}
+		made[l.name.value] = l.name.at
+		c.checkFunction(l, f)
+	}
+	for i := range c.file.functions.value {
+		f := &c.file.functions.value[i]
+		if _, ok := made[f.name.value]; !ok && f.unaware() && f.attach.ok && !f.attach.value.local {
+			c.problemf(f.attach.at, "nothing in the functions of the lab section makes %q; a lab has what is written there", f.name.value)
+		}
+	}
+}
+
+func (c *labChecker) checkFunction(l *labFunction, f *function) {
+	if l.kind.ok && l.kind.value == model.LabNftables {
+		if !l.ruleset.given() || l.ruleset.ok && strings.TrimSpace(l.ruleset.value) == "" {
+			c.problemf(l.kind.at, "%q needs a ruleset, as nft -f reads it", l.kind.value)
+		}
+	} else if l.kind.ok && l.ruleset.given() {
+		c.problemf(l.ruleset.at, "is of functions of kind nftables; one of kind %s has none", l.kind.value)
+	}
+	switch {
+	case !f.kind.ok || f.unaware() && !f.attach.ok:
+		return // reported
+	case !f.unaware():
+		c.problemf(l.name.at, "%q is of kind %s: it is its node itself, and a lab makes nothing for it", l.name.value, f.kind.value)
+		return
+	case f.attach.value.local:
+		if l.kind.ok && l.kind.value != model.LabNftables {
+			c.problemf(l.kind.at, "%q is not for a local function, which is a ruleset on its node; expect nftables", l.kind.value)
+		}
+		if l.mtu.given() {
+			c.problemf(l.mtu.at, "%s is local; it has no link that could have an MTU", l.name.value)
+		}
+		return
+	}
+	c.station(l.name)
+	if l.kind.ok && l.kind.value != model.LabRaw && !f.attach.value.via.given() {
+		c.problemf(f.attach.at, "has no via; what routes, as %s of kind %s does in the lab, takes only frames that are addressed to it: expect via: fe80::2 or the like", l.name.value, l.kind.value)
+	}
+}
+
 // checkInterfaces finds interfaces that the lab would not make.
 func (c *labChecker) checkInterfaces() {
 	for _, n := range c.file.nodes.value {
@@ -285,6 +341,9 @@ func (l *lab) model() *model.Lab {
 			link.A, link.B = k.between.value[0].value, k.between.value[1].value
 		}
 		m.Links = append(m.Links, link)
+	}
+	for _, f := range l.functions.value {
+		m.Functions = append(m.Functions, model.LabFunction{Name: f.name.value, Kind: f.kind.value, Ruleset: f.ruleset.value, MTU: f.mtu.value})
 	}
 	return m
 }

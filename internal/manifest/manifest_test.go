@@ -56,7 +56,7 @@ func inFile(t testing.TB, e *Error, src []byte) {
 	if len(e.Problems) == 0 {
 		t.Fatal("an error without problems")
 	}
-	lines := strings.Split(strings.ReplaceAll(string(src), "\r\n", "\n"), "\n")
+	lines := strings.Split(strings.NewReplacer("\r\n", "\n", "\r", "\n").Replace(string(src)), "\n")
 	line := 0
 	for _, p := range e.Problems {
 		if p.Line < line {
@@ -302,11 +302,17 @@ func FuzzParse(f *testing.F) {
 		}
 	}
 	f.Add([]byte(everything))
+	f.Add([]byte(" \r00")) // a line ends with CR, too
 	f.Fuzz(func(t *testing.T, src []byte) {
 		m, err := Parse("fuzz.yaml", src)
 		if err == nil {
 			if m.Domain.Block.Bits() != 48 || len(m.Domain.Nodes) == 0 {
 				t.Fatal("accepted without a block or nodes")
+			}
+			for _, f := range m.Domain.Functions {
+				if err := f.Proxy.Check(); f.Kind == model.KindUnaware && err != nil {
+					t.Fatalf("accepted, but function %s: %v", f.Name, err)
+				}
 			}
 			return
 		}

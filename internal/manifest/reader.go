@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 	"unicode/utf8"
 
 	"github.com/goccy/go-yaml"
@@ -42,6 +43,9 @@ type item[T any] struct {
 	at    place
 	ok    bool
 }
+
+// given reports whether the file has the value, right or wrong.
+func (i item[T]) given() bool { return i.at != place{} }
 
 // cursor is a node of the tree.
 type cursor struct {
@@ -258,6 +262,47 @@ func (c cursor) text() item[string] {
 func (c cursor) texts() (list []item[string]) {
 	c.each(func(c cursor) { list = append(list, c.text()) })
 	return list
+}
+
+// lines is a scalar that may have many lines.
+func (c cursor) lines(most int) item[string] {
+	t := item[string]{at: c.at, ok: true}
+	if n, ok := c.node.(*ast.LiteralNode); ok && n.Value != nil {
+		t.value = n.Value.Value
+	} else {
+		t = c.text()
+	}
+	if t.ok && len(t.value) > most {
+		c.r.problemf(c.at, "has %d bytes; at most %d are read", len(t.value), most)
+		t.ok = false
+	}
+	return t
+}
+
+// boolean is true or false.
+func (c cursor) boolean() item[bool] {
+	t := c.text()
+	if t.ok && t.value != "true" && t.value != "false" {
+		c.r.problemf(c.at, "%s is neither true nor false", quote(t.value))
+		t.ok = false
+	}
+	return item[bool]{value: t.value == "true", at: c.at, ok: t.ok}
+}
+
+// duration is a time with its unit, within bounds.
+func (c cursor) duration(low, high time.Duration) item[time.Duration] {
+	t := c.text()
+	d, err := time.ParseDuration(t.value)
+	switch {
+	case !t.ok:
+	case err != nil:
+		c.r.problemf(c.at, "%s is not a time with its unit, such as 5ms or 1s", quote(t.value))
+		t.ok = false
+	case d < low || d > high:
+		c.r.problemf(c.at, "%s is not from %s to %s", quote(t.value), low, high)
+		t.ok = false
+	}
+	return item[time.Duration]{value: d, at: c.at, ok: t.ok}
 }
 
 // checked is a scalar that keeps a rule of its own.

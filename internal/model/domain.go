@@ -69,6 +69,12 @@ func (m Match) Covers(destination, source netip.Addr) bool {
 	return covers(m.Destination, destination) && covers(m.Source, source)
 }
 
+// Overlaps says whether there is a packet that both match.
+func (m Match) Overlaps(o Match) bool {
+	overlaps := func(a, b netip.Prefix) bool { return !a.IsValid() || !b.IsValid() || a.Overlaps(b) }
+	return overlaps(m.Destination, o.Destination) && overlaps(m.Source, o.Source)
+}
+
 func (m Match) String() string {
 	switch {
 	case m.Source.IsValid() && m.Destination.IsValid():

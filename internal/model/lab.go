@@ -6,10 +6,11 @@ import "net/netip"
 // what an operator's own network would give. The domain's nodes become network
 // namespaces too.
 type Lab struct {
-	MTU     int // of links that name none, in bytes of an IP packet
-	Hosts   []LabHost
-	Routers []LabRouter
-	Links   []LabLink
+	MTU       int // of links that name none, in bytes of an IP packet
+	Hosts     []LabHost
+	Routers   []LabRouter
+	Links     []LabLink
+	Functions []LabFunction // every function of kind unaware that is behind interfaces has one
 }
 
 // LabHost is an end system behind an edge interface of a node. In Prefix the
@@ -35,4 +36,39 @@ type LabRouter struct {
 type LabLink struct {
 	A, B string
 	MTU  int // 0: the lab's
+}
+
+// LabFunction is what a function of kind unaware is made of. One behind
+// interfaces gets a namespace of its name, with one veth pair to its node for To
+// and one for From, or one for both: the node's ends are named so, and those in
+// the namespace have the same names. Via is an address of the function's end of
+// To. A local one is a ruleset in its node's own namespace.
+type LabFunction struct {
+	Name    string // of the function
+	Kind    LabKind
+	Ruleset string // of kind nftables, as nft -f reads it
+	MTU     int    // of its links; 0: the lab's
+}
+
+// LabKind is what a function of a lab does with packets.
+type LabKind uint8
+
+const (
+	LabForward  LabKind = iota // the kernel routes them from To to From
+	LabNftables                // the same, behind a ruleset
+	LabRaw                     // a program reads frames from To and writes them to From
+)
+
+var labKindNames = []string{"forward", "nftables", "raw"}
+
+func (k LabKind) String() string { return enumString("LabKind", labKindNames, int(k)) }
+
+// MarshalText implements encoding.TextMarshaler.
+func (k LabKind) MarshalText() ([]byte, error) {
+	return enumMarshal("kind of function in a lab", labKindNames, int(k))
+}
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (k *LabKind) UnmarshalText(b []byte) error {
+	return enumUnmarshal(k, "kind of function in a lab", labKindNames, b)
 }

@@ -11,12 +11,16 @@ import (
 // and texts are refused.
 func TestEnumerationsSurviveTheirText(t *testing.T) {
 	both(t, "Scheme", []Scheme{SchemePoT, SchemeOPoT, SchemeKeyed, SchemeKeyedFlow})
-	both(t, "Kind", []Kind{KindForward})
+	both(t, "Kind", []Kind{KindForward, KindUnaware})
 	both(t, "Role", []Role{RoleEdge, RoleCore})
 	both(t, "Datapath", []Datapath{DatapathAuto, DatapathXDP, DatapathTC})
 	both(t, "Unmatched", []Unmatched{UnmatchedRoute, UnmatchedDrop})
 	both(t, "OnViolation", []OnViolation{OnViolationDrop, OnViolationReport})
 	both(t, "Direction", []Direction{Forward, Reverse})
+	both(t, "Recognise", []Recognise{RecogniseContent, RecogniseMetadata})
+	both(t, "OnUnknown", []OnUnknown{OnUnknownDrop, OnUnknownPlain})
+	both(t, "Segments", []Segments{SegmentsCut, SegmentsKeep})
+	both(t, "LabKind", []LabKind{LabForward, LabNftables, LabRaw})
 }
 
 func both[T interface {

@@ -67,9 +67,17 @@ func (n Node) check() error {
 		sids:     map[netip.Addr]string{},
 		starts:   map[model.Match]uint32{},
 		ends:     map[model.Match]uint32{},
+		proxies:  map[string]bool{},
+		devices:  map[string]string{},
+	}
+	for _, f := range n.Interfaces {
+		c.devices[f.Name] = "the node"
 	}
 	for i, h := range n.Headends {
 		p.within(part("headends", i, h.PathID), func(p *problems) { c.headend(p, h) })
+	}
+	for i, x := range n.Proxies {
+		p.within(fmt.Sprintf("proxies[%d] (function %s)", i, x.Function), func(p *problems) { c.proxy(p, x) })
 	}
 	for i, e := range n.Endpoints {
 		p.within(part("endpoints", i, e.PathID), func(p *problems) { c.endpoint(p, e) })
@@ -96,6 +104,8 @@ type nodeChecker struct {
 	sids     map[netip.Addr]string
 	starts   map[model.Match]uint32
 	ends     map[model.Match]uint32
+	proxies  map[string]bool   // by function
+	devices  map[string]string // interfaces, and whose they are
 }
 
 // visit is what a node finds its part in a path by.
@@ -154,6 +164,48 @@ func (c *nodeChecker) egress(p *problems, e Egress) {
 	}
 	checkShare(p, e.Scheme, e.Share, true)
 	checkVerifier(p, e.Scheme, e.Share, e.Verifier)
+}
+
+// proxy checks an unaware function.
+func (c *nodeChecker) proxy(p *problems, x Proxy) {
+	p.add(model.CheckName(x.Function), "function %q", x.Function)
+	if c.proxies[x.Function] {
+		p.addf("function %q is given already; a function has one proxy", x.Function)
+	}
+	c.proxies[x.Function] = true
+	if err := x.Check(); err != nil {
+		p.list = append(p.list, err)
+		return
+	}
+	if !x.Local {
+		if len(x.Matches) > 0 {
+			p.addf("has matches; only a local function's packets are known by them")
+		}
+		c.device(p, x.Function, x.To)
+		if x.From != x.To {
+			c.device(p, x.Function, x.From)
+		}
+		return
+	}
+	for j, m := range x.Matches {
+		checkMatch(p, c.node.Block, m)
+		if slices.Contains(x.Matches[:j], m) {
+			p.addf("match: %s is given twice", m)
+		}
+		for _, e := range c.node.Egresses {
+			if e.Match.Overlaps(m) {
+				p.addf("match: %s is taken by chain %s, %s, too, which ends here; its packets would look like ones that lost their header", m, e.Chain, e.Direction)
+			}
+		}
+	}
+}
+
+// device enters an interface of a function.
+func (c *nodeChecker) device(p *problems, function, name string) {
+	if owner, ok := c.devices[name]; ok {
+		p.addf("interface %q is that of %s already; a function has interfaces of its own", name, owner)
+	}
+	c.devices[name] = function
 }
 
 // visit checks a SID of this node.

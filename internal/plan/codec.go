@@ -10,6 +10,7 @@ import (
 	"io"
 	"net/netip"
 	"strconv"
+	"time"
 
 	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/pot"
@@ -127,6 +128,7 @@ type nodeFile struct {
 	Headends   []headendFile   `json:"headends"`
 	Endpoints  []endpointFile  `json:"endpoints"`
 	Egresses   []egressFile    `json:"egresses"`
+	Proxies    []proxyFile     `json:"proxies,omitempty"`
 }
 
 type interfaceFile struct {
@@ -177,6 +179,21 @@ type egressFile struct {
 	Verifier    verifierFile      `json:"verifier"`
 }
 
+type proxyFile struct {
+	Function  string          `json:"function"`
+	Local     bool            `json:"local,omitempty"`
+	To        string          `json:"to,omitempty"`
+	From      string          `json:"from,omitempty"`
+	Via       netip.Addr      `json:"via,omitzero"`
+	Recognise model.Recognise `json:"recognise"`
+	OnUnknown model.OnUnknown `json:"on-unknown"`
+	Segments  model.Segments  `json:"segments"`
+	Rewrites  bool            `json:"rewrites,omitempty"`
+	Cache     int             `json:"cache"`
+	Lifetime  durationFile    `json:"lifetime"`
+	Matches   []matchFile     `json:"matches,omitempty"`
+}
+
 type shareFile struct {
 	Position   uint8           `json:"position"`
 	Key        keyFile         `json:"key,omitzero"`
@@ -225,6 +242,20 @@ type hopFile struct {
 	Function string     `json:"function,omitempty"`
 	SID      netip.Addr `json:"sid,omitzero"`
 	Share    shareFile  `json:"share"`
+}
+
+// durationFile is a time with its unit.
+type durationFile time.Duration
+
+func (d durationFile) MarshalText() ([]byte, error) { return []byte(time.Duration(d).String()), nil }
+
+func (d *durationFile) UnmarshalText(b []byte) error {
+	v, err := time.ParseDuration(string(b))
+	if err != nil {
+		return fmt.Errorf("%q is not a time with its unit, such as 5ms or 1s", b)
+	}
+	*d = durationFile(v)
+	return nil
 }
 
 // hex32 and hex64 are 0x and all digits.
@@ -347,6 +378,9 @@ func nodeToFile(n Node) nodeFile {
 			Verifier:    verifierToFile(e.Verifier),
 		})
 	}
+	for _, p := range n.Proxies {
+		f.Proxies = append(f.Proxies, proxyToFile(p))
+	}
 	return f
 }
 
@@ -385,7 +419,52 @@ func (f nodeFile) node() Node {
 			Verifier:    e.Verifier.verifier(),
 		})
 	}
+	for _, p := range f.Proxies {
+		n.Proxies = append(n.Proxies, p.proxy())
+	}
 	return n
+}
+
+func proxyToFile(p Proxy) proxyFile {
+	f := proxyFile{
+		Function:  p.Function,
+		Local:     p.Local,
+		To:        p.To,
+		From:      p.From,
+		Via:       p.Via,
+		Recognise: p.Recognise,
+		OnUnknown: p.OnUnknown,
+		Segments:  p.Segments,
+		Rewrites:  p.Rewrites,
+		Cache:     p.Cache,
+		Lifetime:  durationFile(p.Lifetime),
+	}
+	for _, m := range p.Matches {
+		f.Matches = append(f.Matches, matchFile(m))
+	}
+	return f
+}
+
+func (f proxyFile) proxy() Proxy {
+	p := Proxy{
+		Function: f.Function,
+		Proxy: model.Proxy{
+			Local:     f.Local,
+			To:        f.To,
+			From:      f.From,
+			Via:       f.Via,
+			Recognise: f.Recognise,
+			OnUnknown: f.OnUnknown,
+			Segments:  f.Segments,
+			Rewrites:  f.Rewrites,
+			Cache:     f.Cache,
+			Lifetime:  time.Duration(f.Lifetime),
+		},
+	}
+	for _, m := range f.Matches {
+		p.Matches = append(p.Matches, model.Match(m))
+	}
+	return p
 }
 
 func pathToFile(p Path) pathFile {

@@ -167,6 +167,59 @@ func TestNodeRefusesAPlanThatDoesNotHold(t *testing.T) {
 	}
 }
 
+func TestNodeRefusesFunctionsThatDoNotHold(t *testing.T) {
+	r3 := func() Node { return compile(t, functions(), NewKeyring(random(1), nil)).Nodes[2] }
+	again := func(n *Node, i int, change func(*Proxy)) {
+		x := n.Proxies[i]
+		x.Function = "other"
+		change(&x)
+		n.Proxies = append(n.Proxies, x)
+	}
+	for name, c := range map[string]struct {
+		change func(*Node)
+		want   string
+	}{
+		"name":             {func(n *Node) { n.Proxies[0].Function = "X" }, `function "X" has the character`},
+		"twice":            {func(n *Node) { again(n, 1, func(x *Proxy) { x.Function = "nat" }) }, "a function has one proxy"},
+		"attachment":       {func(n *Node) { n.Proxies[0].To = "" }, `proxies[0] (function dpi): attach: to "" is empty`},
+		"local content":    {func(n *Node) { n.Proxies[1].Recognise = model.RecogniseContent }, "cannot go with attach: local"},
+		"local cut":        {func(n *Node) { n.Proxies[1].Segments = model.SegmentsCut }, "cannot go with recognition by metadata"},
+		"content rewrites": {func(n *Node) { n.Proxies[0].Rewrites = true }, "cannot go with recognise: content"},
+		"no cache":         {func(n *Node) { n.Proxies[0].Cache = 0 }, "keeps no header"},
+		"no lifetime":      {func(n *Node) { n.Proxies[0].Lifetime = 0 }, "lifetime: 0s is not from"},
+		"node's interface": {func(n *Node) { n.Proxies[0].To = "r3-r2" }, `interface "r3-r2" is that of the node already`},
+		"to of another":    {func(n *Node) { again(n, 0, func(x *Proxy) { x.From = "free" }) }, `interface "dpi-to" is that of dpi already`},
+		"from of another":  {func(n *Node) { again(n, 0, func(x *Proxy) { x.To = "free" }) }, `interface "dpi-from" is that of dpi already`},
+		"needless match":   {func(n *Node) { n.Proxies[0].Matches = n.Proxies[1].Matches }, "only a local function's"},
+		"bad match": {func(n *Node) {
+			n.Proxies[1].Matches[0].Destination = netip.MustParsePrefix("fc00::/64")
+		}, "overlaps the SID block"},
+		"match twice": {func(n *Node) { m := n.Proxies[1].Matches; m[0] = m[1] }, "is given twice"},
+		"match of an egress": {func(n *Node) {
+			e := compile(t, functions(), NewKeyring(random(1), nil)).Nodes[3].Egresses[0]
+			e.SID = netip.MustParseAddr("fc00:0:0:3ff::")
+			e.Segments[len(e.Segments)-1] = e.SID
+			n.Egresses = append(n.Egresses, e)
+		}, "is taken by chain web, forward, too, which ends here"},
+		"caches": {func(n *Node) { again(n, 1, func(x *Proxy) { x.Cache = model.SlotsMax }) }, "keeps 75535 headers"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := r3()
+			if err := n.check(); err != nil {
+				t.Fatalf("refused before the change: %v", err)
+			}
+			c.change(&n)
+			_, err := DecodeNode(unchecked(t, n))
+			if err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("read with error %v; want %q in it", err, c.want)
+			}
+			if _, err := EncodeNode(n); err == nil {
+				t.Error("written without error")
+			}
+		})
+	}
+}
+
 func TestControllerRefusesPathsThatDoNotHold(t *testing.T) {
 	for _, c := range []struct {
 		name   string
@@ -200,6 +253,7 @@ func TestControllerRefusesPathsThatDoNotHold(t *testing.T) {
 
 func TestFilesOfAnotherKindOrShapeAreRefused(t *testing.T) {
 	good := string(unchecked(t, node(t, model.SchemeOPoT, "r1")))
+	function := string(unchecked(t, compile(t, functions(), NewKeyring(random(1), nil)).Nodes[1]))
 	paths, err := EncodePaths(compile(t, paper(model.SchemeKeyed), NewKeyring(random(1), nil)).Paths)
 	if err != nil {
 		t.Fatal(err)
@@ -213,10 +267,13 @@ func TestFilesOfAnotherKindOrShapeAreRefused(t *testing.T) {
 		"two values":    {good + "{}", "after top-level value"},
 		"decimal prime": {strings.Replace(good, `"prime": "0x`, `"prime": "`, 1), "not 0x and 16"},
 		"short mask":    {strings.Replace(good, `"down": "`, `"down": "0`, 1), "not 32 hexadecimal digits"},
+		"recognise":     {strings.Replace(function, `"recognise": "content"`, `"recognise": "mark"`, 1), `"mark" is not a setting of recognise`},
+		"lifetime":      {strings.Replace(function, `"lifetime": "1s"`, `"lifetime": "1"`, 1), `"1" is not a time with its unit`},
+		"proxy's field": {strings.Replace(function, `"lifetime"`, `"life": 1, "lifetime"`, 1), `unknown field "life"`},
 		"scheme":        {strings.Replace(good, `"scheme": "opot"`, `"scheme": "rot13"`, 1), `"rot13" is not a scheme`},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if c.text == good {
+			if c.text == good || c.text == function {
 				t.Fatal("the change changed nothing")
 			}
 			if _, err := DecodeNode([]byte(c.text)); err == nil || !strings.Contains(err.Error(), c.want) {
@@ -252,6 +309,9 @@ func FuzzDecodeNode(f *testing.F) {
 		for _, n := range compile(f, paper(s), NewKeyring(random(1), nil)).Nodes {
 			f.Add(unchecked(f, n))
 		}
+	}
+	for _, n := range compile(f, functions(), NewKeyring(random(1), nil)).Nodes {
+		f.Add(unchecked(f, n))
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
 		n, err := DecodeNode(b)

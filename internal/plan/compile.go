@@ -29,6 +29,11 @@ func Compile(d model.Domain, keys *Keyring) (*Domain, error) {
 	for _, f := range d.Functions {
 		c.functions[f.Name] = f
 	}
+	for _, f := range d.Functions {
+		if err := c.checkProxy(f); err != nil {
+			c.errs = append(c.errs, fmt.Errorf("function %s: %w", f.Name, err))
+		}
+	}
 	var paths []Path
 	for _, ch := range d.Chains {
 		if err := c.check(ch); err != nil {
@@ -69,6 +74,18 @@ type compiler struct {
 	nodes     map[string]model.Node
 	functions map[string]model.Function
 	errs      []error
+}
+
+// checkProxy holds what a node cannot be given a function without, whether a
+// chain uses it or not.
+func (c *compiler) checkProxy(f model.Function) error {
+	if f.Kind != model.KindUnaware {
+		return nil
+	}
+	if _, ok := c.nodes[f.Node]; !ok {
+		return fmt.Errorf("node %q does not exist", f.Node)
+	}
+	return f.Proxy.Check()
 }
 
 // check holds what a path cannot be made without.
@@ -266,6 +283,12 @@ func nodePlans(d model.Domain, paths []Path) []Node {
 		}
 		index[n.Name] = &nodes[i]
 	}
+	for _, f := range d.Functions {
+		if f.Kind == model.KindUnaware {
+			n := index[f.Node]
+			n.Proxies = append(n.Proxies, Proxy{Function: f.Name, Proxy: f.Proxy, Matches: localMatches(f, paths)})
+		}
+	}
 	for _, p := range paths {
 		for _, in := range p.Ingress {
 			n := index[in.Node]
@@ -303,8 +326,25 @@ func nodePlans(d model.Domain, paths []Path) []Node {
 	return nodes
 }
 
+// localMatches are the matches of the paths through a function, each once; none
+// unless it is local.
+func localMatches(f model.Function, paths []Path) []model.Match {
+	if !f.Proxy.Local {
+		return nil
+	}
+	var matches []model.Match
+	for _, p := range paths {
+		through := slices.ContainsFunc(p.Hops, func(h Hop) bool { return h.Function == f.Name })
+		if through && !slices.Contains(matches, p.Match) {
+			matches = append(matches, p.Match)
+		}
+	}
+	return matches
+}
+
 // What the data path's maps hold at most.
 const (
+	ProxiesMax  = 1023
 	HeadendsMax = 65536
 	HopsMax     = 2 * 65536
 	RulesMax    = 65536 // entries of each of the two levels of a classifier
@@ -323,6 +363,31 @@ func (n Node) fits() error {
 	}
 	if err := rulesFit(n.GuardRules()); err != nil {
 		return fmt.Errorf("the matches of the paths that end at it %w", err)
+	}
+	if err := rulesFit(n.LocalRules()); err != nil {
+		return fmt.Errorf("the matches of its local functions %w", err)
+	}
+	return n.proxiesFit()
+}
+
+// proxiesFit says whether the node can keep the headers of all its functions.
+func (n Node) proxiesFit() error {
+	if len(n.Proxies) > ProxiesMax {
+		return fmt.Errorf("has %d unaware functions; a node can have %d", len(n.Proxies), ProxiesMax)
+	}
+	var content, metadata int
+	for _, p := range n.Proxies {
+		if p.Recognise == model.RecogniseMetadata {
+			metadata += p.Cache
+		} else {
+			content += p.Cache
+		}
+	}
+	if content > model.CacheMax {
+		return fmt.Errorf("keeps %d headers for functions that are recognised by content; a node can keep %d", content, model.CacheMax)
+	}
+	if metadata > model.SlotsMax {
+		return fmt.Errorf("keeps %d headers for functions that are recognised by metadata; a node can keep %d", metadata, model.SlotsMax)
 	}
 	return nil
 }
@@ -352,4 +417,33 @@ func (n Node) GuardRules() []Rule {
 		rules[i] = Rule{Match: e.Match, Target: e.Path}
 	}
 	return rules
+}
+
+// LocalRules are the node's rules for what leaves it without an outer header:
+// what they cover has lost one in a local function. The target is the index in
+// Proxies. Where several functions have the same match, one that drops what it
+// does not know comes first.
+func (n Node) LocalRules() []Rule {
+	var rules []Rule
+	for _, u := range []model.OnUnknown{model.OnUnknownDrop, model.OnUnknownPlain} {
+		for i, p := range n.Proxies {
+			if p.OnUnknown != u {
+				continue
+			}
+			for _, m := range p.Matches {
+				rules = append(rules, Rule{Match: m, Target: uint32(i)})
+			}
+		}
+	}
+	return rules
+}
+
+// CacheEntries is how many entries of the content cache the node's functions
+// need together.
+func (n Node) CacheEntries() int {
+	entries := 0
+	for _, p := range n.Proxies {
+		entries += p.CacheEntries()
+	}
+	return entries
 }

@@ -103,8 +103,154 @@ func TestEveryCompiledPathIsSoundAndVerifies(t *testing.T) {
 			if err := n.check(); err != nil {
 				t.Fatalf("node %s does not hold: %v", n.Name, err)
 			}
+			soundProxies(t, d, n, p.Paths)
 		}
 	})
+}
+
+// soundProxies holds that a node has all its unaware functions, in the order of
+// the domain, and of each local one what must pass it.
+func soundProxies(t *rapid.T, d model.Domain, n Node, paths []Path) {
+	var want []Proxy
+	for _, f := range d.Functions {
+		if f.Node != n.Name || f.Kind != model.KindUnaware {
+			continue
+		}
+		x := Proxy{Function: f.Name, Proxy: f.Proxy}
+		for _, path := range paths {
+			for _, h := range path.Hops {
+				if f.Proxy.Local && h.Function == f.Name {
+					x.Matches = append(x.Matches, path.Match)
+					break // however often it is visited
+				}
+			}
+		}
+		want = append(want, x)
+	}
+	if diff := cmp.Diff(want, n.Proxies, equal); diff != "" {
+		t.Fatalf("proxies of node %s (-want +got):\n%s", n.Name, diff)
+	}
+	rules := 0
+	for _, r := range n.LocalRules() {
+		if !slices.Contains(n.Proxies[r.Target].Matches, r.Match) {
+			t.Fatalf("node %s: the local rule for %s names function %s, which has no such match", n.Name, r.Match, n.Proxies[r.Target].Function)
+		}
+		rules++
+	}
+	for _, x := range n.Proxies {
+		rules -= len(x.Matches)
+	}
+	if rules != 0 {
+		t.Fatalf("node %s has %d local rules more than matches", n.Name, rules)
+	}
+}
+
+func TestUnawareFunctionsStayEndpointsAndGetAProxy(t *testing.T) {
+	d := compile(t, functions(), NewKeyring(random(1), nil))
+	var got []string
+	for _, n := range d.Nodes {
+		for _, e := range n.Endpoints {
+			got = append(got, fmt.Sprintf("%s %s %d %s", n.Name, e.Direction, e.Share.Position, e.Function))
+		}
+		for _, x := range n.Proxies {
+			got = append(got, fmt.Sprintf("%s %s, %d matches", n.Name, x.Function, len(x.Matches)))
+		}
+	}
+	want := []string{
+		"r2 forward 1 fw", "r2 reverse 3 fw", "r2 fw, 0 matches",
+		"r3 forward 2 dpi", "r3 forward 3 nat", "r3 reverse 1 nat", "r3 reverse 2 dpi", "r3 dpi, 0 matches", "r3 nat, 2 matches",
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+	r3 := d.Nodes[2]
+	prefix := netip.MustParsePrefix("fc00:8::/64")
+	rules := []Rule{{Match: model.Match{Destination: prefix}, Target: 1}, {Match: model.Match{Source: prefix}, Target: 1}}
+	if diff := cmp.Diff(rules, r3.LocalRules(), equal); diff != "" {
+		t.Errorf("local rules (-want +got):\n%s", diff)
+	}
+	if got := r3.CacheEntries(); got != 40000 {
+		t.Errorf("r3 needs %d entries; want 40000, twice those of dpi", got)
+	}
+}
+
+// A packet that has lost its header is dropped if one of the functions that it
+// may have been in says so.
+func TestLocalRuleOfAFunctionThatDropsComesFirst(t *testing.T) {
+	d := functions()
+	d.Functions[2].Proxy.OnUnknown = model.OnUnknownPlain
+	strict := d.Functions[2]
+	strict.Name, strict.Proxy.OnUnknown = "strict", model.OnUnknownDrop
+	d.Functions = append(d.Functions, strict)
+	d.Chains[0].Functions = []string{"fw", "nat", "strict"}
+	r3 := compile(t, d, nil).Nodes[2]
+	dst, _ := Classify(r3.LocalRules())
+	for _, e := range dst {
+		if !e.Source && r3.Proxies[e.Target].Function != "strict" {
+			t.Errorf("%s leads to %s; want strict", e.Prefix, r3.Proxies[e.Target].Function)
+		}
+	}
+	if len(dst) == 0 {
+		t.Error("no rules")
+	}
+}
+
+// Two chains may take the same packets if they have no end in common.
+func TestLocalFunctionHasEachMatchOnce(t *testing.T) {
+	d := functions()
+	other := d.Chains[0]
+	other.Name, other.Both, other.Ingress, other.Egress = "other", false, []string{"r6"}, "r1"
+	d.Chains = append(d.Chains, other)
+	r3 := compile(t, d, nil).Nodes[2]
+	if got := r3.Proxies[1].Matches; len(got) != 2 {
+		t.Errorf("matches %v; want one for each direction", got)
+	}
+	if err := r3.check(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestChangedProxyKeepsSecrets(t *testing.T) {
+	first := compile(t, functions(), NewKeyring(random(1), nil))
+	d := functions()
+	d.Functions[0].Proxy.Cache = 5
+	second := compile(t, d, NewKeyring(broken{}, first.Paths))
+	if diff := cmp.Diff(first.Paths, second.Paths, equal, secrets); diff != "" {
+		t.Errorf("-first +second:\n%s", diff)
+	}
+}
+
+func TestFunctionsThatCannotBeAreRefused(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(*model.Domain)
+		want   string
+	}{
+		"node of an idle function": {func(d *model.Domain) {
+			d.Functions = append(d.Functions, model.Function{Name: "idle", Node: "r9", Kind: model.KindUnaware, Proxy: d.Functions[2].Proxy})
+		}, `function idle: node "r9" does not exist`},
+		"rule of a proxy": {func(d *model.Domain) { d.Functions[0].Proxy.Rewrites = true }, "function fw: rewrites: true cannot go with"},
+		"content caches":  {func(d *model.Domain) { d.Functions[0].Node = "r3"; d.Functions[0].Proxy.Cache = model.CacheMax }, "node r3: keeps 1068576 headers for functions that are recognised by content"},
+		"metadata caches": {func(d *model.Domain) {
+			f := d.Functions[2]
+			f.Name, f.Proxy.Cache = "more", 60000
+			d.Functions = append(d.Functions, f)
+		}, "node r3: keeps 70000 headers for functions that are recognised by metadata; a node can keep 65535"},
+		"too many": {func(d *model.Domain) {
+			for i := range ProxiesMax {
+				f := d.Functions[2]
+				f.Name, f.Proxy.Cache = fmt.Sprintf("f%d", i), 1
+				d.Functions = append(d.Functions, f)
+			}
+		}, "node r3: has 1025 unaware functions; a node can have 1023"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := functions()
+			c.change(&d)
+			if _, err := Compile(d, NewKeyring(random(1), nil)); err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("error %v; want %q in it", err, c.want)
+			}
+		})
+	}
 }
 
 func soundPath(t *rapid.T, d model.Domain, path Path, taken map[netip.Addr]bool) {

@@ -5,6 +5,8 @@ import (
 	"io"
 	"math/rand/v2"
 	"net/netip"
+	"slices"
+	"time"
 
 	"pgregory.net/rapid"
 
@@ -56,6 +58,50 @@ func paper(scheme model.Scheme) model.Domain {
 	}
 }
 
+// functions is the domain of examples/functions.yaml, but for the lab.
+func functions() model.Domain {
+	d := paper(model.SchemeKeyed)
+	d.Functions = []model.Function{
+		{Name: "fw", Node: "r2", Kind: model.KindUnaware, Proxy: model.Proxy{
+			To: "fw-to", From: "fw-from", Via: netip.MustParseAddr("fe80::2"), Cache: 8000, Lifetime: time.Second,
+		}},
+		{Name: "dpi", Node: "r3", Kind: model.KindUnaware, Proxy: model.Proxy{
+			To: "dpi-to", From: "dpi-from", Cache: 20000, Lifetime: 3 * time.Second,
+		}},
+		{Name: "nat", Node: "r3", Kind: model.KindUnaware, Proxy: model.Proxy{
+			Local: true, Recognise: model.RecogniseMetadata, Segments: model.SegmentsKeep, Rewrites: true, Cache: 10000, Lifetime: time.Second,
+		}},
+	}
+	d.Chains[0].Functions = []string{"fw", "dpi", "nat"}
+	return d
+}
+
+// proxies draws the proxy of the i-th function of a node.
+func proxies(i int, local bool) *rapid.Generator[model.Proxy] {
+	return rapid.Custom(func(t *rapid.T) model.Proxy {
+		p := model.Proxy{
+			Local:     local,
+			Recognise: rapid.SampledFrom([]model.Recognise{model.RecogniseContent, model.RecogniseMetadata}).Draw(t, "recognise"),
+			OnUnknown: rapid.SampledFrom([]model.OnUnknown{model.OnUnknownDrop, model.OnUnknownPlain}).Draw(t, "on-unknown"),
+			Segments:  rapid.SampledFrom([]model.Segments{model.SegmentsCut, model.SegmentsKeep}).Draw(t, "segments"),
+			Cache:     rapid.IntRange(1, 10000).Draw(t, "cache"),
+			Lifetime:  time.Duration(rapid.Int64Range(int64(model.LifetimeMin), int64(model.LifetimeMax)).Draw(t, "lifetime")),
+		}
+		if local {
+			p.Recognise = model.RecogniseMetadata
+		} else {
+			p.To = fmt.Sprintf("to%d", i)
+			p.From = rapid.SampledFrom([]string{p.To, fmt.Sprintf("from%d", i)}).Draw(t, "from")
+			p.Via = rapid.SampledFrom([]netip.Addr{{}, netip.MustParseAddr("fe80::2"), netip.MustParseAddr("fd00:2::1")}).Draw(t, "via")
+		}
+		if p.Recognise == model.RecogniseMetadata {
+			p.Segments = model.SegmentsKeep
+			p.Rewrites = rapid.Bool().Draw(t, "rewrites")
+		}
+		return p
+	})
+}
+
 // domains draws domains as internal/manifest would let them through.
 func domains() *rapid.Generator[model.Domain] {
 	return rapid.Custom(func(t *rapid.T) model.Domain {
@@ -77,13 +123,24 @@ func domains() *rapid.Generator[model.Domain] {
 			names[i] = n.Name
 		}
 		for i := range rapid.IntRange(1, 5).Draw(t, "functions") {
-			d.Functions = append(d.Functions, model.Function{
+			f := model.Function{
 				Name: fmt.Sprintf("f%d", i),
 				Node: rapid.SampledFrom(names).Draw(t, "node"),
-			})
+				Kind: rapid.SampledFrom([]model.Kind{model.KindForward, model.KindUnaware}).Draw(t, "kind"),
+			}
+			if f.Kind == model.KindUnaware {
+				// No chain ends at the first node if one of its functions is local.
+				local := f.Node == names[0] && rapid.Bool().Draw(t, "local")
+				f.Proxy = proxies(i, local).Draw(t, "proxy")
+			}
+			d.Functions = append(d.Functions, f)
 		}
+		local := slices.ContainsFunc(d.Functions, func(f model.Function) bool { return f.Proxy.Local })
 		for i := range rapid.IntRange(0, 6).Draw(t, "chains") {
 			order := rapid.Permutation(names).Draw(t, "order")
+			if first := slices.Index(order, names[0]); local && first == 0 {
+				order[0], order[1] = order[1], order[0]
+			}
 			ch := model.Chain{
 				Name:    fmt.Sprintf("c%d", i),
 				Ingress: order[1 : 1+rapid.IntRange(1, len(order)-1).Draw(t, "ingress")],
@@ -100,7 +157,7 @@ func domains() *rapid.Generator[model.Domain] {
 			if rapid.Bool().Draw(t, "by source") {
 				ch.Match.Source = netip.MustParsePrefix("2001:db8:ff::/48")
 			}
-			ch.Both = len(ch.Ingress) == 1 && rapid.Bool().Draw(t, "both")
+			ch.Both = len(ch.Ingress) == 1 && rapid.Bool().Draw(t, "both") && (!local || ch.Ingress[0] != names[0])
 			d.Chains = append(d.Chains, ch)
 		}
 		return d

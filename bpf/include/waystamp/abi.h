@@ -23,6 +23,10 @@
 #define WS_FINGERPRINT_LEN 64
 /* Bytes of the packet that an event carries. */
 #define WS_EVENT_DATA 448
+/* In skb->tc_index: verified by this node as its chain's egress, so that it needs
+ * no header on its way out. No slot has this index.
+ */
+#define WS_INDEX_PROVEN 65535
 /* Events per reason, CPU and second; the rest is counted in the next one. */
 #define WS_EVENTS_PER_SECOND 64
 

@@ -1,0 +1,147 @@
+package agent
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/waystamp/waystamp/internal/host"
+	"github.com/waystamp/waystamp/internal/model"
+	"github.com/waystamp/waystamp/internal/plan"
+	"github.com/waystamp/waystamp/internal/pot"
+	"net/netip"
+)
+
+func functionPlan(t *testing.T, functions bool) []byte {
+	t.Helper()
+	n := plan.Node{
+		Name: "r1", Block: netip.MustParsePrefix("fc00::/48"), Address: netip.MustParseAddr("fc00:1::1"),
+		Locator:    netip.MustParsePrefix("fc00:0:0:100::/56"),
+		Interfaces: []model.Interface{{Name: "in", Role: model.RoleCore}},
+	}
+	if functions {
+		n.Endpoints = []plan.Endpoint{{
+			PathID: plan.PathID{Path: 1, Chain: "web", Scheme: model.SchemeKeyed}, SID: netip.MustParseAddr("fc00:0:0:101::"),
+			Function: "fw", Share: pot.Share{Position: 1, Key: pot.Key{1}},
+		}}
+		n.Proxies = []plan.Proxy{{Function: "fw", Proxy: model.Proxy{
+			To: "fw", From: "fw", Segments: model.SegmentsCut, Cache: 100, Lifetime: time.Second,
+		}}}
+	}
+	b, err := plan.EncodeNode(n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+func TestCuttersComeAndGoWithFunctions(t *testing.T) {
+	ns, err := host.Anonymous()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ns.Close()
+	n, err := host.Open(ns)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer n.Close()
+	for _, name := range []string{"in", "fw"} {
+		if err := errors.Join(n.AddVeth(host.Veth{Name: name, PeerName: name + "-peer"}), n.SetUp(name), n.SetUp(name+"-peer")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	dir := t.TempDir()
+	cfg := Config{
+		PlanFile: filepath.Join(dir, "plan.json"), Instance: "test-" + strings.ToLower(rand.Text()[:10]),
+		RunDir: dir, StateDir: dir, Net: n, Log: slog.New(slog.NewTextHandler(t.Output(), nil)),
+	}
+	write := func(functions bool) {
+		t.Helper()
+		if err := errors.Join(os.WriteFile(cfg.PlanFile+".new", functionPlan(t, functions), 0o600), os.Rename(cfg.PlanFile+".new", cfg.PlanFile)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	there := func() int {
+		t.Helper()
+		links, err := n.Links()
+		if err != nil {
+			t.Fatal(err)
+		}
+		count := 0
+		for _, l := range links {
+			if strings.HasPrefix(l.Name, "wscut") || strings.HasPrefix(l.Name, "wsback") {
+				count++
+			}
+		}
+		return count
+	}
+
+	// A name that is taken is said before anything is changed.
+	if err := n.AddVeth(host.Veth{Name: "wsback1", PeerName: "theirs"}); err != nil {
+		t.Fatal(err)
+	}
+	write(true)
+	if err := Run(t.Context(), cfg); !errors.Is(err, host.ErrForeignLink) {
+		t.Errorf("got %v; want ErrForeignLink", err)
+	}
+	if there() != 1 {
+		t.Error("cutters are left of an agent that could not start")
+	}
+	if err := n.DeleteLink("wsback1"); err != nil {
+		t.Fatal(err)
+	}
+
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- Run(ctx, cfg) }()
+	c := NewClient(SocketPath(dir))
+	defer c.Close()
+	wait := func(generation int) Status {
+		t.Helper()
+		deadline := time.Now().Add(20 * time.Second)
+		for tick := time.NewTicker(10 * time.Millisecond); ; <-tick.C {
+			s, err := c.Status(t.Context())
+			if err == nil && s.Generation >= generation {
+				return s
+			}
+			if time.Now().After(deadline) {
+				t.Fatalf("generation %d does not come: %+v, %v", generation, s, err)
+			}
+		}
+	}
+	s := wait(1)
+	if len(s.Interfaces) != 2 || s.Interfaces[1].Name != "fw" || !s.Interfaces[1].TC || there() != 4 || len(s.Problems) > 0 {
+		t.Errorf("%d cutter devices, status %+v", there(), s)
+	}
+	if f, err := c.Functions(t.Context()); err != nil || len(f.Functions) != 1 || f.Functions[0].InFlight == nil {
+		t.Errorf("functions %+v, %v", f, err)
+	}
+	write(false)
+	wait(2)
+	if there() != 0 {
+		t.Error("cutters that no function needs are still there")
+	}
+	write(true)
+	wait(3)
+	cancel()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+	if there() != 4 {
+		t.Error("the cutters are gone with the agent, though the data path needs them")
+	}
+	d, err := Detach(cfg)
+	if err != nil || d.Links != 4 {
+		t.Errorf("detach: %+v, %v; want in, fw and two cutters", d, err)
+	}
+	if there() != 0 {
+		t.Error("cutters are still there after detaching")
+	}
+}

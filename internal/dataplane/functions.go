@@ -1,0 +1,134 @@
+package dataplane
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"github.com/waystamp/waystamp/internal/model"
+)
+
+// FunctionCount counts what the proxy of a function has done. Super-packets
+// count once.
+type FunctionCount struct {
+	Function    string          `json:"function"`
+	Local       bool            `json:"local,omitempty"`
+	Recognise   model.Recognise `json:"recognise"`
+	Cache       int             `json:"cache"`         // headers that the plan has room for
+	RxSuccess   uint64          `json:"rx_success"`    // stripped, cached and handed to the function
+	RxIgnored   uint64          `json:"rx_ignored"`    // refused before: no room in the cache
+	RxCut       uint64          `json:"rx_cut"`        // super-packets that were cut first
+	RxCopies    uint64          `json:"rx_copies"`     // of rx_success: a byte-identical one was under way
+	TxSuccess   uint64          `json:"tx_success"`    // came back, got their header, were stamped
+	TxIgnored   uint64          `json:"tx_ignored"`    // came back, not for a chain: link-local, own address
+	TxNotCached uint64          `json:"tx_not_cached"` // came back, and no header was theirs
+	TxPlain     uint64          `json:"tx_plain"`      // of them, let go by ordinary routing
+	TxCut       uint64          `json:"tx_cut"`        // super-packets that came back and were cut first
+	Expired     uint64          `json:"expired"`       // headers found too old
+	// InFlight are the headers that are kept now. Only FunctionsInFlight counts
+	// them.
+	InFlight *uint64 `json:"in_flight,omitempty"`
+}
+
+func (c *FunctionCount) add(s proxyStat) {
+	c.RxSuccess += s.RxSuccess
+	c.RxIgnored += s.RxIgnored
+	c.RxCut += s.RxCut
+	c.RxCopies += s.RxCopies
+	c.TxSuccess += s.TxSuccess
+	c.TxIgnored += s.TxIgnored
+	c.TxNotCached += s.TxNotCached
+	c.TxPlain += s.TxPlain
+	c.TxCut += s.TxCut
+	c.Expired += s.Expired
+}
+
+func (d *Dataplane) readFunctionsLocked() ([]FunctionCount, error) {
+	out := []FunctionCount{}
+	keys, err := proxyKeys(d.node.Proxies)
+	if err != nil {
+		return nil, err
+	}
+	have := map[uint32]proxy{}
+	if err := readMap(d.gen, tableProxies, have); err != nil {
+		return nil, err
+	}
+	for _, p := range d.node.Proxies {
+		c := FunctionCount{Function: p.Function, Local: p.Local, Recognise: p.Recognise, Cache: p.Cache}
+		if entry, ok := have[keys[p.Function]]; ok {
+			var each []proxyStat
+			if err := d.gen.maps[tableProxyStats].Lookup(entry.Stats, &each); err != nil {
+				return nil, fmt.Errorf("read entry %d of map %s: %w", entry.Stats, tableProxyStats, err)
+			}
+			for _, s := range each {
+				c.add(s)
+			}
+		}
+		out = append(out, c)
+	}
+	return out, nil
+}
+
+// FunctionsInFlight is Counters().Functions with the number of headers that are
+// kept now. It reads whole caches: some milliseconds per 10 000 headers.
+func (d *Dataplane) FunctionsInFlight() ([]FunctionCount, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.gen == nil || d.node == nil {
+		return []FunctionCount{}, nil
+	}
+	out, err := d.readFunctionsLocked()
+	if err != nil || len(out) == 0 {
+		return out, err
+	}
+	var ts unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts); err != nil {
+		return nil, fmt.Errorf("read the clock: %w", err)
+	}
+	now := uint64(ts.Nano())
+	kept := map[uint32]uint64{}
+	count := func(c cached) {
+		if c.Expires > now && c.Taken == 0 {
+			kept[c.Proxy]++
+		}
+	}
+	if err := errors.Join(
+		eachCached[cacheKey](d.gen, tableCache, count),
+		eachCached[uint32](d.gen, tableSlots, count),
+	); err != nil {
+		return nil, err
+	}
+	keys, err := proxyKeys(d.node.Proxies)
+	if err != nil {
+		return nil, err
+	}
+	for i := range out {
+		n := kept[keys[out[i].Function]]
+		out[i].InFlight = &n
+	}
+	return out, nil
+}
+
+// eachCached reads a map of headers by the batch, while programs add and delete.
+// Such a reading may miss some, or have some twice.
+func eachCached[K any](g *generation, t table, f func(cached)) error {
+	m := g.maps[t]
+	// A batch must hold what one hash bucket does; all of the map is enough.
+	size := min(4096, int(m.MaxEntries()))
+	keys, values := make([]K, size), make([]cached, size)
+	var at ebpf.MapBatchCursor
+	for {
+		n, err := m.BatchLookup(&at, keys, values, nil)
+		for _, c := range values[:n] {
+			f(c)
+		}
+		if errors.Is(err, ebpf.ErrKeyNotExist) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("read map %s: %w", t, err)
+		}
+	}
+}

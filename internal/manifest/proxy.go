@@ -1,0 +1,225 @@
+package manifest
+
+import "github.com/waystamp/waystamp/internal/model"
+
+// unaware reports whether the function is known to be of this kind.
+func (f *function) unaware() bool { return f.kind.ok && f.kind.value == model.KindUnaware }
+
+// proxy is what the file says of an unaware function, and the defaults for what
+// it does not say.
+func (f *function) proxy() model.Proxy {
+	if !f.unaware() {
+		return model.Proxy{}
+	}
+	a := f.attach.value
+	p := model.Proxy{
+		Local:     a.local,
+		To:        a.to.value,
+		From:      a.from.value,
+		Via:       a.via.value,
+		Recognise: f.recognise.value,
+		OnUnknown: f.onUnknown.value,
+		Segments:  f.segments.value,
+		Rewrites:  f.rewrites.value,
+		Cache:     f.cacheSize(),
+		Lifetime:  model.LifetimeDefault,
+	}
+	if f.lifetime.ok {
+		p.Lifetime = f.lifetime.value
+	}
+	if !f.recognise.given() && a.local {
+		p.Recognise = model.RecogniseMetadata
+	}
+	if !f.segments.given() && p.Recognise == model.RecogniseMetadata {
+		p.Segments = model.SegmentsKeep
+	}
+	return p
+}
+
+func (f *function) cacheSize() int {
+	c := f.cache.value
+	switch {
+	case !f.cache.ok:
+		return model.CacheDefault
+	case c.size.ok:
+		return c.size.value
+	}
+	return model.CacheFor(c.rate.value, c.delay.value)
+}
+
+// checkProxies holds the rules for unaware functions, each by itself and those
+// of a node together.
+func (c *checker) checkProxies() {
+	type device struct{ node, name string }
+	devices := map[device]*function{}
+	for i := range c.file.functions.value {
+		f := &c.file.functions.value[i]
+		if !f.kind.ok {
+			continue
+		}
+		if !f.unaware() {
+			c.refuseProxy(f)
+			continue
+		}
+		if !f.attach.given() {
+			c.problemf(f.at, `"attach" is missing; it says how a function of kind unaware is reached: local, or interfaces as in {to: eth2, from: eth3}`)
+		}
+		c.checkProxy(f)
+		to, from := f.attach.value.to, f.attach.value.from
+		for i, name := range []item[string]{to, from} {
+			if !name.ok || !f.node.ok || i == 1 && to.ok && to.value == from.value {
+				continue
+			}
+			if n := c.nodes[f.node.value]; n != nil {
+				for _, own := range n.interfaces.value {
+					if own.name.value == name.value && own.role.ok {
+						c.problemf(name.at, "%q is an interface of %s with role %s; a function has interfaces of its own", name.value, f.node.value, own.role.value)
+					}
+				}
+			}
+			d := device{f.node.value, name.value}
+			if other, ok := devices[d]; ok && other != f {
+				c.problemf(name.at, "%q is an interface of %s already; what comes back on it must be of one function", name.value, other.name.value)
+				continue
+			}
+			devices[d] = f
+		}
+	}
+	c.checkCaches()
+}
+
+// refuseProxy reports what only unaware functions have.
+func (c *checker) refuseProxy(f *function) {
+	for _, s := range []struct {
+		name string
+		at   place
+	}{
+		{"attach", f.attach.at},
+		{"recognise", f.recognise.at},
+		{"segments", f.segments.at},
+		{"on-unknown", f.onUnknown.at},
+		{"rewrites", f.rewrites.at},
+		{"cache", f.cache.at},
+		{"lifetime", f.lifetime.at},
+	} {
+		if s.at != (place{}) {
+			c.problemf(s.at, "%s is of functions of kind unaware; one of kind %s has none", s.name, f.kind.value)
+		}
+	}
+}
+
+// checkProxy holds the rules for one function. A setting that could not be read
+// breaks no other one.
+func (c *checker) checkProxy(f *function) {
+	p := f.proxy()
+	recognised := f.recognise.ok || !f.recognise.given() && f.attach.ok
+	if f.recognise.ok && f.attach.ok {
+		if err := model.CheckRecognise(p.Recognise, p.Local); err != nil {
+			c.problemf(f.recognise.at, "%q %v", p.Recognise, err)
+			recognised = false
+		}
+	}
+	if f.rewrites.ok && recognised {
+		if err := model.CheckRewrites(p.Rewrites, p.Recognise); err != nil {
+			c.problemf(f.rewrites.at, "%t %v", p.Rewrites, err)
+		}
+	}
+	if f.segments.ok && recognised {
+		if err := model.CheckSegments(p.Segments, p.Recognise); err != nil {
+			c.problemf(f.segments.at, "%q %v", p.Segments, err)
+		}
+	}
+	if f.cache.ok && recognised {
+		if err := model.CheckCache(p.Cache, p.Recognise); err != nil {
+			c.problemf(f.cache.at, "%d %v", p.Cache, err)
+			f.cache.ok = false
+		}
+	}
+	if d := f.cache.value.delay; d.ok && (f.lifetime.ok || !f.lifetime.given()) && d.value >= p.Lifetime {
+		c.problemf(d.at, "%q is not less than the lifetime of a header, %s; no packet would find its own", d.value, p.Lifetime)
+	}
+}
+
+// checkCaches holds that a node can keep what its functions need together.
+func (c *checker) checkCaches() {
+	type pool struct {
+		node      string
+		recognise model.Recognise
+	}
+	sums := map[pool]int{}
+	for i := range c.file.functions.value {
+		f := &c.file.functions.value[i]
+		whole := f.unaware() && f.node.ok && f.attach.ok && (f.cache.ok || !f.cache.given()) && (f.recognise.ok || !f.recognise.given())
+		if !whole {
+			continue
+		}
+		p := f.proxy()
+		most, why := model.CacheMax, ""
+		if p.Recognise == model.RecogniseMetadata {
+			most, why = model.SlotsMax, ", since the index has 16 bits"
+		}
+		k := pool{f.node.value, p.Recognise}
+		before := sums[k]
+		sums[k] += p.Cache
+		if before <= most && sums[k] > most {
+			at := f.cache.at
+			if !f.cache.given() {
+				at = f.at
+			}
+			c.problemf(at, "with it, the functions on %s that are recognised by %s keep %d headers; %d are possible%s: give them smaller caches",
+				f.node.value, p.Recognise, sums[k], most, why)
+		}
+	}
+}
+
+// passage is a path at a node or in a function.
+type passage struct {
+	match     model.Match
+	chain     *chain
+	direction model.Direction
+}
+
+func (p passage) String() string { return direct("chain "+p.chain.name.value, p.direction) }
+
+// notePassages enters what checkLocals looks at.
+func (c *checker) notePassages(ch *chain) {
+	for _, d := range ch.model().Directions() {
+		directed := ch.model().Directed(d)
+		p := passage{directed.Match, ch, d}
+		c.ends[directed.Egress] = append(c.ends[directed.Egress], p)
+		for _, name := range directed.Functions {
+			if f := c.functions[name]; f.unaware() && f.attach.ok && f.attach.value.local {
+				c.locals[f] = append(c.locals[f], p)
+			}
+		}
+	}
+}
+
+// checkLocals holds that a node can tell, on every way out, a packet that a
+// local function took the header of from one that was verified here and needs
+// none any more.
+func (c *checker) checkLocals() {
+	for i := range c.file.functions.value {
+		f := &c.file.functions.value[i]
+		c.checkLocal(f)
+	}
+}
+
+func (c *checker) checkLocal(f *function) {
+	for _, same := range []bool{true, false} { // a chain that ends where its own function is says more
+		for _, through := range c.locals[f] {
+			for _, end := range c.ends[f.node.value] {
+				if same != (end == through) || !through.match.Overlaps(end.match) {
+					continue
+				}
+				goes := " and goes through " + f.name.value
+				if !same {
+					goes = ", and packets of it go through " + f.name.value + " in " + through.String()
+				}
+				c.problemf(f.attach.at, "%s ends at %s%s: a packet of it that was verified and leaves looks like one that has lost its header in a local function; put function or end on another node, or attach %s to interfaces",
+					end, f.node.value, goes, f.name.value)
+				return
+			}
+		}
+	}
+}
