@@ -36,13 +36,8 @@ func (l *Lab) StartAgent(ctx context.Context, node string) (err error) {
 	if m.Role != RoleNode {
 		return fmt.Errorf("start the agent of %s: it is a %s, not a node", node, m.Role)
 	}
-	if m.Agent != nil && m.Agent.PID != 0 {
-		if f, err := (process{m.Agent.PID, m.Agent.Start}).open(); err != nil {
-			return fmt.Errorf("start the agent of %s: %w", node, err)
-		} else if f != nil {
-			f.Close()
-			return fmt.Errorf("the agent of %s runs already, as process %d", node, m.Agent.PID)
-		}
+	if m.Agent.Running() {
+		return fmt.Errorf("the agent of %s runs already, as process %d", node, m.Agent.PID)
 	}
 	defer func() {
 		if err != nil {
@@ -234,4 +229,17 @@ func (w *fileWatch) wait(ctx context.Context) error {
 		return context.Cause(ctx)
 	}
 	return err
+}
+
+// Running tells whether the agent's process is there.
+func (a *Agent) Running() bool {
+	if a == nil || a.PID == 0 {
+		return false
+	}
+	f, err := (process{a.PID, a.Start}).open()
+	if err != nil || f == nil {
+		return false
+	}
+	f.Close()
+	return true
 }
