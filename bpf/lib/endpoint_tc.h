@@ -136,6 +136,7 @@ static __always_inline int dt46_tc(struct __sk_buff *skb, struct endpoint *ep)
 	if (r)
 		return ws_refuse(skb, r, 0);
 
+	inner_set_ecn(inner, ip6_ecn(ep->ip6));
 	frames = train_frames(skb, headers + sizeof(*inner));
 	bytes = skb->len - headers;
 	stats = ep->hop->stats;

@@ -46,8 +46,7 @@ func (d *Dataplane) applyInPlace(n plan.Node, bs []binding) (problems []error, e
 	if err := g.repin(); err != nil {
 		return nil, err
 	}
-	wantsXDP := func(b binding) bool { return b.triesXDP() && d.hasXDP(b) }
-	problems, before, want, err := d.fill(g, n, portTable(bs, wantsXDP))
+	problems, before, want, err := d.fill(g, n, portTable(bs, d.isTarget))
 	if err != nil {
 		return nil, err
 	}
@@ -94,13 +93,13 @@ func (d *Dataplane) applyAnew(n plan.Node, cfg wsConfig, bs []binding) (problems
 	} else {
 		delete(carry, tableStats)
 	}
-	want, err := desire(n, portTable(bs, d.hasXDP), d.local, newTables(), ix)
+	want, err := desire(n, portTable(bs, d.isTarget), d.local, newTables(), ix)
 	if errors.Is(err, errCapacity) {
 		delete(carry, tableStats)
 		if l, err = need(n).size(); err != nil {
 			return nil, err
 		}
-		want, err = desire(n, portTable(bs, d.hasXDP), d.local, newTables(), newIndexes(l))
+		want, err = desire(n, portTable(bs, d.isTarget), d.local, newTables(), newIndexes(l))
 	}
 	if err != nil {
 		return nil, err
@@ -219,7 +218,7 @@ func (d *Dataplane) settle(g *generation, bs []binding, have tables, u undo) (pr
 	}
 	try(u.keep())
 	want := have
-	want.ports = portTable(bs, func(b binding) bool { return b.triesXDP() && d.hasXDP(b) })
+	want.ports = portTable(bs, d.isTarget)
 	try(d.run(g, changes(have, want)))
 	gone := d.surplus(bs)
 	for _, k := range gone {

@@ -3,7 +3,6 @@ package dataplane
 import (
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 
 	"github.com/waystamp/waystamp/internal/model"
@@ -33,15 +32,13 @@ func (b binding) triesXDP() bool {
 	return b.needsXDP() || b.Datapath == model.DatapathAuto && b.hardware()
 }
 
-// settings are the interface's entry in ws_ports. A redirect into a device that
-// does not take it loses the packet without a word, so only those are named
-// that are sure to: native XDP is on, or wanted by the plan's author.
-func (b binding) settings(xdp bool) port {
+// settings are the interface's entry in ws_ports.
+func (b binding) settings(target bool) port {
 	var p port
 	if b.Role == model.RoleEdge && b.Unmatched == model.UnmatchedDrop {
 		p.UnmatchedDrop = 1
 	}
-	if xdp {
+	if target {
 		p.XdpTarget = 1
 	}
 	return p
@@ -59,6 +56,12 @@ func resolvePorts(interfaces []model.Interface, devices func(string) (Device, er
 			errs = append(errs, fmt.Errorf("interface %s: %w", i.Name, err))
 			continue
 		}
+		// The programs would take the first bytes of a packet for addresses of
+		// a header that is not there, and let all of it pass.
+		if dev.Frame != "ether" {
+			errs = append(errs, fmt.Errorf("interface %s: its frames are of type %q; the data path needs Ethernet frames (a veth, a NIC, a tap), not tun, WireGuard or IP tunnels", i.Name, dev.Frame))
+			continue
+		}
 		if other, twice := byIndex[dev.Index]; twice {
 			errs = append(errs, fmt.Errorf("interface %s is the same device as %s", i.Name, other))
 			continue
@@ -74,14 +77,12 @@ func resolvePorts(interfaces []model.Interface, devices func(string) (Device, er
 	return out, nil
 }
 
-// portTable is ws_ports for these interfaces; xdp tells where XDP is, or will
-// be, attached.
-func portTable(bs []binding, xdp func(binding) bool) map[uint32]port {
+// portTable is ws_ports for these interfaces; target tells which of them take XDP
+// redirects.
+func portTable(bs []binding, target func(binding) bool) map[uint32]port {
 	out := map[uint32]port{}
 	for _, b := range bs {
-		out[uint32(b.device.Index)] = b.settings(xdp(b))
+		out[uint32(b.device.Index)] = b.settings(target(b))
 	}
 	return out
 }
-
-func portNames(p map[uint32]port) []uint32 { return slices.Sorted(maps.Keys(p)) }

@@ -283,7 +283,7 @@ func TestVethInTwoNamespaces(t *testing.T) {
 			t.Errorf("%s has no index", c.name)
 		}
 		got.Index = 0
-		if diff := cmp.Diff(Link{Name: c.name, Kind: "veth", MTU: 1700}, got); diff != "" {
+		if diff := cmp.Diff(Link{Name: c.name, Kind: "veth", Frame: "ether", MTU: 1700}, got); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", c.name, diff)
 		}
 	}

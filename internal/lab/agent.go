@@ -76,7 +76,7 @@ func (l *Lab) StartAgent(ctx context.Context, node string) (err error) {
 	defer ready.close()
 
 	cmd := host.Command(context.WithoutCancel(ctx), ns, l.binary(),
-		"agent", "--plan", a.Plan, "--instance", a.Instance, "--run-dir", a.RunDir)
+		"agent", "--plan", a.Plan, "--instance", a.Instance, "--run-dir", a.RunDir, "--state-dir", a.RunDir)
 	cmd.Stdout, cmd.Stderr = out, log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // Ctrl-C here is not meant for it
 	if err := cmd.Start(); err != nil {
@@ -194,7 +194,7 @@ func (l *Lab) Detach(ctx context.Context, node string) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, detachTime)
 	defer cancel()
 	cmd := host.Command(ctx, ns, l.binary(),
-		"agent", "--detach", "--yes", "--instance", m.Agent.Instance, "--run-dir", m.Agent.RunDir)
+		"agent", "--detach", "--yes", "--instance", m.Agent.Instance, "--run-dir", m.Agent.RunDir, "--state-dir", m.Agent.RunDir)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if said, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("%w: %s", err, lastLines(said, 10))

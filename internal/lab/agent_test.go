@@ -27,6 +27,7 @@ var discard = slog.New(slog.DiscardHandler)
 func fakeAgent(kind string, args []string) {
 	f := flag.NewFlagSet("agent", flag.ExitOnError)
 	plan, instance, runDir := f.String("plan", "", ""), f.String("instance", "", ""), f.String("run-dir", "", "")
+	f.String("state-dir", "", "")
 	detach, yes := f.Bool("detach", false, ""), f.Bool("yes", false, "")
 	f.Parse(args)
 	inside, _ := os.Readlink("/proc/self/ns/net")
