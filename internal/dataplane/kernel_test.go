@@ -997,6 +997,13 @@ func TestXDPThatCannotBeSaysWhy(t *testing.T) {
 	if _, err := os.Stat(b.dir()); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("the directory of an instance that never was is still there: %v", err)
 	}
+	// A device without native XDP, taken for one with Ethernet frames.
+	real := b.cfg.Devices
+	b.cfg.Devices = func(name string) (Device, error) {
+		dev, err := real(name)
+		dev.Frame = "ether"
+		return dev, err
+	}
 	d = b.open()
 	n.Interfaces = []model.Interface{{Name: "lo", Role: model.RoleCore, Datapath: model.DatapathXDP}}
 	if err = b.apply(d, n); err == nil || !strings.Contains(err.Error(), "may have no native XDP") {

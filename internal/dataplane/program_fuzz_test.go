@@ -3,6 +3,7 @@ package dataplane
 import (
 	"encoding/binary"
 	"errors"
+	"flag"
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
@@ -444,8 +445,7 @@ func drawTLVs(t *rapid.T, where string) []srv6.TLV {
 }
 
 // The programs and the oracle are given the same worlds and packets, and must
-// do the same. A failure is repeated with -rapid.seed or -rapid.failfile, as it
-// says.
+// do the same. A failure is repeated with the -rapid.seed that it names.
 func TestProgramsDoWhatTheOracleSays(t *testing.T) {
 	goal := fuzzPackets
 	if s := os.Getenv("WAYSTAMP_FUZZ_PACKETS"); s != "" {
@@ -459,6 +459,7 @@ func TestProgramsDoWhatTheOracleSays(t *testing.T) {
 	for _, s := range fuzzSpecs {
 		rigs = append(rigs, newRig(t, s))
 	}
+	keepNoFailFiles(t)
 	pool := newSecretPool(t)
 	done := fuzzCount{verdicts: map[oracle.Verdict]int{}, reasons: map[oracle.Reason]int{}}
 	start := time.Now()
@@ -473,6 +474,17 @@ func TestProgramsDoWhatTheOracleSays(t *testing.T) {
 	}
 	t.Logf("%d packets in %d worlds in %s; XDP finished %d; verdicts %v; reasons %v", done.packets, done.worlds, time.Since(start).Round(time.Millisecond), done.xdp, done.verdicts, done.reasons)
 	done.judge(t)
+}
+
+// keepNoFailFiles: the seed and the packet say all, and a world is large.
+func keepNoFailFiles(t *testing.T) {
+	t.Helper()
+	f := flag.Lookup("rapid.nofailfile")
+	before := f.Value.String()
+	t.Cleanup(func() { f.Value.Set(before) })
+	if err := f.Value.Set("true"); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // fuzzCount shows that the packets were good for something.

@@ -2,6 +2,7 @@ package dataplane
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -525,5 +526,45 @@ func TestFramesToGroupsAreLeftToTheKernel(t *testing.T) {
 			}
 			return nil
 		}))
+	}
+}
+
+// flowHash is flow_hash of bpf/lib/flow.h, for what has ports.
+func flowHash(src, dst [16]byte, next uint8, ports [4]byte) uint32 {
+	word := func(b []byte) uint64 { return binary.NativeEndian.Uint64(b) }
+	h := word(src[:8]) ^ word(dst[:8])*0x9e3779b97f4a7c15
+	h ^= word(src[8:])*0xbf58476d1ce4e5b9 ^ word(dst[8:])
+	h ^= uint64(next)
+	h ^= uint64(binary.NativeEndian.Uint32(ports[:])) << 16
+	h = (h ^ h>>30) * 0xbf58476d1ce4e5b9
+	h = (h ^ h>>27) * 0x94d049bb133111eb
+	return uint32(h >> 32)
+}
+
+// A flow label of 0 says that there is none, so no flow may get it. One in a
+// million would.
+func TestNoFlowGetsLabelZero(t *testing.T) {
+	r := newScapyRig(t, "r1")
+	b := tcpPacket(t, "fc00:8::2", 10)
+	ip := b[srv6.EthernetLen:]
+	label := func() uint32 {
+		var s seen
+		r.must(r.in(func() (err error) {
+			s, err = r.check(frame{port: portEdge, b: b}, &oracle.Labels{}, true) // refuses 0
+			return err
+		}))
+		return binary.BigEndian.Uint32(s.tc.b[srv6.EthernetLen:]) & 0xfffff
+	}
+	hash := func() uint32 {
+		return flowHash([16]byte(ip[8:24]), [16]byte(ip[24:40]), ip[6], [4]byte(ip[40:44]))
+	}
+	if got, want := label(), hash()&0xfffff; got != want {
+		t.Fatalf("label %05x, want %05x: the hash of bpf/lib/flow.h is another one; write it here too", got, want)
+	}
+	for n := uint32(0); hash()&0xfffff != 0; n++ {
+		binary.BigEndian.PutUint32(ip[20:], n) // of the source
+	}
+	if got := label(); got != 1 {
+		t.Errorf("label %05x, want 1", got)
 	}
 }
