@@ -6,6 +6,7 @@
 #include "lib/boundary.h"
 #include "lib/endpoint_tc.h"
 #include "lib/frame.h"
+#include "lib/guard_tc.h"
 
 SEC("tc")
 int ws_core_tc(struct __sk_buff *skb)
@@ -37,7 +38,7 @@ int ws_core_tc(struct __sk_buff *skb)
 
 	to_sid = in_block(ip6->dst[0]);
 	if (!node_is_armed())
-		return unarmed(skb, to_sid || has_srh(c, ip6));
+		return unarmed(skb, to_sid || has_srh(skb, ip6));
 	if (!to_sid)
 		return guard_plain(skb, ip6);
 	if (!in_locator(ip6->dst[0]))

@@ -18,7 +18,7 @@ static __always_inline bool endpoint_parse_xdp(ctx_t *ctx, struct endpoint *ep)
 
 	ep->end = c.end;
 	ep->eth = cursor_take(&c, struct eth_hdr);
-	if (!ep->eth || ep->eth->proto != bpf_htons(ETH_P_IPV6))
+	if (!ep->eth || !eth_is_ip6_unicast(ep->eth))
 		return false;
 	ep->ip6 = cursor_take(&c, struct ip6_hdr);
 	if (!ep->ip6 || !ip6_is_ip6(ep->ip6) || !in_locator(ep->ip6->dst[0]) ||
@@ -61,7 +61,7 @@ static __always_inline int dt46_xdp(ctx_t *ctx, const struct endpoint *ep)
 {
 	__u32 outer = endpoint_outer_len(ep);
 	__u32 len = ctx_len(ctx) - sizeof(struct eth_hdr) - outer;
-	__u32 stats = ep->hop->stats;
+	__u32 stats = ep->hop->stats, ecn = ip6_ecn(ep->ip6);
 	const struct ws_nexthop *n;
 	struct ws_nexthop_key key;
 	const struct ws_egress *e;
@@ -95,6 +95,7 @@ static __always_inline int dt46_xdp(ctx_t *ctx, const struct endpoint *ep)
 	if (!eth || !inner)
 		return ws_refuse(ctx, bounds_bug(), 0);
 	inner->hop_limit--;
+	inner_set_ecn(inner, ecn);
 	stats_add(stats, 1, len);
 	return nexthop_take(eth, n);
 }

@@ -41,13 +41,13 @@ int ws_edge_tc(struct __sk_buff *skb)
 	/* RFC 8754 5.1: nothing of segment routing comes in. */
 	if (in_block(ip6->dst[0]))
 		return ws_refuse(skb, WS_REASON_OUTSIDE_SID, 0);
-	if (has_srh(c, ip6))
+	if (has_srh(skb, ip6))
 		return ws_refuse(skb, WS_REASON_OUTSIDE_SRH, 0);
 	if (!node_is_armed())
 		return unarmed(skb, !edge_is_local(skb, eth->proto));
 
 	m = classify(ip6);
-	if (m.local)
+	if (is_local(skb, &m))
 		return CTX_PASS;
 	if (m.action == WS_MATCH_PATH)
 		return headend_tc(skb, c, ip6, m.target);

@@ -57,12 +57,12 @@ int ws_edge_xdp(struct xdp_md *ctx)
 	struct ip6_hdr *ip6;
 	struct ws_match m;
 
-	if (!eth || eth->proto != bpf_htons(ETH_P_IPV6))
+	if (!eth || !eth_is_ip6_unicast(eth))
 		return CTX_PASS;
 	ip6 = cursor_take(&c, struct ip6_hdr);
 	if (!ip6 || !ip6_is_ip6(ip6) || ip6_is_unsteered(ip6->dst) ||
 	    ip6_is_unsteered(ip6->src) || in_block(ip6->dst[0]) ||
-	    has_srh(c, ip6) || !node_is_armed())
+	    ip6_has_extension(ip6) || !node_is_armed())
 		return CTX_PASS;
 	m = classify(ip6);
 	if (m.local || m.action != WS_MATCH_PATH)

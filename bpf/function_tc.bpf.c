@@ -5,6 +5,7 @@
  */
 #include "lib/hook.h"
 #include "lib/frame.h"
+#include "lib/guard_tc.h"
 #include "lib/proxy_out.h"
 #include "lib/proxy.h"
 #include "lib/pull.h"
@@ -63,6 +64,7 @@ int ws_function_tc(struct __sk_buff *skb)
 	const struct ws_proxy *p;
 	struct eth_hdr *eth;
 	const struct ip6_hdr *ip6;
+	struct ws_match m;
 	struct cursor c;
 	int verdict;
 	long rc;
@@ -87,8 +89,9 @@ int ws_function_tc(struct __sk_buff *skb)
 	if (eth->proto == bpf_htons(ETH_P_IPV6)) {
 		if (!ip6)
 			return ws_refuse(skb, WS_REASON_FUNCTION_TRUNCATED, rc);
+		m = guard(ip6);
 		if (!ip6_is_ip6(ip6) || ip6_is_unsteered(ip6->dst) ||
-		    guard(ip6).local) {
+		    is_local(skb, &m)) {
 			if (p)
 				proxy_count(p, tx_ignored);
 			return CTX_PASS;

@@ -3,47 +3,14 @@
 #pragma once
 
 #include "boundary.h"
-#include "forward.h"
+#include "guard_tc.h"
 #include "hook.h"
 #include "maps.h"
 #include "net.h"
 #include "refuse.h"
 
-#define AF_INET 2
-
 /* What a headend reads behind the IPv6 header: a TCP header. */
 #define EDGE_L4_MAX 20
-
-/* Offsets of the addresses in a frame with an IPv4 header (RFC 791 3.1). */
-#define IP4_SRC_OFF 26
-#define IP4_DST_OFF 30
-
-/* Will the kernel keep this IP packet to itself? It does where it is for one of
- * the node's own addresses, and everywhere if it does not forward at all. For
- * the slow paths: the kernel's tables are asked.
- */
-__noinline int ws_is_local(struct __sk_buff *skb, int is_ip4)
-{
-	struct bpf_fib_lookup p = {};
-	const struct ip6_hdr *ip6;
-	long rc;
-
-	if (is_ip4) {
-		p.family = AF_INET;
-		p.ifindex = skb->ifindex;
-		if (bpf_skb_load_bytes(skb, IP4_SRC_OFF, &p.ipv4_src, 4) ||
-		    bpf_skb_load_bytes(skb, IP4_DST_OFF, &p.ipv4_dst, 4))
-			return false;
-		rc = bpf_fib_lookup(skb, &p, sizeof(p), 0);
-	} else {
-		ip6 = forward_ip6(skb);
-		if (!ip6)
-			return false;
-		rc = route_find(skb, ip6, &p);
-	}
-	return rc == BPF_FIB_LKUP_RET_NOT_FWDED ||
-	       rc == BPF_FIB_LKUP_RET_FWD_DISABLED;
-}
 
 static __always_inline bool edge_is_local(struct __sk_buff *skb, __be16 proto)
 {

@@ -91,6 +91,11 @@ end_check(const struct endpoint *ep, bool first, const struct sid **next)
 	*next = ep->list + ((left - 1) % WS_SEGS_MAX);
 	if ((void *)(*next + 1) > ep->end)
 		return bounds_bug();
+	/* Else a list made up by somebody would let a packet out of the domain,
+	 * or past the guard of the egress that this node may be too.
+	 */
+	if (!in_block((*next)->hi))
+		return WS_REASON_SEGMENT_OUTSIDE;
 	return WS_REASON_NONE;
 }
 
@@ -130,14 +135,20 @@ static __always_inline enum ws_reason egress_judge(const struct endpoint *ep,
 	return proof_verify(ep->tlv, ep->hop, e);
 }
 
+/* Where the inner packet begins. */
+static __always_inline struct cursor inner_cursor(const struct endpoint *ep)
+{
+	return (struct cursor){
+		.pos = (void *)ep->ip6 + endpoint_outer_len(ep),
+		.end = ep->end,
+	};
+}
+
 /* *inner is in bounds where this succeeds. */
 static __always_inline enum ws_reason inner_find(const struct endpoint *ep,
 						 struct ip6_hdr **inner)
 {
-	struct cursor c = {
-		.pos = (void *)ep->ip6 + endpoint_outer_len(ep),
-		.end = ep->end,
-	};
+	struct cursor c = inner_cursor(ep);
 
 	if (ep->srh->nexthdr != NEXTHDR_IPV6)
 		return WS_REASON_INNER_PROTOCOL;
@@ -161,7 +172,22 @@ static __always_inline enum ws_reason inner_check(const struct endpoint *ep,
 	if (r)
 		return r;
 	m = guard(*inner);
-	if (m.action != WS_MATCH_PATH || m.target != ep->tlv->path)
+	/* What no headend steers is no chain's either. */
+	if (m.action != WS_MATCH_PATH || m.target != ep->tlv->path ||
+	    ip6_is_unsteered((*inner)->dst) || ip6_is_unsteered((*inner)->src))
 		return WS_REASON_WRONG_CHAIN;
+	/* RFC 6040 4.2: a mark that the inner packet cannot carry drops it. */
+	if (ip6_ecn(ep->ip6) == ECN_CE && ip6_ecn(*inner) == ECN_NOT_ECT)
+		return WS_REASON_ECN;
 	return WS_REASON_NONE;
+}
+
+/* RFC 6040 4.2, for what inner_check let pass. */
+static __always_inline void inner_set_ecn(struct ip6_hdr *inner, __u32 outer)
+{
+	if (outer == ECN_CE)
+		inner->vtc_flow |= bpf_htonl(ECN_CE << IP6_ECN_SHIFT);
+	else if (outer == ECN_ECT1 && ip6_ecn(inner) == ECN_ECT0)
+		inner->vtc_flow ^= bpf_htonl((ECN_ECT0 ^ ECN_ECT1)
+					     << IP6_ECN_SHIFT);
 }

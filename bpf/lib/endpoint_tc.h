@@ -108,7 +108,7 @@ static __always_inline int end_tc(struct __sk_buff *skb, struct endpoint *ep,
 		return ws_refuse(skb, r, 0);
 	end_advance(ep, next, first);
 	end_stamp(ep);
-	stats_add(ep->hop->stats, train_frames(skb, headers),
+	stats_add(ep->hop->stats, train_frames(skb, inner_cursor(ep), headers),
 		  skb->len - headers);
 	return in_locator(ep->ip6->dst[0]) ? STEP_AGAIN : STEP_FORWARD;
 }
@@ -138,7 +138,8 @@ static __always_inline int dt46_tc(struct __sk_buff *skb, struct endpoint *ep)
 	if (r)
 		return ws_refuse(skb, r, 0);
 
-	frames = train_frames(skb, headers + sizeof(*inner));
+	inner_set_ecn(inner, ip6_ecn(ep->ip6));
+	frames = train_frames(skb, inner_cursor(ep), headers);
 	bytes = skb->len - headers;
 	stats = ep->hop->stats;
 	/* Moves the packet: every pointer taken before is gone. */

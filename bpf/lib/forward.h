@@ -80,7 +80,9 @@ static __always_inline int route_take(struct __sk_buff *skb,
 	    (skb->gso_size &&
 	     bpf_check_mtu(skb, p->ifindex, &mtu, 0, BPF_MTU_CHK_SEGS)))
 		return ws_refuse(skb, WS_REASON_TOO_BIG, rc);
-	if (rc == BPF_FIB_LKUP_RET_SUCCESS && cfg.nexthop_ttl_ns)
+	/* Of a super-packet the kernel tells the device's MTU, not the route's. */
+	if (rc == BPF_FIB_LKUP_RET_SUCCESS && cfg.nexthop_ttl_ns &&
+	    !skb->gso_size)
 		nexthop_learn(p, key);
 	__builtin_memcpy(nh.ipv6_nh, p->ipv6_dst, sizeof(nh.ipv6_nh));
 	return bpf_redirect_neigh(p->ifindex, &nh, sizeof(nh), 0);

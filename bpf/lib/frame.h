@@ -28,7 +28,12 @@ static __always_inline bool frame_is_ours(struct __sk_buff *skb, int *verdict)
 	if (skb->vlan_tci & VLAN_VID_MASK)
 		return false;
 	rc = bpf_skb_vlan_pop(skb);
-	if (rc)
-		*verdict = ws_refuse(skb, WS_REASON_VLAN_FAILED, rc);
-	return rc == 0;
+	/* The kernel would take off any number of such tags, and we would not
+	 * see what is below; nobody needs a second one.
+	 */
+	if (rc || skb->vlan_present) {
+		*verdict = ws_refuse(skb, WS_REASON_VLAN_TAGS, rc);
+		return false;
+	}
+	return true;
 }

@@ -20,15 +20,17 @@ static __always_inline int headend_tc(struct __sk_buff *skb, struct cursor c,
 {
 	const struct ws_headend *h = bpf_map_lookup_elem(&ws_headends, &index);
 	struct headend_packet pkt;
+	struct cursor inner = c;
 	enum ws_reason r;
 	__u32 frames;
 	long rc;
 
 	if (!h)
 		return ws_refuse(skb, WS_REASON_HEADEND_MISSING_BUG, 0);
-	frames = train_frames(skb, sizeof(struct eth_hdr) + sizeof(*ip6));
+	inner.pos = ip6;
+	frames = train_frames(skb, inner, sizeof(struct eth_hdr));
 	r = headend_prepare(h, c, ip6, skb->len - sizeof(struct eth_hdr),
-			    train_packet_len(skb, c, ip6), frames, &pkt);
+			    train_packet_len(skb, inner), frames, &pkt);
 	if (r)
 		return ws_refuse(skb, r, 0);
 

@@ -15,6 +15,8 @@
 #define NEXTHDR_UDP 17
 #define NEXTHDR_IPV6 41
 #define NEXTHDR_ROUTING 43
+#define NEXTHDR_HOP 0
+#define NEXTHDR_DEST 60
 
 #define ROUTING_TYPE_SRH 4 /* RFC 8754 2 */
 
@@ -40,6 +42,13 @@ _Static_assert(sizeof(struct ip6_hdr) == 40, "IPv6 header");
 #define IP6_VERSION bpf_htonl(0x60000000)
 #define IP6_TC_MASK bpf_htonl(0x0ff00000)
 #define IP6_FLOW_MASK bpf_htonl(0x000fffff)
+#define IP6_ECN_SHIFT 20
+
+/* RFC 3168 5 */
+#define ECN_NOT_ECT 0
+#define ECN_ECT1 1
+#define ECN_ECT0 2
+#define ECN_CE 3
 
 /* RFC 8754 2; the segment list follows, its last segment first, then TLVs. */
 struct srh {
@@ -70,9 +79,34 @@ struct proof_tlv {
 };
 _Static_assert(sizeof(struct proof_tlv) == 24, "proof TLV");
 
+/* One of the extension headers that may stand before a routing header, or that
+ * one (RFC 8200 4.1).
+ */
+static __always_inline bool nexthdr_may_route(__u32 nexthdr)
+{
+	return nexthdr == NEXTHDR_HOP || nexthdr == NEXTHDR_DEST ||
+	       nexthdr == NEXTHDR_ROUTING;
+}
+
+/* The kernel forwards no frame that was for many. */
+static __always_inline bool eth_is_ip6_unicast(const struct eth_hdr *eth)
+{
+	return eth->proto == bpf_htons(ETH_P_IPV6) && !(eth->dst[0] & 1);
+}
+
 static __always_inline bool ip6_is_ip6(const struct ip6_hdr *ip6)
 {
 	return (ip6->vtc_flow & IP6_VERSION_MASK) == IP6_VERSION;
+}
+
+static __always_inline bool ip6_has_extension(const struct ip6_hdr *ip6)
+{
+	return nexthdr_may_route(ip6->nexthdr);
+}
+
+static __always_inline __u32 ip6_ecn(const struct ip6_hdr *ip6)
+{
+	return bpf_ntohl(ip6->vtc_flow) >> IP6_ECN_SHIFT & 3;
 }
 
 /* Multicast ff00::/8 and link-local fe80::/10 are never steered, and are not

@@ -50,9 +50,9 @@ static __always_inline enum ws_reason
 restore(struct __sk_buff *skb, const struct ws_cached *c, long *err)
 {
 	__u32 inner_len = skb->len - sizeof(struct eth_hdr);
-	__u32 frames = train_frames(skb, sizeof(struct eth_hdr) +
-						 sizeof(struct ip6_hdr));
+	__u32 frames;
 	__u32 outer_len = c->outer_len;
+	struct cursor inner = ctx_cursor(skb);
 	struct ws_hop_key k = c->hop;
 	const struct ws_hop *hop = bpf_map_lookup_elem(&ws_hops, &k);
 
@@ -63,6 +63,8 @@ restore(struct __sk_buff *skb, const struct ws_cached *c, long *err)
 		return bounds_bug();
 	if (outer_len < sizeof(struct ip6_hdr))
 		return bounds_bug();
+	cursor_take(&inner, struct eth_hdr);
+	frames = train_frames(skb, inner, sizeof(struct eth_hdr));
 	*err = push(skb, outer_len);
 	if (!*err)
 		*err = bpf_skb_store_bytes(skb, sizeof(struct eth_hdr),

@@ -8,37 +8,48 @@
 #include "hook.h"
 #include "net.h"
 
-/* Frames that the packet is on a wire. headers: bytes before the payload that
- * is cut, or fewer, which can only count a frame too many. The kernel knows
- * gso_segs but of packets from guests, and of those that we encapsulated.
+/* Bytes of the headers that each frame of the train has of its own, from the
+ * inner IPv6 header on, where c stands.
+ */
+static __always_inline __u32 train_headers(struct cursor c)
+{
+	const struct ip6_hdr *ip6 = cursor_take(&c, struct ip6_hdr);
+	const __u8 *tcp;
+	__u32 l4 = 8; /* UDP */
+
+	if (!ip6)
+		return 0;
+	if (ip6->nexthdr == NEXTHDR_TCP) {
+		tcp = cursor_take_bytes(&c, 20);
+		l4 = tcp ? (tcp[12] >> 4) * 4 : 20;
+	}
+	return sizeof(*ip6) + l4;
+}
+
+/* Frames that the packet is on a wire. outer: bytes before the inner packet,
+ * where c stands. The kernel knows gso_segs but of packets from guests, and of
+ * those whose headers we have changed and that it has not sent yet.
  */
 static __always_inline __u32 train_frames(const struct __sk_buff *skb,
-					  __u32 headers)
+					  struct cursor c, __u32 outer)
 {
-	__u32 size = skb->gso_size;
+	__u32 size = skb->gso_size, headers;
 
 	if (!size)
 		return 1;
 	if (skb->gso_segs)
 		return skb->gso_segs;
+	headers = outer + train_headers(c);
 	if (skb->len <= headers + size)
 		return 1;
 	return (skb->len - headers + size - 1) / size;
 }
 
-/* Bytes of the longest frame's IP packet; c stands behind ip6. */
+/* Bytes of the longest frame's IP packet, which is where c stands. */
 static __always_inline __u32 train_packet_len(const struct __sk_buff *skb,
-					      struct cursor c,
-					      const struct ip6_hdr *ip6)
+					      struct cursor c)
 {
-	const __u8 *tcp;
-	__u32 l4 = 8; /* UDP */
-
 	if (!skb->gso_size)
 		return skb->len - sizeof(struct eth_hdr);
-	if (ip6->nexthdr == NEXTHDR_TCP) {
-		tcp = cursor_take_bytes(&c, 20);
-		l4 = tcp ? (tcp[12] >> 4) * 4 : 20;
-	}
-	return sizeof(struct ip6_hdr) + l4 + skb->gso_size;
+	return train_headers(c) + skb->gso_size;
 }

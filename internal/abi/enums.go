@@ -32,44 +32,46 @@ const (
 	ReasonScheme            Reason = 23 // the proof's scheme is not the one that the plan has for its path
 	ReasonUpperLayer        Reason = 24 // no segments are left, but the SID is not the path's egress
 	ReasonSegmentsRemain    Reason = 25 // segments are left at the path's egress
-	ReasonHopLimit          Reason = 26 // the hop limit is used up
-	ReasonSegments          Reason = 27 // the segment list carried is not the path's
-	ReasonProof             Reason = 28 // the proof does not verify
-	ReasonRange             Reason = 29 // the proof's values are not below its prime
-	ReasonInnerProtocol     Reason = 30 // what is inside is neither IPv6 nor a protocol that this egress takes out
-	ReasonInnerTruncated    Reason = 31 // the inner packet runs past the end of the packet
-	ReasonInnerVersion      Reason = 32 // the inner packet's version field is not its protocol's
-	ReasonInnerHopLimit     Reason = 33 // the hop limit of the inner packet is used up
-	ReasonEdgeHopLimit      Reason = 34 // the hop limit of a packet for a chain is used up at the headend
-	ReasonWrongChain        Reason = 35 // the inner packet belongs to another chain than its proof
-	ReasonRNDExhausted      Reason = 36 // this headend has used up its numbers for the path
-	ReasonNoLane            Reason = 37 // the plan has no lane for this CPU of the headend
-	ReasonChainMTU          Reason = 38 // the packet is larger than what its chain can carry
-	ReasonTrainTooLong      Reason = 39 // a super-packet has more frames than one stamp can count
-	ReasonTrainTooBig       Reason = 40 // a super-packet with its outer header has more than 65535 bytes
-	ReasonTooBig            Reason = 41 // the packet exceeds the MTU of the way out
-	ReasonNoRoute           Reason = 42 // the kernel's table has no way to the next segment
-	ReasonInnerNoRoute      Reason = 43 // the kernel's table has no way to the inner destination
-	ReasonNotCached         Reason = 44 // a function sent a packet that no header is kept for
-	ReasonCacheFull         Reason = 45 // the proxy has no room to keep one more header
-	ReasonFunctionMTU       Reason = 46 // the packet is larger than what its function's interface takes
-	ReasonCannotCut         Reason = 47 // a super-packet must be cut for its function, and the node has no cutter
-	ReasonFunctionTruncated Reason = 48 // the IPv6 header of a packet from a function runs past its end
-	ReasonRestoreFailed     Reason = 49 // the kernel could not put the outer header back
-	ReasonProxyMissingBug   Reason = 50 // a SID or an interface names a proxy that is not there
-	ReasonShareGone         Reason = 51 // the plan dropped a path while its packet was in the function
-	ReasonLoop              Reason = 52 // more consecutive segments on this node than a segment list holds
-	ReasonPushFailed        Reason = 53 // the kernel could not make room for the outer header
-	ReasonStripFailed       Reason = 54 // the kernel could not remove the outer header
-	ReasonWriteFailed       Reason = 55 // the kernel could not write the outer header
-	ReasonVlanFailed        Reason = 56 // the kernel could not remove the tag of a priority-tagged frame
-	ReasonPullFailed        Reason = 57 // the kernel could not make the headers contiguous
-	ReasonHeadendMissingBug Reason = 58 // a classification rule names a headend entry that is not there
-	ReasonHeadendLengthBug  Reason = 59 // a headend entry has an impossible header length
-	ReasonEgressMissingBug  Reason = 60 // an egress SID names a verifier entry that is not there
-	ReasonCounterMissingBug Reason = 61 // a headend entry names a counter that is not there
-	ReasonBoundsBug         Reason = 62 // a bound that was checked before does not hold
-	ReasonBehaviourBug      Reason = 63 // a SID has a behaviour that this data path does not know
+	ReasonSegmentOutside    Reason = 26 // the next segment is not a SID of the domain
+	ReasonHopLimit          Reason = 27 // the hop limit is used up
+	ReasonSegments          Reason = 28 // the segment list carried is not the path's
+	ReasonProof             Reason = 29 // the proof does not verify
+	ReasonRange             Reason = 30 // the proof's values are not below its prime
+	ReasonInnerProtocol     Reason = 31 // what is inside is neither IPv6 nor a protocol that this egress takes out
+	ReasonInnerTruncated    Reason = 32 // the inner packet runs past the end of the packet
+	ReasonInnerVersion      Reason = 33 // the inner packet's version field is not its protocol's
+	ReasonInnerHopLimit     Reason = 34 // the hop limit of the inner packet is used up
+	ReasonEdgeHopLimit      Reason = 35 // the hop limit of a packet for a chain is used up at the headend
+	ReasonEcn               Reason = 36 // congestion was marked on a packet whose inner header does not take marks
+	ReasonWrongChain        Reason = 37 // the inner packet belongs to another chain than its proof
+	ReasonRNDExhausted      Reason = 38 // this headend has used up its numbers for the path
+	ReasonNoLane            Reason = 39 // the plan has no lane for this CPU of the headend
+	ReasonChainMTU          Reason = 40 // the packet is larger than what its chain can carry
+	ReasonTrainTooLong      Reason = 41 // a super-packet has more frames than one stamp can count
+	ReasonTrainTooBig       Reason = 42 // a super-packet with its outer header has more than 65535 bytes
+	ReasonTooBig            Reason = 43 // the packet exceeds the MTU of the way out
+	ReasonNoRoute           Reason = 44 // the kernel's table has no way to the next segment
+	ReasonInnerNoRoute      Reason = 45 // the kernel's table has no way to the inner destination
+	ReasonNotCached         Reason = 46 // a function sent a packet that no header is kept for
+	ReasonCacheFull         Reason = 47 // the proxy has no room to keep one more header
+	ReasonFunctionMTU       Reason = 48 // the packet is larger than what its function's interface takes
+	ReasonCannotCut         Reason = 49 // a super-packet must be cut for its function, and the node has no cutter
+	ReasonFunctionTruncated Reason = 50 // the IPv6 header of a packet from a function runs past its end
+	ReasonRestoreFailed     Reason = 51 // the kernel could not put the outer header back
+	ReasonProxyMissingBug   Reason = 52 // a SID or an interface names a proxy that is not there
+	ReasonShareGone         Reason = 53 // the plan dropped a path while its packet was in the function
+	ReasonLoop              Reason = 54 // more consecutive segments on this node than a segment list holds
+	ReasonPushFailed        Reason = 55 // the kernel could not make room for the outer header
+	ReasonStripFailed       Reason = 56 // the kernel could not remove the outer header
+	ReasonWriteFailed       Reason = 57 // the kernel could not write the outer header
+	ReasonVLANTags          Reason = 58 // a priority-tagged frame has more than that one tag
+	ReasonPullFailed        Reason = 59 // the kernel could not make the headers contiguous
+	ReasonHeadendMissingBug Reason = 60 // a classification rule names a headend entry that is not there
+	ReasonHeadendLengthBug  Reason = 61 // a headend entry has an impossible header length
+	ReasonEgressMissingBug  Reason = 62 // an egress SID names a verifier entry that is not there
+	ReasonCounterMissingBug Reason = 63 // a headend entry names a counter that is not there
+	ReasonBoundsBug         Reason = 64 // a bound that was checked before does not hold
+	ReasonBehaviourBug      Reason = 65 // a SID has a behaviour that this data path does not know
 )
 
 var reasonNames = [...]string{
@@ -99,6 +101,7 @@ var reasonNames = [...]string{
 	"scheme",
 	"upper-layer",
 	"segments-remain",
+	"segment-outside",
 	"hop-limit",
 	"segments",
 	"proof",
@@ -108,6 +111,7 @@ var reasonNames = [...]string{
 	"inner-version",
 	"inner-hop-limit",
 	"edge-hop-limit",
+	"ecn",
 	"wrong-chain",
 	"rnd-exhausted",
 	"no-lane",
@@ -129,7 +133,7 @@ var reasonNames = [...]string{
 	"push-failed",
 	"strip-failed",
 	"write-failed",
-	"vlan-failed",
+	"vlan-tags",
 	"pull-failed",
 	"headend-missing-bug",
 	"headend-length-bug",
@@ -179,6 +183,7 @@ var reasonTexts = [...]string{
 	"the proof's scheme is not the one that the plan has for its path",
 	"no segments are left, but the SID is not the path's egress",
 	"segments are left at the path's egress",
+	"the next segment is not a SID of the domain",
 	"the hop limit is used up",
 	"the segment list carried is not the path's",
 	"the proof does not verify",
@@ -188,6 +193,7 @@ var reasonTexts = [...]string{
 	"the inner packet's version field is not its protocol's",
 	"the hop limit of the inner packet is used up",
 	"the hop limit of a packet for a chain is used up at the headend",
+	"congestion was marked on a packet whose inner header does not take marks",
 	"the inner packet belongs to another chain than its proof",
 	"this headend has used up its numbers for the path",
 	"the plan has no lane for this CPU of the headend",
@@ -209,7 +215,7 @@ var reasonTexts = [...]string{
 	"the kernel could not make room for the outer header",
 	"the kernel could not remove the outer header",
 	"the kernel could not write the outer header",
-	"the kernel could not remove the tag of a priority-tagged frame",
+	"a priority-tagged frame has more than that one tag",
 	"the kernel could not make the headers contiguous",
 	"a classification rule names a headend entry that is not there",
 	"a headend entry has an impossible header length",
@@ -240,7 +246,7 @@ func Reasons() []Reason {
 
 // ReasonCount is the number of reasons, ReasonNone included: the size of the
 // map ws_refusals.
-const ReasonCount = 64
+const ReasonCount = 66
 
 // Scheme is how the hops of a path prove that a packet visited them; the number
 // is the wire's.

@@ -66,7 +66,7 @@ func (c Config) dataplane(n *host.Net) dataplane.Config {
 			if err != nil {
 				return dataplane.Device{}, err
 			}
-			return dataplane.Device{Name: l.Name, Index: l.Index, Kind: l.Kind, MTU: l.MTU, MAC: l.MAC}, nil
+			return dataplane.Device{Name: l.Name, Index: l.Index, Kind: l.Kind, Frame: l.Frame, MTU: l.MTU, MAC: l.MAC}, nil
 		},
 	}
 }
@@ -256,8 +256,12 @@ func (a *agent) report(d *dataplane.DegradedError) {
 			problems = append(problems, p.Error())
 		}
 	}
-	for _, p := range a.status.degraded(problems) {
+	fresh, whole := a.status.degraded(problems)
+	for _, p := range fresh {
 		a.cfg.Log.Warn("the plan is in force, but not whole", "err", p)
+	}
+	if whole {
+		a.cfg.Log.Info("the plan is whole again")
 	}
 }
 
@@ -294,6 +298,8 @@ func (a *agent) serve(ctx context.Context, l *listener, changes *planWatch) erro
 		defer tick.Stop()
 		losses := time.NewTicker(adviseEvery)
 		defer losses.Stop()
+		second := time.NewTicker(time.Second)
+		defer second.Stop()
 		for {
 			select {
 			case <-ctx.Done():
@@ -309,6 +315,11 @@ func (a *agent) serve(ctx context.Context, l *listener, changes *planWatch) erro
 				a.reconcile()
 			case <-losses.C:
 				a.adviseCaches()
+			case <-second.C:
+				// Nothing tells what happens at the other end of a veth.
+				if err := a.inNamespace(a.dp.RefreshTargets); err != nil {
+					a.fail("XDP redirects could not be brought up to date", err)
+				}
 			case <-tick.C:
 				// Also finds what inotify does not tell, such as the target of a
 				// symbolic link.
@@ -335,16 +346,16 @@ func notify(c chan struct{}) {
 
 // fail logs an error and shows it until a reconciliation succeeds.
 func (a *agent) fail(what string, err error) {
-	a.cfg.Log.Error(what, "err", err)
 	a.status.failed(fmt.Errorf("%s: %w", what, err))
+	a.cfg.Log.Error(what, "err", err)
 }
 
 // refuse logs what is wrong with a new plan, and shows it until there is a plan
 // that can be put in force.
 func (a *agent) refuse(err error) {
 	const what = "the new plan is refused and the one before stays in force"
-	a.cfg.Log.Error(what, "err", err)
 	a.status.refused(fmt.Errorf("%s: %w", what, err))
+	a.cfg.Log.Error(what, "err", err)
 }
 
 // readPlan reads the plan file and checks whose plan it is.

@@ -69,18 +69,19 @@ func (b *statusBoard) failed(err error) {
 	b.working = err
 }
 
-// degraded notes the problems and returns those that are new.
-func (b *statusBoard) degraded(problems []string) []string {
+// degraded notes the problems, and returns those that are new and whether there
+// are none any more.
+func (b *statusBoard) degraded(problems []string) (fresh []string, whole bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	var fresh []string
+	whole = len(b.now.Problems) > 0 && len(problems) == 0
 	for _, p := range problems {
 		if !slices.Contains(b.now.Problems, p) {
 			fresh = append(fresh, p)
 		}
 	}
 	b.now.Problems = problems
-	return fresh
+	return fresh, whole
 }
 
 func (b *statusBoard) locator() netip.Prefix {

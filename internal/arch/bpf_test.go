@@ -121,7 +121,9 @@ func cName(r abi.Reason) string {
 
 // unreachable are the reasons that no packet and no plan can bring about, and
 // why: the verifier wants a bound there, or the kernel would have to fail.
-var unreachable = map[abi.Reason]string{}
+var unreachable = map[abi.Reason]string{
+	abi.ReasonRestoreFailed: "the kernel would have to lack memory: the packet had an outer header of that size a moment ago",
+}
 
 // Only what runs the programs counts: a name in another test proves nothing.
 func TestEveryReasonIsBroughtAboutByATest(t *testing.T) {
@@ -233,6 +235,8 @@ func TestTheGoSideOfTheContractIsTheHeaders(t *testing.T) {
 		"ws_behaviour":    func(i int) string { return "WS_BEHAVIOUR_" + abi.Behaviour(i).String() },
 		"ws_on_violation": func(i int) string { return "WS_ON_VIOLATION_" + abi.OnViolation(i).String() },
 		"ws_hook":         func(i int) string { return "WS_HOOK_" + abi.Hook(i).String() },
+		"ws_recognise":    func(i int) string { return "WS_RECOGNISE_" + abi.Recognise(i).String() },
+		"ws_on_unknown":   func(i int) string { return "WS_ON_UNKNOWN_" + abi.OnUnknown(i).String() },
 		"ws_match_action": func(i int) string { return "WS_MATCH_" + abi.MatchAction(i).String() },
 	}
 	enums := reEnum.FindAllStringSubmatch(header, -1)

@@ -51,7 +51,7 @@ removes them, and names the chains whose packets need no proof any more.`,
 	f.StringVar(&o.instance, "instance", defaultInstance, "`name` of this node's data path on the machine")
 	f.StringVar(&o.node, "node", "", "take plans for the node of this `name` only (default: that of the first plan)")
 	f.StringVar(&o.runDir, "run-dir", "", "`directory` of the agent's socket (default "+defaultRunDir+"/INSTANCE)")
-	f.StringVar(&o.stateDir, "state-dir", "", "`directory` of what must survive a reboot (default: that of --run-dir if given, else "+defaultStateDir+"/INSTANCE)")
+	f.StringVar(&o.stateDir, "state-dir", "", "`directory` of what must survive a reboot (default "+defaultStateDir+"/INSTANCE)")
 	f.StringVar(&o.pinDir, "pin-dir", dataplane.DefaultPinDir, "`directory` on a bpf filesystem for programs and maps")
 	f.BoolVar(&o.detach, "detach", false, "remove the data path instead, with its guard and the locator route")
 	f.BoolVar(&o.yes, "yes", false, "with --detach: do it")
@@ -75,11 +75,9 @@ func (o *agentOptions) run(cmd *cobra.Command) error {
 	}
 	if cfg.RunDir == "" {
 		cfg.RunDir = filepath.Join(defaultRunDir, o.instance)
-		if cfg.StateDir == "" {
-			cfg.StateDir = filepath.Join(defaultStateDir, o.instance)
-		}
-	} else if cfg.StateDir == "" {
-		cfg.StateDir = cfg.RunDir
+	}
+	if cfg.StateDir == "" {
+		cfg.StateDir = filepath.Join(defaultStateDir, o.instance)
 	}
 	if o.detach {
 		return o.runDetach(cmd.OutOrStdout(), cfg)

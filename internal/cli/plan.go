@@ -99,9 +99,9 @@ func readManifest(name string, stdin io.Reader, stderr io.Writer) (manifest.Mani
 	m, err := manifest.Parse(name, src)
 	if err != nil {
 		if e, ok := errors.AsType[*manifest.Error](err); ok && len(e.Problems) > 1 {
-			return manifest.Manifest{}, fmt.Errorf("%w\n%s has %d problems", err, name, len(e.Problems))
+			err = fmt.Errorf("%w\n%s has %d problems", err, name, len(e.Problems))
 		}
-		return manifest.Manifest{}, err
+		return manifest.Manifest{}, &ExitError{Code: ExitUsage, Err: err}
 	}
 	for _, w := range m.Warnings {
 		fmt.Fprintf(stderr, "%s:%d:%d: warning: %s\n", name, w.Line, w.Column, w)

@@ -108,7 +108,7 @@ func TestPlanSaysWhatIsWrong(t *testing.T) {
 		"empty out":      {args: []string{"-f", "-", "--out", ""}, code: ExitUsage, want: "--out is empty"},
 		"unknown flag":   {args: []string{"--nope"}, code: ExitUsage, want: "unknown flag"},
 		"file not there": {args: []string{"-f", "nowhere.yaml"}, code: ExitFailed, want: "open nowhere.yaml: no such file"},
-		"bad manifest":   {stdin: "version: 1\ndomain: {}\n", args: []string{"-f", "-"}, code: ExitFailed, want: "waystamp: <stdin>:1:1: \"nodes\" is missing; it is required here\n>    1 | version: 1\n       | ^\n<stdin>:2:9: domain: \"block\" is missing; it is required here\n     1 | version: 1\n>    2 | domain: {}\n       |         ^\n<stdin> has 2 problems\n"},
+		"bad manifest":   {stdin: "version: 1\ndomain: {}\n", args: []string{"-f", "-"}, code: ExitUsage, want: "waystamp: <stdin>:1:1: \"nodes\" is missing; it is required here\n>    1 | version: 1\n       | ^\n<stdin>:2:9: domain: \"block\" is missing; it is required here\n     1 | version: 1\n>    2 | domain: {}\n       |         ^\n<stdin> has 2 problems\n"},
 		"locked":         {args: []string{"-f", planMinimal, "--out", locked}, code: ExitFailed, want: "another waystamp plan is writing to " + locked},
 		"foreign paths":  {args: []string{"-f", planMinimal, "--out", foreign}, code: ExitFailed, want: `its kind is "lunch"; expect "paths"; restore it, or move it away`},
 		"out is a file":  {args: []string{"-f", planMinimal, "--out", planMinimal}, code: ExitFailed, want: "make the directory for plans"},

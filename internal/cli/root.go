@@ -72,13 +72,12 @@ lets through only what really took the path, in order.`,
 	}
 	root.AddCommand(
 		NewDemoCommand(),
-		NewDemoCommand(),
 		NewPlanCommand(),
+		NewLabCommand(),
 		NewAgentCommand(),
 		NewGetCommand(),
 		NewWatchCommand(),
 		NewExplainCommand(),
-		NewPotCommand(dataplane.NewEngine),
 		NewPotCommand(dataplane.NewEngine),
 		newVersionCommand(),
 	)

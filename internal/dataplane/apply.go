@@ -74,8 +74,7 @@ func (d *Dataplane) applyInPlace(n plan.Node, t topology) (problems []error, err
 	if err != nil {
 		return nil, err
 	}
-	wantsXDP := func(b binding) bool { return b.triesXDP() && d.hasXDP(b) }
-	problems, before, want, err := d.fill(g, n, d.wiring(t, wantsXDP))
+	problems, before, want, err := d.fill(g, n, d.wiring(t, d.isTarget))
 	if err != nil {
 		return nil, err
 	}
@@ -127,13 +126,13 @@ func (d *Dataplane) applyAnew(n plan.Node, cfg wsConfig, t topology) (problems [
 	} else {
 		delete(carry, tableStats)
 	}
-	want, err := desire(n, d.wiring(t, d.hasXDP), d.local, newTables(), ix)
+	want, err := desire(n, d.wiring(t, d.isTarget), d.local, newTables(), ix)
 	if errors.Is(err, errCapacity) {
 		delete(carry, tableStats)
 		if l, err = d.size(n); err != nil {
 			return nil, err
 		}
-		want, err = desire(n, d.wiring(t, d.hasXDP), d.local, newTables(), fresh(l))
+		want, err = desire(n, d.wiring(t, d.isTarget), d.local, newTables(), fresh(l))
 	}
 	if err != nil {
 		return nil, err
@@ -255,7 +254,7 @@ func (d *Dataplane) settle(g *generation, bs []binding, have tables, u undo) (pr
 	}
 	try(u.keep())
 	want := have
-	want.ports = portTable(bs, func(b binding) bool { return b.triesXDP() && d.hasXDP(b) })
+	want.ports = portTable(bs, d.isTarget)
 	try(d.run(g, changes(have, want)))
 	gone := d.surplus(bs)
 	for _, k := range gone {

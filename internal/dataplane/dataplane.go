@@ -47,6 +47,7 @@ type Device struct {
 	Name  string
 	Index int
 	Kind  string // as rtnetlink calls it: "veth", "bridge" …; "device" for hardware
+	Frame string // what its frames begin with, as ip link calls it: "ether", "none" …
 	MTU   int    // bytes of an IP packet
 	MAC   [6]byte
 }
@@ -183,9 +184,11 @@ func (d *Dataplane) Close() error {
 		d.gen = nil
 	}
 	if d.lock != nil {
-		// Only an instance without anything in it goes with its directory.
-		if err := os.Remove(d.dir); err != nil && !errors.Is(err, fs.ErrNotExist) && !isNotEmpty(err) {
-			errs = append(errs, err)
+		// Only an instance without anything in it goes with its directories.
+		for _, dir := range []string{linksDir(d.dir), d.dir} {
+			if err := os.Remove(dir); err != nil && !errors.Is(err, fs.ErrNotExist) && !isNotEmpty(err) {
+				errs = append(errs, err)
+			}
 		}
 		errs = append(errs, d.lock.Close())
 		d.lock = nil

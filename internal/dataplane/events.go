@@ -163,9 +163,17 @@ func (d *Dataplane) Events(ctx context.Context, f func(event.Event)) error {
 // readAll returns nil when r was closed: there is another ring buffer now, or
 // none any more.
 func (s *eventSource) readAll(ctx context.Context, r *ringbuf.Reader, f func(event.Event)) error {
-	// Ends a wait that goes on, which a deadline would not, or else the next.
-	stop := context.AfterFunc(ctx, func() { r.Flush() })
-	defer stop()
+	// Nothing else wakes a reader: its deadline is taken when it starts to wait.
+	closed := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		r.Close()
+		close(closed)
+	})
+	defer func() {
+		if !stop() {
+			<-closed
+		}
+	}()
 	var rec ringbuf.Record
 	for {
 		if err := r.ReadInto(&rec); errors.Is(err, ringbuf.ErrClosed) {

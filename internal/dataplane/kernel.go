@@ -228,8 +228,9 @@ func (d *Dataplane) FlushNexthops() error {
 func (g *generation) flushNexthops() error {
 	m := g.maps[tableNexthops]
 	var k coreTCWsNexthopKey
-	for {
-		// From the start each time: the programs add and evict meanwhile.
+	// From the start each time, since the programs add and evict meanwhile; what
+	// they add from now on is right.
+	for range m.MaxEntries() {
 		if err := m.NextKey(nil, &k); errors.Is(err, ebpf.ErrKeyNotExist) {
 			return nil
 		} else if err != nil {
@@ -239,4 +240,5 @@ func (g *generation) flushNexthops() error {
 			return fmt.Errorf("delete from map %s: %w", tableNexthops, err)
 		}
 	}
+	return nil
 }

@@ -9,9 +9,13 @@ import (
 	"log/slog"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"runtime/debug"
 	"slices"
 	"strings"
+	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -19,6 +23,7 @@ import (
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/link"
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"github.com/waystamp/waystamp/internal/abi"
 	"github.com/waystamp/waystamp/internal/event"
@@ -38,6 +43,13 @@ type bed struct {
 
 func newBed(t *testing.T) *bed {
 	t.Helper()
+	t.Parallel()
+	return newLonelyBed(t)
+}
+
+// newLonelyBed is for tests that look at the whole process.
+func newLonelyBed(t *testing.T) *bed {
+	t.Helper()
 	ns, err := host.Anonymous()
 	if err != nil {
 		t.Fatal(err)
@@ -54,7 +66,7 @@ func newBed(t *testing.T) *bed {
 	}}
 	b.cfg.Devices = func(name string) (Device, error) {
 		l, err := n.Link(name)
-		return Device{l.Name, l.Index, l.Kind, l.MTU, l.MAC}, err
+		return Device{Name: l.Name, Index: l.Index, Kind: l.Kind, Frame: l.Frame, MTU: l.MTU, MAC: l.MAC}, err
 	}
 	for _, name := range []string{"out", "in", "side"} {
 		b.addVeth(name)
@@ -198,17 +210,12 @@ func (b *bed) world() world {
 			if err != nil {
 				continue
 			}
-			for h, at := range map[hook]ebpf.AttachType{hookTC: ebpf.AttachTCXIngress, hookXDP: ebpf.AttachXDP} {
-				if h == hookXDP {
-					continue // not to be asked that way; see the links below
-				}
-				q, err := link.QueryPrograms(link.QueryOptions{Target: dev.Index, Attach: at})
-				if err != nil {
-					return err
-				}
-				for i, p := range q.Programs {
-					w.Links[fmt.Sprintf("%s %s %d", name, h, i)] = uint32(p.ID)
-				}
+			q, err := link.QueryPrograms(link.QueryOptions{Target: dev.Index, Attach: ebpf.AttachTCXIngress})
+			if err != nil {
+				return err
+			}
+			for i, p := range q.Programs {
+				w.Links[fmt.Sprintf("%s tc %d", name, i)] = uint32(p.ID)
 			}
 		}
 		return nil
@@ -596,7 +603,7 @@ func TestInstanceOfAnotherNamespaceIsRefused(t *testing.T) {
 	d := a.open()
 	a.must(a.apply(d, bedNode()))
 	a.must(d.Close())
-	b := newBed(t)
+	b := newLonelyBed(t)
 	cfg := b.cfg
 	cfg.Instance = a.cfg.Instance
 	_, err := b.tryOpen(cfg)
@@ -855,7 +862,7 @@ func TestRefusedPacketBecomesAnEvent(t *testing.T) {
 }
 
 func TestNothingIsLeftOpen(t *testing.T) {
-	b := newBed(t)
+	b := newLonelyBed(t)
 	count := func() int {
 		entries, err := os.ReadDir("/proc/self/fd")
 		b.must(err)
@@ -873,6 +880,8 @@ func TestNothingIsLeftOpen(t *testing.T) {
 		_, err = b.detach(b.cfg)
 		b.must(err)
 	}
+	// What is forgotten must stay open, for the test to see it.
+	defer debug.SetGCPercent(debug.SetGCPercent(-1))
 	round()
 	before := count()
 	for range 3 {
@@ -880,6 +889,63 @@ func TestNothingIsLeftOpen(t *testing.T) {
 	}
 	if after := count(); after > before {
 		t.Errorf("%d file descriptors more than before", after-before)
+	}
+}
+
+// inPrivateMounts runs f in a process of its own whose mounts are, too, and
+// without a bpf filesystem. It returns what that printed.
+func inPrivateMounts(t *testing.T, f func()) string {
+	t.Helper()
+	const child = "WAYSTAMP_TEST_PRIVATE_MOUNTS"
+	if os.Getenv(child) != "" {
+		var err error
+		for err == nil { // there may be several on top of each other
+			err = unix.Unmount(bpfRoot, unix.MNT_DETACH)
+		}
+		if ok, statErr := onBPF(bpfRoot); ok || statErr != nil {
+			t.Fatalf("unmount: %v, %v", err, statErr)
+		}
+		f()
+		return ""
+	}
+	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^"+t.Name()+"$")
+	cmd.Env = append(os.Environ(), child+"=1")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	return string(out)
+}
+
+// Where `ip netns exec` has put another /sys in place, a bpf filesystem mounted
+// there would be gone, and the guard with it, when the process ends.
+func TestPinsThatWouldNotOutliveTheProcessAreRefused(t *testing.T) {
+	out := inPrivateMounts(t, func() { fmt.Println("said:", ensurePinDir(DefaultPinDir)) })
+	if out != "" && !strings.Contains(out, "said: no bpf filesystem at /sys/fs/bpf in this mount namespace") {
+		t.Error(out)
+	}
+}
+
+func TestAgentsThatStartAtOnceMountOneBPFFilesystem(t *testing.T) {
+	out := inPrivateMounts(t, func() {
+		var wg sync.WaitGroup
+		for range 20 {
+			wg.Go(func() {
+				if err := mountOnce(); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		wg.Wait()
+		mounts, err := os.ReadFile("/proc/thread-self/mountinfo")
+		if err != nil {
+			t.Fatal(err)
+		}
+		fmt.Println("mounted:", strings.Count(string(mounts), " "+bpfRoot+" "))
+	})
+	if out != "" && !strings.Contains(out, "mounted: 1\n") {
+		t.Error(out)
 	}
 }
 
@@ -927,9 +993,110 @@ func TestXDPThatCannotBeSaysWhy(t *testing.T) {
 	if w := b.world(); len(w.Links) != 0 || len(w.Generations) != 0 {
 		t.Errorf("left behind: %v", w.Generations)
 	}
+	b.must(d.Close())
+	if _, err := os.Stat(b.dir()); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the directory of an instance that never was is still there: %v", err)
+	}
+	// A device without native XDP, taken for one with Ethernet frames.
+	real := b.cfg.Devices
+	b.cfg.Devices = func(name string) (Device, error) {
+		dev, err := real(name)
+		dev.Frame = "ether"
+		return dev, err
+	}
+	d = b.open()
 	n.Interfaces = []model.Interface{{Name: "lo", Role: model.RoleCore, Datapath: model.DatapathXDP}}
 	if err = b.apply(d, n); err == nil || !strings.Contains(err.Error(), "may have no native XDP") {
 		t.Errorf("got %v", err)
+	}
+}
+
+// A frame redirected into a veth whose peer has no XDP program and no GRO is
+// lost, and nobody hears of it.
+func TestVethIsATargetOfRedirectsOnlyWhileItsPeerTakesThem(t *testing.T) {
+	b := newBed(t)
+	d := b.open()
+	n := bedNode()
+	n.Interfaces = []model.Interface{{Name: "in", Role: model.RoleCore, Datapath: model.DatapathXDP}, {Name: "side", Role: model.RoleCore}}
+	b.must(b.apply(d, n))
+	target := func(name string) uint8 {
+		t.Helper()
+		dev, err := b.cfg.Devices(name)
+		b.must(err)
+		return b.world().Maps[0].ports[uint32(dev.Index)].XdpTarget
+	}
+	if target("in") != 0 || target("side") != 0 {
+		t.Error("redirects go to a veth whose peer does not take them")
+	}
+	pass, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.XDP, License: "MIT", Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 2), asm.Return()}})
+	b.must(err)
+	defer pass.Close()
+	var links []link.Link
+	for _, name := range []string{"in-peer", "side-peer"} {
+		b.must(b.do(func() error {
+			dev, err := b.cfg.Devices(name)
+			if err != nil {
+				return err
+			}
+			l, err := link.AttachXDP(link.XDPOptions{Program: pass, Interface: dev.Index})
+			links = append(links, l)
+			return err
+		}))
+	}
+	b.must(b.do(d.RefreshTargets))
+	if target("in") != 1 {
+		t.Error("no redirects go to a veth whose peer takes them")
+	}
+	if target("side") != 0 {
+		t.Error("redirects go to a veth that has no XDP of its own")
+	}
+	b.must(b.do(d.Reconcile))
+	if target("in") != 1 {
+		t.Error("a reconciliation forgets it")
+	}
+	for _, l := range links {
+		b.must(l.Close())
+	}
+	b.must(b.do(d.RefreshTargets))
+	if target("in") != 0 {
+		t.Error("redirects still go to a veth whose peer no longer takes them")
+	}
+}
+
+func TestMissingPermissionIsNamed(t *testing.T) {
+	ns, err := host.Anonymous()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ns.Close()
+	for _, c := range []struct {
+		keep []uint
+		want string
+	}{
+		{nil, "CAP_NET_ADMIN"},
+		{[]uint{unix.CAP_NET_ADMIN}, "CAP_BPF"},
+		{[]uint{unix.CAP_NET_ADMIN, unix.CAP_BPF}, "CAP_PERFMON"},
+	} {
+		var got error
+		// The thread cannot come back to its namespace afterwards, so it ends.
+		if err := ns.Do(func() error {
+			hdr := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+			var data [2]unix.CapUserData
+			for _, k := range c.keep {
+				data[k/32].Effective |= 1 << (k % 32)
+				data[k/32].Permitted |= 1 << (k % 32)
+			}
+			if err := unix.Capset(&hdr, &data[0]); err != nil {
+				return err
+			}
+			got = Check()
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+		if !errors.Is(got, fs.ErrPermission) || !strings.Contains(got.Error(), c.want) {
+			t.Errorf("with %v: %v; want it to name %s", c.keep, got, c.want)
+		}
 	}
 }
 

@@ -72,22 +72,44 @@ func mountBPF() error {
 	} else if private {
 		return fmt.Errorf("no bpf filesystem at %s in this mount namespace, and pins in one mounted here would not outlive the process; if `ip netns exec` hides it, use `nsenter --net=/run/netns/NAME` instead", bpfRoot)
 	}
+	return mountOnce()
+}
+
+// mountOnce mounts the bpf filesystem unless somebody has meanwhile: a second
+// one on top would hide the pins in the first. Agents may start at the same
+// time, so they take turns at the directory that lies beneath.
+func mountOnce() error {
+	beneath, err := os.Open(bpfRoot)
+	if err != nil {
+		return fmt.Errorf("mount the bpf filesystem: %w", err)
+	}
+	defer beneath.Close()
+	if err := unix.Flock(int(beneath.Fd()), unix.LOCK_EX); err != nil {
+		return fmt.Errorf("lock %s to mount the bpf filesystem: %w", bpfRoot, err)
+	}
+	if done, err := onBPF(bpfRoot); err != nil || done {
+		return err
+	}
 	if err := unix.Mount("bpf", bpfRoot, "bpf", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=0700"); err != nil {
 		return fmt.Errorf("mount the bpf filesystem at %s: %w; mount it as root: mount -t bpf bpf %s", bpfRoot, err, bpfRoot)
 	}
 	return nil
 }
 
+// privateMounts tells whether this process has other mounts than its parent or
+// process 1. Where it may not look at those, it takes them for the same.
 func privateMounts() (bool, error) {
 	own, err := os.Readlink("/proc/self/ns/mnt")
 	if err != nil {
 		return false, fmt.Errorf("read the mount namespace: %w", err)
 	}
-	first, err := os.Readlink("/proc/1/ns/mnt")
-	if err != nil {
-		return false, fmt.Errorf("read the mount namespace of process 1: %w", err)
+	for _, pid := range []int{1, os.Getppid()} {
+		other, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/mnt", pid))
+		if err == nil && other != own {
+			return true, nil
+		}
 	}
-	return own != first, nil
+	return false, nil
 }
 
 // lockInstance opens an instance's directory, makes it if asked to, and locks

@@ -56,15 +56,13 @@ func (b binding) hooks() []hook {
 	return []hook{hookTC}
 }
 
-// settings are the interface's entry in ws_ports. A redirect into a device that
-// does not take it loses the packet without a word, so only those are named
-// that are sure to: native XDP is on, or wanted by the plan's author.
-func (b binding) settings(xdp bool) port {
+// settings are the interface's entry in ws_ports.
+func (b binding) settings(target bool) port {
 	p := port{Proxy: b.proxy}
 	if b.Role == model.RoleEdge && b.Unmatched == model.UnmatchedDrop {
 		p.UnmatchedDrop = 1
 	}
-	if xdp {
+	if target {
 		p.XdpTarget = 1
 	}
 	if b.cutter && b.from {
@@ -95,6 +93,11 @@ func resolve(n plan.Node, devices func(string) (Device, error)) (topology, error
 	uses := map[int]string{}
 	look := func(name, what string) (Device, bool) {
 		dev, err := devices(name)
+		// The programs would take the first bytes of a packet for addresses of
+		// a header that is not there, and let all of it pass.
+		if err == nil && dev.Frame != "ether" {
+			err = fmt.Errorf("its frames are of type %q; the data path needs Ethernet frames (a veth, a NIC, a tap), not tun, WireGuard or IP tunnels", dev.Frame)
+		}
 		if err != nil {
 			t.missing = append(t.missing, fmt.Errorf("%s: %w", what, err))
 		}
@@ -201,12 +204,12 @@ func (b binding) order() int {
 // whole is an error that names all that is missing.
 func (t topology) whole() error { return errors.Join(t.missing...) }
 
-// portTable is ws_ports for these interfaces; xdp tells where XDP is, or will
-// be, attached.
-func portTable(bs []binding, xdp func(binding) bool) map[uint32]port {
+// portTable is ws_ports for these interfaces; target tells which of them take XDP
+// redirects.
+func portTable(bs []binding, target func(binding) bool) map[uint32]port {
 	out := map[uint32]port{}
 	for _, b := range bs {
-		out[uint32(b.device.Index)] = b.settings(xdp(b))
+		out[uint32(b.device.Index)] = b.settings(target(b))
 	}
 	return out
 }

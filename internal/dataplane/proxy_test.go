@@ -219,9 +219,9 @@ func restored(t interface{ Fatal(...any) }, p srv6.Packet, share pot.Share, inne
 	return frameOf(p)
 }
 
-// drawInner draws an inner packet of many kinds. changed is the same after a
+// drawProxied draws an inner packet of many kinds. changed is the same after a
 // function that forwards it has changed what it may.
-func drawInner(t *rapid.T) (inner, changed []byte) {
+func drawProxied(t *rapid.T) (inner, changed []byte) {
 	body := rapid.SliceOfN(rapid.Byte(), 20, 200).Draw(t, "body")
 	next := rapid.SampledFrom([]uint8{6, 17, 58, 50, 47, 59, 132}).Draw(t, "protocol")
 	checksum := map[uint8]int{6: 16, 17: 6, 58: 2}[next]
@@ -268,9 +268,9 @@ func drawInner(t *rapid.T) (inner, changed []byte) {
 	return inner, changed
 }
 
-// drawTLVs draws foreign TLVs and padding around a proof, which is aligned to 8
+// drawForeignTLVs draws foreign TLVs and padding around a proof, which is aligned to 8
 // bytes as its place demands.
-func drawTLVs(t *rapid.T, proof srv6.TLV) []srv6.TLV {
+func drawForeignTLVs(t *rapid.T, proof srv6.TLV) []srv6.TLV {
 	area := func(label string) (out []srv6.TLV) {
 		n := 8 * rapid.IntRange(0, 3).Draw(t, label)
 		for n > 0 {
@@ -312,7 +312,7 @@ func TestEveryPacketGetsItsOwnHeaderBack(t *testing.T) {
 		var kinds [][2][]byte
 		for range rapid.IntRange(1, 4).Draw(t, "kinds") {
 			// Nothing of another draw may be taken for one of these.
-			inner, changed := drawInner(t)
+			inner, changed := drawProxied(t)
 			id := rand.Uint64()
 			binary.BigEndian.PutUint64(inner[8+8:], id)
 			binary.BigEndian.PutUint64(changed[8+8:], id)
@@ -339,7 +339,7 @@ func TestEveryPacketGetsItsOwnHeaderBack(t *testing.T) {
 			path := rapid.Uint32Range(1, 2).Draw(t, "path")
 			f := flight{outerOf(path, 1, schemes[path], rapid.Uint64Range(0, 1<<62).Draw(t, "rnd"), kinds[kind][0]), shares[path], kinds[kind][0], kinds[kind][1]}
 			f.outer.Header.HopLimit = rapid.Uint8Range(2, 255).Draw(t, "hop limit")
-			f.outer.SRH.TLVs = drawTLVs(t, f.outer.SRH.TLVs[0])
+			f.outer.SRH.TLVs = drawForeignTLVs(t, f.outer.SRH.TLVs[0])
 			for range rapid.IntRange(0, 5).Draw(t, "more segments") {
 				f.outer.SRH.Segments = append(f.outer.SRH.Segments, otherSID(7))
 			}

@@ -22,10 +22,13 @@ import (
 // that did not run has shown nothing.
 
 func TestMain(m *testing.M) {
+	runtime.LockOSThread() // until the first thread has served, see below
 	if err := Require(FeatureNetAdmin, FeatureNamespaces, FeatureIPv6, FeatureVeth, FeatureSEG6Local); err != nil {
 		fmt.Fprintln(os.Stderr, "internal/host:", err)
 		os.Exit(1)
 	}
+	currentWhileAway = tryCurrentWhileAway()
+	runtime.UnlockOSThread()
 	os.Exit(m.Run())
 }
 
@@ -105,6 +108,54 @@ func TestDoRunsInsideAndReturns(t *testing.T) {
 			t.Fatalf("a goroutine afterwards runs in %s (%v), want %s", got, err, before)
 		}
 	}
+}
+
+func TestCurrentIsTheProcessesNamespaceWhoeverIsAway(t *testing.T) {
+	t.Parallel()
+	if err := currentWhileAway; err != nil {
+		t.Error(err)
+	}
+}
+
+// currentWhileAway is what TestMain found: only there it is sure to run on the
+// process's first thread, whose namespace is what /proc/self shows.
+var currentWhileAway error
+
+func tryCurrentWhileAway() error {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	if unix.Gettid() != os.Getpid() {
+		return errors.New("TestMain does not run on the first thread: nothing was shown")
+	}
+	before, err := threadNS()
+	if err != nil {
+		return err
+	}
+	home, err := os.Open("/proc/thread-self/ns/net")
+	if err != nil {
+		return err
+	}
+	defer home.Close()
+	away, err := Anonymous()
+	if err != nil {
+		return err
+	}
+	defer away.Close()
+	if err := away.setns(int(away.file.Fd())); err != nil {
+		return err
+	}
+	current, err := Current()
+	if back := away.setns(int(home.Fd())); back != nil {
+		panic(back) // no test could be believed
+	}
+	if err != nil {
+		return err
+	}
+	defer current.Close()
+	if got := fmt.Sprintf("net:[%d]", current.Inode()); got != before {
+		return fmt.Errorf("while the first thread is in %s: got %s, want %s", away, got, before)
+	}
+	return nil
 }
 
 func TestDoReturnsWhatTheFunctionSays(t *testing.T) {
@@ -236,7 +287,7 @@ func TestVethInTwoNamespaces(t *testing.T) {
 			t.Errorf("%s has no MAC address", c.name)
 		}
 		got.MAC = [6]byte{}
-		if diff := cmp.Diff(Link{Name: c.name, Kind: "veth", MTU: 1700}, got); diff != "" {
+		if diff := cmp.Diff(Link{Name: c.name, Kind: "veth", Frame: "ether", MTU: 1700}, got); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", c.name, diff)
 		}
 	}
@@ -410,26 +461,31 @@ func TestWatchCoalesces(t *testing.T) {
 	}
 }
 
-// A neighbour can find an address as soon as WaitUp says so: else its first
-// packet waits a second for the second try.
+// Until its solicited-node group is joined an address cannot be found: the first
+// packet to it would wait a second for the neighbour's second try.
 func TestWaitUpWaitsUntilNeighboursFindTheAddresses(t *testing.T) {
 	t.Parallel()
-	a, _ := pair(t, 1500)
-	want := map[group]bool{}
+	a, b := scratch(t), scratch(t)
+	must(t, a.SetSysctl("net/ipv6/conf/default/addr_gen_mode", "1")) // no addresses but ours
+	must(t, a.AddVeth(Veth{Name: "a-b", PeerName: "b-a", Peer: b.NetNS()}))
+	must(t, a.SetUp("a-b"))
+	must(t, b.SetUp("b-a"))
+	must(t, a.WaitUp(soon(t), "a-b"))
+	must(t, b.WaitUp(soon(t), "b-a"))
+	// A link without neighbours joins nothing. Once it has some, the kernel joins
+	// within a second, after a random time.
+	addr := netip.MustParsePrefix("fd00::1:2:3/64")
+	must(t, a.onLink("set arp off", "a-b", a.h.LinkSetARPOff))
+	must(t, a.AddAddress("a-b", addr))
+	must(t, a.WaitUp(soon(t), "a-b"))
+	must(t, a.onLink("set arp on", "a-b", a.h.LinkSetARPOn))
+	must(t, a.WaitUp(soon(t), "a-b"))
 	l, err := a.Link("a-b")
 	must(t, err)
-	for i := range 200 {
-		addr := netip.AddrFrom16([16]byte{0xfd, 15: byte(i), 13: byte(i)})
-		must(t, a.AddAddress("a-b", netip.PrefixFrom(addr, 64)))
-		want[group{l.Index, solicitedNode(addr)}] = true
-	}
-	must(t, a.WaitUp(soon(t), "a-b"))
 	got, err := a.groups()
 	must(t, err)
-	for g := range want {
-		if !got[g] {
-			t.Errorf("not joined yet: %s", g.addr)
-		}
+	if want := netip.MustParseAddr("ff02::1:ff02:3"); !got[group{l.Index, want}] {
+		t.Errorf("WaitUp returned before %s was joined", want)
 	}
 }
 

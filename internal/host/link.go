@@ -25,6 +25,7 @@ type Link struct {
 	Name  string
 	Index int
 	Kind  string // "veth", "vlan" …; "device" for hardware
+	Frame string // what its frames begin with: "ether", "none" …
 	MTU   int    // bytes of an IP packet
 	Up    bool   // set up, and able to carry packets
 	MAC   [6]byte
@@ -247,7 +248,7 @@ func linkOf(l netlink.Link) Link {
 	if a.OperState == netlink.OperUnknown { // loopback and drivers that do not say
 		up = a.Flags&net.FlagUp != 0 && a.RawFlags&unix.IFF_LOWER_UP != 0
 	}
-	out := Link{Name: a.Name, Index: a.Index, Kind: l.Type(), MTU: a.MTU, Up: up, Alias: a.Alias}
+	out := Link{Name: a.Name, Index: a.Index, Kind: l.Type(), Frame: a.EncapType, MTU: a.MTU, Up: up, Alias: a.Alias}
 	copy(out.MAC[:], a.HardwareAddr)
 	return out
 }

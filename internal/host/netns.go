@@ -50,15 +50,25 @@ func newNetNS(name string, file *os.File) (*NetNS, error) {
 	}, nil
 }
 
-// Current returns a handle on the namespace that the process runs in.
+// Current returns a handle on the namespace that the process runs in, also when
+// it is called from inside Do.
 func Current() (*NetNS, error) {
-	// Not thread-self: what a locked goroutine does to its thread is not the
-	// process's namespace.
-	f, err := os.Open("/proc/self/ns/net")
-	if err != nil {
-		return nil, fmt.Errorf("open the current network namespace: %w", err)
+	// A goroutine that is not locked to a thread runs on one that is at home. Not
+	// /proc/self: that is the first thread, which may just be away, inside Do.
+	type opened struct {
+		f   *os.File
+		err error
 	}
-	return newNetNS("", f)
+	home := make(chan opened)
+	go func() {
+		f, err := os.Open("/proc/thread-self/ns/net")
+		home <- opened{f, err}
+	}()
+	o := <-home
+	if o.err != nil {
+		return nil, fmt.Errorf("open the current network namespace: %w", o.err)
+	}
+	return newNetNS("", o.f)
 }
 
 // OpenNamed returns a handle on the namespace of that name. The error is

@@ -36,13 +36,8 @@ func (l *Lab) StartAgent(ctx context.Context, node string) (err error) {
 	if m.Role != RoleNode {
 		return fmt.Errorf("start the agent of %s: it is a %s, not a node", node, m.Role)
 	}
-	if m.Agent != nil && m.Agent.PID != 0 {
-		if f, err := (process{m.Agent.PID, m.Agent.Start}).open(); err != nil {
-			return fmt.Errorf("start the agent of %s: %w", node, err)
-		} else if f != nil {
-			f.Close()
-			return fmt.Errorf("the agent of %s runs already, as process %d", node, m.Agent.PID)
-		}
+	if m.Agent.Running() {
+		return fmt.Errorf("the agent of %s runs already, as process %d", node, m.Agent.PID)
 	}
 	defer func() {
 		if err != nil {
@@ -81,7 +76,7 @@ func (l *Lab) StartAgent(ctx context.Context, node string) (err error) {
 	defer ready.close()
 
 	cmd := host.Command(context.WithoutCancel(ctx), ns, l.binary(),
-		"agent", "--plan", a.Plan, "--instance", a.Instance, "--run-dir", a.RunDir)
+		"agent", "--plan", a.Plan, "--instance", a.Instance, "--run-dir", a.RunDir, "--state-dir", a.RunDir)
 	cmd.Stdout, cmd.Stderr = out, log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // Ctrl-C here is not meant for it
 	if err := cmd.Start(); err != nil {
@@ -199,7 +194,7 @@ func (l *Lab) Detach(ctx context.Context, node string) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, detachTime)
 	defer cancel()
 	cmd := host.Command(ctx, ns, l.binary(),
-		"agent", "--detach", "--yes", "--instance", m.Agent.Instance, "--run-dir", m.Agent.RunDir)
+		"agent", "--detach", "--yes", "--instance", m.Agent.Instance, "--run-dir", m.Agent.RunDir, "--state-dir", m.Agent.RunDir)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if said, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("%w: %s", err, lastLines(said, 10))
@@ -234,4 +229,17 @@ func (w *fileWatch) wait(ctx context.Context) error {
 		return context.Cause(ctx)
 	}
 	return err
+}
+
+// Running tells whether the agent's process is there.
+func (a *Agent) Running() bool {
+	if a == nil || a.PID == 0 {
+		return false
+	}
+	f, err := (process{a.PID, a.Start}).open()
+	if err != nil || f == nil {
+		return false
+	}
+	f.Close()
+	return true
 }

@@ -27,6 +27,7 @@ var discard = slog.New(slog.DiscardHandler)
 func fakeAgent(kind string, args []string) {
 	f := flag.NewFlagSet("agent", flag.ExitOnError)
 	plan, instance, runDir := f.String("plan", "", ""), f.String("instance", "", ""), f.String("run-dir", "", "")
+	f.String("state-dir", "", "")
 	detach, yes := f.Bool("detach", false, ""), f.Bool("yes", false, "")
 	f.Parse(args)
 	inside, _ := os.Readlink("/proc/self/ns/net")
@@ -100,6 +101,31 @@ func agentOf(t *testing.T, kind string) (path string, log func() []string) {
 		lines := strings.Split(strings.TrimSpace(string(b)), "\n")
 		slices.Sort(lines)
 		return lines
+	}
+}
+
+// afterLog returns when a fake agent has written a line.
+func afterLog(t *testing.T, binary string, log func() []string, line string) {
+	path := filepath.Join(filepath.Dir(binary), "log")
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND, 0o600)
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	f.Close()
+	w, err := watchFile(path)
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	defer w.close()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	for !slices.Contains(log(), line) {
+		if err := w.wait(ctx); err != nil {
+			t.Error(err)
+			return
+		}
 	}
 }
 
@@ -188,28 +214,40 @@ func TestUpCancelledWhileAnAgentStartsLeavesNothing(t *testing.T) {
 	dir, prefix := t.TempDir(), "wstest-"+randomPart()
 	d, world := paper()
 	ctx, cancel := context.WithCancelCause(soon(t))
-	log0 := filepath.Join(filepath.Dir(binary), "log")
-	must(t, os.WriteFile(log0, nil, 0o600))
-	w, err := watchFile(log0)
-	must(t, err)
-	defer w.close()
 	enough := errors.New("enough")
 	var canceller sync.WaitGroup
-	canceller.Go(func() {
-		defer cancel(enough)
-		for !slices.Contains(log(), "hangs") {
-			if err := w.wait(soon(t)); err != nil {
-				t.Error(err)
-				return
-			}
-		}
-	})
-	_, err = Up(ctx, Config{Domain: d, Lab: world, RunDir: dir, Prefix: prefix, Binary: binary})
+	canceller.Go(func() { afterLog(t, binary, log, "hangs"); cancel(enough) })
+	_, err := Up(ctx, Config{Domain: d, Lab: world, RunDir: dir, Prefix: prefix, Binary: binary})
 	canceller.Wait()
 	if !errors.Is(err, enough) {
 		t.Errorf("got %v, want %v", err, enough)
 	}
 	leavesNothing(t, dir, prefix, nil)
+}
+
+// An agent whose start was given up must not become ready later.
+func TestStartAgentCancelledStopsIt(t *testing.T) {
+	t.Parallel()
+	l := up(t, Config{})
+	binary, log := agentOf(t, "hangs")
+	must(t, l.update(func(s *state) { s.Binary = binary }))
+	enough := errors.New("enough")
+	ctx, cancel := context.WithCancelCause(soon(t))
+	var canceller sync.WaitGroup
+	canceller.Go(func() { afterLog(t, binary, log, "hangs"); cancel(enough) })
+	err := l.StartAgent(ctx, "r3")
+	canceller.Wait()
+	if !errors.Is(err, enough) {
+		t.Errorf("got %v, want %v", err, enough)
+	}
+	m, err := l.Member("r3")
+	must(t, err)
+	if pids := processesIn(m.Inode); len(pids) > 0 {
+		t.Errorf("left: processes %v", pids)
+	}
+	if m.Agent == nil || m.Agent.PID != 0 {
+		t.Errorf("recorded: %+v, want an agent to be detached that does not run", m.Agent)
+	}
 }
 
 // A process number that has become somebody else's must not be killed.

@@ -41,7 +41,8 @@ func findProcess(pid int) (process, error) {
 	return process{pid: pid, start: start}, nil
 }
 
-// open returns a handle on the process; nil if it has ended.
+// open returns a handle on the process; nil if it has ended, be it that nobody
+// has asked for its status yet.
 func (p process) open() (*os.File, error) {
 	fd, err := unix.PidfdOpen(p.pid, unix.PIDFD_NONBLOCK)
 	if errors.Is(err, unix.ESRCH) || errors.Is(err, unix.EINVAL) {
@@ -53,7 +54,7 @@ func (p process) open() (*os.File, error) {
 	f := os.NewFile(uintptr(fd), "pidfd")
 	// The handle keeps the number; what it named before does not matter.
 	now, err := findProcess(p.pid)
-	if err == nil && now == p {
+	if err == nil && now == p && !hasEnded(fd) {
 		return f, nil
 	}
 	f.Close()
@@ -110,12 +111,16 @@ func awaitEnd(ctx context.Context, f *os.File) bool {
 	}
 	ended := false
 	raw.Read(func(fd uintptr) bool {
-		p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
-		n, err := unix.Poll(p, 0)
-		ended = err == nil && n == 1
+		ended = hasEnded(int(fd))
 		return ended
 	})
 	return ended
+}
+
+// hasEnded tells whether the process behind a pidfd has ended.
+func hasEnded(fd int) bool {
+	n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
+	return err == nil && n == 1
 }
 
 // processesIn lists the processes whose first thread is in a network namespace.

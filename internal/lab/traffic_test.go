@@ -10,6 +10,9 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/net/icmp"
+	"golang.org/x/net/ipv6"
+
 	"github.com/waystamp/waystamp/internal/host"
 )
 
@@ -60,14 +63,19 @@ func TestPingCountsAnswersAndOnlyThose(t *testing.T) {
 	if other := <-others; r.Received != 50 || other.Received != 50 {
 		t.Errorf("two at once: %d and %d answers, want 50 each", r.Received, other.Received)
 	}
+	// One that does not answer, and sends answers to somebody else's requests.
 	must(t, b.SetSysctl("net/ipv6/icmp/echo_ignore_all", "1"))
+	forged := make(chan error, 1)
+	ctx, cancel := context.WithCancelCause(soon(t))
+	go func() { forged <- forgeAnswers(ctx, b.NetNS(), netip.MustParseAddr("fd00::a")) }()
 	r, err = Ping(soon(t), a.NetNS(), there, PingConfig{Count: 3, Timeout: 50 * time.Millisecond})
-	must(t, err)
+	cancel(nil)
+	must(t, errors.Join(err, <-forged))
 	if r.Sent != 3 || r.Received != 0 {
 		t.Errorf("of one that does not answer: %+v, want 3 sent, none received", r)
 	}
 	enough := errors.New("enough")
-	ctx, cancel := context.WithCancelCause(soon(t))
+	ctx, cancel = context.WithCancelCause(soon(t))
 	time.AfterFunc(10*time.Millisecond, func() { cancel(enough) })
 	if _, err := Ping(ctx, a.NetNS(), there, PingConfig{Timeout: time.Minute}); !errors.Is(err, enough) {
 		t.Errorf("cancelled: got %v, want %v", err, enough)
@@ -75,6 +83,32 @@ func TestPingCountsAnswersAndOnlyThose(t *testing.T) {
 	if _, err := Ping(soon(t), a.NetNS(), netip.MustParseAddr("2001:db8::1"), PingConfig{}); err == nil {
 		t.Error("without a route: no error")
 	}
+}
+
+// forgeAnswers sends echo replies with the first identifiers until ctx ends.
+func forgeAnswers(ctx context.Context, ns *host.NetNS, to netip.Addr) error {
+	var conn *icmp.PacketConn
+	err := ns.Do(func() error {
+		var err error
+		conn, err = icmp.ListenPacket("ip6:ipv6-icmp", "::")
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	for id := 0; ctx.Err() == nil; id = (id + 1) % 16 {
+		for seq := range 3 {
+			b, err := (&icmp.Message{Type: ipv6.ICMPTypeEchoReply, Body: &icmp.Echo{ID: id, Seq: seq}}).Marshal(nil)
+			if err == nil {
+				_, err = conn.WriteTo(b, &net.IPAddr{IP: to.AsSlice()})
+			}
+			if err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 func TestDownloadIsCheckedToTheByte(t *testing.T) {

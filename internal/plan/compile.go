@@ -44,6 +44,7 @@ func Compile(d model.Domain, keys *Keyring) (*Domain, error) {
 			paths = append(paths, c.path(ch, dir))
 		}
 	}
+	c.errs = append(c.errs, checkOverlaps(d.Chains)...)
 	if len(c.errs) > 0 {
 		return nil, errors.Join(c.errs...)
 	}

@@ -195,15 +195,15 @@ func TestLocalRuleOfAFunctionThatDropsComesFirst(t *testing.T) {
 	}
 }
 
-// Two chains may take the same packets if they have no end in common.
-func TestLocalFunctionHasEachMatchOnce(t *testing.T) {
+func TestLocalFunctionHasTheMatchOfEachPath(t *testing.T) {
 	d := functions()
 	other := d.Chains[0]
-	other.Name, other.Both, other.Ingress, other.Egress = "other", false, []string{"r6"}, "r1"
+	other.Name, other.Both = "other", false
+	other.Match.Source = netip.MustParsePrefix("fc00:7::/64")
 	d.Chains = append(d.Chains, other)
 	r3 := compile(t, d, nil).Nodes[2]
-	if got := r3.Proxies[1].Matches; len(got) != 2 {
-		t.Errorf("matches %v; want one for each direction", got)
+	if got := r3.Proxies[1].Matches; len(got) != 3 {
+		t.Errorf("matches %v; want one for each path", got)
 	}
 	if err := r3.check(); err != nil {
 		t.Error(err)

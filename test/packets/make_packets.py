@@ -34,7 +34,8 @@ import struct
 from scapy.layers.inet import TCP, UDP, IP
 from scapy.layers.inet6 import (IPv6, ICMPv6EchoRequest, ICMPv6ND_NS,
                                 IPv6ExtHdrSegmentRouting,
-                                IPv6ExtHdrDestOpt, IPv6ExtHdrRouting)
+                                IPv6ExtHdrDestOpt, IPv6ExtHdrHopByHop,
+                                IPv6ExtHdrRouting)
 from scapy.layers.l2 import ARP, Ether
 from scapy.packet import Raw
 
@@ -600,6 +601,14 @@ def headers():
         twice, 1, segments=[twice.sid(1)] * 16, sl=16),
         "one SID of this node 16 times, after itself: the 17th visit finds no "
         "segments left")
+    for name, to in (("host", H2), ("next-door", "fc00:0:1:301::"),
+                     ("own-address", "fc00:1::2"), ("link-local", "fe80::1")):
+        f.drop("segment-outside-" + name, "SEGMENT_OUTSIDE", carried(
+            web, 1, segments=[segs[0], to, segs[2]]),
+            "the next segment is " + to + ", which is no SID of the domain")
+    f.drop("segment-outside-last", "SEGMENT_OUTSIDE", carried(
+        twice, 1, segments=[twice.sid(1), twice.sid(2), H2]),
+        "two functions of this node, and then a host")
     return f
 
 
@@ -779,6 +788,17 @@ def inners():
         "takes", inner(dst="fc00:99::1"))
     bad("inner-sid", "WRONG_CHAIN", "web's proof around a packet to a SID",
         inner(dst="fc00:0:0:601::"))
+    f.drop("ecn-not-ect", "ECN", carried(web, 3, tc=3), "congestion was met, "
+           "and the inner packet cannot say so", node="r6")
+    # RFC 6040, figure 4. What else the traffic class says stays inside.
+    for out, within, becomes in ((0, 0, 0), (0, 1, 1), (0, 2, 2), (0, 3, 3),
+                                 (1, 0, 0), (1, 1, 1), (1, 2, 1), (1, 3, 3),
+                                 (2, 0, 0), (2, 1, 1), (2, 2, 2), (2, 3, 3),
+                                 (3, 1, 3), (3, 2, 3), (3, 3, 3)):
+        f.add("ecn-%d-%d" % (out, within), carried(
+            web, 3, tc=0xb8 | out, carries=inner(tc=0x28 | within)),
+            "ECN %d outside, %d inside" % (out, within), node="r6",
+            out=decremented(inner(tc=0x28 | becomes)))
     bad("inner-link-local", "WRONG_CHAIN", "web's proof around a link-local "
         "packet", inner(dst="fe80::1"))
     return f
@@ -832,8 +852,12 @@ def core():
     f.drop("unarmed-transit-sid", "UNCONFIGURED", carried(web, 1),
            "to another node's SID", node=un)
     f.drop("unarmed-srh-truncated", "UNCONFIGURED", outer(
-        "fc00:99::1", bytes.fromhex("3b000200")), "a routing header of which "
+        "fc00:99::1", bytes.fromhex("3b0002")), "a routing header of which "
         "too little is there to know", node=un)
+    f.drop("unarmed-srh-behind-options", "UNCONFIGURED", outer(
+        "fc00:99::1", bytes(IPv6ExtHdrDestOpt(nh=43)) +
+        srh(["fc00:99::1"], 0, b"") + inner(), nh=60),
+        "an SRH behind destination options", node=un)
     f.drop("unarmed-srh", "UNCONFIGURED", outer(
         "fc00:99::1", srh(["fc00:99::1"], 0, b"") + inner()),
         "an SRH to anywhere", node=un)
@@ -868,6 +892,9 @@ def edge():
     encap("edge-traffic-class", web2, "DSCP and ECN", tc=0xb9)
     encap("edge-tcp", web2, "TCP", packet=inner(
         what=TCP(sport=1, dport=80, flags="S"), hlim=64))
+    encap("edge-options", web2, "destination options before UDP",
+          packet=inner(hlim=64, what=IPv6ExtHdrDestOpt(nh=17) /
+                       UDP(sport=1, dport=2)))
     encap("edge-hop-limit-2", web2, "the last that can be forwarded",
           packet=inner(hlim=2))
     encap("edge-first", ordered, "counter 1", counter=1)
@@ -912,8 +939,27 @@ def edge():
         "fc00:7::1", srh(["fc00:7::1"], 0, b"") + inner()),
         "an SRH to the node's own address")
     drop("outside-srh-truncated", "OUTSIDE_SRH", outer(
-        "fc00:99::1", bytes.fromhex("3b000200")), "a routing header of which "
+        "fc00:99::1", bytes.fromhex("3b0002")), "a routing header of which "
         "too little is there to know")
+    srh_here = srh(["fc00:99::1"], 0, b"") + inner()
+    for n in (1, 3, 4):
+        before = bytes(IPv6ExtHdrDestOpt(nh=60)) * (n - 1) + bytes(
+            IPv6ExtHdrDestOpt(nh=43))
+        drop("outside-srh-behind-%d" % n, "OUTSIDE_SRH", outer(
+            "fc00:99::1", before + srh_here, nh=60),
+            "an SRH behind %d other headers" % n)
+    drop("outside-srh-behind-hop-by-hop", "OUTSIDE_SRH", outer(
+        "fc00:99::1", bytes(IPv6ExtHdrHopByHop(nh=43)) + srh_here, nh=0),
+        "an SRH behind hop-by-hop options")
+    drop("outside-many-headers", "OUTSIDE_SRH", outer(
+        "fc00:99::1", bytes(IPv6ExtHdrDestOpt(nh=60)) * 5 + inner(), nh=60),
+        "more headers than are looked through")
+    drop("outside-headers-cut", "OUTSIDE_SRH", outer(
+        "fc00:99::1", bytes(IPv6ExtHdrDestOpt(nh=60)) + b"\x3b", nh=60),
+        "a header of which too little is there")
+    same("outside-options", outer("fc00:99::1", bytes(
+        IPv6ExtHdrDestOpt(nh=17)) + bytes(UDP(sport=1, dport=2)), nh=60),
+        "destination options alone")
     same("outside-routing-type-2", outer("fc00:99::1", bytes(
         IPv6ExtHdrRouting(nh=59, type=2, segleft=1, addresses=[H2]))),
         "a routing header of another type")

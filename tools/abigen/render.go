@@ -15,7 +15,7 @@ const reasonCount = "WS_REASON_COUNT"
 var goWords = map[string]string{
 	"DT46": "DT46", "MTU": "MTU", "OPOT": "OPoT", "POT": "PoT", "RND": "RND",
 	"SID": "SID", "SRH": "SRH", "TC": "TC", "TLV": "TLV", "TLVS": "TLVs",
-	"XDP": "XDP",
+	"VLAN": "VLAN", "XDP": "XDP",
 }
 
 // goEnums says how an enum of the contract looks in Go. An enum without an

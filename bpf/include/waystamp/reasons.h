@@ -34,6 +34,7 @@
 	X(SCHEME, "the proof's scheme is not the one that the plan has for its path") \
 	X(UPPER_LAYER, "no segments are left, but the SID is not the path's egress") \
 	X(SEGMENTS_REMAIN, "segments are left at the path's egress")           \
+	X(SEGMENT_OUTSIDE, "the next segment is not a SID of the domain")      \
 	X(HOP_LIMIT, "the hop limit is used up")                               \
 	X(SEGMENTS, "the segment list carried is not the path's")              \
 	X(PROOF, "the proof does not verify")                                  \
@@ -43,6 +44,7 @@
 	X(INNER_VERSION, "the inner packet's version field is not its protocol's") \
 	X(INNER_HOP_LIMIT, "the hop limit of the inner packet is used up")     \
 	X(EDGE_HOP_LIMIT, "the hop limit of a packet for a chain is used up at the headend") \
+	X(ECN, "congestion was marked on a packet whose inner header does not take marks") \
 	X(WRONG_CHAIN, "the inner packet belongs to another chain than its proof") \
 	X(RND_EXHAUSTED, "this headend has used up its numbers for the path")  \
 	X(NO_LANE, "the plan has no lane for this CPU of the headend")         \
@@ -64,7 +66,7 @@
 	X(PUSH_FAILED, "the kernel could not make room for the outer header")  \
 	X(STRIP_FAILED, "the kernel could not remove the outer header")        \
 	X(WRITE_FAILED, "the kernel could not write the outer header")         \
-	X(VLAN_FAILED, "the kernel could not remove the tag of a priority-tagged frame") \
+	X(VLAN_TAGS, "a priority-tagged frame has more than that one tag")     \
 	X(PULL_FAILED, "the kernel could not make the headers contiguous")     \
 	X(HEADEND_MISSING_BUG, "a classification rule names a headend entry that is not there") \
 	X(HEADEND_LENGTH_BUG, "a headend entry has an impossible header length") \

@@ -25,14 +25,56 @@ func (b ipv6) setDestination(a netip.Addr) {
 	copy(b[24:40], a16[:])
 }
 
-// hasSRH: the next header is an SRH, or a routing header of which too little is
-// there to know.
+// extensionsMax are the extension headers that are looked through for an SRH.
+const extensionsMax = 4
+
+// hasSRH: one of the headers before the upper layer is an SRH. What has more of
+// them than are looked through, or is not whole, counts as if one were.
 func (b ipv6) hasSRH() bool {
-	if b.nextHeader() != srv6.NextHeaderRoute {
-		return false
+	next, rest := b.nextHeader(), b[srv6.IPv6Len:]
+	for range extensionsMax {
+		if !mayRoute(next) {
+			return false
+		}
+		if len(rest) < 4 || next == srv6.NextHeaderRoute && rest[2] == srv6.RoutingTypeSRH {
+			return true
+		}
+		length := 8 * (int(rest[1]) + 1)
+		next, rest = rest[0], rest[min(length, len(rest)):]
 	}
-	r := b[srv6.IPv6Len:]
-	return len(r) < srv6.SRHLen || r[2] == srv6.RoutingTypeSRH
+	return mayRoute(next)
+}
+
+// mayRoute: a routing header, or one that may stand before it (RFC 8200 4.1).
+func mayRoute(next uint8) bool {
+	const hopByHop, destination = 0, 60
+	return next == hopByHop || next == destination || next == srv6.NextHeaderRoute
+}
+
+// Explicit congestion notification (RFC 3168 5).
+const (
+	ecnNotECT = 0
+	ecnECT1   = 1
+	ecnECT0   = 2
+	ecnCE     = 3
+)
+
+func (b ipv6) ecn() uint8 { return b.trafficClass() & 3 }
+
+func (b ipv6) setECN(v uint8) { b[1] = b[1]&^0x30 | v<<4 }
+
+// decapsulateECN is RFC 6040 4.2, figure 4. drop: a mark that the inner packet
+// cannot carry.
+func decapsulateECN(inner, outer uint8) (out uint8, drop bool) {
+	switch {
+	case outer == ecnCE && inner == ecnNotECT:
+		return inner, true
+	case outer == ecnCE:
+		return ecnCE, false
+	case outer == ecnECT1 && inner == ecnECT0:
+		return ecnECT1, false
+	}
+	return inner, false
 }
 
 // unsteered addresses are never anybody's chain: link-local fe80::/10 and

@@ -323,6 +323,8 @@ func (p *packet) endStamp(srh *header, proof srv6.Proof, h hop) (r Result, again
 		return p.drop(UpperLayer), false
 	case !p.counted && ip.hopLimit() <= 1:
 		return p.drop(HopLimit), false
+	case !p.node.Block.Contains(srh.segment(left - 1)):
+		return p.drop(SegmentOutside), false
 	}
 	values := h.share.Stamp(header4(proof), pot.Values{RND: proof.RND, CML: proof.CML}).WireOut
 	binary.BigEndian.PutUint64(srh.b[srh.proof+8:], values.RND)
@@ -365,9 +367,15 @@ func (p *packet) dt46(srh *header, proof srv6.Proof, e *plan.Egress) Result {
 		return p.drop(InnerVersion)
 	}
 	// A proof for one chain opens no other.
-	if path, ok := p.node.requires(inner); !ok || path != e.Path {
-		return p.drop(WrongChain)
+	path, ok := p.node.requires(inner)
+	if !ok || path != e.Path || unsteered(inner.destination()) || unsteered(inner.source()) {
+		return p.drop(WrongChain) // what no headend steers is no chain's
 	}
+	ecn, drop := decapsulateECN(inner.ecn(), ipv6(p.b).ecn())
+	if drop {
+		return p.drop(ECN)
+	}
+	inner.setECN(ecn)
 	p.b = inner
 	p.arrival.Longest = max(0, p.arrival.Longest-outer)
 	p.result.Encapsulated = false
@@ -401,8 +409,10 @@ func judge(srh *header, proof srv6.Proof, e *plan.Egress) Reason {
 // counts here; an outer one's has been counted.
 func (p *packet) forward(noRoute Reason) Result {
 	ip := ipv6(p.b)
-	if p.node.owns(ip.destination()) {
-		return p.drop(noRoute) // a segment that is an address of the node is no way on
+	// A segment that is an address of the node is no way on, and what has a
+	// link-local or multicast address stays on its link.
+	if p.node.owns(ip.destination()) || unsteered(ip.destination()) || unsteered(ip.source()) {
+		return p.drop(noRoute)
 	}
 	mtu, ok := 0, true
 	if p.node.Route != nil {

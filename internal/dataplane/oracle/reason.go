@@ -31,6 +31,7 @@ const (
 	Scheme          Reason = "SCHEME"
 	UpperLayer      Reason = "UPPER_LAYER"
 	SegmentsRemain  Reason = "SEGMENTS_REMAIN"
+	SegmentOutside  Reason = "SEGMENT_OUTSIDE"
 	HopLimit        Reason = "HOP_LIMIT"
 	Segments        Reason = "SEGMENTS"
 	Proof           Reason = "PROOF"
@@ -41,6 +42,7 @@ const (
 	InnerHopLimit   Reason = "INNER_HOP_LIMIT"
 	EdgeHopLimit    Reason = "EDGE_HOP_LIMIT"
 	WrongChain      Reason = "WRONG_CHAIN"
+	ECN             Reason = "ECN"
 	RNDExhausted    Reason = "RND_EXHAUSTED"
 	NoLane          Reason = "NO_LANE"
 	ChainMTU        Reason = "CHAIN_MTU"
@@ -57,9 +59,9 @@ func Reasons() []Reason {
 		Truncated, EdgeTruncated, PayloadLength, Unconfigured, OutsideSID, OutsideSRH, Unmatched, Unproven,
 		NoSRH, RoutingType, SRHTruncated, SRHLastEntry, SRHSegmentsLeft, SRHTooLong,
 		TLVOverrun, TLVLength, TLVAlignment, TLVDuplicate, TLVMissing,
-		UnknownSID, UnknownPath, UnknownEpoch, Scheme, UpperLayer, SegmentsRemain, HopLimit,
+		UnknownSID, UnknownPath, UnknownEpoch, Scheme, UpperLayer, SegmentsRemain, SegmentOutside, HopLimit,
 		Segments, Proof, Range, InnerProtocol, InnerTruncated, InnerVersion, InnerHopLimit,
-		EdgeHopLimit, WrongChain, RNDExhausted, NoLane, ChainMTU, TrainTooLong, TrainTooBig,
+		EdgeHopLimit, WrongChain, ECN, RNDExhausted, NoLane, ChainMTU, TrainTooLong, TrainTooBig,
 		TooBig, NoRoute, InnerNoRoute,
 	}
 }

@@ -1,0 +1,313 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/waystamp/waystamp/internal/lab"
+)
+
+// labCommand is what the commands below "waystamp lab" have in common.
+type labCommand struct {
+	prefix, runDir string
+	verbose        bool
+}
+
+// NewLabCommand is "waystamp lab".
+func NewLabCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "lab",
+		Short: "A domain of network namespaces on this machine",
+		Long: `Build a domain on this machine, with the world around it that the lab section of
+its file describes: a network namespace for each node, router and host, links,
+addresses, static routes, and an agent per node. Several labs can be up at once;
+the names of their namespaces and pins start with their prefix. Needs root.`,
+		Example: `  waystamp lab up -f examples/paper.yaml
+  waystamp lab exec h1 -- ping -c 3 fc00:8::2
+  waystamp lab down`,
+	}
+	cmd.AddCommand(newLabUpCommand(), newLabDownCommand(), newLabExecCommand(), newLabLsCommand())
+	return cmd
+}
+
+func (o *labCommand) flags(cmd *cobra.Command, prefixUsage string) {
+	if prefixUsage != "" {
+		cmd.Flags().StringVar(&o.prefix, "prefix", "", prefixUsage)
+	}
+	cmd.Flags().StringVar(&o.runDir, "run-dir", lab.DefaultRunDir, "`directory` where labs keep their state")
+}
+
+func (o *labCommand) log(cmd *cobra.Command) *slog.Logger {
+	level := slog.LevelWarn
+	if o.verbose {
+		level = slog.LevelDebug
+	}
+	return slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), &slog.HandlerOptions{Level: level}))
+}
+
+// open finds the lab of the prefix, or the only one that there is.
+func (o *labCommand) open(cmd *cobra.Command) (*lab.Lab, error) {
+	prefix := o.prefix
+	if prefix == "" {
+		labs, err := lab.List(o.runDir)
+		if err != nil {
+			return nil, err
+		}
+		switch len(labs) {
+		case 0:
+			return nil, errors.New("no lab is up; try: waystamp lab up -f FILE")
+		case 1:
+			prefix = labs[0]
+		default:
+			return nil, Usagef("several labs are up, name one with --prefix: %s", strings.Join(labs, ", "))
+		}
+	}
+	return lab.Open(o.runDir, prefix, o.log(cmd))
+}
+
+func newLabUpCommand() *cobra.Command {
+	var (
+		o        labCommand
+		file     string
+		noAgents bool
+	)
+	cmd := &cobra.Command{
+		Use:   "up -f FILE",
+		Short: "Build a lab and wait until its agents are ready",
+		Long: `Build the domain of a file and the world in its lab section, start an agent per
+node and wait until all are ready. Prints the prefix of the lab. If anything
+fails, or on Ctrl-C, what was built is taken away again.`,
+		Example: `  waystamp lab up -f examples/paper.yaml
+  waystamp lab up -f examples/paper.yaml --prefix mine`,
+		Args: UsageArgs(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if file == "" {
+				return Usagef("-f is missing; name the domain's file, as in waystamp lab up -f examples/paper.yaml")
+			}
+			m, err := readManifest(file, cmd.InOrStdin(), cmd.ErrOrStderr())
+			if err != nil {
+				return err
+			}
+			if m.Lab == nil {
+				return fmt.Errorf("%s has no lab section, which says what hosts and links there are; see examples/paper.yaml", file)
+			}
+			l, err := lab.Up(cmd.Context(), lab.Config{
+				Domain: m.Domain, Lab: *m.Lab,
+				Prefix: o.prefix, RunDir: o.runDir, WithoutAgents: noAgents, Log: o.log(cmd),
+			})
+			if err != nil {
+				return err
+			}
+			n := countMembers(l)
+			fmt.Fprintf(cmd.ErrOrStderr(), "lab %s is up: %d nodes, %d routers, %d hosts; state in %s\n",
+				l.Prefix(), n[lab.RoleNode], n[lab.RoleRouter], n[lab.RoleHost], l.Dir())
+			_, err = fmt.Fprintln(cmd.OutOrStdout(), l.Prefix())
+			return err
+		},
+	}
+	cmd.Flags().StringVarP(&file, "file", "f", "", "domain `file` with a lab section; - is standard input")
+	cmd.Flags().BoolVar(&noAgents, "no-agents", false, "leave the nodes plain routers, for comparison")
+	cmd.Flags().BoolVarP(&o.verbose, "verbose", "v", false, "say more on standard error")
+	o.flags(cmd, "what the `names` of namespaces and pins start with (default: random)")
+	return cmd
+}
+
+func newLabDownCommand() *cobra.Command {
+	var (
+		o   labCommand
+		all bool
+	)
+	cmd := &cobra.Command{
+		Use:   "down",
+		Short: "Take a lab away, also one that is only half there",
+		Long: `Stop the agents of a lab, remove their data path, delete the namespaces and
+forget the lab. Only what the lab has made is touched, never what is just named
+like it.`,
+		Example: `  waystamp lab down
+  waystamp lab down --prefix ws-3f2a
+  waystamp lab down --all`,
+		Args: UsageArgs(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if !all {
+				l, err := o.open(cmd)
+				if err != nil {
+					return err
+				}
+				return labDown(cmd, l)
+			}
+			if o.prefix != "" {
+				return Usagef("--all and --prefix exclude each other")
+			}
+			labs, err := lab.List(o.runDir)
+			if err != nil {
+				return err
+			}
+			var errs []error
+			for _, prefix := range labs {
+				l, err := lab.Open(o.runDir, prefix, o.log(cmd))
+				if errors.Is(err, fs.ErrNotExist) {
+					continue // gone meanwhile
+				}
+				if err == nil {
+					err = labDown(cmd, l)
+				}
+				errs = append(errs, err)
+			}
+			return errors.Join(errs...)
+		},
+	}
+	cmd.Flags().BoolVar(&all, "all", false, "all labs")
+	o.flags(cmd, "`prefix` of the lab (default: the only one)")
+	return cmd
+}
+
+func labDown(cmd *cobra.Command, l *lab.Lab) error {
+	// Half a lab is of no use: once begun, it goes to its end.
+	if err := l.Down(context.WithoutCancel(cmd.Context())); err != nil {
+		return err
+	}
+	fmt.Fprintf(cmd.ErrOrStderr(), "lab %s is down\n", l.Prefix())
+	return nil
+}
+
+func newLabExecCommand() *cobra.Command {
+	var o labCommand
+	cmd := &cobra.Command{
+		Use:   "exec NAME -- COMMAND [ARG ...]",
+		Short: "Run a command in the namespace of a node, router or host",
+		Long: `Run a command in the network namespace of a node, router or host of a lab, and end
+with its exit status. All but the network is as outside, /sys too.`,
+		Example: `  waystamp lab exec h1 -- ping -c 3 fc00:8::2
+  waystamp lab exec --prefix ws-3f2a r1 -- ip -6 route`,
+		Args: UsageArgs(cobra.MinimumNArgs(1)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			name, argv := args[0], args[1:]
+			if len(argv) > 0 && argv[0] == "--" {
+				argv = argv[1:]
+			}
+			if len(argv) == 0 {
+				return Usagef("name a command to run in %s, as in waystamp lab exec %s -- ip address", name, name)
+			}
+			l, err := o.open(cmd)
+			if err != nil {
+				return err
+			}
+			return l.Exec(name, argv, os.Environ())
+		},
+	}
+	// What follows the name is the command's, flags too.
+	cmd.Flags().SetInterspersed(false)
+	o.flags(cmd, "`prefix` of the lab (default: the only one)")
+	return cmd
+}
+
+func newLabLsCommand() *cobra.Command {
+	var (
+		o      labCommand
+		output string
+	)
+	cmd := &cobra.Command{
+		Use:   "ls",
+		Short: "List the labs on this machine",
+		Example: `  waystamp lab ls
+  waystamp lab ls -o json`,
+		Args: UsageArgs(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if output != "table" && output != "json" {
+				return Usagef("-o %q is not a format; expect table or json", output)
+			}
+			labs, err := o.list(cmd)
+			if err != nil {
+				return err
+			}
+			if output == "json" {
+				return writeJSON(cmd.OutOrStdout(), versioned{"labs": labs})
+			}
+			return writeTable(cmd.OutOrStdout(), func(row func(...any)) {
+				row("LAB", "STATE", "NODES", "ROUTERS", "HOSTS", "AGENTS", "SINCE")
+				for _, l := range labs {
+					row(l.Prefix, l.State, l.count[lab.RoleNode], l.count[lab.RoleRouter], l.count[lab.RoleHost], l.agents, l.Created.Format(time.RFC3339))
+				}
+			})
+		},
+	}
+	cmd.Flags().StringVarP(&output, "output", "o", "table", "`format` of the result: table or json")
+	o.flags(cmd, "")
+	return cmd
+}
+
+// labView is a lab as "ls -o json" shows it.
+type labView struct {
+	Prefix  string       `json:"prefix"`
+	State   string       `json:"state"` // up, partial
+	Created time.Time    `json:"created"`
+	Dir     string       `json:"dir"`
+	Members []memberView `json:"members"`
+
+	count  map[lab.Role]int
+	agents int
+}
+
+type memberView struct {
+	Name      string     `json:"name"`
+	Role      lab.Role   `json:"role"`
+	Namespace string     `json:"namespace"`
+	Agent     *agentView `json:"agent,omitempty"`
+}
+
+type agentView struct {
+	Instance string `json:"instance"`
+	PID      int    `json:"pid,omitempty"`
+	Running  bool   `json:"running"`
+	RunDir   string `json:"run_dir"`
+	Plan     string `json:"plan"`
+}
+
+func (o *labCommand) list(cmd *cobra.Command) ([]labView, error) {
+	prefixes, err := lab.List(o.runDir)
+	if err != nil {
+		return nil, err
+	}
+	views := []labView{}
+	for _, p := range prefixes {
+		l, err := lab.Open(o.runDir, p, o.log(cmd))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // gone meanwhile
+		}
+		if err != nil {
+			return nil, err
+		}
+		v := labView{Prefix: p, State: "partial", Created: l.Created(), Dir: l.Dir(), Members: []memberView{}, count: countMembers(l)}
+		if l.IsUp() {
+			v.State = "up"
+		}
+		for _, m := range l.Members() {
+			mv := memberView{Name: m.Name, Role: m.Role, Namespace: m.Namespace}
+			if a := m.Agent; a != nil {
+				mv.Agent = &agentView{Instance: a.Instance, PID: a.PID, Running: a.Running(), RunDir: a.RunDir, Plan: a.Plan}
+				if mv.Agent.Running {
+					v.agents++
+				}
+			}
+			v.Members = append(v.Members, mv)
+		}
+		views = append(views, v)
+	}
+	return views, nil
+}
+
+func countMembers(l *lab.Lab) map[lab.Role]int {
+	n := map[lab.Role]int{}
+	for _, m := range l.Members() {
+		n[m.Role]++
+	}
+	return n
+}

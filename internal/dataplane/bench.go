@@ -1,0 +1,37 @@
+package dataplane
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/waystamp/waystamp/internal/model"
+)
+
+// TestRun gives a frame to a program of the plan in force, repeat times, as if
+// it had come to an interface, and returns the kernel's own measurement per run
+// and the last verdict. The frame is copied in once: what the program changes
+// stays for the next repetition. It is for measurements; nothing leaves the
+// machine, though counters and packet numbers move on.
+func (d *Dataplane) TestRun(role model.Role, xdp bool, frame []byte, repeat int) (time.Duration, uint32, error) {
+	h := hookTC
+	if xdp {
+		h = hookXDP
+	}
+	d.mu.Lock()
+	if d.gen == nil {
+		d.mu.Unlock()
+		return 0, 0, errors.New("test run: no plan is in force")
+	}
+	p, err := d.gen.programs[programFor(role, h)].Clone()
+	d.mu.Unlock()
+	if err != nil {
+		return 0, 0, fmt.Errorf("test run: %w", err)
+	}
+	defer p.Close()
+	verdict, each, err := p.Benchmark(frame, repeat, nil)
+	if err != nil {
+		return 0, 0, fmt.Errorf("test run of %s: %w", programFor(role, h), err)
+	}
+	return each, verdict, nil
+}

@@ -1,0 +1,570 @@
+package dataplane
+
+import (
+	"encoding/binary"
+	"errors"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"os"
+	"slices"
+	"strconv"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"pgregory.net/rapid"
+
+	"github.com/waystamp/waystamp/internal/dataplane/oracle"
+	"github.com/waystamp/waystamp/internal/model"
+	"github.com/waystamp/waystamp/internal/plan"
+	"github.com/waystamp/waystamp/internal/pot"
+	"github.com/waystamp/waystamp/internal/srv6"
+	"github.com/waystamp/waystamp/test/packets"
+)
+
+// fuzzPackets is how many packets the programs and the oracle are compared on,
+// but for WAYSTAMP_FUZZ_PACKETS.
+const fuzzPackets = 100_000
+
+// The block's and locators' lengths are such that masks do not end with a byte.
+var fuzzBlock = netip.MustParsePrefix("2001:db8:8::/45")
+
+// fuzzSpecs are the nodes. The last has a single SID.
+var fuzzSpecs = []rigSpec{
+	{
+		name: "a", block: fuzzBlock, locator: prefix("2001:db8:9:100::/56"), address: addr("fd00:0:a::1"),
+		own: []netip.Addr{addr("2001:db8:1000:1::1"), addr("192.0.2.1")},
+		routes: []rigRoute{
+			{to: prefix("2001:db8:a:40::/61"), mtu: 300},
+			{to: prefix("2001:db8:1000:1:dead::/80"), kind: unix.RTN_UNREACHABLE},
+		},
+	},
+	{
+		name: "b", block: fuzzBlock, locator: prefix("2001:db8:a:40::/61"), address: addr("fd00:0:b::1"),
+		own: []netip.Addr{addr("fd00:1:1::1")}, moved: []netip.Addr{addr("2001:db8:1000:1::6")},
+		routes: []rigRoute{
+			{to: prefix("2001:db8:1000:1::/66"), mtu: 200},
+			{to: prefix("2001:db8:9:100::/60"), kind: unix.RTN_PROHIBIT},
+		},
+	},
+	{
+		name: "c", block: fuzzBlock, locator: prefix("2001:db8:8:ffff::/64"), address: addr("fd00:0:c::1"),
+		own: []netip.Addr{addr("2001:db8:1000:1::2"), addr("fd00:5:5::1")},
+		routes: []rigRoute{
+			{to: prefix("fd00:1:1::/48"), kind: unix.RTN_BLACKHOLE},
+			{to: prefix("2001:db8:9::/48"), mtu: 1000},
+		},
+	},
+}
+
+var (
+	fuzzDst = []string{"::/0", "2001:db8::/32", "2001:db8:1000::/36", "2001:db8:1000:1::/64", "2001:db8:1000:1::5/128", "fd00:1::/32", "fd00:1:1::/48"}
+	fuzzSrc = []string{"", "::/0", "fd00:5::/32", "fd00:5:5::/48", "fd00:5:5::5/128"}
+	// Hosts in each of them, and in none; own addresses of the nodes; then those
+	// that chains are rarely for: SIDs and what stays on a link.
+	fuzzHosts = []string{
+		"2001:db8:1000:1::5", "2001:db8:1000:1::6", "2001:db8:1000:1:8000::", "2001:db8:1000:2::1", "2001:db8:2000::1", "2620::1",
+		"fd00:1:1::5", "fd00:1:2::1", "2001:db8:1000:1:dead::1", "::ffff:192.0.2.77",
+		"2001:db8:1000:1::1", "2001:db8:1000:1::2", "fd00:1:1::1", "fd00:5:5::1", "fd00:0:a::1", "fd00:0:b::1",
+		"2001:db8:9:101::", "2001:db8:f:ffff::", "2001:db8:7:ffff::", "2001:db8:10::1", "fe80::1", "febf::1", "fec0::1", "ff02::1", "ff0e::1",
+	}
+	fuzzSources = []string{"fd00:5:5::5", "fd00:5:5::6", "fd00:5:5::5", "fd00:5:5::7", "fd00:5:6::1", "fd00:6::1", "2620::2", "2620::3", "fe80::2", "ff02::2", "::"}
+	hopLimits   = []uint8{64, 64, 64, 64, 64, 64, 64, 64, 64, 255, 2, 1, 0}
+	macs        = [][6]byte{{2, 0, 0, 0, 0, 3}, {0x33, 0x33, 0, 0, 0, 1}, {0xff, 0xff, 0xff, 0xff, 0xff, 0xff}}
+)
+
+// secrets is a path's set of them. Making one costs more than a world, so that
+// worlds take theirs from a pool.
+type secrets struct {
+	shares   []pot.Share
+	verifier pot.Verifier
+}
+
+// GoString keeps what rapid prints of a failure short.
+func (s secrets) GoString() string { return fmt.Sprintf("for %d positions", len(s.shares)) }
+
+type secretPool map[model.Scheme][pot.PositionsMax + 1][]secrets
+
+func newSecretPool(t *testing.T) secretPool {
+	t.Helper()
+	random := rand.NewChaCha8([32]byte{1}) // the same in every run, so that a seed says all
+	pool := secretPool{}
+	for _, s := range []model.Scheme{model.SchemePoT, model.SchemeOPoT, model.SchemeKeyed} {
+		var byLength [pot.PositionsMax + 1][]secrets
+		for k := pot.PositionsMin; k <= pot.PositionsMax; k++ {
+			for range 2 {
+				shares, v, err := pot.Generate(random, s, k)
+				if err != nil {
+					t.Fatal(err)
+				}
+				byLength[k] = append(byLength[k], secrets{shares, v})
+			}
+		}
+		pool[s] = byLength
+	}
+	return pool
+}
+
+// fuzzPath is a path of a world, in one epoch.
+type fuzzPath struct {
+	plan.PathID
+	match    model.Match
+	visits   []int        // the nodes, the headend's first
+	segments []netip.Addr // in the order of the visit
+	secrets
+}
+
+type fuzzWorld struct {
+	paths  []fuzzPath
+	nodes  []*plan.Node // nil: without a plan
+	number uint64
+}
+
+func drawWorld(t *rapid.T, pool secretPool) fuzzWorld {
+	var w fuzzWorld
+	nodes := make([]plan.Node, len(fuzzSpecs))
+	free := make([][]netip.Addr, len(fuzzSpecs)) // SIDs
+	for i, s := range fuzzSpecs {
+		for n := range min(64, 1<<(64-s.locator.Bits())) {
+			b := s.locator.Addr().As16()
+			b[7] += byte(n)
+			free[i] = append(free[i], netip.AddrFrom16(b))
+		}
+	}
+	node := rapid.IntRange(0, len(fuzzSpecs)-1)
+	for i := range rapid.IntRange(1, 5).Draw(t, "paths") {
+		p := drawPath(t, node, free, uint32(i+1)*0x01010101)
+		mtu := rapid.SampledFrom([]int{0, 0, 0, 60, 100, 1280}).Draw(t, "chain MTU")
+		action := rapid.SampledFrom([]model.OnViolation{model.OnViolationDrop, model.OnViolationReport}).Draw(t, "on violation")
+		lanes := rapid.SampledFrom([]uint16{1, 2, 64}).Draw(t, "lanes")
+		lane := rapid.Uint16Range(0, 4096-lanes).Draw(t, "lane")
+		for e := range rapid.IntRange(1, 2).Draw(t, "epochs") {
+			p := p
+			p.Epoch += uint8(e)
+			p.secrets = rapid.SampledFrom(pool[p.Scheme][len(p.visits)]).Draw(t, "secrets")
+			w.paths = append(w.paths, p)
+			p.give(nodes, mtu, action, lane, lanes)
+		}
+	}
+	for i := range nodes {
+		n := &nodes[i]
+		if rapid.IntRange(0, 15).Draw(t, "node has no plan") == 15 {
+			n = nil
+		}
+		w.nodes = append(w.nodes, n)
+	}
+	w.number = rapid.SampledFrom([]uint64{1, 2, 77, 1<<42 - 1, 0}).Draw(t, "number")
+	return w
+}
+
+func drawPath(t *rapid.T, node *rapid.Generator[int], free [][]netip.Addr, path uint32) fuzzPath {
+	p := fuzzPath{PathID: plan.PathID{
+		Path: path, Chain: "c", Epoch: rapid.SampledFrom([]uint8{0, 1, 255}).Draw(t, "epoch"),
+		Scheme: rapid.SampledFrom([]model.Scheme{model.SchemeKeyed, model.SchemeOPoT, model.SchemePoT}).Draw(t, "scheme"),
+	}}
+	p.match.Destination = prefix(rapid.SampledFrom(fuzzDst).Draw(t, "destination"))
+	p.match.Source = prefix(rapid.SampledFrom(fuzzSrc).Draw(t, "source"))
+	p.visits = []int{node.Draw(t, "headend")}
+	for range rapid.SampledFrom([]int{1, 2, 2, 3, 3, 4, 6, 16}).Draw(t, "segments") {
+		n := node.Draw(t, "visit")
+		// A SID may be another path's too, but this path comes by once.
+		fresh := slices.DeleteFunc(slices.Clone(free[n]), func(a netip.Addr) bool { return slices.Contains(p.segments, a) })
+		if len(fresh) == 0 {
+			n = 0
+			fresh = slices.DeleteFunc(slices.Clone(free[n]), func(a netip.Addr) bool { return slices.Contains(p.segments, a) })
+		}
+		p.visits = append(p.visits, n)
+		p.segments = append(p.segments, rapid.SampledFrom(fresh[:min(4, len(fresh))]).Draw(t, "SID"))
+	}
+	// Other paths mostly have SIDs of their own.
+	if rapid.Bool().Draw(t, "its SIDs are its own") {
+		for i := range free {
+			if left := slices.DeleteFunc(slices.Clone(free[i]), func(a netip.Addr) bool { return slices.Contains(p.segments, a) }); len(left) > 0 {
+				free[i] = left
+			}
+		}
+	}
+	return p
+}
+
+// give adds the path's parts to the plans of its nodes. The headend has the
+// newest epoch alone.
+func (p fuzzPath) give(nodes []plan.Node, mtu int, action model.OnViolation, lane, lanes uint16) {
+	for j, i := range p.visits {
+		n := &nodes[i]
+		switch j {
+		case 0:
+			n.Headends = slices.DeleteFunc(n.Headends, func(h plan.Headend) bool { return h.Path == p.Path })
+			n.Headends = append(n.Headends, plan.Headend{
+				PathID: p.PathID, Match: p.match, Segments: p.segments, Lane: lane, Lanes: lanes, MTU: mtu, Share: p.shares[0],
+			})
+		case len(p.visits) - 1:
+			n.Egresses = append(n.Egresses, plan.Egress{
+				PathID: p.PathID, SID: p.segments[j-1], Match: p.match, Segments: p.segments, OnViolation: action,
+				Share: p.shares[j], Verifier: p.verifier,
+			})
+		default:
+			n.Endpoints = append(n.Endpoints, plan.Endpoint{PathID: p.PathID, SID: p.segments[j-1], Function: "f", Share: p.shares[j]})
+		}
+	}
+}
+
+// fuzzFrame is a frame on its way to a node.
+type fuzzFrame struct {
+	node int
+	frame
+}
+
+func (f fuzzFrame) GoString() string {
+	return fmt.Sprintf("%s of %s, GSO %d/%d: %x", f.port, fuzzSpecs[f.node].name, f.gsoSize, f.gsoSegs, f.b)
+}
+
+// dice are those of packets.Vary, thrown by rapid.
+type dice struct{ *rapid.T }
+
+func (d dice) IntN(n int) int { return rapid.IntRange(0, n-1).Draw(d.T, "dice") }
+
+// frames draws packets of the world: whole ones, those that something was done
+// to on purpose, and those that were damaged.
+func (w fuzzWorld) frames() *rapid.Generator[fuzzFrame] {
+	return rapid.Custom(func(t *rapid.T) fuzzFrame {
+		f := fuzzFrame{node: rapid.IntRange(0, len(fuzzSpecs)-1).Draw(t, "node")}
+		f.port = rapid.SampledFrom([]string{portCore, portCore, portCore, portEdge, portEdge, portEdgeDrop}).Draw(t, "port")
+		switch kind := rapid.IntRange(0, 19).Draw(t, "kind"); {
+		case kind < 10: // where it belongs
+			f.port = portCore
+			f.b, f.node = w.drawOnPath(t)
+		case kind == 10: // where it does not
+			f.b, _ = w.drawOnPath(t)
+		case kind < 18:
+			var headend int
+			f.b, headend = w.drawPlain(t)
+			if f.port != portCore && rapid.IntRange(0, 3).Draw(t, "elsewhere") < 3 {
+				f.node = headend
+			}
+		default:
+			f.b = drawOther(t)
+		}
+		if rapid.IntRange(0, 2).Draw(t, "damage") == 2 {
+			other, _ := w.drawOnPath(t)
+			f.b = packets.Vary(dice{t}, packets.Packet{Frame: f.b}, []packets.Packet{{Frame: other}, {Frame: f.b}})
+		}
+		if rapid.IntRange(0, 19).Draw(t, "another's frame") == 19 {
+			mac := rapid.SampledFrom(macs).Draw(t, "mac")
+			copy(f.b, mac[:])
+		}
+		if rapid.IntRange(0, 9).Draw(t, "super-packet") == 9 {
+			f.gsoSize = rapid.SampledFrom([]uint32{1, 8, 100, 536, 1400, 65535}).Draw(t, "gso_size")
+			f.gsoSegs = rapid.SampledFrom([]uint32{0, 1, 2, 40, 63, 64, 65535}).Draw(t, "gso_segs")
+		}
+		return f
+	})
+}
+
+func drawAddr(t *rapid.T, of []string, label string) netip.Addr {
+	return addr(rapid.SampledFrom(of).Draw(t, label))
+}
+
+// drawInner is an inner packet. To a host that the match takes, if there is one.
+func drawInner(t *rapid.T, to *model.Match) []byte {
+	h := srv6.Header{
+		TrafficClass: rapid.SampledFrom([]uint8{0, 0xb9, 0xff}).Draw(t, "tc"), FlowLabel: rapid.SampledFrom([]uint32{0, 0xfffff}).Draw(t, "label"),
+		HopLimit: rapid.SampledFrom(hopLimits).Draw(t, "inner hop limit"),
+		Source:   drawAddr(t, fuzzSources, "from"), Destination: drawAddr(t, fuzzHosts, "to"),
+		NextHeader: rapid.SampledFrom([]uint8{6, 6, 6, 17, 17, 17, 58, 59, 44, 41, 43, 0, 60}).Draw(t, "inner next header"),
+	}
+	if to != nil && rapid.IntRange(0, 5).Draw(t, "another chain's") < 5 {
+		hosts := slices.DeleteFunc(slices.Clone(fuzzHosts), func(a string) bool { return !to.Destination.Contains(addr(a)) })
+		h.Destination = drawAddr(t, hosts[:max(1, len(hosts)*3/4)], "to")
+		if to.Source.IsValid() {
+			h.Source = drawAddr(t, slices.DeleteFunc(slices.Clone(fuzzSources), func(a string) bool { return !to.Source.Contains(addr(a)) }), "from")
+		}
+	}
+	payload := make([]byte, rapid.SampledFrom([]int{0, 1, 3, 4, 20, 52, 60, 160, 900, 1300}).Draw(t, "payload"))
+	if len(payload) > 12 {
+		payload[12] = rapid.SampledFrom([]uint8{0x50, 0x80, 0xf0, 0}).Draw(t, "tcp header length")
+		binary.BigEndian.PutUint16(payload, rapid.Uint16().Draw(t, "source port"))
+	}
+	for at := 0; slices.Contains([]uint8{43, 0, 60}, h.NextHeader) && at+8 <= len(payload) && at < 48; at += 8 { // options, and a routing header perhaps
+		payload[at] = rapid.SampledFrom([]uint8{17, 60, 43}).Draw(t, "header behind")
+		payload[at+2] = rapid.SampledFrom([]uint8{4, 2}).Draw(t, "routing type")
+		if payload[at] == 17 {
+			break
+		}
+	}
+	h.PayloadLength = uint16(len(payload))
+	b, err := h.Append(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return append(b, payload...)
+}
+
+func framed(etherType uint16, b []byte) []byte {
+	f := append(append([]byte{}, rigMAC[:]...), 2, 0, 0, 0, 0, 1)
+	return append(binary.BigEndian.AppendUint16(f, etherType), b...)
+}
+
+// drawPlain is a packet for a path, and the path's headend.
+func (w fuzzWorld) drawPlain(t *rapid.T) ([]byte, int) {
+	p := rapid.SampledFrom(w.paths).Draw(t, "towards")
+	return framed(srv6.EtherTypeIPv6, drawInner(t, &p.match)), p.visits[0]
+}
+
+// drawOther: not IPv6, or hardly.
+func drawOther(t *rapid.T) []byte {
+	kind := rapid.SampledFrom([]uint16{0x0800, 0x0800, 0x0806, srv6.EtherTypeIPv6, 0x88cc, 0x8100}).Draw(t, "ethertype")
+	b := rapid.SliceOfN(rapid.Byte(), 40, 90).Draw(t, "bytes")
+	if kind == 0x0800 {
+		b[0] = 0x45
+		copy(b[16:], rapid.SampledFrom([][]byte{{192, 0, 2, 1}, {198, 51, 100, 1}}).Draw(t, "to"))
+	}
+	return framed(kind, b)
+}
+
+// drawOnPath is a packet of a path as it comes to one of its segments, and the
+// node of that.
+func (w fuzzWorld) drawOnPath(t *rapid.T) ([]byte, int) {
+	p := rapid.SampledFrom(w.paths).Draw(t, "path")
+	at := rapid.IntRange(1, len(p.segments)).Draw(t, "position")
+	id := p.PathID
+	rnd := rapid.OneOf(rapid.Just(uint64(5<<48|1)), rapid.SampledFrom([]uint64{0, 1, 1<<60 - 1, 1<<64 - 1}), rapid.Uint64()).Draw(t, "rnd")
+	order := slices.Clone(p.shares[:at])
+	list := slices.Clone(p.segments)
+	left := len(list) - at
+	tampered := rapid.IntRange(0, 29).Draw(t, "tampered")
+	switch tampered {
+	case 1: // a hop was left out
+		i := rapid.IntRange(0, at-1).Draw(t, "skipped")
+		order = slices.Delete(order, i, i+1)
+	case 2: // two were swapped
+		i, j := rapid.IntRange(0, at-1).Draw(t, "swapped"), rapid.IntRange(0, at-1).Draw(t, "with")
+		order[i], order[j] = order[j], order[i]
+	case 3:
+		id.Epoch++
+	case 4:
+		id.Path = rapid.SampledFrom(w.paths).Draw(t, "another path").Path
+	case 5:
+		id.Scheme = rapid.SampledFrom([]model.Scheme{model.SchemePoT, model.SchemeOPoT, model.SchemeKeyed, model.SchemeKeyedFlow, 77}).Draw(t, "another scheme")
+	case 6:
+		list[rapid.IntRange(0, len(list)-1).Draw(t, "segment")] = drawAddr(t, fuzzHosts, "another")
+	case 7:
+		list = append(list, list[len(list)-1])
+	case 8: // reduced: the first segment is left out
+		list = list[1:]
+	case 9:
+		left = rapid.IntRange(0, len(list)+2).Draw(t, "segments left")
+	}
+	v := pot.Values{RND: rnd}
+	if steps := pot.Walk(p.Header(), rnd, order...); len(steps) > 0 {
+		v = steps[len(steps)-1].WireOut
+	}
+	switch tampered {
+	case 10:
+		v.CML ^= 1 << rapid.IntRange(0, 63).Draw(t, "bit")
+	case 11:
+		v.RND ^= 1 << rapid.IntRange(0, 63).Draw(t, "bit")
+	case 12: // right, but not below the prime
+		if q := p.shares[at].Polynomial; q.Prime != 0 {
+			v = q.Up.Of(v)
+			if v.CML < 1<<63 {
+				v.CML += q.Prime
+			}
+			v = q.Up.Of(v)
+		}
+	}
+	if len(list) == 0 {
+		list = []netip.Addr{p.segments[at-1]}
+	}
+
+	out := srv6.Packet{
+		Ethernet: &srv6.Ethernet{Destination: rigMAC, Type: srv6.EtherTypeIPv6},
+		Header: srv6.Header{
+			TrafficClass: rapid.Byte().Draw(t, "outer tc"), FlowLabel: rapid.Uint32Range(0, 0xfffff).Draw(t, "outer label"),
+			HopLimit: rapid.SampledFrom(hopLimits).Draw(t, "hop limit"),
+			Source:   addr("fd00:0:a::1"), Destination: p.segments[at-1],
+		},
+		SRH: &srv6.SRH{
+			NextHeader: srv6.NextHeaderIPv6, SegmentsLeft: uint8(left), Segments: srv6.Reversed(list),
+			TLVs: []srv6.TLV{srv6.Proof{Scheme: id.Scheme, Epoch: id.Epoch, Path: id.Path, RND: v.RND, CML: v.CML}.TLV()},
+		},
+		Payload: drawInner(t, &p.match),
+	}
+	dst := out.Header.Destination.As16()
+	switch tampered {
+	case 14:
+		if len(out.Payload) > 0 {
+			out.Payload[0] ^= 0x20 // its version
+		}
+	case 15:
+		out.Payload = out.Payload[:rapid.IntRange(0, len(out.Payload)).Draw(t, "cut")]
+	case 16:
+		out.SRH.NextHeader = rapid.SampledFrom([]uint8{4, 59, 17, 143}).Draw(t, "inner protocol")
+	case 17:
+		dst[7] ^= 0x3f // mostly a SID that nobody has
+	case 18, 19:
+		dst[15] = 7 // an argument
+	}
+	out.Header.Destination = netip.AddrFrom16(dst)
+	out.SRH.TLVs = append(drawTLVs(t, "before"), append(out.SRH.TLVs, drawTLVs(t, "behind")...)...)
+	if tampered == 13 { // off its boundary
+		pads := slices.Repeat([]srv6.TLV{{Type: srv6.TLVPad1}}, 8)
+		n := rapid.IntRange(1, 7).Draw(t, "off by")
+		out.SRH.TLVs = slices.Concat(pads[:n], out.SRH.TLVs, pads[n:])
+	}
+	if err := out.Fix(); err != nil {
+		t.Fatal(err)
+	}
+	b, err := out.Append(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b, p.visits[at]
+}
+
+// drawTLVs are mostly none, and together a multiple of eight bytes.
+func drawTLVs(t *rapid.T, where string) []srv6.TLV {
+	pad1 := srv6.TLV{Type: srv6.TLVPad1}
+	switch rapid.IntRange(0, 39).Draw(t, "TLVs "+where) {
+	case 10:
+		return slices.Repeat([]srv6.TLV{pad1}, 8*rapid.IntRange(1, 13).Draw(t, "Pad1"))
+	case 11:
+		return []srv6.TLV{{Type: srv6.TLVPadN, Value: make([]byte, 5)}, pad1}
+	case 12:
+		return []srv6.TLV{{Type: 0x80, Value: []byte{252, 22, 0, 0, 0, 0}}}
+	case 13:
+		return []srv6.TLV{{Type: srv6.TLVHMAC, Value: make([]byte, 38)}}
+	case 14:
+		return []srv6.TLV{pad1, {Type: 0x7e, Value: make([]byte, 5)}}
+	case 15:
+		return []srv6.TLV{srv6.Proof{Scheme: model.SchemeKeyed, Path: 0x01010101}.TLV()}
+	}
+	return nil
+}
+
+// The programs and the oracle are given the same worlds and packets, and must
+// do the same. A failure is repeated with the -rapid.seed that it names.
+func TestProgramsDoWhatTheOracleSays(t *testing.T) {
+	goal := fuzzPackets
+	if s := os.Getenv("WAYSTAMP_FUZZ_PACKETS"); s != "" {
+		n, err := strconv.Atoi(s)
+		if err != nil || n < 1 {
+			t.Fatalf("WAYSTAMP_FUZZ_PACKETS is %q; want a number of packets", s)
+		}
+		goal = n
+	}
+	var rigs []*rig
+	for _, s := range fuzzSpecs {
+		rigs = append(rigs, newRig(t, s))
+	}
+	keepNoFailFiles(t)
+	pool := newSecretPool(t)
+	done := fuzzCount{verdicts: map[oracle.Verdict]int{}, reasons: map[oracle.Reason]int{}}
+	start := time.Now()
+	for done.packets < goal && !t.Failed() {
+		rapid.Check(t, func(rt *rapid.T) {
+			w := drawWorld(rt, pool)
+			frames := rapid.SliceOfN(w.frames(), 20, 100).Draw(rt, "packets")
+			if err := w.run(rigs, frames, &done); err != nil {
+				rt.Fatal(err)
+			}
+		})
+	}
+	t.Logf("%d packets in %d worlds in %s; XDP finished %d; verdicts %v; reasons %v", done.packets, done.worlds, time.Since(start).Round(time.Millisecond), done.xdp, done.verdicts, done.reasons)
+	done.judge(t)
+}
+
+// keepNoFailFiles: the seed and the packet say all, and a world is large.
+func keepNoFailFiles(t *testing.T) {
+	t.Helper()
+	f := flag.Lookup("rapid.nofailfile")
+	before := f.Value.String()
+	t.Cleanup(func() { f.Value.Set(before) })
+	if err := f.Value.Set("true"); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// fuzzCount shows that the packets were good for something.
+type fuzzCount struct {
+	packets, worlds, xdp int
+	verdicts             map[oracle.Verdict]int
+	reasons              map[oracle.Reason]int
+}
+
+func (w fuzzWorld) run(rigs []*rig, frames []fuzzFrame, done *fuzzCount) error {
+	for i, r := range rigs {
+		if err := r.apply(w.nodes[i]); err != nil {
+			return fmt.Errorf("plan of %s: %w", r.spec.name, err)
+		}
+		if err := r.setNumbers(w.number); err != nil {
+			return err
+		}
+		if err := r.in(func() error {
+			labels := &oracle.Labels{}
+			for _, f := range frames {
+				if f.node != i {
+					continue
+				}
+				s, err := r.check(f.frame, labels, false)
+				if err != nil {
+					return err
+				}
+				if f.truncated() {
+					continue
+				}
+				done.packets++
+				done.verdicts[s.want.Verdict]++
+				done.reasons[s.want.Reason]++
+				if s.took {
+					done.xdp++
+				}
+			}
+			for _, h := range r.have.headends {
+				if err := r.checkNumber(h, 0); err != nil {
+					return fmt.Errorf("a number was used that no packet has: %w", err)
+				}
+			}
+			return nil
+		}); err != nil {
+			return errors.Join(err, r.recount())
+		}
+	}
+	done.worlds++
+	return nil
+}
+
+// recount makes the rig forget a packet that failed.
+func (r *rig) recount() error {
+	_, err := r.counted()
+	return err
+}
+
+// judge fails where the packets would not show much.
+func (c fuzzCount) judge(t *testing.T) {
+	if t.Failed() {
+		return
+	}
+	if c.packets < fuzzPackets/2 {
+		return // chance alone could leave something out
+	}
+	for v := oracle.Pass; v <= oracle.Deliver; v++ {
+		if c.verdicts[v] < c.packets/1000 {
+			t.Errorf("only %d of %d packets came to %s", c.verdicts[v], c.packets, v)
+		}
+	}
+	if c.xdp < c.packets/20 {
+		t.Errorf("XDP finished only %d of %d packets", c.xdp, c.packets)
+	}
+	for _, x := range append(oracle.Reasons(), "PUSH_FAILED", "STRIP_FAILED") {
+		switch x {
+		case oracle.Truncated, oracle.EdgeTruncated, oracle.TrainTooBig, oracle.NoLane: // not in a test run; see the tests of reasons
+		default:
+			if c.reasons[x] == 0 {
+				t.Errorf("no packet of %d was refused for %s", c.packets, x)
+			}
+		}
+	}
+}

@@ -1,0 +1,537 @@
+package dataplane
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/waystamp/waystamp/internal/abi"
+	"github.com/waystamp/waystamp/internal/dataplane/oracle"
+	"github.com/waystamp/waystamp/internal/model"
+	"github.com/waystamp/waystamp/internal/srv6"
+	"github.com/waystamp/waystamp/test/packets"
+)
+
+// waitLimit is how long an event may take that is sure to come.
+const waitLimit = 10 * time.Second
+
+// live is a rig whose TC programs are attached, with sockets on the far ends of
+// its interfaces: for what a test run does not have, such as super-packets with
+// a type, VLAN tags and truncated headers.
+type live struct {
+	*rig
+	in  map[string]int // sockets, by interface
+	out int            // behind portOut
+}
+
+// virtioHeader is struct virtio_net_hdr (linux/virtio_net.h), which says what
+// kind of super-packet follows.
+type virtioHeader struct {
+	flags, gsoType      uint8
+	hdrLen, gsoSize     uint16
+	csumStart, csumOffs uint16
+}
+
+const (
+	virtioNeedsCsum = 1
+	virtioTCPv6     = 4
+	virtioLen       = 10
+)
+
+func (r *rig) goLive() *live {
+	r.Helper()
+	l := &live{rig: r, in: map[string]int{}}
+	r.must(r.in(func() error {
+		for _, port := range []string{portCore, portEdge, portEdgeDrop} {
+			prog := r.g.programs[progEdgeTC]
+			if port == portCore {
+				prog = r.g.programs[progCoreTC]
+			}
+			if err := l.attach(prog, port); err != nil {
+				return err
+			}
+			fd, err := l.socket(port+"-peer", 0)
+			if err != nil {
+				return err
+			}
+			l.in[port] = fd
+		}
+		var err error
+		l.out, err = l.socket(portOut+"-peer", unix.ETH_P_ALL)
+		return err
+	}))
+	return l
+}
+
+func (l *live) attach(p *ebpf.Program, port string) error {
+	dev, err := net.InterfaceByName(port)
+	if err != nil {
+		return err
+	}
+	at, err := link.AttachTCX(link.TCXOptions{Interface: dev.Index, Program: p, Attach: ebpf.AttachTCXIngress})
+	if err != nil {
+		return fmt.Errorf("attach to %s: %w", port, err)
+	}
+	l.Cleanup(func() { at.Close() })
+	return nil
+}
+
+func (l *live) socket(dev string, protocol uint16) (int, error) {
+	i, err := net.InterfaceByName(dev)
+	if err != nil {
+		return 0, err
+	}
+	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return 0, err
+	}
+	l.Cleanup(func() { unix.Close(fd) })
+	limit := unix.NsecToTimeval(waitLimit.Nanoseconds())
+	return fd, errors.Join(
+		unix.SetsockoptInt(fd, unix.SOL_PACKET, unix.PACKET_VNET_HDR, 1),
+		unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 8<<20),
+		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &limit),
+		unix.Bind(fd, &unix.SockaddrLinklayer{Ifindex: i.Index, Protocol: protocol<<8 | protocol>>8}),
+	)
+}
+
+// send lets a frame come to an interface; mss: of the TCP super-packet that it
+// is, or 0.
+func (l *live) send(port string, b []byte, mss int) error {
+	var h [virtioLen]byte
+	if mss != 0 {
+		h[0], h[1] = virtioNeedsCsum, virtioTCPv6
+		const tcp = srv6.EthernetLen + srv6.IPv6Len
+		for i, v := range []int{tcp + 20, mss, tcp, 16} {
+			binary.NativeEndian.PutUint16(h[2+2*i:], uint16(v))
+		}
+	}
+	return l.rig.in(func() error {
+		_, err := unix.Write(l.in[port], slices.Concat(h[:], b))
+		if err != nil {
+			return fmt.Errorf("send %d bytes to %s: %w", len(b), port, err)
+		}
+		return nil
+	})
+}
+
+// receive is the next frame that went out to the neighbour, and its GSO size.
+func (l *live) receive() (b []byte, gsoSize int, err error) {
+	for {
+		buf := make([]byte, 1<<17)
+		n, err := unix.Read(l.out, buf)
+		if err != nil {
+			return nil, 0, fmt.Errorf("wait for a frame to go out: %w", err)
+		}
+		b = buf[virtioLen:n]
+		if [6]byte(b[:6]) == neighbourMAC {
+			return b, int(binary.NativeEndian.Uint16(buf[4:])), nil
+		}
+	}
+}
+
+// nextEvent waits for one.
+func (l *live) nextEvent() (record, error) {
+	var e record
+	l.events.SetDeadline(time.Now().Add(waitLimit))
+	raw, err := l.events.Read()
+	if err != nil {
+		return e, fmt.Errorf("wait for an event: %w", err)
+	}
+	copy(bytesOf(&e), raw.RawSample)
+	return e, nil
+}
+
+// refuses sends a frame that must be refused for this reason and no other.
+func (l *live) refuses(port string, b []byte, mss int, reason abi.Reason) error {
+	if err := l.freshEvents(); err != nil {
+		return err
+	}
+	if _, err := l.drain(); err != nil {
+		return err
+	}
+	if err := l.send(port, b, mss); err != nil {
+		return err
+	}
+	e, err := l.nextEvent()
+	if err != nil {
+		return fmt.Errorf("%w\n%s", err, layers(b))
+	}
+	if got := abi.Reason(e.Reason); got != reason || int(e.Len) < len(b) {
+		return fmt.Errorf("refused for %s with %d bytes, want %s with %d or more\n%s", got, e.Len, reason, len(b), layers(b))
+	}
+	return l.checkMoved("TC", moved{dropped: []string{reasonName(reason)}, stats: map[uint32]stats{}})
+}
+
+// checkOut receives what went out next and compares it with what the oracle
+// makes of what came in, and the counters too. A super-packet that says of
+// itself that it is not to be trusted, as ours here do, may have been cut by the
+// device: then every frame must have the one stamp.
+func (l *live) checkOut(a oracle.Arrival, mss int, labels *oracle.Labels) error {
+	want := l.node.Process(a)
+	if want.Verdict != oracle.Forward {
+		return fmt.Errorf("the oracle says %s %s", want.Verdict, want.Reason)
+	}
+	b, size, err := l.receive()
+	if err != nil {
+		return fmt.Errorf("%w\n%s", err, layers(a.Frame))
+	}
+	got := b[srv6.EthernetLen:]
+	if want.Encapsulated {
+		if err := labels.Check(got); err != nil {
+			return err
+		}
+		got = oracle.WithoutLabel(got)
+	}
+	switch {
+	case [6]byte(b[6:12]) != rigMAC:
+		return fmt.Errorf("sent from %x", b[6:12])
+	case size == mss && slices.Equal(got, want.Packet):
+	case size == 0 && mss != 0:
+		if err := l.checkCut(got, want.Packet, mss, a.Frames); err != nil {
+			return err
+		}
+	default:
+		return fmt.Errorf("sent, with GSO size %d (want %d):\n%s\nwant\n%s", size, mss, layers(slices.Concat(b[:14], got)), layers(slices.Concat(b[:14], want.Packet)))
+	}
+	m := moved{stats: map[uint32]stats{}}
+	for _, v := range want.Visits {
+		i, _, err := l.statsOf(v)
+		if err != nil {
+			return err
+		}
+		s := m.stats[i]
+		m.stats[i] = stats{Packets: s.Packets + 1, Frames: s.Frames + uint64(v.Frames), Bytes: s.Bytes + uint64(v.Bytes)}
+	}
+	return l.checkMoved("TC", m)
+}
+
+// checkCut: first and the frames that follow it are whole, cut into so many.
+func (l *live) checkCut(first, whole []byte, mss, frames int) error {
+	const inner = srv6.IPv6Len + 20
+	outer := len(whole) - int(binary.BigEndian.Uint16(whole[4:])) - srv6.IPv6Len
+	outer += srv6.IPv6Len + 8 + 8*int(whole[srv6.IPv6Len+1])
+	var payload []byte
+	for i := range frames {
+		f := first
+		if i > 0 {
+			b, _, err := l.receive()
+			if err != nil {
+				return fmt.Errorf("frame %d of %d: %w", i+1, frames, err)
+			}
+			f = oracle.WithoutLabel(b[srv6.EthernetLen:])
+		}
+		if len(f) < outer+inner || len(f) > outer+inner+mss {
+			return fmt.Errorf("frame %d of %d has %d bytes; want at most %d", i+1, frames, len(f), outer+inner+mss)
+		}
+		head := slices.Clone(whole[:outer])
+		binary.BigEndian.PutUint16(head[4:], uint16(len(f)-srv6.IPv6Len))
+		if !slices.Equal(f[:outer], head) {
+			return fmt.Errorf("frame %d of %d has another outer header:\n%x\nwant\n%x", i+1, frames, f[:outer], head)
+		}
+		payload = append(payload, f[outer+inner:]...)
+	}
+	if !slices.Equal(payload, whole[outer+inner:]) {
+		return fmt.Errorf("%d frames have %d bytes, or others, want %d", frames, len(payload), len(whole)-outer-inner)
+	}
+	return nil
+}
+
+// tcpPacket is a TCP packet with that much payload.
+func tcpPacket(t *testing.T, to string, payload int) []byte {
+	t.Helper()
+	h := srv6.Header{NextHeader: 6, HopLimit: 64, Source: addr("fc00:7::2"), Destination: addr(to), PayloadLength: uint16(20 + payload)}
+	b, err := h.Append(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tcp := make([]byte, 20+payload)
+	binary.BigEndian.PutUint16(tcp, 4242)
+	binary.BigEndian.PutUint16(tcp[2:], 80)
+	tcp[12], tcp[13] = 0x50, 0x10
+	for i := range payload {
+		tcp[20+i] = byte(i / 100)
+	}
+	return framed(srv6.EtherTypeIPv6, append(b, tcp...))
+}
+
+// scapyNode is a node of the packets' world.
+func scapyNode(t *testing.T, name string) packets.Node {
+	t.Helper()
+	w, err := packets.LoadWorld()
+	if err != nil {
+		t.Fatal(err)
+	}
+	n, err := w.Node(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+func newScapyRig(t *testing.T, name string, routes ...rigRoute) *rig {
+	t.Helper()
+	n := scapyNode(t, name)
+	r := newRig(t, rigSpec{name: name, block: n.Block, locator: n.Locator, address: n.Address, own: n.Local, routes: routes})
+	r.must(r.apply(&n.Node))
+	return r
+}
+
+// A super-packet is stamped once, counts as what it is on a wire, and leaves as
+// whole as it came.
+func TestHeadendStampsTrains(t *testing.T) {
+	l := newScapyRig(t, "r1").goLive()
+	labels := &oracle.Labels{}
+	forward := func(to string, payload, mss, frames int) {
+		t.Helper()
+		b := tcpPacket(t, to, payload)
+		l.must(l.setNumbers(7))
+		l.must(l.send(portEdge, b, mss))
+		a := oracle.Arrival{
+			Interface: model.Interface{Role: model.RoleEdge}, Frame: b, Number: 7,
+			Frames: frames, Longest: srv6.IPv6Len + 20 + mss,
+		}
+		if err := l.checkOut(a, mss, labels); err != nil {
+			t.Errorf("%d bytes in frames of %d: %v", payload, mss, err)
+		}
+	}
+	refused := func(to string, payload, mss int, reason abi.Reason) {
+		t.Helper()
+		if err := l.refuses(portEdge, tcpPacket(t, to, payload), mss, reason); err != nil {
+			t.Errorf("%d bytes in frames of %d: %v", payload, mss, err)
+		}
+	}
+	const web, direct = "fc00:8::2", "fc00:b::2"
+	forward(web, 100, 0, 1)
+	forward(web, 1001, 1000, 2)
+	forward(web, 2000, 1000, 2)
+	forward(web, 63*1000, 1000, 63)
+	forward(web, 65535-20-80-40, 1400, 47) // the longest that the outer header can tell
+	refused(web, 65535-20-80-40+1, 1400, abi.ReasonTrainTooBig)
+	refused(web, 63*1000+1, 1000, abi.ReasonTrainTooLong)
+	// The chain's MTU is 1300.
+	forward(direct, 5000, 1240, 5)
+	refused(direct, 5000, 1241, abi.ReasonChainMTU)
+	// Too long a packet that is no super-packet: the kernel makes no room for a
+	// header before it.
+	refused(web, 20000, 0, abi.ReasonPushFailed)
+
+	l.must(l.rig.in(func() error {
+		out, err := netlink.LinkByName(portOut)
+		if err != nil {
+			return err
+		}
+		return netlink.LinkSetMTU(out, 1400)
+	}))
+	forward(web, 5000, 1400-120-60, 5)
+	if err := l.refusesAfterStamp(tcpPacket(t, web, 5000), 1400-120-60+1, abi.ReasonTooBig, 5); err != nil {
+		t.Error(err)
+	}
+}
+
+// refusesAfterStamp is refuses for a packet that the headend has counted.
+func (l *live) refusesAfterStamp(b []byte, mss int, reason abi.Reason, frames int) error {
+	if err := l.send(portEdge, b, mss); err != nil {
+		return err
+	}
+	e, err := l.nextEvent()
+	if err != nil {
+		return err
+	}
+	got, err := l.counted()
+	if err != nil {
+		return err
+	}
+	if abi.Reason(e.Reason) != reason || !slices.Equal(got.dropped, []string{reasonName(reason)}) || len(got.stats) != 1 {
+		return fmt.Errorf("refused for %s, counted %+v; want %s", abi.Reason(e.Reason), got, reason)
+	}
+	for _, s := range got.stats {
+		if s.Packets != 1 || s.Frames != uint64(frames) {
+			return fmt.Errorf("counted %+v; want one packet of %d frames", s, frames)
+		}
+	}
+	return nil
+}
+
+// The kernel keeps one pair of inner offsets, and does not give it back with the
+// header: such a packet must be encapsulated all the same. Here each packet goes
+// through a chain whose functions are all on one node, and comes back to its
+// headend until its hop limit is used up.
+func TestPacketThatWasATunnelsIsEncapsulatedAgain(t *testing.T) {
+	l := newScapyRig(t, "r2").goLive()
+	// r2 has all functions and the egress of the chain local; here it is its
+	// headend too.
+	n := l.node.Node
+	for _, h := range scapyNode(t, "r1").Headends {
+		if h.Chain == "local" {
+			n.Headends = append(n.Headends, h)
+		}
+	}
+	l.must(l.apply(&n))
+	l.must(l.rig.in(func() error {
+		peer, err := netlink.LinkByName(portOut + "-peer")
+		if err != nil {
+			return err
+		}
+		return errors.Join(netlink.LinkSetHardwareAddr(peer, neighbourMAC[:]), l.attach(l.g.programs[progEdgeTC], portOut+"-peer"))
+	}))
+	for _, mss := range []int{0, 1000} {
+		l.must(l.freshEvents())
+		payload := max(100, 3*mss)
+		b := tcpPacket(t, "fc00:d::2", payload)
+		b[srv6.EthernetLen+7] = 8 // two are used up per round
+		l.must(l.send(portEdge, b, mss))
+		e, err := l.nextEvent()
+		l.must(err)
+		got, err := l.counted()
+		l.must(err)
+		if abi.Reason(e.Reason) != abi.ReasonEdgeHopLimit && abi.Reason(e.Reason) != abi.ReasonInnerHopLimit {
+			t.Errorf("mss %d: refused for %s; want the hop limit\n%s", mss, abi.Reason(e.Reason), layers(e.Data[:e.Caplen]))
+		}
+		frames := uint64(1)
+		if mss != 0 {
+			frames = 3
+		}
+		if len(got.stats) != 4 {
+			t.Errorf("mss %d: %d positions counted it, want 4: %+v", mss, len(got.stats), got)
+		}
+		for i, s := range got.stats {
+			// Behind an outer header the kernel does not say how many frames they
+			// are; what is counted instead may be one too many.
+			if s.Packets != 3 && s.Packets != 4 || s.Frames < frames*s.Packets || mss == 0 && s.Frames != s.Packets ||
+				s.Frames > (frames+1)*s.Packets || s.Bytes != s.Packets*uint64(60+payload) {
+				t.Errorf("mss %d: entry %d counted %+v; want 3 or 4 rounds of %d frames", mss, i, s, frames)
+			}
+		}
+	}
+}
+
+// A test run takes no frame without a whole IPv6 header; devices do.
+func TestTruncatedHeaders(t *testing.T) {
+	l := newScapyRig(t, "r2").goLive()
+	all, err := packets.All()
+	l.must(err)
+	tried := 0
+	for _, p := range all {
+		f := frame{port: p.Interface.Name, b: p.Frame}
+		if !f.truncated() {
+			continue
+		}
+		reason := abi.ReasonTruncated
+		if p.Reason == "EDGE_TRUNCATED" {
+			reason = abi.ReasonEdgeTruncated
+		}
+		if reasonName(reason) != p.Reason {
+			t.Errorf("%s is truncated, and expects %s %s", p.Name, p.Verdict, p.Reason)
+			continue
+		}
+		tried++
+		if err := l.refuses(f.port, f.b, 0, reason); err != nil {
+			t.Errorf("%s: %v", p.Name, err)
+		}
+	}
+	if tried < 3 {
+		t.Errorf("only %d packets are truncated", tried)
+	}
+}
+
+func tagged(b []byte, tci uint16) []byte {
+	return slices.Concat(b[:12], []byte{0x81, 0x00}, binary.BigEndian.AppendUint16(nil, tci), b[12:])
+}
+
+// What the kernel takes as untagged must not slip past the guard; what is a
+// VLAN's is not ours.
+func TestPriorityTagsAreNoWayPastTheGuard(t *testing.T) {
+	l := newScapyRig(t, "r6").goLive()
+	load := func(name string) packets.Packet {
+		p, err := packets.Load(name)
+		l.must(err)
+		return p
+	}
+	plain, good := load("unproven"), load("web-3")
+	for _, tci := range []uint16{0, 0xe000} {
+		l.must(l.freshEvents())
+		l.must(l.send(portCore, tagged(plain.Frame, tci), 0))
+		e, err := l.nextEvent()
+		l.must(err)
+		if abi.Reason(e.Reason) != abi.ReasonUnproven {
+			t.Errorf("tag %04x: refused for %s, want unproven", tci, abi.Reason(e.Reason))
+		}
+		if err := l.checkMoved("TC", moved{dropped: []string{"UNPROVEN"}, stats: map[uint32]stats{}}); err != nil {
+			t.Errorf("tag %04x: %v", tci, err)
+		}
+		l.must(l.send(portCore, tagged(good.Frame, tci), 0))
+		if err := l.checkOut(oracle.Arrival{Interface: good.Interface, Frame: good.Frame}, 0, nil); err != nil {
+			t.Errorf("tag %04x: %v", tci, err)
+		}
+	}
+	// Those of a VLAN, then one of ours: nothing but it may be counted.
+	l.must(l.send(portCore, tagged(plain.Frame, 5), 0))
+	l.must(l.send(portCore, tagged(good.Frame, 0xe005), 0))
+	if err := l.refuses(portCore, plain.Frame, 0, abi.ReasonUnproven); err != nil {
+		t.Error(err)
+	}
+}
+
+// Two tags: the kernel would take both off, one after the other.
+func TestSecondPriorityTagIsRefused(t *testing.T) {
+	l := newScapyRig(t, "r6").goLive()
+	p, err := packets.Load("unproven")
+	l.must(err)
+	l.must(l.send(portCore, tagged(tagged(p.Frame, 0), 0), 0))
+	e, err := l.nextEvent()
+	l.must(err)
+	if got := abi.Reason(e.Reason); got != abi.ReasonVLANTags {
+		t.Errorf("refused for %s, want %s", got, abi.ReasonVLANTags)
+	}
+}
+
+// Sent by a real device, to the neighbour that the kernel's table names.
+func TestEveryRoleSendsToTheNeighbour(t *testing.T) {
+	for _, name := range []string{"edge-web", "ordered-1", "unordered-2", "web-3", "local"} {
+		p, err := packets.Load(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Run(name, func(t *testing.T) {
+			l := newScapyRig(t, p.Node).goLive()
+			l.must(l.setNumbers(max(p.Counter, 1)))
+			l.must(l.send(p.Interface.Name, p.Frame, 0))
+			if err := l.checkOut(oracle.Arrival{Interface: p.Interface, Frame: p.Frame, Number: l.number}, 0, &oracle.Labels{}); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// An inner packet for the egress itself reaches its socket.
+func TestInnerPacketForTheEgressIsDelivered(t *testing.T) {
+	p, err := packets.Load("inner-for-the-egress")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := newScapyRig(t, p.Node).goLive()
+	var c *net.UDPConn
+	l.must(l.rig.in(func() (err error) {
+		c, err = net.ListenUDP("udp6", net.UDPAddrFromAddrPort(netip.MustParseAddrPort("[fc00:8::1]:53")))
+		return err
+	}))
+	defer c.Close()
+	l.must(c.SetReadDeadline(time.Now().Add(waitLimit)))
+	l.must(l.send(portCore, p.Frame, 0))
+	b := make([]byte, 100)
+	n, from, err := c.ReadFromUDPAddrPort(b)
+	if err != nil || string(b[:n]) != "waystamp" || from.String() != "[fc00:7::2]:4242" {
+		t.Errorf("got %q from %s, %v", b[:n], from, err)
+	}
+}

@@ -1,0 +1,570 @@
+package dataplane
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/waystamp/waystamp/internal/abi"
+	"github.com/waystamp/waystamp/internal/dataplane/oracle"
+	"github.com/waystamp/waystamp/internal/model"
+	"github.com/waystamp/waystamp/internal/plan"
+	"github.com/waystamp/waystamp/internal/pot"
+	"github.com/waystamp/waystamp/internal/srv6"
+	"github.com/waystamp/waystamp/test/packets"
+)
+
+// notProduced are the reasons that neither a packet nor what is in the maps can
+// bring about, and why. Each is there since the verifier of the kernel, or a
+// helper's failure, wants an answer.
+var notProduced = map[abi.Reason]string{
+	abi.ReasonLoop:        "Segments Left is at most 16 and falls with each of the 17 visits that a packet is given",
+	abi.ReasonWriteFailed: "the room for the header was made a moment before",
+	abi.ReasonPullFailed:  "the kernel would have to be out of memory",
+	abi.ReasonBoundsBug:   "what it checks was checked before",
+}
+
+// reasonCase brings one reason about that no packet of Scapy's does.
+type reasonCase struct {
+	node   string
+	routes []rigRoute
+	damage func(*rig) error // what no plan would put into the maps
+	packet string
+	gso    [2]uint32 // gso_size, gso_segs
+}
+
+func reasonCases() map[abi.Reason]reasonCase {
+	edit := func(t table, get func(*rig) (any, any)) func(*rig) error {
+		return func(r *rig) error {
+			k, v := get(r)
+			return r.put(t, k, v)
+		}
+	}
+	// changed is the headend entry of Scapy's chain web, which is r1's.
+	changed := func(f func(*headend)) func(*rig) error {
+		return edit(tableHeadends, func(r *rig) (any, any) {
+			k, h := headendEntry(r, 0x5eed0001)
+			f(&h)
+			return k, h
+		})
+	}
+	return map[abi.Reason]reasonCase{
+		abi.ReasonRNDExhausted: {node: "r1", packet: "edge-web", damage: func(r *rig) error { return r.setNumbers(0) }},
+		abi.ReasonNoLane:       {node: "r1", packet: "edge-web", damage: changed(func(h *headend) { h.Lanes = 0 })},
+		abi.ReasonTooBig:       {node: "r1", packet: "edge-web", routes: []rigRoute{{to: prefix("fc00:0:0:200::/56"), mtu: 175}}},
+		abi.ReasonNoRoute:      {node: "r1", packet: "edge-web", routes: []rigRoute{{to: prefix("fc00:0:0:200::/56"), kind: unix.RTN_UNREACHABLE}}},
+		abi.ReasonInnerNoRoute: {node: "r6", packet: "web-3", routes: []rigRoute{{to: prefix("fc00:8::/64"), kind: unix.RTN_BLACKHOLE}}},
+		abi.ReasonPushFailed:   {node: "r1", packet: "edge-web", gso: [2]uint32{1000, 2}},
+		abi.ReasonStripFailed:  {node: "r6", packet: "web-3", gso: [2]uint32{1000, 2}},
+		abi.ReasonHeadendMissingBug: {node: "r1", packet: "edge-web", damage: func(r *rig) error {
+			k, _ := headendEntry(r, 0x5eed0001)
+			return r.g.maps[tableHeadends].Delete(k)
+		}},
+		abi.ReasonHeadendLengthBug:  {node: "r1", packet: "edge-web", damage: changed(func(h *headend) { h.OuterLen = 87 })},
+		abi.ReasonCounterMissingBug: {node: "r1", packet: "edge-web", damage: changed(func(h *headend) { h.Counter = 1 << 20 })},
+		abi.ReasonEgressMissingBug: {node: "r6", packet: "web-3", damage: func(r *rig) error {
+			return r.g.maps[tableEgresses].Delete(egressKey{Path: be32(0x5eed0001), Epoch: 1})
+		}},
+		abi.ReasonBehaviourBug: {node: "r2", packet: "web-1", damage: edit(tableHops, func(r *rig) (any, any) {
+			k := encodeHopKey(addr("fc00:0:0:201::"), 0x5eed0001, 1)
+			h := r.have.hops[k]
+			h.Behaviour = 77
+			return k, h
+		})},
+	}
+}
+
+// headendEntry is the entry of a path, with its key.
+func headendEntry(r *rig, path uint32) (uint32, headend) {
+	for k, h := range r.have.headends {
+		if h.Path == be32(path) {
+			return k, h
+		}
+	}
+	return 0, headend{}
+}
+
+// Every reason there is, through the programs that ship: it and nothing else is
+// counted. Those of Scapy's packets are looked at in
+// TestProgramsDoWithScapysPacketsWhatTheyMust, and those that need a device in
+// the tests that this one names.
+func TestEveryReasonIsProduced(t *testing.T) {
+	produced := map[abi.Reason]string{
+		abi.ReasonTrainTooBig:   "TestHeadendStampsTrains",
+		abi.ReasonTruncated:     "TestTruncatedHeaders",
+		abi.ReasonEdgeTruncated: "TestTruncatedHeaders",
+		abi.ReasonVLANTags:      "TestSecondPriorityTagIsRefused",
+	}
+	all, err := packets.All()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range all {
+		for _, name := range append(slices.Clone(p.Reports), p.Reason) {
+			for _, r := range abi.Reasons() {
+				if reasonName(r) == name && !(frame{b: p.Frame}).truncated() {
+					produced[r] = p.Name
+				}
+			}
+		}
+	}
+	rigs := map[string]*rig{} // those without routes of their own
+	for reason, c := range reasonCases() {
+		if by := produced[reason]; by != "" {
+			t.Errorf("%s has a case of its own, though %s produces it", reason, by)
+		}
+		r := rigs[c.node]
+		if r == nil || c.routes != nil {
+			r = newScapyRig(t, c.node, c.routes...)
+		}
+		if c.routes == nil {
+			rigs[c.node] = r
+		}
+		t.Run(reason.String(), func(t *testing.T) { c.run(t, r, reason) })
+		produced[reason] = "reasonCases"
+	}
+	for _, reason := range abi.Reasons() {
+		if reason == abi.ReasonNone {
+			continue
+		}
+		by, why := produced[reason], notProduced[reason]
+		switch {
+		case by == "" && why == "":
+			t.Errorf("nothing produces %s (%s): add a packet to test/packets or a case here", reason, reason.Text())
+		case by != "" && why != "":
+			t.Errorf("%s is produced by %s, yet is said to be out of reach: %s", reason, by, why)
+		}
+	}
+}
+
+func (c reasonCase) run(t *testing.T, r *rig, reason abi.Reason) {
+	// All anew, whatever the case before did to the maps.
+	n := scapyNode(t, c.node).Node
+	r.must(errors.Join(r.apply(nil), r.apply(&n), r.freshEvents()))
+	if c.damage != nil {
+		r.must(c.damage(r))
+	}
+	p, err := packets.Load(c.packet)
+	r.must(err)
+	f := frame{port: p.Interface.Name, b: p.Frame, gsoSize: c.gso[0], gsoSegs: c.gso[1]}
+	r.must(r.in(func() error {
+		tc, err := r.runTC(f)
+		if err != nil {
+			return err
+		}
+		got, err := r.counted()
+		if err != nil {
+			return err
+		}
+		if tc.verdict != tcDrop || !slices.Equal(got.dropped, []string{reasonName(reason)}) || len(got.reported) != 0 {
+			return fmt.Errorf("TC: verdict %d, counted %+v; want it dropped for %s\n%s", int32(tc.verdict), got, reason, layers(f.b))
+		}
+		// Only what fails behind the stamp is counted as stamped.
+		stamped := slices.Contains([]abi.Reason{abi.ReasonTooBig, abi.ReasonNoRoute, abi.ReasonInnerNoRoute}, reason)
+		if (len(got.stats) != 0) != stamped {
+			return fmt.Errorf("TC counted %+v as done, though it was refused for %s", got.stats, reason)
+		}
+		if f.gsoSize != 0 {
+			return nil
+		}
+		xdp, err := r.runXDP(f)
+		if err != nil {
+			return err
+		}
+		if xdp.verdict != xdpPass || !bytes.Equal(xdp.b, f.b) {
+			return fmt.Errorf("XDP: verdict %d\n%s\nwant it left to TC, unchanged", xdp.verdict, layers(xdp.b))
+		}
+		return r.checkMoved("XDP", moved{})
+	}))
+	events, err := r.drain()
+	r.must(err)
+	if len(events) != 1 || abi.Reason(events[0].Reason) != reason {
+		t.Errorf("%d events; want one for %s", len(events), reason)
+	}
+}
+
+// An event names what the helper returned, where one failed.
+func TestEventNamesTheHelpersError(t *testing.T) {
+	r := newScapyRig(t, "r1")
+	p, err := packets.Load("edge-web")
+	r.must(err)
+	r.must(r.in(func() error {
+		_, err := r.runTC(frame{port: portEdge, b: p.Frame, gsoSize: 1000, gsoSegs: 2})
+		return err
+	}))
+	events, err := r.drain()
+	r.must(err)
+	if len(events) != 1 || unix.Errno(-events[0].Err) != 524 { // ENOTSUPP
+		t.Fatalf("got %+v; want one event with the error -524", events)
+	}
+}
+
+// Events are a sample: 64 a second, of each reason and CPU. What is left out is
+// told by the next.
+func TestEventsAreASampleThatSaysSo(t *testing.T) {
+	r := newScapyRig(t, "r6")
+	p, err := packets.Load("unproven")
+	r.must(err)
+	f := frame{port: portCore, b: p.Frame}
+	const n = abi.EventsPerSecond + 36
+	flood := func() int {
+		r.must(r.in(func() error {
+			for range n {
+				if _, err := r.runTC(f); err != nil {
+					return err
+				}
+			}
+			return nil
+		}))
+		events, err := r.drain()
+		r.must(err)
+		return len(events)
+	}
+	got, err := r.counted()
+	r.must(err)
+	sent := flood()
+	if got, err = r.counted(); err != nil || len(got.dropped) != n {
+		t.Fatalf("counted %d, %v; want %d", len(got.dropped), err, n)
+	}
+	// The machine may be so slow that a second passes meanwhile.
+	if sent < abi.EventsPerSecond || sent == n {
+		t.Fatalf("%d events of %d", sent, n)
+	}
+	// As if the second were over.
+	var each []refusal
+	r.must(r.g.maps[tableRefusals].Lookup(uint32(abi.ReasonUnproven), &each))
+	if int(each[0].Suppressed)+sent != n {
+		t.Errorf("%d were sent and %d left out of %d", sent, each[0].Suppressed, n)
+	}
+	suppressed := each[0].Suppressed
+	for i := range each {
+		each[i].WindowNs -= uint64(2 * time.Second)
+	}
+	r.must(r.put(tableRefusals, uint32(abi.ReasonUnproven), each))
+	r.must(r.in(func() error {
+		_, err := r.runTC(f)
+		return err
+	}))
+	events, err := r.drain()
+	r.must(err)
+	if len(events) != 1 || events[0].Suppressed != suppressed {
+		t.Errorf("%d events; want one that says %d were left out", len(events), suppressed)
+	}
+}
+
+// XDP goes by what TC learned: for as long as that counts, where it may be sent,
+// and if it is not too long.
+func TestXDPGoesByWhatTCLearnedAndNoFurther(t *testing.T) {
+	p, err := packets.Load("web-1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := frame{port: portCore, b: p.Frame}
+	r := newScapyRig(t, "r2")
+	verdict := func() (v uint32) {
+		r.must(r.in(func() error {
+			o, err := r.runXDP(f)
+			v = o.verdict
+			return err
+		}))
+		return v
+	}
+	learn := func() {
+		r.must(r.g.flushNexthops())
+		r.must(r.in(func() error {
+			_, err := r.runTC(f)
+			return err
+		}))
+	}
+	entry := func() (k coreTCWsNexthopKey, n coreTCWsNexthop) {
+		it := r.g.maps[tableNexthops].Iterate()
+		if !it.Next(&k, &n) {
+			t.Fatal("TC learned nothing")
+		}
+		return k, n
+	}
+	learn()
+	k, n := entry()
+	if n.Ifindex != r.ports[portOut] || n.Dmac != neighbourMAC || n.Smac != rigMAC || n.Mtu != rigMTU || k.Addr != addr("fc00:0:0:301::").As16() {
+		t.Errorf("TC learned %+v for %+v", n, k)
+	}
+	if v := verdict(); v != xdpRedirect {
+		t.Errorf("verdict %d by what TC has just learned, want a redirect", v)
+	}
+	for what, change := range map[string]func(*coreTCWsNexthop){
+		"expired":                  func(n *coreTCWsNexthop) { n.Expires = 1 },
+		"one byte too long":        func(n *coreTCWsNexthop) { n.Mtu = uint16(len(p.Frame) - srv6.EthernetLen - 1) },
+		"nothing may be that long": func(n *coreTCWsNexthop) { n.Mtu = 0 },
+	} {
+		m := n
+		change(&m)
+		r.must(r.put(tableNexthops, k, m))
+		if v := verdict(); v != xdpPass {
+			t.Errorf("%s: verdict %d, want it left to TC", what, v)
+		}
+	}
+	m := n
+	m.Mtu = uint16(len(p.Frame) - srv6.EthernetLen)
+	r.must(r.put(tableNexthops, k, m))
+	if v := verdict(); v != xdpRedirect {
+		t.Errorf("just fits: verdict %d, want a redirect", v)
+	}
+	// A device that takes no redirect loses them without a word.
+	r.must(r.put(tablePorts, r.ports[portOut], port{}))
+	learn()
+	if err := r.g.maps[tableNexthops].NextKey(nil, &k); err == nil {
+		t.Error("TC learned a way out that takes no redirects")
+	}
+	if v := verdict(); v != xdpPass {
+		t.Errorf("verdict %d with an empty cache, want it left to TC", v)
+	}
+}
+
+// Super-packets are not XDP's, yet what TC learns from them is what XDP goes by:
+// it must be the route's MTU and not the device's.
+func TestSuperPacketTeachesXDPTheRoutesMTU(t *testing.T) {
+	p, err := packets.Load("web-1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := newScapyRig(t, "r2", rigRoute{to: prefix("fc00:0:0:300::/56"), mtu: 1000})
+	big := slices.Concat(p.Frame, make([]byte, 1500))
+	r.must(r.in(func() error {
+		super, err := r.runTC(frame{port: portCore, b: p.Frame, gsoSize: 20, gsoSegs: 3})
+		if err != nil {
+			return err
+		}
+		xdp, err := r.runXDP(frame{port: portCore, b: big})
+		if err != nil {
+			return err
+		}
+		tc, err := r.runTC(frame{port: portCore, b: big})
+		if err != nil {
+			return err
+		}
+		if super.verdict != tcRedirect || tc.verdict != tcDrop || xdp.verdict != xdpPass {
+			t.Errorf("super-packet: TC %d; then %d bytes on a way of 1000: XDP %d, TC %d; want XDP to leave it to TC, which drops it", super.verdict, len(big), xdp.verdict, tc.verdict)
+		}
+		return nil
+	}))
+}
+
+// consecutive is a plan where a path's headend, functions and egress are all on
+// one node.
+func consecutive(t *testing.T, scheme model.Scheme, segments int) plan.Node {
+	t.Helper()
+	n := scapyNode(t, "r2").Node
+	n.Headends, n.Endpoints, n.Egresses = nil, nil, nil
+	s := newSecretPool(t)[scheme][segments+1][0]
+	p := fuzzPath{
+		PathID: plan.PathID{Path: 7, Epoch: 9, Chain: "all", Scheme: scheme},
+		match:  model.Match{Destination: prefix("fc00:8::/64")}, visits: make([]int, segments+1), secrets: s,
+	}
+	for i := range segments {
+		b := n.Locator.Addr().As16()
+		b[7] = byte(i + 1)
+		p.segments = append(p.segments, netip.AddrFrom16(b))
+	}
+	nodes := []plan.Node{n}
+	p.give(nodes, 0, model.OnViolationDrop, 3, 1)
+	return nodes[0]
+}
+
+// Up to sixteen functions on one node are visited in one go, whether the packet
+// enters the chain there or comes to any of them.
+func TestConsecutiveFunctionsAreVisitedInOneGo(t *testing.T) {
+	r := newScapyRig(t, "r2")
+	for _, scheme := range []model.Scheme{model.SchemeKeyed, model.SchemeOPoT, model.SchemePoT} {
+		for _, segments := range []int{1, 2, 15, 16} {
+			n := consecutive(t, scheme, segments)
+			r.must(r.apply(&n))
+			inner := tcpPacket(t, "fc00:8::2", 100)
+			check := func(f frame, visits int) {
+				t.Helper()
+				var s seen
+				if err := r.in(func() (err error) {
+					s, err = r.check(f, &oracle.Labels{}, true)
+					return err
+				}); err != nil {
+					t.Errorf("%s, %d segments: %v", scheme, segments, err)
+				}
+				if len(s.want.Visits) != visits || s.want.Verdict != oracle.Forward {
+					t.Errorf("%s, %d segments: %s after %d visits, want forward after %d", scheme, segments, s.want.Verdict, len(s.want.Visits), visits)
+				}
+			}
+			check(frame{port: portEdge, b: inner}, segments+1)
+			for at := 1; at <= segments; at++ {
+				check(frame{port: portCore, b: onPath(t, n, at, inner[srv6.EthernetLen:])}, segments-at+1)
+			}
+		}
+	}
+}
+
+// onPath is a packet of a consecutive plan as it comes to a position.
+func onPath(t *testing.T, n plan.Node, at int, inner []byte) []byte {
+	t.Helper()
+	h := n.Headends[0]
+	shares := []pot.Share{h.Share}
+	for _, e := range n.Endpoints {
+		shares = append(shares, e.Share)
+	}
+	steps := pot.Walk(h.PathID.Header(), 3<<48|1, shares[:at]...)
+	v := steps[at-1].WireOut
+	p := srv6.Packet{
+		Ethernet: &srv6.Ethernet{Destination: rigMAC, Type: srv6.EtherTypeIPv6},
+		Header:   srv6.Header{HopLimit: 64, Source: n.Address, Destination: h.Segments[at-1]},
+		SRH: &srv6.SRH{
+			NextHeader: srv6.NextHeaderIPv6, SegmentsLeft: uint8(len(h.Segments) - at), Segments: srv6.Reversed(h.Segments),
+			TLVs: []srv6.TLV{srv6.Proof{Scheme: h.Scheme, Epoch: h.Epoch, Path: h.Path, RND: v.RND, CML: v.CML}.TLV()},
+		},
+		Payload: inner,
+	}
+	if err := p.Fix(); err != nil {
+		t.Fatal(err)
+	}
+	b, err := p.Append(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// The kernel knows how many frames a super-packet is, or it follows from its
+// length.
+func TestTrainsAreCountedAsWhatTheyAreOnAWire(t *testing.T) {
+	r := newScapyRig(t, "r2")
+	p, err := packets.Load("web-1")
+	r.must(err)
+	b := slices.Concat(p.Frame, make([]byte, 1000))
+	inner := len(b) - srv6.EthernetLen - srv6.IPv6Len - 8 - 3*16 - 24
+	for _, c := range []struct{ size, segs, want uint32 }{
+		{0, 0, 1}, {0, 5, 1}, {100, 7, 7}, {100, 1, 1}, {100, 0, uint32(inner+99) / 100}, {uint32(inner), 0, 1}, {uint32(inner - 1), 0, 2}, {1, 0, uint32(inner)}, {65535, 0, 1},
+	} {
+		r.must(r.in(func() error {
+			o, err := r.runTC(frame{port: portCore, b: b, gsoSize: c.size, gsoSegs: c.segs})
+			if err != nil {
+				return err
+			}
+			got, err := r.counted()
+			if err != nil {
+				return err
+			}
+			if o.verdict != tcRedirect || len(got.stats) != 1 {
+				return fmt.Errorf("verdict %d, counted %+v", o.verdict, got)
+			}
+			for _, s := range got.stats {
+				if s.Packets != 1 || s.Frames != uint64(c.want) || s.Bytes != uint64(inner) {
+					t.Errorf("gso_size %d, gso_segs %d: counted %+v, want %d frames", c.size, c.segs, s, c.want)
+				}
+			}
+			return nil
+		}))
+	}
+}
+
+// With empty maps, on every node: what DESIGN refuses is refused, also what is
+// no SRv6 at all on the edge, and the node's own traffic lives.
+func TestEmptyMapsForwardNothingThatTheyMustNot(t *testing.T) {
+	all, err := packets.All()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range []string{"r1", "r6"} {
+		r := newScapyRig(t, n)
+		r.must(r.apply(nil))
+		if len(r.have.hops)+len(r.have.headends)+len(r.have.guardDst)+len(r.have.matchDst)+len(r.have.ports) != 0 {
+			t.Fatal("the maps are not empty")
+		}
+		counts := map[oracle.Verdict]int{}
+		for _, p := range all {
+			f := frame{port: p.Interface.Name, b: p.Frame}
+			if f.truncated() {
+				continue
+			}
+			var s seen
+			if err := r.in(func() (err error) {
+				s, err = r.check(f, nil, true)
+				return err
+			}); err != nil {
+				t.Errorf("%s: %v", p.Name, err)
+			}
+			counts[s.want.Verdict]++
+		}
+		if counts[oracle.Forward]+counts[oracle.Deliver] != 0 || counts[oracle.Drop] < 100 || counts[oracle.Pass] < 15 {
+			t.Errorf("%s: verdicts %v", n, counts)
+		}
+	}
+}
+
+// The frames of others are not XDP's either: the kernel forwards nothing that
+// came to a group's address.
+func TestFramesToGroupsAreLeftToTheKernel(t *testing.T) {
+	for _, name := range []string{"web-1", "edge-web", "web-3"} {
+		p, err := packets.Load(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r := newScapyRig(t, p.Node)
+		r.must(r.in(func() error {
+			good, err := r.check(frame{port: p.Interface.Name, b: p.Frame}, &oracle.Labels{}, true)
+			if err != nil || !good.took {
+				return errors.Join(err, fmt.Errorf("XDP finished it: %t", good.took))
+			}
+			for _, mac := range macs[1:] {
+				b := bytes.Clone(p.Frame)
+				copy(b, mac[:])
+				if _, err := r.check(frame{port: p.Interface.Name, b: b}, &oracle.Labels{}, true); err != nil {
+					t.Errorf("%s: %v", name, err)
+				}
+			}
+			return nil
+		}))
+	}
+}
+
+// flowHash is flow_hash of bpf/lib/flow.h, for what has ports.
+func flowHash(src, dst [16]byte, next uint8, ports [4]byte) uint32 {
+	word := func(b []byte) uint64 { return binary.NativeEndian.Uint64(b) }
+	h := word(src[:8]) ^ word(dst[:8])*0x9e3779b97f4a7c15
+	h ^= word(src[8:])*0xbf58476d1ce4e5b9 ^ word(dst[8:])
+	h ^= uint64(next)
+	h ^= uint64(binary.NativeEndian.Uint32(ports[:])) << 16
+	h = (h ^ h>>30) * 0xbf58476d1ce4e5b9
+	h = (h ^ h>>27) * 0x94d049bb133111eb
+	return uint32(h >> 32)
+}
+
+// A flow label of 0 says that there is none, so no flow may get it. One in a
+// million would.
+func TestNoFlowGetsLabelZero(t *testing.T) {
+	r := newScapyRig(t, "r1")
+	b := tcpPacket(t, "fc00:8::2", 10)
+	ip := b[srv6.EthernetLen:]
+	label := func() uint32 {
+		var s seen
+		r.must(r.in(func() (err error) {
+			s, err = r.check(frame{port: portEdge, b: b}, &oracle.Labels{}, true) // refuses 0
+			return err
+		}))
+		return binary.BigEndian.Uint32(s.tc.b[srv6.EthernetLen:]) & 0xfffff
+	}
+	hash := func() uint32 {
+		return flowHash([16]byte(ip[8:24]), [16]byte(ip[24:40]), ip[6], [4]byte(ip[40:44]))
+	}
+	if got, want := label(), hash()&0xfffff; got != want {
+		t.Fatalf("label %05x, want %05x: the hash of bpf/lib/flow.h is another one; write it here too", got, want)
+	}
+	for n := uint32(0); hash()&0xfffff != 0; n++ {
+		binary.BigEndian.PutUint32(ip[20:], n) // of the source
+	}
+	if got := label(); got != 1 {
+		t.Errorf("label %05x, want 1", got)
+	}
+}

@@ -1,0 +1,889 @@
+package dataplane
+
+import (
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/btf"
+	"github.com/cilium/ebpf/ringbuf"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/waystamp/waystamp/internal/abi"
+	"github.com/waystamp/waystamp/internal/dataplane/oracle"
+	"github.com/waystamp/waystamp/internal/host"
+	"github.com/waystamp/waystamp/internal/model"
+	"github.com/waystamp/waystamp/internal/plan"
+	"github.com/waystamp/waystamp/internal/srv6"
+)
+
+// Where a rig's packets come in, and go out.
+const (
+	portCore     = "core"
+	portEdge     = "edge"
+	portEdgeDrop = "edge-drop" // unmatched: drop
+	portOut      = "out"
+)
+
+// The rig's interfaces, and the one neighbour behind portOut. The packets of
+// test/packets are addressed to the first.
+var (
+	rigMAC       = [6]byte{2, 0, 0, 0, 0, 2}
+	neighbourMAC = [6]byte{2, 0, 0, 0, 0, 0x99}
+)
+
+const neighbour = "fe80::99"
+
+// rigMTU is that of portOut.
+const rigMTU = 65535
+
+// Verdicts of the programs.
+const (
+	tcPass      = ^uint32(0) // TC_ACT_UNSPEC
+	tcDrop      = 2
+	tcRedirect  = 7
+	xdpDrop     = 1
+	xdpPass     = 2
+	xdpRedirect = 4
+)
+
+// rigRoute is a route of the rig's namespace beside the default route, which
+// leads to the neighbour.
+type rigRoute struct {
+	to   netip.Prefix
+	kind int // RTN_UNREACHABLE …; 0: to the neighbour
+	mtu  int // of a way, locked; 0: the device's
+}
+
+type rigSpec struct {
+	name           string
+	block, locator netip.Prefix
+	address        netip.Addr
+	own            []netip.Addr // beside the address, of both versions
+	moved          []netip.Addr // told to be the node's own, as they were before nobody was there to see
+	routes         []rigRoute
+}
+
+// rig is one node: a network namespace with interfaces, routes and a neighbour,
+// and the four programs that ship with one set of maps, attached to nothing.
+// Packets are given to them with BPF_PROG_TEST_RUN.
+type rig struct {
+	*testing.T
+	spec     rigSpec
+	d        *Dataplane // for its functions that fill maps
+	g        *generation
+	have     tables // what the maps hold
+	events   *ringbuf.Reader
+	ports    map[string]uint32 // their indexes
+	jobs     chan func()
+	node     oracle.Node // as the maps are
+	number   uint64      // the next that every headend gives out; 0: there is none
+	last     tally       // as it was after the last run
+	possible int         // CPUs that per-CPU maps have values for
+	refusals []refusal   // where count reads to
+	each     []stats
+}
+
+// rigLimits are small: all of ws_stats is read after every packet.
+var rigLimits = limits{counters: 64, stats: 128}
+
+func newRig(t *testing.T, spec rigSpec) *rig {
+	t.Helper()
+	ns, err := host.Anonymous()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &rig{
+		T: t, spec: spec, d: &Dataplane{}, have: newTables(), ports: map[string]uint32{}, jobs: make(chan func()),
+		g: &generation{limits: rigLimits, maps: map[table]*ebpf.Map{}, programs: map[string]*ebpf.Program{}},
+	}
+	ended := make(chan error)
+	go func() { ended <- ns.Do(r.work) }()
+	t.Cleanup(func() {
+		close(r.jobs)
+		if err := errors.Join(<-ended, r.g.close(), ns.Close()); err != nil {
+			t.Errorf("clean up the rig: %v", err)
+		}
+	})
+	r.must(r.in(r.network))
+	r.must(r.load())
+	return r
+}
+
+// work runs the rig's jobs on one thread and CPU in its namespace: a headend
+// counts by CPU.
+func (r *rig) work() error {
+	var all, one unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &all); err != nil {
+		return err
+	}
+	one.Set(0)
+	err := unix.SchedSetaffinity(0, &one)
+	for f := range r.jobs {
+		if err != nil {
+			break
+		}
+		f()
+	}
+	return errors.Join(err, unix.SchedSetaffinity(0, &all))
+}
+
+func (r *rig) in(f func() error) error {
+	done := make(chan error, 1)
+	r.jobs <- func() { done <- f() }
+	return <-done
+}
+
+func (r *rig) must(err error) {
+	r.Helper()
+	if err != nil {
+		r.Fatal(err)
+	}
+}
+
+func netOf(p netip.Prefix) *net.IPNet {
+	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
+}
+
+// network makes the namespace's interfaces, addresses, routes and neighbour.
+func (r *rig) network() error {
+	for _, key := range []string{"ipv6/conf/all/forwarding", "ipv4/ip_forward"} {
+		if err := os.WriteFile("/proc/sys/net/"+key, []byte("1"), 0); err != nil {
+			return err
+		}
+	}
+	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	if err != nil {
+		return err
+	}
+	defer h.Close()
+	lo, err := h.LinkByName("lo")
+	if err != nil {
+		return err
+	}
+	if err := h.LinkSetUp(lo); err != nil {
+		return err
+	}
+	for _, name := range []string{portCore, portEdge, portEdgeDrop, portOut} {
+		a := netlink.NewLinkAttrs()
+		a.Name, a.MTU, a.HardwareAddr = name, rigMTU, rigMAC[:]
+		v := netlink.NewVeth(a)
+		v.PeerName = name + "-peer"
+		if err := h.LinkAdd(v); err != nil {
+			return fmt.Errorf("make %s: %w", name, err)
+		}
+		for _, end := range []string{name, v.PeerName} {
+			l, err := h.LinkByName(end)
+			if err != nil {
+				return err
+			}
+			if err := h.LinkSetUp(l); err != nil {
+				return err
+			}
+			if end == name {
+				r.ports[name] = uint32(l.Attrs().Index)
+			}
+		}
+	}
+	for _, a := range append([]netip.Addr{r.spec.address}, r.spec.own...) {
+		na := &netlink.Addr{IPNet: netOf(netip.PrefixFrom(a, a.BitLen()))}
+		if a.Is6() {
+			na.Flags = unix.IFA_F_NODAD
+		}
+		if err := h.AddrAdd(lo, na); err != nil {
+			return fmt.Errorf("add address %s: %w", a, err)
+		}
+	}
+	out := int(r.ports[portOut])
+	if err := h.NeighAdd(&netlink.Neigh{
+		LinkIndex: out, Family: unix.AF_INET6, State: netlink.NUD_PERMANENT,
+		IP: net.ParseIP(neighbour), HardwareAddr: neighbourMAC[:],
+	}); err != nil {
+		return fmt.Errorf("add the neighbour: %w", err)
+	}
+	routes := append([]rigRoute{
+		{to: netip.MustParsePrefix("::/0")}, {to: r.spec.locator, kind: unix.RTN_PROHIBIT},
+	}, r.spec.routes...)
+	for _, x := range routes {
+		n := &netlink.Route{Dst: netOf(x.to), Type: unix.RTN_UNICAST}
+		if x.kind != 0 {
+			n.Type = x.kind
+		} else {
+			n.LinkIndex, n.Gw = out, net.ParseIP(neighbour)
+			n.MTU, n.MTULock = x.mtu, x.mtu != 0
+		}
+		if err := h.RouteAdd(n); err != nil {
+			return fmt.Errorf("add route to %s: %w", x.to, err)
+		}
+	}
+	return h.RouteAdd(&netlink.Route{Dst: netOf(netip.MustParsePrefix("0.0.0.0/0")), LinkIndex: out, Scope: netlink.SCOPE_LINK})
+}
+
+// load loads all programs, as an agent does.
+func (r *rig) load() error {
+	cfg, err := encodeConfig(plan.Node{Name: r.spec.name, Block: r.spec.block, Locator: r.spec.locator})
+	if err != nil {
+		return err
+	}
+	cfg.NexthopTtlNs = uint64(time.Hour) // what TC learned must still count when XDP's turn comes
+	types := btf.NewCache()
+	for _, o := range objects {
+		if err := r.d.loadObject(r.g, o.program, o.load, cfg, nil, types); err != nil {
+			return err
+		}
+	}
+	if r.possible, err = ebpf.PossibleCPU(); err != nil {
+		return err
+	}
+	if r.events, err = ringbuf.NewReader(r.g.maps[tableEvents]); err != nil {
+		return err
+	}
+	r.Cleanup(func() { r.events.Close() })
+	r.last, err = r.count()
+	return err
+}
+
+// route is what oracle.Node.Route is for this rig.
+func (r *rig) route(to netip.Addr) (mtu int, ok bool) {
+	best := rigRoute{to: netip.MustParsePrefix("::/0")}
+	for _, x := range append([]rigRoute{{to: r.spec.locator, kind: unix.RTN_PROHIBIT}}, r.spec.routes...) {
+		if x.to.Contains(to) && x.to.Bits() > best.to.Bits() {
+			best = x
+		}
+	}
+	if best.kind != 0 {
+		return 0, false
+	}
+	if best.mtu == 0 {
+		return rigMTU, true
+	}
+	return best.mtu, true
+}
+
+// apply makes n the plan of the maps; nil: none, as before the first.
+// Own addresses are the agent's matter, and set with a plan.
+func (r *rig) apply(n *plan.Node) error {
+	r.node = oracle.Node{Own: r.spec.own, Route: r.route, Armed: n != nil}
+	ports := map[uint32]port{}
+	var local []netip.Addr
+	if n != nil {
+		r.node.Node = *n
+		ports = map[uint32]port{
+			r.ports[portCore]: {}, r.ports[portEdge]: {}, r.ports[portEdgeDrop]: {UnmatchedDrop: 1},
+			r.ports[portOut]: {XdpTarget: 1},
+		}
+		for _, a := range slices.Concat([]netip.Addr{r.spec.address}, r.spec.own, r.spec.moved) {
+			if a.Is6() {
+				local = append(local, a)
+			}
+		}
+	}
+	r.node.Name, r.node.Block, r.node.Locator, r.node.Address = r.spec.name, r.spec.block, r.spec.locator, r.spec.address
+	w, err := desire(r.node.Node, wiring{ports: ports, cpus: 1}, local, r.have, recoverIndexes(r.have, rigLimits, nil))
+	if err != nil {
+		return err
+	}
+	ops := append(changes(r.have, w.tables), deletes(nil, tablePorts, r.have.ports, w.ports)...)
+	if err := r.d.run(r.g, ops); err != nil {
+		return err
+	}
+	r.have = w.tables
+	node := wsNode{}
+	if n != nil {
+		node.Armed = 1
+	}
+	if err := r.put(tableNode, uint32(0), node); err != nil {
+		return err
+	}
+	if err := r.g.flushNexthops(); err != nil {
+		return err
+	}
+	return r.setNumbers(1)
+}
+
+func (r *rig) put(t table, key, value any) error {
+	if err := r.g.maps[t].Put(key, value); err != nil {
+		return fmt.Errorf("write to map %s: %w", t, err)
+	}
+	return nil
+}
+
+// setNumbers makes n the next number of every headend; 0: none is left.
+func (r *rig) setNumbers(n uint64) error {
+	r.number = n
+	for _, h := range r.have.headends {
+		if err := r.resetNumber(h); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (r *rig) resetNumber(h headend) error {
+	c := counter{Last: r.number - 1, Ceiling: abi.RNDCounterMax}
+	if r.number == 0 {
+		c = counter{Last: 7, Ceiling: 7}
+	}
+	return r.put(tableCounters, h.Counter, slices.Repeat([]counter{c}, r.possible))
+}
+
+// checkNumber: has this headend given out exactly used numbers?
+func (r *rig) checkNumber(h headend, used uint64) error {
+	var each []counter
+	if err := r.g.maps[tableCounters].Lookup(h.Counter, &each); err != nil {
+		return err
+	}
+	if want := r.number - 1 + used; r.number != 0 && each[0].Last != want {
+		return fmt.Errorf("the last number of path 0x%08x is %d, want %d", fromBE32(h.Path), each[0].Last, want)
+	}
+	return nil
+}
+
+// tally is what the programs have counted, over all CPUs.
+type tally struct {
+	dropped, reported [64]uint64
+	stats             [128]stats
+}
+
+func (r *rig) count() (tally, error) {
+	var c tally
+	if r.refusals == nil {
+		r.refusals = make([]refusal, int(r.g.maps[tableRefusals].MaxEntries())*r.possible)
+		r.each = make([]stats, len(c.stats)*r.possible)
+	}
+	err := errors.Join(
+		lookUpAll(r.g.maps[tableRefusals], unsafe.Pointer(unsafe.SliceData(r.refusals))),
+		lookUpAll(r.g.maps[tableStats], unsafe.Pointer(unsafe.SliceData(r.each))))
+	for i, x := range r.refusals {
+		c.dropped[i/r.possible] += x.Dropped
+		c.reported[i/r.possible] += x.Reported
+	}
+	for i, x := range r.each {
+		s := &c.stats[i/r.possible]
+		s.Packets += x.Packets
+		s.Frames += x.Frames
+		s.Bytes += x.Bytes
+	}
+	return c, err
+}
+
+// lookUpAll reads all values of an array with values per CPU, by one system
+// call and ten times as fast as the library would.
+func lookUpAll(m *ebpf.Map, values unsafe.Pointer) error {
+	const lookUpBatch = 24 // BPF_MAP_LOOKUP_BATCH
+	var cursor uint32
+	keys := make([]uint32, m.MaxEntries())
+	attr := struct {
+		in, out, keys, values unsafe.Pointer
+		count, fd             uint32
+		elemFlags, flags      uint64
+	}{
+		out: unsafe.Pointer(&cursor), keys: unsafe.Pointer(unsafe.SliceData(keys)), values: values,
+		count: m.MaxEntries(), fd: uint32(m.FD()),
+	}
+	_, _, errno := unix.Syscall(unix.SYS_BPF, lookUpBatch, uintptr(unsafe.Pointer(&attr)), unsafe.Sizeof(attr))
+	if errno != 0 && errno != unix.ENOENT || attr.count != m.MaxEntries() || keys[len(keys)-1] != m.MaxEntries()-1 {
+		return fmt.Errorf("read all %d entries of %s: %d read, %w", m.MaxEntries(), m, attr.count, errno)
+	}
+	return nil
+}
+
+// moved is what a program counted for one packet.
+type moved struct {
+	dropped, reported []string // reasons, as often as they were counted
+	stats             map[uint32]stats
+}
+
+func (before tally) moved(now tally) moved {
+	m := moved{stats: map[uint32]stats{}}
+	for i := range now.dropped {
+		for range now.dropped[i] - before.dropped[i] {
+			m.dropped = append(m.dropped, reasonName(abi.Reason(i)))
+		}
+		for range now.reported[i] - before.reported[i] {
+			m.reported = append(m.reported, reasonName(abi.Reason(i)))
+		}
+	}
+	for i := range now.stats {
+		a, b := before.stats[i], now.stats[i]
+		if a != b {
+			m.stats[uint32(i)] = stats{Packets: b.Packets - a.Packets, Frames: b.Frames - a.Frames, Bytes: b.Bytes - a.Bytes}
+		}
+	}
+	return m
+}
+
+// reasonName is the name of a reason as reasons.h has it, and the oracle.
+func reasonName(r abi.Reason) string {
+	return strings.ToUpper(strings.ReplaceAll(r.String(), "-", "_"))
+}
+
+// skb is struct __sk_buff (linux/bpf.h): what a test run sets of it.
+type skb struct {
+	_              [36]byte
+	IngressIfindex uint32
+	Ifindex        uint32
+	_              [116]byte
+	WireLen        uint32
+	GSOSegs        uint32
+	_              [8]byte
+	GSOSize        uint32
+	_              [12]byte
+}
+
+const _ = uint(unsafe.Offsetof(skb{}.GSOSegs) - 164)
+
+// frame is what comes to an interface.
+type frame struct {
+	port             string
+	b                []byte // from the Ethernet header
+	gsoSize, gsoSegs uint32 // as in the kernel; 0: not a super-packet
+}
+
+// outcome is what a program did with a frame.
+type outcome struct {
+	verdict uint32
+	b       []byte // the frame afterwards
+}
+
+// runTC gives the frame to the TC program of its interface. Like all that runs
+// programs it belongs into a job.
+func (r *rig) runTC(f frame) (outcome, error) {
+	prog := r.g.programs[progEdgeTC]
+	if f.port == portCore {
+		prog = r.g.programs[progCoreTC]
+	}
+	ctx := skb{Ifindex: r.ports[f.port], GSOSegs: f.gsoSegs, GSOSize: f.gsoSize}
+	return r.run(prog, ebpf.RunOptions{Data: f.b, Context: ctx})
+}
+
+// runXDP gives the frame to the XDP program of its interface. The kernel says
+// that it came by the loopback device.
+func (r *rig) runXDP(f frame) (outcome, error) {
+	prog := r.g.programs[progEdgeXDP]
+	if f.port == portCore {
+		prog = r.g.programs[progCoreXDP]
+	}
+	return r.run(prog, ebpf.RunOptions{Data: f.b})
+}
+
+func (r *rig) run(p *ebpf.Program, opts ebpf.RunOptions) (o outcome, _ error) {
+	opts.DataOut = make([]byte, len(opts.Data)+512)
+	var err error
+	if o.verdict, err = p.Run(&opts); err != nil {
+		return o, fmt.Errorf("run %s: %w", p, err)
+	}
+	o.b = opts.DataOut
+	return o, nil
+}
+
+// counted is what has been counted since it was last called.
+func (r *rig) counted() (moved, error) {
+	now, err := r.count()
+	if err != nil {
+		return moved{}, err
+	}
+	m := r.last.moved(now)
+	r.last = now
+	return m, nil
+}
+
+// drain are the events since the last call.
+func (r *rig) drain() ([]record, error) {
+	var all []record
+	r.events.SetDeadline(time.Unix(1, 0))
+	for {
+		raw, err := r.events.Read()
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			return all, nil
+		}
+		if err != nil {
+			return nil, fmt.Errorf("read map %s: %w", tableEvents, err)
+		}
+		var e record
+		if len(raw.RawSample) != len(bytesOf(&e)) {
+			return nil, fmt.Errorf("an event of %d bytes, want %d", len(raw.RawSample), len(bytesOf(&e)))
+		}
+		copy(bytesOf(&e), raw.RawSample)
+		all = append(all, e)
+	}
+}
+
+// freshEvents gives every reason its whole share of events of a second again.
+func (r *rig) freshEvents() error {
+	for i := range r.g.maps[tableRefusals].MaxEntries() {
+		if err := r.put(tableRefusals, i, make([]refusal, r.possible)); err != nil {
+			return err
+		}
+	}
+	var err error
+	r.last, err = r.count()
+	return errors.Join(err)
+}
+
+// expect is what the oracle says of a frame, with what it does not model: a
+// test run's super-packets have no type, so that the kernel does not let headers
+// be put before them, or taken away.
+func (r *rig) expect(f frame) (want oracle.Result, passes bool) {
+	if len(f.b) >= srv6.EthernetLen && [6]byte(f.b[:6]) != rigMAC {
+		return oracle.Result{}, true // the kernel's matter
+	}
+	a := oracle.Arrival{Frame: f.b, Number: r.number, Interface: model.Interface{Name: f.port, Role: model.RoleEdge}}
+	switch f.port {
+	case portCore:
+		a.Interface.Role = model.RoleCore
+	case portEdgeDrop:
+		a.Interface.Unmatched = model.UnmatchedDrop
+	}
+	n := r.node
+	if f.gsoSize != 0 {
+		a.Frames = max(2, f.frames(srv6.EthernetLen+srv6.IPv6Len)) // with 1 Longest would not count
+		a.Longest = f.longest()
+		n.Route = func(to netip.Addr) (int, bool) { // its MTU is the device's, and for what goes out
+			_, ok := r.route(to)
+			return 0, ok
+		}
+	}
+	want = n.Process(a)
+	if want.Reason == oracle.Unproven && r.neverForwarded(f.b) {
+		return oracle.Result{}, false
+	}
+	if f.gsoSize == 0 {
+		return want, false
+	}
+	for i, v := range want.Visits {
+		egress := slices.ContainsFunc(n.Egresses, func(e plan.Egress) bool {
+			return e.Path == v.Path && e.Epoch == v.Epoch && int(v.Position) == len(e.Segments)
+		})
+		if v.Position != 0 && !egress {
+			continue
+		}
+		reason := abi.ReasonStripFailed
+		if v.Position == 0 {
+			reason = abi.ReasonPushFailed
+		}
+		want = oracle.Result{Verdict: oracle.Drop, Reason: oracle.Reason(reasonName(reason)), Visits: want.Visits[:i], Reported: want.Reported}
+		break
+	}
+	return want, false
+}
+
+// neverForwarded: to an address that has moved away, from one that the kernel
+// forwards nothing from. Asked whether the packet is for this node it says that
+// it will keep it.
+func (r *rig) neverForwarded(b []byte) bool {
+	p, _ := srv6.DecodeFrame(b) // behind the IPv6 header it may be damaged
+	from := p.Header.Source
+	return from.IsValid() && (from.IsLinkLocalUnicast() || from.IsMulticast()) && slices.Contains(r.spec.moved, p.Header.Destination)
+}
+
+// frames are those that a super-packet is on a wire: what the kernel says, or
+// what follows from the payload behind so many bytes.
+func (f frame) frames(headers int) int {
+	if f.gsoSize == 0 {
+		return 1
+	}
+	if f.gsoSegs != 0 {
+		return int(f.gsoSegs)
+	}
+	return max(1, int(math.Ceil(float64(len(f.b)-headers)/float64(f.gsoSize))))
+}
+
+// longest is the length of the longest of them, without headers of ours.
+func (f frame) longest() int {
+	l4 := 8
+	if len(f.b) > srv6.EthernetLen+6 && f.b[srv6.EthernetLen+6] == 6 {
+		l4 = 20
+		if at := srv6.EthernetLen + srv6.IPv6Len; len(f.b) >= at+20 {
+			l4 = int(f.b[at+12]>>4) * 4
+		}
+	}
+	return min(srv6.IPv6Len+l4+int(f.gsoSize), len(f.b)-srv6.EthernetLen)
+}
+
+// wantMoved is what must be counted, and nothing else.
+func (r *rig) wantMoved(f frame, want oracle.Result) (moved, error) {
+	m := moved{stats: map[uint32]stats{}}
+	if want.Verdict == oracle.Drop {
+		m.dropped = []string{string(want.Reason)}
+	}
+	for _, x := range want.Reported {
+		m.reported = append(m.reported, string(x))
+	}
+	for _, v := range want.Visits {
+		i, headers, err := r.statsOf(v)
+		if err != nil {
+			return m, err
+		}
+		s := m.stats[i]
+		s.Packets++
+		s.Bytes += uint64(v.Bytes)
+		s.Frames += uint64(frame{b: make([]byte, v.Bytes), gsoSize: f.gsoSize, gsoSegs: f.gsoSegs}.frames(headers))
+		m.stats[i] = s
+	}
+	return m, nil
+}
+
+// statsOf is the entry of ws_stats that a visit is counted in, and how many
+// bytes of the inner packet count as headers there.
+func (r *rig) statsOf(v oracle.Visit) (index uint32, headers int, err error) {
+	if v.Position == 0 {
+		h, err := r.headendOf(v)
+		return h.Stats, srv6.IPv6Len, err
+	}
+	for k, h := range r.have.hops {
+		if k.Path == be32(v.Path) && k.Epoch == v.Epoch && h.Position == v.Position {
+			if h.Behaviour == uint8(abi.BehaviourEndDT46) {
+				headers = srv6.IPv6Len
+			}
+			return h.Stats, headers, nil
+		}
+	}
+	return 0, 0, fmt.Errorf("the oracle has the packet visit position %d of path 0x%08x, epoch %d, which the maps do not have", v.Position, v.Path, v.Epoch)
+}
+
+func (r *rig) headendOf(v oracle.Visit) (headend, error) {
+	for _, h := range r.have.headends {
+		if h.Path == be32(v.Path) && h.Epoch == v.Epoch {
+			return h, nil
+		}
+	}
+	return headend{}, fmt.Errorf("the oracle has the packet enter path 0x%08x, epoch %d, which the maps do not have", v.Path, v.Epoch)
+}
+
+// seen is what check found out about a frame.
+type seen struct {
+	want oracle.Result // with what the oracle does not model
+	tc   outcome
+	xdp  uint32 // verdict, if it had a say
+	took bool   // XDP did the whole job
+}
+
+// check gives the frame to TC and, if it is no super-packet, to XDP with what TC
+// has learned, and compares what they do with what the oracle says: verdict,
+// bytes, counters. XDP may also pass it on, as if nothing had happened. Where
+// each is false, the counters are looked at once, after both: half the cost.
+func (r *rig) check(f frame, labels *oracle.Labels, each bool) (s seen, err error) {
+	want, foreign := r.expect(f)
+	s.want = want
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("%w\non %s of %s, GSO size %d, segments %d, number %d, came:\n%s\nthe oracle says %s %s, reported %v, visits %+v",
+				err, f.port, r.spec.name, f.gsoSize, f.gsoSegs, r.number, layers(f.b), want.Verdict, want.Reason, want.Reported, want.Visits)
+		}
+	}()
+	wantMoved, err := r.wantMoved(f, want)
+	if err != nil {
+		return s, err
+	}
+	if f.truncated() {
+		return s, r.checkTruncated(f)
+	}
+	if s.tc, err = r.runTC(f); err != nil {
+		return s, err
+	}
+	if err := checkTC(f, want, s.tc, labels); err != nil {
+		return s, fmt.Errorf("TC: %w", err)
+	}
+	if each {
+		if err := r.checkMoved("TC", wantMoved); err != nil {
+			return s, err
+		}
+	}
+	if err := r.takeNumberBack(want); err != nil {
+		return s, fmt.Errorf("TC: %w", err)
+	}
+
+	// XDP does not know the interface's address; the device filters by it.
+	if f.gsoSize == 0 && (!foreign || f.b[0]&1 != 0) {
+		if s.xdp, s.took, err = r.checkXDP(f, s.tc); err != nil {
+			return s, fmt.Errorf("XDP: %w", err)
+		}
+		if s.took || len(want.Visits) > 0 && want.Visits[0].Position == 0 { // it may have taken a number in vain
+			if err := r.takeNumberBack(want); err != nil && s.took {
+				return s, fmt.Errorf("XDP: %w", err)
+			}
+		}
+		switch {
+		case each && s.took:
+			return s, r.checkMoved("XDP", wantMoved)
+		case each:
+			return s, r.checkMoved("XDP", moved{})
+		case s.took:
+			wantMoved = wantMoved.twice()
+		}
+	}
+	if each {
+		return s, nil
+	}
+	return s, r.checkMoved("TC and XDP", wantMoved)
+}
+
+// truncated: without a whole IP header. The kernel takes no such frame for a test
+// run of TC; see TestTruncatedHeaders.
+func (f frame) truncated() bool {
+	n := len(f.b) - srv6.EthernetLen
+	if n < 0 {
+		return true
+	}
+	t := binary.BigEndian.Uint16(f.b[12:])
+	return t == srv6.EtherTypeIPv6 && n < srv6.IPv6Len || t == 0x0800 && n < 20
+}
+
+func (r *rig) checkTruncated(f frame) error {
+	if len(f.b) < srv6.EthernetLen || f.gsoSize != 0 {
+		return nil
+	}
+	got, err := r.runXDP(f)
+	if err != nil {
+		return err
+	}
+	if got.verdict != xdpPass || !slices.Equal(got.b, f.b) {
+		return fmt.Errorf("XDP did not leave a truncated frame alone: verdict %d\n%s", got.verdict, layers(got.b))
+	}
+	return r.checkMoved("XDP", moved{})
+}
+
+// checkTC compares what TC did. That only the counters moved that should is
+// checked apart.
+func checkTC(f frame, want oracle.Result, got outcome, labels *oracle.Labels) error {
+	verdict := map[oracle.Verdict]uint32{
+		oracle.Pass: tcPass, oracle.Deliver: tcPass, oracle.Drop: tcDrop, oracle.Forward: tcRedirect,
+	}[want.Verdict]
+	if got.verdict != verdict {
+		return fmt.Errorf("verdict %d, want %d", int32(got.verdict), int32(verdict))
+	}
+	wantBytes := f.b
+	switch {
+	case want.Packet != nil:
+		wantBytes = slices.Concat(f.b[:srv6.EthernetLen], want.Packet)
+	case len(want.Visits) > 0 || want.Reason == "PUSH_FAILED" || want.Reason == "STRIP_FAILED":
+		return nil // a packet that is dropped on its way through
+	}
+	gotBytes := got.b
+	if want.Encapsulated && len(gotBytes) > srv6.EthernetLen {
+		if err := labels.Check(gotBytes[srv6.EthernetLen:]); err != nil {
+			return err
+		}
+		gotBytes = slices.Concat(gotBytes[:srv6.EthernetLen], oracle.WithoutLabel(gotBytes[srv6.EthernetLen:]))
+	}
+	if !slices.Equal(wantBytes, gotBytes) {
+		return fmt.Errorf("the packet afterwards differs:\nwant\n%s\ngot\n%s", layers(wantBytes), layers(gotBytes))
+	}
+	return nil
+}
+
+// checkXDP: unchanged, or finished as TC finished it.
+func (r *rig) checkXDP(f frame, tc outcome) (verdict uint32, took bool, err error) {
+	got, err := r.runXDP(f)
+	if err != nil {
+		return 0, false, err
+	}
+	switch {
+	case got.verdict == xdpPass:
+		if !slices.Equal(got.b, f.b) {
+			return got.verdict, false, fmt.Errorf("passed on, but changed to\n%s", layers(got.b))
+		}
+		return got.verdict, false, nil
+	case got.verdict == xdpDrop && tc.verdict == tcDrop:
+		if !slices.Equal(got.b, tc.b) {
+			return got.verdict, true, fmt.Errorf("dropped as\n%s\nwhile TC dropped\n%s", layers(got.b), layers(tc.b))
+		}
+		return got.verdict, true, nil
+	case got.verdict == xdpRedirect && tc.verdict == tcRedirect:
+		want := slices.Concat(neighbourMAC[:], rigMAC[:], []byte{0x86, 0xdd}, tc.b[srv6.EthernetLen:])
+		if !slices.Equal(got.b, want) {
+			return got.verdict, true, fmt.Errorf("sent\n%s\nwhile TC sent\n%s", layers(got.b), layers(want))
+		}
+		return got.verdict, true, nil
+	}
+	return got.verdict, false, fmt.Errorf("verdict %d while TC's is %d", got.verdict, int32(tc.verdict))
+}
+
+// takeNumberBack checks that a headend has used a number, and gives it back.
+func (r *rig) takeNumberBack(want oracle.Result) error {
+	visits := want.Visits
+	if want.Reason == "PUSH_FAILED" {
+		return r.setNumbers(r.number)
+	}
+	if len(visits) == 0 || visits[0].Position != 0 {
+		return nil
+	}
+	h, err := r.headendOf(visits[0])
+	if err != nil {
+		return err
+	}
+	return errors.Join(r.checkNumber(h, 1), r.resetNumber(h))
+}
+
+func (r *rig) checkMoved(who string, want moved) error {
+	got, err := r.counted()
+	if err != nil {
+		return err
+	}
+	if !slices.Equal(got.dropped, want.dropped) || !slices.Equal(got.reported, want.reported) || !maps.Equal(got.stats, want.stats) {
+		return fmt.Errorf("%s counted %+v, want %+v", who, got, want)
+	}
+	return nil
+}
+
+// twice is what two programs count that do the same.
+func (m moved) twice() moved {
+	t := moved{stats: map[uint32]stats{}}
+	for i, s := range m.stats {
+		t.stats[i] = stats{Packets: 2 * s.Packets, Frames: 2 * s.Frames, Bytes: 2 * s.Bytes}
+	}
+	for _, x := range m.dropped {
+		t.dropped = append(t.dropped, x, x)
+	}
+	for _, x := range m.reported {
+		t.reported = append(t.reported, x, x)
+	}
+	return t
+}
+
+// layers shows a frame for people.
+func layers(b []byte) string {
+	var s strings.Builder
+	p, err := srv6.DecodeFrame(b)
+	if p.Ethernet != nil {
+		fmt.Fprintf(&s, "  ethernet %x > %x type %04x\n", p.Ethernet.Source, p.Ethernet.Destination, p.Ethernet.Type)
+	}
+	if p.Header.Source.IsValid() {
+		h := p.Header
+		fmt.Fprintf(&s, "  ipv6 %s > %s next %d hop limit %d tc %02x label %05x payload %d\n",
+			h.Source, h.Destination, h.NextHeader, h.HopLimit, h.TrafficClass, h.FlowLabel, h.PayloadLength)
+	}
+	if p.SRH != nil {
+		fmt.Fprintf(&s, "  srh next %d left %d flags %02x tag %04x segments (last first) %s\n",
+			p.SRH.NextHeader, p.SRH.SegmentsLeft, p.SRH.Flags, p.SRH.Tag, p.SRH.Segments)
+		for _, x := range p.SRH.TLVs {
+			fmt.Fprintf(&s, "  tlv %d: %x\n", x.Type, x.Value)
+		}
+	}
+	if err != nil {
+		fmt.Fprintf(&s, "  (%v)\n", err)
+	}
+	if h, rest, err := p.Inner(); err == nil {
+		fmt.Fprintf(&s, "  inner ipv6 %s > %s next %d hop limit %d payload %d, %d bytes there\n",
+			h.Source, h.Destination, h.NextHeader, h.HopLimit, h.PayloadLength, len(rest))
+	}
+	fmt.Fprintf(&s, "  %d bytes: %s", len(b), hex.EncodeToString(b[:min(len(b), 700)]))
+	if len(b) > 700 {
+		s.WriteString(" …")
+	}
+	return s.String()
+}

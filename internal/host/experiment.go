@@ -1,0 +1,97 @@
+package host
+
+import (
+	"fmt"
+	"net/netip"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+// What experiments need beside: the kernel's own SRv6 at its best, neighbours
+// that need no finding, links of a given speed.
+
+// HardwareAddress returns the MAC address of an Ethernet device.
+func (n *Net) HardwareAddress(link string) (mac [6]byte, err error) {
+	err = n.onLink("read the address of", link, func(l netlink.Link) error {
+		if copy(mac[:], l.Attrs().HardwareAddr) != len(mac) {
+			return fmt.Errorf("it is no Ethernet device")
+		}
+		return nil
+	})
+	return mac, err
+}
+
+// AddNeighbour makes a neighbour known for good: the kernel never asks for it.
+func (n *Net) AddNeighbour(link string, a netip.Addr, mac [6]byte) error {
+	return n.onLink("add neighbour "+a.String()+" to", link, func(l netlink.Link) error {
+		return n.h.NeighSet(&netlink.Neigh{
+			LinkIndex: l.Attrs().Index, Family: unix.AF_INET6, State: netlink.NUD_PERMANENT,
+			IP: a.AsSlice(), HardwareAddr: mac[:],
+		})
+	})
+}
+
+// AddKernelEgress adds a route to a SID at which the kernel's own SRv6 takes the
+// outer header off and looks the inner destination up in the main table
+// (End.DT6, RFC 8986 4.6).
+func (n *Net) AddKernelEgress(sid netip.Prefix, link string) error {
+	return n.onLink("add End.DT6 on", link, func(l netlink.Link) error {
+		e := &netlink.SEG6LocalEncap{Action: nl.SEG6_LOCAL_ACTION_END_DT6, Table: unix.RT_TABLE_MAIN}
+		e.Flags[nl.SEG6_LOCAL_ACTION] = true
+		e.Flags[nl.SEG6_LOCAL_TABLE] = true
+		return n.h.RouteAdd(&netlink.Route{
+			Dst: ipNet(sid), LinkIndex: l.Attrs().Index, Table: unix.RT_TABLE_MAIN,
+			Protocol: netlink.RouteProtocol(ProtocolStatic), Encap: e,
+		})
+	})
+}
+
+// Of the generic netlink family SEG6 (<linux/seg6_genl.h>).
+const (
+	seg6CmdSetTunnelSource = 3
+	seg6AttrDestination    = 1
+)
+
+// SetTunnelSource sets the source of the outer headers that the kernel's own
+// H.Encaps makes in the namespace. Without one it looks for a source for every
+// packet.
+func (n *Net) SetTunnelSource(a netip.Addr) error {
+	err := n.ns.Do(func() error {
+		family, err := netlink.GenlFamilyGet("SEG6")
+		if err != nil {
+			return err
+		}
+		req := nl.NewNetlinkRequest(int(family.ID), unix.NLM_F_ACK)
+		req.AddData(&nl.Genlmsg{Command: seg6CmdSetTunnelSource, Version: 1})
+		req.AddData(nl.NewRtAttr(seg6AttrDestination, a.AsSlice()))
+		_, err = req.Execute(unix.NETLINK_GENERIC, 0)
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("set the source of the kernel's SRv6 tunnels in %s: %w", n.ns, permission(err))
+	}
+	return nil
+}
+
+// SetRate limits what leaves by a device to so many bits in a second, with the
+// HTB queueing discipline, as libvirt does it. 0 takes the limit away.
+func (n *Net) SetRate(link string, bitsPerSecond uint64) error {
+	return n.onLink("set the speed of", link, func(l netlink.Link) error {
+		root := netlink.QdiscAttrs{LinkIndex: l.Attrs().Index, Handle: netlink.MakeHandle(1, 0), Parent: netlink.HANDLE_ROOT}
+		if bitsPerSecond == 0 {
+			return n.h.QdiscDel(&netlink.GenericQdisc{QdiscAttrs: root, QdiscType: "htb"})
+		}
+		q := netlink.NewHtb(root)
+		q.Defcls = 1
+		if err := n.h.QdiscReplace(q); err != nil {
+			return err
+		}
+		// A bucket of 10 ms at most: enough for a super-packet at any speed.
+		burst := max(uint32(bitsPerSecond/8/100), 128<<10)
+		return n.h.ClassReplace(netlink.NewHtbClass(netlink.ClassAttrs{
+			LinkIndex: l.Attrs().Index, Handle: netlink.MakeHandle(1, 1), Parent: netlink.MakeHandle(1, 0),
+		}, netlink.HtbClassAttrs{Rate: bitsPerSecond, Ceil: bitsPerSecond, Buffer: burst, Cbuffer: burst}))
+	})
+}

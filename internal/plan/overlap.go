@@ -1,0 +1,58 @@
+package plan
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/waystamp/waystamp/internal/model"
+)
+
+// checkOverlaps refuses chains whose matches overlap such that an honest packet
+// would be refused: it enters at a headend that knows only the less specific
+// chain, takes that, and the egress wants the proof of the more specific one.
+// Chains are compared in the same direction: in opposite ones a packet would
+// have to come from both sides at once.
+func checkOverlaps(chains []model.Chain) []error {
+	var errs []error
+	for i, a := range chains {
+		for _, b := range chains[:i] {
+			for _, dir := range []model.Direction{model.Forward, model.Reverse} {
+				if !slices.Contains(a.Directions(), dir) || !slices.Contains(b.Directions(), dir) {
+					continue
+				}
+				if err := checkOverlap(a.Directed(dir), b.Directed(dir), dir); err != nil {
+					errs = append(errs, err)
+				}
+			}
+		}
+	}
+	return errs
+}
+
+func checkOverlap(a, b model.Chain, dir model.Direction) error {
+	if !overlap(a.Match.Destination, b.Match.Destination) || !overlap(a.Match.Source, b.Match.Source) {
+		return nil
+	}
+	inner, outer := a, b
+	if specific(b.Match) > specific(a.Match) {
+		inner, outer = b, a
+	}
+	for _, n := range outer.Ingress {
+		if !slices.Contains(inner.Ingress, n) {
+			return fmt.Errorf("chain %s, %s: packets that it takes at %s and that also match chain %s (%s) would be refused as wrong-chain or unproven, since %s is not an ingress of %s; make it one, or keep the matches apart",
+				outer.Name, dir, n, inner.Name, inner.Match, n, inner.Name)
+		}
+	}
+	return nil
+}
+
+// overlap tells whether some address is in both; the zero Prefix holds all.
+func overlap(a, b netip.Prefix) bool {
+	return !a.IsValid() || !b.IsValid() || a.Overlaps(b)
+}
+
+// specific orders matches as classification does: by destination, then source.
+func specific(m model.Match) int {
+	return 256*max(0, m.Destination.Bits()) + max(0, m.Source.Bits())
+}

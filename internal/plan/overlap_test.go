@@ -1,0 +1,57 @@
+package plan
+
+import (
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/waystamp/waystamp/internal/model"
+)
+
+func TestOverlappingChainsMustShareTheirIngress(t *testing.T) {
+	chain := func(name, dst, src string, ingress ...string) model.Chain {
+		c := model.Chain{Name: name, Ingress: ingress, Functions: []string{"fw"}, Egress: "r6"}
+		if dst != "" {
+			c.Match.Destination = netip.MustParsePrefix(dst)
+		}
+		if src != "" {
+			c.Match.Source = netip.MustParsePrefix(src)
+		}
+		return c
+	}
+	for _, c := range []struct {
+		name string
+		a, b model.Chain
+		want string // in the error; "": none
+	}{
+		{"apart", chain("a", "2001:db8:1::/64", "", "r1"), chain("b", "2001:db8:2::/64", "", "r2"), ""},
+		{"inside, other ingress", chain("a", "2001:db8:1::/64", "", "r1"), chain("b", "2001:db8:1::/120", "", "r2"), "takes at r1"},
+		{"inside, in the other order", chain("b", "2001:db8:1::/120", "", "r2"), chain("a", "2001:db8:1::/64", "", "r1"), "takes at r1"},
+		{"inside, same ingress", chain("a", "2001:db8:1::/64", "", "r1"), chain("b", "2001:db8:1::/120", "", "r1", "r2"), ""},
+		{"sources apart", chain("a", "2001:db8:1::/64", "2001:db8:8::/64", "r1"), chain("b", "2001:db8:1::/120", "2001:db8:9::/64", "r2"), ""},
+		{"by source alone", chain("a", "", "2001:db8:8::/64", "r1"), chain("b", "2001:db8:1::/64", "", "r2"), "takes at r1"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			errs := checkOverlaps([]model.Chain{c.a, c.b})
+			if c.want == "" {
+				if len(errs) > 0 {
+					t.Fatalf("got %v, want no error", errs)
+				}
+				return
+			}
+			if len(errs) != 1 || !strings.Contains(errs[0].Error(), c.want) {
+				t.Fatalf("got %v, want one error with %q", errs, c.want)
+			}
+		})
+	}
+}
+
+func TestTheTwoDirectionsOfAChainMayOverlap(t *testing.T) {
+	c := model.Chain{Name: "web", Ingress: []string{"r1"}, Functions: []string{"fw"}, Egress: "r6", Both: true,
+		Match: model.Match{Destination: netip.MustParsePrefix("2001:db8:1::/64")}}
+	d := c
+	d.Name, d.Match.Destination = "ssh", netip.MustParsePrefix("2001:db8:2::/64")
+	if errs := checkOverlaps([]model.Chain{c, d}); len(errs) > 0 {
+		t.Fatal(errs)
+	}
+}
