@@ -79,6 +79,7 @@ lets through only what really took the path, in order.`,
 		NewWatchCommand(),
 		NewExplainCommand(),
 		NewPotCommand(dataplane.NewEngine),
+		NewBenchCommand(),
 		newVersionCommand(),
 	)
 	runGroups(root)

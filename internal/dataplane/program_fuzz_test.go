@@ -70,9 +70,10 @@ var (
 		"2001:db8:1000:1::1", "2001:db8:1000:1::2", "fd00:1:1::1", "fd00:5:5::1", "fd00:0:a::1", "fd00:0:b::1",
 		"2001:db8:9:101::", "2001:db8:f:ffff::", "2001:db8:7:ffff::", "2001:db8:10::1", "fe80::1", "febf::1", "fec0::1", "ff02::1", "ff0e::1",
 	}
-	fuzzSources = []string{"fd00:5:5::5", "fd00:5:5::6", "fd00:5:5::5", "fd00:5:5::7", "fd00:5:6::1", "fd00:6::1", "2620::2", "2620::3", "fe80::2", "ff02::2", "::"}
-	hopLimits   = []uint8{64, 64, 64, 64, 64, 64, 64, 64, 64, 255, 2, 1, 0}
-	macs        = [][6]byte{{2, 0, 0, 0, 0, 3}, {0x33, 0x33, 0, 0, 0, 1}, {0xff, 0xff, 0xff, 0xff, 0xff, 0xff}}
+	fuzzSources  = []string{"fd00:5:5::5", "fd00:5:5::6", "fd00:5:5::5", "fd00:5:5::7", "fd00:5:6::1", "fd00:6::1", "2620::2", "2620::3", "fe80::2", "ff02::2", "::"}
+	outerSources = append(slices.Repeat([]string{"fd00:0:a::1"}, 30), "fe80::1", "ff02::1")
+	hopLimits    = []uint8{64, 64, 64, 64, 64, 64, 64, 64, 64, 255, 2, 1, 0}
+	macs         = [][6]byte{{2, 0, 0, 0, 0, 3}, {0x33, 0x33, 0, 0, 0, 1}, {0xff, 0xff, 0xff, 0xff, 0xff, 0xff}}
 )
 
 // secrets is a path's set of them. Making one costs more than a world, so that
@@ -384,7 +385,7 @@ func (w fuzzWorld) drawOnPath(t *rapid.T) ([]byte, int) {
 		Header: srv6.Header{
 			TrafficClass: rapid.Byte().Draw(t, "outer tc"), FlowLabel: rapid.Uint32Range(0, 0xfffff).Draw(t, "outer label"),
 			HopLimit: rapid.SampledFrom(hopLimits).Draw(t, "hop limit"),
-			Source:   addr("fd00:0:a::1"), Destination: p.segments[at-1],
+			Source:   drawAddr(t, outerSources, "outer source"), Destination: p.segments[at-1],
 		},
 		SRH: &srv6.SRH{
 			NextHeader: srv6.NextHeaderIPv6, SegmentsLeft: uint8(left), Segments: srv6.Reversed(list),

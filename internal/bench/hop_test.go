@@ -1,0 +1,131 @@
+package bench
+
+import (
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/waystamp/waystamp/internal/model"
+	"github.com/waystamp/waystamp/internal/srv6"
+)
+
+func TestFramesAreOfTheSizeAskedFor(t *testing.T) {
+	w, err := newWorld(model.SchemeKeyed, 16, 2, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, h := range []hop{
+		{task: taskEnd, segments: 16, size: 512}, {task: taskEgress, segments: 16, size: 512}, {task: taskHeadend, segments: 16, size: 128},
+	} {
+		for chain := range 2 {
+			frame, head, err := h.frame(w, chain, [6]byte{2})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(frame) != h.size || head > len(frame) {
+				t.Errorf("%s: a frame of %d bytes, %d of them head; want %d", h.task, len(frame), head, h.size)
+			}
+			p, err := srv6.DecodeFrame(frame)
+			if err != nil {
+				t.Fatalf("%s: %v", h.task, err)
+			}
+			if int(p.Header.PayloadLength) != h.size-srv6.EthernetLen-srv6.IPv6Len {
+				t.Errorf("%s: payload length %d does not fill the frame", h.task, p.Header.PayloadLength)
+			}
+		}
+	}
+	if _, _, err := (hop{task: taskEnd, segments: 16, size: 256}).frame(w, 0, [6]byte{2}); err == nil {
+		t.Error("a frame too short for its headers was made")
+	}
+}
+
+func TestFieldsMakeTheFrameOfEveryChain(t *testing.T) {
+	const chains = 3
+	w, err := newWorld(model.SchemeKeyed, 3, chains, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := hop{task: taskEgress, segments: 3, size: 256, chains: chains}
+	to := [6]byte{2}
+	first, head, err := h.frame(w, 0, to)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fields, err := h.fields(w, to, first, head)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range chains {
+		got := slices.Clone(first)
+		for _, f := range fields {
+			copy(got[f.Offset:], f.Values[i])
+		}
+		want, _, err := h.frame(w, i, to)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if string(got) != string(want) {
+			t.Errorf("chain %d: the generator would send\n%x, want\n%x", i, got, want)
+		}
+	}
+}
+
+func TestOnlyKeepsBaselinesAndFloors(t *testing.T) {
+	all := []subject{
+		{Series: Series{Name: "drop"}}, {Series: Series{Name: "end/kernel", Floor: "drop"}},
+		{Series: Series{Name: "end-opot/xdp", Baseline: "end/kernel", Floor: "drop"}}, {Series: Series{Name: "other"}},
+	}
+	var got []string
+	for _, s := range (Config{Only: "opot"}).wanted(all) {
+		got = append(got, s.Name)
+	}
+	if want := []string{"drop", "end/kernel", "end-opot/xdp"}; !slices.Equal(got, want) {
+		t.Errorf("kept %v, want %v", got, want)
+	}
+}
+
+// The real thing, as short as can be: every case comes through, and the data
+// path counts every packet as its own (hop.measure).
+func TestHopOnTheKernel(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root")
+	}
+	r, err := Hop(t.Context(), Config{Runs: 1, Duration: 5 * time.Millisecond, CPU: -1, Quick: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	have := map[string]Figure{}
+	for _, f := range r.Figures {
+		have[f.Name] = f
+	}
+	for name, baseline := range map[string]string{
+		"hop/end-opot/xdp": "hop/end/kernel", "hop/end-keyed/xdp": "hop/end/kernel", "hop/headend-opot/xdp": "hop/h.encaps/kernel",
+		"hop/verify-opot/xdp": "hop/end.dt6/kernel", "hop/end-opot/tc": "hop/end/kernel", "hop/ipv6/kernel": "",
+		"hop/redirect/xdp": "hop/ipv6/kernel",
+	} {
+		f, ok := have[name]
+		if !ok || f.Baseline != baseline || f.Median < 20 || f.Median > 1e6 {
+			t.Errorf("%s: got %+v, want a figure between 20 ns and 1 ms beside %q", name, f, baseline)
+		}
+	}
+}
+
+// Packets of many chains are all verified, each by its own secrets.
+func TestManyChainsOnTheKernel(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root")
+	}
+	r, err := Scale(t.Context(), Config{Runs: 1, Duration: 5 * time.Millisecond, CPU: -1, Quick: true, Only: "chains-256"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, f := range r.Figures {
+		names = append(names, f.Name)
+	}
+	if s := strings.Join(names, " "); !strings.Contains(s, "scale/verify-keyed/chains-256") || !strings.Contains(s, "scale/end-keyed/chains-256") {
+		t.Errorf("measured %s", s)
+	}
+}

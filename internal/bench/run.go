@@ -1,0 +1,220 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"runtime"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Config says how all commands measure.
+type Config struct {
+	Runs     int           // rounds; each has one run of every case
+	Duration time.Duration // of a run
+	CPU      int           // that the hop runs on; negative: the last one
+	Quick    bool          // fewer cases
+	Only     string        // cases whose names have this in them, and their baselines; "": all
+	Binary   string        // that agents are run from; "": the running one
+	Progress io.Writer     // a terminal that is told how far things are; nil: none
+	Log      *slog.Logger
+}
+
+func (c Config) cpu() int {
+	if c.CPU < 0 {
+		return runtime.NumCPU() - 1
+	}
+	return c.CPU
+}
+
+// case_ is something that can be measured again and again.
+type subject struct {
+	Series
+	prepare func() (*trial, error)
+}
+
+// trial is a subject that is set up.
+type trial struct {
+	measure func(context.Context) (float64, error)
+	close   func() error
+}
+
+// rounds sets everything up, measures every subject once per round, one after
+// the other, and takes everything down. Every second round goes the other way
+// round, so that nobody always comes after the same one.
+func (c Config) rounds(ctx context.Context, what string, subjects []subject) (_ []Figure, err error) {
+	subjects = c.wanted(subjects)
+	if len(subjects) == 0 {
+		return nil, fmt.Errorf("no case has %q in its name", c.Only)
+	}
+	p := newProgress(c.Progress, what, (c.Runs+1)*len(subjects))
+	defer p.done()
+	trials := make([]*trial, len(subjects))
+	defer func() {
+		for _, t := range trials {
+			if t != nil && t.close != nil {
+				err = errors.Join(err, t.close())
+			}
+		}
+	}()
+	for i, s := range subjects {
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		p.step(s.Name)
+		if trials[i], err = s.prepare(); err != nil {
+			return nil, fmt.Errorf("prepare %s: %w", s.Name, err)
+		}
+		// The first run fills caches and is not counted.
+		if _, err := trials[i].measure(ctx); err != nil {
+			return nil, fmt.Errorf("measure %s: %w", s.Name, err)
+		}
+	}
+	series := make([]Series, len(subjects))
+	for i, s := range subjects {
+		series[i] = s.Series
+	}
+	for round := range c.Runs {
+		for n := range subjects {
+			i := n
+			if round%2 == 1 {
+				i = len(subjects) - 1 - n
+			}
+			if err := ctx.Err(); err != nil {
+				return nil, err
+			}
+			p.step(subjects[i].Name)
+			x, err := trials[i].measure(ctx)
+			if err != nil {
+				return nil, fmt.Errorf("measure %s: %w", subjects[i].Name, err)
+			}
+			series[i].Samples = append(series[i].Samples, x)
+		}
+	}
+	return Figures(series)
+}
+
+// wanted are the subjects that were asked for and what they are held against.
+func (c Config) wanted(all []subject) []subject {
+	if c.Only == "" {
+		return all
+	}
+	keep := map[string]bool{}
+	for _, s := range all {
+		if strings.Contains(s.Name, c.Only) {
+			keep[s.Name], keep[s.Baseline], keep[s.Floor] = true, true, true
+		}
+	}
+	// A baseline may have a floor of its own.
+	for _, s := range all {
+		if keep[s.Name] {
+			keep[s.Floor] = true
+		}
+		if keep[s.Name] && s.Baseline != "" && !keep[s.Baseline] {
+			keep[s.Baseline] = true
+		}
+	}
+	var out []subject
+	for _, s := range all {
+		if keep[s.Name] {
+			if !keep[s.Baseline] {
+				s.Baseline = ""
+			}
+			out = append(out, s)
+		}
+	}
+	return out
+}
+
+// begin starts a result.
+func (c Config) begin(command string, setup ...string) Result {
+	return Result{
+		Version: resultVersion, Command: command, Started: time.Now().UTC().Truncate(time.Second),
+		Machine: machine(), Setup: setup, Notes: []string{},
+	}
+}
+
+// busyLoad is what one sees beside oneself on a machine that does other things.
+const busyLoad = 1.0
+
+func (r *Result) end() {
+	r.Seconds = time.Since(r.Started).Round(time.Second).Seconds()
+	if r.Machine.Load > busyLoad {
+		r.Notes = append(r.Notes, fmt.Sprintf("The machine was busy with other things when the runs of %q began (load %.1f): times are too long and their spread too wide; ratios suffer less.", r.Command, r.Machine.Load))
+	}
+}
+
+// pinned runs f on one CPU, before all other tasks there, on the calling thread,
+// which must be locked to its goroutine. A real-time priority, since niceness
+// counts only among the tasks of one session or group.
+func pinned(cpu int, f func() error) error {
+	var all, one unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &all); err != nil {
+		return fmt.Errorf("read the CPUs of the thread: %w", err)
+	}
+	before, err := unix.SchedGetAttr(0, 0)
+	if err != nil {
+		return fmt.Errorf("read the priority of the thread: %w", err)
+	}
+	one.Set(cpu)
+	if err := unix.SchedSetaffinity(0, &one); err != nil {
+		return fmt.Errorf("run on CPU %d: %w", cpu, err)
+	}
+	err = unix.SchedSetAttr(0, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_FIFO, Priority: 1}, 0)
+	if err != nil {
+		err = fmt.Errorf("give the thread a real-time priority: %w", err)
+	} else {
+		err = errors.Join(f(), unix.SchedSetAttr(0, before, 0))
+	}
+	return errors.Join(err, unix.SchedSetaffinity(0, &all))
+}
+
+// progress is one line that is written again and again.
+type progress struct {
+	w     io.Writer
+	what  string
+	total int
+	at    int
+	start time.Time
+}
+
+func newProgress(w io.Writer, what string, total int) *progress {
+	return &progress{w: w, what: what, total: total, start: time.Now()}
+}
+
+func (p *progress) step(name string) {
+	if p.w == nil {
+		return
+	}
+	left := ""
+	if p.at > 0 {
+		each := time.Since(p.start) / time.Duration(p.at)
+		left = fmt.Sprintf(", %s left", (each * time.Duration(p.total-p.at)).Round(time.Second))
+	}
+	fmt.Fprintf(p.w, "\r\x1b[K%s %3d %%%s: %s", p.what, 100*p.at/p.total, left, name)
+	p.at++
+}
+
+func (p *progress) done() {
+	if p.w != nil {
+		fmt.Fprint(p.w, "\r\x1b[K")
+	}
+}
+
+// Terminal returns f if it is a terminal, else nil.
+func Terminal(f any) io.Writer {
+	file, ok := f.(*os.File)
+	if !ok {
+		return nil
+	}
+	if _, err := unix.IoctlGetTermios(int(file.Fd()), unix.TCGETS); err != nil {
+		return nil
+	}
+	return file
+}

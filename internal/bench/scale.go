@@ -1,0 +1,65 @@
+package bench
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/waystamp/waystamp/internal/model"
+)
+
+// Scale measures what a packet costs as chains, rules and segments grow in
+// number.
+func Scale(ctx context.Context, c Config) (Result, error) {
+	r := c.begin("scale", append(hopSetup(c),
+		fmt.Sprintf("Chains: packets go round all of them, one after the other, each with its own SID, path, secrets, rule and destination. The generator's own tables grow with them; scale/drop/xdp shows what that costs. A node has its own /64 for each chain that visits it, of which this domain's hop has %d.", chainsMax),
+		"Headends put as much before a frame as its buffer has room for; on veth that is 9 segments. Longer lists go by TC, and take as long.",
+		"Segments: keyed verifies a tag per hop, opot the same work for any number.",
+	)...)
+	chains := []int{1, 16, 256, 4096, chainsMax}
+	segments := []int{2, 4, 8, 12, 16}
+	if c.Quick {
+		chains = []int{1, 256, chainsMax}
+		segments = []int{2, 16}
+	}
+	sweep := func(what string, n []int, tasks []task, vary func(*hop, int)) error {
+		var subjects []subject
+		for _, t := range tasks {
+			for _, s := range []model.Scheme{model.SchemeOPoT, model.SchemeKeyed} {
+				if what == "chains" && s == model.SchemeOPoT && t != taskDrop {
+					continue // the same tables
+				}
+				if t == taskDrop && s == model.SchemeKeyed {
+					continue
+				}
+				first := ""
+				for _, x := range n {
+					h := hop{task: t, by: byXDP, scheme: s, size: 512, segments: 2, chains: 1}
+					vary(&h, x)
+					name := fmt.Sprintf("scale/%s-%s/%s-%d", t, s, what, x)
+					if t == taskDrop {
+						name = fmt.Sprintf("scale/drop/%s-%d", what, x)
+					}
+					series := Series{Name: name, Unit: "ns/packet", Better: Less, Baseline: first, Params: map[string]float64{what: float64(x)}}
+					if first == "" {
+						first = name
+					}
+					subjects = append(subjects, subject{Series: series, prepare: func() (*trial, error) { return h.prepare(c, &r) }})
+				}
+			}
+		}
+		if c.Only != "" && len(c.wanted(subjects)) == 0 {
+			return nil
+		}
+		figures, err := c.rounds(ctx, "scale, "+what, subjects)
+		r.Figures = append(r.Figures, figures...)
+		return err
+	}
+	if err := sweep("segments", segments, []task{taskEnd, taskHeadend, taskEgress}, func(h *hop, n int) { h.segments = n }); err != nil {
+		return Result{}, err
+	}
+	if err := sweep("chains", chains, []task{taskDrop, taskEnd, taskHeadend, taskEgress}, func(h *hop, n int) { h.chains = n }); err != nil {
+		return Result{}, err
+	}
+	r.end()
+	return r, nil
+}

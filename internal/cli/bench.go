@@ -1,0 +1,219 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/waystamp/waystamp/internal/bench"
+	"github.com/waystamp/waystamp/internal/host"
+)
+
+// benchPart is an experiment.
+type benchPart struct {
+	name, short, long string
+	run               func(context.Context, bench.Config) (bench.Result, error)
+	runs, quickRuns   int
+	each, quickEach   time.Duration
+}
+
+func benchParts() []benchPart {
+	return []benchPart{
+		{
+			"stamp", "What the programs alone take",
+			"Runs each program on packets of its own with BPF_PROG_TEST_RUN, by scheme and number of\nsegments.",
+			bench.Stamp, 10, 6, 200 * time.Millisecond, 100 * time.Millisecond,
+		}, {
+			"hop", "One node under load, on one CPU",
+			"Sends packets through one node as fast as one CPU goes: bare XDP redirect, the kernel's IPv6\nforwarding, End, H.Encaps and End.DT6, and ours in their places, on XDP and on TC.",
+			bench.Hop, 15, 7, 200 * time.Millisecond, 100 * time.Millisecond,
+		}, {
+			"paper", "The paper's network under TCP",
+			"Repeats the experiments of the paper on ordered proof of transit: TCP through five segments,\noffloads on and off, links of 1 to 5 Gbit/s, round trips. Needs iperf3.",
+			bench.Paper, 10, 3, 4 * time.Second, time.Second,
+		}, {
+			"scale", "Cost over chains and segments",
+			"Measures what a packet costs at a node as the chains that visit it, and the segments of a\nchain, grow in number.",
+			bench.Scale, 10, 6, 200 * time.Millisecond, 100 * time.Millisecond,
+		},
+	}
+}
+
+type benchFlags struct {
+	runs     int
+	duration time.Duration
+	out      string
+	quick    bool
+	cpu      int
+	only     string
+	verbose  bool
+}
+
+func (f *benchFlags) add(cmd *cobra.Command) {
+	fl := cmd.Flags()
+	fl.IntVar(&f.runs, "runs", 0, "`rounds` of measurement, each with one run of every case (default: by experiment)")
+	fl.DurationVar(&f.duration, "duration", 0, "`time` of one run (default: by experiment)")
+	fl.StringVar(&f.out, "out", "", "`directory` for results.json, report.md and plots")
+	fl.BoolVar(&f.quick, "quick", false, "fewer cases and shorter runs")
+	fl.IntVar(&f.cpu, "cpu", -1, "CPU that a node under load runs on (default: the last one)")
+	fl.StringVar(&f.only, "only", "", "only cases whose names have this `text` in them, and their baselines")
+	fl.BoolVarP(&f.verbose, "verbose", "v", false, "tell on standard error what labs do")
+}
+
+func (f *benchFlags) check() error {
+	if f.runs < 0 || f.duration < 0 {
+		return Usagef("--runs and --duration are above 0")
+	}
+	return nil
+}
+
+func (f *benchFlags) config(cmd *cobra.Command, p benchPart) bench.Config {
+	c := bench.Config{
+		Runs: p.runs, Duration: p.each, CPU: f.cpu, Quick: f.quick, Only: f.only,
+		Progress: bench.Terminal(cmd.ErrOrStderr()), Log: slog.New(slog.DiscardHandler),
+	}
+	if f.quick {
+		c.Runs, c.Duration = p.quickRuns, p.quickEach
+	}
+	if f.runs > 0 {
+		c.Runs = f.runs
+	}
+	if f.duration > 0 {
+		c.Duration = f.duration
+	}
+	if f.verbose {
+		c.Log = slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), nil))
+	}
+	return c
+}
+
+// finish writes a result where it was asked for, and to standard output.
+func (f *benchFlags) finish(cmd *cobra.Command, r bench.Result) error {
+	if f.out != "" {
+		if err := r.Write(f.out); err != nil {
+			return err
+		}
+	}
+	fmt.Fprint(cmd.OutOrStdout(), r.Table())
+	for _, n := range r.Notes {
+		fmt.Fprintln(cmd.ErrOrStderr(), n)
+	}
+	return nil
+}
+
+// NewBenchCommand is `waystamp bench`.
+func NewBenchCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "bench",
+		Short: "How fast it is, beside the kernel without it",
+		Long: `Measures waystamp beside what the kernel does without it, in turns on the same
+machine: medians with their spread, ratios with their error. Everything happens
+in network namespaces of its own; it needs root, and a machine with nothing
+else to do.`,
+		Example: `  waystamp bench hop
+  waystamp bench all --quick --out /tmp/bench
+  waystamp bench compare before/ after/`,
+	}
+	for _, p := range benchParts() {
+		var f benchFlags
+		sub := &cobra.Command{
+			Use: p.name, Short: p.short, Long: p.long, Args: UsageArgs(cobra.NoArgs),
+			Example: "  waystamp bench " + p.name + " --quick --out /tmp/bench",
+			RunE: func(cmd *cobra.Command, _ []string) error {
+				if err := f.ready(); err != nil {
+					return err
+				}
+				r, err := p.run(cmd.Context(), f.config(cmd, p))
+				if err != nil {
+					return err
+				}
+				return f.finish(cmd, r)
+			},
+		}
+		f.add(sub)
+		cmd.AddCommand(sub)
+	}
+	cmd.AddCommand(newBenchAllCommand(), newBenchCompareCommand(), newBenchDocsCommand())
+	return cmd
+}
+
+func (f *benchFlags) ready() error {
+	if err := f.check(); err != nil {
+		return err
+	}
+	return host.Require(host.FeatureNetAdmin, host.FeatureNamespaces, host.FeatureIPv6, host.FeatureVeth, host.FeatureSEG6Local)
+}
+
+func newBenchAllCommand() *cobra.Command {
+	var f benchFlags
+	cmd := &cobra.Command{
+		Use:     "all",
+		Short:   "All experiments, one after the other",
+		Example: "  waystamp bench all --quick --out /tmp/bench",
+		Args:    UsageArgs(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := f.ready(); err != nil {
+				return err
+			}
+			var parts []bench.Result
+			for _, p := range benchParts() {
+				r, err := p.run(cmd.Context(), f.config(cmd, p))
+				if err != nil {
+					return fmt.Errorf("bench %s: %w", p.name, err)
+				}
+				parts = append(parts, r)
+			}
+			return f.finish(cmd, bench.Join("all", parts...))
+		},
+	}
+	f.add(cmd)
+	return cmd
+}
+
+func newBenchCompareCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "compare A B",
+		Short: "Hold two results against each other",
+		Long: `Shows every figure of two results: directories that --out made, or their
+results.json. Between machines, and between moods of one, the ratios to the
+baselines of the same run say more than the times do.`,
+		Example: "  waystamp bench compare before/ after/",
+		Args:    UsageArgs(cobra.ExactArgs(2)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			var r [2]bench.Result
+			for i, path := range args {
+				var err error
+				if r[i], err = bench.Read(path); err != nil {
+					return err
+				}
+			}
+			fmt.Fprint(cmd.OutOrStdout(), bench.DifferenceTable(bench.Compare(r[0], r[1])))
+			return nil
+		},
+	}
+}
+
+func newBenchDocsCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "docs RESULT DIR",
+		Short: "Write DIR/performance.md and its plots from a result",
+		Long: `Makes the page on performance from a result, with the goals and whether they
+were reached. The same result gives the same page. Plots go to DIR/performance.`,
+		Example: "  waystamp bench docs docs/performance/results.json docs",
+		Args:    UsageArgs(cobra.ExactArgs(2)),
+		RunE: func(_ *cobra.Command, args []string) error {
+			r, err := bench.Read(args[0])
+			if err != nil {
+				return err
+			}
+			if _, err := os.Stat(args[1]); err != nil {
+				return fmt.Errorf("write the page: %w", err)
+			}
+			return bench.WritePage(r, args[1])
+		},
+	}
+}

@@ -1,0 +1,74 @@
+package cli
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+const benchResult = `{"version": 1, "command": "hop", "started": "2026-01-02T03:04:05Z", "seconds": 1,
+"machine": {"cpu": "x", "cpus": 2, "kernel": "6.18", "arch": "amd64", "mitigations": [], "load": 0}, "setup": [], "notes": [],
+"figures": [{"name": "hop/end-opot/xdp", "unit": "ns/packet", "better": "less", "median": MEDIAN, "min": MEDIAN, "max": MEDIAN,
+"n": 1, "baseline": "hop/end/kernel", "ratio": 3.75, "samples": [MEDIAN]}]}`
+
+func runBench(t *testing.T, args ...string) (code int, stdout, stderr string) {
+	t.Helper()
+	root := NewBenchCommand()
+	runGroups(root)
+	var out, errs bytes.Buffer
+	code = execute(t.Context(), root, args, strings.NewReader(""), &out, &errs)
+	return code, out.String(), errs.String()
+}
+
+func writeBenchResult(t *testing.T, name, median string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), name)
+	if err := os.WriteFile(path, []byte(strings.ReplaceAll(benchResult, "MEDIAN", median)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func TestBenchCompareShowsBothRuns(t *testing.T) {
+	code, out, errs := runBench(t, "compare", writeBenchResult(t, "a.json", "400"), writeBenchResult(t, "b.json", "320"))
+	if code != ExitDone {
+		t.Fatalf("exit code %d: %s", code, errs)
+	}
+	for _, want := range []string{"hop/end-opot/xdp", "400", "320", "1.25 ×", "spreads are apart"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("no %q in\n%s", want, out)
+		}
+	}
+}
+
+func TestBenchDocsWritesThePage(t *testing.T) {
+	dir := t.TempDir()
+	if code, _, errs := runBench(t, "docs", writeBenchResult(t, "r.json", "400"), dir); code != ExitDone {
+		t.Fatalf("exit code %d: %s", code, errs)
+	}
+	b, err := os.ReadFile(filepath.Join(dir, "performance.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(string(b), "| ≥ 3.70 | 3.75 | reached |") {
+		t.Errorf("the first goal is not shown as reached:\n%.1500s", b)
+	}
+	for _, name := range []string{"hop.svg", "hop.png"} {
+		if _, err := os.Stat(filepath.Join(dir, "performance", name)); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func TestBenchUsageErrors(t *testing.T) {
+	for _, args := range [][]string{{"hop", "--runs", "-1"}, {"hop", "extra"}, {"compare", "one"}, {"stamps"}, {"hop", "--duration", "fast"}} {
+		if code, _, errs := runBench(t, args...); code != ExitUsage || errs == "" {
+			t.Errorf("bench %s: exit code %d, %q; want %d and a sentence", strings.Join(args, " "), code, errs, ExitUsage)
+		}
+	}
+	if code, _, _ := runBench(t, "compare", "/nowhere/a", "/nowhere/b"); code != ExitFailed {
+		t.Errorf("compare of files that are not there: exit code %d, want %d", code, ExitFailed)
+	}
+}

@@ -1,0 +1,700 @@
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
+
+	"github.com/waystamp/waystamp/internal/dataplane"
+	"github.com/waystamp/waystamp/internal/host"
+	"github.com/waystamp/waystamp/internal/lab"
+	"github.com/waystamp/waystamp/internal/model"
+	"github.com/waystamp/waystamp/internal/plan"
+	"github.com/waystamp/waystamp/internal/srv6"
+)
+
+// stream is a TCP connection between two hosts that carries bytes, not too fast,
+// until the test has seen enough.
+type stream struct {
+	t      *testing.T
+	moved  atomic.Int64
+	grew   chan struct{}
+	enough context.CancelFunc
+	sent   chan error // by whom it is sent, and how that ended
+	ended  chan error
+	resent atomic.Uint32
+}
+
+// The bytes of a stream, and the pieces that they are sent in.
+const (
+	streamPiece = 64 << 10
+	streamEvery = 2 * time.Millisecond
+)
+
+func (w *world) stream(from, to string) *stream {
+	w.t.Helper()
+	ctx, cancel := context.WithCancel(soon(w.t))
+	s := &stream{t: w.t, grew: make(chan struct{}, 1), enough: cancel, sent: make(chan error, 1), ended: make(chan error, 1)}
+	content := lab.Content{Seed: 11, Size: 1 << 40}
+	var l net.Listener
+	must(w.t, w.Do(from, func() (err error) {
+		l, err = net.Listen("tcp", net.JoinHostPort(w.addr(from).String(), "0"))
+		return err
+	}))
+	var conn net.Conn
+	must(w.t, w.Do(to, func() (err error) {
+		conn, err = net.Dial("tcp", l.Addr().String())
+		return err
+	}))
+	go func() { s.sent <- s.send(ctx, l, content.Reader()) }()
+	go func() { s.ended <- s.receive(conn, content.Reader()) }()
+	w.t.Cleanup(func() {
+		cancel()
+		l.Close()
+		conn.Close()
+	})
+	return s
+}
+
+func (s *stream) send(ctx context.Context, l net.Listener, content io.Reader) error {
+	conn, err := l.Accept()
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	tick := time.NewTicker(streamEvery)
+	defer tick.Stop()
+	for ctx.Err() == nil {
+		if _, err := io.CopyN(conn, content, streamPiece); err != nil {
+			return err
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+		}
+	}
+	raw, err := conn.(*net.TCPConn).SyscallConn()
+	if err != nil {
+		return err
+	}
+	return raw.Control(func(fd uintptr) {
+		if info, err := unix.GetsockoptTCPInfo(int(fd), unix.SOL_TCP, unix.TCP_INFO); err == nil {
+			s.resent.Store(info.Total_retrans)
+		}
+	})
+}
+
+func (s *stream) receive(conn net.Conn, content io.Reader) error {
+	got, want := make([]byte, streamPiece), make([]byte, streamPiece)
+	for {
+		n, err := conn.Read(got)
+		if _, err := io.ReadFull(content, want[:n]); err != nil {
+			return err
+		}
+		if !bytes.Equal(got[:n], want[:n]) {
+			return fmt.Errorf("the bytes after %d are not those that were sent", s.moved.Load())
+		}
+		s.moved.Add(int64(n))
+		select {
+		case s.grew <- struct{}{}:
+		default:
+		}
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// more waits until as many bytes have come since now.
+func (s *stream) more(bytes int64) {
+	s.t.Helper()
+	limit := time.After(settleTime)
+	for until := s.moved.Load() + bytes; s.moved.Load() < until; {
+		select {
+		case <-s.grew:
+		case err := <-s.ended:
+			s.t.Fatalf("the stream ended after %d bytes: %v", s.moved.Load(), err)
+		case <-limit:
+			s.t.Fatalf("the stream is stuck after %d bytes", s.moved.Load())
+		case <-interrupted.Done():
+			s.t.Fatal(context.Cause(interrupted))
+		}
+	}
+}
+
+// finish waits until all that was sent has come.
+func (s *stream) finish() {
+	s.t.Helper()
+	s.enough()
+	for _, c := range []chan error{s.sent, s.ended} {
+		select {
+		case err := <-c:
+			must(s.t, err)
+		case <-time.After(settleTime):
+			s.t.Fatalf("the stream does not end")
+		}
+	}
+	s.t.Logf("%d bytes, %d segments sent again", s.moved.Load(), s.resent.Load())
+}
+
+// kill ends an agent without a warning.
+func (w *world) kill(node string) {
+	w.t.Helper()
+	m, err := w.Member(node)
+	must(w.t, err)
+	must(w.t, unix.Kill(m.Agent.PID, unix.SIGKILL))
+	eventually(w.t, func() error {
+		if m.Agent.Running() {
+			return fmt.Errorf("process %d is still there", m.Agent.PID)
+		}
+		return nil
+	})
+}
+
+// numbers are the counters of a path's RNDs by lane, in the order in which they
+// came by. It is an error if one came twice.
+func numbers(t *testing.T, proofs []srv6.Proof) map[uint64][]uint64 {
+	t.Helper()
+	seen := map[[2]uint64]bool{}
+	out := map[uint64][]uint64{}
+	for _, p := range proofs {
+		lane, number := p.RND>>48, p.RND&(1<<42-1)
+		if k := [2]uint64{lane, number}; seen[k] {
+			t.Fatalf("number %d of lane %d was given out twice", number, lane)
+		} else {
+			seen[k] = true
+		}
+		out[lane] = append(out[lane], number)
+	}
+	return out
+}
+
+func highest(lanes map[uint64][]uint64) (n uint64) {
+	for _, l := range lanes {
+		n = max(n, slices.Max(l))
+	}
+	return n
+}
+
+func TestKilledAgentsLoseNoPacket(t *testing.T) {
+	t.Parallel()
+	w := build(t, paper)
+	web := w.path("web", model.Forward)
+	r6 := w.capture("r6", "r6-r3")
+	since, back := w.counting(web), w.counting(w.path("web", model.Reverse))
+	s := w.stream("h1", "h2")
+	const enough = 4 << 20
+	s.more(enough)
+	for _, n := range w.nodes() {
+		w.kill(n)
+	}
+	s.more(enough) // nobody is there
+	for _, n := range w.nodes() {
+		must(t, w.StartAgent(soon(t), n))
+		s.more(enough / 4)
+	}
+	w.kill("r1") // once more, the headend alone
+	s.more(enough / 4)
+	must(t, w.StartAgent(soon(t), "r1"))
+	s.more(enough / 4)
+	s.finish()
+	f := since()
+	if back().frames() == 0 || f.frames() < 6000 {
+		t.Errorf("%d frames forward, %d back", f.frames(), back().frames())
+	}
+	var n int
+	for _, l := range numbers(t, r6.proofs(web.Path)) {
+		n += len(l)
+		if !slices.IsSorted(l) {
+			t.Error("a lane counted backwards")
+		}
+	}
+	t.Logf("%d packets captured, of %d", n, f[0].Packets)
+	if n == 0 {
+		t.Error("nothing was captured")
+	}
+}
+
+// ceilings reads a node's record of used numbers, by path.
+func (w *world) ceilings(node string) map[string]uint64 {
+	w.t.Helper()
+	b, err := os.ReadFile(filepath.Join(w.AgentDir(node), "counters.json"))
+	must(w.t, err)
+	var f struct {
+		Counters []struct {
+			Path    string
+			Ceiling uint64
+		}
+	}
+	must(w.t, json.Unmarshal(b, &f))
+	out := map[string]uint64{}
+	for _, c := range f.Counters {
+		out[c.Path] = c.Ceiling
+	}
+	return out
+}
+
+// After a reboot there are no programs and no maps any more; what is on the disk
+// keeps the numbers from being given out again.
+func TestNumbersAreNotGivenOutAgainAfterAReboot(t *testing.T) {
+	t.Parallel()
+	w := build(t, paper)
+	web := w.path("web", model.Forward)
+	r6 := w.capture("r6", "r6-r3")
+	came := func(n int) map[uint64][]uint64 {
+		t.Helper()
+		eventually(t, func() error {
+			if got := len(r6.proofs(web.Path)); got != n {
+				return fmt.Errorf("%d stamped packets were captured, want %d", got, n)
+			}
+			return nil
+		})
+		return numbers(t, r6.proofs(web.Path))
+	}
+	key := fmt.Sprintf("0x%08x", web.Path)
+	w.reaches("h1", "h2")
+	first := highest(came(5))
+	ceiling := w.ceilings("r1")[key]
+	if ceiling <= first {
+		t.Fatalf("number %d was given out, the ceiling on disk is %d", first, ceiling)
+	}
+
+	must(t, w.StopAgent(soon(t), "r1"))
+	must(t, os.RemoveAll(filepath.Join(dataplane.DefaultPinDir, w.Instance("r1"))))
+	eventually(t, func() error { // the kernel lets go a little later
+		if n := w.attached("r1", "r1-h1", "r1-r2", "r1-r4"); n != 0 {
+			return fmt.Errorf("%d programs are still attached at r1", n)
+		}
+		return nil
+	})
+	w.isCutOff("h1", "h2", probes) // plain by now
+	must(t, w.StartAgent(soon(t), "r1"))
+	w.refused("r6", "unproven", probes)
+	w.reaches("h1", "h2")
+	lanes := came(10)
+	for lane, l := range lanes {
+		for _, n := range l {
+			if n > first && n <= ceiling {
+				t.Errorf("lane %d: number %d after the reboot is not above the old ceiling %d", lane, n, ceiling)
+			}
+		}
+	}
+	second := highest(lanes)
+	if second <= ceiling {
+		t.Errorf("the highest number after the reboot is %d, the ceiling before was %d", second, ceiling)
+	}
+
+	// Whoever detaches in an orderly way gives back what it has not used.
+	must(t, w.StopAgent(soon(t), "r1"))
+	must(t, w.Detach(soon(t), "r1"))
+	if back := w.ceilings("r1")[key]; back != second {
+		t.Errorf("after detaching the ceiling is %d, want the last number, %d", back, second)
+	}
+	must(t, w.StartAgent(soon(t), "r1"))
+	w.reaches("h1", "h2")
+	if third := highest(came(15)); third <= second || third > second+5 {
+		t.Errorf("number %d after detaching, want one of the next after %d", third, second)
+	}
+}
+
+// attached counts the programs at interfaces of a member.
+func (w *world) attached(name string, links ...string) (n int) {
+	w.t.Helper()
+	must(w.t, w.Do(name, func() error {
+		for _, l := range links {
+			i, err := net.InterfaceByName(l)
+			if err != nil {
+				return err
+			}
+			for _, at := range []ebpf.AttachType{ebpf.AttachTCXIngress, ebpf.AttachTCXEgress} {
+				r, err := link.QueryPrograms(link.QueryOptions{Target: i.Index, Attach: at})
+				if err != nil {
+					return fmt.Errorf("query %s: %w", l, err)
+				}
+				n += len(r.Programs)
+			}
+		}
+		return nil
+	}))
+	return n
+}
+
+// detach runs `waystamp agent --detach` for a node, as an operator would.
+func (w *world) detach(node string, more ...string) result {
+	w.t.Helper()
+	args := append([]string{"agent", "--detach", "--instance", w.Instance(node), "--run-dir", w.AgentDir(node), "--state-dir", w.AgentDir(node)}, more...)
+	return runIn(w.t, w.ns(node), args...)
+}
+
+func TestStoppedAgentsLeaveDataPathAndGuard(t *testing.T) {
+	t.Parallel()
+	w := build(t, paper)
+	links := []string{"r1-h1", "r1-r2", "r1-r4"}
+	if n := w.attached("r1", links...); n != len(links) {
+		t.Fatalf("%d programs are attached at r1, want %d", n, len(links))
+	}
+	if r := w.detach("r1", "--yes"); r.code != 1 || !strings.Contains(r.stderr, "stop the agent first") {
+		t.Errorf("detach beside a running agent: %s", r)
+	}
+	for _, n := range w.nodes() {
+		started := time.Now()
+		must(t, w.StopAgent(soon(t), n))
+		// Well below the grace after which it would be killed.
+		if took := time.Since(started); took > 5*time.Second {
+			t.Errorf("the agent of %s took %s to stop", n, took)
+		}
+		log, err := os.ReadFile(filepath.Join(w.Dir(), "logs", n+".log"))
+		if err != nil || !bytes.Contains(log, []byte("guard and locator route stay in force")) {
+			t.Errorf("the agent of %s says at its end:\n%s%v", n, log, err)
+		}
+	}
+	w.reaches("h1", "h2")
+	w.download("h2", "h1", 5_000_000)
+	if l, err := w.net("r2").Locators(); err != nil || len(l) != 1 {
+		t.Errorf("locators of r2: %v, %v", l, err)
+	}
+
+	// First the question, then the deed.
+	r := w.detach("r1")
+	if r.code != 2 || !strings.Contains(r.stderr, "web (reverse)") || !strings.Contains(r.stderr, "add --yes") {
+		t.Errorf("detach without --yes: %s", r)
+	}
+	if n := w.attached("r1", links...); n != len(links) {
+		t.Fatalf("%d programs are attached at r1 after detach without --yes", n)
+	}
+	r = w.detach("r1", "--yes")
+	want := fmt.Sprintf("instance %s: 3 programs taken off their interfaces\n"+
+		"locator fc00:0:0:100::/56: route withdrawn\nchain web (reverse): now unguarded\n", w.Instance("r1"))
+	if r.code != 0 || r.stdout != want || r.stderr != "" {
+		t.Errorf("detach: %s\nwant %s", r, want)
+	}
+	if n := w.attached("r1", links...); n != 0 {
+		t.Errorf("%d programs are attached at r1 after detach", n)
+	}
+	if p := pins(t, w.Instance("r1")); len(p) > 0 {
+		t.Errorf("pins of r1 after detach: %q", p)
+	}
+	if l, err := w.net("r1").Locators(); err != nil || len(l) != 0 {
+		t.Errorf("locators of r1 after detach: %v, %v", l, err)
+	}
+	if left := entries(t, w.AgentDir("r1"), ""); !slices.Equal(left, []string{"counters.json"}) {
+		t.Errorf("the run directory of r1 after detach holds %q, want the record of numbers alone", left)
+	}
+	if r := w.detach("r1", "--yes"); r.code != 0 || !strings.Contains(r.stdout, "nothing is there") {
+		t.Errorf("detach again: %s", r)
+	}
+
+	// Nobody's agent runs, and the guard at r6 stands.
+	w.isCutOff("h1", "h2", probes)
+	for _, n := range w.nodes() {
+		must(t, w.StartAgent(soon(t), n))
+	}
+	w.refused("r6", "unproven", probes)
+	w.reaches("h1", "h2")
+}
+
+// writePlan replaces a plan file by any bytes.
+func (w *world) writePlan(node string, b []byte) {
+	w.t.Helper()
+	tmp := w.NodePlanPath(node) + ".tmp"
+	must(w.t, os.WriteFile(tmp, b, 0o600))
+	must(w.t, os.Rename(tmp, w.NodePlanPath(node)))
+}
+
+func TestAWrongPlanLeavesTheOneBeforeInForce(t *testing.T) {
+	t.Parallel()
+	w := build(t, paper)
+	good, err := os.ReadFile(w.NodePlanPath("r2"))
+	must(t, err)
+	other, err := os.ReadFile(w.NodePlanPath("r3"))
+	must(t, err)
+	generation := w.status("r2").Generation
+	for _, c := range []struct {
+		name string
+		plan []byte // nil: the file is gone
+		says string
+	}{
+		{"garbage", []byte("not a plan\n"), "invalid character"},
+		{"nothing", []byte{}, "unexpected end of JSON input"},
+		{"half a plan", good[:len(good)/2], "unexpected end of JSON input"},
+		{"an unknown field", bytes.Replace(good, []byte(`"name"`), []byte(`"nome"`), 1), "nome"},
+		{"another node's plan", other, "the plan is for another node: r3; this is the agent of r2"},
+		{"an interface that does not exist", bytes.Replace(good, []byte(`"r2-r3"`), []byte(`"r2-r9"`), 1), "interface r2-r9: there is no such interface"},
+		{"no file", nil, "no such file"},
+	} {
+		if c.plan == nil {
+			must(t, os.Remove(w.NodePlanPath("r2")))
+		} else {
+			w.writePlan("r2", c.plan)
+		}
+		eventually(t, func() error {
+			s := w.status("r2")
+			if !strings.Contains(s.Error, c.says) || !strings.Contains(s.Error, "the one before stays in force") {
+				return fmt.Errorf("%s: the status says %q, want %q in it", c.name, s.Error, c.says)
+			}
+			if strings.Contains(s.Error, "\n") {
+				return fmt.Errorf("%s: the status says more than one line: %q", c.name, s.Error)
+			}
+			return nil
+		})
+		w.reaches("h1", "h2")
+		if s := w.status("r2"); s.Generation != generation || !s.Ready {
+			t.Errorf("%s: generation %d, ready %t, want %d", c.name, s.Generation, s.Ready, generation)
+		}
+	}
+	w.writePlan("r2", good)
+	eventually(t, func() error {
+		if s := w.status("r2"); s.Error != "" {
+			return fmt.Errorf("with its plan back the status of r2 says %q", s.Error)
+		}
+		return nil
+	})
+	w.reaches("h1", "h2")
+}
+
+func TestAnAgentThatCannotStartChangesNothing(t *testing.T) {
+	t.Parallel()
+	w := buildFrom(t, parse(t, paper), func(c *lab.Config) { c.WithoutAgents = true })
+	good, err := os.ReadFile(w.NodePlanPath("r2"))
+	must(t, err)
+	dir := newDir(t)
+	for _, c := range []struct {
+		name string
+		plan []byte
+		args []string
+		says string
+	}{
+		{"garbage", []byte("not a plan\n"), nil, "read a node's plan: invalid character"},
+		{"an interface that does not exist", bytes.Replace(good, []byte(`"r2-r3"`), []byte(`"r2-r9"`), 1), nil,
+			"interface r2-r9: there is no such interface"},
+		{"another node's plan", good, []string{"--node", "r3"}, "the plan is for another node: r2; this is the agent of r3"},
+		{"pins that are no pins", good, []string{"--pin-dir", dir}, "is not on a bpf filesystem"},
+	} {
+		file, run := filepath.Join(dir, "plan.json"), filepath.Join(dir, "run")
+		must(t, os.WriteFile(file, c.plan, 0o600))
+		args := append([]string{"agent", "--plan", file, "--instance", w.Instance("r2"), "--run-dir", run, "--state-dir", run}, c.args...)
+		r := runIn(t, w.ns("r2"), args...)
+		if r.code != 1 || r.stdout != "" || !strings.Contains(r.stderr, c.says) || strings.Count(r.stderr, "\n") != 1 {
+			t.Errorf("%s: %s\nwant one line with %q", c.name, r, c.says)
+		}
+		if n := w.attached("r2", "r2-r1", "r2-r3"); n != 0 {
+			t.Errorf("%s: %d programs are attached", c.name, n)
+		}
+		if p := pins(t, w.Instance("r2")); len(p) > 0 {
+			t.Errorf("%s: pins %q", c.name, p)
+		}
+		if l, err := w.net("r2").Locators(); err != nil || len(l) != 0 {
+			t.Errorf("%s: locators %v, %v", c.name, l, err)
+		}
+		if left := entries(t, run, ""); len(left) > 0 {
+			t.Errorf("%s: left in the run directory: %q", c.name, left)
+		}
+	}
+	// The very same command does start with a plan that is right.
+	must(t, w.StartAgent(soon(t), "r2"))
+}
+
+// Chains come and go, so many that the nodes need larger maps and load everything
+// anew, and the traffic of those that stay does not notice.
+func TestChainsComeAndGoUnderTraffic(t *testing.T) {
+	t.Parallel()
+	w := build(t, star)
+	small := w.plan
+	d := w.manifest.Domain
+	d.Chains = slices.Clone(d.Chains)
+	for i := range 100 {
+		d.Chains = append(d.Chains, model.Chain{
+			Name: fmt.Sprintf("c%d", i), Ingress: []string{"r1"}, Functions: []string{"dpi"}, Egress: "r6",
+			Match: model.Match{Destination: netip.PrefixFrom(netip.AddrFrom16([16]byte{0xfc, 15: byte(i), 2: 0x99}), 128)},
+			Proof: model.Proof{Scheme: model.SchemeOPoT},
+		})
+	}
+	large, err := plan.Compile(d, plan.NewKeyring(rand.Reader, small.Paths))
+	must(t, err)
+	web := w.path("web", model.Forward)
+	if i := slices.IndexFunc(large.Paths, func(p plan.Path) bool { return p.Path == web.Path }); large.Paths[i].Epoch != web.Epoch {
+		t.Fatalf("chain web has epoch %d with its neighbours, %d without", large.Paths[i].Epoch, web.Epoch)
+	}
+
+	r6 := w.capture("r6", "r6-m")
+	since, back := w.counting(web), w.counting(w.path("web", model.Reverse))
+	s := w.stream("h1", "h2")
+	const enough = 1 << 20
+	s.more(enough)
+	for _, p := range []*plan.Domain{large, small, large} {
+		for _, n := range p.Nodes {
+			before := pins(t, w.Instance(n.Name))
+			w.follow(n)
+			if after := pins(t, w.Instance(n.Name)); !slices.Equal(before, after) {
+				t.Errorf("pins of %s: %q, before %q", n.Name, after, before)
+			}
+			s.more(enough)
+		}
+	}
+	s.finish()
+	f := since()
+	if back().frames() == 0 || f.frames() == 0 {
+		t.Errorf("%d frames forward, %d back", f.frames(), back().frames())
+	}
+	numbers(t, r6.proofs(web.Path))
+	if g := entries(t, filepath.Join(dataplane.DefaultPinDir, w.Instance("r1")), "gen-"); len(g) != 1 || strings.HasPrefix(g[0], "gen-1-") {
+		t.Errorf("generations of r1: %q; want one, and not the first: else this test shows less than it says", g)
+	}
+}
+
+// Labs of one and the same file do not meet, and none can take another's place.
+func TestLabsLiveBesideEachOther(t *testing.T) {
+	t.Parallel()
+	a, b := build(t, paper), build(t, paper)
+	since := b.counting(b.path("web", model.Forward))
+	a.reaches("h1", "h2")
+	if n := since().frames(); n != 0 {
+		t.Errorf("%d frames of one lab were stamped in the other", n)
+	}
+	b.reaches("h1", "h2")
+	for name, runDir := range map[string]string{"the same directory": filepath.Dir(a.Dir()), "another directory": newDir(t)} {
+		_, err := lab.Up(soon(t), lab.Config{
+			Domain: a.manifest.Domain, Lab: *a.manifest.Lab, Prefix: a.Prefix(), RunDir: runDir, Binary: program,
+		})
+		if !errors.Is(err, os.ErrExist) {
+			t.Errorf("a lab with a prefix that is taken, in %s: got %v", name, err)
+		}
+		if name == "another directory" {
+			if left := entries(t, runDir, ""); len(left) > 0 {
+				t.Errorf("left of it: %q", left)
+			}
+		}
+		a.reaches("h1", "h2")
+	}
+	b.checkRefusals()
+	must(t, b.Down(soon(t)))
+	a.reaches("h1", "h2")
+}
+
+// moment tells whether a command that builds a lab has come to some point.
+type moment func(t *testing.T, prefix, stdout string) bool
+
+func hasNamespace(t *testing.T, prefix, _ string) bool {
+	return len(entries(t, host.NamespaceDir, prefix+"-")) > 0
+}
+func hasAgent(t *testing.T, prefix, _ string) bool { return len(processes(t, prefix+"-")) > 0 }
+func hasPin(t *testing.T, prefix, _ string) bool   { return len(pins(t, prefix+"-")) > 0 }
+
+func TestCtrlCLeavesNothing(t *testing.T) {
+	t.Parallel()
+	file := write(t, "paper.yaml", paper)
+	says := func(text string) moment {
+		return func(_ *testing.T, _, stdout string) bool { return strings.Contains(stdout, text) }
+	}
+	for _, c := range []struct {
+		name string
+		args []string
+		when moment
+	}{
+		{"lab up, at its first namespace", []string{"lab", "up", "-f", file}, hasNamespace},
+		{"lab up, at its first agent", []string{"lab", "up", "-f", file}, hasAgent},
+		{"lab up, at its first pin", []string{"lab", "up", "-f", file}, hasPin},
+		{"demo, at its first namespace", []string{"demo"}, hasNamespace},
+		{"demo, at its first scene", []string{"demo"}, says("1. Traffic takes its chain")},
+		{"demo, at its third scene", []string{"demo", "--scheme", "opot"}, says("3. The functions are visited")},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			prefix, runDir := newPrefix(), newDir(t)
+			sweep(t, prefix, runDir)
+			p := start(t, append(c.args, "--prefix", prefix, "--run-dir", runDir)...)
+			within(t, patience, func() error {
+				if !c.when(t, prefix, p.stdout.String()) {
+					return fmt.Errorf("it says\n%s%s", p.stdout, p.stderr)
+				}
+				return nil
+			})
+			must(t, p.cmd.Process.Signal(unix.SIGINT))
+			r := p.wait()
+			if r.code != 1 || !strings.HasSuffix(r.stderr, "waystamp: interrupted\n") {
+				t.Errorf("after Ctrl-C: %s\nwant exit code 1 and that it was interrupted", r)
+			}
+			leavesNothing(t, runDir, prefix)
+		})
+	}
+}
+
+// sweep takes away, when a test has failed, what a command under test has left.
+func sweep(t *testing.T, prefix, runDir string) {
+	t.Cleanup(func() {
+		if !t.Failed() {
+			return
+		}
+		for _, p := range processes(t, prefix+"-") { // the prefix is random, hence ours
+			var pid int
+			if _, err := fmt.Sscan(p, &pid); err == nil {
+				unix.Kill(pid, unix.SIGKILL)
+			}
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		if said, err := exec.CommandContext(ctx, program, "lab", "down", "--prefix", prefix, "--run-dir", runDir).CombinedOutput(); err != nil {
+			t.Logf("sweep lab %s: %v: %s", prefix, err, said)
+		}
+		for _, e := range entries(t, host.NamespaceDir, prefix+"-") {
+			os.Remove(filepath.Join(host.NamespaceDir, e)) // a file; a namespace's is busy
+		}
+	})
+}
+
+// What a killed `lab up` has left, `lab down` takes away.
+func TestDownTakesAwayWhatAKilledUpHasLeft(t *testing.T) {
+	t.Parallel()
+	file := write(t, "paper.yaml", paper)
+	for _, c := range []struct {
+		name string
+		when moment
+	}{{"at its first namespace", hasNamespace}, {"at its first agent", hasAgent}, {"at its first pin", hasPin}} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			prefix, runDir := newPrefix(), newDir(t)
+			sweep(t, prefix, runDir)
+			p := start(t, "lab", "up", "-f", file, "--prefix", prefix, "--run-dir", runDir)
+			within(t, patience, func() error {
+				if !c.when(t, prefix, "") {
+					return errors.New("it has not come so far")
+				}
+				return nil
+			})
+			must(t, p.cmd.Process.Kill())
+			p.wait()
+			if len(entries(t, host.NamespaceDir, prefix+"-")) == 0 {
+				t.Error("nothing was left: this test shows nothing")
+			}
+			// A child of it may hold the lab's lock until it runs its own program.
+			eventually(t, func() error {
+				if r := run(t, "lab", "down", "--prefix", prefix, "--run-dir", runDir); r.code != 0 {
+					return errors.New(r.String())
+				}
+				return nil
+			})
+			leavesNothing(t, runDir, prefix)
+		})
+	}
+}
