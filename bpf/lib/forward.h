@@ -33,8 +33,10 @@ static __always_inline long route_find(struct __sk_buff *skb,
 	p->family = AF_INET6;
 	p->flowinfo = ip6->vtc_flow & ~IP6_VERSION_MASK;
 	p->ifindex = skb->ifindex;
-	/* Super-packets are checked by their segments, later. */
-	p->tot_len = skb->gso_size ? 0 : skb->len - sizeof(struct eth_hdr);
+	/* Super-packets are checked by their segments, later; not 0, for which
+	 * the kernel would tell the device's MTU instead of the route's.
+	 */
+	p->tot_len = skb->gso_size ? 1 : skb->len - sizeof(struct eth_hdr);
 	__builtin_memcpy(p->ipv6_src, ip6->src, sizeof(p->ipv6_src));
 	__builtin_memcpy(p->ipv6_dst, ip6->dst, sizeof(p->ipv6_dst));
 	return bpf_fib_lookup(skb, p, sizeof(*p), 0);
@@ -80,9 +82,7 @@ static __always_inline int route_take(struct __sk_buff *skb,
 	    (skb->gso_size &&
 	     bpf_check_mtu(skb, p->ifindex, &mtu, 0, BPF_MTU_CHK_SEGS)))
 		return ws_refuse(skb, WS_REASON_TOO_BIG, rc);
-	/* Of a super-packet the kernel tells the device's MTU, not the route's. */
-	if (rc == BPF_FIB_LKUP_RET_SUCCESS && cfg.nexthop_ttl_ns &&
-	    !skb->gso_size)
+	if (rc == BPF_FIB_LKUP_RET_SUCCESS && cfg.nexthop_ttl_ns)
 		nexthop_learn(p, key);
 	__builtin_memcpy(nh.ipv6_nh, p->ipv6_dst, sizeof(nh.ipv6_nh));
 	return bpf_redirect_neigh(p->ifindex, &nh, sizeof(nh), 0);

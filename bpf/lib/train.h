@@ -49,7 +49,10 @@ static __always_inline __u32 train_frames(const struct __sk_buff *skb,
 static __always_inline __u32 train_packet_len(const struct __sk_buff *skb,
 					      struct cursor c)
 {
+	__u32 all = skb->len - sizeof(struct eth_hdr), longest;
+
 	if (!skb->gso_size)
-		return skb->len - sizeof(struct eth_hdr);
-	return train_headers(c) + skb->gso_size;
+		return all;
+	longest = train_headers(c) + skb->gso_size;
+	return longest < all ? longest : all;
 }

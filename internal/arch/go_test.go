@@ -26,6 +26,7 @@ var level = map[string]int{
 	"internal/explain":   4,
 	"internal/lab":       4,
 	"internal/demo":      5,
+	"internal/bench":     5,
 	"internal/cli":       6,
 	"cmd":                7,
 	"examples":           0,

@@ -206,7 +206,7 @@ func (l *live) checkOut(a oracle.Arrival, mss int, labels *oracle.Labels) error 
 	}
 	m := moved{stats: map[uint32]stats{}}
 	for _, v := range want.Visits {
-		i, _, err := l.statsOf(v)
+		i, err := l.statsOf(v)
 		if err != nil {
 			return err
 		}

@@ -25,10 +25,11 @@ import (
 // bring about, and why. Each is there since the verifier of the kernel, or a
 // helper's failure, wants an answer.
 var notProduced = map[abi.Reason]string{
-	abi.ReasonLoop:        "Segments Left is at most 16 and falls with each of the 17 visits that a packet is given",
-	abi.ReasonWriteFailed: "the room for the header was made a moment before",
-	abi.ReasonPullFailed:  "the kernel would have to be out of memory",
-	abi.ReasonBoundsBug:   "what it checks was checked before",
+	abi.ReasonLoop:          "Segments Left is at most 16 and falls with each of the 17 visits that a packet is given",
+	abi.ReasonWriteFailed:   "the room for the header was made a moment before",
+	abi.ReasonPullFailed:    "the kernel would have to be out of memory",
+	abi.ReasonBoundsBug:     "what it checks was checked before",
+	abi.ReasonRestoreFailed: "the packet had a header of that size a moment before",
 }
 
 // reasonCase brings one reason about that no packet of Scapy's does.
@@ -101,6 +102,13 @@ func TestEveryReasonIsProduced(t *testing.T) {
 		abi.ReasonTruncated:     "TestTruncatedHeaders",
 		abi.ReasonEdgeTruncated: "TestTruncatedHeaders",
 		abi.ReasonVLANTags:      "TestSecondPriorityTagIsRefused",
+	}
+	// Those of the proxy, which has tests of its own.
+	for _, r := range []abi.Reason{
+		abi.ReasonNotCached, abi.ReasonCacheFull, abi.ReasonFunctionMTU, abi.ReasonCannotCut,
+		abi.ReasonFunctionTruncated, abi.ReasonProxyMissingBug, abi.ReasonShareGone,
+	} {
+		produced[r] = "proxy_test.go"
 	}
 	all, err := packets.All()
 	if err != nil {
@@ -444,8 +452,9 @@ func TestTrainsAreCountedAsWhatTheyAreOnAWire(t *testing.T) {
 	r.must(err)
 	b := slices.Concat(p.Frame, make([]byte, 1000))
 	inner := len(b) - srv6.EthernetLen - srv6.IPv6Len - 8 - 3*16 - 24
+	payload := inner - srv6.IPv6Len - 8 // UDP
 	for _, c := range []struct{ size, segs, want uint32 }{
-		{0, 0, 1}, {0, 5, 1}, {100, 7, 7}, {100, 1, 1}, {100, 0, uint32(inner+99) / 100}, {uint32(inner), 0, 1}, {uint32(inner - 1), 0, 2}, {1, 0, uint32(inner)}, {65535, 0, 1},
+		{0, 0, 1}, {0, 5, 1}, {100, 7, 7}, {100, 1, 1}, {100, 0, uint32(payload+99) / 100}, {uint32(payload), 0, 1}, {uint32(payload - 1), 0, 2}, {1, 0, uint32(payload)}, {65535, 0, 1},
 	} {
 		r.must(r.in(func() error {
 			o, err := r.runTC(frame{port: portCore, b: b, gsoSize: c.size, gsoSegs: c.segs})

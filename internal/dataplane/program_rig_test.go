@@ -98,7 +98,7 @@ type rig struct {
 }
 
 // rigLimits are small: all of ws_stats is read after every packet.
-var rigLimits = limits{counters: 64, stats: 128}
+var rigLimits = limits{counters: 64, stats: 128, cache: 2048, slots: 1}
 
 func newRig(t *testing.T, spec rigSpec) *rig {
 	t.Helper()
@@ -354,7 +354,7 @@ func (r *rig) checkNumber(h headend, used uint64) error {
 
 // tally is what the programs have counted, over all CPUs.
 type tally struct {
-	dropped, reported [64]uint64
+	dropped, reported [abi.ReasonCount]uint64
 	stats             [128]stats
 }
 
@@ -550,7 +550,7 @@ func (r *rig) expect(f frame) (want oracle.Result, passes bool) {
 	}
 	n := r.node
 	if f.gsoSize != 0 {
-		a.Frames = max(2, f.frames(srv6.EthernetLen+srv6.IPv6Len)) // with 1 Longest would not count
+		a.Frames = max(2, f.frames(srv6.EthernetLen)) // with 1 Longest would not count
 		a.Longest = f.longest()
 		n.Route = func(to netip.Addr) (int, bool) { // its MTU is the device's, and for what goes out
 			_, ok := r.route(to)
@@ -591,27 +591,37 @@ func (r *rig) neverForwarded(b []byte) bool {
 }
 
 // frames are those that a super-packet is on a wire: what the kernel says, or
-// what follows from the payload behind so many bytes.
-func (f frame) frames(headers int) int {
+// what follows from the payload of the inner packet at that offset.
+func (f frame) frames(inner int) int {
 	if f.gsoSize == 0 {
 		return 1
 	}
 	if f.gsoSegs != 0 {
 		return int(f.gsoSegs)
 	}
-	return max(1, int(math.Ceil(float64(len(f.b)-headers)/float64(f.gsoSize))))
+	payload := len(f.b) - inner - innerHeaders(f.b[inner:])
+	return max(1, int(math.Ceil(float64(payload)/float64(f.gsoSize))))
+}
+
+// innerHeaders is the length of the headers that each frame has of its own.
+func innerHeaders(b []byte) int {
+	if len(b) < srv6.IPv6Len {
+		return 0
+	}
+	l4 := 8
+	if b[6] == 6 {
+		l4 = 20
+		if len(b) >= srv6.IPv6Len+20 {
+			l4 = int(b[srv6.IPv6Len+12]>>4) * 4
+		}
+	}
+	return srv6.IPv6Len + l4
 }
 
 // longest is the length of the longest of them, without headers of ours.
 func (f frame) longest() int {
-	l4 := 8
-	if len(f.b) > srv6.EthernetLen+6 && f.b[srv6.EthernetLen+6] == 6 {
-		l4 = 20
-		if at := srv6.EthernetLen + srv6.IPv6Len; len(f.b) >= at+20 {
-			l4 = int(f.b[at+12]>>4) * 4
-		}
-	}
-	return min(srv6.IPv6Len+l4+int(f.gsoSize), len(f.b)-srv6.EthernetLen)
+	b := f.b[min(len(f.b), srv6.EthernetLen):]
+	return min(innerHeaders(b)+int(f.gsoSize), len(b))
 }
 
 // wantMoved is what must be counted, and nothing else.
@@ -624,35 +634,31 @@ func (r *rig) wantMoved(f frame, want oracle.Result) (moved, error) {
 		m.reported = append(m.reported, string(x))
 	}
 	for _, v := range want.Visits {
-		i, headers, err := r.statsOf(v)
+		i, err := r.statsOf(v)
 		if err != nil {
 			return m, err
 		}
 		s := m.stats[i]
 		s.Packets++
 		s.Bytes += uint64(v.Bytes)
-		s.Frames += uint64(frame{b: make([]byte, v.Bytes), gsoSize: f.gsoSize, gsoSegs: f.gsoSegs}.frames(headers))
+		s.Frames += uint64(f.frames(len(f.b) - v.Bytes))
 		m.stats[i] = s
 	}
 	return m, nil
 }
 
-// statsOf is the entry of ws_stats that a visit is counted in, and how many
-// bytes of the inner packet count as headers there.
-func (r *rig) statsOf(v oracle.Visit) (index uint32, headers int, err error) {
+// statsOf is the entry of ws_stats that a visit is counted in.
+func (r *rig) statsOf(v oracle.Visit) (index uint32, err error) {
 	if v.Position == 0 {
 		h, err := r.headendOf(v)
-		return h.Stats, srv6.IPv6Len, err
+		return h.Stats, err
 	}
 	for k, h := range r.have.hops {
 		if k.Path == be32(v.Path) && k.Epoch == v.Epoch && h.Position == v.Position {
-			if h.Behaviour == uint8(abi.BehaviourEndDT46) {
-				headers = srv6.IPv6Len
-			}
-			return h.Stats, headers, nil
+			return h.Stats, nil
 		}
 	}
-	return 0, 0, fmt.Errorf("the oracle has the packet visit position %d of path 0x%08x, epoch %d, which the maps do not have", v.Position, v.Path, v.Epoch)
+	return 0, fmt.Errorf("the oracle has the packet visit position %d of path 0x%08x, epoch %d, which the maps do not have", v.Position, v.Path, v.Epoch)
 }
 
 func (r *rig) headendOf(v oracle.Visit) (headend, error) {

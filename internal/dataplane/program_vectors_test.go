@@ -181,9 +181,10 @@ func TestNoBranchTellsWhereATagIsWrong(t *testing.T) {
 			verifiers += n
 		}
 	}
-	// Both programs for core, and the headend's, which goes on as an egress.
-	if want := 3 * 2; verifiers != want {
-		t.Errorf("%d comparisons of proofs found, want %d: keyed and opot in three programs", verifiers, want)
+	// Both programs for core, and the headend's and the functions', which may go
+	// on as an egress.
+	if want := 4 * 2; verifiers != want {
+		t.Errorf("%d comparisons of proofs found, want %d: keyed and opot in four programs", verifiers, want)
 	}
 }
 

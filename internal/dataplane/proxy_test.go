@@ -149,7 +149,7 @@ const (
 func outerOf(path uint32, sid int, scheme model.Scheme, rnd uint64, inner []byte) srv6.Packet {
 	p := srv6.Packet{
 		Ethernet: &srv6.Ethernet{Type: srv6.EtherTypeIPv6},
-		Header:   srv6.Header{TrafficClass: 3, FlowLabel: 0x54321, HopLimit: 64, Source: addr("fc00:1::9"), Destination: ownSID(sid)},
+		Header:   srv6.Header{TrafficClass: 0x48, FlowLabel: 0x54321, HopLimit: 64, Source: addr("fc00:1::9"), Destination: ownSID(sid)},
 		SRH: &srv6.SRH{
 			NextHeader: srv6.NextHeaderIPv6, SegmentsLeft: 2, Tag: 7,
 			Segments: []netip.Addr{otherSID(9), otherSID(1), ownSID(sid)},

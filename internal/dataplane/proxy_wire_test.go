@@ -30,7 +30,8 @@ type wire struct {
 }
 
 func newWire(t *testing.T, edit func(*plan.Node)) *wire {
-	w := &wire{bed: newBed(t)}
+	t.Helper()
+	w := &wire{bed: newLonelyBed(t)}
 	world := w.namespace()
 	w.fn = w.namespace()
 	for _, v := range []host.Veth{
