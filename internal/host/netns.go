@@ -30,6 +30,8 @@ type NetNS struct {
 	file *os.File // nil once closed
 }
 
+var errNoNamespace = errors.New("is not a namespace")
+
 func newNetNS(name string, file *os.File) (*NetNS, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(file.Fd()), &st); err != nil {
@@ -40,7 +42,7 @@ func newNetNS(name string, file *os.File) (*NetNS, error) {
 		return nil, errors.Join(fmt.Errorf("statfs %s: %w", file.Name(), err), file.Close())
 	}
 	if fst.Type != unix.NSFS_MAGIC {
-		return nil, errors.Join(fmt.Errorf("%s is not a namespace", file.Name()), file.Close())
+		return nil, errors.Join(fmt.Errorf("%s %w", file.Name(), errNoNamespace), file.Close())
 	}
 	return &NetNS{
 		name:  name,
@@ -81,7 +83,18 @@ func OpenNamed(name string) (*NetNS, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open network namespace %s: %w", name, err)
 	}
-	return newNetNS(name, f)
+	ns, err := newNetNS(name, f)
+	// Whoever made the name was killed before there was a namespace behind it.
+	if errors.Is(err, errNoNamespace) && removeEmpty(f.Name()) {
+		return nil, fmt.Errorf("open network namespace %s: %w", name, fs.ErrNotExist)
+	}
+	return ns, err
+}
+
+// removeEmpty removes a file that has nothing in it and is no mount.
+func removeEmpty(name string) bool {
+	st, err := os.Lstat(name)
+	return err == nil && st.Mode().IsRegular() && st.Size() == 0 && os.Remove(name) == nil
 }
 
 // Anonymous makes a namespace without a name. It is gone when the handle and

@@ -155,13 +155,36 @@ func (l *Lab) StopAgent(ctx context.Context, node string) error {
 	if err != nil {
 		return err
 	}
-	if m.Agent == nil || m.Agent.PID == 0 {
+	if m.Agent == nil {
 		return nil
+	}
+	if m.Agent.PID == 0 {
+		return m.stopUnrecorded(ctx)
 	}
 	if err := (process{m.Agent.PID, m.Agent.Start}).stop(ctx, stopGrace); err != nil {
 		return fmt.Errorf("stop the agent of %s: %w", node, err)
 	}
 	return l.forgetPID(node, *m.Agent)
+}
+
+// stopUnrecorded stops an agent whose number never came to be written down,
+// since whoever started it was killed in between. It is known by the namespace
+// that it runs in and the instance that it was given.
+func (m Member) stopUnrecorded(ctx context.Context) error {
+	for _, pid := range processesIn(m.Inode) {
+		line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+		if err != nil || !strings.Contains(string(line), "\x00--instance\x00"+m.Agent.Instance+"\x00") {
+			continue
+		}
+		p, err := findProcess(pid)
+		if err != nil {
+			continue // it has ended
+		}
+		if err := p.stop(ctx, stopGrace); err != nil {
+			return fmt.Errorf("stop the agent of %s: %w", m.Name, err)
+		}
+	}
+	return nil
 }
 
 func (l *Lab) forgetPID(node string, a Agent) error {
