@@ -99,8 +99,11 @@ format: deps-clang ## gofmt and clang-format, in place
 	@find bpf -name '*.[ch]' -print0 | xargs -0 $(CLANG_FORMAT) -i
 
 T := 60s
+PACKETS := 1000000
+
 .PHONY: fuzz
-fuzz: ## every fuzz target for T=60s each
+fuzz: ## every fuzz target for T=60s each, and a million packets against the reference model (root)
+	@WAYSTAMP_FUZZ_PACKETS=$(PACKETS) go test -count=1 -timeout 60m -run TestProgramsDoWhatTheOracleSays ./internal/dataplane
 	@for p in $$(go list ./internal/...); do \
 		for f in $$(go test -list '^Fuzz' "$$p" | grep '^Fuzz' || true); do \
 			echo "fuzz: $$p $$f"; go test -run '^$$' -fuzz "^$$f\$$" -fuzztime $(T) "$$p"; \

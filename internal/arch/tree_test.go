@@ -58,7 +58,7 @@ var load = sync.OnceValues(func() (*tree, error) {
 			}
 			return nil
 		}
-		if d.Type().IsRegular() {
+		if d.Type().IsRegular() && rel != ".git" { // a file in a work tree of its own
 			t.files = append(t.files, rel)
 		}
 		return nil

@@ -31,7 +31,7 @@ which stays with whoever plans. Run again, it keeps the SIDs and the secrets of
 paths that did not change, and gives the others fresh secrets and their next
 epoch. A file is replaced in one step, and only if it changes.
 
-Exit code 1 if the file is refused: every problem is shown with its place.`,
+Exit code 2 if the file is refused: every problem is shown with its place.`,
 		Example: `  waystamp plan -f examples/paper.yaml
   waystamp plan -f examples/paper.yaml -o json
   waystamp plan -f domain.yaml --out /var/lib/waystamp/plan`,

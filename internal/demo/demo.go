@@ -63,6 +63,9 @@ func Run(ctx context.Context, c Config) error {
 	if err != nil {
 		return err
 	}
+	if err := host.Require(host.FeatureNetAdmin, host.FeatureNamespaces, host.FeatureSEG6Local); err != nil {
+		return err
+	}
 	s := &stage{Config: c, manifest: m}
 	s.prologue()
 	for i, scheme := range c.Schemes {
