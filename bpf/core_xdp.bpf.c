@@ -11,6 +11,23 @@
 #include "lib/nexthop_xdp.h"
 #include "lib/stats.h"
 
+/* Sets ep->len. A frame that ends in the first buffer just where the payload
+ * length says needs no helper to tell its length, which takes as long as two
+ * look-ups.
+ */
+static __always_inline bool packet_is_whole(ctx_t *ctx, struct endpoint *ep)
+{
+	__u32 payload = bpf_ntohs(ep->ip6->payload_len);
+	__u32 len = sizeof(*ep->ip6) + payload;
+
+	if ((void *)(ep->ip6 + 1) + payload == ep->end) {
+		ep->len = len;
+		return true;
+	}
+	ep->len = ctx_len(ctx) - sizeof(*ep->eth);
+	return len <= ep->len;
+}
+
 /* From the frame to the entry for its SID, path and epoch; false: not for XDP. */
 static __always_inline bool endpoint_parse_xdp(ctx_t *ctx, struct endpoint *ep)
 {
@@ -25,9 +42,7 @@ static __always_inline bool endpoint_parse_xdp(ctx_t *ctx, struct endpoint *ep)
 	    ip6_is_unsteered(ep->ip6->src) ||
 	    ep->ip6->nexthdr != NEXTHDR_ROUTING || !node_is_armed())
 		return false;
-	if (sizeof(*ep->eth) + sizeof(*ep->ip6) +
-		    bpf_ntohs(ep->ip6->payload_len) >
-	    ctx_len(ctx))
+	if (!packet_is_whole(ctx, ep))
 		return false;
 	if (srh_check(&c, &ep->srh, &ep->segments))
 		return false;
@@ -39,9 +54,8 @@ static __always_inline bool endpoint_parse_xdp(ctx_t *ctx, struct endpoint *ep)
 	return endpoint_find_hop(ep) == WS_REASON_NONE;
 }
 
-static __always_inline int end_xdp(ctx_t *ctx, const struct endpoint *ep)
+static __always_inline int end_xdp(const struct endpoint *ep)
 {
-	__u32 len = ctx_len(ctx) - sizeof(struct eth_hdr);
 	const struct ws_nexthop *n;
 	struct ws_nexthop_key key;
 	const struct sid *next;
@@ -49,19 +63,19 @@ static __always_inline int end_xdp(ctx_t *ctx, const struct endpoint *ep)
 	if (end_check(ep, true, &next) || in_locator(next->hi))
 		return CTX_PASS;
 	key = nexthop_key_of(next->hi, next->lo, nexthop_flow(ep->ip6));
-	n = nexthop_find(&key, len);
+	n = nexthop_find(&key, ep->len);
 	if (!n)
 		return CTX_PASS;
 	end_advance(ep, next, true);
 	end_stamp(ep);
-	stats_add(ep->hop->stats, 1, len - endpoint_outer_len(ep));
+	stats_add(ep->hop->stats, 1, ep->len - endpoint_outer_len(ep));
 	return nexthop_take(ep->eth, n);
 }
 
 static __always_inline int dt46_xdp(ctx_t *ctx, const struct endpoint *ep)
 {
 	__u32 outer = endpoint_outer_len(ep);
-	__u32 len = ctx_len(ctx) - sizeof(struct eth_hdr) - outer;
+	__u32 len = ep->len - outer;
 	__u32 stats = ep->hop->stats, ecn = ip6_ecn(ep->ip6);
 	const struct ws_nexthop *n;
 	struct ws_nexthop_key key;
@@ -70,14 +84,17 @@ static __always_inline int dt46_xdp(ctx_t *ctx, const struct endpoint *ep)
 	struct eth_hdr *eth;
 	enum ws_reason r;
 	struct cursor c;
+	bool report;
 
 	if (ep->srh->segments_left)
 		return CTX_PASS;
 	e = egress_find(ep);
 	if (!e)
 		return CTX_PASS;
+	/* Read with what is judged: the entry may be another path's later. */
+	report = e->on_violation == WS_ON_VIOLATION_REPORT;
 	r = egress_judge(ep, e);
-	if (r && e->on_violation == WS_ON_VIOLATION_REPORT)
+	if (r && report)
 		return CTX_PASS;
 	if (r)
 		return ws_refuse(ctx, r, 0);
@@ -109,7 +126,7 @@ int ws_core_xdp(struct xdp_md *ctx)
 	if (!endpoint_parse_xdp(ctx, &ep))
 		return CTX_PASS;
 	if (ep.hop->behaviour == WS_BEHAVIOUR_END)
-		return end_xdp(ctx, &ep);
+		return end_xdp(&ep);
 	if (ep.hop->behaviour == WS_BEHAVIOUR_END_DT46)
 		return dt46_xdp(ctx, &ep);
 	return CTX_PASS;

@@ -20,6 +20,7 @@ struct endpoint {
 	struct sid *list;
 	struct proof_tlv *tlv;
 	const struct ws_hop *hop;
+	__u32 len; /* of the IP packet as it came; XDP only */
 	__be64 sid; /* that it came for, upper 64 bits */
 	__u32 segments; /* in the list carried */
 };

@@ -121,6 +121,7 @@ static __always_inline int dt46_tc(struct __sk_buff *skb, struct endpoint *ep)
 	const struct ws_egress *e;
 	struct ip6_hdr *inner;
 	__u32 frames, bytes, stats;
+	bool report;
 	enum ws_reason r;
 	long rc;
 
@@ -129,8 +130,10 @@ static __always_inline int dt46_tc(struct __sk_buff *skb, struct endpoint *ep)
 	e = egress_find(ep);
 	if (!e)
 		return ws_refuse(skb, WS_REASON_EGRESS_MISSING_BUG, 0);
+	/* Read with what is judged: the entry may be another path's later. */
+	report = e->on_violation == WS_ON_VIOLATION_REPORT;
 	r = egress_judge(ep, e);
-	if (r && e->on_violation != WS_ON_VIOLATION_REPORT)
+	if (r && !report)
 		return ws_refuse(skb, r, 0);
 	if (r)
 		ws_report(skb, r);
