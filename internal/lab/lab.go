@@ -83,6 +83,9 @@ func Up(ctx context.Context, c Config) (_ *Lab, err error) {
 			return nil, fmt.Errorf("find the program to run agents from: %w", err)
 		}
 	}
+	if len(c.Lab.Functions) > 0 {
+		return nil, fmt.Errorf("lab: function %s: the lab builds no functions of kind unaware yet; take lab.functions and those functions out of the file", c.Lab.Functions[0].Name)
+	}
 	need := []host.Feature{host.FeatureNetAdmin, host.FeatureNamespaces, host.FeatureIPv6, host.FeatureVeth}
 	if slices.ContainsFunc(c.Lab.Routers, func(r model.LabRouter) bool { return len(r.SIDs) > 0 }) {
 		need = append(need, host.FeatureSEG6Local)
