@@ -69,7 +69,7 @@ func beyondGenerator(f Figure, all map[string]Figure) float64 {
 func (r Result) Page(plots []string) string {
 	var b strings.Builder
 	b.WriteString("# Performance\n\n")
-	b.WriteString("Made by `waystamp bench docs docs/performance/results.json docs`; do not edit. To repeat every figure:\n`waystamp bench all --out DIR`.\n\n")
+	b.WriteString("Made by `waystamp bench docs docs/performance/results.json docs`; do not edit. To repeat every figure:\n`waystamp bench all --out DIR`, or with `--quick` in three minutes, with fewer and shorter runs.\n\n")
 	b.WriteString("## Goals\n\n| goal | figure | wanted | measured | |\n|---|---|---:|---:|---|\n")
 	all := map[string]Figure{}
 	for _, f := range r.Figures {

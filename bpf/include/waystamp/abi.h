@@ -258,7 +258,7 @@ struct ws_nexthop {
 };
 _Static_assert(sizeof(struct ws_nexthop) == 32, "ws_nexthop is ABI");
 
-/* ws_proxies: one per function that knows nothing of SRv6; key 1, 2, ... */
+/* ws_proxies: one per function that knows nothing of SRv6; key: never 0 */
 struct ws_proxy {
 	__u64 lifetime_ns; /* of a cached header */
 	__u32 to; /* interface that the inner packet leaves by; 0: local */
