@@ -11,3 +11,12 @@ const PaperName = "examples/paper.yaml"
 //
 //go:embed paper.yaml
 var Paper []byte
+
+// FunctionsName is what messages about Functions call it.
+const FunctionsName = "examples/functions.yaml"
+
+// Functions is a domain whose functions know nothing of segment routing: a
+// firewall, a program in user space and a NAT.
+//
+//go:embed functions.yaml
+var Functions []byte

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -13,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/waystamp/waystamp/internal/lab"
+	"github.com/waystamp/waystamp/internal/lab/inline"
 )
 
 // labCommand is what the commands below "waystamp lab" have in common.
@@ -27,14 +29,15 @@ func NewLabCommand() *cobra.Command {
 		Use:   "lab",
 		Short: "A domain of network namespaces on this machine",
 		Long: `Build a domain on this machine, with the world around it that the lab section of
-its file describes: a network namespace for each node, router and host, links,
-addresses, static routes, and an agent per node. Several labs can be up at once;
-the names of their namespaces and pins start with their prefix. Needs root.`,
+its file describes: a network namespace for each node, router, host and function that
+is behind interfaces, links, addresses, static routes, rulesets of nftables, and
+an agent per node. Several labs can be up at once; the names of their namespaces
+and pins start with their prefix. Needs root, and nft for rulesets.`,
 		Example: `  waystamp lab up -f examples/paper.yaml
   waystamp lab exec h1 -- ping -c 3 fc00:8::2
   waystamp lab down`,
 	}
-	cmd.AddCommand(newLabUpCommand(), newLabDownCommand(), newLabExecCommand(), newLabLsCommand())
+	cmd.AddCommand(newLabUpCommand(), newLabDownCommand(), newLabExecCommand(), newLabLsCommand(), newLabInlineCommand())
 	return cmd
 }
 
@@ -107,8 +110,8 @@ fails, or on Ctrl-C, what was built is taken away again.`,
 				return err
 			}
 			n := countMembers(l)
-			fmt.Fprintf(cmd.ErrOrStderr(), "lab %s is up: %d nodes, %d routers, %d hosts; state in %s\n",
-				l.Prefix(), n[lab.RoleNode], n[lab.RoleRouter], n[lab.RoleHost], l.Dir())
+			fmt.Fprintf(cmd.ErrOrStderr(), "lab %s is up: %d nodes, %d routers, %d hosts, %d functions; state in %s\n",
+				l.Prefix(), n[lab.RoleNode], n[lab.RoleRouter], n[lab.RoleHost], n[lab.RoleFunction], l.Dir())
 			_, err = fmt.Fprintln(cmd.OutOrStdout(), l.Prefix())
 			return err
 		},
@@ -182,8 +185,8 @@ func newLabExecCommand() *cobra.Command {
 	var o labCommand
 	cmd := &cobra.Command{
 		Use:   "exec NAME -- COMMAND [ARG ...]",
-		Short: "Run a command in the namespace of a node, router or host",
-		Long: `Run a command in the network namespace of a node, router or host of a lab, and end
+		Short: "Run a command in the namespace of a node, router, host or function",
+		Long: `Run a command in the network namespace of a node, router, host or function of a lab, and end
 with its exit status. All but the network is as outside, /sys too.`,
 		Example: `  waystamp lab exec h1 -- ping -c 3 fc00:8::2
   waystamp lab exec --prefix ws-3f2a r1 -- ip -6 route`,
@@ -232,9 +235,9 @@ func newLabLsCommand() *cobra.Command {
 				return writeJSON(cmd.OutOrStdout(), versioned{"labs": labs})
 			}
 			return writeTable(cmd.OutOrStdout(), func(row func(...any)) {
-				row("LAB", "STATE", "NODES", "ROUTERS", "HOSTS", "AGENTS", "SINCE")
+				row("LAB", "STATE", "NODES", "ROUTERS", "HOSTS", "FUNCTIONS", "AGENTS", "SINCE")
 				for _, l := range labs {
-					row(l.Prefix, l.State, l.count[lab.RoleNode], l.count[lab.RoleRouter], l.count[lab.RoleHost], l.agents, l.Created.Format(time.RFC3339))
+					row(l.Prefix, l.State, l.count[lab.RoleNode], l.count[lab.RoleRouter], l.count[lab.RoleHost], l.count[lab.RoleFunction], l.agents, l.Created.Format(time.RFC3339))
 				}
 			})
 		},
@@ -261,6 +264,13 @@ type memberView struct {
 	Role      lab.Role   `json:"role"`
 	Namespace string     `json:"namespace"`
 	Agent     *agentView `json:"agent,omitempty"`
+	// Program is what a function of kind raw is.
+	Program *programView `json:"program,omitempty"`
+}
+
+type programView struct {
+	PID     int  `json:"pid,omitempty"`
+	Running bool `json:"running"`
 }
 
 type agentView struct {
@@ -297,6 +307,9 @@ func (o *labCommand) list(cmd *cobra.Command) ([]labView, error) {
 					v.agents++
 				}
 			}
+			if p := m.Program; p != nil {
+				mv.Program = &programView{PID: p.PID, Running: p.Running()}
+			}
 			v.Members = append(v.Members, mv)
 		}
 		views = append(views, v)
@@ -310,4 +323,24 @@ func countMembers(l *lab.Lab) map[lab.Role]int {
 		n[m.Role]++
 	}
 	return n
+}
+
+// newLabInlineCommand is what a function of kind raw runs, as one process among
+// the others of its lab. It is not for people.
+func newLabInlineCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:    "inline TO FROM",
+		Short:  "Copy frames between two interfaces, as a function in user space",
+		Hidden: true,
+		Args:   UsageArgs(cobra.ExactArgs(2)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return inline.Run(cmd.Context(), inline.Config{
+				To: args[0], From: args[1],
+				Log:   slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), nil)),
+				Ready: func() error { return json.NewEncoder(cmd.OutOrStdout()).Encode(map[string]bool{"ready": true}) },
+			})
+		},
+	}
+	cmd.Flags().String("name", "", "`name` that the lab finds the process by")
+	return cmd
 }

@@ -36,7 +36,7 @@ const (
 type Route struct {
 	Destination netip.Prefix
 	Type        RouteType
-	Via         netip.Addr   // zero: the destination is on the link
+	Via         netip.Addr   // zero: the destination is on the link; of IPv6 also for a destination of IPv4
 	Device      string       // needed but for Prohibit and Blackhole
 	Source      netip.Addr   // preferred source; zero: the kernel's choice
 	Segments    []netip.Addr // of RouteEncap, in the order of the visit
@@ -80,7 +80,11 @@ func (n *Net) route(r Route) (*netlink.Route, error) {
 	if r.Protocol == 0 {
 		out.Protocol = netlink.RouteProtocol(ProtocolStatic)
 	}
-	if r.Via.IsValid() {
+	switch {
+	case !r.Via.IsValid():
+	case r.Via.Is6() && r.Destination.Addr().Is4(): // RFC 8950
+		out.Via = &netlink.Via{AddrFamily: unix.AF_INET6, Addr: r.Via.AsSlice()}
+	default:
 		out.Gw = r.Via.AsSlice()
 	}
 	if r.Source.IsValid() {

@@ -1,8 +1,9 @@
 // Package lab builds a domain and the world around it on one machine: a
-// network namespace for every node, router and host, veth pairs between them,
-// addresses and static routes, and one agent process per node. It takes all of
-// it away again, also what an interrupted build has left. The traffic tools at
-// its end send real packets from inside a namespace.
+// network namespace for every node, router, host and function that knows nothing
+// of segment routing, veth pairs between them, addresses, static routes and
+// rulesets, and one agent process per node. It takes all of it away again, also
+// what an interrupted build has left. The traffic tools at its end send real
+// packets from inside a namespace.
 //
 // It decides nothing of chains (internal/plan does) and attaches no programs
 // (the agents do). `waystamp lab`, `waystamp demo` and the end-to-end tests call
@@ -83,15 +84,17 @@ func Up(ctx context.Context, c Config) (_ *Lab, err error) {
 			return nil, fmt.Errorf("find the program to run agents from: %w", err)
 		}
 	}
-	if len(c.Lab.Functions) > 0 {
-		return nil, fmt.Errorf("lab: function %s: the lab builds no functions of kind unaware yet; take lab.functions and those functions out of the file", c.Lab.Functions[0].Name)
-	}
 	need := []host.Feature{host.FeatureNetAdmin, host.FeatureNamespaces, host.FeatureIPv6, host.FeatureVeth}
 	if slices.ContainsFunc(c.Lab.Routers, func(r model.LabRouter) bool { return len(r.SIDs) > 0 }) {
 		need = append(need, host.FeatureSEG6Local)
 	}
 	if err := host.Require(need...); err != nil {
 		return nil, err
+	}
+	if i := slices.IndexFunc(c.Lab.Functions, func(f model.LabFunction) bool { return f.Kind == model.LabNftables }); i >= 0 {
+		if err := host.RequireNft(); err != nil {
+			return nil, fmt.Errorf("function %s of the lab is a ruleset: %w", c.Lab.Functions[i].Name, err)
+		}
 	}
 	world, err := layOut(c.Domain, c.Lab)
 	if err != nil {
@@ -124,6 +127,13 @@ func Up(ctx context.Context, c Config) (_ *Lab, err error) {
 	}
 	if err := l.build(ctx, world); err != nil {
 		return nil, err
+	}
+	for _, s := range world.stations {
+		if s.copier != nil {
+			if err := l.startProgram(ctx, s.name, *s.copier); err != nil {
+				return nil, err
+			}
+		}
 	}
 	if !c.WithoutAgents {
 		if err := l.startAgents(ctx); err != nil {
@@ -187,7 +197,7 @@ func create(c Config) (_ *Lab, unlock func(), err error) {
 	return l, unlock, l.update(func(*state) {})
 }
 
-// build makes namespaces, links, addresses and routes.
+// build makes namespaces, links, addresses, routes and rulesets.
 func (l *Lab) build(ctx context.Context, w layout) (err error) {
 	spaces := map[string]*host.NetNS{}
 	nets := map[string]*host.Net{}
@@ -233,8 +243,8 @@ func (l *Lab) build(ctx context.Context, w layout) (err error) {
 		if err := context.Cause(ctx); err != nil {
 			return err
 		}
-		err := nets[k.a].AddVeth(host.Veth{Name: k.a + "-" + k.b, PeerName: k.b + "-" + k.a, Peer: spaces[k.b], MTU: k.mtu})
-		if err != nil {
+		a, b := k.ends()
+		if err := nets[k.a].AddVeth(host.Veth{Name: a, PeerName: b, Peer: spaces[k.b], MTU: k.mtu}); err != nil {
 			return err
 		}
 	}
@@ -245,6 +255,11 @@ func (l *Lab) build(ctx context.Context, w layout) (err error) {
 	}
 	for _, s := range w.stations {
 		if err := s.route(ctx, nets[s.name]); err != nil {
+			return err
+		}
+	}
+	for _, s := range w.stations {
+		if err := s.program(ctx, nets[s.name]); err != nil {
 			return err
 		}
 	}
@@ -303,8 +318,8 @@ func List(runDir string) ([]string, error) {
 	return out, nil
 }
 
-// Down stops the agents, detaches the data path, deletes the namespaces and
-// forgets the lab. It does as much as it can, also of a lab that is only half
+// Down stops agents and programs, detaches the data path, deletes the namespaces
+// and forgets the lab. It does as much as it can, also of a lab that is only half
 // there. If something could not be taken away, the lab's record stays so that
 // Down can be called again.
 func (l *Lab) Down(ctx context.Context) error {
@@ -328,10 +343,14 @@ func (l *Lab) takeDown(ctx context.Context) error {
 	errs := make([]error, len(members))
 	var agents sync.WaitGroup
 	for i, m := range members {
-		if m.Agent == nil {
+		if m.Agent == nil && m.Program == nil {
 			continue
 		}
 		agents.Go(func() {
+			errs[i] = l.stopProgram(ctx, m)
+			if m.Agent == nil {
+				return
+			}
 			if errs[i] = l.StopAgent(ctx, m.Name); errs[i] == nil {
 				errs[i] = l.Detach(ctx, m.Name)
 			}
@@ -386,7 +405,8 @@ func (l *Lab) Prefix() string { return filepath.Base(l.dir) }
 // Dir returns the directory of the lab's state.
 func (l *Lab) Dir() string { return l.dir }
 
-// Members returns nodes, routers and hosts, in the order of the file.
+// Members returns nodes, routers, hosts and functions that are behind interfaces,
+// in the order of the file.
 func (l *Lab) Members() []Member {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -413,7 +433,7 @@ func (l *Lab) Created() time.Time {
 	return l.state.Created
 }
 
-// Member finds a node, router or host by its name.
+// Member finds one of Members by its name.
 func (l *Lab) Member(name string) (Member, error) {
 	members := map[string]Member{}
 	for _, m := range l.Members() {

@@ -29,6 +29,9 @@ func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == "agent" {
 		fakeAgent(filepath.Base(os.Args[0]), os.Args[2:])
 	}
+	if len(os.Args) > 2 && os.Args[1] == "lab" && os.Args[2] == "inline" {
+		fakeProgram(os.Args[3:])
+	}
 	if err := host.Require(host.FeatureNetAdmin, host.FeatureNamespaces, host.FeatureIPv6, host.FeatureVeth, host.FeatureSEG6Local); err != nil {
 		fmt.Fprintln(os.Stderr, "internal/lab:", err)
 		os.Exit(1)
@@ -116,6 +119,12 @@ func soon(t *testing.T) context.Context {
 func up(t *testing.T, c Config) *Lab {
 	t.Helper()
 	c.Domain, c.Lab = paper()
+	return upOf(t, c)
+}
+
+// upOf is up for another network.
+func upOf(t *testing.T, c Config) *Lab {
+	t.Helper()
 	if c.RunDir == "" {
 		c.RunDir = t.TempDir()
 	}
@@ -139,6 +148,9 @@ func up(t *testing.T, c Config) *Lab {
 func leavesNothing(t *testing.T, runDir, prefix string, members []Member) {
 	t.Helper()
 	for _, m := range members {
+		if m.Program.Running() {
+			t.Errorf("left: the program of %s, process %d", m.Name, m.Program.PID)
+		}
 		if m.Agent == nil || m.Agent.PID == 0 {
 			continue
 		}
@@ -400,23 +412,30 @@ func TestFailedUpLeavesNothing(t *testing.T) {
 func TestCancelledUpLeavesNothing(t *testing.T) {
 	t.Parallel()
 	d, world := paper()
+	cancelled(t, Config{Domain: d, Lab: world}, 10)
+}
+
+// cancelled checks it for each step of building a lab, of which there are so
+// many at least.
+func cancelled(t *testing.T, c Config, least int) {
+	t.Helper()
 	enough := errors.New("enough")
 	finished := false
 	for steps := 0; !finished; steps++ {
-		dir, prefix := t.TempDir(), "wstest-"+randomPart()
+		c.RunDir, c.Prefix, c.WithoutAgents = t.TempDir(), "wstest-"+randomPart(), true
 		ctx := &endsAfter{Context: t.Context(), steps: steps, done: make(chan struct{}), err: enough}
-		l, err := Up(ctx, Config{Domain: d, Lab: world, RunDir: dir, Prefix: prefix, WithoutAgents: true})
+		l, err := Up(ctx, c)
 		switch {
 		case err == nil:
 			finished = true
-			if steps < 10 {
+			if steps < least {
 				t.Errorf("Up looked at its context %d times only", steps)
 			}
 			must(t, l.Down(soon(t)))
 		case !errors.Is(err, enough):
 			t.Errorf("cancelled at step %d: got %v, want %v", steps, err, enough)
 		}
-		leavesNothing(t, dir, prefix, nil)
+		leavesNothing(t, c.RunDir, c.Prefix, nil)
 		if t.Failed() {
 			return
 		}

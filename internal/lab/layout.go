@@ -22,30 +22,42 @@ type layout struct {
 	wires    []wire
 }
 
-// station is a namespace to be: a node, router or host.
+// station is a namespace to be: a node, router, host or function.
 type station struct {
 	name       string
 	role       Role
 	loopback   netip.Addr // zero: none
 	interfaces []iface
 	routes     []host.Route
+	rulesets   []ruleset // of a function of its own, or of a node's local ones
+	copier     *copier   // nil: its kernel forwards
 }
 
 // iface is one end of a wire.
 type iface struct {
 	name      string
 	addresses []netip.Prefix
+	plain     bool // frames leave with their checksums
 }
 
-// wire is a veth pair between two stations.
+// wire is a veth pair between two stations. Its ends are named A-B and B-A, but
+// for those of a function, which both have its name.
 type wire struct {
 	a, b string
+	name string
 	mtu  int
 }
 
+func (k wire) ends() (a, b string) {
+	if k.name != "" {
+		return k.name, k.name
+	}
+	return k.a + "-" + k.b, k.b + "-" + k.a
+}
+
 // layOut computes addresses and routes. The link-local address of a station is
-// the same on all its links: fe80::N, the N-th in the order of nodes, routers
-// and hosts.
+// the same on all its links but those of functions: fe80::N, the N-th in the
+// order of nodes, routers and hosts.
 //
 // Routes take the fewest links to each node's address and locator, router's
 // address and SIDs, host's prefix. Among equally long ways each station takes
@@ -150,7 +162,7 @@ func layOut(d model.Domain, l model.Lab) (layout, error) {
 			}
 		}
 	}
-	return w, nil
+	return w, w.addFunctions(d, l)
 }
 
 // dest is a prefix behind a station.
@@ -201,10 +213,22 @@ func (s station) prepare(n *host.Net) error {
 	if s.role != RoleHost {
 		settings = append(settings, [2]string{"net/ipv6/conf/all/forwarding", "1"}) // and of default
 	}
-	if s.role == RoleRouter {
+	switch {
+	case s.role == RoleRouter:
 		settings = append(settings,
 			[2]string{"net/ipv6/conf/all/seg6_enabled", "1"},
 			[2]string{"net/ipv6/conf/default/seg6_enabled", "1"})
+	case s.copier != nil: // frames are not for its kernel
+		settings = append(settings, [2]string{"net/ipv6/conf/default/disable_ipv6", "1"})
+	case s.role == RoleFunction:
+		settings = append(settings,
+			[2]string{"net/ipv4/ip_forward", "1"},
+			// Packets of both directions come in by one interface and go out by
+			// another, or by the same one.
+			[2]string{"net/ipv4/conf/all/rp_filter", "0"},
+			[2]string{"net/ipv4/conf/default/rp_filter", "0"},
+			[2]string{"net/ipv4/conf/all/send_redirects", "0"},
+			[2]string{"net/ipv4/conf/default/send_redirects", "0"})
 	}
 	for _, kv := range settings {
 		if err := n.SetSysctl(kv[0], kv[1]); err != nil {

@@ -124,10 +124,3 @@ func TestLayoutIsTheSameEveryTime(t *testing.T) {
 		}
 	}
 }
-
-func TestUnawareFunctionsAreRefusedBeforeAnythingIsBuilt(t *testing.T) {
-	_, err := Up(t.Context(), Config{Lab: model.Lab{Functions: []model.LabFunction{{Name: "fw"}}}, RunDir: t.TempDir()})
-	if err == nil || !strings.Contains(err.Error(), "function fw") {
-		t.Errorf("got %v, want an error that names the function", err)
-	}
-}

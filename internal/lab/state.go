@@ -21,15 +21,19 @@ const (
 	RoleNode   Role = "node"   // of the domain
 	RoleRouter Role = "router" // not of the domain; Linux with its own SRv6
 	RoleHost   Role = "host"   // behind an edge interface
+	// RoleFunction knows nothing of segment routing, and is behind interfaces of
+	// a node. Local functions are no members: they are their node.
+	RoleFunction Role = "function"
 )
 
-// Member is a node, router or host of a lab.
+// Member is a node, router, host or function of a lab.
 type Member struct {
-	Name      string `json:"name"`
-	Role      Role   `json:"role"`
-	Namespace string `json:"namespace"`
-	Inode     uint64 `json:"inode"` // of the namespace
-	Agent     *Agent `json:"agent,omitempty"`
+	Name      string   `json:"name"`
+	Role      Role     `json:"role"`
+	Namespace string   `json:"namespace"`
+	Inode     uint64   `json:"inode"` // of the namespace
+	Agent     *Agent   `json:"agent,omitempty"`
+	Program   *Program `json:"program,omitempty"`
 }
 
 // Agent is a node's agent: recorded before it is first started, and until the
@@ -40,6 +44,13 @@ type Agent struct {
 	RunDir   string `json:"run_dir"`
 	PID      int    `json:"pid"`   // 0: not running
 	Start    uint64 `json:"start"` // of the process, in ticks since the machine's start
+}
+
+// Program is the process that is a function of kind raw: recorded before it is
+// started, and until it is stopped.
+type Program struct {
+	PID   int    `json:"pid"`   // 0: not known
+	Start uint64 `json:"start"` // as of Agent
 }
 
 // state is lab.json.
@@ -77,12 +88,16 @@ func (l *Lab) forgetAgent(node string) error { return l.setAgent(node, nil) }
 
 // setAgent takes the value that a points to: nobody changes it any more.
 func (l *Lab) setAgent(node string, a *Agent) error {
+	return l.updateMember(node, func(m *Member) { m.Agent = a })
+}
+
+func (l *Lab) updateMember(name string, change func(*Member)) error {
 	return l.update(func(s *state) {
 		// A new slice: Members has given the old one away.
 		s.Members = slices.Clone(s.Members)
 		for i := range s.Members {
-			if s.Members[i].Name == node {
-				s.Members[i].Agent = a
+			if s.Members[i].Name == name {
+				change(&s.Members[i])
 			}
 		}
 	})

@@ -1,0 +1,106 @@
+package e2e
+
+import (
+	"fmt"
+	"net/netip"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/waystamp/waystamp/examples"
+	"github.com/waystamp/waystamp/internal/dataplane"
+	"github.com/waystamp/waystamp/internal/model"
+)
+
+// Functions that know nothing of segment routing, from examples/functions.yaml:
+// fw, an nftables firewall in its own namespace; dpi, a program in user space;
+// nat, a source NAT in r3's own kernel.
+//
+//	           r2 (fw) ---- r3 (dpi, nat)
+//	          /                          \      chain web, both ways: r1, fw, dpi, nat, r6
+//	h1 ---- r1                            r6 ---- h2
+var functions = string(examples.Functions)
+
+// natted is the address that nat gives packets.
+var natted = netip.MustParseAddr("fc00:33::1")
+
+// function is what the proxy of a function has counted.
+func (w *world) function(node, name string) (dataplane.FunctionCount, error) {
+	c := w.client(node)
+	defer c.Close()
+	v, err := c.Functions(soon(w.t))
+	if err != nil {
+		return dataplane.FunctionCount{}, err
+	}
+	for _, f := range v.Functions {
+		if f.Function == name {
+			return f, nil
+		}
+	}
+	return dataplane.FunctionCount{}, fmt.Errorf("%s has no function %s", node, name)
+}
+
+// passed waits until all that went into a function has come out of it, with its
+// header, and checks that nothing was refused or lost on the way.
+func (w *world) passed(node, name string) dataplane.FunctionCount {
+	w.t.Helper()
+	var f dataplane.FunctionCount
+	eventually(w.t, func() (err error) {
+		if f, err = w.function(node, name); err != nil {
+			return err
+		}
+		if f.RxSuccess != f.TxSuccess || *f.InFlight != 0 {
+			return fmt.Errorf("%s: %d went in, %d came out, %d headers are kept", name, f.RxSuccess, f.TxSuccess, *f.InFlight)
+		}
+		return nil
+	})
+	if f.RxIgnored != 0 || f.TxNotCached != 0 || f.Expired != 0 || f.TxPlain != 0 {
+		w.t.Errorf("%s: %+v", name, f)
+	}
+	return f
+}
+
+func TestTheExampleOfFunctionsRuns(t *testing.T) {
+	t.Parallel()
+	w := build(t, functions)
+	forward, reverse := w.path("web", model.Forward), w.path("web", model.Reverse)
+	since, back := w.counting(forward), w.counting(reverse)
+	w.reaches("h1", "h2")
+	if there, andBack := since().frames(), back().frames(); there != 5 || andBack != 5 {
+		t.Errorf("5 echo requests and answers: %d frames forward, %d back", there, andBack)
+	}
+	for _, f := range []struct{ node, name string }{{"r2", "fw"}, {"r3", "dpi"}, {"r3", "nat"}} {
+		if got := w.passed(f.node, f.name); got.RxSuccess != 10 {
+			t.Errorf("%s: %+v, want 10 packets", f.name, got)
+		}
+	}
+
+	h2 := w.capture("h2", "h2-r6")
+	r := w.download("h2", "h1", 20_000_000)
+	t.Logf("%.2f Gb/s", gigabits(r))
+	there, andBack := since(), back()
+	for _, f := range []struct{ node, name string }{{"r2", "fw"}, {"r3", "dpi"}} {
+		// Every frame has a header of its own.
+		if got := w.passed(f.node, f.name); got.RxSuccess != there.frames()+andBack.frames() {
+			t.Errorf("%s: %+v, want %d and %d packets", f.name, got, there.frames(), andBack.frames())
+		}
+	}
+	// nat gets super-packets: answers go there first.
+	if got := w.passed("r3", "nat"); got.RxSuccess != there[3].Packets+andBack[1].Packets || 2*andBack[1].Packets > andBack.frames() {
+		t.Errorf("nat: %+v, want %d and %d packets", got, there[3].Packets, andBack[1].Packets)
+	}
+	h2.mu.Lock()
+	defer h2.mu.Unlock()
+	seen := 0
+	for _, p := range h2.packets {
+		if p.Header.NextHeader != unix.IPPROTO_TCP {
+			continue
+		}
+		if seen++; p.Header.Source != natted {
+			t.Errorf("h2 got a packet from %s, want %s", p.Header.Source, natted)
+		}
+	}
+	if seen == 0 {
+		t.Error("h2 got no TCP")
+	}
+}
