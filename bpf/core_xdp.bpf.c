@@ -11,23 +11,6 @@
 #include "lib/nexthop_xdp.h"
 #include "lib/stats.h"
 
-/* Sets ep->len. A frame that ends in the first buffer just where the payload
- * length says needs no helper to tell its length, which takes as long as two
- * look-ups.
- */
-static __always_inline bool packet_is_whole(ctx_t *ctx, struct endpoint *ep)
-{
-	__u32 payload = bpf_ntohs(ep->ip6->payload_len);
-	__u32 len = sizeof(*ep->ip6) + payload;
-
-	if ((void *)(ep->ip6 + 1) + payload == ep->end) {
-		ep->len = len;
-		return true;
-	}
-	ep->len = ctx_len(ctx) - sizeof(*ep->eth);
-	return len <= ep->len;
-}
-
 /* From the frame to the entry for its SID, path and epoch; false: not for XDP. */
 static __always_inline bool endpoint_parse_xdp(ctx_t *ctx, struct endpoint *ep)
 {
@@ -40,9 +23,10 @@ static __always_inline bool endpoint_parse_xdp(ctx_t *ctx, struct endpoint *ep)
 	ep->ip6 = cursor_take(&c, struct ip6_hdr);
 	if (!ep->ip6 || !ip6_is_ip6(ep->ip6) || !in_locator(ep->ip6->dst[0]) ||
 	    ip6_is_unsteered(ep->ip6->src) ||
-	    ep->ip6->nexthdr != NEXTHDR_ROUTING || !node_is_armed())
+	    ep->ip6->nexthdr != NEXTHDR_ROUTING)
 		return false;
-	if (!packet_is_whole(ctx, ep))
+	ep->len = xdp_packet_len(ctx, ep->ip6, ep->end);
+	if (sizeof(*ep->ip6) + bpf_ntohs(ep->ip6->payload_len) > ep->len)
 		return false;
 	if (srh_check(&c, &ep->srh, &ep->segments))
 		return false;
@@ -54,17 +38,16 @@ static __always_inline bool endpoint_parse_xdp(ctx_t *ctx, struct endpoint *ep)
 	return endpoint_find_hop(ep) == WS_REASON_NONE;
 }
 
-static __always_inline int end_xdp(const struct endpoint *ep)
+static __always_inline int end_xdp(const struct endpoint *ep,
+				   const struct ws_node *node)
 {
 	const struct ws_nexthop *n;
-	struct ws_nexthop_key key;
 	const struct sid *next;
 
 	if (end_check(ep, true, &next) || in_locator(next->hi))
 		return CTX_PASS;
-	key = nexthop_key_of(next->hi, next->lo, nexthop_flow(ep->ip6));
-	n = nexthop_find(&key, ep->len);
-	if (!n)
+	n = exit_of(ep->hop->stats, nexthop_flow(ep->ip6));
+	if (!nexthop_takes(n, next->hi, ep->len, node))
 		return CTX_PASS;
 	end_advance(ep, next, true);
 	end_stamp(ep);
@@ -72,7 +55,8 @@ static __always_inline int end_xdp(const struct endpoint *ep)
 	return nexthop_take(ep->eth, n);
 }
 
-static __always_inline int dt46_xdp(ctx_t *ctx, const struct endpoint *ep)
+static __always_inline int dt46_xdp(ctx_t *ctx, const struct endpoint *ep,
+				    const struct ws_node *node)
 {
 	__u32 outer = endpoint_outer_len(ep);
 	__u32 len = ep->len - outer;
@@ -102,9 +86,9 @@ static __always_inline int dt46_xdp(ctx_t *ctx, const struct endpoint *ep)
 		return CTX_PASS;
 	c = (struct cursor){ inner + 1, ep->end };
 	key = nexthop_key(inner, flow_hash(c, inner));
-	n = nexthop_find(&key, len);
+	n = bpf_map_lookup_elem(&ws_nexthops, &key);
 	/* Moves the packet: every pointer into it is gone. */
-	if (!n || bpf_xdp_adjust_head(ctx, outer))
+	if (!nexthop_takes(n, 0, len, node) || bpf_xdp_adjust_head(ctx, outer))
 		return CTX_PASS;
 
 	c = ctx_cursor(ctx);
@@ -121,14 +105,18 @@ static __always_inline int dt46_xdp(ctx_t *ctx, const struct endpoint *ep)
 SEC("xdp.frags")
 int ws_core_xdp(struct xdp_md *ctx)
 {
+	const struct ws_node *node;
 	struct endpoint ep = {};
 
 	if (!endpoint_parse_xdp(ctx, &ep))
 		return CTX_PASS;
+	node = node_armed();
+	if (!node)
+		return CTX_PASS;
 	if (ep.hop->behaviour == WS_BEHAVIOUR_END)
-		return end_xdp(&ep);
+		return end_xdp(&ep, node);
 	if (ep.hop->behaviour == WS_BEHAVIOUR_END_DT46)
-		return dt46_xdp(ctx, &ep);
+		return dt46_xdp(ctx, &ep, node);
 	return CTX_PASS;
 }
 

@@ -10,22 +10,47 @@
 #include "lib/nexthop_xdp.h"
 #include "lib/stats.h"
 
-static __always_inline int headend_xdp(ctx_t *ctx, struct cursor c,
-				       struct ip6_hdr *ip6, __u32 index)
+/* A segment at a time, where a helper would take as long as a look-up. False: a
+ * bug. len: in the bounds of ws_headend.outer, and 8 more than a multiple of 16.
+ */
+static __always_inline bool outer_write(ctx_t *ctx, const struct ws_headend *h,
+					__u32 len)
 {
-	const struct ws_headend *h = bpf_map_lookup_elem(&ws_headends, &index);
-	__u32 len = ctx_len(ctx) - sizeof(struct eth_hdr);
+	struct cursor c = ctx_cursor(ctx);
+	const struct sid *from = (const void *)(h->outer + 8);
+	struct sid *to;
+
+	if (!cursor_take(&c, struct eth_hdr))
+		return false;
+	to = c.pos;
+	if ((void *)to + 8 > c.end)
+		return false;
+	*(__u64 *)to = *(const __u64 *)h->outer;
+	to = (void *)to + 8;
+	for (__u32 i = 0; i < (WS_OUTER_MAX - 8) / sizeof(*to); i++) {
+		if (i * sizeof(*to) >= len - 8)
+			break;
+		if ((void *)(to + 1) > c.end)
+			return false;
+		*to++ = from[i];
+	}
+	return true;
+}
+
+static __always_inline int headend_xdp(ctx_t *ctx, struct cursor c,
+				       struct ip6_hdr *ip6, __u32 index,
+				       const struct ws_node *node)
+{
+	const struct ws_headend *h = headend_find(index);
+	__u32 len = xdp_packet_len(ctx, ip6, c.end);
 	struct headend_packet pkt;
 	const struct ws_nexthop *n;
-	struct ws_nexthop_key key;
 	struct eth_hdr *eth;
 
 	if (!h || headend_first_is_local(h))
 		return CTX_PASS;
-	key = nexthop_key_of(headend_first(h), 0,
-			     bpf_ntohl(flow_label(flow_hash(c, ip6))));
-	n = nexthop_find(&key, len + h->outer_len);
-	if (!n)
+	n = exit_of(h->stats, bpf_ntohl(flow_label(flow_hash(c, ip6))));
+	if (!nexthop_takes(n, headend_first(h), len + h->outer_len, node))
 		return CTX_PASS;
 	/* A number is taken even if the next step fails: numbers may have gaps. */
 	if (headend_prepare(h, c, ip6, len, len, 1, &pkt))
@@ -34,8 +59,7 @@ static __always_inline int headend_xdp(ctx_t *ctx, struct cursor c,
 	if (bpf_xdp_adjust_head(ctx, -(__s32)pkt.outer_len))
 		return CTX_PASS;
 
-	if (bpf_xdp_store_bytes(ctx, sizeof(struct eth_hdr), (void *)h->outer,
-				pkt.outer_len) ||
+	if (!outer_write(ctx, h, pkt.outer_len) ||
 	    !headend_finish(h, ctx_cursor(ctx), &pkt))
 		return ws_refuse(ctx, headend_write_failed(), 0);
 	c = ctx_cursor(ctx);
@@ -54,6 +78,7 @@ int ws_edge_xdp(struct xdp_md *ctx)
 {
 	struct cursor c = ctx_cursor(ctx);
 	const struct eth_hdr *eth = cursor_take(&c, struct eth_hdr);
+	const struct ws_node *node;
 	struct ip6_hdr *ip6;
 	struct ws_match m;
 
@@ -62,12 +87,15 @@ int ws_edge_xdp(struct xdp_md *ctx)
 	ip6 = cursor_take(&c, struct ip6_hdr);
 	if (!ip6 || !ip6_is_ip6(ip6) || ip6_is_unsteered(ip6->dst) ||
 	    ip6_is_unsteered(ip6->src) || in_block(ip6->dst[0]) ||
-	    ip6_has_extension(ip6) || !node_is_armed())
+	    ip6_has_extension(ip6))
+		return CTX_PASS;
+	node = node_armed();
+	if (!node)
 		return CTX_PASS;
 	m = classify(ip6);
 	if (m.local || m.action != WS_MATCH_PATH)
 		return CTX_PASS;
-	return headend_xdp(ctx, c, ip6, m.target);
+	return headend_xdp(ctx, c, ip6, m.target, node);
 }
 
 char _license[] SEC("license") = "Dual BSD/GPL";

@@ -20,13 +20,18 @@ static __always_inline bool in_locator(__be64 hi)
 	return (hi & cfg.locator_mask) == cfg.locator;
 }
 
-/* False until a whole plan is in the maps. */
-static __always_inline bool node_is_armed(void)
+/* NULL until a whole plan is in the maps. */
+static __always_inline const struct ws_node *node_armed(void)
 {
 	__u32 zero = 0;
 	const struct ws_node *n = bpf_map_lookup_elem(&ws_node, &zero);
 
-	return n && n->armed;
+	return n && n->armed ? n : NULL;
+}
+
+static __always_inline bool node_is_armed(void)
+{
+	return node_armed();
 }
 
 /* Without a plan nothing that concerns a domain goes on. */

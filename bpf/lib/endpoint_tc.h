@@ -16,8 +16,8 @@
 #include "train.h"
 
 /* What one visit of a SID of this node came to, beside TC's verdicts. */
-#define STEP_FORWARD 100 /* on to another node */
-#define STEP_AGAIN 101 /* the next segment is on this node too */
+#define STEP_AGAIN 100 /* the next segment is on this node too */
+#define STEP_FORWARD 101 /* on to another node; what is above is the exit */
 
 /* Makes all headers linear that will be read, up to the inner one, and no more:
  * pulling payload would copy it.
@@ -110,7 +110,8 @@ static __always_inline int end_tc(struct __sk_buff *skb, struct endpoint *ep,
 	end_stamp(ep);
 	stats_add(ep->hop->stats, train_frames(skb, inner_cursor(ep), headers),
 		  skb->len - headers);
-	return in_locator(ep->ip6->dst[0]) ? STEP_AGAIN : STEP_FORWARD;
+	return in_locator(ep->ip6->dst[0]) ? STEP_AGAIN :
+					     STEP_FORWARD + ep->hop->stats;
 }
 
 /* End.DT46 (RFC 8986 4.8) behind the verdict. */
@@ -188,8 +189,8 @@ static __always_inline int endpoint_tc(struct __sk_buff *skb, bool first)
 
 	for (__u32 i = 0; i < WS_SEGS_MAX && step == STEP_AGAIN; i++)
 		step = ws_endpoint_step(skb, false);
-	if (step == STEP_FORWARD)
-		return ws_forward(skb);
+	if (step >= STEP_FORWARD)
+		return ws_forward(skb, step - STEP_FORWARD);
 	if (step == STEP_AGAIN)
 		return ws_refuse(skb, WS_REASON_LOOP, 0);
 	return step;

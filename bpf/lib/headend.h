@@ -18,6 +18,14 @@ struct headend_packet {
 	__u32 outer_len; /* bytes; in the bounds of ws_headend.outer */
 };
 
+/* What rules name; NULL: there is nothing, which is a bug. */
+static __always_inline const struct ws_headend *headend_find(__u32 index)
+{
+	const struct ws_headend *h = bpf_map_lookup_elem(&ws_headends, &index);
+
+	return h && h->outer_len ? h : NULL;
+}
+
 /* Whether the packet may enter, and its number. len: of the inner packet;
  * packet_len: of its longest frame. Changes nothing but the counter. c stands
  * behind ip6.

@@ -18,7 +18,7 @@
 static __always_inline int headend_tc(struct __sk_buff *skb, struct cursor c,
 				      struct ip6_hdr *ip6, __u32 index)
 {
-	const struct ws_headend *h = bpf_map_lookup_elem(&ws_headends, &index);
+	const struct ws_headend *h = headend_find(index);
 	struct headend_packet pkt;
 	struct cursor inner = c;
 	enum ws_reason r;
@@ -45,5 +45,5 @@ static __always_inline int headend_tc(struct __sk_buff *skb, struct cursor c,
 	stats_add(h->stats, frames, pkt.inner_len);
 	if (headend_first_is_local(h))
 		return endpoint_tc(skb, false);
-	return ws_forward(skb);
+	return ws_forward(skb, h->stats);
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /* Every map of the data path. User space writes all but ws_counters.last,
- * ws_stats, ws_refusals, ws_nexthops and ws_events. It may lower max_entries
+ * ws_stats, ws_refusals, ws_exits, ws_nexthops and ws_events. It may lower max_entries
  * of the arrays that are marked so, to what a node needs.
  */
 #pragma once
@@ -48,10 +48,11 @@ struct {
 	__uint(max_entries, 2 * WS_CHAINS_MAX);
 } ws_egresses SEC(".maps");
 
-/* About 500 bytes per live entry. */
+/* 448 bytes per entry; lowered by user space. An entry never changes while a rule
+ * names it.
+ */
 struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);
 	__type(value, struct ws_headend);
 	__uint(max_entries, WS_CHAINS_MAX);
@@ -98,12 +99,20 @@ struct {
 	__uint(max_entries, 4096);
 } ws_ports SEC(".maps");
 
-/* 1.5 MB. */
+/* 640 bytes per entry and CPU; lowered by user space, as ws_stats. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__type(key, __u32);
+	__type(value, struct ws_exit);
+	__uint(max_entries, 2 * WS_CHAINS_MAX);
+} ws_exits SEC(".maps");
+
+/* 8 MB. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__type(key, struct ws_nexthop_key);
 	__type(value, struct ws_nexthop);
-	__uint(max_entries, 16384);
+	__uint(max_entries, 65536);
 } ws_nexthops SEC(".maps");
 
 struct {

@@ -1,40 +1,47 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* The next hops that TC found, for XDP to use for a short while. An entry
- * expires, so that one packet goes through TC, whose neighbour handling keeps
- * the kernel's table alive; user space empties the cache when routes, links or
- * neighbours change.
+/* The ways out that TC found, for XDP to use for a short while. One expires, so
+ * that one packet goes through TC, whose neighbour handling keeps the kernel's
+ * table alive; user space makes all of them void when routes, links or neighbours
+ * change.
  */
 #pragma once
 
-#include "boundary.h"
 #include "hook.h"
 #include "maps.h"
 #include "net.h"
 
-#define NEXTHOP_FLOWS 16
+/* For packets whose way nobody remembers. */
+#define EXIT_NONE (~0U)
 
-/* A SID is a /64: what follows is an argument. Any other address counts whole.
+/* Where the way of a hop's or a headend's packets is remembered: exit is the
+ * index of its ws_stats. NULL: nowhere.
  */
-static __always_inline struct ws_nexthop_key
-nexthop_key_of(__be64 hi, __be64 lo, __u32 flow)
+static __always_inline struct ws_nexthop *exit_of(__u32 exit, __u32 flow)
 {
-	struct ws_nexthop_key k = { .flow = flow % NEXTHOP_FLOWS };
+	struct ws_exit *e = bpf_map_lookup_elem(&ws_exits, &exit);
 
-	if (in_block(hi))
-		lo = 0;
-	__builtin_memcpy(k.addr, &hi, 8);
-	__builtin_memcpy(k.addr + 8, &lo, 8);
-	return k;
+	return e ? &e->flow[flow % WS_FLOWS] : NULL;
 }
 
+/* An inner packet's whole destination counts: ws_nexthop.to is not looked at. */
 static __always_inline struct ws_nexthop_key
 nexthop_key(const struct ip6_hdr *ip6, __u32 flow)
 {
-	return nexthop_key_of(ip6->dst[0], ip6->dst[1], flow);
+	struct ws_nexthop_key k = { .flow = flow % WS_FLOWS };
+
+	__builtin_memcpy(k.addr, ip6->dst, sizeof(k.addr));
+	return k;
 }
 
 /* The flow of a packet that has its outer header: its label. */
 static __always_inline __u32 nexthop_flow(const struct ip6_hdr *ip6)
 {
 	return bpf_ntohl(ip6->vtc_flow & IP6_FLOW_MASK);
+}
+
+/* Is this a way to the destination whose upper 64 bits are to, and not too old? */
+static __always_inline bool nexthop_counts(const struct ws_nexthop *n,
+					   __be64 to, __u32 ways)
+{
+	return n->to == to && n->ways == ways && n->expires > bpf_jiffies64();
 }

@@ -1,21 +1,36 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* The way out of a node on XDP: only by what TC learned a moment ago. */
+/* The way out of a node on XDP: only by what TC found a moment ago. */
 #pragma once
 
+#include "boundary.h"
 #include "hook.h"
 #include "maps.h"
 #include "net.h"
 #include "nexthop.h"
 
-/* NULL: TC must look. len: of the IP packet as it will leave. */
-static __always_inline const struct ws_nexthop *
-nexthop_find(const struct ws_nexthop_key *key, __u32 len)
+/* May a packet to that destination take it? len: of the IP packet as it will
+ * leave. NULL, as what exit_of and a look-up give: TC must look.
+ */
+static __always_inline bool nexthop_takes(const struct ws_nexthop *n, __be64 to,
+					  __u32 len, const struct ws_node *node)
 {
-	const struct ws_nexthop *n = bpf_map_lookup_elem(&ws_nexthops, key);
+	return n && nexthop_counts(n, to, node->ways) && n->ifindex &&
+	       len <= n->mtu;
+}
 
-	if (!n || n->expires <= bpf_ktime_get_coarse_ns() || len > n->mtu)
-		return NULL;
-	return n;
+/* Bytes of the IP packet in a frame, with what is behind its end. A frame that
+ * ends in the first buffer just where the header says needs no helper to tell,
+ * which takes as long as two look-ups.
+ */
+static __always_inline __u32 xdp_packet_len(ctx_t *ctx,
+					    const struct ip6_hdr *ip6,
+					    const void *end)
+{
+	__u32 payload = bpf_ntohs(ip6->payload_len);
+
+	if ((const void *)(ip6 + 1) + payload == end)
+		return sizeof(*ip6) + payload;
+	return ctx_len(ctx) - sizeof(struct eth_hdr);
 }
 
 static __always_inline int nexthop_take(struct eth_hdr *eth,

@@ -43,4 +43,7 @@ const (
 	RNDLanes       = 4096
 	RNDFramesMax   = 63
 	RNDCounterMax  = 4398046511103
+
+	// Buckets of flows, for equal-cost routes. A power of two.
+	Flows = 16
 )

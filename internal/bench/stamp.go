@@ -125,7 +125,7 @@ func (h hop) prepareRun(c Config) (_ *trial, err error) {
 			err := in(r.node, func() error {
 				return pinned(r.cpu, func() error {
 					start := time.Now()
-					for len(times) < stampRounds && time.Since(start) < 200*time.Millisecond {
+					for len(times) < stampRounds && time.Since(start) < 60*time.Millisecond {
 						each, verdict, err := r.dp.TestRun(role, true, run, 1)
 						if err != nil {
 							return err

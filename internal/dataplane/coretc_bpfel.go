@@ -38,7 +38,7 @@ type coreTCWsConfig struct {
 	BlockMask      uint64
 	Locator        uint64
 	LocatorMask    uint64
-	NexthopTtlNs   uint64
+	NexthopTtl     uint64
 	FingerprintKey [2]uint64
 }
 
@@ -91,6 +91,11 @@ type coreTCWsEvent struct {
 	Reported   uint8
 	Pad        uint8
 	Data       [448]uint8
+}
+
+type coreTCWsExit struct {
+	_    structs.HostLayout
+	Flow [16]coreTCWsNexthop
 }
 
 type coreTCWsHeadend struct {
@@ -163,11 +168,13 @@ type coreTCWsMatch struct {
 type coreTCWsNexthop struct {
 	_       structs.HostLayout
 	Expires uint64
+	To      uint64
 	Ifindex uint32
+	Ways    uint32
 	Mtu     uint16
 	Dmac    [6]uint8
 	Smac    [6]uint8
-	Pad     [6]uint8
+	Pad     [2]uint8
 }
 
 type coreTCWsNexthopKey struct {
@@ -184,6 +191,8 @@ type coreTCWsNode struct {
 	CutBackIfindex uint32
 	CutDmac        [6]uint8
 	CutBackDmac    [6]uint8
+	Xdp            uint32
+	Ways           uint32
 }
 
 type coreTCWsPort struct {
@@ -257,6 +266,7 @@ const (
 	coreTCMapWsCounters   = "ws_counters"
 	coreTCMapWsEgresses   = "ws_egresses"
 	coreTCMapWsEvents     = "ws_events"
+	coreTCMapWsExits      = "ws_exits"
 	coreTCMapWsGuardDst   = "ws_guard_dst"
 	coreTCMapWsGuardSrc   = "ws_guard_src"
 	coreTCMapWsHeadends   = "ws_headends"
@@ -334,6 +344,7 @@ type coreTCMapSpecs struct {
 	WsCounters   *ebpf.MapSpec `ebpf:"ws_counters"`
 	WsEgresses   *ebpf.MapSpec `ebpf:"ws_egresses"`
 	WsEvents     *ebpf.MapSpec `ebpf:"ws_events"`
+	WsExits      *ebpf.MapSpec `ebpf:"ws_exits"`
 	WsGuardDst   *ebpf.MapSpec `ebpf:"ws_guard_dst"`
 	WsGuardSrc   *ebpf.MapSpec `ebpf:"ws_guard_src"`
 	WsHeadends   *ebpf.MapSpec `ebpf:"ws_headends"`
@@ -387,6 +398,7 @@ type coreTCMaps struct {
 	WsCounters   *ebpf.Map `ebpf:"ws_counters"`
 	WsEgresses   *ebpf.Map `ebpf:"ws_egresses"`
 	WsEvents     *ebpf.Map `ebpf:"ws_events"`
+	WsExits      *ebpf.Map `ebpf:"ws_exits"`
 	WsGuardDst   *ebpf.Map `ebpf:"ws_guard_dst"`
 	WsGuardSrc   *ebpf.Map `ebpf:"ws_guard_src"`
 	WsHeadends   *ebpf.Map `ebpf:"ws_headends"`
@@ -415,6 +427,7 @@ func (m *coreTCMaps) Close() error {
 		m.WsCounters,
 		m.WsEgresses,
 		m.WsEvents,
+		m.WsExits,
 		m.WsGuardDst,
 		m.WsGuardSrc,
 		m.WsHeadends,

@@ -89,7 +89,7 @@ func (g *generation) readRefusals(out *Counts) error {
 
 func (d *Dataplane) readPathsLocked(out *Counts) error {
 	have := newTables()
-	if err := errors.Join(readMap(d.gen, tableHeadends, have.headends), readMap(d.gen, tableHops, have.hops)); err != nil {
+	if err := errors.Join(readHeadends(d.gen, have.headends), readMap(d.gen, tableHops, have.hops)); err != nil {
 		return err
 	}
 	index := recoverIndexes(have, d.gen.limits, nil).stats.have

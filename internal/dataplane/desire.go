@@ -40,17 +40,15 @@ func desire(n plan.Node, at wiring, local []netip.Addr, have tables, ix indexes)
 	}
 
 	var steer, require []plan.Rule
+	heads := map[uint32]bool{}
 	for _, h := range n.Headends {
 		if h.Path == 0 {
 			return wanted{}, partError(h.PathID, "path 0 is no path")
 		}
-		i, _, err := ix.headends.get(be32(h.Path))
-		if err != nil {
-			return wanted{}, err
-		}
-		if _, twice := w.headends[i]; twice {
+		if heads[h.Path] {
 			return wanted{}, partError(h.PathID, "the node is its headend twice")
 		}
+		heads[h.Path] = true
 		s, err := statsIndex(statsKey{path: be32(h.Path)})
 		if err != nil {
 			return wanted{}, err
@@ -66,6 +64,10 @@ func desire(n plan.Node, at wiring, local []netip.Addr, have tables, ix indexes)
 		entry, err := encodeHeadend(n, h, s, c)
 		if err != nil {
 			return wanted{}, partError(h.PathID, "headend: %w", err)
+		}
+		i, _, err := ix.headends.get(entry)
+		if err != nil {
+			return wanted{}, err
 		}
 		w.headends[i] = entry
 		steer = append(steer, plan.Rule{Match: h.Match, Target: i})

@@ -13,9 +13,10 @@ import (
 	"github.com/waystamp/waystamp/internal/srv6"
 )
 
-// nexthopTTL is the life of an entry of the next-hop cache, in nanoseconds: well
-// within the second that a change of routes may take to be seen.
-const nexthopTTL = 500_000_000
+// nexthopTTL is the life of a way out that TC has found and XDP uses, in
+// jiffies. How long one is only the kernel knows; where it is longest, 10 ms,
+// this is less than the second that a change of routes may take to be seen.
+const nexthopTTL = 90
 
 // outerHopLimit is what the outer header leaves the headend with.
 const outerHopLimit = 64
@@ -47,11 +48,11 @@ func encodeConfig(n plan.Node) (wsConfig, error) {
 		return wsConfig{}, fmt.Errorf("locator %s of node %s is not in the block %s", n.Locator, n.Name, n.Block)
 	}
 	return wsConfig{
-		Block:        upper(n.Block.Masked().Addr()),
-		BlockMask:    upperMask(n.Block.Bits()),
-		Locator:      upper(n.Locator.Masked().Addr()),
-		LocatorMask:  upperMask(n.Locator.Bits()),
-		NexthopTtlNs: nexthopTTL,
+		Block:       upper(n.Block.Masked().Addr()),
+		BlockMask:   upperMask(n.Block.Bits()),
+		Locator:     upper(n.Locator.Masked().Addr()),
+		LocatorMask: upperMask(n.Locator.Bits()),
+		NexthopTtl:  nexthopTTL,
 	}, nil
 }
 

@@ -36,7 +36,7 @@ func TestKeysLieInMemoryAsTheProgramsReadThem(t *testing.T) {
 		t.Fatal(err)
 	}
 	wantBytes(t, "configuration", cfg,
-		"fc00000000000000 ffffffffffff0000 fc00000000000100 ffffffffffffff00 0065cd1d00000000 0000000000000000 0000000000000000")
+		"fc00000000000000 ffffffffffff0000 fc00000000000100 ffffffffffffff00 5a00000000000000 0000000000000000 0000000000000000")
 }
 
 func TestShareHoldsWhatItsSchemeNeedsAndNoMore(t *testing.T) {

@@ -54,6 +54,7 @@ func NewEngine() (pot.Engine, func() error, error) {
 	}
 	spec.Maps[coreTCMapWsCounters].MaxEntries = 1
 	spec.Maps[coreTCMapWsStats].MaxEntries = 1
+	spec.Maps[coreTCMapWsExits].MaxEntries = 1
 	coll, err := ebpf.NewCollection(spec)
 	if err != nil {
 		return nil, nil, fmt.Errorf("load %s into the kernel: %w", progCoreTC, err)

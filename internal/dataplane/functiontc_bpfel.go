@@ -21,6 +21,7 @@ const (
 	functionTCMapWsCounters    = "ws_counters"
 	functionTCMapWsEgresses    = "ws_egresses"
 	functionTCMapWsEvents      = "ws_events"
+	functionTCMapWsExits       = "ws_exits"
 	functionTCMapWsGuardDst    = "ws_guard_dst"
 	functionTCMapWsGuardSrc    = "ws_guard_src"
 	functionTCMapWsHeadends    = "ws_headends"
@@ -98,6 +99,7 @@ type functionTCMapSpecs struct {
 	WsCounters   *ebpf.MapSpec `ebpf:"ws_counters"`
 	WsEgresses   *ebpf.MapSpec `ebpf:"ws_egresses"`
 	WsEvents     *ebpf.MapSpec `ebpf:"ws_events"`
+	WsExits      *ebpf.MapSpec `ebpf:"ws_exits"`
 	WsGuardDst   *ebpf.MapSpec `ebpf:"ws_guard_dst"`
 	WsGuardSrc   *ebpf.MapSpec `ebpf:"ws_guard_src"`
 	WsHeadends   *ebpf.MapSpec `ebpf:"ws_headends"`
@@ -151,6 +153,7 @@ type functionTCMaps struct {
 	WsCounters   *ebpf.Map `ebpf:"ws_counters"`
 	WsEgresses   *ebpf.Map `ebpf:"ws_egresses"`
 	WsEvents     *ebpf.Map `ebpf:"ws_events"`
+	WsExits      *ebpf.Map `ebpf:"ws_exits"`
 	WsGuardDst   *ebpf.Map `ebpf:"ws_guard_dst"`
 	WsGuardSrc   *ebpf.Map `ebpf:"ws_guard_src"`
 	WsHeadends   *ebpf.Map `ebpf:"ws_headends"`
@@ -179,6 +182,7 @@ func (m *functionTCMaps) Close() error {
 		m.WsCounters,
 		m.WsEgresses,
 		m.WsEvents,
+		m.WsExits,
 		m.WsGuardDst,
 		m.WsGuardSrc,
 		m.WsHeadends,

@@ -62,7 +62,7 @@ func identityOf(cfg wsConfig) identity {
 	}
 	return identity{
 		objects: hex.EncodeToString(obj.Sum(nil)[:8]),
-		config:  hex.EncodeToString(sha256Of(fmt.Sprintf("%x %x %x %x %d", cfg.Block, cfg.BlockMask, cfg.Locator, cfg.LocatorMask, cfg.NexthopTtlNs))[:4]),
+		config:  hex.EncodeToString(sha256Of(fmt.Sprintf("%x %x %x %x %d", cfg.Block, cfg.BlockMask, cfg.Locator, cfg.LocatorMask, cfg.NexthopTtl))[:4]),
 	}
 }
 
@@ -238,9 +238,9 @@ func internalMap(name string) bool { return strings.HasPrefix(name, ".") }
 // as large as the plan needs, the others as bpf/lib/maps.h says.
 func sizeOf(t table, ms *ebpf.MapSpec, l limits) uint32 {
 	switch t {
-	case tableCounters:
+	case tableCounters, tableHeadends:
 		return l.counters
-	case tableStats:
+	case tableStats, tableExits:
 		return l.stats
 	case tableCache:
 		return l.cache

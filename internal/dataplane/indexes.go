@@ -73,7 +73,7 @@ func (a *allocator[K]) fresh() (uint32, error) {
 // indexes are the numbers by which entries of one map name those of another.
 // They are recovered from the maps, so that they outlive the agent.
 type indexes struct {
-	headends *allocator[uint32] // by path, __be32: a path's epochs share one
+	headends *allocator[headend] // by content: what a rule names never changes
 	stats    *allocator[statsKey]
 	counters *allocator[counterKey]
 	proxies  *allocator[uint32] // of ws_proxy_stats, by key in ws_proxies
@@ -89,7 +89,7 @@ type limits struct {
 
 func newIndexes(l limits) indexes {
 	return indexes{
-		headends: newAllocator[uint32](chainsMax),
+		headends: newAllocator[headend](l.counters),
 		stats:    newAllocator[statsKey](l.stats),
 		counters: newAllocator[counterKey](l.counters),
 		proxies:  newAllocator[uint32](proxiesMax),
@@ -104,7 +104,7 @@ func recoverIndexes(have tables, l limits, spent map[uint32]bool) indexes {
 	// In order, so that whichever of two wins does not change from run to run.
 	for _, i := range slices.Sorted(maps.Keys(have.headends)) {
 		h := have.headends[i]
-		ix.headends.keep(h.Path, i)
+		ix.headends.keep(h, i)
 		ix.stats.keep(statsKey{path: h.Path}, h.Stats)
 		ix.counters.used[h.Counter] = true
 		if !spent[h.Counter] {

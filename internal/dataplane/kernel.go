@@ -3,6 +3,7 @@ package dataplane
 import (
 	"errors"
 	"fmt"
+	"maps"
 
 	"github.com/cilium/ebpf"
 
@@ -16,7 +17,7 @@ func (g *generation) read() (tables, error) {
 		readMap(g, tableHops, t.hops),
 		readMap(g, tableSIDs, t.sids),
 		readMap(g, tableEgresses, t.egresses),
-		readMap(g, tableHeadends, t.headends),
+		readHeadends(g, t.headends),
 		readMap(g, tableMatchDst, t.matchDst),
 		readMap(g, tableMatchSrc, t.matchSrc),
 		readMap(g, tableGuardDst, t.guardDst),
@@ -44,14 +45,35 @@ func readMap[K comparable, V any](g *generation, t table, into map[K]V) error {
 	return nil
 }
 
+// readHeadends reads an array, in which what is not there is zero.
+func readHeadends(g *generation, into map[uint32]headend) error {
+	err := readMap(g, tableHeadends, into)
+	maps.DeleteFunc(into, func(_ uint32, h headend) bool { return h == headend{} })
+	return err
+}
+
 // run does ops in their order and stops at the first that fails.
 func (d *Dataplane) run(g *generation, ops []op) error {
+	waited := false
 	for _, o := range ops {
 		if err := d.cfg.step(stepChange, string(o.table)); err != nil {
 			return err
 		}
 		m := g.maps[o.table]
 		if o.remove() {
+			if o.table == tableHeadends {
+				// A packet may have met the rule that named it just before.
+				if !waited {
+					if err := waitForPrograms(); err != nil {
+						return err
+					}
+					waited = true
+				}
+				if err := m.Put(o.key, headend{}); err != nil {
+					return fmt.Errorf("clear an entry of map %s: %w", o.table, err)
+				}
+				continue
+			}
 			if err := m.Delete(o.key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 				return fmt.Errorf("delete from map %s: %w", o.table, err)
 			}
@@ -73,7 +95,13 @@ func (d *Dataplane) arm(g *generation, n wsNode) error {
 	return g.setNode(n)
 }
 
+// setNode also makes void what TC remembers of ways out.
 func (g *generation) setNode(n wsNode) error {
+	now, err := g.node()
+	if err != nil {
+		return err
+	}
+	n.Ways = now.Ways + 1
 	if err := g.maps[tableNode].Put(uint32(0), n); err != nil {
 		return fmt.Errorf("arm the data path: %w", err)
 	}
@@ -214,8 +242,8 @@ func waitForPrograms() error {
 	return nil
 }
 
-// FlushNexthops empties the next-hop cache, for when routes, links or neighbours
-// have changed. Packets then take the slow way once.
+// FlushNexthops makes XDP forget all ways out, for when routes, links or
+// neighbours have changed. Packets then take the slow way once.
 func (d *Dataplane) FlushNexthops() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -226,19 +254,9 @@ func (d *Dataplane) FlushNexthops() error {
 }
 
 func (g *generation) flushNexthops() error {
-	m := g.maps[tableNexthops]
-	var k coreTCWsNexthopKey
-	// From the start each time, since the programs add and evict meanwhile; what
-	// they add from now on is right.
-	for range m.MaxEntries() {
-		if err := m.NextKey(nil, &k); errors.Is(err, ebpf.ErrKeyNotExist) {
-			return nil
-		} else if err != nil {
-			return fmt.Errorf("read map %s: %w", tableNexthops, err)
-		}
-		if err := m.Delete(&k); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-			return fmt.Errorf("delete from map %s: %w", tableNexthops, err)
-		}
+	n, err := g.node()
+	if err != nil {
+		return err
 	}
-	return nil
+	return g.setNode(n)
 }

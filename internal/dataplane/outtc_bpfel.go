@@ -21,6 +21,7 @@ const (
 	outTCMapWsCounters   = "ws_counters"
 	outTCMapWsEgresses   = "ws_egresses"
 	outTCMapWsEvents     = "ws_events"
+	outTCMapWsExits      = "ws_exits"
 	outTCMapWsGuardDst   = "ws_guard_dst"
 	outTCMapWsGuardSrc   = "ws_guard_src"
 	outTCMapWsHeadends   = "ws_headends"
@@ -98,6 +99,7 @@ type outTCMapSpecs struct {
 	WsCounters   *ebpf.MapSpec `ebpf:"ws_counters"`
 	WsEgresses   *ebpf.MapSpec `ebpf:"ws_egresses"`
 	WsEvents     *ebpf.MapSpec `ebpf:"ws_events"`
+	WsExits      *ebpf.MapSpec `ebpf:"ws_exits"`
 	WsGuardDst   *ebpf.MapSpec `ebpf:"ws_guard_dst"`
 	WsGuardSrc   *ebpf.MapSpec `ebpf:"ws_guard_src"`
 	WsHeadends   *ebpf.MapSpec `ebpf:"ws_headends"`
@@ -151,6 +153,7 @@ type outTCMaps struct {
 	WsCounters   *ebpf.Map `ebpf:"ws_counters"`
 	WsEgresses   *ebpf.Map `ebpf:"ws_egresses"`
 	WsEvents     *ebpf.Map `ebpf:"ws_events"`
+	WsExits      *ebpf.Map `ebpf:"ws_exits"`
 	WsGuardDst   *ebpf.Map `ebpf:"ws_guard_dst"`
 	WsGuardSrc   *ebpf.Map `ebpf:"ws_guard_src"`
 	WsHeadends   *ebpf.Map `ebpf:"ws_headends"`
@@ -179,6 +182,7 @@ func (m *outTCMaps) Close() error {
 		m.WsCounters,
 		m.WsEgresses,
 		m.WsEvents,
+		m.WsExits,
 		m.WsGuardDst,
 		m.WsGuardSrc,
 		m.WsHeadends,

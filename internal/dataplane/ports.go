@@ -75,7 +75,7 @@ func (b binding) settings(target bool) port {
 type topology struct {
 	bindings []binding        // see order
 	reach    map[string]reach // of functions whose interfaces are there
-	node     wsNode           // armed, with the cutters
+	node     wsNode           // armed, with the cutters, and whether XDP is tried
 	missing  []error          // what is not there
 }
 
@@ -119,8 +119,12 @@ func resolve(n plan.Node, devices func(string) (Device, error)) (topology, error
 		if !ok {
 			continue
 		}
-		if err := take(binding{Interface: i, device: dev, out: out}, what); err != nil {
+		b := binding{Interface: i, device: dev, out: out}
+		if err := take(b, what); err != nil {
 			return topology{}, err
+		}
+		if b.triesXDP() {
+			t.node.Xdp = 1
 		}
 	}
 	keys, err := proxyKeys(n.Proxies)

@@ -66,7 +66,7 @@ func reasonCases() map[abi.Reason]reasonCase {
 		abi.ReasonStripFailed:  {node: "r6", packet: "web-3", gso: [2]uint32{1000, 2}},
 		abi.ReasonHeadendMissingBug: {node: "r1", packet: "edge-web", damage: func(r *rig) error {
 			k, _ := headendEntry(r, 0x5eed0001)
-			return r.g.maps[tableHeadends].Delete(k)
+			return r.g.maps[tableHeadends].Put(k, headend{})
 		}},
 		abi.ReasonHeadendLengthBug:  {node: "r1", packet: "edge-web", damage: changed(func(h *headend) { h.OuterLen = 87 })},
 		abi.ReasonCounterMissingBug: {node: "r1", packet: "edge-web", damage: changed(func(h *headend) { h.Counter = 1 << 20 })},
@@ -291,17 +291,36 @@ func TestXDPGoesByWhatTCLearnedAndNoFurther(t *testing.T) {
 			return err
 		}))
 	}
-	entry := func() (k coreTCWsNexthopKey, n coreTCWsNexthop) {
-		it := r.g.maps[tableNexthops].Iterate()
-		if !it.Next(&k, &n) {
-			t.Fatal("TC learned nothing")
-		}
-		return k, n
+	// All ways of the hop, by CPU. The headers are IPv6, SRH, three segments, TLV.
+	tlv := p.Frame[srv6.EthernetLen+srv6.IPv6Len+8+3*16:]
+	index := r.have.hops[hopKey{
+		Sid:   binary.NativeEndian.Uint64(p.Frame[srv6.EthernetLen+24:]),
+		Epoch: tlv[3], Path: binary.NativeEndian.Uint32(tlv[4:]),
+	}].Stats
+	exits := func() (each []coreTCWsExit) {
+		r.must(r.g.maps[tableExits].Lookup(index, &each))
+		return each
 	}
 	learn()
-	k, n := entry()
-	if n.Ifindex != r.ports[portOut] || n.Dmac != neighbourMAC || n.Smac != rigMAC || n.Mtu != rigMTU || k.Addr != addr("fc00:0:0:301::").As16() {
-		t.Errorf("TC learned %+v for %+v", n, k)
+	was := exits()
+	cpu, flow := -1, -1
+	for c := range was {
+		for f, n := range was[c].Flow {
+			if n.Ifindex != 0 {
+				cpu, flow = c, f
+			}
+		}
+	}
+	if cpu < 0 {
+		t.Fatal("TC learned nothing")
+	}
+	n := was[cpu].Flow[flow]
+	if n.Ifindex != r.ports[portOut] || n.Dmac != neighbourMAC || n.Smac != rigMAC || n.Mtu != rigMTU || n.To != upper(addr("fc00:0:0:301::")) {
+		t.Errorf("TC learned %+v", n)
+	}
+	put := func(n coreTCWsNexthop) {
+		was[cpu].Flow[flow] = n
+		r.must(r.put(tableExits, index, was))
 	}
 	if v := verdict(); v != xdpRedirect {
 		t.Errorf("verdict %d by what TC has just learned, want a redirect", v)
@@ -310,25 +329,28 @@ func TestXDPGoesByWhatTCLearnedAndNoFurther(t *testing.T) {
 		"expired":                  func(n *coreTCWsNexthop) { n.Expires = 1 },
 		"one byte too long":        func(n *coreTCWsNexthop) { n.Mtu = uint16(len(p.Frame) - srv6.EthernetLen - 1) },
 		"nothing may be that long": func(n *coreTCWsNexthop) { n.Mtu = 0 },
+		"to somewhere else":        func(n *coreTCWsNexthop) { n.To++ },
+		"found before a change":    func(n *coreTCWsNexthop) { n.Ways-- },
+		"not for XDP":              func(n *coreTCWsNexthop) { n.Ifindex = 0 },
 	} {
 		m := n
 		change(&m)
-		r.must(r.put(tableNexthops, k, m))
+		put(m)
 		if v := verdict(); v != xdpPass {
 			t.Errorf("%s: verdict %d, want it left to TC", what, v)
 		}
 	}
 	m := n
 	m.Mtu = uint16(len(p.Frame) - srv6.EthernetLen)
-	r.must(r.put(tableNexthops, k, m))
+	put(m)
 	if v := verdict(); v != xdpRedirect {
 		t.Errorf("just fits: verdict %d, want a redirect", v)
 	}
 	// A device that takes no redirect loses them without a word.
 	r.must(r.put(tablePorts, r.ports[portOut], port{}))
 	learn()
-	if err := r.g.maps[tableNexthops].NextKey(nil, &k); err == nil {
-		t.Error("TC learned a way out that takes no redirects")
+	if n := exits()[cpu].Flow[flow]; n.Ifindex != 0 {
+		t.Errorf("TC learned a way out that takes no redirects: %+v", n)
 	}
 	if v := verdict(); v != xdpPass {
 		t.Errorf("verdict %d with an empty cache, want it left to TC", v)

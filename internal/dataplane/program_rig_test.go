@@ -238,7 +238,7 @@ func (r *rig) load() error {
 	if err != nil {
 		return err
 	}
-	cfg.NexthopTtlNs = uint64(time.Hour) // what TC learned must still count when XDP's turn comes
+	cfg.NexthopTtl = 1 << 40 // what TC learned must still count when XDP's turn comes
 	types := btf.NewCache()
 	for _, o := range objects {
 		if err := r.d.loadObject(r.g, o.program, o.load, cfg, nil, types); err != nil {
@@ -301,14 +301,11 @@ func (r *rig) apply(n *plan.Node) error {
 		return err
 	}
 	r.have = w.tables
-	node := wsNode{}
+	node := wsNode{Xdp: 1}
 	if n != nil {
 		node.Armed = 1
 	}
-	if err := r.put(tableNode, uint32(0), node); err != nil {
-		return err
-	}
-	if err := r.g.flushNexthops(); err != nil {
+	if err := r.g.setNode(node); err != nil {
 		return err
 	}
 	return r.setNumbers(1)

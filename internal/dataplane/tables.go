@@ -54,6 +54,7 @@ const (
 	tableLocalDst   table = "ws_local_dst"
 	tableLocalSrc   table = "ws_local_src"
 	tablePorts      table = "ws_ports"
+	tableExits      table = "ws_exits"
 	tableNexthops   table = "ws_nexthops"
 	tableProxies    table = "ws_proxies"
 	tableProxyStats table = "ws_proxy_stats"

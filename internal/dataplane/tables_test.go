@@ -293,7 +293,8 @@ func TestSpentCounterIsReplacedAndNotTouched(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	now := w.headends[0].Counter
+	_, entry := onlyOne(t, w.headends)
+	now := entry.Counter
 	if now == old || len(w.freshCounters) != 1 || w.freshCounters[now] != (counterKey{be32(1), 0}) {
 		t.Errorf("counter %d after %d, fresh %v; want another one, and only it fresh", now, old, w.freshCounters)
 	}
@@ -302,17 +303,34 @@ func TestSpentCounterIsReplacedAndNotTouched(t *testing.T) {
 	}
 }
 
-func TestEpochsOfAPathShareIndexAndStatistics(t *testing.T) {
+func onlyOne[K comparable, V any](t *testing.T, m map[K]V) (K, V) {
+	t.Helper()
+	if len(m) != 1 {
+		t.Fatalf("%d entries, want one: %v", len(m), m)
+	}
+	for k, v := range m {
+		return k, v
+	}
+	panic("unreachable")
+}
+
+// An array's entry does not change at once, so a rule must never name one that
+// changes.
+func TestNewEpochIsANewHeadendWithTheStatisticsOfThePath(t *testing.T) {
 	n := testNode()
 	n.Headends = []plan.Headend{headendOf(5, 0, model.SchemeKeyed, model.Match{}, 1)}
 	n.Endpoints = []plan.Endpoint{endpointOf(5, 0, model.SchemeKeyed, ownSID(1)), endpointOf(5, 1, model.SchemeKeyed, ownSID(1))}
 	first := mustDesire(t, n, nil, newTables())
 	n.Headends[0].Epoch = 1
 	next := mustDesire(t, n, nil, first.tables)
-	if got, want := sortedKeys(next.headends), sortedKeys(first.headends); len(got) != 1 || got[0] != want[0] {
-		t.Errorf("headend indexes %v after %v; a new epoch takes the old one's place in one step", got, want)
+	i, a := onlyOne(t, first.headends)
+	j, b := onlyOne(t, next.headends)
+	if i == j {
+		t.Errorf("the new epoch is written over the old one, at %d", i)
 	}
-	a, b := first.headends[0], next.headends[0]
+	if _, m := onlyOne(t, next.matchDst); m.Target != j {
+		t.Errorf("the rule names headend %d, want %d", m.Target, j)
+	}
 	if a.Stats != b.Stats || a.Counter == b.Counter {
 		t.Errorf("statistics %d and %d, want the same; counters %d and %d, want two", a.Stats, b.Stats, a.Counter, b.Counter)
 	}

@@ -93,7 +93,7 @@ struct ws_config {
 	__be64 block_mask;
 	__be64 locator; /* this node's part of it */
 	__be64 locator_mask;
-	__u64 nexthop_ttl_ns; /* life of a next-hop cache entry */
+	__u64 nexthop_ttl; /* life of a remembered way out, in jiffies */
 	__u64 fingerprint_key[2]; /* SipHash key of the content cache; secret */
 };
 
@@ -109,8 +109,10 @@ struct ws_node {
 	__u32 cut_back_ifindex;
 	__u8 cut_dmac[6];
 	__u8 cut_back_dmac[6];
+	__u32 xdp; /* 1: XDP is there to use the ways that TC remembers */
+	__u32 ways; /* ways remembered under another number do not count */
 };
-_Static_assert(sizeof(struct ws_node) == 24, "ws_node is ABI");
+_Static_assert(sizeof(struct ws_node) == 32, "ws_node is ABI");
 
 /* Proof parameters of one position. Which of them count is the scheme's
  * matter: keyed uses key, keyed-flow bind_key too, pot and opot the rest (pot
@@ -174,7 +176,7 @@ struct ws_egress {
 };
 _Static_assert(sizeof(struct ws_egress) == 528, "ws_egress is ABI");
 
-/* ws_headends: key is an index that rules name. */
+/* ws_headends: the index is what rules name. All zero: none. */
 struct ws_headend {
 	__u16 outer_len; /* 72 + 16 * segments */
 	__u16 lane; /* lane of CPU 0 */
@@ -241,22 +243,35 @@ struct ws_port {
 	__u32 proxy; /* of the function that sends here; 0: none does */
 };
 
-/* ws_nexthops: filled by TC, read by XDP. A SID's lower 64 bits are zero. */
-struct ws_nexthop_key {
-	__u8 addr[16];
-	__u32 flow; /* some bits of the flow, for ECMP */
-	__u32 pad;
-};
-
+/* A way out that TC has found and XDP may take for a while. */
 struct ws_nexthop {
-	__u64 expires; /* bpf_ktime_get_coarse_ns */
-	__u32 ifindex;
+	__u64 expires; /* jiffies */
+	__be64 to; /* upper 64 bits of the destination that it is for */
+	__u32 ifindex; /* 0: TC has found one, but not for XDP */
+	__u32 ways; /* ws_node.ways when it was found */
 	__u16 mtu; /* 65535 at most */
 	__u8 dmac[6];
 	__u8 smac[6];
-	__u8 pad[6];
+	__u8 pad[2];
 };
-_Static_assert(sizeof(struct ws_nexthop) == 32, "ws_nexthop is ABI");
+_Static_assert(sizeof(struct ws_nexthop) == 40, "ws_nexthop is ABI");
+
+/* Buckets of flows, for equal-cost routes. A power of two. */
+#define WS_FLOWS 16
+
+/* ws_exits: per CPU, where packets of a path go from a hop or a headend; the
+ * index is that of its ws_stats.
+ */
+struct ws_exit {
+	struct ws_nexthop flow[WS_FLOWS];
+};
+
+/* ws_nexthops: where inner packets go from their egress. */
+struct ws_nexthop_key {
+	__u8 addr[16];
+	__u32 flow; /* bucket */
+	__u32 pad;
+};
 
 /* ws_proxies: one per function that knows nothing of SRv6; key: never 0 */
 struct ws_proxy {
