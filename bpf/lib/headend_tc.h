@@ -29,8 +29,10 @@ static __always_inline int headend_tc(struct __sk_buff *skb, struct cursor c,
 		return ws_refuse(skb, WS_REASON_HEADEND_MISSING_BUG, 0);
 	inner.pos = ip6;
 	frames = train_frames(skb, inner, sizeof(struct eth_hdr));
-	r = headend_prepare(h, c, ip6, skb->len - sizeof(struct eth_hdr),
-			    train_packet_len(skb, inner), frames, &pkt);
+	r = headend_prepare(
+		h, c, ip6, skb->len - sizeof(struct eth_hdr),
+		train_packet_len(skb, inner, sizeof(struct eth_hdr)), frames,
+		&pkt);
 	if (r)
 		return ws_refuse(skb, r, 0);
 

@@ -13,6 +13,7 @@
 #include "net.h"
 #include "proxy.h"
 #include "refuse.h"
+#include "train.h"
 
 /* To the function. A local one is in this node's own kernel, which takes the
  * packet as if it had come plain.
@@ -96,9 +97,12 @@ static __always_inline int ad_tc(struct __sk_buff *skb, struct endpoint *ep,
 	}
 	if (outer > WS_CACHED_MAX)
 		return ws_refuse(skb, bounds_bug(), 0);
-	/* The strip makes it that much smaller. */
-	if (p->to && bpf_check_mtu(skb, p->to, &mtu, -(__s32)outer,
-				   skb->gso_size ? BPF_MTU_CHK_SEGS : 0))
+	/* The strip makes it that much smaller. The kernel does not say so of the
+	 * frames of a super-packet, and lets any of those pass.
+	 */
+	if (p->to && (bpf_check_mtu(skb, p->to, &mtu, -(__s32)outer, 0) ||
+		      train_packet_len(skb, inner_cursor(ep),
+				       sizeof(struct eth_hdr) + outer) > mtu))
 		return ws_refuse(skb, WS_REASON_FUNCTION_MTU, mtu);
 
 	end_advance(ep, next, first);

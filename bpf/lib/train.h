@@ -45,11 +45,13 @@ static __always_inline __u32 train_frames(const struct __sk_buff *skb,
 	return (skb->len - headers + size - 1) / size;
 }
 
-/* Bytes of the longest frame's IP packet, which is where c stands. */
+/* Bytes of the longest frame's inner packet, which is where c stands, behind as
+ * many bytes as outer says.
+ */
 static __always_inline __u32 train_packet_len(const struct __sk_buff *skb,
-					      struct cursor c)
+					      struct cursor c, __u32 outer)
 {
-	__u32 all = skb->len - sizeof(struct eth_hdr), longest;
+	__u32 all = skb->len - outer, longest;
 
 	if (!skb->gso_size)
 		return all;

@@ -490,6 +490,13 @@ func TestFunctionPacketsAreRefusedForTheirOwnReasons(t *testing.T) {
 			r.wantRefused(abi.ReasonFunctionMTU, progCoreTC, "in", frameOf(outerOf(1, 1, model.SchemeKeyed, 5, innerOf(59, make([]byte, 1461)))), 0)
 			r.in(1, innerOf(59, make([]byte, 1460)))
 		}},
+		{"a super-packet whose frames are larger than the function takes", set(func(p *model.Proxy) { p.Segments = model.SegmentsKeep }), func(r *proxyRun) {
+			super := frameOf(outerOf(1, 1, model.SchemeKeyed, 5, tcp(3000)))
+			r.wantRefused(abi.ReasonFunctionMTU, progCoreTC, "in", super, 1441) // and 60 bytes of headers
+			// Those just fit. The packets of a test run are of no kind of GSO, and
+			// the kernel strips only such as are of one.
+			r.wantRefused(abi.ReasonStripFailed, progCoreTC, "in", super, 1440)
+		}},
 		{"no cutter", nil, func(r *proxyRun) {
 			r.must(r.d.gen.setNode(wsNode{Armed: 1}))
 			r.wantRefused(abi.ReasonCannotCut, progCoreTC, "in", frameOf(outerOf(1, 1, model.SchemeKeyed, 5, tcp(2000))), 1000)

@@ -1,0 +1,171 @@
+package e2e
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/waystamp/waystamp/internal/host"
+	"github.com/waystamp/waystamp/internal/model"
+)
+
+// One function that knows nothing of segment routing, fn on r2:
+//
+//	h1 --- r1 --- r2 (fn) --- r6 --- h2       chain web, both ways: r1, fn, r6
+const oneFunction = `
+version: 1
+domain: {block: "fc00::/48"}
+nodes:
+  - name: r1
+    address: fc00:1::1
+    locator: fc00:0:0:100::/56
+    interfaces: [{name: r1-h1, role: edge}, {name: r1-r2, role: core, mtu: 1700}]
+  - name: r2
+    address: fc00:2::1
+    locator: fc00:0:0:200::/56
+    interfaces: [{name: r2-r1, role: core, mtu: 1700}, {name: r2-r6, role: core, mtu: 1700}]
+  - name: r6
+    address: fc00:6::1
+    locator: fc00:0:0:600::/56
+    interfaces: [{name: r6-h2, role: edge}, {name: r6-r2, role: core, mtu: 1700}]
+functions:
+  - {name: fn, node: r2, kind: unaware, FUNCTION}
+chains:
+  - name: web
+    ingress: [r1]
+    functions: [fn]
+    egress: r6
+    match: {destination: "fc00:8::/64"}
+    direction: both
+    proof: {scheme: keyed, on-violation: drop}
+lab:
+  mtu: 1700
+  hosts:
+    - {name: h1, node: r1, prefix: "fc00:7::/64"}
+    - {name: h2, node: r6, prefix: "fc00:8::/64"}
+  links:
+    - {between: [r1, r2]}
+    - {between: [r2, r6]}
+  functions:
+    - name: fn
+LAB
+`
+
+// Ways to attach fn: it routes, behind two interfaces or one; or it takes any
+// frame.
+const (
+	routing    = `attach: {to: fn-to, from: fn-from, via: "fd00:6::2"}`
+	routingOne = `attach: {to: fn0, from: fn0, via: "fe80::2"}`
+	inLine     = `attach: {to: fn-to, from: fn-from}`
+	inLineOne  = `attach: {to: fn0, from: fn0}`
+	local      = `attach: local`
+)
+
+// What fn is.
+const (
+	forwards = `kind: forward`
+	copies   = `kind: raw`
+	filters  = `kind: nftables
+ruleset: |
+  table ip6 fw {
+    chain forward {
+      type filter hook forward priority filter; policy accept;
+      ct state invalid drop
+      tcp dport 23 drop
+    }
+  }`
+)
+
+// withFunction fills oneFunction in.
+func withFunction(function, made string) string {
+	made = "      " + strings.ReplaceAll(made, "\n", "\n      ")
+	return strings.NewReplacer("FUNCTION", function, "LAB", made).Replace(oneFunction)
+}
+
+// cutAndMerge makes members cut what they send by an interface, and everybody
+// merge what arrives: over veth the kernel merges only what was cut.
+func (w *world) cutAndMerge(links ...[2]string) {
+	w.t.Helper()
+	for _, l := range links {
+		must(w.t, w.net(l[0]).SetOffload(l[1], host.TSO, false))
+	}
+	for _, m := range w.Members() {
+		if m.Program != nil {
+			continue // it cannot put out what was merged before it
+		}
+		n := w.net(m.Name)
+		links, err := n.Links()
+		must(w.t, err)
+		for _, l := range links {
+			if l.Kind == "veth" && !strings.HasPrefix(l.Name, "ws") { // not the cutters
+				must(w.t, n.SetOffload(l.Name, host.GRO, true))
+			}
+		}
+	}
+}
+
+// hasOffloads checks that the interfaces between two members have all that make
+// super-packets of what TCP sends and leave their checksums to the other end.
+func (w *world) hasOffloads(links ...[2]string) {
+	w.t.Helper()
+	for _, l := range links {
+		for _, o := range []host.Offload{host.TSO, host.GSO, host.ScatterGather, host.TransmitSum} {
+			on, err := w.net(l[0]).Offload(l[1], o)
+			must(w.t, err)
+			if !on {
+				w.t.Errorf("%s of %s in %s is off", o, l[1], l[0])
+			}
+		}
+	}
+}
+
+// Real TCP in both directions, with all offloads on, loses nothing and no stamp:
+// what goes into a function is what is stamped behind it, and no header is
+// missed.
+func TestTCPThroughAFunctionLosesNoStamp(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name, function, made string
+		cutAt                [][2]string // and merged wherever it arrives; nil: neither
+	}{
+		{"nftables, cut", routing, filters, nil},
+		{"nftables, cut, and merged by the function", routing, filters, [][2]string{{"r2", "fn-to"}}},
+		{"nftables, kept", routing + ", recognise: metadata", filters, nil},
+		{"nftables, kept, by content", routing + ", segments: keep", filters, nil},
+		{"one interface", routingOne, forwards, nil},
+		{"user space", inLine, copies, nil},
+		{"user space, one interface", inLineOne, copies, nil},
+		{"own kernel", local, filters, nil},
+		{"own kernel, cut and merged on the way", local, filters, [][2]string{{"r1", "r1-r2"}, {"r6", "r6-r2"}}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := build(t, withFunction(c.function, c.made))
+			w.hasOffloads([2]string{"h1", "h1-r1"}, [2]string{"h2", "h2-r6"}, [2]string{"r1", "r1-r2"}, [2]string{"r6", "r6-r2"})
+			if c.cutAt != nil {
+				w.cutAndMerge(c.cutAt...)
+			}
+			since, back := w.counting(w.path("web", model.Forward)), w.counting(w.path("web", model.Reverse))
+			const size = 10_000_000
+			w.reaches("h1", "h2")
+			a, b := w.download("h2", "h1", size), w.download("h1", "h2", size)
+			t.Logf("%.2f and %.2f Gb/s", gigabits(a), gigabits(b))
+			there, andBack := since(), back()
+			f := w.passed("r2", "fn")
+			t.Logf("%+v", f)
+
+			if n := there[1].Packets + andBack[1].Packets; f.RxSuccess != n {
+				t.Errorf("%d packets were stamped, %d went in", n, f.RxSuccess)
+			}
+			if cut := !strings.Contains(c.function, "keep") && f.Recognise == model.RecogniseContent; cut {
+				if n := there.frames() + andBack.frames(); f.RxSuccess != n || f.RxCut == 0 {
+					t.Errorf("%d frames were sent, %d went in; %d super-packets were cut", n, f.RxSuccess, f.RxCut)
+				}
+			} else if 2*f.RxSuccess > there.frames()+andBack.frames() || f.RxCut != 0 {
+				t.Errorf("%d frames were sent, %d packets went in: they are no super-packets", there.frames()+andBack.frames(), f.RxSuccess)
+			}
+			// What comes back merged from one that gets frames is cut again.
+			if merged := c.cutAt != nil && c.function == routing; merged != (f.TxCut > 0) {
+				t.Errorf("%d super-packets came back", f.TxCut)
+			}
+		})
+	}
+}
