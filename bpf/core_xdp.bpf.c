@@ -108,7 +108,7 @@ int ws_core_xdp(struct xdp_md *ctx)
 	const struct ws_node *node;
 	struct endpoint ep = {};
 
-	if (!endpoint_parse_xdp(ctx, &ep))
+	if (!endpoint_parse_xdp(ctx, &ep) || !endpoint_bind(&ep))
 		return CTX_PASS;
 	node = node_armed();
 	if (!node)

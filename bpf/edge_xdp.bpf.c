@@ -50,7 +50,9 @@ static __always_inline int headend_xdp(ctx_t *ctx, struct cursor c,
 	if (!h || headend_first_is_local(h))
 		return CTX_PASS;
 	n = exit_of(h->stats, bpf_ntohl(flow_label(flow_hash(c, ip6))));
-	if (!nexthop_takes(n, headend_first(h), len + h->outer_len, node))
+	if (!nexthop_takes(n, headend_first(h), len + h->outer_len, node) ||
+	    !binding_find((struct cursor){ ip6, c.end }, NEXTHDR_IPV6,
+			  &h->share, h->scheme, &pkt.binding))
 		return CTX_PASS;
 	/* A number is taken even if the next step fails: numbers may have gaps. */
 	if (headend_prepare(h, c, ip6, len, len, 1, &pkt))

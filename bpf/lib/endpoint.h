@@ -4,6 +4,7 @@
  */
 #pragma once
 
+#include "binding.h"
 #include "boundary.h"
 #include "classify.h"
 #include "maps.h"
@@ -22,6 +23,7 @@ struct endpoint {
 	const struct ws_hop *hop;
 	__u32 len; /* of the IP packet as it came; XDP only */
 	__be64 sid; /* that it came for, upper 64 bits */
+	__u64 binding; /* of the inner packet, where the scheme wants it */
 	__u32 segments; /* in the list carried */
 };
 
@@ -40,6 +42,22 @@ static __always_inline enum ws_reason strip_failed(void)
 static __always_inline __u32 endpoint_outer_len(const struct endpoint *ep)
 {
 	return sizeof(struct ip6_hdr) + (ep->srh->hdrlen + 1) * 8;
+}
+
+/* Where the inner packet begins. */
+static __always_inline struct cursor inner_cursor(const struct endpoint *ep)
+{
+	return (struct cursor){
+		.pos = (void *)ep->ip6 + endpoint_outer_len(ep),
+		.end = ep->end,
+	};
+}
+
+/* Sets ep->binding, which the stamp and the verdict need. */
+static __always_inline bool endpoint_bind(struct endpoint *ep)
+{
+	return binding_find(inner_cursor(ep), ep->srh->nexthdr, &ep->hop->share,
+			    ep->hop->scheme, &ep->binding);
 }
 
 /* Why ws_hops has no entry. The slow way: such a packet is refused anyway. */
@@ -113,7 +131,8 @@ static __always_inline void end_advance(const struct endpoint *ep,
 
 static __always_inline void end_stamp(const struct endpoint *ep)
 {
-	stamp(ep->tlv, &ep->hop->share, ep->hop->scheme, ep->hop->position);
+	stamp(ep->tlv, &ep->hop->share, ep->hop->scheme, ep->hop->position,
+	      ep->binding);
 }
 
 static __always_inline const struct ws_egress *
@@ -133,16 +152,7 @@ static __always_inline enum ws_reason egress_judge(const struct endpoint *ep,
 {
 	if (!segments_equal(ep->list, ep->segments, ep->end, e))
 		return WS_REASON_SEGMENTS;
-	return proof_verify(ep->tlv, ep->hop, e);
-}
-
-/* Where the inner packet begins. */
-static __always_inline struct cursor inner_cursor(const struct endpoint *ep)
-{
-	return (struct cursor){
-		.pos = (void *)ep->ip6 + endpoint_outer_len(ep),
-		.end = ep->end,
-	};
+	return proof_verify(ep->tlv, ep->hop, e, ep->binding);
 }
 
 /* *inner is in bounds where this succeeds. */

@@ -17,7 +17,8 @@
 
 /* What one visit of a SID of this node came to, beside TC's verdicts. */
 #define STEP_AGAIN 100 /* the next segment is on this node too */
-#define STEP_FORWARD 101 /* on to another node; what is above is the exit */
+#define STEP_PULLED 101 /* nothing; more of the packet is linear now */
+#define STEP_FORWARD 102 /* on to another node; what is above is the exit */
 
 /* Makes all headers linear that will be read, up to the inner one, and no more:
  * pulling payload would copy it.
@@ -40,6 +41,24 @@ static __always_inline long endpoint_pull(struct __sk_buff *skb)
 	if (!srh)
 		return 0; /* too short; whoever parses it says how */
 	return pull(skb, len + srh->hdrlen * 8 + sizeof(struct ip6_hdr));
+}
+
+/* What to do about a packet whose flow could not be read: more of it may have to
+ * be linear, once. Moves the packet.
+ */
+static __always_inline int endpoint_pull_flow(struct __sk_buff *skb,
+					      const struct endpoint *ep)
+{
+	__u32 len = sizeof(struct eth_hdr) + endpoint_outer_len(ep) + TUPLE_LEN;
+	__u32 linear = skb->data_end - skb->data;
+	long rc = 0;
+
+	if (linear < len && linear < skb->len) {
+		rc = pull(skb, len);
+		if (!rc)
+			return STEP_PULLED;
+	}
+	return ws_refuse(skb, flow_unreadable(), rc);
 }
 
 /* The proof, in whatever place it is. */
@@ -171,12 +190,15 @@ __noinline int ws_endpoint_step(struct __sk_buff *skb, int first)
 	r = endpoint_parse(skb, &ep);
 	if (r)
 		return ws_refuse(skb, r, 0);
+	/* A function may change the flow; what it sends is stamped. */
+	if (ep.hop->behaviour == WS_BEHAVIOUR_END_AD)
+		return ad_tc(skb, &ep, first);
+	if (!endpoint_bind(&ep))
+		return endpoint_pull_flow(skb, &ep);
 	if (ep.hop->behaviour == WS_BEHAVIOUR_END)
 		return end_tc(skb, &ep, first);
 	if (ep.hop->behaviour == WS_BEHAVIOUR_END_DT46)
 		return dt46_tc(skb, &ep);
-	if (ep.hop->behaviour == WS_BEHAVIOUR_END_AD)
-		return ad_tc(skb, &ep, first);
 	return ws_refuse(skb, WS_REASON_BEHAVIOUR_BUG, 0);
 }
 
@@ -187,11 +209,16 @@ static __always_inline int endpoint_tc(struct __sk_buff *skb, bool first)
 {
 	int step = ws_endpoint_step(skb, first);
 
-	for (__u32 i = 0; i < WS_SEGS_MAX && step == STEP_AGAIN; i++)
-		step = ws_endpoint_step(skb, false);
+	for (__u32 i = 0; i <= WS_SEGS_MAX; i++) {
+		if (step != STEP_AGAIN && step != STEP_PULLED)
+			break;
+		if (step == STEP_AGAIN)
+			first = false;
+		step = ws_endpoint_step(skb, first);
+	}
 	if (step >= STEP_FORWARD)
 		return ws_forward(skb, step - STEP_FORWARD);
-	if (step == STEP_AGAIN)
+	if (step >= STEP_AGAIN)
 		return ws_refuse(skb, WS_REASON_LOOP, 0);
 	return step;
 }

@@ -11,10 +11,7 @@
 #include "net.h"
 #include "siphash.h"
 
-#define NEXTHDR_HOP 0
-#define NEXTHDR_FRAGMENT 44
 #define NEXTHDR_ICMPV6 58
-#define NEXTHDR_DEST 60
 
 #define FINGERPRINT_HEADERS 4 /* extension headers that are passed over */
 #define FINGERPRINT_WORDS (WS_FINGERPRINT_LEN / 8)

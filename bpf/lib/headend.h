@@ -2,6 +2,7 @@
 /* What a headend makes of a packet, on either hook. */
 #pragma once
 
+#include "binding.h"
 #include "boundary.h"
 #include "cursor.h"
 #include "flow.h"
@@ -13,6 +14,7 @@
 /* Between the look at the inner packet and the outer header over it. */
 struct headend_packet {
 	__u64 rnd;
+	__u64 binding; /* where the scheme wants it */
 	__be32 vtc_flow; /* of the outer header */
 	__u32 inner_len; /* bytes, from the inner IPv6 header on */
 	__u32 outer_len; /* bytes; in the bounds of ws_headend.outer */
@@ -77,7 +79,7 @@ static __always_inline bool headend_finish(const struct ws_headend *h,
 	ip6->payload_len = bpf_htons(pkt->outer_len - sizeof(*ip6) +
 				     pkt->inner_len);
 	tlv->rnd = bpf_cpu_to_be64(pkt->rnd);
-	stamp(tlv, &h->share, h->scheme, 0);
+	stamp(tlv, &h->share, h->scheme, 0, pkt->binding);
 	return true;
 }
 

@@ -2,6 +2,7 @@
 /* H.Encaps (RFC 8986 5.1) with the first stamp, on TC. */
 #pragma once
 
+#include "binding_tc.h"
 #include "endpoint_tc.h"
 #include "flow.h"
 #include "headend.h"
@@ -20,13 +21,24 @@ static __always_inline int headend_tc(struct __sk_buff *skb, struct cursor c,
 {
 	const struct ws_headend *h = headend_find(index);
 	struct headend_packet pkt;
-	struct cursor inner = c;
+	struct cursor inner;
 	enum ws_reason r;
 	__u32 frames;
 	long rc;
 
 	if (!h)
 		return ws_refuse(skb, WS_REASON_HEADEND_MISSING_BUG, 0);
+	pkt.binding = 0;
+	if (h->scheme == WS_SCHEME_KEYED_FLOW) {
+		if (!binding_pull_plain(skb, &h->share, &pkt.binding))
+			return ws_refuse(skb, flow_unreadable(), 0);
+		c = ctx_cursor(skb);
+		cursor_take(&c, struct eth_hdr);
+		ip6 = cursor_take(&c, struct ip6_hdr);
+		if (!ip6)
+			return ws_refuse(skb, flow_unreadable(), 0);
+	}
+	inner = c;
 	inner.pos = ip6;
 	frames = train_frames(skb, inner, sizeof(struct eth_hdr));
 	r = headend_prepare(

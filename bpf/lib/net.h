@@ -11,12 +11,18 @@
 #define ETH_P_IP 0x0800
 #define ETH_P_IPV6 0x86DD
 
+#define NEXTHDR_HOP 0
+#define NEXTHDR_IPV4 4
 #define NEXTHDR_TCP 6
 #define NEXTHDR_UDP 17
+#define NEXTHDR_DCCP 33
 #define NEXTHDR_IPV6 41
 #define NEXTHDR_ROUTING 43
-#define NEXTHDR_HOP 0
+#define NEXTHDR_FRAGMENT 44
+#define NEXTHDR_AUTH 51
 #define NEXTHDR_DEST 60
+#define NEXTHDR_SCTP 132
+#define NEXTHDR_UDPLITE 136
 
 #define ROUTING_TYPE_SRH 4 /* RFC 8754 2 */
 
@@ -37,6 +43,24 @@ struct ip6_hdr {
 	__be64 dst[2];
 };
 _Static_assert(sizeof(struct ip6_hdr) == 40, "IPv6 header");
+
+/* RFC 791 3.1; options follow. */
+struct ip4_hdr {
+	__u8 version_ihl; /* version 4 bits, header length in words of 4 bytes */
+	__u8 tos;
+	__be16 len; /* of header and payload */
+	__be16 id;
+	__be16 fragment; /* flags 3 bits, offset in units of 8 bytes */
+	__u8 ttl;
+	__u8 protocol;
+	__be16 checksum;
+	__be32 src;
+	__be32 dst;
+};
+_Static_assert(sizeof(struct ip4_hdr) == 20, "IPv4 header");
+
+#define IP4_MORE_FRAGMENTS bpf_htons(0x2000)
+#define IP4_OFFSET_MASK bpf_htons(0x1fff)
 
 #define IP6_VERSION_MASK bpf_htonl(0xf0000000)
 #define IP6_VERSION bpf_htonl(0x60000000)
@@ -97,6 +121,22 @@ static __always_inline bool eth_is_ip6_unicast(const struct eth_hdr *eth)
 static __always_inline bool ip6_is_ip6(const struct ip6_hdr *ip6)
 {
 	return (ip6->vtc_flow & IP6_VERSION_MASK) == IP6_VERSION;
+}
+
+static __always_inline __u32 ip4_header_len(const struct ip4_hdr *ip4)
+{
+	return (ip4->version_ihl & 15) * 4;
+}
+
+static __always_inline bool ip4_is_fragment(const struct ip4_hdr *ip4)
+{
+	return ip4->fragment & (IP4_MORE_FRAGMENTS | IP4_OFFSET_MASK);
+}
+
+/* The lower half of ::ffff:a.b.c.d (RFC 4291 2.5.5.2); the upper one is 0. */
+static __always_inline __be64 ip4_mapped(__be32 addr)
+{
+	return bpf_cpu_to_be64(0xffffULL << 32 | bpf_ntohl(addr));
 }
 
 static __always_inline bool ip6_has_extension(const struct ip6_hdr *ip6)

@@ -4,6 +4,7 @@
  */
 #pragma once
 
+#include "binding_tc.h"
 #include "boundary.h"
 #include "endpoint_tc.h"
 #include "forward.h"
@@ -23,7 +24,8 @@
 static __always_inline bool restore_finish(struct __sk_buff *skb,
 					   const struct ws_cached *c,
 					   const struct ws_hop *hop,
-					   __u32 outer_len, __u32 inner_len)
+					   __u64 binding, __u32 outer_len,
+					   __u32 inner_len)
 {
 	struct cursor cur = ctx_cursor(skb);
 	__u32 tlv_off = c->tlv_off;
@@ -41,7 +43,7 @@ static __always_inline bool restore_finish(struct __sk_buff *skb,
 		return false;
 	eth->proto = bpf_htons(ETH_P_IPV6);
 	ip6->payload_len = bpf_htons(outer_len - sizeof(*ip6) + inner_len);
-	stamp(tlv, &hop->share, hop->scheme, hop->position);
+	stamp(tlv, &hop->share, hop->scheme, hop->position, binding);
 	return true;
 }
 
@@ -52,7 +54,8 @@ restore(struct __sk_buff *skb, const struct ws_cached *c, long *err)
 	__u32 inner_len = skb->len - sizeof(struct eth_hdr);
 	__u32 frames;
 	__u32 outer_len = c->outer_len;
-	struct cursor inner = ctx_cursor(skb);
+	struct cursor inner;
+	__u64 binding = 0;
 	struct ws_hop_key k = c->hop;
 	const struct ws_hop *hop = bpf_map_lookup_elem(&ws_hops, &k);
 
@@ -63,13 +66,18 @@ restore(struct __sk_buff *skb, const struct ws_cached *c, long *err)
 		return bounds_bug();
 	if (outer_len < sizeof(struct ip6_hdr))
 		return bounds_bug();
+	/* Of what the function has sent: that is what is stamped. */
+	if (hop->scheme == WS_SCHEME_KEYED_FLOW &&
+	    !binding_pull_plain(skb, &hop->share, &binding))
+		return flow_unreadable();
+	inner = ctx_cursor(skb);
 	cursor_take(&inner, struct eth_hdr);
 	frames = train_frames(skb, inner, sizeof(struct eth_hdr));
 	*err = push(skb, outer_len);
 	if (!*err)
 		*err = bpf_skb_store_bytes(skb, sizeof(struct eth_hdr),
 					   c->outer, outer_len, 0);
-	if (*err || !restore_finish(skb, c, hop, outer_len, inner_len))
+	if (*err || !restore_finish(skb, c, hop, binding, outer_len, inner_len))
 		return WS_REASON_RESTORE_FAILED;
 	stats_add(hop->stats, frames, inner_len);
 	return WS_REASON_NONE;

@@ -8,6 +8,7 @@
 #include "siphash.h"
 
 #define KEYED_LEN 23ULL /* RND, T, Scheme, Epoch, Path, position */
+#define KEYED_FLOW_LEN 31ULL /* and B */
 
 /* T_j = SipHash-2-4(K_j, RND | T_{j-1} | Scheme | Epoch | Path | j). rnd and
  * prev are the fields' bytes as they lie in the packet, and so is the result.
@@ -25,6 +26,21 @@ static __always_inline __u64 keyed_tag(const __u64 key[2],
 	return siphash_end(&s, head | position << 48 | KEYED_LEN << 56);
 }
 
+/* The same of keyed-flow, with B_j between T_{j-1} and Scheme. */
+static __always_inline __u64 keyed_flow_tag(const __u64 key[2],
+					    const struct proof_tlv *tlv,
+					    __u64 prev, __u64 binding,
+					    __u64 position)
+{
+	__u64 head = *(const __u64 *)tlv >> 16;
+	struct siphash s = siphash_begin(key);
+
+	siphash_word(&s, tlv->rnd);
+	siphash_word(&s, prev);
+	siphash_word(&s, binding);
+	return siphash_end(&s, head | position << 48 | KEYED_FLOW_LEN << 56);
+}
+
 /* CML + (f1(x) + f2(x)) * LPC mod p, with f2(x) = r + rest: r is one multiply,
  * all else is alpha.
  */
@@ -37,14 +53,20 @@ static __always_inline __u64 opot_add(const struct ws_share *s, __u64 rnd,
 	return mod_add(cml, mod_mul_shoup(rnd, s->lpc, s->lpc_shoup, p), p);
 }
 
+/* binding: see binding.h */
 static __always_inline void stamp(struct proof_tlv *tlv,
 				  const struct ws_share *s, __u32 scheme,
-				  __u32 position)
+				  __u32 position, __u64 binding)
 {
 	__u64 rnd, cml;
 
 	if (scheme == WS_SCHEME_KEYED) {
 		tlv->cml = keyed_tag(s->key, tlv, tlv->cml, position);
+		return;
+	}
+	if (scheme == WS_SCHEME_KEYED_FLOW) {
+		tlv->cml = keyed_flow_tag(s->key, tlv, tlv->cml, binding,
+					  position);
 		return;
 	}
 	rnd = bpf_be64_to_cpu(tlv->rnd) ^ s->up_rnd;

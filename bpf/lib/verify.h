@@ -8,20 +8,40 @@
 #include "net.h"
 #include "stamp.h"
 
+/* One difference of whole words: nothing tells which byte was wrong. */
+static __always_inline bool tag_equal(__u64 a, __u64 b)
+{
+	__u64 diff = a ^ b;
+
+	barrier_var(diff);
+	return diff == 0;
+}
+
 static __always_inline bool keyed_verify(const struct proof_tlv *tlv,
 					 const struct ws_egress *e)
 {
-	__u64 tag = 0, diff;
+	__u64 tag = 0;
 
 	for (__u32 j = 0; j < WS_KEYS_MAX; j++) {
 		if (j >= e->keys)
 			break;
 		tag = keyed_tag(e->key[j], tlv, tag, j);
 	}
-	/* One difference of whole words: nothing tells which byte was wrong. */
-	diff = tag ^ tlv->cml;
-	barrier_var(diff);
-	return diff == 0;
+	return tag_equal(tag, tlv->cml);
+}
+
+static __always_inline bool keyed_flow_verify(const struct proof_tlv *tlv,
+					      const struct ws_egress *e,
+					      __u64 binding)
+{
+	__u64 tag = 0;
+
+	for (__u32 j = 0; j < WS_KEYS_MAX; j++) {
+		if (j >= e->keys)
+			break;
+		tag = keyed_flow_tag(e->key[j], tlv, tag, binding, j);
+	}
+	return tag_equal(tag, tlv->cml);
 }
 
 static __always_inline bool opot_verify(const struct proof_tlv *tlv,
@@ -44,13 +64,16 @@ static __always_inline bool opot_verify(const struct proof_tlv *tlv,
  */
 static __always_inline enum ws_reason proof_verify(const struct proof_tlv *tlv,
 						   const struct ws_hop *hop,
-						   const struct ws_egress *e)
+						   const struct ws_egress *e,
+						   __u64 binding)
 {
 	bool in_range = true;
 	bool ok;
 
 	if (hop->scheme == WS_SCHEME_KEYED)
 		ok = keyed_verify(tlv, e);
+	else if (hop->scheme == WS_SCHEME_KEYED_FLOW)
+		ok = keyed_flow_verify(tlv, e, binding);
 	else
 		ok = opot_verify(tlv, &hop->share, e->secret, &in_range);
 	if (!ok)

@@ -37,41 +37,42 @@ const (
 	ReasonSegments          Reason = 28 // the segment list carried is not the path's
 	ReasonProof             Reason = 29 // the proof does not verify
 	ReasonRange             Reason = 30 // the proof's values are not below its prime
-	ReasonInnerProtocol     Reason = 31 // what is inside is neither IPv6 nor a protocol that this egress takes out
-	ReasonInnerTruncated    Reason = 32 // the inner packet runs past the end of the packet
-	ReasonInnerVersion      Reason = 33 // the inner packet's version field is not its protocol's
-	ReasonInnerHopLimit     Reason = 34 // the hop limit of the inner packet is used up
-	ReasonEdgeHopLimit      Reason = 35 // the hop limit of a packet for a chain is used up at the headend
-	ReasonEcn               Reason = 36 // congestion was marked on a packet whose inner header does not take marks
-	ReasonWrongChain        Reason = 37 // the inner packet belongs to another chain than its proof
-	ReasonRNDExhausted      Reason = 38 // this headend has used up its numbers for the path
-	ReasonNoLane            Reason = 39 // the plan has no lane for this CPU of the headend
-	ReasonChainMTU          Reason = 40 // the packet is larger than what its chain can carry
-	ReasonTrainTooLong      Reason = 41 // a super-packet has more frames than one stamp can count
-	ReasonTrainTooBig       Reason = 42 // a super-packet with its outer header has more than 65535 bytes
-	ReasonTooBig            Reason = 43 // the packet exceeds the MTU of the way out
-	ReasonNoRoute           Reason = 44 // the kernel's table has no way to the next segment
-	ReasonInnerNoRoute      Reason = 45 // the kernel's table has no way to the inner destination
-	ReasonNotCached         Reason = 46 // a function sent a packet that no header is kept for
-	ReasonCacheFull         Reason = 47 // the proxy has no room to keep one more header
-	ReasonFunctionMTU       Reason = 48 // the packet is larger than what its function's interface takes
-	ReasonCannotCut         Reason = 49 // a super-packet must be cut for its function, and the node has no cutter
-	ReasonFunctionTruncated Reason = 50 // the IPv6 header of a packet from a function runs past its end
-	ReasonRestoreFailed     Reason = 51 // the kernel could not put the outer header back
-	ReasonProxyMissingBug   Reason = 52 // a SID or an interface names a proxy that is not there
-	ReasonShareGone         Reason = 53 // the plan dropped a path while its packet was in the function
-	ReasonLoop              Reason = 54 // more consecutive segments on this node than a segment list holds
-	ReasonPushFailed        Reason = 55 // the kernel could not make room for the outer header
-	ReasonStripFailed       Reason = 56 // the kernel could not remove the outer header
-	ReasonWriteFailed       Reason = 57 // the kernel could not write the outer header
-	ReasonVLANTags          Reason = 58 // a priority-tagged frame has more than that one tag
-	ReasonPullFailed        Reason = 59 // the kernel could not make the headers contiguous
-	ReasonHeadendMissingBug Reason = 60 // a classification rule names a headend entry that is not there
-	ReasonHeadendLengthBug  Reason = 61 // a headend entry has an impossible header length
-	ReasonEgressMissingBug  Reason = 62 // an egress SID names a verifier entry that is not there
-	ReasonCounterMissingBug Reason = 63 // a headend entry names a counter that is not there
-	ReasonBoundsBug         Reason = 64 // a bound that was checked before does not hold
-	ReasonBehaviourBug      Reason = 65 // a SID has a behaviour that this data path does not know
+	ReasonFlow              Reason = 31 // the stamp covers the inner addresses and ports, and they cannot be read
+	ReasonInnerProtocol     Reason = 32 // what is inside is neither IPv6 nor a protocol that this egress takes out
+	ReasonInnerTruncated    Reason = 33 // the inner packet runs past the end of the packet
+	ReasonInnerVersion      Reason = 34 // the inner packet's version field is not its protocol's
+	ReasonInnerHopLimit     Reason = 35 // the hop limit of the inner packet is used up
+	ReasonEdgeHopLimit      Reason = 36 // the hop limit of a packet for a chain is used up at the headend
+	ReasonEcn               Reason = 37 // congestion was marked on a packet whose inner header does not take marks
+	ReasonWrongChain        Reason = 38 // the inner packet belongs to another chain than its proof
+	ReasonRNDExhausted      Reason = 39 // this headend has used up its numbers for the path
+	ReasonNoLane            Reason = 40 // the plan has no lane for this CPU of the headend
+	ReasonChainMTU          Reason = 41 // the packet is larger than what its chain can carry
+	ReasonTrainTooLong      Reason = 42 // a super-packet has more frames than one stamp can count
+	ReasonTrainTooBig       Reason = 43 // a super-packet with its outer header has more than 65535 bytes
+	ReasonTooBig            Reason = 44 // the packet exceeds the MTU of the way out
+	ReasonNoRoute           Reason = 45 // the kernel's table has no way to the next segment
+	ReasonInnerNoRoute      Reason = 46 // the kernel's table has no way to the inner destination
+	ReasonNotCached         Reason = 47 // a function sent a packet that no header is kept for
+	ReasonCacheFull         Reason = 48 // the proxy has no room to keep one more header
+	ReasonFunctionMTU       Reason = 49 // the packet is larger than what its function's interface takes
+	ReasonCannotCut         Reason = 50 // a super-packet must be cut for its function, and the node has no cutter
+	ReasonFunctionTruncated Reason = 51 // the IPv6 header of a packet from a function runs past its end
+	ReasonRestoreFailed     Reason = 52 // the kernel could not put the outer header back
+	ReasonProxyMissingBug   Reason = 53 // a SID or an interface names a proxy that is not there
+	ReasonShareGone         Reason = 54 // the plan dropped a path while its packet was in the function
+	ReasonLoop              Reason = 55 // more consecutive segments on this node than a segment list holds
+	ReasonPushFailed        Reason = 56 // the kernel could not make room for the outer header
+	ReasonStripFailed       Reason = 57 // the kernel could not remove the outer header
+	ReasonWriteFailed       Reason = 58 // the kernel could not write the outer header
+	ReasonVLANTags          Reason = 59 // a priority-tagged frame has more than that one tag
+	ReasonPullFailed        Reason = 60 // the kernel could not make the headers contiguous
+	ReasonHeadendMissingBug Reason = 61 // a classification rule names a headend entry that is not there
+	ReasonHeadendLengthBug  Reason = 62 // a headend entry has an impossible header length
+	ReasonEgressMissingBug  Reason = 63 // an egress SID names a verifier entry that is not there
+	ReasonCounterMissingBug Reason = 64 // a headend entry names a counter that is not there
+	ReasonBoundsBug         Reason = 65 // a bound that was checked before does not hold
+	ReasonBehaviourBug      Reason = 66 // a SID has a behaviour that this data path does not know
 )
 
 var reasonNames = [...]string{
@@ -106,6 +107,7 @@ var reasonNames = [...]string{
 	"segments",
 	"proof",
 	"range",
+	"flow",
 	"inner-protocol",
 	"inner-truncated",
 	"inner-version",
@@ -188,6 +190,7 @@ var reasonTexts = [...]string{
 	"the segment list carried is not the path's",
 	"the proof does not verify",
 	"the proof's values are not below its prime",
+	"the stamp covers the inner addresses and ports, and they cannot be read",
 	"what is inside is neither IPv6 nor a protocol that this egress takes out",
 	"the inner packet runs past the end of the packet",
 	"the inner packet's version field is not its protocol's",
@@ -246,7 +249,7 @@ func Reasons() []Reason {
 
 // ReasonCount is the number of reasons, ReasonNone included: the size of the
 // map ws_refusals.
-const ReasonCount = 66
+const ReasonCount = 67
 
 // Scheme is how the hops of a path prove that a packet visited them; the number
 // is the wire's.

@@ -65,6 +65,8 @@ func encodeShare(s pot.Share, scheme model.Scheme) (share, error) {
 	switch scheme {
 	case model.SchemeKeyed:
 		return share{Key: keyWords(s.Key)}, nil
+	case model.SchemeKeyedFlow:
+		return share{Key: keyWords(s.Key), BindKey: keyWords(s.Bind)}, nil
 	case model.SchemePoT, model.SchemeOPoT:
 		p := s.Polynomial
 		if err := p.Check(); err != nil {
@@ -112,7 +114,11 @@ func encodeEgress(e plan.Egress, statsIndex uint32) (hop, egress, error) {
 	for i, s := range srv6.Reversed(e.Segments) {
 		v.List[i] = s.As16()
 	}
-	if e.Scheme == model.SchemeKeyed {
+	switch e.Scheme {
+	case model.SchemeKeyedFlow:
+		h.Share.BindKey = keyWords(e.Share.Bind)
+		fallthrough
+	case model.SchemeKeyed:
 		if len(e.Verifier.Keys) != len(e.Segments) {
 			return hop{}, egress{}, fmt.Errorf("%d keys for %d positions that stamp", len(e.Verifier.Keys), len(e.Segments))
 		}

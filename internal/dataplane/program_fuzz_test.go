@@ -92,7 +92,7 @@ func newSecretPool(t *testing.T) secretPool {
 	t.Helper()
 	random := rand.NewChaCha8([32]byte{1}) // the same in every run, so that a seed says all
 	pool := secretPool{}
-	for _, s := range []model.Scheme{model.SchemePoT, model.SchemeOPoT, model.SchemeKeyed} {
+	for _, s := range []model.Scheme{model.SchemePoT, model.SchemeOPoT, model.SchemeKeyed, model.SchemeKeyedFlow} {
 		var byLength [pot.PositionsMax + 1][]secrets
 		for k := pot.PositionsMin; k <= pot.PositionsMax; k++ {
 			for range 2 {
@@ -163,7 +163,7 @@ func drawWorld(t *rapid.T, pool secretPool) fuzzWorld {
 func drawPath(t *rapid.T, node *rapid.Generator[int], free [][]netip.Addr, path uint32) fuzzPath {
 	p := fuzzPath{PathID: plan.PathID{
 		Path: path, Chain: "c", Epoch: rapid.SampledFrom([]uint8{0, 1, 255}).Draw(t, "epoch"),
-		Scheme: rapid.SampledFrom([]model.Scheme{model.SchemeKeyed, model.SchemeOPoT, model.SchemePoT}).Draw(t, "scheme"),
+		Scheme: rapid.SampledFrom([]model.Scheme{model.SchemeKeyed, model.SchemeOPoT, model.SchemePoT, model.SchemeKeyedFlow}).Draw(t, "scheme"),
 	}}
 	p.match.Destination = prefix(rapid.SampledFrom(fuzzDst).Draw(t, "destination"))
 	p.match.Source = prefix(rapid.SampledFrom(fuzzSrc).Draw(t, "source"))
@@ -274,7 +274,7 @@ func drawInner(t *rapid.T, to *model.Match) []byte {
 		TrafficClass: rapid.SampledFrom([]uint8{0, 0xb9, 0xff}).Draw(t, "tc"), FlowLabel: rapid.SampledFrom([]uint32{0, 0xfffff}).Draw(t, "label"),
 		HopLimit: rapid.SampledFrom(hopLimits).Draw(t, "inner hop limit"),
 		Source:   drawAddr(t, fuzzSources, "from"), Destination: drawAddr(t, fuzzHosts, "to"),
-		NextHeader: rapid.SampledFrom([]uint8{6, 6, 6, 17, 17, 17, 58, 59, 44, 41, 43, 0, 60}).Draw(t, "inner next header"),
+		NextHeader: rapid.SampledFrom([]uint8{6, 6, 6, 17, 17, 17, 58, 59, 44, 41, 43, 0, 60, 51, 132, 33, 136}).Draw(t, "inner next header"),
 	}
 	if to != nil && rapid.IntRange(0, 5).Draw(t, "another chain's") < 5 {
 		hosts := slices.DeleteFunc(slices.Clone(fuzzHosts), func(a string) bool { return !to.Destination.Contains(addr(a)) })
@@ -288,8 +288,10 @@ func drawInner(t *rapid.T, to *model.Match) []byte {
 		payload[12] = rapid.SampledFrom([]uint8{0x50, 0x80, 0xf0, 0}).Draw(t, "tcp header length")
 		binary.BigEndian.PutUint16(payload, rapid.Uint16().Draw(t, "source port"))
 	}
-	for at := 0; slices.Contains([]uint8{43, 0, 60}, h.NextHeader) && at+8 <= len(payload) && at < 48; at += 8 { // options, and a routing header perhaps
-		payload[at] = rapid.SampledFrom([]uint8{17, 60, 43}).Draw(t, "header behind")
+	extensions := []uint8{43, 0, 60, 51, 44}
+	for at := 0; slices.Contains(extensions, h.NextHeader) && at+8 <= len(payload) && at < 48; at += 8 { // options, and a routing header perhaps
+		payload[at] = rapid.SampledFrom([]uint8{17, 60, 43, 51, 44}).Draw(t, "header behind")
+		payload[at+1] = rapid.SampledFrom([]uint8{0, 0, 0, 1, 15, 31, 255}).Draw(t, "its length")
 		payload[at+2] = rapid.SampledFrom([]uint8{4, 2}).Draw(t, "routing type")
 		if payload[at] == 17 {
 			break
@@ -358,8 +360,13 @@ func (w fuzzWorld) drawOnPath(t *rapid.T) ([]byte, int) {
 	case 9:
 		left = rapid.IntRange(0, len(list)+2).Draw(t, "segments left")
 	}
+	carried := drawInner(t, &p.match)
+	stamped := carried
+	if tampered == 20 { // its proof was put on another packet
+		carried = drawInner(t, &p.match)
+	}
 	v := pot.Values{RND: rnd}
-	if steps := pot.Walk(p.Header(), rnd, order...); len(steps) > 0 {
+	if steps := pot.WalkFlow(p.Header(), rnd, flowOf(stamped), order...); len(steps) > 0 {
 		v = steps[len(steps)-1].WireOut
 	}
 	switch tampered {
@@ -391,7 +398,7 @@ func (w fuzzWorld) drawOnPath(t *rapid.T) ([]byte, int) {
 			NextHeader: srv6.NextHeaderIPv6, SegmentsLeft: uint8(left), Segments: srv6.Reversed(list),
 			TLVs: []srv6.TLV{srv6.Proof{Scheme: id.Scheme, Epoch: id.Epoch, Path: id.Path, RND: v.RND, CML: v.CML}.TLV()},
 		},
-		Payload: drawInner(t, &p.match),
+		Payload: carried,
 	}
 	dst := out.Header.Destination.As16()
 	switch tampered {
@@ -423,6 +430,16 @@ func (w fuzzWorld) drawOnPath(t *rapid.T) ([]byte, int) {
 		t.Fatal(err)
 	}
 	return b, p.visits[at]
+}
+
+// flowOf is what the proof of a packet is bound to; of one that has no readable
+// flow, anything.
+func flowOf(inner []byte) pot.Flow {
+	f, _ := srv6.ReadFlow(srv6.NextHeaderIPv6, inner)
+	return pot.Flow{
+		Source: f.Source, Destination: f.Destination, Protocol: f.Protocol,
+		SourcePort: f.SourcePort, DestinationPort: f.DestinationPort,
+	}
 }
 
 // drawTLVs are mostly none, and together a multiple of eight bytes.

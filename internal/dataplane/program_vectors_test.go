@@ -183,8 +183,8 @@ func TestNoBranchTellsWhereATagIsWrong(t *testing.T) {
 	}
 	// Both programs for core, and the headend's and the functions', which may go
 	// on as an egress.
-	if want := 4 * 2; verifiers != want {
-		t.Errorf("%d comparisons of proofs found, want %d: keyed and opot in four programs", verifiers, want)
+	if want := 4 * 3; verifiers != want {
+		t.Errorf("%d comparisons of proofs found, want %d: keyed, keyed-flow and opot in four programs", verifiers, want)
 	}
 }
 

@@ -198,8 +198,8 @@ func TestPlanThatDoesNotFitTogetherIsRefused(t *testing.T) {
 			n.Headends = []plan.Headend{h}
 		}, "lanes 4095 to 4096 are not within 0 to 4095"},
 		{"scheme to come", func(n *plan.Node) {
-			n.Headends = []plan.Headend{headendOf(1, 0, model.SchemeKeyedFlow, all, 1)}
-		}, "does not know the scheme keyed-flow"},
+			n.Headends = []plan.Headend{headendOf(1, 0, 4, all, 1)}
+		}, "does not know the scheme Scheme(4)"},
 		{"SID of another node", func(n *plan.Node) { n.Endpoints = []plan.Endpoint{endpointOf(1, 0, keyed, otherSID(1))} }, "is not in the locator"},
 		{"SID twice", func(n *plan.Node) {
 			n.Endpoints = []plan.Endpoint{endpointOf(1, 0, keyed, ownSID(1)), endpointOf(1, 0, keyed, ownSID(1))}

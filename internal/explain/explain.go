@@ -322,16 +322,12 @@ func (x *explainer) owner(sid netip.Addr) (*plan.Path, int) {
 	return nil, -1
 }
 
-// flow is what keyed-flow binds to; ports are zero where there are none.
+// flow is what keyed-flow binds to. What cannot be read is refused before its
+// proof is looked at.
 func (x *explainer) flow() pot.Flow {
-	if x.inner == nil {
-		return pot.Flow{Source: netip.IPv6Unspecified(), Destination: netip.IPv6Unspecified()}
+	f, _ := srv6.ReadFlow(x.packet.SRH.NextHeader, x.packet.Payload)
+	return pot.Flow{
+		Source: f.Source, Destination: f.Destination, Protocol: f.Protocol,
+		SourcePort: f.SourcePort, DestinationPort: f.DestinationPort,
 	}
-	f := pot.Flow{Source: x.inner.Source, Destination: x.inner.Destination, Protocol: x.inner.NextHeader}
-	const tcp, udp = 6, 17
-	if (f.Protocol == tcp || f.Protocol == udp) && len(x.payload) >= 4 {
-		f.SourcePort = uint16(x.payload[0])<<8 | uint16(x.payload[1])
-		f.DestinationPort = uint16(x.payload[2])<<8 | uint16(x.payload[3])
-	}
-	return f
 }

@@ -188,6 +188,11 @@ func (c *checker) checkChain(ch *chain) {
 			continue
 		}
 		c.used[name.value] = true
+		if ch.scheme.ok && f.unaware() {
+			if err := model.CheckFlow(ch.scheme.value, model.Function{Kind: f.kind.value, Proxy: f.proxy()}); err != nil {
+				c.problemf(name.at, "%q %v", name.value, err)
+			}
+		}
 		if n := c.nodes[f.node.value]; n != nil && f.node.ok {
 			nodes = append(nodes, n)
 		} else {
@@ -196,9 +201,6 @@ func (c *checker) checkChain(ch *chain) {
 	}
 	if egress := terminal(ch.egress, "egress"); egress != nil {
 		nodes = append(nodes, egress)
-	}
-	if ch.scheme.ok && ch.scheme.value == model.SchemeKeyedFlow {
-		c.problemf(ch.scheme.at, "%q is not available yet; expect pot, opot or keyed", ch.scheme.value)
 	}
 	if !whole || len(ch.ingress.value) == 0 || len(ch.functions.value) == 0 {
 		return

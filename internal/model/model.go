@@ -25,6 +25,9 @@ const (
 	SchemeKeyedFlow Scheme = 3 // keyed, and bound to the inner flow
 )
 
+// Keyed says whether stamps are tags made with keys.
+func (s Scheme) Keyed() bool { return s == SchemeKeyed || s == SchemeKeyedFlow }
+
 var schemeNames = []string{"pot", "opot", "keyed", "keyed-flow"}
 
 func (s Scheme) String() string { return enumString("Scheme", schemeNames, int(s)) }

@@ -159,6 +159,14 @@ func CheckRewrites(rewrites bool, r Recognise) error {
 	return nil
 }
 
+// CheckFlow holds that what a proof is bound to stays as it is on the way.
+func CheckFlow(s Scheme, f Function) error {
+	if s == SchemeKeyedFlow && f.Kind == KindUnaware && f.Proxy.Rewrites {
+		return errors.New("rewrites addresses or ports, which the proofs of keyed-flow are bound to: every packet that it changes would be refused; expect another scheme, such as keyed")
+	}
+	return nil
+}
+
 // CheckSegments holds that super-packets and recognition fit together.
 func CheckSegments(s Segments, r Recognise) error {
 	if s == SegmentsCut && r == RecogniseMetadata {

@@ -302,8 +302,10 @@ func (path Path) check(p *problems) {
 // walk sends a packet through the path's arithmetic.
 func (path Path) walk(rnd uint64) pot.Result {
 	last := len(path.Shares) - 1
-	steps := pot.Walk(path.Header(), rnd, path.Shares[:last]...)
-	_, result := path.Verifier.Verify(path.Shares[last], path.Header(), steps[last-1].WireOut)
+	f := pot.Flow{Source: netip.IPv6Unspecified(), Destination: netip.IPv6Unspecified()} // any will do
+	steps := pot.WalkFlow(path.Header(), rnd, f, path.Shares[:last]...)
+	egress := path.Shares[last]
+	_, result := path.Verifier.VerifyFlow(egress, path.Header(), steps[last-1].WireOut, egress.Binding(f))
 	return result
 }
 
@@ -312,9 +314,6 @@ func (id PathID) check(p *problems) {
 		p.addf("path is 0; a path has another number")
 	}
 	p.add(model.CheckName(id.Chain), "chain %q", id.Chain)
-	if id.Scheme > model.SchemeKeyed {
-		p.addf("scheme %s is not available yet; expect pot, opot or keyed", id.Scheme)
-	}
 }
 
 func checkMatch(p *problems, block netip.Prefix, m model.Match) {
@@ -363,10 +362,12 @@ func checkMTU(mtu int) error {
 // that another place should have.
 func checkShare(p *problems, scheme model.Scheme, s pot.Share, egress bool) {
 	p.within("share", func(p *problems) {
-		if scheme == model.SchemeKeyed {
+		if scheme.Keyed() {
 			switch {
-			case s.Polynomial != pot.Polynomial{}, !absent(s.Bind):
+			case s.Polynomial != pot.Polynomial{}, scheme == model.SchemeKeyed && !absent(s.Bind):
 				p.addf("has more than a key; scheme %s needs no more", scheme)
+			case scheme == model.SchemeKeyedFlow && absent(s.Bind):
+				p.addf("has no key of the binding")
 			case egress && !absent(s.Key):
 				p.addf("has a key; the egress stamps nothing, its keys are those of the verifier")
 			case !egress && absent(s.Key):
@@ -405,13 +406,13 @@ func absent(k pot.Key) bool {
 
 func checkVerifier(p *problems, scheme model.Scheme, egress pot.Share, v pot.Verifier) {
 	p.within("verifier", func(p *problems) {
-		if err := v.Check(scheme, egress); err != nil && (scheme == model.SchemeKeyed || egress.Polynomial.Check() == nil) {
+		if err := v.Check(scheme, egress); err != nil && (scheme.Keyed() || egress.Polynomial.Check() == nil) {
 			p.list = append(p.list, err)
 		}
 		switch {
-		case scheme == model.SchemeKeyed && v.Secret != 0:
+		case scheme.Keyed() && v.Secret != 0:
 			p.addf("has a secret of polynomials; scheme %s has keys", scheme)
-		case scheme != model.SchemeKeyed && len(v.Keys) > 0:
+		case !scheme.Keyed() && len(v.Keys) > 0:
 			p.addf("has keys; scheme %s has a secret of polynomials", scheme)
 		case slices.ContainsFunc(v.Keys, absent):
 			p.addf("has a key that is zero")

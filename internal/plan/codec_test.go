@@ -98,7 +98,9 @@ func TestNodeRefusesAPlanThatDoesNotHold(t *testing.T) {
 		{"interface twice", model.SchemeKeyed, "r1", func(n *Node) { n.Interfaces[1].Name = n.Interfaces[0].Name }, "names are unique"},
 		{"interface mtu", model.SchemeKeyed, "r1", func(n *Node) { n.Interfaces[0].MTU = 1279 }, "mtu 1279 is not from 1280"},
 		{"path 0", model.SchemeKeyed, "r1", func(n *Node) { n.Headends[0].Path = 0 }, "path is 0"},
-		{"keyed-flow", model.SchemeKeyed, "r1", func(n *Node) { n.Headends[0].Scheme = model.SchemeKeyedFlow }, "not available yet"},
+		{"keyed-flow", model.SchemeKeyed, "r1", func(n *Node) { n.Headends[0].Scheme = model.SchemeKeyedFlow }, "has no key of the binding"},
+		{"keyed with a binding", model.SchemeKeyedFlow, "r1", func(n *Node) { n.Headends[0].Scheme = model.SchemeKeyed }, "has more than a key"},
+
 		{"one id, two chains", model.SchemeKeyed, "r1", func(n *Node) { n.Egresses[0].Path = n.Headends[0].Path }, "is that of chain web, forward, too"},
 		{"headend twice", model.SchemeKeyed, "r1", func(n *Node) { n.Headends = append(n.Headends, n.Headends[0]) }, "a headend has one epoch"},
 		{"match in block", model.SchemeKeyed, "r1", func(n *Node) { n.Headends[0].Match.Source = netip.MustParsePrefix("fc00::/64") }, "overlaps the SID block"},

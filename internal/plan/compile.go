@@ -102,8 +102,8 @@ func (c *compiler) check(ch model.Chain) error {
 		return errors.New("a chain with several ingress nodes has no reverse")
 	case slices.Contains(ch.Ingress, ch.Egress):
 		return fmt.Errorf("node %s is ingress and egress; a chain leaves the domain at another node than it enters", ch.Egress)
-	case ch.Proof.Scheme > model.SchemeKeyed:
-		return fmt.Errorf("proof scheme %s is not available yet; expect pot, opot or keyed", ch.Proof.Scheme)
+	case ch.Proof.Scheme > model.SchemeKeyedFlow:
+		return fmt.Errorf("proof scheme %s is not known; expect pot, opot, keyed or keyed-flow", ch.Proof.Scheme)
 	}
 	lanes := 0
 	for _, name := range append(slices.Clone(ch.Ingress), ch.Egress) {
@@ -124,6 +124,9 @@ func (c *compiler) check(ch model.Chain) error {
 		}
 		if _, ok := c.nodes[f.Node]; !ok {
 			return fmt.Errorf("node %q of function %s does not exist", f.Node, name)
+		}
+		if err := model.CheckFlow(ch.Proof.Scheme, f); err != nil {
+			return fmt.Errorf("function %s: %w", name, err)
 		}
 	}
 	if mtu, declared := c.coreMTU(ch); declared && mtu-model.OuterLen(ch.Segments()) < model.MTUMin {

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
@@ -526,7 +527,12 @@ func TestCompileRefusesWhatCannotBeBuilt(t *testing.T) {
 		"too long":         {func(d *model.Domain) { d.Chains[0].Functions = slices.Repeat([]string{"fw"}, 16) }, "16 functions"},
 		"there and back":   {func(d *model.Domain) { d.Chains[0].Egress = "r1" }, "is ingress and egress"},
 		"reverse of many":  {func(d *model.Domain) { d.Chains[0].Ingress = []string{"r1", "r2"} }, "has no reverse"},
-		"keyed-flow":       {func(d *model.Domain) { d.Chains[0].Proof.Scheme = model.SchemeKeyedFlow }, "not available yet"},
+		"keyed-flow":       {func(d *model.Domain) { d.Chains[0].Proof.Scheme = 4 }, "proof scheme Scheme(4) is not known"},
+		"keyed-flow through a rewriter": {func(d *model.Domain) {
+			d.Chains[0].Proof.Scheme = model.SchemeKeyedFlow
+			d.Functions[0].Kind = model.KindUnaware
+			d.Functions[0].Proxy = model.Proxy{Local: true, Recognise: model.RecogniseMetadata, Segments: model.SegmentsKeep, Rewrites: true, Cache: 16, Lifetime: time.Second}
+		}, "function fw: rewrites addresses or ports, which the proofs of keyed-flow are bound to"},
 		"lanes": {func(d *model.Domain) {
 			d.Chains[0].Both, d.Chains[0].Ingress = false, []string{"r1", "r2"}
 			d.Nodes[0].CPUs, d.Nodes[1].CPUs = 4000, 97

@@ -52,10 +52,18 @@ func (s Share) stamp(h Header, in Values, b *Binding) Step {
 // Walk stamps a fresh packet with the shares in the order given, and returns
 // what each did. It panics where Stamp does.
 func Walk(h Header, rnd uint64, visits ...Share) []Step {
+	if h.Scheme == model.SchemeKeyedFlow {
+		panic("pot: keyed-flow stamps a packet's flow: use WalkFlow")
+	}
+	return WalkFlow(h, rnd, Flow{}, visits...)
+}
+
+// WalkFlow is Walk for every scheme, of a packet of that flow.
+func WalkFlow(h Header, rnd uint64, f Flow, visits ...Share) []Step {
 	steps := make([]Step, 0, len(visits))
 	wire := Values{RND: rnd}
 	for _, s := range visits {
-		st := s.Stamp(h, wire)
+		st := s.StampFlow(h, wire, s.Binding(f))
 		steps = append(steps, st)
 		wire = st.WireOut
 	}

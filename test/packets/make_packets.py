@@ -27,15 +27,18 @@ packet:
             label is zero here, and anything but zero on the wire
 """
 import hashlib
+import ipaddress
 import json
 import os
 import struct
 
-from scapy.layers.inet import TCP, UDP, IP
+from scapy.layers.inet import TCP, UDP, ICMP, IP, IPOption_NOP
 from scapy.layers.inet6 import (IPv6, ICMPv6EchoRequest, ICMPv6ND_NS,
                                 IPv6ExtHdrSegmentRouting,
-                                IPv6ExtHdrDestOpt, IPv6ExtHdrHopByHop,
+                                IPv6ExtHdrDestOpt, IPv6ExtHdrFragment,
+                                IPv6ExtHdrHopByHop,
                                 IPv6ExtHdrRouting)
+from scapy.layers.ipsec import AH
 from scapy.layers.l2 import ARP, Ether
 from scapy.packet import Raw
 
@@ -88,7 +91,7 @@ def siphash24(key, msg):
 assert siphash24(bytes(range(16)), bytes(range(15))) == bytes.fromhex(
     "e545be4961ca29a1")
 
-POT, OPOT, KEYED = 0, 1, 2
+POT, OPOT, KEYED, KEYED_FLOW = 0, 1, 2, 3
 PRIME = (1 << 61) - 1
 
 
@@ -113,7 +116,9 @@ class Path:
         k = len(visits)
         tag = (chain, epoch)
         self.keys = [secret("key", *tag, j)[:16] for j in range(k - 1)]
-        if scheme == KEYED:
+        self.bind = secret("bind", *tag)[:16]
+        self.flow = b""  # keyed-flow: what stamps are bound to
+        if scheme in (KEYED, KEYED_FLOW):
             return
         p = PRIME
         xs = [number("x", *tag, j) % p for j in range(k)]
@@ -157,6 +162,11 @@ class Path:
                             self.path, j)
             assert len(m) == 23
             return rnd, struct.unpack(">Q", siphash24(self.keys[j], m))[0]
+        if self.scheme == KEYED_FLOW:
+            m = struct.pack(">QQ8sBBIB", rnd, cml, siphash24(
+                self.bind, self.flow), self.scheme, self.epoch, self.path, j)
+            assert len(m) == 31
+            return rnd, struct.unpack(">Q", siphash24(self.keys[j], m))[0]
         rnd, cml = rnd ^ self.up(j)[0], cml ^ self.up(j)[1]
         cml = (cml + (self.share[j] + self.public[j] + rnd) * self.lpc[j]) \
             % PRIME
@@ -175,7 +185,7 @@ class Path:
 
     def verifies(self, rnd, cml):
         k = len(self.visits)
-        if self.scheme == KEYED:
+        if self.scheme in (KEYED, KEYED_FLOW):
             return self.values(k - 1, rnd) == (rnd, cml)
         r, c = self.stamp(k - 1, rnd, cml)
         return c == (r + self.s) % PRIME
@@ -188,14 +198,16 @@ class Path:
 
     def world(self):
         w = {"chain": self.chain, "path": self.path, "epoch": self.epoch,
-             "scheme": ["pot", "opot", "keyed"][self.scheme],
+             "scheme": ["pot", "opot", "keyed", "keyed-flow"][self.scheme],
              "on_violation": self.on_violation,
              "destination": self.destination, "source": self.source,
              "mtu": self.mtu,
              "hops": [{"node": n, "function": f, "sid": s}
                       for n, f, s in self.visits]}
-        if self.scheme == KEYED:
+        if self.scheme in (KEYED, KEYED_FLOW):
             w["keys"] = [k.hex() for k in self.keys]
+            if self.scheme == KEYED_FLOW:
+                w["bind"] = self.bind.hex()
             return w
         h = "0x%x"
         w["prime"], w["secret"] = h % PRIME, h % self.s
@@ -260,8 +272,11 @@ report = Path("report", 0x5eed0008, 1, OPOT,
 special = Path("special", 0x5eed0009, 1, KEYED,
                through(("dpi", 0x309), ("", 0x609)), "fc00:8::/64",
                source="fc00:7:0:0:5::/80")
+bound = Path("bound", 0x5eed000a, 1, KEYED_FLOW,
+             through(("fw", 0x20c), ("dpi", 0x30c), ("", 0x60c)),
+             "fc00:10::/64")
 PATHS = [web, web2, ordered, unordered, direct, longest, local, twice, report,
-         special]
+         special, bound]
 LANE, LANES = 5, 4  # of r1, on every path
 
 
@@ -319,6 +334,15 @@ def carried(path, position, values=None, carries=None, tlvs=None, dst=None,
         behind = carries or inner(dst=host(path))
     return outer(dst or path.sid(position), srh(tlvs=tlvs, **kw) + behind,
                  hlim=hlim, tc=tc, fl=fl)
+
+
+def flow(src, dst, protocol, sport=0, dport=0):
+    """What keyed-flow binds to, as docs/protocol has it."""
+    def address(a):
+        a = ipaddress.ip_address(a)
+        return a.packed if a.version == 6 else bytes(10) + b"\xff\xff" + a.packed
+    return address(src) + address(dst) + struct.pack(
+        ">BHH", protocol, sport, dport)
 
 
 def cut(packet, n):
@@ -434,6 +458,150 @@ def good():
             f.add("transit-%s-%s" % (kind, label), carried(path, 2, values=v),
                   "transit hops stamp whatever they find", node="r3",
                   out=carried(path, 3, values=path.stamp(2, *v), hlim=62))
+    return f
+
+
+def flows():
+    f = File("flows", "keyed-flow: what stamps are bound to.")
+    to = host(bound)
+
+    def at(position, carries, says, hlim, **kw):
+        bound.flow = says
+        return carried(bound, position, carries=carries, hlim=hlim, **kw)
+
+    def all_over(name, note, carries, says, **kw):
+        """A packet whose stamps are those of the flow that is said."""
+        for position in (1, 2, 3):
+            node = bound.visits[position][0]
+            gone = decremented(carries) if position == 3 else \
+                at(position + 1, carries, says, 62, **kw)
+            f.add("%s-%d" % (name, position), at(
+                position, carries, says, 63, **kw), note, node=node, out=gone)
+        outside = carries[:7] + b"\x40" + carries[8:]
+        bound.flow = says
+        out = outer(bound.sid(1), srh(bound.segments(), 2, bound.tlv(
+            bound.values(1, rnd(7)))) + decremented(outside), fl=0)
+        f.add(name + "-0", outside, note, node="r1", port="edge", counter=7,
+              out=out)
+
+    def packet(what, **kw):
+        return bytes(IPv6(src=H1, dst=to, hlim=63, **kw) / what)
+
+    udp, tcp = flow(H1, to, 17, 4242, 53), flow(H1, to, 6, 1024, 80)
+    sent = packet(UDP(sport=4242, dport=53) / Raw(b"waystamp"))
+    all_over("flow-udp", "UDP", sent, udp)
+    all_over("flow-tcp", "TCP", packet(
+        TCP(sport=1024, dport=80, flags="S", options=[("MSS", 1440)])), tcp)
+    all_over("flow-ping", "ICMPv6 has no ports", packet(
+        ICMPv6EchoRequest(id=1, seq=2, data=b"abc")), flow(H1, to, 58))
+    all_over("flow-none", "no next header", packet(b"", nh=59),
+             flow(H1, to, 59))
+    for n, name in ((132, "sctp"), (33, "dccp"), (136, "udplite")):
+        all_over("flow-" + name, "protocol %d has ports in its first four "
+                 "bytes" % n, packet(Raw(bytes.fromhex("0004000512345678")),
+                                     nh=n), flow(H1, to, n, 4, 5))
+    all_over("flow-other", "protocol 47 has no ports", packet(
+        Raw(bytes.fromhex("00040005")), nh=47), flow(H1, to, 47))
+    all_over("flow-options", "UDP behind hop-by-hop and destination options",
+             packet(IPv6ExtHdrHopByHop() / IPv6ExtHdrDestOpt() /
+                    UDP(sport=4242, dport=53)), udp)
+    all_over("flow-ah", "UDP behind an authentication header, whose length is "
+             "counted otherwise", packet(
+                 bytes(AH(nh=17, payloadlen=4, spi=1, seq=1, icv=bytes(12))) +
+                 bytes(UDP(sport=4242, dport=53)), nh=51), udp)
+    all_over("flow-fragment", "a first fragment has ports, which later ones "
+             "cannot show: none counts", packet(
+                 IPv6ExtHdrFragment(nh=17, offset=0, m=1, id=7) /
+                 UDP(sport=4242, dport=53)), flow(H1, to, 17))
+    all_over("flow-last-fragment", "a last fragment", packet(
+        IPv6ExtHdrFragment(nh=17, offset=100, m=0, id=7) / Raw(b"12345678")),
+        flow(H1, to, 17))
+    all_over("flow-options-254", "256 bytes of destination options", packet(
+        bytes([17, 31]) + bytes([1, 252]) + bytes(252) +
+        bytes(UDP(sport=4242, dport=53)), nh=60), udp)
+
+    def four(name, note, says, what, **kw):
+        carries = bytes(IP(src="192.0.2.1", dst="198.51.100.2", **kw) / what)
+        for position in (1, 2):
+            f.add("%s-%d" % (name, position), at(
+                position, carries, says, 63, nh=4), note,
+                node=bound.visits[position][0],
+                out=at(position + 1, carries, says, 62, nh=4))
+
+    pair = "192.0.2.1", "198.51.100.2"
+    four("flow-ipv4", "IPv4", flow(*pair, 17, 4242, 53),
+         UDP(sport=4242, dport=53) / Raw(b"waystamp"))
+    four("flow-ipv4-options", "IPv4 with options", flow(*pair, 6, 1024, 80),
+         TCP(sport=1024, dport=80), options=[IPOption_NOP()] * 8)
+    four("flow-ipv4-ping", "ICMP has no ports", flow(*pair, 1), ICMP())
+    four("flow-ipv4-fragment", "a first fragment", flow(*pair, 17),
+         UDP(sport=4242, dport=53) / Raw(b"waystamp"), flags="MF")
+    four("flow-ipv4-last-fragment", "a last fragment", flow(*pair, 17),
+         Raw(b"waystamp"), frag=100, proto=17)
+    four("flow-ipv4-whole", "an IPv4 packet that must not be cut is no "
+         "fragment", flow(*pair, 17, 4242, 53), UDP(sport=4242, dport=53),
+         flags="DF")
+
+    def bad(name, note, carries, says, reason="PROOF", position=3, **kw):
+        f.drop(name, reason, at(position, carries, says, 63, **kw), note,
+               node=bound.visits[position][0])
+
+    for name, note, says in (
+            ("source", "another source", flow("fc00:7::3", to, 17, 4242, 53)),
+            ("destination", "another destination",
+             flow(H1, "fc00:10::3", 17, 4242, 53)),
+            ("protocol", "another protocol", flow(H1, to, 6, 4242, 53)),
+            ("source-port", "another source port", flow(H1, to, 17, 4243, 53)),
+            ("destination-port", "another destination port",
+             flow(H1, to, 17, 4242, 54)),
+            ("ports-swapped", "the ports swapped",
+             flow(H1, to, 17, 53, 4242))):
+        bad("flow-other-" + name, "the proof of a packet with " + note, sent,
+            says)
+    bad("flow-cml-bit", "one bit of CML changed", sent, udp, values=(
+        rnd(7), bound.values(3, rnd(7))[1] ^ 1))
+    bad("flow-skipped", "r2 never stamped", sent, udp,
+        values=bound.values_of((0, 2), rnd(7)))
+    bad("flow-list", "the list is looked at before the proof", sent,
+        flow(H1, to, 6), "SEGMENTS",
+        segments=[sid(0x401), sid(0x501), bound.sid(3)])
+
+    short = packet(UDP(sport=4242, dport=53))[:43]
+    short = short[:4] + b"\0\x03" + short[6:]
+    options = bytes.fromhex("3c00010400000000")  # and more of them
+    for name, note, what, kw in (
+            ("cut", "three bytes of UDP", short, {}),
+            ("lying", "a payload length without room for ports",
+             sent[:4] + b"\0\3" + sent[6:], {}),
+            ("nothing", "half an IPv6 header", sent[:20], {}),
+            ("five", "more extension headers than are looked at", packet(
+                options * 4 + b"\x11" + options[1:] +
+                bytes(UDP(sport=4242, dport=53)), nh=60), {}),
+            ("long", "264 bytes of extension headers", packet(
+                bytes([60, 31]) + bytes([1, 252]) + bytes(252) + b"\x11" +
+                options[1:] + bytes(UDP(sport=4242, dport=53)), nh=60), {}),
+            ("no-packet", "UDP where a packet should be", bytes(
+                UDP(sport=4242, dport=53)), {"nh": 17})):
+        for position in (1, 3):
+            bad("flow-%s-%d" % (name, position), note, what, udp, "FLOW",
+                position, **kw)
+        if not kw and len(what) >= 40 and name != "five":
+            f.drop("flow-%s-0" % name, "FLOW", what, note, node="r1",
+                   port="edge", counter=7)
+    v4 = bytes(IP(src=pair[0], dst=pair[1]) / UDP(sport=4242, dport=53))
+    for name, note, what in (
+            ("ipv4-cut", "three bytes of UDP in IPv4", v4[:23]),
+            ("ipv4-lying", "a total length without room for ports",
+             v4[:2] + b"\0\x17" + v4[4:]),
+            ("ipv4-header", "an IPv4 header of 16 bytes", b"\x44" + v4[1:]),
+            ("ipv4-nothing", "half an IPv4 header", v4[:10]),
+            ("ipv4-header-lying", "an IPv4 header longer than the packet",
+             v4[:2] + b"\0\x13" + v4[4:]),
+            ("ipv4-header-cut", "an IPv4 header that is cut", b"\x4f" + v4[1:])):
+        bad("flow-" + name, note, what, flow(*pair, 17, 4242, 53), "FLOW", 1,
+            nh=4)
+    bad("flow-before-the-list", "whatever else is wrong: it cannot be judged",
+        short, udp, "FLOW", segments=[sid(0x401), sid(0x501), bound.sid(3)])
     return f
 
 
@@ -1019,7 +1187,7 @@ def main():
                    "paths": [p.world() for p in PATHS]}, f, indent=1)
         f.write("\n")
     seen = set()
-    for f in (good(), tlvs(), headers(), proofs(), inners(), core(), edge()):
+    for f in (good(), flows(), tlvs(), headers(), proofs(), inners(), core(), edge()):
         for b in f.blocks:
             name = b.split("\n")[0]
             assert name not in seen, name

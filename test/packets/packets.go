@@ -227,6 +227,7 @@ type pathFile struct {
 		SID      string `json:"sid"`
 	} `json:"hops"`
 	Keys        []string `json:"keys"`
+	Bind        string   `json:"bind"`
 	Prime       hex64    `json:"prime"`
 	Secret      hex64    `json:"secret"`
 	Polynomials []struct {
@@ -298,6 +299,12 @@ func (f pathFile) path() (plan.Path, error) {
 				return plan.Path{}, fmt.Errorf("key %d is not 32 hexadecimal digits", j)
 			}
 			p.Verifier.Keys = append(p.Verifier.Keys, share.Key)
+		}
+		if f.Bind != "" {
+			k, err := hex.DecodeString(f.Bind)
+			if err != nil || copy(share.Bind[:], k) != len(share.Bind) {
+				return plan.Path{}, fmt.Errorf("bind is not 32 hexadecimal digits")
+			}
 		}
 		if len(f.Polynomials) > 0 {
 			q := f.Polynomials[j]

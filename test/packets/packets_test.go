@@ -1,6 +1,7 @@
 package packets
 
 import (
+	"net/netip"
 	"strings"
 	"testing"
 
@@ -76,8 +77,10 @@ func TestWorldIsConsistent(t *testing.T) {
 			t.Errorf("%s: %v", p.Chain, err)
 		}
 		h := pot.Header{Scheme: p.Scheme, Epoch: p.Epoch, Path: p.Path}
-		steps := pot.Walk(h, 5<<48|7, p.Shares[:last]...)
-		if _, r := p.Verifier.Verify(p.Shares[last], h, steps[last-1].WireOut); r != pot.Verified {
+		flow := pot.Flow{Source: netip.MustParseAddr("fc00:7::2"), Destination: p.Match.Destination.Addr().Next(), Protocol: 17}
+		egress := p.Shares[last]
+		steps := pot.WalkFlow(h, 5<<48|7, flow, p.Shares[:last]...)
+		if _, r := p.Verifier.VerifyFlow(egress, h, steps[last-1].WireOut, egress.Binding(flow)); r != pot.Verified {
 			t.Errorf("%s: a whole walk is %v", p.Chain, r)
 		}
 	}

@@ -39,6 +39,7 @@
 	X(SEGMENTS, "the segment list carried is not the path's")              \
 	X(PROOF, "the proof does not verify")                                  \
 	X(RANGE, "the proof's values are not below its prime")                 \
+	X(FLOW, "the stamp covers the inner addresses and ports, and they cannot be read") \
 	X(INNER_PROTOCOL, "what is inside is neither IPv6 nor a protocol that this egress takes out") \
 	X(INNER_TRUNCATED, "the inner packet runs past the end of the packet") \
 	X(INNER_VERSION, "the inner packet's version field is not its protocol's") \

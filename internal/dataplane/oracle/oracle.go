@@ -7,8 +7,7 @@
 // It is written from docs/protocol and the RFCs, not from the C code,
 // except for the order of the checks: where a packet is wrong in two ways, both
 // must name the same one. What it does not model: the value of the flow label
-// (see Labels), the layer 2 header of what is sent, the scheme keyed-flow, which
-// the programs do not have yet, and failures of the kernel.
+// (see Labels), the layer 2 header of what is sent, and failures of the kernel.
 package oracle
 
 import (
@@ -225,6 +224,10 @@ func (p *packet) edgeIPv4() Result {
 // headend is H.Encaps (RFC 8986 5.1) with the first stamp.
 func (p *packet) headend(h *plan.Headend) Result {
 	inner := ipv6(p.b)
+	binding, ok := bind(h.Share, h.Scheme, srv6.NextHeaderIPv6, p.b)
+	if !ok {
+		return p.drop(Flow)
+	}
 	frames := max(1, p.arrival.Frames)
 	outer := srv6.IPv6Len + srv6.SRHLen + srv6.SegmentLen*len(h.Segments) + srv6.ProofLen
 	switch {
@@ -244,7 +247,7 @@ func (p *packet) headend(h *plan.Headend) Result {
 	lane := uint64(h.Lane) + uint64(p.arrival.CPU)
 	rnd := lane<<laneShift | uint64(frames-1)<<framesShift | p.arrival.Number
 	header := pot.Header{Scheme: h.Scheme, Epoch: h.Epoch, Path: h.Path}
-	values := h.Share.Stamp(header, pot.Values{RND: rnd}).WireOut
+	values := h.Share.StampFlow(header, pot.Values{RND: rnd}, binding).WireOut
 
 	p.visited(h.PathID, 0, len(p.b))
 	inner.decrement()
@@ -308,14 +311,31 @@ func (p *packet) endpoint() (r Result, again bool) {
 	if proof.Scheme != h.id.Scheme {
 		return p.drop(Scheme), false
 	}
-	if h.egress != nil {
-		return p.dt46(srh, proof, h.egress), false
+	binding, ok := bind(h.share, h.id.Scheme, srh.b[0], p.b[srv6.IPv6Len+len(srh.b):])
+	if !ok {
+		return p.drop(Flow), false
 	}
-	return p.endStamp(srh, proof, h)
+	if h.egress != nil {
+		return p.dt46(srh, proof, binding, h.egress), false
+	}
+	return p.endStamp(srh, proof, binding, h)
+}
+
+// bind is what keyed-flow binds a stamp to, of an inner packet of that protocol.
+// Other schemes need nothing of it. False: it cannot be read.
+func bind(s pot.Share, scheme model.Scheme, protocol uint8, inner []byte) (pot.Binding, bool) {
+	if scheme != model.SchemeKeyedFlow {
+		return pot.Binding{}, true
+	}
+	f, ok := srv6.ReadFlow(protocol, inner)
+	return s.Binding(pot.Flow{
+		Source: f.Source, Destination: f.Destination, Protocol: f.Protocol,
+		SourcePort: f.SourcePort, DestinationPort: f.DestinationPort,
+	}), ok
 }
 
 // endStamp is End (RFC 8986 4.1) with a stamp.
-func (p *packet) endStamp(srh *header, proof srv6.Proof, h hop) (r Result, again bool) {
+func (p *packet) endStamp(srh *header, proof srv6.Proof, binding pot.Binding, h hop) (r Result, again bool) {
 	ip := ipv6(p.b)
 	left := srh.segmentsLeft()
 	switch {
@@ -326,7 +346,7 @@ func (p *packet) endStamp(srh *header, proof srv6.Proof, h hop) (r Result, again
 	case !p.node.Block.Contains(srh.segment(left - 1)):
 		return p.drop(SegmentOutside), false
 	}
-	values := h.share.Stamp(header4(proof), pot.Values{RND: proof.RND, CML: proof.CML}).WireOut
+	values := h.share.StampFlow(header4(proof), pot.Values{RND: proof.RND, CML: proof.CML}, binding).WireOut
 	binary.BigEndian.PutUint64(srh.b[srh.proof+8:], values.RND)
 	binary.BigEndian.PutUint64(srh.b[srh.proof+16:], values.CML)
 
@@ -345,11 +365,11 @@ func (p *packet) endStamp(srh *header, proof srv6.Proof, h hop) (r Result, again
 }
 
 // dt46 is End.DT46 (RFC 8986 4.8) behind the verdict.
-func (p *packet) dt46(srh *header, proof srv6.Proof, e *plan.Egress) Result {
+func (p *packet) dt46(srh *header, proof srv6.Proof, binding pot.Binding, e *plan.Egress) Result {
 	if srh.segmentsLeft() != 0 {
 		return p.drop(SegmentsRemain)
 	}
-	if violation := judge(srh, proof, e); violation != "" {
+	if violation := judge(srh, proof, binding, e); violation != "" {
 		if e.OnViolation != model.OnViolationReport {
 			return p.drop(violation)
 		}
@@ -387,7 +407,7 @@ func (p *packet) dt46(srh *header, proof srv6.Proof, e *plan.Egress) Result {
 }
 
 // judge is the verdict on the proof: the first violation.
-func judge(srh *header, proof srv6.Proof, e *plan.Egress) Reason {
+func judge(srh *header, proof srv6.Proof, binding pot.Binding, e *plan.Egress) Reason {
 	carried := make([]netip.Addr, srh.segments())
 	for i := range carried {
 		carried[i] = srh.segment(i)
@@ -395,7 +415,7 @@ func judge(srh *header, proof srv6.Proof, e *plan.Egress) Reason {
 	if !slices.Equal(srv6.Reversed(carried), e.Segments) {
 		return Segments
 	}
-	_, result := e.Verifier.Verify(e.Share, header4(proof), pot.Values{RND: proof.RND, CML: proof.CML})
+	_, result := e.Verifier.VerifyFlow(e.Share, header4(proof), pot.Values{RND: proof.RND, CML: proof.CML}, binding)
 	switch result {
 	case pot.Verified:
 		return ""

@@ -36,6 +36,7 @@ const (
 	Segments        Reason = "SEGMENTS"
 	Proof           Reason = "PROOF"
 	Range           Reason = "RANGE"
+	Flow            Reason = "FLOW"
 	InnerProtocol   Reason = "INNER_PROTOCOL"
 	InnerTruncated  Reason = "INNER_TRUNCATED"
 	InnerVersion    Reason = "INNER_VERSION"
@@ -60,7 +61,7 @@ func Reasons() []Reason {
 		NoSRH, RoutingType, SRHTruncated, SRHLastEntry, SRHSegmentsLeft, SRHTooLong,
 		TLVOverrun, TLVLength, TLVAlignment, TLVDuplicate, TLVMissing,
 		UnknownSID, UnknownPath, UnknownEpoch, Scheme, UpperLayer, SegmentsRemain, SegmentOutside, HopLimit,
-		Segments, Proof, Range, InnerProtocol, InnerTruncated, InnerVersion, InnerHopLimit,
+		Segments, Proof, Range, Flow, InnerProtocol, InnerTruncated, InnerVersion, InnerHopLimit,
 		EdgeHopLimit, WrongChain, ECN, RNDExhausted, NoLane, ChainMTU, TrainTooLong, TrainTooBig,
 		TooBig, NoRoute, InnerNoRoute,
 	}
