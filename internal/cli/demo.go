@@ -24,9 +24,11 @@ func NewDemoCommand() *cobra.Command {
 		Short: "The whole idea in a minute, on this machine",
 		Long: `Builds the network of examples/paper.yaml from network namespaces of this
 machine, sends real traffic through its chain, then tampers with the path in
-four ways and shows that and why each packet is refused. All of it happens on
-the kernel's own data path. Needs root; changes nothing outside its namespaces,
-and takes them away at the end, also after Ctrl-C.`,
+four ways and shows that and why each packet is refused. Then the same with
+functions that know nothing of SRv6, as in examples/functions.yaml: a firewall of
+nftables, a program in user space, a NAT. All of it happens on the kernel's own
+data path. Needs root and nft; changes nothing outside its namespaces, and takes
+them away at the end, also after Ctrl-C.`,
 		Example: `  waystamp demo
   waystamp demo --scheme opot --keep`,
 		Args: UsageArgs(cobra.NoArgs),

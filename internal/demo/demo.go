@@ -1,8 +1,9 @@
 // Package demo is waystamp in a minute: the network of the paper's Fig. 7a as a
 // lab on this machine, real traffic through a proven chain, then one tampering
-// after the other, each refused and explained. Nothing in it is acted: it edits
-// the files that agents follow, stops and detaches agents, and reads what the
-// kernel counted. internal/cli calls it.
+// after the other, each refused and explained; and then the same with functions
+// that know nothing of segment routing. Nothing in it is acted: it edits the
+// files that agents follow, stops and detaches agents, changes a firewall's
+// rules, and reads what the kernel counted. internal/cli calls it.
 package demo
 
 import (
@@ -59,20 +60,31 @@ type Config struct {
 // Run plays all scenes. It returns an error if one went otherwise than it must,
 // and takes its labs down in any case but that of Keep.
 func Run(ctx context.Context, c Config) error {
-	m, err := manifest.Parse(examples.PaperName, examples.Paper)
+	paper, err := manifest.Parse(examples.PaperName, examples.Paper)
+	if err != nil {
+		return err
+	}
+	functions, err := manifest.Parse(examples.FunctionsName, examples.Functions)
 	if err != nil {
 		return err
 	}
 	if err := host.Require(host.FeatureNetAdmin, host.FeatureNamespaces, host.FeatureSEG6Local); err != nil {
 		return err
 	}
-	s := &stage{Config: c, manifest: m}
-	s.prologue()
-	for i, scheme := range c.Schemes {
-		keep := c.Keep && i == len(c.Schemes)-1
-		if err := s.play(ctx, scheme, keep); err != nil {
+	if err := host.RequireNft(); err != nil {
+		return fmt.Errorf("the demo has a firewall: %w", err)
+	}
+	s := &stage{Config: c}
+	s.printf("%s", prologue)
+	for _, scheme := range c.Schemes {
+		s.printf("\n== proof: %s ==\n", scheme)
+		if err := s.play(ctx, paper, scheme, s.scenes, false); err != nil {
 			return err
 		}
+	}
+	s.printf("%s", functionsPrologue)
+	if err := s.play(ctx, functions, c.Schemes[0], s.functionScenes, c.Keep); err != nil {
+		return err
 	}
 	if s.failed > 0 {
 		return fmt.Errorf("%d of %d scenes did not go as they must", s.failed, s.played)
@@ -84,21 +96,20 @@ func Run(ctx context.Context, c Config) error {
 // stage is the demo while it runs.
 type stage struct {
 	Config
-	manifest manifest.Manifest
-	played   int
-	failed   int
+	played int
+	failed int
 
-	lab    *lab.Lab // the one that is up, and what is in it
-	plan   *plan.Domain
-	scheme model.Scheme
-	names  explain.Names
-	h1, h2 *host.NetNS
+	manifest manifest.Manifest // of the lab that is up, and what is in it
+	lab      *lab.Lab
+	plan     *plan.Domain
+	scheme   model.Scheme
+	names    explain.Names
+	h1, h2   *host.NetNS
 }
 
 func (s *stage) printf(format string, args ...any) { fmt.Fprintf(s.Out, format, args...) }
 
-func (s *stage) prologue() {
-	s.printf(`waystamp demo: traffic that proves where it has been
+const prologue = `waystamp demo: traffic that proves where it has been
 
                r2 (fw) ---- r3 (dpi)
               /                     \         chain web, both ways: r1, fw, dpi, r6
@@ -109,11 +120,11 @@ func (s *stage) prologue() {
 Each of them is a network namespace of this machine; every packet goes through the
 kernel. r1 wraps packets from h1 to h2 in SRv6 and stamps them, fw and dpi stamp
 them, r6 checks the stamps. The other direction has a path and secrets of its own.
-`)
-}
+`
 
 // play builds a lab whose chains are proven by scheme, and plays every scene.
-func (s *stage) play(ctx context.Context, scheme model.Scheme, keep bool) (err error) {
+func (s *stage) play(ctx context.Context, m manifest.Manifest, scheme model.Scheme, scenes func() []scene, keep bool) (err error) {
+	s.manifest = m
 	d := s.manifest.Domain
 	d.Chains = slices.Clone(d.Chains)
 	for i := range d.Chains {
@@ -123,7 +134,6 @@ func (s *stage) play(ctx context.Context, scheme model.Scheme, keep bool) (err e
 		return err
 	}
 	s.scheme = scheme
-	s.printf("\n== proof: %s ==\n", scheme)
 	started := time.Now()
 	s.lab, err = lab.Up(ctx, lab.Config{
 		Domain: d, Lab: *s.manifest.Lab, Plan: s.plan,
@@ -160,7 +170,7 @@ func (s *stage) play(ctx context.Context, scheme model.Scheme, keep bool) (err e
 		}
 	}
 
-	for i, sc := range s.scenes() {
+	for i, sc := range scenes() {
 		s.played++
 		s.printf("\n%d. %s\n   did  %s\n", i+1, sc.title, sc.did)
 		saw, err := sc.run(ctx)
@@ -185,10 +195,12 @@ func (s *stage) epilogue() {
 	s.printf(`
 The lab stays up. Try:
   waystamp lab exec --prefix %[1]s h1 -- curl -sS http://[fc00:8::2]/    (after starting a server on h2)
+  waystamp lab exec --prefix %[1]s fw -- nft list ruleset
   waystamp watch --lab %[1]s
+  waystamp get functions --socket %[3]s/agent.sock
   waystamp get paths --socket %[2]s/agent.sock
   waystamp lab down --prefix %[1]s
-`, p, s.lab.AgentDir("r6"))
+`, p, s.lab.AgentDir("r6"), s.lab.AgentDir("r2"))
 }
 
 // scene is one thing that is done, and what must be seen of it.
@@ -210,7 +222,7 @@ func (s *stage) scenes() []scene {
 	return []scene{
 		{"Traffic takes its chain",
 			fmt.Sprintf("h1 pinged h2 %d times, then downloaded %d MB from it by HTTP", pings, downloadBytes/1_000_000),
-			s.flow},
+			func(ctx context.Context) ([]string, error) { return s.flow(ctx, downloadBytes) }},
 		{"Both functions are bypassed",
 			"r1's plan was edited: its segment list now says r4, r5 instead of r2, r3; then h1 pinged h2",
 			s.refused(segments(r4, r5, r6), "segments", "r2 (fw) and r3 (dpi) never stamped this packet")},
@@ -261,18 +273,20 @@ func (s *stage) ping(ctx context.Context, n int) (lab.PingResult, error) {
 	return lab.Ping(ctx, s.h1, s.h2Addr(), lab.PingConfig{Count: n, Timeout: replyTime})
 }
 
-func (s *stage) h2Addr() netip.Addr {
+func (s *stage) h2Addr() netip.Addr { return s.addr("h2") }
+
+func (s *stage) addr(name string) netip.Addr {
 	for _, h := range s.manifest.Lab.Hosts {
-		if h.Name == "h2" {
+		if h.Name == name {
 			return lab.HostAddress(h)
 		}
 	}
-	panic("the example has no host h2")
+	panic("the example has no host " + name)
 }
 
 // flow is traffic as it should be, and the proof that all of it was stamped by
 // all.
-func (s *stage) flow(ctx context.Context) (saw []string, err error) {
+func (s *stage) flow(ctx context.Context, size int64) (saw []string, err error) {
 	r, err := s.ping(ctx, pings)
 	if err != nil {
 		return nil, err
@@ -282,7 +296,7 @@ func (s *stage) flow(ctx context.Context) (saw []string, err error) {
 		return saw, fmt.Errorf("%d echo replies are missing", pings-r.Received)
 	}
 
-	content := lab.Content{Seed: 7, Size: downloadBytes}
+	content := lab.Content{Seed: 7, Size: size}
 	server, err := lab.Serve(s.h2, netip.AddrPortFrom(s.h2Addr(), 0), content)
 	if err != nil {
 		return saw, err
@@ -321,7 +335,11 @@ func (s *stage) sameCounts(ctx context.Context, p plan.Path) (line string, err e
 			if i == len(p.Hops)-1 {
 				verb = "verified"
 			}
-			line += fmt.Sprintf(" %s %s %d,", h.Node, verb, counts[i])
+			name := h.Node
+			if h.Function != "" && isTwiceIn(p, h.Node) {
+				name += " (" + h.Function + ")"
+			}
+			line += fmt.Sprintf(" %s %s %d,", name, verb, counts[i])
 		}
 		line = line[:len(line)-1] + " frames"
 		switch {
@@ -334,6 +352,17 @@ func (s *stage) sameCounts(ctx context.Context, p plan.Path) (line string, err e
 			return line, err
 		}
 	}
+}
+
+// isTwiceIn tells whether a node has several hops of a path.
+func isTwiceIn(p plan.Path, node string) bool {
+	n := 0
+	for _, h := range p.Hops {
+		if h.Node == node {
+			n++
+		}
+	}
+	return n > 1
 }
 
 // frames is how many frames a node has counted at one position of a path.
@@ -445,45 +474,64 @@ func (s *stage) repair(ctx context.Context) (saw []string, err error) {
 func (s *stage) refused(tamper func(context.Context) error, reason, sentence string) func(context.Context) ([]string, error) {
 	return func(ctx context.Context) (saw []string, err error) {
 		if err = tamper(ctx); err != nil {
-			return saw, err
+			return nil, err
 		}
-		before, err := s.dropped(ctx, reason)
-		if err != nil {
-			return saw, err
-		}
-		since := time.Now()
-		r, err := s.ping(ctx, lostPings)
-		if err != nil {
-			return saw, err
-		}
-		saw = append(saw, fmt.Sprintf("%d of %d echo replies", r.Received, r.Sent))
-		if r.Received != 0 {
-			return saw, fmt.Errorf("%d packets got through", r.Received)
-		}
-		after, err := s.dropped(ctx, reason)
-		if err != nil {
-			return saw, err
-		}
-		saw = append(saw, fmt.Sprintf("r6 refused %d packets: %s", after-before, reason))
-		if after-before != lostPings {
-			return saw, fmt.Errorf("r6 refused %d packets as %s, want %d", after-before, reason, lostPings)
-		}
-
-		e, err := s.awaitEvent(ctx, since, reason)
-		if err != nil {
-			return saw, err
-		}
-		x := explain.Explain(e, s.plan.Paths, s.names)
-		saw = append(saw, "explained: "+x.Sentence)
-		if !strings.Contains(x.Sentence, sentence) {
-			return saw, fmt.Errorf("the explanation does not say %q", sentence)
-		}
-		return saw, nil
+		return s.refusal(ctx, "r6", reason, lostPings, sentence, s.unanswered)
 	}
 }
 
-func (s *stage) dropped(ctx context.Context, reason string) (uint64, error) {
-	client := s.client("r6")
+// unanswered pings, which nobody may answer.
+func (s *stage) unanswered(ctx context.Context) (saw string, err error) {
+	return unansweredBy(lab.Ping(ctx, s.h1, s.h2Addr(), lab.PingConfig{Count: lostPings, Timeout: replyTime}))
+}
+
+func unansweredBy(r lab.PingResult, err error) (string, error) {
+	saw := fmt.Sprintf("%d of %d echo replies", r.Received, r.Sent)
+	if err == nil && r.Received != 0 {
+		err = fmt.Errorf("%d packets got through", r.Received)
+	}
+	return saw, err
+}
+
+// refusal does something that a node must refuse n packets of, for a reason and
+// with an explanation.
+func (s *stage) refusal(ctx context.Context, node, reason string, n uint64, sentence string, do func(context.Context) (string, error)) (saw []string, err error) {
+	before, err := s.dropped(ctx, node, reason)
+	if err != nil {
+		return nil, err
+	}
+	since := time.Now()
+	line, err := do(ctx)
+	saw = append(saw, line)
+	if err != nil {
+		return saw, err
+	}
+	after, err := s.dropped(ctx, node, reason)
+	if err != nil {
+		return saw, err
+	}
+	packets := "packets"
+	if after-before == 1 {
+		packets = "packet"
+	}
+	saw = append(saw, fmt.Sprintf("%s refused %d %s: %s", node, after-before, packets, reason))
+	if after-before != n {
+		return saw, fmt.Errorf("%s refused %d %s as %s, want %d", node, after-before, packets, reason, n)
+	}
+	e, err := s.awaitEvent(ctx, node, since, reason)
+	if err != nil {
+		return saw, err
+	}
+	x := explain.Explain(e, s.plan.Paths, s.names)
+	saw = append(saw, "explained: "+x.Sentence)
+	if !strings.Contains(x.Sentence, sentence) {
+		return saw, fmt.Errorf("the explanation does not say %q", sentence)
+	}
+	return saw, nil
+}
+
+func (s *stage) dropped(ctx context.Context, node, reason string) (uint64, error) {
+	client := s.client(node)
 	defer client.Close()
 	c, err := client.Counters(ctx)
 	if err != nil {
@@ -497,11 +545,11 @@ func (s *stage) dropped(ctx context.Context, reason string) (uint64, error) {
 	return 0, nil
 }
 
-// awaitEvent waits for an event of r6 with the given reason.
-func (s *stage) awaitEvent(ctx context.Context, since time.Time, reason string) (found event.Event, err error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, settleTime, fmt.Errorf("r6 sent no event with the reason %s", reason))
+// awaitEvent waits for an event of a node with the given reason.
+func (s *stage) awaitEvent(ctx context.Context, node string, since time.Time, reason string) (found event.Event, err error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, settleTime, fmt.Errorf("%s sent no event with the reason %s", node, reason))
 	defer cancel()
-	client := s.client("r6")
+	client := s.client(node)
 	defer client.Close()
 	err = client.Events(ctx, true, func(e event.Event) error {
 		if e.Reason != reason || e.Time.Before(since) {

@@ -128,6 +128,14 @@ func TestWrongUsageIsToldInOneSentence(t *testing.T) {
 		"  - {secret-share: 28, lpc: 21, public-polynomial: 1}\n  - {secret-share: 17, lpc: 48, public-polynomial: 29}\n")
 	nolab := write(t, "nolab.yaml", paper[:strings.Index(paper, "\nlab:")+1])
 	runDir := newDir(t)
+	edited := func(name, old, text string) string {
+		if !strings.Contains(functions, old) {
+			t.Fatalf("examples/functions.yaml has no %q", old)
+		}
+		return write(t, name, strings.Replace(functions, old, text, 1))
+	}
+	unattached := edited("unattached.yaml", "    attach: {to: dpi-to, from: dpi-from}", "")
+	ruleless := edited("ruleless.yaml", "tcp dport 23 counter drop", "tcp dport 23 counter dorp")
 	for _, c := range []struct {
 		args []string
 		code int
@@ -143,6 +151,8 @@ func TestWrongUsageIsToldInOneSentence(t *testing.T) {
 		{[]string{"agent", "--instance", "../x", "--plan", missing}, 2, "--instance"},
 		{[]string{"lab", "up", "-f", nolab, "--run-dir", runDir}, 1, "has no lab section"},
 		{[]string{"lab", "up", "-f", missing, "--run-dir", runDir}, 1, "no such file"},
+		{[]string{"lab", "up", "-f", unattached, "--run-dir", runDir}, 2, `"attach" is missing`},
+		{[]string{"lab", "up", "-f", ruleless, "--run-dir", runDir}, 1, "load the ruleset of function fw: nft says: line 6:"},
 		{[]string{"lab", "down", "--run-dir", runDir}, 1, "no lab is up"},
 		{[]string{"lab", "down", "--prefix", "nonesuch", "--run-dir", runDir}, 1, "there is no lab nonesuch"},
 		{[]string{"lab", "exec", "h1", "--run-dir", runDir}, 1, "no lab is up"},

@@ -600,10 +600,13 @@ func hasNamespace(t *testing.T, prefix, _ string) bool {
 }
 func hasAgent(t *testing.T, prefix, _ string) bool { return len(processes(t, prefix+"-")) > 0 }
 func hasPin(t *testing.T, prefix, _ string) bool   { return len(pins(t, prefix+"-")) > 0 }
+func hasProgram(t *testing.T, prefix, _ string) bool {
+	return slices.ContainsFunc(processes(t, prefix+"-"), func(p string) bool { return strings.Contains(p, " lab inline ") })
+}
 
 func TestCtrlCLeavesNothing(t *testing.T) {
 	t.Parallel()
-	file := write(t, "paper.yaml", paper)
+	file, withFunctions := write(t, "paper.yaml", paper), write(t, "functions.yaml", functions)
 	says := func(text string) moment {
 		return func(_ *testing.T, _, stdout string) bool { return strings.Contains(stdout, text) }
 	}
@@ -615,9 +618,11 @@ func TestCtrlCLeavesNothing(t *testing.T) {
 		{"lab up, at its first namespace", []string{"lab", "up", "-f", file}, hasNamespace},
 		{"lab up, at its first agent", []string{"lab", "up", "-f", file}, hasAgent},
 		{"lab up, at its first pin", []string{"lab", "up", "-f", file}, hasPin},
+		{"lab up, at the program of a function", []string{"lab", "up", "-f", withFunctions}, hasProgram},
 		{"demo, at its first namespace", []string{"demo"}, hasNamespace},
 		{"demo, at its first scene", []string{"demo"}, says("1. Traffic takes its chain")},
 		{"demo, at its third scene", []string{"demo", "--scheme", "opot"}, says("3. The functions are visited")},
+		{"demo, at its firewall", []string{"demo", "--scheme", "opot"}, says("3. The firewall answers by itself")},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -666,11 +671,15 @@ func sweep(t *testing.T, prefix, runDir string) {
 // What a killed `lab up` has left, `lab down` takes away.
 func TestDownTakesAwayWhatAKilledUpHasLeft(t *testing.T) {
 	t.Parallel()
-	file := write(t, "paper.yaml", paper)
+	file := write(t, "functions.yaml", functions)
 	for _, c := range []struct {
 		name string
 		when moment
-	}{{"at its first namespace", hasNamespace}, {"at its first agent", hasAgent}, {"at its first pin", hasPin}} {
+	}{
+		{"at its first namespace", hasNamespace}, {"at the program of a function", hasProgram},
+		{"at its first agent", func(t *testing.T, prefix, _ string) bool { return len(processes(t, prefix+"-")) > 1 }},
+		{"at its first pin", hasPin},
+	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			prefix, runDir := newPrefix(), newDir(t)
