@@ -7,6 +7,12 @@
 #include "lib/edge_tc.h"
 #include "lib/frame.h"
 #include "lib/headend_tc.h"
+#include "lib/owner.h"
+
+static __always_inline enum ws_reason edge_truncated(void)
+{
+	return WS_REASON_EDGE_TRUNCATED;
+}
 
 SEC("tc")
 int ws_edge_tc(struct __sk_buff *skb)
@@ -32,7 +38,7 @@ int ws_edge_tc(struct __sk_buff *skb)
 		return edge_other(skb, eth->proto);
 	ip6 = cursor_take(&c, struct ip6_hdr);
 	if (!ip6)
-		return ws_refuse(skb, WS_REASON_EDGE_TRUNCATED, rc);
+		return ws_refuse(skb, edge_truncated(), rc);
 	/* The kernel forwards nothing from or to these. */
 	if (!ip6_is_ip6(ip6) || ip6_is_unsteered(ip6->dst) ||
 	    ip6_is_unsteered(ip6->src))
@@ -49,6 +55,15 @@ int ws_edge_tc(struct __sk_buff *skb)
 	m = classify(ip6);
 	if (is_local(skb, &m))
 		return CTX_PASS;
+	if (m.action == WS_MATCH_PATH && owner_is_tcp(skb)) {
+		if (owner_left(skb))
+			return CTX_DROP; /* nothing is lost */
+		c = ctx_cursor(skb);
+		cursor_take(&c, struct eth_hdr);
+		ip6 = cursor_take(&c, struct ip6_hdr);
+		if (!ip6)
+			return ws_refuse(skb, edge_truncated(), 0);
+	}
 	if (m.action == WS_MATCH_PATH)
 		return headend_tc(skb, c, ip6, m.target);
 	return edge_unmatched(skb, ip6);

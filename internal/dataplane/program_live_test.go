@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -533,5 +534,88 @@ func TestInnerPacketForTheEgressIsDelivered(t *testing.T) {
 	n, from, err := c.ReadFromUDPAddrPort(b)
 	if err != nil || string(b[:n]) != "waystamp" || from.String() != "[fc00:7::2]:4242" {
 		t.Errorf("got %q from %s, %v", b[:n], from, err)
+	}
+}
+
+// The head of a packet that a socket owns would grow without being counted.
+func TestPacketOfATCPSocketLosesItsOwnerAtTheHeadend(t *testing.T) {
+	const skOffset = 168 // of __sk_buff
+	l := newScapyRig(t, "r1").goLive()
+	l.must(l.setNumbers(1))
+	peer := portEdge + "-peer"
+	owned := 0 // packets with a routing header: [0] without, [1] with an owner
+	l.must(l.rig.in(func() error {
+		m, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 8, MaxEntries: 2})
+		if err != nil {
+			return err
+		}
+		defer m.Close()
+		count, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SchedCLS, License: "GPL", Instructions: asm.Instructions{
+			asm.Mov.Reg(asm.R6, asm.R1),
+			asm.LoadAbs(srv6.EthernetLen+6, asm.Byte),
+			asm.JNE.Imm(asm.R0, srv6.NextHeaderRoute, "end"),
+			asm.LoadMem(asm.R7, asm.R6, skOffset, asm.DWord),
+			asm.StoreImm(asm.RFP, -4, 0, asm.Word),
+			asm.JEq.Imm(asm.R7, 0, "count"),
+			asm.StoreImm(asm.RFP, -4, 1, asm.Word),
+			asm.LoadMapPtr(asm.R1, m.FD()).WithSymbol("count"),
+			asm.Mov.Reg(asm.R2, asm.RFP),
+			asm.Add.Imm(asm.R2, -4),
+			asm.FnMapLookupElem.Call(),
+			asm.JEq.Imm(asm.R0, 0, "end"),
+			asm.Mov.Imm(asm.R1, 1),
+			asm.StoreXAdd(asm.R0, asm.R1, asm.DWord),
+			asm.Mov.Imm(asm.R0, -1).WithSymbol("end"),
+			asm.Return(),
+		}})
+		if err != nil {
+			return err
+		}
+		defer count.Close()
+		if err := l.attach(count, portOut+"-peer"); err != nil {
+			return err
+		}
+
+		// From the far end of the edge interface, which is in the same namespace.
+		dev, err := netlink.LinkByName(peer)
+		if err != nil {
+			return err
+		}
+		web := net.ParseIP("fc00:8::2")
+		if err := errors.Join(
+			netlink.AddrAdd(dev, &netlink.Addr{IPNet: netOf(netip.MustParsePrefix("fc00:7::2/128")), Flags: unix.IFA_F_NODAD}),
+			netlink.RouteAdd(&netlink.Route{LinkIndex: dev.Attrs().Index, Dst: netOf(netip.MustParsePrefix("fc00:8::2/128"))}),
+			netlink.NeighAdd(&netlink.Neigh{LinkIndex: dev.Attrs().Index, IP: web, HardwareAddr: rigMAC[:], State: netlink.NUD_PERMANENT}),
+		); err != nil {
+			return err
+		}
+		fd, err := unix.Socket(unix.AF_INET6, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(fd)
+		to := &unix.SockaddrInet6{Port: 80, Addr: [16]byte(web)}
+		if err := unix.Connect(fd, to); !errors.Is(err, unix.EINPROGRESS) {
+			return fmt.Errorf("connect: %w", err)
+		}
+		for {
+			b, _, err := l.receive()
+			if err != nil {
+				return err
+			}
+			if len(b) > 20 && b[20] == srv6.NextHeaderRoute {
+				break
+			}
+		}
+		var without, with uint64
+		err = errors.Join(m.Lookup(uint32(0), &without), m.Lookup(uint32(1), &with))
+		owned = int(with)
+		if without == 0 && err == nil {
+			err = errors.New("no packet without an owner was seen")
+		}
+		return err
+	}))
+	if owned != 0 {
+		t.Errorf("%d encapsulated packets belong to the socket that sent them", owned)
 	}
 }
