@@ -55,7 +55,8 @@ static __always_inline int headend_xdp(ctx_t *ctx, struct cursor c,
 			  &h->share, h->scheme, &pkt.binding))
 		return CTX_PASS;
 	/* A number is taken even if the next step fails: numbers may have gaps. */
-	if (headend_prepare(h, c, ip6, len, len, 1, &pkt))
+	if (headend_check(h, c, ip6, len, len, &pkt) ||
+	    rnd_take(h, 1, &pkt.rnd))
 		return CTX_PASS;
 	/* Moves the packet: every pointer into it is gone. */
 	if (bpf_xdp_adjust_head(ctx, -(__s32)pkt.outer_len))

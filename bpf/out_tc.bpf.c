@@ -81,7 +81,7 @@ int ws_out_tc(struct __sk_buff *skb)
 	/* A next segment on this node starts at an ingress again. */
 	if (eth && ip6 && in_locator(ip6->dst[0]))
 		return cut_in(skb, eth);
-	return ws_forward(skb, EXIT_NONE);
+	return ws_forward(skb, EXIT_NONE, WAY_UNKNOWN);
 }
 
 char _license[] SEC("license") = "Dual BSD/GPL";

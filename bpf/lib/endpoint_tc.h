@@ -3,6 +3,7 @@
 #pragma once
 
 #include "endpoint.h"
+#include "endpoint_refuse.h"
 #include "forward.h"
 #include "hook.h"
 #include "maps.h"
@@ -18,7 +19,8 @@
 /* What one visit of a SID of this node came to, beside TC's verdicts. */
 #define STEP_AGAIN 100 /* the next segment is on this node too */
 #define STEP_PULLED 101 /* nothing; more of the packet is linear now */
-#define STEP_FORWARD 102 /* on to another node; what is above is the exit */
+#define STEP_DELIVER 102 /* the inner packet is to go on */
+#define STEP_FORWARD 103 /* on to another node; what is above is the exit */
 
 /* Makes all headers linear that will be read, up to the inner one, and no more:
  * pulling payload would copy it.
@@ -124,7 +126,7 @@ static __always_inline int end_tc(struct __sk_buff *skb, struct endpoint *ep,
 
 	r = end_check(ep, first, &next);
 	if (r)
-		return ws_refuse(skb, r, 0);
+		return endpoint_refuse(skb, ep, r);
 	end_advance(ep, next, first);
 	end_stamp(ep);
 	stats_add(ep->hop->stats, train_frames(skb, inner_cursor(ep), headers),
@@ -146,7 +148,7 @@ static __always_inline int dt46_tc(struct __sk_buff *skb, struct endpoint *ep)
 	long rc;
 
 	if (ep->srh->segments_left)
-		return ws_refuse(skb, WS_REASON_SEGMENTS_REMAIN, 0);
+		return endpoint_refuse(skb, ep, WS_REASON_SEGMENTS_REMAIN);
 	e = egress_find(ep);
 	if (!e)
 		return ws_refuse(skb, WS_REASON_EGRESS_MISSING_BUG, 0);
@@ -159,7 +161,7 @@ static __always_inline int dt46_tc(struct __sk_buff *skb, struct endpoint *ep)
 		ws_report(skb, r);
 	r = inner_check(ep, &inner);
 	if (r)
-		return ws_refuse(skb, r, 0);
+		return endpoint_refuse(skb, ep, r);
 
 	inner_set_ecn(inner, ip6_ecn(ep->ip6));
 	frames = train_frames(skb, inner_cursor(ep), headers);
@@ -172,7 +174,7 @@ static __always_inline int dt46_tc(struct __sk_buff *skb, struct endpoint *ep)
 		return ws_refuse(skb, strip_failed(), rc);
 	stats_add(stats, frames, bytes);
 	skb->tc_index = WS_INDEX_PROVEN;
-	return ws_deliver(skb);
+	return STEP_DELIVER;
 }
 
 /* One visit. A function of its own, so that the verifier looks at it once and
@@ -189,7 +191,7 @@ __noinline int ws_endpoint_step(struct __sk_buff *skb, int first)
 		return ws_refuse(skb, WS_REASON_PULL_FAILED, rc);
 	r = endpoint_parse(skb, &ep);
 	if (r)
-		return ws_refuse(skb, r, 0);
+		return endpoint_refuse(skb, &ep, r);
 	/* A function may change the flow; what it sends is stamped. */
 	if (ep.hop->behaviour == WS_BEHAVIOUR_END_AD)
 		return ad_tc(skb, &ep, first);
@@ -217,7 +219,9 @@ static __always_inline int endpoint_tc(struct __sk_buff *skb, bool first)
 		step = ws_endpoint_step(skb, first);
 	}
 	if (step >= STEP_FORWARD)
-		return ws_forward(skb, step - STEP_FORWARD);
+		return ws_forward(skb, step - STEP_FORWARD, WAY_UNKNOWN);
+	if (step == STEP_DELIVER)
+		return ws_deliver(skb);
 	if (step >= STEP_AGAIN)
 		return ws_refuse(skb, WS_REASON_LOOP, 0);
 	return step;

@@ -1,47 +1,17 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* The way out of a node on TC: the kernel's routes, its neighbour table and its
- * MTU, for a packet that has its final headers.
- */
+/* The way out of a node on TC, for a packet that has its final headers. */
 #pragma once
 
 #include "boundary.h"
 #include "flow.h"
 #include "hook.h"
+#include "icmp_tc.h"
 #include "maps.h"
 #include "net.h"
 #include "nexthop.h"
 #include "refuse.h"
-
-#define AF_INET6 10
-
-/* The IPv6 header, which was pulled before; NULL is a bug that drops. */
-static __always_inline struct ip6_hdr *forward_ip6(struct __sk_buff *skb)
-{
-	struct cursor c = ctx_cursor(skb);
-
-	if (!cursor_take(&c, struct eth_hdr))
-		return NULL;
-	return cursor_take(&c, struct ip6_hdr);
-}
-
-/* Asks the kernel's tables for the way to ip6->dst. Returns what the helper
- * does; where it names an interface, that and the next hop are in p.
- */
-static __always_inline long route_find(struct __sk_buff *skb,
-				       const struct ip6_hdr *ip6,
-				       struct bpf_fib_lookup *p)
-{
-	p->family = AF_INET6;
-	p->flowinfo = ip6->vtc_flow & ~IP6_VERSION_MASK;
-	p->ifindex = skb->ifindex;
-	/* Super-packets are checked by their segments, later; not 0, for which
-	 * the kernel would tell the device's MTU instead of the route's.
-	 */
-	p->tot_len = skb->gso_size ? 1 : skb->len - sizeof(struct eth_hdr);
-	__builtin_memcpy(p->ipv6_src, ip6->src, sizeof(p->ipv6_src));
-	__builtin_memcpy(p->ipv6_dst, ip6->dst, sizeof(p->ipv6_dst));
-	return bpf_fib_lookup(skb, p, sizeof(*p), 0);
-}
+#include "route.h"
+#include "srh.h"
 
 /* The node, if XDP is there to use what TC finds out; else NULL. */
 static __always_inline const struct ws_node *xdp_node(void)
@@ -98,14 +68,43 @@ static __always_inline void nexthop_learn(const struct bpf_fib_lookup *p,
 		bpf_map_update_elem(&ws_nexthops, key, &n, BPF_ANY);
 }
 
-/* Found, though the neighbour may have to be resolved or the packet be too big:
- * anything else is a route that refuses, an own address, or no route.
- */
-static __always_inline bool route_is_way(long rc)
+static __always_inline enum ws_reason too_big(void)
 {
-	return rc == BPF_FIB_LKUP_RET_SUCCESS ||
-	       rc == BPF_FIB_LKUP_RET_NO_NEIGH ||
-	       rc == BPF_FIB_LKUP_RET_FRAG_NEEDED;
+	return WS_REASON_TOO_BIG;
+}
+
+static __always_inline enum ws_reason no_route(void)
+{
+	return WS_REASON_NO_ROUTE;
+}
+
+/* The packet has its final headers and is longer than mtu, which is the most that
+ * goes by its way. Whoever made the headers is told (RFC 4443 3.2, RFC 8754 5.4);
+ * where that was this node's own headend, the inner packet's sender is, of what
+ * is left beside them (RFC 2473 8.3). Returns the verdict.
+ */
+__noinline int ws_too_big(struct __sk_buff *skb, __u32 mtu)
+{
+	const struct ip6_hdr *ip6;
+	const struct srh *srh;
+	struct cursor c;
+	__u32 outer = 0;
+
+	ws_refuse(skb, too_big(), mtu);
+	c = ctx_cursor(skb);
+	cursor_take(&c, struct eth_hdr);
+	ip6 = cursor_take(&c, struct ip6_hdr);
+	srh = cursor_take(&c, struct srh);
+	if (ip6 && srh && ip6->nexthdr == NEXTHDR_ROUTING &&
+	    ip6->src[0] == cfg.address[0] && ip6->src[1] == cfg.address[1])
+		outer = sizeof(*ip6) + (srh->hdrlen + 1) * 8;
+	/* Programs cannot make a message of a super-packet that is, or was, a
+	 * tunnel's. The kernel can: it finds the same way, and the packet too
+	 * long for it.
+	 */
+	if (skb->gso_size && bpf_skb_change_tail(skb, skb->len, 0))
+		return outer ? CTX_DROP : CTX_PASS;
+	return icmp6_too_big(skb, sizeof(struct eth_hdr) + outer, mtu, outer);
 }
 
 /* Sends the packet out by the route that route_find found. */
@@ -115,30 +114,41 @@ static __always_inline int route_take(struct __sk_buff *skb,
 	struct bpf_redir_neigh nh = { .nh_family = AF_INET6 };
 	__u32 mtu = 0;
 
-	if (rc == BPF_FIB_LKUP_RET_FRAG_NEEDED ||
-	    (skb->gso_size &&
-	     bpf_check_mtu(skb, p->ifindex, &mtu, 0, BPF_MTU_CHK_SEGS)))
-		return ws_refuse(skb, WS_REASON_TOO_BIG, rc);
+	if (rc == BPF_FIB_LKUP_RET_FRAG_NEEDED)
+		return ws_too_big(skb, p->mtu_result);
+	if (skb->gso_size &&
+	    bpf_check_mtu(skb, p->ifindex, &mtu, 0, BPF_MTU_CHK_SEGS))
+		return ws_too_big(skb, mtu);
 	__builtin_memcpy(nh.ipv6_nh, p->ipv6_dst, sizeof(nh.ipv6_nh));
 	return bpf_redirect_neigh(p->ifindex, &nh, sizeof(nh), 0);
 }
 
+static __always_inline enum ws_reason inner_no_route(void)
+{
+	return WS_REASON_INNER_NO_ROUTE;
+}
+
 /* Towards the next segment. exit: where to remember the way, or EXIT_NONE.
+ * found: what route_ask returned of the way that is in ws_bench, or WAY_UNKNOWN.
  * Returns the verdict.
  */
-__noinline int ws_forward(struct __sk_buff *skb, __u32 exit)
+__noinline int ws_forward(struct __sk_buff *skb, __u32 exit, int found)
 {
-	const struct ip6_hdr *ip6 = forward_ip6(skb);
-	struct bpf_fib_lookup p = {};
-	long rc = -1;
+	struct bench *b = bench();
+	const struct ip6_hdr *ip6;
 
-	if (ip6)
-		rc = route_find(skb, ip6, &p);
-	if (!ip6 || !route_is_way(rc))
-		return ws_refuse(skb, WS_REASON_NO_ROUTE, rc);
-	if (rc == BPF_FIB_LKUP_RET_SUCCESS && exit != EXIT_NONE)
-		exit_learn(&p, exit, ip6->dst[0], nexthop_flow(ip6));
-	return route_take(skb, &p, rc);
+	if (!b)
+		return ws_refuse(skb, no_route(), 0);
+	ip6 = forward_ip6(skb);
+	if (!ip6)
+		return ws_refuse(skb, no_route(), 0);
+	if (found == WAY_UNKNOWN)
+		found = route_find(skb, ip6, &b->way);
+	if (!route_is_way(found))
+		return ws_refuse(skb, no_route(), found);
+	if (found == BPF_FIB_LKUP_RET_SUCCESS && exit != EXIT_NONE)
+		exit_learn(&b->way, exit, ip6->dst[0], nexthop_flow(ip6));
+	return route_take(skb, &b->way, found);
 }
 
 /* An inner packet without its outer header: on by ordinary routing, or up where
@@ -146,25 +156,30 @@ __noinline int ws_forward(struct __sk_buff *skb, __u32 exit)
  */
 __noinline int ws_deliver(struct __sk_buff *skb)
 {
-	struct ip6_hdr *ip6 = forward_ip6(skb);
-	struct bpf_fib_lookup p = {};
+	struct bench *b = bench();
 	struct ws_nexthop_key key;
+	struct ip6_hdr *ip6;
 	struct cursor c;
-	long rc = -1;
+	long rc;
 
-	if (ip6) {
-		c = (struct cursor){ ip6 + 1, ctx_cursor(skb).end };
-		key = nexthop_key(ip6, flow_hash(c, ip6));
-		rc = route_find(skb, ip6, &p);
-	}
+	if (!b)
+		return ws_refuse(skb, inner_no_route(), 0);
+	ip6 = forward_ip6(skb);
+	if (!ip6)
+		return ws_refuse(skb, inner_no_route(), 0);
+	c = (struct cursor){ ip6 + 1, ctx_cursor(skb).end };
+	key = nexthop_key(ip6, flow_hash(c, ip6));
+	rc = route_find(skb, ip6, &b->way);
 	if (rc == BPF_FIB_LKUP_RET_NOT_FWDED)
 		return CTX_PASS;
-	if (!ip6 || !route_is_way(rc))
-		return ws_refuse(skb, WS_REASON_INNER_NO_ROUTE, rc);
-	if (ip6->hop_limit <= 1)
-		return ws_refuse(skb, WS_REASON_INNER_HOP_LIMIT, 0);
+	if (!route_is_way(rc))
+		return ws_refuse(skb, inner_no_route(), rc);
+	if (ip6->hop_limit <= 1) {
+		ws_refuse(skb, WS_REASON_INNER_HOP_LIMIT, 0);
+		return icmp6_time_exceeded(skb);
+	}
 	ip6->hop_limit--;
 	if (rc == BPF_FIB_LKUP_RET_SUCCESS)
-		nexthop_learn(&p, &key);
-	return route_take(skb, &p, rc);
+		nexthop_learn(&b->way, &key);
+	return route_take(skb, &b->way, rc);
 }

@@ -28,14 +28,14 @@ static __always_inline const struct ws_headend *headend_find(__u32 index)
 	return h && h->outer_len ? h : NULL;
 }
 
-/* Whether the packet may enter, and its number. len: of the inner packet;
- * packet_len: of its longest frame. Changes nothing but the counter. c stands
- * behind ip6.
+/* Whether the packet may enter. len: of the inner packet; packet_len: of its
+ * longest frame. Changes nothing. c stands behind ip6.
  */
-static __always_inline enum ws_reason
-headend_prepare(const struct ws_headend *h, struct cursor c,
-		const struct ip6_hdr *ip6, __u32 len, __u32 packet_len,
-		__u32 frames, struct headend_packet *pkt)
+static __always_inline enum ws_reason headend_check(const struct ws_headend *h,
+						    struct cursor c,
+						    const struct ip6_hdr *ip6,
+						    __u32 len, __u32 packet_len,
+						    struct headend_packet *pkt)
 {
 	pkt->inner_len = len;
 	pkt->outer_len = h->outer_len;
@@ -51,7 +51,7 @@ headend_prepare(const struct ws_headend *h, struct cursor c,
 	/* RFC 6040 4.1: ECN too is copied. */
 	pkt->vtc_flow = (ip6->vtc_flow & ~IP6_FLOW_MASK) |
 			flow_label(flow_hash(c, ip6));
-	return rnd_take(h, frames, &pkt->rnd);
+	return WS_REASON_NONE;
 }
 
 /* Fills in what the prebuilt header leaves open, and stamps. c: the frame's

@@ -5,15 +5,49 @@
 #include "binding_tc.h"
 #include "endpoint_tc.h"
 #include "flow.h"
+#include "forward.h"
 #include "headend.h"
 #include "hook.h"
+#include "icmp_tc.h"
 #include "maps.h"
 #include "net.h"
 #include "push.h"
 #include "refuse.h"
+#include "route.h"
 #include "rnd.h"
 #include "stats.h"
 #include "train.h"
+
+/* What the sender of a packet is told that a headend refused for r. */
+static __always_inline int headend_refuse(struct __sk_buff *skb,
+					  const struct ws_headend *h,
+					  enum ws_reason r)
+{
+	int verdict = ws_refuse(skb, r, 0);
+
+	if (r == WS_REASON_EDGE_HOP_LIMIT) /* compares only */
+		return icmp6_time_exceeded(skb);
+	if (r == WS_REASON_CHAIN_MTU) /* compares only */
+		return icmp6_too_big(skb, sizeof(struct eth_hdr), h->mtu, 0);
+	return verdict;
+}
+
+/* The way to the first segment, asked for before there is an outer header: so a
+ * packet that is too long for it is still as its sender made it. packet_len: of
+ * the longest frame. Returns what route_find does.
+ */
+static __always_inline long headend_way(struct __sk_buff *skb,
+					const struct ws_headend *h,
+					const struct headend_packet *pkt,
+					__u32 packet_len,
+					struct bpf_fib_lookup *p)
+{
+	const struct ip6_hdr *outer = (const struct ip6_hdr *)h->outer;
+
+	__builtin_memset(p, 0, sizeof(*p));
+	p->flowinfo = pkt->vtc_flow & ~IP6_VERSION_MASK;
+	return route_ask(skb, outer, packet_len + pkt->outer_len, p);
+}
 
 /* ip6: the packet's header, c stands behind it. */
 static __always_inline int headend_tc(struct __sk_buff *skb, struct cursor c,
@@ -21,12 +55,13 @@ static __always_inline int headend_tc(struct __sk_buff *skb, struct cursor c,
 {
 	const struct ws_headend *h = headend_find(index);
 	struct headend_packet pkt;
+	struct bench *b = bench();
+	__u32 frames, packet_len;
 	struct cursor inner;
 	enum ws_reason r;
-	__u32 frames;
-	long rc;
+	long rc, found = 0;
 
-	if (!h)
+	if (!h || !b)
 		return ws_refuse(skb, WS_REASON_HEADEND_MISSING_BUG, 0);
 	pkt.binding = 0;
 	if (h->scheme == WS_SCHEME_KEYED_FLOW) {
@@ -41,10 +76,20 @@ static __always_inline int headend_tc(struct __sk_buff *skb, struct cursor c,
 	inner = c;
 	inner.pos = ip6;
 	frames = train_frames(skb, inner, sizeof(struct eth_hdr));
-	r = headend_prepare(
-		h, c, ip6, skb->len - sizeof(struct eth_hdr),
-		train_packet_len(skb, inner, sizeof(struct eth_hdr)), frames,
-		&pkt);
+	packet_len = train_packet_len(skb, inner, sizeof(struct eth_hdr));
+	r = headend_check(h, c, ip6, skb->len - sizeof(struct eth_hdr),
+			  packet_len, &pkt);
+	if (r)
+		return headend_refuse(skb, h, r);
+	if (!headend_first_is_local(h)) {
+		found = headend_way(skb, h, &pkt, packet_len, &b->way);
+		if (found == BPF_FIB_LKUP_RET_FRAG_NEEDED) {
+			ws_refuse(skb, too_big(), b->way.mtu_result);
+			return icmp6_too_big(skb, sizeof(struct eth_hdr),
+					     b->way.mtu_result, pkt.outer_len);
+		}
+	}
+	r = rnd_take(h, frames, &pkt.rnd);
 	if (r)
 		return ws_refuse(skb, r, 0);
 
@@ -59,5 +104,5 @@ static __always_inline int headend_tc(struct __sk_buff *skb, struct cursor c,
 	stats_add(h->stats, frames, pkt.inner_len);
 	if (headend_first_is_local(h))
 		return endpoint_tc(skb, false);
-	return ws_forward(skb, h->stats);
+	return ws_forward(skb, h->stats, found);
 }

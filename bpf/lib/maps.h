@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /* Every map of the data path. User space writes all but ws_counters.last,
- * ws_stats, ws_refusals, ws_exits, ws_nexthops and ws_events. It may lower max_entries
+ * ws_stats, ws_refusals, ws_errors, ws_bench, ws_exits, ws_nexthops and
+ * ws_events. It may lower max_entries
  * of the arrays that are marked so, to what a node needs.
  */
 #pragma once
@@ -8,6 +9,7 @@
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 #include <waystamp/abi.h>
+#include "icmp.h"
 
 #define WS_CHAINS_MAX 65536
 #define WS_PROXIES_MAX 1024
@@ -201,6 +203,28 @@ struct {
 	__type(value, struct ws_refusal);
 	__uint(max_entries, WS_REASON_COUNT);
 } ws_refusals SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__type(key, __u32);
+	__type(value, struct ws_errors);
+	__uint(max_entries, 1);
+} ws_errors SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__type(key, __u32);
+	__uint(value_size, sizeof(struct bench)); /* no type of Go's */
+	__uint(max_entries, 1);
+} ws_bench SEC(".maps");
+
+/* This CPU's. NULL is a bug. */
+static __always_inline struct bench *bench(void)
+{
+	__u32 zero = 0;
+
+	return bpf_map_lookup_elem(&ws_bench, &zero);
+}
 
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);

@@ -6,6 +6,7 @@
 
 #include "boundary.h"
 #include "endpoint.h"
+#include "endpoint_refuse.h"
 #include "fingerprint.h"
 #include "forward.h"
 #include "hook.h"
@@ -87,7 +88,7 @@ static __always_inline int ad_tc(struct __sk_buff *skb, struct endpoint *ep,
 	if (!r)
 		r = inner_find(ep, &inner);
 	if (r)
-		return ws_refuse(skb, r, 0);
+		return endpoint_refuse(skb, ep, r);
 	p = proxy_find(ep->hop->proxy);
 	if (!p)
 		return ws_refuse(skb, proxy_missing(), 0);
@@ -95,6 +96,8 @@ static __always_inline int ad_tc(struct __sk_buff *skb, struct endpoint *ep,
 		proxy_count(p, rx_cut);
 		return cut_in(skb, ep->eth);
 	}
+	/* Else the compiler computes it anew, and the verifier sees no bound. */
+	barrier_var(outer);
 	if (outer > WS_CACHED_MAX)
 		return ws_refuse(skb, bounds_bug(), 0);
 	/* The strip makes it that much smaller. The kernel does not say so of the

@@ -90,5 +90,5 @@ static __always_inline int restored_next(struct __sk_buff *skb)
 
 	if (ip6 && in_locator(ip6->dst[0]))
 		return endpoint_tc(skb, false);
-	return ws_forward(skb, EXIT_NONE);
+	return ws_forward(skb, EXIT_NONE, WAY_UNKNOWN);
 }

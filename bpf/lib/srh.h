@@ -7,6 +7,10 @@
 #include "hook.h"
 #include "net.h"
 
+/* Offsets of fields that ICMP errors point at. */
+#define SRH_HDRLEN_OFF 1
+#define SRH_SEGMENTS_LEFT_OFF 3
+
 /* RFC 8754 4.3.1.1, S03 to S12, and our bounds. c stands behind the IPv6 header
  * and is moved to the segment list. *n: entries in the list, all in bounds, as
  * is the whole header.

@@ -58,3 +58,26 @@ static __always_inline __u32 train_packet_len(const struct __sk_buff *skb,
 	longest = train_headers(c) + skb->gso_size;
 	return longest < all ? longest : all;
 }
+
+/* The same of a packet that may have its outer header. Not 0. */
+static __always_inline __u32 train_longest(const struct __sk_buff *skb)
+{
+	__u32 all = skb->len - sizeof(struct eth_hdr), outer = 0, longest;
+	struct cursor c = ctx_cursor(skb);
+	const struct ip6_hdr *ip6;
+	const struct srh *srh;
+
+	cursor_take(&c, struct eth_hdr);
+	ip6 = c.pos;
+	if ((void *)(ip6 + 1) > c.end)
+		return all;
+	if (ip6->nexthdr == NEXTHDR_ROUTING) {
+		srh = (void *)(ip6 + 1);
+		if ((void *)(srh + 1) > c.end)
+			return all;
+		outer = sizeof(*ip6) + (srh->hdrlen + 1) * 8;
+		c.pos += outer;
+	}
+	longest = outer + train_headers(c) + skb->gso_size;
+	return longest < all ? longest : all;
+}

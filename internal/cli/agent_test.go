@@ -125,6 +125,7 @@ func TestGetShowsTablesAndJSON(t *testing.T) {
 			{Name: "r1-r2", Role: model.RoleCore, Datapath: model.DatapathXDP, TC: true, XDP: true},
 		}},
 		agent.Counters{Version: 1, Node: "r1", Counts: dataplane.Counts{
+			Errors: dataplane.ErrorCount{TooBig: 3, TimeExceeded: 2, Parameter: 1, Suppressed: 40, Unanswerable: 500},
 			Refusals: []dataplane.RefusalCount{
 				{Reason: abi.ReasonUnproven, Text: abi.ReasonUnproven.Text(), Dropped: 7},
 				{Reason: abi.ReasonProof, Text: abi.ReasonProof.Text(), Dropped: 12345, Reported: 1},
@@ -134,6 +135,15 @@ func TestGetShowsTablesAndJSON(t *testing.T) {
 				{Role: dataplane.RoleEndpoint, Chain: "web", Direction: model.Reverse, Path: 2, Function: "fw", Packets: 9, Frames: 9, Bytes: 99},
 			},
 		}}, nil)
+	if got, _, code := runMain(t, "get", "errors", "--socket", socket); code != 0 || got != `ERROR                     PACKETS
+packet too big                  3
+time exceeded                   2
+parameter problem               1
+not sent: rate limit           40
+not sent: nobody to tell      500
+` {
+		t.Errorf("get errors: exit code %d:\n%s", code, got)
+	}
 	for _, c := range []struct{ noun, want string }{
 		{"refusals", `
 REASON    DROPPED  REPORTED  WHAT THE PACKET WAS LIKE

@@ -22,6 +22,7 @@ func NewGetCommand() *cobra.Command {
 	}
 	cmd.AddCommand(
 		newGetCommand("refusals", "Packets refused, by reason", renderRefusals),
+		newGetCommand("errors", "ICMP errors that refused packets were answered with", renderErrors),
 		newGetCommand("paths", "Packets stamped and verified, by path", renderPaths),
 		newGetCommand("functions", "Packets through functions that know nothing of SRv6, by function", renderFunctions),
 		newGetCommand("interfaces", "What is attached to which interface", renderInterfaces),
@@ -65,6 +66,24 @@ func renderRefusals(cmd *cobra.Command, c *agent.Client, asJSON bool) error {
 		for _, r := range v.Refusals {
 			row(r.Reason, r.Dropped, r.Reported, r.Text)
 		}
+	})
+}
+
+func renderErrors(cmd *cobra.Command, c *agent.Client, asJSON bool) error {
+	v, err := c.Counters(cmd.Context())
+	if err != nil {
+		return err
+	}
+	if asJSON {
+		return writeJSON(cmd.OutOrStdout(), versioned{"node": v.Node, "errors": v.Errors})
+	}
+	return writeTable(cmd.OutOrStdout(), func(row func(...any)) {
+		row("ERROR", "PACKETS")
+		row("packet too big", v.Errors.TooBig)
+		row("time exceeded", v.Errors.TimeExceeded)
+		row("parameter problem", v.Errors.Parameter)
+		row("not sent: rate limit", v.Errors.Suppressed)
+		row("not sent: nobody to tell", v.Errors.Unanswerable)
 	})
 }
 

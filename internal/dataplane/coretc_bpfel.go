@@ -40,6 +40,9 @@ type coreTCWsConfig struct {
 	LocatorMask    uint64
 	NexthopTtl     uint64
 	FingerprintKey [2]uint64
+	Address        [2]uint64
+	IcmpIntervalNs uint64
+	IcmpBurstNs    uint64
 }
 
 type coreTCWsCopies struct {
@@ -76,6 +79,17 @@ type coreTCWsEgressKey struct {
 	Path  uint32
 	Epoch uint8
 	Pad   [3]uint8
+}
+
+type coreTCWsErrors struct {
+	_            structs.HostLayout
+	DueNs        uint64
+	DueTooBigNs  uint64
+	TooBig       uint64
+	TimeExceeded uint64
+	Parameter    uint64
+	Suppressed   uint64
+	Unanswerable uint64
 }
 
 type coreTCWsEvent struct {
@@ -261,10 +275,12 @@ type coreTCWsStats struct {
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
+	coreTCMapWsBench      = "ws_bench"
 	coreTCMapWsCache      = "ws_cache"
 	coreTCMapWsCopies     = "ws_copies"
 	coreTCMapWsCounters   = "ws_counters"
 	coreTCMapWsEgresses   = "ws_egresses"
+	coreTCMapWsErrors     = "ws_errors"
 	coreTCMapWsEvents     = "ws_events"
 	coreTCMapWsExits      = "ws_exits"
 	coreTCMapWsGuardDst   = "ws_guard_dst"
@@ -339,10 +355,12 @@ type coreTCProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type coreTCMapSpecs struct {
+	WsBench      *ebpf.MapSpec `ebpf:"ws_bench"`
 	WsCache      *ebpf.MapSpec `ebpf:"ws_cache"`
 	WsCopies     *ebpf.MapSpec `ebpf:"ws_copies"`
 	WsCounters   *ebpf.MapSpec `ebpf:"ws_counters"`
 	WsEgresses   *ebpf.MapSpec `ebpf:"ws_egresses"`
+	WsErrors     *ebpf.MapSpec `ebpf:"ws_errors"`
 	WsEvents     *ebpf.MapSpec `ebpf:"ws_events"`
 	WsExits      *ebpf.MapSpec `ebpf:"ws_exits"`
 	WsGuardDst   *ebpf.MapSpec `ebpf:"ws_guard_dst"`
@@ -393,10 +411,12 @@ func (o *coreTCObjects) Close() error {
 //
 // It can be passed to loadCoreTCObjects or ebpf.CollectionSpec.LoadAndAssign.
 type coreTCMaps struct {
+	WsBench      *ebpf.Map `ebpf:"ws_bench"`
 	WsCache      *ebpf.Map `ebpf:"ws_cache"`
 	WsCopies     *ebpf.Map `ebpf:"ws_copies"`
 	WsCounters   *ebpf.Map `ebpf:"ws_counters"`
 	WsEgresses   *ebpf.Map `ebpf:"ws_egresses"`
+	WsErrors     *ebpf.Map `ebpf:"ws_errors"`
 	WsEvents     *ebpf.Map `ebpf:"ws_events"`
 	WsExits      *ebpf.Map `ebpf:"ws_exits"`
 	WsGuardDst   *ebpf.Map `ebpf:"ws_guard_dst"`
@@ -422,10 +442,12 @@ type coreTCMaps struct {
 
 func (m *coreTCMaps) Close() error {
 	return _CoreTCClose(
+		m.WsBench,
 		m.WsCache,
 		m.WsCopies,
 		m.WsCounters,
 		m.WsEgresses,
+		m.WsErrors,
 		m.WsEvents,
 		m.WsExits,
 		m.WsGuardDst,

@@ -16,10 +16,12 @@ import (
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
+	coreXDPMapWsBench      = "ws_bench"
 	coreXDPMapWsCache      = "ws_cache"
 	coreXDPMapWsCopies     = "ws_copies"
 	coreXDPMapWsCounters   = "ws_counters"
 	coreXDPMapWsEgresses   = "ws_egresses"
+	coreXDPMapWsErrors     = "ws_errors"
 	coreXDPMapWsEvents     = "ws_events"
 	coreXDPMapWsExits      = "ws_exits"
 	coreXDPMapWsGuardDst   = "ws_guard_dst"
@@ -94,10 +96,12 @@ type coreXDPProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type coreXDPMapSpecs struct {
+	WsBench      *ebpf.MapSpec `ebpf:"ws_bench"`
 	WsCache      *ebpf.MapSpec `ebpf:"ws_cache"`
 	WsCopies     *ebpf.MapSpec `ebpf:"ws_copies"`
 	WsCounters   *ebpf.MapSpec `ebpf:"ws_counters"`
 	WsEgresses   *ebpf.MapSpec `ebpf:"ws_egresses"`
+	WsErrors     *ebpf.MapSpec `ebpf:"ws_errors"`
 	WsEvents     *ebpf.MapSpec `ebpf:"ws_events"`
 	WsExits      *ebpf.MapSpec `ebpf:"ws_exits"`
 	WsGuardDst   *ebpf.MapSpec `ebpf:"ws_guard_dst"`
@@ -148,10 +152,12 @@ func (o *coreXDPObjects) Close() error {
 //
 // It can be passed to loadCoreXDPObjects or ebpf.CollectionSpec.LoadAndAssign.
 type coreXDPMaps struct {
+	WsBench      *ebpf.Map `ebpf:"ws_bench"`
 	WsCache      *ebpf.Map `ebpf:"ws_cache"`
 	WsCopies     *ebpf.Map `ebpf:"ws_copies"`
 	WsCounters   *ebpf.Map `ebpf:"ws_counters"`
 	WsEgresses   *ebpf.Map `ebpf:"ws_egresses"`
+	WsErrors     *ebpf.Map `ebpf:"ws_errors"`
 	WsEvents     *ebpf.Map `ebpf:"ws_events"`
 	WsExits      *ebpf.Map `ebpf:"ws_exits"`
 	WsGuardDst   *ebpf.Map `ebpf:"ws_guard_dst"`
@@ -177,10 +183,12 @@ type coreXDPMaps struct {
 
 func (m *coreXDPMaps) Close() error {
 	return _CoreXDPClose(
+		m.WsBench,
 		m.WsCache,
 		m.WsCopies,
 		m.WsCounters,
 		m.WsEgresses,
+		m.WsErrors,
 		m.WsEvents,
 		m.WsExits,
 		m.WsGuardDst,

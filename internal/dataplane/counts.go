@@ -14,6 +14,17 @@ type Counts struct {
 	Refusals  []RefusalCount  `json:"refusals"`  // by reason; those that occurred
 	Paths     []PathCount     `json:"paths"`     // in the plan's order
 	Functions []FunctionCount `json:"functions"` // that have a proxy, in the plan's order
+	Errors    ErrorCount      `json:"errors"`
+}
+
+// ErrorCount counts the ICMP errors that refused packets were answered with.
+// Each of those is counted as a refusal too.
+type ErrorCount struct {
+	TooBig       uint64 `json:"too_big"`
+	TimeExceeded uint64 `json:"time_exceeded"`
+	Parameter    uint64 `json:"parameter_problem"`
+	Suppressed   uint64 `json:"suppressed"`   // not sent: more than the rate allows
+	Unanswerable uint64 `json:"unanswerable"` // not sent: nobody may be, or can be, told
 }
 
 // RefusalCount counts the packets refused for one reason.
@@ -58,6 +69,9 @@ func (d *Dataplane) Counters() (_ Counts, err error) {
 	if err := d.gen.readRefusals(&out); err != nil {
 		return Counts{}, err
 	}
+	if err := d.gen.readErrors(&out.Errors); err != nil {
+		return Counts{}, err
+	}
 	if d.node == nil {
 		return out, nil
 	}
@@ -83,6 +97,21 @@ func (g *generation) readRefusals(out *Counts) error {
 		if c.Dropped+c.Reported > 0 {
 			out.Refusals = append(out.Refusals, c)
 		}
+	}
+	return nil
+}
+
+func (g *generation) readErrors(out *ErrorCount) error {
+	var each []errorCount
+	if err := g.maps[tableErrors].Lookup(uint32(0), &each); err != nil {
+		return fmt.Errorf("read map %s: %w", tableErrors, err)
+	}
+	for _, e := range each {
+		out.TooBig += e.TooBig
+		out.TimeExceeded += e.TimeExceeded
+		out.Parameter += e.Parameter
+		out.Suppressed += e.Suppressed
+		out.Unanswerable += e.Unanswerable
 	}
 	return nil
 }

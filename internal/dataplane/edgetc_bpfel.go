@@ -16,10 +16,12 @@ import (
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
+	edgeTCMapWsBench      = "ws_bench"
 	edgeTCMapWsCache      = "ws_cache"
 	edgeTCMapWsCopies     = "ws_copies"
 	edgeTCMapWsCounters   = "ws_counters"
 	edgeTCMapWsEgresses   = "ws_egresses"
+	edgeTCMapWsErrors     = "ws_errors"
 	edgeTCMapWsEvents     = "ws_events"
 	edgeTCMapWsExits      = "ws_exits"
 	edgeTCMapWsGuardDst   = "ws_guard_dst"
@@ -94,10 +96,12 @@ type edgeTCProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type edgeTCMapSpecs struct {
+	WsBench      *ebpf.MapSpec `ebpf:"ws_bench"`
 	WsCache      *ebpf.MapSpec `ebpf:"ws_cache"`
 	WsCopies     *ebpf.MapSpec `ebpf:"ws_copies"`
 	WsCounters   *ebpf.MapSpec `ebpf:"ws_counters"`
 	WsEgresses   *ebpf.MapSpec `ebpf:"ws_egresses"`
+	WsErrors     *ebpf.MapSpec `ebpf:"ws_errors"`
 	WsEvents     *ebpf.MapSpec `ebpf:"ws_events"`
 	WsExits      *ebpf.MapSpec `ebpf:"ws_exits"`
 	WsGuardDst   *ebpf.MapSpec `ebpf:"ws_guard_dst"`
@@ -148,10 +152,12 @@ func (o *edgeTCObjects) Close() error {
 //
 // It can be passed to loadEdgeTCObjects or ebpf.CollectionSpec.LoadAndAssign.
 type edgeTCMaps struct {
+	WsBench      *ebpf.Map `ebpf:"ws_bench"`
 	WsCache      *ebpf.Map `ebpf:"ws_cache"`
 	WsCopies     *ebpf.Map `ebpf:"ws_copies"`
 	WsCounters   *ebpf.Map `ebpf:"ws_counters"`
 	WsEgresses   *ebpf.Map `ebpf:"ws_egresses"`
+	WsErrors     *ebpf.Map `ebpf:"ws_errors"`
 	WsEvents     *ebpf.Map `ebpf:"ws_events"`
 	WsExits      *ebpf.Map `ebpf:"ws_exits"`
 	WsGuardDst   *ebpf.Map `ebpf:"ws_guard_dst"`
@@ -177,10 +183,12 @@ type edgeTCMaps struct {
 
 func (m *edgeTCMaps) Close() error {
 	return _EdgeTCClose(
+		m.WsBench,
 		m.WsCache,
 		m.WsCopies,
 		m.WsCounters,
 		m.WsEgresses,
+		m.WsErrors,
 		m.WsEvents,
 		m.WsExits,
 		m.WsGuardDst,

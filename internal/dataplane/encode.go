@@ -18,6 +18,13 @@ import (
 // this is less than the second that a change of routes may take to be seen.
 const nexthopTTL = 90
 
+// ICMP errors of one CPU: so many a second in the long run, and so many at once.
+// What tells of sizes is counted apart from the rest.
+const (
+	errorsPerSecond = 1000
+	errorsAtOnce    = 100
+)
+
 // outerHopLimit is what the outer header leaves the headend with.
 const outerHopLimit = 64
 
@@ -25,6 +32,12 @@ const outerHopLimit = 64
 func upper(a netip.Addr) uint64 {
 	b := a.As16()
 	return binary.NativeEndian.Uint64(b[:8])
+}
+
+// words are the two halves of a, each as __be64.
+func words(a netip.Addr) [2]uint64 {
+	b := a.As16()
+	return [2]uint64{binary.NativeEndian.Uint64(b[:8]), binary.NativeEndian.Uint64(b[8:])}
 }
 
 // upperMask is the mask of a prefix over the upper 64 bits, as __be64.
@@ -47,7 +60,14 @@ func encodeConfig(n plan.Node) (wsConfig, error) {
 	if !n.Block.Contains(n.Locator.Addr()) || n.Locator.Bits() < n.Block.Bits() {
 		return wsConfig{}, fmt.Errorf("locator %s of node %s is not in the block %s", n.Locator, n.Name, n.Block)
 	}
+	if !n.Address.Is6() || n.Address.Is4In6() {
+		return wsConfig{}, fmt.Errorf("address %s of node %s is not an IPv6 address", n.Address, n.Name)
+	}
 	return wsConfig{
+		Address:        words(n.Address),
+		IcmpIntervalNs: 1e9 / errorsPerSecond,
+		IcmpBurstNs:    1e9 / errorsPerSecond * errorsAtOnce,
+
 		Block:       upper(n.Block.Masked().Addr()),
 		BlockMask:   upperMask(n.Block.Bits()),
 		Locator:     upper(n.Locator.Masked().Addr()),

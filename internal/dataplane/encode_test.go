@@ -36,7 +36,8 @@ func TestKeysLieInMemoryAsTheProgramsReadThem(t *testing.T) {
 		t.Fatal(err)
 	}
 	wantBytes(t, "configuration", cfg,
-		"fc00000000000000 ffffffffffff0000 fc00000000000100 ffffffffffffff00 5a00000000000000 0000000000000000 0000000000000000")
+		"fc00000000000000 ffffffffffff0000 fc00000000000100 ffffffffffffff00 5a00000000000000 0000000000000000 0000000000000000"+
+			"fc00000100000000 0000000000000001 40420f0000000000 00e1f50500000000")
 }
 
 func TestShareHoldsWhatItsSchemeNeedsAndNoMore(t *testing.T) {

@@ -44,7 +44,7 @@ const (
 
 // observed are the maps that only report: a new generation takes them over,
 // where they fit, so that counters and events go on.
-var observed = []table{tableStats, tableProxyStats, tableRefusals, tableEvents}
+var observed = []table{tableStats, tableProxyStats, tableRefusals, tableErrors, tableEvents}
 
 // identity says what a generation was made of. Two with the same objects share
 // the layout of their maps, two that are the same can be told by nothing but
@@ -55,6 +55,7 @@ type identity struct {
 }
 
 func identityOf(cfg wsConfig) identity {
+	cfg.FingerprintKey = [2]uint64{} // drawn anew for every generation
 	obj := sha256.New()
 	for _, o := range objects {
 		sum := sha256.Sum256(*o.elf)
@@ -62,7 +63,7 @@ func identityOf(cfg wsConfig) identity {
 	}
 	return identity{
 		objects: hex.EncodeToString(obj.Sum(nil)[:8]),
-		config:  hex.EncodeToString(sha256Of(fmt.Sprintf("%x %x %x %x %d", cfg.Block, cfg.BlockMask, cfg.Locator, cfg.LocatorMask, cfg.NexthopTtl))[:4]),
+		config:  hex.EncodeToString(sha256Of(fmt.Sprintf("%+v", cfg))[:4]),
 	}
 }
 

@@ -16,10 +16,12 @@ import (
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
+	outTCMapWsBench      = "ws_bench"
 	outTCMapWsCache      = "ws_cache"
 	outTCMapWsCopies     = "ws_copies"
 	outTCMapWsCounters   = "ws_counters"
 	outTCMapWsEgresses   = "ws_egresses"
+	outTCMapWsErrors     = "ws_errors"
 	outTCMapWsEvents     = "ws_events"
 	outTCMapWsExits      = "ws_exits"
 	outTCMapWsGuardDst   = "ws_guard_dst"
@@ -94,10 +96,12 @@ type outTCProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type outTCMapSpecs struct {
+	WsBench      *ebpf.MapSpec `ebpf:"ws_bench"`
 	WsCache      *ebpf.MapSpec `ebpf:"ws_cache"`
 	WsCopies     *ebpf.MapSpec `ebpf:"ws_copies"`
 	WsCounters   *ebpf.MapSpec `ebpf:"ws_counters"`
 	WsEgresses   *ebpf.MapSpec `ebpf:"ws_egresses"`
+	WsErrors     *ebpf.MapSpec `ebpf:"ws_errors"`
 	WsEvents     *ebpf.MapSpec `ebpf:"ws_events"`
 	WsExits      *ebpf.MapSpec `ebpf:"ws_exits"`
 	WsGuardDst   *ebpf.MapSpec `ebpf:"ws_guard_dst"`
@@ -148,10 +152,12 @@ func (o *outTCObjects) Close() error {
 //
 // It can be passed to loadOutTCObjects or ebpf.CollectionSpec.LoadAndAssign.
 type outTCMaps struct {
+	WsBench      *ebpf.Map `ebpf:"ws_bench"`
 	WsCache      *ebpf.Map `ebpf:"ws_cache"`
 	WsCopies     *ebpf.Map `ebpf:"ws_copies"`
 	WsCounters   *ebpf.Map `ebpf:"ws_counters"`
 	WsEgresses   *ebpf.Map `ebpf:"ws_egresses"`
+	WsErrors     *ebpf.Map `ebpf:"ws_errors"`
 	WsEvents     *ebpf.Map `ebpf:"ws_events"`
 	WsExits      *ebpf.Map `ebpf:"ws_exits"`
 	WsGuardDst   *ebpf.Map `ebpf:"ws_guard_dst"`
@@ -177,10 +183,12 @@ type outTCMaps struct {
 
 func (m *outTCMaps) Close() error {
 	return _OutTCClose(
+		m.WsBench,
 		m.WsCache,
 		m.WsCopies,
 		m.WsCounters,
 		m.WsEgresses,
+		m.WsErrors,
 		m.WsEvents,
 		m.WsExits,
 		m.WsGuardDst,

@@ -490,7 +490,7 @@ func TestProgramsDoWhatTheOracleSays(t *testing.T) {
 			}
 		})
 	}
-	t.Logf("%d packets in %d worlds in %s; XDP finished %d; verdicts %v; reasons %v", done.packets, done.worlds, time.Since(start).Round(time.Millisecond), done.xdp, done.verdicts, done.reasons)
+	t.Logf("%d packets in %d worlds in %s; XDP finished %d; %d answered; verdicts %v; reasons %v", done.packets, done.worlds, time.Since(start).Round(time.Millisecond), done.xdp, done.answered, done.verdicts, done.reasons)
 	done.judge(t)
 }
 
@@ -508,6 +508,7 @@ func keepNoFailFiles(t *testing.T) {
 // fuzzCount shows that the packets were good for something.
 type fuzzCount struct {
 	packets, worlds, xdp int
+	answered             int // by an ICMP error
 	verdicts             map[oracle.Verdict]int
 	reasons              map[oracle.Reason]int
 }
@@ -536,6 +537,9 @@ func (w fuzzWorld) run(rigs []*rig, frames []fuzzFrame, done *fuzzCount) error {
 				done.packets++
 				done.verdicts[s.want.Verdict]++
 				done.reasons[s.want.Reason]++
+				if s.want.Error != nil {
+					done.answered++
+				}
 				if s.took {
 					done.xdp++
 				}
@@ -572,6 +576,9 @@ func (c fuzzCount) judge(t *testing.T) {
 		if c.verdicts[v] < c.packets/1000 {
 			t.Errorf("only %d of %d packets came to %s", c.verdicts[v], c.packets, v)
 		}
+	}
+	if c.answered < c.packets/50 {
+		t.Errorf("only %d of %d packets were answered by an ICMP error", c.answered, c.packets)
 	}
 	if c.xdp < c.packets/20 {
 		t.Errorf("XDP finished only %d of %d packets", c.xdp, c.packets)

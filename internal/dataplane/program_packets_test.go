@@ -129,6 +129,9 @@ func (s *scapyRigs) packet(t *testing.T, p packets.Packet) {
 	if got.want.Verdict.String() != string(p.Verdict) || string(got.want.Reason) != p.Reason {
 		t.Errorf("%s: %s %s, want %s %s", p.Note, got.want.Verdict, got.want.Reason, p.Verdict, p.Reason)
 	}
+	if p.File == packets.Errors && !bytes.Equal(got.want.Error, p.Error) {
+		t.Errorf("%s: its source is told\n%x\nwant\n%x", p.Note, got.want.Error, p.Error)
+	}
 	if p.Verdict == packets.Forward {
 		sent := got.tc.b[srv6.EthernetLen:]
 		if got.want.Encapsulated {
@@ -166,8 +169,12 @@ func (s *scapyRigs) packet(t *testing.T, p packets.Packet) {
 // checkEvent: the record has the reason and the packet as it was then.
 func checkEvent(r *rig, f frame, got seen, e record) error {
 	packet := got.tc.b
-	if e.Reported != 0 {
+	const quote = srv6.IPv6Len + 8
+	switch {
+	case e.Reported != 0 || got.want.Error != nil && len(got.want.Visits) == 0:
 		packet = f.b // before anything was done to it
+	case got.want.Error != nil:
+		packet = slices.Concat(f.b[:srv6.EthernetLen], got.want.Error[quote:])
 	}
 	port := r.ports[f.port]
 	if e.Hook == uint8(abi.HookXDP) {

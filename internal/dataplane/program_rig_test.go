@@ -73,6 +73,7 @@ type rigSpec struct {
 	block, locator netip.Prefix
 	address        netip.Addr
 	own            []netip.Addr // beside the address, of both versions
+	errors         [2]uint64    // interval and burst of ICMP errors, in nanoseconds; 0: as many as there are
 	moved          []netip.Addr // told to be the node's own, as they were before nobody was there to see
 	routes         []rigRoute
 }
@@ -234,10 +235,11 @@ func (r *rig) network() error {
 
 // load loads all programs, as an agent does.
 func (r *rig) load() error {
-	cfg, err := encodeConfig(plan.Node{Name: r.spec.name, Block: r.spec.block, Locator: r.spec.locator})
+	cfg, err := encodeConfig(plan.Node{Name: r.spec.name, Block: r.spec.block, Locator: r.spec.locator, Address: r.spec.address})
 	if err != nil {
 		return err
 	}
+	cfg.IcmpIntervalNs, cfg.IcmpBurstNs = r.spec.errors[0], r.spec.errors[1]
 	cfg.NexthopTtl = 1 << 40 // what TC learned must still count when XDP's turn comes
 	types := btf.NewCache()
 	for _, o := range objects {
@@ -549,10 +551,6 @@ func (r *rig) expect(f frame) (want oracle.Result, passes bool) {
 	if f.gsoSize != 0 {
 		a.Frames = max(2, f.frames(srv6.EthernetLen)) // with 1 Longest would not count
 		a.Longest = f.longest()
-		n.Route = func(to netip.Addr) (int, bool) { // its MTU is the device's, and for what goes out
-			_, ok := r.route(to)
-			return 0, ok
-		}
 	}
 	want = n.Process(a)
 	if want.Reason == oracle.Unproven && r.neverForwarded(f.b) {
@@ -618,7 +616,11 @@ func innerHeaders(b []byte) int {
 // longest is the length of the longest of them, without headers of ours.
 func (f frame) longest() int {
 	b := f.b[min(len(f.b), srv6.EthernetLen):]
-	return min(innerHeaders(b)+int(f.gsoSize), len(b))
+	outer := 0
+	if f.port == portCore && len(b) >= srv6.IPv6Len+srv6.SRHLen && b[6] == srv6.NextHeaderRoute {
+		outer = srv6.IPv6Len + 8 + 8*int(b[srv6.IPv6Len+1])
+	}
+	return min(outer+innerHeaders(b[min(outer, len(b)):])+int(f.gsoSize), len(b))
 }
 
 // wantMoved is what must be counted, and nothing else.
@@ -766,11 +768,16 @@ func checkTC(f frame, want oracle.Result, got outcome, labels *oracle.Labels) er
 	verdict := map[oracle.Verdict]uint32{
 		oracle.Pass: tcPass, oracle.Deliver: tcPass, oracle.Drop: tcDrop, oracle.Forward: tcRedirect,
 	}[want.Verdict]
+	if want.Error != nil {
+		verdict = tcRedirect
+	}
 	if got.verdict != verdict {
 		return fmt.Errorf("verdict %d, want %d", int32(got.verdict), int32(verdict))
 	}
 	wantBytes := f.b
 	switch {
+	case want.Error != nil:
+		wantBytes = slices.Concat(f.b[:srv6.EthernetLen], want.Error)
 	case want.Packet != nil:
 		wantBytes = slices.Concat(f.b[:srv6.EthernetLen], want.Packet)
 	case len(want.Visits) > 0 || want.Reason == "PUSH_FAILED" || want.Reason == "STRIP_FAILED":

@@ -62,6 +62,7 @@ const (
 	tableCopies     table = "ws_copies"
 	tableSlots      table = "ws_slots"
 	tableRefusals   table = "ws_refusals"
+	tableErrors     table = "ws_errors"
 	tableEvents     table = "ws_events"
 )
 

@@ -27,6 +27,8 @@ type (
 	cacheKey  = coreTCWsCacheKey
 	cached    = coreTCWsCached
 	record    = coreTCWsEvent
+
+	errorCount = coreTCWsErrors
 )
 
 // share is struct ws_share, which bpf2go writes out where it is used.

@@ -23,6 +23,8 @@ packet:
     expect: pass, forward, deliver, or drop REASON
     report: reasons that are reported while the packet goes on
     frame:  the bytes, from the Ethernet header
+    error:  for drop, in errors.txt: the ICMP error that its source is told by,
+            from the IPv6 header
     out:    for forward: what is sent, from the IPv6 header; a headend's flow
             label is zero here, and anything but zero on the wire
 """
@@ -33,7 +35,10 @@ import os
 import struct
 
 from scapy.layers.inet import TCP, UDP, ICMP, IP, IPOption_NOP
-from scapy.layers.inet6 import (IPv6, ICMPv6EchoRequest, ICMPv6ND_NS,
+from scapy.layers.inet6 import (IPv6, ICMPv6DestUnreach, ICMPv6EchoRequest,
+                                ICMPv6ND_NS, ICMPv6ND_Redirect,
+                                ICMPv6PacketTooBig, ICMPv6ParamProblem,
+                                ICMPv6TimeExceeded,
                                 IPv6ExtHdrSegmentRouting,
                                 IPv6ExtHdrDestOpt, IPv6ExtHdrFragment,
                                 IPv6ExtHdrHopByHop,
@@ -360,7 +365,7 @@ class File:
 
     def add(self, name, packet, note, node="r2", port="core",
             expect="forward", report=None, out=None, frame=None, counter=None,
-            frames=None, **kw):
+            frames=None, error=None, **kw):
         b = ["name: " + name, "note: " + note, "node: " + node,
              "port: " + port]
         if counter is not None:
@@ -374,6 +379,8 @@ class File:
         assert (expect == "forward") == (out is not None), name
         if out is not None:
             b.append(lines("out", out))
+        if error is not None:
+            b.append(lines("error", error))
         self.blocks.append("\n".join(b))
 
     def drop(self, name, reason, packet, note, **kw):
@@ -1178,6 +1185,105 @@ def edge():
     return f
 
 
+def told(node, about, what):
+    """The error that node tells the source of about."""
+    fr = next(n["address"] for n in NODES if n["name"] == node)
+    to = IPv6(about[:40]).src
+    return bytes(IPv6(src=fr, dst=to, hlim=64) / what /
+                 Raw(about[:1280 - 48]))
+
+
+def errors():
+    f = File("errors", "What the source of a refused packet is told, or not.")
+    exceeded, field, upper = (
+        lambda: ICMPv6TimeExceeded(code=0),
+        lambda at: ICMPv6ParamProblem(code=0, ptr=at),
+        lambda at: ICMPv6ParamProblem(code=4, ptr=at))
+
+    def tell(name, reason, packet, note, what, node="r2", about=None, **kw):
+        f.drop("error-" + name, reason, packet, note, node=node,
+               error=told(node, about or packet, what), **kw)
+
+    def silent(name, reason, packet, note, **kw):
+        f.drop("no-error-" + name, reason, packet, note, **kw)
+
+    long = inner(what=UDP(sport=4242, dport=53) / Raw(bytes(range(256)) * 5))
+    tell("hop-limit", "HOP_LIMIT", carried(web, 1, hlim=1),
+         "RFC 8754 4.3.1.1", exceeded())
+    tell("hop-limit-long", "HOP_LIMIT", carried(web, 1, hlim=0, carries=long),
+         "as much of the packet as 1280 bytes hold", exceeded())
+    tell("hop-limit-odd", "HOP_LIMIT", carried(web, 1, hlim=1, carries=inner(
+        what=UDP(sport=1, dport=2) / Raw(b"odd"))),
+         "an odd number of bytes", exceeded())
+    tell("segments-left", "SRH_SEGMENTS_LEFT", carried(web, 1, sl=4),
+         "points at Segments Left", field(43))
+    tell("last-entry", "SRH_LAST_ENTRY", carried(web, 1, last_entry=5),
+         "points at Segments Left", field(43))
+    tell("tlv-overrun", "TLV_OVERRUN", carried(
+        web, 1, tlvs=bytes([252, 23]) + bytes(22)),
+         "points at Hdr Ext Len", field(41))
+    tell("no-srh", "NO_SRH", bytes(IPv6(
+        src="fc00:1::1", dst=web.sid(1), fl=0xabcde) / UDP(sport=1, dport=2)),
+         "RFC 8986 4.1.1: points at the upper layer", upper(40))
+    tell("upper-layer", "UPPER_LAYER", carried(web, 1, sl=0),
+         "RFC 8986 4.1.1: points at the upper layer", upper(40 + 8 + 48 + 24))
+    tell("segments-remain", "SEGMENTS_REMAIN", carried(web, 3, sl=1),
+         "RFC 8986 4.8 S02: points at Segments Left", field(43), node="r6")
+    tell("inner-protocol", "INNER_PROTOCOL", carried(web, 3, nh=59),
+         "RFC 8986 4.8 S05: points at the upper layer",
+         upper(40 + 8 + 48 + 24), node="r6")
+    tell("inner-hop-limit", "INNER_HOP_LIMIT", carried(
+        web, 3, carries=inner(hlim=1)), "about the inner packet, to its "
+        "source", exceeded(), node="r6", about=inner(hlim=1))
+    at = {"node": "r1", "port": "edge"}
+    tell("edge-hop-limit", "EDGE_HOP_LIMIT", inner(hlim=1),
+         "as any router", exceeded(), counter=7, **at)
+    echo = inner(hlim=1, what=ICMPv6EchoRequest(id=1, seq=2, data=b"abc"))
+    tell("about-echo", "EDGE_HOP_LIMIT", echo, "an echo request is no error",
+         exceeded(), counter=7, **at)
+    fragment = bytes(IPv6(src=H1, dst=H2, hlim=1, fl=0x12345) /
+                     IPv6ExtHdrFragment(nh=17, offset=0, m=1, id=77) /
+                     Raw(bytes(24)))
+    tell("about-fragment", "EDGE_HOP_LIMIT", fragment, "a first fragment",
+         exceeded(), counter=7, **at)
+    for size, name in ((1301, "just"), (3000, "far")):
+        big = bytes(IPv6(src=H1, dst=host(direct), hlim=63, nh=59) /
+                    Raw(bytes(size - 40)))
+        tell("chain-mtu-" + name, "CHAIN_MTU", big,
+             "%d bytes for a chain that takes 1300" % size,
+             ICMPv6PacketTooBig(mtu=1300), counter=7, **at)
+
+    lost = inner(hlim=1, what=ICMPv6DestUnreach() / Raw(inner()))
+    silent("about-error", "EDGE_HOP_LIMIT", lost, "RFC 4443 2.4 e.1",
+           counter=7, **at)
+    silent("about-redirect", "EDGE_HOP_LIMIT", inner(
+        hlim=1, what=ICMPv6ND_Redirect()), "RFC 4443 2.4 e.2",
+        counter=7, **at)
+    silent("about-hidden-error", "EDGE_HOP_LIMIT", bytes(
+        IPv6(src=H1, dst=H2, hlim=1) / IPv6ExtHdrDestOpt() /
+        IPv6ExtHdrHopByHop() / ICMPv6DestUnreach()),
+        "behind options", counter=7, **at)
+    silent("about-fragmented-error", "EDGE_HOP_LIMIT", bytes(
+        IPv6(src=H1, dst=H2, hlim=1) /
+        IPv6ExtHdrFragment(nh=58, offset=4, m=0, id=77) / Raw(bytes(24))),
+        "what kind of ICMPv6 it is cannot be told", counter=7, **at)
+    silent("from-nobody", "HOP_LIMIT", carried(
+        web, 1, hlim=1)[:8] + bytes(16) + carried(web, 1, hlim=1)[24:],
+        "RFC 4443 2.4 e.6: the unspecified address")
+    silent("from-many", "HOP_LIMIT", carried(web, 1, hlim=1)[:8] +
+           bytes.fromhex("ff0e" + "00" * 13 + "01") +
+           carried(web, 1, hlim=1)[24:], "a multicast source")
+    silent("from-link-local", "HOP_LIMIT", carried(web, 1, hlim=1)[:8] +
+           bytes.fromhex("fe80" + "00" * 13 + "01") +
+           carried(web, 1, hlim=1)[24:], "it stays on its link")
+    silent("from-a-sid", "HOP_LIMIT", carried(web, 1, hlim=1)[:8] +
+           carried(web, 3)[24:40] + carried(web, 1, hlim=1)[24:],
+           "nobody sends from a SID")
+    silent("proof", "PROOF", carried(web, 3, values=(1, 2)),
+           "who forges is told nothing", node="r6")
+    return f
+
+
 def main():
     with open(os.path.join(HERE, "world.json"), "w") as f:
         json.dump({"comment": "Made by make_packets.py; do not edit.",
@@ -1187,7 +1293,8 @@ def main():
                    "paths": [p.world() for p in PATHS]}, f, indent=1)
         f.write("\n")
     seen = set()
-    for f in (good(), flows(), tlvs(), headers(), proofs(), inners(), core(), edge()):
+    for f in (good(), flows(), tlvs(), headers(), proofs(), inners(), core(),
+              edge(), errors()):
         for b in f.blocks:
             name = b.split("\n")[0]
             assert name not in seen, name

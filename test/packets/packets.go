@@ -34,6 +34,9 @@ const (
 	Drop    Verdict = "drop"
 )
 
+// Errors is the file that says of every packet what its source is told.
+const Errors = "errors.txt"
+
 // Packet is one test packet.
 type Packet struct {
 	Name, Note, File string
@@ -47,6 +50,7 @@ type Packet struct {
 	Reports          []string // reasons that are reported while it goes on
 	Frame            []byte   // from the Ethernet header
 	Out              []byte   // from the IPv6 header; a headend's flow label is 0
+	Error            []byte   // that its source is told of a drop by, from the IPv6 header; see Errors
 }
 
 // All are all packets, by file and then as they stand there.
@@ -145,6 +149,8 @@ func parse(text string) ([]Packet, error) {
 			hexes = &p.Frame
 		case "out":
 			hexes = &p.Out
+		case "error":
+			hexes = &p.Error
 		default:
 			err = fmt.Errorf("key %q is not known", key)
 		}

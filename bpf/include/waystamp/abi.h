@@ -95,6 +95,9 @@ struct ws_config {
 	__be64 locator_mask;
 	__u64 nexthop_ttl; /* life of a remembered way out, in jiffies */
 	__u64 fingerprint_key[2]; /* SipHash key of the content cache; secret */
+	__be64 address[2]; /* the node's: ICMP errors come from it */
+	__u64 icmp_interval_ns; /* between two ICMP errors of a CPU, in the long run */
+	__u64 icmp_burst_ns; /* as many intervals as may be sent at once */
 };
 
 /* ws_node[0]. Zero, as the map is made: refuse. */
@@ -335,6 +338,20 @@ struct ws_proxy_stats {
 	__u64 tx_plain; /* of them, let go by ordinary routing */
 	__u64 expired; /* headers found too old */
 };
+
+/* ws_errors[0]: per CPU, the ICMP errors that refused packets were answered
+ * with.
+ */
+struct ws_errors {
+	__u64 due_ns; /* token bucket, as the time by which it is full again */
+	__u64 due_too_big_ns; /* that of those which tell of sizes */
+	__u64 too_big; /* sent */
+	__u64 time_exceeded;
+	__u64 parameter;
+	__u64 suppressed; /* not sent: too many */
+	__u64 unanswerable; /* not sent: RFC 4443 2.4 e, or no way to the sender */
+};
+_Static_assert(sizeof(struct ws_errors) == 56, "ws_errors is ABI");
 
 /* ws_refusals: per CPU, by reason. */
 struct ws_refusal {

@@ -83,6 +83,9 @@ type Result struct {
 	Reason   Reason   // of a Drop
 	Reported []Reason // violations that were counted and let go on
 	Packet   []byte   // from the IPv6 header; nil for Pass and Drop
+	// Error is the ICMP error that a dropped packet's sender is told by, from
+	// its IPv6 header on; nil: nothing is said.
+	Error []byte
 	// Encapsulated: this node wrote the outer header. Its flow label is zero
 	// in Packet, and anything but zero on the wire.
 	Encapsulated bool
@@ -232,11 +235,20 @@ func (p *packet) headend(h *plan.Headend) Result {
 	outer := srv6.IPv6Len + srv6.SRHLen + srv6.SegmentLen*len(h.Segments) + srv6.ProofLen
 	switch {
 	case inner.hopLimit() <= 1:
-		return p.drop(EdgeHopLimit)
+		return p.answer(EdgeHopLimit, 0, icmp{kind: icmpTimeExceeded})
 	case h.MTU != 0 && p.longest() > h.MTU:
-		return p.drop(ChainMTU)
+		return p.answer(ChainMTU, 0, icmp{kind: icmpTooBig, data: uint32(h.MTU)})
 	case outer-srv6.IPv6Len+len(p.b) > 0xffff:
 		return p.drop(TrainTooBig)
+	}
+	// What is too long for the way out is told before anything is done to it.
+	if first := h.Segments[0]; !p.node.Locator.Contains(first) {
+		mtu, ok := p.node.way(first, p.node.Address)
+		if ok && mtu != 0 && p.longest()+outer > mtu {
+			return p.answer(TooBig, 0, icmp{kind: icmpTooBig, data: uint32(max(0, mtu-outer))})
+		}
+	}
+	switch {
 	case frames > framesMax:
 		return p.drop(TrainTooLong)
 	case p.arrival.CPU >= int(h.Lanes):
@@ -297,11 +309,22 @@ func (p *packet) endpoint() (r Result, again bool) {
 		return p.drop(PayloadLength), false
 	}
 	srh, reason := checkSRH(ip)
-	if reason != "" {
+	const field, srhAt = 0, srv6.IPv6Len
+	switch reason {
+	case "":
+	case NoSRH:
+		return p.answer(reason, 0, icmp{icmpParameter, icmpCodeUpperLayer, srhAt}), false
+	case SRHLastEntry, SRHSegmentsLeft:
+		return p.answer(reason, 0, icmp{icmpParameter, field, srhAt + 3}), false
+	default:
 		return p.drop(reason), false
 	}
 	proof, reason := srh.findProof()
-	if reason != "" {
+	switch reason {
+	case "":
+	case TLVOverrun:
+		return p.answer(reason, 0, icmp{icmpParameter, field, srhAt + 1}), false
+	default:
 		return p.drop(reason), false
 	}
 	h, reason := p.node.find(ip.destination(), proof)
@@ -340,9 +363,9 @@ func (p *packet) endStamp(srh *header, proof srv6.Proof, binding pot.Binding, h 
 	left := srh.segmentsLeft()
 	switch {
 	case left == 0:
-		return p.drop(UpperLayer), false
+		return p.answer(UpperLayer, 0, icmp{icmpParameter, icmpCodeUpperLayer, uint32(srv6.IPv6Len + len(srh.b))}), false
 	case !p.counted && ip.hopLimit() <= 1:
-		return p.drop(HopLimit), false
+		return p.answer(HopLimit, 0, icmp{kind: icmpTimeExceeded}), false
 	case !p.node.Block.Contains(srh.segment(left - 1)):
 		return p.drop(SegmentOutside), false
 	}
@@ -367,7 +390,7 @@ func (p *packet) endStamp(srh *header, proof srv6.Proof, binding pot.Binding, h 
 // dt46 is End.DT46 (RFC 8986 4.8) behind the verdict.
 func (p *packet) dt46(srh *header, proof srv6.Proof, binding pot.Binding, e *plan.Egress) Result {
 	if srh.segmentsLeft() != 0 {
-		return p.drop(SegmentsRemain)
+		return p.answer(SegmentsRemain, 0, icmp{icmpParameter, 0, srv6.IPv6Len + 3})
 	}
 	if violation := judge(srh, proof, binding, e); violation != "" {
 		if e.OnViolation != model.OnViolationReport {
@@ -380,7 +403,7 @@ func (p *packet) dt46(srh *header, proof srv6.Proof, binding pot.Binding, e *pla
 	inner := ipv6(p.b[outer:])
 	switch {
 	case srh.b[0] != srv6.NextHeaderIPv6:
-		return p.drop(InnerProtocol)
+		return p.answer(InnerProtocol, 0, icmp{icmpParameter, icmpCodeUpperLayer, uint32(outer)})
 	case len(inner) < srv6.IPv6Len:
 		return p.drop(InnerTruncated)
 	case inner.version() != 6:
@@ -429,28 +452,43 @@ func judge(srh *header, proof srv6.Proof, binding pot.Binding, e *plan.Egress) R
 // counts here; an outer one's has been counted.
 func (p *packet) forward(noRoute Reason) Result {
 	ip := ipv6(p.b)
-	// A segment that is an address of the node is no way on, and what has a
-	// link-local or multicast address stays on its link.
-	if p.node.owns(ip.destination()) || unsteered(ip.destination()) || unsteered(ip.source()) {
-		return p.drop(noRoute)
-	}
-	mtu, ok := 0, true
-	if p.node.Route != nil {
-		mtu, ok = p.node.Route(ip.destination())
-	}
+	mtu, ok := p.node.way(ip.destination(), ip.source())
 	if !ok {
 		return p.drop(noRoute)
 	}
 	if noRoute == InnerNoRoute {
 		if ip.hopLimit() <= 1 {
-			return p.drop(InnerHopLimit)
+			return p.answer(InnerHopLimit, 0, icmp{kind: icmpTimeExceeded})
 		}
 		ip.decrement()
 	}
 	if mtu != 0 && p.longest() > mtu {
-		return p.drop(TooBig)
+		return p.tooBig(mtu)
 	}
 	return p.end(Forward)
+}
+
+// tooBig tells whoever made the packet's first header. Where that is this node's
+// headend, it is whoever made the inner one, of what is left for it.
+func (p *packet) tooBig(mtu int) Result {
+	at := 0
+	if ip := ipv6(p.b); ip.source() == p.node.Address && ip.nextHeader() == srv6.NextHeaderRoute {
+		at = srv6.IPv6Len + 8 + 8*int(p.b[srv6.IPv6Len+1])
+	}
+	return p.answer(TooBig, at, icmp{kind: icmpTooBig, data: uint32(max(0, mtu-at))})
+}
+
+// way asks for the way to an address from another: its MTU, and whether there is
+// one. An address of the node is no way on, and what has a link-local or
+// multicast address stays on its link.
+func (n Node) way(to, from netip.Addr) (mtu int, ok bool) {
+	if n.owns(to) || unsteered(to) || unsteered(from) {
+		return 0, false
+	}
+	if n.Route == nil {
+		return 0, true
+	}
+	return n.Route(to)
 }
 
 // longest is the length of the longest frame as the packet is now.

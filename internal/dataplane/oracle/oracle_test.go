@@ -66,6 +66,9 @@ func TestPacketsOfScapy(t *testing.T) {
 			if p.Verdict == packets.Forward && !bytes.Equal(r.Packet, p.Out) {
 				t.Errorf("%s: the packet sent differs (-want +got):\n%s", p.Note, diff(p.Out, r.Packet))
 			}
+			if p.File == packets.Errors && !bytes.Equal(r.Error, p.Error) {
+				t.Errorf("%s: its source is told\n%x\nwant\n%x", p.Note, r.Error, p.Error)
+			}
 			if !bytes.Equal(before, p.Frame) {
 				t.Error("the frame given was changed")
 			}

@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* What a SID answers to whoever sent it a packet that it refuses. TC only. */
+#pragma once
+
+#include "endpoint.h"
+#include "hook.h"
+#include "icmp_tc.h"
+#include "net.h"
+#include "refuse.h"
+#include "srh.h"
+
+/* What the source of a packet is told that a SID refused for r, as ICMP6_ERROR;
+ * 0: nothing, which is the answer to whatever may be an attack.
+ */
+static __always_inline __u32 endpoint_error(enum ws_reason r,
+					    const struct endpoint *ep)
+{
+	__u32 srh = sizeof(struct ip6_hdr);
+
+	switch (r) {
+	case WS_REASON_HOP_LIMIT: /* compares only */
+		return ICMP6_ERROR(ICMP6_TIME_EXCEEDED, 0, 0);
+	/* RFC 8754 4.3.1.1 and RFC 8986 4.8 S02 */
+	case WS_REASON_SRH_LAST_ENTRY: /* compares only */
+	case WS_REASON_SRH_SEGMENTS_LEFT: /* compares only */
+	case WS_REASON_SEGMENTS_REMAIN: /* compares only */
+		return ICMP6_ERROR(ICMP6_PARAMETER, ICMP6_PARAMETER_FIELD,
+				   srh + SRH_SEGMENTS_LEFT_OFF);
+	/* RFC 8754 2.1 */
+	case WS_REASON_TLV_OVERRUN: /* compares only */
+		return ICMP6_ERROR(ICMP6_PARAMETER, ICMP6_PARAMETER_FIELD,
+				   srh + SRH_HDRLEN_OFF);
+	/* RFC 8986 4.1.1: the upper layer is not for this SID. */
+	case WS_REASON_NO_SRH: /* compares only */
+		return ICMP6_ERROR(ICMP6_PARAMETER, ICMP6_PARAMETER_UPPER, srh);
+	case WS_REASON_UPPER_LAYER: /* compares only */
+	case WS_REASON_INNER_PROTOCOL: /* compares only */
+		return ICMP6_ERROR(ICMP6_PARAMETER, ICMP6_PARAMETER_UPPER,
+				   srh + (ep->srh->hdrlen + 1) * 8);
+	default:
+		return 0;
+	}
+}
+
+/* Refuses a packet at a SID, and tells its source where the standards say so. */
+static __always_inline int endpoint_refuse(struct __sk_buff *skb,
+					   const struct endpoint *ep,
+					   enum ws_reason r)
+{
+	__u32 error = endpoint_error(r, ep);
+	int verdict = ws_refuse(skb, r, 0);
+
+	if (!error)
+		return verdict;
+	return ws_icmp6(skb, sizeof(struct eth_hdr), error, error & 0xffff);
+}

@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* ICMPv6 errors (RFC 4443) as they are on the wire, and which packets get one. */
+#pragma once
+
+#include <linux/bpf.h>
+#include <linux/types.h>
+#include "hook.h"
+#include "net.h"
+
+#define ICMP6_TOO_BIG 2
+#define ICMP6_TIME_EXCEEDED 3
+#define ICMP6_PARAMETER 4
+#define ICMP6_INFORMATIONAL 128 /* from this type on */
+#define ICMP6_REDIRECT 137
+
+#define ICMP6_PARAMETER_FIELD 0 /* an erroneous header field */
+#define ICMP6_PARAMETER_UPPER 4 /* SR upper-layer header error, RFC 8986 10.3 */
+
+/* RFC 8200 5: every link takes this. An error is not longer (RFC 4443 2.4 c). */
+#define IP6_MIN_MTU 1280
+
+struct icmp6_hdr {
+	__u8 type;
+	__u8 code;
+	__be16 checksum;
+	__be32 data; /* MTU or pointer */
+};
+_Static_assert(sizeof(struct icmp6_hdr) == 8, "ICMPv6 header");
+
+#define ICMP6_QUOTE_MAX                                                        \
+	(IP6_MIN_MTU - sizeof(struct ip6_hdr) - sizeof(struct icmp6_hdr))
+
+struct icmp6_message {
+	struct ip6_hdr ip6;
+	struct icmp6_hdr icmp;
+	__u8 quote[ICMP6_QUOTE_MAX];
+};
+_Static_assert(sizeof(struct icmp6_message) == IP6_MIN_MTU, "a whole message");
+
+/* What is too large for the stack: where an error is put together, and the way of
+ * a packet while it is made ready for it.
+ */
+struct bench {
+	struct icmp6_message m;
+	struct bpf_fib_lookup way;
+	struct bpf_redir_neigh nh;
+};
+
+/* What an error says, in one word: type, code, and a pointer where it has one. */
+#define ICMP6_ERROR(type, code, pointer)                                       \
+	((__u32)(type) << 24 | (__u32)(code) << 16 | (pointer))
+
+/* Headers that are looked through for the upper layer. */
+#define ICMP6_EXTENSIONS_MAX 4
+
+/* Is the packet at off an ICMPv6 error or a redirect, so that no error may answer
+ * it (RFC 4443 2.4 e)? What is not whole, or has more headers than we look
+ * through, counts as if it were.
+ */
+static __always_inline bool icmp6_is_error(struct __sk_buff *skb, __u32 off,
+					   __u32 next)
+{
+	__u8 head[4];
+
+	off += sizeof(struct ip6_hdr);
+	for (__u32 i = 0; i <= ICMP6_EXTENSIONS_MAX; i++) {
+		if (next != NEXTHDR_ICMP6 && next != NEXTHDR_FRAGMENT &&
+		    !nexthdr_may_route(next))
+			return false;
+		if (bpf_skb_load_bytes(skb, off, head, sizeof(head)))
+			return true;
+		if (next == NEXTHDR_ICMP6)
+			return head[0] < ICMP6_INFORMATIONAL ||
+			       head[0] == ICMP6_REDIRECT;
+		/* Behind all fragments but the first is no header. */
+		if (next == NEXTHDR_FRAGMENT && (head[2] || head[3] & 0xf8))
+			return head[0] == NEXTHDR_ICMP6;
+		off += next == NEXTHDR_FRAGMENT ? 8 : (head[1] + 1) * 8;
+		next = head[0];
+	}
+	return true;
+}

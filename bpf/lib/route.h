@@ -1,0 +1,65 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* The kernel's routes, its neighbour table and its MTUs, as TC asks for them. */
+#pragma once
+
+#include "cursor.h"
+#include "hook.h"
+#include "net.h"
+#include "train.h"
+
+#define AF_INET6 10
+
+/* Not what bpf_fib_lookup returns. */
+#define WAY_UNKNOWN (-4096)
+
+/* The IPv6 header, which was pulled before; NULL is a bug that drops. */
+static __always_inline struct ip6_hdr *forward_ip6(struct __sk_buff *skb)
+{
+	struct cursor c = ctx_cursor(skb);
+
+	if (!cursor_take(&c, struct eth_hdr))
+		return NULL;
+	return cursor_take(&c, struct ip6_hdr);
+}
+
+/* Asks the kernel's tables for the way of a packet of len bytes with these
+ * addresses, 1 at least: for 0 the kernel would tell the device's MTU instead of
+ * the route's. p is zero but for flowinfo. Returns what the helper does; where it
+ * names an interface, that and the next hop are in p.
+ */
+static __always_inline long route_ask(struct __sk_buff *skb,
+				      const struct ip6_hdr *ip6, __u32 len,
+				      struct bpf_fib_lookup *p)
+{
+	p->family = AF_INET6;
+	p->ifindex = skb->ifindex;
+	p->tot_len = len > 65535 ? 65535 : len;
+	__builtin_memcpy(p->ipv6_src, ip6->src, sizeof(p->ipv6_src));
+	__builtin_memcpy(p->ipv6_dst, ip6->dst, sizeof(p->ipv6_dst));
+	return bpf_fib_lookup(skb, p, sizeof(*p), 0);
+}
+
+/* The way of the packet as it is. A super-packet is as long as the longest frame
+ * that it is on a wire.
+ */
+static __always_inline long route_find(struct __sk_buff *skb,
+				       const struct ip6_hdr *ip6,
+				       struct bpf_fib_lookup *p)
+{
+	__u32 len = skb->gso_size ? train_longest(skb) :
+				    skb->len - sizeof(struct eth_hdr);
+
+	__builtin_memset(p, 0, sizeof(*p));
+	p->flowinfo = ip6->vtc_flow & ~IP6_VERSION_MASK;
+	return route_ask(skb, ip6, len, p);
+}
+
+/* Found, though the neighbour may have to be resolved or the packet be too big:
+ * anything else is a route that refuses, an own address, or no route.
+ */
+static __always_inline bool route_is_way(long rc)
+{
+	return rc == BPF_FIB_LKUP_RET_SUCCESS ||
+	       rc == BPF_FIB_LKUP_RET_NO_NEIGH ||
+	       rc == BPF_FIB_LKUP_RET_FRAG_NEEDED;
+}
