@@ -7,6 +7,7 @@
 #include "lib/endpoint_tc.h"
 #include "lib/frame.h"
 #include "lib/guard_tc.h"
+#include "lib/path_mtu_tc.h"
 
 SEC("tc")
 int ws_core_tc(struct __sk_buff *skb)
@@ -39,6 +40,9 @@ int ws_core_tc(struct __sk_buff *skb)
 	to_sid = in_block(ip6->dst[0]);
 	if (!node_is_armed())
 		return unarmed(skb, to_sid || has_srh(skb, ip6));
+	if (ip6->nexthdr == NEXTHDR_ICMP6 && ip6->dst[0] == cfg.address[0] &&
+	    ip6->dst[1] == cfg.address[1])
+		ws_path_mtu_learn(skb);
 	if (!to_sid)
 		return guard_plain(skb, ip6);
 	if (!in_locator(ip6->dst[0]))

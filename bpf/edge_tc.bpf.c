@@ -49,6 +49,8 @@ int ws_edge_tc(struct __sk_buff *skb)
 		return ws_refuse(skb, WS_REASON_OUTSIDE_SID, 0);
 	if (has_srh(skb, ip6))
 		return ws_refuse(skb, WS_REASON_OUTSIDE_SRH, 0);
+	if (ip6->nexthdr == NEXTHDR_ICMP6 && ws_quotes_sid(skb))
+		return ws_refuse(skb, WS_REASON_OUTSIDE_ERROR, 0);
 	if (!node_is_armed())
 		return unarmed(skb, !edge_is_local(skb, eth->proto));
 

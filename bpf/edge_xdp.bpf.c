@@ -7,6 +7,7 @@
 #include "lib/hook.h"
 #include "lib/boundary.h"
 #include "lib/headend.h"
+#include "lib/icmp.h"
 #include "lib/nexthop_xdp.h"
 #include "lib/stats.h"
 
@@ -91,6 +92,9 @@ int ws_edge_xdp(struct xdp_md *ctx)
 	if (!ip6 || !ip6_is_ip6(ip6) || ip6_is_unsteered(ip6->dst) ||
 	    ip6_is_unsteered(ip6->src) || in_block(ip6->dst[0]) ||
 	    ip6_has_extension(ip6))
+		return CTX_PASS;
+	/* ICMPv6 errors may be about the domain's own packets. */
+	if (ip6->nexthdr == NEXTHDR_ICMP6 && !icmp6_informs(c))
 		return CTX_PASS;
 	node = node_armed();
 	if (!node)

@@ -3,7 +3,7 @@
 # apt, and the bpf file system. Says what it does, and nothing if there is
 # nothing to do. Safe to run beside itself.
 #
-#   tools/deps.sh run      for bin/waystamp and its tests: the bpf file system, nft
+#   tools/deps.sh run      for bin/waystamp and its tests: the bpf file system, nft, ping
 #   tools/deps.sh clang    for make generate and make check: the pinned compiler
 set -euo pipefail
 
@@ -58,7 +58,7 @@ for what in "$@"; do
 	case $what in
 	run)
 		bpffs
-		install nft=nftables
+		install nft=nftables ping=iputils-ping
 		;;
 	clang) install clang-19=clang-19 llvm-strip-19=llvm-19 clang-format-19=clang-format-19 ;;
 	*) fail "$what is not run or clang" ;;

@@ -5,12 +5,29 @@
 #include "boundary.h"
 #include "guard_tc.h"
 #include "hook.h"
+#include "icmp.h"
 #include "maps.h"
 #include "net.h"
 #include "refuse.h"
 
 /* What a headend reads behind the IPv6 header: a TCP header. */
 #define EDGE_L4_MAX 20
+
+/* An ICMPv6 error about a packet to a SID. Those never leave the domain, so that
+ * nobody outside has anything to say of them.
+ */
+__noinline int ws_quotes_sid(struct __sk_buff *skb)
+{
+	struct {
+		struct icmp6_hdr icmp;
+		struct ip6_hdr about;
+	} e;
+
+	return !bpf_skb_load_bytes(
+		       skb, sizeof(struct eth_hdr) + sizeof(struct ip6_hdr), &e,
+		       sizeof(e)) &&
+	       e.icmp.type < ICMP6_INFORMATIONAL && in_block(e.about.dst[0]);
+}
 
 static __always_inline bool edge_is_local(struct __sk_buff *skb, __be16 proto)
 {

@@ -21,7 +21,7 @@
 /* What the sender of a packet is told that a headend refused for r. */
 static __always_inline int headend_refuse(struct __sk_buff *skb,
 					  const struct ws_headend *h,
-					  enum ws_reason r)
+					  enum ws_reason r, __u32 packet_len)
 {
 	int verdict = ws_refuse(skb, r, 0);
 
@@ -29,6 +29,9 @@ static __always_inline int headend_refuse(struct __sk_buff *skb,
 		return icmp6_time_exceeded(skb);
 	if (r == WS_REASON_CHAIN_MTU) /* compares only */
 		return icmp6_too_big(skb, sizeof(struct eth_hdr), h->mtu, 0);
+	if (r == WS_REASON_PATH_MTU) /* compares only */
+		return icmp6_too_big(skb, sizeof(struct eth_hdr),
+				     path_mtu_exceeded(h, packet_len), 0);
 	return verdict;
 }
 
@@ -80,7 +83,7 @@ static __always_inline int headend_tc(struct __sk_buff *skb, struct cursor c,
 	r = headend_check(h, c, ip6, skb->len - sizeof(struct eth_hdr),
 			  packet_len, &pkt);
 	if (r)
-		return headend_refuse(skb, h, r);
+		return headend_refuse(skb, h, r, packet_len);
 	if (!headend_first_is_local(h)) {
 		found = headend_way(skb, h, &pkt, packet_len, &b->way);
 		if (found == BPF_FIB_LKUP_RET_FRAG_NEEDED) {

@@ -50,6 +50,14 @@ struct bench {
 #define ICMP6_ERROR(type, code, pointer)                                       \
 	((__u32)(type) << 24 | (__u32)(code) << 16 | (pointer))
 
+/* c: at the ICMPv6 header. */
+static __always_inline bool icmp6_informs(struct cursor c)
+{
+	const struct icmp6_hdr *icmp = cursor_take(&c, struct icmp6_hdr);
+
+	return icmp && icmp->type >= ICMP6_INFORMATIONAL;
+}
+
 /* Headers that are looked through for the upper layer. */
 #define ICMP6_EXTENSIONS_MAX 4
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /* Every map of the data path. User space writes all but ws_counters.last,
- * ws_stats, ws_refusals, ws_errors, ws_bench, ws_exits, ws_nexthops and
+ * ws_stats, ws_refusals, ws_errors, ws_bench, ws_path_mtus, ws_exits, ws_nexthops and
  * ws_events. It may lower max_entries
  * of the arrays that are marked so, to what a node needs.
  */
@@ -67,6 +67,22 @@ struct {
 	__type(value, struct ws_counter);
 	__uint(max_entries, WS_CHAINS_MAX);
 } ws_counters SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __be32);
+	__type(value, __u32);
+	__uint(max_entries, WS_CHAINS_MAX);
+} ws_paths SEC(".maps");
+
+/* 16 bytes per entry; lowered by user space, as ws_counters. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, struct ws_path_mtu);
+	__uint(max_entries, WS_CHAINS_MAX);
+} ws_path_mtus SEC(".maps");
 
 /* 24 bytes per entry and CPU; lowered by user space. */
 struct {

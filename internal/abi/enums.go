@@ -73,6 +73,8 @@ const (
 	ReasonCounterMissingBug Reason = 64 // a headend entry names a counter that is not there
 	ReasonBoundsBug         Reason = 65 // a bound that was checked before does not hold
 	ReasonBehaviourBug      Reason = 66 // a SID has a behaviour that this data path does not know
+	ReasonPathMTU           Reason = 67 // the packet is larger than what a node of its chain has said that a link takes
+	ReasonOutsideError      Reason = 68 // an ICMPv6 error from outside is about a packet of the domain's own
 )
 
 var reasonNames = [...]string{
@@ -143,6 +145,8 @@ var reasonNames = [...]string{
 	"counter-missing-bug",
 	"bounds-bug",
 	"behaviour-bug",
+	"path-mtu",
+	"outside-error",
 }
 
 // String returns the name: lower case, words joined by hyphens. A number that
@@ -226,6 +230,8 @@ var reasonTexts = [...]string{
 	"a headend entry names a counter that is not there",
 	"a bound that was checked before does not hold",
 	"a SID has a behaviour that this data path does not know",
+	"the packet is larger than what a node of its chain has said that a link takes",
+	"an ICMPv6 error from outside is about a packet of the domain's own",
 }
 
 // Text says in a sentence without capital or full stop what the packet or the
@@ -249,7 +255,7 @@ func Reasons() []Reason {
 
 // ReasonCount is the number of reasons, ReasonNone included: the size of the
 // map ws_refusals.
-const ReasonCount = 67
+const ReasonCount = 69
 
 // Scheme is how the hops of a path prove that a packet visited them; the number
 // is the wire's.

@@ -209,6 +209,13 @@ type coreTCWsNode struct {
 	Ways           uint32
 }
 
+type coreTCWsPathMtu struct {
+	_       structs.HostLayout
+	Expires uint64
+	Path    uint32
+	Mtu     uint32
+}
+
 type coreTCWsPort struct {
 	_             structs.HostLayout
 	XdpTarget     uint8
@@ -293,6 +300,8 @@ const (
 	coreTCMapWsMatchSrc   = "ws_match_src"
 	coreTCMapWsNexthops   = "ws_nexthops"
 	coreTCMapWsNode       = "ws_node"
+	coreTCMapWsPathMtus   = "ws_path_mtus"
+	coreTCMapWsPaths      = "ws_paths"
 	coreTCMapWsPorts      = "ws_ports"
 	coreTCMapWsProxies    = "ws_proxies"
 	coreTCMapWsProxyStats = "ws_proxy_stats"
@@ -373,6 +382,8 @@ type coreTCMapSpecs struct {
 	WsMatchSrc   *ebpf.MapSpec `ebpf:"ws_match_src"`
 	WsNexthops   *ebpf.MapSpec `ebpf:"ws_nexthops"`
 	WsNode       *ebpf.MapSpec `ebpf:"ws_node"`
+	WsPathMtus   *ebpf.MapSpec `ebpf:"ws_path_mtus"`
+	WsPaths      *ebpf.MapSpec `ebpf:"ws_paths"`
 	WsPorts      *ebpf.MapSpec `ebpf:"ws_ports"`
 	WsProxies    *ebpf.MapSpec `ebpf:"ws_proxies"`
 	WsProxyStats *ebpf.MapSpec `ebpf:"ws_proxy_stats"`
@@ -429,6 +440,8 @@ type coreTCMaps struct {
 	WsMatchSrc   *ebpf.Map `ebpf:"ws_match_src"`
 	WsNexthops   *ebpf.Map `ebpf:"ws_nexthops"`
 	WsNode       *ebpf.Map `ebpf:"ws_node"`
+	WsPathMtus   *ebpf.Map `ebpf:"ws_path_mtus"`
+	WsPaths      *ebpf.Map `ebpf:"ws_paths"`
 	WsPorts      *ebpf.Map `ebpf:"ws_ports"`
 	WsProxies    *ebpf.Map `ebpf:"ws_proxies"`
 	WsProxyStats *ebpf.Map `ebpf:"ws_proxy_stats"`
@@ -460,6 +473,8 @@ func (m *coreTCMaps) Close() error {
 		m.WsMatchSrc,
 		m.WsNexthops,
 		m.WsNode,
+		m.WsPathMtus,
+		m.WsPaths,
 		m.WsPorts,
 		m.WsProxies,
 		m.WsProxyStats,

@@ -70,6 +70,7 @@ func desire(n plan.Node, at wiring, local []netip.Addr, have tables, ix indexes)
 			return wanted{}, err
 		}
 		w.headends[i] = entry
+		w.paths[be32(h.Path)] = i
 		steer = append(steer, plan.Rule{Match: h.Match, Target: i})
 	}
 

@@ -34,6 +34,8 @@ const (
 	edgeXDPMapWsMatchSrc   = "ws_match_src"
 	edgeXDPMapWsNexthops   = "ws_nexthops"
 	edgeXDPMapWsNode       = "ws_node"
+	edgeXDPMapWsPathMtus   = "ws_path_mtus"
+	edgeXDPMapWsPaths      = "ws_paths"
 	edgeXDPMapWsPorts      = "ws_ports"
 	edgeXDPMapWsProxies    = "ws_proxies"
 	edgeXDPMapWsProxyStats = "ws_proxy_stats"
@@ -114,6 +116,8 @@ type edgeXDPMapSpecs struct {
 	WsMatchSrc   *ebpf.MapSpec `ebpf:"ws_match_src"`
 	WsNexthops   *ebpf.MapSpec `ebpf:"ws_nexthops"`
 	WsNode       *ebpf.MapSpec `ebpf:"ws_node"`
+	WsPathMtus   *ebpf.MapSpec `ebpf:"ws_path_mtus"`
+	WsPaths      *ebpf.MapSpec `ebpf:"ws_paths"`
 	WsPorts      *ebpf.MapSpec `ebpf:"ws_ports"`
 	WsProxies    *ebpf.MapSpec `ebpf:"ws_proxies"`
 	WsProxyStats *ebpf.MapSpec `ebpf:"ws_proxy_stats"`
@@ -170,6 +174,8 @@ type edgeXDPMaps struct {
 	WsMatchSrc   *ebpf.Map `ebpf:"ws_match_src"`
 	WsNexthops   *ebpf.Map `ebpf:"ws_nexthops"`
 	WsNode       *ebpf.Map `ebpf:"ws_node"`
+	WsPathMtus   *ebpf.Map `ebpf:"ws_path_mtus"`
+	WsPaths      *ebpf.Map `ebpf:"ws_paths"`
 	WsPorts      *ebpf.Map `ebpf:"ws_ports"`
 	WsProxies    *ebpf.Map `ebpf:"ws_proxies"`
 	WsProxyStats *ebpf.Map `ebpf:"ws_proxy_stats"`
@@ -201,6 +207,8 @@ func (m *edgeXDPMaps) Close() error {
 		m.WsMatchSrc,
 		m.WsNexthops,
 		m.WsNode,
+		m.WsPathMtus,
+		m.WsPaths,
 		m.WsPorts,
 		m.WsProxies,
 		m.WsProxyStats,

@@ -239,7 +239,7 @@ func internalMap(name string) bool { return strings.HasPrefix(name, ".") }
 // as large as the plan needs, the others as bpf/lib/maps.h says.
 func sizeOf(t table, ms *ebpf.MapSpec, l limits) uint32 {
 	switch t {
-	case tableCounters, tableHeadends:
+	case tableCounters, tableHeadends, tablePathMTUs:
 		return l.counters
 	case tableStats, tableExits:
 		return l.stats

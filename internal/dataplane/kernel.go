@@ -17,7 +17,7 @@ func (g *generation) read() (tables, error) {
 		readMap(g, tableHops, t.hops),
 		readMap(g, tableSIDs, t.sids),
 		readMap(g, tableEgresses, t.egresses),
-		readHeadends(g, t.headends),
+		readHeadends(g, t.headends), readMap(g, tablePaths, t.paths),
 		readMap(g, tableMatchDst, t.matchDst),
 		readMap(g, tableMatchSrc, t.matchSrc),
 		readMap(g, tableGuardDst, t.guardDst),

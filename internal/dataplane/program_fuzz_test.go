@@ -119,7 +119,8 @@ type fuzzPath struct {
 
 type fuzzWorld struct {
 	paths  []fuzzPath
-	nodes  []*plan.Node // nil: without a plan
+	nodes  []*plan.Node   // nil: without a plan
+	told   map[uint32]int // to the headends: what their paths take
 	number uint64
 }
 
@@ -135,9 +136,11 @@ func drawWorld(t *rapid.T, pool secretPool) fuzzWorld {
 		}
 	}
 	node := rapid.IntRange(0, len(fuzzSpecs)-1)
+	w.told = map[uint32]int{}
 	for i := range rapid.IntRange(1, 5).Draw(t, "paths") {
 		p := drawPath(t, node, free, uint32(i+1)*0x01010101)
 		mtu := rapid.SampledFrom([]int{0, 0, 0, 60, 100, 1280}).Draw(t, "chain MTU")
+		w.told[p.Path] = rapid.SampledFrom([]int{0, 0, 0, 0, 92, 1000, 1310}).Draw(t, "told MTU")
 		action := rapid.SampledFrom([]model.OnViolation{model.OnViolationDrop, model.OnViolationReport}).Draw(t, "on violation")
 		lanes := rapid.SampledFrom([]uint16{1, 2, 64}).Draw(t, "lanes")
 		lane := rapid.Uint16Range(0, 4096-lanes).Draw(t, "lane")
@@ -296,6 +299,11 @@ func drawInner(t *rapid.T, to *model.Match) []byte {
 		if payload[at] == 17 {
 			break
 		}
+	}
+	if h.NextHeader == 58 && len(payload) >= 48 && rapid.Bool().Draw(t, "an error about something") {
+		payload[0] = rapid.SampledFrom([]uint8{1, 2, 3, 4, 127, 128, 137}).Draw(t, "ICMPv6 type")
+		about := drawAddr(t, fuzzHosts, "about").As16()
+		copy(payload[8+24:], about[:])
 	}
 	h.PayloadLength = uint16(len(payload))
 	b, err := h.Append(nil)
@@ -518,7 +526,7 @@ func (w fuzzWorld) run(rigs []*rig, frames []fuzzFrame, done *fuzzCount) error {
 		if err := r.apply(w.nodes[i]); err != nil {
 			return fmt.Errorf("plan of %s: %w", r.spec.name, err)
 		}
-		if err := r.setNumbers(w.number); err != nil {
+		if err := errors.Join(r.setNumbers(w.number), r.tell(w.told)); err != nil {
 			return err
 		}
 		if err := r.in(func() error {

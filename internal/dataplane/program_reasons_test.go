@@ -100,6 +100,7 @@ func TestEveryReasonIsProduced(t *testing.T) {
 	produced := map[abi.Reason]string{
 		abi.ReasonTrainTooBig:   "TestHeadendStampsTrains",
 		abi.ReasonTruncated:     "TestTruncatedHeaders",
+		abi.ReasonPathMTU:       "TestHeadendLearnsFromPacketTooBig",
 		abi.ReasonEdgeTruncated: "TestTruncatedHeaders",
 		abi.ReasonVLANTags:      "TestSecondPriorityTagIsRefused",
 	}

@@ -331,6 +331,18 @@ func (r *rig) setNumbers(n uint64) error {
 	return nil
 }
 
+// tell says to the headends what their paths take; of those that are not in the
+// map, and for 0, nothing was told.
+func (r *rig) tell(told map[uint32]int) error {
+	r.node.PathMTU = told
+	var errs []error
+	for _, h := range r.have.headends {
+		m := coreTCWsPathMtu{Path: h.Path, Mtu: uint32(told[fromBE32(h.Path)]), Expires: math.MaxUint64}
+		errs = append(errs, r.put(tablePathMTUs, h.Counter, m))
+	}
+	return errors.Join(errs...)
+}
+
 func (r *rig) resetNumber(h headend) error {
 	c := counter{Last: r.number - 1, Ceiling: abi.RNDCounterMax}
 	if r.number == 0 {

@@ -15,6 +15,7 @@ type tables struct {
 	sids     map[hopKey]uint32
 	egresses map[egressKey]egress
 	headends map[uint32]headend
+	paths    map[uint32]uint32 // that it is a headend of, as __be32: index in headends
 	matchDst map[dstKey]match
 	matchSrc map[srcKey]match
 	guardDst map[dstKey]match
@@ -28,7 +29,7 @@ type tables struct {
 func newTables() tables {
 	return tables{
 		hops: map[hopKey]hop{}, sids: map[hopKey]uint32{}, egresses: map[egressKey]egress{},
-		headends: map[uint32]headend{},
+		headends: map[uint32]headend{}, paths: map[uint32]uint32{},
 		matchDst: map[dstKey]match{}, matchSrc: map[srcKey]match{},
 		guardDst: map[dstKey]match{}, guardSrc: map[srcKey]match{},
 		ports: map[uint32]port{}, proxies: map[uint32]proxy{},
@@ -45,6 +46,8 @@ const (
 	tableSIDs       table = "ws_sids"
 	tableEgresses   table = "ws_egresses"
 	tableHeadends   table = "ws_headends"
+	tablePaths      table = "ws_paths"
+	tablePathMTUs   table = "ws_path_mtus"
 	tableCounters   table = "ws_counters"
 	tableStats      table = "ws_stats"
 	tableMatchDst   table = "ws_match_dst"
@@ -102,11 +105,13 @@ func changes(have, want tables) []op {
 	ops = puts(ops, tablePorts, have.ports, want.ports)
 	ops = puts(ops, tableHops, have.hops, want.hops)
 	ops = puts(ops, tableHeadends, have.headends, want.headends)
+	ops = puts(ops, tablePaths, have.paths, want.paths)
 	ops = puts(ops, tableMatchSrc, have.matchSrc, want.matchSrc)
 	ops = append(ops, longestFirst(puts(nil, tableMatchDst, have.matchDst, want.matchDst))...)
 
 	ops = append(ops, shortestFirst(deletes(nil, tableMatchDst, have.matchDst, want.matchDst))...)
 	ops = deletes(ops, tableMatchSrc, have.matchSrc, want.matchSrc)
+	ops = deletes(ops, tablePaths, have.paths, want.paths)
 	ops = deletes(ops, tableHeadends, have.headends, want.headends)
 	ops = deletes(ops, tableHops, have.hops, want.hops)
 	ops = deletes(ops, tableEgresses, have.egresses, want.egresses)

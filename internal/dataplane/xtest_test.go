@@ -223,7 +223,7 @@ func set[K comparable, V any](m map[K]V, k *K, v any) {
 
 func (t tables) clone() tables {
 	return tables{
-		maps.Clone(t.hops), maps.Clone(t.sids), maps.Clone(t.egresses), maps.Clone(t.headends),
+		maps.Clone(t.hops), maps.Clone(t.sids), maps.Clone(t.egresses), maps.Clone(t.headends), maps.Clone(t.paths),
 		maps.Clone(t.matchDst), maps.Clone(t.matchSrc), maps.Clone(t.guardDst), maps.Clone(t.guardSrc), maps.Clone(t.ports),
 		maps.Clone(t.proxies), maps.Clone(t.localDst), maps.Clone(t.localSrc),
 	}
@@ -231,7 +231,7 @@ func (t tables) clone() tables {
 
 func equalTables(a, b tables) bool {
 	return maps.Equal(a.hops, b.hops) && maps.Equal(a.sids, b.sids) && maps.Equal(a.egresses, b.egresses) &&
-		maps.Equal(a.headends, b.headends) && maps.Equal(a.matchDst, b.matchDst) && maps.Equal(a.matchSrc, b.matchSrc) &&
+		maps.Equal(a.headends, b.headends) && maps.Equal(a.paths, b.paths) && maps.Equal(a.matchDst, b.matchDst) && maps.Equal(a.matchSrc, b.matchSrc) &&
 		maps.Equal(a.guardDst, b.guardDst) && maps.Equal(a.guardSrc, b.guardSrc) && maps.Equal(a.ports, b.ports) &&
 		maps.Equal(a.proxies, b.proxies) && maps.Equal(a.localDst, b.localDst) && maps.Equal(a.localSrc, b.localSrc)
 }

@@ -1279,6 +1279,11 @@ def errors():
     silent("from-a-sid", "HOP_LIMIT", carried(web, 1, hlim=1)[:8] +
            carried(web, 3)[24:40] + carried(web, 1, hlim=1)[24:],
            "nobody sends from a SID")
+    for what in (ICMPv6PacketTooBig(mtu=1280), ICMPv6TimeExceeded(),
+                 ICMPv6ParamProblem(), ICMPv6DestUnreach()):
+        silent("outside-" + type(what).__name__, "OUTSIDE_ERROR", bytes(
+            IPv6(src=H1, dst="fc00:1::1") / what / Raw(carried(web, 1))),
+            "nobody outside has seen this packet", node="r1", port="edge")
     silent("proof", "PROOF", carried(web, 3, values=(1, 2)),
            "who forges is told nothing", node="r6")
     return f

@@ -198,6 +198,20 @@ struct ws_headend {
 };
 _Static_assert(sizeof(struct ws_headend) == 448, "ws_headend is ABI");
 
+/* ws_paths: key is a path that this node is a headend of, value the index of its
+ * entry in ws_headends.
+ */
+
+/* ws_path_mtus: what a node on the way has told this headend; the index is that of
+ * ws_counters.
+ */
+struct ws_path_mtu {
+	__u64 expires; /* bpf_ktime_get_coarse_ns */
+	__be32 path; /* that it is of: an index may become another path's */
+	__u32 mtu; /* of inner packets; 0: nothing was told */
+};
+_Static_assert(sizeof(struct ws_path_mtu) == 16, "ws_path_mtu is ABI");
+
 /* ws_counters: per CPU, one per path and epoch that this node is a headend of. */
 struct ws_counter {
 	__u64 last; /* the last number given out; 0: none */

@@ -74,7 +74,9 @@
 	X(EGRESS_MISSING_BUG, "an egress SID names a verifier entry that is not there") \
 	X(COUNTER_MISSING_BUG, "a headend entry names a counter that is not there") \
 	X(BOUNDS_BUG, "a bound that was checked before does not hold")         \
-	X(BEHAVIOUR_BUG, "a SID has a behaviour that this data path does not know")
+	X(BEHAVIOUR_BUG, "a SID has a behaviour that this data path does not know") \
+	X(PATH_MTU, "the packet is larger than what a node of its chain has said that a link takes") \
+	X(OUTSIDE_ERROR, "an ICMPv6 error from outside is about a packet of the domain's own")
 
 enum ws_reason {
 #define X(name, text) WS_REASON_##name,

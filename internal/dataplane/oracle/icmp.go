@@ -3,6 +3,7 @@ package oracle
 import (
 	"bytes"
 	"encoding/binary"
+	"net/netip"
 
 	"github.com/waystamp/waystamp/internal/srv6"
 )
@@ -79,6 +80,13 @@ func (b ipv6) isError() bool {
 		next, rest = rest[0], rest[min(length, len(rest)):]
 	}
 	return true
+}
+
+// isErrorAbout: an ICMPv6 error, behind no other header, about a packet to there.
+func (b ipv6) isErrorAbout(there netip.Prefix) bool {
+	const about = srv6.IPv6Len + icmpHeaderLen
+	return b.nextHeader() == protocolICMPv6 && len(b) >= about+srv6.IPv6Len && b[srv6.IPv6Len] < 128 &&
+		there.Contains(b[about:].destination())
 }
 
 // about is the message that tells n's word on a packet, from its IPv6 header on.

@@ -43,6 +43,9 @@ type Node struct {
 	// node's own: the MTU of the way out, 0 for one that takes all, and whether
 	// there is a way. Nil: there always is, and it takes all.
 	Route func(netip.Addr) (mtu int, ok bool)
+	// PathMTU are the sizes of inner packets that this headend has been told to be
+	// all that its paths take.
+	PathMTU map[uint32]int
 }
 
 // Arrival is one frame or super-packet that comes in.
@@ -192,6 +195,8 @@ func (p *packet) edge(etherType uint16) Result {
 		return p.drop(OutsideSID)
 	case ip.hasSRH():
 		return p.drop(OutsideSRH)
+	case ip.isErrorAbout(p.node.Block):
+		return p.drop(OutsideError)
 	case p.node.owns(ip.destination()):
 		return p.pass()
 	case !p.node.Armed:
@@ -238,7 +243,11 @@ func (p *packet) headend(h *plan.Headend) Result {
 		return p.answer(EdgeHopLimit, 0, icmp{kind: icmpTimeExceeded})
 	case h.MTU != 0 && p.longest() > h.MTU:
 		return p.answer(ChainMTU, 0, icmp{kind: icmpTooBig, data: uint32(h.MTU)})
-	case outer-srv6.IPv6Len+len(p.b) > 0xffff:
+	}
+	if told := p.node.PathMTU[h.Path]; told != 0 && p.longest() > told {
+		return p.answer(PathMTU, 0, icmp{kind: icmpTooBig, data: uint32(told)})
+	}
+	if outer-srv6.IPv6Len+len(p.b) > 0xffff {
 		return p.drop(TrainTooBig)
 	}
 	// What is too long for the way out is told before anything is done to it.

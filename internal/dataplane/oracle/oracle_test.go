@@ -92,7 +92,7 @@ func diff(want, got []byte) string {
 // The packets must make every reason that a packet can make; the others are
 // tested below, and named here so that a new one is not forgotten.
 func TestEveryReasonIsMadeByAPacket(t *testing.T) {
-	elsewhere := []Reason{RNDExhausted, NoLane, TrainTooBig, TooBig, NoRoute, InnerNoRoute}
+	elsewhere := []Reason{RNDExhausted, NoLane, TrainTooBig, TooBig, NoRoute, InnerNoRoute, PathMTU}
 	all, err := packets.All()
 	if err != nil {
 		t.Fatal(err)
@@ -395,7 +395,7 @@ func TestVariationsReachMostReasons(t *testing.T) {
 	}
 	for _, x := range Reasons() {
 		switch x {
-		case RNDExhausted, NoLane, TrainTooBig, TooBig, NoRoute, InnerNoRoute: // need more than a frame
+		case RNDExhausted, NoLane, TrainTooBig, TooBig, NoRoute, InnerNoRoute, PathMTU: // need more than a frame
 		default:
 			if reasons[x] < 5 {
 				t.Errorf("%s: %d of %d packets", x, reasons[x], count)

@@ -52,6 +52,8 @@ const (
 	TooBig          Reason = "TOO_BIG"
 	NoRoute         Reason = "NO_ROUTE"
 	InnerNoRoute    Reason = "INNER_NO_ROUTE"
+	OutsideError    Reason = "OUTSIDE_ERROR"
+	PathMTU         Reason = "PATH_MTU"
 )
 
 // Reasons are all of them.
@@ -63,6 +65,6 @@ func Reasons() []Reason {
 		UnknownSID, UnknownPath, UnknownEpoch, Scheme, UpperLayer, SegmentsRemain, SegmentOutside, HopLimit,
 		Segments, Proof, Range, Flow, InnerProtocol, InnerTruncated, InnerVersion, InnerHopLimit,
 		EdgeHopLimit, WrongChain, ECN, RNDExhausted, NoLane, ChainMTU, TrainTooLong, TrainTooBig,
-		TooBig, NoRoute, InnerNoRoute,
+		TooBig, NoRoute, InnerNoRoute, OutsideError, PathMTU,
 	}
 }

@@ -1,0 +1,24 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* What the links of a chain take, as a headend has been told (RFC 8201). The kernel
+ * learns nothing from an error about a packet with an SRH: its destination when
+ * it was too long is not the one that it was sent to.
+ */
+#pragma once
+
+#include "maps.h"
+
+/* The most that the chain is known to carry where a packet of that length is
+ * longer; 0: it is not.
+ */
+static __always_inline __u32 path_mtu_exceeded(const struct ws_headend *h,
+					       __u32 packet_len)
+{
+	__u32 index = h->counter;
+	const struct ws_path_mtu *m = bpf_map_lookup_elem(&ws_path_mtus,
+							  &index);
+
+	if (!m || packet_len <= m->mtu || !m->mtu || m->path != h->path ||
+	    m->expires <= bpf_ktime_get_coarse_ns())
+		return 0;
+	return m->mtu;
+}
