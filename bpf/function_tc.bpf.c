@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* TC ingress of an interface that a function sends to: what went to it comes
+/* TC ingress of the interfaces that a function is behind: what went to it comes
  * back and gets its outer header. What the function made itself, or nobody sent
- * it, has none.
+ * it, has none, by whichever of them it comes.
  */
 #include "lib/hook.h"
 #include "lib/frame.h"

@@ -16,7 +16,7 @@ type hook string
 const (
 	hookTC   hook = "tc"
 	hookXDP  hook = "xdp"
-	hookFrom hook = "from" // TC ingress of an interface that functions send to
+	hookFrom hook = "from" // TC ingress of an interface that a function is behind
 	hookOut  hook = "out"  // TC egress
 )
 
@@ -25,13 +25,13 @@ const (
 var hooksByRemoval = []hook{hookXDP, hookTC, hookOut, hookFrom}
 
 // binding is a device of this machine that programs are attached to: an
-// interface of the plan, one that a function sends to, or a cutter's.
+// interface of the plan, one that a function is behind, or a cutter's.
 type binding struct {
 	model.Interface
 	device Device
-	proxy  uint32 // key of the function that sends here
+	proxy  uint32 // key of the function that is behind it
 	cutter bool   // the way out of a cutter
-	from   bool   // functions send here: the function program is at its ingress
+	from   bool   // functions are behind it: their program is at its ingress
 	out    bool   // the program of local functions is at its egress
 }
 
@@ -136,21 +136,26 @@ func resolve(n plan.Node, devices func(string) (Device, error)) (topology, error
 			t.reach[p.Function] = reach{}
 			continue
 		}
-		to, ok := look(p.To, fmt.Sprintf("interface %s to function %s", p.To, p.Function))
-		from, okFrom := to, ok
-		what := fmt.Sprintf("interface %s from function %s", p.From, p.Function)
-		if p.From != p.To {
-			from, okFrom = look(p.From, what)
+		// Both are guarded, even if the function cannot be reached: what it sends by
+		// the one that it gets packets from has no more right to be forwarded.
+		ends := []struct{ name, what string }{{p.From, fmt.Sprintf("interface %s from function %s", p.From, p.Function)}}
+		if p.To != p.From {
+			ends = append(ends, struct{ name, what string }{p.To, fmt.Sprintf("interface %s to function %s", p.To, p.Function)})
 		}
-		if !okFrom {
-			continue
+		var found []Device
+		for _, e := range ends {
+			dev, ok := look(e.name, e.what)
+			if !ok {
+				continue
+			}
+			found = append(found, dev)
+			i := model.Interface{Name: e.name, Role: model.RoleCore, Datapath: model.DatapathTC}
+			if err := take(binding{Interface: i, device: dev, proxy: keys[p.Function], from: true}, e.what); err != nil {
+				return topology{}, err
+			}
 		}
-		// Guarded even if the function cannot be reached.
-		if err := take(binding{Interface: model.Interface{Name: p.From, Role: model.RoleCore, Datapath: model.DatapathTC}, device: from, proxy: keys[p.Function], from: true}, what); err != nil {
-			return topology{}, err
-		}
-		if ok {
-			t.reach[p.Function] = reach{uint32(to.Index), from.MAC}
+		if len(found) == len(ends) {
+			t.reach[p.Function] = reach{uint32(found[len(found)-1].Index), found[0].MAC}
 		}
 	}
 	if NeedsCutters(n) {

@@ -422,6 +422,9 @@ func TestFunctionPacketsAreRefusedForTheirOwnReasons(t *testing.T) {
 				r.Errorf("%+v", f)
 			}
 		}},
+		{"it comes by the interface to the function", nil, func(r *proxyRun) {
+			r.wantRefused(abi.ReasonNotCached, progFunctionTC, "to", ether(udp(1)), 0)
+		}},
 		{"it comes back twice", nil, func(r *proxyRun) {
 			r.in(1, udp(1))
 			if v, _, err := r.run(progFunctionTC, "from", ether(udp(1)), 0); err != nil || v != verdictRedirect {
@@ -564,8 +567,8 @@ func TestProgramsOfFunctionsAreAttachedAndGoAgain(t *testing.T) {
 		}
 		return out
 	}
-	// in, side and the cutter; from and the cutter back; out of in and side.
-	if diff := cmp.Diff(map[string]int{"tc": 3, "from": 2, "out": 2}, hooks()); diff != "" {
+	// in, side and the cutter; to, from and the cutter back; out of in and side.
+	if diff := cmp.Diff(map[string]int{"tc": 3, "from": 3, "out": 2}, hooks()); diff != "" {
 		t.Error(diff)
 	}
 	before := b.world()
@@ -576,7 +579,7 @@ func TestProgramsOfFunctionsAreAttachedAndGoAgain(t *testing.T) {
 		t.Errorf("taking it over has changed something:\n%s", diff)
 	}
 	b.must(b.apply(d, proxyNode()))
-	if diff := cmp.Diff(map[string]int{"tc": 3, "from": 2}, hooks()); diff != "" {
+	if diff := cmp.Diff(map[string]int{"tc": 3, "from": 3}, hooks()); diff != "" {
 		t.Errorf("without a local function: %s", diff)
 	}
 	n := proxyNode()
@@ -593,8 +596,8 @@ func TestProgramsOfFunctionsAreAttachedAndGoAgain(t *testing.T) {
 	b.must(d.Close())
 	r, err := b.detach(b.cfg)
 	b.must(err)
-	if r.Links != 7 {
-		t.Errorf("%d links removed, want 7", r.Links)
+	if r.Links != 8 {
+		t.Errorf("%d links removed, want 8", r.Links)
 	}
 }
 
@@ -731,6 +734,7 @@ func TestFunctionsThatCannotBeAreRefused(t *testing.T) {
 			n.Proxies = append(n.Proxies, p)
 		}, "interface from from function other is the same device as interface from from function fw"},
 		{"the node's own interface", func(n *plan.Node) { n.Proxies[0].From = "in" }, "is the same device as interface in"},
+		{"the node's own interface, towards it", func(n *plan.Node) { n.Proxies[0].To = "in" }, "interface in to function fw is the same device as interface in"},
 		{"missing interface", func(n *plan.Node) { n.Proxies[0].To = "gone" }, "interface gone to function fw"},
 		{"no cache", func(n *plan.Node) { n.Proxies[0].Cache = 0 }, "function fw: a cache of 0 headers"},
 		{"local by content", func(n *plan.Node) { n.Proxies[0].Local = true }, "recognised by metadata only"},

@@ -257,7 +257,7 @@ struct ws_port {
 	__u8 unmatched_drop; /* edge: refuse what matches no chain */
 	__u8 cutter; /* 1: the proxy is in skb->tc_index */
 	__u8 pad;
-	__u32 proxy; /* of the function that sends here; 0: none does */
+	__u32 proxy; /* of the function that is behind it; 0: none is */
 };
 
 /* A way out that TC has found and XDP may take for a while. */
