@@ -98,6 +98,10 @@ format: deps-clang ## gofmt and clang-format, in place
 	@gofmt -w cmd internal test tools
 	@find bpf -name '*.[ch]' -print0 | xargs -0 $(CLANG_FORMAT) -i
 
+.PHONY: attacks
+attacks: deps-run ## every attack on every scheme, in a lab; writes the table of SECURITY.md (root)
+	@go test -count=1 -run TestEveryAttackHasItsOutcome ./test/attack -update
+
 T := 60s
 PACKETS := 1000000
 

@@ -20,3 +20,12 @@ const FunctionsName = "examples/functions.yaml"
 //
 //go:embed functions.yaml
 var Functions []byte
+
+// AttacksName is what messages about Attacks call it.
+const AttacksName = "examples/attacks.yaml"
+
+// Attacks is where waystamp lab attack mounts its attacks: all links meet at one
+// router, and each scheme has two chains.
+//
+//go:embed attacks.yaml
+var Attacks []byte

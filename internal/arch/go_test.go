@@ -25,6 +25,7 @@ var level = map[string]int{
 	"internal/agent":     4,
 	"internal/explain":   4,
 	"internal/lab":       4,
+	"internal/attack":    5,
 	"internal/demo":      5,
 	"internal/bench":     5,
 	"internal/cli":       6,

@@ -37,7 +37,7 @@ and pins start with their prefix. Needs root, and nft for rulesets.`,
   waystamp lab exec h1 -- ping -c 3 fc00:8::2
   waystamp lab down`,
 	}
-	cmd.AddCommand(newLabUpCommand(), newLabDownCommand(), newLabExecCommand(), newLabLsCommand(), newLabInlineCommand())
+	cmd.AddCommand(newLabUpCommand(), newLabDownCommand(), newLabExecCommand(), newLabLsCommand(), newLabInlineCommand(), newLabAttackCommand())
 	return cmd
 }
 

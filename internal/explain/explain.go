@@ -40,6 +40,7 @@ const (
 	OtherPath  Kind = "other-path"  // stamps with the secrets of another path
 	BitChanged Kind = "bit-changed" // one bit of a value was changed on the way
 	Unreduced  Kind = "unreduced"   // a multiple of the prime was added to CML
+	OtherFlow  Kind = "other-flow"  // the stamps are of a packet of another flow
 )
 
 // Explanation is what one event shows.
@@ -100,6 +101,15 @@ type Hypothesis struct {
 	Change *Change `json:"change,omitempty"`
 	// Primes is the multiple of the prime that was added to CML.
 	Primes uint64 `json:"primes,omitempty"`
+	// Flow is how the flow that was stamped differs from this packet's.
+	Flow *FlowChange `json:"flow,omitempty"`
+}
+
+// FlowChange is one part of a flow that is not as it was stamped.
+type FlowChange struct {
+	Field string `json:"field"` // source port, destination port or protocol
+	Was   uint16 `json:"was"`   // when it was stamped
+	Is    uint16 `json:"is"`
 }
 
 // Stamp is one hop's work.

@@ -52,6 +52,7 @@ type finding struct {
 	start  uint64
 	change *Change
 	primes uint64
+	flow   *FlowChange
 }
 
 func polynomial(s model.Scheme) bool { return s == model.SchemePoT || s == model.SchemeOPoT }
@@ -178,7 +179,46 @@ func (s *search) run() []finding {
 	}
 	s.tryOtherSecrets()
 	s.tryChangedBits()
+	if len(s.found) == 0 && s.header.Scheme == model.SchemeKeyedFlow {
+		s.tryOtherFlows()
+	}
 	return s.found
+}
+
+// tryOtherFlows: all stamps in order, but of a packet whose flow differs in one
+// part from this one's.
+func (s *search) tryOtherFlows() {
+	for _, field := range []string{"destination port", "source port", "protocol"} {
+		f, part, most := s.flow, (*uint16)(nil), 0xffff
+		var protocol uint16
+		switch field {
+		case "destination port":
+			part = &f.DestinationPort
+		case "source port":
+			part = &f.SourcePort
+		case "protocol":
+			protocol, part, most = uint16(f.Protocol), &protocol, 0xff
+		}
+		is := *part
+		for v := range most + 1 {
+			*part = uint16(v)
+			if field == "protocol" {
+				f.Protocol = uint8(v)
+			}
+			if *part == is {
+				continue
+			}
+			stamps := slices.Clone(s.own)
+			binding := s.own[0].share.Binding(f)
+			for i := range stamps {
+				stamps[i].binding = binding
+			}
+			found := finding{kind: OtherFlow, stamps: stamps, start: s.want.RND, flow: &FlowChange{Field: field, Was: *part, Is: is}}
+			if s.reproduces(found) {
+				s.found = append(s.found, found)
+			}
+		}
+	}
 }
 
 // indices are all positions that should have stamped.

@@ -55,7 +55,7 @@ func listed(names []string, last string) string {
 
 // hypothesis turns a finding into words.
 func (x *explainer) hypothesis(s *search, f finding) Hypothesis {
-	h := Hypothesis{Kind: f.kind, Stamps: []Stamp{}, Start: Hex64(f.start), Change: f.change, Primes: f.primes}
+	h := Hypothesis{Kind: f.kind, Stamps: []Stamp{}, Start: Hex64(f.start), Change: f.change, Primes: f.primes, Flow: f.flow}
 	h.Origin = origin(s.path, f.start)
 	for _, st := range f.stamps {
 		h.Stamps = append(h.Stamps, Stamp{
@@ -110,6 +110,9 @@ func (x *explainer) hypothesisSentence(s *search, f finding, h Hypothesis) strin
 		return x.repeatedSentence(s, f, h)
 	case OtherEpoch, OtherPath:
 		return x.otherSentence(s, h)
+	case OtherFlow:
+		return fmt.Sprintf("this packet carries the proof of a packet of another flow, stamped by %s: its %s was %d, here it is %d",
+			x.wholeBy(s), f.flow.Field, f.flow.Was, f.flow.Is)
 	}
 	return x.wholeSentence(s) + x.changeSentence(s, f)
 }
@@ -117,16 +120,24 @@ func (x *explainer) hypothesisSentence(s *search, f finding, h Hypothesis) strin
 // wholeSentence: all stamps are there.
 func (x *explainer) wholeSentence(s *search) string {
 	order := " in order"
-	if s.commutes() {
-		order = " (pot does not show in which order)"
-	}
 	switch {
 	case s.place == 1:
-		return fmt.Sprintf("the headend of %s stamped this packet", chainName(s.path))
-	case s.place < len(s.path.Hops)-1:
-		return fmt.Sprintf("every hop of %s before %s stamped this packet%s", chainName(s.path), hopName(s.path, s.place), order)
+		order = ""
+	case s.commutes():
+		order = " (pot does not show in which order)"
 	}
-	return fmt.Sprintf("every hop of %s stamped this packet%s", chainName(s.path), order)
+	return x.wholeBy(s) + " stamped this packet" + order
+}
+
+// wholeBy is everybody who should have stamped.
+func (x *explainer) wholeBy(s *search) string {
+	switch {
+	case s.place == 1:
+		return "the headend of " + chainName(s.path)
+	case s.place < len(s.path.Hops)-1:
+		return fmt.Sprintf("every hop of %s before %s", chainName(s.path), hopName(s.path, s.place))
+	}
+	return "every hop of " + chainName(s.path)
 }
 
 // startedWrong is said of good stamps over a number that is not a headend's.
@@ -351,8 +362,12 @@ func (x *explainer) nothingSentence() string {
 	case n > arrangementsMax:
 		tried = "no selection of the hops of %s, none of them moved, exchanged with another or repeated"
 	}
-	return fmt.Sprintf("nothing that was tried gives the values of this packet (RND %s, CML %s): ", x.out.Proof.RND, x.out.Proof.CML) +
+	s := fmt.Sprintf("nothing that was tried gives the values of this packet (RND %s, CML %s): ", x.out.Proof.RND, x.out.Proof.CML) +
 		fmt.Sprintf(tried, chainName(x.path)) + ", no other epoch or chain, no single bit changed"
+	if x.path.Scheme == model.SchemeKeyedFlow {
+		s += ", no other port or protocol"
+	}
+	return s
 }
 
 // listClause compares the carried segment list with the planned one.

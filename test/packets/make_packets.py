@@ -565,6 +565,7 @@ def flows():
              flow(H1, to, 17, 53, 4242))):
         bad("flow-other-" + name, "the proof of a packet with " + note, sent,
             says)
+    bound.flow = udp
     bad("flow-cml-bit", "one bit of CML changed", sent, udp, values=(
         rnd(7), bound.values(3, rnd(7))[1] ^ 1))
     bad("flow-skipped", "r2 never stamped", sent, udp,

@@ -1,0 +1,516 @@
+// Package attack mounts every attack that waystamp knows of on a lab, for real:
+// somebody has taken over the router that all links of the domain meet at, and
+// a program there captures packets of real traffic by raw sockets and sends
+// altered ones, or others. Each attack has an outcome that must be seen for
+// each scheme: refused for one reason at one node, which the refusal's
+// explanation must tell, or not detected, which SECURITY.md says. That nothing
+// else was refused is held, too.
+//
+// `waystamp lab attack` and test/attack call it. It knows no more than an
+// attacker would but where an attack says that an insider mounts it.
+package attack
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/waystamp/waystamp/examples"
+	"github.com/waystamp/waystamp/internal/agent"
+	"github.com/waystamp/waystamp/internal/event"
+	"github.com/waystamp/waystamp/internal/explain"
+	"github.com/waystamp/waystamp/internal/host"
+	"github.com/waystamp/waystamp/internal/lab"
+	"github.com/waystamp/waystamp/internal/manifest"
+	"github.com/waystamp/waystamp/internal/model"
+	"github.com/waystamp/waystamp/internal/plan"
+)
+
+// How long things may take on a busy machine. Where all is well none of it is
+// waited out.
+const (
+	verdictTime = 20 * time.Second // for a packet to arrive, or be refused
+	followTime  = 30 * time.Second // for an agent to follow its plan
+	pollEvery   = 2 * time.Millisecond
+)
+
+// The ports that are listened at behind the egress.
+const (
+	servicePort = 4242
+	otherPort   = 4243
+)
+
+// Config says which attacks are mounted, and where.
+type Config struct {
+	Schemes []model.Scheme // in this order; nil: all
+	Only    []string       // names of attacks; nil: all
+	Prefix  string         // of namespaces and pins; "": a random one
+	RunDir  string         // of labs; "": lab.DefaultRunDir
+	Binary  string         // that agents are run from; "": the running one
+	// Up is called when the lab is up, and Done after each attack; nil: not.
+	Up   func(prefix string, took time.Duration)
+	Done func(Result)
+	Log  *slog.Logger
+}
+
+// Result is one attack on one scheme.
+type Result struct {
+	Attack   string `json:"attack"`
+	Scheme   string `json:"scheme"`
+	Expected string `json:"expected"` // "refused: REASON" or "not detected"
+	Observed string `json:"observed"`
+	OK       bool   `json:"ok"` // as expected, explained, and nothing else refused
+	// Explained is what the refusal's explanation says.
+	Explained string `json:"explained,omitempty"`
+	Problem   string `json:"problem,omitempty"` // if not OK
+}
+
+// NotDetected is the outcome of an attack whose packet is delivered.
+const NotDetected = "not detected"
+
+// outcome is what becomes of an attack's packet.
+type outcome struct {
+	node, reason string // reason "": it is delivered
+	says         string // part of the explanation
+}
+
+func delivered() outcome { return outcome{} }
+
+func refused(node, reason, says string) outcome { return outcome{node, reason, says} }
+
+func (o outcome) String() string {
+	if o.reason == "" {
+		return NotDetected
+	}
+	return "refused: " + o.reason
+}
+
+// Attacks are the names of all attacks with what each one is, in the order in
+// which they are mounted.
+func Attacks() []Attack {
+	var list []Attack
+	for _, a := range attacks() {
+		list = append(list, a.Attack)
+	}
+	return list
+}
+
+// Attack says what an attack is.
+type Attack struct {
+	Name  string `json:"name"`
+	What  string `json:"what"` // in a sentence
+	Where string `json:"by"`   // who mounts it
+}
+
+// Table is what came of all attacks, as a table of Markdown: a row for each
+// attack and a column for each scheme.
+func Table(results []Result) string {
+	var schemes []string
+	outcomes := map[string]map[string]string{}
+	for _, r := range results {
+		if !slices.Contains(schemes, r.Scheme) {
+			schemes = append(schemes, r.Scheme)
+		}
+		if outcomes[r.Attack] == nil {
+			outcomes[r.Attack] = map[string]string{}
+		}
+		cell := "**" + r.Observed + "**"
+		if reason, ok := strings.CutPrefix(r.Observed, "refused: "); ok {
+			cell = "`" + reason + "`"
+		}
+		outcomes[r.Attack][r.Scheme] = cell
+	}
+	var b strings.Builder
+	fmt.Fprintf(&b, "| attack | what | mounted by |")
+	for _, s := range schemes {
+		fmt.Fprintf(&b, " %s |", s)
+	}
+	fmt.Fprintf(&b, "\n|---|---|---|%s\n", strings.Repeat("---|", len(schemes)))
+	for _, a := range Attacks() {
+		if outcomes[a.Name] == nil {
+			continue
+		}
+		fmt.Fprintf(&b, "| %s | %s | %s |", a.Name, a.What, a.Where)
+		for _, s := range schemes {
+			fmt.Fprintf(&b, " %s |", outcomes[a.Name][s])
+		}
+		b.WriteByte('\n')
+	}
+	return b.String()
+}
+
+// Run mounts attacks. The error is not nil if something could not be mounted or
+// looked at; whether all went as expected is in the results.
+func Run(ctx context.Context, c Config) (results []Result, err error) {
+	if c.Schemes == nil {
+		c.Schemes = []model.Scheme{model.SchemePoT, model.SchemeOPoT, model.SchemeKeyed, model.SchemeKeyedFlow}
+	}
+	chosen := attacks()
+	for _, name := range c.Only {
+		if !slices.ContainsFunc(chosen, func(a attack) bool { return a.Name == name }) {
+			return nil, fmt.Errorf("there is no attack %q", name)
+		}
+	}
+	if len(c.Only) > 0 {
+		chosen = slices.DeleteFunc(chosen, func(a attack) bool { return !slices.Contains(c.Only, a.Name) })
+	}
+	s, err := open(ctx, c)
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		down, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
+		defer cancel()
+		err = errors.Join(err, s.close(down))
+	}()
+	for _, scheme := range c.Schemes {
+		for _, a := range chosen {
+			r, err := s.mount(ctx, a, scheme)
+			if err != nil {
+				return results, fmt.Errorf("%s, %s: %w", a.Name, scheme, err)
+			}
+			results = append(results, r)
+			if c.Done != nil {
+				c.Done(r)
+			}
+		}
+	}
+	return results, nil
+}
+
+// stage is the lab with all that watches it.
+type stage struct {
+	lab      *lab.Lab
+	manifest manifest.Manifest
+	plan     *plan.Domain
+	paths    []plan.Path // with those of epochs that are over
+	router   *hacked
+	closers  []func() error
+	cancel   context.CancelFunc
+	wait     sync.WaitGroup
+
+	senders map[model.Scheme]*net.UDPConn
+	count   int // of tags
+	ledger  map[refusal]uint64
+
+	mu   sync.Mutex
+	seen []sighting
+	news chan struct{} // closed when seen grows
+	bad  error         // a watcher failed
+}
+
+// refusal is a counter of refused packets.
+type refusal struct{ node, reason string }
+
+// sighting is the end of a packet: at a host, or at a node that refused it.
+type sighting struct {
+	host  string // "": refused
+	event event.Event
+	data  []byte // of the datagram, or of the packet
+}
+
+// open builds the lab and watches it.
+func open(ctx context.Context, c Config) (_ *stage, err error) {
+	s := &stage{ledger: map[refusal]uint64{}, news: make(chan struct{}), senders: map[model.Scheme]*net.UDPConn{}}
+	if s.manifest, err = manifest.Parse(examples.AttacksName, examples.Attacks); err != nil {
+		return nil, err
+	}
+	if s.plan, err = plan.Compile(s.manifest.Domain, nil); err != nil {
+		return nil, err
+	}
+	s.paths = slices.Clone(s.plan.Paths)
+	start := time.Now()
+	s.lab, err = lab.Up(ctx, lab.Config{
+		Domain: s.manifest.Domain, Lab: *s.manifest.Lab, Plan: s.plan,
+		Prefix: c.Prefix, RunDir: c.RunDir, Binary: c.Binary, Log: c.Log,
+	})
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			down, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
+			defer cancel()
+			err = errors.Join(err, s.close(down))
+		}
+	}()
+	if c.Up != nil {
+		c.Up(s.lab.Prefix(), time.Since(start))
+	}
+	watching, cancel := context.WithCancel(ctx)
+	s.cancel = cancel
+	for _, n := range s.plan.Nodes {
+		s.wait.Go(func() { s.follow(watching, n.Name) })
+	}
+	for _, h := range []string{"h2", "h3"} {
+		for _, port := range []uint16{servicePort, otherPort} {
+			if err := s.serve(h, port); err != nil {
+				return nil, err
+			}
+		}
+	}
+	for _, scheme := range c.Schemes {
+		if err := s.client(scheme); err != nil {
+			return nil, err
+		}
+	}
+	s.router, err = takeOver(s.lab, "m", s.manifest.Domain, *s.manifest.Lab)
+	return s, err
+}
+
+func (s *stage) close(ctx context.Context) (err error) {
+	if s.router != nil {
+		s.router.close()
+	}
+	if s.cancel != nil {
+		s.cancel()
+	}
+	for _, f := range s.closers {
+		err = errors.Join(err, f())
+	}
+	s.wait.Wait()
+	return errors.Join(err, s.lab.Down(ctx))
+}
+
+// follow watches what a node refuses.
+func (s *stage) follow(ctx context.Context, node string) {
+	c := agent.NewClient(agent.SocketPath(s.lab.AgentDir(node)))
+	defer c.Close()
+	err := c.Events(ctx, true, func(e event.Event) error {
+		s.saw(sighting{event: e, data: e.Packet})
+		return nil
+	})
+	if ctx.Err() == nil {
+		s.broken(fmt.Errorf("events of %s: %w", node, err))
+	}
+}
+
+// serve takes datagrams at a host.
+func (s *stage) serve(name string, port uint16) error {
+	conn, err := s.socket(name, port)
+	if err != nil {
+		return err
+	}
+	s.wait.Go(func() {
+		buf := make([]byte, 1<<16)
+		for {
+			n, _, err := conn.ReadFromUDPAddrPort(buf)
+			if errors.Is(err, net.ErrClosed) {
+				return
+			}
+			if err != nil {
+				s.broken(fmt.Errorf("receive at %s: %w", name, err))
+				return
+			}
+			s.saw(sighting{host: name, data: bytes.Clone(buf[:n])})
+		}
+	})
+	return nil
+}
+
+// client opens the socket that a scheme's host sends by. Its packets have their
+// checksums when they are on the first link, since who captures them would
+// else capture packets that nobody takes.
+func (s *stage) client(scheme model.Scheme) error {
+	name := scheme.String()
+	n, err := s.lab.Net(name)
+	if err != nil {
+		return err
+	}
+	defer n.Close()
+	if err := n.SetOffload(name+"-r1", host.TransmitSum, false); err != nil {
+		return err
+	}
+	s.senders[scheme], err = s.socket(name, servicePort)
+	return err
+}
+
+func (s *stage) socket(name string, port uint16) (conn *net.UDPConn, err error) {
+	err = s.lab.Do(name, func() error {
+		var err error
+		conn, err = net.ListenUDP("udp6", net.UDPAddrFromAddrPort(netip.AddrPortFrom(s.address(name), port)))
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("open a socket at %s: %w", name, err)
+	}
+	s.closers = append(s.closers, conn.Close)
+	return conn, nil
+}
+
+// address is that of a host.
+func (s *stage) address(name string) netip.Addr {
+	for _, h := range s.manifest.Lab.Hosts {
+		if h.Name == name {
+			return lab.HostAddress(h)
+		}
+	}
+	panic("the lab has no host " + name)
+}
+
+func (s *stage) saw(x sighting) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.seen = append(s.seen, x)
+	close(s.news)
+	s.news = make(chan struct{})
+}
+
+func (s *stage) broken(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.bad = errors.Join(s.bad, err)
+	close(s.news)
+	s.news = make(chan struct{})
+}
+
+// await waits for the n-th end of a packet with a tag, counted from 1.
+func (s *stage) await(ctx context.Context, tag string, n int) (sighting, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, verdictTime, fmt.Errorf("a packet neither arrived nor was told of as refused within %s", verdictTime))
+	defer cancel()
+	for {
+		s.mu.Lock()
+		found, news, bad := s.with(tag), s.news, s.bad
+		s.mu.Unlock()
+		switch {
+		case len(found) >= n:
+			return found[n-1], nil
+		case bad != nil:
+			return sighting{}, bad
+		}
+		select {
+		case <-news:
+		case <-ctx.Done():
+			return sighting{}, context.Cause(ctx)
+		}
+	}
+}
+
+// with are all sightings with a tag so far; s.mu is held.
+func (s *stage) with(tag string) (found []sighting) {
+	for _, x := range s.seen {
+		if bytes.Contains(x.data, []byte(tag)) {
+			found = append(found, x)
+		}
+	}
+	return found
+}
+
+// refusals are all counters of all nodes.
+func (s *stage) refusals(ctx context.Context) (map[refusal]uint64, error) {
+	out := map[refusal]uint64{}
+	for _, n := range s.plan.Nodes {
+		c := agent.NewClient(agent.SocketPath(s.lab.AgentDir(n.Name)))
+		counts, err := c.Counters(ctx)
+		c.Close()
+		if err != nil {
+			return nil, err
+		}
+		for _, r := range counts.Refusals {
+			if r.Dropped+r.Reported > 0 {
+				out[refusal{n.Name, r.Reason.String()}] = r.Dropped + r.Reported
+			}
+		}
+	}
+	return out, nil
+}
+
+// balance says how the counters differ from what must have been refused so far.
+// A packet is counted before its refusal is told, so that nothing is waited for.
+func (s *stage) balance(ctx context.Context) (problem string, err error) {
+	got, err := s.refusals(ctx)
+	if err != nil {
+		return "", err
+	}
+	var differ []string
+	for _, k := range slices.SortedFunc(maps.Keys(got), func(a, b refusal) int { return strings.Compare(a.node+a.reason, b.node+b.reason) }) {
+		if got[k] != s.ledger[k] {
+			differ = append(differ, fmt.Sprintf("%s refused %d packets as %s, want %d", k.node, got[k], k.reason, s.ledger[k]))
+		}
+	}
+	for k, n := range s.ledger {
+		if _, ok := got[k]; !ok {
+			differ = append(differ, fmt.Sprintf("%s refused no packet as %s, want %d", k.node, k.reason, n))
+		}
+	}
+	s.ledger = got // so that one mistake is told once
+	return strings.Join(differ, "; "), nil
+}
+
+// explained is what an event shows to whoever holds all secrets.
+func (s *stage) explained(e event.Event) string { return explain.Explain(e, s.paths, nil).Sentence }
+
+// mount mounts one attack and looks at what becomes of it.
+func (s *stage) mount(ctx context.Context, a attack, scheme model.Scheme) (Result, error) {
+	s.count++
+	m := &mounting{stage: s, scheme: scheme, tag: fmt.Sprintf("<%s %s %d>", a.Name, scheme, s.count), ends: 1}
+	want := a.expect(scheme)
+	r := Result{Attack: a.Name, Scheme: scheme.String(), Expected: want.String()}
+	problem := func(format string, args ...any) {
+		if r.Problem == "" {
+			r.Problem = fmt.Sprintf(format, args...)
+		}
+	}
+	err := a.mount(ctx, m)
+	if err == nil {
+		err = s.router.err()
+	}
+	if err != nil {
+		s.router.set(nil)
+		return r, err
+	}
+	end, err := s.await(ctx, m.tag, m.ends)
+	s.router.set(nil)
+	if err != nil {
+		return r, err
+	}
+	got := outcome{}
+	if end.host == "" {
+		got.node, got.reason = end.event.Node, end.event.Reason
+		r.Explained = s.explained(end.event)
+		s.ledger[refusal{got.node, got.reason}]++
+	}
+	r.Observed = got.String()
+	if got.node != want.node || got.reason != want.reason {
+		problem("%s, want it %s", at(got), at(want))
+	}
+	if !strings.Contains(r.Explained, want.says) {
+		problem("the explanation does not say %q", want.says)
+	}
+	// Whatever was under way has come to its end before a packet that was sent
+	// behind it; and the way is as good as before.
+	if err := m.honest(ctx); err != nil {
+		return r, err
+	}
+	s.mu.Lock()
+	ends := len(s.with(m.tag))
+	s.mu.Unlock()
+	if ends != m.ends {
+		problem("%d packets of the attack came to an end, want %d", ends, m.ends)
+	}
+	differ, err := s.balance(ctx)
+	if err != nil {
+		return r, err
+	}
+	if differ != "" {
+		problem("%s", differ)
+	}
+	r.OK = r.Problem == ""
+	return r, s.router.err()
+}
+
+func at(o outcome) string {
+	if o.reason == "" {
+		return "delivered"
+	}
+	return fmt.Sprintf("refused at %s: %s", o.node, o.reason)
+}

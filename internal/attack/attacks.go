@@ -1,0 +1,674 @@
+package attack
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/waystamp/waystamp/internal/agent"
+	"github.com/waystamp/waystamp/internal/model"
+	"github.com/waystamp/waystamp/internal/plan"
+	"github.com/waystamp/waystamp/internal/pot"
+	"github.com/waystamp/waystamp/internal/srv6"
+)
+
+// attack is one entry of the list.
+type attack struct {
+	Attack
+	mount  func(context.Context, *mounting) error
+	expect func(model.Scheme) outcome
+}
+
+// Who mounts an attack.
+const (
+	onLink  = "somebody on core links"
+	onBoth  = "somebody on both links of r2"
+	insider = "r3 itself"
+	outside = "a host outside"
+)
+
+// The ends of sentences that explanations have.
+const (
+	nothingFits  = "nothing that was tried gives the values of this packet"
+	neverStamped = "r2 (fw) never stamped this packet"
+)
+
+// always is one outcome for every scheme, whose explanation may name the scheme
+// as $.
+func always(o outcome) func(model.Scheme) outcome {
+	return func(s model.Scheme) outcome {
+		o := o
+		o.says = strings.ReplaceAll(o.says, "$", s.String())
+		return o
+	}
+}
+
+// but is what holds for one scheme in the place of another outcome.
+func but(s model.Scheme, o outcome, rest func(model.Scheme) outcome) func(model.Scheme) outcome {
+	return func(is model.Scheme) outcome {
+		if is == s {
+			return always(o)(is)
+		}
+		return rest(is)
+	}
+}
+
+func attacks() []attack {
+	last := func(do func(*mounting, srv6.Packet) []sent) func(context.Context, *mounting) error {
+		return inFlight("r3", do)
+	}
+	proof := func(says string) func(model.Scheme) outcome { return always(refused("r6", "proof", says)) }
+	edit := func(do func(*srv6.Proof)) func(*mounting, srv6.Packet) []sent {
+		return func(_ *mounting, p srv6.Packet) []sent { return whole(withProof(p, do)) }
+	}
+	return []attack{
+		{Attack{"skip-hop", "a packet is sent past r2; its segment list is left as it is", onLink},
+			inFlight("r1", func(_ *mounting, p srv6.Packet) []sent { return whole(atSegment(p, 1)) }),
+			proof(neverStamped)},
+		{Attack{"reorder-hops", "a packet visits r3 before r2; its segment list is left as it is", onLink},
+			reorder,
+			but(model.SchemePoT, delivered(), proof("r3 (dpi) stamped this packet before r2 (fw)"))},
+		{Attack{"visit-twice", "a packet visits r2 twice", onLink},
+			visitTwice,
+			proof("r2 (fw) stamped this packet twice")},
+		{Attack{"extra-hop", "a packet takes a detour over another router, which does not stamp", onLink},
+			detour,
+			always(delivered())},
+		{Attack{"splice", "a packet of chain b gets the complete proof of a packet of chain a", onLink},
+			splice,
+			but(model.SchemeKeyedFlow, refused("r6", "proof", nothingFits),
+				proof("this packet carries the stamps of chain $-a, while its proof names chain $-b"))},
+		{Attack{"replay", "a whole packet is sent again", onLink},
+			replay,
+			always(delivered())},
+		{Attack{"preplay", "the complete proof of a packet that was held back is put on another payload to another port", onLink},
+			preplay(otherPort),
+			but(model.SchemeKeyedFlow, refused("r6", "proof", "its destination port was 4242, here it is 4243"), always(delivered()))},
+		{Attack{"preplay-same-flow", "the same, on another payload of the same flow", onLink},
+			preplay(servicePort),
+			always(delivered())},
+		{Attack{"cml-bit", "a bit of CML is flipped", onLink},
+			last(edit(func(v *srv6.Proof) { v.CML ^= 1 << 17 })),
+			proof("bit 17 of its CML was changed")},
+		{Attack{"rnd-bit", "a bit of RND is flipped", onLink},
+			inFlight("r1", edit(func(v *srv6.Proof) { v.RND ^= 1 << 3 })),
+			proof("bit 3 of its RND was changed")},
+		{Attack{"list-edited", "the segment list is edited, the proof left as it is", onLink},
+			last(func(_ *mounting, p srv6.Packet) []sent { return whole(otherList(p)) }),
+			always(refused("r6", "segments", "its segment list says fc00:0:0:400::, r3 (dpi)"))},
+		{Attack{"list-restored", "the segment list is edited, and put back before the egress", onLink},
+			restoredList,
+			always(delivered())},
+		{Attack{"path-flip", "the proof names another path", onLink},
+			last(edit(func(v *srv6.Proof) { v.Path ^= 1 })),
+			always(refused("r6", "unknown-path", "which no chain has"))},
+		{Attack{"epoch-flip", "the proof names another epoch", onLink},
+			last(edit(func(v *srv6.Proof) { v.Epoch += 7 })),
+			always(refused("r6", "unknown-epoch", "this packet carries the stamps of epoch"))},
+		{Attack{"scheme-flip", "the proof names another scheme", onLink},
+			last(edit(func(v *srv6.Proof) { v.Scheme = (v.Scheme + 1) % 4 })),
+			always(refused("r6", "scheme", "but chain $-a has $"))},
+		{Attack{"rnd-not-below-p", "RND is made as large as the prime, or larger", insider},
+			last(largeRND),
+			func(s model.Scheme) outcome {
+				if s.Keyed() {
+					return refused("r6", "proof", "bit 63 of its RND was changed")
+				}
+				return refused("r6", "range", "which is not below the prime")
+			}},
+		{Attack{"zero", "RND and CML are made zero", onLink},
+			last(edit(func(v *srv6.Proof) { v.RND, v.CML = 0, 0 })),
+			proof("this packet carries no stamp, not even that of its headend")},
+		{Attack{"tlv-missing", "the proof is taken off", onLink},
+			last(func(_ *mounting, p srv6.Packet) []sent {
+				return whole(withSRH(p, func(s *srv6.SRH) { s.TLVs = nil }))
+			}),
+			always(refused("r6", "tlv-missing", "no proof TLV"))},
+		{Attack{"tlv-doubled", "the proof is there twice", onLink},
+			last(func(_ *mounting, p srv6.Packet) []sent {
+				return whole(withSRH(p, func(s *srv6.SRH) { s.TLVs = append(s.TLVs, s.TLVs...) }))
+			}),
+			always(refused("r6", "tlv-duplicate", "more than one proof TLV"))},
+		{Attack{"tlv-truncated", "the last 8 bytes of the proof are cut off", onLink},
+			last(truncateTLV),
+			always(refused("r6", "tlv-overrun", "a TLV runs past the end"))},
+		{Attack{"tlv-mistyped", "the proof gets another type", onLink},
+			last(func(_ *mounting, p srv6.Packet) []sent {
+				return whole(withSRH(p, func(s *srv6.SRH) { s.TLVs[0].Type = 124 }))
+			}),
+			always(refused("r6", "tlv-missing", "no proof TLV"))},
+		{Attack{"forged-stamp", "up to 512 packets are looked at on both links of r2, then one is stamped in its place", onBoth},
+			forge,
+			func(s model.Scheme) outcome {
+				if s.Keyed() {
+					return refused("r6", "proof", nothingFits)
+				}
+				return delivered()
+			}},
+		{Attack{"plain", "a packet that a chain requires comes without any outer header", onLink},
+			last(func(_ *mounting, p srv6.Packet) []sent { return asIs(p.Payload) }),
+			always(refused("r6", "unproven", "which chain $-a requires, came without proof"))},
+		{Attack{"wrong-chain", "the complete proof of a packet of chain a is put around a packet of chain b", onLink},
+			wrongChain,
+			but(model.SchemeKeyedFlow, refused("r6", "proof", nothingFits),
+				always(refused("r6", "wrong-chain", "came with a proof of chain $-a, but chain $-b takes it")))},
+		{Attack{"outside-sid", "a host sends to a SID", outside},
+			fromOutside(func(m *mounting) (srv6.Packet, error) {
+				return m.plain(m.chain("a").Hops[1].SID), nil
+			}),
+			always(refused("r1", "outside-sid", "a packet from outside is addressed to the SID block"))},
+		{Attack{"outside-srh", "a host sends a segment routing header", outside},
+			fromOutside(func(m *mounting) (srv6.Packet, error) {
+				p := m.plain(m.address("h2"))
+				p.SRH = &srv6.SRH{NextHeader: p.Header.NextHeader, Segments: []netip.Addr{p.Header.Destination}}
+				return p, nil
+			}),
+			always(refused("r1", "outside-srh", "a packet from outside carries a segment routing header"))},
+		{Attack{"outside-captured", "a host sends a whole packet that was captured inside, from an address of the domain", outside},
+			capturedOutside,
+			always(refused("r1", "outside-sid", "a packet from outside is addressed to the SID block"))},
+		// The last one: it gives the path other secrets.
+		{Attack{"stale-epoch", "a whole packet that was held back is sent when the path has a new epoch", onLink},
+			staleEpoch,
+			always(refused("r6", "unknown-epoch", "names epoch"))},
+	}
+}
+
+// mounting is one attack on one scheme while it is mounted.
+type mounting struct {
+	*stage
+	scheme model.Scheme
+	tag    string // in the payload of the attack's packets
+	ends   int    // of packets with the tag: the last is the one that counts
+}
+
+// chain is a chain of the scheme, in the epoch that its headend has.
+func (m *mounting) chain(name string) plan.Path {
+	var found plan.Path
+	for _, p := range m.paths {
+		if p.Chain == m.scheme.String()+"-"+name && p.Epoch >= found.Epoch {
+			found = p
+		}
+	}
+	return found
+}
+
+func (m *mounting) service(host string, port uint16) netip.AddrPort {
+	return netip.AddrPortFrom(m.address(host), port)
+}
+
+// host is where the scheme's traffic comes from.
+func (m *mounting) host() netip.AddrPort { return m.service(m.scheme.String(), servicePort) }
+
+// send sends a datagram from the scheme's host, as any program does.
+func (m *mounting) send(payload string, to netip.AddrPort) error {
+	_, err := m.senders[m.scheme].WriteToUDPAddrPort([]byte(payload), to)
+	return err
+}
+
+// honest sends a datagram that nothing is done to, and waits for it.
+func (m *mounting) honest(ctx context.Context) error {
+	m.count++
+	tag := fmt.Sprintf("<honest %s %d>", m.scheme, m.count)
+	if err := m.send(tag, m.service("h2", servicePort)); err != nil {
+		return err
+	}
+	end, err := m.await(ctx, tag, 1)
+	if err == nil && end.host == "" {
+		err = fmt.Errorf("an honest packet was refused at %s: %s: %s", end.event.Node, end.event.Reason, m.explained(end.event))
+	}
+	return err
+}
+
+// alter has do done to packets with a tag that come to the router from one
+// neighbour, and to no others.
+func (m *mounting) alter(tag string, do map[string]func(p srv6.Packet, raw []byte) []sent) {
+	m.router.set(func(from string, p srv6.Packet, raw []byte) []sent {
+		if f := do[from]; f != nil && bytes.Contains(p.Payload, []byte(tag)) {
+			return f(p, raw)
+		}
+		return asIs(raw)
+	})
+}
+
+// inFlight changes one packet of chain a as it comes from a neighbour.
+func inFlight(from string, do func(*mounting, srv6.Packet) []sent) func(context.Context, *mounting) error {
+	return func(_ context.Context, m *mounting) error {
+		m.alter(m.tag, map[string]func(srv6.Packet, []byte) []sent{
+			from: func(p srv6.Packet, _ []byte) []sent { return do(m, p) },
+		})
+		return m.send(m.tag, m.service("h2", servicePort))
+	}
+}
+
+// capture sends a datagram and takes the packet on its last link. keep: it does
+// not arrive.
+func (m *mounting) capture(ctx context.Context, payload string, keep bool) (srv6.Packet, error) {
+	took := make(chan srv6.Packet, 1)
+	m.alter(payload, map[string]func(srv6.Packet, []byte) []sent{
+		"r3": func(p srv6.Packet, raw []byte) []sent {
+			select {
+			case took <- p:
+			default: // the kernel's copy of it: none
+			}
+			if keep {
+				return nil
+			}
+			return asIs(raw)
+		},
+	})
+	defer m.router.set(nil)
+	if err := m.send(payload, m.service("h2", servicePort)); err != nil {
+		return srv6.Packet{}, err
+	}
+	select {
+	case p := <-took:
+		return p, nil
+	case <-time.After(verdictTime):
+		return srv6.Packet{}, errors.New("no packet of chain a came to its last link")
+	case <-ctx.Done():
+		return srv6.Packet{}, context.Cause(ctx)
+	}
+}
+
+// inject sends packets from the router.
+func (m *mounting) inject(out []sent) error {
+	if len(out) == 0 {
+		return errors.New("the attack made no packet")
+	}
+	for _, s := range out {
+		m.router.send(s)
+	}
+	return nil
+}
+
+func reorder(_ context.Context, m *mounting) error {
+	to := func(left uint8) func(srv6.Packet, []byte) []sent {
+		return func(p srv6.Packet, _ []byte) []sent { return whole(atSegment(p, left)) }
+	}
+	m.alter(m.tag, map[string]func(srv6.Packet, []byte) []sent{"r1": to(1), "r3": to(2), "r2": to(0)})
+	return m.send(m.tag, m.service("h2", servicePort))
+}
+
+func visitTwice(_ context.Context, m *mounting) error {
+	again := true
+	m.alter(m.tag, map[string]func(srv6.Packet, []byte) []sent{"r2": func(p srv6.Packet, raw []byte) []sent {
+		if again {
+			again = false
+			return whole(atSegment(p, 2))
+		}
+		return asIs(raw)
+	}})
+	return m.send(m.tag, m.service("h2", servicePort))
+}
+
+// detour: x routes the packet, and by its routes back to where it came from.
+func detour(_ context.Context, m *mounting) error {
+	m.alter(m.tag, map[string]func(srv6.Packet, []byte) []sent{"r2": func(_ srv6.Packet, raw []byte) []sent {
+		return []sent{{packet: raw, to: "x"}}
+	}})
+	return m.send(m.tag, m.service("h2", servicePort))
+}
+
+func splice(ctx context.Context, m *mounting) error {
+	a, err := m.capture(ctx, "<held back "+m.tag[1:], true)
+	if err != nil {
+		return err
+	}
+	stolen, _ := proofOf(a)
+	m.alter(m.tag, map[string]func(srv6.Packet, []byte) []sent{"r3": func(p srv6.Packet, _ []byte) []sent {
+		return whole(withProof(p, func(v *srv6.Proof) { v.RND, v.CML = stolen.RND, stolen.CML }))
+	}})
+	return m.send(m.tag, m.service("h3", servicePort))
+}
+
+func replay(ctx context.Context, m *mounting) error {
+	p, err := m.capture(ctx, m.tag, false)
+	if err != nil {
+		return err
+	}
+	if end, err := m.await(ctx, m.tag, 1); err != nil || end.host == "" {
+		return errors.Join(err, errors.New("the packet was not delivered the first time"))
+	}
+	m.ends = 2
+	return m.inject(whole(p))
+}
+
+// preplay puts another datagram behind the outer header of one that was held
+// back.
+func preplay(port uint16) func(context.Context, *mounting) error {
+	return func(ctx context.Context, m *mounting) error {
+		p, err := m.capture(ctx, "held back", true)
+		if err != nil {
+			return err
+		}
+		p.Payload = udp(m.host(), m.service("h2", port), []byte(m.tag))
+		return m.inject(whole(p))
+	}
+}
+
+func wrongChain(ctx context.Context, m *mounting) error {
+	p, err := m.capture(ctx, "held back", true)
+	if err != nil {
+		return err
+	}
+	p.Payload = udp(m.host(), m.service("h3", servicePort), []byte(m.tag))
+	return m.inject(whole(p))
+}
+
+// otherList is the packet with a segment that it has visited replaced.
+func otherList(p srv6.Packet) srv6.Packet {
+	return withSRH(p, func(s *srv6.SRH) { s.Segments[2] = netip.MustParseAddr("fc00:0:0:400::") })
+}
+
+func restoredList(_ context.Context, m *mounting) error {
+	var was netip.Addr
+	m.alter(m.tag, map[string]func(srv6.Packet, []byte) []sent{
+		"r2": func(p srv6.Packet, _ []byte) []sent {
+			was = p.SRH.Segments[2]
+			return whole(otherList(p))
+		},
+		"r3": func(p srv6.Packet, _ []byte) []sent {
+			return whole(withSRH(p, func(s *srv6.SRH) { s.Segments[2] = was }))
+		},
+	})
+	return m.send(m.tag, m.service("h2", servicePort))
+}
+
+// largeRND is what r3 can do, which knows prime and mask: the sum stays right.
+func largeRND(m *mounting, p srv6.Packet) []sent {
+	return whole(withProof(p, func(v *srv6.Proof) {
+		if m.scheme.Keyed() {
+			v.RND |= 1 << 63
+			return
+		}
+		own := m.chain("a").Shares[2].Polynomial
+		v.RND = (v.RND ^ own.Down.RND) + own.Prime ^ own.Down.RND
+	}))
+}
+
+func truncateTLV(_ *mounting, p srv6.Packet) []sent {
+	out := whole(p)
+	if len(out) == 0 {
+		return nil
+	}
+	const cut = 8
+	b := out[0].packet
+	end := srv6.IPv6Len + 8*(int(b[srv6.IPv6Len+1])+1) // of the SRH
+	b = append(b[:end-cut:end-cut], b[end:]...)
+	b[srv6.IPv6Len+1] -= cut / 8
+	length := len(b) - srv6.IPv6Len
+	b[4], b[5] = byte(length>>8), byte(length)
+	return asIs(b)
+}
+
+// Sizes of the wiretap.
+const (
+	tapBatch = 64
+	tapLeast = 32
+	tapMost  = 512
+	// Of another CPU of the headend nothing may have been learned yet; its
+	// packets are let go.
+	forgeTries = 300
+)
+
+// wiretap is what was seen of chain a's packets on both links of r2, by the CPU
+// of the headend that numbered them: the upper bits of RND tell them apart.
+type wiretap struct {
+	seen  map[uint64][]tapped // by rnd >> 42, in the order on the link to r2
+	index map[string]place    // by what is inside
+}
+
+type place struct {
+	lane uint64
+	at   int
+}
+
+func (w *wiretap) listen(path uint32) func(from string, p srv6.Packet) {
+	return func(from string, p srv6.Packet) {
+		v, ok := proofOf(p)
+		if !ok || v.Path != path {
+			return
+		}
+		inside, now := string(p.Payload), values{v.RND, v.CML}
+		switch from {
+		case "r1":
+			lane := v.RND >> 42
+			w.index[inside] = place{lane, len(w.seen[lane])}
+			w.seen[lane] = append(w.seen[lane], tapped{in: now})
+		case "r2":
+			if at, ok := w.index[inside]; ok {
+				w.seen[at.lane][at.at].out = now
+			}
+		}
+	}
+}
+
+// learn gives the forgers of those lanes of which enough was seen. They have
+// been tried on packets that they were not learned from.
+func (w *wiretap) learn() map[uint64]forger {
+	found := map[uint64]forger{}
+	for lane, seen := range w.seen {
+		if len(seen) < tapLeast {
+			continue
+		}
+		half := len(seen) - tapLeast/2
+		for _, how := range []func([]tapped) (forger, error){learnPlain, learnMasked} {
+			f, err := how(seen[:half])
+			for i := half; err == nil && i < len(seen); i++ {
+				if f(seen[i].in, i) != seen[i].out {
+					err = errNothingLearned
+				}
+			}
+			if err == nil {
+				found[lane] = f
+			}
+		}
+	}
+	return found
+}
+
+// guess goes on from the last two stamps before a packet as if all were on a
+// line.
+func (w *wiretap) guess(lane uint64) forger {
+	return func(in values, number int) values {
+		last, before := w.seen[lane][number-1].out.cml, w.seen[lane][number-2].out.cml
+		return values{in.rnd, 2*last - before}
+	}
+}
+
+// forge looks at packets on both links of r2 until it can stamp in r2's place,
+// or gives up and guesses.
+func forge(ctx context.Context, m *mounting) error {
+	w := &wiretap{seen: map[uint64][]tapped{}, index: map[string]place{}}
+	m.router.listen(w.listen(m.chain("a").Path))
+	defer m.router.listen(nil)
+	forgers := map[uint64]forger{}
+	for n := 0; n < tapMost && len(forgers) == 0; n += tapBatch {
+		for i := range tapBatch {
+			if err := m.send(fmt.Sprintf("<tapped %d of %s", n+i, m.tag[1:]), m.service("h2", servicePort)); err != nil {
+				return err
+			}
+		}
+		for i := range tapBatch {
+			if _, err := m.await(ctx, fmt.Sprintf("<tapped %d of %s", n+i, m.tag[1:]), 1); err != nil {
+				return err
+			}
+		}
+		forgers = w.learn() // nothing is under way
+	}
+	guessing := len(forgers) == 0
+	base := m.tag[:len(m.tag)-1]
+	for try := range forgeTries {
+		m.tag = fmt.Sprintf("%s try %d>", base, try)
+		forged := make(chan bool, 1)
+		m.alter(m.tag, map[string]func(srv6.Packet, []byte) []sent{"r1": func(p srv6.Packet, raw []byte) []sent {
+			at := w.index[string(p.Payload)]
+			f := forgers[at.lane]
+			if guessing && at.at >= 2 {
+				f = w.guess(at.lane)
+			}
+			forged <- f != nil
+			if f == nil {
+				return asIs(raw)
+			}
+			return whole(withProof(atSegment(p, 1), func(v *srv6.Proof) {
+				out := f(values{v.RND, v.CML}, at.at)
+				v.RND, v.CML = out.rnd, out.cml
+			}))
+		}})
+		if err := m.send(m.tag, m.service("h2", servicePort)); err != nil {
+			return err
+		}
+		if _, err := m.await(ctx, m.tag, 1); err != nil {
+			return err
+		}
+		if <-forged {
+			return nil
+		}
+		forgers = w.learn()
+	}
+	return errors.New("too little was seen of the CPU that numbers packets now")
+}
+
+// plain is a packet from the scheme's host.
+func (m *mounting) plain(to netip.Addr) srv6.Packet {
+	return srv6.Packet{
+		Header:  srv6.Header{NextHeader: 59, HopLimit: 64, Source: m.host().Addr(), Destination: to},
+		Payload: []byte(m.tag),
+	}
+}
+
+// fromOutside sends a frame from the scheme's host past its kernel.
+func fromOutside(what func(*mounting) (srv6.Packet, error)) func(context.Context, *mounting) error {
+	return func(_ context.Context, m *mounting) error {
+		p, err := what(m)
+		if err != nil {
+			return err
+		}
+		return m.fromHost(whole(p))
+	}
+}
+
+func (m *mounting) fromHost(out []sent) error {
+	name := m.scheme.String()
+	n, err := m.lab.NetNS(name)
+	if err != nil {
+		return err
+	}
+	defer n.Close()
+	link, err := openPort(n, name+"-r1")
+	if err != nil {
+		return err
+	}
+	defer link.close()
+	to, err := macOf(m.lab, "r1", "r1-"+name)
+	if err != nil {
+		return err
+	}
+	if len(out) == 0 {
+		return errors.New("the attack made no packet")
+	}
+	for _, s := range out {
+		if err := link.send(to, s.packet); err != nil && !errors.Is(err, net.ErrClosed) {
+			return fmt.Errorf("send from %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+func capturedOutside(ctx context.Context, m *mounting) error {
+	p, err := m.capture(ctx, m.tag, true)
+	if err != nil {
+		return err
+	}
+	return m.fromHost(whole(p))
+}
+
+func staleEpoch(ctx context.Context, m *mounting) error {
+	p, err := m.capture(ctx, m.tag, true)
+	if err != nil {
+		return err
+	}
+	if err := m.rotate(ctx, m.chain("a")); err != nil {
+		return err
+	}
+	return m.inject(whole(p))
+}
+
+// rotate gives a path a new epoch with fresh secrets, as compiling the plans
+// again would, and waits until all nodes have it.
+func (m *mounting) rotate(ctx context.Context, p plan.Path) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, followTime, fmt.Errorf("the nodes do not follow their plans within %s", followTime))
+	defer cancel()
+	shares, verifier, err := pot.Generate(rand.Reader, m.scheme, len(p.Hops))
+	if err != nil {
+		return err
+	}
+	p.Epoch++
+	p.Shares, p.Verifier = shares, verifier
+	for _, known := range m.plan.Nodes {
+		n, err := m.lab.NodePlan(known.Name)
+		if err != nil {
+			return err
+		}
+		for i := range n.Headends {
+			if e := &n.Headends[i]; e.Path == p.Path {
+				e.Epoch, e.Share = p.Epoch, shares[0]
+			}
+		}
+		for i := range n.Endpoints {
+			if e := &n.Endpoints[i]; e.Path == p.Path {
+				e.Epoch, e.Share = p.Epoch, shares[e.Share.Position]
+			}
+		}
+		for i := range n.Egresses {
+			if e := &n.Egresses[i]; e.Path == p.Path {
+				e.Epoch, e.Share, e.Verifier = p.Epoch, shares[len(shares)-1], verifier
+			}
+		}
+		if err := m.lab.WriteNodePlan(n.Name, n); err != nil {
+			return err
+		}
+	}
+	for _, n := range m.plan.Nodes {
+		if err := m.followed(ctx, n.Name); err != nil {
+			return err
+		}
+	}
+	m.paths = append(m.paths, p)
+	return nil
+}
+
+// followed waits until a node has its plan file in force.
+func (m *mounting) followed(ctx context.Context, node string) error {
+	file, err := os.ReadFile(m.lab.NodePlanPath(node))
+	if err != nil {
+		return err
+	}
+	want := fmt.Sprintf("%x", sha256.Sum256(file))
+	c := agent.NewClient(agent.SocketPath(m.lab.AgentDir(node)))
+	defer c.Close()
+	for {
+		s, err := c.Status(ctx)
+		switch {
+		case err != nil:
+			return err
+		case s.Plan == want && s.Error == "":
+			return nil
+		}
+		select {
+		case <-time.After(pollEvery):
+		case <-ctx.Done():
+			return fmt.Errorf("%s: %w", node, context.Cause(ctx))
+		}
+	}
+}
