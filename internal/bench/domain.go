@@ -148,7 +148,15 @@ func (w world) stampedFrame(chain, segment, size int, to [6]byte) ([]byte, error
 	if err != nil {
 		return nil, err
 	}
-	steps := pot.Walk(path.Header(), uint64(chain)+1, path.Shares[:segment+1]...)
+	read, ok := srv6.ReadFlow(srv6.NextHeaderIPv6, payload)
+	if !ok {
+		return nil, fmt.Errorf("a frame of %d bytes has no room for ports", size)
+	}
+	flow := pot.Flow{
+		Source: read.Source, Destination: read.Destination, Protocol: read.Protocol,
+		SourcePort: read.SourcePort, DestinationPort: read.DestinationPort,
+	}
+	steps := pot.WalkFlow(path.Header(), uint64(chain)+1, flow, path.Shares[:segment+1]...)
 	wire := steps[len(steps)-1].WireOut
 	p := srv6.Packet{
 		Header: srv6.Header{

@@ -42,7 +42,7 @@ func Stamp(ctx context.Context, c Config) (Result, error) {
 	}
 	for _, t := range []task{taskEnd, taskHeadend, taskEgress} {
 		for _, n := range segments {
-			for _, s := range []model.Scheme{model.SchemePoT, model.SchemeOPoT, model.SchemeKeyed} {
+			for _, s := range []model.Scheme{model.SchemePoT, model.SchemeOPoT, model.SchemeKeyed, model.SchemeKeyedFlow} {
 				h := base
 				h.task, h.scheme, h.segments = t, s, n
 				if t == taskHeadend && model.OuterLen(n) > headroom {

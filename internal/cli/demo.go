@@ -39,16 +39,13 @@ them away at the end, also after Ctrl-C.`,
 				if err := s.UnmarshalText([]byte(name)); err != nil {
 					return Usagef("--scheme: %w", err)
 				}
-				if s == model.SchemeKeyedFlow {
-					return Usagef("--scheme: keyed-flow is not there yet; expect keyed, opot or pot")
-				}
 				if slices.Contains(c.Schemes, s) {
 					return Usagef("--scheme: %s is named twice", s)
 				}
 				c.Schemes = append(c.Schemes, s)
 			}
 			if len(c.Schemes) == 0 {
-				return Usagef("--scheme: name at least one of keyed, opot, pot")
+				return Usagef("--scheme: name at least one of keyed, keyed-flow, opot, pot")
 			}
 			if verbose {
 				c.Log = slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), nil))
@@ -57,7 +54,7 @@ them away at the end, also after Ctrl-C.`,
 		},
 	}
 	f := cmd.Flags()
-	f.StringSliceVar(&schemes, "scheme", []string{"keyed", "opot"}, "proof schemes to play the scenes for: keyed, opot, pot")
+	f.StringSliceVar(&schemes, "scheme", []string{"keyed", "opot"}, "proof schemes to play the scenes for: keyed, keyed-flow, opot, pot")
 	f.StringVar(&prefix, "prefix", "", "what names of namespaces and pins start with (default: random)")
 	f.StringVar(&runDir, "run-dir", "", "directory of labs (default: /run/waystamp/lab)")
 	f.BoolVar(&keep, "keep", false, "leave the last lab up and say what to try next")

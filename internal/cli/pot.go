@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/pot"
 )
 
@@ -40,7 +41,8 @@ func newPotEvalCommand(newEBPF func() (pot.Engine, func() error, error)) *cobra.
 it, and verify it at the hop visited last. The first hop of the profile is the
 headend; each hop uses its own masks, also in another order.
 
-The profile is YAML; numbers are decimal or, with 0x, hexadecimal:
+The profile is YAML; numbers are decimal or, with 0x, hexadecimal. For pot and
+opot:
 
   prime-number: 53            # below 2^63
   validator-key: 10           # the secret polynomial at 0
@@ -54,7 +56,19 @@ The profile is YAML; numbers are decimal or, with 0x, hexadecimal:
     - {secret-share: 17, lpc: 48, public-polynomial: 29}
     - {secret-share: 47, lpc: 38, public-polynomial: 20}
 
-A hop takes CML modulo the prime and RND as it is; only the verifier refuses:
+For keyed and keyed-flow, with the hops that stamp; the egress, which has all
+their keys, verifies behind the hop visited last:
+
+  scheme: keyed-flow          # or keyed, without binding-key and flow
+  path: 0x01020304
+  epoch: 3
+  binding-key: f0f1f2f3f4f5f6f7f8f9fafbfcfdfeff
+  flow: {source: 192.0.2.1, source-port: 4242, destination: 198.51.100.2, destination-port: 53, protocol: 17}
+  hops:
+    - key: 000102030405060708090a0b0c0d0e0f
+    - key: 101112131415161718191a1b1c1d1e1f
+
+Under pot and opot a hop takes CML modulo the prime and RND as it is; only the verifier refuses:
 with "proof" if CML is not (validator-key + RND) modulo the prime, with "range"
 if it is, but RND or CML came in at or above the prime.
 
@@ -82,7 +96,6 @@ func (o *potEval) run(cmd *cobra.Command, newEBPF func() (pot.Engine, func() err
 	var render func(io.Writer, pot.Evaluation) error
 	switch o.output {
 	case "table":
-		render = renderPotTable
 	case "json":
 		render = renderPotJSON
 	default:
@@ -122,6 +135,9 @@ func (o *potEval) run(cmd *cobra.Command, newEBPF func() (pot.Engine, func() err
 	ev, err := pot.Evaluate(engine, p, rnd, order)
 	if err != nil {
 		return fmt.Errorf("evaluate %s with the %s engine: %w", o.profile, o.engine, err)
+	}
+	if o.output == "table" {
+		render = func(w io.Writer, ev pot.Evaluation) error { return renderPotTable(w, p.Header.Scheme, ev) }
 	}
 	if err := render(cmd.OutOrStdout(), ev); err != nil {
 		return fmt.Errorf("write the result: %w", err)
@@ -208,7 +224,7 @@ func renderPotJSON(w io.Writer, ev pot.Evaluation) error {
 	return e.Encode(out)
 }
 
-func renderPotTable(w io.Writer, ev pot.Evaluation) error {
+func renderPotTable(w io.Writer, scheme model.Scheme, ev pot.Evaluation) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(t, "HOP\tRND\tCML\tWIRE RND\tWIRE CML\t")
 	for _, v := range ev.Visits {
@@ -222,6 +238,9 @@ func renderPotTable(w io.Writer, ev pot.Evaluation) error {
 	switch ev.Result {
 	case pot.Proof:
 		verdict = "refused (proof): CML is not (validator-key + RND) modulo the prime"
+		if scheme.Keyed() {
+			verdict = "refused (proof): CML is not the tag that all hops in order come to"
+		}
 	case pot.Range:
 		verdict = "refused (range): RND or CML came to the verifier at or above the prime"
 	}

@@ -158,17 +158,17 @@ type fakeEngine struct {
 	fail             error
 }
 
-func (f *fakeEngine) Stamp(s pot.Share, h pot.Header, wire pot.Values) (pot.Values, error) {
+func (f *fakeEngine) Stamp(s pot.Share, h pot.Header, flow pot.Flow, wire pot.Values) (pot.Values, error) {
 	f.stamps++
 	if f.fail != nil && s.Position == 1 {
 		return pot.Values{}, f.fail
 	}
-	return f.Model.Stamp(s, h, wire)
+	return f.Model.Stamp(s, h, flow, wire)
 }
 
-func (f *fakeEngine) Verify(s pot.Share, v pot.Verifier, h pot.Header, wire pot.Values) (pot.Values, pot.Result, error) {
+func (f *fakeEngine) Verify(s pot.Share, v pot.Verifier, h pot.Header, flow pot.Flow, wire pot.Values) (pot.Values, pot.Result, error) {
 	f.verifies++
-	return f.Model.Verify(s, v, h, wire)
+	return f.Model.Verify(s, v, h, flow, wire)
 }
 
 func TestPotEvalUsesAndReleasesTheEBPFEngine(t *testing.T) {

@@ -1,6 +1,7 @@
 package dataplane
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -70,13 +71,13 @@ func NewEngine() (pot.Engine, func() error, error) {
 
 // Stamp implements pot.Engine, for the headend's share too: the stamp is the
 // same code there.
-func (e *engine) Stamp(s pot.Share, h pot.Header, wire pot.Values) (pot.Values, error) {
+func (e *engine) Stamp(s pot.Share, h pot.Header, f pot.Flow, wire pot.Values) (pot.Values, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return e.stampLocked(s, h, wire)
+	return e.stampLocked(s, h, f, wire)
 }
 
-func (e *engine) stampLocked(s pot.Share, h pot.Header, wire pot.Values) (pot.Values, error) {
+func (e *engine) stampLocked(s pot.Share, h pot.Header, f pot.Flow, wire pot.Values) (pot.Values, error) {
 	encoded, err := encodeShare(s, h.Scheme)
 	if err != nil {
 		return pot.Values{}, err
@@ -86,7 +87,7 @@ func (e *engine) stampLocked(s pot.Share, h pot.Header, wire pot.Values) (pot.Va
 	}); err != nil {
 		return pot.Values{}, err
 	}
-	out, refused, err := e.run(h, wire, engineNext, engineSID)
+	out, refused, err := e.run(h, f, wire, engineNext, engineSID)
 	if err != nil {
 		return pot.Values{}, err
 	}
@@ -109,14 +110,17 @@ func (e *engine) stampLocked(s pot.Share, h pot.Header, wire pot.Values) (pot.Va
 
 // Verify implements pot.Engine. The program does not tell what it computed, so
 // the final values are those of the same share's stamp, not masked.
-func (e *engine) Verify(s pot.Share, v pot.Verifier, h pot.Header, wire pot.Values) (pot.Values, pot.Result, error) {
+func (e *engine) Verify(s pot.Share, v pot.Verifier, h pot.Header, f pot.Flow, wire pot.Values) (pot.Values, pot.Result, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	final := wire
 	entry := hop{Behaviour: uint8(abi.BehaviourEndDT46), Scheme: uint8(h.Scheme), Position: s.Position}
 	verifier := egress{Segments: 1}
 	verifier.List[0] = netip.MustParseAddr(engineSID).As16()
-	if h.Scheme == model.SchemeKeyed {
+	if h.Scheme.Keyed() {
+		if h.Scheme == model.SchemeKeyedFlow {
+			entry.Share.BindKey = keyWords(s.Bind)
+		}
 		if len(v.Keys) > abi.KeysMax {
 			return pot.Values{}, pot.Proof, fmt.Errorf("%d keys; a verifier has at most %d", len(v.Keys), abi.KeysMax)
 		}
@@ -128,7 +132,7 @@ func (e *engine) Verify(s pot.Share, v pot.Verifier, h pot.Header, wire pot.Valu
 		bare := s
 		bare.Polynomial.Down = pot.Mask{}
 		var err error
-		if final, err = e.stampLocked(bare, h, wire); err != nil {
+		if final, err = e.stampLocked(bare, h, f, wire); err != nil {
 			return pot.Values{}, pot.Proof, err
 		}
 		if entry.Share, err = encodeShare(s, h.Scheme); err != nil {
@@ -148,7 +152,7 @@ func (e *engine) Verify(s pot.Share, v pot.Verifier, h pot.Header, wire pot.Valu
 			return pot.Values{}, pot.Proof, err
 		}
 	}
-	_, refused, err := e.run(h, wire, engineSID)
+	_, refused, err := e.run(h, f, wire, engineSID)
 	if err != nil {
 		return pot.Values{}, pot.Proof, err
 	}
@@ -178,8 +182,8 @@ func (e *engine) put(t table, key, value any) error {
 // segment list as on the wire. It returns the packet as it is afterwards, and
 // why it was refused before the program counted it as stamped or verified. What
 // the machine's routes say of it afterwards does not matter.
-func (e *engine) run(h pot.Header, wire pot.Values, list ...string) (out []byte, refused abi.Reason, err error) {
-	frame, err := enginePacket(h, wire, list)
+func (e *engine) run(h pot.Header, f pot.Flow, wire pot.Values, list ...string) (out []byte, refused abi.Reason, err error) {
+	frame, err := enginePacket(h, f, wire, list)
 	if err != nil {
 		return nil, abi.ReasonNone, fmt.Errorf("make a packet: %w", err)
 	}
@@ -230,12 +234,48 @@ func (e *engine) counts() (done uint64, refusals []uint64, err error) {
 	return done, refusals, nil
 }
 
-func enginePacket(h pot.Header, wire pot.Values, list []string) ([]byte, error) {
-	inner := srv6.Packet{Header: srv6.Header{
-		NextHeader: 59, HopLimit: 64, // no next header
-		Source: netip.MustParseAddr(engineSource), Destination: netip.MustParseAddr(engineInner),
-	}}
-	payload, err := inner.Append(nil)
+// innerPacket is a packet of that flow, and what it is by its Next Header value.
+// Without ports it is a fragment, which has none whatever its protocol.
+func innerPacket(f pot.Flow) (b []byte, next uint8, err error) {
+	ports := binary.BigEndian.AppendUint16(nil, f.SourcePort)
+	ports = binary.BigEndian.AppendUint16(ports, f.DestinationPort)
+	fragment := f.SourcePort == 0 && f.DestinationPort == 0
+	if f.Source.Is4() && f.Destination.Is4() {
+		src, dst := f.Source.As4(), f.Destination.As4()
+		b = []byte{0x45, 0, 0, 24, 0, 0, 0, 0, 64, f.Protocol, 0, 0}
+		if fragment {
+			b[6] = 0x20 // more fragments
+		}
+		b, next = append(append(append(b, src[:]...), dst[:]...), ports...), srv6.NextHeaderIPv4
+	} else {
+		h := srv6.Header{NextHeader: f.Protocol, HopLimit: 64, PayloadLength: 4, Source: f.Source, Destination: f.Destination}
+		payload := ports
+		if fragment {
+			payload = []byte{f.Protocol, 0, 0, 1, 0, 0, 0, 0} // the first of some
+			h.NextHeader, h.PayloadLength = 44, 8
+		}
+		if b, err = h.Append(nil); err != nil {
+			return nil, 0, err
+		}
+		b, next = append(b, payload...), srv6.NextHeaderIPv6
+	}
+	read, ok := srv6.ReadFlow(next, b)
+	got := pot.Flow{
+		Source: read.Source, Destination: read.Destination, Protocol: read.Protocol,
+		SourcePort: read.SourcePort, DestinationPort: read.DestinationPort,
+	}
+	if !ok || got != f {
+		return nil, 0, fmt.Errorf("no packet is of the flow from %s port %d to %s port %d by protocol %d: that protocol has no ports, or the addresses are not of one version of IP",
+			f.Source, f.SourcePort, f.Destination, f.DestinationPort, f.Protocol)
+	}
+	return b, next, nil
+}
+
+func enginePacket(h pot.Header, f pot.Flow, wire pot.Values, list []string) ([]byte, error) {
+	if h.Scheme != model.SchemeKeyedFlow {
+		f = pot.Flow{Source: netip.MustParseAddr(engineSource), Destination: netip.MustParseAddr(engineInner), Protocol: 59} // no next header
+	}
+	payload, next, err := innerPacket(f)
 	if err != nil {
 		return nil, err
 	}
@@ -245,7 +285,7 @@ func enginePacket(h pot.Header, wire pot.Values, list []string) ([]byte, error) 
 			HopLimit: 64, Source: netip.MustParseAddr(engineSource), Destination: netip.MustParseAddr(engineSID),
 		},
 		SRH: &srv6.SRH{
-			NextHeader: srv6.NextHeaderIPv6, SegmentsLeft: uint8(len(list) - 1),
+			NextHeader: next, SegmentsLeft: uint8(len(list) - 1),
 			TLVs: []srv6.TLV{srv6.Proof{Scheme: h.Scheme, Epoch: h.Epoch, Path: h.Path, RND: wire.RND, CML: wire.CML}.TLV()},
 		},
 		Payload: payload,

@@ -2,6 +2,7 @@ package dataplane
 
 import (
 	"crypto/rand"
+	"net/netip"
 	"testing"
 
 	"pgregory.net/rapid"
@@ -51,12 +52,33 @@ func drawShare(t *rapid.T) pot.Share {
 		Up: mask("up"), Down: mask("down"),
 	}}
 	copy(s.Key[:], rapid.SliceOfN(rapid.Byte(), 16, 16).Draw(t, "key"))
+	copy(s.Bind[:], rapid.SliceOfN(rapid.Byte(), 16, 16).Draw(t, "binding key"))
 	return s
+}
+
+// engineFlow is any.
+var engineFlow = pot.Flow{Source: addr("2001:db8::1"), Destination: addr("2001:db8::2"), Protocol: 6, SourcePort: 1, DestinationPort: 2}
+
+// drawFlow: of one version of IP or of both.
+func drawFlow(t *rapid.T, four bool) pot.Flow {
+	f := pot.Flow{Source: addr("2001:db8::1"), Destination: addr("2001:db8::2"), Protocol: rapid.Uint8().Draw(t, "protocol")}
+	var last [16]byte
+	copy(last[:], rapid.SliceOfN(rapid.Byte(), 16, 16).Draw(t, "address"))
+	last[0] = 0x20
+	f.Source = netip.AddrFrom16(last)
+	if four && rapid.Bool().Draw(t, "IPv4") {
+		f.Source, f.Destination = netip.AddrFrom4([4]byte(last[4:])), addr("192.0.2.1")
+	}
+	if rapid.Bool().Draw(t, "ports") {
+		f.Protocol = rapid.SampledFrom([]uint8{6, 17, 33, 132, 136}).Draw(t, "protocol with ports")
+		f.SourcePort, f.DestinationPort = rapid.Uint16().Draw(t, "source port"), rapid.Uint16Min(1).Draw(t, "destination port")
+	}
+	return f
 }
 
 func drawHeader(t *rapid.T) pot.Header {
 	return pot.Header{
-		Scheme: rapid.SampledFrom([]model.Scheme{model.SchemePoT, model.SchemeOPoT, model.SchemeKeyed}).Draw(t, "scheme"),
+		Scheme: rapid.SampledFrom([]model.Scheme{model.SchemePoT, model.SchemeOPoT, model.SchemeKeyed, model.SchemeKeyedFlow}).Draw(t, "scheme"),
 		Epoch:  rapid.Uint8().Draw(t, "epoch"), Path: rapid.Uint32().Draw(t, "path"),
 	}
 }
@@ -64,15 +86,15 @@ func drawHeader(t *rapid.T) pot.Header {
 func TestProgramStampsAsTheModelDoes(t *testing.T) {
 	e := newTestEngine(t)
 	rapid.Check(t, func(t *rapid.T) {
-		s, h := drawShare(t), drawHeader(t)
+		s, h, f := drawShare(t), drawHeader(t), drawFlow(t, true)
 		in := pot.Values{
 			RND: drawWord(t, s.Polynomial.Prime, "rnd"), CML: drawWord(t, s.Polynomial.Prime, "cml"),
 		}
-		want, err := pot.Model{}.Stamp(s, h, in)
+		want, err := pot.Model{}.Stamp(s, h, f, in)
 		if err != nil {
 			t.Fatal(err)
 		}
-		got, err := e.Stamp(s, h, in)
+		got, err := e.Stamp(s, h, f, in)
 		if err != nil || got != want {
 			t.Fatalf("scheme %s, in %x: got %x, %v; want %x", h.Scheme, in, got, err, want)
 		}
@@ -83,7 +105,7 @@ func TestProgramVerifiesAsTheModelDoes(t *testing.T) {
 	e := newTestEngine(t)
 	seen := map[pot.Result]int{}
 	rapid.Check(t, func(t *rapid.T) {
-		s, h := drawShare(t), drawHeader(t)
+		s, h, f := drawShare(t), drawHeader(t), drawFlow(t, false)
 		p := s.Polynomial.Prime
 		in := pot.Values{RND: drawWord(t, p, "rnd"), CML: drawWord(t, p, "cml")}
 		if rapid.Bool().Draw(t, "in range") {
@@ -98,10 +120,10 @@ func TestProgramVerifiesAsTheModelDoes(t *testing.T) {
 		}
 		// By chance alone nothing would ever verify.
 		if rapid.Bool().Draw(t, "right") {
-			if h.Scheme == model.SchemeKeyed {
+			if h.Scheme.Keyed() {
 				w := pot.Values{RND: in.RND}
 				for i, k := range v.Keys {
-					w = pot.Share{Position: uint8(i), Key: k}.Stamp(h, w).WireOut
+					w = pot.Share{Position: uint8(i), Key: k}.StampFlow(h, w, s.Binding(f)).WireOut
 				}
 				in = w
 			} else {
@@ -110,11 +132,11 @@ func TestProgramVerifiesAsTheModelDoes(t *testing.T) {
 				v.Secret = (final.CML + p - final.RND%p) % p
 			}
 		}
-		wantValues, want, err := pot.Model{}.Verify(s, v, h, in)
+		wantValues, want, err := pot.Model{}.Verify(s, v, h, f, in)
 		if err != nil {
 			t.Fatal(err)
 		}
-		gotValues, got, err := e.Verify(s, v, h, in)
+		gotValues, got, err := e.Verify(s, v, h, f, in)
 		if err != nil || got != want || gotValues != wantValues {
 			t.Fatalf("scheme %s: got %v %x, %v; want %v %x", h.Scheme, got, gotValues, err, want, wantValues)
 		}
@@ -129,7 +151,7 @@ func TestProgramVerifiesAsTheModelDoes(t *testing.T) {
 
 func TestEngineFollowsWholePaths(t *testing.T) {
 	e := newTestEngine(t)
-	for _, scheme := range []model.Scheme{model.SchemePoT, model.SchemeOPoT, model.SchemeKeyed} {
+	for _, scheme := range []model.Scheme{model.SchemePoT, model.SchemeOPoT, model.SchemeKeyed, model.SchemeKeyedFlow} {
 		for k := 2; k <= 17; k++ {
 			shares, v, err := pot.Generate(rand.Reader, scheme, k)
 			if err != nil {
@@ -138,15 +160,15 @@ func TestEngineFollowsWholePaths(t *testing.T) {
 			h := pot.Header{Scheme: scheme, Epoch: 7, Path: 0xdeadbeef}
 			w := pot.Values{RND: 1<<48 | 5}
 			for _, s := range shares[:k-1] {
-				if w, err = e.Stamp(s, h, w); err != nil {
+				if w, err = e.Stamp(s, h, engineFlow, w); err != nil {
 					t.Fatal(err)
 				}
 			}
-			if _, r, err := e.Verify(shares[k-1], v, h, w); err != nil || r != pot.Verified {
+			if _, r, err := e.Verify(shares[k-1], v, h, engineFlow, w); err != nil || r != pot.Verified {
 				t.Errorf("%s, %d positions: %v, %v; want it verified", scheme, k, r, err)
 			}
 			w.CML ^= 1
-			if _, r, err := e.Verify(shares[k-1], v, h, w); err != nil || r != pot.Proof {
+			if _, r, err := e.Verify(shares[k-1], v, h, engineFlow, w); err != nil || r != pot.Proof {
 				t.Errorf("%s, %d positions, one bit changed: %v, %v; want proof", scheme, k, r, err)
 			}
 		}

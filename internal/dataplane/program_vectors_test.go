@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strconv"
+	"strings"
 	"testing"
 
 	"github.com/cilium/ebpf/asm"
@@ -33,11 +34,11 @@ func TestProgramAddsAsBigNumbersDo(t *testing.T) {
 				for _, cml := range words(p) {
 					h := pot.Header{Scheme: model.SchemeOPoT, Path: 1}
 					in := pot.Values{RND: rnd, CML: cml}
-					want, err := pot.Model{}.Stamp(s, h, in)
+					want, err := pot.Model{}.Stamp(s, h, pot.Flow{}, in)
 					if err != nil {
 						t.Fatal(err)
 					}
-					got, err := e.Stamp(s, h, in)
+					got, err := e.Stamp(s, h, pot.Flow{}, in)
 					if err != nil || got != want {
 						t.Errorf("prime %d, share %d, rest %d, LPC %d, RND 0x%x, CML 0x%x: got 0x%x, %v; want 0x%x",
 							p, s.Polynomial.Share, s.Polynomial.Public, s.Polynomial.LPC, rnd, cml, got.CML, err, want.CML)
@@ -134,7 +135,7 @@ func TestProgramTagsAsTheProtocolsDocumentSays(t *testing.T) {
 		keys = append(keys, s.Key)
 		h.Epoch, h.Path = m[17], binary.BigEndian.Uint32(m[18:])
 		in := pot.Values{RND: binary.BigEndian.Uint64(m), CML: binary.BigEndian.Uint64(m[8:])}
-		if last, err = e.Stamp(s, h, in); err != nil {
+		if last, err = e.Stamp(s, h, pot.Flow{}, in); err != nil {
 			t.Fatal(err)
 		}
 		if want := (pot.Values{RND: in.RND, CML: binary.BigEndian.Uint64(tag)}); last != want || int(m[22]) != j || m[16] != 2 {
@@ -142,14 +143,88 @@ func TestProgramTagsAsTheProtocolsDocumentSays(t *testing.T) {
 		}
 	}
 	v := pot.Verifier{Keys: keys}
-	if _, r, err := e.Verify(pot.Share{Position: uint8(len(keys))}, v, h, last); err != nil || r != pot.Verified {
+	if _, r, err := e.Verify(pot.Share{Position: uint8(len(keys))}, v, h, pot.Flow{}, last); err != nil || r != pot.Verified {
 		t.Errorf("the last tag: %v, %v; want it verified", r, err)
 	}
 	for bit := range 64 {
 		wrong := last
 		wrong.CML ^= 1 << bit
-		if _, r, err := e.Verify(pot.Share{Position: uint8(len(keys))}, v, h, wrong); err != nil || r != pot.Proof {
+		if _, r, err := e.Verify(pot.Share{Position: uint8(len(keys))}, v, h, pot.Flow{}, wrong); err != nil || r != pot.Proof {
 			t.Errorf("the last tag with bit %d changed: %v, %v; want it refused", bit, r, err)
+		}
+	}
+}
+
+// The profiles of keyed and keyed-flow, whose tags are those of docs/protocol.
+func TestProgramGivesTheTagsOfTheProfiles(t *testing.T) {
+	e := newTestEngine(t)
+	text, err := os.ReadFile("../../docs/protocol/README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"keyed.yaml", "keyed-flow.yaml"} {
+		path := filepath.Join("..", "pot", "testdata", name)
+		profile, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		p, err := pot.ParseProfile(path, profile)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for engine, by := range map[string]pot.Engine{"model": pot.Model{}, "program": e} {
+			ev, err := pot.Evaluate(by, p, 0x0001000000000001, nil)
+			if err != nil || ev.Result != pot.Verified || len(ev.Visits) != 3 {
+				t.Fatalf("%s by the %s: %v, %v after %d visits", name, engine, err, ev.Result, len(ev.Visits))
+			}
+			for _, v := range ev.Visits {
+				if tag := fmt.Sprintf("`%016x`", v.Wire.CML); !strings.Contains(string(text), tag) {
+					t.Errorf("%s by the %s, hop %d: tag %s is not in docs/protocol/README.md", name, engine, v.Hop, tag)
+				}
+			}
+			skipped, err := pot.Evaluate(by, p, 0x0001000000000001, []int{1, 3})
+			if err != nil || skipped.Result != pot.Proof {
+				t.Errorf("%s by the %s, a hop left out: %v, %v; want it refused", name, engine, skipped.Result, err)
+			}
+		}
+	}
+}
+
+// All rows of flows, each with its binding and tags.
+func TestTheModelBindsAsTheProtocolsDocumentSays(t *testing.T) {
+	text, err := os.ReadFile("../../docs/protocol/README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	rows := regexp.MustCompile("(?m)^\\| (TCP|UDP|protocol 58), ([0-9a-f:.]+)(?: port (\\d+))? to ([0-9a-f:.]+)(?: port (\\d+))? \\| `([0-9a-f]{16})` \\| `([0-9a-f]{16})` \\| `([0-9a-f]{16})` \\| `([0-9a-f]{16})` \\|$").FindAllStringSubmatch(string(text), -1)
+	if len(rows) != 3 {
+		t.Fatalf("%d rows of flows in docs/protocol/README.md, want 3", len(rows))
+	}
+	e := newTestEngine(t)
+	for _, row := range rows {
+		f := pot.Flow{Source: addr(row[2]), Destination: addr(row[4]), Protocol: map[string]uint8{"TCP": 6, "UDP": 17, "protocol 58": 58}[row[1]]}
+		if row[3] != "" {
+			sport, _ := strconv.Atoi(row[3])
+			dport, _ := strconv.Atoi(row[5])
+			f.SourcePort, f.DestinationPort = uint16(sport), uint16(dport)
+		}
+		h := pot.Header{Scheme: model.SchemeKeyedFlow, Epoch: 3, Path: 0x01020304}
+		w := pot.Values{RND: 0x0001000000000001}
+		for j := range 3 {
+			s := pot.Share{Position: uint8(j)}
+			for i := range s.Key {
+				s.Key[i], s.Bind[i] = byte(16*j+i), byte(0xf0+i)
+			}
+			b := s.Binding(f)
+			if got := hex.EncodeToString(b[:]); got != row[6] {
+				t.Errorf("%s: B %s, want %s", row[0], got, row[6])
+			}
+			want := s.StampFlow(h, w, b).WireOut
+			got, err := e.Stamp(s, h, f, w)
+			if err != nil || got != want || fmt.Sprintf("%016x", got.CML) != row[7+j] {
+				t.Errorf("%s: T_%d %016x by the program, %016x by the model, %v; want %s", row[0], j, got.CML, want.CML, err, row[7+j])
+			}
+			w = want
 		}
 	}
 }

@@ -23,13 +23,14 @@ import (
 	"github.com/waystamp/waystamp/internal/srv6"
 )
 
-// proxyNode has function fw behind "to" and "from" at SID 1 of paths 1 (keyed)
-// and 2 (opot), and local function nat at SID 2 of path 1.
+// proxyNode has function fw behind "to" and "from" at SID 1 of paths 1 (keyed),
+// 2 (opot) and 3 (keyed-flow), and local function nat at SID 2 of path 1.
 func proxyNode() plan.Node {
 	n := testNode()
 	n.Interfaces = []model.Interface{{Name: "in", Role: model.RoleCore}, {Name: "side", Role: model.RoleCore}}
 	n.Endpoints = []plan.Endpoint{
 		endpointOf(1, 0, model.SchemeKeyed, ownSID(1)), endpointOf(2, 0, model.SchemeOPoT, ownSID(1)),
+		endpointOf(3, 0, model.SchemeKeyedFlow, ownSID(1)),
 	}
 	n.Proxies = []plan.Proxy{{Function: "fw", Proxy: model.Proxy{
 		To: "to", From: "from", Segments: model.SegmentsCut, Cache: 1000, Lifetime: time.Minute,
@@ -205,7 +206,7 @@ func restored(t interface{ Fatal(...any) }, p srv6.Packet, share pot.Share, inne
 			t.Fatal(err)
 		}
 		h := pot.Header{Scheme: v.Scheme, Epoch: v.Epoch, Path: v.Path}
-		now, err := pot.Model{}.Stamp(share, h, pot.Values{RND: v.RND, CML: v.CML})
+		now, err := pot.Model{}.Stamp(share, h, flowOf(inner), pot.Values{RND: v.RND, CML: v.CML})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -299,8 +300,8 @@ func drawForeignTLVs(t *rapid.T, proof srv6.TLV) []srv6.TLV {
 // advance and the stamp; byte-identical packets get theirs first in, first out.
 func TestEveryPacketGetsItsOwnHeaderBack(t *testing.T) {
 	r := newProxyRun(t, proxyNode())
-	shares := map[uint32]pot.Share{1: testShare(1, 1), 2: testShare(1, 2)}
-	schemes := map[uint32]model.Scheme{1: model.SchemeKeyed, 2: model.SchemeOPoT}
+	shares := map[uint32]pot.Share{1: testShare(1, 1), 2: testShare(1, 2), 3: testShare(1, 3)}
+	schemes := map[uint32]model.Scheme{1: model.SchemeKeyed, 2: model.SchemeOPoT, 3: model.SchemeKeyedFlow}
 	var trips, copies int
 	rapid.Check(t, func(t *rapid.T) {
 		type flight struct {
@@ -336,7 +337,7 @@ func TestEveryPacketGetsItsOwnHeaderBack(t *testing.T) {
 				trips++
 				continue
 			}
-			path := rapid.Uint32Range(1, 2).Draw(t, "path")
+			path := rapid.Uint32Range(1, 3).Draw(t, "path")
 			f := flight{outerOf(path, 1, schemes[path], rapid.Uint64Range(0, 1<<62).Draw(t, "rnd"), kinds[kind][0]), shares[path], kinds[kind][0], kinds[kind][1]}
 			f.outer.Header.HopLimit = rapid.Uint8Range(2, 255).Draw(t, "hop limit")
 			f.outer.SRH.TLVs = drawForeignTLVs(t, f.outer.SRH.TLVs[0])
@@ -431,6 +432,13 @@ func TestFunctionPacketsAreRefusedForTheirOwnReasons(t *testing.T) {
 				r.Errorf("%d, %v", v, err)
 			}
 			r.wantRefused(abi.ReasonNotCached, progFunctionTC, "from", ether(udp(1)), 0)
+		}},
+		{"its stamp is bound to ports that it does not have", nil, func(r *proxyRun) {
+			short := innerOf(17, make([]byte, 3))
+			if v, _, err := r.run(progCoreTC, "in", frameOf(outerOf(3, 1, model.SchemeKeyedFlow, 5, short)), 0); err != nil || v != verdictRedirect {
+				r.Errorf("%d, %v", v, err)
+			}
+			r.wantRefused(abi.ReasonFlow, progFunctionTC, "from", ether(short), 0)
 		}},
 		{"one byte is not what it was", nil, func(r *proxyRun) {
 			r.in(1, udp(1))

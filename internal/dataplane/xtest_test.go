@@ -47,6 +47,7 @@ func testShare(position uint8, seed byte) pot.Share {
 		Prime: 53, Share: uint64(seed) % 53, Public: 3, LPC: 5, Up: pot.Mask{RND: 1}, Down: pot.Mask{CML: uint64(seed)},
 	}}
 	copy(s.Key[:], bytes.Repeat([]byte{seed}, 16))
+	copy(s.Bind[:], bytes.Repeat([]byte{^seed}, 16))
 	return s
 }
 

@@ -83,7 +83,11 @@ func Run(ctx context.Context, c Config) error {
 		}
 	}
 	s.printf("%s", functionsPrologue)
-	if err := s.play(ctx, functions, c.Schemes[0], s.functionScenes, c.Keep); err != nil {
+	scheme := c.Schemes[0]
+	if scheme == model.SchemeKeyedFlow {
+		scheme = model.SchemeKeyed // its chain has a NAT, which keyed-flow does not go with
+	}
+	if err := s.play(ctx, functions, scheme, s.functionScenes, c.Keep); err != nil {
 		return err
 	}
 	if s.failed > 0 {

@@ -1,53 +1,49 @@
 package pot
 
 import (
-	"errors"
 	"fmt"
 
 	"github.com/waystamp/waystamp/internal/model"
 )
 
 // Engine does the hops' arithmetic: the Model, or the programs in the kernel.
-// Values are as on the wire.
+// Values are as on the wire. The flow is that of the packet; only keyed-flow
+// uses it.
 type Engine interface {
 	// Stamp is one hop's work: what it receives in, what it sends out.
-	Stamp(s Share, h Header, wire Values) (Values, error)
+	Stamp(s Share, h Header, f Flow, wire Values) (Values, error)
 	// Verify is the egress's work, its own share included. The values are
 	// those that it came to, not masked.
-	Verify(egress Share, v Verifier, h Header, wire Values) (Values, Result, error)
+	Verify(egress Share, v Verifier, h Header, f Flow, wire Values) (Values, Result, error)
 }
 
-// Model is the Engine of this package. It does not do keyed-flow, which needs
-// a packet.
+// Model is the Engine of this package.
 type Model struct{}
 
 var _ Engine = Model{}
 
 // Stamp implements Engine.
-func (Model) Stamp(s Share, h Header, wire Values) (Values, error) {
+func (Model) Stamp(s Share, h Header, f Flow, wire Values) (Values, error) {
 	if err := modelled(h.Scheme); err != nil {
 		return Values{}, err
 	}
-	return s.Stamp(h, wire).WireOut, nil
+	return s.StampFlow(h, wire, s.Binding(f)).WireOut, nil
 }
 
 // Verify implements Engine.
-func (Model) Verify(egress Share, v Verifier, h Header, wire Values) (Values, Result, error) {
+func (Model) Verify(egress Share, v Verifier, h Header, f Flow, wire Values) (Values, Result, error) {
 	if err := modelled(h.Scheme); err != nil {
 		return Values{}, Proof, err
 	}
-	final, r := v.Verify(egress, h, wire)
+	final, r := v.VerifyFlow(egress, h, wire, egress.Binding(f))
 	return final, r, nil
 }
 
 func modelled(s model.Scheme) error {
-	switch s {
-	case model.SchemePoT, model.SchemeOPoT, model.SchemeKeyed:
-		return nil
-	case model.SchemeKeyedFlow:
-		return errors.New("the model engine does not do keyed-flow, which needs a packet")
+	if s > model.SchemeKeyedFlow {
+		return fmt.Errorf("scheme %v is not known", s)
 	}
-	return fmt.Errorf("scheme %v is not known", s)
+	return nil
 }
 
 // Visit is what one visited hop came to.
@@ -65,9 +61,10 @@ type Evaluation struct {
 
 // Evaluate sends a packet with this RND through the hops of a profile in the
 // order given (1 is the headend; hops may be left out and visited again). The
-// hop visited first receives RND and a CML of zero. The one visited last
-// stamps and then verifies with the profile's key, whichever it is. Each hop
-// uses its own masks. A nil order is that of the profile.
+// hop visited first receives RND and a CML of zero. Under pot and opot the one
+// visited last stamps and then verifies with the profile's key, whichever it is,
+// and each hop uses its own masks; under the keyed schemes the egress, which is no
+// hop of the profile, verifies behind it. A nil order is that of the profile.
 func Evaluate(e Engine, p Profile, rnd uint64, order []int) (Evaluation, error) {
 	if order == nil {
 		for i := range p.Shares {
@@ -83,11 +80,11 @@ func Evaluate(e Engine, p Profile, rnd uint64, order []int) (Evaluation, error) 
 		s := p.Shares[hop-1]
 		v := Visit{Hop: hop}
 		var err error
-		if i < len(order)-1 {
-			v.Wire, err = e.Stamp(s, p.Header, wire)
+		if i < len(order)-1 || p.Header.Scheme.Keyed() {
+			v.Wire, err = e.Stamp(s, p.Header, p.Flow, wire)
 			v.Out = s.Polynomial.Down.Of(v.Wire)
 		} else {
-			v.Out, ev.Result, err = e.Verify(s, p.Verifier, p.Header, wire)
+			v.Out, ev.Result, err = e.Verify(s, p.Verifier, p.Header, p.Flow, wire)
 			v.Wire = s.Polynomial.Down.Of(v.Out)
 		}
 		if err != nil {
@@ -95,6 +92,13 @@ func Evaluate(e Engine, p Profile, rnd uint64, order []int) (Evaluation, error) 
 		}
 		ev.Visits = append(ev.Visits, v)
 		wire = v.Wire
+	}
+	if p.Header.Scheme.Keyed() {
+		egress := Share{Position: uint8(len(p.Shares)), Bind: p.Shares[0].Bind}
+		var err error
+		if _, ev.Result, err = e.Verify(egress, p.Verifier, p.Header, p.Flow, wire); err != nil {
+			return Evaluation{}, fmt.Errorf("the egress: %w", err)
+		}
 	}
 	return ev, nil
 }

@@ -532,13 +532,12 @@ func TestWithoutABindingKeyedFlowPanicsAndTheModelRefuses(t *testing.T) {
 			t.Errorf("%s does not panic", name)
 		}
 	}
-	for _, s := range []model.Scheme{model.SchemeKeyedFlow, 9} {
-		if _, err := (Model{}).Stamp(Share{}, Header{Scheme: s}, Values{}); err == nil {
-			t.Errorf("the model stamps %v", s)
-		}
-		if _, r, err := (Model{}).Verify(Share{}, Verifier{}, Header{Scheme: s}, Values{}); err == nil || r == Verified {
-			t.Errorf("the model verifies %v: %v", s, r)
-		}
+	unknown := Header{Scheme: 9}
+	if _, err := (Model{}).Stamp(Share{}, unknown, Flow{}, Values{}); err == nil {
+		t.Error("the model stamps an unknown scheme")
+	}
+	if _, r, err := (Model{}).Verify(Share{}, Verifier{}, unknown, Flow{}, Values{}); err == nil || r == Verified {
+		t.Errorf("the model verifies an unknown scheme: %v", r)
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -23,13 +24,16 @@ const (
 	profileHopsMax  = math.MaxUint8 + 1
 )
 
-// Profile is a path under pot or opot as somebody wrote it down: with all its
-// secrets, but not the x that its shares come from. It is opot if any hop has
-// a mask.
+// Profile is a path as somebody wrote it down, with all its secrets.
+//
+// Under pot and opot it has the hops' shares, but not the x that they come from,
+// and is opot if any hop has a mask. Under keyed and keyed-flow it has the keys of
+// the hops that stamp, and the egress, which has them all, is behind the last.
 type Profile struct {
 	Header   Header
 	Shares   []Share // of the hops in their order; the first is the headend
 	Verifier Verifier
+	Flow     Flow // of the packet; keyed-flow
 }
 
 // ParseProfile reads a profile in YAML. It is strict; its error, a
@@ -154,8 +158,11 @@ func (r *profileReader) read(text []byte) Profile {
 		}
 	}
 	if body == nil {
-		r.problem(nil, "", "the file is empty; a profile has prime-number, validator-key and hops")
+		r.problem(nil, "", "the file is empty; a profile has prime-number, validator-key and hops, or scheme and hops")
 		return p
+	}
+	if named(body, "scheme") {
+		return r.keyed(body)
 	}
 	fields := r.mapping(body, "", []string{"prime-number", "validator-key", "hops"}, nil)
 	if fields == nil {
@@ -168,6 +175,117 @@ func (r *profileReader) read(text []byte) Profile {
 		p.Shares = r.hops(n, prime, &p.Header.Scheme)
 	}
 	return p
+}
+
+// named: is there a field of that name?
+func named(n ast.Node, name string) bool {
+	m, ok := n.(*ast.MappingNode)
+	return ok && slices.ContainsFunc(m.Values, func(v *ast.MappingValueNode) bool { return v.Key.GetToken().Value == name })
+}
+
+// keyed reads a profile that says its scheme.
+func (r *profileReader) keyed(body ast.Node) Profile {
+	flow := []string{"binding-key", "flow"}
+	fields := r.mapping(body, "", []string{"scheme", "path", "epoch", "hops"}, flow)
+	p := Profile{}
+	text, at, ok := r.scalar(fields, "", "scheme", "keyed or keyed-flow")
+	if !ok {
+		return p
+	}
+	if err := p.Header.Scheme.UnmarshalText([]byte(text)); err != nil || !p.Header.Scheme.Keyed() {
+		r.problem(at, "scheme", "%q is not keyed or keyed-flow; pot and opot are not named: their profile has prime-number, validator-key and hops", text)
+		return p
+	}
+	bound := p.Header.Scheme == model.SchemeKeyedFlow
+	for _, name := range flow {
+		switch n := fields[name]; {
+		case bound && n == nil:
+			r.problem(at, name, "the field is missing; keyed-flow needs it")
+		case !bound && n != nil:
+			r.problem(n.GetToken(), name, "keyed has none; expect scheme: keyed-flow")
+		}
+	}
+	p.Header.Path = uint32(r.upTo(fields, "", "path", math.MaxUint32))
+	p.Header.Epoch = uint8(r.upTo(fields, "", "epoch", math.MaxUint8))
+	var bind Key
+	if bound {
+		bind = r.key(fields, "", "binding-key")
+		if n := fields["flow"]; n != nil {
+			p.Flow = r.flow(n)
+		}
+	}
+	n, ok := fields["hops"]
+	if !ok {
+		return p
+	}
+	list, ok := n.(*ast.SequenceNode)
+	if !ok {
+		r.problem(n.GetToken(), "hops", "expect a list of hops, found %s", describe(n))
+		return p
+	}
+	if len(list.Values) < PositionsMin-1 || len(list.Values) > PositionsMax-1 {
+		r.problem(list.GetToken(), "hops", "a path has %d to %d hops that stamp; this list has %d", PositionsMin-1, PositionsMax-1, len(list.Values))
+		return p
+	}
+	for i, v := range list.Values {
+		path := fmt.Sprintf("hops[%d].", i)
+		s := Share{Position: uint8(i), Bind: bind, Key: r.key(r.mapping(v, path, []string{"key"}, nil), path, "key")}
+		p.Shares = append(p.Shares, s)
+		p.Verifier.Keys = append(p.Verifier.Keys, s.Key)
+	}
+	return p
+}
+
+// flow is who sends to whom.
+func (r *profileReader) flow(n ast.Node) (f Flow) {
+	const path = "flow."
+	fields := r.mapping(n, path, []string{"source", "destination", "protocol"}, []string{"source-port", "destination-port"})
+	f.Source, f.Destination = r.address(fields, path, "source"), r.address(fields, path, "destination")
+	f.Protocol = uint8(r.upTo(fields, path, "protocol", math.MaxUint8))
+	f.SourcePort = uint16(r.upTo(fields, path, "source-port", math.MaxUint16))
+	f.DestinationPort = uint16(r.upTo(fields, path, "destination-port", math.MaxUint16))
+	if f.Source.IsValid() && f.Destination.IsValid() && f.Source.Is4() != f.Destination.Is4() {
+		r.problem(fields["destination"].GetToken(), path+"destination", "%s and %s are not of one version of IP", f.Source, f.Destination)
+	}
+	return f
+}
+
+func (r *profileReader) address(fields map[string]ast.Node, path, name string) netip.Addr {
+	text, at, ok := r.scalar(fields, path, name, "an address")
+	if !ok {
+		return netip.Addr{}
+	}
+	a, err := netip.ParseAddr(text)
+	if err != nil || a.Zone() != "" {
+		r.problem(at, path+name, "%q is not an IPv4 or IPv6 address", text)
+		return netip.Addr{}
+	}
+	return a.Unmap()
+}
+
+// upTo is a number that is not above most.
+func (r *profileReader) upTo(fields map[string]ast.Node, path, name string, most uint64) uint64 {
+	v, ok := r.number(fields, path, name)
+	if ok && v > most {
+		r.problem(fields[name].GetToken(), path+name, "%d is above %d", v, most)
+		return 0
+	}
+	return v
+}
+
+func (r *profileReader) key(fields map[string]ast.Node, path, name string) (k Key) {
+	text, at, ok := r.scalar(fields, path, name, "32 hex digits")
+	if !ok {
+		return k
+	}
+	b, err := hex.DecodeString(text)
+	if err != nil || len(b) != len(k) {
+		// Not what it is: that may be most of a secret.
+		r.problem(at, path+name, "a key is 32 hex digits, the bytes in the order of SipHash's reference code; this has %d characters", len(text))
+		return k
+	}
+	copy(k[:], b)
+	return k
 }
 
 func (r *profileReader) hops(n ast.Node, prime uint64, scheme *model.Scheme) []Share {

@@ -2,6 +2,8 @@ package pot
 
 import (
 	"errors"
+	"net/netip"
+	"reflect"
 	"strings"
 	"testing"
 
@@ -37,10 +39,10 @@ func TestProfileIsRead(t *testing.T) {
 			{Position: 2, Polynomial: Polynomial{Prime: 53, Share: 47, LPC: 38, Public: 20, Up: Mask{RND: 0x12345678e1234567, CML: 0x8901234567890123}}},
 		},
 	}
-	if !cmp.Equal(want, p) {
+	if !reflect.DeepEqual(want, p) {
 		t.Error("the profile is read as another") // cmp would print [redacted]
 	}
-	if crlf, err := ParseProfile("p.yaml", []byte(strings.ReplaceAll(goodProfile, "\n", "\r\n"))); err != nil || !cmp.Equal(want, crlf) {
+	if crlf, err := ParseProfile("p.yaml", []byte(strings.ReplaceAll(goodProfile, "\n", "\r\n"))); err != nil || !reflect.DeepEqual(want, crlf) {
 		t.Errorf("with CRLF: %v", err)
 	}
 	if p := readProfile(t, "draft-08-3.3.yaml"); p.Header.Scheme != model.SchemePoT {
@@ -189,4 +191,71 @@ func FuzzProfile(f *testing.F) {
 			t.Error(err)
 		}
 	})
+}
+
+const goodKeyed = `scheme: keyed-flow
+path: 0x01020304
+epoch: 3
+binding-key: f0f1f2f3f4f5f6f7f8f9fafbfcfdfeff
+flow: {source: 192.0.2.1, source-port: 4242, destination: "::ffff:198.51.100.2", destination-port: 53, protocol: 17}
+hops:
+  - key: 000102030405060708090a0b0c0d0e0f
+  - key: "10111213141516171819101112131415"
+`
+
+func TestKeyedProfileIsRead(t *testing.T) {
+	p, err := ParseProfile("p.yaml", []byte(goodKeyed))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var bind Key
+	for i := range bind {
+		bind[i] = byte(0xf0 + i)
+	}
+	first, second := Key(ascending(16)), Key{0x10, 0x11, 0x12, 0x13, 0x14, 0x15, 0x16, 0x17, 0x18, 0x19, 0x10, 0x11, 0x12, 0x13, 0x14, 0x15}
+	want := Profile{
+		Header:   Header{Scheme: model.SchemeKeyedFlow, Epoch: 3, Path: 0x01020304},
+		Shares:   []Share{{Key: first, Bind: bind}, {Position: 1, Key: second, Bind: bind}},
+		Verifier: Verifier{Keys: []Key{first, second}},
+		Flow: Flow{
+			Source: netip.MustParseAddr("192.0.2.1"), Destination: netip.MustParseAddr("198.51.100.2"),
+			Protocol: 17, SourcePort: 4242, DestinationPort: 53,
+		},
+	}
+	if !reflect.DeepEqual(want, p) {
+		t.Error("the profile is read as another") // its keys print as [redacted]
+	}
+	ev, err := Evaluate(Model{}, p, 7, nil)
+	if err != nil || ev.Result != Verified || len(ev.Visits) != 2 {
+		t.Errorf("%v after %d visits, %v; want it verified after 2", ev.Result, len(ev.Visits), err)
+	}
+	if ev, err = Evaluate(Model{}, p, 7, []int{2, 1}); err != nil || ev.Result != Proof {
+		t.Errorf("in the wrong order: %v, %v; want proof", ev.Result, err)
+	}
+}
+
+// Each is the good profile with one text replaced, and what is said of it.
+func TestBadKeyedProfileIsRefused(t *testing.T) {
+	for _, c := range []struct{ old, new, want string }{
+		{"keyed-flow", "opot", `p.yaml:1:9: scheme: "opot" is not keyed or keyed-flow; pot and opot are not named: their profile has prime-number, validator-key and hops`},
+		{"keyed-flow", "keyed", "p.yaml:4:14: binding-key: keyed has none; expect scheme: keyed-flow"},
+		{"binding-key: f0f1f2f3f4f5f6f7f8f9fafbfcfdfeff\n", "", "p.yaml:1:9: binding-key: the field is missing; keyed-flow needs it"},
+		{"path: 0x01020304\n", "", "path: the field is missing"},
+		{"0x01020304", "0x100000000", "p.yaml:2:7: path: 4294967296 is above 4294967295"},
+		{"epoch: 3", "epoch: 256", "p.yaml:3:8: epoch: 256 is above 255"},
+		{"192.0.2.1", "192.0.2.256", `p.yaml:5:16: flow.source: "192.0.2.256" is not an IPv4 or IPv6 address`},
+		{"192.0.2.1", "2001:db8::1%1", `is not an IPv4 or IPv6 address`},
+		{"::ffff:198.51.100.2", "2001:db8::1", "flow.destination: 192.0.2.1 and 2001:db8::1 are not of one version of IP"},
+		{"protocol: 17", "protocol: tcp", `flow.protocol: "tcp" is not a number`},
+		{"destination-port: 53", "destination-port: 65536", "flow.destination-port: 65536 is above 65535"},
+		{"- key: 000102030405060708090a0b0c0d0e0f", "- key: 00", "p.yaml:7:10: hops[0].key: a key is 32 hex digits, the bytes in the order of SipHash's reference code; this has 2 characters"},
+		{"- key: 000102030405060708090a0b0c0d0e0f", "- lpc: 3", `p.yaml:7:5: hops[0]: unknown field "lpc"; expect key`},
+		{"f0f1f2f3f4f5f6f7f8f9fafbfcfdfeff", "x0f1f2f3f4f5f6f7f8f9fafbfcfdfeff", "p.yaml:4:14: binding-key: a key is 32 hex digits"},
+	} {
+		text := strings.Replace(goodKeyed, c.old, c.new, 1)
+		_, err := ParseProfile("p.yaml", []byte(text))
+		if err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%q for %q: %v; want %s", c.new, c.old, err, c.want)
+		}
+	}
 }

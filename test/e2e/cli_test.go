@@ -374,19 +374,24 @@ func TestALabByCommands(t *testing.T) {
 	}
 }
 
-// The draft's example, by hand and by the programs that ship.
+// The draft's example and the protocol's vectors, by hand and by the programs that ship.
 func TestPotEvalAgreesOnBothEngines(t *testing.T) {
 	t.Parallel()
-	profile := filepath.Join("..", "..", "internal", "pot", "testdata", "draft-08-3.3.yaml")
 	for _, c := range []struct {
+		profile  string
 		args     []string
 		code     int
 		verified string
 	}{
-		{[]string{"--rnd", "45"}, 0, `"verified": true`},
-		{[]string{"--rnd", "45", "--order", "1,2"}, 4, `"reason": "proof"`},
-		{[]string{"--rnd", "0xffffffffffffffff"}, 4, `"reason": "range"`},
+		{"draft-08-3.3", []string{"--rnd", "45"}, 0, `"verified": true`},
+		{"draft-08-3.3", []string{"--rnd", "45", "--order", "1,2"}, 4, `"reason": "proof"`},
+		{"draft-08-3.3", []string{"--rnd", "0xffffffffffffffff"}, 4, `"reason": "range"`},
+		{"keyed", []string{"--rnd", "0x0001000000000001"}, 0, `"wire_cml": "0xf360ecccc44e1fc0"`},
+		{"keyed", []string{"--rnd", "0x0001000000000001", "--order", "1,3"}, 4, `"reason": "proof"`},
+		{"keyed-flow", []string{"--rnd", "0x0001000000000001"}, 0, `"wire_cml": "0x1ab97a18eb7405e6"`},
+		{"keyed-flow", []string{"--rnd", "0x0001000000000001", "--order", "2,1,3"}, 4, `"reason": "proof"`},
 	} {
+		profile := filepath.Join("..", "..", "internal", "pot", "testdata", c.profile+".yaml")
 		var said [2]result
 		for i, engine := range []string{"model", "ebpf"} {
 			said[i] = run(t, append([]string{"pot", "eval", "--profile", profile, "--engine", engine, "-o", "json"}, c.args...)...)

@@ -70,7 +70,7 @@ func gigabits(r lab.Transfer) float64 { return float64(r.Bytes) * 8 / r.Duration
 // behind it may merge them again. The stamp must survive both, on each link.
 func TestSuperPacketsMayBeCutAndMergedAnywhere(t *testing.T) {
 	t.Parallel()
-	bothSchemes(t, func(t *testing.T, s model.Scheme) {
+	boundToo(t, func(t *testing.T, s model.Scheme) {
 		w := build(t, paper, proven(s))
 		p := w.path("web", model.Forward)
 		for _, link := range []struct {
@@ -113,4 +113,20 @@ func packets(f flow) (out []uint64) {
 		out = append(out, h.Packets)
 	}
 	return out
+}
+
+// A host cuts what is larger than its link takes; each fragment is a packet of
+// its own, without ports but for the first.
+func TestFragmentsTakeTheirChain(t *testing.T) {
+	t.Parallel()
+	boundToo(t, func(t *testing.T, s model.Scheme) {
+		w := build(t, paper, proven(s))
+		since := w.counting(w.path("web", model.Forward))
+		if got := w.ping("h1", "h2", lab.PingConfig{Count: 5, Size: 4000, Timeout: settleTime}); got != 5 {
+			t.Errorf("%d of 5 echo requests were answered", got)
+		}
+		if n := since().frames(); n != 15 {
+			t.Errorf("%d frames, want 3 for each request", n)
+		}
+	})
 }

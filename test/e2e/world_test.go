@@ -91,7 +91,17 @@ func datapath(d model.Datapath) change {
 
 // bothSchemes runs a test for the schemes whose programs differ.
 func bothSchemes(t *testing.T, f func(t *testing.T, s model.Scheme)) {
-	for _, s := range []model.Scheme{model.SchemeKeyed, model.SchemeOPoT} {
+	withSchemes(t, f, model.SchemeKeyed, model.SchemeOPoT)
+}
+
+// boundToo runs a test for the same and for keyed-flow, whose stamps depend on
+// the inner packet.
+func boundToo(t *testing.T, f func(t *testing.T, s model.Scheme)) {
+	withSchemes(t, f, model.SchemeKeyed, model.SchemeOPoT, model.SchemeKeyedFlow)
+}
+
+func withSchemes(t *testing.T, f func(t *testing.T, s model.Scheme), schemes ...model.Scheme) {
+	for _, s := range schemes {
 		t.Run(s.String(), func(t *testing.T) {
 			t.Parallel()
 			f(t, s)

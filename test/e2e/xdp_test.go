@@ -163,7 +163,7 @@ func (w *world) runs(node, name string) func() uint64 {
 // the kernel's neighbours stay confirmed, and what XDP knows stays fresh.
 func TestXDPDoesTheWorkAndTCKeepsItFresh(t *testing.T) {
 	t.Parallel()
-	bothSchemes(t, func(t *testing.T, s model.Scheme) {
+	boundToo(t, func(t *testing.T, s model.Scheme) {
 		w := buildFast(t, s)
 		forward, reverse := w.path("web", model.Forward), w.path("web", model.Reverse)
 
