@@ -12,48 +12,107 @@
 
 /* A packet without a header kept for it. */
 static __always_inline int unknown(struct __sk_buff *skb,
-				   const struct ws_proxy *p,
-				   const struct ip6_hdr *ip6)
+				   const struct ws_proxy *p)
 {
+	struct cursor c = ctx_cursor(skb);
+	const struct eth_hdr *eth;
+	const struct ip6_hdr *ip6;
+
 	proxy_count(p, tx_not_cached);
 	if (p->on_unknown != WS_ON_UNKNOWN_PLAIN)
 		return ws_refuse(skb, not_cached(), 0);
 	proxy_count(p, tx_plain);
-	return ip6 ? guard_plain(skb, ip6) : CTX_PASS;
+	eth = cursor_take(&c, struct eth_hdr);
+	if (!eth)
+		return CTX_DROP;
+	if (eth->proto != bpf_htons(ETH_P_IPV6))
+		return CTX_PASS;
+	ip6 = cursor_take(&c, struct ip6_hdr);
+	return ip6 ? guard_plain(skb, ip6) : CTX_DROP;
 }
 
-static __always_inline int from_function(struct __sk_buff *skb,
-					 const struct ws_proxy *p, __u32 id,
-					 const struct ip6_hdr *ip6)
+/* What became of a packet that has come back. */
+#define BACK_RESTORED 0
+#define BACK_UNKNOWN 1 /* no header is kept for it */
+#define BACK_REFUSED 2
+
+static __always_inline int by_metadata(struct __sk_buff *skb,
+				       const struct ws_proxy *p, __u32 id,
+				       __u32 slot)
 {
-	struct ws_cache_key k = {};
-	__u32 slot = skb->tc_index;
-	struct ws_cached *c = NULL;
-	__u64 print = 0;
+	__u64 now = bpf_ktime_get_coarse_ns(), expires = 0;
+	struct ws_cached *c = slot_claim(slot, id, now, &expires);
 	enum ws_reason r;
 	long err = 0;
 
-	skb->tc_index = 0;
-	if (p->recognise == WS_RECOGNISE_METADATA)
-		c = slot_claim(slot, id);
-	else
-		print = ws_fingerprint(skb, sizeof(struct eth_hdr));
-	if (print)
-		c = cache_take(p, id, print, &k);
 	if (!c)
-		return unknown(skb, p, ip6);
-
+		return BACK_UNKNOWN;
 	r = restore(skb, c, &err);
+	slot_give(c, SLOT_FREE);
+	if (r) {
+		ws_refuse(skb, r, err);
+		return BACK_REFUSED;
+	}
+	proxy_waited(p, now, expires);
+	return BACK_RESTORED;
+}
+
+static __always_inline int by_content(struct __sk_buff *skb,
+				      const struct ws_proxy *p, __u32 id)
+{
+	__u64 now, expires, print;
+	struct cache_ask ask;
+	struct ws_cached *c;
+	enum ws_reason r;
+	__u32 entry;
+	long err = 0;
+
+	print = ws_fingerprint(skb, sizeof(struct eth_hdr));
+	if (!print)
+		return BACK_UNKNOWN;
+	now = bpf_ktime_get_coarse_ns();
+	ask = cache_ask(p, id, print, now);
+	entry = ws_cache_take(&ask);
+	c = cache_entry(entry);
+	if (!c)
+		return BACK_UNKNOWN;
+	expires = c->expires;
+	r = restore(skb, c, &err);
+	cache_give(entry, TAG_FREE);
+	if (r) {
+		ws_refuse(skb, r, err);
+		return BACK_REFUSED;
+	}
+	proxy_waited(p, now, expires);
+	return BACK_RESTORED;
+}
+
+/* A function of its own, for its stack, which is gone when the next segment on
+ * this node is looked at.
+ */
+__noinline int ws_back(struct __sk_buff *skb, const struct ws_proxy *p,
+		       __u32 id, __u32 slot)
+{
+	if (!p)
+		return BACK_UNKNOWN;
 	if (p->recognise == WS_RECOGNISE_METADATA)
-		c->expires = 0;
-	else if (cache_is_still(&k, c))
-		bpf_map_delete_elem(&ws_cache, &k);
-	else if (!r)
-		r = not_cached();
-	if (r)
-		return ws_refuse(skb, r, err);
-	proxy_count(p, tx_success);
-	return restored_next(skb);
+		return by_metadata(skb, p, id, slot);
+	return by_content(skb, p, id);
+}
+
+static __always_inline int from_function(struct __sk_buff *skb,
+					 const struct ws_proxy *p, __u32 id)
+{
+	__u32 slot = skb->tc_index;
+	int back;
+
+	skb->tc_index = 0;
+	back = ws_back(skb, p, id, slot);
+	if (back == BACK_RESTORED)
+		return restored_next(skb);
+	if (back != BACK_UNKNOWN)
+		return CTX_DROP;
+	return unknown(skb, p);
 }
 
 SEC("tc")
@@ -100,7 +159,7 @@ int ws_function_tc(struct __sk_buff *skb)
 	if (!p)
 		return ws_refuse(skb, proxy_missing(), 0);
 	if (eth->proto != bpf_htons(ETH_P_IPV6))
-		return unknown(skb, p, NULL);
+		return unknown(skb, p);
 	/* The function has put frames together: each has a header of its own. */
 	if (skb->gso_size && p->cut && !port->cutter) {
 		/* One index for all of them, and that of one. */
@@ -111,7 +170,7 @@ int ws_function_tc(struct __sk_buff *skb)
 		proxy_count(p, tx_cut);
 		return cut_back(skb, eth, id);
 	}
-	return from_function(skb, p, id, ip6);
+	return from_function(skb, p, id);
 }
 
 char _license[] SEC("license") = "Dual BSD/GPL";

@@ -41,6 +41,7 @@ int ws_out_tc(struct __sk_buff *skb)
 	struct ws_cached *c;
 	enum ws_reason r;
 	struct cursor cur;
+	__u64 now, expires = 0;
 	long err = 0;
 
 	if (pull(skb, sizeof(*eth) + sizeof(*ip6)))
@@ -62,18 +63,19 @@ int ws_out_tc(struct __sk_buff *skb)
 	if (p && p->to && p->to == skb->ifindex)
 		return CTX_PASS; /* on its way to a function */
 	skb->tc_index = 0;
-	c = p && !p->to ? slot_claim(slot, proxy) : NULL;
+	now = bpf_ktime_get_coarse_ns();
+	c = p && !p->to ? slot_claim(slot, proxy, now, &expires) : NULL;
 	if (!c || !eth || !ip6 || eth->proto != bpf_htons(ETH_P_IPV6)) {
 		if (p)
 			proxy_count(p, tx_not_cached);
 		return ws_refuse(skb, not_cached(), 0);
 	}
 	r = restore(skb, c, &err);
-	c->expires = 0;
+	slot_give(c, SLOT_FREE);
 	if (r)
 		return ws_refuse(skb, r, err);
 	if (p)
-		proxy_count(p, tx_success);
+		proxy_waited(p, now, expires);
 
 	cur = ctx_cursor(skb);
 	eth = cursor_take(&cur, struct eth_hdr);

@@ -148,30 +148,28 @@ struct {
 	__uint(max_entries, WS_PROXIES_MAX);
 } ws_proxy_stats SEC(".maps");
 
-/* Too large for the stack: where an entry of ws_cache is put together. Programs
- * on TC do not interrupt each other on one CPU.
+/* Where in ws_cache a fingerprint is. 64 bytes per bucket of seven; user space
+ * sets max_entries, here and of ws_cache, to what the functions of the node need.
  */
 struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, struct ws_bucket);
+	__uint(max_entries, 8192);
+} ws_buckets SEC(".maps");
+
+/* 472 bytes per entry, live or not. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);
 	__type(value, struct ws_cached);
-	__uint(max_entries, 1);
-} ws_scratch SEC(".maps");
-
-/* About 550 bytes per entry, live or not; user space sets max_entries to what
- * the functions of the node need. The least recently used gives way.
- */
-struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__type(key, struct ws_cache_key);
-	__type(value, struct ws_cached);
-	__uint(max_entries, 65536);
+	__uint(max_entries, 8192 * WS_WAYS);
 } ws_cache SEC(".maps");
 
 /* About 80 bytes per entry. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__type(key, struct ws_cache_key);
+	__type(key, __u64);
 	__type(value, struct ws_copies);
 	__uint(max_entries, 16384);
 } ws_copies SEC(".maps");

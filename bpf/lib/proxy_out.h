@@ -6,6 +6,7 @@
 
 #include "binding_tc.h"
 #include "boundary.h"
+#include "cache.h"
 #include "endpoint_tc.h"
 #include "forward.h"
 #include "hook.h"
@@ -14,6 +15,7 @@
 #include "proxy.h"
 #include "push.h"
 #include "refuse.h"
+#include "slots.h"
 #include "stamp.h"
 #include "stats.h"
 #include "train.h"

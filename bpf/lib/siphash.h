@@ -63,3 +63,21 @@ static __always_inline __u64 siphash_end(struct siphash *s, __u64 last)
 	sip_round(s);
 	return s->v0 ^ s->v1 ^ s->v2 ^ s->v3;
 }
+
+/* SipHash-1-3: for hash tables, whose values nobody sees. */
+static __always_inline void siphash13_word(struct siphash *s, __u64 m)
+{
+	s->v3 ^= m;
+	sip_round(s);
+	s->v0 ^= m;
+}
+
+static __always_inline __u64 siphash13_end(struct siphash *s, __u64 last)
+{
+	siphash13_word(s, last);
+	s->v2 ^= 0xff;
+	sip_round(s);
+	sip_round(s);
+	sip_round(s);
+	return s->v0 ^ s->v1 ^ s->v2 ^ s->v3;
+}

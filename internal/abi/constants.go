@@ -46,4 +46,8 @@ const (
 
 	// Buckets of flows, for equal-cost routes. A power of two.
 	Flows = 16
+
+	// ws_buckets: where in ws_cache the packets are that are recognised by
+	// content. One cache line; way w of bucket b is entry b * WS_WAYS + w there.
+	Ways = 7
 )

@@ -75,6 +75,7 @@ const (
 	ReasonBehaviourBug      Reason = 66 // a SID has a behaviour that this data path does not know
 	ReasonPathMTU           Reason = 67 // the packet is larger than what a node of its chain has said that a link takes
 	ReasonOutsideError      Reason = 68 // an ICMPv6 error from outside is about a packet of the domain's own
+	ReasonFunctionGone      Reason = 69 // an interface of the packet's function is not there
 )
 
 var reasonNames = [...]string{
@@ -147,6 +148,7 @@ var reasonNames = [...]string{
 	"behaviour-bug",
 	"path-mtu",
 	"outside-error",
+	"function-gone",
 }
 
 // String returns the name: lower case, words joined by hyphens. A number that
@@ -232,6 +234,7 @@ var reasonTexts = [...]string{
 	"a SID has a behaviour that this data path does not know",
 	"the packet is larger than what a node of its chain has said that a link takes",
 	"an ICMPv6 error from outside is about a packet of the domain's own",
+	"an interface of the packet's function is not there",
 }
 
 // Text says in a sentence without capital or full stop what the packet or the
@@ -255,7 +258,7 @@ func Reasons() []Reason {
 
 // ReasonCount is the number of reasons, ReasonNone included: the size of the
 // map ws_refusals.
-const ReasonCount = 69
+const ReasonCount = 70
 
 // Scheme is how the hops of a path prove that a packet visited them; the number
 // is the wire's.

@@ -1,7 +1,9 @@
 package agent
 
 import (
+	"fmt"
 	"log/slog"
+	"math"
 	"time"
 
 	"github.com/waystamp/waystamp/internal/dataplane"
@@ -21,14 +23,17 @@ type lossWatch struct {
 }
 
 type lossSeen struct {
-	full, missed uint64
-	spoke        time.Time
+	full, missed, evicted uint64
+	spoke                 time.Time
+	rx                    uint64
+	looked                time.Time
 }
 
 // loss is what has become worse at a function.
 type loss struct {
 	dataplane.FunctionCount
-	full, missed uint64 // since it was last spoken of
+	full, missed, evicted uint64  // since it was last spoken of
+	rate                  float64 // packets per second that came lately; 0: not known
 }
 
 // look returns the functions that are due for a line.
@@ -38,26 +43,41 @@ func (w *lossWatch) look(now time.Time, counts []dataplane.FunctionCount) []loss
 	var out []loss
 	for _, c := range counts {
 		s, known := w.seen[c.Function]
-		switch full, missed := c.RxIgnored-s.full, c.TxNotCached-s.missed; {
-		case first, !known && c.RxSuccess == 0, c.RxIgnored < s.full, c.TxNotCached < s.missed:
-			s.full, s.missed = c.RxIgnored, c.TxNotCached
-		case full+missed > 0 && now.Sub(s.spoke) >= adviseAgain:
-			s = lossSeen{c.RxIgnored, c.TxNotCached, now}
-			out = append(out, loss{c, full, missed})
+		l := loss{FunctionCount: c, full: c.RxIgnored - s.full, missed: c.TxNotCached - s.missed, evicted: c.Evicted - s.evicted}
+		if d := now.Sub(s.looked); known && d > 0 && c.RxSuccess >= s.rx {
+			l.rate = float64(c.RxSuccess-s.rx) / d.Seconds()
 		}
+		switch {
+		case first, !known && c.RxSuccess == 0, c.RxIgnored < s.full, c.TxNotCached < s.missed, c.Evicted < s.evicted:
+			s.full, s.missed, s.evicted = c.RxIgnored, c.TxNotCached, c.Evicted
+		case l.full+l.missed+l.evicted > 0 && now.Sub(s.spoke) >= adviseAgain:
+			s.full, s.missed, s.evicted, s.spoke = c.RxIgnored, c.TxNotCached, c.Evicted, now
+			out = append(out, l)
+		}
+		s.rx, s.looked = c.RxSuccess, now
 		next[c.Function] = s
 	}
 	w.seen = next
 	return out
 }
 
+// enough is a cache that what was seen lately would have fitted in, by Little's
+// law with as much again, and at least twice of what was too small.
+func (l loss) enough() int {
+	n := 2 * l.Cache
+	if rate := int(l.rate); rate > 0 && rate <= model.RateMax {
+		n = max(n, model.CacheFor(rate, min(l.Wait(), model.LifetimeMax)))
+	}
+	return n
+}
+
 // advice says what to do about it.
 func (l loss) advice() string {
 	switch {
 	case l.full > 0:
-		return "its cache is full: set a larger cache, or a shorter lifetime if it drops many packets"
-	case l.Recognise == model.RecogniseContent && l.RxSuccess > l.TxSuccess+uint64(l.Cache):
-		return "headers may have been evicted before their packets came back: set a larger cache; or the function changes packets in a way that content does not survive, or makes packets of its own"
+		return fmt.Sprintf("its cache is full: set a cache of %d, or a shorter lifetime if it drops many packets", l.enough())
+	case l.evicted > 0:
+		return fmt.Sprintf("headers gave way to newer ones before their packets came back: set a cache of %d, or a shorter lifetime if it drops many packets", l.enough())
 	case l.Expired > 0:
 		return "headers were too old when their packets came back: set a longer lifetime"
 	}
@@ -75,8 +95,9 @@ func (a *agent) adviseCaches() {
 		return
 	}
 	for _, l := range a.loss.look(time.Now(), c.Functions) {
-		a.cfg.Log.Warn("packets of a function were refused", slog.String("function", l.Function),
+		a.cfg.Log.Warn("packets of a function were refused, or will be when they come back", slog.String("function", l.Function),
 			slog.Uint64("cache_full", l.full), slog.Uint64("not_cached", l.missed),
-			slog.Int("cache", l.Cache), slog.String("advice", l.advice()))
+			slog.Uint64("evicted", l.evicted), slog.Int("cache", l.Cache),
+			slog.Float64("rate", math.Round(l.rate)), slog.Duration("wait", l.Wait().Round(time.Microsecond)), slog.String("advice", l.advice()))
 	}
 }

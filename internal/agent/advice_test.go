@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/waystamp/waystamp/internal/dataplane"
-	"github.com/waystamp/waystamp/internal/model"
 )
 
 func TestLossOfAFunctionIsToldOnceAMinute(t *testing.T) {
@@ -30,6 +29,10 @@ func TestLossOfAFunctionIsToldOnceAMinute(t *testing.T) {
 	if l := at(200*time.Second, 21, 10); len(l) != 0 {
 		t.Errorf("nothing was lost: %+v", l)
 	}
+	evicted := w.look(now.Add(250*time.Second), []dataplane.FunctionCount{{Function: "fw", Cache: 10, RxSuccess: 5100, RxIgnored: 21, TxNotCached: 10, Evicted: 3}})
+	if len(evicted) != 1 || evicted[0].evicted != 3 || evicted[0].rate != 100 || evicted[0].full+evicted[0].missed != 0 {
+		t.Errorf("headers were evicted: %+v", evicted)
+	}
 	if l := at(300*time.Second, 0, 0); len(l) != 0 {
 		t.Errorf("counters that start again: %+v", l)
 	}
@@ -40,8 +43,10 @@ func TestAdviceFitsTheLoss(t *testing.T) {
 		l    loss
 		want string
 	}{
-		{loss{full: 1}, "larger cache"},
-		{loss{missed: 1, FunctionCount: dataplane.FunctionCount{Recognise: model.RecogniseContent, Cache: 10, RxSuccess: 100, TxSuccess: 80}}, "evicted"},
+		{loss{full: 1, FunctionCount: dataplane.FunctionCount{Cache: 10}}, "a cache of 20,"},
+		{loss{missed: 1, evicted: 1, FunctionCount: dataplane.FunctionCount{Cache: 1000}}, "gave way to newer ones before their packets came back: set a cache of 2000"},
+		// 5 ms at a million packets per second, and as much again.
+		{loss{evicted: 1, rate: 1e6, FunctionCount: dataplane.FunctionCount{Cache: 1000, TxSuccess: 10, WaitedNs: 50e6}}, "set a cache of 10000,"},
 		{loss{missed: 1, FunctionCount: dataplane.FunctionCount{Cache: 1000, Expired: 3}}, "longer lifetime"},
 		{loss{missed: 1, FunctionCount: dataplane.FunctionCount{Cache: 1000}}, "of its own"},
 	} {

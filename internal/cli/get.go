@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 	"text/tabwriter"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -112,13 +113,13 @@ func renderFunctions(cmd *cobra.Command, c *agent.Client, asJSON bool) error {
 		return writeJSON(cmd.OutOrStdout(), versioned{"node": v.Node, "functions": v.Functions})
 	}
 	return writeTable(cmd.OutOrStdout(), func(row func(...any)) {
-		row("FUNCTION", "RECOGNISE", "RX_SUCCESS", "RX_IGNORED", "TX_SUCCESS", "TX_IGNORED", "TX_NOT_CACHED", "TX_PLAIN", "EXPIRED", "CUT", "IN_FLIGHT", "CACHE")
+		row("FUNCTION", "RECOGNISE", "RX_SUCCESS", "RX_IGNORED", "TX_SUCCESS", "TX_IGNORED", "TX_NOT_CACHED", "TX_PLAIN", "EXPIRED", "EVICTED", "CUT", "WAIT", "IN_FLIGHT", "CACHE")
 		for _, f := range v.Functions {
 			var inFlight uint64
 			if f.InFlight != nil {
 				inFlight = *f.InFlight
 			}
-			row(f.Function, f.Recognise, f.RxSuccess, f.RxIgnored, f.TxSuccess, f.TxIgnored, f.TxNotCached, f.TxPlain, f.Expired, f.RxCut+f.TxCut, inFlight, uint64(f.Cache))
+			row(f.Function, f.Recognise, f.RxSuccess, f.RxIgnored, f.TxSuccess, f.TxIgnored, f.TxNotCached, f.TxPlain, f.Expired, f.Evicted, f.RxCut+f.TxCut, f.Wait().Round(time.Microsecond), inFlight, uint64(f.Cache))
 		}
 	})
 }

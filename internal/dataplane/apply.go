@@ -24,7 +24,7 @@ func (d *Dataplane) applyLocked(n plan.Node, t topology) error {
 		return err
 	}
 	var problems []error
-	if d.gen != nil && d.gen.identity == identityOf(cfg) && l.cache <= d.gen.limits.cache {
+	if d.gen != nil && d.gen.identity == identityOf(cfg) && l.buckets <= d.gen.limits.buckets {
 		problems, err = d.applyInPlace(n, t)
 		if errors.Is(err, errCapacity) {
 			problems, err = d.applyAnew(n, cfg, t)
@@ -122,7 +122,7 @@ func (d *Dataplane) applyAnew(n plan.Node, cfg wsConfig, t topology) (problems [
 		l.stats = old.limits.stats
 		ix = recoverIndexes(had, l, nil)
 		ix.counters = newAllocator[counterKey](l.counters)
-		ix.slots = newSlotRanges(l.slots)
+		ix.slots, ix.buckets = newSlotRanges(l.slots), newBucketRanges(l.buckets)
 	} else {
 		delete(carry, tableStats)
 	}

@@ -13,23 +13,22 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-type coreTCWsCacheKey struct {
-	_           structs.HostLayout
-	Fingerprint uint64
-	Proxy       uint32
-	Copy        uint32
+type coreTCWsBucket struct {
+	_       structs.HostLayout
+	Tag     [7]uint64
+	Copies  uint32
+	Spilled uint32
 }
 
 type coreTCWsCached struct {
-	_        structs.HostLayout
-	Expires  uint64
-	Hop      coreTCWsHopKey
-	Proxy    uint32
-	OuterLen uint16
-	TlvOff   uint16
-	Taken    uint32
-	Pad      uint32
-	Outer    [432]uint8
+	_           structs.HostLayout
+	Expires     uint64
+	Hop         coreTCWsHopKey
+	Fingerprint uint64
+	Proxy       uint32
+	OuterLen    uint16
+	TlvOff      uint16
+	Outer       [432]uint8
 }
 
 type coreTCWsConfig struct {
@@ -46,9 +45,10 @@ type coreTCWsConfig struct {
 }
 
 type coreTCWsCopies struct {
-	_   structs.HostLayout
-	In  uint32
-	Out uint32
+	_     structs.HostLayout
+	In    uint32
+	Out   uint32
+	Until uint64
 }
 
 type coreTCWsCounter struct {
@@ -237,7 +237,8 @@ type coreTCWsProxy struct {
 	Cut        uint8
 	HasVia     uint8
 	Dmac       [6]uint8
-	Pad        [6]uint8
+	Gone       uint8
+	Pad        [5]uint8
 	Via        [16]uint8
 }
 
@@ -253,6 +254,8 @@ type coreTCWsProxyStats struct {
 	TxNotCached uint64
 	TxPlain     uint64
 	Expired     uint64
+	Evicted     uint64
+	WaitedNs    uint64
 }
 
 type coreTCWsRefusal struct {
@@ -283,6 +286,7 @@ type coreTCWsStats struct {
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
 	coreTCMapWsBench      = "ws_bench"
+	coreTCMapWsBuckets    = "ws_buckets"
 	coreTCMapWsCache      = "ws_cache"
 	coreTCMapWsCopies     = "ws_copies"
 	coreTCMapWsCounters   = "ws_counters"
@@ -306,7 +310,6 @@ const (
 	coreTCMapWsProxies    = "ws_proxies"
 	coreTCMapWsProxyStats = "ws_proxy_stats"
 	coreTCMapWsRefusals   = "ws_refusals"
-	coreTCMapWsScratch    = "ws_scratch"
 	coreTCMapWsSids       = "ws_sids"
 	coreTCMapWsSlotNext   = "ws_slot_next"
 	coreTCMapWsSlots      = "ws_slots"
@@ -365,6 +368,7 @@ type coreTCProgramSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type coreTCMapSpecs struct {
 	WsBench      *ebpf.MapSpec `ebpf:"ws_bench"`
+	WsBuckets    *ebpf.MapSpec `ebpf:"ws_buckets"`
 	WsCache      *ebpf.MapSpec `ebpf:"ws_cache"`
 	WsCopies     *ebpf.MapSpec `ebpf:"ws_copies"`
 	WsCounters   *ebpf.MapSpec `ebpf:"ws_counters"`
@@ -388,7 +392,6 @@ type coreTCMapSpecs struct {
 	WsProxies    *ebpf.MapSpec `ebpf:"ws_proxies"`
 	WsProxyStats *ebpf.MapSpec `ebpf:"ws_proxy_stats"`
 	WsRefusals   *ebpf.MapSpec `ebpf:"ws_refusals"`
-	WsScratch    *ebpf.MapSpec `ebpf:"ws_scratch"`
 	WsSids       *ebpf.MapSpec `ebpf:"ws_sids"`
 	WsSlotNext   *ebpf.MapSpec `ebpf:"ws_slot_next"`
 	WsSlots      *ebpf.MapSpec `ebpf:"ws_slots"`
@@ -423,6 +426,7 @@ func (o *coreTCObjects) Close() error {
 // It can be passed to loadCoreTCObjects or ebpf.CollectionSpec.LoadAndAssign.
 type coreTCMaps struct {
 	WsBench      *ebpf.Map `ebpf:"ws_bench"`
+	WsBuckets    *ebpf.Map `ebpf:"ws_buckets"`
 	WsCache      *ebpf.Map `ebpf:"ws_cache"`
 	WsCopies     *ebpf.Map `ebpf:"ws_copies"`
 	WsCounters   *ebpf.Map `ebpf:"ws_counters"`
@@ -446,7 +450,6 @@ type coreTCMaps struct {
 	WsProxies    *ebpf.Map `ebpf:"ws_proxies"`
 	WsProxyStats *ebpf.Map `ebpf:"ws_proxy_stats"`
 	WsRefusals   *ebpf.Map `ebpf:"ws_refusals"`
-	WsScratch    *ebpf.Map `ebpf:"ws_scratch"`
 	WsSids       *ebpf.Map `ebpf:"ws_sids"`
 	WsSlotNext   *ebpf.Map `ebpf:"ws_slot_next"`
 	WsSlots      *ebpf.Map `ebpf:"ws_slots"`
@@ -456,6 +459,7 @@ type coreTCMaps struct {
 func (m *coreTCMaps) Close() error {
 	return _CoreTCClose(
 		m.WsBench,
+		m.WsBuckets,
 		m.WsCache,
 		m.WsCopies,
 		m.WsCounters,
@@ -479,7 +483,6 @@ func (m *coreTCMaps) Close() error {
 		m.WsProxies,
 		m.WsProxyStats,
 		m.WsRefusals,
-		m.WsScratch,
 		m.WsSids,
 		m.WsSlotNext,
 		m.WsSlots,

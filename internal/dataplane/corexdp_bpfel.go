@@ -17,6 +17,7 @@ import (
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
 	coreXDPMapWsBench      = "ws_bench"
+	coreXDPMapWsBuckets    = "ws_buckets"
 	coreXDPMapWsCache      = "ws_cache"
 	coreXDPMapWsCopies     = "ws_copies"
 	coreXDPMapWsCounters   = "ws_counters"
@@ -40,7 +41,6 @@ const (
 	coreXDPMapWsProxies    = "ws_proxies"
 	coreXDPMapWsProxyStats = "ws_proxy_stats"
 	coreXDPMapWsRefusals   = "ws_refusals"
-	coreXDPMapWsScratch    = "ws_scratch"
 	coreXDPMapWsSids       = "ws_sids"
 	coreXDPMapWsSlotNext   = "ws_slot_next"
 	coreXDPMapWsSlots      = "ws_slots"
@@ -99,6 +99,7 @@ type coreXDPProgramSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type coreXDPMapSpecs struct {
 	WsBench      *ebpf.MapSpec `ebpf:"ws_bench"`
+	WsBuckets    *ebpf.MapSpec `ebpf:"ws_buckets"`
 	WsCache      *ebpf.MapSpec `ebpf:"ws_cache"`
 	WsCopies     *ebpf.MapSpec `ebpf:"ws_copies"`
 	WsCounters   *ebpf.MapSpec `ebpf:"ws_counters"`
@@ -122,7 +123,6 @@ type coreXDPMapSpecs struct {
 	WsProxies    *ebpf.MapSpec `ebpf:"ws_proxies"`
 	WsProxyStats *ebpf.MapSpec `ebpf:"ws_proxy_stats"`
 	WsRefusals   *ebpf.MapSpec `ebpf:"ws_refusals"`
-	WsScratch    *ebpf.MapSpec `ebpf:"ws_scratch"`
 	WsSids       *ebpf.MapSpec `ebpf:"ws_sids"`
 	WsSlotNext   *ebpf.MapSpec `ebpf:"ws_slot_next"`
 	WsSlots      *ebpf.MapSpec `ebpf:"ws_slots"`
@@ -157,6 +157,7 @@ func (o *coreXDPObjects) Close() error {
 // It can be passed to loadCoreXDPObjects or ebpf.CollectionSpec.LoadAndAssign.
 type coreXDPMaps struct {
 	WsBench      *ebpf.Map `ebpf:"ws_bench"`
+	WsBuckets    *ebpf.Map `ebpf:"ws_buckets"`
 	WsCache      *ebpf.Map `ebpf:"ws_cache"`
 	WsCopies     *ebpf.Map `ebpf:"ws_copies"`
 	WsCounters   *ebpf.Map `ebpf:"ws_counters"`
@@ -180,7 +181,6 @@ type coreXDPMaps struct {
 	WsProxies    *ebpf.Map `ebpf:"ws_proxies"`
 	WsProxyStats *ebpf.Map `ebpf:"ws_proxy_stats"`
 	WsRefusals   *ebpf.Map `ebpf:"ws_refusals"`
-	WsScratch    *ebpf.Map `ebpf:"ws_scratch"`
 	WsSids       *ebpf.Map `ebpf:"ws_sids"`
 	WsSlotNext   *ebpf.Map `ebpf:"ws_slot_next"`
 	WsSlots      *ebpf.Map `ebpf:"ws_slots"`
@@ -190,6 +190,7 @@ type coreXDPMaps struct {
 func (m *coreXDPMaps) Close() error {
 	return _CoreXDPClose(
 		m.WsBench,
+		m.WsBuckets,
 		m.WsCache,
 		m.WsCopies,
 		m.WsCounters,
@@ -213,7 +214,6 @@ func (m *coreXDPMaps) Close() error {
 		m.WsProxies,
 		m.WsProxyStats,
 		m.WsRefusals,
-		m.WsScratch,
 		m.WsSids,
 		m.WsSlotNext,
 		m.WsSlots,

@@ -206,5 +206,5 @@ func (l limits) size() (limits, error) {
 		return limits{}, err
 	}
 	s, err := fit(l.stats, 256, 2*chainsMax, "path counters")
-	return limits{counters: c, stats: s, cache: l.cache, slots: l.slots}, err
+	return limits{counters: c, stats: s, buckets: l.buckets, slots: l.slots}, err
 }

@@ -17,6 +17,7 @@ import (
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
 	edgeTCMapWsBench      = "ws_bench"
+	edgeTCMapWsBuckets    = "ws_buckets"
 	edgeTCMapWsCache      = "ws_cache"
 	edgeTCMapWsCopies     = "ws_copies"
 	edgeTCMapWsCounters   = "ws_counters"
@@ -40,7 +41,6 @@ const (
 	edgeTCMapWsProxies    = "ws_proxies"
 	edgeTCMapWsProxyStats = "ws_proxy_stats"
 	edgeTCMapWsRefusals   = "ws_refusals"
-	edgeTCMapWsScratch    = "ws_scratch"
 	edgeTCMapWsSids       = "ws_sids"
 	edgeTCMapWsSlotNext   = "ws_slot_next"
 	edgeTCMapWsSlots      = "ws_slots"
@@ -99,6 +99,7 @@ type edgeTCProgramSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type edgeTCMapSpecs struct {
 	WsBench      *ebpf.MapSpec `ebpf:"ws_bench"`
+	WsBuckets    *ebpf.MapSpec `ebpf:"ws_buckets"`
 	WsCache      *ebpf.MapSpec `ebpf:"ws_cache"`
 	WsCopies     *ebpf.MapSpec `ebpf:"ws_copies"`
 	WsCounters   *ebpf.MapSpec `ebpf:"ws_counters"`
@@ -122,7 +123,6 @@ type edgeTCMapSpecs struct {
 	WsProxies    *ebpf.MapSpec `ebpf:"ws_proxies"`
 	WsProxyStats *ebpf.MapSpec `ebpf:"ws_proxy_stats"`
 	WsRefusals   *ebpf.MapSpec `ebpf:"ws_refusals"`
-	WsScratch    *ebpf.MapSpec `ebpf:"ws_scratch"`
 	WsSids       *ebpf.MapSpec `ebpf:"ws_sids"`
 	WsSlotNext   *ebpf.MapSpec `ebpf:"ws_slot_next"`
 	WsSlots      *ebpf.MapSpec `ebpf:"ws_slots"`
@@ -157,6 +157,7 @@ func (o *edgeTCObjects) Close() error {
 // It can be passed to loadEdgeTCObjects or ebpf.CollectionSpec.LoadAndAssign.
 type edgeTCMaps struct {
 	WsBench      *ebpf.Map `ebpf:"ws_bench"`
+	WsBuckets    *ebpf.Map `ebpf:"ws_buckets"`
 	WsCache      *ebpf.Map `ebpf:"ws_cache"`
 	WsCopies     *ebpf.Map `ebpf:"ws_copies"`
 	WsCounters   *ebpf.Map `ebpf:"ws_counters"`
@@ -180,7 +181,6 @@ type edgeTCMaps struct {
 	WsProxies    *ebpf.Map `ebpf:"ws_proxies"`
 	WsProxyStats *ebpf.Map `ebpf:"ws_proxy_stats"`
 	WsRefusals   *ebpf.Map `ebpf:"ws_refusals"`
-	WsScratch    *ebpf.Map `ebpf:"ws_scratch"`
 	WsSids       *ebpf.Map `ebpf:"ws_sids"`
 	WsSlotNext   *ebpf.Map `ebpf:"ws_slot_next"`
 	WsSlots      *ebpf.Map `ebpf:"ws_slots"`
@@ -190,6 +190,7 @@ type edgeTCMaps struct {
 func (m *edgeTCMaps) Close() error {
 	return _EdgeTCClose(
 		m.WsBench,
+		m.WsBuckets,
 		m.WsCache,
 		m.WsCopies,
 		m.WsCounters,
@@ -213,7 +214,6 @@ func (m *edgeTCMaps) Close() error {
 		m.WsProxies,
 		m.WsProxyStats,
 		m.WsRefusals,
-		m.WsScratch,
 		m.WsSids,
 		m.WsSlotNext,
 		m.WsSlots,

@@ -17,6 +17,7 @@ import (
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
 	edgeXDPMapWsBench      = "ws_bench"
+	edgeXDPMapWsBuckets    = "ws_buckets"
 	edgeXDPMapWsCache      = "ws_cache"
 	edgeXDPMapWsCopies     = "ws_copies"
 	edgeXDPMapWsCounters   = "ws_counters"
@@ -40,7 +41,6 @@ const (
 	edgeXDPMapWsProxies    = "ws_proxies"
 	edgeXDPMapWsProxyStats = "ws_proxy_stats"
 	edgeXDPMapWsRefusals   = "ws_refusals"
-	edgeXDPMapWsScratch    = "ws_scratch"
 	edgeXDPMapWsSids       = "ws_sids"
 	edgeXDPMapWsSlotNext   = "ws_slot_next"
 	edgeXDPMapWsSlots      = "ws_slots"
@@ -99,6 +99,7 @@ type edgeXDPProgramSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type edgeXDPMapSpecs struct {
 	WsBench      *ebpf.MapSpec `ebpf:"ws_bench"`
+	WsBuckets    *ebpf.MapSpec `ebpf:"ws_buckets"`
 	WsCache      *ebpf.MapSpec `ebpf:"ws_cache"`
 	WsCopies     *ebpf.MapSpec `ebpf:"ws_copies"`
 	WsCounters   *ebpf.MapSpec `ebpf:"ws_counters"`
@@ -122,7 +123,6 @@ type edgeXDPMapSpecs struct {
 	WsProxies    *ebpf.MapSpec `ebpf:"ws_proxies"`
 	WsProxyStats *ebpf.MapSpec `ebpf:"ws_proxy_stats"`
 	WsRefusals   *ebpf.MapSpec `ebpf:"ws_refusals"`
-	WsScratch    *ebpf.MapSpec `ebpf:"ws_scratch"`
 	WsSids       *ebpf.MapSpec `ebpf:"ws_sids"`
 	WsSlotNext   *ebpf.MapSpec `ebpf:"ws_slot_next"`
 	WsSlots      *ebpf.MapSpec `ebpf:"ws_slots"`
@@ -157,6 +157,7 @@ func (o *edgeXDPObjects) Close() error {
 // It can be passed to loadEdgeXDPObjects or ebpf.CollectionSpec.LoadAndAssign.
 type edgeXDPMaps struct {
 	WsBench      *ebpf.Map `ebpf:"ws_bench"`
+	WsBuckets    *ebpf.Map `ebpf:"ws_buckets"`
 	WsCache      *ebpf.Map `ebpf:"ws_cache"`
 	WsCopies     *ebpf.Map `ebpf:"ws_copies"`
 	WsCounters   *ebpf.Map `ebpf:"ws_counters"`
@@ -180,7 +181,6 @@ type edgeXDPMaps struct {
 	WsProxies    *ebpf.Map `ebpf:"ws_proxies"`
 	WsProxyStats *ebpf.Map `ebpf:"ws_proxy_stats"`
 	WsRefusals   *ebpf.Map `ebpf:"ws_refusals"`
-	WsScratch    *ebpf.Map `ebpf:"ws_scratch"`
 	WsSids       *ebpf.Map `ebpf:"ws_sids"`
 	WsSlotNext   *ebpf.Map `ebpf:"ws_slot_next"`
 	WsSlots      *ebpf.Map `ebpf:"ws_slots"`
@@ -190,6 +190,7 @@ type edgeXDPMaps struct {
 func (m *edgeXDPMaps) Close() error {
 	return _EdgeXDPClose(
 		m.WsBench,
+		m.WsBuckets,
 		m.WsCache,
 		m.WsCopies,
 		m.WsCounters,
@@ -213,7 +214,6 @@ func (m *edgeXDPMaps) Close() error {
 		m.WsProxies,
 		m.WsProxyStats,
 		m.WsRefusals,
-		m.WsScratch,
 		m.WsSids,
 		m.WsSlotNext,
 		m.WsSlots,

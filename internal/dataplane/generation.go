@@ -17,6 +17,8 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/btf"
+
+	"github.com/waystamp/waystamp/internal/abi"
 )
 
 // objects are what bpf2go has made of bpf/*.bpf.c.
@@ -182,7 +184,10 @@ func (g *generation) load() error {
 			}
 			g.maps[table(name)] = m
 			size := m.MaxEntries()
-			ms.MaxEntries = sizeOf(table(name), ms, limits{size, size, size, size})
+			ms.MaxEntries = sizeOf(table(name), ms, limits{size, size, size / abi.Ways, size})
+			if table(name) == tableBuckets {
+				ms.MaxEntries = size
+			}
 			if err := ms.Compatible(m); err != nil {
 				return fmt.Errorf("map %s: %w", name, err)
 			}
@@ -195,7 +200,7 @@ func (g *generation) load() error {
 	}
 	g.limits = limits{
 		counters: g.maps[tableCounters].MaxEntries(), stats: g.maps[tableStats].MaxEntries(),
-		cache: g.maps[tableCache].MaxEntries(), slots: g.maps[tableSlots].MaxEntries(),
+		buckets: g.maps[tableBuckets].MaxEntries(), slots: g.maps[tableSlots].MaxEntries(),
 	}
 	return nil
 }
@@ -243,8 +248,10 @@ func sizeOf(t table, ms *ebpf.MapSpec, l limits) uint32 {
 		return l.counters
 	case tableStats, tableExits:
 		return l.stats
+	case tableBuckets:
+		return l.buckets
 	case tableCache:
-		return l.cache
+		return l.buckets * abi.Ways
 	case tableSlots:
 		return l.slots
 	}

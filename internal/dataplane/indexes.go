@@ -77,13 +77,14 @@ type indexes struct {
 	stats    *allocator[statsKey]
 	counters *allocator[counterKey]
 	proxies  *allocator[uint32] // of ws_proxy_stats, by key in ws_proxies
-	slots    *slotRanges
+	slots    *ranges            // of ws_slots
+	buckets  *ranges            // of ws_buckets
 }
 
 // limits are the sizes of the maps that user space chooses.
 type limits struct {
 	counters, stats uint32
-	cache           uint32 // headers that are found by content
+	buckets         uint32 // for headers that are found by content, abi.Ways each
 	slots           uint32 // that are found by metadata, and entry 0
 }
 
@@ -94,6 +95,7 @@ func newIndexes(l limits) indexes {
 		counters: newAllocator[counterKey](l.counters),
 		proxies:  newAllocator[uint32](proxiesMax),
 		slots:    newSlotRanges(l.slots),
+		buckets:  newBucketRanges(l.buckets),
 	}
 }
 
@@ -114,7 +116,11 @@ func recoverIndexes(have tables, l limits, spent map[uint32]bool) indexes {
 	for _, id := range slices.Sorted(maps.Keys(have.proxies)) {
 		p := have.proxies[id]
 		ix.proxies.keep(id, p.Stats)
-		ix.slots.keep(id, p)
+		if p.Recognise == uint8(abi.RecogniseMetadata) {
+			ix.slots.keep(id, p)
+		} else {
+			ix.buckets.keep(id, p)
+		}
 	}
 	for _, k := range slices.SortedFunc(maps.Keys(have.hops), compareHopKeys) {
 		ix.stats.keep(statsKey{sid: k.Sid, path: k.Path}, have.hops[k].Stats)

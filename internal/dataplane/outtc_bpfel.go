@@ -17,6 +17,7 @@ import (
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
 	outTCMapWsBench      = "ws_bench"
+	outTCMapWsBuckets    = "ws_buckets"
 	outTCMapWsCache      = "ws_cache"
 	outTCMapWsCopies     = "ws_copies"
 	outTCMapWsCounters   = "ws_counters"
@@ -40,7 +41,6 @@ const (
 	outTCMapWsProxies    = "ws_proxies"
 	outTCMapWsProxyStats = "ws_proxy_stats"
 	outTCMapWsRefusals   = "ws_refusals"
-	outTCMapWsScratch    = "ws_scratch"
 	outTCMapWsSids       = "ws_sids"
 	outTCMapWsSlotNext   = "ws_slot_next"
 	outTCMapWsSlots      = "ws_slots"
@@ -99,6 +99,7 @@ type outTCProgramSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type outTCMapSpecs struct {
 	WsBench      *ebpf.MapSpec `ebpf:"ws_bench"`
+	WsBuckets    *ebpf.MapSpec `ebpf:"ws_buckets"`
 	WsCache      *ebpf.MapSpec `ebpf:"ws_cache"`
 	WsCopies     *ebpf.MapSpec `ebpf:"ws_copies"`
 	WsCounters   *ebpf.MapSpec `ebpf:"ws_counters"`
@@ -122,7 +123,6 @@ type outTCMapSpecs struct {
 	WsProxies    *ebpf.MapSpec `ebpf:"ws_proxies"`
 	WsProxyStats *ebpf.MapSpec `ebpf:"ws_proxy_stats"`
 	WsRefusals   *ebpf.MapSpec `ebpf:"ws_refusals"`
-	WsScratch    *ebpf.MapSpec `ebpf:"ws_scratch"`
 	WsSids       *ebpf.MapSpec `ebpf:"ws_sids"`
 	WsSlotNext   *ebpf.MapSpec `ebpf:"ws_slot_next"`
 	WsSlots      *ebpf.MapSpec `ebpf:"ws_slots"`
@@ -157,6 +157,7 @@ func (o *outTCObjects) Close() error {
 // It can be passed to loadOutTCObjects or ebpf.CollectionSpec.LoadAndAssign.
 type outTCMaps struct {
 	WsBench      *ebpf.Map `ebpf:"ws_bench"`
+	WsBuckets    *ebpf.Map `ebpf:"ws_buckets"`
 	WsCache      *ebpf.Map `ebpf:"ws_cache"`
 	WsCopies     *ebpf.Map `ebpf:"ws_copies"`
 	WsCounters   *ebpf.Map `ebpf:"ws_counters"`
@@ -180,7 +181,6 @@ type outTCMaps struct {
 	WsProxies    *ebpf.Map `ebpf:"ws_proxies"`
 	WsProxyStats *ebpf.Map `ebpf:"ws_proxy_stats"`
 	WsRefusals   *ebpf.Map `ebpf:"ws_refusals"`
-	WsScratch    *ebpf.Map `ebpf:"ws_scratch"`
 	WsSids       *ebpf.Map `ebpf:"ws_sids"`
 	WsSlotNext   *ebpf.Map `ebpf:"ws_slot_next"`
 	WsSlots      *ebpf.Map `ebpf:"ws_slots"`
@@ -190,6 +190,7 @@ type outTCMaps struct {
 func (m *outTCMaps) Close() error {
 	return _OutTCClose(
 		m.WsBench,
+		m.WsBuckets,
 		m.WsCache,
 		m.WsCopies,
 		m.WsCounters,
@@ -213,7 +214,6 @@ func (m *outTCMaps) Close() error {
 		m.WsProxies,
 		m.WsProxyStats,
 		m.WsRefusals,
-		m.WsScratch,
 		m.WsSids,
 		m.WsSlotNext,
 		m.WsSlots,

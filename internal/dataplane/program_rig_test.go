@@ -99,7 +99,7 @@ type rig struct {
 }
 
 // rigLimits are small: all of ws_stats is read after every packet.
-var rigLimits = limits{counters: 64, stats: 128, cache: 2048, slots: 1}
+var rigLimits = limits{counters: 64, stats: 128, buckets: 8, slots: 1}
 
 func newRig(t *testing.T, spec rigSpec) *rig {
 	t.Helper()

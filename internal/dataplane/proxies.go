@@ -17,20 +17,20 @@ const (
 	proxiesMax = 1024
 	// slotsMax is what 16 bits of skb->tc_index can tell apart, less WS_INDEX_PROVEN.
 	slotsMax = abi.IndexProven - 1
-	// cacheLeast is the smallest content cache: the kernel gives each CPU free
-	// entries by the batch, which a smaller one would not have enough of.
-	cacheLeast = 2048
-	// cachePerCPU is that batch (LOCAL_FREE_TARGET of kernel/bpf/bpf_lru_list.c).
-	cachePerCPU = 128
-	// cacheMost bounds the memory that a plan can ask for: 2.3 GB.
-	cacheMost = 1 << 22
+	// bucketsLeast is what one function has at least.
+	bucketsLeast = 8
+	// cacheMost bounds the memory that a plan can ask for: 2 GB.
+	cacheMost = 1 << 21
 )
 
 // reach is how a function's proxy gets at it on this machine.
 type reach struct {
-	to   uint32  // 0: it is local
+	to   uint32  // 0: it is local; noInterface: it is not there
 	dmac [6]byte // of the interface that it sends to
 }
+
+// noInterface is the index of no device.
+const noInterface = ^uint32(0)
 
 // proxyKeys gives each function its key in ws_proxies: 1 to 65535, made of its
 // name, so that a header that is kept names the same function after a change of
@@ -104,28 +104,24 @@ func ceilPower(n int) uint32 {
 
 // needCaches adds to l what the functions of a plan need.
 func (l limits) needCaches(n plan.Node, cpus int) (limits, error) {
-	byContent := 0
+	byContent, buckets := 0, 0
 	for _, p := range n.Proxies {
 		if p.Cache < 1 || p.Lifetime <= 0 {
 			return limits{}, fmt.Errorf("function %s: a cache of %d headers for %s keeps none", p.Function, p.Cache, p.Lifetime)
 		}
+		if p.Recognise != model.RecogniseContent {
+			continue
+		}
 		if p.Cache > cacheMost {
-			return limits{}, fmt.Errorf("function %s: a cache of %d headers is more than the %d that a node holds", p.Function, p.Cache, cacheMost/2)
+			return limits{}, fmt.Errorf("function %s: a cache of %d headers is more than the %d that a node holds", p.Function, p.Cache, cacheMost)
 		}
-		if p.Recognise == model.RecogniseContent {
-			byContent += p.Cache
-		}
+		byContent += p.Cache
+		buckets += int(bucketsOf(p))
 	}
-	l.cache = cacheLeast
-	if byContent > 0 {
-		// Twice, since an entry may lie free with one CPU while another
-		// evicts.
-		want := 2*byContent + cachePerCPU*cpus
-		if 2*byContent > cacheMost {
-			return limits{}, fmt.Errorf("functions that are recognised by content are to keep %d headers, more than the %d that a node holds", byContent, cacheMost/2)
-		}
-		l.cache = max(cacheLeast, ceilPower(want))
+	if byContent > cacheMost {
+		return limits{}, fmt.Errorf("functions that are recognised by content are to keep %d headers, more than the %d that a node holds", byContent, cacheMost)
 	}
+	l.buckets = roomFor(buckets)
 	slots, err := slotsPerCPU(n.Proxies, cpus)
 	if err != nil {
 		return limits{}, err
@@ -138,64 +134,87 @@ func (l limits) needCaches(n plan.Node, cpus int) (limits, error) {
 	return l, nil
 }
 
-// slotRanges gives out parts of ws_slots. What was in use before stays in use
-// until the next ones: a program may still be at it.
-type slotRanges struct {
-	limit uint32 // entries of the map
-	have  map[uint32]proxy
-	used  []slotRange // ordered
+// bucketsOf is how many buckets a function has that is recognised by content.
+func bucketsOf(p plan.Proxy) uint32 {
+	return uint32(max(bucketsLeast, (p.CacheEntries()+abi.Ways-1)/abi.Ways))
 }
 
-type slotRange struct{ first, end uint32 }
+// roomFor is how many buckets a node has where its functions need n: some more
+// while they are few, so that another function needs no new generation.
+func roomFor(n int) uint32 {
+	const least, step = 512, 8192
+	if n < step {
+		return max(least, ceilPower(n))
+	}
+	return uint32((n + step - 1) / step * step)
+}
 
-func newSlotRanges(limit uint32) *slotRanges {
-	return &slotRanges{limit: limit, have: map[uint32]proxy{}, used: []slotRange{{0, 1}}}
+// ranges gives out parts of an array to proxies: of ws_slots or ws_buckets. What
+// was in use before stays in use until the next ones: a program may still be at
+// it.
+type ranges struct {
+	limit uint32 // entries that can be given out, and those before first
+	have  map[uint32]proxy
+	used  []entries // ordered
+	// exact: a range of another length is no use.
+	exact bool
+}
+
+type entries struct{ first, end uint32 }
+
+// newSlotRanges are of ws_slots. Entry 0 is nobody's.
+func newSlotRanges(limit uint32) *ranges {
+	return &ranges{limit: min(limit, slotsMax+1), have: map[uint32]proxy{}, used: []entries{{0, 1}}, exact: true}
+}
+
+func newBucketRanges(limit uint32) *ranges {
+	return &ranges{limit: limit, have: map[uint32]proxy{}}
 }
 
 // keep notes the range of a proxy. The map does not say on how many CPUs it has
 // slots; whoever takes a range for as many is told by get.
-func (r *slotRanges) keep(id uint32, p proxy) {
+func (r *ranges) keep(id uint32, p proxy) {
 	if p.Slots > 0 {
 		r.have[id] = p
 	}
 }
 
-// get returns the first slot of a proxy that has this many on each CPU.
-func (r *slotRanges) get(id, slots uint32, cpus int) (uint32, error) {
+// get returns the range of a proxy that has n entries, or at least as many, for
+// each of so many CPUs.
+func (r *ranges) get(id, n uint32, cpus int) (first, each uint32, err error) {
 	// Only now is it known how long those are that were kept.
 	for _, k := range slices.Sorted(maps.Keys(r.have)) {
 		p := r.have[k]
-		r.add(slotRange{p.Slot, p.Slot + p.Slots*uint32(cpus)})
+		r.add(entries{p.Slot, p.Slot + p.Slots*uint32(cpus)})
 	}
-	if p, ok := r.have[id]; ok && p.Slots == slots {
-		return p.Slot, nil
+	if p, ok := r.have[id]; ok && (p.Slots == n || p.Slots > n && !r.exact) {
+		return p.Slot, p.Slots, nil
 	}
-	size := slots * uint32(cpus)
-	first := uint32(0)
+	size := n * uint32(cpus)
 	for _, u := range r.used {
 		if u.first > first && u.first-first >= size {
 			break
 		}
 		first = max(first, u.end)
 	}
-	if first+size > min(r.limit, slotsMax+1) {
-		return 0, fmt.Errorf("%w: no %d slots are left", errCapacity, size)
+	if first+size > r.limit {
+		return 0, 0, fmt.Errorf("%w: no %d entries are left for headers", errCapacity, size)
 	}
-	r.add(slotRange{first, first + size})
-	return first, nil
+	r.add(entries{first, first + size})
+	return first, n, nil
 }
 
-func (r *slotRanges) add(s slotRange) {
-	if slices.Contains(r.used, s) {
+func (r *ranges) add(e entries) {
+	if slices.Contains(r.used, e) {
 		return
 	}
-	r.used = append(r.used, s)
-	slices.SortFunc(r.used, func(a, b slotRange) int { return cmp.Or(cmp.Compare(a.first, b.first), cmp.Compare(a.end, b.end)) })
+	r.used = append(r.used, e)
+	slices.SortFunc(r.used, func(a, b entries) int { return cmp.Or(cmp.Compare(a.first, b.first), cmp.Compare(a.end, b.end)) })
 }
 
 // desireProxies adds what the functions of a plan need. It returns their keys,
-// by function; those that cannot be reached have a key, but no entry, so that
-// their packets are refused.
+// by function. Of those that cannot be reached the entry says that they are gone,
+// so that their packets are refused.
 func (w *wanted) desireProxies(n plan.Node, at wiring, have tables, ix indexes) (map[string]uint32, error) {
 	keys, err := proxyKeys(n.Proxies)
 	if err != nil {
@@ -218,7 +237,7 @@ func (w *wanted) desireProxies(n plan.Node, at wiring, have tables, ix indexes) 
 		}
 		r, ok := at.reach[p.Function]
 		if !ok {
-			continue
+			r.to = noInterface
 		}
 		s, fresh, err := ix.proxies.get(id)
 		if err != nil {
@@ -229,10 +248,12 @@ func (w *wanted) desireProxies(n plan.Node, at wiring, have tables, ix indexes) 
 		}
 		entry := encodeProxy(p, r, s)
 		if p.Recognise == model.RecogniseMetadata {
-			entry.Slots = slots[p.Function]
-			if entry.Slot, err = ix.slots.get(id, entry.Slots, at.cpus); err != nil {
-				return nil, err
-			}
+			entry.Slot, entry.Slots, err = ix.slots.get(id, slots[p.Function], at.cpus)
+		} else {
+			entry.Slot, entry.Slots, err = ix.buckets.get(id, bucketsOf(p), 1)
+		}
+		if err != nil {
+			return nil, err
 		}
 		w.proxies[id] = entry
 	}
@@ -250,6 +271,9 @@ func encodeProxy(p plan.Proxy, r reach, statsIndex uint32) proxy {
 	}
 	if p.Segments == model.SegmentsCut {
 		out.Cut = 1
+	}
+	if r.to == noInterface {
+		out.Gone = 1
 	}
 	if p.Via.IsValid() {
 		out.HasVia, out.Via = 1, p.Via.As16()

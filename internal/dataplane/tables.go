@@ -61,6 +61,7 @@ const (
 	tableNexthops   table = "ws_nexthops"
 	tableProxies    table = "ws_proxies"
 	tableProxyStats table = "ws_proxy_stats"
+	tableBuckets    table = "ws_buckets"
 	tableCache      table = "ws_cache"
 	tableCopies     table = "ws_copies"
 	tableSlots      table = "ws_slots"

@@ -13,7 +13,7 @@ import (
 	"github.com/waystamp/waystamp/internal/plan"
 )
 
-var roomy = limits{counters: 64, stats: 256, cache: cacheLeast, slots: 1 << 16}
+var roomy = limits{counters: 64, stats: 256, buckets: 1 << 14, slots: 1 << 16}
 
 // testWiring has all functions of a plan at hand.
 func testWiring(n plan.Node) wiring {
@@ -101,15 +101,24 @@ func TestNoStepOfAChangeOpensAHole(t *testing.T) {
 	})
 }
 
-// checkSlots: no two CPUs ever take from the same slot.
+// checkSlots: no two CPUs ever take from the same slot, and no two functions from
+// the same bucket.
 func checkSlots(t *rapid.T, now tables) {
-	owner := map[uint32]uint32{}
+	owner := map[[2]uint32]uint32{}
 	for id, p := range now.proxies {
-		for i := p.Slot; i < p.Slot+4*p.Slots; i++ {
-			if other, taken := owner[i]; taken {
-				t.Fatalf("slot %d is both proxy %d's and %d's", i, other, id)
+		cpus := uint32(4)
+		if p.Recognise == uint8(abi.RecogniseContent) {
+			cpus = 1
+			if p.Slots == 0 || p.Slot+p.Slots > roomy.buckets {
+				t.Fatalf("proxy %d has %d buckets from %d on", id, p.Slots, p.Slot)
 			}
-			owner[i] = id
+		}
+		for i := p.Slot; i < p.Slot+cpus*p.Slots; i++ {
+			k := [2]uint32{uint32(p.Recognise), i}
+			if other, taken := owner[k]; taken {
+				t.Fatalf("slot or bucket %d is both proxy %d's and %d's", i, other, id)
+			}
+			owner[k] = id
 		}
 		if p.Recognise == uint8(abi.RecogniseMetadata) && (p.Slot == 0 || p.Slot+4*p.Slots > 1<<16) {
 			t.Fatalf("proxy %d has slots from %d on", id, p.Slot)

@@ -24,7 +24,7 @@ type (
 	refusal   = coreTCWsRefusal
 	proxy     = coreTCWsProxy
 	proxyStat = coreTCWsProxyStats
-	cacheKey  = coreTCWsCacheKey
+	bucket    = coreTCWsBucket
 	cached    = coreTCWsCached
 	record    = coreTCWsEvent
 

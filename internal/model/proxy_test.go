@@ -88,7 +88,7 @@ func TestProxyKeepsItsRules(t *testing.T) {
 
 func TestProxySaysWhatItTakes(t *testing.T) {
 	p := Proxy{To: "eth2", From: "eth3", Cache: 1000}
-	if p.CacheEntries() != 2000 || p.CacheMemory() != 1_100_000 || p.Attachment() != "to eth2, from eth3" {
+	if p.CacheEntries() != 2000 || p.CacheMemory() != 964_000 || p.Attachment() != "to eth2, from eth3" {
 		t.Errorf("content: %d entries, %d bytes, %s", p.CacheEntries(), p.CacheMemory(), p.Attachment())
 	}
 	p = Proxy{Local: true, Recognise: RecogniseMetadata, Cache: 1000}

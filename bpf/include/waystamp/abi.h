@@ -294,49 +294,65 @@ struct ws_nexthop_key {
 struct ws_proxy {
 	__u64 lifetime_ns; /* of a cached header */
 	__u32 to; /* interface that the inner packet leaves by; 0: local */
-	__u32 slot; /* metadata: its first slot, from 1; content: 0 */
-	__u32 slots; /* metadata: how many each CPU has, a power of two */
+	/* Metadata: its first entry of ws_slots, from 1, and how many each CPU
+	 * has, a power of two. Content: its first entry of ws_buckets, and how
+	 * many it has.
+	 */
+	__u32 slot;
+	__u32 slots;
 	__u32 stats; /* index into ws_proxy_stats and ws_slot_next */
 	__u8 recognise; /* enum ws_recognise */
 	__u8 on_unknown; /* enum ws_on_unknown */
 	__u8 cut; /* 1: super-packets are cut before the strip */
 	__u8 has_via; /* 1: via is the next hop on the interface to */
 	__u8 dmac[6]; /* without via: destination of frames to the function */
-	__u8 pad[6];
+	__u8 gone; /* 1: one of its interfaces is not there */
+	__u8 pad[5];
 	__u8 via[16];
 };
 _Static_assert(sizeof(struct ws_proxy) == 56, "ws_proxy is ABI");
 
 /* What the proxy keeps of a packet: its outer header, already advanced to the
- * next segment but not stamped, and whose share stamps it.
+ * next segment but not stamped, and whose share stamps it. Entries of ws_slots
+ * and of ws_cache.
  */
 struct ws_cached {
-	__u64 expires; /* CLOCK_MONOTONIC, ns; 0: free */
+	/* CLOCK_MONOTONIC, ns. In ws_slots, 0: free, 1: some CPU has it. */
+	__u64 expires;
 	struct ws_hop_key hop;
+	__u64 fingerprint; /* in ws_cache, with the proxy and the copy in it */
 	__u32 proxy;
 	__u16 outer_len;
 	__u16 tlv_off; /* of the proof TLV, from the outer header's start */
-	__u32 taken; /* 1: some CPU has it */
-	__u32 pad;
 	__u8 outer[WS_CACHED_MAX];
 };
 _Static_assert(sizeof(struct ws_cached) == 40 + WS_CACHED_MAX,
 	       "ws_cached is ABI");
 
-/* ws_cache: packets that are recognised by content. copy tells byte-identical
- * packets apart: they are interchangeable.
+/* ws_buckets: where in ws_cache the packets are that are recognised by content.
+ * One cache line; way w of bucket b is entry b * WS_WAYS + w there.
  */
-struct ws_cache_key {
-	__u64 fingerprint;
-	__u32 proxy;
-	__u32 copy;
+#define WS_WAYS 7
+struct ws_bucket {
+	/* 0: free; 1: some CPU has the entry. Else bits 63-24: those of the
+	 * fingerprint; 23-0: when it expires, in 2^20 ns.
+	 */
+	__u64 tag[WS_WAYS];
+	/* In 2^20 ns: until then there may be copies of fingerprints whose first
+	 * bucket this is, and some of those that have gone to their second one.
+	 */
+	__u32 copies;
+	__u32 spilled;
 };
-_Static_assert(sizeof(struct ws_cache_key) == 16, "ws_cache_key is ABI");
+_Static_assert(sizeof(struct ws_bucket) == 64, "ws_bucket is ABI");
 
-/* ws_copies: of one fingerprint (copy 0 in the key), those beyond the first. */
+/* ws_copies: byte-identical packets, which are interchangeable, beyond the first
+ * one. Key: their fingerprint. Copies are numbered from 1.
+ */
 struct ws_copies {
 	__u32 in; /* the last that went to the function */
 	__u32 out; /* the last that came back */
+	__u64 until; /* CLOCK_MONOTONIC, ns: later there are none */
 };
 
 /* ws_proxy_stats: per CPU; the names are those of the paper. */
@@ -351,6 +367,8 @@ struct ws_proxy_stats {
 	__u64 tx_not_cached; /* came back, and no header was theirs */
 	__u64 tx_plain; /* of them, let go by ordinary routing */
 	__u64 expired; /* headers found too old */
+	__u64 evicted; /* headers that gave way to newer ones before their time */
+	__u64 waited_ns; /* of tx_success: time in the function, all together */
 };
 
 /* ws_errors[0]: per CPU, the ICMP errors that refused packets were answered

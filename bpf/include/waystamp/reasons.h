@@ -76,7 +76,8 @@
 	X(BOUNDS_BUG, "a bound that was checked before does not hold")         \
 	X(BEHAVIOUR_BUG, "a SID has a behaviour that this data path does not know") \
 	X(PATH_MTU, "the packet is larger than what a node of its chain has said that a link takes") \
-	X(OUTSIDE_ERROR, "an ICMPv6 error from outside is about a packet of the domain's own")
+	X(OUTSIDE_ERROR, "an ICMPv6 error from outside is about a packet of the domain's own") \
+	X(FUNCTION_GONE, "an interface of the packet's function is not there")
 
 enum ws_reason {
 #define X(name, text) WS_REASON_##name,
