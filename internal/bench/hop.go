@@ -283,7 +283,7 @@ func (h hop) setUp(r *rig, w world) (err error) {
 		case taskEnd:
 			err = r.node.AddRoute(host.Route{Destination: sid(0), Type: host.RouteEnd, Device: devIn})
 		case taskEgress:
-			err = r.node.AddKernelEgress(sid(h.segments-1), devIn)
+			err = r.node.AddKernelEgress(sid(h.segments-1), devIn, 0)
 		}
 	default:
 		if h.by == byTC {

@@ -1,14 +1,10 @@
 package bench
 
 import (
-	"bufio"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net/netip"
-	"os/exec"
 	"strconv"
 	"strings"
 	"time"
@@ -122,8 +118,7 @@ type track struct {
 	way    way
 	lab    *lab.Lab
 	rate   uint64 // bits per second of every node's links; 0: unlimited
-	server *exec.Cmd
-	ended  context.CancelFunc
+	server func() // ends it; nil: there is none
 	taps   []*meter.Tap
 }
 
@@ -148,7 +143,8 @@ func newTrack(ctx context.Context, c Config, w way, offload bool) (_ *track, err
 			return nil, err
 		}
 	}
-	return t, t.serve()
+	t.server, err = serveTCP(t.lab, "h2", netip.MustParseAddr(h2))
+	return t, err
 }
 
 // member sets offloads, and knows neighbours for good.
@@ -226,7 +222,7 @@ func (t *track) kernelSRv6() error {
 			}
 			err = n.ReplaceRoute(host.Route{Destination: netip.MustParsePrefix("fc00:8::/64"), Type: host.RouteEncap, Device: dev, Segments: sids})
 		case paperNodes:
-			err = n.AddKernelEgress(sid, dev)
+			err = n.AddKernelEgress(sid, dev, 0)
 		default:
 			err = n.AddRoute(host.Route{Destination: sid, Type: host.RouteEnd, Device: dev})
 		}
@@ -238,34 +234,6 @@ func (t *track) kernelSRv6() error {
 }
 
 const h2 = "fc00:8::2"
-
-// serve starts iperf3 on h2 and returns when it listens.
-func (t *track) serve() error {
-	ns, err := t.lab.NetNS("h2")
-	if err != nil {
-		return err
-	}
-	defer ns.Close()
-	ctx, cancel := context.WithCancel(context.Background())
-	cmd := host.Command(ctx, ns, "iperf3", "--server", "--bind", h2, "--forceflush")
-	out, err := cmd.StdoutPipe()
-	if err == nil {
-		err = cmd.Start()
-	}
-	if err != nil {
-		cancel()
-		return fmt.Errorf("start iperf3, which makes the load: %w; install it (apt-get install iperf3)", err)
-	}
-	t.server, t.ended = cmd.Cmd, cancel
-	lines := bufio.NewScanner(out)
-	for lines.Scan() {
-		if strings.Contains(lines.Text(), "listening") {
-			go io.Copy(io.Discard, out)
-			return nil
-		}
-	}
-	return errors.New("iperf3 --server ended before it listened")
-}
 
 // setRate limits what every node sends out of each of its links.
 func (t *track) setRate(rate uint64) error {
@@ -294,23 +262,11 @@ func (t *track) setRate(rate uint64) error {
 // tcp sends for that long and returns bits per second of TCP payload that
 // arrived.
 func (t *track) tcp(ctx context.Context, d time.Duration) (float64, error) {
-	out, err := t.lab.Run(ctx, "h1", "iperf3", "--client", h2, "--json", "--set-mss", strconv.Itoa(t.way.mss()),
-		"--time", strconv.Itoa(max(1, int(d.Round(time.Second).Seconds()))))
-	var answer struct {
-		Error string `json:"error"`
-		End   struct {
-			Received struct {
-				BitsPerSecond float64 `json:"bits_per_second"`
-			} `json:"sum_received"`
-		} `json:"end"`
+	bits, err := sendTCP(ctx, t.lab, "h1", netip.MustParseAddr(h2), d, "--set-mss", strconv.Itoa(t.way.mss()))
+	if err != nil {
+		return 0, fmt.Errorf("over %s: %w", t.way.name, err)
 	}
-	if jsonErr := json.Unmarshal(out, &answer); err == nil {
-		err = jsonErr
-	}
-	if err != nil || answer.Error != "" {
-		return 0, fmt.Errorf("iperf3 over %s: %s: %w", t.way.name, answer.Error, err)
-	}
-	return answer.End.Received.BitsPerSecond, ctx.Err()
+	return bits, nil
 }
 
 // rtt is the median round trip of the paper's pings, in microseconds.
@@ -336,8 +292,7 @@ func (t *track) rtt(ctx context.Context) (float64, error) {
 
 func (t *track) close() error {
 	if t.server != nil {
-		t.ended()
-		t.server.Wait() // it was killed, and says so
+		t.server()
 	}
 	var errs []error
 	for _, x := range t.taps {

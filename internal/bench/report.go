@@ -44,6 +44,7 @@ func (f Figure) times() string {
 func (r Result) Markdown(plots []string) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "# waystamp bench %s\n\n", r.Command)
+	r.goals(&b, false)
 	r.body(&b, plots)
 	return b.String()
 }
@@ -99,6 +100,30 @@ func (r Result) body(b *strings.Builder, plots []string) {
 			}
 			b.WriteByte('\n')
 		}
+		proxyTable(b, by[g])
+	}
+}
+
+// proxyTable is what the proxies of functions counted, as in tables I and II of
+// their paper.
+func proxyTable(b *strings.Builder, figures []Figure) {
+	first := true
+	for _, f := range figures {
+		p := f.Params
+		if p["rx_success"] == 0 {
+			continue
+		}
+		if first {
+			b.WriteString("\nCounters of the proxies, all counted runs together. Packets are frames, or super-packets that were left whole. In the function is\nthe average by Little's law: rate × wait.\n\n| figure | rx_success | rx_ignored | rx_copies | tx_success | tx_ignored | tx_not_cached | misses | evicted | expired | wait, ms | in the function |\n|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|\n")
+			first = false
+		}
+		fmt.Fprintf(b, "| %s |", f.Name)
+		for _, name := range []string{"rx_success", "rx_ignored", "rx_copies", "tx_success", "tx_ignored", "tx_not_cached"} {
+			fmt.Fprintf(b, " %.0f |", p[name])
+		}
+		back := p["tx_success"] + p["tx_not_cached"]
+		wait := p["waited_ns"] / max(p["tx_success"], 1)
+		fmt.Fprintf(b, " %.3f %% | %.0f | %.0f | %.3f | %.0f |\n", 100*p["tx_not_cached"]/max(back, 1), p["evicted"], p["expired"], wait/1e6, p["rx_success"]/max(p["seconds"], 1)*wait/1e9)
 	}
 }
 

@@ -36,6 +36,10 @@ func benchParts() []benchPart {
 			"Repeats the experiments of the paper on ordered proof of transit: TCP through five segments,\noffloads on and off, links of 1 to 5 Gbit/s, round trips. Needs iperf3.",
 			bench.Paper, 10, 3, 4 * time.Second, time.Second,
 		}, {
+			"proxy", "Functions that know nothing of SRv6, under TCP",
+			"Repeats the experiments of the paper on the caching SFC proxy: TCP through a function by plain\nrouting, by the kernel's own proxy (End.DT6, then H.Encaps again) and by ours; with packets\ndropped, delayed, and changed by a NAT; caches of different sizes. Needs iperf3 and nft.",
+			bench.Proxy, 10, 3, 5 * time.Second, time.Second,
+		}, {
 			"scale", "Cost over chains and segments",
 			"Measures what a packet costs at a node as the chains that visit it, and the segments of a\nchain, grow in number.",
 			bench.Scale, 10, 6, 200 * time.Millisecond, 100 * time.Millisecond,

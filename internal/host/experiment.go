@@ -1,6 +1,7 @@
 package host
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 
@@ -34,17 +35,27 @@ func (n *Net) AddNeighbour(link string, a netip.Addr, mac [6]byte) error {
 }
 
 // AddKernelEgress adds a route to a SID at which the kernel's own SRv6 takes the
-// outer header off and looks the inner destination up in the main table
-// (End.DT6, RFC 8986 4.6).
-func (n *Net) AddKernelEgress(sid netip.Prefix, link string) error {
+// outer header off and looks the inner destination up in a table, 0 for the main
+// one (End.DT6, RFC 8986 4.6).
+func (n *Net) AddKernelEgress(sid netip.Prefix, link string, table int) error {
 	return n.onLink("add End.DT6 on", link, func(l netlink.Link) error {
-		e := &netlink.SEG6LocalEncap{Action: nl.SEG6_LOCAL_ACTION_END_DT6, Table: unix.RT_TABLE_MAIN}
+		e := &netlink.SEG6LocalEncap{Action: nl.SEG6_LOCAL_ACTION_END_DT6, Table: cmp.Or(table, unix.RT_TABLE_MAIN)}
 		e.Flags[nl.SEG6_LOCAL_ACTION] = true
 		e.Flags[nl.SEG6_LOCAL_TABLE] = true
 		return n.h.RouteAdd(&netlink.Route{
 			Dst: ipNet(sid), LinkIndex: l.Attrs().Index, Table: unix.RT_TABLE_MAIN,
 			Protocol: netlink.RouteProtocol(ProtocolStatic), Encap: e,
 		})
+	})
+}
+
+// AddRule has packets of IPv6 that come in by a device looked up in a table,
+// before the main one.
+func (n *Net) AddRule(link string, table int) error {
+	return n.onLink("add a rule for", link, func(netlink.Link) error {
+		r := netlink.NewRule()
+		r.Family, r.IifName, r.Table, r.Priority = unix.AF_INET6, link, table, 100
+		return n.h.RuleAdd(r)
 	})
 }
 

@@ -32,7 +32,7 @@ const (
 	RouteEncap                      // the kernel's own H.Encaps, with Segments
 )
 
-// Route is a route of the main table.
+// Route is a route of the main table, or of another one for experiments.
 type Route struct {
 	Destination netip.Prefix
 	Type        RouteType
@@ -42,6 +42,7 @@ type Route struct {
 	Segments    []netip.Addr // of RouteEncap, in the order of the visit
 	Protocol    Protocol     // 0: ProtocolStatic
 	Metric      int          // smaller wins; 0: the kernel's default, 1024 for IPv6
+	Table       int          // 0: the main one
 }
 
 // AddRoute adds a route. The error is fs.ErrExist if there is one to the same
@@ -76,6 +77,9 @@ func (n *Net) route(r Route) (*netlink.Route, error) {
 		Type:     unix.RTN_UNICAST,
 		Protocol: netlink.RouteProtocol(r.Protocol),
 		Priority: r.Metric,
+	}
+	if r.Table != 0 {
+		out.Table = r.Table
 	}
 	if r.Protocol == 0 {
 		out.Protocol = netlink.RouteProtocol(ProtocolStatic)
