@@ -82,7 +82,11 @@ static __always_inline int dt46_xdp(ctx_t *ctx, const struct endpoint *ep,
 		return CTX_PASS;
 	if (r)
 		return ws_refuse(ctx, r, 0);
-	if (inner_check(ep, &inner) || inner->hop_limit <= 1)
+	/* XDP's redirects meet no program at the edge's egress, which looks for
+	 * an SRH.
+	 */
+	if (inner_check(ep, &inner) || ip6_has_extension(inner) ||
+	    inner->hop_limit <= 1)
 		return CTX_PASS;
 	c = (struct cursor){ inner + 1, ep->end };
 	key = nexthop_key(inner, flow_hash(c, inner));

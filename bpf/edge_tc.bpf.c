@@ -47,6 +47,8 @@ int ws_edge_tc(struct __sk_buff *skb)
 	/* RFC 8754 5.1: nothing of segment routing comes in. */
 	if (in_block(ip6->dst[0]))
 		return ws_refuse(skb, WS_REASON_OUTSIDE_SID, 0);
+	if (in_block(ip6->src[0]))
+		return ws_refuse(skb, WS_REASON_OUTSIDE_SOURCE, 0);
 	if (has_srh(skb, ip6))
 		return ws_refuse(skb, WS_REASON_OUTSIDE_SRH, 0);
 	if (ip6->nexthdr == NEXTHDR_ICMP6 && ws_quotes_sid(skb))

@@ -91,7 +91,7 @@ int ws_edge_xdp(struct xdp_md *ctx)
 	ip6 = cursor_take(&c, struct ip6_hdr);
 	if (!ip6 || !ip6_is_ip6(ip6) || ip6_is_unsteered(ip6->dst) ||
 	    ip6_is_unsteered(ip6->src) || in_block(ip6->dst[0]) ||
-	    ip6_has_extension(ip6))
+	    in_block(ip6->src[0]) || ip6_has_extension(ip6))
 		return CTX_PASS;
 	/* ICMPv6 errors may be about the domain's own packets. */
 	if (ip6->nexthdr == NEXTHDR_ICMP6 && !icmp6_informs(c))

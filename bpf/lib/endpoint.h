@@ -73,6 +73,24 @@ static __always_inline enum ws_reason hop_missing(struct ws_hop_key k)
 	return WS_REASON_UNKNOWN_SID;
 }
 
+/* RFC 8754 5.1: a SID takes packets from sources of the domain only, and here
+ * that means from the headends of the path. It tells strangers from insiders, as
+ * far as routing lets nobody use another's address; it is no proof.
+ */
+static __always_inline bool source_is_headend(const struct endpoint *ep)
+{
+	const __be64 *src = ep->ip6->src, *one = ep->hop->source;
+	struct ws_source_key k = { .path = ep->tlv->path };
+
+	if (!((src[0] ^ one[0]) | (src[1] ^ one[1])))
+		return true;
+	if (one[0] | one[1])
+		return false;
+	k.addr[0] = src[0];
+	k.addr[1] = src[1];
+	return bpf_map_lookup_elem(&ws_sources, &k);
+}
+
 /* From the IPv6 header to the entry of its SID, path and epoch; ep->srh,
  * ep->segments and ep->tlv are set. The plan's scheme counts; a packet that
  * names another is refused.
@@ -91,6 +109,8 @@ static __always_inline enum ws_reason endpoint_find_hop(struct endpoint *ep)
 		return hop_missing(k);
 	if (ep->tlv->scheme != ep->hop->scheme)
 		return WS_REASON_SCHEME;
+	if (!source_is_headend(ep))
+		return WS_REASON_SOURCE;
 	return WS_REASON_NONE;
 }
 
@@ -185,7 +205,9 @@ static __always_inline enum ws_reason inner_check(const struct endpoint *ep,
 	m = guard(*inner);
 	/* What no headend steers is no chain's either. */
 	if (m.action != WS_MATCH_PATH || m.target != ep->tlv->path ||
-	    ip6_is_unsteered((*inner)->dst) || ip6_is_unsteered((*inner)->src))
+	    ip6_is_unsteered((*inner)->dst) ||
+	    ip6_is_unsteered((*inner)->src) || in_block((*inner)->dst[0]) ||
+	    in_block((*inner)->src[0]))
 		return WS_REASON_WRONG_CHAIN;
 	/* RFC 6040 4.2: a mark that the inner packet cannot carry drops it. */
 	if (ip6_ecn(ep->ip6) == ECN_CE && ip6_ecn(*inner) == ECN_NOT_ECT)

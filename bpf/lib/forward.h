@@ -22,17 +22,22 @@ static __always_inline const struct ws_node *xdp_node(void)
 }
 
 /* A way out that XDP may take too, for as long as cfg says. Only what the
- * kernel's neighbour table holds as valid comes here.
+ * kernel's neighbour table holds as valid comes here. outer: of packets that have
+ * an outer header, which must not leave at an edge: XDP's would meet no program
+ * there.
  */
 static __always_inline void nexthop_fill(struct ws_nexthop *n,
 					 const struct bpf_fib_lookup *p,
-					 __be64 to, const struct ws_node *node)
+					 __be64 to, const struct ws_node *node,
+					 bool outer)
 {
 	__u32 ifindex = p->ifindex;
 	const struct ws_port *port = bpf_map_lookup_elem(&ws_ports, &ifindex);
 
 	n->to = to;
-	n->ifindex = port && port->xdp_target ? ifindex : 0;
+	n->ifindex = port && port->xdp_target && !(outer && port->edge) ?
+			     ifindex :
+			     0;
 	n->ways = node->ways;
 	n->mtu = p->mtu_result;
 	__builtin_memcpy(n->dmac, p->dmac, sizeof(n->dmac));
@@ -51,7 +56,7 @@ static __always_inline void exit_learn(const struct bpf_fib_lookup *p,
 		return;
 	n = exit_of(exit, flow);
 	if (n && !nexthop_counts(n, to, node->ways))
-		nexthop_fill(n, p, to, node);
+		nexthop_fill(n, p, to, node, true);
 }
 
 /* Of an inner packet. */
@@ -63,7 +68,7 @@ static __always_inline void nexthop_learn(const struct bpf_fib_lookup *p,
 
 	if (!node)
 		return;
-	nexthop_fill(&n, p, 0, node);
+	nexthop_fill(&n, p, 0, node, false);
 	if (n.ifindex)
 		bpf_map_update_elem(&ws_nexthops, key, &n, BPF_ANY);
 }

@@ -11,6 +11,12 @@
 #define PACKET_HOST 0 /* the kernel's: the frame has our MAC address */
 #define VLAN_VID_MASK 0x0fff
 
+/* Of a VLAN; priority tags (IEEE 802.1Q 9.6) are none. */
+static __always_inline bool frame_is_tagged(const struct __sk_buff *skb)
+{
+	return skb->vlan_present && skb->vlan_tci & VLAN_VID_MASK;
+}
+
 /* False: *verdict is the answer. */
 static __always_inline bool frame_is_ours(struct __sk_buff *skb, int *verdict)
 {
@@ -25,7 +31,7 @@ static __always_inline bool frame_is_ours(struct __sk_buff *skb, int *verdict)
 	 * a priority only (IEEE 802.1Q 9.6): the kernel takes them as untagged,
 	 * and so must a guard.
 	 */
-	if (skb->vlan_tci & VLAN_VID_MASK)
+	if (frame_is_tagged(skb))
 		return false;
 	rc = bpf_skb_vlan_pop(skb);
 	/* The kernel would take off any number of such tags, and we would not

@@ -41,6 +41,15 @@ struct {
 	__uint(max_entries, 4 * WS_CHAINS_MAX);
 } ws_sids SEC(".maps");
 
+/* About 80 bytes per live entry. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct ws_source_key);
+	__type(value, __u32);
+	__uint(max_entries, 2 * WS_CHAINS_MAX);
+} ws_sources SEC(".maps");
+
 /* About 600 bytes per live entry. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);

@@ -76,6 +76,12 @@ const (
 	ReasonPathMTU           Reason = 67 // the packet is larger than what a node of its chain has said that a link takes
 	ReasonOutsideError      Reason = 68 // an ICMPv6 error from outside is about a packet of the domain's own
 	ReasonFunctionGone      Reason = 69 // an interface of the packet's function is not there
+	ReasonOutsideSource     Reason = 70 // a packet from outside has a source in the SID block
+	ReasonSource            Reason = 71 // the outer source is not a headend of the proof's path
+	ReasonLeakSID           Reason = 72 // a packet that would leave the domain is addressed to the SID block
+	ReasonLeakSRH           Reason = 73 // a packet that would leave the domain carries a segment routing header
+	ReasonLeaveTruncated    Reason = 74 // the IPv6 header of a packet that would leave the domain runs past its end
+	ReasonUnverified        Reason = 75 // a chain requires this packet, yet it would leave the domain without having been verified here
 )
 
 var reasonNames = [...]string{
@@ -149,6 +155,12 @@ var reasonNames = [...]string{
 	"path-mtu",
 	"outside-error",
 	"function-gone",
+	"outside-source",
+	"source",
+	"leak-sid",
+	"leak-srh",
+	"leave-truncated",
+	"unverified",
 }
 
 // String returns the name: lower case, words joined by hyphens. A number that
@@ -235,6 +247,12 @@ var reasonTexts = [...]string{
 	"the packet is larger than what a node of its chain has said that a link takes",
 	"an ICMPv6 error from outside is about a packet of the domain's own",
 	"an interface of the packet's function is not there",
+	"a packet from outside has a source in the SID block",
+	"the outer source is not a headend of the proof's path",
+	"a packet that would leave the domain is addressed to the SID block",
+	"a packet that would leave the domain carries a segment routing header",
+	"the IPv6 header of a packet that would leave the domain runs past its end",
+	"a chain requires this packet, yet it would leave the domain without having been verified here",
 }
 
 // Text says in a sentence without capital or full stop what the packet or the
@@ -258,7 +276,7 @@ func Reasons() []Reason {
 
 // ReasonCount is the number of reasons, ReasonNone included: the size of the
 // map ws_refusals.
-const ReasonCount = 70
+const ReasonCount = 76
 
 // Scheme is how the hops of a path prove that a packet visited them; the number
 // is the wire's.

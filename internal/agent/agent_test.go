@@ -236,8 +236,8 @@ func TestDataPathStaysWhenTheAgentEnds(t *testing.T) {
 	if l := b.locators(); len(l) != 1 {
 		t.Errorf("locators %v; want the route to stay", l)
 	}
-	if pins, _ := filepath.Glob(filepath.Join(dataplane.DefaultPinDir, b.cfg.Instance, "links", "*")); len(pins) != 2 {
-		t.Errorf("links %v; want both to stay", pins)
+	if pins, _ := filepath.Glob(filepath.Join(dataplane.DefaultPinDir, b.cfg.Instance, "links", "*")); len(pins) != 3 {
+		t.Errorf("links %v; want all three to stay", pins)
 	}
 	if _, err := os.Stat(SocketPath(b.cfg.RunDir)); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("the socket stays: %v", err)
@@ -416,7 +416,7 @@ func TestDetachNamesWhatIsUnguarded(t *testing.T) {
 			t.Errorf("detached %+v", d)
 		}
 	}
-	if done.Links != 2 || len(b.locators()) != 0 {
+	if done.Links != 3 || len(b.locators()) != 0 {
 		t.Errorf("%d links, locators %v", done.Links, b.locators())
 	}
 	if left, _ := filepath.Glob(filepath.Join(b.cfg.RunDir, "*")); len(left) != 0 {

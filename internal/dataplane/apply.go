@@ -37,7 +37,7 @@ func (d *Dataplane) applyLocked(n plan.Node, t topology) error {
 	}
 	d.node, d.topology = &n, t
 	d.events.label(n.Name, t.bindings)
-	d.problems = append(slices.Clone(t.missing), problems...)
+	d.problems = slices.Concat(t.missing, problems, d.checkPositions(t.bindings))
 	return nil
 }
 

@@ -148,6 +148,7 @@ type coreTCWsHop struct {
 	Stats     uint32
 	Proxy     uint32
 	Pad2      uint32
+	Source    [2]uint64
 	Share     struct {
 		_        structs.HostLayout
 		Key      [2]uint64
@@ -221,7 +222,7 @@ type coreTCWsPort struct {
 	XdpTarget     uint8
 	UnmatchedDrop uint8
 	Cutter        uint8
-	Pad           uint8
+	Edge          uint8
 	Proxy         uint32
 }
 
@@ -265,6 +266,13 @@ type coreTCWsRefusal struct {
 	WindowNs   uint64
 	Sent       uint32
 	Suppressed uint32
+}
+
+type coreTCWsSourceKey struct {
+	_    structs.HostLayout
+	Path uint32
+	Pad  uint32
+	Addr [2]uint64
 }
 
 type coreTCWsSrcKey struct {
@@ -313,6 +321,7 @@ const (
 	coreTCMapWsSids       = "ws_sids"
 	coreTCMapWsSlotNext   = "ws_slot_next"
 	coreTCMapWsSlots      = "ws_slots"
+	coreTCMapWsSources    = "ws_sources"
 	coreTCMapWsStats      = "ws_stats"
 	coreTCProgWsCoreTc    = "ws_core_tc"
 	coreTCVarCfg          = "cfg"
@@ -395,6 +404,7 @@ type coreTCMapSpecs struct {
 	WsSids       *ebpf.MapSpec `ebpf:"ws_sids"`
 	WsSlotNext   *ebpf.MapSpec `ebpf:"ws_slot_next"`
 	WsSlots      *ebpf.MapSpec `ebpf:"ws_slots"`
+	WsSources    *ebpf.MapSpec `ebpf:"ws_sources"`
 	WsStats      *ebpf.MapSpec `ebpf:"ws_stats"`
 }
 
@@ -453,6 +463,7 @@ type coreTCMaps struct {
 	WsSids       *ebpf.Map `ebpf:"ws_sids"`
 	WsSlotNext   *ebpf.Map `ebpf:"ws_slot_next"`
 	WsSlots      *ebpf.Map `ebpf:"ws_slots"`
+	WsSources    *ebpf.Map `ebpf:"ws_sources"`
 	WsStats      *ebpf.Map `ebpf:"ws_stats"`
 }
 
@@ -486,6 +497,7 @@ func (m *coreTCMaps) Close() error {
 		m.WsSids,
 		m.WsSlotNext,
 		m.WsSlots,
+		m.WsSources,
 		m.WsStats,
 	)
 }

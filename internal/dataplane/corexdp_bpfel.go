@@ -44,6 +44,7 @@ const (
 	coreXDPMapWsSids       = "ws_sids"
 	coreXDPMapWsSlotNext   = "ws_slot_next"
 	coreXDPMapWsSlots      = "ws_slots"
+	coreXDPMapWsSources    = "ws_sources"
 	coreXDPMapWsStats      = "ws_stats"
 	coreXDPProgWsCoreXdp   = "ws_core_xdp"
 	coreXDPVarCfg          = "cfg"
@@ -126,6 +127,7 @@ type coreXDPMapSpecs struct {
 	WsSids       *ebpf.MapSpec `ebpf:"ws_sids"`
 	WsSlotNext   *ebpf.MapSpec `ebpf:"ws_slot_next"`
 	WsSlots      *ebpf.MapSpec `ebpf:"ws_slots"`
+	WsSources    *ebpf.MapSpec `ebpf:"ws_sources"`
 	WsStats      *ebpf.MapSpec `ebpf:"ws_stats"`
 }
 
@@ -184,6 +186,7 @@ type coreXDPMaps struct {
 	WsSids       *ebpf.Map `ebpf:"ws_sids"`
 	WsSlotNext   *ebpf.Map `ebpf:"ws_slot_next"`
 	WsSlots      *ebpf.Map `ebpf:"ws_slots"`
+	WsSources    *ebpf.Map `ebpf:"ws_sources"`
 	WsStats      *ebpf.Map `ebpf:"ws_stats"`
 }
 
@@ -217,6 +220,7 @@ func (m *coreXDPMaps) Close() error {
 		m.WsSids,
 		m.WsSlotNext,
 		m.WsSlots,
+		m.WsSources,
 		m.WsStats,
 	)
 }

@@ -173,8 +173,8 @@ type InterfaceState struct {
 	Unmatched string         `json:"unmatched,omitempty"`
 	TC        bool           `json:"tc"`  // the program is attached there
 	XDP       bool           `json:"xdp"` // the program is attached there
-	// Out: at TC egress the program of functions in the node's own kernel is
-	// attached.
+	// Out: a program is attached at TC egress: the second guard, and that of
+	// functions in the node's own kernel.
 	Out bool `json:"out,omitempty"`
 	// Functions send here: the program at TC ingress is that of their proxies.
 	Functions []string `json:"functions,omitempty"`

@@ -83,7 +83,7 @@ func desire(n plan.Node, at wiring, local []netip.Addr, have tables, ix indexes)
 		if err != nil {
 			return wanted{}, partError(e.PathID, "function %s: %w", e.Function, err)
 		}
-		if err := w.addHop(n, e.PathID, e.SID, entry); err != nil {
+		if err := w.addHop(n, e.PathID, e.SID, e.Sources, entry); err != nil {
 			return wanted{}, err
 		}
 	}
@@ -98,7 +98,7 @@ func desire(n plan.Node, at wiring, local []netip.Addr, have tables, ix indexes)
 		if err != nil {
 			return wanted{}, partError(e.PathID, "egress: %w", err)
 		}
-		if err := w.addHop(n, e.PathID, e.SID, h); err != nil {
+		if err := w.addHop(n, e.PathID, e.SID, e.Sources, h); err != nil {
 			return wanted{}, err
 		}
 		k := egressKey{Path: be32(e.Path), Epoch: e.Epoch}
@@ -125,7 +125,7 @@ func desire(n plan.Node, at wiring, local []netip.Addr, have tables, ix indexes)
 	return w, w.checkSizes()
 }
 
-func (w *wanted) addHop(n plan.Node, id plan.PathID, sid netip.Addr, entry hop) error {
+func (w *wanted) addHop(n plan.Node, id plan.PathID, sid netip.Addr, sources []netip.Addr, entry hop) error {
 	if id.Path == 0 {
 		return partError(id, "path 0 is no path")
 	}
@@ -139,6 +139,11 @@ func (w *wanted) addHop(n plan.Node, id plan.PathID, sid netip.Addr, entry hop) 
 	w.hops[k] = entry
 	w.sids[encodeHopKey(sid, id.Path, 0)] = 1
 	w.sids[encodeHopKey(sid, 0, 0)] = 1
+	if len(sources) > 1 {
+		for _, a := range sources {
+			w.sources[sourceKey{Path: be32(id.Path), Addr: words(a)}] = 1
+		}
+	}
 	return nil
 }
 
@@ -151,6 +156,7 @@ func (w *wanted) checkSizes() error {
 	}{
 		{"hops (a SID, path and epoch each)", len(w.hops), 2 * chainsMax},
 		{"SIDs and paths", len(w.sids), 4 * chainsMax},
+		{"headends of paths that have several", len(w.sources), 2 * chainsMax},
 		{"egresses", len(w.egresses), 2 * chainsMax},
 		{"classification rules by destination", len(w.matchDst), chainsMax},
 		{"classification rules by source", len(w.matchSrc), chainsMax},

@@ -44,6 +44,7 @@ const (
 	edgeTCMapWsSids       = "ws_sids"
 	edgeTCMapWsSlotNext   = "ws_slot_next"
 	edgeTCMapWsSlots      = "ws_slots"
+	edgeTCMapWsSources    = "ws_sources"
 	edgeTCMapWsStats      = "ws_stats"
 	edgeTCProgWsEdgeTc    = "ws_edge_tc"
 	edgeTCVarCfg          = "cfg"
@@ -126,6 +127,7 @@ type edgeTCMapSpecs struct {
 	WsSids       *ebpf.MapSpec `ebpf:"ws_sids"`
 	WsSlotNext   *ebpf.MapSpec `ebpf:"ws_slot_next"`
 	WsSlots      *ebpf.MapSpec `ebpf:"ws_slots"`
+	WsSources    *ebpf.MapSpec `ebpf:"ws_sources"`
 	WsStats      *ebpf.MapSpec `ebpf:"ws_stats"`
 }
 
@@ -184,6 +186,7 @@ type edgeTCMaps struct {
 	WsSids       *ebpf.Map `ebpf:"ws_sids"`
 	WsSlotNext   *ebpf.Map `ebpf:"ws_slot_next"`
 	WsSlots      *ebpf.Map `ebpf:"ws_slots"`
+	WsSources    *ebpf.Map `ebpf:"ws_sources"`
 	WsStats      *ebpf.Map `ebpf:"ws_stats"`
 }
 
@@ -217,6 +220,7 @@ func (m *edgeTCMaps) Close() error {
 		m.WsSids,
 		m.WsSlotNext,
 		m.WsSlots,
+		m.WsSources,
 		m.WsStats,
 	)
 }

@@ -44,6 +44,7 @@ const (
 	edgeXDPMapWsSids       = "ws_sids"
 	edgeXDPMapWsSlotNext   = "ws_slot_next"
 	edgeXDPMapWsSlots      = "ws_slots"
+	edgeXDPMapWsSources    = "ws_sources"
 	edgeXDPMapWsStats      = "ws_stats"
 	edgeXDPProgWsEdgeXdp   = "ws_edge_xdp"
 	edgeXDPVarCfg          = "cfg"
@@ -126,6 +127,7 @@ type edgeXDPMapSpecs struct {
 	WsSids       *ebpf.MapSpec `ebpf:"ws_sids"`
 	WsSlotNext   *ebpf.MapSpec `ebpf:"ws_slot_next"`
 	WsSlots      *ebpf.MapSpec `ebpf:"ws_slots"`
+	WsSources    *ebpf.MapSpec `ebpf:"ws_sources"`
 	WsStats      *ebpf.MapSpec `ebpf:"ws_stats"`
 }
 
@@ -184,6 +186,7 @@ type edgeXDPMaps struct {
 	WsSids       *ebpf.Map `ebpf:"ws_sids"`
 	WsSlotNext   *ebpf.Map `ebpf:"ws_slot_next"`
 	WsSlots      *ebpf.Map `ebpf:"ws_slots"`
+	WsSources    *ebpf.Map `ebpf:"ws_sources"`
 	WsStats      *ebpf.Map `ebpf:"ws_stats"`
 }
 
@@ -217,6 +220,7 @@ func (m *edgeXDPMaps) Close() error {
 		m.WsSids,
 		m.WsSlotNext,
 		m.WsSlots,
+		m.WsSources,
 		m.WsStats,
 	)
 }

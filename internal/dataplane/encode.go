@@ -104,15 +104,36 @@ func encodeHopKey(sid netip.Addr, path uint32, epoch uint8) hopKey {
 	return hopKey{Sid: upper(sid), Path: be32(path), Epoch: epoch}
 }
 
+// encodeSource is what an entry of ws_hops says of the headends of its path: the
+// one, or :: where there are several.
+func encodeSource(sources []netip.Addr) ([2]uint64, error) {
+	for _, a := range sources {
+		if !a.Is6() || a.Is4In6() || a.Zone() != "" || a.IsUnspecified() {
+			return [2]uint64{}, fmt.Errorf("headend address %s is not a plain IPv6 address", a)
+		}
+	}
+	switch len(sources) {
+	case 0:
+		return [2]uint64{}, errors.New("no headend; packets must come from one")
+	case 1:
+		return words(sources[0]), nil
+	}
+	return [2]uint64{}, nil
+}
+
 // encodeHop: proxy is that of the endpoint's function, 0 if it needs none.
 func encodeHop(e plan.Endpoint, statsIndex, proxy uint32) (hop, error) {
 	s, err := encodeShare(e.Share, e.Scheme)
 	if err != nil {
 		return hop{}, err
 	}
+	from, err := encodeSource(e.Sources)
+	if err != nil {
+		return hop{}, err
+	}
 	h := hop{
 		Behaviour: uint8(abi.BehaviourEnd), Scheme: uint8(e.Scheme), Position: e.Share.Position,
-		Stats: statsIndex, Share: s, Proxy: proxy,
+		Stats: statsIndex, Share: s, Proxy: proxy, Source: from,
 	}
 	if proxy != 0 {
 		h.Behaviour = uint8(abi.BehaviourEndAd)
@@ -123,9 +144,13 @@ func encodeHop(e plan.Endpoint, statsIndex, proxy uint32) (hop, error) {
 // encodeEgress gives both entries of an egress: the one that its SID is found
 // by, and the verifier's.
 func encodeEgress(e plan.Egress, statsIndex uint32) (hop, egress, error) {
+	from, err := encodeSource(e.Sources)
+	if err != nil {
+		return hop{}, egress{}, err
+	}
 	h := hop{
 		Behaviour: uint8(abi.BehaviourEndDT46), Scheme: uint8(e.Scheme), Position: uint8(len(e.Segments)),
-		Stats: statsIndex,
+		Stats: statsIndex, Source: from,
 	}
 	v := egress{Segments: uint8(len(e.Segments)), OnViolation: uint8(e.OnViolation)}
 	if err := checkSegments(e.Segments); err != nil {

@@ -84,6 +84,7 @@ func (e *engine) stampLocked(s pot.Share, h pot.Header, f pot.Flow, wire pot.Val
 	}
 	if err := e.put(tableHops, e.key(h), hop{
 		Behaviour: uint8(abi.BehaviourEnd), Scheme: uint8(h.Scheme), Position: s.Position, Share: encoded,
+		Source: words(netip.MustParseAddr(engineSource)),
 	}); err != nil {
 		return pot.Values{}, err
 	}
@@ -114,7 +115,10 @@ func (e *engine) Verify(s pot.Share, v pot.Verifier, h pot.Header, f pot.Flow, w
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	final := wire
-	entry := hop{Behaviour: uint8(abi.BehaviourEndDT46), Scheme: uint8(h.Scheme), Position: s.Position}
+	entry := hop{
+		Behaviour: uint8(abi.BehaviourEndDT46), Scheme: uint8(h.Scheme), Position: s.Position,
+		Source: words(netip.MustParseAddr(engineSource)),
+	}
 	verifier := egress{Segments: 1}
 	verifier.List[0] = netip.MustParseAddr(engineSID).As16()
 	if h.Scheme.Keyed() {

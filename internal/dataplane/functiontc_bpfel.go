@@ -44,6 +44,7 @@ const (
 	functionTCMapWsSids        = "ws_sids"
 	functionTCMapWsSlotNext    = "ws_slot_next"
 	functionTCMapWsSlots       = "ws_slots"
+	functionTCMapWsSources     = "ws_sources"
 	functionTCMapWsStats       = "ws_stats"
 	functionTCProgWsFunctionTc = "ws_function_tc"
 	functionTCVarCfg           = "cfg"
@@ -126,6 +127,7 @@ type functionTCMapSpecs struct {
 	WsSids       *ebpf.MapSpec `ebpf:"ws_sids"`
 	WsSlotNext   *ebpf.MapSpec `ebpf:"ws_slot_next"`
 	WsSlots      *ebpf.MapSpec `ebpf:"ws_slots"`
+	WsSources    *ebpf.MapSpec `ebpf:"ws_sources"`
 	WsStats      *ebpf.MapSpec `ebpf:"ws_stats"`
 }
 
@@ -184,6 +186,7 @@ type functionTCMaps struct {
 	WsSids       *ebpf.Map `ebpf:"ws_sids"`
 	WsSlotNext   *ebpf.Map `ebpf:"ws_slot_next"`
 	WsSlots      *ebpf.Map `ebpf:"ws_slots"`
+	WsSources    *ebpf.Map `ebpf:"ws_sources"`
 	WsStats      *ebpf.Map `ebpf:"ws_stats"`
 }
 
@@ -217,6 +220,7 @@ func (m *functionTCMaps) Close() error {
 		m.WsSids,
 		m.WsSlotNext,
 		m.WsSlots,
+		m.WsSources,
 		m.WsStats,
 	)
 }

@@ -32,7 +32,8 @@ var objects = []struct {
 	{progEdgeTC, loadEdgeTC, &_EdgeTCBytes},
 	{progEdgeXDP, loadEdgeXDP, &_EdgeXDPBytes},
 	{progFunctionTC, loadFunctionTC, &_FunctionTCBytes},
-	{progOutTC, loadOutTC, &_OutTCBytes},
+	{progCoreOutTC, loadCoreOutTC, &_CoreOutTCBytes},
+	{progEdgeOutTC, loadEdgeOutTC, &_EdgeOutTCBytes},
 }
 
 const (
@@ -41,7 +42,8 @@ const (
 	progEdgeTC     = edgeTCProgWsEdgeTc
 	progEdgeXDP    = edgeXDPProgWsEdgeXdp
 	progFunctionTC = functionTCProgWsFunctionTc
-	progOutTC      = outTCProgWsOutTc
+	progCoreOutTC  = coreOutTCProgWsCoreOutTc
+	progEdgeOutTC  = edgeOutTCProgWsEdgeOutTc
 )
 
 // observed are the maps that only report: a new generation takes them over,

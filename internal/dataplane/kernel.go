@@ -16,6 +16,7 @@ func (g *generation) read() (tables, error) {
 	err := errors.Join(
 		readMap(g, tableHops, t.hops),
 		readMap(g, tableSIDs, t.sids),
+		readMap(g, tableSources, t.sources),
 		readMap(g, tableEgresses, t.egresses),
 		readHeadends(g, t.headends), readMap(g, tablePaths, t.paths),
 		readMap(g, tableMatchDst, t.matchDst),

@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"runtime/debug"
 	"slices"
 	"strings"
@@ -210,12 +211,14 @@ func (b *bed) world() world {
 			if err != nil {
 				continue
 			}
-			q, err := link.QueryPrograms(link.QueryOptions{Target: dev.Index, Attach: ebpf.AttachTCXIngress})
-			if err != nil {
-				return err
-			}
-			for i, p := range q.Programs {
-				w.Links[fmt.Sprintf("%s tc %d", name, i)] = uint32(p.ID)
+			for where, at := range map[string]ebpf.AttachType{"tc": ebpf.AttachTCXIngress, "out": ebpf.AttachTCXEgress} {
+				q, err := link.QueryPrograms(link.QueryOptions{Target: dev.Index, Attach: at})
+				if err != nil {
+					return err
+				}
+				for i, p := range q.Programs {
+					w.Links[fmt.Sprintf("%s %s %d", name, where, i)] = uint32(p.ID)
+				}
 			}
 		}
 		return nil
@@ -244,7 +247,7 @@ func TestDataPathOutlivesItsProcess(t *testing.T) {
 	d := b.open()
 	b.must(b.apply(d, bedNode()))
 	before := b.world()
-	if len(before.Generations) != 1 || before.Armed[0] != 1 || len(before.Links) != 4 {
+	if len(before.Generations) != 1 || before.Armed[0] != 1 || len(before.Links) != 6 {
 		t.Fatalf("after a start: %+v", before)
 	}
 	b.must(d.Close())
@@ -279,7 +282,7 @@ func TestProgramOfEachRoleIsOnItsInterfaceAndFirst(t *testing.T) {
 	d := b.open()
 	b.must(b.apply(d, bedNode()))
 	w := b.world()
-	for place, program := range map[string]string{"out tc 0": progEdgeTC, "in tc 0": progCoreTC, "in tc 1": "other"} {
+	for place, program := range map[string]string{"out tc 0": progEdgeTC, "out out 0": progEdgeOutTC, "in tc 0": progCoreTC, "in tc 1": "other"} {
 		p, err := ebpf.NewProgramFromID(ebpf.ProgramID(w.Links[place]))
 		if err != nil {
 			t.Errorf("%s: %v", place, err)
@@ -295,11 +298,48 @@ func TestProgramOfEachRoleIsOnItsInterfaceAndFirst(t *testing.T) {
 	states, err := d.Interfaces()
 	b.must(err)
 	want := []InterfaceState{
-		{Name: "out", Role: model.RoleEdge, Unmatched: "drop", TC: true},
+		{Name: "out", Role: model.RoleEdge, Unmatched: "drop", TC: true, Out: true},
 		{Name: "in", Role: model.RoleCore, TC: true},
 	}
 	if diff := cmp.Diff(want, states); diff != "" {
 		t.Errorf("interfaces: %s", diff)
+	}
+}
+
+// Somebody puts a program before ours later: the plan stays in force, and whoever
+// asks is told.
+func TestProgramBeforeOursIsReported(t *testing.T) {
+	b := newBed(t)
+	d := b.open()
+	b.must(b.apply(d, bedNode()))
+	other, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SchedCLS, Name: "other", License: "MIT", Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, -1), asm.Return()}})
+	b.must(err)
+	defer other.Close()
+	for _, c := range []struct {
+		dev  string
+		at   ebpf.AttachType
+		want string
+	}{
+		{"in", ebpf.AttachTCXIngress, `interface in: program \d+ \(other\) stands before waystamp's at TC ingress`},
+		{"out", ebpf.AttachTCXEgress, `interface out: program \d+ \(other\) stands before waystamp's at TC egress`},
+	} {
+		var l link.Link
+		b.must(b.do(func() error {
+			dev, err := b.cfg.Devices(c.dev)
+			if err != nil {
+				return err
+			}
+			l, err = link.AttachTCX(link.TCXOptions{Program: other, Attach: c.at, Interface: dev.Index, Anchor: link.Head()})
+			return err
+		}))
+		degraded, ok := errors.AsType[*DegradedError](b.do(d.Reconcile))
+		if !ok || len(degraded.Problems) != 1 || !regexp.MustCompile(c.want).MatchString(degraded.Error()) {
+			t.Errorf("%s: %v; want one problem: %s", c.dev, degraded, c.want)
+		}
+		b.must(l.Close())
+		if err := b.do(d.Reconcile); err != nil {
+			t.Errorf("%s, when it has gone: %v", c.dev, err)
+		}
 	}
 }
 
@@ -544,7 +584,7 @@ func TestDeathAtAnyStepIsMendedByTheNextProcess(t *testing.T) {
 				t.Fatal("the maps do not hold the plan")
 			}
 			for name := range w.Links {
-				if strings.HasPrefix(name, "out") {
+				if strings.HasPrefix(name, "out ") { // the interface
 					t.Errorf("%s is still attached", name)
 				}
 			}
@@ -593,7 +633,7 @@ func TestSecondProcessIsRefused(t *testing.T) {
 	if _, err := b.detach(b.cfg); !errors.Is(err, ErrBusy) {
 		t.Errorf("detach under a running process: %v; want ErrBusy", err)
 	}
-	if len(b.world().Links) != 4 {
+	if len(b.world().Links) != 6 {
 		t.Error("it has changed something")
 	}
 }
@@ -610,7 +650,7 @@ func TestInstanceOfAnotherNamespaceIsRefused(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "another network namespace") {
 		t.Errorf("got %v", err)
 	}
-	if len(a.world().Links) != 4 {
+	if len(a.world().Links) != 6 {
 		t.Error("it has changed something")
 	}
 }
@@ -625,8 +665,8 @@ func TestDetachLeavesNothing(t *testing.T) {
 	b.must(d.Close())
 	r, err := b.detach(b.cfg)
 	b.must(err)
-	if r.Links != 3 || !slices.Equal(r.Unguarded, []uint32{3}) {
-		t.Errorf("removed %+v; want 3 links, path 3 unguarded", r)
+	if r.Links != 4 || !slices.Equal(r.Unguarded, []uint32{3}) {
+		t.Errorf("removed %+v; want 4 links, path 3 unguarded", r)
 	}
 	if w := b.world(); len(w.Links) != 0 {
 		t.Errorf("still attached: %v", w.Links)
@@ -683,8 +723,8 @@ func TestBrokenPinsAreReplacedWithoutAGap(t *testing.T) {
 			b.must(d.Close())
 			b.must(os.Remove(filepath.Join(dir, pin)))
 			d = b.open()
-			if len(d.links) != 2 {
-				t.Fatalf("%d links after opening; want both still there", len(d.links))
+			if len(d.links) != 3 {
+				t.Fatalf("%d links after opening; want all three still there", len(d.links))
 			}
 			b.must(b.apply(d, bedNode()))
 			w := b.world()
@@ -776,7 +816,7 @@ func TestHeadendWithoutARecordOfNumbersRefusesAndTheRestWorks(t *testing.T) {
 	if len(c.Refusals) != 1 || c.Refusals[0].Reason != abi.ReasonRNDExhausted {
 		t.Errorf("refusals %+v; want rnd-exhausted", c.Refusals)
 	}
-	if w := b.world(); w.Armed[0] != 1 || len(w.Maps[0].egresses) != 1 || len(w.Links) != 4 {
+	if w := b.world(); w.Armed[0] != 1 || len(w.Maps[0].egresses) != 1 || len(w.Links) != 6 {
 		t.Errorf("the rest of the plan is not in force: %+v", w)
 	}
 	b.must(os.Remove(path))

@@ -147,8 +147,10 @@ func programFor(r model.Role, h hook) string {
 	switch {
 	case h == hookFrom:
 		return progFunctionTC
+	case r == model.RoleEdge && h == hookOut:
+		return progEdgeOutTC
 	case h == hookOut:
-		return progOutTC
+		return progCoreOutTC
 	case r == model.RoleEdge && h == hookXDP:
 		return progEdgeXDP
 	case r == model.RoleEdge:
@@ -290,10 +292,7 @@ func (d *Dataplane) moveLink(a *attached, b binding, h hook, p *ebpf.Program, u 
 
 func attachProgram(b binding, h hook, p *ebpf.Program) (link.Link, error) {
 	if h != hookXDP {
-		at := ebpf.AttachTCXIngress
-		if h == hookOut {
-			at = ebpf.AttachTCXEgress
-		}
+		at, _ := h.attachType()
 		// First, so that no other program lets a packet pass before it.
 		l, err := link.AttachTCX(link.TCXOptions{
 			Program: p, Attach: at, Interface: b.device.Index, Anchor: link.Head(),

@@ -32,7 +32,7 @@ type binding struct {
 	proxy  uint32 // key of the function that is behind it
 	cutter bool   // the way out of a cutter
 	from   bool   // functions are behind it: their program is at its ingress
-	out    bool   // the program of local functions is at its egress
+	out    bool   // a program is at its egress too
 }
 
 // hardware tells devices that gain by native XDP. On veth, tap and the like
@@ -64,6 +64,9 @@ func (b binding) settings(target bool) port {
 	}
 	if target {
 		p.XdpTarget = 1
+	}
+	if b.Role == model.RoleEdge {
+		p.Edge = 1
 	}
 	if b.cutter && b.from {
 		p.Cutter = 1
@@ -112,14 +115,14 @@ func resolve(n plan.Node, devices func(string) (Device, error)) (topology, error
 		return nil
 	}
 
-	out := hasLocal(n)
+	local := hasLocal(n)
 	for _, i := range n.Interfaces {
 		what := "interface " + i.Name
 		dev, ok := look(i.Name, what)
 		if !ok {
 			continue
 		}
-		b := binding{Interface: i, device: dev, out: out}
+		b := binding{Interface: i, device: dev, out: local || i.Role == model.RoleEdge}
 		if err := take(b, what); err != nil {
 			return topology{}, err
 		}

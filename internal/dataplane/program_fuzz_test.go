@@ -70,11 +70,14 @@ var (
 		"2001:db8:1000:1::1", "2001:db8:1000:1::2", "fd00:1:1::1", "fd00:5:5::1", "fd00:0:a::1", "fd00:0:b::1",
 		"2001:db8:9:101::", "2001:db8:f:ffff::", "2001:db8:7:ffff::", "2001:db8:10::1", "fe80::1", "febf::1", "fec0::1", "ff02::1", "ff0e::1",
 	}
-	fuzzSources  = []string{"fd00:5:5::5", "fd00:5:5::6", "fd00:5:5::5", "fd00:5:5::7", "fd00:5:6::1", "fd00:6::1", "2620::2", "2620::3", "fe80::2", "ff02::2", "::"}
-	outerSources = append(slices.Repeat([]string{"fd00:0:a::1"}, 30), "fe80::1", "ff02::1")
+	fuzzSources  = []string{"2001:db8:9:101::7", "fd00:5:5::5", "fd00:5:5::6", "fd00:5:5::5", "fd00:5:5::7", "fd00:5:6::1", "fd00:6::1", "2620::2", "2620::3", "fe80::2", "ff02::2", "::"}
+	outerSources = []string{secondHeadend, "fd00:0:a::1", "fd00:0:b::1", "fe80::1", "ff02::1", "2001:db8:9:101::"} // of nobody, mostly
 	hopLimits    = []uint8{64, 64, 64, 64, 64, 64, 64, 64, 64, 255, 2, 1, 0}
 	macs         = [][6]byte{{2, 0, 0, 0, 0, 3}, {0x33, 0x33, 0, 0, 0, 1}, {0xff, 0xff, 0xff, 0xff, 0xff, 0xff}}
 )
+
+// secondHeadend is that of the paths that have two.
+const secondHeadend = "fd00:0:f::1"
 
 // secrets is a path's set of them. Making one costs more than a world, so that
 // worlds take theirs from a pool.
@@ -114,6 +117,7 @@ type fuzzPath struct {
 	match    model.Match
 	visits   []int        // the nodes, the headend's first
 	segments []netip.Addr // in the order of the visit
+	sources  []netip.Addr // its headends
 	secrets
 }
 
@@ -171,6 +175,10 @@ func drawPath(t *rapid.T, node *rapid.Generator[int], free [][]netip.Addr, path 
 	p.match.Destination = prefix(rapid.SampledFrom(fuzzDst).Draw(t, "destination"))
 	p.match.Source = prefix(rapid.SampledFrom(fuzzSrc).Draw(t, "source"))
 	p.visits = []int{node.Draw(t, "headend")}
+	p.sources = []netip.Addr{fuzzSpecs[p.visits[0]].address}
+	if path%4 == 0x01010101%4 { // not a matter of the epoch
+		p.sources = append(p.sources, addr(secondHeadend))
+	}
 	for range rapid.SampledFrom([]int{1, 2, 2, 3, 3, 4, 6, 16}).Draw(t, "segments") {
 		n := node.Draw(t, "visit")
 		// A SID may be another path's too, but this path comes by once.
@@ -206,11 +214,11 @@ func (p fuzzPath) give(nodes []plan.Node, mtu int, action model.OnViolation, lan
 			})
 		case len(p.visits) - 1:
 			n.Egresses = append(n.Egresses, plan.Egress{
-				PathID: p.PathID, SID: p.segments[j-1], Match: p.match, Segments: p.segments, OnViolation: action,
+				PathID: p.PathID, SID: p.segments[j-1], Sources: p.sources, Match: p.match, Segments: p.segments, OnViolation: action,
 				Share: p.shares[j], Verifier: p.verifier,
 			})
 		default:
-			n.Endpoints = append(n.Endpoints, plan.Endpoint{PathID: p.PathID, SID: p.segments[j-1], Function: "f", Share: p.shares[j]})
+			n.Endpoints = append(n.Endpoints, plan.Endpoint{PathID: p.PathID, SID: p.segments[j-1], Function: "f", Sources: p.sources, Share: p.shares[j]})
 		}
 	}
 }
@@ -219,6 +227,7 @@ func (p fuzzPath) give(nodes []plan.Node, mtu int, action model.OnViolation, lan
 type fuzzFrame struct {
 	node int
 	frame
+	leaving oracle.Departure // the same frame on its way out
 }
 
 func (f fuzzFrame) GoString() string {
@@ -251,6 +260,8 @@ func (w fuzzWorld) frames() *rapid.Generator[fuzzFrame] {
 		default:
 			f.b = drawOther(t)
 		}
+		f.leaving.From = rapid.SampledFrom([]oracle.Origin{oracle.FromPlan, oracle.FromPlan, oracle.FromElsewhere, oracle.FromNode}).Draw(t, "origin")
+		f.leaving.Index = rapid.Bool().Draw(t, "index")
 		if rapid.IntRange(0, 2).Draw(t, "damage") == 2 {
 			other, _ := w.drawOnPath(t)
 			f.b = packets.Vary(dice{t}, packets.Packet{Frame: f.b}, []packets.Packet{{Frame: other}, {Frame: f.b}})
@@ -400,7 +411,7 @@ func (w fuzzWorld) drawOnPath(t *rapid.T) ([]byte, int) {
 		Header: srv6.Header{
 			TrafficClass: rapid.Byte().Draw(t, "outer tc"), FlowLabel: rapid.Uint32Range(0, 0xfffff).Draw(t, "outer label"),
 			HopLimit: rapid.SampledFrom(hopLimits).Draw(t, "hop limit"),
-			Source:   drawAddr(t, outerSources, "outer source"), Destination: p.segments[at-1],
+			Source:   rapid.SampledFrom(p.sources).Draw(t, "outer source"), Destination: p.segments[at-1],
 		},
 		SRH: &srv6.SRH{
 			NextHeader: srv6.NextHeaderIPv6, SegmentsLeft: uint8(left), Segments: srv6.Reversed(list),
@@ -422,6 +433,8 @@ func (w fuzzWorld) drawOnPath(t *rapid.T) ([]byte, int) {
 		dst[7] ^= 0x3f // mostly a SID that nobody has
 	case 18, 19:
 		dst[15] = 7 // an argument
+	case 20:
+		out.Header.Source = drawAddr(t, outerSources, "stranger")
 	}
 	out.Header.Destination = netip.AddrFrom16(dst)
 	out.SRH.TLVs = append(drawTLVs(t, "before"), append(out.SRH.TLVs, drawTLVs(t, "behind")...)...)
@@ -542,6 +555,11 @@ func (w fuzzWorld) run(rigs []*rig, frames []fuzzFrame, done *fuzzCount) error {
 				if f.truncated() {
 					continue
 				}
+				reason, err := r.checkLeaves(f.frame, f.leaving)
+				if err != nil {
+					return err
+				}
+				done.reasons[reason]++
 				done.packets++
 				done.verdicts[s.want.Verdict]++
 				done.reasons[s.want.Reason]++
@@ -593,7 +611,7 @@ func (c fuzzCount) judge(t *testing.T) {
 	}
 	for _, x := range append(oracle.Reasons(), "PUSH_FAILED", "STRIP_FAILED") {
 		switch x {
-		case oracle.Truncated, oracle.EdgeTruncated, oracle.TrainTooBig, oracle.NoLane: // not in a test run; see the tests of reasons
+		case oracle.Truncated, oracle.EdgeTruncated, oracle.LeaveTruncated, oracle.TrainTooBig, oracle.NoLane: // not in a test run; see the tests of reasons
 		default:
 			if c.reasons[x] == 0 {
 				t.Errorf("no packet of %d was refused for %s", c.packets, x)

@@ -75,11 +75,15 @@ func (r *rig) goLive() *live {
 }
 
 func (l *live) attach(p *ebpf.Program, port string) error {
+	return l.attachAt(p, port, ebpf.AttachTCXIngress)
+}
+
+func (l *live) attachAt(p *ebpf.Program, port string, hook ebpf.AttachType) error {
 	dev, err := net.InterfaceByName(port)
 	if err != nil {
 		return err
 	}
-	at, err := link.AttachTCX(link.TCXOptions{Interface: dev.Index, Program: p, Attach: ebpf.AttachTCXIngress})
+	at, err := link.AttachTCX(link.TCXOptions{Interface: dev.Index, Program: p, Attach: hook})
 	if err != nil {
 		return fmt.Errorf("attach to %s: %w", port, err)
 	}
@@ -155,6 +159,11 @@ func (l *live) nextEvent() (record, error) {
 
 // refuses sends a frame that must be refused for this reason and no other.
 func (l *live) refuses(port string, b []byte, mss int, reason abi.Reason) error {
+	return l.refusesAs(port, b, mss, reason, len(b))
+}
+
+// refusesAs is the same for a packet that may have become shorter.
+func (l *live) refusesAs(port string, b []byte, mss int, reason abi.Reason, least int) error {
 	if err := l.freshEvents(); err != nil {
 		return err
 	}
@@ -168,8 +177,8 @@ func (l *live) refuses(port string, b []byte, mss int, reason abi.Reason) error 
 	if err != nil {
 		return fmt.Errorf("%w\n%s", err, layers(b))
 	}
-	if got := abi.Reason(e.Reason); got != reason || int(e.Len) < len(b) {
-		return fmt.Errorf("refused for %s with %d bytes, want %s with %d or more\n%s", got, e.Len, reason, len(b), layers(b))
+	if got := abi.Reason(e.Reason); got != reason || int(e.Len) < least {
+		return fmt.Errorf("refused for %s with %d bytes, want %s with %d or more\n%s", got, e.Len, reason, least, layers(b))
 	}
 	return l.checkMoved("TC", moved{dropped: []string{reasonName(reason)}, stats: map[uint32]stats{}})
 }
@@ -367,6 +376,12 @@ func TestPacketThatWasATunnelsIsEncapsulatedAgain(t *testing.T) {
 		if h.Chain == "local" {
 			n.Headends = append(n.Headends, h)
 		}
+	}
+	for i := range n.Endpoints {
+		n.Endpoints[i].Sources = []netip.Addr{n.Address}
+	}
+	for i := range n.Egresses {
+		n.Egresses[i].Sources = []netip.Addr{n.Address}
 	}
 	l.must(l.apply(&n))
 	l.must(l.rig.in(func() error {

@@ -205,10 +205,13 @@ func xdpShouldFinish(f frame, got seen) bool {
 		if len(w.Visits) != 1 || len(w.Reported) != 0 {
 			return false
 		}
-		if w.Encapsulated { // 20: next header; options, or another header that may hide an SRH
-			return len(got.tc.b)-len(f.b) <= 256 && !slices.Contains([]byte{0, 43, 60}, f.b[20])
+		// Options, or another header, may hide an SRH.
+		hides := func(next byte) bool { return slices.Contains([]byte{0, 43, 60}, next) }
+		if w.Encapsulated {
+			return len(got.tc.b)-len(f.b) <= 256 && !hides(f.b[20])
 		}
-		return atOnce
+		decapsulated := len(got.tc.b) < len(f.b)
+		return atOnce && !(decapsulated && hides(w.Packet[6]))
 	case oracle.Drop:
 		return atOnce && slices.Contains([]oracle.Reason{oracle.Segments, oracle.Proof, oracle.Range}, w.Reason) && len(w.Visits) == 0
 	}

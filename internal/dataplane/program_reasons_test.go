@@ -98,11 +98,15 @@ func headendEntry(r *rig, path uint32) (uint32, headend) {
 // the tests that this one names.
 func TestEveryReasonIsProduced(t *testing.T) {
 	produced := map[abi.Reason]string{
-		abi.ReasonTrainTooBig:   "TestHeadendStampsTrains",
-		abi.ReasonTruncated:     "TestTruncatedHeaders",
-		abi.ReasonPathMTU:       "TestHeadendLearnsFromPacketTooBig",
-		abi.ReasonEdgeTruncated: "TestTruncatedHeaders",
-		abi.ReasonVLANTags:      "TestSecondPriorityTagIsRefused",
+		abi.ReasonPathMTU:        "TestHeadendLearnsFromPacketTooBig",
+		abi.ReasonTrainTooBig:    "TestHeadendStampsTrains",
+		abi.ReasonTruncated:      "TestTruncatedHeaders",
+		abi.ReasonEdgeTruncated:  "TestTruncatedHeaders",
+		abi.ReasonVLANTags:       "TestSecondPriorityTagIsRefused",
+		abi.ReasonLeakSID:        "TestWhatMayLeaveTheDomain",
+		abi.ReasonLeakSRH:        "TestWhatMayLeaveTheDomain",
+		abi.ReasonUnverified:     "TestWhatMayLeaveTheDomain",
+		abi.ReasonLeaveTruncated: "TestTruncatedPacketDoesNotLeave",
 	}
 	// Those of the proxy, which has tests of its own.
 	for _, r := range []abi.Reason{
@@ -351,14 +355,17 @@ func TestXDPGoesByWhatTCLearnedAndNoFurther(t *testing.T) {
 	if v := verdict(); v != xdpRedirect {
 		t.Errorf("just fits: verdict %d, want a redirect", v)
 	}
-	// A device that takes no redirect loses them without a word.
-	r.must(r.put(tablePorts, r.ports[portOut], port{}))
-	learn()
-	if n := exits()[cpu].Flow[flow]; n.Ifindex != 0 {
-		t.Errorf("TC learned a way out that takes no redirects: %+v", n)
-	}
-	if v := verdict(); v != xdpPass {
-		t.Errorf("verdict %d with an empty cache, want it left to TC", v)
+	// A device that takes no redirect loses them without a word; at an edge
+	// nobody would stop what leaves the domain encapsulated.
+	for what, p := range map[string]port{"takes no redirects": {}, "is outside": {XdpTarget: 1, Edge: 1}} {
+		r.must(r.put(tablePorts, r.ports[portOut], p))
+		learn()
+		if n := exits()[cpu].Flow[flow]; n.Ifindex != 0 {
+			t.Errorf("TC learned a way out that %s: %+v", what, n)
+		}
+		if v := verdict(); v != xdpPass {
+			t.Errorf("verdict %d without a way in, since it %s; want it left to TC", v, what)
+		}
 	}
 }
 
@@ -400,7 +407,7 @@ func consecutive(t *testing.T, scheme model.Scheme, segments int) plan.Node {
 	s := newSecretPool(t)[scheme][segments+1][0]
 	p := fuzzPath{
 		PathID: plan.PathID{Path: 7, Epoch: 9, Chain: "all", Scheme: scheme},
-		match:  model.Match{Destination: prefix("fc00:8::/64")}, visits: make([]int, segments+1), secrets: s,
+		match:  model.Match{Destination: prefix("fc00:8::/64")}, visits: make([]int, segments+1), sources: []netip.Addr{n.Address}, secrets: s,
 	}
 	for i := range segments {
 		b := n.Locator.Addr().As16()

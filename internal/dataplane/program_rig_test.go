@@ -89,6 +89,7 @@ type rig struct {
 	have     tables // what the maps hold
 	events   *ringbuf.Reader
 	ports    map[string]uint32 // their indexes
+	leave    *ebpf.Program     // sets skb->tc_index and calls the program of an edge's egress
 	jobs     chan func()
 	node     oracle.Node // as the maps are
 	number   uint64      // the next that every headend gives out; 0: there is none
@@ -246,6 +247,9 @@ func (r *rig) load() error {
 		if err := r.d.loadObject(r.g, o.program, o.load, cfg, nil, types); err != nil {
 			return err
 		}
+	}
+	if r.leave, err = r.indexed(r.g.programs[progEdgeOutTC], abi.IndexProven); err != nil {
+		return err
 	}
 	if r.possible, err = ebpf.PossibleCPU(); err != nil {
 		return err

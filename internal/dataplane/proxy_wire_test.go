@@ -272,6 +272,9 @@ func TestTwoFunctionsOfANodeFollowOneAnother(t *testing.T) {
 // frames comes back with a header of its own.
 func TestSuperPacketIsCutSoThatEachFrameHasItsHeader(t *testing.T) {
 	w := newWire(t, func(n *plan.Node) {
+		for i := range n.Endpoints {
+			n.Endpoints[i].Sources = []netip.Addr{testSources[0], n.Address}
+		}
 		h := headendOf(1, 0, model.SchemeKeyed, model.Match{Destination: prefix("2001:db8:1::/48")}, 1)
 		h.Segments, h.MTU = []netip.Addr{ownSID(1), otherSID(9)}, 1400
 		n.Headends = []plan.Headend{h}

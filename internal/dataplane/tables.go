@@ -13,6 +13,7 @@ import (
 type tables struct {
 	hops     map[hopKey]hop
 	sids     map[hopKey]uint32
+	sources  map[sourceKey]uint32
 	egresses map[egressKey]egress
 	headends map[uint32]headend
 	paths    map[uint32]uint32 // that it is a headend of, as __be32: index in headends
@@ -28,7 +29,7 @@ type tables struct {
 
 func newTables() tables {
 	return tables{
-		hops: map[hopKey]hop{}, sids: map[hopKey]uint32{}, egresses: map[egressKey]egress{},
+		hops: map[hopKey]hop{}, sids: map[hopKey]uint32{}, sources: map[sourceKey]uint32{}, egresses: map[egressKey]egress{},
 		headends: map[uint32]headend{}, paths: map[uint32]uint32{},
 		matchDst: map[dstKey]match{}, matchSrc: map[srcKey]match{},
 		guardDst: map[dstKey]match{}, guardSrc: map[srcKey]match{},
@@ -44,6 +45,7 @@ const (
 	tableNode       table = "ws_node"
 	tableHops       table = "ws_hops"
 	tableSIDs       table = "ws_sids"
+	tableSources    table = "ws_sources"
 	tableEgresses   table = "ws_egresses"
 	tableHeadends   table = "ws_headends"
 	tablePaths      table = "ws_paths"
@@ -102,6 +104,7 @@ func changes(have, want tables) []op {
 	ops = puts(ops, tableLocalSrc, have.localSrc, want.localSrc)
 	ops = append(ops, longestFirst(puts(nil, tableLocalDst, have.localDst, want.localDst))...)
 	ops = puts(ops, tableSIDs, have.sids, want.sids)
+	ops = puts(ops, tableSources, have.sources, want.sources)
 	ops = puts(ops, tableEgresses, have.egresses, want.egresses)
 	ops = puts(ops, tablePorts, have.ports, want.ports)
 	ops = puts(ops, tableHops, have.hops, want.hops)
@@ -116,6 +119,7 @@ func changes(have, want tables) []op {
 	ops = deletes(ops, tableHeadends, have.headends, want.headends)
 	ops = deletes(ops, tableHops, have.hops, want.hops)
 	ops = deletes(ops, tableEgresses, have.egresses, want.egresses)
+	ops = deletes(ops, tableSources, have.sources, want.sources)
 	ops = deletes(ops, tableSIDs, have.sids, want.sids)
 	ops = append(ops, shortestFirst(deletes(nil, tableLocalDst, have.localDst, want.localDst))...)
 	ops = deletes(ops, tableLocalSrc, have.localSrc, want.localSrc)

@@ -12,6 +12,7 @@ type (
 	wsNode    = coreTCWsNode
 	hopKey    = coreTCWsHopKey
 	hop       = coreTCWsHop
+	sourceKey = coreTCWsSourceKey
 	egressKey = coreTCWsEgressKey
 	egress    = coreTCWsEgress
 	headend   = coreTCWsHeadend

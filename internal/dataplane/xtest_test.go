@@ -76,12 +76,15 @@ func headendOf(path uint32, epoch uint8, scheme model.Scheme, m model.Match, seg
 }
 
 func endpointOf(path uint32, epoch uint8, scheme model.Scheme, sid netip.Addr) plan.Endpoint {
-	return plan.Endpoint{PathID: testPathID(path, epoch, scheme), SID: sid, Function: "fw", Share: testShare(1, byte(path)+epoch)}
+	return plan.Endpoint{PathID: testPathID(path, epoch, scheme), SID: sid, Function: "fw", Sources: testSources, Share: testShare(1, byte(path)+epoch)}
 }
+
+// testSources is the headend of paths that pass a test node or end at it.
+var testSources = []netip.Addr{addr("fc00:1::9")}
 
 func egressOf(path uint32, epoch uint8, scheme model.Scheme, m model.Match, sid netip.Addr, segments int) plan.Egress {
 	e := plan.Egress{
-		PathID: testPathID(path, epoch, scheme), SID: sid, Match: m, Share: testShare(uint8(segments), byte(path)+epoch),
+		PathID: testPathID(path, epoch, scheme), SID: sid, Sources: testSources, Match: m, Share: testShare(uint8(segments), byte(path)+epoch),
 		Verifier: pot.Verifier{Secret: 7},
 	}
 	for i := range segments - 1 {
@@ -122,6 +125,11 @@ func drawNode(t *rapid.T) plan.Node {
 		}
 	}
 	drawProxies(t, &n)
+	for i := range n.Endpoints { // some paths have several headends
+		if n.Endpoints[i].Path%3 == 0 {
+			n.Endpoints[i].Sources = append(slices.Clone(testSources), addr("fc00:1::a"))
+		}
+	}
 	ends := paths("egresses")
 	for i, m := range drawMatches(t, len(ends), "egress matches") {
 		sid := ownSID(10 + int(ends[i]))
@@ -194,6 +202,8 @@ func (t tables) do(o op) {
 				delete(t.hops, *k)
 			}
 		}
+	case *sourceKey:
+		set(t.sources, k, o.value)
 	case *egressKey:
 		set(t.egresses, k, o.value)
 	case *uint32:
@@ -224,14 +234,14 @@ func set[K comparable, V any](m map[K]V, k *K, v any) {
 
 func (t tables) clone() tables {
 	return tables{
-		maps.Clone(t.hops), maps.Clone(t.sids), maps.Clone(t.egresses), maps.Clone(t.headends), maps.Clone(t.paths),
+		maps.Clone(t.hops), maps.Clone(t.sids), maps.Clone(t.sources), maps.Clone(t.egresses), maps.Clone(t.headends), maps.Clone(t.paths),
 		maps.Clone(t.matchDst), maps.Clone(t.matchSrc), maps.Clone(t.guardDst), maps.Clone(t.guardSrc), maps.Clone(t.ports),
 		maps.Clone(t.proxies), maps.Clone(t.localDst), maps.Clone(t.localSrc),
 	}
 }
 
 func equalTables(a, b tables) bool {
-	return maps.Equal(a.hops, b.hops) && maps.Equal(a.sids, b.sids) && maps.Equal(a.egresses, b.egresses) &&
+	return maps.Equal(a.hops, b.hops) && maps.Equal(a.sids, b.sids) && maps.Equal(a.sources, b.sources) && maps.Equal(a.egresses, b.egresses) &&
 		maps.Equal(a.headends, b.headends) && maps.Equal(a.paths, b.paths) && maps.Equal(a.matchDst, b.matchDst) && maps.Equal(a.matchSrc, b.matchSrc) &&
 		maps.Equal(a.guardDst, b.guardDst) && maps.Equal(a.guardSrc, b.guardSrc) && maps.Equal(a.ports, b.ports) &&
 		maps.Equal(a.proxies, b.proxies) && maps.Equal(a.localDst, b.localDst) && maps.Equal(a.localSrc, b.localSrc)

@@ -143,6 +143,7 @@ func (c *nodeChecker) headend(p *problems, h Headend) {
 func (c *nodeChecker) endpoint(p *problems, e Endpoint) {
 	c.pathID(p, e.PathID)
 	c.visit(p, e.PathID, e.SID, "function")
+	checkSources(p, c.node.Block, e.Sources)
 	p.add(model.CheckName(e.Function), "function %q", e.Function)
 	if e.Share.Position < 1 || int(e.Share.Position) >= model.SegmentsMax {
 		p.addf("share: has position %d; a function's is from 1 to %d", e.Share.Position, model.SegmentsMax-1)
@@ -153,6 +154,7 @@ func (c *nodeChecker) endpoint(p *problems, e Endpoint) {
 func (c *nodeChecker) egress(p *problems, e Egress) {
 	c.pathID(p, e.PathID)
 	c.visit(p, e.PathID, e.SID, "egress")
+	checkSources(p, c.node.Block, e.Sources)
 	checkMatch(p, c.node.Block, e.Match)
 	claimMatch(p, c.ends, e.Match, e.Path)
 	checkSegments(p, c.node.Block, e.Segments)
@@ -342,6 +344,23 @@ func checkSegments(p *problems, block netip.Prefix, segments []netip.Addr) {
 	}
 	for i, s := range segments {
 		p.add(model.CheckSID(block, s), "segments[%d]: %s", i, s)
+	}
+}
+
+// checkSources holds that packets of a path come from somewhere, and not from a
+// SID.
+func checkSources(p *problems, block netip.Prefix, sources []netip.Addr) {
+	if len(sources) == 0 {
+		p.addf("sources: has none; the packets of a path come from a headend")
+	}
+	for i, a := range sources {
+		p.add(model.CheckAddress(a), "sources[%d]: %s", i, a)
+		if block.Contains(a) {
+			p.addf("sources[%d]: %s is within the SID block %s; a node's address is outside", i, a, block)
+		}
+		if slices.Contains(sources[:i], a) {
+			p.addf("sources[%d]: %s is given twice", i, a)
+		}
 	}
 }
 

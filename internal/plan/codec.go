@@ -164,14 +164,16 @@ type headendFile struct {
 
 type endpointFile struct {
 	pathIDFile
-	SID      netip.Addr `json:"sid"`
-	Function string     `json:"function"`
-	Share    shareFile  `json:"share"`
+	SID      netip.Addr   `json:"sid"`
+	Function string       `json:"function"`
+	Sources  []netip.Addr `json:"sources"`
+	Share    shareFile    `json:"share"`
 }
 
 type egressFile struct {
 	pathIDFile
 	SID         netip.Addr        `json:"sid"`
+	Sources     []netip.Addr      `json:"sources"`
 	Match       matchFile         `json:"match"`
 	Segments    []netip.Addr      `json:"segments"`
 	OnViolation model.OnViolation `json:"on-violation"`
@@ -364,6 +366,7 @@ func nodeToFile(n Node) nodeFile {
 			pathIDFile: pathIDToFile(e.PathID),
 			SID:        e.SID,
 			Function:   e.Function,
+			Sources:    e.Sources,
 			Share:      shareToFile(e.Share),
 		})
 	}
@@ -371,6 +374,7 @@ func nodeToFile(n Node) nodeFile {
 		f.Egresses = append(f.Egresses, egressFile{
 			pathIDFile:  pathIDToFile(e.PathID),
 			SID:         e.SID,
+			Sources:     e.Sources,
 			Match:       matchFile(e.Match),
 			Segments:    e.Segments,
 			OnViolation: e.OnViolation,
@@ -405,6 +409,7 @@ func (f nodeFile) node() Node {
 			PathID:   e.pathID(),
 			SID:      e.SID,
 			Function: e.Function,
+			Sources:  e.Sources,
 			Share:    e.Share.share(),
 		})
 	}
@@ -412,6 +417,7 @@ func (f nodeFile) node() Node {
 		n.Egresses = append(n.Egresses, Egress{
 			PathID:      e.pathID(),
 			SID:         e.SID,
+			Sources:     e.Sources,
 			Match:       model.Match(e.Match),
 			Segments:    e.Segments,
 			OnViolation: e.OnViolation,

@@ -128,7 +128,7 @@ func TestNodeRefusesAPlanThatDoesNotHold(t *testing.T) {
 		{"endpoint's function", model.SchemeKeyed, "r2", func(n *Node) { n.Endpoints[0].Function = "" }, `function "" is empty`},
 		{"endpoint and egress", model.SchemeKeyed, "r6", func(n *Node) {
 			e := n.Egresses[0]
-			n.Endpoints = append(n.Endpoints, Endpoint{PathID: e.PathID, SID: e.SID, Function: "x", Share: pot.Share{Position: 1, Key: pot.Key{1}}})
+			n.Endpoints = append(n.Endpoints, Endpoint{PathID: e.PathID, SID: e.SID, Function: "x", Sources: e.Sources, Share: pot.Share{Position: 1, Key: pot.Key{1}}})
 		}, "of a function and of an egress"},
 		{"egress not last", model.SchemeKeyed, "r6", func(n *Node) { slices.Reverse(n.Egresses[0].Segments) }, "the last one is the egress's own"},
 		{"egress position", model.SchemeKeyed, "r6", func(n *Node) { n.Egresses[0].Segments = n.Egresses[0].Segments[1:] }, "has position 3; behind 2 segments it is 2"},

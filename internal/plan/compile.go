@@ -313,6 +313,7 @@ func nodePlans(d model.Domain, paths []Path) []Node {
 				PathID:   p.PathID,
 				SID:      p.Hops[j].SID,
 				Function: p.Hops[j].Function,
+				Sources:  p.Sources(),
 				Share:    p.Shares[j],
 			})
 		}
@@ -320,6 +321,7 @@ func nodePlans(d model.Domain, paths []Path) []Node {
 		n.Egresses = append(n.Egresses, Egress{
 			PathID:      p.PathID,
 			SID:         p.Hops[last].SID,
+			Sources:     p.Sources(),
 			Match:       p.Match,
 			Segments:    p.Segments(),
 			OnViolation: p.OnViolation,

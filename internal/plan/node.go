@@ -62,6 +62,7 @@ type Endpoint struct {
 	PathID
 	SID      netip.Addr
 	Function string
+	Sources  []netip.Addr // of outer headers: the path's headends
 	Share    pot.Share
 }
 
@@ -69,6 +70,7 @@ type Endpoint struct {
 type Egress struct {
 	PathID
 	SID         netip.Addr
+	Sources     []netip.Addr // of outer headers: the path's headends
 	Match       model.Match
 	Segments    []netip.Addr // the only list that verifies, in the order of the visit
 	OnViolation model.OnViolation
@@ -111,6 +113,15 @@ func (p Path) Segments() []netip.Addr {
 		sids = append(sids, h.SID)
 	}
 	return sids
+}
+
+// Sources are the addresses that the path's outer headers come from.
+func (p Path) Sources() []netip.Addr {
+	sources := make([]netip.Addr, 0, len(p.Ingress))
+	for _, in := range p.Ingress {
+		sources = append(sources, in.Address)
+	}
+	return sources
 }
 
 // Header is what the proof TLV of the path's packets says.

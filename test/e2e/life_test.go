@@ -351,8 +351,9 @@ func TestStoppedAgentsLeaveDataPathAndGuard(t *testing.T) {
 	t.Parallel()
 	w := build(t, paper)
 	links := []string{"r1-h1", "r1-r2", "r1-r4"}
-	if n := w.attached("r1", links...); n != len(links) {
-		t.Fatalf("%d programs are attached at r1, want %d", n, len(links))
+	all := len(links) + 1 // the edge has one at its egress too
+	if n := w.attached("r1", links...); n != all {
+		t.Fatalf("%d programs are attached at r1, want %d", n, all)
 	}
 	if r := w.detach("r1", "--yes"); r.code != 1 || !strings.Contains(r.stderr, "stop the agent first") {
 		t.Errorf("detach beside a running agent: %s", r)
@@ -380,11 +381,11 @@ func TestStoppedAgentsLeaveDataPathAndGuard(t *testing.T) {
 	if r.code != 2 || !strings.Contains(r.stderr, "web (reverse)") || !strings.Contains(r.stderr, "add --yes") {
 		t.Errorf("detach without --yes: %s", r)
 	}
-	if n := w.attached("r1", links...); n != len(links) {
+	if n := w.attached("r1", links...); n != all {
 		t.Fatalf("%d programs are attached at r1 after detach without --yes", n)
 	}
 	r = w.detach("r1", "--yes")
-	want := fmt.Sprintf("instance %s: 3 programs taken off their interfaces\n"+
+	want := fmt.Sprintf("instance %s: 4 programs taken off their interfaces\n"+
 		"locator fc00:0:0:100::/56: route withdrawn\nchain web (reverse): now unguarded\n", w.Instance("r1"))
 	if r.code != 0 || r.stdout != want || r.stderr != "" {
 		t.Errorf("detach: %s\nwant %s", r, want)

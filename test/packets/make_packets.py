@@ -326,7 +326,7 @@ def outer(dst, payload, hlim=64, tc=0, fl=0xabcde, src="fc00:1::1", nh=43):
 
 
 def carried(path, position, values=None, carries=None, tlvs=None, dst=None,
-            hlim=63, tc=0, fl=0xabcde, behind=None, **kw):
+            hlim=63, tc=0, fl=0xabcde, src="fc00:1::1", behind=None, **kw):
     """A packet on path as it reaches position, but for what is given."""
     segs = path.segments()
     if values is None:
@@ -338,7 +338,7 @@ def carried(path, position, values=None, carries=None, tlvs=None, dst=None,
     if behind is None:
         behind = carries or inner(dst=host(path))
     return outer(dst or path.sid(position), srh(tlvs=tlvs, **kw) + behind,
-                 hlim=hlim, tc=tc, fl=fl)
+                 hlim=hlim, tc=tc, fl=fl, src=src)
 
 
 def flow(src, dst, protocol, sport=0, dport=0):
@@ -811,6 +811,15 @@ def proofs():
     look("epoch-of-another-path", "UNKNOWN_EPOCH", web, 1, "epoch 3",
          epoch=ordered.epoch)
     look("unknown-epoch-egress", "UNKNOWN_EPOCH", web, 3, "epoch 9", epoch=9)
+    for name, on, position, src, note in (
+            ("stranger", web, 1, "fc00:7::2", "a host outside the domain"),
+            ("node", ordered, 1, "fc00:1::3", "a node, but no headend"),
+            ("upper", web, 3, "fc00:1:1::1", "the upper half differs"),
+            ("lower", web, 3, "fc00:1::11", "the lower half differs"),
+            ("link-local", web, 1, "fe80::1", "its own link"),
+            ("none", web, 1, "::", "nowhere")):
+        f.drop("source-" + name, "SOURCE", carried(on, position, src=src),
+               "from " + note, node=on.visits[position][0])
     look("scheme-pot", "SCHEME", web, 1, "the packet says pot", scheme=POT)
     look("scheme-keyed-flow", "SCHEME", web, 3, "the packet says keyed-flow",
          scheme=3)
@@ -964,6 +973,8 @@ def inners():
         "takes", inner(dst="fc00:99::1"))
     bad("inner-sid", "WRONG_CHAIN", "web's proof around a packet to a SID",
         inner(dst="fc00:0:0:601::"))
+    bad("inner-from-sid", "WRONG_CHAIN", "web's proof around a packet from a "
+        "SID, which no headend takes", inner(src="fc00:0:0:601::"))
     f.drop("ecn-not-ect", "ECN", carried(web, 3, tc=3), "congestion was met, "
            "and the inner packet cannot say so", node="r6")
     # RFC 6040, figure 4. What else the traffic class says stays inside.
@@ -1107,6 +1118,10 @@ def edge():
          "into the block, where no node is")
     add("outside-block-next-door", inner(dst="fc00:0:1::1"), "beside the "
         "block", expect="pass")
+    drop("outside-source", "OUTSIDE_SOURCE", inner(src="fc00:0:0:200::1"),
+         "for a chain, from a SID")
+    drop("outside-source-own", "OUTSIDE_SOURCE", inner(
+        src="fc00:0:0:200::1", dst="fc00:7::1"), "for the node, from a SID")
     stray = outer("fc00:99::1", srh(["fc00:99::1"], 0, b"") + inner())
     drop("outside-srh", "OUTSIDE_SRH", stray, "an SRH to anywhere")
     drop("outside-srh-chain", "OUTSIDE_SRH", outer(
@@ -1268,16 +1283,16 @@ def errors():
         IPv6(src=H1, dst=H2, hlim=1) /
         IPv6ExtHdrFragment(nh=58, offset=4, m=0, id=77) / Raw(bytes(24))),
         "what kind of ICMPv6 it is cannot be told", counter=7, **at)
-    silent("from-nobody", "HOP_LIMIT", carried(
+    silent("from-nobody", "SOURCE", carried(
         web, 1, hlim=1)[:8] + bytes(16) + carried(web, 1, hlim=1)[24:],
         "RFC 4443 2.4 e.6: the unspecified address")
-    silent("from-many", "HOP_LIMIT", carried(web, 1, hlim=1)[:8] +
+    silent("from-many", "SOURCE", carried(web, 1, hlim=1)[:8] +
            bytes.fromhex("ff0e" + "00" * 13 + "01") +
            carried(web, 1, hlim=1)[24:], "a multicast source")
-    silent("from-link-local", "HOP_LIMIT", carried(web, 1, hlim=1)[:8] +
+    silent("from-link-local", "SOURCE", carried(web, 1, hlim=1)[:8] +
            bytes.fromhex("fe80" + "00" * 13 + "01") +
            carried(web, 1, hlim=1)[24:], "it stays on its link")
-    silent("from-a-sid", "HOP_LIMIT", carried(web, 1, hlim=1)[:8] +
+    silent("from-a-sid", "SOURCE", carried(web, 1, hlim=1)[:8] +
            carried(web, 3)[24:40] + carried(web, 1, hlim=1)[24:],
            "nobody sends from a SID")
     for what in (ICMPv6PacketTooBig(mtu=1280), ICMPv6TimeExceeded(),

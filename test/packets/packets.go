@@ -344,11 +344,11 @@ func (n *Node) add(p plan.Path) {
 			}
 		case len(p.Hops) - 1:
 			n.Egresses = append(n.Egresses, plan.Egress{
-				PathID: p.PathID, SID: h.SID, Match: p.Match, Segments: segments,
+				PathID: p.PathID, SID: h.SID, Sources: p.Sources(), Match: p.Match, Segments: segments,
 				OnViolation: p.OnViolation, Share: share, Verifier: p.Verifier,
 			})
 		default:
-			n.Endpoints = append(n.Endpoints, plan.Endpoint{PathID: p.PathID, SID: h.SID, Function: h.Function, Share: share})
+			n.Endpoints = append(n.Endpoints, plan.Endpoint{PathID: p.PathID, SID: h.SID, Function: h.Function, Sources: p.Sources(), Share: share})
 		}
 	}
 }

@@ -152,9 +152,21 @@ struct ws_hop {
 	__u32 stats; /* index into ws_stats */
 	__u32 proxy; /* End.AD: key in ws_proxies; else 0 */
 	__u32 pad2;
+	/* The path's headend, which its packets come from (RFC 8754 5.1); ::
+	 * where it has several: those are in ws_sources.
+	 */
+	__be64 source[2];
 	struct ws_share share;
 };
-_Static_assert(sizeof(struct ws_hop) == 112, "ws_hop is ABI");
+_Static_assert(sizeof(struct ws_hop) == 128, "ws_hop is ABI");
+
+/* ws_sources: the headends of paths that have several. The value says nothing. */
+struct ws_source_key {
+	__be32 path;
+	__u32 pad;
+	__be64 addr[2];
+};
+_Static_assert(sizeof(struct ws_source_key) == 24, "ws_source_key is ABI");
 
 /* ws_sids: which SIDs and paths there are, to tell apart why ws_hops has no
  * entry. Key: ws_hop_key with epoch 0; path 0 stands for the SID itself.
@@ -256,7 +268,7 @@ struct ws_port {
 	__u8 xdp_target; /* 1: takes XDP redirects */
 	__u8 unmatched_drop; /* edge: refuse what matches no chain */
 	__u8 cutter; /* 1: the proxy is in skb->tc_index */
-	__u8 pad;
+	__u8 edge; /* 1: outside, where nothing encapsulated goes */
 	__u32 proxy; /* of the function that is behind it; 0: none is */
 };
 

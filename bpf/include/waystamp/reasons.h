@@ -77,7 +77,13 @@
 	X(BEHAVIOUR_BUG, "a SID has a behaviour that this data path does not know") \
 	X(PATH_MTU, "the packet is larger than what a node of its chain has said that a link takes") \
 	X(OUTSIDE_ERROR, "an ICMPv6 error from outside is about a packet of the domain's own") \
-	X(FUNCTION_GONE, "an interface of the packet's function is not there")
+	X(FUNCTION_GONE, "an interface of the packet's function is not there") \
+	X(OUTSIDE_SOURCE, "a packet from outside has a source in the SID block") \
+	X(SOURCE, "the outer source is not a headend of the proof's path")     \
+	X(LEAK_SID, "a packet that would leave the domain is addressed to the SID block") \
+	X(LEAK_SRH, "a packet that would leave the domain carries a segment routing header") \
+	X(LEAVE_TRUNCATED, "the IPv6 header of a packet that would leave the domain runs past its end") \
+	X(UNVERIFIED, "a chain requires this packet, yet it would leave the domain without having been verified here")
 
 enum ws_reason {
 #define X(name, text) WS_REASON_##name,

@@ -193,6 +193,8 @@ func (p *packet) edge(etherType uint16) Result {
 	switch {
 	case p.node.Block.Contains(ip.destination()):
 		return p.drop(OutsideSID)
+	case p.node.Block.Contains(ip.source()):
+		return p.drop(OutsideSource)
 	case ip.hasSRH():
 		return p.drop(OutsideSRH)
 	case ip.isErrorAbout(p.node.Block):
@@ -343,6 +345,9 @@ func (p *packet) endpoint() (r Result, again bool) {
 	if proof.Scheme != h.id.Scheme {
 		return p.drop(Scheme), false
 	}
+	if !slices.Contains(h.sources, ip.source()) {
+		return p.drop(Source), false
+	}
 	binding, ok := bind(h.share, h.id.Scheme, srh.b[0], p.b[srv6.IPv6Len+len(srh.b):])
 	if !ok {
 		return p.drop(Flow), false
@@ -420,7 +425,7 @@ func (p *packet) dt46(srh *header, proof srv6.Proof, binding pot.Binding, e *pla
 	}
 	// A proof for one chain opens no other.
 	path, ok := p.node.requires(inner)
-	if !ok || path != e.Path || unsteered(inner.destination()) || unsteered(inner.source()) {
+	if !ok || path != e.Path || !p.node.steerable(inner) {
 		return p.drop(WrongChain) // what no headend steers is no chain's
 	}
 	ecn, drop := decapsulateECN(inner.ecn(), ipv6(p.b).ecn())
@@ -515,6 +520,16 @@ func (p *packet) visited(id plan.PathID, position uint8, inner int) {
 	})
 }
 
+// steerable: no headend takes a packet from or to a SID, a link or many.
+func (n Node) steerable(ip ipv6) bool {
+	for _, a := range []netip.Addr{ip.source(), ip.destination()} {
+		if unsteered(a) || n.Block.Contains(a) {
+			return false
+		}
+	}
+	return true
+}
+
 // unproven: a plain packet that some chain which ends here requires.
 func (p *packet) unproven(ip ipv6) bool {
 	_, required := p.node.requires(ip)
@@ -573,9 +588,10 @@ func contains(p netip.Prefix, a netip.Addr) bool {
 
 // hop is what a node has for one SID, path and epoch.
 type hop struct {
-	id     plan.PathID
-	share  pot.Share
-	egress *plan.Egress // nil: End
+	id      plan.PathID
+	sources []netip.Addr
+	share   pot.Share
+	egress  *plan.Egress // nil: End
 }
 
 // find looks a SID up with the path and epoch that the proof names, and says
@@ -595,12 +611,12 @@ func (n Node) find(sid netip.Addr, proof srv6.Proof) (hop, Reason) {
 	}
 	for _, e := range n.Endpoints {
 		if try(e.SID, e.PathID) {
-			return hop{id: e.PathID, share: e.Share}, ""
+			return hop{id: e.PathID, sources: e.Sources, share: e.Share}, ""
 		}
 	}
 	for i, e := range n.Egresses {
 		if try(e.SID, e.PathID) {
-			return hop{id: e.PathID, share: e.Share, egress: &n.Egresses[i]}, ""
+			return hop{id: e.PathID, sources: e.Sources, share: e.Share, egress: &n.Egresses[i]}, ""
 		}
 	}
 	switch {

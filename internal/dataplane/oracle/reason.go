@@ -54,6 +54,12 @@ const (
 	InnerNoRoute    Reason = "INNER_NO_ROUTE"
 	OutsideError    Reason = "OUTSIDE_ERROR"
 	PathMTU         Reason = "PATH_MTU"
+	OutsideSource   Reason = "OUTSIDE_SOURCE"
+	Source          Reason = "SOURCE"
+	LeakSID         Reason = "LEAK_SID"
+	LeakSRH         Reason = "LEAK_SRH"
+	LeaveTruncated  Reason = "LEAVE_TRUNCATED"
+	Unverified      Reason = "UNVERIFIED"
 )
 
 // Reasons are all of them.
@@ -65,6 +71,6 @@ func Reasons() []Reason {
 		UnknownSID, UnknownPath, UnknownEpoch, Scheme, UpperLayer, SegmentsRemain, SegmentOutside, HopLimit,
 		Segments, Proof, Range, Flow, InnerProtocol, InnerTruncated, InnerVersion, InnerHopLimit,
 		EdgeHopLimit, WrongChain, ECN, RNDExhausted, NoLane, ChainMTU, TrainTooLong, TrainTooBig,
-		TooBig, NoRoute, InnerNoRoute, OutsideError, PathMTU,
+		TooBig, NoRoute, InnerNoRoute, OutsideError, PathMTU, OutsideSource, Source, LeakSID, LeakSRH, LeaveTruncated, Unverified,
 	}
 }

@@ -16,61 +16,62 @@ import (
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	outTCMapWsBench      = "ws_bench"
-	outTCMapWsBuckets    = "ws_buckets"
-	outTCMapWsCache      = "ws_cache"
-	outTCMapWsCopies     = "ws_copies"
-	outTCMapWsCounters   = "ws_counters"
-	outTCMapWsEgresses   = "ws_egresses"
-	outTCMapWsErrors     = "ws_errors"
-	outTCMapWsEvents     = "ws_events"
-	outTCMapWsExits      = "ws_exits"
-	outTCMapWsGuardDst   = "ws_guard_dst"
-	outTCMapWsGuardSrc   = "ws_guard_src"
-	outTCMapWsHeadends   = "ws_headends"
-	outTCMapWsHops       = "ws_hops"
-	outTCMapWsLocalDst   = "ws_local_dst"
-	outTCMapWsLocalSrc   = "ws_local_src"
-	outTCMapWsMatchDst   = "ws_match_dst"
-	outTCMapWsMatchSrc   = "ws_match_src"
-	outTCMapWsNexthops   = "ws_nexthops"
-	outTCMapWsNode       = "ws_node"
-	outTCMapWsPathMtus   = "ws_path_mtus"
-	outTCMapWsPaths      = "ws_paths"
-	outTCMapWsPorts      = "ws_ports"
-	outTCMapWsProxies    = "ws_proxies"
-	outTCMapWsProxyStats = "ws_proxy_stats"
-	outTCMapWsRefusals   = "ws_refusals"
-	outTCMapWsSids       = "ws_sids"
-	outTCMapWsSlotNext   = "ws_slot_next"
-	outTCMapWsSlots      = "ws_slots"
-	outTCMapWsStats      = "ws_stats"
-	outTCProgWsOutTc     = "ws_out_tc"
-	outTCVarCfg          = "cfg"
+	coreOutTCMapWsBench      = "ws_bench"
+	coreOutTCMapWsBuckets    = "ws_buckets"
+	coreOutTCMapWsCache      = "ws_cache"
+	coreOutTCMapWsCopies     = "ws_copies"
+	coreOutTCMapWsCounters   = "ws_counters"
+	coreOutTCMapWsEgresses   = "ws_egresses"
+	coreOutTCMapWsErrors     = "ws_errors"
+	coreOutTCMapWsEvents     = "ws_events"
+	coreOutTCMapWsExits      = "ws_exits"
+	coreOutTCMapWsGuardDst   = "ws_guard_dst"
+	coreOutTCMapWsGuardSrc   = "ws_guard_src"
+	coreOutTCMapWsHeadends   = "ws_headends"
+	coreOutTCMapWsHops       = "ws_hops"
+	coreOutTCMapWsLocalDst   = "ws_local_dst"
+	coreOutTCMapWsLocalSrc   = "ws_local_src"
+	coreOutTCMapWsMatchDst   = "ws_match_dst"
+	coreOutTCMapWsMatchSrc   = "ws_match_src"
+	coreOutTCMapWsNexthops   = "ws_nexthops"
+	coreOutTCMapWsNode       = "ws_node"
+	coreOutTCMapWsPathMtus   = "ws_path_mtus"
+	coreOutTCMapWsPaths      = "ws_paths"
+	coreOutTCMapWsPorts      = "ws_ports"
+	coreOutTCMapWsProxies    = "ws_proxies"
+	coreOutTCMapWsProxyStats = "ws_proxy_stats"
+	coreOutTCMapWsRefusals   = "ws_refusals"
+	coreOutTCMapWsSids       = "ws_sids"
+	coreOutTCMapWsSlotNext   = "ws_slot_next"
+	coreOutTCMapWsSlots      = "ws_slots"
+	coreOutTCMapWsSources    = "ws_sources"
+	coreOutTCMapWsStats      = "ws_stats"
+	coreOutTCProgWsCoreOutTc = "ws_core_out_tc"
+	coreOutTCVarCfg          = "cfg"
 )
 
-// loadOutTC returns the embedded CollectionSpec for outTC.
-func loadOutTC() (*ebpf.CollectionSpec, error) {
-	reader := bytes.NewReader(_OutTCBytes)
+// loadCoreOutTC returns the embedded CollectionSpec for coreOutTC.
+func loadCoreOutTC() (*ebpf.CollectionSpec, error) {
+	reader := bytes.NewReader(_CoreOutTCBytes)
 	spec, err := ebpf.LoadCollectionSpecFromReader(reader)
 	if err != nil {
-		return nil, fmt.Errorf("can't load outTC: %w", err)
+		return nil, fmt.Errorf("can't load coreOutTC: %w", err)
 	}
 
 	return spec, err
 }
 
-// loadOutTCObjects loads outTC and converts it into a struct.
+// loadCoreOutTCObjects loads coreOutTC and converts it into a struct.
 //
 // The following types are suitable as obj argument:
 //
-//	*outTCObjects
-//	*outTCPrograms
-//	*outTCMaps
+//	*coreOutTCObjects
+//	*coreOutTCPrograms
+//	*coreOutTCMaps
 //
 // See ebpf.CollectionSpec.LoadAndAssign documentation for details.
-func loadOutTCObjects(obj any, opts *ebpf.CollectionOptions) error {
-	spec, err := loadOutTC()
+func loadCoreOutTCObjects(obj any, opts *ebpf.CollectionOptions) error {
+	spec, err := loadCoreOutTC()
 	if err != nil {
 		return err
 	}
@@ -78,26 +79,26 @@ func loadOutTCObjects(obj any, opts *ebpf.CollectionOptions) error {
 	return spec.LoadAndAssign(obj, opts)
 }
 
-// outTCSpecs contains maps and programs before they are loaded into the kernel.
+// coreOutTCSpecs contains maps and programs before they are loaded into the kernel.
 //
 // It can be passed ebpf.CollectionSpec.Assign.
-type outTCSpecs struct {
-	outTCProgramSpecs
-	outTCMapSpecs
-	outTCVariableSpecs
+type coreOutTCSpecs struct {
+	coreOutTCProgramSpecs
+	coreOutTCMapSpecs
+	coreOutTCVariableSpecs
 }
 
-// outTCProgramSpecs contains programs before they are loaded into the kernel.
+// coreOutTCProgramSpecs contains programs before they are loaded into the kernel.
 //
 // It can be passed ebpf.CollectionSpec.Assign.
-type outTCProgramSpecs struct {
-	WsOutTc *ebpf.ProgramSpec `ebpf:"ws_out_tc"`
+type coreOutTCProgramSpecs struct {
+	WsCoreOutTc *ebpf.ProgramSpec `ebpf:"ws_core_out_tc"`
 }
 
-// outTCMapSpecs contains maps before they are loaded into the kernel.
+// coreOutTCMapSpecs contains maps before they are loaded into the kernel.
 //
 // It can be passed ebpf.CollectionSpec.Assign.
-type outTCMapSpecs struct {
+type coreOutTCMapSpecs struct {
 	WsBench      *ebpf.MapSpec `ebpf:"ws_bench"`
 	WsBuckets    *ebpf.MapSpec `ebpf:"ws_buckets"`
 	WsCache      *ebpf.MapSpec `ebpf:"ws_cache"`
@@ -126,36 +127,37 @@ type outTCMapSpecs struct {
 	WsSids       *ebpf.MapSpec `ebpf:"ws_sids"`
 	WsSlotNext   *ebpf.MapSpec `ebpf:"ws_slot_next"`
 	WsSlots      *ebpf.MapSpec `ebpf:"ws_slots"`
+	WsSources    *ebpf.MapSpec `ebpf:"ws_sources"`
 	WsStats      *ebpf.MapSpec `ebpf:"ws_stats"`
 }
 
-// outTCVariableSpecs contains global variables before they are loaded into the kernel.
+// coreOutTCVariableSpecs contains global variables before they are loaded into the kernel.
 //
 // It can be passed ebpf.CollectionSpec.Assign.
-type outTCVariableSpecs struct {
+type coreOutTCVariableSpecs struct {
 	Cfg *ebpf.VariableSpec `ebpf:"cfg"`
 }
 
-// outTCObjects contains all objects after they have been loaded into the kernel.
+// coreOutTCObjects contains all objects after they have been loaded into the kernel.
 //
-// It can be passed to loadOutTCObjects or ebpf.CollectionSpec.LoadAndAssign.
-type outTCObjects struct {
-	outTCPrograms
-	outTCMaps
-	outTCVariables
+// It can be passed to loadCoreOutTCObjects or ebpf.CollectionSpec.LoadAndAssign.
+type coreOutTCObjects struct {
+	coreOutTCPrograms
+	coreOutTCMaps
+	coreOutTCVariables
 }
 
-func (o *outTCObjects) Close() error {
-	return _OutTCClose(
-		&o.outTCPrograms,
-		&o.outTCMaps,
+func (o *coreOutTCObjects) Close() error {
+	return _CoreOutTCClose(
+		&o.coreOutTCPrograms,
+		&o.coreOutTCMaps,
 	)
 }
 
-// outTCMaps contains all maps after they have been loaded into the kernel.
+// coreOutTCMaps contains all maps after they have been loaded into the kernel.
 //
-// It can be passed to loadOutTCObjects or ebpf.CollectionSpec.LoadAndAssign.
-type outTCMaps struct {
+// It can be passed to loadCoreOutTCObjects or ebpf.CollectionSpec.LoadAndAssign.
+type coreOutTCMaps struct {
 	WsBench      *ebpf.Map `ebpf:"ws_bench"`
 	WsBuckets    *ebpf.Map `ebpf:"ws_buckets"`
 	WsCache      *ebpf.Map `ebpf:"ws_cache"`
@@ -184,11 +186,12 @@ type outTCMaps struct {
 	WsSids       *ebpf.Map `ebpf:"ws_sids"`
 	WsSlotNext   *ebpf.Map `ebpf:"ws_slot_next"`
 	WsSlots      *ebpf.Map `ebpf:"ws_slots"`
+	WsSources    *ebpf.Map `ebpf:"ws_sources"`
 	WsStats      *ebpf.Map `ebpf:"ws_stats"`
 }
 
-func (m *outTCMaps) Close() error {
-	return _OutTCClose(
+func (m *coreOutTCMaps) Close() error {
+	return _CoreOutTCClose(
 		m.WsBench,
 		m.WsBuckets,
 		m.WsCache,
@@ -217,31 +220,32 @@ func (m *outTCMaps) Close() error {
 		m.WsSids,
 		m.WsSlotNext,
 		m.WsSlots,
+		m.WsSources,
 		m.WsStats,
 	)
 }
 
-// outTCVariables contains all global variables after they have been loaded into the kernel.
+// coreOutTCVariables contains all global variables after they have been loaded into the kernel.
 //
-// It can be passed to loadOutTCObjects or ebpf.CollectionSpec.LoadAndAssign.
-type outTCVariables struct {
+// It can be passed to loadCoreOutTCObjects or ebpf.CollectionSpec.LoadAndAssign.
+type coreOutTCVariables struct {
 	Cfg *ebpf.Variable `ebpf:"cfg"`
 }
 
-// outTCPrograms contains all programs after they have been loaded into the kernel.
+// coreOutTCPrograms contains all programs after they have been loaded into the kernel.
 //
-// It can be passed to loadOutTCObjects or ebpf.CollectionSpec.LoadAndAssign.
-type outTCPrograms struct {
-	WsOutTc *ebpf.Program `ebpf:"ws_out_tc"`
+// It can be passed to loadCoreOutTCObjects or ebpf.CollectionSpec.LoadAndAssign.
+type coreOutTCPrograms struct {
+	WsCoreOutTc *ebpf.Program `ebpf:"ws_core_out_tc"`
 }
 
-func (p *outTCPrograms) Close() error {
-	return _OutTCClose(
-		p.WsOutTc,
+func (p *coreOutTCPrograms) Close() error {
+	return _CoreOutTCClose(
+		p.WsCoreOutTc,
 	)
 }
 
-func _OutTCClose(closers ...io.Closer) error {
+func _CoreOutTCClose(closers ...io.Closer) error {
 	for _, closer := range closers {
 		if err := closer.Close(); err != nil {
 			return err
@@ -252,5 +256,5 @@ func _OutTCClose(closers ...io.Closer) error {
 
 // Do not access this directly.
 //
-//go:embed outtc_bpfel.o
-var _OutTCBytes []byte
+//go:embed coreouttc_bpfel.o
+var _CoreOutTCBytes []byte

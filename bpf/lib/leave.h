@@ -1,0 +1,52 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* What may leave the domain. TC egress of interfaces to the outside. Here the
+ * packets of all ways through the node come together, also of those that no
+ * program of ours has seen: interfaces that are not in the plan or were made
+ * anew, tunnels that end on the node, the kernel's own SRv6.
+ */
+#pragma once
+
+#include "boundary.h"
+#include "classify.h"
+#include "guard_tc.h"
+#include "hook.h"
+#include "net.h"
+#include "refuse.h"
+
+/* Nothing encapsulated leaves; the SIDs of a domain are its own matter (RFC 8754
+ * 5.1 and 7.2).
+ */
+static __always_inline enum ws_reason leak(struct __sk_buff *skb,
+					   const struct ip6_hdr *ip6)
+{
+	if (in_block(ip6->dst[0]))
+		return WS_REASON_LEAK_SID;
+	if (has_srh(skb, ip6))
+		return WS_REASON_LEAK_SRH;
+	return WS_REASON_NONE;
+}
+
+/* Has the node sent this itself, and not for somebody else? Fragments that the
+ * kernel makes anew of a forwarded packet have forgotten where it came in; what a
+ * socket sends still has the socket.
+ */
+static __always_inline bool is_own(const struct __sk_buff *skb,
+				   const struct ip6_hdr *ip6)
+{
+	return !skb->ingress_ifindex &&
+	       (ip6->nexthdr != NEXTHDR_FRAGMENT || skb->sk);
+}
+
+/* A packet that is neither verified here nor the node's own: refused where some
+ * chain that ends here requires it. Unlike at an ingress no address is spared as
+ * the node's own: what goes there does not leave.
+ */
+static __always_inline int leave_plain(struct __sk_buff *skb,
+				       const struct ip6_hdr *ip6)
+{
+	if (ip6_is_unsteered(ip6->dst))
+		return CTX_PASS;
+	return guard(ip6).action == WS_MATCH_PATH ?
+		       ws_refuse(skb, WS_REASON_UNVERIFIED, 0) :
+		       CTX_PASS;
+}

@@ -1,0 +1,76 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* What comes out of a function in the node's own kernel gets its outer header
+ * back, whichever way the kernel wanted to send it. TC egress only.
+ */
+#pragma once
+
+#include "boundary.h"
+#include "hook.h"
+#include "net.h"
+#include "proxy.h"
+#include "proxy_in.h"
+#include "proxy_out.h"
+
+/* A packet with the index of a kept header, which is not WS_INDEX_PROVEN. ip6:
+ * NULL where it is not IPv6. Returns the verdict.
+ */
+static __always_inline int local_out(struct __sk_buff *skb, __u32 slot,
+				     const struct ip6_hdr *ip6)
+{
+	__u32 proxy = slot_proxy(slot);
+	const struct ws_proxy *p = proxy_find(proxy);
+	struct ws_cached *c;
+	enum ws_reason r;
+	struct cursor cur;
+	struct eth_hdr *eth;
+	__u64 now, expires = 0;
+	long err = 0;
+
+	if (p && p->to && p->to == skb->ifindex)
+		return CTX_PASS; /* on its way to a function */
+	skb->tc_index = 0;
+	now = bpf_ktime_get_coarse_ns();
+	c = p && !p->to ? slot_claim(slot, proxy, now, &expires) : NULL;
+	if (!c || !ip6) {
+		if (p)
+			proxy_count(p, tx_not_cached);
+		return ws_refuse(skb, not_cached(), 0);
+	}
+	r = restore(skb, c, &err);
+	slot_give(c, SLOT_FREE);
+	if (r)
+		return ws_refuse(skb, r, err);
+	proxy_waited(p, now, expires);
+
+	cur = ctx_cursor(skb);
+	eth = cursor_take(&cur, struct eth_hdr);
+	ip6 = cursor_take(&cur, struct ip6_hdr);
+	/* A next segment on this node starts at an ingress again. */
+	if (eth && ip6 && in_locator(ip6->dst[0]))
+		return cut_in(skb, eth);
+	return ws_forward(skb, EXIT_NONE, WAY_UNKNOWN);
+}
+
+/* A packet without an index: plain, or it has lost it in the function. Returns
+ * the verdict.
+ */
+static __always_inline int local_lost(struct __sk_buff *skb,
+				      const struct ip6_hdr *ip6)
+{
+	const struct ws_proxy *p;
+	struct ws_match m;
+
+	if (ip6_is_unsteered(ip6->dst) || in_block(ip6->dst[0]))
+		return CTX_PASS;
+	m = local_guard(ip6);
+	if (m.action != WS_MATCH_PATH)
+		return CTX_PASS;
+	p = proxy_find(m.target);
+	if (!p)
+		return ws_refuse(skb, proxy_missing(), 0);
+	proxy_count(p, tx_not_cached);
+	if (p->on_unknown != WS_ON_UNKNOWN_PLAIN)
+		return ws_refuse(skb, not_cached(), 0);
+	proxy_count(p, tx_plain);
+	return CTX_PASS;
+}
