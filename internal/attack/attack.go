@@ -455,12 +455,11 @@ func (s *stage) mount(ctx context.Context, a attack, scheme model.Scheme) (Resul
 	m := &mounting{stage: s, scheme: scheme, tag: fmt.Sprintf("<%s %s %d>", a.Name, scheme, s.count), ends: 1}
 	want := a.expect(scheme)
 	r := Result{Attack: a.Name, Scheme: scheme.String(), Expected: want.String()}
-	problem := func(format string, args ...any) {
-		if r.Problem == "" {
-			r.Problem = fmt.Sprintf(format, args...)
-		}
+	// The way is good, and neighbours are known.
+	err := m.honest(ctx)
+	if err == nil {
+		err = a.mount(ctx, m)
 	}
-	err := a.mount(ctx, m)
 	if err == nil {
 		err = s.router.err()
 	}
@@ -479,13 +478,6 @@ func (s *stage) mount(ctx context.Context, a attack, scheme model.Scheme) (Resul
 		r.Explained = s.explained(end.event)
 		s.ledger[refusal{got.node, got.reason}]++
 	}
-	r.Observed = got.String()
-	if got.node != want.node || got.reason != want.reason {
-		problem("%s, want it %s", at(got), at(want))
-	}
-	if !strings.Contains(r.Explained, want.says) {
-		problem("the explanation does not say %q", want.says)
-	}
 	// Whatever was under way has come to its end before a packet that was sent
 	// behind it; and the way is as good as before.
 	if err := m.honest(ctx); err != nil {
@@ -494,18 +486,31 @@ func (s *stage) mount(ctx context.Context, a attack, scheme model.Scheme) (Resul
 	s.mu.Lock()
 	ends := len(s.with(m.tag))
 	s.mu.Unlock()
-	if ends != m.ends {
-		problem("%d packets of the attack came to an end, want %d", ends, m.ends)
-	}
 	differ, err := s.balance(ctx)
 	if err != nil {
 		return r, err
 	}
-	if differ != "" {
-		problem("%s", differ)
+	r.judge(want, got, ends-m.ends, differ)
+	return r, s.router.err()
+}
+
+// judge says whether an attack had its outcome. more: packets of it that came to
+// an end beside those that must; differ: what else was refused.
+func (r *Result) judge(want, got outcome, more int, differ string) {
+	r.Observed = got.String()
+	switch {
+	case got.node != want.node || got.reason != want.reason:
+		r.Problem = fmt.Sprintf("%s, want it %s", at(got), at(want))
+	case !strings.Contains(r.Explained, want.says):
+		r.Problem = fmt.Sprintf("the explanation does not say %q", want.says)
+	case want.reason != "" && want.says == "":
+		r.Problem = "nothing is said of what the explanation must say"
+	case more != 0:
+		r.Problem = fmt.Sprintf("%+d packets of the attack came to an end", more)
+	default:
+		r.Problem = differ
 	}
 	r.OK = r.Problem == ""
-	return r, s.router.err()
 }
 
 func at(o outcome) string {

@@ -24,6 +24,9 @@ type port struct {
 	file *os.File
 }
 
+// receiveBuffer holds all that is under way in an attack, in bytes.
+const receiveBuffer = 16 << 20
+
 // openPort opens an interface for the IPv6 frames that come in by it.
 func openPort(ns *host.NetNS, name string) (p *port, err error) {
 	p = &port{}
@@ -38,6 +41,9 @@ func openPort(ns *host.NetNS, name string) (p *port, err error) {
 			return err
 		}
 		p.file = os.NewFile(uintptr(fd), name)
+		if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, receiveBuffer); err != nil {
+			return err
+		}
 		protocol := binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, unix.ETH_P_IPV6))
 		return unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: protocol, Ifindex: i.Index})
 	})
