@@ -104,6 +104,8 @@ static __always_inline enum ws_reason endpoint_parse(struct __sk_buff *skb,
 			    bpf_ntohs(ep->ip6->payload_len) >
 		    skb->len)
 		return WS_REASON_PAYLOAD_LENGTH;
+	if (ep->ip6->nexthdr == NEXTHDR_FRAGMENT)
+		return outer_fragment();
 	if (ep->ip6->nexthdr != NEXTHDR_ROUTING)
 		return WS_REASON_NO_SRH;
 	r = srh_check(&c, &ep->srh, &ep->segments);

@@ -11,6 +11,14 @@
 #define SRH_HDRLEN_OFF 1
 #define SRH_SEGMENTS_LEFT_OFF 3
 
+/* Before the SRH or behind it: nobody here puts fragments together, and a proof
+ * is in one of them only.
+ */
+static __always_inline enum ws_reason outer_fragment(void)
+{
+	return WS_REASON_OUTER_FRAGMENT;
+}
+
 /* RFC 8754 4.3.1.1, S03 to S12, and our bounds. c stands behind the IPv6 header
  * and is moved to the segment list. *n: entries in the list, all in bounds, as
  * is the whole header.
@@ -37,6 +45,8 @@ static __always_inline enum ws_reason srh_check(struct cursor *c,
 		return WS_REASON_SRH_SEGMENTS_LEFT;
 	if (*n > WS_SEGS_MAX || 8 * (srh->hdrlen - 2 * *n) > WS_TLVS_LEN_MAX)
 		return WS_REASON_SRH_TOO_LONG;
+	if (srh->nexthdr == NEXTHDR_FRAGMENT)
+		return outer_fragment();
 	return WS_REASON_NONE;
 }
 

@@ -82,6 +82,7 @@ const (
 	ReasonLeakSRH           Reason = 73 // a packet that would leave the domain carries a segment routing header
 	ReasonLeaveTruncated    Reason = 74 // the IPv6 header of a packet that would leave the domain runs past its end
 	ReasonUnverified        Reason = 75 // a chain requires this packet, yet it would leave the domain without having been verified here
+	ReasonOuterFragment     Reason = 76 // a packet for a SID of this node is a fragment outside: the domain makes none
 )
 
 var reasonNames = [...]string{
@@ -161,6 +162,7 @@ var reasonNames = [...]string{
 	"leak-srh",
 	"leave-truncated",
 	"unverified",
+	"outer-fragment",
 }
 
 // String returns the name: lower case, words joined by hyphens. A number that
@@ -253,6 +255,7 @@ var reasonTexts = [...]string{
 	"a packet that would leave the domain carries a segment routing header",
 	"the IPv6 header of a packet that would leave the domain runs past its end",
 	"a chain requires this packet, yet it would leave the domain without having been verified here",
+	"a packet for a SID of this node is a fragment outside: the domain makes none",
 }
 
 // Text says in a sentence without capital or full stop what the packet or the
@@ -276,7 +279,7 @@ func Reasons() []Reason {
 
 // ReasonCount is the number of reasons, ReasonNone included: the size of the
 // map ws_refusals.
-const ReasonCount = 76
+const ReasonCount = 77
 
 // Scheme is how the hops of a path prove that a packet visited them; the number
 // is the wire's.

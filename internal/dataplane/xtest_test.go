@@ -212,6 +212,8 @@ func (t tables) do(o op) {
 			set(t.ports, k, o.value)
 		case tableProxies:
 			set(t.proxies, k, o.value)
+		case tablePaths:
+			set(t.paths, k, o.value)
 		default:
 			set(t.headends, k, o.value)
 		}

@@ -701,9 +701,14 @@ def headers():
     f.drop("no-srh-hopopt", "NO_SRH", outer(
         web.sid(1), bytes.fromhex("2b00010400000000") + good[at:], nh=0),
         "hop-by-hop options before the SRH")
-    f.drop("no-srh-fragment", "NO_SRH", outer(
+    f.drop("fragment-before", "OUTER_FRAGMENT", outer(
         web.sid(1), bytes.fromhex("2b00000100000001") + good[at:], nh=44),
         "a fragment header before the SRH")
+    for position, node in ((1, "r2"), (3, "r6")):
+        f.drop("fragment-behind-%d" % position, "OUTER_FRAGMENT", carried(
+            web, position, nh=44, carries=bytes(IPv6ExtHdrFragment(
+                nh=41, offset=0, m=1, id=77)) + inner()),
+            "a fragment header behind the SRH", node=node)
     f.drop("locator-itself", "NO_SRH", outer(
         "fc00:0:0:200::", bytes(UDP(sport=1, dport=2)), nh=17),
         "UDP to an address in the locator that is no SID")

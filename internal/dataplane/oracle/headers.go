@@ -101,6 +101,9 @@ func (h *header) segment(i int) netip.Addr {
 
 // checkSRH is RFC 8754 4.3.1.1, S03 to S12, and our own bounds.
 func checkSRH(ip ipv6) (*header, Reason) {
+	if ip.nextHeader() == protocolFragment {
+		return nil, OuterFragment
+	}
 	if ip.nextHeader() != srv6.NextHeaderRoute {
 		return nil, NoSRH
 	}
@@ -123,6 +126,8 @@ func checkSRH(ip ipv6) (*header, Reason) {
 		return nil, SRHSegmentsLeft
 	case h.segments() > model.SegmentsMax, length-h.tlvs() > tlvsMax:
 		return nil, SRHTooLong
+	case b[0] == protocolFragment:
+		return nil, OuterFragment
 	}
 	return h, ""
 }

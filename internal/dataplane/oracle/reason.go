@@ -60,6 +60,7 @@ const (
 	LeakSRH         Reason = "LEAK_SRH"
 	LeaveTruncated  Reason = "LEAVE_TRUNCATED"
 	Unverified      Reason = "UNVERIFIED"
+	OuterFragment   Reason = "OUTER_FRAGMENT"
 )
 
 // Reasons are all of them.
@@ -71,6 +72,6 @@ func Reasons() []Reason {
 		UnknownSID, UnknownPath, UnknownEpoch, Scheme, UpperLayer, SegmentsRemain, SegmentOutside, HopLimit,
 		Segments, Proof, Range, Flow, InnerProtocol, InnerTruncated, InnerVersion, InnerHopLimit,
 		EdgeHopLimit, WrongChain, ECN, RNDExhausted, NoLane, ChainMTU, TrainTooLong, TrainTooBig,
-		TooBig, NoRoute, InnerNoRoute, OutsideError, PathMTU, OutsideSource, Source, LeakSID, LeakSRH, LeaveTruncated, Unverified,
+		TooBig, NoRoute, InnerNoRoute, OutsideError, PathMTU, OutsideSource, Source, LeakSID, LeakSRH, LeaveTruncated, Unverified, OuterFragment,
 	}
 }
