@@ -199,7 +199,8 @@ type stage struct {
 	wait     sync.WaitGroup
 
 	senders map[model.Scheme]*net.UDPConn
-	count   int // of tags
+	count   int  // of tags
+	linked  bool // x has a link to r6
 	ledger  map[refusal]uint64
 
 	mu   sync.Mutex

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/waystamp/waystamp/internal/agent"
+	"github.com/waystamp/waystamp/internal/host"
 	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/plan"
 	"github.com/waystamp/waystamp/internal/pot"
@@ -156,6 +157,15 @@ func attacks() []attack {
 		{Attack{"plain", "a packet that a chain requires comes without any outer header", onLink},
 			last(func(_ *mounting, p srv6.Packet) []sent { return asIs(p.Payload) }),
 			always(refused("r6", "unproven", "which chain $-a requires, came without proof"))},
+		{Attack{"back-door", "the same, into the egress node by an interface that is not in its plan", "somebody on another link of r6"},
+			backDoor,
+			always(refused("r6", "unverified", "without having been verified here"))},
+		{Attack{"foreign-source", "the outer source is changed to an address that is no headend's", onLink},
+			last(func(_ *mounting, p srv6.Packet) []sent {
+				p.Header.Source = netip.MustParseAddr("fc00:4::1")
+				return whole(p)
+			}),
+			always(refused("r6", "source", "the outer source is not a headend"))},
 		{Attack{"wrong-chain", "the complete proof of a packet of chain a is put around a packet of chain b", onLink},
 			wrongChain,
 			but(model.SchemeKeyedFlow, refused("r6", "proof", nothingFits),
@@ -172,6 +182,13 @@ func attacks() []attack {
 				return p, nil
 			}),
 			always(refused("r1", "outside-srh", "a packet from outside carries a segment routing header"))},
+		{Attack{"outside-source", "a host sends to h2 from an address of the SID block", outside},
+			fromOutside(func(m *mounting) (srv6.Packet, error) {
+				p := m.plain(m.address("h2"))
+				p.Header.Source = m.chain("a").Hops[1].SID.Next()
+				return p, nil
+			}),
+			always(refused("r1", "outside-source", "a packet from outside has a source in the SID block"))},
 		{Attack{"outside-captured", "a host sends a whole packet that was captured inside, from an address of the domain", outside},
 			capturedOutside,
 			always(refused("r1", "outside-sid", "a packet from outside is addressed to the SID block"))},
@@ -558,19 +575,54 @@ func fromOutside(what func(*mounting) (srv6.Packet, error)) func(context.Context
 	}
 }
 
-func (m *mounting) fromHost(out []sent) error {
-	name := m.scheme.String()
+func (m *mounting) fromHost(out []sent) error { return m.from(m.scheme.String(), "r1", out) }
+
+// backDoor sends a plain packet of chain a to its egress, by a link that nobody
+// has told r6's agent of.
+func backDoor(ctx context.Context, m *mounting) error {
+	if !m.linked {
+		if err := m.link(ctx, "x", "r6"); err != nil {
+			return err
+		}
+		m.linked = true
+	}
+	return m.from("x", "r6", asIs(udp(m.host(), m.service("h2", servicePort), []byte(m.tag))))
+}
+
+// link connects two members of the lab.
+func (m *mounting) link(ctx context.Context, a, b string) error {
+	one, err := m.lab.Net(a)
+	if err != nil {
+		return err
+	}
+	defer one.Close()
+	other, err := m.lab.Net(b)
+	if err != nil {
+		return err
+	}
+	defer other.Close()
+	if err := one.AddVeth(host.Veth{Name: a + "-" + b, PeerName: b + "-" + a, Peer: other.NetNS(), MTU: 1500}); err != nil {
+		return err
+	}
+	if err := errors.Join(one.SetUp(a+"-"+b), other.SetUp(b+"-"+a)); err != nil {
+		return err
+	}
+	return errors.Join(one.WaitUp(ctx, a+"-"+b), other.WaitUp(ctx, b+"-"+a))
+}
+
+// from sends frames from a member of the lab to a neighbour, past its kernel.
+func (m *mounting) from(name, neighbour string, out []sent) error {
 	n, err := m.lab.NetNS(name)
 	if err != nil {
 		return err
 	}
 	defer n.Close()
-	link, err := openPort(n, name+"-r1")
+	link, err := openPort(n, name+"-"+neighbour)
 	if err != nil {
 		return err
 	}
 	defer link.close()
-	to, err := macOf(m.lab, "r1", "r1-"+name)
+	to, err := macOf(m.lab, neighbour, neighbour+"-"+name)
 	if err != nil {
 		return err
 	}
