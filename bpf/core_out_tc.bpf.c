@@ -13,7 +13,9 @@ int ws_core_out_tc(struct __sk_buff *skb)
 	__u32 index = index_of(skb);
 	const struct ip6_hdr *ip6 = NULL;
 	const struct eth_hdr *eth;
+	struct inner in;
 	struct cursor c;
+	bool whole;
 
 	if (index == WS_INDEX_PROVEN) {
 		skb->tc_index = 0;
@@ -23,11 +25,12 @@ int ws_core_out_tc(struct __sk_buff *skb)
 		return ws_refuse(skb, not_cached(), 0);
 	c = ctx_cursor(skb);
 	eth = cursor_take(&c, struct eth_hdr);
-	if (eth && eth->proto == bpf_htons(ETH_P_IPV6))
-		ip6 = cursor_take(&c, struct ip6_hdr);
+	whole = eth && eth_is_ip(eth) && inner_take(&c, eth_is_ip4(eth), &in);
+	if (whole && !in.is_ip4)
+		ip6 = in.hdr;
 	if (index)
 		return local_out(skb, index, ip6);
-	return ip6 ? local_lost(skb, ip6) : CTX_PASS;
+	return whole ? local_lost(skb, &in) : CTX_PASS;
 }
 
 char _license[] SEC("license") = "Dual BSD/GPL";

@@ -9,13 +9,33 @@
 #include "lib/guard_tc.h"
 #include "lib/path_mtu_tc.h"
 
+/* IPv6 for a SID, or plain. */
+static __always_inline int core_ip6(struct __sk_buff *skb,
+				    const struct inner *in)
+{
+	const struct ip6_hdr *ip6 = in->hdr;
+	bool to_sid = in_block(ip6->dst[0]);
+
+	if (!node_is_armed())
+		return unarmed(skb, to_sid || has_srh(skb, ip6));
+	if (is_mapped(ip6))
+		return refuse_mapped(skb);
+	if (ip6->nexthdr == NEXTHDR_ICMP6 && ip6->dst[0] == cfg.address[0] &&
+	    ip6->dst[1] == cfg.address[1])
+		ws_path_mtu_learn(skb);
+	if (!to_sid)
+		return guard_plain(skb, in);
+	if (!in_locator(ip6->dst[0]))
+		return CTX_PASS; /* another node's: the kernel routes it */
+	return endpoint_tc(skb, true);
+}
+
 SEC("tc")
 int ws_core_tc(struct __sk_buff *skb)
 {
 	const struct eth_hdr *eth;
-	const struct ip6_hdr *ip6;
+	struct inner in;
 	struct cursor c;
-	bool to_sid;
 	int verdict;
 	long rc;
 
@@ -26,28 +46,19 @@ int ws_core_tc(struct __sk_buff *skb)
 	rc = pull(skb, sizeof(struct eth_hdr) + sizeof(struct ip6_hdr));
 	c = ctx_cursor(skb);
 	eth = cursor_take(&c, struct eth_hdr);
-	if (!eth || eth->proto != bpf_htons(ETH_P_IPV6))
+	if (!eth || !eth_is_ip(eth))
 		return CTX_PASS;
-	ip6 = cursor_take(&c, struct ip6_hdr);
-	if (!ip6)
+	if (!inner_take(&c, eth_is_ip4(eth), &in))
 		return ws_refuse(skb, WS_REASON_TRUNCATED, rc);
-	/* The kernel drops what is not IPv6, and delivers what stays on the link
-	 * or is for many.
+	/* The kernel drops what is not of the version that the frame says, and
+	 * delivers what stays on the link or is for many.
 	 */
-	if (!ip6_is_ip6(ip6) || ip6_is_unsteered(ip6->dst))
+	if (!inner_is_its_version(&in) || inner_to_is_never_forwarded(&in))
 		return CTX_PASS;
-
-	to_sid = in_block(ip6->dst[0]);
-	if (!node_is_armed())
-		return unarmed(skb, to_sid || has_srh(skb, ip6));
-	if (ip6->nexthdr == NEXTHDR_ICMP6 && ip6->dst[0] == cfg.address[0] &&
-	    ip6->dst[1] == cfg.address[1])
-		ws_path_mtu_learn(skb);
-	if (!to_sid)
-		return guard_plain(skb, ip6);
-	if (!in_locator(ip6->dst[0]))
-		return CTX_PASS; /* another node's: the kernel routes it */
-	return endpoint_tc(skb, true);
+	if (!in.is_ip4)
+		return core_ip6(skb, &in);
+	/* Nothing of the domain is addressed by IPv4. */
+	return node_is_armed() ? guard_plain(skb, &in) : CTX_PASS;
 }
 
 char _license[] SEC("license") = "Dual BSD/GPL";

@@ -8,6 +8,7 @@
 #include "lib/hook.h"
 #include "lib/endpoint.h"
 #include "lib/flow.h"
+#include "lib/inner.h"
 #include "lib/nexthop_xdp.h"
 #include "lib/stats.h"
 
@@ -52,22 +53,51 @@ static __always_inline int end_xdp(const struct endpoint *ep,
 	end_advance(ep, next, true);
 	end_stamp(ep);
 	stats_add(ep->hop->stats, 1, ep->len - endpoint_outer_len(ep));
-	return nexthop_take(ep->eth, n);
+	return nexthop_take(ep->eth, n, false);
 }
 
-static __always_inline int dt46_xdp(ctx_t *ctx, const struct endpoint *ep,
-				    const struct ws_node *node)
+/* End.DT46 of a verified packet. is_ip4 is known when it is compiled. */
+static __always_inline int deliver_xdp(ctx_t *ctx, const struct endpoint *ep,
+				       const struct ws_node *node, bool is_ip4)
 {
 	__u32 outer = endpoint_outer_len(ep);
 	__u32 len = ep->len - outer;
 	__u32 stats = ep->hop->stats, ecn = ip6_ecn(ep->ip6);
 	const struct ws_nexthop *n;
 	struct ws_nexthop_key key;
-	const struct ws_egress *e;
-	struct ip6_hdr *inner;
 	struct eth_hdr *eth;
-	enum ws_reason r;
+	struct inner inner;
 	struct cursor c;
+
+	/* XDP's redirects meet no program at the edge's egress, which looks for
+	 * an SRH.
+	 */
+	if (inner_check(ep, is_ip4, &inner) ||
+	    (!is_ip4 && ip6_has_extension(inner.hdr)) ||
+	    inner_hops(&inner) <= 1)
+		return CTX_PASS;
+	c = (struct cursor){ inner.hdr + inner_header(is_ip4), ep->end };
+	key = nexthop_key_inner(&inner, flow_hash(c, &inner));
+	n = bpf_map_lookup_elem(&ws_nexthops, &key);
+	/* Moves the packet: every pointer into it is gone. */
+	if (!nexthop_takes(n, 0, len, node) || bpf_xdp_adjust_head(ctx, outer))
+		return CTX_PASS;
+
+	c = ctx_cursor(ctx);
+	eth = cursor_take(&c, struct eth_hdr);
+	if (!eth || !inner_take(&c, is_ip4, &inner))
+		return ws_refuse(ctx, bounds_bug(), 0);
+	inner_decrement(&inner);
+	inner_set_ecn(&inner, ecn);
+	stats_add(stats, 1, len);
+	return nexthop_take(eth, n, is_ip4);
+}
+
+static __always_inline int dt46_xdp(ctx_t *ctx, const struct endpoint *ep,
+				    const struct ws_node *node)
+{
+	const struct ws_egress *e;
+	enum ws_reason r;
 	bool report;
 
 	if (ep->srh->segments_left)
@@ -82,28 +112,9 @@ static __always_inline int dt46_xdp(ctx_t *ctx, const struct endpoint *ep,
 		return CTX_PASS;
 	if (r)
 		return ws_refuse(ctx, r, 0);
-	/* XDP's redirects meet no program at the edge's egress, which looks for
-	 * an SRH.
-	 */
-	if (inner_check(ep, &inner) || ip6_has_extension(inner) ||
-	    inner->hop_limit <= 1)
-		return CTX_PASS;
-	c = (struct cursor){ inner + 1, ep->end };
-	key = nexthop_key(inner, flow_hash(c, inner));
-	n = bpf_map_lookup_elem(&ws_nexthops, &key);
-	/* Moves the packet: every pointer into it is gone. */
-	if (!nexthop_takes(n, 0, len, node) || bpf_xdp_adjust_head(ctx, outer))
-		return CTX_PASS;
-
-	c = ctx_cursor(ctx);
-	eth = cursor_take(&c, struct eth_hdr);
-	inner = cursor_take(&c, struct ip6_hdr);
-	if (!eth || !inner)
-		return ws_refuse(ctx, bounds_bug(), 0);
-	inner->hop_limit--;
-	inner_set_ecn(inner, ecn);
-	stats_add(stats, 1, len);
-	return nexthop_take(eth, n);
+	if (endpoint_has_ip4(ep))
+		return deliver_xdp(ctx, ep, node, true);
+	return deliver_xdp(ctx, ep, node, false);
 }
 
 SEC("xdp.frags")

@@ -16,6 +16,7 @@ int ws_edge_out_tc(struct __sk_buff *skb)
 	const struct ip6_hdr *ip6 = NULL;
 	const struct eth_hdr *eth;
 	enum ws_reason r;
+	struct inner in;
 	struct cursor c;
 	int verdict;
 	long rc;
@@ -25,27 +26,31 @@ int ws_edge_out_tc(struct __sk_buff *skb)
 	rc = pull(skb, sizeof(*eth) + sizeof(*ip6));
 	c = ctx_cursor(skb);
 	eth = cursor_take(&c, struct eth_hdr);
-	if (eth && eth->proto == bpf_htons(ETH_P_IPV6)) {
-		ip6 = cursor_take(&c, struct ip6_hdr);
-		if (!ip6)
+	in.hdr = NULL;
+	if (eth && eth_is_ip(eth)) {
+		if (!inner_take(&c, eth_is_ip4(eth), &in))
 			return ws_refuse(skb, WS_REASON_LEAVE_TRUNCATED, rc);
+		if (!in.is_ip4)
+			ip6 = in.hdr;
 	}
 	if (index && index != WS_INDEX_PROVEN)
 		return local_out(skb, index, ip6);
 	if (index)
 		skb->tc_index = 0;
-	if (!ip6 || !ip6_is_ip6(ip6))
+	if (!in.hdr || !inner_is_its_version(&in))
 		return CTX_PASS;
 
-	r = leak(skb, ip6);
+	r = ip6 ? leak(skb, ip6) : WS_REASON_NONE;
 	if (r)
 		return ws_refuse(skb, r, 0);
+	if (ip6 && is_mapped(ip6))
+		return refuse_mapped(skb);
 	if (index)
 		return CTX_PASS; /* verified */
-	verdict = local_lost(skb, ip6);
-	if (verdict != CTX_PASS || is_own(skb, ip6))
+	verdict = local_lost(skb, &in);
+	if (verdict != CTX_PASS || is_own(skb, &in))
 		return verdict;
-	return leave_plain(skb, ip6);
+	return leave_plain(skb, &in);
 }
 
 char _license[] SEC("license") = "Dual BSD/GPL";

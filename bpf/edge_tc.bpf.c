@@ -9,18 +9,32 @@
 #include "lib/headend_tc.h"
 #include "lib/owner.h"
 
-static __always_inline enum ws_reason edge_truncated(void)
+/* A packet that a path takes. IPv4 has a check before it, after which it must be
+ * found again.
+ */
+static __always_inline int enter(struct __sk_buff *skb, struct cursor c,
+				 struct inner *in, __u32 index)
 {
-	return WS_REASON_EDGE_TRUNCATED;
+	int len = skb->len - sizeof(struct eth_hdr);
+
+	if (in->is_ip4) {
+		len = ws_edge_ip4(skb);
+		if (len < 0)
+			return ws_refuse(skb, -len, 0);
+		if (!forward_inner(skb, true, &c, in))
+			return ws_refuse(skb, bounds_bug(), 0);
+	}
+	return headend_tc(skb, c, in, len, index);
 }
 
 SEC("tc")
 int ws_edge_tc(struct __sk_buff *skb)
 {
 	const struct eth_hdr *eth;
-	struct ip6_hdr *ip6;
 	struct ws_match m;
+	struct inner in;
 	struct cursor c;
+	struct addrs a;
 	int verdict;
 	long rc;
 
@@ -32,45 +46,35 @@ int ws_edge_tc(struct __sk_buff *skb)
 			       EDGE_L4_MAX);
 	c = ctx_cursor(skb);
 	eth = cursor_take(&c, struct eth_hdr);
-	if (!eth)
+	/* What is not IP at all, such as ARP, is not forwarded by the kernel. */
+	if (!eth || !eth_is_ip(eth))
 		return CTX_PASS;
-	if (eth->proto != bpf_htons(ETH_P_IPV6))
-		return edge_other(skb, eth->proto);
-	ip6 = cursor_take(&c, struct ip6_hdr);
-	if (!ip6)
-		return ws_refuse(skb, edge_truncated(), rc);
-	/* The kernel forwards nothing from or to these. */
-	if (!ip6_is_ip6(ip6) || ip6_is_unsteered(ip6->dst) ||
-	    ip6_is_unsteered(ip6->src))
+	if (!inner_take(&c, eth_is_ip4(eth), &in))
+		return ws_refuse(skb, WS_REASON_EDGE_TRUNCATED, rc);
+	/* Nor are these. */
+	if (!inner_is_its_version(&in) || inner_to_is_never_forwarded(&in) ||
+	    inner_from_is_never_forwarded(&in))
 		return CTX_PASS;
 
-	/* RFC 8754 5.1: nothing of segment routing comes in. */
-	if (in_block(ip6->dst[0]))
-		return ws_refuse(skb, WS_REASON_OUTSIDE_SID, 0);
-	if (in_block(ip6->src[0]))
-		return ws_refuse(skb, WS_REASON_OUTSIDE_SOURCE, 0);
-	if (has_srh(skb, ip6))
-		return ws_refuse(skb, WS_REASON_OUTSIDE_SRH, 0);
-	if (ip6->nexthdr == NEXTHDR_ICMP6 && ws_quotes_sid(skb))
-		return ws_refuse(skb, WS_REASON_OUTSIDE_ERROR, 0);
+	verdict = edge_boundary(skb, &in);
+	if (verdict != CTX_PASS)
+		return verdict;
 	if (!node_is_armed())
-		return unarmed(skb, !edge_is_local(skb, eth->proto));
+		return unarmed(skb, !ws_is_local(skb, in.is_ip4));
 
-	m = classify(ip6);
-	if (is_local(skb, &m))
+	a = inner_addrs(&in);
+	m = classify(&a);
+	if (is_local(skb, &m, in.is_ip4))
 		return CTX_PASS;
-	if (m.action == WS_MATCH_PATH && owner_is_tcp(skb)) {
+	if (m.action != WS_MATCH_PATH || inner_is_unsteered(&in))
+		return edge_unmatched(skb, &in);
+	if (owner_is_tcp(skb)) {
 		if (owner_left(skb))
 			return CTX_DROP; /* nothing is lost */
-		c = ctx_cursor(skb);
-		cursor_take(&c, struct eth_hdr);
-		ip6 = cursor_take(&c, struct ip6_hdr);
-		if (!ip6)
-			return ws_refuse(skb, edge_truncated(), 0);
+		if (!forward_inner(skb, in.is_ip4, &c, &in))
+			return ws_refuse(skb, bounds_bug(), 0);
 	}
-	if (m.action == WS_MATCH_PATH)
-		return headend_tc(skb, c, ip6, m.target);
-	return edge_unmatched(skb, ip6);
+	return enter(skb, c, &in, m.target);
 }
 
 char _license[] SEC("license") = "Dual BSD/GPL";

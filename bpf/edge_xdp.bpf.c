@@ -8,6 +8,7 @@
 #include "lib/boundary.h"
 #include "lib/headend.h"
 #include "lib/icmp.h"
+#include "lib/inner.h"
 #include "lib/nexthop_xdp.h"
 #include "lib/stats.h"
 
@@ -38,43 +39,101 @@ static __always_inline bool outer_write(ctx_t *ctx, const struct ws_headend *h,
 	return true;
 }
 
+/* Bytes of the packet, and those behind it that only pad its frame. An IPv6
+ * packet takes what is behind it along. False: TC must look.
+ */
+static __always_inline bool enter_len(ctx_t *ctx, const struct cursor *c,
+				      const struct inner *in, __u32 *len,
+				      __u32 *pad)
+{
+	const struct ip4_hdr *ip4 = in->hdr;
+	__u32 room;
+
+	*pad = 0;
+	if (!in->is_ip4) {
+		*len = xdp_packet_len(ctx, in->hdr, c->end);
+		return true;
+	}
+	*len = bpf_ntohs(ip4->len);
+	if (ip4_header_len(ip4) != sizeof(*ip4) || *len < sizeof(*ip4) ||
+	    ip4_fold(ip4_sum(ip4)) != 0xffff)
+		return false;
+	if ((void *)ip4 + *len == c->end)
+		return true;
+	room = ctx_len(ctx) - sizeof(struct eth_hdr);
+	*pad = room - *len;
+	return *len <= room;
+}
+
 static __always_inline int headend_xdp(ctx_t *ctx, struct cursor c,
-				       struct ip6_hdr *ip6, __u32 index,
+				       const struct inner *in, __u32 index,
 				       const struct ws_node *node)
 {
 	const struct ws_headend *h = headend_find(index);
-	__u32 len = xdp_packet_len(ctx, ip6, c.end);
+	__u32 next = in->is_ip4 ? NEXTHDR_IPV4 : NEXTHDR_IPV6;
 	struct headend_packet pkt;
 	const struct ws_nexthop *n;
 	struct eth_hdr *eth;
+	struct inner inner;
+	__u32 len, pad;
 
-	if (!h || headend_first_is_local(h))
+	if (!h || headend_first_is_local(h) ||
+	    !enter_len(ctx, &c, in, &len, &pad))
 		return CTX_PASS;
-	n = exit_of(h->stats, bpf_ntohl(flow_label(flow_hash(c, ip6))));
+	n = exit_of(h->stats, bpf_ntohl(flow_label(flow_hash(c, in))));
 	if (!nexthop_takes(n, headend_first(h), len + h->outer_len, node) ||
-	    !binding_find((struct cursor){ ip6, c.end }, NEXTHDR_IPV6,
-			  &h->share, h->scheme, &pkt.binding))
+	    !binding_find((struct cursor){ in->hdr, c.end }, next, &h->share,
+			  h->scheme, &pkt.binding))
 		return CTX_PASS;
 	/* A number is taken even if the next step fails: numbers may have gaps. */
-	if (headend_check(h, c, ip6, len, len, &pkt) ||
-	    rnd_take(h, 1, &pkt.rnd))
+	if (headend_check(h, c, in, len, len, &pkt) || rnd_take(h, 1, &pkt.rnd))
 		return CTX_PASS;
 	/* Moves the packet: every pointer into it is gone. */
 	if (bpf_xdp_adjust_head(ctx, -(__s32)pkt.outer_len))
 		return CTX_PASS;
 
+	if (pad && bpf_xdp_adjust_tail(ctx, -(__s32)pad))
+		return ws_refuse(ctx, headend_write_failed(), 0);
 	if (!outer_write(ctx, h, pkt.outer_len) ||
 	    !headend_finish(h, ctx_cursor(ctx), &pkt))
 		return ws_refuse(ctx, headend_write_failed(), 0);
 	c = ctx_cursor(ctx);
 	eth = cursor_take(&c, struct eth_hdr);
 	c.pos += pkt.outer_len;
-	ip6 = cursor_take(&c, struct ip6_hdr);
-	if (!eth || !ip6)
+	if (!eth || !inner_take(&c, pkt.is_ip4, &inner))
 		return ws_refuse(ctx, headend_write_failed(), 0);
-	ip6->hop_limit--;
+	inner_decrement(&inner);
 	stats_add(h->stats, 1, pkt.inner_len);
-	return nexthop_take(eth, n);
+	return nexthop_take(eth, n, false);
+}
+
+/* c: behind the Ethernet header. is_ip4 is known when it is compiled. */
+static __always_inline int enter_xdp(ctx_t *ctx, struct cursor c, bool is_ip4)
+{
+	const struct ip6_hdr *ip6;
+	const struct ws_node *node;
+	struct ws_match m;
+	struct inner in;
+	struct addrs a;
+
+	if (!inner_take(&c, is_ip4, &in))
+		return CTX_PASS;
+	ip6 = in.hdr;
+	if (!inner_is_its_version(&in) || inner_is_unsteered(&in) ||
+	    (!is_ip4 && (in_block(ip6->dst[0]) || in_block(ip6->src[0]) ||
+			 ip6_has_extension(ip6))))
+		return CTX_PASS;
+	/* ICMPv6 errors may be about the domain's own packets. */
+	if (!is_ip4 && ip6->nexthdr == NEXTHDR_ICMP6 && !icmp6_informs(c))
+		return CTX_PASS;
+	node = node_armed();
+	if (!node)
+		return CTX_PASS;
+	a = inner_addrs(&in);
+	m = classify(&a);
+	if (m.local || m.action != WS_MATCH_PATH)
+		return CTX_PASS;
+	return headend_xdp(ctx, c, &in, m.target, node);
 }
 
 SEC("xdp.frags")
@@ -82,27 +141,14 @@ int ws_edge_xdp(struct xdp_md *ctx)
 {
 	struct cursor c = ctx_cursor(ctx);
 	const struct eth_hdr *eth = cursor_take(&c, struct eth_hdr);
-	const struct ws_node *node;
-	struct ip6_hdr *ip6;
-	struct ws_match m;
 
-	if (!eth || !eth_is_ip6_unicast(eth))
+	if (!eth || eth_is_for_many(eth))
 		return CTX_PASS;
-	ip6 = cursor_take(&c, struct ip6_hdr);
-	if (!ip6 || !ip6_is_ip6(ip6) || ip6_is_unsteered(ip6->dst) ||
-	    ip6_is_unsteered(ip6->src) || in_block(ip6->dst[0]) ||
-	    in_block(ip6->src[0]) || ip6_has_extension(ip6))
-		return CTX_PASS;
-	/* ICMPv6 errors may be about the domain's own packets. */
-	if (ip6->nexthdr == NEXTHDR_ICMP6 && !icmp6_informs(c))
-		return CTX_PASS;
-	node = node_armed();
-	if (!node)
-		return CTX_PASS;
-	m = classify(ip6);
-	if (m.local || m.action != WS_MATCH_PATH)
-		return CTX_PASS;
-	return headend_xdp(ctx, c, ip6, m.target, node);
+	if (eth->proto == bpf_htons(ETH_P_IPV6))
+		return enter_xdp(ctx, c, false);
+	if (eth_is_ip4(eth))
+		return enter_xdp(ctx, c, true);
+	return CTX_PASS;
 }
 
 char _license[] SEC("license") = "Dual BSD/GPL";

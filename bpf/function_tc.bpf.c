@@ -16,7 +16,7 @@ static __always_inline int unknown(struct __sk_buff *skb,
 {
 	struct cursor c = ctx_cursor(skb);
 	const struct eth_hdr *eth;
-	const struct ip6_hdr *ip6;
+	struct inner in;
 
 	proxy_count(p, tx_not_cached);
 	if (p->on_unknown != WS_ON_UNKNOWN_PLAIN)
@@ -25,10 +25,8 @@ static __always_inline int unknown(struct __sk_buff *skb,
 	eth = cursor_take(&c, struct eth_hdr);
 	if (!eth)
 		return CTX_DROP;
-	if (eth->proto != bpf_htons(ETH_P_IPV6))
-		return CTX_PASS;
-	ip6 = cursor_take(&c, struct ip6_hdr);
-	return ip6 ? guard_plain(skb, ip6) : CTX_DROP;
+	return inner_take(&c, eth_is_ip4(eth), &in) ? guard_plain(skb, &in) :
+						      CTX_DROP;
 }
 
 /* What became of a packet that has come back. */
@@ -122,7 +120,8 @@ int ws_function_tc(struct __sk_buff *skb)
 	const struct ws_port *port;
 	const struct ws_proxy *p;
 	struct eth_hdr *eth;
-	const struct ip6_hdr *ip6;
+	struct inner in;
+	struct addrs a;
 	struct ws_match m;
 	struct cursor c;
 	int verdict;
@@ -142,26 +141,23 @@ int ws_function_tc(struct __sk_buff *skb)
 	rc = pull(skb, sizeof(struct eth_hdr) + sizeof(struct ip6_hdr));
 	c = ctx_cursor(skb);
 	eth = cursor_take(&c, struct eth_hdr);
-	if (!eth)
+	if (!eth || !eth_is_ip(eth))
 		return CTX_PASS;
-	if (eth->proto != bpf_htons(ETH_P_IPV6) &&
-	    eth->proto != bpf_htons(ETH_P_IP))
+	if (!inner_take(&c, eth_is_ip4(eth), &in))
+		return ws_refuse(skb, WS_REASON_FUNCTION_TRUNCATED, rc);
+	if (!in.is_ip4 && is_mapped(in.hdr))
+		return refuse_mapped(skb);
+	a = inner_addrs(&in);
+	m = guard(&a);
+	if (!inner_is_its_version(&in) || inner_to_is_never_forwarded(&in) ||
+	    is_local(skb, &m, in.is_ip4)) {
+		if (p)
+			proxy_count(p, tx_ignored);
 		return CTX_PASS;
-	ip6 = cursor_take(&c, struct ip6_hdr);
-	if (eth->proto == bpf_htons(ETH_P_IPV6)) {
-		if (!ip6)
-			return ws_refuse(skb, WS_REASON_FUNCTION_TRUNCATED, rc);
-		m = guard(ip6);
-		if (!ip6_is_ip6(ip6) || ip6_is_unsteered(ip6->dst) ||
-		    is_local(skb, &m)) {
-			if (p)
-				proxy_count(p, tx_ignored);
-			return CTX_PASS;
-		}
 	}
 	if (!p)
 		return ws_refuse(skb, proxy_missing(), 0);
-	if (eth->proto != bpf_htons(ETH_P_IPV6))
+	if (in.is_ip4)
 		return unknown(skb, p);
 	/* The function has put frames together: each has a header of its own. */
 	if (skb->gso_size && p->cut && !port->cutter) {

@@ -12,6 +12,14 @@ const PaperName = "examples/paper.yaml"
 //go:embed paper.yaml
 var Paper []byte
 
+// IPv4Name is what messages about IPv4 call it.
+const IPv4Name = "examples/ipv4.yaml"
+
+// IPv4 is a domain whose hosts speak both versions of IP.
+//
+//go:embed ipv4.yaml
+var IPv4 []byte
+
 // FunctionsName is what messages about Functions call it.
 const FunctionsName = "examples/functions.yaml"
 

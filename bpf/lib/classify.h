@@ -2,15 +2,15 @@
 /* Which path a packet belongs to, by destination and source prefix: the longest
  * destination prefix, within it the longest source prefix. User space has
  * expanded the rules so that two look-ups give that answer; most rules name no
- * source and need one.
+ * source and need one. IPv4 rules are below ::ffff:0:0/96.
  */
 #pragma once
 
+#include "inner.h"
 #include "maps.h"
-#include "net.h"
 
 static __always_inline struct ws_match classify_in(void *dst_map, void *src_map,
-						   const struct ip6_hdr *ip6)
+						   const struct addrs *a)
 {
 	struct ws_dst_key dk = { .prefixlen = 128 };
 	struct ws_src_key sk = { .prefixlen = 32 + 128 };
@@ -18,7 +18,7 @@ static __always_inline struct ws_match classify_in(void *dst_map, void *src_map,
 	const struct ws_match *m, *by_src;
 	struct ws_match found;
 
-	__builtin_memcpy(dk.addr, ip6->dst, sizeof(dk.addr));
+	__builtin_memcpy(dk.addr, a->dst, sizeof(dk.addr));
 	m = bpf_map_lookup_elem(dst_map, &dk);
 	if (!m)
 		return none;
@@ -27,7 +27,7 @@ static __always_inline struct ws_match classify_in(void *dst_map, void *src_map,
 		return found;
 
 	sk.class_id = bpf_htonl(found.target);
-	__builtin_memcpy(sk.addr, ip6->src, sizeof(sk.addr));
+	__builtin_memcpy(sk.addr, a->src, sizeof(sk.addr));
 	by_src = bpf_map_lookup_elem(src_map, &sk);
 	found.action = by_src ? by_src->action : WS_MATCH_NONE;
 	found.target = by_src ? by_src->target : 0;
@@ -35,19 +35,19 @@ static __always_inline struct ws_match classify_in(void *dst_map, void *src_map,
 }
 
 /* The headend's rules: target is an index into ws_headends. */
-static __always_inline struct ws_match classify(const struct ip6_hdr *ip6)
+static __always_inline struct ws_match classify(const struct addrs *a)
 {
-	return classify_in(&ws_match_dst, &ws_match_src, ip6);
+	return classify_in(&ws_match_dst, &ws_match_src, a);
 }
 
 /* What chains that end here require: target is the path, in network order. */
-static __always_inline struct ws_match guard(const struct ip6_hdr *ip6)
+static __always_inline struct ws_match guard(const struct addrs *a)
 {
-	return classify_in(&ws_guard_dst, &ws_guard_src, ip6);
+	return classify_in(&ws_guard_dst, &ws_guard_src, a);
 }
 
 /* What must pass a local function of this node: target is its proxy. */
-static __always_inline struct ws_match local_guard(const struct ip6_hdr *ip6)
+static __always_inline struct ws_match local_guard(const struct addrs *a)
 {
-	return classify_in(&ws_local_dst, &ws_local_src, ip6);
+	return classify_in(&ws_local_dst, &ws_local_src, a);
 }

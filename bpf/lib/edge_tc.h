@@ -6,8 +6,10 @@
 #include "guard_tc.h"
 #include "hook.h"
 #include "icmp.h"
+#include "inner.h"
 #include "maps.h"
 #include "net.h"
+#include "pull.h"
 #include "refuse.h"
 
 /* What a headend reads behind the IPv6 header: a TCP header. */
@@ -27,11 +29,6 @@ __noinline int ws_quotes_sid(struct __sk_buff *skb)
 		       skb, sizeof(struct eth_hdr) + sizeof(struct ip6_hdr), &e,
 		       sizeof(e)) &&
 	       e.icmp.type < ICMP6_INFORMATIONAL && in_block(e.about.dst[0]);
-}
-
-static __always_inline bool edge_is_local(struct __sk_buff *skb, __be16 proto)
-{
-	return ws_is_local(skb, proto == bpf_htons(ETH_P_IP));
 }
 
 static __always_inline bool unmatched_is_dropped(const struct __sk_buff *skb)
@@ -54,26 +51,68 @@ static __always_inline int edge_plain(struct __sk_buff *skb)
  * node, the chain's egress, without having been anywhere.
  */
 static __always_inline int edge_unmatched(struct __sk_buff *skb,
-					  const struct ip6_hdr *ip6)
+					  const struct inner *in)
 {
-	int verdict = guard_plain(skb, ip6);
+	int verdict = guard_plain(skb, in);
 
 	return verdict == CTX_PASS ? edge_plain(skb) : verdict;
 }
 
-/* Not IPv6. What is not IP at all, such as ARP, is not forwarded by the kernel
- * and passes.
- */
-static __always_inline int edge_other(struct __sk_buff *skb, __be16 proto)
+/* RFC 8754 5.1: nothing of segment routing comes in. Only IPv6 is. */
+static __always_inline int edge_boundary(struct __sk_buff *skb,
+					 const struct inner *in)
 {
-	bool stays;
+	const struct ip6_hdr *ip6 = in->hdr;
 
-	if (proto != bpf_htons(ETH_P_IP))
+	if (in->is_ip4)
 		return CTX_PASS;
-	if (node_is_armed() && !unmatched_is_dropped(skb))
-		return CTX_PASS;
-	stays = edge_is_local(skb, proto);
-	if (!node_is_armed())
-		return unarmed(skb, !stays);
-	return stays ? CTX_PASS : edge_plain(skb);
+	if (in_block(ip6->dst[0]))
+		return ws_refuse(skb, WS_REASON_OUTSIDE_SID, 0);
+	if (in_block(ip6->src[0]))
+		return ws_refuse(skb, WS_REASON_OUTSIDE_SOURCE, 0);
+	if (has_srh(skb, ip6))
+		return ws_refuse(skb, WS_REASON_OUTSIDE_SRH, 0);
+	if (ip6->nexthdr == NEXTHDR_ICMP6 && ws_quotes_sid(skb))
+		return ws_refuse(skb, WS_REASON_OUTSIDE_ERROR, 0);
+	return is_mapped(ip6) ? refuse_mapped(skb) : CTX_PASS;
+}
+
+static __always_inline int ip4_length(void)
+{
+	return WS_REASON_IP4_LENGTH;
+}
+
+/* An IPv4 packet that enters a chain: what the kernel would find out about it
+ * and drop must not get past it in a tunnel. Moves the packet. Returns its
+ * length in bytes, without Ethernet's padding, or a negative reason.
+ */
+__noinline int ws_edge_ip4(struct __sk_buff *skb)
+{
+	__u32 room = skb->len - sizeof(struct eth_hdr), header, len;
+	struct cursor c = ctx_cursor(skb);
+	const struct ip4_hdr *ip4;
+
+	cursor_take(&c, struct eth_hdr);
+	ip4 = cursor_take(&c, struct ip4_hdr);
+	if (!ip4)
+		return -ip4_length();
+	header = ip4_header_len(ip4);
+	len = bpf_ntohs(ip4->len);
+	/* So long a super-packet that it cannot say so. */
+	if (!len && skb->gso_size)
+		len = room;
+	if (len < header || len > room || (skb->gso_size && len != room))
+		return -ip4_length();
+	if (header > sizeof(*ip4)) {
+		if (pull(skb, sizeof(struct eth_hdr) + header + EDGE_L4_MAX))
+			return -ip4_length();
+		c = ctx_cursor(skb);
+		cursor_take(&c, struct eth_hdr);
+		ip4 = cursor_take(&c, struct ip4_hdr);
+		if (!ip4)
+			return -ip4_length();
+	}
+	if (!ip4_sum_is_right(ip4, c))
+		return -WS_REASON_IP4_CHECKSUM;
+	return len;
 }

@@ -7,6 +7,7 @@
 #include "binding.h"
 #include "boundary.h"
 #include "classify.h"
+#include "inner.h"
 #include "maps.h"
 #include "net.h"
 #include "srh.h"
@@ -175,18 +176,28 @@ static __always_inline enum ws_reason egress_judge(const struct endpoint *ep,
 	return proof_verify(ep->tlv, ep->hop, e, ep->binding);
 }
 
-/* *inner is in bounds where this succeeds. */
+/* What the SRH says is behind it. */
+static __always_inline bool endpoint_has_ip4(const struct endpoint *ep)
+{
+	return ep->srh->nexthdr == NEXTHDR_IPV4;
+}
+
+static __always_inline enum ws_reason inner_protocol(void)
+{
+	return WS_REASON_INNER_PROTOCOL;
+}
+
+/* in->hdr is in bounds where this succeeds. */
 static __always_inline enum ws_reason inner_find(const struct endpoint *ep,
-						 struct ip6_hdr **inner)
+						 bool is_ip4, struct inner *in)
 {
 	struct cursor c = inner_cursor(ep);
 
-	if (ep->srh->nexthdr != NEXTHDR_IPV6)
-		return WS_REASON_INNER_PROTOCOL;
-	*inner = cursor_take(&c, struct ip6_hdr);
-	if (!*inner)
+	if (!is_ip4 && ep->srh->nexthdr != NEXTHDR_IPV6)
+		return inner_protocol();
+	if (!inner_take(&c, is_ip4, in))
 		return WS_REASON_INNER_TRUNCATED;
-	if (!ip6_is_ip6(*inner))
+	if (!inner_is_its_version(in))
 		return WS_REASON_INNER_VERSION;
 	return WS_REASON_NONE;
 }
@@ -195,32 +206,23 @@ static __always_inline enum ws_reason inner_find(const struct endpoint *ep,
  * other.
  */
 static __always_inline enum ws_reason inner_check(const struct endpoint *ep,
-						  struct ip6_hdr **inner)
+						  bool is_ip4, struct inner *in)
 {
-	enum ws_reason r = inner_find(ep, inner);
+	enum ws_reason r = inner_find(ep, is_ip4, in);
 	struct ws_match m;
+	struct addrs a;
 
 	if (r)
 		return r;
-	m = guard(*inner);
+	a = inner_addrs(in);
+	m = guard(&a);
 	/* What no headend steers is no chain's either. */
 	if (m.action != WS_MATCH_PATH || m.target != ep->tlv->path ||
-	    ip6_is_unsteered((*inner)->dst) ||
-	    ip6_is_unsteered((*inner)->src) || in_block((*inner)->dst[0]) ||
-	    in_block((*inner)->src[0]))
+	    inner_is_unsteered(in) ||
+	    (!is_ip4 && (in_block(a.dst[0]) || in_block(a.src[0]))))
 		return WS_REASON_WRONG_CHAIN;
 	/* RFC 6040 4.2: a mark that the inner packet cannot carry drops it. */
-	if (ip6_ecn(ep->ip6) == ECN_CE && ip6_ecn(*inner) == ECN_NOT_ECT)
+	if (ip6_ecn(ep->ip6) == ECN_CE && inner_ecn(in) == ECN_NOT_ECT)
 		return WS_REASON_ECN;
 	return WS_REASON_NONE;
-}
-
-/* RFC 6040 4.2, for what inner_check let pass. */
-static __always_inline void inner_set_ecn(struct ip6_hdr *inner, __u32 outer)
-{
-	if (outer == ECN_CE)
-		inner->vtc_flow |= bpf_htonl(ECN_CE << IP6_ECN_SHIFT);
-	else if (outer == ECN_ECT1 && ip6_ecn(inner) == ECN_ECT0)
-		inner->vtc_flow ^= bpf_htonl((ECN_ECT0 ^ ECN_ECT1)
-					     << IP6_ECN_SHIFT);
 }

@@ -13,14 +13,16 @@
 #include "refuse.h"
 #include "srh.h"
 #include "stats.h"
+#include "strip.h"
 #include "tlv.h"
 #include "train.h"
 
 /* What one visit of a SID of this node came to, beside TC's verdicts. */
+#define STEP_DELIVER_IP6 98 /* verified, and without its outer header */
+#define STEP_DELIVER_IP4 99
 #define STEP_AGAIN 100 /* the next segment is on this node too */
 #define STEP_PULLED 101 /* nothing; more of the packet is linear now */
-#define STEP_DELIVER 102 /* the inner packet is to go on */
-#define STEP_FORWARD 103 /* on to another node; what is above is the exit */
+#define STEP_FORWARD 102 /* on to another node; what is above is the exit */
 
 /* Makes all headers linear that will be read, up to the inner one, and no more:
  * pulling payload would copy it.
@@ -143,9 +145,9 @@ static __always_inline int dt46_tc(struct __sk_buff *skb, struct endpoint *ep)
 	__u32 outer = endpoint_outer_len(ep);
 	__u32 headers = sizeof(struct eth_hdr) + outer;
 	const struct ws_egress *e;
-	struct ip6_hdr *inner;
+	struct inner inner;
 	__u32 frames, bytes, stats;
-	bool report;
+	bool report, is_ip4;
 	enum ws_reason r;
 	long rc;
 
@@ -161,22 +163,22 @@ static __always_inline int dt46_tc(struct __sk_buff *skb, struct endpoint *ep)
 		return ws_refuse(skb, r, 0);
 	if (r)
 		ws_report(skb, r);
-	r = inner_check(ep, &inner);
+	r = inner_check(ep, endpoint_has_ip4(ep), &inner);
 	if (r)
 		return endpoint_refuse(skb, ep, r);
 
-	inner_set_ecn(inner, ip6_ecn(ep->ip6));
+	inner_set_ecn(&inner, ip6_ecn(ep->ip6));
+	is_ip4 = inner.is_ip4;
 	frames = train_frames(skb, inner_cursor(ep), headers);
 	bytes = skb->len - headers;
 	stats = ep->hop->stats;
 	/* Moves the packet: every pointer taken before is gone. */
-	rc = bpf_skb_adjust_room(skb, -(__s32)outer, BPF_ADJ_ROOM_MAC,
-				 BPF_F_ADJ_ROOM_FIXED_GSO);
+	rc = strip(skb, outer, is_ip4);
 	if (rc)
 		return ws_refuse(skb, strip_failed(), rc);
 	stats_add(stats, frames, bytes);
 	skb->tc_index = WS_INDEX_PROVEN;
-	return STEP_DELIVER;
+	return is_ip4 ? STEP_DELIVER_IP4 : STEP_DELIVER_IP6;
 }
 
 /* One visit. A function of its own, so that the verifier looks at it once and
@@ -222,8 +224,8 @@ static __always_inline int endpoint_tc(struct __sk_buff *skb, bool first)
 	}
 	if (step >= STEP_FORWARD)
 		return ws_forward(skb, step - STEP_FORWARD, WAY_UNKNOWN);
-	if (step == STEP_DELIVER)
-		return ws_deliver(skb);
+	if (step == STEP_DELIVER_IP6 || step == STEP_DELIVER_IP4)
+		return ws_deliver(skb, step == STEP_DELIVER_IP4);
 	if (step >= STEP_AGAIN)
 		return ws_refuse(skb, WS_REASON_LOOP, 0);
 	return step;

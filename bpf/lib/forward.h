@@ -6,6 +6,7 @@
 #include "flow.h"
 #include "hook.h"
 #include "icmp_tc.h"
+#include "inner.h"
 #include "maps.h"
 #include "net.h"
 #include "nexthop.h"
@@ -90,6 +91,7 @@ static __always_inline enum ws_reason no_route(void)
  */
 __noinline int ws_too_big(struct __sk_buff *skb, __u32 mtu)
 {
+	const struct eth_hdr *eth;
 	const struct ip6_hdr *ip6;
 	const struct srh *srh;
 	struct cursor c;
@@ -97,7 +99,9 @@ __noinline int ws_too_big(struct __sk_buff *skb, __u32 mtu)
 
 	ws_refuse(skb, too_big(), mtu);
 	c = ctx_cursor(skb);
-	cursor_take(&c, struct eth_hdr);
+	eth = cursor_take(&c, struct eth_hdr);
+	if (!eth || eth_is_ip4(eth))
+		return CTX_DROP; /* no sender of IPv4 is told yet */
 	ip6 = cursor_take(&c, struct ip6_hdr);
 	srh = cursor_take(&c, struct srh);
 	if (ip6 && srh && ip6->nexthdr == NEXTHDR_ROUTING &&
@@ -116,7 +120,7 @@ __noinline int ws_too_big(struct __sk_buff *skb, __u32 mtu)
 static __always_inline int route_take(struct __sk_buff *skb,
 				      const struct bpf_fib_lookup *p, long rc)
 {
-	struct bpf_redir_neigh nh = { .nh_family = AF_INET6 };
+	struct bpf_redir_neigh nh = { .nh_family = p->family };
 	__u32 mtu = 0;
 
 	if (rc == BPF_FIB_LKUP_RET_FRAG_NEEDED)
@@ -124,6 +128,7 @@ static __always_inline int route_take(struct __sk_buff *skb,
 	if (skb->gso_size &&
 	    bpf_check_mtu(skb, p->ifindex, &mtu, 0, BPF_MTU_CHK_SEGS))
 		return ws_too_big(skb, mtu);
+	/* An IPv4 address lies in the first four bytes of both. */
 	__builtin_memcpy(nh.ipv6_nh, p->ipv6_dst, sizeof(nh.ipv6_nh));
 	return bpf_redirect_neigh(p->ifindex, &nh, sizeof(nh), 0);
 }
@@ -159,31 +164,30 @@ __noinline int ws_forward(struct __sk_buff *skb, __u32 exit, int found)
 /* An inner packet without its outer header: on by ordinary routing, or up where
  * it is for this node. Returns the verdict.
  */
-__noinline int ws_deliver(struct __sk_buff *skb)
+__noinline int ws_deliver(struct __sk_buff *skb, int is_ip4)
 {
 	struct bench *b = bench();
 	struct ws_nexthop_key key;
-	struct ip6_hdr *ip6;
+	struct inner in;
 	struct cursor c;
 	long rc;
 
 	if (!b)
 		return ws_refuse(skb, inner_no_route(), 0);
-	ip6 = forward_ip6(skb);
-	if (!ip6)
+	if (!forward_inner(skb, is_ip4, &c, &in))
 		return ws_refuse(skb, inner_no_route(), 0);
-	c = (struct cursor){ ip6 + 1, ctx_cursor(skb).end };
-	key = nexthop_key(ip6, flow_hash(c, ip6));
-	rc = route_find(skb, ip6, &b->way);
+	key = nexthop_key_inner(&in, flow_hash(c, &in));
+	rc = is_ip4 ? route_find_ip4(skb, in.hdr, &b->way) :
+		      route_find(skb, in.hdr, &b->way);
 	if (rc == BPF_FIB_LKUP_RET_NOT_FWDED)
 		return CTX_PASS;
 	if (!route_is_way(rc))
 		return ws_refuse(skb, inner_no_route(), rc);
-	if (ip6->hop_limit <= 1) {
-		ws_refuse(skb, WS_REASON_INNER_HOP_LIMIT, 0);
-		return icmp6_time_exceeded(skb);
+	if (inner_hops(&in) <= 1) {
+		rc = ws_refuse(skb, WS_REASON_INNER_HOP_LIMIT, 0);
+		return is_ip4 ? rc : icmp6_time_exceeded(skb);
 	}
-	ip6->hop_limit--;
+	inner_decrement(&in);
 	if (rc == BPF_FIB_LKUP_RET_SUCCESS)
 		nexthop_learn(&b->way, &key);
 	return route_take(skb, &b->way, rc);

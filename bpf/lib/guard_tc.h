@@ -6,14 +6,9 @@
 #include "classify.h"
 #include "forward.h"
 #include "hook.h"
+#include "inner.h"
 #include "net.h"
 #include "refuse.h"
-
-#define AF_INET 2
-
-/* Offsets of the addresses in a frame with an IPv4 header (RFC 791 3.1). */
-#define IP4_SRC_OFF 26
-#define IP4_DST_OFF 30
 
 /* Extension headers that are looked through for an SRH. */
 #define EXTENSIONS_MAX 4
@@ -25,22 +20,14 @@
 __noinline int ws_is_local(struct __sk_buff *skb, int is_ip4)
 {
 	struct bpf_fib_lookup p = {};
-	const struct ip6_hdr *ip6;
+	struct cursor c;
+	struct inner in;
 	long rc;
 
-	if (is_ip4) {
-		p.family = AF_INET;
-		p.ifindex = skb->ifindex;
-		if (bpf_skb_load_bytes(skb, IP4_SRC_OFF, &p.ipv4_src, 4) ||
-		    bpf_skb_load_bytes(skb, IP4_DST_OFF, &p.ipv4_dst, 4))
-			return false;
-		rc = bpf_fib_lookup(skb, &p, sizeof(p), 0);
-	} else {
-		ip6 = forward_ip6(skb);
-		if (!ip6)
-			return false;
-		rc = route_find(skb, ip6, &p);
-	}
+	if (!forward_inner(skb, is_ip4, &c, &in))
+		return false;
+	rc = is_ip4 ? route_find_ip4(skb, in.hdr, &p) :
+		      route_find(skb, in.hdr, &p);
 	return rc == BPF_FIB_LKUP_RET_NOT_FWDED ||
 	       rc == BPF_FIB_LKUP_RET_FWD_DISABLED;
 }
@@ -81,18 +68,32 @@ static __always_inline bool has_srh(struct __sk_buff *skb,
  * have moved while no agent was there to see.
  */
 static __always_inline bool is_local(struct __sk_buff *skb,
-				     const struct ws_match *m)
+				     const struct ws_match *m, bool is_ip4)
 {
-	return m->local && ws_is_local(skb, false);
+	return m->local && ws_is_local(skb, is_ip4);
+}
+
+/* The same addresses as IPv4 packets have, on IPv6 packets: none of ours, and no
+ * rule may take one for the other.
+ */
+static __always_inline bool is_mapped(const struct ip6_hdr *ip6)
+{
+	return ip6_is_mapped(ip6->dst) || ip6_is_mapped(ip6->src);
+}
+
+static __always_inline int refuse_mapped(struct __sk_buff *skb)
+{
+	return ws_refuse(skb, WS_REASON_MAPPED_ADDRESS, 0);
 }
 
 /* A plain packet: refused where some chain that ends here requires it. */
 static __always_inline int guard_plain(struct __sk_buff *skb,
-				       const struct ip6_hdr *ip6)
+				       const struct inner *in)
 {
-	struct ws_match m = guard(ip6);
+	struct addrs a = inner_addrs(in);
+	struct ws_match m = guard(&a);
 
-	if (m.action == WS_MATCH_PATH && !is_local(skb, &m))
+	if (m.action == WS_MATCH_PATH && !is_local(skb, &m, in->is_ip4))
 		return ws_refuse(skb, WS_REASON_UNPROVEN, 0);
 	return CTX_PASS;
 }

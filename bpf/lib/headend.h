@@ -6,6 +6,7 @@
 #include "boundary.h"
 #include "cursor.h"
 #include "flow.h"
+#include "inner.h"
 #include "maps.h"
 #include "net.h"
 #include "path_mtu.h"
@@ -17,8 +18,9 @@ struct headend_packet {
 	__u64 rnd;
 	__u64 binding; /* where the scheme wants it */
 	__be32 vtc_flow; /* of the outer header */
-	__u32 inner_len; /* bytes, from the inner IPv6 header on */
+	__u32 inner_len; /* bytes, from the inner IP header on */
 	__u32 outer_len; /* bytes; in the bounds of ws_headend.outer */
+	bool is_ip4;
 };
 
 /* What rules name; NULL: there is nothing, which is a bug. */
@@ -30,11 +32,11 @@ static __always_inline const struct ws_headend *headend_find(__u32 index)
 }
 
 /* Whether the packet may enter. len: of the inner packet; packet_len: of its
- * longest frame. Changes nothing. c stands behind ip6.
+ * longest frame. Changes nothing. c stands behind its header.
  */
 static __always_inline enum ws_reason headend_check(const struct ws_headend *h,
 						    struct cursor c,
-						    const struct ip6_hdr *ip6,
+						    const struct inner *in,
 						    __u32 len, __u32 packet_len,
 						    struct headend_packet *pkt)
 {
@@ -43,7 +45,7 @@ static __always_inline enum ws_reason headend_check(const struct ws_headend *h,
 	if (pkt->outer_len > WS_OUTER_MAX ||
 	    pkt->outer_len < WS_OUTER_MAX - 16 * (WS_SEGS_MAX - 1))
 		return WS_REASON_HEADEND_LENGTH_BUG;
-	if (ip6->hop_limit <= 1)
+	if (inner_hops(in) <= 1)
 		return WS_REASON_EDGE_HOP_LIMIT;
 	if (h->mtu && packet_len > h->mtu)
 		return WS_REASON_CHAIN_MTU;
@@ -51,9 +53,8 @@ static __always_inline enum ws_reason headend_check(const struct ws_headend *h,
 		return WS_REASON_PATH_MTU;
 	if (len + pkt->outer_len - sizeof(struct ip6_hdr) > 65535)
 		return WS_REASON_TRAIN_TOO_BIG;
-	/* RFC 6040 4.1: ECN too is copied. */
-	pkt->vtc_flow = (ip6->vtc_flow & ~IP6_FLOW_MASK) |
-			flow_label(flow_hash(c, ip6));
+	pkt->is_ip4 = in->is_ip4;
+	pkt->vtc_flow = inner_vtc(in) | flow_label(flow_hash(c, in));
 	return WS_REASON_NONE;
 }
 
@@ -67,8 +68,11 @@ static __always_inline bool headend_finish(const struct ws_headend *h,
 	__u32 tlv_off = pkt->outer_len - sizeof(struct proof_tlv);
 	struct proof_tlv *tlv;
 	struct ip6_hdr *ip6;
+	struct eth_hdr *eth;
+	struct srh *srh;
 
-	if (!cursor_take(&c, struct eth_hdr))
+	eth = cursor_take(&c, struct eth_hdr);
+	if (!eth)
 		return false;
 	/* Else the compiler adds before it subtracts, and the verifier sees a
 	 * pointer before the packet.
@@ -76,8 +80,14 @@ static __always_inline bool headend_finish(const struct ws_headend *h,
 	barrier_var(tlv_off);
 	tlv = c.pos + (tlv_off & 511);
 	ip6 = cursor_take(&c, struct ip6_hdr);
-	if (!ip6 || (void *)(tlv + 1) > c.end)
+	srh = c.pos;
+	barrier_var(srh);
+	if (!ip6 || (void *)(srh + 1) > c.end || (void *)(tlv + 1) > c.end)
 		return false;
+	if (pkt->is_ip4) {
+		eth->proto = bpf_htons(ETH_P_IPV6);
+		srh->nexthdr = NEXTHDR_IPV4;
+	}
 	ip6->vtc_flow = pkt->vtc_flow;
 	ip6->payload_len = bpf_htons(pkt->outer_len - sizeof(*ip6) +
 				     pkt->inner_len);

@@ -9,6 +9,7 @@
 #include "headend.h"
 #include "hook.h"
 #include "icmp_tc.h"
+#include "inner.h"
 #include "maps.h"
 #include "net.h"
 #include "push.h"
@@ -21,10 +22,13 @@
 /* What the sender of a packet is told that a headend refused for r. */
 static __always_inline int headend_refuse(struct __sk_buff *skb,
 					  const struct ws_headend *h,
-					  enum ws_reason r, __u32 packet_len)
+					  enum ws_reason r, __u32 packet_len,
+					  bool is_ip4)
 {
 	int verdict = ws_refuse(skb, r, 0);
 
+	if (is_ip4)
+		return verdict;
 	if (r == WS_REASON_EDGE_HOP_LIMIT) /* compares only */
 		return icmp6_time_exceeded(skb);
 	if (r == WS_REASON_CHAIN_MTU) /* compares only */
@@ -52,9 +56,9 @@ static __always_inline long headend_way(struct __sk_buff *skb,
 	return route_ask(skb, outer, packet_len + pkt->outer_len, p);
 }
 
-/* ip6: the packet's header, c stands behind it. */
+/* c stands behind the packet's header; len: of the packet, in bytes. */
 static __always_inline int headend_tc(struct __sk_buff *skb, struct cursor c,
-				      struct ip6_hdr *ip6, __u32 index)
+				      struct inner *in, __u32 len, __u32 index)
 {
 	const struct ws_headend *h = headend_find(index);
 	struct headend_packet pkt;
@@ -70,24 +74,22 @@ static __always_inline int headend_tc(struct __sk_buff *skb, struct cursor c,
 	if (h->scheme == WS_SCHEME_KEYED_FLOW) {
 		if (!binding_pull_plain(skb, &h->share, &pkt.binding))
 			return ws_refuse(skb, flow_unreadable(), 0);
-		c = ctx_cursor(skb);
-		cursor_take(&c, struct eth_hdr);
-		ip6 = cursor_take(&c, struct ip6_hdr);
-		if (!ip6)
+		if (!forward_inner(skb, in->is_ip4, &c, in))
 			return ws_refuse(skb, flow_unreadable(), 0);
 	}
 	inner = c;
-	inner.pos = ip6;
+	inner.pos = in->hdr;
 	frames = train_frames(skb, inner, sizeof(struct eth_hdr));
-	packet_len = train_packet_len(skb, inner, sizeof(struct eth_hdr));
-	r = headend_check(h, c, ip6, skb->len - sizeof(struct eth_hdr),
-			  packet_len, &pkt);
+	packet_len = train_packet_len(skb, inner, len);
+	r = headend_check(h, c, in, len, packet_len, &pkt);
 	if (r)
-		return headend_refuse(skb, h, r, packet_len);
+		return headend_refuse(skb, h, r, packet_len, in->is_ip4);
 	if (!headend_first_is_local(h)) {
 		found = headend_way(skb, h, &pkt, packet_len, &b->way);
 		if (found == BPF_FIB_LKUP_RET_FRAG_NEEDED) {
-			ws_refuse(skb, too_big(), b->way.mtu_result);
+			rc = ws_refuse(skb, too_big(), b->way.mtu_result);
+			if (in->is_ip4)
+				return rc;
 			return icmp6_too_big(skb, sizeof(struct eth_hdr),
 					     b->way.mtu_result, pkt.outer_len);
 		}
@@ -96,8 +98,13 @@ static __always_inline int headend_tc(struct __sk_buff *skb, struct cursor c,
 	if (r)
 		return ws_refuse(skb, r, 0);
 
-	ip6->hop_limit--;
-	rc = push(skb, pkt.outer_len);
+	inner_decrement(in);
+	/* Ethernet's padding goes; where that fails, it ends up behind the outer
+	 * packet.
+	 */
+	if (pkt.is_ip4 && len < skb->len - sizeof(struct eth_hdr))
+		bpf_skb_change_tail(skb, sizeof(struct eth_hdr) + len, 0);
+	rc = push(skb, pkt.outer_len, pkt.is_ip4);
 	if (rc)
 		return ws_refuse(skb, WS_REASON_PUSH_FAILED, rc);
 	rc = bpf_skb_store_bytes(skb, sizeof(struct eth_hdr), h->outer,

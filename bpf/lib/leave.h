@@ -10,6 +10,7 @@
 #include "classify.h"
 #include "guard_tc.h"
 #include "hook.h"
+#include "inner.h"
 #include "net.h"
 #include "refuse.h"
 
@@ -31,10 +32,13 @@ static __always_inline enum ws_reason leak(struct __sk_buff *skb,
  * socket sends still has the socket.
  */
 static __always_inline bool is_own(const struct __sk_buff *skb,
-				   const struct ip6_hdr *ip6)
+				   const struct inner *in)
 {
-	return !skb->ingress_ifindex &&
-	       (ip6->nexthdr != NEXTHDR_FRAGMENT || skb->sk);
+	const struct ip6_hdr *ip6 = in->hdr;
+	bool fragment = in->is_ip4 ? ip4_is_fragment(in->hdr) :
+				     ip6->nexthdr == NEXTHDR_FRAGMENT;
+
+	return !skb->ingress_ifindex && (!fragment || skb->sk);
 }
 
 /* A packet that is neither verified here nor the node's own: refused where some
@@ -42,11 +46,13 @@ static __always_inline bool is_own(const struct __sk_buff *skb,
  * the node's own: what goes there does not leave.
  */
 static __always_inline int leave_plain(struct __sk_buff *skb,
-				       const struct ip6_hdr *ip6)
+				       const struct inner *in)
 {
-	if (ip6_is_unsteered(ip6->dst))
+	struct addrs a = inner_addrs(in);
+
+	if (inner_to_is_never_forwarded(in))
 		return CTX_PASS;
-	return guard(ip6).action == WS_MATCH_PATH ?
+	return guard(&a).action == WS_MATCH_PATH ?
 		       ws_refuse(skb, WS_REASON_UNVERIFIED, 0) :
 		       CTX_PASS;
 }

@@ -6,6 +6,7 @@
 
 #include "boundary.h"
 #include "hook.h"
+#include "inner.h"
 #include "net.h"
 #include "proxy.h"
 #include "proxy_in.h"
@@ -55,14 +56,18 @@ static __always_inline int local_out(struct __sk_buff *skb, __u32 slot,
  * the verdict.
  */
 static __always_inline int local_lost(struct __sk_buff *skb,
-				      const struct ip6_hdr *ip6)
+				      const struct inner *in)
 {
 	const struct ws_proxy *p;
 	struct ws_match m;
+	struct addrs a;
 
-	if (ip6_is_unsteered(ip6->dst) || in_block(ip6->dst[0]))
+	if (inner_to_is_never_forwarded(in))
 		return CTX_PASS;
-	m = local_guard(ip6);
+	a = inner_addrs(in);
+	if (!in->is_ip4 && in_block(a.dst[0]))
+		return CTX_PASS;
+	m = local_guard(&a);
 	if (m.action != WS_MATCH_PATH)
 		return CTX_PASS;
 	p = proxy_find(m.target);

@@ -60,6 +60,7 @@ struct ip4_hdr {
 };
 _Static_assert(sizeof(struct ip4_hdr) == 20, "IPv4 header");
 
+#define IP4_TOS_RT_MASK 0x1c /* what the kernel routes by */
 #define IP4_MORE_FRAGMENTS bpf_htons(0x2000)
 #define IP4_OFFSET_MASK bpf_htons(0x1fff)
 
@@ -67,6 +68,7 @@ _Static_assert(sizeof(struct ip4_hdr) == 20, "IPv4 header");
 #define IP6_VERSION bpf_htonl(0x60000000)
 #define IP6_TC_MASK bpf_htonl(0x0ff00000)
 #define IP6_FLOW_MASK bpf_htonl(0x000fffff)
+#define IP6_TC_SHIFT 20
 #define IP6_ECN_SHIFT 20
 
 /* RFC 3168 5 */
@@ -113,10 +115,25 @@ static __always_inline bool nexthdr_may_route(__u32 nexthdr)
 	       nexthdr == NEXTHDR_ROUTING;
 }
 
-/* The kernel forwards no frame that was for many. */
+/* The kernel forwards no such frame. */
+static __always_inline bool eth_is_for_many(const struct eth_hdr *eth)
+{
+	return eth->dst[0] & 1;
+}
+
 static __always_inline bool eth_is_ip6_unicast(const struct eth_hdr *eth)
 {
-	return eth->proto == bpf_htons(ETH_P_IPV6) && !(eth->dst[0] & 1);
+	return eth->proto == bpf_htons(ETH_P_IPV6) && !eth_is_for_many(eth);
+}
+
+static __always_inline bool eth_is_ip4(const struct eth_hdr *eth)
+{
+	return eth->proto == bpf_htons(ETH_P_IP);
+}
+
+static __always_inline bool eth_is_ip(const struct eth_hdr *eth)
+{
+	return eth->proto == bpf_htons(ETH_P_IPV6) || eth_is_ip4(eth);
 }
 
 static __always_inline bool ip6_is_ip6(const struct ip6_hdr *ip6)
@@ -140,6 +157,12 @@ static __always_inline __be64 ip4_mapped(__be32 addr)
 	return bpf_cpu_to_be64(0xffffULL << 32 | bpf_ntohl(addr));
 }
 
+/* Version 4, and a header that has room for itself. */
+static __always_inline bool ip4_is_ip4(const struct ip4_hdr *ip4)
+{
+	return ip4->version_ihl >= 0x45 && ip4->version_ihl <= 0x4f;
+}
+
 static __always_inline bool ip6_has_extension(const struct ip6_hdr *ip6)
 {
 	return nexthdr_may_route(ip6->nexthdr);
@@ -158,4 +181,34 @@ static __always_inline bool ip6_is_unsteered(const __be64 *addr)
 	__u64 hi = bpf_be64_to_cpu(addr[0]);
 
 	return hi >> 56 == 0xff || hi >> 54 == 0xfe80 >> 6;
+}
+
+/* ::ffff:0:0/96 stands for IPv4 in our tables; no such address may be on a wire
+ * (RFC 6890 2.2.3, table 20).
+ */
+static __always_inline bool ip6_is_mapped(const __be64 *addr)
+{
+	return !addr[0] && bpf_be64_to_cpu(addr[1]) >> 32 == 0xffff;
+}
+
+/* What the kernel never forwards, neither from nor to: "this network" 0.0.0.0/8,
+ * loopback 127.0.0.0/8, multicast 224.0.0.0/4, broadcast.
+ */
+static __always_inline bool ip4_is_never_forwarded(__be32 addr)
+{
+	__u32 a = bpf_ntohl(addr);
+
+	return a >> 24 == 0 || a >> 24 == 127 || a >> 28 == 14 || a == ~0U;
+}
+
+/* 169.254.0.0/16, which no router may forward (RFC 3927 7); the kernel does. */
+static __always_inline bool ip4_is_link_local(__be32 addr)
+{
+	return bpf_ntohl(addr) >> 16 == 0xa9fe;
+}
+
+/* Never steered, and not what a chain can require. */
+static __always_inline bool ip4_is_unsteered(__be32 addr)
+{
+	return ip4_is_never_forwarded(addr) || ip4_is_link_local(addr);
 }

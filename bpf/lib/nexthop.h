@@ -7,6 +7,7 @@
 #pragma once
 
 #include "hook.h"
+#include "inner.h"
 #include "maps.h"
 #include "net.h"
 
@@ -25,11 +26,17 @@ static __always_inline struct ws_nexthop *exit_of(__u32 exit, __u32 flow)
 
 /* An inner packet's whole destination counts: ws_nexthop.to is not looked at. */
 static __always_inline struct ws_nexthop_key
-nexthop_key(const struct ip6_hdr *ip6, __u32 flow)
+nexthop_key_inner(const struct inner *in, __u32 flow)
 {
 	struct ws_nexthop_key k = { .flow = flow % WS_FLOWS };
+	const struct ip6_hdr *ip6 = in->hdr;
+	__be64 dst[2] = {};
 
-	__builtin_memcpy(k.addr, ip6->dst, sizeof(k.addr));
+	if (in->is_ip4)
+		dst[1] = ip4_mapped(((const struct ip4_hdr *)in->hdr)->dst);
+	else
+		__builtin_memcpy(dst, ip6->dst, sizeof(dst));
+	__builtin_memcpy(k.addr, dst, sizeof(k.addr));
 	return k;
 }
 

@@ -16,6 +16,7 @@
 #include "proxy.h"
 #include "refuse.h"
 #include "slots.h"
+#include "strip.h"
 #include "train.h"
 
 /* To the function. A local one is in this node's own kernel, which takes the
@@ -133,13 +134,16 @@ static __always_inline int ad_tc(struct __sk_buff *skb, struct endpoint *ep,
 	__u32 outer = endpoint_outer_len(ep), index = 0, mtu = 0;
 	const struct ws_proxy *p;
 	const struct sid *next;
-	struct ip6_hdr *inner;
+	struct inner inner;
 	enum ws_reason r;
 	long rc;
 
 	r = end_check(ep, first, &next);
 	if (!r)
-		r = inner_find(ep, &inner);
+		r = inner_find(ep, endpoint_has_ip4(ep), &inner);
+	/* A function is given IPv6 only. */
+	if (!r && inner.is_ip4)
+		r = inner_protocol();
 	if (r)
 		return endpoint_refuse(skb, ep, r);
 	p = proxy_find(ep->hop->proxy);
@@ -161,9 +165,9 @@ static __always_inline int ad_tc(struct __sk_buff *skb, struct endpoint *ep,
 	rc = p->to ? bpf_check_mtu(skb, p->to, &mtu, -(__s32)outer, 0) : 0;
 	if (rc < 0)
 		return ws_refuse(skb, function_gone(), rc);
-	if (rc ||
-	    (p->to && train_packet_len(skb, inner_cursor(ep),
-				       sizeof(struct eth_hdr) + outer) > mtu))
+	if (rc || (p->to && train_packet_len(skb, inner_cursor(ep),
+					     skb->len - sizeof(struct eth_hdr) -
+						     outer) > mtu))
 		return ws_refuse(skb, WS_REASON_FUNCTION_MTU, mtu);
 
 	end_advance(ep, next, first);
@@ -172,8 +176,7 @@ static __always_inline int ad_tc(struct __sk_buff *skb, struct endpoint *ep,
 		return ws_refuse(skb, WS_REASON_CACHE_FULL, 0);
 	}
 	/* Moves the packet: every pointer taken before is gone. */
-	rc = bpf_skb_adjust_room(skb, -(__s32)outer, BPF_ADJ_ROOM_MAC,
-				 BPF_F_ADJ_ROOM_FIXED_GSO);
+	rc = strip(skb, outer, false);
 	if (rc)
 		return ws_refuse(skb, strip_failed(), rc);
 	skb->tc_index = index;

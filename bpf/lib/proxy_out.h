@@ -75,7 +75,7 @@ restore(struct __sk_buff *skb, const struct ws_cached *c, long *err)
 	inner = ctx_cursor(skb);
 	cursor_take(&inner, struct eth_hdr);
 	frames = train_frames(skb, inner, sizeof(struct eth_hdr));
-	*err = push(skb, outer_len);
+	*err = push(skb, outer_len, false);
 	if (!*err)
 		*err = bpf_skb_store_bytes(skb, sizeof(struct eth_hdr),
 					   c->outer, outer_len, 0);

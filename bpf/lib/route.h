@@ -4,9 +4,11 @@
 
 #include "cursor.h"
 #include "hook.h"
+#include "inner.h"
 #include "net.h"
 #include "train.h"
 
+#define AF_INET 2
 #define AF_INET6 10
 
 /* Not what bpf_fib_lookup returns. */
@@ -52,6 +54,36 @@ static __always_inline long route_find(struct __sk_buff *skb,
 	__builtin_memset(p, 0, sizeof(*p));
 	p->flowinfo = ip6->vtc_flow & ~IP6_VERSION_MASK;
 	return route_ask(skb, ip6, len, p);
+}
+
+/* The same for IPv4. The next hop's address may be one of IPv6 (RFC 8950); then
+ * p->family says so.
+ */
+static __always_inline long route_find_ip4(struct __sk_buff *skb,
+					   const struct ip4_hdr *ip4,
+					   struct bpf_fib_lookup *p)
+{
+	__u32 len = skb->gso_size ? train_longest(skb) :
+				    skb->len - sizeof(struct eth_hdr);
+
+	__builtin_memset(p, 0, sizeof(*p));
+	p->family = AF_INET;
+	p->tos = ip4->tos & IP4_TOS_RT_MASK;
+	p->ifindex = skb->ifindex;
+	p->tot_len = len > 65535 ? 65535 : len;
+	p->ipv4_src = ip4->src;
+	p->ipv4_dst = ip4->dst;
+	return bpf_fib_lookup(skb, p, sizeof(*p), 0);
+}
+
+/* The packet of that version, whose header was pulled before; c is left behind
+ * the header. False is a bug that drops.
+ */
+static __always_inline bool forward_inner(struct __sk_buff *skb, bool is_ip4,
+					  struct cursor *c, struct inner *in)
+{
+	*c = ctx_cursor(skb);
+	return cursor_take(c, struct eth_hdr) && inner_take(c, is_ip4, in);
 }
 
 /* Found, though the neighbour may have to be resolved or the packet be too big:

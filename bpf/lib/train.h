@@ -6,24 +6,36 @@
 
 #include "cursor.h"
 #include "hook.h"
+#include "inner.h"
 #include "net.h"
 
 /* Bytes of the headers that each frame of the train has of its own, from the
- * inner IPv6 header on, where c stands.
+ * inner IP header on, where c stands.
  */
 static __always_inline __u32 train_headers(struct cursor c)
 {
-	const struct ip6_hdr *ip6 = cursor_take(&c, struct ip6_hdr);
-	const __u8 *tcp;
-	__u32 l4 = 8; /* UDP */
+	struct inner in;
+	const __u8 *first = c.pos, *tcp;
+	__u32 protocol, l4 = 8; /* UDP */
+	__u32 header = sizeof(struct ip6_hdr);
 
-	if (!ip6)
+	if ((void *)(first + 1) > c.end ||
+	    !inner_take(&c, *first >> 4 == 4, &in))
 		return 0;
-	if (ip6->nexthdr == NEXTHDR_TCP) {
+	if (in.is_ip4) {
+		header = ip4_header_len(in.hdr);
+		if (header < sizeof(struct ip4_hdr))
+			header = sizeof(struct ip4_hdr);
+		protocol = ((const struct ip4_hdr *)in.hdr)->protocol;
+		c.pos += (header - sizeof(struct ip4_hdr)) & 63;
+	} else {
+		protocol = ((const struct ip6_hdr *)in.hdr)->nexthdr;
+	}
+	if (protocol == NEXTHDR_TCP) {
 		tcp = cursor_take_bytes(&c, 20);
 		l4 = tcp ? (tcp[12] >> 4) * 4 : 20;
 	}
-	return sizeof(*ip6) + l4;
+	return header + l4;
 }
 
 /* Frames that the packet is on a wire. outer: bytes before the inner packet,
@@ -45,13 +57,13 @@ static __always_inline __u32 train_frames(const struct __sk_buff *skb,
 	return (skb->len - headers + size - 1) / size;
 }
 
-/* Bytes of the longest frame's inner packet, which is where c stands, behind as
- * many bytes as outer says.
+/* Bytes of the longest frame's IP packet, of a packet of all bytes. c: at its IP
+ * header.
  */
 static __always_inline __u32 train_packet_len(const struct __sk_buff *skb,
-					      struct cursor c, __u32 outer)
+					      struct cursor c, __u32 all)
 {
-	__u32 all = skb->len - outer, longest;
+	__u32 longest;
 
 	if (!skb->gso_size)
 		return all;
@@ -71,7 +83,7 @@ static __always_inline __u32 train_longest(const struct __sk_buff *skb)
 	ip6 = c.pos;
 	if ((void *)(ip6 + 1) > c.end)
 		return all;
-	if (ip6->nexthdr == NEXTHDR_ROUTING) {
+	if (ip6_is_ip6(ip6) && ip6->nexthdr == NEXTHDR_ROUTING) {
 		srh = (void *)(ip6 + 1);
 		if ((void *)(srh + 1) > c.end)
 			return all;

@@ -7,8 +7,8 @@ type Reason uint8
 
 const (
 	ReasonNone              Reason = 0  // not refused
-	ReasonTruncated         Reason = 1  // the IPv6 header runs past the end of the packet
-	ReasonEdgeTruncated     Reason = 2  // the IPv6 header of a packet from outside runs past its end
+	ReasonTruncated         Reason = 1  // the IP header runs past the end of the packet
+	ReasonEdgeTruncated     Reason = 2  // the IP header of a packet from outside runs past its end
 	ReasonPayloadLength     Reason = 3  // the outer payload length runs past the end of the packet
 	ReasonUnconfigured      Reason = 4  // this node has no plan yet
 	ReasonOutsideSID        Reason = 5  // a packet from outside is addressed to the SID block
@@ -33,56 +33,59 @@ const (
 	ReasonUpperLayer        Reason = 24 // no segments are left, but the SID is not the path's egress
 	ReasonSegmentsRemain    Reason = 25 // segments are left at the path's egress
 	ReasonSegmentOutside    Reason = 26 // the next segment is not a SID of the domain
-	ReasonHopLimit          Reason = 27 // the hop limit is used up
-	ReasonSegments          Reason = 28 // the segment list carried is not the path's
-	ReasonProof             Reason = 29 // the proof does not verify
-	ReasonRange             Reason = 30 // the proof's values are not below its prime
-	ReasonFlow              Reason = 31 // the stamp covers the inner addresses and ports, and they cannot be read
-	ReasonInnerProtocol     Reason = 32 // what is inside is neither IPv6 nor a protocol that this egress takes out
-	ReasonInnerTruncated    Reason = 33 // the inner packet runs past the end of the packet
-	ReasonInnerVersion      Reason = 34 // the inner packet's version field is not its protocol's
-	ReasonInnerHopLimit     Reason = 35 // the hop limit of the inner packet is used up
-	ReasonEdgeHopLimit      Reason = 36 // the hop limit of a packet for a chain is used up at the headend
-	ReasonEcn               Reason = 37 // congestion was marked on a packet whose inner header does not take marks
-	ReasonWrongChain        Reason = 38 // the inner packet belongs to another chain than its proof
-	ReasonRNDExhausted      Reason = 39 // this headend has used up its numbers for the path
-	ReasonNoLane            Reason = 40 // the plan has no lane for this CPU of the headend
-	ReasonChainMTU          Reason = 41 // the packet is larger than what its chain can carry
-	ReasonTrainTooLong      Reason = 42 // a super-packet has more frames than one stamp can count
-	ReasonTrainTooBig       Reason = 43 // a super-packet with its outer header has more than 65535 bytes
-	ReasonTooBig            Reason = 44 // the packet exceeds the MTU of the way out
-	ReasonNoRoute           Reason = 45 // the kernel's table has no way to the next segment
-	ReasonInnerNoRoute      Reason = 46 // the kernel's table has no way to the inner destination
-	ReasonNotCached         Reason = 47 // a function sent a packet that no header is kept for
-	ReasonCacheFull         Reason = 48 // the proxy has no room to keep one more header
-	ReasonFunctionMTU       Reason = 49 // the packet is larger than what its function's interface takes
-	ReasonCannotCut         Reason = 50 // a super-packet must be cut for its function, and the node has no cutter
-	ReasonFunctionTruncated Reason = 51 // the IPv6 header of a packet from a function runs past its end
-	ReasonRestoreFailed     Reason = 52 // the kernel could not put the outer header back
-	ReasonProxyMissingBug   Reason = 53 // a SID or an interface names a proxy that is not there
-	ReasonShareGone         Reason = 54 // the plan dropped a path while its packet was in the function
-	ReasonLoop              Reason = 55 // more consecutive segments on this node than a segment list holds
-	ReasonPushFailed        Reason = 56 // the kernel could not make room for the outer header
-	ReasonStripFailed       Reason = 57 // the kernel could not remove the outer header
-	ReasonWriteFailed       Reason = 58 // the kernel could not write the outer header
-	ReasonVLANTags          Reason = 59 // a priority-tagged frame has more than that one tag
-	ReasonPullFailed        Reason = 60 // the kernel could not make the headers contiguous
-	ReasonHeadendMissingBug Reason = 61 // a classification rule names a headend entry that is not there
-	ReasonHeadendLengthBug  Reason = 62 // a headend entry has an impossible header length
-	ReasonEgressMissingBug  Reason = 63 // an egress SID names a verifier entry that is not there
-	ReasonCounterMissingBug Reason = 64 // a headend entry names a counter that is not there
-	ReasonBoundsBug         Reason = 65 // a bound that was checked before does not hold
-	ReasonBehaviourBug      Reason = 66 // a SID has a behaviour that this data path does not know
-	ReasonPathMTU           Reason = 67 // the packet is larger than what a node of its chain has said that a link takes
-	ReasonOutsideError      Reason = 68 // an ICMPv6 error from outside is about a packet of the domain's own
-	ReasonFunctionGone      Reason = 69 // an interface of the packet's function is not there
-	ReasonOutsideSource     Reason = 70 // a packet from outside has a source in the SID block
-	ReasonSource            Reason = 71 // the outer source is not a headend of the proof's path
-	ReasonLeakSID           Reason = 72 // a packet that would leave the domain is addressed to the SID block
-	ReasonLeakSRH           Reason = 73 // a packet that would leave the domain carries a segment routing header
-	ReasonLeaveTruncated    Reason = 74 // the IPv6 header of a packet that would leave the domain runs past its end
-	ReasonUnverified        Reason = 75 // a chain requires this packet, yet it would leave the domain without having been verified here
-	ReasonOuterFragment     Reason = 76 // a packet for a SID of this node is a fragment outside: the domain makes none
+	ReasonMappedAddress     Reason = 27 // an IPv6 packet has an address below ::ffff:0:0/96, where nothing can be sent
+	ReasonIp4Length         Reason = 28 // the total length of an IPv4 packet for a chain is not that of its frame
+	ReasonIp4Checksum       Reason = 29 // the header checksum of an IPv4 packet for a chain is wrong
+	ReasonHopLimit          Reason = 30 // the hop limit is used up
+	ReasonSegments          Reason = 31 // the segment list carried is not the path's
+	ReasonProof             Reason = 32 // the proof does not verify
+	ReasonRange             Reason = 33 // the proof's values are not below its prime
+	ReasonFlow              Reason = 34 // the stamp covers the inner addresses and ports, and they cannot be read
+	ReasonInnerProtocol     Reason = 35 // what is inside is neither IPv4 nor IPv6, or not what a function here takes
+	ReasonInnerTruncated    Reason = 36 // the inner packet runs past the end of the packet
+	ReasonInnerVersion      Reason = 37 // the inner packet's version field is not its protocol's, or its header length is impossible
+	ReasonInnerHopLimit     Reason = 38 // the hop limit or TTL of the inner packet is used up
+	ReasonEdgeHopLimit      Reason = 39 // the hop limit or TTL of a packet for a chain is used up at the headend
+	ReasonEcn               Reason = 40 // congestion was marked on a packet whose inner header does not take marks
+	ReasonWrongChain        Reason = 41 // the inner packet belongs to another chain than its proof
+	ReasonRNDExhausted      Reason = 42 // this headend has used up its numbers for the path
+	ReasonNoLane            Reason = 43 // the plan has no lane for this CPU of the headend
+	ReasonChainMTU          Reason = 44 // the packet is larger than what its chain can carry
+	ReasonTrainTooLong      Reason = 45 // a super-packet has more frames than one stamp can count
+	ReasonTrainTooBig       Reason = 46 // a super-packet with its outer header has more than 65535 bytes
+	ReasonTooBig            Reason = 47 // the packet exceeds the MTU of the way out
+	ReasonNoRoute           Reason = 48 // the kernel's table has no way to the next segment
+	ReasonInnerNoRoute      Reason = 49 // the kernel's table has no way to the inner destination
+	ReasonNotCached         Reason = 50 // a function sent a packet that no header is kept for
+	ReasonCacheFull         Reason = 51 // the proxy has no room to keep one more header
+	ReasonFunctionMTU       Reason = 52 // the packet is larger than what its function's interface takes
+	ReasonCannotCut         Reason = 53 // a super-packet must be cut for its function, and the node has no cutter
+	ReasonFunctionTruncated Reason = 54 // the IP header of a packet from a function runs past its end
+	ReasonRestoreFailed     Reason = 55 // the kernel could not put the outer header back
+	ReasonProxyMissingBug   Reason = 56 // a SID or an interface names a proxy that is not there
+	ReasonShareGone         Reason = 57 // the plan dropped a path while its packet was in the function
+	ReasonLoop              Reason = 58 // more consecutive segments on this node than a segment list holds
+	ReasonPushFailed        Reason = 59 // the kernel could not make room for the outer header
+	ReasonStripFailed       Reason = 60 // the kernel could not remove the outer header
+	ReasonWriteFailed       Reason = 61 // the kernel could not write the outer header
+	ReasonVLANTags          Reason = 62 // a priority-tagged frame has more than that one tag
+	ReasonPullFailed        Reason = 63 // the kernel could not make the headers contiguous
+	ReasonHeadendMissingBug Reason = 64 // a classification rule names a headend entry that is not there
+	ReasonHeadendLengthBug  Reason = 65 // a headend entry has an impossible header length
+	ReasonEgressMissingBug  Reason = 66 // an egress SID names a verifier entry that is not there
+	ReasonCounterMissingBug Reason = 67 // a headend entry names a counter that is not there
+	ReasonBoundsBug         Reason = 68 // a bound that was checked before does not hold
+	ReasonBehaviourBug      Reason = 69 // a SID has a behaviour that this data path does not know
+	ReasonPathMTU           Reason = 70 // the packet is larger than what a node of its chain has said that a link takes
+	ReasonOutsideError      Reason = 71 // an ICMPv6 error from outside is about a packet of the domain's own
+	ReasonFunctionGone      Reason = 72 // an interface of the packet's function is not there
+	ReasonOutsideSource     Reason = 73 // a packet from outside has a source in the SID block
+	ReasonSource            Reason = 74 // the outer source is not a headend of the proof's path
+	ReasonLeakSID           Reason = 75 // a packet that would leave the domain is addressed to the SID block
+	ReasonLeakSRH           Reason = 76 // a packet that would leave the domain carries a segment routing header
+	ReasonLeaveTruncated    Reason = 77 // the IPv6 header of a packet that would leave the domain runs past its end
+	ReasonUnverified        Reason = 78 // a chain requires this packet, yet it would leave the domain without having been verified here
+	ReasonOuterFragment     Reason = 79 // a packet for a SID of this node is a fragment outside: the domain makes none
 )
 
 var reasonNames = [...]string{
@@ -113,6 +116,9 @@ var reasonNames = [...]string{
 	"upper-layer",
 	"segments-remain",
 	"segment-outside",
+	"mapped-address",
+	"ip4-length",
+	"ip4-checksum",
 	"hop-limit",
 	"segments",
 	"proof",
@@ -180,8 +186,8 @@ func (v *Reason) UnmarshalText(b []byte) error {
 
 var reasonTexts = [...]string{
 	"not refused",
-	"the IPv6 header runs past the end of the packet",
-	"the IPv6 header of a packet from outside runs past its end",
+	"the IP header runs past the end of the packet",
+	"the IP header of a packet from outside runs past its end",
 	"the outer payload length runs past the end of the packet",
 	"this node has no plan yet",
 	"a packet from outside is addressed to the SID block",
@@ -206,16 +212,19 @@ var reasonTexts = [...]string{
 	"no segments are left, but the SID is not the path's egress",
 	"segments are left at the path's egress",
 	"the next segment is not a SID of the domain",
+	"an IPv6 packet has an address below ::ffff:0:0/96, where nothing can be sent",
+	"the total length of an IPv4 packet for a chain is not that of its frame",
+	"the header checksum of an IPv4 packet for a chain is wrong",
 	"the hop limit is used up",
 	"the segment list carried is not the path's",
 	"the proof does not verify",
 	"the proof's values are not below its prime",
 	"the stamp covers the inner addresses and ports, and they cannot be read",
-	"what is inside is neither IPv6 nor a protocol that this egress takes out",
+	"what is inside is neither IPv4 nor IPv6, or not what a function here takes",
 	"the inner packet runs past the end of the packet",
-	"the inner packet's version field is not its protocol's",
-	"the hop limit of the inner packet is used up",
-	"the hop limit of a packet for a chain is used up at the headend",
+	"the inner packet's version field is not its protocol's, or its header length is impossible",
+	"the hop limit or TTL of the inner packet is used up",
+	"the hop limit or TTL of a packet for a chain is used up at the headend",
 	"congestion was marked on a packet whose inner header does not take marks",
 	"the inner packet belongs to another chain than its proof",
 	"this headend has used up its numbers for the path",
@@ -230,7 +239,7 @@ var reasonTexts = [...]string{
 	"the proxy has no room to keep one more header",
 	"the packet is larger than what its function's interface takes",
 	"a super-packet must be cut for its function, and the node has no cutter",
-	"the IPv6 header of a packet from a function runs past its end",
+	"the IP header of a packet from a function runs past its end",
 	"the kernel could not put the outer header back",
 	"a SID or an interface names a proxy that is not there",
 	"the plan dropped a path while its packet was in the function",
@@ -279,7 +288,7 @@ func Reasons() []Reason {
 
 // ReasonCount is the number of reasons, ReasonNone included: the size of the
 // map ws_refusals.
-const ReasonCount = 77
+const ReasonCount = 80
 
 // Scheme is how the hops of a path prove that a packet visited them; the number
 // is the wire's.

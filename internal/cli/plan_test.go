@@ -42,6 +42,7 @@ func TestPlanShowsEveryPathAndNode(t *testing.T) {
 		"plan-paper.txt":      {"-f", planPaper},
 		"plan-paper.json":     {"-f", planPaper, "-o", "json"},
 		"plan-minimal.txt":    {"-f", planMinimal},
+		"plan-ipv4.txt":       {"-f", "../../examples/ipv4.yaml"},
 		"plan-functions.txt":  {"-f", planFunctions},
 		"plan-functions.json": {"-f", planFunctions, "-o", "json"},
 	} {

@@ -19,8 +19,11 @@ const (
 	replayEntryBytes = 2
 )
 
-// Bytes of IPv6 and TCP headers in front of a TCP segment.
-const tcpHeaders = 40 + 20
+// Bytes of IP and TCP headers in front of a TCP segment.
+const (
+	tcpHeaders     = 40 + 20
+	tcpHeadersIPv4 = 20 + 20
+)
 
 // planView is a compiled domain without its secrets, as -o json prints it.
 type planView struct {
@@ -115,6 +118,9 @@ func newPlanView(d *plan.Domain, epochs bool) planView {
 		}
 		if p.MTU > 0 {
 			pv.MSS = p.MTU - tcpHeaders
+			if p.Match.Is4() {
+				pv.MSS = p.MTU - tcpHeadersIPv4
+			}
 		}
 		for _, in := range p.Ingress {
 			pv.Ingress = append(pv.Ingress, planIngressView{in.Node, in.Lane, in.Lanes})

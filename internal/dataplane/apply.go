@@ -16,6 +16,9 @@ func (d *Dataplane) applyLocked(n plan.Node, t topology) error {
 	if err != nil {
 		return err
 	}
+	if d.decapL3 {
+		cfg.DecapL3 = 1
+	}
 	l, err := d.size(n)
 	if err != nil {
 		return err

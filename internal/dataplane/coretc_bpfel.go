@@ -42,6 +42,8 @@ type coreTCWsConfig struct {
 	Address        [2]uint64
 	IcmpIntervalNs uint64
 	IcmpBurstNs    uint64
+	DecapL3        uint32
+	Pad            uint32
 }
 
 type coreTCWsCopies struct {

@@ -120,6 +120,7 @@ type Dataplane struct {
 	node     *plan.Node // in force; nil: none since Open
 	topology topology   // its place on the machine
 	cpus     int        // that the kernel may ever have
+	decapL3  bool       // see haveDecapL3
 	local    []netip.Addr
 	events   *eventSource
 	problems []error
@@ -152,6 +153,9 @@ func Open(cfg Config) (_ *Dataplane, err error) {
 	}()
 	if d.cpus, err = ebpf.PossibleCPU(); err != nil {
 		return nil, fmt.Errorf("count CPUs: %w", err)
+	}
+	if d.decapL3, err = haveDecapL3(); err != nil {
+		return nil, err
 	}
 	d.numbers = openNumbers(cfg.StateDir)
 	if d.links, err = openLinks(d.dir, cfg.Log); err != nil {
@@ -241,9 +245,7 @@ func (d *Dataplane) Reconcile() error {
 func (d *Dataplane) SetLocal(addrs []netip.Addr) error {
 	local := make([]netip.Addr, 0, len(addrs))
 	for _, a := range addrs {
-		if a.Is6() && !a.Is4In6() {
-			local = append(local, a.WithZone(""))
-		}
+		local = append(local, a.Unmap().WithZone(""))
 	}
 	slices.SortFunc(local, netip.Addr.Compare)
 	local = slices.Compact(local)

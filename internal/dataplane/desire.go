@@ -118,7 +118,7 @@ func desire(n plan.Node, at wiring, local []netip.Addr, have tables, ix indexes)
 
 	own := make([]dstKey, len(local))
 	for i, a := range local {
-		own[i] = encodeDst(netip.PrefixFrom(a, 128))
+		own[i] = encodeDst(netip.PrefixFrom(a, a.BitLen()))
 	}
 	w.matchDst, w.matchSrc = expand(steer, have.matchSrc, own)
 	w.guardDst, w.guardSrc = expand(require, have.guardSrc, own)

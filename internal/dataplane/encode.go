@@ -242,11 +242,20 @@ func checkSegments(s []netip.Addr) error {
 	return nil
 }
 
+// bitsOf is the length of a prefix as the maps count it: an IPv4 address is
+// ::ffff:a.b.c.d there.
+func bitsOf(p netip.Prefix) uint32 {
+	if p.Addr().Is4() {
+		return 96 + uint32(p.Bits())
+	}
+	return uint32(p.Bits())
+}
+
 func encodeDst(p netip.Prefix) dstKey {
-	return dstKey{Prefixlen: uint32(p.Bits()), Addr: p.Masked().Addr().As16()}
+	return dstKey{Prefixlen: bitsOf(p), Addr: p.Masked().Addr().As16()}
 }
 
 // encodeSrc: the class takes the first 32 bits of the prefix.
 func encodeSrc(class uint32, p netip.Prefix) srcKey {
-	return srcKey{Prefixlen: 32 + uint32(p.Bits()), ClassId: be32(class), Addr: p.Masked().Addr().As16()}
+	return srcKey{Prefixlen: 32 + bitsOf(p), ClassId: be32(class), Addr: p.Masked().Addr().As16()}
 }

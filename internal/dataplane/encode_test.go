@@ -30,6 +30,8 @@ func TestKeysLieInMemoryAsTheProgramsReadThem(t *testing.T) {
 	wantBytes(t, "egress key", egressKey{Path: be32(0x01020304), Epoch: 9}, "01020304 09 000000")
 	wantBytes(t, "destination", encodeDst(prefix("2001:db8:1::/48")), "30000000 20010db8 0001 0000 0000 0000 0000 0000")
 	wantBytes(t, "source", encodeSrc(0x0a0b, prefix("2001:db8:1::/48")), "50000000 00000a0b 20010db8 0001 0000 0000 0000 0000 0000")
+	wantBytes(t, "IPv4 destination", encodeDst(prefix("198.51.100.128/25")), "79000000 0000 0000 0000 0000 0000 ffff c6336480")
+	wantBytes(t, "IPv4 source", encodeSrc(0x0a0b, prefix("192.0.2.1/32")), "a0000000 00000a0b 0000 0000 0000 0000 0000 ffff c0000201")
 	n := testNode()
 	cfg, err := encodeConfig(n)
 	if err != nil {
@@ -37,7 +39,7 @@ func TestKeysLieInMemoryAsTheProgramsReadThem(t *testing.T) {
 	}
 	wantBytes(t, "configuration", cfg,
 		"fc00000000000000 ffffffffffff0000 fc00000000000100 ffffffffffffff00 5a00000000000000 0000000000000000 0000000000000000"+
-			"fc00000100000000 0000000000000001 40420f0000000000 00e1f50500000000")
+			"fc00000100000000 0000000000000001 40420f0000000000 00e1f50500000000 00000000 00000000")
 }
 
 func TestShareHoldsWhatItsSchemeNeedsAndNoMore(t *testing.T) {

@@ -6,6 +6,7 @@ import (
 	"io/fs"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/features"
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
@@ -67,6 +68,36 @@ func Check() error {
 		}
 	}
 	return nil
+}
+
+// haveDecapL3 finds out whether the kernel can be told that what is inside an
+// outer header is IPv4 (Linux 6.3): it is let take 20 bytes off a packet of
+// zeros. Without that the programs have another way, with one more call.
+func haveDecapL3() (bool, error) {
+	const (
+		gone      = 20
+		room      = 1               // BPF_ADJ_ROOM_MAC
+		fixedGSO  = 1 << 0          // BPF_F_ADJ_ROOM_FIXED_GSO
+		decapIPv4 = 1<<7 | fixedGSO // BPF_F_ADJ_ROOM_DECAP_L3_IPV4
+	)
+	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+		Name: "ws_probe_decap", Type: ebpf.SchedCLS, License: "Dual BSD/GPL",
+		Instructions: asm.Instructions{
+			asm.Mov.Imm(asm.R2, -gone), asm.Mov.Imm(asm.R3, room), asm.Mov.Imm(asm.R4, decapIPv4),
+			asm.FnSkbAdjustRoom.Call(), asm.Return(),
+		},
+	})
+	if err != nil {
+		return false, fmt.Errorf("find out whether the kernel takes an outer header off IPv4: %w", err)
+	}
+	defer p.Close()
+	frame := make([]byte, 14+40+20)
+	frame[12], frame[13], frame[14] = 0x86, 0xdd, 0x60
+	rc, err := p.Run(&ebpf.RunOptions{Data: frame, DataOut: make([]byte, len(frame)+512)})
+	if err != nil {
+		return false, fmt.Errorf("find out whether the kernel takes an outer header off IPv4: %w", err)
+	}
+	return rc == 0, nil
 }
 
 // haveTCX asks what is attached to the loopback interface, which every

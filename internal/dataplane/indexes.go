@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 
 	"github.com/waystamp/waystamp/internal/abi"
@@ -199,6 +200,11 @@ func expand(rules []plan.Rule, have map[srcKey]match, own []dstKey) (map[dstKey]
 			action = abi.MatchActionSource
 		}
 		dst[encodeDst(e.Prefix)] = match{Target: e.Target, Action: uint8(action)}
+	}
+	// ::/0 does not mean IPv4, though it covers where IPv4 is.
+	ipv4 := encodeDst(netip.PrefixFrom(netip.IPv4Unspecified(), 0))
+	if _, ok := dst[ipv4]; !ok && covering(dst, ipv4) != (match{}) {
+		dst[ipv4] = match{Action: uint8(abi.MatchActionNone)}
 	}
 	src := make(map[srcKey]match, len(bySrc))
 	for _, e := range bySrc {

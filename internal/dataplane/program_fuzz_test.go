@@ -39,11 +39,14 @@ var fuzzSpecs = []rigSpec{
 		routes: []rigRoute{
 			{to: prefix("2001:db8:a:40::/61"), mtu: 300},
 			{to: prefix("2001:db8:1000:1:dead::/80"), kind: unix.RTN_UNREACHABLE},
+			{to: prefix("198.51.100.64/26"), kind: unix.RTN_UNREACHABLE},
+			{to: prefix("198.51.101.0/24"), mtu: 200},
 		},
 	},
 	{
 		name: "b", block: fuzzBlock, locator: prefix("2001:db8:a:40::/61"), address: addr("fd00:0:b::1"),
-		own: []netip.Addr{addr("fd00:1:1::1")}, moved: []netip.Addr{addr("2001:db8:1000:1::6")},
+		own: []netip.Addr{addr("fd00:1:1::1"), addr("198.51.100.1")}, oldKernel: true,
+		moved: []netip.Addr{addr("2001:db8:1000:1::6"), addr("198.51.100.6")},
 		routes: []rigRoute{
 			{to: prefix("2001:db8:1000:1::/66"), mtu: 200},
 			{to: prefix("2001:db8:9:100::/60"), kind: unix.RTN_PROHIBIT},
@@ -62,15 +65,23 @@ var fuzzSpecs = []rigSpec{
 var (
 	fuzzDst = []string{"::/0", "2001:db8::/32", "2001:db8:1000::/36", "2001:db8:1000:1::/64", "2001:db8:1000:1::5/128", "fd00:1::/32", "fd00:1:1::/48"}
 	fuzzSrc = []string{"", "::/0", "fd00:5::/32", "fd00:5:5::/48", "fd00:5:5::5/128"}
+	// The same for IPv4.
+	fuzzDst4 = []string{"0.0.0.0/0", "198.48.0.0/12", "198.51.100.0/23", "198.51.100.0/24", "198.51.100.5/32"}
+	fuzzSrc4 = []string{"", "0.0.0.0/0", "203.0.0.0/8", "203.0.113.0/25", "203.0.113.5/32"}
 	// Hosts in each of them, and in none; own addresses of the nodes; then those
 	// that chains are rarely for: SIDs and what stays on a link.
 	fuzzHosts = []string{
 		"2001:db8:1000:1::5", "2001:db8:1000:1::6", "2001:db8:1000:1:8000::", "2001:db8:1000:2::1", "2001:db8:2000::1", "2620::1",
-		"fd00:1:1::5", "fd00:1:2::1", "2001:db8:1000:1:dead::1", "::ffff:192.0.2.77",
+		"fd00:1:1::5", "fd00:1:2::1", "2001:db8:1000:1:dead::1", "::ffff:198.51.100.5",
 		"2001:db8:1000:1::1", "2001:db8:1000:1::2", "fd00:1:1::1", "fd00:5:5::1", "fd00:0:a::1", "fd00:0:b::1",
 		"2001:db8:9:101::", "2001:db8:f:ffff::", "2001:db8:7:ffff::", "2001:db8:10::1", "fe80::1", "febf::1", "fec0::1", "ff02::1", "ff0e::1",
 	}
-	fuzzSources  = []string{"2001:db8:9:101::7", "fd00:5:5::5", "fd00:5:5::6", "fd00:5:5::5", "fd00:5:5::7", "fd00:5:6::1", "fd00:6::1", "2620::2", "2620::3", "fe80::2", "ff02::2", "::"}
+	fuzzSources = []string{"2001:db8:9:101::7", "fd00:5:5::5", "fd00:5:5::6", "fd00:5:5::5", "fd00:5:5::7", "fd00:5:6::1", "fd00:6::1", "2620::2", "2620::3", "fe80::2", "ff02::2", "::", "::ffff:203.0.113.5"}
+	fuzzHosts4  = []string{
+		"198.51.100.5", "198.51.100.6", "198.51.100.200", "198.51.101.1", "198.51.7.1", "8.8.8.8", "198.51.100.65",
+		"198.51.100.1", "192.0.2.1", "169.254.1.1", "169.253.1.1", "224.0.0.251", "239.1.1.1", "255.255.255.255", "240.0.0.1", "127.0.0.1", "0.0.0.5",
+	}
+	fuzzSources4 = []string{"203.0.113.5", "203.0.113.6", "203.0.113.5", "203.0.113.129", "203.1.1.1", "9.9.9.9", "169.254.2.2", "224.1.1.1", "127.0.0.2", "0.0.0.0"}
 	outerSources = []string{secondHeadend, "fd00:0:a::1", "fd00:0:b::1", "fe80::1", "ff02::1", "2001:db8:9:101::"} // of nobody, mostly
 	hopLimits    = []uint8{64, 64, 64, 64, 64, 64, 64, 64, 64, 255, 2, 1, 0}
 	macs         = [][6]byte{{2, 0, 0, 0, 0, 3}, {0x33, 0x33, 0, 0, 0, 1}, {0xff, 0xff, 0xff, 0xff, 0xff, 0xff}}
@@ -172,8 +183,12 @@ func drawPath(t *rapid.T, node *rapid.Generator[int], free [][]netip.Addr, path 
 		Path: path, Chain: "c", Epoch: rapid.SampledFrom([]uint8{0, 1, 255}).Draw(t, "epoch"),
 		Scheme: rapid.SampledFrom([]model.Scheme{model.SchemeKeyed, model.SchemeOPoT, model.SchemePoT, model.SchemeKeyedFlow}).Draw(t, "scheme"),
 	}}
-	p.match.Destination = prefix(rapid.SampledFrom(fuzzDst).Draw(t, "destination"))
-	p.match.Source = prefix(rapid.SampledFrom(fuzzSrc).Draw(t, "source"))
+	dst, src := fuzzDst, fuzzSrc
+	if rapid.IntRange(0, 2).Draw(t, "IPv4") == 2 {
+		dst, src = fuzzDst4, fuzzSrc4
+	}
+	p.match.Destination = prefix(rapid.SampledFrom(dst).Draw(t, "destination"))
+	p.match.Source = prefix(rapid.SampledFrom(src).Draw(t, "source"))
 	p.visits = []int{node.Draw(t, "headend")}
 	p.sources = []netip.Addr{fuzzSpecs[p.visits[0]].address}
 	if path%4 == 0x01010101%4 { // not a matter of the epoch
@@ -283,25 +298,82 @@ func drawAddr(t *rapid.T, of []string, label string) netip.Addr {
 }
 
 // drawInner is an inner packet. To a host that the match takes, if there is one.
-func drawInner(t *rapid.T, to *model.Match) []byte {
-	h := srv6.Header{
-		TrafficClass: rapid.SampledFrom([]uint8{0, 0xb9, 0xff}).Draw(t, "tc"), FlowLabel: rapid.SampledFrom([]uint32{0, 0xfffff}).Draw(t, "label"),
-		HopLimit: rapid.SampledFrom(hopLimits).Draw(t, "inner hop limit"),
-		Source:   drawAddr(t, fuzzSources, "from"), Destination: drawAddr(t, fuzzHosts, "to"),
-		NextHeader: rapid.SampledFrom([]uint8{6, 6, 6, 17, 17, 17, 58, 59, 44, 41, 43, 0, 60, 51, 132, 33, 136}).Draw(t, "inner next header"),
+func drawInner(t *rapid.T, to *model.Match) (b []byte, v4 bool) {
+	v4 = to.Is4()
+	if rapid.IntRange(0, 19).Draw(t, "another version") == 19 {
+		v4 = !v4
 	}
-	if to != nil && rapid.IntRange(0, 5).Draw(t, "another chain's") < 5 {
-		hosts := slices.DeleteFunc(slices.Clone(fuzzHosts), func(a string) bool { return !to.Destination.Contains(addr(a)) })
-		h.Destination = drawAddr(t, hosts[:max(1, len(hosts)*3/4)], "to")
-		if to.Source.IsValid() {
-			h.Source = drawAddr(t, slices.DeleteFunc(slices.Clone(fuzzSources), func(a string) bool { return !to.Source.Contains(addr(a)) }), "from")
-		}
+	if v4 {
+		return drawInner4(t, to), true
 	}
+	return drawInner6(t, to), false
+}
+
+// drawAddrs are addresses that the match takes, mostly.
+func drawAddrs(t *rapid.T, to *model.Match, sources, hosts []string) (src, dst netip.Addr) {
+	src, dst = drawAddr(t, sources, "from"), drawAddr(t, hosts, "to")
+	if addr(hosts[0]).Is4() != to.Is4() || rapid.IntRange(0, 5).Draw(t, "another chain's") == 5 {
+		return src, dst
+	}
+	d, s := to.Whole()
+	hosts = slices.DeleteFunc(slices.Clone(hosts), func(a string) bool { return !d.Contains(addr(a)) })
+	dst = drawAddr(t, hosts[:max(1, len(hosts)*3/4)], "to")
+	src = drawAddr(t, slices.DeleteFunc(slices.Clone(sources), func(a string) bool { return !s.Contains(addr(a)) }), "from")
+	return src, dst
+}
+
+func drawInner4(t *rapid.T, to *model.Match) []byte {
+	src, dst := drawAddrs(t, to, fuzzSources4, fuzzHosts4)
+	h := srv6.IPv4{
+		TOS: rapid.SampledFrom([]uint8{0, 0xb9, 0xff, 2}).Draw(t, "tos"), ID: rapid.Uint16().Draw(t, "id"),
+		Fragment: rapid.SampledFrom([]uint16{0, 0, 0, 0x4000, 0x2000, 100}).Draw(t, "fragment"),
+		TTL:      rapid.SampledFrom(hopLimits).Draw(t, "ttl"), Protocol: rapid.SampledFrom([]uint8{6, 6, 17, 1, 50, 4, 41}).Draw(t, "protocol"),
+		Source: src, Destination: dst,
+		Options: make([]byte, 4*rapid.SampledFrom([]int{0, 0, 0, 0, 0, 1, 5, 10}).Draw(t, "options")),
+	}
+	for i := range h.Options {
+		h.Options[i] = rapid.Byte().Draw(t, "option")
+	}
+	b, err := h.Append(nil, drawPayload(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	broken := rapid.IntRange(0, 24).Draw(t, "broken")
+	switch broken {
+	case 0: // another total length, and a checksum that is right for it
+		binary.BigEndian.PutUint16(b[2:], rapid.SampledFrom([]uint16{0, 19, 20, 24, uint16(len(b) - 1), uint16(len(b) + 1), 65535}).Draw(t, "length"))
+	case 1:
+		b[0] = rapid.Byte().Draw(t, "version and header length")
+	case 2:
+		binary.BigEndian.PutUint16(b[10:], rapid.SampledFrom([]uint16{0, 0xffff, 0xfeff, 0x1234}).Draw(t, "checksum"))
+		return b
+	case 3, 4, 5: // as Ethernet pads
+		return append(b, make([]byte, rapid.SampledFrom([]int{1, 6, 26}).Draw(t, "padding"))...)
+	}
+	if broken < 2 && 4*int(b[0]&15) <= len(b) {
+		binary.BigEndian.PutUint16(b[10:], srv6.IPv4Checksum(b[:4*int(b[0]&15)]))
+	}
+	return b
+}
+
+// drawPayload has ports, and what a TCP header says of its length.
+func drawPayload(t *rapid.T) []byte {
 	payload := make([]byte, rapid.SampledFrom([]int{0, 1, 3, 4, 20, 52, 60, 160, 900, 1300}).Draw(t, "payload"))
 	if len(payload) > 12 {
 		payload[12] = rapid.SampledFrom([]uint8{0x50, 0x80, 0xf0, 0}).Draw(t, "tcp header length")
 		binary.BigEndian.PutUint16(payload, rapid.Uint16().Draw(t, "source port"))
 	}
+	return payload
+}
+
+func drawInner6(t *rapid.T, to *model.Match) []byte {
+	h := srv6.Header{
+		TrafficClass: rapid.SampledFrom([]uint8{0, 0xb9, 0xff}).Draw(t, "tc"), FlowLabel: rapid.SampledFrom([]uint32{0, 0xfffff}).Draw(t, "label"),
+		HopLimit:   rapid.SampledFrom(hopLimits).Draw(t, "inner hop limit"),
+		NextHeader: rapid.SampledFrom([]uint8{6, 6, 6, 17, 17, 17, 58, 59, 44, 41, 43, 0, 60, 51, 132, 33, 136}).Draw(t, "inner next header"),
+	}
+	h.Source, h.Destination = drawAddrs(t, to, fuzzSources, fuzzHosts)
+	payload := drawPayload(t)
 	extensions := []uint8{43, 0, 60, 51, 44}
 	for at := 0; slices.Contains(extensions, h.NextHeader) && at+8 <= len(payload) && at < 48; at += 8 { // options, and a routing header perhaps
 		payload[at] = rapid.SampledFrom([]uint8{17, 60, 43, 51, 44}).Draw(t, "header behind")
@@ -332,7 +404,11 @@ func framed(etherType uint16, b []byte) []byte {
 // drawPlain is a packet for a path, and the path's headend.
 func (w fuzzWorld) drawPlain(t *rapid.T) ([]byte, int) {
 	p := rapid.SampledFrom(w.paths).Draw(t, "towards")
-	return framed(srv6.EtherTypeIPv6, drawInner(t, &p.match)), p.visits[0]
+	b, v4 := drawInner(t, &p.match)
+	if v4 {
+		return framed(srv6.EtherTypeIPv4, b), p.visits[0]
+	}
+	return framed(srv6.EtherTypeIPv6, b), p.visits[0]
 }
 
 // drawOther: not IPv6, or hardly.
@@ -379,10 +455,10 @@ func (w fuzzWorld) drawOnPath(t *rapid.T) ([]byte, int) {
 	case 9:
 		left = rapid.IntRange(0, len(list)+2).Draw(t, "segments left")
 	}
-	carried := drawInner(t, &p.match)
+	carried, v4 := drawInner(t, &p.match)
 	stamped := carried
 	if tampered == 20 { // its proof was put on another packet
-		carried = drawInner(t, &p.match)
+		carried, v4 = drawInner(t, &p.match)
 	}
 	v := pot.Values{RND: rnd}
 	if steps := pot.WalkFlow(p.Header(), rnd, flowOf(stamped), order...); len(steps) > 0 {
@@ -406,6 +482,10 @@ func (w fuzzWorld) drawOnPath(t *rapid.T) ([]byte, int) {
 		list = []netip.Addr{p.segments[at-1]}
 	}
 
+	next := uint8(srv6.NextHeaderIPv6)
+	if v4 {
+		next = srv6.NextHeaderIPv4
+	}
 	out := srv6.Packet{
 		Ethernet: &srv6.Ethernet{Destination: rigMAC, Type: srv6.EtherTypeIPv6},
 		Header: srv6.Header{
@@ -414,7 +494,7 @@ func (w fuzzWorld) drawOnPath(t *rapid.T) ([]byte, int) {
 			Source:   rapid.SampledFrom(p.sources).Draw(t, "outer source"), Destination: p.segments[at-1],
 		},
 		SRH: &srv6.SRH{
-			NextHeader: srv6.NextHeaderIPv6, SegmentsLeft: uint8(left), Segments: srv6.Reversed(list),
+			NextHeader: next, SegmentsLeft: uint8(left), Segments: srv6.Reversed(list),
 			TLVs: []srv6.TLV{srv6.Proof{Scheme: id.Scheme, Epoch: id.Epoch, Path: id.Path, RND: v.RND, CML: v.CML}.TLV()},
 		},
 		Payload: carried,
@@ -428,7 +508,7 @@ func (w fuzzWorld) drawOnPath(t *rapid.T) ([]byte, int) {
 	case 15:
 		out.Payload = out.Payload[:rapid.IntRange(0, len(out.Payload)).Draw(t, "cut")]
 	case 16:
-		out.SRH.NextHeader = rapid.SampledFrom([]uint8{4, 59, 17, 143}).Draw(t, "inner protocol")
+		out.SRH.NextHeader = rapid.SampledFrom([]uint8{4, 41, 59, 17, 143}).Draw(t, "inner protocol")
 	case 17:
 		dst[7] ^= 0x3f // mostly a SID that nobody has
 	case 18, 19:
@@ -456,7 +536,11 @@ func (w fuzzWorld) drawOnPath(t *rapid.T) ([]byte, int) {
 // flowOf is what the proof of a packet is bound to; of one that has no readable
 // flow, anything.
 func flowOf(inner []byte) pot.Flow {
-	f, _ := srv6.ReadFlow(srv6.NextHeaderIPv6, inner)
+	next := uint8(srv6.NextHeaderIPv6)
+	if len(inner) > 0 && inner[0]>>4 == 4 {
+		next = srv6.NextHeaderIPv4
+	}
+	f, _ := srv6.ReadFlow(next, inner)
 	return pot.Flow{
 		Source: f.Source, Destination: f.Destination, Protocol: f.Protocol,
 		SourcePort: f.SourcePort, DestinationPort: f.DestinationPort,

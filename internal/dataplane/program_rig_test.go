@@ -45,7 +45,7 @@ var (
 	neighbourMAC = [6]byte{2, 0, 0, 0, 0, 0x99}
 )
 
-const neighbour = "fe80::99"
+const neighbour, neighbourIPv4 = "fe80::99", "192.0.2.99"
 
 // rigMTU is that of portOut.
 const rigMTU = 65535
@@ -76,6 +76,7 @@ type rigSpec struct {
 	errors         [2]uint64    // interval and burst of ICMP errors, in nanoseconds; 0: as many as there are
 	moved          []netip.Addr // told to be the node's own, as they were before nobody was there to see
 	routes         []rigRoute
+	oldKernel      bool // as if it lacked what is younger than Linux 6.1
 }
 
 // rig is one node: a network namespace with interfaces, routes and a neighbour,
@@ -210,14 +211,16 @@ func (r *rig) network() error {
 		}
 	}
 	out := int(r.ports[portOut])
-	if err := h.NeighAdd(&netlink.Neigh{
-		LinkIndex: out, Family: unix.AF_INET6, State: netlink.NUD_PERMANENT,
-		IP: net.ParseIP(neighbour), HardwareAddr: neighbourMAC[:],
-	}); err != nil {
-		return fmt.Errorf("add the neighbour: %w", err)
+	for family, ip := range map[int]string{unix.AF_INET6: neighbour, unix.AF_INET: neighbourIPv4} {
+		if err := h.NeighAdd(&netlink.Neigh{
+			LinkIndex: out, Family: family, State: netlink.NUD_PERMANENT,
+			IP: net.ParseIP(ip), HardwareAddr: neighbourMAC[:],
+		}); err != nil {
+			return fmt.Errorf("add the neighbour: %w", err)
+		}
 	}
 	routes := append([]rigRoute{
-		{to: netip.MustParsePrefix("::/0")}, {to: r.spec.locator, kind: unix.RTN_PROHIBIT},
+		{to: netip.MustParsePrefix("::/0")}, {to: netip.MustParsePrefix("0.0.0.0/0")}, {to: r.spec.locator, kind: unix.RTN_PROHIBIT},
 	}, r.spec.routes...)
 	for _, x := range routes {
 		n := &netlink.Route{Dst: netOf(x.to), Type: unix.RTN_UNICAST}
@@ -225,13 +228,16 @@ func (r *rig) network() error {
 			n.Type = x.kind
 		} else {
 			n.LinkIndex, n.Gw = out, net.ParseIP(neighbour)
+			if x.to.Addr().Is4() {
+				n.Gw, n.Flags = net.ParseIP(neighbourIPv4), int(netlink.FLAG_ONLINK)
+			}
 			n.MTU, n.MTULock = x.mtu, x.mtu != 0
 		}
 		if err := h.RouteAdd(n); err != nil {
 			return fmt.Errorf("add route to %s: %w", x.to, err)
 		}
 	}
-	return h.RouteAdd(&netlink.Route{Dst: netOf(netip.MustParsePrefix("0.0.0.0/0")), LinkIndex: out, Scope: netlink.SCOPE_LINK})
+	return nil
 }
 
 // load loads all programs, as an agent does.
@@ -239,6 +245,13 @@ func (r *rig) load() error {
 	cfg, err := encodeConfig(plan.Node{Name: r.spec.name, Block: r.spec.block, Locator: r.spec.locator, Address: r.spec.address})
 	if err != nil {
 		return err
+	}
+	have, err := haveDecapL3()
+	if err != nil {
+		return err
+	}
+	if have && !r.spec.oldKernel {
+		cfg.DecapL3 = 1
 	}
 	cfg.IcmpIntervalNs, cfg.IcmpBurstNs = r.spec.errors[0], r.spec.errors[1]
 	cfg.NexthopTtl = 1 << 40 // what TC learned must still count when XDP's turn comes
@@ -265,6 +278,9 @@ func (r *rig) load() error {
 // route is what oracle.Node.Route is for this rig.
 func (r *rig) route(to netip.Addr) (mtu int, ok bool) {
 	best := rigRoute{to: netip.MustParsePrefix("::/0")}
+	if to.Is4() {
+		best.to = netip.MustParsePrefix("0.0.0.0/0")
+	}
 	for _, x := range append([]rigRoute{{to: r.spec.locator, kind: unix.RTN_PROHIBIT}}, r.spec.routes...) {
 		if x.to.Contains(to) && x.to.Bits() > best.to.Bits() {
 			best = x
@@ -291,11 +307,7 @@ func (r *rig) apply(n *plan.Node) error {
 			r.ports[portCore]: {}, r.ports[portEdge]: {}, r.ports[portEdgeDrop]: {UnmatchedDrop: 1},
 			r.ports[portOut]: {XdpTarget: 1},
 		}
-		for _, a := range slices.Concat([]netip.Addr{r.spec.address}, r.spec.own, r.spec.moved) {
-			if a.Is6() {
-				local = append(local, a)
-			}
-		}
+		local = slices.Concat([]netip.Addr{r.spec.address}, r.spec.own, r.spec.moved)
 	}
 	r.node.Name, r.node.Block, r.node.Locator, r.node.Address = r.spec.name, r.spec.block, r.spec.locator, r.spec.address
 	w, err := desire(r.node.Node, wiring{ports: ports, cpus: 1}, local, r.have, recoverIndexes(r.have, rigLimits, nil))
@@ -616,17 +628,25 @@ func (f frame) frames(inner int) int {
 
 // innerHeaders is the length of the headers that each frame has of its own.
 func innerHeaders(b []byte) int {
-	if len(b) < srv6.IPv6Len {
+	const ipv4Len, tcp, tcpLen = 20, 6, 20
+	header, protocol := srv6.IPv6Len, 6
+	if len(b) > 0 && b[0]>>4 == 4 {
+		header, protocol = ipv4Len, 9
+	}
+	if len(b) < header {
 		return 0
 	}
+	if header == ipv4Len {
+		header = max(ipv4Len, 4*int(b[0]&15))
+	}
 	l4 := 8
-	if b[6] == 6 {
-		l4 = 20
-		if len(b) >= srv6.IPv6Len+20 {
-			l4 = int(b[srv6.IPv6Len+12]>>4) * 4
+	if b[protocol] == tcp {
+		l4 = tcpLen
+		if len(b) >= header+tcpLen {
+			l4 = int(b[header+12]>>4) * 4
 		}
 	}
-	return srv6.IPv6Len + l4
+	return header + l4
 }
 
 // longest is the length of the longest of them, without headers of ours.
@@ -717,7 +737,8 @@ func (r *rig) check(f frame, labels *oracle.Labels, each bool) (s seen, err erro
 		return s, err
 	}
 	if err := checkTC(f, want, s.tc, labels); err != nil {
-		return s, fmt.Errorf("TC: %w", err)
+		got, err2 := r.counted()
+		return s, fmt.Errorf("TC: %w (counted %+v)", errors.Join(err, err2), got)
 	}
 	if each {
 		if err := r.checkMoved("TC", wantMoved); err != nil {
@@ -795,7 +816,7 @@ func checkTC(f frame, want oracle.Result, got outcome, labels *oracle.Labels) er
 	case want.Error != nil:
 		wantBytes = slices.Concat(f.b[:srv6.EthernetLen], want.Error)
 	case want.Packet != nil:
-		wantBytes = slices.Concat(f.b[:srv6.EthernetLen], want.Packet)
+		wantBytes = slices.Concat(f.b[:12], etherType(want.IPv4), want.Packet)
 	case len(want.Visits) > 0 || want.Reason == "PUSH_FAILED" || want.Reason == "STRIP_FAILED":
 		return nil // a packet that is dropped on its way through
 	}
@@ -810,6 +831,13 @@ func checkTC(f frame, want oracle.Result, got outcome, labels *oracle.Labels) er
 		return fmt.Errorf("the packet afterwards differs:\nwant\n%s\ngot\n%s", layers(wantBytes), layers(gotBytes))
 	}
 	return nil
+}
+
+func etherType(ipv4 bool) []byte {
+	if ipv4 {
+		return []byte{0x08, 0}
+	}
+	return []byte{0x86, 0xdd}
 }
 
 // checkXDP: unchanged, or finished as TC finished it.
@@ -830,7 +858,7 @@ func (r *rig) checkXDP(f frame, tc outcome) (verdict uint32, took bool, err erro
 		}
 		return got.verdict, true, nil
 	case got.verdict == xdpRedirect && tc.verdict == tcRedirect:
-		want := slices.Concat(neighbourMAC[:], rigMAC[:], []byte{0x86, 0xdd}, tc.b[srv6.EthernetLen:])
+		want := slices.Concat(neighbourMAC[:], rigMAC[:], tc.b[12:])
 		if !slices.Equal(got.b, want) {
 			return got.verdict, true, fmt.Errorf("sent\n%s\nwhile TC sent\n%s", layers(got.b), layers(want))
 		}
@@ -903,9 +931,13 @@ func layers(b []byte) string {
 	if err != nil {
 		fmt.Fprintf(&s, "  (%v)\n", err)
 	}
-	if h, rest, err := p.Inner(); err == nil {
-		fmt.Fprintf(&s, "  inner ipv6 %s > %s next %d hop limit %d payload %d, %d bytes there\n",
-			h.Source, h.Destination, h.NextHeader, h.HopLimit, h.PayloadLength, len(rest))
+	h, rest, err := p.Inner()
+	if err != nil {
+		h, rest, err = srv6.DecodeInner(b)
+	}
+	if err == nil {
+		fmt.Fprintf(&s, "  inner ipv%d %s > %s next %d hop limit %d length %d, %d bytes there\n",
+			h.Version, h.Source, h.Destination, h.NextHeader, h.HopLimit, h.Length, len(rest))
 	}
 	fmt.Fprintf(&s, "  %d bytes: %s", len(b), hex.EncodeToString(b[:min(len(b), 700)]))
 	if len(b) > 700 {

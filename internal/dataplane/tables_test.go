@@ -76,6 +76,11 @@ func TestNoStepOfAChangeOpensAHole(t *testing.T) {
 					checkPacket(t, before, now, after, addr(from), addr(to))
 				}
 			}
+			for _, to := range inDst4 {
+				for _, from := range inSrc4 {
+					checkPacket(t, before, now, after, addr(from), addr(to))
+				}
+			}
 			for k, h := range now.hops {
 				if h.Behaviour == uint8(abi.BehaviourEndDT46) {
 					if _, ok := now.egresses[egressKey{Path: k.Path, Epoch: k.Epoch}]; !ok {
@@ -312,6 +317,28 @@ func TestSpentCounterIsReplacedAndNotTouched(t *testing.T) {
 	}
 }
 
+// A rule for all of IPv6 covers ::ffff:0:0/96, where IPv4 is, and must not take
+// it; and the other way round.
+func TestARuleOfOneVersionTakesNoPacketOfTheOther(t *testing.T) {
+	n := testNode()
+	n.Headends = []plan.Headend{headendOf(5, 0, model.SchemeKeyed, model.Match{Source: prefix("fd00::/8")}, 1)}
+	w := mustDesire(t, n, []netip.Addr{addr("192.0.2.1")}, newTables())
+	if m := lookUp(w.matchDst, w.matchSrc, addr("203.0.113.1"), addr("198.51.100.1")); m != (match{}) {
+		t.Errorf("a rule for IPv6 gives an IPv4 packet %+v", m)
+	}
+	if m := lookUp(w.matchDst, w.matchSrc, addr("203.0.113.1"), addr("192.0.2.1")); m != (match{Local: 1}) {
+		t.Errorf("a rule for IPv6 gives an IPv4 packet to the node itself %+v", m)
+	}
+	n.Headends[0].Match = model.Match{Source: prefix("203.0.113.0/24")}
+	w = mustDesire(t, n, nil, newTables())
+	if m := lookUp(w.matchDst, w.matchSrc, addr("fd00::1"), addr("2001:db8::1")); m != (match{}) {
+		t.Errorf("a rule for IPv4 gives an IPv6 packet %+v", m)
+	}
+	if m := lookUp(w.matchDst, w.matchSrc, addr("203.0.113.1"), addr("198.51.100.1")); m.Action != uint8(abi.MatchActionPath) {
+		t.Errorf("a rule for IPv4 gives its packet %+v", m)
+	}
+}
+
 func onlyOne[K comparable, V any](t *testing.T, m map[K]V) (K, V) {
 	t.Helper()
 	if len(m) != 1 {
@@ -327,7 +354,7 @@ func onlyOne[K comparable, V any](t *testing.T, m map[K]V) (K, V) {
 // changes.
 func TestNewEpochIsANewHeadendWithTheStatisticsOfThePath(t *testing.T) {
 	n := testNode()
-	n.Headends = []plan.Headend{headendOf(5, 0, model.SchemeKeyed, model.Match{}, 1)}
+	n.Headends = []plan.Headend{headendOf(5, 0, model.SchemeKeyed, model.Match{Destination: prefix("2001:db8::/32")}, 1)}
 	n.Endpoints = []plan.Endpoint{endpointOf(5, 0, model.SchemeKeyed, ownSID(1)), endpointOf(5, 1, model.SchemeKeyed, ownSID(1))}
 	first := mustDesire(t, n, nil, newTables())
 	n.Headends[0].Epoch = 1

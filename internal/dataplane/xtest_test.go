@@ -29,7 +29,12 @@ var (
 	testDst = []string{"::/0", "2001:db8::/32", "2001:db8:1::/48", "2001:db8:1:1::/64", "2001:db8:1:1::1/128", "2001:db8:2::/48"}
 	testSrc = []string{"", "fd00::/8", "fd00:1::/32", "fd00:1:1::/48", "fd00:1:1::1/128"}
 	inDst   = []string{"2001:db8:1:1::1", "2001:db8:1:1::2", "2001:db8:1:2::1", "2001:db8:2::1", "2001:db8:3::1", "2620::1"}
-	inSrc   = []string{"fd00:1:1::1", "fd00:1:1::2", "fd00:1:2::1", "fd00:2::1", "2620::2"}
+	// The same in IPv4.
+	testDst4 = []string{"0.0.0.0/0", "198.0.0.0/8", "198.51.0.0/16", "198.51.100.1/32"}
+	testSrc4 = []string{"", "203.0.0.0/8", "203.0.113.1/32"}
+	inDst4   = []string{"198.51.100.1", "198.51.100.2", "198.0.0.1", "8.8.8.8"}
+	inSrc4   = []string{"203.0.113.1", "203.0.113.2", "9.9.9.9"}
+	inSrc    = []string{"fd00:1:1::1", "fd00:1:1::2", "fd00:1:2::1", "fd00:2::1", "2620::2"}
 )
 
 func testNode() plan.Node {
@@ -99,10 +104,11 @@ func egressOf(path uint32, epoch uint8, scheme model.Scheme, m model.Match, sid 
 
 func drawMatches(t *rapid.T, n int, label string) []model.Match {
 	gen := rapid.Custom(func(t *rapid.T) model.Match {
-		return model.Match{
-			Destination: prefix(rapid.SampledFrom(testDst).Draw(t, "dst")),
-			Source:      prefix(rapid.SampledFrom(testSrc).Draw(t, "src")),
+		dst, src := testDst, testSrc
+		if rapid.IntRange(0, 2).Draw(t, "IPv4") == 0 {
+			dst, src = testDst4, testSrc4
 		}
+		return model.NewMatch(prefix(rapid.SampledFrom(dst).Draw(t, "dst")), prefix(rapid.SampledFrom(src).Draw(t, "src")))
 	})
 	return rapid.SliceOfNDistinct(gen, n, n, func(m model.Match) model.Match { return m }).Draw(t, label)
 }
@@ -166,7 +172,7 @@ func drawProxies(t *rapid.T, n *plan.Node) {
 
 func drawLocal(t *rapid.T) []netip.Addr {
 	var out []netip.Addr
-	for _, s := range rapid.SliceOfDistinct(rapid.SampledFrom(inDst), rapid.ID[string]).Draw(t, "own addresses") {
+	for _, s := range rapid.SliceOfDistinct(rapid.SampledFrom(slices.Concat(inDst, inDst4)), rapid.ID[string]).Draw(t, "own addresses") {
 		out = append(out, addr(s))
 	}
 	return out
@@ -174,11 +180,11 @@ func drawLocal(t *rapid.T) []netip.Addr {
 
 // lookUp does what bpf/lib/classify.h does: slowly.
 func lookUp(dst map[dstKey]match, src map[srcKey]match, from, to netip.Addr) match {
-	m := covering(dst, encodeDst(netip.PrefixFrom(to, 128)))
+	m := covering(dst, encodeDst(netip.PrefixFrom(to, to.BitLen())))
 	if m.Action != uint8(abi.MatchActionSource) {
 		return m
 	}
-	for bits := 128; bits >= 0; bits-- {
+	for bits := from.BitLen(); bits >= 0; bits-- {
 		if s, ok := src[encodeSrc(m.Target, netip.PrefixFrom(from, bits))]; ok {
 			return match{Target: s.Target, Action: s.Action, Local: m.Local}
 		}

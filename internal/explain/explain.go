@@ -172,9 +172,11 @@ type explainer struct {
 	event event.Event
 	out   Explanation
 
-	decoded bool // packet.Header is that of the packet
+	decoded bool // its addresses are known
+	from    netip.Addr
+	to      netip.Addr
 	packet  srv6.Packet
-	inner   *srv6.Header
+	inner   *srv6.Inner
 	payload []byte // of the inner packet, as far as it was captured
 	proof   *srv6.Proof
 	path    *plan.Path // that the proof names, with its epoch if that is known
@@ -187,6 +189,12 @@ func (x *explainer) decode() {
 	p, err := srv6.DecodeFrame(x.event.Packet)
 	x.packet = p
 	x.decoded = p.Header.Source.IsValid()
+	if plain, _, bad := srv6.DecodeInner(x.event.Packet); bad == nil && plain.Version == 4 {
+		x.decoded, x.from, x.to = true, plain.Source, plain.Destination
+		x.out.Source, x.out.Destination = x.from, x.to
+		return
+	}
+	x.from, x.to = p.Header.Source, p.Header.Destination
 	if err != nil {
 		x.out.Malformed = err.Error()
 		if len(x.event.Packet) == 0 {
@@ -196,7 +204,7 @@ func (x *explainer) decode() {
 	if !x.decoded {
 		return
 	}
-	x.out.Source, x.out.Destination = p.Header.Source, p.Header.Destination
+	x.out.Source, x.out.Destination = x.from, x.to
 	if p.SRH == nil {
 		return
 	}
@@ -293,7 +301,7 @@ func (x *explainer) try() {
 		if x.proof == nil {
 			return
 		}
-		path, place = x.owner(x.packet.Header.Destination)
+		path, place = x.owner(x.to)
 	default:
 		return
 	}

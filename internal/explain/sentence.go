@@ -275,14 +275,14 @@ func (x *explainer) sentence() string {
 	if !x.decoded {
 		return fmt.Sprintf("%s; the packet cannot be read: %s", x.text(), x.out.Malformed)
 	}
-	between := fmt.Sprintf("from %s to %s", x.packet.Header.Source, x.sidName(x.packet.Header.Destination))
+	between := fmt.Sprintf("from %s to %s", x.from, x.sidName(x.to))
 	switch x.out.Reason {
 	case "proof", "range", "segments", "replay", "stale":
 		if x.out.Tried {
 			return x.proofSentence()
 		}
 	case "unproven":
-		if p := x.requires(x.packet.Header.Destination, x.packet.Header.Source); p != nil {
+		if p := x.requires(x.to, x.from); p != nil {
 			return fmt.Sprintf("a packet %s, which %s requires, came without proof", between, chainName(p))
 		}
 		return fmt.Sprintf("a packet %s came without proof, and no chain of these paths requires it: %s has another plan", between, x.out.Node)
@@ -435,7 +435,7 @@ func (x *explainer) wrongChainSentence(between string) string {
 }
 
 func (x *explainer) unknownSentence() string {
-	at := x.sidName(x.packet.Header.Destination)
+	at := x.sidName(x.to)
 	switch x.out.Reason {
 	case "unknown-sid":
 		return fmt.Sprintf("a packet is addressed to %s, where there is nothing", at)

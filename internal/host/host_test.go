@@ -366,9 +366,17 @@ func TestAddressesAreUsableAtOnce(t *testing.T) {
 	must(t, a.AddAddress("a-b", netip.MustParsePrefix("fd00:1::2/64")))
 	must(t, a.AddAddress("a-b", netip.MustParsePrefix("fd00:1::1/64")))
 	must(t, a.AddAddress("a-b", netip.MustParsePrefix("fe80::1/64")))
+	for _, v4 := range []string{"192.0.2.1/25", "198.51.100.8/31", "203.0.113.9/32", "169.254.3.3/16"} {
+		must(t, a.AddAddress("a-b", netip.MustParsePrefix(v4)))
+	}
 	got, err := a.Addresses()
 	must(t, err)
-	want := []netip.Addr{netip.MustParseAddr("fd00:1::1"), netip.MustParseAddr("fd00:1::2")}
+	var want []netip.Addr
+	for _, w := range []string{
+		"169.254.3.3", "169.254.255.255", "192.0.2.1", "192.0.2.127", "198.51.100.8", "203.0.113.9", "fd00:1::1", "fd00:1::2",
+	} {
+		want = append(want, netip.MustParseAddr(w))
+	}
 	if diff := cmp.Diff(want, got, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
 		t.Errorf("addresses (-want +got):\n%s", diff)
 	}
@@ -378,7 +386,7 @@ func TestAddressesAreUsableAtOnce(t *testing.T) {
 			return err
 		}
 		defer unix.Close(fd)
-		return unix.Bind(fd, &unix.SockaddrInet6{Addr: want[0].As16()})
+		return unix.Bind(fd, &unix.SockaddrInet6{Addr: netip.MustParseAddr("fd00:1::1").As16()})
 	}))
 }
 

@@ -77,10 +77,11 @@ func (n *Net) WatchAddresses(ctx context.Context, f func([]netip.Addr)) error {
 	})
 }
 
-// Addresses returns the IPv6 addresses that the namespace answers to, sorted
-// and each once. Link-local and loopback addresses are not among them, nor
-// those that turned out or may yet turn out to be another's (duplicate address
-// detection).
+// Addresses returns the addresses that the namespace answers to, sorted and each
+// once, those of IPv4 with the broadcast addresses of their subnets. Loopback
+// addresses are not among them, nor link-local ones of IPv6 (of IPv4 they are:
+// the kernel would forward to others of those), nor those that turned out or may
+// yet turn out to be another's (duplicate address detection).
 func (n *Net) Addresses() ([]netip.Addr, error) {
 	list, err := dump(func() ([]netlink.Addr, error) { return n.h.AddrList(nil, netlink.FAMILY_V6) })
 	if err != nil {
@@ -98,8 +99,40 @@ func (n *Net) Addresses() ([]netip.Addr, error) {
 		}
 		out = append(out, addr)
 	}
+	if list, err = dump(func() ([]netlink.Addr, error) { return n.h.AddrList(nil, netlink.FAMILY_V4) }); err != nil {
+		return nil, fmt.Errorf("list addresses in %s: %w", n.ns, err)
+	}
+	for _, a := range list {
+		out = append(out, addresses4(a)...)
+	}
 	slices.SortFunc(out, netip.Addr.Compare)
 	return slices.Compact(out), nil
+}
+
+// addresses4 is an IPv4 address and those that reach it with all others of its
+// subnet: the one that the kernel adds to each (net/ipv4/fib_frontend.c), and
+// the one that somebody has set.
+func addresses4(a netlink.Addr) []netip.Addr {
+	var out []netip.Addr
+	add := func(b []byte) {
+		if addr, ok := netip.AddrFromSlice(b); ok {
+			if addr = addr.Unmap(); !addr.IsLoopback() {
+				out = append(out, addr)
+			}
+		}
+	}
+	add(a.IP)
+	if a.Broadcast != nil {
+		add(a.Broadcast)
+	}
+	if ones, bits := a.Mask.Size(); bits == 32 && ones < 31 {
+		last := slices.Clone(a.IP.To4())
+		for i := range last {
+			last[i] |= ^a.Mask[i]
+		}
+		add(last)
+	}
+	return out
 }
 
 // subscription is a netlink socket of which only the fact counts that it has

@@ -539,3 +539,12 @@ func (l *Lab) Instance(node string) string { return l.Prefix() + "-" + node }
 
 // HostAddress returns the address of a lab's host: ::2 of its prefix.
 func HostAddress(h model.LabHost) netip.Addr { return hostSide(h.Prefix, 2) }
+
+// HostAddress4 returns the host's IPv4 address, the second of its prefix; zero if
+// it has none.
+func HostAddress4(h model.LabHost) netip.Addr {
+	if !h.Prefix4.IsValid() {
+		return netip.Addr{}
+	}
+	return hostSide(h.Prefix4, 2)
+}

@@ -55,7 +55,8 @@ func (k wire) ends() (a, b string) {
 	return k.a + "-" + k.b, k.b + "-" + k.a
 }
 
-// layOut computes addresses and routes. The link-local address of a station is
+// layOut computes addresses and routes. There is IPv4 between hosts and their
+// nodes only: within the domain it is in tunnels. The link-local address of a station is
 // the same on all its links but those of functions: fe80::N, the N-th in the
 // order of nodes, routers and hosts.
 //
@@ -117,10 +118,14 @@ func layOut(d model.Domain, l model.Lab) (layout, error) {
 	}
 	for _, h := range l.Hosts {
 		w.wires = append(w.wires, wire{a: h.Node, b: h.Name, mtu: cmp.Or(h.MTU, mtuHost)})
-		if err := connect(h.Node, h.Name, netip.PrefixFrom(hostSide(h.Prefix, 1), 64)); err != nil {
+		near, far := []netip.Prefix{netip.PrefixFrom(hostSide(h.Prefix, 1), 64)}, []netip.Prefix{netip.PrefixFrom(hostSide(h.Prefix, 2), 64)}
+		if p := h.Prefix4; p.IsValid() {
+			near, far = append(near, netip.PrefixFrom(hostSide(p, 1), p.Bits())), append(far, netip.PrefixFrom(hostSide(p, 2), p.Bits()))
+		}
+		if err := connect(h.Node, h.Name, near...); err != nil {
 			return layout{}, err
 		}
-		if err := connect(h.Name, h.Node, netip.PrefixFrom(hostSide(h.Prefix, 2), 64)); err != nil {
+		if err := connect(h.Name, h.Node, far...); err != nil {
 			return layout{}, err
 		}
 		s := &w.stations[index[h.Name]]
@@ -129,6 +134,13 @@ func layOut(d model.Domain, l model.Lab) (layout, error) {
 			Via:         hostSide(h.Prefix, 1),
 			Device:      h.Name + "-" + h.Node,
 		})
+		if h.Prefix4.IsValid() {
+			s.routes = append(s.routes, host.Route{
+				Destination: netip.PrefixFrom(netip.IPv4Unspecified(), 0),
+				Via:         hostSide(h.Prefix4, 1),
+				Device:      h.Name + "-" + h.Node,
+			})
+		}
 	}
 	for _, to := range fabric {
 		if s := &w.stations[index[to]]; s.role == RoleRouter {
@@ -195,6 +207,11 @@ func single(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) 
 
 // hostSide returns the n-th address of a prefix.
 func hostSide(p netip.Prefix, n int) netip.Addr {
+	if p.Addr().Is4() {
+		b := p.Masked().Addr().As4()
+		b[3] |= byte(n)
+		return netip.AddrFrom4(b)
+	}
 	b := p.Masked().Addr().As16()
 	b[14], b[15] = byte(n>>8), byte(n)
 	return netip.AddrFrom16(b)
@@ -212,6 +229,13 @@ func (s station) prepare(n *host.Net) error {
 	}
 	if s.role != RoleHost {
 		settings = append(settings, [2]string{"net/ipv6/conf/all/forwarding", "1"}) // and of default
+	}
+	if s.role == RoleNode {
+		// What was in a tunnel comes in by an interface that no route leads to.
+		settings = append(settings,
+			[2]string{"net/ipv4/ip_forward", "1"},
+			[2]string{"net/ipv4/conf/all/rp_filter", "0"},
+			[2]string{"net/ipv4/conf/default/rp_filter", "0"})
 	}
 	switch {
 	case s.role == RoleRouter:

@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"golang.org/x/net/icmp"
+	"golang.org/x/net/ipv4"
 	"golang.org/x/net/ipv6"
 
 	"github.com/waystamp/waystamp/internal/host"
@@ -43,8 +44,33 @@ type PingResult struct {
 	RTTs     []time.Duration // of the answers, in the order of their arrival
 }
 
-// Ping sends ICMPv6 echo requests (RFC 4443 section 4.1) from inside a namespace
-// and returns when all are answered or the time is over. No answer is no error;
+// echo is what the versions of ICMP differ in (RFC 792, RFC 4443 section 4.1).
+type echo struct {
+	network, any   string
+	request, reply icmp.Type
+}
+
+var (
+	echo4 = echo{"ip4:icmp", "0.0.0.0", ipv4.ICMPTypeEcho, ipv4.ICMPTypeEchoReply}
+	echo6 = echo{"ip6:ipv6-icmp", "::", ipv6.ICMPTypeEchoRequest, ipv6.ICMPTypeEchoReply}
+)
+
+// filter lets the socket take answers only.
+func (e echo) filter(conn *icmp.PacketConn) error {
+	if e == echo4 {
+		var only ipv4.ICMPFilter
+		only.SetAll(true)
+		only.Accept(ipv4.ICMPTypeEchoReply)
+		return conn.IPv4PacketConn().SetICMPFilter(&only)
+	}
+	var only ipv6.ICMPFilter
+	only.SetAll(true)
+	only.Accept(ipv6.ICMPTypeEchoReply)
+	return conn.IPv6PacketConn().SetICMPFilter(&only)
+}
+
+// Ping sends echo requests from inside a namespace, by the version of ICMP that
+// the address is for, and returns when all are answered or the time is over. No answer is no error;
 // a request that could not be sent is one.
 func Ping(ctx context.Context, ns *host.NetNS, dst netip.Addr, c PingConfig) (r PingResult, err error) {
 	if c.Count == 0 {
@@ -56,29 +82,30 @@ func Ping(ctx context.Context, ns *host.NetNS, dst netip.Addr, c PingConfig) (r 
 	if c.Count < 1 || c.Count > math.MaxUint16 {
 		return r, fmt.Errorf("ping %s: %d requests are not 1 to %d", dst, c.Count, math.MaxUint16)
 	}
-	source := "::"
+	kind := echo6
+	if dst.Is4() {
+		kind = echo4
+	}
+	source := kind.any
 	if c.Source.IsValid() {
 		source = c.Source.String()
 	}
 	var conn *icmp.PacketConn
 	err = ns.Do(func() error {
 		var err error
-		conn, err = icmp.ListenPacket("ip6:ipv6-icmp", source)
+		conn, err = icmp.ListenPacket(kind.network, source)
 		return err
 	})
 	if err != nil {
 		return r, fmt.Errorf("ping %s from %s: %w", dst, ns, err)
 	}
 	defer conn.Close()
-	var only ipv6.ICMPFilter
-	only.SetAll(true)
-	only.Accept(ipv6.ICMPTypeEchoReply)
-	if err := conn.IPv6PacketConn().SetICMPFilter(&only); err != nil {
+	if err := kind.filter(conn); err != nil {
 		return r, fmt.Errorf("ping %s from %s: %w", dst, ns, err)
 	}
 	var id [2]byte
 	rand.Read(id[:])
-	p := &pinger{conn: conn, dst: dst, id: int(binary.BigEndian.Uint16(id[:])), sent: make([]time.Time, c.Count)}
+	p := &pinger{conn: conn, echo: kind, dst: dst, id: int(binary.BigEndian.Uint16(id[:])), sent: make([]time.Time, c.Count)}
 
 	asked := ctx
 	ctx, cancel := context.WithCancel(ctx)
@@ -107,6 +134,7 @@ func Ping(ctx context.Context, ns *host.NetNS, dst netip.Addr, c PingConfig) (r 
 
 type pinger struct {
 	conn *icmp.PacketConn
+	echo echo
 	dst  netip.Addr
 	id   int
 
@@ -128,9 +156,9 @@ func (p *pinger) send(ctx context.Context, c PingConfig) error {
 			}
 		}
 		b, err := (&icmp.Message{
-			Type: ipv6.ICMPTypeEchoRequest,
+			Type: p.echo.request,
 			Body: &icmp.Echo{ID: p.id, Seq: seq, Data: payload},
-		}).Marshal(nil) // the kernel computes the checksum
+		}).Marshal(nil) // the kernel computes the checksum of ICMPv6
 		if err != nil {
 			return err
 		}
@@ -160,12 +188,12 @@ func (p *pinger) receive() error {
 		if a, ok := from.(*net.IPAddr); !ok || !a.IP.Equal(p.dst.AsSlice()) {
 			continue
 		}
-		m, err := icmp.ParseMessage(ipv6.ICMPTypeEchoReply.Protocol(), buf[:n])
+		m, err := icmp.ParseMessage(p.echo.reply.Protocol(), buf[:n])
 		if err != nil {
 			continue // not an answer to us
 		}
 		echo, ok := m.Body.(*icmp.Echo)
-		if !ok || m.Type != ipv6.ICMPTypeEchoReply || echo.ID != p.id {
+		if !ok || m.Type != p.echo.reply || echo.ID != p.id {
 			continue
 		}
 		if p.answered(echo.Seq, time.Now()) {

@@ -417,18 +417,10 @@ func (ch *chain) model() model.Chain {
 		Ingress:   values(ch.ingress.value),
 		Functions: values(ch.functions.value),
 		Egress:    ch.egress.value,
-		Match:     model.Match{Destination: condition(ch.destination.value), Source: condition(ch.source.value)},
+		Match:     model.NewMatch(ch.destination.value, ch.source.value),
 		Both:      ch.both.value,
 		Proof:     model.Proof{Scheme: ch.scheme.value, OnViolation: ch.onViolation.value},
 	}
-}
-
-// condition gives ::/0 the one form that the model has for it.
-func condition(p netip.Prefix) netip.Prefix {
-	if p.Bits() <= 0 {
-		return netip.Prefix{}
-	}
-	return p
 }
 
 func values[T any](list []item[T]) []T {

@@ -121,6 +121,7 @@ type host struct {
 	name   item[string]
 	node   item[string]
 	prefix item[netip.Prefix]
+	four   item[netip.Prefix] // prefix4
 	mtu    item[int]
 }
 
@@ -294,7 +295,10 @@ func readChain(c cursor) chain {
 				field{"source", false, into(&ch.source, match)},
 			)
 			if m, ok := c.node.(*ast.MappingNode); ok && len(m.Values) == 0 {
-				c.r.problemf(c.at, "matches nothing; give it a destination, a source or both (::/0 is everything)")
+				c.r.problemf(c.at, "matches nothing; give it a destination, a source or both (::/0 is all of IPv6, 0.0.0.0/0 all of IPv4)")
+			}
+			if err := model.CheckMatch(ch.destination.value, ch.source.value); err != nil {
+				c.r.problemf(c.at, "%s", err)
 			}
 		}},
 		field{"direction", false, into(&ch.both, direction)},
@@ -340,6 +344,7 @@ func readHost(c cursor) host {
 		field{"name", true, into(&h.name, name)},
 		field{"node", true, into(&h.node, cursor.text)},
 		field{"prefix", true, into(&h.prefix, prefixBy(checkHostPrefix))},
+		field{"prefix4", false, into(&h.four, prefixBy(checkHostPrefix4))},
 		field{"mtu", false, into(&h.mtu, mtu)},
 	)
 	return h

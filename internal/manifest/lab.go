@@ -1,6 +1,7 @@
 package manifest
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"strings"
@@ -119,8 +120,19 @@ func checkHostPrefix(p netip.Prefix) error {
 	return nil
 }
 
+func checkHostPrefix4(p netip.Prefix) error {
+	if err := model.CheckMatchPrefix(netip.Prefix{}, p); err != nil {
+		return err
+	}
+	if !p.Addr().Is4() || p.Bits() < 8 || p.Bits() > 30 {
+		return errors.New("is not an IPv4 prefix with room for a host and its node; expect one such as 192.0.2.0/24")
+	}
+	return nil
+}
+
 func (c *labChecker) checkHosts() {
 	prefixes := map[netip.Prefix]string{}
+	var fours []item[netip.Prefix]
 	for _, h := range c.lab.hosts.value {
 		c.station(h.name)
 		resolve(c.reader, h.node, c.nodes, "node")
@@ -138,6 +150,14 @@ func (c *labChecker) checkHosts() {
 			for _, r := range c.lab.routers.value {
 				c.notWithin(p, r.address, r.name)
 			}
+		}
+		if p := h.four; p.ok {
+			for _, other := range fours {
+				if other.value.Overlaps(p.value) {
+					c.problemf(p.at, "%q overlaps %s in line %d", p.value, other.value, other.at.line)
+				}
+			}
+			fours = append(fours, p)
 		}
 		if h.name.ok && h.node.ok {
 			w := wire{at: h.at, role: model.RoleEdge, mtu: mtuDefault}
@@ -330,7 +350,7 @@ func (l *lab) model() *model.Lab {
 		m.MTU = l.mtu.value
 	}
 	for _, h := range l.hosts.value {
-		m.Hosts = append(m.Hosts, model.LabHost{Name: h.name.value, Node: h.node.value, Prefix: h.prefix.value, MTU: h.mtu.value})
+		m.Hosts = append(m.Hosts, model.LabHost{Name: h.name.value, Node: h.node.value, Prefix: h.prefix.value, Prefix4: h.four.value, MTU: h.mtu.value})
 	}
 	for _, r := range l.routers.value {
 		m.Routers = append(m.Routers, model.LabRouter{Name: r.name.value, Address: r.address.value, SIDs: values(r.sids)})

@@ -1,9 +1,6 @@
 package model
 
-import (
-	"net/netip"
-	"slices"
-)
+import "slices"
 
 // Bounds of a domain.
 const (
@@ -56,35 +53,6 @@ func (c Chain) Directed(d Direction) Chain {
 	slices.Reverse(c.Functions)
 	c.Match = c.Match.Reverse()
 	return c
-}
-
-// Reverse matches the answers to what m matches.
-func (m Match) Reverse() Match {
-	return Match{Destination: m.Source, Source: m.Destination}
-}
-
-// Covers says whether m matches a packet with these addresses.
-func (m Match) Covers(destination, source netip.Addr) bool {
-	covers := func(p netip.Prefix, a netip.Addr) bool { return !p.IsValid() || p.Contains(a) }
-	return covers(m.Destination, destination) && covers(m.Source, source)
-}
-
-// Overlaps says whether there is a packet that both match.
-func (m Match) Overlaps(o Match) bool {
-	overlaps := func(a, b netip.Prefix) bool { return !a.IsValid() || !b.IsValid() || a.Overlaps(b) }
-	return overlaps(m.Destination, o.Destination) && overlaps(m.Source, o.Source)
-}
-
-func (m Match) String() string {
-	switch {
-	case m.Source.IsValid() && m.Destination.IsValid():
-		return "destination " + m.Destination.String() + ", source " + m.Source.String()
-	case m.Source.IsValid():
-		return "source " + m.Source.String()
-	case m.Destination.IsValid():
-		return "destination " + m.Destination.String()
-	}
-	return "everything"
 }
 
 func find[T any](list []T, is func(T) bool) (T, bool) {

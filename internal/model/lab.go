@@ -14,13 +14,16 @@ type Lab struct {
 }
 
 // LabHost is an end system behind an edge interface of a node. In Prefix the
-// node has the address ::1 and the host ::2. The veth ends are NODE-HOST, as in
+// node has the address ::1 and the host ::2, in Prefix4 the first address and
+// the second. The veth ends are NODE-HOST, as in
 // the node's interfaces, and HOST-NODE.
 type LabHost struct {
 	Name   string
 	Node   string
 	Prefix netip.Prefix // /64
-	MTU    int          // of its link; 0: 1500
+	// Prefix4 is of IPv4, a /8 to a /30; zero: the host has no IPv4.
+	Prefix4 netip.Prefix
+	MTU     int // of its link; 0: 1500
 }
 
 // LabRouter is a Linux router that is not a node of the domain: it forwards,

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 )
 
@@ -132,24 +133,34 @@ func CheckSID(block netip.Prefix, sid netip.Addr) error {
 }
 
 // CheckMatchPrefix holds the rule for a prefix that a chain matches inner
-// addresses by. It must not reach into the block: nothing from outside may be
-// addressed to a SID. ::/0 stands for no condition, and may.
+// addresses by, of either version of IP. It must not reach into the block:
+// nothing from outside may be addressed to a SID. ::/0 and 0.0.0.0/0 stand for
+// all addresses of their version, and may.
 func CheckMatchPrefix(block, p netip.Prefix) error {
-	if p.IsValid() && (p.Addr().Is4() || p.Addr().Is4In6()) {
-		return errors.New("is an IPv4 prefix; IPv4 inner packets are not yet supported")
-	}
-	if err := CheckPrefix(p); err != nil {
-		return err
-	}
 	switch {
+	case !p.IsValid():
+		return errors.New("is not a prefix; expect one such as 2001:db8::/64 or 192.0.2.0/24")
+	case p.Addr().Is4In6():
+		return errors.New("is an IPv4 prefix in the form of an IPv6 address; expect one such as 192.0.2.0/24")
+	case p != p.Masked():
+		return fmt.Errorf("has bits set beyond its length; expect %s", p.Masked())
 	case p.Bits() == 0:
 		return nil
-	case p.Addr().IsMulticast(), linkLocal.Contains(p.Addr()):
-		return errors.New("is link-local or multicast, which no chain ever takes")
+	case slices.ContainsFunc(unsteered, func(u netip.Prefix) bool { return u.Contains(p.Addr()) && u.Bits() <= p.Bits() }):
+		return errors.New("is link-local, loopback or multicast, which no chain ever takes")
+	case mapped.Overlaps(p):
+		return fmt.Errorf("reaches into %s, which stands for IPv4; expect an IPv4 prefix for that", mapped)
 	case block.IsValid() && block.Overlaps(p):
 		return fmt.Errorf("overlaps the SID block %s, where nothing from outside may go", block)
 	}
 	return nil
 }
 
-var linkLocal = netip.MustParsePrefix("fe80::/10")
+var mapped = netip.MustParsePrefix("::ffff:0:0/96")
+
+// unsteered are the addresses that no packet of a chain has.
+var unsteered = []netip.Prefix{
+	netip.MustParsePrefix("fe80::/10"), netip.MustParsePrefix("ff00::/8"),
+	netip.MustParsePrefix("0.0.0.0/8"), netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("169.254.0.0/16"),
+	netip.MustParsePrefix("224.0.0.0/4"), netip.MustParsePrefix("255.255.255.255/32"),
+}

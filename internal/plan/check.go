@@ -327,11 +327,13 @@ func checkMatch(p *problems, block netip.Prefix, m model.Match) {
 			p.add(model.CheckMatchPrefix(block, c.prefix), "match: %s %s", c.name, c.prefix)
 		}
 	}
+	p.add(model.CheckMatch(m.Destination, m.Source), "match")
 }
 
 // claimMatch holds that a match leads to one path, in whatever epochs.
 func claimMatch(p *problems, claims map[model.Match]uint32, m model.Match, path uint32) {
-	m = model.Match{Destination: whole(m.Destination), Source: whole(m.Source)}
+	d, s := m.Whole()
+	m = model.Match{Destination: d, Source: s}
 	if other, ok := claims[m]; ok && other != path {
 		p.addf("match: path 0x%08x has the same", other)
 	}

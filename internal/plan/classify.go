@@ -16,7 +16,7 @@ type Rule struct {
 
 // DstEntry is an entry of the first look-up, by longest destination prefix.
 type DstEntry struct {
-	Prefix netip.Prefix // ::/0 and longer
+	Prefix netip.Prefix // ::/0 or 0.0.0.0/0, and longer
 	Source bool         // Target is a class: look the source up in it
 	Target uint32
 }
@@ -25,7 +25,7 @@ type DstEntry struct {
 // those of one class.
 type SrcEntry struct {
 	Class  uint32
-	Prefix netip.Prefix // ::/0 and longer
+	Prefix netip.Prefix // ::/0 or 0.0.0.0/0, and longer
 	Target uint32
 }
 
@@ -41,7 +41,7 @@ func Classify(rules []Rule) (dst []DstEntry, src []SrcEntry) {
 	own := map[netip.Prefix][]SrcEntry{}
 	seen := map[model.Match]bool{}
 	for _, r := range rules {
-		d, s := whole(r.Match.Destination), whole(r.Match.Source)
+		d, s := r.Match.Whole()
 		if m := (model.Match{Destination: d, Source: s}); !seen[m] {
 			seen[m] = true
 			own[d] = append(own[d], SrcEntry{Prefix: s, Target: r.Target})
@@ -121,15 +121,7 @@ func tableKey(table []SrcEntry) string {
 	return string(b)
 }
 
-// whole is the prefix that a condition stands for.
-func whole(p netip.Prefix) netip.Prefix {
-	if !p.IsValid() {
-		return netip.PrefixFrom(netip.IPv6Unspecified(), 0)
-	}
-	return p.Masked()
-}
-
-// comparePrefix orders by address, and puts a prefix before those within it.
+// comparePrefix orders by version and address, and puts a prefix before those within it.
 func comparePrefix(a, b netip.Prefix) int {
 	if c := a.Addr().Compare(b.Addr()); c != 0 {
 		return c

@@ -48,19 +48,24 @@ func lookUp(dst []DstEntry, src []SrcEntry, destination, source netip.Addr) (tar
 }
 
 // Few addresses and lengths, so that prefixes lie within each other.
-func crowded() *rapid.Generator[netip.Addr] {
+func crowded(v4 bool) *rapid.Generator[netip.Addr] {
 	return rapid.Custom(func(t *rapid.T) netip.Addr {
-		return netip.AddrFrom16([16]byte{0x20, 0x01, 2: rapid.SampledFrom([]byte{0, 0x40, 0x80, 0xc0, 0xff}).Draw(t, "byte")})
+		b := rapid.SampledFrom([]byte{0, 0x40, 0x80, 0xc0, 0xff}).Draw(t, "byte")
+		if v4 {
+			return netip.AddrFrom4([4]byte{0x20, 0x01, b, 1})
+		}
+		return netip.AddrFrom16([16]byte{0x20, 0x01, 2: b})
 	})
 }
 
-func crowdedPrefix() *rapid.Generator[netip.Prefix] {
+func crowdedPrefix(v4 bool) *rapid.Generator[netip.Prefix] {
 	return rapid.Custom(func(t *rapid.T) netip.Prefix {
 		bits := rapid.SampledFrom([]int{-1, 0, 8, 16, 17, 18, 24, 128}).Draw(t, "bits")
 		if bits < 0 {
 			return netip.Prefix{}
 		}
-		return netip.PrefixFrom(crowded().Draw(t, "address"), bits).Masked()
+		a := crowded(v4).Draw(t, "address")
+		return netip.PrefixFrom(a, min(bits, a.BitLen())).Masked()
 	})
 }
 
@@ -69,8 +74,10 @@ func TestTwoLookUpsGiveWhatAScanOfTheRulesGives(t *testing.T) {
 		var rules []Rule
 		seen := map[model.Match]bool{}
 		for i := range rapid.IntRange(0, 12).Draw(t, "rules") {
-			m := model.Match{Destination: crowdedPrefix().Draw(t, "destination"), Source: crowdedPrefix().Draw(t, "source")}
-			key := model.Match{Destination: whole(m.Destination), Source: whole(m.Source)}
+			v4 := rapid.Bool().Draw(t, "IPv4")
+			m := model.NewMatch(crowdedPrefix(v4).Draw(t, "destination"), crowdedPrefix(v4).Draw(t, "source"))
+			var key model.Match
+			key.Destination, key.Source = m.Whole()
 			if !seen[key] {
 				seen[key] = true
 				rules = append(rules, Rule{Match: m, Target: uint32(i + 100)})
@@ -78,7 +85,8 @@ func TestTwoLookUpsGiveWhatAScanOfTheRulesGives(t *testing.T) {
 		}
 		dst, src := Classify(rules)
 		for range 20 {
-			d, s := crowded().Draw(t, "d"), crowded().Draw(t, "s")
+			v4 := rapid.Bool().Draw(t, "IPv4")
+			d, s := crowded(v4).Draw(t, "d"), crowded(v4).Draw(t, "s")
 			want, wantFound := scan(rules, d, s)
 			got, gotFound := lookUp(dst, src, d, s)
 			if got != want && wantFound || gotFound != wantFound {

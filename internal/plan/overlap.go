@@ -2,7 +2,6 @@ package plan
 
 import (
 	"fmt"
-	"net/netip"
 	"slices"
 
 	"github.com/waystamp/waystamp/internal/model"
@@ -31,7 +30,7 @@ func checkOverlaps(chains []model.Chain) []error {
 }
 
 func checkOverlap(a, b model.Chain, dir model.Direction) error {
-	if !overlap(a.Match.Destination, b.Match.Destination) || !overlap(a.Match.Source, b.Match.Source) {
+	if !a.Match.Overlaps(b.Match) {
 		return nil
 	}
 	inner, outer := a, b
@@ -45,11 +44,6 @@ func checkOverlap(a, b model.Chain, dir model.Direction) error {
 		}
 	}
 	return nil
-}
-
-// overlap tells whether some address is in both; the zero Prefix holds all.
-func overlap(a, b netip.Prefix) bool {
-	return !a.IsValid() || !b.IsValid() || a.Overlaps(b)
 }
 
 // specific orders matches as classification does: by destination, then source.

@@ -283,23 +283,6 @@ func (p *Packet) Fix() error {
 	return nil
 }
 
-// Inner is the header of the IPv6 packet that p carries, and what follows it.
-func (p Packet) Inner() (Header, []byte, error) {
-	next := p.Header.NextHeader
-	if p.SRH != nil {
-		next = p.SRH.NextHeader
-	}
-	switch {
-	case next != NextHeaderIPv6:
-		return Header{}, nil, fmt.Errorf("next header %d is not an IPv6 packet (%d)", next, NextHeaderIPv6)
-	case len(p.Payload) < IPv6Len:
-		return Header{}, nil, fmt.Errorf("the inner IPv6 header needs %d bytes, %d are left", IPv6Len, len(p.Payload))
-	case p.Payload[0]>>4 != 6:
-		return Header{}, nil, fmt.Errorf("the inner packet's version is %d, not 6", p.Payload[0]>>4)
-	}
-	return header(p.Payload), append([]byte(nil), p.Payload[IPv6Len:]...), nil
-}
-
 // Append adds the header to b as it is on a wire.
 func (h Header) Append(b []byte) ([]byte, error) {
 	if h.FlowLabel > 0xfffff {

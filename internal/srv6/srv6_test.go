@@ -74,8 +74,8 @@ func TestDecodeReadsEveryFieldOfScapysPacket(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	wantInner := srv6.Header{
-		FlowLabel: 0x12345, PayloadLength: 16, NextHeader: 17, HopLimit: 63,
+	wantInner := srv6.Inner{
+		Version: 6, Length: 56, NextHeader: 17, HopLimit: 63,
 		Source: netip.MustParseAddr("fc00:7::2"), Destination: netip.MustParseAddr("fc00:8::2"),
 	}
 	if diff := cmp.Diff(wantInner, inner, equal); diff != "" {
@@ -182,10 +182,9 @@ func TestOtherRoutingHeadersAreNotSRHs(t *testing.T) {
 
 func TestInnerRefuses(t *testing.T) {
 	for name, want := range map[string]string{
-		"inner-ipv4":         "next header 4 is not an IPv6 packet (41)",
 		"inner-truncated-39": "the inner IPv6 header needs 40 bytes, 39 are left",
 		"inner-version-4":    "the inner packet's version is 4, not 6",
-		"no-srh-udp":         "next header 17 is not an IPv6 packet (41)",
+		"no-srh-udp":         "next header 17 is not an IP packet (4 or 41)",
 	} {
 		p, err := srv6.DecodeFrame(frame(t, name))
 		if err != nil {

@@ -267,11 +267,11 @@ var scenes = []scene{
 	}, {
 		name: "the outer header is taken off",
 		tamper: between("r3", 0, one(func(p srv6.Packet) srv6.Packet {
-			inner, payload, err := p.Inner()
+			inner, err := srv6.Decode(p.Payload)
 			if err != nil {
 				panic(err)
 			}
-			return srv6.Packet{Header: inner, Payload: payload}
+			return inner
 		})),
 		node: "r6", reason: "unproven",
 		says: fixed("a packet from fc00:7::2 to fc00:8::2, which chain web requires, came without proof"),
@@ -292,16 +292,14 @@ var scenes = []scene{
 
 // around puts a packet to another destination behind the headers of p.
 func around(p srv6.Packet, to netip.Addr) srv6.Packet {
-	inner, payload, err := p.Inner()
+	inner, err := srv6.Decode(p.Payload)
 	if err != nil {
 		panic(err)
 	}
-	inner.Destination = to
-	b, err := inner.Append(nil)
-	if err != nil {
+	inner.Header.Destination = to
+	if p.Payload, err = inner.Append(nil); err != nil {
 		panic(err)
 	}
-	p.Payload = append(b, payload...)
 	return p
 }
 
@@ -409,11 +407,11 @@ func TestAReportingChainLetsViolationsThrough(t *testing.T) {
 				return withProof(p, func(v *srv6.Proof) { v.Epoch++ })
 			})},
 			{"unproven", last(func(p srv6.Packet) srv6.Packet {
-				inner, payload, err := p.Inner()
+				inner, err := srv6.Decode(p.Payload)
 				if err != nil {
 					panic(err)
 				}
-				return srv6.Packet{Header: inner, Payload: payload}
+				return inner
 			})},
 		} {
 			m.with(c.tamper, func() { w.isCutOff("h1", "h3", probes) })

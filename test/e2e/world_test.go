@@ -49,6 +49,7 @@ type world struct {
 	manifest manifest.Manifest
 	plan     *plan.Domain
 	silent   bool // without agents
+	ipv4     bool // its hosts speak IPv4
 
 	*ledger
 }
@@ -350,6 +351,9 @@ func (w *world) net(name string) *host.Net {
 func (w *world) addr(name string) netip.Addr {
 	w.t.Helper()
 	for _, h := range w.manifest.Lab.Hosts {
+		if h.Name == name && w.ipv4 {
+			return lab.HostAddress4(h)
+		}
 		if h.Name == name {
 			return lab.HostAddress(h)
 		}

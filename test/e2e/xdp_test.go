@@ -80,10 +80,11 @@ lab:
 // buildFast builds that lab, and makes the hosts send and take packets as on a
 // wire: TCP checksums are not left to a device that XDP passes by. When it
 // returns, the programs have found out that XDP can do all the work.
-func buildFast(t *testing.T, s model.Scheme) *world {
+func buildFast(t *testing.T, s model.Scheme, changes ...change) *world {
 	t.Helper()
 	countRuns(t)
-	w := build(t, fast, proven(s))
+	w := build(t, fast, append(changes, proven(s))...)
+	w.ipv4 = w.manifest.Domain.Chains[0].Match.Is4()
 	for host1, link := range map[string]string{"h1": "h1-r1", "h2": "h2-r6"} {
 		must(t, w.net(host1).SetOffload(link, host.GRO, true))
 		must(t, w.net(host1).SetOffload(link, host.TransmitSum, false))

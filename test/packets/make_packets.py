@@ -34,7 +34,7 @@ import json
 import os
 import struct
 
-from scapy.layers.inet import TCP, UDP, ICMP, IP, IPOption_NOP
+from scapy.layers.inet import TCP, UDP, ICMP, IP, IPOption, IPOption_NOP
 from scapy.layers.inet6 import (IPv6, ICMPv6DestUnreach, ICMPv6EchoRequest,
                                 ICMPv6ND_NS, ICMPv6ND_Redirect,
                                 ICMPv6PacketTooBig, ICMPv6ParamProblem,
@@ -234,8 +234,10 @@ NODES = [
     {"name": "r6", "address": "fc00:1::6", "locator": "fc00:0:0:600::/56"},
 ]
 # Own addresses beside the node's.
-LOCAL = {"r1": ["fc00:7::1", "192.0.2.254"], "r6": ["fc00:8::1"]}
+LOCAL = {"r1": ["fc00:7::1", "192.0.2.254"],
+         "r6": ["fc00:8::1", "198.51.100.1"]}
 H1, H2 = "fc00:7::2", "fc00:8::2"
+V1, V2 = "192.0.2.2", "198.51.100.2"
 
 
 def sid(n):
@@ -280,8 +282,14 @@ special = Path("special", 0x5eed0009, 1, KEYED,
 bound = Path("bound", 0x5eed000a, 1, KEYED_FLOW,
              through(("fw", 0x20c), ("dpi", 0x30c), ("", 0x60c)),
              "fc00:10::/64")
+# IPv4: one by destination, one by source.
+four = Path("four", 0x5eed000b, 1, KEYED,
+            through(("fw", 0x20d), ("", 0x60d)), "198.51.100.0/24",
+            source="0.0.0.0/0")
+fourth = Path("fourth", 0x5eed000c, 1, OPOT, through(("", 0x60e)),
+              "0.0.0.0/0", source="203.0.113.0/25", mtu=1300)
 PATHS = [web, web2, ordered, unordered, direct, longest, local, twice, report,
-         special, bound]
+         special, bound, four, fourth]
 LANE, LANES = 5, 4  # of r1, on every path
 
 
@@ -301,6 +309,22 @@ def ether(payload, **kw):
 def inner(dst=H2, src=H1, hlim=63, tc=0, fl=0x12345, what=None):
     return bytes(IPv6(src=src, dst=dst, hlim=hlim, tc=tc, fl=fl) / (
         what or UDP(sport=4242, dport=53) / Raw(b"waystamp")))
+
+
+def inner4(dst=V2, src=V1, ttl=63, tos=0, what=None, **kw):
+    return bytes(IP(src=src, dst=dst, ttl=ttl, tos=tos, id=0x4242, **kw) / (
+        what or UDP(sport=4242, dport=53) / Raw(b"waystamp")))
+
+
+def summed(packet):
+    """packet with the checksum that its IPv4 header needs, by Scapy."""
+    p = IP(packet)
+    del p.chksum
+    return bytes(p)
+
+
+def decremented4(packet):
+    return summed(packet[:8] + bytes([packet[8] - 1]) + packet[9:])
 
 
 def host(path):
@@ -431,6 +455,28 @@ def good():
           "node", out=decremented(inner(dst=host(local))))
     f.add("local-2", carried(local, 2), "comes in at the second function",
           out=decremented(inner(dst=host(local))))
+    for path in (four, fourth):
+        for position in range(1, len(path.visits)):
+            here = inner4(src="203.0.113.7")
+            if path is fourth:
+                here = inner4(dst="8.8.8.8", src="203.0.113.7")
+            if position == len(path.visits) - 1:
+                out = decremented4(here)
+            else:
+                out = carried(path, position + 1, hlim=62, nh=4, carries=here)
+            f.add("%s-%d" % (path.chain, position), carried(
+                path, position, nh=4, carries=here), "IPv4 inside, position "
+                "%d" % position, node=path.visits[position][0], out=out)
+    for name, packet in (
+            ("options", inner4(options=[IPOption(b"\x94\x04\0\0")])),
+            ("fragment", inner4(flags="MF")),
+            ("last-fragment", inner4(frag=100)),
+            ("esp", inner4(proto=50, what=Raw(bytes(range(40))))),
+            ("short", bytes(IP(src=V1, dst=V2, ttl=63, proto=59))),
+            ("tcp", inner4(what=TCP(sport=1, dport=80, flags="S"))),
+            ("ttl-2", inner4(ttl=2))):
+        f.add("four-2-" + name, carried(four, 2, nh=4, carries=packet),
+              "IPv4 inside: " + name, node="r6", out=decremented4(packet))
     hop(f, "fields-kept", web, 1, "traffic class, flow label, tag and flags "
         "of others stay", tc=0xb9, fl=0xfffff, tag=0xbeef, flags=0x2a)
     f.add("argument", carried(web, 1, dst="fc00:0:0:201:1:2:3:4"),
@@ -949,8 +995,35 @@ def inners():
             node="r6")
 
     good = inner()
-    bad("inner-ipv4", "INNER_PROTOCOL", "IPv4 inside", bytes(
-        IP(src="192.0.2.1", dst="192.0.2.2") / UDP()), nh=4)
+    bad("inner-ipv4", "WRONG_CHAIN", "web's proof around an IPv4 packet that "
+        "no chain takes", bytes(
+            IP(src="192.0.2.1", dst="192.0.2.2") / UDP()), nh=4)
+    bad("inner-ipv4-other", "WRONG_CHAIN", "web's proof around an IPv4 packet "
+        "of another chain", inner4(), nh=4)
+    bad("inner-mapped", "WRONG_CHAIN", "four's proof around an IPv6 packet "
+        "whose address looks like its own", inner(dst="::ffff:198.51.100.2"),
+        path=four)
+    bad("inner-mapped-source", "WRONG_CHAIN", "web's proof around an IPv6 "
+        "packet from what looks like IPv4", inner(src="::ffff:192.0.2.2"))
+    bad("inner-ipv4-truncated-19", "INNER_TRUNCATED", "19 bytes of IPv4 "
+        "inside", inner4()[:19], path=four, nh=4)
+    bad("inner-version-6", "INNER_VERSION", "version 6 behind next header 4",
+        b"\x65" + inner4()[1:], path=four, nh=4)
+    bad("inner-ipv4-header-16", "INNER_VERSION", "an IPv4 header of 16 bytes",
+        b"\x44" + inner4()[1:], path=four, nh=4)
+    bad("inner-ipv4-behind-41", "INNER_VERSION", "IPv4 behind next header 41",
+        inner4(what=UDP() / Raw(bytes(20))), path=four)
+    bad("inner-ttl-1", "INNER_HOP_LIMIT", "inner TTL 1", inner4(ttl=1),
+        path=four, nh=4)
+    bad("inner-ttl-0", "INNER_HOP_LIMIT", "inner TTL 0", inner4(ttl=0),
+        path=four, nh=4)
+    for name, dst in (("multicast", "224.0.0.1"), ("loopback", "127.0.0.1"),
+                      ("link-local", "169.254.1.1"), ("zero", "0.1.2.3"),
+                      ("broadcast", "255.255.255.255")):
+        bad("inner-ipv4-" + name, "WRONG_CHAIN", "to " + dst, inner4(
+            dst=dst, src="203.0.113.5"), path=fourth, nh=4)
+    bad("inner-ipv4-from-link-local", "WRONG_CHAIN", "from link-local",
+        inner4(src="169.254.1.1"), path=four, nh=4)
     bad("inner-ethernet", "INNER_PROTOCOL", "an Ethernet frame inside",
         ether(good), nh=143)
     bad("inner-udp", "INNER_PROTOCOL", "no packet inside, but UDP",
@@ -993,6 +1066,28 @@ def inners():
             out=decremented(inner(tc=0x28 | becomes)))
     bad("inner-link-local", "WRONG_CHAIN", "web's proof around a link-local "
         "packet", inner(dst="fe80::1"))
+    f.drop("ecn4-not-ect", "ECN", carried(four, 2, tc=3, carries=inner4(),
+           nh=4), "congestion was met, and the inner IPv4 packet cannot say so",
+           node="r6")
+    for out, within, becomes in ((0, 3, 3), (1, 1, 1), (1, 2, 1), (2, 2, 2),
+                                 (3, 1, 3), (3, 2, 3), (3, 3, 3)):
+        f.add("ecn4-%d-%d" % (out, within), carried(
+            four, 2, tc=0xb8 | out, nh=4,
+            carries=inner4(tos=0x28 | within)),
+            "ECN %d outside, %d inside IPv4" % (out, within), node="r6",
+            out=decremented4(inner4(tos=0x28 | becomes)))
+    wrong = inner4()[:10] + b"\x12\x34" + inner4()[12:]
+    # RFC 1624: the difference to the right one stays.
+    was = struct.unpack(">H", inner4()[10:12])[0]
+    now = struct.unpack(">H", decremented4(inner4())[10:12])[0]
+    off = (0x1234 - was + now) % 0xffff
+    f.add("inner-ipv4-checksum", carried(four, 2, carries=wrong, nh=4),
+          "a wrong header checksum stays as wrong as it was", node="r6",
+          out=decremented4(inner4())[:10] + struct.pack(">H", off) +
+          inner4()[12:])
+    f.add("inner-ipv4-for-the-egress", carried(four, 2, carries=inner4(
+        dst="198.51.100.1", ttl=1), nh=4), "the inner IPv4 packet is addressed "
+        "to the egress itself", node="r6", expect="deliver")
     return f
 
 
@@ -1006,8 +1101,38 @@ def core():
     f.add("arp", None, "ARP", node="r6", expect="pass", frame=bytes(
         Ether(**{**ETHER, "dst": "ff:ff:ff:ff:ff:ff"}) /
         ARP(hwsrc="02:00:00:00:00:01", psrc="192.0.2.1", pdst="192.0.2.2")))
-    f.add("ipv4", None, "IPv4", node="r6", expect="pass", frame=bytes(
-        Ether(**ETHER) / IP(src="192.0.2.1", dst="192.0.2.2") / UDP()))
+    def v4(name, note, packet, expect="pass", **kw):
+        f.add(name, packet, note, **{"node": "r6", "type": 0x0800, **kw},
+              expect=expect)
+    v4("ipv4", "IPv4 that no chain takes", inner4(dst="192.0.2.2"))
+    v4("unproven-ipv4", "IPv4 that a chain requires", inner4(),
+       "drop UNPROVEN")
+    v4("unproven-ipv4-source", "IPv4 that a chain requires by its source",
+       inner4(dst="8.8.8.8", src="203.0.113.1"), "drop UNPROVEN")
+    v4("unproven-ipv4-wrong", "with a header that says nothing right",
+       inner4(chksum=1, len=3), "drop UNPROVEN")
+    v4("unproven-ipv4-link-local", "to where no router forwards, but Linux "
+       "does", inner4(dst="169.254.1.1", src="203.0.113.1"), "drop UNPROVEN")
+    v4("plain-ipv4-own", "IPv4 to the node itself",
+       inner4(dst="198.51.100.1"))
+    for name, dst in (("multicast", "224.0.0.251"), ("loopback", "127.0.0.1"),
+                      ("broadcast", "255.255.255.255"), ("zero", "0.0.0.9")):
+        v4("plain-ipv4-" + name, "to " + dst, inner4(
+            dst=dst, src="203.0.113.1"))
+    v4("ipv4-elsewhere", "only the egress guards", inner4(), node="r2")
+    v4("ipv4-truncated", "19 bytes of IPv4", inner4()[:19], "drop TRUNCATED")
+    v4("ipv4-version-6", "version 6 under IPv4's ethertype: the kernel's "
+       "matter", b"\x65" + inner4()[1:])
+    v4("ipv4-header-16", "a header of 16 bytes: the kernel's matter",
+       b"\x44" + inner4()[1:])
+    f.drop("mapped", "MAPPED_ADDRESS", inner(dst="::ffff:198.51.100.2"),
+           "an IPv6 packet to what stands for IPv4", node="r6")
+    f.drop("mapped-source", "MAPPED_ADDRESS", inner(src="::ffff:203.0.113.1",
+           dst="fc00:99::1"), "an IPv6 packet from what stands for IPv4",
+           node="r6")
+    f.drop("mapped-source-sid", "MAPPED_ADDRESS", outer(
+        web.sid(3), carried(web, 3)[40:], src="::ffff:1.2.3.4"),
+        "the same, to a SID", node="r6")
     ns = bytes(IPv6(src="fe80::1", dst="ff02::1:ff00:2", hlim=255) /
                ICMPv6ND_NS(tgt="fe80::2"))
     same("neighbour-solicitation", ns, "neighbour discovery")
@@ -1190,7 +1315,89 @@ def edge():
         Ether(**ETHER) / IP(src="192.0.2.1", dst="192.0.2.2") / UDP()))
     here = dict(packet=None, frame=bytes(
         Ether(**ETHER) / IP(src="192.0.2.1", dst="192.0.2.254") / UDP()))
-    same("edge-ipv4", note="IPv4 takes no chain", **ipv4)
+    same("edge-ipv4", note="IPv4 that no chain takes", **ipv4)
+
+    def v4(name, packet, note, expect="pass", **kw):
+        add(name, packet, note, type=0x0800, expect=expect, **kw)
+
+    def encap4(name, path, packet, note, counter=7, pad=b"", frames=1, **kw):
+        v = path.values(1, rnd(counter, frames))
+        n = len(path.segments())
+        add(name, packet + pad, note, counter=counter, type=0x0800,
+            frames=frames if frames != 1 else None,
+            out=outer(path.sid(1), srh(path.segments(), n - 1, path.tlv(v),
+                                       nh=4) + decremented4(packet), hlim=64,
+                      tc=packet[1], fl=0), **kw)
+
+    encap4("edge-four", four, inner4(), "IPv4 by its destination")
+    encap4("edge-fourth", fourth, inner4(dst="8.8.8.8", src="203.0.113.9"),
+           "IPv4 by its source")
+    encap4("edge-four-both", four, inner4(src="203.0.113.9"), "the longer "
+           "destination wins")
+    encap4("edge-four-tos", four, inner4(tos=0xbb), "DSCP and ECN")
+    encap4("edge-four-ttl-2", four, inner4(ttl=2), "the last TTL")
+    encap4("edge-four-tcp", four, inner4(what=TCP(sport=1, dport=80)), "TCP")
+    encap4("edge-four-ping", four, inner4(what=ICMP(id=1, seq=2)), "ICMP")
+    encap4("edge-four-options", four, inner4(options=[
+        IPOption(b"\x94\x04\0\0"), IPOption(b"\x01" * 36)],
+        what=TCP(sport=1, dport=80)), "40 bytes of options")
+    encap4("edge-four-fragment", four, inner4(flags="MF"), "a fragment")
+    encap4("edge-four-last-fragment", four, inner4(frag=100), "the last one")
+    encap4("edge-four-short", four, bytes(IP(src=V1, dst=V2, ttl=9, proto=59)),
+           "20 bytes in all")
+    encap4("edge-four-padded", four, inner4(what=TCP(sport=1, dport=80)),
+           "with Ethernet's padding, which stays outside", pad=bytes(6))
+    encap4("edge-four-drop", four, inner4(), "a chain takes it",
+           port="edge-drop")
+    encap4("edge-four-train", four, inner4(what=TCP() / Raw(bytes(100))),
+           "63 frames in one skb", frames=63)
+
+    def sized4(n):
+        return inner4(dst="8.8.8.8", src="203.0.113.9",
+                      what=UDP(sport=1, dport=2) / Raw(bytes(n - 28)))
+    encap4("edge-fourth-mtu", fourth, sized4(1300), "as large as its chain "
+           "can carry")
+    v4("edge-fourth-above-mtu", sized4(1301), "one byte larger",
+       "drop CHAIN_MTU")
+    v4("edge-ttl-1", inner4(ttl=1), "TTL 1", "drop EDGE_HOP_LIMIT")
+    v4("edge-ttl-0", inner4(ttl=0), "TTL 0", "drop EDGE_HOP_LIMIT")
+    v4("edge-ipv4-checksum", inner4(chksum=1), "a wrong checksum",
+       "drop IP4_CHECKSUM")
+    v4("edge-ipv4-checksum-options", summed(inner4(options=[
+        IPOption(b"\x94\x04\0\0")]))[:21] + b"\x05" + inner4()[18:],
+        "options that the checksum does not count", "drop IP4_CHECKSUM")
+    v4("edge-ipv4-long", inner4(len=37), "a total length beyond the frame",
+       "drop IP4_LENGTH")
+    v4("edge-ipv4-len-19", inner4(len=19), "a total length of less than its "
+       "header", "drop IP4_LENGTH")
+    v4("edge-ipv4-header-60", b"\x4f" + inner4()[1:], "a header longer than "
+       "the packet", "drop IP4_LENGTH")
+    v4("edge-ipv4-train-length", inner4(len=30), "a super-packet that is "
+       "longer than it says", "drop IP4_LENGTH", frames=2)
+    v4("edge-ipv4-truncated", inner4()[:19], "19 bytes", "drop EDGE_TRUNCATED")
+    v4("edge-ipv4-version-6", b"\x65" + inner4()[1:], "version 6 under IPv4's "
+       "ethertype: the kernel's matter")
+    v4("edge-ipv4-header-16", b"\x44" + inner4()[1:], "a header of 16 bytes: "
+       "the kernel's matter")
+    for name, dst, src in (
+            ("multicast", "224.0.0.251", "203.0.113.1"),
+            ("broadcast", "255.255.255.255", "203.0.113.1"),
+            ("loopback", "127.0.0.1", "203.0.113.1"),
+            ("zero", "0.0.0.9", "203.0.113.1"),
+            ("from-zero", V2, "0.0.0.0"), ("from-loopback", V2, "127.0.0.1"),
+            ("from-multicast", V2, "224.0.0.1")):
+        v4("edge-ipv4-" + name, inner4(dst=dst, src=src), "the kernel forwards "
+           "no such packet", port="edge-drop")
+    v4("edge-ipv4-link-local", inner4(dst="169.254.1.1", src="203.0.113.1"),
+       "never steered")
+    v4("edge-ipv4-from-link-local", inner4(src="169.254.1.1"), "never steered; "
+       "Linux would forward it", "drop UNMATCHED", port="edge-drop")
+    v4("edge-ipv4-unproven", inner4(), "at the edge of the egress, which is no "
+       "headend of it", "drop UNPROVEN", node="r6")
+    drop("edge-mapped", "MAPPED_ADDRESS", inner(dst="::ffff:198.51.100.2"),
+         "an IPv6 packet to what stands for IPv4")
+    drop("edge-mapped-source", "MAPPED_ADDRESS", inner(
+        src="::ffff:192.0.2.2"), "an IPv6 packet from what stands for IPv4")
     same("edge-ipv4-own", note="IPv4 to the node itself", port="edge-drop",
          **here)
     drop("edge-ipv4-drop", "UNMATCHED", note="IPv4 where unmatched traffic is "

@@ -98,6 +98,9 @@ struct ws_config {
 	__be64 address[2]; /* the node's: ICMP errors come from it */
 	__u64 icmp_interval_ns; /* between two ICMP errors of a CPU, in the long run */
 	__u64 icmp_burst_ns; /* as many intervals as may be sent at once */
+	/* 1: the kernel has BPF_F_ADJ_ROOM_DECAP_L3_IPV4 and its like, since 6.3 */
+	__u32 decap_l3;
+	__u32 pad;
 };
 
 /* ws_node[0]. Zero, as the map is made: refuse. */
@@ -204,7 +207,8 @@ struct ws_headend {
 	__u32 mtu; /* of the inner packet; 0: not known */
 	struct ws_share share;
 	/* The outer header as sent, but for payload length, traffic class, flow
-	 * label, RND and CML, which are zero here.
+	 * label, RND and CML, which are zero here, and the SRH's next header,
+	 * which is that of IPv6.
 	 */
 	__u8 outer[WS_OUTER_MAX];
 };
@@ -230,7 +234,10 @@ struct ws_counter {
 	__u64 ceiling; /* numbers up to here may be given out */
 };
 
-/* ws_match_dst, ws_guard_dst: longest destination prefix. */
+/* ws_match_dst, ws_guard_dst: longest destination prefix. Here and in all keys
+ * an IPv4 address is ::ffff:a.b.c.d; where a rule covers more than all of these,
+ * one for them says that it does not mean them.
+ */
 struct ws_dst_key {
 	__u32 prefixlen;
 	__u8 addr[16];

@@ -9,8 +9,8 @@
 /* X(name, text): the text says what the packet or the node was like. */
 #define WS_REASONS(X)                                                          \
 	X(NONE, "not refused")                                                 \
-	X(TRUNCATED, "the IPv6 header runs past the end of the packet")        \
-	X(EDGE_TRUNCATED, "the IPv6 header of a packet from outside runs past its end") \
+	X(TRUNCATED, "the IP header runs past the end of the packet")        \
+	X(EDGE_TRUNCATED, "the IP header of a packet from outside runs past its end") \
 	X(PAYLOAD_LENGTH, "the outer payload length runs past the end of the packet") \
 	X(UNCONFIGURED, "this node has no plan yet")                           \
 	X(OUTSIDE_SID, "a packet from outside is addressed to the SID block")  \
@@ -35,16 +35,19 @@
 	X(UPPER_LAYER, "no segments are left, but the SID is not the path's egress") \
 	X(SEGMENTS_REMAIN, "segments are left at the path's egress")           \
 	X(SEGMENT_OUTSIDE, "the next segment is not a SID of the domain")      \
+	X(MAPPED_ADDRESS, "an IPv6 packet has an address below ::ffff:0:0/96, where nothing can be sent") \
+	X(IP4_LENGTH, "the total length of an IPv4 packet for a chain is not that of its frame") \
+	X(IP4_CHECKSUM, "the header checksum of an IPv4 packet for a chain is wrong") \
 	X(HOP_LIMIT, "the hop limit is used up")                               \
 	X(SEGMENTS, "the segment list carried is not the path's")              \
 	X(PROOF, "the proof does not verify")                                  \
 	X(RANGE, "the proof's values are not below its prime")                 \
 	X(FLOW, "the stamp covers the inner addresses and ports, and they cannot be read") \
-	X(INNER_PROTOCOL, "what is inside is neither IPv6 nor a protocol that this egress takes out") \
+	X(INNER_PROTOCOL, "what is inside is neither IPv4 nor IPv6, or not what a function here takes") \
 	X(INNER_TRUNCATED, "the inner packet runs past the end of the packet") \
-	X(INNER_VERSION, "the inner packet's version field is not its protocol's") \
-	X(INNER_HOP_LIMIT, "the hop limit of the inner packet is used up")     \
-	X(EDGE_HOP_LIMIT, "the hop limit of a packet for a chain is used up at the headend") \
+	X(INNER_VERSION, "the inner packet's version field is not its protocol's, or its header length is impossible") \
+	X(INNER_HOP_LIMIT, "the hop limit or TTL of the inner packet is used up")     \
+	X(EDGE_HOP_LIMIT, "the hop limit or TTL of a packet for a chain is used up at the headend") \
 	X(ECN, "congestion was marked on a packet whose inner header does not take marks") \
 	X(WRONG_CHAIN, "the inner packet belongs to another chain than its proof") \
 	X(RND_EXHAUSTED, "this headend has used up its numbers for the path")  \
@@ -59,7 +62,7 @@
 	X(CACHE_FULL, "the proxy has no room to keep one more header")         \
 	X(FUNCTION_MTU, "the packet is larger than what its function's interface takes") \
 	X(CANNOT_CUT, "a super-packet must be cut for its function, and the node has no cutter") \
-	X(FUNCTION_TRUNCATED, "the IPv6 header of a packet from a function runs past its end") \
+	X(FUNCTION_TRUNCATED, "the IP header of a packet from a function runs past its end") \
 	X(RESTORE_FAILED, "the kernel could not put the outer header back") \
 	X(PROXY_MISSING_BUG, "a SID or an interface names a proxy that is not there") \
 	X(SHARE_GONE, "the plan dropped a path while its packet was in the function") \

@@ -8,10 +8,72 @@ import (
 	"github.com/waystamp/waystamp/internal/srv6"
 )
 
+// ip is an inner packet of either version, from its header on.
+type ip interface {
+	// whole: it is of the version that carried it, and its header has room for
+	// itself.
+	whole() bool
+	source() netip.Addr
+	destination() netip.Addr
+	hopLimit() uint8
+	decrement()
+	trafficClass() uint8
+	ecn() uint8
+	setECN(uint8)
+}
+
+// headerOf is a packet's header; false: it runs past the end.
+func headerOf(b []byte, v4 bool) (ip, bool) {
+	if v4 {
+		return ipv4(b), len(b) >= srv6.IPv4Len
+	}
+	return ipv6(b), len(b) >= srv6.IPv6Len
+}
+
+// ipv4 are the bytes of a packet, from an IPv4 header on that is in bounds but
+// for its options (RFC 791 section 3.1).
+type ipv4 []byte
+
+func (b ipv4) whole() bool             { return b[0]>>4 == 4 && b.headerLength() >= srv6.IPv4Len }
+func (b ipv4) headerLength() int       { return 4 * int(b[0]&15) }
+func (b ipv4) totalLength() int        { return int(binary.BigEndian.Uint16(b[2:])) }
+func (b ipv4) hopLimit() uint8         { return b[8] }
+func (b ipv4) trafficClass() uint8     { return b[1] }
+func (b ipv4) ecn() uint8              { return b[1] & 3 }
+func (b ipv4) source() netip.Addr      { return netip.AddrFrom4([4]byte(b[12:16])) }
+func (b ipv4) destination() netip.Addr { return netip.AddrFrom4([4]byte(b[16:20])) }
+func (b ipv4) decrement()              { b.set(8, b[8]-1) }
+func (b ipv4) setECN(v uint8)          { b.set(1, b[1]&^3|v) }
+
+// set changes one byte, and the checksum with it by RFC 1624, so that a wrong
+// one stays wrong.
+func (b ipv4) set(at int, v uint8) {
+	word := at &^ 1
+	before := binary.BigEndian.Uint16(b[word:])
+	b[at] = v
+	sum := uint32(^binary.BigEndian.Uint16(b[10:])) + uint32(^before) + uint32(binary.BigEndian.Uint16(b[word:]))
+	for sum > 0xffff {
+		sum = sum&0xffff + sum>>16
+	}
+	binary.BigEndian.PutUint16(b[10:], ^uint16(sum))
+}
+
+// sumIsRight: the sum of all words, the checksum among them, is all ones.
+func (b ipv4) sumIsRight() bool {
+	sum := uint32(0)
+	for i := 0; i < b.headerLength(); i += 2 {
+		sum += uint32(binary.BigEndian.Uint16(b[i:]))
+	}
+	for sum > 0xffff {
+		sum = sum&0xffff + sum>>16
+	}
+	return sum == 0xffff
+}
+
 // ipv6 are the bytes of a packet, from an IPv6 header on that is in bounds.
 type ipv6 []byte
 
-func (b ipv6) version() uint8          { return b[0] >> 4 }
+func (b ipv6) whole() bool             { return b[0]>>4 == 6 }
 func (b ipv6) trafficClass() uint8     { return b[0]<<4 | b[1]>>4 }
 func (b ipv6) payloadLength() int      { return int(binary.BigEndian.Uint16(b[4:])) }
 func (b ipv6) nextHeader() uint8       { return b[6] }
@@ -77,11 +139,27 @@ func decapsulateECN(inner, outer uint8) (out uint8, drop bool) {
 	return inner, false
 }
 
-// unsteered addresses are never anybody's chain: link-local fe80::/10 and
-// multicast ff00::/8. netip's own questions would count ::ffff:224.0.0.1 too.
-func unsteered(a netip.Addr) bool {
+// neverForwarded are addresses from and to which the kernel forwards nothing: in
+// IPv6 link-local fe80::/10 and multicast ff00::/8, in IPv4 0.0.0.0/8,
+// 127.0.0.0/8, 224.0.0.0/4 and 255.255.255.255. netip's own questions would
+// count ::ffff:224.0.0.1 too.
+func neverForwarded(a netip.Addr) bool {
+	if a.Is4() {
+		b := a.As4()
+		return b[0] == 0 || b[0] == 127 || b[0]>>4 == 14 || b == [4]byte{255, 255, 255, 255}
+	}
 	b := a.As16()
 	return b[0] == 0xff || b[0] == 0xfe && b[1]&0xc0 == 0x80
+}
+
+// unsteered addresses are never anybody's chain: those, in IPv4 also link-local
+// 169.254.0.0/16, and in IPv6 the addresses that stand for IPv4.
+func unsteered(a netip.Addr) bool {
+	if a.Is4() {
+		b := a.As4()
+		return neverForwarded(a) || b[0] == 169 && b[1] == 254
+	}
+	return neverForwarded(a) || a.Is4In6()
 }
 
 // header are the bytes of an SRH that checkSRH accepted.

@@ -45,10 +45,10 @@ func (p *packet) answer(r Reason, at int, e icmp) Result {
 // mayAnswer: RFC 4443 2.4 e, and no SIDs, and there is a way to the source.
 func (n Node) mayAnswer(about ipv6) bool {
 	from := about.source()
-	if from.IsUnspecified() || unsteered(from) || unsteered(about.destination()) || n.Block.Contains(from) || n.owns(from) {
+	if from.IsUnspecified() || neverForwarded(from) || neverForwarded(about.destination()) || n.Block.Contains(from) || n.owns(from) {
 		return false
 	}
-	if about.version() != 6 || about.isError() {
+	if !about.whole() || about.isError() {
 		return false
 	}
 	if n.Route == nil {

@@ -31,7 +31,7 @@ func (l *Labels) Check(sent []byte) error {
 	}
 	f := flow{source: inner.Source, destination: inner.Destination, protocol: inner.NextHeader}
 	const tcp, udp = 6, 17
-	if (f.protocol == tcp || f.protocol == udp) && len(payload) >= 4 {
+	if !inner.Fragment && (f.protocol == tcp || f.protocol == udp) && len(payload) >= 4 {
 		f.ports = binary.BigEndian.Uint32(payload)
 	}
 	label := p.Header.FlowLabel

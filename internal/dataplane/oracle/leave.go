@@ -29,29 +29,45 @@ const (
 // nothing is required.
 func (n Node) Leave(d Departure) Result {
 	p := &packet{node: n}
-	if len(d.Frame) < srv6.EthernetLen || binary.BigEndian.Uint16(d.Frame[12:]) != srv6.EtherTypeIPv6 {
+	if len(d.Frame) < srv6.EthernetLen {
 		return p.pass()
 	}
-	ip := ipv6(d.Frame[srv6.EthernetLen:])
-	if len(ip) < srv6.IPv6Len {
+	b := d.Frame[srv6.EthernetLen:]
+	etherType := binary.BigEndian.Uint16(d.Frame[12:])
+	if etherType != srv6.EtherTypeIPv6 && etherType != srv6.EtherTypeIPv4 {
+		return p.pass()
+	}
+	v4 := etherType == srv6.EtherTypeIPv4
+	in, ok := headerOf(b, v4)
+	if !ok {
 		return p.drop(LeaveTruncated)
 	}
-	if ip.version() != 6 {
+	if !in.whole() {
 		return p.pass()
 	}
 	// Nobody but the programs at the plan's interfaces can be believed.
 	verified := d.Index && d.From == FromPlan
-	own := d.From == FromNode && (ip.nextHeader() != fragment || d.Socket)
-	_, required := n.requires(ip)
+	own := d.From == FromNode && (!isFragment(b, v4) || d.Socket)
+	_, required := n.requires(in)
 	switch {
-	case n.Block.Contains(ip.destination()):
+	case !v4 && n.Block.Contains(in.destination()):
 		return p.drop(LeakSID)
-	case ip.hasSRH():
+	case !v4 && ipv6(b).hasSRH():
 		return p.drop(LeakSRH)
-	case required && !verified && !own && !unsteered(ip.destination()):
+	case in.destination().Is4In6(), in.source().Is4In6():
+		return p.drop(MappedAddress)
+	case required && !verified && !own && !neverForwarded(in.destination()):
 		return p.drop(Unverified)
 	}
 	return p.pass()
+}
+
+func isFragment(b []byte, v4 bool) bool {
+	if v4 {
+		const moreFragments, offset = 0x2000, 0x1fff
+		return binary.BigEndian.Uint16(b[6:])&(moreFragments|offset) != 0
+	}
+	return ipv6(b).nextHeader() == fragment
 }
 
 // fragment is the next header of a fragment (RFC 8200 4.5).

@@ -31,9 +31,6 @@ const (
 	framesShift = 42
 )
 
-// etherTypeIPv4 is the only other one that the edge looks at.
-const etherTypeIPv4 = 0x0800
-
 // Node is where packets arrive.
 type Node struct {
 	plan.Node
@@ -53,7 +50,7 @@ type Arrival struct {
 	Interface model.Interface // its Role and Unmatched count
 	Frame     []byte          // from the Ethernet header
 	Frames    int             // that a super-packet is on a wire; 0 is 1
-	// Longest is the length of the longest of them, in bytes from the IPv6
+	// Longest is the length of the longest of them, in bytes from the IP
 	// header; 0: there is but one. It has no outer header of ours at a headend
 	// and includes it elsewhere.
 	Longest int
@@ -85,7 +82,8 @@ type Result struct {
 	Verdict  Verdict
 	Reason   Reason   // of a Drop
 	Reported []Reason // violations that were counted and let go on
-	Packet   []byte   // from the IPv6 header; nil for Pass and Drop
+	Packet   []byte   // from the IP header; nil for Pass and Drop
+	IPv4     bool     // Packet is one of IPv4
 	// Error is the ICMP error that a dropped packet's sender is told by, from
 	// its IPv6 header on; nil: nothing is said.
 	Error []byte
@@ -113,18 +111,25 @@ func (n Node) Process(a Arrival) Result {
 		return p.pass()
 	}
 	p.b = bytes.Clone(a.Frame[srv6.EthernetLen:])
-	etherType := binary.BigEndian.Uint16(a.Frame[12:])
-	if a.Interface.Role == model.RoleCore {
-		return p.core(etherType)
+	switch binary.BigEndian.Uint16(a.Frame[12:]) {
+	case srv6.EtherTypeIPv4:
+		p.v4 = true
+	case srv6.EtherTypeIPv6:
+	default:
+		return p.pass()
 	}
-	return p.edge(etherType)
+	if a.Interface.Role == model.RoleCore {
+		return p.core()
+	}
+	return p.edge()
 }
 
 // packet is one packet on its way through the node.
 type packet struct {
 	node    Node
 	arrival Arrival
-	b       []byte // from the IPv6 header on
+	b       []byte // from the IP header on
+	v4      bool   // that is one of IPv4
 	result  Result
 	// counted: the hop limit has been decremented here. Consecutive functions
 	// on one node are one hop.
@@ -142,29 +147,35 @@ func (p *packet) drop(r Reason) Result {
 func (p *packet) end(v Verdict) Result {
 	p.result.Verdict = v
 	if v == Forward || v == Deliver {
-		p.result.Packet = p.b
+		p.result.Packet, p.result.IPv4 = p.b, p.v4
 	}
 	return p.result
 }
 
 // core is an interface inside the domain.
-func (p *packet) core(etherType uint16) Result {
-	if etherType != srv6.EtherTypeIPv6 {
-		return p.pass()
-	}
-	if len(p.b) < srv6.IPv6Len {
+func (p *packet) core() Result {
+	in, ok := headerOf(p.b, p.v4)
+	if !ok {
 		return p.drop(Truncated)
 	}
-	ip := ipv6(p.b)
-	if ip.version() != 6 || unsteered(ip.destination()) {
+	if !in.whole() || neverForwarded(in.destination()) {
 		return p.pass()
 	}
+	if p.v4 {
+		if p.node.Armed && p.unproven(in) {
+			return p.drop(Unproven)
+		}
+		return p.pass()
+	}
+	ip := ipv6(p.b)
 	inBlock := p.node.Block.Contains(ip.destination())
 	switch {
 	case !p.node.Armed && (inBlock || ip.hasSRH()):
 		return p.drop(Unconfigured)
 	case !p.node.Armed:
 		return p.pass()
+	case ip.destination().Is4In6(), ip.source().Is4In6():
+		return p.drop(MappedAddress)
 	case p.node.Locator.Contains(ip.destination()):
 		return p.endpoints()
 	case inBlock:
@@ -176,39 +187,44 @@ func (p *packet) core(etherType uint16) Result {
 }
 
 // edge is an interface to the outside.
-func (p *packet) edge(etherType uint16) Result {
-	if etherType == etherTypeIPv4 {
-		return p.edgeIPv4()
-	}
-	if etherType != srv6.EtherTypeIPv6 {
-		return p.pass()
-	}
-	if len(p.b) < srv6.IPv6Len {
+func (p *packet) edge() Result {
+	in, ok := headerOf(p.b, p.v4)
+	if !ok {
 		return p.drop(EdgeTruncated)
 	}
-	ip := ipv6(p.b)
-	if ip.version() != 6 || unsteered(ip.destination()) || unsteered(ip.source()) {
+	if !in.whole() || neverForwarded(in.destination()) || neverForwarded(in.source()) {
 		return p.pass()
 	}
+	if !p.v4 {
+		switch ip := ipv6(p.b); {
+		case p.node.Block.Contains(ip.destination()):
+			return p.drop(OutsideSID)
+		case p.node.Block.Contains(ip.source()):
+			return p.drop(OutsideSource)
+		case ip.hasSRH():
+			return p.drop(OutsideSRH)
+		case ip.isErrorAbout(p.node.Block):
+			return p.drop(OutsideError)
+		case ip.destination().Is4In6(), ip.source().Is4In6():
+			return p.drop(MappedAddress)
+		}
+	}
 	switch {
-	case p.node.Block.Contains(ip.destination()):
-		return p.drop(OutsideSID)
-	case p.node.Block.Contains(ip.source()):
-		return p.drop(OutsideSource)
-	case ip.hasSRH():
-		return p.drop(OutsideSRH)
-	case ip.isErrorAbout(p.node.Block):
-		return p.drop(OutsideError)
-	case p.node.owns(ip.destination()):
+	case p.node.owns(in.destination()):
 		return p.pass()
 	case !p.node.Armed:
 		return p.drop(Unconfigured)
 	}
-	if h := p.node.headend(ip); h != nil {
+	if h := p.node.headend(in); h != nil && !unsteered(in.destination()) && !unsteered(in.source()) {
+		if p.v4 {
+			if reason := p.enterIPv4(); reason != "" {
+				return p.drop(reason)
+			}
+		}
 		return p.headend(h)
 	}
 	switch {
-	case p.unproven(ip):
+	case p.unproven(in):
 		return p.drop(Unproven)
 	case p.arrival.Interface.Unmatched == model.UnmatchedDrop:
 		return p.drop(Unmatched)
@@ -216,25 +232,32 @@ func (p *packet) edge(etherType uint16) Result {
 	return p.pass()
 }
 
-// edgeIPv4 takes no chain yet: it is routed, or refused.
-func (p *packet) edgeIPv4() Result {
-	const destination, header = 16, 20
-	local := len(p.b) >= header && p.node.owns(netip.AddrFrom4([4]byte(p.b[destination:])))
-	switch {
-	case local:
-		return p.pass()
-	case !p.node.Armed:
-		return p.drop(Unconfigured)
-	case p.arrival.Interface.Unmatched == model.UnmatchedDrop:
-		return p.drop(Unmatched)
+// enterIPv4 is what the kernel would see on its way and a tunnel would hide.
+// The padding of the frame goes.
+func (p *packet) enterIPv4() Reason {
+	ip, super := ipv4(p.b), p.arrival.Frames > 1
+	length := ip.totalLength()
+	if length == 0 && super {
+		length = len(p.b) // more than the field can tell
 	}
-	return p.pass()
+	switch {
+	case length < ip.headerLength(), length > len(p.b), super && length != len(p.b):
+		return IP4Length
+	case !ip.sumIsRight():
+		return IP4Checksum
+	}
+	p.b = p.b[:length]
+	return ""
 }
 
 // headend is H.Encaps (RFC 8986 5.1) with the first stamp.
 func (p *packet) headend(h *plan.Headend) Result {
-	inner := ipv6(p.b)
-	binding, ok := bind(h.Share, h.Scheme, srv6.NextHeaderIPv6, p.b)
+	inner, _ := headerOf(p.b, p.v4)
+	next := uint8(srv6.NextHeaderIPv6)
+	if p.v4 {
+		next = srv6.NextHeaderIPv4
+	}
+	binding, ok := bind(h.Share, h.Scheme, next, p.b)
 	if !ok {
 		return p.drop(Flow)
 	}
@@ -282,7 +305,7 @@ func (p *packet) headend(h *plan.Headend) Result {
 			Destination:  h.Segments[0],
 		},
 		SRH: &srv6.SRH{
-			NextHeader:   srv6.NextHeaderIPv6,
+			NextHeader:   next,
 			SegmentsLeft: uint8(len(h.Segments) - 1),
 			Segments:     srv6.Reversed(h.Segments),
 			TLVs: []srv6.TLV{srv6.Proof{
@@ -291,7 +314,7 @@ func (p *packet) headend(h *plan.Headend) Result {
 		},
 		Payload: p.b,
 	}
-	p.b = mustAppend(out)
+	p.b, p.v4 = mustAppend(out), false
 	p.arrival.Longest += outer
 	p.result.Encapsulated = true
 	p.counted = true
@@ -414,13 +437,15 @@ func (p *packet) dt46(srh *header, proof srv6.Proof, binding pot.Binding, e *pla
 	}
 
 	outer := srv6.IPv6Len + len(srh.b)
-	inner := ipv6(p.b[outer:])
-	switch {
-	case srh.b[0] != srv6.NextHeaderIPv6:
+	v4 := srh.b[0] == srv6.NextHeaderIPv4
+	if !v4 && srh.b[0] != srv6.NextHeaderIPv6 {
 		return p.answer(InnerProtocol, 0, icmp{icmpParameter, icmpCodeUpperLayer, uint32(outer)})
-	case len(inner) < srv6.IPv6Len:
+	}
+	inner, ok := headerOf(p.b[outer:], v4)
+	switch {
+	case !ok:
 		return p.drop(InnerTruncated)
-	case inner.version() != 6:
+	case !inner.whole():
 		return p.drop(InnerVersion)
 	}
 	// A proof for one chain opens no other.
@@ -432,8 +457,10 @@ func (p *packet) dt46(srh *header, proof srv6.Proof, binding pot.Binding, e *pla
 	if drop {
 		return p.drop(ECN)
 	}
-	inner.setECN(ecn)
-	p.b = inner
+	if ecn != inner.ecn() {
+		inner.setECN(ecn)
+	}
+	p.b, p.v4 = p.b[outer:], v4
 	p.arrival.Longest = max(0, p.arrival.Longest-outer)
 	p.result.Encapsulated = false
 	p.visited(e.PathID, e.Share.Position, len(p.b))
@@ -465,7 +492,7 @@ func judge(srh *header, proof srv6.Proof, binding pot.Binding, e *plan.Egress) R
 // forward sends the packet by ordinary routing. An inner packet's hop limit
 // counts here; an outer one's has been counted.
 func (p *packet) forward(noRoute Reason) Result {
-	ip := ipv6(p.b)
+	ip, _ := headerOf(p.b, p.v4)
 	mtu, ok := p.node.way(ip.destination(), ip.source())
 	if !ok {
 		return p.drop(noRoute)
@@ -496,7 +523,7 @@ func (p *packet) tooBig(mtu int) Result {
 // one. An address of the node is no way on, and what has a link-local or
 // multicast address stays on its link.
 func (n Node) way(to, from netip.Addr) (mtu int, ok bool) {
-	if n.owns(to) || unsteered(to) || unsteered(from) {
+	if n.owns(to) || neverForwarded(to) || neverForwarded(from) {
 		return 0, false
 	}
 	if n.Route == nil {
@@ -521,7 +548,7 @@ func (p *packet) visited(id plan.PathID, position uint8, inner int) {
 }
 
 // steerable: no headend takes a packet from or to a SID, a link or many.
-func (n Node) steerable(ip ipv6) bool {
+func (n Node) steerable(ip ip) bool {
 	for _, a := range []netip.Addr{ip.source(), ip.destination()} {
 		if unsteered(a) || n.Block.Contains(a) {
 			return false
@@ -531,7 +558,7 @@ func (n Node) steerable(ip ipv6) bool {
 }
 
 // unproven: a plain packet that some chain which ends here requires.
-func (p *packet) unproven(ip ipv6) bool {
+func (p *packet) unproven(ip ip) bool {
 	_, required := p.node.requires(ip)
 	return required && !p.node.owns(ip.destination())
 }
@@ -539,7 +566,7 @@ func (p *packet) unproven(ip ipv6) bool {
 func (n Node) owns(a netip.Addr) bool { return a == n.Address || slices.Contains(n.Own, a) }
 
 // requires is the path that a packet must have taken to leave here: the guard.
-func (n Node) requires(ip ipv6) (path uint32, ok bool) {
+func (n Node) requires(ip ip) (path uint32, ok bool) {
 	matches := make([]model.Match, len(n.Egresses))
 	for i, e := range n.Egresses {
 		matches[i] = e.Match
@@ -552,7 +579,7 @@ func (n Node) requires(ip ipv6) (path uint32, ok bool) {
 }
 
 // headend is the path that a packet takes from here, or nil.
-func (n Node) headend(ip ipv6) *plan.Headend {
+func (n Node) headend(ip ip) *plan.Headend {
 	matches := make([]model.Match, len(n.Headends))
 	for i, h := range n.Headends {
 		matches[i] = h.Match
@@ -567,10 +594,10 @@ func (n Node) headend(ip ipv6) *plan.Headend {
 // longest is the rule that takes a packet: of those that match both addresses,
 // the one with the longest destination prefix, and of these the one with the
 // longest source prefix. -1: none.
-func longest(rules []model.Match, ip ipv6) int {
+func longest(rules []model.Match, ip ip) int {
 	best, found := -1, [2]int{}
 	for i, m := range rules {
-		if !contains(m.Destination, ip.destination()) || !contains(m.Source, ip.source()) {
+		if isIPv4(m) != ip.destination().Is4() || !contains(m.Destination, ip.destination()) || !contains(m.Source, ip.source()) {
 			continue
 		}
 		l := [2]int{max(0, m.Destination.Bits()), max(0, m.Source.Bits())}
@@ -579,6 +606,11 @@ func longest(rules []model.Match, ip ipv6) int {
 		}
 	}
 	return best
+}
+
+// isIPv4: a match is of one version; one without conditions is of IPv6.
+func isIPv4(m model.Match) bool {
+	return m.Destination.IsValid() && m.Destination.Addr().Is4() || m.Source.IsValid() && m.Source.Addr().Is4()
 }
 
 // contains: the zero Prefix takes all.

@@ -321,11 +321,11 @@ func TestLongestMatchIsByDestinationThenSource(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := longest(rules, b); got != c.want {
+		if got := longest(rules, ipv6(b)); got != c.want {
 			t.Errorf("%s from %s: rule %d, want %d", c.dst, c.src, got, c.want)
 		}
 	}
-	if got := longest(rules[1:], mustHeader(t, "fc00:9::1", "::1")); got != -1 {
+	if got := longest(rules[1:], ipv6(mustHeader(t, "fc00:9::1", "::1"))); got != -1 {
 		t.Errorf("a packet that no rule takes: rule %d", got)
 	}
 }

@@ -61,6 +61,9 @@ const (
 	LeaveTruncated  Reason = "LEAVE_TRUNCATED"
 	Unverified      Reason = "UNVERIFIED"
 	OuterFragment   Reason = "OUTER_FRAGMENT"
+	MappedAddress   Reason = "MAPPED_ADDRESS"
+	IP4Length       Reason = "IP4_LENGTH"
+	IP4Checksum     Reason = "IP4_CHECKSUM"
 )
 
 // Reasons are all of them.
@@ -72,6 +75,6 @@ func Reasons() []Reason {
 		UnknownSID, UnknownPath, UnknownEpoch, Scheme, UpperLayer, SegmentsRemain, SegmentOutside, HopLimit,
 		Segments, Proof, Range, Flow, InnerProtocol, InnerTruncated, InnerVersion, InnerHopLimit,
 		EdgeHopLimit, WrongChain, ECN, RNDExhausted, NoLane, ChainMTU, TrainTooLong, TrainTooBig,
-		TooBig, NoRoute, InnerNoRoute, OutsideError, PathMTU, OutsideSource, Source, LeakSID, LeakSRH, LeaveTruncated, Unverified, OuterFragment,
+		TooBig, NoRoute, InnerNoRoute, OutsideError, PathMTU, OutsideSource, Source, LeakSID, LeakSRH, LeaveTruncated, Unverified, OuterFragment, MappedAddress, IP4Length, IP4Checksum,
 	}
 }
