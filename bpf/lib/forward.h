@@ -100,8 +100,11 @@ __noinline int ws_too_big(struct __sk_buff *skb, __u32 mtu)
 	ws_refuse(skb, too_big(), mtu);
 	c = ctx_cursor(skb);
 	eth = cursor_take(&c, struct eth_hdr);
-	if (!eth || eth_is_ip4(eth))
-		return CTX_DROP; /* no sender of IPv4 is told yet */
+	if (!eth)
+		return CTX_DROP;
+	/* Behind the egress: the kernel cuts it, or tells its sender. */
+	if (eth_is_ip4(eth))
+		return CTX_PASS;
 	ip6 = cursor_take(&c, struct ip6_hdr);
 	srh = cursor_take(&c, struct srh);
 	if (ip6 && srh && ip6->nexthdr == NEXTHDR_ROUTING &&
@@ -113,7 +116,8 @@ __noinline int ws_too_big(struct __sk_buff *skb, __u32 mtu)
 	 */
 	if (skb->gso_size && bpf_skb_change_tail(skb, skb->len, 0))
 		return outer ? CTX_DROP : CTX_PASS;
-	return icmp6_too_big(skb, sizeof(struct eth_hdr) + outer, mtu, outer);
+	return icmp_too_big(skb, sizeof(struct eth_hdr) + outer, mtu, outer,
+			    false);
 }
 
 /* Sends the packet out by the route that route_find found. */
@@ -184,9 +188,14 @@ __noinline int ws_deliver(struct __sk_buff *skb, int is_ip4)
 	if (!route_is_way(rc))
 		return ws_refuse(skb, inner_no_route(), rc);
 	if (inner_hops(&in) <= 1) {
-		rc = ws_refuse(skb, WS_REASON_INNER_HOP_LIMIT, 0);
-		return is_ip4 ? rc : icmp6_time_exceeded(skb);
+		ws_refuse(skb, WS_REASON_INNER_HOP_LIMIT, 0);
+		return icmp_time_exceeded(skb, is_ip4);
 	}
+	/* Too long for the link behind the egress: the kernel cuts what may be
+	 * cut, as any router, and tells the sender of the rest.
+	 */
+	if (is_ip4 && rc == BPF_FIB_LKUP_RET_FRAG_NEEDED)
+		return CTX_PASS;
 	inner_decrement(&in);
 	if (rc == BPF_FIB_LKUP_RET_SUCCESS)
 		nexthop_learn(&b->way, &key);

@@ -27,15 +27,15 @@ static __always_inline int headend_refuse(struct __sk_buff *skb,
 {
 	int verdict = ws_refuse(skb, r, 0);
 
-	if (is_ip4)
-		return verdict;
 	if (r == WS_REASON_EDGE_HOP_LIMIT) /* compares only */
-		return icmp6_time_exceeded(skb);
+		return icmp_time_exceeded(skb, is_ip4);
 	if (r == WS_REASON_CHAIN_MTU) /* compares only */
-		return icmp6_too_big(skb, sizeof(struct eth_hdr), h->mtu, 0);
+		return icmp_too_big(skb, sizeof(struct eth_hdr), h->mtu, 0,
+				    is_ip4);
 	if (r == WS_REASON_PATH_MTU) /* compares only */
-		return icmp6_too_big(skb, sizeof(struct eth_hdr),
-				     path_mtu_exceeded(h, packet_len), 0);
+		return icmp_too_big(skb, sizeof(struct eth_hdr),
+				    path_mtu_exceeded(h, packet_len), 0,
+				    is_ip4);
 	return verdict;
 }
 
@@ -87,11 +87,10 @@ static __always_inline int headend_tc(struct __sk_buff *skb, struct cursor c,
 	if (!headend_first_is_local(h)) {
 		found = headend_way(skb, h, &pkt, packet_len, &b->way);
 		if (found == BPF_FIB_LKUP_RET_FRAG_NEEDED) {
-			rc = ws_refuse(skb, too_big(), b->way.mtu_result);
-			if (in->is_ip4)
-				return rc;
-			return icmp6_too_big(skb, sizeof(struct eth_hdr),
-					     b->way.mtu_result, pkt.outer_len);
+			ws_refuse(skb, too_big(), b->way.mtu_result);
+			return icmp_too_big(skb, sizeof(struct eth_hdr),
+					    b->way.mtu_result, pkt.outer_len,
+					    in->is_ip4);
 		}
 	}
 	r = rnd_take(h, frames, &pkt.rnd);

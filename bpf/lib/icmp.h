@@ -37,11 +37,38 @@ struct icmp6_message {
 };
 _Static_assert(sizeof(struct icmp6_message) == IP6_MIN_MTU, "a whole message");
 
+/* ICMP (RFC 792), with the MTU of RFC 1191 4. */
+#define ICMP4_UNREACHABLE 3
+#define ICMP4_SOURCE_QUENCH 4
+#define ICMP4_REDIRECT 5
+#define ICMP4_TIME_EXCEEDED 11
+#define ICMP4_PARAMETER 12
+#define ICMP4_FRAGMENTATION_NEEDED 4 /* a code of the first */
+
+/* RFC 1812 4.3.2.3 */
+#define ICMP4_LEN_MAX 576
+/* RFC 791 3.2: every link takes this. */
+#define IP4_MIN_MTU 68
+
+#define ICMP4_QUOTE_MAX                                                        \
+	(ICMP4_LEN_MAX - sizeof(struct ip4_hdr) - sizeof(struct icmp6_hdr))
+
+struct icmp4_message {
+	struct ip4_hdr ip4;
+	struct icmp6_hdr icmp; /* the same fields */
+	__u8 quote[ICMP4_QUOTE_MAX];
+};
+_Static_assert(sizeof(struct icmp4_message) == ICMP4_LEN_MAX,
+	       "a whole message");
+
 /* What is too large for the stack: where an error is put together, and the way of
  * a packet while it is made ready for it.
  */
 struct bench {
-	struct icmp6_message m;
+	union {
+		struct icmp6_message m;
+		struct icmp4_message m4;
+	};
 	struct bpf_fib_lookup way;
 	struct bpf_redir_neigh nh;
 };
@@ -56,6 +83,14 @@ static __always_inline bool icmp6_informs(struct cursor c)
 	const struct icmp6_hdr *icmp = cursor_take(&c, struct icmp6_hdr);
 
 	return icmp && icmp->type >= ICMP6_INFORMATIONAL;
+}
+
+/* RFC 1122 3.2.2: an error, so that no error may answer it. */
+static __always_inline bool icmp4_is_error(__u8 type)
+{
+	return type == ICMP4_UNREACHABLE || type == ICMP4_SOURCE_QUENCH ||
+	       type == ICMP4_REDIRECT || type == ICMP4_TIME_EXCEEDED ||
+	       type == ICMP4_PARAMETER;
 }
 
 /* Headers that are looked through for the upper layer. */

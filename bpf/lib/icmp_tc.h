@@ -7,6 +7,7 @@
 #include "boundary.h"
 #include "hook.h"
 #include "icmp.h"
+#include "ip4.h"
 #include "maps.h"
 #include "net.h"
 #include "route.h"
@@ -23,13 +24,6 @@
 
 /* Behind every header that a checksum can be left to the device in. */
 #define FRAME_LONG 1600
-
-static __always_inline __u32 csum_fold(__s64 sum)
-{
-	sum = (sum & 0xffff) + (sum >> 16 & 0xffff);
-	sum = (sum & 0xffff) + (sum >> 16);
-	return ~sum & 0xffff;
-}
 
 /* Makes the frame len bytes long, whatever it held and was: no super-packet, and
  * nothing left for a device to sum up. What is in it then means nothing. The
@@ -106,7 +100,7 @@ static __always_inline void icmp6_finish(struct icmp6_message *m, __u32 what,
 	m->ip6.hop_limit = NEXTHDR_ICMP6;
 	for (__u32 i = 0; i < sizeof(*m); i += 256)
 		sum = bpf_csum_diff(NULL, 0, (void *)m + i, 256, sum);
-	m->icmp.checksum = csum_fold(sum);
+	m->icmp.checksum = ~ip4_fold(sum);
 	m->ip6.vtc_flow = IP6_VERSION;
 	m->ip6.nexthdr = NEXTHDR_ICMP6;
 	m->ip6.hop_limit = ICMP_HOP_LIMIT;
@@ -211,19 +205,172 @@ __noinline int ws_icmp6(struct __sk_buff *skb, __u32 off, __u32 what,
 	return verdict;
 }
 
-/* mtu: of the way out; outer: bytes of it that are not the packet's at off. */
-static __always_inline int icmp6_too_big(struct __sk_buff *skb, __u32 off,
-					 __u32 mtu, __u32 outer)
+/* Who answers for a node without an IPv4 address (RFC 7600 4.8). */
+#define IP4_DUMMY bpf_htonl(0xc0000008)
+
+static __always_inline bool icmp4_has_answer(const struct icmp4_message *m)
+{
+	const struct ip4_hdr *about = (const struct ip4_hdr *)m->quote;
+	__u32 options = ip4_header_len(about) - sizeof(*about);
+
+	/* RFC 1122 3.2.2: not about a fragment but the first. */
+	if (!ip4_is_ip4(about) || ip4_is_never_forwarded(about->src) ||
+	    ip4_is_never_forwarded(about->dst) ||
+	    about->fragment & IP4_OFFSET_MASK)
+		return false;
+	return about->protocol != NEXTHDR_ICMP ||
+	       !icmp4_is_error(((const __u8 *)(about + 1))[options & 63]);
+}
+
+/* To the packet's sender, by the way and from the address that the kernel would
+ * take (the latter since Linux 6.7).
+ */
+static __always_inline int icmp4_send(struct __sk_buff *skb, struct bench *b)
+{
+	struct ip4_hdr *about = (struct ip4_hdr *)b->m4.quote;
+	__be32 to = about->src;
+	long rc = -1;
+
+	for (__u32 flags = BPF_FIB_LOOKUP_SRC;; flags = 0) {
+		__builtin_memset(&b->way, 0, sizeof(b->way));
+		b->way.family = AF_INET;
+		b->way.ifindex = skb->ifindex;
+		b->way.tot_len = 1;
+		b->way.ipv4_dst = to;
+		rc = bpf_fib_lookup(skb, &b->way, sizeof(b->way), flags);
+		if (route_is_way(rc) || !flags)
+			break;
+	}
+	if (!route_is_way(rc))
+		return CTX_DROP;
+	__builtin_memset(&b->nh, 0, sizeof(b->nh));
+	b->nh.nh_family = b->way.family;
+	__builtin_memcpy(b->nh.ipv6_nh, b->way.ipv6_dst, sizeof(b->nh.ipv6_nh));
+	b->m4.ip4.src = b->way.ipv4_src ? b->way.ipv4_src : IP4_DUMMY;
+	b->m4.ip4.dst = to;
+	return bpf_redirect_neigh(b->way.ifindex, &b->nh, sizeof(b->nh), 0);
+}
+
+/* Behind what is quoted the buffer is zero. */
+static __always_inline void icmp4_finish(struct icmp4_message *m, __u32 what,
+					 __u32 data, __u32 quoted)
+{
+	__s64 sum;
+
+	m->ip4.version_ihl = 0x45;
+	m->ip4.tos = 0;
+	m->ip4.len = bpf_htons(sizeof(m->ip4) + sizeof(m->icmp) + quoted);
+	m->ip4.id = 0;
+	m->ip4.fragment = IP4_DONT_FRAGMENT;
+	m->ip4.ttl = ICMP_HOP_LIMIT;
+	m->ip4.protocol = NEXTHDR_ICMP;
+	m->ip4.checksum = 0;
+	m->ip4.checksum = ~ip4_fold(ip4_sum(&m->ip4));
+	m->icmp.type = what >> 24;
+	m->icmp.code = what >> 16;
+	m->icmp.checksum = 0;
+	m->icmp.data = bpf_htonl(data);
+	sum = bpf_csum_diff(NULL, 0, (void *)&m->icmp, 256, 0);
+	sum = bpf_csum_diff(NULL, 0, (void *)&m->icmp + 256,
+			    sizeof(m->icmp) + sizeof(m->quote) - 256, sum);
+	m->icmp.checksum = ~ip4_fold(sum);
+}
+
+/* Bytes of the packet, without what Ethernet has padded it with; 0: a bug. */
+static __always_inline __u32 ip4_quoted(struct __sk_buff *skb)
+{
+	__u32 all = skb->len - sizeof(struct eth_hdr), len;
+	const struct ip4_hdr *ip4;
+	struct cursor c = ctx_cursor(skb);
+
+	if (!cursor_take(&c, struct eth_hdr))
+		return 0;
+	ip4 = cursor_take(&c, struct ip4_hdr);
+	if (!ip4)
+		return 0;
+	len = bpf_ntohs(ip4->len);
+	/* A super-packet may be longer than its header can tell. */
+	return skb->gso_size || len > all ? all : len;
+}
+
+/* The same for a plain IPv4 packet, whose header was pulled before. */
+__noinline int ws_icmp4(struct __sk_buff *skb, __u32 what, __u32 data)
+{
+	__u32 zero = 0, type = what >> 24, n;
+	struct ws_errors *e = bpf_map_lookup_elem(&ws_errors, &zero);
+	struct bench *b = bench();
+
+	if (!e || !b)
+		return CTX_DROP;
+	n = ip4_quoted(skb);
+	for (__u32 i = 0; i < ICMP4_LEN_MAX; i += 64) {
+		void *piece = (void *)&b->m4 + i;
+
+		barrier_var(piece);
+		__builtin_memset(piece, 0, 64);
+	}
+	if (n > ICMP4_QUOTE_MAX)
+		n = ICMP4_QUOTE_MAX;
+	barrier_var(n);
+	if (n < sizeof(struct ip4_hdr) || n > ICMP4_QUOTE_MAX ||
+	    bpf_skb_load_bytes(skb, sizeof(struct eth_hdr), b->m4.quote, n) ||
+	    !icmp4_has_answer(&b->m4)) {
+		e->unanswerable++;
+		return CTX_DROP;
+	}
+	if (!icmp_may_send(e, type == ICMP4_UNREACHABLE)) {
+		e->suppressed++;
+		return CTX_DROP;
+	}
+	if (icmp4_send(skb, b) != TC_ACT_REDIRECT) {
+		e->unanswerable++;
+		return CTX_DROP;
+	}
+	icmp4_finish(&b->m4, what, data, n);
+	n += sizeof(struct ip4_hdr) + sizeof(struct icmp6_hdr);
+	barrier_var(n);
+	if (n > ICMP4_LEN_MAX || n < 48)
+		return CTX_DROP; /* for the verifier */
+	if (frame_remake(skb, sizeof(struct eth_hdr) + n) ||
+	    bpf_skb_store_bytes(skb, sizeof(struct eth_hdr), &b->m4, n,
+				BPF_F_RECOMPUTE_CSUM)) {
+		e->unanswerable++;
+		return CTX_DROP;
+	}
+	skb->tc_index = WS_INDEX_PROVEN;
+	if (type == ICMP4_UNREACHABLE)
+		e->too_big++;
+	else
+		e->time_exceeded++;
+	return TC_ACT_REDIRECT;
+}
+
+/* mtu: of the way out; outer: bytes of it that are not the packet's at off, which
+ * is plain where it is one of IPv4.
+ */
+static __always_inline int icmp_too_big(struct __sk_buff *skb, __u32 off,
+					__u32 mtu, __u32 outer, bool is_ip4)
 {
 	mtu = mtu > outer ? mtu - outer : 0;
+	if (is_ip4) {
+		if (mtu < IP4_MIN_MTU)
+			mtu = IP4_MIN_MTU;
+		return ws_icmp4(skb,
+				ICMP6_ERROR(ICMP4_UNREACHABLE,
+					    ICMP4_FRAGMENTATION_NEEDED, 0),
+				mtu);
+	}
 	/* An IPv6 sender sends packets of this size whatever it is told. */
 	if (mtu < IP6_MIN_MTU)
 		mtu = IP6_MIN_MTU;
 	return ws_icmp6(skb, off, ICMP6_ERROR(ICMP6_TOO_BIG, 0, 0), mtu);
 }
 
-static __always_inline int icmp6_time_exceeded(struct __sk_buff *skb)
+static __always_inline int icmp_time_exceeded(struct __sk_buff *skb,
+					      bool is_ip4)
 {
+	if (is_ip4)
+		return ws_icmp4(skb, ICMP6_ERROR(ICMP4_TIME_EXCEEDED, 0, 0), 0);
 	return ws_icmp6(skb, sizeof(struct eth_hdr),
 			ICMP6_ERROR(ICMP6_TIME_EXCEEDED, 0, 0), 0);
 }

@@ -12,6 +12,7 @@
 #define ETH_P_IPV6 0x86DD
 
 #define NEXTHDR_HOP 0
+#define NEXTHDR_ICMP 1
 #define NEXTHDR_IPV4 4
 #define NEXTHDR_TCP 6
 #define NEXTHDR_UDP 17
@@ -61,6 +62,7 @@ struct ip4_hdr {
 _Static_assert(sizeof(struct ip4_hdr) == 20, "IPv4 header");
 
 #define IP4_TOS_RT_MASK 0x1c /* what the kernel routes by */
+#define IP4_DONT_FRAGMENT bpf_htons(0x4000)
 #define IP4_MORE_FRAGMENTS bpf_htons(0x2000)
 #define IP4_OFFSET_MASK bpf_htons(0x1fff)
 

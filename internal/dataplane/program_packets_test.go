@@ -178,6 +178,8 @@ func checkEvent(r *rig, f frame, got seen, e record) error {
 	switch {
 	case e.Reported != 0 || got.want.Error != nil && len(got.want.Visits) == 0:
 		packet = f.b // before anything was done to it
+	case got.want.Error != nil && got.want.Error[0]>>4 == 4:
+		packet = slices.Concat(f.b[:12], etherType(true), got.want.Error[srv6.IPv4Len+8:])
 	case got.want.Error != nil:
 		packet = slices.Concat(f.b[:srv6.EthernetLen], got.want.Error[quote:])
 	}

@@ -814,7 +814,7 @@ func checkTC(f frame, want oracle.Result, got outcome, labels *oracle.Labels) er
 	wantBytes := f.b
 	switch {
 	case want.Error != nil:
-		wantBytes = slices.Concat(f.b[:srv6.EthernetLen], want.Error)
+		wantBytes = slices.Concat(f.b[:12], etherType(want.Error[0]>>4 == 4), want.Error)
 	case want.Packet != nil:
 		wantBytes = slices.Concat(f.b[:12], etherType(want.IPv4), want.Packet)
 	case len(want.Visits) > 0 || want.Reason == "PUSH_FAILED" || want.Reason == "STRIP_FAILED":

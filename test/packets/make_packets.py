@@ -1421,6 +1421,12 @@ def told(node, about, what):
                  Raw(about[:1280 - 48]))
 
 
+def told4(node, about, what):
+    """The same for IPv4: from the node's own address of that version."""
+    return bytes(IP(src=LOCAL[node][1], dst=IP(about).src, ttl=64, id=0,
+                    flags="DF") / what / Raw(about[:576 - 28]))
+
+
 def errors():
     f = File("errors", "What the source of a refused packet is told, or not.")
     exceeded, field, upper = (
@@ -1507,6 +1513,26 @@ def errors():
     silent("from-a-sid", "SOURCE", carried(web, 1, hlim=1)[:8] +
            carried(web, 3)[24:40] + carried(web, 1, hlim=1)[24:],
            "nobody sends from a SID")
+    at4 = {"node": "r1", "port": "edge", "counter": 7, "type": 0x800}
+    long4 = inner4(ttl=1, what=UDP(sport=4242, dport=53) / Raw(bytes(
+        range(256)) * 4))
+    for name, about in (
+            ("", inner4(ttl=1)), ("-long", long4),
+            ("-options", inner4(ttl=1, options=[IPOption(b"\x94\x04\0\0")])),
+            ("-odd", inner4(ttl=0, what=UDP(sport=1, dport=2) / Raw(b"odd"))),
+            ("-echo", inner4(ttl=1, what=ICMP(type=8))),
+            ("-fragment", inner4(ttl=1, flags="MF"))):
+        f.drop("error-ipv4-ttl" + name, "EDGE_HOP_LIMIT", about,
+               "as any router", error=told4("r1", about, ICMP(type=11)), **at4)
+    f.drop("error-ipv4-inner-ttl", "INNER_HOP_LIMIT", carried(
+        four, 2, nh=4, carries=inner4(ttl=1)), "behind the egress",
+        node="r6", error=told4("r6", inner4(ttl=1), ICMP(type=11)))
+    for kind in (3, 4, 5, 11, 12):
+        silent("ipv4-about-error-%d" % kind, "EDGE_HOP_LIMIT", inner4(
+            ttl=1, what=ICMP(type=kind) / Raw(inner4())), "RFC 1122 3.2.2",
+            **at4)
+    silent("ipv4-last-fragment", "EDGE_HOP_LIMIT", inner4(ttl=1, frag=100),
+           "RFC 1122 3.2.2", **at4)
     for what in (ICMPv6PacketTooBig(mtu=1280), ICMPv6TimeExceeded(),
                  ICMPv6ParamProblem(), ICMPv6DestUnreach()):
         silent("outside-" + type(what).__name__, "OUTSIDE_ERROR", bytes(

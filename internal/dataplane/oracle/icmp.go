@@ -32,6 +32,13 @@ type icmp struct {
 // answer drops the packet, and tells the source of the IPv6 header at offset at
 // of it.
 func (p *packet) answer(r Reason, at int, e icmp) Result {
+	if p.v4 {
+		res := p.drop(r)
+		if about := ipv4(p.b); p.node.mayAnswerIPv4(about) {
+			res.Error = e.aboutIPv4(about, p.node, p.arrival.Frames > 1)
+		}
+		return res
+	}
 	if e.kind == icmpTooBig {
 		e.data = max(e.data, ipv6MinMTU)
 	}
@@ -122,4 +129,83 @@ func checksum(b []byte) uint16 {
 		sum = sum>>16 + sum&0xffff
 	}
 	return ^uint16(sum)
+}
+
+// ICMP for IPv4 (RFC 792).
+const (
+	icmp4Protocol      = 1
+	icmp4Unreachable   = 3
+	icmp4FragNeeded    = 4
+	icmp4TimeExceeded  = 11
+	icmp4MessageMax    = 576
+	icmp4MinMTU        = 68
+	dontFragment       = 0x40 // in byte 6 of an IPv4 header
+	fragmentOffsetMask = 0x1fff
+)
+
+// dummyIPv4 answers for a node without an address of that version (RFC 7600).
+var dummyIPv4 = netip.AddrFrom4([4]byte{192, 0, 0, 8})
+
+// mayAnswerIPv4: RFC 1122 3.2.2.
+func (n Node) mayAnswerIPv4(about ipv4) bool {
+	from := about.source()
+	if !about.whole() || neverForwarded(from) || neverForwarded(about.destination()) || n.owns(from) {
+		return false
+	}
+	if binary.BigEndian.Uint16(about[6:])&fragmentOffsetMask != 0 {
+		return false
+	}
+	kind := uint8(0)
+	if l := about.headerLength(); l < len(about) {
+		kind = about[l]
+	}
+	return about[9] != icmp4Protocol || kind != 3 && kind != 4 && kind != 5 && kind != 11 && kind != 12
+}
+
+// aboutIPv4 is the same message for a sender of IPv4.
+func (e icmp) aboutIPv4(packet ipv4, n Node, super bool) []byte {
+	length := len(packet)
+	if l := packet.totalLength(); l < length && !super {
+		length = l
+	}
+	quoted := packet[:min(length, icmp4MessageMax-srv6.IPv4Len-icmpHeaderLen)]
+	from := dummyIPv4
+	for _, a := range n.Own {
+		if a.Is4() {
+			from = a
+			break
+		}
+	}
+	b := make([]byte, srv6.IPv4Len, icmp4MessageMax)
+	b[0], b[6], b[8], b[9] = 0x45, dontFragment, icmpHopLimit, icmp4Protocol
+	binary.BigEndian.PutUint16(b[2:], uint16(srv6.IPv4Len+icmpHeaderLen+len(quoted)))
+	copy(b[12:], from.AsSlice())
+	to := packet.source()
+	copy(b[16:], to.AsSlice())
+	binary.BigEndian.PutUint16(b[10:], sum(b))
+	kind, code, data := uint8(icmp4TimeExceeded), uint8(0), uint32(0)
+	if e.kind == icmpTooBig {
+		kind, code, data = icmp4Unreachable, icmp4FragNeeded, max(e.data, icmp4MinMTU)
+	}
+	b = append(b, kind, code, 0, 0)
+	b = binary.BigEndian.AppendUint32(b, data)
+	b = append(b, quoted...)
+	binary.BigEndian.PutUint16(b[srv6.IPv4Len+2:], sum(b[srv6.IPv4Len:]))
+	return b
+}
+
+// sum is the checksum of RFC 791 and 792, whose own field is zero.
+func sum(b []byte) uint16 {
+	s := uint32(0)
+	for i, v := range b {
+		if i%2 == 0 {
+			s += uint32(v) << 8
+		} else {
+			s += uint32(v)
+		}
+	}
+	for s > 0xffff {
+		s = s>>16 + s&0xffff
+	}
+	return ^uint16(s)
 }

@@ -85,7 +85,7 @@ type Result struct {
 	Packet   []byte   // from the IP header; nil for Pass and Drop
 	IPv4     bool     // Packet is one of IPv4
 	// Error is the ICMP error that a dropped packet's sender is told by, from
-	// its IPv6 header on; nil: nothing is said.
+	// its IP header on; nil: nothing is said.
 	Error []byte
 	// Encapsulated: this node wrote the outer header. Its flow label is zero
 	// in Packet, and anything but zero on the wire.
@@ -500,6 +500,10 @@ func (p *packet) forward(noRoute Reason) Result {
 	if noRoute == InnerNoRoute {
 		if ip.hopLimit() <= 1 {
 			return p.answer(InnerHopLimit, 0, icmp{kind: icmpTimeExceeded})
+		}
+		// The kernel cuts it, or tells its sender.
+		if p.v4 && mtu != 0 && p.longest() > mtu {
+			return p.end(Deliver)
 		}
 		ip.decrement()
 	}
