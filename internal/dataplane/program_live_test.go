@@ -33,6 +33,8 @@ type live struct {
 	*rig
 	in  map[string]int // sockets, by interface
 	out int            // behind portOut
+	// unsummed: the device was to compute a checksum of the last frame received.
+	unsummed bool
 }
 
 // virtioHeader is struct virtio_net_hdr (linux/virtio_net.h), which says what
@@ -47,6 +49,8 @@ const (
 	virtioNeedsCsum = 1
 	virtioTCPv6     = 4
 	virtioLen       = 10
+
+	unsummed = -1
 )
 
 func (r *rig) goLive() *live {
@@ -111,13 +115,16 @@ func (l *live) socket(dev string, protocol uint16) (int, error) {
 }
 
 // send lets a frame come to an interface; mss: of the TCP super-packet that it
-// is, or 0.
+// is, or 0; unsummed: a packet whose checksum nobody has computed yet.
 func (l *live) send(port string, b []byte, mss int) error {
 	var h [virtioLen]byte
 	if mss != 0 {
-		h[0], h[1] = virtioNeedsCsum, virtioTCPv6
+		h[0] = virtioNeedsCsum
+		if mss != unsummed {
+			h[1] = virtioTCPv6
+		}
 		const tcp = srv6.EthernetLen + srv6.IPv6Len
-		for i, v := range []int{tcp + 20, mss, tcp, 16} {
+		for i, v := range []int{tcp + 20, max(0, mss), tcp, 16} {
 			binary.NativeEndian.PutUint16(h[2+2*i:], uint16(v))
 		}
 	}
@@ -139,6 +146,7 @@ func (l *live) receive() (b []byte, gsoSize int, err error) {
 			return nil, 0, fmt.Errorf("wait for a frame to go out: %w", err)
 		}
 		b = buf[virtioLen:n]
+		l.unsummed = buf[0]&virtioNeedsCsum != 0
 		if [6]byte(b[:6]) == neighbourMAC {
 			return b, int(binary.NativeEndian.Uint16(buf[4:])), nil
 		}
@@ -322,17 +330,19 @@ func TestHeadendStampsTrains(t *testing.T) {
 		if err := l.refuses(portEdge, b, mss, reason); err != nil {
 			t.Errorf("%d bytes in frames of %d: %v", payload, mss, err)
 		}
-		want := node.Process(oracle.Arrival{
-			Interface: model.Interface{Role: model.RoleEdge}, Frame: b, Number: 7,
-			Frames: (payload + max(1, mss) - 1) / max(1, mss), Longest: srv6.IPv6Len + 20 + mss,
-		})
+		a := oracle.Arrival{Interface: model.Interface{Role: model.RoleEdge}, Frame: b, Number: 7}
+		if mss > 0 {
+			a.Frames, a.Longest = (payload+mss-1)/mss, srv6.IPv6Len+20+mss
+		}
+		want := node.Process(a)
 		if want.Error == nil {
 			return
 		}
 		// Its sender is told, by a packet that is no super-packet any more.
 		got, size, err := l.receive()
-		if err != nil || size != 0 || !slices.Equal(got[srv6.EthernetLen:], want.Error) {
-			t.Errorf("%d bytes in frames of %d: its sender is told, with GSO size %d, %v\n%s\nwant\n%x", payload, mss, size, err, layers(got), want.Error)
+		if err != nil || size != 0 || l.unsummed || !slices.Equal(got[srv6.EthernetLen:], want.Error) {
+			t.Errorf("%d bytes in frames of %d: its sender is told, with GSO size %d, checksum left to the device %t, %v\n%s\nwant\n%x",
+				payload, mss, size, l.unsummed, err, layers(got), want.Error)
 		}
 	}
 	const web, direct = "fc00:8::2", "fc00:b::2"
@@ -361,6 +371,16 @@ func TestHeadendStampsTrains(t *testing.T) {
 	node.Route = func(netip.Addr) (int, bool) { return 1400, true }
 	refused(web, 5000, 1400-120-60+1, abi.ReasonTooBig)
 	refused(web, 1400-120-60+1, 0, abi.ReasonTooBig)
+	refused(web, 1400-120-60+1, unsummed, abi.ReasonTooBig)
+	// Of a short one not even the ports are where the device would look.
+	b := tcpPacket(t, web, 0)
+	b[srv6.EthernetLen+7] = 1
+	l.must(l.send(portEdge, b, unsummed))
+	got, _, err := l.receive()
+	l.must(err)
+	if want := node.Process(oracle.Arrival{Interface: model.Interface{Role: model.RoleEdge}, Frame: b}); l.unsummed || !slices.Equal(got[srv6.EthernetLen:], want.Error) {
+		t.Errorf("about a short packet, checksum left to the device %t:\n%s\nwant\n%x", l.unsummed, layers(got), want.Error)
+	}
 }
 
 // The kernel keeps one pair of inner offsets, and does not give it back with the

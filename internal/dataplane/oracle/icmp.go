@@ -34,7 +34,8 @@ type icmp struct {
 func (p *packet) answer(r Reason, at int, e icmp) Result {
 	if p.v4 {
 		res := p.drop(r)
-		if about := ipv4(p.b); p.node.mayAnswerIPv4(about) {
+		lies := p.arrival.Frames <= 1 && ipv4(p.b).totalLength() < srv6.IPv4Len
+		if about := ipv4(p.b); !lies && p.node.mayAnswerIPv4(about) {
 			res.Error = e.aboutIPv4(about, p.node, p.arrival.Frames > 1)
 		}
 		return res
