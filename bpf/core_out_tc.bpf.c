@@ -11,7 +11,6 @@ SEC("tc")
 int ws_core_out_tc(struct __sk_buff *skb)
 {
 	__u32 index = index_of(skb);
-	const struct ip6_hdr *ip6 = NULL;
 	const struct eth_hdr *eth;
 	struct inner in;
 	struct cursor c;
@@ -21,15 +20,13 @@ int ws_core_out_tc(struct __sk_buff *skb)
 		skb->tc_index = 0;
 		return CTX_PASS;
 	}
-	if (pull(skb, sizeof(*eth) + sizeof(*ip6)))
+	if (pull(skb, sizeof(*eth) + sizeof(struct ip6_hdr)))
 		return ws_refuse(skb, not_cached(), 0);
 	c = ctx_cursor(skb);
 	eth = cursor_take(&c, struct eth_hdr);
 	whole = eth && eth_is_ip(eth) && inner_take(&c, eth_is_ip4(eth), &in);
-	if (whole && !in.is_ip4)
-		ip6 = in.hdr;
 	if (index)
-		return local_out(skb, index, ip6);
+		return local_out(skb, index, whole);
 	return whole ? local_lost(skb, &in) : CTX_PASS;
 }
 

@@ -34,7 +34,7 @@ int ws_edge_out_tc(struct __sk_buff *skb)
 			ip6 = in.hdr;
 	}
 	if (index && index != WS_INDEX_PROVEN)
-		return local_out(skb, index, ip6);
+		return local_out(skb, index, in.hdr);
 	if (index)
 		skb->tc_index = 0;
 	if (!in.hdr || !inner_is_its_version(&in))

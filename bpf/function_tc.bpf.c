@@ -65,7 +65,7 @@ static __always_inline int by_content(struct __sk_buff *skb,
 	__u32 entry;
 	long err = 0;
 
-	print = ws_fingerprint(skb, sizeof(struct eth_hdr));
+	print = ws_fingerprint(skb, sizeof(struct eth_hdr), skb_is_ip4(skb));
 	if (!print)
 		return BACK_UNKNOWN;
 	now = bpf_ktime_get_coarse_ns();
@@ -157,8 +157,6 @@ int ws_function_tc(struct __sk_buff *skb)
 	}
 	if (!p)
 		return ws_refuse(skb, proxy_missing(), 0);
-	if (in.is_ip4)
-		return unknown(skb, p);
 	/* The function has put frames together: each has a header of its own. */
 	if (skb->gso_size && p->cut && !port->cutter) {
 		/* One index for all of them, and that of one. */

@@ -1,23 +1,25 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /* What a function that forwards a packet leaves as it is, in 64 bits. Hop limit,
- * traffic class and checksums may change and do not count. Packets of one flow
+ * traffic class, checksums and IPv4's options may change and do not count. Packets of one flow
  * that agree in all of it and in their length are taken for copies of one
  * another, and may get each other's header. Both hooks.
  */
 #pragma once
 
 #include "hook.h"
+#include "inner.h"
 #include "maps.h"
 #include "net.h"
 #include "siphash.h"
 
+#define NEXTHDR_ICMP 1
 #define NEXTHDR_ICMPV6 58
 
 #define FINGERPRINT_HEADERS 4 /* extension headers that are passed over */
 #define FINGERPRINT_WORDS (WS_FINGERPRINT_LEN / 8)
 
 /* Where the checksum of an upper-layer header is, or -1 (RFC 9293 3.1, RFC 768,
- * RFC 4443 2.1).
+ * RFC 792, RFC 4443 2.1).
  */
 static __always_inline __s32 checksum_offset(__u32 protocol)
 {
@@ -26,6 +28,7 @@ static __always_inline __s32 checksum_offset(__u32 protocol)
 		return 16;
 	case NEXTHDR_UDP:
 		return 6;
+	case NEXTHDR_ICMP:
 	case NEXTHDR_ICMPV6:
 		return 2;
 	}
@@ -55,76 +58,120 @@ static __always_inline bool words_load(ctx_t *ctx, __u32 off, __u64 *to,
 	return true;
 }
 
-/* off: of the IPv6 header, in bytes from the start of the frame. 0: the packet
- * is not whole. A function of its own, for its stack.
- */
-__noinline __u64 ws_fingerprint(ctx_t *ctx, __u32 off)
-{
-	union {
-		__u64 word[FINGERPRINT_WORDS];
-		__be16 half[4 * FINGERPRINT_WORDS];
-	} body = {};
-	__u32 next, left, len, fragment[2] = {};
-	__u64 key[2] = { cfg.fingerprint_key[0], cfg.fingerprint_key[1] };
-	struct siphash s = siphash_begin(key);
-	struct ip6_hdr ip6;
-	__s32 checksum;
+/* Where a packet's upper layer is, and what of its IP headers counts. */
+struct print_ip {
+	struct addrs addrs;
+	__u64 id; /* of the datagram, and which part of it this is */
+	__u32 off; /* from the start of the frame */
+	__u32 left; /* bytes of the packet from there on */
+	__u8 next; /* protocol */
+	__u8 first; /* first header behind an IPv6 header; 4 for IPv4 */
+	bool later; /* a fragment without an upper-layer header */
+};
 
-	if (!words_load(ctx, off, (__u64 *)&ip6, sizeof(ip6) / 8))
-		return 0;
-	off += sizeof(ip6);
-	next = ip6.nexthdr;
-	left = bpf_ntohs(ip6.payload_len);
+static __always_inline bool print_ip4(ctx_t *ctx, struct print_ip *p)
+{
+	struct ip4_hdr ip4;
+	struct inner in = { .hdr = &ip4, .is_ip4 = true };
+	__u32 header;
+
+	if (ctx_load_bytes(ctx, p->off, &ip4, sizeof(ip4)))
+		return false;
+	header = ip4_header_len(&ip4);
+	p->addrs = inner_addrs(&in);
+	p->id = (__u64)ip4.id << 16 | ip4.fragment;
+	p->next = ip4.protocol;
+	p->first = NEXTHDR_IPV4;
+	p->later = ip4.fragment & IP4_OFFSET_MASK;
+	p->off += header;
+	/* A super-packet's total length may be 0; it still is on the way back. */
+	p->left = bpf_ntohs(ip4.len) - header;
+	return header >= sizeof(ip4);
+}
+
+static __always_inline bool print_ip6(ctx_t *ctx, struct print_ip *p)
+{
+	__u32 fragment[2] = {};
+	struct ip6_hdr ip6;
+
+	if (!words_load(ctx, p->off, (__u64 *)&ip6, sizeof(ip6) / 8))
+		return false;
+	__builtin_memcpy(&p->addrs, ip6.src, sizeof(p->addrs));
+	p->off += sizeof(ip6);
+	p->next = p->first = ip6.nexthdr;
+	p->left = bpf_ntohs(ip6.payload_len);
 
 	for (__u32 i = 0; i < FINGERPRINT_HEADERS; i++) {
 		__u8 head[2];
 		__u32 skip;
 
-		if (next == NEXTHDR_FRAGMENT) {
-			if (ctx_load_bytes(ctx, off, fragment, 8))
-				return 0;
-			next = fragment[0] & 0xff;
+		if (p->next == NEXTHDR_FRAGMENT) {
+			if (ctx_load_bytes(ctx, p->off, fragment, 8))
+				return false;
+			p->next = fragment[0] & 0xff;
 			skip = 8;
-		} else if (next == NEXTHDR_HOP || next == NEXTHDR_DEST ||
-			   next == NEXTHDR_ROUTING) {
-			if (ctx_load_bytes(ctx, off, head, 2))
-				return 0;
-			next = head[0];
+		} else if (p->next == NEXTHDR_HOP || p->next == NEXTHDR_DEST ||
+			   p->next == NEXTHDR_ROUTING) {
+			if (ctx_load_bytes(ctx, p->off, head, 2))
+				return false;
+			p->next = head[0];
 			skip = (head[1] + 1) * 8;
 		} else {
 			break;
 		}
-		if (skip > left)
-			return 0;
-		off += skip;
-		left -= skip;
+		if (skip > p->left)
+			return false;
+		p->off += skip;
+		p->left -= skip;
 		/* Only a first fragment has an upper-layer header. */
-		if (fragment[0] & bpf_htonl(0xfff8))
+		p->later = fragment[0] & bpf_htonl(0xfff8);
+		if (p->later)
 			break;
 	}
+	p->id = (__u64)fragment[1] << 32 | fragment[0];
+	return true;
+}
+
+/* off: of the IP header, in bytes from the start of the frame. 0: the packet is
+ * not whole. A function of its own, for its stack.
+ */
+__noinline __u64 ws_fingerprint(ctx_t *ctx, __u32 off, int is_ip4)
+{
+	union {
+		__u64 word[FINGERPRINT_WORDS];
+		__be16 half[4 * FINGERPRINT_WORDS];
+	} body = {};
+	__u64 key[2] = { cfg.fingerprint_key[0], cfg.fingerprint_key[1] };
+	struct siphash s = siphash_begin(key);
+	struct print_ip p = { .off = off };
+	__s32 checksum;
+	__u32 len;
+
+	if (is_ip4 ? !print_ip4(ctx, &p) : !print_ip6(ctx, &p))
+		return 0;
 
 	/* A super-packet's payload length may be 0 (RFC 2675) and then does not
 	 * bound what follows; it is still the same on the way back.
 	 */
-	len = left;
+	len = p.left;
 	barrier_var(len);
 	if (len >= WS_FINGERPRINT_LEN) {
-		if (!words_load(ctx, off, body.word, FINGERPRINT_WORDS))
+		if (!words_load(ctx, p.off, body.word, FINGERPRINT_WORDS))
 			return 0;
-	} else if (len && ctx_load_bytes(ctx, off, &body, len)) {
+	} else if (len && ctx_load_bytes(ctx, p.off, &body, len)) {
 		return 0;
 	}
-	checksum = checksum_offset(next);
-	if (checksum >= 0 && !(fragment[0] & bpf_htonl(0xfff8)))
+	checksum = checksum_offset(p.next);
+	if (checksum >= 0 && !p.later)
 		body.half[(checksum / 2) & 31] = 0;
 
-	siphash13_word(&s, ip6.src[0]);
-	siphash13_word(&s, ip6.src[1]);
-	siphash13_word(&s, ip6.dst[0]);
-	siphash13_word(&s, ip6.dst[1]);
-	siphash13_word(&s, (__u64)fragment[1] << 32 | fragment[0]);
+	siphash13_word(&s, p.addrs.src[0]);
+	siphash13_word(&s, p.addrs.src[1]);
+	siphash13_word(&s, p.addrs.dst[0]);
+	siphash13_word(&s, p.addrs.dst[1]);
+	siphash13_word(&s, p.id);
 	for (__u32 i = 0; i < FINGERPRINT_WORDS; i++)
 		siphash13_word(&s, body.word[i]);
-	return siphash13_end(&s, (__u64)left << 16 | next << 8 | ip6.nexthdr) |
+	return siphash13_end(&s, (__u64)p.left << 16 | p.next << 8 | p.first) |
 	       1;
 }

@@ -12,12 +12,13 @@
 #include "proxy_in.h"
 #include "proxy_out.h"
 
-/* A packet with the index of a kept header, which is not WS_INDEX_PROVEN. ip6:
- * NULL where it is not IPv6. Returns the verdict.
+/* A packet with the index of a kept header, which is not WS_INDEX_PROVEN. whole:
+ * it is one of IP, with its header. Returns the verdict.
  */
 static __always_inline int local_out(struct __sk_buff *skb, __u32 slot,
-				     const struct ip6_hdr *ip6)
+				     bool whole)
 {
+	const struct ip6_hdr *ip6;
 	__u32 proxy = slot_proxy(slot);
 	const struct ws_proxy *p = proxy_find(proxy);
 	struct ws_cached *c;
@@ -32,7 +33,7 @@ static __always_inline int local_out(struct __sk_buff *skb, __u32 slot,
 	skb->tc_index = 0;
 	now = bpf_ktime_get_coarse_ns();
 	c = p && !p->to ? slot_claim(slot, proxy, now, &expires) : NULL;
-	if (!c || !ip6) {
+	if (!c || !whole) {
 		if (p)
 			proxy_count(p, tx_not_cached);
 		return ws_refuse(skb, not_cached(), 0);

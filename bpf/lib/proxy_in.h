@@ -82,7 +82,8 @@ static __always_inline bool content_keep(ctx_t *ctx, const struct endpoint *ep,
 	__u32 entry;
 	bool ok;
 
-	print = ws_fingerprint(ctx, sizeof(struct eth_hdr) + outer_len);
+	print = ws_fingerprint(ctx, sizeof(struct eth_hdr) + outer_len,
+			       endpoint_has_ip4(ep));
 	if (!print)
 		return false;
 	now = bpf_ktime_get_coarse_ns();
@@ -136,14 +137,12 @@ static __always_inline int ad_tc(struct __sk_buff *skb, struct endpoint *ep,
 	const struct sid *next;
 	struct inner inner;
 	enum ws_reason r;
+	bool is_ip4;
 	long rc;
 
 	r = end_check(ep, first, &next);
 	if (!r)
 		r = inner_find(ep, endpoint_has_ip4(ep), &inner);
-	/* A function is given IPv6 only. */
-	if (!r && inner.is_ip4)
-		r = inner_protocol();
 	if (r)
 		return endpoint_refuse(skb, ep, r);
 	p = proxy_find(ep->hop->proxy);
@@ -170,13 +169,14 @@ static __always_inline int ad_tc(struct __sk_buff *skb, struct endpoint *ep,
 						     outer) > mtu))
 		return ws_refuse(skb, WS_REASON_FUNCTION_MTU, mtu);
 
+	is_ip4 = inner.is_ip4;
 	end_advance(ep, next, first);
 	if (!proxy_keep(skb, ep, p, outer, &index)) {
 		proxy_count(p, rx_ignored);
 		return ws_refuse(skb, WS_REASON_CACHE_FULL, 0);
 	}
 	/* Moves the packet: every pointer taken before is gone. */
-	rc = strip(skb, outer, false);
+	rc = strip(skb, outer, is_ip4);
 	if (rc)
 		return ws_refuse(skb, strip_failed(), rc);
 	skb->tc_index = index;

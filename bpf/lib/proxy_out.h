@@ -34,6 +34,8 @@ static __always_inline bool restore_finish(struct __sk_buff *skb,
 	struct proof_tlv *tlv;
 	struct eth_hdr *eth;
 	struct ip6_hdr *ip6;
+	struct srh *srh;
+	bool is_ip4;
 
 	eth = cursor_take(&cur, struct eth_hdr);
 	if (!eth)
@@ -41,7 +43,14 @@ static __always_inline bool restore_finish(struct __sk_buff *skb,
 	barrier_var(tlv_off);
 	tlv = cur.pos + (tlv_off & 511);
 	ip6 = cursor_take(&cur, struct ip6_hdr);
-	if (!ip6 || (void *)(tlv + 1) > cur.end)
+	srh = cur.pos;
+	barrier_var(srh);
+	if (!ip6 || (void *)(srh + 1) > cur.end || (void *)(tlv + 1) > cur.end)
+		return false;
+	/* The SRH says what was given to the function: this must be that. */
+	is_ip4 = eth_is_ip4(eth);
+	if (ip6->nexthdr == NEXTHDR_ROUTING &&
+	    srh->nexthdr != (is_ip4 ? NEXTHDR_IPV4 : NEXTHDR_IPV6))
 		return false;
 	eth->proto = bpf_htons(ETH_P_IPV6);
 	ip6->payload_len = bpf_htons(outer_len - sizeof(*ip6) + inner_len);
@@ -75,7 +84,7 @@ restore(struct __sk_buff *skb, const struct ws_cached *c, long *err)
 	inner = ctx_cursor(skb);
 	cursor_take(&inner, struct eth_hdr);
 	frames = train_frames(skb, inner, sizeof(struct eth_hdr));
-	*err = push(skb, outer_len, false);
+	*err = push(skb, outer_len, skb_is_ip4(skb));
 	if (!*err)
 		*err = bpf_skb_store_bytes(skb, sizeof(struct eth_hdr),
 					   c->outer, outer_len, 0);

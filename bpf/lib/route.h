@@ -76,6 +76,12 @@ static __always_inline long route_find_ip4(struct __sk_buff *skb,
 	return bpf_fib_lookup(skb, p, sizeof(*p), 0);
 }
 
+/* Of which version the packet is, the kernel knows. */
+static __always_inline bool skb_is_ip4(const struct __sk_buff *skb)
+{
+	return skb->protocol == bpf_htons(ETH_P_IP);
+}
+
 /* The packet of that version, whose header was pulled before; c is left behind
  * the header. False is a bug that drops.
  */

@@ -160,6 +160,9 @@ func outerOf(path uint32, sid int, scheme model.Scheme, rnd uint64, inner []byte
 		},
 		Payload: inner,
 	}
+	if inner[0]>>4 == 4 {
+		p.SRH.NextHeader = srv6.NextHeaderIPv4
+	}
 	if err := p.Fix(); err != nil {
 		panic(err)
 	}
@@ -188,7 +191,9 @@ func innerOf(next uint8, payload []byte) []byte {
 	return b
 }
 
-func ether(inner []byte) []byte { return append([]byte{12: 0x86, 13: 0xdd}, inner...) }
+func ether(inner []byte) []byte {
+	return slices.Concat(make([]byte, 12), etherType(inner[0]>>4 == 4), inner)
+}
 
 // restored is what must come out for a header that went in as p, around an inner
 // packet as the function let it go: advanced and stamped, and nothing else.
@@ -226,6 +231,9 @@ func restored(t interface{ Fatal(...any) }, p srv6.Packet, share pot.Share, inne
 // function that forwards it has changed what it may.
 func drawProxied(t *rapid.T) (inner, changed []byte) {
 	body := rapid.SliceOfN(rapid.Byte(), 20, 200).Draw(t, "body")
+	if rapid.Bool().Draw(t, "IPv4") {
+		return drawProxied4(t, body)
+	}
 	next := rapid.SampledFrom([]uint8{6, 17, 58, 50, 47, 59, 132}).Draw(t, "protocol")
 	checksum := map[uint8]int{6: 16, 17: 6, 58: 2}[next]
 	var headers []byte
@@ -267,6 +275,34 @@ func drawProxied(t *rapid.T) (inner, changed []byte) {
 	}
 	if checksum != 0 && rapid.Bool().Draw(t, "checksummed") {
 		binary.BigEndian.PutUint16(changed[at+checksum:], rapid.Uint16().Draw(t, "checksum"))
+	}
+	return inner, changed
+}
+
+// drawProxied4: TTL, TOS, options and checksums may change.
+func drawProxied4(t *rapid.T, body []byte) (inner, changed []byte) {
+	h := srv6.IPv4{
+		ID: rapid.Uint16Range(0, 3).Draw(t, "id"), TTL: 64,
+		Fragment: rapid.SampledFrom([]uint16{0, 0, 0x4000, 0x2000, 0x2001, 185}).Draw(t, "fragment"),
+		Protocol: rapid.SampledFrom([]uint8{6, 17, 1, 50, 47, 132}).Draw(t, "protocol"),
+		Source:   addr("203.0.113.1"), Destination: addr("198.51.100.1"),
+		Options: bytes.Repeat([]byte{1}, 4*rapid.SampledFrom([]int{0, 0, 1, 10}).Draw(t, "options")),
+	}
+	inner, err := h.Append(nil, body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	changed = slices.Clone(inner)
+	changed[8] -= byte(rapid.IntRange(0, 20).Draw(t, "hops"))
+	if rapid.Bool().Draw(t, "remarked") {
+		changed[1] = rapid.Byte().Draw(t, "tos")
+	}
+	if len(h.Options) > 0 && rapid.Bool().Draw(t, "recorded") {
+		changed[20+2] ^= 0x80
+	}
+	checksum, ok := map[uint8]int{6: 16, 17: 6, 1: 2}[h.Protocol]
+	if ok && h.Fragment&0x1fff == 0 && rapid.Bool().Draw(t, "checksummed") {
+		binary.BigEndian.PutUint16(changed[srv6.IPv4Len+len(h.Options)+checksum:], rapid.Uint16().Draw(t, "checksum"))
 	}
 	return inner, changed
 }
@@ -317,8 +353,14 @@ func TestEveryPacketGetsItsOwnHeaderBack(t *testing.T) {
 			// Nothing of another draw may be taken for one of these.
 			inner, changed := drawProxied(t)
 			id := rand.Uint64()
-			binary.BigEndian.PutUint64(inner[8+8:], id)
-			binary.BigEndian.PutUint64(changed[8+8:], id)
+			for _, b := range [][]byte{inner, changed} {
+				if b[0]>>4 == 4 {
+					binary.BigEndian.PutUint32(b[12:], uint32(id))
+					b[16], b[17] = 198, byte(id>>32)
+					continue
+				}
+				binary.BigEndian.PutUint64(b[8+8:], id)
+			}
 			kinds = append(kinds, [2][]byte{inner, changed})
 		}
 		waiting := map[int][]flight{}

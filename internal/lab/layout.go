@@ -56,7 +56,8 @@ func (k wire) ends() (a, b string) {
 }
 
 // layOut computes addresses and routes. There is IPv4 between hosts and their
-// nodes only: within the domain it is in tunnels. The link-local address of a station is
+// nodes only, since within the domain it is in tunnels; but nodes with a function
+// in their own kernel have routes for it. The link-local address of a station is
 // the same on all its links but those of functions: fe80::N, the N-th in the
 // order of nodes, routers and hosts.
 //
@@ -70,6 +71,12 @@ func layOut(d model.Domain, l model.Lab) (layout, error) {
 	reach := map[string][]dest{} // what is behind each of it
 	links := map[string][]string{}
 	index := map[string]int{}
+	kernels := map[string]bool{} // nodes whose kernel is a function
+	for _, f := range d.Functions {
+		if f.Proxy.Local {
+			kernels[f.Node] = true
+		}
+	}
 	add := func(s station) {
 		index[s.name] = len(w.stations)
 		w.stations = append(w.stations, s)
@@ -90,6 +97,9 @@ func layOut(d model.Domain, l model.Lab) (layout, error) {
 	for _, h := range l.Hosts {
 		add(station{name: h.Name, role: RoleHost})
 		reach[h.Node] = append(reach[h.Node], dest{prefix: h.Prefix})
+		if h.Prefix4.IsValid() {
+			reach[h.Node] = append(reach[h.Node], dest{prefix: h.Prefix4})
+		}
 	}
 	linkLocal := func(name string) netip.Addr { return hostSide(netip.MustParsePrefix("fe80::/64"), index[name]+1) }
 	connect := func(at, peer string, more ...netip.Prefix) error {
@@ -165,12 +175,14 @@ func layOut(d model.Domain, l model.Lab) (layout, error) {
 			}
 			s := &w.stations[index[from]]
 			for _, d := range reach[to] {
-				s.routes = append(s.routes, host.Route{
-					Destination: d.prefix,
-					Via:         linkLocal(hop),
-					Device:      from + "-" + hop,
-					Source:      s.loopback,
-				})
+				r := host.Route{Destination: d.prefix, Via: linkLocal(hop), Device: from + "-" + hop, Source: s.loopback}
+				if d.prefix.Addr().Is4() {
+					if !kernels[from] {
+						continue
+					}
+					r.Source = netip.Addr{}
+				}
+				s.routes = append(s.routes, r)
 			}
 		}
 	}

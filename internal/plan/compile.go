@@ -128,9 +128,6 @@ func (c *compiler) check(ch model.Chain) error {
 		if err := model.CheckFlow(ch.Proof.Scheme, f); err != nil {
 			return fmt.Errorf("function %s: %w", name, err)
 		}
-		if f.Kind == model.KindUnaware && ch.Match.Is4() {
-			return fmt.Errorf("function %s is unaware, and takes IPv6 packets only as yet", name)
-		}
 	}
 	if mtu, declared := c.coreMTU(ch); declared && mtu-model.OuterLen(ch.Segments()) < model.MTUMin {
 		return fmt.Errorf("its headers take %d of the %d bytes that its nodes' core interfaces carry, which leaves less than %d to packets; raise the MTU to %d or shorten the chain",

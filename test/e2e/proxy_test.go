@@ -68,7 +68,7 @@ const (
 	copies   = `kind: raw`
 	filters  = `kind: nftables
 ruleset: |
-  table ip6 fw {
+  table inet fw {
     chain forward {
       type filter hook forward priority filter; policy accept;
       ct state invalid drop
@@ -139,39 +139,46 @@ func TestTCPThroughAFunctionLosesNoStamp(t *testing.T) {
 		{"own kernel", local, filters, nil},
 		{"own kernel, cut and merged on the way", local, filters, [][2]string{{"r1", "r1-r2"}, {"r6", "r6-r2"}}},
 	} {
-		t.Run(c.name, func(t *testing.T) {
-			w := build(t, withFunction(c.function, c.made))
-			w.hasOffloads([2]string{"h1", "h1-r1"}, [2]string{"h2", "h2-r6"}, [2]string{"r1", "r1-r2"}, [2]string{"r6", "r6-r2"})
-			if c.cutAt != nil {
-				w.cutAndMerge(c.cutAt...)
-			}
-			since, back := w.counting(w.path("web", model.Forward)), w.counting(w.path("web", model.Reverse))
-			const size = 10_000_000
-			w.reaches("h1", "h2")
-			a, b := w.download("h2", "h1", size), w.download("h1", "h2", size)
-			t.Logf("%.2f and %.2f Gb/s", gigabits(a), gigabits(b))
-			var there, andBack flow
-			var f dataplane.FunctionCount
-			eventually(t, func() error { // what ends a connection may be on its way still
-				f, there, andBack = w.passed("r2", "fn"), since(), back()
-				if n := there[1].Packets + andBack[1].Packets; f.RxSuccess != n {
-					return fmt.Errorf("%d packets were stamped, %d went in", n, f.RxSuccess)
+		for _, version := range []string{"IPv6", "IPv4"} {
+			t.Run(c.name+", "+version, func(t *testing.T) {
+				var changes []change
+				if version == "IPv4" {
+					changes = append(changes, inIPv4)
 				}
-				return nil
-			})
-			t.Logf("%+v", f)
+				w := build(t, withFunction(c.function, c.made), changes...)
+				w.ipv4 = version == "IPv4"
+				w.hasOffloads([2]string{"h1", "h1-r1"}, [2]string{"h2", "h2-r6"}, [2]string{"r1", "r1-r2"}, [2]string{"r6", "r6-r2"})
+				if c.cutAt != nil {
+					w.cutAndMerge(c.cutAt...)
+				}
+				since, back := w.counting(w.path("web", model.Forward)), w.counting(w.path("web", model.Reverse))
+				const size = 10_000_000
+				w.reaches("h1", "h2")
+				a, b := w.download("h2", "h1", size), w.download("h1", "h2", size)
+				t.Logf("%.2f and %.2f Gb/s", gigabits(a), gigabits(b))
+				var there, andBack flow
+				var f dataplane.FunctionCount
+				eventually(t, func() error { // what ends a connection may be on its way still
+					f, there, andBack = w.passed("r2", "fn"), since(), back()
+					if n := there[1].Packets + andBack[1].Packets; f.RxSuccess != n {
+						return fmt.Errorf("%d packets were stamped, %d went in", n, f.RxSuccess)
+					}
+					return nil
+				})
+				t.Logf("%+v", f)
 
-			if cut := !strings.Contains(c.function, "keep") && f.Recognise == model.RecogniseContent; cut {
-				if n := there.frames() + andBack.frames(); f.RxSuccess != n || f.RxCut == 0 {
-					t.Errorf("%d frames were sent, %d went in; %d super-packets were cut", n, f.RxSuccess, f.RxCut)
+				if cut := !strings.Contains(c.function, "keep") && f.Recognise == model.RecogniseContent; cut {
+					if n := there.frames() + andBack.frames(); f.RxSuccess != n || f.RxCut == 0 {
+						t.Errorf("%d frames were sent, %d went in; %d super-packets were cut", n, f.RxSuccess, f.RxCut)
+					}
+				} else if 2*f.RxSuccess > there.frames()+andBack.frames() || f.RxCut != 0 {
+					t.Errorf("%d frames were sent, %d packets went in: they are no super-packets", there.frames()+andBack.frames(), f.RxSuccess)
 				}
-			} else if 2*f.RxSuccess > there.frames()+andBack.frames() || f.RxCut != 0 {
-				t.Errorf("%d frames were sent, %d packets went in: they are no super-packets", there.frames()+andBack.frames(), f.RxSuccess)
-			}
-			// What comes back merged from one that gets frames is cut again.
-			if merged := c.cutAt != nil && c.function == routing; merged != (f.TxCut > 0) {
-				t.Errorf("%d super-packets came back", f.TxCut)
-			}
-		})
+				// What comes back merged from one that gets frames is cut again.
+				if merged := c.cutAt != nil && c.function == routing; merged != (f.TxCut > 0) {
+					t.Errorf("%d super-packets came back", f.TxCut)
+				}
+			})
+		}
 	}
 }
