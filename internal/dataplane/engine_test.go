@@ -105,7 +105,7 @@ func TestProgramVerifiesAsTheModelDoes(t *testing.T) {
 	e := newTestEngine(t)
 	seen := map[pot.Result]int{}
 	rapid.Check(t, func(t *rapid.T) {
-		s, h, f := drawShare(t), drawHeader(t), drawFlow(t, false)
+		s, h, f := drawShare(t), drawHeader(t), drawFlow(t, true)
 		p := s.Polynomial.Prime
 		in := pot.Values{RND: drawWord(t, p, "rnd"), CML: drawWord(t, p, "cml")}
 		if rapid.Bool().Draw(t, "in range") {

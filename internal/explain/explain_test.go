@@ -370,3 +370,21 @@ func TestExplainTakesEveryPacket(t *testing.T) {
 		}
 	}
 }
+
+// A proof that is right, and refused for its number alone.
+func TestTheWindowsRefusalsNameTheNumber(t *testing.T) {
+	w := world(t)
+	p, err := packets.Load("web-3")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for reason, says := range map[string]string{
+		"REPLAY": "has been here before", "STALE": "is older than what the replay window remembers",
+	} {
+		e := event.Event{Node: p.Node, Reason: reason, Packet: p.Frame, Len: uint32(len(p.Frame))}
+		want := "every hop of chain web stamped this packet in order, but number 7 of lane 5 (r1) " + says + same
+		if got := Explain(e, w.Paths, nil).Sentence; got != want {
+			t.Errorf("%s: %s; want %s", reason, got, want)
+		}
+	}
+}

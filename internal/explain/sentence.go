@@ -332,7 +332,7 @@ func (x *explainer) proofSentence() string {
 	case 0:
 		return x.nothingSentence() + clause
 	case 1:
-		return hs[0].Sentence + x.otherPlan(hs[0]) + clause
+		return hs[0].Sentence + x.windowClause(hs[0]) + x.otherPlan(hs[0]) + clause
 	}
 	return x.severalSentence() + clause
 }
@@ -343,6 +343,21 @@ func (x *explainer) severalSentence() string {
 		all = append(all, h.Sentence)
 	}
 	return "the packet does not tell these apart: " + strings.Join(all, "; or ")
+}
+
+// windowClause says what the replay window made of a packet whose proof is right.
+func (x *explainer) windowClause(h Hypothesis) string {
+	if h.Kind != Whole || h.Origin == nil {
+		return ""
+	}
+	number := fmt.Sprintf(", but number %d of lane %d (%s)", h.Origin.Number, h.Origin.Lane, h.Origin.Headend)
+	switch x.out.Reason {
+	case "replay":
+		return number + " has been here before"
+	case "stale":
+		return number + " is older than what the replay window remembers"
+	}
+	return ""
 }
 
 // otherPlan: what this explainer holds and what the egress held disagree.
