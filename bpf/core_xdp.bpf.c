@@ -43,14 +43,14 @@ static __always_inline int end_xdp(const struct endpoint *ep,
 				   const struct ws_node *node)
 {
 	const struct ws_nexthop *n;
-	const struct sid *next;
+	struct end_next next;
 
-	if (end_check(ep, true, &next) || in_locator(next->hi))
+	if (end_check(ep, true, &next) || in_locator(next.sid.hi))
 		return CTX_PASS;
 	n = exit_of(ep->hop->stats, nexthop_flow(ep->ip6));
-	if (!nexthop_takes(n, next->hi, ep->len, node))
+	if (!nexthop_takes(n, next.sid.hi, ep->len, node))
 		return CTX_PASS;
-	end_advance(ep, next, true);
+	end_advance(ep, &next, true);
 	end_stamp(ep);
 	stats_add(ep->hop->stats, 1, ep->len - endpoint_outer_len(ep));
 	return nexthop_take(ep->eth, n, false);
@@ -100,7 +100,7 @@ static __always_inline int dt46_xdp(ctx_t *ctx, const struct endpoint *ep,
 	enum ws_reason r;
 	bool report;
 
-	if (ep->srh->segments_left)
+	if (segments_remain(ep))
 		return CTX_PASS;
 	e = egress_find(ep);
 	if (!e)

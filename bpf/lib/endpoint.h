@@ -7,6 +7,7 @@
 #include "binding.h"
 #include "boundary.h"
 #include "classify.h"
+#include "csid.h"
 #include "inner.h"
 #include "maps.h"
 #include "net.h"
@@ -115,39 +116,67 @@ static __always_inline enum ws_reason endpoint_find_hop(struct endpoint *ep)
 	return WS_REASON_NONE;
 }
 
-/* RFC 8986 4.1: may this packet go on to its next segment? first: false where a
- * function of this node has just let it go, so that its hop limit has been
- * counted. *next: the entry that Segments Left will point at.
+/* RFC 9800 4.1 N01: are there more C-SIDs in the destination? The plan says
+ * whether the SID is of that flavour; to all others the argument says nothing.
+ */
+static __always_inline bool argument_is_csids(const struct endpoint *ep)
+{
+	return ep->hop->next_csid && ep->ip6->dst[1];
+}
+
+/* Where a packet goes next. */
+struct end_next {
+	struct sid sid;
+	bool shifted; /* from the destination itself: Segments Left stays */
+};
+
+/* RFC 8986 4.1 and RFC 9800 4.1: may this packet go on to its next segment?
+ * first: false where a function of this node has just let it go, so that its hop
+ * limit has been counted.
  */
 static __always_inline enum ws_reason
-end_check(const struct endpoint *ep, bool first, const struct sid **next)
+end_check(const struct endpoint *ep, bool first, struct end_next *next)
 {
 	__u32 left = ep->srh->segments_left;
+	const struct sid *entry;
 
-	if (left == 0)
+	next->shifted = argument_is_csids(ep);
+	if (left == 0 && !next->shifted)
 		return WS_REASON_UPPER_LAYER;
 	if (first && ep->ip6->hop_limit <= 1)
 		return WS_REASON_HOP_LIMIT;
-	*next = ep->list + ((left - 1) % WS_SEGS_MAX);
-	if ((void *)(*next + 1) > ep->end)
-		return bounds_bug();
+	if (next->shifted) {
+		next->sid = csid_shift(ep->ip6->dst);
+	} else {
+		entry = ep->list + ((left - 1) % WS_SEGS_MAX);
+		if ((void *)(entry + 1) > ep->end)
+			return bounds_bug();
+		next->sid = *entry;
+	}
 	/* Else a list made up by somebody would let a packet out of the domain,
 	 * or past the guard of the egress that this node may be too.
 	 */
-	if (!in_block((*next)->hi))
+	if (!in_block(next->sid.hi))
 		return WS_REASON_SEGMENT_OUTSIDE;
 	return WS_REASON_NONE;
 }
 
-/* RFC 8986 4.1 S12 to S14. */
+/* RFC 8986 4.1 S12 to S14, RFC 9800 4.1 N05 to N07. */
 static __always_inline void end_advance(const struct endpoint *ep,
-					const struct sid *next, bool first)
+					const struct end_next *next, bool first)
 {
-	ep->ip6->dst[0] = next->hi;
-	ep->ip6->dst[1] = next->lo;
+	ep->ip6->dst[0] = next->sid.hi;
+	ep->ip6->dst[1] = next->sid.lo;
 	if (first)
 		ep->ip6->hop_limit--;
-	ep->srh->segments_left--;
+	if (!next->shifted)
+		ep->srh->segments_left--;
+}
+
+/* At an egress: are there segments behind it, in the list or in the destination? */
+static __always_inline bool segments_remain(const struct endpoint *ep)
+{
+	return ep->srh->segments_left || argument_is_csids(ep);
 }
 
 static __always_inline void end_stamp(const struct endpoint *ep)

@@ -125,13 +125,13 @@ static __always_inline int end_tc(struct __sk_buff *skb, struct endpoint *ep,
 				  bool first)
 {
 	__u32 headers = sizeof(struct eth_hdr) + endpoint_outer_len(ep);
-	const struct sid *next;
+	struct end_next next;
 	enum ws_reason r;
 
 	r = end_check(ep, first, &next);
 	if (r)
 		return endpoint_refuse(skb, ep, r);
-	end_advance(ep, next, first);
+	end_advance(ep, &next, first);
 	end_stamp(ep);
 	stats_add(ep->hop->stats, train_frames(skb, inner_cursor(ep), headers),
 		  skb->len - headers);
@@ -151,7 +151,7 @@ static __always_inline int dt46_tc(struct __sk_buff *skb, struct endpoint *ep)
 	enum ws_reason r;
 	long rc;
 
-	if (ep->srh->segments_left)
+	if (segments_remain(ep))
 		return endpoint_refuse(skb, ep, WS_REASON_SEGMENTS_REMAIN);
 	e = egress_find(ep);
 	if (!e)
@@ -208,19 +208,28 @@ __noinline int ws_endpoint_step(struct __sk_buff *skb, int first)
 	return ws_refuse(skb, WS_REASON_BEHAVIOUR_BUG, 0);
 }
 
-/* All visits that follow one another on this node. Segments Left falls with each
- * one, so that the bound is never reached. Returns the verdict.
+/* All positions but the headend, and one that finds nothing left. */
+#define VISITS_MAX (WS_SEGS_MAX + 1)
+
+/* All visits that follow one another on this node. With plain SIDs Segments Left
+ * falls with each one, and with C-SIDs no path of a plan has more than the bound:
+ * only a list made up by somebody reaches it. Returns the verdict.
  */
 static __always_inline int endpoint_tc(struct __sk_buff *skb, bool first)
 {
-	int step = ws_endpoint_step(skb, first);
+	__u32 visits = 0;
+	int step = 0;
 
-	for (__u32 i = 0; i <= WS_SEGS_MAX; i++) {
-		if (step != STEP_AGAIN && step != STEP_PULLED)
-			break;
-		if (step == STEP_AGAIN)
-			first = false;
+	/* One step more: a pull is no visit. */
+	for (__u32 i = 0; i <= VISITS_MAX; i++) {
 		step = ws_endpoint_step(skb, first);
+		if (step == STEP_AGAIN) {
+			first = false;
+			if (++visits == VISITS_MAX)
+				break;
+		} else if (step != STEP_PULLED) {
+			break;
+		}
 	}
 	if (step >= STEP_FORWARD)
 		return ws_forward(skb, step - STEP_FORWARD, WAY_UNKNOWN);

@@ -134,7 +134,7 @@ static __always_inline int ad_tc(struct __sk_buff *skb, struct endpoint *ep,
 {
 	__u32 outer = endpoint_outer_len(ep), index = 0, mtu = 0;
 	const struct ws_proxy *p;
-	const struct sid *next;
+	struct end_next next;
 	struct inner inner;
 	enum ws_reason r;
 	bool is_ip4;
@@ -170,7 +170,7 @@ static __always_inline int ad_tc(struct __sk_buff *skb, struct endpoint *ep,
 		return ws_refuse(skb, WS_REASON_FUNCTION_MTU, mtu);
 
 	is_ip4 = inner.is_ip4;
-	end_advance(ep, next, first);
+	end_advance(ep, &next, first);
 	if (!proxy_keep(skb, ep, p, outer, &index)) {
 		proxy_count(p, rx_ignored);
 		return ws_refuse(skb, WS_REASON_CACHE_FULL, 0);

@@ -64,7 +64,7 @@ const (
 	ReasonRestoreFailed     Reason = 55 // the kernel could not put the outer header back
 	ReasonProxyMissingBug   Reason = 56 // a SID or an interface names a proxy that is not there
 	ReasonShareGone         Reason = 57 // the plan dropped a path while its packet was in the function
-	ReasonLoop              Reason = 58 // more consecutive segments on this node than a segment list holds
+	ReasonLoop              Reason = 58 // more consecutive visits of SIDs on this node than a path has
 	ReasonPushFailed        Reason = 59 // the kernel could not make room for the outer header
 	ReasonStripFailed       Reason = 60 // the kernel could not remove the outer header
 	ReasonWriteFailed       Reason = 61 // the kernel could not write the outer header
@@ -243,7 +243,7 @@ var reasonTexts = [...]string{
 	"the kernel could not put the outer header back",
 	"a SID or an interface names a proxy that is not there",
 	"the plan dropped a path while its packet was in the function",
-	"more consecutive segments on this node than a segment list holds",
+	"more consecutive visits of SIDs on this node than a path has",
 	"the kernel could not make room for the outer header",
 	"the kernel could not remove the outer header",
 	"the kernel could not write the outer header",

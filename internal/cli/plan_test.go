@@ -22,9 +22,10 @@ import (
 var updatePlan = flag.Bool("update-plan", false, "write the golden files of waystamp plan")
 
 const (
-	planPaper     = "../../examples/paper.yaml"
-	planMinimal   = "../../examples/minimal.yaml"
-	planFunctions = "../../examples/functions.yaml"
+	planPaper      = "../../examples/paper.yaml"
+	planMinimal    = "../../examples/minimal.yaml"
+	planFunctions  = "../../examples/functions.yaml"
+	planCompressed = "../../examples/compressed.yaml"
 )
 
 // runPlan runs "waystamp plan" in this process.
@@ -39,12 +40,14 @@ func runPlan(t *testing.T, stdin string, args ...string) (stdout, stderr string,
 
 func TestPlanShowsEveryPathAndNode(t *testing.T) {
 	for name, args := range map[string][]string{
-		"plan-paper.txt":      {"-f", planPaper},
-		"plan-paper.json":     {"-f", planPaper, "-o", "json"},
-		"plan-minimal.txt":    {"-f", planMinimal},
-		"plan-ipv4.txt":       {"-f", "../../examples/ipv4.yaml"},
-		"plan-functions.txt":  {"-f", planFunctions},
-		"plan-functions.json": {"-f", planFunctions, "-o", "json"},
+		"plan-paper.txt":       {"-f", planPaper},
+		"plan-paper.json":      {"-f", planPaper, "-o", "json"},
+		"plan-minimal.txt":     {"-f", planMinimal},
+		"plan-ipv4.txt":        {"-f", "../../examples/ipv4.yaml"},
+		"plan-functions.txt":   {"-f", planFunctions},
+		"plan-compressed.txt":  {"-f", planCompressed},
+		"plan-compressed.json": {"-f", planCompressed, "-o", "json"},
+		"plan-functions.json":  {"-f", planFunctions, "-o", "json"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			stdout, stderr, code := runPlan(t, "", args...)

@@ -45,6 +45,7 @@ type planPathView struct {
 	Source      netip.Prefix      `json:"source,omitzero"`
 	Ingress     []planIngressView `json:"ingress"`
 	Segments    []planSegmentView `json:"segments"`
+	Sent        planSentView      `json:"encapsulation"`
 	Overhead    int               `json:"overhead_bytes"`
 	MTU         int               `json:"mtu_bytes,omitempty"`
 	MSS         int               `json:"tcp_mss_bytes,omitempty"`
@@ -65,6 +66,27 @@ type planSegmentView struct {
 	Node     string     `json:"node"`
 	Function string     `json:"function,omitempty"` // none: the egress
 	SID      netip.Addr `json:"sid"`
+}
+
+// planSentView is how the segments are written into packets: those that leave
+// the headend have this destination and this list.
+type planSentView struct {
+	SIDs        model.SIDs   `json:"sids"`
+	Reduced     bool         `json:"reduced"`
+	Destination netip.Addr   `json:"destination"`
+	List        []netip.Addr `json:"segment_list"` // in the order of the visit
+}
+
+func (v planSentView) table(b *strings.Builder) {
+	e := model.Encapsulation{SIDs: v.SIDs, Reduced: v.Reduced}
+	if e == (model.Encapsulation{}) {
+		return // what the table of positions says
+	}
+	list := make([]string, len(v.List))
+	for i, a := range v.List {
+		list[i] = a.String()
+	}
+	fmt.Fprintf(b, "  %s: sent to %s, segment list %s\n", e, v.Destination, strings.Join(list, ", "))
 }
 
 type planNodeView struct {
@@ -109,7 +131,8 @@ func newPlanView(d *plan.Domain, epochs bool) planView {
 			OnViolation: p.OnViolation,
 			Destination: p.Match.Destination,
 			Source:      p.Match.Source,
-			Overhead:    model.OuterLen(len(p.Segments())),
+			Sent:        planSentView{p.Encapsulation.SIDs, p.Encapsulation.Reduced, p.Segments()[0], p.Carried()},
+			Overhead:    model.OuterLen(len(p.Carried())),
 			MTU:         p.MTU,
 			match:       p.Match,
 		}
@@ -215,6 +238,7 @@ func (p planPathView) table(b *strings.Builder) {
 		t.add(s.Position, s.Node, function, s.SID)
 	}
 	t.write(b, "  ")
+	p.Sent.table(b)
 	fmt.Fprintf(b, "  headers take %d bytes; ", p.Overhead)
 	if p.MTU > 0 {
 		fmt.Fprintf(b, "MTU of packets %d, MSS of TCP %d bytes\n", p.MTU, p.MSS)

@@ -133,12 +133,20 @@ func encodeHop(e plan.Endpoint, statsIndex, proxy uint32) (hop, error) {
 	}
 	h := hop{
 		Behaviour: uint8(abi.BehaviourEnd), Scheme: uint8(e.Scheme), Position: e.Share.Position,
-		Stats: statsIndex, Share: s, Proxy: proxy, Source: from,
+		NextCsid: nextCSID(e.PathID), Stats: statsIndex, Share: s, Proxy: proxy, Source: from,
 	}
 	if proxy != 0 {
 		h.Behaviour = uint8(abi.BehaviourEndAd)
 	}
 	return h, nil
+}
+
+// nextCSID: the path's SIDs are of the NEXT-C-SID flavour.
+func nextCSID(id plan.PathID) uint8 {
+	if id.Encapsulation.SIDs == model.SIDsCompressed {
+		return 1
+	}
+	return 0
 }
 
 // encodeEgress gives both entries of an egress: the one that its SID is found
@@ -149,14 +157,15 @@ func encodeEgress(e plan.Egress, statsIndex uint32) (hop, egress, error) {
 		return hop{}, egress{}, err
 	}
 	h := hop{
-		Behaviour: uint8(abi.BehaviourEndDT46), Scheme: uint8(e.Scheme), Position: uint8(len(e.Segments)),
-		Stats: statsIndex, Source: from,
+		Behaviour: uint8(abi.BehaviourEndDT46), Scheme: uint8(e.Scheme), Position: e.Share.Position,
+		NextCsid: nextCSID(e.PathID), Stats: statsIndex, Source: from,
 	}
-	v := egress{Segments: uint8(len(e.Segments)), OnViolation: uint8(e.OnViolation)}
 	if err := checkSegments(e.Segments); err != nil {
 		return hop{}, egress{}, err
 	}
-	for i, s := range srv6.Reversed(e.Segments) {
+	_, srh := srv6.Encapsulate(e.Segments, e.Encapsulation)
+	v := egress{Segments: uint8(len(srh.Segments)), OnViolation: uint8(e.OnViolation)}
+	for i, s := range srh.Segments {
 		v.List[i] = s.As16()
 	}
 	switch e.Scheme {
@@ -164,8 +173,8 @@ func encodeEgress(e plan.Egress, statsIndex uint32) (hop, egress, error) {
 		h.Share.BindKey = keyWords(e.Share.Bind)
 		fallthrough
 	case model.SchemeKeyed:
-		if len(e.Verifier.Keys) != len(e.Segments) {
-			return hop{}, egress{}, fmt.Errorf("%d keys for %d positions that stamp", len(e.Verifier.Keys), len(e.Segments))
+		if len(e.Verifier.Keys) != int(e.Share.Position) || len(e.Verifier.Keys) > abi.KeysMax {
+			return hop{}, egress{}, fmt.Errorf("%d keys for %d positions that stamp", len(e.Verifier.Keys), e.Share.Position)
 		}
 		v.Keys = uint8(len(e.Verifier.Keys))
 		for i, k := range e.Verifier.Keys {
@@ -212,20 +221,17 @@ func encodeHeadend(n plan.Node, h plan.Headend, statsIndex, counterIndex uint32)
 }
 
 // outerHeader is what a headend puts before a packet: IPv6 header, SRH with
-// the whole list, proof TLV. What differs from packet to packet is zero; the
+// the list, proof TLV. What differs from packet to packet is zero; the
 // program sets it, and the SRH's next header for IPv4 inside.
 func outerHeader(source netip.Addr, h plan.Headend) ([]byte, error) {
+	first, srh := srv6.Encapsulate(h.Segments, h.Encapsulation)
+	srh.TLVs = []srv6.TLV{srv6.Proof{Scheme: h.Scheme, Epoch: h.Epoch, Path: h.Path}.TLV()}
 	p := srv6.Packet{
 		Header: srv6.Header{
 			NextHeader: srv6.NextHeaderRoute, HopLimit: outerHopLimit,
-			Source: source, Destination: h.Segments[0],
+			Source: source, Destination: first,
 		},
-		SRH: &srv6.SRH{
-			NextHeader:   srv6.NextHeaderIPv6,
-			SegmentsLeft: uint8(len(h.Segments) - 1),
-			Segments:     srv6.Reversed(h.Segments),
-			TLVs:         []srv6.TLV{srv6.Proof{Scheme: h.Scheme, Epoch: h.Epoch, Path: h.Path}.TLV()},
-		},
+		SRH: srh,
 	}
 	return p.Append(nil)
 }

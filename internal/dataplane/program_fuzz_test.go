@@ -127,7 +127,7 @@ type fuzzPath struct {
 	plan.PathID
 	match    model.Match
 	visits   []int        // the nodes, the headend's first
-	segments []netip.Addr // in the order of the visit
+	segments []netip.Addr // the SIDs, in the order of the visit
 	sources  []netip.Addr // its headends
 	secrets
 }
@@ -183,6 +183,10 @@ func drawPath(t *rapid.T, node *rapid.Generator[int], free [][]netip.Addr, path 
 		Path: path, Chain: "c", Epoch: rapid.SampledFrom([]uint8{0, 1, 255}).Draw(t, "epoch"),
 		Scheme: rapid.SampledFrom([]model.Scheme{model.SchemeKeyed, model.SchemeOPoT, model.SchemePoT, model.SchemeKeyedFlow}).Draw(t, "scheme"),
 	}}
+	p.Encapsulation = model.Encapsulation{
+		SIDs:    rapid.SampledFrom([]model.SIDs{model.SIDsPlain, model.SIDsPlain, model.SIDsCompressed}).Draw(t, "SIDs"),
+		Reduced: rapid.IntRange(0, 2).Draw(t, "reduced") == 2,
+	}
 	dst, src := fuzzDst, fuzzSrc
 	if rapid.IntRange(0, 2).Draw(t, "IPv4") == 2 {
 		dst, src = fuzzDst4, fuzzSrc4
@@ -216,6 +220,28 @@ func drawPath(t *rapid.T, node *rapid.Generator[int], free [][]netip.Addr, path 
 	return p
 }
 
+// list is the path's segment list, whole. The nodes' blocks of 48 bits differ:
+// C-SIDs lead on only where the next node is in the same one.
+func (p fuzzPath) list() []netip.Addr {
+	if p.Encapsulation.SIDs == model.SIDsCompressed {
+		return srv6.Compress(p.segments)
+	}
+	return p.segments
+}
+
+// arrival is the destination of a packet that comes to position at, and how many
+// segments are left then.
+func (p fuzzPath) arrival(at int) (netip.Addr, int) {
+	if p.Encapsulation.SIDs != model.SIDsCompressed {
+		return p.segments[at-1], len(p.segments) - at
+	}
+	list := p.list()
+	container, csid := (at-1)/model.CSIDsMax, (at-1)%model.CSIDsMax
+	c, dst := list[container].As16(), p.segments[at-1].As16()
+	copy(dst[6:], c[6+2*csid:])
+	return netip.AddrFrom16(dst), len(list) - 1 - container
+}
+
 // give adds the path's parts to the plans of its nodes. The headend has the
 // newest epoch alone.
 func (p fuzzPath) give(nodes []plan.Node, mtu int, action model.OnViolation, lane, lanes uint16) {
@@ -225,11 +251,11 @@ func (p fuzzPath) give(nodes []plan.Node, mtu int, action model.OnViolation, lan
 		case 0:
 			n.Headends = slices.DeleteFunc(n.Headends, func(h plan.Headend) bool { return h.Path == p.Path })
 			n.Headends = append(n.Headends, plan.Headend{
-				PathID: p.PathID, Match: p.match, Segments: p.segments, Lane: lane, Lanes: lanes, MTU: mtu, Share: p.shares[0],
+				PathID: p.PathID, Match: p.match, Segments: p.list(), Lane: lane, Lanes: lanes, MTU: mtu, Share: p.shares[0],
 			})
 		case len(p.visits) - 1:
 			n.Egresses = append(n.Egresses, plan.Egress{
-				PathID: p.PathID, SID: p.segments[j-1], Sources: p.sources, Match: p.match, Segments: p.segments, OnViolation: action,
+				PathID: p.PathID, SID: p.segments[j-1], Sources: p.sources, Match: p.match, Segments: p.list(), OnViolation: action,
 				Share: p.shares[j], Verifier: p.verifier,
 			})
 		default:
@@ -430,8 +456,11 @@ func (w fuzzWorld) drawOnPath(t *rapid.T) ([]byte, int) {
 	id := p.PathID
 	rnd := rapid.OneOf(rapid.Just(uint64(5<<48|1)), rapid.SampledFrom([]uint64{0, 1, 1<<60 - 1, 1<<64 - 1}), rapid.Uint64()).Draw(t, "rnd")
 	order := slices.Clone(p.shares[:at])
-	list := slices.Clone(p.segments)
-	left := len(list) - at
+	list := slices.Clone(p.list())
+	destination, left := p.arrival(at)
+	if p.Encapsulation.Reduced && len(list) > 1 {
+		list = list[1:]
+	}
 	tampered := rapid.IntRange(0, 29).Draw(t, "tampered")
 	switch tampered {
 	case 1: // a hop was left out
@@ -450,7 +479,7 @@ func (w fuzzWorld) drawOnPath(t *rapid.T) ([]byte, int) {
 		list[rapid.IntRange(0, len(list)-1).Draw(t, "segment")] = drawAddr(t, fuzzHosts, "another")
 	case 7:
 		list = append(list, list[len(list)-1])
-	case 8: // reduced: the first segment is left out
+	case 8: // reduced once more
 		list = list[1:]
 	case 9:
 		left = rapid.IntRange(0, len(list)+2).Draw(t, "segments left")
@@ -491,7 +520,7 @@ func (w fuzzWorld) drawOnPath(t *rapid.T) ([]byte, int) {
 		Header: srv6.Header{
 			TrafficClass: rapid.Byte().Draw(t, "outer tc"), FlowLabel: rapid.Uint32Range(0, 0xfffff).Draw(t, "outer label"),
 			HopLimit: rapid.SampledFrom(hopLimits).Draw(t, "hop limit"),
-			Source:   rapid.SampledFrom(p.sources).Draw(t, "outer source"), Destination: p.segments[at-1],
+			Source:   rapid.SampledFrom(p.sources).Draw(t, "outer source"), Destination: destination,
 		},
 		SRH: &srv6.SRH{
 			NextHeader: next, SegmentsLeft: uint8(left), Segments: srv6.Reversed(list),
@@ -513,8 +542,16 @@ func (w fuzzWorld) drawOnPath(t *rapid.T) ([]byte, int) {
 		dst[7] ^= 0x3f // mostly a SID that nobody has
 	case 18, 19:
 		dst[15] = 7 // an argument
-	case 20:
+	case 22:
 		out.Header.Source = drawAddr(t, outerSources, "stranger")
+	case 20: // other C-SIDs, of which the first may be zero
+		copy(dst[8:], rapid.SliceOfN(rapid.SampledFrom([]byte{0, 0, 1, 0x40, 0xff}), 8, 8).Draw(t, "argument"))
+	case 21: // to the same SID again and again
+		for i := 8; i < len(dst); i++ {
+			dst[i] = dst[6+i%2]
+		}
+		n := rapid.IntRange(1, model.SegmentsMax).Draw(t, "containers")
+		out.SRH.Segments, out.SRH.SegmentsLeft = slices.Repeat([]netip.Addr{netip.AddrFrom16(dst)}, n), uint8(n)
 	}
 	out.Header.Destination = netip.AddrFrom16(dst)
 	out.SRH.TLVs = append(drawTLVs(t, "before"), append(out.SRH.TLVs, drawTLVs(t, "behind")...)...)

@@ -25,7 +25,6 @@ import (
 // bring about, and why. Each is there since the verifier of the kernel, or a
 // helper's failure, wants an answer.
 var notProduced = map[abi.Reason]string{
-	abi.ReasonLoop:          "Segments Left is at most 16 and falls with each of the 17 visits that a packet is given",
 	abi.ReasonWriteFailed:   "the room for the header was made a moment before",
 	abi.ReasonPullFailed:    "the kernel would have to be out of memory",
 	abi.ReasonBoundsBug:     "what it checks was checked before",

@@ -589,7 +589,7 @@ func (r *rig) expect(f frame) (want oracle.Result, passes bool) {
 	}
 	for i, v := range want.Visits {
 		egress := slices.ContainsFunc(n.Egresses, func(e plan.Egress) bool {
-			return e.Path == v.Path && e.Epoch == v.Epoch && int(v.Position) == len(e.Segments)
+			return e.Path == v.Path && e.Epoch == v.Epoch && v.Position == e.Share.Position
 		})
 		if v.Position != 0 && !egress {
 			continue

@@ -55,8 +55,9 @@ type Explanation struct {
 	Source      netip.Addr `json:"source,omitzero"`
 	Destination netip.Addr `json:"destination,omitzero"`
 	Proof       *Proof     `json:"proof,omitempty"`
-	// Carried and Planned are segment lists in the order of the visit, the
-	// egress left out where it is the last.
+	// Carried and Planned are segment lists in the order of the visit, each SID
+	// of a container for itself, the egress left out where it is the last. A
+	// reduced list has no first entry, as planned.
 	Carried []Segment `json:"carried,omitempty"`
 	Planned []Segment `json:"planned,omitempty"`
 	// Malformed says what is wrong with the packet's headers.
@@ -214,7 +215,7 @@ func (x *explainer) decode() {
 	}
 	proof, err := p.SRH.Proof()
 	if err != nil {
-		x.out.Carried = x.segments(p.SRH.Visit())
+		x.out.Carried = x.segments(x.sids(p.SRH.Visit()))
 		return
 	}
 	x.proof = &proof
@@ -223,13 +224,13 @@ func (x *explainer) decode() {
 		RND: Hex64(proof.RND), CML: Hex64(proof.CML),
 	}
 	x.path = x.find(proof.Path, proof.Epoch)
-	carried := p.SRH.Visit()
+	carried := x.sids(p.SRH.Visit())
 	if x.path == nil {
 		x.out.Carried = x.segments(carried)
 		return
 	}
 	x.out.Proof.Chain, x.out.Proof.Direction = x.path.Chain, x.path.Direction
-	planned := x.path.Segments()
+	planned := x.sids(x.path.Carried())
 	egress := planned[len(planned)-1]
 	if last := len(carried) - 1; carried[last] == egress {
 		carried = carried[:last]
@@ -258,6 +259,28 @@ func (x *explainer) find(path uint32, epoch uint8) *plan.Path {
 		other = p
 	}
 	return other
+}
+
+// sids takes a segment list apart: the entries of a compressed one are containers
+// of several, if they are of the block. For a path that nobody knows any of those
+// known will do.
+func (x *explainer) sids(list []netip.Addr) []netip.Addr {
+	paths := x.paths
+	if x.path != nil {
+		paths = []plan.Path{*x.path}
+	}
+	var sids []netip.Addr
+	for _, a := range list {
+		container := slices.ContainsFunc(paths, func(p plan.Path) bool {
+			return p.Encapsulation.SIDs == model.SIDsCompressed && len(p.Hops) > 1 && srv6.SameBlock(p.Hops[1].SID, a)
+		})
+		if container {
+			sids = append(sids, srv6.Uncompress([]netip.Addr{a})...)
+		} else {
+			sids = append(sids, a)
+		}
+	}
+	return sids
 }
 
 func (x *explainer) segments(list []netip.Addr) []Segment {
@@ -314,7 +337,12 @@ func (x *explainer) try() {
 		want:   pot.Values{RND: x.proof.RND, CML: x.proof.CML},
 		flow:   x.flow(),
 	}
-	for _, sid := range x.packet.SRH.Visit() {
+	carried := x.sids(x.packet.SRH.Visit())
+	if whole := path.Segments(); len(whole) > len(path.Carried()) {
+		// Its first entry was in the destination alone, and is gone.
+		carried = append(x.sids(whole[:1]), carried...)
+	}
+	for _, sid := range carried {
 		for i, h := range path.Hops[:place] {
 			if i > 0 && upper64(h.SID) == upper64(sid) {
 				s.carried = append(s.carried, i)

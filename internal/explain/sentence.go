@@ -299,7 +299,7 @@ func (x *explainer) sentence() string {
 	if x.out.Reported {
 		refused = "was reported"
 	}
-	s := fmt.Sprintf("a packet %s%s %s: %s", between, x.namedClause(), refused, x.text())
+	s := fmt.Sprintf("a packet %s%s %s: %s", between, x.namedClause(), refused, x.text()) + x.onwardClause()
 	if x.out.Malformed != "" {
 		s += " (" + x.out.Malformed + ")"
 	}
@@ -315,6 +315,22 @@ func (x *explainer) namedClause() string {
 		return fmt.Sprintf(" (its proof names %s)", chainName(x.path))
 	}
 	return fmt.Sprintf(" (its proof names %s, inside is a packet from %s to %s)", chainName(x.path), x.inner.Source, x.inner.Destination)
+}
+
+// onwardClause names the C-SIDs that the destination still has.
+func (x *explainer) onwardClause() string {
+	if x.path == nil {
+		return ""
+	}
+	ahead := x.segments(x.sids([]netip.Addr{x.packet.Header.Destination}))[1:]
+	if len(ahead) == 0 {
+		return ""
+	}
+	var names []string
+	for _, s := range ahead {
+		names = append(names, s.Name)
+	}
+	return "; its destination goes on to " + strings.Join(names, ", ")
 }
 
 // text is what the node said of the reason.
@@ -390,11 +406,15 @@ func (x *explainer) listClause() string {
 	if x.path == nil || x.packet.SRH == nil {
 		return ""
 	}
-	if slices.Equal(x.packet.SRH.Visit(), x.path.Segments()) {
+	list := x.packet.SRH.Visit()
+	switch {
+	case slices.Equal(list, x.path.Carried()):
 		if !x.out.Tried {
 			return ""
 		}
 		return "; its segment list is the planned one"
+	case slices.Equal(x.out.Carried, x.out.Planned):
+		return fmt.Sprintf("; its segment list names the planned segments, but in other entries: %s instead of %s", addresses(list), addresses(x.path.Carried()))
 	}
 	if len(x.out.Carried) == 0 {
 		return "; its segment list names nothing before " + hopName(x.path, len(x.path.Hops)-1)
@@ -409,6 +429,14 @@ func (x *explainer) listClause() string {
 		names = append(names, n)
 	}
 	return "; its segment list says " + strings.Join(names, ", ")
+}
+
+func addresses(list []netip.Addr) string {
+	names := make([]string, len(list))
+	for i, a := range list {
+		names[i] = a.String()
+	}
+	return strings.Join(names, ", ")
 }
 
 // requires is the path that takes a packet: the longest destination prefix,

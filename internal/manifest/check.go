@@ -242,7 +242,7 @@ func (c *checker) reportTight() {
 }
 
 // outer is the length of the headers that the chain needs.
-func (ch *chain) outer() int { return model.OuterLen(len(ch.functions.value) + 1) }
+func (ch *chain) outer() int { return ch.model().OuterLen() }
 
 // claim is a match at a node, where only one path may have it.
 type claim struct {
@@ -413,13 +413,14 @@ func (f file) domain() model.Domain {
 
 func (ch *chain) model() model.Chain {
 	return model.Chain{
-		Name:      ch.name.value,
-		Ingress:   values(ch.ingress.value),
-		Functions: values(ch.functions.value),
-		Egress:    ch.egress.value,
-		Match:     model.NewMatch(ch.destination.value, ch.source.value),
-		Both:      ch.both.value,
-		Proof:     model.Proof{Scheme: ch.scheme.value, OnViolation: ch.onViolation.value},
+		Name:          ch.name.value,
+		Ingress:       values(ch.ingress.value),
+		Functions:     values(ch.functions.value),
+		Egress:        ch.egress.value,
+		Match:         model.NewMatch(ch.destination.value, ch.source.value),
+		Both:          ch.both.value,
+		Encapsulation: model.Encapsulation{SIDs: ch.sids.value, Reduced: ch.reduced.value},
+		Proof:         model.Proof{Scheme: ch.scheme.value, OnViolation: ch.onViolation.value},
 	}
 }
 

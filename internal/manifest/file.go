@@ -95,6 +95,8 @@ type chain struct {
 	destination item[netip.Prefix]
 	source      item[netip.Prefix]
 	both        item[bool]
+	sids        item[model.SIDs]
+	reduced     item[bool]
 	scheme      item[model.Scheme]
 	onViolation item[model.OnViolation]
 }
@@ -302,6 +304,12 @@ func readChain(c cursor) chain {
 			}
 		}},
 		field{"direction", false, into(&ch.both, direction)},
+		field{"encapsulation", false, func(c cursor) {
+			c.fields(
+				field{"sids", false, into(&ch.sids, enum[model.SIDs])},
+				field{"reduced", false, into(&ch.reduced, cursor.boolean)},
+			)
+		}},
 		field{"proof", false, func(c cursor) {
 			c.fields(
 				field{"scheme", false, into(&ch.scheme, enum[model.Scheme])},

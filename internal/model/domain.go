@@ -10,9 +10,33 @@ const (
 	MTUMax      = 65535
 )
 
+// CSIDsMax is how many C-SIDs an entry of a compressed segment list has: 16 bits
+// each, behind the 48 bits of the block (RFC 9800 section 4.1).
+const CSIDsMax = 5
+
 // OuterLen is the length in bytes of what a headend puts in front of a packet:
-// IPv6 header, SRH with that many segments, proof TLV.
-func OuterLen(segments int) int { return 40 + 8 + 16*segments + 24 }
+// IPv6 header, SRH with so many entries in its segment list, proof TLV.
+func OuterLen(entries int) int { return 40 + 8 + 16*entries + 24 }
+
+// Entries is how many entries the segment list of a path has, as carried, that
+// makes so many visits. It has one at least: the proof needs an SRH.
+func (e Encapsulation) Entries(visits int) int {
+	n := visits
+	if e.SIDs == SIDsCompressed {
+		n = (n + CSIDsMax - 1) / CSIDsMax
+	}
+	if e.Reduced && n > 1 {
+		n--
+	}
+	return n
+}
+
+func (e Encapsulation) String() string {
+	if e.Reduced {
+		return e.SIDs.String() + " SIDs, reduced"
+	}
+	return e.SIDs.String() + " SIDs"
+}
 
 // Node finds a node by name.
 func (d Domain) Node(name string) (Node, bool) {
@@ -29,9 +53,11 @@ func (n Node) Has(role Role) bool {
 	return slices.ContainsFunc(n.Interfaces, func(i Interface) bool { return i.Role == role })
 }
 
-// Segments is the length of the chain's segment list: its functions and the
-// egress.
+// Segments is how many SIDs the chain visits: its functions and the egress.
 func (c Chain) Segments() int { return len(c.Functions) + 1 }
+
+// OuterLen is the length in bytes of the chain's outer headers.
+func (c Chain) OuterLen() int { return OuterLen(c.Encapsulation.Entries(c.Segments())) }
 
 // Directions lists the ways through the chain that have a path.
 func (c Chain) Directions() []Direction {

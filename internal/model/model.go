@@ -282,15 +282,44 @@ func (s *Segments) UnmarshalText(b []byte) error {
 	return enumUnmarshal(s, "setting of segments", segmentsNames, b)
 }
 
+// SIDs is how a segment list writes the SIDs of a path.
+type SIDs uint8
+
+const (
+	SIDsPlain      SIDs = iota // an entry each
+	SIDsCompressed             // up to CSIDsMax to an entry: NEXT-C-SID (RFC 9800 section 4.1)
+)
+
+var sidsNames = []string{"plain", "compressed"}
+
+func (s SIDs) String() string { return enumString("SIDs", sidsNames, int(s)) }
+
+// MarshalText implements encoding.TextMarshaler.
+func (s SIDs) MarshalText() ([]byte, error) { return enumMarshal("form of SIDs", sidsNames, int(s)) }
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (s *SIDs) UnmarshalText(b []byte) error {
+	return enumUnmarshal(s, "form of SIDs", sidsNames, b)
+}
+
+// Encapsulation is how the outer headers of a chain are written.
+type Encapsulation struct {
+	SIDs SIDs
+	// Reduced is H.Encaps.Red (RFC 8986 section 5.2): the first entry of the
+	// segment list is in the destination address alone.
+	Reduced bool
+}
+
 // Chain is an ordered list of functions that matching traffic must take.
 type Chain struct {
-	Name      string
-	Ingress   []string // nodes
-	Functions []string // one may occur more than once
-	Egress    string   // node
-	Match     Match
-	Both      bool // also the reverse chain, from Egress to every Ingress
-	Proof     Proof
+	Name          string
+	Ingress       []string // nodes
+	Functions     []string // one may occur more than once
+	Egress        string   // node
+	Match         Match
+	Both          bool // also the reverse chain, from Egress to every Ingress
+	Encapsulation Encapsulation
+	Proof         Proof
 }
 
 // Match says which packets a chain takes. The zero Prefix matches all.

@@ -15,6 +15,7 @@ func TestEnumerationsSurviveTheirText(t *testing.T) {
 	both(t, "Role", []Role{RoleEdge, RoleCore})
 	both(t, "Datapath", []Datapath{DatapathAuto, DatapathXDP, DatapathTC})
 	both(t, "Unmatched", []Unmatched{UnmatchedRoute, UnmatchedDrop})
+	both(t, "SIDs", []SIDs{SIDsPlain, SIDsCompressed})
 	both(t, "OnViolation", []OnViolation{OnViolationDrop, OnViolationReport})
 	both(t, "Direction", []Direction{Forward, Reverse})
 	both(t, "Recognise", []Recognise{RecogniseContent, RecogniseMetadata})
@@ -63,6 +64,43 @@ func TestOuterLenIsThatOfTheHeaders(t *testing.T) {
 	for segments, want := range map[int]int{1: 88, 3: 120, 16: 328} {
 		if got := OuterLen(segments); got != want {
 			t.Errorf("%d segments: %d; want %d", segments, got, want)
+		}
+	}
+}
+
+func TestEntriesOfASegmentList(t *testing.T) {
+	for _, c := range []struct {
+		is                   Encapsulation
+		one, five, six, most int
+	}{
+		{Encapsulation{}, 1, 5, 6, 16},
+		{Encapsulation{Reduced: true}, 1, 4, 5, 15},
+		{Encapsulation{SIDs: SIDsCompressed}, 1, 1, 2, 4},
+		{Encapsulation{SIDs: SIDsCompressed, Reduced: true}, 1, 1, 1, 3},
+	} {
+		for visits, want := range map[int]int{1: c.one, 5: c.five, 6: c.six, SegmentsMax: c.most} {
+			if got := c.is.Entries(visits); got != want {
+				t.Errorf("%s: %d entries for %d visits; want %d", c.is, got, visits, want)
+			}
+		}
+	}
+}
+
+func TestCheckContainer(t *testing.T) {
+	block := netip.MustParsePrefix("fc00::/48")
+	for _, c := range []struct{ address, want string }{
+		{"fc00:0:0:1::", ""},
+		{"fc00:0:0:1:2:3:4:5", ""},
+		{"fc00:0:0:ffff:100::", ""},
+		{"fc00::", "in front of the last one"},
+		{"fc00:0:0:0:2::", "in front of the last one"},
+		{"fc00:0:0:1:0:3::", "in front of the last one"},
+		{"fc00:0:0:1::5", "in front of the last one"},
+		{"fc00:0:1:1::", "not within the SID block"},
+	} {
+		err := CheckContainer(block, netip.MustParseAddr(c.address))
+		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: error %v; want one with %q", c.address, err, c.want)
 		}
 	}
 }

@@ -132,6 +132,23 @@ func CheckSID(block netip.Prefix, sid netip.Addr) error {
 	return nil
 }
 
+// CheckContainer holds the rule for an entry of a compressed segment list: C-SIDs
+// behind the 48 bits of the block, one at least, and zero behind the last.
+func CheckContainer(block netip.Prefix, container netip.Addr) error {
+	if !container.IsValid() || container.Zone() != "" || !block.Contains(container) {
+		return fmt.Errorf("is not within the SID block %s", block)
+	}
+	b, end := container.As16(), false
+	for i := 6; i < len(b); i += 2 {
+		zero := b[i] == 0 && b[i+1] == 0
+		if zero && i == 6 || !zero && end {
+			return errors.New("has a C-SID of zero in front of the last one; zero ends a container")
+		}
+		end = zero
+	}
+	return nil
+}
+
 // CheckMatchPrefix holds the rule for a prefix that a chain matches inner
 // addresses by, of either version of IP. It must not reach into the block:
 // nothing from outside may be addressed to a SID. ::/0 and 0.0.0.0/0 stand for

@@ -9,6 +9,7 @@ import (
 
 	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/pot"
+	"github.com/waystamp/waystamp/internal/srv6"
 )
 
 // problems collects what is wrong with a plan.
@@ -131,7 +132,7 @@ func (c *nodeChecker) headend(p *problems, h Headend) {
 	c.headends[h.Path] = true
 	checkMatch(p, c.node.Block, h.Match)
 	claimMatch(p, c.starts, h.Match, h.Path)
-	checkSegments(p, c.node.Block, h.Segments)
+	checkSegments(p, c.node.Block, h.PathID, h.Segments)
 	checkLanes(p, h.Lane, h.Lanes)
 	p.add(checkMTU(h.MTU), "mtu %d", h.MTU)
 	if h.Share.Position != 0 {
@@ -157,12 +158,18 @@ func (c *nodeChecker) egress(p *problems, e Egress) {
 	checkSources(p, c.node.Block, e.Sources)
 	checkMatch(p, c.node.Block, e.Match)
 	claimMatch(p, c.ends, e.Match, e.Path)
-	checkSegments(p, c.node.Block, e.Segments)
-	if n := len(e.Segments); n > 0 && e.Segments[n-1] != e.SID {
-		p.addf("segments: end with %s; the last one is the egress's own, %s", e.Segments[n-1], e.SID)
+	checkSegments(p, c.node.Block, e.PathID, e.Segments)
+	sids := e.Segments
+	if e.Encapsulation.SIDs == model.SIDsCompressed {
+		sids = srv6.Uncompress(e.Segments)
 	}
-	if int(e.Share.Position) != len(e.Segments) {
-		p.addf("share: has position %d; behind %d segments it is %d", e.Share.Position, len(e.Segments), len(e.Segments))
+	n := len(sids)
+	if n > 0 && sids[n-1] != e.SID {
+		p.addf("segments: end with %s; the last one is the egress's own, %s", sids[n-1], e.SID)
+	}
+	// Fewer positions than SIDs: some are those of routers, which stamp nothing.
+	if at := int(e.Share.Position); at < 1 || at > n {
+		p.addf("share: has position %d; behind %d segments it is from 1 to %d", at, n, n)
 	}
 	checkShare(p, e.Scheme, e.Share, true)
 	checkVerifier(p, e.Scheme, e.Share, e.Verifier)
@@ -340,12 +347,16 @@ func claimMatch(p *problems, claims map[model.Match]uint32, m model.Match, path 
 	claims[m] = path
 }
 
-func checkSegments(p *problems, block netip.Prefix, segments []netip.Addr) {
+func checkSegments(p *problems, block netip.Prefix, id PathID, segments []netip.Addr) {
 	if n := len(segments); n < 1 || n > model.SegmentsMax {
 		p.addf("segments: has %d entries; a list has 1 to %d", n, model.SegmentsMax)
 	}
+	rule := model.CheckSID
+	if id.Encapsulation.SIDs == model.SIDsCompressed {
+		rule = model.CheckContainer
+	}
 	for i, s := range segments {
-		p.add(model.CheckSID(block, s), "segments[%d]: %s", i, s)
+		p.add(rule(block, s), "segments[%d]: %s", i, s)
 	}
 }
 

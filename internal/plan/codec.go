@@ -145,6 +145,13 @@ type pathIDFile struct {
 	Chain     string          `json:"chain"`
 	Direction model.Direction `json:"direction"`
 	Scheme    model.Scheme    `json:"scheme"`
+	// Without it: plain SIDs, not reduced.
+	Encapsulation encapsulationFile `json:"encapsulation,omitzero"`
+}
+
+type encapsulationFile struct {
+	SIDs    model.SIDs `json:"sids"`
+	Reduced bool       `json:"reduced"`
 }
 
 type matchFile struct {
@@ -509,11 +516,17 @@ func (f pathFile) path() Path {
 }
 
 func pathIDToFile(p PathID) pathIDFile {
-	return pathIDFile{Path: hex32(p.Path), Epoch: p.Epoch, Chain: p.Chain, Direction: p.Direction, Scheme: p.Scheme}
+	return pathIDFile{
+		Path: hex32(p.Path), Epoch: p.Epoch, Chain: p.Chain, Direction: p.Direction, Scheme: p.Scheme,
+		Encapsulation: encapsulationFile(p.Encapsulation),
+	}
 }
 
 func (f pathIDFile) pathID() PathID {
-	return PathID{Path: uint32(f.Path), Epoch: f.Epoch, Chain: f.Chain, Direction: f.Direction, Scheme: f.Scheme}
+	return PathID{
+		Path: uint32(f.Path), Epoch: f.Epoch, Chain: f.Chain, Direction: f.Direction, Scheme: f.Scheme,
+		Encapsulation: model.Encapsulation(f.Encapsulation),
+	}
 }
 
 func shareToFile(s pot.Share) shareFile {

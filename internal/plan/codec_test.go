@@ -114,6 +114,23 @@ func TestNodeRefusesAPlanThatDoesNotHold(t *testing.T) {
 		{"17 segments", model.SchemeKeyed, "r1", func(n *Node) { n.Headends[0].Segments = long }, "has 17 entries"},
 		{"segment outside", model.SchemeKeyed, "r1", func(n *Node) { n.Headends[0].Segments = addresses("fc00:2::") }, "segments[0]: fc00:2:: is not within"},
 		{"segment with argument", model.SchemeKeyed, "r1", func(n *Node) { n.Headends[0].Segments = addresses("fc00:0:0:200::1") }, "has an argument"},
+		{"container where a SID should be", model.SchemeKeyed, "r1", func(n *Node) { n.Headends[0].Segments = addresses("fc00:0:0:200:300:600::") }, "has an argument"},
+		{"container with a gap", model.SchemeKeyed, "r1", func(n *Node) {
+			n.Headends[0].Encapsulation.SIDs = model.SIDsCompressed
+			n.Headends[0].Segments = addresses("fc00:0:0:200:0:600::")
+		}, "zero ends a container"},
+		{"container without a C-SID", model.SchemeKeyed, "r1", func(n *Node) {
+			n.Headends[0].Encapsulation.SIDs = model.SIDsCompressed
+			n.Headends[0].Segments = addresses("fc00::")
+		}, "zero ends a container"},
+		{"egress not last in its container", model.SchemeKeyed, "r6", func(n *Node) {
+			n.Egresses[0].Encapsulation.SIDs = model.SIDsCompressed
+			n.Egresses[0].Segments = addresses("fc00:0:0:200:600:300::")
+		}, "end with fc00:0:0:300::; the last one is the egress's own"},
+		{"egress behind fewer C-SIDs", model.SchemeKeyed, "r6", func(n *Node) {
+			n.Egresses[0].Encapsulation.SIDs = model.SIDsCompressed
+			n.Egresses[0].Segments = addresses("fc00:0:0:300:600::")
+		}, "behind 2 segments it is from 1 to 2"},
 		{"no lanes", model.SchemeKeyed, "r1", func(n *Node) { n.Headends[0].Lanes = 0 }, "lanes: 0"},
 		{"lanes beyond", model.SchemeKeyed, "r1", func(n *Node) { n.Headends[0].Lane = 4096 - 63 }, "lanes: 64 from 4033"},
 		{"headend mtu", model.SchemeKeyed, "r1", func(n *Node) { n.Headends[0].MTU = 70000 }, "mtu 70000"},
@@ -131,7 +148,7 @@ func TestNodeRefusesAPlanThatDoesNotHold(t *testing.T) {
 			n.Endpoints = append(n.Endpoints, Endpoint{PathID: e.PathID, SID: e.SID, Function: "x", Sources: e.Sources, Share: pot.Share{Position: 1, Key: pot.Key{1}}})
 		}, "of a function and of an egress"},
 		{"egress not last", model.SchemeKeyed, "r6", func(n *Node) { slices.Reverse(n.Egresses[0].Segments) }, "the last one is the egress's own"},
-		{"egress position", model.SchemeKeyed, "r6", func(n *Node) { n.Egresses[0].Segments = n.Egresses[0].Segments[1:] }, "has position 3; behind 2 segments it is 2"},
+		{"egress position", model.SchemeKeyed, "r6", func(n *Node) { n.Egresses[0].Segments = n.Egresses[0].Segments[1:] }, "has position 3; behind 2 segments it is from 1 to 2"},
 		{"egress key", model.SchemeKeyed, "r6", func(n *Node) { n.Egresses[0].Share.Key = pot.Key{1} }, "the egress stamps nothing"},
 		{"too few keys", model.SchemeKeyed, "r6", func(n *Node) { n.Egresses[0].Verifier.Keys = n.Egresses[0].Verifier.Keys[1:] }, "the verifier has 2 keys"},
 		{"zero key", model.SchemeKeyed, "r6", func(n *Node) { n.Egresses[0].Verifier.Keys[1] = pot.Key{} }, "a key that is zero"},

@@ -129,9 +129,9 @@ func (c *compiler) check(ch model.Chain) error {
 			return fmt.Errorf("function %s: %w", name, err)
 		}
 	}
-	if mtu, declared := c.coreMTU(ch); declared && mtu-model.OuterLen(ch.Segments()) < model.MTUMin {
+	if mtu, declared := c.coreMTU(ch); declared && mtu-ch.OuterLen() < model.MTUMin {
 		return fmt.Errorf("its headers take %d of the %d bytes that its nodes' core interfaces carry, which leaves less than %d to packets; raise the MTU to %d or shorten the chain",
-			model.OuterLen(ch.Segments()), mtu, model.MTUMin, model.MTUMin+model.OuterLen(ch.Segments()))
+			ch.OuterLen(), mtu, model.MTUMin, model.MTUMin+ch.OuterLen())
 	}
 	return nil
 }
@@ -164,7 +164,7 @@ func (c *compiler) coreMTU(ch model.Chain) (mtu int, declared bool) {
 func (c *compiler) path(ch model.Chain, dir model.Direction) Path {
 	ch = ch.Directed(dir)
 	p := Path{
-		PathID:      PathID{Chain: ch.Name, Direction: dir, Scheme: ch.Proof.Scheme},
+		PathID:      PathID{Chain: ch.Name, Direction: dir, Scheme: ch.Proof.Scheme, Encapsulation: ch.Encapsulation},
 		Match:       ch.Match,
 		OnViolation: ch.Proof.OnViolation,
 		Hops:        []Hop{{Node: ch.Ingress[0]}},
@@ -180,7 +180,7 @@ func (c *compiler) path(ch model.Chain, dir model.Direction) Path {
 	}
 	p.Hops = append(p.Hops, Hop{Node: ch.Egress})
 	if mtu, declared := c.coreMTU(ch); declared {
-		p.MTU = mtu - model.OuterLen(ch.Segments())
+		p.MTU = mtu - ch.OuterLen()
 	}
 	return p
 }

@@ -570,3 +570,65 @@ func TestInstance0OfTheBlockIsNoSID(t *testing.T) {
 		t.Errorf("SID %s; want %s", p.Paths[0].Hops[1].SID, want)
 	}
 }
+
+// The four forms of the same chain: what its headend sends, what that leaves to
+// packets, and that another form is another epoch.
+func TestEncapsulationOfAChain(t *testing.T) {
+	d := paper(model.SchemeKeyed)
+	d.Chains[0].Functions = []string{"fw", "dpi", "fw", "dpi", "fw", "dpi"}
+	last := compile(t, d, NewKeyring(random(1), nil)).Paths
+	sids := addresses("fc00:0:0:200::", "fc00:0:0:300::", "fc00:0:0:201::", "fc00:0:0:301::", "fc00:0:0:202::", "fc00:0:0:302::", "fc00:0:0:600::")
+	containers := addresses("fc00:0:0:200:300:201:301:202", "fc00:0:0:302:600::")
+	for i, c := range []struct {
+		is             model.Encapsulation
+		whole, carried []netip.Addr
+	}{
+		{model.Encapsulation{Reduced: true}, sids, sids[1:]},
+		{model.Encapsulation{SIDs: model.SIDsCompressed}, containers, containers},
+		{model.Encapsulation{SIDs: model.SIDsCompressed, Reduced: true}, containers, containers[1:]},
+		{model.Encapsulation{}, sids, sids},
+	} {
+		d.Chains[0].Encapsulation = c.is
+		out := compile(t, d, NewKeyring(random(uint64(i)+2), last))
+		p := out.Paths[0]
+		if diff := cmp.Diff([][]netip.Addr{sids, c.whole, c.carried}, [][]netip.Addr{p.SIDs(), p.Segments(), p.Carried()}, equal); diff != "" {
+			t.Errorf("%s: SIDs, segments, carried (-want +got):\n%s", c.is, diff)
+		}
+		if want := 1700 - 72 - 16*len(c.carried); p.MTU != want {
+			t.Errorf("%s: MTU %d; want %d", c.is, p.MTU, want)
+		}
+		if want := last[0].Epoch + 1; p.Epoch != want || slices.Equal(p.Verifier.Keys, last[0].Verifier.Keys) {
+			t.Errorf("%s: epoch %d; want %d, with fresh keys", c.is, p.Epoch, want)
+		}
+		for _, n := range out.Nodes {
+			for _, id := range partsOf(n) {
+				if id.Encapsulation != c.is {
+					t.Errorf("%s: %s has %s", c.is, n.Name, id.Encapsulation)
+				}
+			}
+			b, err := EncodeNode(n)
+			if err != nil {
+				t.Fatal(err)
+			}
+			read, err := DecodeNode(b)
+			if diff := cmp.Diff(partsOf(n), partsOf(read)); err != nil || diff != "" {
+				t.Errorf("%s: the plan of %s is read otherwise: %v\n%s", c.is, n.Name, err, diff)
+			}
+		}
+		last = out.Paths
+	}
+}
+
+func partsOf(n Node) []PathID {
+	var ids []PathID
+	for _, h := range n.Headends {
+		ids = append(ids, h.PathID)
+	}
+	for _, e := range n.Endpoints {
+		ids = append(ids, e.PathID)
+	}
+	for _, e := range n.Egresses {
+		ids = append(ids, e.PathID)
+	}
+	return ids
+}

@@ -54,7 +54,7 @@ func (k *Keyring) sids(p Path, locators map[string]netip.Prefix) ([]netip.Addr, 
 			return nil, false
 		}
 	}
-	return last.Segments(), true
+	return last.SIDs(), true
 }
 
 // secrets fills in epoch, shares and verifier of a path that is otherwise
@@ -77,8 +77,9 @@ func (k *Keyring) secrets(p *Path) error {
 }
 
 // sameSecrets says whether the secrets of p serve q: the same positions at the
-// same places, and no lane that another headend has used numbers of.
+// same places, and no lane that another headend has used numbers of. Another
+// encapsulation needs an epoch of its own: an egress takes one list in each.
 func (p Path) sameSecrets(q Path) bool {
-	return p.Path == q.Path && p.Scheme == q.Scheme && len(p.Shares) == len(q.Hops) &&
+	return p.Path == q.Path && p.Scheme == q.Scheme && p.Encapsulation == q.Encapsulation && len(p.Shares) == len(q.Hops) &&
 		slices.Equal(p.Hops, q.Hops) && slices.Equal(p.Ingress, q.Ingress)
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/pot"
+	"github.com/waystamp/waystamp/internal/srv6"
 )
 
 // Node is the whole of what one node must hold.
@@ -44,13 +45,16 @@ type PathID struct {
 	Chain     string
 	Direction model.Direction
 	Scheme    model.Scheme
+	// Encapsulation says what Segments holds: the nodes of the path must agree
+	// on it as they do on the scheme.
+	Encapsulation model.Encapsulation
 }
 
 // Headend is a node's part in a path that starts at it.
 type Headend struct {
 	PathID
 	Match    model.Match
-	Segments []netip.Addr // in the order of the visit; the last is the egress SID
+	Segments []netip.Addr // the whole list in the order of the visit: SIDs, or containers of them
 	Lane     uint16       // of CPU 0
 	Lanes    uint16       // CPUs that have one, from Lane on
 	MTU      int          // of inner packets; 0: not known
@@ -72,7 +76,7 @@ type Egress struct {
 	SID         netip.Addr
 	Sources     []netip.Addr // of outer headers: the path's headends
 	Match       model.Match
-	Segments    []netip.Addr // the only list that verifies, in the order of the visit
+	Segments    []netip.Addr // the only list that verifies, whole, as a Headend has it
 	OnViolation model.OnViolation
 	Share       pot.Share // its Polynomial counts for pot and opot
 	Verifier    pot.Verifier
@@ -105,9 +109,8 @@ type Ingress struct {
 	Lanes   uint16
 }
 
-// Segments are the SIDs of the path in the order of the visit; the last is the
-// egress's.
-func (p Path) Segments() []netip.Addr {
+// SIDs are those that the path visits, in this order; the last is the egress's.
+func (p Path) SIDs() []netip.Addr {
 	sids := make([]netip.Addr, 0, len(p.Hops))
 	for _, h := range p.Hops[1:] {
 		sids = append(sids, h.SID)
@@ -122,6 +125,22 @@ func (p Path) Sources() []netip.Addr {
 		sources = append(sources, in.Address)
 	}
 	return sources
+}
+
+// Segments is the path's segment list, whole, in the order of the visit: its
+// SIDs, or the containers that they are compressed to.
+func (p Path) Segments() []netip.Addr {
+	if p.Encapsulation.SIDs == model.SIDsCompressed {
+		return srv6.Compress(p.SIDs())
+	}
+	return p.SIDs()
+}
+
+// Carried is the segment list as it is in packets, in the order of the visit: a
+// reduced one lacks its first entry.
+func (p Path) Carried() []netip.Addr {
+	_, srh := srv6.Encapsulate(p.Segments(), p.Encapsulation)
+	return srh.Visit()
 }
 
 // Header is what the proof TLV of the path's packets says.

@@ -146,6 +146,10 @@ func domains() *rapid.Generator[model.Domain] {
 				Ingress: order[1 : 1+rapid.IntRange(1, len(order)-1).Draw(t, "ingress")],
 				Egress:  order[0],
 				Match:   model.Match{Destination: netip.MustParsePrefix(fmt.Sprintf("2001:db8:%x::/48", i))},
+				Encapsulation: model.Encapsulation{
+					SIDs:    rapid.SampledFrom([]model.SIDs{model.SIDsPlain, model.SIDsCompressed}).Draw(t, "SIDs"),
+					Reduced: rapid.Bool().Draw(t, "reduced"),
+				},
 				Proof: model.Proof{
 					Scheme:      rapid.SampledFrom([]model.Scheme{model.SchemePoT, model.SchemeOPoT, model.SchemeKeyed}).Draw(t, "scheme"),
 					OnViolation: rapid.SampledFrom([]model.OnViolation{model.OnViolationDrop, model.OnViolationReport}).Draw(t, "on-violation"),

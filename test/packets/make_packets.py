@@ -108,16 +108,24 @@ def number(*what):
     return int.from_bytes(secret(*what)[:8], "big")
 
 
+def container(sids):
+    """SIDs of the block fc00::/48 in one address."""
+    csids = ["%x" % int(s.split(":")[3], 16) for s in sids]
+    return "fc00:0:0:" + ":".join(csids) + ("::" if len(csids) < 5 else "")
+
+
 class Path:
     """One direction of one chain with the secrets of all its positions."""
 
     def __init__(self, chain, path, epoch, scheme, visits, destination,
-                 source="::/0", on_violation="drop", mtu=0):
+                 source="::/0", on_violation="drop", mtu=0, sids="plain",
+                 reduced=False):
         self.chain, self.path, self.epoch = chain, path, epoch
         self.scheme, self.on_violation = scheme, on_violation
         self.destination, self.source = destination, source
         self.mtu = mtu  # of inner packets; 0: not known
         self.visits = visits  # (node, function, SID), the headend first
+        self.sids, self.reduced = sids, reduced
         k = len(visits)
         tag = (chain, epoch)
         self.keys = [secret("key", *tag, j)[:16] for j in range(k - 1)]
@@ -151,8 +159,33 @@ class Path:
     def sid(self, position):
         return self.visits[position][2]
 
+    def whole(self):
+        """The segment list: SIDs, or containers of up to five C-SIDs of 16
+        bits behind the block of 48 (RFC 9800 4.1)."""
+        sids = [v[2] for v in self.visits[1:]]
+        if self.sids == "plain":
+            return sids
+        return [container(sids[i:i + 5]) for i in range(0, len(sids), 5)]
+
     def segments(self):
-        return [v[2] for v in self.visits[1:]]
+        """The list as carried: a reduced one (RFC 8986 5.2) lacks its first
+        entry, unless that is all."""
+        whole = self.whole()
+        return whole[1:] if self.reduced and len(whole) > 1 else whole
+
+    def at(self, position):
+        """The destination of a packet that comes to position."""
+        sids = [v[2] for v in self.visits[1:]]
+        if self.sids == "plain":
+            return sids[position - 1]
+        last = min(len(sids), (position - 1) // 5 * 5 + 5)
+        return container(sids[position - 1:last])
+
+    def left(self, position):
+        """Segments Left there."""
+        if self.sids == "plain":
+            return len(self.visits) - 1 - position
+        return len(self.whole()) - 1 - (position - 1) // 5
 
     def up(self, j):
         return self.mask[j - 1] if j > 0 else (0, 0)
@@ -206,7 +239,7 @@ class Path:
              "scheme": ["pot", "opot", "keyed", "keyed-flow"][self.scheme],
              "on_violation": self.on_violation,
              "destination": self.destination, "source": self.source,
-             "mtu": self.mtu,
+             "mtu": self.mtu, "sids": self.sids, "reduced": self.reduced,
              "hops": [{"node": n, "function": f, "sid": s}
                       for n, f, s in self.visits]}
         if self.scheme in (KEYED, KEYED_FLOW):
@@ -288,8 +321,30 @@ four = Path("four", 0x5eed000b, 1, KEYED,
             source="0.0.0.0/0")
 fourth = Path("fourth", 0x5eed000c, 1, OPOT, through(("", 0x60e)),
               "0.0.0.0/0", source="203.0.113.0/25", mtu=1300)
+# Seven C-SIDs are two containers.
+seven = [("fw", 0x220), ("dpi", 0x320), ("fw", 0x221), ("dpi", 0x321),
+         ("fw", 0x222), ("dpi", 0x322), ("", 0x620)]
+small = Path("small", 0x5eed0010, 1, KEYED,
+             through(("fw", 0x223), ("dpi", 0x323), ("", 0x621)),
+             "fc00:20::/64", sids="compressed")
+squeezed = Path("squeezed", 0x5eed0011, 1, KEYED, through(*seven),
+                "fc00:21::/64", sids="compressed")
+lean = Path("lean", 0x5eed0012, 1, OPOT,
+            through(*[(f, s + 0x10) for f, s in seven]), "fc00:22::/64",
+            sids="compressed", reduced=True)
+slim = Path("slim", 0x5eed0013, 1, KEYED,
+            through(("fw", 0x224), ("dpi", 0x324), ("", 0x622)),
+            "fc00:23::/64", reduced=True)
+# Six functions on r2, of which the first five are one container.
+nearby = Path("nearby", 0x5eed0014, 1, KEYED,
+              through(*[("fw", 0x240 + j) for j in range(6)], ("", 0x623)),
+              "fc00:24::/64", sids="compressed", reduced=True)
+# A container of one C-SID, and a list of one entry: reduced to nothing less.
+tiny = Path("tiny", 0x5eed0015, 1, OPOT, through(("fw", 0x225), ("", 0x624)),
+            "fc00:25::/64", sids="compressed", reduced=True)
 PATHS = [web, web2, ordered, unordered, direct, longest, local, twice, report,
-         special, bound, four, fourth]
+         special, bound, four, fourth, small, squeezed, lean, slim,
+         nearby, tiny]
 LANE, LANES = 5, 4  # of r1, on every path
 
 
@@ -358,10 +413,10 @@ def carried(path, position, values=None, carries=None, tlvs=None, dst=None,
     if tlvs is None:
         tlvs = path.tlv(values)
     kw.setdefault("segments", segs)
-    kw.setdefault("sl", len(segs) - position)
+    kw.setdefault("sl", path.left(position))
     if behind is None:
         behind = carries or inner(dst=host(path))
-    return outer(dst or path.sid(position), srh(tlvs=tlvs, **kw) + behind,
+    return outer(dst or path.at(position), srh(tlvs=tlvs, **kw) + behind,
                  hlim=hlim, tc=tc, fl=fl, src=src)
 
 
@@ -656,6 +711,94 @@ def flows():
             nh=4)
     bad("flow-before-the-list", "whatever else is wrong: it cannot be judged",
         short, udp, "FLOW", segments=[sid(0x401), sid(0x501), bound.sid(3)])
+    return f
+
+
+def csids():
+    f = File("csids", "Compressed SIDs (RFC 9800) and reduced headers.")
+    for path in (small, squeezed, lean, slim, tiny):
+        for position in range(1, len(path.visits)):
+            hop(f, "%s-%d" % (path.chain, position), path, position,
+                "to %s, Segments Left %d" % (path.at(position),
+                                             path.left(position)))
+    for position in (1, 2, 6):
+        f.add("nearby-%d" % position, carried(nearby, position),
+              "all of r2's functions from here on, over the end of a "
+              "container", out=carried(nearby, 7, hlim=62))
+    hop(f, "nearby-7", nearby, 7, "the egress of them")
+    f.add("csid-hop-limit-2", carried(small, 1, hlim=2),
+          "the last hop limit that can be forwarded",
+          out=carried(small, 2, hlim=1))
+    f.drop("csid-hop-limit-1", "HOP_LIMIT", carried(small, 1, hlim=1),
+           "a shift counts as a hop")
+    f.add("csid-segments-left-0", carried(small, 1, sl=0),
+          "Segments Left is 0 as ever: C-SIDs are left",
+          out=carried(small, 2, hlim=62))
+    f.drop("csid-upper-layer", "UPPER_LAYER", carried(
+        small, 1, dst=small.sid(1)), "neither C-SIDs nor segments are left")
+    f.drop("csid-upper-layer-first", "UPPER_LAYER", carried(
+        small, 1, dst=small.sid(1), hlim=1), "the same, and the hop limit is "
+        "used up: the first check counts")
+    f.add("csid-argument-first", carried(
+        squeezed, 1, dst="fc00:0:0:220:0:0:0:620"), "any argument is "
+        "shifted, also one whose first C-SID is 0", out=carried(
+        squeezed, 2, dst="fc00:0:0:0:0:0:620:0", sl=1, hlim=62))
+    f.add("csid-lowest-bit", carried(squeezed, 1, dst="fc00:0:0:220::1"),
+          "the lowest bit is argument", out=carried(
+          squeezed, 2, dst="fc00::1:0", sl=1, hlim=62))
+    f.add("csid-block-stays", carried(small, 1,
+                                      dst="fc00:0:0:223:fe80:ff02:1:2"),
+          "no argument leads out of the block", out=carried(
+          small, 2, dst="fc00:0:0:fe80:ff02:1:2:0", hlim=62))
+    f.drop("csid-not-of-the-flavour", "SEGMENTS_REMAIN", carried(
+        web, 3, dst="fc00:0:0:601:201::", sl=1), "the argument of a plain SID "
+        "is no C-SID: segments are left in the list", node="r6")
+    f.add("csid-argument-of-plain-egress", carried(
+        web, 3, dst="fc00:0:0:601:201::"), "the argument of a plain SID says "
+        "nothing", node="r6", out=decremented(inner()))
+    f.drop("csid-remain", "SEGMENTS_REMAIN", carried(
+        small, 3, dst="fc00:0:0:621:323::"), "a C-SID behind the egress's",
+        node="r6")
+    f.drop("csid-remain-both", "SEGMENTS_REMAIN", carried(
+        small, 3, dst="fc00:0:0:621:323::", sl=1), "C-SIDs and segments "
+        "behind the egress", node="r6")
+    f.drop("csid-loop", "LOOP", carried(
+        nearby, 1, segments=[container([nearby.sid(1)] * 5)] * 4, sl=4,
+        dst=container([nearby.sid(1)] * 5)), "one SID of this node 25 times: "
+        "more than any path has")
+    f.drop("csid-loop-18", "LOOP", carried(
+        nearby, 1, segments=[container([nearby.sid(1)] * 5)] * 3 +
+        [container([nearby.sid(1)] * 2)], sl=4, dst=nearby.sid(1)),
+        "one SID of this node 18 times")
+    f.drop("csid-loop-17", "UPPER_LAYER", carried(
+        nearby, 1, segments=[container([nearby.sid(1)] * 5)] * 3 +
+        [nearby.sid(1)], sl=4, dst=nearby.sid(1)),
+        "one SID of this node 17 times: the last finds nothing left")
+
+    def bad(name, path, note, reason="SEGMENTS", **kw):
+        f.drop(name, reason, carried(path, len(path.visits) - 1, **kw), note,
+               node="r6")
+    last = container([squeezed.sid(6), squeezed.sid(7)])
+    bad("csid-list-not-compressed", squeezed, "the same way with plain SIDs",
+        segments=[squeezed.sid(j) for j in range(1, 8)])
+    bad("csid-list-packed-otherwise", squeezed, "the same C-SIDs, otherwise "
+        "packed", segments=[container([squeezed.sid(j) for j in (1, 2, 3)]),
+                            container([squeezed.sid(j)
+                                       for j in (4, 5, 6, 7)])])
+    bad("csid-list-swapped", squeezed, "two C-SIDs of a container swapped",
+        segments=[container([squeezed.sid(j) for j in (1, 3, 2, 4, 5)]), last])
+    bad("csid-list-shorter", squeezed, "a C-SID left out",
+        segments=[container([squeezed.sid(j) for j in (1, 2, 4, 5)]), last])
+    bad("csid-list-reduced", squeezed, "reduced, though the plan's is not",
+        segments=[last])
+    bad("csid-list-whole", lean, "whole, though the plan's is reduced",
+        segments=lean.whole())
+    bad("slim-list-whole", slim, "whole, though the plan's is reduced",
+        segments=slim.whole())
+    bad("csid-skipped", squeezed, "r3 never stamped", "PROOF",
+        values=squeezed.values_of((0, 1, 3, 4, 5, 6), rnd(7)))
+    f.drop("slim-segments-left-3", "SRH_SEGMENTS_LEFT", carried(
+        slim, 1, sl=4), "Segments Left beyond Last Entry + 1, which is 2")
     return f
 
 
@@ -1194,8 +1337,8 @@ def edge():
         packet = packet or inner(dst=host(path), tc=tc, hlim=64)
         gone = decremented(packet)
         v = path.values(1, rnd(counter, frames))
-        out = outer(path.sid(1), srh(path.segments(), len(path.segments()) - 1,
-                                     path.tlv(v)) + gone, hlim=64, tc=tc, fl=0)
+        out = outer(path.at(1), srh(path.segments(), path.left(1),
+                                    path.tlv(v)) + gone, hlim=64, tc=tc, fl=0)
         add(name, packet, note, counter=counter, out=out,
             frames=frames if frames != 1 else None, **kw)
 
@@ -1204,6 +1347,12 @@ def edge():
     encap("edge-unordered", unordered, "pot")
     encap("edge-direct", direct, "one segment")
     encap("edge-longest", longest, "16 segments")
+    encap("edge-small", small, "three C-SIDs in one container")
+    encap("edge-squeezed", squeezed, "seven C-SIDs in two containers")
+    encap("edge-lean", lean, "the same, reduced: one of them in the list")
+    encap("edge-slim", slim, "plain SIDs, reduced: the first in no list")
+    encap("edge-nearby", nearby, "the list has the last container alone")
+    encap("edge-tiny", tiny, "nothing is left to reduce")
     encap("edge-special", special, "the longer source prefix wins",
           packet=inner(src="fc00:7::5:0:0:2", hlim=64))
     encap("edge-traffic-class", web2, "DSCP and ECN", tc=0xb9)
@@ -1552,8 +1701,8 @@ def main():
                    "paths": [p.world() for p in PATHS]}, f, indent=1)
         f.write("\n")
     seen = set()
-    for f in (good(), flows(), tlvs(), headers(), proofs(), inners(), core(),
-              edge(), errors()):
+    for f in (good(), csids(), flows(), tlvs(), headers(), proofs(), inners(),
+              core(), edge(), errors()):
         for b in f.blocks:
             name = b.split("\n")[0]
             assert name not in seen, name

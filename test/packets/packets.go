@@ -227,6 +227,8 @@ type pathFile struct {
 	Destination netip.Prefix      `json:"destination"`
 	Source      netip.Prefix      `json:"source"`
 	MTU         int               `json:"mtu"`
+	SIDs        model.SIDs        `json:"sids"`
+	Reduced     bool              `json:"reduced"`
 	Hops        []struct {
 		Node     string `json:"node"`
 		Function string `json:"function"`
@@ -282,7 +284,10 @@ func LoadWorld() (World, error) {
 
 func (f pathFile) path() (plan.Path, error) {
 	p := plan.Path{
-		PathID:      plan.PathID{Path: f.Path, Epoch: f.Epoch, Chain: f.Chain, Scheme: f.Scheme},
+		PathID: plan.PathID{
+			Path: f.Path, Epoch: f.Epoch, Chain: f.Chain, Scheme: f.Scheme,
+			Encapsulation: model.Encapsulation{SIDs: f.SIDs, Reduced: f.Reduced},
+		},
 		Match:       model.Match{Destination: f.Destination, Source: f.Source},
 		MTU:         f.MTU,
 		OnViolation: f.OnViolation,

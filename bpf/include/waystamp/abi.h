@@ -151,7 +151,7 @@ struct ws_hop {
 	__u8 behaviour; /* enum ws_behaviour */
 	__u8 scheme; /* enum ws_scheme */
 	__u8 position; /* 1 .. k-1 */
-	__u8 pad;
+	__u8 next_csid; /* 1: of the NEXT-C-SID flavour (RFC 9800 4.1) */
 	__u32 stats; /* index into ws_stats */
 	__u32 proxy; /* End.AD: key in ws_proxies; else 0 */
 	__u32 pad2;
@@ -184,19 +184,20 @@ struct ws_egress_key {
 _Static_assert(sizeof(struct ws_egress_key) == 8, "ws_egress_key is ABI");
 
 struct ws_egress {
-	__u8 segments; /* in the list */
+	__u8 segments; /* entries in the list */
 	__u8 keys; /* positions that stamp; keyed only */
 	__u8 on_violation; /* enum ws_on_violation */
 	__u8 pad[5];
 	__u64 secret; /* s = f1(0); pot, opot */
-	__u8 list[WS_SEGS_MAX][16]; /* as on the wire: last segment first */
+	/* As on the wire: last segment first; SIDs, or containers of C-SIDs. */
+	__u8 list[WS_SEGS_MAX][16];
 	__u64 key[WS_KEYS_MAX][2];
 };
 _Static_assert(sizeof(struct ws_egress) == 528, "ws_egress is ABI");
 
 /* ws_headends: the index is what rules name. All zero: none. */
 struct ws_headend {
-	__u16 outer_len; /* 72 + 16 * segments */
+	__u16 outer_len; /* 72 + 16 * entries of the segment list */
 	__u16 lane; /* lane of CPU 0 */
 	__u16 lanes; /* CPUs that have one */
 	__u8 scheme;

@@ -66,7 +66,7 @@
 	X(RESTORE_FAILED, "the kernel could not put the outer header back") \
 	X(PROXY_MISSING_BUG, "a SID or an interface names a proxy that is not there") \
 	X(SHARE_GONE, "the plan dropped a path while its packet was in the function") \
-	X(LOOP, "more consecutive segments on this node than a segment list holds") \
+	X(LOOP, "more consecutive visits of SIDs on this node than a path has") \
 	X(PUSH_FAILED, "the kernel could not make room for the outer header")  \
 	X(STRIP_FAILED, "the kernel could not remove the outer header")        \
 	X(WRITE_FAILED, "the kernel could not write the outer header")         \

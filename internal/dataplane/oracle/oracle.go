@@ -26,6 +26,7 @@ import (
 // What a node takes (bpf/include/waystamp/abi.h).
 const (
 	tlvsMax     = 128 // bytes behind the segment list
+	visitsMax   = 17  // that follow one another: all positions but the headend, and one more
 	framesMax   = 63  // in one train
 	laneShift   = 48
 	framesShift = 42
@@ -262,7 +263,8 @@ func (p *packet) headend(h *plan.Headend) Result {
 		return p.drop(Flow)
 	}
 	frames := max(1, p.arrival.Frames)
-	outer := srv6.IPv6Len + srv6.SRHLen + srv6.SegmentLen*len(h.Segments) + srv6.ProofLen
+	first, srh := srv6.Encapsulate(h.Segments, h.Encapsulation)
+	outer := srv6.IPv6Len + srv6.SRHLen + srv6.SegmentLen*len(srh.Segments) + srv6.ProofLen
 	switch {
 	case inner.hopLimit() <= 1:
 		return p.answer(EdgeHopLimit, 0, icmp{kind: icmpTimeExceeded})
@@ -276,7 +278,7 @@ func (p *packet) headend(h *plan.Headend) Result {
 		return p.drop(TrainTooBig)
 	}
 	// What is too long for the way out is told before anything is done to it.
-	if first := h.Segments[0]; !p.node.Locator.Contains(first) {
+	if !p.node.Locator.Contains(first) {
 		mtu, ok := p.node.way(first, p.node.Address)
 		if ok && mtu != 0 && p.longest()+outer > mtu {
 			return p.answer(TooBig, 0, icmp{kind: icmpTooBig, data: uint32(max(0, mtu-outer))})
@@ -297,28 +299,25 @@ func (p *packet) headend(h *plan.Headend) Result {
 
 	p.visited(h.PathID, 0, len(p.b))
 	inner.decrement()
+	srh.NextHeader = next
+	srh.TLVs = []srv6.TLV{srv6.Proof{
+		Scheme: h.Scheme, Epoch: h.Epoch, Path: h.Path, RND: values.RND, CML: values.CML,
+	}.TLV()}
 	out := srv6.Packet{
 		Header: srv6.Header{
 			TrafficClass: inner.trafficClass(), // RFC 6040: ECN too
 			HopLimit:     64,
 			Source:       p.node.Address,
-			Destination:  h.Segments[0],
+			Destination:  first,
 		},
-		SRH: &srv6.SRH{
-			NextHeader:   next,
-			SegmentsLeft: uint8(len(h.Segments) - 1),
-			Segments:     srv6.Reversed(h.Segments),
-			TLVs: []srv6.TLV{srv6.Proof{
-				Scheme: h.Scheme, Epoch: h.Epoch, Path: h.Path, RND: values.RND, CML: values.CML,
-			}.TLV()},
-		},
+		SRH:     srh,
 		Payload: p.b,
 	}
 	p.b, p.v4 = mustAppend(out), false
 	p.arrival.Longest += outer
 	p.result.Encapsulated = true
 	p.counted = true
-	if p.node.Locator.Contains(h.Segments[0]) {
+	if p.node.Locator.Contains(first) {
 		return p.endpoints()
 	}
 	return p.forward(NoRoute)
@@ -326,13 +325,13 @@ func (p *packet) headend(h *plan.Headend) Result {
 
 // endpoints are all visits that follow one another on this node.
 func (p *packet) endpoints() Result {
-	for {
+	for range visitsMax {
 		r, again := p.endpoint()
 		if !again {
 			return r
 		}
-		// Segments Left falls with every round, so that this ends.
 	}
+	return p.drop(Loop)
 }
 
 // endpoint is one visit of a SID of this node. again: its next segment is on
@@ -375,10 +374,22 @@ func (p *packet) endpoint() (r Result, again bool) {
 	if !ok {
 		return p.drop(Flow), false
 	}
-	if h.egress != nil {
-		return p.dt46(srh, proof, binding, h.egress), false
+	next, shifted := netip.Addr{}, false
+	if h.id.Encapsulation.SIDs == model.SIDsCompressed {
+		next, shifted = shift(ip.destination())
 	}
-	return p.endStamp(srh, proof, binding, h)
+	if h.egress != nil {
+		return p.dt46(srh, proof, binding, h.egress, shifted), false
+	}
+	left := srh.segmentsLeft()
+	if !shifted {
+		if left == 0 {
+			return p.answer(UpperLayer, 0, icmp{icmpParameter, icmpCodeUpperLayer, uint32(srv6.IPv6Len + len(srh.b))}), false
+		}
+		left--
+		next = srh.segment(left)
+	}
+	return p.endStamp(srh, proof, binding, h, next, left)
 }
 
 // bind is what keyed-flow binds a stamp to, of an inner packet of that protocol.
@@ -394,24 +405,34 @@ func bind(s pot.Share, scheme model.Scheme, protocol uint8, inner []byte) (pot.B
 	}), ok
 }
 
-// endStamp is End (RFC 8986 4.1) with a stamp.
-func (p *packet) endStamp(srh *header, proof srv6.Proof, binding pot.Binding, h hop) (r Result, again bool) {
+// shift is RFC 9800 4.1 N01, N05 and N06 for a block of 48 bits: the argument of
+// 64 bits, which is not zero, moves up by the 16 of a C-SID.
+func shift(a netip.Addr) (netip.Addr, bool) {
+	b := a.As16()
+	if binary.BigEndian.Uint64(b[8:]) == 0 {
+		return a, false
+	}
+	return netip.AddrFrom16([16]byte{
+		b[0], b[1], b[2], b[3], b[4], b[5],
+		b[8], b[9], b[10], b[11], b[12], b[13], b[14], b[15], 0, 0,
+	}), true
+}
+
+// endStamp is End (RFC 8986 4.1) with a stamp. The packet goes to next, and left
+// is what Segments Left will be.
+func (p *packet) endStamp(srh *header, proof srv6.Proof, binding pot.Binding, h hop, next netip.Addr, left int) (r Result, again bool) {
 	ip := ipv6(p.b)
-	left := srh.segmentsLeft()
 	switch {
-	case left == 0:
-		return p.answer(UpperLayer, 0, icmp{icmpParameter, icmpCodeUpperLayer, uint32(srv6.IPv6Len + len(srh.b))}), false
 	case !p.counted && ip.hopLimit() <= 1:
 		return p.answer(HopLimit, 0, icmp{kind: icmpTimeExceeded}), false
-	case !p.node.Block.Contains(srh.segment(left - 1)):
+	case !p.node.Block.Contains(next):
 		return p.drop(SegmentOutside), false
 	}
 	values := h.share.StampFlow(header4(proof), pot.Values{RND: proof.RND, CML: proof.CML}, binding).WireOut
 	binary.BigEndian.PutUint64(srh.b[srh.proof+8:], values.RND)
 	binary.BigEndian.PutUint64(srh.b[srh.proof+16:], values.CML)
 
-	next := srh.segment(left - 1)
-	srh.b[3] = uint8(left - 1)
+	srh.b[3] = uint8(left)
 	ip.setDestination(next)
 	if !p.counted {
 		ip.decrement()
@@ -424,9 +445,10 @@ func (p *packet) endStamp(srh *header, proof srv6.Proof, binding pot.Binding, h 
 	return p.forward(NoRoute), false
 }
 
-// dt46 is End.DT46 (RFC 8986 4.8) behind the verdict.
-func (p *packet) dt46(srh *header, proof srv6.Proof, binding pot.Binding, e *plan.Egress) Result {
-	if srh.segmentsLeft() != 0 {
+// dt46 is End.DT46 (RFC 8986 4.8) behind the verdict. more: there are C-SIDs behind
+// the egress's own.
+func (p *packet) dt46(srh *header, proof srv6.Proof, binding pot.Binding, e *plan.Egress, more bool) Result {
+	if srh.segmentsLeft() != 0 || more {
 		return p.answer(SegmentsRemain, 0, icmp{icmpParameter, 0, srv6.IPv6Len + 3})
 	}
 	if violation := judge(srh, proof, binding, e); violation != "" {
@@ -476,7 +498,11 @@ func judge(srh *header, proof srv6.Proof, binding pot.Binding, e *plan.Egress) R
 	for i := range carried {
 		carried[i] = srh.segment(i)
 	}
-	if !slices.Equal(srv6.Reversed(carried), e.Segments) {
+	want := slices.Clone(e.Segments)
+	if e.Encapsulation.Reduced && len(want) > 1 {
+		want = want[1:]
+	}
+	if !slices.Equal(srv6.Reversed(carried), want) {
 		return Segments
 	}
 	_, result := e.Verifier.VerifyFlow(e.Share, header4(proof), pot.Values{RND: proof.RND, CML: proof.CML}, binding)

@@ -33,6 +33,7 @@ const (
 	SegmentsRemain  Reason = "SEGMENTS_REMAIN"
 	SegmentOutside  Reason = "SEGMENT_OUTSIDE"
 	HopLimit        Reason = "HOP_LIMIT"
+	Loop            Reason = "LOOP"
 	Segments        Reason = "SEGMENTS"
 	Proof           Reason = "PROOF"
 	Range           Reason = "RANGE"
@@ -72,7 +73,7 @@ func Reasons() []Reason {
 		Truncated, EdgeTruncated, PayloadLength, Unconfigured, OutsideSID, OutsideSRH, Unmatched, Unproven,
 		NoSRH, RoutingType, SRHTruncated, SRHLastEntry, SRHSegmentsLeft, SRHTooLong,
 		TLVOverrun, TLVLength, TLVAlignment, TLVDuplicate, TLVMissing,
-		UnknownSID, UnknownPath, UnknownEpoch, Scheme, UpperLayer, SegmentsRemain, SegmentOutside, HopLimit,
+		UnknownSID, UnknownPath, UnknownEpoch, Scheme, UpperLayer, SegmentsRemain, SegmentOutside, HopLimit, Loop,
 		Segments, Proof, Range, Flow, InnerProtocol, InnerTruncated, InnerVersion, InnerHopLimit,
 		EdgeHopLimit, WrongChain, ECN, RNDExhausted, NoLane, ChainMTU, TrainTooLong, TrainTooBig,
 		TooBig, NoRoute, InnerNoRoute, OutsideError, PathMTU, OutsideSource, Source, LeakSID, LeakSRH, LeaveTruncated, Unverified, OuterFragment, MappedAddress, IP4Length, IP4Checksum,
