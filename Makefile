@@ -29,7 +29,7 @@ demo: deps-run build ## see it: a chain on this machine, proven and then tampere
 	@bin/waystamp demo $(DEMO_ARGS)
 
 .PHONY: test
-test: deps-run build ## every test, in the kernel and end to end (root)
+test: deps-run deps-test build ## every test, in the kernel and end to end (root)
 	@[ "$$(id -u)" = 0 ] || { echo "make test needs root: it loads programs and makes network namespaces" >&2; exit 1; }
 	@go build -buildvcs=false -o bin/ ./tools/testgate
 	@bin/testgate -skips test/skips.golden -- ./cmd/... ./internal/... ./tools/... -- -timeout 8m ./test/...
@@ -115,12 +115,16 @@ fuzz: ## every fuzz target for T=60s each, and a million packets against the ref
 	done
 
 .PHONY: deps
-deps: deps-run deps-clang ## what all targets need, through apt; go modules (root)
+deps: deps-run deps-test deps-clang ## what all targets need, through apt; go modules (root)
 	@go mod download
 
 .PHONY: deps-run
 deps-run:
 	@tools/deps.sh run
+
+.PHONY: deps-test
+deps-test:
+	@tools/deps.sh test
 
 .PHONY: deps-clang
 deps-clang:

@@ -4,6 +4,7 @@
 # nothing to do. Safe to run beside itself.
 #
 #   tools/deps.sh run      for bin/waystamp and its tests: the bpf file system, nft, ping
+#   tools/deps.sh test     for the tests alone: ip, and two decoders of others
 #   tools/deps.sh clang    for make generate and make check: the pinned compiler
 set -euo pipefail
 
@@ -53,14 +54,15 @@ bpffs() {
 }
 
 command -v go >/dev/null || fail "there is no go command; install Go ($(sed -n 's/^go //p' go.mod) or later) from https://go.dev/dl/"
-[ $# -gt 0 ] || fail "expect run or clang"
+[ $# -gt 0 ] || fail "expect run, test or clang"
 for what in "$@"; do
 	case $what in
 	run)
 		bpffs
 		install nft=nftables ping=iputils-ping
 		;;
+	test) install ip=iproute2 tshark=tshark scapy=python3-scapy ;;
 	clang) install clang-19=clang-19 llvm-strip-19=llvm-19 clang-format-19=clang-format-19 ;;
-	*) fail "$what is not run or clang" ;;
+	*) fail "$what is not run, test or clang" ;;
 	esac
 done

@@ -146,7 +146,7 @@ type coreTCWsHop struct {
 	Behaviour uint8
 	Scheme    uint8
 	Position  uint8
-	Pad       uint8
+	NextCsid  uint8
 	Stats     uint32
 	Proxy     uint32
 	Pad2      uint32
