@@ -36,9 +36,8 @@ static __always_inline void nexthop_fill(struct ws_nexthop *n,
 	const struct ws_port *port = bpf_map_lookup_elem(&ws_ports, &ifindex);
 
 	n->to = to;
-	n->ifindex = port && port->xdp_target && !(outer && port->edge) ?
-			     ifindex :
-			     0;
+	n->ifindex = ifindex;
+	n->xdp = port && port->xdp_target && !(outer && port->edge);
 	n->ways = node->ways;
 	n->mtu = p->mtu_result;
 	__builtin_memcpy(n->dmac, p->dmac, sizeof(n->dmac));
@@ -46,18 +45,54 @@ static __always_inline void nexthop_fill(struct ws_nexthop *n,
 	n->expires = bpf_jiffies64() + cfg.nexthop_ttl;
 }
 
+static __always_inline enum ws_reason no_route(void)
+{
+	return WS_REASON_NO_ROUTE;
+}
+
 /* Of a packet that has its outer header. */
 static __always_inline void exit_learn(const struct bpf_fib_lookup *p,
 				       __u32 exit, __be64 to, __u32 flow)
 {
-	const struct ws_node *node = xdp_node();
-	struct ws_nexthop *n;
+	const struct ws_node *node = node_armed();
+	struct ws_nexthop *n = exit_of(exit, flow);
 
-	if (!node)
-		return;
-	n = exit_of(exit, flow);
-	if (n && !nexthop_counts(n, to, node->ways))
+	if (n && node)
 		nexthop_fill(n, p, to, node, true);
+}
+
+/* The way of a packet that has its outer header, if it is remembered and takes
+ * len bytes; else NULL.
+ */
+static __always_inline const struct ws_nexthop *
+exit_known(__u32 exit, __be64 to, __u32 flow, __u32 len)
+{
+	const struct ws_node *node = node_armed();
+	const struct ws_nexthop *n = exit_of(exit, flow);
+
+	return n && node && nexthop_counts(n, to, node->ways) && len <= n->mtu ?
+		       n :
+		       NULL;
+}
+
+/* Is there one? A function of its own, for its stack. */
+__noinline int ws_exit_is_known(__u32 exit, __u64 to, __u32 flow, __u32 len)
+{
+	return exit_known(exit, to, flow, len) != NULL;
+}
+
+static __always_inline int exit_take(struct __sk_buff *skb,
+				     const struct ws_nexthop *n)
+{
+	struct cursor c = ctx_cursor(skb);
+	struct eth_hdr *eth = cursor_take(&c, struct eth_hdr);
+
+	if (!eth)
+		return ws_refuse(skb, no_route(), 0);
+	__builtin_memcpy(eth->dst, n->dmac, sizeof(eth->dst));
+	__builtin_memcpy(eth->src, n->smac, sizeof(eth->src));
+	eth->proto = bpf_htons(ETH_P_IPV6);
+	return bpf_redirect(n->ifindex, 0);
 }
 
 /* Of an inner packet. */
@@ -70,18 +105,13 @@ static __always_inline void nexthop_learn(const struct bpf_fib_lookup *p,
 	if (!node)
 		return;
 	nexthop_fill(&n, p, 0, node, false);
-	if (n.ifindex)
+	if (n.xdp)
 		bpf_map_update_elem(&ws_nexthops, key, &n, BPF_ANY);
 }
 
 static __always_inline enum ws_reason too_big(void)
 {
 	return WS_REASON_TOO_BIG;
-}
-
-static __always_inline enum ws_reason no_route(void)
-{
-	return WS_REASON_NO_ROUTE;
 }
 
 /* The packet has its final headers and is longer than mtu, which is the most that
@@ -143,11 +173,14 @@ static __always_inline enum ws_reason inner_no_route(void)
 }
 
 /* Towards the next segment. exit: where to remember the way, or EXIT_NONE.
- * found: what route_ask returned of the way that is in ws_bench, or WAY_UNKNOWN.
+ * found: what route_ask returned of the way that is in ws_bench, or WAY_UNKNOWN,
+ * or WAY_KNOWN.
  * Returns the verdict.
  */
 __noinline int ws_forward(struct __sk_buff *skb, __u32 exit, int found)
 {
+	__u32 len = frame_longest(skb);
+	const struct ws_nexthop *known;
 	struct bench *b = bench();
 	const struct ip6_hdr *ip6;
 
@@ -156,7 +189,12 @@ __noinline int ws_forward(struct __sk_buff *skb, __u32 exit, int found)
 	ip6 = forward_ip6(skb);
 	if (!ip6)
 		return ws_refuse(skb, no_route(), 0);
-	if (found == WAY_UNKNOWN)
+	if ((found == WAY_UNKNOWN || found == WAY_KNOWN) && exit != EXIT_NONE) {
+		known = exit_known(exit, ip6->dst[0], nexthop_flow(ip6), len);
+		if (known)
+			return exit_take(skb, known);
+	}
+	if (found == WAY_UNKNOWN || found == WAY_KNOWN)
 		found = route_find(skb, ip6, &b->way);
 	if (!route_is_way(found))
 		return ws_refuse(skb, no_route(), found);

@@ -41,7 +41,7 @@ static __always_inline int headend_refuse(struct __sk_buff *skb,
 
 /* The way to the first segment, asked for before there is an outer header: so a
  * packet that is too long for it is still as its sender made it. packet_len: of
- * the longest frame. Returns what route_find does.
+ * the longest frame. Returns what route_find does, or WAY_KNOWN.
  */
 static __always_inline long headend_way(struct __sk_buff *skb,
 					const struct ws_headend *h,
@@ -51,6 +51,10 @@ static __always_inline long headend_way(struct __sk_buff *skb,
 {
 	const struct ip6_hdr *outer = (const struct ip6_hdr *)h->outer;
 
+	if (ws_exit_is_known(h->stats, headend_first(h),
+			     bpf_ntohl(pkt->vtc_flow & IP6_FLOW_MASK),
+			     packet_len + pkt->outer_len))
+		return WAY_KNOWN;
 	__builtin_memset(p, 0, sizeof(*p));
 	p->flowinfo = pkt->vtc_flow & ~IP6_VERSION_MASK;
 	return route_ask(skb, outer, packet_len + pkt->outer_len, p);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* The ways out that TC found, for XDP to use for a short while. One expires, so
- * that one packet goes through TC, whose neighbour handling keeps the kernel's
+/* The ways out that TC found, for XDP and TC to use for a short while. One expires,
+ * so that one packet goes through the kernel's neighbour handling, which keeps its
  * table alive; user space makes all of them void when routes, links or neighbours
  * change.
  */

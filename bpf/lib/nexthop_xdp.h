@@ -14,7 +14,7 @@
 static __always_inline bool nexthop_takes(const struct ws_nexthop *n, __be64 to,
 					  __u32 len, const struct ws_node *node)
 {
-	return n && nexthop_counts(n, to, node->ways) && n->ifindex &&
+	return n && nexthop_counts(n, to, node->ways) && n->xdp &&
 	       len <= n->mtu;
 }
 

@@ -13,6 +13,7 @@
 
 /* Not what bpf_fib_lookup returns. */
 #define WAY_UNKNOWN (-4096)
+#define WAY_KNOWN (-4097) /* remembered from another packet, a moment ago */
 
 /* The IPv6 header, which was pulled before; NULL is a bug that drops. */
 static __always_inline struct ip6_hdr *forward_ip6(struct __sk_buff *skb)
@@ -41,19 +42,21 @@ static __always_inline long route_ask(struct __sk_buff *skb,
 	return bpf_fib_lookup(skb, p, sizeof(*p), 0);
 }
 
-/* The way of the packet as it is. A super-packet is as long as the longest frame
- * that it is on a wire.
- */
+/* Bytes of the IP packet; of a super-packet's longest frame on a wire. */
+static __always_inline __u32 frame_longest(struct __sk_buff *skb)
+{
+	return skb->gso_size ? train_longest(skb) :
+			       skb->len - sizeof(struct eth_hdr);
+}
+
+/* The way of the packet as it is. */
 static __always_inline long route_find(struct __sk_buff *skb,
 				       const struct ip6_hdr *ip6,
 				       struct bpf_fib_lookup *p)
 {
-	__u32 len = skb->gso_size ? train_longest(skb) :
-				    skb->len - sizeof(struct eth_hdr);
-
 	__builtin_memset(p, 0, sizeof(*p));
 	p->flowinfo = ip6->vtc_flow & ~IP6_VERSION_MASK;
-	return route_ask(skb, ip6, len, p);
+	return route_ask(skb, ip6, frame_longest(skb), p);
 }
 
 /* The same for IPv4. The next hop's address may be one of IPv6 (RFC 8950); then

@@ -191,7 +191,8 @@ type coreTCWsNexthop struct {
 	Mtu     uint16
 	Dmac    [6]uint8
 	Smac    [6]uint8
-	Pad     [2]uint8
+	Xdp     uint8
+	Pad     uint8
 }
 
 type coreTCWsNexthopKey struct {

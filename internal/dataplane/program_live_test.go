@@ -367,6 +367,7 @@ func TestHeadendStampsTrains(t *testing.T) {
 		}
 		return netlink.LinkSetMTU(out, 1400)
 	}))
+	l.must(l.g.flushNexthops()) // as an agent does
 	forward(web, 5000, 1400-120-60, 5)
 	node.Route = func(netip.Addr) (int, bool) { return 1400, true }
 	refused(web, 5000, 1400-120-60+1, abi.ReasonTooBig)

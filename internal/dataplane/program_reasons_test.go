@@ -339,7 +339,7 @@ func TestXDPGoesByWhatTCLearnedAndNoFurther(t *testing.T) {
 		"nothing may be that long": func(n *coreTCWsNexthop) { n.Mtu = 0 },
 		"to somewhere else":        func(n *coreTCWsNexthop) { n.To++ },
 		"found before a change":    func(n *coreTCWsNexthop) { n.Ways-- },
-		"not for XDP":              func(n *coreTCWsNexthop) { n.Ifindex = 0 },
+		"not for XDP":              func(n *coreTCWsNexthop) { n.Xdp = 0 },
 	} {
 		m := n
 		change(&m)
@@ -359,7 +359,7 @@ func TestXDPGoesByWhatTCLearnedAndNoFurther(t *testing.T) {
 	for what, p := range map[string]port{"takes no redirects": {}, "is outside": {XdpTarget: 1, Edge: 1}} {
 		r.must(r.put(tablePorts, r.ports[portOut], p))
 		learn()
-		if n := exits()[cpu].Flow[flow]; n.Ifindex != 0 {
+		if n := exits()[cpu].Flow[flow]; n.Xdp != 0 {
 			t.Errorf("TC learned a way out that %s: %+v", what, n)
 		}
 		if v := verdict(); v != xdpPass {

@@ -280,16 +280,17 @@ struct ws_port {
 	__u32 proxy; /* of the function that is behind it; 0: none is */
 };
 
-/* A way out that TC has found and XDP may take for a while. */
+/* A way out that TC has found and that may be taken for a while. */
 struct ws_nexthop {
 	__u64 expires; /* jiffies */
 	__be64 to; /* upper 64 bits of the destination that it is for */
-	__u32 ifindex; /* 0: TC has found one, but not for XDP */
+	__u32 ifindex;
 	__u32 ways; /* ws_node.ways when it was found */
 	__u16 mtu; /* 65535 at most */
 	__u8 dmac[6];
 	__u8 smac[6];
-	__u8 pad[2];
+	__u8 xdp; /* 1: by XDP too */
+	__u8 pad;
 };
 _Static_assert(sizeof(struct ws_nexthop) == 40, "ws_nexthop is ABI");
 
