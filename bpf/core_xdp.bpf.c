@@ -6,6 +6,7 @@
  */
 #define WS_XDP
 #include "lib/hook.h"
+#include "lib/ad_xdp.h"
 #include "lib/endpoint.h"
 #include "lib/flow.h"
 #include "lib/inner.h"
@@ -132,6 +133,8 @@ int ws_core_xdp(struct xdp_md *ctx)
 		return end_xdp(&ep, node);
 	if (ep.hop->behaviour == WS_BEHAVIOUR_END_DT46)
 		return dt46_xdp(ctx, &ep, node);
+	if (ep.hop->behaviour == WS_BEHAVIOUR_END_AD)
+		return ad_xdp(ctx, &ep, node);
 	return CTX_PASS;
 }
 

@@ -7,6 +7,7 @@
 #include "lib/frame.h"
 #include "lib/guard_tc.h"
 #include "lib/proxy_out.h"
+#include "lib/cutter.h"
 #include "lib/proxy.h"
 #include "lib/pull.h"
 
@@ -30,9 +31,9 @@ static __always_inline int unknown(struct __sk_buff *skb,
 }
 
 /* What became of a packet that has come back. */
-#define BACK_RESTORED 0
 #define BACK_UNKNOWN 1 /* no header is kept for it */
 #define BACK_REFUSED 2
+#define BACK_RESTORED 3 /* and more: where its way is remembered */
 
 static __always_inline int by_metadata(struct __sk_buff *skb,
 				       const struct ws_proxy *p, __u32 id,
@@ -41,18 +42,19 @@ static __always_inline int by_metadata(struct __sk_buff *skb,
 	__u64 now = bpf_ktime_get_coarse_ns(), expires = 0;
 	struct ws_cached *c = slot_claim(slot, id, now, &expires);
 	enum ws_reason r;
+	__u32 exit = 0;
 	long err = 0;
 
 	if (!c)
 		return BACK_UNKNOWN;
-	r = restore(skb, c, &err);
+	r = restore(skb, c, &exit, &err);
 	slot_give(c, SLOT_FREE);
 	if (r) {
 		ws_refuse(skb, r, err);
 		return BACK_REFUSED;
 	}
 	proxy_waited(p, now, expires);
-	return BACK_RESTORED;
+	return BACK_RESTORED + exit;
 }
 
 static __always_inline int by_content(struct __sk_buff *skb,
@@ -62,7 +64,7 @@ static __always_inline int by_content(struct __sk_buff *skb,
 	struct cache_ask ask;
 	struct ws_cached *c;
 	enum ws_reason r;
-	__u32 entry;
+	__u32 entry, exit = 0;
 	long err = 0;
 
 	print = ws_fingerprint(skb, sizeof(struct eth_hdr), skb_is_ip4(skb));
@@ -75,14 +77,14 @@ static __always_inline int by_content(struct __sk_buff *skb,
 	if (!c)
 		return BACK_UNKNOWN;
 	expires = c->expires;
-	r = restore(skb, c, &err);
+	r = restore(skb, c, &exit, &err);
 	cache_give(entry, TAG_FREE);
 	if (r) {
 		ws_refuse(skb, r, err);
 		return BACK_REFUSED;
 	}
 	proxy_waited(p, now, expires);
-	return BACK_RESTORED;
+	return BACK_RESTORED + exit;
 }
 
 /* A function of its own, for its stack, which is gone when the next segment on
@@ -106,8 +108,8 @@ static __always_inline int from_function(struct __sk_buff *skb,
 
 	skb->tc_index = 0;
 	back = ws_back(skb, p, id, slot);
-	if (back == BACK_RESTORED)
-		return restored_next(skb);
+	if (back >= BACK_RESTORED)
+		return restored_next(skb, back - BACK_RESTORED);
 	if (back != BACK_UNKNOWN)
 		return CTX_DROP;
 	return unknown(skb, p);

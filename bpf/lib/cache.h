@@ -301,6 +301,14 @@ static __always_inline void cache_give(__u32 entry, __u64 tag)
 		__sync_lock_test_and_set(&b->tag[way], tag);
 }
 
+/* Puts an entry back that was taken, as if nobody had. */
+static __always_inline void cache_put_back(__u32 entry, __u64 print,
+					   __u64 expires)
+{
+	cache_give(entry,
+		   (print & ~TAG_TIME) | ((tick(expires) + 2) & TAG_TIME));
+}
+
 /* Looks for a fingerprint in one bucket, and takes its entry: its number plus 1,
  * or 0.
  */

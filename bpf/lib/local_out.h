@@ -26,6 +26,7 @@ static __always_inline int local_out(struct __sk_buff *skb, __u32 slot,
 	struct cursor cur;
 	struct eth_hdr *eth;
 	__u64 now, expires = 0;
+	__u32 exit;
 	long err = 0;
 
 	if (p && p->to && p->to == skb->ifindex)
@@ -38,7 +39,7 @@ static __always_inline int local_out(struct __sk_buff *skb, __u32 slot,
 			proxy_count(p, tx_not_cached);
 		return ws_refuse(skb, not_cached(), 0);
 	}
-	r = restore(skb, c, &err);
+	r = restore(skb, c, &exit, &err);
 	slot_give(c, SLOT_FREE);
 	if (r)
 		return ws_refuse(skb, r, err);

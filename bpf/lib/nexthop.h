@@ -40,6 +40,16 @@ nexthop_key_inner(const struct inner *in, __u32 flow)
 	return k;
 }
 
+/* The way to a function that routes. No flow of inner packets has its number. */
+static __always_inline struct ws_nexthop_key via_key(const struct ws_proxy *p,
+						     __u32 id)
+{
+	struct ws_nexthop_key k = { .flow = WS_FLOWS + id };
+
+	__builtin_memcpy(k.addr, p->via, sizeof(k.addr));
+	return k;
+}
+
 /* The flow of a packet that has its outer header: its label. */
 static __always_inline __u32 nexthop_flow(const struct ip6_hdr *ip6)
 {

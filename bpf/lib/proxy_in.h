@@ -5,10 +5,10 @@
 #pragma once
 
 #include "boundary.h"
-#include "cache.h"
+#include "content.h"
+#include "cutter.h"
 #include "endpoint.h"
 #include "endpoint_refuse.h"
-#include "fingerprint.h"
 #include "forward.h"
 #include "hook.h"
 #include "maps.h"
@@ -19,17 +19,51 @@
 #include "strip.h"
 #include "train.h"
 
+/* The way to a function that routes, for XDP to use. A function of its own, for
+ * its stack; called only where there is XDP.
+ */
+__noinline int ws_via_learn(struct __sk_buff *skb, __u32 id)
+{
+	struct bpf_fib_lookup f = { .family = AF_INET6, .tot_len = 1 };
+	const struct ws_proxy *p = proxy_find(id);
+	const struct ws_node *node = xdp_node();
+	struct ws_nexthop_key key;
+	const struct ws_nexthop *n;
+	const struct ws_port *port;
+	__u32 to;
+
+	if (!p || !node || p->recognise == WS_RECOGNISE_METADATA)
+		return 0;
+	to = p->to;
+	port = bpf_map_lookup_elem(&ws_ports, &to);
+	if (!port || !port->xdp_target)
+		return 0;
+	key = via_key(p, id);
+	n = bpf_map_lookup_elem(&ws_nexthops, &key);
+	if (n && nexthop_counts(n, 0, node->ways))
+		return 0;
+	f.ifindex = to;
+	__builtin_memcpy(f.ipv6_dst, p->via, sizeof(f.ipv6_dst));
+	if (bpf_fib_lookup(skb, &f, sizeof(f), BPF_FIB_LOOKUP_OUTPUT) ==
+		    BPF_FIB_LKUP_RET_SUCCESS &&
+	    f.ifindex == to)
+		nexthop_learn(&f, &key);
+	return 0;
+}
+
 /* To the function. A local one is in this node's own kernel, which takes the
  * packet as if it had come plain.
  */
 static __always_inline int hand_over(struct __sk_buff *skb,
-				     const struct ws_proxy *p)
+				     const struct ws_proxy *p, __u32 id)
 {
 	struct bpf_redir_neigh nh = { .nh_family = AF_INET6 };
 
 	if (!p->to)
 		return CTX_PASS;
 	if (p->has_via) {
+		if (xdp_node())
+			ws_via_learn(skb, id);
 		__builtin_memcpy(nh.ipv6_nh, p->via, sizeof(nh.ipv6_nh));
 		return bpf_redirect_neigh(p->to, &nh, sizeof(nh), 0);
 	}
@@ -38,63 +72,19 @@ static __always_inline int hand_over(struct __sk_buff *skb,
 	return bpf_redirect(p->to, 0);
 }
 
-/* What the table of headers is asked for a packet of a proxy. */
-static __always_inline struct cache_ask
-cache_ask(const struct ws_proxy *p, __u32 id, __u64 print, __u64 now)
-{
-	/* The same packet may be in another function of this node. */
-	print ^= id * 0x9e3779b97f4a7c15ULL;
-	return (struct cache_ask){
-		.print = (print | PRINT_SET) & ~PRINT_COPY,
-		.now = now,
-		.lifetime = p->lifetime_ns,
-		.first = p->slot,
-		.buckets = p->slots,
-		.stats = p->stats,
-	};
-}
-
-/* Writes down the outer header, which has been advanced. */
-static __always_inline bool cached_fill(ctx_t *ctx, struct ws_cached *c,
-					const struct endpoint *ep,
-					__u32 outer_len)
-{
-	c->hop = (struct ws_hop_key){
-		.sid = ep->sid,
-		.path = ep->tlv->path,
-		.epoch = ep->tlv->epoch,
-	};
-	c->proxy = ep->hop->proxy;
-	c->outer_len = outer_len;
-	c->tlv_off = (void *)ep->tlv - (void *)ep->ip6;
-	return !ctx_load_bytes(ctx, sizeof(struct eth_hdr), c->outer,
-			       outer_len);
-}
-
 /* Keeps the outer header for a packet that will be known by its content. */
 static __always_inline bool content_keep(ctx_t *ctx, const struct endpoint *ep,
 					 const struct ws_proxy *p,
 					 __u32 outer_len)
 {
 	struct cache_ask ask;
-	struct ws_cached *c;
-	__u64 print, now;
 	__u32 entry;
 	bool ok;
 
-	print = ws_fingerprint(ctx, sizeof(struct eth_hdr) + outer_len,
-			       endpoint_has_ip4(ep));
-	if (!print)
+	entry = content_reserve(ctx, ep, p, outer_len, &ask);
+	if (!entry)
 		return false;
-	now = bpf_ktime_get_coarse_ns();
-	ask = cache_ask(p, ep->hop->proxy, print, now);
-	entry = ws_cache_reserve(&ask);
-	c = cache_entry(entry);
-	if (!c)
-		return false;
-	c->fingerprint = ask.print;
-	c->expires = now + p->lifetime_ns;
-	ok = cached_fill(ctx, c, ep, outer_len);
+	ok = content_fill(ctx, ep, &ask, entry, outer_len);
 	cache_give(entry, ok ? tag_of(&ask) : TAG_FREE);
 	return ok;
 }
@@ -133,6 +123,7 @@ static __always_inline int ad_tc(struct __sk_buff *skb, struct endpoint *ep,
 				 bool first)
 {
 	__u32 outer = endpoint_outer_len(ep), index = 0, mtu = 0;
+	__u32 id = ep->hop->proxy;
 	const struct ws_proxy *p;
 	struct end_next next;
 	struct inner inner;
@@ -145,7 +136,7 @@ static __always_inline int ad_tc(struct __sk_buff *skb, struct endpoint *ep,
 		r = inner_find(ep, endpoint_has_ip4(ep), &inner);
 	if (r)
 		return endpoint_refuse(skb, ep, r);
-	p = proxy_find(ep->hop->proxy);
+	p = proxy_find(id);
 	if (!p)
 		return ws_refuse(skb, proxy_missing(), 0);
 	if (p->gone)
@@ -181,5 +172,5 @@ static __always_inline int ad_tc(struct __sk_buff *skb, struct endpoint *ep,
 		return ws_refuse(skb, strip_failed(), rc);
 	skb->tc_index = index;
 	proxy_count(p, rx_success);
-	return hand_over(skb, p);
+	return hand_over(skb, p, id);
 }

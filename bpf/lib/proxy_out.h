@@ -15,52 +15,18 @@
 #include "proxy.h"
 #include "push.h"
 #include "refuse.h"
+#include "restore.h"
 #include "slots.h"
 #include "stamp.h"
 #include "stats.h"
 #include "train.h"
 
-/* What the function has done to the packet's length is the payload length's
- * matter; all else is as it was kept.
+/* Puts the header back that was kept. Returns a reason. *exit: where the way of
+ * such packets is remembered.
  */
-static __always_inline bool restore_finish(struct __sk_buff *skb,
-					   const struct ws_cached *c,
-					   const struct ws_hop *hop,
-					   __u64 binding, __u32 outer_len,
-					   __u32 inner_len)
-{
-	struct cursor cur = ctx_cursor(skb);
-	__u32 tlv_off = c->tlv_off;
-	struct proof_tlv *tlv;
-	struct eth_hdr *eth;
-	struct ip6_hdr *ip6;
-	struct srh *srh;
-	bool is_ip4;
-
-	eth = cursor_take(&cur, struct eth_hdr);
-	if (!eth)
-		return false;
-	barrier_var(tlv_off);
-	tlv = cur.pos + (tlv_off & 511);
-	ip6 = cursor_take(&cur, struct ip6_hdr);
-	srh = cur.pos;
-	barrier_var(srh);
-	if (!ip6 || (void *)(srh + 1) > cur.end || (void *)(tlv + 1) > cur.end)
-		return false;
-	/* The SRH says what was given to the function: this must be that. */
-	is_ip4 = eth_is_ip4(eth);
-	if (ip6->nexthdr == NEXTHDR_ROUTING &&
-	    srh->nexthdr != (is_ip4 ? NEXTHDR_IPV4 : NEXTHDR_IPV6))
-		return false;
-	eth->proto = bpf_htons(ETH_P_IPV6);
-	ip6->payload_len = bpf_htons(outer_len - sizeof(*ip6) + inner_len);
-	stamp(tlv, &hop->share, hop->scheme, hop->position, binding);
-	return true;
-}
-
-/* Puts the header back that was kept. Returns a reason. */
-static __always_inline enum ws_reason
-restore(struct __sk_buff *skb, const struct ws_cached *c, long *err)
+static __always_inline enum ws_reason restore(struct __sk_buff *skb,
+					      const struct ws_cached *c,
+					      __u32 *exit, long *err)
 {
 	__u32 inner_len = skb->len - sizeof(struct eth_hdr);
 	__u32 frames;
@@ -89,17 +55,18 @@ restore(struct __sk_buff *skb, const struct ws_cached *c, long *err)
 		*err = bpf_skb_store_bytes(skb, sizeof(struct eth_hdr),
 					   c->outer, outer_len, 0);
 	if (*err || !restore_finish(skb, c, hop, binding, outer_len, inner_len))
-		return WS_REASON_RESTORE_FAILED;
+		return restore_failed();
+	*exit = hop->stats;
 	stats_add(hop->stats, frames, inner_len);
 	return WS_REASON_NONE;
 }
 
 /* On to the next segment, which may be on this node. */
-static __always_inline int restored_next(struct __sk_buff *skb)
+static __always_inline int restored_next(struct __sk_buff *skb, __u32 exit)
 {
 	const struct ip6_hdr *ip6 = forward_ip6(skb);
 
 	if (ip6 && in_locator(ip6->dst[0]))
 		return endpoint_tc(skb, false);
-	return ws_forward(skb, EXIT_NONE, WAY_UNKNOWN);
+	return ws_forward(skb, exit, WAY_UNKNOWN);
 }

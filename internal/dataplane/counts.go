@@ -219,6 +219,7 @@ func (d *Dataplane) Interfaces() ([]InterfaceState, error) {
 		for _, b := range d.topology.bindings {
 			if b.Name == p.From && b.from {
 				s.TC = alive[linkKey{hookFrom, b.device.Index}]
+				s.XDP = alive[linkKey{hookFromXDP, b.device.Index}]
 			}
 		}
 		out = append(out, s)

@@ -32,18 +32,20 @@ var objects = []struct {
 	{progEdgeTC, loadEdgeTC, &_EdgeTCBytes},
 	{progEdgeXDP, loadEdgeXDP, &_EdgeXDPBytes},
 	{progFunctionTC, loadFunctionTC, &_FunctionTCBytes},
+	{progFunctionXDP, loadFunctionXDP, &_FunctionXDPBytes},
 	{progCoreOutTC, loadCoreOutTC, &_CoreOutTCBytes},
 	{progEdgeOutTC, loadEdgeOutTC, &_EdgeOutTCBytes},
 }
 
 const (
-	progCoreTC     = coreTCProgWsCoreTc
-	progCoreXDP    = coreXDPProgWsCoreXdp
-	progEdgeTC     = edgeTCProgWsEdgeTc
-	progEdgeXDP    = edgeXDPProgWsEdgeXdp
-	progFunctionTC = functionTCProgWsFunctionTc
-	progCoreOutTC  = coreOutTCProgWsCoreOutTc
-	progEdgeOutTC  = edgeOutTCProgWsEdgeOutTc
+	progCoreTC      = coreTCProgWsCoreTc
+	progCoreXDP     = coreXDPProgWsCoreXdp
+	progEdgeTC      = edgeTCProgWsEdgeTc
+	progEdgeXDP     = edgeXDPProgWsEdgeXdp
+	progFunctionTC  = functionTCProgWsFunctionTc
+	progFunctionXDP = functionXDPProgWsFunctionXdp
+	progCoreOutTC   = coreOutTCProgWsCoreOutTc
+	progEdgeOutTC   = edgeOutTCProgWsEdgeOutTc
 )
 
 // observed are the maps that only report: a new generation takes them over,

@@ -145,6 +145,8 @@ func (d *Dataplane) dropDeadLinks() error {
 // programFor is the program of a role at a hook.
 func programFor(r model.Role, h hook) string {
 	switch {
+	case h == hookFromXDP:
+		return progFunctionXDP
 	case h == hookFrom:
 		return progFunctionTC
 	case r == model.RoleEdge && h == hookOut:
@@ -213,16 +215,18 @@ func (d *Dataplane) attachReturns(g *generation, bs []binding, u *undo) error {
 // the bindings, and TC before XDP, which hands on what it cannot finish.
 func (d *Dataplane) attach(g *generation, bs []binding, u *undo) error {
 	for _, b := range bs {
-		if b.from || b.cutter {
+		if b.cutter {
 			continue
 		}
-		if err := d.attachOne(g, b, hookTC, u); err != nil {
-			return err
+		if !b.from {
+			if err := d.attachOne(g, b, hookTC, u); err != nil {
+				return err
+			}
 		}
 		if !b.triesXDP() {
 			continue
 		}
-		err := d.attachOne(g, b, hookXDP, u)
+		err := d.attachOne(g, b, b.hookXDP(), u)
 		if err != nil && !b.needsXDP() && noXDP(err) {
 			d.cfg.Log.Info("no native XDP on this interface; TC does all the work", "interface", b.Name, "err", err)
 			continue
@@ -291,7 +295,7 @@ func (d *Dataplane) moveLink(a *attached, b binding, h hook, p *ebpf.Program, u 
 }
 
 func attachProgram(b binding, h hook, p *ebpf.Program) (link.Link, error) {
-	if h != hookXDP {
+	if h != hookXDP && h != hookFromXDP {
 		at, _ := h.attachType()
 		// First, so that no other program lets a packet pass before it.
 		l, err := link.AttachTCX(link.TCXOptions{
@@ -346,7 +350,7 @@ func (d *Dataplane) surplus(bs []binding) []linkKey {
 		for _, h := range b.hooks() {
 			keep[linkKey{h, b.device.Index}] = true
 		}
-		keep[linkKey{hookXDP, b.device.Index}] = b.triesXDP()
+		keep[linkKey{b.hookXDP(), b.device.Index}] = b.triesXDP()
 	}
 	var gone []linkKey
 	for k := range d.links {
@@ -392,4 +396,6 @@ func detachLink(l link.Link) error {
 	return errors.Join(err, l.Unpin(), l.Close())
 }
 
-func (d *Dataplane) hasXDP(b binding) bool { return d.links[linkKey{hookXDP, b.device.Index}] != nil }
+func (d *Dataplane) hasXDP(b binding) bool {
+	return d.links[linkKey{b.hookXDP(), b.device.Index}] != nil
+}

@@ -18,11 +18,13 @@ const (
 	hookXDP  hook = "xdp"
 	hookFrom hook = "from" // TC ingress of an interface that a function is behind
 	hookOut  hook = "out"  // TC egress
+	// hookFromXDP is XDP on an interface that a function is behind.
+	hookFromXDP hook = "fromxdp"
 )
 
 // hooksByRemoval: XDP hands on to TC; while TC takes packets to functions, what
 // comes back from them must be met.
-var hooksByRemoval = []hook{hookXDP, hookTC, hookOut, hookFrom}
+var hooksByRemoval = []hook{hookXDP, hookFromXDP, hookTC, hookOut, hookFrom}
 
 // binding is a device of this machine that programs are attached to: an
 // interface of the plan, one that a function is behind, or a cutter's.
@@ -43,6 +45,14 @@ func (b binding) hardware() bool { return b.device.Kind == "device" && b.device.
 func (b binding) needsXDP() bool { return b.Datapath == model.DatapathXDP }
 func (b binding) triesXDP() bool {
 	return b.needsXDP() || b.Datapath == model.DatapathAuto && b.hardware()
+}
+
+// hookXDP is where an XDP program of the interface is.
+func (b binding) hookXDP() hook {
+	if b.from {
+		return hookFromXDP
+	}
+	return hookXDP
 }
 
 // hooks are those that must have a program, without XDP.
@@ -153,8 +163,15 @@ func resolve(n plan.Node, devices func(string) (Device, error)) (topology, error
 			}
 			found = append(found, dev)
 			i := model.Interface{Name: e.name, Role: model.RoleCore, Datapath: model.DatapathTC}
-			if err := take(binding{Interface: i, device: dev, proxy: keys[p.Function], from: true}, e.what); err != nil {
+			if p.Recognise == model.RecogniseContent {
+				i.Datapath = model.DatapathAuto
+			}
+			b := binding{Interface: i, device: dev, proxy: keys[p.Function], from: true}
+			if err := take(b, e.what); err != nil {
 				return topology{}, err
+			}
+			if b.triesXDP() {
+				t.node.Xdp = 1
 			}
 		}
 		if len(found) == len(ends) {

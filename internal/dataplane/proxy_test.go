@@ -118,6 +118,53 @@ func (r *proxyRun) run(program, at string, frame []byte, gsoSize int) (verdict u
 	return verdict, opts.DataOut, err
 }
 
+// xdpContext is struct xdp_md as a test run takes it.
+type xdpContext struct {
+	Data, DataEnd, DataMeta        uint32
+	Ingress, RxQueue, EgressDevice uint32
+}
+
+// xdpThenTC gives a frame to XDP and, if XDP leaves it alone, to TC, as an
+// interface with both does.
+func (r *proxyRun) xdpThenTC(xdp, tc, at string, frame []byte) (verdict uint32, out []byte, byXDP bool, err error) {
+	frame = slices.Clone(frame)
+	mac := r.macs[at]
+	copy(frame, mac[:])
+	opts := ebpf.RunOptions{Data: frame, DataOut: make([]byte, len(frame)+512), Context: xdpContext{DataEnd: uint32(len(frame)), Ingress: r.index[at]}}
+	err = r.do(func() error {
+		var err error
+		verdict, err = r.d.gen.programs[xdp].Run(&opts)
+		return err
+	})
+	if err != nil || verdict == xdpRedirect {
+		return verdictRedirect, opts.DataOut, true, err
+	}
+	if verdict != xdpPass {
+		return verdict, nil, false, fmt.Errorf("%s says %d; refusals %v", xdp, verdict, r.refusals())
+	}
+	if !bytes.Equal(opts.DataOut, frame) {
+		return 0, nil, false, fmt.Errorf("%s leaves the packet to TC, changed:\n%x, was\n%x", xdp, opts.DataOut, frame)
+	}
+	verdict, out, err = r.run(tc, at, frame, 0)
+	return verdict, out, false, err
+}
+
+// withXDP makes the maps say that there is XDP, and all interfaces take redirects.
+func (r *proxyRun) withXDP() {
+	node, err := r.d.gen.node()
+	r.must(err)
+	node.Xdp = 1
+	r.must(r.d.gen.setNode(node))
+	ports := map[uint32]port{}
+	r.must(readMap(r.d.gen, tablePorts, ports))
+	for i, p := range ports {
+		p.XdpTarget = 1
+		r.must(r.d.gen.maps[tablePorts].Put(i, p))
+	}
+	// TC finds ways only where the neighbour is known.
+	r.must(r.net.AddNeighbour("side", addr("fd00:5::2"), [6]byte{2, 9, 9, 9, 9, 9}))
+}
+
 func (r *proxyRun) refusals() map[abi.Reason]uint64 {
 	c, err := r.d.Counters()
 	r.must(err)
@@ -337,7 +384,33 @@ func drawForeignTLVs(t *rapid.T, proof srv6.TLV) []srv6.TLV {
 // What goes in and comes back is sent on with its own outer header, but for the
 // advance and the stamp; byte-identical packets get theirs first in, first out.
 func TestEveryPacketGetsItsOwnHeaderBack(t *testing.T) {
+	for _, xdp := range []bool{false, true} {
+		t.Run(map[bool]string{false: "TC", true: "XDP and TC"}[xdp], func(t *testing.T) { everyPacketGetsItsOwnHeaderBack(t, xdp) })
+	}
+}
+
+func everyPacketGetsItsOwnHeaderBack(t *testing.T, xdp bool) {
 	r := newProxyRun(t, proxyNode())
+	in := func(frame []byte) (uint32, []byte, error) { return r.run(progCoreTC, "in", frame, 0) }
+	back := func(frame []byte) (uint32, []byte, error) { return r.run(progFunctionTC, "from", frame, 0) }
+	var stripped, returned int // by XDP
+	if xdp {
+		r.withXDP()
+		in = func(frame []byte) (uint32, []byte, error) {
+			v, out, own, err := r.xdpThenTC(progCoreXDP, progCoreTC, "in", frame)
+			if own {
+				stripped++
+			}
+			return v, out, err
+		}
+		back = func(frame []byte) (uint32, []byte, error) {
+			v, out, own, err := r.xdpThenTC(progFunctionXDP, progFunctionTC, "from", frame)
+			if own {
+				returned++
+			}
+			return v, out, err
+		}
+	}
 	shares := map[uint32]pot.Share{1: testShare(1, 1), 2: testShare(1, 2), 3: testShare(1, 3)}
 	schemes := map[uint32]model.Scheme{1: model.SchemeKeyed, 2: model.SchemeOPoT, 3: model.SchemeKeyedFlow}
 	var trips, copies int
@@ -370,7 +443,7 @@ func TestEveryPacketGetsItsOwnHeaderBack(t *testing.T) {
 			if q := waiting[kind]; len(q) > 0 && rapid.Bool().Draw(t, "returns") {
 				f := q[0]
 				waiting[kind] = q[1:]
-				verdict, out, err := r.run(progFunctionTC, "from", ether(f.changed), 0)
+				verdict, out, err := back(ether(f.changed))
 				if err != nil || verdict != verdictRedirect {
 					t.Fatalf("on return: verdict %d, %v, refusals %v", verdict, err, r.refusals())
 				}
@@ -391,7 +464,7 @@ func TestEveryPacketGetsItsOwnHeaderBack(t *testing.T) {
 			if err := f.outer.Fix(); err != nil {
 				t.Fatal(err)
 			}
-			verdict, out, err := r.run(progCoreTC, "in", frameOf(f.outer), 0)
+			verdict, out, err := in(frameOf(f.outer))
 			if err != nil || verdict != verdictRedirect {
 				t.Fatalf("to the function: verdict %d, %v, refusals %v", verdict, err, r.refusals())
 			}
@@ -414,7 +487,7 @@ func TestEveryPacketGetsItsOwnHeaderBack(t *testing.T) {
 		}
 		for k, q := range waiting { // leave nothing
 			for range q {
-				if verdict, _, err := r.run(progFunctionTC, "from", ether(kinds[k][1]), 0); err != nil || verdict != verdictRedirect {
+				if verdict, _, err := back(ether(kinds[k][1])); err != nil || verdict != verdictRedirect {
 					t.Fatalf("on return: verdict %d, %v, refusals %v", verdict, err, r.refusals())
 				}
 			}
@@ -425,6 +498,9 @@ func TestEveryPacketGetsItsOwnHeaderBack(t *testing.T) {
 	}
 	if f := r.function("fw"); f.RxCopies == 0 || f.TxNotCached != 0 || f.RxIgnored != 0 {
 		t.Errorf("%+v", f)
+	}
+	if xdp && (stripped < 3 || returned < 20 || returned == trips) {
+		t.Errorf("%d stripped and %d of %d returned by XDP: too few, or none was left to TC", stripped, returned, trips)
 	}
 }
 

@@ -6,9 +6,11 @@ import (
 	"errors"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
 	"github.com/waystamp/waystamp/internal/abi"
@@ -26,14 +28,15 @@ type wire struct {
 	d       *Dataplane
 	n       plan.Node
 	fn      *host.Net
-	capture int // packet socket at the end of next
+	world   *host.Net // behind next
+	capture int       // packet socket at the end of next
 }
 
 func newWire(t *testing.T, edit func(*plan.Node)) *wire {
 	t.Helper()
 	w := &wire{bed: newLonelyBed(t)}
 	world := w.namespace()
-	w.fn = w.namespace()
+	w.world, w.fn = world, w.namespace()
 	for _, v := range []host.Veth{
 		{Name: "next", PeerName: "next-peer", Peer: world.NetNS()},
 		{Name: "to", PeerName: "to-peer", Peer: w.fn.NetNS()},
@@ -317,4 +320,55 @@ func sendUDP(from, to string) error {
 		return err
 	}
 	return unix.Sendto(fd, []byte("hello"), 0, &unix.SockaddrInet6{Port: 9, Addr: addr(to).As16()})
+}
+
+// On devices with native XDP, TC sees only the packets that XDP needs it for: the
+// first ones, whose ways TC finds.
+func TestFunctionBehindDevicesWithXDPIsPassedByXDP(t *testing.T) {
+	w := newWire(t, nil)
+	// A veth that says it is hardware gets XDP; its peer must take redirects.
+	devices := w.cfg.Devices
+	w.cfg.Devices = func(name string) (Device, error) {
+		d, err := devices(name)
+		if !strings.HasPrefix(name, "ws") {
+			d.Kind = "device"
+		}
+		return d, err
+	}
+	for _, name := range []string{"to-peer", "from-peer"} {
+		w.must(w.fn.SetOffload(name, host.GRO, true))
+	}
+	w.must(w.world.SetOffload("next-peer", host.GRO, true))
+	w.must(w.d.Close())
+	w.d = w.open()
+	w.must(w.apply(w.d, w.n))
+	stats, err := ebpf.EnableStats(uint32(unix.BPF_STATS_RUN_TIME))
+	w.must(err)
+	defer stats.Close()
+	runs := func(program string) uint64 {
+		s, err := w.d.gen.programs[program].Stats()
+		w.must(err)
+		return s.RunCount
+	}
+	const packets = 20
+	quiet := 0
+	for i := 0; quiet < packets; i++ {
+		if i == 10*packets {
+			t.Fatalf("TC is always asked: core %d, function %d runs", runs(progCoreTC), runs(progFunctionTC))
+		}
+		core, function := runs(progCoreTC), runs(progFunctionTC)
+		p := outerOf(1, 1, model.SchemeKeyed, uint64(i), udp(byte(i)))
+		w.send("in", frameOf(p))
+		if got, want := w.receive(), restored(t, p, testShare(1, 1), forwarded(udp(byte(i)))); !bytes.Equal(got, want) {
+			t.Fatalf("got\n%x, want\n%x", got, want)
+		}
+		if runs(progCoreTC) == core && runs(progFunctionTC) == function {
+			quiet++
+		}
+	}
+	f, err := w.d.FunctionsInFlight()
+	w.must(err)
+	if f[0].RxSuccess != f[0].TxSuccess || f[0].TxNotCached != 0 || *f[0].InFlight != 0 {
+		t.Errorf("%+v", f[0])
+	}
 }

@@ -144,7 +144,7 @@ func (d *Dataplane) RefreshTargets() error {
 
 func (d *Dataplane) anyXDP() bool {
 	for k := range d.links {
-		if k.hook == hookXDP {
+		if k.hook == hookXDP || k.hook == hookFromXDP {
 			return true
 		}
 	}

@@ -1,0 +1,49 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* A packet that has its outer header back, before it goes on. Both hooks. */
+#pragma once
+
+#include "hook.h"
+#include "maps.h"
+#include "net.h"
+#include "stamp.h"
+
+static __always_inline enum ws_reason restore_failed(void)
+{
+	return WS_REASON_RESTORE_FAILED;
+}
+
+/* What the function has done to the packet's length is the payload length's
+ * matter; all else is as it was kept.
+ */
+static __always_inline bool
+restore_finish(ctx_t *ctx, const struct ws_cached *c, const struct ws_hop *hop,
+	       __u64 binding, __u32 outer_len, __u32 inner_len)
+{
+	struct cursor cur = ctx_cursor(ctx);
+	__u32 tlv_off = c->tlv_off;
+	struct proof_tlv *tlv;
+	struct eth_hdr *eth;
+	struct ip6_hdr *ip6;
+	struct srh *srh;
+	bool is_ip4;
+
+	eth = cursor_take(&cur, struct eth_hdr);
+	if (!eth)
+		return false;
+	barrier_var(tlv_off);
+	tlv = cur.pos + (tlv_off & 511);
+	ip6 = cursor_take(&cur, struct ip6_hdr);
+	srh = cur.pos;
+	barrier_var(srh);
+	if (!ip6 || (void *)(srh + 1) > cur.end || (void *)(tlv + 1) > cur.end)
+		return false;
+	/* The SRH says what was given to the function: this must be that. */
+	is_ip4 = eth_is_ip4(eth);
+	if (ip6->nexthdr == NEXTHDR_ROUTING &&
+	    srh->nexthdr != (is_ip4 ? NEXTHDR_IPV4 : NEXTHDR_IPV6))
+		return false;
+	eth->proto = bpf_htons(ETH_P_IPV6);
+	ip6->payload_len = bpf_htons(outer_len - sizeof(*ip6) + inner_len);
+	stamp(tlv, &hop->share, hop->scheme, hop->position, binding);
+	return true;
+}
