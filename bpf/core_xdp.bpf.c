@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /* XDP on an interface inside the domain. Takes a packet only if it can finish
  * it; whatever is out of the ordinary goes on, unchanged, to core_tc.bpf.c, which
- * does the whole job and names the reason of a refusal. Only a proof that fails
- * is refused here too, so that a flood of forgeries costs little.
+ * does the whole job and names the reason of a refusal. Only a proof that fails,
+ * or that was here before, is refused here too, so that a flood of them costs
+ * little.
  */
 #define WS_XDP
 #include "lib/hook.h"
@@ -59,6 +60,7 @@ static __always_inline int end_xdp(const struct endpoint *ep,
 
 /* End.DT46 of a verified packet. is_ip4 is known when it is compiled. */
 static __always_inline int deliver_xdp(ctx_t *ctx, const struct endpoint *ep,
+				       const struct ws_egress *e, bool report,
 				       const struct ws_node *node, bool is_ip4)
 {
 	__u32 outer = endpoint_outer_len(ep);
@@ -68,7 +70,9 @@ static __always_inline int deliver_xdp(ctx_t *ctx, const struct endpoint *ep,
 	struct ws_nexthop_key key;
 	struct eth_hdr *eth;
 	struct inner inner;
+	enum ws_reason r;
 	struct cursor c;
+	long rc;
 
 	/* XDP's redirects meet no program at the edge's egress, which looks for
 	 * an SRH.
@@ -80,9 +84,20 @@ static __always_inline int deliver_xdp(ctx_t *ctx, const struct endpoint *ep,
 	c = (struct cursor){ inner.hdr + inner_header(is_ip4), ep->end };
 	key = nexthop_key_inner(&inner, flow_hash(c, &inner));
 	n = bpf_map_lookup_elem(&ws_nexthops, &key);
-	/* Moves the packet: every pointer into it is gone. */
-	if (!nexthop_takes(n, 0, len, node) || bpf_xdp_adjust_head(ctx, outer))
+	if (!nexthop_takes(n, 0, len, node))
 		return CTX_PASS;
+	/* Nothing is left that TC would have to look at: it would find the
+	 * number spent.
+	 */
+	r = egress_window(ep, e, 1);
+	if (r && report)
+		return CTX_PASS;
+	if (r)
+		return ws_refuse(ctx, r, 0);
+	/* Moves the packet: every pointer into it is gone. */
+	rc = bpf_xdp_adjust_head(ctx, outer);
+	if (rc)
+		return ws_refuse(ctx, strip_failed(), rc);
 
 	c = ctx_cursor(ctx);
 	eth = cursor_take(&c, struct eth_hdr);
@@ -114,8 +129,8 @@ static __always_inline int dt46_xdp(ctx_t *ctx, const struct endpoint *ep,
 	if (r)
 		return ws_refuse(ctx, r, 0);
 	if (endpoint_has_ip4(ep))
-		return deliver_xdp(ctx, ep, node, true);
-	return deliver_xdp(ctx, ep, node, false);
+		return deliver_xdp(ctx, ep, e, report, node, true);
+	return deliver_xdp(ctx, ep, e, report, node, false);
 }
 
 SEC("xdp.frags")

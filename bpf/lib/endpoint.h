@@ -11,6 +11,7 @@
 #include "inner.h"
 #include "maps.h"
 #include "net.h"
+#include "replay.h"
 #include "srh.h"
 #include "stamp.h"
 #include "verify.h"
@@ -203,6 +204,18 @@ static __always_inline enum ws_reason egress_judge(const struct endpoint *ep,
 	if (!segments_equal(ep->list, ep->segments, ep->end, e))
 		return WS_REASON_SEGMENTS;
 	return proof_verify(ep->tlv, ep->hop, e, ep->binding);
+}
+
+/* Whether this packet is none that was here before. Spends its number: the last
+ * check on a hook that can still leave the packet to the other one.
+ */
+static __always_inline enum ws_reason egress_window(const struct endpoint *ep,
+						    const struct ws_egress *e,
+						    __u32 frames)
+{
+	return ws_window_take(
+		e->window, e->window_log2,
+		bpf_be64_to_cpu(ep->tlv->rnd) ^ ep->hop->share.up_rnd, frames);
 }
 
 /* What the SRH says is behind it. */

@@ -142,11 +142,9 @@ static __always_inline int end_tc(struct __sk_buff *skb, struct endpoint *ep,
 /* End.DT46 (RFC 8986 4.8) behind the verdict. */
 static __always_inline int dt46_tc(struct __sk_buff *skb, struct endpoint *ep)
 {
-	__u32 outer = endpoint_outer_len(ep);
-	__u32 headers = sizeof(struct eth_hdr) + outer;
 	const struct ws_egress *e;
 	struct inner inner;
-	__u32 frames, bytes, stats;
+	__u32 outer, headers, frames, bytes, stats;
 	bool report, is_ip4;
 	enum ws_reason r;
 	long rc;
@@ -159,6 +157,13 @@ static __always_inline int dt46_tc(struct __sk_buff *skb, struct endpoint *ep)
 	/* Read with what is judged: the entry may be another path's later. */
 	report = e->on_violation == WS_ON_VIOLATION_REPORT;
 	r = egress_judge(ep, e);
+	/* Whoever made up a number must not use up one of ours. */
+	if (!r)
+		r = egress_window(
+			ep, e,
+			train_frames_at_least(skb, inner_cursor(ep),
+					      sizeof(struct eth_hdr) +
+						      endpoint_outer_len(ep)));
 	if (r && !report)
 		return ws_refuse(skb, r, 0);
 	if (r)
@@ -169,7 +174,10 @@ static __always_inline int dt46_tc(struct __sk_buff *skb, struct endpoint *ep)
 
 	inner_set_ecn(&inner, ip6_ecn(ep->ip6));
 	is_ip4 = inner.is_ip4;
-	frames = train_frames(skb, inner_cursor(ep), headers);
+	outer = endpoint_outer_len(ep);
+	headers = sizeof(struct eth_hdr) + outer;
+	/* Once more: kept so long it costs more of the stack than there is. */
+	frames = train_frames_at_least(skb, inner_cursor(ep), headers);
 	bytes = skb->len - headers;
 	stats = ep->hop->stats;
 	/* Moves the packet: every pointer taken before is gone. */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /* Every map of the data path. User space writes all but ws_counters.last,
- * ws_stats, ws_refusals, ws_errors, ws_bench, ws_path_mtus, ws_exits, ws_nexthops and
- * ws_events. It may lower max_entries
+ * ws_stats, ws_refusals, ws_errors, ws_bench, ws_path_mtus, ws_exits, ws_nexthops,
+ * ws_events and what is in ws_windows. It may lower max_entries
  * of the arrays that are marked so, to what a node needs.
  */
 #pragma once
@@ -58,6 +58,25 @@ struct {
 	__type(value, struct ws_egress);
 	__uint(max_entries, 2 * WS_CHAINS_MAX);
 } ws_egresses SEC(".maps");
+
+/* What replay.h keeps of a path in one epoch: 8 bytes per word. All generations
+ * of the maps share it. Windows differ in size, which BPF_F_INNER_MAP allows.
+ */
+struct ws_window {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_INNER_MAP);
+	__type(key, __u32);
+	__type(value, __u64);
+	__uint(max_entries, WS_WINDOW_MIN / 4);
+};
+
+/* 8 bytes per entry; lowered by user space. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
+	__type(key, __u32);
+	__uint(max_entries, 2 * WS_CHAINS_MAX);
+	__array(values, struct ws_window);
+} ws_windows SEC(".maps");
 
 /* 448 bytes per entry; lowered by user space. An entry never changes while a rule
  * names it.

@@ -10,15 +10,16 @@
 #include "net.h"
 
 /* Bytes of the headers that each frame of the train has of its own, from the
- * inner IP header on, where c stands.
+ * inner IP header on, where c stands. known: they are not a guess.
  */
-static __always_inline __u32 train_headers(struct cursor c)
+static __always_inline __u32 train_headers_known(struct cursor c, bool *known)
 {
 	struct inner in;
 	const __u8 *first = c.pos, *tcp;
 	__u32 protocol, l4 = 8; /* UDP */
 	__u32 header = sizeof(struct ip6_hdr);
 
+	*known = false;
 	if ((void *)(first + 1) > c.end ||
 	    !inner_take(&c, *first >> 4 == 4, &in))
 		return 0;
@@ -31,11 +32,20 @@ static __always_inline __u32 train_headers(struct cursor c)
 	} else {
 		protocol = ((const struct ip6_hdr *)in.hdr)->nexthdr;
 	}
+	*known = protocol == NEXTHDR_UDP;
 	if (protocol == NEXTHDR_TCP) {
 		tcp = cursor_take_bytes(&c, 20);
 		l4 = tcp ? (tcp[12] >> 4) * 4 : 20;
+		*known = tcp;
 	}
 	return header + l4;
+}
+
+static __always_inline __u32 train_headers(struct cursor c)
+{
+	bool known;
+
+	return train_headers_known(c, &known);
 }
 
 /* Frames that the packet is on a wire. outer: bytes before the inner packet,
@@ -55,6 +65,22 @@ static __always_inline __u32 train_frames(const struct __sk_buff *skb,
 	if (skb->len <= headers + size)
 		return 1;
 	return (skb->len - headers + size - 1) / size;
+}
+
+/* The same, but never more than there are, since a replay window counts them:
+ * one, where frames have headers that we do not know.
+ */
+static __always_inline __u32 train_frames_at_least(const struct __sk_buff *skb,
+						   struct cursor c, __u32 outer)
+{
+	bool known;
+
+	if (!skb->gso_size)
+		return 1;
+	if (skb->gso_segs)
+		return skb->gso_segs;
+	train_headers_known(c, &known);
+	return known ? train_frames(skb, c, outer) : 1;
 }
 
 /* Bytes of the longest frame's IP packet, of a packet of all bytes. c: at its IP

@@ -44,6 +44,11 @@ const (
 	RNDFramesMax   = 63
 	RNDCounterMax  = 4398046511103
 
+	// ws_windows: an array per path and epoch, with WS_WINDOW_MIN / 4 to
+	// WS_WINDOW_MAX / 4 words for each lane of the path; see lib/replay.h.
+	WindowMin = 64
+	WindowMax = 65536
+
 	// Buckets of flows, for equal-cost routes. A power of two.
 	Flows = 16
 

@@ -41,51 +41,56 @@ const (
 	ReasonProof             Reason = 32 // the proof does not verify
 	ReasonRange             Reason = 33 // the proof's values are not below its prime
 	ReasonFlow              Reason = 34 // the stamp covers the inner addresses and ports, and they cannot be read
-	ReasonInnerProtocol     Reason = 35 // what is inside is neither IPv4 nor IPv6, or not what a function here takes
-	ReasonInnerTruncated    Reason = 36 // the inner packet runs past the end of the packet
-	ReasonInnerVersion      Reason = 37 // the inner packet's version field is not its protocol's, or its header length is impossible
-	ReasonInnerHopLimit     Reason = 38 // the hop limit or TTL of the inner packet is used up
-	ReasonEdgeHopLimit      Reason = 39 // the hop limit or TTL of a packet for a chain is used up at the headend
-	ReasonEcn               Reason = 40 // congestion was marked on a packet whose inner header does not take marks
-	ReasonWrongChain        Reason = 41 // the inner packet belongs to another chain than its proof
-	ReasonRNDExhausted      Reason = 42 // this headend has used up its numbers for the path
-	ReasonNoLane            Reason = 43 // the plan has no lane for this CPU of the headend
-	ReasonChainMTU          Reason = 44 // the packet is larger than what its chain can carry
-	ReasonTrainTooLong      Reason = 45 // a super-packet has more frames than one stamp can count
-	ReasonTrainTooBig       Reason = 46 // a super-packet with its outer header has more than 65535 bytes
-	ReasonTooBig            Reason = 47 // the packet exceeds the MTU of the way out
-	ReasonNoRoute           Reason = 48 // the kernel's table has no way to the next segment
-	ReasonInnerNoRoute      Reason = 49 // the kernel's table has no way to the inner destination
-	ReasonNotCached         Reason = 50 // a function sent a packet that no header is kept for
-	ReasonCacheFull         Reason = 51 // the proxy has no room to keep one more header
-	ReasonFunctionMTU       Reason = 52 // the packet is larger than what its function's interface takes
-	ReasonCannotCut         Reason = 53 // a super-packet must be cut for its function, and the node has no cutter
-	ReasonFunctionTruncated Reason = 54 // the IP header of a packet from a function runs past its end
-	ReasonRestoreFailed     Reason = 55 // the kernel could not put the outer header back
-	ReasonProxyMissingBug   Reason = 56 // a SID or an interface names a proxy that is not there
-	ReasonShareGone         Reason = 57 // the plan dropped a path while its packet was in the function
-	ReasonLoop              Reason = 58 // more consecutive visits of SIDs on this node than a path has
-	ReasonPushFailed        Reason = 59 // the kernel could not make room for the outer header
-	ReasonStripFailed       Reason = 60 // the kernel could not remove the outer header
-	ReasonWriteFailed       Reason = 61 // the kernel could not write the outer header
-	ReasonVLANTags          Reason = 62 // a priority-tagged frame has more than that one tag
-	ReasonPullFailed        Reason = 63 // the kernel could not make the headers contiguous
-	ReasonHeadendMissingBug Reason = 64 // a classification rule names a headend entry that is not there
-	ReasonHeadendLengthBug  Reason = 65 // a headend entry has an impossible header length
-	ReasonEgressMissingBug  Reason = 66 // an egress SID names a verifier entry that is not there
-	ReasonCounterMissingBug Reason = 67 // a headend entry names a counter that is not there
-	ReasonBoundsBug         Reason = 68 // a bound that was checked before does not hold
-	ReasonBehaviourBug      Reason = 69 // a SID has a behaviour that this data path does not know
-	ReasonPathMTU           Reason = 70 // the packet is larger than what a node of its chain has said that a link takes
-	ReasonOutsideError      Reason = 71 // an ICMPv6 error from outside is about a packet of the domain's own
-	ReasonFunctionGone      Reason = 72 // an interface of the packet's function is not there
-	ReasonOutsideSource     Reason = 73 // a packet from outside has a source in the SID block
-	ReasonSource            Reason = 74 // the outer source is not a headend of the proof's path
-	ReasonLeakSID           Reason = 75 // a packet that would leave the domain is addressed to the SID block
-	ReasonLeakSRH           Reason = 76 // a packet that would leave the domain carries a segment routing header
-	ReasonLeaveTruncated    Reason = 77 // the IPv6 header of a packet that would leave the domain runs past its end
-	ReasonUnverified        Reason = 78 // a chain requires this packet, yet it would leave the domain without having been verified here
-	ReasonOuterFragment     Reason = 79 // a packet for a SID of this node is a fragment outside: the domain makes none
+	ReasonNumber            Reason = 35 // the proof is right, but its number is none that a headend of the path gives out
+	ReasonReplay            Reason = 36 // as many frames as this number stands for have been here before
+	ReasonStale             Reason = 37 // its number is older than what the replay window remembers
+	ReasonWindowMissingBug  Reason = 38 // a verifier entry names a replay window that is not there
+	ReasonWindowBusyBug     Reason = 39 // other CPUs changed the replay window more often than they can
+	ReasonInnerProtocol     Reason = 40 // what is inside is neither IPv4 nor IPv6, or not what a function here takes
+	ReasonInnerTruncated    Reason = 41 // the inner packet runs past the end of the packet
+	ReasonInnerVersion      Reason = 42 // the inner packet's version field is not its protocol's, or its header length is impossible
+	ReasonInnerHopLimit     Reason = 43 // the hop limit or TTL of the inner packet is used up
+	ReasonEdgeHopLimit      Reason = 44 // the hop limit or TTL of a packet for a chain is used up at the headend
+	ReasonEcn               Reason = 45 // congestion was marked on a packet whose inner header does not take marks
+	ReasonWrongChain        Reason = 46 // the inner packet belongs to another chain than its proof
+	ReasonRNDExhausted      Reason = 47 // this headend has used up its numbers for the path
+	ReasonNoLane            Reason = 48 // the plan has no lane for this CPU of the headend
+	ReasonChainMTU          Reason = 49 // the packet is larger than what its chain can carry
+	ReasonTrainTooLong      Reason = 50 // a super-packet has more frames than one stamp can count
+	ReasonTrainTooBig       Reason = 51 // a super-packet with its outer header has more than 65535 bytes
+	ReasonTooBig            Reason = 52 // the packet exceeds the MTU of the way out
+	ReasonNoRoute           Reason = 53 // the kernel's table has no way to the next segment
+	ReasonInnerNoRoute      Reason = 54 // the kernel's table has no way to the inner destination
+	ReasonNotCached         Reason = 55 // a function sent a packet that no header is kept for
+	ReasonCacheFull         Reason = 56 // the proxy has no room to keep one more header
+	ReasonFunctionMTU       Reason = 57 // the packet is larger than what its function's interface takes
+	ReasonCannotCut         Reason = 58 // a super-packet must be cut for its function, and the node has no cutter
+	ReasonFunctionTruncated Reason = 59 // the IP header of a packet from a function runs past its end
+	ReasonRestoreFailed     Reason = 60 // the kernel could not put the outer header back
+	ReasonProxyMissingBug   Reason = 61 // a SID or an interface names a proxy that is not there
+	ReasonShareGone         Reason = 62 // the plan dropped a path while its packet was in the function
+	ReasonLoop              Reason = 63 // more consecutive visits of SIDs on this node than a path has
+	ReasonPushFailed        Reason = 64 // the kernel could not make room for the outer header
+	ReasonStripFailed       Reason = 65 // the kernel could not remove the outer header
+	ReasonWriteFailed       Reason = 66 // the kernel could not write the outer header
+	ReasonVLANTags          Reason = 67 // a priority-tagged frame has more than that one tag
+	ReasonPullFailed        Reason = 68 // the kernel could not make the headers contiguous
+	ReasonHeadendMissingBug Reason = 69 // a classification rule names a headend entry that is not there
+	ReasonHeadendLengthBug  Reason = 70 // a headend entry has an impossible header length
+	ReasonEgressMissingBug  Reason = 71 // an egress SID names a verifier entry that is not there
+	ReasonCounterMissingBug Reason = 72 // a headend entry names a counter that is not there
+	ReasonBoundsBug         Reason = 73 // a bound that was checked before does not hold
+	ReasonBehaviourBug      Reason = 74 // a SID has a behaviour that this data path does not know
+	ReasonPathMTU           Reason = 75 // the packet is larger than what a node of its chain has said that a link takes
+	ReasonOutsideError      Reason = 76 // an ICMPv6 error from outside is about a packet of the domain's own
+	ReasonFunctionGone      Reason = 77 // an interface of the packet's function is not there
+	ReasonOutsideSource     Reason = 78 // a packet from outside has a source in the SID block
+	ReasonSource            Reason = 79 // the outer source is not a headend of the proof's path
+	ReasonLeakSID           Reason = 80 // a packet that would leave the domain is addressed to the SID block
+	ReasonLeakSRH           Reason = 81 // a packet that would leave the domain carries a segment routing header
+	ReasonLeaveTruncated    Reason = 82 // the IPv6 header of a packet that would leave the domain runs past its end
+	ReasonUnverified        Reason = 83 // a chain requires this packet, yet it would leave the domain without having been verified here
+	ReasonOuterFragment     Reason = 84 // a packet for a SID of this node is a fragment outside: the domain makes none
 )
 
 var reasonNames = [...]string{
@@ -124,6 +129,11 @@ var reasonNames = [...]string{
 	"proof",
 	"range",
 	"flow",
+	"number",
+	"replay",
+	"stale",
+	"window-missing-bug",
+	"window-busy-bug",
 	"inner-protocol",
 	"inner-truncated",
 	"inner-version",
@@ -220,6 +230,11 @@ var reasonTexts = [...]string{
 	"the proof does not verify",
 	"the proof's values are not below its prime",
 	"the stamp covers the inner addresses and ports, and they cannot be read",
+	"the proof is right, but its number is none that a headend of the path gives out",
+	"as many frames as this number stands for have been here before",
+	"its number is older than what the replay window remembers",
+	"a verifier entry names a replay window that is not there",
+	"other CPUs changed the replay window more often than they can",
 	"what is inside is neither IPv4 nor IPv6, or not what a function here takes",
 	"the inner packet runs past the end of the packet",
 	"the inner packet's version field is not its protocol's, or its header length is impossible",
@@ -288,7 +303,7 @@ func Reasons() []Reason {
 
 // ReasonCount is the number of reasons, ReasonNone included: the size of the
 // map ws_refusals.
-const ReasonCount = 80
+const ReasonCount = 85
 
 // Scheme is how the hops of a path prove that a packet visited them; the number
 // is the wire's.

@@ -99,6 +99,8 @@ type agent struct {
 	loss  lossWatch
 	seen  string // digest of the plan file as last read; "": it cannot be read
 	again []byte // plan that the machine was not ready for
+
+	saveAfter time.Time // replay windows are not saved before
 }
 
 // Run makes the plan file true, and follows its changes until ctx ends. It then
@@ -320,6 +322,7 @@ func (a *agent) serve(ctx context.Context, l *listener, changes *planWatch) erro
 				if err := a.inNamespace(a.dp.RefreshTargets); err != nil {
 					a.fail("XDP redirects could not be brought up to date", err)
 				}
+				a.saveWindows()
 			case <-tick.C:
 				// Also finds what inotify does not tell, such as the target of a
 				// symbolic link.
@@ -330,6 +333,9 @@ func (a *agent) serve(ctx context.Context, l *listener, changes *planWatch) erro
 		}
 	})
 	err := group.Wait()
+	if err := a.dp.SaveWindows(); err != nil {
+		a.cfg.Log.Error("the replay windows could not be saved", "err", err)
+	}
 	if errors.Is(err, context.Canceled) {
 		a.cfg.Log.Info("the agent stops; its data path, guard and locator route stay in force", "instance", a.cfg.Instance)
 		return nil
@@ -342,6 +348,22 @@ func notify(c chan struct{}) {
 	case c <- struct{}{}:
 	default:
 	}
+}
+
+// saveShare bounds the part of the time that goes into saving replay windows.
+const saveShare = 50
+
+// saveWindows keeps on disk what the egress has seen, each second, or as often
+// as it can be without taking much of a CPU.
+func (a *agent) saveWindows() {
+	start := time.Now()
+	if start.Before(a.saveAfter) {
+		return
+	}
+	if err := a.dp.SaveWindows(); err != nil {
+		a.fail("the replay windows could not be saved", err)
+	}
+	a.saveAfter = time.Now().Add(saveShare * time.Since(start))
 }
 
 // fail logs an error and shows it until a reconciliation succeeds.

@@ -89,7 +89,7 @@ func attacks() []attack {
 				proof("this packet carries the stamps of chain $-a, while its proof names chain $-b"))},
 		{Attack{"replay", "a whole packet is sent again", onLink},
 			replay,
-			always(delivered())},
+			always(refused("r6", "replay", "stamped this packet"))},
 		{Attack{"preplay", "the complete proof of a packet that was held back is put on another payload to another port", onLink},
 			preplay(otherPort),
 			but(model.SchemeKeyedFlow, refused("r6", "proof", "its destination port was 4242, here it is 4243"), always(delivered()))},

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 
+	"github.com/waystamp/waystamp/internal/dataplane"
 	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/plan"
 	"github.com/waystamp/waystamp/internal/pot"
@@ -34,6 +35,28 @@ const (
 // of the block's 65536 /64s hop and tail have 16384 each.
 const chainsMax = 16384
 
+// trainMax is how many frames one number stands for at most: as often an egress
+// takes the same frame.
+const trainMax = 63
+
+// windowOf is the replay window of each of so many chains: large where there is
+// one, so that a run does not come to its end.
+func windowOf(chains int) int {
+	if chains == 1 {
+		return model.WindowMax
+	}
+	return model.WindowDefault
+}
+
+// lanes are the CPUs of the headend: it counts in a lane for each.
+func lanes() int {
+	n, err := dataplane.CPUs()
+	if err != nil {
+		return model.CPUsDefault
+	}
+	return n
+}
+
 // innerNet is the destination of the i-th chain.
 func innerNet(i int) netip.Prefix {
 	return netip.PrefixFrom(netip.AddrFrom16([16]byte{0x20, 0x01, 0x0d, 0xb8, 0x80 | byte(i>>16), byte(i >> 8), byte(i), 1}), 64)
@@ -58,7 +81,7 @@ func newWorld(scheme model.Scheme, segments, chains int, xdp bool) (world, error
 	d := model.Domain{
 		Block: netip.MustParsePrefix(block),
 		Nodes: []model.Node{
-			{Name: nodeHead, Address: netip.MustParseAddr(headAddress), Locator: netip.MustParsePrefix("fc00::/50"),
+			{Name: nodeHead, Address: netip.MustParseAddr(headAddress), Locator: netip.MustParsePrefix("fc00::/50"), CPUs: lanes(),
 				Interfaces: []model.Interface{in(model.RoleEdge), out(model.RoleCore)}},
 			{Name: nodeHop, Address: netip.MustParseAddr("fc00:2::1"), Locator: netip.MustParsePrefix("fc00:0:0:4000::/50"),
 				Interfaces: []model.Interface{in(model.RoleCore), out(model.RoleCore)}},
@@ -76,7 +99,7 @@ func newWorld(scheme model.Scheme, segments, chains int, xdp bool) (world, error
 	for i := range chains {
 		d.Chains = append(d.Chains, model.Chain{
 			Name: fmt.Sprintf("c%d", i), Ingress: []string{nodeHead}, Functions: functions, Egress: nodeTail,
-			Match: model.Match{Destination: innerNet(i)}, Proof: model.Proof{Scheme: scheme},
+			Match: model.Match{Destination: innerNet(i)}, Proof: model.Proof{Scheme: scheme, Window: windowOf(chains)},
 		})
 	}
 	compiled, err := plan.Compile(d, plan.NewKeyring(rand.Reader, nil))
@@ -136,8 +159,9 @@ func plainFrame(chain, size int, to [6]byte) ([]byte, error) {
 }
 
 // stampedFrame is a frame of the i-th chain as it comes to the segment with that
-// index: rightly stamped by everybody before.
-func (w world) stampedFrame(chain, segment, size int, to [6]byte) ([]byte, error) {
+// index: rightly stamped by everybody before, one of a train that has that
+// number.
+func (w world) stampedFrame(chain, number, segment, size int, to [6]byte) ([]byte, error) {
 	path := w.plan.Paths[chain]
 	list := path.Segments()
 	inner, err := innerPacket(chain, size-srv6.EthernetLen-model.OuterLen(len(list)))
@@ -156,7 +180,7 @@ func (w world) stampedFrame(chain, segment, size int, to [6]byte) ([]byte, error
 		Source: read.Source, Destination: read.Destination, Protocol: read.Protocol,
 		SourcePort: read.SourcePort, DestinationPort: read.DestinationPort,
 	}
-	steps := pot.WalkFlow(path.Header(), uint64(chain)+1, flow, path.Shares[:segment+1]...)
+	steps := pot.WalkFlow(path.Header(), (trainMax-1)<<42|uint64(number), flow, path.Shares[:segment+1]...)
 	wire := steps[len(steps)-1].WireOut
 	p := srv6.Packet{
 		Header: srv6.Header{

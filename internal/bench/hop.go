@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"time"
 
 	"github.com/waystamp/waystamp/internal/dataplane/meter"
 	"github.com/waystamp/waystamp/internal/host"
@@ -40,6 +41,7 @@ type hop struct {
 	size     int // bytes of the frame as it comes to the node
 	segments int
 	chains   int
+	numbers  int // that frames of each chain have in turn; 0: one
 }
 
 // kernelName is what the kernel's own behaviour is called.
@@ -76,7 +78,7 @@ func hopSetup(c Config) []string {
 		"The generator is an XDP program under BPF_PROG_TEST_RUN with BPF_F_TEST_XDP_LIVE_FRAMES. It writes the head of every frame anew, so that each one is as the first.",
 		"Routes are the same for all: one default route; its next hop is a permanent neighbour. The kernel's H.Encaps has its tunnel source set, so that it looks for none. Nothing else hangs on the node: no netfilter, no qdisc.",
 		"The kernel and ours on TC get their packets with GRO on at the node (without it, or an XDP program, veth takes no XDP frames) and drop them at a TC sink; ours on XDP and the bare redirect drop them at an XDP sink. Each is the cheaper sink for its kind of packet.",
-		fmt.Sprintf("Frames are %d bytes with %d segments where the name says nothing else: the kernel's End and End.DT6 carry the same headers, proof TLV included. Every packet of ours is stamped or verified for real: a run counts only if the data path says so.", hopSize, hopSegments),
+		fmt.Sprintf("Frames are %d bytes with %d segments where the name says nothing else: the kernel's End and End.DT6 carry the same headers, proof TLV included. Every packet of ours is stamped or verified for real: a run counts only if the data path says so. What comes to an egress has thousands of numbers in turn, each of a train of %d frames; between runs its replay windows are emptied.", hopSize, hopSegments, trainMax),
 	}
 }
 
@@ -182,13 +184,26 @@ func (h hop) role() string {
 	return nodeTail
 }
 
-// frame is what comes to the node, and how much of it may be changed there.
-func (h hop) frame(w world, chain int, to [6]byte) (frame []byte, head int, err error) {
+// count is how many different frames come to the node. An egress takes each of
+// them trainMax times, and the kernel's gets the same.
+func (h hop) count() int { return max(1, h.chains) * max(1, h.numbers) }
+
+// needNumbers makes them enough for so many packets, if they can be.
+func (h *hop) needNumbers(packets int) {
+	if h.task == taskEgress {
+		h.numbers = min(packets/trainMax/h.chains+1, windowOf(h.chains)-4)
+	}
+}
+
+// frame is what comes to the node as the i-th of count, and how much of it may be
+// changed there.
+func (h hop) frame(w world, i int, to [6]byte) (frame []byte, head int, err error) {
+	chain, number := i%max(1, h.chains), i/max(1, h.chains)+1
 	switch h.task {
 	case taskEnd:
-		frame, err = w.stampedFrame(chain, 0, h.size, to)
+		frame, err = w.stampedFrame(chain, number, 0, h.size, to)
 	case taskEgress:
-		frame, err = w.stampedFrame(chain, h.segments-1, h.size, to)
+		frame, err = w.stampedFrame(chain, number, h.segments-1, h.size, to)
 	default:
 		frame, err = plainFrame(chain, h.size, to)
 		return frame, srv6.EthernetLen + srv6.IPv6Len, err
@@ -212,6 +227,7 @@ func (h hop) prepare(c Config, result *Result) (_ *trial, err error) {
 			err = fmt.Errorf("%w", joinClose(err, r))
 		}
 	}()
+	h.needNumbers(warmUp + int(c.Duration/leastTime))
 	if err := h.setUp(r, w); err != nil {
 		return nil, err
 	}
@@ -302,13 +318,13 @@ func (h hop) setUp(r *rig, w world) (err error) {
 	return err
 }
 
-// fields make the generator go round all chains.
+// fields make the generator go round all frames.
 func (h hop) fields(w world, to [6]byte, first []byte, head int) ([]meter.Field, error) {
-	if h.chains == 1 {
+	if h.count() == 1 {
 		return nil, nil
 	}
-	// Where frames of different chains differ, by aligned words.
-	frames := make([][]byte, h.chains)
+	// Where frames differ, by aligned words.
+	frames := make([][]byte, h.count())
 	for i := range frames {
 		var err error
 		if frames[i], _, err = h.frame(w, i, to); err != nil {
@@ -327,7 +343,7 @@ func (h hop) fields(w world, to [6]byte, first []byte, head int) ([]meter.Field,
 		if !differs {
 			continue
 		}
-		f := meter.Field{Offset: at, Values: make([][]byte, h.chains)}
+		f := meter.Field{Offset: at, Values: make([][]byte, h.count())}
 		for i := range frames {
 			f.Values[i] = frames[i][at : at+8]
 		}
@@ -339,6 +355,9 @@ func (h hop) fields(w world, to [6]byte, first []byte, head int) ([]meter.Field,
 // lossMax is the part of packets that may be lost before a run is not worth
 // anything: what is lost was made, and is in the time of the others.
 const lossMax = 0.02
+
+// leastTime is shorter than any packet takes.
+const leastTime = 100 * time.Nanosecond
 
 func (h hop) measure(ctx context.Context, c Config, r *rig, result *Result) (float64, error) {
 	ours := r.dp != nil
@@ -353,6 +372,12 @@ func (h hop) measure(ctx context.Context, c Config, r *rig, result *Result) (flo
 	n := warmUp
 	if r.each > 0 {
 		n = int(float64(c.Duration.Nanoseconds()) / r.each)
+	}
+	if ours && h.task == taskEgress {
+		if err := r.dp.ForgetWindows(); err != nil {
+			return 0, err
+		}
+		n = min(n, h.count()*trainMax)
 	}
 	each, loss, err := r.run(n)
 	if err != nil {

@@ -17,7 +17,7 @@ func TestFramesAreOfTheSizeAskedFor(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, h := range []hop{
-		{task: taskEnd, segments: 16, size: 512}, {task: taskEgress, segments: 16, size: 512}, {task: taskHeadend, segments: 16, size: 128},
+		{task: taskEnd, chains: 2, segments: 16, size: 512}, {task: taskEgress, chains: 2, segments: 16, size: 512}, {task: taskHeadend, chains: 2, segments: 16, size: 128},
 	} {
 		for chain := range 2 {
 			frame, head, err := h.frame(w, chain, [6]byte{2})
@@ -47,7 +47,7 @@ func TestFieldsMakeTheFrameOfEveryChain(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	h := hop{task: taskEgress, segments: 3, size: 256, chains: chains}
+	h := hop{task: taskEgress, segments: 3, size: 256, chains: chains, numbers: 2}
 	to := [6]byte{2}
 	first, head, err := h.frame(w, 0, to)
 	if err != nil {
@@ -57,7 +57,7 @@ func TestFieldsMakeTheFrameOfEveryChain(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for i := range chains {
+	for i := range 2 * chains {
 		got := slices.Clone(first)
 		for _, f := range fields {
 			copy(got[f.Offset:], f.Values[i])
@@ -67,7 +67,7 @@ func TestFieldsMakeTheFrameOfEveryChain(t *testing.T) {
 			t.Fatal(err)
 		}
 		if string(got) != string(want) {
-			t.Errorf("chain %d: the generator would send\n%x, want\n%x", i, got, want)
+			t.Errorf("frame %d: the generator would send\n%x, want\n%x", i, got, want)
 		}
 	}
 }

@@ -100,13 +100,22 @@ func (h hop) prepareRun(c Config) (_ *trial, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := r.generate(frame, head); err != nil {
+	h.needNumbers(warmUp + stampRounds)
+	fields, err := h.fields(w, r.mac, frame, head)
+	if err != nil {
 		return nil, err
 	}
-	run := frame
+	if err := r.generate(frame, head, fields...); err != nil {
+		return nil, err
+	}
+	runs := make([][]byte, h.count())
+	for i := range runs {
+		if runs[i], _, err = h.frame(w, i, r.mac); err != nil {
+			return nil, err
+		}
+	}
 	if pass {
-		run = append([]byte(nil), frame...)
-		run[12], run[13] = 0x08, 0x06 // ARP
+		runs[0][12], runs[0][13] = 0x08, 0x06 // ARP
 	}
 	role := model.RoleCore
 	if h.task == taskHeadend {
@@ -117,6 +126,11 @@ func (h hop) prepareRun(c Config) (_ *trial, err error) {
 		for tries := 0; ; tries++ {
 			// The real way, so that the next hop is known. It may have been known
 			// for a while, and expire before its time is over: then once more.
+			if h.task == taskEgress {
+				if err := r.dp.ForgetWindows(); err != nil {
+					return 0, err
+				}
+			}
 			if _, _, err := r.run(256); err != nil {
 				return 0, err
 			}
@@ -126,7 +140,7 @@ func (h hop) prepareRun(c Config) (_ *trial, err error) {
 				return pinned(r.cpu, func() error {
 					start := time.Now()
 					for len(times) < stampRounds && time.Since(start) < 60*time.Millisecond {
-						each, verdict, err := r.dp.TestRun(role, true, run, 1)
+						each, verdict, err := r.dp.TestRun(role, true, runs[len(times)%len(runs)], 1)
 						if err != nil {
 							return err
 						}

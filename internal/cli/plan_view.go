@@ -12,13 +12,6 @@ import (
 	"github.com/waystamp/waystamp/internal/plan"
 )
 
-// The replay window that an egress will have: packets that it tells apart per lane, and the
-// bytes that each takes.
-const (
-	replayWindow     = 1024
-	replayEntryBytes = 2
-)
-
 // Bytes of IP and TCP headers in front of a TCP segment.
 const (
 	tcpHeaders     = 40 + 20
@@ -50,6 +43,7 @@ type planPathView struct {
 	MTU         int               `json:"mtu_bytes,omitempty"`
 	MSS         int               `json:"tcp_mss_bytes,omitempty"`
 	Lanes       int               `json:"lanes"`
+	Window      int               `json:"window"`              // numbers of each lane
 	Replay      int               `json:"replay_window_bytes"` // per live epoch
 
 	match model.Match
@@ -149,7 +143,8 @@ func newPlanView(d *plan.Domain, epochs bool) planView {
 			pv.Ingress = append(pv.Ingress, planIngressView{in.Node, in.Lane, in.Lanes})
 			pv.Lanes += int(in.Lanes)
 		}
-		pv.Replay = pv.Lanes * replayWindow * replayEntryBytes
+		pv.Window = p.Window
+		pv.Replay = model.WindowMemory(pv.Lanes, p.Window)
 		for j, h := range p.Hops[1:] {
 			pv.Segments = append(pv.Segments, planSegmentView{j + 1, h.Node, h.Function, h.SID})
 		}
@@ -245,8 +240,8 @@ func (p planPathView) table(b *strings.Builder) {
 	} else {
 		b.WriteString("the MTU is not known: no core interface on the way declares one\n")
 	}
-	fmt.Fprintf(b, "  a replay window at %s will take %d bytes per live epoch (%d lanes of %d bytes)\n",
-		p.Segments[len(p.Segments)-1].Node, p.Replay, p.Lanes, replayWindow*replayEntryBytes)
+	fmt.Fprintf(b, "  its replay window at %s takes %d bytes per live epoch (%d lanes, the last %d numbers of each)\n",
+		p.Segments[len(p.Segments)-1].Node, p.Replay, p.Lanes, p.Window)
 }
 
 // planTable is rows of cells. A column whose head starts with > is aligned

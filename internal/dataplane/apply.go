@@ -19,6 +19,13 @@ func (d *Dataplane) applyLocked(n plan.Node, t topology) error {
 	if d.decapL3 {
 		cfg.DecapL3 = 1
 	}
+	cpus, err := CPUs()
+	if err != nil {
+		return err
+	}
+	if err := checkLanes(n, cpus); err != nil {
+		return err
+	}
 	l, err := d.size(n)
 	if err != nil {
 		return err
@@ -26,6 +33,9 @@ func (d *Dataplane) applyLocked(n plan.Node, t topology) error {
 	if err := d.dropDeadLinks(); err != nil {
 		return err
 	}
+	// Windows that the plan has no more are as good as gone from here on.
+	notSaved := d.saveWindowsLocked()
+	d.madeWindows = nil
 	var problems []error
 	if d.gen != nil && d.gen.identity == identityOf(cfg) && l.buckets <= d.gen.limits.buckets {
 		problems, err = d.applyInPlace(n, t)
@@ -36,11 +46,14 @@ func (d *Dataplane) applyLocked(n plan.Node, t topology) error {
 		problems, err = d.applyAnew(n, cfg, t)
 	}
 	if err != nil {
-		return err
+		return errors.Join(err, d.unmakeWindows())
 	}
 	d.node, d.topology = &n, t
 	d.events.label(n.Name, t.bindings)
 	d.problems = slices.Concat(t.missing, problems, d.checkPositions(t.bindings))
+	if notSaved != nil {
+		d.problems = append(d.problems, notSaved)
+	}
 	return nil
 }
 
@@ -89,7 +102,7 @@ func (d *Dataplane) applyInPlace(n plan.Node, t topology) (problems []error, err
 	if err := d.attach(g, t.bindings, &u); err != nil {
 		return nil, err
 	}
-	return append(problems, d.settle(g, t.bindings, want.tables, u)...), nil
+	return append(problems, d.settle(g, t.bindings, want, u)...), nil
 }
 
 // applyAnew builds a generation beside the one at work and moves the links over.
@@ -125,6 +138,7 @@ func (d *Dataplane) applyAnew(n plan.Node, cfg wsConfig, t topology) (problems [
 		l.stats = old.limits.stats
 		ix = recoverIndexes(had, l, nil)
 		ix.counters = newAllocator[counterKey](l.counters)
+		ix.windows = newAllocator[counterKey](l.windows)
 		ix.slots, ix.buckets = newSlotRanges(l.slots), newBucketRanges(l.buckets)
 	} else {
 		delete(carry, tableStats)
@@ -177,7 +191,7 @@ func (d *Dataplane) applyAnew(n plan.Node, cfg wsConfig, t topology) (problems [
 	}
 
 	// From here on the new generation is at work; nothing is taken back.
-	problems = append(problems, d.settle(g, t.bindings, want.tables, u)...)
+	problems = append(problems, d.settle(g, t.bindings, want, u)...)
 	if err := old.close(); err != nil {
 		problems = append(problems, err)
 	}
@@ -247,9 +261,10 @@ func (d *Dataplane) updateMapsLocked(n plan.Node) error {
 }
 
 // settle finishes what cannot open a hole and need not be taken back: which
-// devices take redirects, what is attached where the plan has nothing, and older
-// generations.
-func (d *Dataplane) settle(g *generation, bs []binding, have tables, u undo) (problems []error) {
+// devices take redirects, what is attached where the plan has nothing, older
+// generations, and replay windows that no path has any more.
+func (d *Dataplane) settle(g *generation, bs []binding, w wanted, u undo) (problems []error) {
+	have := w.tables
 	try := func(err error) {
 		if err != nil {
 			problems = append(problems, err)
@@ -272,5 +287,6 @@ func (d *Dataplane) settle(g *generation, bs []binding, have tables, u undo) (pr
 		try(g.flushNexthops()) // ways out through them
 	}
 	try(d.removeOthers(g))
+	try(d.removeWindows(g, w.windows))
 	return problems
 }

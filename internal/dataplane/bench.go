@@ -8,6 +8,31 @@ import (
 	"github.com/waystamp/waystamp/internal/model"
 )
 
+// ForgetWindows empties the replay windows of the plan in force, so that packets
+// can be sent again. It is for measurements.
+func (d *Dataplane) ForgetWindows() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.gen == nil || d.node == nil {
+		return errors.New("forget replay windows: no plan is in force")
+	}
+	for _, e := range d.node.Egresses {
+		w := window{counterKey{be32(e.Path), e.Epoch}, int(e.Lanes), e.Window}
+		m, err := d.heldWindow(d.gen, w)
+		if err != nil {
+			return err
+		}
+		if m == nil {
+			return fmt.Errorf("forget the %s: it is not there", w)
+		}
+		err = writeWords(m, make([]uint64, w.words()))
+		if err := errors.Join(err, m.Close()); err != nil {
+			return fmt.Errorf("forget the %s: %w", w, err)
+		}
+	}
+	return nil
+}
+
 // TestRun gives a frame to a program of the plan in force, repeat times, as if
 // it had come to an interface, and returns the kernel's own measurement per run
 // and the last verdict. The frame is copied in once: what the program changes

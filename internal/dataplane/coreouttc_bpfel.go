@@ -46,6 +46,7 @@ const (
 	coreOutTCMapWsSlots      = "ws_slots"
 	coreOutTCMapWsSources    = "ws_sources"
 	coreOutTCMapWsStats      = "ws_stats"
+	coreOutTCMapWsWindows    = "ws_windows"
 	coreOutTCProgWsCoreOutTc = "ws_core_out_tc"
 	coreOutTCVarCfg          = "cfg"
 )
@@ -129,6 +130,7 @@ type coreOutTCMapSpecs struct {
 	WsSlots      *ebpf.MapSpec `ebpf:"ws_slots"`
 	WsSources    *ebpf.MapSpec `ebpf:"ws_sources"`
 	WsStats      *ebpf.MapSpec `ebpf:"ws_stats"`
+	WsWindows    *ebpf.MapSpec `ebpf:"ws_windows"`
 }
 
 // coreOutTCVariableSpecs contains global variables before they are loaded into the kernel.
@@ -188,6 +190,7 @@ type coreOutTCMaps struct {
 	WsSlots      *ebpf.Map `ebpf:"ws_slots"`
 	WsSources    *ebpf.Map `ebpf:"ws_sources"`
 	WsStats      *ebpf.Map `ebpf:"ws_stats"`
+	WsWindows    *ebpf.Map `ebpf:"ws_windows"`
 }
 
 func (m *coreOutTCMaps) Close() error {
@@ -222,6 +225,7 @@ func (m *coreOutTCMaps) Close() error {
 		m.WsSlots,
 		m.WsSources,
 		m.WsStats,
+		m.WsWindows,
 	)
 }
 

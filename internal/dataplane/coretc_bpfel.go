@@ -70,7 +70,8 @@ type coreTCWsEgress struct {
 	Segments    uint8
 	Keys        uint8
 	OnViolation uint8
-	Pad         [5]uint8
+	WindowLog2  uint8
+	Window      uint32
 	Secret      uint64
 	List        [16][16]uint8
 	Key         [16][2]uint64
@@ -326,6 +327,7 @@ const (
 	coreTCMapWsSlots      = "ws_slots"
 	coreTCMapWsSources    = "ws_sources"
 	coreTCMapWsStats      = "ws_stats"
+	coreTCMapWsWindows    = "ws_windows"
 	coreTCProgWsCoreTc    = "ws_core_tc"
 	coreTCVarCfg          = "cfg"
 )
@@ -409,6 +411,7 @@ type coreTCMapSpecs struct {
 	WsSlots      *ebpf.MapSpec `ebpf:"ws_slots"`
 	WsSources    *ebpf.MapSpec `ebpf:"ws_sources"`
 	WsStats      *ebpf.MapSpec `ebpf:"ws_stats"`
+	WsWindows    *ebpf.MapSpec `ebpf:"ws_windows"`
 }
 
 // coreTCVariableSpecs contains global variables before they are loaded into the kernel.
@@ -468,6 +471,7 @@ type coreTCMaps struct {
 	WsSlots      *ebpf.Map `ebpf:"ws_slots"`
 	WsSources    *ebpf.Map `ebpf:"ws_sources"`
 	WsStats      *ebpf.Map `ebpf:"ws_stats"`
+	WsWindows    *ebpf.Map `ebpf:"ws_windows"`
 }
 
 func (m *coreTCMaps) Close() error {
@@ -502,6 +506,7 @@ func (m *coreTCMaps) Close() error {
 		m.WsSlots,
 		m.WsSources,
 		m.WsStats,
+		m.WsWindows,
 	)
 }
 

@@ -46,6 +46,7 @@ const (
 	coreXDPMapWsSlots      = "ws_slots"
 	coreXDPMapWsSources    = "ws_sources"
 	coreXDPMapWsStats      = "ws_stats"
+	coreXDPMapWsWindows    = "ws_windows"
 	coreXDPProgWsCoreXdp   = "ws_core_xdp"
 	coreXDPVarCfg          = "cfg"
 )
@@ -129,6 +130,7 @@ type coreXDPMapSpecs struct {
 	WsSlots      *ebpf.MapSpec `ebpf:"ws_slots"`
 	WsSources    *ebpf.MapSpec `ebpf:"ws_sources"`
 	WsStats      *ebpf.MapSpec `ebpf:"ws_stats"`
+	WsWindows    *ebpf.MapSpec `ebpf:"ws_windows"`
 }
 
 // coreXDPVariableSpecs contains global variables before they are loaded into the kernel.
@@ -188,6 +190,7 @@ type coreXDPMaps struct {
 	WsSlots      *ebpf.Map `ebpf:"ws_slots"`
 	WsSources    *ebpf.Map `ebpf:"ws_sources"`
 	WsStats      *ebpf.Map `ebpf:"ws_stats"`
+	WsWindows    *ebpf.Map `ebpf:"ws_windows"`
 }
 
 func (m *coreXDPMaps) Close() error {
@@ -222,6 +225,7 @@ func (m *coreXDPMaps) Close() error {
 		m.WsSlots,
 		m.WsSources,
 		m.WsStats,
+		m.WsWindows,
 	)
 }
 

@@ -12,6 +12,7 @@
 //	links/HOOK-IFINDEX-NETNS
 //	                    what holds a program of it to an interface: at tc, xdp,
 //	                    from (where functions send to) or out (TC egress)
+//	windows/PATH-EPOCH  the replay window of a path, shared by all generations
 //	new-RANDOM/         a generation that was never finished
 //
 // A generation is built aside, filled and armed before its directory gets its
@@ -78,6 +79,7 @@ const (
 	stepPin         = "pin"
 	stepReserve     = "reserve numbers"
 	stepChange      = "change a map"
+	stepWindow      = "place replay windows"
 	stepArm         = "arm"
 	stepCommit      = "rename the new generation"
 	stepLinkUpdate  = "move a link"
@@ -124,6 +126,8 @@ type Dataplane struct {
 	local    []netip.Addr
 	events   *eventSource
 	problems []error
+
+	madeWindows []string // pins, by the change that is under way
 }
 
 // Open takes hold of an instance: what is pinned of it, if anything. It changes
@@ -189,7 +193,7 @@ func (d *Dataplane) Close() error {
 	}
 	if d.lock != nil {
 		// Only an instance without anything in it goes with its directories.
-		for _, dir := range []string{linksDir(d.dir), d.dir} {
+		for _, dir := range []string{linksDir(d.dir), windowsDir(d.dir), d.dir} {
 			if err := os.Remove(dir); err != nil && !errors.Is(err, fs.ErrNotExist) && !isNotEmpty(err) {
 				errs = append(errs, err)
 			}

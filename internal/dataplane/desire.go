@@ -18,6 +18,7 @@ type wanted struct {
 	freshStats    []uint32              // to be zeroed
 	freshCounters map[uint32]counterKey // to be given numbers, by index
 	freshProxies  []uint32              // entries of ws_proxy_stats, to be zeroed
+	windows       map[uint32]window     // that egresses name, by index
 }
 
 // desire says what the maps of a node shall hold. It is pure: the same plan and
@@ -25,7 +26,7 @@ type wanted struct {
 // the numbers by which entries name each other: ix, and the source classes in
 // have.
 func desire(n plan.Node, at wiring, local []netip.Addr, have tables, ix indexes) (wanted, error) {
-	w := wanted{tables: newTables(), freshCounters: map[uint32]counterKey{}}
+	w := wanted{tables: newTables(), freshCounters: map[uint32]counterKey{}, windows: map[uint32]window{}}
 	w.ports = at.ports
 	proxyOf, err := w.desireProxies(n, at, have, ix)
 	if err != nil {
@@ -94,7 +95,11 @@ func desire(n plan.Node, at wiring, local []netip.Addr, have tables, ix indexes)
 		if err != nil {
 			return wanted{}, err
 		}
-		h, v, err := encodeEgress(e, s)
+		x, _, err := ix.windows.get(counterKey{be32(e.Path), e.Epoch})
+		if err != nil {
+			return wanted{}, err
+		}
+		h, v, err := encodeEgress(e, s, x)
 		if err != nil {
 			return wanted{}, partError(e.PathID, "egress: %w", err)
 		}
@@ -106,6 +111,7 @@ func desire(n plan.Node, at wiring, local []netip.Addr, have tables, ix indexes)
 			return wanted{}, partError(e.PathID, "the node is its egress twice")
 		}
 		w.egresses[k] = v
+		w.windows[x] = window{counterKey{k.Path, k.Epoch}, int(e.Lanes), e.Window}
 		m, again := guarded[e.Path]
 		if again && m != e.Match {
 			return wanted{}, partError(e.PathID, "its epochs match different packets")
@@ -189,7 +195,7 @@ func need(n plan.Node, cpus int) (limits, error) {
 	for _, e := range n.Egresses {
 		seen[statsKey{upper(e.SID), be32(e.Path)}] = true
 	}
-	return limits{counters: uint32(len(n.Headends)), stats: uint32(len(seen))}.needCaches(n, cpus)
+	return limits{counters: uint32(len(n.Headends)), stats: uint32(len(seen)), windows: uint32(len(n.Egresses))}.needCaches(n, cpus)
 }
 
 // size chooses the arrays for what a plan needs: room to grow without a new
@@ -212,5 +218,12 @@ func (l limits) size() (limits, error) {
 		return limits{}, err
 	}
 	s, err := fit(l.stats, 256, 2*chainsMax, "path counters")
-	return limits{counters: c, stats: s, buckets: l.buckets, slots: l.slots}, err
+	if err != nil {
+		return limits{}, err
+	}
+	x, err := fit(l.windows, 64, 2*chainsMax, "replay windows")
+	if err != nil {
+		return limits{}, err
+	}
+	return limits{counters: c, stats: s, windows: x, buckets: l.buckets, slots: l.slots}, nil
 }

@@ -73,6 +73,9 @@ func Detach(cfg Config) (Removed, error) {
 	if cfg.StateDir != "" && used != nil {
 		errs = append(errs, giveBackNumbers(cfg, dir))
 	}
+	if cfg.StateDir != "" {
+		errs = append(errs, saveWindowsOf(cfg, dir))
+	}
 	errs = append(errs, removeTree(dir))
 	return r, errors.Join(errs...)
 }
@@ -85,6 +88,21 @@ func giveBackNumbers(cfg Config, dir string) error {
 	}
 	_, used := remains(dir)
 	return openNumbers(cfg.StateDir).giveBack(used)
+}
+
+// saveWindowsOf records what the replay windows of a pinned data path have seen.
+func saveWindowsOf(cfg Config, dir string) error {
+	whole, _, err := generationDirs(dir)
+	if err != nil || len(whole) == 0 {
+		return nil
+	}
+	_, id, _ := parseGenerationName(whole[0])
+	g := &generation{identity: id, dir: filepath.Join(dir, whole[0])}
+	defer func() { g.close() }()
+	if id.objects != identityOf(wsConfig{}).objects || g.load() != nil {
+		return nil // it cannot be read, as remains
+	}
+	return g.saveWindows(cfg.StateDir)
 }
 
 // remains reads, as far as it can, which paths a pinned data path guards and

@@ -46,6 +46,7 @@ const (
 	edgeOutTCMapWsSlots      = "ws_slots"
 	edgeOutTCMapWsSources    = "ws_sources"
 	edgeOutTCMapWsStats      = "ws_stats"
+	edgeOutTCMapWsWindows    = "ws_windows"
 	edgeOutTCProgWsEdgeOutTc = "ws_edge_out_tc"
 	edgeOutTCVarCfg          = "cfg"
 )
@@ -129,6 +130,7 @@ type edgeOutTCMapSpecs struct {
 	WsSlots      *ebpf.MapSpec `ebpf:"ws_slots"`
 	WsSources    *ebpf.MapSpec `ebpf:"ws_sources"`
 	WsStats      *ebpf.MapSpec `ebpf:"ws_stats"`
+	WsWindows    *ebpf.MapSpec `ebpf:"ws_windows"`
 }
 
 // edgeOutTCVariableSpecs contains global variables before they are loaded into the kernel.
@@ -188,6 +190,7 @@ type edgeOutTCMaps struct {
 	WsSlots      *ebpf.Map `ebpf:"ws_slots"`
 	WsSources    *ebpf.Map `ebpf:"ws_sources"`
 	WsStats      *ebpf.Map `ebpf:"ws_stats"`
+	WsWindows    *ebpf.Map `ebpf:"ws_windows"`
 }
 
 func (m *edgeOutTCMaps) Close() error {
@@ -222,6 +225,7 @@ func (m *edgeOutTCMaps) Close() error {
 		m.WsSlots,
 		m.WsSources,
 		m.WsStats,
+		m.WsWindows,
 	)
 }
 

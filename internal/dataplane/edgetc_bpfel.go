@@ -46,6 +46,7 @@ const (
 	edgeTCMapWsSlots      = "ws_slots"
 	edgeTCMapWsSources    = "ws_sources"
 	edgeTCMapWsStats      = "ws_stats"
+	edgeTCMapWsWindows    = "ws_windows"
 	edgeTCProgWsEdgeTc    = "ws_edge_tc"
 	edgeTCVarCfg          = "cfg"
 )
@@ -129,6 +130,7 @@ type edgeTCMapSpecs struct {
 	WsSlots      *ebpf.MapSpec `ebpf:"ws_slots"`
 	WsSources    *ebpf.MapSpec `ebpf:"ws_sources"`
 	WsStats      *ebpf.MapSpec `ebpf:"ws_stats"`
+	WsWindows    *ebpf.MapSpec `ebpf:"ws_windows"`
 }
 
 // edgeTCVariableSpecs contains global variables before they are loaded into the kernel.
@@ -188,6 +190,7 @@ type edgeTCMaps struct {
 	WsSlots      *ebpf.Map `ebpf:"ws_slots"`
 	WsSources    *ebpf.Map `ebpf:"ws_sources"`
 	WsStats      *ebpf.Map `ebpf:"ws_stats"`
+	WsWindows    *ebpf.Map `ebpf:"ws_windows"`
 }
 
 func (m *edgeTCMaps) Close() error {
@@ -222,6 +225,7 @@ func (m *edgeTCMaps) Close() error {
 		m.WsSlots,
 		m.WsSources,
 		m.WsStats,
+		m.WsWindows,
 	)
 }
 

@@ -46,6 +46,7 @@ const (
 	edgeXDPMapWsSlots      = "ws_slots"
 	edgeXDPMapWsSources    = "ws_sources"
 	edgeXDPMapWsStats      = "ws_stats"
+	edgeXDPMapWsWindows    = "ws_windows"
 	edgeXDPProgWsEdgeXdp   = "ws_edge_xdp"
 	edgeXDPVarCfg          = "cfg"
 )
@@ -129,6 +130,7 @@ type edgeXDPMapSpecs struct {
 	WsSlots      *ebpf.MapSpec `ebpf:"ws_slots"`
 	WsSources    *ebpf.MapSpec `ebpf:"ws_sources"`
 	WsStats      *ebpf.MapSpec `ebpf:"ws_stats"`
+	WsWindows    *ebpf.MapSpec `ebpf:"ws_windows"`
 }
 
 // edgeXDPVariableSpecs contains global variables before they are loaded into the kernel.
@@ -188,6 +190,7 @@ type edgeXDPMaps struct {
 	WsSlots      *ebpf.Map `ebpf:"ws_slots"`
 	WsSources    *ebpf.Map `ebpf:"ws_sources"`
 	WsStats      *ebpf.Map `ebpf:"ws_stats"`
+	WsWindows    *ebpf.Map `ebpf:"ws_windows"`
 }
 
 func (m *edgeXDPMaps) Close() error {
@@ -222,6 +225,7 @@ func (m *edgeXDPMaps) Close() error {
 		m.WsSlots,
 		m.WsSources,
 		m.WsStats,
+		m.WsWindows,
 	)
 }
 

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math/bits"
 	"net/netip"
 
 	"github.com/waystamp/waystamp/internal/abi"
@@ -150,8 +151,8 @@ func nextCSID(id plan.PathID) uint8 {
 }
 
 // encodeEgress gives both entries of an egress: the one that its SID is found
-// by, and the verifier's.
-func encodeEgress(e plan.Egress, statsIndex uint32) (hop, egress, error) {
+// by, and the verifier's. windowIndex is that of its replay window.
+func encodeEgress(e plan.Egress, statsIndex, windowIndex uint32) (hop, egress, error) {
 	from, err := encodeSource(e.Sources)
 	if err != nil {
 		return hop{}, egress{}, err
@@ -160,11 +161,20 @@ func encodeEgress(e plan.Egress, statsIndex uint32) (hop, egress, error) {
 		Behaviour: uint8(abi.BehaviourEndDT46), Scheme: uint8(e.Scheme), Position: e.Share.Position,
 		NextCsid: nextCSID(e.PathID), Stats: statsIndex, Source: from,
 	}
+	if err := model.CheckWindow(e.Window); err != nil {
+		return hop{}, egress{}, fmt.Errorf("window %d %w", e.Window, err)
+	}
+	if e.Lanes == 0 || e.Lanes > abi.RNDLanes {
+		return hop{}, egress{}, fmt.Errorf("%d lanes; a path has 1 to %d", e.Lanes, abi.RNDLanes)
+	}
 	if err := checkSegments(e.Segments); err != nil {
 		return hop{}, egress{}, err
 	}
 	_, srh := srv6.Encapsulate(e.Segments, e.Encapsulation)
-	v := egress{Segments: uint8(len(srh.Segments)), OnViolation: uint8(e.OnViolation)}
+	v := egress{
+		Segments: uint8(len(srh.Segments)), OnViolation: uint8(e.OnViolation),
+		Window: windowIndex, WindowLog2: uint8(bits.TrailingZeros(uint(e.Window))),
+	}
 	for i, s := range srh.Segments {
 		v.List[i] = s.As16()
 	}

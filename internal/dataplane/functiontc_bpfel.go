@@ -46,6 +46,7 @@ const (
 	functionTCMapWsSlots       = "ws_slots"
 	functionTCMapWsSources     = "ws_sources"
 	functionTCMapWsStats       = "ws_stats"
+	functionTCMapWsWindows     = "ws_windows"
 	functionTCProgWsFunctionTc = "ws_function_tc"
 	functionTCVarCfg           = "cfg"
 )
@@ -129,6 +130,7 @@ type functionTCMapSpecs struct {
 	WsSlots      *ebpf.MapSpec `ebpf:"ws_slots"`
 	WsSources    *ebpf.MapSpec `ebpf:"ws_sources"`
 	WsStats      *ebpf.MapSpec `ebpf:"ws_stats"`
+	WsWindows    *ebpf.MapSpec `ebpf:"ws_windows"`
 }
 
 // functionTCVariableSpecs contains global variables before they are loaded into the kernel.
@@ -188,6 +190,7 @@ type functionTCMaps struct {
 	WsSlots      *ebpf.Map `ebpf:"ws_slots"`
 	WsSources    *ebpf.Map `ebpf:"ws_sources"`
 	WsStats      *ebpf.Map `ebpf:"ws_stats"`
+	WsWindows    *ebpf.Map `ebpf:"ws_windows"`
 }
 
 func (m *functionTCMaps) Close() error {
@@ -222,6 +225,7 @@ func (m *functionTCMaps) Close() error {
 		m.WsSlots,
 		m.WsSources,
 		m.WsStats,
+		m.WsWindows,
 	)
 }
 

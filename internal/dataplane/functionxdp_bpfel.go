@@ -46,6 +46,7 @@ const (
 	functionXDPMapWsSlots        = "ws_slots"
 	functionXDPMapWsSources      = "ws_sources"
 	functionXDPMapWsStats        = "ws_stats"
+	functionXDPMapWsWindows      = "ws_windows"
 	functionXDPProgWsFunctionXdp = "ws_function_xdp"
 	functionXDPVarCfg            = "cfg"
 )
@@ -129,6 +130,7 @@ type functionXDPMapSpecs struct {
 	WsSlots      *ebpf.MapSpec `ebpf:"ws_slots"`
 	WsSources    *ebpf.MapSpec `ebpf:"ws_sources"`
 	WsStats      *ebpf.MapSpec `ebpf:"ws_stats"`
+	WsWindows    *ebpf.MapSpec `ebpf:"ws_windows"`
 }
 
 // functionXDPVariableSpecs contains global variables before they are loaded into the kernel.
@@ -188,6 +190,7 @@ type functionXDPMaps struct {
 	WsSlots      *ebpf.Map `ebpf:"ws_slots"`
 	WsSources    *ebpf.Map `ebpf:"ws_sources"`
 	WsStats      *ebpf.Map `ebpf:"ws_stats"`
+	WsWindows    *ebpf.Map `ebpf:"ws_windows"`
 }
 
 func (m *functionXDPMaps) Close() error {
@@ -222,6 +225,7 @@ func (m *functionXDPMaps) Close() error {
 		m.WsSlots,
 		m.WsSources,
 		m.WsStats,
+		m.WsWindows,
 	)
 }
 

@@ -188,7 +188,7 @@ func (g *generation) load() error {
 			}
 			g.maps[table(name)] = m
 			size := m.MaxEntries()
-			ms.MaxEntries = sizeOf(table(name), ms, limits{size, size, size / abi.Ways, size})
+			ms.MaxEntries = sizeOf(table(name), ms, limits{size, size, size, size / abi.Ways, size})
 			if table(name) == tableBuckets {
 				ms.MaxEntries = size
 			}
@@ -205,6 +205,7 @@ func (g *generation) load() error {
 	g.limits = limits{
 		counters: g.maps[tableCounters].MaxEntries(), stats: g.maps[tableStats].MaxEntries(),
 		buckets: g.maps[tableBuckets].MaxEntries(), slots: g.maps[tableSlots].MaxEntries(),
+		windows: g.maps[tableWindows].MaxEntries(),
 	}
 	return nil
 }
@@ -252,6 +253,8 @@ func sizeOf(t table, ms *ebpf.MapSpec, l limits) uint32 {
 		return l.counters
 	case tableStats, tableExits:
 		return l.stats
+	case tableWindows:
+		return l.windows
 	case tableBuckets:
 		return l.buckets
 	case tableCache:

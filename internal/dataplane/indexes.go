@@ -23,7 +23,7 @@ type statsKey struct {
 	path uint32 // __be32
 }
 
-// counterKey says whose ws_counters entry it is.
+// counterKey says whose entry of ws_counters it is, or of ws_windows.
 type counterKey struct {
 	path  uint32 // __be32
 	epoch uint8
@@ -77,14 +77,16 @@ type indexes struct {
 	headends *allocator[headend] // by content: what a rule names never changes
 	stats    *allocator[statsKey]
 	counters *allocator[counterKey]
-	proxies  *allocator[uint32] // of ws_proxy_stats, by key in ws_proxies
-	slots    *ranges            // of ws_slots
-	buckets  *ranges            // of ws_buckets
+	windows  *allocator[counterKey] // of ws_windows, by path and epoch
+	proxies  *allocator[uint32]     // of ws_proxy_stats, by key in ws_proxies
+	slots    *ranges                // of ws_slots
+	buckets  *ranges                // of ws_buckets
 }
 
 // limits are the sizes of the maps that user space chooses.
 type limits struct {
 	counters, stats uint32
+	windows         uint32
 	buckets         uint32 // for headers that are found by content, abi.Ways each
 	slots           uint32 // that are found by metadata, and entry 0
 }
@@ -94,6 +96,7 @@ func newIndexes(l limits) indexes {
 		headends: newAllocator[headend](l.counters),
 		stats:    newAllocator[statsKey](l.stats),
 		counters: newAllocator[counterKey](l.counters),
+		windows:  newAllocator[counterKey](l.windows),
 		proxies:  newAllocator[uint32](proxiesMax),
 		slots:    newSlotRanges(l.slots),
 		buckets:  newBucketRanges(l.buckets),
@@ -114,6 +117,9 @@ func recoverIndexes(have tables, l limits, spent map[uint32]bool) indexes {
 			ix.counters.keep(counterKey{h.Path, h.Epoch}, h.Counter)
 		}
 	}
+	for _, k := range slices.SortedFunc(maps.Keys(have.egresses), compareEgressKeys) {
+		ix.windows.keep(counterKey{k.Path, k.Epoch}, have.egresses[k].Window)
+	}
 	for _, id := range slices.Sorted(maps.Keys(have.proxies)) {
 		p := have.proxies[id]
 		ix.proxies.keep(id, p.Stats)
@@ -131,6 +137,10 @@ func recoverIndexes(have tables, l limits, spent map[uint32]bool) indexes {
 
 func compareHopKeys(a, b hopKey) int {
 	return cmp.Or(cmp.Compare(a.Sid, b.Sid), cmp.Compare(a.Path, b.Path), cmp.Compare(a.Epoch, b.Epoch))
+}
+
+func compareEgressKeys(a, b egressKey) int {
+	return cmp.Or(cmp.Compare(a.Path, b.Path), cmp.Compare(a.Epoch, b.Epoch))
 }
 
 // classes gives source classes numbers. A destination rule and the class that

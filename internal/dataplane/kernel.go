@@ -170,6 +170,9 @@ func (d *Dataplane) prepare(g *generation, w wanted, floor map[counterKey]uint64
 	if err != nil {
 		return nil, fmt.Errorf("count CPUs: %w", err)
 	}
+	if err := d.prepareWindows(g, w.windows); err != nil {
+		return nil, err
+	}
 	zero := make([]stats, cpus)
 	for _, i := range w.freshStats {
 		if err := g.maps[tableStats].Put(i, zero); err != nil {

@@ -13,8 +13,6 @@ import (
 	"path/filepath"
 	"slices"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/waystamp/waystamp/internal/abi"
 )
 
@@ -109,17 +107,11 @@ func (s *numbers) update(change func(map[counterKey]uint64)) error {
 }
 
 func (s *numbers) updateLocked(change func(map[counterKey]uint64)) error {
-	if err := os.MkdirAll(s.dir, 0o700); err != nil {
-		return err
-	}
-	dir, err := os.Open(s.dir)
+	dir, err := lockDir(s.dir)
 	if err != nil {
 		return err
 	}
 	defer dir.Close()
-	if err := unix.Flock(int(dir.Fd()), unix.LOCK_EX); err != nil {
-		return fmt.Errorf("lock %s: %w", s.dir, err)
-	}
 	ceilings, err := s.read()
 	if err != nil {
 		return err
@@ -154,9 +146,9 @@ func (s *numbers) read() (map[counterKey]uint64, error) {
 		return nil, fmt.Errorf("has version %d; expect 1", f.Version)
 	}
 	for _, e := range f.Counters {
-		var path uint32
-		if n, err := fmt.Sscanf(e.Path, "0x%08x", &path); n != 1 || err != nil || e.Path != pathText(path) {
-			return nil, fmt.Errorf("is damaged: %q is not a path", e.Path)
+		path, err := parsePath(e.Path)
+		if err != nil {
+			return nil, err
 		}
 		k := counterKey{be32(path), e.Epoch}
 		if _, twice := ceilings[k]; twice {
@@ -184,18 +176,5 @@ func (s *numbers) write(dir *os.File, ceilings map[counterKey]uint64) error {
 	if err != nil {
 		return err
 	}
-	tmp, err := os.CreateTemp(s.dir, ".counters-*")
-	if err != nil {
-		return err
-	}
-	defer os.Remove(tmp.Name()) // not there any more if all went well
-	_, err = tmp.Write(append(b, '\n'))
-	err = errors.Join(err, tmp.Sync(), tmp.Close())
-	if err != nil {
-		return err
-	}
-	if err := os.Rename(tmp.Name(), s.path); err != nil {
-		return err
-	}
-	return dir.Sync()
+	return replaceSynced(dir, s.path, append(b, '\n'))
 }

@@ -137,10 +137,11 @@ type fuzzWorld struct {
 	nodes  []*plan.Node   // nil: without a plan
 	told   map[uint32]int // to the headends: what their paths take
 	number uint64
+	seen   map[counterKey][]oracle.Train // by the egress of a path
 }
 
 func drawWorld(t *rapid.T, pool secretPool) fuzzWorld {
-	var w fuzzWorld
+	w := fuzzWorld{seen: map[counterKey][]oracle.Train{}}
 	nodes := make([]plan.Node, len(fuzzSpecs))
 	free := make([][]netip.Addr, len(fuzzSpecs)) // SIDs
 	for i, s := range fuzzSpecs {
@@ -165,6 +166,7 @@ func drawWorld(t *rapid.T, pool secretPool) fuzzWorld {
 			p.secrets = rapid.SampledFrom(pool[p.Scheme][len(p.visits)]).Draw(t, "secrets")
 			w.paths = append(w.paths, p)
 			p.give(nodes, mtu, action, lane, lanes)
+			w.seen[counterKey{be32(p.Path), p.Epoch}] = drawSeen(t, lane+min(lanes, 8))
 		}
 	}
 	for i := range nodes {
@@ -176,6 +178,31 @@ func drawWorld(t *rapid.T, pool secretPool) fuzzWorld {
 	}
 	w.number = rapid.SampledFrom([]uint64{1, 2, 77, 1<<42 - 1, 0}).Draw(t, "number")
 	return w
+}
+
+// fuzzCounters are numbers whose places in a window of 64 meet.
+var fuzzCounters = []uint64{1, 1, 1, 2, 5, 64, 65, 67, 68, 77, 1 << 20, 1<<42 - 1}
+
+// drawSeen are trains that an egress may have accepted.
+func drawSeen(t *rapid.T, lanes uint16) []oracle.Train {
+	if rapid.IntRange(0, 3).Draw(t, "seen before") < 2 {
+		return nil
+	}
+	return rapid.SliceOfNDistinct(rapid.Custom(func(t *rapid.T) oracle.Train {
+		return oracle.Train{
+			Lane:    rapid.SampledFrom([]uint16{min(5, lanes-1), min(5, lanes-1), 0, lanes - 1}).Draw(t, "lane"),
+			Counter: rapid.SampledFrom(fuzzCounters).Draw(t, "counter"), Frames: rapid.SampledFrom([]int{1, 1, 2, 62, 63}).Draw(t, "frames"),
+		}
+	}), 1, 3, func(s oracle.Train) uint64 { return uint64(s.Lane)<<48 | s.Counter }).Draw(t, "seen")
+}
+
+// drawRND is mostly a number that some headend could give.
+func drawRND(t *rapid.T) uint64 {
+	return rapid.OneOf(rapid.Just(uint64(5<<48|1)), rapid.Custom(func(t *rapid.T) uint64 {
+		lane := rapid.SampledFrom([]uint64{5, 5, 0, 4095}).Draw(t, "lane")
+		frames := rapid.SampledFrom([]uint64{1, 1, 2, 3, 40, 63, 64}).Draw(t, "frames")
+		return lane<<48 | (frames-1)<<42 | rapid.SampledFrom(fuzzCounters).Draw(t, "counter")
+	}), rapid.SampledFrom([]uint64{0, 5 << 48, 1, 1<<60 - 1, 1<<60 | 5<<48 | 1, 1<<64 - 1}), rapid.Uint64()).Draw(t, "rnd")
 }
 
 func drawPath(t *rapid.T, node *rapid.Generator[int], free [][]netip.Addr, path uint32) fuzzPath {
@@ -256,7 +283,7 @@ func (p fuzzPath) give(nodes []plan.Node, mtu int, action model.OnViolation, lan
 		case len(p.visits) - 1:
 			n.Egresses = append(n.Egresses, plan.Egress{
 				PathID: p.PathID, SID: p.segments[j-1], Sources: p.sources, Match: p.match, Segments: p.list(), OnViolation: action,
-				Share: p.shares[j], Verifier: p.verifier,
+				Lanes: min(lane+lanes, lane+8), Window: 64, Share: p.shares[j], Verifier: p.verifier,
 			})
 		default:
 			n.Endpoints = append(n.Endpoints, plan.Endpoint{PathID: p.PathID, SID: p.segments[j-1], Function: "f", Sources: p.sources, Share: p.shares[j]})
@@ -454,7 +481,7 @@ func (w fuzzWorld) drawOnPath(t *rapid.T) ([]byte, int) {
 	p := rapid.SampledFrom(w.paths).Draw(t, "path")
 	at := rapid.IntRange(1, len(p.segments)).Draw(t, "position")
 	id := p.PathID
-	rnd := rapid.OneOf(rapid.Just(uint64(5<<48|1)), rapid.SampledFrom([]uint64{0, 1, 1<<60 - 1, 1<<64 - 1}), rapid.Uint64()).Draw(t, "rnd")
+	rnd := drawRND(t)
 	order := slices.Clone(p.shares[:at])
 	list := slices.Clone(p.list())
 	destination, left := p.arrival(at)
@@ -662,6 +689,11 @@ func (w fuzzWorld) run(rigs []*rig, frames []fuzzFrame, done *fuzzCount) error {
 		}
 		if err := errors.Join(r.setNumbers(w.number), r.tell(w.told)); err != nil {
 			return err
+		}
+		for k := range r.windows {
+			if err := r.see(k, w.seen[k]); err != nil {
+				return err
+			}
 		}
 		if err := r.in(func() error {
 			labels := &oracle.Labels{}

@@ -488,6 +488,7 @@ func TestPriorityTagsAreNoWayPastTheGuard(t *testing.T) {
 	plain, good := load("unproven"), load("web-3")
 	for _, tci := range []uint16{0, 0xe000} {
 		l.must(l.freshEvents())
+		l.must(l.forget())
 		l.must(l.send(portCore, tagged(plain.Frame, tci), 0))
 		e, err := l.nextEvent()
 		l.must(err)

@@ -28,6 +28,7 @@ var notProduced = map[abi.Reason]string{
 	abi.ReasonWriteFailed:   "the room for the header was made a moment before",
 	abi.ReasonPullFailed:    "the kernel would have to be out of memory",
 	abi.ReasonBoundsBug:     "what it checks was checked before",
+	abi.ReasonWindowBusyBug: "a number would have to be spent by other CPUs more often than it can be",
 	abi.ReasonRestoreFailed: "the packet had a header of that size a moment before",
 }
 
@@ -47,6 +48,13 @@ func reasonCases() map[abi.Reason]reasonCase {
 			return r.put(t, k, v)
 		}
 	}
+	webKey := egressKey{Path: be32(0x5eed0001), Epoch: 1}
+	// seen: r6 has accepted this packet of web.
+	seen := func(x oracle.Train) func(*rig) error {
+		return func(r *rig) error {
+			return r.see(counterKey{webKey.Path, webKey.Epoch}, []oracle.Train{x})
+		}
+	}
 	// changed is the headend entry of Scapy's chain web, which is r1's.
 	changed := func(f func(*headend)) func(*rig) error {
 		return edit(tableHeadends, func(r *rig) (any, any) {
@@ -62,7 +70,7 @@ func reasonCases() map[abi.Reason]reasonCase {
 		abi.ReasonNoRoute:      {node: "r1", packet: "edge-web", routes: []rigRoute{{to: prefix("fc00:0:0:200::/56"), kind: unix.RTN_UNREACHABLE}}},
 		abi.ReasonInnerNoRoute: {node: "r6", packet: "web-3", routes: []rigRoute{{to: prefix("fc00:8::/64"), kind: unix.RTN_BLACKHOLE}}},
 		abi.ReasonPushFailed:   {node: "r1", packet: "edge-web", gso: [2]uint32{1000, 2}},
-		abi.ReasonStripFailed:  {node: "r6", packet: "web-3", gso: [2]uint32{1000, 2}},
+		abi.ReasonStripFailed:  {node: "r6", packet: "web-3", gso: [2]uint32{1000, 1}},
 		abi.ReasonHeadendMissingBug: {node: "r1", packet: "edge-web", damage: func(r *rig) error {
 			k, _ := headendEntry(r, 0x5eed0001)
 			return r.g.maps[tableHeadends].Put(k, headend{})
@@ -70,7 +78,12 @@ func reasonCases() map[abi.Reason]reasonCase {
 		abi.ReasonHeadendLengthBug:  {node: "r1", packet: "edge-web", damage: changed(func(h *headend) { h.OuterLen = 87 })},
 		abi.ReasonCounterMissingBug: {node: "r1", packet: "edge-web", damage: changed(func(h *headend) { h.Counter = 1 << 20 })},
 		abi.ReasonEgressMissingBug: {node: "r6", packet: "web-3", damage: func(r *rig) error {
-			return r.g.maps[tableEgresses].Delete(egressKey{Path: be32(0x5eed0001), Epoch: 1})
+			return r.g.maps[tableEgresses].Delete(webKey)
+		}},
+		abi.ReasonReplay: {node: "r6", packet: "web-3", damage: seen(oracle.Train{Lane: 5, Counter: 7, Frames: 1})},
+		abi.ReasonStale:  {node: "r6", packet: "web-3", damage: seen(oracle.Train{Lane: 5, Counter: 4 + 1024, Frames: 1})},
+		abi.ReasonWindowMissingBug: {node: "r6", packet: "web-3", damage: func(r *rig) error {
+			return r.g.maps[tableWindows].Delete(r.have.egresses[webKey].Window)
 		}},
 		abi.ReasonBehaviourBug: {node: "r2", packet: "web-1", damage: edit(tableHops, func(r *rig) (any, any) {
 			k := encodeHopKey(addr("fc00:0:0:201::"), 0x5eed0001, 1)

@@ -92,16 +92,25 @@ type rig struct {
 	ports    map[string]uint32 // their indexes
 	leave    *ebpf.Program     // sets skb->tc_index and calls the program of an edge's egress
 	jobs     chan func()
+	ns       *host.NetNS
 	node     oracle.Node // as the maps are
 	number   uint64      // the next that every headend gives out; 0: there is none
 	last     tally       // as it was after the last run
 	possible int         // CPUs that per-CPU maps have values for
 	refusals []refusal   // where count reads to
+	windows  map[counterKey]rigWindow
+	seen     map[counterKey][]oracle.Train // what they have accepted before each packet
 	each     []stats
 }
 
+// rigWindow is one replay window of the rig's.
+type rigWindow struct {
+	window
+	m *ebpf.Map
+}
+
 // rigLimits are small: all of ws_stats is read after every packet.
-var rigLimits = limits{counters: 64, stats: 128, buckets: 8, slots: 1}
+var rigLimits = limits{counters: 64, stats: 128, windows: 64, buckets: 8, slots: 1}
 
 func newRig(t *testing.T, spec rigSpec) *rig {
 	t.Helper()
@@ -110,7 +119,7 @@ func newRig(t *testing.T, spec rigSpec) *rig {
 		t.Fatal(err)
 	}
 	r := &rig{
-		T: t, spec: spec, d: &Dataplane{}, have: newTables(), ports: map[string]uint32{}, jobs: make(chan func()),
+		T: t, spec: spec, d: &Dataplane{}, have: newTables(), ports: map[string]uint32{}, jobs: make(chan func()), ns: ns,
 		g: &generation{limits: rigLimits, maps: map[table]*ebpf.Map{}, programs: map[string]*ebpf.Program{}},
 	}
 	ended := make(chan error)
@@ -314,6 +323,9 @@ func (r *rig) apply(n *plan.Node) error {
 	if err != nil {
 		return err
 	}
+	if err := r.newWindows(w.windows); err != nil {
+		return err
+	}
 	ops := append(changes(r.have, w.tables), deletes(nil, tablePorts, r.have.ports, w.ports)...)
 	if err := r.d.run(r.g, ops); err != nil {
 		return err
@@ -327,6 +339,105 @@ func (r *rig) apply(n *plan.Node) error {
 		return err
 	}
 	return r.setNumbers(1)
+}
+
+// newWindows gives the plan's egresses windows that have seen nothing.
+func (r *rig) newWindows(want map[uint32]window) error {
+	if err := r.g.forgetWindows(nil); err != nil {
+		return err
+	}
+	if err := r.d.prepareWindows(r.g, want); err != nil {
+		return err
+	}
+	for _, w := range r.windows {
+		w.m.Close()
+	}
+	r.windows, r.seen = map[counterKey]rigWindow{}, map[counterKey][]oracle.Train{}
+	for i, w := range want {
+		m, err := r.g.windowAt(i)
+		if err != nil {
+			return err
+		}
+		r.windows[w.key] = rigWindow{w, m}
+	}
+	return nil
+}
+
+// forget makes all windows ones that have seen nothing.
+func (r *rig) forget() error {
+	for _, w := range r.windows {
+		for i := range w.words() {
+			if err := w.m.Put(i, uint64(0)); err != nil {
+				return err
+			}
+		}
+	}
+	r.seen = map[counterKey][]oracle.Train{}
+	return nil
+}
+
+// wordOf is where a train is counted.
+func (w window) wordOf(t oracle.Train) uint32 {
+	each := uint64(w.size / 4)
+	return uint32(uint64(t.Lane)*each + t.Counter/4%each)
+}
+
+// wordsOf are what a window holds that has accepted these trains, where that is
+// not zero.
+func (w window) wordsOf(trains []oracle.Train) map[uint32]uint64 {
+	fours := map[uint32]uint64{} // the newest in each word
+	for _, t := range trains {
+		i := w.wordOf(t)
+		fours[i] = max(fours[i], t.Counter/4)
+	}
+	out := map[uint32]uint64{}
+	for i, four := range fours {
+		out[i] = four / uint64(w.size/4) << 24
+	}
+	for _, t := range trains {
+		if i := w.wordOf(t); t.Counter/4 == fours[i] {
+			out[i] += uint64(t.Frames) << (6 * (t.Counter % 4))
+		}
+	}
+	return out
+}
+
+// see makes a window one that has accepted these trains.
+func (r *rig) see(k counterKey, trains []oracle.Train) error {
+	r.seen[k] = trains
+	for i, v := range r.windows[k].wordsOf(trains) {
+		if err := r.windows[k].m.Put(i, v); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// checkWindows: has the packet spent exactly what it should? It is given back.
+func (r *rig) checkWindows(spent *oracle.Spent) error {
+	for k, w := range r.windows {
+		before := r.seen[k]
+		after := before
+		if spent != nil && k == (counterKey{be32(spent.Path), spent.Epoch}) {
+			after = append(slices.Clone(before), spent.Train)
+		}
+		for i, want := range w.wordsOf(after) {
+			var got uint64
+			if err := w.m.Lookup(i, &got); err != nil {
+				return err
+			}
+			if got != want {
+				return fmt.Errorf("word %d of the %s is %#x, want %#x", i, w, got, want)
+			}
+		}
+		if len(after) == len(before) {
+			continue
+		}
+		if err := w.m.Put(w.wordOf(spent.Train), w.wordsOf(before)[w.wordOf(spent.Train)]); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (r *rig) put(t table, key, value any) error {
@@ -575,10 +686,12 @@ func (r *rig) expect(f frame) (want oracle.Result, passes bool) {
 	case portEdgeDrop:
 		a.Interface.Unmatched = model.UnmatchedDrop
 	}
+	a.Seen = func(path uint32, epoch uint8) []oracle.Train { return r.seen[counterKey{be32(path), epoch}] }
 	n := r.node
 	if f.gsoSize != 0 {
 		a.Frames = max(2, f.frames(srv6.EthernetLen)) // with 1 Longest would not count
 		a.Longest = f.longest()
+		a.Counted = f.counted
 	}
 	want = n.Process(a)
 	if want.Reason == oracle.Unproven && r.neverForwarded(f.b) {
@@ -594,11 +707,11 @@ func (r *rig) expect(f frame) (want oracle.Result, passes bool) {
 		if v.Position != 0 && !egress {
 			continue
 		}
-		reason := abi.ReasonStripFailed
+		reason, spent, reported := abi.ReasonStripFailed, want.Spent, want.Reported
 		if v.Position == 0 {
-			reason = abi.ReasonPushFailed
+			reason, spent, reported = abi.ReasonPushFailed, nil, nil
 		}
-		want = oracle.Result{Verdict: oracle.Drop, Reason: oracle.Reason(reasonName(reason)), Visits: want.Visits[:i], Reported: want.Reported}
+		want = oracle.Result{Verdict: oracle.Drop, Reason: oracle.Reason(reasonName(reason)), Visits: want.Visits[:i], Reported: reported, Spent: spent}
 		break
 	}
 	return want, false
@@ -624,6 +737,21 @@ func (f frame) frames(inner int) int {
 	}
 	payload := len(f.b) - inner - innerHeaders(f.b[inner:])
 	return max(1, int(math.Ceil(float64(payload)/float64(f.gsoSize))))
+}
+
+// counted are the frames that it counts for at its egress.
+func (f frame) counted(inner []byte) int {
+	const udp, tcp, tcpLen, ipv4Len = 17, 6, 20, 20
+	header, protocol := srv6.IPv6Len, 6
+	if len(inner) >= ipv4Len && inner[0]>>4 == 4 {
+		header, protocol = max(ipv4Len, 4*int(inner[0]&15)), 9
+	}
+	whole := protocol == 9 || len(inner) >= header
+	known := whole && (inner[protocol] == udp || inner[protocol] == tcp && len(inner) >= header+tcpLen)
+	if f.gsoSegs == 0 && !known {
+		return 1
+	}
+	return f.frames(len(f.b) - len(inner))
 }
 
 // innerHeaders is the length of the headers that each frame has of its own.
@@ -745,7 +873,7 @@ func (r *rig) check(f frame, labels *oracle.Labels, each bool) (s seen, err erro
 			return s, err
 		}
 	}
-	if err := r.takeNumberBack(want); err != nil {
+	if err := errors.Join(r.takeNumberBack(want), r.checkWindows(want.Spent)); err != nil {
 		return s, fmt.Errorf("TC: %w", err)
 	}
 
@@ -758,6 +886,13 @@ func (r *rig) check(f frame, labels *oracle.Labels, each bool) (s seen, err erro
 			if err := r.takeNumberBack(want); err != nil && s.took {
 				return s, fmt.Errorf("XDP: %w", err)
 			}
+		}
+		spent := want.Spent
+		if !s.took {
+			spent = nil
+		}
+		if err := r.checkWindows(spent); err != nil {
+			return s, fmt.Errorf("XDP: %w", err)
 		}
 		switch {
 		case each && s.took:

@@ -47,6 +47,7 @@ const (
 	tableSIDs       table = "ws_sids"
 	tableSources    table = "ws_sources"
 	tableEgresses   table = "ws_egresses"
+	tableWindows    table = "ws_windows"
 	tableHeadends   table = "ws_headends"
 	tablePaths      table = "ws_paths"
 	tablePathMTUs   table = "ws_path_mtus"

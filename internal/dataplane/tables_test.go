@@ -13,7 +13,7 @@ import (
 	"github.com/waystamp/waystamp/internal/plan"
 )
 
-var roomy = limits{counters: 64, stats: 256, buckets: 1 << 14, slots: 1 << 16}
+var roomy = limits{counters: 64, stats: 256, windows: 1000, buckets: 1 << 14, slots: 1 << 16}
 
 // testWiring has all functions of a plan at hand.
 func testWiring(n plan.Node) wiring {
@@ -284,10 +284,10 @@ func TestMoreEntriesThanTheArraysHoldAskForLargerOnes(t *testing.T) {
 
 func TestArraysHaveRoomForAChangeOfEverything(t *testing.T) {
 	for _, c := range []struct{ need, want limits }{
-		{limits{counters: 0, stats: 0}, limits{counters: 64, stats: 256}},
-		{limits{counters: 32, stats: 128}, limits{counters: 64, stats: 256}},
-		{limits{counters: 33, stats: 129}, limits{counters: 128, stats: 512}},
-		{limits{counters: chainsMax, stats: 2 * chainsMax}, limits{counters: chainsMax, stats: 2 * chainsMax}},
+		{limits{counters: 0, stats: 0}, limits{counters: 64, stats: 256, windows: 64}},
+		{limits{counters: 32, stats: 128, windows: 32}, limits{counters: 64, stats: 256, windows: 64}},
+		{limits{counters: 33, stats: 129, windows: 33}, limits{counters: 128, stats: 512, windows: 128}},
+		{limits{counters: chainsMax, stats: 2 * chainsMax, windows: 2 * chainsMax}, limits{counters: chainsMax, stats: 2 * chainsMax, windows: 2 * chainsMax}},
 	} {
 		if got, err := c.need.size(); err != nil || got != c.want {
 			t.Errorf("%+v: got %+v, %v; want %+v", c.need, got, err, c.want)

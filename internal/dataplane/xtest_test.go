@@ -90,6 +90,7 @@ var testSources = []netip.Addr{addr("fc00:1::9")}
 func egressOf(path uint32, epoch uint8, scheme model.Scheme, m model.Match, sid netip.Addr, segments int) plan.Egress {
 	e := plan.Egress{
 		PathID: testPathID(path, epoch, scheme), SID: sid, Sources: testSources, Match: m, Share: testShare(uint8(segments), byte(path)+epoch),
+		Lanes: 64, Window: 64,
 		Verifier: pot.Verifier{Secret: 7},
 	}
 	for i := range segments - 1 {

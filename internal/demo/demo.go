@@ -129,7 +129,10 @@ them, r6 checks the stamps. The other direction has a path and secrets of its ow
 // play builds a lab whose chains are proven by scheme, and plays every scene.
 func (s *stage) play(ctx context.Context, m manifest.Manifest, scheme model.Scheme, scenes func() []scene, keep bool) (err error) {
 	s.manifest = m
-	d := s.manifest.Domain
+	d, err := lab.OnThisMachine(s.manifest.Domain)
+	if err != nil {
+		return err
+	}
 	d.Chains = slices.Clone(d.Chains)
 	for i := range d.Chains {
 		d.Chains[i].Proof.Scheme = scheme

@@ -4,14 +4,34 @@ import (
 	"crypto/rand"
 	"fmt"
 	"os"
+	"slices"
 
+	"github.com/waystamp/waystamp/internal/dataplane"
 	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/plan"
 )
 
 // compile makes a plan with fresh secrets.
 func compile(d model.Domain) (*plan.Domain, error) {
+	d, err := OnThisMachine(d)
+	if err != nil {
+		return nil, err
+	}
 	return plan.Compile(d, plan.NewKeyring(rand.Reader, nil))
+}
+
+// OnThisMachine is a domain whose nodes are all on this machine, and have its
+// CPUs.
+func OnThisMachine(d model.Domain) (model.Domain, error) {
+	cpus, err := dataplane.CPUs()
+	if err != nil {
+		return d, err
+	}
+	d.Nodes = slices.Clone(d.Nodes)
+	for i := range d.Nodes {
+		d.Nodes[i].CPUs = cpus
+	}
+	return d, nil
 }
 
 // writePlans writes what each node gets, and what only the lab keeps.

@@ -420,7 +420,7 @@ func (ch *chain) model() model.Chain {
 		Match:         model.NewMatch(ch.destination.value, ch.source.value),
 		Both:          ch.both.value,
 		Encapsulation: model.Encapsulation{SIDs: ch.sids.value, Reduced: ch.reduced.value},
-		Proof:         model.Proof{Scheme: ch.scheme.value, OnViolation: ch.onViolation.value},
+		Proof:         model.Proof{Scheme: ch.scheme.value, OnViolation: ch.onViolation.value, Window: ch.window.value},
 	}
 }
 

@@ -99,6 +99,7 @@ type chain struct {
 	reduced     item[bool]
 	scheme      item[model.Scheme]
 	onViolation item[model.OnViolation]
+	window      item[int]
 }
 
 type lab struct {
@@ -282,6 +283,7 @@ func readChain(c cursor) chain {
 		at:     c.at,
 		both:   item[bool]{at: c.at, ok: true},
 		scheme: item[model.Scheme]{value: model.SchemeKeyed, at: c.at, ok: true},
+		window: item[int]{value: model.WindowDefault, at: c.at, ok: true},
 	}
 	// The block is not known yet: what concerns it is checked later.
 	match := prefixBy(func(p netip.Prefix) error { return model.CheckMatchPrefix(netip.Prefix{}, p) })
@@ -314,10 +316,22 @@ func readChain(c cursor) chain {
 			c.fields(
 				field{"scheme", false, into(&ch.scheme, enum[model.Scheme])},
 				field{"on-violation", false, into(&ch.onViolation, enum[model.OnViolation])},
+				field{"window", false, into(&ch.window, window)},
 			)
 		}},
 	)
 	return ch
+}
+
+func window(c cursor) item[int] {
+	w := c.integer(model.WindowMin, model.WindowMax)
+	if w.ok {
+		if err := model.CheckWindow(w.value); err != nil {
+			c.r.problemf(c.at, "%d %v", w.value, err)
+			w.ok = false
+		}
+	}
+	return w
 }
 
 func readLab(c cursor) *lab {

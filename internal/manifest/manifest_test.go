@@ -119,7 +119,7 @@ func TestPaperExampleMeansWhatItSays(t *testing.T) {
 				Egress:    "r6",
 				Match:     model.Match{Destination: prefix("fc00:8::/64")},
 				Both:      true,
-				Proof:     model.Proof{Scheme: model.SchemeKeyed, OnViolation: model.OnViolationDrop},
+				Proof:     model.Proof{Scheme: model.SchemeKeyed, OnViolation: model.OnViolationDrop, Window: 1024},
 			}},
 		},
 		Lab: &model.Lab{
@@ -182,7 +182,7 @@ chains:
     egress: b
     match: {source: "2001:db8::/32", destination: "::/0"}
     direction: forward
-    proof: {scheme: opot, on-violation: report}
+    proof: {scheme: opot, on-violation: report, window: 4096}
 `
 
 func TestEveryFieldReachesTheModel(t *testing.T) {
@@ -211,7 +211,7 @@ func TestEveryFieldReachesTheModel(t *testing.T) {
 			Functions: []string{"1", "1"},
 			Egress:    "b",
 			Match:     model.Match{Source: netip.MustParsePrefix("2001:db8::/32")},
-			Proof:     model.Proof{Scheme: model.SchemeOPoT, OnViolation: model.OnViolationReport},
+			Proof:     model.Proof{Scheme: model.SchemeOPoT, OnViolation: model.OnViolationReport, Window: 4096},
 		}},
 	}
 	if diff := cmp.Diff(want, m.Domain, equal); diff != "" {

@@ -1,13 +1,21 @@
 package model
 
-import "slices"
+import (
+	"fmt"
+	"slices"
+)
 
 // Bounds of a domain.
 const (
-	LanesMax    = 4096 // of one path, over all its headends
-	CPUsDefault = 64   // of a node that declares none
-	MTUMin      = 1280 // RFC 8200 section 5: what every IPv6 link must carry
-	MTUMax      = 65535
+	LanesMax      = 4096 // of one path, over all its headends
+	CPUsDefault   = 64   // of a node that declares none
+	WindowMin     = 64
+	WindowMax     = 65536
+	WindowDefault = 1024
+	// WindowMemoryMax bounds the replay windows of one node, in bytes.
+	WindowMemoryMax = 1 << 30
+	MTUMin          = 1280 // RFC 8200 section 5: what every IPv6 link must carry
+	MTUMax          = 65535
 )
 
 // CSIDsMax is how many C-SIDs an entry of a compressed segment list has: 16 bits
@@ -37,6 +45,18 @@ func (e Encapsulation) String() string {
 	}
 	return e.SIDs.String() + " SIDs"
 }
+
+// CheckWindow holds the rule for the size of a replay window.
+func CheckWindow(w int) error {
+	if w < WindowMin || w > WindowMax || w&(w-1) != 0 {
+		return fmt.Errorf("is not a power of two from %d to %d", WindowMin, WindowMax)
+	}
+	return nil
+}
+
+// WindowMemory is what the replay window of a path takes at its egress in each
+// epoch, in bytes: four numbers in a word.
+func WindowMemory(lanes, window int) int { return lanes * window / 4 * 8 }
 
 // Node finds a node by name.
 func (d Domain) Node(name string) (Node, bool) {

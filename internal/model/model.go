@@ -332,6 +332,7 @@ type Match struct {
 type Proof struct {
 	Scheme      Scheme
 	OnViolation OnViolation
+	Window      int // numbers of each lane that the egress tells apart; 0: WindowDefault
 }
 
 func enumString(typ string, names []string, i int) string {

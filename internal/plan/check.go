@@ -158,6 +158,8 @@ func (c *nodeChecker) egress(p *problems, e Egress) {
 	checkSources(p, c.node.Block, e.Sources)
 	checkMatch(p, c.node.Block, e.Match)
 	claimMatch(p, c.ends, e.Match, e.Path)
+	checkLanes(p, 0, e.Lanes)
+	p.add(model.CheckWindow(e.Window), "window %d", e.Window)
 	checkSegments(p, c.node.Block, e.PathID, e.Segments)
 	sids := e.Segments
 	if e.Encapsulation.SIDs == model.SIDsCompressed {
@@ -258,6 +260,7 @@ func (path Path) check(p *problems) {
 	path.PathID.check(p)
 	checkMatch(p, netip.Prefix{}, path.Match)
 	p.add(checkMTU(path.MTU), "mtu %d", path.MTU)
+	p.add(model.CheckWindow(path.Window), "window %d", path.Window)
 	last := len(path.Hops) - 1
 	if last < 1 || last > model.SegmentsMax || len(path.Shares) != len(path.Hops) {
 		p.addf("has %d hops and %d shares; a path has 2 to %d of each", len(path.Hops), len(path.Shares), model.SegmentsMax+1)

@@ -184,6 +184,8 @@ type egressFile struct {
 	Match       matchFile         `json:"match"`
 	Segments    []netip.Addr      `json:"segments"`
 	OnViolation model.OnViolation `json:"on-violation"`
+	Lanes       uint16            `json:"lanes"`
+	Window      int               `json:"window"`
 	Share       shareFile         `json:"share"`
 	Verifier    verifierFile      `json:"verifier"`
 }
@@ -233,6 +235,7 @@ type pathFile struct {
 	pathIDFile
 	Match       matchFile         `json:"match"`
 	OnViolation model.OnViolation `json:"on-violation"`
+	Window      int               `json:"window"`
 	MTU         int               `json:"mtu,omitempty"`
 	Ingress     []ingressFile     `json:"ingress"`
 	Hops        []hopFile         `json:"hops"`
@@ -385,6 +388,8 @@ func nodeToFile(n Node) nodeFile {
 			Match:       matchFile(e.Match),
 			Segments:    e.Segments,
 			OnViolation: e.OnViolation,
+			Lanes:       e.Lanes,
+			Window:      e.Window,
 			Share:       shareToFile(e.Share),
 			Verifier:    verifierToFile(e.Verifier),
 		})
@@ -428,6 +433,8 @@ func (f nodeFile) node() Node {
 			Match:       model.Match(e.Match),
 			Segments:    e.Segments,
 			OnViolation: e.OnViolation,
+			Lanes:       e.Lanes,
+			Window:      e.Window,
 			Share:       e.Share.share(),
 			Verifier:    e.Verifier.verifier(),
 		})
@@ -485,6 +492,7 @@ func pathToFile(p Path) pathFile {
 		pathIDFile:  pathIDToFile(p.PathID),
 		Match:       matchFile(p.Match),
 		OnViolation: p.OnViolation,
+		Window:      p.Window,
 		MTU:         p.MTU,
 		Verifier:    verifierToFile(p.Verifier),
 	}
@@ -502,6 +510,7 @@ func (f pathFile) path() Path {
 		PathID:      f.pathID(),
 		Match:       model.Match(f.Match),
 		OnViolation: f.OnViolation,
+		Window:      f.Window,
 		MTU:         f.MTU,
 		Verifier:    f.Verifier.verifier(),
 	}

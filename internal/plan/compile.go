@@ -105,6 +105,9 @@ func (c *compiler) check(ch model.Chain) error {
 	case ch.Proof.Scheme > model.SchemeKeyedFlow:
 		return fmt.Errorf("proof scheme %s is not known; expect pot, opot, keyed or keyed-flow", ch.Proof.Scheme)
 	}
+	if err := model.CheckWindow(window(ch)); err != nil {
+		return fmt.Errorf("proof window %d %w", ch.Proof.Window, err)
+	}
 	lanes := 0
 	for _, name := range append(slices.Clone(ch.Ingress), ch.Egress) {
 		if _, ok := c.nodes[name]; !ok {
@@ -144,6 +147,15 @@ func cpus(n model.Node) int {
 	return n.CPUs
 }
 
+// window is the size of a chain's replay windows; a Chain made by hand may
+// declare none.
+func window(ch model.Chain) int {
+	if ch.Proof.Window == 0 {
+		return model.WindowDefault
+	}
+	return ch.Proof.Window
+}
+
 // coreMTU is the least MTU that a core interface of the chain's nodes declares.
 func (c *compiler) coreMTU(ch model.Chain) (mtu int, declared bool) {
 	names := append(slices.Clone(ch.Ingress), ch.Egress)
@@ -167,6 +179,7 @@ func (c *compiler) path(ch model.Chain, dir model.Direction) Path {
 		PathID:      PathID{Chain: ch.Name, Direction: dir, Scheme: ch.Proof.Scheme, Encapsulation: ch.Encapsulation},
 		Match:       ch.Match,
 		OnViolation: ch.Proof.OnViolation,
+		Window:      window(ch),
 		Hops:        []Hop{{Node: ch.Ingress[0]}},
 	}
 	lane := 0
@@ -325,6 +338,8 @@ func nodePlans(d model.Domain, paths []Path) []Node {
 			Match:       p.Match,
 			Segments:    p.Segments(),
 			OnViolation: p.OnViolation,
+			Lanes:       p.Lanes(),
+			Window:      p.Window,
 			Share:       p.Shares[last],
 			Verifier:    p.Verifier,
 		})
@@ -348,6 +363,15 @@ func localMatches(f model.Function, paths []Path) []model.Match {
 	return matches
 }
 
+// WindowMemory is what the node's replay windows take, in bytes.
+func (n Node) WindowMemory() int {
+	sum := 0
+	for _, e := range n.Egresses {
+		sum += model.WindowMemory(int(e.Lanes), e.Window)
+	}
+	return sum
+}
+
 // What the data path's maps hold at most.
 const (
 	ProxiesMax  = 1023
@@ -363,6 +387,10 @@ func (n Node) fits() error {
 	}
 	if v := len(n.Endpoints) + len(n.Egresses); v > HopsMax {
 		return fmt.Errorf("is visited %d times by paths; a node can hold %d visits", v, HopsMax)
+	}
+	if w := n.WindowMemory(); w > model.WindowMemoryMax {
+		return fmt.Errorf("would need %d MiB for the replay windows of the %d paths and epochs that end at it; a node can have %d MiB: give the headends the cpus that they have, or the chains a smaller proof window",
+			w>>20, len(n.Egresses), model.WindowMemoryMax>>20)
 	}
 	if err := rulesFit(n.HeadendRules()); err != nil {
 		return fmt.Errorf("the matches of the paths that start at it %w", err)

@@ -77,9 +77,10 @@ func (k *Keyring) secrets(p *Path) error {
 }
 
 // sameSecrets says whether the secrets of p serve q: the same positions at the
-// same places, and no lane that another headend has used numbers of. Another
+// same places, no lane that another headend has used numbers of, and a replay
+// window of the same size, so that it need not be made anew and forget. Another
 // encapsulation needs an epoch of its own: an egress takes one list in each.
 func (p Path) sameSecrets(q Path) bool {
 	return p.Path == q.Path && p.Scheme == q.Scheme && p.Encapsulation == q.Encapsulation && len(p.Shares) == len(q.Hops) &&
-		slices.Equal(p.Hops, q.Hops) && slices.Equal(p.Ingress, q.Ingress)
+		slices.Equal(p.Hops, q.Hops) && slices.Equal(p.Ingress, q.Ingress) && p.Window == q.Window
 }

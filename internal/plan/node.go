@@ -78,6 +78,8 @@ type Egress struct {
 	Match       model.Match
 	Segments    []netip.Addr // the only list that verifies, whole, as a Headend has it
 	OnViolation model.OnViolation
+	Lanes       uint16    // of the path, over all its headends
+	Window      int       // numbers of each lane that its replay window tells apart
 	Share       pot.Share // its Polynomial counts for pot and opot
 	Verifier    pot.Verifier
 }
@@ -94,6 +96,7 @@ type Path struct {
 	PathID
 	Match       model.Match
 	OnViolation model.OnViolation
+	Window      int       // of the egress, in numbers of each lane
 	Ingress     []Ingress // its headends; all have the share of position 0
 	Hops        []Hop     // position 0 is the (first) headend, the last is the egress
 	Shares      []pot.Share
@@ -141,6 +144,15 @@ func (p Path) Segments() []netip.Addr {
 func (p Path) Carried() []netip.Addr {
 	_, srh := srv6.Encapsulate(p.Segments(), p.Encapsulation)
 	return srh.Visit()
+}
+
+// Lanes is how many the path has, over all its headends.
+func (p Path) Lanes() uint16 {
+	if len(p.Ingress) == 0 {
+		return 0
+	}
+	last := p.Ingress[len(p.Ingress)-1]
+	return last.Lane + last.Lanes
 }
 
 // Header is what the proof TLV of the path's packets says.

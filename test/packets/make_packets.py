@@ -1075,6 +1075,22 @@ def proofs():
         bad(k + "range-and-proof", path, "RND is not below p, and the sum is "
             "wrong: proof comes first", wire(PRIME + 7, 1), "PROOF")
 
+    # Numbers that no headend of the path gives, stamped by all who should.
+    for name, r, note in (
+            ("lane", rnd(7, lane=LANE + LANES), "a lane behind the last"),
+            ("counter", rnd(0), "the counter is 0"),
+            ("train", rnd(7, frames=64), "a train of 64 frames"),
+            ("bit-60", 1 << 60 | rnd(7), "a bit above the lane")):
+        for path in (web, unordered):
+            k = path.world()["scheme"] + "-"
+            bad(k + "number-" + name, path, note, path.values(3, r), "NUMBER")
+    for name, r, note in (
+            ("last-lane", rnd(7, lane=LANE + LANES - 1), "the last lane"),
+            ("last-counter", rnd((1 << 42) - 1), "the last number"),
+            ("longest-train", rnd(7, frames=63), "a frame of a train of 63")):
+        f.add(name, carried(web, 3, values=web.values(3, r)), note, node="r6",
+              out=decremented(inner()))
+
     # Splices: proofs of one path or epoch on another.
     bad("splice-path", web, "the values of another path's packet",
         special.values(2, rnd(7)))
@@ -1113,6 +1129,8 @@ def proofs():
     c = report.values(2, r)[1]
     reported("report-range", "RANGE", "reported and let go on",
              (r ^ up[0], c))
+    reported("report-number", "NUMBER", "reported and let go on",
+             report.values(2, rnd(0)))
     other = [sid(0x401), report.sid(2)]
     reported("report-segments", "SEGMENTS", "reported and let go on", v,
              segments=other)

@@ -291,6 +291,7 @@ func (f pathFile) path() (plan.Path, error) {
 		Match:       model.Match{Destination: f.Destination, Source: f.Source},
 		MTU:         f.MTU,
 		OnViolation: f.OnViolation,
+		Window:      model.WindowDefault,
 	}
 	p.Verifier.Secret = uint64(f.Secret)
 	for j, h := range f.Hops {
@@ -350,7 +351,7 @@ func (n *Node) add(p plan.Path) {
 		case len(p.Hops) - 1:
 			n.Egresses = append(n.Egresses, plan.Egress{
 				PathID: p.PathID, SID: h.SID, Sources: p.Sources(), Match: p.Match, Segments: segments,
-				OnViolation: p.OnViolation, Share: share, Verifier: p.Verifier,
+				OnViolation: p.OnViolation, Lanes: p.Lanes(), Window: p.Window, Share: share, Verifier: p.Verifier,
 			})
 		default:
 			n.Endpoints = append(n.Endpoints, plan.Endpoint{PathID: p.PathID, SID: h.SID, Function: h.Function, Sources: p.Sources(), Share: share})

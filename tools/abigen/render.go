@@ -176,7 +176,7 @@ func Reasons() []Reason {
 
 // reportable are the reasons that on-violation: report covers. The tests of
 // the programs hold the data path to it.
-var reportable = []string{"segments", "proof", "range", "replay", "stale"}
+var reportable = []string{"segments", "proof", "range", "number", "replay", "stale"}
 
 func renderPage(c contract) []byte {
 	var b bytes.Buffer

@@ -187,13 +187,20 @@ struct ws_egress {
 	__u8 segments; /* entries in the list */
 	__u8 keys; /* positions that stamp; keyed only */
 	__u8 on_violation; /* enum ws_on_violation */
-	__u8 pad[5];
+	__u8 window_log2; /* W = 2^window_log2 numbers of each lane */
+	__u32 window; /* index into ws_windows */
 	__u64 secret; /* s = f1(0); pot, opot */
 	/* As on the wire: last segment first; SIDs, or containers of C-SIDs. */
 	__u8 list[WS_SEGS_MAX][16];
 	__u64 key[WS_KEYS_MAX][2];
 };
 _Static_assert(sizeof(struct ws_egress) == 528, "ws_egress is ABI");
+
+/* ws_windows: an array per path and epoch, with WS_WINDOW_MIN / 4 to
+ * WS_WINDOW_MAX / 4 words for each lane of the path; see lib/replay.h.
+ */
+#define WS_WINDOW_MIN 64
+#define WS_WINDOW_MAX 65536
 
 /* ws_headends: the index is what rules name. All zero: none. */
 struct ws_headend {

@@ -43,6 +43,11 @@
 	X(PROOF, "the proof does not verify")                                  \
 	X(RANGE, "the proof's values are not below its prime")                 \
 	X(FLOW, "the stamp covers the inner addresses and ports, and they cannot be read") \
+	X(NUMBER, "the proof is right, but its number is none that a headend of the path gives out") \
+	X(REPLAY, "as many frames as this number stands for have been here before") \
+	X(STALE, "its number is older than what the replay window remembers") \
+	X(WINDOW_MISSING_BUG, "a verifier entry names a replay window that is not there") \
+	X(WINDOW_BUSY_BUG, "other CPUs changed the replay window more often than they can") \
 	X(INNER_PROTOCOL, "what is inside is neither IPv4 nor IPv6, or not what a function here takes") \
 	X(INNER_TRUNCATED, "the inner packet runs past the end of the packet") \
 	X(INNER_VERSION, "the inner packet's version field is not its protocol's, or its header length is impossible") \

@@ -1,6 +1,7 @@
 // Package oracle says what a node must do with a packet: the data path of bpf/
 // once more, in plain Go, from a node's plan and the bytes of one frame. It is
-// slow and has no state. Tests give the same packets to it and to the programs
+// slow and has no state: what it must know of earlier packets comes with each
+// one. Tests give the same packets to it and to the programs
 // in the kernel, and verdict, reason and bytes must agree; no product code
 // calls it.
 //
@@ -57,6 +58,12 @@ type Arrival struct {
 	Longest int
 	CPU     int    // that works on it
 	Number  uint64 // the next one of this CPU for the path; 0: its counter has reached its ceiling
+	// Seen are the trains that this node has accepted before as the egress of a
+	// path in one epoch, in whatever order; nil: none.
+	Seen func(path uint32, epoch uint8) []Train
+	// Counted are the frames that the packet counts for at its egress, by what
+	// follows its outer header; nil: one.
+	Counted func(inner []byte) int
 }
 
 // Verdict is what becomes of a packet.
@@ -94,6 +101,9 @@ type Result struct {
 	// Visits are the positions that counted the packet: it was stamped there,
 	// or verified at the last one.
 	Visits []Visit
+	// Spent is what the packet has used up of its number, if its proof verified
+	// and its number was good; also where it was dropped later.
+	Spent *Spent
 }
 
 // Visit is one position's work, as its counters see it.
@@ -451,7 +461,11 @@ func (p *packet) dt46(srh *header, proof srv6.Proof, binding pot.Binding, e *pla
 	if srh.segmentsLeft() != 0 || more {
 		return p.answer(SegmentsRemain, 0, icmp{icmpParameter, 0, srv6.IPv6Len + 3})
 	}
-	if violation := judge(srh, proof, binding, e); violation != "" {
+	violation, rnd := judge(srh, proof, binding, e)
+	if violation == "" {
+		violation = p.window(rnd, p.b[srv6.IPv6Len+len(srh.b):], e)
+	}
+	if violation != "" {
 		if e.OnViolation != model.OnViolationReport {
 			return p.drop(violation)
 		}
@@ -492,8 +506,8 @@ func (p *packet) dt46(srh *header, proof srv6.Proof, binding pot.Binding, e *pla
 	return p.forward(InnerNoRoute)
 }
 
-// judge is the verdict on the proof: the first violation.
-func judge(srh *header, proof srv6.Proof, binding pot.Binding, e *plan.Egress) Reason {
+// judge is the verdict on the proof: the first violation, or the number.
+func judge(srh *header, proof srv6.Proof, binding pot.Binding, e *plan.Egress) (violation Reason, rnd uint64) {
 	carried := make([]netip.Addr, srh.segments())
 	for i := range carried {
 		carried[i] = srh.segment(i)
@@ -503,16 +517,16 @@ func judge(srh *header, proof srv6.Proof, binding pot.Binding, e *plan.Egress) R
 		want = want[1:]
 	}
 	if !slices.Equal(srv6.Reversed(carried), want) {
-		return Segments
+		return Segments, 0
 	}
-	_, result := e.Verifier.VerifyFlow(e.Share, header4(proof), pot.Values{RND: proof.RND, CML: proof.CML}, binding)
+	values, result := e.Verifier.VerifyFlow(e.Share, header4(proof), pot.Values{RND: proof.RND, CML: proof.CML}, binding)
 	switch result {
 	case pot.Verified:
-		return ""
+		return "", values.RND
 	case pot.Range:
-		return Range
+		return Range, 0
 	}
-	return Proof
+	return Proof, 0
 }
 
 // forward sends the packet by ordinary routing. An inner packet's hop limit

@@ -95,7 +95,7 @@ var leaving = []Reason{LeakSID, LeakSRH, LeaveTruncated, Unverified}
 // The packets must make every reason that a packet can make; the others are
 // tested below, and named here so that a new one is not forgotten.
 func TestEveryReasonIsMadeByAPacket(t *testing.T) {
-	elsewhere := append([]Reason{RNDExhausted, NoLane, TrainTooBig, TooBig, NoRoute, InnerNoRoute, PathMTU}, leaving...)
+	elsewhere := append([]Reason{Replay, Stale, RNDExhausted, NoLane, TrainTooBig, TooBig, NoRoute, InnerNoRoute, PathMTU}, leaving...)
 	all, err := packets.All()
 	if err != nil {
 		t.Fatal(err)
@@ -402,7 +402,7 @@ func TestVariationsReachMostReasons(t *testing.T) {
 			continue
 		}
 		switch x {
-		case RNDExhausted, NoLane, TrainTooBig, TooBig, NoRoute, InnerNoRoute, PathMTU: // need more than a frame
+		case Replay, Stale, RNDExhausted, NoLane, TrainTooBig, TooBig, NoRoute, InnerNoRoute, PathMTU: // need more than a frame
 		default:
 			if reasons[x] < 5 {
 				t.Errorf("%s: %d of %d packets", x, reasons[x], count)

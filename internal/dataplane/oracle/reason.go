@@ -38,6 +38,9 @@ const (
 	Proof           Reason = "PROOF"
 	Range           Reason = "RANGE"
 	Flow            Reason = "FLOW"
+	Number          Reason = "NUMBER"
+	Replay          Reason = "REPLAY"
+	Stale           Reason = "STALE"
 	InnerProtocol   Reason = "INNER_PROTOCOL"
 	InnerTruncated  Reason = "INNER_TRUNCATED"
 	InnerVersion    Reason = "INNER_VERSION"
@@ -74,7 +77,7 @@ func Reasons() []Reason {
 		NoSRH, RoutingType, SRHTruncated, SRHLastEntry, SRHSegmentsLeft, SRHTooLong,
 		TLVOverrun, TLVLength, TLVAlignment, TLVDuplicate, TLVMissing,
 		UnknownSID, UnknownPath, UnknownEpoch, Scheme, UpperLayer, SegmentsRemain, SegmentOutside, HopLimit, Loop,
-		Segments, Proof, Range, Flow, InnerProtocol, InnerTruncated, InnerVersion, InnerHopLimit,
+		Segments, Proof, Range, Flow, Number, Replay, Stale, InnerProtocol, InnerTruncated, InnerVersion, InnerHopLimit,
 		EdgeHopLimit, WrongChain, ECN, RNDExhausted, NoLane, ChainMTU, TrainTooLong, TrainTooBig,
 		TooBig, NoRoute, InnerNoRoute, OutsideError, PathMTU, OutsideSource, Source, LeakSID, LeakSRH, LeaveTruncated, Unverified, OuterFragment, MappedAddress, IP4Length, IP4Checksum,
 	}

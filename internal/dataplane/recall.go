@@ -1,0 +1,332 @@
+package dataplane
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"github.com/waystamp/waystamp/internal/abi"
+)
+
+// Layout of a word of a replay window (bpf/lib/replay.h).
+const (
+	usesBits = 6
+	allUses  = 1<<usesBits - 1
+	tagShift = 4 * usesBits
+)
+
+// WindowsError means that the record of what egresses have seen cannot be read
+// or written. Without it packets could be accepted twice.
+type WindowsError struct {
+	Path string
+	Err  error
+}
+
+func (e *WindowsError) Error() string {
+	return fmt.Sprintf("the record of the replay windows %s: %v; no new window begins without it: restore the file, or remove it after giving the chains new secrets", e.Path, e.Err)
+}
+
+// Unwrap gives the cause.
+func (e *WindowsError) Unwrap() error { return e.Err }
+
+// newest are the highest numbers that a window has accepted, by lane; 0: none.
+// words are those of its map.
+func newest(words []uint64, size int) []uint64 {
+	each := size / 4
+	out := make([]uint64, len(words)/each)
+	for i, word := range words {
+		for slot := 3; slot >= 0; slot-- {
+			if word>>(usesBits*slot)&allUses == 0 {
+				continue
+			}
+			four := word>>tagShift*uint64(each) + uint64(i%each)
+			out[i/each] = max(out[i/each], 4*four+uint64(slot))
+			break
+		}
+	}
+	return out
+}
+
+// begin are the words of a window that refuses all numbers up to those, as if
+// each had been used up, and takes any above.
+func begin(newest []uint64, size int) []uint64 {
+	each := uint64(size / 4)
+	words := make([]uint64, uint64(len(newest))*each)
+	for lane, n := range newest {
+		if n == 0 {
+			continue
+		}
+		last := n / 4
+		for i := range each {
+			back := (last%each + each - i) % each // to the last four of this word
+			if back > last {
+				continue
+			}
+			uses := uint64(1)<<tagShift - 1
+			if back == 0 {
+				uses = 1<<(usesBits*(n%4+1)) - 1
+			}
+			words[uint64(lane)*each+i] = (last-back)/each<<tagShift | uses
+		}
+	}
+	return words
+}
+
+func readWords(m *ebpf.Map) ([]uint64, error) {
+	n := int(m.MaxEntries())
+	keys, words := make([]uint32, n), make([]uint64, n)
+	var at ebpf.MapBatchCursor
+	got, err := m.BatchLookup(&at, keys, words, nil)
+	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return nil, err
+	}
+	if got != n || keys[n-1] != uint32(n-1) {
+		return nil, fmt.Errorf("%d of %d words were read", got, n)
+	}
+	return words, nil
+}
+
+func writeWords(m *ebpf.Map, words []uint64) error {
+	keys := make([]uint32, len(words))
+	for i := range keys {
+		keys[i] = uint32(i)
+	}
+	_, err := m.BatchUpdate(keys, words, nil)
+	return err
+}
+
+// seen is what the windows of g have accepted: the newest numbers, by lane.
+func (g *generation) seen() (map[counterKey][]uint64, error) {
+	egresses := map[egressKey]egress{}
+	if err := readMap(g, tableEgresses, egresses); err != nil {
+		return nil, err
+	}
+	out := map[counterKey][]uint64{}
+	for k, e := range egresses {
+		m, err := g.windowAt(e.Window)
+		if err != nil {
+			return nil, err
+		}
+		if m == nil {
+			continue
+		}
+		words, err := readWords(m)
+		if err := errors.Join(err, m.Close()); err != nil {
+			return nil, fmt.Errorf("read a replay window: %w", err)
+		}
+		if n := newest(words, 1<<e.WindowLog2); slices.Max(n) > 0 {
+			out[counterKey{k.Path, k.Epoch}] = n
+		}
+	}
+	return out, nil
+}
+
+// SaveWindows writes to the disk up to where the replay windows have seen
+// numbers, so that a restarted machine begins them there.
+func (d *Dataplane) SaveWindows() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.saveWindowsLocked()
+}
+
+func (d *Dataplane) saveWindowsLocked() error {
+	if d.gen == nil || d.cfg.StateDir == "" {
+		return nil
+	}
+	return d.gen.saveWindows(d.cfg.StateDir)
+}
+
+func (g *generation) saveWindows(stateDir string) error {
+	now, err := g.seen()
+	if err != nil {
+		return err
+	}
+	return openRecall(stateDir).update(now)
+}
+
+// recallWindow makes a new window begin where what is on the disk says that one
+// before it has ended.
+func (d *Dataplane) recallWindow(m *ebpf.Map, w window) error {
+	if d.cfg.StateDir == "" {
+		return nil
+	}
+	all, err := openRecall(d.cfg.StateDir).read()
+	if err != nil {
+		return err
+	}
+	n := all[w.key]
+	if len(n) == 0 {
+		return nil
+	}
+	// A record of other lanes is of an epoch with other secrets; what it says
+	// of lanes that there are does no harm.
+	lanes := make([]uint64, w.lanes)
+	copy(lanes, n)
+	return writeWords(m, begin(lanes, w.size))
+}
+
+// recall is the record on disk of what replay windows have seen. What it says of
+// paths that the node has no more it keeps: they may come back.
+type recall struct {
+	dir  string
+	path string
+}
+
+func openRecall(stateDir string) recall {
+	return recall{stateDir, filepath.Join(stateDir, "windows.json")}
+}
+
+type recallFile struct {
+	Version int           `json:"version"`
+	Windows []recallEntry `json:"windows"`
+}
+
+type recallEntry struct {
+	Path   string   `json:"path"` // 0x and eight digits
+	Epoch  uint8    `json:"epoch"`
+	Newest []uint64 `json:"newest"` // by lane; below 2^42
+}
+
+func (r recall) update(now map[counterKey][]uint64) error {
+	if err := r.updateLocked(now); err != nil {
+		return &WindowsError{r.path, err}
+	}
+	return nil
+}
+
+func (r recall) updateLocked(now map[counterKey][]uint64) error {
+	dir, err := lockDir(r.dir)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	all, err := r.readLocked()
+	if err != nil {
+		return err
+	}
+	changed := false
+	for k, n := range now {
+		if !slices.Equal(all[k], n) {
+			all[k], changed = n, true
+		}
+	}
+	if !changed {
+		return nil
+	}
+	return r.write(dir, all)
+}
+
+func (r recall) read() (map[counterKey][]uint64, error) {
+	all, err := r.readLocked()
+	if err != nil {
+		return nil, &WindowsError{r.path, err}
+	}
+	return all, nil
+}
+
+// readLocked may also be called without the lock: the file is replaced whole.
+func (r recall) readLocked() (map[counterKey][]uint64, error) {
+	all := map[counterKey][]uint64{}
+	b, err := os.ReadFile(r.path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return all, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	dec := json.NewDecoder(bytes.NewReader(b))
+	dec.DisallowUnknownFields()
+	var f recallFile
+	if err := dec.Decode(&f); err != nil {
+		return nil, fmt.Errorf("is damaged: %w", err)
+	}
+	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
+		return nil, errors.New("is damaged: something follows its end")
+	}
+	if f.Version != 1 {
+		return nil, fmt.Errorf("has version %d; expect 1", f.Version)
+	}
+	for _, e := range f.Windows {
+		path, err := parsePath(e.Path)
+		if err != nil {
+			return nil, err
+		}
+		k := counterKey{be32(path), e.Epoch}
+		if _, twice := all[k]; twice {
+			return nil, fmt.Errorf("is damaged: path %s, epoch %d is there twice", e.Path, e.Epoch)
+		}
+		if len(e.Newest) == 0 || len(e.Newest) > abi.RNDLanes || slices.Max(e.Newest) > abi.RNDCounterMax {
+			return nil, fmt.Errorf("is damaged: path %s, epoch %d has no numbers that can be", e.Path, e.Epoch)
+		}
+		all[k] = e.Newest
+	}
+	return all, nil
+}
+
+func (r recall) write(dir *os.File, all map[counterKey][]uint64) error {
+	f := recallFile{Version: 1, Windows: []recallEntry{}}
+	for _, k := range slices.SortedFunc(maps.Keys(all), func(a, b counterKey) int {
+		return cmp.Or(cmp.Compare(fromBE32(a.path), fromBE32(b.path)), cmp.Compare(a.epoch, b.epoch))
+	}) {
+		f.Windows = append(f.Windows, recallEntry{pathText(fromBE32(k.path)), k.epoch, all[k]})
+	}
+	b, err := json.Marshal(f)
+	if err != nil {
+		return err
+	}
+	return replaceSynced(dir, r.path, append(b, '\n'))
+}
+
+// parsePath reads what pathText wrote.
+func parsePath(s string) (uint32, error) {
+	var path uint32
+	if n, err := fmt.Sscanf(s, "0x%08x", &path); n != 1 || err != nil || s != pathText(path) {
+		return 0, fmt.Errorf("is damaged: %q is not a path", s)
+	}
+	return path, nil
+}
+
+// lockDir makes and locks a state directory for as long as the file stays open.
+func lockDir(path string) (*os.File, error) {
+	if err := os.MkdirAll(path, 0o700); err != nil {
+		return nil, err
+	}
+	dir, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(dir.Fd()), unix.LOCK_EX); err != nil {
+		return nil, errors.Join(fmt.Errorf("lock %s: %w", path, err), dir.Close())
+	}
+	return dir, nil
+}
+
+// replaceSynced puts a file of dir in the place of the one before, in one step,
+// and on the disk.
+func replaceSynced(dir *os.File, path string, b []byte) error {
+	tmp, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-*")
+	if err != nil {
+		return err
+	}
+	defer os.Remove(tmp.Name()) // not there any more if all went well
+	_, err = tmp.Write(b)
+	err = errors.Join(err, tmp.Sync(), tmp.Close())
+	if err != nil {
+		return err
+	}
+	if err := os.Rename(tmp.Name(), path); err != nil {
+		return err
+	}
+	return dir.Sync()
+}
