@@ -64,7 +64,7 @@ func drawFlow(t *rapid.T, four bool) pot.Flow {
 	f := pot.Flow{Source: addr("2001:db8::1"), Destination: addr("2001:db8::2"), Protocol: rapid.Uint8().Draw(t, "protocol")}
 	var last [16]byte
 	copy(last[:], rapid.SliceOfN(rapid.Byte(), 16, 16).Draw(t, "address"))
-	last[0] = 0x20
+	last[0], last[4] = 0x20, 10 // addresses that a chain may have
 	f.Source = netip.AddrFrom16(last)
 	if four && rapid.Bool().Draw(t, "IPv4") {
 		f.Source, f.Destination = netip.AddrFrom4([4]byte(last[4:])), addr("192.0.2.1")
