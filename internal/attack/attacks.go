@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"os"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/waystamp/waystamp/internal/agent"
@@ -89,7 +90,10 @@ func attacks() []attack {
 				proof("this packet carries the stamps of chain $-a, while its proof names chain $-b"))},
 		{Attack{"replay", "a whole packet is sent again", onLink},
 			replay,
-			always(refused("r6", "replay", "stamped this packet"))},
+			always(refused("r6", "replay", "has been here before"))},
+		{Attack{"replay-late", "a packet that was held back is sent when 1100 younger ones have passed", onLink},
+			late,
+			always(refused("r6", "stale", "is older than what the replay window remembers"))},
 		{Attack{"preplay", "the complete proof of a packet that was held back is put on another payload to another port", onLink},
 			preplay(otherPort),
 			but(model.SchemeKeyedFlow, refused("r6", "proof", "its destination port was 4242, here it is 4243"), always(delivered()))},
@@ -357,6 +361,51 @@ func replay(ctx context.Context, m *mounting) error {
 	}
 	m.ends = 2
 	return m.inject(whole(p))
+}
+
+// Sizes of late: more than a replay window remembers by default.
+const (
+	youngerLeast = 1100
+	youngerTries = 10
+)
+
+// late holds a packet back until younger ones of the same lane have gone beyond
+// the replay window. The headend may number by another CPU meanwhile: then it
+// begins again.
+func late(ctx context.Context, m *mounting) error {
+	base := m.tag[:len(m.tag)-1]
+	for try := range youngerTries {
+		m.tag = fmt.Sprintf("%s try %d>", base, try)
+		p, err := m.capture(ctx, m.tag, true)
+		if err != nil {
+			return err
+		}
+		held, _ := proofOf(p)
+		var younger atomic.Int64
+		m.router.listen(func(from string, q srv6.Packet) {
+			// Masks are the same for all, so that lanes compare as they are.
+			if v, ok := proofOf(q); ok && from == "r3" && v.Path == held.Path && v.RND>>42 == held.RND>>42 {
+				younger.Add(1)
+			}
+		})
+		for sent := 0; sent < youngerLeast+tapBatch; sent += tapBatch {
+			for i := range tapBatch {
+				if err := m.send(fmt.Sprintf("<younger %d of %s", sent+i, m.tag[1:]), m.service("h2", servicePort)); err != nil {
+					return err
+				}
+			}
+			for i := range tapBatch {
+				if _, err := m.await(ctx, fmt.Sprintf("<younger %d of %s", sent+i, m.tag[1:]), 1); err != nil {
+					return err
+				}
+			}
+		}
+		m.router.listen(nil)
+		if younger.Load() >= youngerLeast {
+			return m.inject(whole(p))
+		}
+	}
+	return errors.New("the headend's CPU changed all the time")
 }
 
 // preplay puts another datagram behind the outer header of one that was held
