@@ -43,7 +43,8 @@ int ws_core_tc(struct __sk_buff *skb)
 	skb->tc_index = 0;
 	if (!frame_is_ours(skb, &verdict))
 		return verdict;
-	rc = pull(skb, sizeof(struct eth_hdr) + sizeof(struct ip6_hdr));
+	rc = rules_pull(skb, sizeof(struct eth_hdr),
+			sizeof(struct eth_hdr) + sizeof(struct ip6_hdr));
 	c = ctx_cursor(skb);
 	eth = cursor_take(&c, struct eth_hdr);
 	if (!eth || !eth_is_ip(eth))

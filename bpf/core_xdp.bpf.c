@@ -77,7 +77,8 @@ static __always_inline int deliver_xdp(ctx_t *ctx, const struct endpoint *ep,
 	/* XDP's redirects meet no program at the edge's egress, which looks for
 	 * an SRH.
 	 */
-	if (inner_check(ep, is_ip4, &inner) ||
+	if (inner_find(ep, is_ip4, &inner) ||
+	    inner_check(ep, &inner, inner_guard(&inner)) ||
 	    (!is_ip4 && ip6_has_extension(inner.hdr)) ||
 	    inner_hops(&inner) <= 1)
 		return CTX_PASS;
@@ -116,7 +117,7 @@ static __always_inline int dt46_xdp(ctx_t *ctx, const struct endpoint *ep,
 	enum ws_reason r;
 	bool report;
 
-	if (segments_remain(ep))
+	if (segments_remain(ep) || node->rules)
 		return CTX_PASS;
 	e = egress_find(ep);
 	if (!e)

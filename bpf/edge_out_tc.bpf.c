@@ -23,7 +23,7 @@ int ws_edge_out_tc(struct __sk_buff *skb)
 
 	if (frame_is_tagged(skb))
 		return CTX_PASS; /* its own interface's matter */
-	rc = pull(skb, sizeof(*eth) + sizeof(*ip6));
+	rc = rules_pull(skb, sizeof(*eth), sizeof(*eth) + sizeof(*ip6));
 	c = ctx_cursor(skb);
 	eth = cursor_take(&c, struct eth_hdr);
 	in.hdr = NULL;

@@ -8,6 +8,7 @@
 #include "lib/frame.h"
 #include "lib/headend_tc.h"
 #include "lib/owner.h"
+#include "lib/rules.h"
 
 /* A packet that a path takes. IPv4 has a check before it, after which it must be
  * found again.
@@ -42,8 +43,9 @@ int ws_edge_tc(struct __sk_buff *skb)
 	skb->tc_index = 0;
 	if (!frame_is_ours(skb, &verdict))
 		return verdict;
-	rc = pull(skb, sizeof(struct eth_hdr) + sizeof(struct ip6_hdr) +
-			       EDGE_L4_MAX);
+	rc = rules_pull(skb, sizeof(struct eth_hdr),
+			sizeof(struct eth_hdr) + sizeof(struct ip6_hdr) +
+				EDGE_L4_MAX);
 	c = ctx_cursor(skb);
 	eth = cursor_take(&c, struct eth_hdr);
 	/* What is not IP at all, such as ARP, is not forwarded by the kernel. */
@@ -63,7 +65,7 @@ int ws_edge_tc(struct __sk_buff *skb)
 		return unarmed(skb, !ws_is_local(skb, in.is_ip4));
 
 	a = inner_addrs(&in);
-	m = classify(&a);
+	m = ruled(skb, sizeof(*eth), in.is_ip4, RULE_STEER, classify(&a));
 	if (is_local(skb, &m, in.is_ip4))
 		return CTX_PASS;
 	if (m.action != WS_MATCH_PATH || inner_is_unsteered(&in))

@@ -127,7 +127,7 @@ static __always_inline int enter_xdp(ctx_t *ctx, struct cursor c, bool is_ip4)
 	if (!is_ip4 && ip6->nexthdr == NEXTHDR_ICMP6 && !icmp6_informs(c))
 		return CTX_PASS;
 	node = node_armed();
-	if (!node)
+	if (!node || node->rules)
 		return CTX_PASS;
 	a = inner_addrs(&in);
 	m = classify(&a);

@@ -140,7 +140,8 @@ int ws_function_tc(struct __sk_buff *skb)
 	if (port && port->cutter)
 		id = index;
 	p = proxy_find(id);
-	rc = pull(skb, sizeof(struct eth_hdr) + sizeof(struct ip6_hdr));
+	rc = rules_pull(skb, sizeof(struct eth_hdr),
+			sizeof(struct eth_hdr) + sizeof(struct ip6_hdr));
 	c = ctx_cursor(skb);
 	eth = cursor_take(&c, struct eth_hdr);
 	if (!eth || !eth_is_ip(eth))

@@ -51,3 +51,14 @@ static __always_inline struct ws_match local_guard(const struct addrs *a)
 {
 	return classify_in(&ws_local_dst, &ws_local_src, a);
 }
+
+/* Are there rules by more than prefixes? See rules.h. User space says so before it
+ * writes the first, and takes it back after it removed the last.
+ */
+static __always_inline bool rules_are_there(void)
+{
+	__u32 zero = 0;
+	const struct ws_node *n = bpf_map_lookup_elem(&ws_node, &zero);
+
+	return n && n->rules;
+}

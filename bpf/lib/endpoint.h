@@ -244,24 +244,28 @@ static __always_inline enum ws_reason inner_find(const struct endpoint *ep,
 	return WS_REASON_NONE;
 }
 
-/* What is inside must be what the proof is for: a proof for one chain opens no
- * other.
+/* The path that chains that end here require of an inner packet, by prefixes; 0:
+ * none.
  */
-static __always_inline enum ws_reason inner_check(const struct endpoint *ep,
-						  bool is_ip4, struct inner *in)
+static __always_inline __be32 inner_guard(const struct inner *in)
 {
-	enum ws_reason r = inner_find(ep, is_ip4, in);
-	struct ws_match m;
-	struct addrs a;
+	struct addrs a = inner_addrs(in);
+	struct ws_match m = guard(&a);
 
-	if (r)
-		return r;
-	a = inner_addrs(in);
-	m = guard(&a);
+	return m.action == WS_MATCH_PATH ? m.target : 0;
+}
+
+/* What is inside must be what the proof is for: a proof for one chain opens no
+ * other. path: what the inner packet requires, or 0.
+ */
+static __always_inline enum ws_reason
+inner_check(const struct endpoint *ep, const struct inner *in, __be32 path)
+{
+	const struct ip6_hdr *ip6 = in->hdr;
+
 	/* What no headend steers is no chain's either. */
-	if (m.action != WS_MATCH_PATH || m.target != ep->tlv->path ||
-	    inner_is_unsteered(in) ||
-	    (!is_ip4 && (in_block(a.dst[0]) || in_block(a.src[0]))))
+	if (!path || path != ep->tlv->path || inner_is_unsteered(in) ||
+	    (!in->is_ip4 && (in_block(ip6->dst[0]) || in_block(ip6->src[0]))))
 		return WS_REASON_WRONG_CHAIN;
 	/* RFC 6040 4.2: a mark that the inner packet cannot carry drops it. */
 	if (ip6_ecn(ep->ip6) == ECN_CE && inner_ecn(in) == ECN_NOT_ECT)

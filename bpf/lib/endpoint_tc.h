@@ -11,6 +11,7 @@
 #include "proxy_in.h"
 #include "pull.h"
 #include "refuse.h"
+#include "rules.h"
 #include "srh.h"
 #include "stats.h"
 #include "strip.h"
@@ -44,7 +45,8 @@ static __always_inline long endpoint_pull(struct __sk_buff *skb)
 	srh = cursor_take(&c, struct srh);
 	if (!srh)
 		return 0; /* too short; whoever parses it says how */
-	return pull(skb, len + srh->hdrlen * 8 + sizeof(struct ip6_hdr));
+	len += srh->hdrlen * 8;
+	return rules_pull(skb, len, len + sizeof(struct ip6_hdr));
 }
 
 /* What to do about a packet whose flow could not be read: more of it may have to
@@ -139,6 +141,21 @@ static __always_inline int end_tc(struct __sk_buff *skb, struct endpoint *ep,
 					     STEP_FORWARD + ep->hop->stats;
 }
 
+/* The path that the inner packet at off requires, by prefixes and by rules; 0:
+ * none. A function of its own for the sake of the stack.
+ */
+__noinline __u32 ws_required(struct __sk_buff *skb, __u32 off, int is_ip4)
+{
+	struct cursor c = ctx_cursor(skb);
+	struct inner in;
+
+	barrier_var(off);
+	c.pos += off & 1023;
+	if (!inner_take(&c, is_ip4, &in))
+		return 0;
+	return ruled_path(skb, off, is_ip4, inner_guard(&in));
+}
+
 /* End.DT46 (RFC 8986 4.8) behind the verdict. */
 static __always_inline int dt46_tc(struct __sk_buff *skb, struct endpoint *ep)
 {
@@ -168,7 +185,13 @@ static __always_inline int dt46_tc(struct __sk_buff *skb, struct endpoint *ep)
 		return ws_refuse(skb, r, 0);
 	if (r)
 		ws_report(skb, r);
-	r = inner_check(ep, endpoint_has_ip4(ep), &inner);
+	r = inner_find(ep, endpoint_has_ip4(ep), &inner);
+	if (!r)
+		r = inner_check(ep, &inner,
+				ws_required(skb,
+					    sizeof(struct eth_hdr) +
+						    endpoint_outer_len(ep),
+					    inner.is_ip4));
 	if (r)
 		return endpoint_refuse(skb, ep, r);
 

@@ -9,6 +9,7 @@
 #include "inner.h"
 #include "net.h"
 #include "refuse.h"
+#include "rules.h"
 
 /* Extension headers that are looked through for an SRH. */
 #define EXTENSIONS_MAX 4
@@ -91,7 +92,8 @@ static __always_inline int guard_plain(struct __sk_buff *skb,
 				       const struct inner *in)
 {
 	struct addrs a = inner_addrs(in);
-	struct ws_match m = guard(&a);
+	struct ws_match m = ruled(skb, sizeof(struct eth_hdr), in->is_ip4,
+				  RULE_SUSPECT, guard(&a));
 
 	if (m.action == WS_MATCH_PATH && !is_local(skb, &m, in->is_ip4))
 		return ws_refuse(skb, WS_REASON_UNPROVEN, 0);

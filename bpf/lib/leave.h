@@ -13,6 +13,7 @@
 #include "inner.h"
 #include "net.h"
 #include "refuse.h"
+#include "rules.h"
 
 /* Nothing encapsulated leaves; the SIDs of a domain are its own matter (RFC 8754
  * 5.1 and 7.2).
@@ -52,7 +53,9 @@ static __always_inline int leave_plain(struct __sk_buff *skb,
 
 	if (inner_to_is_never_forwarded(in))
 		return CTX_PASS;
-	return guard(&a).action == WS_MATCH_PATH ?
+	return ruled(skb, sizeof(struct eth_hdr), in->is_ip4, RULE_SUSPECT,
+		     guard(&a))
+				       .action == WS_MATCH_PATH ?
 		       ws_refuse(skb, WS_REASON_UNVERIFIED, 0) :
 		       CTX_PASS;
 }

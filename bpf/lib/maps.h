@@ -137,6 +137,17 @@ struct {
 	__uint(max_entries, WS_CHAINS_MAX);
 } ws_match_src SEC(".maps"), ws_guard_src SEC(".maps");
 
+/* 23 KB. Not an array, since a hash table's entry is replaced as a whole: no
+ * packet meets half of the old rules and half of the new.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u32);
+	__type(value, struct ws_ruleset);
+	__uint(max_entries, 1);
+} ws_rules SEC(".maps");
+
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);

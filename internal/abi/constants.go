@@ -48,6 +48,8 @@ const (
 	// WS_WINDOW_MAX / 4 words for each lane of the path; see lib/replay.h.
 	WindowMin = 64
 	WindowMax = 65536
+	RulesMax  = 256
+	DscpAny   = 255
 
 	// Buckets of flows, for equal-cost routes. A power of two.
 	Flows = 16

@@ -36,6 +36,11 @@ type planPathView struct {
 	OnViolation model.OnViolation `json:"on_violation"`
 	Destination netip.Prefix      `json:"destination,omitzero"`
 	Source      netip.Prefix      `json:"source,omitzero"`
+	Priority    uint16            `json:"priority,omitzero"`
+	Protocol    model.Protocol    `json:"protocol,omitzero"`
+	SourcePort  model.Ports       `json:"source_port,omitzero"`
+	Port        model.Ports       `json:"destination_port,omitzero"`
+	DSCP        model.DSCP        `json:"dscp,omitzero"`
 	Ingress     []planIngressView `json:"ingress"`
 	Segments    []planSegmentView `json:"segments"`
 	Sent        planSentView      `json:"encapsulation"`
@@ -125,6 +130,11 @@ func newPlanView(d *plan.Domain, epochs bool) planView {
 			OnViolation: p.OnViolation,
 			Destination: p.Match.Destination,
 			Source:      p.Match.Source,
+			Priority:    p.Match.Priority,
+			Protocol:    p.Match.Protocol,
+			SourcePort:  p.Match.SourcePort,
+			Port:        p.Match.DestinationPort,
+			DSCP:        p.Match.DSCP,
 			Sent:        planSentView{p.Encapsulation.SIDs, p.Encapsulation.Reduced, p.Segments()[0], p.Carried()},
 			Overhead:    model.OuterLen(len(p.Carried())),
 			MTU:         p.MTU,

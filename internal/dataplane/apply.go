@@ -90,12 +90,21 @@ func (d *Dataplane) applyInPlace(n plan.Node, t topology) (problems []error, err
 	if err != nil {
 		return nil, err
 	}
+	// While either plan has rules, the programs look for them.
+	either := node
+	either.Rules |= t.node.Rules
+	u.add(func() error { return g.setNode(node) }, nil)
+	if either != node {
+		if err := g.setNode(either); err != nil {
+			return nil, err
+		}
+	}
 	problems, before, want, err := d.fill(g, n, d.wiring(t, d.isTarget))
 	if err != nil {
 		return nil, err
 	}
 	u.add(func() error { return d.restore(g, before) }, nil)
-	u.add(func() error { return g.setNode(node) }, nil)
+	u.add(func() error { return g.setNode(either) }, nil)
 	if err := d.arm(g, t.node); err != nil {
 		return nil, err
 	}

@@ -212,6 +212,7 @@ type coreTCWsNode struct {
 	CutBackDmac    [6]uint8
 	Xdp            uint32
 	Ways           uint32
+	Rules          uint32
 }
 
 type coreTCWsPathMtu struct {
@@ -272,6 +273,27 @@ type coreTCWsRefusal struct {
 	Suppressed uint32
 }
 
+type coreTCWsRuleset struct {
+	_     structs.HostLayout
+	Count uint32
+	Pad   uint32
+	Rule  [256]struct {
+		_        structs.HostLayout
+		Dst      [2]uint64
+		DstMask  [2]uint64
+		Src      [2]uint64
+		SrcMask  [2]uint64
+		Steer    uint32
+		Require  uint32
+		Sport    [2]uint16
+		Dport    [2]uint16
+		Protocol uint8
+		Dscp     uint8
+		IsIp4    uint8
+		Pad      [5]uint8
+	}
+}
+
 type coreTCWsSourceKey struct {
 	_    structs.HostLayout
 	Path uint32
@@ -322,6 +344,7 @@ const (
 	coreTCMapWsProxies    = "ws_proxies"
 	coreTCMapWsProxyStats = "ws_proxy_stats"
 	coreTCMapWsRefusals   = "ws_refusals"
+	coreTCMapWsRules      = "ws_rules"
 	coreTCMapWsSids       = "ws_sids"
 	coreTCMapWsSlotNext   = "ws_slot_next"
 	coreTCMapWsSlots      = "ws_slots"
@@ -406,6 +429,7 @@ type coreTCMapSpecs struct {
 	WsProxies    *ebpf.MapSpec `ebpf:"ws_proxies"`
 	WsProxyStats *ebpf.MapSpec `ebpf:"ws_proxy_stats"`
 	WsRefusals   *ebpf.MapSpec `ebpf:"ws_refusals"`
+	WsRules      *ebpf.MapSpec `ebpf:"ws_rules"`
 	WsSids       *ebpf.MapSpec `ebpf:"ws_sids"`
 	WsSlotNext   *ebpf.MapSpec `ebpf:"ws_slot_next"`
 	WsSlots      *ebpf.MapSpec `ebpf:"ws_slots"`
@@ -466,6 +490,7 @@ type coreTCMaps struct {
 	WsProxies    *ebpf.Map `ebpf:"ws_proxies"`
 	WsProxyStats *ebpf.Map `ebpf:"ws_proxy_stats"`
 	WsRefusals   *ebpf.Map `ebpf:"ws_refusals"`
+	WsRules      *ebpf.Map `ebpf:"ws_rules"`
 	WsSids       *ebpf.Map `ebpf:"ws_sids"`
 	WsSlotNext   *ebpf.Map `ebpf:"ws_slot_next"`
 	WsSlots      *ebpf.Map `ebpf:"ws_slots"`
@@ -501,6 +526,7 @@ func (m *coreTCMaps) Close() error {
 		m.WsProxies,
 		m.WsProxyStats,
 		m.WsRefusals,
+		m.WsRules,
 		m.WsSids,
 		m.WsSlotNext,
 		m.WsSlots,

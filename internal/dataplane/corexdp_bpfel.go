@@ -41,6 +41,7 @@ const (
 	coreXDPMapWsProxies    = "ws_proxies"
 	coreXDPMapWsProxyStats = "ws_proxy_stats"
 	coreXDPMapWsRefusals   = "ws_refusals"
+	coreXDPMapWsRules      = "ws_rules"
 	coreXDPMapWsSids       = "ws_sids"
 	coreXDPMapWsSlotNext   = "ws_slot_next"
 	coreXDPMapWsSlots      = "ws_slots"
@@ -125,6 +126,7 @@ type coreXDPMapSpecs struct {
 	WsProxies    *ebpf.MapSpec `ebpf:"ws_proxies"`
 	WsProxyStats *ebpf.MapSpec `ebpf:"ws_proxy_stats"`
 	WsRefusals   *ebpf.MapSpec `ebpf:"ws_refusals"`
+	WsRules      *ebpf.MapSpec `ebpf:"ws_rules"`
 	WsSids       *ebpf.MapSpec `ebpf:"ws_sids"`
 	WsSlotNext   *ebpf.MapSpec `ebpf:"ws_slot_next"`
 	WsSlots      *ebpf.MapSpec `ebpf:"ws_slots"`
@@ -185,6 +187,7 @@ type coreXDPMaps struct {
 	WsProxies    *ebpf.Map `ebpf:"ws_proxies"`
 	WsProxyStats *ebpf.Map `ebpf:"ws_proxy_stats"`
 	WsRefusals   *ebpf.Map `ebpf:"ws_refusals"`
+	WsRules      *ebpf.Map `ebpf:"ws_rules"`
 	WsSids       *ebpf.Map `ebpf:"ws_sids"`
 	WsSlotNext   *ebpf.Map `ebpf:"ws_slot_next"`
 	WsSlots      *ebpf.Map `ebpf:"ws_slots"`
@@ -220,6 +223,7 @@ func (m *coreXDPMaps) Close() error {
 		m.WsProxies,
 		m.WsProxyStats,
 		m.WsRefusals,
+		m.WsRules,
 		m.WsSids,
 		m.WsSlotNext,
 		m.WsSlots,

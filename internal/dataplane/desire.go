@@ -128,6 +128,9 @@ func desire(n plan.Node, at wiring, local []netip.Addr, have tables, ix indexes)
 	}
 	w.matchDst, w.matchSrc = expand(steer, have.matchSrc, own)
 	w.guardDst, w.guardSrc = expand(require, have.guardSrc, own)
+	if w.rules, err = encodeRules(steer, require); err != nil {
+		return wanted{}, err
+	}
 	return w, w.checkSizes()
 }
 

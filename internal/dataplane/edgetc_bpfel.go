@@ -41,6 +41,7 @@ const (
 	edgeTCMapWsProxies    = "ws_proxies"
 	edgeTCMapWsProxyStats = "ws_proxy_stats"
 	edgeTCMapWsRefusals   = "ws_refusals"
+	edgeTCMapWsRules      = "ws_rules"
 	edgeTCMapWsSids       = "ws_sids"
 	edgeTCMapWsSlotNext   = "ws_slot_next"
 	edgeTCMapWsSlots      = "ws_slots"
@@ -125,6 +126,7 @@ type edgeTCMapSpecs struct {
 	WsProxies    *ebpf.MapSpec `ebpf:"ws_proxies"`
 	WsProxyStats *ebpf.MapSpec `ebpf:"ws_proxy_stats"`
 	WsRefusals   *ebpf.MapSpec `ebpf:"ws_refusals"`
+	WsRules      *ebpf.MapSpec `ebpf:"ws_rules"`
 	WsSids       *ebpf.MapSpec `ebpf:"ws_sids"`
 	WsSlotNext   *ebpf.MapSpec `ebpf:"ws_slot_next"`
 	WsSlots      *ebpf.MapSpec `ebpf:"ws_slots"`
@@ -185,6 +187,7 @@ type edgeTCMaps struct {
 	WsProxies    *ebpf.Map `ebpf:"ws_proxies"`
 	WsProxyStats *ebpf.Map `ebpf:"ws_proxy_stats"`
 	WsRefusals   *ebpf.Map `ebpf:"ws_refusals"`
+	WsRules      *ebpf.Map `ebpf:"ws_rules"`
 	WsSids       *ebpf.Map `ebpf:"ws_sids"`
 	WsSlotNext   *ebpf.Map `ebpf:"ws_slot_next"`
 	WsSlots      *ebpf.Map `ebpf:"ws_slots"`
@@ -220,6 +223,7 @@ func (m *edgeTCMaps) Close() error {
 		m.WsProxies,
 		m.WsProxyStats,
 		m.WsRefusals,
+		m.WsRules,
 		m.WsSids,
 		m.WsSlotNext,
 		m.WsSlots,

@@ -41,6 +41,7 @@ const (
 	functionXDPMapWsProxies      = "ws_proxies"
 	functionXDPMapWsProxyStats   = "ws_proxy_stats"
 	functionXDPMapWsRefusals     = "ws_refusals"
+	functionXDPMapWsRules        = "ws_rules"
 	functionXDPMapWsSids         = "ws_sids"
 	functionXDPMapWsSlotNext     = "ws_slot_next"
 	functionXDPMapWsSlots        = "ws_slots"
@@ -125,6 +126,7 @@ type functionXDPMapSpecs struct {
 	WsProxies    *ebpf.MapSpec `ebpf:"ws_proxies"`
 	WsProxyStats *ebpf.MapSpec `ebpf:"ws_proxy_stats"`
 	WsRefusals   *ebpf.MapSpec `ebpf:"ws_refusals"`
+	WsRules      *ebpf.MapSpec `ebpf:"ws_rules"`
 	WsSids       *ebpf.MapSpec `ebpf:"ws_sids"`
 	WsSlotNext   *ebpf.MapSpec `ebpf:"ws_slot_next"`
 	WsSlots      *ebpf.MapSpec `ebpf:"ws_slots"`
@@ -185,6 +187,7 @@ type functionXDPMaps struct {
 	WsProxies    *ebpf.Map `ebpf:"ws_proxies"`
 	WsProxyStats *ebpf.Map `ebpf:"ws_proxy_stats"`
 	WsRefusals   *ebpf.Map `ebpf:"ws_refusals"`
+	WsRules      *ebpf.Map `ebpf:"ws_rules"`
 	WsSids       *ebpf.Map `ebpf:"ws_sids"`
 	WsSlotNext   *ebpf.Map `ebpf:"ws_slot_next"`
 	WsSlots      *ebpf.Map `ebpf:"ws_slots"`
@@ -220,6 +223,7 @@ func (m *functionXDPMaps) Close() error {
 		m.WsProxies,
 		m.WsProxyStats,
 		m.WsRefusals,
+		m.WsRules,
 		m.WsSids,
 		m.WsSlotNext,
 		m.WsSlots,

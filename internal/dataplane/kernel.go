@@ -25,6 +25,7 @@ func (g *generation) read() (tables, error) {
 		readMap(g, tableGuardSrc, t.guardSrc),
 		readMap(g, tableLocalDst, t.localDst),
 		readMap(g, tableLocalSrc, t.localSrc),
+		readMap(g, tableRules, t.rules),
 		readMap(g, tablePorts, t.ports),
 		readMap(g, tableProxies, t.proxies),
 	)

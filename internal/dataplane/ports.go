@@ -103,6 +103,9 @@ type wiring struct {
 // and listed; the error is about what can be on no machine.
 func resolve(n plan.Node, devices func(string) (Device, error)) (topology, error) {
 	t := topology{reach: map[string]reach{}, node: wsNode{Armed: 1}}
+	if len(plan.Ordered(n.HeadendRules()))+len(plan.Ordered(n.GuardRules())) > 0 {
+		t.node.Rules = 1
+	}
 	uses := map[int]string{}
 	look := func(name, what string) (Device, bool) {
 		dev, err := devices(name)

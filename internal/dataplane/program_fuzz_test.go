@@ -87,6 +87,9 @@ var (
 	macs         = [][6]byte{{2, 0, 0, 0, 0, 3}, {0x33, 0x33, 0, 0, 0, 1}, {0xff, 0xff, 0xff, 0xff, 0xff, 0xff}}
 )
 
+// fuzzPorts are what rules ask for; packets have some at the ends of each.
+var fuzzPorts = []model.Ports{{}, {}, {First: 53, Last: 53}, {First: 1, Last: 1023}, {First: 1024, Last: 65535}}
+
 // secondHeadend is that of the paths that have two.
 const secondHeadend = "fd00:0:f::1"
 
@@ -220,6 +223,15 @@ func drawPath(t *rapid.T, node *rapid.Generator[int], free [][]netip.Addr, path 
 	}
 	p.match.Destination = prefix(rapid.SampledFrom(dst).Draw(t, "destination"))
 	p.match.Source = prefix(rapid.SampledFrom(src).Draw(t, "source"))
+	if rapid.IntRange(0, 2).Draw(t, "ordered") == 2 {
+		p.match.Priority = uint16(path) // no two have the same
+		p.match.Protocol = rapid.SampledFrom([]model.Protocol{0, 6, 17, 17, 58}).Draw(t, "rule's protocol")
+		if p.match.Protocol == 6 || p.match.Protocol == 17 {
+			p.match.SourcePort = rapid.SampledFrom(fuzzPorts).Draw(t, "rule's source port")
+			p.match.DestinationPort = rapid.SampledFrom(fuzzPorts).Draw(t, "rule's destination port")
+		}
+		p.match.DSCP = rapid.SampledFrom([]model.DSCP{0, 0, 1, 47}).Draw(t, "rule's DSCP")
+	}
 	p.visits = []int{node.Draw(t, "headend")}
 	p.sources = []netip.Addr{fuzzSpecs[p.visits[0]].address}
 	if path%4 == 0x01010101%4 { // not a matter of the epoch
@@ -414,7 +426,9 @@ func drawPayload(t *rapid.T) []byte {
 	payload := make([]byte, rapid.SampledFrom([]int{0, 1, 3, 4, 20, 52, 60, 160, 900, 1300}).Draw(t, "payload"))
 	if len(payload) > 12 {
 		payload[12] = rapid.SampledFrom([]uint8{0x50, 0x80, 0xf0, 0}).Draw(t, "tcp header length")
-		binary.BigEndian.PutUint16(payload, rapid.Uint16().Draw(t, "source port"))
+		port := rapid.OneOf(rapid.SampledFrom([]uint16{0, 1, 52, 53, 54, 1023, 1024, 65535}), rapid.Uint16())
+		binary.BigEndian.PutUint16(payload, port.Draw(t, "source port"))
+		binary.BigEndian.PutUint16(payload[2:], port.Draw(t, "destination port"))
 	}
 	return payload
 }

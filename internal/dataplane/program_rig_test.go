@@ -335,6 +335,9 @@ func (r *rig) apply(n *plan.Node) error {
 	if n != nil {
 		node.Armed = 1
 	}
+	if len(w.rules) > 0 {
+		node.Rules = 1
+	}
 	if err := r.g.setNode(node); err != nil {
 		return err
 	}

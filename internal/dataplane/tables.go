@@ -25,6 +25,7 @@ type tables struct {
 	proxies  map[uint32]proxy
 	localDst map[dstKey]match
 	localSrc map[srcKey]match
+	rules    map[uint32]ruleset // at 0, if there are any
 }
 
 func newTables() tables {
@@ -34,7 +35,7 @@ func newTables() tables {
 		matchDst: map[dstKey]match{}, matchSrc: map[srcKey]match{},
 		guardDst: map[dstKey]match{}, guardSrc: map[srcKey]match{},
 		ports: map[uint32]port{}, proxies: map[uint32]proxy{},
-		localDst: map[dstKey]match{}, localSrc: map[srcKey]match{},
+		localDst: map[dstKey]match{}, localSrc: map[srcKey]match{}, rules: map[uint32]ruleset{},
 	}
 }
 
@@ -59,6 +60,7 @@ const (
 	tableGuardSrc   table = "ws_guard_src"
 	tableLocalDst   table = "ws_local_dst"
 	tableLocalSrc   table = "ws_local_src"
+	tableRules      table = "ws_rules"
 	tablePorts      table = "ws_ports"
 	tableExits      table = "ws_exits"
 	tableNexthops   table = "ws_nexthops"
@@ -113,7 +115,9 @@ func changes(have, want tables) []op {
 	ops = puts(ops, tablePaths, have.paths, want.paths)
 	ops = puts(ops, tableMatchSrc, have.matchSrc, want.matchSrc)
 	ops = append(ops, longestFirst(puts(nil, tableMatchDst, have.matchDst, want.matchDst))...)
+	ops = puts(ops, tableRules, have.rules, want.rules)
 
+	ops = deletes(ops, tableRules, have.rules, want.rules)
 	ops = append(ops, shortestFirst(deletes(nil, tableMatchDst, have.matchDst, want.matchDst))...)
 	ops = deletes(ops, tableMatchSrc, have.matchSrc, want.matchSrc)
 	ops = deletes(ops, tablePaths, have.paths, want.paths)

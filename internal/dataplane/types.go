@@ -21,6 +21,7 @@ type (
 	srcKey    = coreTCWsSrcKey
 	match     = coreTCWsMatch
 	stats     = coreTCWsStats
+	ruleset   = coreTCWsRuleset
 	port      = coreTCWsPort
 	refusal   = coreTCWsRefusal
 	proxy     = coreTCWsProxy

@@ -217,6 +217,8 @@ func (t tables) do(o op) {
 		switch o.table {
 		case tablePorts:
 			set(t.ports, k, o.value)
+		case tableRules:
+			set(t.rules, k, o.value)
 		case tableProxies:
 			set(t.proxies, k, o.value)
 		case tablePaths:
@@ -245,7 +247,7 @@ func (t tables) clone() tables {
 	return tables{
 		maps.Clone(t.hops), maps.Clone(t.sids), maps.Clone(t.sources), maps.Clone(t.egresses), maps.Clone(t.headends), maps.Clone(t.paths),
 		maps.Clone(t.matchDst), maps.Clone(t.matchSrc), maps.Clone(t.guardDst), maps.Clone(t.guardSrc), maps.Clone(t.ports),
-		maps.Clone(t.proxies), maps.Clone(t.localDst), maps.Clone(t.localSrc),
+		maps.Clone(t.proxies), maps.Clone(t.localDst), maps.Clone(t.localSrc), maps.Clone(t.rules),
 	}
 }
 
@@ -253,7 +255,7 @@ func equalTables(a, b tables) bool {
 	return maps.Equal(a.hops, b.hops) && maps.Equal(a.sids, b.sids) && maps.Equal(a.sources, b.sources) && maps.Equal(a.egresses, b.egresses) &&
 		maps.Equal(a.headends, b.headends) && maps.Equal(a.paths, b.paths) && maps.Equal(a.matchDst, b.matchDst) && maps.Equal(a.matchSrc, b.matchSrc) &&
 		maps.Equal(a.guardDst, b.guardDst) && maps.Equal(a.guardSrc, b.guardSrc) && maps.Equal(a.ports, b.ports) &&
-		maps.Equal(a.proxies, b.proxies) && maps.Equal(a.localDst, b.localDst) && maps.Equal(a.localSrc, b.localSrc)
+		maps.Equal(a.proxies, b.proxies) && maps.Equal(a.localDst, b.localDst) && maps.Equal(a.localSrc, b.localSrc) && maps.Equal(a.rules, b.rules)
 }
 
 func sortedKeys[V any](m map[uint32]V) []uint32 { return slices.Sorted(maps.Keys(m)) }

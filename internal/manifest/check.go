@@ -384,7 +384,7 @@ func (n *node) has(role model.Role) bool {
 // matches reports whether the match was read as it is meant.
 func (ch *chain) matches() bool {
 	read := func(p item[netip.Prefix]) bool { return p.ok || !p.given() }
-	return read(ch.destination) && read(ch.source) && (ch.destination.ok || ch.source.ok)
+	return read(ch.destination) && read(ch.source) && (ch.destination.ok || ch.source.ok || ch.priority.ok)
 }
 
 func (f file) domain() model.Domain {
@@ -417,7 +417,7 @@ func (ch *chain) model() model.Chain {
 		Ingress:       values(ch.ingress.value),
 		Functions:     values(ch.functions.value),
 		Egress:        ch.egress.value,
-		Match:         model.NewMatch(ch.destination.value, ch.source.value),
+		Match:         ch.matched(),
 		Both:          ch.both.value,
 		Encapsulation: model.Encapsulation{SIDs: ch.sids.value, Reduced: ch.reduced.value},
 		Proof:         model.Proof{Scheme: ch.scheme.value, OnViolation: ch.onViolation.value, Window: ch.window.value},
@@ -430,4 +430,11 @@ func values[T any](list []item[T]) []T {
 		out = append(out, i.value)
 	}
 	return out
+}
+
+func (ch *chain) matched() model.Match {
+	m := model.NewMatch(ch.destination.value, ch.source.value)
+	m.Priority, m.Protocol, m.DSCP = uint16(ch.priority.value), ch.protocol.value, ch.dscp.value
+	m.SourcePort, m.DestinationPort = ch.sourcePort.value, ch.destPort.value
+	return m
 }

@@ -94,6 +94,11 @@ type chain struct {
 	match       place
 	destination item[netip.Prefix]
 	source      item[netip.Prefix]
+	priority    item[int]
+	protocol    item[model.Protocol]
+	sourcePort  item[model.Ports]
+	destPort    item[model.Ports]
+	dscp        item[model.DSCP]
 	both        item[bool]
 	sids        item[model.SIDs]
 	reduced     item[bool]
@@ -294,10 +299,19 @@ func readChain(c cursor) chain {
 		field{"egress", true, into(&ch.egress, cursor.text)},
 		field{"match", true, func(c cursor) {
 			ch.match = c.at
+			before := len(c.r.problems)
 			c.fields(
 				field{"destination", false, into(&ch.destination, match)},
 				field{"source", false, into(&ch.source, match)},
+				field{"priority", false, into(&ch.priority, func(c cursor) item[int] { return c.integer(1, model.PriorityMax) })},
+				field{"protocol", false, into(&ch.protocol, enum[model.Protocol])},
+				field{"source-port", false, into(&ch.sourcePort, enum[model.Ports])},
+				field{"destination-port", false, into(&ch.destPort, enum[model.Ports])},
+				field{"dscp", false, into(&ch.dscp, enum[model.DSCP])},
 			)
+			if err := ch.model().Match.Check(); err != nil && len(c.r.problems) == before {
+				c.r.problemf(c.at, "%v", err)
+			}
 			if m, ok := c.node.(*ast.MappingNode); ok && len(m.Values) == 0 {
 				c.r.problemf(c.at, "matches nothing; give it a destination, a source or both (::/0 is all of IPv6, 0.0.0.0/0 all of IPv4)")
 			}

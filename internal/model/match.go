@@ -2,8 +2,25 @@ package model
 
 import (
 	"errors"
+	"fmt"
 	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
 )
+
+// Match says which packets a chain takes. What is zero matches all. A match by
+// more than prefixes has a priority; it comes before all that have none, and
+// those with a lower number come first.
+type Match struct {
+	Destination     netip.Prefix
+	Source          netip.Prefix
+	Priority        uint16 // 0: by prefixes alone
+	Protocol        Protocol
+	SourcePort      Ports
+	DestinationPort Ports
+	DSCP            DSCP
+}
 
 var (
 	allIPv4 = netip.PrefixFrom(netip.IPv4Unspecified(), 0)
@@ -46,10 +63,39 @@ func (m Match) Whole() (destination, source netip.Prefix) {
 	return fill(m.Destination), fill(m.Source)
 }
 
-// Reverse matches the answers to what m matches.
-func (m Match) Reverse() Match { return NewMatch(m.Source, m.Destination) }
+// Ordered says whether m is one of the rules that come in the order of their
+// priorities; the others go by the longest prefix.
+func (m Match) Ordered() bool { return m.Priority != 0 }
 
-// Covers says whether m matches a packet with these addresses.
+// Check holds the rules between the parts of a match.
+func (m Match) Check() error {
+	more := m.Protocol != 0 || m.SourcePort != Ports{} || m.DestinationPort != Ports{} || m.DSCP != 0
+	ports := m.SourcePort != Ports{} || m.DestinationPort != Ports{}
+	switch {
+	case more && m.Priority == 0:
+		return fmt.Errorf("has no priority; a match by more than prefixes needs one, from 1 to %d, the lowest first", PriorityMax)
+	case ports && !m.Protocol.hasPorts():
+		return fmt.Errorf("has ports, and protocol %s; expect one of %s", m.Protocol, expect(portProtocols()))
+	}
+	return nil
+}
+
+// PriorityMax is the highest priority number, and the one that comes last.
+const PriorityMax = 65535
+
+// OrderedMax is how many ordered rules a node holds.
+const OrderedMax = 256
+
+// Reverse matches the answers to what m matches.
+func (m Match) Reverse() Match {
+	r := NewMatch(m.Source, m.Destination)
+	m.Destination, m.Source = r.Destination, r.Source
+	m.DestinationPort, m.SourcePort = m.SourcePort, m.DestinationPort
+	return m
+}
+
+// Covers says whether m matches a packet with these addresses, as far as they
+// tell.
 func (m Match) Covers(destination, source netip.Addr) bool {
 	d, s := m.Whole()
 	return d.Contains(destination) && s.Contains(source)
@@ -59,19 +105,33 @@ func (m Match) Covers(destination, source netip.Addr) bool {
 func (m Match) Overlaps(o Match) bool {
 	d, s := m.Whole()
 	od, os := o.Whole()
-	return d.Overlaps(od) && s.Overlaps(os)
+	ports := func(a, b Ports) bool {
+		return a == Ports{} || b == Ports{} || a.First <= b.Last && b.First <= a.Last
+	}
+	return d.Overlaps(od) && s.Overlaps(os) &&
+		(m.Protocol == 0 || o.Protocol == 0 || m.Protocol == o.Protocol) &&
+		ports(m.SourcePort, o.SourcePort) && ports(m.DestinationPort, o.DestinationPort) &&
+		(m.DSCP == 0 || o.DSCP == 0 || m.DSCP == o.DSCP)
 }
 
 func (m Match) String() string {
-	switch {
-	case m.Source.IsValid() && m.Destination.IsValid():
-		return "destination " + m.Destination.String() + ", source " + m.Source.String()
-	case m.Source.IsValid():
-		return "source " + m.Source.String()
-	case m.Destination.IsValid():
-		return "destination " + m.Destination.String()
+	var s []string
+	add := func(there bool, what string, value any) {
+		if there {
+			s = append(s, fmt.Sprintf("%s %v", what, value))
+		}
 	}
-	return "everything"
+	add(m.Ordered(), "priority", m.Priority)
+	add(m.Destination.IsValid(), "destination", m.Destination)
+	add(m.Source.IsValid(), "source", m.Source)
+	add(m.Protocol != 0, "protocol", m.Protocol)
+	add(m.SourcePort != Ports{}, "source port", m.SourcePort)
+	add(m.DestinationPort != Ports{}, "destination port", m.DestinationPort)
+	add(m.DSCP != 0, "DSCP", m.DSCP)
+	if len(s) == 0 {
+		return "everything"
+	}
+	return strings.Join(s, ", ")
 }
 
 // CheckMatch holds that a match is of one version of IP.
@@ -79,5 +139,103 @@ func CheckMatch(destination, source netip.Prefix) error {
 	if destination.IsValid() && source.IsValid() && destination.Addr().Is4() != source.Addr().Is4() {
 		return errors.New("has a destination and a source of different versions of IP, which no packet has; make two chains")
 	}
+	return nil
+}
+
+// Protocol is the number of an upper-layer protocol; 0: any.
+type Protocol uint8
+
+var protocolNames = map[Protocol]string{1: "icmp", 6: "tcp", 17: "udp", 33: "dccp", 47: "gre", 50: "esp", 58: "icmpv6", 132: "sctp", 136: "udplite"}
+
+func (p Protocol) hasPorts() bool { return slices.Contains([]Protocol{6, 17, 33, 132, 136}, p) }
+
+func portProtocols() (names []string) {
+	for _, p := range []Protocol{6, 17, 132, 33, 136} {
+		names = append(names, p.String())
+	}
+	return names
+}
+
+func (p Protocol) String() string {
+	if p == 0 {
+		return "any"
+	}
+	if n, ok := protocolNames[p]; ok {
+		return n
+	}
+	return strconv.Itoa(int(p))
+}
+
+// MarshalText implements encoding.TextMarshaler.
+func (p Protocol) MarshalText() ([]byte, error) { return []byte(p.String()), nil }
+
+// UnmarshalText takes a name or a number. Extension headers of IPv6 are no
+// protocols: a packet is classified by what is behind them.
+func (p *Protocol) UnmarshalText(b []byte) error {
+	for n, name := range protocolNames {
+		if name == string(b) {
+			*p = n
+			return nil
+		}
+	}
+	n, err := strconv.ParseUint(string(b), 10, 8)
+	if err != nil || slices.Contains([]uint64{0, 43, 44, 51, 60}, n) {
+		return fmt.Errorf("%q is not a protocol; expect tcp, udp, icmpv6 or another name, or a number from 1 to 255 that is no extension header", b)
+	}
+	*p = Protocol(n)
+	return nil
+}
+
+// Ports is a range of them, both ends included; zero: any, and packets without.
+type Ports struct{ First, Last uint16 }
+
+func (p Ports) String() string {
+	if p.First == p.Last {
+		return strconv.Itoa(int(p.First))
+	}
+	return fmt.Sprintf("%d-%d", p.First, p.Last)
+}
+
+// MarshalText implements encoding.TextMarshaler.
+func (p Ports) MarshalText() ([]byte, error) { return []byte(p.String()), nil }
+
+// UnmarshalText takes a port, or two with a hyphen between them.
+func (p *Ports) UnmarshalText(b []byte) error {
+	first, last, isRange := strings.Cut(string(b), "-")
+	if !isRange {
+		last = first
+	}
+	f, err := strconv.ParseUint(first, 10, 16)
+	l, err2 := strconv.ParseUint(last, 10, 16)
+	if errors.Join(err, err2) != nil || f == 0 || l < f {
+		return fmt.Errorf("%q is not a port or a range of them; expect one from 1 to 65535, such as 443, or two in order, such as 8000-8999", b)
+	}
+	*p = Ports{uint16(f), uint16(l)}
+	return nil
+}
+
+// DSCP is the upper six bits of the traffic class (RFC 2474 3), plus one; 0: any.
+type DSCP uint8
+
+// Value is the code point, if one is asked for.
+func (d DSCP) Value() (v uint8, ok bool) { return uint8(d) - 1, d != 0 }
+
+func (d DSCP) String() string {
+	if v, ok := d.Value(); ok {
+		return strconv.Itoa(int(v))
+	}
+	return "any"
+}
+
+// MarshalText implements encoding.TextMarshaler.
+func (d DSCP) MarshalText() ([]byte, error) { return []byte(d.String()), nil }
+
+// UnmarshalText takes a code point.
+func (d *DSCP) UnmarshalText(b []byte) error {
+	n, err := strconv.ParseUint(string(b), 10, 8)
+	if err != nil || n > 63 {
+		return fmt.Errorf("%q is not a DSCP; expect a number from 0 to 63", b)
+	}
+	*d = DSCP(n + 1)
 	return nil
 }

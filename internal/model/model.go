@@ -322,12 +322,6 @@ type Chain struct {
 	Proof         Proof
 }
 
-// Match says which packets a chain takes. The zero Prefix matches all.
-type Match struct {
-	Destination netip.Prefix
-	Source      netip.Prefix
-}
-
 // Proof is how a chain is proven.
 type Proof struct {
 	Scheme      Scheme

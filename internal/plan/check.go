@@ -329,6 +329,7 @@ func (id PathID) check(p *problems) {
 }
 
 func checkMatch(p *problems, block netip.Prefix, m model.Match) {
+	p.add(m.Check(), "match: %s", m)
 	for _, c := range []struct {
 		name   string
 		prefix netip.Prefix
@@ -342,8 +343,7 @@ func checkMatch(p *problems, block netip.Prefix, m model.Match) {
 
 // claimMatch holds that a match leads to one path, in whatever epochs.
 func claimMatch(p *problems, claims map[model.Match]uint32, m model.Match, path uint32) {
-	d, s := m.Whole()
-	m = model.Match{Destination: d, Source: s}
+	m.Destination, m.Source = m.Whole()
 	if other, ok := claims[m]; ok && other != path {
 		p.addf("match: path 0x%08x has the same", other)
 	}

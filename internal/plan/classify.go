@@ -34,6 +34,7 @@ type SrcEntry struct {
 // destination prefix, and of these the one with the longest source prefix. A
 // source that the second look-up does not find has no rule. Classes are
 // numbered from 0 without gaps. Of rules with the same match the first counts.
+// Ordered rules are none of its business; see Ordered.
 //
 // Each destination's class has all the sources that matter below it: its own,
 // and of the next shorter destination's class those that its own do not hide.
@@ -41,6 +42,9 @@ func Classify(rules []Rule) (dst []DstEntry, src []SrcEntry) {
 	own := map[netip.Prefix][]SrcEntry{}
 	seen := map[model.Match]bool{}
 	for _, r := range rules {
+		if r.Match.Ordered() {
+			continue
+		}
 		d, s := r.Match.Whole()
 		if m := (model.Match{Destination: d, Source: s}); !seen[m] {
 			seen[m] = true
@@ -87,6 +91,19 @@ func Classify(rules []Rule) (dst []DstEntry, src []SrcEntry) {
 		dst = append(dst, DstEntry{Prefix: d, Source: true, Target: class})
 	}
 	return dst, src
+}
+
+// Ordered are the rules that come before those that Classify compiles, the first
+// that covers a packet is its own.
+func Ordered(rules []Rule) []Rule {
+	var ordered []Rule
+	for _, r := range rules {
+		if r.Match.Ordered() {
+			ordered = append(ordered, r)
+		}
+	}
+	slices.SortStableFunc(ordered, func(a, b Rule) int { return int(a.Match.Priority) - int(b.Match.Priority) })
+	return ordered
 }
 
 // inherit is the table of own entries, over those of an outer table that no own

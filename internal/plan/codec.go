@@ -155,8 +155,13 @@ type encapsulationFile struct {
 }
 
 type matchFile struct {
-	Destination netip.Prefix `json:"destination,omitzero"`
-	Source      netip.Prefix `json:"source,omitzero"`
+	Destination     netip.Prefix   `json:"destination,omitzero"`
+	Source          netip.Prefix   `json:"source,omitzero"`
+	Priority        uint16         `json:"priority,omitzero"`
+	Protocol        model.Protocol `json:"protocol,omitzero"`
+	SourcePort      model.Ports    `json:"source-port,omitzero"`
+	DestinationPort model.Ports    `json:"destination-port,omitzero"`
+	DSCP            model.DSCP     `json:"dscp,omitzero"`
 }
 
 type headendFile struct {

@@ -108,6 +108,9 @@ func (c *compiler) check(ch model.Chain) error {
 	if err := model.CheckWindow(window(ch)); err != nil {
 		return fmt.Errorf("proof window %d %w", ch.Proof.Window, err)
 	}
+	if err := ch.Match.Check(); err != nil {
+		return fmt.Errorf("match %w", err)
+	}
 	lanes := 0
 	for _, name := range append(slices.Clone(ch.Ingress), ch.Egress) {
 		if _, ok := c.nodes[name]; !ok {
@@ -127,6 +130,10 @@ func (c *compiler) check(ch model.Chain) error {
 		}
 		if _, ok := c.nodes[f.Node]; !ok {
 			return fmt.Errorf("node %q of function %s does not exist", f.Node, name)
+		}
+		// What lost its header there is known by its addresses alone.
+		if ch.Match.Ordered() && f.Proxy.Local {
+			return fmt.Errorf("its match has a priority, and function %s is in the node's own kernel, which takes only matches by prefixes; put the function behind interfaces", name)
 		}
 		if err := model.CheckFlow(ch.Proof.Scheme, f); err != nil {
 			return fmt.Errorf("function %s: %w", name, err)
@@ -397,6 +404,9 @@ func (n Node) fits() error {
 	}
 	if err := rulesFit(n.GuardRules()); err != nil {
 		return fmt.Errorf("the matches of the paths that end at it %w", err)
+	}
+	if o := len(Ordered(n.HeadendRules())) + len(Ordered(n.GuardRules())); o > model.OrderedMax {
+		return fmt.Errorf("starts and ends %d paths whose match has a priority; a node can hold %d", o, model.OrderedMax)
 	}
 	if err := rulesFit(n.LocalRules()); err != nil {
 		return fmt.Errorf("the matches of its local functions %w", err)

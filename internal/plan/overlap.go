@@ -33,8 +33,12 @@ func checkOverlap(a, b model.Chain, dir model.Direction) error {
 	if !a.Match.Overlaps(b.Match) {
 		return nil
 	}
+	if a.Match.Ordered() && a.Match.Priority == b.Match.Priority {
+		return fmt.Errorf("chain %s, %s: its match (%s) and that of chain %s (%s) take the same packets with the same priority; give one of them another",
+			a.Name, dir, a.Match, b.Name, b.Match)
+	}
 	inner, outer := a, b
-	if specific(b.Match) > specific(a.Match) {
+	if before(b.Match, a.Match) {
 		inner, outer = b, a
 	}
 	for _, n := range outer.Ingress {
@@ -44,6 +48,15 @@ func checkOverlap(a, b model.Chain, dir model.Direction) error {
 		}
 	}
 	return nil
+}
+
+// before says whether a packet that both match is a's: ordered rules come first,
+// by priority, then the longer prefixes.
+func before(a, b model.Match) bool {
+	if a.Ordered() && b.Ordered() {
+		return a.Priority < b.Priority
+	}
+	return a.Ordered() || !b.Ordered() && specific(a) > specific(b)
 }
 
 // specific orders matches as classification does: by destination, then source.

@@ -19,6 +19,10 @@ func TestOverlappingChainsMustShareTheirIngress(t *testing.T) {
 		}
 		return c
 	}
+	ordered := func(c model.Chain, priority uint16, port uint16) model.Chain {
+		c.Match.Priority, c.Match.Protocol, c.Match.DestinationPort = priority, 6, model.Ports{First: port, Last: port}
+		return c
+	}
 	for _, c := range []struct {
 		name string
 		a, b model.Chain
@@ -29,6 +33,10 @@ func TestOverlappingChainsMustShareTheirIngress(t *testing.T) {
 		{"inside, in the other order", chain("b", "2001:db8:1::/120", "", "r2"), chain("a", "2001:db8:1::/64", "", "r1"), "takes at r1"},
 		{"inside, same ingress", chain("a", "2001:db8:1::/64", "", "r1"), chain("b", "2001:db8:1::/120", "", "r1", "r2"), ""},
 		{"sources apart", chain("a", "2001:db8:1::/64", "2001:db8:8::/64", "r1"), chain("b", "2001:db8:1::/120", "2001:db8:9::/64", "r2"), ""},
+		{"same priority", ordered(chain("a", "2001:db8:1::/64", "", "r1"), 5, 443), ordered(chain("b", "2001:db8:1::/120", "", "r1"), 5, 443), "with the same priority"},
+		{"same priority, ports apart", ordered(chain("a", "2001:db8:1::/64", "", "r1"), 5, 443), ordered(chain("b", "2001:db8:1::/120", "", "r1"), 5, 80), ""},
+		{"another priority", ordered(chain("a", "2001:db8:1::/64", "", "r1"), 5, 443), ordered(chain("b", "2001:db8:1::/120", "", "r1"), 6, 443), ""},
+		{"ordered before longer, other ingress", ordered(chain("a", "2001:db8:1::/64", "", "r1"), 5, 443), chain("b", "2001:db8:1::/120", "", "r2"), "takes at r2"},
 		{"by source alone", chain("a", "", "2001:db8:8::/64", "r1"), chain("b", "2001:db8:1::/64", "", "r2"), "takes at r1"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

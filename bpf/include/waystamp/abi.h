@@ -117,8 +117,9 @@ struct ws_node {
 	__u8 cut_back_dmac[6];
 	__u32 xdp; /* 1: XDP is there to use the ways that TC remembers */
 	__u32 ways; /* ways remembered under another number do not count */
+	__u32 rules; /* 1: XDP leaves headend and egress to TC: see ws_rules */
 };
-_Static_assert(sizeof(struct ws_node) == 32, "ws_node is ABI");
+_Static_assert(sizeof(struct ws_node) == 36, "ws_node is ABI");
 
 /* Proof parameters of one position. Which of them count is the scheme's
  * matter: keyed uses key, keyed-flow bind_key too, pot and opot the rest (pot
@@ -269,6 +270,35 @@ struct ws_match {
 	 */
 	__u8 local;
 	__u8 pad[2];
+};
+
+/* Classification by more than prefixes: all conditions must hold. */
+struct ws_rule {
+	__be64 dst[2];
+	__be64 dst_mask[2];
+	__be64 src[2];
+	__be64 src_mask[2];
+	__u32 steer; /* headend index + 1; 0: its path does not start here */
+	__be32 require; /* the path that must be proven; 0: it does not end here */
+	__u16 sport[2]; /* first and last; 0 and 65535: any */
+	__u16 dport[2];
+	__u8 protocol; /* 0: any */
+	__u8 dscp; /* 255: any */
+	__u8 is_ip4; /* of which version its packets are */
+	__u8 pad[5];
+};
+_Static_assert(sizeof(struct ws_rule) == 88, "ws_rule is ABI");
+
+#define WS_RULES_MAX 256
+#define WS_DSCP_ANY 255
+
+/* ws_rules: at 0, if there are any. The first that matches counts, and comes
+ * before those by prefixes.
+ */
+struct ws_ruleset {
+	__u32 count;
+	__u32 pad;
+	struct ws_rule rule[WS_RULES_MAX];
 };
 
 /* ws_stats: per CPU; headend: stamped, endpoint: stamped, egress: verified. */

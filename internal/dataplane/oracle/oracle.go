@@ -485,7 +485,7 @@ func (p *packet) dt46(srh *header, proof srv6.Proof, binding pot.Binding, e *pla
 		return p.drop(InnerVersion)
 	}
 	// A proof for one chain opens no other.
-	path, ok := p.node.requires(inner)
+	path, ok := p.node.requires(inner, false)
 	if !ok || path != e.Path || !p.node.steerable(inner) {
 		return p.drop(WrongChain) // what no headend steers is no chain's
 	}
@@ -603,19 +603,21 @@ func (n Node) steerable(ip ip) bool {
 
 // unproven: a plain packet that some chain which ends here requires.
 func (p *packet) unproven(ip ip) bool {
-	_, required := p.node.requires(ip)
+	_, required := p.node.requires(ip, true)
 	return required && !p.node.owns(ip.destination())
 }
 
 func (n Node) owns(a netip.Addr) bool { return a == n.Address || slices.Contains(n.Own, a) }
 
 // requires is the path that a packet must have taken to leave here: the guard.
-func (n Node) requires(ip ip) (path uint32, ok bool) {
+// suspect: of a packet without proof of which not all can be read, whatever it
+// could be counts.
+func (n Node) requires(ip ip, suspect bool) (path uint32, ok bool) {
 	matches := make([]model.Match, len(n.Egresses))
 	for i, e := range n.Egresses {
 		matches[i] = e.Match
 	}
-	i := longest(matches, ip)
+	i := choose(matches, ip, suspect)
 	if i < 0 {
 		return 0, false
 	}
@@ -628,11 +630,53 @@ func (n Node) headend(ip ip) *plan.Headend {
 	for i, h := range n.Headends {
 		matches[i] = h.Match
 	}
-	i := longest(matches, ip)
+	i := choose(matches, ip, false)
 	if i < 0 {
 		return nil
 	}
 	return &n.Headends[i]
+}
+
+// choose is the rule that takes a packet: the ordered one with the lowest
+// priority, or else the longest. -1: none.
+func choose(rules []model.Match, ip ip, suspect bool) int {
+	best := -1
+	for i, m := range rules {
+		if m.Ordered() && fits(m, ip, suspect) && (best < 0 || m.Priority < rules[best].Priority) {
+			best = i
+		}
+	}
+	if best >= 0 {
+		return best
+	}
+	return longest(rules, ip)
+}
+
+// fits says whether an ordered rule takes a packet, or if it is suspect could.
+func fits(m model.Match, ip ip, suspect bool) bool {
+	dscp, anyDSCP := m.DSCP.Value()
+	if isIPv4(m) != ip.destination().Is4() || !contains(m.Destination, ip.destination()) || !contains(m.Source, ip.source()) || anyDSCP && dscp != ip.trafficClass()>>2 {
+		return false
+	}
+	if m.Protocol == 0 {
+		return true // and it has no ports
+	}
+	var f srv6.Flow
+	var ok bool
+	switch b := ip.(type) {
+	case ipv6:
+		f, ok = srv6.ReadFlow(srv6.NextHeaderIPv6, b)
+	case ipv4:
+		f, ok = srv6.ReadFlow(srv6.NextHeaderIPv4, b)
+	}
+	if !ok {
+		return suspect
+	}
+	port := func(want model.Ports, p uint16) bool {
+		return want == model.Ports{} || want.First <= p && p <= want.Last
+	}
+	return uint8(m.Protocol) == f.Protocol &&
+		(suspect && f.Fragment || port(m.SourcePort, f.SourcePort) && port(m.DestinationPort, f.DestinationPort))
 }
 
 // longest is the rule that takes a packet: of those that match both addresses,
@@ -641,7 +685,7 @@ func (n Node) headend(ip ip) *plan.Headend {
 func longest(rules []model.Match, ip ip) int {
 	best, found := -1, [2]int{}
 	for i, m := range rules {
-		if isIPv4(m) != ip.destination().Is4() || !contains(m.Destination, ip.destination()) || !contains(m.Source, ip.source()) {
+		if m.Ordered() || isIPv4(m) != ip.destination().Is4() || !contains(m.Destination, ip.destination()) || !contains(m.Source, ip.source()) {
 			continue
 		}
 		l := [2]int{max(0, m.Destination.Bits()), max(0, m.Source.Bits())}
