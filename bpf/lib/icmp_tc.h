@@ -51,8 +51,9 @@ static __always_inline long frame_remake(struct __sk_buff *skb, __u32 len)
 		if (rc)
 			return rc;
 	}
-	return bpf_skb_adjust_room(skb, len - FRAME_LEAST, BPF_ADJ_ROOM_MAC,
-				   BPF_F_ADJ_ROOM_FIXED_GSO);
+	/* An IPv4 packet that was a tunnel's may be shorter still. */
+	return bpf_skb_adjust_room(skb, (__s32)(len - skb->len),
+				   BPF_ADJ_ROOM_MAC, BPF_F_ADJ_ROOM_FIXED_GSO);
 }
 
 /* Token bucket: may this CPU send one more? What tells of sizes has a bucket of

@@ -10,9 +10,12 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"runtime"
 	"strings"
 	"sync/atomic"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/waystamp/waystamp/internal/agent"
 	"github.com/waystamp/waystamp/internal/host"
@@ -370,9 +373,32 @@ const (
 )
 
 // late holds a packet back until younger ones of the same lane have gone beyond
-// the replay window. The headend may number by another CPU meanwhile: then it
-// begins again.
+// the replay window. A lane is a CPU of the headend, which over veth is the
+// sender's; should packets go another way all the same, it begins again.
 func late(ctx context.Context, m *mounting) error {
+	return onOneCPU(func() error { return holdBack(ctx, m) })
+}
+
+// onOneCPU runs f in a thread that stays on the first CPU that it may run on.
+func onOneCPU(f func() error) error {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	var all, one unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &all); err != nil {
+		return fmt.Errorf("read the CPUs of the thread: %w", err)
+	}
+	cpu := 0
+	for !all.IsSet(cpu) {
+		cpu++
+	}
+	one.Set(cpu)
+	if err := unix.SchedSetaffinity(0, &one); err != nil {
+		return fmt.Errorf("stay on CPU %d: %w", cpu, err)
+	}
+	return errors.Join(f(), unix.SchedSetaffinity(0, &all))
+}
+
+func holdBack(ctx context.Context, m *mounting) error {
 	base := m.tag[:len(m.tag)-1]
 	for try := range youngerTries {
 		m.tag = fmt.Sprintf("%s try %d>", base, try)
