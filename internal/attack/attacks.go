@@ -10,7 +10,6 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"runtime"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -376,13 +375,14 @@ const (
 // the replay window. A lane is a CPU of the headend, which over veth is the
 // sender's; should packets go another way all the same, it begins again.
 func late(ctx context.Context, m *mounting) error {
-	return onOneCPU(func() error { return holdBack(ctx, m) })
+	return m.lab.Do(m.scheme.String(), func() error {
+		return onOneCPU(func() error { return holdBack(ctx, m) })
+	})
 }
 
-// onOneCPU runs f in a thread that stays on the first CPU that it may run on.
+// onOneCPU runs f on the first CPU that the calling thread, which has to be one's
+// own, may run on.
 func onOneCPU(f func() error) error {
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
 	var all, one unix.CPUSet
 	if err := unix.SchedGetaffinity(0, &all); err != nil {
 		return fmt.Errorf("read the CPUs of the thread: %w", err)

@@ -399,8 +399,8 @@ func TestStoppedAgentsLeaveDataPathAndGuard(t *testing.T) {
 	if l, err := w.net("r1").Locators(); err != nil || len(l) != 0 {
 		t.Errorf("locators of r1 after detach: %v, %v", l, err)
 	}
-	if left := entries(t, w.AgentDir("r1"), ""); !slices.Equal(left, []string{"counters.json"}) {
-		t.Errorf("the run directory of r1 after detach holds %q, want the record of numbers alone", left)
+	if left := entries(t, w.AgentDir("r1"), ""); !slices.Equal(left, []string{"counters.json", "windows.json"}) {
+		t.Errorf("the run directory of r1 after detach holds %q, want the records of numbers given out and seen alone", left)
 	}
 	if r := w.detach("r1", "--yes"); r.code != 0 || !strings.Contains(r.stdout, "nothing is there") {
 		t.Errorf("detach again: %s", r)
