@@ -26,7 +26,7 @@ import (
 
 // fuzzPackets is how many packets the programs and the oracle are compared on,
 // but for WAYSTAMP_FUZZ_PACKETS.
-const fuzzPackets = 40_000
+const fuzzPackets = 100_000
 
 // The block's and locators' lengths are such that masks do not end with a byte.
 var fuzzBlock = netip.MustParsePrefix("2001:db8:8::/45")
