@@ -32,7 +32,7 @@ demo: deps-run build ## see it: a chain on this machine, proven and then tampere
 test: deps-run deps-test build ## every test, in the kernel and end to end (root)
 	@[ "$$(id -u)" = 0 ] || { echo "make test needs root: it loads programs and makes network namespaces" >&2; exit 1; }
 	@go build -buildvcs=false -o bin/ ./tools/testgate
-	@bin/testgate -skips test/skips.golden -- ./cmd/... ./internal/... ./tools/... -- -timeout 20m ./test/...
+	@bin/testgate -skips test/skips.golden -- -timeout 40m ./cmd/... ./internal/... ./tools/... -- -timeout 40m ./test/...
 
 .PHONY: unit
 unit: ## the tests that need no root
