@@ -154,7 +154,7 @@ func drawProxies(t *rapid.T, n *plan.Node) {
 			Local: rapid.Bool().Draw(t, "local"), To: "to-" + name, From: "from-" + name,
 			OnUnknown: rapid.SampledFrom([]model.OnUnknown{model.OnUnknownDrop, model.OnUnknownPlain}).Draw(t, "on unknown"),
 			Segments:  rapid.SampledFrom([]model.Segments{model.SegmentsCut, model.SegmentsKeep}).Draw(t, "segments"),
-			Cache:     rapid.IntRange(1, 3000).Draw(t, "cache"), Lifetime: time.Second,
+			Cache:     rapid.IntRange(1, 1000).Draw(t, "cache"), Lifetime: time.Second,
 		}}
 		if p.Local || rapid.Bool().Draw(t, "metadata") {
 			p.Recognise = model.RecogniseMetadata
