@@ -360,8 +360,15 @@ func (a *agent) saveWindows() {
 	if start.Before(a.saveAfter) {
 		return
 	}
-	if err := a.dp.SaveWindows(); err != nil {
-		a.fail("the replay windows could not be saved", err)
+	err := a.dp.SaveWindows()
+	if err != nil {
+		err = fmt.Errorf("the replay windows could not be saved: %w", err)
+	}
+	switch news := a.status.saved(err); {
+	case news && err != nil:
+		a.cfg.Log.Error("a restarted machine may take replayed packets", "err", err)
+	case news:
+		a.cfg.Log.Info("the replay windows are saved again")
 	}
 	a.saveAfter = time.Now().Add(saveShare * time.Since(start))
 }

@@ -37,6 +37,7 @@ type statusBoard struct {
 	loc     netip.Prefix
 	plan    error // why the plan file is not in force
 	working error // what went wrong with the one that is
+	saving  error // why the replay windows are not on disk
 }
 
 func newStatusBoard(instance string) *statusBoard {
@@ -69,6 +70,19 @@ func (b *statusBoard) failed(err error) {
 	b.working = err
 }
 
+// saved notes why the replay windows could not be saved, nil for that they were,
+// and tells whether that is news.
+func (b *statusBoard) saved(err error) (news bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	before := b.saving
+	b.saving = err
+	if err == nil || before == nil {
+		return err != before
+	}
+	return err.Error() != before.Error()
+}
+
 // degraded notes the problems, and returns those that are new and whether there
 // are none any more.
 func (b *statusBoard) degraded(problems []string) (fresh []string, whole bool) {
@@ -95,7 +109,7 @@ func (b *statusBoard) get() Status {
 	defer b.mu.Unlock()
 	s := b.now
 	s.Problems = slices.Clone(s.Problems)
-	if err := errors.Join(b.plan, b.working); err != nil {
+	if err := errors.Join(b.plan, b.working, b.saving); err != nil {
 		s.Error = err.Error()
 	}
 	return s
