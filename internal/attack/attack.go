@@ -193,7 +193,7 @@ type stage struct {
 	manifest manifest.Manifest
 	plan     *plan.Domain
 	paths    []plan.Path // with those of epochs that are over
-	router   *hacked
+	router   *lab.Router
 	closers  []func() error
 	cancel   context.CancelFunc
 	wait     sync.WaitGroup
@@ -264,13 +264,13 @@ func open(ctx context.Context, c Config) (_ *stage, err error) {
 			return nil, err
 		}
 	}
-	s.router, err = takeOver(s.lab, "m", s.manifest.Domain, *s.manifest.Lab)
+	s.router, err = s.lab.TakeOver("m", s.manifest.Domain, *s.manifest.Lab)
 	return s, err
 }
 
 func (s *stage) close(ctx context.Context) (err error) {
 	if s.router != nil {
-		s.router.close()
+		s.router.Close()
 	}
 	if s.cancel != nil {
 		s.cancel()
@@ -462,14 +462,14 @@ func (s *stage) mount(ctx context.Context, a attack, scheme model.Scheme) (Resul
 		err = a.mount(ctx, m)
 	}
 	if err == nil {
-		err = s.router.err()
+		err = s.router.Err()
 	}
 	if err != nil {
-		s.router.set(nil)
+		s.router.Set(nil)
 		return r, err
 	}
 	end, err := s.await(ctx, m.tag, m.ends)
-	s.router.set(nil)
+	s.router.Set(nil)
 	if err != nil {
 		return r, err
 	}
@@ -492,7 +492,7 @@ func (s *stage) mount(ctx context.Context, a attack, scheme model.Scheme) (Resul
 		return r, err
 	}
 	r.judge(want, got, ends-m.ends, differ)
-	return r, s.router.err()
+	return r, s.router.Err()
 }
 
 // judge says whether an attack had its outcome. more: packets of it that came to

@@ -7,17 +7,15 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"os"
 	"strings"
 	"sync/atomic"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/waystamp/waystamp/internal/agent"
 	"github.com/waystamp/waystamp/internal/host"
+	"github.com/waystamp/waystamp/internal/lab"
 	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/plan"
 	"github.com/waystamp/waystamp/internal/pot"
@@ -66,16 +64,16 @@ func but(s model.Scheme, o outcome, rest func(model.Scheme) outcome) func(model.
 }
 
 func attacks() []attack {
-	last := func(do func(*mounting, srv6.Packet) []sent) func(context.Context, *mounting) error {
+	last := func(do func(*mounting, srv6.Packet) []lab.Sent) func(context.Context, *mounting) error {
 		return inFlight("r3", do)
 	}
 	proof := func(says string) func(model.Scheme) outcome { return always(refused("r6", "proof", says)) }
-	edit := func(do func(*srv6.Proof)) func(*mounting, srv6.Packet) []sent {
-		return func(_ *mounting, p srv6.Packet) []sent { return whole(withProof(p, do)) }
+	edit := func(do func(*srv6.Proof)) func(*mounting, srv6.Packet) []lab.Sent {
+		return func(_ *mounting, p srv6.Packet) []lab.Sent { return whole(p.WithProof(do)) }
 	}
 	return []attack{
 		{Attack{"skip-hop", "a packet is sent past r2; its segment list is left as it is", onLink},
-			inFlight("r1", func(_ *mounting, p srv6.Packet) []sent { return whole(atSegment(p, 1)) }),
+			inFlight("r1", func(_ *mounting, p srv6.Packet) []lab.Sent { return whole(p.AtSegment(1)) }),
 			proof(neverStamped)},
 		{Attack{"reorder-hops", "a packet visits r3 before r2; its segment list is left as it is", onLink},
 			reorder,
@@ -109,7 +107,7 @@ func attacks() []attack {
 			inFlight("r1", edit(func(v *srv6.Proof) { v.RND ^= 1 << 3 })),
 			proof("bit 3 of its RND was changed")},
 		{Attack{"list-edited", "the segment list is edited, the proof left as it is", onLink},
-			last(func(_ *mounting, p srv6.Packet) []sent { return whole(otherList(p)) }),
+			last(func(_ *mounting, p srv6.Packet) []lab.Sent { return whole(otherList(p)) }),
 			always(refused("r6", "segments", "its segment list says fc00:0:0:400::, r3 (dpi)"))},
 		{Attack{"list-restored", "the segment list is edited, and put back before the egress", onLink},
 			restoredList,
@@ -135,21 +133,21 @@ func attacks() []attack {
 			last(edit(func(v *srv6.Proof) { v.RND, v.CML = 0, 0 })),
 			proof("this packet carries no stamp, not even that of its headend")},
 		{Attack{"tlv-missing", "the proof is taken off", onLink},
-			last(func(_ *mounting, p srv6.Packet) []sent {
-				return whole(withSRH(p, func(s *srv6.SRH) { s.TLVs = nil }))
+			last(func(_ *mounting, p srv6.Packet) []lab.Sent {
+				return whole(p.WithSRH(func(s *srv6.SRH) { s.TLVs = nil }))
 			}),
 			always(refused("r6", "tlv-missing", "no proof TLV"))},
 		{Attack{"tlv-doubled", "the proof is there twice", onLink},
-			last(func(_ *mounting, p srv6.Packet) []sent {
-				return whole(withSRH(p, func(s *srv6.SRH) { s.TLVs = append(s.TLVs, s.TLVs...) }))
+			last(func(_ *mounting, p srv6.Packet) []lab.Sent {
+				return whole(p.WithSRH(func(s *srv6.SRH) { s.TLVs = append(s.TLVs, s.TLVs...) }))
 			}),
 			always(refused("r6", "tlv-duplicate", "more than one proof TLV"))},
 		{Attack{"tlv-truncated", "the last 8 bytes of the proof are cut off", onLink},
 			last(truncateTLV),
 			always(refused("r6", "tlv-overrun", "a TLV runs past the end"))},
 		{Attack{"tlv-mistyped", "the proof gets another type", onLink},
-			last(func(_ *mounting, p srv6.Packet) []sent {
-				return whole(withSRH(p, func(s *srv6.SRH) { s.TLVs[0].Type = 124 }))
+			last(func(_ *mounting, p srv6.Packet) []lab.Sent {
+				return whole(p.WithSRH(func(s *srv6.SRH) { s.TLVs[0].Type = 124 }))
 			}),
 			always(refused("r6", "tlv-missing", "no proof TLV"))},
 		{Attack{"forged-stamp", "up to 512 packets are looked at on both links of r2, then one is stamped in its place", onBoth},
@@ -161,13 +159,13 @@ func attacks() []attack {
 				return delivered()
 			}},
 		{Attack{"plain", "a packet that a chain requires comes without any outer header", onLink},
-			last(func(_ *mounting, p srv6.Packet) []sent { return asIs(p.Payload) }),
+			last(func(_ *mounting, p srv6.Packet) []lab.Sent { return asIs(p.Payload) }),
 			always(refused("r6", "unproven", "which chain $-a requires, came without proof"))},
 		{Attack{"back-door", "the same, into the egress node by an interface that is not in its plan", "somebody on another link of r6"},
 			backDoor,
 			always(refused("r6", "unverified", "without having been verified here"))},
 		{Attack{"foreign-source", "the outer source is changed to an address that is no headend's", onLink},
-			last(func(_ *mounting, p srv6.Packet) []sent {
+			last(func(_ *mounting, p srv6.Packet) []lab.Sent {
 				p.Header.Source = netip.MustParseAddr("fc00:4::1")
 				return whole(p)
 			}),
@@ -253,8 +251,8 @@ func (m *mounting) honest(ctx context.Context) error {
 
 // alter has do done to packets with a tag that come to the router from one
 // neighbour, and to no others.
-func (m *mounting) alter(tag string, do map[string]func(p srv6.Packet, raw []byte) []sent) {
-	m.router.set(func(from string, p srv6.Packet, raw []byte) []sent {
+func (m *mounting) alter(tag string, do map[string]func(p srv6.Packet, raw []byte) []lab.Sent) {
+	m.router.Set(func(from string, p srv6.Packet, raw []byte) []lab.Sent {
 		if f := do[from]; f != nil && bytes.Contains(p.Payload, []byte(tag)) {
 			return f(p, raw)
 		}
@@ -263,10 +261,10 @@ func (m *mounting) alter(tag string, do map[string]func(p srv6.Packet, raw []byt
 }
 
 // inFlight changes one packet of chain a as it comes from a neighbour.
-func inFlight(from string, do func(*mounting, srv6.Packet) []sent) func(context.Context, *mounting) error {
+func inFlight(from string, do func(*mounting, srv6.Packet) []lab.Sent) func(context.Context, *mounting) error {
 	return func(_ context.Context, m *mounting) error {
-		m.alter(m.tag, map[string]func(srv6.Packet, []byte) []sent{
-			from: func(p srv6.Packet, _ []byte) []sent { return do(m, p) },
+		m.alter(m.tag, map[string]func(srv6.Packet, []byte) []lab.Sent{
+			from: func(p srv6.Packet, _ []byte) []lab.Sent { return do(m, p) },
 		})
 		return m.send(m.tag, m.service("h2", servicePort))
 	}
@@ -276,8 +274,8 @@ func inFlight(from string, do func(*mounting, srv6.Packet) []sent) func(context.
 // not arrive.
 func (m *mounting) capture(ctx context.Context, payload string, keep bool) (srv6.Packet, error) {
 	took := make(chan srv6.Packet, 1)
-	m.alter(payload, map[string]func(srv6.Packet, []byte) []sent{
-		"r3": func(p srv6.Packet, raw []byte) []sent {
+	m.alter(payload, map[string]func(srv6.Packet, []byte) []lab.Sent{
+		"r3": func(p srv6.Packet, raw []byte) []lab.Sent {
 			select {
 			case took <- p:
 			default: // the kernel's copy of it: none
@@ -288,7 +286,7 @@ func (m *mounting) capture(ctx context.Context, payload string, keep bool) (srv6
 			return asIs(raw)
 		},
 	})
-	defer m.router.set(nil)
+	defer m.router.Set(nil)
 	if err := m.send(payload, m.service("h2", servicePort)); err != nil {
 		return srv6.Packet{}, err
 	}
@@ -303,30 +301,30 @@ func (m *mounting) capture(ctx context.Context, payload string, keep bool) (srv6
 }
 
 // inject sends packets from the router.
-func (m *mounting) inject(out []sent) error {
+func (m *mounting) inject(out []lab.Sent) error {
 	if len(out) == 0 {
 		return errors.New("the attack made no packet")
 	}
 	for _, s := range out {
-		m.router.send(s)
+		m.router.Send(s)
 	}
 	return nil
 }
 
 func reorder(_ context.Context, m *mounting) error {
-	to := func(left uint8) func(srv6.Packet, []byte) []sent {
-		return func(p srv6.Packet, _ []byte) []sent { return whole(atSegment(p, left)) }
+	to := func(left uint8) func(srv6.Packet, []byte) []lab.Sent {
+		return func(p srv6.Packet, _ []byte) []lab.Sent { return whole(p.AtSegment(left)) }
 	}
-	m.alter(m.tag, map[string]func(srv6.Packet, []byte) []sent{"r1": to(1), "r3": to(2), "r2": to(0)})
+	m.alter(m.tag, map[string]func(srv6.Packet, []byte) []lab.Sent{"r1": to(1), "r3": to(2), "r2": to(0)})
 	return m.send(m.tag, m.service("h2", servicePort))
 }
 
 func visitTwice(_ context.Context, m *mounting) error {
 	again := true
-	m.alter(m.tag, map[string]func(srv6.Packet, []byte) []sent{"r2": func(p srv6.Packet, raw []byte) []sent {
+	m.alter(m.tag, map[string]func(srv6.Packet, []byte) []lab.Sent{"r2": func(p srv6.Packet, raw []byte) []lab.Sent {
 		if again {
 			again = false
-			return whole(atSegment(p, 2))
+			return whole(p.AtSegment(2))
 		}
 		return asIs(raw)
 	}})
@@ -335,8 +333,8 @@ func visitTwice(_ context.Context, m *mounting) error {
 
 // detour: x routes the packet, and by its routes back to where it came from.
 func detour(_ context.Context, m *mounting) error {
-	m.alter(m.tag, map[string]func(srv6.Packet, []byte) []sent{"r2": func(_ srv6.Packet, raw []byte) []sent {
-		return []sent{{packet: raw, to: "x"}}
+	m.alter(m.tag, map[string]func(srv6.Packet, []byte) []lab.Sent{"r2": func(_ srv6.Packet, raw []byte) []lab.Sent {
+		return []lab.Sent{{Packet: raw, To: "x"}}
 	}})
 	return m.send(m.tag, m.service("h2", servicePort))
 }
@@ -346,9 +344,9 @@ func splice(ctx context.Context, m *mounting) error {
 	if err != nil {
 		return err
 	}
-	stolen, _ := proofOf(a)
-	m.alter(m.tag, map[string]func(srv6.Packet, []byte) []sent{"r3": func(p srv6.Packet, _ []byte) []sent {
-		return whole(withProof(p, func(v *srv6.Proof) { v.RND, v.CML = stolen.RND, stolen.CML }))
+	stolen, _ := a.Proof()
+	m.alter(m.tag, map[string]func(srv6.Packet, []byte) []lab.Sent{"r3": func(p srv6.Packet, _ []byte) []lab.Sent {
+		return whole(p.WithProof(func(v *srv6.Proof) { v.RND, v.CML = stolen.RND, stolen.CML }))
 	}})
 	return m.send(m.tag, m.service("h3", servicePort))
 }
@@ -376,29 +374,12 @@ const (
 // sender's; should packets go another way all the same, it begins again.
 func late(ctx context.Context, m *mounting) error {
 	return m.lab.Do(m.scheme.String(), func() error {
-		return onOneCPU(func() error { return holdBack(ctx, m) })
+		return host.OnCPU(host.AnyCPU, func() error { return holdBack(ctx, m) })
 	})
 }
 
-// onOneCPU runs f on the first CPU that the calling thread, which has to be one's
-// own, may run on.
-func onOneCPU(f func() error) error {
-	var all, one unix.CPUSet
-	if err := unix.SchedGetaffinity(0, &all); err != nil {
-		return fmt.Errorf("read the CPUs of the thread: %w", err)
-	}
-	cpu := 0
-	for !all.IsSet(cpu) {
-		cpu++
-	}
-	one.Set(cpu)
-	if err := unix.SchedSetaffinity(0, &one); err != nil {
-		return fmt.Errorf("stay on CPU %d: %w", cpu, err)
-	}
-	return errors.Join(f(), unix.SchedSetaffinity(0, &all))
-}
-
 func holdBack(ctx context.Context, m *mounting) error {
+	defer m.router.Listen(nil)
 	base := m.tag[:len(m.tag)-1]
 	for try := range youngerTries {
 		m.tag = fmt.Sprintf("%s try %d>", base, try)
@@ -406,11 +387,11 @@ func holdBack(ctx context.Context, m *mounting) error {
 		if err != nil {
 			return err
 		}
-		held, _ := proofOf(p)
+		held, _ := p.Proof()
 		var younger atomic.Int64
-		m.router.listen(func(from string, q srv6.Packet) {
+		m.router.Listen(func(from string, q srv6.Packet) {
 			// Masks are the same for all, so that lanes compare as they are.
-			if v, ok := proofOf(q); ok && from == "r3" && v.Path == held.Path && v.RND>>42 == held.RND>>42 {
+			if v, ok := q.Proof(); ok && from == "r3" && v.Path == held.Path && v.RND>>42 == held.RND>>42 {
 				younger.Add(1)
 			}
 		})
@@ -426,7 +407,6 @@ func holdBack(ctx context.Context, m *mounting) error {
 				}
 			}
 		}
-		m.router.listen(nil)
 		if younger.Load() >= youngerLeast {
 			return m.inject(whole(p))
 		}
@@ -458,26 +438,26 @@ func wrongChain(ctx context.Context, m *mounting) error {
 
 // otherList is the packet with a segment that it has visited replaced.
 func otherList(p srv6.Packet) srv6.Packet {
-	return withSRH(p, func(s *srv6.SRH) { s.Segments[2] = netip.MustParseAddr("fc00:0:0:400::") })
+	return p.WithSRH(func(s *srv6.SRH) { s.Segments[2] = netip.MustParseAddr("fc00:0:0:400::") })
 }
 
 func restoredList(_ context.Context, m *mounting) error {
 	var was netip.Addr
-	m.alter(m.tag, map[string]func(srv6.Packet, []byte) []sent{
-		"r2": func(p srv6.Packet, _ []byte) []sent {
+	m.alter(m.tag, map[string]func(srv6.Packet, []byte) []lab.Sent{
+		"r2": func(p srv6.Packet, _ []byte) []lab.Sent {
 			was = p.SRH.Segments[2]
 			return whole(otherList(p))
 		},
-		"r3": func(p srv6.Packet, _ []byte) []sent {
-			return whole(withSRH(p, func(s *srv6.SRH) { s.Segments[2] = was }))
+		"r3": func(p srv6.Packet, _ []byte) []lab.Sent {
+			return whole(p.WithSRH(func(s *srv6.SRH) { s.Segments[2] = was }))
 		},
 	})
 	return m.send(m.tag, m.service("h2", servicePort))
 }
 
 // largeRND is what r3 can do, which knows prime and mask: the sum stays right.
-func largeRND(m *mounting, p srv6.Packet) []sent {
-	return whole(withProof(p, func(v *srv6.Proof) {
+func largeRND(m *mounting, p srv6.Packet) []lab.Sent {
+	return whole(p.WithProof(func(v *srv6.Proof) {
 		if m.scheme.Keyed() {
 			v.RND |= 1 << 63
 			return
@@ -487,13 +467,13 @@ func largeRND(m *mounting, p srv6.Packet) []sent {
 	}))
 }
 
-func truncateTLV(_ *mounting, p srv6.Packet) []sent {
+func truncateTLV(_ *mounting, p srv6.Packet) []lab.Sent {
 	out := whole(p)
 	if len(out) == 0 {
 		return nil
 	}
 	const cut = 8
-	b := out[0].packet
+	b := out[0].Packet
 	end := srv6.IPv6Len + 8*(int(b[srv6.IPv6Len+1])+1) // of the SRH
 	b = append(b[:end-cut:end-cut], b[end:]...)
 	b[srv6.IPv6Len+1] -= cut / 8
@@ -526,7 +506,7 @@ type place struct {
 
 func (w *wiretap) listen(path uint32) func(from string, p srv6.Packet) {
 	return func(from string, p srv6.Packet) {
-		v, ok := proofOf(p)
+		v, ok := p.Proof()
 		if !ok || v.Path != path {
 			return
 		}
@@ -581,8 +561,8 @@ func (w *wiretap) guess(lane uint64) forger {
 // or gives up and guesses.
 func forge(ctx context.Context, m *mounting) error {
 	w := &wiretap{seen: map[uint64][]tapped{}, index: map[string]place{}}
-	m.router.listen(w.listen(m.chain("a").Path))
-	defer m.router.listen(nil)
+	m.router.Listen(w.listen(m.chain("a").Path))
+	defer m.router.Listen(nil)
 	forgers := map[uint64]forger{}
 	for n := 0; n < tapMost && len(forgers) == 0; n += tapBatch {
 		for i := range tapBatch {
@@ -602,7 +582,7 @@ func forge(ctx context.Context, m *mounting) error {
 	for try := range forgeTries {
 		m.tag = fmt.Sprintf("%s try %d>", base, try)
 		forged := make(chan bool, 1)
-		m.alter(m.tag, map[string]func(srv6.Packet, []byte) []sent{"r1": func(p srv6.Packet, raw []byte) []sent {
+		m.alter(m.tag, map[string]func(srv6.Packet, []byte) []lab.Sent{"r1": func(p srv6.Packet, raw []byte) []lab.Sent {
 			at := w.index[string(p.Payload)]
 			f := forgers[at.lane]
 			if guessing && at.at >= 2 {
@@ -612,7 +592,7 @@ func forge(ctx context.Context, m *mounting) error {
 			if f == nil {
 				return asIs(raw)
 			}
-			return whole(withProof(atSegment(p, 1), func(v *srv6.Proof) {
+			return whole(p.AtSegment(1).WithProof(func(v *srv6.Proof) {
 				out := f(values{v.RND, v.CML}, at.at)
 				v.RND, v.CML = out.rnd, out.cml
 			}))
@@ -650,7 +630,7 @@ func fromOutside(what func(*mounting) (srv6.Packet, error)) func(context.Context
 	}
 }
 
-func (m *mounting) fromHost(out []sent) error { return m.from(m.scheme.String(), "r1", out) }
+func (m *mounting) fromHost(out []lab.Sent) error { return m.from(m.scheme.String(), "r1", out) }
 
 // backDoor sends a plain packet of chain a to its egress, by a link that nobody
 // has told r6's agent of.
@@ -686,30 +666,15 @@ func (m *mounting) link(ctx context.Context, a, b string) error {
 }
 
 // from sends frames from a member of the lab to a neighbour, past its kernel.
-func (m *mounting) from(name, neighbour string, out []sent) error {
-	n, err := m.lab.NetNS(name)
-	if err != nil {
-		return err
-	}
-	defer n.Close()
-	link, err := openPort(n, name+"-"+neighbour)
-	if err != nil {
-		return err
-	}
-	defer link.close()
-	to, err := macOf(m.lab, neighbour, neighbour+"-"+name)
-	if err != nil {
-		return err
-	}
+func (m *mounting) from(name, neighbour string, out []lab.Sent) error {
 	if len(out) == 0 {
 		return errors.New("the attack made no packet")
 	}
+	var packets [][]byte
 	for _, s := range out {
-		if err := link.send(to, s.packet); err != nil && !errors.Is(err, net.ErrClosed) {
-			return fmt.Errorf("send from %s: %w", name, err)
-		}
+		packets = append(packets, s.Packet)
 	}
-	return nil
+	return m.lab.SendFrom(name, neighbour, packets...)
 }
 
 func capturedOutside(ctx context.Context, m *mounting) error {

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/waystamp/waystamp/internal/host"
 )
 
 // Config says how all commands measure.
@@ -154,25 +156,17 @@ func (r *Result) end() {
 // which must be locked to its goroutine. A real-time priority, since niceness
 // counts only among the tasks of one session or group.
 func pinned(cpu int, f func() error) error {
-	var all, one unix.CPUSet
-	if err := unix.SchedGetaffinity(0, &all); err != nil {
-		return fmt.Errorf("read the CPUs of the thread: %w", err)
-	}
 	before, err := unix.SchedGetAttr(0, 0)
 	if err != nil {
 		return fmt.Errorf("read the priority of the thread: %w", err)
 	}
-	one.Set(cpu)
-	if err := unix.SchedSetaffinity(0, &one); err != nil {
-		return fmt.Errorf("run on CPU %d: %w", cpu, err)
-	}
-	err = unix.SchedSetAttr(0, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_FIFO, Priority: 1}, 0)
-	if err != nil {
-		err = fmt.Errorf("give the thread a real-time priority: %w", err)
-	} else {
-		err = errors.Join(f(), unix.SchedSetAttr(0, before, 0))
-	}
-	return errors.Join(err, unix.SchedSetaffinity(0, &all))
+	return host.OnCPU(cpu, func() error {
+		first := &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_FIFO, Priority: 1}
+		if err := unix.SchedSetAttr(0, first, 0); err != nil {
+			return fmt.Errorf("give the thread a real-time priority: %w", err)
+		}
+		return errors.Join(f(), unix.SchedSetAttr(0, before, 0))
+	})
 }
 
 // progress is one line that is written again and again.

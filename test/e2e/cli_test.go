@@ -339,10 +339,10 @@ func TestALabByCommands(t *testing.T) {
 	defer r1.Close()
 	from, to := openPort(t, h1, "h1-r1", unix.ETH_P_IPV6), openPort(t, r1, "r1-h1", unix.ETH_P_IPV6)
 	knock := srv6.Packet{
-		Ethernet: &srv6.Ethernet{Destination: to.mac, Source: from.mac, Type: srv6.EtherTypeIPv6},
+		Ethernet: &srv6.Ethernet{Destination: to.MAC, Source: from.MAC, Type: srv6.EtherTypeIPv6},
 		Header:   srv6.Header{NextHeader: unix.IPPROTO_NONE, HopLimit: 9, Source: netip.MustParseAddr("fc00:7::2"), Destination: netip.MustParseAddr("fc00:0:0:200::")},
 	}
-	must(t, from.send(knock))
+	must(t, sendBy(from, knock))
 	sentence := "a packet from fc00:7::2 to r2 (fw) was refused: a packet from outside is addressed to the SID block"
 	eventually(t, func() error {
 		if out := watcher.stdout.String(); !strings.Contains(out, "r1  r1-h1  refused  outside-sid") || !strings.Contains(out, sentence) {

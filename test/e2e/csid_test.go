@@ -78,7 +78,7 @@ func (c *capture) all(p plan.Path, source string, to netip.Addr, srh *srv6.SRH) 
 	defer c.mu.Unlock()
 	seen := 0
 	for _, pkt := range c.packets {
-		v, ok := proof(pkt)
+		v, ok := pkt.Proof()
 		if !ok || v.Path != p.Path || pkt.Header.Source != netip.MustParseAddr(source) || pkt.SRH.SegmentsLeft != srh.SegmentsLeft {
 			continue
 		}

@@ -173,7 +173,7 @@ func (c *capture) arrivals(path uint32, at visit, list []netip.Addr) (n int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, p := range c.packets {
-		if v, ok := proof(p); ok && v.Path == path && p.Header.Destination == at.destination && p.SRH.SegmentsLeft == at.left &&
+		if v, ok := p.Proof(); ok && v.Path == path && p.Header.Destination == at.destination && p.SRH.SegmentsLeft == at.left &&
 			slices.Equal(p.SRH.Segments, list) {
 			n++
 		}
@@ -251,7 +251,7 @@ func (c *capture) foreign(inner, to netip.Addr, left uint8) (n int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, p := range c.packets {
-		if _, ok := proof(p); ok || p.SRH == nil || p.SRH.SegmentsLeft != left || p.Header.Destination != to {
+		if _, ok := p.Proof(); ok || p.SRH == nil || p.SRH.SegmentsLeft != left || p.Header.Destination != to {
 			continue
 		}
 		if h, _, err := p.Inner(); err == nil && h.Destination == inner {
@@ -273,14 +273,14 @@ func (w *world) record(node, name string) *frames {
 	p := openPort(w.t, w.ns(node), name, unix.ETH_P_ALL)
 	done := make(chan error, 1)
 	go func() {
-		done <- p.receive(make([]byte, 1<<16), func(frame []byte) {
+		done <- p.Receive(make([]byte, 1<<16), func(frame []byte) {
 			f.mu.Lock()
 			defer f.mu.Unlock()
 			f.all = append(f.all, bytes.Clone(frame))
 		})
 	}()
 	w.t.Cleanup(func() {
-		p.file.Close()
+		p.Close()
 		if err := <-done; err != nil {
 			w.t.Errorf("record at %s: %v", name, err)
 		}
@@ -294,7 +294,7 @@ func (f *frames) of(path uint32) (raw [][]byte, read []decoded) {
 	defer f.mu.Unlock()
 	for _, b := range f.all {
 		p, err := srv6.DecodeFrame(b)
-		v, ok := proof(p)
+		v, ok := p.Proof()
 		if err != nil || !ok || v.Path != path {
 			continue
 		}

@@ -432,8 +432,8 @@ func TestSpoofedPacketsOnTheReturnInterface(t *testing.T) {
 		must(t, err)
 		spoof[name] = func(t *testing.T, spoofed srv6.Packet) {
 			t.Helper()
-			spoofed.Ethernet = &srv6.Ethernet{Destination: l.MAC, Source: p.mac, Type: srv6.EtherTypeIPv6}
-			must(t, p.send(spoofed))
+			spoofed.Ethernet = &srv6.Ethernet{Destination: l.MAC, Source: p.MAC, Type: srv6.EtherTypeIPv6}
+			must(t, sendBy(p, spoofed))
 		}
 		for what, spoofed := range map[string]srv6.Packet{
 			"in h1's name":                   inner("not sent by h1"),
@@ -480,7 +480,7 @@ func TestForeignTLVsComeBackByteForByte(t *testing.T) {
 			var mu sync.Mutex
 			var sent []srv6.Packet
 			w.meddle("x").with(func(from string, p srv6.Packet) []srv6.Packet {
-				if v, ok := proof(p); !ok || from != "r1" || v.Path != w.path("web", model.Forward).Path {
+				if v, ok := p.Proof(); !ok || from != "r1" || v.Path != w.path("web", model.Forward).Path {
 					return []srv6.Packet{p}
 				}
 				srh := *p.SRH
@@ -502,7 +502,7 @@ func TestForeignTLVsComeBackByteForByte(t *testing.T) {
 			defer behind.mu.Unlock()
 			got := map[uint64]srv6.Packet{}
 			for _, p := range behind.packets {
-				if v, ok := proof(p); ok {
+				if v, ok := p.Proof(); ok {
 					got[v.RND] = p
 				}
 			}
@@ -510,14 +510,14 @@ func TestForeignTLVsComeBackByteForByte(t *testing.T) {
 				t.Fatalf("%d packets were given more TLVs, want 5", len(sent))
 			}
 			for _, p := range sent {
-				v, _ := proof(p)
+				v, _ := p.Proof()
 				back, ok := got[v.RND]
 				if !ok {
 					t.Errorf("the packet with number %#x has not come to r6", v.RND)
 					continue
 				}
-				stamped, _ := proof(back)
-				want := withProof(p, func(v *srv6.Proof) { v.CML = stamped.CML })
+				stamped, _ := back.Proof()
+				want := p.WithProof(func(v *srv6.Proof) { v.CML = stamped.CML })
 				srh := *want.SRH
 				srh.SegmentsLeft--
 				want.SRH, want.Header.Destination = &srh, srh.Segments[srh.SegmentsLeft]

@@ -93,7 +93,7 @@ type scene struct {
 func between(from string, left uint8, do func(srv6.Packet) []srv6.Packet) func(*world, plan.Path) tamper {
 	return func(_ *world, web plan.Path) tamper {
 		return func(at string, p srv6.Packet) []srv6.Packet {
-			if v, ok := proof(p); ok && v.Path == web.Path && at == from && p.SRH.SegmentsLeft == left {
+			if v, ok := p.Proof(); ok && v.Path == web.Path && at == from && p.SRH.SegmentsLeft == left {
 				return do(p)
 			}
 			return []srv6.Packet{p}
@@ -106,7 +106,7 @@ func one(do func(srv6.Packet) srv6.Packet) func(srv6.Packet) []srv6.Packet {
 }
 
 func edit(do func(*srv6.Proof)) func(srv6.Packet) []srv6.Packet {
-	return one(func(p srv6.Packet) srv6.Packet { return withProof(p, do) })
+	return one(func(p srv6.Packet) srv6.Packet { return p.WithProof(do) })
 }
 
 func fixed(s string) func(*world, plan.Path) string {
@@ -138,14 +138,14 @@ var scenes = []scene{
 	{
 		name: "a hop is skipped, the segment list left as it is",
 		tamper: between("r1", 2, one(func(p srv6.Packet) srv6.Packet {
-			return atSegment(p, 1)
+			return p.AtSegment(1)
 		})),
 		node: "r6", reason: "proof",
 		says: fixed("r2 (fw) never stamped this packet" + planned),
 	}, {
 		name: "all hops are skipped, the segment list left as it is",
 		tamper: between("r1", 2, one(func(p srv6.Packet) srv6.Packet {
-			return atSegment(p, 0)
+			return p.AtSegment(0)
 		})),
 		node: "r6", reason: "proof",
 		says: fixed("r2 (fw) and r3 (dpi) never stamped this packet" + planned),
@@ -153,17 +153,17 @@ var scenes = []scene{
 		name: "the hops are visited in the wrong order, the segment list left as it is",
 		tamper: func(_ *world, web plan.Path) tamper {
 			return func(from string, p srv6.Packet) []srv6.Packet {
-				v, ok := proof(p)
+				v, ok := p.Proof()
 				if !ok || v.Path != web.Path {
 					return []srv6.Packet{p}
 				}
 				switch {
 				case from == "r1": // to r3 first
-					p = atSegment(p, 1)
+					p = p.AtSegment(1)
 				case from == "r3": // then to r2
-					p = atSegment(p, 2)
+					p = p.AtSegment(2)
 				case from == "r2":
-					p = atSegment(p, 0)
+					p = p.AtSegment(0)
 				}
 				return []srv6.Packet{p}
 			}
@@ -175,9 +175,9 @@ var scenes = []scene{
 		tamper: func(_ *world, web plan.Path) tamper {
 			before := map[string]bool{} // by what is inside
 			return func(from string, p srv6.Packet) []srv6.Packet {
-				if v, ok := proof(p); ok && v.Path == web.Path && from == "r2" && !before[string(p.Payload)] {
+				if v, ok := p.Proof(); ok && v.Path == web.Path && from == "r2" && !before[string(p.Payload)] {
 					before[string(p.Payload)] = true
-					p = atSegment(p, 2)
+					p = p.AtSegment(2)
 				}
 				return []srv6.Packet{p}
 			}
@@ -361,14 +361,14 @@ func TestAReportingChainLetsViolationsThrough(t *testing.T) {
 		m := w.meddle("m")
 		last := func(do func(srv6.Packet) srv6.Packet) tamper {
 			return func(from string, p srv6.Packet) []srv6.Packet {
-				if v, ok := proof(p); ok && v.Path == db.Path && from == "r3" {
+				if v, ok := p.Proof(); ok && v.Path == db.Path && from == "r3" {
 					p = do(p)
 				}
 				return []srv6.Packet{p}
 			}
 		}
 		flip := last(func(p srv6.Packet) srv6.Packet {
-			return withProof(p, func(v *srv6.Proof) { v.CML ^= 1 << 40 })
+			return p.WithProof(func(v *srv6.Proof) { v.CML ^= 1 << 40 })
 		})
 		for _, c := range []struct {
 			reason string
@@ -404,7 +404,7 @@ func TestAReportingChainLetsViolationsThrough(t *testing.T) {
 		}{
 			{"wrong-chain", last(func(p srv6.Packet) srv6.Packet { return around(p, w.addr("h2")) })},
 			{"unknown-epoch", last(func(p srv6.Packet) srv6.Packet {
-				return withProof(p, func(v *srv6.Proof) { v.Epoch++ })
+				return p.WithProof(func(v *srv6.Proof) { v.Epoch++ })
 			})},
 			{"unproven", last(func(p srv6.Packet) srv6.Packet {
 				inner, err := srv6.Decode(p.Payload)
@@ -470,8 +470,8 @@ func TestOutsidersCannotUseTheDomain(t *testing.T) {
 	web := w.path("web", model.Forward)
 	send := func(p srv6.Packet) {
 		t.Helper()
-		p.Ethernet = &srv6.Ethernet{Destination: r1.mac, Source: h1.mac, Type: srv6.EtherTypeIPv6}
-		must(t, h1.send(p))
+		p.Ethernet = &srv6.Ethernet{Destination: r1.MAC, Source: h1.MAC, Type: srv6.EtherTypeIPv6}
+		must(t, sendBy(h1, p))
 	}
 	header := func(to netip.Addr) srv6.Header {
 		return srv6.Header{NextHeader: unix.IPPROTO_NONE, HopLimit: 64, Source: w.addr("h1"), Destination: to}
@@ -511,7 +511,7 @@ func (w *world) steal(node, name string, p plan.Path) (stolen srv6.Packet) {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		for _, pkt := range c.packets {
-			if v, ok := proof(pkt); ok && v.Path == p.Path {
+			if v, ok := pkt.Proof(); ok && v.Path == p.Path {
 				stolen = pkt
 				return nil
 			}
