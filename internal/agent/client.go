@@ -63,6 +63,20 @@ func (c *Client) Functions(ctx context.Context) (v Functions, err error) {
 	return v, c.getJSON(ctx, "/v1/functions", &v)
 }
 
+// Function asks for the counters of one function's proxy.
+func (c *Client) Function(ctx context.Context, name string) (dataplane.FunctionCount, error) {
+	v, err := c.Functions(ctx)
+	if err != nil {
+		return dataplane.FunctionCount{}, err
+	}
+	for _, f := range v.Functions {
+		if f.Function == name {
+			return f, nil
+		}
+	}
+	return dataplane.FunctionCount{}, fmt.Errorf("the agent knows no function %s", name)
+}
+
 // Events calls f for past events and, if follow is set, for new ones until ctx
 // ends (with its cause) or the agent stops (with io.EOF), or f fails.
 func (c *Client) Events(ctx context.Context, follow bool, f func(event.Event) error) error {

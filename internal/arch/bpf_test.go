@@ -305,6 +305,9 @@ func TestTheModelAndTheContractAgree(t *testing.T) {
 	if model.SegmentsMax != abi.SegsMax {
 		t.Errorf("internal/model allows %d segments, the programs %d", model.SegmentsMax, abi.SegsMax)
 	}
+	if model.OrderedMax != abi.RulesMax {
+		t.Errorf("internal/model allows %d rules with a priority, the programs %d", model.OrderedMax, abi.RulesMax)
+	}
 }
 
 func TestTheCommittedObjectsKnowEveryReason(t *testing.T) {

@@ -67,16 +67,12 @@ func (s *stage) functions(ctx context.Context) (map[string]dataplane.FunctionCou
 	out := map[string]dataplane.FunctionCount{}
 	for _, u := range unaware {
 		client := s.client(u.node)
-		v, err := client.Functions(ctx)
+		f, err := client.Function(ctx, u.name)
 		client.Close()
 		if err != nil {
 			return nil, err
 		}
-		for _, f := range v.Functions {
-			if f.Function == u.name {
-				out[u.name] = f
-			}
-		}
+		out[u.name] = f
 	}
 	return out, nil
 }

@@ -54,6 +54,10 @@ func prepare() (dir string, err error) {
 	if os.Geteuid() != 0 {
 		return "", errors.New("these tests make network namespaces and load programs: run them as root")
 	}
+	err = host.Require(host.FeatureNetAdmin, host.FeatureNamespaces, host.FeatureIPv6, host.FeatureVeth, host.FeatureSEG6Local)
+	if err != nil {
+		return "", err
+	}
 	// A short path: those of the agents' sockets may have 107 bytes.
 	if dir, err = os.MkdirTemp("", "ws-attack-"); err != nil {
 		return "", err

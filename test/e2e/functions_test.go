@@ -28,16 +28,7 @@ var natted = netip.MustParseAddr("fc00:33::1")
 func (w *world) function(node, name string) (dataplane.FunctionCount, error) {
 	c := w.client(node)
 	defer c.Close()
-	v, err := c.Functions(soon(w.t))
-	if err != nil {
-		return dataplane.FunctionCount{}, err
-	}
-	for _, f := range v.Functions {
-		if f.Function == name {
-			return f, nil
-		}
-	}
-	return dataplane.FunctionCount{}, fmt.Errorf("%s has no function %s", node, name)
+	return c.Function(soon(w.t), name)
 }
 
 // passed waits until all that went into a function has come out of it, with its

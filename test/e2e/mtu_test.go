@@ -92,9 +92,9 @@ func (w *world) refusedSome(node string, reasons ...string) {
 	})
 }
 
-// datagrams is a socket that sends no longer packets than the kernel thinks fit,
+// udpSocket is a socket that sends no longer packets than the kernel thinks fit,
 // and never cuts them (RFC 8201).
-func datagrams(t *testing.T, ns *host.NetNS, to netip.Addr) *net.UDPConn {
+func udpSocket(t *testing.T, ns *host.NetNS, to netip.Addr) *net.UDPConn {
 	t.Helper()
 	var c *net.UDPConn
 	must(t, ns.Do(func() (err error) {
@@ -155,7 +155,7 @@ func TestSendersLearnWhatAChainTakes(t *testing.T) {
 		w.reaches("h1", "h2")
 		// The host's link takes more than the chain.
 		must(t, errors.Join(w.net("h1").SetMTU("h1-r1", 1700), w.net("r1").SetMTU("r1-h1", 1700)))
-		c := datagrams(t, w.ns("h1"), w.addr("h2"))
+		c := udpSocket(t, w.ns("h1"), w.addr("h2"))
 		if got := learns(t, c, 1600, 1700); got != 1700-headers {
 			t.Errorf("the sender has learned that %d bytes fit, want %d", got, 1700-headers)
 		}
@@ -208,7 +208,7 @@ func TestDownloadThroughANarrowLink(t *testing.T) {
 			w.narrow("r2", "r3", 1420)
 			r = w.download("h2", "h1", 10_000_000)
 			t.Logf("narrower: %.2f Gb/s", gigabits(r))
-			c := datagrams(t, w.ns("h2"), w.addr("h1"))
+			c := udpSocket(t, w.ns("h2"), w.addr("h1"))
 			if got := mtu(t, c); got != 1420-120 {
 				t.Errorf("the sender thinks that %d bytes fit, want %d", got, 1420-120)
 			}
