@@ -49,8 +49,9 @@ static __always_inline int end_xdp(const struct endpoint *ep,
 
 	if (end_check(ep, true, &next) || in_locator(next.sid.hi))
 		return CTX_PASS;
-	n = exit_of(ep->hop->stats, nexthop_flow(ep->ip6));
-	if (!nexthop_takes(n, next.sid.hi, ep->len, node))
+	n = nexthop_to_sid(ep->hop->stats, nexthop_flow(ep->ip6), next.sid.hi,
+			   node->ways);
+	if (!nexthop_takes(n, ep->len))
 		return CTX_PASS;
 	end_advance(ep, &next, true);
 	end_stamp(ep);
@@ -84,8 +85,8 @@ static __always_inline int deliver_xdp(ctx_t *ctx, const struct endpoint *ep,
 		return CTX_PASS;
 	c = (struct cursor){ inner.hdr + inner_header(is_ip4), ep->end };
 	key = nexthop_key_inner(&inner, flow_hash(c, &inner));
-	n = bpf_map_lookup_elem(&ws_nexthops, &key);
-	if (!nexthop_takes(n, 0, len, node))
+	n = nexthop_inner(stats, &key, node->ways);
+	if (!nexthop_takes(n, len))
 		return CTX_PASS;
 	/* Nothing is left that TC would have to look at: it would find the
 	 * number spent.

@@ -80,8 +80,9 @@ static __always_inline int headend_xdp(ctx_t *ctx, struct cursor c,
 	if (!h || headend_first_is_local(h) ||
 	    !enter_len(ctx, &c, in, &len, &pad))
 		return CTX_PASS;
-	n = exit_of(h->stats, bpf_ntohl(flow_label(flow_hash(c, in))));
-	if (!nexthop_takes(n, headend_first(h), len + h->outer_len, node) ||
+	n = nexthop_to_sid(h->stats, bpf_ntohl(flow_label(flow_hash(c, in))),
+			   headend_first(h), node->ways);
+	if (!nexthop_takes(n, len + h->outer_len) ||
 	    !binding_find((struct cursor){ in->hdr, c.end }, next, &h->share,
 			  h->scheme, &pkt.binding))
 		return CTX_PASS;

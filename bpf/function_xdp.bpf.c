@@ -62,8 +62,9 @@ static __always_inline bool onward_find(struct cursor inner, __u32 len,
 	    !binding_find(inner, NEXTHDR_IPV6, &on->hop->share, on->hop->scheme,
 			  &on->binding))
 		return false;
-	on->way = exit_of(on->hop->stats, nexthop_flow(outer));
-	return nexthop_takes(on->way, outer->dst[0], len, node);
+	on->way = nexthop_to_sid(on->hop->stats, nexthop_flow(outer),
+				 outer->dst[0], node->ways);
+	return nexthop_takes(on->way, len);
 }
 
 static __always_inline int back_xdp(ctx_t *ctx, const struct ws_proxy *p,

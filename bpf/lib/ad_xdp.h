@@ -32,8 +32,8 @@ static __always_inline bool function_way(const struct ws_proxy *p, __u32 id,
 		return port && port->xdp_target;
 	}
 	key = via_key(p, id);
-	n = bpf_map_lookup_elem(&ws_nexthops, &key);
-	if (!nexthop_takes(n, 0, 0, node))
+	n = nexthop_find(&key, node->ways);
+	if (!nexthop_takes(n, 0))
 		return false;
 	__builtin_memcpy(eth->dst, n->dmac, sizeof(eth->dst));
 	__builtin_memcpy(eth->src, n->smac, sizeof(eth->src));

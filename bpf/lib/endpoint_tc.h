@@ -19,11 +19,19 @@
 #include "train.h"
 
 /* What one visit of a SID of this node came to, beside TC's verdicts. */
-#define STEP_DELIVER_IP6 98 /* verified, and without its outer header */
-#define STEP_DELIVER_IP4 99
 #define STEP_AGAIN 100 /* the next segment is on this node too */
 #define STEP_PULLED 101 /* nothing; more of the packet is linear now */
-#define STEP_FORWARD 102 /* on to another node; what is above is the exit */
+#define STEP_LEAVE 102 /* what is above is how, and the exit */
+
+/* How, in two bits. */
+#define LEAVE_FORWARD 0 /* on to another node */
+#define LEAVE_DELIVER_IP6 1 /* verified, and without its outer header */
+#define LEAVE_DELIVER_IP4 2
+
+static __always_inline int step_leave(__u32 how, __u32 exit)
+{
+	return STEP_LEAVE + (exit << 2 | how);
+}
 
 /* Makes all headers linear that will be read, up to the inner one, and no more:
  * pulling payload would copy it.
@@ -137,8 +145,9 @@ static __always_inline int end_tc(struct __sk_buff *skb, struct endpoint *ep,
 	end_stamp(ep);
 	stats_add(ep->hop->stats, train_frames(skb, inner_cursor(ep), headers),
 		  skb->len - headers);
-	return in_locator(ep->ip6->dst[0]) ? STEP_AGAIN :
-					     STEP_FORWARD + ep->hop->stats;
+	return in_locator(ep->ip6->dst[0]) ?
+		       STEP_AGAIN :
+		       step_leave(LEAVE_FORWARD, ep->hop->stats);
 }
 
 /* The path that the inner packet at off requires, by prefixes and by rules; 0:
@@ -209,7 +218,8 @@ static __always_inline int dt46_tc(struct __sk_buff *skb, struct endpoint *ep)
 		return ws_refuse(skb, strip_failed(), rc);
 	stats_add(stats, frames, bytes);
 	skb->tc_index = WS_INDEX_PROVEN;
-	return is_ip4 ? STEP_DELIVER_IP4 : STEP_DELIVER_IP6;
+	return step_leave(is_ip4 ? LEAVE_DELIVER_IP4 : LEAVE_DELIVER_IP6,
+			  stats);
 }
 
 /* One visit. A function of its own, so that the verifier looks at it once and
@@ -248,7 +258,7 @@ __noinline int ws_endpoint_step(struct __sk_buff *skb, int first)
  */
 static __always_inline int endpoint_tc(struct __sk_buff *skb, bool first)
 {
-	__u32 visits = 0;
+	__u32 visits = 0, exit, how;
 	int step = 0;
 
 	/* One step more: a pull is no visit. */
@@ -262,10 +272,13 @@ static __always_inline int endpoint_tc(struct __sk_buff *skb, bool first)
 			break;
 		}
 	}
-	if (step >= STEP_FORWARD)
-		return ws_forward(skb, step - STEP_FORWARD, WAY_UNKNOWN);
-	if (step == STEP_DELIVER_IP6 || step == STEP_DELIVER_IP4)
-		return ws_deliver(skb, step == STEP_DELIVER_IP4);
+	if (step >= STEP_LEAVE) {
+		exit = (step - STEP_LEAVE) >> 2;
+		how = (step - STEP_LEAVE) & 3;
+		return how == LEAVE_FORWARD ?
+			       ws_forward(skb, exit, WAY_UNKNOWN) :
+			       ws_deliver(skb, exit, how == LEAVE_DELIVER_IP4);
+	}
 	if (step >= STEP_AGAIN)
 		return ws_refuse(skb, WS_REASON_LOOP, 0);
 	return step;

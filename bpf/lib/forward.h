@@ -22,20 +22,20 @@ static __always_inline const struct ws_node *xdp_node(void)
 	return node && node->xdp ? node : NULL;
 }
 
-/* A way out that XDP may take too, for as long as cfg says. Only what the
- * kernel's neighbour table holds as valid comes here. outer: of packets that have
- * an outer header, which must not leave at an edge: XDP's would meet no program
- * there.
+/* A way out, for as long as cfg says. Only what the kernel's neighbour table holds
+ * as valid comes here. outer: of packets that have an outer header, which must
+ * not leave at an edge: XDP's would meet no program there.
  */
 static __always_inline void nexthop_fill(struct ws_nexthop *n,
 					 const struct bpf_fib_lookup *p,
-					 __be64 to, const struct ws_node *node,
-					 bool outer)
+					 __be64 hi, __be64 lo,
+					 const struct ws_node *node, bool outer)
 {
 	__u32 ifindex = p->ifindex;
 	const struct ws_port *port = bpf_map_lookup_elem(&ws_ports, &ifindex);
 
-	n->to = to;
+	n->to[0] = hi;
+	n->to[1] = lo;
 	n->ifindex = ifindex;
 	n->xdp = port && port->xdp_target && !(outer && port->edge);
 	n->ways = node->ways;
@@ -58,7 +58,7 @@ static __always_inline void exit_learn(const struct bpf_fib_lookup *p,
 	struct ws_nexthop *n = exit_of(exit, flow);
 
 	if (n && node)
-		nexthop_fill(n, p, to, node, true);
+		nexthop_fill(n, p, to, 0, node, true);
 }
 
 /* The way of a packet that has its outer header, if it is remembered and takes
@@ -68,11 +68,12 @@ static __always_inline const struct ws_nexthop *
 exit_known(__u32 exit, __be64 to, __u32 flow, __u32 len)
 {
 	const struct ws_node *node = node_armed();
-	const struct ws_nexthop *n = exit_of(exit, flow);
+	const struct ws_nexthop *n;
 
-	return n && node && nexthop_counts(n, to, node->ways) && len <= n->mtu ?
-		       n :
-		       NULL;
+	if (!node)
+		return NULL;
+	n = nexthop_to_sid(exit, flow, to, node->ways);
+	return n && len <= n->mtu ? n : NULL;
 }
 
 /* Is there one? A function of its own, for its stack. */
@@ -82,7 +83,7 @@ __noinline int ws_exit_is_known(__u32 exit, __u64 to, __u32 flow, __u32 len)
 }
 
 static __always_inline int exit_take(struct __sk_buff *skb,
-				     const struct ws_nexthop *n)
+				     const struct ws_nexthop *n, bool is_ip4)
 {
 	struct cursor c = ctx_cursor(skb);
 	struct eth_hdr *eth = cursor_take(&c, struct eth_hdr);
@@ -91,22 +92,25 @@ static __always_inline int exit_take(struct __sk_buff *skb,
 		return ws_refuse(skb, no_route(), 0);
 	__builtin_memcpy(eth->dst, n->dmac, sizeof(eth->dst));
 	__builtin_memcpy(eth->src, n->smac, sizeof(eth->src));
-	eth->proto = bpf_htons(ETH_P_IPV6);
+	eth->proto = is_ip4 ? bpf_htons(ETH_P_IP) : bpf_htons(ETH_P_IPV6);
 	return bpf_redirect(n->ifindex, 0);
 }
 
-/* Of an inner packet. */
+/* Of an inner packet. exit: that of its egress, or EXIT_NONE. */
 static __always_inline void nexthop_learn(const struct bpf_fib_lookup *p,
+					  __u32 exit,
 					  const struct ws_nexthop_key *key)
 {
-	const struct ws_node *node = xdp_node();
+	const struct ws_node *node = node_armed();
+	struct ws_nexthop *own = exit_of(exit, key->flow);
 	struct ws_nexthop n = {};
 
 	if (!node)
 		return;
-	nexthop_fill(&n, p, 0, node, false);
-	if (n.xdp)
-		bpf_map_update_elem(&ws_nexthops, key, &n, BPF_ANY);
+	nexthop_fill(&n, p, key->addr[0], key->addr[1], node, false);
+	bpf_map_update_elem(&ws_nexthops, key, &n, BPF_ANY);
+	if (own)
+		*own = n;
 }
 
 static __always_inline enum ws_reason too_big(void)
@@ -192,7 +196,7 @@ __noinline int ws_forward(struct __sk_buff *skb, __u32 exit, int found)
 	if ((found == WAY_UNKNOWN || found == WAY_KNOWN) && exit != EXIT_NONE) {
 		known = exit_known(exit, ip6->dst[0], nexthop_flow(ip6), len);
 		if (known)
-			return exit_take(skb, known);
+			return exit_take(skb, known, false);
 	}
 	if (found == WAY_UNKNOWN || found == WAY_KNOWN)
 		found = route_find(skb, ip6, &b->way);
@@ -203,17 +207,48 @@ __noinline int ws_forward(struct __sk_buff *skb, __u32 exit, int found)
 	return route_take(skb, &b->way, found);
 }
 
-/* An inner packet without its outer header: on by ordinary routing, or up where
- * it is for this node. Returns the verdict.
+/* An inner packet whose way is remembered, and takes it. Returns the verdict, or
+ * WAY_UNKNOWN, and the kernel must be asked. is_ip4 is known when it is compiled.
  */
-__noinline int ws_deliver(struct __sk_buff *skb, int is_ip4)
+static __always_inline int deliver_known(struct __sk_buff *skb, __u32 exit,
+					 bool is_ip4)
 {
+	const struct ws_node *node = node_armed();
+	const struct ws_nexthop *n;
+	struct ws_nexthop_key key;
+	struct inner in;
+	struct cursor c;
+
+	if (!node || !forward_inner(skb, is_ip4, &c, &in))
+		return WAY_UNKNOWN;
+	key = nexthop_key_inner(&in, flow_hash(c, &in));
+	n = nexthop_inner(exit, &key, node->ways);
+	if (!n || inner_hops(&in) <= 1 || frame_longest(skb) > n->mtu)
+		return WAY_UNKNOWN;
+	inner_decrement(&in);
+	return exit_take(skb, n, is_ip4);
+}
+
+__noinline int ws_deliver_known(struct __sk_buff *skb, __u32 exit, int is_ip4)
+{
+	return is_ip4 ? deliver_known(skb, exit, true) :
+			deliver_known(skb, exit, false);
+}
+
+/* An inner packet without its outer header: on by ordinary routing, or up where
+ * it is for this node. exit: that of its egress. Returns the verdict.
+ */
+__noinline int ws_deliver(struct __sk_buff *skb, __u32 exit, int is_ip4)
+{
+	int known = ws_deliver_known(skb, exit, is_ip4);
 	struct bench *b = bench();
 	struct ws_nexthop_key key;
 	struct inner in;
 	struct cursor c;
 	long rc;
 
+	if (known != WAY_UNKNOWN)
+		return known;
 	if (!b)
 		return ws_refuse(skb, inner_no_route(), 0);
 	if (!forward_inner(skb, is_ip4, &c, &in))
@@ -236,6 +271,6 @@ __noinline int ws_deliver(struct __sk_buff *skb, int is_ip4)
 		return CTX_PASS;
 	inner_decrement(&in);
 	if (rc == BPF_FIB_LKUP_RET_SUCCESS)
-		nexthop_learn(&b->way, &key);
+		nexthop_learn(&b->way, exit, &key);
 	return route_take(skb, &b->way, rc);
 }

@@ -156,7 +156,7 @@ struct {
 	__uint(max_entries, 4096);
 } ws_ports SEC(".maps");
 
-/* 640 bytes per entry and CPU; lowered by user space, as ws_stats. */
+/* 768 bytes per entry and CPU; lowered by user space, as ws_stats. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__type(key, __u32);

@@ -14,8 +14,8 @@
 /* For packets whose way nobody remembers. */
 #define EXIT_NONE (~0U)
 
-/* Where the way of a hop's or a headend's packets is remembered: exit is the
- * index of its ws_stats. NULL: nowhere.
+/* Where the way of a hop's, a headend's or an egress's packets is remembered: exit
+ * is the index of its ws_stats. NULL: nowhere.
  */
 static __always_inline struct ws_nexthop *exit_of(__u32 exit, __u32 flow)
 {
@@ -24,19 +24,15 @@ static __always_inline struct ws_nexthop *exit_of(__u32 exit, __u32 flow)
 	return e ? &e->flow[flow % WS_FLOWS] : NULL;
 }
 
-/* An inner packet's whole destination counts: ws_nexthop.to is not looked at. */
+/* An inner packet's whole destination counts. */
 static __always_inline struct ws_nexthop_key
 nexthop_key_inner(const struct inner *in, __u32 flow)
 {
 	struct ws_nexthop_key k = { .flow = flow % WS_FLOWS };
-	const struct ip6_hdr *ip6 = in->hdr;
-	__be64 dst[2] = {};
+	struct addrs a = inner_addrs(in);
 
-	if (in->is_ip4)
-		dst[1] = ip4_mapped(((const struct ip4_hdr *)in->hdr)->dst);
-	else
-		__builtin_memcpy(dst, ip6->dst, sizeof(dst));
-	__builtin_memcpy(k.addr, dst, sizeof(k.addr));
+	k.addr[0] = a.dst[0];
+	k.addr[1] = a.dst[1];
 	return k;
 }
 
@@ -56,9 +52,41 @@ static __always_inline __u32 nexthop_flow(const struct ip6_hdr *ip6)
 	return bpf_ntohl(ip6->vtc_flow & IP6_FLOW_MASK);
 }
 
-/* Is this a way to the destination whose upper 64 bits are to, and not too old? */
+/* Is this a way to that destination, and not too old? */
 static __always_inline bool nexthop_counts(const struct ws_nexthop *n,
-					   __be64 to, __u32 ways)
+					   __be64 hi, __be64 lo, __u32 ways)
 {
-	return n->to == to && n->ways == ways && n->expires > bpf_jiffies64();
+	return !((n->to[0] ^ hi) | (n->to[1] ^ lo)) && n->ways == ways &&
+	       n->expires > bpf_jiffies64();
+}
+
+/* The way of packets whose destination is a SID; NULL: TC must ask the kernel. */
+static __always_inline const struct ws_nexthop *
+nexthop_to_sid(__u32 exit, __u32 flow, __be64 sid, __u32 ways)
+{
+	const struct ws_nexthop *n = exit_of(exit, flow);
+
+	return n && nexthop_counts(n, sid, 0, ways) ? n : NULL;
+}
+
+/* The way of a key's packets, which only a hash holds. */
+static __always_inline const struct ws_nexthop *
+nexthop_find(const struct ws_nexthop_key *k, __u32 ways)
+{
+	const struct ws_nexthop *n = bpf_map_lookup_elem(&ws_nexthops, k);
+
+	return n && nexthop_counts(n, k->addr[0], k->addr[1], ways) ? n : NULL;
+}
+
+/* The way of inner packets from their egress. What has several destinations in
+ * one bucket is in the hash as well.
+ */
+static __always_inline const struct ws_nexthop *
+nexthop_inner(__u32 exit, const struct ws_nexthop_key *k, __u32 ways)
+{
+	const struct ws_nexthop *n = exit_of(exit, k->flow);
+
+	if (n && nexthop_counts(n, k->addr[0], k->addr[1], ways))
+		return n;
+	return nexthop_find(k, ways);
 }

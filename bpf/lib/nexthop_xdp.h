@@ -8,14 +8,12 @@
 #include "net.h"
 #include "nexthop.h"
 
-/* May a packet to that destination take it? len: of the IP packet as it will
- * leave. NULL, as what exit_of and a look-up give: TC must look.
+/* May a packet take it? len: of the IP packet as it will leave. NULL: TC must
+ * look.
  */
-static __always_inline bool nexthop_takes(const struct ws_nexthop *n, __be64 to,
-					  __u32 len, const struct ws_node *node)
+static __always_inline bool nexthop_takes(const struct ws_nexthop *n, __u32 len)
 {
-	return n && nexthop_counts(n, to, node->ways) && n->xdp &&
-	       len <= n->mtu;
+	return n && n->xdp && len <= n->mtu;
 }
 
 /* Bytes of the IP packet in a frame, with what is behind its end. A frame that

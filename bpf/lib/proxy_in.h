@@ -28,7 +28,6 @@ __noinline int ws_via_learn(struct __sk_buff *skb, __u32 id)
 	const struct ws_proxy *p = proxy_find(id);
 	const struct ws_node *node = xdp_node();
 	struct ws_nexthop_key key;
-	const struct ws_nexthop *n;
 	const struct ws_port *port;
 	__u32 to;
 
@@ -39,15 +38,14 @@ __noinline int ws_via_learn(struct __sk_buff *skb, __u32 id)
 	if (!port || !port->xdp_target)
 		return 0;
 	key = via_key(p, id);
-	n = bpf_map_lookup_elem(&ws_nexthops, &key);
-	if (n && nexthop_counts(n, 0, node->ways))
+	if (nexthop_find(&key, node->ways))
 		return 0;
 	f.ifindex = to;
 	__builtin_memcpy(f.ipv6_dst, p->via, sizeof(f.ipv6_dst));
 	if (bpf_fib_lookup(skb, &f, sizeof(f), BPF_FIB_LOOKUP_OUTPUT) ==
 		    BPF_FIB_LKUP_RET_SUCCESS &&
 	    f.ifindex == to)
-		nexthop_learn(&f, &key);
+		nexthop_learn(&f, EXIT_NONE, &key);
 	return 0;
 }
 

@@ -186,7 +186,7 @@ type coreTCWsMatch struct {
 type coreTCWsNexthop struct {
 	_       structs.HostLayout
 	Expires uint64
-	To      uint64
+	To      [2]uint64
 	Ifindex uint32
 	Ways    uint32
 	Mtu     uint16
@@ -198,7 +198,7 @@ type coreTCWsNexthop struct {
 
 type coreTCWsNexthopKey struct {
 	_    structs.HostLayout
-	Addr [16]uint8
+	Addr [2]uint64
 	Flow uint32
 	Pad  uint32
 }

@@ -336,7 +336,7 @@ func TestXDPGoesByWhatTCLearnedAndNoFurther(t *testing.T) {
 		t.Fatal("TC learned nothing")
 	}
 	n := was[cpu].Flow[flow]
-	if n.Ifindex != r.ports[portOut] || n.Dmac != neighbourMAC || n.Smac != rigMAC || n.Mtu != rigMTU || n.To != upper(addr("fc00:0:0:301::")) {
+	if n.Ifindex != r.ports[portOut] || n.Dmac != neighbourMAC || n.Smac != rigMAC || n.Mtu != rigMTU || n.To != [2]uint64{upper(addr("fc00:0:0:301::"))} {
 		t.Errorf("TC learned %+v", n)
 	}
 	put := func(n coreTCWsNexthop) {
@@ -350,7 +350,7 @@ func TestXDPGoesByWhatTCLearnedAndNoFurther(t *testing.T) {
 		"expired":                  func(n *coreTCWsNexthop) { n.Expires = 1 },
 		"one byte too long":        func(n *coreTCWsNexthop) { n.Mtu = uint16(len(p.Frame) - srv6.EthernetLen - 1) },
 		"nothing may be that long": func(n *coreTCWsNexthop) { n.Mtu = 0 },
-		"to somewhere else":        func(n *coreTCWsNexthop) { n.To++ },
+		"to somewhere else":        func(n *coreTCWsNexthop) { n.To[0]++ },
 		"found before a change":    func(n *coreTCWsNexthop) { n.Ways-- },
 		"not for XDP":              func(n *coreTCWsNexthop) { n.Xdp = 0 },
 	} {
@@ -378,6 +378,96 @@ func TestXDPGoesByWhatTCLearnedAndNoFurther(t *testing.T) {
 		if v := verdict(); v != xdpPass {
 			t.Errorf("verdict %d without a way in, since it %s; want it left to TC", v, what)
 		}
+	}
+}
+
+// Inner packets leave their egress as TC found out: by the egress's own entry, or,
+// where that is another destination's, by the hash that all CPUs share.
+func TestInnerPacketsGoByWhatTheirEgressRemembers(t *testing.T) {
+	for _, name := range []string{"web-3", "four-2"} {
+		t.Run(name, func(t *testing.T) {
+			p, err := packets.Load(name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			r := newScapyRig(t, "r6")
+			// IPv6 header, SRH, its list, TLV.
+			outer := srv6.IPv6Len + 8 + 16*(int(p.Frame[srv6.EthernetLen+srv6.IPv6Len+4])+1) + 24
+			tlv := p.Frame[srv6.EthernetLen+outer-24:]
+			index := r.have.hops[hopKey{
+				Sid:   binary.NativeEndian.Uint64(p.Frame[srv6.EthernetLen+24:]),
+				Epoch: tlv[3], Path: binary.NativeEndian.Uint32(tlv[4:]),
+			}].Stats
+			f := frame{port: portCore, b: p.Frame}
+			run := func(hook func(frame) (outcome, error)) (o outcome) {
+				r.must(r.forget())
+				r.must(r.in(func() error {
+					o, err = hook(f)
+					return err
+				}))
+				return o
+			}
+			run(r.runTC)
+			var exits []coreTCWsExit
+			r.must(r.g.maps[tableExits].Lookup(index, &exits))
+			var own *coreTCWsNexthop
+			for c := range exits {
+				for f := range exits[c].Flow {
+					if exits[c].Flow[f].Ifindex != 0 {
+						own = &exits[c].Flow[f]
+					}
+				}
+			}
+			var key coreTCWsNexthopKey
+			var shared coreTCWsNexthop
+			hash := r.g.maps[tableNexthops]
+			r.must(hash.NextKey(nil, &key))
+			r.must(hash.Lookup(&key, &shared))
+			if own == nil || *own != shared || own.Ifindex != r.ports[portOut] || own.Dmac != neighbourMAC || own.To != key.Addr {
+				t.Fatalf("TC learned %+v and, for %+v, %+v", own, key, shared)
+			}
+			learned := shared
+			here, there, anew := [6]byte{2, 1}, [6]byte{2, 2}, [6]byte(p.Frame[:6])
+			try := func(what string, change func(own, shared *coreTCWsNexthop), want [6]byte) {
+				t.Helper()
+				*own, shared = learned, learned
+				own.Dmac, shared.Dmac = here, there
+				change(own, &shared)
+				for hook, run := range map[string]func() outcome{
+					"TC": func() outcome { return run(r.runTC) }, "XDP": func() outcome { return run(r.runXDP) },
+				} {
+					r.must(r.put(tableExits, index, exits))
+					r.must(hash.Put(&key, &shared))
+					verdict := uint32(tcRedirect)
+					if hook == "XDP" {
+						verdict = xdpRedirect
+						if want == anew {
+							verdict = xdpPass
+						}
+					}
+					// A redirect to a neighbour writes its address later.
+					if o := run(); o.verdict != verdict || [6]byte(o.b[:6]) != want {
+						t.Errorf("%s, %s: verdict %d, to %x; want %d, %x", what, hook, o.verdict, o.b[:6], verdict, want)
+					}
+				}
+			}
+			try("as learned", func(own, _ *coreTCWsNexthop) {}, here)
+			try("it just fits", func(own, _ *coreTCWsNexthop) {
+				own.Mtu = uint16(len(p.Frame) - srv6.EthernetLen - outer)
+			}, here)
+			try("it is too long", func(own, _ *coreTCWsNexthop) {
+				own.Mtu = uint16(len(p.Frame) - srv6.EthernetLen - outer - 1)
+			}, anew)
+			for what, spoil := range map[string]func(*coreTCWsNexthop){
+				"expired":               func(n *coreTCWsNexthop) { n.Expires = 1 },
+				"to somewhere else":     func(n *coreTCWsNexthop) { n.To[0]++ },
+				"to somebody else":      func(n *coreTCWsNexthop) { n.To[1]++ },
+				"found before a change": func(n *coreTCWsNexthop) { n.Ways-- },
+			} {
+				try("its own is "+what, func(own, _ *coreTCWsNexthop) { spoil(own) }, there)
+				try("both are "+what, func(own, shared *coreTCWsNexthop) { spoil(own); spoil(shared) }, anew)
+			}
+		})
 	}
 }
 

@@ -320,7 +320,10 @@ struct ws_port {
 /* A way out that TC has found and that may be taken for a while. */
 struct ws_nexthop {
 	__u64 expires; /* jiffies */
-	__be64 to; /* upper 64 bits of the destination that it is for */
+	/* The destination that it is for; where that is a SID, its upper half
+	 * and 0.
+	 */
+	__be64 to[2];
 	__u32 ifindex;
 	__u32 ways; /* ws_node.ways when it was found */
 	__u16 mtu; /* 65535 at most */
@@ -329,21 +332,23 @@ struct ws_nexthop {
 	__u8 xdp; /* 1: by XDP too */
 	__u8 pad;
 };
-_Static_assert(sizeof(struct ws_nexthop) == 40, "ws_nexthop is ABI");
+_Static_assert(sizeof(struct ws_nexthop) == 48, "ws_nexthop is ABI");
 
 /* Buckets of flows, for equal-cost routes. A power of two. */
 #define WS_FLOWS 16
 
-/* ws_exits: per CPU, where packets of a path go from a hop or a headend; the
- * index is that of its ws_stats.
+/* ws_exits: per CPU, where packets of a path go from a hop, a headend or an
+ * egress; the index is that of its ws_stats.
  */
 struct ws_exit {
 	struct ws_nexthop flow[WS_FLOWS];
 };
 
-/* ws_nexthops: where inner packets go from their egress. */
+/* ws_nexthops: where inner packets go from their egress, for paths to so many
+ * destinations that ws_exits cannot hold them.
+ */
 struct ws_nexthop_key {
-	__u8 addr[16];
+	__be64 addr[2];
 	__u32 flow; /* bucket */
 	__u32 pad;
 };
