@@ -11,12 +11,13 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/btf"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/waystamp/waystamp/internal/abi"
 )
@@ -294,11 +295,8 @@ func (d *Dataplane) buildGeneration(cfg wsConfig, l limits, carry map[table]*ebp
 		}
 	}()
 
-	types := btf.NewCache()
-	for _, o := range objects {
-		if err := d.loadObject(g, o.program, o.load, cfg, carry, types); err != nil {
-			return nil, err
-		}
+	if err := d.loadObjects(g, cfg, carry); err != nil {
+		return nil, err
 	}
 	for name, m := range g.maps {
 		if err := d.cfg.step(stepPin, string(name)); err != nil {
@@ -329,47 +327,88 @@ func newFingerprintKey() (key [2]uint64, err error) {
 	return [2]uint64{binary.NativeEndian.Uint64(b[:8]), binary.NativeEndian.Uint64(b[8:])}, nil
 }
 
-func (d *Dataplane) loadObject(g *generation, program string, load func() (*ebpf.CollectionSpec, error), cfg wsConfig, carry map[table]*ebpf.Map, types *btf.Cache) error {
-	spec, err := load()
-	if err != nil {
-		return fmt.Errorf("read the object of %s: %w", program, err)
+// loadObjects makes the maps of g, and then its programs with them: as many at
+// once as there are CPUs, since the verifier takes a tenth of a second or more for
+// each.
+func (d *Dataplane) loadObjects(g *generation, cfg wsConfig, carry map[table]*ebpf.Map) error {
+	specs := make([]*ebpf.CollectionSpec, len(objects))
+	for i, o := range objects {
+		spec, err := o.load()
+		if err != nil {
+			return fmt.Errorf("read the object of %s: %w", o.program, err)
+		}
+		if v := spec.Variables["cfg"]; v != nil {
+			if err := v.Set(cfg); err != nil {
+				return fmt.Errorf("configure %s: %w", o.program, err)
+			}
+		}
+		if err := d.makeMaps(g, spec, carry); err != nil {
+			return err
+		}
+		specs[i] = spec
 	}
-	if v := spec.Variables["cfg"]; v != nil {
-		if err := v.Set(cfg); err != nil {
-			return fmt.Errorf("configure %s: %w", program, err)
+	loaded := make([]*ebpf.Program, len(objects))
+	var load errgroup.Group
+	load.SetLimit(runtime.GOMAXPROCS(0))
+	var broken error
+	for i, o := range objects {
+		if broken = d.cfg.step(stepLoad, o.program); broken != nil {
+			break
+		}
+		load.Go(func() (err error) {
+			loaded[i], err = loadProgram(o.program, specs[i], g.maps)
+			return err
+		})
+	}
+	err := errors.Join(broken, load.Wait())
+	for i, p := range loaded {
+		if p != nil { // also if another could not be loaded: g closes it
+			g.programs[objects[i].program] = p
 		}
 	}
-	shared := map[string]*ebpf.Map{}
+	return err
+}
+
+// makeMaps makes the maps of an object that g does not have yet.
+func (d *Dataplane) makeMaps(g *generation, spec *ebpf.CollectionSpec, carry map[table]*ebpf.Map) (err error) {
 	for name, ms := range spec.Maps {
 		if internalMap(name) {
 			continue
 		}
 		t := table(name)
 		ms.MaxEntries = sizeOf(t, ms, g.limits)
-		if g.maps[t] == nil {
-			if err := d.cfg.step(stepCreateMap, name); err != nil {
-				return err
-			}
-			if g.maps[t], err = newMap(ms, carry[t]); err != nil {
-				return fmt.Errorf("create map %s: %w", name, err)
-			}
+		if g.maps[t] != nil {
+			continue
 		}
-		shared[name] = g.maps[t]
+		if err := d.cfg.step(stepCreateMap, name); err != nil {
+			return err
+		}
+		if g.maps[t], err = newMap(ms, carry[t]); err != nil {
+			delete(g.maps, t)
+			return fmt.Errorf("create map %s: %w", name, err)
+		}
 	}
-	if err := d.cfg.step(stepLoad, program); err != nil {
-		return err
+	return nil
+}
+
+// loadProgram loads one object's program, to use those of the maps that it names.
+func loadProgram(program string, spec *ebpf.CollectionSpec, maps map[table]*ebpf.Map) (*ebpf.Program, error) {
+	shared := map[string]*ebpf.Map{}
+	for name := range spec.Maps {
+		if !internalMap(name) {
+			shared[name] = maps[table(name)]
+		}
 	}
-	coll, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: shared, Cache: types})
+	coll, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: shared})
 	if err != nil {
-		return fmt.Errorf("load %s into the kernel: %w", program, err)
+		return nil, fmt.Errorf("load %s into the kernel: %w", program, err)
 	}
 	defer coll.Close()
 	p := coll.DetachProgram(program)
 	if p == nil {
-		return fmt.Errorf("the object of %s has no program of that name", program)
+		return nil, fmt.Errorf("the object of %s has no program of that name", program)
 	}
-	g.programs[program] = p
-	return nil
+	return p, nil
 }
 
 // newMap makes a map, or takes one over that is just like it.

@@ -17,8 +17,6 @@ import (
 	"unsafe"
 
 	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/btf"
-	"github.com/cilium/ebpf/ringbuf"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -80,23 +78,21 @@ type rigSpec struct {
 }
 
 // rig is one node: a network namespace with interfaces, routes and a neighbour,
-// and the four programs that ship with one set of maps, attached to nothing.
-// Packets are given to them with BPF_PROG_TEST_RUN.
+// and the programs that ship with one set of maps, attached to nothing. Packets
+// are given to them with BPF_PROG_TEST_RUN. The namespace is the test's own;
+// programs and maps are taken from those that are loaded, and given back.
 type rig struct {
 	*testing.T
+	*loaded
 	spec     rigSpec
-	d        *Dataplane // for its functions that fill maps
-	g        *generation
-	have     tables // what the maps hold
-	events   *ringbuf.Reader
+	d        *Dataplane        // for its functions that fill maps
+	have     tables            // what the maps hold
 	ports    map[string]uint32 // their indexes
-	leave    *ebpf.Program     // sets skb->tc_index and calls the program of an edge's egress
 	jobs     chan func()
 	ns       *host.NetNS
 	node     oracle.Node // as the maps are
 	number   uint64      // the next that every headend gives out; 0: there is none
 	last     tally       // as it was after the last run
-	possible int         // CPUs that per-CPU maps have values for
 	refusals []refusal   // where count reads to
 	windows  map[counterKey]rigWindow
 	seen     map[counterKey][]oracle.Train // what they have accepted before each packet
@@ -120,13 +116,19 @@ func newRig(t *testing.T, spec rigSpec) *rig {
 	}
 	r := &rig{
 		T: t, spec: spec, d: &Dataplane{}, have: newTables(), ports: map[string]uint32{}, jobs: make(chan func()), ns: ns,
-		g: &generation{limits: rigLimits, maps: map[table]*ebpf.Map{}, programs: map[string]*ebpf.Program{}},
 	}
 	ended := make(chan error)
 	go func() { ended <- ns.Do(r.work) }()
 	t.Cleanup(func() {
 		close(r.jobs)
-		if err := errors.Join(<-ended, r.g.close(), ns.Close()); err != nil {
+		errs := []error{<-ended, ns.Close()}
+		for _, w := range r.windows {
+			errs = append(errs, w.m.Close())
+		}
+		if r.loaded != nil {
+			errs = append(errs, r.loaded.giveBack())
+		}
+		if err := errors.Join(errs...); err != nil {
 			t.Errorf("clean up the rig: %v", err)
 		}
 	})
@@ -249,7 +251,7 @@ func (r *rig) network() error {
 	return nil
 }
 
-// load loads all programs, as an agent does.
+// load takes programs and maps for the rig.
 func (r *rig) load() error {
 	cfg, err := encodeConfig(plan.Node{Name: r.spec.name, Block: r.spec.block, Locator: r.spec.locator, Address: r.spec.address})
 	if err != nil {
@@ -264,22 +266,9 @@ func (r *rig) load() error {
 	}
 	cfg.IcmpIntervalNs, cfg.IcmpBurstNs = r.spec.errors[0], r.spec.errors[1]
 	cfg.NexthopTtl = 1 << 40 // what TC learned must still count when XDP's turn comes
-	types := btf.NewCache()
-	for _, o := range objects {
-		if err := r.d.loadObject(r.g, o.program, o.load, cfg, nil, types); err != nil {
-			return err
-		}
-	}
-	if r.leave, err = r.indexed(r.g.programs[progEdgeOutTC], abi.IndexProven); err != nil {
+	if r.loaded, err = takeLoaded(cfg); err != nil {
 		return err
 	}
-	if r.possible, err = ebpf.PossibleCPU(); err != nil {
-		return err
-	}
-	if r.events, err = ringbuf.NewReader(r.g.maps[tableEvents]); err != nil {
-		return err
-	}
-	r.Cleanup(func() { r.events.Close() })
 	r.last, err = r.count()
 	return err
 }

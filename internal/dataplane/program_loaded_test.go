@@ -1,0 +1,288 @@
+package dataplane
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/ringbuf"
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/waystamp/waystamp/internal/abi"
+)
+
+// loaded are the programs that ship with one set of maps, as an agent loads them.
+// That takes the verifier most of a second, so a process loads no more of them
+// than its tests have in hand at the same time: who gives them back empties the
+// maps.
+type loaded struct {
+	cfg      wsConfig
+	g        *generation
+	events   *ringbuf.Reader
+	leave    *ebpf.Program // sets skb->tc_index and calls the program of an edge's egress
+	calls    *ebpf.Map     // by this
+	possible int           // CPUs that per-CPU maps have values for
+}
+
+// atRest are those that no test has, by what they were loaded with: their
+// programs know it as constants.
+var atRest struct {
+	mu  sync.Mutex
+	all map[wsConfig][]*loaded
+}
+
+// takeLoaded gives programs whose maps are as new. Nobody else has them.
+func takeLoaded(cfg wsConfig) (*loaded, error) {
+	atRest.mu.Lock()
+	if have := atRest.all[cfg]; len(have) > 0 {
+		atRest.all[cfg] = have[:len(have)-1]
+		atRest.mu.Unlock()
+		return have[len(have)-1], nil
+	}
+	atRest.mu.Unlock()
+	return load(cfg)
+}
+
+func load(cfg wsConfig) (_ *loaded, err error) {
+	l := &loaded{cfg: cfg, g: &generation{limits: rigLimits, maps: map[table]*ebpf.Map{}, programs: map[string]*ebpf.Program{}}}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, l.close())
+		}
+	}()
+	if err := new(Dataplane).loadObjects(l.g, cfg, nil); err != nil {
+		return nil, err
+	}
+	if l.possible, err = ebpf.PossibleCPU(); err != nil {
+		return nil, err
+	}
+	if l.events, err = ringbuf.NewReader(l.g.maps[tableEvents]); err != nil {
+		return nil, err
+	}
+	return l, l.indexed(l.g.programs[progEdgeOutTC], abi.IndexProven)
+}
+
+func (l *loaded) close() error {
+	errs := []error{l.g.close(), l.leave.Close(), l.calls.Close()}
+	if l.events != nil {
+		errs = append(errs, l.events.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// tcIndex is the offset of tc_index in struct __sk_buff.
+const tcIndex = 44
+
+// indexed makes a program that sets skb->tc_index, which a test run cannot, and
+// calls p.
+func (l *loaded) indexed(p *ebpf.Program, index int64) (err error) {
+	l.calls, err = ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.ProgramArray, KeySize: 4, ValueSize: 4, MaxEntries: 1})
+	if err != nil {
+		return err
+	}
+	l.leave, err = ebpf.NewProgram(&ebpf.ProgramSpec{
+		Type: ebpf.SchedCLS, License: "Dual BSD/GPL",
+		Instructions: asm.Instructions{
+			asm.Mov.Imm(asm.R2, int32(index)),
+			asm.StoreMem(asm.R1, tcIndex, asm.R2, asm.Word),
+			asm.LoadMapPtr(asm.R2, l.calls.FD()),
+			asm.Mov.Imm(asm.R3, 0),
+			asm.FnTailCall.Call(),
+			asm.Mov.Imm(asm.R0, 77), // the call failed
+			asm.Return(),
+		},
+	})
+	if err != nil {
+		return fmt.Errorf("load a program that calls another: %w", err)
+	}
+	return l.calls.Put(uint32(0), p)
+}
+
+// giveBack empties the maps and lets other tests have them. Where that fails
+// nobody gets them.
+func (l *loaded) giveBack() error {
+	// What was attached until now may still run.
+	if err := errors.Join(waitForPrograms(), l.empty()); err != nil {
+		return errors.Join(fmt.Errorf("empty the maps for the next test: %w", err), l.close())
+	}
+	atRest.mu.Lock()
+	defer atRest.mu.Unlock()
+	if atRest.all == nil {
+		atRest.all = map[wsConfig][]*loaded{}
+	}
+	atRest.all[l.cfg] = append(atRest.all[l.cfg], l)
+	return nil
+}
+
+// empty makes all maps as they were when they were made. It knows the types of
+// maps and not what each is for, so that it forgets none.
+func (l *loaded) empty() error {
+	if err := l.g.forgetWindows(nil); err != nil {
+		return err
+	}
+	for name, m := range l.g.maps {
+		var err error
+		switch m.Type() {
+		case ebpf.Hash, ebpf.LRUHash, ebpf.LPMTrie:
+			err = emptyTable(m)
+		case ebpf.Array, ebpf.PerCPUArray:
+			err = l.zeroArray(m)
+		case ebpf.ArrayOfMaps: // forgetWindows
+		case ebpf.RingBuf:
+			err = l.emptyEvents()
+		default:
+			err = fmt.Errorf("nobody knows how to empty a map of type %s", m.Type())
+		}
+		if err != nil {
+			return fmt.Errorf("map %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+func emptyTable(m *ebpf.Map) error {
+	for {
+		key, err := m.NextKeyBytes(nil)
+		if err != nil || key == nil {
+			return err
+		}
+		if err := m.Delete(key); err != nil {
+			return err
+		}
+	}
+}
+
+func (l *loaded) zeroArray(m *ebpf.Map) error {
+	size := int(m.ValueSize())
+	each, zero := size, any(make([]byte, size))
+	if m.Type() == ebpf.PerCPUArray {
+		each = (size + 7) &^ 7 * l.possible
+		zero = slices.Repeat([][]byte{make([]byte, size)}, l.possible)
+	}
+	all, none := make([]byte, int(m.MaxEntries())*each), make([]byte, each)
+	if err := lookUpAll(m, unsafe.Pointer(unsafe.SliceData(all))); err != nil {
+		return err
+	}
+	for i := range m.MaxEntries() {
+		if bytes.Equal(all[int(i)*each:][:each], none) {
+			continue
+		}
+		if err := m.Put(i, zero); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (l *loaded) emptyEvents() error {
+	l.events.SetDeadline(time.Unix(1, 0))
+	for {
+		switch _, err := l.events.Read(); {
+		case errors.Is(err, os.ErrDeadlineExceeded):
+			return nil
+		case err != nil:
+			return err
+		}
+	}
+}
+
+// A test must not see what another has left: in no map, of whatever type.
+func TestWhatIsGivenBackIsAsNew(t *testing.T) {
+	taken := func(t *testing.T) *loaded {
+		r := newRig(t, rigSpec{
+			name: "given back", block: prefix("fc00::/48"), locator: prefix("fc00:0:0:900::/56"), address: addr("fc00:9::1"),
+		})
+		return r.loaded
+	}
+	var used *loaded
+	t.Run("used", func(t *testing.T) {
+		used = taken(t)
+		for name, m := range used.g.maps {
+			if m.Type() == ebpf.RingBuf || m.Type() == ebpf.ArrayOfMaps {
+				continue
+			}
+			key, value := bytes.Repeat([]byte{1}, int(m.KeySize())), any(bytes.Repeat([]byte{2}, int(m.ValueSize())))
+			switch m.Type() {
+			case ebpf.Array, ebpf.PerCPUArray:
+				binary.NativeEndian.PutUint32(key, m.MaxEntries()-1)
+			case ebpf.LPMTrie:
+				binary.NativeEndian.PutUint32(key, 9)
+			}
+			if m.Type() == ebpf.PerCPUArray {
+				value = slices.Repeat([][]byte{value.([]byte)}, used.possible)
+			}
+			if err := m.Put(key, value); err != nil {
+				t.Fatalf("map %s: %v", name, err)
+			}
+		}
+		inner, err := ebpf.NewMap(window{lanes: 4, size: abi.WindowMin}.spec())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer inner.Close()
+		if err := used.g.maps[tableWindows].Put(uint32(1), inner); err != nil {
+			t.Fatal(err)
+		}
+		// It is in the namespace of the test and armed by nobody: an event.
+		opts := ebpf.RunOptions{Data: plainPacket("fd00::1", "fc00:0:0:901::"), DataOut: make([]byte, 500)}
+		if _, err := used.g.programs[progEdgeTC].Run(&opts); err != nil {
+			t.Fatal(err)
+		}
+	})
+	again := taken(t)
+	if again != used {
+		t.Fatal("what was given back is not what the next test gets")
+	}
+	if n := again.events.AvailableBytes(); n != 0 {
+		t.Errorf("%d bytes of events are left", n)
+	}
+	fresh, err := load(used.cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer fresh.close()
+	for name, m := range fresh.g.maps {
+		if m.Type() == ebpf.RingBuf {
+			continue
+		}
+		want, got := contents(t, m), contents(t, again.g.maps[name])
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("map %s is not as new:\n%s", name, diff)
+		}
+	}
+}
+
+func contents(t *testing.T, m *ebpf.Map) map[string]string {
+	all := map[string]string{}
+	var key []byte
+	if m.Type() == ebpf.PerCPUArray {
+		var i uint32
+		var each [][]byte
+		it := m.Iterate()
+		for it.Next(&i, &each) {
+			all[fmt.Sprint(i)] = fmt.Sprintf("%x", each)
+		}
+		if err := it.Err(); err != nil {
+			t.Fatal(err)
+		}
+		return all
+	}
+	var value []byte
+	it := m.Iterate()
+	for it.Next(&key, &value) {
+		all[fmt.Sprintf("%x", key)] = fmt.Sprintf("%x", value)
+	}
+	if err := it.Err(); err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
