@@ -1,11 +1,21 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /* TC egress of an interface inside the domain, on a node with functions in its
- * own kernel.
+ * own kernel, or whose own packets or marked ones take chains.
  */
 #include "lib/hook.h"
+#include "lib/frame.h"
 #include "lib/index.h"
 #include "lib/local_out.h"
+#include "lib/own_tc.h"
 #include "lib/pull.h"
+#include "lib/rules.h"
+
+static __always_inline bool own_is_asked_for(void)
+{
+	const struct ws_node *n = node_armed();
+
+	return n && n->own;
+}
 
 SEC("tc")
 int ws_core_out_tc(struct __sk_buff *skb)
@@ -14,20 +24,28 @@ int ws_core_out_tc(struct __sk_buff *skb)
 	const struct eth_hdr *eth;
 	struct inner in;
 	struct cursor c;
-	bool whole;
+	bool whole, own;
+	int verdict;
 
 	if (index == WS_INDEX_PROVEN) {
 		skb->tc_index = 0;
 		return CTX_PASS;
 	}
-	if (pull(skb, sizeof(*eth) + sizeof(struct ip6_hdr)))
+	own = own_is_asked_for() && !frame_is_tagged(skb);
+	if (pull(skb,
+		 sizeof(*eth) + (own ? TUPLE_LEN : sizeof(struct ip6_hdr))))
 		return ws_refuse(skb, not_cached(), 0);
 	c = ctx_cursor(skb);
 	eth = cursor_take(&c, struct eth_hdr);
 	whole = eth && eth_is_ip(eth) && inner_take(&c, eth_is_ip4(eth), &in);
 	if (index)
 		return local_out(skb, index, whole);
-	return whole ? local_lost(skb, &in) : CTX_PASS;
+	if (!whole)
+		return CTX_PASS;
+	verdict = local_lost(skb, &in);
+	if (verdict != CTX_PASS || !own)
+		return verdict;
+	return own_out(skb, c, &in);
 }
 
 char _license[] SEC("license") = "Dual BSD/GPL";

@@ -25,7 +25,7 @@ static __always_inline int enter(struct __sk_buff *skb, struct cursor c,
 		if (!forward_inner(skb, true, &c, in))
 			return ws_refuse(skb, bounds_bug(), 0);
 	}
-	return headend_tc(skb, c, in, len, index);
+	return headend_tc(skb, c, in, len, index, false);
 }
 
 SEC("tc")

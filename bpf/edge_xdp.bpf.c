@@ -80,6 +80,7 @@ static __always_inline int headend_xdp(ctx_t *ctx, struct cursor c,
 	if (!h || headend_first_is_local(h) ||
 	    !enter_len(ctx, &c, in, &len, &pad))
 		return CTX_PASS;
+	pkt.routed = false;
 	n = nexthop_to_sid(h->stats, bpf_ntohl(flow_label(flow_hash(c, in))),
 			   headend_first(h), node->ways);
 	if (!nexthop_takes(n, len + h->outer_len) ||

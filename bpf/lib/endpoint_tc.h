@@ -150,10 +150,11 @@ static __always_inline int end_tc(struct __sk_buff *skb, struct endpoint *ep,
 		       step_leave(LEAVE_FORWARD, ep->hop->stats);
 }
 
-/* The path that the inner packet at off requires, by prefixes and by rules; 0:
- * none. A function of its own for the sake of the stack.
+/* The path that the inner packet at off with the proof of a path requires, by
+ * prefixes and by rules; 0: none. A function of its own for the sake of the stack.
  */
-__noinline __u32 ws_required(struct __sk_buff *skb, __u32 off, int is_ip4)
+__noinline __u32 ws_required(struct __sk_buff *skb, __u32 off, int is_ip4,
+			     __u32 proven)
 {
 	struct cursor c = ctx_cursor(skb);
 	struct inner in;
@@ -162,7 +163,7 @@ __noinline __u32 ws_required(struct __sk_buff *skb, __u32 off, int is_ip4)
 	c.pos += off & 1023;
 	if (!inner_take(&c, is_ip4, &in))
 		return 0;
-	return ruled_path(skb, off, is_ip4, inner_guard(&in));
+	return ruled_path(skb, off, is_ip4, inner_guard(&in), proven);
 }
 
 /* End.DT46 (RFC 8986 4.8) behind the verdict. */
@@ -200,7 +201,7 @@ static __always_inline int dt46_tc(struct __sk_buff *skb, struct endpoint *ep)
 				ws_required(skb,
 					    sizeof(struct eth_hdr) +
 						    endpoint_outer_len(ep),
-					    inner.is_ip4));
+					    inner.is_ip4, ep->tlv->path));
 	if (r)
 		return endpoint_refuse(skb, ep, r);
 

@@ -21,6 +21,7 @@ struct headend_packet {
 	__u32 inner_len; /* bytes, from the inner IP header on */
 	__u32 outer_len; /* bytes; in the bounds of ws_headend.outer */
 	bool is_ip4;
+	bool routed; /* the kernel has, and counted the hop if there was one */
 };
 
 /* What rules name; NULL: there is nothing, which is a bug. */
@@ -45,7 +46,7 @@ static __always_inline enum ws_reason headend_check(const struct ws_headend *h,
 	if (pkt->outer_len > WS_OUTER_MAX ||
 	    pkt->outer_len < WS_OUTER_MAX - 16 * (WS_SEGS_MAX - 1))
 		return WS_REASON_HEADEND_LENGTH_BUG;
-	if (inner_hops(in) <= 1)
+	if (!pkt->routed && inner_hops(in) <= 1)
 		return WS_REASON_EDGE_HOP_LIMIT;
 	if (h->mtu && packet_len > h->mtu)
 		return WS_REASON_CHAIN_MTU;

@@ -60,9 +60,30 @@ static __always_inline long headend_way(struct __sk_buff *skb,
 	return route_ask(skb, outer, packet_len + pkt->outer_len, p);
 }
 
-/* c stands behind the packet's header; len: of the packet, in bytes. */
+/* A packet that leaves, for a SID of this node: in again by the interface that it
+ * would have left by, whose address it comes from.
+ */
+static __always_inline int headend_in(struct __sk_buff *skb)
+{
+	struct cursor c = ctx_cursor(skb);
+	struct eth_hdr *eth = cursor_take(&c, struct eth_hdr);
+	__u32 mtu = 0;
+
+	/* The kernel would drop it without a word. */
+	if (!skb->gso_size && bpf_check_mtu(skb, 0, &mtu, 0, 0))
+		return ws_too_big(skb, mtu);
+	if (!eth)
+		return ws_refuse(skb, bounds_bug(), 0);
+	__builtin_memcpy(eth->dst, eth->src, sizeof(eth->dst));
+	return bpf_redirect(skb->ifindex, BPF_F_INGRESS);
+}
+
+/* c stands behind the packet's header; len: of the packet, in bytes; leaves: it is
+ * on its way out, and known when this is compiled.
+ */
 static __always_inline int headend_tc(struct __sk_buff *skb, struct cursor c,
-				      struct inner *in, __u32 len, __u32 index)
+				      struct inner *in, __u32 len, __u32 index,
+				      bool leaves)
 {
 	const struct ws_headend *h = headend_find(index);
 	struct headend_packet pkt;
@@ -75,6 +96,7 @@ static __always_inline int headend_tc(struct __sk_buff *skb, struct cursor c,
 	if (!h || !b)
 		return ws_refuse(skb, WS_REASON_HEADEND_MISSING_BUG, 0);
 	pkt.binding = 0;
+	pkt.routed = leaves;
 	if (h->scheme == WS_SCHEME_KEYED_FLOW) {
 		if (!binding_pull_plain(skb, &h->share, &pkt.binding))
 			return ws_refuse(skb, flow_unreadable(), 0);
@@ -101,7 +123,8 @@ static __always_inline int headend_tc(struct __sk_buff *skb, struct cursor c,
 	if (r)
 		return ws_refuse(skb, r, 0);
 
-	inner_decrement(in);
+	if (!leaves)
+		inner_decrement(in);
 	/* Ethernet's padding goes; where that fails, it ends up behind the outer
 	 * packet.
 	 */
@@ -116,6 +139,6 @@ static __always_inline int headend_tc(struct __sk_buff *skb, struct cursor c,
 		return ws_refuse(skb, headend_write_failed(), rc);
 	stats_add(h->stats, frames, pkt.inner_len);
 	if (headend_first_is_local(h))
-		return endpoint_tc(skb, false);
+		return leaves ? headend_in(skb) : endpoint_tc(skb, false);
 	return ws_forward(skb, h->stats, found);
 }

@@ -11,7 +11,8 @@
 #define ICMP6_TIME_EXCEEDED 3
 #define ICMP6_PARAMETER 4
 #define ICMP6_INFORMATIONAL 128 /* from this type on */
-#define ICMP6_REDIRECT 137
+#define ICMP6_ROUTER_SOLICITATION 133 /* the first of RFC 4861 */
+#define ICMP6_REDIRECT 137 /* the last */
 
 #define ICMP6_PARAMETER_FIELD 0 /* an erroneous header field */
 #define ICMP6_PARAMETER_UPPER 4 /* SR upper-layer header error, RFC 8986 10.3 */

@@ -76,8 +76,32 @@ static __always_inline bool icmp_may_send(struct ws_errors *e, bool too_big)
 	return true;
 }
 
+/* May the packet's sender be this node? What came in by an interface is somebody
+ * else's, whatever its source says. TC egress has the node's own.
+ */
+static __always_inline bool icmp_may_be_own(const struct __sk_buff *skb)
+{
+	return !skb->ingress_ifindex;
+}
+
+/* The message, which is whole, goes up this node's stack: it comes in by the
+ * interface that the packet would have left by, whose address it comes from.
+ * Returns the verdict.
+ */
+static __always_inline int icmp_to_self(struct __sk_buff *skb)
+{
+	struct cursor c = ctx_cursor(skb);
+	struct eth_hdr *eth = cursor_take(&c, struct eth_hdr);
+
+	if (!eth)
+		return CTX_DROP; /* for the verifier */
+	__builtin_memcpy(eth->dst, eth->src, sizeof(eth->dst));
+	return bpf_redirect(skb->ifindex, BPF_F_INGRESS);
+}
+
 /* All but the checksum's own header, over the whole of the buffer: what is behind
- * the message is zero. Turns the pseudo-header into the header.
+ * the message is zero. Turns the pseudo-header into the header. The addresses are
+ * there.
  */
 static __always_inline void icmp6_finish(struct icmp6_message *m, __u32 what,
 					 __u32 data, __u32 quoted)
@@ -85,10 +109,6 @@ static __always_inline void icmp6_finish(struct icmp6_message *m, __u32 what,
 	__s64 sum = 0;
 
 	m->ip6.payload_len = bpf_htons(sizeof(m->icmp) + quoted);
-	__builtin_memcpy(m->ip6.dst, ((struct ip6_hdr *)m->quote)->src,
-			 sizeof(m->ip6.dst));
-	m->ip6.src[0] = cfg.address[0];
-	m->ip6.src[1] = cfg.address[1];
 	m->icmp.type = what >> 24;
 	m->icmp.code = what >> 16;
 	m->icmp.checksum = 0;
@@ -145,12 +165,30 @@ static __always_inline bool icmp6_has_answer(struct __sk_buff *skb,
 	       !icmp6_is_error(skb, off, about->nexthdr);
 }
 
-/* By the way that the kernel's table has to its receiver. */
+/* What icmp6_send and icmp4_send return for a message to this node itself. */
+#define ICMP_TO_SELF 100
+
+/* By the way that the kernel's table has to its receiver. Writes the addresses. */
 static __always_inline int icmp6_send(struct __sk_buff *skb, struct bench *b)
 {
+	const struct ip6_hdr *about = (const struct ip6_hdr *)b->m.quote;
+	long rc;
+
+	__builtin_memcpy(b->m.ip6.dst, about->src, sizeof(b->m.ip6.dst));
+	b->m.ip6.src[0] = cfg.address[0];
+	b->m.ip6.src[1] = cfg.address[1];
 	__builtin_memset(&b->way, 0, sizeof(b->way));
 	__builtin_memset(&b->nh, 0, sizeof(b->nh));
-	if (!route_is_way(route_ask(skb, &b->m.ip6, 1, &b->way)))
+	rc = route_ask(skb, &b->m.ip6, 1, &b->way);
+	if (rc == BPF_FIB_LKUP_RET_NOT_FWDED && icmp_may_be_own(skb)) {
+		/* Filters of reverse paths take nothing from the node's own
+		 * address. The destination is behind this interface.
+		 */
+		__builtin_memcpy(b->m.ip6.src, about->dst,
+				 sizeof(b->m.ip6.src));
+		return ICMP_TO_SELF;
+	}
+	if (!route_is_way(rc))
 		return CTX_DROP;
 	b->nh.nh_family = AF_INET6;
 	__builtin_memcpy(b->nh.ipv6_nh, b->way.ipv6_dst, sizeof(b->nh.ipv6_nh));
@@ -182,28 +220,29 @@ __noinline int ws_icmp6(struct __sk_buff *skb, __u32 off, __u32 what,
 		e->suppressed++;
 		return CTX_DROP;
 	}
-	icmp6_finish(m, what, data, n);
 	verdict = icmp6_send(skb, b);
+	icmp6_finish(m, what, data, n);
 	n += sizeof(struct ip6_hdr) + sizeof(struct icmp6_hdr);
 	barrier_var(n);
 	if (n > sizeof(*m) || n < FRAME_LEAST)
 		return CTX_DROP; /* for the verifier */
-	if (verdict != TC_ACT_REDIRECT ||
+	if (verdict == CTX_DROP ||
 	    frame_remake(skb, sizeof(struct eth_hdr) + n) ||
 	    bpf_skb_store_bytes(skb, sizeof(struct eth_hdr), m, n,
 				BPF_F_RECOMPUTE_CSUM)) {
 		e->unanswerable++;
 		return CTX_DROP;
 	}
-	/* It is ours, and no function's. */
+	/* It is ours, and no function's; nobody has marked it. */
 	skb->tc_index = WS_INDEX_PROVEN;
+	skb->mark = 0;
 	if (type == ICMP6_TOO_BIG)
 		e->too_big++;
 	else if (type == ICMP6_TIME_EXCEEDED)
 		e->time_exceeded++;
 	else
 		e->parameter++;
-	return verdict;
+	return verdict == ICMP_TO_SELF ? icmp_to_self(skb) : verdict;
 }
 
 /* Who answers for a node without an IPv4 address (RFC 7600 4.8). */
@@ -224,7 +263,7 @@ static __always_inline bool icmp4_has_answer(const struct icmp4_message *m)
 }
 
 /* To the packet's sender, by the way and from the address that the kernel would
- * take (the latter since Linux 6.7).
+ * take (the latter since Linux 6.7); to this node itself as icmp6_send does.
  */
 static __always_inline int icmp4_send(struct __sk_buff *skb, struct bench *b)
 {
@@ -242,13 +281,17 @@ static __always_inline int icmp4_send(struct __sk_buff *skb, struct bench *b)
 		if (route_is_way(rc) || !flags)
 			break;
 	}
+	b->m4.ip4.dst = to;
+	if (rc == BPF_FIB_LKUP_RET_NOT_FWDED && icmp_may_be_own(skb)) {
+		b->m4.ip4.src = about->dst;
+		return ICMP_TO_SELF;
+	}
 	if (!route_is_way(rc))
 		return CTX_DROP;
 	__builtin_memset(&b->nh, 0, sizeof(b->nh));
 	b->nh.nh_family = b->way.family;
 	__builtin_memcpy(b->nh.ipv6_nh, b->way.ipv6_dst, sizeof(b->nh.ipv6_nh));
 	b->m4.ip4.src = b->way.ipv4_src ? b->way.ipv4_src : IP4_DUMMY;
-	b->m4.ip4.dst = to;
 	return bpf_redirect_neigh(b->way.ifindex, &b->nh, sizeof(b->nh), 0);
 }
 
@@ -300,6 +343,7 @@ __noinline int ws_icmp4(struct __sk_buff *skb, __u32 what, __u32 data)
 	__u32 zero = 0, type = what >> 24, n;
 	struct ws_errors *e = bpf_map_lookup_elem(&ws_errors, &zero);
 	struct bench *b = bench();
+	int verdict;
 
 	if (!e || !b)
 		return CTX_DROP;
@@ -323,7 +367,8 @@ __noinline int ws_icmp4(struct __sk_buff *skb, __u32 what, __u32 data)
 		e->suppressed++;
 		return CTX_DROP;
 	}
-	if (icmp4_send(skb, b) != TC_ACT_REDIRECT) {
+	verdict = icmp4_send(skb, b);
+	if (verdict == CTX_DROP) {
 		e->unanswerable++;
 		return CTX_DROP;
 	}
@@ -339,11 +384,12 @@ __noinline int ws_icmp4(struct __sk_buff *skb, __u32 what, __u32 data)
 		return CTX_DROP;
 	}
 	skb->tc_index = WS_INDEX_PROVEN;
+	skb->mark = 0;
 	if (type == ICMP4_UNREACHABLE)
 		e->too_big++;
 	else
 		e->time_exceeded++;
-	return TC_ACT_REDIRECT;
+	return verdict == ICMP_TO_SELF ? icmp_to_self(skb) : verdict;
 }
 
 /* mtu: of the way out; outer: bytes of it that are not the packet's at off, which

@@ -12,6 +12,7 @@
 #include "hook.h"
 #include "inner.h"
 #include "net.h"
+#include "own.h"
 #include "refuse.h"
 #include "rules.h"
 
@@ -26,20 +27,6 @@ static __always_inline enum ws_reason leak(struct __sk_buff *skb,
 	if (has_srh(skb, ip6))
 		return WS_REASON_LEAK_SRH;
 	return WS_REASON_NONE;
-}
-
-/* Has the node sent this itself, and not for somebody else? Fragments that the
- * kernel makes anew of a forwarded packet have forgotten where it came in; what a
- * socket sends still has the socket.
- */
-static __always_inline bool is_own(const struct __sk_buff *skb,
-				   const struct inner *in)
-{
-	const struct ip6_hdr *ip6 = in->hdr;
-	bool fragment = in->is_ip4 ? ip4_is_fragment(in->hdr) :
-				     ip6->nexthdr == NEXTHDR_FRAGMENT;
-
-	return !skb->ingress_ifindex && (!fragment || skb->sk);
 }
 
 /* A packet that is neither verified here nor the node's own: refused where some

@@ -137,7 +137,7 @@ struct {
 	__uint(max_entries, WS_CHAINS_MAX);
 } ws_match_src SEC(".maps"), ws_guard_src SEC(".maps");
 
-/* 23 KB. Not an array, since a hash table's entry is replaced as a whole: no
+/* 25 KB. Not an array, since a hash table's entry is replaced as a whole: no
  * packet meets half of the old rules and half of the new.
  */
 struct {

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /* Which path a packet belongs to, by an ordered list of rules with protocol,
- * ports and DSCP. The same at the headend and at the guard. TC only: XDP leaves
- * packets to TC while there are such rules.
+ * ports, DSCP and mark. The same at the headend and at the guard, but for marks,
+ * which nobody sees at another node. TC only: XDP leaves packets to TC while there
+ * are such rules.
  */
 #pragma once
 
@@ -20,13 +21,21 @@ enum rule_use {
 	 * or of what cannot be read, nobody knows the ports: all count.
 	 */
 	RULE_SUSPECT,
+	RULE_LEAVE, /* which headend takes a packet that leaves, with its mark */
 };
+
+/* What ws_rules_find says of a rule by RULE_LEAVE, beside ws_rule.steer. */
+#define RULE_BY_MARK (1U << 31)
+#define RULE_BY_DSCP (1U << 30)
+#define RULE_TARGET (RULE_BY_DSCP - 1)
 
 struct rule_walk {
 	const struct ws_ruleset *set;
 	struct tuple t;
 	__u32 use; /* enum rule_use */
 	__u32 found;
+	__u32 mark; /* RULE_LEAVE: the packet's */
+	__be32 proven; /* RULE_REQUIRE: the path of the proof that it has */
 	__u8 dscp;
 	__u8 partial; /* 1: t has nothing but the addresses */
 	__u8 is_ip4;
@@ -68,15 +77,33 @@ static __always_inline bool rule_matches(const struct ws_rule *r,
 	       port_matches(w->t.dport, r->dport);
 }
 
+/* A mark counts at the headend, for what leaves. What came with the proof of a
+ * path by mark had it; of what came without, nobody knows.
+ */
+static __always_inline bool mark_matches(const struct ws_rule *r,
+					 const struct rule_walk *w)
+{
+	if (!r->mark_mask)
+		return true;
+	if (w->use == RULE_LEAVE)
+		return (w->mark & r->mark_mask) == r->mark;
+	return w->use == RULE_REQUIRE && r->require == w->proven;
+}
+
 /* One rule. Returns 1 to end the walk. */
 static long rule_step(__u64 i, struct rule_walk *w)
 {
 	const struct ws_rule *r = &w->set->rule[i & (WS_RULES_MAX - 1)];
-	__u32 target = w->use == RULE_STEER ? r->steer : r->require;
+	bool leaves = w->use == RULE_LEAVE;
+	__u32 target = leaves || w->use == RULE_STEER ? r->steer : r->require;
 
-	if (!target || !rule_matches(r, w))
+	if (!target || !mark_matches(r, w) || !rule_matches(r, w))
 		return 0;
 	w->found = target;
+	if (leaves && r->mark_mask)
+		w->found |= RULE_BY_MARK;
+	if (leaves && r->dscp != WS_DSCP_ANY)
+		w->found |= RULE_BY_DSCP;
 	return 1;
 }
 
@@ -99,11 +126,12 @@ static __always_inline void tuple_addrs(struct tuple *t, const struct inner *in)
 
 /* ws_rule.steer or .require of the first rule that matches, or 0. off: of the IP
  * header, from the start of the frame; what tuple_read reads has been pulled.
+ * proven: by RULE_REQUIRE the path of the proof, else nothing.
  */
 __noinline __u32 ws_rules_find(struct __sk_buff *skb, __u32 off, __u32 use,
-			       int is_ip4)
+			       int is_ip4, __u32 proven)
 {
-	struct rule_walk w = { .use = use, .is_ip4 = is_ip4 };
+	struct rule_walk w = { .use = use, .proven = proven };
 	struct cursor c = ctx_cursor(skb), at;
 	struct inner in;
 	__u32 zero = 0;
@@ -111,6 +139,11 @@ __noinline __u32 ws_rules_find(struct __sk_buff *skb, __u32 off, __u32 use,
 	w.set = bpf_map_lookup_elem(&ws_rules, &zero);
 	if (!w.set)
 		return 0;
+	w.mark = skb->mark;
+	/* So that the verifier knows it for the same after it was spilled. */
+	is_ip4 &= 1;
+	barrier_var(is_ip4);
+	w.is_ip4 = is_ip4;
 	barrier_var(off);
 	c.pos += off & 1023;
 	at = c;
@@ -140,7 +173,7 @@ static __always_inline struct ws_match ruled(struct __sk_buff *skb, __u32 off,
 
 	if (!rules_are_there())
 		return m;
-	target = ws_rules_find(skb, off, use, is_ip4);
+	target = ws_rules_find(skb, off, use, is_ip4, 0);
 	if (!target)
 		return m;
 	m.action = WS_MATCH_PATH;
@@ -148,13 +181,15 @@ static __always_inline struct ws_match ruled(struct __sk_buff *skb, __u32 off,
 	return m;
 }
 
-/* The path that an inner packet requires: path, unless a rule knows better. */
+/* The path that an inner packet with the proof of a path requires: path, unless a
+ * rule knows better.
+ */
 static __always_inline __be32 ruled_path(struct __sk_buff *skb, __u32 off,
-					 bool is_ip4, __be32 path)
+					 bool is_ip4, __be32 path, __u32 proven)
 {
 	__be32 better = 0;
 
 	if (rules_are_there())
-		better = ws_rules_find(skb, off, RULE_REQUIRE, is_ip4);
+		better = ws_rules_find(skb, off, RULE_REQUIRE, is_ip4, proven);
 	return better ? better : path;
 }

@@ -41,6 +41,8 @@ type planPathView struct {
 	SourcePort  model.Ports       `json:"source_port,omitzero"`
 	Port        model.Ports       `json:"destination_port,omitzero"`
 	DSCP        model.DSCP        `json:"dscp,omitzero"`
+	Mark        model.Mark        `json:"mark,omitzero"`
+	OwnTraffic  bool              `json:"own_traffic,omitempty"`
 	Ingress     []planIngressView `json:"ingress"`
 	Segments    []planSegmentView `json:"segments"`
 	Sent        planSentView      `json:"encapsulation"`
@@ -135,6 +137,8 @@ func newPlanView(d *plan.Domain, epochs bool) planView {
 			SourcePort:  p.Match.SourcePort,
 			Port:        p.Match.DestinationPort,
 			DSCP:        p.Match.DSCP,
+			Mark:        p.Match.Mark,
+			OwnTraffic:  p.OwnTraffic,
 			Sent:        planSentView{p.Encapsulation.SIDs, p.Encapsulation.Reduced, p.Segments()[0], p.Carried()},
 			Overhead:    model.OuterLen(len(p.Carried())),
 			MTU:         p.MTU,
@@ -230,7 +234,11 @@ func (p planPathView) table(b *strings.Builder) {
 		fmt.Fprintf(b, ", epoch %d", *p.Epoch)
 	}
 	fmt.Fprintf(b, ", proof %s, on violation %s\n", p.Scheme, p.OnViolation)
-	fmt.Fprintf(b, "  takes %s\n", p.match)
+	fmt.Fprintf(b, "  takes %s", p.match)
+	if p.OwnTraffic {
+		b.WriteString(", also of its headends' own packets")
+	}
+	b.WriteByte('\n')
 	t := planTable{head: []string{">POSITION", "NODE", "FUNCTION", "SID"}}
 	for _, in := range p.Ingress {
 		t.add(0, in.Node, fmt.Sprintf("(headend, lanes %d-%d)", in.Lane, in.Lane+in.Lanes-1), "")

@@ -93,6 +93,7 @@ func (d *Dataplane) applyInPlace(n plan.Node, t topology) (problems []error, err
 	// While either plan has rules, the programs look for them.
 	either := node
 	either.Rules |= t.node.Rules
+	either.Own |= t.node.Own
 	u.add(func() error { return g.setNode(node) }, nil)
 	if either != node {
 		if err := g.setNode(either); err != nil {

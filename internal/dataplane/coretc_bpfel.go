@@ -125,7 +125,9 @@ type coreTCWsHeadend struct {
 	Path     uint32
 	Counter  uint32
 	Stats    uint32
-	Mtu      uint32
+	Mtu      uint16
+	Own      uint8
+	Pad      uint8
 	Share    struct {
 		_        structs.HostLayout
 		Key      [2]uint64
@@ -213,6 +215,7 @@ type coreTCWsNode struct {
 	Xdp            uint32
 	Ways           uint32
 	Rules          uint32
+	Own            uint32
 }
 
 type coreTCWsPathMtu struct {
@@ -291,6 +294,8 @@ type coreTCWsRuleset struct {
 		Dscp     uint8
 		IsIp4    uint8
 		Pad      [5]uint8
+		Mark     uint32
+		MarkMask uint32
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
 	"math/bits"
 	"net/netip"
 
@@ -214,8 +215,8 @@ func encodeHeadend(n plan.Node, h plan.Headend, statsIndex, counterIndex uint32)
 	if h.Lanes == 0 || int(h.Lane)+int(h.Lanes) > abi.RNDLanes {
 		return headend{}, fmt.Errorf("lanes %d to %d are not within 0 to %d", h.Lane, int(h.Lane)+int(h.Lanes)-1, abi.RNDLanes-1)
 	}
-	if h.MTU < 0 {
-		return headend{}, fmt.Errorf("MTU %d is negative", h.MTU)
+	if h.MTU < 0 || h.MTU > math.MaxUint16 {
+		return headend{}, fmt.Errorf("MTU %d is not one of IPv6", h.MTU)
 	}
 	outer, err := outerHeader(n.Address, h)
 	if err != nil {
@@ -224,7 +225,10 @@ func encodeHeadend(n plan.Node, h plan.Headend, statsIndex, counterIndex uint32)
 	out := headend{
 		OuterLen: uint16(len(outer)), Lane: h.Lane, Lanes: h.Lanes,
 		Scheme: uint8(h.Scheme), Epoch: h.Epoch, Path: be32(h.Path),
-		Counter: counterIndex, Stats: statsIndex, Mtu: uint32(h.MTU), Share: s,
+		Counter: counterIndex, Stats: statsIndex, Mtu: uint16(h.MTU), Share: s,
+	}
+	if h.Own {
+		out.Own = 1
 	}
 	copy(out.Outer[:], outer)
 	return out, nil

@@ -106,6 +106,9 @@ func resolve(n plan.Node, devices func(string) (Device, error)) (topology, error
 	if len(plan.Ordered(n.HeadendRules()))+len(plan.Ordered(n.GuardRules())) > 0 {
 		t.node.Rules = 1
 	}
+	if hasOwn(n) {
+		t.node.Own = 1
+	}
 	uses := map[int]string{}
 	look := func(name, what string) (Device, bool) {
 		dev, err := devices(name)
@@ -128,14 +131,14 @@ func resolve(n plan.Node, devices func(string) (Device, error)) (topology, error
 		return nil
 	}
 
-	local := hasLocal(n)
+	leaving := hasLocal(n) || hasOwn(n)
 	for _, i := range n.Interfaces {
 		what := "interface " + i.Name
 		dev, ok := look(i.Name, what)
 		if !ok {
 			continue
 		}
-		b := binding{Interface: i, device: dev, out: local || i.Role == model.RoleEdge}
+		b := binding{Interface: i, device: dev, out: leaving || i.Role == model.RoleEdge}
 		if err := take(b, what); err != nil {
 			return topology{}, err
 		}

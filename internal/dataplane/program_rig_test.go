@@ -327,6 +327,9 @@ func (r *rig) apply(n *plan.Node) error {
 	if len(w.rules) > 0 {
 		node.Rules = 1
 	}
+	if n != nil && hasOwn(*n) {
+		node.Own = 1
+	}
 	if err := r.g.setNode(node); err != nil {
 		return err
 	}
@@ -563,7 +566,9 @@ func reasonName(r abi.Reason) string {
 
 // skb is struct __sk_buff (linux/bpf.h): what a test run sets of it.
 type skb struct {
-	_              [36]byte
+	_              [8]byte
+	Mark           uint32
+	_              [24]byte
 	IngressIfindex uint32
 	Ifindex        uint32
 	_              [116]byte
@@ -596,7 +601,8 @@ func (r *rig) runTC(f frame) (outcome, error) {
 	if f.port == portCore {
 		prog = r.g.programs[progCoreTC]
 	}
-	ctx := skb{Ifindex: r.ports[f.port], GSOSegs: f.gsoSegs, GSOSize: f.gsoSize}
+	at := r.ports[f.port]
+	ctx := skb{Ifindex: at, IngressIfindex: at, GSOSegs: f.gsoSegs, GSOSize: f.gsoSize}
 	return r.run(prog, ebpf.RunOptions{Data: f.b, Context: ctx})
 }
 

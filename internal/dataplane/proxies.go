@@ -300,3 +300,8 @@ func CutterPairs() (to, back CutterPair) {
 func hasLocal(n plan.Node) bool {
 	return slices.ContainsFunc(n.Proxies, func(p plan.Proxy) bool { return p.Local })
 }
+
+// hasOwn: some path takes what the node sends itself, or what is marked on it.
+func hasOwn(n plan.Node) bool {
+	return slices.ContainsFunc(n.Headends, func(h plan.Headend) bool { return h.Own || h.Match.ByMark() })
+}

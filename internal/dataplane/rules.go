@@ -44,6 +44,7 @@ func encodeRules(steer, require []plan.Rule) (map[uint32]ruleset, error) {
 		if v, ok := m.DSCP.Value(); ok {
 			x.Dscp = v
 		}
+		x.Mark, x.MarkMask = m.Mark.Value, m.Mark.Mask
 		x.Sport, x.Dport = encodePorts(m.SourcePort), encodePorts(m.DestinationPort)
 		if sides[i] {
 			x.Steer = r.Target + 1

@@ -418,6 +418,7 @@ func (ch *chain) model() model.Chain {
 		Functions:     values(ch.functions.value),
 		Egress:        ch.egress.value,
 		Match:         ch.matched(),
+		OwnTraffic:    ch.own.value,
 		Both:          ch.both.value,
 		Encapsulation: model.Encapsulation{SIDs: ch.sids.value, Reduced: ch.reduced.value},
 		Proof:         model.Proof{Scheme: ch.scheme.value, OnViolation: ch.onViolation.value, Window: ch.window.value},
@@ -434,7 +435,7 @@ func values[T any](list []item[T]) []T {
 
 func (ch *chain) matched() model.Match {
 	m := model.NewMatch(ch.destination.value, ch.source.value)
-	m.Priority, m.Protocol, m.DSCP = uint16(ch.priority.value), ch.protocol.value, ch.dscp.value
+	m.Priority, m.Protocol, m.DSCP, m.Mark = uint16(ch.priority.value), ch.protocol.value, ch.dscp.value, ch.mark.value
 	m.SourcePort, m.DestinationPort = ch.sourcePort.value, ch.destPort.value
 	return m
 }

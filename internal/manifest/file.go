@@ -99,6 +99,8 @@ type chain struct {
 	sourcePort  item[model.Ports]
 	destPort    item[model.Ports]
 	dscp        item[model.DSCP]
+	mark        item[model.Mark]
+	own         item[bool]
 	both        item[bool]
 	sids        item[model.SIDs]
 	reduced     item[bool]
@@ -308,6 +310,7 @@ func readChain(c cursor) chain {
 				field{"source-port", false, into(&ch.sourcePort, enum[model.Ports])},
 				field{"destination-port", false, into(&ch.destPort, enum[model.Ports])},
 				field{"dscp", false, into(&ch.dscp, enum[model.DSCP])},
+				field{"mark", false, into(&ch.mark, enum[model.Mark])},
 			)
 			if err := ch.model().Match.Check(); err != nil && len(c.r.problems) == before {
 				c.r.problemf(c.at, "%v", err)
@@ -319,6 +322,7 @@ func readChain(c cursor) chain {
 				c.r.problemf(c.at, "%s", err)
 			}
 		}},
+		field{"own-traffic", false, into(&ch.own, cursor.boolean)},
 		field{"direction", false, into(&ch.both, direction)},
 		field{"encapsulation", false, func(c cursor) {
 			c.fields(

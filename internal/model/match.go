@@ -3,6 +3,7 @@ package model
 import (
 	"errors"
 	"fmt"
+	"math"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -20,6 +21,7 @@ type Match struct {
 	SourcePort      Ports
 	DestinationPort Ports
 	DSCP            DSCP
+	Mark            Mark
 }
 
 var (
@@ -67,9 +69,13 @@ func (m Match) Whole() (destination, source netip.Prefix) {
 // priorities; the others go by the longest prefix.
 func (m Match) Ordered() bool { return m.Priority != 0 }
 
+// ByMark says whether m is of packets with some mark. Nobody but the headend sees
+// it, and only on packets that leave.
+func (m Match) ByMark() bool { return m.Mark != Mark{} }
+
 // Check holds the rules between the parts of a match.
 func (m Match) Check() error {
-	more := m.Protocol != 0 || m.SourcePort != Ports{} || m.DestinationPort != Ports{} || m.DSCP != 0
+	more := m.Protocol != 0 || m.SourcePort != Ports{} || m.DestinationPort != Ports{} || m.DSCP != 0 || m.Mark != Mark{}
 	ports := m.SourcePort != Ports{} || m.DestinationPort != Ports{}
 	switch {
 	case more && m.Priority == 0:
@@ -86,7 +92,8 @@ const PriorityMax = 65535
 // OrderedMax is how many ordered rules a node holds.
 const OrderedMax = 256
 
-// Reverse matches the answers to what m matches.
+// Reverse matches the answers to what m matches. The mark is the same: it is that
+// of the node where the answers come in.
 func (m Match) Reverse() Match {
 	r := NewMatch(m.Source, m.Destination)
 	m.Destination, m.Source = r.Destination, r.Source
@@ -111,7 +118,8 @@ func (m Match) Overlaps(o Match) bool {
 	return d.Overlaps(od) && s.Overlaps(os) &&
 		(m.Protocol == 0 || o.Protocol == 0 || m.Protocol == o.Protocol) &&
 		ports(m.SourcePort, o.SourcePort) && ports(m.DestinationPort, o.DestinationPort) &&
-		(m.DSCP == 0 || o.DSCP == 0 || m.DSCP == o.DSCP)
+		(m.DSCP == 0 || o.DSCP == 0 || m.DSCP == o.DSCP) &&
+		(m.Mark.Value^o.Mark.Value)&m.Mark.Mask&o.Mark.Mask == 0
 }
 
 func (m Match) String() string {
@@ -128,6 +136,7 @@ func (m Match) String() string {
 	add(m.SourcePort != Ports{}, "source port", m.SourcePort)
 	add(m.DestinationPort != Ports{}, "destination port", m.DestinationPort)
 	add(m.DSCP != 0, "DSCP", m.DSCP)
+	add(m.ByMark(), "mark", m.Mark)
 	if len(s) == 0 {
 		return "everything"
 	}
@@ -237,5 +246,43 @@ func (d *DSCP) UnmarshalText(b []byte) error {
 		return fmt.Errorf("%q is not a DSCP; expect a number from 0 to 63", b)
 	}
 	*d = DSCP(n + 1)
+	return nil
+}
+
+// Mark is a condition on the kernel's mark of a packet (SO_MARK, nftables' meta
+// mark): its bits in Mask are those of Value. Zero: any.
+type Mark struct{ Value, Mask uint32 }
+
+func (m Mark) String() string {
+	switch m.Mask {
+	case 0:
+		return "any"
+	case math.MaxUint32:
+		return fmt.Sprintf("%#x", m.Value)
+	}
+	return fmt.Sprintf("%#x/%#x", m.Value, m.Mask)
+}
+
+// MarshalText implements encoding.TextMarshaler.
+func (m Mark) MarshalText() ([]byte, error) { return []byte(m.String()), nil }
+
+// UnmarshalText takes a value, or a value and a mask with a slash between them.
+// What nobody has marked has 0, and no chain by mark takes that.
+func (m *Mark) UnmarshalText(b []byte) error {
+	value, mask, masked := strings.Cut(string(b), "/")
+	if !masked {
+		mask = "0xffffffff"
+	}
+	v, err := strconv.ParseUint(value, 0, 32)
+	k, err2 := strconv.ParseUint(mask, 0, 32)
+	switch {
+	case errors.Join(err, err2) != nil:
+		return fmt.Errorf("%q is not a packet mark; expect a number of 32 bits, such as 0x10, or one with a mask, such as 0x10/0xf0", b)
+	case v&^k != 0:
+		return fmt.Errorf("%q has bits set that its mask has not; expect a value within it, such as 0x10/0xf0", b)
+	case v == 0:
+		return fmt.Errorf("%q is what packets have that nobody has marked; expect a mark with a bit set", b)
+	}
+	*m = Mark{uint32(v), uint32(k)}
 	return nil
 }

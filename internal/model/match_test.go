@@ -21,6 +21,8 @@ func TestConditionsAreReadAsTheyAreWritten(t *testing.T) {
 		{new(Ports), "443", "443"}, {new(Ports), "1-65535", "1-65535"}, {new(Ports), "8-8", "8"},
 		{new(Ports), "0", ""}, {new(Ports), "9-8", ""}, {new(Ports), "65536", ""}, {new(Ports), "1-", ""}, {new(Ports), "-1", ""}, {new(Ports), "1-2-3", ""},
 		{new(DSCP), "0", "0"}, {new(DSCP), "63", "63"}, {new(DSCP), "64", ""}, {new(DSCP), "-1", ""}, {new(DSCP), "ef", ""},
+		{new(Mark), "16", "0x10"}, {new(Mark), "0x10/0xf0", "0x10/0xf0"}, {new(Mark), "1/0xffffffff", "0x1"}, {new(Mark), "0xffffffff", "0xffffffff"},
+		{new(Mark), "0", ""}, {new(Mark), "0/1", ""}, {new(Mark), "3/1", ""}, {new(Mark), "0x100000000", ""}, {new(Mark), "-1", ""}, {new(Mark), "1/", ""}, {new(Mark), "/1", ""},
 	} {
 		err := c.into.UnmarshalText([]byte(c.text))
 		if c.want == "" {
@@ -47,10 +49,11 @@ func TestOverlapIsThatSomePacketIsInBoth(t *testing.T) {
 			Protocol:        rapid.SampledFrom([]Protocol{0, 6, 17}).Draw(t, "protocol"),
 			DestinationPort: rapid.SampledFrom(ports).Draw(t, "port"),
 			DSCP:            rapid.SampledFrom([]DSCP{0, 1, 2}).Draw(t, "DSCP"),
+			Mark:            rapid.SampledFrom([]Mark{{}, {1, 3}, {2, 3}, {4, 4}, {1, ^uint32(0)}}).Draw(t, "mark"),
 		}
 	})
-	takes := func(m Match, dst, src netip.Addr, protocol Protocol, port uint16, dscp DSCP) bool {
-		return m.Covers(dst, src) && (m.Protocol == 0 || m.Protocol == protocol) && (m.DSCP == 0 || m.DSCP == dscp) &&
+	takes := func(m Match, dst, src netip.Addr, protocol Protocol, port uint16, dscp DSCP, mark uint32) bool {
+		return m.Covers(dst, src) && (m.Protocol == 0 || m.Protocol == protocol) && (m.DSCP == 0 || m.DSCP == dscp) && mark&m.Mark.Mask == m.Mark.Value &&
 			(m.DestinationPort == Ports{} || m.DestinationPort.First <= port && port <= m.DestinationPort.Last)
 	}
 	rapid.Check(t, func(t *rapid.T) {
@@ -61,7 +64,9 @@ func TestOverlapIsThatSomePacketIsInBoth(t *testing.T) {
 				for _, protocol := range []Protocol{6, 17} {
 					for port := range uint16(4) {
 						for dscp := DSCP(1); dscp <= 2; dscp++ {
-							some = some || takes(a, dst, src, protocol, port, dscp) && takes(b, dst, src, protocol, port, dscp)
+							for mark := range uint32(8) {
+								some = some || takes(a, dst, src, protocol, port, dscp, mark) && takes(b, dst, src, protocol, port, dscp, mark)
+							}
 						}
 					}
 				}

@@ -317,6 +317,7 @@ type Chain struct {
 	Functions     []string // one may occur more than once
 	Egress        string   // node
 	Match         Match
+	OwnTraffic    bool // what its headends send themselves takes it, too
 	Both          bool // also the reverse chain, from Egress to every Ingress
 	Encapsulation Encapsulation
 	Proof         Proof

@@ -162,11 +162,13 @@ type matchFile struct {
 	SourcePort      model.Ports    `json:"source-port,omitzero"`
 	DestinationPort model.Ports    `json:"destination-port,omitzero"`
 	DSCP            model.DSCP     `json:"dscp,omitzero"`
+	Mark            model.Mark     `json:"mark,omitzero"`
 }
 
 type headendFile struct {
 	pathIDFile
 	Match    matchFile    `json:"match"`
+	Own      bool         `json:"own-traffic,omitempty"`
 	Segments []netip.Addr `json:"segments"`
 	Lane     uint16       `json:"lane"`
 	Lanes    uint16       `json:"lanes"`
@@ -239,6 +241,7 @@ type pathsFile struct {
 type pathFile struct {
 	pathIDFile
 	Match       matchFile         `json:"match"`
+	OwnTraffic  bool              `json:"own-traffic,omitempty"`
 	OnViolation model.OnViolation `json:"on-violation"`
 	Window      int               `json:"window"`
 	MTU         int               `json:"mtu,omitempty"`
@@ -369,6 +372,7 @@ func nodeToFile(n Node) nodeFile {
 		f.Headends = append(f.Headends, headendFile{
 			pathIDFile: pathIDToFile(h.PathID),
 			Match:      matchFile(h.Match),
+			Own:        h.Own,
 			Segments:   h.Segments,
 			Lane:       h.Lane,
 			Lanes:      h.Lanes,
@@ -414,6 +418,7 @@ func (f nodeFile) node() Node {
 		n.Headends = append(n.Headends, Headend{
 			PathID:   h.pathID(),
 			Match:    model.Match(h.Match),
+			Own:      h.Own,
 			Segments: h.Segments,
 			Lane:     h.Lane,
 			Lanes:    h.Lanes,
@@ -496,6 +501,7 @@ func pathToFile(p Path) pathFile {
 	f := pathFile{
 		pathIDFile:  pathIDToFile(p.PathID),
 		Match:       matchFile(p.Match),
+		OwnTraffic:  p.OwnTraffic,
 		OnViolation: p.OnViolation,
 		Window:      p.Window,
 		MTU:         p.MTU,
@@ -514,6 +520,7 @@ func (f pathFile) path() Path {
 	p := Path{
 		PathID:      f.pathID(),
 		Match:       model.Match(f.Match),
+		OwnTraffic:  f.OwnTraffic,
 		OnViolation: f.OnViolation,
 		Window:      f.Window,
 		MTU:         f.MTU,

@@ -135,6 +135,9 @@ func (c *compiler) check(ch model.Chain) error {
 		if ch.Match.Ordered() && f.Proxy.Local {
 			return fmt.Errorf("its match has a priority, and function %s is in the node's own kernel, which takes only matches by prefixes; put the function behind interfaces", name)
 		}
+		if ch.OwnTraffic && f.Proxy.Local && (slices.Contains(ch.Ingress, f.Node) || ch.Both && f.Node == ch.Egress) {
+			return fmt.Errorf("it takes its headends' own traffic, and function %s is in the kernel of one of them, where own packets cannot be told from those that lost their header in it; put the function behind interfaces", name)
+		}
 		if err := model.CheckFlow(ch.Proof.Scheme, f); err != nil {
 			return fmt.Errorf("function %s: %w", name, err)
 		}
@@ -185,6 +188,7 @@ func (c *compiler) path(ch model.Chain, dir model.Direction) Path {
 	p := Path{
 		PathID:      PathID{Chain: ch.Name, Direction: dir, Scheme: ch.Proof.Scheme, Encapsulation: ch.Encapsulation},
 		Match:       ch.Match,
+		OwnTraffic:  ch.OwnTraffic,
 		OnViolation: ch.Proof.OnViolation,
 		Window:      window(ch),
 		Hops:        []Hop{{Node: ch.Ingress[0]}},
@@ -319,6 +323,7 @@ func nodePlans(d model.Domain, paths []Path) []Node {
 			n.Headends = append(n.Headends, Headend{
 				PathID:   p.PathID,
 				Match:    p.Match,
+				Own:      p.OwnTraffic,
 				Segments: p.Segments(),
 				Lane:     in.Lane,
 				Lanes:    in.Lanes,

@@ -54,6 +54,7 @@ type PathID struct {
 type Headend struct {
 	PathID
 	Match    model.Match
+	Own      bool         // also for what the node sends itself
 	Segments []netip.Addr // the whole list in the order of the visit: SIDs, or containers of them
 	Lane     uint16       // of CPU 0
 	Lanes    uint16       // CPUs that have one, from Lane on
@@ -95,6 +96,7 @@ type Domain struct {
 type Path struct {
 	PathID
 	Match       model.Match
+	OwnTraffic  bool // of its headends' own packets, too
 	OnViolation model.OnViolation
 	Window      int       // of the egress, in numbers of each lane
 	Ingress     []Ingress // its headends; all have the share of position 0

@@ -41,11 +41,20 @@ func checkOverlap(a, b model.Chain, dir model.Direction) error {
 	if before(b.Match, a.Match) {
 		inner, outer = b, a
 	}
+	// Nobody but the headend sees a mark: no egress requires such a chain, nor
+	// holds it against a packet that it has taken another.
+	if inner.Match.ByMark() {
+		return nil
+	}
 	for _, n := range outer.Ingress {
 		if !slices.Contains(inner.Ingress, n) {
 			return fmt.Errorf("chain %s, %s: packets that it takes at %s and that also match chain %s (%s) would be refused as wrong-chain or unproven, since %s is not an ingress of %s; make it one, or keep the matches apart",
 				outer.Name, dir, n, inner.Name, inner.Match, n, inner.Name)
 		}
+	}
+	if (outer.OwnTraffic || outer.Match.ByMark()) && !inner.OwnTraffic {
+		return fmt.Errorf("chain %s, %s: packets of its headends' own that it takes and that also match chain %s (%s) would be refused as wrong-chain or unproven, since %s takes no own traffic; say own-traffic: true there, too, or keep the matches apart",
+			outer.Name, dir, inner.Name, inner.Match, inner.Name)
 	}
 	return nil
 }

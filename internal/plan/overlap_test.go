@@ -23,6 +23,14 @@ func TestOverlappingChainsMustShareTheirIngress(t *testing.T) {
 		c.Match.Priority, c.Match.Protocol, c.Match.DestinationPort = priority, 6, model.Ports{First: port, Last: port}
 		return c
 	}
+	marked := func(c model.Chain, priority uint16, mark uint32) model.Chain {
+		c.Match.Priority, c.Match.Mark = priority, model.Mark{Value: mark, Mask: ^uint32(0)}
+		return c
+	}
+	own := func(c model.Chain) model.Chain {
+		c.OwnTraffic = true
+		return c
+	}
 	for _, c := range []struct {
 		name string
 		a, b model.Chain
@@ -37,6 +45,14 @@ func TestOverlappingChainsMustShareTheirIngress(t *testing.T) {
 		{"same priority, ports apart", ordered(chain("a", "2001:db8:1::/64", "", "r1"), 5, 443), ordered(chain("b", "2001:db8:1::/120", "", "r1"), 5, 80), ""},
 		{"another priority", ordered(chain("a", "2001:db8:1::/64", "", "r1"), 5, 443), ordered(chain("b", "2001:db8:1::/120", "", "r1"), 6, 443), ""},
 		{"ordered before longer, other ingress", ordered(chain("a", "2001:db8:1::/64", "", "r1"), 5, 443), chain("b", "2001:db8:1::/120", "", "r2"), "takes at r2"},
+		{"by mark before prefixes, other ingress", marked(chain("a", "", "", "r1"), 5, 1), chain("b", "2001:db8:1::/120", "", "r2"), ""},
+		{"same priority, other mark", marked(chain("a", "", "", "r1"), 5, 1), marked(chain("b", "", "", "r2"), 5, 2), ""},
+		{"same priority, same mark", marked(chain("a", "", "", "r1"), 5, 1), marked(chain("b", "", "", "r1"), 5, 1), "with the same priority"},
+		{"by mark behind a rule that takes nothing own", marked(chain("a", "", "", "r1"), 6, 1), ordered(chain("b", "2001:db8:1::/64", "", "r1"), 5, 443), "own-traffic"},
+		{"by mark behind one that does", marked(chain("a", "", "", "r1"), 6, 1), own(ordered(chain("b", "2001:db8:1::/64", "", "r1"), 5, 443)), ""},
+		{"own traffic, and a longer prefix without", own(chain("a", "2001:db8:1::/64", "", "r1")), chain("b", "2001:db8:1::/120", "", "r1"), "own-traffic"},
+		{"own traffic, and a longer prefix with", own(chain("a", "2001:db8:1::/64", "", "r1")), own(chain("b", "2001:db8:1::/120", "", "r1")), ""},
+		{"a longer prefix with own traffic", chain("a", "2001:db8:1::/64", "", "r1"), own(chain("b", "2001:db8:1::/120", "", "r1")), ""},
 		{"by source alone", chain("a", "", "2001:db8:8::/64", "r1"), chain("b", "2001:db8:1::/64", "", "r2"), "takes at r1"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -118,8 +118,10 @@ struct ws_node {
 	__u32 xdp; /* 1: XDP is there to use the ways that TC remembers */
 	__u32 ways; /* ways remembered under another number do not count */
 	__u32 rules; /* 1: XDP leaves headend and egress to TC: see ws_rules */
+	/* 1: some path takes what this node sends itself, or what is marked */
+	__u32 own;
 };
-_Static_assert(sizeof(struct ws_node) == 36, "ws_node is ABI");
+_Static_assert(sizeof(struct ws_node) == 40, "ws_node is ABI");
 
 /* Proof parameters of one position. Which of them count is the scheme's
  * matter: keyed uses key, keyed-flow bind_key too, pot and opot the rest (pot
@@ -213,7 +215,9 @@ struct ws_headend {
 	__be32 path;
 	__u32 counter; /* index into ws_counters */
 	__u32 stats; /* index into ws_stats */
-	__u32 mtu; /* of the inner packet; 0: not known */
+	__u16 mtu; /* of the inner packet; 0: not known */
+	__u8 own; /* 1: the path takes what this node sends itself, too */
+	__u8 pad;
 	struct ws_share share;
 	/* The outer header as sent, but for payload length, traffic class, flow
 	 * label, RND and CML, which are zero here, and the SRH's next header,
@@ -286,8 +290,13 @@ struct ws_rule {
 	__u8 dscp; /* 255: any */
 	__u8 is_ip4; /* of which version its packets are */
 	__u8 pad[5];
+	/* Of packets that leave: (skb->mark & mark_mask) == mark. 0: any, and of
+	 * those that come in too.
+	 */
+	__u32 mark;
+	__u32 mark_mask;
 };
-_Static_assert(sizeof(struct ws_rule) == 88, "ws_rule is ABI");
+_Static_assert(sizeof(struct ws_rule) == 96, "ws_rule is ABI");
 
 #define WS_RULES_MAX 256
 #define WS_DSCP_ANY 255

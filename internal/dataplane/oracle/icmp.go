@@ -35,8 +35,9 @@ func (p *packet) answer(r Reason, at int, e icmp) Result {
 	if p.v4 {
 		res := p.drop(r)
 		lies := p.arrival.Frames <= 1 && ipv4(p.b).totalLength() < srv6.IPv4Len
-		if about := ipv4(p.b); !lies && p.node.mayAnswerIPv4(about) {
-			res.Error = e.aboutIPv4(about, p.node, p.arrival.Frames > 1)
+		about := ipv4(p.b)
+		if n := p.teller(about); !lies && n.mayAnswerIPv4(about) {
+			res.Error = e.aboutIPv4(about, n, p.arrival.Frames > 1)
 		}
 		return res
 	}
@@ -44,10 +45,22 @@ func (p *packet) answer(r Reason, at int, e icmp) Result {
 		e.data = max(e.data, ipv6MinMTU)
 	}
 	res := p.drop(r)
-	if about := ipv6(p.b[at:]); len(about) >= srv6.IPv6Len && p.node.mayAnswer(about) {
-		res.Error = e.about(about, p.node)
+	if about := ipv6(p.b[at:]); len(about) >= srv6.IPv6Len {
+		if n := p.teller(about); n.mayAnswer(about) {
+			res.Error = e.about(about, n)
+		}
 	}
 	return res
+}
+
+// teller is who an error comes from: this node. Its own sender is told by the
+// packet's destination, since its own address is no source of what comes in.
+func (p *packet) teller(about ip) Node {
+	n := p.node
+	if p.own && n.owns(about.source()) {
+		n.Address, n.Own = about.destination(), []netip.Addr{about.destination()}
+	}
+	return n
 }
 
 // mayAnswer: RFC 4443 2.4 e, and no SIDs, and there is a way to the source.

@@ -48,7 +48,7 @@ func (n Node) Leave(d Departure) Result {
 	// Nobody but the programs at the plan's interfaces can be believed.
 	verified := d.Index && d.From == FromPlan
 	own := d.From == FromNode && (!isFragment(b, v4) || d.Socket)
-	_, required := n.requires(in, true)
+	_, required := n.requires(in, true, 0)
 	switch {
 	case !v4 && n.Block.Contains(in.destination()):
 		return p.drop(LeakSID)

@@ -145,6 +145,8 @@ type packet struct {
 	// counted: the hop limit has been decremented here. Consecutive functions
 	// on one node are one hop.
 	counted bool
+	leaves  bool // it is on its way out; the kernel has counted the hop
+	own     bool // and nobody else's
 }
 
 func (p *packet) pass() Result { return p.end(Pass) }
@@ -276,7 +278,7 @@ func (p *packet) headend(h *plan.Headend) Result {
 	first, srh := srv6.Encapsulate(h.Segments, h.Encapsulation)
 	outer := srv6.IPv6Len + srv6.SRHLen + srv6.SegmentLen*len(srh.Segments) + srv6.ProofLen
 	switch {
-	case inner.hopLimit() <= 1:
+	case inner.hopLimit() <= 1 && !p.leaves:
 		return p.answer(EdgeHopLimit, 0, icmp{kind: icmpTimeExceeded})
 	case h.MTU != 0 && p.longest() > h.MTU:
 		return p.answer(ChainMTU, 0, icmp{kind: icmpTooBig, data: uint32(h.MTU)})
@@ -308,7 +310,9 @@ func (p *packet) headend(h *plan.Headend) Result {
 	values := h.Share.StampFlow(header, pot.Values{RND: rnd}, binding).WireOut
 
 	p.visited(h.PathID, 0, len(p.b))
-	inner.decrement()
+	if !p.leaves {
+		inner.decrement()
+	}
 	srh.NextHeader = next
 	srh.TLVs = []srv6.TLV{srv6.Proof{
 		Scheme: h.Scheme, Epoch: h.Epoch, Path: h.Path, RND: values.RND, CML: values.CML,
@@ -328,6 +332,9 @@ func (p *packet) headend(h *plan.Headend) Result {
 	p.result.Encapsulated = true
 	p.counted = true
 	if p.node.Locator.Contains(first) {
+		if p.leaves {
+			return p.end(Forward) // in again
+		}
 		return p.endpoints()
 	}
 	return p.forward(NoRoute)
@@ -485,7 +492,7 @@ func (p *packet) dt46(srh *header, proof srv6.Proof, binding pot.Binding, e *pla
 		return p.drop(InnerVersion)
 	}
 	// A proof for one chain opens no other.
-	path, ok := p.node.requires(inner, false)
+	path, ok := p.node.requires(inner, false, proof.Path)
 	if !ok || path != e.Path || !p.node.steerable(inner) {
 		return p.drop(WrongChain) // what no headend steers is no chain's
 	}
@@ -603,7 +610,7 @@ func (n Node) steerable(ip ip) bool {
 
 // unproven: a plain packet that some chain which ends here requires.
 func (p *packet) unproven(ip ip) bool {
-	_, required := p.node.requires(ip, true)
+	_, required := p.node.requires(ip, true, 0)
 	return required && !p.node.owns(ip.destination())
 }
 
@@ -611,38 +618,43 @@ func (n Node) owns(a netip.Addr) bool { return a == n.Address || slices.Contains
 
 // requires is the path that a packet must have taken to leave here: the guard.
 // suspect: of a packet without proof of which not all can be read, whatever it
-// could be counts.
-func (n Node) requires(ip ip, suspect bool) (path uint32, ok bool) {
+// could be counts. proven: the path of its proof, whose mark it had at its headend.
+func (n Node) requires(ip ip, suspect bool, proven uint32) (path uint32, ok bool) {
 	matches := make([]model.Match, len(n.Egresses))
 	for i, e := range n.Egresses {
 		matches[i] = e.Match
 	}
-	i := choose(matches, ip, suspect)
+	i := choose(matches, ip, suspect, func(i int) bool { return n.Egresses[i].Path == proven })
 	if i < 0 {
 		return 0, false
 	}
 	return n.Egresses[i].Path, true
 }
 
-// headend is the path that a packet takes from here, or nil.
+// headend is the path that a packet from outside takes from here, or nil.
 func (n Node) headend(ip ip) *plan.Headend {
-	matches := make([]model.Match, len(n.Headends))
-	for i, h := range n.Headends {
-		matches[i] = h.Match
-	}
-	i := choose(matches, ip, false)
+	i := choose(n.headendMatches(), ip, false, func(int) bool { return false })
 	if i < 0 {
 		return nil
 	}
 	return &n.Headends[i]
 }
 
+func (n Node) headendMatches() []model.Match {
+	matches := make([]model.Match, len(n.Headends))
+	for i, h := range n.Headends {
+		matches[i] = h.Match
+	}
+	return matches
+}
+
 // choose is the rule that takes a packet: the ordered one with the lowest
-// priority, or else the longest. -1: none.
-func choose(rules []model.Match, ip ip, suspect bool) int {
+// priority, or else the longest. marked: the packet has, or had, the mark that a
+// rule asks for. -1: none.
+func choose(rules []model.Match, ip ip, suspect bool, marked func(int) bool) int {
 	best := -1
 	for i, m := range rules {
-		if m.Ordered() && fits(m, ip, suspect) && (best < 0 || m.Priority < rules[best].Priority) {
+		if m.Ordered() && (m.Mark == model.Mark{} || marked(i)) && fits(m, ip, suspect) && (best < 0 || m.Priority < rules[best].Priority) {
 			best = i
 		}
 	}

@@ -1,0 +1,101 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* What a headend takes beside what comes in from outside: packets of the node's
+ * own, and those that somebody on the node has marked. Marks of nftables are not
+ * there before. TC egress of interfaces inside the domain only.
+ */
+#pragma once
+
+#include "boundary.h"
+#include "classify.h"
+#include "guard_tc.h"
+#include "headend_tc.h"
+#include "hook.h"
+#include "icmp.h"
+#include "inner.h"
+#include "net.h"
+#include "own.h"
+#include "rules.h"
+
+/* RFC 4594 3.1: network control, CS6 and what is above it. */
+#define DSCP_CONTROL 48
+#define DSCP_CONTROL_ABOVE 56
+
+/* What routing daemons and the like send, as they mark it unasked. */
+static __always_inline bool is_control(const struct inner *in)
+{
+	__u32 dscp = bpf_ntohl(inner_vtc(in)) >> 22 & 63;
+
+	return dscp == DSCP_CONTROL || dscp == DSCP_CONTROL_ABOVE;
+}
+
+/* Router and neighbour discovery (RFC 4861 4), which may go between addresses of
+ * any kind. c: behind the IPv6 header.
+ */
+static __always_inline bool is_discovery(const struct ip6_hdr *ip6,
+					 struct cursor c)
+{
+	const struct icmp6_hdr *icmp = c.pos;
+
+	/* The checksum may not be there. */
+	if (ip6->nexthdr != NEXTHDR_ICMP6 || c.pos + sizeof(icmp->type) > c.end)
+		return false;
+	return icmp->type >= ICMP6_ROUTER_SOLICITATION &&
+	       icmp->type <= ICMP6_REDIRECT;
+}
+
+/* What no rule takes: what stays on the link, and what has a segment list, of the
+ * domain or of the kernel's own. c: behind the IP header.
+ */
+static __always_inline bool own_is_left(struct __sk_buff *skb, struct cursor c,
+					const struct inner *in)
+{
+	const struct ip6_hdr *ip6 = in->hdr;
+
+	if (!inner_is_its_version(in) || inner_is_unsteered(in))
+		return true;
+	return !in->is_ip4 && (in_block(ip6->dst[0]) || in_block(ip6->src[0]) ||
+			       is_discovery(ip6, c) || has_srh(skb, ip6));
+}
+
+/* ws_rule.steer of the path that takes the packet; 0: none does, and the kernel
+ * sends it as it is.
+ */
+static __always_inline __u32 own_path(struct __sk_buff *skb,
+				      const struct inner *in)
+{
+	struct addrs a = inner_addrs(in);
+	struct ws_match m = classify(&a);
+	const struct ws_headend *h;
+	__u32 found = 0;
+
+	if (is_local(skb, &m, in->is_ip4))
+		return 0;
+	if (rules_are_there())
+		found = ws_rules_find(skb, sizeof(struct eth_hdr), RULE_LEAVE,
+				      in->is_ip4, 0);
+	if (found & RULE_BY_MARK)
+		return found & RULE_TARGET;
+	if (!is_own(skb, in) || (is_control(in) && !(found & RULE_BY_DSCP)))
+		return 0;
+	found &= RULE_TARGET;
+	if (!found && m.action == WS_MATCH_PATH)
+		found = m.target + 1;
+	h = found ? headend_find(found - 1) : NULL;
+	/* That one is missing is for the headend to say. */
+	return h && !h->own ? 0 : found;
+}
+
+/* c stands behind the packet's header. Returns the verdict. */
+static __always_inline int own_out(struct __sk_buff *skb, struct cursor c,
+				   struct inner *in)
+{
+	__u32 found;
+
+	if (own_is_left(skb, c, in))
+		return CTX_PASS;
+	found = own_path(skb, in);
+	if (!found)
+		return CTX_PASS;
+	return headend_tc(skb, c, in, skb->len - sizeof(struct eth_hdr),
+			  found - 1, true);
+}
