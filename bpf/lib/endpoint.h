@@ -203,7 +203,7 @@ static __always_inline enum ws_reason egress_judge(const struct endpoint *ep,
 {
 	if (!segments_equal(ep->list, ep->segments, ep->end, e))
 		return WS_REASON_SEGMENTS;
-	return proof_verify(ep->tlv, ep->hop, e, ep->binding);
+	return ws_proof_verify(ep->tlv, ep->hop, e, ep->binding);
 }
 
 /* Whether this packet is none that was here before. Spends its number: the last
