@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Every map of the data path. User space writes all but ws_counters.last,
- * ws_stats, ws_refusals, ws_errors, ws_bench, ws_path_mtus, ws_exits, ws_nexthops,
- * ws_events and what is in ws_windows. It may lower max_entries
+/* Every map of the data path. User space writes all but ws_stats, ws_refusals, ws_errors, ws_bench, ws_path_mtus, ws_exits, ws_nexthops,
+ * ws_events and what is in ws_windows and, of ws_numbers,
+ * the last numbers. It may lower max_entries
  * of the arrays that are marked so, to what a node needs.
  */
 #pragma once
@@ -88,13 +88,23 @@ struct {
 	__uint(max_entries, WS_CHAINS_MAX);
 } ws_headends SEC(".maps");
 
-/* 16 bytes per entry and CPU; lowered by user space. */
-struct {
+/* The numbers of a path in one epoch. 16 bytes on each CPU, and about 500 for the
+ * map. All generations of the maps share it, so that numbers go on.
+ */
+struct ws_number_map {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__type(key, __u32);
-	__type(value, struct ws_counter);
+	__type(value, __u64);
+	__uint(max_entries, WS_NUMBER_ENTRIES);
+};
+
+/* 8 bytes per entry; lowered by user space. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
+	__type(key, __u32);
 	__uint(max_entries, WS_CHAINS_MAX);
-} ws_counters SEC(".maps");
+	__array(values, struct ws_number_map);
+} ws_numbers SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
@@ -104,7 +114,7 @@ struct {
 	__uint(max_entries, WS_CHAINS_MAX);
 } ws_paths SEC(".maps");
 
-/* 16 bytes per entry; lowered by user space, as ws_counters. */
+/* 16 bytes per entry; lowered by user space, as ws_numbers. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);

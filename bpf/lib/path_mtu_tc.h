@@ -34,14 +34,19 @@ static __always_inline bool rnd_is_recent(const struct ws_headend *h, __u64 rnd)
 {
 	__u64 counter = rnd & WS_RND_COUNTER_MAX;
 	__u32 lane = rnd >> WS_RND_LANE_SHIFT, index = h->counter;
-	const struct ws_counter *c;
+	__u32 at_last = WS_NUMBER_LAST;
+	const __u64 *last;
+	void *numbers;
 
 	if (h->scheme == WS_SCHEME_OPOT)
 		return true;
 	if (lane < h->lane || lane >= h->lane + h->lanes)
 		return false;
-	c = bpf_map_lookup_percpu_elem(&ws_counters, &index, lane - h->lane);
-	return c && counter <= c->last && counter + PATH_MTU_WINDOW > c->last;
+	numbers = bpf_map_lookup_elem(&ws_numbers, &index);
+	if (!numbers)
+		return false;
+	last = bpf_map_lookup_percpu_elem(numbers, &at_last, lane - h->lane);
+	return last && counter <= *last && counter + PATH_MTU_WINDOW > *last;
 }
 
 /* The entry of the headend that made the packet which t and tlv are of; NULL: none

@@ -48,8 +48,17 @@ const (
 	// WS_WINDOW_MAX / 4 words for each lane of the path; see lib/replay.h.
 	WindowMin = 64
 	WindowMax = 65536
-	RulesMax  = 256
-	DscpAny   = 255
+
+	// ws_numbers: per path and epoch that this node is a headend of, an array of
+	// two numbers on each CPU: the last one given out, which programs write, and
+	// the ceiling up to which they may, which user space writes. All generations
+	// share it, and programs of other versions too: what the entries mean must not
+	// change.
+	NumberLast    = 0
+	NumberCeiling = 1
+	NumberEntries = 2
+	RulesMax      = 256
+	DscpAny       = 255
 
 	// Buckets of flows, for equal-cost routes. A power of two.
 	Flows = 16

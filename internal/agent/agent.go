@@ -100,7 +100,8 @@ type agent struct {
 	seen  string // digest of the plan file as last read; "": it cannot be read
 	again []byte // plan that the machine was not ready for
 
-	saveAfter time.Time // replay windows are not saved before
+	saveAfter  time.Time // replay windows are not saved before
+	renewAfter time.Time // nor packet numbers renewed
 }
 
 // Run makes the plan file true, and follows its changes until ctx ends. It then
@@ -323,6 +324,7 @@ func (a *agent) serve(ctx context.Context, l *listener, changes *planWatch) erro
 					a.fail("XDP redirects could not be brought up to date", err)
 				}
 				a.saveWindows()
+				a.renewNumbers()
 			case <-tick.C:
 				// Also finds what inotify does not tell, such as the target of a
 				// symbolic link.
@@ -350,7 +352,8 @@ func notify(c chan struct{}) {
 	}
 }
 
-// saveShare bounds the part of the time that goes into saving replay windows.
+// saveShare bounds the part of the time that goes into each of saving replay windows
+// and renewing numbers.
 const saveShare = 50
 
 // saveWindows keeps on disk what the egress has seen, each second, or as often
@@ -371,6 +374,19 @@ func (a *agent) saveWindows() {
 		a.cfg.Log.Info("the replay windows are saved again")
 	}
 	a.saveAfter = time.Now().Add(saveShare * time.Since(start))
+}
+
+// renewNumbers gives headends more packet numbers in time, each second, or as
+// often as it can be without taking much of a CPU.
+func (a *agent) renewNumbers() {
+	start := time.Now()
+	if start.Before(a.renewAfter) {
+		return
+	}
+	if err := a.dp.RenewNumbers(); err != nil {
+		a.fail("headends could not be given more packet numbers", err)
+	}
+	a.renewAfter = time.Now().Add(saveShare * time.Since(start))
 }
 
 // fail logs an error and shows it until a reconciliation succeeds.

@@ -35,7 +35,7 @@ func (d *Dataplane) applyLocked(n plan.Node, t topology) error {
 	}
 	// Windows that the plan has no more are as good as gone from here on.
 	notSaved := d.saveWindowsLocked()
-	d.madeWindows = nil
+	d.madeShared = nil
 	var problems []error
 	if d.gen != nil && d.gen.identity == identityOf(cfg) && l.buckets <= d.gen.limits.buckets {
 		problems, err = d.applyInPlace(n, t)
@@ -46,7 +46,7 @@ func (d *Dataplane) applyLocked(n plan.Node, t topology) error {
 		problems, err = d.applyAnew(n, cfg, t)
 	}
 	if err != nil {
-		return errors.Join(err, d.unmakeWindows())
+		return errors.Join(err, d.unmakeShared())
 	}
 	d.node, d.topology = &n, t
 	d.events.label(n.Name, t.bindings)
@@ -122,12 +122,8 @@ func (d *Dataplane) applyInPlace(n plan.Node, t topology) (problems []error, err
 func (d *Dataplane) applyAnew(n plan.Node, cfg wsConfig, t topology) (problems []error, err error) {
 	old := d.gen
 	had := newTables()
-	var floor map[counterKey]uint64
 	if old != nil {
 		if had, err = old.read(); err != nil {
-			return nil, err
-		}
-		if floor, err = old.ceilings(had); err != nil {
 			return nil, err
 		}
 	}
@@ -139,14 +135,14 @@ func (d *Dataplane) applyAnew(n plan.Node, cfg wsConfig, t topology) (problems [
 	// A function's counters always go on; what fills other maps starts anew.
 	fresh := func(l limits) indexes {
 		ix := newIndexes(l)
-		ix.proxies = recoverIndexes(had, l, nil).proxies
+		ix.proxies = recoverIndexes(had, l).proxies
 		return ix
 	}
 	ix := fresh(l)
 	if s := carry[tableStats]; s != nil && old != nil && old.limits.stats >= l.stats {
 		// Counters go on, so each path keeps its own.
 		l.stats = old.limits.stats
-		ix = recoverIndexes(had, l, nil)
+		ix = recoverIndexes(had, l)
 		ix.counters = newAllocator[counterKey](l.counters)
 		ix.windows = newAllocator[counterKey](l.windows)
 		ix.slots, ix.buckets = newSlotRanges(l.slots), newBucketRanges(l.buckets)
@@ -177,7 +173,7 @@ func (d *Dataplane) applyAnew(n plan.Node, cfg wsConfig, t topology) (problems [
 			err = errors.Join(err, u.run())
 		}
 	}()
-	if problems, err = d.prepare(g, want, floor); err != nil {
+	if problems, err = d.prepare(g, want); err != nil {
 		return nil, err
 	}
 	if err := d.run(g, changes(newTables(), want.tables)); err != nil {
@@ -227,22 +223,14 @@ func (d *Dataplane) fill(g *generation, n plan.Node, at wiring) (problems []erro
 	if before, err = g.read(); err != nil {
 		return nil, tables{}, wanted{}, err
 	}
-	spent, err := g.spentCounters(before)
-	if err != nil {
-		return nil, tables{}, wanted{}, err
-	}
 	if at.ports == nil {
 		at.ports = before.ports
 	}
-	want, err = desire(n, at, d.local, before, recoverIndexes(before, g.limits, spent))
+	want, err = desire(n, at, d.local, before, recoverIndexes(before, g.limits))
 	if err != nil {
 		return nil, tables{}, wanted{}, err
 	}
-	floor, err := g.ceilings(before)
-	if err != nil {
-		return nil, tables{}, wanted{}, err
-	}
-	if problems, err = d.prepare(g, want, floor); err != nil {
+	if problems, err = d.prepare(g, want); err != nil {
 		return nil, tables{}, wanted{}, err
 	}
 	if err := d.run(g, changes(before, want.tables)); err != nil {
@@ -272,7 +260,7 @@ func (d *Dataplane) updateMapsLocked(n plan.Node) error {
 
 // settle finishes what cannot open a hole and need not be taken back: which
 // devices take redirects, what is attached where the plan has nothing, older
-// generations, and replay windows that no path has any more.
+// generations, and the windows and numbers of paths that are no more.
 func (d *Dataplane) settle(g *generation, bs []binding, w wanted, u undo) (problems []error) {
 	have := w.tables
 	try := func(err error) {
@@ -297,6 +285,8 @@ func (d *Dataplane) settle(g *generation, bs []binding, w wanted, u undo) (probl
 		try(g.flushNexthops()) // ways out through them
 	}
 	try(d.removeOthers(g))
-	try(d.removeWindows(g, w.windows))
+	try(d.removeShared(g, tableWindows, windowsName, d.sharedWindows(w.windows)))
+	try(d.removeNumbers(g, w.numbers))
+	d.counting = w.numbers
 	return problems
 }

@@ -18,7 +18,7 @@ func (d *Dataplane) ForgetWindows() error {
 	}
 	for _, e := range d.node.Egresses {
 		w := window{counterKey{be32(e.Path), e.Epoch}, int(e.Lanes), e.Window}
-		m, err := d.heldWindow(d.gen, w)
+		m, err := d.heldShared(d.gen, w.shared(d))
 		if err != nil {
 			return err
 		}

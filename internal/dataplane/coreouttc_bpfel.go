@@ -20,7 +20,6 @@ const (
 	coreOutTCMapWsBuckets    = "ws_buckets"
 	coreOutTCMapWsCache      = "ws_cache"
 	coreOutTCMapWsCopies     = "ws_copies"
-	coreOutTCMapWsCounters   = "ws_counters"
 	coreOutTCMapWsEgresses   = "ws_egresses"
 	coreOutTCMapWsErrors     = "ws_errors"
 	coreOutTCMapWsEvents     = "ws_events"
@@ -35,6 +34,7 @@ const (
 	coreOutTCMapWsMatchSrc   = "ws_match_src"
 	coreOutTCMapWsNexthops   = "ws_nexthops"
 	coreOutTCMapWsNode       = "ws_node"
+	coreOutTCMapWsNumbers    = "ws_numbers"
 	coreOutTCMapWsPathMtus   = "ws_path_mtus"
 	coreOutTCMapWsPaths      = "ws_paths"
 	coreOutTCMapWsPorts      = "ws_ports"
@@ -105,7 +105,6 @@ type coreOutTCMapSpecs struct {
 	WsBuckets    *ebpf.MapSpec `ebpf:"ws_buckets"`
 	WsCache      *ebpf.MapSpec `ebpf:"ws_cache"`
 	WsCopies     *ebpf.MapSpec `ebpf:"ws_copies"`
-	WsCounters   *ebpf.MapSpec `ebpf:"ws_counters"`
 	WsEgresses   *ebpf.MapSpec `ebpf:"ws_egresses"`
 	WsErrors     *ebpf.MapSpec `ebpf:"ws_errors"`
 	WsEvents     *ebpf.MapSpec `ebpf:"ws_events"`
@@ -120,6 +119,7 @@ type coreOutTCMapSpecs struct {
 	WsMatchSrc   *ebpf.MapSpec `ebpf:"ws_match_src"`
 	WsNexthops   *ebpf.MapSpec `ebpf:"ws_nexthops"`
 	WsNode       *ebpf.MapSpec `ebpf:"ws_node"`
+	WsNumbers    *ebpf.MapSpec `ebpf:"ws_numbers"`
 	WsPathMtus   *ebpf.MapSpec `ebpf:"ws_path_mtus"`
 	WsPaths      *ebpf.MapSpec `ebpf:"ws_paths"`
 	WsPorts      *ebpf.MapSpec `ebpf:"ws_ports"`
@@ -166,7 +166,6 @@ type coreOutTCMaps struct {
 	WsBuckets    *ebpf.Map `ebpf:"ws_buckets"`
 	WsCache      *ebpf.Map `ebpf:"ws_cache"`
 	WsCopies     *ebpf.Map `ebpf:"ws_copies"`
-	WsCounters   *ebpf.Map `ebpf:"ws_counters"`
 	WsEgresses   *ebpf.Map `ebpf:"ws_egresses"`
 	WsErrors     *ebpf.Map `ebpf:"ws_errors"`
 	WsEvents     *ebpf.Map `ebpf:"ws_events"`
@@ -181,6 +180,7 @@ type coreOutTCMaps struct {
 	WsMatchSrc   *ebpf.Map `ebpf:"ws_match_src"`
 	WsNexthops   *ebpf.Map `ebpf:"ws_nexthops"`
 	WsNode       *ebpf.Map `ebpf:"ws_node"`
+	WsNumbers    *ebpf.Map `ebpf:"ws_numbers"`
 	WsPathMtus   *ebpf.Map `ebpf:"ws_path_mtus"`
 	WsPaths      *ebpf.Map `ebpf:"ws_paths"`
 	WsPorts      *ebpf.Map `ebpf:"ws_ports"`
@@ -202,7 +202,6 @@ func (m *coreOutTCMaps) Close() error {
 		m.WsBuckets,
 		m.WsCache,
 		m.WsCopies,
-		m.WsCounters,
 		m.WsEgresses,
 		m.WsErrors,
 		m.WsEvents,
@@ -217,6 +216,7 @@ func (m *coreOutTCMaps) Close() error {
 		m.WsMatchSrc,
 		m.WsNexthops,
 		m.WsNode,
+		m.WsNumbers,
 		m.WsPathMtus,
 		m.WsPaths,
 		m.WsPorts,

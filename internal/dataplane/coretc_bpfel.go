@@ -53,12 +53,6 @@ type coreTCWsCopies struct {
 	Until uint64
 }
 
-type coreTCWsCounter struct {
-	_       structs.HostLayout
-	Last    uint64
-	Ceiling uint64
-}
-
 type coreTCWsDstKey struct {
 	_         structs.HostLayout
 	Prefixlen uint32
@@ -328,7 +322,6 @@ const (
 	coreTCMapWsBuckets    = "ws_buckets"
 	coreTCMapWsCache      = "ws_cache"
 	coreTCMapWsCopies     = "ws_copies"
-	coreTCMapWsCounters   = "ws_counters"
 	coreTCMapWsEgresses   = "ws_egresses"
 	coreTCMapWsErrors     = "ws_errors"
 	coreTCMapWsEvents     = "ws_events"
@@ -343,6 +336,7 @@ const (
 	coreTCMapWsMatchSrc   = "ws_match_src"
 	coreTCMapWsNexthops   = "ws_nexthops"
 	coreTCMapWsNode       = "ws_node"
+	coreTCMapWsNumbers    = "ws_numbers"
 	coreTCMapWsPathMtus   = "ws_path_mtus"
 	coreTCMapWsPaths      = "ws_paths"
 	coreTCMapWsPorts      = "ws_ports"
@@ -413,7 +407,6 @@ type coreTCMapSpecs struct {
 	WsBuckets    *ebpf.MapSpec `ebpf:"ws_buckets"`
 	WsCache      *ebpf.MapSpec `ebpf:"ws_cache"`
 	WsCopies     *ebpf.MapSpec `ebpf:"ws_copies"`
-	WsCounters   *ebpf.MapSpec `ebpf:"ws_counters"`
 	WsEgresses   *ebpf.MapSpec `ebpf:"ws_egresses"`
 	WsErrors     *ebpf.MapSpec `ebpf:"ws_errors"`
 	WsEvents     *ebpf.MapSpec `ebpf:"ws_events"`
@@ -428,6 +421,7 @@ type coreTCMapSpecs struct {
 	WsMatchSrc   *ebpf.MapSpec `ebpf:"ws_match_src"`
 	WsNexthops   *ebpf.MapSpec `ebpf:"ws_nexthops"`
 	WsNode       *ebpf.MapSpec `ebpf:"ws_node"`
+	WsNumbers    *ebpf.MapSpec `ebpf:"ws_numbers"`
 	WsPathMtus   *ebpf.MapSpec `ebpf:"ws_path_mtus"`
 	WsPaths      *ebpf.MapSpec `ebpf:"ws_paths"`
 	WsPorts      *ebpf.MapSpec `ebpf:"ws_ports"`
@@ -474,7 +468,6 @@ type coreTCMaps struct {
 	WsBuckets    *ebpf.Map `ebpf:"ws_buckets"`
 	WsCache      *ebpf.Map `ebpf:"ws_cache"`
 	WsCopies     *ebpf.Map `ebpf:"ws_copies"`
-	WsCounters   *ebpf.Map `ebpf:"ws_counters"`
 	WsEgresses   *ebpf.Map `ebpf:"ws_egresses"`
 	WsErrors     *ebpf.Map `ebpf:"ws_errors"`
 	WsEvents     *ebpf.Map `ebpf:"ws_events"`
@@ -489,6 +482,7 @@ type coreTCMaps struct {
 	WsMatchSrc   *ebpf.Map `ebpf:"ws_match_src"`
 	WsNexthops   *ebpf.Map `ebpf:"ws_nexthops"`
 	WsNode       *ebpf.Map `ebpf:"ws_node"`
+	WsNumbers    *ebpf.Map `ebpf:"ws_numbers"`
 	WsPathMtus   *ebpf.Map `ebpf:"ws_path_mtus"`
 	WsPaths      *ebpf.Map `ebpf:"ws_paths"`
 	WsPorts      *ebpf.Map `ebpf:"ws_ports"`
@@ -510,7 +504,6 @@ func (m *coreTCMaps) Close() error {
 		m.WsBuckets,
 		m.WsCache,
 		m.WsCopies,
-		m.WsCounters,
 		m.WsEgresses,
 		m.WsErrors,
 		m.WsEvents,
@@ -525,6 +518,7 @@ func (m *coreTCMaps) Close() error {
 		m.WsMatchSrc,
 		m.WsNexthops,
 		m.WsNode,
+		m.WsNumbers,
 		m.WsPathMtus,
 		m.WsPaths,
 		m.WsPorts,

@@ -121,7 +121,7 @@ func (d *Dataplane) readPathsLocked(out *Counts) error {
 	if err := errors.Join(readHeadends(d.gen, have.headends), readMap(d.gen, tableHops, have.hops)); err != nil {
 		return err
 	}
-	index := recoverIndexes(have, d.gen.limits, nil).stats.have
+	index := recoverIndexes(have, d.gen.limits).stats.have
 	seen := map[statsKey]bool{}
 	add := func(k statsKey, c PathCount) error {
 		i, ok := index[k]

@@ -13,6 +13,7 @@
 //	                    what holds a program of it to an interface: at tc, xdp,
 //	                    from (where functions send to) or out (TC egress)
 //	windows/PATH-EPOCH  the replay window of a path, shared by all generations
+//	numbers/PATH-EPOCH  how far a headend has counted for a path, shared so too
 //	new-RANDOM/         a generation that was never finished
 //
 // A generation is built aside, filled and armed before its directory gets its
@@ -80,6 +81,7 @@ const (
 	stepReserve     = "reserve numbers"
 	stepChange      = "change a map"
 	stepWindow      = "place replay windows"
+	stepNumbers     = "place packet numbers"
 	stepArm         = "arm"
 	stepCommit      = "rename the new generation"
 	stepLinkUpdate  = "move a link"
@@ -114,7 +116,7 @@ type Dataplane struct {
 	cfg     Config
 	dir     string // PinDir/Instance
 	lock    *os.File
-	numbers *numbers
+	numbers *numbers // on disk
 
 	mu       sync.Mutex
 	gen      *generation // nil: none yet
@@ -127,7 +129,9 @@ type Dataplane struct {
 	events   *eventSource
 	problems []error
 
-	madeWindows []string // pins, by the change that is under way
+	madeShared []shared              // by the change that is under way
+	counting   map[uint32]counterKey // the numbers of the plan in force, by index
+	paces      map[counterKey]pace
 }
 
 // Open takes hold of an instance: what is pinned of it, if anything. It changes
@@ -146,7 +150,7 @@ func Open(cfg Config) (_ *Dataplane, err error) {
 	if err := ensurePinDir(cfg.PinDir); err != nil {
 		return nil, err
 	}
-	d := &Dataplane{cfg: cfg, dir: instanceDir(cfg.PinDir, cfg.Instance), events: newEventSource()}
+	d := &Dataplane{cfg: cfg, dir: instanceDir(cfg.PinDir, cfg.Instance), events: newEventSource(), paces: map[counterKey]pace{}}
 	if d.lock, err = lockInstance(d.dir, true); err != nil {
 		return nil, err
 	}
@@ -193,7 +197,7 @@ func (d *Dataplane) Close() error {
 	}
 	if d.lock != nil {
 		// Only an instance without anything in it goes with its directories.
-		for _, dir := range []string{linksDir(d.dir), windowsDir(d.dir), d.dir} {
+		for _, dir := range []string{linksDir(d.dir), windowsDir(d.dir), numbersDir(d.dir), d.dir} {
 			if err := os.Remove(dir); err != nil && !errors.Is(err, fs.ErrNotExist) && !isNotEmpty(err) {
 				errs = append(errs, err)
 			}

@@ -15,10 +15,10 @@ const chainsMax = 65536
 // before anything names it.
 type wanted struct {
 	tables
-	freshStats    []uint32              // to be zeroed
-	freshCounters map[uint32]counterKey // to be given numbers, by index
-	freshProxies  []uint32              // entries of ws_proxy_stats, to be zeroed
-	windows       map[uint32]window     // that egresses name, by index
+	freshStats   []uint32              // to be zeroed
+	freshProxies []uint32              // entries of ws_proxy_stats, to be zeroed
+	numbers      map[uint32]counterKey // that headends name, by index
+	windows      map[uint32]window     // that egresses name, by index
 }
 
 // desire says what the maps of a node shall hold. It is pure: the same plan and
@@ -26,7 +26,7 @@ type wanted struct {
 // the numbers by which entries name each other: ix, and the source classes in
 // have.
 func desire(n plan.Node, at wiring, local []netip.Addr, have tables, ix indexes) (wanted, error) {
-	w := wanted{tables: newTables(), freshCounters: map[uint32]counterKey{}, windows: map[uint32]window{}}
+	w := wanted{tables: newTables(), numbers: map[uint32]counterKey{}, windows: map[uint32]window{}}
 	w.ports = at.ports
 	proxyOf, err := w.desireProxies(n, at, have, ix)
 	if err != nil {
@@ -55,13 +55,11 @@ func desire(n plan.Node, at wiring, local []netip.Addr, have tables, ix indexes)
 			return wanted{}, err
 		}
 		key := counterKey{be32(h.Path), h.Epoch}
-		c, fresh, err := ix.counters.get(key)
+		c, _, err := ix.counters.get(key)
 		if err != nil {
 			return wanted{}, err
 		}
-		if fresh {
-			w.freshCounters[c] = key
-		}
+		w.numbers[c] = key
 		entry, err := encodeHeadend(n, h, s, c)
 		if err != nil {
 			return wanted{}, partError(h.PathID, "headend: %w", err)

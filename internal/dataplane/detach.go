@@ -35,8 +35,7 @@ func Detach(cfg Config) (Removed, error) {
 
 	var r Removed
 	var errs []error
-	guarded, used := remains(dir)
-	r.Unguarded = guarded
+	r.Unguarded = guardedBy(dir)
 
 	entries, err := os.ReadDir(linksDir(dir))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -70,11 +69,8 @@ func Detach(cfg Config) (Removed, error) {
 		// What still holds a program must stay findable.
 		return r, err
 	}
-	if cfg.StateDir != "" && used != nil {
-		errs = append(errs, giveBackNumbers(cfg, dir))
-	}
 	if cfg.StateDir != "" {
-		errs = append(errs, saveWindowsOf(cfg, dir))
+		errs = append(errs, giveBackNumbers(cfg, dir), saveWindowsOf(cfg, dir))
 	}
 	errs = append(errs, removeTree(dir))
 	return r, errors.Join(errs...)
@@ -83,11 +79,11 @@ func Detach(cfg Config) (Removed, error) {
 // giveBackNumbers records where headends that nothing feeds any more have
 // stopped.
 func giveBackNumbers(cfg Config, dir string) error {
-	if err := waitForPrograms(); err != nil {
+	who, err := countedPaths(dir)
+	if err != nil {
 		return err
 	}
-	_, used := remains(dir)
-	return openNumbers(cfg.StateDir).giveBack(used)
+	return openNumbers(cfg.StateDir).takeBack(dir, who)
 }
 
 // saveWindowsOf records what the replay windows of a pinned data path have seen.
@@ -100,17 +96,16 @@ func saveWindowsOf(cfg Config, dir string) error {
 	g := &generation{identity: id, dir: filepath.Join(dir, whole[0])}
 	defer func() { g.close() }()
 	if id.objects != identityOf(wsConfig{}).objects || g.load() != nil {
-		return nil // it cannot be read, as remains
+		return nil // it cannot be read, as guardedBy
 	}
 	return g.saveWindows(cfg.StateDir)
 }
 
-// remains reads, as far as it can, which paths a pinned data path guards and
-// how far each of its headends has counted.
-func remains(dir string) (guarded []uint32, used map[counterKey]span) {
+// guardedBy reads, as far as it can, which paths a pinned data path guards.
+func guardedBy(dir string) (guarded []uint32) {
 	whole, _, err := generationDirs(dir)
 	if err != nil {
-		return nil, nil
+		return nil
 	}
 	for _, name := range whole {
 		_, id, _ := parseGenerationName(name)
@@ -127,31 +122,13 @@ func remains(dir string) (guarded []uint32, used map[counterKey]span) {
 			for k := range t.egresses {
 				guarded = append(guarded, fromBE32(k.Path))
 			}
-			used, err = g.usedNumbers(t)
 		}
 		g.close()
 		if err != nil {
 			continue
 		}
 		slices.Sort(guarded)
-		return slices.Compact(guarded), used
+		return slices.Compact(guarded)
 	}
-	return nil, nil
-}
-
-// usedNumbers tells of each headend the span from the last number given out, on
-// whichever CPU, to its ceiling.
-func (g *generation) usedNumbers(have tables) (map[counterKey]span, error) {
-	out := map[counterKey]span{}
-	for _, h := range have.headends {
-		each, err := g.counter(h.Counter)
-		if err != nil {
-			return nil, err
-		}
-		k := counterKey{h.Path, h.Epoch}
-		for _, c := range each {
-			out[k] = span{max(out[k].start, c.Last), max(out[k].ceiling, c.Ceiling)}
-		}
-	}
-	return out, nil
+	return nil
 }

@@ -20,7 +20,6 @@ const (
 	edgeTCMapWsBuckets    = "ws_buckets"
 	edgeTCMapWsCache      = "ws_cache"
 	edgeTCMapWsCopies     = "ws_copies"
-	edgeTCMapWsCounters   = "ws_counters"
 	edgeTCMapWsEgresses   = "ws_egresses"
 	edgeTCMapWsErrors     = "ws_errors"
 	edgeTCMapWsEvents     = "ws_events"
@@ -35,6 +34,7 @@ const (
 	edgeTCMapWsMatchSrc   = "ws_match_src"
 	edgeTCMapWsNexthops   = "ws_nexthops"
 	edgeTCMapWsNode       = "ws_node"
+	edgeTCMapWsNumbers    = "ws_numbers"
 	edgeTCMapWsPathMtus   = "ws_path_mtus"
 	edgeTCMapWsPaths      = "ws_paths"
 	edgeTCMapWsPorts      = "ws_ports"
@@ -105,7 +105,6 @@ type edgeTCMapSpecs struct {
 	WsBuckets    *ebpf.MapSpec `ebpf:"ws_buckets"`
 	WsCache      *ebpf.MapSpec `ebpf:"ws_cache"`
 	WsCopies     *ebpf.MapSpec `ebpf:"ws_copies"`
-	WsCounters   *ebpf.MapSpec `ebpf:"ws_counters"`
 	WsEgresses   *ebpf.MapSpec `ebpf:"ws_egresses"`
 	WsErrors     *ebpf.MapSpec `ebpf:"ws_errors"`
 	WsEvents     *ebpf.MapSpec `ebpf:"ws_events"`
@@ -120,6 +119,7 @@ type edgeTCMapSpecs struct {
 	WsMatchSrc   *ebpf.MapSpec `ebpf:"ws_match_src"`
 	WsNexthops   *ebpf.MapSpec `ebpf:"ws_nexthops"`
 	WsNode       *ebpf.MapSpec `ebpf:"ws_node"`
+	WsNumbers    *ebpf.MapSpec `ebpf:"ws_numbers"`
 	WsPathMtus   *ebpf.MapSpec `ebpf:"ws_path_mtus"`
 	WsPaths      *ebpf.MapSpec `ebpf:"ws_paths"`
 	WsPorts      *ebpf.MapSpec `ebpf:"ws_ports"`
@@ -166,7 +166,6 @@ type edgeTCMaps struct {
 	WsBuckets    *ebpf.Map `ebpf:"ws_buckets"`
 	WsCache      *ebpf.Map `ebpf:"ws_cache"`
 	WsCopies     *ebpf.Map `ebpf:"ws_copies"`
-	WsCounters   *ebpf.Map `ebpf:"ws_counters"`
 	WsEgresses   *ebpf.Map `ebpf:"ws_egresses"`
 	WsErrors     *ebpf.Map `ebpf:"ws_errors"`
 	WsEvents     *ebpf.Map `ebpf:"ws_events"`
@@ -181,6 +180,7 @@ type edgeTCMaps struct {
 	WsMatchSrc   *ebpf.Map `ebpf:"ws_match_src"`
 	WsNexthops   *ebpf.Map `ebpf:"ws_nexthops"`
 	WsNode       *ebpf.Map `ebpf:"ws_node"`
+	WsNumbers    *ebpf.Map `ebpf:"ws_numbers"`
 	WsPathMtus   *ebpf.Map `ebpf:"ws_path_mtus"`
 	WsPaths      *ebpf.Map `ebpf:"ws_paths"`
 	WsPorts      *ebpf.Map `ebpf:"ws_ports"`
@@ -202,7 +202,6 @@ func (m *edgeTCMaps) Close() error {
 		m.WsBuckets,
 		m.WsCache,
 		m.WsCopies,
-		m.WsCounters,
 		m.WsEgresses,
 		m.WsErrors,
 		m.WsEvents,
@@ -217,6 +216,7 @@ func (m *edgeTCMaps) Close() error {
 		m.WsMatchSrc,
 		m.WsNexthops,
 		m.WsNode,
+		m.WsNumbers,
 		m.WsPathMtus,
 		m.WsPaths,
 		m.WsPorts,

@@ -53,7 +53,7 @@ func NewEngine() (pot.Engine, func() error, error) {
 	if err := spec.Variables[coreTCVarCfg].Set(cfg); err != nil {
 		return nil, nil, fmt.Errorf("configure %s: %w", progCoreTC, err)
 	}
-	spec.Maps[coreTCMapWsCounters].MaxEntries = 1
+	spec.Maps[coreTCMapWsNumbers].MaxEntries = 1
 	spec.Maps[coreTCMapWsStats].MaxEntries = 1
 	spec.Maps[coreTCMapWsExits].MaxEntries = 1
 	coll, err := ebpf.NewCollection(spec)

@@ -20,7 +20,6 @@ const (
 	functionTCMapWsBuckets     = "ws_buckets"
 	functionTCMapWsCache       = "ws_cache"
 	functionTCMapWsCopies      = "ws_copies"
-	functionTCMapWsCounters    = "ws_counters"
 	functionTCMapWsEgresses    = "ws_egresses"
 	functionTCMapWsErrors      = "ws_errors"
 	functionTCMapWsEvents      = "ws_events"
@@ -35,6 +34,7 @@ const (
 	functionTCMapWsMatchSrc    = "ws_match_src"
 	functionTCMapWsNexthops    = "ws_nexthops"
 	functionTCMapWsNode        = "ws_node"
+	functionTCMapWsNumbers     = "ws_numbers"
 	functionTCMapWsPathMtus    = "ws_path_mtus"
 	functionTCMapWsPaths       = "ws_paths"
 	functionTCMapWsPorts       = "ws_ports"
@@ -105,7 +105,6 @@ type functionTCMapSpecs struct {
 	WsBuckets    *ebpf.MapSpec `ebpf:"ws_buckets"`
 	WsCache      *ebpf.MapSpec `ebpf:"ws_cache"`
 	WsCopies     *ebpf.MapSpec `ebpf:"ws_copies"`
-	WsCounters   *ebpf.MapSpec `ebpf:"ws_counters"`
 	WsEgresses   *ebpf.MapSpec `ebpf:"ws_egresses"`
 	WsErrors     *ebpf.MapSpec `ebpf:"ws_errors"`
 	WsEvents     *ebpf.MapSpec `ebpf:"ws_events"`
@@ -120,6 +119,7 @@ type functionTCMapSpecs struct {
 	WsMatchSrc   *ebpf.MapSpec `ebpf:"ws_match_src"`
 	WsNexthops   *ebpf.MapSpec `ebpf:"ws_nexthops"`
 	WsNode       *ebpf.MapSpec `ebpf:"ws_node"`
+	WsNumbers    *ebpf.MapSpec `ebpf:"ws_numbers"`
 	WsPathMtus   *ebpf.MapSpec `ebpf:"ws_path_mtus"`
 	WsPaths      *ebpf.MapSpec `ebpf:"ws_paths"`
 	WsPorts      *ebpf.MapSpec `ebpf:"ws_ports"`
@@ -166,7 +166,6 @@ type functionTCMaps struct {
 	WsBuckets    *ebpf.Map `ebpf:"ws_buckets"`
 	WsCache      *ebpf.Map `ebpf:"ws_cache"`
 	WsCopies     *ebpf.Map `ebpf:"ws_copies"`
-	WsCounters   *ebpf.Map `ebpf:"ws_counters"`
 	WsEgresses   *ebpf.Map `ebpf:"ws_egresses"`
 	WsErrors     *ebpf.Map `ebpf:"ws_errors"`
 	WsEvents     *ebpf.Map `ebpf:"ws_events"`
@@ -181,6 +180,7 @@ type functionTCMaps struct {
 	WsMatchSrc   *ebpf.Map `ebpf:"ws_match_src"`
 	WsNexthops   *ebpf.Map `ebpf:"ws_nexthops"`
 	WsNode       *ebpf.Map `ebpf:"ws_node"`
+	WsNumbers    *ebpf.Map `ebpf:"ws_numbers"`
 	WsPathMtus   *ebpf.Map `ebpf:"ws_path_mtus"`
 	WsPaths      *ebpf.Map `ebpf:"ws_paths"`
 	WsPorts      *ebpf.Map `ebpf:"ws_ports"`
@@ -202,7 +202,6 @@ func (m *functionTCMaps) Close() error {
 		m.WsBuckets,
 		m.WsCache,
 		m.WsCopies,
-		m.WsCounters,
 		m.WsEgresses,
 		m.WsErrors,
 		m.WsEvents,
@@ -217,6 +216,7 @@ func (m *functionTCMaps) Close() error {
 		m.WsMatchSrc,
 		m.WsNexthops,
 		m.WsNode,
+		m.WsNumbers,
 		m.WsPathMtus,
 		m.WsPaths,
 		m.WsPorts,

@@ -204,7 +204,7 @@ func (g *generation) load() error {
 		g.programs[o.program] = p
 	}
 	g.limits = limits{
-		counters: g.maps[tableCounters].MaxEntries(), stats: g.maps[tableStats].MaxEntries(),
+		counters: g.maps[tableNumbers].MaxEntries(), stats: g.maps[tableStats].MaxEntries(),
 		buckets: g.maps[tableBuckets].MaxEntries(), slots: g.maps[tableSlots].MaxEntries(),
 		windows: g.maps[tableWindows].MaxEntries(),
 	}
@@ -250,7 +250,7 @@ func internalMap(name string) bool { return strings.HasPrefix(name, ".") }
 // as large as the plan needs, the others as bpf/lib/maps.h says.
 func sizeOf(t table, ms *ebpf.MapSpec, l limits) uint32 {
 	switch t {
-	case tableCounters, tableHeadends, tablePathMTUs:
+	case tableNumbers, tableHeadends, tablePathMTUs:
 		return l.counters
 	case tableStats, tableExits:
 		return l.stats

@@ -23,7 +23,7 @@ type statsKey struct {
 	path uint32 // __be32
 }
 
-// counterKey says whose entry of ws_counters it is, or of ws_windows.
+// counterKey says whose entry of ws_numbers it is, or of ws_windows.
 type counterKey struct {
 	path  uint32 // __be32
 	epoch uint8
@@ -103,19 +103,15 @@ func newIndexes(l limits) indexes {
 	}
 }
 
-// recoverIndexes reads them off the entries. Counters that are spent are in use,
-// but nobody keeps them.
-func recoverIndexes(have tables, l limits, spent map[uint32]bool) indexes {
+// recoverIndexes reads them off the entries.
+func recoverIndexes(have tables, l limits) indexes {
 	ix := newIndexes(l)
 	// In order, so that whichever of two wins does not change from run to run.
 	for _, i := range slices.Sorted(maps.Keys(have.headends)) {
 		h := have.headends[i]
 		ix.headends.keep(h, i)
 		ix.stats.keep(statsKey{path: h.Path}, h.Stats)
-		ix.counters.used[h.Counter] = true
-		if !spent[h.Counter] {
-			ix.counters.keep(counterKey{h.Path, h.Epoch}, h.Counter)
-		}
+		ix.counters.keep(counterKey{h.Path, h.Epoch}, h.Counter)
 	}
 	for _, k := range slices.SortedFunc(maps.Keys(have.egresses), compareEgressKeys) {
 		ix.windows.keep(counterKey{k.Path, k.Epoch}, have.egresses[k].Window)

@@ -6,8 +6,6 @@ import (
 	"maps"
 
 	"github.com/cilium/ebpf"
-
-	"github.com/waystamp/waystamp/internal/abi"
 )
 
 // read gives what the maps hold.
@@ -117,56 +115,10 @@ func (g *generation) node() (n wsNode, err error) {
 	return n, nil
 }
 
-// spentCounters are the counters of headends from which the numbers of some CPU
-// will soon be used up, or that have none.
-func (g *generation) spentCounters(have tables) (map[uint32]bool, error) {
-	spent := map[uint32]bool{}
-	for _, h := range have.headends {
-		c, err := g.counter(h.Counter)
-		if err != nil {
-			return nil, err
-		}
-		for _, cpu := range c {
-			// At the end of the lower 42 bits there are no more to be had.
-			if cpu.Last+numberReserve > cpu.Ceiling && cpu.Ceiling < abi.RNDCounterMax {
-				spent[h.Counter] = true
-			}
-		}
-	}
-	return spent, nil
-}
-
-func (g *generation) counter(index uint32) ([]counter, error) {
-	var c []counter
-	if err := g.maps[tableCounters].Lookup(index, &c); err != nil {
-		return nil, fmt.Errorf("read counter %d of map %s: %w", index, tableCounters, err)
-	}
-	return c, nil
-}
-
-// ceilings are the highest numbers that headends may have given out, by what is
-// in the maps.
-func (g *generation) ceilings(have tables) (map[counterKey]uint64, error) {
-	out := map[counterKey]uint64{}
-	for _, h := range have.headends {
-		c, err := g.counter(h.Counter)
-		if err != nil {
-			return nil, err
-		}
-		k := counterKey{h.Path, h.Epoch}
-		for _, cpu := range c {
-			if cpu.Ceiling > 0 { // else it never had any
-				out[k] = max(out[k], cpu.Ceiling)
-			}
-		}
-	}
-	return out, nil
-}
-
 // prepare makes the array entries ready that new entries of other maps will
 // name. Those whose numbers could not be had are problems: their headends
 // refuse all packets.
-func (d *Dataplane) prepare(g *generation, w wanted, floor map[counterKey]uint64) (problems []error, err error) {
+func (d *Dataplane) prepare(g *generation, w wanted) (problems []error, err error) {
 	cpus, err := ebpf.PossibleCPU()
 	if err != nil {
 		return nil, fmt.Errorf("count CPUs: %w", err)
@@ -185,46 +137,10 @@ func (d *Dataplane) prepare(g *generation, w wanted, floor map[counterKey]uint64
 			return nil, fmt.Errorf("clear entry %d of map %s: %w", i, tableProxyStats, err)
 		}
 	}
-	if len(w.freshCounters) == 0 {
-		return nil, nil
-	}
-
-	keys := make([]counterKey, 0, len(w.freshCounters))
-	for _, k := range w.freshCounters {
-		keys = append(keys, k)
-	}
-	err = d.cfg.step(stepReserve, "")
-	var spans map[counterKey]span
-	if err == nil {
-		spans, err = d.numbers.reserve(keys, floor)
-	}
-	if err != nil {
-		problems = append(problems, fmt.Errorf("%d headend paths refuse all packets: %w", len(keys), err))
-	}
-	// An entry that is free now may have been another headend's until lately.
-	if err := waitForPrograms(); err != nil {
+	if err := d.prepareShared(g, tableNumbers, d.sharedNumbers(w.numbers), stepNumbers); err != nil {
 		return nil, err
 	}
-	for i, k := range w.freshCounters {
-		s, ok := spans[k]
-		switch {
-		case !ok:
-			s = noNumbers
-		case s.start >= s.ceiling:
-			problems = append(problems, fmt.Errorf("path %s, epoch %d has used up its packet numbers: give it a new epoch", pathText(fromBE32(k.path)), k.epoch))
-		}
-		each := make([]counter, cpus)
-		for c := range each {
-			each[c] = s.counter()
-		}
-		if err := d.cfg.step(stepWriteNumber, ""); err != nil {
-			return nil, err
-		}
-		if err := g.maps[tableCounters].Put(i, each); err != nil {
-			return nil, fmt.Errorf("write counter %d of map %s: %w", i, tableCounters, err)
-		}
-	}
-	return problems, nil
+	return d.raiseNumbers(g, w.numbers, true)
 }
 
 // waitForPrograms returns when every program that was running when it was

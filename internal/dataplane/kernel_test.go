@@ -176,13 +176,13 @@ type world struct {
 	Generations []string
 	Links       map[string]uint32 // interface and hook to program
 	Maps        []tables
-	Counters    map[string][]counter
+	Counters    map[string]span
 	Armed       []uint32
 }
 
 func (b *bed) world() world {
 	b.Helper()
-	w := world{Links: map[string]uint32{}, Counters: map[string][]counter{}}
+	w := world{Links: map[string]uint32{}, Counters: map[string]span{}}
 	whole, unfinished, err := generationDirs(b.dir())
 	if errors.Is(err, fs.ErrNotExist) {
 		err = nil
@@ -196,7 +196,7 @@ func (b *bed) world() world {
 		b.must(err)
 		w.Maps = append(w.Maps, t)
 		for i, h := range t.headends {
-			c, err := g.counter(h.Counter)
+			c, err := g.numbersAt(h.Counter, readNumbers)
 			b.must(err)
 			w.Counters[fmt.Sprintf("%s %d", name, i)] = c
 		}
@@ -239,7 +239,7 @@ func (b *bed) world() world {
 }
 
 func diffWorlds(a, b world) string {
-	return cmp.Diff(a, b, cmp.AllowUnexported(tables{}, world{}))
+	return cmp.Diff(a, b, cmp.AllowUnexported(tables{}, world{}, span{}))
 }
 
 func TestDataPathOutlivesItsProcess(t *testing.T) {
@@ -353,7 +353,7 @@ func TestPlanChangesInPlace(t *testing.T) {
 	if !slices.Equal(w.Generations, first.Generations) {
 		t.Errorf("generations %v after %v; a new plan needs no new programs", w.Generations, first.Generations)
 	}
-	want, err := desire(otherNode(), wiring{ports: w.Maps[0].ports}, nil, w.Maps[0], recoverIndexes(w.Maps[0], d.gen.limits, nil))
+	want, err := desire(otherNode(), wiring{ports: w.Maps[0].ports}, nil, w.Maps[0], recoverIndexes(w.Maps[0], d.gen.limits))
 	b.must(err)
 	if !equalTables(want.tables, w.Maps[0]) {
 		t.Error("the maps do not hold the new plan, the whole of it and nothing else")
@@ -408,11 +408,8 @@ func TestOtherLocatorGetsNewProgramsOnTheSameLinks(t *testing.T) {
 			t.Errorf("%s still has the old program", name)
 		}
 	}
-	old, now := one(t, first.Counters), one(t, w.Counters)
-	for i := range now {
-		if now[i].Last < old[i].Ceiling {
-			t.Errorf("numbers go on after %d, though those up to %d may be used", now[i].Last, old[i].Ceiling)
-		}
+	if old, now := one(t, first.Counters), one(t, w.Counters); now != old {
+		t.Errorf("numbers are %+v; want %+v, which they were", now, old)
 	}
 	c, err := d.Counters()
 	b.must(err)
@@ -578,7 +575,7 @@ func TestDeathAtAnyStepIsMendedByTheNextProcess(t *testing.T) {
 			if len(w.Generations) != 1 || w.Armed[0] != 1 {
 				t.Fatalf("generations %v, armed %v", w.Generations, w.Armed)
 			}
-			want, err := desire(n, wiring{w.Maps[0].ports, next.topology.reach, next.cpus}, nil, w.Maps[0], recoverIndexes(w.Maps[0], next.gen.limits, nil))
+			want, err := desire(n, wiring{w.Maps[0].ports, next.topology.reach, next.cpus}, nil, w.Maps[0], recoverIndexes(w.Maps[0], next.gen.limits))
 			b.must(err)
 			if !equalTables(want.tables, w.Maps[0]) {
 				t.Fatal("the maps do not hold the plan")
@@ -678,7 +675,7 @@ func TestDetachLeavesNothing(t *testing.T) {
 		t.Errorf("detach of nothing: %v; want ErrNotThere", err)
 	}
 	// The headend gave out one number; the rest was given back.
-	if s := reserveOne(t, b.cfg.StateDir, counterKey{be32(1), 0}, 0); s.start != 1 {
+	if s := reserveOne(t, b.cfg.StateDir, counterKey{be32(1), 0}); s.start != 1 {
 		t.Errorf("the next numbers start after %d, want after 1", s.start)
 	}
 }
@@ -719,6 +716,11 @@ func TestBrokenPinsAreReplacedWithoutAGap(t *testing.T) {
 			b := newBed(t)
 			d := b.open()
 			b.must(b.apply(d, bedNode()))
+			d.runEdge(t, plainPacket("fd00::1", "2001:db8:1::1"))
+			before := one(t, b.world().Counters)
+			if before.start != 1 {
+				t.Fatalf("numbers %+v after one packet", before)
+			}
 			dir := d.gen.dir
 			b.must(d.Close())
 			b.must(os.Remove(filepath.Join(dir, pin)))
@@ -731,9 +733,8 @@ func TestBrokenPinsAreReplacedWithoutAGap(t *testing.T) {
 			if len(w.Generations) != 1 || w.Armed[0] != 1 {
 				t.Errorf("generations %v, armed %v", w.Generations, w.Armed)
 			}
-			// The old ones were out of reach; the record on disk knows.
-			if c := one(t, w.Counters); c[0].Last < numberStep {
-				t.Errorf("numbers start again after %d", c[0].Last)
+			if c := one(t, w.Counters); c != before {
+				t.Errorf("numbers are %+v; want %+v, which they were", c, before)
 			}
 		})
 	}
@@ -824,35 +825,6 @@ func TestHeadendWithoutARecordOfNumbersRefusesAndTheRestWorks(t *testing.T) {
 	d.runEdge(t, plainPacket("fd00::1", "2001:db8:1::1"))
 	if c, err = d.Counters(); err != nil || c.Paths[0].Packets != 1 {
 		t.Errorf("with a record: %+v, %v; want one packet stamped", c.Paths, err)
-	}
-}
-
-func TestHeadendGetsNewNumbersBeforeItsOwnAreUsedUp(t *testing.T) {
-	b := newBed(t)
-	d := b.open()
-	b.must(b.apply(d, bedNode()))
-	before := one(t, b.world().Maps[0].headends)
-	c, err := d.gen.counter(before.Counter)
-	b.must(err)
-	ceiling := c[0].Ceiling
-	c[len(c)-1].Last = ceiling - numberReserve + 1
-	b.must(d.gen.maps[tableCounters].Put(before.Counter, c))
-	b.must(b.do(d.Reconcile))
-	after := one(t, b.world().Maps[0].headends)
-	if after.Counter == before.Counter {
-		t.Fatal("the counter that programs count on was written to")
-	}
-	for _, cpu := range one(t, b.world().Counters) {
-		if cpu.Last != ceiling || cpu.Ceiling != ceiling+numberStep {
-			t.Errorf("numbers %+v; want those after %d", cpu, ceiling)
-		}
-	}
-	if got, err := d.gen.counter(before.Counter); err != nil || !slices.Equal(got, c) {
-		t.Errorf("the old counter is %+v, %v; want it untouched", got, err)
-	}
-	b.must(b.do(d.Reconcile))
-	if again := one(t, b.world().Maps[0].headends); again.Counter != after.Counter {
-		t.Error("new numbers though there are enough")
 	}
 }
 

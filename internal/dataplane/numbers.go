@@ -17,21 +17,35 @@ import (
 )
 
 const (
-	// numberStep is how many numbers a headend is given at a time, on each CPU.
-	// It must last for as long as an agent may be away, and the lower 42 bits of
-	// RND hold 64 of them.
-	numberStep = 1 << 36
-	// numberReserve is what is left of them when it gets the next ones.
-	numberReserve = 1 << 35
+	// A headend is given numbers ahead, which must last for as long as an agent may
+	// be away. A reboot throws them away.
+	numbersLeast = 1 << 30
+	numbersMost  = 1 << 36
+	// numbersFor is how long they last, in seconds, at the highest pace so far.
+	numbersFor = 3600
+	// numbersPart: a reboot costs no more than this part of what is left, so that
+	// an epoch never ends by reboots; numbersFloor ends that.
+	numbersPart  = 1024
+	numbersFloor = 1 << 20
 )
+
+// ahead is how many numbers a headend that has given out the number last is
+// given. pace is in numbers a second.
+func ahead(last, pace uint64) uint64 {
+	left := abi.RNDCounterMax - min(last, abi.RNDCounterMax)
+	n := min(max(min(pace, numbersMost)*numbersFor, numbersLeast), numbersMost)
+	return min(n, max(left/numbersPart, numbersFloor), left)
+}
 
 // span are the numbers start+1 to ceiling. None: start is not below ceiling.
 type span struct{ start, ceiling uint64 }
 
-func (s span) counter() counter { return counter{Last: s.start, Ceiling: s.ceiling} }
-
-// noNumbers makes a headend refuse everything.
-var noNumbers = span{abi.RNDCounterMax, 0}
+// ration is a headend's numbers as they are, and how many it is to be given.
+type ration struct {
+	span        // zero: it has none yet
+	pace uint64 // numbers a second
+	more bool   // else what it has will do
+}
 
 // NumbersError means that the record of the numbers that headends have given
 // out cannot be read or written. Without it numbers could be given out twice.
@@ -69,16 +83,23 @@ type numbersEntry struct {
 	Ceiling uint64 `json:"ceiling"` // no number up to here is free
 }
 
-// reserve gives each key numbers that nobody has had, above those on disk and
-// above floor's. A key that has come to the end of the lower 42 bits gets none.
-func (s *numbers) reserve(keys []counterKey, floor map[counterKey]uint64) (map[counterKey]span, error) {
+// reserve gives headends that have no numbers some that nobody has had, and
+// those that want more a higher ceiling. It returns what they may use then. On
+// disk no ceiling is below one that is in use.
+func (s *numbers) reserve(needs map[counterKey]ration) (map[counterKey]span, error) {
 	out := map[counterKey]span{}
 	err := s.update(func(ceilings map[counterKey]uint64) {
-		for _, k := range keys {
-			start := max(ceilings[k], floor[k])
-			end := min(start+numberStep, abi.RNDCounterMax)
-			out[k] = span{start, end}
-			ceilings[k] = end
+		for k, n := range needs {
+			got := n.span
+			switch {
+			case n.ceiling == 0:
+				got.start = ceilings[k]
+				got.ceiling = got.start + ahead(got.start, n.pace)
+			case n.more:
+				got.ceiling = max(n.ceiling, n.start+ahead(n.start, n.pace))
+			}
+			ceilings[k] = max(ceilings[k], got.ceiling)
+			out[k] = got
 		}
 	})
 	return out, err

@@ -12,70 +12,128 @@ import (
 	"github.com/waystamp/waystamp/internal/abi"
 )
 
+// reserveOne gives numbers to a headend that has none.
 func reserveOne(t interface {
 	Helper()
 	Fatal(...any)
-}, dir string, k counterKey, floor uint64) span {
+}, dir string, k counterKey) span {
 	t.Helper()
-	s, err := openNumbers(dir).reserve([]counterKey{k}, map[counterKey]uint64{k: floor})
+	s, err := openNumbers(dir).reserve(map[counterKey]ration{k: {}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	return s[k]
 }
 
-// Whatever is reserved, given back and lost with a process, no number is had
-// twice.
+// A machine's headends start, count, are given more, stop and are lost in a
+// reboot, in any order: no number is had twice, and none above the disk's ceiling.
 func TestNoNumberIsHadTwice(t *testing.T) {
-	rapid.Check(t, func(rt *rapid.T) {
-		dir := t.TempDir()
-		used := map[counterKey]uint64{} // the highest that may be in use
-		last := map[counterKey]span{}
-		key := rapid.Custom(func(t *rapid.T) counterKey {
-			return counterKey{be32(rapid.Uint32Range(1, 3).Draw(t, "path")), rapid.Uint8Range(0, 1).Draw(t, "epoch")}
-		})
-		for range rapid.IntRange(1, 100).Draw(rt, "steps") {
-			k := key.Draw(rt, "key")
-			if s, ok := last[k]; ok && rapid.Bool().Draw(rt, "give back") {
-				stopped := span{rapid.Uint64Range(s.start, s.ceiling).Draw(rt, "stopped at"), s.ceiling}
-				if err := openNumbers(dir).giveBack(map[counterKey]span{k: stopped}); err != nil {
-					rt.Fatal(err)
+	rapid.Check(t, func(t *rapid.T) {
+		dir, err := os.MkdirTemp("", "numbers")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer os.RemoveAll(dir)
+		used := map[counterKey]uint64{}    // the highest number that was given out
+		counting := map[counterKey]*span{} // what is pinned
+		check := func(k counterKey) {
+			disk, err := openNumbers(dir).read()
+			if err != nil {
+				t.Fatal(err)
+			}
+			c := counting[k]
+			if c.start > c.ceiling || c.ceiling > disk[k] || disk[k] > abi.RNDCounterMax {
+				t.Fatalf("numbers %+v, and %d on the disk", c, disk[k])
+			}
+		}
+		keys := []counterKey{{be32(1), 0}, {be32(1), 1}, {be32(2), 0}}
+		pace := rapid.SampledFrom([]uint64{0, 1, 1000, 1 << 20, 1 << 30, 1 << 62})
+		for range rapid.IntRange(1, 100).Draw(t, "steps") {
+			k := rapid.SampledFrom(keys).Draw(t, "key")
+			c := counting[k]
+			switch rapid.SampledFrom([]string{"start", "count", "count", "renew", "stop", "reboot"}).Draw(t, "what") {
+			case "start":
+				if c != nil {
+					continue
 				}
-				used[k] = stopped.start
-				delete(last, k) // nobody counts in it any more
-				continue
+				s := reserveOne(t, dir, k)
+				if s.start < used[k] {
+					t.Fatalf("numbers after %d, though those up to %d were given out", s.start, used[k])
+				}
+				counting[k] = &s
+				check(k)
+			case "count":
+				if c == nil {
+					continue
+				}
+				c.start += min(rapid.SampledFrom([]uint64{1, 1 << 29, 1 << 30, 1 << 35, 1 << 42}).Draw(t, "packets"), c.ceiling-c.start)
+				used[k] = max(used[k], c.start)
+			case "renew":
+				if c == nil {
+					continue
+				}
+				s, err := openNumbers(dir).reserve(map[counterKey]ration{k: {*c, pace.Draw(t, "pace"), rapid.Bool().Draw(t, "more")}})
+				if err != nil {
+					t.Fatal(err)
+				}
+				if s[k].start != c.start || s[k].ceiling < c.ceiling {
+					t.Fatalf("numbers %+v are now %+v", c, s[k])
+				}
+				c.ceiling = s[k].ceiling
+				check(k)
+			case "stop":
+				if c == nil {
+					continue
+				}
+				if err := openNumbers(dir).giveBack(map[counterKey]span{k: *c}); err != nil {
+					t.Fatal(err)
+				}
+				delete(counting, k)
+			case "reboot":
+				clear(counting)
 			}
-			s := reserveOne(rt, dir, k, 0)
-			if s.start < used[k] {
-				rt.Fatalf("numbers after %d, though those up to %d are in use", s.start, used[k])
-			}
-			if s.ceiling > abi.RNDCounterMax {
-				rt.Fatalf("numbers up to %d, which do not fit", s.ceiling)
-			}
-			used[k], last[k] = s.ceiling, s
 		}
 	})
 }
 
-func TestNumbersEndAfter64Steps(t *testing.T) {
-	dir, k := t.TempDir(), counterKey{be32(7), 1}
-	for i := range 64 {
-		s := reserveOne(t, dir, k, 0)
-		want := span{uint64(i) << 36, min(uint64(i+1)<<36, 1<<42-1)}
-		if s != want {
-			t.Fatalf("step %d: %+v, want %+v", i, s, want)
+// Reboots use up an epoch no faster than its packets do.
+func TestEpochOutlastsReboots(t *testing.T) {
+	for _, c := range []struct {
+		pace    uint64
+		reboots int
+	}{{0, 10_000}, {100_000, 10_000}, {1_000_000, 8_000}, {10_000_000, 8_000}} {
+		last := uint64(0)
+		for range c.reboots {
+			n := ahead(last, c.pace)
+			if most := max(uint64(abi.RNDCounterMax)-last, 1<<30) / 512; n > most {
+				t.Fatalf("at %d packets a second %d numbers after %d", c.pace, n, last)
+			}
+			last += n
+		}
+		if left := uint64(abi.RNDCounterMax) - last; left < 1<<28 {
+			t.Errorf("at %d packets a second %d reboots leave %d numbers", c.pace, c.reboots, left)
 		}
 	}
-	if s := reserveOne(t, dir, k, 0); s.start < s.ceiling {
-		t.Errorf("after the last: %+v; want none", s)
+	if n := ahead(0, 200_000); n != 1<<30 {
+		t.Errorf("%d numbers at a low pace, want 2^30", n)
 	}
-	if s := reserveOne(t, dir, counterKey{be32(7), 2}, 0); s.start != 0 {
-		t.Errorf("another epoch starts at %d, want 0", s.start)
+	if n := ahead(0, 1_000_000); n != 3_600_000_000 {
+		t.Errorf("%d numbers at a million a second, want those of an hour", n)
+	}
+	if n := ahead(abi.RNDCounterMax, 0); n != 0 {
+		t.Errorf("%d numbers after the last", n)
 	}
 }
 
-func TestNumbersInTheKernelAreNotReservedAgainThoughTheFileIsLost(t *testing.T) {
-	if s := reserveOne(t, t.TempDir(), counterKey{be32(7), 1}, 5<<36); s != (span{5 << 36, 6 << 36}) {
+// A headend counts on though somebody has removed the file: then what is in the
+// kernel goes to the disk again.
+func TestCeilingsInTheKernelGoToTheDiskThoughTheFileIsLost(t *testing.T) {
+	dir, k := t.TempDir(), counterKey{be32(7), 1}
+	s, err := openNumbers(dir).reserve(map[counterKey]ration{k: {span: span{5, 1 << 36}}})
+	if err != nil || s[k] != (span{5, 1 << 36}) {
+		t.Errorf("%+v, %v; want nothing more", s, err)
+	}
+	if s := reserveOne(t, dir, k); s.start != 1<<36 {
 		t.Errorf("%+v; want to start where the kernel's end", s)
 	}
 }
@@ -84,12 +142,12 @@ func TestNumbersInTheKernelAreNotReservedAgainThoughTheFileIsLost(t *testing.T) 
 // stopped.
 func TestOldNumbersAreNotGivenBack(t *testing.T) {
 	dir, k := t.TempDir(), counterKey{be32(7), 1}
-	old := reserveOne(t, dir, k, 0)
-	newer := reserveOne(t, dir, k, 0)
+	old := reserveOne(t, dir, k)
+	newer := reserveOne(t, dir, k)
 	if err := openNumbers(dir).giveBack(map[counterKey]span{k: {100, old.ceiling}}); err != nil {
 		t.Fatal(err)
 	}
-	if s := reserveOne(t, dir, k, 0); s.start != newer.ceiling {
+	if s := reserveOne(t, dir, k); s.start != newer.ceiling {
 		t.Errorf("starts after %d, want after %d", s.start, newer.ceiling)
 	}
 }
@@ -118,7 +176,7 @@ func TestDamagedRecordGivesNoNumbers(t *testing.T) {
 			} else if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
 				t.Fatal(err)
 			}
-			_, err := openNumbers(dir).reserve([]counterKey{{1, 1}}, nil)
+			_, err := openNumbers(dir).reserve(map[counterKey]ration{{1, 1}: {}})
 			if _, ok := errors.AsType[*NumbersError](err); !ok || !strings.Contains(err.Error(), path) {
 				t.Errorf("got %v; want a NumbersError that names the file", err)
 			}
@@ -129,7 +187,7 @@ func TestDamagedRecordGivesNoNumbers(t *testing.T) {
 			}
 		})
 	}
-	if _, err := openNumbers("").reserve(nil, nil); err == nil {
+	if _, err := openNumbers("").reserve(nil); err == nil {
 		t.Error("without a directory there are numbers")
 	}
 }

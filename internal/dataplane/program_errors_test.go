@@ -197,7 +197,7 @@ func TestHeadendLearnsFromPacketTooBig(t *testing.T) {
 func counterOf(t *testing.T, r *rig, path uint32) uint64 {
 	t.Helper()
 	_, h := headendEntry(r, path)
-	var each []counter
-	r.must(r.g.maps[tableCounters].Lookup(h.Counter, &each))
-	return each[0].Last
+	s, err := r.g.numbersAt(h.Counter, readNumbers)
+	r.must(err)
+	return s.start
 }

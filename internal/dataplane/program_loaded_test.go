@@ -126,7 +126,7 @@ func (l *loaded) giveBack() error {
 // empty makes all maps as they were when they were made. It knows the types of
 // maps and not what each is for, so that it forgets none.
 func (l *loaded) empty() error {
-	if err := l.g.forgetWindows(nil); err != nil {
+	if err := errors.Join(forgetShared(l.g, tableWindows, nil), forgetShared(l.g, tableNumbers, nil)); err != nil {
 		return err
 	}
 	for name, m := range l.g.maps {
@@ -136,7 +136,7 @@ func (l *loaded) empty() error {
 			err = emptyTable(m)
 		case ebpf.Array, ebpf.PerCPUArray:
 			err = l.zeroArray(m)
-		case ebpf.ArrayOfMaps: // forgetWindows
+		case ebpf.ArrayOfMaps: // forgetShared
 		case ebpf.RingBuf:
 			err = l.emptyEvents()
 		default:
@@ -224,13 +224,15 @@ func TestWhatIsGivenBackIsAsNew(t *testing.T) {
 				t.Fatalf("map %s: %v", name, err)
 			}
 		}
-		inner, err := ebpf.NewMap(window{lanes: 4, size: abi.WindowMin}.spec())
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer inner.Close()
-		if err := used.g.maps[tableWindows].Put(uint32(1), inner); err != nil {
-			t.Fatal(err)
+		for _, x := range []shared{window{lanes: 4, size: abi.WindowMin}.shared(nil), counterKey{}.sharedNumbers()} {
+			inner, err := ebpf.NewMap(x.spec)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer inner.Close()
+			if err := used.g.maps[x.outer].Put(uint32(1), inner); err != nil {
+				t.Fatal(err)
+			}
 		}
 		// It is in the namespace of the test and armed by nobody: an event.
 		opts := ebpf.RunOptions{Data: plainPacket("fd00::1", "fc00:0:0:901::"), DataOut: make([]byte, 500)}

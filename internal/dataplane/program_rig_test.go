@@ -308,11 +308,14 @@ func (r *rig) apply(n *plan.Node) error {
 		local = slices.Concat([]netip.Addr{r.spec.address}, r.spec.own, r.spec.moved)
 	}
 	r.node.Name, r.node.Block, r.node.Locator, r.node.Address = r.spec.name, r.spec.block, r.spec.locator, r.spec.address
-	w, err := desire(r.node.Node, wiring{ports: ports, cpus: 1}, local, r.have, recoverIndexes(r.have, rigLimits, nil))
+	w, err := desire(r.node.Node, wiring{ports: ports, cpus: 1}, local, r.have, recoverIndexes(r.have, rigLimits))
 	if err != nil {
 		return err
 	}
 	if err := r.newWindows(w.windows); err != nil {
+		return err
+	}
+	if err := r.newNumbers(w.numbers); err != nil {
 		return err
 	}
 	ops := append(changes(r.have, w.tables), deletes(nil, tablePorts, r.have.ports, w.ports)...)
@@ -338,7 +341,7 @@ func (r *rig) apply(n *plan.Node) error {
 
 // newWindows gives the plan's egresses windows that have seen nothing.
 func (r *rig) newWindows(want map[uint32]window) error {
-	if err := r.g.forgetWindows(nil); err != nil {
+	if err := forgetShared(r.g, tableWindows, nil); err != nil {
 		return err
 	}
 	if err := r.d.prepareWindows(r.g, want); err != nil {
@@ -356,6 +359,23 @@ func (r *rig) newWindows(want map[uint32]window) error {
 		r.windows[w.key] = rigWindow{w, m}
 	}
 	return nil
+}
+
+// newNumbers gives the plan's headends maps to count in. Whose an index was
+// before does not matter: setNumbers comes afterwards.
+func (r *rig) newNumbers(want map[uint32]counterKey) error {
+	missing := map[uint32]shared{}
+	for i, k := range want {
+		m, err := r.g.sharedAt(tableNumbers, i)
+		if err != nil {
+			return err
+		}
+		if m == nil {
+			missing[i] = k.sharedNumbers()
+		}
+		m.Close()
+	}
+	return r.d.prepareShared(r.g, tableNumbers, missing, stepNumbers)
 }
 
 // forget makes all windows ones that have seen nothing.
@@ -466,21 +486,21 @@ func (r *rig) tell(told map[uint32]int) error {
 }
 
 func (r *rig) resetNumber(h headend) error {
-	c := counter{Last: r.number - 1, Ceiling: abi.RNDCounterMax}
+	n := span{r.number - 1, abi.RNDCounterMax}
 	if r.number == 0 {
-		c = counter{Last: 7, Ceiling: 7}
+		n = span{7, 7}
 	}
-	return r.put(tableCounters, h.Counter, slices.Repeat([]counter{c}, r.possible))
+	return errors.Join(r.g.putNumber(h.Counter, abi.NumberLast, n.start), r.g.putNumber(h.Counter, abi.NumberCeiling, n.ceiling))
 }
 
 // checkNumber: has this headend given out exactly used numbers?
 func (r *rig) checkNumber(h headend, used uint64) error {
-	var each []counter
-	if err := r.g.maps[tableCounters].Lookup(h.Counter, &each); err != nil {
+	n, err := r.g.numbersAt(h.Counter, readNumbers)
+	if err != nil {
 		return err
 	}
-	if want := r.number - 1 + used; r.number != 0 && each[0].Last != want {
-		return fmt.Errorf("the last number of path 0x%08x is %d, want %d", fromBE32(h.Path), each[0].Last, want)
+	if want := r.number - 1 + used; r.number != 0 && n.start != want {
+		return fmt.Errorf("the last number of path 0x%08x is %d, want %d", fromBE32(h.Path), n.start, want)
 	}
 	return nil
 }

@@ -11,7 +11,6 @@ import (
 	"testing"
 
 	"github.com/cilium/ebpf"
-	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
 
 	"github.com/waystamp/waystamp/internal/abi"
@@ -231,7 +230,7 @@ func TestTwoCPUsAcceptEachNumberExactly(t *testing.T) {
 	}
 	for cpu := range 2 {
 		wg.Go(func() {
-			errs[cpu] = r.work2(cpu, func() error {
+			errs[cpu] = onCPU(r.ns, cpu, func() error {
 				var failed error
 				random := rand.New(rand.NewPCG(seed, uint64(cpu)))
 				for first := 1; first <= numbers; first += block {
@@ -330,21 +329,6 @@ func TestProgramRefusesWhatWasSeenBeforeItsWindowBegan(t *testing.T) {
 			return nil
 		}))
 	}
-}
-
-// work2 runs f on one CPU, in the rig's namespace.
-func (r *replayRig) work2(cpu int, f func() error) error {
-	return r.ns.Do(func() error {
-		var all, one unix.CPUSet
-		if err := unix.SchedGetaffinity(0, &all); err != nil {
-			return err
-		}
-		one.Set(cpu)
-		if err := unix.SchedSetaffinity(0, &one); err != nil {
-			return err
-		}
-		return errors.Join(f(), unix.SchedSetaffinity(0, &all))
-	})
 }
 
 // offer gives a packet of bedNode's egress to the programs at work, and says

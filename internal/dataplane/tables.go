@@ -52,7 +52,7 @@ const (
 	tableHeadends   table = "ws_headends"
 	tablePaths      table = "ws_paths"
 	tablePathMTUs   table = "ws_path_mtus"
-	tableCounters   table = "ws_counters"
+	tableNumbers    table = "ws_numbers"
 	tableStats      table = "ws_stats"
 	tableMatchDst   table = "ws_match_dst"
 	tableMatchSrc   table = "ws_match_src"

@@ -2,6 +2,7 @@ package dataplane
 
 import (
 	"errors"
+	"maps"
 	"net/netip"
 	"strings"
 	"testing"
@@ -30,7 +31,7 @@ func testWiring(n plan.Node) wiring {
 }
 
 func mustDesire(t interface{ Fatal(...any) }, n plan.Node, local []netip.Addr, have tables) wanted {
-	w, err := desire(n, testWiring(n), local, have, recoverIndexes(have, roomy, nil))
+	w, err := desire(n, testWiring(n), local, have, recoverIndexes(have, roomy))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -45,8 +46,8 @@ func TestSamePlanWantsNothingNew(t *testing.T) {
 		if !equalTables(first.tables, again.tables) {
 			t.Fatalf("the same plan over its own state wants something else:\n%v\n%v", first.matchDst, again.matchDst)
 		}
-		if len(again.freshStats) != 0 || len(again.freshCounters) != 0 {
-			t.Fatalf("the same plan over its own state wants %v and %v anew", again.freshStats, again.freshCounters)
+		if len(again.freshStats) != 0 || !maps.Equal(first.numbers, again.numbers) {
+			t.Fatalf("the same plan over its own state wants %v anew, and numbers %v after %v", again.freshStats, again.numbers, first.numbers)
 		}
 		if ops := changes(first.tables, again.tables); len(ops) != 0 {
 			t.Fatalf("%d changes for the same plan", len(ops))
@@ -60,7 +61,7 @@ func TestNoStepOfAChangeOpensAHole(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		before := mustDesire(t, drawNode(t), drawLocal(t), newTables()).tables
 		n := drawNode(t)
-		w, err := desire(n, testWiring(n), drawLocal(t), before, recoverIndexes(before, roomy, nil))
+		w, err := desire(n, testWiring(n), drawLocal(t), before, recoverIndexes(before, roomy))
 		if errors.Is(err, errCapacity) {
 			t.Skip("needs a new generation")
 		}
@@ -295,25 +296,6 @@ func TestArraysHaveRoomForAChangeOfEverything(t *testing.T) {
 	}
 	if _, err := (limits{counters: chainsMax + 1, stats: 1}).size(); err == nil {
 		t.Error("more headends than a node holds are not refused")
-	}
-}
-
-func TestSpentCounterIsReplacedAndNotTouched(t *testing.T) {
-	n := testNode()
-	n.Headends = []plan.Headend{headendOf(1, 0, model.SchemeKeyed, model.Match{}, 1)}
-	first := mustDesire(t, n, nil, newTables())
-	old := first.headends[0].Counter
-	w, err := desire(n, wiring{}, nil, first.tables, recoverIndexes(first.tables, roomy, map[uint32]bool{old: true}))
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, entry := onlyOne(t, w.headends)
-	now := entry.Counter
-	if now == old || len(w.freshCounters) != 1 || w.freshCounters[now] != (counterKey{be32(1), 0}) {
-		t.Errorf("counter %d after %d, fresh %v; want another one, and only it fresh", now, old, w.freshCounters)
-	}
-	if len(w.freshStats) != 0 {
-		t.Errorf("statistics %v start again", w.freshStats)
 	}
 }
 

@@ -16,7 +16,6 @@ type (
 	egressKey = coreTCWsEgressKey
 	egress    = coreTCWsEgress
 	headend   = coreTCWsHeadend
-	counter   = coreTCWsCounter
 	dstKey    = coreTCWsDstKey
 	srcKey    = coreTCWsSrcKey
 	match     = coreTCWsMatch

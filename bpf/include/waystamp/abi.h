@@ -213,7 +213,7 @@ struct ws_headend {
 	__u8 scheme;
 	__u8 epoch;
 	__be32 path;
-	__u32 counter; /* index into ws_counters */
+	__u32 counter; /* index into ws_numbers */
 	__u32 stats; /* index into ws_stats */
 	__u16 mtu; /* of the inner packet; 0: not known */
 	__u8 own; /* 1: the path takes what this node sends itself, too */
@@ -232,7 +232,7 @@ _Static_assert(sizeof(struct ws_headend) == 448, "ws_headend is ABI");
  */
 
 /* ws_path_mtus: what a node on the way has told this headend; the index is that of
- * ws_counters.
+ * ws_numbers.
  */
 struct ws_path_mtu {
 	__u64 expires; /* bpf_ktime_get_coarse_ns */
@@ -241,11 +241,14 @@ struct ws_path_mtu {
 };
 _Static_assert(sizeof(struct ws_path_mtu) == 16, "ws_path_mtu is ABI");
 
-/* ws_counters: per CPU, one per path and epoch that this node is a headend of. */
-struct ws_counter {
-	__u64 last; /* the last number given out; 0: none */
-	__u64 ceiling; /* numbers up to here may be given out */
-};
+/* ws_numbers: per path and epoch that this node is a headend of, an array of two
+ * numbers on each CPU: the last one given out, which programs write, and the
+ * ceiling up to which they may, which user space writes. All generations share
+ * it, and programs of other versions too: what the entries mean must not change.
+ */
+#define WS_NUMBER_LAST 0
+#define WS_NUMBER_CEILING 1
+#define WS_NUMBER_ENTRIES 2
 
 /* ws_match_dst, ws_guard_dst: longest destination prefix. Here and in all keys
  * an IPv4 address is ::ffff:a.b.c.d; where a rule covers more than all of these,
