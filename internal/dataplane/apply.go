@@ -39,7 +39,7 @@ func (d *Dataplane) applyLocked(n plan.Node, t topology) error {
 	var problems []error
 	if d.gen != nil && d.gen.identity == identityOf(cfg) && l.buckets <= d.gen.limits.buckets {
 		problems, err = d.applyInPlace(n, t)
-		if errors.Is(err, errCapacity) {
+		if errors.Is(err, errCapacity) || errors.Is(err, errTogether) {
 			problems, err = d.applyAnew(n, cfg, t)
 		}
 	} else {
@@ -229,6 +229,9 @@ func (d *Dataplane) fill(g *generation, n plan.Node, at wiring) (problems []erro
 	want, err = desire(n, at, d.local, before, recoverIndexes(before, g.limits))
 	if err != nil {
 		return nil, tables{}, wanted{}, err
+	}
+	if together(before, want.tables) {
+		return nil, tables{}, wanted{}, errTogether
 	}
 	if problems, err = d.prepare(g, want); err != nil {
 		return nil, tables{}, wanted{}, err

@@ -1145,3 +1145,33 @@ func plainPacket(from, to string) []byte {
 	}
 	return b
 }
+
+// A chain that was found by prefixes and is found by an ordered rule from then on,
+// or the other way round, has both at once or neither: by a new generation.
+func TestChainThatChangesToAnOrderedRuleGetsANewGeneration(t *testing.T) {
+	b := newBed(t)
+	d := b.open()
+	n := bedNode()
+	b.must(b.apply(d, n))
+	ordered := bedNode()
+	ordered.Egresses[0].Match.Priority = 10
+	for i, to := range []plan.Node{ordered, n} {
+		b.must(b.apply(d, to))
+		w := b.world()
+		if d.gen.seq != i+2 || len(w.Generations) != 1 {
+			t.Fatalf("generation %d of %v, want %d alone", d.gen.seq, w.Generations, i+2)
+		}
+		if has := len(w.Maps[0].rules) == 1; has != (i == 0) {
+			t.Errorf("ordered rules are there: %t", has)
+		}
+	}
+	// Beside what stays they come and go in place.
+	ordered = bedNode()
+	e := egressOf(9, 0, model.SchemeKeyed, model.Match{Destination: prefix("2001:db8:9::/48"), Priority: 10}, ownSID(9), 2)
+	ordered.Egresses = append(ordered.Egresses, e)
+	b.must(b.apply(d, ordered))
+	b.must(b.apply(d, n))
+	if d.gen.seq != 3 {
+		t.Errorf("generation %d, want 3 still", d.gen.seq)
+	}
+}

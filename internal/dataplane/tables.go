@@ -2,6 +2,7 @@ package dataplane
 
 import (
 	"cmp"
+	"errors"
 	"maps"
 	"slices"
 
@@ -95,6 +96,8 @@ func (o op) remove() bool { return o.value == nil }
 //     must pass a local function is known before the first packet comes to it;
 //   - a rule is there only while its headend, and its source class, are.
 //
+// There is no such order where together says so.
+//
 // Of rules by destination the longest are put first and the shortest deleted
 // first: so a packet meets its old rule until it meets its new one, and never a
 // third. In the other tables the order does not matter: source classes never
@@ -131,6 +134,48 @@ func changes(have, want tables) []op {
 	ops = append(ops, shortestFirst(deletes(nil, tableGuardDst, have.guardDst, want.guardDst))...)
 	ops = deletes(ops, tableGuardSrc, have.guardSrc, want.guardSrc)
 	return ops
+}
+
+// errTogether: no order of changes takes a packet from a prefix to an ordered rule,
+// or back, at once. That needs a new generation.
+var errTogether = errors.New("ordered rules and prefixes change together")
+
+// together: do the paths of ordered rules differ as well as those of prefixes?
+// Where only one of them does, a packet that an ordered rule covers meets either
+// its old path or its new one at every step, and any other packet, too. Tables by
+// source do not differ where those by destination do not: see classes.
+func together(have, want tables) bool {
+	if maps.Equal(have.rulesByPath(), want.rulesByPath()) {
+		return false
+	}
+	return !maps.Equal(have.guardDst, want.guardDst) ||
+		!maps.Equal(byPath(have.matchDst, have.headends), byPath(want.matchDst, want.headends))
+}
+
+// byPath names paths where the maps name headends: a path's next epoch has another
+// one, and that packets meet the old or the new one is no matter.
+func byPath(of map[dstKey]match, headends map[uint32]headend) map[dstKey]match {
+	out := maps.Clone(of)
+	for k, m := range out {
+		if m.Action == uint8(abi.MatchActionPath) {
+			m.Target = headends[m.Target].Path
+			out[k] = m
+		}
+	}
+	return out
+}
+
+func (t tables) rulesByPath() map[uint32]ruleset {
+	out := maps.Clone(t.rules)
+	for k, set := range out {
+		for i := range set.Rule {
+			if r := &set.Rule[i]; r.Steer != 0 {
+				r.Steer = t.headends[r.Steer-1].Path
+			}
+		}
+		out[k] = set
+	}
+	return out
 }
 
 func puts[K, V comparable](ops []op, t table, have, want map[K]V) []op {

@@ -114,6 +114,14 @@ func drawMatches(t *rapid.T, n int, label string) []model.Match {
 	return rapid.SliceOfNDistinct(gen, n, n, func(m model.Match) model.Match { return m }).Draw(t, label)
 }
 
+// drawPriorities makes ordered rules of some matches.
+func drawPriorities(t *rapid.T, ms []model.Match) []model.Match {
+	for i := range ms {
+		ms[i].Priority = rapid.SampledFrom([]uint16{0, 0, 10, 20}).Draw(t, "priority")
+	}
+	return ms
+}
+
 // drawNode draws a plan with up to seven paths in each role.
 func drawNode(t *rapid.T) plan.Node {
 	n := testNode()
@@ -122,7 +130,7 @@ func drawNode(t *rapid.T) plan.Node {
 		return rapid.SliceOfNDistinct(rapid.Uint32Range(1, 12), 0, 7, rapid.ID[uint32]).Draw(t, label)
 	}
 	heads := paths("headends")
-	for i, m := range drawMatches(t, len(heads), "headend matches") {
+	for i, m := range drawPriorities(t, drawMatches(t, len(heads), "headend matches")) {
 		n.Headends = append(n.Headends, headendOf(heads[i], rapid.Uint8Range(0, 2).Draw(t, "epoch"), schemes.Draw(t, "scheme"), m, rapid.IntRange(1, 16).Draw(t, "segments")))
 	}
 	for i, p := range paths("endpoints") {
@@ -138,13 +146,60 @@ func drawNode(t *rapid.T) plan.Node {
 		}
 	}
 	ends := paths("egresses")
-	for i, m := range drawMatches(t, len(ends), "egress matches") {
+	for i, m := range drawPriorities(t, drawMatches(t, len(ends), "egress matches")) {
 		sid := ownSID(10 + int(ends[i]))
 		for e := range rapid.Uint8Range(1, 2).Draw(t, "epochs") {
 			n.Egresses = append(n.Egresses, egressOf(ends[i], e, schemes.Draw(t, "scheme"), m, sid, rapid.IntRange(1, 16).Draw(t, "segments")))
 		}
 	}
 	return n
+}
+
+// drawNext draws the plan after n, and the node's own addresses after local. Of
+// its headends, and of its egresses, often those by prefixes or by ordered rules
+// stay what they are, or both do, headends in this epoch or the next.
+func drawNext(t *rapid.T, n plan.Node, local []netip.Addr) (plan.Node, []netip.Addr) {
+	next := drawNode(t)
+	if rapid.IntRange(0, 3).Draw(t, "other own addresses") == 0 {
+		local = drawLocal(t)
+	}
+	changing := rapid.SampledFrom([]string{"headends", "egresses", "both"}).Draw(t, "changing")
+	stays := func(label string) func(model.Match) bool {
+		if changing != "both" && changing != label {
+			return func(model.Match) bool { return true }
+		}
+		byPrefix, ordered := rapid.Bool().Draw(t, label+" by prefixes stay"), rapid.Bool().Draw(t, label+" by ordered rules stay")
+		return func(m model.Match) bool { return m.Ordered() && ordered || !m.Ordered() && byPrefix }
+	}
+	taken := map[uint32]bool{}
+	stay := stays("headends")
+	var heads []plan.Headend
+	for _, h := range n.Headends {
+		if stay(h.Match) {
+			h.Epoch += rapid.Uint8Range(0, 1).Draw(t, "next epoch")
+			heads, taken[h.Path] = append(heads, h), true
+		}
+	}
+	for _, h := range next.Headends {
+		if !stay(h.Match) && !taken[h.Path] {
+			heads = append(heads, h)
+		}
+	}
+	taken = map[uint32]bool{}
+	stay = stays("egresses")
+	var ends []plan.Egress
+	for _, e := range n.Egresses {
+		if stay(e.Match) {
+			ends, taken[e.Path] = append(ends, e), true
+		}
+	}
+	for _, e := range next.Egresses {
+		if !stay(e.Match) && !taken[e.Path] {
+			ends = append(ends, e)
+		}
+	}
+	next.Headends, next.Egresses = heads, ends
+	return next, local
 }
 
 // drawProxies puts some of the endpoints into functions with a proxy.
@@ -191,6 +246,27 @@ func lookUp(dst map[dstKey]match, src map[srcKey]match, from, to netip.Addr) mat
 		}
 	}
 	return match{Local: m.Local}
+}
+
+// lookUpRule does what bpf/lib/rules.h does for packets of which nothing but the
+// addresses counts: the first rule that is for the headend, or for the guard.
+func (t tables) lookUpRule(steer bool, from, to netip.Addr) (target uint32) {
+	set := t.rules[0]
+	for _, r := range set.Rule[:set.Count] {
+		target := r.Require
+		if steer {
+			target = r.Steer
+		}
+		if target != 0 && (r.IsIp4 == 1) == to.Is4() && masked(to, r.DstMask) == r.Dst && masked(from, r.SrcMask) == r.Src {
+			return target
+		}
+	}
+	return 0
+}
+
+func masked(a netip.Addr, mask [2]uint64) [2]uint64 {
+	w := words(a)
+	return [2]uint64{w[0] & mask[0], w[1] & mask[1]}
 }
 
 // do applies an op to tables.
