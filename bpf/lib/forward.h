@@ -118,40 +118,59 @@ static __always_inline enum ws_reason too_big(void)
 	return WS_REASON_TOO_BIG;
 }
 
-/* The packet has its final headers and is longer than mtu, which is the most that
- * goes by its way. Whoever made the headers is told (RFC 4443 3.2, RFC 8754 5.4);
- * where that was this node's own headend, the inner packet's sender is, of what
- * is left beside them (RFC 2473 8.3). Returns the verdict.
+/* To the kernel's forwarding, which takes one off the hop limit again: it gets back
+ * what this node has taken. Nothing is refused here.
+ */
+static __always_inline int to_kernel(struct __sk_buff *skb)
+{
+	struct ip6_hdr *ip6 = forward_ip6(skb);
+
+	if (!ip6)
+		return ws_refuse(skb, no_route(), 0);
+	ip6->hop_limit++;
+	return CTX_PASS;
+}
+
+/* The IPv6 packet has its final headers and is longer than mtu, which is the most
+ * that goes by its way. Whoever made the headers is told (RFC 4443 3.2, RFC 8754
+ * 5.4); where that was this node's own headend, the inner packet's sender is, of
+ * what is left beside them (RFC 2473 8.3). Returns the verdict.
  */
 __noinline int ws_too_big(struct __sk_buff *skb, __u32 mtu)
 {
-	const struct eth_hdr *eth;
+	struct cursor c = ctx_cursor(skb);
 	const struct ip6_hdr *ip6;
 	const struct srh *srh;
-	struct cursor c;
 	__u32 outer = 0;
 
-	ws_refuse(skb, too_big(), mtu);
-	c = ctx_cursor(skb);
-	eth = cursor_take(&c, struct eth_hdr);
-	if (!eth)
-		return CTX_DROP;
-	/* Behind the egress: the kernel cuts it, or tells its sender. */
-	if (eth_is_ip4(eth))
-		return CTX_PASS;
+	cursor_take(&c, struct eth_hdr);
 	ip6 = cursor_take(&c, struct ip6_hdr);
 	srh = cursor_take(&c, struct srh);
-	if (ip6 && srh && ip6->nexthdr == NEXTHDR_ROUTING &&
+	if (ip6 && srh && ip6_is_ip6(ip6) && ip6->nexthdr == NEXTHDR_ROUTING &&
 	    ip6->src[0] == cfg.address[0] && ip6->src[1] == cfg.address[1])
 		outer = sizeof(*ip6) + (srh->hdrlen + 1) * 8;
 	/* Programs cannot make a message of a super-packet that is, or was, a
 	 * tunnel's. The kernel can: it finds the same way, and the packet too
-	 * long for it.
+	 * long for it. Should the way be another one by now, the packet goes it.
+	 * Of what this node has encapsulated it would tell this node.
 	 */
-	if (skb->gso_size && bpf_skb_change_tail(skb, skb->len, 0))
-		return outer ? CTX_DROP : CTX_PASS;
+	if (!outer && !skb_is_ip4(skb) && skb->gso_size &&
+	    bpf_skb_change_tail(skb, skb->len, 0))
+		return to_kernel(skb);
+	ws_refuse(skb, too_big(), mtu);
 	return icmp_too_big(skb, sizeof(struct eth_hdr) + outer, mtu, outer,
 			    false);
+}
+
+/* A super-packet whose frames are too long for the interface, whatever their
+ * headers are. What the kernel's table said took these as they seemed to be.
+ */
+static __always_inline bool train_is_too_long(struct __sk_buff *skb,
+					      __u32 ifindex, __u32 *mtu)
+{
+	*mtu = 0;
+	return skb->gso_size &&
+	       bpf_check_mtu(skb, ifindex, mtu, 0, BPF_MTU_CHK_SEGS);
 }
 
 /* Sends the packet out by the route that route_find found. */
@@ -163,8 +182,7 @@ static __always_inline int route_take(struct __sk_buff *skb,
 
 	if (rc == BPF_FIB_LKUP_RET_FRAG_NEEDED)
 		return ws_too_big(skb, p->mtu_result);
-	if (skb->gso_size &&
-	    bpf_check_mtu(skb, p->ifindex, &mtu, 0, BPF_MTU_CHK_SEGS))
+	if (train_is_too_long(skb, p->ifindex, &mtu))
 		return ws_too_big(skb, mtu);
 	/* An IPv4 address lies in the first four bytes of both. */
 	__builtin_memcpy(nh.ipv6_nh, p->ipv6_dst, sizeof(nh.ipv6_nh));
@@ -245,6 +263,7 @@ __noinline int ws_deliver(struct __sk_buff *skb, __u32 exit, int is_ip4)
 	struct ws_nexthop_key key;
 	struct inner in;
 	struct cursor c;
+	__u32 mtu;
 	long rc;
 
 	if (known != WAY_UNKNOWN)
@@ -267,7 +286,8 @@ __noinline int ws_deliver(struct __sk_buff *skb, __u32 exit, int is_ip4)
 	/* Too long for the link behind the egress: the kernel cuts what may be
 	 * cut, as any router, and tells the sender of the rest.
 	 */
-	if (is_ip4 && rc == BPF_FIB_LKUP_RET_FRAG_NEEDED)
+	if (is_ip4 && (rc == BPF_FIB_LKUP_RET_FRAG_NEEDED ||
+		       train_is_too_long(skb, b->way.ifindex, &mtu)))
 		return CTX_PASS;
 	inner_decrement(&in);
 	if (rc == BPF_FIB_LKUP_RET_SUCCESS)

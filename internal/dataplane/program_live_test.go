@@ -443,6 +443,59 @@ func TestPacketThatWasATunnelsIsEncapsulatedAgain(t *testing.T) {
 	}
 }
 
+// A super-packet that was a tunnel's and is too long for the link behind the
+// egress: no program can answer it. The kernel does, with the packet as it would
+// have been had nobody touched its hop limit, and nothing counts as refused.
+func TestSuperPacketThatTheKernelAnswersIsNotRefused(t *testing.T) {
+	l := newScapyRig(t, "r2").goLive()
+	n := l.node.Node
+	for _, h := range scapyNode(t, "r1").Headends {
+		if h.Chain == "local" {
+			n.Headends = append(n.Headends, h)
+		}
+	}
+	for i := range n.Endpoints {
+		n.Endpoints[i].Sources = []netip.Addr{n.Address}
+	}
+	for i := range n.Egresses {
+		n.Egresses[i].Sources = []netip.Addr{n.Address}
+	}
+	l.must(l.apply(&n))
+	l.must(l.rig.in(func() error {
+		out, err := netlink.LinkByName(portOut)
+		if err != nil {
+			return err
+		}
+		return netlink.LinkSetMTU(out, 1400)
+	}))
+	l.must(l.g.flushNexthops())
+	l.must(l.freshEvents())
+	for _, hops := range []byte{64, 3} {
+		_, err := l.counted()
+		l.must(err)
+		b := tcpPacket(t, "fc00:d::2", 3*1400)
+		b[srv6.EthernetLen+7] = hops
+		l.must(l.send(portEdge, b, 1400))
+		got, _, err := l.receive()
+		l.must(err)
+		p, err := srv6.DecodeFrame(got)
+		l.must(err)
+		// RFC 4443 3.2: the size, and the packet behind it.
+		e := p.Payload
+		if p.Header.NextHeader != 58 || len(e) < 48 || e[0] != 2 || binary.BigEndian.Uint32(e[4:]) != 1400 {
+			t.Fatalf("hop limit %d: want Packet Too Big that says 1400, got\n%s", hops, layers(got))
+		}
+		if e[8+7] != hops-1 {
+			t.Errorf("hop limit %d: the error quotes %d, want the one that the headend left", hops, e[8+7])
+		}
+		since, err := l.counted()
+		l.must(err)
+		if len(since.dropped) != 0 {
+			t.Errorf("hop limit %d: refused as %v", hops, since.dropped)
+		}
+	}
+}
+
 // A test run takes no frame without a whole IPv6 header; devices do.
 func TestTruncatedHeaders(t *testing.T) {
 	l := newScapyRig(t, "r2").goLive()
