@@ -31,9 +31,9 @@ const (
 	innerSource = "2001:db8:1::1"
 )
 
-// chainsMax is as many chains as a domain has SIDs for, with two segments each:
-// of the block's 65536 /64s hop and tail have 16384 each.
-const chainsMax = 16384
+// chainsMax is as many chains as the nodes have SIDs for, with two segments each:
+// of the block's 65536 /64s each of the four nodes has a quarter.
+const chainsMax = 1 << 14
 
 // trainMax is how many frames one number stands for at most: as often an egress
 // takes the same frame.
@@ -62,18 +62,43 @@ func innerNet(i int) netip.Prefix {
 	return netip.PrefixFrom(netip.AddrFrom16([16]byte{0x20, 0x01, 0x0d, 0xb8, 0x80 | byte(i>>16), byte(i >> 8), byte(i), 1}), 64)
 }
 
-// world is a compiled domain with so many chains of one kind.
-type world struct {
-	plan     *plan.Domain
-	segments int
+// innerNet4 is the same of IPv4.
+func innerNet4(i int) netip.Prefix {
+	return netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(i >> 8), byte(i), 0}), 24)
 }
 
-func newWorld(scheme model.Scheme, segments, chains int, xdp bool) (world, error) {
-	if segments < 2 || segments > model.SegmentsMax {
-		return world{}, fmt.Errorf("%d segments; a chain has 2 to %d", segments, model.SegmentsMax)
+// Addresses of IPv4 outside the domain, where it is IPv4 that comes in.
+const (
+	innerSource4 = "192.0.2.1"
+	nodeNext4    = "198.51.100.99"
+	nodeAddress4 = "198.51.100.1/24"
+)
+
+// worldSpec is a domain with so many chains of one kind.
+type worldSpec struct {
+	scheme     model.Scheme
+	segments   int
+	chains     int
+	xdp        bool
+	compressed bool // SIDs, and reduced headers
+	ipv4       bool // what comes in
+}
+
+// world is a compiled worldSpec.
+type world struct {
+	worldSpec
+	plan *plan.Domain
+}
+
+// outerLen is the length in bytes of what its headend puts before a packet.
+func (w world) outerLen() int { return model.OuterLen(len(w.plan.Paths[0].Carried())) }
+
+func newWorld(spec worldSpec) (world, error) {
+	if spec.segments < 2 || spec.segments > model.SegmentsMax {
+		return world{}, fmt.Errorf("%d segments; a chain has 2 to %d", spec.segments, model.SegmentsMax)
 	}
 	path := model.DatapathTC
-	if xdp {
+	if spec.xdp {
 		path = model.DatapathXDP
 	}
 	in := func(r model.Role) model.Interface { return model.Interface{Name: devIn, Role: r, Datapath: path} }
@@ -93,20 +118,27 @@ func newWorld(scheme model.Scheme, segments, chains int, xdp bool) (world, error
 		Functions: []model.Function{{Name: "here", Node: nodeHop}, {Name: "there", Node: nodeFar}},
 	}
 	functions := []string{"here"}
-	for range segments - 2 {
+	for range spec.segments - 2 {
 		functions = append(functions, "there")
 	}
-	for i := range chains {
-		d.Chains = append(d.Chains, model.Chain{
+	for i := range spec.chains {
+		c := model.Chain{
 			Name: fmt.Sprintf("c%d", i), Ingress: []string{nodeHead}, Functions: functions, Egress: nodeTail,
-			Match: model.Match{Destination: innerNet(i)}, Proof: model.Proof{Scheme: scheme, Window: windowOf(chains)},
-		})
+			Match: model.Match{Destination: innerNet(i)}, Proof: model.Proof{Scheme: spec.scheme, Window: windowOf(spec.chains)},
+		}
+		if spec.ipv4 {
+			c.Match.Destination = innerNet4(i)
+		}
+		if spec.compressed {
+			c.Encapsulation = model.Encapsulation{SIDs: model.SIDsCompressed, Reduced: true}
+		}
+		d.Chains = append(d.Chains, c)
 	}
 	compiled, err := plan.Compile(d, plan.NewKeyring(rand.Reader, nil))
 	if err != nil {
 		return world{}, err
 	}
-	return world{compiled, segments}, nil
+	return world{spec, compiled}, nil
 }
 
 func (w world) node(name string) (plan.Node, error) {
@@ -124,38 +156,70 @@ const (
 	udpPort = 9
 )
 
-// innerFrame is what comes to a headend for the i-th chain, or a plain router: a
-// UDP packet, without its Ethernet header of so many bytes.
-func innerPacket(chain, size int) (srv6.Packet, error) {
+// innerPacket is what comes to a headend for the i-th chain, or a plain router: a
+// UDP packet of so many bytes, from its IP header on.
+func innerPacket(chain, size int, ipv4 bool) ([]byte, error) {
+	head := srv6.IPv6Len
+	if ipv4 {
+		head = srv6.IPv4Len
+	}
+	payload := size - head
+	if payload < udpLen {
+		return nil, fmt.Errorf("a packet of %d bytes has no room for headers of IP and UDP", size)
+	}
+	udp := make([]byte, payload)
+	copy(udp, []byte{0xc0, 0, 0, udpPort, byte(payload >> 8), byte(payload), 0xff, 0xff})
+	if ipv4 {
+		return append(header4(chain, size), udp...), nil
+	}
 	to := innerNet(chain).Addr().As16()
 	to[15] = 1
-	payload := size - srv6.IPv6Len
-	if payload < udpLen {
-		return srv6.Packet{}, fmt.Errorf("a packet of %d bytes has no room for IPv6 and UDP", size)
-	}
 	p := srv6.Packet{
 		Header: srv6.Header{
 			NextHeader: 17, HopLimit: 64, FlowLabel: 0x12345,
 			Source: netip.MustParseAddr(innerSource), Destination: netip.AddrFrom16(to),
 		},
-		Payload: make([]byte, payload),
+		Payload: udp,
 	}
-	copy(p.Payload, []byte{0xc0, 0, 0, udpPort, byte(payload >> 8), byte(payload), 0xff, 0xff})
-	return p, p.Fix()
-}
-
-func framed(p srv6.Packet, to [6]byte) ([]byte, error) {
-	p.Ethernet = &srv6.Ethernet{Destination: to, Source: [6]byte{2, 0, 0, 0, 0, 1}, Type: srv6.EtherTypeIPv6}
+	if err := p.Fix(); err != nil {
+		return nil, err
+	}
 	return p.Append(nil)
 }
 
+// header4 is the header of an IPv4 packet of so many bytes (RFC 791 section 3.1).
+func header4(chain, size int) []byte {
+	h := make([]byte, 0, srv6.IPv4Len)
+	h = append(h, 0x45, 0, byte(size>>8), byte(size), 0, 0, 0x40, 0, 64, 17, 0, 0) // do not fragment; UDP
+	to := innerNet4(chain).Addr().As4()
+	to[3] = 1
+	from := netip.MustParseAddr(innerSource4).As4()
+	h = append(append(h, from[:]...), to[:]...)
+	sum := uint32(0)
+	for i := 0; i < len(h); i += 2 {
+		sum += uint32(h[i])<<8 | uint32(h[i+1])
+	}
+	sum = sum>>16 + sum&0xffff
+	sum = ^(sum>>16 + sum)
+	h[10], h[11] = byte(sum>>8), byte(sum)
+	return h
+}
+
+func framed(packet []byte, to [6]byte) []byte {
+	b := append(to[:len(to):len(to)], 2, 0, 0, 0, 0, 1, 0x86, 0xdd)
+	if packet[0]>>4 == 4 {
+		b[12], b[13] = byte(srv6.EtherTypeIPv4>>8), byte(srv6.EtherTypeIPv4&0xff)
+	}
+	return append(b, packet...)
+}
+
 // plainFrame is an Ethernet frame of size bytes without any header of ours.
-func plainFrame(chain, size int, to [6]byte) ([]byte, error) {
-	p, err := innerPacket(chain, size-srv6.EthernetLen)
+func (w world) plainFrame(chain, size int, to [6]byte) ([]byte, error) {
+	p, err := innerPacket(chain, size-srv6.EthernetLen, w.ipv4)
 	if err != nil {
 		return nil, err
 	}
-	return framed(p, to)
+	return framed(p, to), nil
 }
 
 // stampedFrame is a frame of the i-th chain as it comes to the segment with that
@@ -163,16 +227,15 @@ func plainFrame(chain, size int, to [6]byte) ([]byte, error) {
 // number.
 func (w world) stampedFrame(chain, number, segment, size int, to [6]byte) ([]byte, error) {
 	path := w.plan.Paths[chain]
-	list := path.Segments()
-	inner, err := innerPacket(chain, size-srv6.EthernetLen-model.OuterLen(len(list)))
+	payload, err := innerPacket(chain, size-srv6.EthernetLen-w.outerLen(), w.ipv4)
 	if err != nil {
 		return nil, err
 	}
-	payload, err := inner.Append(nil)
-	if err != nil {
-		return nil, err
+	next := uint8(srv6.NextHeaderIPv6)
+	if w.ipv4 {
+		next = srv6.NextHeaderIPv4
 	}
-	read, ok := srv6.ReadFlow(srv6.NextHeaderIPv6, payload)
+	read, ok := srv6.ReadFlow(next, payload)
 	if !ok {
 		return nil, fmt.Errorf("a frame of %d bytes has no room for ports", size)
 	}
@@ -182,19 +245,33 @@ func (w world) stampedFrame(chain, number, segment, size int, to [6]byte) ([]byt
 	}
 	steps := pot.WalkFlow(path.Header(), (trainMax-1)<<42|uint64(number), flow, path.Shares[:segment+1]...)
 	wire := steps[len(steps)-1].WireOut
+	destination, srh := srv6.Encapsulate(path.Segments(), path.Encapsulation)
+	for range segment {
+		// As each segment before has left it: the next C-SID, or the next entry.
+		shifted, ok := srv6.Shift(destination)
+		if ok && w.compressed {
+			destination = shifted
+			continue
+		}
+		if srh.SegmentsLeft == 0 {
+			return nil, fmt.Errorf("the list of chain %d ends before segment %d", chain, segment)
+		}
+		srh.SegmentsLeft--
+		destination = srh.Segments[srh.SegmentsLeft]
+	}
+	srh.NextHeader = next
+	srh.TLVs = []srv6.TLV{srv6.Proof{Scheme: path.Scheme, Epoch: path.Epoch, Path: path.Path, RND: wire.RND, CML: wire.CML}.TLV()}
 	p := srv6.Packet{
-		Header: srv6.Header{
-			HopLimit: 64, FlowLabel: 0x12345,
-			Source: netip.MustParseAddr(headAddress), Destination: list[segment],
-		},
-		SRH: &srv6.SRH{
-			NextHeader: srv6.NextHeaderIPv6, SegmentsLeft: uint8(len(list) - 1 - segment), Segments: srv6.Reversed(list),
-			TLVs: []srv6.TLV{srv6.Proof{Scheme: path.Scheme, Epoch: path.Epoch, Path: path.Path, RND: wire.RND, CML: wire.CML}.TLV()},
-		},
+		Header:  srv6.Header{HopLimit: 64, FlowLabel: 0x12345, Source: netip.MustParseAddr(headAddress), Destination: destination},
+		SRH:     srh,
 		Payload: payload,
 	}
 	if err := p.Fix(); err != nil {
 		return nil, err
 	}
-	return framed(p, to)
+	packet, err := p.Append(nil)
+	if err != nil {
+		return nil, err
+	}
+	return framed(packet, to), nil
 }

@@ -52,6 +52,41 @@ type Figure struct {
 
 	Params  map[string]float64 `json:"params,omitempty"` // what was varied
 	Samples []float64          `json:"samples"`          // by round
+
+	// Box is of single values, where a run has many and Samples are their
+	// medians; nil: a run has one.
+	Box *Box `json:"box,omitempty"`
+}
+
+// Box is what a plot shows of many values (Tukey): the quartiles, and the lowest
+// and highest value that is within 1.5 times the quartiles' distance from them.
+type Box struct {
+	N        int     `json:"n"`
+	Low      float64 `json:"low"`
+	Q1       float64 `json:"q1"`
+	Median   float64 `json:"median"`
+	Q3       float64 `json:"q3"`
+	High     float64 `json:"high"`
+	Max      float64 `json:"max"`
+	Mean     float64 `json:"mean"`
+	Outliers int     `json:"outliers"` // beyond Low and High
+}
+
+// BoxOf is the box of at least one value.
+func BoxOf(x []float64) Box {
+	s := slices.Sorted(slices.Values(x))
+	b := Box{N: len(s), Q1: Quantile(s, 0.25), Median: Quantile(s, 0.5), Q3: Quantile(s, 0.75), Max: s[len(s)-1]}
+	reach := 1.5 * (b.Q3 - b.Q1)
+	b.Low, b.High = math.Inf(1), math.Inf(-1)
+	for _, v := range s {
+		b.Mean += v / float64(len(s))
+		if v < b.Q1-reach || v > b.Q3+reach {
+			b.Outliers++
+			continue
+		}
+		b.Low, b.High = min(b.Low, v), max(b.High, v)
+	}
+	return b
 }
 
 // Result is what one command measured.

@@ -42,6 +42,28 @@ func TestMedianIntervalIsTheSignTests(t *testing.T) {
 	}
 }
 
+// The quartiles are R's (type 7, and Python's statistics.quantiles with method
+// inclusive), the whiskers those of its boxplot.stats.
+func TestBoxIsTukeys(t *testing.T) {
+	for _, c := range []struct {
+		x    []float64
+		want Box
+	}{
+		{[]float64{52, 57, 57, 58, 63, 66, 66, 67, 67, 68, 69, 70, 70, 70, 70, 72, 73, 75, 75, 76, 76, 78, 79, 89}, Box{N: 24, Low: 57, Q1: 66, Median: 70, Q3: 75, High: 79, Max: 89, Mean: 1663. / 24, Outliers: 2}},
+		{[]float64{1, 2, 3, 4, 100}, Box{N: 5, Low: 1, Q1: 2, Median: 3, Q3: 4, High: 4, Max: 100, Mean: 22, Outliers: 1}},
+		{[]float64{7}, Box{N: 1, Low: 7, Q1: 7, Median: 7, Q3: 7, High: 7, Max: 7, Mean: 7}},
+	} {
+		got := BoxOf(c.x)
+		if !near(got.Mean, c.want.Mean) {
+			t.Errorf("the mean of %v is %v, want %v", c.x, got.Mean, c.want.Mean)
+		}
+		got.Mean = c.want.Mean
+		if diff := cmp.Diff(c.want, got); diff != "" {
+			t.Errorf("%v (-want +got):\n%s", c.x, diff)
+		}
+	}
+}
+
 func testSeries() []Series {
 	return []Series{
 		{Name: "hop/drop/xdp", Unit: "ns/packet", Better: Less, Samples: []float64{100, 110, 90}},
@@ -49,6 +71,10 @@ func testSeries() []Series {
 		{Name: "hop/end-opot/xdp", Unit: "ns/packet", Better: Less, Baseline: "hop/end/kernel", Floor: "hop/drop/xdp", Samples: []float64{400, 275, 450}},
 		{Name: "tcp/srv6/offload-on", Unit: "Mbit/s", Better: More, Samples: []float64{10, 20, 10}},
 		{Name: "tcp/opot/offload-on", Unit: "Mbit/s", Better: More, Baseline: "tcp/srv6/offload-on", Samples: []float64{11, 21, 12}},
+		{Name: "rho/opot/1-gbit", Unit: "of IPv6's bit rate", Better: More, Params: map[string]float64{"gbit": 1, "efficiency": 0.9}, Samples: []float64{0.89, 0.88, 0.9}},
+		{Name: "rho/opot/5-gbit", Unit: "of IPv6's bit rate", Better: More, Params: map[string]float64{"gbit": 5, "efficiency": 0.9}, Samples: []float64{0.91, 0.87, 0.92}},
+		{Name: "rtt/srv6/offload-on", Unit: "µs", Better: Less, Samples: []float64{40, 41, 42}},
+		{Name: "rtt/opot/offload-on", Unit: "µs", Better: Less, Baseline: "rtt/srv6/offload-on", Samples: []float64{41, 41, 44}},
 	}
 }
 
@@ -121,6 +147,12 @@ func testResult(t *testing.T) Result {
 	if err != nil {
 		t.Fatal(err)
 	}
+	for i := range figures {
+		if strings.HasPrefix(figures[i].Name, "rtt/") {
+			box := BoxOf([]float64{38, 40, 41, 42, 90})
+			figures[i].Box = &box
+		}
+	}
 	return Result{
 		Version: resultVersion, Command: "all", Started: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC), Seconds: 42,
 		Machine: Machine{CPU: "Some CPU", CPUs: 2, Kernel: "6.18.0", Arch: "amd64", Mitigations: []string{"spectre_v2: Retpolines"}, Load: 0.1},
@@ -147,8 +179,12 @@ func golden(t *testing.T, name, got string) {
 
 func TestReports(t *testing.T) {
 	r := testResult(t)
-	golden(t, "report.golden", r.Markdown([]string{"hop", "tcp"}))
-	golden(t, "page.golden", r.Page([]string{"hop", "tcp"}))
+	plots, err := r.Plots(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	golden(t, "report.golden", r.Markdown(plots))
+	golden(t, "page.golden", r.Page(plots))
 	golden(t, "table.golden", r.Table())
 }
 
@@ -165,7 +201,13 @@ func TestAResultIsReadBackAsItWasWritten(t *testing.T) {
 	if diff := cmp.Diff(r, got); diff != "" {
 		t.Errorf("read back (-written +read):\n%s", diff)
 	}
-	for _, name := range []string{"hop.svg", "hop.png", "tcp.svg", "tcp.png", "report.md"} {
+	// The file is read by other programs: its form is part of the contract.
+	b, err := os.ReadFile(filepath.Join(dir, ResultName))
+	if err != nil {
+		t.Fatal(err)
+	}
+	golden(t, "results.golden", string(b))
+	for _, name := range []string{"hop.svg", "hop.png", "tcp.svg", "tcp.png", "rho-by-gbit.svg", "rho-by-gbit.png", "rtt.svg", "rtt.png", "report.md"} {
 		if st, err := os.Stat(filepath.Join(dir, name)); err != nil || st.Size() == 0 {
 			t.Errorf("%s was not written: %v", name, err)
 		}
@@ -187,5 +229,65 @@ func TestJoinKeepsEveryFigureAndEachSentenceOnce(t *testing.T) {
 	}
 	if diff := cmp.Diff(want, Join("all", a, b)); diff != "" {
 		t.Errorf("joined (-want +got):\n%s", diff)
+	}
+}
+
+func TestGroupsOfPlots(t *testing.T) {
+	for name, want := range map[string]string{
+		"tcp": "tcp", "tcp-to-ipv6": "tcp-to-ipv6", "tcp-to-ipv6-2": "tcp-to-ipv6", "hop-by-size": "hop", "hop-by-size-2": "hop", "bit-rate-by-gbit": "bit-rate",
+	} {
+		if got := groupOf(name); got != want {
+			t.Errorf("plot %s belongs to %s, want %s", name, got, want)
+		}
+	}
+}
+
+// Each figure is drawn once: in a line if there are others like it, else alone.
+func TestLinesGoThroughWhatDiffersInOneParameter(t *testing.T) {
+	at := func(name string, params map[string]float64) Figure {
+		return Figure{Name: name, Unit: "ns", Params: params}
+	}
+	swept, rest := lines([]Figure{
+		at("scale/end/chains-16", map[string]float64{"chains": 16}), at("scale/end/chains-1", map[string]float64{"chains": 1}),
+		at("scale/end/segments-2", map[string]float64{"segments": 2}),
+		at("rho/opot/1-gbit", map[string]float64{"gbit": 1, "efficiency": 0.9}), at("rho/opot/2-gbit", map[string]float64{"gbit": 2, "efficiency": 0.9}),
+		at("proxy/tcp/unaware", map[string]float64{"rx_success": 7}),
+	})
+	var got []string
+	for _, p := range []string{"chains", "gbit", "segments"} {
+		for _, l := range swept[p] {
+			for _, f := range l.figures {
+				got = append(got, l.name+" "+f.Name)
+			}
+		}
+	}
+	for _, f := range rest {
+		got = append(got, f.Name)
+	}
+	want := []string{
+		"scale/end scale/end/chains-1", "scale/end scale/end/chains-16", "rho/opot rho/opot/1-gbit", "rho/opot rho/opot/2-gbit",
+		"proxy/tcp/unaware", "scale/end/segments-2",
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("lines and the rest (-want +got):\n%s", diff)
+	}
+}
+
+func TestGoalsThatAreNotReachedSayWhy(t *testing.T) {
+	r := Result{Figures: []Figure{
+		{Name: "hop/end-opot/xdp", Median: 140, Ratio: 3.6, RatioLow: 3.5, RatioHigh: 3.7}, {Name: "hop/redirect/xdp", Median: 100},
+		{Name: "hop/end-keyed/xdp", Ratio: 3.5}, {Name: "hop/verify-opot/xdp", Ratio: 2.9},
+		{Name: "stamp/end-opot/xdp/segments-3", Median: 70}, {Name: "stamp/end-pot/xdp/segments-3", Median: 71},
+	}}
+	var b strings.Builder
+	r.goals(&b, false)
+	for _, want := range []string{
+		"| hop/end-opot/xdp | ≥ 3.70 | 3.60 (3.50–3.70) | not reached [1] |", "| hop/end-opot/xdp | ≤ 1.30 | 1.40 | not reached [1] |",
+		"| hop/end-keyed/xdp | ≥ 3.40 | 3.50 | reached |", "| hop/verify-opot/xdp | ≥ 3.00 | 2.90 | not reached [2] |",
+		"| stamp/end-opot/xdp/segments-3 | ≤ 10.00 | -1.00 | reached |", "1. " + whyChecks, "2. " + whyWindow,
+	} {
+		if !strings.Contains(b.String(), want) {
+			t.Errorf("no %q in\n%s", want, b.String())
+		}
 	}
 }

@@ -12,7 +12,7 @@ import (
 )
 
 func TestFramesAreOfTheSizeAskedFor(t *testing.T) {
-	w, err := newWorld(model.SchemeKeyed, 16, 2, true)
+	w, err := newWorld(worldSpec{scheme: model.SchemeKeyed, segments: 16, chains: 2, xdp: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -43,7 +43,7 @@ func TestFramesAreOfTheSizeAskedFor(t *testing.T) {
 
 func TestFieldsMakeTheFrameOfEveryChain(t *testing.T) {
 	const chains = 3
-	w, err := newWorld(model.SchemeKeyed, 3, chains, true)
+	w, err := newWorld(worldSpec{scheme: model.SchemeKeyed, segments: 3, chains: chains, xdp: true})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -13,70 +13,100 @@ type goal struct {
 	text   string
 	figure string
 	want   float64
-	value  func(Figure, map[string]Figure) float64
+	value  value
 	less   bool // the value must not be above want
+	// why it may not be reached: shown if it is not.
+	why string
 }
 
+// value is what a goal is about; false: not all that it takes was measured.
+type value func(f Figure, all map[string]Figure) (x float64, ok bool)
+
 // byRatio is the ratio to the figure's baseline.
-func byRatio(f Figure, _ map[string]Figure) float64 { return f.Ratio }
+func byRatio(f Figure, _ map[string]Figure) (float64, bool) { return f.Ratio, f.Ratio > 0 }
 
 // byTime is how many times as long as another figure it takes.
-func byTime(other string) func(Figure, map[string]Figure) float64 {
-	return func(f Figure, all map[string]Figure) float64 {
-		if o, ok := all[other]; ok {
-			return f.Median / o.Median
-		}
-		return 0
+func byTime(other string) value {
+	return func(f Figure, all map[string]Figure) (float64, bool) {
+		o, ok := all[other]
+		return f.Median / o.Median, ok
 	}
 }
 
+// moreThan is how much more than another figure it is, for each of n.
+func moreThan(other string, n float64) value {
+	return func(f Figure, all map[string]Figure) (float64, bool) {
+		o, ok := all[other]
+		return (f.Median - o.Median) / n, ok
+	}
+}
+
+// Reasons that several goals share.
+const (
+	whyChecks  = "The goal is what a prototype without checks reached. This data path also checks every header as RFC 8754 asks, the proof's TLV, the path's source and the block of the next segment, and counts; each check is in the tests."
+	whyWindow  = "The goal is of a verdict without a replay window. Every number is looked up in one here and entered, which takes an atomic operation on a shared line."
+	whyHosts   = "With super-packets whole, TCP in the hosts takes most of the time: what nodes do is a few percent of it, as is the spread from run to run."
+	whyFrames  = "Each frame goes through the kernel's stack on six nodes for all schemes; our programs save the look-ups of SRv6, not the stack."
+	whyTrip    = "A round trip is wake-ups of processes and CPUs for the most part; programs are less than a tenth of it."
+	whyTables  = "Entries of so many chains do not fit into the CPU's caches. Each packet here is of another chain than the last, so that every entry, counter and window that it needs comes from memory."
+	whyPerHop  = "SipHash of three words takes that long on this CPU; it is computed one hop after the other, since each takes the last one's result."
+	whyCutting = "A super-packet that is cut for a function pays the way through a pair of devices for each frame, twice; plain routing cuts it in the last device."
+	whyProxy   = "Taking the header off and putting it back is a table entry written, found and removed per packet, which plain routing does not have."
+)
+
 func goals() []goal {
+	many := fmt.Sprintf("scale/end-keyed/chains-%d", chainsMax)
 	return []goal{
-		{"End + opot on XDP: × the packet rate of the kernel's unstamped End", "hop/end-opot/xdp", 3.7, byRatio, false},
-		{"End + opot on XDP: × the time of a bare XDP redirect", "hop/end-opot/xdp", 1.3, byTime("hop/redirect/xdp"), true},
-		{"End + keyed on XDP: × the kernel's End", "hop/end-keyed/xdp", 3.4, byRatio, false},
-		{"headend with first stamp on XDP: × the kernel's H.Encaps", "hop/headend-opot/xdp", 4, byRatio, false},
-		{"verify opot and decapsulate on XDP: × the kernel's End.DT6", "hop/verify-opot/xdp", 3, byRatio, false},
-		{"verify keyed and decapsulate on XDP: × the kernel's End.DT6", "hop/verify-keyed/xdp", 3, byRatio, false},
-		{"TCP, offloads on, opot: × the kernel's SRv6", "tcp/opot/offload-on", 1.03, byRatio, false},
-		{"TCP, offloads on, opot: × plain IPv6", "tcp-to-ipv6/opot/offload-on", 1, byRatio, false},
-		{"TCP, offloads on, keyed: × the kernel's SRv6", "tcp/keyed/offload-on", 1.03, byRatio, false},
-		{"TCP, offloads on, keyed: × plain IPv6", "tcp-to-ipv6/keyed/offload-on", 1, byRatio, false},
-		{"TCP, offloads off, opot on TC: × the kernel's SRv6", "tcp/opot/offload-off", 1.4, byRatio, false},
-		{"TCP, offloads off, opot on TC: × plain IPv6", "tcp-to-ipv6/opot/offload-off", 1, byRatio, false},
-		{"TCP, offloads off, opot on XDP: × the kernel's SRv6", "tcp/opot-xdp/offload-off", 1.8, byRatio, false},
-		{"round trip, offloads on, opot: × as quick as the kernel's SRv6", "rtt/opot/offload-on", 1, byRatio, false},
-		{"round trip, offloads on, keyed: × as quick as the kernel's SRv6", "rtt/keyed/offload-on", 1, byRatio, false},
-		{fmt.Sprintf("End + keyed, %d chains: × the time of one chain, beyond the generator's own", chainsMax), fmt.Sprintf("scale/end-keyed/chains-%d", chainsMax), 1.1, beyondGenerator, true},
-		{"End + opot, 16 segments: × the time of 2", "scale/end-opot/segments-16", 1.1, byTime("scale/end-opot/segments-2"), true},
-		{"TCP through a function, super-packets whole: × plain routing", "proxy/tcp/unaware", 0.97, byRatio, false},
-		{"TCP through a function, super-packets whole: × the kernel's static proxy", "proxy/tcp-to-static/unaware", 1.25, byRatio, false},
-		{"TCP through a function, super-packets cut: × plain routing", "proxy/tcp-cut/unaware", 0.97, byRatio, false},
-		{"TCP through a function, super-packets cut: × the kernel's static proxy", "proxy/tcp-cut-to-static/unaware", 1.25, byRatio, false},
-		{"packets of a function that find their header, cache large enough: part", "proxy/tcp/unaware", 1, found, false},
-		{"the same, super-packets cut", "proxy/tcp-cut/unaware", 1, found, false},
-		{"the same, 1 % dropped", "proxy/drop/unaware", 1, found, false},
-		{"the same, 5 ms in the function, 10 000 headers", "proxy/delay/unaware-10000", 1, found, false},
-		{"TCP through a function, 11 segments: × the rate with 2", "proxy/segments/11", 0.97, byRatio, false},
+		{"End + opot on XDP: × the packet rate of the kernel's unstamped End", "hop/end-opot/xdp", 3.7, byRatio, false, whyChecks},
+		{"End + opot on XDP: × the time of a bare XDP redirect", "hop/end-opot/xdp", 1.3, byTime("hop/redirect/xdp"), true, whyChecks},
+		{"End + keyed on XDP: × the kernel's End", "hop/end-keyed/xdp", 3.4, byRatio, false, whyChecks},
+		{"headend with first stamp on XDP: × the kernel's H.Encaps", "hop/headend-opot/xdp", 4, byRatio, false, whyChecks},
+		{"verify opot and decapsulate on XDP: × the kernel's End.DT6", "hop/verify-opot/xdp", 3, byRatio, false, whyWindow},
+		{"verify keyed and decapsulate on XDP: × the kernel's End.DT6", "hop/verify-keyed/xdp", 3, byRatio, false, whyWindow},
+		{"the stamp alone, opot: ns more than the least proof (pot)", "stamp/end-opot/xdp/segments-3", 10, moreThan("stamp/end-pot/xdp/segments-3", 1), true, ""},
+		{"the stamp alone, keyed: ns more than the least proof (pot)", "stamp/end-keyed/xdp/segments-3", 30, moreThan("stamp/end-pot/xdp/segments-3", 1), true, whyPerHop},
+		{"the verdict alone, keyed: ns per hop, from 2 to 16 segments", "stamp/verify-keyed/xdp/segments-16", 30, moreThan("stamp/verify-keyed/xdp/segments-2", 14), true, whyPerHop},
+		{"the verdict alone, opot, 16 segments: ns more than with 2", "stamp/verify-opot/xdp/segments-16", 30, moreThan("stamp/verify-opot/xdp/segments-2", 1), true, "The list is compared entry by entry with the plan's, at about 2 ns each."},
+		{"TCP, offloads on, opot: × the kernel's SRv6", "tcp/opot/offload-on", 1.03, byRatio, false, whyHosts},
+		{"TCP, offloads on, opot: × plain IPv6", "tcp-to-ipv6/opot/offload-on", 1, byRatio, false, whyHosts},
+		{"TCP, offloads on, keyed: × the kernel's SRv6", "tcp/keyed/offload-on", 1.03, byRatio, false, whyHosts},
+		{"TCP, offloads on, keyed: × plain IPv6", "tcp-to-ipv6/keyed/offload-on", 1, byRatio, false, whyHosts},
+		{"TCP, offloads off, opot on TC: × the kernel's SRv6", "tcp/opot/offload-off", 1.4, byRatio, false, whyFrames},
+		{"TCP, offloads off, opot on TC: × plain IPv6", "tcp-to-ipv6/opot/offload-off", 1, byRatio, false, whyFrames},
+		{"TCP, offloads off, keyed on TC: × the kernel's SRv6", "tcp/keyed/offload-off", 1.4, byRatio, false, whyFrames},
+		{"TCP, offloads off, opot on XDP: × the kernel's SRv6", "tcp/opot-xdp/offload-off", 1.8, byRatio, false, whyHosts},
+		{"TCP, offloads off, opot on XDP: × plain IPv6", "tcp-to-ipv6/opot-xdp/offload-off", 1, byRatio, false, whyHosts},
+		{"TCP, offloads off, keyed on XDP: × the kernel's SRv6", "tcp/keyed-xdp/offload-off", 1.8, byRatio, false, whyHosts},
+		{"round trip, offloads on, opot: × as quick as the kernel's SRv6", "rtt/opot/offload-on", 1, byRatio, false, whyTrip},
+		{"round trip, offloads on, keyed: × as quick as the kernel's SRv6", "rtt/keyed/offload-on", 1, byRatio, false, whyTrip},
+		{fmt.Sprintf("End + keyed, %d chains: × the time of one chain, beyond the generator's own", chainsMax), many, 1.1, beyondGenerator, true, whyTables},
+		{"End + opot, 16 segments: × the time of 2", "scale/end-opot/segments-16", 1.1, byTime("scale/end-opot/segments-2"), true, ""},
+		{"TCP through a function, super-packets whole: × plain routing", "proxy/tcp/unaware", 0.97, byRatio, false, whyProxy},
+		{"TCP through a function, super-packets whole: × the kernel's static proxy", "proxy/tcp-to-static/unaware", 1.25, byRatio, false, whyHosts},
+		{"TCP through a function, super-packets cut: × plain routing", "proxy/tcp-cut/unaware", 0.97, byRatio, false, whyCutting},
+		{"TCP through a function, super-packets cut: × the kernel's static proxy", "proxy/tcp-cut-to-static/unaware", 1.25, byRatio, false, whyCutting},
+		{"packets of a function that find their header, cache large enough: part", "proxy/tcp/unaware", 1, found, false, ""},
+		{"the same, super-packets cut", "proxy/tcp-cut/unaware", 1, found, false, ""},
+		{"the same, 1 % dropped", "proxy/drop/unaware", 1, found, false, ""},
+		{"the same, 5 ms in the function, 10 000 headers", "proxy/delay/unaware-10000", 1, found, false, ""},
+		{"TCP through a function, 11 segments: × the rate with 2", "proxy/segments/11", 0.97, byRatio, false, ""},
 	}
 }
 
 // found is the part of the packets that came back from a function that found
 // their header.
-func found(f Figure, _ map[string]Figure) float64 {
-	return f.Params["tx_success"] / (f.Params["tx_success"] + f.Params["tx_not_cached"])
+func found(f Figure, _ map[string]Figure) (float64, bool) {
+	back := f.Params["tx_success"] + f.Params["tx_not_cached"]
+	return f.Params["tx_success"] / back, back > 0
 }
 
 // beyondGenerator is how many times as long a packet takes at the node with many
 // chains, without what the generator takes longer.
-func beyondGenerator(f Figure, all map[string]Figure) float64 {
+func beyondGenerator(f Figure, all map[string]Figure) (float64, bool) {
 	one, ok := all["scale/end-keyed/chains-1"]
 	dropMany, ok2 := all[fmt.Sprintf("scale/drop/chains-%d", chainsMax)]
 	dropOne, ok3 := all["scale/drop/chains-1"]
-	if !ok || !ok2 || !ok3 {
-		return 0
-	}
-	return (f.Median - dropMany.Median) / (one.Median - dropOne.Median)
+	return (f.Median - dropMany.Median) / (one.Median - dropOne.Median), ok && ok2 && ok3
 }
 
 // Page is docs/performance.md: goals first, then all figures. Its plots are in
@@ -84,7 +114,7 @@ func beyondGenerator(f Figure, all map[string]Figure) float64 {
 func (r Result) Page(plots []string) string {
 	var b strings.Builder
 	b.WriteString("# Performance\n\n")
-	b.WriteString("Made by `waystamp bench docs docs/performance/results.json docs`; do not edit. To repeat every figure:\n`waystamp bench all --out DIR`, or with `--quick` in three minutes, with fewer and shorter runs.\n\n")
+	b.WriteString("Made by `waystamp bench docs docs/performance/results.json docs`; do not edit. To repeat every figure:\n`waystamp bench all --out DIR`, in less than half an hour, or with `--quick` in four minutes, with fewer and shorter runs. One\nfigure again, beside its baseline: `waystamp bench PART --only NAME`; the part is told where the figure is.\n\n")
 	r.goals(&b, true)
 	inFolder := make([]string, len(plots))
 	for i, p := range plots {
@@ -95,35 +125,45 @@ func (r Result) Page(plots []string) string {
 }
 
 // goals is a table of what must be reached, and what was; every: also of goals
-// that nothing was measured for.
+// that nothing was measured for. Below it is why those are not reached that are
+// not.
 func (r Result) goals(b *strings.Builder, every bool) {
 	all := map[string]Figure{}
 	for _, f := range r.Figures {
 		all[f.Name] = f
 	}
-	head := "## Goals\n\n| goal | figure | wanted | measured | |\n|---|---|---:|---:|---|\n"
 	rows := 0
+	var reasons []string // each once, with the goals that it is of
 	for _, g := range goals() {
-		if _, ok := all[g.figure]; !ok && !every {
+		f, ok := all[g.figure]
+		if !ok && !every {
 			continue
 		}
 		if rows++; rows == 1 {
-			b.WriteString(head)
+			b.WriteString("## Goals\n\n| goal | figure | wanted | measured | |\n|---|---|---:|---:|---|\n")
 		}
 		sign := "≥"
 		if g.less {
 			sign = "≤"
 		}
-		f, ok := all[g.figure]
 		x := 0.0
 		if ok {
-			x = g.value(f, all)
+			x, ok = g.value(f, all)
 		}
 		measured, verdict := "–", "not measured"
-		if x > 0 {
-			measured, verdict = fmt.Sprintf("%.2f", x), "not reached"
-			if g.less && x <= g.want || !g.less && x >= g.want {
-				verdict = "reached"
+		if ok {
+			measured, verdict = fmt.Sprintf("%.2f", x), "reached"
+			if x == f.Ratio && f.RatioLow > 0 {
+				measured += fmt.Sprintf(" (%.2f–%.2f)", f.RatioLow, f.RatioHigh)
+			}
+			if !g.reached(x) {
+				verdict = "not reached"
+				if g.why != "" {
+					if !slices.Contains(reasons, g.why) {
+						reasons = append(reasons, g.why)
+					}
+					verdict += fmt.Sprintf(" [%d]", slices.Index(reasons, g.why)+1)
+				}
 			}
 		}
 		fmt.Fprintf(b, "| %s | %s | %s %.2f | %s | %s |\n", g.text, g.figure, sign, g.want, measured, verdict)
@@ -131,6 +171,20 @@ func (r Result) goals(b *strings.Builder, every bool) {
 	if rows > 0 {
 		b.WriteString("\n")
 	}
+	if len(reasons) > 0 {
+		b.WriteString("Why not:\n\n")
+		for i, why := range reasons {
+			fmt.Fprintf(b, "%d. %s\n", i+1, why)
+		}
+		b.WriteString("\n")
+	}
+}
+
+func (g goal) reached(x float64) bool {
+	if g.less {
+		return x <= g.want
+	}
+	return x >= g.want
 }
 
 // WritePage writes dir/performance.md, and the plots to dir/performance.

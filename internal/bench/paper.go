@@ -13,40 +13,99 @@ import (
 	"github.com/waystamp/waystamp/internal/host"
 	"github.com/waystamp/waystamp/internal/lab"
 	"github.com/waystamp/waystamp/internal/model"
+	"github.com/waystamp/waystamp/internal/srv6"
 )
 
-// The network of the paper's Fig. 7b: h1, six nodes in a row, h2. Of the chain,
-// r1 is the headend, r2 to r5 are functions, r6 is the egress: five segments.
+// The network of the paper's Fig. 7b: h1, six nodes in a row, hosts behind the
+// last. r1 is the headend, r2 to r5 are functions, r6 is the egress: five
+// segments.
 const (
 	paperNodes    = 6
 	paperSegments = 5
 	paperMTU      = 1500
 	paperPings    = 100
+	paperSpeedMax = 5 // Gbit/s
+	// paperSpeedRuns bounds the rounds over all link speeds.
+	paperSpeedRuns = 3
 )
 
-// way is how packets get from h1 to h2; the way back is plain IPv6 for all, as
-// in the paper.
+// Networks that the schemes of the paper are measured in. Each has a host behind
+// r6 for each of its schemes, so that one set of agents serves many; a baseline
+// is never in the same network as waystamp.
+const (
+	netKernel = "kernel"
+	netOurs   = "waystamp"
+	netProxy  = "proxy" // the functions' nodes take headers off and put them back
+	netXDP    = "xdp"
+)
+
+// way is a scheme of the paper's Table III, or one of ours beside them: how
+// packets get from h1 to its host. The way back is plain IPv6 for all, as in the
+// paper.
 type way struct {
-	name   string
-	scheme model.Scheme
-	ours   bool
-	srv6   bool // the kernel's
-	xdp    bool
+	name    string
+	network string
+	srv6    bool // false in netKernel: plain IPv6
+	reduced bool // the kernel's H.Encaps.Red: one container needs no SRH
+	csid    bool // compressed SIDs: five in one entry
+	scheme  model.Scheme
+}
+
+func (w way) ours() bool { return w.network != netKernel }
+
+// baseline is the kernel's scheme that w is held against: what it does without
+// proof and proxy, with SIDs of the same form.
+func (w way) baseline() string {
+	switch {
+	case !w.ours() && !w.srv6:
+		return ""
+	case !w.ours():
+		return "ipv6"
+	case w.csid:
+		return "srv6-csid"
+	}
+	return "srv6"
 }
 
 func ways(offload bool) []way {
-	w := []way{
-		{name: "ipv6"},
-		{name: "srv6", srv6: true},
-		{name: "opot", ours: true, scheme: model.SchemeOPoT},
-		{name: "keyed", ours: true, scheme: model.SchemeKeyed},
+	list := []way{
+		{name: "ipv6", network: netKernel},
+		{name: "srv6", network: netKernel, srv6: true},
+		{name: "srv6-csid", network: netKernel, srv6: true, csid: true},
+		{name: "srv6-csid-red", network: netKernel, srv6: true, csid: true, reduced: true},
+		{name: "opot", network: netOurs, scheme: model.SchemeOPoT},
+		{name: "opot-csid", network: netOurs, scheme: model.SchemeOPoT, csid: true},
+		{name: "keyed", network: netOurs, scheme: model.SchemeKeyed},
+		{name: "keyed-csid", network: netOurs, scheme: model.SchemeKeyed, csid: true},
+		{name: "keyed-flow", network: netOurs, scheme: model.SchemeKeyedFlow},
+		{name: "opot-proxy", network: netProxy, scheme: model.SchemeOPoT},
+		{name: "opot-proxy-csid", network: netProxy, scheme: model.SchemeOPoT, csid: true},
+		{name: "keyed-proxy", network: netProxy, scheme: model.SchemeKeyed},
 	}
 	if !offload {
-		w = append(w,
-			way{name: "opot-xdp", ours: true, scheme: model.SchemeOPoT, xdp: true},
-			way{name: "keyed-xdp", ours: true, scheme: model.SchemeKeyed, xdp: true})
+		list = append(list,
+			way{name: "opot-xdp", network: netXDP, scheme: model.SchemeOPoT},
+			way{name: "opot-csid-xdp", network: netXDP, scheme: model.SchemeOPoT, csid: true},
+			way{name: "keyed-xdp", network: netXDP, scheme: model.SchemeKeyed})
 	}
-	return w
+	return list
+}
+
+// quickWays are enough to see that nothing has become slower.
+var quickWays = map[string]bool{"ipv6": true, "srv6": true, "opot": true, "keyed": true, "opot-xdp": true, "keyed-xdp": true}
+
+// atSpeeds are the schemes of the paper, which it measures at link speeds, and
+// keyed.
+var atSpeeds = map[string]bool{
+	"ipv6": true, "srv6": true, "opot": true, "opot-proxy": true, "srv6-csid": true, "opot-csid": true, "opot-proxy-csid": true, "keyed": true,
+}
+
+// entries is how many the scheme's segment lists have.
+func (w way) entries() int {
+	if w.csid {
+		return 1
+	}
+	return paperSegments
 }
 
 // mss is the TCP segment size that makes the longest packet fill the links, as
@@ -55,31 +114,43 @@ func (w way) mss() int { return paperMTU - 60 - w.outer() }
 
 func (w way) outer() int {
 	switch {
-	case w.ours:
-		return model.OuterLen(paperSegments)
+	case w.ours():
+		return model.OuterLen(w.entries())
+	case w.reduced:
+		return srv6.IPv6Len
 	case w.srv6:
-		return 48 + 16*paperSegments
+		return srv6.IPv6Len + 8 + 16*w.entries()
 	}
 	return 0
 }
 
-// efficiency is the part of a full packet that is not the outer header.
+// efficiency is the part of a full packet that is not the outer header: the
+// packet sending efficiency of section V-B.
 func (w way) efficiency() float64 { return float64(paperMTU-w.outer()) / paperMTU }
 
-func paperDomain(w way) (model.Domain, model.Lab) {
+// prefix is the network of the i-th host behind r6.
+func paperPrefix(i int) netip.Prefix {
+	return netip.MustParsePrefix(fmt.Sprintf("fc00:%x::/64", 0x10+i))
+}
+
+func paperHost(i int) string { return fmt.Sprintf("h%d", i+2) }
+
+func paperAddress(i int) netip.Addr {
+	b := paperPrefix(i).Addr().As16()
+	b[15] = 2
+	return netip.AddrFrom16(b)
+}
+
+// paperDomain is the domain of a network with those schemes, and what is around
+// it.
+func paperDomain(network string, list []way) (model.Domain, model.Lab) {
 	path := model.DatapathTC
-	if w.xdp {
+	if network == netXDP {
 		path = model.DatapathXDP
 	}
 	d := model.Domain{Block: netip.MustParsePrefix(block)}
-	l := model.Lab{MTU: paperMTU, Hosts: []model.LabHost{
-		{Name: "h1", Node: "r1", Prefix: netip.MustParsePrefix("fc00:7::/64")},
-		{Name: "h2", Node: "r6", Prefix: netip.MustParsePrefix("fc00:8::/64")},
-	}}
-	chain := model.Chain{
-		Name: "paper", Ingress: []string{"r1"}, Egress: "r6",
-		Match: model.Match{Destination: l.Hosts[1].Prefix}, Proof: model.Proof{Scheme: w.scheme},
-	}
+	l := model.Lab{MTU: paperMTU, Hosts: []model.LabHost{{Name: "h1", Node: "r1", Prefix: netip.MustParsePrefix("fc00:7::/64")}}}
+	var functions []string
 	for i := 1; i <= paperNodes; i++ {
 		n := model.Node{
 			Name: fmt.Sprintf("r%d", i), Address: netip.MustParseAddr(fmt.Sprintf("fc00:%d::1", i)),
@@ -92,7 +163,9 @@ func paperDomain(w way) (model.Domain, model.Lab) {
 		case 1:
 			face("h1", model.RoleEdge)
 		case paperNodes:
-			face("h2", model.RoleEdge)
+			for j := range list {
+				face(paperHost(j), model.RoleEdge)
+			}
 		}
 		if i > 1 {
 			face(fmt.Sprintf("r%d", i-1), model.RoleCore)
@@ -103,29 +176,53 @@ func paperDomain(w way) (model.Domain, model.Lab) {
 			l.Links = append(l.Links, model.LabLink{A: n.Name, B: next})
 		}
 		if i > 1 && i < paperNodes {
-			f := fmt.Sprintf("f%d", i)
-			d.Functions = append(d.Functions, model.Function{Name: f, Node: n.Name})
-			chain.Functions = append(chain.Functions, f)
+			f := model.Function{Name: fmt.Sprintf("f%d", i), Node: n.Name}
+			if network == netProxy {
+				// As in the paper: the node's kernel forwards, and is the function.
+				f.Kind = model.KindUnaware
+				f.Proxy = model.Proxy{
+					Local: true, Recognise: model.RecogniseMetadata, Segments: model.SegmentsKeep, Cache: proxyCache, Lifetime: time.Second,
+				}
+			}
+			d.Functions = append(d.Functions, f)
+			functions = append(functions, f.Name)
 		}
 		d.Nodes = append(d.Nodes, n)
 	}
-	d.Chains = []model.Chain{chain}
+	for i, w := range list {
+		l.Hosts = append(l.Hosts, model.LabHost{Name: paperHost(i), Node: fmt.Sprintf("r%d", paperNodes), Prefix: paperPrefix(i)})
+		chain := model.Chain{
+			Name: w.name, Ingress: []string{"r1"}, Functions: functions, Egress: fmt.Sprintf("r%d", paperNodes),
+			Match: model.Match{Destination: paperPrefix(i)}, Proof: model.Proof{Scheme: w.scheme},
+		}
+		if w.csid {
+			chain.Encapsulation = model.Encapsulation{SIDs: model.SIDsCompressed, Reduced: true}
+		}
+		d.Chains = append(d.Chains, chain)
+	}
 	return d, l
 }
 
-// track is a lab of one way, with a server on h2.
-type track struct {
-	way    way
-	lab    *lab.Lab
-	rate   uint64 // bits per second of every node's links; 0: unlimited
-	server func() // ends it; nil: there is none
-	taps   []*meter.Tap
+// paperNet is a network that is up.
+type paperNet struct {
+	ways    []way
+	offload bool
+	lab     *lab.Lab
+	rate    uint64            // bits per second of every node's links; 0: unlimited
+	servers map[string]func() // by host; each ends the one that listens there
+	taps    []*meter.Tap
 }
 
-func newTrack(ctx context.Context, c Config, w way, offload bool) (_ *track, err error) {
-	d, l := paperDomain(w)
-	t := &track{way: w}
-	if t.lab, err = lab.Up(ctx, lab.Config{Domain: d, Lab: l, Binary: c.Binary, WithoutAgents: !w.ours, Log: c.Log}); err != nil {
+// newPaperNet builds a network with the schemes of list that belong to it.
+func newPaperNet(ctx context.Context, c Config, network string, list []way, offload bool) (_ *paperNet, err error) {
+	t := &paperNet{offload: offload, servers: map[string]func(){}}
+	for _, w := range list {
+		if w.network == network {
+			t.ways = append(t.ways, w)
+		}
+	}
+	d, l := paperDomain(network, t.ways)
+	if t.lab, err = lab.Up(ctx, lab.Config{Domain: d, Lab: l, Binary: c.Binary, WithoutAgents: network == netKernel, Log: c.Log}); err != nil {
 		return nil, err
 	}
 	defer func() {
@@ -133,22 +230,28 @@ func newTrack(ctx context.Context, c Config, w way, offload bool) (_ *track, err
 			err = errors.Join(err, t.close())
 		}
 	}()
-	if w.srv6 {
+	if network == netKernel {
 		if err := t.kernelSRv6(); err != nil {
 			return nil, err
 		}
 	}
 	for _, m := range t.lab.Members() {
-		if err := t.member(m.Name, offload); err != nil {
+		if err := t.member(m.Name, offload, network == netXDP); err != nil {
 			return nil, err
 		}
 	}
-	t.server, err = serveTCP(t.lab, "h2", netip.MustParseAddr(h2))
-	return t, err
+	for i := range t.ways {
+		stop, err := serveTCP(t.lab, paperHost(i), paperAddress(i))
+		if err != nil {
+			return nil, err
+		}
+		t.servers[paperHost(i)] = stop
+	}
+	return t, nil
 }
 
-// member sets offloads, and knows neighbours for good.
-func (t *track) member(name string, offload bool) error {
+// member sets the offloads of a member's links.
+func (t *paperNet) member(name string, offload, xdp bool) error {
 	n, err := t.lab.Net(name)
 	if err != nil {
 		return err
@@ -159,8 +262,8 @@ func (t *track) member(name string, offload bool) error {
 		return err
 	}
 	for _, l := range links {
-		if l.Kind != "veth" {
-			continue
+		if l.Kind != "veth" || strings.HasPrefix(l.Name, "ws") {
+			continue // the agents' own
 		}
 		each := []host.Offload{host.TSO, host.GSO, host.GRO}
 		if !offload {
@@ -177,7 +280,7 @@ func (t *track) member(name string, offload bool) error {
 				return err
 			}
 		}
-		if t.way.xdp && name[0] == 'h' {
+		if xdp && name[0] == 'h' {
 			if err := n.NetNS().Do(func() error {
 				tap, err := meter.NewIdle(l.Index)
 				if err == nil {
@@ -192,15 +295,27 @@ func (t *track) member(name string, offload bool) error {
 	return nil
 }
 
-// kernelSRv6 makes the way with the kernel's own H.Encaps, End and End.DT6.
-func (t *track) kernelSRv6() error {
-	var sids []netip.Addr
-	for i := 2; i <= paperNodes; i++ {
-		sids = append(sids, netip.MustParseAddr(fmt.Sprintf("fc00:0:0:%d00::", i)))
+// kernelSRv6 makes the ways with the kernel's own H.Encaps, End and End.DT6, of
+// plain and of compressed SIDs.
+func (t *paperNet) kernelSRv6() error {
+	sid := func(node int, csid bool) netip.Addr {
+		instance := 0
+		if csid {
+			instance = 1
+		}
+		return netip.MustParseAddr(fmt.Sprintf("fc00:0:0:%d%02x::", node, instance))
+	}
+	list := func(w way) (sids []netip.Addr) {
+		for i := 2; i <= paperNodes; i++ {
+			sids = append(sids, sid(i, w.csid))
+		}
+		if w.csid {
+			return srv6.Compress(sids)
+		}
+		return sids
 	}
 	for i := 1; i <= paperNodes; i++ {
-		name := fmt.Sprintf("r%d", i)
-		n, err := t.lab.Net(name)
+		n, err := t.lab.Net(fmt.Sprintf("r%d", i))
 		if err != nil {
 			return err
 		}
@@ -214,29 +329,38 @@ func (t *track) kernelSRv6() error {
 				return err
 			}
 		}
-		sid := netip.PrefixFrom(sids[max(i-2, 0)], 64)
-		switch i {
-		case 1:
+		if i == 1 {
 			if err := n.SetTunnelSource(netip.MustParseAddr("fc00:1::1")); err != nil {
 				return err
 			}
-			err = n.ReplaceRoute(host.Route{Destination: netip.MustParsePrefix("fc00:8::/64"), Type: host.RouteEncap, Device: dev, Segments: sids})
-		case paperNodes:
-			err = n.AddKernelEgress(sid, dev, 0)
-		default:
-			err = n.AddRoute(host.Route{Destination: sid, Type: host.RouteEnd, Device: dev})
+			for j, w := range t.ways {
+				if !w.srv6 {
+					continue
+				}
+				r := host.Route{Destination: paperPrefix(j), Type: host.RouteEncap, Device: dev, Segments: list(w), Reduced: w.reduced}
+				if err := n.ReplaceRoute(r); err != nil {
+					return err
+				}
+			}
+			continue
 		}
-		if err != nil {
-			return err
+		for _, csid := range []bool{false, true} {
+			at := netip.PrefixFrom(sid(i, csid), 64)
+			if i == paperNodes {
+				err = n.AddKernelEgress(at, dev, 0)
+			} else {
+				err = n.AddRoute(host.Route{Destination: at, Type: host.RouteEnd, Device: dev, Compressed: csid})
+			}
+			if err != nil {
+				return err
+			}
 		}
 	}
 	return nil
 }
 
-const h2 = "fc00:8::2"
-
 // setRate limits what every node sends out of each of its links.
-func (t *track) setRate(rate uint64) error {
+func (t *paperNet) setRate(rate uint64) error {
 	if rate == t.rate {
 		return nil
 	}
@@ -247,7 +371,7 @@ func (t *track) setRate(rate uint64) error {
 		}
 		links, err := n.Links()
 		for _, l := range links {
-			if err == nil && l.Kind == "veth" {
+			if err == nil && l.Kind == "veth" && !strings.HasPrefix(l.Name, "ws") {
 				err = n.SetRate(l.Name, rate)
 			}
 		}
@@ -259,204 +383,329 @@ func (t *track) setRate(rate uint64) error {
 	return nil
 }
 
-// tcp sends for that long and returns bits per second of TCP payload that
-// arrived.
-func (t *track) tcp(ctx context.Context, d time.Duration) (float64, error) {
-	bits, err := sendTCP(ctx, t.lab, "h1", netip.MustParseAddr(h2), d, "--set-mss", strconv.Itoa(t.way.mss()))
+// tcp sends to the i-th way's host for that long and returns Mbit/s of TCP
+// payload that arrived.
+func (t *paperNet) tcp(ctx context.Context, i int, d time.Duration) (float64, error) {
+	w := t.ways[i]
+	bits, err := sendTCP(ctx, t.lab, "h1", paperAddress(i), d, "--set-mss", strconv.Itoa(w.mss()))
 	if err != nil {
-		return 0, fmt.Errorf("over %s: %w", t.way.name, err)
+		return 0, fmt.Errorf("over %s: %w", w.name, err)
 	}
-	return bits, nil
+	return bits / 1e6, nil
 }
 
-// rtt is the median round trip of the paper's pings, in microseconds.
-func (t *track) rtt(ctx context.Context) (float64, error) {
+// ping is the round trips of the paper's pings, in microseconds.
+func (t *paperNet) ping(ctx context.Context, i int) ([]float64, error) {
 	ns, err := t.lab.NetNS("h1")
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
 	defer ns.Close()
-	r, err := lab.Ping(ctx, ns, netip.MustParseAddr(h2), lab.PingConfig{Count: paperPings, Interval: time.Millisecond})
+	r, err := lab.Ping(ctx, ns, paperAddress(i), lab.PingConfig{Count: paperPings, Interval: time.Millisecond})
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
 	if r.Received < paperPings {
-		return 0, fmt.Errorf("%d of %d pings over %s came back", r.Received, r.Sent, t.way.name)
+		return nil, fmt.Errorf("%d of %d pings over %s came back", r.Received, r.Sent, t.ways[i].name)
 	}
 	us := make([]float64, len(r.RTTs))
 	for i, d := range r.RTTs {
 		us[i] = float64(d.Nanoseconds()) / 1e3
 	}
-	return Median(us), nil
+	return us, nil
 }
 
-func (t *track) close() error {
-	if t.server != nil {
-		t.server()
-	}
+func (t *paperNet) close() error {
 	var errs []error
+	for _, stop := range t.servers {
+		stop()
+	}
 	for _, x := range t.taps {
 		errs = append(errs, x.Close())
 	}
 	return errors.Join(append(errs, t.lab.Down(context.Background()))...)
 }
 
-// Paper repeats the experiments of section V-B of the paper.
-func Paper(ctx context.Context, c Config) (_ Result, err error) {
-	r := c.begin("paper",
-		"The network of the paper's Fig. 7b: h1, six nodes in a row, h2, each a network namespace, joined by veth pairs of MTU 1500. r1 encapsulates with five segments, r2 to r5 are functions, r6 is the egress. Only packets to h2 go that way; answers are plain IPv6, as in the paper.",
-		"ipv6: plain forwarding. srv6: the kernel's H.Encaps (with its tunnel source set), End and End.DT6. opot, keyed: waystamp's agents and programs on TC; opot-xdp, keyed-xdp: on XDP. All have the same links and routes, and neighbours that the kernel finds and keeps by itself.",
-		"Offloads on: TSO, GSO and GRO on all ends of all links; super-packets stay whole, as between virtual machines of one host. Offloads off: all of them off and checksums computed by the sender, every frame by itself, as on a wire.",
-		fmt.Sprintf("The load is one TCP stream of iperf3, %s per run, with the MSS of the paper: 1500 − 60 − (48 + 16·5) for srv6, 1500 − 60 − (72 + 16·5) for ours. Bit rates count TCP payload at the receiver. packet rates follow from them and the payload of full packets (MSS − 12 for the timestamps).", c.Duration.Round(time.Second)),
-		"Link speeds are set on everything that nodes send, with HTB, offloads on. rho is the bit rate as a part of plain IPv6's at the same speed; its parameter efficiency is what header lengths alone would leave.",
-		fmt.Sprintf("Round trips are medians of %d ICMPv6 echo requests, one per millisecond, on links without limit.", paperPings),
-	)
-	tracks := map[string]*track{}
-	defer func() {
-		for _, t := range tracks {
-			err = errors.Join(err, t.close())
-		}
-	}()
-	get := func(w way, offload bool) (*track, error) {
-		key := fmt.Sprintf("%s %t", w.name, offload)
-		if tracks[key] == nil {
-			t, err := newTrack(ctx, c, w, offload)
-			if err != nil {
-				return nil, err
-			}
-			tracks[key] = t
-		}
-		return tracks[key], nil
-	}
-	trialOf := func(w way, offload bool, rate uint64, measure func(context.Context, *track) (float64, error)) func() (*trial, error) {
-		return func() (*trial, error) {
-			t, err := get(w, offload)
-			if err != nil {
-				return nil, err
-			}
-			return &trial{measure: func(ctx context.Context) (float64, error) {
-				if err := t.setRate(rate); err != nil {
-					return 0, err
-				}
-				return measure(ctx, t)
-			}}, nil
-		}
-	}
-	load := func(ctx context.Context, t *track) (float64, error) {
-		bits, err := t.tcp(ctx, c.Duration)
-		return bits / 1e6, err
-	}
+// paperRun measures with one setting of offloads.
+type paperRun struct {
+	Config
+	offload bool
+	list    []way
+	nets    map[string]*paperNet
+}
 
-	var tcp, rtt, speed []subject
-	for _, offload := range []bool{true, false} {
-		suffix := map[bool]string{true: "/offload-on", false: "/offload-off"}[offload]
-		for _, w := range ways(offload) {
-			s := Series{Name: "tcp/" + w.name + suffix, Unit: "Mbit/s", Better: More}
-			switch {
-			case w.ours:
-				s.Baseline = "tcp/srv6" + suffix
-			case w.srv6:
-				s.Baseline = "tcp/ipv6" + suffix
+func (p *paperRun) close() error {
+	var errs []error
+	for _, t := range p.nets {
+		errs = append(errs, t.close())
+	}
+	return errors.Join(errs...)
+}
+
+// trial builds the way's network, if nobody did before, and measures in it.
+func (p *paperRun) trial(ctx context.Context, w way, rate uint64, measure func(context.Context, *paperNet, int) (float64, error)) func() (*trial, error) {
+	return func() (*trial, error) {
+		t := p.nets[w.network]
+		if t == nil {
+			var err error
+			if t, err = newPaperNet(ctx, p.Config, w.network, p.list, p.offload); err != nil {
+				return nil, err
 			}
-			tcp = append(tcp, subject{s, trialOf(w, offload, 0, load)})
-			s = Series{Name: "rtt/" + w.name + suffix, Unit: "µs", Better: Less}
-			if w.ours {
-				s.Baseline = "rtt/srv6" + suffix
-			}
-			rtt = append(rtt, subject{s, trialOf(w, offload, 0, func(ctx context.Context, t *track) (float64, error) { return t.rtt(ctx) })})
+			p.nets[w.network] = t
 		}
+		return &trial{measure: func(ctx context.Context) (float64, error) {
+			if err := t.setRate(rate); err != nil {
+				return 0, err
+			}
+			for i := range t.ways {
+				if t.ways[i] == w {
+					return measure(ctx, t, i)
+				}
+			}
+			return 0, fmt.Errorf("network %s has no way %s", w.network, w.name)
+		}}, nil
 	}
-	speeds := []uint64{1, 2, 3, 4, 5}
-	if c.Quick {
-		speeds = nil
+}
+
+func (p *paperRun) load(ctx context.Context, t *paperNet, i int) (float64, error) {
+	return t.tcp(ctx, i, p.Duration)
+}
+
+func (p *paperRun) suffix() string {
+	if p.offload {
+		return "/offload-on"
 	}
-	for _, g := range speeds {
-		for _, w := range ways(true) {
+	return "/offload-off"
+}
+
+// subjects are the schemes of list, under a prefix of their names, each beside
+// its baseline.
+func (p *paperRun) subjects(ctx context.Context, prefix, unit string, better Better, measure func(context.Context, *paperNet, int) (float64, error)) []subject {
+	var out []subject
+	for _, w := range p.list {
+		s := Series{Name: prefix + "/" + w.name + p.suffix(), Unit: unit, Better: better}
+		if b := w.baseline(); b != "" {
+			s.Baseline = prefix + "/" + b + p.suffix()
+		}
+		out = append(out, subject{Series: s, prepare: p.trial(ctx, w, 0, measure)})
+	}
+	return out
+}
+
+// skips says that nothing of all was asked for.
+func (c Config) skips(all []subject) bool {
+	return len(all) == 0 || c.Only != "" && len(c.wanted(all)) == 0
+}
+
+// throughput is Mbit/s on links without limit.
+func (p *paperRun) throughput(ctx context.Context) ([]Figure, error) {
+	subjects := p.subjects(ctx, "tcp", "Mbit/s", More, p.load)
+	if p.skips(subjects) {
+		return nil, nil
+	}
+	figures, err := p.rounds(ctx, "paper, TCP"+p.words(), subjects)
+	if err != nil {
+		return nil, err
+	}
+	beside, err := besideIPv6(figures)
+	return append(figures, beside...), err
+}
+
+func (p *paperRun) words() string {
+	if p.offload {
+		return ", offloads on"
+	}
+	return ", offloads off"
+}
+
+// roundTrips is the paper's Fig. 12.
+func (p *paperRun) roundTrips(ctx context.Context) ([]Figure, error) {
+	all := map[string][]float64{} // by name; of counted runs
+	var subjects []subject
+	for _, s := range p.subjects(ctx, "rtt", "µs", Less, nil) {
+		name := s.Name
+		i := len(subjects)
+		warm := true
+		measure := func(ctx context.Context, t *paperNet, at int) (float64, error) {
+			us, err := t.ping(ctx, at)
+			if err != nil {
+				return 0, err
+			}
+			if !warm {
+				all[name] = append(all[name], us...)
+			}
+			warm = false
+			return Median(us), nil
+		}
+		s.prepare = p.trial(ctx, p.list[i], 0, measure)
+		subjects = append(subjects, s)
+	}
+	if p.skips(subjects) {
+		return nil, nil
+	}
+	figures, err := p.rounds(ctx, "paper, round trips"+p.words(), subjects)
+	if err != nil {
+		return nil, err
+	}
+	for i := range figures {
+		box := BoxOf(all[figures[i].Name])
+		figures[i].Box = &box
+	}
+	return figures, nil
+}
+
+// speeds is the paper's Figs. 9 to 11: bit rates, and what follows from them, at
+// link speeds of 1 Gbit/s and more.
+func (p *paperRun) speeds(ctx context.Context) ([]Figure, error) {
+	var subjects []subject
+	for g := uint64(1); g <= paperSpeedMax; g++ {
+		for _, w := range p.list {
+			if !atSpeeds[w.name] {
+				continue
+			}
 			s := Series{
 				Name: fmt.Sprintf("bit-rate/%s/%d-gbit", w.name, g), Unit: "Mbit/s", Better: More,
 				Params: map[string]float64{"gbit": float64(g), "efficiency": w.efficiency()},
 			}
-			if w.name != "ipv6" {
-				s.Baseline = fmt.Sprintf("bit-rate/ipv6/%d-gbit", g)
+			if b := w.baseline(); b != "" {
+				s.Baseline = fmt.Sprintf("bit-rate/%s/%d-gbit", b, g)
 			}
-			speed = append(speed, subject{s, trialOf(w, true, g*1e9, load)})
+			subjects = append(subjects, subject{Series: s, prepare: p.trial(ctx, w, g*1e9, p.load)})
 		}
 	}
-	for _, part := range []struct {
-		what     string
-		subjects []subject
-		runs     int
-	}{{"tcp", tcp, c.Runs}, {"round trips", rtt, c.Runs}, {"link speeds", speed, min(c.Runs, 3)}} {
-		if len(part.subjects) == 0 || c.Only != "" && len(c.wanted(part.subjects)) == 0 {
-			continue
-		}
-		rc := c
-		rc.Runs = part.runs
-		figures, err := rc.rounds(ctx, "paper, "+part.what, part.subjects)
-		if err != nil {
+	if p.skips(subjects) {
+		return nil, nil
+	}
+	c := p.Config
+	c.Runs, c.warm = min(c.Runs, paperSpeedRuns), true
+	figures, err := c.rounds(ctx, "paper, link speeds", subjects)
+	if err != nil {
+		return nil, err
+	}
+	more, err := fromBitRates(figures)
+	return append(figures, more...), err
+}
+
+// Paper repeats the experiments of section V-B of the paper on ordered proof of
+// transit.
+func Paper(ctx context.Context, c Config) (_ Result, err error) {
+	r := c.begin("paper",
+		"The network of the paper's Fig. 7b: h1, six nodes in a row, hosts behind the last, each a network namespace, joined by veth pairs of MTU 1500. r1 encapsulates with five segments, r2 to r5 are functions, r6 is the egress. Only packets from h1 go that way; answers are plain IPv6, as in the paper. There is a network of the kernel alone, one with waystamp, one with waystamp and proxies, one with waystamp on XDP; in each a host behind r6 for each scheme.",
+		"Schemes are those of the paper's Table III. ipv6: plain forwarding. srv6: the kernel's H.Encaps (with its tunnel source set, seg6_flowlabel 0), End and End.DT6; srv6-csid: the same with End of the flavour NEXT-C-SID and all five SIDs in one entry; srv6-csid-red: with H.Encaps.Red, which leaves out the SRH. opot, keyed, keyed-flow: waystamp's agents and programs on TC; -csid: with compressed SIDs; -xdp: on XDP; -proxy: r2 to r5 are functions that know nothing of SRv6, here as in the paper the node's own kernel, so that each takes all outer headers off, forwards the packet, and puts them back. All have the same links and routes, and neighbours that the kernel finds and keeps by itself.",
+		"Offloads on: TSO, GSO and GRO on all ends of all links; super-packets stay whole, as between virtual machines of one host. Offloads off: all of them off and checksums computed by the sender, every frame by itself, as on a wire.",
+		fmt.Sprintf("The load is one TCP stream of iperf3, %s per run, with the MSS of the paper's Table III: 1500 − 60 less the outer header, of 48 + 16·m bytes (40 for srv6-csid-red) for the kernel and 72 + 16·m for ours, with m of 5 entries, or 1 of compressed SIDs. Bit rates count TCP payload at the receiver.", seconds(c.Duration)),
+		fmt.Sprintf("Link speeds are set on everything that nodes send, with HTB, offloads on, in up to %d rounds. Packet rates follow from the bit rates and the payload of full packets (MSS − 12 for the timestamps). rho is the bit rate as a part of plain IPv6's at the same speed; beside it is the packet sending efficiency, what the lengths of headers alone would leave. HTB counts a super-packet as the frames that it stands for.", paperSpeedRuns),
+		fmt.Sprintf("Round trips are of %d ICMPv6 echo requests per run, one per millisecond, on links without limit. Medians are of runs; boxes show all requests of all runs: quartiles, whiskers to the furthest within 1.5 times their distance.", paperPings),
+	)
+	for _, offload := range []bool{true, false} {
+		if err := c.paper(ctx, &r, offload); err != nil {
 			return Result{}, err
 		}
-		if r.Figures = append(r.Figures, figures...); part.what != "round trips" {
-			r.Figures = append(r.Figures, derived(figures)...)
-		}
+	}
+	if len(r.Figures) == 0 {
+		return Result{}, fmt.Errorf("no case has %q in its name", c.Only)
 	}
 	r.end()
 	return r, nil
 }
 
-// derived are the figures that follow from bit rates: packet rates, and ours
-// beside plain IPv6.
-func derived(of []Figure) []Figure {
+// paper adds what is measured with one setting of offloads. Its networks are
+// there only meanwhile.
+func (c Config) paper(ctx context.Context, r *Result, offload bool) (err error) {
+	p := &paperRun{Config: c, offload: offload, nets: map[string]*paperNet{}}
+	for _, w := range ways(offload) {
+		if !c.Quick || quickWays[w.name] {
+			p.list = append(p.list, w)
+		}
+	}
+	defer func() { err = errors.Join(err, p.close()) }()
+	parts := []func(context.Context) ([]Figure, error){p.throughput, p.roundTrips}
+	if offload && !c.Quick {
+		parts = append(parts, p.speeds)
+	}
+	for _, part := range parts {
+		figures, err := part(ctx)
+		if err != nil {
+			return err
+		}
+		r.Figures = append(r.Figures, figures...)
+	}
+	return nil
+}
+
+// seconds is how long iperf3 sends, which counts in whole ones.
+func seconds(d time.Duration) string {
+	n := max(1, int(d.Round(time.Second).Seconds()))
+	if n == 1 {
+		return "1 second"
+	}
+	return fmt.Sprintf("%d seconds", n)
+}
+
+// besideIPv6 holds our bit rates against plain IPv6's of the same rounds: kind/
+// NAME/rest becomes kind-to-ipv6/NAME/rest.
+func besideIPv6(of []Figure) ([]Figure, error) {
 	by := map[string]Figure{}
 	for _, f := range of {
 		by[f.Name] = f
 	}
 	var series []Series
+	have := map[string]bool{}
 	for _, f := range of {
-		kind, rest, _ := strings.Cut(f.Name, "/")
-		name, rest, _ := strings.Cut(rest, "/")
+		kind, name, rest := splitName(f.Name)
+		ipv6, ok := by[kind+"/ipv6/"+rest]
+		if !ok || name == "ipv6" || strings.HasPrefix(name, "srv6") {
+			continue // the kernel's are beside it already
+		}
+		base := Series{Name: kind + "-to-ipv6/ipv6/" + rest, Unit: f.Unit, Better: f.Better, Samples: ipv6.Samples}
+		if !have[base.Name] {
+			series = append(series, base)
+			have[base.Name] = true
+		}
+		series = append(series, Series{Name: kind + "-to-ipv6/" + name + "/" + rest, Unit: f.Unit, Better: f.Better, Baseline: base.Name, Samples: f.Samples})
+	}
+	return Figures(series)
+}
+
+func splitName(s string) (kind, name, rest string) {
+	kind, rest, _ = strings.Cut(s, "/")
+	name, rest, _ = strings.Cut(rest, "/")
+	return kind, name, rest
+}
+
+// fromBitRates are the packet rates that follow from bit rates, and rho of each.
+func fromBitRates(of []Figure) ([]Figure, error) {
+	by := map[string]Figure{}
+	for _, f := range of {
+		by[f.Name] = f
+	}
+	var packetRates, rhos []Series
+	for _, f := range of {
+		_, name, rest := splitName(f.Name)
 		var w way
-		for _, x := range ways(false) {
+		for _, x := range ways(true) {
 			if x.name == name {
 				w = x
 			}
 		}
-		ipv6, ok := by[kind+"/ipv6/"+rest]
-		if !ok {
+		packets := Series{Name: "packet-rate/" + name + "/" + rest, Unit: "Mpackets/s", Better: More, Params: f.Params}
+		for _, x := range f.Samples {
+			packets.Samples = append(packets.Samples, x/8/float64(w.mss()-12))
+		}
+		if f.Baseline != "" {
+			_, base, _ := splitName(f.Baseline)
+			packets.Baseline = "packet-rate/" + base + "/" + rest
+		}
+		packetRates = append(packetRates, packets)
+		ipv6, ok := by["bit-rate/ipv6/"+rest]
+		if !ok || name == "ipv6" {
 			continue
 		}
-		if kind == "tcp" {
-			if w.ours {
-				series = append(series,
-					Series{Name: "tcp-to-ipv6/ipv6/" + rest, Unit: f.Unit, Better: More, Samples: ipv6.Samples},
-					Series{Name: "tcp-to-ipv6/" + name + "/" + rest, Unit: f.Unit, Better: More, Baseline: "tcp-to-ipv6/ipv6/" + rest, Samples: f.Samples})
-			}
-			continue
-		}
-		packets, rho := make([]float64, f.N), make([]float64, f.N)
+		rho := Series{Name: "rho/" + name + "/" + rest, Unit: "of IPv6's bit rate", Better: More, Params: f.Params}
 		for i, x := range f.Samples {
-			packets[i] = x * 1e6 / 8 / float64(w.mss()-12) / 1e6
-			rho[i] = x / ipv6.Samples[i]
+			rho.Samples = append(rho.Samples, x/ipv6.Samples[i])
 		}
-		s := Series{Name: "packet-rate/" + name + "/" + rest, Unit: "Mpackets/s", Better: More, Params: f.Params, Samples: packets}
-		if name != "ipv6" {
-			s.Baseline = "packet-rate/ipv6/" + rest
-			series = append(series, Series{Name: "rho/" + name + "/" + rest, Unit: "of IPv6's bit rate", Better: More, Params: f.Params, Samples: rho})
-		}
-		series = append(series, s)
+		rhos = append(rhos, rho)
 	}
-	// One plain IPv6 for all.
-	seen := map[string]bool{}
-	once := series[:0]
-	for _, s := range series {
-		if !seen[s.Name] {
-			once = append(once, s)
-		}
-		seen[s.Name] = true
-	}
-	figures, err := Figures(once)
-	if err != nil {
-		return nil // what they are made of is there, as are their baselines
-	}
-	return figures
+	return Figures(append(packetRates, rhos...))
 }

@@ -127,10 +127,9 @@ func TestDelayerKeepsFramesForATime(t *testing.T) {
 	const frames = 50
 	sent := make([]time.Duration, frames)
 	for i := range frames {
-		p, err := innerPacket(0, 100+i)
+		p, err := innerPacket(0, 100+i, false)
 		must(t, err)
-		frame, err := framed(p, [6]byte{2, 9})
-		must(t, err)
+		frame := framed(p, [6]byte{2, 9})
 		sent[i] = monotonic()
 		_, err = unix.Write(send, frame)
 		must(t, err)

@@ -2,16 +2,10 @@ package bench
 
 import (
 	"fmt"
-	"image/color"
 	"math"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"text/tabwriter"
-
-	"gonum.org/v1/plot"
-	"gonum.org/v1/plot/plotter"
-	"gonum.org/v1/plot/vg"
 )
 
 // number is a value with as many digits as mean something.
@@ -23,8 +17,10 @@ func number(x float64) string {
 		return fmt.Sprintf("%.0f", x)
 	case a >= 10:
 		return fmt.Sprintf("%.1f", x)
+	case a >= 1:
+		return fmt.Sprintf("%.2f", x)
 	}
-	return fmt.Sprintf("%.2f", x)
+	return fmt.Sprintf("%.3f", x)
 }
 
 // times is a ratio to a baseline with what is known of its error.
@@ -71,22 +67,32 @@ func (r Result) body(b *strings.Builder, plots []string) {
 	names, by := r.groups()
 	for _, g := range names {
 		fmt.Fprintf(b, "\n## %s\n", g)
+		if c, ok := commands[g]; ok {
+			fmt.Fprintf(b, "\nAgain: `waystamp bench %s`.\n", c)
+		}
 		for _, p := range plots {
-			if base := filepath.Base(p); base == g || plotOf(base) == g {
+			if groupOf(filepath.Base(p)) == g {
 				fmt.Fprintf(b, "\n![%s](%s.svg)\n", p, p)
 			}
 		}
-		net := false
+		net, headers := false, false
 		for _, f := range by[g] {
 			net = net || f.Net > 0
+			headers = headers || g == "rho" && f.Params["efficiency"] > 0
 		}
 		b.WriteString("\n| figure | unit | median | min | max | n | baseline | ratio |")
 		if net {
 			b.WriteString(" net | net ratio |")
 		}
+		if headers {
+			b.WriteString(" by headers alone |")
+		}
 		b.WriteString("\n|---|---|---:|---:|---:|---:|---|---:|")
 		if net {
 			b.WriteString("---:|---:|")
+		}
+		if headers {
+			b.WriteString("---:|")
 		}
 		b.WriteByte('\n')
 		for _, f := range by[g] {
@@ -98,9 +104,38 @@ func (r Result) body(b *strings.Builder, plots []string) {
 				}
 				fmt.Fprintf(b, " %s | %s |", number(f.Net), ratio)
 			}
+			if headers {
+				fmt.Fprintf(b, " %.3f |", f.Params["efficiency"])
+			}
 			b.WriteByte('\n')
 		}
+		boxTable(b, by[g])
 		proxyTable(b, by[g])
+	}
+}
+
+// commands measure the figures of a group again, by its name.
+var commands = map[string]string{
+	"stamp": "stamp", "hop": "hop", "cores": "hop --only cores-", "scale": "scale",
+	"tcp": "paper --only tcp/", "tcp-to-ipv6": "paper --only tcp/", "rtt": "paper --only rtt/",
+	"bit-rate": "paper --only bit-rate/", "packet-rate": "paper --only bit-rate/", "rho": "paper --only bit-rate/",
+	"proxy": "proxy",
+}
+
+// boxTable is the spread of single values.
+func boxTable(b *strings.Builder, figures []Figure) {
+	first := true
+	for _, f := range figures {
+		if f.Box == nil {
+			continue
+		}
+		if first {
+			b.WriteString("\n| figure | unit | values | low | quartile | median | quartile | high | beyond | highest | mean |\n|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|\n")
+			first = false
+		}
+		x := f.Box
+		fmt.Fprintf(b, "| %s | %s | %d | %s | %s | %s | %s | %s | %d | %s | %s |\n", f.Name, f.Unit, x.N,
+			number(x.Low), number(x.Q1), number(x.Median), number(x.Q3), number(x.High), x.Outliers, number(x.Max), number(x.Mean))
 	}
 }
 
@@ -125,23 +160,6 @@ func proxyTable(b *strings.Builder, figures []Figure) {
 		wait := p["waited_ns"] / max(p["tx_success"], 1)
 		fmt.Fprintf(b, " %.3f %% | %.0f | %.0f | %.3f | %.0f |\n", 100*p["tx_not_cached"]/max(back, 1), p["evicted"], p["expired"], wait/1e6, p["rx_success"]/max(p["seconds"], 1)*wait/1e9)
 	}
-}
-
-// plotOf is the group of a plot that is one of several: its name without -N.
-func plotOf(name string) string {
-	g, n, ok := cutLast(name, "-")
-	if _, err := strconv.Atoi(n); !ok || err != nil {
-		return name
-	}
-	return g
-}
-
-func cutLast(s, sep string) (before, after string, found bool) {
-	i := strings.LastIndex(s, sep)
-	if i < 0 {
-		return s, "", false
-	}
-	return s[:i], s[i+len(sep):], true
 }
 
 // Table is the result for a terminal.
@@ -175,95 +193,4 @@ func DifferenceTable(d []Difference) string {
 	}
 	w.Flush()
 	return b.String()
-}
-
-// plotsMax is how many bars one plot can hold and still be read.
-const plotsMax = 40
-
-// Colours of baselines and of ours, told apart also by those who see no red.
-var (
-	colourBaseline = color.RGBA{0x99, 0x99, 0x99, 0xff}
-	colourOurs     = color.RGBA{0x00, 0x72, 0xb2, 0xff}
-)
-
-// Plots draws each group of figures that have one unit as bars, in SVG and PNG,
-// and returns the names of the files without their endings.
-func (r Result) Plots(dir string) ([]string, error) {
-	names, by := r.groups()
-	var out []string
-	for _, g := range names {
-		units := map[string][]Figure{}
-		var order []string
-		for _, f := range by[g] {
-			if units[f.Unit] == nil {
-				order = append(order, f.Unit)
-			}
-			units[f.Unit] = append(units[f.Unit], f)
-		}
-		for i, u := range order {
-			name := g
-			if len(order) > 1 {
-				name = fmt.Sprintf("%s-%d", g, i+1)
-			}
-			figures := units[u]
-			if len(figures) > plotsMax {
-				figures = figures[:plotsMax]
-			}
-			if err := drawBars(filepath.Join(dir, name), g, u, figures); err != nil {
-				return nil, fmt.Errorf("draw %s: %w", name, err)
-			}
-			out = append(out, name)
-		}
-	}
-	return out, nil
-}
-
-// drawBars: medians as bars, one above the other, lowest and highest run as
-// whiskers.
-func drawBars(path, title, unit string, figures []Figure) error {
-	p := plot.New()
-	p.Title.Text = title + ": medians, and the lowest and highest run"
-	p.X.Label.Text = unit
-	p.X.Min = 0
-	p.Add(plotter.NewGrid())
-	isBaseline := map[string]bool{}
-	for _, f := range figures {
-		isBaseline[f.Baseline] = true
-	}
-	labels := make([]string, len(figures))
-	spread := spreads{}
-	for i, f := range figures {
-		at := len(figures) - 1 - i // the first on top
-		labels[at] = f.Name
-		bar, err := plotter.NewBarChart(plotter.Values{f.Median}, vg.Points(9))
-		if err != nil {
-			return err
-		}
-		bar.Horizontal, bar.XMin, bar.LineStyle.Width = true, float64(at), 0
-		bar.Color = colourOurs
-		if isBaseline[f.Name] || f.Baseline == "" {
-			bar.Color = colourBaseline
-		}
-		p.Add(bar)
-		spread.XYs = append(spread.XYs, plotter.XY{X: f.Median, Y: float64(at)})
-		spread.XErrors = append(spread.XErrors, struct{ Low, High float64 }{f.Median - f.Min, f.Max - f.Median})
-	}
-	whiskers, err := plotter.NewXErrorBars(spread)
-	if err != nil {
-		return err
-	}
-	p.Add(whiskers)
-	p.NominalY(labels...)
-	height := vg.Points(float64(len(figures))*16 + 80)
-	for _, ending := range []string{".svg", ".png"} {
-		if err := p.Save(vg.Points(640), height, path+ending); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-type spreads struct {
-	plotter.XYs
-	plotter.XErrors
 }

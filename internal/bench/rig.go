@@ -9,6 +9,8 @@ import (
 	"os"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/waystamp/waystamp/internal/dataplane"
 	"github.com/waystamp/waystamp/internal/dataplane/meter"
 	"github.com/waystamp/waystamp/internal/host"
@@ -29,7 +31,7 @@ const rigMTU = 2000
 
 // rig is a generator, a node and a sink, each a namespace without a name.
 type rig struct {
-	cpu  int
+	cpus []int // that packets go through the node on, each with queues of its own
 	gen  *host.Net
 	node *host.Net
 	sink *host.Net
@@ -47,8 +49,8 @@ type rig struct {
 	others    []*meter.Tap
 }
 
-func newRig(cpu int) (_ *rig, err error) {
-	r := &rig{cpu: cpu}
+func newRig(cpus ...int) (_ *rig, err error) {
+	r := &rig{cpus: cpus}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, r.close())
@@ -67,6 +69,7 @@ func newRig(cpu int) (_ *rig, err error) {
 			{"net/ipv6/conf/all/accept_ra", "0"}, {"net/ipv6/conf/default/accept_ra", "0"},
 			{"net/ipv6/conf/default/accept_dad", "0"}, {"net/ipv6/conf/default/dad_transmits", "0"},
 			{"net/ipv6/conf/all/forwarding", "1"},
+			{"net/ipv4/ip_forward", "1"}, {"net/ipv4/conf/all/rp_filter", "0"}, {"net/ipv4/conf/default/rp_filter", "0"},
 			{"net/ipv6/conf/all/seg6_enabled", "1"}, {"net/ipv6/conf/default/seg6_enabled", "1"},
 			{"net/ipv6/conf/default/addr_gen_mode", "1"},
 		} {
@@ -81,7 +84,7 @@ func newRig(cpu int) (_ *rig, err error) {
 		at    *int
 		peer  *int
 	}{{devIn, r.gen, &r.index.in, &r.index.gen}, {devOut, r.sink, &r.index.out, &r.index.sink}} {
-		err := r.node.AddVeth(host.Veth{Name: side.dev, PeerName: devEnd, Peer: side.other.NetNS(), MTU: rigMTU})
+		err := r.node.AddVeth(host.Veth{Name: side.dev, PeerName: devEnd, Peer: side.other.NetNS(), MTU: rigMTU, Queues: len(cpus)})
 		if err != nil {
 			return nil, err
 		}
@@ -120,7 +123,16 @@ func newRig(cpu int) (_ *rig, err error) {
 	if err := r.node.WaitUp(ctx, devIn, devOut); err != nil {
 		return nil, err
 	}
-	if err := r.node.AddNeighbour(devOut, next, mac); err != nil {
+	next4 := netip.MustParseAddr(nodeNext4)
+	if err := r.node.AddAddress(devOut, netip.MustParsePrefix(nodeAddress4)); err != nil {
+		return nil, err
+	}
+	for _, a := range []netip.Addr{next, next4} {
+		if err := r.node.AddNeighbour(devOut, a, mac); err != nil {
+			return nil, err
+		}
+	}
+	if err := r.node.AddRoute(host.Route{Destination: netip.MustParsePrefix("0.0.0.0/0"), Via: next4, Device: devOut}); err != nil {
 		return nil, err
 	}
 	return r, r.node.AddRoute(host.Route{Destination: netip.MustParsePrefix("::/0"), Via: next, Device: devOut})
@@ -180,23 +192,25 @@ func (r *rig) generate(frame []byte, head int, fields ...meter.Field) error {
 // many a run takes.
 const warmUp = 1 << 16
 
-// run sends so many packets in one go and returns what one took, from its making
+// run sends so many packets in one go, the same part of them on each CPU, and returns what one took, from its making
 // to its counting in nanoseconds, and the part of them that was lost on the way.
 // One go, because the kernel takes tens of milliseconds to end each.
 func (r *rig) run(n int) (each, loss float64, err error) {
-	var got uint64
-	err = in(r.gen, func() error {
-		return pinned(r.cpu, func() error {
-			if err := r.tap.Reset(); err != nil {
-				return err
-			}
-			if err := r.generator.Send(n); err != nil {
-				return err
-			}
-			got, each, err = r.tap.Seen()
-			return err
+	if err := r.tap.Reset(); err != nil {
+		return 0, 0, err
+	}
+	var g errgroup.Group
+	for _, cpu := range r.cpus {
+		g.Go(func() error {
+			return in(r.gen, func() error {
+				return pinned(cpu, func() error { return r.generator.Send(n / len(r.cpus)) })
+			})
 		})
-	})
+	}
+	if err := g.Wait(); err != nil {
+		return 0, 0, err
+	}
+	got, each, err := r.tap.Seen()
 	if err != nil {
 		return 0, 0, err
 	}

@@ -9,8 +9,10 @@ import (
 	"os"
 	"runtime"
 	"strings"
+	"sync"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
 	"github.com/waystamp/waystamp/internal/host"
@@ -26,6 +28,9 @@ type Config struct {
 	Binary   string        // that agents are run from; "": the running one
 	Progress io.Writer     // a terminal that is told how far things are; nil: none
 	Log      *slog.Logger
+
+	warm     bool // what is measured has been before: the first run counts
+	separate bool // subjects share nothing and can be prepared side by side
 }
 
 func (c Config) cpu() int {
@@ -55,7 +60,11 @@ func (c Config) rounds(ctx context.Context, what string, subjects []subject) (_ 
 	if len(subjects) == 0 {
 		return nil, fmt.Errorf("no case has %q in its name", c.Only)
 	}
-	p := newProgress(c.Progress, what, (c.Runs+1)*len(subjects))
+	runs := c.Runs + 1
+	if c.warm {
+		runs = c.Runs
+	}
+	p := newProgress(c.Progress, what, runs*len(subjects))
 	defer p.done()
 	trials := make([]*trial, len(subjects))
 	defer func() {
@@ -65,17 +74,16 @@ func (c Config) rounds(ctx context.Context, what string, subjects []subject) (_ 
 			}
 		}
 	}()
-	for i, s := range subjects {
-		if err := ctx.Err(); err != nil {
-			return nil, err
-		}
-		p.step(s.Name)
-		if trials[i], err = s.prepare(); err != nil {
-			return nil, fmt.Errorf("prepare %s: %w", s.Name, err)
-		}
+	if err := c.prepare(ctx, subjects, trials, p); err != nil {
+		return nil, err
+	}
+	if !c.warm {
 		// The first run fills caches and is not counted.
-		if _, err := trials[i].measure(ctx); err != nil {
-			return nil, fmt.Errorf("measure %s: %w", s.Name, err)
+		for i, s := range subjects {
+			p.step(s.Name)
+			if _, err := trials[i].measure(ctx); err != nil {
+				return nil, fmt.Errorf("measure %s: %w", s.Name, err)
+			}
 		}
 	}
 	series := make([]Series, len(subjects))
@@ -100,6 +108,30 @@ func (c Config) rounds(ctx context.Context, what string, subjects []subject) (_ 
 		}
 	}
 	return Figures(series)
+}
+
+// prepare makes the trial of each subject: one after the other where they share
+// networks, else as many at once as there are CPUs, since most of the time is the
+// verifier's.
+func (c Config) prepare(ctx context.Context, subjects []subject, trials []*trial, p *progress) error {
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(1)
+	if c.separate {
+		g.SetLimit(runtime.NumCPU())
+	}
+	for i, s := range subjects {
+		g.Go(func() (err error) {
+			if err := ctx.Err(); err != nil {
+				return err
+			}
+			p.say("prepare " + s.Name)
+			if trials[i], err = s.prepare(); err != nil {
+				return fmt.Errorf("prepare %s: %w", s.Name, err)
+			}
+			return nil
+		})
+	}
+	return g.Wait()
 }
 
 // wanted are the subjects that were asked for and what they are held against.
@@ -171,28 +203,43 @@ func pinned(cpu int, f func() error) error {
 
 // progress is one line that is written again and again.
 type progress struct {
-	w     io.Writer
-	what  string
+	w    io.Writer
+	what string
+
+	mu    sync.Mutex
 	total int
 	at    int
 	start time.Time
 }
 
 func newProgress(w io.Writer, what string, total int) *progress {
-	return &progress{w: w, what: what, total: total, start: time.Now()}
+	return &progress{w: w, what: what, total: total}
 }
 
+// step begins another run.
 func (p *progress) step(name string) {
-	if p.w == nil {
-		return
+	p.mu.Lock()
+	if p.at == 0 {
+		p.start = time.Now() // preparing is not what the rest takes
 	}
 	left := ""
 	if p.at > 0 {
 		each := time.Since(p.start) / time.Duration(p.at)
 		left = fmt.Sprintf(", %s left", (each * time.Duration(p.total-p.at)).Round(time.Second))
 	}
-	fmt.Fprintf(p.w, "\r\x1b[K%s %3d %%%s: %s", p.what, 100*p.at/p.total, left, name)
+	text := fmt.Sprintf("%3d %%%s: %s", 100*p.at/p.total, left, name)
 	p.at++
+	p.mu.Unlock()
+	p.say(text)
+}
+
+// say writes the line anew.
+func (p *progress) say(text string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.w != nil {
+		fmt.Fprintf(p.w, "\r\x1b[K%s %s", p.what, text)
+	}
 }
 
 func (p *progress) done() {

@@ -10,13 +10,14 @@ import (
 // Scale measures what a packet costs as chains, rules and segments grow in
 // number.
 func Scale(ctx context.Context, c Config) (Result, error) {
+	c.separate = true
 	r := c.begin("scale", append(hopSetup(c),
-		fmt.Sprintf("Chains: packets go round all of them, one after the other, each with its own SID, path, secrets, rule and destination. The generator's own tables grow with them; scale/drop/xdp shows what that costs. A node has its own /64 for each chain that visits it, of which this domain's hop has %d.", chainsMax),
+		fmt.Sprintf("Chains: packets go round all of them, one after the other, each with its own SID, path, secrets, rule and destination. The generator's own tables grow with them; scale/drop shows what that costs. Each visit of a node has a /64 of its own, and a /48, the one length of blocks that NEXT-C-SID's 16 bits allow, has 65535 of them: no domain can have more than 32767 chains, with one function each. The nodes of this one have a quarter of the block each, so that it goes to %d.", chainsMax),
 		"Headends put as much before a frame as its buffer has room for; on veth that is 9 segments. Longer lists go by TC, and take as long.",
 		"Segments: keyed verifies a tag per hop, opot the same work for any number.",
 	)...)
-	chains := []int{1, 16, 256, 4096, chainsMax}
-	segments := []int{2, 4, 8, 12, 16}
+	chains := []int{1, 256, 4096, chainsMax}
+	segments := []int{2, 4, 8, 16}
 	if c.Quick {
 		chains = []int{1, 256, chainsMax}
 		segments = []int{2, 16}

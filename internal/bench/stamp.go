@@ -15,44 +15,46 @@ const stampRounds = 2000
 
 // Stamp measures programs alone, by BPF_PROG_TEST_RUN.
 func Stamp(ctx context.Context, c Config) (Result, error) {
+	c.separate = true
 	r := c.begin("stamp",
-		"A program alone: BPF_PROG_TEST_RUN of the XDP programs that ship, on packets that they take. The kernel copies the packet in once per call and measures the program's own time; a program that stamps would find its own stamp the second time. So every call runs it once, and a sample is the median of many calls.",
-		"The time of one run has the kernel's clock in it (stamp/pass/xdp: the same program on a packet that is none of its business), which is taken off in the net column.",
-		"The cost of a proof is the difference between schemes and numbers of segments: the programs have no way without one.",
+		"A program alone: BPF_PROG_TEST_RUN of the programs that ship, on packets that they take. The kernel copies the packet in once per call and measures the program's own time; a program that stamps would find its own stamp the second time. So every call runs it once, and a sample is the median of many calls.",
+		"The time of one run has the kernel's clock in it (stamp/pass: the same program on a packet that is none of its business), which is taken off in the net column.",
+		"The programs have no way without a proof. The least of them is pot: a look-up that all need, and one multiplication; it is the baseline, and what other schemes cost is the difference. What an egress pays per hop is the difference between numbers of segments.",
 	)
 	var subjects []subject
-	add := func(h hop, suffix, baseline string, params map[string]float64) {
-		name := fmt.Sprintf("stamp/%s-%s/%s%s", h.task, h.scheme, h.by, suffix)
-		floor := "stamp/pass/xdp"
-		if h.task == taskDrop {
-			name, floor = floor, ""
+	add := func(h hop, name, baseline string, params map[string]float64) {
+		s := Series{Name: name, Unit: "ns/run", Better: Less, Baseline: baseline, Params: params}
+		if h.task != taskDrop {
+			s.Floor = "stamp/pass/" + string(h.by)
 		}
-		subjects = append(subjects, subject{
-			Series:  Series{Name: name, Unit: "ns/run", Better: Less, Baseline: baseline, Floor: floor, Params: params},
-			prepare: func() (*trial, error) { return h.prepareRun(c) },
-		})
+		subjects = append(subjects, subject{Series: s, prepare: func() (*trial, error) { return h.prepareRun(c) }})
 	}
-	base := hop{by: byXDP, size: 512, segments: hopSegments, chains: 1, scheme: model.SchemeKeyed}
-	pass := base
-	pass.task = taskDrop
-	add(pass, "", "", nil)
-	segments := []int{2, 3, 8, 16}
-	if c.Quick {
-		segments = []int{3, 16}
-	}
-	for _, t := range []task{taskEnd, taskHeadend, taskEgress} {
-		for _, n := range segments {
+	base := hop{size: 512, chains: 1, scheme: model.SchemeKeyed}
+	for _, who := range []by{byXDP, byTC} {
+		segments := []int{2, 3, 8, 16}
+		if c.Quick || who == byTC {
+			segments = []int{3, 16}
+		}
+		h := base
+		h.by, h.segments, h.task = who, hopSegments, taskDrop
+		add(h, "stamp/pass/"+string(who), "", nil)
+		for _, t := range []task{taskEnd, taskHeadend, taskEgress} {
 			for _, s := range []model.Scheme{model.SchemePoT, model.SchemeOPoT, model.SchemeKeyed, model.SchemeKeyedFlow} {
-				h := base
-				h.task, h.scheme, h.segments = t, s, n
-				if t == taskHeadend && model.OuterLen(n) > headroom {
-					continue // XDP leaves it to TC
+				if c.Quick && (who == byTC || s == model.SchemeKeyedFlow) {
+					continue
 				}
-				baseline := fmt.Sprintf("stamp/%s-%s/xdp/segments-%d", t, model.SchemePoT, n)
-				if s == model.SchemePoT {
-					baseline = ""
+				for _, n := range segments {
+					h.task, h.scheme, h.segments = t, s, n
+					if t == taskHeadend && who == byXDP && model.OuterLen(n) > headroom {
+						continue // XDP leaves it to TC
+					}
+					name := func(s model.Scheme) string { return fmt.Sprintf("stamp/%s-%s/%s/segments-%d", t, s, who, n) }
+					baseline := name(model.SchemePoT)
+					if s == model.SchemePoT {
+						baseline = ""
+					}
+					add(h, name(s), baseline, map[string]float64{"segments": float64(n)})
 				}
-				add(h, fmt.Sprintf("/segments-%d", n), baseline, map[string]float64{"segments": float64(n)})
 			}
 		}
 	}
@@ -68,18 +70,19 @@ func Stamp(ctx context.Context, c Config) (Result, error) {
 // keeps free there (XDP_PACKET_HEADROOM), less its own struct xdp_frame.
 const headroom = 256 - 40
 
-// Verdicts of <linux/bpf.h>.
-const (
-	xdpPass     = 2
-	xdpRedirect = 4
-)
+// verdicts of programs on packets that they send on, and that they let pass, of
+// <linux/bpf.h> and <linux/pkt_cls.h>.
+var verdicts = map[by]struct{ redirect, pass uint32 }{
+	byXDP: {4, 2},
+	byTC:  {7, 1<<32 - 1},
+}
 
 func (h hop) prepareRun(c Config) (_ *trial, err error) {
-	w, err := newWorld(h.scheme, h.segments, 1, true)
+	w, err := newWorld(h.spec())
 	if err != nil {
 		return nil, err
 	}
-	r, err := newRig(c.cpu())
+	r, err := newRig(h.cpus(c)...)
 	if err != nil {
 		return nil, err
 	}
@@ -89,9 +92,9 @@ func (h hop) prepareRun(c Config) (_ *trial, err error) {
 		}
 	}()
 	pass := h.task == taskDrop
-	want := uint32(xdpRedirect)
+	want := verdicts[h.by].redirect
 	if pass {
-		h.task, want = taskEnd, xdpPass
+		h.task, want = taskEnd, verdicts[h.by].pass
 	}
 	if err := h.setUp(r, w); err != nil {
 		return nil, err
@@ -112,6 +115,9 @@ func (h hop) prepareRun(c Config) (_ *trial, err error) {
 	for i := range runs {
 		if runs[i], _, err = h.frame(w, i, r.mac); err != nil {
 			return nil, err
+		}
+		if h.by == byTC {
+			clear(runs[i][:6]) // the kernel runs TC programs as if on lo, whose address is zero
 		}
 	}
 	if pass {
@@ -137,10 +143,10 @@ func (h hop) prepareRun(c Config) (_ *trial, err error) {
 			times = times[:0]
 			var unexpected error
 			err := in(r.node, func() error {
-				return pinned(r.cpu, func() error {
+				return pinned(r.cpus[0], func() error {
 					start := time.Now()
 					for len(times) < stampRounds && time.Since(start) < 60*time.Millisecond {
-						each, verdict, err := r.dp.TestRun(role, true, runs[len(times)%len(runs)], 1)
+						each, verdict, err := r.dp.TestRun(role, h.by == byXDP, runs[len(times)%len(runs)], 1)
 						if err != nil {
 							return err
 						}

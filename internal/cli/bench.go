@@ -26,23 +26,23 @@ func benchParts() []benchPart {
 		{
 			"stamp", "What the programs alone take",
 			"Runs each program on packets of its own with BPF_PROG_TEST_RUN, by scheme and number of\nsegments.",
-			bench.Stamp, 10, 6, 200 * time.Millisecond, 100 * time.Millisecond,
+			bench.Stamp, 9, 6, 200 * time.Millisecond, 100 * time.Millisecond,
 		}, {
-			"hop", "One node under load, on one CPU",
-			"Sends packets through one node as fast as one CPU goes: bare XDP redirect, the kernel's IPv6\nforwarding, End, H.Encaps and End.DT6, and ours in their places, on XDP and on TC.",
-			bench.Hop, 15, 7, 200 * time.Millisecond, 100 * time.Millisecond,
+			"hop", "One node under load, on one CPU and on two",
+			"Sends packets through one node as fast as a CPU goes: bare XDP redirect, the kernel's IPv6\nforwarding, End, H.Encaps and End.DT6, and ours in their places, on XDP and on TC; by packet\nsize, by number of segments, with compressed SIDs, with IPv4 inside, and on two CPUs.",
+			bench.Hop, 11, 7, 150 * time.Millisecond, 100 * time.Millisecond,
 		}, {
 			"paper", "The paper's network under TCP",
-			"Repeats the experiments of the paper on ordered proof of transit: TCP through five segments,\noffloads on and off, links of 1 to 5 Gbit/s, round trips. Needs iperf3.",
-			bench.Paper, 10, 3, 4 * time.Second, time.Second,
+			"Repeats the experiments of the paper on ordered proof of transit: its seven schemes and ours,\nTCP through five segments, offloads on and off, links of 1 to 5 Gbit/s, round trips. Needs\niperf3.",
+			bench.Paper, 10, 3, time.Second, time.Second,
 		}, {
 			"proxy", "Functions that know nothing of SRv6, under TCP",
 			"Repeats the experiments of the paper on the caching SFC proxy: TCP through a function by plain\nrouting, by the kernel's own proxy (End.DT6, then H.Encaps again) and by ours; with packets\ndropped, delayed, and changed by a NAT; caches of different sizes. Needs iperf3 and nft.",
-			bench.Proxy, 10, 3, 5 * time.Second, time.Second,
+			bench.Proxy, 10, 3, time.Second, time.Second,
 		}, {
 			"scale", "Cost over chains and segments",
 			"Measures what a packet costs at a node as the chains that visit it, and the segments of a\nchain, grow in number.",
-			bench.Scale, 10, 6, 200 * time.Millisecond, 100 * time.Millisecond,
+			bench.Scale, 7, 6, 150 * time.Millisecond, 100 * time.Millisecond,
 		},
 	}
 }

@@ -2,6 +2,7 @@ package host
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"net/netip"
 
@@ -26,9 +27,13 @@ func (n *Net) HardwareAddress(link string) (mac [6]byte, err error) {
 
 // AddNeighbour makes a neighbour known for good: the kernel never asks for it.
 func (n *Net) AddNeighbour(link string, a netip.Addr, mac [6]byte) error {
+	family := unix.AF_INET6
+	if a.Is4() {
+		family = unix.AF_INET
+	}
 	return n.onLink("add neighbour "+a.String()+" to", link, func(l netlink.Link) error {
 		return n.h.NeighSet(&netlink.Neigh{
-			LinkIndex: l.Attrs().Index, Family: unix.AF_INET6, State: netlink.NUD_PERMANENT,
+			LinkIndex: l.Attrs().Index, Family: family, State: netlink.NUD_PERMANENT,
 			IP: a.AsSlice(), HardwareAddr: mac[:],
 		})
 	})
@@ -47,6 +52,50 @@ func (n *Net) AddKernelEgress(sid netip.Prefix, link string, table int) error {
 			Protocol: netlink.RouteProtocol(ProtocolStatic), Encap: e,
 		})
 	})
+}
+
+// AddKernelEgress4 adds a route to a SID at which the kernel's own SRv6 takes the
+// outer header off a packet of IPv4 and sends it to a next hop on a link
+// (End.DX4, RFC 8986 4.5). A look-up in a table of IPv4 (End.DT4) would need VRF
+// devices.
+func (n *Net) AddKernelEgress4(sid netip.Prefix, link string, next netip.Addr) error {
+	return n.onLink("add End.DX4 on", link, func(l netlink.Link) error {
+		e := &netlink.SEG6LocalEncap{Action: nl.SEG6_LOCAL_ACTION_END_DX4, InAddr: next.AsSlice()}
+		e.Flags[nl.SEG6_LOCAL_ACTION] = true
+		e.Flags[nl.SEG6_LOCAL_NH4] = true
+		return n.h.RouteAdd(&netlink.Route{
+			Dst: ipNet(sid), LinkIndex: l.Attrs().Index, Table: unix.RT_TABLE_MAIN,
+			Protocol: netlink.RouteProtocol(ProtocolStatic), Encap: e,
+		})
+	})
+}
+
+// Of <linux/seg6_iptunnel.h> and <linux/seg6_local.h>, what the library lacks.
+const (
+	seg6EncapReduced     = 3 // SEG6_IPTUN_MODE_ENCAP_RED
+	seg6LocalFlavors     = 11
+	seg6FlavorOperation  = 1
+	seg6FlavorBlockBits  = 2
+	seg6FlavorNodeBits   = 3
+	seg6FlavorOpNextCSID = 4
+)
+
+// Lengths of waystamp's SIDs as the kernel wants them told, in bits.
+const (
+	csidBlockBits = 48
+	csidNodeBits  = 16
+)
+
+// nextCSID is End of the flavour NEXT-C-SID (RFC 9800 section 4.1).
+type nextCSID struct{ *netlink.SEG6LocalEncap }
+
+func (e nextCSID) Encode() ([]byte, error) {
+	b, err := e.SEG6LocalEncap.Encode()
+	flavors := nl.NewRtAttr(seg6LocalFlavors|unix.NLA_F_NESTED, nil)
+	flavors.AddRtAttr(seg6FlavorOperation, nl.Uint32Attr(1<<seg6FlavorOpNextCSID))
+	flavors.AddRtAttr(seg6FlavorBlockBits, []byte{csidBlockBits})
+	flavors.AddRtAttr(seg6FlavorNodeBits, []byte{csidNodeBits})
+	return append(b, flavors.Serialize()...), err
 }
 
 // AddRule has packets of IPv6 that come in by a device looked up in a table,
@@ -91,12 +140,17 @@ func (n *Net) SetTunnelSource(a netip.Addr) error {
 func (n *Net) SetRate(link string, bitsPerSecond uint64) error {
 	return n.onLink("set the speed of", link, func(l netlink.Link) error {
 		root := netlink.QdiscAttrs{LinkIndex: l.Attrs().Index, Handle: netlink.MakeHandle(1, 0), Parent: netlink.HANDLE_ROOT}
+		// HTB takes no changes as a whole: another one in its place.
+		err := n.h.QdiscDel(&netlink.GenericQdisc{QdiscAttrs: root, QdiscType: "htb"})
+		if err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EINVAL) {
+			return err
+		}
 		if bitsPerSecond == 0 {
-			return n.h.QdiscDel(&netlink.GenericQdisc{QdiscAttrs: root, QdiscType: "htb"})
+			return nil
 		}
 		q := netlink.NewHtb(root)
 		q.Defcls = 1
-		if err := n.h.QdiscReplace(q); err != nil {
+		if err := n.h.QdiscAdd(q); err != nil {
 			return err
 		}
 		// A bucket of 10 ms at most: enough for a super-packet at any speed.

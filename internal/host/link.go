@@ -38,6 +38,7 @@ type Veth struct {
 	PeerName string
 	Peer     *NetNS // where the other end goes; nil: the same namespace
 	MTU      int    // of both ends; 0: the kernel's 1500
+	Queues   int    // of both ends, for sending and receiving; 0: the kernel's choice
 }
 
 // AddVeth makes a pair, both ends down and each in its namespace from the
@@ -51,7 +52,9 @@ func (n *Net) AddVeth(v Veth) error {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = v.Name
 	attrs.MTU = v.MTU
+	attrs.NumTxQueues, attrs.NumRxQueues = v.Queues, v.Queues
 	link := netlink.NewVeth(attrs)
+	link.PeerNumTxQueues, link.PeerNumRxQueues = uint32(v.Queues), uint32(v.Queues)
 	link.PeerName = v.PeerName
 	if v.Peer != nil {
 		peer, err := v.Peer.dup()

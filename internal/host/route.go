@@ -40,6 +40,8 @@ type Route struct {
 	Device      string       // needed but for Prohibit and Blackhole
 	Source      netip.Addr   // preferred source; zero: the kernel's choice
 	Segments    []netip.Addr // of RouteEncap, in the order of the visit
+	Reduced     bool         // of RouteEncap: H.Encaps.Red; one segment then needs no SRH
+	Compressed  bool         // of RouteEnd: of the flavour NEXT-C-SID, as in waystamp's blocks
 	Protocol    Protocol     // 0: ProtocolStatic
 	Metric      int          // smaller wins; 0: the kernel's default, 1024 for IPv6
 	Table       int          // 0: the main one
@@ -111,12 +113,18 @@ func (n *Net) route(r Route) (*netlink.Route, error) {
 		end := &netlink.SEG6LocalEncap{Action: nl.SEG6_LOCAL_ACTION_END}
 		end.Flags[nl.SEG6_LOCAL_ACTION] = true
 		out.Encap = end
+		if r.Compressed {
+			out.Encap = nextCSID{end}
+		}
 	case RouteEncap:
 		if len(r.Segments) == 0 {
 			return nil, errors.New("an encapsulating route needs segments")
 		}
 		// The kernel takes them as they will be in the header: last one first.
 		encap := &netlink.SEG6Encap{Mode: nl.SEG6_IPTUN_MODE_ENCAP}
+		if r.Reduced {
+			encap.Mode = seg6EncapReduced
+		}
 		for i := len(r.Segments) - 1; i >= 0; i-- {
 			encap.Segments = append(encap.Segments, net.IP(r.Segments[i].AsSlice()))
 		}

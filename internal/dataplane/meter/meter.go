@@ -296,24 +296,36 @@ func (t *Tap) Reset() error {
 	return nil
 }
 
-// Seen is what a sink has seen since Reset: how many packets, and how long each
-// took that came on one CPU, in nanoseconds. What goes on before the first and
+// Seen is what a sink has seen since Reset: how many packets, and how long one
+// took in nanoseconds, of all CPUs together. What goes on before the first and
 // after the last packet does not count. 0: too few packets to say.
 func (t *Tap) Seen() (packets uint64, each float64, err error) {
 	var cpus []seen
 	if err := t.seen.Lookup(uint32(0), &cpus); err != nil {
 		return 0, 0, fmt.Errorf("read the sink's counter: %w", err)
 	}
-	var timed, ns uint64
+	packets, each = together(cpus)
+	return packets, each, nil
+}
+
+// together is from the first packet on any CPU to the last on any.
+func together(cpus []seen) (packets uint64, each float64) {
+	var timed, first, last uint64
 	for _, c := range cpus {
 		packets += c.Packets
+		if c.Last == c.First {
+			continue
+		}
 		timed += c.Last - c.First
-		ns += c.LastNs - c.FirstNs
+		last = max(last, c.LastNs)
+		if first == 0 || c.FirstNs < first {
+			first = c.FirstNs
+		}
 	}
 	if timed == 0 {
-		return packets, 0, nil
+		return packets, 0
 	}
-	return packets, float64(ns) / float64(timed), nil
+	return packets, float64(last-first) / float64(timed)
 }
 
 // Close takes the program off its device.
