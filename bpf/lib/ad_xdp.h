@@ -49,6 +49,7 @@ static __always_inline int ad_xdp(ctx_t *ctx, const struct endpoint *ep,
 	struct end_next next;
 	struct inner inner;
 	struct cache_ask ask;
+	struct kept kept;
 	struct cursor c;
 	__u32 entry;
 
@@ -63,8 +64,9 @@ static __always_inline int ad_xdp(ctx_t *ctx, const struct endpoint *ep,
 	if (!entry)
 		return CTX_PASS;
 	end_advance(ep, &next, true);
+	kept = kept_of(ep, outer);
 	/* The second one moves the packet: every pointer into it is gone. */
-	if (!content_fill(ctx, ep, &ask, entry, outer) ||
+	if (!content_fill(ctx, &kept, &ask, entry) ||
 	    bpf_xdp_adjust_head(ctx, outer)) {
 		cache_give(entry, TAG_FREE);
 		return ws_refuse(ctx, bounds_bug(), 0);

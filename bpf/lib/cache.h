@@ -28,17 +28,7 @@
 
 #define once(x) (*(const volatile typeof(x) *)&(x))
 
-/* Who asks the table for what. Times are in ticks of 2^20 ns. */
-struct cache_ask {
-	__u64 print;
-	__u64 now; /* ns */
-	__u64 lifetime; /* ns */
-	__u32 first; /* bucket */
-	__u32 buckets;
-	__u32 stats;
-	__u32 pad;
-};
-
+/* Tags and buckets have times in ticks of 2^20 ns. */
 static __always_inline __u32 tick(__u64 ns)
 {
 	return ns >> TAG_TIME_SHIFT;

@@ -12,14 +12,19 @@
 #include "net.h"
 #include "proxy.h"
 
+/* The same packet may be in another function of this node. */
+static __always_inline __u64 print_of_proxy(__u64 print, __u32 id)
+{
+	print ^= id * 0x9e3779b97f4a7c15ULL;
+	return (print | PRINT_SET) & ~PRINT_COPY;
+}
+
 /* What the table of headers is asked for a packet of a proxy. */
 static __always_inline struct cache_ask
 cache_ask(const struct ws_proxy *p, __u32 id, __u64 print, __u64 now)
 {
-	/* The same packet may be in another function of this node. */
-	print ^= id * 0x9e3779b97f4a7c15ULL;
 	return (struct cache_ask){
-		.print = (print | PRINT_SET) & ~PRINT_COPY,
+		.print = print_of_proxy(print, id),
 		.now = now,
 		.lifetime = p->lifetime_ns,
 		.first = p->slot,
@@ -28,20 +33,35 @@ cache_ask(const struct ws_proxy *p, __u32 id, __u64 print, __u64 now)
 	};
 }
 
+static __always_inline struct kept kept_of(const struct endpoint *ep,
+					   __u32 outer_len)
+{
+	return (struct kept){
+		.hop = {
+			.sid = ep->sid,
+			.path = ep->tlv->path,
+			.epoch = ep->tlv->epoch,
+		},
+		.proxy = ep->hop->proxy,
+		.outer_len = outer_len,
+		.tlv_off = (void *)ep->tlv - (void *)ep->ip6,
+	};
+}
+
 /* Writes down the outer header, which has been advanced. */
 static __always_inline bool cached_fill(ctx_t *ctx, struct ws_cached *c,
-					const struct endpoint *ep,
-					__u32 outer_len)
+					const struct kept *k)
 {
-	c->hop = (struct ws_hop_key){
-		.sid = ep->sid,
-		.path = ep->tlv->path,
-		.epoch = ep->tlv->epoch,
-	};
-	c->proxy = ep->hop->proxy;
+	__u32 outer_len = k->outer_len;
+
+	c->hop = k->hop;
+	c->proxy = k->proxy;
 	c->outer_len = outer_len;
-	c->tlv_off = (void *)ep->tlv - (void *)ep->ip6;
-	return !ctx_load_bytes(ctx, sizeof(struct eth_hdr), c->outer,
+	c->tlv_off = k->tlv_off;
+	barrier_var(outer_len);
+	return outer_len >= sizeof(struct ip6_hdr) &&
+	       outer_len <= WS_CACHED_MAX &&
+	       !ctx_load_bytes(ctx, sizeof(struct eth_hdr), c->outer,
 			       outer_len);
 }
 
@@ -64,9 +84,9 @@ static __always_inline __u32 content_reserve(ctx_t *ctx,
 }
 
 /* Writes the header there. Whoever calls it gives the entry to others, or up. */
-static __always_inline bool content_fill(ctx_t *ctx, const struct endpoint *ep,
+static __always_inline bool content_fill(ctx_t *ctx, const struct kept *k,
 					 const struct cache_ask *ask,
-					 __u32 entry, __u32 outer_len)
+					 __u32 entry)
 {
 	struct ws_cached *c = cache_entry(entry);
 
@@ -74,5 +94,5 @@ static __always_inline bool content_fill(ctx_t *ctx, const struct endpoint *ep,
 		return false;
 	c->fingerprint = ask->print;
 	c->expires = ask->now + ask->lifetime;
-	return cached_fill(ctx, c, ep, outer_len);
+	return cached_fill(ctx, c, k);
 }

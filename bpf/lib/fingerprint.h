@@ -1,8 +1,11 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /* What a function that forwards a packet leaves as it is, in 64 bits. Hop limit,
- * traffic class, checksums and IPv4's options may change and do not count. Packets of one flow
- * that agree in all of it and in their length are taken for copies of one
- * another, and may get each other's header. Both hooks.
+ * traffic class, checksums and IPv4's options may change and do not count. Nor
+ * does what the cutting of a super-packet may change in either of two ways: TCP's
+ * CWR, and the identification of TCP over IPv4 that is not to be fragmented (RFC
+ * 6864 4.1 gives it no meaning). Packets of one flow that agree in all of it and
+ * in their length are taken for copies of one another, and may get each other's
+ * header. Both hooks.
  */
 #pragma once
 
@@ -17,6 +20,20 @@
 
 #define FINGERPRINT_HEADERS 4 /* extension headers that are passed over */
 #define FINGERPRINT_WORDS (WS_FINGERPRINT_LEN / 8)
+
+/* TCP's flags (RFC 9293 3.1), and where they are. */
+#define TCP_FLAGS_AT 13
+#define TCP_FIN 0x01
+#define TCP_PSH 0x08
+#define TCP_CWR 0x80
+
+/* What is behind the IP headers. */
+union print_body {
+	__u64 word[FINGERPRINT_WORDS];
+	__be32 quad[2 * FINGERPRINT_WORDS];
+	__be16 half[4 * FINGERPRINT_WORDS];
+	__u8 byte[8 * FINGERPRINT_WORDS];
+};
 
 /* Where the checksum of an upper-layer header is, or -1 (RFC 9293 3.1, RFC 768,
  * RFC 792, RFC 4443 2.1).
@@ -79,7 +96,9 @@ static __always_inline bool print_ip4(ctx_t *ctx, struct print_ip *p)
 		return false;
 	header = ip4_header_len(&ip4);
 	p->addrs = inner_addrs(&in);
-	p->id = (__u64)ip4.id << 16 | ip4.fragment;
+	p->id = ip4.fragment;
+	if (ip4.protocol != NEXTHDR_TCP || ip4.fragment != IP4_DONT_FRAGMENT)
+		p->id |= (__u64)ip4.id << 16;
 	p->next = ip4.protocol;
 	p->first = NEXTHDR_IPV4;
 	p->later = ip4.fragment & IP4_OFFSET_MASK;
@@ -132,22 +151,57 @@ static __always_inline bool print_ip6(ctx_t *ctx, struct print_ip *p)
 	return true;
 }
 
+static __always_inline bool print_headers(ctx_t *ctx, struct print_ip *p,
+					  bool is_ip4)
+{
+	return is_ip4 ? print_ip4(ctx, p) : print_ip6(ctx, p);
+}
+
+/* Takes out what does not count. */
+static __always_inline void print_mask(union print_body *body, __u32 protocol)
+{
+	__s32 checksum = checksum_offset(protocol);
+
+	if (checksum >= 0)
+		body->half[(checksum / 2) & 31] = 0;
+	if (protocol == NEXTHDR_TCP)
+		body->byte[TCP_FLAGS_AT] &= ~TCP_CWR;
+}
+
+/* What the frames of a super-packet have in common. */
+static __always_inline struct siphash print_begin(const struct print_ip *p)
+{
+	__u64 key[2] = { cfg.fingerprint_key[0], cfg.fingerprint_key[1] };
+	struct siphash s = siphash_begin(key);
+
+	siphash13_word(&s, p->addrs.src[0]);
+	siphash13_word(&s, p->addrs.src[1]);
+	siphash13_word(&s, p->addrs.dst[0]);
+	siphash13_word(&s, p->addrs.dst[1]);
+	siphash13_word(&s, p->id);
+	return s;
+}
+
+/* left: bytes behind the IP headers; not 0. */
+static __always_inline __u64 print_end(struct siphash s,
+				       const union print_body *body, __u32 left,
+				       __u32 next, __u32 first)
+{
+	for (__u32 i = 0; i < FINGERPRINT_WORDS; i++)
+		siphash13_word(&s, body->word[i]);
+	return siphash13_end(&s, (__u64)left << 16 | next << 8 | first) | 1;
+}
+
 /* off: of the IP header, in bytes from the start of the frame. 0: the packet is
  * not whole. A function of its own, for its stack.
  */
 __noinline __u64 ws_fingerprint(ctx_t *ctx, __u32 off, int is_ip4)
 {
-	union {
-		__u64 word[FINGERPRINT_WORDS];
-		__be16 half[4 * FINGERPRINT_WORDS];
-	} body = {};
-	__u64 key[2] = { cfg.fingerprint_key[0], cfg.fingerprint_key[1] };
-	struct siphash s = siphash_begin(key);
 	struct print_ip p = { .off = off };
-	__s32 checksum;
+	union print_body body = {};
 	__u32 len;
 
-	if (is_ip4 ? !print_ip4(ctx, &p) : !print_ip6(ctx, &p))
+	if (!print_headers(ctx, &p, is_ip4))
 		return 0;
 
 	/* A super-packet's payload length may be 0 (RFC 2675) and then does not
@@ -161,17 +215,7 @@ __noinline __u64 ws_fingerprint(ctx_t *ctx, __u32 off, int is_ip4)
 	} else if (len && ctx_load_bytes(ctx, p.off, &body, len)) {
 		return 0;
 	}
-	checksum = checksum_offset(p.next);
-	if (checksum >= 0 && !p.later)
-		body.half[(checksum / 2) & 31] = 0;
-
-	siphash13_word(&s, p.addrs.src[0]);
-	siphash13_word(&s, p.addrs.src[1]);
-	siphash13_word(&s, p.addrs.dst[0]);
-	siphash13_word(&s, p.addrs.dst[1]);
-	siphash13_word(&s, p.id);
-	for (__u32 i = 0; i < FINGERPRINT_WORDS; i++)
-		siphash13_word(&s, body.word[i]);
-	return siphash13_end(&s, (__u64)p.left << 16 | p.next << 8 | p.first) |
-	       1;
+	if (!p.later)
+		print_mask(&body, p.next);
+	return print_end(print_begin(&p), &body, p.left, p.next, p.first);
 }

@@ -62,18 +62,6 @@ struct icmp4_message {
 _Static_assert(sizeof(struct icmp4_message) == ICMP4_LEN_MAX,
 	       "a whole message");
 
-/* What is too large for the stack: where an error is put together, and the way of
- * a packet while it is made ready for it.
- */
-struct bench {
-	union {
-		struct icmp6_message m;
-		struct icmp4_message m4;
-	};
-	struct bpf_fib_lookup way;
-	struct bpf_redir_neigh nh;
-};
-
 /* What an error says, in one word: type, code, and a pointer where it has one. */
 #define ICMP6_ERROR(type, code, pointer)                                       \
 	((__u32)(type) << 24 | (__u32)(code) << 16 | (pointer))

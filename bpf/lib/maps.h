@@ -9,7 +9,7 @@
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 #include <waystamp/abi.h>
-#include "icmp.h"
+#include "bench.h"
 
 #define WS_CHAINS_MAX 65536
 #define WS_PROXIES_MAX 1024

@@ -39,6 +39,15 @@ proxy_stats(const struct ws_proxy *p)
 			stats_->field++;                                       \
 	} while (0)
 
+static __always_inline void proxy_received(const struct ws_proxy *p,
+					   __u32 frames)
+{
+	struct ws_proxy_stats *s = proxy_stats(p);
+
+	if (s)
+		s->rx_success += frames;
+}
+
 /* How long a packet was in the function; it has come back now. */
 static __always_inline void proxy_waited(const struct ws_proxy *p, __u64 now,
 					 __u64 expires)

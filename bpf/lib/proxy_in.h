@@ -10,6 +10,7 @@
 #include "endpoint.h"
 #include "endpoint_refuse.h"
 #include "forward.h"
+#include "frames.h"
 #include "hook.h"
 #include "maps.h"
 #include "net.h"
@@ -75,6 +76,7 @@ static __always_inline bool content_keep(ctx_t *ctx, const struct endpoint *ep,
 					 const struct ws_proxy *p,
 					 __u32 outer_len)
 {
+	struct kept k = kept_of(ep, outer_len);
 	struct cache_ask ask;
 	__u32 entry;
 	bool ok;
@@ -82,7 +84,7 @@ static __always_inline bool content_keep(ctx_t *ctx, const struct endpoint *ep,
 	entry = content_reserve(ctx, ep, p, outer_len, &ask);
 	if (!entry)
 		return false;
-	ok = content_fill(ctx, ep, &ask, entry, outer_len);
+	ok = content_fill(ctx, &k, &ask, entry);
 	cache_give(entry, ok ? tag_of(&ask) : TAG_FREE);
 	return ok;
 }
@@ -92,13 +94,14 @@ static __always_inline bool metadata_keep(ctx_t *ctx, const struct endpoint *ep,
 					  const struct ws_proxy *p,
 					  __u32 outer_len, __u32 *index)
 {
+	struct kept k = kept_of(ep, outer_len);
 	__u64 now = bpf_ktime_get_coarse_ns();
 	struct ws_cached *c = slot_take(p, now, index);
 	bool ok;
 
 	if (!c)
 		return false;
-	ok = cached_fill(ctx, c, ep, outer_len);
+	ok = cached_fill(ctx, c, &k);
 	slot_give(c, ok ? now + p->lifetime_ns : SLOT_FREE);
 	return ok;
 }
@@ -120,7 +123,7 @@ static __always_inline enum ws_reason function_gone(void)
 static __always_inline int ad_tc(struct __sk_buff *skb, struct endpoint *ep,
 				 bool first)
 {
-	__u32 outer = endpoint_outer_len(ep), index = 0, mtu = 0;
+	__u32 outer = endpoint_outer_len(ep), index = 0, mtu = 0, frames = 0;
 	__u32 id = ep->hop->proxy;
 	const struct ws_proxy *p;
 	struct end_next next;
@@ -141,7 +144,9 @@ static __always_inline int ad_tc(struct __sk_buff *skb, struct endpoint *ep,
 		return ws_refuse(skb, function_gone(), 0);
 	if (skb->gso_size && p->cut) {
 		proxy_count(p, rx_cut);
-		return cut_in(skb, ep->eth);
+		frames = p->cuts ? frames_begin(skb, ep, p, outer) : 0;
+		if (!frames)
+			return cut_in(skb, ep->eth);
 	}
 	/* Else the compiler computes it anew, and the verifier sees no bound. */
 	barrier_var(outer);
@@ -160,7 +165,8 @@ static __always_inline int ad_tc(struct __sk_buff *skb, struct endpoint *ep,
 
 	is_ip4 = inner.is_ip4;
 	end_advance(ep, &next, first);
-	if (!proxy_keep(skb, ep, p, outer, &index)) {
+	if (frames ? !ws_frames_keep(skb) :
+		     !proxy_keep(skb, ep, p, outer, &index)) {
 		proxy_count(p, rx_ignored);
 		return ws_refuse(skb, WS_REASON_CACHE_FULL, 0);
 	}
@@ -169,6 +175,6 @@ static __always_inline int ad_tc(struct __sk_buff *skb, struct endpoint *ep,
 	if (rc)
 		return ws_refuse(skb, strip_failed(), rc);
 	skb->tc_index = index;
-	proxy_count(p, rx_success);
+	proxy_received(p, frames ? frames : 1);
 	return hand_over(skb, p, id);
 }

@@ -66,7 +66,11 @@ func (c Config) dataplane(n *host.Net) dataplane.Config {
 			if err != nil {
 				return dataplane.Device{}, err
 			}
-			return dataplane.Device{Name: l.Name, Index: l.Index, Kind: l.Kind, Frame: l.Frame, MTU: l.MTU, MAC: l.MAC}, nil
+			cuts, err := n.CutsOnSend(name)
+			if err != nil {
+				cuts = false // then a cutter does it
+			}
+			return dataplane.Device{Name: l.Name, Index: l.Index, Kind: l.Kind, Frame: l.Frame, MTU: l.MTU, MAC: l.MAC, Cuts: cuts}, nil
 		},
 	}
 }

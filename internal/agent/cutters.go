@@ -1,8 +1,11 @@
 package agent
 
 import (
+	"errors"
+
 	"github.com/waystamp/waystamp/internal/dataplane"
 	"github.com/waystamp/waystamp/internal/host"
+	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/plan"
 )
 
@@ -19,10 +22,19 @@ func cutters(instance string) []host.Cutter {
 }
 
 // ensureCutters makes those that a plan needs, before it is applied. It returns
-// what it made, on an error too.
+// what it made, on an error too. Where a function's own device can cut what is sent
+// to it, it is made to: that saves each frame the way through a cutter.
 func (a *agent) ensureCutters(n plan.Node) (made []host.Cutter, err error) {
 	if !dataplane.NeedsCutters(n) {
 		return nil, nil
+	}
+	for _, p := range n.Proxies {
+		if p.Local || p.Segments != model.SegmentsCut {
+			continue
+		}
+		if err := a.net.CutOnSend(p.To); err != nil && !errors.Is(err, host.ErrNoLink) {
+			a.cfg.Log.Debug("super-packets for a function go through a cutter", "function", p.Function, "err", err)
+		}
 	}
 	for _, c := range cutters(a.cfg.Instance) {
 		fresh, err := a.net.EnsureCutter(c)

@@ -203,7 +203,7 @@ func (t *proxyTrack) on(name string, f func(*host.Net) error) error {
 }
 
 // offloads makes links leave super-packets whole, and cuts them, where they
-// shall be cut, on the way into the function. Our cutter does that before.
+// shall be cut, on the way into the function.
 func (t *proxyTrack) offloads() error {
 	for _, m := range t.lab.Members() {
 		err := t.on(m.Name, func(n *host.Net) error {
@@ -215,12 +215,17 @@ func (t *proxyTrack) offloads() error {
 				if l.Kind != "veth" || strings.HasPrefix(l.Name, "ws") {
 					continue
 				}
-				for _, o := range []host.Offload{host.TSO, host.GSO, host.GRO} {
+				whole := !(t.cut && m.Name == "r2" && (l.Name == proxyTo || l.Name == proxyFrom))
+				err := errors.Join(
+					n.SetOffload(l.Name, host.TSO, whole), n.SetOffload(l.Name, host.GSO, whole),
 					// What is cut for the function stays cut.
-					want := !(o == host.GRO && t.cut)
-					if err := n.SetOffload(l.Name, o, want); err != nil {
-						return err
-					}
+					n.SetOffload(l.Name, host.GRO, !t.cut))
+				if !whole && t.function == functionDelays {
+					// Nobody completes checksums behind here.
+					err = errors.Join(err, n.SetOffload(l.Name, host.TransmitSum, false))
+				}
+				if err != nil {
+					return err
 				}
 			}
 			return nil
@@ -229,26 +234,7 @@ func (t *proxyTrack) offloads() error {
 			return err
 		}
 	}
-	if !t.cut {
-		return nil
-	}
-	return t.on("r2", func(n *host.Net) error {
-		for _, name := range []string{proxyTo, proxyFrom} {
-			if err := n.SetOffload(name, host.TSO, false); err != nil {
-				return err
-			}
-			if err := n.SetOffload(name, host.GSO, false); err != nil {
-				return err
-			}
-			if t.function == functionDelays {
-				// Nobody completes checksums behind here.
-				if err := n.SetOffload(name, host.TransmitSum, false); err != nil {
-					return err
-				}
-			}
-		}
-		return nil
-	})
+	return nil
 }
 
 // routes leads packets through the function where waystamp does not.

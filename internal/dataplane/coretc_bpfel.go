@@ -241,7 +241,8 @@ type coreTCWsProxy struct {
 	HasVia     uint8
 	Dmac       [6]uint8
 	Gone       uint8
-	Pad        [5]uint8
+	Cuts       uint8
+	Pad        [4]uint8
 	Via        [16]uint8
 }
 

@@ -52,6 +52,7 @@ type Device struct {
 	Frame string // what its frames begin with, as ip link calls it: "ether", "none" …
 	MTU   int    // bytes of an IP packet
 	MAC   [6]byte
+	Cuts  bool // the kernel cuts super-packets before they reach it
 }
 
 // Config says where a node's data path lives.

@@ -67,7 +67,11 @@ func newLonelyBed(t *testing.T) *bed {
 	}}
 	b.cfg.Devices = func(name string) (Device, error) {
 		l, err := n.Link(name)
-		return Device{Name: l.Name, Index: l.Index, Kind: l.Kind, Frame: l.Frame, MTU: l.MTU, MAC: l.MAC}, err
+		if err != nil {
+			return Device{}, err
+		}
+		cuts, err := n.CutsOnSend(name)
+		return Device{Name: l.Name, Index: l.Index, Kind: l.Kind, Frame: l.Frame, MTU: l.MTU, MAC: l.MAC, Cuts: cuts}, err
 	}
 	for _, name := range []string{"out", "in", "side"} {
 		b.addVeth(name)

@@ -181,7 +181,8 @@ func resolve(n plan.Node, devices func(string) (Device, error)) (topology, error
 			}
 		}
 		if len(found) == len(ends) {
-			t.reach[p.Function] = reach{uint32(found[len(found)-1].Index), found[0].MAC}
+			to := found[len(found)-1]
+			t.reach[p.Function] = reach{uint32(to.Index), found[0].MAC, to.Cuts}
 		}
 	}
 	if NeedsCutters(n) {

@@ -27,6 +27,7 @@ const (
 type reach struct {
 	to   uint32  // 0: it is local; noInterface: it is not there
 	dmac [6]byte // of the interface that it sends to
+	cuts bool    // by itself, what is sent to to
 }
 
 // noInterface is the index of no device.
@@ -271,6 +272,9 @@ func encodeProxy(p plan.Proxy, r reach, statsIndex uint32) proxy {
 	}
 	if p.Segments == model.SegmentsCut {
 		out.Cut = 1
+		if r.cuts {
+			out.Cuts = 1
+		}
 	}
 	if r.to == noInterface {
 		out.Gone = 1

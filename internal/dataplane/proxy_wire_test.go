@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"encoding/binary"
 	"errors"
+	"fmt"
+	"math/rand/v2"
 	"net/netip"
 	"slices"
 	"strings"
@@ -11,6 +13,7 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/waystamp/waystamp/internal/abi"
@@ -33,6 +36,12 @@ type wire struct {
 }
 
 func newWire(t *testing.T, edit func(*plan.Node)) *wire {
+	t.Helper()
+	return newWireBefore(t, func(*wire) {}, edit)
+}
+
+// before changes the devices before the plan is applied.
+func newWireBefore(t *testing.T, before func(*wire), edit func(*plan.Node)) *wire {
 	t.Helper()
 	w := &wire{bed: newLonelyBed(t)}
 	world := w.namespace()
@@ -69,6 +78,7 @@ func newWire(t *testing.T, edit func(*plan.Node)) *wire {
 	if edit != nil {
 		edit(&w.n)
 	}
+	before(w)
 	w.d = w.open()
 	w.must(w.apply(w.d, w.n))
 	w.capture = w.socket(world, "next-peer", unix.ETH_P_IPV6)
@@ -114,18 +124,25 @@ func (w *wire) send(at string, frame []byte) {
 	w.must(err)
 }
 
-// sendSuper sends a super-packet: TCP over IPv6, to be cut every size bytes.
-func (w *wire) sendSuper(at string, frame []byte, size int) {
+// sendSuper sends a super-packet: TCP, to be cut every size bytes of its payload.
+// at: where in the frame the TCP header is.
+func (w *wire) sendSuper(to string, frame []byte, at, size int) {
 	w.Helper()
-	fd := w.socket(w.net, at+"-peer", 0)
+	fd := w.socket(w.net, to+"-peer", 0)
 	w.must(unix.SetsockoptInt(fd, unix.SOL_PACKET, unix.PACKET_VNET_HDR, 1))
-	l, err := w.net.Link(at)
+	l, err := w.net.Link(to)
 	w.must(err)
 	head := make([]byte, 10) // struct virtio_net_hdr
 	head[0], head[1] = 1, 4  // checksum to be done, TCP over IPv6
-	binary.NativeEndian.PutUint16(head[2:], 14+40+20)
+	if frame[14]>>4 == 4 {
+		head[1] = 1
+	}
+	if frame[at+13]&0x80 != 0 {
+		head[1] |= 0x80 // CWR is set
+	}
+	binary.NativeEndian.PutUint16(head[2:], uint16(at+int(frame[at+12]>>4)*4))
 	binary.NativeEndian.PutUint16(head[4:], uint16(size))
-	binary.NativeEndian.PutUint16(head[6:], 14+40)
+	binary.NativeEndian.PutUint16(head[6:], uint16(at))
 	binary.NativeEndian.PutUint16(head[8:], 16)
 	frame = slices.Clone(frame)
 	copy(frame, l.MAC[:])
@@ -282,7 +299,7 @@ func TestSuperPacketIsCutSoThatEachFrameHasItsHeader(t *testing.T) {
 		h.Segments, h.MTU = []netip.Addr{ownSID(1), otherSID(9)}, 1400
 		n.Headends = []plan.Headend{h}
 	})
-	w.sendSuper("out", ether(tcp(2500)), 1000)
+	w.sendSuper("out", ether(tcp(2500)), 54, 1000)
 	sizes := map[int]int{}
 	for range 3 {
 		out, err := srv6.Decode(w.receive())
@@ -297,6 +314,211 @@ func TestSuperPacketIsCutSoThatEachFrameHasItsHeader(t *testing.T) {
 	if sizes[1060] != 2 || sizes[560] != 1 || f[0].RxCut != 1 || f[0].RxSuccess != 3 || f[0].TxSuccess != 3 || *f[0].InFlight != 0 {
 		t.Errorf("sizes %v, %+v", sizes, f[0])
 	}
+}
+
+// Where the function's device cuts, the headers of all frames are kept at once, by
+// the fingerprints that they will have. The kernel is asked how it cuts: drawn
+// super-packets, each frame of which must come back with a header.
+func TestFramesThatTheDeviceCutsGetTheirHeaders(t *testing.T) {
+	w := newCuttingWire(t, true)
+	const supers = 120
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	r := rand.New(rand.NewPCG(seed, 0))
+	frames := 0
+	for i := range supers {
+		s := drawSuper(r)
+		frames += s.frames()
+		w.sendSuper("out", s.frame, s.at, s.size)
+		got := map[uint32][]byte{} // payloads by their sequence numbers
+		for range s.frames() {
+			out, err := srv6.Decode(w.receive())
+			w.must(err)
+			if out.Header.Destination != otherSID(9) || out.SRH == nil || out.SRH.SegmentsLeft != 0 {
+				t.Fatalf("super-packet %d, %+v: got %+v", i, s, out)
+			}
+			segment := out.Payload[s.at-14:]
+			got[binary.BigEndian.Uint32(segment[4:])] = segment[s.header:]
+		}
+		for at := 0; at < len(s.payload); at += s.size {
+			if want := s.payload[at:min(at+s.size, len(s.payload))]; !bytes.Equal(got[s.sequence+uint32(at)], want) {
+				t.Fatalf("super-packet %d: frame at %d is not there whole", i, at)
+			}
+		}
+	}
+	f, err := w.d.FunctionsInFlight()
+	w.must(err)
+	if f[0].RxCut != supers || f[0].RxSuccess != uint64(frames) || f[0].TxSuccess != uint64(frames) || f[0].TxNotCached != 0 || *f[0].InFlight != 0 {
+		t.Errorf("%d frames: %+v", frames, f[0])
+	}
+	if n := w.received("wscut1"); n > ambient {
+		t.Errorf("%d bytes went through the cutter", n)
+	}
+	if f[0].TxCut != 0 {
+		t.Errorf("%d super-packets came back", f[0].TxCut)
+	}
+}
+
+// Of a datagram that may be fragmented the identification counts, and how it
+// grows is not known: these go through the cutter. So does what is not TCP.
+func TestSuperPacketsOfUnknownCutGoThroughTheCutter(t *testing.T) {
+	w := newCuttingWire(t, true)
+	s := superOf(true, 0, 0, 0x10, 1, 1000, make([]byte, 2500))
+	s.frame[14+6] = 0 // may be fragmented
+	binary.BigEndian.PutUint16(s.frame[14+10:], 0)
+	binary.BigEndian.PutUint16(s.frame[14+10:], ^onesSum(s.frame[14:34]))
+	w.sendSuper("out", s.frame, s.at, s.size)
+	for range s.frames() {
+		w.receive()
+	}
+	f, err := w.d.FunctionsInFlight()
+	w.must(err)
+	if n := w.received("wscut1"); n < 2500 || f[0].RxCut != 1 || f[0].RxSuccess != 3 || f[0].TxSuccess != 3 || f[0].TxNotCached != 0 {
+		t.Errorf("%d bytes through the cutter, %+v", n, f[0])
+	}
+}
+
+// The device has become one that leaves super-packets whole, and nobody has told
+// yet: what the function sends back whole is cut then, and each frame is known.
+func TestSuperPacketThatNobodyCutIsCutOnItsWayBack(t *testing.T) {
+	w := newCuttingWire(t, false)
+	s := superOf(false, 0, 12, 0x18, 1, 1000, make([]byte, 2500))
+	w.sendSuper("out", s.frame, s.at, s.size)
+	for range s.frames() {
+		w.receive()
+	}
+	f, err := w.d.FunctionsInFlight()
+	w.must(err)
+	if f[0].RxCut != 1 || f[0].TxCut != 1 || f[0].RxSuccess != 3 || f[0].TxSuccess != 3 || f[0].TxNotCached != 0 {
+		t.Errorf("%+v", f[0])
+	}
+}
+
+// newCuttingWire is a wire whose function's device is believed to take no
+// super-packets, which may be true, with headends for both versions of IP.
+func newCuttingWire(t *testing.T, cuts bool) *wire {
+	t.Helper()
+	w := newWireBefore(t, func(w *wire) {
+		if cuts {
+			w.must(w.net.CutOnSend("to"))
+		}
+		devices := w.cfg.Devices
+		w.cfg.Devices = func(name string) (Device, error) {
+			d, err := devices(name)
+			if d.Cuts != (cuts && name == "to" || name == "wscut0" || name == "wsback0") {
+				return d, fmt.Errorf("of %s it is said that it cuts: %v", name, d.Cuts)
+			}
+			d.Cuts = true
+			return d, err
+		}
+		w.must(errors.Join(
+			w.fn.SetSysctl("net/ipv4/ip_forward", "1"),
+			w.fn.SetSysctl("net/ipv4/conf/all/rp_filter", "0"), w.fn.SetSysctl("net/ipv4/conf/to-peer/rp_filter", "0"),
+			w.fn.AddRoute(host.Route{Destination: prefix("198.51.100.0/24"), Via: addr("fd00:7::1"), Device: "from-peer"}),
+		))
+	}, func(n *plan.Node) {
+		for i := range n.Endpoints {
+			n.Endpoints[i].Sources = []netip.Addr{testSources[0], n.Address}
+		}
+		for i, to := range []string{"2001:db8:1::/48", "198.51.100.0/24"} {
+			h := headendOf(uint32(i+1), 0, []model.Scheme{model.SchemeKeyed, model.SchemeOPoT}[i], model.Match{Destination: prefix(to)}, 1)
+			h.Segments, h.MTU = []netip.Addr{ownSID(1), otherSID(9)}, 1400
+			n.Headends = append(n.Headends, h)
+		}
+	})
+	return w
+}
+
+// ambient is how many bytes the kernel may send by itself.
+const ambient = 500
+
+// received is how many bytes came in by an interface of the node.
+func (w *wire) received(name string) uint64 {
+	w.Helper()
+	var out uint64
+	w.must(w.net.NetNS().Do(func() error {
+		l, err := netlink.LinkByName(name)
+		if err == nil {
+			out = l.Attrs().Statistics.RxBytes
+		}
+		return err
+	}))
+	return out
+}
+
+// superPacket is one of TCP.
+type superPacket struct {
+	frame    []byte
+	at       int // of the TCP header
+	header   int // bytes of it
+	size     int // of a frame's payload
+	sequence uint32
+	payload  []byte
+}
+
+func (s superPacket) frames() int { return (len(s.payload) + s.size - 1) / s.size }
+
+func superOf(ip4 bool, extension, options int, flags byte, sequence uint32, size int, payload []byte) superPacket {
+	head := make([]byte, 20+options)
+	copy(head, []byte{0, 80, 0, 81})
+	binary.BigEndian.PutUint32(head[4:], sequence)
+	head[8], head[12], head[13], head[14] = 7, byte(len(head)/4)<<4, flags, 9
+	for i := range options {
+		head[20+i] = 1 // no operation
+	}
+	s := superPacket{at: 14 + 40 + extension, header: len(head), size: size, sequence: sequence, payload: payload}
+	segment := append(head, payload...)
+	if ip4 {
+		s.at = 14 + 20
+		h := srv6.IPv4{ID: 65534, Fragment: 0x4000, TTL: 64, Protocol: 6, Source: addr("203.0.113.1"), Destination: addr("198.51.100.1")}
+		inner, err := h.Append(nil, segment)
+		if err != nil {
+			panic(err)
+		}
+		s.pseudo(inner[12:20], len(segment), segment[16:])
+		copy(inner[20:], segment)
+		s.frame = ether(inner)
+		return s
+	}
+	next := uint8(6)
+	behind := segment
+	if extension > 0 {
+		e := make([]byte, extension) // destination options, all padding
+		e[0], e[1], e[2], e[3] = 6, byte(extension/8-1), 1, byte(extension-4)
+		next, behind = 60, append(e, segment...)
+	}
+	inner := innerOf(next, behind)
+	s.pseudo(inner[8:40], len(segment), inner[s.at-14+16:])
+	s.frame = ether(inner)
+	return s
+}
+
+// pseudo writes what a sender leaves of the checksum to its device.
+func (s superPacket) pseudo(addresses []byte, length int, to []byte) {
+	b := append(slices.Clone(addresses), 0, 6, byte(length>>8), byte(length))
+	binary.BigEndian.PutUint16(to, onesSum(b))
+}
+
+func onesSum(b []byte) uint16 {
+	var sum uint32
+	for i := 0; i < len(b); i += 2 {
+		sum += uint32(binary.BigEndian.Uint16(b[i:]))
+	}
+	for sum>>16 != 0 {
+		sum = sum&0xffff + sum>>16
+	}
+	return uint16(sum)
+}
+
+func drawSuper(r *rand.Rand) superPacket {
+	size := []int{40 + r.IntN(30), 100 + r.IntN(1000), 1000}[r.IntN(3)]
+	payload := make([]byte, size+1+r.IntN(min(30*size, 20000)))
+	for i := range payload {
+		payload[i] = byte(r.Uint32())
+	}
+	ip4, extension := r.IntN(2) == 0, 8*r.IntN(2)
+	flags := byte(0x10) | byte(r.Uint32())&0xe9 // no SYN, no RST
+	return superOf(ip4, extension, 4*r.IntN(11), flags, []uint32{r.Uint32(), 0xffffff00}[r.IntN(2)], size, payload)
 }
 
 func TestTruncatedPacketOfAFunctionIsRefused(t *testing.T) {

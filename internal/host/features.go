@@ -63,6 +63,16 @@ func (n *Net) CutOnSend(link string) error {
 	return nil
 }
 
+// CutsOnSend tells whether the kernel cuts every kind of super-packet before it
+// reaches a device.
+func (n *Net) CutsOnSend(link string) (bool, error) {
+	on, names, err := n.features(link)
+	if err != nil {
+		return false, fmt.Errorf("read the features of %s in %s: %w", link, n.ns, err)
+	}
+	return len(wholeBy(names, on)) == 0, nil
+}
+
 // wholeBy are the features that are on of those that leave super-packets whole.
 func wholeBy(names []string, on []bool) []string {
 	var out []string

@@ -378,11 +378,12 @@ struct ws_proxy {
 	__u32 stats; /* index into ws_proxy_stats and ws_slot_next */
 	__u8 recognise; /* enum ws_recognise */
 	__u8 on_unknown; /* enum ws_on_unknown */
-	__u8 cut; /* 1: super-packets are cut before the strip */
+	__u8 cut; /* 1: a function gets no super-packets */
 	__u8 has_via; /* 1: via is the next hop on the interface to */
 	__u8 dmac[6]; /* without via: destination of frames to the function */
 	__u8 gone; /* 1: one of its interfaces is not there */
-	__u8 pad[5];
+	__u8 cuts; /* 1: the interface to cuts super-packets by itself */
+	__u8 pad[4];
 	__u8 via[16];
 };
 _Static_assert(sizeof(struct ws_proxy) == 56, "ws_proxy is ABI");
