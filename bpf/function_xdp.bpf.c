@@ -56,8 +56,9 @@ static __always_inline bool onward_find(struct cursor inner, __u32 len,
 {
 	const struct ip6_hdr *outer = (const void *)c->outer;
 	struct ws_hop_key k = c->hop;
+	__u32 unused;
 
-	on->hop = bpf_map_lookup_elem(&ws_hops, &k);
+	on->hop = hop_find(&k, &unused);
 	if (!on->hop || in_locator(outer->dst[0]) ||
 	    !binding_find(inner, NEXTHDR_IPV6, &on->hop->share, on->hop->scheme,
 			  &on->binding))

@@ -11,6 +11,7 @@
 #include "inner.h"
 #include "maps.h"
 #include "net.h"
+#include "place.h"
 #include "replay.h"
 #include "srh.h"
 #include "stamp.h"
@@ -28,6 +29,7 @@ struct endpoint {
 	__be64 sid; /* that it came for, upper 64 bits */
 	__u64 binding; /* of the inner packet, where the scheme wants it */
 	__u32 segments; /* in the list carried */
+	__u32 egress; /* where its verifier probably is */
 };
 
 /* What the verifier wants to see checked once more. */
@@ -63,7 +65,7 @@ static __always_inline bool endpoint_bind(struct endpoint *ep)
 			    ep->hop->scheme, &ep->binding);
 }
 
-/* Why ws_hops has no entry. The slow way: such a packet is refused anyway. */
+/* Why there is no entry. The slow way: such a packet is refused anyway. */
 static __always_inline enum ws_reason hop_missing(struct ws_hop_key k)
 {
 	k.epoch = 0;
@@ -107,7 +109,7 @@ static __always_inline enum ws_reason endpoint_find_hop(struct endpoint *ep)
 	};
 
 	ep->sid = k.sid;
-	ep->hop = bpf_map_lookup_elem(&ws_hops, &k);
+	ep->hop = hop_find(&k, &ep->egress);
 	if (!ep->hop)
 		return hop_missing(k);
 	if (ep->tlv->scheme != ep->hop->scheme)
@@ -194,7 +196,7 @@ egress_find(const struct endpoint *ep)
 		.epoch = ep->tlv->epoch,
 	};
 
-	return bpf_map_lookup_elem(&ws_egresses, &k);
+	return egress_of(&k, ep->egress);
 }
 
 /* The verdict on the proof. The plan says whether it refuses. */

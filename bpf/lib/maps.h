@@ -23,14 +23,30 @@ struct {
 	__uint(max_entries, 1);
 } ws_node SEC(".maps");
 
-/* About 180 bytes per live entry. */
+/* About 80 bytes per live entry. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, struct ws_hop_key);
-	__type(value, struct ws_hop);
+	__type(value, __u32);
 	__uint(max_entries, 2 * WS_CHAINS_MAX);
+} ws_hop_index SEC(".maps");
+
+/* 144 bytes per entry; lowered by user space. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, struct ws_hop);
+	__uint(max_entries, 4 * WS_CHAINS_MAX);
 } ws_hops SEC(".maps");
+
+/* 8 bytes per entry; lowered by user space, to twice the SIDs of the locator. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, struct ws_place);
+	__uint(max_entries, 2 * WS_CHAINS_MAX);
+} ws_places SEC(".maps");
 
 /* Only for the reason of a refusal; about 80 bytes per live entry. */
 struct {
@@ -50,13 +66,21 @@ struct {
 	__uint(max_entries, 2 * WS_CHAINS_MAX);
 } ws_sources SEC(".maps");
 
-/* About 600 bytes per live entry. */
+/* About 70 bytes per live entry. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, struct ws_egress_key);
-	__type(value, struct ws_egress);
+	__type(value, __u32);
 	__uint(max_entries, 2 * WS_CHAINS_MAX);
+} ws_egress_index SEC(".maps");
+
+/* 536 bytes per entry; lowered by user space. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, struct ws_egress);
+	__uint(max_entries, 4 * WS_CHAINS_MAX);
 } ws_egresses SEC(".maps");
 
 /* What replay.h keeps of a path in one epoch: 8 bytes per word. All generations

@@ -34,7 +34,8 @@ static __always_inline enum ws_reason restore(struct __sk_buff *skb,
 	struct cursor inner;
 	__u64 binding = 0;
 	struct ws_hop_key k = c->hop;
-	const struct ws_hop *hop = bpf_map_lookup_elem(&ws_hops, &k);
+	__u32 unused;
+	const struct ws_hop *hop = hop_find(&k, &unused);
 
 	if (!hop)
 		return WS_REASON_SHARE_GONE;

@@ -233,6 +233,9 @@ func (d *Dataplane) fill(g *generation, n plan.Node, at wiring) (problems []erro
 	if together(before, want.tables) {
 		return nil, tables{}, wanted{}, errTogether
 	}
+	if err := g.checkRoom(before, want.tables); err != nil {
+		return nil, tables{}, wanted{}, err
+	}
 	if problems, err = d.prepare(g, want); err != nil {
 		return nil, tables{}, wanted{}, err
 	}

@@ -16,40 +16,43 @@ import (
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	coreOutTCMapWsBench      = "ws_bench"
-	coreOutTCMapWsBuckets    = "ws_buckets"
-	coreOutTCMapWsCache      = "ws_cache"
-	coreOutTCMapWsCopies     = "ws_copies"
-	coreOutTCMapWsEgresses   = "ws_egresses"
-	coreOutTCMapWsErrors     = "ws_errors"
-	coreOutTCMapWsEvents     = "ws_events"
-	coreOutTCMapWsExits      = "ws_exits"
-	coreOutTCMapWsGuardDst   = "ws_guard_dst"
-	coreOutTCMapWsGuardSrc   = "ws_guard_src"
-	coreOutTCMapWsHeadends   = "ws_headends"
-	coreOutTCMapWsHops       = "ws_hops"
-	coreOutTCMapWsLocalDst   = "ws_local_dst"
-	coreOutTCMapWsLocalSrc   = "ws_local_src"
-	coreOutTCMapWsMatchDst   = "ws_match_dst"
-	coreOutTCMapWsMatchSrc   = "ws_match_src"
-	coreOutTCMapWsNexthops   = "ws_nexthops"
-	coreOutTCMapWsNode       = "ws_node"
-	coreOutTCMapWsNumbers    = "ws_numbers"
-	coreOutTCMapWsPathMtus   = "ws_path_mtus"
-	coreOutTCMapWsPaths      = "ws_paths"
-	coreOutTCMapWsPorts      = "ws_ports"
-	coreOutTCMapWsProxies    = "ws_proxies"
-	coreOutTCMapWsProxyStats = "ws_proxy_stats"
-	coreOutTCMapWsRefusals   = "ws_refusals"
-	coreOutTCMapWsRules      = "ws_rules"
-	coreOutTCMapWsSids       = "ws_sids"
-	coreOutTCMapWsSlotNext   = "ws_slot_next"
-	coreOutTCMapWsSlots      = "ws_slots"
-	coreOutTCMapWsSources    = "ws_sources"
-	coreOutTCMapWsStats      = "ws_stats"
-	coreOutTCMapWsWindows    = "ws_windows"
-	coreOutTCProgWsCoreOutTc = "ws_core_out_tc"
-	coreOutTCVarCfg          = "cfg"
+	coreOutTCMapWsBench       = "ws_bench"
+	coreOutTCMapWsBuckets     = "ws_buckets"
+	coreOutTCMapWsCache       = "ws_cache"
+	coreOutTCMapWsCopies      = "ws_copies"
+	coreOutTCMapWsEgressIndex = "ws_egress_index"
+	coreOutTCMapWsEgresses    = "ws_egresses"
+	coreOutTCMapWsErrors      = "ws_errors"
+	coreOutTCMapWsEvents      = "ws_events"
+	coreOutTCMapWsExits       = "ws_exits"
+	coreOutTCMapWsGuardDst    = "ws_guard_dst"
+	coreOutTCMapWsGuardSrc    = "ws_guard_src"
+	coreOutTCMapWsHeadends    = "ws_headends"
+	coreOutTCMapWsHopIndex    = "ws_hop_index"
+	coreOutTCMapWsHops        = "ws_hops"
+	coreOutTCMapWsLocalDst    = "ws_local_dst"
+	coreOutTCMapWsLocalSrc    = "ws_local_src"
+	coreOutTCMapWsMatchDst    = "ws_match_dst"
+	coreOutTCMapWsMatchSrc    = "ws_match_src"
+	coreOutTCMapWsNexthops    = "ws_nexthops"
+	coreOutTCMapWsNode        = "ws_node"
+	coreOutTCMapWsNumbers     = "ws_numbers"
+	coreOutTCMapWsPathMtus    = "ws_path_mtus"
+	coreOutTCMapWsPaths       = "ws_paths"
+	coreOutTCMapWsPlaces      = "ws_places"
+	coreOutTCMapWsPorts       = "ws_ports"
+	coreOutTCMapWsProxies     = "ws_proxies"
+	coreOutTCMapWsProxyStats  = "ws_proxy_stats"
+	coreOutTCMapWsRefusals    = "ws_refusals"
+	coreOutTCMapWsRules       = "ws_rules"
+	coreOutTCMapWsSids        = "ws_sids"
+	coreOutTCMapWsSlotNext    = "ws_slot_next"
+	coreOutTCMapWsSlots       = "ws_slots"
+	coreOutTCMapWsSources     = "ws_sources"
+	coreOutTCMapWsStats       = "ws_stats"
+	coreOutTCMapWsWindows     = "ws_windows"
+	coreOutTCProgWsCoreOutTc  = "ws_core_out_tc"
+	coreOutTCVarCfg           = "cfg"
 )
 
 // loadCoreOutTC returns the embedded CollectionSpec for coreOutTC.
@@ -101,38 +104,41 @@ type coreOutTCProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type coreOutTCMapSpecs struct {
-	WsBench      *ebpf.MapSpec `ebpf:"ws_bench"`
-	WsBuckets    *ebpf.MapSpec `ebpf:"ws_buckets"`
-	WsCache      *ebpf.MapSpec `ebpf:"ws_cache"`
-	WsCopies     *ebpf.MapSpec `ebpf:"ws_copies"`
-	WsEgresses   *ebpf.MapSpec `ebpf:"ws_egresses"`
-	WsErrors     *ebpf.MapSpec `ebpf:"ws_errors"`
-	WsEvents     *ebpf.MapSpec `ebpf:"ws_events"`
-	WsExits      *ebpf.MapSpec `ebpf:"ws_exits"`
-	WsGuardDst   *ebpf.MapSpec `ebpf:"ws_guard_dst"`
-	WsGuardSrc   *ebpf.MapSpec `ebpf:"ws_guard_src"`
-	WsHeadends   *ebpf.MapSpec `ebpf:"ws_headends"`
-	WsHops       *ebpf.MapSpec `ebpf:"ws_hops"`
-	WsLocalDst   *ebpf.MapSpec `ebpf:"ws_local_dst"`
-	WsLocalSrc   *ebpf.MapSpec `ebpf:"ws_local_src"`
-	WsMatchDst   *ebpf.MapSpec `ebpf:"ws_match_dst"`
-	WsMatchSrc   *ebpf.MapSpec `ebpf:"ws_match_src"`
-	WsNexthops   *ebpf.MapSpec `ebpf:"ws_nexthops"`
-	WsNode       *ebpf.MapSpec `ebpf:"ws_node"`
-	WsNumbers    *ebpf.MapSpec `ebpf:"ws_numbers"`
-	WsPathMtus   *ebpf.MapSpec `ebpf:"ws_path_mtus"`
-	WsPaths      *ebpf.MapSpec `ebpf:"ws_paths"`
-	WsPorts      *ebpf.MapSpec `ebpf:"ws_ports"`
-	WsProxies    *ebpf.MapSpec `ebpf:"ws_proxies"`
-	WsProxyStats *ebpf.MapSpec `ebpf:"ws_proxy_stats"`
-	WsRefusals   *ebpf.MapSpec `ebpf:"ws_refusals"`
-	WsRules      *ebpf.MapSpec `ebpf:"ws_rules"`
-	WsSids       *ebpf.MapSpec `ebpf:"ws_sids"`
-	WsSlotNext   *ebpf.MapSpec `ebpf:"ws_slot_next"`
-	WsSlots      *ebpf.MapSpec `ebpf:"ws_slots"`
-	WsSources    *ebpf.MapSpec `ebpf:"ws_sources"`
-	WsStats      *ebpf.MapSpec `ebpf:"ws_stats"`
-	WsWindows    *ebpf.MapSpec `ebpf:"ws_windows"`
+	WsBench       *ebpf.MapSpec `ebpf:"ws_bench"`
+	WsBuckets     *ebpf.MapSpec `ebpf:"ws_buckets"`
+	WsCache       *ebpf.MapSpec `ebpf:"ws_cache"`
+	WsCopies      *ebpf.MapSpec `ebpf:"ws_copies"`
+	WsEgressIndex *ebpf.MapSpec `ebpf:"ws_egress_index"`
+	WsEgresses    *ebpf.MapSpec `ebpf:"ws_egresses"`
+	WsErrors      *ebpf.MapSpec `ebpf:"ws_errors"`
+	WsEvents      *ebpf.MapSpec `ebpf:"ws_events"`
+	WsExits       *ebpf.MapSpec `ebpf:"ws_exits"`
+	WsGuardDst    *ebpf.MapSpec `ebpf:"ws_guard_dst"`
+	WsGuardSrc    *ebpf.MapSpec `ebpf:"ws_guard_src"`
+	WsHeadends    *ebpf.MapSpec `ebpf:"ws_headends"`
+	WsHopIndex    *ebpf.MapSpec `ebpf:"ws_hop_index"`
+	WsHops        *ebpf.MapSpec `ebpf:"ws_hops"`
+	WsLocalDst    *ebpf.MapSpec `ebpf:"ws_local_dst"`
+	WsLocalSrc    *ebpf.MapSpec `ebpf:"ws_local_src"`
+	WsMatchDst    *ebpf.MapSpec `ebpf:"ws_match_dst"`
+	WsMatchSrc    *ebpf.MapSpec `ebpf:"ws_match_src"`
+	WsNexthops    *ebpf.MapSpec `ebpf:"ws_nexthops"`
+	WsNode        *ebpf.MapSpec `ebpf:"ws_node"`
+	WsNumbers     *ebpf.MapSpec `ebpf:"ws_numbers"`
+	WsPathMtus    *ebpf.MapSpec `ebpf:"ws_path_mtus"`
+	WsPaths       *ebpf.MapSpec `ebpf:"ws_paths"`
+	WsPlaces      *ebpf.MapSpec `ebpf:"ws_places"`
+	WsPorts       *ebpf.MapSpec `ebpf:"ws_ports"`
+	WsProxies     *ebpf.MapSpec `ebpf:"ws_proxies"`
+	WsProxyStats  *ebpf.MapSpec `ebpf:"ws_proxy_stats"`
+	WsRefusals    *ebpf.MapSpec `ebpf:"ws_refusals"`
+	WsRules       *ebpf.MapSpec `ebpf:"ws_rules"`
+	WsSids        *ebpf.MapSpec `ebpf:"ws_sids"`
+	WsSlotNext    *ebpf.MapSpec `ebpf:"ws_slot_next"`
+	WsSlots       *ebpf.MapSpec `ebpf:"ws_slots"`
+	WsSources     *ebpf.MapSpec `ebpf:"ws_sources"`
+	WsStats       *ebpf.MapSpec `ebpf:"ws_stats"`
+	WsWindows     *ebpf.MapSpec `ebpf:"ws_windows"`
 }
 
 // coreOutTCVariableSpecs contains global variables before they are loaded into the kernel.
@@ -162,38 +168,41 @@ func (o *coreOutTCObjects) Close() error {
 //
 // It can be passed to loadCoreOutTCObjects or ebpf.CollectionSpec.LoadAndAssign.
 type coreOutTCMaps struct {
-	WsBench      *ebpf.Map `ebpf:"ws_bench"`
-	WsBuckets    *ebpf.Map `ebpf:"ws_buckets"`
-	WsCache      *ebpf.Map `ebpf:"ws_cache"`
-	WsCopies     *ebpf.Map `ebpf:"ws_copies"`
-	WsEgresses   *ebpf.Map `ebpf:"ws_egresses"`
-	WsErrors     *ebpf.Map `ebpf:"ws_errors"`
-	WsEvents     *ebpf.Map `ebpf:"ws_events"`
-	WsExits      *ebpf.Map `ebpf:"ws_exits"`
-	WsGuardDst   *ebpf.Map `ebpf:"ws_guard_dst"`
-	WsGuardSrc   *ebpf.Map `ebpf:"ws_guard_src"`
-	WsHeadends   *ebpf.Map `ebpf:"ws_headends"`
-	WsHops       *ebpf.Map `ebpf:"ws_hops"`
-	WsLocalDst   *ebpf.Map `ebpf:"ws_local_dst"`
-	WsLocalSrc   *ebpf.Map `ebpf:"ws_local_src"`
-	WsMatchDst   *ebpf.Map `ebpf:"ws_match_dst"`
-	WsMatchSrc   *ebpf.Map `ebpf:"ws_match_src"`
-	WsNexthops   *ebpf.Map `ebpf:"ws_nexthops"`
-	WsNode       *ebpf.Map `ebpf:"ws_node"`
-	WsNumbers    *ebpf.Map `ebpf:"ws_numbers"`
-	WsPathMtus   *ebpf.Map `ebpf:"ws_path_mtus"`
-	WsPaths      *ebpf.Map `ebpf:"ws_paths"`
-	WsPorts      *ebpf.Map `ebpf:"ws_ports"`
-	WsProxies    *ebpf.Map `ebpf:"ws_proxies"`
-	WsProxyStats *ebpf.Map `ebpf:"ws_proxy_stats"`
-	WsRefusals   *ebpf.Map `ebpf:"ws_refusals"`
-	WsRules      *ebpf.Map `ebpf:"ws_rules"`
-	WsSids       *ebpf.Map `ebpf:"ws_sids"`
-	WsSlotNext   *ebpf.Map `ebpf:"ws_slot_next"`
-	WsSlots      *ebpf.Map `ebpf:"ws_slots"`
-	WsSources    *ebpf.Map `ebpf:"ws_sources"`
-	WsStats      *ebpf.Map `ebpf:"ws_stats"`
-	WsWindows    *ebpf.Map `ebpf:"ws_windows"`
+	WsBench       *ebpf.Map `ebpf:"ws_bench"`
+	WsBuckets     *ebpf.Map `ebpf:"ws_buckets"`
+	WsCache       *ebpf.Map `ebpf:"ws_cache"`
+	WsCopies      *ebpf.Map `ebpf:"ws_copies"`
+	WsEgressIndex *ebpf.Map `ebpf:"ws_egress_index"`
+	WsEgresses    *ebpf.Map `ebpf:"ws_egresses"`
+	WsErrors      *ebpf.Map `ebpf:"ws_errors"`
+	WsEvents      *ebpf.Map `ebpf:"ws_events"`
+	WsExits       *ebpf.Map `ebpf:"ws_exits"`
+	WsGuardDst    *ebpf.Map `ebpf:"ws_guard_dst"`
+	WsGuardSrc    *ebpf.Map `ebpf:"ws_guard_src"`
+	WsHeadends    *ebpf.Map `ebpf:"ws_headends"`
+	WsHopIndex    *ebpf.Map `ebpf:"ws_hop_index"`
+	WsHops        *ebpf.Map `ebpf:"ws_hops"`
+	WsLocalDst    *ebpf.Map `ebpf:"ws_local_dst"`
+	WsLocalSrc    *ebpf.Map `ebpf:"ws_local_src"`
+	WsMatchDst    *ebpf.Map `ebpf:"ws_match_dst"`
+	WsMatchSrc    *ebpf.Map `ebpf:"ws_match_src"`
+	WsNexthops    *ebpf.Map `ebpf:"ws_nexthops"`
+	WsNode        *ebpf.Map `ebpf:"ws_node"`
+	WsNumbers     *ebpf.Map `ebpf:"ws_numbers"`
+	WsPathMtus    *ebpf.Map `ebpf:"ws_path_mtus"`
+	WsPaths       *ebpf.Map `ebpf:"ws_paths"`
+	WsPlaces      *ebpf.Map `ebpf:"ws_places"`
+	WsPorts       *ebpf.Map `ebpf:"ws_ports"`
+	WsProxies     *ebpf.Map `ebpf:"ws_proxies"`
+	WsProxyStats  *ebpf.Map `ebpf:"ws_proxy_stats"`
+	WsRefusals    *ebpf.Map `ebpf:"ws_refusals"`
+	WsRules       *ebpf.Map `ebpf:"ws_rules"`
+	WsSids        *ebpf.Map `ebpf:"ws_sids"`
+	WsSlotNext    *ebpf.Map `ebpf:"ws_slot_next"`
+	WsSlots       *ebpf.Map `ebpf:"ws_slots"`
+	WsSources     *ebpf.Map `ebpf:"ws_sources"`
+	WsStats       *ebpf.Map `ebpf:"ws_stats"`
+	WsWindows     *ebpf.Map `ebpf:"ws_windows"`
 }
 
 func (m *coreOutTCMaps) Close() error {
@@ -202,6 +211,7 @@ func (m *coreOutTCMaps) Close() error {
 		m.WsBuckets,
 		m.WsCache,
 		m.WsCopies,
+		m.WsEgressIndex,
 		m.WsEgresses,
 		m.WsErrors,
 		m.WsEvents,
@@ -209,6 +219,7 @@ func (m *coreOutTCMaps) Close() error {
 		m.WsGuardDst,
 		m.WsGuardSrc,
 		m.WsHeadends,
+		m.WsHopIndex,
 		m.WsHops,
 		m.WsLocalDst,
 		m.WsLocalSrc,
@@ -219,6 +230,7 @@ func (m *coreOutTCMaps) Close() error {
 		m.WsNumbers,
 		m.WsPathMtus,
 		m.WsPaths,
+		m.WsPlaces,
 		m.WsPorts,
 		m.WsProxies,
 		m.WsProxyStats,

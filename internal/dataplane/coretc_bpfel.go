@@ -61,6 +61,7 @@ type coreTCWsDstKey struct {
 
 type coreTCWsEgress struct {
 	_           structs.HostLayout
+	Of          coreTCWsEgressKey
 	Segments    uint8
 	Keys        uint8
 	OnViolation uint8
@@ -140,6 +141,7 @@ type coreTCWsHeadend struct {
 
 type coreTCWsHop struct {
 	_         structs.HostLayout
+	Of        coreTCWsHopKey
 	Behaviour uint8
 	Scheme    uint8
 	Position  uint8
@@ -217,6 +219,12 @@ type coreTCWsPathMtu struct {
 	Expires uint64
 	Path    uint32
 	Mtu     uint32
+}
+
+type coreTCWsPlace struct {
+	_      structs.HostLayout
+	Hop    uint32
+	Egress uint32
 }
 
 type coreTCWsPort struct {
@@ -319,40 +327,43 @@ type coreTCWsStats struct {
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	coreTCMapWsBench      = "ws_bench"
-	coreTCMapWsBuckets    = "ws_buckets"
-	coreTCMapWsCache      = "ws_cache"
-	coreTCMapWsCopies     = "ws_copies"
-	coreTCMapWsEgresses   = "ws_egresses"
-	coreTCMapWsErrors     = "ws_errors"
-	coreTCMapWsEvents     = "ws_events"
-	coreTCMapWsExits      = "ws_exits"
-	coreTCMapWsGuardDst   = "ws_guard_dst"
-	coreTCMapWsGuardSrc   = "ws_guard_src"
-	coreTCMapWsHeadends   = "ws_headends"
-	coreTCMapWsHops       = "ws_hops"
-	coreTCMapWsLocalDst   = "ws_local_dst"
-	coreTCMapWsLocalSrc   = "ws_local_src"
-	coreTCMapWsMatchDst   = "ws_match_dst"
-	coreTCMapWsMatchSrc   = "ws_match_src"
-	coreTCMapWsNexthops   = "ws_nexthops"
-	coreTCMapWsNode       = "ws_node"
-	coreTCMapWsNumbers    = "ws_numbers"
-	coreTCMapWsPathMtus   = "ws_path_mtus"
-	coreTCMapWsPaths      = "ws_paths"
-	coreTCMapWsPorts      = "ws_ports"
-	coreTCMapWsProxies    = "ws_proxies"
-	coreTCMapWsProxyStats = "ws_proxy_stats"
-	coreTCMapWsRefusals   = "ws_refusals"
-	coreTCMapWsRules      = "ws_rules"
-	coreTCMapWsSids       = "ws_sids"
-	coreTCMapWsSlotNext   = "ws_slot_next"
-	coreTCMapWsSlots      = "ws_slots"
-	coreTCMapWsSources    = "ws_sources"
-	coreTCMapWsStats      = "ws_stats"
-	coreTCMapWsWindows    = "ws_windows"
-	coreTCProgWsCoreTc    = "ws_core_tc"
-	coreTCVarCfg          = "cfg"
+	coreTCMapWsBench       = "ws_bench"
+	coreTCMapWsBuckets     = "ws_buckets"
+	coreTCMapWsCache       = "ws_cache"
+	coreTCMapWsCopies      = "ws_copies"
+	coreTCMapWsEgressIndex = "ws_egress_index"
+	coreTCMapWsEgresses    = "ws_egresses"
+	coreTCMapWsErrors      = "ws_errors"
+	coreTCMapWsEvents      = "ws_events"
+	coreTCMapWsExits       = "ws_exits"
+	coreTCMapWsGuardDst    = "ws_guard_dst"
+	coreTCMapWsGuardSrc    = "ws_guard_src"
+	coreTCMapWsHeadends    = "ws_headends"
+	coreTCMapWsHopIndex    = "ws_hop_index"
+	coreTCMapWsHops        = "ws_hops"
+	coreTCMapWsLocalDst    = "ws_local_dst"
+	coreTCMapWsLocalSrc    = "ws_local_src"
+	coreTCMapWsMatchDst    = "ws_match_dst"
+	coreTCMapWsMatchSrc    = "ws_match_src"
+	coreTCMapWsNexthops    = "ws_nexthops"
+	coreTCMapWsNode        = "ws_node"
+	coreTCMapWsNumbers     = "ws_numbers"
+	coreTCMapWsPathMtus    = "ws_path_mtus"
+	coreTCMapWsPaths       = "ws_paths"
+	coreTCMapWsPlaces      = "ws_places"
+	coreTCMapWsPorts       = "ws_ports"
+	coreTCMapWsProxies     = "ws_proxies"
+	coreTCMapWsProxyStats  = "ws_proxy_stats"
+	coreTCMapWsRefusals    = "ws_refusals"
+	coreTCMapWsRules       = "ws_rules"
+	coreTCMapWsSids        = "ws_sids"
+	coreTCMapWsSlotNext    = "ws_slot_next"
+	coreTCMapWsSlots       = "ws_slots"
+	coreTCMapWsSources     = "ws_sources"
+	coreTCMapWsStats       = "ws_stats"
+	coreTCMapWsWindows     = "ws_windows"
+	coreTCProgWsCoreTc     = "ws_core_tc"
+	coreTCVarCfg           = "cfg"
 )
 
 // loadCoreTC returns the embedded CollectionSpec for coreTC.
@@ -404,38 +415,41 @@ type coreTCProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type coreTCMapSpecs struct {
-	WsBench      *ebpf.MapSpec `ebpf:"ws_bench"`
-	WsBuckets    *ebpf.MapSpec `ebpf:"ws_buckets"`
-	WsCache      *ebpf.MapSpec `ebpf:"ws_cache"`
-	WsCopies     *ebpf.MapSpec `ebpf:"ws_copies"`
-	WsEgresses   *ebpf.MapSpec `ebpf:"ws_egresses"`
-	WsErrors     *ebpf.MapSpec `ebpf:"ws_errors"`
-	WsEvents     *ebpf.MapSpec `ebpf:"ws_events"`
-	WsExits      *ebpf.MapSpec `ebpf:"ws_exits"`
-	WsGuardDst   *ebpf.MapSpec `ebpf:"ws_guard_dst"`
-	WsGuardSrc   *ebpf.MapSpec `ebpf:"ws_guard_src"`
-	WsHeadends   *ebpf.MapSpec `ebpf:"ws_headends"`
-	WsHops       *ebpf.MapSpec `ebpf:"ws_hops"`
-	WsLocalDst   *ebpf.MapSpec `ebpf:"ws_local_dst"`
-	WsLocalSrc   *ebpf.MapSpec `ebpf:"ws_local_src"`
-	WsMatchDst   *ebpf.MapSpec `ebpf:"ws_match_dst"`
-	WsMatchSrc   *ebpf.MapSpec `ebpf:"ws_match_src"`
-	WsNexthops   *ebpf.MapSpec `ebpf:"ws_nexthops"`
-	WsNode       *ebpf.MapSpec `ebpf:"ws_node"`
-	WsNumbers    *ebpf.MapSpec `ebpf:"ws_numbers"`
-	WsPathMtus   *ebpf.MapSpec `ebpf:"ws_path_mtus"`
-	WsPaths      *ebpf.MapSpec `ebpf:"ws_paths"`
-	WsPorts      *ebpf.MapSpec `ebpf:"ws_ports"`
-	WsProxies    *ebpf.MapSpec `ebpf:"ws_proxies"`
-	WsProxyStats *ebpf.MapSpec `ebpf:"ws_proxy_stats"`
-	WsRefusals   *ebpf.MapSpec `ebpf:"ws_refusals"`
-	WsRules      *ebpf.MapSpec `ebpf:"ws_rules"`
-	WsSids       *ebpf.MapSpec `ebpf:"ws_sids"`
-	WsSlotNext   *ebpf.MapSpec `ebpf:"ws_slot_next"`
-	WsSlots      *ebpf.MapSpec `ebpf:"ws_slots"`
-	WsSources    *ebpf.MapSpec `ebpf:"ws_sources"`
-	WsStats      *ebpf.MapSpec `ebpf:"ws_stats"`
-	WsWindows    *ebpf.MapSpec `ebpf:"ws_windows"`
+	WsBench       *ebpf.MapSpec `ebpf:"ws_bench"`
+	WsBuckets     *ebpf.MapSpec `ebpf:"ws_buckets"`
+	WsCache       *ebpf.MapSpec `ebpf:"ws_cache"`
+	WsCopies      *ebpf.MapSpec `ebpf:"ws_copies"`
+	WsEgressIndex *ebpf.MapSpec `ebpf:"ws_egress_index"`
+	WsEgresses    *ebpf.MapSpec `ebpf:"ws_egresses"`
+	WsErrors      *ebpf.MapSpec `ebpf:"ws_errors"`
+	WsEvents      *ebpf.MapSpec `ebpf:"ws_events"`
+	WsExits       *ebpf.MapSpec `ebpf:"ws_exits"`
+	WsGuardDst    *ebpf.MapSpec `ebpf:"ws_guard_dst"`
+	WsGuardSrc    *ebpf.MapSpec `ebpf:"ws_guard_src"`
+	WsHeadends    *ebpf.MapSpec `ebpf:"ws_headends"`
+	WsHopIndex    *ebpf.MapSpec `ebpf:"ws_hop_index"`
+	WsHops        *ebpf.MapSpec `ebpf:"ws_hops"`
+	WsLocalDst    *ebpf.MapSpec `ebpf:"ws_local_dst"`
+	WsLocalSrc    *ebpf.MapSpec `ebpf:"ws_local_src"`
+	WsMatchDst    *ebpf.MapSpec `ebpf:"ws_match_dst"`
+	WsMatchSrc    *ebpf.MapSpec `ebpf:"ws_match_src"`
+	WsNexthops    *ebpf.MapSpec `ebpf:"ws_nexthops"`
+	WsNode        *ebpf.MapSpec `ebpf:"ws_node"`
+	WsNumbers     *ebpf.MapSpec `ebpf:"ws_numbers"`
+	WsPathMtus    *ebpf.MapSpec `ebpf:"ws_path_mtus"`
+	WsPaths       *ebpf.MapSpec `ebpf:"ws_paths"`
+	WsPlaces      *ebpf.MapSpec `ebpf:"ws_places"`
+	WsPorts       *ebpf.MapSpec `ebpf:"ws_ports"`
+	WsProxies     *ebpf.MapSpec `ebpf:"ws_proxies"`
+	WsProxyStats  *ebpf.MapSpec `ebpf:"ws_proxy_stats"`
+	WsRefusals    *ebpf.MapSpec `ebpf:"ws_refusals"`
+	WsRules       *ebpf.MapSpec `ebpf:"ws_rules"`
+	WsSids        *ebpf.MapSpec `ebpf:"ws_sids"`
+	WsSlotNext    *ebpf.MapSpec `ebpf:"ws_slot_next"`
+	WsSlots       *ebpf.MapSpec `ebpf:"ws_slots"`
+	WsSources     *ebpf.MapSpec `ebpf:"ws_sources"`
+	WsStats       *ebpf.MapSpec `ebpf:"ws_stats"`
+	WsWindows     *ebpf.MapSpec `ebpf:"ws_windows"`
 }
 
 // coreTCVariableSpecs contains global variables before they are loaded into the kernel.
@@ -465,38 +479,41 @@ func (o *coreTCObjects) Close() error {
 //
 // It can be passed to loadCoreTCObjects or ebpf.CollectionSpec.LoadAndAssign.
 type coreTCMaps struct {
-	WsBench      *ebpf.Map `ebpf:"ws_bench"`
-	WsBuckets    *ebpf.Map `ebpf:"ws_buckets"`
-	WsCache      *ebpf.Map `ebpf:"ws_cache"`
-	WsCopies     *ebpf.Map `ebpf:"ws_copies"`
-	WsEgresses   *ebpf.Map `ebpf:"ws_egresses"`
-	WsErrors     *ebpf.Map `ebpf:"ws_errors"`
-	WsEvents     *ebpf.Map `ebpf:"ws_events"`
-	WsExits      *ebpf.Map `ebpf:"ws_exits"`
-	WsGuardDst   *ebpf.Map `ebpf:"ws_guard_dst"`
-	WsGuardSrc   *ebpf.Map `ebpf:"ws_guard_src"`
-	WsHeadends   *ebpf.Map `ebpf:"ws_headends"`
-	WsHops       *ebpf.Map `ebpf:"ws_hops"`
-	WsLocalDst   *ebpf.Map `ebpf:"ws_local_dst"`
-	WsLocalSrc   *ebpf.Map `ebpf:"ws_local_src"`
-	WsMatchDst   *ebpf.Map `ebpf:"ws_match_dst"`
-	WsMatchSrc   *ebpf.Map `ebpf:"ws_match_src"`
-	WsNexthops   *ebpf.Map `ebpf:"ws_nexthops"`
-	WsNode       *ebpf.Map `ebpf:"ws_node"`
-	WsNumbers    *ebpf.Map `ebpf:"ws_numbers"`
-	WsPathMtus   *ebpf.Map `ebpf:"ws_path_mtus"`
-	WsPaths      *ebpf.Map `ebpf:"ws_paths"`
-	WsPorts      *ebpf.Map `ebpf:"ws_ports"`
-	WsProxies    *ebpf.Map `ebpf:"ws_proxies"`
-	WsProxyStats *ebpf.Map `ebpf:"ws_proxy_stats"`
-	WsRefusals   *ebpf.Map `ebpf:"ws_refusals"`
-	WsRules      *ebpf.Map `ebpf:"ws_rules"`
-	WsSids       *ebpf.Map `ebpf:"ws_sids"`
-	WsSlotNext   *ebpf.Map `ebpf:"ws_slot_next"`
-	WsSlots      *ebpf.Map `ebpf:"ws_slots"`
-	WsSources    *ebpf.Map `ebpf:"ws_sources"`
-	WsStats      *ebpf.Map `ebpf:"ws_stats"`
-	WsWindows    *ebpf.Map `ebpf:"ws_windows"`
+	WsBench       *ebpf.Map `ebpf:"ws_bench"`
+	WsBuckets     *ebpf.Map `ebpf:"ws_buckets"`
+	WsCache       *ebpf.Map `ebpf:"ws_cache"`
+	WsCopies      *ebpf.Map `ebpf:"ws_copies"`
+	WsEgressIndex *ebpf.Map `ebpf:"ws_egress_index"`
+	WsEgresses    *ebpf.Map `ebpf:"ws_egresses"`
+	WsErrors      *ebpf.Map `ebpf:"ws_errors"`
+	WsEvents      *ebpf.Map `ebpf:"ws_events"`
+	WsExits       *ebpf.Map `ebpf:"ws_exits"`
+	WsGuardDst    *ebpf.Map `ebpf:"ws_guard_dst"`
+	WsGuardSrc    *ebpf.Map `ebpf:"ws_guard_src"`
+	WsHeadends    *ebpf.Map `ebpf:"ws_headends"`
+	WsHopIndex    *ebpf.Map `ebpf:"ws_hop_index"`
+	WsHops        *ebpf.Map `ebpf:"ws_hops"`
+	WsLocalDst    *ebpf.Map `ebpf:"ws_local_dst"`
+	WsLocalSrc    *ebpf.Map `ebpf:"ws_local_src"`
+	WsMatchDst    *ebpf.Map `ebpf:"ws_match_dst"`
+	WsMatchSrc    *ebpf.Map `ebpf:"ws_match_src"`
+	WsNexthops    *ebpf.Map `ebpf:"ws_nexthops"`
+	WsNode        *ebpf.Map `ebpf:"ws_node"`
+	WsNumbers     *ebpf.Map `ebpf:"ws_numbers"`
+	WsPathMtus    *ebpf.Map `ebpf:"ws_path_mtus"`
+	WsPaths       *ebpf.Map `ebpf:"ws_paths"`
+	WsPlaces      *ebpf.Map `ebpf:"ws_places"`
+	WsPorts       *ebpf.Map `ebpf:"ws_ports"`
+	WsProxies     *ebpf.Map `ebpf:"ws_proxies"`
+	WsProxyStats  *ebpf.Map `ebpf:"ws_proxy_stats"`
+	WsRefusals    *ebpf.Map `ebpf:"ws_refusals"`
+	WsRules       *ebpf.Map `ebpf:"ws_rules"`
+	WsSids        *ebpf.Map `ebpf:"ws_sids"`
+	WsSlotNext    *ebpf.Map `ebpf:"ws_slot_next"`
+	WsSlots       *ebpf.Map `ebpf:"ws_slots"`
+	WsSources     *ebpf.Map `ebpf:"ws_sources"`
+	WsStats       *ebpf.Map `ebpf:"ws_stats"`
+	WsWindows     *ebpf.Map `ebpf:"ws_windows"`
 }
 
 func (m *coreTCMaps) Close() error {
@@ -505,6 +522,7 @@ func (m *coreTCMaps) Close() error {
 		m.WsBuckets,
 		m.WsCache,
 		m.WsCopies,
+		m.WsEgressIndex,
 		m.WsEgresses,
 		m.WsErrors,
 		m.WsEvents,
@@ -512,6 +530,7 @@ func (m *coreTCMaps) Close() error {
 		m.WsGuardDst,
 		m.WsGuardSrc,
 		m.WsHeadends,
+		m.WsHopIndex,
 		m.WsHops,
 		m.WsLocalDst,
 		m.WsLocalSrc,
@@ -522,6 +541,7 @@ func (m *coreTCMaps) Close() error {
 		m.WsNumbers,
 		m.WsPathMtus,
 		m.WsPaths,
+		m.WsPlaces,
 		m.WsPorts,
 		m.WsProxies,
 		m.WsProxyStats,

@@ -118,7 +118,7 @@ func (g *generation) readErrors(out *ErrorCount) error {
 
 func (d *Dataplane) readPathsLocked(out *Counts) error {
 	have := newTables()
-	if err := errors.Join(readHeadends(d.gen, have.headends), readMap(d.gen, tableHops, have.hops)); err != nil {
+	if err := errors.Join(readHeadends(d.gen, have.headends), d.gen.readHops(have.hops)); err != nil {
 		return err
 	}
 	index := recoverIndexes(have, d.gen.limits).stats.have

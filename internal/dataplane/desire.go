@@ -108,6 +108,7 @@ func desire(n plan.Node, at wiring, local []netip.Addr, have tables, ix indexes)
 		if _, twice := w.egresses[k]; twice {
 			return wanted{}, partError(e.PathID, "the node is its egress twice")
 		}
+		v.Of = k
 		w.egresses[k] = v
 		w.windows[x] = window{counterKey{k.Path, k.Epoch}, int(e.Lanes), e.Window}
 		m, again := guarded[e.Path]
@@ -143,6 +144,7 @@ func (w *wanted) addHop(n plan.Node, id plan.PathID, sid netip.Addr, sources []n
 	if _, twice := w.hops[k]; twice {
 		return partError(id, "SID %s is visited twice", sid)
 	}
+	entry.Of = k
 	w.hops[k] = entry
 	w.sids[encodeHopKey(sid, id.Path, 0)] = 1
 	w.sids[encodeHopKey(sid, 0, 0)] = 1
@@ -196,7 +198,10 @@ func need(n plan.Node, cpus int) (limits, error) {
 	for _, e := range n.Egresses {
 		seen[statsKey{upper(e.SID), be32(e.Path)}] = true
 	}
-	return limits{counters: uint32(len(n.Headends)), stats: uint32(len(seen)), windows: uint32(len(n.Egresses))}.needCaches(n, cpus)
+	return limits{
+		counters: uint32(len(n.Headends)), stats: uint32(len(seen)), windows: uint32(len(n.Egresses)),
+		hops: uint32(len(n.Endpoints) + len(n.Egresses)), egresses: uint32(len(n.Egresses)), places: placeSize(n.Locator),
+	}.needCaches(n, cpus)
 }
 
 // size chooses the arrays for what a plan needs: room to grow without a new
@@ -226,5 +231,13 @@ func (l limits) size() (limits, error) {
 	if err != nil {
 		return limits{}, err
 	}
-	return limits{counters: c, stats: s, windows: x, buckets: l.buckets, slots: l.slots}, nil
+	h, err := fit(l.hops, 256, 4*chainsMax, "SIDs, paths and epochs")
+	if err != nil {
+		return limits{}, err
+	}
+	e, err := fit(l.egresses, 64, 4*chainsMax, "egresses")
+	if err != nil {
+		return limits{}, err
+	}
+	return limits{counters: c, stats: s, windows: x, hops: h, egresses: e, places: l.places, buckets: l.buckets, slots: l.slots}, nil
 }

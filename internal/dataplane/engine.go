@@ -56,6 +56,9 @@ func NewEngine() (pot.Engine, func() error, error) {
 	spec.Maps[coreTCMapWsNumbers].MaxEntries = 1
 	spec.Maps[coreTCMapWsStats].MaxEntries = 1
 	spec.Maps[coreTCMapWsExits].MaxEntries = 1
+	spec.Maps[coreTCMapWsHops].MaxEntries = engineEntry + 1
+	spec.Maps[coreTCMapWsEgresses].MaxEntries = engineEntry + 1
+	spec.Maps[coreTCMapWsPlaces].MaxEntries = 1
 	coll, err := ebpf.NewCollection(spec)
 	if err != nil {
 		return nil, nil, fmt.Errorf("load %s into the kernel: %w", progCoreTC, err)
@@ -82,8 +85,8 @@ func (e *engine) stampLocked(s pot.Share, h pot.Header, f pot.Flow, wire pot.Val
 	if err != nil {
 		return pot.Values{}, err
 	}
-	if err := e.put(tableHops, e.key(h), hop{
-		Behaviour: uint8(abi.BehaviourEnd), Scheme: uint8(h.Scheme), Position: s.Position, Share: encoded,
+	if err := e.putHop(hop{
+		Of: e.key(h), Behaviour: uint8(abi.BehaviourEnd), Scheme: uint8(h.Scheme), Position: s.Position, Share: encoded,
 		Source: words(netip.MustParseAddr(engineSource)),
 	}); err != nil {
 		return pot.Values{}, err
@@ -116,10 +119,10 @@ func (e *engine) Verify(s pot.Share, v pot.Verifier, h pot.Header, f pot.Flow, w
 	defer e.mu.Unlock()
 	final := wire
 	entry := hop{
-		Behaviour: uint8(abi.BehaviourEndDT46), Scheme: uint8(h.Scheme), Position: s.Position,
+		Of: e.key(h), Behaviour: uint8(abi.BehaviourEndDT46), Scheme: uint8(h.Scheme), Position: s.Position,
 		Source: words(netip.MustParseAddr(engineSource)),
 	}
-	verifier := egress{Segments: 1}
+	verifier := egress{Of: egressKey{Path: be32(h.Path), Epoch: h.Epoch}, Segments: 1}
 	verifier.List[0] = netip.MustParseAddr(engineSID).As16()
 	if h.Scheme.Keyed() {
 		if h.Scheme == model.SchemeKeyedFlow {
@@ -148,13 +151,16 @@ func (e *engine) Verify(s pot.Share, v pot.Verifier, h pot.Header, f pot.Flow, w
 		t          table
 		key, value any
 	}{
-		{tableEgresses, egressKey{Path: be32(h.Path), Epoch: h.Epoch}, verifier},
-		{tableHops, e.key(h), entry},
+		{tableEgresses, engineEntry, verifier},
+		{tableEgressIndex, verifier.Of, engineEntry},
 		{tableGuardDst, dstKey{}, match{Target: be32(h.Path), Action: uint8(abi.MatchActionPath)}},
 	} {
 		if err := e.put(w.t, w.key, w.value); err != nil {
 			return pot.Values{}, pot.Proof, err
 		}
+	}
+	if err := e.putHop(entry); err != nil {
+		return pot.Values{}, pot.Proof, err
 	}
 	_, refused, err := e.run(h, f, wire, engineSID)
 	if err != nil {
@@ -177,6 +183,13 @@ func (e *engine) Verify(s pot.Share, v pot.Verifier, h pot.Header, f pot.Flow, w
 
 func (e *engine) key(h pot.Header) hopKey {
 	return encodeHopKey(netip.MustParseAddr(engineSID), h.Path, h.Epoch)
+}
+
+// engineEntry is where the only hop and egress are.
+const engineEntry = uint32(1)
+
+func (e *engine) putHop(h hop) error {
+	return errors.Join(e.put(tableHops, engineEntry, h), e.put(tableHopIndex, h.Of, engineEntry))
 }
 
 func (e *engine) put(t table, key, value any) error {

@@ -189,7 +189,7 @@ func (g *generation) load() error {
 			}
 			g.maps[table(name)] = m
 			size := m.MaxEntries()
-			ms.MaxEntries = sizeOf(table(name), ms, limits{size, size, size, size / abi.Ways, size})
+			ms.MaxEntries = sizeOf(table(name), ms, limits{size, size, size, size, size, size, size / abi.Ways, size})
 			if table(name) == tableBuckets {
 				ms.MaxEntries = size
 			}
@@ -206,7 +206,8 @@ func (g *generation) load() error {
 	g.limits = limits{
 		counters: g.maps[tableNumbers].MaxEntries(), stats: g.maps[tableStats].MaxEntries(),
 		buckets: g.maps[tableBuckets].MaxEntries(), slots: g.maps[tableSlots].MaxEntries(),
-		windows: g.maps[tableWindows].MaxEntries(),
+		windows: g.maps[tableWindows].MaxEntries(), hops: g.maps[tableHops].MaxEntries(),
+		egresses: g.maps[tableEgresses].MaxEntries(), places: g.maps[tablePlaces].MaxEntries(),
 	}
 	return nil
 }
@@ -256,6 +257,12 @@ func sizeOf(t table, ms *ebpf.MapSpec, l limits) uint32 {
 		return l.stats
 	case tableWindows:
 		return l.windows
+	case tableHops:
+		return l.hops
+	case tableEgresses:
+		return l.egresses
+	case tablePlaces:
+		return l.places
 	case tableBuckets:
 		return l.buckets
 	case tableCache:

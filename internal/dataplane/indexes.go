@@ -87,6 +87,8 @@ type indexes struct {
 type limits struct {
 	counters, stats uint32
 	windows         uint32
+	hops, egresses  uint32
+	places          uint32
 	buckets         uint32 // for headers that are found by content, abi.Ways each
 	slots           uint32 // that are found by metadata, and entry 0
 }

@@ -12,10 +12,10 @@ import (
 func (g *generation) read() (tables, error) {
 	t := newTables()
 	err := errors.Join(
-		readMap(g, tableHops, t.hops),
+		g.readHops(t.hops),
 		readMap(g, tableSIDs, t.sids),
 		readMap(g, tableSources, t.sources),
-		readMap(g, tableEgresses, t.egresses),
+		g.readEgresses(t.egresses),
 		readHeadends(g, t.headends), readMap(g, tablePaths, t.paths),
 		readMap(g, tableMatchDst, t.matchDst),
 		readMap(g, tableMatchSrc, t.matchSrc),
@@ -53,11 +53,28 @@ func readHeadends(g *generation, into map[uint32]headend) error {
 }
 
 // run does ops in their order and stops at the first that fails.
-func (d *Dataplane) run(g *generation, ops []op) error {
+func (d *Dataplane) run(g *generation, ops []op) (err error) {
 	waited := false
+	var in *stores
+	defer func() {
+		if in != nil {
+			err = errors.Join(err, in.finish())
+		}
+	}()
 	for _, o := range ops {
 		if err := d.cfg.step(stepChange, string(o.table)); err != nil {
 			return err
+		}
+		if o.table == tableHops || o.table == tableEgresses {
+			if in == nil {
+				if in, err = g.openStores(); err != nil {
+					return err
+				}
+			}
+			if err := in.do(o); err != nil {
+				return err
+			}
+			continue
 		}
 		m := g.maps[o.table]
 		if o.remove() {

@@ -752,7 +752,7 @@ func TestReconcileRepairsWhatOthersHaveDone(t *testing.T) {
 	before := b.world()
 
 	foreign := encodeHopKey(ownSID(77), 99, 0)
-	b.must(d.gen.maps[tableHops].Put(&foreign, hop{Behaviour: 1}))
+	b.must(d.run(d.gen, []op{{tableHops, &foreign, &hop{Of: foreign, Behaviour: 1}}}))
 	for k := range before.Maps[0].guardDst {
 		b.must(d.gen.maps[tableGuardDst].Delete(&k))
 	}

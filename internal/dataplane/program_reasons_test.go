@@ -78,19 +78,19 @@ func reasonCases() map[abi.Reason]reasonCase {
 		abi.ReasonHeadendLengthBug:  {node: "r1", packet: "edge-web", damage: changed(func(h *headend) { h.OuterLen = 87 })},
 		abi.ReasonCounterMissingBug: {node: "r1", packet: "edge-web", damage: changed(func(h *headend) { h.Counter = 1 << 20 })},
 		abi.ReasonEgressMissingBug: {node: "r6", packet: "web-3", damage: func(r *rig) error {
-			return r.g.maps[tableEgresses].Delete(webKey)
+			return r.d.run(r.g, []op{{tableEgresses, &webKey, nil}})
 		}},
 		abi.ReasonReplay: {node: "r6", packet: "web-3", damage: seen(oracle.Train{Lane: 5, Counter: 7, Frames: 1})},
 		abi.ReasonStale:  {node: "r6", packet: "web-3", damage: seen(oracle.Train{Lane: 5, Counter: 4 + 1024, Frames: 1})},
 		abi.ReasonWindowMissingBug: {node: "r6", packet: "web-3", damage: func(r *rig) error {
 			return r.g.maps[tableWindows].Delete(r.have.egresses[webKey].Window)
 		}},
-		abi.ReasonBehaviourBug: {node: "r2", packet: "web-1", damage: edit(tableHops, func(r *rig) (any, any) {
+		abi.ReasonBehaviourBug: {node: "r2", packet: "web-1", damage: func(r *rig) error {
 			k := encodeHopKey(addr("fc00:0:0:201::"), 0x5eed0001, 1)
 			h := r.have.hops[k]
 			h.Behaviour = 77
-			return k, h
-		})},
+			return r.d.run(r.g, []op{{tableHops, &k, &h}})
+		}},
 	}
 }
 

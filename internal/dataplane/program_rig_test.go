@@ -106,7 +106,7 @@ type rigWindow struct {
 }
 
 // rigLimits are small: all of ws_stats is read after every packet.
-var rigLimits = limits{counters: 64, stats: 128, windows: 64, buckets: 8, slots: 1}
+var rigLimits = limits{counters: 64, stats: 128, windows: 64, hops: 256, egresses: 64, places: 512, buckets: 8, slots: 1}
 
 func newRig(t *testing.T, spec rigSpec) *rig {
 	t.Helper()

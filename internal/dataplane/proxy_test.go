@@ -613,7 +613,8 @@ func TestFunctionPacketsAreRefusedForTheirOwnReasons(t *testing.T) {
 		}},
 		{"the plan dropped its path", nil, func(r *proxyRun) {
 			r.in(1, udp(1))
-			r.must(r.d.gen.maps[tableHops].Delete(encodeHopKey(ownSID(1), 1, 0)))
+			k := encodeHopKey(ownSID(1), 1, 0)
+			r.must(r.d.run(r.d.gen, []op{{tableHops, &k, nil}}))
 			r.wantRefused(abi.ReasonShareGone, progFunctionTC, "from", ether(udp(1)), 0)
 		}},
 		{"its proxy is not there", nil, func(r *proxyRun) {

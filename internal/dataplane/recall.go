@@ -109,7 +109,7 @@ func writeWords(m *ebpf.Map, words []uint64) error {
 // seen is what the windows of g have accepted: the newest numbers, by lane.
 func (g *generation) seen() (map[counterKey][]uint64, error) {
 	egresses := map[egressKey]egress{}
-	if err := readMap(g, tableEgresses, egresses); err != nil {
+	if err := g.readEgresses(egresses); err != nil {
 		return nil, err
 	}
 	out := map[counterKey][]uint64{}

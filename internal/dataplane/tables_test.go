@@ -312,10 +312,13 @@ func TestMoreEntriesThanTheArraysHoldAskForLargerOnes(t *testing.T) {
 
 func TestArraysHaveRoomForAChangeOfEverything(t *testing.T) {
 	for _, c := range []struct{ need, want limits }{
-		{limits{counters: 0, stats: 0}, limits{counters: 64, stats: 256, windows: 64}},
-		{limits{counters: 32, stats: 128, windows: 32}, limits{counters: 64, stats: 256, windows: 64}},
-		{limits{counters: 33, stats: 129, windows: 33}, limits{counters: 128, stats: 512, windows: 128}},
-		{limits{counters: chainsMax, stats: 2 * chainsMax, windows: 2 * chainsMax}, limits{counters: chainsMax, stats: 2 * chainsMax, windows: 2 * chainsMax}},
+		{limits{counters: 0, stats: 0, places: 2}, limits{counters: 64, stats: 256, windows: 64, hops: 256, egresses: 64, places: 2}},
+		{limits{counters: 32, stats: 128, windows: 32, hops: 128, egresses: 32, places: 2}, limits{counters: 64, stats: 256, windows: 64, hops: 256, egresses: 64, places: 2}},
+		{limits{counters: 33, stats: 129, windows: 33, hops: 129, egresses: 33, places: 512}, limits{counters: 128, stats: 512, windows: 128, hops: 512, egresses: 128, places: 512}},
+		{
+			limits{counters: chainsMax, stats: 2 * chainsMax, windows: 2 * chainsMax, hops: 2 * chainsMax, egresses: 2 * chainsMax},
+			limits{counters: chainsMax, stats: 2 * chainsMax, windows: 2 * chainsMax, hops: 4 * chainsMax, egresses: 4 * chainsMax},
+		},
 	} {
 		if got, err := c.need.size(); err != nil || got != c.want {
 			t.Errorf("%+v: got %+v, %v; want %+v", c.need, got, err, c.want)

@@ -15,6 +15,7 @@ type (
 	sourceKey = coreTCWsSourceKey
 	egressKey = coreTCWsEgressKey
 	egress    = coreTCWsEgress
+	place     = coreTCWsPlace
 	headend   = coreTCWsHeadend
 	dstKey    = coreTCWsDstKey
 	srcKey    = coreTCWsSrcKey

@@ -1,7 +1,6 @@
 package dataplane
 
 import (
-	"errors"
 	"fmt"
 	"path/filepath"
 
@@ -39,15 +38,8 @@ func (w window) shared(d *Dataplane) shared {
 				m.MaxEntries(), w.lanes, w.size, w.words())
 		},
 		place: func(g *generation) (uint32, bool, error) {
-			var e egress
-			err := g.maps[tableEgresses].Lookup(egressKey{Path: w.key.path, Epoch: w.key.epoch}, &e)
-			if errors.Is(err, ebpf.ErrKeyNotExist) {
-				return 0, false, nil
-			}
-			if err != nil {
-				return 0, false, fmt.Errorf("read map %s: %w", tableEgresses, err)
-			}
-			return e.Window, true, nil
+			e, ok, err := g.egressOf(egressKey{Path: w.key.path, Epoch: w.key.epoch})
+			return e.Window, ok, err
 		},
 		begin: func(m *ebpf.Map) error { return d.recallWindow(m, w) },
 	}

@@ -141,7 +141,7 @@ struct ws_share {
 };
 _Static_assert(sizeof(struct ws_share) == 96, "ws_share is ABI");
 
-/* ws_hops: one entry per SID, path and epoch; about 180 bytes each. */
+/* ws_hop_index: where in ws_hops the entry of a SID, path and epoch is. */
 struct ws_hop_key {
 	__be64 sid; /* upper 64 bits */
 	__be32 path;
@@ -150,7 +150,11 @@ struct ws_hop_key {
 };
 _Static_assert(sizeof(struct ws_hop_key) == 16, "ws_hop_key is ABI");
 
+/* ws_hops: the first entry is none; the others never change while something names
+ * them.
+ */
 struct ws_hop {
+	struct ws_hop_key of; /* whose entry it is */
 	__u8 behaviour; /* enum ws_behaviour */
 	__u8 scheme; /* enum ws_scheme */
 	__u8 position; /* 1 .. k-1 */
@@ -164,7 +168,7 @@ struct ws_hop {
 	__be64 source[2];
 	struct ws_share share;
 };
-_Static_assert(sizeof(struct ws_hop) == 128, "ws_hop is ABI");
+_Static_assert(sizeof(struct ws_hop) == 144, "ws_hop is ABI");
 
 /* ws_sources: the headends of paths that have several. The value says nothing. */
 struct ws_source_key {
@@ -174,11 +178,21 @@ struct ws_source_key {
 };
 _Static_assert(sizeof(struct ws_source_key) == 24, "ws_source_key is ABI");
 
+/* ws_places: where a SID's entries probably are, by its place in the locator and
+ * its epoch's last bit. A SID has one path, as a rule, and two epochs for a while;
+ * what else it has is found by ws_hop_index and ws_egress_index alone.
+ */
+struct ws_place {
+	__u32 hop; /* in ws_hops */
+	__u32 egress; /* in ws_egresses, for one that is verified there */
+};
+_Static_assert(sizeof(struct ws_place) == 8, "ws_place is ABI");
+
 /* ws_sids: which SIDs and paths there are, to tell apart why ws_hops has no
  * entry. Key: ws_hop_key with epoch 0; path 0 stands for the SID itself.
  */
 
-/* ws_egresses: key is ws_egress_key. */
+/* ws_egress_index: where in ws_egresses the entry of a path and epoch is. */
 struct ws_egress_key {
 	__be32 path;
 	__u8 epoch;
@@ -186,7 +200,9 @@ struct ws_egress_key {
 };
 _Static_assert(sizeof(struct ws_egress_key) == 8, "ws_egress_key is ABI");
 
+/* ws_egresses: as ws_hops. */
 struct ws_egress {
+	struct ws_egress_key of; /* whose entry it is */
 	__u8 segments; /* entries in the list */
 	__u8 keys; /* positions that stamp; keyed only */
 	__u8 on_violation; /* enum ws_on_violation */
@@ -197,7 +213,7 @@ struct ws_egress {
 	__u8 list[WS_SEGS_MAX][16];
 	__u64 key[WS_KEYS_MAX][2];
 };
-_Static_assert(sizeof(struct ws_egress) == 528, "ws_egress is ABI");
+_Static_assert(sizeof(struct ws_egress) == 536, "ws_egress is ABI");
 
 /* ws_windows: an array per path and epoch, with WS_WINDOW_MIN / 4 to
  * WS_WINDOW_MAX / 4 words for each lane of the path; see lib/replay.h.

@@ -1,0 +1,212 @@
+package dataplane
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"math/bits"
+	"net/netip"
+	"slices"
+
+	"github.com/cilium/ebpf"
+)
+
+// The entries of hops and egresses lie in arrays, in places that nobody but this
+// file knows: an index in a hash says where, and ws_places makes a guess. A packet
+// that has met an entry goes on with it, so that no entry changes: what a key has
+// is written somewhere else, then named, and the old one cleared when no program
+// is at it any more.
+
+// noPlace is an entry that nobody's is.
+const noPlace = 0
+
+// placeSize is how many entries ws_places needs for a locator: two for each SID.
+func placeSize(locator netip.Prefix) uint32 {
+	return 2 << min(64-locator.Bits(), bits.Len(uint(chainsMax))-1)
+}
+
+// placeOf is place_of of bpf/lib/place.h, in an array of that size.
+func placeOf(k hopKey, size uint32) uint32 {
+	return (uint32(be64(k.Sid))<<1 | uint32(k.Epoch&1)) & (size - 1)
+}
+
+// store is an array with its index.
+type store[K comparable, V any] struct {
+	array, index *ebpf.Map
+	name         table
+	at           map[K]uint32
+	used         map[uint32]bool
+	next         uint32
+	old          []uint32 // that nothing names any more
+}
+
+func openStore[K comparable, V any](g *generation, array, index table) (*store[K, V], error) {
+	s := &store[K, V]{array: g.maps[array], index: g.maps[index], name: array, at: map[K]uint32{}, used: map[uint32]bool{noPlace: true}}
+	if err := readMap(g, index, s.at); err != nil {
+		return nil, err
+	}
+	for _, i := range s.at {
+		s.used[i] = true
+	}
+	return s, nil
+}
+
+func (s *store[K, V]) put(k K, v *V) error {
+	for s.used[s.next] {
+		s.next++
+	}
+	i := s.next
+	if err := s.array.Put(i, v); err != nil {
+		return fmt.Errorf("write to map %s: %w", s.name, err)
+	}
+	if err := s.index.Put(&k, i); err != nil {
+		return fmt.Errorf("name an entry of map %s: %w", s.name, err)
+	}
+	s.used[i] = true
+	s.leave(k)
+	s.at[k] = i
+	return nil
+}
+
+func (s *store[K, V]) remove(k K) error {
+	if err := s.index.Delete(&k); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return fmt.Errorf("delete from the index of map %s: %w", s.name, err)
+	}
+	s.leave(k)
+	return nil
+}
+
+func (s *store[K, V]) leave(k K) {
+	if i, ok := s.at[k]; ok {
+		s.old = append(s.old, i)
+		delete(s.at, k)
+	}
+}
+
+// clear empties what nothing names. No program may be at it any more.
+func (s *store[K, V]) clear() error {
+	var none V
+	for _, i := range s.old {
+		if err := s.array.Put(i, &none); err != nil {
+			return fmt.Errorf("clear an entry of map %s: %w", s.name, err)
+		}
+	}
+	s.old = nil
+	return nil
+}
+
+// stores are the two, while ops are done on them.
+type stores struct {
+	g        *generation
+	hops     *store[hopKey, hop]
+	egresses *store[egressKey, egress]
+}
+
+func (g *generation) openStores() (*stores, error) {
+	hops, err := openStore[hopKey, hop](g, tableHops, tableHopIndex)
+	if err != nil {
+		return nil, err
+	}
+	egresses, err := openStore[egressKey, egress](g, tableEgresses, tableEgressIndex)
+	if err != nil {
+		return nil, err
+	}
+	return &stores{g, hops, egresses}, nil
+}
+
+// do does an op on hops or egresses.
+func (s *stores) do(o op) error {
+	switch k := o.key.(type) {
+	case *hopKey:
+		// From here on what the index says counts.
+		if err := s.guess(*k, place{}); err != nil {
+			return err
+		}
+		if o.remove() {
+			return s.hops.remove(*k)
+		}
+		return s.hops.put(*k, o.value.(*hop))
+	case *egressKey:
+		if o.remove() {
+			return s.egresses.remove(*k)
+		}
+		return s.egresses.put(*k, o.value.(*egress))
+	}
+	return fmt.Errorf("map %s has no keys %T", o.table, o.key)
+}
+
+func (s *stores) guess(k hopKey, p place) error {
+	m := s.g.maps[tablePlaces]
+	if err := m.Put(placeOf(k, m.MaxEntries()), p); err != nil {
+		return fmt.Errorf("write to map %s: %w", tablePlaces, err)
+	}
+	return nil
+}
+
+// finish makes the guesses right and clears what nothing names. Of several entries
+// for one place the newest epoch has it.
+func (s *stores) finish() error {
+	for _, k := range slices.SortedFunc(maps.Keys(s.hops.at), compareHopKeys) {
+		p := place{Hop: s.hops.at[k], Egress: s.egresses.at[egressKey{Path: k.Path, Epoch: k.Epoch}]}
+		if err := s.guess(k, p); err != nil {
+			return err
+		}
+	}
+	if len(s.hops.old)+len(s.egresses.old) == 0 {
+		return nil
+	}
+	if err := waitForPrograms(); err != nil {
+		return err
+	}
+	return errors.Join(s.hops.clear(), s.egresses.clear())
+}
+
+// readStore gives what the entries of an array are that its index names.
+func readStore[K comparable, V any](g *generation, array, index table, into map[K]V) error {
+	at := map[K]uint32{}
+	if err := readMap(g, index, at); err != nil {
+		return err
+	}
+	for k, i := range at {
+		var v V
+		if err := g.maps[array].Lookup(i, &v); err != nil {
+			return fmt.Errorf("read entry %d of map %s: %w", i, array, err)
+		}
+		into[k] = v
+	}
+	return nil
+}
+
+func (g *generation) readHops(into map[hopKey]hop) error {
+	return readStore(g, tableHops, tableHopIndex, into)
+}
+
+func (g *generation) readEgresses(into map[egressKey]egress) error {
+	return readStore(g, tableEgresses, tableEgressIndex, into)
+}
+
+// egressOf is the entry of a path and epoch; false: there is none.
+func (g *generation) egressOf(k egressKey) (e egress, ok bool, err error) {
+	var i uint32
+	err = g.maps[tableEgressIndex].Lookup(&k, &i)
+	if errors.Is(err, ebpf.ErrKeyNotExist) {
+		return e, false, nil
+	}
+	if err == nil {
+		err = g.maps[tableEgresses].Lookup(i, &e)
+	}
+	if err != nil {
+		return e, false, fmt.Errorf("read map %s: %w", tableEgresses, err)
+	}
+	return e, true, nil
+}
+
+// checkRoom: what is there stays until what is new is written.
+func (g *generation) checkRoom(have, want tables) error {
+	hops := len(have.hops) + len(puts(nil, tableHops, have.hops, want.hops))
+	egresses := len(have.egresses) + len(puts(nil, tableEgresses, have.egresses, want.egresses))
+	if hops >= int(g.limits.hops) || egresses >= int(g.limits.egresses) {
+		return fmt.Errorf("%w: %d hops, %d egresses with those there are", errCapacity, hops, egresses)
+	}
+	return nil
+}

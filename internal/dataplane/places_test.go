@@ -1,0 +1,241 @@
+package dataplane
+
+import (
+	"encoding/binary"
+	"errors"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"pgregory.net/rapid"
+
+	"github.com/waystamp/waystamp/internal/abi"
+	"github.com/waystamp/waystamp/internal/srv6"
+	"github.com/waystamp/waystamp/test/packets"
+)
+
+// Where an entry is, ws_places guesses. It is read first; a wrong guess costs
+// time, and opens nothing.
+func TestEntriesAreFoundByPlaceAndElseByIndex(t *testing.T) {
+	const nobodys = uint32(200)
+	for _, c := range []struct{ node, packet string }{{"r2", "web-1"}, {"r6", "web-3"}} {
+		t.Run(c.packet, func(t *testing.T) {
+			p, err := packets.Load(c.packet)
+			if err != nil {
+				t.Fatal(err)
+			}
+			r := newScapyRig(t, c.node)
+			tlv := p.Frame[srv6.EthernetLen+srv6.IPv6Len+8+3*16:]
+			k := hopKey{
+				Sid:   binary.NativeEndian.Uint64(p.Frame[srv6.EthernetLen+24:]),
+				Epoch: tlv[3], Path: binary.NativeEndian.Uint32(tlv[4:]),
+			}
+			ek := egressKey{Path: k.Path, Epoch: k.Epoch}
+			places, hopIndex, egressIndex := r.g.maps[tablePlaces], r.g.maps[tableHopIndex], r.g.maps[tableEgressIndex]
+			at := placeOf(k, places.MaxEntries())
+			var was place
+			r.must(places.Lookup(at, &was))
+			var hopAt, egressAt, otherHop, otherEgress uint32
+			r.must(hopIndex.Lookup(&k, &hopAt))
+			for other := range r.have.hops {
+				if other.Path != k.Path {
+					r.must(hopIndex.Lookup(&other, &otherHop))
+				}
+			}
+			isEgress := r.have.hops[k].Behaviour == uint8(abi.BehaviourEndDT46)
+			if isEgress {
+				r.must(egressIndex.Lookup(&ek, &egressAt))
+				for other := range r.have.egresses {
+					if other.Path != k.Path {
+						r.must(egressIndex.Lookup(&other, &otherEgress))
+					}
+				}
+			}
+			if was != (place{Hop: hopAt, Egress: egressAt}) || hopAt == noPlace || otherHop == noPlace || isEgress != (otherEgress != noPlace) {
+				t.Fatalf("ws_places guesses %+v; the indexes say %d and %d, others are at %d and %d", was, hopAt, egressAt, otherHop, otherEgress)
+			}
+			try := func(what string, guess place, hop, egress *uint32, want abi.Reason) {
+				t.Helper()
+				for _, hook := range []struct {
+					name string
+					run  func(frame) (outcome, error)
+					ok   uint32
+				}{{"TC", r.runTC, tcRedirect}, {"XDP", r.runXDP, xdpRedirect}} {
+					r.must(places.Put(at, guess))
+					_ = hopIndex.Delete(&k)
+					if hop != nil {
+						r.must(hopIndex.Put(&k, *hop))
+					}
+					if isEgress {
+						_ = egressIndex.Delete(&ek)
+						if egress != nil {
+							r.must(egressIndex.Put(&ek, *egress))
+						}
+					}
+					r.must(r.forget())
+					r.must(r.freshEvents())
+					r.must(r.in(func() error {
+						o, err := hook.run(frame{port: portCore, b: p.Frame})
+						if err != nil {
+							return err
+						}
+						got, err := r.counted()
+						if err != nil {
+							return err
+						}
+						var dropped []string
+						verdict := hook.ok
+						switch {
+						case want != abi.ReasonNone && hook.name == "XDP":
+							verdict = xdpPass // TC says why
+						case want != abi.ReasonNone:
+							verdict, dropped = tcDrop, []string{strings.ToUpper(strings.ReplaceAll(want.String(), "-", "_"))}
+						}
+						if o.verdict != verdict || !slices.Equal(got.dropped, dropped) {
+							t.Errorf("%s, %s: verdict %d, dropped %v; want %d, %v", what, hook.name, o.verdict, got.dropped, verdict, dropped)
+						}
+						return err
+					}))
+				}
+			}
+			none, stray := place{}, nobodys
+			try("as it is", was, &hopAt, &egressAt, abi.ReasonNone)
+			try("by the guess alone", was, nil, nil, abi.ReasonNone)
+			try("by the indexes alone", none, &hopAt, &egressAt, abi.ReasonNone)
+			try("the guess is another's", place{Hop: otherHop, Egress: otherEgress}, &hopAt, &egressAt, abi.ReasonNone)
+			try("the guess is nobody's", place{Hop: nobodys, Egress: nobodys}, &hopAt, &egressAt, abi.ReasonNone)
+			try("the guess is out of bounds", place{Hop: 1 << 30, Egress: 1 << 30}, &hopAt, &egressAt, abi.ReasonNone)
+			for what, change := range map[string]func(*hopKey){
+				"SID": func(k *hopKey) { k.Sid++ }, "path": func(k *hopKey) { k.Path++ }, "epoch": func(k *hopKey) { k.Epoch++ },
+			} {
+				bad := r.have.hops[k]
+				bad.Behaviour = 77
+				change(&bad.Of)
+				r.must(r.put(tableHops, nobodys, bad))
+				r.must(r.put(tableEgresses, uint32(63), egress{Of: egressKey{Path: bad.Of.Path, Epoch: bad.Of.Epoch}}))
+				guess := place{Hop: nobodys, Egress: egressAt}
+				try("the guess has another "+what, guess, &hopAt, &egressAt, abi.ReasonNone)
+				if isEgress && what != "SID" {
+					try("the guess has a verifier of another "+what, place{Hop: hopAt, Egress: 63}, &hopAt, &egressAt, abi.ReasonNone)
+				}
+			}
+			r.must(r.put(tableHops, nobodys, hop{}))
+			try("it is nowhere", none, nil, nil, abi.ReasonUnknownEpoch)
+			try("it is another's", place{Hop: otherHop, Egress: otherEgress}, &otherHop, &otherEgress, abi.ReasonUnknownEpoch)
+			try("it is nobody's", none, &stray, &stray, abi.ReasonUnknownEpoch)
+			if isEgress {
+				try("its verifier is another's", place{Hop: hopAt, Egress: otherEgress}, &hopAt, &otherEgress, abi.ReasonEgressMissingBug)
+				try("its verifier is nowhere", place{Hop: hopAt, Egress: 0}, &hopAt, nil, abi.ReasonEgressMissingBug)
+			}
+		})
+	}
+}
+
+// Whatever comes and goes: an entry that something names is never written, what
+// nothing names is empty in the end, and the guesses are right where a place has
+// one entry only.
+func TestEntriesStayAsTheyAreWhileNamed(t *testing.T) {
+	spec, err := loadCoreTC()
+	if err != nil {
+		t.Fatal(err)
+	}
+	rapid.Check(t, func(t *rapid.T) {
+		must := func(err error) {
+			t.Helper()
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		g := &generation{maps: map[table]*ebpf.Map{}}
+		defer func() { must(g.close()) }()
+		for _, name := range []table{tableHops, tableHopIndex, tableEgresses, tableEgressIndex, tablePlaces} {
+			ms := spec.Maps[string(name)].Copy()
+			ms.MaxEntries = 32
+			m, err := ebpf.NewMap(ms)
+			must(err)
+			g.maps[name] = m
+		}
+		have := newTables()
+		for range rapid.IntRange(1, 3).Draw(t, "runs") {
+			want := drawEntries(t)
+			in, err := g.openStores()
+			must(err)
+			hops, egresses := entriesOf[hop](t, g, tableHops), entriesOf[egress](t, g, tableEgresses)
+			hopAt, egressAt := maps.Clone(in.hops.at), maps.Clone(in.egresses.at)
+			for _, o := range changes(have, want) {
+				must(in.do(o))
+				// Programs may be at what was there when it began.
+				for k, i := range hopAt {
+					if now := entriesOf[hop](t, g, tableHops); now[i] != hops[i] {
+						t.Fatalf("the entry of hop %+v was %+v and is %+v", k, hops[i], now[i])
+					}
+				}
+				for k, i := range egressAt {
+					if now := entriesOf[egress](t, g, tableEgresses); now[i] != egresses[i] {
+						t.Fatalf("the entry of egress %+v was %+v and is %+v", k, egresses[i], now[i])
+					}
+				}
+			}
+			must(in.finish())
+			got := newTables()
+			must(errors.Join(g.readHops(got.hops), g.readEgresses(got.egresses)))
+			if !maps.Equal(got.hops, want.hops) || !maps.Equal(got.egresses, want.egresses) {
+				t.Fatalf("the maps hold\n%+v\n%+v\nwant\n%+v\n%+v", got.hops, got.egresses, want.hops, want.egresses)
+			}
+			for i, h := range entriesOf[hop](t, g, tableHops) {
+				if h != (hop{}) && in.hops.at[h.Of] != uint32(i) {
+					t.Fatalf("entry %d has %+v, and nothing names it", i, h)
+				}
+			}
+			for i, e := range entriesOf[egress](t, g, tableEgresses) {
+				if e != (egress{}) && in.egresses.at[e.Of] != uint32(i) {
+					t.Fatalf("entry %d has %+v, and nothing names it", i, e)
+				}
+			}
+			guesses := entriesOf[place](t, g, tablePlaces)
+			sharing := map[uint32]int{}
+			for k := range want.hops {
+				sharing[placeOf(k, 32)]++
+			}
+			for k, i := range in.hops.at {
+				right := place{Hop: i, Egress: in.egresses.at[egressKey{Path: k.Path, Epoch: k.Epoch}]}
+				if p := placeOf(k, 32); sharing[p] == 1 && guesses[p] != right {
+					t.Fatalf("the guess for %+v is %+v, want %+v", k, guesses[p], right)
+				}
+			}
+			have = want
+		}
+	})
+}
+
+// drawEntries draws hops, and egresses for some of them, of few keys.
+func drawEntries(t *rapid.T) tables {
+	out := newTables()
+	for range rapid.IntRange(0, 6).Draw(t, "entries") {
+		k := hopKey{
+			Sid:   upper(ownSID(rapid.IntRange(1, 4).Draw(t, "sid"))),
+			Path:  be32(rapid.Uint32Range(1, 2).Draw(t, "path")),
+			Epoch: rapid.Uint8Range(0, 3).Draw(t, "epoch"),
+		}
+		out.hops[k] = hop{Of: k, Stats: rapid.Uint32Range(0, 1).Draw(t, "stats")}
+		if rapid.Bool().Draw(t, "is an egress") {
+			e := egressKey{Path: k.Path, Epoch: k.Epoch}
+			out.egresses[e] = egress{Of: e, Window: rapid.Uint32Range(0, 1).Draw(t, "window")}
+		}
+	}
+	return out
+}
+
+// entriesOf is all of an array.
+func entriesOf[V any](t *rapid.T, g *generation, name table) []V {
+	t.Helper()
+	out := make([]V, g.maps[name].MaxEntries())
+	for i := range out {
+		if err := g.maps[name].Lookup(uint32(i), &out[i]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return out
+}
