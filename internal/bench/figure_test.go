@@ -51,6 +51,7 @@ func TestBoxIsTukeys(t *testing.T) {
 	}{
 		{[]float64{52, 57, 57, 58, 63, 66, 66, 67, 67, 68, 69, 70, 70, 70, 70, 72, 73, 75, 75, 76, 76, 78, 79, 89}, Box{N: 24, Low: 57, Q1: 66, Median: 70, Q3: 75, High: 79, Max: 89, Mean: 1663. / 24, Outliers: 2}},
 		{[]float64{1, 2, 3, 4, 100}, Box{N: 5, Low: 1, Q1: 2, Median: 3, Q3: 4, High: 4, Max: 100, Mean: 22, Outliers: 1}},
+		{[]float64{1, 2, 3, 4, 6.5}, Box{N: 5, Low: 1, Q1: 2, Median: 3, Q3: 4, High: 6.5, Max: 6.5, Mean: 3.3}},
 		{[]float64{7}, Box{N: 1, Low: 7, Q1: 7, Median: 7, Q3: 7, High: 7, Max: 7, Mean: 7}},
 	} {
 		got := BoxOf(c.x)
@@ -71,6 +72,8 @@ func testSeries() []Series {
 		{Name: "hop/end-opot/xdp", Unit: "ns/packet", Better: Less, Baseline: "hop/end/kernel", Floor: "hop/drop/xdp", Samples: []float64{400, 275, 450}},
 		{Name: "tcp/srv6/offload-on", Unit: "Mbit/s", Better: More, Samples: []float64{10, 20, 10}},
 		{Name: "tcp/opot/offload-on", Unit: "Mbit/s", Better: More, Baseline: "tcp/srv6/offload-on", Samples: []float64{11, 21, 12}},
+		{Name: "tcp/ipv6/offload-off", Unit: "Mbit/s", Better: More, Samples: []float64{10, 11, 10, 12, 10, 10}},
+		{Name: "tcp/srv6/offload-off", Unit: "Mbit/s", Better: More, Baseline: "tcp/ipv6/offload-off", Samples: []float64{9, 9, 8, 9, 9, 10}},
 		{Name: "rho/opot/1-gbit", Unit: "of IPv6's bit rate", Better: More, Params: map[string]float64{"gbit": 1, "efficiency": 0.9}, Samples: []float64{0.89, 0.88, 0.9}},
 		{Name: "rho/opot/5-gbit", Unit: "of IPv6's bit rate", Better: More, Params: map[string]float64{"gbit": 5, "efficiency": 0.9}, Samples: []float64{0.91, 0.87, 0.92}},
 		{Name: "rtt/srv6/offload-on", Unit: "µs", Better: Less, Samples: []float64{40, 41, 42}},
@@ -288,6 +291,24 @@ func TestGoalsThatAreNotReachedSayWhy(t *testing.T) {
 	} {
 		if !strings.Contains(b.String(), want) {
 			t.Errorf("no %q in\n%s", want, b.String())
+		}
+	}
+}
+
+func TestTicksAreRoundNumbers(t *testing.T) {
+	for _, c := range []struct {
+		low, high float64
+		want      string
+	}{
+		{0, 860, "0 200 400 600 800"}, {0.75, 1, "0.75 0.80 0.85 0.90 0.95 1.00"}, {0, 14000, "0 2000 4000 6000 8000 10000 12000 14000"},
+		{0, 0.41, "0.0 0.1 0.2 0.3 0.4"}, {0, 7, "0 1 2 3 4 5 6 7"},
+	} {
+		var got []string
+		for _, x := range (roundTicks{}).Ticks(c.low, c.high) {
+			got = append(got, x.Label)
+		}
+		if s := strings.Join(got, " "); s != c.want {
+			t.Errorf("from %v to %v: %s, want %s", c.low, c.high, s, c.want)
 		}
 	}
 }

@@ -1,7 +1,9 @@
 package bench
 
 import (
+	"net/netip"
 	"os"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -127,5 +129,93 @@ func TestManyChainsOnTheKernel(t *testing.T) {
 	}
 	if s := strings.Join(names, " "); !strings.Contains(s, "scale/verify-keyed/chains-256") || !strings.Contains(s, "scale/end-keyed/chains-256") {
 		t.Errorf("measured %s", s)
+	}
+}
+
+// Packets of every other kind come through too, and on two CPUs at once.
+func TestHopVariantsOnTheKernel(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root")
+	}
+	for only, want := range map[string]string{
+		"end-keyed/xdp/compressed":    "hop/end/kernel/compressed",
+		"headend-keyed/xdp/ipv4":      "hop/h.encaps/kernel/ipv4",
+		"verify-keyed/xdp/ipv4":       "hop/end.dx4/kernel/ipv4",
+		"verify-keyed/xdp/cores-2":    "hop/end.dt6/kernel/cores-2",
+		"headend-keyed/xdp/size-1500": "hop/h.encaps/kernel/size-1500",
+	} {
+		if strings.Contains(only, "cores") && runtime.NumCPU() < 2 {
+			continue
+		}
+		r, err := Hop(t.Context(), Config{Runs: 1, Duration: 5 * time.Millisecond, CPU: -1, Only: only})
+		if err != nil {
+			t.Fatalf("%s: %v", only, err)
+		}
+		var names []string
+		for _, f := range r.Figures {
+			names = append(names, f.Name)
+			if f.Median < 10 || f.Median > 1e6 {
+				t.Errorf("%s: %v ns", f.Name, f.Median)
+			}
+		}
+		for _, w := range []string{"hop/" + only, want} {
+			if !slices.Contains(names, w) {
+				t.Errorf("--only %s measured %v, not %s", only, names, w)
+			}
+		}
+	}
+}
+
+// Names are what goals, plots and readers go by.
+func TestFiguresOfAHopHaveTheirBaselinesAndAreNamedOnce(t *testing.T) {
+	seen := map[string]bool{}
+	for _, quick := range []bool{true, false} {
+		clear(seen)
+		for _, s := range hopSections(quick) {
+			subjects := s.subjects(Config{}, &Result{})
+			here := map[string]bool{}
+			for _, x := range subjects {
+				here[x.Name] = true
+				if seen[x.Name] {
+					t.Errorf("%s is measured twice", x.Name)
+				}
+				seen[x.Name] = true
+			}
+			for _, x := range subjects {
+				if x.Baseline != "" && !here[x.Baseline] || x.Floor != "" && !here[x.Floor] {
+					t.Errorf("%s is held against %s and %s, which are not measured in the same rounds", x.Name, x.Baseline, x.Floor)
+				}
+			}
+		}
+		for _, g := range goals() {
+			if strings.HasPrefix(g.figure, "hop/") && !seen[g.figure] {
+				t.Errorf("a goal is about %s, which nobody measures (quick: %t)", g.figure, quick)
+			}
+		}
+	}
+}
+
+// Each segment leaves what the kernel would: the next C-SID, or the next entry.
+func TestFramesOfCompressedListsAreAsTheSegmentsLeaveThem(t *testing.T) {
+	w, err := newWorld(worldSpec{scheme: model.SchemeKeyed, segments: 7, chains: 1, xdp: true, compressed: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	sids := w.plan.Paths[0].SIDs()
+	for i, sid := range sids {
+		frame, err := w.stampedFrame(0, 1, i, 512, [6]byte{2})
+		if err != nil {
+			t.Fatal(err)
+		}
+		p, err := srv6.DecodeFrame(frame)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := netip.PrefixFrom(p.Header.Destination, 64).Masked().Addr(); got != sid {
+			t.Errorf("segment %d: the frame goes to %s, want %s", i, p.Header.Destination, sid)
+		}
+	}
+	if _, err := w.stampedFrame(0, 1, len(sids), 512, [6]byte{2}); err == nil {
+		t.Error("a frame behind the end of its list was made")
 	}
 }

@@ -2,9 +2,12 @@ package bench
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"image/color"
 	"maps"
+	"math"
+	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -210,13 +213,52 @@ const (
 	rowHeight  = 16
 )
 
+// margin is around a plot, in points.
+const margin = 10
+
 func save(p *plot.Plot, height float64, path string) error {
-	for _, ending := range []string{".svg", ".png"} {
-		if err := p.Save(vg.Points(plotWidth), vg.Points(height), path+ending); err != nil {
+	p.Title.Padding = vg.Points(margin)
+	for _, format := range []string{"svg", "png"} {
+		c, err := draw.NewFormattedCanvas(vg.Points(plotWidth), vg.Points(height), format)
+		if err != nil {
+			return err
+		}
+		if format == "png" {
+			white := draw.New(c)
+			white.FillPolygon(color.White, []vg.Point{white.Min, {X: white.Max.X, Y: white.Min.Y}, white.Max, {X: white.Min.X, Y: white.Max.Y}})
+		}
+		const m = vg.Length(margin)
+		p.Draw(draw.Crop(draw.New(c), 2*m, -2*m, m, -m))
+		f, err := os.Create(path + "." + format)
+		if err != nil {
+			return err
+		}
+		_, err = c.WriteTo(f)
+		if err := errors.Join(err, f.Close()); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// roundTicks are at multiples of 1, 2 or 5 times a power of ten, and say no less
+// than where they are.
+type roundTicks struct{}
+
+// Ticks implements plot.Ticker.
+func (roundTicks) Ticks(low, high float64) (out []plot.Tick) {
+	const about = 7
+	step := math.Pow(10, math.Floor(math.Log10((high-low)/about)))
+	for _, times := range []float64{2, 2.5, 2} {
+		if (high-low)/step <= about {
+			break
+		}
+		step *= times
+	}
+	for i := math.Ceil(low / step); i*step <= high; i++ {
+		out = append(out, plot.Tick{Value: i * step, Label: strconv.FormatFloat(i*step, 'f', max(0, int(-math.Floor(math.Log10(step)))), 64)})
+	}
+	return out
 }
 
 // rows begins a plot that has a row for each figure, the first on top. at is the
@@ -226,6 +268,7 @@ func rows(title string, figures []Figure) (p *plot.Plot, at func(i int) float64)
 	p.Title.Text = title
 	p.X.Label.Text = figures[0].Unit
 	p.X.Min = 0
+	p.X.Tick.Marker = roundTicks{}
 	p.Add(plotter.NewGrid())
 	labels := make([]string, len(figures))
 	at = func(i int) float64 { return float64(len(figures) - 1 - i) }
@@ -236,8 +279,11 @@ func rows(title string, figures []Figure) (p *plot.Plot, at func(i int) float64)
 	return p, at
 }
 
-func colourOf(f Figure, figures []Figure) color.Color {
-	if f.Baseline == "" || slices.ContainsFunc(figures, func(x Figure) bool { return x.Baseline == f.Name }) {
+// colourOf tells the kernel's figures from ours.
+func colourOf(f Figure) color.Color {
+	_, name, by := splitName(f.Name)
+	kernel := name == "ipv6" || strings.HasPrefix(name, "srv6") || strings.HasPrefix(by, "kernel") || by == "plain" || by == "static"
+	if kernel || f.Baseline == "" {
 		return colourBaseline
 	}
 	return colourOurs
@@ -254,7 +300,7 @@ func drawBars(path, title string, figures []Figure) error {
 			return err
 		}
 		bar.Horizontal, bar.XMin, bar.LineStyle.Width = true, at(i), 0
-		bar.Color = colourOf(f, figures)
+		bar.Color = colourOf(f)
 		p.Add(bar)
 		spread.XYs = append(spread.XYs, plotter.XY{X: f.Median, Y: at(i)})
 		spread.errors = append(spread.errors, [2]float64{f.Median - f.Min, f.Max - f.Median})
@@ -279,7 +325,7 @@ func (s spreads) YError(i int) (low, high float64) { return s.errors[i][0], s.er
 func drawBoxes(path, title string, figures []Figure) error {
 	p, at := rows(title+": quartiles, median, and what is within 1.5 times their distance", figures)
 	for i, f := range figures {
-		p.Add(boxRow{*f.Box, at(i), colourOf(f, figures)})
+		p.Add(boxRow{*f.Box, at(i), colourOf(f)})
 	}
 	return save(p, float64(len(figures)*rowHeight+80), path)
 }
@@ -320,7 +366,8 @@ func (b boxRow) DataRange() (xmin, xmax, ymin, ymax float64) {
 func drawLines(path, title, param string, list []line) error {
 	p := plot.New()
 	a := axes[param]
-	p.Title.Text = title + " by " + param + ": medians, and the lowest and highest run"
+	over, _, _ := strings.Cut(a.label, ",")
+	p.Title.Text = title + " by " + over + ": medians, and the lowest and highest run"
 	p.X.Label.Text = a.label
 	p.Y.Label.Text = list[0].figures[0].Unit
 	p.Y.Min = 0
@@ -332,14 +379,14 @@ func drawLines(path, title, param string, list []line) error {
 	if theory {
 		p.Title.Text += "; dashed: by headers alone"
 	}
-	highest := 0.0
+	lowest, highest := math.Inf(1), 0.0
 	for i, l := range list {
 		var s spreads
 		for _, f := range l.figures {
 			x := f.Params[param]
 			s.XYs = append(s.XYs, plotter.XY{X: x, Y: f.Median})
 			s.errors = append(s.errors, [2]float64{f.Median - f.Min, f.Max - f.Median})
-			highest = max(highest, f.Max)
+			lowest, highest = min(lowest, f.Min), max(highest, f.Max)
 			if !slices.ContainsFunc(ticks, func(t plot.Tick) bool { return t.Value == x }) {
 				ticks = append(ticks, plot.Tick{Value: x, Label: strconv.FormatFloat(x, 'f', -1, 64)})
 			}
@@ -371,14 +418,16 @@ func drawLines(path, title, param string, list []line) error {
 		}
 	}
 	slices.SortFunc(ticks, func(a, b plot.Tick) int { return cmp.Compare(a.Value, b.Value) })
-	p.X.Tick.Marker = plot.ConstantTicks(ticks)
+	p.X.Tick.Marker, p.Y.Tick.Marker = plot.ConstantTicks(ticks), roundTicks{}
 	if a.log {
 		p.X.Scale = plot.LogScale{}
 	}
-	height := float64(plotHeight)
+	if theory {
+		p.Y.Min = 0.9 * lowest
+	}
 	// The legend is above the lines, as high as it needs to be.
-	p.Y.Max = highest * (1 + 0.05*float64(len(list)))
-	return save(p, height, path)
+	p.Y.Max = highest + (highest-p.Y.Min)*0.05*float64(len(list))
+	return save(p, plotHeight, path)
 }
 
 var shapes = []draw.GlyphDrawer{
