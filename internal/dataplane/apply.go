@@ -33,7 +33,6 @@ func (d *Dataplane) applyLocked(n plan.Node, t topology) error {
 	if err := d.dropDeadLinks(); err != nil {
 		return err
 	}
-	// Windows that the plan has no more are as good as gone from here on.
 	notSaved := d.saveWindowsLocked()
 	d.madeShared = nil
 	var problems []error
@@ -144,7 +143,7 @@ func (d *Dataplane) applyAnew(n plan.Node, cfg wsConfig, t topology) (problems [
 		l.stats = old.limits.stats
 		ix = recoverIndexes(had, l)
 		ix.counters = newAllocator[counterKey](l.counters)
-		ix.windows = newAllocator[counterKey](l.windows)
+		ix.windows = newAllocator[windowKey](l.windows)
 		ix.slots, ix.buckets = newSlotRanges(l.slots), newBucketRanges(l.buckets)
 	} else {
 		delete(carry, tableStats)
@@ -291,7 +290,7 @@ func (d *Dataplane) settle(g *generation, bs []binding, w wanted, u undo) (probl
 		try(g.flushNexthops()) // ways out through them
 	}
 	try(d.removeOthers(g))
-	try(d.removeShared(g, tableWindows, windowsName, d.sharedWindows(w.windows)))
+	try(d.removeWindows(g, w.windows))
 	try(d.removeNumbers(g, w.numbers))
 	d.counting = w.numbers
 	return problems

@@ -17,7 +17,11 @@ func (d *Dataplane) ForgetWindows() error {
 		return errors.New("forget replay windows: no plan is in force")
 	}
 	for _, e := range d.node.Egresses {
-		w := window{counterKey{be32(e.Path), e.Epoch}, int(e.Lanes), e.Window}
+		_, v, err := encodeEgress(e, 0)
+		if err != nil {
+			return err
+		}
+		w := window{windowKey{counterKey{be32(e.Path), e.Epoch}, v.secrets()}, int(e.Lanes), e.Window}
 		m, err := d.heldShared(d.gen, w.shared(d))
 		if err != nil {
 			return err

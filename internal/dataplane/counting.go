@@ -30,7 +30,7 @@ type pace struct {
 
 func (k counterKey) sharedNumbers() shared {
 	return shared{
-		what: "packet numbers", key: k, outer: tableNumbers, dir: numbersName,
+		what: "packet numbers", key: k, name: k.pin(), outer: tableNumbers, dir: numbersName,
 		spec: &ebpf.MapSpec{
 			Name: "ws_number_map", Type: ebpf.PerCPUArray, KeySize: 4, ValueSize: 8,
 			MaxEntries: abi.NumberEntries,

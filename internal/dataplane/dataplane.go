@@ -12,7 +12,7 @@
 //	links/HOOK-IFINDEX-NETNS
 //	                    what holds a program of it to an interface: at tc, xdp,
 //	                    from (where functions send to) or out (TC egress)
-//	windows/PATH-EPOCH  the replay window of a path, shared by all generations
+//	windows/PATH-EPOCH-SECRETS  the replay window of a path, shared by all generations
 //	numbers/PATH-EPOCH  how far a headend has counted for a path, shared so too
 //	new-RANDOM/         a generation that was never finished
 //

@@ -93,13 +93,13 @@ func desire(n plan.Node, at wiring, local []netip.Addr, have tables, ix indexes)
 		if err != nil {
 			return wanted{}, err
 		}
-		x, _, err := ix.windows.get(counterKey{be32(e.Path), e.Epoch})
-		if err != nil {
-			return wanted{}, err
-		}
-		h, v, err := encodeEgress(e, s, x)
+		h, v, err := encodeEgress(e, s)
 		if err != nil {
 			return wanted{}, partError(e.PathID, "egress: %w", err)
+		}
+		whose := windowKey{counterKey{be32(e.Path), e.Epoch}, v.secrets()}
+		if v.Window, _, err = ix.windows.get(whose); err != nil {
+			return wanted{}, err
 		}
 		if err := w.addHop(n, e.PathID, e.SID, e.Sources, h); err != nil {
 			return wanted{}, err
@@ -110,7 +110,7 @@ func desire(n plan.Node, at wiring, local []netip.Addr, have tables, ix indexes)
 		}
 		v.Of = k
 		w.egresses[k] = v
-		w.windows[x] = window{counterKey{k.Path, k.Epoch}, int(e.Lanes), e.Window}
+		w.windows[v.Window] = window{whose, int(e.Lanes), e.Window}
 		m, again := guarded[e.Path]
 		if again && m != e.Match {
 			return wanted{}, partError(e.PathID, "its epochs match different packets")

@@ -70,7 +70,7 @@ func Detach(cfg Config) (Removed, error) {
 		return r, err
 	}
 	if cfg.StateDir != "" {
-		errs = append(errs, giveBackNumbers(cfg, dir), saveWindowsOf(cfg, dir))
+		errs = append(errs, giveBackNumbers(cfg, dir), saveWindows(cfg.StateDir, dir))
 	}
 	errs = append(errs, removeTree(dir))
 	return r, errors.Join(errs...)
@@ -84,21 +84,6 @@ func giveBackNumbers(cfg Config, dir string) error {
 		return err
 	}
 	return openNumbers(cfg.StateDir).takeBack(dir, who)
-}
-
-// saveWindowsOf records what the replay windows of a pinned data path have seen.
-func saveWindowsOf(cfg Config, dir string) error {
-	whole, _, err := generationDirs(dir)
-	if err != nil || len(whole) == 0 {
-		return nil
-	}
-	_, id, _ := parseGenerationName(whole[0])
-	g := &generation{identity: id, dir: filepath.Join(dir, whole[0])}
-	defer func() { g.close() }()
-	if id.objects != identityOf(wsConfig{}).objects || g.load() != nil {
-		return nil // it cannot be read, as guardedBy
-	}
-	return g.saveWindows(cfg.StateDir)
 }
 
 // guardedBy reads, as far as it can, which paths a pinned data path guards.

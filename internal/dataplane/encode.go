@@ -153,7 +153,7 @@ func nextCSID(id plan.PathID) uint8 {
 
 // encodeEgress gives both entries of an egress: the one that its SID is found
 // by, and the verifier's. windowIndex is that of its replay window.
-func encodeEgress(e plan.Egress, statsIndex, windowIndex uint32) (hop, egress, error) {
+func encodeEgress(e plan.Egress, statsIndex uint32) (hop, egress, error) {
 	from, err := encodeSource(e.Sources)
 	if err != nil {
 		return hop{}, egress{}, err
@@ -174,7 +174,7 @@ func encodeEgress(e plan.Egress, statsIndex, windowIndex uint32) (hop, egress, e
 	_, srh := srv6.Encapsulate(e.Segments, e.Encapsulation)
 	v := egress{
 		Segments: uint8(len(srh.Segments)), OnViolation: uint8(e.OnViolation),
-		Window: windowIndex, WindowLog2: uint8(bits.TrailingZeros(uint(e.Window))),
+		WindowLog2: uint8(bits.TrailingZeros(uint(e.Window))),
 	}
 	for i, s := range srh.Segments {
 		v.List[i] = s.As16()

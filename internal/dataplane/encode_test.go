@@ -96,12 +96,12 @@ func TestHeadendHoldsTheWholeOuterHeader(t *testing.T) {
 func TestVerifierHoldsTheListAsOnTheWire(t *testing.T) {
 	e := egressOf(1, 0, model.SchemeKeyed, model.Match{}, ownSID(9), 3)
 	e.OnViolation = model.OnViolationReport
-	h, v, err := encodeEgress(e, 4, 5)
+	h, v, err := encodeEgress(e, 4)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if v.Segments != 3 || v.Keys != 3 || v.OnViolation != 1 || h.Position != 3 || h.Behaviour != 2 || h.Stats != 4 || v.Window != 5 || v.WindowLog2 != 6 {
-		t.Errorf("segments %d, keys %d, on violation %d, position %d, behaviour %d, stats %d, window %d of 2^%d", v.Segments, v.Keys, v.OnViolation, h.Position, h.Behaviour, h.Stats, v.Window, v.WindowLog2)
+	if v.Segments != 3 || v.Keys != 3 || v.OnViolation != 1 || h.Position != 3 || h.Behaviour != 2 || h.Stats != 4 || v.WindowLog2 != 6 {
+		t.Errorf("segments %d, keys %d, on violation %d, position %d, behaviour %d, stats %d, window of 2^%d", v.Segments, v.Keys, v.OnViolation, h.Position, h.Behaviour, h.Stats, v.WindowLog2)
 	}
 	if v.List[0] != ownSID(9).As16() || v.List[2] != otherSID(1).As16() || v.List[3] != [16]byte{} {
 		t.Errorf("list %x; want the last segment first", v.List)

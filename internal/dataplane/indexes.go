@@ -23,7 +23,7 @@ type statsKey struct {
 	path uint32 // __be32
 }
 
-// counterKey says whose entry of ws_numbers it is, or of ws_windows.
+// counterKey says whose entry of ws_numbers it is.
 type counterKey struct {
 	path  uint32 // __be32
 	epoch uint8
@@ -77,10 +77,10 @@ type indexes struct {
 	headends *allocator[headend] // by content: what a rule names never changes
 	stats    *allocator[statsKey]
 	counters *allocator[counterKey]
-	windows  *allocator[counterKey] // of ws_windows, by path and epoch
-	proxies  *allocator[uint32]     // of ws_proxy_stats, by key in ws_proxies
-	slots    *ranges                // of ws_slots
-	buckets  *ranges                // of ws_buckets
+	windows  *allocator[windowKey] // of ws_windows
+	proxies  *allocator[uint32]    // of ws_proxy_stats, by key in ws_proxies
+	slots    *ranges               // of ws_slots
+	buckets  *ranges               // of ws_buckets
 }
 
 // limits are the sizes of the maps that user space chooses.
@@ -98,7 +98,7 @@ func newIndexes(l limits) indexes {
 		headends: newAllocator[headend](l.counters),
 		stats:    newAllocator[statsKey](l.stats),
 		counters: newAllocator[counterKey](l.counters),
-		windows:  newAllocator[counterKey](l.windows),
+		windows:  newAllocator[windowKey](l.windows),
 		proxies:  newAllocator[uint32](proxiesMax),
 		slots:    newSlotRanges(l.slots),
 		buckets:  newBucketRanges(l.buckets),
@@ -116,7 +116,8 @@ func recoverIndexes(have tables, l limits) indexes {
 		ix.counters.keep(counterKey{h.Path, h.Epoch}, h.Counter)
 	}
 	for _, k := range slices.SortedFunc(maps.Keys(have.egresses), compareEgressKeys) {
-		ix.windows.keep(counterKey{k.Path, k.Epoch}, have.egresses[k].Window)
+		e := have.egresses[k]
+		ix.windows.keep(windowKey{counterKey{k.Path, k.Epoch}, e.secrets()}, e.Window)
 	}
 	for _, id := range slices.Sorted(maps.Keys(have.proxies)) {
 		p := have.proxies[id]

@@ -356,7 +356,7 @@ func (r *rig) newWindows(want map[uint32]window) error {
 		if err != nil {
 			return err
 		}
-		r.windows[w.key] = rigWindow{w, m}
+		r.windows[w.key.counterKey] = rigWindow{w, m}
 	}
 	return nil
 }

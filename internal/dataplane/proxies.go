@@ -50,7 +50,7 @@ func proxyKeys(proxies []plan.Proxy) (map[string]uint32, error) {
 		h.Write([]byte(p.Function))
 		sum := h.Sum32()
 		key := (sum>>16 ^ sum) & 0xffff
-		for key == 0 || used[key] {
+		for key == 0 || key == abi.IndexProven || used[key] {
 			key = (key + 1) & 0xffff
 		}
 		used[key] = true

@@ -1038,3 +1038,17 @@ func TestFunctionsThatCannotBeAreRefused(t *testing.T) {
 		t.Errorf("attached: %v", w.Links)
 	}
 }
+
+// No function's key is the index that says that a packet was verified.
+func TestNoFunctionHasTheIndexOfTheProven(t *testing.T) {
+	// lb-1747 comes to 65535 by its name.
+	keys, err := proxyKeys([]plan.Proxy{{Function: "lb-1747"}, {Function: "ids-5470"}, {Function: "fw"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, key := range keys {
+		if key == 0 || key == abi.IndexProven {
+			t.Errorf("function %s has key %d", name, key)
+		}
+	}
+}

@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
@@ -106,30 +107,49 @@ func writeWords(m *ebpf.Map, words []uint64) error {
 	return err
 }
 
-// seen is what the windows of g have accepted: the newest numbers, by lane.
-func (g *generation) seen() (map[counterKey][]uint64, error) {
-	egresses := map[egressKey]egress{}
-	if err := g.readEgresses(egresses); err != nil {
-		return nil, err
+// seenNumbers are what the pinned windows of an instance have accepted: the newest
+// numbers, by lane.
+func seenNumbers(dir string) (map[windowKey][]uint64, error) {
+	entries, err := os.ReadDir(windowsDir(dir))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("read the pinned replay windows: %w", err)
 	}
-	out := map[counterKey][]uint64{}
-	for k, e := range egresses {
-		m, err := g.windowAt(e.Window)
+	out := map[windowKey][]uint64{}
+	for _, e := range entries {
+		k, ok := parseWindowPin(e.Name())
+		if !ok {
+			continue // not ours; it goes with the directory
+		}
+		n, err := newestOf(filepath.Join(windowsDir(dir), e.Name()))
 		if err != nil {
-			return nil, err
+			return nil, fmt.Errorf("read the pinned replay window %s: %w", e.Name(), err)
 		}
-		if m == nil {
-			continue
-		}
-		words, err := readWords(m)
-		if err := errors.Join(err, m.Close()); err != nil {
-			return nil, fmt.Errorf("read a replay window: %w", err)
-		}
-		if n := newest(words, 1<<e.WindowLog2); slices.Max(n) > 0 {
-			out[counterKey{k.Path, k.Epoch}] = n
+		if slices.Max(n) > 0 {
+			out[k] = n
 		}
 	}
 	return out, nil
+}
+
+// newestOf has one number at least.
+func newestOf(pin string) (n []uint64, err error) {
+	m, err := ebpf.LoadPinnedMap(pin, nil)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, m.Close()) }()
+	size, err := windowSize(m)
+	if err != nil {
+		return nil, err
+	}
+	words, err := readWords(m)
+	if err != nil {
+		return nil, err
+	}
+	if len(words) == 0 || len(words)%(size/4) != 0 {
+		return nil, fmt.Errorf("%d words are no lanes of %d numbers", len(words), size)
+	}
+	return newest(words, size), nil
 }
 
 // SaveWindows writes to the disk up to where the replay windows have seen
@@ -140,16 +160,16 @@ func (d *Dataplane) SaveWindows() error {
 	return d.saveWindowsLocked()
 }
 
-func (d *Dataplane) saveWindowsLocked() error {
-	if d.gen == nil || d.cfg.StateDir == "" {
+func (d *Dataplane) saveWindowsLocked() error { return saveWindows(d.cfg.StateDir, d.dir) }
+
+// saveWindows does so for all windows that are pinned, of whichever version of
+// the programs.
+func saveWindows(stateDir, dir string) error {
+	if stateDir == "" || dir == "" {
 		return nil
 	}
-	return d.gen.saveWindows(d.cfg.StateDir)
-}
-
-func (g *generation) saveWindows(stateDir string) error {
-	now, err := g.seen()
-	if err != nil {
+	now, err := seenNumbers(dir)
+	if err != nil || len(now) == 0 {
 		return err
 	}
 	return openRecall(stateDir).update(now)
@@ -165,12 +185,11 @@ func (d *Dataplane) recallWindow(m *ebpf.Map, w window) error {
 	if err != nil {
 		return err
 	}
-	n := all[w.key]
+	n := all[w.key].Newest
 	if len(n) == 0 {
 		return nil
 	}
-	// A record of other lanes is of an epoch with other secrets; what it says
-	// of lanes that there are does no harm.
+	// What it says of lanes that there are no more does no harm.
 	lanes := make([]uint64, w.lanes)
 	copy(lanes, n)
 	return writeWords(m, begin(lanes, w.size))
@@ -193,19 +212,44 @@ type recallFile struct {
 }
 
 type recallEntry struct {
-	Path   string   `json:"path"` // 0x and eight digits
-	Epoch  uint8    `json:"epoch"`
-	Newest []uint64 `json:"newest"` // by lane; below 2^42
+	Path    string   `json:"path"` // 0x and eight digits
+	Epoch   uint8    `json:"epoch"`
+	Secrets string   `json:"secrets"` // digest, 16 digits
+	Saved   int64    `json:"saved"`   // when it changed last, Unix time in seconds
+	Newest  []uint64 `json:"newest"`  // by lane; below 2^42
 }
 
-func (r recall) update(now map[counterKey][]uint64) error {
+func (e recallEntry) key() (k windowKey, err error) {
+	path, err := parsePath(e.Path)
+	if err != nil {
+		return k, err
+	}
+	k.counterKey = counterKey{be32(path), e.Epoch}
+	n, err := fmt.Sscanf(e.Secrets, "%016x", &k.secrets)
+	if n != 1 || err != nil || e.Secrets != secretsText(k.secrets) {
+		return k, fmt.Errorf("is damaged: %q is not a digest of secrets", e.Secrets)
+	}
+	return k, nil
+}
+
+func secretsText(v uint64) string { return fmt.Sprintf("%016x", v) }
+
+// recallVersion is that of the file. Version 1 did not say of which secrets a
+// record was.
+const recallVersion = 2
+
+// recallOld bounds what is kept of a path that has other secrets by now: it is for
+// those who put an old plan back, and grows with each rotation.
+const recallOld = 16
+
+func (r recall) update(now map[windowKey][]uint64) error {
 	if err := r.updateLocked(now); err != nil {
 		return &WindowsError{r.path, err}
 	}
 	return nil
 }
 
-func (r recall) updateLocked(now map[counterKey][]uint64) error {
+func (r recall) updateLocked(now map[windowKey][]uint64) error {
 	dir, err := lockDir(r.dir)
 	if err != nil {
 		return err
@@ -217,17 +261,37 @@ func (r recall) updateLocked(now map[counterKey][]uint64) error {
 	}
 	changed := false
 	for k, n := range now {
-		if !slices.Equal(all[k], n) {
-			all[k], changed = n, true
+		if !slices.Equal(all[k].Newest, n) {
+			all[k], changed = recallEntry{Saved: time.Now().Unix(), Newest: n}, true
 		}
 	}
 	if !changed {
 		return nil
 	}
+	forgetOld(all, now)
 	return r.write(dir, all)
 }
 
-func (r recall) read() (map[counterKey][]uint64, error) {
+// forgetOld leaves of each path what is at work, and the newest few of the rest.
+func forgetOld(all map[windowKey]recallEntry, now map[windowKey][]uint64) {
+	old := map[uint32][]windowKey{}
+	for k := range all {
+		if _, live := now[k]; !live {
+			old[k.path] = append(old[k.path], k)
+		}
+	}
+	for _, keys := range old {
+		slices.SortFunc(keys, func(a, b windowKey) int {
+			return cmp.Or(cmp.Compare(all[b].Saved, all[a].Saved), cmp.Compare(a.epoch, b.epoch), cmp.Compare(a.secrets, b.secrets))
+		})
+		for _, k := range keys[min(len(keys), recallOld):] {
+			delete(all, k)
+		}
+	}
+}
+
+// read gives what is on the disk.
+func (r recall) read() (map[windowKey]recallEntry, error) {
 	all, err := r.readLocked()
 	if err != nil {
 		return nil, &WindowsError{r.path, err}
@@ -236,8 +300,8 @@ func (r recall) read() (map[counterKey][]uint64, error) {
 }
 
 // readLocked may also be called without the lock: the file is replaced whole.
-func (r recall) readLocked() (map[counterKey][]uint64, error) {
-	all := map[counterKey][]uint64{}
+func (r recall) readLocked() (map[windowKey]recallEntry, error) {
+	all := map[windowKey]recallEntry{}
 	b, err := os.ReadFile(r.path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return all, nil
@@ -254,32 +318,33 @@ func (r recall) readLocked() (map[counterKey][]uint64, error) {
 	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
 		return nil, errors.New("is damaged: something follows its end")
 	}
-	if f.Version != 1 {
-		return nil, fmt.Errorf("has version %d; expect 1", f.Version)
+	if f.Version != recallVersion {
+		return nil, fmt.Errorf("has version %d; expect %d", f.Version, recallVersion)
 	}
 	for _, e := range f.Windows {
-		path, err := parsePath(e.Path)
+		k, err := e.key()
 		if err != nil {
 			return nil, err
 		}
-		k := counterKey{be32(path), e.Epoch}
 		if _, twice := all[k]; twice {
-			return nil, fmt.Errorf("is damaged: path %s, epoch %d is there twice", e.Path, e.Epoch)
+			return nil, fmt.Errorf("is damaged: path %s, epoch %d is there twice with the same secrets", e.Path, e.Epoch)
 		}
 		if len(e.Newest) == 0 || len(e.Newest) > abi.RNDLanes || slices.Max(e.Newest) > abi.RNDCounterMax {
 			return nil, fmt.Errorf("is damaged: path %s, epoch %d has no numbers that can be", e.Path, e.Epoch)
 		}
-		all[k] = e.Newest
+		all[k] = e
 	}
 	return all, nil
 }
 
-func (r recall) write(dir *os.File, all map[counterKey][]uint64) error {
-	f := recallFile{Version: 1, Windows: []recallEntry{}}
-	for _, k := range slices.SortedFunc(maps.Keys(all), func(a, b counterKey) int {
-		return cmp.Or(cmp.Compare(fromBE32(a.path), fromBE32(b.path)), cmp.Compare(a.epoch, b.epoch))
+func (r recall) write(dir *os.File, all map[windowKey]recallEntry) error {
+	f := recallFile{Version: recallVersion, Windows: []recallEntry{}}
+	for _, k := range slices.SortedFunc(maps.Keys(all), func(a, b windowKey) int {
+		return cmp.Or(cmp.Compare(fromBE32(a.path), fromBE32(b.path)), cmp.Compare(a.epoch, b.epoch), cmp.Compare(a.secrets, b.secrets))
 	}) {
-		f.Windows = append(f.Windows, recallEntry{pathText(fromBE32(k.path)), k.epoch, all[k]})
+		e := all[k]
+		e.Path, e.Epoch, e.Secrets = pathText(fromBE32(k.path)), k.epoch, secretsText(k.secrets)
+		f.Windows = append(f.Windows, e)
 	}
 	b, err := json.Marshal(f)
 	if err != nil {

@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"slices"
 	"sync"
 	"testing"
@@ -425,6 +426,12 @@ func TestWindowOutlivesWhatIsAroundIt(t *testing.T) {
 		t.Error("a plan with more lanes for the same epoch is not refused")
 	}
 	expect("after a plan that was refused", 6, "replay")
+	// As many words, cut into lanes in another way.
+	wider.Egresses[0].Lanes, wider.Egresses[0].Window = n.Egresses[0].Lanes/2, 2*n.Egresses[0].Window
+	if err := b.apply(d, wider); err == nil {
+		t.Error("a plan with half the lanes, twice as wide, for the same epoch is not refused")
+	}
+	expect("after another plan that was refused", 6, "replay")
 
 	// Without the path there is no window, and with it again it begins anew,
 	// where it ended.
@@ -470,10 +477,104 @@ func TestWindowBeginsAfterARebootWhereItWasSaved(t *testing.T) {
 	}
 }
 
+// A chain that was taken out of the file and put back has its path and epoch
+// again, with fresh secrets: its numbers begin anew. With the old plan come the
+// old secrets back, and what they have let through.
+func TestOtherSecretsHaveAWindowOfTheirOwn(t *testing.T) {
+	b := newBed(t)
+	n := bedNode()
+	again := n
+	again.Egresses = slices.Clone(n.Egresses)
+	again.Egresses[0].Verifier.Keys = []pot.Key{{1: 77}, {1: 78}}
+	d := b.open()
+	b.must(b.apply(d, n))
+	expect := func(what string, n plan.Node, counter uint64, want ...string) {
+		t.Helper()
+		got := b.offer(d, n, counter)
+		if accepted(got) {
+			got = "accepted"
+		}
+		if !slices.Contains(want, got) {
+			t.Errorf("%s: number %d: %s, want %s", what, counter, got, want)
+		}
+	}
+	expect("at first", n, 900, "accepted")
+	b.must(b.apply(d, again))
+	expect("with other secrets", again, 3, "accepted")
+	expect("with other secrets", again, 3, "replay")
+	expect("with other secrets", again, 900, "accepted")
+	expect("with other secrets, under the old ones", n, 901, "proof")
+	pins, err := os.ReadDir(windowsDir(b.dir()))
+	if err != nil || len(pins) != 1 {
+		t.Errorf("windows %v, %v; want the one at work", pins, err)
+	}
+	b.must(b.apply(d, n))
+	expect("with the old plan", n, 900, "replay", "stale")
+	expect("with the old plan", n, 3, "replay", "stale")
+	expect("with the old plan", n, 901, "accepted")
+}
+
+// What cannot be written to the disk is not forgotten in the kernel either.
+func TestWindowOfAPathThatIsGoneStaysUntilItIsSaved(t *testing.T) {
+	b := newBed(t)
+	n := bedNode()
+	d := b.open()
+	b.must(b.apply(d, n))
+	if got := b.offer(d, n, 5); !accepted(got) {
+		t.Fatalf("number 5: %s", got)
+	}
+	full := filepath.Join(b.cfg.StateDir, "windows.json")
+	b.must(os.Mkdir(full, 0o700)) // in the way of the file
+	without := n
+	without.Egresses = nil
+	err := b.apply(d, without)
+	if _, ok := errors.AsType[*WindowsError](err); !ok {
+		t.Errorf("got %v; want a WindowsError", err)
+	}
+	if left, err := os.ReadDir(windowsDir(b.dir())); err != nil || len(left) != 1 {
+		t.Errorf("windows %v, %v; want the one that could not be saved", left, err)
+	}
+	b.must(os.Remove(full))
+	b.must(b.apply(d, without))
+	if left, err := os.ReadDir(windowsDir(b.dir())); err != nil || len(left) != 0 {
+		t.Errorf("windows %v, %v are left of a path that is gone and saved", left, err)
+	}
+	b.must(b.apply(d, n))
+	if got := b.offer(d, n, 5); got != "replay" && got != "stale" {
+		t.Errorf("number 5 after the path came back: %s", got)
+	}
+}
+
+// The record stays small, however often secrets change.
+func TestRecordOfWindowsForgetsTheOldest(t *testing.T) {
+	r := openRecall(t.TempDir())
+	live := windowKey{counterKey{be32(1), 0}, 1}
+	if err := r.update(map[windowKey][]uint64{live: {9}}); err != nil {
+		t.Fatal(err)
+	}
+	all, err := r.read()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range 3 * recallOld {
+		k := windowKey{counterKey{be32(1), uint8(i)}, uint64(i) + 2}
+		all[k] = recallEntry{Saved: int64(i), Newest: []uint64{uint64(i) + 1}}
+	}
+	forgetOld(all, map[windowKey][]uint64{live: {10}})
+	if len(all) != recallOld+1 || all[live].Newest == nil {
+		t.Errorf("%d records are kept; want the one at work and %d more", len(all), recallOld)
+	}
+	for k, e := range all {
+		if k != live && e.Saved < 2*recallOld {
+			t.Errorf("a record of second %d is kept, and younger ones are not", e.Saved)
+		}
+	}
+}
+
 // Without its record no window begins: it could accept what was seen before.
 func TestDamagedRecordOfWindowsIsRefused(t *testing.T) {
 	b := newBed(t)
-	b.must(os.WriteFile(openRecall(b.cfg.StateDir).path, []byte(`{"version":1,"windows":[{"path":"0x1"}]}`), 0o600))
+	b.must(os.WriteFile(openRecall(b.cfg.StateDir).path, []byte(`{"version":2,"windows":[{"path":"0x1"}]}`), 0o600))
 	d := b.open()
 	err := b.apply(d, bedNode())
 	if _, ok := errors.AsType[*WindowsError](err); !ok {

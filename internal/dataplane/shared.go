@@ -1,6 +1,7 @@
 package dataplane
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -16,6 +17,7 @@ import (
 type shared struct {
 	what  string // for messages
 	key   counterKey
+	name  string // of its pin
 	outer table  // the map of maps that names it
 	dir   string // of its pin, below the instance's
 	spec  *ebpf.MapSpec
@@ -41,7 +43,7 @@ func parsePin(name string) (k counterKey, ok bool) {
 	return k, n == 2 && err == nil && k.pin() == name
 }
 
-func (s shared) pin(instance string) string { return filepath.Join(instance, s.dir, s.key.pin()) }
+func (s shared) pin(instance string) string { return filepath.Join(instance, s.dir, s.name) }
 
 // prepareShared puts the maps that a plan names into an outer map of g, by their
 // index. What g, or the generation at work, has of a path and epoch it keeps.
@@ -106,8 +108,8 @@ func (d *Dataplane) openShared(g *generation, i uint32, s shared) (m *ebpf.Map, 
 			return m, false, err
 		}
 	}
-	if s.misfits(m) {
-		return m, false, s.misfit(m)
+	if other, err := s.misfits(m); err != nil || other {
+		return m, false, cmp.Or(err, s.misfit(m))
 	}
 	if !pinned && d.dir != "" {
 		if err := os.MkdirAll(filepath.Join(d.dir, s.dir), 0o700); err != nil {
@@ -148,7 +150,7 @@ func (d *Dataplane) heldShared(g *generation, s shared) (*ebpf.Map, error) {
 }
 
 func (d *Dataplane) newShared(s shared) (*ebpf.Map, error) {
-	if err := d.cfg.step(stepCreateMap, s.key.pin()); err != nil {
+	if err := d.cfg.step(stepCreateMap, s.name); err != nil {
 		return nil, err
 	}
 	m, err := ebpf.NewMap(s.spec)
@@ -161,9 +163,13 @@ func (d *Dataplane) newShared(s shared) (*ebpf.Map, error) {
 
 // misfits tells a map of another shape: it could not be made anew without
 // forgetting what is in it.
-func (s shared) misfits(m *ebpf.Map) bool {
-	return m.Type() != s.spec.Type || m.KeySize() != s.spec.KeySize || m.ValueSize() != s.spec.ValueSize ||
-		m.MaxEntries() != s.spec.MaxEntries
+func (s shared) misfits(m *ebpf.Map) (bool, error) {
+	info, err := m.Info()
+	if err != nil {
+		return false, err
+	}
+	return info.Name != s.spec.Name || m.Type() != s.spec.Type || m.KeySize() != s.spec.KeySize || m.ValueSize() != s.spec.ValueSize ||
+		m.MaxEntries() != s.spec.MaxEntries, nil
 }
 
 // sharedAt opens what an entry of an outer map names; nil: nothing.
@@ -217,32 +223,36 @@ func (d *Dataplane) unmakeShared() error {
 // removeShared removes the maps in a directory that no part of the plan has, from
 // g too.
 func (d *Dataplane) removeShared(g *generation, t table, dir string, want map[uint32]shared) error {
-	keep := map[string]bool{}
-	for _, s := range want {
-		keep[s.key.pin()] = true
-	}
-	entries, err := os.ReadDir(filepath.Join(d.dir, dir))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("read the pins of %s: %w", dir, err)
+	gone, err := d.goneShared(dir, want)
+	if err != nil || len(gone) == 0 {
+		return err
 	}
 	var errs []error
-	gone := false
-	for _, e := range entries {
-		if !keep[e.Name()] {
-			gone = true
-			errs = append(errs, os.Remove(filepath.Join(d.dir, dir, e.Name())))
-		}
+	for _, name := range gone {
+		errs = append(errs, os.Remove(filepath.Join(d.dir, dir, name)))
 	}
-	if gone {
-		errs = append(errs, forgetShared(g, t, want))
-	}
-	if err := errors.Join(errs...); err != nil {
+	if err := errors.Join(append(errs, forgetShared(g, t, want))...); err != nil {
 		return fmt.Errorf("remove the %s of paths that are gone: %w", dir, err)
 	}
 	return nil
+}
+
+// goneShared are the names of the pins in a directory that no part of the plan has.
+func (d *Dataplane) goneShared(dir string, want map[uint32]shared) (gone []string, err error) {
+	keep := map[string]bool{}
+	for _, s := range want {
+		keep[s.name] = true
+	}
+	entries, err := os.ReadDir(filepath.Join(d.dir, dir))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("read the pins of %s: %w", dir, err)
+	}
+	for _, e := range entries {
+		if !keep[e.Name()] {
+			gone = append(gone, e.Name())
+		}
+	}
+	return gone, nil
 }
 
 // forgetShared empties the entries of an outer map that nobody names any more.
