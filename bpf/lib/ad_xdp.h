@@ -53,8 +53,9 @@ static __always_inline int ad_xdp(ctx_t *ctx, const struct endpoint *ep,
 	struct cursor c;
 	__u32 entry;
 
-	if (end_check(ep, true, &next) || inner_find(ep, false, &inner) || !p ||
-	    p->gone || !p->to || p->recognise != WS_RECOGNISE_CONTENT)
+	if (end_check(ep, true, &next) || inner_find(ep, false, &inner) ||
+	    inner_is_strange(&inner) || !p || p->gone || !p->to ||
+	    p->recognise != WS_RECOGNISE_CONTENT)
 		return CTX_PASS;
 	barrier_var(outer);
 	if (outer > WS_CACHED_MAX || !function_way(p, id, node, ep, &way) ||

@@ -257,17 +257,24 @@ static __always_inline __be32 inner_guard(const struct inner *in)
 	return m.action == WS_MATCH_PATH ? m.target : 0;
 }
 
+/* Addresses that no headend takes packets from or to, so that none has sent this. */
+static __always_inline bool inner_is_strange(const struct inner *in)
+{
+	const struct ip6_hdr *ip6 = in->hdr;
+
+	return inner_is_unsteered(in) ||
+	       (!in->is_ip4 &&
+		(in_block(ip6->dst[0]) || in_block(ip6->src[0])));
+}
+
 /* What is inside must be what the proof is for: a proof for one chain opens no
  * other. path: what the inner packet requires, or 0.
  */
 static __always_inline enum ws_reason
 inner_check(const struct endpoint *ep, const struct inner *in, __be32 path)
 {
-	const struct ip6_hdr *ip6 = in->hdr;
-
 	/* What no headend steers is no chain's either. */
-	if (!path || path != ep->tlv->path || inner_is_unsteered(in) ||
-	    (!in->is_ip4 && (in_block(ip6->dst[0]) || in_block(ip6->src[0]))))
+	if (!path || path != ep->tlv->path || inner_is_strange(in))
 		return WS_REASON_WRONG_CHAIN;
 	/* RFC 6040 4.2: a mark that the inner packet cannot carry drops it. */
 	if (ip6_ecn(ep->ip6) == ECN_CE && inner_ecn(in) == ECN_NOT_ECT)

@@ -135,6 +135,11 @@ static __always_inline int ad_tc(struct __sk_buff *skb, struct endpoint *ep,
 	r = end_check(ep, first, &next);
 	if (!r)
 		r = inner_find(ep, endpoint_has_ip4(ep), &inner);
+	/* Nobody has verified it yet, and the function may be this node's kernel,
+	 * which would take neighbour discovery for its link's.
+	 */
+	if (!r && inner_is_strange(&inner))
+		r = WS_REASON_INNER_ADDRESS;
 	if (r)
 		return endpoint_refuse(skb, ep, r);
 	p = proxy_find(id);

@@ -91,6 +91,7 @@ const (
 	ReasonLeaveTruncated    Reason = 82 // the IPv6 header of a packet that would leave the domain runs past its end
 	ReasonUnverified        Reason = 83 // a chain requires this packet, yet it would leave the domain without having been verified here
 	ReasonOuterFragment     Reason = 84 // a packet for a SID of this node is a fragment outside: the domain makes none
+	ReasonInnerAddress      Reason = 85 // the inner packet for a function is from or to an address that no headend takes packets of
 )
 
 var reasonNames = [...]string{
@@ -179,6 +180,7 @@ var reasonNames = [...]string{
 	"leave-truncated",
 	"unverified",
 	"outer-fragment",
+	"inner-address",
 }
 
 // String returns the name: lower case, words joined by hyphens. A number that
@@ -280,6 +282,7 @@ var reasonTexts = [...]string{
 	"the IPv6 header of a packet that would leave the domain runs past its end",
 	"a chain requires this packet, yet it would leave the domain without having been verified here",
 	"a packet for a SID of this node is a fragment outside: the domain makes none",
+	"the inner packet for a function is from or to an address that no headend takes packets of",
 }
 
 // Text says in a sentence without capital or full stop what the packet or the
@@ -303,7 +306,7 @@ func Reasons() []Reason {
 
 // ReasonCount is the number of reasons, ReasonNone included: the size of the
 // map ws_refusals.
-const ReasonCount = 85
+const ReasonCount = 86
 
 // Scheme is how the hops of a path prove that a packet visited them; the number
 // is the wire's.

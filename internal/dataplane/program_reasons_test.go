@@ -123,7 +123,7 @@ func TestEveryReasonIsProduced(t *testing.T) {
 	// Those of the proxy, which has tests of its own.
 	for _, r := range []abi.Reason{
 		abi.ReasonNotCached, abi.ReasonCacheFull, abi.ReasonFunctionMTU, abi.ReasonCannotCut,
-		abi.ReasonFunctionTruncated, abi.ReasonProxyMissingBug, abi.ReasonFunctionGone, abi.ReasonShareGone,
+		abi.ReasonFunctionTruncated, abi.ReasonProxyMissingBug, abi.ReasonFunctionGone, abi.ReasonShareGone, abi.ReasonInnerAddress,
 	} {
 		produced[r] = "proxy_test.go"
 	}

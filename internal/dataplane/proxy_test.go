@@ -71,13 +71,14 @@ func newProxyBed(t *testing.T) *bed {
 
 // skbContext is struct __sk_buff as a test run takes it.
 type skbContext struct {
-	_       [40]byte
-	Ifindex uint32
-	_       [120]byte
-	GSOSegs uint32
-	_       [8]byte
-	GSOSize uint32
-	_       [12]byte
+	_              [36]byte
+	IngressIfindex uint32
+	Ifindex        uint32
+	_              [120]byte
+	GSOSegs        uint32
+	_              [8]byte
+	GSOSize        uint32
+	_              [12]byte
 }
 
 // proxyRun gives frames to the programs.
@@ -105,7 +106,7 @@ func (r *proxyRun) run(program, at string, frame []byte, gsoSize int) (verdict u
 	frame = slices.Clone(frame)
 	mac := r.macs[at]
 	copy(frame, mac[:])
-	ctx := skbContext{Ifindex: r.index[at], GSOSize: uint32(gsoSize)}
+	ctx := skbContext{IngressIfindex: r.index[at], Ifindex: r.index[at], GSOSize: uint32(gsoSize)}
 	if gsoSize > 0 {
 		ctx.GSOSegs = 2
 	}
@@ -656,6 +657,35 @@ func TestFunctionPacketsAreRefusedForTheirOwnReasons(t *testing.T) {
 			r.must(r.d.gen.setNode(wsNode{Armed: 1}))
 			r.wantRefused(abi.ReasonCannotCut, progCoreTC, "in", frameOf(outerOf(1, 1, model.SchemeKeyed, 5, tcp(2000))), 1000)
 			r.wantRefused(abi.ReasonCannotCut, progFunctionTC, "from", ether(tcp(2000)), 1000)
+		}},
+		{"from or to what no headend takes", nil, func(r *proxyRun) {
+			withLocal := withLocalNAT(proxyNode())
+			r.must(r.apply(r.d, withLocal))
+			for _, c := range [][2]string{
+				{"fe80::bad", "ff02::1"}, {"fe80::bad", "2001:db8:1:1::1"}, {"fd00:1:1::1", "ff0e::1"}, {"fd00:1:1::1", "fe80::1"},
+				{"fd00:1:1::1", ownSID(2).String()}, {otherSID(1).String(), "2001:db8:1:1::1"}, {"::ffff:192.0.2.1", "2001:db8:1:1::1"},
+			} {
+				b := udp(1)
+				copy(b[8:], addr(c[0]).AsSlice())
+				copy(b[24:], addr(c[1]).AsSlice())
+				for _, sid := range []int{1, 2} {
+					r.wantRefused(abi.ReasonInnerAddress, progCoreTC, "in", frameOf(outerOf(1, sid, model.SchemeKeyed, 5, b)), 0)
+				}
+			}
+			four := append([]byte{0x45, 0, 0, 40, 8: 64, 9: 59, 12: 169, 13: 254, 14: 1, 15: 1, 16: 192, 19: 2}, make([]byte, 20)...)
+			r.wantRefused(abi.ReasonInnerAddress, progCoreTC, "in", frameOf(outerOf(1, 1, model.SchemeKeyed, 5, four)), 0)
+			r.withXDP()
+			for i := range 3 { // TC has the way, then XDP goes it
+				r.in(1, udp(byte(i)))
+			}
+			b := udp(1)
+			copy(b[8:], addr("fe80::bad").AsSlice())
+			if v, _, byXDP, err := r.xdpThenTC(progCoreXDP, progCoreTC, "in", frameOf(outerOf(1, 1, model.SchemeKeyed, 5, b))); err != nil || byXDP || v != verdictShot {
+				r.Errorf("verdict %d, by XDP %t, %v", v, byXDP, err)
+			}
+			if v, _, byXDP, err := r.xdpThenTC(progCoreXDP, progCoreTC, "in", frameOf(outerOf(1, 1, model.SchemeKeyed, 5, udp(9)))); err != nil || !byXDP {
+				r.Errorf("what is good: verdict %d, by XDP %t, %v", v, byXDP, err)
+			}
 		}},
 		{"hop limit used up", nil, func(r *proxyRun) {
 			p := outerOf(1, 1, model.SchemeKeyed, 5, udp(1))

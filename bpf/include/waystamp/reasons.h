@@ -92,7 +92,8 @@
 	X(LEAK_SRH, "a packet that would leave the domain carries a segment routing header") \
 	X(LEAVE_TRUNCATED, "the IPv6 header of a packet that would leave the domain runs past its end") \
 	X(UNVERIFIED, "a chain requires this packet, yet it would leave the domain without having been verified here") \
-	X(OUTER_FRAGMENT, "a packet for a SID of this node is a fragment outside: the domain makes none")
+	X(OUTER_FRAGMENT, "a packet for a SID of this node is a fragment outside: the domain makes none") \
+	X(INNER_ADDRESS, "the inner packet for a function is from or to an address that no headend takes packets of")
 
 enum ws_reason {
 #define X(name, text) WS_REASON_##name,
