@@ -67,7 +67,8 @@ func isFragment(b []byte, v4 bool) bool {
 		const moreFragments, offset = 0x2000, 0x1fff
 		return binary.BigEndian.Uint16(b[6:])&(moreFragments|offset) != 0
 	}
-	return ipv6(b).nextHeader() == fragment
+	// A Fragment header may stand behind these.
+	return ipv6(b).nextHeader() == fragment || mayRoute(ipv6(b).nextHeader())
 }
 
 // fragment is the next header of a fragment (RFC 8200 4.5).
