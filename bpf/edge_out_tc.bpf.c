@@ -21,12 +21,14 @@ int ws_edge_out_tc(struct __sk_buff *skb)
 	int verdict;
 	long rc;
 
-	if (frame_is_tagged(skb))
+	if (frame_is_tagged(skb) && vlan_is_planned(skb))
 		return CTX_PASS; /* its own interface's matter */
 	rc = rules_pull(skb, sizeof(*eth), sizeof(*eth) + sizeof(*ip6));
 	c = ctx_cursor(skb);
 	eth = cursor_take(&c, struct eth_hdr);
 	in.hdr = NULL;
+	if (eth && frame_is_tagged(skb) && eth_has_tag(eth))
+		return ws_refuse(skb, vlan_tags(), 0);
 	if (eth && eth_is_ip(eth)) {
 		if (!inner_take(&c, eth_is_ip4(eth), &in))
 			return ws_refuse(skb, WS_REASON_LEAVE_TRUNCATED, rc);

@@ -41,6 +41,8 @@ int ws_edge_tc(struct __sk_buff *skb)
 
 	/* What somebody else's namespace has left there names no slot of ours. */
 	skb->tc_index = 0;
+	if (frame_is_tagged(skb))
+		return ws_edge_vlan(skb);
 	if (!frame_is_ours(skb, &verdict))
 		return verdict;
 	rc = rules_pull(skb, sizeof(struct eth_hdr),
@@ -52,7 +54,7 @@ int ws_edge_tc(struct __sk_buff *skb)
 	if (!eth || !eth_is_ip(eth))
 		return CTX_PASS;
 	if (!inner_take(&c, eth_is_ip4(eth), &in))
-		return ws_refuse(skb, WS_REASON_EDGE_TRUNCATED, rc);
+		return ws_refuse(skb, edge_truncated(), rc);
 	/* Nor are these. */
 	if (!inner_is_its_version(&in) || inner_to_is_never_forwarded(&in) ||
 	    inner_from_is_never_forwarded(&in))

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "boundary.h"
+#include "frame.h"
 #include "guard_tc.h"
 #include "hook.h"
 #include "icmp.h"
@@ -75,6 +76,37 @@ static __always_inline int edge_boundary(struct __sk_buff *skb,
 	if (ip6->nexthdr == NEXTHDR_ICMP6 && ws_quotes_sid(skb))
 		return ws_refuse(skb, WS_REASON_OUTSIDE_ERROR, 0);
 	return is_mapped(ip6) ? refuse_mapped(skb) : CTX_PASS;
+}
+
+static __always_inline enum ws_reason edge_truncated(void)
+{
+	return WS_REASON_EDGE_TRUNCATED;
+}
+
+/* A frame of a VLAN, whoever its MAC address is: the VLAN's interface may have one
+ * of its own. Where that is in the plan, its program sees the frame next. Any
+ * other forwards what it gets, and nothing of segment routing comes in by it
+ * either. What chains take or require is not asked.
+ */
+__noinline int ws_edge_vlan(struct __sk_buff *skb)
+{
+	const struct eth_hdr *eth;
+	struct inner in;
+	struct cursor c;
+	long rc;
+
+	if (vlan_is_planned(skb))
+		return CTX_PASS;
+	rc = pull(skb, sizeof(*eth) + sizeof(struct ip6_hdr));
+	c = ctx_cursor(skb);
+	eth = cursor_take(&c, struct eth_hdr);
+	if (!eth || (!eth_is_ip(eth) && !eth_has_tag(eth)))
+		return CTX_PASS;
+	if (eth_has_tag(eth))
+		return ws_refuse(skb, vlan_tags(), 0);
+	if (!inner_take(&c, eth_is_ip4(eth), &in))
+		return ws_refuse(skb, edge_truncated(), rc);
+	return inner_is_its_version(&in) ? edge_boundary(skb, &in) : CTX_PASS;
 }
 
 static __always_inline int ip4_length(void)

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "hook.h"
+#include "maps.h"
 #include "net.h"
 #include "refuse.h"
 
@@ -15,6 +16,36 @@
 static __always_inline bool frame_is_tagged(const struct __sk_buff *skb)
 {
 	return skb->vlan_present && skb->vlan_tci & VLAN_VID_MASK;
+}
+
+/* Of a VLAN that has an interface of its own in the plan. */
+static __always_inline bool vlan_is_planned(const struct __sk_buff *skb)
+{
+	__u32 ifindex = skb->ifindex;
+	const struct ws_port *port = bpf_map_lookup_elem(&ws_ports, &ifindex);
+	__u32 id = skb->vlan_tci & VLAN_VID_MASK;
+
+	if (!port)
+		return false;
+	if (skb->vlan_proto == bpf_htons(ETH_P_8021AD))
+		id |= WS_VLAN_AD;
+	for (__u32 i = 0; i < WS_PORT_VLANS; i++) {
+		if (port->vlans[i] == id)
+			return true;
+	}
+	return false;
+}
+
+/* The first tag is not in the frame; this is what is behind it. */
+static __always_inline bool eth_has_tag(const struct eth_hdr *eth)
+{
+	return eth->proto == bpf_htons(ETH_P_8021Q) ||
+	       eth->proto == bpf_htons(ETH_P_8021AD);
+}
+
+static __always_inline enum ws_reason vlan_tags(void)
+{
+	return WS_REASON_VLAN_TAGS;
 }
 
 /* False: *verdict is the answer. */
@@ -38,7 +69,7 @@ static __always_inline bool frame_is_ours(struct __sk_buff *skb, int *verdict)
 	 * see what is below; nobody needs a second one.
 	 */
 	if (rc || skb->vlan_present) {
-		*verdict = ws_refuse(skb, WS_REASON_VLAN_TAGS, rc);
+		*verdict = ws_refuse(skb, vlan_tags(), rc);
 		return false;
 	}
 	return true;

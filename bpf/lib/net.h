@@ -10,6 +10,8 @@
 
 #define ETH_P_IP 0x0800
 #define ETH_P_IPV6 0x86DD
+#define ETH_P_8021Q 0x8100
+#define ETH_P_8021AD 0x88A8
 
 #define NEXTHDR_HOP 0
 #define NEXTHDR_ICMP 1

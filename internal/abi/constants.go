@@ -59,6 +59,8 @@ const (
 	NumberEntries = 2
 	RulesMax      = 256
 	DscpAny       = 255
+	PortVlans     = 8
+	VLANAd        = 4096
 
 	// Buckets of flows, for equal-cost routes. A power of two.
 	Flows = 16

@@ -70,7 +70,7 @@ func (c Config) dataplane(n *host.Net) dataplane.Config {
 			if err != nil {
 				cuts = false // then a cutter does it
 			}
-			return dataplane.Device{Name: l.Name, Index: l.Index, Kind: l.Kind, Frame: l.Frame, MTU: l.MTU, MAC: l.MAC, Cuts: cuts}, nil
+			return dataplane.Device{Name: l.Name, Index: l.Index, Kind: l.Kind, Frame: l.Frame, MTU: l.MTU, MAC: l.MAC, Cuts: cuts, VLAN: dataplane.VLAN(l.VLAN)}, nil
 		},
 	}
 }

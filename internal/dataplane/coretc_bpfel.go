@@ -234,6 +234,7 @@ type coreTCWsPort struct {
 	Cutter        uint8
 	Edge          uint8
 	Proxy         uint32
+	Vlans         [8]uint16
 }
 
 type coreTCWsProxy struct {

@@ -53,6 +53,14 @@ type Device struct {
 	MTU   int    // bytes of an IP packet
 	MAC   [6]byte
 	Cuts  bool // the kernel cuts super-packets before they reach it
+	VLAN  VLAN // zero: it is none
+}
+
+// VLAN is what a VLAN interface is of.
+type VLAN struct {
+	Parent   int    // index of the interface whose frames it has
+	ID       uint16 // 1 to 4094
+	Provider bool   // tags of IEEE 802.1ad, else of 802.1Q
 }
 
 // Config says where a node's data path lives.

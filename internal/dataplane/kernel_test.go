@@ -71,7 +71,7 @@ func newLonelyBed(t *testing.T) *bed {
 			return Device{}, err
 		}
 		cuts, err := n.CutsOnSend(name)
-		return Device{Name: l.Name, Index: l.Index, Kind: l.Kind, Frame: l.Frame, MTU: l.MTU, MAC: l.MAC, Cuts: cuts}, err
+		return Device{Name: l.Name, Index: l.Index, Kind: l.Kind, Frame: l.Frame, MTU: l.MTU, MAC: l.MAC, Cuts: cuts, VLAN: VLAN(l.VLAN)}, err
 	}
 	for _, name := range []string{"out", "in", "side"} {
 		b.addVeth(name)

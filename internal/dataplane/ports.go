@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/waystamp/waystamp/internal/abi"
 	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/plan"
 )
@@ -35,6 +36,8 @@ type binding struct {
 	cutter bool   // the way out of a cutter
 	from   bool   // functions are behind it: their program is at its ingress
 	out    bool   // a program is at its egress too
+	// vlans are the bindings on top of it, as WS_PORT_VLANS wants them.
+	vlans [abi.PortVlans]uint16
 }
 
 // hardware tells devices that gain by native XDP. On veth, tap and the like
@@ -68,7 +71,7 @@ func (b binding) hooks() []hook {
 
 // settings are the interface's entry in ws_ports.
 func (b binding) settings(target bool) port {
-	p := port{Proxy: b.proxy}
+	p := port{Proxy: b.proxy, Vlans: b.vlans}
 	if b.Role == model.RoleEdge && b.Unmatched == model.UnmatchedDrop {
 		p.UnmatchedDrop = 1
 	}
@@ -190,8 +193,38 @@ func resolve(n plan.Node, devices func(string) (Device, error)) (topology, error
 			return topology{}, err
 		}
 	}
+	if err := t.resolveVLANs(); err != nil {
+		return topology{}, err
+	}
 	slices.SortStableFunc(t.bindings, func(a, b binding) int { return a.order() - b.order() })
 	return t, nil
+}
+
+// resolveVLANs tells interfaces which VLANs on top of them the plan has, so that
+// their frames are left to these. XDP sees the frames of a VLAN without their tag
+// and would take them for the interface's own.
+func (t *topology) resolveVLANs() error {
+	for _, up := range t.bindings {
+		v := up.device.VLAN
+		i := slices.IndexFunc(t.bindings, func(b binding) bool { return v.ID != 0 && b.device.Index == v.Parent })
+		if i < 0 {
+			continue
+		}
+		b := &t.bindings[i]
+		if b.needsXDP() {
+			return fmt.Errorf("interface %s has datapath xdp, and %s on top of it is in the plan too: XDP would take that VLAN's frames for its own; give %s datapath tc", b.Name, up.Name, b.Name)
+		}
+		b.Datapath = model.DatapathTC
+		free := slices.Index(b.vlans[:], 0)
+		if free < 0 {
+			return fmt.Errorf("interface %s: more than %d VLANs on top of it are in the plan; leave %s itself out of it, or spread them over several interfaces", b.Name, len(b.vlans), b.Name)
+		}
+		b.vlans[free] = v.ID
+		if v.Provider {
+			b.vlans[free] |= abi.VLANAd
+		}
+	}
+	return nil
 }
 
 func (t *topology) resolveCutters(look func(name, what string) (Device, bool), take func(binding, string) error) error {

@@ -30,6 +30,14 @@ type Link struct {
 	Up    bool   // set up, and able to carry packets
 	MAC   [6]byte
 	Alias string // text that somebody has marked it with (ifalias); "": none
+	VLAN  VLAN   // zero: it is none
+}
+
+// VLAN is what a VLAN interface is of.
+type VLAN struct {
+	Parent   int    // index of the interface whose frames it has
+	ID       uint16 // 1 to 4094
+	Provider bool   // tags of IEEE 802.1ad, else of 802.1Q
 }
 
 // Veth is a pair of virtual Ethernet devices to be made.
@@ -253,6 +261,9 @@ func linkOf(l netlink.Link) Link {
 	}
 	out := Link{Name: a.Name, Index: a.Index, Kind: l.Type(), Frame: a.EncapType, MTU: a.MTU, Up: up, Alias: a.Alias}
 	copy(out.MAC[:], a.HardwareAddr)
+	if v, ok := l.(*netlink.Vlan); ok {
+		out.VLAN = VLAN{Parent: a.ParentIndex, ID: uint16(v.VlanId), Provider: v.VlanProtocol == netlink.VLAN_PROTOCOL_8021AD}
+	}
 	return out
 }
 

@@ -336,6 +336,9 @@ struct ws_stats {
 	__u64 bytes; /* of the inner packets */
 };
 
+#define WS_PORT_VLANS 8
+#define WS_VLAN_AD 0x1000 /* of IEEE 802.1ad, not 802.1Q */
+
 /* ws_ports: the interfaces that waystamp is attached to, by index. */
 struct ws_port {
 	__u8 xdp_target; /* 1: takes XDP redirects */
@@ -343,6 +346,8 @@ struct ws_port {
 	__u8 cutter; /* 1: the proxy is in skb->tc_index */
 	__u8 edge; /* 1: outside, where nothing encapsulated goes */
 	__u32 proxy; /* of the function that is behind it; 0: none is */
+	/* On top of it, and in the plan themselves: VLAN id, with WS_VLAN_AD. */
+	__u16 vlans[WS_PORT_VLANS];
 };
 
 /* A way out that TC has found and that may be taken for a while. */

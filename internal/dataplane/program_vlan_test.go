@@ -1,0 +1,205 @@
+package dataplane
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"golang.org/x/sys/unix"
+
+	"github.com/waystamp/waystamp/internal/abi"
+	"github.com/waystamp/waystamp/internal/model"
+	"github.com/waystamp/waystamp/test/packets"
+)
+
+const (
+	customerTag = 0x8100 // IEEE 802.1Q
+	providerTag = 0x88a8 // IEEE 802.1ad
+)
+
+// vlan is one tag of a frame.
+type vlan struct {
+	proto, id uint16
+}
+
+func (v vlan) String() string { return fmt.Sprintf("%04x/%d", v.proto, v.id) }
+
+// inVLANs is a frame with these tags, the outermost first.
+func inVLANs(b []byte, tags ...vlan) []byte {
+	for _, v := range slices.Backward(tags) {
+		tag := binary.BigEndian.AppendUint16(binary.BigEndian.AppendUint16(nil, v.proto), v.id)
+		b = slices.Concat(b[:12], tag, b[12:])
+	}
+	return b
+}
+
+var vlanStacks = [][]vlan{
+	{{customerTag, 5}},
+	{{providerTag, 5}},
+	{{providerTag, 9}, {customerTag, 5}},
+}
+
+// planVLANs makes a port one that has these VLANs in the plan.
+func (l *live) planVLANs(port string, tags ...vlan) error {
+	p := portTable([]binding{{Interface: model.Interface{Role: model.RoleEdge}}}, func(binding) bool { return false })[0]
+	for i, v := range tags {
+		p.Vlans[i] = v.id
+		if v.proto == providerTag {
+			p.Vlans[i] |= abi.VLANAd
+		}
+	}
+	return l.put(tablePorts, l.ports[port], p)
+}
+
+// A host outside sends a packet to a SID of another node in a VLAN whose interface
+// nobody has thought of: the kernel would forward it into the domain.
+func TestTagsAreNoWayPastTheBoundary(t *testing.T) {
+	p, err := packets.Load("web-1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Not its MAC address: a VLAN's interface may have one of its own.
+	other := slices.Concat([]byte{2, 0, 0, 0, 0, 9}, p.Frame[6:])
+	for _, tags := range vlanStacks {
+		t.Run(fmt.Sprint(tags), func(t *testing.T) {
+			l := newScapyRig(t, "r1").goLive()
+			reason := abi.ReasonOutsideSID
+			if len(tags) > 1 {
+				reason = abi.ReasonVLANTags
+			}
+			for _, b := range [][]byte{p.Frame, other} {
+				if err := l.refusesAs(portEdge, inVLANs(b, tags...), 0, reason, 0); err != nil {
+					t.Error(err)
+				}
+			}
+			// Where the VLAN has an interface in the plan, that one's program
+			// judges: nothing is counted here but the packet that follows.
+			l.must(l.planVLANs(portEdge, tags[0]))
+			l.must(l.send(portEdge, inVLANs(p.Frame, tags...), 0))
+			if err := l.refuses(portEdge, p.Frame, 0, abi.ReasonOutsideSID); err != nil {
+				t.Error(err)
+			}
+			// Of the other kind of tag, with the same id: not in the plan.
+			swapped := slices.Clone(tags)
+			swapped[0].proto ^= customerTag ^ providerTag
+			if err := l.refusesAs(portEdge, inVLANs(p.Frame, swapped...), 0, reason, 0); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// pushTags is a program that does at an egress what VLAN interfaces on top of it
+// would have done before.
+func pushTags(tags []vlan) (*ebpf.Program, error) {
+	code := asm.Instructions{asm.Mov.Reg(asm.R6, asm.R1)}
+	for _, v := range slices.Backward(tags) {
+		code = append(code, asm.Mov.Reg(asm.R1, asm.R6), asm.Mov.Imm(asm.R2, int32(v.proto>>8|v.proto<<8&0xff00)),
+			asm.Mov.Imm(asm.R3, int32(v.id)), asm.FnSkbVlanPush.Call())
+	}
+	code = append(code, asm.Mov.Imm(asm.R0, -1), asm.Return())
+	return ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SchedCLS, Name: "push_tags", License: "MIT", Instructions: code})
+}
+
+// Nor out, by a VLAN on top of an edge interface.
+func TestTagsAreNoWayOut(t *testing.T) {
+	p, err := packets.Load("web-1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, tags := range vlanStacks {
+		t.Run(fmt.Sprint(tags), func(t *testing.T) {
+			l := newScapyRig(t, "r1").goLive()
+			push, err := pushTags(tags)
+			l.must(err)
+			defer push.Close()
+			l.must(l.rig.in(func() (err error) {
+				if err := l.attachAt(push, portOut, ebpf.AttachTCXEgress); err != nil {
+					return err
+				}
+				if err := l.attachAt(l.g.programs[progEdgeOutTC], portOut, ebpf.AttachTCXEgress); err != nil {
+					return err
+				}
+				l.in[portOut], err = l.socket(portOut, 0)
+				return err
+			}))
+			reason := abi.ReasonLeakSID
+			if len(tags) > 1 {
+				reason = abi.ReasonVLANTags
+			}
+			b := slices.Concat(neighbourMAC[:], p.Frame[6:])
+			l.must(l.freshEvents())
+			if err := l.send(portOut, b, 0); !errors.Is(err, unix.ENOBUFS) { // dropped
+				t.Errorf("send: %v", err)
+			}
+			e, err := l.nextEvent()
+			l.must(err)
+			if got := abi.Reason(e.Reason); got != reason {
+				t.Errorf("refused for %s, want %s", got, reason)
+			}
+			l.must(l.planVLANs(portOut, tags[0]))
+			l.must(l.send(portOut, b, 0))
+			got, _, err := l.receive()
+			l.must(err)
+			if len(got) < len(b) || !slices.Equal(got[len(got)-len(b)+14:], b[14:]) {
+				t.Errorf("a VLAN of the plan sends\n%s", layers(got))
+			}
+		})
+	}
+}
+
+// What the plan has on top of an interface is told to its programs; XDP there
+// would not see the tags.
+func TestVLANsOfThePlanAreToldToTheirParent(t *testing.T) {
+	b := newBed(t)
+	vlans := map[string]VLAN{}
+	devices := b.cfg.Devices
+	b.cfg.Devices = func(name string) (Device, error) {
+		dev, err := devices(name)
+		dev.VLAN = vlans[name]
+		return dev, err
+	}
+	add := func(name, parent string, id uint16, provider bool) {
+		t.Helper()
+		b.addVeth(name)
+		dev, err := devices(parent)
+		b.must(err)
+		vlans[name] = VLAN{dev.Index, id, provider}
+	}
+	add("out.5", "out", 5, false)
+	add("out.7", "out", 7, true)
+	add("out.7.5", "out.7", 5, false)
+	n := bedNode()
+	n.Interfaces = []model.Interface{{Name: "out", Role: model.RoleEdge}}
+	for _, name := range []string{"out.5", "out.7", "out.7.5", "in"} {
+		n.Interfaces = append(n.Interfaces, model.Interface{Name: name, Role: model.RoleCore})
+	}
+	d := b.open()
+	b.must(b.apply(d, n))
+	ports := b.world().Maps[0].ports
+	for name, want := range map[string][abi.PortVlans]uint16{"out": {5, 7 | abi.VLANAd}, "out.5": {}, "out.7": {5}, "in": {}} {
+		dev, err := b.cfg.Devices(name)
+		b.must(err)
+		if got := ports[uint32(dev.Index)].Vlans; got != want {
+			t.Errorf("%s has %v, want %v", name, got, want)
+		}
+	}
+	n.Interfaces[0].Datapath = model.DatapathXDP
+	if err := b.apply(d, n); err == nil || !strings.Contains(err.Error(), "interface out has datapath xdp, and out.5 on top of it is in the plan too") {
+		t.Errorf("XDP below a VLAN: %v", err)
+	}
+	n.Interfaces[0].Datapath = model.DatapathTC
+	for id := range uint16(abi.PortVlans) {
+		name := fmt.Sprintf("out.%d", 100+id)
+		add(name, "out", 100+id, false)
+		n.Interfaces = append(n.Interfaces, model.Interface{Name: name, Role: model.RoleCore})
+	}
+	if err := b.apply(d, n); err == nil || !strings.Contains(err.Error(), "more than 8 VLANs") {
+		t.Errorf("too many VLANs: %v", err)
+	}
+}
