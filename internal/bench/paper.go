@@ -241,7 +241,7 @@ func newPaperNet(ctx context.Context, c Config, network string, list []way, offl
 		}
 	}
 	for i := range t.ways {
-		stop, err := serveTCP(t.lab, paperHost(i), paperAddress(i))
+		stop, err := serveTCP(ctx, t.lab, paperHost(i), paperAddress(i))
 		if err != nil {
 			return nil, err
 		}

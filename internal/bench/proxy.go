@@ -78,6 +78,7 @@ type proxyCase struct {
 	cache     int  // ours; 0: proxyCache
 	chains    int  // 0: one
 	segments  int  // ours; 0: two
+	flood     flood
 	baselines []string
 }
 
@@ -151,6 +152,7 @@ type proxyTrack struct {
 	lab     *lab.Lab
 	servers []func()
 	delayer *delayer
+	flooder *flooder
 }
 
 func newProxyTrack(ctx context.Context, cfg Config, c proxyCase) (_ *proxyTrack, err error) {
@@ -175,8 +177,12 @@ func newProxyTrack(ctx context.Context, cfg Config, c proxyCase) (_ *proxyTrack,
 			return nil, err
 		}
 	}
+	if c.flood.what != floodNone {
+		t.flooder, err = newFlooder(t, cfg.cpu())
+		return t, err
+	}
 	for i := range c.count() {
-		stop, err := serveTCP(t.lab, proxyHosts[i][1], t.address(i))
+		stop, err := serveTCP(ctx, t.lab, proxyHosts[i][1], t.address(i))
 		if err != nil {
 			return nil, err
 		}
@@ -352,7 +358,8 @@ func (t *proxyTrack) load(ctx context.Context, d time.Duration) (float64, error)
 			return err
 		})
 	}
-	return total, g.Wait()
+	err := g.Wait()
+	return total, err
 }
 
 // counters are those of the function's proxy.
@@ -389,18 +396,24 @@ func (t *proxyTrack) settled(ctx context.Context) (now dataplane.FunctionCount, 
 	}
 }
 
-// measure is a run: Mbit/s. What the proxy counted is added to params.
+// measure is a run: Mbit/s, or ns per packet. What the proxy counted is added to params.
 func (t *proxyTrack) measure(ctx context.Context, d time.Duration, params map[string]float64) (float64, error) {
-	if t.way != wayOurs {
+	load := func() (float64, error) {
 		bits, err := t.load(ctx, d)
 		return bits / 1e6, err
+	}
+	if t.flooder != nil {
+		load = func() (float64, error) { return t.flooder.run(ctx, d) }
+	}
+	if t.way != wayOurs {
+		return load()
 	}
 	before, err := t.settled(ctx)
 	if err != nil {
 		return 0, err
 	}
 	start := time.Now()
-	bits, err := t.load(ctx, d)
+	value, err := load()
 	if err != nil {
 		return 0, err
 	}
@@ -413,7 +426,7 @@ func (t *proxyTrack) measure(ctx context.Context, d time.Duration, params map[st
 		params[c.name] += float64(c.of(after) - c.of(before))
 	}
 	params["seconds"] += seconds
-	return bits / 1e6, nil
+	return value, nil
 }
 
 func (t *proxyTrack) close() error {
@@ -423,6 +436,9 @@ func (t *proxyTrack) close() error {
 	var err error
 	if t.delayer != nil {
 		err = t.delayer.close()
+	}
+	if t.flooder != nil {
+		err = errors.Join(err, t.flooder.close())
 	}
 	return errors.Join(err, t.lab.Down(context.Background()))
 }
@@ -444,15 +460,15 @@ var proxyCounters = []struct {
 	{"waited_ns", func(c dataplane.FunctionCount) uint64 { return c.WaitedNs }},
 }
 
-// serveTCP starts iperf3 on a host and returns when it listens.
-func serveTCP(l *lab.Lab, name string, at netip.Addr) (stop func(), err error) {
+// serveTCP starts iperf3 on a host and returns when it listens. It ends with ctx.
+func serveTCP(ctx context.Context, l *lab.Lab, name string, at netip.Addr) (stop func(), err error) {
 	ns, err := l.NetNS(name)
 	if err != nil {
 		return nil, err
 	}
 	defer ns.Close()
-	ctx, cancel := context.WithCancel(context.Background())
-	cmd := host.Command(ctx, ns, "iperf3", "--server", "--bind", at.String(), "--forceflush")
+	own, cancel := context.WithCancel(ctx)
+	cmd := host.Command(own, ns, "iperf3", "--server", "--bind", at.String(), "--forceflush")
 	out, err := cmd.StdoutPipe()
 	if err == nil {
 		err = cmd.Start()
@@ -473,6 +489,9 @@ func serveTCP(l *lab.Lab, name string, at netip.Addr) (stop func(), err error) {
 		}
 	}
 	stop()
+	if err := context.Cause(ctx); err != nil {
+		return nil, err
+	}
 	return nil, errors.New("iperf3 --server ended before it listened")
 }
 
@@ -522,14 +541,14 @@ func proxySections(quick bool) []proxySection {
 		delays[i].function, delays[i].cut = functionDelays, true
 	}
 	var segments []proxyCase
-	for _, n := range []int{2, 6, 11} {
+	for _, n := range proxySegments {
 		c := proxyCase{name: fmt.Sprintf("segments/%d", n), way: wayOurs, segments: n}
 		if n > 2 {
 			c.baselines = []string{"segments/2"}
 		}
 		segments = append(segments, c)
 	}
-	return []proxySection{
+	return append([]proxySection{
 		{"super-packets whole", []proxyCase{
 			{name: "tcp/plain", way: wayPlain}, {name: "tcp/static", way: wayStatic},
 			{name: "tcp/unaware", way: wayOurs, baselines: []string{"tcp/plain", "tcp/static"}},
@@ -553,7 +572,46 @@ func proxySections(quick bool) []proxySection {
 			{name: "chains-2/unaware", way: wayOurs, chains: 2, baselines: []string{"chains-2/plain", "chains-2/static"}},
 		}},
 		{"segment lists", segments},
+	}, floodSections()...)
+}
+
+// proxySegments are the lengths of segment lists that are compared: from the
+// shortest, function and egress, to the longest that there is.
+var proxySegments = []int{2, 4, 8, 16}
+
+// floodSections are of single packets, by the time that they take.
+func floodSections() []proxySection {
+	var out []proxySection
+	for _, k := range []struct {
+		name, what string
+		flood      floodKind
+		cut        bool
+	}{
+		{"packet", "packets", floodPackets, false},
+		{"super", "super-packets", floodSupers, false},
+		{"super-cut", "super-packets, cut", floodSupers, true},
+	} {
+		f, base := flood{what: k.flood}, []string{k.name + "/plain", k.name + "/static"}
+		s := proxySection{k.what, []proxyCase{
+			{name: base[0], way: wayPlain, cut: k.cut, flood: f}, {name: base[1], way: wayStatic, cut: k.cut, flood: f},
+			{name: k.name + "/unaware", way: wayOurs, cut: k.cut, flood: f, baselines: base},
+		}}
+		if !k.cut {
+			s.cases = append(s.cases, proxyCase{name: k.name + "/unaware-metadata", way: wayOurs, metadata: true, flood: f, baselines: base})
+		}
+		out = append(out, s)
 	}
+	programs := proxySection{what: "programs"}
+	for _, p := range []struct{ name, program string }{{"strip", "ws_core_tc"}, {"return", "ws_function_tc"}} {
+		for _, n := range proxySegments {
+			c := proxyCase{name: fmt.Sprintf("%s/%d", p.name, n), way: wayOurs, segments: n, flood: flood{floodPackets, p.program}}
+			if n != proxySegments[0] {
+				c.baselines = []string{fmt.Sprintf("%s/%d", p.name, proxySegments[0])}
+			}
+			programs.cases = append(programs.cases, c)
+		}
+	}
+	return append(out, programs)
 }
 
 // Proxy repeats the experiments of the paper on the caching SFC proxy.
@@ -564,7 +622,8 @@ func Proxy(ctx context.Context, c Config) (_ Result, err error) {
 		"tcp: TSO, GSO and GRO on at all links: super-packets go through the function whole. tcp-cut: they are cut on the way into it and nowhere merged again: TSO and GSO off at fn-to and fn-from, GRO off everywhere; waystamp cuts with segments: cut.",
 		fmt.Sprintf("drop: an nftables rule in the function drops 1 of %d packets at random. delay: a program in user space reads frames from a packet socket, keeps each for %s and writes it to another. The number behind unaware is the size of the cache.", proxyDrop, proxyDelay),
 		"nat: source NAT by nftables in r2's own kernel, recognised by metadata. The kernel's static way takes no packet through its NAT behind H.Encaps. chains-2: two pairs of hosts, one stream each, one function. segments: more functions at r3, with a stamp each.",
-		fmt.Sprintf("The load is one TCP stream of iperf3 per chain, %s per run. Bit rates count TCP payload at the receiver.", c.Duration.Round(time.Second)),
+		fmt.Sprintf("packet, super, super-cut: a program at h1 writes one packet of TCP after the other, of %d bytes of payload or as super-packets of %d such frames, before all other tasks on CPU %d; a figure is the time from writing one to writing the next, in which the kernel takes it all the way to h2, where nobody has its address. strip, return: what the kernel counts for the programs at r2 in such a run (its clock included), by segments in the list.", floodPayload, floodFrames, c.cpu()),
+		fmt.Sprintf("The load of all others is one TCP stream of iperf3 per chain, %s per run. Bit rates count TCP payload at the receiver.", c.Duration.Round(time.Second)),
 	)
 	for _, s := range proxySections(c.Quick) {
 		figures, err := c.proxySection(ctx, s)
@@ -590,6 +649,9 @@ func (c Config) proxySection(ctx context.Context, s proxySection) (_ []Figure, e
 	var subjects []subject
 	for _, pc := range s.cases {
 		series := Series{Name: "proxy/" + pc.name, Unit: "Mbit/s", Better: More}
+		if pc.flood.what != floodNone {
+			series.Unit, series.Better = pc.flood.unit(), Less
+		}
 		if len(pc.baselines) > 0 {
 			series.Baseline = "proxy/" + pc.baselines[0]
 		}

@@ -25,6 +25,19 @@ func (n *Net) HardwareAddress(link string) (mac [6]byte, err error) {
 	return mac, err
 }
 
+// Received is how many packets have come in by a device.
+func (n *Net) Received(link string) (packets uint64, err error) {
+	err = n.onLink("read the counters of", link, func(l netlink.Link) error {
+		s := l.Attrs().Statistics
+		if s == nil {
+			return errors.New("the kernel has none")
+		}
+		packets = s.RxPackets
+		return nil
+	})
+	return packets, err
+}
+
 // AddNeighbour makes a neighbour known for good: the kernel never asks for it.
 func (n *Net) AddNeighbour(link string, a netip.Addr, mac [6]byte) error {
 	family := unix.AF_INET6
