@@ -1,6 +1,8 @@
 package bench
 
 import (
+	"context"
+	"errors"
 	"math"
 	"os"
 	"path/filepath"
@@ -310,5 +312,32 @@ func TestTicksAreRoundNumbers(t *testing.T) {
 		if s := strings.Join(got, " "); s != c.want {
 			t.Errorf("from %v to %v: %s, want %s", c.low, c.high, s, c.want)
 		}
+	}
+}
+
+// A run that fails is tried again, and a reader is told; what fails always ends
+// the measurement.
+func TestRunsAreTriedAgain(t *testing.T) {
+	measured := 0
+	failing := func(fails int) subject {
+		return subject{Series: Series{Name: "x", Unit: "ns", Better: Less}, prepare: func() (*trial, error) {
+			return &trial{measure: func(context.Context) (float64, error) {
+				measured++
+				if measured > 1 && measured <= 1+fails {
+					return 0, errors.New("a ping was lost")
+				}
+				return 7, nil
+			}}, nil
+		}}
+	}
+	var r Result
+	c := Config{Runs: 2, note: r.note}
+	figures, err := c.rounds(t.Context(), "test", []subject{failing(2)})
+	if err != nil || len(figures) != 1 || figures[0].N != 2 || measured != 5 || len(r.Notes) != 2 || !strings.Contains(r.Notes[0], "x: a ping was lost") {
+		t.Errorf("two failures: %v, %+v, %d runs, notes %q", err, figures, measured, r.Notes)
+	}
+	measured = 0
+	if _, err := c.rounds(t.Context(), "test", []subject{failing(3)}); err == nil || measured != 4 {
+		t.Errorf("three failures: %v, %d runs", err, measured)
 	}
 }

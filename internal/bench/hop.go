@@ -217,6 +217,7 @@ func (h hop) value(param string) int {
 func Hop(ctx context.Context, c Config) (Result, error) {
 	c.separate = true
 	r := c.begin("hop", hopSetup(c)...)
+	c.note = r.note
 	if !c.Quick {
 		r.Setup = append(r.Setup, hopSweepSetup()...)
 	}
@@ -240,7 +241,7 @@ func Hop(ctx context.Context, c Config) (Result, error) {
 		r.Figures = append(append(r.Figures, figures...), more...)
 	}
 	if len(r.Figures) == 0 {
-		return Result{}, fmt.Errorf("no case has %q in its name", c.Only)
+		return Result{}, &NoCaseError{c.Only}
 	}
 	r.end()
 	return r, nil

@@ -193,6 +193,18 @@ func WritePage(r Result, dir string) error {
 	if err := os.MkdirAll(folder, 0o777); err != nil {
 		return fmt.Errorf("make the folder of the plots: %w", err)
 	}
+	// Figures of an older result may have had others.
+	for _, format := range plotFormats {
+		old, err := filepath.Glob(filepath.Join(folder, "*."+format))
+		if err != nil {
+			return fmt.Errorf("look for old plots: %w", err)
+		}
+		for _, name := range old {
+			if err := os.Remove(name); err != nil {
+				return fmt.Errorf("remove an old plot: %w", err)
+			}
+		}
+	}
 	plots, err := r.Plots(folder)
 	if err != nil {
 		return err

@@ -597,13 +597,14 @@ func Paper(ctx context.Context, c Config) (_ Result, err error) {
 		fmt.Sprintf("Link speeds are set on everything that nodes send, with HTB, offloads on, in up to %d rounds. Packet rates follow from the bit rates and the payload of full packets (MSS − 12 for the timestamps). rho is the bit rate as a part of plain IPv6's at the same speed; beside it is the packet sending efficiency, what the lengths of headers alone would leave. HTB counts a super-packet as the frames that it stands for.", paperSpeedRuns),
 		fmt.Sprintf("Round trips are of %d ICMPv6 echo requests per run, one per millisecond, on links without limit. Medians are of runs; boxes show all requests of all runs: quartiles, whiskers to the furthest within 1.5 times their distance.", paperPings),
 	)
+	c.note = r.note
 	for _, offload := range []bool{true, false} {
 		if err := c.paper(ctx, &r, offload); err != nil {
 			return Result{}, err
 		}
 	}
 	if len(r.Figures) == 0 {
-		return Result{}, fmt.Errorf("no case has %q in its name", c.Only)
+		return Result{}, &NoCaseError{c.Only}
 	}
 	r.end()
 	return r, nil

@@ -213,12 +213,14 @@ const (
 	rowHeight  = 16
 )
 
+var plotFormats = []string{"svg", "png"}
+
 // margin is around a plot, in points.
 const margin = 10
 
 func save(p *plot.Plot, height float64, path string) error {
 	p.Title.Padding = vg.Points(margin)
-	for _, format := range []string{"svg", "png"} {
+	for _, format := range plotFormats {
 		c, err := draw.NewFormattedCanvas(vg.Points(plotWidth), vg.Points(height), format)
 		if err != nil {
 			return err

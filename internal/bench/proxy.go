@@ -625,6 +625,7 @@ func Proxy(ctx context.Context, c Config) (_ Result, err error) {
 		fmt.Sprintf("packet, super, super-cut: a program at h1 writes one packet of TCP after the other, of %d bytes of payload or as super-packets of %d such frames, before all other tasks on CPU %d; a figure is the time from writing one to writing the next, in which the kernel takes it all the way to h2, where nobody has its address. strip, return: what the kernel counts for the programs at r2 in such a run (its clock included), by segments in the list.", floodPayload, floodFrames, c.cpu()),
 		fmt.Sprintf("The load of all others is one TCP stream of iperf3 per chain, %s per run. Bit rates count TCP payload at the receiver.", c.Duration.Round(time.Second)),
 	)
+	c.note = r.note
 	for _, s := range proxySections(c.Quick) {
 		figures, err := c.proxySection(ctx, s)
 		if err != nil {
@@ -633,7 +634,7 @@ func Proxy(ctx context.Context, c Config) (_ Result, err error) {
 		r.Figures = append(r.Figures, figures...)
 	}
 	if len(r.Figures) == 0 {
-		return Result{}, fmt.Errorf("no case has %q in its name", c.Only)
+		return Result{}, &NoCaseError{c.Only}
 	}
 	r.end()
 	return r, nil

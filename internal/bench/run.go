@@ -29,8 +29,9 @@ type Config struct {
 	Progress io.Writer     // a terminal that is told how far things are; nil: none
 	Log      *slog.Logger
 
-	warm     bool // what is measured has been before: the first run counts
-	separate bool // subjects share nothing and can be prepared side by side
+	note     func(string) // takes what a reader must know; nil: nobody does
+	warm     bool         // what is measured has been before: the first run counts
+	separate bool         // subjects share nothing and can be prepared side by side
 }
 
 func (c Config) cpu() int {
@@ -40,7 +41,14 @@ func (c Config) cpu() int {
 	return c.CPU
 }
 
-// case_ is something that can be measured again and again.
+// NoCaseError means that nothing is measured under the name that was asked for.
+type NoCaseError struct{ Only string }
+
+func (e *NoCaseError) Error() string {
+	return fmt.Sprintf("no case has %q in its name", e.Only)
+}
+
+// subject is something that can be measured again and again.
 type subject struct {
 	Series
 	prepare func() (*trial, error)
@@ -58,7 +66,7 @@ type trial struct {
 func (c Config) rounds(ctx context.Context, what string, subjects []subject) (_ []Figure, err error) {
 	subjects = c.wanted(subjects)
 	if len(subjects) == 0 {
-		return nil, fmt.Errorf("no case has %q in its name", c.Only)
+		return nil, &NoCaseError{c.Only}
 	}
 	runs := c.Runs + 1
 	if c.warm {
@@ -81,8 +89,8 @@ func (c Config) rounds(ctx context.Context, what string, subjects []subject) (_ 
 		// The first run fills caches and is not counted.
 		for i, s := range subjects {
 			p.step(s.Name)
-			if _, err := trials[i].measure(ctx); err != nil {
-				return nil, fmt.Errorf("measure %s: %w", s.Name, err)
+			if _, err := c.again(ctx, s.Name, trials[i]); err != nil {
+				return nil, err
 			}
 		}
 	}
@@ -100,14 +108,33 @@ func (c Config) rounds(ctx context.Context, what string, subjects []subject) (_ 
 				return nil, err
 			}
 			p.step(subjects[i].Name)
-			x, err := trials[i].measure(ctx)
+			x, err := c.again(ctx, subjects[i].Name, trials[i])
 			if err != nil {
-				return nil, fmt.Errorf("measure %s: %w", subjects[i].Name, err)
+				return nil, err
 			}
 			series[i].Samples = append(series[i].Samples, x)
 		}
 	}
 	return Figures(series)
+}
+
+// triesMax is how often a run is tried: a lost ping does not end half an hour of
+// measuring, and what fails always does.
+const triesMax = 3
+
+// again measures, and once more if that fails.
+func (c Config) again(ctx context.Context, name string, t *trial) (x float64, err error) {
+	for try := 1; ; try++ {
+		if x, err = t.measure(ctx); err == nil {
+			return x, nil
+		}
+		if err = fmt.Errorf("measure %s: %w", name, err); try == triesMax || ctx.Err() != nil {
+			return 0, err
+		}
+		if c.note != nil {
+			c.note(fmt.Sprintf("A run was not counted and tried again: %v.", err))
+		}
+	}
 }
 
 // prepare makes the trial of each subject: one after the other where they share
@@ -173,6 +200,8 @@ func (c Config) begin(command string, setup ...string) Result {
 		Machine: machine(), Setup: setup, Notes: []string{},
 	}
 }
+
+func (r *Result) note(text string) { r.Notes = append(r.Notes, text) }
 
 // busyLoad is what one sees beside oneself on a machine that does other things.
 const busyLoad = 1.0

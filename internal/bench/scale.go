@@ -16,6 +16,7 @@ func Scale(ctx context.Context, c Config) (Result, error) {
 		"Headends put as much before a frame as its buffer has room for; on veth that is 9 segments. Longer lists go by TC, and take as long.",
 		"Segments: keyed verifies a tag per hop, opot the same work for any number.",
 	)...)
+	c.note = r.note
 	chains := []int{1, 256, 4096, chainsMax}
 	segments := []int{2, 4, 8, 16}
 	if c.Quick {
@@ -48,7 +49,7 @@ func Scale(ctx context.Context, c Config) (Result, error) {
 				}
 			}
 		}
-		if c.Only != "" && len(c.wanted(subjects)) == 0 {
+		if c.skips(subjects) {
 			return nil
 		}
 		figures, err := c.rounds(ctx, "scale, "+what, subjects)
@@ -60,6 +61,9 @@ func Scale(ctx context.Context, c Config) (Result, error) {
 	}
 	if err := sweep("chains", chains, []task{taskDrop, taskEnd, taskHeadend, taskEgress}, func(h *hop, n int) { h.chains = n }); err != nil {
 		return Result{}, err
+	}
+	if len(r.Figures) == 0 {
+		return Result{}, &NoCaseError{c.Only}
 	}
 	r.end()
 	return r, nil

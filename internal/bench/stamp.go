@@ -21,6 +21,7 @@ func Stamp(ctx context.Context, c Config) (Result, error) {
 		"The time of one run has the kernel's clock in it (stamp/pass: the same program on a packet that is none of its business), which is taken off in the net column.",
 		"The programs have no way without a proof. The least of them is pot: a look-up that all need, and one multiplication; it is the baseline, and what other schemes cost is the difference. What an egress pays per hop is the difference between numbers of segments.",
 	)
+	c.note = r.note
 	var subjects []subject
 	add := func(h hop, name, baseline string, params map[string]float64) {
 		s := Series{Name: name, Unit: "ns/run", Better: Less, Baseline: baseline, Params: params}

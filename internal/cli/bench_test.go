@@ -2,10 +2,17 @@ package cli
 
 import (
 	"bytes"
+	"context"
+	"errors"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/spf13/cobra"
+
+	"github.com/waystamp/waystamp/internal/bench"
 )
 
 const benchResult = `{"version": 1, "command": "hop", "started": "2026-01-02T03:04:05Z", "seconds": 1,
@@ -45,6 +52,10 @@ func TestBenchCompareShowsBothRuns(t *testing.T) {
 
 func TestBenchDocsWritesThePage(t *testing.T) {
 	dir := t.TempDir()
+	old := filepath.Join(dir, "performance", "old.svg")
+	if err := errors.Join(os.Mkdir(filepath.Dir(old), 0o700), os.WriteFile(old, nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
 	if code, _, errs := runBench(t, "docs", writeBenchResult(t, "r.json", "400"), dir); code != ExitDone {
 		t.Fatalf("exit code %d: %s", code, errs)
 	}
@@ -55,10 +66,53 @@ func TestBenchDocsWritesThePage(t *testing.T) {
 	if !strings.Contains(string(b), "| ≥ 3.70 | 3.75 | reached |") {
 		t.Errorf("the first goal is not shown as reached:\n%.1500s", b)
 	}
+	if _, err := os.Stat(old); err == nil {
+		t.Error("a plot of an older result is still there")
+	}
 	for _, name := range []string{"hop.svg", "hop.png"} {
 		if _, err := os.Stat(filepath.Join(dir, "performance", name)); err != nil {
 			t.Error(err)
 		}
+	}
+}
+
+// What was measured is kept, whatever becomes of the parts after it.
+func TestBenchAllKeepsWhatItHas(t *testing.T) {
+	part := func(name string, run func(context.Context) error) benchPart {
+		return benchPart{name: name, run: func(ctx context.Context, _ bench.Config) (bench.Result, error) {
+			if err := run(ctx); err != nil {
+				return bench.Result{}, err
+			}
+			return bench.Result{Version: 1, Command: name, Figures: []bench.Figure{{Name: name + "/x", Unit: "ns", Median: 1, Max: 1, Samples: []float64{1}}}}, nil
+		}}
+	}
+	fine := func(context.Context) error { return nil }
+	broken := func(context.Context) error { return errors.New("no luck") }
+	none := func(context.Context) error { return &bench.NoCaseError{Only: "y"} }
+	all := func(ctx context.Context, parts ...benchPart) (figures []string, err error) {
+		f := benchFlags{out: t.TempDir()}
+		cmd := &cobra.Command{}
+		cmd.SetContext(ctx)
+		cmd.SetOut(io.Discard)
+		cmd.SetErr(io.Discard)
+		err = f.all(cmd, parts)
+		if r, err := bench.Read(f.out); err == nil {
+			for _, x := range r.Figures {
+				figures = append(figures, x.Name)
+			}
+		}
+		return figures, err
+	}
+	if got, err := all(t.Context(), part("a", fine), part("b", broken), part("c", fine), part("d", none)); len(got) != 2 || err == nil || err.Error() != "bench b: no luck" {
+		t.Errorf("one part fails: %v, %v", got, err)
+	}
+	if got, err := all(t.Context(), part("d", none)); len(got) != 0 || err == nil {
+		t.Errorf("nothing is measured: %v, %v", got, err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	stop := func(ctx context.Context) error { cancel(); return ctx.Err() }
+	if got, err := all(ctx, part("a", fine), part("b", stop), part("c", fine)); len(got) != 1 || !errors.Is(err, context.Canceled) {
+		t.Errorf("interrupted: %v, %v", got, err)
 	}
 }
 
