@@ -73,20 +73,26 @@ static __always_inline int deliver_xdp(ctx_t *ctx, const struct endpoint *ep,
 	struct inner inner;
 	enum ws_reason r;
 	struct cursor c;
+	__be32 path;
 	long rc;
 
 	/* XDP's redirects meet no program at the edge's egress, which looks for
 	 * an SRH.
 	 */
-	if (inner_find(ep, is_ip4, &inner) ||
-	    inner_check(ep, &inner, inner_guard(&inner)) ||
-	    (!is_ip4 && ip6_has_extension(inner.hdr)) ||
-	    inner_hops(&inner) <= 1)
+	if (inner_find(ep, is_ip4, &inner))
 		return CTX_PASS;
 	c = (struct cursor){ inner.hdr + inner_header(is_ip4), ep->end };
 	key = nexthop_key_inner(&inner, flow_hash(c, &inner));
 	n = nexthop_inner(stats, &key, node->ways);
 	if (!nexthop_takes(n, len))
+		return CTX_PASS;
+	/* What the guard has said of this destination holds as long as the way. */
+	path = n->path;
+	if (!path)
+		path = inner_guard(&inner);
+	if (inner_check(ep, &inner, path) ||
+	    (!is_ip4 && ip6_has_extension(inner.hdr)) ||
+	    inner_hops(&inner) <= 1)
 		return CTX_PASS;
 	/* Nothing is left that TC would have to look at: it would find the
 	 * number spent.

@@ -12,6 +12,9 @@
 #include "lib/nexthop_xdp.h"
 #include "lib/stats.h"
 
+/* Pieces of a segment's size in every outer header, behind its first 8 bytes. */
+#define OUTER_LEAST ((40 + 8 + 16 + 24 - 8) / sizeof(struct sid))
+
 /* A segment at a time, where a helper would take as long as a look-up. False: a
  * bug. len: in the bounds of ws_headend.outer, and 8 more than a multiple of 16.
  */
@@ -25,11 +28,15 @@ static __always_inline bool outer_write(ctx_t *ctx, const struct ws_headend *h,
 	if (!cursor_take(&c, struct eth_hdr))
 		return false;
 	to = c.pos;
-	if ((void *)to + 8 > c.end)
+	/* All have that much: IPv6 header, SRH, one segment, TLV. */
+	if ((void *)to + 8 + OUTER_LEAST * sizeof(*to) > c.end)
 		return false;
 	*(__u64 *)to = *(const __u64 *)h->outer;
 	to = (void *)to + 8;
-	for (__u32 i = 0; i < (WS_OUTER_MAX - 8) / sizeof(*to); i++) {
+#pragma unroll
+	for (__u32 i = 0; i < OUTER_LEAST; i++)
+		*to++ = from[i];
+	for (__u32 i = OUTER_LEAST; i < (WS_OUTER_MAX - 8) / sizeof(*to); i++) {
 		if (i * sizeof(*to) >= len - 8)
 			break;
 		if ((void *)(to + 1) > c.end)
@@ -81,14 +88,15 @@ static __always_inline int headend_xdp(ctx_t *ctx, struct cursor c,
 	    !enter_len(ctx, &c, in, &len, &pad))
 		return CTX_PASS;
 	pkt.routed = false;
-	n = nexthop_to_sid(h->stats, bpf_ntohl(flow_label(flow_hash(c, in))),
+	pkt.vtc_flow = headend_vtc_flow(c, in);
+	n = nexthop_to_sid(h->stats, bpf_ntohl(pkt.vtc_flow & IP6_FLOW_MASK),
 			   headend_first(h), node->ways);
 	if (!nexthop_takes(n, len + h->outer_len) ||
 	    !binding_find((struct cursor){ in->hdr, c.end }, next, &h->share,
 			  h->scheme, &pkt.binding))
 		return CTX_PASS;
 	/* A number is taken even if the next step fails: numbers may have gaps. */
-	if (headend_check(h, c, in, len, len, &pkt) || rnd_take(h, 1, &pkt.rnd))
+	if (headend_check(h, in, len, len, &pkt) || rnd_take(h, 1, &pkt.rnd))
 		return CTX_PASS;
 	/* Moves the packet: every pointer into it is gone. */
 	if (bpf_xdp_adjust_head(ctx, -(__s32)pkt.outer_len))

@@ -46,6 +46,19 @@ static __always_inline struct ws_match guard(const struct addrs *a)
 	return classify_in(&ws_guard_dst, &ws_guard_src, a);
 }
 
+/* The path that all packets to a destination require, wherever they come from; 0:
+ * there is none, or it is not for the destination alone to say.
+ */
+static __always_inline __be32 guard_by_destination(const __be64 *dst)
+{
+	struct ws_dst_key k = { .prefixlen = 128 };
+	const struct ws_match *m;
+
+	__builtin_memcpy(k.addr, dst, sizeof(k.addr));
+	m = bpf_map_lookup_elem(&ws_guard_dst, &k);
+	return m && m->action == WS_MATCH_PATH ? m->target : 0;
+}
+
 /* What must pass a local function of this node: target is its proxy. */
 static __always_inline struct ws_match local_guard(const struct addrs *a)
 {

@@ -104,10 +104,15 @@ static __always_inline void nexthop_learn(const struct bpf_fib_lookup *p,
 	const struct ws_node *node = node_armed();
 	struct ws_nexthop *own = exit_of(exit, key->flow);
 	struct ws_nexthop n = {};
+	__u32 ways;
 
 	if (!node)
 		return;
+	/* Before the guard is asked: should that change meanwhile, this is void. */
+	ways = node->ways;
+	n.path = guard_by_destination(key->addr);
 	nexthop_fill(&n, p, key->addr[0], key->addr[1], node, false);
+	n.ways = ways;
 	bpf_map_update_elem(&ws_nexthops, key, &n, BPF_ANY);
 	if (own)
 		*own = n;

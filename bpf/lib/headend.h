@@ -32,11 +32,17 @@ static __always_inline const struct ws_headend *headend_find(__u32 index)
 	return h && h->outer_len ? h : NULL;
 }
 
+/* The outer header's first word. c stands behind the inner header. */
+static __always_inline __be32 headend_vtc_flow(struct cursor c,
+					       const struct inner *in)
+{
+	return inner_vtc(in) | flow_label(flow_hash(c, in));
+}
+
 /* Whether the packet may enter. len: of the inner packet; packet_len: of its
- * longest frame. Changes nothing. c stands behind its header.
+ * longest frame. Changes nothing.
  */
 static __always_inline enum ws_reason headend_check(const struct ws_headend *h,
-						    struct cursor c,
 						    const struct inner *in,
 						    __u32 len, __u32 packet_len,
 						    struct headend_packet *pkt)
@@ -55,7 +61,6 @@ static __always_inline enum ws_reason headend_check(const struct ws_headend *h,
 	if (len + pkt->outer_len - sizeof(struct ip6_hdr) > 65535)
 		return WS_REASON_TRAIN_TOO_BIG;
 	pkt->is_ip4 = in->is_ip4;
-	pkt->vtc_flow = inner_vtc(in) | flow_label(flow_hash(c, in));
 	return WS_REASON_NONE;
 }
 

@@ -107,7 +107,8 @@ static __always_inline int headend_tc(struct __sk_buff *skb, struct cursor c,
 	inner.pos = in->hdr;
 	frames = train_frames(skb, inner, sizeof(struct eth_hdr));
 	packet_len = train_packet_len(skb, inner, len);
-	r = headend_check(h, c, in, len, packet_len, &pkt);
+	pkt.vtc_flow = headend_vtc_flow(c, in);
+	r = headend_check(h, in, len, packet_len, &pkt);
 	if (r)
 		return headend_refuse(skb, h, r, packet_len, in->is_ip4);
 	if (!headend_first_is_local(h)) {

@@ -190,7 +190,7 @@ struct {
 	__uint(max_entries, 4096);
 } ws_ports SEC(".maps");
 
-/* 768 bytes per entry and CPU; lowered by user space, as ws_stats. */
+/* 896 bytes per entry and CPU; lowered by user space, as ws_stats. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__type(key, __u32);

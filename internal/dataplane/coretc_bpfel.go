@@ -192,6 +192,8 @@ type coreTCWsNexthop struct {
 	Smac    [6]uint8
 	Xdp     uint8
 	Pad     uint8
+	Path    uint32
+	Pad2    uint32
 }
 
 type coreTCWsNexthopKey struct {

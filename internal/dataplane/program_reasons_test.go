@@ -384,9 +384,12 @@ func TestXDPGoesByWhatTCLearnedAndNoFurther(t *testing.T) {
 // Inner packets leave their egress as TC found out: by the egress's own entry, or,
 // where that is another destination's, by the hash that all CPUs share.
 func TestInnerPacketsGoByWhatTheirEgressRemembers(t *testing.T) {
-	for _, name := range []string{"web-3", "four-2"} {
-		t.Run(name, func(t *testing.T) {
-			p, err := packets.Load(name)
+	for _, c := range []struct {
+		packet        string
+		byDestination bool // alone it tells the path
+	}{{"web-3", false}, {"ordered-3", true}, {"four-2", true}} {
+		t.Run(c.packet, func(t *testing.T) {
+			p, err := packets.Load(c.packet)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -426,6 +429,12 @@ func TestInnerPacketsGoByWhatTheirEgressRemembers(t *testing.T) {
 			if own == nil || *own != shared || own.Ifindex != r.ports[portOut] || own.Dmac != neighbourMAC || own.To != key.Addr {
 				t.Fatalf("TC learned %+v and, for %+v, %+v", own, key, shared)
 			}
+			// The guard has an answer for the destination, or for its sources.
+			required := covering(r.have.guardDst, dstKey{Prefixlen: 128, Addr: [16]uint8(bytesOf(&key.Addr))})
+			byDestination := required.Action == uint8(abi.MatchActionPath)
+			if byDestination != c.byDestination || (shared.Path != 0) != byDestination || (byDestination && shared.Path != required.Target) {
+				t.Errorf("TC learned that path %#x is required; the guard says %+v", shared.Path, required)
+			}
 			learned := shared
 			here, there, anew := [6]byte{2, 1}, [6]byte{2, 2}, [6]byte(p.Frame[:6])
 			try := func(what string, change func(own, shared *coreTCWsNexthop), want [6]byte) {
@@ -455,6 +464,17 @@ func TestInnerPacketsGoByWhatTheirEgressRemembers(t *testing.T) {
 			try("it just fits", func(own, _ *coreTCWsNexthop) {
 				own.Mtu = uint16(len(p.Frame) - srv6.EthernetLen - outer)
 			}, here)
+			try("the guard must be asked", func(own, _ *coreTCWsNexthop) { own.Path = 0 }, here)
+			if c.byDestination {
+				// XDP takes the guard's word from there, and leaves the rest to TC,
+				// which asks.
+				*own = learned
+				own.Path = be32(99)
+				r.must(r.put(tableExits, index, exits))
+				if o := run(r.runXDP); o.verdict != xdpPass {
+					t.Errorf("another path is required: verdict %d, want it left to TC", o.verdict)
+				}
+			}
 			try("it is too long", func(own, _ *coreTCWsNexthop) {
 				own.Mtu = uint16(len(p.Frame) - srv6.EthernetLen - outer - 1)
 			}, anew)

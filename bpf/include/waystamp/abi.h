@@ -364,8 +364,13 @@ struct ws_nexthop {
 	__u8 smac[6];
 	__u8 xdp; /* 1: by XDP too */
 	__u8 pad;
+	/* Of an inner packet: the path that its destination alone requires; 0:
+	 * ask the guard.
+	 */
+	__be32 path;
+	__u32 pad2;
 };
-_Static_assert(sizeof(struct ws_nexthop) == 48, "ws_nexthop is ABI");
+_Static_assert(sizeof(struct ws_nexthop) == 56, "ws_nexthop is ABI");
 
 /* Buckets of flows, for equal-cost routes. A power of two. */
 #define WS_FLOWS 16
