@@ -103,10 +103,10 @@ attacks: deps-run ## every attack on every scheme, in a lab; writes the table of
 	@go test -count=1 -run TestEveryAttackHasItsOutcome ./test/attack -update
 
 T := 60s
-PACKETS := 1000000
+PACKETS := 10000000
 
 .PHONY: fuzz
-fuzz: ## every fuzz target for T=60s each, and a million packets against the reference model (root)
+fuzz: ## every fuzz target for T=60s each, and ten million packets against the reference model (root)
 	@WAYSTAMP_FUZZ_PACKETS=$(PACKETS) go test -count=1 -timeout 60m -run TestProgramsDoWhatTheOracleSays ./internal/dataplane
 	@for p in $$(go list ./internal/...); do \
 		for f in $$(go test -list '^Fuzz' "$$p" | grep '^Fuzz' || true); do \

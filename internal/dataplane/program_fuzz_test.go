@@ -8,11 +8,13 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"os"
+	"runtime"
 	"slices"
 	"strconv"
 	"testing"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
 
@@ -26,7 +28,7 @@ import (
 
 // fuzzPackets is how many packets the programs and the oracle are compared on,
 // but for WAYSTAMP_FUZZ_PACKETS.
-const fuzzPackets = 50_000
+const fuzzPackets = 1_000_000
 
 // The block's and locators' lengths are such that masks do not end with a byte.
 var fuzzBlock = netip.MustParsePrefix("2001:db8:8::/45")
@@ -647,6 +649,9 @@ func drawTLVs(t *rapid.T, where string) []srv6.TLV {
 
 // The programs and the oracle are given the same worlds and packets, and must
 // do the same. A failure is repeated with the -rapid.seed that it names.
+//
+// Each CPU works on worlds of its own, with nodes of its own: a headend counts by
+// CPU.
 func TestProgramsDoWhatTheOracleSays(t *testing.T) {
 	goal := fuzzPackets
 	if s := os.Getenv("WAYSTAMP_FUZZ_PACKETS"); s != "" {
@@ -656,25 +661,47 @@ func TestProgramsDoWhatTheOracleSays(t *testing.T) {
 		}
 		goal = n
 	}
-	var rigs []*rig
-	for _, s := range fuzzSpecs {
-		rigs = append(rigs, newRig(t, s))
-	}
 	keepNoFailFiles(t)
 	pool := newSecretPool(t)
-	done := fuzzCount{verdicts: map[oracle.Verdict]int{}, reasons: map[oracle.Reason]int{}}
+	workers := min(runtime.NumCPU(), fuzzWorkers)
+	counts := make([]fuzzCount, workers)
 	start := time.Now()
+	t.Run("CPU", func(t *testing.T) {
+		for cpu := range workers {
+			t.Run(strconv.Itoa(cpu), func(t *testing.T) {
+				t.Parallel()
+				counts[cpu] = fuzz(t, pool, cpu, goal/workers)
+			})
+		}
+	})
+	done := newFuzzCount()
+	for _, c := range counts {
+		done.add(c)
+	}
+	t.Logf("%d packets in %d worlds in %s; XDP finished %d; %d answered; verdicts %v; reasons %v", done.packets, done.worlds, time.Since(start).Round(time.Millisecond), done.xdp, done.answered, done.verdicts, done.reasons)
+	done.judge(t)
+}
+
+// fuzzWorkers is how many CPUs work at most: each has programs of its own to load.
+const fuzzWorkers = 4
+
+func fuzz(t *testing.T, pool secretPool, cpu, goal int) fuzzCount {
+	var rigs []*rig
+	for _, s := range fuzzSpecs {
+		s.cpu = cpu
+		rigs = append(rigs, newRig(t, s))
+	}
+	done := newFuzzCount()
 	for done.packets < goal && !t.Failed() {
 		rapid.Check(t, func(rt *rapid.T) {
 			w := drawWorld(rt, pool)
-			frames := rapid.SliceOfN(w.frames(), 20, 100).Draw(rt, "packets")
+			frames := rapid.SliceOfN(w.frames(), 300, 600).Draw(rt, "packets")
 			if err := w.run(rigs, frames, &done); err != nil {
 				rt.Fatal(err)
 			}
 		})
 	}
-	t.Logf("%d packets in %d worlds in %s; XDP finished %d; %d answered; verdicts %v; reasons %v", done.packets, done.worlds, time.Since(start).Round(time.Millisecond), done.xdp, done.answered, done.verdicts, done.reasons)
-	done.judge(t)
+	return done
 }
 
 // keepNoFailFiles: the seed and the packet say all, and a world is large.
@@ -696,45 +723,38 @@ type fuzzCount struct {
 	reasons              map[oracle.Reason]int
 }
 
+func newFuzzCount() fuzzCount {
+	return fuzzCount{verdicts: map[oracle.Verdict]int{}, reasons: map[oracle.Reason]int{}}
+}
+
+func (c *fuzzCount) add(o fuzzCount) {
+	c.packets, c.worlds, c.xdp, c.answered = c.packets+o.packets, c.worlds+o.worlds, c.xdp+o.xdp, c.answered+o.answered
+	for k, n := range o.verdicts {
+		c.verdicts[k] += n
+	}
+	for k, n := range o.reasons {
+		c.reasons[k] += n
+	}
+}
+
 func (w fuzzWorld) run(rigs []*rig, frames []fuzzFrame, done *fuzzCount) error {
+	// At the same time, since each waits for the kernel to wait for programs.
+	var prepare errgroup.Group
 	for i, r := range rigs {
-		if err := r.apply(w.nodes[i]); err != nil {
-			return fmt.Errorf("plan of %s: %w", r.spec.name, err)
-		}
-		if err := errors.Join(r.setNumbers(w.number), r.tell(w.told)); err != nil {
-			return err
-		}
-		for k := range r.windows {
-			if err := r.see(k, w.seen[k]); err != nil {
-				return err
-			}
-		}
+		prepare.Go(func() error { return w.prepare(r, i) })
+	}
+	if err := prepare.Wait(); err != nil {
+		return err
+	}
+	for i, r := range rigs {
 		if err := r.in(func() error {
 			labels := &oracle.Labels{}
 			for _, f := range frames {
 				if f.node != i {
 					continue
 				}
-				s, err := r.check(f.frame, labels, false)
-				if err != nil {
+				if err := f.check(r, labels, done); err != nil {
 					return err
-				}
-				if f.truncated() {
-					continue
-				}
-				reason, err := r.checkLeaves(f.frame, f.leaving)
-				if err != nil {
-					return err
-				}
-				done.reasons[reason]++
-				done.packets++
-				done.verdicts[s.want.Verdict]++
-				done.reasons[s.want.Reason]++
-				if s.want.Error != nil {
-					done.answered++
-				}
-				if s.took {
-					done.xdp++
 				}
 			}
 			for _, h := range r.have.headends {
@@ -742,12 +762,65 @@ func (w fuzzWorld) run(rigs []*rig, frames []fuzzFrame, done *fuzzCount) error {
 					return fmt.Errorf("a number was used that no packet has: %w", err)
 				}
 			}
-			return nil
+			r.entries = 0
+			return r.checkMoved("after all packets, entries that no path has", moved{})
 		}); err != nil {
+			r.entries = 0
 			return errors.Join(err, r.recount())
 		}
 	}
 	done.worlds++
+	return nil
+}
+
+// prepare makes a rig the world's node i.
+func (w fuzzWorld) prepare(r *rig, i int) error {
+	if err := r.apply(w.nodes[i]); err != nil {
+		return fmt.Errorf("plan of %s: %w", r.spec.name, err)
+	}
+	r.entries = 1
+	for _, h := range r.have.headends {
+		r.entries = max(r.entries, int(h.Stats)+1)
+	}
+	for _, h := range r.have.hops {
+		r.entries = max(r.entries, int(h.Stats)+1)
+	}
+	if err := errors.Join(r.setNumbers(w.number), r.tell(w.told)); err != nil {
+		return err
+	}
+	for k := range r.windows {
+		if err := r.see(k, w.seen[k]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// check gives the frame to all programs that it can come to, and then looks at
+// what they have counted together.
+func (f fuzzFrame) check(r *rig, labels *oracle.Labels, done *fuzzCount) error {
+	s, err := r.check(f.frame, labels, false)
+	if err != nil || f.truncated() {
+		return err
+	}
+	reason, left, err := r.checkLeaves(f.frame, f.leaving)
+	if err != nil {
+		return err
+	}
+	s.moved.dropped = append(s.moved.dropped, left.dropped...)
+	if err := r.checkMoved("TC, XDP and TC egress", s.moved); err != nil {
+		return r.describe(fmt.Errorf("%w\non its way out, from %d, index %t, the oracle says %s", err, f.leaving.From, f.leaving.Index, reason), f.frame, s.want)
+	}
+	done.reasons[reason]++
+	done.packets++
+	done.verdicts[s.want.Verdict]++
+	done.reasons[s.want.Reason]++
+	if s.want.Error != nil {
+		done.answered++
+	}
+	if s.took {
+		done.xdp++
+	}
 	return nil
 }
 

@@ -34,8 +34,9 @@ func (r *rig) runLeave(f frame, d oracle.Departure) (outcome, error) {
 }
 
 // checkLeaves compares what becomes of a frame that is about to leave with what
-// the oracle says: verdict, reason, and that nothing is changed.
-func (r *rig) checkLeaves(f frame, d oracle.Departure) (oracle.Reason, error) {
+// the oracle says: verdict, and that nothing is changed. It returns the reason, and
+// what must have been counted.
+func (r *rig) checkLeaves(f frame, d oracle.Departure) (oracle.Reason, moved, error) {
 	d.Frame, d.Socket = f.b, true // a test run's packets have one
 	n := r.node
 	if !n.Armed {
@@ -45,16 +46,15 @@ func (r *rig) checkLeaves(f frame, d oracle.Departure) (oracle.Reason, error) {
 		d.From = oracle.FromElsewhere // ws_ports is empty
 	}
 	want := n.Leave(d)
+	m := moved{stats: map[uint32]stats{}}
 	got, err := r.runLeave(f, d)
 	if err != nil {
-		return "", err
+		return "", m, err
 	}
-	m := moved{stats: map[uint32]stats{}}
 	verdict := uint32(tcPass)
 	if want.Verdict == oracle.Drop {
 		verdict, m.dropped = tcDrop, []string{string(want.Reason)}
 	}
-	err = r.checkMoved("TC egress", m)
 	if got.verdict != verdict {
 		err = errors.Join(err, fmt.Errorf("TC egress: verdict %d, want %d", int32(got.verdict), int32(verdict)))
 	}
@@ -62,9 +62,9 @@ func (r *rig) checkLeaves(f frame, d oracle.Departure) (oracle.Reason, error) {
 		err = errors.Join(err, fmt.Errorf("TC egress changed the packet:\n%s", layers(got.b)))
 	}
 	if err != nil {
-		return "", fmt.Errorf("%w\nfrom %d, index %t, the oracle says %s %s:\n%s", err, d.From, d.Index, want.Verdict, want.Reason, layers(f.b))
+		return "", m, fmt.Errorf("%w\nfrom %d, index %t, the oracle says %s %s:\n%s", err, d.From, d.Index, want.Verdict, want.Reason, layers(f.b))
 	}
-	return want.Reason, nil
+	return want.Reason, m, nil
 }
 
 // Scapy's packets at the way out of an edge.
@@ -103,7 +103,8 @@ func TestWhatMayLeaveTheDomain(t *testing.T) {
 			p, err := packets.Load(c.packet)
 			if err == nil {
 				err = r.in(func() error {
-					got, err := r.checkLeaves(frame{b: p.Frame}, oracle.Departure{From: c.from, Index: c.index})
+					got, m, err := r.checkLeaves(frame{b: p.Frame}, oracle.Departure{From: c.from, Index: c.index})
+					err = errors.Join(err, r.checkMoved("TC egress", m))
 					if err == nil && got != c.reason {
 						err = fmt.Errorf("refused for %q, want %q", got, c.reason)
 					}

@@ -169,7 +169,7 @@ func (l *loaded) zeroArray(m *ebpf.Map) error {
 		zero = slices.Repeat([][]byte{make([]byte, size)}, l.possible)
 	}
 	all, none := make([]byte, int(m.MaxEntries())*each), make([]byte, each)
-	if err := lookUpAll(m, unsafe.Pointer(unsafe.SliceData(all))); err != nil {
+	if err := lookUpFirst(m, m.MaxEntries(), unsafe.Pointer(unsafe.SliceData(all))); err != nil {
 		return err
 	}
 	for i := range m.MaxEntries() {

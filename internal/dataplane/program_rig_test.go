@@ -75,6 +75,7 @@ type rigSpec struct {
 	moved          []netip.Addr // told to be the node's own, as they were before nobody was there to see
 	routes         []rigRoute
 	oldKernel      bool // as if it lacked what is younger than Linux 6.1
+	cpu            int  // that the programs run on
 }
 
 // rig is one node: a network namespace with interfaces, routes and a neighbour,
@@ -94,7 +95,9 @@ type rig struct {
 	number   uint64      // the next that every headend gives out; 0: there is none
 	last     tally       // as it was after the last run
 	refusals []refusal   // where count reads to
+	entries  int         // of ws_stats that count reads; 0: all
 	windows  map[counterKey]rigWindow
+	numbers  map[uint32]*ebpf.Map          // that headends count in
 	seen     map[counterKey][]oracle.Train // what they have accepted before each packet
 	each     []stats
 }
@@ -115,7 +118,7 @@ func newRig(t *testing.T, spec rigSpec) *rig {
 		t.Fatal(err)
 	}
 	r := &rig{
-		T: t, spec: spec, d: &Dataplane{}, have: newTables(), ports: map[string]uint32{}, jobs: make(chan func()), ns: ns,
+		T: t, spec: spec, d: &Dataplane{}, have: newTables(), ports: map[string]uint32{}, jobs: make(chan func()), ns: ns, numbers: map[uint32]*ebpf.Map{},
 	}
 	ended := make(chan error)
 	go func() { ended <- ns.Do(r.work) }()
@@ -124,6 +127,9 @@ func newRig(t *testing.T, spec rigSpec) *rig {
 		errs := []error{<-ended, ns.Close()}
 		for _, w := range r.windows {
 			errs = append(errs, w.m.Close())
+		}
+		for _, m := range r.numbers {
+			errs = append(errs, m.Close())
 		}
 		if r.loaded != nil {
 			errs = append(errs, r.loaded.giveBack())
@@ -144,7 +150,7 @@ func (r *rig) work() error {
 	if err := unix.SchedGetaffinity(0, &all); err != nil {
 		return err
 	}
-	one.Set(0)
+	one.Set(r.spec.cpu)
 	err := unix.SchedSetaffinity(0, &one)
 	for f := range r.jobs {
 		if err != nil {
@@ -319,6 +325,11 @@ func (r *rig) apply(n *plan.Node) error {
 		return err
 	}
 	ops := append(changes(r.have, w.tables), deletes(nil, tablePorts, r.have.ports, w.ports)...)
+	for i := range ops {
+		if ops[i].table == tableHeadends && ops[i].remove() {
+			ops[i].value = &headend{} // without the wait for programs: none runs
+		}
+	}
 	if err := r.d.run(r.g, ops); err != nil {
 		return err
 	}
@@ -339,26 +350,29 @@ func (r *rig) apply(n *plan.Node) error {
 	return r.setNumbers(1)
 }
 
-// newWindows gives the plan's egresses windows that have seen nothing.
+// newWindows gives the plan's egresses windows that have seen nothing. At once,
+// since the kernel waits for running programs after each call.
 func (r *rig) newWindows(want map[uint32]window) error {
-	if err := forgetShared(r.g, tableWindows, nil); err != nil {
-		return err
-	}
-	if err := r.d.prepareWindows(r.g, want); err != nil {
-		return err
-	}
-	for _, w := range r.windows {
-		w.m.Close()
-	}
+	var indexes, fds []uint32
+	old := r.windows
 	r.windows, r.seen = map[counterKey]rigWindow{}, map[counterKey][]oracle.Train{}
+	var errs []error
 	for i, w := range want {
-		m, err := r.g.windowAt(i)
+		m, err := ebpf.NewMap(w.shared(nil).spec)
 		if err != nil {
-			return err
+			return errors.Join(append(errs, err)...)
 		}
 		r.windows[w.key.counterKey] = rigWindow{w, m}
+		indexes, fds = append(indexes, i), append(fds, uint32(m.FD()))
 	}
-	return nil
+	if len(indexes) > 0 {
+		_, err := r.g.maps[tableWindows].BatchUpdate(indexes, fds, nil)
+		errs = append(errs, err)
+	}
+	for _, w := range old {
+		errs = append(errs, w.m.Close())
+	}
+	return errors.Join(errs...)
 }
 
 // newNumbers gives the plan's headends maps to count in. Whose an index was
@@ -366,16 +380,21 @@ func (r *rig) newWindows(want map[uint32]window) error {
 func (r *rig) newNumbers(want map[uint32]counterKey) error {
 	missing := map[uint32]shared{}
 	for i, k := range want {
+		if r.numbers[i] == nil {
+			missing[i] = k.sharedNumbers()
+		}
+	}
+	if err := r.d.prepareShared(r.g, tableNumbers, missing, stepNumbers); err != nil {
+		return err
+	}
+	for i := range missing {
 		m, err := r.g.sharedAt(tableNumbers, i)
 		if err != nil {
 			return err
 		}
-		if m == nil {
-			missing[i] = k.sharedNumbers()
-		}
-		m.Close()
+		r.numbers[i] = m
 	}
-	return r.d.prepareShared(r.g, tableNumbers, missing, stepNumbers)
+	return nil
 }
 
 // forget makes all windows ones that have seen nothing.
@@ -466,7 +485,11 @@ func (r *rig) put(t table, key, value any) error {
 func (r *rig) setNumbers(n uint64) error {
 	r.number = n
 	for _, h := range r.have.headends {
-		if err := r.resetNumber(h); err != nil {
+		ceiling := uint64(abi.RNDCounterMax)
+		if n == 0 {
+			ceiling = 7
+		}
+		if err := errors.Join(r.resetNumber(h), everyCPU(r.numbers[h.Counter], abi.NumberCeiling, ceiling)); err != nil {
 			return err
 		}
 	}
@@ -486,21 +509,21 @@ func (r *rig) tell(told map[uint32]int) error {
 }
 
 func (r *rig) resetNumber(h headend) error {
-	n := span{r.number - 1, abi.RNDCounterMax}
+	last := r.number - 1
 	if r.number == 0 {
-		n = span{7, 7}
+		last = 7 // as the ceiling is then
 	}
-	return errors.Join(r.g.putNumber(h.Counter, abi.NumberLast, n.start), r.g.putNumber(h.Counter, abi.NumberCeiling, n.ceiling))
+	return everyCPU(r.numbers[h.Counter], abi.NumberLast, last)
 }
 
 // checkNumber: has this headend given out exactly used numbers?
 func (r *rig) checkNumber(h headend, used uint64) error {
-	n, err := r.g.numbersAt(h.Counter, readNumbers)
-	if err != nil {
+	var last []uint64
+	if err := r.numbers[h.Counter].Lookup(uint32(abi.NumberLast), &last); err != nil {
 		return err
 	}
-	if want := r.number - 1 + used; r.number != 0 && n.start != want {
-		return fmt.Errorf("the last number of path 0x%08x is %d, want %d", fromBE32(h.Path), n.start, want)
+	if got, want := slices.Max(last), r.number-1+used; r.number != 0 && got != want {
+		return fmt.Errorf("the last number of path 0x%08x is %d, want %d", fromBE32(h.Path), got, want)
 	}
 	return nil
 }
@@ -517,14 +540,19 @@ func (r *rig) count() (tally, error) {
 		r.refusals = make([]refusal, int(r.g.maps[tableRefusals].MaxEntries())*r.possible)
 		r.each = make([]stats, len(c.stats)*r.possible)
 	}
+	n := len(c.stats)
+	if r.entries > 0 {
+		n = r.entries
+		copy(c.stats[n:], r.last.stats[n:])
+	}
 	err := errors.Join(
-		lookUpAll(r.g.maps[tableRefusals], unsafe.Pointer(unsafe.SliceData(r.refusals))),
-		lookUpAll(r.g.maps[tableStats], unsafe.Pointer(unsafe.SliceData(r.each))))
+		lookUpFirst(r.g.maps[tableRefusals], r.g.maps[tableRefusals].MaxEntries(), unsafe.Pointer(unsafe.SliceData(r.refusals))),
+		lookUpFirst(r.g.maps[tableStats], uint32(n), unsafe.Pointer(unsafe.SliceData(r.each))))
 	for i, x := range r.refusals {
 		c.dropped[i/r.possible] += x.Dropped
 		c.reported[i/r.possible] += x.Reported
 	}
-	for i, x := range r.each {
+	for i, x := range r.each[:n*r.possible] {
 		s := &c.stats[i/r.possible]
 		s.Packets += x.Packets
 		s.Frames += x.Frames
@@ -533,23 +561,23 @@ func (r *rig) count() (tally, error) {
 	return c, err
 }
 
-// lookUpAll reads all values of an array with values per CPU, by one system
-// call and ten times as fast as the library would.
-func lookUpAll(m *ebpf.Map, values unsafe.Pointer) error {
+// lookUpFirst reads the first n values of an array, per CPU if it is such a one, by
+// one system call and ten times as fast as the library would.
+func lookUpFirst(m *ebpf.Map, n uint32, values unsafe.Pointer) error {
 	const lookUpBatch = 24 // BPF_MAP_LOOKUP_BATCH
 	var cursor uint32
-	keys := make([]uint32, m.MaxEntries())
+	keys := make([]uint32, n)
 	attr := struct {
 		in, out, keys, values unsafe.Pointer
 		count, fd             uint32
 		elemFlags, flags      uint64
 	}{
 		out: unsafe.Pointer(&cursor), keys: unsafe.Pointer(unsafe.SliceData(keys)), values: values,
-		count: m.MaxEntries(), fd: uint32(m.FD()),
+		count: n, fd: uint32(m.FD()),
 	}
 	_, _, errno := unix.Syscall(unix.SYS_BPF, lookUpBatch, uintptr(unsafe.Pointer(&attr)), unsafe.Sizeof(attr))
-	if errno != 0 && errno != unix.ENOENT || attr.count != m.MaxEntries() || keys[len(keys)-1] != m.MaxEntries()-1 {
-		return fmt.Errorf("read all %d entries of %s: %d read, %w", m.MaxEntries(), m, attr.count, errno)
+	if errno != 0 && errno != unix.ENOENT || attr.count != n || keys[n-1] != n-1 {
+		return fmt.Errorf("read the first %d entries of %s: %d read, %w", n, m, attr.count, errno)
 	}
 	return nil
 }
@@ -697,7 +725,7 @@ func (r *rig) expect(f frame) (want oracle.Result, passes bool) {
 	if len(f.b) >= srv6.EthernetLen && [6]byte(f.b[:6]) != rigMAC {
 		return oracle.Result{}, true // the kernel's matter
 	}
-	a := oracle.Arrival{Frame: f.b, Number: r.number, Interface: model.Interface{Name: f.port, Role: model.RoleEdge}}
+	a := oracle.Arrival{Frame: f.b, Number: r.number, CPU: r.spec.cpu, Interface: model.Interface{Name: f.port, Role: model.RoleEdge}}
 	switch f.port {
 	case portCore:
 		a.Interface.Role = model.RoleCore
@@ -857,20 +885,19 @@ type seen struct {
 	tc   outcome
 	xdp  uint32 // verdict, if it had a say
 	took bool   // XDP did the whole job
+
+	moved moved // what both together must have counted
 }
 
 // check gives the frame to TC and, if it is no super-packet, to XDP with what TC
 // has learned, and compares what they do with what the oracle says: verdict,
 // bytes, counters. XDP may also pass it on, as if nothing had happened. Where
-// each is false, the counters are looked at once, after both: half the cost.
+// each is false, the caller looks at the counters.
 func (r *rig) check(f frame, labels *oracle.Labels, each bool) (s seen, err error) {
 	want, foreign := r.expect(f)
 	s.want = want
 	defer func() {
-		if err != nil {
-			err = fmt.Errorf("%w\non %s of %s, GSO size %d, segments %d, number %d, came:\n%s\nthe oracle says %s %s, reported %v, visits %+v",
-				err, f.port, r.spec.name, f.gsoSize, f.gsoSegs, r.number, layers(f.b), want.Verdict, want.Reason, want.Reported, want.Visits)
-		}
+		err = r.describe(err, f, want)
 	}()
 	wantMoved, err := r.wantMoved(f, want)
 	if err != nil {
@@ -921,10 +948,17 @@ func (r *rig) check(f frame, labels *oracle.Labels, each bool) (s seen, err erro
 			wantMoved = wantMoved.twice()
 		}
 	}
-	if each {
-		return s, nil
+	s.moved = wantMoved
+	return s, nil
+}
+
+// describe tells of what frame an error is; nil: of none.
+func (r *rig) describe(err error, f frame, want oracle.Result) error {
+	if err == nil {
+		return nil
 	}
-	return s, r.checkMoved("TC and XDP", wantMoved)
+	return fmt.Errorf("%w\non %s of %s, CPU %d, GSO size %d, segments %d, number %d, came:\n%s\nthe oracle says %s %s, reported %v, visits %+v",
+		err, f.port, r.spec.name, r.spec.cpu, f.gsoSize, f.gsoSegs, r.number, layers(f.b), want.Verdict, want.Reason, want.Reported, want.Visits)
 }
 
 // truncated: without a whole IP header. The kernel takes no such frame for a test
@@ -1044,6 +1078,9 @@ func (r *rig) checkMoved(who string, want moved) error {
 	got, err := r.counted()
 	if err != nil {
 		return err
+	}
+	for _, reasons := range [][]string{got.dropped, got.reported, want.dropped, want.reported} {
+		slices.Sort(reasons)
 	}
 	if !slices.Equal(got.dropped, want.dropped) || !slices.Equal(got.reported, want.reported) || !maps.Equal(got.stats, want.stats) {
 		return fmt.Errorf("%s counted %+v, want %+v", who, got, want)

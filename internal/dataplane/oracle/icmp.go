@@ -36,8 +36,9 @@ func (p *packet) answer(r Reason, at int, e icmp) Result {
 		res := p.drop(r)
 		lies := p.arrival.Frames <= 1 && ipv4(p.b).totalLength() < srv6.IPv4Len
 		about := ipv4(p.b)
+		about = about.unpadded(p.arrival.Frames > 1)
 		if n := p.teller(about); !lies && n.mayAnswerIPv4(about) {
-			res.Error = e.aboutIPv4(about, n, p.arrival.Frames > 1)
+			res.Error = e.aboutIPv4(about, n)
 		}
 		return res
 	}
@@ -176,13 +177,18 @@ func (n Node) mayAnswerIPv4(about ipv4) bool {
 	return about[9] != icmp4Protocol || kind != 3 && kind != 4 && kind != 5 && kind != 11 && kind != 12
 }
 
-// aboutIPv4 is the same message for a sender of IPv4.
-func (e icmp) aboutIPv4(packet ipv4, n Node, super bool) []byte {
-	length := len(packet)
-	if l := packet.totalLength(); l < length && !super {
-		length = l
+// unpadded is the packet without what Ethernet has padded it with. A super-packet
+// may be longer than its header can tell.
+func (b ipv4) unpadded(super bool) ipv4 {
+	if l := b.totalLength(); l < len(b) && l >= srv6.IPv4Len && !super {
+		return b[:l]
 	}
-	quoted := packet[:min(length, icmp4MessageMax-srv6.IPv4Len-icmpHeaderLen)]
+	return b
+}
+
+// aboutIPv4 is the same message for a sender of IPv4.
+func (e icmp) aboutIPv4(packet ipv4, n Node) []byte {
+	quoted := packet[:min(len(packet), icmp4MessageMax-srv6.IPv4Len-icmpHeaderLen)]
 	from := dummyIPv4
 	for _, a := range n.Own {
 		if a.Is4() {

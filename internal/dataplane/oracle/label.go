@@ -30,13 +30,16 @@ func (l *Labels) Check(sent []byte) error {
 		return err
 	}
 	f := flow{source: inner.Source, destination: inner.Destination, protocol: inner.NextHeader}
-	const tcp, udp = 6, 17
-	if !inner.Fragment && (f.protocol == tcp || f.protocol == udp) && len(payload) >= 4 {
-		f.ports = binary.BigEndian.Uint32(payload)
-	}
 	label := p.Header.FlowLabel
 	if label == 0 {
 		return fmt.Errorf("a headend sent a packet of %s to %s with flow label 0", f.source, f.destination)
+	}
+	const tcp, udp = 6, 17
+	if !inner.Fragment && (f.protocol == tcp || f.protocol == udp) {
+		if len(payload) < 4 {
+			return nil // no packet of a flow; behind its end may have been other bytes
+		}
+		f.ports = binary.BigEndian.Uint32(payload)
 	}
 	if l.of == nil {
 		l.of = make(map[flow]uint32)
