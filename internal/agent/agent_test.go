@@ -63,7 +63,7 @@ func newBed(t *testing.T) *bed {
 	dir := t.TempDir()
 	b := &bed{T: t, net: open(), peer: open(), log: newLogWatch(t)}
 	b.cfg = Config{
-		PlanFile: filepath.Join(dir, "plan", "r1.json"), Instance: "test-" + strings.ToLower(rand.Text()[:10]),
+		PlanFile: filepath.Join(dir, "plan", "r1.json"), Instance: fmt.Sprintf("test-%d-%s", os.Getpid(), strings.ToLower(rand.Text()[:10])),
 		RunDir: filepath.Join(dir, "run"), StateDir: filepath.Join(dir, "state"),
 		Log: slog.New(b.log), Net: b.net,
 	}

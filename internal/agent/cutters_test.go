@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
+	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -59,7 +60,7 @@ func TestCuttersComeAndGoWithFunctions(t *testing.T) {
 	}
 	dir := t.TempDir()
 	cfg := Config{
-		PlanFile: filepath.Join(dir, "plan.json"), Instance: "test-" + strings.ToLower(rand.Text()[:10]),
+		PlanFile: filepath.Join(dir, "plan.json"), Instance: fmt.Sprintf("test-%d-%s", os.Getpid(), strings.ToLower(rand.Text()[:10])),
 		RunDir: dir, StateDir: dir, Net: n, Log: slog.New(slog.NewTextHandler(t.Output(), nil)),
 	}
 	write := func(functions bool) {

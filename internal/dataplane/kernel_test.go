@@ -2,7 +2,6 @@ package dataplane
 
 import (
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -62,7 +61,7 @@ func newLonelyBed(t *testing.T) *bed {
 	}
 	t.Cleanup(func() { n.Close() })
 	b := &bed{T: t, net: n, cfg: Config{
-		Instance: "test-" + strings.ToLower(rand.Text()[:10]), StateDir: t.TempDir(),
+		Instance: testInstance(), StateDir: t.TempDir(),
 		Log: slog.New(slog.NewTextHandler(t.Output(), nil)),
 	}}
 	b.cfg.Devices = func(name string) (Device, error) {
