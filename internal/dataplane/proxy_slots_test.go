@@ -1,0 +1,177 @@
+package dataplane
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"sync/atomic"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
+
+	"github.com/waystamp/waystamp/internal/abi"
+	"github.com/waystamp/waystamp/internal/model"
+)
+
+// byMark is a program that makes skb->mark its tc_index, which a test run cannot
+// set, and calls p.
+func byMark(t *testing.T, p *ebpf.Program) *ebpf.Program {
+	t.Helper()
+	calls, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.ProgramArray, KeySize: 4, ValueSize: 4, MaxEntries: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { calls.Close() })
+	const mark = 8 // in struct __sk_buff
+	before, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+		Type: ebpf.SchedCLS, License: "Dual BSD/GPL",
+		Instructions: asm.Instructions{
+			asm.LoadMem(asm.R2, asm.R1, mark, asm.Word),
+			asm.StoreMem(asm.R1, tcIndex, asm.R2, asm.Word),
+			asm.Mov.Imm(asm.R2, 0),
+			asm.StoreMem(asm.R1, mark, asm.R2, asm.Word),
+			asm.LoadMapPtr(asm.R2, calls.FD()),
+			asm.Mov.Imm(asm.R3, 0),
+			asm.FnTailCall.Call(),
+			asm.Mov.Imm(asm.R0, 77), // the call failed
+			asm.Return(),
+		},
+	})
+	if err != nil {
+		t.Fatalf("load a program that calls another: %v", err)
+	}
+	t.Cleanup(func() { before.Close() })
+	if err := calls.Put(uint32(0), p); err != nil {
+		t.Fatal(err)
+	}
+	return before
+}
+
+// testRun is what BPF_PROG_TEST_RUN takes (linux/bpf.h): made once and given to
+// the kernel again and again, since who shall run at the same time must start at
+// the same time.
+type testRun struct {
+	program, verdict     uint32
+	size, sizeOut        uint32
+	data, out            unsafe.Pointer
+	repeat, duration     uint32
+	contextSize, _       uint32
+	context, _           unsafe.Pointer
+	flags, cpu, batch, _ uint32
+}
+
+func (r *testRun) run(room uint32) error {
+	const progTestRun = 10
+	r.sizeOut = room
+	if _, _, errno := unix.RawSyscall(unix.SYS_BPF, progTestRun, uintptr(unsafe.Pointer(r)), unsafe.Sizeof(*r)); errno != 0 {
+		return fmt.Errorf("run a program: %w", errno)
+	}
+	return nil
+}
+
+// Two copies of a packet come back on two CPUs at the same moment: one of them
+// gets the header, and the other is refused. Between a look at the slot and its
+// being taken lie a few nanoseconds, so one CPU starts a little later each time.
+//
+// The other side, a slot that is given to the next packet while its own comes
+// back, cannot be shown like this: both sides read a clock of milliseconds, and
+// only a packet that read it before a tick, and takes the slot after it, would meet
+// who read it after.
+func TestCopiesThatComeBackAtOnceGetOneHeader(t *testing.T) {
+	n := proxyNode()
+	n.Proxies[0].Recognise, n.Proxies[0].Segments = model.RecogniseMetadata, model.SegmentsKeep
+	n.Proxies[0].Cache, n.Proxies[0].Lifetime = 1, time.Hour
+	r := newProxyRun(t, n)
+	program := byMark(t, r.d.gen.programs[progFunctionTC])
+	r.in(1, udp(1))
+	slots := r.d.gen.maps[tableSlots]
+	var index, i uint32
+	var kept, c cached
+	it := slots.Iterate()
+	for it.Next(&i, &c) {
+		if c.Expires > 1 {
+			index, kept = i, c
+		}
+	}
+	r.must(it.Err())
+	if index == 0 {
+		t.Fatal("no slot has the header")
+	}
+
+	const rounds, room = 5000, 512
+	var arrived, won, refused, both atomic.Int64
+	meet := func(at int64) {
+		arrived.Add(1)
+		for spins := 1; arrived.Load() < at; spins++ {
+			if spins%1000 == 0 { // others want the CPU, or there is only one
+				unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
+			}
+		}
+	}
+	var g errgroup.Group
+	for cpu := range 2 {
+		g.Go(func() error {
+			return r.do(func() (err error) {
+				var one, all unix.CPUSet
+				if err := unix.SchedGetaffinity(0, &all); err != nil {
+					return err
+				}
+				one.Set(cpu % runtime.NumCPU())
+				if err := unix.SchedSetaffinity(0, &one); err != nil {
+					return err
+				}
+				defer func() { err = errors.Join(err, unix.SchedSetaffinity(0, &all)) }()
+				mac := r.macs["from"]
+				frame, out := slices.Clone(ether(udp(1))), make([]byte, room)
+				copy(frame, mac[:])
+				context := skb{Mark: index, Ifindex: r.index["from"]}
+				x := testRun{
+					program: uint32(program.FD()), size: uint32(len(frame)), data: unsafe.Pointer(&frame[0]), out: unsafe.Pointer(&out[0]),
+					contextSize: uint32(unsafe.Sizeof(context)), context: unsafe.Pointer(&context),
+				}
+				before := int64(0)
+				for round := range int64(rounds) {
+					if cpu == 0 {
+						before = won.Load()
+						if err := slots.Put(index, kept); err != nil {
+							return err
+						}
+					}
+					meet(4*round + 2)
+					for wait := (round / 2) % 256 * int64(cpu^int(round&1)); wait > 0; wait-- {
+						_ = arrived.Load()
+					}
+					if err := x.run(room); err != nil {
+						return err
+					}
+					if x.verdict == verdictRedirect {
+						won.Add(1)
+					} else {
+						refused.Add(1)
+					}
+					meet(4*round + 4)
+					if cpu == 0 && won.Load() == before+2 {
+						both.Add(1)
+					}
+				}
+				return nil
+			})
+		})
+	}
+	r.must(g.Wait())
+	if won.Load() != rounds || refused.Load() != rounds {
+		t.Errorf("of %d pairs %d packets got the header and %d did not; %d times both did", rounds, won.Load(), refused.Load(), both.Load())
+	}
+	if f := r.function("fw"); f.TxSuccess != rounds || f.TxNotCached != rounds {
+		t.Errorf("%+v after %d pairs", f, rounds)
+	}
+	if got := r.refusals()[abi.ReasonNotCached]; got != rounds {
+		t.Errorf("%d packets were refused for %s, want %d", got, abi.ReasonNotCached, rounds)
+	}
+}
