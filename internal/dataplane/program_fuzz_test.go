@@ -852,7 +852,6 @@ func (c fuzzCount) judge(t *testing.T) {
 	for _, x := range append(oracle.Reasons(), "PUSH_FAILED", "STRIP_FAILED") {
 		switch x {
 		case oracle.Truncated, oracle.EdgeTruncated, oracle.LeaveTruncated, oracle.TrainTooBig, oracle.NoLane: // not in a test run; see the tests of reasons
-		case oracle.OutsideError, oracle.OuterFragment: // drawn too seldom to count on; see the tests of reasons
 		default:
 			if c.reasons[x] == 0 {
 				t.Errorf("no packet of %d was refused for %s", c.packets, x)
