@@ -8,7 +8,7 @@
 #include "lib/local_out.h"
 #include "lib/own_tc.h"
 #include "lib/pull.h"
-#include "lib/rules.h"
+#include "lib/tuple.h"
 
 static __always_inline bool own_is_asked_for(void)
 {

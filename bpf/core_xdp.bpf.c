@@ -12,6 +12,7 @@
 #include "lib/flow.h"
 #include "lib/inner.h"
 #include "lib/nexthop_xdp.h"
+#include "lib/rules.h"
 #include "lib/stats.h"
 
 /* From the frame to the entry for its SID, path and epoch; false: not for XDP. */
@@ -76,9 +77,6 @@ static __always_inline int deliver_xdp(ctx_t *ctx, const struct endpoint *ep,
 	__be32 path;
 	long rc;
 
-	/* XDP's redirects meet no program at the edge's egress, which looks for
-	 * an SRH.
-	 */
 	if (inner_find(ep, is_ip4, &inner))
 		return CTX_PASS;
 	c = (struct cursor){ inner.hdr + inner_header(is_ip4), ep->end };
@@ -86,11 +84,19 @@ static __always_inline int deliver_xdp(ctx_t *ctx, const struct endpoint *ep,
 	n = nexthop_inner(stats, &key, node->ways);
 	if (!nexthop_takes(n, len))
 		return CTX_PASS;
-	/* What the guard has said of this destination holds as long as the way. */
+	/* What the guard has said of this destination holds as long as the way,
+	 * where no rule says more.
+	 */
 	path = n->path;
-	if (!path)
+	if (node->rules)
+		path = ws_rules_find(ctx, sizeof(*eth) + outer, WS_RULE_REQUIRE,
+				     is_ip4, ep->tlv->path);
+	else if (!path)
 		path = inner_guard(&inner);
-	if (inner_check(ep, &inner, path) ||
+	/* XDP's redirects meet no program at the edge's egress, which looks for
+	 * an SRH.
+	 */
+	if (path == RULE_UNREAD || inner_check(ep, &inner, path) ||
 	    (!is_ip4 && ip6_has_extension(inner.hdr)) ||
 	    inner_hops(&inner) <= 1)
 		return CTX_PASS;
@@ -124,7 +130,7 @@ static __always_inline int dt46_xdp(ctx_t *ctx, const struct endpoint *ep,
 	enum ws_reason r;
 	bool report;
 
-	if (segments_remain(ep) || node->rules)
+	if (segments_remain(ep))
 		return CTX_PASS;
 	e = egress_find(ep);
 	if (!e)

@@ -8,7 +8,7 @@
 #include "lib/frame.h"
 #include "lib/headend_tc.h"
 #include "lib/owner.h"
-#include "lib/rules.h"
+#include "lib/rules_tc.h"
 
 /* A packet that a path takes. IPv4 has a check before it, after which it must be
  * found again.
@@ -67,7 +67,7 @@ int ws_edge_tc(struct __sk_buff *skb)
 		return unarmed(skb, !ws_is_local(skb, in.is_ip4));
 
 	a = inner_addrs(&in);
-	m = ruled(skb, sizeof(*eth), in.is_ip4, RULE_STEER, classify(&a));
+	m = ruled(skb, sizeof(*eth), in.is_ip4, WS_RULE_STEER, classify(&a));
 	if (is_local(skb, &m, in.is_ip4))
 		return CTX_PASS;
 	if (m.action != WS_MATCH_PATH || inner_is_unsteered(&in))

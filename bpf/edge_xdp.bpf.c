@@ -10,6 +10,7 @@
 #include "lib/icmp.h"
 #include "lib/inner.h"
 #include "lib/nexthop_xdp.h"
+#include "lib/rules.h"
 #include "lib/stats.h"
 
 /* Pieces of a segment's size in every outer header, behind its first 8 bytes. */
@@ -117,6 +118,22 @@ static __always_inline int headend_xdp(ctx_t *ctx, struct cursor c,
 	return nexthop_take(eth, n, false);
 }
 
+/* The headend that takes the packet, in m->target; false: XDP finds none. */
+static __always_inline bool ruled_xdp(ctx_t *ctx, bool is_ip4,
+				      struct ws_match *m)
+{
+	__u32 target = 0;
+
+	if (rules_are_there())
+		target = ws_rules_find(ctx, sizeof(struct eth_hdr),
+				       WS_RULE_STEER, is_ip4, 0);
+	if (target == RULE_UNREAD)
+		return false;
+	if (target)
+		m->target = target - 1;
+	return target || m->action == WS_MATCH_PATH;
+}
+
 /* c: behind the Ethernet header. is_ip4 is known when it is compiled. */
 static __always_inline int enter_xdp(ctx_t *ctx, struct cursor c, bool is_ip4)
 {
@@ -137,11 +154,11 @@ static __always_inline int enter_xdp(ctx_t *ctx, struct cursor c, bool is_ip4)
 	if (!is_ip4 && ip6->nexthdr == NEXTHDR_ICMP6 && !icmp6_informs(c))
 		return CTX_PASS;
 	node = node_armed();
-	if (!node || node->rules)
+	if (!node)
 		return CTX_PASS;
 	a = inner_addrs(&in);
 	m = classify(&a);
-	if (m.local || m.action != WS_MATCH_PATH)
+	if (m.local || !ruled_xdp(ctx, is_ip4, &m))
 		return CTX_PASS;
 	return headend_xdp(ctx, c, &in, m.target, node);
 }

@@ -7,6 +7,7 @@
 #include <waystamp/abi.h>
 #include "icmp.h"
 #include "siphash.h"
+#include "tuple.h"
 
 /* A question to the table of headers (cache.h). Times are in ns. */
 struct cache_ask {
@@ -41,6 +42,10 @@ struct frames {
 	__u32 count;
 };
 
+struct rules_fit {
+	__u64 word[WS_RULE_WORDS];
+};
+
 struct bench {
 	union {
 		/* Where an error is put together. */
@@ -51,4 +56,11 @@ struct bench {
 	/* The way of a packet while it is made ready for it. */
 	struct bpf_fib_lookup way;
 	struct bpf_redir_neigh nh;
+	/* What rules look at, and the rules that it fits; see rules.h. */
+	struct tuple tuple;
+	__u32 dscp;
+	struct rules_fit fit;
+	struct rules_fit marked;
+	struct ws_dst_key dst;
+	struct ws_src_key src;
 };

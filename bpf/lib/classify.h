@@ -59,6 +59,17 @@ static __always_inline __be32 guard_by_destination(const __be64 *dst)
 	return m && m->action == WS_MATCH_PATH ? m->target : 0;
 }
 
+/* The path that chains that end here require of an inner packet, by prefixes; 0:
+ * none.
+ */
+static __always_inline __be32 inner_guard(const struct inner *in)
+{
+	struct addrs a = inner_addrs(in);
+	struct ws_match m = guard(&a);
+
+	return m.action == WS_MATCH_PATH ? m.target : 0;
+}
+
 /* What must pass a local function of this node: target is its proxy. */
 static __always_inline struct ws_match local_guard(const struct addrs *a)
 {

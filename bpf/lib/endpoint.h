@@ -246,17 +246,6 @@ static __always_inline enum ws_reason inner_find(const struct endpoint *ep,
 	return WS_REASON_NONE;
 }
 
-/* The path that chains that end here require of an inner packet, by prefixes; 0:
- * none.
- */
-static __always_inline __be32 inner_guard(const struct inner *in)
-{
-	struct addrs a = inner_addrs(in);
-	struct ws_match m = guard(&a);
-
-	return m.action == WS_MATCH_PATH ? m.target : 0;
-}
-
 /* Addresses that no headend takes packets from or to, so that none has sent this. */
 static __always_inline bool inner_is_strange(const struct inner *in)
 {

@@ -11,7 +11,7 @@
 #include "proxy_in.h"
 #include "pull.h"
 #include "refuse.h"
-#include "rules.h"
+#include "rules_tc.h"
 #include "srh.h"
 #include "stats.h"
 #include "strip.h"
@@ -150,22 +150,6 @@ static __always_inline int end_tc(struct __sk_buff *skb, struct endpoint *ep,
 		       step_leave(LEAVE_FORWARD, ep->hop->stats);
 }
 
-/* The path that the inner packet at off with the proof of a path requires, by
- * prefixes and by rules; 0: none. A function of its own for the sake of the stack.
- */
-__noinline __u32 ws_required(struct __sk_buff *skb, __u32 off, int is_ip4,
-			     __u32 proven)
-{
-	struct cursor c = ctx_cursor(skb);
-	struct inner in;
-
-	barrier_var(off);
-	c.pos += off & 1023;
-	if (!inner_take(&c, is_ip4, &in))
-		return 0;
-	return ruled_path(skb, off, is_ip4, inner_guard(&in), proven);
-}
-
 /* End.DT46 (RFC 8986 4.8) behind the verdict. */
 static __always_inline int dt46_tc(struct __sk_buff *skb, struct endpoint *ep)
 {
@@ -198,10 +182,11 @@ static __always_inline int dt46_tc(struct __sk_buff *skb, struct endpoint *ep)
 	r = inner_find(ep, endpoint_has_ip4(ep), &inner);
 	if (!r)
 		r = inner_check(ep, &inner,
-				ws_required(skb,
-					    sizeof(struct eth_hdr) +
-						    endpoint_outer_len(ep),
-					    inner.is_ip4, ep->tlv->path));
+				ws_rules_find(skb,
+					      sizeof(struct eth_hdr) +
+						      endpoint_outer_len(ep),
+					      WS_RULE_REQUIRE, inner.is_ip4,
+					      ep->tlv->path));
 	if (r)
 		return endpoint_refuse(skb, ep, r);
 

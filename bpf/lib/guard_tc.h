@@ -9,7 +9,7 @@
 #include "inner.h"
 #include "net.h"
 #include "refuse.h"
-#include "rules.h"
+#include "rules_tc.h"
 
 /* Extension headers that are looked through for an SRH. */
 #define EXTENSIONS_MAX 4
@@ -93,7 +93,7 @@ static __always_inline int guard_plain(struct __sk_buff *skb,
 {
 	struct addrs a = inner_addrs(in);
 	struct ws_match m = ruled(skb, sizeof(struct eth_hdr), in->is_ip4,
-				  RULE_SUSPECT, guard(&a));
+				  WS_RULE_SUSPECT, guard(&a));
 
 	if (m.action == WS_MATCH_PATH && !is_local(skb, &m, in->is_ip4))
 		return ws_refuse(skb, WS_REASON_UNPROVEN, 0);

@@ -14,7 +14,7 @@
 #include "net.h"
 #include "own.h"
 #include "refuse.h"
-#include "rules.h"
+#include "rules_tc.h"
 
 /* Nothing encapsulated leaves; the SIDs of a domain are its own matter (RFC 8754
  * 5.1 and 7.2).
@@ -40,7 +40,7 @@ static __always_inline int leave_plain(struct __sk_buff *skb,
 
 	if (inner_to_is_never_forwarded(in))
 		return CTX_PASS;
-	return ruled(skb, sizeof(struct eth_hdr), in->is_ip4, RULE_SUSPECT,
+	return ruled(skb, sizeof(struct eth_hdr), in->is_ip4, WS_RULE_SUSPECT,
 		     guard(&a))
 				       .action == WS_MATCH_PATH ?
 		       ws_refuse(skb, WS_REASON_UNVERIFIED, 0) :

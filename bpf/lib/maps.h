@@ -171,15 +171,23 @@ struct {
 	__uint(max_entries, WS_CHAINS_MAX);
 } ws_match_src SEC(".maps"), ws_guard_src SEC(".maps");
 
-/* 25 KB. Not an array, since a hash table's entry is replaced as a whole: no
- * packet meets half of the old rules and half of the new.
+/* One entry, of 128 KB. */
+struct ws_rules_map {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	/* Of a map in a map the compiler would forget what is in its type. */
+	__uint(value_size, sizeof(struct ws_ruleset));
+	__uint(max_entries, 1);
+};
+
+/* A map of maps, so that no packet meets half of the old rules and half of the
+ * new.
  */
 struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
 	__type(key, __u32);
-	__type(value, struct ws_ruleset);
 	__uint(max_entries, 1);
+	__array(values, struct ws_rules_map);
 } ws_rules SEC(".maps");
 
 struct {

@@ -57,7 +57,64 @@ static __always_inline bool own_is_left(struct __sk_buff *skb, struct cursor c,
 			       is_discovery(ip6, c) || has_srh(skb, ip6));
 }
 
-/* ws_rule.steer of the path that takes the packet; 0: none does, and the kernel
+/* The marks under one mask, which is the n-th: the packet's, if it is one of them. */
+static __noinline void fit_masked(const struct ws_ruleset *set, struct bench *b,
+				  __u32 n, __u32 mark)
+{
+	const struct ws_rule_mask *m = &set->mask[n & (WS_RULES_MAX - 1)];
+	__u32 want = mark & m->mask, low = m->first, left = m->count;
+
+	/* The last that is not above. */
+	for (__u32 i = 0; i < CUT_STEPS && left > 1; i++) {
+		__u32 half = left / 2;
+
+		if (set->marks[(low + half) & (WS_RULES_MAX - 1)] <= want) {
+			low += half;
+			left -= half;
+		} else {
+			left = half;
+		}
+	}
+	low &= WS_RULES_MAX - 1;
+	if (set->marks[low] == want)
+		fit_or(&b->marked, set->marked[low]);
+}
+
+struct mark_walk {
+	const struct ws_ruleset *set;
+	__u32 mark;
+};
+
+static long mark_step(__u64 n, struct mark_walk *w)
+{
+	struct bench *b = bench();
+
+	if (b)
+		fit_masked(w->set, b, n, w->mark);
+	return 0;
+}
+
+/* ws_ruleset.steer of the first rule that fits a packet that leaves, with the mark
+ * that it has now; 0: none does.
+ */
+__noinline __u32 ws_rules_leave(struct __sk_buff *skb, int is_ip4)
+{
+	struct mark_walk w = { .set = rules_set(), .mark = skb->mark };
+	struct bench *b = bench();
+
+	if (!w.set || !b ||
+	    rules_fit(skb, b, w.set, sizeof(struct eth_hdr), WS_RULE_LEAVE,
+		      is_ip4, 0) != 1)
+		return 0;
+	__builtin_memcpy(&b->marked, w.set->any_mark, sizeof(b->marked));
+	bpf_loop(w.set->masks, mark_step, &w, 0);
+	fit_and(&b->fit, b->marked.word);
+	if (fit_is_empty(&b->fit))
+		return 0;
+	return w.set->steer[fit_first(&b->fit) & (WS_RULES_MAX - 1)];
+}
+
+/* ws_ruleset.steer of the path that takes the packet; 0: none does, and the kernel
  * sends it as it is.
  */
 static __always_inline __u32 own_path(struct __sk_buff *skb,
@@ -71,13 +128,12 @@ static __always_inline __u32 own_path(struct __sk_buff *skb,
 	if (is_local(skb, &m, in->is_ip4))
 		return 0;
 	if (rules_are_there())
-		found = ws_rules_find(skb, sizeof(struct eth_hdr), RULE_LEAVE,
-				      in->is_ip4, 0);
-	if (found & RULE_BY_MARK)
-		return found & RULE_TARGET;
-	if (!is_own(skb, in) || (is_control(in) && !(found & RULE_BY_DSCP)))
+		found = ws_rules_leave(skb, in->is_ip4);
+	if (found & WS_RULE_BY_MARK)
+		return found & WS_RULE_TARGET;
+	if (!is_own(skb, in) || (is_control(in) && !(found & WS_RULE_BY_DSCP)))
 		return 0;
-	found &= RULE_TARGET;
+	found &= WS_RULE_TARGET;
 	if (!found && m.action == WS_MATCH_PATH)
 		found = m.target + 1;
 	h = found ? headend_find(found - 1) : NULL;

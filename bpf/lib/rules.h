@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Which path a packet belongs to, by an ordered list of rules with protocol,
- * ports, DSCP and mark. The same at the headend and at the guard, but for marks,
- * which nobody sees at another node. TC only: XDP leaves packets to TC while there
- * are such rules.
+/* Which path a packet belongs to, by rules with protocol, ports, DSCP and mark, in
+ * the order of their priorities. The same at the headend and at the guard, but for
+ * marks, which nobody sees at another node. What it costs depends little on how
+ * many rules there are.
  */
 #pragma once
 
@@ -11,185 +11,281 @@
 #include "inner.h"
 #include "maps.h"
 #include "net.h"
-#include "pull.h"
 #include "tuple.h"
 
-enum rule_use {
-	RULE_STEER, /* which headend takes the packet */
-	RULE_REQUIRE, /* which path a packet must have a proof of */
-	/* Whether a packet without proof may be one that needs it. Of a fragment,
-	 * or of what cannot be read, nobody knows the ports: all count.
-	 */
-	RULE_SUSPECT,
-	RULE_LEAVE, /* which headend takes a packet that leaves, with its mark */
-};
-
-/* What ws_rules_find says of a rule by RULE_LEAVE, beside ws_rule.steer. */
-#define RULE_BY_MARK (1U << 31)
-#define RULE_BY_DSCP (1U << 30)
-#define RULE_TARGET (RULE_BY_DSCP - 1)
-
-struct rule_walk {
-	const struct ws_ruleset *set;
-	struct tuple t;
-	__u32 use; /* enum rule_use */
-	__u32 found;
-	__u32 mark; /* RULE_LEAVE: the packet's */
-	__be32 proven; /* RULE_REQUIRE: the path of the proof that it has */
-	__u8 dscp;
-	__u8 partial; /* 1: t has nothing but the addresses */
-	__u8 is_ip4;
-};
-
-static __always_inline bool addr_matches(const __be64 *a, const __be64 *prefix,
-					 const __be64 *mask)
-{
-	return !(((a[0] ^ prefix[0]) & mask[0]) |
-		 ((a[1] ^ prefix[1]) & mask[1]));
-}
-
-static __always_inline bool port_matches(__be16 port, const __u16 *range)
-{
-	__u16 p = bpf_ntohs(port);
-
-	return p >= range[0] && p <= range[1];
-}
-
-static __always_inline bool rule_matches(const struct ws_rule *r,
-					 const struct rule_walk *w)
-{
-	bool suspect = w->use == RULE_SUSPECT;
-
-	if (r->is_ip4 != w->is_ip4)
-		return false;
-	if (!addr_matches(w->t.dst, r->dst, r->dst_mask) ||
-	    !addr_matches(w->t.src, r->src, r->src_mask))
-		return false;
-	if (r->dscp != WS_DSCP_ANY && r->dscp != w->dscp)
-		return false;
-	if (w->partial)
-		return suspect || !r->protocol;
-	if (r->protocol && r->protocol != w->t.protocol)
-		return false;
-	if (w->t.fragment && suspect)
-		return true;
-	return port_matches(w->t.sport, r->sport) &&
-	       port_matches(w->t.dport, r->dport);
-}
-
-/* A mark counts at the headend, for what leaves. What came with the proof of a
- * path by mark had it; of what came without, nobody knows.
+/* What XDP returns for a packet that is not whole in its first buffer: TC has to
+ * look at it.
  */
-static __always_inline bool mark_matches(const struct ws_rule *r,
-					 const struct rule_walk *w)
+#define RULE_UNREAD (~0U)
+
+static __always_inline void fit_and(struct rules_fit *f, const __u64 *with)
 {
-	if (!r->mark_mask)
-		return true;
-	if (w->use == RULE_LEAVE)
-		return (w->mark & r->mark_mask) == r->mark;
-	return w->use == RULE_REQUIRE && r->require == w->proven;
+	for (__u32 i = 0; i < WS_RULE_WORDS; i++)
+		f->word[i] &= with[i];
 }
 
-/* One rule. Returns 1 to end the walk. */
-static long rule_step(__u64 i, struct rule_walk *w)
+static __always_inline void fit_or(struct rules_fit *f, const __u64 *with)
 {
-	const struct ws_rule *r = &w->set->rule[i & (WS_RULES_MAX - 1)];
-	bool leaves = w->use == RULE_LEAVE;
-	__u32 target = leaves || w->use == RULE_STEER ? r->steer : r->require;
+	for (__u32 i = 0; i < WS_RULE_WORDS; i++)
+		f->word[i] |= with[i];
+}
 
-	if (!target || !mark_matches(r, w) || !rule_matches(r, w))
-		return 0;
-	w->found = target;
-	if (leaves && r->mark_mask)
-		w->found |= RULE_BY_MARK;
-	if (leaves && r->dscp != WS_DSCP_ANY)
-		w->found |= RULE_BY_DSCP;
-	return 1;
+static __always_inline bool fit_is_empty(const struct rules_fit *f)
+{
+	__u64 any = 0;
+
+	for (__u32 i = 0; i < WS_RULE_WORDS; i++)
+		any |= f->word[i];
+	return !any;
+}
+
+/* By the lowest bit times a de Bruijn number (B(2, 6), 0x03f79d71b4cb0a89). */
+static const __u8 lowest_bit[64] = {
+	0,  1,	48, 2,	57, 49, 28, 3,	61, 58, 50, 42, 38, 29, 17, 4,
+	62, 55, 59, 36, 53, 51, 43, 22, 45, 39, 33, 30, 24, 18, 12, 5,
+	63, 47, 56, 27, 60, 41, 37, 16, 54, 35, 52, 21, 44, 32, 23, 11,
+	46, 26, 40, 15, 34, 20, 31, 10, 25, 14, 19, 9,	13, 8,	7,  6,
+};
+
+/* The first rule in f, which is not empty. */
+static __always_inline __u32 fit_first(const struct rules_fit *f)
+{
+	__u64 word = f->word[WS_RULE_WORDS - 1];
+	__u32 base = 64 * (WS_RULE_WORDS - 1);
+
+	for (__u32 i = WS_RULE_WORDS - 1; i > 0; i--) {
+		if (f->word[i - 1]) {
+			word = f->word[i - 1];
+			base = 64 * (i - 1);
+		}
+	}
+	word &= -word;
+	return base + (lowest_bit[word * 0x03f79d71b4cb0a89ULL >> 58] & 63);
+}
+
+/* Steps that find one of 512; the 513th is looked at by itself. */
+#define CUT_STEPS 9
+#define CUT_LAST (1U << CUT_STEPS)
+_Static_assert(CUT_LAST == WS_RULE_CUTS - 1, "a step is missing");
+
+static __always_inline bool addr_is_from(const struct ws_rule_addrs *a, __u32 i,
+					 __u64 hi, __u64 lo)
+{
+	return hi > a->from[i][0] ||
+	       (hi == a->from[i][0] && lo >= a->from[i][1]);
+}
+
+/* Which range an address is in. start is 0, which the verifier does not know:
+ * else it would follow each way through the steps by itself.
+ */
+static __noinline __u32 rule_addr_cut(const struct ws_rule_addrs *a, __u64 hi,
+				      __u64 lo)
+{
+	__u32 i = a->start & (CUT_LAST - 1), first = a->step;
+
+	for (__u32 step = CUT_LAST / 2; step; step /= 2) {
+		__u32 next = (i + step) & (CUT_LAST - 1);
+
+		if (step <= first && addr_is_from(a, next, hi, lo))
+			i = next;
+	}
+	if (i == CUT_LAST - 1 && addr_is_from(a, CUT_LAST, hi, lo))
+		i = CUT_LAST;
+	return i;
+}
+
+static __noinline __u32 rule_number_cut(const struct ws_rule_numbers *a,
+					__u32 number)
+{
+	__u32 i = a->start & (CUT_LAST - 1), first = a->step;
+
+	for (__u32 step = CUT_LAST / 2; step; step /= 2) {
+		__u32 next = (i + step) & (CUT_LAST - 1);
+
+		if (step <= first && number >= a->from[next])
+			i = next;
+	}
+	if (i == CUT_LAST - 1 && number >= a->from[CUT_LAST])
+		i = CUT_LAST;
+	return i;
+}
+
+static __always_inline void
+fit_addr(struct rules_fit *f, const struct ws_rule_addrs *a, const __be64 *addr)
+{
+	__u32 i = rule_addr_cut(a, bpf_be64_to_cpu(addr[0]),
+				bpf_be64_to_cpu(addr[1]));
+
+	if (i < WS_RULE_CUTS)
+		fit_and(f, a->fit[i]);
+}
+
+static __always_inline void
+fit_port(struct rules_fit *f, const struct ws_rule_numbers *a, __be16 port)
+{
+	__u32 i = rule_number_cut(a, bpf_ntohs(port));
+
+	if (i < WS_RULE_CUTS)
+		fit_and(f, a->fit[i]);
+}
+
+static __always_inline const struct ws_ruleset *rules_set(void)
+{
+	__u32 zero = 0;
+	void *rules = bpf_map_lookup_elem(&ws_rules, &zero);
+
+	return rules ? bpf_map_lookup_elem(rules, &zero) : NULL;
+}
+
+/* What came with the proof of a path by mark had the mark; of what came without,
+ * nobody knows. A function of its own, so that its prototype carries the set's
+ * type into the object's BTF.
+ */
+static __noinline void fit_proven(struct rules_fit *f,
+				  const struct ws_ruleset *set, __u32 proven)
+{
+	__u32 i = rule_number_cut(&set->proven, proven);
+
+	if (i >= WS_RULE_CUTS)
+		return;
+	for (__u32 w = 0; w < WS_RULE_WORDS; w++)
+		f->word[w] &= set->any_mark[w] | set->proven.fit[i][w];
 }
 
 /* All that can be told of a packet that is not whole. */
 static __always_inline void tuple_addrs(struct tuple *t, const struct inner *in)
 {
-	const struct ip4_hdr *ip4 = in->hdr;
-	const struct ip6_hdr *ip6 = in->hdr;
+	struct addrs a = inner_addrs(in);
 
-	if (in->is_ip4) {
-		t->src[1] = ip4_mapped(ip4->src);
-		t->dst[1] = ip4_mapped(ip4->dst);
-		return;
-	}
-	t->src[0] = ip6->src[0];
-	t->src[1] = ip6->src[1];
-	t->dst[0] = ip6->dst[0];
-	t->dst[1] = ip6->dst[1];
+	t->src[0] = a.src[0];
+	t->src[1] = a.src[1];
+	t->dst[0] = a.dst[0];
+	t->dst[1] = a.dst[1];
 }
 
-/* ws_rule.steer or .require of the first rule that matches, or 0. off: of the IP
- * header, from the start of the frame; what tuple_read reads has been pulled.
- * proven: by RULE_REQUIRE the path of the proof, else nothing.
+/* What rules look at of the packet at off, in b. Returns 0 where there is nothing
+ * that a rule could fit, or READ_WHOLE, or READ_PART: nothing but the addresses and
+ * the DSCP. TC has pulled what tuple_read reads.
  */
-__noinline __u32 ws_rules_find(struct __sk_buff *skb, __u32 off, __u32 use,
-			       int is_ip4, __u32 proven)
-{
-	struct rule_walk w = { .use = use, .proven = proven };
-	struct cursor c = ctx_cursor(skb), at;
-	struct inner in;
-	__u32 zero = 0;
+#define READ_WHOLE 1
+#define READ_PART 2
 
-	w.set = bpf_map_lookup_elem(&ws_rules, &zero);
-	if (!w.set)
-		return 0;
-	w.mark = skb->mark;
+static __noinline __u32 rules_read(ctx_t *ctx, struct bench *b, __u32 off,
+				   int is_ip4)
+{
+	struct cursor c = ctx_cursor(ctx), at;
+	struct inner in;
+
 	/* So that the verifier knows it for the same after it was spilled. */
 	is_ip4 &= 1;
 	barrier_var(is_ip4);
-	w.is_ip4 = is_ip4;
 	barrier_var(off);
 	c.pos += off & 1023;
 	at = c;
 	if (!inner_take(&at, is_ip4, &in))
-		return 0; /* nothing that a rule could match */
-	w.dscp = bpf_ntohl(inner_vtc(&in)) >> 22 & 63;
-	w.partial = !tuple_read(c, is_ip4, &w.t);
-	if (w.partial)
-		tuple_addrs(&w.t, &in);
-	bpf_loop(w.set->count, rule_step, &w, 0);
-	return w.found;
+		return 0;
+	b->dscp = bpf_ntohl(inner_vtc(&in)) >> 22 & 63;
+	if (tuple_read(c, is_ip4, &b->tuple))
+		return READ_WHOLE;
+	tuple_addrs(&b->tuple, &in);
+	return READ_PART;
 }
 
-/* Pulls what rules look at, if there are any, and at least len bytes. */
-static __always_inline long rules_pull(struct __sk_buff *skb, __u32 off,
-				       __u32 len)
-{
-	return pull(skb, rules_are_there() ? off + TUPLE_LEN : len);
-}
-
-/* m, unless a rule knows better. */
-static __always_inline struct ws_match ruled(struct __sk_buff *skb, __u32 off,
-					     bool is_ip4, __u32 use,
-					     struct ws_match m)
-{
-	__u32 target;
-
-	if (!rules_are_there())
-		return m;
-	target = ws_rules_find(skb, off, use, is_ip4, 0);
-	if (!target)
-		return m;
-	m.action = WS_MATCH_PATH;
-	m.target = use == RULE_STEER ? target - 1 : target;
-	return m;
-}
-
-/* The path that an inner packet with the proof of a path requires: path, unless a
- * rule knows better.
+/* The rules that a packet fits by all but its mark are left in b->fit. Returns 0
+ * where there are none, and else whether it could be read: 1, or RULE_UNREAD. off:
+ * of the IP header, from the start of the frame. proven: by WS_RULE_REQUIRE the path
+ * of the proof, else nothing.
  */
-static __always_inline __be32 ruled_path(struct __sk_buff *skb, __u32 off,
-					 bool is_ip4, __be32 path, __u32 proven)
+static __always_inline __u32 rules_fit(ctx_t *ctx, struct bench *b,
+				       const struct ws_ruleset *set, __u32 off,
+				       __u32 use, int is_ip4, __u32 proven)
 {
-	__be32 better = 0;
+	__u32 read = rules_read(ctx, b, off, is_ip4);
 
+	if (!read)
+		return 0;
+	if (read == READ_PART && WS_HOOK == WS_HOOK_XDP)
+		return RULE_UNREAD;
+	__builtin_memcpy(&b->fit, set->use[use][is_ip4 & 1], sizeof(b->fit));
+	fit_and(&b->fit, set->dscp[b->dscp & 63]);
+	fit_addr(&b->fit, &set->dst, b->tuple.dst);
+	if (fit_is_empty(&b->fit))
+		return 0;
+	fit_addr(&b->fit, &set->src, b->tuple.src);
+	if (read == READ_WHOLE) {
+		fit_and(&b->fit, set->protocol[b->tuple.protocol]);
+		if (!b->tuple.fragment || use != WS_RULE_SUSPECT) {
+			fit_port(&b->fit, &set->sport, b->tuple.sport);
+			fit_port(&b->fit, &set->dport, b->tuple.dport);
+		}
+	} else if (use != WS_RULE_SUSPECT) {
+		fit_and(&b->fit, set->any_protocol);
+	}
+	if (use == WS_RULE_REQUIRE)
+		fit_proven(&b->fit, set, proven);
+	return !fit_is_empty(&b->fit);
+}
+
+/* The rule's word on a packet: ws_ruleset.steer, without the bits, or .require of
+ * the first rule that fits it; 0: none does. See rules_fit. Not for WS_RULE_LEAVE.
+ */
+static __always_inline __u32 rules_find(ctx_t *ctx, __u32 off, __u32 use,
+					int is_ip4, __u32 proven)
+{
+	const struct ws_ruleset *set = rules_set();
+	struct bench *b = bench();
+	__u32 first, rc;
+
+	if (!set || !b)
+		return 0;
+	rc = rules_fit(ctx, b, set, off, use, is_ip4, proven);
+	if (rc != 1)
+		return rc;
+	first = fit_first(&b->fit) & (WS_RULES_MAX - 1);
+	return use == WS_RULE_STEER ? set->steer[first] & WS_RULE_TARGET :
+				      set->require[first];
+}
+
+/* The path that chains that end here require of the inner packet at off; 0: none.
+ * What inner_guard says, with its keys on the bench: the stack is full.
+ */
+static __noinline __be32 required_by_prefixes(ctx_t *ctx, __u32 off, int is_ip4)
+{
+	struct cursor c = ctx_cursor(ctx);
+	struct bench *b = bench();
+	const struct ws_match *m;
+	struct inner in;
+
+	barrier_var(off);
+	c.pos += off & 1023;
+	if (!b || !inner_take(&c, is_ip4, &in))
+		return 0;
+	tuple_addrs(&b->tuple, &in);
+	b->dst.prefixlen = 128;
+	__builtin_memcpy(b->dst.addr, b->tuple.dst, sizeof(b->dst.addr));
+	m = bpf_map_lookup_elem(&ws_guard_dst, &b->dst);
+	if (m && m->action == WS_MATCH_SOURCE) {
+		b->src.prefixlen = 32 + 128;
+		b->src.class_id = bpf_htonl(m->target);
+		__builtin_memcpy(b->src.addr, b->tuple.src,
+				 sizeof(b->src.addr));
+		m = bpf_map_lookup_elem(&ws_guard_src, &b->src);
+	}
+	return m && m->action == WS_MATCH_PATH ? m->target : 0;
+}
+
+/* The same. By WS_RULE_REQUIRE, where no rule fits, the path by prefixes: one
+ * function less to call has room on the stack.
+ */
+__noinline __u32 ws_rules_find(ctx_t *ctx, __u32 off, __u32 use, int is_ip4,
+			       __u32 proven)
+{
+	__u32 found = 0;
+
+	use &= WS_RULE_USES - 1;
 	if (rules_are_there())
-		better = ws_rules_find(skb, off, RULE_REQUIRE, is_ip4, proven);
-	return better ? better : path;
+		found = rules_find(ctx, off, use, is_ip4, proven);
+	if (found || use != WS_RULE_REQUIRE)
+		return found;
+	return required_by_prefixes(ctx, off, is_ip4);
 }

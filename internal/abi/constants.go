@@ -57,10 +57,25 @@ const (
 	NumberLast    = 0
 	NumberCeiling = 1
 	NumberEntries = 2
-	RulesMax      = 256
-	DscpAny       = 255
-	PortVlans     = 8
-	VLANAd        = 4096
+
+	// Classification by more than prefixes. The rules of a node are numbered from
+	// 0 in the order of their priorities. A set of them is a vector of words: rule
+	// i is bit i % 64 of word i / 64. For each condition a table says which rules
+	// a packet fits; those that are in all vectors fit the packet, and the first
+	// of them counts.
+	RulesMax  = 256
+	RuleWords = 4
+
+	// Ranges that WS_RULES_MAX of them cut all values into.
+	RuleCuts = 513
+	RuleUses = 4
+
+	// In ws_ruleset.steer.
+	RuleByMark = 2147483648
+	RuleByDscp = 1073741824
+	RuleTarget = 1073741823
+	PortVlans  = 8
+	VLANAd     = 4096
 
 	// Buckets of flows, for equal-cost routes. A power of two.
 	Flows = 16

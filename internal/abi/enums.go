@@ -501,3 +501,33 @@ func (v MatchAction) MarshalText() ([]byte, error) { return []byte(v.String()), 
 func (v *MatchAction) UnmarshalText(b []byte) error {
 	return enumUnmarshal((*uint8)(v), "MatchAction", matchActionNames[:], string(b))
 }
+
+// RuleUse is what a packet is looked up for in ordered rules.
+type RuleUse uint8
+
+const (
+	RuleUseSteer   RuleUse = 0 // which headend takes what comes in
+	RuleUseRequire RuleUse = 1 // which path a packet must have a proof of
+	RuleUseSuspect RuleUse = 2
+	RuleUseLeave   RuleUse = 3 // which headend takes what leaves, with its mark
+)
+
+var ruleUseNames = [...]string{
+	"steer",
+	"require",
+	"suspect",
+	"leave",
+}
+
+// String returns the name: lower case, words joined by hyphens. A number that
+// this build does not know prints as RuleUse(N).
+func (v RuleUse) String() string { return enumString("RuleUse", ruleUseNames[:], uint8(v)) }
+
+// MarshalText gives what String gives, also for unknown numbers: programs that
+// outlived an upgrade may be newer than their reader.
+func (v RuleUse) MarshalText() ([]byte, error) { return []byte(v.String()), nil }
+
+// UnmarshalText takes what MarshalText gives.
+func (v *RuleUse) UnmarshalText(b []byte) error {
+	return enumUnmarshal((*uint8)(v), "RuleUse", ruleUseNames[:], string(b))
+}

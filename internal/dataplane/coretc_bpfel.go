@@ -284,25 +284,61 @@ type coreTCWsRefusal struct {
 
 type coreTCWsRuleset struct {
 	_     structs.HostLayout
-	Count uint32
+	Masks uint32
 	Pad   uint32
-	Rule  [256]struct {
-		_        structs.HostLayout
-		Dst      [2]uint64
-		DstMask  [2]uint64
-		Src      [2]uint64
-		SrcMask  [2]uint64
-		Steer    uint32
-		Require  uint32
-		Sport    [2]uint16
-		Dport    [2]uint16
-		Protocol uint8
-		Dscp     uint8
-		IsIp4    uint8
-		Pad      [5]uint8
-		Mark     uint32
-		MarkMask uint32
+	Use   [4][2][4]uint64
+	Dst   struct {
+		_     structs.HostLayout
+		Step  uint32
+		Start uint32
+		From  [513][2]uint64
+		Fit   [513][4]uint64
 	}
+	Src struct {
+		_     structs.HostLayout
+		Step  uint32
+		Start uint32
+		From  [513][2]uint64
+		Fit   [513][4]uint64
+	}
+	Sport struct {
+		_     structs.HostLayout
+		Step  uint32
+		Start uint32
+		From  [513]uint32
+		Pad   uint32
+		Fit   [513][4]uint64
+	}
+	Dport struct {
+		_     structs.HostLayout
+		Step  uint32
+		Start uint32
+		From  [513]uint32
+		Pad   uint32
+		Fit   [513][4]uint64
+	}
+	Protocol    [256][4]uint64
+	AnyProtocol [4]uint64
+	Dscp        [64][4]uint64
+	AnyMark     [4]uint64
+	Proven      struct {
+		_     structs.HostLayout
+		Step  uint32
+		Start uint32
+		From  [513]uint32
+		Pad   uint32
+		Fit   [513][4]uint64
+	}
+	Mask [256]struct {
+		_     structs.HostLayout
+		Mask  uint32
+		First uint16
+		Count uint16
+	}
+	Marks   [256]uint32
+	Marked  [256][4]uint64
+	Steer   [256]uint32
+	Require [256]uint32
 }
 
 type coreTCWsSourceKey struct {

@@ -23,7 +23,7 @@ func (g *generation) read() (tables, error) {
 		readMap(g, tableGuardSrc, t.guardSrc),
 		readMap(g, tableLocalDst, t.localDst),
 		readMap(g, tableLocalSrc, t.localSrc),
-		readMap(g, tableRules, t.rules),
+		readRules(g, t.rules),
 		readMap(g, tablePorts, t.ports),
 		readMap(g, tableProxies, t.proxies),
 	)
@@ -93,6 +93,12 @@ func (d *Dataplane) run(g *generation, ops []op) (err error) {
 			}
 			if err := m.Delete(o.key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 				return fmt.Errorf("delete from map %s: %w", o.table, err)
+			}
+			continue
+		}
+		if o.table == tableRules {
+			if err := g.putRules(o.value.(*ruleset)); err != nil {
+				return err
 			}
 			continue
 		}

@@ -1,76 +1,276 @@
 package dataplane
 
 import (
+	"cmp"
+	"encoding/binary"
+	"errors"
 	"fmt"
+	"math"
+	"math/bits"
 	"net/netip"
+	"slices"
+
+	"github.com/cilium/ebpf"
 
 	"github.com/waystamp/waystamp/internal/abi"
 	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/plan"
 )
 
-// encodeRules puts the ordered rules of headends and of egresses into one list,
+// ruleBits are some of the rules, by their numbers.
+type ruleBits = [abi.RuleWords]uint64
+
+func setBit(b *ruleBits, i int) { b[i/64] |= 1 << (i % 64) }
+
+// orderedRule is one of a node's rules in the order of their priorities.
+type orderedRule struct {
+	plan.Rule
+	steers bool // the target is a headend; else a path that must be proven
+}
+
+// orderRules puts the ordered rules of headends and of egresses into one list,
 // by priority. Which of them a packet meets is a matter of who asks.
-func encodeRules(steer, require []plan.Rule) (map[uint32]ruleset, error) {
-	var all []plan.Rule
-	var sides []bool
-	ordered := plan.Ordered(steer)
-	for _, r := range plan.Ordered(require) {
-		for len(ordered) > 0 && ordered[0].Match.Priority <= r.Match.Priority {
-			all, sides, ordered = append(all, ordered[0]), append(sides, true), ordered[1:]
-		}
-		all, sides = append(all, r), append(sides, false)
+func orderRules(steer, require []plan.Rule) ([]orderedRule, error) {
+	var all []orderedRule
+	for _, r := range plan.Ordered(steer) {
+		all = append(all, orderedRule{r, true})
 	}
-	for _, r := range ordered {
-		all, sides = append(all, r), append(sides, true)
+	for _, r := range plan.Ordered(require) {
+		all = append(all, orderedRule{r, false})
+	}
+	slices.SortStableFunc(all, func(a, b orderedRule) int { return int(a.Match.Priority) - int(b.Match.Priority) })
+	if len(all) > abi.RulesMax {
+		return nil, fmt.Errorf("the plan has %d rules with a priority, more than the %d that a node holds", len(all), abi.RulesMax)
+	}
+	return all, nil
+}
+
+// encodeRules is what ws_rules shall hold.
+func encodeRules(steer, require []plan.Rule) (map[uint32]ruleset, error) {
+	all, err := orderRules(steer, require)
+	if err != nil {
+		return nil, err
 	}
 	if len(all) == 0 {
 		return map[uint32]ruleset{}, nil
 	}
-	if len(all) > abi.RulesMax {
-		return nil, fmt.Errorf("the plan has %d rules with a priority, more than the %d that a node holds", len(all), abi.RulesMax)
-	}
-	set := ruleset{Count: uint32(len(all))}
+	s := new(ruleset)
+	var dst, src []ruleSpan[[2]uint64]
+	var sport, dport, proven []ruleSpan[uint32]
 	for i, r := range all {
-		x := &set.Rule[i]
 		m := r.Match
-		dst, src := m.Whole()
-		x.Dst, x.DstMask = encodeMask(dst)
-		x.Src, x.SrcMask = encodeMask(src)
-		if m.Is4() {
-			x.IsIp4 = 1
-		}
-		x.Protocol, x.Dscp = uint8(m.Protocol), abi.DscpAny
-		if v, ok := m.DSCP.Value(); ok {
-			x.Dscp = v
-		}
-		x.Mark, x.MarkMask = m.Mark.Value, m.Mark.Mask
-		x.Sport, x.Dport = encodePorts(m.SourcePort), encodePorts(m.DestinationPort)
-		if sides[i] {
-			x.Steer = r.Target + 1
-		} else {
-			x.Require = r.Target
+		to, from := m.Whole()
+		dst, src = append(dst, addrSpan(i, to)), append(src, addrSpan(i, from))
+		sport, dport = append(sport, portSpan(i, m.SourcePort)), append(dport, portSpan(i, m.DestinationPort))
+		addUpperLayer(s, i, m)
+		addUses(s, i, r)
+		if !r.steers && m.ByMark() {
+			proven = append(proven, ruleSpan[uint32]{i, r.Target, r.Target})
 		}
 	}
-	return map[uint32]ruleset{0: set}, nil
+	addrs := axis[[2]uint64]{[2]uint64{math.MaxUint64, math.MaxUint64}, compareAddrs, nextAddr}
+	numbers := axis[uint32]{math.MaxUint32, cmp.Compare[uint32], nextNumber}
+	s.Dst.Step = addrs.cut(dst, s.Dst.From[:], s.Dst.Fit[:])
+	s.Src.Step = addrs.cut(src, s.Src.From[:], s.Src.Fit[:])
+	s.Sport.Step = numbers.cut(sport, s.Sport.From[:], s.Sport.Fit[:])
+	s.Dport.Step = numbers.cut(dport, s.Dport.From[:], s.Dport.Fit[:])
+	s.Proven.Step = numbers.cut(proven, s.Proven.From[:], s.Proven.Fit[:])
+	addMarks(s, all)
+	return map[uint32]ruleset{0: *s}, nil
 }
 
-func encodePorts(p model.Ports) [2]uint16 {
+// addUpperLayer says which protocols and DSCPs fit rule i.
+func addUpperLayer(s *ruleset, i int, m model.Match) {
+	for p := range s.Protocol {
+		if m.Protocol == 0 || int(m.Protocol) == p {
+			setBit(&s.Protocol[p], i)
+		}
+	}
+	if m.Protocol == 0 {
+		setBit(&s.AnyProtocol, i)
+	}
+	want, one := m.DSCP.Value()
+	for d := range s.Dscp {
+		if !one || int(want) == d {
+			setBit(&s.Dscp[d], i)
+		}
+	}
+}
+
+// addUses says who meets rule i, and what it says then.
+func addUses(s *ruleset, i int, r orderedRule) {
+	version := 0
+	if r.Match.Is4() {
+		version = 1
+	}
+	add := func(u abi.RuleUse) { setBit(&s.Use[u][version], i) }
+	if !r.steers {
+		s.Require[i] = r.Target
+		add(abi.RuleUseRequire)
+		if !r.Match.ByMark() {
+			add(abi.RuleUseSuspect)
+		}
+		return
+	}
+	s.Steer[i] = r.Target + 1
+	add(abi.RuleUseLeave)
+	if r.Match.ByMark() {
+		s.Steer[i] |= abi.RuleByMark
+	} else {
+		add(abi.RuleUseSteer)
+	}
+	if _, one := r.Match.DSCP.Value(); one {
+		s.Steer[i] |= abi.RuleByDscp
+	}
+}
+
+// addMarks says which marks fit which rules.
+func addMarks(s *ruleset, all []orderedRule) {
+	byMark := map[model.Mark]ruleBits{}
+	for i, r := range all {
+		b := byMark[r.Match.Mark]
+		setBit(&b, i)
+		byMark[r.Match.Mark] = b
+	}
+	s.AnyMark = byMark[model.Mark{}]
+	delete(byMark, model.Mark{})
+	var marks []model.Mark
+	for m := range byMark {
+		marks = append(marks, m)
+	}
+	slices.SortFunc(marks, func(a, b model.Mark) int {
+		return cmp.Or(cmp.Compare(a.Mask, b.Mask), cmp.Compare(a.Value, b.Value))
+	})
+	for i, m := range marks {
+		if i == 0 || m.Mask != marks[i-1].Mask {
+			s.Mask[s.Masks].Mask, s.Mask[s.Masks].First = m.Mask, uint16(i)
+			s.Masks++
+		}
+		s.Mask[s.Masks-1].Count++
+		s.Marks[i], s.Marked[i] = m.Value, byMark[m]
+	}
+}
+
+// ruleSpan is what fits a rule of one condition, both ends included.
+type ruleSpan[K any] struct {
+	rule     int
+	from, to K
+}
+
+func portSpan(rule int, p model.Ports) ruleSpan[uint32] {
 	if (p == model.Ports{}) {
-		return [2]uint16{0, 65535}
+		p.Last = math.MaxUint16
 	}
-	return [2]uint16{p.First, p.Last}
+	return ruleSpan[uint32]{rule, uint32(p.First), uint32(p.Last)}
 }
 
-// encodeMask is a prefix as an address and a mask.
-func encodeMask(p netip.Prefix) (addr, mask [2]uint64) {
-	bits := p.Bits()
+// addrSpan is a prefix as its first address and its last.
+func addrSpan(rule int, p netip.Prefix) ruleSpan[[2]uint64] {
+	length := p.Bits()
 	if p.Addr().Is4() {
-		bits += 96
+		length += 96
 	}
-	var m [16]byte
-	for i := range bits {
-		m[i/8] |= 0x80 >> (i % 8)
+	from := hostWords(p.Masked().Addr())
+	free := 128 - length
+	to := [2]uint64{from[0] | ones(max(0, free-64)), from[1] | ones(min(64, free))}
+	return ruleSpan[[2]uint64]{rule, from, to}
+}
+
+// ones is a number whose lowest n bits are set.
+func ones(n int) uint64 { return 1<<n - 1 }
+
+// hostWords are the two halves of an address as numbers.
+func hostWords(a netip.Addr) [2]uint64 {
+	b := a.As16()
+	return [2]uint64{binary.BigEndian.Uint64(b[:8]), binary.BigEndian.Uint64(b[8:])}
+}
+
+// axis is all values that a condition may be about, from zero on.
+type axis[K comparable] struct {
+	highest K
+	compare func(a, b K) int
+	next    func(K) K
+}
+
+func compareAddrs(a, b [2]uint64) int {
+	return cmp.Or(cmp.Compare(a[0], b[0]), cmp.Compare(a[1], b[1]))
+}
+
+func nextAddr(a [2]uint64) [2]uint64 {
+	lo, carry := bits.Add64(a[1], 1, 0)
+	return [2]uint64{a[0] + carry, lo}
+}
+
+func nextNumber(n uint32) uint32 { return n + 1 }
+
+// cut cuts the axis where a span begins or ends, and says which rules fit in each
+// piece. It returns the first step of a binary search.
+func (a axis[K]) cut(spans []ruleSpan[K], from []K, fit []ruleBits) (step uint32) {
+	var zero K
+	starts := []K{zero}
+	for _, s := range spans {
+		starts = append(starts, s.from)
+		if s.to != a.highest {
+			starts = append(starts, a.next(s.to))
+		}
 	}
-	return words(p.Masked().Addr()), words(netip.AddrFrom16(m))
+	slices.SortFunc(starts, a.compare)
+	starts = slices.Compact(starts)
+	for i, start := range starts {
+		from[i] = start
+		for _, s := range spans {
+			if a.compare(s.from, start) <= 0 && a.compare(start, s.to) <= 0 {
+				setBit(&fit[i], s.rule)
+			}
+		}
+	}
+	for i := len(starts); i < len(from); i++ {
+		from[i], fit[i] = a.highest, fit[len(starts)-1]
+	}
+	if len(starts) == 1 {
+		return 0
+	}
+	return uint32(min(1<<(bits.Len(uint(len(starts)-1))-1), abi.RulesMax))
+}
+
+// readRules reads what ws_rules holds: a map in it, or none.
+func readRules(g *generation, into map[uint32]ruleset) error {
+	var id ebpf.MapID
+	err := g.maps[tableRules].Lookup(uint32(0), &id)
+	if errors.Is(err, ebpf.ErrKeyNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("read map %s: %w", tableRules, err)
+	}
+	m, err := ebpf.NewMapFromID(id)
+	if err != nil {
+		return fmt.Errorf("open what map %s holds: %w", tableRules, err)
+	}
+	defer m.Close()
+	s := new(ruleset)
+	if err := m.Lookup(uint32(0), s); err != nil {
+		return fmt.Errorf("read what map %s holds: %w", tableRules, err)
+	}
+	into[0] = *s
+	return nil
+}
+
+// putRules makes a map of the rules and puts it into ws_rules, in one step for the
+// packets.
+func (g *generation) putRules(s *ruleset) error {
+	m, err := ebpf.NewMap(&ebpf.MapSpec{
+		Name: "ws_rules_map", Type: ebpf.Array, KeySize: 4, ValueSize: uint32(binary.Size(s)), MaxEntries: 1,
+	})
+	if err != nil {
+		return fmt.Errorf("make a map of rules: %w", err)
+	}
+	defer m.Close() // ws_rules has it
+	if err := m.Put(uint32(0), s); err != nil {
+		return fmt.Errorf("write a map of rules: %w", err)
+	}
+	if err := g.maps[tableRules].Put(uint32(0), m); err != nil {
+		return fmt.Errorf("write to map %s: %w", tableRules, err)
+	}
+	return nil
 }

@@ -171,9 +171,9 @@ func byPath(of map[dstKey]match, headends map[uint32]headend) map[dstKey]match {
 func (t tables) rulesByPath() map[uint32]ruleset {
 	out := maps.Clone(t.rules)
 	for k, set := range out {
-		for i := range set.Rule {
-			if r := &set.Rule[i]; r.Steer != 0 {
-				r.Steer = t.headends[r.Steer-1].Path
+		for i, steer := range set.Steer {
+			if steer != 0 {
+				set.Steer[i] = t.headends[steer&abi.RuleTarget-1].Path
 			}
 		}
 		out[k] = set

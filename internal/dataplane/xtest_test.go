@@ -249,24 +249,43 @@ func lookUp(dst map[dstKey]match, src map[srcKey]match, from, to netip.Addr) mat
 }
 
 // lookUpRule does what bpf/lib/rules.h does for packets of which nothing but the
-// addresses counts: the first rule that is for the headend, or for the guard.
+// addresses counts: the first rule that is for the headend, or for the guard. It
+// reads all pieces, where the programs search.
 func (t tables) lookUpRule(steer bool, from, to netip.Addr) (target uint32) {
-	set := t.rules[0]
-	for _, r := range set.Rule[:set.Count] {
-		target := r.Require
-		if steer {
-			target = r.Steer
-		}
-		if target != 0 && (r.IsIp4 == 1) == to.Is4() && masked(to, r.DstMask) == r.Dst && masked(from, r.SrcMask) == r.Src {
+	set, ok := t.rules[0]
+	if !ok {
+		return 0
+	}
+	use, targets, version := abi.RuleUseSuspect, &set.Require, 0
+	if steer {
+		use, targets = abi.RuleUseSteer, &set.Steer
+	}
+	if to.Is4() {
+		version = 1
+	}
+	fit := set.Use[use][version]
+	for w := range fit {
+		fit[w] &= set.Dst.Fit[pieceOf(set.Dst.From[:], to)][w] & set.Src.Fit[pieceOf(set.Src.From[:], from)][w]
+	}
+	for i, target := range targets {
+		if fit[i/64]>>(i%64)&1 != 0 {
+			if steer {
+				target &= abi.RuleTarget
+			}
 			return target
 		}
 	}
 	return 0
 }
 
-func masked(a netip.Addr, mask [2]uint64) [2]uint64 {
-	w := words(a)
-	return [2]uint64{w[0] & mask[0], w[1] & mask[1]}
+// pieceOf is where the last piece begins that does not begin behind the address.
+func pieceOf(from [][2]uint64, a netip.Addr) int {
+	w := hostWords(a)
+	next := slices.IndexFunc(from, func(f [2]uint64) bool { return compareAddrs(f, w) > 0 })
+	if next < 0 {
+		next = len(from)
+	}
+	return next - 1
 }
 
 // do applies an op to tables.

@@ -28,6 +28,7 @@ var goEnums = map[string]struct{ typ, doc string }{
 	"ws_hook":         {"Hook", "Hook is the place in the kernel that a program ran at."},
 	"ws_recognise":    {"Recognise", "Recognise is how a packet that comes back from a function is recognised."},
 	"ws_on_unknown":   {"OnUnknown", "OnUnknown says what becomes of a packet from a function that no header is kept for."},
+	"ws_rule_use":     {"RuleUse", "RuleUse is what a packet is looked up for in ordered rules."},
 	"ws_match_action": {"MatchAction", "MatchAction is what a classification rule says of a packet that it matches."},
 }
 

@@ -117,7 +117,7 @@ struct ws_node {
 	__u8 cut_back_dmac[6];
 	__u32 xdp; /* 1: XDP is there to use the ways that TC remembers */
 	__u32 ways; /* ways remembered under another number do not count */
-	__u32 rules; /* 1: XDP leaves headend and egress to TC: see ws_rules */
+	__u32 rules; /* 1: there may be some in ws_rules */
 	/* 1: some path takes what this node sends itself, or what is marked */
 	__u32 own;
 };
@@ -295,39 +295,87 @@ struct ws_match {
 	__u8 pad[2];
 };
 
-/* Classification by more than prefixes: all conditions must hold. */
-struct ws_rule {
-	__be64 dst[2];
-	__be64 dst_mask[2];
-	__be64 src[2];
-	__be64 src_mask[2];
-	__u32 steer; /* headend index + 1; 0: its path does not start here */
-	__be32 require; /* the path that must be proven; 0: it does not end here */
-	__u16 sport[2]; /* first and last; 0 and 65535: any */
-	__u16 dport[2];
-	__u8 protocol; /* 0: any */
-	__u8 dscp; /* 255: any */
-	__u8 is_ip4; /* of which version its packets are */
-	__u8 pad[5];
-	/* Of packets that leave: (skb->mark & mark_mask) == mark. 0: any, and of
-	 * those that come in too.
-	 */
-	__u32 mark;
-	__u32 mark_mask;
-};
-_Static_assert(sizeof(struct ws_rule) == 96, "ws_rule is ABI");
-
-#define WS_RULES_MAX 256
-#define WS_DSCP_ANY 255
-
-/* ws_rules: at 0, if there are any. The first that matches counts, and comes
- * before those by prefixes.
+/* Classification by more than prefixes. The rules of a node are numbered from 0 in
+ * the order of their priorities. A set of them is a vector of words: rule i is
+ * bit i % 64 of word i / 64. For each condition a table says which rules a packet
+ * fits; those that are in all vectors fit the packet, and the first of them counts.
  */
-struct ws_ruleset {
-	__u32 count;
-	__u32 pad;
-	struct ws_rule rule[WS_RULES_MAX];
+#define WS_RULES_MAX 256
+#define WS_RULE_WORDS (WS_RULES_MAX / 64)
+/* Ranges that WS_RULES_MAX of them cut all values into. */
+#define WS_RULE_CUTS (2 * WS_RULES_MAX + 1)
+
+/* Addresses, in the host's order, upper half first. From from[i] on, and below
+ * from[i + 1], fit[i] counts. from[0] is the lowest there is; entries behind the
+ * last one repeat it, from the highest there is.
+ */
+struct ws_rule_addrs {
+	__u32 step; /* of a binary search, the first: a power of two, or 0 */
+	__u32 start; /* 0 */
+	__u64 from[WS_RULE_CUTS][2];
+	__u64 fit[WS_RULE_CUTS][WS_RULE_WORDS];
 };
+
+/* The same for numbers: ports, and those that are looked for exactly. */
+struct ws_rule_numbers {
+	__u32 step;
+	__u32 start;
+	__u32 from[WS_RULE_CUTS];
+	__u32 pad;
+	__u64 fit[WS_RULE_CUTS][WS_RULE_WORDS];
+};
+
+/* Marks that are compared under the same mask: ws_ruleset.marks from first on. */
+struct ws_rule_mask {
+	__u32 mask;
+	__u16 first;
+	__u16 count;
+};
+
+/* What a packet is looked up for. */
+enum ws_rule_use {
+	WS_RULE_STEER = 0, /* which headend takes what comes in */
+	WS_RULE_REQUIRE = 1, /* which path a packet must have a proof of */
+	/* Whether a packet without proof may be one that needs it. Of a fragment,
+	 * or of what cannot be read, nobody knows the ports: all count.
+	 */
+	WS_RULE_SUSPECT = 2,
+	WS_RULE_LEAVE = 3, /* which headend takes what leaves, with its mark */
+};
+#define WS_RULE_USES 4
+
+/* ws_rules: at 0, if there are any. A change replaces all of it at once. */
+struct ws_ruleset {
+	__u32 masks;
+	__u32 pad;
+	/* By use, and 1 for IPv4. Rules by mark are not in those of WS_RULE_STEER
+	 * and WS_RULE_SUSPECT.
+	 */
+	__u64 use[WS_RULE_USES][2][WS_RULE_WORDS];
+	struct ws_rule_addrs dst;
+	struct ws_rule_addrs src;
+	struct ws_rule_numbers sport;
+	struct ws_rule_numbers dport;
+	__u64 protocol[256][WS_RULE_WORDS];
+	__u64 any_protocol[WS_RULE_WORDS]; /* those that name none */
+	__u64 dscp[64][WS_RULE_WORDS];
+	__u64 any_mark[WS_RULE_WORDS];
+	/* The rules by mark with a path, by the path as __be32, as a number. */
+	struct ws_rule_numbers proven;
+	struct ws_rule_mask mask[WS_RULES_MAX];
+	__u32 marks[WS_RULES_MAX]; /* in rising order under each mask */
+	__u64 marked[WS_RULES_MAX][WS_RULE_WORDS];
+	/* By rule. steer: headend index + 1 with the bits below, 0: its path does
+	 * not start here. require: the path, 0: it does not end here.
+	 */
+	__u32 steer[WS_RULES_MAX];
+	__be32 require[WS_RULES_MAX];
+};
+
+/* In ws_ruleset.steer. */
+#define WS_RULE_BY_MARK (1U << 31)
+#define WS_RULE_BY_DSCP (1U << 30)
+#define WS_RULE_TARGET (WS_RULE_BY_DSCP - 1)
 
 /* ws_stats: per CPU; headend: stamped, endpoint: stamped, egress: verified. */
 struct ws_stats {
