@@ -30,6 +30,10 @@ static __always_inline __u32 endpoint_error(enum ws_reason r,
 	case WS_REASON_TLV_OVERRUN: /* compares only */
 		return ICMP6_ERROR(ICMP6_PARAMETER, ICMP6_PARAMETER_FIELD,
 				   srh + SRH_HDRLEN_OFF);
+	/* RFC 8200 4: what stands there is none that this node processes. */
+	case WS_REASON_EXTENSION_FIRST: /* compares only */
+		return ICMP6_ERROR(ICMP6_PARAMETER, ICMP6_PARAMETER_NEXT,
+				   IP6_NEXTHDR_OFF);
 	/* RFC 8986 4.1.1: the upper layer is not for this SID. */
 	case WS_REASON_NO_SRH: /* compares only */
 		return ICMP6_ERROR(ICMP6_PARAMETER, ICMP6_PARAMETER_UPPER, srh);

@@ -118,6 +118,8 @@ static __always_inline enum ws_reason endpoint_parse(struct __sk_buff *skb,
 		return WS_REASON_PAYLOAD_LENGTH;
 	if (ep->ip6->nexthdr == NEXTHDR_FRAGMENT)
 		return outer_fragment();
+	if (ep->ip6->nexthdr == NEXTHDR_HOP || ep->ip6->nexthdr == NEXTHDR_DEST)
+		return WS_REASON_EXTENSION_FIRST;
 	if (ep->ip6->nexthdr != NEXTHDR_ROUTING)
 		return WS_REASON_NO_SRH;
 	r = srh_check(&c, &ep->srh, &ep->segments);

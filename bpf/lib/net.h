@@ -48,6 +48,8 @@ struct ip6_hdr {
 };
 _Static_assert(sizeof(struct ip6_hdr) == 40, "IPv6 header");
 
+#define IP6_NEXTHDR_OFF 6
+
 /* RFC 791 3.1; options follow. */
 struct ip4_hdr {
 	__u8 version_ihl; /* version 4 bits, header length in words of 4 bytes */

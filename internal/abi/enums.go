@@ -92,6 +92,7 @@ const (
 	ReasonUnverified        Reason = 83 // a chain requires this packet, yet it would leave the domain without having been verified here
 	ReasonOuterFragment     Reason = 84 // a packet for a SID of this node is a fragment outside: the domain makes none
 	ReasonInnerAddress      Reason = 85 // the inner packet for a function is from or to an address that no headend takes packets of
+	ReasonExtensionFirst    Reason = 86 // a packet for a SID of this node has an extension header before its routing header, behind which waystamp looks for none
 )
 
 var reasonNames = [...]string{
@@ -181,6 +182,7 @@ var reasonNames = [...]string{
 	"unverified",
 	"outer-fragment",
 	"inner-address",
+	"extension-first",
 }
 
 // String returns the name: lower case, words joined by hyphens. A number that
@@ -283,6 +285,7 @@ var reasonTexts = [...]string{
 	"a chain requires this packet, yet it would leave the domain without having been verified here",
 	"a packet for a SID of this node is a fragment outside: the domain makes none",
 	"the inner packet for a function is from or to an address that no headend takes packets of",
+	"a packet for a SID of this node has an extension header before its routing header, behind which waystamp looks for none",
 }
 
 // Text says in a sentence without capital or full stop what the packet or the
@@ -306,7 +309,7 @@ func Reasons() []Reason {
 
 // ReasonCount is the number of reasons, ReasonNone included: the size of the
 // map ws_refusals.
-const ReasonCount = 86
+const ReasonCount = 87
 
 // Scheme is how the hops of a path prove that a packet visited them; the number
 // is the wire's.

@@ -175,7 +175,7 @@ func TestOtherRoutingHeadersAreNotSRHs(t *testing.T) {
 	if err != nil || p.SRH != nil {
 		t.Errorf("routing type 2: SRH %v, error %v", p.SRH, err)
 	}
-	if p, err = srv6.DecodeFrame(frame(t, "no-srh-hopopt")); err != nil || p.SRH != nil {
+	if p, err = srv6.DecodeFrame(frame(t, "extension-first-hopopt")); err != nil || p.SRH != nil {
 		t.Errorf("behind hop-by-hop options: SRH %v, error %v", p.SRH, err)
 	}
 }

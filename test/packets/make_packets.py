@@ -884,10 +884,10 @@ def headers():
         web.sid(1), bytes(UDP(sport=1, dport=2)), nh=17), "UDP to a SID")
     f.drop("no-srh-ipv6", "NO_SRH", outer(web.sid(3), inner(), nh=41),
            "IPv6 in IPv6 to the egress SID: never stamped", node="r6")
-    f.drop("no-srh-destopt", "NO_SRH", outer(
+    f.drop("extension-first-destopt", "EXTENSION_FIRST", outer(
         web.sid(1), bytes(IPv6ExtHdrDestOpt(nh=43)) + good[at:], nh=60),
         "destination options before the SRH")
-    f.drop("no-srh-hopopt", "NO_SRH", outer(
+    f.drop("extension-first-hopopt", "EXTENSION_FIRST", outer(
         web.sid(1), bytes.fromhex("2b00010400000000") + good[at:], nh=0),
         "hop-by-hop options before the SRH")
     f.drop("fragment-before", "OUTER_FRAGMENT", outer(
@@ -1626,6 +1626,11 @@ def errors():
     tell("no-srh", "NO_SRH", bytes(IPv6(
         src="fc00:1::1", dst=web.sid(1), fl=0xabcde) / UDP(sport=1, dport=2)),
          "RFC 8986 4.1.1: points at the upper layer", upper(40))
+    good = carried(web, 1)
+    tell("extension-first", "EXTENSION_FIRST", (
+        good[:4] + (len(good) - 32).to_bytes(2, "big") + b"\x3c" + good[7:40] +
+        bytes(IPv6ExtHdrDestOpt(nh=43)) + good[40:]),
+         "RFC 8200 4: points at Next Header", ICMPv6ParamProblem(code=1, ptr=6))
     tell("upper-layer", "UPPER_LAYER", carried(web, 1, sl=0),
          "RFC 8986 4.1.1: points at the upper layer", upper(40 + 8 + 48 + 24))
     tell("segments-remain", "SEGMENTS_REMAIN", carried(web, 3, sl=1),

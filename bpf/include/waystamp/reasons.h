@@ -93,7 +93,8 @@
 	X(LEAVE_TRUNCATED, "the IPv6 header of a packet that would leave the domain runs past its end") \
 	X(UNVERIFIED, "a chain requires this packet, yet it would leave the domain without having been verified here") \
 	X(OUTER_FRAGMENT, "a packet for a SID of this node is a fragment outside: the domain makes none") \
-	X(INNER_ADDRESS, "the inner packet for a function is from or to an address that no headend takes packets of")
+	X(INNER_ADDRESS, "the inner packet for a function is from or to an address that no headend takes packets of") \
+	X(EXTENSION_FIRST, "a packet for a SID of this node has an extension header before its routing header, behind which waystamp looks for none")
 
 enum ws_reason {
 #define X(name, text) WS_REASON_##name,

@@ -182,6 +182,9 @@ func checkSRH(ip ipv6) (*header, Reason) {
 	if ip.nextHeader() == protocolFragment {
 		return nil, OuterFragment
 	}
+	if ip.nextHeader() == 0 || ip.nextHeader() == 60 { // hop-by-hop and destination options
+		return nil, ExtensionFirst
+	}
 	if ip.nextHeader() != srv6.NextHeaderRoute {
 		return nil, NoSRH
 	}

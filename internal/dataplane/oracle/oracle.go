@@ -362,6 +362,8 @@ func (p *packet) endpoint() (r Result, again bool) {
 	const field, srhAt = 0, srv6.IPv6Len
 	switch reason {
 	case "":
+	case ExtensionFirst:
+		return p.answer(reason, 0, icmp{icmpParameter, 1, 6}), false
 	case NoSRH:
 		return p.answer(reason, 0, icmp{icmpParameter, icmpCodeUpperLayer, srhAt}), false
 	case SRHLastEntry, SRHSegmentsLeft:

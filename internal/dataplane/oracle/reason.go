@@ -65,6 +65,7 @@ const (
 	LeaveTruncated  Reason = "LEAVE_TRUNCATED"
 	Unverified      Reason = "UNVERIFIED"
 	OuterFragment   Reason = "OUTER_FRAGMENT"
+	ExtensionFirst  Reason = "EXTENSION_FIRST"
 	MappedAddress   Reason = "MAPPED_ADDRESS"
 	IP4Length       Reason = "IP4_LENGTH"
 	IP4Checksum     Reason = "IP4_CHECKSUM"
@@ -79,6 +80,6 @@ func Reasons() []Reason {
 		UnknownSID, UnknownPath, UnknownEpoch, Scheme, UpperLayer, SegmentsRemain, SegmentOutside, HopLimit, Loop,
 		Segments, Proof, Range, Flow, Number, Replay, Stale, InnerProtocol, InnerTruncated, InnerVersion, InnerHopLimit,
 		EdgeHopLimit, WrongChain, ECN, RNDExhausted, NoLane, ChainMTU, TrainTooLong, TrainTooBig,
-		TooBig, NoRoute, InnerNoRoute, OutsideError, PathMTU, OutsideSource, Source, LeakSID, LeakSRH, LeaveTruncated, Unverified, OuterFragment, MappedAddress, IP4Length, IP4Checksum,
+		TooBig, NoRoute, InnerNoRoute, OutsideError, PathMTU, OutsideSource, Source, LeakSID, LeakSRH, LeaveTruncated, Unverified, OuterFragment, ExtensionFirst, MappedAddress, IP4Length, IP4Checksum,
 	}
 }
