@@ -20,7 +20,7 @@ func Scale(ctx context.Context, c Config) (Result, error) {
 	chains := []int{1, 256, 4096, chainsMax}
 	segments := []int{2, 4, 8, 16}
 	if c.Quick {
-		chains = []int{1, 256, chainsMax}
+		chains = []int{1, 256, 4096}
 		segments = []int{2, 16}
 	}
 	sweep := func(what string, n []int, tasks []task, vary func(*hop, int)) error {
