@@ -67,9 +67,9 @@ func (w *world) udp(host, network, address string) *net.UDPConn {
 // datagrams sends datagrams from h1 to a port of h2, and gives what reads them.
 func (w *world) datagrams() (send func(payloads ...[]byte), receive func() []byte) {
 	w.t.Helper()
-	to := w.udp("h2", "udp6", netip.AddrPortFrom(w.addr("h2"), 9).String())
+	to := w.udp("h2", "udp", netip.AddrPortFrom(w.addr("h2"), 9).String())
 	must(w.t, to.SetReadBuffer(16<<20))
-	from := w.udp("h1", "udp6", netip.AddrPortFrom(w.addr("h1"), 9).String())
+	from := w.udp("h1", "udp", netip.AddrPortFrom(w.addr("h1"), 9).String())
 	send = func(payloads ...[]byte) {
 		w.t.Helper()
 		for _, p := range payloads {
@@ -251,6 +251,54 @@ ruleset: |
 	})
 }
 
+// The same of IPv4 (NAT44): h2 knows nobody but the NAT, and answers come back
+// through it.
+func TestAFunctionThatRewritesTheTupleOfIPv4(t *testing.T) {
+	t.Parallel()
+	const translates = `kind: nftables
+ruleset: |
+  table ip nat {
+    chain postrouting {
+      type nat hook postrouting priority srcnat; policy accept;
+      ip saddr 10.0.1.0/24 ip daddr 10.0.2.0/24 snat to 203.0.113.33
+    }
+  }`
+	for _, c := range []struct{ name, function string }{
+		{"behind interfaces, by metadata", routing + ", recognise: metadata, rewrites: true"},
+		{"in the node's own kernel", local + ", rewrites: true"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := build(t, withFunction(c.function, translates), inIPv4)
+			w.ipv4 = true
+			w.reaches("h1", "h2")
+			w.download("h2", "h1", 1_000_000)
+			w.passed("r2", "fn")
+
+			to := w.udp("h2", "udp4", netip.AddrPortFrom(w.addr("h2"), 9).String())
+			from := w.udp("h1", "udp4", netip.AddrPortFrom(w.addr("h1"), 9).String())
+			_, err := from.WriteToUDPAddrPort([]byte("who am I?"), netip.AddrPortFrom(w.addr("h2"), 9))
+			must(t, err)
+			must(t, to.SetReadDeadline(time.Now().Add(settleTime)))
+			b := make([]byte, 64)
+			n, seen, err := to.ReadFromUDPAddrPort(b)
+			must(t, err)
+			if got := seen.Addr().Unmap(); got != netip.MustParseAddr("203.0.113.33") || string(b[:n]) != "who am I?" {
+				t.Errorf("h2 got %q from %s", b[:n], got)
+			}
+			_, err = to.WriteToUDPAddrPort([]byte("you"), seen)
+			must(t, err)
+			must(t, from.SetReadDeadline(time.Now().Add(settleTime)))
+			if n, at, err := from.ReadFromUDPAddrPort(b); err != nil || at.Addr().Unmap() != w.addr("h2") || string(b[:n]) != "you" {
+				t.Errorf("h1 got %q from %s, %v", b[:n], at, err)
+			}
+			f := w.passed("r2", "fn")
+			if f.RxSuccess < 12 {
+				t.Errorf("%+v", f)
+			}
+		})
+	}
+}
+
 // What a function drops is gone, and nothing else is.
 func TestAFunctionMayDrop(t *testing.T) {
 	t.Parallel()
@@ -286,6 +334,22 @@ func TestFragmentsThroughAFunction(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			w := build(t, withFunction(c.function, c.made))
+			send, receive := w.datagrams()
+			for range 5 {
+				send(big)
+				if got := receive(); !bytes.Equal(got, big) {
+					t.Errorf("%d bytes arrived, %d were sent", len(got), len(big))
+				}
+			}
+			w.counts(dataplane.FunctionCount{RxSuccess: 15, TxSuccess: 15})
+		})
+	}
+	for _, c := range []struct{ name, function, made string }{
+		{"routed, IPv4", routing, forwards}, {"copied, IPv4", inLine, copies}, {"by metadata, IPv4", routing + ", recognise: metadata", forwards},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := build(t, withFunction(c.function, c.made), inIPv4)
+			w.ipv4 = true
 			send, receive := w.datagrams()
 			for range 5 {
 				send(big)
