@@ -430,7 +430,8 @@ func everyPacketGetsItsOwnHeaderBack(t *testing.T, xdp bool) {
 			for _, b := range [][]byte{inner, changed} {
 				if b[0]>>4 == 4 {
 					binary.BigEndian.PutUint32(b[12:], uint32(id))
-					b[16], b[17] = 198, byte(id>>32)
+					b[12] = 9 // of a host, whatever was drawn
+					b[16], b[17], b[18] = 198, byte(id>>32), byte(id>>40)
 					continue
 				}
 				binary.BigEndian.PutUint64(b[8+8:], id)
