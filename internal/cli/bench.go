@@ -39,7 +39,7 @@ func benchParts() []benchPart {
 		}, {
 			"proxy", "Functions that know nothing of SRv6, under TCP",
 			"Repeats the experiments of the paper on the caching SFC proxy: TCP through a function by plain\nrouting, by the kernel's own proxy (End.DT6, then H.Encaps again) and by ours; with packets\ndropped, delayed, and changed by a NAT; caches of different sizes. Needs iperf3 and nft.",
-			bench.Proxy, 10, 3, time.Second, time.Second,
+			bench.Proxy, 7, 3, time.Second, time.Second,
 		}, {
 			"scale", "Cost over chains and segments",
 			"Measures what a packet costs at a node as the chains that visit it, and the segments of a\nchain, grow in number.",
