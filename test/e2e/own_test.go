@@ -11,6 +11,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -70,15 +71,17 @@ func (w *world) shell(node string, args ...string) string {
 	return string(out)
 }
 
-// upload sends bytes by TCP from a node's own socket, with that mark, to a host.
-func (w *world) upload(from, to string, mark int, bytes int64) {
+// upload sends bytes by TCP, from a socket with that mark, to a port of a host; 0: any.
+func (w *world) upload(from, to string, port uint16, mark int, bytes int64) {
 	w.t.Helper()
-	var l net.Listener
+	var l *net.TCPListener
 	must(w.t, w.ns(to).Do(func() (err error) {
-		l, err = net.ListenTCP("tcp6", net.TCPAddrFromAddrPort(netip.AddrPortFrom(w.addr(to), 0)))
+		l, err = net.ListenTCP("tcp6", net.TCPAddrFromAddrPort(netip.AddrPortFrom(w.addr(to), port)))
 		return err
 	}))
 	defer l.Close()
+	limit := time.Now().Add(patience)
+	must(w.t, l.SetDeadline(limit))
 	received := make(chan error, 1)
 	go func() {
 		c, err := l.Accept()
@@ -87,6 +90,10 @@ func (w *world) upload(from, to string, mark int, bytes int64) {
 			return
 		}
 		defer c.Close()
+		if err := c.SetDeadline(limit); err != nil {
+			received <- err
+			return
+		}
 		n, err := io.Copy(io.Discard, c)
 		if err == nil && n != bytes {
 			err = fmt.Errorf("%d bytes of %d came", n, bytes)
@@ -103,6 +110,7 @@ func (w *world) upload(from, to string, mark int, bytes int64) {
 		c, err = d.DialContext(soon(w.t), "tcp6", l.Addr().String())
 		return err
 	}))
+	must(w.t, c.SetDeadline(limit))
 	sent, err := io.CopyN(c, zeros{}, bytes)
 	if err := errors.Join(err, c.Close()); err != nil {
 		w.t.Fatalf("%d of %d bytes sent: %v", sent, bytes, err)
@@ -131,12 +139,12 @@ func TestOwnTrafficTakesAChain(t *testing.T) {
 		took.takes(t, "with a mark that has other bits, to h3", false, false, true)
 
 		since := w.counting(w.path("fast", model.Forward))
-		w.upload("r1", "h2", 16, 20_000_000)
+		w.upload("r1", "h2", 0, 16, 20_000_000)
 		took.takes(t, "TCP of a marked socket", false, true, true)
 		if f := since(); 4*f[0].Packets > f[0].Frames || f.frames() < 10_000 {
 			t.Errorf("%d packets for %d frames; want super-packets", f[0].Packets, f[0].Frames)
 		}
-		w.upload("r1", "h2", 0, 5_000_000)
+		w.upload("r1", "h2", 0, 0, 5_000_000)
 		took.takes(t, "TCP", true, true, false)
 	})
 }
@@ -165,7 +173,7 @@ table inet choice {
 	took := w.countingChains()
 	w.reaches("h1", "h3")
 	took.takes(t, "forwarded echo requests to h3", false, false, true)
-	w.upload("h1", "h3", 0, 100_000)
+	w.upload("h1", "h3", 0, 0, 100_000)
 	took.takes(t, "forwarded TCP to h3", false, false, false)
 	w.reaches("h1", "h2")
 	took.takes(t, "what a chain takes where it comes in", true, true, false)
@@ -216,7 +224,7 @@ func TestOwnSocketsLearnWhatAChainTakes(t *testing.T) {
 	}
 	w.refusedSome("r2", "too-big")
 	w.refusedSome("r1", "path-mtu")
-	w.upload("r1", "h2", 0, 5_000_000)
+	w.upload("r1", "h2", 0, 0, 5_000_000)
 	out, err := w.Run(soon(t), "r1", "ping", "-6", "-c", "1", "-W", "5", "-M", "do", "-s", fmt.Sprint(1500-120-48), w.addr("h2").String())
 	if err != nil {
 		t.Errorf("ping -M do of what fits: %v\n%s", err, out)

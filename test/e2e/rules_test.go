@@ -1,0 +1,48 @@
+package e2e
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/waystamp/waystamp/internal/host"
+	"github.com/waystamp/waystamp/internal/model"
+)
+
+// Chains by ports and by DSCP to the same host, of which the latter comes first.
+var choosing = strings.NewReplacer(
+	`match: {destination: "fc00:8::/64"}`, `match: {destination: "fc00:8::/64", protocol: tcp, destination-port: 8443-8449, priority: 10}`,
+	"lab:\n", `  - name: fast
+    ingress: [r1]
+    functions: [dpi]
+    egress: r6
+    match: {destination: "fc00:8::/64", dscp: 46, priority: 5}
+lab:
+`).Replace(narrowing)
+
+// Ports and DSCP choose the chain, with real TCP, on both hooks.
+func TestPortsAndDSCPChooseAChain(t *testing.T) {
+	t.Parallel()
+	for _, d := range []model.Datapath{model.DatapathTC, model.DatapathXDP} {
+		t.Run(d.String(), func(t *testing.T) {
+			t.Parallel()
+			w := build(t, choosing, datapath(d))
+			if d == model.DatapathXDP { // so that a veth takes what XDP sends
+				for host1, link := range map[string]string{"h1": "h1-r1", "h2": "h2-r6"} {
+					must(t, w.net(host1).SetOffload(link, host.GRO, true))
+					must(t, w.net(host1).SetOffload(link, host.TransmitSum, false))
+				}
+			}
+			took := w.countingChains()
+			w.reaches("h1", "h2")
+			took.takes(t, "echo requests", false, false, false)
+			w.shell("h1", "ping", "-6", "-c", "5", "-i", "0.2", "-Q", "0xb8", w.addr("h2").String())
+			took.takes(t, "echo requests of class EF", false, false, true)
+			w.upload("h1", "h2", 8443, 0, 1_000_000)
+			took.takes(t, "TCP to the first port", true, true, false)
+			w.upload("h1", "h2", 8449, 0, 1_000_000)
+			took.takes(t, "TCP to the last port", true, true, false)
+			w.upload("h1", "h2", 8450, 0, 1_000_000)
+			took.takes(t, "TCP to another port", false, false, false)
+		})
+	}
+}
