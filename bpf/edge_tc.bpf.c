@@ -10,14 +10,17 @@
 #include "lib/owner.h"
 #include "lib/rules_tc.h"
 
-/* A packet that a path takes. IPv4 has a check before it, after which it must be
- * found again.
+/* A packet that a path takes. What the kernel would find out about its length and
+ * drop must not get past it in a tunnel. IPv4 has more of this, after which it
+ * must be found again.
  */
 static __always_inline int enter(struct __sk_buff *skb, struct cursor c,
 				 struct inner *in, __u32 index)
 {
 	int len = skb->len - sizeof(struct eth_hdr);
 
+	if (!in->is_ip4 && ip6_len(in->hdr) > (__u32)len)
+		return ws_refuse(skb, WS_REASON_IP6_LENGTH, 0);
 	if (in->is_ip4) {
 		len = ws_edge_ip4(skb);
 		if (len < 0)

@@ -60,7 +60,7 @@ static __always_inline bool enter_len(ctx_t *ctx, const struct cursor *c,
 	*pad = 0;
 	if (!in->is_ip4) {
 		*len = xdp_packet_len(ctx, in->hdr, c->end);
-		return true;
+		return ip6_len(in->hdr) <= *len;
 	}
 	*len = bpf_ntohs(ip4->len);
 	if (ip4_header_len(ip4) != sizeof(*ip4) || *len < sizeof(*ip4) ||

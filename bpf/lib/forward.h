@@ -13,6 +13,7 @@
 #include "refuse.h"
 #include "route.h"
 #include "srh.h"
+#include "strip.h"
 
 /* The node, if XDP is there to use what TC finds out; else NULL. */
 static __always_inline const struct ws_node *xdp_node(void)
@@ -146,14 +147,17 @@ __noinline int ws_too_big(struct __sk_buff *skb, __u32 mtu)
 	struct cursor c = ctx_cursor(skb);
 	const struct ip6_hdr *ip6;
 	const struct srh *srh;
+	bool is_ip4 = false;
 	__u32 outer = 0;
 
 	cursor_take(&c, struct eth_hdr);
 	ip6 = cursor_take(&c, struct ip6_hdr);
 	srh = cursor_take(&c, struct srh);
 	if (ip6 && srh && ip6_is_ip6(ip6) && ip6->nexthdr == NEXTHDR_ROUTING &&
-	    ip6->src[0] == cfg.address[0] && ip6->src[1] == cfg.address[1])
+	    ip6->src[0] == cfg.address[0] && ip6->src[1] == cfg.address[1]) {
 		outer = sizeof(*ip6) + (srh->hdrlen + 1) * 8;
+		is_ip4 = srh->nexthdr == NEXTHDR_IPV4;
+	}
 	/* Programs cannot make a message of a super-packet that is, or was, a
 	 * tunnel's. The kernel can: it finds the same way, and the packet too
 	 * long for it. Should the way be another one by now, the packet goes it.
@@ -163,8 +167,11 @@ __noinline int ws_too_big(struct __sk_buff *skb, __u32 mtu)
 	    bpf_skb_change_tail(skb, skb->len, 0))
 		return to_kernel(skb);
 	ws_refuse(skb, too_big(), mtu);
+	/* ICMP is about a plain packet. */
+	if (is_ip4 && strip(skb, outer, true))
+		return CTX_DROP;
 	return icmp_too_big(skb, sizeof(struct eth_hdr) + outer, mtu, outer,
-			    false);
+			    is_ip4);
 }
 
 /* A super-packet whose frames are too long for the interface, whatever their
@@ -289,11 +296,18 @@ __noinline int ws_deliver(struct __sk_buff *skb, __u32 exit, int is_ip4)
 		return icmp_time_exceeded(skb, is_ip4);
 	}
 	/* Too long for the link behind the egress: the kernel cuts what may be
-	 * cut, as any router, and tells the sender of the rest.
+	 * cut, as any router, and tells the sender of the rest. Not so a fragment:
+	 * connection tracking would put it together with others that nobody has
+	 * verified, and the whole would count as verified.
 	 */
 	if (is_ip4 && (rc == BPF_FIB_LKUP_RET_FRAG_NEEDED ||
-		       train_is_too_long(skb, b->way.ifindex, &mtu)))
-		return CTX_PASS;
+		       train_is_too_long(skb, b->way.ifindex, &mtu))) {
+		if (!ip4_is_fragment(in.hdr))
+			return CTX_PASS;
+		mtu = b->way.mtu_result;
+		ws_refuse(skb, too_big(), mtu);
+		return icmp_too_big(skb, sizeof(struct eth_hdr), mtu, 0, true);
+	}
 	inner_decrement(&in);
 	if (rc == BPF_FIB_LKUP_RET_SUCCESS)
 		nexthop_learn(&b->way, exit, &key);

@@ -34,7 +34,9 @@ __noinline int ws_is_local(struct __sk_buff *skb, int is_ip4)
 }
 
 /* Is there an SRH among the headers before the upper layer? What has more of
- * them than we look through, or is not whole, counts as if there were.
+ * them than we look through, or is not whole, counts as if there were. Of a
+ * fragmented packet the first fragment has it, without which the others are
+ * nothing.
  */
 __noinline int ws_has_srh(struct __sk_buff *skb)
 {
@@ -47,16 +49,21 @@ __noinline int ws_has_srh(struct __sk_buff *skb)
 		return true;
 	next = ip6->nexthdr;
 	for (__u32 i = 0; i < EXTENSIONS_MAX; i++) {
-		if (!nexthdr_may_route(next))
+		if (!nexthdr_may_hide(next))
 			return false;
 		if (bpf_skb_load_bytes(skb, off, head, sizeof(head)))
 			return true;
 		if (next == NEXTHDR_ROUTING && head[2] == ROUTING_TYPE_SRH)
 			return true;
+		if (next != NEXTHDR_FRAGMENT)
+			off += (head[1] + 1) * 8;
+		else if (head[2] || head[3] & 0xf8)
+			return false;
+		else
+			off += 8;
 		next = head[0];
-		off += (head[1] + 1) * 8;
 	}
-	return nexthdr_may_route(next);
+	return nexthdr_may_hide(next);
 }
 
 static __always_inline bool has_srh(struct __sk_buff *skb,

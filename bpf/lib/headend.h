@@ -56,7 +56,7 @@ static __always_inline enum ws_reason headend_check(const struct ws_headend *h,
 		return WS_REASON_EDGE_HOP_LIMIT;
 	if (h->mtu && packet_len > h->mtu)
 		return WS_REASON_CHAIN_MTU;
-	if (path_mtu_exceeded(h, packet_len))
+	if (path_mtu_exceeded(h, packet_len, in->is_ip4))
 		return WS_REASON_PATH_MTU;
 	if (len + pkt->outer_len - sizeof(struct ip6_hdr) > 65535)
 		return WS_REASON_TRAIN_TOO_BIG;

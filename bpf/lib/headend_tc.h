@@ -34,7 +34,7 @@ static __always_inline int headend_refuse(struct __sk_buff *skb,
 				    is_ip4);
 	if (r == WS_REASON_PATH_MTU) /* compares only */
 		return icmp_too_big(skb, sizeof(struct eth_hdr),
-				    path_mtu_exceeded(h, packet_len), 0,
+				    path_mtu_exceeded(h, packet_len, is_ip4), 0,
 				    is_ip4);
 	return verdict;
 }

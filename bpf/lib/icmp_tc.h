@@ -161,7 +161,6 @@ static __always_inline bool icmp6_has_answer(struct __sk_buff *skb,
 
 	return ip6_is_ip6(about) && !ip6_is_unsteered(about->src) &&
 	       !ip6_is_unsteered(about->dst) && !in_block(about->src[0]) &&
-	       (about->src[0] || about->src[1]) &&
 	       !icmp6_is_error(skb, off, about->nexthdr);
 }
 

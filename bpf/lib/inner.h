@@ -59,13 +59,17 @@ static __always_inline struct addrs inner_addrs(const struct inner *in)
 	};
 }
 
-/* Addresses that the kernel forwards nothing to, or nothing from. */
+/* Addresses that the kernel forwards nothing to, or nothing from. It would forward
+ * to ::, as by any default route.
+ */
 static __always_inline bool inner_to_is_never_forwarded(const struct inner *in)
 {
-	return in->is_ip4 ?
-		       ip4_is_never_forwarded(
-			       ((const struct ip4_hdr *)in->hdr)->dst) :
-		       ip6_is_unsteered(((const struct ip6_hdr *)in->hdr)->dst);
+	const struct ip6_hdr *ip6 = in->hdr;
+
+	return in->is_ip4 ? ip4_is_never_forwarded(
+				    ((const struct ip4_hdr *)in->hdr)->dst) :
+			    ip6_is_unsteered(ip6->dst) &&
+				    !ip6_is_unspecified(ip6->dst);
 }
 
 static __always_inline bool

@@ -169,9 +169,21 @@ static __always_inline bool ip4_is_ip4(const struct ip4_hdr *ip4)
 	return ip4->version_ihl >= 0x45 && ip4->version_ihl <= 0x4f;
 }
 
+/* Is there a header that an SRH may be behind? */
+static __always_inline bool nexthdr_may_hide(__u32 nexthdr)
+{
+	return nexthdr_may_route(nexthdr) || nexthdr == NEXTHDR_FRAGMENT;
+}
+
 static __always_inline bool ip6_has_extension(const struct ip6_hdr *ip6)
 {
-	return nexthdr_may_route(ip6->nexthdr);
+	return nexthdr_may_hide(ip6->nexthdr);
+}
+
+/* Bytes of the packet, as its header says. 40 is what of a jumbogram is no payload. */
+static __always_inline __u32 ip6_len(const struct ip6_hdr *ip6)
+{
+	return sizeof(*ip6) + bpf_ntohs(ip6->payload_len);
 }
 
 static __always_inline __u32 ip6_ecn(const struct ip6_hdr *ip6)
@@ -179,14 +191,21 @@ static __always_inline __u32 ip6_ecn(const struct ip6_hdr *ip6)
 	return bpf_ntohl(ip6->vtc_flow) >> IP6_ECN_SHIFT & 3;
 }
 
+static __always_inline bool ip6_is_unspecified(const __be64 *addr)
+{
+	return !(addr[0] | addr[1]);
+}
+
 /* Multicast ff00::/8 and link-local fe80::/10 are never steered, and are not
- * what a chain can require.
+ * what a chain can require. Nor are :: and ::1, which no router may forward from
+ * or to (RFC 4291 2.5.2, 2.5.3).
  */
 static __always_inline bool ip6_is_unsteered(const __be64 *addr)
 {
 	__u64 hi = bpf_be64_to_cpu(addr[0]);
 
-	return hi >> 56 == 0xff || hi >> 54 == 0xfe80 >> 6;
+	return hi >> 56 == 0xff || hi >> 54 == 0xfe80 >> 6 ||
+	       (!hi && !(addr[1] & ~bpf_cpu_to_be64(1)));
 }
 
 /* ::ffff:0:0/96 stands for IPv4 in our tables; no such address may be on a wire

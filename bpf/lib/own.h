@@ -15,8 +15,7 @@ static __always_inline bool is_own(const struct __sk_buff *skb,
 {
 	const struct ip6_hdr *ip6 = in->hdr;
 	bool fragment = in->is_ip4 ? ip4_is_fragment(in->hdr) :
-				     ip6->nexthdr == NEXTHDR_FRAGMENT ||
-					     ip6_has_extension(ip6);
+				     ip6_has_extension(ip6);
 
 	return !skb->ingress_ifindex && (!fragment || skb->sk);
 }

@@ -5,20 +5,23 @@
  */
 #pragma once
 
+#include "icmp.h"
 #include "maps.h"
 
 /* The most that the chain is known to carry where a packet of that length is
- * longer; 0: it is not.
+ * longer; 0: it is not. An IPv6 sender sends 1280 bytes whatever it is told (RFC
+ * 8200 5): to refuse those on somebody's word would be the end of its traffic.
  */
 static __always_inline __u32 path_mtu_exceeded(const struct ws_headend *h,
-					       __u32 packet_len)
+					       __u32 packet_len, bool is_ip4)
 {
 	__u32 index = h->counter;
 	const struct ws_path_mtu *m = bpf_map_lookup_elem(&ws_path_mtus,
 							  &index);
 
-	if (!m || packet_len <= m->mtu || !m->mtu || m->path != h->path ||
-	    m->expires <= bpf_ktime_get_coarse_ns())
+	if (!m || packet_len <= m->mtu ||
+	    (!is_ip4 && packet_len <= IP6_MIN_MTU) || !m->mtu ||
+	    m->path != h->path || m->expires <= bpf_ktime_get_coarse_ns())
 		return 0;
 	return m->mtu;
 }

@@ -79,6 +79,12 @@ __noinline int ws_proof_verify(const struct proof_tlv *tlv,
 		goto judged;
 	if (!e)
 		goto judged;
+	/* One key for each position before this one, or what is in the maps is no
+	 * plan's: without any, a tag of zero would do.
+	 */
+	if (hop->scheme >= WS_SCHEME_KEYED &&
+	    (!e->keys || e->keys != hop->position))
+		goto judged;
 	if (hop->scheme == WS_SCHEME_KEYED)
 		ok = keyed_verify(tlv, e);
 	else if (hop->scheme == WS_SCHEME_KEYED_FLOW)

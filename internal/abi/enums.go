@@ -93,6 +93,7 @@ const (
 	ReasonOuterFragment     Reason = 84 // a packet for a SID of this node is a fragment outside: the domain makes none
 	ReasonInnerAddress      Reason = 85 // the inner packet for a function is from or to an address that no headend takes packets of
 	ReasonExtensionFirst    Reason = 86 // a packet for a SID of this node has an extension header before its routing header, behind which waystamp looks for none
+	ReasonIp6Length         Reason = 87 // the payload length of an IPv6 packet for a chain runs past the end of its frame
 )
 
 var reasonNames = [...]string{
@@ -183,6 +184,7 @@ var reasonNames = [...]string{
 	"outer-fragment",
 	"inner-address",
 	"extension-first",
+	"ip6-length",
 }
 
 // String returns the name: lower case, words joined by hyphens. A number that
@@ -286,6 +288,7 @@ var reasonTexts = [...]string{
 	"a packet for a SID of this node is a fragment outside: the domain makes none",
 	"the inner packet for a function is from or to an address that no headend takes packets of",
 	"a packet for a SID of this node has an extension header before its routing header, behind which waystamp looks for none",
+	"the payload length of an IPv6 packet for a chain runs past the end of its frame",
 }
 
 // Text says in a sentence without capital or full stop what the packet or the
@@ -309,7 +312,7 @@ func Reasons() []Reason {
 
 // ReasonCount is the number of reasons, ReasonNone included: the size of the
 // map ws_refusals.
-const ReasonCount = 87
+const ReasonCount = 88
 
 // Scheme is how the hops of a path prove that a packet visited them; the number
 // is the wire's.

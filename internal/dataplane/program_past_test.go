@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/waystamp/waystamp/internal/abi"
+	"github.com/waystamp/waystamp/internal/dataplane/oracle"
 	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/plan"
 	"github.com/waystamp/waystamp/internal/srv6"
@@ -191,4 +192,238 @@ func fragmentOf(t *testing.T, frame []byte, options, i int) []byte {
 		t.Fatal(err)
 	}
 	return framed(srv6.EtherTypeIPv6, slices.Concat(b, head, udp[half*i:half*i+half]))
+}
+
+// becomes gives a frame to the programs, which must do what the oracle does, and
+// that must be this.
+func (r *rig) becomes(f frame, want oracle.Verdict, reason oracle.Reason) (seen, error) {
+	var s seen
+	err := r.in(func() (err error) {
+		s, err = r.check(f, &oracle.Labels{}, true)
+		return err
+	})
+	if err == nil && (s.want.Verdict != want || s.want.Reason != reason) {
+		err = fmt.Errorf("%s %s, want %s %s\n%s", s.want.Verdict, s.want.Reason, want, reason, layers(f.b))
+	}
+	return s, err
+}
+
+func frameNamed(t *testing.T, name string) []byte {
+	t.Helper()
+	p, err := packets.Load(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p.Frame
+}
+
+// grown is a frame whose IP packet has that many bytes.
+func grown(b []byte, length int) []byte {
+	b = slices.Concat(b, make([]byte, srv6.EthernetLen+length-len(b)))
+	return edited(b, func(ip []byte) {
+		if ip[0]>>4 == 6 {
+			binary.BigEndian.PutUint16(ip[4:], uint16(length-srv6.IPv6Len))
+			return
+		}
+		binary.BigEndian.PutUint16(ip[2:], uint16(length))
+		summed(ip)
+	})
+}
+
+// summed makes the checksum of an IPv4 header without options right.
+func summed(ip []byte) {
+	binary.BigEndian.PutUint16(ip[10:], 0)
+	binary.BigEndian.PutUint16(ip[10:], sumOf(ip[:srv6.IPv4Len]))
+}
+
+// Whoever is inside can say that only 1280 bytes fit. That must not end what cannot
+// be made smaller.
+func TestForgedSizeStopsNoIPv6(t *testing.T) {
+	r := newScapyRig(t, "r1")
+	told := map[uint32]int{}
+	for _, h := range r.node.Headends {
+		told[h.Path] = 1280 - 120
+	}
+	r.must(r.tell(told))
+	for _, c := range []struct {
+		packet  string
+		length  int
+		verdict oracle.Verdict
+		reason  oracle.Reason
+	}{
+		{"edge-web", 1161, oracle.Forward, ""},
+		{"edge-web", 1280, oracle.Forward, ""},
+		{"edge-web", 1281, oracle.Drop, oracle.PathMTU},
+		{"edge-four", 1160, oracle.Forward, ""},
+		{"edge-four", 1161, oracle.Drop, oracle.PathMTU},
+	} {
+		if _, err := r.becomes(frame{port: portEdge, b: grown(frameNamed(t, c.packet), c.length)}, c.verdict, c.reason); err != nil {
+			t.Errorf("%s of %d bytes: %v", c.packet, c.length, err)
+		}
+	}
+}
+
+// consecutiveIPv4 is consecutive for the packets of "edge-four". leaves: the last
+// segment is another node's.
+func consecutiveIPv4(t *testing.T, leaves bool) plan.Node {
+	n := consecutive(t, model.SchemeKeyed, 3)
+	m := model.Match{Destination: prefix("198.51.100.0/24")}
+	n.Headends[0].Match, n.Headends[0].MTU, n.Egresses[0].Match = m, 0, m
+	if leaves {
+		n.Headends[0].Segments[2], n.Egresses = addr("fc00:0:0:300::"), nil
+	}
+	return n
+}
+
+// Of a packet that this node has encapsulated and stamped, and that is too long for
+// its way out, the sender is told, whichever version of IP it has.
+func TestTooLongBehindAFunctionOfTheHeadendsOwn(t *testing.T) {
+	const mtu = 1000
+	r := newScapyRig(t, "r2", rigRoute{to: prefix("fc00:0:0:300::/56"), mtu: mtu})
+	n := consecutiveIPv4(t, true)
+	r.must(r.apply(&n))
+	outer := srv6.IPv6Len + srv6.SRHLen + 3*srv6.SegmentLen + srv6.ProofLen
+	b := frameNamed(t, "edge-four")
+	if _, err := r.becomes(frame{port: portEdge, b: grown(b, mtu-outer)}, oracle.Forward, ""); err != nil {
+		t.Error(err)
+	}
+	s, err := r.becomes(frame{port: portEdge, b: grown(b, mtu-outer+1)}, oracle.Drop, oracle.TooBig)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// RFC 792 and 1191: fragmentation needed, and the size.
+	e := s.want.Error
+	if len(e) < 28 || e[0]>>4 != 4 || e[20] != 3 || e[21] != 4 || int(binary.BigEndian.Uint32(e[24:])) != mtu-outer {
+		t.Errorf("told %x, want a size of %d", e, mtu-outer)
+	}
+}
+
+// What the kernel puts together has the index of its first fragment, which says that
+// it was verified. So no fragment goes up to be cut further.
+func TestVerifiedFragmentDoesNotGoUp(t *testing.T) {
+	r := newScapyRig(t, "r2", rigRoute{to: prefix("198.51.100.0/24"), mtu: 400})
+	n := consecutiveIPv4(t, false)
+	r.must(r.apply(&n))
+	b := grown(frameNamed(t, "edge-four"), 500)
+	for _, c := range []struct {
+		name    string
+		field   uint16 // of flags and offset
+		verdict oracle.Verdict
+		reason  oracle.Reason
+		told    bool
+	}{
+		{"no fragment", 0, oracle.Deliver, "", false},
+		{"first fragment", 0x2000, oracle.Drop, oracle.TooBig, true},
+		{"middle", 0x2040, oracle.Drop, oracle.TooBig, false},
+		{"last fragment", 0x0040, oracle.Drop, oracle.TooBig, false},
+	} {
+		f := edited(b, func(ip []byte) { binary.BigEndian.PutUint16(ip[6:], c.field); summed(ip) })
+		s, err := r.becomes(frame{port: portEdge, b: f}, c.verdict, c.reason)
+		if err == nil && (s.want.Error != nil) != c.told {
+			err = fmt.Errorf("its sender is told: %t", s.want.Error != nil)
+		}
+		if err != nil {
+			t.Errorf("%s: %v", c.name, err)
+		}
+	}
+}
+
+// The kernel acts on a routing header behind an atomic fragment's header (RFC 6946).
+func TestFragmentHeaderHidesNoSRH(t *testing.T) {
+	behind := func(b []byte, field uint16) []byte {
+		ip := b[srv6.EthernetLen:]
+		head := []byte{ip[6], 0, byte(field >> 8), byte(field), 0, 0, 0, 1}
+		b = slices.Concat(b[:srv6.EthernetLen+srv6.IPv6Len], head, b[srv6.EthernetLen+srv6.IPv6Len:])
+		return edited(b, func(ip []byte) {
+			ip[6] = 44
+			binary.BigEndian.PutUint16(ip[4:], binary.BigEndian.Uint16(ip[4:])+8)
+		})
+	}
+	r1, r6 := newScapyRig(t, "r1"), newScapyRig(t, "r6")
+	for _, c := range []struct {
+		name     string
+		b        []byte
+		in, out  oracle.Reason
+		inbounds oracle.Verdict
+	}{
+		{"SRH", behind(frameNamed(t, "outside-srh"), 0), oracle.OutsideSRH, oracle.LeakSRH, oracle.Drop},
+		{"SRH in a first fragment", behind(frameNamed(t, "outside-srh"), 1), oracle.OutsideSRH, oracle.LeakSRH, oracle.Drop},
+		{"SRH behind two", behind(behind(frameNamed(t, "outside-srh"), 0), 0), oracle.OutsideSRH, oracle.LeakSRH, oracle.Drop},
+		{"UDP", behind(frameNamed(t, "edge-web"), 1), "", "", oracle.Forward},
+		{"later fragment", behind(frameNamed(t, "edge-web"), 64), "", "", oracle.Forward},
+	} {
+		if _, err := r1.becomes(frame{port: portEdge, b: c.b}, c.inbounds, c.in); err != nil {
+			t.Errorf("%s, from outside: %v", c.name, err)
+		}
+		r6.must(r6.in(func() error {
+			got, err := r6.checkLeaves(frame{b: c.b}, oracle.Departure{From: oracle.FromPlan, Index: true})
+			if err != nil || got != c.out {
+				t.Errorf("%s, on its way out: %q, want %q, %v", c.name, got, c.out, err)
+			}
+			return nil
+		}))
+	}
+}
+
+// RFC 4291 2.5.2 and 2.5.3: no router forwards these, in a tunnel or out of one.
+func TestUnspecifiedAndLoopbackAddressesTakeNoChain(t *testing.T) {
+	r1, r6 := newScapyRig(t, "r1"), newScapyRig(t, "r6")
+	inner := srv6.IPv6Len + srv6.SRHLen + 3*srv6.SegmentLen + srv6.ProofLen
+	for _, a := range []string{"::", "::1"} {
+		for name, at := range map[string]int{"source": 8, "destination": 24} {
+			as := func(off int) func(ip []byte) {
+				return func(ip []byte) { copy(ip[off+at:], addr(a).AsSlice()) }
+			}
+			if _, err := r1.becomes(frame{port: portEdge, b: edited(frameNamed(t, "edge-web"), as(0))}, oracle.Pass, ""); err != nil {
+				t.Errorf("%s %s: %v", name, a, err)
+			}
+			if _, err := r6.becomes(frame{port: portCore, b: edited(frameNamed(t, "web-3"), as(inner))}, oracle.Drop, oracle.WrongChain); err != nil {
+				t.Errorf("inner %s %s: %v", name, a, err)
+			}
+		}
+	}
+}
+
+// A header that says more than there is would be believed behind the tunnel, where
+// the kernel would have dropped it before.
+func TestIPv6PacketShorterThanItSaysTakesNoChain(t *testing.T) {
+	r := newScapyRig(t, "r1")
+	b := frameNamed(t, "edge-web")
+	for _, more := range []uint16{0, 1, 1000} {
+		f := edited(b, func(ip []byte) { binary.BigEndian.PutUint16(ip[4:], binary.BigEndian.Uint16(ip[4:])+more) })
+		verdict, reason := oracle.Forward, oracle.Reason("")
+		if more > 0 {
+			verdict, reason = oracle.Drop, oracle.IP6Length
+		}
+		if _, err := r.becomes(frame{port: portEdge, b: f}, verdict, reason); err != nil {
+			t.Errorf("%d bytes more: %v", more, err)
+		}
+	}
+}
+
+// A verifier entry without keys, which no plan makes, verifies nothing: not the tag
+// that no key has been put into.
+func TestNoKeysVerifyNothing(t *testing.T) {
+	r := newScapyRig(t, "r6")
+	k := egressKey{Path: be32(0x5eed0001), Epoch: 1}
+	e := r.have.egresses[k]
+	tag := srv6.IPv6Len + srv6.SRHLen + 3*srv6.SegmentLen + 16
+	zero := edited(frameNamed(t, "web-3"), func(ip []byte) { clear(ip[tag : tag+8]) })
+	for _, keys := range []uint8{0, e.Keys - 1} {
+		e.Keys = keys
+		r.must(r.d.run(r.g, []op{{tableEgresses, &k, &e}}))
+		r.must(r.in(func() error {
+			for name, run := range map[string]func(frame) (outcome, error){"TC": r.runTC, "XDP": r.runXDP} {
+				got, err := run(frame{port: portCore, b: zero})
+				if err != nil {
+					return err
+				}
+				since, err := r.counted()
+				if err != nil || !slices.Equal(since.dropped, []string{string(oracle.Proof)}) {
+					t.Errorf("%d keys, %s: verdict %d, refused %v, %v; want %s", keys, name, got.verdict, since.dropped, err, oracle.Proof)
+				}
+			}
+			return nil
+		}))
+	}
 }

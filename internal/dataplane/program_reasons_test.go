@@ -111,6 +111,7 @@ func headendEntry(r *rig, path uint32) (uint32, headend) {
 func TestEveryReasonIsProduced(t *testing.T) {
 	produced := map[abi.Reason]string{
 		abi.ReasonPathMTU:        "TestHeadendLearnsFromPacketTooBig",
+		abi.ReasonIp6Length:      "TestIPv6PacketShorterThanItSaysTakesNoChain",
 		abi.ReasonTrainTooBig:    "TestHeadendStampsTrains",
 		abi.ReasonTruncated:      "TestTruncatedHeaders",
 		abi.ReasonEdgeTruncated:  "TestTruncatedHeaders",

@@ -760,6 +760,11 @@ func (r *rig) expect(f frame) (want oracle.Result, passes bool) {
 		want = oracle.Result{Verdict: oracle.Drop, Reason: oracle.Reason(reasonName(reason)), Visits: want.Visits[:i], Reported: reported, Spent: spent}
 		break
 	}
+	// To answer a sender of IPv4 the outer header must go, which a test run's
+	// super-packets do not let happen.
+	if want.Reason == oracle.TooBig && len(want.Visits) > 0 && want.Error != nil && want.Error[0]>>4 == 4 {
+		want.Error = nil
+	}
 	return want, false
 }
 

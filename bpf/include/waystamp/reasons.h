@@ -94,7 +94,8 @@
 	X(UNVERIFIED, "a chain requires this packet, yet it would leave the domain without having been verified here") \
 	X(OUTER_FRAGMENT, "a packet for a SID of this node is a fragment outside: the domain makes none") \
 	X(INNER_ADDRESS, "the inner packet for a function is from or to an address that no headend takes packets of") \
-	X(EXTENSION_FIRST, "a packet for a SID of this node has an extension header before its routing header, behind which waystamp looks for none")
+	X(EXTENSION_FIRST, "a packet for a SID of this node has an extension header before its routing header, behind which waystamp looks for none") \
+	X(IP6_LENGTH, "the payload length of an IPv6 packet for a chain runs past the end of its frame")
 
 enum ws_reason {
 #define X(name, text) WS_REASON_##name,

@@ -95,16 +95,22 @@ const extensionsMax = 4
 func (b ipv6) hasSRH() bool {
 	next, rest := b.nextHeader(), b[srv6.IPv6Len:]
 	for range extensionsMax {
-		if !mayRoute(next) {
+		if !mayRoute(next) && next != protocolFragment {
 			return false
 		}
 		if len(rest) < 4 || next == srv6.NextHeaderRoute && rest[2] == srv6.RoutingTypeSRH {
 			return true
 		}
 		length := 8 * (int(rest[1]) + 1)
+		if next == protocolFragment {
+			length = 8
+			if binary.BigEndian.Uint16(rest[2:])&0xfff8 != 0 {
+				return false // the first fragment has it
+			}
+		}
 		next, rest = rest[0], rest[min(length, len(rest)):]
 	}
-	return mayRoute(next)
+	return mayRoute(next) || next == protocolFragment
 }
 
 // mayRoute: a routing header, or one that may stand before it (RFC 8200 4.1).
@@ -140,7 +146,7 @@ func decapsulateECN(inner, outer uint8) (out uint8, drop bool) {
 }
 
 // neverForwarded are addresses from and to which the kernel forwards nothing: in
-// IPv6 link-local fe80::/10 and multicast ff00::/8, in IPv4 0.0.0.0/8,
+// IPv6 loopback ::1, link-local fe80::/10 and multicast ff00::/8, in IPv4 0.0.0.0/8,
 // 127.0.0.0/8, 224.0.0.0/4 and 255.255.255.255. netip's own questions would
 // count ::ffff:224.0.0.1 too.
 func neverForwarded(a netip.Addr) bool {
@@ -149,7 +155,7 @@ func neverForwarded(a netip.Addr) bool {
 		return b[0] == 0 || b[0] == 127 || b[0]>>4 == 14 || b == [4]byte{255, 255, 255, 255}
 	}
 	b := a.As16()
-	return b[0] == 0xff || b[0] == 0xfe && b[1]&0xc0 == 0x80
+	return a == netip.IPv6Loopback() || b[0] == 0xff || b[0] == 0xfe && b[1]&0xc0 == 0x80
 }
 
 // unsteered addresses are never anybody's chain: those, in IPv4 also link-local
@@ -159,7 +165,7 @@ func unsteered(a netip.Addr) bool {
 		b := a.As4()
 		return neverForwarded(a) || b[0] == 169 && b[1] == 254
 	}
-	return neverForwarded(a) || a.Is4In6()
+	return neverForwarded(a) || a.Is4In6() || a == netip.IPv6Unspecified()
 }
 
 // header are the bytes of an SRH that checkSRH accepted.

@@ -67,7 +67,7 @@ func (p *packet) teller(about ip) Node {
 // mayAnswer: RFC 4443 2.4 e, and no SIDs, and there is a way to the source.
 func (n Node) mayAnswer(about ipv6) bool {
 	from := about.source()
-	if from.IsUnspecified() || neverForwarded(from) || neverForwarded(about.destination()) || n.Block.Contains(from) || n.owns(from) {
+	if from.IsUnspecified() || neverForwarded(from) || unsteered(about.destination()) && !about.destination().Is4In6() || n.Block.Contains(from) || n.owns(from) {
 		return false
 	}
 	if !about.whole() || about.isError() {

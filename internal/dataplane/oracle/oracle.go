@@ -205,7 +205,7 @@ func (p *packet) edge() Result {
 	if !ok {
 		return p.drop(EdgeTruncated)
 	}
-	if !in.whole() || neverForwarded(in.destination()) || neverForwarded(in.source()) {
+	if !in.whole() || neverForwarded(in.destination()) || neverForwarded(in.source()) || in.source() == netip.IPv6Unspecified() {
 		return p.pass()
 	}
 	if !p.v4 {
@@ -233,6 +233,8 @@ func (p *packet) edge() Result {
 			if reason := p.enterIPv4(); reason != "" {
 				return p.drop(reason)
 			}
+		} else if srv6.IPv6Len+ipv6(p.b).payloadLength() > len(p.b) {
+			return p.drop(IP6Length)
 		}
 		return p.headend(h)
 	}
@@ -283,7 +285,7 @@ func (p *packet) headend(h *plan.Headend) Result {
 	case h.MTU != 0 && p.longest() > h.MTU:
 		return p.answer(ChainMTU, 0, icmp{kind: icmpTooBig, data: uint32(h.MTU)})
 	}
-	if told := p.node.PathMTU[h.Path]; told != 0 && p.longest() > told {
+	if told := p.node.PathMTU[h.Path]; told != 0 && p.longest() > told && (p.v4 || p.longest() > ipv6MinMTU) {
 		return p.answer(PathMTU, 0, icmp{kind: icmpTooBig, data: uint32(told)})
 	}
 	if outer-srv6.IPv6Len+len(p.b) > 0xffff {
@@ -552,6 +554,9 @@ func (p *packet) forward(noRoute Reason) Result {
 		}
 		// The kernel cuts it, or tells its sender.
 		if p.v4 && mtu != 0 && p.longest() > mtu {
+			if isFragment(p.b, true) { // the kernel might put it together with others
+				return p.answer(TooBig, 0, icmp{kind: icmpTooBig, data: uint32(mtu)})
+			}
 			return p.end(Deliver)
 		}
 		ip.decrement()
@@ -569,7 +574,15 @@ func (p *packet) tooBig(mtu int) Result {
 	if ip := ipv6(p.b); ip.source() == p.node.Address && ip.nextHeader() == srv6.NextHeaderRoute {
 		at = srv6.IPv6Len + 8 + 8*int(p.b[srv6.IPv6Len+1])
 	}
-	return p.answer(TooBig, at, icmp{kind: icmpTooBig, data: uint32(max(0, mtu-at))})
+	e := icmp{kind: icmpTooBig, data: uint32(max(0, mtu-at))}
+	if at > 0 && p.b[srv6.IPv6Len] == srv6.NextHeaderIPv4 {
+		p.b, p.v4 = p.b[at:], true
+		if len(p.b) < srv6.IPv4Len {
+			return p.drop(TooBig)
+		}
+		return p.answer(TooBig, 0, e)
+	}
+	return p.answer(TooBig, at, e)
 }
 
 // way asks for the way to an address from another: its MTU, and whether there is

@@ -69,6 +69,7 @@ const (
 	MappedAddress   Reason = "MAPPED_ADDRESS"
 	IP4Length       Reason = "IP4_LENGTH"
 	IP4Checksum     Reason = "IP4_CHECKSUM"
+	IP6Length       Reason = "IP6_LENGTH"
 )
 
 // Reasons are all of them.
@@ -80,6 +81,6 @@ func Reasons() []Reason {
 		UnknownSID, UnknownPath, UnknownEpoch, Scheme, UpperLayer, SegmentsRemain, SegmentOutside, HopLimit, Loop,
 		Segments, Proof, Range, Flow, Number, Replay, Stale, InnerProtocol, InnerTruncated, InnerVersion, InnerHopLimit,
 		EdgeHopLimit, WrongChain, ECN, RNDExhausted, NoLane, ChainMTU, TrainTooLong, TrainTooBig,
-		TooBig, NoRoute, InnerNoRoute, OutsideError, PathMTU, OutsideSource, Source, LeakSID, LeakSRH, LeaveTruncated, Unverified, OuterFragment, ExtensionFirst, MappedAddress, IP4Length, IP4Checksum,
+		TooBig, NoRoute, InnerNoRoute, OutsideError, PathMTU, OutsideSource, Source, LeakSID, LeakSRH, LeaveTruncated, Unverified, OuterFragment, ExtensionFirst, MappedAddress, IP4Length, IP4Checksum, IP6Length,
 	}
 }
