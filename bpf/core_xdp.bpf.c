@@ -68,6 +68,7 @@ static __always_inline int deliver_xdp(ctx_t *ctx, const struct endpoint *ep,
 	__u32 outer = endpoint_outer_len(ep);
 	__u32 len = ep->len - outer;
 	__u32 stats = ep->hop->stats, ecn = ip6_ecn(ep->ip6);
+	struct ws_nexthop way;
 	const struct ws_nexthop *n;
 	struct ws_nexthop_key key;
 	struct eth_hdr *eth;
@@ -82,12 +83,20 @@ static __always_inline int deliver_xdp(ctx_t *ctx, const struct endpoint *ep,
 	c = (struct cursor){ inner.hdr + inner_header(is_ip4), ep->end };
 	key = nexthop_key_inner(&inner, flow_hash(c, &inner));
 	n = nexthop_inner(stats, &key, node->ways);
-	if (!nexthop_takes(n, len))
+	if (!n)
+		return CTX_PASS;
+	/* The entry may be another destination's the next moment, by another CPU's
+	 * doing. What is looked at here is what is gone by below.
+	 */
+	way = *n;
+	barrier();
+	if (!nexthop_counts(&way, key.addr[0], key.addr[1], node->ways) ||
+	    !nexthop_takes(&way, len))
 		return CTX_PASS;
 	/* What the guard has said of this destination holds as long as the way,
 	 * where no rule says more.
 	 */
-	path = n->path;
+	path = way.path;
 	if (node->rules)
 		path = ws_rules_find(ctx, sizeof(*eth) + outer, WS_RULE_REQUIRE,
 				     is_ip4, ep->tlv->path);
@@ -120,7 +129,7 @@ static __always_inline int deliver_xdp(ctx_t *ctx, const struct endpoint *ep,
 	inner_decrement(&inner);
 	inner_set_ecn(&inner, ecn);
 	stats_add(stats, 1, len);
-	return nexthop_take(eth, n, is_ip4);
+	return nexthop_take(eth, &way, is_ip4);
 }
 
 static __always_inline int dt46_xdp(ctx_t *ctx, const struct endpoint *ep,

@@ -356,7 +356,7 @@ func TestFragmentHeaderHidesNoSRH(t *testing.T) {
 			t.Errorf("%s, from outside: %v", c.name, err)
 		}
 		r6.must(r6.in(func() error {
-			got, err := r6.checkLeaves(frame{b: c.b}, oracle.Departure{From: oracle.FromPlan, Index: true})
+			got, _, err := r6.checkLeaves(frame{b: c.b}, oracle.Departure{From: oracle.FromPlan, Index: true})
 			if err != nil || got != c.out {
 				t.Errorf("%s, on its way out: %q, want %q, %v", c.name, got, c.out, err)
 			}
