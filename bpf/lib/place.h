@@ -53,7 +53,11 @@ egress_at(__u32 index, const struct ws_egress_key *k)
 {
 	const struct ws_egress *e = bpf_map_lookup_elem(&ws_egresses, &index);
 
-	return e && e->of.path == k->path && e->of.epoch == k->epoch ? e : NULL;
+	/* Nobody's has no list, and may be taken for path 0's. */
+	return e && e->segments && e->of.path == k->path &&
+			       e->of.epoch == k->epoch ?
+		       e :
+		       NULL;
 }
 
 /* guess: of hop_find. NULL: there is none. */
