@@ -29,6 +29,13 @@ __noinline int ws_is_local(struct __sk_buff *skb, int is_ip4)
 		return false;
 	rc = is_ip4 ? route_find_ip4(skb, in.hdr, &p) :
 		      route_find(skb, in.hdr, &p);
+	/* The helper asks the interface. Of IPv6 the kernel asks the whole node, and
+	 * the loopback device is as that is.
+	 */
+	if (rc == BPF_FIB_LKUP_RET_FWD_DISABLED && !is_ip4) {
+		p.ifindex = 1;
+		rc = bpf_fib_lookup(skb, &p, sizeof(p), 0);
+	}
 	return rc == BPF_FIB_LKUP_RET_NOT_FWDED ||
 	       rc == BPF_FIB_LKUP_RET_FWD_DISABLED;
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
 	"os/exec"
 	"slices"
 	"testing"
@@ -295,6 +296,35 @@ func TestTooLongBehindAFunctionOfTheHeadendsOwn(t *testing.T) {
 	e := s.want.Error
 	if len(e) < 28 || e[0]>>4 != 4 || e[20] != 3 || e[21] != 4 || int(binary.BigEndian.Uint32(e[24:])) != mtu-outer {
 		t.Errorf("told %x, want a size of %d", e, mtu-outer)
+	}
+}
+
+// Of IPv6 the kernel forwards if the node does, whatever the interface is set to. So
+// where the plan was told wrongly that an address is the node's own, the interface's
+// word lets nothing past the guard.
+func TestInterfaceThatDoesNotForwardIsNoWayPastTheGuard(t *testing.T) {
+	n := scapyNode(t, "r6")
+	r := newRig(t, rigSpec{
+		name: "r6", block: n.Block, locator: n.Locator, address: n.Address, own: n.Local, moved: []netip.Addr{addr("fc00:8::2")},
+	})
+	r.must(r.apply(&n.Node))
+	b := frameNamed(t, "edge-web")
+	for _, forwarding := range []string{"1", "0"} {
+		r.must(r.in(func() error {
+			err := os.WriteFile("/proc/sys/net/ipv6/conf/"+portCore+"/forwarding", []byte(forwarding), 0)
+			if err != nil {
+				return err
+			}
+			got, err := r.runTC(frame{port: portCore, b: b})
+			if err != nil {
+				return err
+			}
+			since, err := r.counted()
+			if err != nil || got.verdict != tcDrop || !slices.Equal(since.dropped, []string{string(oracle.Unproven)}) {
+				t.Errorf("forwarding %s: verdict %d, refused %v, %v; want %s", forwarding, int32(got.verdict), since.dropped, err, oracle.Unproven)
+			}
+			return nil
+		}))
 	}
 }
 
