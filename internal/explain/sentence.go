@@ -9,6 +9,7 @@ import (
 
 	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/plan"
+	"github.com/waystamp/waystamp/internal/srv6"
 )
 
 // RND as a headend sends it: lane, frames in the train - 1, counter.
@@ -282,7 +283,7 @@ func (x *explainer) sentence() string {
 			return x.proofSentence()
 		}
 	case "unproven":
-		if p := x.requires(x.to, x.from); p != nil {
+		if p := x.requires(askedOf(x.event.Packet[srv6.EthernetLen:], x.from, x.to), nil); p != nil {
 			return fmt.Sprintf("a packet %s, which %s requires, came without proof", between, chainName(p))
 		}
 		return fmt.Sprintf("a packet %s came without proof, and no chain of these paths requires it: %s has another plan", between, x.out.Node)
@@ -439,24 +440,64 @@ func addresses(list []netip.Addr) string {
 	return strings.Join(names, ", ")
 }
 
-// requires is the path that takes a packet: the longest destination prefix,
-// then the longest source prefix. Where the node that refused it is the egress
-// of some path, only such paths count.
-func (x *explainer) requires(dst, src netip.Addr) *plan.Path {
+// asked is what the guard asks a packet for.
+type asked struct {
+	srv6.Flow
+	read bool // all of the flow could be
+	dscp uint8
+}
+
+// askedOf takes a packet from its IP header on.
+func askedOf(b []byte, source, destination netip.Addr) asked {
+	var a asked
+	switch {
+	case len(b) >= 2 && b[0]>>4 == 4:
+		a.Flow, a.read = srv6.ReadFlow(srv6.NextHeaderIPv4, b)
+		a.dscp = b[1] >> 2
+	case len(b) >= 2 && b[0]>>4 == 6:
+		a.Flow, a.read = srv6.ReadFlow(srv6.NextHeaderIPv6, b)
+		a.dscp = b[0]&15<<2 | b[1]>>6
+	}
+	a.Source, a.Destination = source, destination
+	return a
+}
+
+// fits says whether the guard sees a packet as one of m's. Of a fragment it does
+// not know the ports, of what it cannot read not even the protocol: these fit.
+func (a asked) fits(m model.Match) bool {
+	within := func(p model.Ports, port uint16) bool {
+		return p == model.Ports{} || a.Fragment || p.First <= port && port <= p.Last
+	}
+	dscp, byDSCP := m.DSCP.Value()
+	if !m.Covers(a.Destination, a.Source) || byDSCP && dscp != a.dscp {
+		return false
+	}
+	return !a.read || (m.Protocol == 0 || uint8(m.Protocol) == a.Protocol) &&
+		within(m.SourcePort, a.SourcePort) && within(m.DestinationPort, a.DestinationPort)
+}
+
+// requires is the path that takes a packet: the rule of the lowest priority, else
+// the longest destination prefix, then the longest source prefix. Where the node
+// that refused it is the egress of some path, only such paths count. Marks are
+// gone, so that rules by mark count only for packets with a proof of theirs.
+func (x *explainer) requires(a asked, proven *plan.Path) *plan.Path {
 	var best *plan.Path
-	var bits [2]int
+	var first [3]int // the lowest comes first
 	for i := range x.paths {
 		p := &x.paths[i]
 		if len(p.Hops) == 0 || x.out.Node != "" && p.Hops[len(p.Hops)-1].Node != x.out.Node {
 			continue
 		}
 		m := p.Match
-		if m.Destination.IsValid() && !m.Destination.Contains(dst) || m.Source.IsValid() && !m.Source.Contains(src) {
+		if !a.fits(m) || m.ByMark() && p != proven {
 			continue
 		}
-		b := [2]int{max(0, m.Destination.Bits()), max(0, m.Source.Bits())}
-		if best == nil || slices.Compare(b[:], bits[:]) > 0 {
-			best, bits = p, b
+		at := [3]int{int(m.Priority)}
+		if !m.Ordered() {
+			at = [3]int{model.PriorityMax + 1, -max(0, m.Destination.Bits()), -max(0, m.Source.Bits())}
+		}
+		if best == nil || slices.Compare(at[:], first[:]) < 0 {
+			best, first = p, at
 		}
 	}
 	return best
@@ -464,7 +505,7 @@ func (x *explainer) requires(dst, src netip.Addr) *plan.Path {
 
 func (x *explainer) wrongChainSentence(between string) string {
 	belongs := "no chain that ends there takes it"
-	if p := x.requires(x.inner.Destination, x.inner.Source); p != nil {
+	if p := x.requires(askedOf(x.packet.Payload, x.inner.Source, x.inner.Destination), x.path); p != nil {
 		belongs = chainName(p) + " takes it"
 	}
 	s := fmt.Sprintf("a packet %s came with a proof of %s, but %s", between, chainName(x.path), belongs)
