@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"net/netip"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/waystamp/waystamp/internal/dataplane"
 	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/plan"
@@ -82,6 +84,7 @@ type worldSpec struct {
 	xdp        bool
 	compressed bool // SIDs, and reduced headers
 	ipv4       bool // what comes in
+	ordered    bool // chains are chosen by rules with a priority
 }
 
 // world is a compiled worldSpec.
@@ -128,6 +131,9 @@ func newWorld(spec worldSpec) (world, error) {
 		}
 		if spec.ipv4 {
 			c.Match.Destination = innerNet4(i)
+		}
+		if spec.ordered {
+			c.Match.Priority, c.Match.Protocol = uint16(i+1), unix.IPPROTO_UDP
 		}
 		if spec.compressed {
 			c.Encapsulation = model.Encapsulation{SIDs: model.SIDsCompressed, Reduced: true}

@@ -13,6 +13,7 @@ func Scale(ctx context.Context, c Config) (Result, error) {
 	c.separate = true
 	r := c.begin("scale", append(hopSetup(c),
 		fmt.Sprintf("Chains: packets go round all of them, one after the other, each with its own SID, path, secrets, rule and destination. The generator's own tables grow with them; scale/drop shows what that costs. Each visit of a node has a /64 of its own, and a /48, the one length of blocks that NEXT-C-SID's 16 bits allow, has 65535 of them: no domain can have more than 32767 chains, with one function each. The nodes of this one have a quarter of the block each, so that it goes to %d.", chainsMax),
+		"Rules: as many chains, each chosen by a rule with a priority, a destination and a protocol; packets go round all of them.",
 		"Headends put as much before a frame as its buffer has room for; on veth that is 9 segments. Longer lists go by TC, and take as long.",
 		"Segments: keyed verifies a tag per hop, opot the same work for any number.",
 	)...)
@@ -27,7 +28,7 @@ func Scale(ctx context.Context, c Config) (Result, error) {
 		var subjects []subject
 		for _, t := range tasks {
 			for _, s := range []model.Scheme{model.SchemeOPoT, model.SchemeKeyed} {
-				if what == "chains" && s == model.SchemeOPoT && t != taskDrop {
+				if what != "segments" && s == model.SchemeOPoT && t != taskDrop {
 					continue // the same tables
 				}
 				if t == taskDrop && s == model.SchemeKeyed {
@@ -60,6 +61,10 @@ func Scale(ctx context.Context, c Config) (Result, error) {
 		return Result{}, err
 	}
 	if err := sweep("chains", chains, []task{taskDrop, taskEnd, taskHeadend, taskEgress}, func(h *hop, n int) { h.chains = n }); err != nil {
+		return Result{}, err
+	}
+	rules := []int{1, 16, 64, model.OrderedMax}
+	if err := sweep("rules", rules, []task{taskHeadend, taskEgress}, func(h *hop, n int) { h.chains, h.ordered = n, true }); err != nil {
 		return Result{}, err
 	}
 	if len(r.Figures) == 0 {
