@@ -990,14 +990,26 @@ func TestFailureAtAnyStepOfAFunctionLeavesWhatWasThere(t *testing.T) {
 	}
 }
 
+// keyOffset is where the key of the cache is in a wsConfig, in bytes.
+func keyOffset(t *testing.T) int {
+	var b bytes.Buffer
+	if err := binary.Write(&b, binary.NativeEndian, wsConfig{FingerprintKey: [2]uint64{1<<64 - 1, 1<<64 - 1}}); err != nil {
+		t.Fatal(err)
+	}
+	return bytes.IndexByte(b.Bytes(), 0xff)
+}
+
 func TestLargerCacheNeedsANewGenerationAndCountersGoOn(t *testing.T) {
 	r := newProxyRun(t, proxyNode())
 	r.in(1, udp(1))
 	if r.d.gen.limits.buckets != 512 || r.d.gen.limits.slots != 1 {
 		t.Errorf("limits %+v", r.d.gen.limits)
 	}
+	spec, err := loadFunctionTC()
+	r.must(err)
+	// The key lies in the read-only data of the program.
+	at := spec.Variables["cfg"].Offset + uint32(keyOffset(t))
 	key := func() (k [2]uint64) {
-		// The key lies in the read-only data of the program.
 		info, err := r.d.gen.programs[progFunctionTC].Info()
 		r.must(err)
 		ids, _ := info.MapIDs()
@@ -1008,7 +1020,7 @@ func TestLargerCacheNeedsANewGenerationAndCountersGoOn(t *testing.T) {
 			if mi, err := m.Info(); err == nil && mi.Name == ".rodata" || err == nil && m.Type() == ebpf.Array && m.ValueSize() >= 56 && mi.Name != "" && mi.Name[0] == '.' {
 				b, err := m.LookupBytes(uint32(0))
 				r.must(err)
-				return [2]uint64{binary.NativeEndian.Uint64(b[40:]), binary.NativeEndian.Uint64(b[48:])}
+				return [2]uint64{binary.NativeEndian.Uint64(b[at:]), binary.NativeEndian.Uint64(b[at+8:])}
 			}
 		}
 		t.Fatal("no read-only data")

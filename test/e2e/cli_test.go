@@ -155,7 +155,7 @@ func TestWrongUsageIsToldInOneSentence(t *testing.T) {
 		{[]string{"lab", "up", "-f", ruleless, "--run-dir", runDir}, 1, "load the ruleset of function fw: nft says: line 6:"},
 		{[]string{"lab", "down", "--run-dir", runDir}, 1, "no lab is up"},
 		{[]string{"lab", "down", "--prefix", "nonesuch", "--run-dir", runDir}, 1, "there is no lab nonesuch"},
-		{[]string{"lab", "exec", "--run-dir", runDir, "h1"}, 1, "no lab is up"},
+		{[]string{"lab", "exec", "--run-dir", runDir, "h1", "--", "true"}, 1, "no lab is up"},
 		{[]string{"get", "paths", "--socket", missing}, 1, "is it running?"},
 		{[]string{"get", "nonsense"}, 2, `"nonsense" is not a command of waystamp get`},
 		{[]string{"watch", "--socket", missing, "--once"}, 1, "is it running?"},
