@@ -99,8 +99,9 @@ func (w *world) mayRefuse(node, reason string) {
 	must(w.t, err)
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	r := refusal{Node: node, Reason: reason}
-	w.expected[r] = all[r]
+	if r := (refusal{Node: node, Reason: reason}); all[r] > 0 {
+		w.expected[r] = all[r]
+	}
 }
 
 // udpSocket is a socket that sends no longer packets than the kernel thinks fit,
