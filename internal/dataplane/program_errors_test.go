@@ -176,11 +176,11 @@ func TestHeadendLearnsFromPacketTooBig(t *testing.T) {
 		t.Errorf("after 1400 was told, a sender is told %d, want 1280", got)
 	}
 	run(tooBig(100, quoted)) // less than any link takes
-	if got := told(1280 - outer + 1); got != 1280 {
-		t.Errorf("after 100 was told, a sender is told %d, want 1280", got)
+	if got := told(1281); got != 1280 {
+		t.Errorf("after 100 was told, a sender of 1281 bytes is told %d, want 1280", got)
 	}
-	if got := told(1280 - outer); got != 0 {
-		t.Errorf("after 100 was told, a sender of %d bytes is told %d; what every link takes goes through", 1280-outer, got)
+	if got := told(1280); got != 0 {
+		t.Errorf("after 100 was told, a sender of 1280 bytes is told %d; it cannot send less", got)
 	}
 	// Ten minutes later.
 	_, entry := headendEntry(r, 0x5eed0001)

@@ -1397,6 +1397,9 @@ def edge():
     drop("edge-hop-limit-1", "EDGE_HOP_LIMIT", inner(hlim=1), "hop limit 1")
     drop("edge-hop-limit-0", "EDGE_HOP_LIMIT", inner(hlim=0), "hop limit 0")
     drop("edge-truncated", "EDGE_TRUNCATED", inner()[:39], "39 bytes")
+    longer = inner()[:5] + bytes([inner()[5] + 1]) + inner()[6:]
+    drop("edge-ip6-long", "IP6_LENGTH", longer, "a payload length beyond the "
+         "frame")
     same("edge-version-4", b"\x46" + inner()[1:], "version 4 under IPv6's "
          "ethertype: the kernel's matter")
 
