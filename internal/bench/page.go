@@ -44,7 +44,7 @@ func moreThan(other string, n float64) value {
 // Reasons that several goals share.
 const (
 	whyChecks  = "The goal is what a prototype without checks reached. This data path also checks every header as RFC 8754 asks, the proof's TLV, the path's source and the block of the next segment, and counts; each check is in the tests."
-	whyWindow  = "The goal is of a verdict without a replay window. Every number is looked up in one here and entered, which takes an atomic operation on a shared line."
+	whyWindow  = "The stamp of every hop is computed anew, one after the other, and eBPF has no rotation of words; and every number is looked up in a replay window and entered, with an atomic operation on a shared line. The goal is of a verdict without a window."
 	whyHosts   = "With super-packets whole, TCP in the hosts takes most of the time: what nodes do is a few percent of it, as is the spread from run to run."
 	whyFrames  = "Each frame goes through the kernel's stack on six nodes for all schemes; our programs save the look-ups of SRv6, not the stack."
 	whyXDP     = "Without offloads TCP in the hosts takes the larger part of both CPUs, for all schemes alike; what the nodes save on XDP is a part of the rest."
@@ -116,7 +116,7 @@ func beyondGenerator(f Figure, all map[string]Figure) (float64, bool) {
 func (r Result) Page(plots []string) string {
 	var b strings.Builder
 	b.WriteString("# Performance\n\n")
-	b.WriteString("Made by `waystamp bench docs docs/performance/results.json docs`; do not edit. To repeat every figure:\n`waystamp bench all --out DIR`, in less than half an hour, or with `--quick` in four minutes, with fewer and shorter runs. One\nfigure again, beside its baseline: `waystamp bench PART --only NAME`; the part is told where the figure is.\n\n")
+	b.WriteString("Made by `waystamp bench docs docs/performance/results.json docs`; do not edit. To repeat every figure:\n`waystamp bench all --out DIR`, in less than half an hour, or with `--quick` in four minutes, with fewer and shorter runs. One\nfigure again, beside its baseline: `waystamp bench hop --only NAME`, or another part than hop; it is told where the figure is.\n\n")
 	r.goals(&b, true)
 	inFolder := make([]string, len(plots))
 	for i, p := range plots {
