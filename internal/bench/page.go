@@ -116,7 +116,7 @@ func beyondGenerator(f Figure, all map[string]Figure) (float64, bool) {
 func (r Result) Page(plots []string) string {
 	var b strings.Builder
 	b.WriteString("# Performance\n\n")
-	b.WriteString("Made by `waystamp bench docs docs/performance/results.json docs`; do not edit. To repeat every figure:\n`waystamp bench all --out DIR`, in less than half an hour, or with `--quick` in four minutes, with fewer and shorter runs. One\nfigure again, beside its baseline: `waystamp bench hop --only NAME`, or another part than hop; it is told where the figure is.\n\n")
+	b.WriteString("Made by `waystamp bench docs docs/performance/results.json docs`; do not edit. To repeat every figure:\n`waystamp bench all --out DIR`, or the same with `--quick`, with fewer and shorter runs. One\nfigure again, beside its baseline: `waystamp bench hop --only NAME`, or another part than hop; it is told where the figure is.\n\n")
 	r.goals(&b, true)
 	inFolder := make([]string, len(plots))
 	for i, p := range plots {

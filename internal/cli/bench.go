@@ -196,8 +196,8 @@ func newBenchAllCommand() *cobra.Command {
 		Use:   "all",
 		Short: "All experiments, one after the other",
 		Long: `Runs stamp, hop, paper, proxy and scale, and makes one result of them. What a part
-has measured is written to --out before the next begins. Takes less than half an
-hour, or four minutes with --quick.`,
+has measured is written to --out before the next begins. Takes some 25 minutes;
+--quick is shorter, with fewer cases and rounds.`,
 		Example: "  waystamp bench all --quick --out /tmp/bench",
 		Args:    UsageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
