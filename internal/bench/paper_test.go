@@ -136,7 +136,7 @@ func TestKernelSchemesOnTheKernel(t *testing.T) {
 		}
 	}()
 	for i, w := range n.ways {
-		if us, err := n.ping(t.Context(), i); err != nil || len(us) != paperPings {
+		if us, err := n.ping(t.Context(), i, 0, paperPings, paperPause); err != nil || len(us) != paperPings {
 			t.Errorf("%s: %d answers, %v", w.name, len(us), err)
 		}
 	}

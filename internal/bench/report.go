@@ -117,7 +117,7 @@ func (r Result) body(b *strings.Builder, plots []string) {
 // commands measure the figures of a group again, by its name.
 var commands = map[string]string{
 	"stamp": "stamp", "hop": "hop", "cores": "hop --only cores-", "scale": "scale",
-	"tcp": "paper --only tcp/", "tcp-to-ipv6": "paper --only tcp/", "rtt": "paper --only rtt/",
+	"tcp": "paper --only tcp/", "tcp-to-ipv6": "paper --only tcp/", "rtt": "paper --only rtt/", "rtt-dense": "paper --only rtt-dense/",
 	"bit-rate": "paper --only bit-rate/", "packet-rate": "paper --only bit-rate/", "rho": "paper --only bit-rate/",
 	"proxy": "proxy",
 }
