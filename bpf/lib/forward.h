@@ -137,6 +137,27 @@ static __always_inline int to_kernel(struct __sk_buff *skb)
 	return CTX_PASS;
 }
 
+/* Bytes of the outer header, where this node's own headend has made it; else 0.
+ * *is_ip4: what is in it is IPv4.
+ */
+static __always_inline __u32 own_outer(struct __sk_buff *skb, bool *is_ip4)
+{
+	struct cursor c = ctx_cursor(skb);
+	const struct ip6_hdr *ip6;
+	const struct srh *srh;
+
+	*is_ip4 = false;
+	cursor_take(&c, struct eth_hdr);
+	ip6 = cursor_take(&c, struct ip6_hdr);
+	srh = cursor_take(&c, struct srh);
+	if (!ip6 || !srh || !ip6_is_ip6(ip6) ||
+	    ip6->nexthdr != NEXTHDR_ROUTING || ip6->src[0] != cfg.address[0] ||
+	    ip6->src[1] != cfg.address[1])
+		return 0;
+	*is_ip4 = srh->nexthdr == NEXTHDR_IPV4;
+	return sizeof(*ip6) + (srh->hdrlen + 1) * 8;
+}
+
 /* The IPv6 packet has its final headers and is longer than mtu, which is the most
  * that goes by its way. Whoever made the headers is told (RFC 4443 3.2, RFC 8754
  * 5.4); where that was this node's own headend, the inner packet's sender is, of
@@ -144,20 +165,9 @@ static __always_inline int to_kernel(struct __sk_buff *skb)
  */
 __noinline int ws_too_big(struct __sk_buff *skb, __u32 mtu)
 {
-	struct cursor c = ctx_cursor(skb);
-	const struct ip6_hdr *ip6;
-	const struct srh *srh;
-	bool is_ip4 = false;
-	__u32 outer = 0;
+	bool is_ip4;
+	__u32 outer = own_outer(skb, &is_ip4);
 
-	cursor_take(&c, struct eth_hdr);
-	ip6 = cursor_take(&c, struct ip6_hdr);
-	srh = cursor_take(&c, struct srh);
-	if (ip6 && srh && ip6_is_ip6(ip6) && ip6->nexthdr == NEXTHDR_ROUTING &&
-	    ip6->src[0] == cfg.address[0] && ip6->src[1] == cfg.address[1]) {
-		outer = sizeof(*ip6) + (srh->hdrlen + 1) * 8;
-		is_ip4 = srh->nexthdr == NEXTHDR_IPV4;
-	}
 	/* Programs cannot make a message of a super-packet that is, or was, a
 	 * tunnel's. The kernel can: it finds the same way, and the packet too
 	 * long for it. Should the way be another one by now, the packet goes it.
@@ -206,6 +216,24 @@ static __always_inline enum ws_reason inner_no_route(void)
 	return WS_REASON_INNER_NO_ROUTE;
 }
 
+/* The packet has its outer header, and the kernel's table has no way to the next
+ * segment; rc: what it said. Whoever made the header is told (RFC 8754 4.3.1.1
+ * S15), as in ws_too_big.
+ */
+__noinline int ws_no_way(struct __sk_buff *skb, int rc)
+{
+	bool is_ip4;
+	__u32 outer = own_outer(skb, &is_ip4);
+
+	ws_refuse(skb, no_route(), rc);
+	if (!outer)
+		return icmp_no_way(skb, rc, false);
+	/* ICMP is about a plain packet. */
+	if (is_ip4 && strip(skb, outer, true))
+		return CTX_DROP;
+	return icmp_no_tunnel(skb, sizeof(struct eth_hdr) + outer, rc, is_ip4);
+}
+
 /* Towards the next segment. exit: where to remember the way, or EXIT_NONE.
  * found: what route_ask returned of the way that is in ws_bench, or WAY_UNKNOWN,
  * or WAY_KNOWN.
@@ -231,7 +259,7 @@ __noinline int ws_forward(struct __sk_buff *skb, __u32 exit, int found)
 	if (found == WAY_UNKNOWN || found == WAY_KNOWN)
 		found = route_find(skb, ip6, &b->way);
 	if (!route_is_way(found))
-		return ws_refuse(skb, no_route(), found);
+		return ws_no_way(skb, found);
 	if (found == BPF_FIB_LKUP_RET_SUCCESS && exit != EXIT_NONE)
 		exit_learn(&b->way, exit, ip6->dst[0], nexthop_flow(ip6));
 	return route_take(skb, &b->way, found);
@@ -289,8 +317,10 @@ __noinline int ws_deliver(struct __sk_buff *skb, __u32 exit, int is_ip4)
 		      route_find(skb, in.hdr, &b->way);
 	if (rc == BPF_FIB_LKUP_RET_NOT_FWDED)
 		return CTX_PASS;
-	if (!route_is_way(rc))
-		return ws_refuse(skb, inner_no_route(), rc);
+	if (!route_is_way(rc)) {
+		ws_refuse(skb, inner_no_route(), rc);
+		return icmp_no_way(skb, rc, is_ip4);
+	}
 	if (inner_hops(&in) <= 1) {
 		ws_refuse(skb, WS_REASON_INNER_HOP_LIMIT, 0);
 		return icmp_time_exceeded(skb, is_ip4);

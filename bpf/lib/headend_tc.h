@@ -119,6 +119,11 @@ static __always_inline int headend_tc(struct __sk_buff *skb, struct cursor c,
 					    b->way.mtu_result, pkt.outer_len,
 					    in->is_ip4);
 		}
+		if (found != WAY_KNOWN && !route_is_way(found)) {
+			ws_refuse(skb, no_route(), found);
+			return icmp_no_tunnel(skb, sizeof(struct eth_hdr),
+					      found, in->is_ip4);
+		}
 	}
 	r = rnd_take(h, frames, &pkt.rnd);
 	if (r)

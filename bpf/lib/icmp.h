@@ -7,12 +7,17 @@
 #include "hook.h"
 #include "net.h"
 
+#define ICMP6_UNREACHABLE 1
 #define ICMP6_TOO_BIG 2
 #define ICMP6_TIME_EXCEEDED 3
 #define ICMP6_PARAMETER 4
 #define ICMP6_INFORMATIONAL 128 /* from this type on */
 #define ICMP6_ROUTER_SOLICITATION 133 /* the first of RFC 4861 */
 #define ICMP6_REDIRECT 137 /* the last */
+
+#define ICMP6_NO_ROUTE 0 /* codes of the first (RFC 4443 3.1) */
+#define ICMP6_PROHIBITED 1
+#define ICMP6_ADDRESS 3 /* no way to it, of whatever other kind */
 
 #define ICMP6_PARAMETER_FIELD 0 /* an erroneous header field */
 #define ICMP6_PARAMETER_NEXT 1 /* an unrecognized Next Header type */
@@ -45,7 +50,10 @@ _Static_assert(sizeof(struct icmp6_message) == IP6_MIN_MTU, "a whole message");
 #define ICMP4_REDIRECT 5
 #define ICMP4_TIME_EXCEEDED 11
 #define ICMP4_PARAMETER 12
-#define ICMP4_FRAGMENTATION_NEEDED 4 /* a code of the first */
+/* Codes of the first; RFC 1812 5.2.7.1 has the last. */
+#define ICMP4_HOST 1
+#define ICMP4_FRAGMENTATION_NEEDED 4
+#define ICMP4_PROHIBITED 13
 
 /* RFC 1812 4.3.2.3 */
 #define ICMP4_LEN_MAX 576

@@ -239,6 +239,8 @@ __noinline int ws_icmp6(struct __sk_buff *skb, __u32 off, __u32 what,
 		e->too_big++;
 	else if (type == ICMP6_TIME_EXCEEDED)
 		e->time_exceeded++;
+	else if (type == ICMP6_UNREACHABLE)
+		e->unreachable++;
 	else
 		e->parameter++;
 	return verdict == ICMP_TO_SELF ? icmp_to_self(skb) : verdict;
@@ -336,10 +338,14 @@ static __always_inline __u32 ip4_quoted(struct __sk_buff *skb)
 	return skb->gso_size || len > all ? all : len;
 }
 
+#define ICMP4_TOO_BIG                                                          \
+	ICMP6_ERROR(ICMP4_UNREACHABLE, ICMP4_FRAGMENTATION_NEEDED, 0)
+
 /* The same for a plain IPv4 packet, whose header was pulled before. */
 __noinline int ws_icmp4(struct __sk_buff *skb, __u32 what, __u32 data)
 {
-	__u32 zero = 0, type = what >> 24, n;
+	__u32 zero = 0, n;
+	bool too_big = what == ICMP4_TOO_BIG;
 	struct ws_errors *e = bpf_map_lookup_elem(&ws_errors, &zero);
 	struct bench *b = bench();
 	int verdict;
@@ -362,7 +368,7 @@ __noinline int ws_icmp4(struct __sk_buff *skb, __u32 what, __u32 data)
 		e->unanswerable++;
 		return CTX_DROP;
 	}
-	if (!icmp_may_send(e, type == ICMP4_UNREACHABLE)) {
+	if (!icmp_may_send(e, too_big)) {
 		e->suppressed++;
 		return CTX_DROP;
 	}
@@ -384,8 +390,10 @@ __noinline int ws_icmp4(struct __sk_buff *skb, __u32 what, __u32 data)
 	}
 	skb->tc_index = WS_INDEX_PROVEN;
 	skb->mark = 0;
-	if (type == ICMP4_UNREACHABLE)
+	if (too_big)
 		e->too_big++;
+	else if (what >> 24 == ICMP4_UNREACHABLE)
+		e->unreachable++;
 	else
 		e->time_exceeded++;
 	return verdict == ICMP_TO_SELF ? icmp_to_self(skb) : verdict;
@@ -401,10 +409,7 @@ static __always_inline int icmp_too_big(struct __sk_buff *skb, __u32 off,
 	if (is_ip4) {
 		if (mtu < IP4_MIN_MTU)
 			mtu = IP4_MIN_MTU;
-		return ws_icmp4(skb,
-				ICMP6_ERROR(ICMP4_UNREACHABLE,
-					    ICMP4_FRAGMENTATION_NEEDED, 0),
-				mtu);
+		return ws_icmp4(skb, ICMP4_TOO_BIG, mtu);
 	}
 	/* An IPv6 sender sends packets of this size whatever it is told. */
 	if (mtu < IP6_MIN_MTU)
@@ -419,4 +424,40 @@ static __always_inline int icmp_time_exceeded(struct __sk_buff *skb,
 		return ws_icmp4(skb, ICMP6_ERROR(ICMP4_TIME_EXCEEDED, 0, 0), 0);
 	return ws_icmp6(skb, sizeof(struct eth_hdr),
 			ICMP6_ERROR(ICMP6_TIME_EXCEEDED, 0, 0), 0);
+}
+
+/* For a packet whose way the kernel's table does not have; rc: what it said. Its
+ * sender is told what the kernel's own forwarding would tell of such a route, and
+ * nothing of one that is a black hole.
+ */
+static __always_inline int icmp_no_way(struct __sk_buff *skb, long rc,
+				       bool is_ip4)
+{
+	__u32 code = is_ip4 ? ICMP4_HOST : ICMP6_NO_ROUTE;
+
+	if (rc == BPF_FIB_LKUP_RET_BLACKHOLE)
+		return CTX_DROP;
+	if (rc == BPF_FIB_LKUP_RET_PROHIBIT)
+		code = is_ip4 ? ICMP4_PROHIBITED : ICMP6_PROHIBITED;
+	if (is_ip4)
+		return ws_icmp4(skb, ICMP6_ERROR(ICMP4_UNREACHABLE, code, 0),
+				0);
+	return ws_icmp6(skb, sizeof(struct eth_hdr),
+			ICMP6_ERROR(ICMP6_UNREACHABLE, code, 0), 0);
+}
+
+/* The same for the packet at off that this node has encapsulated, or would have:
+ * what its sender knows nothing of is the link to the destination (RFC 2473 8.3).
+ * One of IPv4 is plain.
+ */
+static __always_inline int icmp_no_tunnel(struct __sk_buff *skb, __u32 off,
+					  long rc, bool is_ip4)
+{
+	if (rc == BPF_FIB_LKUP_RET_BLACKHOLE)
+		return CTX_DROP;
+	if (is_ip4)
+		return ws_icmp4(
+			skb, ICMP6_ERROR(ICMP4_UNREACHABLE, ICMP4_HOST, 0), 0);
+	return ws_icmp6(skb, off,
+			ICMP6_ERROR(ICMP6_UNREACHABLE, ICMP6_ADDRESS, 0), 0);
 }

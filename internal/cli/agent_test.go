@@ -125,7 +125,7 @@ func TestGetShowsTablesAndJSON(t *testing.T) {
 			{Name: "r1-r2", Role: model.RoleCore, Datapath: model.DatapathXDP, TC: true, XDP: true},
 		}},
 		agent.Counters{Version: 1, Node: "r1", Counts: dataplane.Counts{
-			Errors: dataplane.ErrorCount{TooBig: 3, TimeExceeded: 2, Parameter: 1, Suppressed: 40, Unanswerable: 500},
+			Errors: dataplane.ErrorCount{TooBig: 3, TimeExceeded: 2, Parameter: 1, Unreachable: 4, Suppressed: 40, Unanswerable: 500},
 			Refusals: []dataplane.RefusalCount{
 				{Reason: abi.ReasonUnproven, Text: abi.ReasonUnproven.Text(), Dropped: 7},
 				{Reason: abi.ReasonProof, Text: abi.ReasonProof.Text(), Dropped: 12345, Reported: 1},
@@ -139,6 +139,7 @@ func TestGetShowsTablesAndJSON(t *testing.T) {
 packet too big                  3
 time exceeded                   2
 parameter problem               1
+destination unreachable         4
 not sent: rate limit           40
 not sent: nobody to tell      500
 ` {

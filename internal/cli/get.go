@@ -83,6 +83,7 @@ func renderErrors(cmd *cobra.Command, c *agent.Client, asJSON bool) error {
 		row("packet too big", v.Errors.TooBig)
 		row("time exceeded", v.Errors.TimeExceeded)
 		row("parameter problem", v.Errors.Parameter)
+		row("destination unreachable", v.Errors.Unreachable)
 		row("not sent: rate limit", v.Errors.Suppressed)
 		row("not sent: nobody to tell", v.Errors.Unanswerable)
 	})

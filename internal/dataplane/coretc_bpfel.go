@@ -86,6 +86,7 @@ type coreTCWsErrors struct {
 	TooBig       uint64
 	TimeExceeded uint64
 	Parameter    uint64
+	Unreachable  uint64
 	Suppressed   uint64
 	Unanswerable uint64
 }

@@ -23,6 +23,7 @@ type ErrorCount struct {
 	TooBig       uint64 `json:"too_big"`
 	TimeExceeded uint64 `json:"time_exceeded"`
 	Parameter    uint64 `json:"parameter_problem"`
+	Unreachable  uint64 `json:"unreachable"`
 	Suppressed   uint64 `json:"suppressed"`   // not sent: more than the rate allows
 	Unanswerable uint64 `json:"unanswerable"` // not sent: nobody may be, or can be, told
 }
@@ -110,6 +111,7 @@ func (g *generation) readErrors(out *ErrorCount) error {
 		out.TooBig += e.TooBig
 		out.TimeExceeded += e.TimeExceeded
 		out.Parameter += e.Parameter
+		out.Unreachable += e.Unreachable
 		out.Suppressed += e.Suppressed
 		out.Unanswerable += e.Unanswerable
 	}

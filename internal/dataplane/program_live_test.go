@@ -369,7 +369,7 @@ func TestHeadendStampsTrains(t *testing.T) {
 	}))
 	l.must(l.g.flushNexthops()) // as an agent does
 	forward(web, 5000, 1400-120-60, 5)
-	node.Route = func(netip.Addr) (int, bool) { return 1400, true }
+	node.Route = func(netip.Addr) oracle.Way { return oracle.Way{MTU: 1400} }
 	refused(web, 5000, 1400-120-60+1, abi.ReasonTooBig)
 	refused(web, 1400-120-60+1, 0, abi.ReasonTooBig)
 	refused(web, 1400-120-60+1, unsummed, abi.ReasonTooBig)

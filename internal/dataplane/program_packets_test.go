@@ -6,6 +6,8 @@ import (
 	"slices"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/waystamp/waystamp/internal/abi"
 	"github.com/waystamp/waystamp/internal/dataplane/oracle"
 	"github.com/waystamp/waystamp/internal/plan"
@@ -28,9 +30,18 @@ func newScapyRigs(t *testing.T, oldKernel bool) *scapyRigs {
 	}
 	s := &scapyRigs{T: t, world: w, rigs: map[string]*rig{}}
 	for _, n := range w.Nodes {
-		s.rigs[n.Name] = newRig(t, rigSpec{name: n.Name, block: n.Block, locator: n.Locator, address: n.Address, own: n.Local, oldKernel: oldKernel})
+		s.rigs[n.Name] = newRig(t, rigSpec{name: n.Name, block: n.Block, locator: n.Locator, address: n.Address, own: n.Local, oldKernel: oldKernel, routes: refusing(n)})
 	}
 	return s
+}
+
+// refusing are the node's routes that refuse.
+func refusing(n packets.Node) (out []rigRoute) {
+	for _, x := range n.Routes {
+		kind := map[string]int{"unreachable": unix.RTN_UNREACHABLE, "prohibit": unix.RTN_PROHIBIT, "blackhole": unix.RTN_BLACKHOLE}[x.Kind]
+		out = append(out, rigRoute{to: x.To, kind: kind})
+	}
+	return out
 }
 
 // at makes the rig of a packet's node ready for it.
@@ -178,6 +189,13 @@ func checkEvent(r *rig, f frame, got seen, e record) error {
 	switch {
 	case e.Reported != 0 || got.want.Error != nil && len(got.want.Visits) == 0:
 		packet = f.b // before anything was done to it
+	case len(got.want.Visits) > 0 && got.want.Visits[0].Position == 0:
+		// With the outer header made here, whose label the oracle does not know.
+		packet = e.Data[:min(int(e.Caplen), len(e.Data))]
+		const outer = srv6.IPv6Len + srv6.SRHLen + 3*srv6.SegmentLen + srv6.ProofLen
+		if payload := f.b[len(f.b)-8:]; len(packet) != len(f.b)+outer || !bytes.HasSuffix(packet, payload) {
+			return fmt.Errorf("the event for %s has %d bytes:\n%s\nwant the %d of the frame and %d of an outer header", abi.Reason(e.Reason), len(packet), layers(packet), len(f.b), outer)
+		}
 	case got.want.Error != nil && got.want.Error[0]>>4 == 4:
 		packet = slices.Concat(f.b[:12], etherType(true), got.want.Error[srv6.IPv4Len+8:])
 	case got.want.Error != nil:

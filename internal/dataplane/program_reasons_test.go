@@ -67,8 +67,6 @@ func reasonCases() map[abi.Reason]reasonCase {
 		abi.ReasonRNDExhausted: {node: "r1", packet: "edge-web", damage: func(r *rig) error { return r.setNumbers(0) }},
 		abi.ReasonNoLane:       {node: "r1", packet: "edge-web", damage: changed(func(h *headend) { h.Lanes = 0 })},
 		abi.ReasonTooBig:       {node: "r1", packet: "edge-web", routes: []rigRoute{{to: prefix("fc00:0:0:200::/56"), mtu: 175}}},
-		abi.ReasonNoRoute:      {node: "r1", packet: "edge-web", routes: []rigRoute{{to: prefix("fc00:0:0:200::/56"), kind: unix.RTN_UNREACHABLE}}},
-		abi.ReasonInnerNoRoute: {node: "r6", packet: "web-3", routes: []rigRoute{{to: prefix("fc00:8::/64"), kind: unix.RTN_BLACKHOLE}}},
 		abi.ReasonPushFailed:   {node: "r1", packet: "edge-web", gso: [2]uint32{1000, 2}},
 		abi.ReasonStripFailed:  {node: "r6", packet: "web-3", gso: [2]uint32{1000, 1}},
 		abi.ReasonHeadendMissingBug: {node: "r1", packet: "edge-web", damage: func(r *rig) error {
@@ -196,9 +194,7 @@ func (c reasonCase) run(t *testing.T, r *rig, reason abi.Reason) {
 		if tc.verdict != want || !slices.Equal(got.dropped, []string{reasonName(reason)}) || len(got.reported) != 0 {
 			return fmt.Errorf("TC: verdict %d, counted %+v; want it dropped for %s\n%s", int32(tc.verdict), got, reason, layers(f.b))
 		}
-		// Only what fails behind the stamp is counted as stamped.
-		stamped := reason == abi.ReasonNoRoute || reason == abi.ReasonInnerNoRoute
-		if (len(got.stats) != 0) != stamped {
+		if len(got.stats) != 0 {
 			return fmt.Errorf("TC counted %+v as done, though it was refused for %s", got.stats, reason)
 		}
 		if f.gsoSize != 0 {

@@ -292,3 +292,90 @@ func answer(ctx context.Context, conn *icmp.PacketConn) (string, error) {
 	}
 	return "", ctx.Err()
 }
+
+// unreachableCode waits for a Destination Unreachable (RFC 4443 3.1) that quotes a
+// packet to there, and returns its source and code.
+func unreachableCode(conn *icmp.PacketConn, there netip.Addr) (from string, code int, _ error) {
+	if err := conn.SetReadDeadline(time.Now().Add(settleTime)); err != nil {
+		return "", 0, err
+	}
+	buf := make([]byte, 1500)
+	for {
+		n, from, err := conn.ReadFrom(buf)
+		if err != nil {
+			return "", 0, fmt.Errorf("wait for an answer: %w", err)
+		}
+		m, err := icmp.ParseMessage(58, buf[:n])
+		if err != nil || m.Type != ipv6.ICMPTypeDestinationUnreachable {
+			continue
+		}
+		const quoted, destination = 8, 24
+		if n >= quoted+40 && netip.AddrFrom16([16]byte(buf[quoted+destination:])) == there {
+			return from.String(), m.Code, nil
+		}
+	}
+}
+
+// Who sends to where there is no way is told so: by the headend if the chain
+// cannot begin, by the egress if it ends before nothing. Of a way that is missing
+// between them the headend is told.
+func TestSendersLearnThatThereIsNoWay(t *testing.T) {
+	t.Parallel()
+	w := build(t, narrowing)
+	w.reaches("h1", "h2")
+	listen := func(node string) (conn *icmp.PacketConn) {
+		must(t, w.ns(node).Do(func() (err error) {
+			conn, err = icmp.ListenPacket("ip6:ipv6-icmp", "::")
+			return err
+		}))
+		t.Cleanup(func() { conn.Close() })
+		return conn
+	}
+	ip := func(node string, args ...string) {
+		t.Helper()
+		if out, err := w.Run(soon(t), node, append([]string{"ip", "-6", "route"}, args...)...); err != nil {
+			t.Fatalf("%s: ip -6 route %q: %v\n%s", node, args, err, out)
+		}
+	}
+	to := w.addr("h2")
+	for _, c := range []struct {
+		name, where, hides string // the node, and what a route there refuses
+		told, teller       string
+		about              netip.Addr
+		code               int
+		reason             string
+	}{
+		{"behind the egress", "r6", "unreachable " + to.String(), "h1", "fc00:6::1", to, 0, "inner-no-route"},
+		{"behind the egress, prohibited", "r6", "prohibit " + to.String(), "h1", "fc00:6::1", to, 1, "inner-no-route"},
+		{"at the headend", "r1", "unreachable fc00:0:0:200::/64", "h1", "fc00:1::1", to, 3, "no-route"},
+		{"on the way", "r2", "unreachable fc00:0:0:300::/64", "r1", "fc00:2::1", netip.MustParseAddr("fc00:0:0:300::"), 0, "no-route"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			conn := listen(c.told)
+			ip(c.where, append([]string{"add"}, strings.Fields(c.hides)...)...)
+			udp := udpSocket(t, w.ns("h1"), to)
+			before, err := w.counters(c.where)
+			must(t, err)
+			// Until the ways that the programs remember are void.
+			eventually(t, func() error {
+				// What the socket has been told of the packet before is an error of this one.
+				_, refused := udp.Write([]byte("probe"))
+				v, err := w.counters(c.where)
+				if err != nil {
+					return err
+				}
+				if v.Errors.Unreachable == before.Errors.Unreachable {
+					return fmt.Errorf("%s has sent %+v; the socket says %w", c.where, v.Errors, refused)
+				}
+				return nil
+			})
+			from, code, err := unreachableCode(conn, c.about)
+			if err != nil || from != c.teller || code != c.code {
+				t.Errorf("%s is told code %d by %s, %v; want code %d by %s", c.told, code, from, err, c.code, c.teller)
+			}
+			ip(c.where, append([]string{"del"}, strings.Fields(c.hides)...)...)
+			w.reaches("h1", "h2")
+			w.refusedSome(c.where, c.reason)
+		})
+	}
+}

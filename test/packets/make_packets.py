@@ -269,6 +269,17 @@ NODES = [
 # Own addresses beside the node's.
 LOCAL = {"r1": ["fc00:7::1", "192.0.2.254"],
          "r6": ["fc00:8::1", "198.51.100.1"]}
+# Routes that refuse, by kind. No node is where those of r1 and r2 lead.
+SIDS_REFUSED = [("fc00:0:0:700::/56", "unreachable"),
+                ("fc00:0:0:800::/56", "prohibit"),
+                ("fc00:0:0:900::/56", "blackhole")]
+ROUTES = {"r1": SIDS_REFUSED, "r2": SIDS_REFUSED,
+          "r6": [("fc00:8:0:0:d1::/80", "unreachable"),
+                 ("fc00:8:0:0:d2::/80", "prohibit"),
+                 ("fc00:8:0:0:d3::/80", "blackhole"),
+                 ("198.51.100.64/28", "unreachable"),
+                 ("198.51.100.80/28", "prohibit"),
+                 ("198.51.100.96/28", "blackhole")]}
 H1, H2 = "fc00:7::2", "fc00:8::2"
 V1, V2 = "192.0.2.2", "198.51.100.2"
 
@@ -342,9 +353,27 @@ nearby = Path("nearby", 0x5eed0014, 1, KEYED,
 # A container of one C-SID, and a list of one entry: reduced to nothing less.
 tiny = Path("tiny", 0x5eed0015, 1, OPOT, through(("fw", 0x225), ("", 0x624)),
             "fc00:25::/64", sids="compressed", reduced=True)
+# To nodes that are not there: the first segment, the second, and the second
+# behind one on the headend itself.
+gone7, gone8, gone9 = (
+    Path("gone%d" % n, 0x5eed0020 + n, 1, KEYED, through(
+        ("fw", 0x100 * n + 1), ("", 0x640 + n)), "fc00:3%d::/64" % n)
+    for n in (7, 8, 9))
+half7, half8, half9 = (
+    Path("half%d" % n, 0x5eed0030 + n, 1, OPOT, through(
+        ("fw", 0x250 + n), ("dpi", 0x100 * n + 2), ("", 0x650 + n)),
+        "fc00:4%d::/64" % n) for n in (7, 8, 9))
+near7 = Path("near7", 0x5eed0047, 1, KEYED, through(
+    ("fw", 0x107), ("dpi", 0x703), ("", 0x667)), "fc00:57::/64")
+gone4 = Path("gone4", 0x5eed0048, 1, KEYED, through(
+    ("fw", 0x704), ("", 0x668)), "203.0.113.128/28", source="0.0.0.0/0")
+near4 = Path("near4", 0x5eed0049, 1, KEYED, through(
+    ("fw", 0x108), ("dpi", 0x705), ("", 0x669)), "203.0.113.144/28",
+    source="0.0.0.0/0")
 PATHS = [web, web2, ordered, unordered, direct, longest, local, twice, report,
          special, bound, four, fourth, small, squeezed, lean, slim,
-         nearby, tiny]
+         nearby, tiny, gone7, gone8, gone9, half7, half8, half9, near7, gone4,
+         near4]
 LANE, LANES = 5, 4  # of r1, on every path
 
 
@@ -1713,16 +1742,79 @@ def errors():
         silent("outside-" + type(what).__name__, "OUTSIDE_ERROR", bytes(
             IPv6(src=H1, dst="fc00:1::1") / what / Raw(carried(web, 1))),
             "nobody outside has seen this packet", node="r1", port="edge")
+    nowhere(tell, silent, f)
     silent("proof", "PROOF", carried(web, 3, values=(1, 2)),
            "who forges is told nothing", node="r6")
     return f
+
+
+def nowhere(tell, silent, f):
+    """Who is told that there is no way, and of what kind."""
+    at = {"node": "r1", "port": "edge", "counter": 7}
+    unreachable = ICMPv6DestUnreach
+    for path, kind in (gone7, "unreachable"), (gone8, "prohibited"):
+        tell("no-route-" + kind, "NO_ROUTE", inner(dst=host(path)),
+             "RFC 2473 8.3: to the sender the chain is a link",
+             unreachable(code=3), **at)
+    silent("no-route-black-hole", "NO_ROUTE", inner(dst=host(gone9)),
+           "the route says that nobody is told", **at)
+    silent("no-route-about-error", "NO_ROUTE", inner(
+        dst=host(gone7), what=unreachable() / Raw(inner())),
+        "RFC 4443 2.4 e.1", **at)
+    tell("no-route-about-fragment", "NO_ROUTE", bytes(
+        IPv6(src=H1, dst=host(gone7), hlim=63) /
+        IPv6ExtHdrFragment(nh=17, offset=0, m=1, id=77) / Raw(bytes(24))),
+        "a first fragment", unreachable(code=3), **at)
+    tell("no-route-behind-own", "NO_ROUTE", inner(dst=host(near7)),
+         "the headend has a function too: of its own header nobody is told",
+         unreachable(code=3), about=inner(dst=host(near7), hlim=62), **at)
+    for path, kind, code in (half7, "unreachable", 0), (half8, "prohibited", 1):
+        tell("no-route-at-end-" + kind, "NO_ROUTE", carried(path, 1),
+             "RFC 8754 4.3.1.1 S15: whoever made the header",
+             unreachable(code=code), about=carried(path, 2, hlim=62))
+    silent("no-route-at-end-black-hole", "NO_ROUTE", carried(half9, 1),
+           "the route says that nobody is told")
+    for n, kind, code in (1, "unreachable", 0), (2, "prohibited", 1):
+        to = inner(dst="fc00:8::d%d:0:0:2" % n)
+        tell("inner-no-route-" + kind, "INNER_NO_ROUTE", carried(
+            web, 3, carries=to), "as any router", unreachable(code=code),
+            node="r6", about=to)
+    silent("inner-no-route-black-hole", "INNER_NO_ROUTE", carried(
+        web, 3, carries=inner(dst="fc00:8::d3:0:0:2")),
+        "the route says that nobody is told", node="r6")
+
+    at["type"] = 0x800
+    for path, name, ttl in (gone4, "", 63), (near4, "-behind-own", 62):
+        to = path.destination.split("/")[0][:-1] + "9"
+        for kind, kw in (("", {}), ("-fragment", {"flags": "MF"}),
+                         ("-options", {"options": [IPOption(
+                             b"\x94\x04\0\0")]})):
+            f.drop("error-ipv4-no-route" + name + kind, "NO_ROUTE",
+                   inner4(dst=to, **kw), "RFC 2473 8.3: host unreachable",
+                   error=told4("r1", inner4(dst=to, ttl=ttl, **kw),
+                               ICMP(type=3, code=1)), **at)
+        silent("ipv4-no-route-last-fragment" + name, "NO_ROUTE",
+               inner4(dst=to, frag=100), "RFC 1122 3.2.2", **at)
+        silent("ipv4-no-route-about-error" + name, "NO_ROUTE", inner4(
+            dst=to, what=ICMP(type=3, code=1) / Raw(inner4())),
+            "RFC 1122 3.2.2", **at)
+    for last, kind, code in (66, "unreachable", 1), (82, "prohibited", 13):
+        to = inner4(dst="198.51.100.%d" % last)
+        f.drop("error-ipv4-inner-no-route-" + kind, "INNER_NO_ROUTE", carried(
+            four, 2, nh=4, carries=to), "as any router, RFC 1812 5.2.7.1",
+            node="r6", error=told4("r6", to, ICMP(type=3, code=code)))
+    silent("ipv4-inner-no-route-black-hole", "INNER_NO_ROUTE", carried(
+        four, 2, nh=4, carries=inner4(dst="198.51.100.98")),
+        "the route says that nobody is told", node="r6")
 
 
 def main():
     with open(os.path.join(HERE, "world.json"), "w") as f:
         json.dump({"comment": "Made by make_packets.py; do not edit.",
                    "block": "fc00::/48", "lane": LANE, "lanes": LANES,
-                   "nodes": [{**n, "local": LOCAL.get(n["name"], [])}
+                   "nodes": [{**n, "local": LOCAL.get(n["name"], []),
+                              "routes": [{"to": to, "kind": kind} for to, kind
+                                         in ROUTES.get(n["name"], [])]}
                              for n in NODES],
                    "paths": [p.world() for p in PATHS]}, f, indent=1)
         f.write("\n")

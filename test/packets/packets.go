@@ -182,7 +182,14 @@ type World struct {
 // Node is one node's plan, with its own addresses.
 type Node struct {
 	plan.Node
-	Local []netip.Addr // beside Address
+	Local  []netip.Addr // beside Address
+	Routes []Route      // that refuse
+}
+
+// Route is one that refuses packets.
+type Route struct {
+	To   netip.Prefix `json:"to"`
+	Kind string       `json:"kind"` // unreachable, prohibit, blackhole
 }
 
 // Node is the node of this name.
@@ -214,6 +221,7 @@ type worldFile struct {
 		Address netip.Addr   `json:"address"`
 		Locator netip.Prefix `json:"locator"`
 		Local   []netip.Addr `json:"local"`
+		Routes  []Route      `json:"routes"`
 	} `json:"nodes"`
 	Paths []pathFile `json:"paths"`
 }
@@ -273,7 +281,7 @@ func LoadWorld() (World, error) {
 		w.Paths = append(w.Paths, path)
 	}
 	for _, n := range f.Nodes {
-		node := Node{Node: plan.Node{Name: n.Name, Block: f.Block, Address: n.Address, Locator: n.Locator}, Local: n.Local}
+		node := Node{Node: plan.Node{Name: n.Name, Block: f.Block, Address: n.Address, Locator: n.Locator}, Local: n.Local, Routes: n.Routes}
 		for _, p := range w.Paths {
 			node.add(p)
 		}

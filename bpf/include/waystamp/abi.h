@@ -530,10 +530,11 @@ struct ws_errors {
 	__u64 too_big; /* sent */
 	__u64 time_exceeded;
 	__u64 parameter;
+	__u64 unreachable;
 	__u64 suppressed; /* not sent: too many */
 	__u64 unanswerable; /* not sent: RFC 4443 2.4 e, or no way to the sender */
 };
-_Static_assert(sizeof(struct ws_errors) == 56, "ws_errors is ABI");
+_Static_assert(sizeof(struct ws_errors) == 64, "ws_errors is ABI");
 
 /* ws_refusals: per CPU, by reason. */
 struct ws_refusal {

@@ -13,10 +13,14 @@ const (
 	protocolICMPv6   = 58
 	protocolFragment = 44
 
+	icmpUnreachable  = 1
 	icmpTooBig       = 2
 	icmpTimeExceeded = 3
 	icmpParameter    = 4
 
+	icmpCodeNoRoute    = 0 // of the first, RFC 4443 3.1
+	icmpCodeProhibited = 1
+	icmpCodeAddress    = 3
 	icmpCodeUpperLayer = 4 // RFC 8986 10.3
 	icmpHeaderLen      = 8
 	icmpHopLimit       = 64
@@ -76,8 +80,7 @@ func (n Node) mayAnswer(about ipv6) bool {
 	if n.Route == nil {
 		return true
 	}
-	_, ok := n.Route(from)
-	return ok
+	return n.Route(from).None == 0
 }
 
 // isError: an ICMPv6 error or a redirect, or perhaps one.
@@ -150,7 +153,9 @@ func checksum(b []byte) uint16 {
 const (
 	icmp4Protocol      = 1
 	icmp4Unreachable   = 3
+	icmp4Host          = 1
 	icmp4FragNeeded    = 4
+	icmp4Prohibited    = 13 // RFC 1812 5.2.7.1
 	icmp4TimeExceeded  = 11
 	icmp4MessageMax    = 576
 	icmp4MinMTU        = 68
@@ -204,8 +209,13 @@ func (e icmp) aboutIPv4(packet ipv4, n Node) []byte {
 	copy(b[16:], to.AsSlice())
 	binary.BigEndian.PutUint16(b[10:], sum(b))
 	kind, code, data := uint8(icmp4TimeExceeded), uint8(0), uint32(0)
-	if e.kind == icmpTooBig {
+	switch {
+	case e.kind == icmpTooBig:
 		kind, code, data = icmp4Unreachable, icmp4FragNeeded, max(e.data, icmp4MinMTU)
+	case e.kind == icmpUnreachable && e.code == icmpCodeProhibited:
+		kind, code = icmp4Unreachable, icmp4Prohibited
+	case e.kind == icmpUnreachable:
+		kind, code = icmp4Unreachable, icmp4Host
 	}
 	b = append(b, kind, code, 0, 0)
 	b = binary.BigEndian.AppendUint32(b, data)

@@ -39,13 +39,27 @@ type Node struct {
 	Armed bool         // false: the programs are attached, the maps are empty; Block and Locator count
 	Own   []netip.Addr // addresses of the node, of both versions, beside Address
 	// Route asks the kernel's table for the way to an address that is not the
-	// node's own: the MTU of the way out, 0 for one that takes all, and whether
-	// there is a way. Nil: there always is, and it takes all.
-	Route func(netip.Addr) (mtu int, ok bool)
+	// node's own. Nil: there always is one, and it takes all.
+	Route func(netip.Addr) Way
 	// PathMTU are the sizes of inner packets that this headend has been told to be
 	// all that its paths take.
 	PathMTU map[uint32]int
 }
+
+// Way is what the kernel's table says of an address.
+type Way struct {
+	MTU  int // of the way out; 0: it takes all
+	None NoWay
+}
+
+// NoWay is why there is no way; zero: there is one.
+type NoWay uint8
+
+const (
+	Unreachable NoWay = iota + 1 // a route says so, or there is none
+	Prohibited                   // a route says so
+	BlackHole                    // a route says so, and that nobody is to be told
+)
 
 // Arrival is one frame or super-packet that comes in.
 type Arrival struct {
@@ -293,9 +307,11 @@ func (p *packet) headend(h *plan.Headend) Result {
 	}
 	// What is too long for the way out is told before anything is done to it.
 	if !p.node.Locator.Contains(first) {
-		mtu, ok := p.node.way(first, p.node.Address)
-		if ok && mtu != 0 && p.longest()+outer > mtu {
-			return p.answer(TooBig, 0, icmp{kind: icmpTooBig, data: uint32(max(0, mtu-outer))})
+		switch way := p.node.way(first, p.node.Address); {
+		case way.None != 0:
+			return p.noTunnel(0, way.None)
+		case way.MTU != 0 && p.longest()+outer > way.MTU:
+			return p.answer(TooBig, 0, icmp{kind: icmpTooBig, data: uint32(max(0, way.MTU-outer))})
 		}
 	}
 	switch {
@@ -544,8 +560,17 @@ func judge(srh *header, proof srv6.Proof, binding pot.Binding, e *plan.Egress) (
 // counts here; an outer one's has been counted.
 func (p *packet) forward(noRoute Reason) Result {
 	ip, _ := headerOf(p.b, p.v4)
-	mtu, ok := p.node.way(ip.destination(), ip.source())
-	if !ok {
+	way := p.node.way(ip.destination(), ip.source())
+	mtu := way.MTU
+	if at := p.ownOuter(); way.None != 0 && at > 0 {
+		return p.noTunnel(at, way.None)
+	}
+	switch way.None {
+	case Unreachable:
+		return p.answer(noRoute, 0, icmp{kind: icmpUnreachable, code: icmpCodeNoRoute})
+	case Prohibited:
+		return p.answer(noRoute, 0, icmp{kind: icmpUnreachable, code: icmpCodeProhibited})
+	case BlackHole:
 		return p.drop(noRoute)
 	}
 	if noRoute == InnerNoRoute {
@@ -570,30 +595,51 @@ func (p *packet) forward(noRoute Reason) Result {
 // tooBig tells whoever made the packet's first header. Where that is this node's
 // headend, it is whoever made the inner one, of what is left for it.
 func (p *packet) tooBig(mtu int) Result {
-	at := 0
-	if ip := ipv6(p.b); ip.source() == p.node.Address && ip.nextHeader() == srv6.NextHeaderRoute {
-		at = srv6.IPv6Len + 8 + 8*int(p.b[srv6.IPv6Len+1])
+	at := p.ownOuter()
+	return p.answerInside(TooBig, at, icmp{kind: icmpTooBig, data: uint32(max(0, mtu-at))})
+}
+
+// noTunnel tells the sender of the packet at offset at, which this node has
+// encapsulated or would have: it knows no more of the way than that there is none
+// to its destination (RFC 2473 8).
+func (p *packet) noTunnel(at int, why NoWay) Result {
+	if why == BlackHole {
+		return p.drop(NoRoute)
 	}
-	e := icmp{kind: icmpTooBig, data: uint32(max(0, mtu-at))}
+	return p.answerInside(NoRoute, at, icmp{kind: icmpUnreachable, code: icmpCodeAddress})
+}
+
+// ownOuter is the length of the outer header, if this node's headend made it.
+func (p *packet) ownOuter() int {
+	if p.v4 {
+		return 0
+	}
+	if ip := ipv6(p.b); ip.source() == p.node.Address && ip.nextHeader() == srv6.NextHeaderRoute {
+		return srv6.IPv6Len + 8 + 8*int(p.b[srv6.IPv6Len+1])
+	}
+	return 0
+}
+
+// answerInside answers the sender of the packet at offset at, of whatever version.
+func (p *packet) answerInside(r Reason, at int, e icmp) Result {
 	if at > 0 && p.b[srv6.IPv6Len] == srv6.NextHeaderIPv4 {
 		p.b, p.v4 = p.b[at:], true
 		if len(p.b) < srv6.IPv4Len {
-			return p.drop(TooBig)
+			return p.drop(r)
 		}
-		return p.answer(TooBig, 0, e)
+		return p.answer(r, 0, e)
 	}
-	return p.answer(TooBig, at, e)
+	return p.answer(r, at, e)
 }
 
-// way asks for the way to an address from another: its MTU, and whether there is
-// one. An address of the node is no way on, and what has a link-local or
-// multicast address stays on its link.
-func (n Node) way(to, from netip.Addr) (mtu int, ok bool) {
+// way asks for the way to an address from another. An address of the node is no
+// way on, and what has a link-local or multicast address stays on its link.
+func (n Node) way(to, from netip.Addr) Way {
 	if n.owns(to) || neverForwarded(to) || neverForwarded(from) {
-		return 0, false
+		return Way{None: Unreachable}
 	}
 	if n.Route == nil {
-		return 0, true
+		return Way{}
 	}
 	return n.Route(to)
 }

@@ -32,7 +32,14 @@ func node(t testing.TB, w packets.World, name string, armed bool) Node {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := Node{Node: n.Node, Armed: armed, Own: n.Local}
+	m := Node{Node: n.Node, Armed: armed, Own: n.Local, Route: func(to netip.Addr) Way {
+		for _, x := range n.Routes {
+			if x.To.Contains(to) {
+				return Way{None: map[string]NoWay{"unreachable": Unreachable, "prohibit": Prohibited, "blackhole": BlackHole}[x.Kind]}
+			}
+		}
+		return Way{}
+	}}
 	if !armed {
 		m.Headends, m.Endpoints, m.Egresses = nil, nil, nil
 	}
@@ -95,7 +102,7 @@ var leaving = []Reason{LeakSID, LeakSRH, LeaveTruncated, Unverified}
 // The packets must make every reason that a packet can make; the others are
 // tested below, and named here so that a new one is not forgotten.
 func TestEveryReasonIsMadeByAPacket(t *testing.T) {
-	elsewhere := append([]Reason{Replay, Stale, RNDExhausted, NoLane, TrainTooBig, TooBig, NoRoute, InnerNoRoute, PathMTU}, leaving...)
+	elsewhere := append([]Reason{Replay, Stale, RNDExhausted, NoLane, TrainTooBig, TooBig, PathMTU}, leaving...)
 	all, err := packets.All()
 	if err != nil {
 		t.Fatal(err)
@@ -148,10 +155,10 @@ func load(t *testing.T, name string) packets.Packet {
 
 func TestRoutesRefuse(t *testing.T) {
 	w := world(t)
-	none := func(netip.Addr) (int, bool) { return 0, false }
+	none := func(netip.Addr) Way { return Way{None: Unreachable} }
 	for _, c := range []struct {
 		packet string
-		route  func(netip.Addr) (int, bool)
+		route  func(netip.Addr) Way
 		want   Reason
 	}{
 		{"web-1", none, NoRoute},
@@ -175,8 +182,8 @@ func TestRoutesRefuse(t *testing.T) {
 	}
 }
 
-func mtu(n int) func(netip.Addr) (int, bool) {
-	return func(netip.Addr) (int, bool) { return n, true }
+func mtu(n int) func(netip.Addr) Way {
+	return func(netip.Addr) Way { return Way{MTU: n} }
 }
 
 func TestTrainsAreMeasuredByTheirLongestFrame(t *testing.T) {
@@ -402,7 +409,7 @@ func TestVariationsReachMostReasons(t *testing.T) {
 			continue
 		}
 		switch x {
-		case Replay, Stale, RNDExhausted, NoLane, TrainTooBig, TooBig, NoRoute, InnerNoRoute, PathMTU: // need more than a frame
+		case Replay, Stale, RNDExhausted, NoLane, TrainTooBig, TooBig, PathMTU: // need more than a frame
 		default:
 			if reasons[x] < 5 {
 				t.Errorf("%s: %d of %d packets", x, reasons[x], count)
