@@ -231,6 +231,7 @@ func (a *agent) apply(n plan.Node) error {
 	a.node = n.Name
 	a.status.applied(n, a.seen)
 	a.report(degraded)
+	a.lookAtForwarding()
 	return nil
 }
 
@@ -279,6 +280,7 @@ func (a *agent) serve(ctx context.Context, l *listener, changes *planWatch) erro
 	addresses := make(chan []netip.Addr)
 	links := make(chan struct{}, 1)
 	plans := make(chan struct{}, 1)
+	settings := make(chan struct{}, 1)
 
 	group.Go(func() error { return a.dp.Events(ctx, a.log.add) })
 	group.Go(func() error { return a.serveHTTP(ctx, l) })
@@ -294,6 +296,12 @@ func (a *agent) serve(ctx context.Context, l *listener, changes *planWatch) erro
 	group.Go(func() error {
 		return a.net.Watch(ctx, host.ChangeLinks, func() error {
 			notify(links)
+			return nil
+		})
+	})
+	group.Go(func() error {
+		return a.net.Watch(ctx, host.ChangeForwarding, func() error {
+			notify(settings)
 			return nil
 		})
 	})
@@ -320,6 +328,8 @@ func (a *agent) serve(ctx context.Context, l *listener, changes *planWatch) erro
 			case <-links:
 				a.retry()
 				a.reconcile()
+			case <-settings:
+				a.lookAtForwarding()
 			case <-losses.C:
 				a.adviseCaches()
 			case <-second.C:
@@ -483,6 +493,7 @@ func (a *agent) reconcile() {
 		return
 	}
 	a.report(degraded)
+	a.lookAtForwarding()
 	a.status.failed(nil)
 }
 

@@ -26,7 +26,9 @@ type Status struct {
 	// data path that could not be repaired.
 	Error string `json:"error,omitempty"`
 	// Problems are the parts of the plan that are not in force.
-	Problems   []string                   `json:"problems,omitempty"`
+	Problems []string `json:"problems,omitempty"`
+	// Warnings are settings of the node that stop packets of the plan.
+	Warnings   []string                   `json:"warnings,omitempty"`
 	Interfaces []dataplane.InterfaceState `json:"interfaces"`
 }
 
@@ -98,6 +100,19 @@ func (b *statusBoard) degraded(problems []string) (fresh []string, whole bool) {
 	return fresh, whole
 }
 
+// warned notes the warnings, and returns those that are new and those that are
+// gone.
+func (b *statusBoard) warned(warnings []string) (fresh, gone []string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	without := func(all, some []string) []string {
+		return slices.DeleteFunc(slices.Clone(all), func(w string) bool { return slices.Contains(some, w) })
+	}
+	fresh, gone = without(warnings, b.now.Warnings), without(b.now.Warnings, warnings)
+	b.now.Warnings = warnings
+	return fresh, gone
+}
+
 func (b *statusBoard) locator() netip.Prefix {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -109,6 +124,7 @@ func (b *statusBoard) get() Status {
 	defer b.mu.Unlock()
 	s := b.now
 	s.Problems = slices.Clone(s.Problems)
+	s.Warnings = slices.Clone(s.Warnings)
 	if err := errors.Join(b.plan, b.working, b.saving); err != nil {
 		s.Error = err.Error()
 	}

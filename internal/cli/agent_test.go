@@ -120,7 +120,7 @@ func fakeAgent(t *testing.T, status agent.Status, counters agent.Counters, event
 
 func TestGetShowsTablesAndJSON(t *testing.T) {
 	socket := fakeAgent(t,
-		agent.Status{Version: 1, Ready: true, Node: "r1", Interfaces: []dataplane.InterfaceState{
+		agent.Status{Version: 1, Ready: true, Node: "r1", Problems: []string{"p"}, Warnings: []string{"w"}, Interfaces: []dataplane.InterfaceState{
 			{Name: "r1-h1", Role: model.RoleEdge, Unmatched: "drop", TC: true},
 			{Name: "r1-r2", Role: model.RoleCore, Datapath: model.DatapathXDP, TC: true, XDP: true},
 		}},
@@ -145,25 +145,25 @@ not sent: nobody to tell      500
 ` {
 		t.Errorf("get errors: exit code %d:\n%s", code, got)
 	}
-	for _, c := range []struct{ noun, want string }{
+	for _, c := range []struct{ noun, want, warned string }{
 		{"refusals", `
 REASON    DROPPED  REPORTED  WHAT THE PACKET WAS LIKE
 unproven        7         0  a chain requires this packet, yet it came without proof
 proof       12345         1  the proof does not verify
-`},
+`, ""},
 		{"paths", `
 CHAIN  DIRECTION  ROLE      FUNCTION  PACKETS  FRAMES   BYTES
 web    forward    headend   -              10     430  600000
 web    reverse    endpoint  fw              9       9      99
-`},
+`, ""},
 		{"interfaces", `
 INTERFACE  ROLE  UNMATCHED  DATAPATH  TC        XDP       OUT  FUNCTIONS
 r1-h1      edge  drop       auto      attached  -         -    -
 r1-r2      core  -          xdp       attached  attached  -    -
-`},
+`, "waystamp: warning: p\nwaystamp: warning: w\n"},
 	} {
 		stdout, stderr, code := runMain(t, "get", c.noun, "--socket", socket)
-		if diff := cmp.Diff(strings.TrimPrefix(c.want, "\n"), stdout); diff != "" || code != 0 || stderr != "" {
+		if diff := cmp.Diff(strings.TrimPrefix(c.want, "\n"), stdout); diff != "" || code != 0 || stderr != c.warned {
 			t.Errorf("get %s: exit code %d, stderr %q, and:\n%s", c.noun, code, stderr, diff)
 		}
 		stdout, _, code = runMain(t, "get", c.noun, "--socket", socket, "-o", "json")

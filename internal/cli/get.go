@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 	"strings"
 	"text/tabwriter"
@@ -131,7 +132,10 @@ func renderInterfaces(cmd *cobra.Command, c *agent.Client, asJSON bool) error {
 		return err
 	}
 	if asJSON {
-		return writeJSON(cmd.OutOrStdout(), versioned{"node": s.Node, "interfaces": s.Interfaces})
+		return writeJSON(cmd.OutOrStdout(), versioned{"node": s.Node, "interfaces": s.Interfaces, "problems": s.Problems, "warnings": s.Warnings})
+	}
+	for _, w := range slices.Concat(s.Problems, s.Warnings) {
+		cmd.PrintErrln("waystamp: warning:", w)
 	}
 	return writeTable(cmd.OutOrStdout(), func(row func(...any)) {
 		row("INTERFACE", "ROLE", "UNMATCHED", "DATAPATH", "TC", "XDP", "OUT", "FUNCTIONS")

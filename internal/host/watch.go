@@ -22,6 +22,7 @@ const (
 	ChangeAddresses
 	ChangeRoutes
 	ChangeNeighbours
+	ChangeForwarding // of interfaces, or of all
 )
 
 var changeGroups = []struct {
@@ -32,6 +33,7 @@ var changeGroups = []struct {
 	{ChangeAddresses, []int{unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR}},
 	{ChangeRoutes, []int{unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE}},
 	{ChangeNeighbours, []int{unix.RTNLGRP_NEIGH}},
+	{ChangeForwarding, []int{unix.RTNLGRP_IPV4_NETCONF, unix.RTNLGRP_IPV6_NETCONF}},
 }
 
 // Watch calls f once, and again after changes of the kinds given: once for any
