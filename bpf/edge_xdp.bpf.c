@@ -9,6 +9,7 @@
 #include "lib/headend.h"
 #include "lib/icmp.h"
 #include "lib/inner.h"
+#include "lib/mss.h"
 #include "lib/nexthop_xdp.h"
 #include "lib/rules.h"
 #include "lib/stats.h"
@@ -87,6 +88,8 @@ static __always_inline int headend_xdp(ctx_t *ctx, struct cursor c,
 
 	if (!h || headend_first_is_local(h) ||
 	    !enter_len(ctx, &c, in, &len, &pad))
+		return CTX_PASS;
+	if (h->mss && mss_may_be_said(c, in))
 		return CTX_PASS;
 	pkt.routed = false;
 	pkt.vtc_flow = headend_vtc_flow(c, in);

@@ -42,6 +42,12 @@ struct frames {
 	__u32 count;
 };
 
+/* TCP's options before and after they are changed, and zeros. */
+struct tcp_options {
+	__u8 was[40];
+	__u8 is[40];
+};
+
 struct rules_fit {
 	__u64 word[WS_RULE_WORDS];
 };
@@ -52,6 +58,7 @@ struct bench {
 		struct icmp6_message m;
 		struct icmp4_message m4;
 		struct frames frames;
+		struct tcp_options options;
 	};
 	/* The way of a packet while it is made ready for it. */
 	struct bpf_fib_lookup way;

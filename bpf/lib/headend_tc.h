@@ -11,6 +11,7 @@
 #include "icmp_tc.h"
 #include "inner.h"
 #include "maps.h"
+#include "mss_tc.h"
 #include "net.h"
 #include "push.h"
 #include "refuse.h"
@@ -136,6 +137,11 @@ static __always_inline int headend_tc(struct __sk_buff *skb, struct cursor c,
 	 */
 	if (pkt.is_ip4 && len < skb->len - sizeof(struct eth_hdr))
 		bpf_skb_change_tail(skb, sizeof(struct eth_hdr) + len, 0);
+	if (h->mss) {
+		rc = ws_mss_clamp(skb, h->mss, pkt.is_ip4);
+		if (rc)
+			return ws_refuse(skb, headend_write_failed(), rc);
+	}
 	rc = push(skb, pkt.outer_len, pkt.is_ip4);
 	if (rc)
 		return ws_refuse(skb, WS_REASON_PUSH_FAILED, rc);

@@ -102,7 +102,7 @@ struct {
 	__array(values, struct ws_window);
 } ws_windows SEC(".maps");
 
-/* 448 bytes per entry; lowered by user space. An entry never changes while a rule
+/* 456 bytes per entry; lowered by user space. An entry never changes while a rule
  * names it.
  */
 struct {

@@ -65,6 +65,22 @@ struct ip4_hdr {
 };
 _Static_assert(sizeof(struct ip4_hdr) == 20, "IPv4 header");
 
+/* RFC 9293 3.1; options follow. */
+struct tcp_hdr {
+	__be16 sport;
+	__be16 dport;
+	__be32 seq;
+	__be32 ack;
+	__u8 offset; /* of the data, in words of 4 bytes: the upper 4 bits */
+	__u8 flags;
+	__be16 window;
+	__be16 checksum;
+	__be16 urgent;
+};
+_Static_assert(sizeof(struct tcp_hdr) == 20, "TCP header");
+
+#define TCP_SYN 0x02
+
 #define IP4_TOS_RT_MASK 0x1c /* what the kernel routes by */
 #define IP4_DONT_FRAGMENT bpf_htons(0x4000)
 #define IP4_MORE_FRAGMENTS bpf_htons(0x2000)

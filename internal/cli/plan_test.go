@@ -291,3 +291,23 @@ func TestPlanOutThatCannotBeWrittenLeavesNoTrace(t *testing.T) {
 		t.Error("the secrets that node a has got are not kept for the next run")
 	}
 }
+
+// Who clamps in one direction is told that it is not the one that this chain's own
+// packets need.
+func TestPlanTellsWhoClampsOneWay(t *testing.T) {
+	src, err := os.ReadFile(planMinimal)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const said, hint = "  lowers the MSS in SYNs of TCP to 1300 bytes, for what comes back\n", "  and has no way back itself"
+	for clamp, want := range map[string][2]bool{
+		"":                      {false, false},
+		"    mss-clamp: 1300\n": {true, true},
+		"    mss-clamp: 1300\n    direction: both\n": {true, false},
+	} {
+		stdout, stderr, code := runPlan(t, string(src)+clamp, "-f", "-")
+		if code != ExitDone || strings.Contains(stdout, said) != want[0] || strings.Contains(stdout, hint) != want[1] {
+			t.Errorf("%q: exit %d, %s; want the MSS %t, the hint %t in\n%s", clamp, code, stderr, want[0], want[1], stdout)
+		}
+	}
+}

@@ -5,17 +5,12 @@ import (
 	"fmt"
 	"io"
 	"net/netip"
+	"slices"
 	"strings"
 	"unicode/utf8"
 
 	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/plan"
-)
-
-// Bytes of IP and TCP headers in front of a TCP segment.
-const (
-	tcpHeaders     = 40 + 20
-	tcpHeadersIPv4 = 20 + 20
 )
 
 // planView is a compiled domain without its secrets, as -o json prints it.
@@ -49,11 +44,13 @@ type planPathView struct {
 	Overhead    int               `json:"overhead_bytes"`
 	MTU         int               `json:"mtu_bytes,omitempty"`
 	MSS         int               `json:"tcp_mss_bytes,omitempty"`
+	Clamp       int               `json:"tcp_mss_clamp_bytes,omitempty"`
 	Lanes       int               `json:"lanes"`
 	Window      int               `json:"window"`              // numbers of each lane
 	Replay      int               `json:"replay_window_bytes"` // per live epoch
 
-	match model.Match
+	match  model.Match
+	oneWay bool
 }
 
 type planIngressView struct {
@@ -142,16 +139,17 @@ func newPlanView(d *plan.Domain, epochs bool) planView {
 			Sent:        planSentView{p.Encapsulation.SIDs, p.Encapsulation.Reduced, p.Segments()[0], p.Carried()},
 			Overhead:    model.OuterLen(len(p.Carried())),
 			MTU:         p.MTU,
+			Clamp:       p.MSS,
 			match:       p.Match,
+			oneWay: !slices.ContainsFunc(d.Paths, func(o plan.Path) bool {
+				return o.Chain == p.Chain && o.Direction != p.Direction
+			}),
 		}
 		if epochs {
 			pv.Epoch = &p.Epoch
 		}
 		if p.MTU > 0 {
-			pv.MSS = p.MTU - tcpHeaders
-			if p.Match.Is4() {
-				pv.MSS = p.MTU - tcpHeadersIPv4
-			}
+			pv.MSS = model.MSS(p.MTU, p.Match.Is4())
 		}
 		for _, in := range p.Ingress {
 			pv.Ingress = append(pv.Ingress, planIngressView{in.Node, in.Lane, in.Lanes})
@@ -257,6 +255,12 @@ func (p planPathView) table(b *strings.Builder) {
 		fmt.Fprintf(b, "MTU of packets %d, MSS of TCP %d bytes\n", p.MTU, p.MSS)
 	} else {
 		b.WriteString("the MTU is not known: no core interface on the way declares one\n")
+	}
+	if p.Clamp > 0 {
+		fmt.Fprintf(b, "  lowers the MSS in SYNs of TCP to %d bytes, for what comes back\n", p.Clamp)
+		if p.oneWay {
+			b.WriteString("  and has no way back itself: the chain that answers take should clamp too, for what this one carries\n")
+		}
 	}
 	fmt.Fprintf(b, "  its replay window at %s takes %d bytes per live epoch (%d lanes, the last %d numbers of each)\n",
 		p.Segments[len(p.Segments)-1].Node, p.Replay, p.Lanes, p.Window)

@@ -122,8 +122,9 @@ type coreTCWsHeadend struct {
 	Counter  uint32
 	Stats    uint32
 	Mtu      uint16
+	Mss      uint16
 	Own      uint8
-	Pad      uint8
+	Pad      [7]uint8
 	Share    struct {
 		_        structs.HostLayout
 		Key      [2]uint64

@@ -218,6 +218,9 @@ func encodeHeadend(n plan.Node, h plan.Headend, statsIndex, counterIndex uint32)
 	if h.MTU < 0 || h.MTU > math.MaxUint16 {
 		return headend{}, fmt.Errorf("MTU %d is not one of IPv6", h.MTU)
 	}
+	if h.MSS < 0 || h.MSS > math.MaxUint16 {
+		return headend{}, fmt.Errorf("MSS %d does not fit the option of TCP", h.MSS)
+	}
 	outer, err := outerHeader(n.Address, h)
 	if err != nil {
 		return headend{}, err
@@ -225,7 +228,7 @@ func encodeHeadend(n plan.Node, h plan.Headend, statsIndex, counterIndex uint32)
 	out := headend{
 		OuterLen: uint16(len(outer)), Lane: h.Lane, Lanes: h.Lanes,
 		Scheme: uint8(h.Scheme), Epoch: h.Epoch, Path: be32(h.Path),
-		Counter: counterIndex, Stats: statsIndex, Mtu: uint16(h.MTU), Share: s,
+		Counter: counterIndex, Stats: statsIndex, Mtu: uint16(h.MTU), Mss: uint16(h.MSS), Share: s,
 	}
 	if h.Own {
 		out.Own = 1

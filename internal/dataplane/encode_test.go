@@ -65,7 +65,7 @@ func TestShareHoldsWhatItsSchemeNeedsAndNoMore(t *testing.T) {
 // The header, byte by byte, from RFC 8200, RFC 8754 and the TLV's definition.
 func TestHeadendHoldsTheWholeOuterHeader(t *testing.T) {
 	h := headendOf(0x01020304, 9, model.SchemeKeyed, model.Match{}, 3)
-	h.Lane, h.Lanes = 64, 2
+	h.Lane, h.Lanes, h.MSS = 64, 2, 1340
 	e, err := encodeHeadend(testNode(), h, 11, 12)
 	if err != nil {
 		t.Fatal(err)
@@ -85,8 +85,8 @@ func TestHeadendHoldsTheWholeOuterHeader(t *testing.T) {
 			t.Fatal("something behind the header")
 		}
 	}
-	if e.Lane != 64 || e.Lanes != 2 || e.Stats != 11 || e.Counter != 12 || e.Mtu != 1400 || e.Scheme != 2 || e.Epoch != 9 {
-		t.Errorf("lane %d, lanes %d, stats %d, counter %d, mtu %d, scheme %d, epoch %d", e.Lane, e.Lanes, e.Stats, e.Counter, e.Mtu, e.Scheme, e.Epoch)
+	if e.Lane != 64 || e.Lanes != 2 || e.Stats != 11 || e.Counter != 12 || e.Mtu != 1400 || e.Mss != 1340 || e.Scheme != 2 || e.Epoch != 9 {
+		t.Errorf("lane %d, lanes %d, stats %d, counter %d, mtu %d, mss %d, scheme %d, epoch %d", e.Lane, e.Lanes, e.Stats, e.Counter, e.Mtu, e.Mss, e.Scheme, e.Epoch)
 	}
 	if b := bytesOf(&e.Path); binary.BigEndian.Uint32(b) != 0x01020304 {
 		t.Errorf("path %x in memory; want network order", b)

@@ -162,6 +162,7 @@ func drawWorld(t *rapid.T, pool secretPool) fuzzWorld {
 		p := drawPath(t, node, free, uint32(i+1)*0x01010101)
 		mtu := rapid.SampledFrom([]int{0, 0, 0, 60, 100, 1280}).Draw(t, "chain MTU")
 		w.told[p.Path] = rapid.SampledFrom([]int{0, 0, 0, 0, 92, 1000, 1310}).Draw(t, "told MTU")
+		mss := rapid.SampledFrom([]int{1220, 536, 0, 1, 1440, 65535}).Draw(t, "MSS")
 		action := rapid.SampledFrom([]model.OnViolation{model.OnViolationDrop, model.OnViolationReport}).Draw(t, "on violation")
 		lanes := rapid.SampledFrom([]uint16{1, 2, 64}).Draw(t, "lanes")
 		lane := rapid.Uint16Range(0, 4096-lanes).Draw(t, "lane")
@@ -170,7 +171,7 @@ func drawWorld(t *rapid.T, pool secretPool) fuzzWorld {
 			p.Epoch += uint8(e)
 			p.secrets = rapid.SampledFrom(pool[p.Scheme][len(p.visits)]).Draw(t, "secrets")
 			w.paths = append(w.paths, p)
-			p.give(nodes, mtu, action, lane, lanes)
+			p.give(nodes, mtu, mss, action, lane, lanes)
 			w.seen[counterKey{be32(p.Path), p.Epoch}] = drawSeen(t, lane+min(lanes, 8))
 		}
 	}
@@ -285,14 +286,14 @@ func (p fuzzPath) arrival(at int) (netip.Addr, int) {
 
 // give adds the path's parts to the plans of its nodes. The headend has the
 // newest epoch alone.
-func (p fuzzPath) give(nodes []plan.Node, mtu int, action model.OnViolation, lane, lanes uint16) {
+func (p fuzzPath) give(nodes []plan.Node, mtu, mss int, action model.OnViolation, lane, lanes uint16) {
 	for j, i := range p.visits {
 		n := &nodes[i]
 		switch j {
 		case 0:
 			n.Headends = slices.DeleteFunc(n.Headends, func(h plan.Headend) bool { return h.Path == p.Path })
 			n.Headends = append(n.Headends, plan.Headend{
-				PathID: p.PathID, Match: p.match, Segments: p.list(), Lane: lane, Lanes: lanes, MTU: mtu, Share: p.shares[0],
+				PathID: p.PathID, Match: p.match, Segments: p.list(), Lane: lane, Lanes: lanes, MTU: mtu, MSS: mss, Share: p.shares[0],
 			})
 		case len(p.visits) - 1:
 			n.Egresses = append(n.Egresses, plan.Egress{
@@ -328,9 +329,12 @@ func (w fuzzWorld) frames() *rapid.Generator[fuzzFrame] {
 		f := fuzzFrame{node: rapid.IntRange(0, len(fuzzSpecs)-1).Draw(t, "node")}
 		f.port = rapid.SampledFrom([]string{portCore, portCore, portCore, portEdge, portEdge, portEdgeDrop}).Draw(t, "port")
 		switch kind := rapid.IntRange(0, 19).Draw(t, "kind"); {
-		case kind < 10: // where it belongs
+		case kind < 7: // where it belongs
 			f.port = portCore
 			f.b, f.node = w.drawOnPath(t)
+		case kind < 10:
+			f.port = rapid.SampledFrom([]string{portEdge, portEdgeDrop}).Draw(t, "edge")
+			f.b, f.node = w.drawOpening(t)
 		case kind == 10: // where it does not
 			f.b, _ = w.drawOnPath(t)
 		case kind < 18:
@@ -463,6 +467,104 @@ func drawInner6(t *rapid.T, to *model.Match) []byte {
 		t.Fatal(err)
 	}
 	return append(b, payload...)
+}
+
+// drawOpening is a SYN for a path, and the path's headend.
+func (w fuzzWorld) drawOpening(t *rapid.T) ([]byte, int) {
+	p := rapid.SampledFrom(w.paths).Draw(t, "towards")
+	segment := drawSYN(t)
+	hops := rapid.SampledFrom([]uint8{64, 64, 64, 64, 2, 1}).Draw(t, "hops")
+	if p.match.Is4() {
+		h := srv6.IPv4{
+			Fragment: rapid.SampledFrom([]uint16{0, 0, 0, 0, 0x4000, 0x2000, 100}).Draw(t, "fragment"), TTL: hops, Protocol: 6,
+			Options: make([]byte, 4*rapid.SampledFrom([]int{0, 0, 0, 1, 10}).Draw(t, "options")),
+		}
+		h.Source, h.Destination = drawAddrs(t, &p.match, fuzzSources4, fuzzHosts4)
+		b, err := h.Append(nil, segment)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if rapid.IntRange(0, 9).Draw(t, "pads") == 9 {
+			b = append(b, make([]byte, 6)...)
+		}
+		return framed(srv6.EtherTypeIPv4, b), p.visits[0]
+	}
+	h := srv6.Header{HopLimit: hops}
+	h.Source, h.Destination = drawAddrs(t, &p.match, fuzzSources, fuzzHosts)
+	h.NextHeader, segment = drawBehind(t, 6, segment)
+	h.PayloadLength = uint16(len(segment))
+	if rapid.IntRange(0, 19).Draw(t, "payload length") == 19 {
+		h.PayloadLength -= uint16(rapid.IntRange(0, len(segment)).Draw(t, "less"))
+	}
+	b, err := h.Append(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return framed(srv6.EtherTypeIPv6, append(b, segment...)), p.visits[0]
+}
+
+// drawSYN is a TCP segment that says an MSS, mostly: at any offset, more than
+// once, in options that are not whole or in a header that is not.
+func drawSYN(t *rapid.T) []byte {
+	var options []byte
+	for range rapid.SampledFrom([]int{1, 1, 2, 3, 5, 12}).Draw(t, "options of TCP") {
+		if len(options) > 40 {
+			break
+		}
+		switch rapid.SampledFrom([]int{2, 2, 2, 2, 1, 1, 3, 4, 8, 0, 98, 99}).Draw(t, "option of TCP") {
+		case 2:
+			mss := rapid.SampledFrom([]uint16{8940, 1440, 1221, 1220, 537, 536, 535, 1441, 65535, 2, 1, 0}).Draw(t, "says")
+			options = append(options, 2, 4, byte(mss>>8), byte(mss))
+		case 0, 1: // end, and nothing
+			options = append(options, rapid.SampledFrom([]byte{1, 1, 1, 0}).Draw(t, "padding"))
+		case 3:
+			options = append(options, 3, 3, 7)
+		case 4:
+			options = append(options, 4, 2)
+		case 8:
+			options = append(options, 8, 10, 1, 2, 3, 4, 0, 0, 0, 0)
+		case 98: // of a length that it does not have
+			options = append(options, 2, rapid.SampledFrom([]byte{0, 1, 2, 3, 5, 6, 40, 255}).Draw(t, "length of an option"), 255, 255)
+		case 99:
+			options = append(options, rapid.Byte().Draw(t, "some option"), rapid.ByteRange(0, 12).Draw(t, "its length"))
+		}
+	}
+	options = options[:min(40, len(options))]
+	for len(options)%4 != 0 {
+		options = append(options, rapid.SampledFrom([]byte{0, 1, 2}).Draw(t, "padding"))
+	}
+	b := make([]byte, 20, 20+len(options)+100)
+	binary.BigEndian.PutUint16(b, rapid.Uint16().Draw(t, "source port"))
+	binary.BigEndian.PutUint16(b[2:], rapid.SampledFrom([]uint16{53, 80, 1024}).Draw(t, "destination port"))
+	b[12] = uint8(20+len(options)) << 2
+	if rapid.IntRange(0, 14).Draw(t, "another header length") == 14 {
+		b[12] = rapid.Byte().Draw(t, "tcp header length")
+	}
+	b[13] = rapid.SampledFrom([]uint8{2, 2, 2, 0x12, 0x12, 0xc2, 0x10, 0xff}).Draw(t, "flags")
+	binary.BigEndian.PutUint16(b[16:], rapid.OneOf(rapid.SampledFrom([]uint16{0, 0xffff, 0xfffe}), rapid.Uint16()).Draw(t, "tcp checksum"))
+	b = append(b, options...)
+	switch rapid.IntRange(0, 9).Draw(t, "segment") {
+	case 0:
+		b = b[:rapid.IntRange(0, len(b)).Draw(t, "cut")]
+	case 1, 2: // with data, as of Fast Open
+		b = append(b, make([]byte, rapid.SampledFrom([]int{1, 8, 100}).Draw(t, "data"))...)
+	}
+	return b
+}
+
+// drawBehind puts extension headers before what is next, sometimes: whole ones.
+func drawBehind(t *rapid.T, next uint8, b []byte) (uint8, []byte) {
+	for range rapid.SampledFrom([]int{0, 0, 0, 0, 1, 2, 4, 5}).Draw(t, "extension headers") {
+		length := rapid.SampledFrom([]int{0, 0, 0, 1, 7, 15}).Draw(t, "length of one")
+		x := make([]byte, 8*(length+1))
+		x[0], x[1] = next, uint8(length)
+		next = rapid.SampledFrom([]uint8{0, 60, 60, 43, 51, 44}).Draw(t, "kind of one")
+		if next == 51 {
+			x[1] = uint8(2 * length) // in units of 4 bytes, and not the first two
+		}
+		b = append(x, b...)
+	}
+	return next, b
 }
 
 func framed(etherType uint16, b []byte) []byte {
@@ -678,7 +780,7 @@ func TestProgramsDoWhatTheOracleSays(t *testing.T) {
 	for _, c := range counts {
 		done.add(c)
 	}
-	t.Logf("%d packets in %d worlds in %s; XDP finished %d; %d answered; verdicts %v; reasons %v", done.packets, done.worlds, time.Since(start).Round(time.Millisecond), done.xdp, done.answered, done.verdicts, done.reasons)
+	t.Logf("%d packets in %d worlds in %s; XDP finished %d; %d answered; %d with another MSS; verdicts %v; reasons %v", done.packets, done.worlds, time.Since(start).Round(time.Millisecond), done.xdp, done.answered, done.clamped, done.verdicts, done.reasons)
 	done.judge(t)
 }
 
@@ -719,6 +821,7 @@ func keepNoFailFiles(t *testing.T) {
 type fuzzCount struct {
 	packets, worlds, xdp int
 	answered             int // by an ICMP error
+	clamped              int // SYNs
 	verdicts             map[oracle.Verdict]int
 	reasons              map[oracle.Reason]int
 }
@@ -728,7 +831,8 @@ func newFuzzCount() fuzzCount {
 }
 
 func (c *fuzzCount) add(o fuzzCount) {
-	c.packets, c.worlds, c.xdp, c.answered = c.packets+o.packets, c.worlds+o.worlds, c.xdp+o.xdp, c.answered+o.answered
+	c.packets, c.worlds, c.xdp = c.packets+o.packets, c.worlds+o.worlds, c.xdp+o.xdp
+	c.answered, c.clamped = c.answered+o.answered, c.clamped+o.clamped
 	for k, n := range o.verdicts {
 		c.verdicts[k] += n
 	}
@@ -818,6 +922,9 @@ func (f fuzzFrame) check(r *rig, labels *oracle.Labels, done *fuzzCount) error {
 	if s.want.Error != nil {
 		done.answered++
 	}
+	if s.want.Clamped {
+		done.clamped++
+	}
 	if s.took {
 		done.xdp++
 	}
@@ -839,12 +946,15 @@ func (c fuzzCount) judge(t *testing.T) {
 		return // chance alone could leave something out
 	}
 	for v := oracle.Pass; v <= oracle.Deliver; v++ {
-		if c.verdicts[v] < c.packets/5000 {
+		if c.verdicts[v] < c.packets/10000 {
 			t.Errorf("only %d of %d packets came to %s", c.verdicts[v], c.packets, v)
 		}
 	}
 	if c.answered < c.packets/50 {
 		t.Errorf("only %d of %d packets were answered by an ICMP error", c.answered, c.packets)
+	}
+	if c.clamped < c.packets/500 {
+		t.Errorf("only %d of %d packets had their MSS lowered", c.clamped, c.packets)
 	}
 	if c.xdp < c.packets/20 {
 		t.Errorf("XDP finished only %d of %d packets", c.xdp, c.packets)

@@ -305,6 +305,37 @@ func newScapyRig(t *testing.T, name string, routes ...rigRoute) *rig {
 	return r
 }
 
+// The checksum of a SYN that is lowered: one that is there stays right, and one that
+// a device is still to compute is left to it (linux/skbuff.h, CHECKSUM_PARTIAL): the
+// field has the sum of the pseudo-header then, which lacks what has changed.
+func TestClampingLeavesChecksumsToWhoComputesThem(t *testing.T) {
+	p, err := packets.Load("syn-6")
+	if err != nil {
+		t.Fatal(err)
+	}
+	const tcp = srv6.EthernetLen + srv6.IPv6Len
+	l := newScapyRig(t, "r1").goLive()
+	for _, left := range []bool{false, true} {
+		b, want, mss := slices.Clone(p.Frame), slices.Clone(p.Out), 0
+		if left {
+			// Source, destination, length and protocol, not inverted. Bytes
+			// 10 and 11, which that function passes over, are zero.
+			pseudo := slices.Concat(b[srv6.EthernetLen+8:tcp], []byte{0, 0, 0, byte(len(b) - tcp), 0, 0, 0, 6})
+			sum := ^srv6.IPv4Checksum(pseudo)
+			binary.BigEndian.PutUint16(b[tcp+16:], sum)
+			binary.BigEndian.PutUint16(want[len(want)-(len(b)-tcp)+16:], sum)
+			mss = unsummed
+		}
+		l.must(l.setNumbers(7))
+		l.must(l.send(portEdge, b, mss))
+		got, _, err := l.receive()
+		l.must(err)
+		if got = oracle.WithoutLabel(got[srv6.EthernetLen:]); l.unsummed != left || !slices.Equal(got, want) {
+			t.Errorf("left to the device %t: sent, left %t:\n%s\nwant\n%s", left, l.unsummed, layers(slices.Concat(b[:14], got)), layers(slices.Concat(b[:14], want)))
+		}
+	}
+}
+
 // A super-packet is stamped once, counts as what it is on a wire, and leaves as
 // whole as it came.
 func TestHeadendStampsTrains(t *testing.T) {

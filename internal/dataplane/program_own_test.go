@@ -251,3 +251,49 @@ func sumOf(b []byte) uint16 {
 	}
 	return ^uint16(s)
 }
+
+// SYNs that a chain takes as they leave say no more than others: the node's own and
+// marked ones.
+func TestSYNsAreClampedAsTheyLeave(t *testing.T) {
+	all, err := packets.All()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := newScapyRig(t, "r1")
+	whole := r.node.Node
+	for _, own := range []bool{true, false} {
+		r.must(r.apply(changed(whole, func(n *plan.Node) {
+			for i, chain := range []string{"clamped", "clamped4"} {
+				h := startOf(n, chain)
+				if h.Own = own; !own {
+					h.Match.Priority, h.Match.Mark = uint16(i+1), model.Mark{Value: 0x10, Mask: 0xf0}
+				}
+			}
+		})))
+		d, mark := oracle.Departure{From: oracle.FromNode}, uint32(0)
+		if !own {
+			d, mark = oracle.Departure{From: oracle.FromElsewhere}, 0x10
+		}
+		labels, clamped := &oracle.Labels{}, 0
+		for _, p := range all {
+			if p.File != packets.SYNs {
+				continue
+			}
+			if err := r.in(func() error {
+				want, err := r.checkOwn(p.Frame, d, mark, labels)
+				if err == nil && want.Verdict != oracle.Forward {
+					err = fmt.Errorf("%s %s, want it taken", want.Verdict, want.Reason)
+				}
+				if want.Clamped {
+					clamped++
+				}
+				return err
+			}); err != nil {
+				t.Errorf("own %t, %s: %v", own, p.Name, err)
+			}
+		}
+		if clamped < 30 {
+			t.Errorf("own %t: only %d SYNs were clamped", own, clamped)
+		}
+	}
+}

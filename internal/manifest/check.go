@@ -214,9 +214,35 @@ func (c *checker) checkChain(ch *chain) {
 		c.visits[directed.Egress]++
 	}
 	c.checkMTU(ch, nodes)
+	c.checkClamp(ch, nodes)
 	if ch.matches() {
 		c.checkAmbiguity(ch)
 		c.notePassages(ch)
+	}
+}
+
+// checkClamp holds that what SYNs may say is known, and fits.
+func (c *checker) checkClamp(ch *chain, nodes []*node) {
+	least := 0
+	for _, n := range nodes {
+		for _, i := range n.interfaces.value {
+			switch {
+			case !i.role.ok || i.mtu.given() && !i.mtu.ok:
+				return // reported
+			case i.role.value == model.RoleCore && i.mtu.ok && (least == 0 || i.mtu.value < least):
+				least = i.mtu.value
+			}
+		}
+	}
+	mtu := 0
+	if least > 0 {
+		mtu = least - ch.outer()
+	}
+	if !ch.clamp.ok || least > 0 && mtu < model.MTUMin {
+		return
+	}
+	if _, err := ch.clamp.value.MSS(mtu, ch.matched().Is4()); err != nil {
+		c.problemf(ch.clamp.at, "%v", err)
 	}
 }
 
@@ -421,6 +447,7 @@ func (ch *chain) model() model.Chain {
 		OwnTraffic:    ch.own.value,
 		Both:          ch.both.value,
 		Encapsulation: model.Encapsulation{SIDs: ch.sids.value, Reduced: ch.reduced.value},
+		Clamp:         ch.clamp.value,
 		Proof:         model.Proof{Scheme: ch.scheme.value, OnViolation: ch.onViolation.value, Window: ch.window.value},
 	}
 }

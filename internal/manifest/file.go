@@ -2,6 +2,7 @@ package manifest
 
 import (
 	"net/netip"
+	"strconv"
 	"time"
 
 	"github.com/goccy/go-yaml/ast"
@@ -104,6 +105,7 @@ type chain struct {
 	both        item[bool]
 	sids        item[model.SIDs]
 	reduced     item[bool]
+	clamp       item[model.Clamp]
 	scheme      item[model.Scheme]
 	onViolation item[model.OnViolation]
 	window      item[int]
@@ -330,6 +332,7 @@ func readChain(c cursor) chain {
 				field{"reduced", false, into(&ch.reduced, cursor.boolean)},
 			)
 		}},
+		field{"mss-clamp", false, into(&ch.clamp, clamp)},
 		field{"proof", false, func(c cursor) {
 			c.fields(
 				field{"scheme", false, into(&ch.scheme, enum[model.Scheme])},
@@ -350,6 +353,26 @@ func window(c cursor) item[int] {
 		}
 	}
 	return w
+}
+
+// clamp is a boolean, or the number of bytes.
+func clamp(c cursor) item[model.Clamp] {
+	t := c.text()
+	v := item[model.Clamp]{at: c.at, ok: t.ok}
+	if !t.ok || t.value == "false" {
+		return v
+	}
+	v.value.On = true
+	if t.value == "true" {
+		return v
+	}
+	n, err := strconv.Atoi(t.value)
+	if err != nil || n < model.MSSMin || n > model.MSSMax {
+		c.r.problemf(c.at, "%s is not true, false or a whole number of bytes from %d to %d", quote(t.value), model.MSSMin, model.MSSMax)
+		v.ok = false
+	}
+	v.value.Most = n
+	return v
 }
 
 func readLab(c cursor) *lab {

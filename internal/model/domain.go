@@ -1,6 +1,7 @@
 package model
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 )
@@ -16,7 +17,41 @@ const (
 	WindowMemoryMax = 1 << 30
 	MTUMin          = 1280 // RFC 8200 section 5: what every IPv6 link must carry
 	MTUMax          = 65535
+	// MSSMin is what the least MTU leaves to TCP with IPv6: less is never needed.
+	MSSMin = MTUMin - 60
+	MSSMax = MTUMax - 40
 )
+
+// MSS is what is left to a TCP segment of a packet of so many bytes: all but IP
+// and TCP headers without options (RFC 9293 section 3.7.1).
+func MSS(mtu int, ipv4 bool) int {
+	if ipv4 {
+		return mtu - 20 - 20
+	}
+	return mtu - 40 - 20
+}
+
+// Clamp is what becomes of the MSS that TCP says in the SYNs of a chain.
+type Clamp struct {
+	On   bool // one that is larger is lowered
+	Most int  // to so many bytes; 0: to what fits the chain
+}
+
+// MSS is the most that SYNs of a path may say, whose packets may have mtu bytes;
+// that is 0 where it is not known. 0: they are left alone.
+func (c Clamp) MSS(mtu int, ipv4 bool) (int, error) {
+	switch fits := MSS(mtu, ipv4); {
+	case !c.On:
+		return 0, nil
+	case mtu == 0 && c.Most == 0:
+		return 0, errors.New("the MTU is not known: no core interface on the way declares one; declare it, or give a number of bytes")
+	case c.Most == 0:
+		return fits, nil
+	case mtu != 0 && c.Most > fits:
+		return 0, fmt.Errorf("%d is more than fits: packets of %d bytes leave %d to TCP; give no more than that, or true", c.Most, mtu, fits)
+	}
+	return c.Most, nil
+}
 
 // CSIDsMax is how many C-SIDs an entry of a compressed segment list has: 16 bits
 // each, behind the 48 bits of the block (RFC 9800 section 4.1).

@@ -320,6 +320,7 @@ type Chain struct {
 	OwnTraffic    bool // what its headends send themselves takes it, too
 	Both          bool // also the reverse chain, from Egress to every Ingress
 	Encapsulation Encapsulation
+	Clamp         Clamp
 	Proof         Proof
 }
 

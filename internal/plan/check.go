@@ -135,6 +135,7 @@ func (c *nodeChecker) headend(p *problems, h Headend) {
 	checkSegments(p, c.node.Block, h.PathID, h.Segments)
 	checkLanes(p, h.Lane, h.Lanes)
 	p.add(checkMTU(h.MTU), "mtu %d", h.MTU)
+	p.add(checkMSS(h.MSS, h.MTU, h.Match), "mss-clamp %d", h.MSS)
 	if h.Share.Position != 0 {
 		p.addf("share: has position %d; a headend's is 0", h.Share.Position)
 	}
@@ -260,6 +261,7 @@ func (path Path) check(p *problems) {
 	path.PathID.check(p)
 	checkMatch(p, netip.Prefix{}, path.Match)
 	p.add(checkMTU(path.MTU), "mtu %d", path.MTU)
+	p.add(checkMSS(path.MSS, path.MTU, path.Match), "mss-clamp %d", path.MSS)
 	p.add(model.CheckWindow(path.Window), "window %d", path.Window)
 	last := len(path.Hops) - 1
 	if last < 1 || last > model.SegmentsMax || len(path.Shares) != len(path.Hops) {
@@ -389,6 +391,17 @@ func checkLanes(p *problems, lane, lanes uint16) {
 func checkMTU(mtu int) error {
 	if mtu != 0 && (mtu < model.MTUMin || mtu > model.MTUMax) {
 		return fmt.Errorf("is not from %d to %d", model.MTUMin, model.MTUMax)
+	}
+	return nil
+}
+
+func checkMSS(mss, mtu int, m model.Match) error {
+	most := model.MSSMax
+	if mtu != 0 {
+		most = min(most, max(model.MSSMin, model.MSS(mtu, m.Is4())))
+	}
+	if mss != 0 && (mss < model.MSSMin || mss > most) {
+		return fmt.Errorf("is not from %d to %d", model.MSSMin, most)
 	}
 	return nil
 }

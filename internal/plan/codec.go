@@ -173,6 +173,7 @@ type headendFile struct {
 	Lane     uint16       `json:"lane"`
 	Lanes    uint16       `json:"lanes"`
 	MTU      int          `json:"mtu,omitempty"`
+	MSS      int          `json:"mss-clamp,omitempty"`
 	Share    shareFile    `json:"share"`
 }
 
@@ -245,6 +246,7 @@ type pathFile struct {
 	OnViolation model.OnViolation `json:"on-violation"`
 	Window      int               `json:"window"`
 	MTU         int               `json:"mtu,omitempty"`
+	MSS         int               `json:"mss-clamp,omitempty"`
 	Ingress     []ingressFile     `json:"ingress"`
 	Hops        []hopFile         `json:"hops"`
 	Verifier    verifierFile      `json:"verifier"`
@@ -377,6 +379,7 @@ func nodeToFile(n Node) nodeFile {
 			Lane:       h.Lane,
 			Lanes:      h.Lanes,
 			MTU:        h.MTU,
+			MSS:        h.MSS,
 			Share:      shareToFile(h.Share),
 		})
 	}
@@ -423,6 +426,7 @@ func (f nodeFile) node() Node {
 			Lane:     h.Lane,
 			Lanes:    h.Lanes,
 			MTU:      h.MTU,
+			MSS:      h.MSS,
 			Share:    h.Share.share(),
 		})
 	}
@@ -505,6 +509,7 @@ func pathToFile(p Path) pathFile {
 		OnViolation: p.OnViolation,
 		Window:      p.Window,
 		MTU:         p.MTU,
+		MSS:         p.MSS,
 		Verifier:    verifierToFile(p.Verifier),
 	}
 	for _, in := range p.Ingress {
@@ -524,6 +529,7 @@ func (f pathFile) path() Path {
 		OnViolation: f.OnViolation,
 		Window:      f.Window,
 		MTU:         f.MTU,
+		MSS:         f.MSS,
 		Verifier:    f.Verifier.verifier(),
 	}
 	for _, in := range f.Ingress {

@@ -142,9 +142,13 @@ func (c *compiler) check(ch model.Chain) error {
 			return fmt.Errorf("function %s: %w", name, err)
 		}
 	}
-	if mtu, declared := c.coreMTU(ch); declared && mtu-ch.OuterLen() < model.MTUMin {
+	mtu, declared := c.coreMTU(ch)
+	if declared && mtu-ch.OuterLen() < model.MTUMin {
 		return fmt.Errorf("its headers take %d of the %d bytes that its nodes' core interfaces carry, which leaves less than %d to packets; raise the MTU to %d or shorten the chain",
 			ch.OuterLen(), mtu, model.MTUMin, model.MTUMin+ch.OuterLen())
+	}
+	if _, err := ch.Clamp.MSS(c.innerMTU(ch), ch.Match.Is4()); err != nil {
+		return fmt.Errorf("mss-clamp: %w", err)
 	}
 	return nil
 }
@@ -182,6 +186,14 @@ func (c *compiler) coreMTU(ch model.Chain) (mtu int, declared bool) {
 	return mtu, declared
 }
 
+// innerMTU is what the chain leaves to packets; 0: not known.
+func (c *compiler) innerMTU(ch model.Chain) int {
+	if mtu, declared := c.coreMTU(ch); declared {
+		return mtu - ch.OuterLen()
+	}
+	return 0
+}
+
 // path makes the path of one direction, without id, SIDs and secrets.
 func (c *compiler) path(ch model.Chain, dir model.Direction) Path {
 	ch = ch.Directed(dir)
@@ -203,9 +215,8 @@ func (c *compiler) path(ch model.Chain, dir model.Direction) Path {
 		p.Hops = append(p.Hops, Hop{Node: c.functions[f].Node, Function: f})
 	}
 	p.Hops = append(p.Hops, Hop{Node: ch.Egress})
-	if mtu, declared := c.coreMTU(ch); declared {
-		p.MTU = mtu - ch.OuterLen()
-	}
+	p.MTU = c.innerMTU(ch)
+	p.MSS, _ = ch.Clamp.MSS(p.MTU, ch.Match.Is4()) // check has asked
 	return p
 }
 
@@ -328,6 +339,7 @@ func nodePlans(d model.Domain, paths []Path) []Node {
 				Lane:     in.Lane,
 				Lanes:    in.Lanes,
 				MTU:      p.MTU,
+				MSS:      p.MSS,
 				Share:    p.Shares[0],
 			})
 		}

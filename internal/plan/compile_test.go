@@ -514,6 +514,50 @@ func collision(t *testing.T) (string, string) {
 	return "", ""
 }
 
+// What SYNs may say is what the chain's MTU leaves, or less where that is said;
+// both directions have it.
+func TestClampIsWhatFits(t *testing.T) {
+	four := netip.MustParsePrefix("198.51.100.0/24")
+	for name, c := range map[string]struct {
+		clamp  model.Clamp
+		change func(*model.Domain)
+		want   int
+	}{
+		"none":                 {model.Clamp{}, nil, 0},
+		"what fits":            {model.Clamp{On: true}, nil, 1700 - 72 - 48 - 60},
+		"what fits, IPv4":      {model.Clamp{On: true}, func(d *model.Domain) { d.Chains[0].Match.Destination = four }, 1700 - 72 - 48 - 40},
+		"a number":             {model.Clamp{On: true, Most: 1300}, nil, 1300},
+		"as much as fits":      {model.Clamp{On: true, Most: 1520}, nil, 1520},
+		"a number, no MTU":     {model.Clamp{On: true, Most: 9000}, unsized, 9000},
+		"a narrower interface": {model.Clamp{On: true}, func(d *model.Domain) { d.Nodes[2].Interfaces[1].MTU = 1500 }, 1320},
+	} {
+		d := paper(model.SchemeKeyed)
+		d.Chains[0].Clamp = c.clamp
+		if c.change != nil {
+			c.change(&d)
+		}
+		p := compile(t, d, NewKeyring(random(1), nil))
+		for _, node := range []string{"r1", "r6"} {
+			i := slices.IndexFunc(p.Nodes, func(n Node) bool { return n.Name == node })
+			if got := p.Nodes[i].Headends[0].MSS; got != c.want {
+				t.Errorf("%s: at %s SYNs may say %d, want %d", name, node, got, c.want)
+			}
+		}
+		if p.Paths[0].MSS != c.want || p.Paths[1].MSS != c.want {
+			t.Errorf("%s: the paths have %d and %d, want %d", name, p.Paths[0].MSS, p.Paths[1].MSS, c.want)
+		}
+	}
+}
+
+// unsized is a domain that declares no MTU.
+func unsized(d *model.Domain) {
+	for i := range d.Nodes {
+		for j := range d.Nodes[i].Interfaces {
+			d.Nodes[i].Interfaces[j].MTU = 0
+		}
+	}
+}
+
 func TestCompileRefusesWhatCannotBeBuilt(t *testing.T) {
 	for name, c := range map[string]struct {
 		change func(*model.Domain)
@@ -537,7 +581,12 @@ func TestCompileRefusesWhatCannotBeBuilt(t *testing.T) {
 			d.Chains[0].Both, d.Chains[0].Ingress = false, []string{"r1", "r2"}
 			d.Nodes[0].CPUs, d.Nodes[1].CPUs = 4000, 97
 		}, "4097 CPUs"},
-		"mtu":  {func(d *model.Domain) { d.Nodes[1].Interfaces[0].MTU = 1280 + 72 + 48 - 1 }, "raise the MTU to 1400"},
+		"mtu":                   {func(d *model.Domain) { d.Nodes[1].Interfaces[0].MTU = 1280 + 72 + 48 - 1 }, "raise the MTU to 1400"},
+		"clamp above what fits": {func(d *model.Domain) { d.Chains[0].Clamp = model.Clamp{On: true, Most: 1521} }, "mss-clamp: 1521 is more than fits: packets of 1580 bytes leave 1520 to TCP"},
+		"clamp to what is not known": {func(d *model.Domain) {
+			unsized(d)
+			d.Chains[0].Clamp.On = true
+		}, "mss-clamp: the MTU is not known"},
 		"room": {func(d *model.Domain) { d.Nodes[1].Locator = netip.MustParsePrefix("fc00:0:0:200::/64") }, "node r2: its locator fc00:0:0:200::/64 has no SID left for chain web"},
 	} {
 		t.Run(name, func(t *testing.T) {

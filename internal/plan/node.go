@@ -59,6 +59,7 @@ type Headend struct {
 	Lane     uint16       // of CPU 0
 	Lanes    uint16       // CPUs that have one, from Lane on
 	MTU      int          // of inner packets; 0: not known
+	MSS      int          // that TCP's SYNs may say at most; 0: they are left alone
 	Share    pot.Share    // Position 0
 }
 
@@ -104,6 +105,7 @@ type Path struct {
 	Shares      []pot.Share
 	Verifier    pot.Verifier
 	MTU         int // of inner packets; 0: not known
+	MSS         int // that TCP's SYNs may say at most; 0: they are left alone
 }
 
 // Ingress is one headend of a path.

@@ -158,6 +158,9 @@ func domains() *rapid.Generator[model.Domain] {
 			for range rapid.IntRange(1, 15).Draw(t, "length") {
 				ch.Functions = append(ch.Functions, rapid.SampledFrom(d.Functions).Draw(t, "function").Name)
 			}
+			if rapid.Bool().Draw(t, "clamps") {
+				ch.Clamp = model.Clamp{On: true, Most: rapid.IntRange(model.MSSMin, model.MSSMin+20).Draw(t, "MSS")}
+			}
 			if rapid.Bool().Draw(t, "by source") {
 				ch.Match.Source = netip.MustParsePrefix("2001:db8:ff::/48")
 			}

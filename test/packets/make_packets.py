@@ -119,11 +119,12 @@ class Path:
 
     def __init__(self, chain, path, epoch, scheme, visits, destination,
                  source="::/0", on_violation="drop", mtu=0, sids="plain",
-                 reduced=False):
+                 reduced=False, mss=0):
         self.chain, self.path, self.epoch = chain, path, epoch
         self.scheme, self.on_violation = scheme, on_violation
         self.destination, self.source = destination, source
         self.mtu = mtu  # of inner packets; 0: not known
+        self.mss = mss  # the most that SYNs may say; 0: they are left alone
         self.visits = visits  # (node, function, SID), the headend first
         self.sids, self.reduced = sids, reduced
         k = len(visits)
@@ -239,7 +240,7 @@ class Path:
              "scheme": ["pot", "opot", "keyed", "keyed-flow"][self.scheme],
              "on_violation": self.on_violation,
              "destination": self.destination, "source": self.source,
-             "mtu": self.mtu, "sids": self.sids, "reduced": self.reduced,
+             "mtu": self.mtu, "mss": self.mss, "sids": self.sids, "reduced": self.reduced,
              "hops": [{"node": n, "function": f, "sid": s}
                       for n, f, s in self.visits]}
         if self.scheme in (KEYED, KEYED_FLOW):
@@ -370,10 +371,16 @@ gone4 = Path("gone4", 0x5eed0048, 1, KEYED, through(
 near4 = Path("near4", 0x5eed0049, 1, KEYED, through(
     ("fw", 0x108), ("dpi", 0x705), ("", 0x669)), "203.0.113.144/28",
     source="0.0.0.0/0")
+# Those lower what SYNs say.
+clamped = Path("clamped", 0x5eed0016, 1, KEYED,
+               through(("fw", 0x226), ("", 0x626)), "fc00:26::/64", mss=1360)
+clamped4 = Path("clamped4", 0x5eed0017, 1, KEYED_FLOW,
+                through(("fw", 0x227), ("", 0x627)), "198.51.102.0/24",
+                source="0.0.0.0/0", mss=1380)
 PATHS = [web, web2, ordered, unordered, direct, longest, local, twice, report,
          special, bound, four, fourth, small, squeezed, lean, slim,
          nearby, tiny, gone7, gone8, gone9, half7, half8, half9, near7, gone4,
-         near4]
+         near4, clamped, clamped4]
 LANE, LANES = 5, 4  # of r1, on every path
 
 
@@ -1612,6 +1619,134 @@ def edge():
     return f
 
 
+def syns():
+    f = File("syns", "TCP's SYNs at a headend of chains that lower the MSS.")
+    v4dst = "198.51.102.2"
+    least = {6: clamped.mss, 4: clamped4.mss}
+
+    def add(name, note, before, after=None, version=6, pad=b""):
+        """before and after: IP packets with all of their checksums."""
+        after = before if after is None else after
+        path = clamped if version == 6 else clamped4
+        if version == 4:
+            t = IP(before)
+            fragment = t.flags.MF or t.frag
+            sport, dport = struct.unpack(">HH", before[4 * t.ihl:][:4])
+            path.flow = flow(t.src, t.dst, 6, *(
+                (0, 0) if fragment else (sport, dport)))
+        gone = decremented(after) if version == 6 else decremented4(after)
+        v = path.values(1, rnd(7))
+        f.add("%s-%d" % (name, version), before + pad, note, node="r1",
+              port="edge", counter=7, type=0x86dd if version == 6 else 0x800,
+              out=outer(path.at(1), srh(
+                  path.segments(), path.left(1), path.tlv(v),
+                  nh=41 if version == 6 else 4) + gone, hlim=64, fl=0))
+
+    def ip(version, what, behind=None, **kw):
+        if version == 6:
+            return bytes(IPv6(src=H1, dst=host(clamped), hlim=64) / (
+                behind / what if behind else what))
+        return bytes(IP(src=V1, dst=v4dst, ttl=64, id=7, **kw) / what)
+
+    def tcp(raw=b"", options=None, flags="S", data=b"", dataofs=None):
+        """Options as bytes are TCP's payload to Scapy, but for dataofs."""
+        kw = dict(sport=4242, dport=443, seq=77, flags=flags)
+        if options is not None:
+            return TCP(options=options, **kw) / Raw(data)
+        assert len(raw) % 4 == 0
+        return TCP(dataofs=5 + len(raw) // 4 if dataofs is None else dataofs,
+                   **kw) / Raw(raw + data)
+
+    def mss(n):
+        return b"\x02\x04" + struct.pack(">H", n)
+
+    for v in (6, 4):
+        n = least[v]
+        rest = [("SAckOK", b""), ("Timestamp", (1, 0)), ("NOP", None),
+                ("WScale", 7)]
+        for name, flags in (("syn", "S"), ("syn-ack", "SA"), ("ecn", "SEC")):
+            add(name, "as Linux sends it", *[ip(v, tcp(
+                flags=flags, options=[("MSS", m)] + rest))
+                for m in (8940, n)], version=v)
+        add("one-more", "one byte more than fits", *[ip(v, tcp(mss(m)))
+            for m in (n + 1, n)], version=v)
+        add("fits", "what fits", ip(v, tcp(mss(n))), version=v)
+        add("less", "less than fits", ip(v, tcp(mss(536))), version=v)
+        add("zero", "nothing at all", ip(v, tcp(mss(0))), version=v)
+        add("silent", "no options: what is sent then always fits",
+            ip(v, tcp()), version=v)
+        add("others", "other options", ip(v, tcp(options=rest)), version=v)
+        add("odd", "at an odd offset", *[ip(v, tcp(
+            b"\x01" + mss(m) + b"\x03\x03\x07")) for m in (8940, n)],
+            version=v)
+        add("last", "the last of 40 bytes", *[ip(v, tcp(
+            b"\x01" * 36 + mss(m))) for m in (65535, n)], version=v)
+        add("twice", "said twice, and once less", *[ip(v, tcp(
+            mss(m) + mss(100) + b"\x01" + mss(m) + b"\x01" * 3))
+            for m in (9000, n)], version=v)
+        add("data", "with data, as Fast Open sends it", *[ip(v, tcp(
+            mss(m), data=b"waystamp!")) for m in (8940, n)], version=v)
+        add("ack", "no SYN", ip(v, tcp(mss(8940), flags="A")), version=v)
+        add("end", "behind the end of the options", ip(v, tcp(
+            bytes(4) + mss(8940))), version=v)
+        for name, raw in (
+                ("length-0", b"\x03\0\x07\x01"), ("length-1", b"\x08\1\1\1"),
+                ("overrun", b"\x08\x0d\0\0")):
+            add("behind-" + name, "behind an option that is not whole",
+                ip(v, tcp(raw + mss(8940) + b"\x01" * 4)), version=v)
+            add("before-" + name, "before an option that is not whole",
+                *[ip(v, tcp(mss(m) + b"\x01" * 4 + raw)) for m in (8940, n)],
+                version=v)
+        for length in (2, 3, 5, 6):
+            add("length-%d" % length, "an option of another length, and the "
+                "right one", *[ip(v, tcp(
+                    b"\x02" + bytes([length]) + b"\x22" * 4 + b"\x01" * (
+                        length - 2 & 3) + b"\x01\x01" + mss(m)))
+                    if length == 6 else ip(v, tcp(
+                        b"\x02" + bytes([length]) + b"\x22" * (length - 2) +
+                        b"\x01" * (-length % 4) + mss(m)))
+                    for m in (8940, n)], version=v)
+        add("cut", "an option that the header ends in", ip(v, tcp(
+            b"\x01\x01\x01\x02")), version=v)
+        add("offset-long", "a header longer than the packet", ip(v, tcp(
+            mss(8940), dataofs=15)), version=v)
+        add("offset-short", "a header shorter than itself", ip(v, tcp(
+            mss(8940), dataofs=4)), version=v)
+        wrong = [ip(v, tcp(mss(m))) for m in (8940, n)]
+        at = (40 if v == 6 else 20) + 16
+        wrong = [p[:at] + struct.pack(">H", struct.unpack(
+            ">H", p[at:at + 2])[0] + 1) + p[at + 2:] for p in wrong]
+        add("wrong", "a checksum that is wrong stays so, by as much", *wrong,
+            version=v)
+
+    both = [tcp(mss(m)) for m in (8940, least[6])]
+    for name, note, behind in (
+            ("options", "behind destination options",
+             lambda: IPv6ExtHdrDestOpt(nh=6)),
+            ("hop-by-hop", "behind hop-by-hop options",
+             lambda: IPv6ExtHdrHopByHop(nh=6)),
+            ("routing", "behind a routing header of another type",
+             lambda: IPv6ExtHdrRouting(nh=6, type=2, segleft=0,
+                                       addresses=["2001:db8::1"])),
+            ("four", "behind four extension headers", lambda:
+             IPv6ExtHdrHopByHop() / IPv6ExtHdrDestOpt() /
+             IPv6ExtHdrDestOpt() / IPv6ExtHdrDestOpt(nh=6))):
+        add("behind-" + name, note, *[ip(6, b, behind()) for b in both])
+    add("behind-ah", "AH's receiver would find the change", ip(6, both[0], AH(
+        nh=6, spi=1, seq=2, icv=bytes(12))))
+    add("fragment", "the first fragment", ip(6, Raw(bytes(both[0])),
+                                             IPv6ExtHdrFragment(
+        nh=6, id=1, m=1)))
+    both = [tcp(mss(m)) for m in (8940, least[4])]
+    add("ip-options", "behind options of IPv4", *[ip(
+        4, b, options=[IPOption(b"\x94\x04\0\0")]) for b in both], version=4)
+    add("padded", "with Ethernet's padding", *[ip(4, b) for b in both],
+        version=4, pad=bytes(2))
+    add("fragment", "the first fragment", ip(4, both[0], flags="MF"),
+        version=4)
+    return f
+
+
 def told(node, about, what):
     """The error that node tells the source of about."""
     fr = next(n["address"] for n in NODES if n["name"] == node)
@@ -1820,7 +1955,7 @@ def main():
         f.write("\n")
     seen = set()
     for f in (good(), csids(), flows(), tlvs(), headers(), proofs(), inners(),
-              core(), edge(), errors()):
+              core(), edge(), syns(), errors()):
         for b in f.blocks:
             name = b.split("\n")[0]
             assert name not in seen, name

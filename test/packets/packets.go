@@ -37,6 +37,9 @@ const (
 // Errors is the file that says of every packet what its source is told.
 const Errors = "errors.txt"
 
+// SYNs is the file of packets that chains clamp, or could.
+const SYNs = "syns.txt"
+
 // Packet is one test packet.
 type Packet struct {
 	Name, Note, File string
@@ -235,6 +238,7 @@ type pathFile struct {
 	Destination netip.Prefix      `json:"destination"`
 	Source      netip.Prefix      `json:"source"`
 	MTU         int               `json:"mtu"`
+	MSS         int               `json:"mss"`
 	SIDs        model.SIDs        `json:"sids"`
 	Reduced     bool              `json:"reduced"`
 	Hops        []struct {
@@ -298,6 +302,7 @@ func (f pathFile) path() (plan.Path, error) {
 		},
 		Match:       model.Match{Destination: f.Destination, Source: f.Source},
 		MTU:         f.MTU,
+		MSS:         f.MSS,
 		OnViolation: f.OnViolation,
 		Window:      model.WindowDefault,
 	}
@@ -350,7 +355,7 @@ func (n *Node) add(p plan.Path) {
 		share := p.Shares[j]
 		switch j {
 		case 0:
-			hd := plan.Headend{PathID: p.PathID, Match: p.Match, Segments: segments, Lane: p.Ingress[0].Lane, Lanes: p.Ingress[0].Lanes, MTU: p.MTU, Share: share}
+			hd := plan.Headend{PathID: p.PathID, Match: p.Match, Segments: segments, Lane: p.Ingress[0].Lane, Lanes: p.Ingress[0].Lanes, MTU: p.MTU, MSS: p.MSS, Share: share}
 			if last := len(n.Headends) - 1; last >= 0 && n.Headends[last].Path == p.Path {
 				n.Headends[last] = hd
 			} else {

@@ -232,8 +232,9 @@ struct ws_headend {
 	__u32 counter; /* index into ws_numbers */
 	__u32 stats; /* index into ws_stats */
 	__u16 mtu; /* of the inner packet; 0: not known */
+	__u16 mss; /* the most that TCP's SYNs may say; 0: they are left alone */
 	__u8 own; /* 1: the path takes what this node sends itself, too */
-	__u8 pad;
+	__u8 pad[7];
 	struct ws_share share;
 	/* The outer header as sent, but for payload length, traffic class, flow
 	 * label, RND and CML, which are zero here, and the SRH's next header,
@@ -241,7 +242,7 @@ struct ws_headend {
 	 */
 	__u8 outer[WS_OUTER_MAX];
 };
-_Static_assert(sizeof(struct ws_headend) == 448, "ws_headend is ABI");
+_Static_assert(sizeof(struct ws_headend) == 456, "ws_headend is ABI");
 
 /* ws_paths: key is a path that this node is a headend of, value the index of its
  * entry in ws_headends.

@@ -112,6 +112,7 @@ type Result struct {
 	// Encapsulated: this node wrote the outer header. Its flow label is zero
 	// in Packet, and anything but zero on the wire.
 	Encapsulated bool
+	Clamped      bool // the inner packet's MSS is lower than it was
 	// Visits are the positions that counted the packet: it was stamped there,
 	// or verified at the last one.
 	Visits []Visit
@@ -330,6 +331,9 @@ func (p *packet) headend(h *plan.Headend) Result {
 	p.visited(h.PathID, 0, len(p.b))
 	if !p.leaves {
 		inner.decrement()
+	}
+	if h.MSS != 0 {
+		p.result.Clamped = clampMSS(p.b, p.v4, h.MSS)
 	}
 	srh.NextHeader = next
 	srh.TLVs = []srv6.TLV{srv6.Proof{
