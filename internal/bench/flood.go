@@ -12,6 +12,7 @@ import (
 
 	"github.com/waystamp/waystamp/internal/dataplane/meter"
 	"github.com/waystamp/waystamp/internal/host"
+	"github.com/waystamp/waystamp/internal/lab"
 	"github.com/waystamp/waystamp/internal/srv6"
 )
 
@@ -41,7 +42,7 @@ func (f flood) unit() string {
 }
 
 const (
-	floodPayload = 1428 // bytes of each frame
+	floodPayload = 1428 // bytes of each frame, where links take as much
 	floodFrames  = 44   // of a super-packet
 	floodBurst   = 20 * time.Millisecond
 	floodBursts  = 15 // of a run at most; a real-time task must leave others their share
@@ -57,20 +58,42 @@ const (
 	floodTCPSequence = 4
 )
 
-// floodTo is nobody's address behind r3.
-var floodTo = netip.MustParseAddr("fc00:8::99")
+// interfaceOf names an interface of a lab.
+type interfaceOf struct{ member, link string }
 
-// flooder writes packets to a socket at h1.
+func (i interfaceOf) net(l *lab.Lab, f func(*host.Net) error) error {
+	n, err := l.Net(i.member)
+	if err != nil {
+		return err
+	}
+	defer n.Close()
+	return f(n)
+}
+
+// floodWay is where packets go.
+type floodWay struct {
+	flood
+	lab        *lab.Lab
+	payload    int         // bytes of each frame
+	cut        bool        // super-packets are, on the way
+	finished   bool        // checksums are computed by the sender
+	source, to netip.Addr  // to: nobody's, behind the last router
+	out, first interfaceOf // of the sender and of the first router
+	last, sink interfaceOf // of the last router and of the host behind it
+	function   string      // member with the program whose time is taken
+}
+
+// flooder writes packets to a socket at the sender.
 type flooder struct {
-	t        *proxyTrack
+	floodWay
 	cpu, fd  int
 	frame    []byte // with a struct virtio_net_hdr before it
 	sequence uint32
 	programs *meter.Programs
 }
 
-func newFlooder(t *proxyTrack, cpu int) (_ *flooder, err error) {
-	f := &flooder{t: t, cpu: cpu, fd: -1}
+func newFlooder(w floodWay, cpu int) (_ *flooder, err error) {
+	f := &flooder{floodWay: w, cpu: cpu, fd: -1}
 	defer func() {
 		if err != nil {
 			err = errors.Join(fmt.Errorf("make ready for a load of single packets: %w", err), f.close())
@@ -78,10 +101,10 @@ func newFlooder(t *proxyTrack, cpu int) (_ *flooder, err error) {
 	}()
 	var sink, next [6]byte
 	err = errors.Join(
-		t.on("h2", func(n *host.Net) (err error) { sink, err = n.HardwareAddress("h2-r3"); return err }),
-		t.on("r1", func(n *host.Net) (err error) { next, err = n.HardwareAddress("r1-h1"); return err }),
-		t.on("r3", func(n *host.Net) error { return n.AddNeighbour("r3-h2", floodTo, sink) }),
-		t.on("h1", func(n *host.Net) (err error) { f.fd, err = packetSocket(n, "h1-r1", 0); return err }),
+		w.sink.net(w.lab, func(n *host.Net) (err error) { sink, err = n.HardwareAddress(w.sink.link); return err }),
+		w.first.net(w.lab, func(n *host.Net) (err error) { next, err = n.HardwareAddress(w.first.link); return err }),
+		w.last.net(w.lab, func(n *host.Net) error { return n.AddNeighbour(w.last.link, w.to, sink) }),
+		w.out.net(w.lab, func(n *host.Net) (err error) { f.fd, err = packetSocket(n, w.out.link, 0); return err }),
 	)
 	if err != nil {
 		return nil, err
@@ -89,51 +112,61 @@ func newFlooder(t *proxyTrack, cpu int) (_ *flooder, err error) {
 	if err := unix.SetsockoptInt(f.fd, unix.SOL_PACKET, unix.PACKET_VNET_HDR, 1); err != nil {
 		return nil, err
 	}
-	if name := t.flood.program; name != "" {
-		if f.programs, err = meter.OpenPrograms(t.lab.Instance("r2"), name); err != nil {
+	if name := w.program; name != "" {
+		if f.programs, err = meter.OpenPrograms(w.lab.Instance(w.function), name); err != nil {
 			return nil, err
 		}
 	}
-	f.frame, err = floodFrame(next, t.flood.what)
+	f.frame, err = w.frameTo(next)
 	return f, err
 }
 
-// floodFrame is a packet of TCP whose checksum is left to devices.
-func floodFrame(to [6]byte, what floodKind) ([]byte, error) {
-	payload := floodPayload
-	if what == floodSupers {
+// frameTo is a packet of TCP for the first router.
+func (w floodWay) frameTo(mac [6]byte) ([]byte, error) {
+	payload := w.payload
+	if w.what == floodSupers {
 		payload *= floodFrames
 	}
 	segment := make([]byte, 20+floodOptions+payload)
 	copy(segment, []byte{0, 80, 0, 81, 12: (20 + floodOptions) / 4 << 4, 13: 0x10})
 	copy(segment[20:], []byte{1, 1, 8, 10}) // timestamps
 	p := srv6.Packet{
-		Ethernet: &srv6.Ethernet{Destination: to, Type: srv6.EtherTypeIPv6},
+		Ethernet: &srv6.Ethernet{Destination: mac, Type: srv6.EtherTypeIPv6},
 		Header: srv6.Header{
 			NextHeader: 6, HopLimit: 64, PayloadLength: uint16(len(segment)),
-			Source: proxyPrefixes[0][0].Addr().Next().Next(), Destination: floodTo,
+			Source: w.source, Destination: w.to,
 		},
 		Payload: segment,
 	}
 	head := make([]byte, virtioLen)
-	head[0] = virtioNeedsSum
-	if what == floodSupers {
+	if !w.finished {
+		head[0] = virtioNeedsSum
+	}
+	if w.what == floodSupers {
 		head[1] = virtioTCPv6
 	}
-	for i, v := range []int{floodHeaders, floodPayload, floodTCP, floodTCPSum} {
+	for i, v := range []int{floodHeaders, w.payload, floodTCP, floodTCPSum} {
 		binary.NativeEndian.PutUint16(head[2+2*i:], uint16(v))
 	}
 	b, err := p.Append(head)
 	if err != nil {
 		return nil, err
 	}
-	// The sum of the pseudo-header, as a sender's stack leaves it.
+	// The sum of the pseudo-header, as a sender's stack leaves it, or of all.
 	sum := uint32(len(segment)) + 6
-	for at := virtioLen + srv6.EthernetLen + 8; at < virtioLen+floodTCP; at += 2 {
-		sum += uint32(binary.BigEndian.Uint16(b[at:]))
+	summed := b[virtioLen+srv6.EthernetLen+8 : virtioLen+floodTCP]
+	if w.finished {
+		summed = b[virtioLen+srv6.EthernetLen+8:]
+	}
+	for len(summed) > 1 {
+		sum += uint32(binary.BigEndian.Uint16(summed))
+		summed = summed[2:]
 	}
 	sum = sum&0xffff + sum>>16
 	sum = sum&0xffff + sum>>16
+	if w.finished {
+		sum ^= 0xffff
+	}
 	binary.BigEndian.PutUint16(b[virtioLen+floodTCP+floodTCPSum:], uint16(sum))
 	return b, nil
 }
@@ -166,7 +199,7 @@ func (f *flooder) run(ctx context.Context, d time.Duration) (float64, error) {
 		}
 	}
 	want := sent
-	if f.t.cut && f.t.flood.what == floodSupers {
+	if f.cut && f.what == floodSupers {
 		want *= floodFrames
 	}
 	now, err := f.arrived()
@@ -174,7 +207,7 @@ func (f *flooder) run(ctx context.Context, d time.Duration) (float64, error) {
 		return 0, err
 	}
 	if now-arrived < want {
-		return 0, fmt.Errorf("of %d packets through a function %d arrived", want, now-arrived)
+		return 0, fmt.Errorf("of %d packets %d arrived", want, now-arrived)
 	}
 	if f.programs == nil {
 		return float64(spent.Nanoseconds()) / float64(sent), nil
@@ -185,7 +218,7 @@ func (f *flooder) run(ctx context.Context, d time.Duration) (float64, error) {
 	}
 	runs := after.Runs - before.Runs
 	if runs < sent {
-		return 0, fmt.Errorf("program %s ran %d times for %d packets", f.t.flood.program, runs, sent)
+		return 0, fmt.Errorf("program %s ran %d times for %d packets", f.program, runs, sent)
 	}
 	return float64((after.Time - before.Time).Nanoseconds()) / float64(runs), nil
 }
@@ -196,10 +229,12 @@ func (f *flooder) burst() (sent uint64, took time.Duration, err error) {
 		start := time.Now()
 		for time.Since(start) < floodBurst {
 			for range 10 {
-				f.sequence += floodFrames * floodPayload
-				binary.BigEndian.PutUint32(f.frame[virtioLen+floodTCP+floodTCPSequence:], f.sequence)
+				if !f.finished {
+					f.sequence += uint32(floodFrames * f.payload)
+					binary.BigEndian.PutUint32(f.frame[virtioLen+floodTCP+floodTCPSequence:], f.sequence)
+				}
 				if _, err := unix.Write(f.fd, f.frame); err != nil {
-					return fmt.Errorf("send to a function: %w", err)
+					return fmt.Errorf("send single packets: %w", err)
 				}
 				sent++
 			}
@@ -207,14 +242,14 @@ func (f *flooder) burst() (sent uint64, took time.Duration, err error) {
 		took = time.Since(start)
 		return nil
 	}
-	err = f.t.on("h1", func(n *host.Net) error {
+	err = f.out.net(f.lab, func(n *host.Net) error {
 		return n.NetNS().Do(func() error { return pinned(f.cpu, send) })
 	})
 	return sent, took, err
 }
 
 func (f *flooder) arrived() (packets uint64, err error) {
-	err = f.t.on("h2", func(n *host.Net) (err error) { packets, err = n.Received("h2-r3"); return err })
+	err = f.sink.net(f.lab, func(n *host.Net) (err error) { packets, err = n.Received(f.sink.link); return err })
 	return packets, err
 }
 

@@ -213,11 +213,12 @@ type paperNet struct {
 	rate    uint64            // bits per second of every node's links; 0: unlimited
 	servers map[string]func() // by host; each ends the one that listens there
 	taps    []*meter.Tap
+	floods  map[int]*flooder // by way
 }
 
 // newPaperNet builds a network with the schemes of list that belong to it.
 func newPaperNet(ctx context.Context, c Config, network string, list []way, offload bool) (_ *paperNet, err error) {
-	t := &paperNet{offload: offload, servers: map[string]func(){}}
+	t := &paperNet{offload: offload, servers: map[string]func(){}, floods: map[int]*flooder{}}
 	for _, w := range list {
 		if w.network == network {
 			t.ways = append(t.ways, w)
@@ -410,8 +411,45 @@ func (t *paperNet) ping(ctx context.Context, i, cpu, count int, pause time.Durat
 	return us, nil
 }
 
+// flood is how long a packet to the i-th way's network takes through all nodes, in
+// nanoseconds: a super-packet where offloads are on.
+func (t *paperNet) flood(ctx context.Context, i, cpu int, d time.Duration) (ns float64, err error) {
+	f := t.floods[i]
+	if f == nil {
+		host, last := paperHost(i), fmt.Sprintf("r%d", paperNodes)
+		b := paperPrefix(i).Addr().As16()
+		b[15] = 0x99
+		f, err = newFlooder(floodWay{
+			flood: paperFlood(t.offload), lab: t.lab, finished: !t.offload,
+			payload: t.ways[i].mss() - floodOptions,
+			source:  netip.MustParseAddr("fc00:7::2"), to: netip.AddrFrom16(b),
+			out: interfaceOf{"h1", "h1-r1"}, first: interfaceOf{"r1", "r1-h1"},
+			last: interfaceOf{last, last + "-" + host}, sink: interfaceOf{host, host + "-" + last},
+		}, cpu)
+		if err != nil {
+			return 0, err
+		}
+		t.floods[i] = f
+	}
+	ns, err = f.run(ctx, d)
+	if err != nil {
+		return 0, fmt.Errorf("over %s: %w", t.ways[i].name, err)
+	}
+	return ns, nil
+}
+
+func paperFlood(offload bool) flood {
+	if offload {
+		return flood{what: floodSupers}
+	}
+	return flood{what: floodPackets}
+}
+
 func (t *paperNet) close() error {
 	var errs []error
+	for _, f := range t.floods {
+		errs = append(errs, f.close())
+	}
 	for _, stop := range t.servers {
 		stop()
 	}
@@ -499,6 +537,23 @@ func (p *paperRun) throughput(ctx context.Context) ([]Figure, error) {
 		return nil, nil
 	}
 	figures, err := p.rounds(ctx, "paper, TCP"+p.words(), subjects)
+	if err != nil {
+		return nil, err
+	}
+	beside, err := besideIPv6(figures)
+	return append(figures, beside...), err
+}
+
+// path is the time that nodes and links alone take, without TCP in the hosts.
+func (p *paperRun) path(ctx context.Context) ([]Figure, error) {
+	measure := func(ctx context.Context, t *paperNet, i int) (float64, error) {
+		return t.flood(ctx, i, p.cpu(), floodBursts*(floodBurst+floodRest))
+	}
+	subjects := p.subjects(ctx, "path", paperFlood(p.offload).unit(), Less, measure)
+	if p.skips(subjects) {
+		return nil, nil
+	}
+	figures, err := p.rounds(ctx, "paper, packets one by one"+p.words(), subjects)
 	if err != nil {
 		return nil, err
 	}
@@ -598,6 +653,7 @@ func Paper(ctx context.Context, c Config) (_ Result, err error) {
 		"Schemes are those of the paper's Table III. ipv6: plain forwarding. srv6: the kernel's H.Encaps (with its tunnel source set, seg6_flowlabel 0), End and End.DT6; srv6-csid: the same with End of the flavour NEXT-C-SID and all five SIDs in one entry; srv6-csid-red: with H.Encaps.Red, which leaves out the SRH. opot, keyed, keyed-flow: waystamp's agents and programs on TC; -csid: with compressed SIDs; -xdp: on XDP; -proxy: r2 to r5 are functions that know nothing of SRv6, here as in the paper the node's own kernel, so that each takes all outer headers off, forwards the packet, and puts them back. All have the same links and routes, and neighbours that the kernel finds and keeps by itself.",
 		"Offloads on: TSO, GSO and GRO on all ends of all links; super-packets stay whole, as between virtual machines of one host. Offloads off: all of them off and checksums computed by the sender, every frame by itself, as on a wire.",
 		fmt.Sprintf("The load is one TCP stream of iperf3, %s per run, with the MSS of the paper's Table III: 1500 − 60 less the outer header, of 48 + 16·m bytes (40 for srv6-csid-red) for the kernel and 72 + 16·m for ours, with m of 5 entries, or 1 of compressed SIDs. Bit rates count TCP payload at the receiver.", seconds(c.Duration)),
+		fmt.Sprintf("path: a program at h1 writes full packets of TCP one after the other, as super-packets of %d frames where offloads are on, before all other tasks on CPU %d; a figure is the time from writing one to writing the next, in which the kernel takes it all the way to a host behind r6, where nobody has its address. So it is what links and nodes take of a stream's time, without TCP itself.", floodFrames, c.cpu()),
 		fmt.Sprintf("Link speeds are set on everything that nodes send, with HTB, offloads on, in up to %d rounds. Packet rates follow from the bit rates and the payload of full packets (MSS − 12 for the timestamps). rho is the bit rate as a part of plain IPv6's at the same speed; beside it is the packet sending efficiency, what the lengths of headers alone would leave. HTB counts a super-packet as the frames that it stands for.", paperSpeedRuns),
 		fmt.Sprintf("Round trips are of %d ICMPv6 echo requests per run, a millisecond between an answer and the next request (rtt-dense: %d of them, %s in between), on links without limit; one thread sends and receives before all other tasks of its CPU, and does not sleep in between. Medians are of runs; boxes show all requests of all runs: quartiles, whiskers to the furthest within 1.5 times their distance.", paperPings, 10*paperPings, paperDense),
 	)
@@ -624,7 +680,7 @@ func (c Config) paper(ctx context.Context, r *Result, offload bool) (err error) 
 		}
 	}
 	defer func() { err = errors.Join(err, p.close()) }()
-	parts := []func(context.Context) ([]Figure, error){p.throughput, p.roundTrips}
+	parts := []func(context.Context) ([]Figure, error){p.throughput, p.path, p.roundTrips}
 	if offload && !c.Quick {
 		parts = append(parts, p.speeds)
 	}
@@ -647,7 +703,7 @@ func seconds(d time.Duration) string {
 	return fmt.Sprintf("%d seconds", n)
 }
 
-// besideIPv6 holds our bit rates against plain IPv6's of the same rounds: kind/
+// besideIPv6 holds our figures against plain IPv6's of the same rounds: kind/
 // NAME/rest becomes kind-to-ipv6/NAME/rest.
 func besideIPv6(of []Figure) ([]Figure, error) {
 	by := map[string]Figure{}

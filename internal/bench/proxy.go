@@ -178,7 +178,12 @@ func newProxyTrack(ctx context.Context, cfg Config, c proxyCase) (_ *proxyTrack,
 		}
 	}
 	if c.flood.what != floodNone {
-		t.flooder, err = newFlooder(t, cfg.cpu())
+		t.flooder, err = newFlooder(floodWay{
+			flood: c.flood, lab: t.lab, payload: floodPayload, cut: c.cut, function: "r2",
+			source: proxyPrefixes[0][0].Addr().Next().Next(), to: netip.MustParseAddr("fc00:8::99"),
+			out: interfaceOf{"h1", "h1-r1"}, first: interfaceOf{"r1", "r1-h1"},
+			last: interfaceOf{"r3", "r3-h2"}, sink: interfaceOf{"h2", "h2-r3"},
+		}, cfg.cpu())
 		return t, err
 	}
 	for i := range c.count() {

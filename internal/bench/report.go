@@ -118,6 +118,7 @@ func (r Result) body(b *strings.Builder, plots []string) {
 var commands = map[string]string{
 	"stamp": "stamp", "hop": "hop", "cores": "hop --only cores-", "scale": "scale",
 	"tcp": "paper --only tcp/", "tcp-to-ipv6": "paper --only tcp/", "rtt": "paper --only rtt/", "rtt-dense": "paper --only rtt-dense/",
+	"path": "paper --only path/", "path-to-ipv6": "paper --only path/",
 	"bit-rate": "paper --only bit-rate/", "packet-rate": "paper --only bit-rate/", "rho": "paper --only bit-rate/",
 	"proxy": "proxy",
 }
