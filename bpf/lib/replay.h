@@ -28,18 +28,67 @@
  */
 #define WINDOW_TRIES 504
 
+/* What a frame wants of its word. */
+struct window_claim {
+	__u64 *word;
+	__u64 found; /* in the word, when it was last looked at */
+	__u64 tag; /* of the frame's number */
+	__u32 at; /* of its uses in the word, in bits */
+	__u32 frames;
+	__u32 train;
+	int reason;
+};
+
+/* Tries once, and says whether claim->reason is the answer: it is not where
+ * another frame was faster.
+ */
+static __always_inline bool window_try(struct window_claim *claim)
+{
+	__u64 old = claim->found, tag = claim->tag, uses = 0, next;
+
+	if (old >> WINDOW_TAG_SHIFT > tag) {
+		claim->reason = WS_REASON_STALE;
+		return true;
+	}
+	if (old >> WINDOW_TAG_SHIFT == tag)
+		uses = old & WINDOW_ALL_USES;
+	if ((uses >> claim->at & WINDOW_USES_MASK) + claim->frames >
+	    claim->train) {
+		claim->reason = WS_REASON_REPLAY;
+		return true;
+	}
+	next = tag << WINDOW_TAG_SHIFT |
+	       (uses + ((__u64)claim->frames << claim->at));
+	claim->found = __sync_val_compare_and_swap(claim->word, old, next);
+	if (claim->found != old)
+		return false;
+	claim->reason = WS_REASON_NONE;
+	return true;
+}
+
+static long window_again(__attribute__((unused)) __u64 i,
+			 struct window_claim *claim)
+{
+	return window_try(claim);
+}
+
 /* Spends frames of the number rnd, or says why not: then nothing has changed.
  * Only for a packet whose proof has verified. A function of its own, so that the
- * verifier of the kernel looks at the loop once.
+ * verifier of the kernel looks at it once, and with bpf_loop for what comes after
+ * the first try: it looks at every turn of a loop.
  */
 __noinline int ws_window_take(__u32 window, __u32 log2, __u64 rnd, __u32 frames)
 {
-	__u32 train = (rnd >> WS_RND_FRAMES_SHIFT & WINDOW_USES_MASK) + 1;
 	__u64 counter = rnd & WS_RND_COUNTER_MAX;
-	__u32 at = counter % 4 * WINDOW_USES_BITS;
 	__u32 words = 1U << ((log2 - 2) & 15);
-	__u64 tag = counter >> (log2 & 31);
-	__u64 old, uses, next, *word;
+	struct window_claim claim = {
+		.tag = counter >> (log2 & 31),
+		.at = counter % 4 * WINDOW_USES_BITS,
+		.frames = frames,
+		.train = (rnd >> WS_RND_FRAMES_SHIFT & WINDOW_USES_MASK) + 1,
+		.reason = WS_REASON_WINDOW_BUSY_BUG,
+	};
+	struct window_claim again;
 	void *lanes;
 	__u32 index;
 
@@ -49,23 +98,15 @@ __noinline int ws_window_take(__u32 window, __u32 log2, __u64 rnd, __u32 frames)
 	/* The bits above the lane make it one that no path has. */
 	index = (__u32)(rnd >> WS_RND_LANE_SHIFT) * words +
 		((counter >> 2) & (words - 1));
-	word = bpf_map_lookup_elem(lanes, &index);
-	if (!word || !counter || train > WS_RND_FRAMES_MAX)
+	claim.word = bpf_map_lookup_elem(lanes, &index);
+	if (!claim.word || !counter || claim.train > WS_RND_FRAMES_MAX)
 		return WS_REASON_NUMBER;
 
-	old = *(volatile __u64 *)word;
-	for (__u32 i = 0; i < WINDOW_TRIES; i++) {
-		if (old >> WINDOW_TAG_SHIFT > tag)
-			return WS_REASON_STALE;
-		uses = old >> WINDOW_TAG_SHIFT == tag ? old & WINDOW_ALL_USES :
-							0;
-		if ((uses >> at & WINDOW_USES_MASK) + frames > train)
-			return WS_REASON_REPLAY;
-		next = tag << WINDOW_TAG_SHIFT | (uses + ((__u64)frames << at));
-		next = __sync_val_compare_and_swap(word, old, next);
-		if (next == old)
-			return WS_REASON_NONE;
-		old = next;
-	}
-	return WS_REASON_WINDOW_BUSY_BUG;
+	claim.found = *(volatile __u64 *)claim.word;
+	if (window_try(&claim))
+		return claim.reason;
+	/* Only this one needs an address: what is above stays in registers. */
+	again = claim;
+	bpf_loop(WINDOW_TRIES - 1, window_again, &again, 0);
+	return again.reason;
 }

@@ -12,9 +12,12 @@ import (
 	"testing"
 
 	"github.com/cilium/ebpf"
+	"golang.org/x/sync/errgroup"
 	"pgregory.net/rapid"
 
 	"github.com/waystamp/waystamp/internal/abi"
+	"github.com/waystamp/waystamp/internal/dataplane/oracle"
+	"github.com/waystamp/waystamp/internal/host"
 	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/plan"
 	"github.com/waystamp/waystamp/internal/pot"
@@ -280,6 +283,60 @@ func TestTwoCPUsAcceptEachNumberExactly(t *testing.T) {
 	if shared == 0 {
 		t.Error("no number was accepted on both CPUs: they did not meet")
 	}
+}
+
+// Between the look at a word and the change of it somebody else may change it: then
+// the program looks again, and refuses nothing. Here user space does so all the time,
+// on another CPU, with what is older than every number that comes.
+func TestWordThatIsChangedMeanwhileIsLookedAtAgain(t *testing.T) {
+	const numbers, size = 20000, 64
+	r := newReplayRig(t, model.SchemeKeyed, size)
+	w := r.windows[r.key()]
+	at := func(i int) oracle.Train { return oracle.Train{Lane: 1, Counter: uint64(size*(i+1) + 4), Frames: 1} }
+	frames := make([]frame, numbers)
+	for i := range frames {
+		if w.wordOf(at(i)) != w.wordOf(at(0)) {
+			t.Fatal("the numbers do not share a word")
+		}
+		frames[i] = r.frame(numberOf(1, 1, at(i).Counter))
+	}
+	words, values := slices.Repeat([]uint32{w.wordOf(at(0))}, 512), slices.Repeat([]uint64{0, 1 << 6}, 256)
+	started, done := make(chan error), make(chan struct{})
+	var changing errgroup.Group
+	changing.Go(func() error {
+		return r.ns.Do(func() error {
+			return host.OnCPU(1, func() error {
+				for {
+					_, err := w.m.BatchUpdate(words, values, nil)
+					select {
+					case started <- err:
+					case <-done:
+						return err
+					default:
+					}
+					if err != nil {
+						return err
+					}
+				}
+			})
+		})
+	})
+	err := <-started
+	for i := 0; i < numbers && err == nil; i++ {
+		err = r.in(func() error {
+			run, taken := r.runTC, uint32(tcRedirect)
+			if i%2 == 1 {
+				run, taken = r.runXDP, xdpRedirect // knows the way out by now
+			}
+			got, err := run(frames[i])
+			if err == nil && got.verdict != taken {
+				err = fmt.Errorf("packet %d: verdict %d, want %d", i, got.verdict, taken)
+			}
+			return err
+		})
+	}
+	close(done)
+	r.must(errors.Join(err, changing.Wait()))
 }
 
 // Words that are made from the newest numbers refuse what is not newer, and take
