@@ -191,6 +191,28 @@ func (l *live) refusesAs(port string, b []byte, mss int, reason abi.Reason, leas
 	return l.checkMoved("TC", moved{dropped: []string{reasonName(reason)}, stats: map[uint32]stats{}})
 }
 
+// passesThenRefuses: the first of two packets, which is shorter, is not refused;
+// the other one is.
+func (l *live) passesThenRefuses(port string, first, b []byte, reason abi.Reason) error {
+	if err := l.freshEvents(); err != nil {
+		return err
+	}
+	if _, err := l.drain(); err != nil {
+		return err
+	}
+	if err := errors.Join(l.send(port, first, 0), l.send(port, b, 0)); err != nil {
+		return err
+	}
+	e, err := l.nextEvent()
+	if err != nil {
+		return fmt.Errorf("%w\n%s", err, layers(b))
+	}
+	if got := abi.Reason(e.Reason); got != reason || int(e.Len) != len(b) {
+		return fmt.Errorf("refused for %s with %d bytes, want nothing before %s with %d", got, e.Len, reason, len(b))
+	}
+	return l.checkMoved("TC", moved{dropped: []string{reasonName(reason)}, stats: map[uint32]stats{}})
+}
+
 // checkOut receives what went out next and compares it with what the oracle
 // makes of what came in, and the counters too. A super-packet that says of
 // itself that it is not to be trusted, as ours here do, may have been cut by the

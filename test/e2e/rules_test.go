@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
@@ -37,6 +38,22 @@ func TestPortsAndDSCPChooseAChain(t *testing.T) {
 			took.takes(t, "echo requests", false, false, false)
 			w.shell("h1", "ping", "-6", "-c", "5", "-i", "0.2", "-Q", "0xb8", w.addr("h2").String())
 			took.takes(t, "echo requests of class EF", false, false, true)
+			if d == model.DatapathXDP { // which leaves nothing to TC that it can judge itself
+				const n = 100
+				countRuns(t)
+				eventually(t, func() error { // a neighbour that is looked for anew takes XDP its ways
+					tc := map[string]func() uint64{"r1": w.runs("r1", "ws_edge_tc"), "r6": w.runs("r6", "ws_core_tc")}
+					w.shell("h1", "ping", "-6", "-c", fmt.Sprint(n), "-i", "0.002", "-Q", "0xb8", w.addr("h2").String())
+					for node, ran := range tc {
+						// The answers take no chain, and come in at r6 by its edge.
+						if ran := ran(); ran > n/5 {
+							return fmt.Errorf("%s: TC ran %d times for %d packets", node, ran, n)
+						}
+					}
+					return nil
+				})
+				took.takes(t, "more of them", false, false, true)
+			}
 			w.upload("h1", "h2", 8443, 0, 1_000_000)
 			took.takes(t, "TCP to the first port", true, true, false)
 			w.upload("h1", "h2", 8449, 0, 1_000_000)

@@ -119,10 +119,11 @@ class Path:
 
     def __init__(self, chain, path, epoch, scheme, visits, destination,
                  source="::/0", on_violation="drop", mtu=0, sids="plain",
-                 reduced=False, mss=0):
+                 reduced=False, mss=0, rule=None):
         self.chain, self.path, self.epoch = chain, path, epoch
         self.scheme, self.on_violation = scheme, on_violation
         self.destination, self.source = destination, source
+        self.rule = rule  # what is asked for beside the prefixes
         self.mtu = mtu  # of inner packets; 0: not known
         self.mss = mss  # the most that SYNs may say; 0: they are left alone
         self.visits = visits  # (node, function, SID), the headend first
@@ -243,6 +244,8 @@ class Path:
              "mtu": self.mtu, "mss": self.mss, "sids": self.sids, "reduced": self.reduced,
              "hops": [{"node": n, "function": f, "sid": s}
                       for n, f, s in self.visits]}
+        if self.rule:
+            w["rule"] = self.rule
         if self.scheme in (KEYED, KEYED_FLOW):
             w["keys"] = [k.hex() for k in self.keys]
             if self.scheme == KEYED_FLOW:
@@ -266,6 +269,9 @@ NODES = [
     {"name": "r2", "address": "fc00:1::2", "locator": "fc00:0:0:200::/56"},
     {"name": "r3", "address": "fc00:1::3", "locator": "fc00:0:0:300::/56"},
     {"name": "r6", "address": "fc00:1::6", "locator": "fc00:0:0:600::/56"},
+    # Headend and egress of the chains by rules.
+    {"name": "r4", "address": "fc00:1::4", "locator": "fc00:0:0:400::/56"},
+    {"name": "r5", "address": "fc00:1::5", "locator": "fc00:0:0:500::/56"},
 ]
 # Own addresses beside the node's.
 LOCAL = {"r1": ["fc00:7::1", "192.0.2.254"],
@@ -377,10 +383,40 @@ clamped = Path("clamped", 0x5eed0016, 1, KEYED,
 clamped4 = Path("clamped4", 0x5eed0017, 1, KEYED_FLOW,
                 through(("fw", 0x227), ("", 0x627)), "198.51.102.0/24",
                 source="0.0.0.0/0", mss=1380)
+
+
+def by_rule(n, destination="fc00:60::/64", source="::/0", **rule):
+    """A chain from r4 to r5, of which priority n comes n-th."""
+    return Path("rule%d" % n, 0x5eed0060 + n, 1, KEYED if n % 2 else OPOT,
+                [("r4", "", ""), ("r5", "", sid(0x500 + n))], destination,
+                source, rule={"priority": n, **rule})
+
+
+def ports(first, last):
+    return {"first": first, "last": last}
+
+
+by_dport = by_rule(1, protocol=6, destination_port=ports(443, 449))
+by_sport = by_rule(2, protocol=17, source_port=ports(5000, 5009))
+by_dscp = by_rule(3, dscp=46)
+by_protocol = by_rule(4, protocol=58)
+by_both = by_rule(5, protocol=6, source_port=ports(1, 1023),
+                  destination_port=ports(65535, 65535))
+by_source = by_rule(6, source="fc00:7:0:0:5::/80", protocol=17)
+by_mark = by_rule(7, destination="fc00:61::/64", mark=0x10, mask=0xf0)
+to4 = {"destination": "10.60.0.0/16", "source": "0.0.0.0/0"}
+by_dport4 = by_rule(8, protocol=6, destination_port=ports(80, 80), **to4)
+by_protocol4 = by_rule(9, protocol=1, **to4)
+by_dscp4 = by_rule(10, dscp=10, **to4)
+by_source4 = by_rule(11, destination="10.60.0.0/16", source="10.7.5.0/24",
+                     protocol=17, destination_port=ports(53, 53))
+by_zero = by_rule(12, dscp=0, source="fc00:7:0:0:6::/80")
+RULES = [by_dport, by_sport, by_dscp, by_protocol, by_both, by_source, by_mark,
+         by_dport4, by_protocol4, by_dscp4, by_source4, by_zero]
 PATHS = [web, web2, ordered, unordered, direct, longest, local, twice, report,
          special, bound, four, fourth, small, squeezed, lean, slim,
          nearby, tiny, gone7, gone8, gone9, half7, half8, half9, near7, gone4,
-         near4, clamped, clamped4]
+         near4, clamped, clamped4] + RULES
 LANE, LANES = 5, 4  # of r1, on every path
 
 
@@ -1747,6 +1783,167 @@ def syns():
     return f
 
 
+def rules():
+    """What each kind of condition takes and leaves, at the headend r4 and at
+    the egress r5: behind the proof of the path that takes it, behind that of
+    another, and plain."""
+    f = File("rules", "Chains by protocol, ports, DSCP and mark.")
+
+    def tc(packet):
+        if packet[0] >> 4 == 4:
+            return packet[1]
+        return (packet[0] & 15) << 4 | packet[1] >> 4
+
+    def arrives(path, packet, src="fc00:1::4"):
+        four = packet[0] >> 4 == 4
+        gone = decremented4(packet) if four else decremented(packet)
+        nh = 4 if four else 41
+        at = {"type": 0x800} if four else {}
+        return gone, nh, at, outer(
+            path.at(1), srh(path.segments(), path.left(1), path.tlv(
+                path.values(1, rnd(7))), nh=nh) + gone, hlim=64,
+            tc=tc(packet), fl=0, src=src)
+
+    def case(name, path, packet, note, plain="UNPROVEN"):
+        """path: None where no rule takes it; plain: what the guard says."""
+        gone, nh, at, sent = arrives(path or by_dport, packet)
+        edge = {"node": "r4", "port": "edge", **at}
+        core = {"node": "r5", "port": "core"}
+        if path:
+            f.add("rule-" + name, packet, note, counter=7, out=sent, **edge)
+            f.add("rule-" + name + "-proven", sent, note, out=(
+                decremented4 if nh == 4 else decremented)(gone), **core)
+        else:
+            f.add("rule-" + name, packet, note, expect="pass", **edge)
+        # keyed and opot, of this version of IP and of the other
+        for other in by_dport, by_sport, by_dport4:
+            if other is not path:
+                f.drop("rule-%s-proven-for-%s" % (name, other.chain),
+                       "WRONG_CHAIN", arrives(other, packet)[3],
+                       note + "; the proof is another chain's", **core)
+        if path and path is not by_mark:
+            f.drop("rule-" + name + "-plain", plain, packet, note, **core, **at)
+        elif plain:
+            f.add("rule-" + name + "-plain", packet, note, **core, **at,
+                  expect="pass" if plain == "UNPROVEN" else "drop " + plain[1:])
+
+    def six(what, **kw):
+        return inner(**{"dst": "fc00:60::2", "hlim": 64, "what": what, **kw})
+
+    def tcp(dport, sport=4242):
+        return TCP(sport=sport, dport=dport, flags="S")
+
+    def udp(sport, dport=53):
+        return UDP(sport=sport, dport=dport) / Raw(b"waystamp")
+
+    def four(what, **kw):
+        return inner4(**{"dst": "10.60.1.2", "src": "10.7.1.2", "ttl": 64,
+                         "what": what, **kw})
+
+    for port, path in ((442, None), (443, by_dport), (446, by_dport),
+                       (449, by_dport), (450, None), (0, None),
+                       (65534, None), (443 << 8 & 65535, None)):
+        case("dport-%d" % port, path, six(tcp(port)), "ports 443 to 449")
+    for port, path in ((4999, None), (5000, by_sport), (5009, by_sport),
+                       (5010, None)):
+        case("sport-%d" % port, path, six(udp(port)), "ports 5000 to 5009")
+    case("dport-of-udp", None, six(udp(4242, 443)), "the rule is for TCP")
+    case("sport-of-tcp", None, six(tcp(80, 5000)), "the rule is for UDP")
+    case("ports-swapped", None, six(tcp(4242, 443)), "the source port is "
+         "no destination port")
+    for ports_, path in (((1, 65535), by_both), ((1023, 65535), by_both),
+                         ((1024, 65535), None), ((0, 65535), None),
+                         ((1, 65534), None)):
+        case("both-%d-%d" % ports_, path, six(tcp(ports_[1], ports_[0])),
+             "ports 1 to 1023 and 65535")
+    for dscp, path in ((45, None), (46, by_dscp), (47, None)):
+        for ecn in (0, 1):
+            case("dscp-%d-ecn-%d" % (dscp, ecn), path, six(
+                udp(1), tc=dscp << 2 | ecn), "DSCP 46, whatever the ECN")
+    case("dscp-and-port", by_dport, six(tcp(443), tc=46 << 2),
+         "two rules fit: the first by priority")
+    case("dscp-zero", by_zero, six(udp(1), src="fc00:7::6:0:0:2"), "DSCP 0 is "
+         "a condition too")
+    case("dscp-not-zero", None, six(udp(1), src="fc00:7::6:0:0:2", tc=4),
+         "DSCP 0 is a condition too")
+    case("protocol", by_protocol, six(ICMPv6EchoRequest(id=1, seq=2)),
+         "ICMPv6")
+    case("protocol-behind-options", by_protocol, six(
+        IPv6ExtHdrDestOpt() / ICMPv6EchoRequest(id=1, seq=2)), "ICMPv6 behind "
+        "options")
+    for a, path in (("5:0:0:2", by_source), ("5:0:ffff:ffff", by_source),
+                    ("4:ffff:ffff:ffff", None)):
+        case("source-" + a.replace(":", "-"), path, six(
+            udp(1), src="fc00:7::" + a), "a source and UDP")
+    case("source-tcp", None, six(tcp(1), src="fc00:7::5:0:0:2"),
+         "a source and UDP")
+
+    # Ports behind other headers.
+    case("hop-by-hop", by_dport, six(IPv6ExtHdrHopByHop() / tcp(443)),
+         "a hop-by-hop header before TCP")
+    case("two-options", by_dport, six(
+        IPv6ExtHdrHopByHop() / IPv6ExtHdrDestOpt() / tcp(449)),
+        "two headers before TCP")
+    case("ah", by_dport, six(AH(nh=6, payloadlen=4, spi=1, seq=1, icv=bytes(
+        12)) / tcp(443)), "AH counts in words (RFC 4302 2.2)")
+    case("four-options", by_dport, six(
+        IPv6ExtHdrDestOpt() / IPv6ExtHdrDestOpt() / IPv6ExtHdrDestOpt() /
+        IPv6ExtHdrDestOpt() / tcp(443)), "as many headers as are passed over")
+    f.drop("rule-five-options", "UNPROVEN", six(
+        IPv6ExtHdrDestOpt() / IPv6ExtHdrDestOpt() / IPv6ExtHdrDestOpt() /
+        IPv6ExtHdrDestOpt() / IPv6ExtHdrDestOpt() / tcp(443)),
+        "one header more: suspect", node="r5")
+    # All fragments of a datagram go one way, and none has ports.
+    for name, kw in (("first", {"offset": 0, "m": 1}),
+                     ("last", {"offset": 10, "m": 0}),
+                     ("atomic", {"offset": 0, "m": 0})):
+        f_ = IPv6ExtHdrFragment(nh=6, id=77, **kw) / tcp(443)
+        case("fragment-" + name, None, six(f_), "a fragment has no ports, and "
+             "is suspect", plain="!UNPROVEN")
+        case("fragment-%s-dscp" % name, by_dscp, six(f_, tc=46 << 2),
+             "a fragment has a DSCP")
+    case("fragment-icmp", by_protocol, six(
+        IPv6ExtHdrFragment(nh=58, id=77, offset=10, m=0) / Raw(bytes(8))),
+        "a fragment has a protocol")
+
+    # Nobody sees a mark behind the node that it was set on.
+    marked = six(udp(1), dst="fc00:61::2")
+    case("mark", None, marked, "no mark at an ingress", plain=None)
+    f.add("rule-mark-plain", marked, "what is not marked may pass", node="r5",
+          port="core", expect="pass")
+    gone, _, _, sent = arrives(by_mark, marked)
+    f.add("rule-mark-proven", sent, "the proof says that it was marked",
+          node="r5", port="core", out=decremented(gone))
+    f.drop("rule-mark-proven-elsewhere", "WRONG_CHAIN", arrives(
+        by_mark, six(udp(1)))[3], "the rule's other conditions must fit",
+        node="r5", port="core")
+
+    nop = [IPOption(b"\x94\x04\0\0")]
+    for name, path, what, kw in (
+            ("dport", by_dport4, tcp(80), {}),
+            ("dport-79", None, tcp(79), {}), ("dport-81", None, tcp(81), {}),
+            ("dport-options", by_dport4, tcp(80), {"options": nop}),
+            ("dport-many-options", by_dport4, tcp(80), {"options": nop * 10}),
+            ("udp", None, udp(1, 80), {}),
+            ("icmp", by_protocol4, ICMP(type=8), {}),
+            ("icmpv6", None, Raw(bytes(8)), {"proto": 58}),
+            ("icmp-fragment", by_protocol4, Raw(bytes(8)),
+             {"proto": 1, "frag": 100}),
+            ("dscp", by_dscp4, udp(1), {"tos": 10 << 2 | 1}),
+            ("dscp-11", None, udp(1), {"tos": 11 << 2}),
+            ("dscp-dont-fragment", by_dscp4, udp(1),
+             {"tos": 10 << 2, "flags": "DF"}),
+            ("dscp-fragment", by_dscp4, udp(1), {"tos": 10 << 2, "frag": 9}),
+            ("source", by_source4, udp(1), {"src": "10.7.5.255"}),
+            ("source-next", None, udp(1), {"src": "10.7.6.0"}),
+            ("source-port", None, udp(1, 54), {"src": "10.7.5.1"})):
+        case("ipv4-" + name, path, four(what, **kw), "IPv4: " + name)
+    for name, kw in (("first", {"flags": "MF"}), ("last", {"frag": 100})):
+        case("ipv4-fragment-" + name, None, four(tcp(80), **kw), "a fragment "
+             "has no ports, and is suspect", plain="!UNPROVEN")
+    return f
+
+
 def told(node, about, what):
     """The error that node tells the source of about."""
     fr = next(n["address"] for n in NODES if n["name"] == node)
@@ -1955,7 +2152,7 @@ def main():
         f.write("\n")
     seen = set()
     for f in (good(), csids(), flows(), tlvs(), headers(), proofs(), inners(),
-              core(), edge(), syns(), errors()):
+              core(), edge(), syns(), errors(), rules()):
         for b in f.blocks:
             name = b.split("\n")[0]
             assert name not in seen, name

@@ -241,6 +241,7 @@ type pathFile struct {
 	MSS         int               `json:"mss"`
 	SIDs        model.SIDs        `json:"sids"`
 	Reduced     bool              `json:"reduced"`
+	Rule        *ruleFile         `json:"rule"`
 	Hops        []struct {
 		Node     string `json:"node"`
 		Function string `json:"function"`
@@ -257,6 +258,35 @@ type pathFile struct {
 		Up     [2]hex64 `json:"up"`
 		Down   [2]hex64 `json:"down"`
 	} `json:"polynomials"`
+}
+
+type ruleFile struct {
+	Priority        uint16    `json:"priority"`
+	Protocol        uint8     `json:"protocol"`
+	SourcePort      portsFile `json:"source_port"`
+	DestinationPort portsFile `json:"destination_port"`
+	DSCP            *uint8    `json:"dscp"`
+	Mark            uint32    `json:"mark"`
+	Mask            uint32    `json:"mask"`
+}
+
+type portsFile struct {
+	First uint16 `json:"first"`
+	Last  uint16 `json:"last"`
+}
+
+// match adds what the rule asks for.
+func (r *ruleFile) match(m model.Match) model.Match {
+	if r == nil {
+		return m
+	}
+	m.Priority, m.Protocol = r.Priority, model.Protocol(r.Protocol)
+	m.SourcePort, m.DestinationPort = model.Ports(r.SourcePort), model.Ports(r.DestinationPort)
+	m.Mark = model.Mark{Value: r.Mark, Mask: r.Mask}
+	if r.DSCP != nil {
+		m.DSCP = model.DSCP(*r.DSCP + 1)
+	}
+	return m
 }
 
 // LoadWorld reads the world. Every call makes a new one.
@@ -300,7 +330,7 @@ func (f pathFile) path() (plan.Path, error) {
 			Path: f.Path, Epoch: f.Epoch, Chain: f.Chain, Scheme: f.Scheme,
 			Encapsulation: model.Encapsulation{SIDs: f.SIDs, Reduced: f.Reduced},
 		},
-		Match:       model.Match{Destination: f.Destination, Source: f.Source},
+		Match:       f.Rule.match(model.Match{Destination: f.Destination, Source: f.Source}),
 		MTU:         f.MTU,
 		MSS:         f.MSS,
 		OnViolation: f.OnViolation,
