@@ -216,8 +216,8 @@ static __always_inline enum ws_reason egress_window(const struct endpoint *ep,
 						    __u32 frames)
 {
 	return ws_window_take(
-		e->window, e->window_log2,
-		bpf_be64_to_cpu(ep->tlv->rnd) ^ ep->hop->share.up_rnd, frames);
+		e, bpf_be64_to_cpu(ep->tlv->rnd) ^ ep->hop->share.up_rnd,
+		frames);
 }
 
 /* What the SRH says is behind it. */

@@ -75,7 +75,7 @@ struct {
 	__uint(max_entries, 2 * WS_CHAINS_MAX);
 } ws_egress_index SEC(".maps");
 
-/* 536 bytes per entry; lowered by user space. */
+/* 544 bytes per entry; lowered by user space. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);
@@ -83,23 +83,23 @@ struct {
 	__uint(max_entries, 4 * WS_CHAINS_MAX);
 } ws_egresses SEC(".maps");
 
-/* What replay.h keeps of a path in one epoch: 8 bytes per word. All generations
- * of the maps share it. Windows differ in size, which BPF_F_INNER_MAP allows.
+/* What replay.h keeps: a megabyte of words, in which windows lie one after the other.
+ * All slabs are of one size, so that the kernel inlines both look-ups, and user
+ * space maps them into its memory.
  */
-struct ws_window {
+struct ws_window_slab {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(map_flags, BPF_F_INNER_MAP);
+	__uint(map_flags, BPF_F_MMAPABLE);
 	__type(key, __u32);
 	__type(value, __u64);
-	__uint(max_entries, WS_WINDOW_MIN / 4);
+	__uint(max_entries, WS_WINDOW_SLAB);
 };
 
-/* 8 bytes per entry; lowered by user space. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
 	__type(key, __u32);
-	__uint(max_entries, 2 * WS_CHAINS_MAX);
-	__array(values, struct ws_window);
+	__uint(max_entries, WS_WINDOW_SLABS);
+	__array(values, struct ws_window_slab);
 } ws_windows SEC(".maps");
 
 /* 456 bytes per entry; lowered by user space. An entry never changes while a rule
@@ -112,22 +112,25 @@ struct {
 	__uint(max_entries, WS_CHAINS_MAX);
 } ws_headends SEC(".maps");
 
-/* The numbers of a path in one epoch. 16 bytes on each CPU, and about 500 for the
- * map. All generations of the maps share it, so that numbers go on.
+/* The numbers of WS_NUMBER_SLOTS paths and epochs: 4 KB for each CPU, and as much for
+ * whose they are. Not an array per CPU: user space raises a ceiling in its own memory,
+ * beside a number that a program counts on. It sets max_entries to the CPUs that
+ * there may be.
  */
-struct ws_number_map {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+struct ws_number_slab {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
 	__type(key, __u32);
-	__type(value, __u64);
-	__uint(max_entries, WS_NUMBER_ENTRIES);
+	/* Of a map in a map the compiler would forget what is in its type. */
+	__uint(value_size, sizeof(struct ws_number));
+	__uint(max_entries, 2 * WS_NUMBER_SLOTS);
 };
 
-/* 8 bytes per entry; lowered by user space. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
 	__type(key, __u32);
-	__uint(max_entries, WS_CHAINS_MAX);
-	__array(values, struct ws_number_map);
+	__uint(max_entries, WS_NUMBER_SLABS);
+	__array(values, struct ws_number_slab);
 } ws_numbers SEC(".maps");
 
 struct {
@@ -138,12 +141,12 @@ struct {
 	__uint(max_entries, WS_CHAINS_MAX);
 } ws_paths SEC(".maps");
 
-/* 16 bytes per entry; lowered by user space, as ws_numbers. */
+/* 16 bytes per entry; lowered by user space, as ws_stats. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);
 	__type(value, struct ws_path_mtu);
-	__uint(max_entries, WS_CHAINS_MAX);
+	__uint(max_entries, 2 * WS_CHAINS_MAX);
 } ws_path_mtus SEC(".maps");
 
 /* 24 bytes per entry and CPU; lowered by user space. */
@@ -175,8 +178,7 @@ struct {
 struct ws_rules_map {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);
-	/* Of a map in a map the compiler would forget what is in its type. */
-	__uint(value_size, sizeof(struct ws_ruleset));
+	__uint(value_size, sizeof(struct ws_ruleset)); /* as ws_number_slab */
 	__uint(max_entries, 1);
 };
 

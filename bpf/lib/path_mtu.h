@@ -15,7 +15,7 @@
 static __always_inline __u32 path_mtu_exceeded(const struct ws_headend *h,
 					       __u32 packet_len, bool is_ip4)
 {
-	__u32 index = h->counter;
+	__u32 index = h->stats;
 	const struct ws_path_mtu *m = bpf_map_lookup_elem(&ws_path_mtus,
 							  &index);
 

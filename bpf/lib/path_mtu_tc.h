@@ -10,6 +10,7 @@
 #include "maps.h"
 #include "net.h"
 #include "srh.h"
+#include "rnd.h"
 
 /* RFC 8201 4: a larger size is tried again after ten minutes. */
 #define PATH_MTU_LIFE_NS (600 * 1000000000ULL)
@@ -33,20 +34,15 @@ _Static_assert(sizeof(struct told) == 56, "no gaps");
 static __always_inline bool rnd_is_recent(const struct ws_headend *h, __u64 rnd)
 {
 	__u64 counter = rnd & WS_RND_COUNTER_MAX;
-	__u32 lane = rnd >> WS_RND_LANE_SHIFT, index = h->counter;
-	__u32 at_last = WS_NUMBER_LAST;
-	const __u64 *last;
-	void *numbers;
+	__u32 lane = rnd >> WS_RND_LANE_SHIFT;
+	const struct ws_number *n;
 
 	if (h->scheme == WS_SCHEME_OPOT)
 		return true;
 	if (lane < h->lane || lane >= h->lane + h->lanes)
 		return false;
-	numbers = bpf_map_lookup_elem(&ws_numbers, &index);
-	if (!numbers)
-		return false;
-	last = bpf_map_lookup_percpu_elem(numbers, &at_last, lane - h->lane);
-	return last && counter <= *last && counter + PATH_MTU_WINDOW > *last;
+	n = number_of(h, lane - h->lane);
+	return n && counter <= n->last && counter + PATH_MTU_WINDOW > n->last;
 }
 
 /* The entry of the headend that made the packet which t and tlv are of; NULL: none
@@ -96,7 +92,7 @@ __noinline int ws_path_mtu_learn(struct __sk_buff *skb)
 	h = path_mtu_headend(&t, &tlv);
 	if (!h)
 		return 0;
-	index = h->counter;
+	index = h->stats;
 	m = bpf_map_lookup_elem(&ws_path_mtus, &index);
 	if (!m)
 		return 0;

@@ -3,7 +3,7 @@
  * (a lane) has been seen. A number stands for a train of frames, which links on
  * the way may have cut: it is good for as many as the train has.
  *
- * A window is an array of words per path and epoch, W / 4 for each lane:
+ * A window is a run of words per path and epoch, W / 4 for each lane:
  *
  *   63          24 23    18 17    12 11     6 5      0
  *  +--------------+--------+--------+--------+--------+
@@ -72,35 +72,46 @@ static long window_again(__attribute__((unused)) __u64 i,
 	return window_try(claim);
 }
 
+/* The word of a window that counts a number; NULL: there is no such window. */
+static __always_inline __u64 *window_word(const struct ws_egress *e, __u32 lane,
+					  __u64 counter)
+{
+	__u32 words = 1U << ((e->window_log2 - 2) & 15);
+	__u32 at = e->window + lane * words + ((counter >> 2) & (words - 1));
+	__u32 slab = at / WS_WINDOW_SLAB;
+	void *all = bpf_map_lookup_elem(&ws_windows, &slab);
+
+	at %= WS_WINDOW_SLAB;
+	return all ? bpf_map_lookup_elem(all, &at) : NULL;
+}
+
 /* Spends frames of the number rnd, or says why not: then nothing has changed.
  * Only for a packet whose proof has verified. A function of its own, so that the
  * verifier of the kernel looks at it once, and with bpf_loop for what comes after
- * the first try: it looks at every turn of a loop.
+ * the first try: it looks at every turn of a loop. e is never NULL.
  */
-__noinline int ws_window_take(__u32 window, __u32 log2, __u64 rnd, __u32 frames)
+__noinline int ws_window_take(const struct ws_egress *e, __u64 rnd,
+			      __u32 frames)
 {
 	__u64 counter = rnd & WS_RND_COUNTER_MAX;
-	__u32 words = 1U << ((log2 - 2) & 15);
+	__u32 lane = rnd >> WS_RND_LANE_SHIFT;
 	struct window_claim claim = {
-		.tag = counter >> (log2 & 31),
 		.at = counter % 4 * WINDOW_USES_BITS,
 		.frames = frames,
 		.train = (rnd >> WS_RND_FRAMES_SHIFT & WINDOW_USES_MASK) + 1,
 		.reason = WS_REASON_WINDOW_BUSY_BUG,
 	};
 	struct window_claim again;
-	void *lanes;
-	__u32 index;
 
-	lanes = bpf_map_lookup_elem(&ws_windows, &window);
-	if (!lanes)
-		return WS_REASON_WINDOW_MISSING_BUG;
+	if (!e)
+		goto missing;
 	/* The bits above the lane make it one that no path has. */
-	index = (__u32)(rnd >> WS_RND_LANE_SHIFT) * words +
-		((counter >> 2) & (words - 1));
-	claim.word = bpf_map_lookup_elem(lanes, &index);
-	if (!claim.word || !counter || claim.train > WS_RND_FRAMES_MAX)
+	if (lane >= e->lanes || !counter || claim.train > WS_RND_FRAMES_MAX)
 		return WS_REASON_NUMBER;
+	claim.tag = counter >> (e->window_log2 & 31);
+	claim.word = window_word(e, lane, counter);
+	if (!claim.word)
+		goto missing;
 
 	claim.found = *(volatile __u64 *)claim.word;
 	if (window_try(&claim))
@@ -109,4 +120,6 @@ __noinline int ws_window_take(__u32 window, __u32 log2, __u64 rnd, __u32 frames)
 	again = claim;
 	bpf_loop(WINDOW_TRIES - 1, window_again, &again, 0);
 	return again.reason;
+missing:
+	return WS_REASON_WINDOW_MISSING_BUG;
 }

@@ -44,19 +44,26 @@ const (
 	RNDFramesMax   = 63
 	RNDCounterMax  = 4398046511103
 
-	// ws_windows: an array per path and epoch, with WS_WINDOW_MIN / 4 to
-	// WS_WINDOW_MAX / 4 words for each lane of the path; see lib/replay.h.
-	WindowMin = 64
-	WindowMax = 65536
+	// ws_windows: slabs of WS_WINDOW_SLAB words each, which are numbered through.
+	// A window is a run of words, whichever slabs they are in: WS_WINDOW_MIN / 4
+	// to WS_WINDOW_MAX / 4 of them for each lane of the path; see lib/replay.h.
+	// Before them are WS_WINDOW_HEAD words that say whose they are, which are user
+	// space's. All generations share the slabs, and programs of other versions
+	// too: what is in them must not change.
+	WindowSlab  = 131072
+	WindowSlabs = 2048
+	WindowHead  = 8
+	WindowMin   = 64
+	WindowMax   = 65536
 
-	// ws_numbers: per path and epoch that this node is a headend of, an array of
-	// two numbers on each CPU: the last one given out, which programs write, and
-	// the ceiling up to which they may, which user space writes. All generations
-	// share it, and programs of other versions too: what the entries mean must not
+	// ws_numbers: slabs of WS_NUMBER_SLOTS slots each, which are numbered through.
+	// A path and epoch that this node is a headend of has a slot. In a slab are as
+	// many ws_number in a row as it has slots: first a row that says whose they
+	// are, which is user space's, and then one for each CPU. All generations share
+	// the slabs, and programs of other versions too: what is in them must not
 	// change.
-	NumberLast    = 0
-	NumberCeiling = 1
-	NumberEntries = 2
+	NumberSlots = 256
+	NumberSlabs = 512
 
 	// Classification by more than prefixes. The rules of a node are numbered from
 	// 0 in the order of their priorities. A set of them is a vector of words: rule

@@ -57,7 +57,7 @@ var home = map[string][]string{
 	"github.com/cilium/ebpf":         {"internal/dataplane"},
 	"github.com/spf13/cobra":         {"internal/cli"},
 	"github.com/goccy/go-yaml":       {"internal/manifest", "internal/pot"},
-	"unsafe":                         {"internal/host"}, // the ethtool ioctl
+	"unsafe":                         {"internal/host", "internal/dataplane"}, // the ethtool ioctl; memory that programs write, too
 }
 
 // banned names imports that no code outside tests may have, and what to do.

@@ -21,7 +21,8 @@ func NewPlanCommand() *cobra.Command {
 		Short: "Compile and check a domain's file, without touching anything",
 		Long: `Compile a domain's file into what each node would hold, and show it: paths with
 their segment lists and SIDs, what their headers cost, the MTU and TCP MSS that
-are left, and to what SYNs are lowered where a chain clamps; the memory that a replay window will take at the egress; and of functions
+are left, and to what SYNs are lowered where a chain clamps; the memory that a replay
+window will take at the egress, which a node has by the megabyte; and of functions
 that know nothing of segment routing how they are attached and recognised, and the
 memory that their headers take. No secret is shown.
 

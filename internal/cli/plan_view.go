@@ -96,7 +96,7 @@ type planNodeView struct {
 	Headends  int          `json:"headends"`
 	Endpoints int          `json:"endpoints"`
 	Egresses  int          `json:"egresses"`
-	Replay    int          `json:"replay_window_bytes"` // per live epoch of each path
+	Replay    int          `json:"replay_window_bytes"` // per live epoch of each path, in whole slabs
 }
 
 type planFunctionView struct {
@@ -173,7 +173,7 @@ func newPlanView(d *plan.Domain, epochs bool) planView {
 			Headends:  len(n.Headends),
 			Endpoints: len(n.Endpoints),
 			Egresses:  len(n.Egresses),
-			Replay:    replay[n.Name],
+			Replay:    model.WindowSlabs(replay[n.Name]),
 		})
 		for _, p := range n.Proxies {
 			v.Functions = append(v.Functions, planFunctionView{

@@ -34,7 +34,7 @@ func (d *Dataplane) applyLocked(n plan.Node, t topology) error {
 		return err
 	}
 	notSaved := d.saveWindowsLocked()
-	d.madeShared = nil
+	d.made = made{}
 	var problems []error
 	if d.gen != nil && d.gen.identity == identityOf(cfg) && l.buckets <= d.gen.limits.buckets {
 		problems, err = d.applyInPlace(n, t)
@@ -45,7 +45,10 @@ func (d *Dataplane) applyLocked(n plan.Node, t topology) error {
 		problems, err = d.applyAnew(n, cfg, t)
 	}
 	if err != nil {
-		return errors.Join(err, d.unmakeShared())
+		if _, stuck := errors.AsType[*undoError](err); stuck {
+			return err // something may still name what was made
+		}
+		return errors.Join(err, d.unmake())
 	}
 	d.node, d.topology = &n, t
 	d.events.label(n.Name, t.bindings)
@@ -130,20 +133,23 @@ func (d *Dataplane) applyAnew(n plan.Node, cfg wsConfig, t topology) (problems [
 	if err != nil {
 		return nil, err
 	}
+	mem, err := d.memory(old)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, mem.close()) }()
 	carry := d.carried()
 	// A function's counters always go on; what fills other maps starts anew.
 	fresh := func(l limits) indexes {
-		ix := newIndexes(l)
-		ix.proxies = recoverIndexes(had, l).proxies
+		ix := newIndexes(l, mem.placed)
+		ix.proxies = recoverIndexes(had, l, mem.placed).proxies
 		return ix
 	}
 	ix := fresh(l)
 	if s := carry[tableStats]; s != nil && old != nil && old.limits.stats >= l.stats {
 		// Counters go on, so each path keeps its own.
 		l.stats = old.limits.stats
-		ix = recoverIndexes(had, l)
-		ix.counters = newAllocator[counterKey](l.counters)
-		ix.windows = newAllocator[windowKey](l.windows)
+		ix = recoverIndexes(had, l, mem.placed)
 		ix.slots, ix.buckets = newSlotRanges(l.slots), newBucketRanges(l.buckets)
 	} else {
 		delete(carry, tableStats)
@@ -172,7 +178,7 @@ func (d *Dataplane) applyAnew(n plan.Node, cfg wsConfig, t topology) (problems [
 			err = errors.Join(err, u.run())
 		}
 	}()
-	if problems, err = d.prepare(g, want); err != nil {
+	if problems, err = d.prepare(g, mem, want); err != nil {
 		return nil, err
 	}
 	if err := d.run(g, changes(newTables(), want.tables)); err != nil {
@@ -225,7 +231,12 @@ func (d *Dataplane) fill(g *generation, n plan.Node, at wiring) (problems []erro
 	if at.ports == nil {
 		at.ports = before.ports
 	}
-	want, err = desire(n, at, d.local, before, recoverIndexes(before, g.limits))
+	mem, err := d.memory(g)
+	if err != nil {
+		return nil, tables{}, wanted{}, err
+	}
+	defer func() { err = errors.Join(err, mem.close()) }()
+	want, err = desire(n, at, d.local, before, recoverIndexes(before, g.limits, mem.placed))
 	if err != nil {
 		return nil, tables{}, wanted{}, err
 	}
@@ -235,7 +246,7 @@ func (d *Dataplane) fill(g *generation, n plan.Node, at wiring) (problems []erro
 	if err := g.checkRoom(before, want.tables); err != nil {
 		return nil, tables{}, wanted{}, err
 	}
-	if problems, err = d.prepare(g, want); err != nil {
+	if problems, err = d.prepare(g, mem, want); err != nil {
 		return nil, tables{}, wanted{}, err
 	}
 	if err := d.run(g, changes(before, want.tables)); err != nil {
@@ -278,8 +289,11 @@ func (d *Dataplane) settle(g *generation, bs []binding, w wanted, u undo) (probl
 	want.ports = portTable(bs, d.isTarget)
 	try(d.run(g, changes(have, want)))
 	gone := d.surplus(bs)
+	safe := true
 	for _, k := range gone {
-		try(d.detachOne(k))
+		err := d.detachOne(k)
+		safe = safe && err == nil
+		try(err)
 	}
 	now := have
 	now.ports, now.proxies = map[uint32]port{}, map[uint32]proxy{}
@@ -290,8 +304,7 @@ func (d *Dataplane) settle(g *generation, bs []binding, w wanted, u undo) (probl
 		try(g.flushNexthops()) // ways out through them
 	}
 	try(d.removeOthers(g))
-	try(d.removeWindows(g, w.windows))
-	try(d.removeNumbers(g, w.numbers))
+	try(d.tidy(g, w, safe))
 	d.counting = w.numbers
 	return problems
 }

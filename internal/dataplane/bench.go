@@ -10,29 +10,19 @@ import (
 
 // ForgetWindows empties the replay windows of the plan in force, so that packets
 // can be sent again. It is for measurements.
-func (d *Dataplane) ForgetWindows() error {
+func (d *Dataplane) ForgetWindows() (err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.gen == nil || d.node == nil {
 		return errors.New("forget replay windows: no plan is in force")
 	}
-	for _, e := range d.node.Egresses {
-		_, v, err := encodeEgress(e, 0)
-		if err != nil {
-			return err
-		}
-		w := window{windowKey{counterKey{be32(e.Path), e.Epoch}, v.secrets()}, int(e.Lanes), e.Window}
-		m, err := d.heldShared(d.gen, w.shared(d))
-		if err != nil {
-			return err
-		}
-		if m == nil {
-			return fmt.Errorf("forget the %s: it is not there", w)
-		}
-		err = writeWords(m, make([]uint64, w.words()))
-		if err := errors.Join(err, m.Close()); err != nil {
-			return fmt.Errorf("forget the %s: %w", w, err)
-		}
+	mem, err := d.memory(d.gen)
+	if err != nil {
+		return fmt.Errorf("forget replay windows: %w", err)
+	}
+	defer func() { err = errors.Join(err, mem.close()) }()
+	for _, w := range mem.placed.windows {
+		mem.windows.clear(w.at, w.end())
 	}
 	return nil
 }

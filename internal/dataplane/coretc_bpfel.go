@@ -67,6 +67,8 @@ type coreTCWsEgress struct {
 	OnViolation uint8
 	WindowLog2  uint8
 	Window      uint32
+	Lanes       uint32
+	Pad         uint32
 	Secret      uint64
 	List        [16][16]uint8
 	Key         [16][2]uint64

@@ -3,18 +3,13 @@ package dataplane
 import (
 	"errors"
 	"fmt"
-	"io/fs"
-	"os"
 	"path/filepath"
-	"slices"
 	"time"
-
-	"github.com/cilium/ebpf"
 
 	"github.com/waystamp/waystamp/internal/abi"
 )
 
-// numbersName is the directory of the pins of all headends' numbers, of
+// numbersName is the directory of the pins of all slabs of numbers, of
 // whichever generation. Programs count on in them while links are moved from one
 // generation to the next, and after a restart of the agent.
 const numbersName = "numbers"
@@ -28,81 +23,90 @@ type pace struct {
 	most uint64 // a second, on one CPU
 }
 
-func (k counterKey) sharedNumbers() shared {
-	return shared{
-		what: "packet numbers", key: k, name: k.pin(), outer: tableNumbers, dir: numbersName,
-		spec: &ebpf.MapSpec{
-			Name: "ws_number_map", Type: ebpf.PerCPUArray, KeySize: 4, ValueSize: 8,
-			MaxEntries: abi.NumberEntries,
-		},
-		misfit: func(*ebpf.Map) error {
-			return errors.New("is a map of another shape, which no waystamp makes: detach (waystamp agent --detach) and start again")
-		},
-		place: func(g *generation) (uint32, bool, error) {
-			var i uint32
-			err := g.maps[tablePaths].Lookup(k.path, &i)
-			var h headend
-			if err == nil {
-				err = g.maps[tableHeadends].Lookup(i, &h)
-			}
-			if errors.Is(err, ebpf.ErrKeyNotExist) {
-				return 0, false, nil
-			}
-			if err != nil {
-				return 0, false, fmt.Errorf("read maps %s and %s: %w", tablePaths, tableHeadends, err)
-			}
-			return h.Counter, h.Path == k.path && h.Epoch == k.epoch, nil
-		},
-		begin: func(*ebpf.Map) error { return nil }, // without numbers
-	}
+// A slot of numbers says whose it is in the slab's first row: in its first word what
+// makes it one with path and epoch, in the other nothing. A free one is zero.
+const numberMagic = 0x574e << 48
+
+// numberWord is where in the slabs a slot's number of a row is.
+func (s *slabs) numberWord(slot uint32, row int) int {
+	in, at := int(slot)/abi.NumberSlots, int(slot)%abi.NumberSlots
+	return in*s.words + (row*abi.NumberSlots+at)*numberSize
 }
 
-func (d *Dataplane) sharedNumbers(want map[uint32]counterKey) map[uint32]shared {
-	out := make(map[uint32]shared, len(want))
-	for i, k := range want {
-		out[i] = k.sharedNumbers()
+// cpus are the rows of a slab of numbers but the first.
+func (s *slabs) cpus() int { return s.words/numberSize/abi.NumberSlots - 1 }
+
+// readSlots finds all slots that are somebody's.
+func (s *slabs) readSlots() map[counterKey]uint32 {
+	out := map[counterKey]uint32{}
+	for i, one := range s.all {
+		if one == nil {
+			continue
+		}
+		for at := range abi.NumberSlots {
+			slot := uint32(i*abi.NumberSlots + at)
+			mark := s.word(s.numberWord(slot, 0)).Load()
+			if mark>>48<<48 == numberMagic {
+				out[counterKey{be32(uint32(mark >> 8)), uint8(mark)}] = slot
+			}
+		}
 	}
 	return out
 }
 
-// readNumbers tells the last number given out, on whichever CPU, and the ceiling.
-func readNumbers(m *ebpf.Map) (span, error) {
-	var last, ceiling []uint64
-	if err := errors.Join(m.Lookup(uint32(abi.NumberLast), &last), m.Lookup(uint32(abi.NumberCeiling), &ceiling)); err != nil {
-		return span{}, fmt.Errorf("read packet numbers: %w", err)
-	}
-	var s span
-	for i := range last {
-		s = span{max(s.start, last[i]), max(s.ceiling, ceiling[i])}
-	}
-	return s, nil
+// own makes a slot a path's, with no numbers yet.
+func (s *slabs) own(slot uint32, k counterKey) {
+	s.zeroNumbers(slot)
+	s.word(s.numberWord(slot, 0)).Store(numberMagic | uint64(fromBE32(k.path))<<8 | uint64(k.epoch))
 }
 
-// everyCPU is v for each of a map's CPUs. The kernel copies each as a whole.
-func everyCPU(m *ebpf.Map, entry uint32, v uint64) error {
-	cpus, err := ebpf.PossibleCPU()
-	if err != nil {
-		return err
+// disown lets others have a slot that no program can meet any more.
+func (s *slabs) disown(slot uint32) {
+	s.zeroNumbers(slot)
+	s.word(s.numberWord(slot, 0)).Store(0)
+}
+
+func (s *slabs) zeroNumbers(slot uint32) {
+	s.putCeiling(slot, 0)
+	s.putLast(slot, 0)
+}
+
+// readNumbers tells the last number given out, on whichever CPU, and the ceiling.
+func (s *slabs) readNumbers(slot uint32) (out span) {
+	for cpu := range s.cpus() {
+		at := s.numberWord(slot, cpu+1)
+		out = span{max(out.start, s.word(at).Load()), max(out.ceiling, s.word(at+1).Load())}
 	}
-	each := make([]uint64, cpus)
-	for i := range each {
-		each[i] = v
+	return out
+}
+
+// putLast is for slots without a ceiling: else programs count there.
+func (s *slabs) putLast(slot uint32, v uint64) {
+	for cpu := range s.cpus() {
+		s.word(s.numberWord(slot, cpu+1)).Store(v)
 	}
-	if err := m.Put(entry, each); err != nil {
-		return fmt.Errorf("write packet numbers: %w", err)
+}
+
+func (s *slabs) putCeiling(slot uint32, v uint64) {
+	for cpu := range s.cpus() {
+		s.word(s.numberWord(slot, cpu+1) + 1).Store(v)
 	}
-	return nil
 }
 
 // RenewNumbers gives headends more numbers before theirs are used up. It is to be
 // called each second or so.
-func (d *Dataplane) RenewNumbers() error {
+func (d *Dataplane) RenewNumbers() (err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.gen == nil {
+	if d.gen == nil || len(d.counting) == 0 {
 		return nil
 	}
-	problems, err := d.raiseNumbers(d.gen, d.counting, false)
+	s, err := openSlabs(numberSlabs(d.cpus), d.dir, d.gen)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, s.close()) }()
+	problems, err := d.raiseNumbers(s, d.counting, false)
 	return errors.Join(append(problems, err)...)
 }
 
@@ -110,14 +114,11 @@ func (d *Dataplane) RenewNumbers() error {
 // before they are in the map. Those whose numbers could not be had are problems:
 // they refuse all packets once what they have is used up. all: what they have is
 // compared with the disk even if it will do.
-func (d *Dataplane) raiseNumbers(g *generation, who map[uint32]counterKey, all bool) (problems []error, err error) {
+func (d *Dataplane) raiseNumbers(in *slabs, who map[uint32]counterKey, all bool) (problems []error, err error) {
 	now := time.Now()
 	rations, at := map[counterKey]ration{}, map[counterKey]uint32{}
 	for i, k := range who {
-		have, err := g.numbersAt(i, readNumbers)
-		if err != nil {
-			return nil, err
-		}
+		have := in.readNumbers(i)
 		r := ration{span: have, pace: d.paceOf(k, have.start, now)}
 		r.more = have.ceiling < abi.RNDCounterMax && have.ceiling-min(have.start, have.ceiling) <= ahead(have.start, r.pace)/2
 		if r.more || all {
@@ -145,9 +146,7 @@ func (d *Dataplane) raiseNumbers(g *generation, who map[uint32]counterKey, all b
 		}
 	}
 	for _, k := range fresh {
-		if err := g.putNumber(at[k], abi.NumberLast, spans[k].start); err != nil {
-			return nil, err
-		}
+		in.putLast(at[k], spans[k].start)
 	}
 	if len(fresh) > 0 {
 		// No CPU sees the ceiling before it sees where to start.
@@ -162,9 +161,7 @@ func (d *Dataplane) raiseNumbers(g *generation, who map[uint32]counterKey, all b
 		if err := d.cfg.step(stepWriteNumber, ""); err != nil {
 			return nil, err
 		}
-		if err := g.putNumber(at[k], abi.NumberCeiling, s.ceiling); err != nil {
-			return nil, err
-		}
+		in.putCeiling(at[k], s.ceiling)
 	}
 	return problems, nil
 }
@@ -182,108 +179,24 @@ func (d *Dataplane) paceOf(k counterKey, last uint64, now time.Time) uint64 {
 	return p.most
 }
 
-func (g *generation) numbersAt(i uint32, f func(*ebpf.Map) (span, error)) (s span, err error) {
-	m, err := g.sharedAt(tableNumbers, i)
-	if err != nil {
-		return span{}, err
-	}
-	if m == nil {
-		return span{}, fmt.Errorf("read map %s: nothing is at %d", tableNumbers, i)
-	}
-	defer m.Close()
-	return f(m)
-}
-
-func (g *generation) putNumber(i, entry uint32, v uint64) error {
-	_, err := g.numbersAt(i, func(m *ebpf.Map) (span, error) { return span{}, everyCPU(m, entry, v) })
-	return err
-}
-
-// countedPaths are those that an instance has numbers of, whichever version's.
-func countedPaths(dir string) ([]counterKey, error) {
-	entries, err := os.ReadDir(numbersDir(dir))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("read the pinned numbers: %w", err)
-	}
-	var out []counterKey
-	for _, e := range entries {
-		if k, ok := parsePin(e.Name()); ok { // else not ours; it goes with the directory
-			out = append(out, k)
-		}
-	}
-	return out, nil
-}
-
 // takeBack ends headends for good: no program gets a number of theirs from here
 // on, and the disk knows where each has stopped.
-func (s *numbers) takeBack(dir string, who []counterKey) (err error) {
-	if len(who) == 0 {
-		return nil
-	}
-	held := map[counterKey]*ebpf.Map{}
-	defer func() {
-		for _, m := range held {
-			m.Close()
-		}
-	}()
+func (s *numbers) takeBack(mem *memory, who []counterKey) error {
 	used := map[counterKey]span{}
 	for _, k := range who {
-		m, err := ebpf.LoadPinnedMap(k.sharedNumbers().pin(dir), nil)
-		if errors.Is(err, fs.ErrNotExist) {
-			continue
+		if slot, ok := mem.placed.numbers[k]; ok {
+			used[k] = mem.numbers.readNumbers(slot)
+			mem.numbers.putCeiling(slot, 0)
 		}
-		if err != nil {
-			return fmt.Errorf("%s: %w", k.sharedNumbers(), err)
-		}
-		held[k] = m
-		if used[k], err = readNumbers(m); err == nil {
-			err = everyCPU(m, abi.NumberCeiling, 0)
-		}
-		if err != nil {
-			return fmt.Errorf("%s: %w", k.sharedNumbers(), err)
-		}
+	}
+	if len(used) == 0 {
+		return nil
 	}
 	if err := waitForPrograms(); err != nil {
 		return err
 	}
-	for k, m := range held {
-		stopped, err := readNumbers(m)
-		if err != nil {
-			return fmt.Errorf("%s: %w", k.sharedNumbers(), err)
-		}
-		used[k] = span{stopped.start, used[k].ceiling}
+	for k, u := range used {
+		used[k] = span{mem.numbers.readNumbers(mem.placed.numbers[k]).start, u.ceiling}
 	}
 	return s.giveBack(used)
-}
-
-// takeBackMade ends the headends that a plan would have had.
-func (d *Dataplane) takeBackMade() error {
-	var who []counterKey
-	for _, s := range d.madeShared {
-		if s.outer == tableNumbers && d.dir != "" {
-			who = append(who, s.key)
-		}
-	}
-	return d.numbers.takeBack(d.dir, who)
-}
-
-// removeNumbers ends the headends that the plan has no more.
-func (d *Dataplane) removeNumbers(g *generation, want map[uint32]counterKey) error {
-	who, err := countedPaths(d.dir)
-	if err != nil {
-		return err
-	}
-	keep := map[counterKey]bool{}
-	for _, k := range want {
-		keep[k] = true
-	}
-	who = slices.DeleteFunc(who, func(k counterKey) bool { return keep[k] })
-	for _, k := range who {
-		delete(d.paces, k)
-	}
-	// Numbers that cannot be given back are lost, and nothing else.
-	return errors.Join(d.numbers.takeBack(d.dir, who), d.removeShared(g, tableNumbers, numbersName, d.sharedNumbers(want)))
 }

@@ -123,7 +123,7 @@ func (d *Dataplane) readPathsLocked(out *Counts) error {
 	if err := errors.Join(readHeadends(d.gen, have.headends), d.gen.readHops(have.hops)); err != nil {
 		return err
 	}
-	index := recoverIndexes(have, d.gen.limits).stats.have
+	index := recoverIndexes(have, d.gen.limits, placed{}).stats.have
 	seen := map[statsKey]bool{}
 	add := func(k statsKey, c PathCount) error {
 		i, ok := index[k]

@@ -12,8 +12,8 @@
 //	links/HOOK-IFINDEX-NETNS
 //	                    what holds a program of it to an interface: at tc, xdp,
 //	                    from (where functions send to) or out (TC egress)
-//	windows/PATH-EPOCH-SECRETS  the replay window of a path, shared by all generations
-//	numbers/PATH-EPOCH  how far a headend has counted for a path, shared so too
+//	windows/slab-N      the replay windows of paths, shared by all generations
+//	numbers/slab-N      how far headends have counted for paths, shared so too
 //	new-RANDOM/         a generation that was never finished
 //
 // A generation is built aside, filled and armed before its directory gets its
@@ -138,9 +138,9 @@ type Dataplane struct {
 	events   *eventSource
 	problems []error
 
-	madeShared []shared              // by the change that is under way
-	counting   map[uint32]counterKey // the numbers of the plan in force, by index
-	paces      map[counterKey]pace
+	made     made                  // by the change that is under way
+	counting map[uint32]counterKey // the numbers of the plan in force, by slot
+	paces    map[counterKey]pace
 }
 
 // Open takes hold of an instance: what is pinned of it, if anything. It changes

@@ -17,8 +17,8 @@ type wanted struct {
 	tables
 	freshStats   []uint32              // to be zeroed
 	freshProxies []uint32              // entries of ws_proxy_stats, to be zeroed
-	numbers      map[uint32]counterKey // that headends name, by index
-	windows      map[uint32]window     // that egresses name, by index
+	numbers      map[uint32]counterKey // that headends name, by slot
+	windows      map[uint32]window     // that egresses name, by first word
 }
 
 // desire says what the maps of a node shall hold. It is pure: the same plan and
@@ -97,9 +97,9 @@ func desire(n plan.Node, at wiring, local []netip.Addr, have tables, ix indexes)
 		if err != nil {
 			return wanted{}, partError(e.PathID, "egress: %w", err)
 		}
-		whose := windowKey{counterKey{be32(e.Path), e.Epoch}, v.secrets()}
-		if v.Window, _, err = ix.windows.get(whose); err != nil {
-			return wanted{}, err
+		its := window{windowKey{counterKey{be32(e.Path), e.Epoch}, v.secrets()}, int(e.Lanes), e.Window}
+		if v.Window, err = ix.windows.get(its); err != nil {
+			return wanted{}, partError(e.PathID, "egress: %w", err)
 		}
 		if err := w.addHop(n, e.PathID, e.SID, e.Sources, h); err != nil {
 			return wanted{}, err
@@ -110,7 +110,7 @@ func desire(n plan.Node, at wiring, local []netip.Addr, have tables, ix indexes)
 		}
 		v.Of = k
 		w.egresses[k] = v
-		w.windows[v.Window] = window{whose, int(e.Lanes), e.Window}
+		w.windows[v.Window] = its
 		m, again := guarded[e.Path]
 		if again && m != e.Match {
 			return wanted{}, partError(e.PathID, "its epochs match different packets")
@@ -199,7 +199,7 @@ func need(n plan.Node, cpus int) (limits, error) {
 		seen[statsKey{upper(e.SID), be32(e.Path)}] = true
 	}
 	return limits{
-		counters: uint32(len(n.Headends)), stats: uint32(len(seen)), windows: uint32(len(n.Egresses)),
+		headends: uint32(len(n.Headends)), stats: uint32(len(seen)),
 		hops: uint32(len(n.Endpoints) + len(n.Egresses)), egresses: uint32(len(n.Egresses)), places: placeSize(n.Locator),
 	}.needCaches(n, cpus)
 }
@@ -219,15 +219,11 @@ func (l limits) size() (limits, error) {
 		}
 		return s, nil
 	}
-	c, err := fit(l.counters, 64, chainsMax, "headend counters")
+	c, err := fit(l.headends, 64, chainsMax, "paths that start at the node")
 	if err != nil {
 		return limits{}, err
 	}
 	s, err := fit(l.stats, 256, 2*chainsMax, "path counters")
-	if err != nil {
-		return limits{}, err
-	}
-	x, err := fit(l.windows, 64, 2*chainsMax, "replay windows")
 	if err != nil {
 		return limits{}, err
 	}
@@ -239,5 +235,5 @@ func (l limits) size() (limits, error) {
 	if err != nil {
 		return limits{}, err
 	}
-	return limits{counters: c, stats: s, windows: x, hops: h, egresses: e, places: l.places, buckets: l.buckets, slots: l.slots}, nil
+	return limits{headends: c, stats: s, hops: h, egresses: e, places: l.places, buckets: l.buckets, slots: l.slots}, nil
 }

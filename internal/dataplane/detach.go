@@ -4,10 +4,12 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
 
+	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 )
 
@@ -78,12 +80,18 @@ func Detach(cfg Config) (Removed, error) {
 
 // giveBackNumbers records where headends that nothing feeds any more have
 // stopped.
-func giveBackNumbers(cfg Config, dir string) error {
-	who, err := countedPaths(dir)
+func giveBackNumbers(cfg Config, dir string) (err error) {
+	cpus, err := ebpf.PossibleCPU()
+	if err != nil {
+		return fmt.Errorf("count CPUs: %w", err)
+	}
+	in, err := openSlabs(numberSlabs(cpus), dir)
 	if err != nil {
 		return err
 	}
-	return openNumbers(cfg.StateDir).takeBack(dir, who)
+	mem := &memory{numbers: in, placed: placed{numbers: in.readSlots()}}
+	defer func() { err = errors.Join(err, mem.close()) }()
+	return openNumbers(cfg.StateDir).takeBack(mem, slices.Collect(maps.Keys(mem.placed.numbers)))
 }
 
 // guardedBy reads, as far as it can, which paths a pinned data path guards.

@@ -174,7 +174,7 @@ func encodeEgress(e plan.Egress, statsIndex uint32) (hop, egress, error) {
 	_, srh := srv6.Encapsulate(e.Segments, e.Encapsulation)
 	v := egress{
 		Segments: uint8(len(srh.Segments)), OnViolation: uint8(e.OnViolation),
-		WindowLog2: uint8(bits.TrailingZeros(uint(e.Window))),
+		WindowLog2: uint8(bits.TrailingZeros(uint(e.Window))), Lanes: uint32(e.Lanes),
 	}
 	for i, s := range srh.Segments {
 		v.List[i] = s.As16()

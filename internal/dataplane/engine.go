@@ -173,9 +173,9 @@ func (e *engine) Verify(s pot.Share, v pot.Verifier, h pot.Header, f pot.Flow, w
 		return final, pot.Proof, nil
 	case abi.ReasonRange:
 		return final, pot.Range, nil
-	case abi.ReasonWindowMissingBug:
-		// Numbers do not count here, so there is no replay window; it is asked
-		// after the proof has verified.
+	case abi.ReasonNumber:
+		// Numbers do not count here, so the replay window has no lanes; it is
+		// asked after the proof has verified.
 		return final, pot.Verified, nil
 	}
 	return pot.Values{}, pot.Proof, fmt.Errorf("the program refused the packet: %s (%s)", refused, refused.Text())

@@ -189,7 +189,7 @@ func (g *generation) load() error {
 			}
 			g.maps[table(name)] = m
 			size := m.MaxEntries()
-			ms.MaxEntries = sizeOf(table(name), ms, limits{size, size, size, size, size, size, size / abi.Ways, size})
+			ms.MaxEntries = sizeOf(table(name), ms, limits{size, size, size, size, size, size / abi.Ways, size})
 			if table(name) == tableBuckets {
 				ms.MaxEntries = size
 			}
@@ -204,9 +204,9 @@ func (g *generation) load() error {
 		g.programs[o.program] = p
 	}
 	g.limits = limits{
-		counters: g.maps[tableNumbers].MaxEntries(), stats: g.maps[tableStats].MaxEntries(),
+		headends: g.maps[tableHeadends].MaxEntries(), stats: g.maps[tableStats].MaxEntries(),
 		buckets: g.maps[tableBuckets].MaxEntries(), slots: g.maps[tableSlots].MaxEntries(),
-		windows: g.maps[tableWindows].MaxEntries(), hops: g.maps[tableHops].MaxEntries(),
+		hops:     g.maps[tableHops].MaxEntries(),
 		egresses: g.maps[tableEgresses].MaxEntries(), places: g.maps[tablePlaces].MaxEntries(),
 	}
 	return nil
@@ -251,12 +251,10 @@ func internalMap(name string) bool { return strings.HasPrefix(name, ".") }
 // as large as the plan needs, the others as bpf/lib/maps.h says.
 func sizeOf(t table, ms *ebpf.MapSpec, l limits) uint32 {
 	switch t {
-	case tableNumbers, tableHeadends, tablePathMTUs:
-		return l.counters
-	case tableStats, tableExits:
+	case tableHeadends:
+		return l.headends
+	case tableStats, tableExits, tablePathMTUs:
 		return l.stats
-	case tableWindows:
-		return l.windows
 	case tableHops:
 		return l.hops
 	case tableEgresses:
@@ -384,6 +382,13 @@ func (d *Dataplane) makeMaps(g *generation, spec *ebpf.CollectionSpec, carry map
 		}
 		t := table(name)
 		ms.MaxEntries = sizeOf(t, ms, g.limits)
+		if t == tableNumbers {
+			cpus, err := ebpf.PossibleCPU()
+			if err != nil {
+				return fmt.Errorf("count CPUs: %w", err)
+			}
+			ms.InnerMap.MaxEntries = numberSlabs(cpus).spec.MaxEntries
+		}
 		if g.maps[t] != nil {
 			continue
 		}

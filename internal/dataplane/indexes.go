@@ -23,7 +23,7 @@ type statsKey struct {
 	path uint32 // __be32
 }
 
-// counterKey says whose entry of ws_numbers it is.
+// counterKey says whose slot of ws_numbers it is.
 type counterKey struct {
 	path  uint32 // __be32
 	epoch uint8
@@ -76,48 +76,46 @@ func (a *allocator[K]) fresh() (uint32, error) {
 type indexes struct {
 	headends *allocator[headend] // by content: what a rule names never changes
 	stats    *allocator[statsKey]
-	counters *allocator[counterKey]
-	windows  *allocator[windowKey] // of ws_windows
-	proxies  *allocator[uint32]    // of ws_proxy_stats, by key in ws_proxies
-	slots    *ranges               // of ws_slots
-	buckets  *ranges               // of ws_buckets
+	counters *allocator[counterKey] // slots of ws_numbers
+	windows  *windowSpace           // words of ws_windows
+	proxies  *allocator[uint32]     // of ws_proxy_stats, by key in ws_proxies
+	slots    *ranges                // of ws_slots
+	buckets  *ranges                // of ws_buckets
 }
 
 // limits are the sizes of the maps that user space chooses.
 type limits struct {
-	counters, stats uint32
-	windows         uint32
+	headends, stats uint32
 	hops, egresses  uint32
 	places          uint32
 	buckets         uint32 // for headers that are found by content, abi.Ways each
 	slots           uint32 // that are found by metadata, and entry 0
 }
 
-func newIndexes(l limits) indexes {
-	return indexes{
-		headends: newAllocator[headend](l.counters),
+func newIndexes(l limits, p placed) indexes {
+	ix := indexes{
+		headends: newAllocator[headend](l.headends),
 		stats:    newAllocator[statsKey](l.stats),
-		counters: newAllocator[counterKey](l.counters),
-		windows:  newAllocator[windowKey](l.windows),
+		counters: newAllocator[counterKey](abi.NumberSlabs * abi.NumberSlots),
+		windows:  newWindowSpace(p.windows),
 		proxies:  newAllocator[uint32](proxiesMax),
 		slots:    newSlotRanges(l.slots),
 		buckets:  newBucketRanges(l.buckets),
 	}
+	for k, slot := range p.numbers {
+		ix.counters.keep(k, slot)
+	}
+	return ix
 }
 
-// recoverIndexes reads them off the entries.
-func recoverIndexes(have tables, l limits) indexes {
-	ix := newIndexes(l)
+// recoverIndexes reads them off the entries, and off what is in slabs.
+func recoverIndexes(have tables, l limits, p placed) indexes {
+	ix := newIndexes(l, p)
 	// In order, so that whichever of two wins does not change from run to run.
 	for _, i := range slices.Sorted(maps.Keys(have.headends)) {
 		h := have.headends[i]
 		ix.headends.keep(h, i)
 		ix.stats.keep(statsKey{path: h.Path}, h.Stats)
-		ix.counters.keep(counterKey{h.Path, h.Epoch}, h.Counter)
-	}
-	for _, k := range slices.SortedFunc(maps.Keys(have.egresses), compareEgressKeys) {
-		e := have.egresses[k]
-		ix.windows.keep(windowKey{counterKey{k.Path, k.Epoch}, e.secrets()}, e.Window)
 	}
 	for _, id := range slices.Sorted(maps.Keys(have.proxies)) {
 		p := have.proxies[id]
@@ -136,10 +134,6 @@ func recoverIndexes(have tables, l limits) indexes {
 
 func compareHopKeys(a, b hopKey) int {
 	return cmp.Or(cmp.Compare(a.Sid, b.Sid), cmp.Compare(a.Path, b.Path), cmp.Compare(a.Epoch, b.Epoch))
-}
-
-func compareEgressKeys(a, b egressKey) int {
-	return cmp.Or(cmp.Compare(a.Path, b.Path), cmp.Compare(a.Epoch, b.Epoch))
 }
 
 // classes gives source classes numbers. A destination rule and the class that

@@ -141,12 +141,12 @@ func (g *generation) node() (n wsNode, err error) {
 // prepare makes the array entries ready that new entries of other maps will
 // name. Those whose numbers could not be had are problems: their headends
 // refuse all packets.
-func (d *Dataplane) prepare(g *generation, w wanted) (problems []error, err error) {
+func (d *Dataplane) prepare(g *generation, mem *memory, w wanted) (problems []error, err error) {
 	cpus, err := ebpf.PossibleCPU()
 	if err != nil {
 		return nil, fmt.Errorf("count CPUs: %w", err)
 	}
-	if err := d.prepareWindows(g, w.windows); err != nil {
+	if err := d.prepareMemory(g, mem, w); err != nil {
 		return nil, err
 	}
 	zero := make([]stats, cpus)
@@ -160,10 +160,7 @@ func (d *Dataplane) prepare(g *generation, w wanted) (problems []error, err erro
 			return nil, fmt.Errorf("clear entry %d of map %s: %w", i, tableProxyStats, err)
 		}
 	}
-	if err := d.prepareShared(g, tableNumbers, d.sharedNumbers(w.numbers), stepNumbers); err != nil {
-		return nil, err
-	}
-	return d.raiseNumbers(g, w.numbers, true)
+	return d.raiseNumbers(mem.numbers, w.numbers, true)
 }
 
 // waitForPrograms returns when every program that was running when it was

@@ -183,6 +183,24 @@ type world struct {
 	Armed       []uint32
 }
 
+// numbersOf is how far a headend has counted.
+func numbersOf(t interface {
+	Helper()
+	Fatal(...any)
+}, g *generation, h headend) span {
+	t.Helper()
+	cpus, err := ebpf.PossibleCPU()
+	if err != nil {
+		t.Fatal(err)
+	}
+	in, err := openSlabs(numberSlabs(cpus), "", g)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer in.close()
+	return in.readNumbers(h.Counter)
+}
+
 func (b *bed) world() world {
 	b.Helper()
 	w := world{Links: map[string]uint32{}, Counters: map[string]span{}}
@@ -199,9 +217,7 @@ func (b *bed) world() world {
 		b.must(err)
 		w.Maps = append(w.Maps, t)
 		for i, h := range t.headends {
-			c, err := g.numbersAt(h.Counter, readNumbers)
-			b.must(err)
-			w.Counters[fmt.Sprintf("%s %d", name, i)] = c
+			w.Counters[fmt.Sprintf("%s %d", name, i)] = numbersOf(b, g, h)
 		}
 		var armed wsNode
 		b.must(g.maps[tableNode].Lookup(uint32(0), &armed))
@@ -356,7 +372,7 @@ func TestPlanChangesInPlace(t *testing.T) {
 	if !slices.Equal(w.Generations, first.Generations) {
 		t.Errorf("generations %v after %v; a new plan needs no new programs", w.Generations, first.Generations)
 	}
-	want, err := desire(otherNode(), wiring{ports: w.Maps[0].ports}, nil, w.Maps[0], recoverIndexes(w.Maps[0], d.gen.limits))
+	want, err := desire(otherNode(), wiring{ports: w.Maps[0].ports}, nil, w.Maps[0], recoverIndexes(w.Maps[0], d.gen.limits, placedBy(w.Maps[0])))
 	b.must(err)
 	if !equalTables(want.tables, w.Maps[0]) {
 		t.Error("the maps do not hold the new plan, the whole of it and nothing else")
@@ -450,7 +466,7 @@ func TestManyMoreChainsGetLargerArraysAndKeepCounting(t *testing.T) {
 		n.Headends = append(n.Headends, headendOf(uint32(1000+i), 0, model.SchemeKeyed, m, 2))
 	}
 	b.must(b.apply(d, n))
-	if d.gen.limits.counters < 301 || d.gen.limits.stats < 303 || d.gen.seq != 2 {
+	if d.gen.limits.headends < 301 || d.gen.limits.stats < 303 || d.gen.seq != 2 {
 		t.Errorf("limits %+v, generation %d", d.gen.limits, d.gen.seq)
 	}
 	if got := len(b.world().Maps[0].headends); got != 301 {
@@ -578,7 +594,7 @@ func TestDeathAtAnyStepIsMendedByTheNextProcess(t *testing.T) {
 			if len(w.Generations) != 1 || w.Armed[0] != 1 {
 				t.Fatalf("generations %v, armed %v", w.Generations, w.Armed)
 			}
-			want, err := desire(n, wiring{w.Maps[0].ports, next.topology.reach, next.cpus}, nil, w.Maps[0], recoverIndexes(w.Maps[0], next.gen.limits))
+			want, err := desire(n, wiring{w.Maps[0].ports, next.topology.reach, next.cpus}, nil, w.Maps[0], recoverIndexes(w.Maps[0], next.gen.limits, placedBy(w.Maps[0])))
 			b.must(err)
 			if !equalTables(want.tables, w.Maps[0]) {
 				t.Fatal("the maps do not hold the plan")

@@ -179,10 +179,19 @@ func (u undo) run() error {
 		errs = append(errs, u[i].back())
 	}
 	if err := errors.Join(errs...); err != nil {
-		return fmt.Errorf("the state before could not be restored in full: %w", err)
+		return &undoError{err}
 	}
 	return nil
 }
+
+// undoError means that something of a plan that is not in force may be left.
+type undoError struct{ err error }
+
+func (e *undoError) Error() string {
+	return "the state before could not be restored in full: " + e.err.Error()
+}
+
+func (e *undoError) Unwrap() error { return e.err }
 
 func (u undo) keep() error {
 	var errs []error

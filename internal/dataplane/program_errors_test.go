@@ -185,9 +185,9 @@ func TestHeadendLearnsFromPacketTooBig(t *testing.T) {
 	// Ten minutes later.
 	_, entry := headendEntry(r, 0x5eed0001)
 	var m coreTCWsPathMtu
-	r.must(r.g.maps[tablePathMTUs].Lookup(entry.Counter, &m))
+	r.must(r.g.maps[tablePathMTUs].Lookup(entry.Stats, &m))
 	m.Expires = 1
-	r.must(r.put(tablePathMTUs, entry.Counter, m))
+	r.must(r.put(tablePathMTUs, entry.Stats, m))
 	if got := told(1460); got != 0 {
 		t.Errorf("what has expired still counts: a sender is told %d", got)
 	}
@@ -197,7 +197,5 @@ func TestHeadendLearnsFromPacketTooBig(t *testing.T) {
 func counterOf(t *testing.T, r *rig, path uint32) uint64 {
 	t.Helper()
 	_, h := headendEntry(r, path)
-	s, err := r.g.numbersAt(h.Counter, readNumbers)
-	r.must(err)
-	return s.start
+	return r.mem.numbers.readNumbers(h.Counter).start
 }

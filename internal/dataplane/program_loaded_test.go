@@ -126,7 +126,11 @@ func (l *loaded) giveBack() error {
 // empty makes all maps as they were when they were made. It knows the types of
 // maps and not what each is for, so that it forgets none.
 func (l *loaded) empty() error {
-	if err := errors.Join(forgetShared(l.g, tableWindows, nil), forgetShared(l.g, tableNumbers, nil)); err != nil {
+	mem, err := openMemory("", l.possible, l.g)
+	if err == nil {
+		err = errors.Join(mem.windows.shrink(l.g, 0), mem.numbers.shrink(l.g, 0))
+	}
+	if err != nil {
 		return err
 	}
 	for name, m := range l.g.maps {
@@ -136,7 +140,7 @@ func (l *loaded) empty() error {
 			err = emptyTable(m)
 		case ebpf.Array, ebpf.PerCPUArray:
 			err = l.zeroArray(m)
-		case ebpf.ArrayOfMaps: // forgetShared
+		case ebpf.ArrayOfMaps: // above
 		case ebpf.RingBuf:
 			err = l.emptyEvents()
 		default:
@@ -224,13 +228,9 @@ func TestWhatIsGivenBackIsAsNew(t *testing.T) {
 				t.Fatalf("map %s: %v", name, err)
 			}
 		}
-		for _, x := range []shared{window{lanes: 4, size: abi.WindowMin}.shared(nil), counterKey{}.sharedNumbers()} {
-			inner, err := ebpf.NewMap(x.spec)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer inner.Close()
-			if err := used.g.maps[x.outer].Put(uint32(1), inner); err != nil {
+		for _, x := range []slabKind{windowSlabs(), numberSlabs(used.possible)} {
+			s := &slabs{slabKind: x}
+			if err := errors.Join(s.grow(x.words+1, Config{}.step), s.placeIn(used.g, Config{}.step), s.close()); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -81,7 +81,7 @@ func reasonCases() map[abi.Reason]reasonCase {
 		abi.ReasonReplay: {node: "r6", packet: "web-3", damage: seen(oracle.Train{Lane: 5, Counter: 7, Frames: 1})},
 		abi.ReasonStale:  {node: "r6", packet: "web-3", damage: seen(oracle.Train{Lane: 5, Counter: 4 + 1024, Frames: 1})},
 		abi.ReasonWindowMissingBug: {node: "r6", packet: "web-3", damage: func(r *rig) error {
-			return r.g.maps[tableWindows].Delete(r.have.egresses[webKey].Window)
+			return r.g.maps[tableWindows].Delete(r.have.egresses[webKey].Window / abi.WindowSlab)
 		}},
 		abi.ReasonBehaviourBug: {node: "r2", packet: "web-1", damage: func(r *rig) error {
 			k := encodeHopKey(addr("fc00:0:0:201::"), 0x5eed0001, 1)

@@ -13,6 +13,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 	"unsafe"
@@ -97,20 +98,14 @@ type rig struct {
 	last     tally       // as it was after the last run
 	refusals []refusal   // where count reads to
 	entries  int         // of ws_stats that count reads; 0: all
-	windows  map[counterKey]rigWindow
-	numbers  map[uint32]*ebpf.Map          // that headends count in
+	mem      *memory     // windows and numbers of the plan
+	windows  map[counterKey]windowSlot
 	seen     map[counterKey][]oracle.Train // what they have accepted before each packet
 	each     []stats
 }
 
-// rigWindow is one replay window of the rig's.
-type rigWindow struct {
-	window
-	m *ebpf.Map
-}
-
 // rigLimits are small: all of ws_stats is read after every packet.
-var rigLimits = limits{counters: 64, stats: 128, windows: 64, hops: 256, egresses: 64, places: 512, buckets: 8, slots: 1}
+var rigLimits = limits{headends: 64, stats: 128, hops: 256, egresses: 64, places: 512, buckets: 8, slots: 1}
 
 func newRig(t *testing.T, spec rigSpec) *rig {
 	t.Helper()
@@ -119,19 +114,14 @@ func newRig(t *testing.T, spec rigSpec) *rig {
 		t.Fatal(err)
 	}
 	r := &rig{
-		T: t, spec: spec, d: &Dataplane{}, have: newTables(), ports: map[string]uint32{}, jobs: make(chan func()), ns: ns, numbers: map[uint32]*ebpf.Map{},
+		T: t, spec: spec, d: &Dataplane{}, have: newTables(), ports: map[string]uint32{}, jobs: make(chan func()), ns: ns,
 	}
 	ended := make(chan error)
 	go func() { ended <- ns.Do(r.work) }()
 	t.Cleanup(func() {
 		close(r.jobs)
 		errs := []error{<-ended, ns.Close()}
-		for _, w := range r.windows {
-			errs = append(errs, w.m.Close())
-		}
-		for _, m := range r.numbers {
-			errs = append(errs, m.Close())
-		}
+		errs = append(errs, r.mem.close())
 		if r.loaded != nil {
 			errs = append(errs, r.loaded.giveBack())
 		}
@@ -317,14 +307,11 @@ func (r *rig) apply(n *plan.Node) error {
 		local = slices.Concat([]netip.Addr{r.spec.address}, r.spec.own, r.spec.moved)
 	}
 	r.node.Name, r.node.Block, r.node.Locator, r.node.Address = r.spec.name, r.spec.block, r.spec.locator, r.spec.address
-	w, err := desire(r.node.Node, wiring{ports: ports, cpus: 1}, local, r.have, recoverIndexes(r.have, rigLimits))
+	w, err := desire(r.node.Node, wiring{ports: ports, cpus: 1}, local, r.have, recoverIndexes(r.have, rigLimits, placed{}))
 	if err != nil {
 		return err
 	}
-	if err := r.newWindows(w.windows); err != nil {
-		return err
-	}
-	if err := r.newNumbers(w.numbers); err != nil {
+	if err := r.newMemory(w); err != nil {
 		return err
 	}
 	ops := append(changes(r.have, w.tables), deletes(nil, tablePorts, r.have.ports, w.ports)...)
@@ -353,49 +340,26 @@ func (r *rig) apply(n *plan.Node) error {
 	return r.setNumbers(1)
 }
 
-// newWindows gives the plan's egresses windows that have seen nothing. At once,
-// since the kernel waits for running programs after each call.
-func (r *rig) newWindows(want map[uint32]window) error {
-	var indexes, fds []uint32
-	old := r.windows
-	r.windows, r.seen = map[counterKey]rigWindow{}, map[counterKey][]oracle.Train{}
-	var errs []error
-	for i, w := range want {
-		m, err := ebpf.NewMap(w.shared(nil).spec)
-		if err != nil {
-			return errors.Join(append(errs, err)...)
-		}
-		r.windows[w.key.counterKey] = rigWindow{w, m}
-		indexes, fds = append(indexes, i), append(fds, uint32(m.FD()))
-	}
-	if len(indexes) > 0 {
-		_, err := r.g.maps[tableWindows].BatchUpdate(indexes, fds, nil)
-		errs = append(errs, err)
-	}
-	for _, w := range old {
-		errs = append(errs, w.m.Close())
-	}
-	return errors.Join(errs...)
-}
-
-// newNumbers gives the plan's headends maps to count in. Whose an index was
-// before does not matter: setNumbers comes afterwards.
-func (r *rig) newNumbers(want map[uint32]counterKey) error {
-	missing := map[uint32]shared{}
-	for i, k := range want {
-		if r.numbers[i] == nil {
-			missing[i] = k.sharedNumbers()
-		}
-	}
-	if err := r.d.prepareShared(r.g, tableNumbers, missing, stepNumbers); err != nil {
-		return err
-	}
-	for i := range missing {
-		m, err := r.g.sharedAt(tableNumbers, i)
-		if err != nil {
+// newMemory gives the plan's egresses windows that have seen nothing, and its
+// headends slots to count in. No program runs meanwhile.
+func (r *rig) newMemory(w wanted) (err error) {
+	if r.mem == nil {
+		if r.d.cpus, err = ebpf.PossibleCPU(); err != nil {
 			return err
 		}
-		r.numbers[i] = m
+		if r.mem, err = r.d.memory(r.g); err != nil {
+			return err
+		}
+	}
+	r.mem.windows.clear(0, r.mem.windows.end())
+	r.mem.numbers.clear(0, r.mem.numbers.end())
+	r.mem.placed = placed{map[windowKey]windowSlot{}, map[counterKey]uint32{}}
+	r.windows, r.seen = map[counterKey]windowSlot{}, map[counterKey][]oracle.Train{}
+	if err := r.d.prepareMemory(r.g, r.mem, w); err != nil {
+		return err
+	}
+	for k, slot := range r.mem.placed.windows {
+		r.windows[k.counterKey] = slot
 	}
 	return nil
 }
@@ -403,11 +367,7 @@ func (r *rig) newNumbers(want map[uint32]counterKey) error {
 // forget makes all windows ones that have seen nothing.
 func (r *rig) forget() error {
 	for _, w := range r.windows {
-		for i := range w.words() {
-			if err := w.m.Put(i, uint64(0)); err != nil {
-				return err
-			}
-		}
+		r.mem.windows.clear(w.at, w.end())
 	}
 	r.seen = map[counterKey][]oracle.Train{}
 	return nil
@@ -419,9 +379,9 @@ func (w window) wordOf(t oracle.Train) uint32 {
 	return uint32(uint64(t.Lane)*each + t.Counter/4%each)
 }
 
-// wordsOf are what a window holds that has accepted these trains, where that is
+// holds are what a window holds that has accepted these trains, where that is
 // not zero.
-func (w window) wordsOf(trains []oracle.Train) map[uint32]uint64 {
+func (w window) holds(trains []oracle.Train) map[uint32]uint64 {
 	fours := map[uint32]uint64{} // the newest in each word
 	for _, t := range trains {
 		i := w.wordOf(t)
@@ -439,13 +399,16 @@ func (w window) wordsOf(trains []oracle.Train) map[uint32]uint64 {
 	return out
 }
 
+// word is one of those that a window counts in.
+func (r *rig) word(k counterKey, i uint32) *atomic.Uint64 {
+	return r.mem.windows.word(r.windows[k].at + int(i))
+}
+
 // see makes a window one that has accepted these trains.
 func (r *rig) see(k counterKey, trains []oracle.Train) error {
 	r.seen[k] = trains
-	for i, v := range r.windows[k].wordsOf(trains) {
-		if err := r.windows[k].m.Put(i, v); err != nil {
-			return err
-		}
+	for i, v := range r.windows[k].holds(trains) {
+		r.word(k, i).Store(v)
 	}
 	return nil
 }
@@ -458,21 +421,16 @@ func (r *rig) checkWindows(spent *oracle.Spent) error {
 		if spent != nil && k == (counterKey{be32(spent.Path), spent.Epoch}) {
 			after = append(slices.Clone(before), spent.Train)
 		}
-		for i, want := range w.wordsOf(after) {
-			var got uint64
-			if err := w.m.Lookup(i, &got); err != nil {
-				return err
-			}
-			if got != want {
+		for i, want := range w.holds(after) {
+			if got := r.word(k, i).Load(); got != want {
 				return fmt.Errorf("word %d of the %s is %#x, want %#x", i, w, got, want)
 			}
 		}
 		if len(after) == len(before) {
 			continue
 		}
-		if err := w.m.Put(w.wordOf(spent.Train), w.wordsOf(before)[w.wordOf(spent.Train)]); err != nil {
-			return err
-		}
+		at := w.wordOf(spent.Train)
+		r.word(k, at).Store(w.holds(before)[at])
 	}
 	return nil
 }
@@ -492,9 +450,8 @@ func (r *rig) setNumbers(n uint64) error {
 		if n == 0 {
 			ceiling = 7
 		}
-		if err := errors.Join(r.resetNumber(h), everyCPU(r.numbers[h.Counter], abi.NumberCeiling, ceiling)); err != nil {
-			return err
-		}
+		r.resetNumber(h)
+		r.mem.numbers.putCeiling(h.Counter, ceiling)
 	}
 	return nil
 }
@@ -506,26 +463,22 @@ func (r *rig) tell(told map[uint32]int) error {
 	var errs []error
 	for _, h := range r.have.headends {
 		m := coreTCWsPathMtu{Path: h.Path, Mtu: uint32(told[fromBE32(h.Path)]), Expires: math.MaxUint64}
-		errs = append(errs, r.put(tablePathMTUs, h.Counter, m))
+		errs = append(errs, r.put(tablePathMTUs, h.Stats, m))
 	}
 	return errors.Join(errs...)
 }
 
-func (r *rig) resetNumber(h headend) error {
+func (r *rig) resetNumber(h headend) {
 	last := r.number - 1
 	if r.number == 0 {
 		last = 7 // as the ceiling is then
 	}
-	return everyCPU(r.numbers[h.Counter], abi.NumberLast, last)
+	r.mem.numbers.putLast(h.Counter, last)
 }
 
 // checkNumber: has this headend given out exactly used numbers?
 func (r *rig) checkNumber(h headend, used uint64) error {
-	var last []uint64
-	if err := r.numbers[h.Counter].Lookup(uint32(abi.NumberLast), &last); err != nil {
-		return err
-	}
-	if got, want := slices.Max(last), r.number-1+used; r.number != 0 && got != want {
+	if got, want := r.mem.numbers.readNumbers(h.Counter).start, r.number-1+used; r.number != 0 && got != want {
 		return fmt.Errorf("the last number of path 0x%08x is %d, want %d", fromBE32(h.Path), got, want)
 	}
 	return nil
@@ -1079,7 +1032,8 @@ func (r *rig) takeNumberBack(want oracle.Result) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(r.checkNumber(h, 1), r.resetNumber(h))
+	defer r.resetNumber(h)
+	return r.checkNumber(h, 1)
 }
 
 func (r *rig) checkMoved(who string, want moved) error {

@@ -98,58 +98,38 @@ func readWords(m *ebpf.Map) ([]uint64, error) {
 	return words, nil
 }
 
-func writeWords(m *ebpf.Map, words []uint64) error {
-	keys := make([]uint32, len(words))
-	for i := range keys {
-		keys[i] = uint32(i)
+// seenNumbers are what the windows of an instance have accepted: the newest numbers,
+// by lane. mem: its slabs.
+func seenNumbers(dir string, windows map[windowKey]windowSlot, in *slabs) (map[windowKey][]uint64, error) {
+	out := map[windowKey][]uint64{}
+	add := func(k windowKey, words []uint64, size int) {
+		if n := newest(words, size); slices.Max(n) > 0 {
+			out[k] = n
+		}
 	}
-	_, err := m.BatchUpdate(keys, words, nil)
-	return err
-}
-
-// seenNumbers are what the pinned windows of an instance have accepted: the newest
-// numbers, by lane.
-func seenNumbers(dir string) (map[windowKey][]uint64, error) {
+	// Those of versions before slabs, which have a map each, and those that such a
+	// version's programs have written to until a moment ago.
 	entries, err := os.ReadDir(windowsDir(dir))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("read the pinned replay windows: %w", err)
 	}
-	out := map[windowKey][]uint64{}
 	for _, e := range entries {
 		k, ok := parseWindowPin(e.Name())
 		if !ok {
-			continue // not ours; it goes with the directory
+			continue // a slab, or not ours: then it goes with the directory
 		}
-		n, err := newestOf(filepath.Join(windowsDir(dir), e.Name()))
+		words, size, err := oldWords(filepath.Join(windowsDir(dir), e.Name()))
 		if err != nil {
 			return nil, fmt.Errorf("read the pinned replay window %s: %w", e.Name(), err)
 		}
-		if slices.Max(n) > 0 {
-			out[k] = n
+		add(k, words, size)
+	}
+	for k, w := range windows {
+		if !w.closed {
+			add(k, in.wordsOf(w), w.size)
 		}
 	}
 	return out, nil
-}
-
-// newestOf has one number at least.
-func newestOf(pin string) (n []uint64, err error) {
-	m, err := ebpf.LoadPinnedMap(pin, nil)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { err = errors.Join(err, m.Close()) }()
-	size, err := windowSize(m)
-	if err != nil {
-		return nil, err
-	}
-	words, err := readWords(m)
-	if err != nil {
-		return nil, err
-	}
-	if len(words) == 0 || len(words)%(size/4) != 0 {
-		return nil, fmt.Errorf("%d words are no lanes of %d numbers", len(words), size)
-	}
-	return newest(words, size), nil
 }
 
 // SaveWindows writes to the disk up to where the replay windows have seen
@@ -164,35 +144,44 @@ func (d *Dataplane) saveWindowsLocked() error { return saveWindows(d.cfg.StateDi
 
 // saveWindows does so for all windows that are pinned, of whichever version of
 // the programs.
-func saveWindows(stateDir, dir string) error {
+func saveWindows(stateDir, dir string) (err error) {
 	if stateDir == "" || dir == "" {
 		return nil
 	}
-	now, err := seenNumbers(dir)
+	in, err := openSlabs(windowSlabs(), dir)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, in.close()) }()
+	windows, err := in.readWindows()
+	if err != nil {
+		return err
+	}
+	now, err := seenNumbers(dir, windows, in)
 	if err != nil || len(now) == 0 {
 		return err
 	}
 	return openRecall(stateDir).update(now)
 }
 
-// recallWindow makes a new window begin where what is on the disk says that one
-// before it has ended.
-func (d *Dataplane) recallWindow(m *ebpf.Map, w window) error {
+// recalled reads the record on disk.
+func (d *Dataplane) recalled() (map[windowKey]recallEntry, error) {
 	if d.cfg.StateDir == "" {
-		return nil
+		return map[windowKey]recallEntry{}, nil
 	}
-	all, err := openRecall(d.cfg.StateDir).read()
-	if err != nil {
-		return err
-	}
-	n := all[w.key].Newest
+	return openRecall(d.cfg.StateDir).read()
+}
+
+// recallWindow is what a new window begins with; nil: zeroes.
+func recallWindow(record map[windowKey]recallEntry, w window) []uint64 {
+	n := record[w.key].Newest
 	if len(n) == 0 {
 		return nil
 	}
 	// What it says of lanes that there are no more does no harm.
 	lanes := make([]uint64, w.lanes)
 	copy(lanes, n)
-	return writeWords(m, begin(lanes, w.size))
+	return begin(lanes, w.size)
 }
 
 // recall is the record on disk of what replay windows have seen. What it says of

@@ -14,7 +14,7 @@ import (
 	"github.com/waystamp/waystamp/internal/plan"
 )
 
-var roomy = limits{counters: 64, stats: 256, windows: 1000, buckets: 1 << 14, slots: 1 << 16}
+var roomy = limits{headends: 64, stats: 256, buckets: 1 << 14, slots: 1 << 16}
 
 // testWiring has all functions of a plan at hand.
 func testWiring(n plan.Node) wiring {
@@ -30,8 +30,21 @@ func testWiring(n plan.Node) wiring {
 	return at
 }
 
+// placedBy is where entries say that their windows and numbers are.
+func placedBy(have tables) placed {
+	p := placed{map[windowKey]windowSlot{}, map[counterKey]uint32{}}
+	for _, h := range have.headends {
+		p.numbers[counterKey{h.Path, h.Epoch}] = h.Counter
+	}
+	for k, e := range have.egresses {
+		w := window{windowKey{counterKey{k.Path, k.Epoch}, e.secrets()}, int(e.Lanes), 1 << e.WindowLog2}
+		p.windows[w.key] = windowSlot{window: w, at: int(e.Window)}
+	}
+	return p
+}
+
 func mustDesire(t interface{ Fatal(...any) }, n plan.Node, local []netip.Addr, have tables) wanted {
-	w, err := desire(n, testWiring(n), local, have, recoverIndexes(have, roomy))
+	w, err := desire(n, testWiring(n), local, have, recoverIndexes(have, roomy, placedBy(have)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -69,7 +82,7 @@ func TestNoStepOfAChangeOpensAHole(t *testing.T) {
 		first, local := drawNode(t), drawLocal(t)
 		before := mustDesire(t, first, local, newTables()).tables
 		n, local := drawNext(t, first, local)
-		w, err := desire(n, testWiring(n), local, before, recoverIndexes(before, roomy))
+		w, err := desire(n, testWiring(n), local, before, recoverIndexes(before, roomy, placedBy(before)))
 		if errors.Is(err, errCapacity) {
 			t.Skip("needs a new generation")
 		}
@@ -271,7 +284,7 @@ func TestPlanThatDoesNotFitTogetherIsRefused(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			n := testNode()
 			c.edit(&n)
-			_, err := desire(n, wiring{}, nil, newTables(), newIndexes(roomy))
+			_, err := desire(n, wiring{}, nil, newTables(), newIndexes(roomy, placed{}))
 			if err == nil || !strings.Contains(err.Error(), c.want) {
 				t.Errorf("got %v; want %q", err, c.want)
 			}
@@ -300,31 +313,31 @@ func TestMoreEntriesThanTheArraysHoldAskForLargerOnes(t *testing.T) {
 	for i := range 3 {
 		n.Headends = append(n.Headends, headendOf(uint32(i+1), 0, model.SchemeKeyed, model.Match{Source: prefix(testSrc[i+1])}, 1))
 	}
-	for _, l := range []limits{{counters: 2, stats: 256}, {counters: 64, stats: 2}} {
-		if _, err := desire(n, wiring{}, nil, newTables(), newIndexes(l)); !errors.Is(err, errCapacity) {
+	for _, l := range []limits{{headends: 2, stats: 256}, {headends: 64, stats: 2}} {
+		if _, err := desire(n, wiring{}, nil, newTables(), newIndexes(l, placed{})); !errors.Is(err, errCapacity) {
 			t.Errorf("with %+v: got %v; want errCapacity", l, err)
 		}
 	}
-	if _, err := desire(n, wiring{}, nil, newTables(), newIndexes(limits{counters: 3, stats: 3})); err != nil {
+	if _, err := desire(n, wiring{}, nil, newTables(), newIndexes(limits{headends: 3, stats: 3}, placed{})); err != nil {
 		t.Errorf("with as many as needed: %v", err)
 	}
 }
 
 func TestArraysHaveRoomForAChangeOfEverything(t *testing.T) {
 	for _, c := range []struct{ need, want limits }{
-		{limits{counters: 0, stats: 0, places: 2}, limits{counters: 64, stats: 256, windows: 64, hops: 256, egresses: 64, places: 2}},
-		{limits{counters: 32, stats: 128, windows: 32, hops: 128, egresses: 32, places: 2}, limits{counters: 64, stats: 256, windows: 64, hops: 256, egresses: 64, places: 2}},
-		{limits{counters: 33, stats: 129, windows: 33, hops: 129, egresses: 33, places: 512}, limits{counters: 128, stats: 512, windows: 128, hops: 512, egresses: 128, places: 512}},
+		{limits{headends: 0, stats: 0, places: 2}, limits{headends: 64, stats: 256, hops: 256, egresses: 64, places: 2}},
+		{limits{headends: 32, stats: 128, hops: 128, egresses: 32, places: 2}, limits{headends: 64, stats: 256, hops: 256, egresses: 64, places: 2}},
+		{limits{headends: 33, stats: 129, hops: 129, egresses: 33, places: 512}, limits{headends: 128, stats: 512, hops: 512, egresses: 128, places: 512}},
 		{
-			limits{counters: chainsMax, stats: 2 * chainsMax, windows: 2 * chainsMax, hops: 2 * chainsMax, egresses: 2 * chainsMax},
-			limits{counters: chainsMax, stats: 2 * chainsMax, windows: 2 * chainsMax, hops: 4 * chainsMax, egresses: 4 * chainsMax},
+			limits{headends: chainsMax, stats: 2 * chainsMax, hops: 2 * chainsMax, egresses: 2 * chainsMax},
+			limits{headends: chainsMax, stats: 2 * chainsMax, hops: 4 * chainsMax, egresses: 4 * chainsMax},
 		},
 	} {
 		if got, err := c.need.size(); err != nil || got != c.want {
 			t.Errorf("%+v: got %+v, %v; want %+v", c.need, got, err, c.want)
 		}
 	}
-	if _, err := (limits{counters: chainsMax + 1, stats: 1}).size(); err == nil {
+	if _, err := (limits{headends: chainsMax + 1, stats: 1}).size(); err == nil {
 		t.Error("more headends than a node holds are not refused")
 	}
 }

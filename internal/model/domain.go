@@ -13,6 +13,10 @@ const (
 	WindowMin     = 64
 	WindowMax     = 65536
 	WindowDefault = 1024
+	// WindowHead is what a replay window takes beside its words, and WindowSlab what
+	// a node takes memory for them by, in bytes.
+	WindowHead = 64
+	WindowSlab = 1 << 20
 	// WindowMemoryMax bounds the replay windows of one node, in bytes.
 	WindowMemoryMax = 1 << 30
 	MTUMin          = 1280 // RFC 8200 section 5: what every IPv6 link must carry
@@ -91,7 +95,7 @@ func CheckWindow(w int) error {
 
 // WindowMemory is what the replay window of a path takes at its egress in each
 // epoch, in bytes: four numbers in a word.
-func WindowMemory(lanes, window int) int { return lanes * window / 4 * 8 }
+func WindowMemory(lanes, window int) int { return WindowHead + lanes*window/4*8 }
 
 // Node finds a node by name.
 func (d Domain) Node(name string) (Node, bool) {
@@ -143,3 +147,6 @@ func find[T any](list []T, is func(T) bool) (T, bool) {
 	var none T
 	return none, false
 }
+
+// WindowSlabs rounds what replay windows take up to what a node takes for them.
+func WindowSlabs(bytes int) int { return (bytes + WindowSlab - 1) / WindowSlab * WindowSlab }

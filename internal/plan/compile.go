@@ -387,13 +387,13 @@ func localMatches(f model.Function, paths []Path) []model.Match {
 	return matches
 }
 
-// WindowMemory is what the node's replay windows take, in bytes.
+// WindowMemory is what the node's replay windows take, in bytes: whole slabs.
 func (n Node) WindowMemory() int {
 	sum := 0
 	for _, e := range n.Egresses {
 		sum += model.WindowMemory(int(e.Lanes), e.Window)
 	}
-	return sum
+	return model.WindowSlabs(sum)
 }
 
 // What the data path's maps hold at most.

@@ -207,17 +207,26 @@ struct ws_egress {
 	__u8 keys; /* positions that stamp; keyed only */
 	__u8 on_violation; /* enum ws_on_violation */
 	__u8 window_log2; /* W = 2^window_log2 numbers of each lane */
-	__u32 window; /* index into ws_windows */
+	__u32 window; /* its replay window: the first word in ws_windows */
+	__u32 lanes; /* that the window has */
+	__u32 pad;
 	__u64 secret; /* s = f1(0); pot, opot */
 	/* As on the wire: last segment first; SIDs, or containers of C-SIDs. */
 	__u8 list[WS_SEGS_MAX][16];
 	__u64 key[WS_KEYS_MAX][2];
 };
-_Static_assert(sizeof(struct ws_egress) == 536, "ws_egress is ABI");
+_Static_assert(sizeof(struct ws_egress) == 544, "ws_egress is ABI");
 
-/* ws_windows: an array per path and epoch, with WS_WINDOW_MIN / 4 to
- * WS_WINDOW_MAX / 4 words for each lane of the path; see lib/replay.h.
+/* ws_windows: slabs of WS_WINDOW_SLAB words each, which are numbered through. A
+ * window is a run of words, whichever slabs they are in: WS_WINDOW_MIN / 4 to
+ * WS_WINDOW_MAX / 4 of them for each lane of the path; see lib/replay.h. Before
+ * them are WS_WINDOW_HEAD words that say whose they are, which are user space's. All
+ * generations share the slabs, and programs of other versions too: what is in them
+ * must not change.
  */
+#define WS_WINDOW_SLAB 131072
+#define WS_WINDOW_SLABS 2048
+#define WS_WINDOW_HEAD 8
 #define WS_WINDOW_MIN 64
 #define WS_WINDOW_MAX 65536
 
@@ -229,7 +238,7 @@ struct ws_headend {
 	__u8 scheme;
 	__u8 epoch;
 	__be32 path;
-	__u32 counter; /* index into ws_numbers */
+	__u32 counter; /* its numbers: the slot in ws_numbers */
 	__u32 stats; /* index into ws_stats */
 	__u16 mtu; /* of the inner packet; 0: not known */
 	__u16 mss; /* the most that TCP's SYNs may say; 0: they are left alone */
@@ -249,7 +258,7 @@ _Static_assert(sizeof(struct ws_headend) == 456, "ws_headend is ABI");
  */
 
 /* ws_path_mtus: what a node on the way has told this headend; the index is that of
- * ws_numbers.
+ * its ws_stats.
  */
 struct ws_path_mtu {
 	__u64 expires; /* bpf_ktime_get_coarse_ns */
@@ -258,14 +267,21 @@ struct ws_path_mtu {
 };
 _Static_assert(sizeof(struct ws_path_mtu) == 16, "ws_path_mtu is ABI");
 
-/* ws_numbers: per path and epoch that this node is a headend of, an array of two
- * numbers on each CPU: the last one given out, which programs write, and the
- * ceiling up to which they may, which user space writes. All generations share
- * it, and programs of other versions too: what the entries mean must not change.
+/* ws_numbers: slabs of WS_NUMBER_SLOTS slots each, which are numbered through. A
+ * path and epoch that this node is a headend of has a slot. In a slab are as many
+ * ws_number in a row as it has slots: first a row that says whose they are, which is
+ * user space's, and then one for each CPU. All generations share the slabs, and
+ * programs of other versions too: what is in them must not change.
  */
-#define WS_NUMBER_LAST 0
-#define WS_NUMBER_CEILING 1
-#define WS_NUMBER_ENTRIES 2
+#define WS_NUMBER_SLOTS 256
+#define WS_NUMBER_SLABS 512
+
+/* On one CPU. */
+struct ws_number {
+	__u64 last; /* that was given out; programs write it */
+	__u64 ceiling; /* up to which they may; user space writes it */
+};
+_Static_assert(sizeof(struct ws_number) == 16, "ws_number is ABI");
 
 /* ws_match_dst, ws_guard_dst: longest destination prefix. Here and in all keys
  * an IPv4 address is ::ffff:a.b.c.d; where a rule covers more than all of these,

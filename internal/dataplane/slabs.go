@@ -1,0 +1,515 @@
+package dataplane
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync/atomic"
+	"unsafe"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"github.com/waystamp/waystamp/internal/abi"
+)
+
+// A slab is a map that holds the replay windows, or the packet numbers, of many
+// paths. It is older than the generation that names it and outlives it: all
+// generations have the same slabs, so that nothing is forgotten while the links are
+// moved from one to the next. What is in one says itself whose it is, so that
+// nothing else must be remembered to find it again.
+
+// slabKind says what slabs hold.
+type slabKind struct {
+	what  string // for messages
+	dir   string // of the pins, below the instance's
+	outer table  // the map of maps that names them
+	most  int
+	words int // of eight bytes, in each
+	spec  ebpf.MapSpec
+	step  string
+}
+
+func windowSlabs() slabKind {
+	return slabKind{
+		what: "replay windows", dir: windowsName, outer: tableWindows, most: abi.WindowSlabs, words: abi.WindowSlab, step: stepWindow,
+		spec: ebpf.MapSpec{
+			Name: "ws_window_slab", Type: ebpf.Array, KeySize: 4, ValueSize: 8,
+			MaxEntries: abi.WindowSlab, Flags: unix.BPF_F_MMAPABLE,
+		},
+	}
+}
+
+// numberSize is that of struct ws_number, in words.
+const numberSize = 2
+
+func numberSlabs(cpus int) slabKind {
+	entries := (cpus + 1) * abi.NumberSlots
+	return slabKind{
+		what: "packet numbers", dir: numbersName, outer: tableNumbers, most: abi.NumberSlabs, words: entries * numberSize, step: stepNumbers,
+		spec: ebpf.MapSpec{
+			Name: "ws_number_slab", Type: ebpf.Array, KeySize: 4, ValueSize: 8 * numberSize,
+			MaxEntries: uint32(entries), Flags: unix.BPF_F_MMAPABLE,
+		},
+	}
+}
+
+// slab is one of them, in this process's memory.
+type slab struct {
+	m      *ebpf.Map
+	pages  []byte
+	words  []atomic.Uint64 // the same
+	pinned bool
+}
+
+// slabs are all of a kind that an instance has. Their words are numbered through.
+type slabs struct {
+	slabKind
+	instance string // directory; "": a test, which has no pins
+	all      []*slab
+}
+
+// openSlabs opens those that are pinned, and those that a generation has though
+// somebody has removed their pins.
+func openSlabs(k slabKind, instance string, from ...*generation) (_ *slabs, err error) {
+	s := &slabs{slabKind: k, instance: instance}
+	defer func() {
+		if err != nil {
+			err = errors.Join(fmt.Errorf("open the %s: %w", k.what, err), s.close())
+		}
+	}()
+	for _, i := range s.pins() {
+		m, err := ebpf.LoadPinnedMap(s.pin(i), nil)
+		if err != nil {
+			return s, err
+		}
+		if err := s.have(i, m, true); err != nil {
+			return s, err
+		}
+	}
+	for _, g := range from {
+		if g == nil {
+			continue
+		}
+		for i := 0; i < k.most; i++ {
+			id, err := g.slabAt(k.outer, i)
+			if err != nil {
+				return s, err
+			}
+			if id == 0 && i >= len(s.all) {
+				break
+			}
+			if id == 0 || i < len(s.all) && s.all[i] != nil {
+				continue
+			}
+			m, err := ebpf.NewMapFromID(id)
+			if err != nil {
+				return s, err
+			}
+			if err := s.have(i, m, false); err != nil {
+				return s, err
+			}
+		}
+	}
+	return s, nil
+}
+
+// slabAt tells what an entry of an outer map names; 0: nothing.
+func (g *generation) slabAt(t table, i int) (id ebpf.MapID, err error) {
+	err = g.maps[t].Lookup(uint32(i), &id)
+	if errors.Is(err, ebpf.ErrKeyNotExist) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, fmt.Errorf("read map %s: %w", t, err)
+	}
+	return id, nil
+}
+
+const slabPin = "slab-%d"
+
+func (s *slabs) pin(i int) string {
+	return filepath.Join(s.instance, s.dir, fmt.Sprintf(slabPin, i))
+}
+
+// pins are the numbers of those that are pinned.
+func (s *slabs) pins() (out []int) {
+	if s.instance == "" {
+		return nil
+	}
+	entries, _ := os.ReadDir(filepath.Join(s.instance, s.dir)) // none: nothing is pinned
+	for _, e := range entries {
+		var i int
+		n, err := fmt.Sscanf(e.Name(), slabPin, &i)
+		if n == 1 && err == nil && i >= 0 && i < s.most && fmt.Sprintf(slabPin, i) == e.Name() {
+			out = append(out, i)
+		}
+	}
+	return out
+}
+
+// have takes a map, which is s's from here on.
+func (s *slabs) have(i int, m *ebpf.Map, pinned bool) error {
+	for len(s.all) <= i {
+		s.all = append(s.all, nil)
+	}
+	one := &slab{m: m, pinned: pinned}
+	s.all[i] = one
+	if m.Type() != s.spec.Type || m.KeySize() != s.spec.KeySize || m.ValueSize() != s.spec.ValueSize ||
+		m.MaxEntries() != s.spec.MaxEntries || m.Flags()&s.spec.Flags == 0 {
+		return fmt.Errorf("slab %d is a map of another shape, which no waystamp makes: detach (waystamp agent --detach) and start again", i)
+	}
+	var err error
+	if one.pages, err = unix.Mmap(m.FD(), 0, 8*s.words, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err != nil {
+		return fmt.Errorf("map slab %d into memory: %w", i, err)
+	}
+	one.words = unsafe.Slice((*atomic.Uint64)(unsafe.Pointer(unsafe.SliceData(one.pages))), s.words)
+	return nil
+}
+
+func (s *slabs) close() error {
+	if s == nil {
+		return nil
+	}
+	var errs []error
+	for _, one := range s.all {
+		if one == nil {
+			continue
+		}
+		if one.pages != nil {
+			errs = append(errs, unix.Munmap(one.pages))
+		}
+		errs = append(errs, one.m.Close())
+	}
+	s.all = nil
+	return errors.Join(errs...)
+}
+
+// word is one of all slabs' words; nil: its slab is not there.
+func (s *slabs) word(at int) *atomic.Uint64 {
+	i := at / s.words
+	if i >= len(s.all) || s.all[i] == nil {
+		return nil
+	}
+	return &s.all[i].words[at%s.words]
+}
+
+// end is the number of the first word behind them.
+func (s *slabs) end() int { return len(s.all) * s.words }
+
+// clear makes words zero. Their slabs are there.
+func (s *slabs) clear(from, to int) {
+	for at := from; at < to; at++ {
+		s.word(at).Store(0)
+	}
+}
+
+// grow makes slabs for all words below end, with zeroes in them.
+func (s *slabs) grow(end int, step func(step, what string) error) error {
+	n := (end + s.words - 1) / s.words
+	if n > s.most {
+		return fmt.Errorf("the %s need %d slabs and a node can have %d", s.what, n, s.most)
+	}
+	for i := range n {
+		if i < len(s.all) && s.all[i] != nil {
+			continue
+		}
+		if err := step(stepCreateMap, s.spec.Name); err != nil {
+			return err
+		}
+		m, err := ebpf.NewMap(&s.spec)
+		if err != nil {
+			return fmt.Errorf("make slab %d of the %s, %d KiB of the kernel's memory: %w", i, s.what, s.words>>7, err)
+		}
+		if err := s.have(i, m, false); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// repin pins those that are not.
+func (s *slabs) repin() error {
+	if s.instance == "" {
+		return nil
+	}
+	for i, one := range s.all {
+		if one == nil || one.pinned {
+			continue
+		}
+		if err := os.MkdirAll(filepath.Join(s.instance, s.dir), 0o700); err != nil {
+			return err
+		}
+		if err := one.m.Pin(s.pin(i)); err != nil {
+			return fmt.Errorf("pin slab %d of the %s: %w", i, s.what, err)
+		}
+		one.pinned = true
+	}
+	return nil
+}
+
+// placeIn makes an outer map of g name all slabs.
+func (s *slabs) placeIn(g *generation, step func(step, what string) error) error {
+	var indexes, fds []uint32
+	for i, one := range s.all {
+		if one == nil {
+			continue
+		}
+		there, err := g.slabAt(s.outer, i)
+		if err != nil {
+			return err
+		}
+		info, err := one.m.Info()
+		if err != nil {
+			return err
+		}
+		if id, ok := info.ID(); !ok || id != there {
+			indexes, fds = append(indexes, uint32(i)), append(fds, uint32(one.m.FD()))
+		}
+	}
+	if len(indexes) == 0 {
+		return nil
+	}
+	if err := step(s.step, ""); err != nil {
+		return err
+	}
+	// At once: after each call the kernel waits for the programs that run.
+	if _, err := g.maps[s.outer].BatchUpdate(indexes, fds, nil); err != nil {
+		return fmt.Errorf("write to map %s: %w", s.outer, err)
+	}
+	return nil
+}
+
+// shrink removes the slabs behind the last word that is used, from g too (may be
+// nil).
+func (s *slabs) shrink(g *generation, end int) error {
+	keep := (end + s.words - 1) / s.words
+	var errs []error
+	for i := len(s.all) - 1; i >= keep; i-- {
+		one := s.all[i]
+		s.all = s.all[:i]
+		if g != nil {
+			if err := g.maps[s.outer].Delete(uint32(i)); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+				errs = append(errs, fmt.Errorf("write to map %s: %w", s.outer, err))
+			}
+		}
+		if s.instance != "" {
+			if err := os.Remove(s.pin(i)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				errs = append(errs, err)
+			}
+		}
+		if one != nil {
+			errs = append(errs, unix.Munmap(one.pages), one.m.Close())
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// memory is what an instance has in slabs.
+type memory struct {
+	windows, numbers *slabs
+	placed
+}
+
+// placed says where in the slabs everything is.
+type placed struct {
+	windows map[windowKey]windowSlot
+	numbers map[counterKey]uint32 // slot
+}
+
+// memory opens the slabs, and reads whose they are. Nothing else may change them
+// meanwhile but programs.
+func (d *Dataplane) memory(from ...*generation) (_ *memory, err error) {
+	return openMemory(d.dir, d.cpus, from...)
+}
+
+func openMemory(instance string, cpus int, from ...*generation) (_ *memory, err error) {
+	mem := &memory{}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, mem.close())
+		}
+	}()
+	if mem.windows, err = openSlabs(windowSlabs(), instance, from...); err != nil {
+		return nil, err
+	}
+	if mem.numbers, err = openSlabs(numberSlabs(cpus), instance, from...); err != nil {
+		return nil, err
+	}
+	if mem.placed.windows, err = mem.windows.readWindows(); err != nil {
+		return nil, err
+	}
+	mem.placed.numbers = mem.numbers.readSlots()
+	return mem, nil
+}
+
+func (mem *memory) close() error {
+	if mem == nil {
+		return nil
+	}
+	return errors.Join(mem.windows.close(), mem.numbers.close())
+}
+
+// shrink gives slabs back that nothing is in.
+func (mem *memory) shrink(g *generation) error {
+	windows, numbers := 0, 0
+	for _, w := range mem.placed.windows {
+		windows = max(windows, w.end())
+	}
+	for _, slot := range mem.placed.numbers {
+		numbers = max(numbers, (int(slot)/abi.NumberSlots+1)*mem.numbers.words)
+	}
+	return errors.Join(mem.windows.shrink(g, windows), mem.numbers.shrink(g, numbers))
+}
+
+// made is what a change of the plan has made so far.
+type made struct {
+	began   bool
+	windows []windowKey
+	numbers []counterKey
+}
+
+// prepareMemory makes room for what a plan wants and puts what is new into it. Nothing
+// names that yet.
+func (d *Dataplane) prepareMemory(g *generation, mem *memory, w wanted) error {
+	d.made.began = true
+	windows, numbers := mem.windows.end(), mem.numbers.end()
+	for at, x := range w.windows {
+		windows = max(windows, windowSlot{at: int(at), window: x}.end())
+	}
+	for slot := range w.numbers {
+		numbers = max(numbers, (int(slot)/abi.NumberSlots+1)*mem.numbers.words)
+	}
+	for _, s := range []struct {
+		*slabs
+		end int
+	}{{mem.windows, windows}, {mem.numbers, numbers}} {
+		if err := s.grow(s.end, d.cfg.step); err != nil {
+			return err
+		}
+		if err := s.repin(); err != nil {
+			return err
+		}
+		if err := s.placeIn(g, d.cfg.step); err != nil {
+			return err
+		}
+	}
+	if err := d.beginWindows(mem, w.windows); err != nil {
+		return err
+	}
+	for slot, k := range w.numbers {
+		if _, there := mem.placed.numbers[k]; !there {
+			mem.numbers.own(slot, k)
+			mem.placed.numbers[k] = slot
+			d.made.numbers = append(d.made.numbers, k)
+		}
+	}
+	return nil
+}
+
+// unmake gives back what was made for a plan that could not be put in force.
+func (d *Dataplane) unmake() (err error) {
+	windows, numbers := d.made.windows, d.made.numbers
+	if !d.made.began {
+		return nil
+	}
+	d.made = made{}
+	mem, err := d.memory(d.gen)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, mem.close()) }()
+	if err := d.numbers.takeBack(mem, numbers); err != nil {
+		return err
+	}
+	if err := waitForPrograms(); err != nil {
+		return err
+	}
+	mem.free(windows, numbers)
+	return mem.shrink(d.gen)
+}
+
+// free empties what no program can meet any more, and lets others have it.
+func (mem *memory) free(windows []windowKey, numbers []counterKey) {
+	for _, k := range windows {
+		if w, ok := mem.placed.windows[k]; ok {
+			mem.windows.freeWindow(w)
+			delete(mem.placed.windows, k)
+		}
+	}
+	for _, k := range numbers {
+		if slot, ok := mem.placed.numbers[k]; ok {
+			mem.numbers.disown(slot)
+			delete(mem.placed.numbers, k)
+		}
+	}
+}
+
+// tidy removes the windows and numbers that the plan has no more, when what they
+// have seen is on the disk. safe: no program of another generation is on any
+// interface.
+func (d *Dataplane) tidy(g *generation, want wanted, safe bool) (err error) {
+	mem, err := d.memory(g)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, mem.close()) }()
+	var windows []windowKey
+	var numbers []counterKey
+	for k, slot := range mem.placed.windows {
+		if w, ok := want.windows[uint32(slot.at)]; !ok || w.key != k {
+			windows = append(windows, k)
+		}
+	}
+	for k, slot := range mem.placed.numbers {
+		if want.numbers[slot] != k {
+			numbers = append(numbers, k)
+			delete(d.paces, k)
+		}
+	}
+	old := oldPins(d.dir)
+	if len(windows)+len(numbers)+len(old) == 0 {
+		return nil
+	}
+	if !safe {
+		return errors.New("replay windows and packet numbers of paths that are gone are kept while programs of before are on some interface; see the problem with that")
+	}
+	if err := waitForPrograms(); err != nil {
+		return err
+	}
+	if err := mem.adoptWindows(d.dir); err != nil {
+		return err
+	}
+	var errs []error
+	if err := d.saveWindowsLocked(); err != nil {
+		errs = append(errs, fmt.Errorf("replay windows of paths that are gone are kept: %w", err))
+		windows, old = nil, nil
+	}
+	// Numbers that cannot be given back are lost, and nothing else.
+	errs = append(errs, d.numbers.takeBack(mem, numbers))
+	mem.free(windows, numbers)
+	for _, path := range old {
+		errs = append(errs, os.Remove(path))
+	}
+	return errors.Join(append(errs, mem.shrink(g))...)
+}
+
+// oldPins are those of windows and numbers as versions before slabs had them: a map
+// for each.
+func oldPins(instance string) (out []string) {
+	for _, dir := range []string{windowsDir(instance), numbersDir(instance)} {
+		entries, _ := os.ReadDir(dir)
+		for _, e := range entries {
+			_, window := parseWindowPin(e.Name())
+			_, number := parsePin(e.Name())
+			if window || number {
+				out = append(out, filepath.Join(dir, e.Name()))
+			}
+		}
+	}
+	slices.Sort(out)
+	return out
+}

@@ -1,0 +1,378 @@
+package dataplane
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+	"pgregory.net/rapid"
+
+	"github.com/waystamp/waystamp/internal/abi"
+	"github.com/waystamp/waystamp/internal/model"
+)
+
+func TestModelAgreesOnSlabs(t *testing.T) {
+	if model.WindowSlab != 8*abi.WindowSlab || model.WindowHead != 8*abi.WindowHead || model.WindowMemoryMax > 4*abi.WindowSlabs*abi.WindowSlab {
+		t.Errorf("slabs of %d bytes with heads of %d in the plan, and of %d words with heads of %d in the programs; %d bytes, twice, do not fit %d slabs",
+			model.WindowSlab, model.WindowHead, abi.WindowSlab, abi.WindowHead, model.WindowMemoryMax, abi.WindowSlabs)
+	}
+	w := windowSlot{window: window{lanes: 3, size: 256}, at: 1000}
+	if got := 8 * (w.end() - w.head()); got != model.WindowMemory(3, 256) {
+		t.Errorf("a window takes %d bytes, and the plan says %d", got, model.WindowMemory(3, 256))
+	}
+}
+
+// Windows come and go in any order, and a process may die while it makes or removes
+// one: what is in the slabs alone says where the others are, none loses a word to
+// another, and what is free is zero.
+func TestWindowsInSlabsAreFoundAgain(t *testing.T) {
+	keepNoFailFiles(t)
+	in := &slabs{slabKind: windowSlabs()}
+	t.Cleanup(func() { in.close() })
+	if err := in.grow(3*in.words, Config{}.step); err != nil {
+		t.Fatal(err)
+	}
+	rapid.Check(t, func(t *rapid.T) {
+		in.clear(0, in.end())
+		have := map[windowKey]windowSlot{}
+		value := func(k windowKey) uint64 { return uint64(k.path)<<32 + uint64(k.epoch)<<16 + k.secrets + 1 }
+		for range rapid.IntRange(1, 30).Draw(t, "changes") {
+			k := windowKey{counterKey{uint32(rapid.IntRange(1, 3).Draw(t, "path")), uint8(rapid.IntRange(0, 1).Draw(t, "epoch"))}, uint64(rapid.IntRange(0, 1).Draw(t, "secrets"))}
+			w := window{k, rapid.SampledFrom([]int{1, 2, 64, 300, 1500}).Draw(t, "lanes"), rapid.SampledFrom([]int{64, 128, 1024}).Draw(t, "size")}
+			old, there := have[k]
+			at, err := newWindowSpace(have).get(w)
+			switch {
+			case there && old.window != w:
+				if err == nil {
+					t.Fatalf("%s takes another shape", w)
+				}
+				continue
+			case err != nil:
+				t.Fatal(err)
+			case there && int(at) != old.at:
+				t.Fatalf("%s is at %d, and was at %d", w, at, old.at)
+			}
+			if there {
+				in.freeWindow(old)
+				delete(have, k)
+			} else if slot := (windowSlot{window: w, at: int(at), closed: rapid.Bool().Draw(t, "closed")}); slot.end() <= in.end() {
+				for i := slot.head(); i < slot.end(); i++ {
+					if v := in.word(i).Load(); v != 0 {
+						t.Fatalf("word %d is free, and %#x", i, v)
+					}
+				}
+				in.makeWindow(slot, slices.Repeat([]uint64{value(k)}, w.words()))
+				if rapid.IntRange(0, 4).Draw(t, "dies") == 0 {
+					in.word(slot.head()).Store(w.mark(windowHalf))
+				} else {
+					have[k] = slot
+				}
+			}
+			found, err := in.readWindows()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !maps.Equal(found, have) {
+				t.Fatalf("found %v, want %v", found, have)
+			}
+		}
+		for k, w := range have {
+			for i, v := range in.wordsOf(w) {
+				if v != value(k) {
+					t.Fatalf("word %d of %s is %#x", i, w, v)
+				}
+			}
+		}
+	})
+}
+
+func TestDamagedSlabIsRefused(t *testing.T) {
+	b := newBed(t)
+	d := b.open()
+	b.must(b.apply(d, bedNode()))
+	mem, err := d.memory()
+	b.must(err)
+	var w windowSlot
+	for _, w = range mem.placed.windows {
+	}
+	for _, x := range []struct {
+		what  string
+		at    int
+		value uint64
+	}{
+		{"what is no head", w.end(), 1},
+		{"a head that goes on behind the slabs", w.end(), window{lanes: 4000, size: 65536}.mark(windowWhole)},
+		{"a head without a state", w.end(), window{lanes: 1, size: 64}.mark(0)},
+	} {
+		mem.windows.word(x.at).Store(x.value)
+		if err := b.do(d.Reconcile); err == nil || !strings.Contains(err.Error(), "damaged") {
+			t.Errorf("%s: got %v; want an error that says so", x.what, err)
+		}
+		mem.windows.word(x.at).Store(0)
+	}
+	b.must(mem.close())
+	b.must(b.do(d.Reconcile))
+}
+
+// A window larger than a slab, beside another: a lane counts where it should, in
+// whichever slab, and what has no lane counts nowhere, though there are words.
+func TestWindowMayLieInSeveralSlabs(t *testing.T) {
+	const lanes, size = 600, 1024 // a slab and a sixth
+	r := newReplayRig(t, model.SchemeKeyed, size)
+	n := r.node.Node
+	n.Egresses = slices.Clone(n.Egresses)
+	n.Egresses[0].Lanes = lanes
+	e := egressOf(2, 1, model.SchemeKeyed, model.Match{Destination: prefix("2001:db9::/32")}, ownSID(2), 2)
+	e.Lanes, e.Window = 64, size
+	n.Egresses = append(n.Egresses, e)
+	r.must(r.apply(&n))
+	if w := r.windows[r.key()]; w.at/abi.WindowSlab == (w.end()-1)/abi.WindowSlab {
+		t.Fatalf("the window is in one slab: %+v", w)
+	}
+	border := (abi.WindowSlab - r.windows[r.key()].at) / (size / 4)
+	r.must(r.in(func() error {
+		for _, x := range []struct {
+			lane int
+			want string
+		}{{0, "NONE"}, {border - 1, "NONE"}, {border, "NONE"}, {border + 1, "NONE"}, {lanes - 1, "NONE"}, {lanes, "NUMBER"}, {4095, "NUMBER"}} {
+			for i, c := range []uint64{1, 500, 1023, 1} {
+				want := x.want
+				if i == 3 && want == "NONE" {
+					want = "REPLAY"
+				}
+				got, err := r.offer(r.frame(numberOf(x.lane, 1, c)), i%2 == 0)
+				if err != nil {
+					return err
+				}
+				if got != want {
+					return fmt.Errorf("lane %d, number %d: %s, want %s", x.lane, c, got, want)
+				}
+			}
+		}
+		return nil
+	}))
+	for k, w := range r.windows {
+		spent := 0
+		for _, v := range r.mem.windows.wordsOf(w) {
+			if v != 0 {
+				spent++
+			}
+		}
+		if want := map[bool]int{true: 15, false: 0}[k == r.key()]; spent != want {
+			t.Errorf("%d words of the %s are spent, want %d", spent, w, want)
+		}
+	}
+}
+
+// While programs count on two CPUs, their ceiling rises, over and over: no number
+// is lost, none comes twice.
+func TestCeilingRisesWhileProgramsCount(t *testing.T) {
+	b := newBed(t)
+	d := b.open()
+	b.must(b.apply(d, bedNode()))
+	slot := one(t, b.world().Maps[0].headends).Counter
+	mem, err := d.memory()
+	b.must(err)
+	defer mem.close()
+	const packets = 20000
+	var running atomic.Int32
+	running.Store(2)
+	errs := make([]error, 2)
+	var wg sync.WaitGroup
+	for cpu := range 2 {
+		wg.Go(func() {
+			defer running.Add(-1)
+			errs[cpu] = onCPU(b.net.NetNS(), cpu, func() error {
+				_, err := d.gen.programs[progEdgeTC].Run(&ebpf.RunOptions{
+					Data: plainPacket("fd00::1", "2001:db8:1::1"), DataOut: make([]byte, 500), Repeat: 1,
+				})
+				for range packets - 1 {
+					if err == nil {
+						_, err = d.gen.programs[progEdgeTC].Run(&ebpf.RunOptions{Data: plainPacket("fd00::1", "2001:db8:1::1"), DataOut: make([]byte, 500)})
+					}
+				}
+				return err
+			})
+		})
+	}
+	raised := uint64(0)
+	for running.Load() > 0 {
+		raised++
+		mem.numbers.putCeiling(slot, numbersLeast+raised)
+	}
+	wg.Wait()
+	b.must(errors.Join(errs...))
+	for cpu := range 2 {
+		at := mem.numbers.numberWord(slot, cpu+1)
+		if got := mem.numbers.word(at).Load(); got != packets {
+			t.Errorf("CPU %d is at number %d after %d packets", cpu, got, packets)
+		}
+	}
+	if got := mem.numbers.readNumbers(slot).ceiling; got != numbersLeast+raised {
+		t.Errorf("the ceiling is %d, want %d", got, numbersLeast+raised)
+	}
+}
+
+// Two paths' windows and numbers never share a slot, and a slot that has become
+// another's shows nothing of before.
+func TestSlotOfAPathThatIsGoneIsAnothersAsNew(t *testing.T) {
+	b := newBed(t)
+	n := bedNode()
+	d := b.open()
+	b.must(b.apply(d, n))
+	if got := b.offer(d, n, 900); !accepted(got) {
+		t.Fatalf("number 900: %s", got)
+	}
+	b.wantNumber(d, "at first", 1)
+	first := one(t, b.world().Maps[0].egresses)
+
+	without := n
+	without.Egresses, without.Headends = nil, nil
+	b.must(b.apply(d, without))
+	other := n
+	other.Egresses, other.Headends = slices.Clone(n.Egresses), slices.Clone(n.Headends)
+	other.Egresses[0].Path, other.Headends[0].Path = 33, 31
+	b.must(b.apply(d, other))
+	second := one(t, b.world().Maps[0].egresses)
+	if first.Window != second.Window {
+		t.Fatalf("windows at %d and %d; want the same words", first.Window, second.Window)
+	}
+	if got := b.offer(d, other, 3); !accepted(got) {
+		t.Errorf("number 3 of another path: %s", got)
+	}
+	b.wantNumber(d, "of another path", 1)
+}
+
+// A program that could not be taken off an interface may still count in a window:
+// it stays.
+func TestWindowStaysWhileAProgramOfBeforeDoes(t *testing.T) {
+	b := newBed(t)
+	n := bedNode()
+	broken := errors.New("broken off by the test")
+	fail := false
+	b.cfg.before = func(step, _ string) error {
+		if fail && step == stepLinkDetach {
+			return broken
+		}
+		return nil
+	}
+	d := b.open()
+	b.must(b.apply(d, n))
+	left := func() int {
+		mem, err := d.memory()
+		b.must(err)
+		defer mem.close()
+		return len(mem.placed.windows)
+	}
+	without := elsewhere(otherNode())
+	without.Egresses = nil
+	fail = true
+	if err := b.apply(d, without); !errors.Is(err, broken) {
+		t.Fatalf("got %v; want the test's error", err)
+	}
+	if left() != 1 {
+		t.Error("the window of a path that is gone is gone, too")
+	}
+	fail = false
+	b.must(b.do(d.Reconcile))
+	if left() != 0 {
+		t.Error("the window stays")
+	}
+}
+
+// Versions before slabs had a map for each window. What such a version's programs
+// accept until the links have moved counts; until then ours let nothing pass.
+func TestWindowOfAnOlderVersionIsTakenOver(t *testing.T) {
+	b := newBed(t)
+	n := bedNode()
+	e := n.Egresses[0]
+	_, v, err := encodeEgress(e, 0)
+	b.must(err)
+	w := window{windowKey{counterKey{be32(e.Path), e.Epoch}, v.secrets()}, int(e.Lanes), e.Window}
+	b.must(os.MkdirAll(windowsDir(b.dir()), 0o700))
+	b.must(os.MkdirAll(numbersDir(b.dir()), 0o700))
+	old, err := ebpf.NewMap(&ebpf.MapSpec{
+		Name: fmt.Sprintf("ws_window_%d", v.WindowLog2), Type: ebpf.Array, KeySize: 4, ValueSize: 8,
+		MaxEntries: uint32(w.words()), Flags: unix.BPF_F_INNER_MAP,
+	})
+	b.must(err)
+	defer old.Close()
+	b.must(old.Pin(filepath.Join(windowsDir(b.dir()), w.key.pin())))
+	counts, err := ebpf.NewMap(&ebpf.MapSpec{Name: "ws_number_map", Type: ebpf.PerCPUArray, KeySize: 4, ValueSize: 8, MaxEntries: 2})
+	b.must(err)
+	defer counts.Close()
+	b.must(counts.Pin(filepath.Join(numbersDir(b.dir()), "00000001-0")))
+	reserveOne(t, b.cfg.StateDir, counterKey{be32(1), 0})
+
+	accept := func(counter uint64) {
+		b.must(old.Put(uint32(counter/4%uint64(w.size/4)), counter/uint64(w.size)<<tagShift|1<<(usesBits*(counter%4))))
+	}
+	accept(5)
+	var d *Dataplane
+	met := 0
+	b.cfg.before = func(step, _ string) error {
+		if step != stepLinkAttach {
+			return nil
+		}
+		met++
+		accept(8 * uint64(met))
+		if got := b.offer(d, n, 41); got != "stale" {
+			t.Errorf("while links are moved: %s; want stale", got)
+		}
+		return nil
+	}
+	d = b.open()
+	b.must(b.apply(d, n))
+	if met < 2 {
+		t.Fatalf("%d links were moved", met)
+	}
+	for _, c := range []uint64{5, 8, 16} {
+		if got := b.offer(d, n, c); got != "replay" {
+			t.Errorf("number %d, which the older version has accepted: %s", c, got)
+		}
+	}
+	for _, c := range []uint64{6, 41} {
+		if got := b.offer(d, n, c); !accepted(got) {
+			t.Errorf("number %d, which is new: %s", c, got)
+		}
+	}
+	b.wantNumber(d, "after an older version", numbersLeast+1)
+	if left := oldPins(b.dir()); len(left) != 0 {
+		t.Errorf("%v are left", left)
+	}
+
+	// Another shape: the plan says so.
+	b.must(old.Pin(filepath.Join(windowsDir(b.dir()), windowKey{counterKey{be32(77), 0}, v.secrets()}.pin())))
+	n.Egresses = append(slices.Clone(n.Egresses), e)
+	n.Egresses[1].Path, n.Egresses[1].SID, n.Egresses[1].Lanes = 77, ownSID(7), e.Lanes/2
+	n.Egresses[1].Segments = append(slices.Clone(e.Segments[:len(e.Segments)-1]), ownSID(7))
+	if err := b.apply(d, n); err == nil || !strings.Contains(err.Error(), "new epoch") {
+		t.Errorf("got %v; want an error that asks for a new epoch", err)
+	}
+}
+
+// More windows than a node can have say what to do.
+func TestNoRoomForWindowsIsSaid(t *testing.T) {
+	have := map[windowKey]windowSlot{}
+	huge := window{lanes: 4096, size: 65536}
+	var err error
+	for i := 0; err == nil && i < 100; i++ {
+		huge.key.path = uint32(i)
+		var at uint32
+		if at, err = newWindowSpace(have).get(huge); err == nil {
+			have[huge.key] = windowSlot{window: huge, at: int(at)}
+		}
+	}
+	if len(have) != 3 || err == nil || !strings.Contains(err.Error(), "take paths out of the plan") {
+		t.Errorf("%d windows of 512 MiB have room; then %v", len(have), err)
+	}
+}
