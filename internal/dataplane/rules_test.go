@@ -136,7 +136,7 @@ func TestRulesAreWhatASearchThroughThemFinds(t *testing.T) {
 		headend.must(headend.crowd(most))
 		egress.must(egress.crowd(most))
 		for range 10 {
-			b, mark := drawPacket(t), rapid.SampledFrom([]uint32{0, 1, 2, 0x10, 0x11, 0xff01}).Draw(t, "mark")
+			b, mark := drawPacket(t), rapid.SampledFrom([]uint32{0, 1, 2, 3, 5, 8, 0x10, 0x11, 0xff01}).Draw(t, "mark")
 			var got, plain seen
 			err := headend.in(func() (err error) {
 				if got, err = headend.check(frame{port: portEdge, b: b}, labels, true); err != nil {
@@ -245,7 +245,7 @@ func drawMatch(t *rapid.T) (m model.Match) {
 	}
 	m.SourcePort, m.DestinationPort = ports("source port"), ports("destination port")
 	m.DSCP = rapid.SampledFrom([]model.DSCP{0, 0, 0, 1, 47, 49}).Draw(t, "DSCP")
-	m.Mark = rapid.SampledFrom([]model.Mark{{}, {}, {}, {Value: 1, Mask: 0xff}, {Value: 2, Mask: 0xff}, {Value: 0x10, Mask: 0xf0}, {Value: 0xff01, Mask: 0xffffffff}}).Draw(t, "mark")
+	m.Mark = rapid.SampledFrom([]model.Mark{{}, {}, {}, {Value: 1, Mask: 0xff}, {Value: 2, Mask: 0xff}, {Value: 3, Mask: 0xff}, {Value: 5, Mask: 0xff}, {Value: 8, Mask: 0xff}, {Value: 0x10, Mask: 0xf0}, {Value: 0xff01, Mask: 0xffffffff}}).Draw(t, "mark")
 	return m
 }
 

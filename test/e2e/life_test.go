@@ -708,3 +708,33 @@ func TestDownTakesAwayWhatAKilledUpHasLeft(t *testing.T) {
 		})
 	}
 }
+
+// What windows have seen is written down, and who cannot is told of in the status
+// for as long as that is so.
+func TestWindowsThatCannotBeSavedAreToldOf(t *testing.T) {
+	t.Parallel()
+	w := build(t, narrowing)
+	w.reaches("h1", "h2")
+	file := filepath.Join(w.AgentDir("r6"), "windows.json")
+	eventually(t, func() error {
+		_, err := os.Stat(file)
+		return err
+	})
+	// A directory in the place of the file; the agent may write it meanwhile.
+	eventually(t, func() error { return errors.Join(os.RemoveAll(file), os.Mkdir(file, 0o700)) })
+	eventually(t, func() error {
+		if s := w.status("r6"); !strings.Contains(s.Error, file) || !s.Ready {
+			return fmt.Errorf("status %+v; want %s in its error", s, file)
+		}
+		return nil
+	})
+	w.reaches("h1", "h2")
+	must(t, os.Remove(file))
+	eventually(t, func() error {
+		if s := w.status("r6"); s.Error != "" {
+			return fmt.Errorf("nothing is in the way, and the status says %q", s.Error)
+		}
+		_, err := os.Stat(file)
+		return err
+	})
+}
