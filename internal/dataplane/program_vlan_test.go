@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/waystamp/waystamp/internal/abi"
+	"github.com/waystamp/waystamp/internal/dataplane/oracle"
 	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/test/packets"
 )
@@ -201,5 +202,74 @@ func TestVLANsOfThePlanAreToldToTheirParent(t *testing.T) {
 	}
 	if err := b.apply(d, n); err == nil || !strings.Contains(err.Error(), "more than 8 VLANs") {
 		t.Errorf("too many VLANs: %v", err)
+	}
+}
+
+// XDP sees tags in the frame, where a device has not taken them off: it leaves such
+// frames to TC as they are, whatever is behind them, also where it would finish the
+// same packet without a tag.
+func TestXDPLeavesTaggedFramesToTC(t *testing.T) {
+	stacks := append([][]vlan{{{customerTag, 0}}, {{customerTag, 0x6000}}}, vlanStacks...) // priority tags first
+	for _, name := range []string{"edge-web", "edge-four", "outside-sid", "web-1", "web-3", "four-2", "unproven"} {
+		p, err := packets.Load(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Run(name, func(t *testing.T) {
+			r := newScapyRig(t, p.Node)
+			port := p.Interface.Name
+			r.must(r.setNumbers(max(p.Counter, 1)))
+			r.must(r.in(func() error {
+				// TC learns the way that XDP needs.
+				s, err := r.check(frame{port: port, b: p.Frame}, &oracle.Labels{}, true)
+				if err != nil {
+					return err
+				}
+				if forwards := s.want.Verdict == oracle.Forward; s.took != forwards {
+					return fmt.Errorf("without a tag XDP finishes it: %t, want %t", s.took, forwards)
+				}
+				if _, err := r.counted(); err != nil {
+					return err
+				}
+				for _, tags := range stacks {
+					b := inVLANs(p.Frame, tags...)
+					got, err := r.runXDP(frame{port: port, b: b})
+					if err != nil {
+						return err
+					}
+					if got.verdict != xdpPass || !slices.Equal(got.b, b) {
+						return fmt.Errorf("%v: verdict %d\n%s", tags, got.verdict, layers(got.b))
+					}
+					if err := r.checkMoved("XDP", moved{stats: map[uint32]stats{}}); err != nil {
+						return fmt.Errorf("%v: %w", tags, err)
+					}
+				}
+				return nil
+			}))
+		})
+	}
+}
+
+// On a core interface the frames of a VLAN are its own interface's matter: nobody
+// stamps or decapsulates them below it. With a priority tag alone they are
+// untagged ones.
+func TestTagsOnACoreInterface(t *testing.T) {
+	for name, reason := range map[string]abi.Reason{"no-srh-udp": abi.ReasonNoSRH, "unproven": abi.ReasonUnproven, "unproven-ipv4": abi.ReasonUnproven} {
+		p, err := packets.Load(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Run(name, func(t *testing.T) {
+			l := newScapyRig(t, p.Node).goLive()
+			longer := append(slices.Clone(p.Frame), make([]byte, 8)...)
+			for _, tags := range vlanStacks {
+				if err := l.passesThenRefuses(portCore, inVLANs(p.Frame, tags...), longer, reason); err != nil {
+					t.Errorf("%v: %v", tags, err)
+				}
+			}
+			if err := l.refusesAs(portCore, inVLANs(p.Frame, vlan{customerTag, 0x6000}), 0, reason, 0); err != nil {
+				t.Errorf("priority tag: %v", err)
+			}
+		})
 	}
 }
