@@ -75,6 +75,11 @@ func newLonelyBed(t *testing.T) *bed {
 	for _, name := range []string{"out", "in", "side"} {
 		b.addVeth(name)
 	}
+	// To other nodes there is a way, without which a headend gives out no number.
+	b.must(errors.Join(
+		b.net.SetSysctl("net/ipv6/conf/all/forwarding", "1"),
+		b.net.AddRoute(host.Route{Destination: prefix("fc00::/48"), Device: "side"}),
+	))
 	t.Cleanup(func() {
 		c := b.cfg
 		c.before = nil
@@ -401,7 +406,7 @@ func TestOtherLocatorGetsNewProgramsOnTheSameLinks(t *testing.T) {
 	n := bedNode()
 	n.Interfaces[1].Datapath = model.DatapathXDP
 	b.must(b.apply(d, n))
-	d.runEdge(t, plainPacket("fd00::1", "fc00:0:0:101::")) // refused: outside-sid
+	b.runEdge(d, plainPacket("fd00::1", "fc00:0:0:101::")) // refused: outside-sid
 	links := map[linkKey]link.ID{}
 	for k, a := range d.links {
 		info, err := a.link.Info()
@@ -452,7 +457,7 @@ func TestManyMoreChainsGetLargerArraysAndKeepCounting(t *testing.T) {
 	b := newBed(t)
 	d := b.open()
 	b.must(b.apply(d, bedNode()))
-	d.runEdge(t, plainPacket("fd00::1", "2001:db8:1::1")) // stamped by the headend, whatever becomes of it
+	b.runEdge(d, plainPacket("fd00::1", "2001:db8:1::1")) // stamped by the headend, whatever becomes of it
 	before, err := d.Counters()
 	b.must(err)
 	if before.Paths[0].Packets != 1 {
@@ -677,7 +682,7 @@ func TestDetachLeavesNothing(t *testing.T) {
 	n := bedNode()
 	n.Interfaces[1].Datapath = model.DatapathXDP
 	b.must(b.apply(d, n))
-	d.runEdge(t, plainPacket("fd00::1", "2001:db8:1::1"))
+	b.runEdge(d, plainPacket("fd00::1", "2001:db8:1::1"))
 	b.must(d.Close())
 	r, err := b.detach(b.cfg)
 	b.must(err)
@@ -735,7 +740,7 @@ func TestBrokenPinsAreReplacedWithoutAGap(t *testing.T) {
 			b := newBed(t)
 			d := b.open()
 			b.must(b.apply(d, bedNode()))
-			d.runEdge(t, plainPacket("fd00::1", "2001:db8:1::1"))
+			b.runEdge(d, plainPacket("fd00::1", "2001:db8:1::1"))
 			before := one(t, b.world().Counters)
 			if before.start != 1 {
 				t.Fatalf("numbers %+v after one packet", before)
@@ -828,7 +833,7 @@ func TestHeadendWithoutARecordOfNumbersRefusesAndTheRestWorks(t *testing.T) {
 	if _, ok := errors.AsType[*DegradedError](err); !ok || !strings.Contains(err.Error(), path) {
 		t.Fatalf("got %v; want a DegradedError that names the file", err)
 	}
-	d.runEdge(t, plainPacket("fd00::1", "2001:db8:1::1"))
+	b.runEdge(d, plainPacket("fd00::1", "2001:db8:1::1"))
 	c, err := d.Counters()
 	b.must(err)
 	if len(c.Refusals) != 1 || c.Refusals[0].Reason != abi.ReasonRNDExhausted {
@@ -839,7 +844,7 @@ func TestHeadendWithoutARecordOfNumbersRefusesAndTheRestWorks(t *testing.T) {
 	}
 	b.must(os.Remove(path))
 	b.must(b.do(d.Reconcile))
-	d.runEdge(t, plainPacket("fd00::1", "2001:db8:1::1"))
+	b.runEdge(d, plainPacket("fd00::1", "2001:db8:1::1"))
 	if c, err = d.Counters(); err != nil || c.Paths[0].Packets != 1 {
 		t.Errorf("with a record: %+v, %v; want one packet stamped", c.Paths, err)
 	}
@@ -856,7 +861,7 @@ func TestRefusedPacketBecomesAnEvent(t *testing.T) {
 	b.must(b.apply(d, bedNode()))
 	sent := plainPacket("fd00::1", "fc00:0:0:101::")
 	began := time.Now()
-	d.runEdge(t, sent)
+	b.runEdge(d, sent)
 	next := func() event.Event {
 		select {
 		case e := <-events:
@@ -880,7 +885,7 @@ func TestRefusedPacketBecomesAnEvent(t *testing.T) {
 	}
 	// The reader goes on over a change of generations.
 	b.must(b.apply(d, elsewhere(bedNode())))
-	d.runEdge(t, sent)
+	b.runEdge(d, sent)
 	if e := next(); e.Reason != "outside-sid" {
 		t.Errorf("event %+v", e)
 	}
@@ -1140,11 +1145,12 @@ func TestKernelAndPermissionsAreEnough(t *testing.T) {
 }
 
 // runEdge gives a frame to the program of edge interfaces.
-func (d *Dataplane) runEdge(t *testing.T, frame []byte) {
-	t.Helper()
-	if _, err := d.gen.programs[progEdgeTC].Run(&ebpf.RunOptions{Data: frame}); err != nil {
-		t.Fatal(err)
-	}
+func (b *bed) runEdge(d *Dataplane, frame []byte) {
+	b.Helper()
+	b.must(b.do(func() error {
+		_, err := d.gen.programs[progEdgeTC].Run(&ebpf.RunOptions{Data: frame})
+		return err
+	}))
 }
 
 func plainPacket(from, to string) []byte {
