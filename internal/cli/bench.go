@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -154,17 +155,21 @@ func (f *benchFlags) ready() error {
 }
 
 // all runs the parts one after the other. What one has measured is written before
-// the next begins, and one that fails does not keep the others from measuring.
+// the next begins, and one that fails does not keep the others from measuring. Nor
+// does an interrupt take away what is there: it is shown, and what is not is named.
 func (f *benchFlags) all(cmd *cobra.Command, list []benchPart) error {
 	var parts []bench.Result
 	var failed []error
+	began := time.Now()
 	for i, p := range list {
 		if w := bench.Terminal(cmd.ErrOrStderr()); w != nil {
-			fmt.Fprintf(w, "bench %s, %d of %d\n", p.name, i+1, len(list))
+			fmt.Fprintf(w, "bench %s, %d of %d, after %s\n", p.name, i+1, len(list), time.Since(began).Round(time.Second))
 		}
 		r, err := p.run(cmd.Context(), f.config(cmd, p))
 		if cmd.Context().Err() != nil {
-			return err
+			failed = append(failed, cmd.Context().Err(), err)
+			fmt.Fprintln(cmd.ErrOrStderr(), "not measured:", namesOf(list[i:]))
+			break
 		}
 		var none *bench.NoCaseError
 		if errors.As(err, &none) {
@@ -190,14 +195,23 @@ func (f *benchFlags) all(cmd *cobra.Command, list []benchPart) error {
 	return errors.Join(failed...)
 }
 
+func namesOf(parts []benchPart) string {
+	var names []string
+	for _, p := range parts {
+		names = append(names, p.name)
+	}
+	return strings.Join(names, ", ")
+}
+
 func newBenchAllCommand() *cobra.Command {
 	var f benchFlags
 	cmd := &cobra.Command{
 		Use:   "all",
 		Short: "All experiments, one after the other",
 		Long: `Runs stamp, hop, paper, proxy and scale, and makes one result of them. What a part
-has measured is written to --out before the next begins. Takes some 25 minutes;
---quick is shorter, with fewer cases and rounds.`,
+has measured is written to --out before the next begins, and shown also if the rest
+is interrupted. Takes some 25 minutes; --quick is shorter, with fewer cases and
+rounds.`,
 		Example: "  waystamp bench all --quick --out /tmp/bench",
 		Args:    UsageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {

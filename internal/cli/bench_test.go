@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -89,12 +88,15 @@ func TestBenchAllKeepsWhatItHas(t *testing.T) {
 	fine := func(context.Context) error { return nil }
 	broken := func(context.Context) error { return errors.New("no luck") }
 	none := func(context.Context) error { return &bench.NoCaseError{Only: "y"} }
+	var out, errs bytes.Buffer
 	all := func(ctx context.Context, parts ...benchPart) (figures []string, err error) {
 		f := benchFlags{out: t.TempDir()}
 		cmd := &cobra.Command{}
 		cmd.SetContext(ctx)
-		cmd.SetOut(io.Discard)
-		cmd.SetErr(io.Discard)
+		out.Reset()
+		errs.Reset()
+		cmd.SetOut(&out)
+		cmd.SetErr(&errs)
 		err = f.all(cmd, parts)
 		if r, err := bench.Read(f.out); err == nil {
 			for _, x := range r.Figures {
@@ -113,6 +115,9 @@ func TestBenchAllKeepsWhatItHas(t *testing.T) {
 	stop := func(ctx context.Context) error { cancel(); return ctx.Err() }
 	if got, err := all(ctx, part("a", fine), part("b", stop), part("c", fine)); len(got) != 1 || !errors.Is(err, context.Canceled) {
 		t.Errorf("interrupted: %v, %v", got, err)
+	}
+	if !strings.Contains(out.String(), "a/x") || errs.String() != "not measured: b, c\n" {
+		t.Errorf("interrupted: shows\n%sand says %q", &out, &errs)
 	}
 }
 
