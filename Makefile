@@ -18,6 +18,10 @@ MODULE := github.com/waystamp/waystamp
 UNIT := ./internal/abi ./internal/arch ./internal/event ./internal/explain ./internal/manifest \
 	./internal/model ./internal/plan ./internal/pot ./internal/srv6 ./tools/...
 
+# The packages whose tests take longest, and wait a good part of it: they begin
+# first, beside each other.
+LONG := ./internal/dataplane ./test/e2e
+
 export CGO_ENABLED := 0
 
 .PHONY: help
@@ -32,7 +36,7 @@ demo: deps-run build ## see it: a chain on this machine, proven and then tampere
 test: deps-run deps-test build ## every test, in the kernel and end to end (root)
 	@[ "$$(id -u)" = 0 ] || { echo "make test needs root: it loads programs and makes network namespaces" >&2; exit 1; }
 	@go build -buildvcs=false -o bin/ ./tools/testgate
-	@bin/testgate -skips test/skips.golden -- -timeout 40m ./cmd/... ./internal/... ./tools/... -- -timeout 40m ./test/...
+	@bin/testgate -skips test/skips.golden -- -timeout 40m $(LONG) ./cmd/... ./internal/... ./tools/... ./test/...
 
 .PHONY: unit
 unit: ## the tests that need no root
