@@ -8,7 +8,6 @@ import (
 	"testing"
 
 	"github.com/cilium/ebpf"
-	"golang.org/x/sys/unix"
 
 	"github.com/waystamp/waystamp/internal/abi"
 	"github.com/waystamp/waystamp/internal/host"
@@ -18,17 +17,7 @@ import (
 
 // onCPU runs f in a namespace on one CPU. Each counts by itself.
 func onCPU(ns *host.NetNS, cpu int, f func() error) error {
-	return ns.Do(func() error {
-		var all, one unix.CPUSet
-		if err := unix.SchedGetaffinity(0, &all); err != nil {
-			return err
-		}
-		one.Set(cpu)
-		if err := unix.SchedSetaffinity(0, &one); err != nil {
-			return err
-		}
-		return errors.Join(f(), unix.SchedSetaffinity(0, &all))
-	})
+	return ns.Do(func() error { return host.OnCPU(cpu, f) })
 }
 
 // numberBy is the number of the packet that a headend's program makes of one of

@@ -437,14 +437,11 @@ func TestHeadendStampsTrains(t *testing.T) {
 	}
 }
 
-// The kernel keeps one pair of inner offsets, and does not give it back with the
-// header: such a packet must be encapsulated all the same. Here each packet goes
-// through a chain whose functions are all on one node, and comes back to its
-// headend until its hop limit is used up.
-func TestPacketThatWasATunnelsIsEncapsulatedAgain(t *testing.T) {
+// newLocalRig is r2, which has all functions and the egress of the chain local, as its
+// headend too.
+func newLocalRig(t *testing.T) *live {
+	t.Helper()
 	l := newScapyRig(t, "r2").goLive()
-	// r2 has all functions and the egress of the chain local; here it is its
-	// headend too.
 	n := l.node.Node
 	for _, h := range scapyNode(t, "r1").Headends {
 		if h.Chain == "local" {
@@ -458,6 +455,15 @@ func TestPacketThatWasATunnelsIsEncapsulatedAgain(t *testing.T) {
 		n.Egresses[i].Sources = []netip.Addr{n.Address}
 	}
 	l.must(l.apply(&n))
+	return l
+}
+
+// The kernel keeps one pair of inner offsets, and does not give it back with the
+// header: such a packet must be encapsulated all the same. Here each packet goes
+// through a chain whose functions are all on one node, and comes back to its
+// headend until its hop limit is used up.
+func TestPacketThatWasATunnelsIsEncapsulatedAgain(t *testing.T) {
+	l := newLocalRig(t)
 	l.must(l.rig.in(func() error {
 		peer, err := netlink.LinkByName(portOut + "-peer")
 		if err != nil {
@@ -500,20 +506,7 @@ func TestPacketThatWasATunnelsIsEncapsulatedAgain(t *testing.T) {
 // egress: no program can answer it. The kernel does, with the packet as it would
 // have been had nobody touched its hop limit, and nothing counts as refused.
 func TestSuperPacketThatTheKernelAnswersIsNotRefused(t *testing.T) {
-	l := newScapyRig(t, "r2").goLive()
-	n := l.node.Node
-	for _, h := range scapyNode(t, "r1").Headends {
-		if h.Chain == "local" {
-			n.Headends = append(n.Headends, h)
-		}
-	}
-	for i := range n.Endpoints {
-		n.Endpoints[i].Sources = []netip.Addr{n.Address}
-	}
-	for i := range n.Egresses {
-		n.Egresses[i].Sources = []netip.Addr{n.Address}
-	}
-	l.must(l.apply(&n))
+	l := newLocalRig(t)
 	l.must(l.rig.in(func() error {
 		out, err := netlink.LinkByName(portOut)
 		if err != nil {

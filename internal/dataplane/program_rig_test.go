@@ -105,7 +105,7 @@ type rig struct {
 }
 
 // rigLimits are small: all of ws_stats is read after every packet.
-var rigLimits = limits{lines: 1 << 12, headends: 64, stats: 128, hops: 256, egresses: 64, places: 512, buckets: 8, slots: 1}
+var rigLimits = limits{headends: 64, stats: 128, hops: 256, egresses: 64, places: 512, buckets: 8, slots: 1}
 
 func newRig(t *testing.T, spec rigSpec) *rig {
 	t.Helper()
@@ -137,19 +137,12 @@ func newRig(t *testing.T, spec rigSpec) *rig {
 // work runs the rig's jobs on one thread and CPU in its namespace: a headend
 // counts by CPU.
 func (r *rig) work() error {
-	var all, one unix.CPUSet
-	if err := unix.SchedGetaffinity(0, &all); err != nil {
-		return err
-	}
-	one.Set(r.spec.cpu)
-	err := unix.SchedSetaffinity(0, &one)
-	for f := range r.jobs {
-		if err != nil {
-			break
+	return host.OnCPU(r.spec.cpu, func() error {
+		for f := range r.jobs {
+			f()
 		}
-		f()
-	}
-	return errors.Join(err, unix.SchedSetaffinity(0, &all))
+		return nil
+	})
 }
 
 func (r *rig) in(f func() error) error {

@@ -1,7 +1,6 @@
 package dataplane
 
 import (
-	"errors"
 	"fmt"
 	"runtime"
 	"slices"
@@ -117,16 +116,7 @@ func TestCopiesThatComeBackAtOnceGetOneHeader(t *testing.T) {
 	var g errgroup.Group
 	for cpu := range 2 {
 		g.Go(func() error {
-			return r.do(func() (err error) {
-				var one, all unix.CPUSet
-				if err := unix.SchedGetaffinity(0, &all); err != nil {
-					return err
-				}
-				one.Set(cpu % runtime.NumCPU())
-				if err := unix.SchedSetaffinity(0, &one); err != nil {
-					return err
-				}
-				defer func() { err = errors.Join(err, unix.SchedSetaffinity(0, &all)) }()
+			return onCPU(r.net.NetNS(), cpu%runtime.NumCPU(), func() error {
 				mac := r.macs["from"]
 				frame, out := slices.Clone(ether(udp(1))), make([]byte, room)
 				copy(frame, mac[:])

@@ -17,7 +17,6 @@ import (
 
 	"github.com/waystamp/waystamp/internal/abi"
 	"github.com/waystamp/waystamp/internal/dataplane/oracle"
-	"github.com/waystamp/waystamp/internal/host"
 	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/plan"
 	"github.com/waystamp/waystamp/internal/pot"
@@ -304,21 +303,19 @@ func TestWordThatIsChangedMeanwhileIsLookedAtAgain(t *testing.T) {
 	started, done := make(chan error), make(chan struct{})
 	var changing errgroup.Group
 	changing.Go(func() error {
-		return r.ns.Do(func() error {
-			return host.OnCPU(1, func() error {
-				for {
-					for range 512 {
-						word.Store(0)
-						word.Store(1 << 6)
-					}
-					select {
-					case started <- nil:
-					case <-done:
-						return nil
-					default:
-					}
+		return onCPU(r.ns, 1, func() error {
+			for {
+				for range 512 {
+					word.Store(0)
+					word.Store(1 << 6)
 				}
-			})
+				select {
+				case started <- nil:
+				case <-done:
+					return nil
+				default:
+				}
+			}
 		})
 	})
 	err := <-started

@@ -17,6 +17,9 @@ type (
 	egress    = coreTCWsEgress
 	place     = coreTCWsPlace
 	headend   = coreTCWsHeadend
+	dstKey    = coreTCWsDstKey
+	srcKey    = coreTCWsSrcKey
+	match     = coreTCWsMatch
 	stats     = coreTCWsStats
 	ruleset   = coreTCWsRuleset
 	port      = coreTCWsPort

@@ -332,33 +332,22 @@ func TestFragmentsThroughAFunction(t *testing.T) {
 	for _, c := range []struct{ name, function, made string }{
 		{"routed", routing, forwards}, {"copied", inLine, copies}, {"by metadata", routing + ", recognise: metadata", forwards},
 	} {
-		t.Run(c.name, func(t *testing.T) {
-			w := build(t, withFunction(c.function, c.made))
-			send, receive := w.datagrams()
-			for range 5 {
-				send(big)
-				if got := receive(); !bytes.Equal(got, big) {
-					t.Errorf("%d bytes arrived, %d were sent", len(got), len(big))
+		pass := func(name string, changes ...change) {
+			t.Run(name, func(t *testing.T) {
+				w := build(t, withFunction(c.function, c.made), changes...)
+				w.ipv4 = len(changes) != 0
+				send, receive := w.datagrams()
+				for range 5 {
+					send(big)
+					if got := receive(); !bytes.Equal(got, big) {
+						t.Errorf("%d bytes arrived, %d were sent", len(got), len(big))
+					}
 				}
-			}
-			w.counts(dataplane.FunctionCount{RxSuccess: 15, TxSuccess: 15})
-		})
-	}
-	for _, c := range []struct{ name, function, made string }{
-		{"routed, IPv4", routing, forwards}, {"copied, IPv4", inLine, copies}, {"by metadata, IPv4", routing + ", recognise: metadata", forwards},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			w := build(t, withFunction(c.function, c.made), inIPv4)
-			w.ipv4 = true
-			send, receive := w.datagrams()
-			for range 5 {
-				send(big)
-				if got := receive(); !bytes.Equal(got, big) {
-					t.Errorf("%d bytes arrived, %d were sent", len(got), len(big))
-				}
-			}
-			w.counts(dataplane.FunctionCount{RxSuccess: 15, TxSuccess: 15})
-		})
+				w.counts(dataplane.FunctionCount{RxSuccess: 15, TxSuccess: 15})
+			})
+		}
+		pass(c.name)
+		pass(c.name+", IPv4", inIPv4)
 	}
 	t.Run("reassembled by connection tracking", func(t *testing.T) {
 		w := build(t, withFunction(routing, filters))

@@ -133,21 +133,25 @@ type Visit struct {
 // Process is the whole data path. The frame is not changed.
 func (n Node) Process(a Arrival) Result {
 	p := &packet{node: n, arrival: a}
-	if len(a.Frame) < srv6.EthernetLen {
-		return p.pass()
-	}
-	p.b = bytes.Clone(a.Frame[srv6.EthernetLen:])
-	switch binary.BigEndian.Uint16(a.Frame[12:]) {
-	case srv6.EtherTypeIPv4:
-		p.v4 = true
-	case srv6.EtherTypeIPv6:
-	default:
+	if !p.unframe() {
 		return p.pass()
 	}
 	if a.Interface.Role == model.RoleCore {
 		return p.core()
 	}
 	return p.edge()
+}
+
+// unframe finds the IP packet; false: the frame has none.
+func (p *packet) unframe() bool {
+	frame := p.arrival.Frame
+	if len(frame) < srv6.EthernetLen {
+		return false
+	}
+	p.b = bytes.Clone(frame[srv6.EthernetLen:])
+	kind := binary.BigEndian.Uint16(frame[12:])
+	p.v4 = kind == srv6.EtherTypeIPv4
+	return p.v4 || kind == srv6.EtherTypeIPv6
 }
 
 // packet is one packet on its way through the node.

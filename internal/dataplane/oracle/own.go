@@ -1,9 +1,6 @@
 package oracle
 
 import (
-	"bytes"
-	"encoding/binary"
-
 	"github.com/waystamp/waystamp/internal/plan"
 	"github.com/waystamp/waystamp/internal/srv6"
 )
@@ -14,15 +11,7 @@ import (
 // packet's next arrival. Of a, Interface does not count.
 func (n Node) Out(a Arrival, d Departure, mark uint32) Result {
 	p := &packet{node: n, arrival: a, leaves: true, own: d.From == FromNode}
-	if len(a.Frame) < srv6.EthernetLen || !n.Armed || d.Index && d.From == FromPlan {
-		return p.pass()
-	}
-	p.b = bytes.Clone(a.Frame[srv6.EthernetLen:])
-	switch binary.BigEndian.Uint16(a.Frame[12:]) {
-	case srv6.EtherTypeIPv4:
-		p.v4 = true
-	case srv6.EtherTypeIPv6:
-	default:
+	if !p.unframe() || !n.Armed || d.Index && d.From == FromPlan {
 		return p.pass()
 	}
 	in, ok := headerOf(p.b, p.v4)
