@@ -52,6 +52,20 @@ static __always_inline void siphash_word(struct siphash *s, __u64 m)
 	s->v0 ^= m;
 }
 
+/* Two words for two states that do not know of each other, in turns. */
+static __always_inline void siphash_word_beside(struct siphash *s, __u64 m,
+						struct siphash *t, __u64 n)
+{
+	s->v3 ^= m;
+	t->v3 ^= n;
+	sip_round(s);
+	sip_round(t);
+	sip_round(s);
+	sip_round(t);
+	s->v0 ^= m;
+	t->v0 ^= n;
+}
+
 /* last: the last seven bytes, and the message's length modulo 256 on top. */
 static __always_inline __u64 siphash_end(struct siphash *s, __u64 last)
 {

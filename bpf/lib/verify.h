@@ -20,12 +20,19 @@ static __always_inline bool tag_equal(__u64 a, __u64 b)
 static __always_inline bool keyed_verify(const struct proof_tlv *tlv,
 					 const struct ws_egress *e)
 {
+	__u64 head = *(const __u64 *)tlv >> 16;
+	struct siphash next, s = siphash_begin(e->key[0]);
 	__u64 tag = 0;
 
+	siphash_word(&s, tlv->rnd);
 	for (__u32 j = 0; j < WS_KEYS_MAX; j++) {
 		if (j >= e->keys)
 			break;
-		tag = keyed_tag(e->key[j], tlv, tag, j);
+		/* What RND makes of the next key does not wait for this tag. */
+		next = siphash_begin(e->key[(j + 1) % WS_KEYS_MAX]);
+		siphash_word_beside(&s, tag, &next, tlv->rnd);
+		tag = siphash_end(&s, head | (__u64)j << 48 | KEYED_LEN << 56);
+		s = next;
 	}
 	return tag_equal(tag, tlv->cml);
 }
