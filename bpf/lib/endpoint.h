@@ -30,6 +30,7 @@ struct endpoint {
 	__u64 binding; /* of the inner packet, where the scheme wants it */
 	__u32 segments; /* in the list carried */
 	__u32 egress; /* where its verifier probably is */
+	int ext; /* bytes between ip6 and srh; see endpoint_ext */
 };
 
 /* What the verifier wants to see checked once more. */
@@ -43,10 +44,17 @@ static __always_inline enum ws_reason strip_failed(void)
 	return WS_REASON_STRIP_FAILED;
 }
 
+/* Bytes of extension headers before the SRH. */
+static __always_inline __u32 endpoint_ext(const struct endpoint *ep)
+{
+	return EXT_LEN_MAX ? ep->ext : 0;
+}
+
 /* Bytes from the IPv6 header to the inner packet. */
 static __always_inline __u32 endpoint_outer_len(const struct endpoint *ep)
 {
-	return sizeof(struct ip6_hdr) + (ep->srh->hdrlen + 1) * 8;
+	return sizeof(struct ip6_hdr) + endpoint_ext(ep) +
+	       (ep->srh->hdrlen + 1) * 8;
 }
 
 /* Where the inner packet begins. */

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "endpoint.h"
+#include "ext_tc.h"
 #include "hook.h"
 #include "icmp_tc.h"
 #include "net.h"
@@ -15,7 +16,7 @@
 static __always_inline __u32 endpoint_error(enum ws_reason r,
 					    const struct endpoint *ep)
 {
-	__u32 srh = sizeof(struct ip6_hdr);
+	__u32 srh = sizeof(struct ip6_hdr) + endpoint_ext(ep);
 
 	switch (r) {
 	case WS_REASON_HOP_LIMIT: /* compares only */
@@ -30,10 +31,6 @@ static __always_inline __u32 endpoint_error(enum ws_reason r,
 	case WS_REASON_TLV_OVERRUN: /* compares only */
 		return ICMP6_ERROR(ICMP6_PARAMETER, ICMP6_PARAMETER_FIELD,
 				   srh + SRH_HDRLEN_OFF);
-	/* RFC 8200 4: what stands there is none that this node processes. */
-	case WS_REASON_EXTENSION_FIRST: /* compares only */
-		return ICMP6_ERROR(ICMP6_PARAMETER, ICMP6_PARAMETER_NEXT,
-				   IP6_NEXTHDR_OFF);
 	/* RFC 8986 4.1.1: the upper layer is not for this SID. */
 	case WS_REASON_NO_SRH: /* compares only */
 		return ICMP6_ERROR(ICMP6_PARAMETER, ICMP6_PARAMETER_UPPER, srh);
@@ -57,4 +54,28 @@ static __always_inline int endpoint_refuse(struct __sk_buff *skb,
 	if (!error)
 		return verdict;
 	return ws_icmp6(skb, sizeof(struct eth_hdr), error, error & 0xffff);
+}
+
+/* Refuses a packet for what ws_ext_find has found before its SRH. */
+static __always_inline int ext_refuse(struct __sk_buff *skb, int bad)
+{
+	__u32 r = EXT_BAD_REASON(bad), pointer = EXT_BAD_POINTER(bad), code;
+	int verdict = ws_refuse(skb, r, 0);
+
+	if (!pointer)
+		return verdict;
+	switch (r) {
+	/* RFC 8986 4.1.1 */
+	case WS_REASON_NO_SRH: /* compares only */
+		code = ICMP6_PARAMETER_UPPER;
+		break;
+	/* RFC 8200 4.2 */
+	case WS_REASON_OPTION_UNKNOWN: /* compares only */
+		code = ICMP6_PARAMETER_OPTION;
+		break;
+	default: /* RFC 8200 4: what stands there is none that we process. */
+		code = ICMP6_PARAMETER_NEXT;
+	}
+	return ws_icmp6(skb, sizeof(struct eth_hdr),
+			ICMP6_ERROR(ICMP6_PARAMETER, code, 0), pointer);
 }

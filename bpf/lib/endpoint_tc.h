@@ -4,6 +4,8 @@
 
 #include "endpoint.h"
 #include "endpoint_refuse.h"
+#include "ext.h"
+#include "ext_tc.h"
 #include "forward.h"
 #include "hook.h"
 #include "maps.h"
@@ -21,7 +23,8 @@
 /* What one visit of a SID of this node came to, beside TC's verdicts. */
 #define STEP_AGAIN 100 /* the next segment is on this node too */
 #define STEP_PULLED 101 /* nothing; more of the packet is linear now */
-#define STEP_LEAVE 102 /* what is above is how, and the exit */
+#define STEP_EXT 102 /* nothing; it is the matter of the program for options */
+#define STEP_LEAVE 103 /* what is above is how, and the exit */
 
 /* How, in two bits. */
 #define LEAVE_FORWARD 0 /* on to another node */
@@ -34,11 +37,14 @@ static __always_inline int step_leave(__u32 how, __u32 exit)
 }
 
 /* Makes all headers linear that will be read, up to the inner one, and no more:
- * pulling payload would copy it.
+ * pulling payload would copy it. Finds out what is before the SRH, for
+ * endpoint_parse to judge.
  */
-static __always_inline long endpoint_pull(struct __sk_buff *skb)
+static __always_inline long endpoint_pull(struct __sk_buff *skb,
+					  struct endpoint *ep)
 {
-	__u32 len = sizeof(struct eth_hdr) + sizeof(struct ip6_hdr) +
+	__u32 ext = ext_len(skb, &ep->ext);
+	__u32 len = sizeof(struct eth_hdr) + sizeof(struct ip6_hdr) + ext +
 		    sizeof(struct srh);
 	const struct srh *srh;
 	struct cursor c;
@@ -50,6 +56,7 @@ static __always_inline long endpoint_pull(struct __sk_buff *skb)
 	c = ctx_cursor(skb);
 	cursor_take(&c, struct eth_hdr);
 	cursor_take(&c, struct ip6_hdr);
+	c.pos += ext;
 	srh = cursor_take(&c, struct srh);
 	if (!srh)
 		return 0; /* too short; whoever parses it says how */
@@ -90,7 +97,8 @@ static __always_inline enum ws_reason tlv_locate(struct __sk_buff *skb,
 
 	off = ws_tlv_find(skb,
 			  sizeof(struct eth_hdr) + sizeof(struct ip6_hdr) +
-				  sizeof(struct srh) + list_len,
+				  endpoint_ext(ep) + sizeof(struct srh) +
+				  list_len,
 			  ep->srh->hdrlen * 8 - list_len);
 	if (off < 0)
 		return -off;
@@ -106,6 +114,7 @@ static __always_inline enum ws_reason endpoint_parse(struct __sk_buff *skb,
 {
 	struct cursor c = ctx_cursor(skb);
 	enum ws_reason r;
+	__u32 ext;
 
 	ep->end = c.end;
 	ep->eth = cursor_take(&c, struct eth_hdr);
@@ -116,12 +125,21 @@ static __always_inline enum ws_reason endpoint_parse(struct __sk_buff *skb,
 			    bpf_ntohs(ep->ip6->payload_len) >
 		    skb->len)
 		return WS_REASON_PAYLOAD_LENGTH;
-	if (ep->ip6->nexthdr == NEXTHDR_FRAGMENT)
-		return outer_fragment();
-	if (ep->ip6->nexthdr == NEXTHDR_HOP || ep->ip6->nexthdr == NEXTHDR_DEST)
-		return WS_REASON_EXTENSION_FIRST;
-	if (ep->ip6->nexthdr != NEXTHDR_ROUTING)
-		return WS_REASON_NO_SRH;
+	if (EXT_LEN_MAX) {
+		ext = ep->ext;
+		barrier_var(ext); /* else it is read again, without its bound */
+		if (ext > EXT_LEN_MAX)
+			return extension_first();
+		ep->ext = ext;
+		c.pos += ext;
+	} else {
+		if (ep->ip6->nexthdr == NEXTHDR_FRAGMENT)
+			return outer_fragment();
+		if (nexthdr_is_options(ep->ip6->nexthdr))
+			return extension_first();
+		if (ep->ip6->nexthdr != NEXTHDR_ROUTING)
+			return no_srh();
+	}
 	r = srh_check(&c, &ep->srh, &ep->segments);
 	if (r)
 		return r;
@@ -219,10 +237,12 @@ __noinline int ws_endpoint_step(struct __sk_buff *skb, int first)
 	enum ws_reason r;
 	long rc;
 
-	rc = endpoint_pull(skb);
+	rc = endpoint_pull(skb, &ep);
 	if (rc)
 		return ws_refuse(skb, WS_REASON_PULL_FAILED, rc);
 	r = endpoint_parse(skb, &ep);
+	if (r == WS_REASON_EXTENSION_FIRST) /* compares only */
+		return EXT_LEN_MAX ? ext_refuse(skb, ep.ext) : STEP_EXT;
 	if (r)
 		return endpoint_refuse(skb, &ep, r);
 	/* A function may change the flow; what it sends is stamped. */
@@ -267,6 +287,8 @@ static __always_inline int endpoint_tc(struct __sk_buff *skb, bool first)
 			       ws_forward(skb, exit, WAY_UNKNOWN) :
 			       ws_deliver(skb, exit, how == LEAVE_DELIVER_IP4);
 	}
+	if (!EXT_LEN_MAX && step == STEP_EXT)
+		return ext_program(skb, first ? EXT_ARRIVES : EXT_AGAIN, 0);
 	if (step >= STEP_AGAIN)
 		return ws_refuse(skb, WS_REASON_LOOP, 0);
 	return step;

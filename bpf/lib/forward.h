@@ -3,6 +3,7 @@
 #pragma once
 
 #include "boundary.h"
+#include "ext_tc.h"
 #include "flow.h"
 #include "hook.h"
 #include "icmp_tc.h"
@@ -145,17 +146,20 @@ static __always_inline __u32 own_outer(struct __sk_buff *skb, bool *is_ip4)
 	struct cursor c = ctx_cursor(skb);
 	const struct ip6_hdr *ip6;
 	const struct srh *srh;
+	int found;
+	__u32 ext = ext_len(skb, &found);
 
 	*is_ip4 = false;
 	cursor_take(&c, struct eth_hdr);
 	ip6 = cursor_take(&c, struct ip6_hdr);
+	c.pos += ext;
 	srh = cursor_take(&c, struct srh);
 	if (!ip6 || !srh || !ip6_is_ip6(ip6) ||
-	    ip6->nexthdr != NEXTHDR_ROUTING || ip6->src[0] != cfg.address[0] ||
-	    ip6->src[1] != cfg.address[1])
+	    (!ext && ip6->nexthdr != NEXTHDR_ROUTING) ||
+	    ip6->src[0] != cfg.address[0] || ip6->src[1] != cfg.address[1])
 		return 0;
 	*is_ip4 = srh->nexthdr == NEXTHDR_IPV4;
-	return sizeof(*ip6) + (srh->hdrlen + 1) * 8;
+	return sizeof(*ip6) + ext + (srh->hdrlen + 1) * 8;
 }
 
 /* The IPv6 packet has its final headers and is longer than mtu, which is the most
@@ -263,6 +267,16 @@ __noinline int ws_forward(struct __sk_buff *skb, __u32 exit, int found)
 	if (found == BPF_FIB_LKUP_RET_SUCCESS && exit != EXIT_NONE)
 		exit_learn(&b->way, exit, ip6->dst[0], nexthop_flow(ip6));
 	return route_take(skb, &b->way, found);
+}
+
+/* The same at a TC egress: what the kernel's forwarding would answer as too long
+ * has left that behind.
+ */
+static __always_inline int forward_out(struct __sk_buff *skb)
+{
+	int verdict = ws_forward(skb, EXIT_NONE, WAY_UNKNOWN);
+
+	return verdict == CTX_PASS ? ws_refuse(skb, too_big(), 0) : verdict;
 }
 
 /* An inner packet whose way is remembered, and takes it. Returns the verdict, or

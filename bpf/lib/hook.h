@@ -16,6 +16,8 @@
 #define WS_HOOK WS_HOOK_XDP
 typedef struct xdp_md ctx_t;
 
+#define EXT_LEN_MAX 0 /* TC's matter */
+
 #define CTX_DROP XDP_DROP
 #define CTX_PASS XDP_PASS
 
@@ -43,6 +45,16 @@ static __always_inline long ctx_load_bytes(ctx_t *ctx, __u32 off, void *to,
 
 #define WS_HOOK WS_HOOK_TC
 typedef struct __sk_buff ctx_t;
+
+/* Bytes of extension headers that a packet may have between its outer IPv6 header
+ * and its SRH. There are some in the program for such packets alone, which
+ * defines WS_EXT; all others are compiled as if there never were.
+ */
+#ifdef WS_EXT
+#define EXT_LEN_MAX WS_EXT_MAX
+#else
+#define EXT_LEN_MAX 0
+#endif
 
 #define CTX_DROP TC_ACT_SHOT
 /* Not TC_ACT_OK: that zeroes skb->tc_index. */

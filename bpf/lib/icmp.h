@@ -21,6 +21,7 @@
 
 #define ICMP6_PARAMETER_FIELD 0 /* an erroneous header field */
 #define ICMP6_PARAMETER_NEXT 1 /* an unrecognized Next Header type */
+#define ICMP6_PARAMETER_OPTION 2 /* an unrecognized option */
 #define ICMP6_PARAMETER_UPPER 4 /* SR upper-layer header error, RFC 8986 10.3 */
 
 /* RFC 8200 5: every link takes this. An error is not longer (RFC 4443 2.4 c). */

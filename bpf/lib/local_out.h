@@ -28,7 +28,6 @@ static __always_inline int local_out(struct __sk_buff *skb, __u32 slot,
 	__u64 now, expires = 0;
 	__u32 exit;
 	long err = 0;
-	int verdict;
 
 	if (p && p->to && p->to == skb->ifindex)
 		return CTX_PASS; /* on its way to a function */
@@ -52,11 +51,9 @@ static __always_inline int local_out(struct __sk_buff *skb, __u32 slot,
 	/* A next segment on this node starts at an ingress again. */
 	if (eth && ip6 && in_locator(ip6->dst[0]))
 		return cut_in(skb, eth);
-	verdict = ws_forward(skb, EXIT_NONE, WAY_UNKNOWN);
-	/* What the kernel's forwarding would answer as too long has left that
-	 * behind.
-	 */
-	return verdict == CTX_PASS ? ws_refuse(skb, too_big(), 0) : verdict;
+	if (ip6 && nexthdr_is_options(ip6->nexthdr))
+		return ext_program(skb, EXT_LEAVES_OUT, 0);
+	return forward_out(skb);
 }
 
 /* A packet without an index: plain, or it has lost it in the function. Returns

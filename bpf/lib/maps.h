@@ -323,6 +323,14 @@ static __always_inline struct bench *bench(void)
 	return bpf_map_lookup_elem(&ws_bench, &zero);
 }
 
+/* What a program hands packets over to; see ext_tc.h. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);
+	__type(key, __u32);
+	__type(value, __u32);
+	__uint(max_entries, WS_PROGRAMS);
+} ws_programs SEC(".maps");
+
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 512 * 1024);

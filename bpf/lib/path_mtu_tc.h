@@ -5,6 +5,7 @@
 #pragma once
 
 #include "boundary.h"
+#include "ext.h"
 #include "hook.h"
 #include "icmp.h"
 #include "maps.h"
@@ -25,6 +26,8 @@ struct told {
 	struct srh srh;
 };
 _Static_assert(sizeof(struct told) == 56, "no gaps");
+
+#define TOLD_SRH (sizeof(struct icmp6_hdr) + sizeof(struct ip6_hdr))
 
 #define TOLD_OFF (sizeof(struct eth_hdr) + sizeof(struct ip6_hdr))
 
@@ -77,15 +80,22 @@ __noinline int ws_path_mtu_learn(struct __sk_buff *skb)
 	__u32 mtu, n, index;
 	struct told t;
 	__u64 now;
+	int ext;
 
 	if (bpf_skb_load_bytes(skb, TOLD_OFF, &t, sizeof(t)) ||
 	    t.icmp.type != ICMP6_TOO_BIG || !ip6_is_ip6(&t.ip6) ||
 	    t.ip6.src[0] != cfg.address[0] || t.ip6.src[1] != cfg.address[1] ||
-	    !in_block(t.ip6.dst[0]) || t.ip6.nexthdr != NEXTHDR_ROUTING ||
+	    !in_block(t.ip6.dst[0]))
+		return 0;
+	/* Somebody on the way may have put options before the SRH. */
+	ext = ws_ext_skip(skb, TOLD_OFF + sizeof(t.icmp), t.ip6.nexthdr);
+	if (ext < 0 ||
+	    (ext && bpf_skb_load_bytes(skb, TOLD_OFF + TOLD_SRH + ext, &t.srh,
+				       sizeof(t.srh))) ||
 	    t.srh.type != ROUTING_TYPE_SRH)
 		return 0;
 	n = t.srh.last_entry + 1;
-	if (bpf_skb_load_bytes(skb, TOLD_OFF + sizeof(t) + 16 * n, &tlv,
+	if (bpf_skb_load_bytes(skb, TOLD_OFF + sizeof(t) + ext + 16 * n, &tlv,
 			       sizeof(tlv)) ||
 	    !tlv_at_once(&t.srh, n, &tlv))
 		return 0;
@@ -100,7 +110,7 @@ __noinline int ws_path_mtu_learn(struct __sk_buff *skb)
 	/* RFC 8201 4: less than every link takes is not believed. */
 	if (mtu < IP6_MIN_MTU)
 		mtu = IP6_MIN_MTU;
-	mtu -= h->outer_len;
+	mtu -= h->outer_len + ext;
 	now = bpf_ktime_get_coarse_ns();
 	/* Nor more than was told before. */
 	if (m->path == h->path && m->expires > now && m->mtu < mtu)

@@ -156,7 +156,10 @@ static __always_inline int ad_tc(struct __sk_buff *skb, struct endpoint *ep,
 	/* Else the compiler computes it anew, and the verifier sees no bound. */
 	barrier_var(outer);
 	if (outer > WS_CACHED_MAX)
-		return ws_refuse(skb, bounds_bug(), 0);
+		return ws_refuse(skb,
+				 EXT_LEN_MAX ? WS_REASON_HEADER_TOO_LONG :
+					       bounds_bug(),
+				 0);
 	/* The strip makes it that much smaller. The kernel does not say so of the
 	 * frames of a super-packet, and lets any of those pass.
 	 */

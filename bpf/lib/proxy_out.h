@@ -69,5 +69,7 @@ static __always_inline int restored_next(struct __sk_buff *skb, __u32 exit)
 
 	if (ip6 && in_locator(ip6->dst[0]))
 		return endpoint_tc(skb, false);
+	if (ip6 && nexthdr_is_options(ip6->nexthdr))
+		return ext_program(skb, EXT_LEAVES, exit);
 	return ws_forward(skb, exit, WAY_UNKNOWN);
 }

@@ -2,6 +2,7 @@
 /* A packet that has its outer header back, before it goes on. Both hooks. */
 #pragma once
 
+#include "ext.h"
 #include "hook.h"
 #include "maps.h"
 #include "net.h"
@@ -10,6 +11,22 @@
 static __always_inline enum ws_reason restore_failed(void)
 {
 	return WS_REASON_RESTORE_FAILED;
+}
+
+/* What the SRH says is behind it, of a packet with options before it; -1: it has
+ * none.
+ */
+static __always_inline int ext_inner(ctx_t *ctx, __u32 next)
+{
+	int ext = ws_ext_skip(ctx, sizeof(struct eth_hdr), next);
+	__u8 inner = 0;
+
+	if (ext < 0 || ctx_load_bytes(ctx,
+				      sizeof(struct eth_hdr) +
+					      sizeof(struct ip6_hdr) + ext,
+				      &inner, sizeof(inner)))
+		return -1;
+	return inner;
 }
 
 /* What the function has done to the packet's length is the payload length's
@@ -25,7 +42,7 @@ restore_finish(ctx_t *ctx, const struct ws_cached *c, const struct ws_hop *hop,
 	struct eth_hdr *eth;
 	struct ip6_hdr *ip6;
 	struct srh *srh;
-	bool is_ip4;
+	int wanted;
 
 	eth = cursor_take(&cur, struct eth_hdr);
 	if (!eth)
@@ -38,9 +55,10 @@ restore_finish(ctx_t *ctx, const struct ws_cached *c, const struct ws_hop *hop,
 	if (!ip6 || (void *)(srh + 1) > cur.end || (void *)(tlv + 1) > cur.end)
 		return false;
 	/* The SRH says what was given to the function: this must be that. */
-	is_ip4 = eth_is_ip4(eth);
-	if (ip6->nexthdr == NEXTHDR_ROUTING &&
-	    srh->nexthdr != (is_ip4 ? NEXTHDR_IPV4 : NEXTHDR_IPV6))
+	wanted = eth_is_ip4(eth) ? NEXTHDR_IPV4 : NEXTHDR_IPV6;
+	if (ip6->nexthdr == NEXTHDR_ROUTING ?
+		    srh->nexthdr != wanted :
+		    ext_inner(ctx, ip6->nexthdr) != wanted)
 		return false;
 	eth->proto = bpf_htons(ETH_P_IPV6);
 	ip6->payload_len = bpf_htons(outer_len - sizeof(*ip6) + inner_len);

@@ -19,7 +19,12 @@ static __always_inline enum ws_reason outer_fragment(void)
 	return WS_REASON_OUTER_FRAGMENT;
 }
 
-/* RFC 8754 4.3.1.1, S03 to S12, and our bounds. c stands behind the IPv6 header
+static __always_inline enum ws_reason no_srh(void)
+{
+	return WS_REASON_NO_SRH;
+}
+
+/* RFC 8754 4.3.1.1, S03 to S12, and our bounds. c stands at the SRH
  * and is moved to the segment list. *n: entries in the list, all in bounds, as
  * is the whole header.
  */

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "cursor.h"
+#include "ext_tc.h"
 #include "hook.h"
 #include "inner.h"
 #include "net.h"
@@ -98,9 +99,11 @@ static __always_inline __u32 train_packet_len(const struct __sk_buff *skb,
 }
 
 /* The same of a packet that may have its outer header. Not 0. */
-static __always_inline __u32 train_longest(const struct __sk_buff *skb)
+static __always_inline __u32 train_longest(struct __sk_buff *skb)
 {
 	__u32 all = skb->len - sizeof(struct eth_hdr), outer = 0, longest;
+	int found;
+	__u32 ext = ext_len(skb, &found);
 	struct cursor c = ctx_cursor(skb);
 	const struct ip6_hdr *ip6;
 	const struct srh *srh;
@@ -109,11 +112,11 @@ static __always_inline __u32 train_longest(const struct __sk_buff *skb)
 	ip6 = c.pos;
 	if ((void *)(ip6 + 1) > c.end)
 		return all;
-	if (ip6_is_ip6(ip6) && ip6->nexthdr == NEXTHDR_ROUTING) {
-		srh = (void *)(ip6 + 1);
+	if (ip6_is_ip6(ip6) && (ext || ip6->nexthdr == NEXTHDR_ROUTING)) {
+		srh = (void *)(ip6 + 1) + ext;
 		if ((void *)(srh + 1) > c.end)
 			return all;
-		outer = sizeof(*ip6) + (srh->hdrlen + 1) * 8;
+		outer = sizeof(*ip6) + ext + (srh->hdrlen + 1) * 8;
 		c.pos += outer;
 	}
 	longest = outer + train_headers(c) + skb->gso_size;

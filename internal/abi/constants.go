@@ -13,6 +13,9 @@ const (
 	// Bytes of TLVs after the segment list that a node takes.
 	TLVsLenMax = 128
 
+	// Bytes of extension headers before the SRH that a node takes.
+	ExtMax = 256
+
 	// IPv6 header, SRH, WS_SEGS_MAX segments, proof TLV.
 	OuterMax = 328
 
@@ -90,4 +93,8 @@ const (
 	// ws_buckets: where in ws_cache the packets are that are recognised by
 	// content. One cache line; way w of bucket b is entry b * WS_WAYS + w there.
 	Ways = 7
+
+	// ws_programs: that for packets with options before their SRH.
+	ProgramExt = 0
+	Programs   = 1
 )

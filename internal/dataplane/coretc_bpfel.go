@@ -395,6 +395,7 @@ const (
 	coreTCMapWsPaths       = "ws_paths"
 	coreTCMapWsPlaces      = "ws_places"
 	coreTCMapWsPorts       = "ws_ports"
+	coreTCMapWsPrograms    = "ws_programs"
 	coreTCMapWsProxies     = "ws_proxies"
 	coreTCMapWsProxyStats  = "ws_proxy_stats"
 	coreTCMapWsRefusals    = "ws_refusals"
@@ -483,6 +484,7 @@ type coreTCMapSpecs struct {
 	WsPaths       *ebpf.MapSpec `ebpf:"ws_paths"`
 	WsPlaces      *ebpf.MapSpec `ebpf:"ws_places"`
 	WsPorts       *ebpf.MapSpec `ebpf:"ws_ports"`
+	WsPrograms    *ebpf.MapSpec `ebpf:"ws_programs"`
 	WsProxies     *ebpf.MapSpec `ebpf:"ws_proxies"`
 	WsProxyStats  *ebpf.MapSpec `ebpf:"ws_proxy_stats"`
 	WsRefusals    *ebpf.MapSpec `ebpf:"ws_refusals"`
@@ -547,6 +549,7 @@ type coreTCMaps struct {
 	WsPaths       *ebpf.Map `ebpf:"ws_paths"`
 	WsPlaces      *ebpf.Map `ebpf:"ws_places"`
 	WsPorts       *ebpf.Map `ebpf:"ws_ports"`
+	WsPrograms    *ebpf.Map `ebpf:"ws_programs"`
 	WsProxies     *ebpf.Map `ebpf:"ws_proxies"`
 	WsProxyStats  *ebpf.Map `ebpf:"ws_proxy_stats"`
 	WsRefusals    *ebpf.Map `ebpf:"ws_refusals"`
@@ -586,6 +589,7 @@ func (m *coreTCMaps) Close() error {
 		m.WsPaths,
 		m.WsPlaces,
 		m.WsPorts,
+		m.WsPrograms,
 		m.WsProxies,
 		m.WsProxyStats,
 		m.WsRefusals,

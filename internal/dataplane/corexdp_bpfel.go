@@ -41,6 +41,7 @@ const (
 	coreXDPMapWsPaths       = "ws_paths"
 	coreXDPMapWsPlaces      = "ws_places"
 	coreXDPMapWsPorts       = "ws_ports"
+	coreXDPMapWsPrograms    = "ws_programs"
 	coreXDPMapWsProxies     = "ws_proxies"
 	coreXDPMapWsProxyStats  = "ws_proxy_stats"
 	coreXDPMapWsRefusals    = "ws_refusals"
@@ -129,6 +130,7 @@ type coreXDPMapSpecs struct {
 	WsPaths       *ebpf.MapSpec `ebpf:"ws_paths"`
 	WsPlaces      *ebpf.MapSpec `ebpf:"ws_places"`
 	WsPorts       *ebpf.MapSpec `ebpf:"ws_ports"`
+	WsPrograms    *ebpf.MapSpec `ebpf:"ws_programs"`
 	WsProxies     *ebpf.MapSpec `ebpf:"ws_proxies"`
 	WsProxyStats  *ebpf.MapSpec `ebpf:"ws_proxy_stats"`
 	WsRefusals    *ebpf.MapSpec `ebpf:"ws_refusals"`
@@ -193,6 +195,7 @@ type coreXDPMaps struct {
 	WsPaths       *ebpf.Map `ebpf:"ws_paths"`
 	WsPlaces      *ebpf.Map `ebpf:"ws_places"`
 	WsPorts       *ebpf.Map `ebpf:"ws_ports"`
+	WsPrograms    *ebpf.Map `ebpf:"ws_programs"`
 	WsProxies     *ebpf.Map `ebpf:"ws_proxies"`
 	WsProxyStats  *ebpf.Map `ebpf:"ws_proxy_stats"`
 	WsRefusals    *ebpf.Map `ebpf:"ws_refusals"`
@@ -232,6 +235,7 @@ func (m *coreXDPMaps) Close() error {
 		m.WsPaths,
 		m.WsPlaces,
 		m.WsPorts,
+		m.WsPrograms,
 		m.WsProxies,
 		m.WsProxyStats,
 		m.WsRefusals,

@@ -41,6 +41,7 @@ const (
 	edgeOutTCMapWsPaths       = "ws_paths"
 	edgeOutTCMapWsPlaces      = "ws_places"
 	edgeOutTCMapWsPorts       = "ws_ports"
+	edgeOutTCMapWsPrograms    = "ws_programs"
 	edgeOutTCMapWsProxies     = "ws_proxies"
 	edgeOutTCMapWsProxyStats  = "ws_proxy_stats"
 	edgeOutTCMapWsRefusals    = "ws_refusals"
@@ -129,6 +130,7 @@ type edgeOutTCMapSpecs struct {
 	WsPaths       *ebpf.MapSpec `ebpf:"ws_paths"`
 	WsPlaces      *ebpf.MapSpec `ebpf:"ws_places"`
 	WsPorts       *ebpf.MapSpec `ebpf:"ws_ports"`
+	WsPrograms    *ebpf.MapSpec `ebpf:"ws_programs"`
 	WsProxies     *ebpf.MapSpec `ebpf:"ws_proxies"`
 	WsProxyStats  *ebpf.MapSpec `ebpf:"ws_proxy_stats"`
 	WsRefusals    *ebpf.MapSpec `ebpf:"ws_refusals"`
@@ -193,6 +195,7 @@ type edgeOutTCMaps struct {
 	WsPaths       *ebpf.Map `ebpf:"ws_paths"`
 	WsPlaces      *ebpf.Map `ebpf:"ws_places"`
 	WsPorts       *ebpf.Map `ebpf:"ws_ports"`
+	WsPrograms    *ebpf.Map `ebpf:"ws_programs"`
 	WsProxies     *ebpf.Map `ebpf:"ws_proxies"`
 	WsProxyStats  *ebpf.Map `ebpf:"ws_proxy_stats"`
 	WsRefusals    *ebpf.Map `ebpf:"ws_refusals"`
@@ -232,6 +235,7 @@ func (m *edgeOutTCMaps) Close() error {
 		m.WsPaths,
 		m.WsPlaces,
 		m.WsPorts,
+		m.WsPrograms,
 		m.WsProxies,
 		m.WsProxyStats,
 		m.WsRefusals,

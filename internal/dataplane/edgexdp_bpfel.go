@@ -41,6 +41,7 @@ const (
 	edgeXDPMapWsPaths       = "ws_paths"
 	edgeXDPMapWsPlaces      = "ws_places"
 	edgeXDPMapWsPorts       = "ws_ports"
+	edgeXDPMapWsPrograms    = "ws_programs"
 	edgeXDPMapWsProxies     = "ws_proxies"
 	edgeXDPMapWsProxyStats  = "ws_proxy_stats"
 	edgeXDPMapWsRefusals    = "ws_refusals"
@@ -129,6 +130,7 @@ type edgeXDPMapSpecs struct {
 	WsPaths       *ebpf.MapSpec `ebpf:"ws_paths"`
 	WsPlaces      *ebpf.MapSpec `ebpf:"ws_places"`
 	WsPorts       *ebpf.MapSpec `ebpf:"ws_ports"`
+	WsPrograms    *ebpf.MapSpec `ebpf:"ws_programs"`
 	WsProxies     *ebpf.MapSpec `ebpf:"ws_proxies"`
 	WsProxyStats  *ebpf.MapSpec `ebpf:"ws_proxy_stats"`
 	WsRefusals    *ebpf.MapSpec `ebpf:"ws_refusals"`
@@ -193,6 +195,7 @@ type edgeXDPMaps struct {
 	WsPaths       *ebpf.Map `ebpf:"ws_paths"`
 	WsPlaces      *ebpf.Map `ebpf:"ws_places"`
 	WsPorts       *ebpf.Map `ebpf:"ws_ports"`
+	WsPrograms    *ebpf.Map `ebpf:"ws_programs"`
 	WsProxies     *ebpf.Map `ebpf:"ws_proxies"`
 	WsProxyStats  *ebpf.Map `ebpf:"ws_proxy_stats"`
 	WsRefusals    *ebpf.Map `ebpf:"ws_refusals"`
@@ -232,6 +235,7 @@ func (m *edgeXDPMaps) Close() error {
 		m.WsPaths,
 		m.WsPlaces,
 		m.WsPorts,
+		m.WsPrograms,
 		m.WsProxies,
 		m.WsProxyStats,
 		m.WsRefusals,

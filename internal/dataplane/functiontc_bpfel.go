@@ -41,6 +41,7 @@ const (
 	functionTCMapWsPaths       = "ws_paths"
 	functionTCMapWsPlaces      = "ws_places"
 	functionTCMapWsPorts       = "ws_ports"
+	functionTCMapWsPrograms    = "ws_programs"
 	functionTCMapWsProxies     = "ws_proxies"
 	functionTCMapWsProxyStats  = "ws_proxy_stats"
 	functionTCMapWsRefusals    = "ws_refusals"
@@ -129,6 +130,7 @@ type functionTCMapSpecs struct {
 	WsPaths       *ebpf.MapSpec `ebpf:"ws_paths"`
 	WsPlaces      *ebpf.MapSpec `ebpf:"ws_places"`
 	WsPorts       *ebpf.MapSpec `ebpf:"ws_ports"`
+	WsPrograms    *ebpf.MapSpec `ebpf:"ws_programs"`
 	WsProxies     *ebpf.MapSpec `ebpf:"ws_proxies"`
 	WsProxyStats  *ebpf.MapSpec `ebpf:"ws_proxy_stats"`
 	WsRefusals    *ebpf.MapSpec `ebpf:"ws_refusals"`
@@ -193,6 +195,7 @@ type functionTCMaps struct {
 	WsPaths       *ebpf.Map `ebpf:"ws_paths"`
 	WsPlaces      *ebpf.Map `ebpf:"ws_places"`
 	WsPorts       *ebpf.Map `ebpf:"ws_ports"`
+	WsPrograms    *ebpf.Map `ebpf:"ws_programs"`
 	WsProxies     *ebpf.Map `ebpf:"ws_proxies"`
 	WsProxyStats  *ebpf.Map `ebpf:"ws_proxy_stats"`
 	WsRefusals    *ebpf.Map `ebpf:"ws_refusals"`
@@ -232,6 +235,7 @@ func (m *functionTCMaps) Close() error {
 		m.WsPaths,
 		m.WsPlaces,
 		m.WsPorts,
+		m.WsPrograms,
 		m.WsProxies,
 		m.WsProxyStats,
 		m.WsRefusals,

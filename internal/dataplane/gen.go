@@ -11,3 +11,4 @@ package dataplane
 //go:generate go tool bpf2go -cc $BPF_CLANG -strip $BPF_STRIP -target bpfel -no-global-types functionXDP ../../bpf/function_xdp.bpf.c -- -I../../bpf/include -I../../bpf -nostdinc -mcpu=v3 -O2 -g -Wall -Wextra -Werror
 //go:generate go tool bpf2go -cc $BPF_CLANG -strip $BPF_STRIP -target bpfel -no-global-types coreOutTC ../../bpf/core_out_tc.bpf.c -- -I../../bpf/include -I../../bpf -nostdinc -mcpu=v3 -O2 -g -Wall -Wextra -Werror
 //go:generate go tool bpf2go -cc $BPF_CLANG -strip $BPF_STRIP -target bpfel -no-global-types edgeOutTC ../../bpf/edge_out_tc.bpf.c -- -I../../bpf/include -I../../bpf -nostdinc -mcpu=v3 -O2 -g -Wall -Wextra -Werror
+//go:generate go tool bpf2go -cc $BPF_CLANG -strip $BPF_STRIP -target bpfel -no-global-types extTC ../../bpf/ext_tc.bpf.c -- -I../../bpf/include -I../../bpf -nostdinc -mcpu=v3 -O2 -g -Wall -Wextra -Werror

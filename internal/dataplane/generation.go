@@ -36,6 +36,7 @@ var objects = []struct {
 	{progFunctionXDP, loadFunctionXDP, &_FunctionXDPBytes},
 	{progCoreOutTC, loadCoreOutTC, &_CoreOutTCBytes},
 	{progEdgeOutTC, loadEdgeOutTC, &_EdgeOutTCBytes},
+	{progExtTC, loadExtTC, &_ExtTCBytes},
 }
 
 const (
@@ -47,6 +48,7 @@ const (
 	progFunctionXDP = functionXDPProgWsFunctionXdp
 	progCoreOutTC   = coreOutTCProgWsCoreOutTc
 	progEdgeOutTC   = edgeOutTCProgWsEdgeOutTc
+	progExtTC       = extTCProgWsExtTc
 )
 
 // observed are the maps that only report: a new generation takes them over,
@@ -371,7 +373,20 @@ func (d *Dataplane) loadObjects(g *generation, cfg wsConfig, carry map[table]*eb
 			g.programs[objects[i].program] = p
 		}
 	}
-	return err
+	if err != nil {
+		return err
+	}
+	return g.connect()
+}
+
+// connect gives the programs of g the one that they hand packets over to. The
+// kernel forgets it when nothing outside of it holds the map any more: no pin, and
+// no process.
+func (g *generation) connect() error {
+	if err := g.maps[tablePrograms].Put(uint32(abi.ProgramExt), g.programs[progExtTC]); err != nil {
+		return fmt.Errorf("write to map %s: %w", tablePrograms, err)
+	}
+	return nil
 }
 
 // makeMaps makes the maps of an object that g does not have yet.

@@ -125,8 +125,8 @@ func TestHeadendLearnsFromPacketTooBig(t *testing.T) {
 		t.Fatalf("nobody has said anything, and a sender is told %d", got)
 	}
 
-	change := func(f func(b []byte)) []byte {
-		b := slices.Clone(quoted)
+	change := func(f func(b []byte), behind ...[]byte) []byte {
+		b := slices.Concat(quoted[:srv6.IPv6Len], slices.Concat(behind...), quoted[srv6.IPv6Len:])
 		f(b)
 		return b
 	}
@@ -168,6 +168,30 @@ func TestHeadendLearnsFromPacketTooBig(t *testing.T) {
 	for n, want := range map[int]uint32{1500 - outer: 0, 1500 - outer + 1: 1500 - outer, 1480: 1500 - outer} {
 		if got := told(n); got != want {
 			t.Errorf("after 1500 was told, a sender of %d bytes is told %d; want %d", n, got, want)
+		}
+	}
+	// Somebody has put options before the SRH: so much less is left.
+	withOptions := func(next byte, options []byte) []byte {
+		return change(func(b []byte) { b[6] = next }, options)
+	}
+	hopopt, destopt := []byte{43, 0, 0x1e, 4, 1, 2, 3, 4}, []byte{43, 1, 1, 12, 15: 0}
+	both := slices.Concat([]byte{60}, hopopt[1:], destopt)
+	for what, about := range map[string][]byte{
+		"no routing header behind options": withOptions(0, []byte{59, 0, 1, 4, 0, 0, 0, 0}),
+		"three headers":                    withOptions(0, slices.Concat([]byte{60}, hopopt[1:], []byte{60}, destopt[1:], destopt)),
+		"264 bytes of options":             withOptions(0, append([]byte{43, 32, 1, 0}, make([]byte, 260)...)),
+	} {
+		run(tooBig(1410, about))
+		if got := told(1500 - outer); got != 0 {
+			t.Errorf("%s: believed: a sender is told %d", what, got)
+		}
+	}
+	for i, about := range [][]byte{withOptions(0, hopopt), withOptions(60, destopt), withOptions(0, both)} {
+		n := 1490 - 10*i
+		run(tooBig(uint32(n), about))
+		want := uint32(n - outer - []int{8, 16, 24}[i])
+		if got := told(1480); got != want {
+			t.Errorf("after %d was told of a packet with options, a sender is told %d; want %d", n, got, want)
 		}
 	}
 	run(tooBig(1400, quoted))

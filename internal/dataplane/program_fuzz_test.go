@@ -712,7 +712,59 @@ func (w fuzzWorld) drawOnPath(t *rapid.T) ([]byte, int) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if rapid.IntRange(0, 5).Draw(t, "options before the SRH") == 5 {
+		b = drawOptions(t, b)
+	}
 	return b, p.visits[at]
+}
+
+// drawOptions puts extension headers behind the IPv6 header of a frame, mostly such
+// as are taken there.
+func drawOptions(t *rapid.T, frame []byte) []byte {
+	const at, hopByHop, destination = srv6.EthernetLen + srv6.IPv6Len, srv6.NextHeaderHopByHop, srv6.NextHeaderDestination
+	kinds := rapid.SampledFrom([][]uint8{
+		{hopByHop}, {hopByHop}, {destination}, {destination}, {hopByHop, destination}, {hopByHop, destination},
+		{destination, destination}, {destination, hopByHop}, {hopByHop, hopByHop}, {hopByHop, destination, destination}, {destination, 44},
+	}).Draw(t, "extension headers")
+	var all []byte
+	next := rapid.SampledFrom([]uint8{43, 43, 43, 43, 43, 43, 43, 43, 43, 43, 43, 43, 43, 43, 43, 41, 44, 17, 0, 60}).Draw(t, "behind them")
+	for i := len(kinds) - 1; i >= 0; i-- {
+		h := append([]byte{next, 0}, drawOptionBytes(t)...)
+		h[1] = uint8(len(h)/8 - 1)
+		all, next = append(h, all...), kinds[i]
+	}
+	b := slices.Concat(frame[:at], all, frame[at:])
+	b[srv6.EthernetLen+6] = next
+	length := binary.BigEndian.Uint16(b[srv6.EthernetLen+4:])
+	binary.BigEndian.PutUint16(b[srv6.EthernetLen+4:], length+uint16(len(all)))
+	switch rapid.IntRange(0, 19).Draw(t, "damaged options") {
+	case 0:
+		b[at+1] = rapid.Byte().Draw(t, "another length")
+	case 1:
+		b[at+2+rapid.IntRange(0, len(all)-3).Draw(t, "where")] = rapid.Byte().Draw(t, "what")
+	case 2:
+		b = b[:at+rapid.IntRange(0, len(all)+8).Draw(t, "cut")]
+		binary.BigEndian.PutUint16(b[srv6.EthernetLen+4:], uint16(len(b)-at))
+	}
+	return b
+}
+
+// drawOptionBytes are options that fill a header behind its first two bytes.
+func drawOptionBytes(t *rapid.T) (b []byte) {
+	for range rapid.SampledFrom([]int{0, 1, 1, 1, 1, 2, 2, 2, 3, 3, 31, 34}).Draw(t, "options") {
+		switch kind := rapid.SampledFrom([]uint8{0, 0, 1, 0x11, 0x31, 0x3e, 0x3e, 0x1e, 0x5e, 0x9e, 0xde}).Draw(t, "option"); {
+		case kind == 0:
+			b = append(b, 0)
+		case kind > 0x3f && rapid.IntRange(0, 7).Draw(t, "known") > 0: // rarely one that nobody may pass over
+		default:
+			n := rapid.SampledFrom([]int{0, 1, 2, 4, 12, 28, 70}).Draw(t, "length")
+			b = append(append(b, kind, uint8(n)), make([]byte, n)...)
+		}
+	}
+	for len(b)%8 != 6 { // Pad1
+		b = append(b, 0)
+	}
+	return b[:min(len(b), 8*255+6)]
 }
 
 // flowOf is what the proof of a packet is bound to; of one that has no readable
@@ -780,7 +832,7 @@ func TestProgramsDoWhatTheOracleSays(t *testing.T) {
 	for _, c := range counts {
 		done.add(c)
 	}
-	t.Logf("%d packets in %d worlds in %s; XDP finished %d; %d answered; %d with another MSS; verdicts %v; reasons %v", done.packets, done.worlds, time.Since(start).Round(time.Millisecond), done.xdp, done.answered, done.clamped, done.verdicts, done.reasons)
+	t.Logf("%d packets in %d worlds in %s; XDP finished %d; %d answered; %d with another MSS; %d with options taken; verdicts %v; reasons %v", done.packets, done.worlds, time.Since(start).Round(time.Millisecond), done.xdp, done.answered, done.clamped, done.optioned, done.verdicts, done.reasons)
 	done.judge(t)
 }
 
@@ -822,6 +874,7 @@ type fuzzCount struct {
 	packets, worlds, xdp int
 	answered             int // by an ICMP error
 	clamped              int // SYNs
+	optioned             int // taken with options before the SRH
 	verdicts             map[oracle.Verdict]int
 	reasons              map[oracle.Reason]int
 }
@@ -832,7 +885,7 @@ func newFuzzCount() fuzzCount {
 
 func (c *fuzzCount) add(o fuzzCount) {
 	c.packets, c.worlds, c.xdp = c.packets+o.packets, c.worlds+o.worlds, c.xdp+o.xdp
-	c.answered, c.clamped = c.answered+o.answered, c.clamped+o.clamped
+	c.answered, c.clamped, c.optioned = c.answered+o.answered, c.clamped+o.clamped, c.optioned+o.optioned
 	for k, n := range o.verdicts {
 		c.verdicts[k] += n
 	}
@@ -928,6 +981,9 @@ func (f fuzzFrame) check(r *rig, labels *oracle.Labels, done *fuzzCount) error {
 	if s.took {
 		done.xdp++
 	}
+	if len(s.want.Visits) > 0 && f.port == portCore && (f.b[srv6.EthernetLen+6] == srv6.NextHeaderHopByHop || f.b[srv6.EthernetLen+6] == srv6.NextHeaderDestination) {
+		done.optioned++
+	}
 	return nil
 }
 
@@ -955,6 +1011,9 @@ func (c fuzzCount) judge(t *testing.T) {
 	}
 	if c.clamped < c.packets/500 {
 		t.Errorf("only %d of %d packets had their MSS lowered", c.clamped, c.packets)
+	}
+	if c.optioned < c.packets/200 {
+		t.Errorf("only %d of %d packets were taken with options before their SRH", c.optioned, c.packets)
 	}
 	if c.xdp < c.packets/20 {
 		t.Errorf("XDP finished only %d of %d packets", c.xdp, c.packets)

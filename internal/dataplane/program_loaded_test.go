@@ -141,6 +141,8 @@ func (l *loaded) empty() error {
 		case ebpf.Array, ebpf.PerCPUArray:
 			err = l.zeroArray(m)
 		case ebpf.ArrayOfMaps: // above
+		case ebpf.ProgramArray:
+			err = l.g.connect()
 		case ebpf.RingBuf:
 			err = l.emptyEvents()
 		default:
@@ -211,7 +213,7 @@ func TestWhatIsGivenBackIsAsNew(t *testing.T) {
 	t.Run("used", func(t *testing.T) {
 		used = taken(t)
 		for name, m := range used.g.maps {
-			if m.Type() == ebpf.RingBuf || m.Type() == ebpf.ArrayOfMaps {
+			if m.Type() == ebpf.RingBuf || m.Type() == ebpf.ArrayOfMaps || m.Type() == ebpf.ProgramArray {
 				continue
 			}
 			key, value := bytes.Repeat([]byte{1}, int(m.KeySize())), any(bytes.Repeat([]byte{2}, int(m.ValueSize())))
@@ -253,7 +255,7 @@ func TestWhatIsGivenBackIsAsNew(t *testing.T) {
 	}
 	defer fresh.close()
 	for name, m := range fresh.g.maps {
-		if m.Type() == ebpf.RingBuf {
+		if m.Type() == ebpf.RingBuf || m.Type() == ebpf.ProgramArray { // each has programs of its own
 			continue
 		}
 		want, got := contents(t, m), contents(t, again.g.maps[name])

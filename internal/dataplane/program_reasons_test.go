@@ -83,6 +83,9 @@ func reasonCases() map[abi.Reason]reasonCase {
 		abi.ReasonWindowMissingBug: {node: "r6", packet: "web-3", damage: func(r *rig) error {
 			return r.g.maps[tableWindows].Delete(r.have.egresses[webKey].Window / abi.WindowSlab)
 		}},
+		abi.ReasonExtensionProgramBug: {node: "r2", packet: "options-hop-by-hop-1", damage: func(r *rig) error {
+			return r.g.maps[tablePrograms].Delete(uint32(abi.ProgramExt))
+		}},
 		abi.ReasonBehaviourBug: {node: "r2", packet: "web-1", damage: func(r *rig) error {
 			k := encodeHopKey(addr("fc00:0:0:201::"), 0x5eed0001, 1)
 			h := r.have.hops[k]
@@ -122,7 +125,7 @@ func TestEveryReasonIsProduced(t *testing.T) {
 	// Those of the proxy, which has tests of its own.
 	for _, r := range []abi.Reason{
 		abi.ReasonNotCached, abi.ReasonCacheFull, abi.ReasonFunctionMTU, abi.ReasonCannotCut,
-		abi.ReasonFunctionTruncated, abi.ReasonProxyMissingBug, abi.ReasonFunctionGone, abi.ReasonShareGone, abi.ReasonInnerAddress,
+		abi.ReasonFunctionTruncated, abi.ReasonProxyMissingBug, abi.ReasonFunctionGone, abi.ReasonShareGone, abi.ReasonInnerAddress, abi.ReasonHeaderTooLong,
 	} {
 		produced[r] = "proxy_test.go"
 	}

@@ -781,8 +781,14 @@ func innerHeaders(b []byte) int {
 func (f frame) longest() int {
 	b := f.b[min(len(f.b), srv6.EthernetLen):]
 	outer := 0
-	if f.port == portCore && len(b) >= srv6.IPv6Len+srv6.SRHLen && b[6] == srv6.NextHeaderRoute {
-		outer = srv6.IPv6Len + 8 + 8*int(b[srv6.IPv6Len+1])
+	if f.port == portCore && len(b) >= srv6.IPv6Len+srv6.SRHLen && b[0]>>4 == 6 {
+		at, next := srv6.IPv6Len, b[6]
+		for (next == srv6.NextHeaderHopByHop || next == srv6.NextHeaderDestination) && at+2 <= len(b) {
+			next, at = b[at], at+8+8*int(b[at+1])
+		}
+		if next == srv6.NextHeaderRoute && at+2 <= len(b) {
+			outer = at + 8 + 8*int(b[at+1])
+		}
 	}
 	return min(outer+innerHeaders(b[min(outer, len(b)):])+int(f.gsoSize), len(b))
 }

@@ -217,6 +217,20 @@ func outerOf(path uint32, sid int, scheme model.Scheme, rnd uint64, inner []byte
 	return p
 }
 
+// optioned is the packet with extension headers before its SRH, n bytes of them or
+// more: hop-by-hop options, one of which changes on the way, and destination
+// options.
+func optioned(p srv6.Packet, n int) srv6.Packet {
+	first := (n - 8) / 8 * 8
+	p.Options = slices.Concat([]byte{srv6.NextHeaderDestination, uint8(first/8 - 1), 0x31, uint8(first - 4)}, make([]byte, first-4),
+		[]byte{srv6.NextHeaderRoute, 0, 0x1e, 4, 0xde, 0xad, 0xbe, 0xef})
+	p.Header.NextHeader = srv6.NextHeaderHopByHop
+	if err := p.Fix(); err != nil {
+		panic(err)
+	}
+	return p
+}
+
 func frameOf(p srv6.Packet) []byte {
 	b, err := p.Append(nil)
 	if err != nil {
@@ -414,7 +428,7 @@ func everyPacketGetsItsOwnHeaderBack(t *testing.T, xdp bool) {
 	}
 	shares := map[uint32]pot.Share{1: testShare(1, 1), 2: testShare(1, 2), 3: testShare(1, 3)}
 	schemes := map[uint32]model.Scheme{1: model.SchemeKeyed, 2: model.SchemeOPoT, 3: model.SchemeKeyedFlow}
-	var trips, copies int
+	var trips, copies, optionedTrips int
 	rapid.Check(t, func(t *rapid.T) {
 		type flight struct {
 			outer   srv6.Packet
@@ -463,6 +477,10 @@ func everyPacketGetsItsOwnHeaderBack(t *testing.T, xdp bool) {
 			for range rapid.IntRange(0, 5).Draw(t, "more segments") {
 				f.outer.SRH.Segments = append(f.outer.SRH.Segments, otherSID(7))
 			}
+			if rapid.IntRange(0, 3).Draw(t, "options before the SRH") == 3 {
+				f.outer = optioned(f.outer, rapid.IntRange(2, 20).Draw(t, "of them")*8)
+				optionedTrips++
+			}
 			if err := f.outer.Fix(); err != nil {
 				t.Fatal(err)
 			}
@@ -495,8 +513,8 @@ func everyPacketGetsItsOwnHeaderBack(t *testing.T, xdp bool) {
 			}
 		}
 	})
-	if trips < 100 || copies < 100 {
-		t.Errorf("%d round trips, %d byte-identical packets: too few to tell", trips, copies)
+	if trips < 100 || copies < 100 || optionedTrips < 50 {
+		t.Errorf("%d round trips, %d byte-identical packets, %d with options: too few to tell", trips, copies, optionedTrips)
 	}
 	if f := r.function("fw"); f.RxCopies == 0 || f.TxNotCached != 0 || f.RxIgnored != 0 {
 		t.Errorf("%+v", f)
@@ -686,6 +704,20 @@ func TestFunctionPacketsAreRefusedForTheirOwnReasons(t *testing.T) {
 			}
 			if v, _, byXDP, err := r.xdpThenTC(progCoreXDP, progCoreTC, "in", frameOf(outerOf(1, 1, model.SchemeKeyed, 5, udp(9)))); err != nil || !byXDP {
 				r.Errorf("what is good: verdict %d, by XDP %t, %v", v, byXDP, err)
+			}
+		}},
+		{"its header with options is longer than what is kept", nil, func(r *proxyRun) {
+			p := outerOf(1, 1, model.SchemeKeyed, 5, udp(1))
+			for len(p.SRH.Segments) < 10 {
+				p.SRH.Segments = append(p.SRH.Segments, otherSID(7))
+			}
+			r.wantRefused(abi.ReasonHeaderTooLong, progCoreTC, "in", frameOf(optioned(p, 208)), 0)
+			p = optioned(p, 200) // 432 bytes in all
+			if v, _, err := r.run(progCoreTC, "in", frameOf(p), 0); err != nil || v != verdictRedirect {
+				r.Errorf("what just fits: verdict %d, %v, refusals %v", v, err, r.refusals())
+			}
+			if f := r.function("fw"); f.RxIgnored != 0 || f.RxSuccess != 1 { // more room would not help
+				r.Errorf("%+v", f)
 			}
 		}},
 		{"hop limit used up", nil, func(r *proxyRun) {

@@ -211,6 +211,9 @@ func TestFunctionInANamespaceIsPassed(t *testing.T) {
 			w := newWire(t, func(n *plan.Node) { n.Proxies[0].Recognise = recognise })
 			for i := range 20 {
 				p := outerOf(1, 1, model.SchemeKeyed, uint64(i), udp(byte(i)))
+				if i%2 == 1 { // somebody has put options before its SRH
+					p = optioned(p, 8*(i+1))
+				}
 				w.send("in", frameOf(p))
 				if got, want := w.receive(), restored(t, p, testShare(1, 1), forwarded(udp(byte(i)))); !bytes.Equal(got, want) {
 					t.Fatalf("got\n%x, want\n%x", got, want)
@@ -236,6 +239,9 @@ func TestFunctionInTheNodesOwnKernelIsPassed(t *testing.T) {
 	})
 	for i := range 20 {
 		p := outerOf(1, 2, model.SchemeKeyed, uint64(i), udp(byte(i)))
+		if i%2 == 1 { // somebody has put options before its SRH
+			p = optioned(p, 8*(i+1))
+		}
 		w.send("in", frameOf(p))
 		if got, want := w.receive(), restored(t, p, testShare(2, 9), forwarded(udp(byte(i)))); !bytes.Equal(got, want) {
 			t.Fatalf("got\n%x, want\n%x", got, want)
@@ -269,21 +275,23 @@ func TestFunctionInTheNodesOwnKernelIsPassed(t *testing.T) {
 func TestTwoFunctionsOfANodeFollowOneAnother(t *testing.T) {
 	for _, order := range [][2]int{{1, 2}, {2, 1}} {
 		w := newWire(t, nil)
-		p := outerOf(1, order[0], model.SchemeKeyed, 5, udp(1))
-		p.SRH.Segments = []netip.Addr{otherSID(9), ownSID(order[1]), ownSID(order[0])}
-		w.must(p.Fix())
-		w.send("in", frameOf(p))
-		got := w.receive()
-		out, err := srv6.Decode(got)
-		w.must(err)
-		want := forwarded(forwarded(udp(1)))
-		if out.Header.Destination != otherSID(9) || out.SRH == nil || out.SRH.SegmentsLeft != 0 || !bytes.Equal(out.Payload, want) {
-			t.Errorf("segments %v: got %x", order, got)
-		}
-		f, err := w.d.FunctionsInFlight()
-		w.must(err)
-		if f[0].TxSuccess != 1 || f[1].TxSuccess != 1 {
-			t.Errorf("segments %v: %+v", order, f)
+		plain := outerOf(1, order[0], model.SchemeKeyed, 5, udp(1))
+		plain.SRH.Segments = []netip.Addr{otherSID(9), ownSID(order[1]), ownSID(order[0])}
+		w.must(plain.Fix())
+		for i, p := range []srv6.Packet{plain, optioned(plain, 40)} {
+			w.send("in", frameOf(p))
+			got := w.receive()
+			out, err := srv6.Decode(got)
+			w.must(err)
+			want := forwarded(forwarded(udp(1)))
+			if out.Header.Destination != otherSID(9) || out.SRH == nil || out.SRH.SegmentsLeft != 0 || !bytes.Equal(out.Payload, want) || !bytes.Equal(out.Options, p.Options) {
+				t.Errorf("segments %v: got %x", order, got)
+			}
+			f, err := w.d.FunctionsInFlight()
+			w.must(err)
+			if n := uint64(i + 1); f[0].TxSuccess != n || f[1].TxSuccess != n {
+				t.Errorf("segments %v: %+v", order, f)
+			}
 		}
 	}
 }

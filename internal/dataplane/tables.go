@@ -77,6 +77,7 @@ const (
 	tableRefusals    table = "ws_refusals"
 	tableErrors      table = "ws_errors"
 	tableEvents      table = "ws_events"
+	tablePrograms    table = "ws_programs"
 )
 
 // op is one change of one map: a pointer to the value is put, or without one

@@ -31,7 +31,11 @@ const (
 	NextHeaderIPv4  = 4
 	NextHeaderIPv6  = 41
 	NextHeaderRoute = 43 // a routing header
-	RoutingTypeSRH  = 4
+
+	NextHeaderHopByHop    = 0  // options, as those of
+	NextHeaderDestination = 60 // this
+
+	RoutingTypeSRH = 4
 
 	TLVPad1  = 0
 	TLVPadN  = 4
@@ -90,7 +94,8 @@ type Proof struct {
 type Packet struct {
 	Ethernet *Ethernet // nil: there was none
 	Header   Header
-	SRH      *SRH   // nil: the next header is not a segment routing header
+	Options  []byte // hop-by-hop and destination options before the SRH, as they are on the wire
+	SRH      *SRH   // nil: the next header is not a segment routing header, or options before one
 	Payload  []byte // all that follows, as far as it was captured
 }
 
@@ -161,11 +166,37 @@ func (c *cursor) packet() (Packet, error) {
 	}
 	var p Packet
 	p.Header = header(b)
-	if p.Header.NextHeader == NextHeaderRoute {
+	next, length := c.options(p.Header.NextHeader)
+	if next == NextHeaderRoute {
+		at := c.off
+		c.off += length
 		p.SRH, err = c.srh()
+		if p.SRH != nil || err != nil {
+			p.Options = append([]byte(nil), c.b[at:at+length]...)
+		} else {
+			c.off = at
+		}
 	}
 	p.Payload = append([]byte(nil), c.b[c.off:]...)
 	return p, err
+}
+
+// options passes over the extension headers that may stand before a routing header
+// (RFC 8200 section 4.1). It returns what is behind them, and their length; the
+// next header itself where they are not whole.
+func (c *cursor) options(first uint8) (next uint8, length int) {
+	next = first
+	for next == NextHeaderHopByHop || next == NextHeaderDestination {
+		if c.left() < length+2 {
+			return first, 0
+		}
+		h := c.b[c.off+length:]
+		next, length = h[0], length+8+8*int(h[1])
+	}
+	if length > c.left() {
+		return first, 0
+	}
+	return next, length
 }
 
 func header(b []byte) Header {
@@ -256,6 +287,7 @@ func (p Packet) Append(b []byte) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
+	b = append(b, p.Options...)
 	if p.SRH != nil {
 		if b, err = p.SRH.Append(b); err != nil {
 			return nil, err
@@ -265,16 +297,18 @@ func (p Packet) Append(b []byte) ([]byte, error) {
 }
 
 // Fix sets PayloadLength to what follows the IPv6 header, and NextHeader if an
-// SRH does.
+// SRH does; Options name theirs, and the IPv6 header's is what they are.
 func (p *Packet) Fix() error {
-	n := len(p.Payload)
+	n := len(p.Options) + len(p.Payload)
 	if p.SRH != nil {
 		l, err := p.SRH.Len()
 		if err != nil {
 			return err
 		}
 		n += l
-		p.Header.NextHeader = NextHeaderRoute
+		if len(p.Options) == 0 {
+			p.Header.NextHeader = NextHeaderRoute
+		}
 	}
 	if n > 0xffff {
 		return fmt.Errorf("payload of %d bytes is longer than the 65535 that an IPv6 header can tell", n)

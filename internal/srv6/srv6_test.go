@@ -175,8 +175,8 @@ func TestOtherRoutingHeadersAreNotSRHs(t *testing.T) {
 	if err != nil || p.SRH != nil {
 		t.Errorf("routing type 2: SRH %v, error %v", p.SRH, err)
 	}
-	if p, err = srv6.DecodeFrame(frame(t, "extension-first-hopopt")); err != nil || p.SRH != nil {
-		t.Errorf("behind hop-by-hop options: SRH %v, error %v", p.SRH, err)
+	if p, err = srv6.DecodeFrame(frame(t, "options-routing-type")); err != nil || p.SRH != nil || p.Options != nil {
+		t.Errorf("routing type 2 behind options: SRH %v, options %x, error %v", p.SRH, p.Options, err)
 	}
 }
 

@@ -38,7 +38,7 @@ from scapy.layers.inet import TCP, UDP, ICMP, IP, IPOption, IPOption_NOP
 from scapy.layers.inet6 import (IPv6, ICMPv6DestUnreach, ICMPv6EchoRequest,
                                 ICMPv6ND_NS, ICMPv6ND_Redirect,
                                 ICMPv6PacketTooBig, ICMPv6ParamProblem,
-                                ICMPv6TimeExceeded,
+                                ICMPv6TimeExceeded, HBHOptUnknown, Pad1, PadN,
                                 IPv6ExtHdrSegmentRouting,
                                 IPv6ExtHdrDestOpt, IPv6ExtHdrFragment,
                                 IPv6ExtHdrHopByHop,
@@ -490,6 +490,36 @@ def carried(path, position, values=None, carries=None, tlvs=None, dst=None,
         behind = carries or inner(dst=host(path))
     return outer(dst or path.at(position), srh(tlvs=tlvs, **kw) + behind,
                  hlim=hlim, tc=tc, fl=fl, src=src)
+
+
+HOP, DEST = 0, 60
+
+
+def option(kind, n=4):
+    return HBHOptUnknown(otype=kind, optlen=n, optdata=bytes(range(n)))
+
+
+def hopopt(*options):
+    return HOP, IPv6ExtHdrHopByHop(options=list(options))
+
+
+def destopt(*options):
+    return DEST, IPv6ExtHdrDestOpt(options=list(options))
+
+
+def options_before(packet, *headers, behind=43):
+    """packet with extension headers between its IPv6 header and the SRH."""
+    before = b""
+    for kind, header in reversed(headers):
+        if not isinstance(header, bytes):
+            header.nh = behind
+            header = bytes(header)
+        else:
+            header = bytes([behind]) + header[1:]
+        before, behind = header + before, kind
+    length = struct.unpack(">H", packet[4:6])[0] + len(before)
+    return (packet[:4] + struct.pack(">H", length) + bytes([behind]) +
+            packet[7:40] + before + packet[40:])
 
 
 def flow(src, dst, protocol, sport=0, dport=0):
@@ -956,12 +986,6 @@ def headers():
         web.sid(1), bytes(UDP(sport=1, dport=2)), nh=17), "UDP to a SID")
     f.drop("no-srh-ipv6", "NO_SRH", outer(web.sid(3), inner(), nh=41),
            "IPv6 in IPv6 to the egress SID: never stamped", node="r6")
-    f.drop("extension-first-destopt", "EXTENSION_FIRST", outer(
-        web.sid(1), bytes(IPv6ExtHdrDestOpt(nh=43)) + good[at:], nh=60),
-        "destination options before the SRH")
-    f.drop("extension-first-hopopt", "EXTENSION_FIRST", outer(
-        web.sid(1), bytes.fromhex("2b00010400000000") + good[at:], nh=0),
-        "hop-by-hop options before the SRH")
     f.drop("fragment-before", "OUTER_FRAGMENT", outer(
         web.sid(1), bytes.fromhex("2b00000100000001") + good[at:], nh=44),
         "a fragment header before the SRH")
@@ -1051,6 +1075,104 @@ def headers():
     f.drop("segment-outside-last", "SEGMENT_OUTSIDE", carried(
         twice, 1, segments=[twice.sid(1), twice.sid(2), H2]),
         "two functions of this node, and then a host")
+    return f
+
+
+def options():
+    f = File("options", "Hop-by-hop and destination options before the SRH, "
+             "which somebody put there between two nodes.")
+    ioam = option(0x31, 24)  # may change on the way: RFC 9486 3
+    both = (hopopt(ioam), destopt(option(0x1e), PadN(optdata=b"\0\0")))
+
+    def keep(name, path, position, headers, note, **kw):
+        node = path.visits[position][0]
+        if position == len(path.visits) - 1:
+            out = (decremented4 if kw.get("nh") == 4 else decremented)(
+                kw.get("carries") or inner(dst=host(path)))
+        else:
+            out = options_before(
+                carried(path, position + 1, hlim=62, **kw), *headers)
+        f.add("options-" + name, options_before(
+            carried(path, position, **kw), *headers), note, node=node, out=out)
+
+    for position in (1, 2, 3):
+        keep("hop-by-hop-%d" % position, web, position, [hopopt(ioam)],
+             "hop-by-hop options, position %d of 3" % position)
+        keep("destination-%d" % position, unordered, position, [destopt()],
+             "destination options, position %d of 3" % position)
+        keep("both-%d" % position, ordered, position, both,
+             "both, position %d of 3" % position)
+    keep("longest-15", longest, 15, both, "16 segments")
+    for position in range(1, len(four.visits)):
+        keep("four-%d" % position, four, position, both, "IPv4 inside",
+             nh=4, carries=inner4(src="203.0.113.7"))
+    for position in range(1, len(small.visits)):
+        keep("csid-%d" % position, small, position, both, "compressed SIDs")
+    f.add("options-local", options_before(carried(local, 1), *both),
+          "two functions and the egress on one node",
+          out=decremented(inner(dst=host(local))))
+    f.add("options-twice", options_before(carried(twice, 1), *both),
+          "two functions on one node", out=options_before(
+              carried(twice, 3, hlim=62), *both))
+    behind = web.tlv(web.values(1, rnd(7))) + bytes(8)
+    ahead = b"\x7e\x06" + bytes(6) + web.tlv(web.values(1, rnd(7)))
+    for name, tlvs in (("behind", behind), ("ahead", ahead)):
+        after = tlvs.replace(web.tlv(web.values(1, rnd(7))),
+                             web.tlv(web.values(2, rnd(7))))
+        f.add("options-tlvs-" + name, options_before(
+            carried(web, 1, tlvs=tlvs), *both), "other TLVs " + name,
+            out=options_before(carried(web, 2, tlvs=after, hlim=62), *both))
+    keep("256", web, 1, [hopopt(option(0x3e, 124)), destopt(option(0x3e, 124))],
+         "as many bytes as are taken")
+    keep("pad1-32", web, 1, [destopt(*[Pad1()] * 30, PadN(optdata=bytes(5)),
+                                     option(0x1e, 7))],
+         "as many options as are taken")
+    keep("unknown-hop-by-hop", web, 1, [hopopt(option(0xde))],
+         "hop-by-hop options are not looked at")
+    keep("two-destination", web, 1, [destopt(), destopt()],
+         "destination options twice")
+    keep("broken-hop-by-hop", web, 1, [(HOP, bytes.fromhex(
+        "00003eff00000000"))], "not even where they are no options")
+
+    def drop(name, reason, headers, note, packet=None, **kw):
+        f.drop("options-" + name, reason, options_before(
+            packet or carried(web, 1), *headers, **kw), note)
+
+    drop("264", "EXTENSION_FIRST", [hopopt(option(0x3e, 124)),
+         destopt(option(0x3e, 132))], "eight bytes too many")
+    drop("three", "EXTENSION_FIRST", [*both, destopt()], "three headers")
+    drop("hop-by-hop-second", "EXTENSION_FIRST", [destopt(), hopopt()],
+         "hop-by-hop options behind others")
+    drop("hop-by-hop-twice", "EXTENSION_FIRST", [hopopt(), hopopt()],
+         "hop-by-hop options twice")
+    drop("pad1-33", "EXTENSION_FIRST", [(DEST, bytes([0, 4]) + bytes(32) +
+         bytes([1, 4, 0, 0, 0, 0]))], "33 options")
+    for kind in (0x5e, 0x9e, 0xde):
+        drop("unknown-%02x" % kind, "OPTION_UNKNOWN", [destopt(option(kind))],
+             "an option that must not be passed over")
+    drop("unknown-second", "OPTION_UNKNOWN", [hopopt(), destopt(
+         option(0x1e), option(0x9e))], "behind one that may")
+    drop("length", "OPTION_LENGTH", [(DEST, bytes.fromhex("00001e0500000000"))],
+         "an option one byte longer than its header")
+    drop("length-missing", "OPTION_LENGTH", [(DEST, bytes.fromhex(
+         "000001030000001e"))], "an option without a length")
+    whole = options_before(carried(web, 1), *both)
+    for n in (41, 47, 40 + 32 + 7, 40 + 32 + 15):
+        f.drop("options-cut-%d" % n, "EXTENSION_TRUNCATED", cut(whole, n),
+               "cut to %d bytes" % n)
+    f.drop("options-cut-srh", "SRH_TRUNCATED", cut(whole, 40 + 32 + 16 + 79),
+           "a byte of the SRH is missing")
+    drop("udp", "NO_SRH", both, "UDP behind options", outer(
+        web.sid(1), bytes(UDP(sport=1, dport=2)), nh=17), behind=17)
+    drop("fragment", "OUTER_FRAGMENT", both, "a fragment header behind them",
+         outer(web.sid(1), bytes.fromhex("2b00000100000001"), nh=44),
+         behind=44)
+    drop("routing-type", "ROUTING_TYPE", both, "another routing header",
+         outer(web.sid(1), bytes(IPv6ExtHdrRouting(
+             nh=59, type=2, segleft=1, addresses=[H2]))))
+    f.drop("options-forged", "PROOF", options_before(carried(
+        web, 3, values=web.values(2, rnd(7))), *both),
+        "a hop was left out", node="r6")
     return f
 
 
@@ -1991,10 +2113,41 @@ def errors():
         src="fc00:1::1", dst=web.sid(1), fl=0xabcde) / UDP(sport=1, dport=2)),
          "RFC 8986 4.1.1: points at the upper layer", upper(40))
     good = carried(web, 1)
-    tell("extension-first", "EXTENSION_FIRST", (
-        good[:4] + (len(good) - 32).to_bytes(2, "big") + b"\x3c" + good[7:40] +
-        bytes(IPv6ExtHdrDestOpt(nh=43)) + good[40:]),
-         "RFC 8200 4: points at Next Header", ICMPv6ParamProblem(code=1, ptr=6))
+    nexthdr, unknown = (lambda at: ICMPv6ParamProblem(code=1, ptr=at),
+                        lambda at: ICMPv6ParamProblem(code=2, ptr=at))
+    pads = [hopopt(), destopt()]  # of 8 bytes each
+    tell("extension-first", "EXTENSION_FIRST", options_before(
+        good, hopopt(option(0x3e, 254))), "RFC 8200 4: points at Next Header",
+        nexthdr(6))
+    tell("extension-first-second", "EXTENSION_FIRST", options_before(
+        good, destopt(), hopopt()), "that of the header before", nexthdr(40))
+    tell("extension-first-third", "EXTENSION_FIRST", options_before(
+        good, *pads, destopt()), "that of the header before", nexthdr(48))
+    for kind in (0x9e, 0xde):
+        tell("option-unknown-%02x" % kind, "OPTION_UNKNOWN", options_before(
+            good, hopopt(), destopt(option(0x1e), option(kind))),
+            "RFC 8200 4.2: points at the option", unknown(40 + 8 + 2 + 6))
+    silent("option-discard", "OPTION_UNKNOWN", options_before(
+        good, destopt(option(0x5e))), "RFC 8200 4.2: to be discarded")
+    silent("option-length", "OPTION_LENGTH", options_before(
+        good, (DEST, bytes.fromhex("00001e0500000000"))), "malformed")
+    tell("options-hop-limit", "HOP_LIMIT", options_before(carried(
+        web, 1, hlim=1), *pads), "behind options", exceeded())
+    tell("options-segments-left", "SRH_SEGMENTS_LEFT", options_before(carried(
+        web, 1, sl=4), *pads), "behind options", field(43 + 16))
+    tell("options-tlv-overrun", "TLV_OVERRUN", options_before(carried(
+        web, 1, tlvs=bytes([252, 23]) + bytes(22)), *pads), "behind options",
+        field(41 + 16))
+    tell("options-no-srh", "NO_SRH", options_before(outer(
+        web.sid(1), bytes(UDP(sport=1, dport=2)), nh=17), *pads, behind=17),
+        "behind options", upper(40 + 16))
+    tell("options-upper-layer", "UPPER_LAYER", options_before(carried(
+        web, 1, sl=0), *pads), "behind options", upper(40 + 16 + 8 + 48 + 24))
+    tell("options-segments-remain", "SEGMENTS_REMAIN", options_before(carried(
+        web, 3, sl=1), *pads), "behind options", field(43 + 16), node="r6")
+    tell("options-inner-protocol", "INNER_PROTOCOL", options_before(carried(
+        web, 3, nh=59), *pads), "behind options",
+        upper(40 + 16 + 8 + 48 + 24), node="r6")
     tell("upper-layer", "UPPER_LAYER", carried(web, 1, sl=0),
          "RFC 8986 4.1.1: points at the upper layer", upper(40 + 8 + 48 + 24))
     tell("segments-remain", "SEGMENTS_REMAIN", carried(web, 3, sl=1),
@@ -2151,8 +2304,8 @@ def main():
                    "paths": [p.world() for p in PATHS]}, f, indent=1)
         f.write("\n")
     seen = set()
-    for f in (good(), csids(), flows(), tlvs(), headers(), proofs(), inners(),
-              core(), edge(), syns(), errors(), rules()):
+    for f in (good(), csids(), flows(), tlvs(), headers(), options(),
+              proofs(), inners(), core(), edge(), syns(), errors(), rules()):
         for b in f.blocks:
             name = b.split("\n")[0]
             assert name not in seen, name

@@ -15,6 +15,8 @@
 #define WS_KEYS_MAX 16
 /* Bytes of TLVs after the segment list that a node takes. */
 #define WS_TLVS_LEN_MAX 128
+/* Bytes of extension headers before the SRH that a node takes. */
+#define WS_EXT_MAX 256
 /* IPv6 header, SRH, WS_SEGS_MAX segments, proof TLV. */
 #define WS_OUTER_MAX (40 + 8 + 16 * WS_SEGS_MAX + 24)
 /* Outer header with WS_SEGS_MAX segments and as many TLVs as a node takes. */
@@ -552,6 +554,10 @@ struct ws_errors {
 	__u64 unanswerable; /* not sent: RFC 4443 2.4 e, or no way to the sender */
 };
 _Static_assert(sizeof(struct ws_errors) == 64, "ws_errors is ABI");
+
+/* ws_programs: that for packets with options before their SRH. */
+#define WS_PROGRAM_EXT 0
+#define WS_PROGRAMS 1
 
 /* ws_refusals: per CPU, by reason. */
 struct ws_refusal {

@@ -94,8 +94,13 @@
 	X(UNVERIFIED, "a chain requires this packet, yet it would leave the domain without having been verified here") \
 	X(OUTER_FRAGMENT, "a packet for a SID of this node is a fragment outside: the domain makes none") \
 	X(INNER_ADDRESS, "the inner packet for a function is from or to an address that no headend takes packets of") \
-	X(EXTENSION_FIRST, "a packet for a SID of this node has an extension header before its routing header, behind which waystamp looks for none") \
-	X(IP6_LENGTH, "the payload length of an IPv6 packet for a chain runs past the end of its frame")
+	X(EXTENSION_FIRST, "a packet for a SID of this node has more, longer or other extension headers before its routing header than waystamp takes there") \
+	X(IP6_LENGTH, "the payload length of an IPv6 packet for a chain runs past the end of its frame") \
+	X(EXTENSION_TRUNCATED, "an extension header before the routing header runs past the end of the packet") \
+	X(OPTION_LENGTH, "a destination option before the routing header runs past the end of its header") \
+	X(OPTION_UNKNOWN, "a destination option before the routing header must not be passed over by who does not know it") \
+	X(HEADER_TOO_LONG, "the outer header with its options is longer than what can be kept while the packet is in a function") \
+	X(EXTENSION_PROGRAM_BUG, "the program for packets with options before their routing header is not there")
 
 enum ws_reason {
 #define X(name, text) WS_REASON_##name,

@@ -170,9 +170,13 @@ func unsteered(a netip.Addr) bool {
 
 // header are the bytes of an SRH that checkSRH accepted.
 type header struct {
+	at    int // where it is, from the IPv6 header on
 	b     []byte
 	proof int // where the proof TLV starts, once findProof has found it
 }
+
+// end is where the inner packet starts, from the IPv6 header on.
+func (h *header) end() int { return h.at + len(h.b) }
 
 func (h *header) segmentsLeft() int { return int(h.b[3]) }
 func (h *header) segments() int     { return int(h.b[4]) + 1 }
@@ -183,18 +187,93 @@ func (h *header) segment(i int) netip.Addr {
 	return netip.AddrFrom16([16]byte(h.b[srv6.SRHLen+srv6.SegmentLen*i:]))
 }
 
-// checkSRH is RFC 8754 4.3.1.1, S03 to S12, and our own bounds.
-func checkSRH(ip ipv6) (*header, Reason) {
-	if ip.nextHeader() == protocolFragment {
-		return nil, OuterFragment
+// What of options before an SRH is taken.
+const (
+	optionHeadersMax = 2
+	optionBytesMax   = 256 // in all headers
+	optionsMax       = 32  // in one header of destination options
+)
+
+// Codes of a Parameter Problem (RFC 4443 3.4).
+const (
+	codeNextHeader = 1
+	codeOption     = 2
+)
+
+// refusal is why what is before an SRH is not taken. Its source is told of the
+// field at pointer, from the IPv6 header on, by that code; 0: of none.
+type refusal struct {
+	reason  Reason
+	code    uint8
+	pointer int
+}
+
+// options is where the packet's routing header starts, behind hop-by-hop and
+// destination options (RFC 8200 4.1), from the IPv6 header on.
+func (b ipv6) options() (at int, _ refusal) {
+	const hopByHop, destination = 0, 60
+	at = srv6.IPv6Len
+	field, next := 6, b.nextHeader()
+	for n := 0; next == hopByHop || next == destination; n++ {
+		if n == optionHeadersMax || n > 0 && next == hopByHop {
+			return 0, refusal{ExtensionFirst, codeNextHeader, field}
+		}
+		if len(b) < at+2 {
+			return 0, refusal{reason: ExtensionTruncated}
+		}
+		end := at + 8 + 8*int(b[at+1])
+		if end-srv6.IPv6Len > optionBytesMax {
+			return 0, refusal{ExtensionFirst, codeNextHeader, field}
+		}
+		if end > len(b) {
+			return 0, refusal{reason: ExtensionTruncated}
+		}
+		if next == destination {
+			if r := b.destinationOptions(at+2, end, field); r.reason != "" {
+				return 0, r
+			}
+		}
+		field, next, at = at, b[at], end
 	}
-	if ip.nextHeader() == 0 || ip.nextHeader() == 60 { // hop-by-hop and destination options
-		return nil, ExtensionFirst
+	switch next {
+	case srv6.NextHeaderRoute:
+		return at, refusal{}
+	case protocolFragment:
+		return 0, refusal{reason: OuterFragment}
 	}
-	if ip.nextHeader() != srv6.NextHeaderRoute {
-		return nil, NoSRH
+	return 0, refusal{NoSRH, icmpCodeUpperLayer, at}
+}
+
+// destinationOptions looks at the options from byte at to end (RFC 8200 4.2), of a
+// header that the byte at field names. We know none but padding.
+func (b ipv6) destinationOptions(at, end, field int) refusal {
+	for n := 0; at < end; n++ {
+		if n == optionsMax {
+			return refusal{ExtensionFirst, codeNextHeader, field}
+		}
+		if b[at] == 0 { // Pad1
+			at++
+			continue
+		}
+		if at+2 > end || at+2+int(b[at+1]) > end {
+			return refusal{reason: OptionLength}
+		}
+		switch b[at] >> 6 {
+		case 0: // to be passed over
+		case 1: // to be discarded
+			return refusal{reason: OptionUnknown}
+		default: // and told of
+			return refusal{OptionUnknown, codeOption, at}
+		}
+		at += 2 + int(b[at+1])
 	}
-	b := ip[srv6.IPv6Len:]
+	return refusal{}
+}
+
+// checkSRH is RFC 8754 4.3.1.1, S03 to S12, and our own bounds, of the routing
+// header at an offset.
+func checkSRH(ip ipv6, at int) (*header, Reason) {
+	b := ip[at:]
 	if len(b) < srv6.SRHLen {
 		return nil, SRHTruncated
 	}
@@ -205,7 +284,7 @@ func checkSRH(ip ipv6) (*header, Reason) {
 	if length > len(b) {
 		return nil, SRHTruncated
 	}
-	h := &header{b: b[:length]}
+	h := &header{at: at, b: b[:length]}
 	switch {
 	case h.tlvs() > length:
 		return nil, SRHLastEntry

@@ -384,16 +384,20 @@ func (p *packet) endpoint() (r Result, again bool) {
 	if srv6.IPv6Len+ip.payloadLength() > len(p.b) {
 		return p.drop(PayloadLength), false
 	}
-	srh, reason := checkSRH(ip)
-	const field, srhAt = 0, srv6.IPv6Len
+	before, refused := ip.options()
+	switch {
+	case refused.reason == "":
+	case refused.pointer != 0:
+		return p.answer(refused.reason, 0, icmp{icmpParameter, refused.code, uint32(refused.pointer)}), false
+	default:
+		return p.drop(refused.reason), false
+	}
+	srh, reason := checkSRH(ip, before)
+	const field = 0
 	switch reason {
 	case "":
-	case ExtensionFirst:
-		return p.answer(reason, 0, icmp{icmpParameter, 1, 6}), false
-	case NoSRH:
-		return p.answer(reason, 0, icmp{icmpParameter, icmpCodeUpperLayer, srhAt}), false
 	case SRHLastEntry, SRHSegmentsLeft:
-		return p.answer(reason, 0, icmp{icmpParameter, field, srhAt + 3}), false
+		return p.answer(reason, 0, icmp{icmpParameter, field, uint32(before + 3)}), false
 	default:
 		return p.drop(reason), false
 	}
@@ -401,7 +405,7 @@ func (p *packet) endpoint() (r Result, again bool) {
 	switch reason {
 	case "":
 	case TLVOverrun:
-		return p.answer(reason, 0, icmp{icmpParameter, field, srhAt + 1}), false
+		return p.answer(reason, 0, icmp{icmpParameter, field, uint32(before + 1)}), false
 	default:
 		return p.drop(reason), false
 	}
@@ -415,7 +419,7 @@ func (p *packet) endpoint() (r Result, again bool) {
 	if !slices.Contains(h.sources, ip.source()) {
 		return p.drop(Source), false
 	}
-	binding, ok := bind(h.share, h.id.Scheme, srh.b[0], p.b[srv6.IPv6Len+len(srh.b):])
+	binding, ok := bind(h.share, h.id.Scheme, srh.b[0], p.b[srh.end():])
 	if !ok {
 		return p.drop(Flow), false
 	}
@@ -429,7 +433,7 @@ func (p *packet) endpoint() (r Result, again bool) {
 	left := srh.segmentsLeft()
 	if !shifted {
 		if left == 0 {
-			return p.answer(UpperLayer, 0, icmp{icmpParameter, icmpCodeUpperLayer, uint32(srv6.IPv6Len + len(srh.b))}), false
+			return p.answer(UpperLayer, 0, icmp{icmpParameter, icmpCodeUpperLayer, uint32(srh.end())}), false
 		}
 		left--
 		next = srh.segment(left)
@@ -483,7 +487,7 @@ func (p *packet) endStamp(srh *header, proof srv6.Proof, binding pot.Binding, h 
 		ip.decrement()
 		p.counted = true
 	}
-	p.visited(h.id, h.share.Position, len(p.b)-srv6.IPv6Len-len(srh.b))
+	p.visited(h.id, h.share.Position, len(p.b)-srh.end())
 	if p.node.Locator.Contains(next) {
 		return Result{}, true
 	}
@@ -494,11 +498,11 @@ func (p *packet) endStamp(srh *header, proof srv6.Proof, binding pot.Binding, h 
 // the egress's own.
 func (p *packet) dt46(srh *header, proof srv6.Proof, binding pot.Binding, e *plan.Egress, more bool) Result {
 	if srh.segmentsLeft() != 0 || more {
-		return p.answer(SegmentsRemain, 0, icmp{icmpParameter, 0, srv6.IPv6Len + 3})
+		return p.answer(SegmentsRemain, 0, icmp{icmpParameter, 0, uint32(srh.at + 3)})
 	}
 	violation, rnd := judge(srh, proof, binding, e)
 	if violation == "" {
-		violation = p.window(rnd, p.b[srv6.IPv6Len+len(srh.b):], e)
+		violation = p.window(rnd, p.b[srh.end():], e)
 	}
 	if violation != "" {
 		if e.OnViolation != model.OnViolationReport {
@@ -507,7 +511,7 @@ func (p *packet) dt46(srh *header, proof srv6.Proof, binding pot.Binding, e *pla
 		p.result.Reported = append(p.result.Reported, violation)
 	}
 
-	outer := srv6.IPv6Len + len(srh.b)
+	outer := srh.end()
 	v4 := srh.b[0] == srv6.NextHeaderIPv4
 	if !v4 && srh.b[0] != srv6.NextHeaderIPv6 {
 		return p.answer(InnerProtocol, 0, icmp{icmpParameter, icmpCodeUpperLayer, uint32(outer)})
@@ -622,15 +626,21 @@ func (p *packet) ownOuter() int {
 	if p.v4 {
 		return 0
 	}
-	if ip := ipv6(p.b); ip.source() == p.node.Address && ip.nextHeader() == srv6.NextHeaderRoute {
-		return srv6.IPv6Len + 8 + 8*int(p.b[srv6.IPv6Len+1])
+	ip := ipv6(p.b)
+	srh, refused := ip.options()
+	if ip.source() != p.node.Address || refused.reason != "" {
+		return 0
 	}
-	return 0
+	return srh + 8 + 8*int(p.b[srh+1])
 }
 
 // answerInside answers the sender of the packet at offset at, of whatever version.
 func (p *packet) answerInside(r Reason, at int, e icmp) Result {
-	if at > 0 && p.b[srv6.IPv6Len] == srv6.NextHeaderIPv4 {
+	srh := 0
+	if at > 0 {
+		srh, _ = ipv6(p.b).options()
+	}
+	if at > 0 && p.b[srh] == srv6.NextHeaderIPv4 {
 		p.b, p.v4 = p.b[at:], true
 		if len(p.b) < srv6.IPv4Len {
 			return p.drop(r)

@@ -66,10 +66,15 @@ const (
 	Unverified      Reason = "UNVERIFIED"
 	OuterFragment   Reason = "OUTER_FRAGMENT"
 	ExtensionFirst  Reason = "EXTENSION_FIRST"
-	MappedAddress   Reason = "MAPPED_ADDRESS"
-	IP4Length       Reason = "IP4_LENGTH"
-	IP4Checksum     Reason = "IP4_CHECKSUM"
-	IP6Length       Reason = "IP6_LENGTH"
+
+	ExtensionTruncated Reason = "EXTENSION_TRUNCATED"
+	OptionLength       Reason = "OPTION_LENGTH"
+	OptionUnknown      Reason = "OPTION_UNKNOWN"
+
+	MappedAddress Reason = "MAPPED_ADDRESS"
+	IP4Length     Reason = "IP4_LENGTH"
+	IP4Checksum   Reason = "IP4_CHECKSUM"
+	IP6Length     Reason = "IP6_LENGTH"
 )
 
 // Reasons are all of them.
@@ -81,6 +86,6 @@ func Reasons() []Reason {
 		UnknownSID, UnknownPath, UnknownEpoch, Scheme, UpperLayer, SegmentsRemain, SegmentOutside, HopLimit, Loop,
 		Segments, Proof, Range, Flow, Number, Replay, Stale, InnerProtocol, InnerTruncated, InnerVersion, InnerHopLimit,
 		EdgeHopLimit, WrongChain, ECN, RNDExhausted, NoLane, ChainMTU, TrainTooLong, TrainTooBig,
-		TooBig, NoRoute, InnerNoRoute, OutsideError, PathMTU, OutsideSource, Source, LeakSID, LeakSRH, LeaveTruncated, Unverified, OuterFragment, ExtensionFirst, MappedAddress, IP4Length, IP4Checksum, IP6Length,
+		TooBig, NoRoute, InnerNoRoute, OutsideError, PathMTU, OutsideSource, Source, LeakSID, LeakSRH, LeaveTruncated, Unverified, OuterFragment, ExtensionFirst, ExtensionTruncated, OptionLength, OptionUnknown, MappedAddress, IP4Length, IP4Checksum, IP6Length,
 	}
 }

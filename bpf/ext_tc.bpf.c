@@ -1,0 +1,24 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* A packet for a SID of this node with options before its SRH, at whatever hook of
+ * TC it was: the program there hands it over (lib/ext_tc.h). The same sources as its
+ * own, compiled with an offset that it does not have.
+ */
+#define WS_EXT
+#include "lib/hook.h"
+#include "lib/endpoint_tc.h"
+#include "lib/ext.h"
+#include "lib/forward.h"
+
+SEC("tc")
+int ws_ext_tc(struct __sk_buff *skb)
+{
+	__u32 todo = skb->cb[0], exit = skb->cb[1];
+
+	if (todo == EXT_LEAVES)
+		return ws_forward(skb, exit, WAY_UNKNOWN);
+	if (todo == EXT_LEAVES_OUT)
+		return forward_out(skb);
+	return endpoint_tc(skb, todo == EXT_ARRIVES);
+}
+
+char _license[] SEC("license") = "Dual BSD/GPL";
