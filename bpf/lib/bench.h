@@ -63,11 +63,10 @@ struct bench {
 	/* The way of a packet while it is made ready for it. */
 	struct bpf_fib_lookup way;
 	struct bpf_redir_neigh nh;
+	struct ws_nexthop learned; /* it, as it is remembered */
 	/* What rules look at, and the rules that it fits; see rules.h. */
 	struct tuple tuple;
 	__u32 dscp;
 	struct rules_fit fit;
 	struct rules_fit marked;
-	struct ws_dst_key dst;
-	struct ws_src_key src;
 };

@@ -6,44 +6,35 @@
  */
 #pragma once
 
+#include <bpf/bpf_endian.h>
 #include "inner.h"
 #include "maps.h"
+#include "prefix.h"
 
-static __always_inline struct ws_match classify_in(void *dst_map, void *src_map,
+static __always_inline struct ws_match classify_in(enum ws_match_use use,
 						   const struct addrs *a)
 {
-	struct ws_dst_key dk = { .prefixlen = 128 };
-	struct ws_src_key sk = { .prefixlen = 32 + 128 };
-	struct ws_match none = {};
-	const struct ws_match *m, *by_src;
-	struct ws_match found;
+	struct ws_match found, by_src;
 
-	__builtin_memcpy(dk.addr, a->dst, sizeof(dk.addr));
-	m = bpf_map_lookup_elem(dst_map, &dk);
-	if (!m)
-		return none;
-	found = *m;
+	found = prefix_find(use, 0, a->dst);
 	if (found.action != WS_MATCH_SOURCE)
 		return found;
-
-	sk.class_id = bpf_htonl(found.target);
-	__builtin_memcpy(sk.addr, a->src, sizeof(sk.addr));
-	by_src = bpf_map_lookup_elem(src_map, &sk);
-	found.action = by_src ? by_src->action : WS_MATCH_NONE;
-	found.target = by_src ? by_src->target : 0;
+	by_src = prefix_find(use, found.target, a->src);
+	found.action = by_src.action;
+	found.target = by_src.target;
 	return found;
 }
 
 /* The headend's rules: target is an index into ws_headends. */
 static __always_inline struct ws_match classify(const struct addrs *a)
 {
-	return classify_in(&ws_match_dst, &ws_match_src, a);
+	return classify_in(WS_MATCH_STEER, a);
 }
 
 /* What chains that end here require: target is the path, in network order. */
 static __always_inline struct ws_match guard(const struct addrs *a)
 {
-	return classify_in(&ws_guard_dst, &ws_guard_src, a);
+	return classify_in(WS_MATCH_REQUIRE, a);
 }
 
 /* The path that all packets to a destination require, wherever they come from; 0:
@@ -51,12 +42,9 @@ static __always_inline struct ws_match guard(const struct addrs *a)
  */
 static __always_inline __be32 guard_by_destination(const __be64 *dst)
 {
-	struct ws_dst_key k = { .prefixlen = 128 };
-	const struct ws_match *m;
+	struct ws_match m = prefix_find(WS_MATCH_REQUIRE, 0, dst);
 
-	__builtin_memcpy(k.addr, dst, sizeof(k.addr));
-	m = bpf_map_lookup_elem(&ws_guard_dst, &k);
-	return m && m->action == WS_MATCH_PATH ? m->target : 0;
+	return m.action == WS_MATCH_PATH ? m.target : 0;
 }
 
 /* The path that chains that end here require of an inner packet, by prefixes; 0:
@@ -73,7 +61,7 @@ static __always_inline __be32 inner_guard(const struct inner *in)
 /* What must pass a local function of this node: target is its proxy. */
 static __always_inline struct ws_match local_guard(const struct addrs *a)
 {
-	return classify_in(&ws_local_dst, &ws_local_src, a);
+	return classify_in(WS_MATCH_LOCAL, a);
 }
 
 /* Are there rules by more than prefixes? See rules.h. User space says so before it

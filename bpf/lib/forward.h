@@ -105,19 +105,22 @@ static __always_inline void nexthop_learn(const struct bpf_fib_lookup *p,
 {
 	const struct ws_node *node = node_armed();
 	struct ws_nexthop *own = exit_of(exit, key->flow);
-	struct ws_nexthop n = {};
+	struct bench *b = bench();
+	struct ws_nexthop *n;
 	__u32 ways;
 
-	if (!node)
+	if (!node || !b)
 		return;
+	n = &b->learned;
 	/* Before the guard is asked: should that change meanwhile, this is void. */
 	ways = node->ways;
-	n.path = guard_by_destination(key->addr);
-	nexthop_fill(&n, p, key->addr[0], key->addr[1], node, false);
-	n.ways = ways;
-	bpf_map_update_elem(&ws_nexthops, key, &n, BPF_ANY);
+	/* The way to a function is no egress's. */
+	n->path = exit == EXIT_NONE ? 0 : guard_by_destination(key->addr);
+	nexthop_fill(n, p, key->addr[0], key->addr[1], node, false);
+	n->ways = ways;
+	bpf_map_update_elem(&ws_nexthops, key, n, BPF_ANY);
 	if (own)
-		*own = n;
+		*own = *n;
 }
 
 static __always_inline enum ws_reason too_big(void)

@@ -157,22 +157,23 @@ struct {
 	__uint(max_entries, 2 * WS_CHAINS_MAX);
 } ws_stats SEC(".maps");
 
-/* About 80 bytes per live entry. */
-struct {
-	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, struct ws_dst_key);
-	__type(value, struct ws_match);
-	__uint(max_entries, WS_CHAINS_MAX);
-} ws_match_dst SEC(".maps"), ws_guard_dst SEC(".maps");
+/* 64 bytes per entry; user space sets max_entries. It can be mapped, which makes
+ * entries begin where cache lines do.
+ */
+struct ws_match_map {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__uint(value_size, sizeof(struct ws_match_line)); /* see ws_rules_map */
+	__uint(max_entries, 256);
+};
 
 struct {
-	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, struct ws_src_key);
-	__type(value, struct ws_match);
-	__uint(max_entries, WS_CHAINS_MAX);
-} ws_match_src SEC(".maps"), ws_guard_src SEC(".maps");
+	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
+	__type(key, __u32);
+	__uint(max_entries, WS_MATCH_USES);
+	__array(values, struct ws_match_map);
+} ws_match SEC(".maps");
 
 /* One entry, of 128 KB. */
 struct ws_rules_map {
@@ -274,25 +275,6 @@ struct {
 	__type(value, __u32);
 	__uint(max_entries, WS_PROXIES_MAX);
 } ws_slot_next SEC(".maps");
-
-/* What chains require that pass a local function of this node: such a packet
- * that leaves without a header has lost it.
- */
-struct {
-	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, struct ws_dst_key);
-	__type(value, struct ws_match);
-	__uint(max_entries, WS_CHAINS_MAX);
-} ws_local_dst SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, struct ws_src_key);
-	__type(value, struct ws_match);
-	__uint(max_entries, WS_CHAINS_MAX);
-} ws_local_src SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);

@@ -247,13 +247,14 @@ static __always_inline __u32 rules_find(ctx_t *ctx, __u32 off, __u32 use,
 }
 
 /* The path that chains that end here require of the inner packet at off; 0: none.
- * What inner_guard says, with its keys on the bench: the stack is full.
+ * What inner_guard says, with the addresses on the bench: the stack is full.
  */
-static __noinline __be32 required_by_prefixes(ctx_t *ctx, __u32 off, int is_ip4)
+static __always_inline __be32 required_by_prefixes(ctx_t *ctx, __u32 off,
+						   int is_ip4)
 {
 	struct cursor c = ctx_cursor(ctx);
 	struct bench *b = bench();
-	const struct ws_match *m;
+	struct ws_match m;
 	struct inner in;
 
 	barrier_var(off);
@@ -261,17 +262,10 @@ static __noinline __be32 required_by_prefixes(ctx_t *ctx, __u32 off, int is_ip4)
 	if (!b || !inner_take(&c, is_ip4, &in))
 		return 0;
 	tuple_addrs(&b->tuple, &in);
-	b->dst.prefixlen = 128;
-	__builtin_memcpy(b->dst.addr, b->tuple.dst, sizeof(b->dst.addr));
-	m = bpf_map_lookup_elem(&ws_guard_dst, &b->dst);
-	if (m && m->action == WS_MATCH_SOURCE) {
-		b->src.prefixlen = 32 + 128;
-		b->src.class_id = bpf_htonl(m->target);
-		__builtin_memcpy(b->src.addr, b->tuple.src,
-				 sizeof(b->src.addr));
-		m = bpf_map_lookup_elem(&ws_guard_src, &b->src);
-	}
-	return m && m->action == WS_MATCH_PATH ? m->target : 0;
+	m = prefix_find(WS_MATCH_REQUIRE, 0, b->tuple.dst);
+	if (m.action == WS_MATCH_SOURCE)
+		m = prefix_find(WS_MATCH_REQUIRE, m.target, b->tuple.src);
+	return m.action == WS_MATCH_PATH ? m.target : 0;
 }
 
 /* The same. By WS_RULE_REQUIRE, where no rule fits, the path by prefixes: one

@@ -67,6 +67,30 @@ const (
 	// change.
 	NumberSlots = 256
 	NumberSlabs = 512
+	MatchUses   = 3
+
+	// Entries of a line.
+	MatchWays = 3
+
+	// In ws_match_line.kind, beside an enum ws_match_action; 0: there is no entry.
+	// LOCAL: see ws_match. LONGER: there may be longer ones. RULE: it is a rule;
+	// what others say is of the longest rule that covers them.
+	MatchKindAction = 3
+	MatchKindLocal  = 4
+	MatchKindUsed   = 8
+	MatchKindLonger = 16
+	MatchKindRule   = 32
+	MatchHeadSteps  = 8
+
+	// Steps of a search at most, and lines that an entry may be in: its own by the
+	// hash, and the next ones.
+	MatchDepth = 9
+	MatchRun   = 4
+
+	// Of the hash, odd numbers that nothing else is asked of.
+	MatchHashHi  = 11400714819323198485
+	MatchHashLo  = 14029467366897019727
+	MatchHashMix = 15485907386658061715
 
 	// Classification by more than prefixes. The rules of a node are numbered from
 	// 0 in the order of their priorities. A set of them is a vector of words: rule

@@ -501,7 +501,7 @@ type MatchAction uint8
 const (
 	MatchActionNone   MatchAction = 0 // nothing: as if there were no rule
 	MatchActionPath   MatchAction = 1 // target: headend index, or at the guard the path
-	MatchActionSource MatchAction = 2 // target: class to look the source up in
+	MatchActionSource MatchAction = 2 // target: the head to look the source up in
 )
 
 var matchActionNames = [...]string{
@@ -521,6 +521,34 @@ func (v MatchAction) MarshalText() ([]byte, error) { return []byte(v.String()), 
 // UnmarshalText takes what MarshalText gives.
 func (v *MatchAction) UnmarshalText(b []byte) error {
 	return enumUnmarshal((*uint8)(v), "MatchAction", matchActionNames[:], string(b))
+}
+
+// MatchUse is what a table of prefixes is for.
+type MatchUse uint8
+
+const (
+	MatchUseSteer   MatchUse = 0 // the headend's rules: target is its index
+	MatchUseRequire MatchUse = 1 // what chains that end here require: the path
+	MatchUseLocal   MatchUse = 2 // what must pass a local function: its proxy
+)
+
+var matchUseNames = [...]string{
+	"steer",
+	"require",
+	"local",
+}
+
+// String returns the name: lower case, words joined by hyphens. A number that
+// this build does not know prints as MatchUse(N).
+func (v MatchUse) String() string { return enumString("MatchUse", matchUseNames[:], uint8(v)) }
+
+// MarshalText gives what String gives, also for unknown numbers: programs that
+// outlived an upgrade may be newer than their reader.
+func (v MatchUse) MarshalText() ([]byte, error) { return []byte(v.String()), nil }
+
+// UnmarshalText takes what MarshalText gives.
+func (v *MatchUse) UnmarshalText(b []byte) error {
+	return enumUnmarshal((*uint8)(v), "MatchUse", matchUseNames[:], string(b))
 }
 
 // RuleUse is what a packet is looked up for in ordered rules.

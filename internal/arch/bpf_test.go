@@ -236,6 +236,7 @@ func TestTheGoSideOfTheContractIsTheHeaders(t *testing.T) {
 		"ws_recognise":    func(i int) string { return "WS_RECOGNISE_" + abi.Recognise(i).String() },
 		"ws_on_unknown":   func(i int) string { return "WS_ON_UNKNOWN_" + abi.OnUnknown(i).String() },
 		"ws_match_action": func(i int) string { return "WS_MATCH_" + abi.MatchAction(i).String() },
+		"ws_match_use":    func(i int) string { return "WS_MATCH_" + abi.MatchUse(i).String() },
 		"ws_rule_use":     func(i int) string { return "WS_RULE_" + abi.RuleUse(i).String() },
 	}
 	enums := reEnum.FindAllStringSubmatch(header, -1)

@@ -65,6 +65,9 @@ func (d *Dataplane) size(n plan.Node) (limits, error) {
 	if err != nil {
 		return limits{}, err
 	}
+	if l.lines, err = needLines(n, d.local); err != nil {
+		return limits{}, err
+	}
 	return l.size()
 }
 

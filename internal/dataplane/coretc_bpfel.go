@@ -53,12 +53,6 @@ type coreTCWsCopies struct {
 	Until uint64
 }
 
-type coreTCWsDstKey struct {
-	_         structs.HostLayout
-	Prefixlen uint32
-	Addr      [16]uint8
-}
-
 type coreTCWsEgress struct {
 	_           structs.HostLayout
 	Of          coreTCWsEgressKey
@@ -175,14 +169,6 @@ type coreTCWsHopKey struct {
 	Path  uint32
 	Epoch uint8
 	Pad   [3]uint8
-}
-
-type coreTCWsMatch struct {
-	_      structs.HostLayout
-	Target uint32
-	Action uint8
-	Local  uint8
-	Pad    [2]uint8
 }
 
 type coreTCWsNexthop struct {
@@ -352,13 +338,6 @@ type coreTCWsSourceKey struct {
 	Addr [2]uint64
 }
 
-type coreTCWsSrcKey struct {
-	_         structs.HostLayout
-	Prefixlen uint32
-	ClassId   uint32
-	Addr      [16]uint8
-}
-
 type coreTCWsStats struct {
 	_       structs.HostLayout
 	Packets uint64
@@ -379,15 +358,10 @@ const (
 	coreTCMapWsErrors      = "ws_errors"
 	coreTCMapWsEvents      = "ws_events"
 	coreTCMapWsExits       = "ws_exits"
-	coreTCMapWsGuardDst    = "ws_guard_dst"
-	coreTCMapWsGuardSrc    = "ws_guard_src"
 	coreTCMapWsHeadends    = "ws_headends"
 	coreTCMapWsHopIndex    = "ws_hop_index"
 	coreTCMapWsHops        = "ws_hops"
-	coreTCMapWsLocalDst    = "ws_local_dst"
-	coreTCMapWsLocalSrc    = "ws_local_src"
-	coreTCMapWsMatchDst    = "ws_match_dst"
-	coreTCMapWsMatchSrc    = "ws_match_src"
+	coreTCMapWsMatch       = "ws_match"
 	coreTCMapWsNexthops    = "ws_nexthops"
 	coreTCMapWsNode        = "ws_node"
 	coreTCMapWsNumbers     = "ws_numbers"
@@ -468,15 +442,10 @@ type coreTCMapSpecs struct {
 	WsErrors      *ebpf.MapSpec `ebpf:"ws_errors"`
 	WsEvents      *ebpf.MapSpec `ebpf:"ws_events"`
 	WsExits       *ebpf.MapSpec `ebpf:"ws_exits"`
-	WsGuardDst    *ebpf.MapSpec `ebpf:"ws_guard_dst"`
-	WsGuardSrc    *ebpf.MapSpec `ebpf:"ws_guard_src"`
 	WsHeadends    *ebpf.MapSpec `ebpf:"ws_headends"`
 	WsHopIndex    *ebpf.MapSpec `ebpf:"ws_hop_index"`
 	WsHops        *ebpf.MapSpec `ebpf:"ws_hops"`
-	WsLocalDst    *ebpf.MapSpec `ebpf:"ws_local_dst"`
-	WsLocalSrc    *ebpf.MapSpec `ebpf:"ws_local_src"`
-	WsMatchDst    *ebpf.MapSpec `ebpf:"ws_match_dst"`
-	WsMatchSrc    *ebpf.MapSpec `ebpf:"ws_match_src"`
+	WsMatch       *ebpf.MapSpec `ebpf:"ws_match"`
 	WsNexthops    *ebpf.MapSpec `ebpf:"ws_nexthops"`
 	WsNode        *ebpf.MapSpec `ebpf:"ws_node"`
 	WsNumbers     *ebpf.MapSpec `ebpf:"ws_numbers"`
@@ -533,15 +502,10 @@ type coreTCMaps struct {
 	WsErrors      *ebpf.Map `ebpf:"ws_errors"`
 	WsEvents      *ebpf.Map `ebpf:"ws_events"`
 	WsExits       *ebpf.Map `ebpf:"ws_exits"`
-	WsGuardDst    *ebpf.Map `ebpf:"ws_guard_dst"`
-	WsGuardSrc    *ebpf.Map `ebpf:"ws_guard_src"`
 	WsHeadends    *ebpf.Map `ebpf:"ws_headends"`
 	WsHopIndex    *ebpf.Map `ebpf:"ws_hop_index"`
 	WsHops        *ebpf.Map `ebpf:"ws_hops"`
-	WsLocalDst    *ebpf.Map `ebpf:"ws_local_dst"`
-	WsLocalSrc    *ebpf.Map `ebpf:"ws_local_src"`
-	WsMatchDst    *ebpf.Map `ebpf:"ws_match_dst"`
-	WsMatchSrc    *ebpf.Map `ebpf:"ws_match_src"`
+	WsMatch       *ebpf.Map `ebpf:"ws_match"`
 	WsNexthops    *ebpf.Map `ebpf:"ws_nexthops"`
 	WsNode        *ebpf.Map `ebpf:"ws_node"`
 	WsNumbers     *ebpf.Map `ebpf:"ws_numbers"`
@@ -573,15 +537,10 @@ func (m *coreTCMaps) Close() error {
 		m.WsErrors,
 		m.WsEvents,
 		m.WsExits,
-		m.WsGuardDst,
-		m.WsGuardSrc,
 		m.WsHeadends,
 		m.WsHopIndex,
 		m.WsHops,
-		m.WsLocalDst,
-		m.WsLocalSrc,
-		m.WsMatchDst,
-		m.WsMatchSrc,
+		m.WsMatch,
 		m.WsNexthops,
 		m.WsNode,
 		m.WsNumbers,

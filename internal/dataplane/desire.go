@@ -121,16 +121,50 @@ func desire(n plan.Node, at wiring, local []netip.Addr, have tables, ix indexes)
 		}
 	}
 
-	own := make([]dstKey, len(local))
-	for i, a := range local {
-		own[i] = encodeDst(netip.PrefixFrom(a, a.BitLen()))
-	}
+	own := ownKeys(local)
 	w.matchDst, w.matchSrc = expand(steer, have.matchSrc, own)
 	w.guardDst, w.guardSrc = expand(require, have.guardSrc, own)
 	if w.rules, err = encodeRules(steer, require); err != nil {
 		return wanted{}, err
 	}
 	return w, w.checkSizes()
+}
+
+func ownKeys(local []netip.Addr) []dstKey {
+	own := make([]dstKey, len(local))
+	for i, a := range local {
+		own[i] = encodeDst(netip.PrefixFrom(a, a.BitLen()))
+	}
+	return own
+}
+
+// needLines is how many lines the tables of prefixes take for a plan.
+func needLines(n plan.Node, local []netip.Addr) (uint32, error) {
+	var steer, require, through []plan.Rule
+	for i, h := range n.Headends {
+		steer = append(steer, plan.Rule{Match: h.Match, Target: uint32(i)})
+	}
+	seen := map[uint32]bool{}
+	for _, e := range n.Egresses {
+		if !seen[e.Path] {
+			seen[e.Path] = true
+			require = append(require, plan.Rule{Match: e.Match, Target: e.Path})
+		}
+	}
+	for i, p := range n.Proxies {
+		if p.Local {
+			for _, m := range p.Matches {
+				through = append(through, plan.Rule{Match: m, Target: uint32(i)})
+			}
+		}
+	}
+	var all []prefixes
+	for _, rules := range [][]plan.Rule{steer, require} {
+		dst, src := expand(rules, nil, ownKeys(local))
+		all = append(all, prefixes{dst, src})
+	}
+	dst, src := expand(through, nil, nil)
+	return linesOf(append(all, prefixes{dst, src})...)
 }
 
 func (w *wanted) addHop(n plan.Node, id plan.PathID, sid netip.Addr, sources []netip.Addr, entry hop) error {
@@ -235,5 +269,9 @@ func (l limits) size() (limits, error) {
 	if err != nil {
 		return limits{}, err
 	}
-	return limits{headends: c, stats: s, hops: h, egresses: e, places: l.places, buckets: l.buckets, slots: l.slots}, nil
+	m, err := fit(l.lines, linesLeast, linesMost, "lines of prefixes")
+	if err != nil {
+		return limits{}, err
+	}
+	return limits{lines: m, headends: c, stats: s, hops: h, egresses: e, places: l.places, buckets: l.buckets, slots: l.slots}, nil
 }

@@ -25,15 +25,10 @@ const (
 	edgeXDPMapWsErrors      = "ws_errors"
 	edgeXDPMapWsEvents      = "ws_events"
 	edgeXDPMapWsExits       = "ws_exits"
-	edgeXDPMapWsGuardDst    = "ws_guard_dst"
-	edgeXDPMapWsGuardSrc    = "ws_guard_src"
 	edgeXDPMapWsHeadends    = "ws_headends"
 	edgeXDPMapWsHopIndex    = "ws_hop_index"
 	edgeXDPMapWsHops        = "ws_hops"
-	edgeXDPMapWsLocalDst    = "ws_local_dst"
-	edgeXDPMapWsLocalSrc    = "ws_local_src"
-	edgeXDPMapWsMatchDst    = "ws_match_dst"
-	edgeXDPMapWsMatchSrc    = "ws_match_src"
+	edgeXDPMapWsMatch       = "ws_match"
 	edgeXDPMapWsNexthops    = "ws_nexthops"
 	edgeXDPMapWsNode        = "ws_node"
 	edgeXDPMapWsNumbers     = "ws_numbers"
@@ -114,15 +109,10 @@ type edgeXDPMapSpecs struct {
 	WsErrors      *ebpf.MapSpec `ebpf:"ws_errors"`
 	WsEvents      *ebpf.MapSpec `ebpf:"ws_events"`
 	WsExits       *ebpf.MapSpec `ebpf:"ws_exits"`
-	WsGuardDst    *ebpf.MapSpec `ebpf:"ws_guard_dst"`
-	WsGuardSrc    *ebpf.MapSpec `ebpf:"ws_guard_src"`
 	WsHeadends    *ebpf.MapSpec `ebpf:"ws_headends"`
 	WsHopIndex    *ebpf.MapSpec `ebpf:"ws_hop_index"`
 	WsHops        *ebpf.MapSpec `ebpf:"ws_hops"`
-	WsLocalDst    *ebpf.MapSpec `ebpf:"ws_local_dst"`
-	WsLocalSrc    *ebpf.MapSpec `ebpf:"ws_local_src"`
-	WsMatchDst    *ebpf.MapSpec `ebpf:"ws_match_dst"`
-	WsMatchSrc    *ebpf.MapSpec `ebpf:"ws_match_src"`
+	WsMatch       *ebpf.MapSpec `ebpf:"ws_match"`
 	WsNexthops    *ebpf.MapSpec `ebpf:"ws_nexthops"`
 	WsNode        *ebpf.MapSpec `ebpf:"ws_node"`
 	WsNumbers     *ebpf.MapSpec `ebpf:"ws_numbers"`
@@ -179,15 +169,10 @@ type edgeXDPMaps struct {
 	WsErrors      *ebpf.Map `ebpf:"ws_errors"`
 	WsEvents      *ebpf.Map `ebpf:"ws_events"`
 	WsExits       *ebpf.Map `ebpf:"ws_exits"`
-	WsGuardDst    *ebpf.Map `ebpf:"ws_guard_dst"`
-	WsGuardSrc    *ebpf.Map `ebpf:"ws_guard_src"`
 	WsHeadends    *ebpf.Map `ebpf:"ws_headends"`
 	WsHopIndex    *ebpf.Map `ebpf:"ws_hop_index"`
 	WsHops        *ebpf.Map `ebpf:"ws_hops"`
-	WsLocalDst    *ebpf.Map `ebpf:"ws_local_dst"`
-	WsLocalSrc    *ebpf.Map `ebpf:"ws_local_src"`
-	WsMatchDst    *ebpf.Map `ebpf:"ws_match_dst"`
-	WsMatchSrc    *ebpf.Map `ebpf:"ws_match_src"`
+	WsMatch       *ebpf.Map `ebpf:"ws_match"`
 	WsNexthops    *ebpf.Map `ebpf:"ws_nexthops"`
 	WsNode        *ebpf.Map `ebpf:"ws_node"`
 	WsNumbers     *ebpf.Map `ebpf:"ws_numbers"`
@@ -219,15 +204,10 @@ func (m *edgeXDPMaps) Close() error {
 		m.WsErrors,
 		m.WsEvents,
 		m.WsExits,
-		m.WsGuardDst,
-		m.WsGuardSrc,
 		m.WsHeadends,
 		m.WsHopIndex,
 		m.WsHops,
-		m.WsLocalDst,
-		m.WsLocalSrc,
-		m.WsMatchDst,
-		m.WsMatchSrc,
+		m.WsMatch,
 		m.WsNexthops,
 		m.WsNode,
 		m.WsNumbers,

@@ -278,7 +278,6 @@ func encodeDst(p netip.Prefix) dstKey {
 	return dstKey{Prefixlen: bitsOf(p), Addr: p.Masked().Addr().As16()}
 }
 
-// encodeSrc: the class takes the first 32 bits of the prefix.
 func encodeSrc(class uint32, p netip.Prefix) srcKey {
-	return srcKey{Prefixlen: 32 + bitsOf(p), ClassId: be32(class), Addr: p.Masked().Addr().As16()}
+	return srcKey{Class: class, Prefixlen: bitsOf(p), Addr: p.Masked().Addr().As16()}
 }

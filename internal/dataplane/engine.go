@@ -153,11 +153,14 @@ func (e *engine) Verify(s pot.Share, v pot.Verifier, h pot.Header, f pot.Flow, w
 	}{
 		{tableEgresses, engineEntry, verifier},
 		{tableEgressIndex, verifier.Of, engineEntry},
-		{tableGuardDst, dstKey{}, match{Target: be32(h.Path), Action: uint8(abi.MatchActionPath)}},
 	} {
 		if err := e.put(w.t, w.key, w.value); err != nil {
 			return pot.Values{}, pot.Proof, err
 		}
+	}
+	all := prefixes{dst: map[dstKey]match{{}: {Target: be32(h.Path), Action: uint8(abi.MatchActionPath)}}}
+	if err := putPrefixes(e.maps[string(tableMatch)], linesLeast, uint32(abi.MatchUseRequire), all); err != nil {
+		return pot.Values{}, pot.Proof, err
 	}
 	if err := e.putHop(entry); err != nil {
 		return pot.Values{}, pot.Proof, err

@@ -191,7 +191,7 @@ func (g *generation) load() error {
 			}
 			g.maps[table(name)] = m
 			size := m.MaxEntries()
-			ms.MaxEntries = sizeOf(table(name), ms, limits{size, size, size, size, size, size / abi.Ways, size})
+			ms.MaxEntries = sizeOf(table(name), ms, limits{size, size, size, size, size, size, size / abi.Ways, size})
 			if table(name) == tableBuckets {
 				ms.MaxEntries = size
 			}
@@ -205,7 +205,13 @@ func (g *generation) load() error {
 		}
 		g.programs[o.program] = p
 	}
+	steer, err := g.openMatch(abi.MatchUseSteer)
+	if err != nil {
+		return err
+	}
+	defer steer.Close()
 	g.limits = limits{
+		lines:    steer.MaxEntries(),
 		headends: g.maps[tableHeadends].MaxEntries(), stats: g.maps[tableStats].MaxEntries(),
 		buckets: g.maps[tableBuckets].MaxEntries(), slots: g.maps[tableSlots].MaxEntries(),
 		hops:     g.maps[tableHops].MaxEntries(),
@@ -354,6 +360,9 @@ func (d *Dataplane) loadObjects(g *generation, cfg wsConfig, carry map[table]*eb
 		}
 		specs[i] = spec
 	}
+	if err := g.emptyMatch(); err != nil {
+		return err
+	}
 	loaded := make([]*ebpf.Program, len(objects))
 	var load errgroup.Group
 	load.SetLimit(runtime.GOMAXPROCS(0))
@@ -403,6 +412,9 @@ func (d *Dataplane) makeMaps(g *generation, spec *ebpf.CollectionSpec, carry map
 				return fmt.Errorf("count CPUs: %w", err)
 			}
 			ms.InnerMap.MaxEntries = numberSlabs(cpus).spec.MaxEntries
+		}
+		if t == tableMatch {
+			ms.InnerMap.MaxEntries = g.limits.lines
 		}
 		if g.maps[t] != nil {
 			continue

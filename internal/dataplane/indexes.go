@@ -85,6 +85,7 @@ type indexes struct {
 
 // limits are the sizes of the maps that user space chooses.
 type limits struct {
+	lines           uint32 // of each table of prefixes
 	headends, stats uint32
 	hops, egresses  uint32
 	places          uint32
@@ -172,7 +173,7 @@ func classes(have, want map[srcKey]match, dst map[dstKey]match) (map[dstKey]matc
 	}
 	outSrc := make(map[srcKey]match, len(want))
 	for k, m := range want {
-		k.ClassId = be32(number[fromBE32(k.ClassId)])
+		k.Class = number[k.Class]
 		outSrc[k] = m
 	}
 	return outDst, outSrc
@@ -181,13 +182,13 @@ func classes(have, want map[srcKey]match, dst map[dstKey]match) (map[dstKey]matc
 // byClass is the content of each class, as a text that is equal for equal ones.
 func byClass(src map[srcKey]match) map[uint32]string {
 	keys := slices.SortedFunc(maps.Keys(src), func(a, b srcKey) int {
-		return cmp.Or(cmp.Compare(fromBE32(a.ClassId), fromBE32(b.ClassId)),
+		return cmp.Or(cmp.Compare(a.Class, b.Class),
 			cmp.Compare(a.Prefixlen, b.Prefixlen), slices.Compare(a.Addr[:], b.Addr[:]))
 	})
 	out := map[uint32]string{}
 	for _, k := range keys {
 		m := src[k]
-		out[fromBE32(k.ClassId)] += fmt.Sprintf("%d %x %d %d;", k.Prefixlen, k.Addr, m.Target, m.Action)
+		out[k.Class] += fmt.Sprintf("%d %x %d %d;", k.Prefixlen, k.Addr, m.Target, m.Action)
 	}
 	return out
 }

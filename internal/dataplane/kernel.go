@@ -6,23 +6,31 @@ import (
 	"maps"
 
 	"github.com/cilium/ebpf"
+
+	"github.com/waystamp/waystamp/internal/abi"
 )
 
 // read gives what the maps hold.
 func (g *generation) read() (tables, error) {
 	t := newTables()
+	for use, to := range map[abi.MatchUse]struct {
+		dst *map[dstKey]match
+		src *map[srcKey]match
+	}{
+		abi.MatchUseSteer: {&t.matchDst, &t.matchSrc}, abi.MatchUseRequire: {&t.guardDst, &t.guardSrc}, abi.MatchUseLocal: {&t.localDst, &t.localSrc},
+	} {
+		var p prefixes
+		if err := g.readPrefixes(use, &p); err != nil {
+			return tables{}, err
+		}
+		*to.dst, *to.src = p.dst, p.src
+	}
 	err := errors.Join(
 		g.readHops(t.hops),
 		readMap(g, tableSIDs, t.sids),
 		readMap(g, tableSources, t.sources),
 		g.readEgresses(t.egresses),
 		readHeadends(g, t.headends), readMap(g, tablePaths, t.paths),
-		readMap(g, tableMatchDst, t.matchDst),
-		readMap(g, tableMatchSrc, t.matchSrc),
-		readMap(g, tableGuardDst, t.guardDst),
-		readMap(g, tableGuardSrc, t.guardSrc),
-		readMap(g, tableLocalDst, t.localDst),
-		readMap(g, tableLocalSrc, t.localSrc),
 		readRules(g, t.rules),
 		readMap(g, tablePorts, t.ports),
 		readMap(g, tableProxies, t.proxies),
@@ -98,6 +106,12 @@ func (d *Dataplane) run(g *generation, ops []op) (err error) {
 		}
 		if o.table == tableRules {
 			if err := g.putRules(o.value.(*ruleset)); err != nil {
+				return err
+			}
+			continue
+		}
+		if o.table == tableMatch {
+			if err := putPrefixes(m, g.limits.lines, *o.key.(*uint32), *o.value.(*prefixes)); err != nil {
 				return err
 			}
 			continue

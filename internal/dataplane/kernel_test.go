@@ -773,9 +773,7 @@ func TestReconcileRepairsWhatOthersHaveDone(t *testing.T) {
 
 	foreign := encodeHopKey(ownSID(77), 99, 0)
 	b.must(d.run(d.gen, []op{{tableHops, &foreign, &hop{Of: foreign, Behaviour: 1}}}))
-	for k := range before.Maps[0].guardDst {
-		b.must(d.gen.maps[tableGuardDst].Delete(&k))
-	}
+	b.must(putPrefixes(d.gen.maps[tableMatch], d.gen.limits.lines, uint32(abi.MatchUseRequire), prefixes{}))
 	b.must(d.gen.maps[tableNode].Put(uint32(0), wsNode{}))
 	b.must(os.Remove(filepath.Join(d.gen.dir, "ws_egresses")))
 	for _, a := range d.links {

@@ -208,5 +208,18 @@ func (g *generation) checkRoom(have, want tables) error {
 	if hops >= int(g.limits.hops) || egresses >= int(g.limits.egresses) {
 		return fmt.Errorf("%w: %d hops, %d egresses with those there are", errCapacity, hops, egresses)
 	}
+	before := have.prefixes()
+	for use, p := range want.prefixes() {
+		if p.equal(before[use]) {
+			continue
+		}
+		b, err := p.over(before[use]).encode()
+		if err != nil {
+			return err
+		}
+		if err := roomForLines(b, g.limits.lines); err != nil {
+			return err
+		}
+	}
 	return nil
 }

@@ -128,7 +128,7 @@ func (l *loaded) giveBack() error {
 func (l *loaded) empty() error {
 	mem, err := openMemory("", l.possible, l.g)
 	if err == nil {
-		err = errors.Join(mem.windows.shrink(l.g, 0), mem.numbers.shrink(l.g, 0))
+		err = errors.Join(l.g.emptyMatch(), mem.windows.shrink(l.g, 0), mem.numbers.shrink(l.g, 0))
 	}
 	if err != nil {
 		return err

@@ -105,7 +105,7 @@ type rig struct {
 }
 
 // rigLimits are small: all of ws_stats is read after every packet.
-var rigLimits = limits{headends: 64, stats: 128, hops: 256, egresses: 64, places: 512, buckets: 8, slots: 1}
+var rigLimits = limits{lines: 1 << 12, headends: 64, stats: 128, hops: 256, egresses: 64, places: 512, buckets: 8, slots: 1}
 
 func newRig(t *testing.T, spec rigSpec) *rig {
 	t.Helper()

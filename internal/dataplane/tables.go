@@ -1,10 +1,8 @@
 package dataplane
 
 import (
-	"cmp"
 	"errors"
 	"maps"
-	"slices"
 
 	"github.com/waystamp/waystamp/internal/abi"
 )
@@ -40,6 +38,15 @@ func newTables() tables {
 	}
 }
 
+// prefixes are the rules by prefixes, by what they are for.
+func (t tables) prefixes() map[abi.MatchUse]prefixes {
+	return map[abi.MatchUse]prefixes{
+		abi.MatchUseSteer:   {t.matchDst, t.matchSrc},
+		abi.MatchUseRequire: {t.guardDst, t.guardSrc},
+		abi.MatchUseLocal:   {t.localDst, t.localSrc},
+	}
+}
+
 // table names a map of the data path.
 type table string
 
@@ -58,12 +65,7 @@ const (
 	tablePathMTUs    table = "ws_path_mtus"
 	tableNumbers     table = "ws_numbers"
 	tableStats       table = "ws_stats"
-	tableMatchDst    table = "ws_match_dst"
-	tableMatchSrc    table = "ws_match_src"
-	tableGuardDst    table = "ws_guard_dst"
-	tableGuardSrc    table = "ws_guard_src"
-	tableLocalDst    table = "ws_local_dst"
-	tableLocalSrc    table = "ws_local_src"
+	tableMatch       table = "ws_match" // ops name its entries by use, and replace them whole
 	tableRules       table = "ws_rules"
 	tablePorts       table = "ws_ports"
 	tableExits       table = "ws_exits"
@@ -102,17 +104,20 @@ func (o op) remove() bool { return o.value == nil }
 //
 // There is no such order where together says so.
 //
-// Of rules by destination the longest are put first and the shortest deleted
-// first: so a packet meets its old rule until it meets its new one, and never a
-// third. In the other tables the order does not matter: source classes never
-// change while a destination rule names them (see classes).
+// Rules by prefixes are replaced as a whole, twice: by the new ones over the old
+// ones, and by the new ones alone. A packet meets its old rule until it meets its
+// new one, and never a third.
 func changes(have, want tables) []op {
 	var ops []op
-	ops = puts(ops, tableGuardSrc, have.guardSrc, want.guardSrc)
-	ops = append(ops, longestFirst(puts(nil, tableGuardDst, have.guardDst, want.guardDst))...)
+	both := map[abi.MatchUse]prefixes{}
+	for use, p := range want.prefixes() {
+		both[use] = p.over(have.prefixes()[use])
+	}
+	before, after := have.prefixes(), want.prefixes()
+	swap := func(use abi.MatchUse, from, to map[abi.MatchUse]prefixes) { ops = swaps(ops, use, from[use], to[use]) }
+	swap(abi.MatchUseRequire, before, both)
 	ops = puts(ops, tableProxies, have.proxies, want.proxies)
-	ops = puts(ops, tableLocalSrc, have.localSrc, want.localSrc)
-	ops = append(ops, longestFirst(puts(nil, tableLocalDst, have.localDst, want.localDst))...)
+	swap(abi.MatchUseLocal, before, both)
 	ops = puts(ops, tableSIDs, have.sids, want.sids)
 	ops = puts(ops, tableSources, have.sources, want.sources)
 	ops = puts(ops, tableEgresses, have.egresses, want.egresses)
@@ -120,23 +125,19 @@ func changes(have, want tables) []op {
 	ops = puts(ops, tableHops, have.hops, want.hops)
 	ops = puts(ops, tableHeadends, have.headends, want.headends)
 	ops = puts(ops, tablePaths, have.paths, want.paths)
-	ops = puts(ops, tableMatchSrc, have.matchSrc, want.matchSrc)
-	ops = append(ops, longestFirst(puts(nil, tableMatchDst, have.matchDst, want.matchDst))...)
+	swap(abi.MatchUseSteer, before, both)
 	ops = puts(ops, tableRules, have.rules, want.rules)
 
 	ops = deletes(ops, tableRules, have.rules, want.rules)
-	ops = append(ops, shortestFirst(deletes(nil, tableMatchDst, have.matchDst, want.matchDst))...)
-	ops = deletes(ops, tableMatchSrc, have.matchSrc, want.matchSrc)
+	swap(abi.MatchUseSteer, both, after)
 	ops = deletes(ops, tablePaths, have.paths, want.paths)
 	ops = deletes(ops, tableHeadends, have.headends, want.headends)
 	ops = deletes(ops, tableHops, have.hops, want.hops)
 	ops = deletes(ops, tableEgresses, have.egresses, want.egresses)
 	ops = deletes(ops, tableSources, have.sources, want.sources)
 	ops = deletes(ops, tableSIDs, have.sids, want.sids)
-	ops = append(ops, shortestFirst(deletes(nil, tableLocalDst, have.localDst, want.localDst))...)
-	ops = deletes(ops, tableLocalSrc, have.localSrc, want.localSrc)
-	ops = append(ops, shortestFirst(deletes(nil, tableGuardDst, have.guardDst, want.guardDst))...)
-	ops = deletes(ops, tableGuardSrc, have.guardSrc, want.guardSrc)
+	swap(abi.MatchUseLocal, both, after)
+	swap(abi.MatchUseRequire, both, after)
 	return ops
 }
 
@@ -198,19 +199,6 @@ func deletes[K, V comparable](ops []op, t table, have, want map[K]V) []op {
 		}
 	}
 	return ops
-}
-
-func shortestFirst(rules []op) []op {
-	slices.SortFunc(rules, func(a, b op) int {
-		return cmp.Compare(a.key.(*dstKey).Prefixlen, b.key.(*dstKey).Prefixlen)
-	})
-	return rules
-}
-
-func longestFirst(rules []op) []op {
-	rules = shortestFirst(rules)
-	slices.Reverse(rules)
-	return rules
 }
 
 // leftBehind are the ops for interfaces that waystamp has left, and for the

@@ -325,12 +325,12 @@ func TestMoreEntriesThanTheArraysHoldAskForLargerOnes(t *testing.T) {
 
 func TestArraysHaveRoomForAChangeOfEverything(t *testing.T) {
 	for _, c := range []struct{ need, want limits }{
-		{limits{headends: 0, stats: 0, places: 2}, limits{headends: 64, stats: 256, hops: 256, egresses: 64, places: 2}},
-		{limits{headends: 32, stats: 128, hops: 128, egresses: 32, places: 2}, limits{headends: 64, stats: 256, hops: 256, egresses: 64, places: 2}},
-		{limits{headends: 33, stats: 129, hops: 129, egresses: 33, places: 512}, limits{headends: 128, stats: 512, hops: 512, egresses: 128, places: 512}},
+		{limits{headends: 0, stats: 0, places: 2}, limits{lines: 256, headends: 64, stats: 256, hops: 256, egresses: 64, places: 2}},
+		{limits{headends: 32, stats: 128, hops: 128, egresses: 32, places: 2}, limits{lines: 256, headends: 64, stats: 256, hops: 256, egresses: 64, places: 2}},
+		{limits{headends: 33, stats: 129, hops: 129, egresses: 33, places: 512}, limits{lines: 256, headends: 128, stats: 512, hops: 512, egresses: 128, places: 512}},
 		{
 			limits{headends: chainsMax, stats: 2 * chainsMax, hops: 2 * chainsMax, egresses: 2 * chainsMax},
-			limits{headends: chainsMax, stats: 2 * chainsMax, hops: 4 * chainsMax, egresses: 4 * chainsMax},
+			limits{lines: 256, headends: chainsMax, stats: 2 * chainsMax, hops: 4 * chainsMax, egresses: 4 * chainsMax},
 		},
 	} {
 		if got, err := c.need.size(); err != nil || got != c.want {

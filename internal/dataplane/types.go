@@ -17,9 +17,6 @@ type (
 	egress    = coreTCWsEgress
 	place     = coreTCWsPlace
 	headend   = coreTCWsHeadend
-	dstKey    = coreTCWsDstKey
-	srcKey    = coreTCWsSrcKey
-	match     = coreTCWsMatch
 	stats     = coreTCWsStats
 	ruleset   = coreTCWsRuleset
 	port      = coreTCWsPort

@@ -310,6 +310,12 @@ func (t tables) do(o op) {
 		set(t.egresses, k, o.value)
 	case *uint32:
 		switch o.table {
+		case tableMatch:
+			p, of := o.value.(*prefixes), t.prefixes()[abi.MatchUse(*k)]
+			clear(of.dst)
+			clear(of.src)
+			maps.Copy(of.dst, p.dst)
+			maps.Copy(of.src, p.src)
 		case tablePorts:
 			set(t.ports, k, o.value)
 		case tableRules:
@@ -321,10 +327,6 @@ func (t tables) do(o op) {
 		default:
 			set(t.headends, k, o.value)
 		}
-	case *dstKey:
-		set(map[table]map[dstKey]match{tableGuardDst: t.guardDst, tableMatchDst: t.matchDst, tableLocalDst: t.localDst}[o.table], k, o.value)
-	case *srcKey:
-		set(map[table]map[srcKey]match{tableGuardSrc: t.guardSrc, tableMatchSrc: t.matchSrc, tableLocalSrc: t.localSrc}[o.table], k, o.value)
 	default:
 		panic("an op of an unknown table")
 	}

@@ -86,7 +86,7 @@ enum ws_hook {
 enum ws_match_action {
 	WS_MATCH_NONE = 0, /* nothing: as if there were no rule */
 	WS_MATCH_PATH = 1, /* target: headend index, or at the guard the path */
-	WS_MATCH_SOURCE = 2, /* target: class to look the source up in */
+	WS_MATCH_SOURCE = 2, /* target: the head to look the source up in */
 };
 
 /* Set before load. The upper 64 bits of addresses, and masks over them. */
@@ -285,24 +285,79 @@ struct ws_number {
 };
 _Static_assert(sizeof(struct ws_number) == 16, "ws_number is ABI");
 
-/* ws_match_dst, ws_guard_dst: longest destination prefix. Here and in all keys
- * an IPv4 address is ::ffff:a.b.c.d; where a rule covers more than all of these,
- * one for them says that it does not mean them.
- */
-struct ws_dst_key {
-	__u32 prefixlen;
-	__u8 addr[16];
+/* ws_match: a table of prefixes each, which a change replaces as a whole. */
+enum ws_match_use {
+	WS_MATCH_STEER = 0, /* the headend's rules: target is its index */
+	WS_MATCH_REQUIRE = 1, /* what chains that end here require: the path */
+	WS_MATCH_LOCAL = 2, /* what must pass a local function: its proxy */
 };
+#define WS_MATCH_USES 3
 
-/* ws_match_src, ws_guard_src: longest source prefix within a class. prefixlen
- * counts the 32 bits of the class.
+/* Entries of a line. */
+#define WS_MATCH_WAYS 3
+
+/* One cache line of such a table, which is an array of them. A line is either a
+ * part of a head, or has entries.
+ *
+ * Prefixes are kept by their length, those of each length in lines of their own,
+ * as a hash table. A search looks for an address's prefixes of some lengths: that
+ * one is there says that the longest match is that long at least, that none is says
+ * that it is shorter. So it goes down a tree of lengths, which the head holds: the
+ * most frequent one first, and from there on the middle of those that are left.
+ * Where a longer prefix is to be found, an entry leads there at each step of the
+ * way, whether it is itself a rule or not.
+ *
+ * The head of the destinations is at line 0; heads of the sources, for rules that
+ * name one, are where WS_MATCH_SOURCE says. Addresses are in the host's order,
+ * upper half first; an IPv4 address is ::ffff:a.b.c.d; where a rule covers more
+ * than all of these, one for them says that it does not mean them.
  */
-struct ws_src_key {
-	__u32 prefixlen;
-	__be32 class_id;
-	__u8 addr[16];
+struct ws_match_line {
+	__u64 addr[WS_MATCH_WAYS][2];
+	__u32 target
+		[WS_MATCH_WAYS]; /* see enum ws_match_action; a path is in network order */
+	__u8 kind[WS_MATCH_WAYS];
+	__u8 more; /* 1: the next line has entries that belong here */
 };
+_Static_assert(sizeof(struct ws_match_line) == 64, "ws_match_line is ABI");
 
+/* In ws_match_line.kind, beside an enum ws_match_action; 0: there is no entry.
+ * LOCAL: see ws_match. LONGER: there may be longer ones. RULE: it is a rule; what
+ * others say is of the longest rule that covers them.
+ */
+#define WS_MATCH_KIND_ACTION 3
+#define WS_MATCH_KIND_LOCAL 4
+#define WS_MATCH_KIND_USED 8
+#define WS_MATCH_KIND_LONGER 16
+#define WS_MATCH_KIND_RULE 32
+
+/* A length in a head, of which each line has 8. The first one is none: its hit is
+ * where to begin, its base the number of the source class, 0 for destinations.
+ */
+struct ws_match_step {
+	__u8 length; /* bits, 0 to 128 */
+	__u8 log2; /* its hash has so many bits */
+	__u8 hit; /* the step after an entry that says LONGER; 0: none */
+	__u8 miss; /* the step where there is no entry; 0: none */
+	__u32 base; /* its first line */
+};
+#define WS_MATCH_HEAD_STEPS 8
+struct ws_match_head {
+	struct ws_match_step step[WS_MATCH_HEAD_STEPS];
+};
+_Static_assert(sizeof(struct ws_match_head) == sizeof(struct ws_match_line),
+	       "ws_match_head is ABI");
+/* Steps of a search at most, and lines that an entry may be in: its own by the
+ * hash, and the next ones.
+ */
+#define WS_MATCH_DEPTH 9
+#define WS_MATCH_RUN 4
+/* Of the hash, odd numbers that nothing else is asked of. */
+#define WS_MATCH_HASH_HI 0x9e3779b97f4a7c15
+#define WS_MATCH_HASH_LO 0xc2b2ae3d27d4eb4f
+#define WS_MATCH_HASH_MIX 0xd6e8feb86659fd93
+
+/* What a search finds. */
 struct ws_match {
 	__u32 target; /* see enum ws_match_action; a path is in network order */
 	__u8 action; /* enum ws_match_action */

@@ -1,0 +1,113 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* The longest prefix of an address in one of the tables of ws_match: a binary
+ * search over the lengths that are in it (Waldvogel et al., 1997), each step one
+ * line of a hash table. See struct ws_match_line.
+ */
+#pragma once
+
+#include <bpf/bpf_endian.h>
+#include "maps.h"
+
+static __always_inline const struct ws_match_line *prefix_line(void *table,
+							       __u32 at)
+{
+	return bpf_map_lookup_elem(table, &at);
+}
+
+static __always_inline __u32 prefix_hash(__u64 hi, __u64 lo)
+{
+	__u64 h = hi * WS_MATCH_HASH_HI ^ lo * WS_MATCH_HASH_LO;
+
+	h ^= h >> 32;
+	return h * WS_MATCH_HASH_MIX >> 32;
+}
+
+/* A step's entry as a number: target, and kind from bit 32 on; 0: there is none. */
+static __always_inline __u64 prefix_in_line(const struct ws_match_line *l,
+					    __u64 hi, __u64 lo)
+{
+	for (__u32 i = 0; i < WS_MATCH_WAYS; i++) {
+		if (!((l->addr[i][0] ^ hi) | (l->addr[i][1] ^ lo)) &&
+		    l->kind[i])
+			return l->target[i] | (__u64)l->kind[i] << 32;
+	}
+	return 0;
+}
+
+static __always_inline __u64 prefix_step(void *table,
+					 const struct ws_match_step *s,
+					 __u64 hi, __u64 lo)
+{
+	__u32 length = s->length;
+	const struct ws_match_line *l;
+	__u64 found;
+	__u32 at;
+
+	if (length < 64)
+		hi &= ~(~0ULL >> length);
+	if (length <= 64)
+		lo = 0;
+	else
+		lo &= ~(~0ULL >> 1 >> ((length - 65) & 63));
+	at = s->base + (prefix_hash(hi, lo) & ((1U << (s->log2 & 31)) - 1));
+	for (__u32 run = 0; run < WS_MATCH_RUN; run++) {
+		l = prefix_line(table, at + run);
+		if (!l)
+			break;
+		found = prefix_in_line(l, hi, lo);
+		if (found || !l->more)
+			return found;
+	}
+	return 0;
+}
+
+/* What the longest prefix says, as a number; see prefix_in_line. head: its first
+ * line. Addresses are in the host's order. A function of its own, so that the
+ * verifier of the kernel looks at its loops once.
+ */
+__noinline __u64 ws_prefix_find(__u32 use, __u32 head, __u64 hi, __u64 lo)
+{
+	void *table = bpf_map_lookup_elem(&ws_match, &use);
+	const struct ws_match_head *first, *h;
+	const struct ws_match_step *s;
+	__u64 best = 0, found;
+	__u32 next;
+
+	if (!table)
+		return 0;
+	first = (const void *)prefix_line(table, head);
+	if (!first)
+		return 0;
+	next = first->step[0].hit;
+	for (__u32 i = 0; i < WS_MATCH_DEPTH && next; i++) {
+		h = first;
+		if (next >= WS_MATCH_HEAD_STEPS)
+			h = (const void *)prefix_line(
+				table, head + next / WS_MATCH_HEAD_STEPS);
+		if (!h)
+			break;
+		s = &h->step[next % WS_MATCH_HEAD_STEPS];
+		found = prefix_step(table, s, hi, lo);
+		if (!found) {
+			next = s->miss;
+			continue;
+		}
+		best = found;
+		next = found >> 32 & WS_MATCH_KIND_LONGER ? s->hit : 0;
+	}
+	return best;
+}
+
+/* addr: in network order. */
+static __always_inline struct ws_match
+prefix_find(enum ws_match_use use, __u32 head, const __be64 *addr)
+{
+	__u64 found = ws_prefix_find(use, head, bpf_be64_to_cpu(addr[0]),
+				     bpf_be64_to_cpu(addr[1]));
+
+	return (struct ws_match){
+		.target = found,
+		.action = found >> 32 & WS_MATCH_KIND_ACTION,
+		.local = found >> 32 & WS_MATCH_KIND_LOCAL ? 1 : 0,
+	};
+}
