@@ -32,9 +32,10 @@ struct {
 	__uint(max_entries, 2 * WS_CHAINS_MAX);
 } ws_hop_index SEC(".maps");
 
-/* 144 bytes per entry; lowered by user space. */
+/* 192 bytes per entry; lowered by user space. See ws_match_map for the flag. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
 	__type(key, __u32);
 	__type(value, struct ws_hop);
 	__uint(max_entries, 4 * WS_CHAINS_MAX);
@@ -107,6 +108,7 @@ struct {
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
 	__type(key, __u32);
 	__type(value, struct ws_headend);
 	__uint(max_entries, WS_CHAINS_MAX);

@@ -161,6 +161,7 @@ type coreTCWsHop struct {
 		DownRnd  uint64
 		DownCml  uint64
 	}
+	Pad3 [6]uint64
 }
 
 type coreTCWsHopKey struct {

@@ -168,9 +168,10 @@ struct ws_hop {
 	 * where it has several: those are in ws_sources.
 	 */
 	__be64 source[2];
-	struct ws_share share;
+	struct ws_share share; /* keyed's is in the entry's first 64 bytes */
+	__u64 pad3[6]; /* entries begin where cache lines do */
 };
-_Static_assert(sizeof(struct ws_hop) == 144, "ws_hop is ABI");
+_Static_assert(sizeof(struct ws_hop) == 192, "ws_hop is ABI");
 
 /* ws_sources: the headends of paths that have several. The value says nothing. */
 struct ws_source_key {
