@@ -11,30 +11,16 @@
 #include "maps.h"
 #include "prefix.h"
 
-static __always_inline struct ws_match classify_in(enum ws_match_use use,
-						   const struct addrs *a)
-{
-	struct ws_match found, by_src;
-
-	found = prefix_find(use, 0, a->dst);
-	if (found.action != WS_MATCH_SOURCE)
-		return found;
-	by_src = prefix_find(use, found.target, a->src);
-	found.action = by_src.action;
-	found.target = by_src.target;
-	return found;
-}
-
 /* The headend's rules: target is an index into ws_headends. */
 static __always_inline struct ws_match classify(const struct addrs *a)
 {
-	return classify_in(WS_MATCH_STEER, a);
+	return prefix_find(WS_MATCH_STEER, a->dst, a->src);
 }
 
 /* What chains that end here require: target is the path, in network order. */
 static __always_inline struct ws_match guard(const struct addrs *a)
 {
-	return classify_in(WS_MATCH_REQUIRE, a);
+	return prefix_find(WS_MATCH_REQUIRE, a->dst, a->src);
 }
 
 /* The path that all packets to a destination require, wherever they come from; 0:
@@ -42,7 +28,8 @@ static __always_inline struct ws_match guard(const struct addrs *a)
  */
 static __always_inline __be32 guard_by_destination(const __be64 *dst)
 {
-	struct ws_match m = prefix_find(WS_MATCH_REQUIRE, 0, dst);
+	struct ws_match m = prefix_find(
+		WS_MATCH_REQUIRE | PREFIX_BY_DESTINATION, dst, dst);
 
 	return m.action == WS_MATCH_PATH ? m.target : 0;
 }
@@ -61,7 +48,7 @@ static __always_inline __be32 inner_guard(const struct inner *in)
 /* What must pass a local function of this node: target is its proxy. */
 static __always_inline struct ws_match local_guard(const struct addrs *a)
 {
-	return classify_in(WS_MATCH_LOCAL, a);
+	return prefix_find(WS_MATCH_LOCAL, a->dst, a->src);
 }
 
 /* Are there rules by more than prefixes? See rules.h. User space says so before it

@@ -62,19 +62,16 @@ static __always_inline __u64 prefix_step(void *table,
 }
 
 /* What the longest prefix says, as a number; see prefix_in_line. head: its first
- * line. Addresses are in the host's order. A function of its own, so that the
- * verifier of the kernel looks at its loops once.
+ * line.
  */
-__noinline __u64 ws_prefix_find(__u32 use, __u32 head, __u64 hi, __u64 lo)
+static __always_inline __u64 prefix_search(void *table, __u32 head, __u64 hi,
+					   __u64 lo)
 {
-	void *table = bpf_map_lookup_elem(&ws_match, &use);
 	const struct ws_match_head *first, *h;
 	const struct ws_match_step *s;
 	__u64 best = 0, found;
 	__u32 next;
 
-	if (!table)
-		return 0;
 	first = (const void *)prefix_line(table, head);
 	if (!first)
 		return 0;
@@ -98,12 +95,44 @@ __noinline __u64 ws_prefix_find(__u32 use, __u32 head, __u64 hi, __u64 lo)
 	return best;
 }
 
-/* addr: in network order. */
-static __always_inline struct ws_match
-prefix_find(enum ws_match_use use, __u32 head, const __be64 *addr)
+#define PREFIX_ACTION ((__u64)WS_MATCH_KIND_ACTION << 32)
+#define PREFIX_LOCAL ((__u64)WS_MATCH_KIND_LOCAL << 32)
+
+/* Beside a use: rules that name a source are not followed. */
+#define PREFIX_BY_DESTINATION 256
+
+/* What the rules of a use say of a destination and, where they ask for it, of a
+ * source: of both in one table, since by the time of the second search another one
+ * may be in its place, whose heads are elsewhere. As a number; see prefix_in_line.
+ * Addresses are in the host's order. A function of its own, so that the verifier of
+ * the kernel looks at its loops once.
+ */
+__noinline __u64 ws_prefix_find(__u32 use, __u64 dst_hi, __u64 dst_lo,
+				__u64 src_hi, __u64 src_lo)
 {
-	__u64 found = ws_prefix_find(use, head, bpf_be64_to_cpu(addr[0]),
-				     bpf_be64_to_cpu(addr[1]));
+	bool by_source = !(use & PREFIX_BY_DESTINATION);
+	__u64 found, by_src;
+	void *table;
+
+	use &= PREFIX_BY_DESTINATION - 1;
+	table = bpf_map_lookup_elem(&ws_match, &use);
+	if (!table)
+		return 0;
+	found = prefix_search(table, 0, dst_hi, dst_lo);
+	if (!by_source || (found & PREFIX_ACTION) != (__u64)WS_MATCH_SOURCE
+							     << 32)
+		return found;
+	by_src = prefix_search(table, found, src_hi, src_lo);
+	return (by_src & ~PREFIX_LOCAL) | (found & PREFIX_LOCAL);
+}
+
+/* Addresses are in network order. */
+static __always_inline struct ws_match prefix_find(__u32 use, const __be64 *dst,
+						   const __be64 *src)
+{
+	__u64 found = ws_prefix_find(
+		use, bpf_be64_to_cpu(dst[0]), bpf_be64_to_cpu(dst[1]),
+		bpf_be64_to_cpu(src[0]), bpf_be64_to_cpu(src[1]));
 
 	return (struct ws_match){
 		.target = found,

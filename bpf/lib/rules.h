@@ -262,9 +262,7 @@ static __always_inline __be32 required_by_prefixes(ctx_t *ctx, __u32 off,
 	if (!b || !inner_take(&c, is_ip4, &in))
 		return 0;
 	tuple_addrs(&b->tuple, &in);
-	m = prefix_find(WS_MATCH_REQUIRE, 0, b->tuple.dst);
-	if (m.action == WS_MATCH_SOURCE)
-		m = prefix_find(WS_MATCH_REQUIRE, m.target, b->tuple.src);
+	m = prefix_find(WS_MATCH_REQUIRE, b->tuple.dst, b->tuple.src);
 	return m.action == WS_MATCH_PATH ? m.target : 0;
 }
 

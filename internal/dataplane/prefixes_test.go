@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"slices"
+	"sync/atomic"
 	"testing"
 
 	"github.com/cilium/ebpf"
@@ -49,14 +50,15 @@ func newPrefixSearch(t testing.TB, lines uint32) *prefixSearch {
 	}
 	match := spec.Maps[string(tableMatch)]
 	match.InnerMap.MaxEntries = lines
-	// Use, head and the address's halves are in the packet; the answer goes where
-	// they were.
+	// Use and the addresses' halves are in the packet; the answer goes where they
+	// were.
 	main := asm.Instructions{
 		asm.Mov.Reg(asm.R6, asm.R1),
-		asm.Mov.Imm(asm.R2, 0), asm.Mov.Reg(asm.R3, asm.R10), asm.Add.Imm(asm.R3, -24), asm.Mov.Imm(asm.R4, 24),
+		asm.Mov.Imm(asm.R2, 0), asm.Mov.Reg(asm.R3, asm.R10), asm.Add.Imm(asm.R3, -40), asm.Mov.Imm(asm.R4, 40),
 		asm.FnSkbLoadBytes.Call(),
-		asm.LoadMem(asm.R1, asm.R10, -24, asm.Word), asm.LoadMem(asm.R2, asm.R10, -20, asm.Word),
-		asm.LoadMem(asm.R3, asm.R10, -16, asm.DWord), asm.LoadMem(asm.R4, asm.R10, -8, asm.DWord),
+		asm.LoadMem(asm.R1, asm.R10, -40, asm.Word),
+		asm.LoadMem(asm.R2, asm.R10, -32, asm.DWord), asm.LoadMem(asm.R3, asm.R10, -24, asm.DWord),
+		asm.LoadMem(asm.R4, asm.R10, -16, asm.DWord), asm.LoadMem(asm.R5, asm.R10, -8, asm.DWord),
 		asm.Call.Label(prefixFunction),
 		asm.StoreMem(asm.R10, -24, asm.R0, asm.DWord),
 		asm.Mov.Reg(asm.R1, asm.R6), asm.Mov.Imm(asm.R2, 0), asm.Mov.Reg(asm.R3, asm.R10), asm.Add.Imm(asm.R3, -24),
@@ -64,11 +66,30 @@ func newPrefixSearch(t testing.TB, lines uint32) *prefixSearch {
 		asm.FnSkbStoreBytes.Call(),
 		asm.Mov.Imm(asm.R0, 0), asm.Return(),
 	}
+	// The same for who asks often: the answer that is expected is behind the question,
+	// and where there is another one, that goes behind it.
+	often := asm.Instructions{
+		asm.Mov.Reg(asm.R6, asm.R1),
+		asm.Mov.Imm(asm.R2, 0), asm.Mov.Reg(asm.R3, asm.R10), asm.Add.Imm(asm.R3, -48), asm.Mov.Imm(asm.R4, 48),
+		asm.FnSkbLoadBytes.Call(),
+		asm.LoadMem(asm.R1, asm.R10, -48, asm.Word),
+		asm.LoadMem(asm.R2, asm.R10, -40, asm.DWord), asm.LoadMem(asm.R3, asm.R10, -32, asm.DWord),
+		asm.LoadMem(asm.R4, asm.R10, -24, asm.DWord), asm.LoadMem(asm.R5, asm.R10, -16, asm.DWord),
+		asm.Call.Label(prefixFunction),
+		asm.LoadMem(asm.R1, asm.R10, -8, asm.DWord),
+		asm.JEq.Reg(asm.R0, asm.R1, "expected"),
+		asm.StoreMem(asm.R10, -48, asm.R0, asm.DWord),
+		asm.Mov.Reg(asm.R1, asm.R6), asm.Mov.Imm(asm.R2, 48), asm.Mov.Reg(asm.R3, asm.R10), asm.Add.Imm(asm.R3, -48),
+		asm.Mov.Imm(asm.R4, 8), asm.Mov.Imm(asm.R5, 0),
+		asm.FnSkbStoreBytes.Call(),
+		asm.Mov.Imm(asm.R0, 0).WithSymbol("expected"), asm.Return(),
+	}
+	program := func(main asm.Instructions) *ebpf.ProgramSpec {
+		return &ebpf.ProgramSpec{Type: ebpf.SchedCLS, License: "Dual BSD/GPL", Instructions: append(main, search...)}
+	}
 	coll, err := ebpf.NewCollection(&ebpf.CollectionSpec{
-		Maps: map[string]*ebpf.MapSpec{string(tableMatch): match},
-		Programs: map[string]*ebpf.ProgramSpec{"search": {
-			Type: ebpf.SchedCLS, License: "Dual BSD/GPL", Instructions: append(main, search...),
-		}},
+		Maps:     map[string]*ebpf.MapSpec{string(tableMatch): match},
+		Programs: map[string]*ebpf.ProgramSpec{"search": program(main), "often": program(often)},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -85,18 +106,18 @@ func (s *prefixSearch) put(use abi.MatchUse, p prefixes) {
 }
 
 // frame is the question for the program.
-func (s *prefixSearch) frame(use abi.MatchUse, head uint32, a [2]uint64) []byte {
+func (s *prefixSearch) frame(use abi.MatchUse, from, to [2]uint64) []byte {
 	b := make([]byte, 64)
 	binary.NativeEndian.PutUint32(b, uint32(use))
-	binary.NativeEndian.PutUint32(b[4:], head)
-	binary.NativeEndian.PutUint64(b[8:], a[0])
-	binary.NativeEndian.PutUint64(b[16:], a[1])
+	for i, v := range []uint64{to[0], to[1], from[0], from[1]} {
+		binary.NativeEndian.PutUint64(b[8+8*i:], v)
+	}
 	return b
 }
 
-func (s *prefixSearch) find(use abi.MatchUse, head uint32, a [2]uint64) match {
+func (s *prefixSearch) find(use abi.MatchUse, from, to [2]uint64) match {
 	s.t.Helper()
-	o := ebpf.RunOptions{Data: s.frame(use, head, a), DataOut: make([]byte, 64)}
+	o := ebpf.RunOptions{Data: s.frame(use, from, to), DataOut: make([]byte, 64)}
 	if _, err := s.coll.Programs["search"].Run(&o); err != nil {
 		s.t.Fatal(err)
 	}
@@ -105,14 +126,17 @@ func (s *prefixSearch) find(use abi.MatchUse, head uint32, a [2]uint64) match {
 	return match{Target: uint32(found), Action: kind & abi.MatchKindAction, Local: kind & abi.MatchKindLocal / abi.MatchKindLocal}
 }
 
-// lookUp is what bpf/lib/classify.h does.
-func (s *prefixSearch) lookUp(use abi.MatchUse, from, to [2]uint64) match {
-	m := s.find(use, 0, to)
-	if m.Action != uint8(abi.MatchActionSource) {
-		return m
+// other asks often, and gives an answer that is not what is expected; 0: there was
+// none.
+func (s *prefixSearch) other(use abi.MatchUse, from, to [2]uint64, want uint64) uint64 {
+	s.t.Helper()
+	o := ebpf.RunOptions{Data: s.frame(use, from, to), DataOut: make([]byte, 64), Repeat: 2000}
+	binary.NativeEndian.PutUint64(o.Data[40:], want)
+	binary.NativeEndian.PutUint64(o.Data[48:], 0)
+	if _, err := s.coll.Programs["often"].Run(&o); err != nil {
+		s.t.Fatal(err)
 	}
-	src := s.find(use, m.Target, from)
-	return match{Target: src.Target, Action: src.Action, Local: m.Local}
+	return binary.NativeEndian.Uint64(o.DataOut[48:])
 }
 
 // scan is the same by a look at every rule.
@@ -194,7 +218,7 @@ func TestProgramsFindTheLongestPrefix(t *testing.T) {
 		s.put(use, p)
 		for range 30 {
 			from, to := drawAddress(t), drawAddress(t)
-			got, want := s.lookUp(use, from, to), p.scan(from, to)
+			got, want := s.find(use, from, to), p.scan(from, to)
 			if got != want {
 				t.Fatalf("%x to %x: the program finds %+v, a scan %+v of\n%v", from, to, got, want, p)
 			}
@@ -272,7 +296,7 @@ func TestTableOfAllPrefixesThatANodeHolds(t *testing.T) {
 					break
 				}
 			}
-			if got := s.find(abi.MatchUseRequire, 0, a); got != longest {
+			if got := s.find(abi.MatchUseRequire, [2]uint64{}, a); got != longest {
 				t.Fatalf("%s/%d: the program finds %+v, want %+v", netip.AddrFrom16(k.Addr), k.Prefixlen, got, longest)
 			}
 			if asked++; asked == 4000 {
@@ -286,11 +310,27 @@ func TestTableOfAllPrefixesThatANodeHolds(t *testing.T) {
 func TestPrefixesChangeAtOnce(t *testing.T) {
 	s := newPrefixSearch(t, 1<<10)
 	path := func(target uint32) match { return match{Target: target, Action: uint8(abi.MatchActionPath)} }
+	class := func(n uint32) match { return match{Target: n, Action: uint8(abi.MatchActionSource)} }
 	key := func(p string) dstKey { return encodeDst(prefix(p)) }
-	one := prefixes{dst: map[dstKey]match{key("::/0"): path(1), key("2001:db8::/32"): path(2), key("2001:db8:1::/48"): path(3)}}
-	two := prefixes{dst: map[dstKey]match{key("2001:db8::/33"): path(2), key("2001:db8::/31"): path(4), key("2001:db8:1::1/128"): path(3)}}
+	src := func(class uint32, p string) srcKey {
+		k := encodeDst(prefix(p))
+		return srcKey{class, k.Prefixlen, k.Addr}
+	}
+	one := prefixes{
+		dst: map[dstKey]match{key("::/0"): path(1), key("2001:db8::/32"): path(2), key("2001:db8:1::/48"): path(3), key("2620::/16"): class(1)},
+		src: map[srcKey]match{src(1, "fd00::/8"): path(5)},
+	}
+	// The class that says the same has its head elsewhere.
+	two := prefixes{
+		dst: map[dstKey]match{
+			key("2001:db8::/33"): path(2), key("2001:db8::/31"): path(4), key("2001:db8:1::1/128"): path(3),
+			key("2620::/16"): class(2), key("2621::/16"): class(1),
+		},
+		src: map[srcKey]match{src(1, "::/0"): path(6), src(2, "fd00::/16"): path(5)},
+	}
 	s.put(abi.MatchUseSteer, one)
 	stop, ended := make(chan struct{}), make(chan error)
+	changes := atomic.Int64{}
 	go func() {
 		defer close(ended)
 		for i := 0; ; i++ {
@@ -307,20 +347,33 @@ func TestPrefixesChangeAtOnce(t *testing.T) {
 				ended <- err
 				return
 			}
+			changes.Add(1)
 		}
 	}()
+	from := hostWords(addr("fd00::1"))
+	bySource := uint64(abi.MatchActionPath|abi.MatchKindUsed|abi.MatchKindRule)<<32 | 5
+	asked := []struct {
+		to   string
+		want []uint32
+	}{
+		{"2001:db8:1::1", []uint32{3}},
+		{"2001:db8:2::1", []uint32{2}},
+		{"2001:db9::1", []uint32{1, 4}},
+		{"2620::1", []uint32{5}}, // by its source
+	}
 	seen := map[uint32]bool{}
-	for i := 0; i < 20000 || len(seen) < 2; i++ {
-		for a, want := range map[string]uint32{"2001:db8:1::1": 3, "2001:db8:2::1": 2} {
-			if m := s.find(abi.MatchUseSteer, 0, hostWords(addr(a))); m.Target != want {
-				t.Fatalf("%s: %+v, want path %d, which both tables say", a, m, want)
+	for !t.Failed() && (len(seen) < 5 || changes.Load() < 300) {
+		for _, a := range asked {
+			m := s.find(abi.MatchUseSteer, from, hostWords(addr(a.to)))
+			if !slices.Contains(a.want, m.Target) {
+				t.Errorf("%s: %+v, want path %v, as the tables say", a.to, m, a.want)
 			}
+			seen[m.Target] = true
 		}
-		m := s.find(abi.MatchUseSteer, 0, hostWords(addr("2001:db9::1")))
-		if m.Target != 1 && m.Target != 4 {
-			t.Fatalf("%+v, want path 1 or 4", m)
+		// A change between one search of a packet and its other one.
+		if got := s.other(abi.MatchUseSteer, from, hostWords(addr("2620::1")), bySource); got != 0 {
+			t.Errorf("2620::1: %#x, want %#x, as both tables say", got, bySource)
 		}
-		seen[m.Target] = true
 	}
 	close(stop)
 	if err := <-ended; err != nil {
@@ -346,7 +399,7 @@ func BenchmarkPrefix(b *testing.B) {
 			s := newPrefixSearch(b, lines)
 			s.put(abi.MatchUseSteer, c.p)
 			for k := range c.p.dst {
-				o := ebpf.RunOptions{Data: s.frame(abi.MatchUseSteer, 0, addrWords(k.Addr)), Repeat: uint32(b.N)}
+				o := ebpf.RunOptions{Data: s.frame(abi.MatchUseSteer, [2]uint64{}, addrWords(k.Addr)), Repeat: uint32(b.N)}
 				b.ResetTimer()
 				if _, err := s.coll.Programs["search"].Run(&o); err != nil {
 					b.Fatal(err)
