@@ -103,7 +103,13 @@ func readWords(m *ebpf.Map) ([]uint64, error) {
 func seenNumbers(dir string, windows map[windowKey]windowSlot, in *slabs) (map[windowKey][]uint64, error) {
 	out := map[windowKey][]uint64{}
 	add := func(k windowKey, words []uint64, size int) {
-		if n := newest(words, size); slices.Max(n) > 0 {
+		n := newest(words, size)
+		for lane, other := range out[k] { // what an older version's window has seen
+			if lane < len(n) {
+				n[lane] = max(n[lane], other)
+			}
+		}
+		if slices.Max(n) > 0 {
 			out[k] = n
 		}
 	}

@@ -350,6 +350,24 @@ func TestWindowOfAnOlderVersionIsTakenOver(t *testing.T) {
 		t.Errorf("%v are left", left)
 	}
 
+	// The older version comes back and goes again: what it has seen is not forgotten.
+	b.must(old.Unpin()) // it has forgotten that its pin went
+	b.must(old.Pin(filepath.Join(windowsDir(b.dir()), w.key.pin())))
+	b.must(b.apply(d, n)) // it has seen nothing new
+	b.must(old.Unpin())   // it has forgotten that its pin went
+	b.must(old.Pin(filepath.Join(windowsDir(b.dir()), w.key.pin())))
+	accept(60)
+	if err := b.apply(d, n); err == nil || !strings.Contains(err.Error(), "newer numbers") {
+		t.Errorf("got %v; want an error that says that an older version has seen newer numbers", err)
+	}
+	b.must(d.SaveWindows())
+	record, err := openRecall(b.cfg.StateDir).read()
+	b.must(err)
+	if n := record[w.key].Newest; len(n) == 0 || n[0] != 60 {
+		t.Errorf("the record says %v; want 60 in lane 0", n)
+	}
+	b.must(old.Unpin())
+
 	// Another shape: the plan says so.
 	b.must(old.Pin(filepath.Join(windowsDir(b.dir()), windowKey{counterKey{be32(77), 0}, v.secrets()}.pin())))
 	n.Egresses = append(slices.Clone(n.Egresses), e)

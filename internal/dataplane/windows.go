@@ -245,8 +245,14 @@ func (s *windowSpace) get(w window) (uint32, error) {
 // that those before them have ended.
 func (d *Dataplane) beginWindows(mem *memory, want map[uint32]window) error {
 	var record map[windowKey]recallEntry
+	older := len(oldPins(d.dir)) > 0
 	for at, w := range want {
-		if _, there := mem.placed.windows[w.key]; there {
+		if have, there := mem.placed.windows[w.key]; there {
+			if older && !have.closed {
+				if err := d.checkAhead(mem, have); err != nil {
+					return fmt.Errorf("%s: %w", w, err)
+				}
+			}
 			continue
 		}
 		slot := windowSlot{window: w, at: int(at)}
@@ -266,6 +272,25 @@ func (d *Dataplane) beginWindows(mem *memory, want map[uint32]window) error {
 		mem.windows.makeWindow(slot, words)
 		mem.placed.windows[w.key] = slot
 		d.made.windows = append(d.made.windows, w.key)
+	}
+	return nil
+}
+
+// checkAhead: has a window of an older version counted on after w? Then somebody went
+// back to that version, and w would accept again what it has accepted.
+func (d *Dataplane) checkAhead(mem *memory, w windowSlot) error {
+	words, size, err := oldWords(filepath.Join(windowsDir(d.dir), w.key.pin()))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	now := newest(mem.windows.wordsOf(w), w.size)
+	for lane, n := range newest(words, size) {
+		if lane >= len(now) || n > now[lane] {
+			return errors.New("an older version of waystamp has been back at work and has seen newer numbers: detach (waystamp agent --detach) and start again")
+		}
 	}
 	return nil
 }
