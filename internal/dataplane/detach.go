@@ -22,7 +22,8 @@ type Removed struct {
 }
 
 // Detach removes the data path of an instance for good: its links, programs and
-// maps. It works on a broken one too, and goes on after errors. The error is
+// maps. It works on a broken one too, and goes on after errors; but what the replay
+// windows have seen must be on the disk before the maps go. The error is
 // ErrBusy if an agent holds the instance, ErrNotThere if there is nothing.
 func Detach(cfg Config) (Removed, error) {
 	if cfg.PinDir == "" {
@@ -72,7 +73,13 @@ func Detach(cfg Config) (Removed, error) {
 		return r, err
 	}
 	if cfg.StateDir != "" {
-		errs = append(errs, giveBackNumbers(cfg, dir), saveWindows(cfg.StateDir, dir))
+		errs = append(errs, giveBackNumbers(cfg, dir))
+		err := saveWindows(cfg.StateDir, dir)
+		if _, ok := errors.AsType[*WindowsError](err); ok {
+			err = fmt.Errorf("no program is attached any more, but the maps below %s stay: they alone know what the replay windows have seen; detach again when it can be saved: %w", dir, err)
+			return r, errors.Join(append(errs, err)...)
+		}
+		errs = append(errs, err)
 	}
 	errs = append(errs, removeTree(dir))
 	return r, errors.Join(errs...)

@@ -3,11 +3,13 @@ package dataplane
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"math/rand/v2"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 
@@ -567,6 +569,36 @@ func TestOtherSecretsHaveAWindowOfTheirOwn(t *testing.T) {
 	expect("with the old plan", n, 900, "replay", "stale")
 	expect("with the old plan", n, 3, "replay", "stale")
 	expect("with the old plan", n, 901, "accepted")
+}
+
+// A node that is taken out of service with a full disk forgets nothing either.
+func TestDetachKeepsWindowsThatCannotBeSaved(t *testing.T) {
+	b := newBed(t)
+	n := bedNode()
+	d := b.open()
+	b.must(b.apply(d, n))
+	if got := b.offer(d, n, 5); !accepted(got) {
+		t.Fatalf("number 5: %s", got)
+	}
+	b.must(d.Close())
+	full := filepath.Join(b.cfg.StateDir, "windows.json")
+	b.must(os.Mkdir(full, 0o700)) // in the way of the file
+	_, err := b.detach(b.cfg)
+	if _, ok := errors.AsType[*WindowsError](err); !ok || !strings.Contains(err.Error(), "detach again") {
+		t.Errorf("got %v; want a WindowsError that says what to do", err)
+	}
+	b.must(os.Remove(full))
+	if _, err := b.detach(b.cfg); err != nil {
+		t.Errorf("detach again: %v", err)
+	}
+	if _, err := os.Stat(b.dir()); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("%s: %v; want it gone", b.dir(), err)
+	}
+	d = b.open()
+	b.must(b.apply(d, n))
+	if got := b.offer(d, n, 5); got != "replay" && got != "stale" {
+		t.Errorf("number 5 after the node came back: %s", got)
+	}
 }
 
 // What cannot be written to the disk is not forgotten in the kernel either.

@@ -459,10 +459,12 @@ func (d *Dataplane) tidy(g *generation, want wanted, safe bool) (err error) {
 	defer func() { err = errors.Join(err, mem.close()) }()
 	var windows []windowKey
 	var numbers []counterKey
+	closed := false
 	for k, slot := range mem.placed.windows {
 		if w, ok := want.windows[uint32(slot.at)]; !ok || w.key != k {
 			windows = append(windows, k)
 		}
+		closed = closed || slot.closed
 	}
 	for k, slot := range mem.placed.numbers {
 		if want.numbers[slot] != k {
@@ -471,7 +473,7 @@ func (d *Dataplane) tidy(g *generation, want wanted, safe bool) (err error) {
 		}
 	}
 	old := oldPins(d.dir)
-	if len(windows)+len(numbers)+len(old) == 0 {
+	if len(windows)+len(numbers)+len(old) == 0 && !closed {
 		return nil
 	}
 	if !safe {

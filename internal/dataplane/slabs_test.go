@@ -378,6 +378,23 @@ func TestWindowOfAnOlderVersionIsTakenOver(t *testing.T) {
 	}
 }
 
+// A window that still waits for what an older version has seen, whose map somebody has
+// removed, refuses everything: the status says so, and what to do.
+func TestClosedWindowWithoutItsOldMapIsTold(t *testing.T) {
+	b := newBed(t)
+	d := b.open()
+	b.must(b.apply(d, bedNode()))
+	mem, err := d.memory()
+	b.must(err)
+	defer mem.close()
+	for _, w := range mem.placed.windows {
+		mem.windows.word(w.head()).Store(w.mark(windowClosed))
+	}
+	if err := b.do(d.Reconcile); err == nil || !strings.Contains(err.Error(), "refuses all packets") {
+		t.Errorf("got %v; want an error that says that the window refuses all packets", err)
+	}
+}
+
 // More windows than a node can have say what to do.
 func TestNoRoomForWindowsIsSaid(t *testing.T) {
 	have := map[windowKey]windowSlot{}
