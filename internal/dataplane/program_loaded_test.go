@@ -230,6 +230,12 @@ func TestWhatIsGivenBackIsAsNew(t *testing.T) {
 				t.Fatalf("map %s: %v", name, err)
 			}
 		}
+		for use := range uint32(abi.MatchUses) {
+			all := prefixes{dst: map[dstKey]match{{}: {Target: 7, Action: uint8(abi.MatchActionPath)}}}
+			if err := putPrefixes(used.g.maps[tableMatch], used.g.limits.lines, use, all); err != nil {
+				t.Fatal(err)
+			}
+		}
 		for _, x := range []slabKind{windowSlabs(), numberSlabs(used.possible)} {
 			s := &slabs{slabKind: x}
 			if err := errors.Join(s.grow(x.words+1, Config{}.step), s.placeIn(used.g, Config{}.step), s.close()); err != nil {
@@ -274,6 +280,25 @@ func contents(t *testing.T, m *ebpf.Map) map[string]string {
 		it := m.Iterate()
 		for it.Next(&i, &each) {
 			all[fmt.Sprint(i)] = fmt.Sprintf("%x", each)
+		}
+		if err := it.Err(); err != nil {
+			t.Fatal(err)
+		}
+		return all
+	}
+	if m.Type() == ebpf.ArrayOfMaps {
+		var i uint32
+		var id ebpf.MapID
+		it := m.Iterate()
+		for it.Next(&i, &id) {
+			inner, err := ebpf.NewMapFromID(id)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for k, v := range contents(t, inner) {
+				all[fmt.Sprintf("%d: %s", i, k)] = v
+			}
+			inner.Close()
 		}
 		if err := it.Err(); err != nil {
 			t.Fatal(err)
