@@ -49,7 +49,7 @@ const (
 	whyFrames  = "Each frame goes through the kernel's stack on six nodes for all schemes; our programs save the look-ups of SRv6, not the stack. path/NAME/offload-off is that without TCP in the hosts."
 	whyXDP     = "Without offloads TCP in the hosts takes the larger part of both CPUs, for all schemes alike; what the nodes save on XDP is a part of the rest."
 	whyList    = "The segments behind the function are visits of one node, each with a stamp of its own, and keyed's verdict computes a hash for each of them."
-	whyTrip    = "A millisecond after the last request the CPU has to fetch programs and tables again: each of the six nodes has its own, where the kernel's code is one for all of them. rtt-dense is the same with requests that follow one another closely."
+	whyTrip    = "Runs are of two kinds: where the CPU's caches keep all of it for the millisecond between requests, a round trip takes half as long, and ours are the quicker ones. Where something else uses the caches meanwhile, programs and tables have to be fetched again, of which each of the six nodes has its own, while the kernel's code is one for all of them. rtt-dense leaves no time for that."
 	whyTables  = "Entries of so many chains do not fit into the CPU's caches. Each packet here is of another chain than the last, so that every entry, counter and window that it needs comes from memory."
 	whyPerHop  = "SipHash of three words takes that long on this CPU; it is computed one hop after the other, since each takes the last one's result."
 	whyCutting = "A super-packet that is cut for a function comes back frame by frame, and each is looked up, gets its header and is stamped and verified for itself."
@@ -81,6 +81,8 @@ func goals() []goal {
 		{"TCP, offloads off, keyed on XDP: × the kernel's SRv6", "tcp/keyed-xdp/offload-off", 1.8, byRatio, false, whyXDP},
 		{"round trip, offloads on, opot: × as quick as the kernel's SRv6", "rtt/opot/offload-on", 1, byRatio, false, whyTrip},
 		{"round trip, offloads on, keyed: × as quick as the kernel's SRv6", "rtt/keyed/offload-on", 1, byRatio, false, whyTrip},
+		{"the same, requests following closely, opot", "rtt-dense/opot/offload-on", 1, byRatio, false, whyTrip},
+		{"the same, requests following closely, keyed", "rtt-dense/keyed/offload-on", 1, byRatio, false, whyTrip},
 		{fmt.Sprintf("End + keyed, %d chains: × the time of one chain, beyond the generator's own", chainsMax), many, 1.1, beyondGenerator, true, whyTables},
 		{"End + opot, 16 segments: × the time of 2", "scale/end-opot/segments-16", 1.1, byTime("scale/end-opot/segments-2"), true, ""},
 		{"TCP through a function, super-packets whole: × plain routing", "proxy/tcp/unaware", 0.97, byRatio, false, whyProxy},
