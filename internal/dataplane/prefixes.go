@@ -332,10 +332,12 @@ func decodePrefixes(b []byte) (prefixes, error) {
 			return class, err
 		}
 		seen[head] = true
+		var read [256]bool // steps; those of a damaged table may lead round in a circle
 		for todo := []uint8{none.hit}; len(todo) > 0; todo = todo[1:] {
-			if todo[0] == 0 {
+			if todo[0] == 0 || read[todo[0]] {
 				continue
 			}
+			read[todo[0]] = true
 			s, base, log2, err := stepAt(b, head, int(todo[0]))
 			if err != nil {
 				return 0, err

@@ -263,6 +263,22 @@ func TestPrefixesAreReadAsTheyWereWritten(t *testing.T) {
 	})
 }
 
+// A table whose steps lead back to where they came from is read to an end.
+func TestPrefixesInACircleAreReadOnce(t *testing.T) {
+	p := prefixes{dst: map[dstKey]match{{Prefixlen: 128}: {Target: 7, Action: uint8(abi.MatchActionPath)}}}
+	b, err := p.encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	const hit, miss = 2, 3 // in struct ws_match_step
+	first := b[2]          // where a search begins
+	b[8*first+hit], b[8*first+miss] = first, first
+	got, err := decodePrefixes(b)
+	if err != nil || len(got.dst) != 1 {
+		t.Errorf("read %v, %v; want the one rule", got, err)
+	}
+}
+
 // many are as many rules as a node holds, of so many lengths.
 func many(lengths ...uint8) prefixes {
 	r := rand.New(rand.NewPCG(1, 2))
