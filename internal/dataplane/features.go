@@ -53,7 +53,6 @@ func Check() error {
 	}{
 		{"eBPF programs at TC", "4.1", func() error { return features.HaveProgramType(ebpf.SchedCLS) }},
 		{"eBPF programs at XDP", "4.8", func() error { return features.HaveProgramType(ebpf.XDP) }},
-		{"longest-prefix maps", "4.11", func() error { return features.HaveMapType(ebpf.LPMTrie) }},
 		{"eBPF instruction set v3", "5.1", features.HaveV3ISA},
 		{"bounded loops in eBPF", "5.3", features.HaveBoundedLoops},
 		{"eBPF ring buffers", "5.8", func() error { return features.HaveMapType(ebpf.RingBuf) }},

@@ -136,7 +136,7 @@ func (l *loaded) empty() error {
 	for name, m := range l.g.maps {
 		var err error
 		switch m.Type() {
-		case ebpf.Hash, ebpf.LRUHash, ebpf.LPMTrie:
+		case ebpf.Hash, ebpf.LRUHash:
 			err = emptyTable(m)
 		case ebpf.Array, ebpf.PerCPUArray:
 			err = l.zeroArray(m)
@@ -217,11 +217,8 @@ func TestWhatIsGivenBackIsAsNew(t *testing.T) {
 				continue
 			}
 			key, value := bytes.Repeat([]byte{1}, int(m.KeySize())), any(bytes.Repeat([]byte{2}, int(m.ValueSize())))
-			switch m.Type() {
-			case ebpf.Array, ebpf.PerCPUArray:
+			if m.Type() == ebpf.Array || m.Type() == ebpf.PerCPUArray {
 				binary.NativeEndian.PutUint32(key, m.MaxEntries()-1)
-			case ebpf.LPMTrie:
-				binary.NativeEndian.PutUint32(key, 9)
 			}
 			if m.Type() == ebpf.PerCPUArray {
 				value = slices.Repeat([][]byte{value.([]byte)}, used.possible)
