@@ -61,8 +61,11 @@ const (
 // interfaceOf names an interface of a lab.
 type interfaceOf struct{ member, link string }
 
-func (i interfaceOf) net(l *lab.Lab, f func(*host.Net) error) error {
-	n, err := l.Net(i.member)
+func (i interfaceOf) net(l *lab.Lab, f func(*host.Net) error) error { return onMember(l, i.member, f) }
+
+// onMember does something to a member's network.
+func onMember(l *lab.Lab, name string, f func(*host.Net) error) error {
+	n, err := l.Net(name)
 	if err != nil {
 		return err
 	}

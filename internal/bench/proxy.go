@@ -204,14 +204,7 @@ func (t *proxyTrack) address(chain int) netip.Addr {
 }
 
 // on does something to a member's network.
-func (t *proxyTrack) on(name string, f func(*host.Net) error) error {
-	n, err := t.lab.Net(name)
-	if err != nil {
-		return err
-	}
-	defer n.Close()
-	return f(n)
-}
+func (t *proxyTrack) on(name string, f func(*host.Net) error) error { return onMember(t.lab, name, f) }
 
 // offloads makes links leave super-packets whole, and cuts them, where they
 // shall be cut, on the way into the function.
