@@ -1,11 +1,13 @@
 package host
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"net"
 	"os"
+	"sync"
 
 	"golang.org/x/sys/unix"
 )
@@ -15,6 +17,12 @@ type Frames struct {
 	MAC   [6]byte
 	Index int
 	file  *os.File
+
+	mu       sync.Mutex
+	progress sync.Cond // of taken
+	queued   uint64    // by the kernel, as last asked
+	dropped  uint64    // by the kernel, for want of room, as last asked
+	taken    uint64    // from the queue, and done with
 }
 
 // framesBuffer is what may wait for a reader, in bytes.
@@ -25,6 +33,7 @@ const framesBuffer = 64 << 20
 // directions, before any program at TC sees them.
 func OpenFrames(ns *NetNS, name string, protocol uint16) (p *Frames, err error) {
 	p = &Frames{}
+	p.progress.L = &p.mu
 	err = ns.Do(func() error {
 		i, err := net.InterfaceByName(name)
 		if err != nil {
@@ -92,9 +101,44 @@ func (p *Frames) Receive(buf []byte, f func(frame []byte)) error {
 		case failed != nil:
 			return failed
 		}
-		if l, ok := from.(*unix.SockaddrLinklayer); ok && l.Pkttype == unix.PACKET_OUTGOING {
-			continue
+		if l, ok := from.(*unix.SockaddrLinklayer); !ok || l.Pkttype != unix.PACKET_OUTGOING {
+			f(buf[:n])
 		}
-		f(buf[:n])
+		p.mu.Lock()
+		p.taken++
+		p.progress.Broadcast()
+		p.mu.Unlock()
 	}
+}
+
+// CaughtUp waits until Receive, which another goroutine calls, is done with
+// every frame that the kernel has queued so far, and says how many frames it has
+// dropped since p was opened for want of room.
+func (p *Frames) CaughtUp(ctx context.Context) (dropped uint64, err error) {
+	defer context.AfterFunc(ctx, func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.progress.Broadcast()
+	})()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	raw, err := p.file.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	var s *unix.TpacketStats // since it was last asked
+	var failed error
+	if err := raw.Control(func(fd uintptr) {
+		s, failed = unix.GetsockoptTpacketStats(int(fd), unix.SOL_PACKET, unix.PACKET_STATISTICS)
+	}); err != nil || failed != nil {
+		return 0, errors.Join(err, failed)
+	}
+	p.queued += uint64(s.Packets - s.Drops)
+	p.dropped += uint64(s.Drops)
+	for want := p.queued; p.taken < want; p.progress.Wait() {
+		if err := ctx.Err(); err != nil {
+			return 0, fmt.Errorf("%s: %d of %d frames were taken from the queue: %w", p.file.Name(), p.taken, want, err)
+		}
+	}
+	return p.dropped, nil
 }

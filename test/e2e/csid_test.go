@@ -74,10 +74,8 @@ func TestCompressedAndReducedChainsCarryTCP(t *testing.T) {
 // and there are some. TCP's are more than a capture keeps: they are looked at
 // too.
 func (c *capture) all(p plan.Path, source string, to netip.Addr, srh *srv6.SRH) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	seen := 0
-	for _, pkt := range c.packets {
+	seen, packets := 0, c.soFar()
+	for _, pkt := range packets {
 		v, ok := pkt.Proof()
 		if !ok || v.Path != p.Path || pkt.Header.Source != netip.MustParseAddr(source) || pkt.SRH.SegmentsLeft != srh.SegmentsLeft {
 			continue
@@ -88,7 +86,7 @@ func (c *capture) all(p plan.Path, source string, to netip.Addr, srh *srv6.SRH) 
 		}
 	}
 	if seen == 0 {
-		return fmt.Errorf("chain %s: none of %d packets has Segments Left %d", p.Chain, len(c.packets), srh.SegmentsLeft)
+		return fmt.Errorf("chain %s: none of %d packets has Segments Left %d", p.Chain, len(packets), srh.SegmentsLeft)
 	}
 	return nil
 }

@@ -84,10 +84,8 @@ func TestTheExampleOfFunctionsRuns(t *testing.T) {
 	if 2*andBack[1].Packets > andBack.frames() {
 		t.Errorf("%d packets for %d frames: they are no super-packets", andBack[1].Packets, andBack.frames())
 	}
-	h2.mu.Lock()
-	defer h2.mu.Unlock()
 	seen := 0
-	for _, p := range h2.packets {
+	for _, p := range h2.soFar() {
 		if p.Header.NextHeader != unix.IPPROTO_TCP {
 			continue
 		}

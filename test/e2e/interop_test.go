@@ -13,12 +13,10 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"golang.org/x/sys/unix"
 
 	"github.com/waystamp/waystamp/internal/host"
 	"github.com/waystamp/waystamp/internal/lab"
@@ -170,9 +168,7 @@ func visitsOf(list []netip.Addr, p plan.Path) (out []visit) {
 
 // arrivals counts packets of a path that came like that.
 func (c *capture) arrivals(path uint32, at visit, list []netip.Addr) (n int) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, p := range c.packets {
+	for _, p := range c.soFar() {
 		if v, ok := p.Proof(); ok && v.Path == path && p.Header.Destination == at.destination && p.SRH.SegmentsLeft == at.left &&
 			slices.Equal(p.SRH.Segments, list) {
 			n++
@@ -248,9 +244,7 @@ func TestForeignPoliciesOfTheKernel(t *testing.T) {
 
 // foreign counts packets without proof around one to a destination.
 func (c *capture) foreign(inner, to netip.Addr, left uint8) (n int) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, p := range c.packets {
+	for _, p := range c.soFar() {
 		if _, ok := p.Proof(); ok || p.SRH == nil || p.SRH.SegmentsLeft != left || p.Header.Destination != to {
 			continue
 		}
@@ -262,37 +256,18 @@ func (c *capture) foreign(inner, to netip.Addr, left uint8) (n int) {
 }
 
 // frames keeps whole frames that come in by an interface.
-type frames struct {
-	mu  sync.Mutex
-	all [][]byte
-}
+type frames struct{ recorder[[]byte] }
 
 func (w *world) record(node, name string) *frames {
 	w.t.Helper()
 	f := &frames{}
-	p := openPort(w.t, w.ns(node), name, unix.ETH_P_ALL)
-	done := make(chan error, 1)
-	go func() {
-		done <- p.Receive(make([]byte, 1<<16), func(frame []byte) {
-			f.mu.Lock()
-			defer f.mu.Unlock()
-			f.all = append(f.all, bytes.Clone(frame))
-		})
-	}()
-	w.t.Cleanup(func() {
-		p.Close()
-		if err := <-done; err != nil {
-			w.t.Errorf("record at %s: %v", name, err)
-		}
-	})
+	f.start(w, node, name, 1<<16, func(frame []byte) ([]byte, bool) { return bytes.Clone(frame), true })
 	return f
 }
 
 // of are the frames of a path, with what our own codec makes of them.
 func (f *frames) of(path uint32) (raw [][]byte, read []decoded) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	for _, b := range f.all {
+	for _, b := range f.soFar() {
 		p, err := srv6.DecodeFrame(b)
 		v, ok := p.Proof()
 		if err != nil || !ok || v.Path != path {

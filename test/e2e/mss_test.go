@@ -185,9 +185,7 @@ func TestOthersReadTheClampedMSS(t *testing.T) {
 	for outer, links := range recorded {
 		var all [][]byte
 		for _, l := range links {
-			l.mu.Lock()
-			all = append(all, l.all...)
-			l.mu.Unlock()
+			all = append(all, l.soFar()...)
 		}
 		file := pcap(t, all)
 		want := map[string]bool{}

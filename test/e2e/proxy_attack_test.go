@@ -232,10 +232,8 @@ ruleset: |
 		w.reaches("h1", "h2")
 		w.download("h2", "h1", 1_000_000)
 		w.passed("r2", "fn")
-		h2.mu.Lock()
-		defer h2.mu.Unlock()
 		seen := map[netip.Addr]int{}
-		for _, p := range h2.packets {
+		for _, p := range h2.soFar() {
 			seen[p.Header.Source]++
 		}
 		if seen[natted] == 0 || seen[w.addr("h1")] != 0 {
@@ -455,9 +453,7 @@ func TestSpoofedPacketsOnTheReturnInterface(t *testing.T) {
 		}
 	}
 	copied := func() srv6.Packet {
-		returned.mu.Lock()
-		defer returned.mu.Unlock()
-		for _, p := range returned.packets {
+		for _, p := range returned.soFar() {
 			if p.Header.Source == w.addr("h1") {
 				return p
 			}
@@ -551,10 +547,8 @@ func TestForeignTLVsComeBackByteForByte(t *testing.T) {
 
 			mu.Lock()
 			defer mu.Unlock()
-			behind.mu.Lock()
-			defer behind.mu.Unlock()
 			got := map[uint64]srv6.Packet{}
-			for _, p := range behind.packets {
+			for _, p := range behind.soFar() {
 				if v, ok := p.Proof(); ok {
 					got[v.RND] = p
 				}

@@ -508,9 +508,7 @@ func (w *world) steal(node, name string, p plan.Path) (stolen srv6.Packet) {
 	c := w.capture(node, name)
 	w.reaches("h1", "h2")
 	eventually(w.t, func() error {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		for _, pkt := range c.packets {
+		for _, pkt := range c.soFar() {
 			if v, ok := pkt.Proof(); ok && v.Path == p.Path {
 				stolen = pkt
 				return nil
@@ -523,9 +521,7 @@ func (w *world) steal(node, name string, p plan.Path) (stolen srv6.Packet) {
 
 // from counts the packets of a sender.
 func (c *capture) from(a netip.Addr) (n int) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, p := range c.packets {
+	for _, p := range c.soFar() {
 		if p.Header.Source == a {
 			n++
 		}

@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"errors"
+	"slices"
 	"sync"
 	"testing"
 
@@ -33,40 +34,67 @@ func sendBy(p *host.Frames, frame srv6.Packet) error {
 	return err
 }
 
-// capture keeps the headers of the IPv6 packets that come in by an interface.
-type capture struct {
-	mu      sync.Mutex
-	packets []srv6.Packet
+// recorder keeps what it makes of the frames that come in by an interface.
+type recorder[T any] struct {
+	t    *testing.T
+	port *host.Frames
+	mu   sync.Mutex
+	all  []T
 }
 
-func (w *world) capture(node, name string) *capture {
+// start has keep look at the first so many bytes of each frame. What it gets is
+// not its own; what it does not want is left out.
+func (r *recorder[T]) start(w *world, node, name string, size int, keep func(frame []byte) (T, bool)) {
 	w.t.Helper()
-	c := &capture{}
-	p := openPort(w.t, w.ns(node), name, unix.ETH_P_ALL)
+	r.t, r.port = w.t, openPort(w.t, w.ns(node), name, unix.ETH_P_ALL)
 	done := make(chan error, 1)
 	go func() {
-		done <- p.Receive(make([]byte, 512), func(frame []byte) {
-			if pkt, err := srv6.DecodeFrame(frame); err == nil {
-				c.mu.Lock()
-				c.packets = append(c.packets, pkt)
-				c.mu.Unlock()
+		done <- r.port.Receive(make([]byte, size), func(frame []byte) {
+			if v, ok := keep(frame); ok {
+				r.mu.Lock()
+				r.all = append(r.all, v)
+				r.mu.Unlock()
 			}
 		})
 	}()
 	w.t.Cleanup(func() {
-		p.Close()
+		r.port.Close()
 		if err := <-done; err != nil {
-			w.t.Errorf("capture at %s: %v", name, err)
+			w.t.Errorf("recorder at %s: %v", name, err)
 		}
+	})
+}
+
+// soFar is what has come in until now, whether the recorder had read it already
+// or not. It may not be changed.
+func (r *recorder[T]) soFar() []T {
+	r.t.Helper()
+	dropped, err := r.port.CaughtUp(soon(r.t))
+	must(r.t, err)
+	if dropped != 0 {
+		r.t.Logf("%d frames were too many for the recorder", dropped)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Clip(r.all)
+}
+
+// capture keeps the headers of the IPv6 packets that come in by an interface.
+type capture struct{ recorder[srv6.Packet] }
+
+func (w *world) capture(node, name string) *capture {
+	w.t.Helper()
+	c := &capture{}
+	c.start(w, node, name, 512, func(frame []byte) (srv6.Packet, bool) {
+		p, err := srv6.DecodeFrame(frame)
+		return p, err == nil
 	})
 	return c
 }
 
 // proofs are those of a path that have come so far, in their order.
 func (c *capture) proofs(path uint32) (out []srv6.Proof) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, p := range c.packets {
+	for _, p := range c.soFar() {
 		if p.SRH == nil {
 			continue
 		}
