@@ -105,7 +105,7 @@ static __always_inline int deliver_xdp(ctx_t *ctx, const struct endpoint *ep,
 	/* XDP's redirects meet no program at the edge's egress, which looks for
 	 * an SRH.
 	 */
-	if (path == RULE_UNREAD || inner_check(ep, &inner, path) ||
+	if (inner_check(ep, &inner, path) ||
 	    (!is_ip4 && ip6_has_extension(inner.hdr)) ||
 	    inner_hops(&inner) <= 1)
 		return CTX_PASS;

@@ -73,6 +73,8 @@ int ws_edge_tc(struct __sk_buff *skb)
 	m = ruled(skb, sizeof(*eth), in.is_ip4, WS_RULE_STEER, classify(&a));
 	if (is_local(skb, &m, in.is_ip4))
 		return CTX_PASS;
+	if (m.action == WS_MATCH_MISSING)
+		return ws_refuse(skb, prefixes_missing(), 0);
 	if (m.action != WS_MATCH_PATH || inner_is_unsteered(&in))
 		return edge_unmatched(skb, &in);
 	if (owner_is_tcp(skb)) {

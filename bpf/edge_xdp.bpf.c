@@ -130,7 +130,7 @@ static __always_inline bool ruled_xdp(ctx_t *ctx, bool is_ip4,
 	if (rules_are_there())
 		target = ws_rules_find(ctx, sizeof(struct eth_hdr),
 				       WS_RULE_STEER, is_ip4, 0);
-	if (target == RULE_UNREAD)
+	if (target == MATCH_UNKNOWN)
 		return false;
 	if (target)
 		m->target = target - 1;

@@ -34,6 +34,12 @@ static __always_inline bool node_is_armed(void)
 	return node_armed();
 }
 
+/* Of a packet that rules by prefixes would have something to say of. */
+static __always_inline enum ws_reason prefixes_missing(void)
+{
+	return WS_REASON_PREFIXES_MISSING_BUG;
+}
+
 /* Without a plan nothing that concerns a domain goes on. */
 static __always_inline int unarmed(ctx_t *ctx, bool concerns)
 {

@@ -11,6 +11,19 @@
 #include "maps.h"
 #include "prefix.h"
 
+/* In the place of a path or of a headend: which one it is cannot be told. XDP leaves
+ * such packets to TC.
+ */
+#define MATCH_UNKNOWN (~0U)
+
+/* The path that m names, at the guard; 0: none. */
+static __always_inline __be32 match_path(const struct ws_match *m)
+{
+	if (m->action == WS_MATCH_MISSING)
+		return MATCH_UNKNOWN;
+	return m->action == WS_MATCH_PATH ? m->target : 0;
+}
+
 /* The headend's rules: target is an index into ws_headends. */
 static __always_inline struct ws_match classify(const struct addrs *a)
 {
@@ -35,14 +48,14 @@ static __always_inline __be32 guard_by_destination(const __be64 *dst)
 }
 
 /* The path that chains that end here require of an inner packet, by prefixes; 0:
- * none.
+ * none. May be MATCH_UNKNOWN.
  */
 static __always_inline __be32 inner_guard(const struct inner *in)
 {
 	struct addrs a = inner_addrs(in);
 	struct ws_match m = guard(&a);
 
-	return m.action == WS_MATCH_PATH ? m.target : 0;
+	return match_path(&m);
 }
 
 /* What must pass a local function of this node: target is its proxy. */

@@ -265,11 +265,14 @@ static __always_inline bool inner_is_strange(const struct inner *in)
 }
 
 /* What is inside must be what the proof is for: a proof for one chain opens no
- * other. path: what the inner packet requires, or 0.
+ * other. path: what the inner packet requires, or 0, or
+ * MATCH_UNKNOWN.
  */
 static __always_inline enum ws_reason
 inner_check(const struct endpoint *ep, const struct inner *in, __be32 path)
 {
+	if (path == MATCH_UNKNOWN)
+		return prefixes_missing();
 	/* What no headend steers is no chain's either. */
 	if (!path || path != ep->tlv->path || inner_is_strange(in))
 		return WS_REASON_WRONG_CHAIN;

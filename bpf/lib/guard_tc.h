@@ -109,7 +109,10 @@ static __always_inline int guard_plain(struct __sk_buff *skb,
 	struct ws_match m = ruled(skb, sizeof(struct eth_hdr), in->is_ip4,
 				  WS_RULE_SUSPECT, guard(&a));
 
-	if (m.action == WS_MATCH_PATH && !is_local(skb, &m, in->is_ip4))
-		return ws_refuse(skb, WS_REASON_UNPROVEN, 0);
-	return CTX_PASS;
+	if (m.action == WS_MATCH_NONE || is_local(skb, &m, in->is_ip4))
+		return CTX_PASS;
+	return ws_refuse(skb,
+			 m.action == WS_MATCH_MISSING ? prefixes_missing() :
+							WS_REASON_UNPROVEN,
+			 0);
 }

@@ -37,12 +37,16 @@ static __always_inline int leave_plain(struct __sk_buff *skb,
 				       const struct inner *in)
 {
 	struct addrs a = inner_addrs(in);
+	struct ws_match m;
 
 	if (inner_to_is_never_forwarded(in))
 		return CTX_PASS;
-	return ruled(skb, sizeof(struct eth_hdr), in->is_ip4, WS_RULE_SUSPECT,
-		     guard(&a))
-				       .action == WS_MATCH_PATH ?
-		       ws_refuse(skb, WS_REASON_UNVERIFIED, 0) :
-		       CTX_PASS;
+	m = ruled(skb, sizeof(struct eth_hdr), in->is_ip4, WS_RULE_SUSPECT,
+		  guard(&a));
+	if (m.action == WS_MATCH_NONE)
+		return CTX_PASS;
+	return ws_refuse(skb,
+			 m.action == WS_MATCH_MISSING ? prefixes_missing() :
+							WS_REASON_UNVERIFIED,
+			 0);
 }

@@ -72,6 +72,8 @@ static __always_inline int local_lost(struct __sk_buff *skb,
 	if (!in->is_ip4 && in_block(a.dst[0]))
 		return CTX_PASS;
 	m = local_guard(&a);
+	if (m.action == WS_MATCH_MISSING)
+		return ws_refuse(skb, prefixes_missing(), 0);
 	if (m.action != WS_MATCH_PATH)
 		return CTX_PASS;
 	p = proxy_find(m.target);

@@ -115,7 +115,7 @@ __noinline __u32 ws_rules_leave(struct __sk_buff *skb, int is_ip4)
 }
 
 /* ws_ruleset.steer of the path that takes the packet; 0: none does, and the kernel
- * sends it as it is.
+ * sends it as it is. MATCH_UNKNOWN: what prefixes say is missing.
  */
 static __always_inline __u32 own_path(struct __sk_buff *skb,
 				      const struct inner *in)
@@ -125,7 +125,7 @@ static __always_inline __u32 own_path(struct __sk_buff *skb,
 	const struct ws_headend *h;
 	__u32 found = 0;
 
-	if (is_local(skb, &m, in->is_ip4))
+	if (m.action != WS_MATCH_MISSING && is_local(skb, &m, in->is_ip4))
 		return 0;
 	if (rules_are_there())
 		found = ws_rules_leave(skb, in->is_ip4);
@@ -134,6 +134,8 @@ static __always_inline __u32 own_path(struct __sk_buff *skb,
 	if (!is_own(skb, in) || (is_control(in) && !(found & WS_RULE_BY_DSCP)))
 		return 0;
 	found &= WS_RULE_TARGET;
+	if (!found && m.action == WS_MATCH_MISSING)
+		return MATCH_UNKNOWN;
 	if (!found && m.action == WS_MATCH_PATH)
 		found = m.target + 1;
 	h = found ? headend_find(found - 1) : NULL;
@@ -152,6 +154,8 @@ static __always_inline int own_out(struct __sk_buff *skb, struct cursor c,
 	found = own_path(skb, in);
 	if (!found)
 		return CTX_PASS;
+	if (found == MATCH_UNKNOWN)
+		return ws_refuse(skb, prefixes_missing(), 0);
 	return headend_tc(skb, c, in, skb->len - sizeof(struct eth_hdr),
 			  found - 1, true);
 }

@@ -8,6 +8,14 @@
 #include <bpf/bpf_endian.h>
 #include "maps.h"
 
+#define PREFIX_ACTION ((__u64)WS_MATCH_KIND_ACTION << 32)
+#define PREFIX_LOCAL ((__u64)WS_MATCH_KIND_LOCAL << 32)
+
+/* Where something of a table is not there. That it may be an address of the node's
+ * own has the kernel asked.
+ */
+#define PREFIX_MISSING ((__u64)WS_MATCH_MISSING << 32 | PREFIX_LOCAL)
+
 static __always_inline const struct ws_match_line *prefix_line(void *table,
 							       __u32 at)
 {
@@ -53,7 +61,7 @@ static __always_inline __u64 prefix_step(void *table,
 	for (__u32 run = 0; run < WS_MATCH_RUN; run++) {
 		l = prefix_line(table, at + run);
 		if (!l)
-			break;
+			return PREFIX_MISSING;
 		found = prefix_in_line(l, hi, lo);
 		if (found || !l->more)
 			return found;
@@ -74,7 +82,7 @@ static __always_inline __u64 prefix_search(void *table, __u32 head, __u64 hi,
 
 	first = (const void *)prefix_line(table, head);
 	if (!first)
-		return 0;
+		return PREFIX_MISSING;
 	next = first->step[0].hit;
 	for (__u32 i = 0; i < WS_MATCH_DEPTH && next; i++) {
 		h = first;
@@ -82,7 +90,7 @@ static __always_inline __u64 prefix_search(void *table, __u32 head, __u64 hi,
 			h = (const void *)prefix_line(
 				table, head + next / WS_MATCH_HEAD_STEPS);
 		if (!h)
-			break;
+			return PREFIX_MISSING;
 		s = &h->step[next % WS_MATCH_HEAD_STEPS];
 		found = prefix_step(table, s, hi, lo);
 		if (!found) {
@@ -95,8 +103,14 @@ static __always_inline __u64 prefix_search(void *table, __u32 head, __u64 hi,
 	return best;
 }
 
-#define PREFIX_ACTION ((__u64)WS_MATCH_KIND_ACTION << 32)
-#define PREFIX_LOCAL ((__u64)WS_MATCH_KIND_LOCAL << 32)
+/* A node without a plan has no rules; one with a plan has a table for each use. */
+static __always_inline __u64 prefix_no_table(void)
+{
+	__u32 zero = 0;
+	const struct ws_node *n = bpf_map_lookup_elem(&ws_node, &zero);
+
+	return n && n->armed ? PREFIX_MISSING : 0;
+}
 
 /* Beside a use: rules that name a source are not followed. */
 #define PREFIX_BY_DESTINATION 256
@@ -117,7 +131,7 @@ __noinline __u64 ws_prefix_find(__u32 use, __u64 dst_hi, __u64 dst_lo,
 	use &= PREFIX_BY_DESTINATION - 1;
 	table = bpf_map_lookup_elem(&ws_match, &use);
 	if (!table)
-		return 0;
+		return prefix_no_table();
 	found = prefix_search(table, 0, dst_hi, dst_lo);
 	if (!by_source || (found & PREFIX_ACTION) != (__u64)WS_MATCH_SOURCE
 							     << 32)

@@ -13,11 +13,6 @@
 #include "net.h"
 #include "tuple.h"
 
-/* What XDP returns for a packet that is not whole in its first buffer: TC has to
- * look at it.
- */
-#define RULE_UNREAD (~0U)
-
 static __always_inline void fit_and(struct rules_fit *f, const __u64 *with)
 {
 	for (__u32 i = 0; i < WS_RULE_WORDS; i++)
@@ -192,7 +187,8 @@ static __noinline __u32 rules_read(ctx_t *ctx, struct bench *b, __u32 off,
 }
 
 /* The rules that a packet fits by all but its mark are left in b->fit. Returns 0
- * where there are none, and else whether it could be read: 1, or RULE_UNREAD. off:
+ * where there are none, and else whether it could be read: 1, or, on XDP,
+ * MATCH_UNKNOWN. off:
  * of the IP header, from the start of the frame. proven: by WS_RULE_REQUIRE the path
  * of the proof, else nothing.
  */
@@ -205,7 +201,7 @@ static __always_inline __u32 rules_fit(ctx_t *ctx, struct bench *b,
 	if (!read)
 		return 0;
 	if (read == READ_PART && WS_HOOK == WS_HOOK_XDP)
-		return RULE_UNREAD;
+		return MATCH_UNKNOWN;
 	__builtin_memcpy(&b->fit, set->use[use][is_ip4 & 1], sizeof(b->fit));
 	fit_and(&b->fit, set->dscp[b->dscp & 63]);
 	fit_addr(&b->fit, &set->dst, b->tuple.dst);
@@ -263,7 +259,7 @@ static __always_inline __be32 required_by_prefixes(ctx_t *ctx, __u32 off,
 		return 0;
 	tuple_addrs(&b->tuple, &in);
 	m = prefix_find(WS_MATCH_REQUIRE, b->tuple.dst, b->tuple.src);
-	return m.action == WS_MATCH_PATH ? m.target : 0;
+	return match_path(&m);
 }
 
 /* The same. By WS_RULE_REQUIRE, where no rule fits, the path by prefixes: one

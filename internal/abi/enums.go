@@ -99,6 +99,7 @@ const (
 	ReasonOptionUnknown       Reason = 90 // a destination option before the routing header must not be passed over by who does not know it
 	ReasonHeaderTooLong       Reason = 91 // the outer header with its options is longer than what can be kept while the packet is in a function
 	ReasonExtensionProgramBug Reason = 92 // the program for packets with options before their routing header is not there
+	ReasonPrefixesMissingBug  Reason = 93 // the table of prefixes that would say whether a chain takes or requires the packet is not there, or not all of it
 )
 
 var reasonNames = [...]string{
@@ -195,6 +196,7 @@ var reasonNames = [...]string{
 	"option-unknown",
 	"header-too-long",
 	"extension-program-bug",
+	"prefixes-missing-bug",
 }
 
 // String returns the name: lower case, words joined by hyphens. A number that
@@ -304,6 +306,7 @@ var reasonTexts = [...]string{
 	"a destination option before the routing header must not be passed over by who does not know it",
 	"the outer header with its options is longer than what can be kept while the packet is in a function",
 	"the program for packets with options before their routing header is not there",
+	"the table of prefixes that would say whether a chain takes or requires the packet is not there, or not all of it",
 }
 
 // Text says in a sentence without capital or full stop what the packet or the
@@ -327,7 +330,7 @@ func Reasons() []Reason {
 
 // ReasonCount is the number of reasons, ReasonNone included: the size of the
 // map ws_refusals.
-const ReasonCount = 93
+const ReasonCount = 94
 
 // Scheme is how the hops of a path prove that a packet visited them; the number
 // is the wire's.
@@ -499,15 +502,17 @@ func (v *Hook) UnmarshalText(b []byte) error {
 type MatchAction uint8
 
 const (
-	MatchActionNone   MatchAction = 0 // nothing: as if there were no rule
-	MatchActionPath   MatchAction = 1 // target: headend index, or at the guard the path
-	MatchActionSource MatchAction = 2 // target: the head to look the source up in
+	MatchActionNone    MatchAction = 0 // nothing: as if there were no rule
+	MatchActionPath    MatchAction = 1 // target: headend index, or at the guard the path
+	MatchActionSource  MatchAction = 2 // target: the head to look the source up in
+	MatchActionMissing MatchAction = 3
 )
 
 var matchActionNames = [...]string{
 	"none",
 	"path",
 	"source",
+	"missing",
 }
 
 // String returns the name: lower case, words joined by hyphens. A number that

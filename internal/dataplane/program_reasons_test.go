@@ -86,6 +86,9 @@ func reasonCases() map[abi.Reason]reasonCase {
 		abi.ReasonExtensionProgramBug: {node: "r2", packet: "options-hop-by-hop-1", damage: func(r *rig) error {
 			return r.g.maps[tablePrograms].Delete(uint32(abi.ProgramExt))
 		}},
+		abi.ReasonPrefixesMissingBug: {node: "r6", packet: "unproven", damage: func(r *rig) error {
+			return r.g.maps[tableMatch].Delete(uint32(abi.MatchUseRequire))
+		}},
 		abi.ReasonBehaviourBug: {node: "r2", packet: "web-1", damage: func(r *rig) error {
 			k := encodeHopKey(addr("fc00:0:0:201::"), 0x5eed0001, 1)
 			h := r.have.hops[k]

@@ -87,6 +87,10 @@ enum ws_match_action {
 	WS_MATCH_NONE = 0, /* nothing: as if there were no rule */
 	WS_MATCH_PATH = 1, /* target: headend index, or at the guard the path */
 	WS_MATCH_SOURCE = 2, /* target: the head to look the source up in */
+	/* No rule's word: there is no table, or not all of it. What it would say, and
+	 * whether the address is the node's own, nobody knows.
+	 */
+	WS_MATCH_MISSING = 3,
 };
 
 /* Set before load. The upper 64 bits of addresses, and masks over them. */
