@@ -32,7 +32,7 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // patience is for what must come; nothing waits that long when all is well.
-const patience = 20 * time.Second
+const patience = 2 * time.Minute
 
 // bed is node r1 in a namespace of its own: ingress of chain "web" and egress
 // of its reverse path.

@@ -106,7 +106,7 @@ func TestCuttersComeAndGoWithFunctions(t *testing.T) {
 	defer c.Close()
 	wait := func(generation int) Status {
 		t.Helper()
-		deadline := time.Now().Add(20 * time.Second)
+		deadline := time.Now().Add(patience)
 		for tick := time.NewTicker(10 * time.Millisecond); ; <-tick.C {
 			s, err := c.Status(t.Context())
 			if err == nil && s.Generation >= generation {

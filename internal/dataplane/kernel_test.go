@@ -853,7 +853,7 @@ func TestHeadendWithoutARecordOfNumbersRefusesAndTheRestWorks(t *testing.T) {
 func TestRefusedPacketBecomesAnEvent(t *testing.T) {
 	b := newBed(t)
 	d := b.open()
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), waitLimit)
 	defer cancel()
 	events := make(chan event.Event, 16)
 	ended := make(chan error, 1)
@@ -880,8 +880,9 @@ func TestRefusedPacketBecomesAnEvent(t *testing.T) {
 	if !slices.Equal(e.Packet, sent) || e.Len != uint32(len(sent)) {
 		t.Errorf("packet %x of %d bytes, want %x", e.Packet, e.Len, sent)
 	}
-	if off := e.Time.Sub(began); off < -time.Second || off > 5*time.Second {
-		t.Errorf("time is off by %s", off)
+	// The kernel's clock was read a little before or after ours.
+	if now := time.Now(); e.Time.Before(began.Add(-time.Second)) || e.Time.After(now.Add(time.Second)) {
+		t.Errorf("time is %s; want one between %s and %s", e.Time, began, now)
 	}
 	// The reader goes on over a change of generations.
 	b.must(b.apply(d, elsewhere(bedNode())))

@@ -24,7 +24,7 @@ import (
 )
 
 // waitLimit is how long an event may take that is sure to come.
-const waitLimit = 10 * time.Second
+const waitLimit = time.Minute
 
 // live is a rig whose TC programs are attached, with sockets on the far ends of
 // its interfaces: for what a test run does not have, such as super-packets with

@@ -342,6 +342,9 @@ func TestXDPGoesByWhatTCLearnedAndNoFurther(t *testing.T) {
 	if n.Ifindex != r.ports[portOut] || n.Dmac != neighbourMAC || n.Smac != rigMAC || n.Mtu != rigMTU || n.To != [2]uint64{upper(addr("fc00:0:0:301::"))} {
 		t.Errorf("TC learned %+v", n)
 	}
+	if n.Expires < rigNexthopTTL || nexthopTTL*10*time.Millisecond >= time.Second {
+		t.Errorf("what TC learned counts until jiffy %d of at least %d, and a node's for %d jiffies of at most 10 ms; want less than a second", n.Expires, uint64(rigNexthopTTL), nexthopTTL)
+	}
 	put := func(n coreTCWsNexthop) {
 		was[cpu].Flow[flow] = n
 		r.must(r.put(tableExits, index, was))

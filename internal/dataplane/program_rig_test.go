@@ -104,6 +104,10 @@ type rig struct {
 	each     []stats
 }
 
+// rigNexthopTTL is in jiffies: what TC learned must still count when XDP's turn
+// comes.
+const rigNexthopTTL = 1 << 40
+
 // rigLimits are small: all of ws_stats is read after every packet.
 var rigLimits = limits{lines: 1 << 12, headends: 64, stats: 128, hops: 256, egresses: 64, places: 512, buckets: 8, slots: 1}
 
@@ -255,7 +259,7 @@ func (r *rig) load() error {
 		cfg.DecapL3 = 1
 	}
 	cfg.IcmpIntervalNs, cfg.IcmpBurstNs = r.spec.errors[0], r.spec.errors[1]
-	cfg.NexthopTtl = 1 << 40 // what TC learned must still count when XDP's turn comes
+	cfg.NexthopTtl = rigNexthopTTL
 	if r.loaded, err = takeLoaded(cfg); err != nil {
 		return err
 	}

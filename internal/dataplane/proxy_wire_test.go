@@ -154,7 +154,7 @@ func (w *wire) sendSuper(to string, frame []byte, at, size int) {
 // the other end of "next". Nil: none came in the time.
 func (w *wire) receive() []byte {
 	w.Helper()
-	deadline := time.Now().Add(5 * time.Second)
+	deadline := time.Now().Add(waitLimit)
 	buf := make([]byte, 1<<16)
 	for {
 		left := time.Until(deadline)
@@ -182,7 +182,7 @@ func (w *wire) receive() []byte {
 // refused waits until a reason has been counted n times.
 func (w *wire) refused(reason abi.Reason, n uint64) {
 	w.Helper()
-	deadline := time.Now().Add(5 * time.Second)
+	deadline := time.Now().Add(waitLimit)
 	for {
 		c, err := w.d.Counters()
 		w.must(err)

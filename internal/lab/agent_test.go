@@ -119,7 +119,7 @@ func afterLog(t *testing.T, binary string, log func() []string, line string) {
 		return
 	}
 	defer w.close()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	for !slices.Contains(log(), line) {
 		if err := w.wait(ctx); err != nil {

@@ -107,9 +107,12 @@ func must(t *testing.T, err error) {
 	}
 }
 
+// patience is for what must come; nothing waits that long when all is well.
+const patience = 5 * time.Minute
+
 func soon(t *testing.T) context.Context {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	t.Cleanup(cancel)
 	return ctx
 }
@@ -132,7 +135,7 @@ func upOf(t *testing.T, c Config) *Lab {
 	l, err := Up(soon(t), c)
 	must(t, err)
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
 		members := l.Members()
 		if err := l.Down(ctx); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -203,7 +206,7 @@ func TestHostsReachEachOtherByRoutingAlone(t *testing.T) {
 		from string
 		to   netip.Addr
 	}{{"h1", h2}, {"h2", h1}, {"h1", netip.MustParseAddr("fc00:5::1")}, {"r2", netip.MustParseAddr("fc00:5::1")}} {
-		r, err := Ping(soon(t), l.mustNS(t, c.from), c.to, PingConfig{Count: 3})
+		r, err := Ping(soon(t), l.mustNS(t, c.from), c.to, PingConfig{Count: 3, Timeout: patience})
 		must(t, err)
 		if r.Sent != 3 || r.Received != 3 || len(r.RTTs) != 3 {
 			t.Errorf("ping from %s to %s: %+v, want 3 answers", c.from, c.to, r)
@@ -262,7 +265,7 @@ func TestRoutersRunTheKernelsEnd(t *testing.T) {
 		Source: netip.MustParseAddr("fc00:1::1"),
 	}))
 	before := forwarded(t, l, "r2")
-	r, err := Ping(soon(t), l.mustNS(t, "h1"), h2, PingConfig{Count: 3})
+	r, err := Ping(soon(t), l.mustNS(t, "h1"), h2, PingConfig{Count: 3, Timeout: patience})
 	must(t, err)
 	if r.Received != 3 {
 		t.Errorf("over r4 and r5: %+v, want 3 answers", r)
@@ -347,13 +350,13 @@ func TestTwoLabsAtOnce(t *testing.T) {
 		t.FailNow()
 	}
 	for i, l := range labs {
-		r, err := Ping(soon(t), l.mustNS(t, "h1"), h2, PingConfig{Count: 1})
+		r, err := Ping(soon(t), l.mustNS(t, "h1"), h2, PingConfig{Count: 1, Timeout: patience})
 		if err != nil || r.Received != 1 {
 			t.Errorf("lab %d: %+v, %v", i, r, err)
 		}
 	}
 	must(t, labs[0].Down(soon(t)))
-	r, err := Ping(soon(t), labs[1].mustNS(t, "h1"), h2, PingConfig{Count: 1})
+	r, err := Ping(soon(t), labs[1].mustNS(t, "h1"), h2, PingConfig{Count: 1, Timeout: patience})
 	if err != nil || r.Received != 1 {
 		t.Errorf("the second lab, once the first is down: %+v, %v", r, err)
 	}
@@ -373,7 +376,7 @@ func TestPrefixes(t *testing.T) {
 	if !errors.Is(err, fs.ErrExist) || !strings.Contains(err.Error(), "waystamp lab down --prefix "+prefix) {
 		t.Errorf("the same prefix again: got %v", err)
 	}
-	if r, err := Ping(soon(t), l.mustNS(t, "h1"), h2, PingConfig{}); err != nil || r.Received != 1 {
+	if r, err := Ping(soon(t), l.mustNS(t, "h1"), h2, PingConfig{Timeout: patience}); err != nil || r.Received != 1 {
 		t.Errorf("the first lab of that prefix has suffered: %+v, %v", r, err)
 	}
 	for _, p := range []string{"../x", "a/b", "A", ".", strings.Repeat("a", 33)} {

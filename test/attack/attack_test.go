@@ -190,7 +190,7 @@ func TestAnInterruptLeavesNothing(t *testing.T) {
 	if err := cmd.Process.Signal(os.Interrupt); err != nil {
 		t.Fatal(err)
 	}
-	ended := time.AfterFunc(time.Minute, func() { cmd.Process.Kill() })
+	ended := time.AfterFunc(5*time.Minute, func() { cmd.Process.Kill() })
 	defer ended.Stop()
 	for err == nil {
 		_, err = said.Read(buf)

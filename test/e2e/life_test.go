@@ -359,12 +359,8 @@ func TestStoppedAgentsLeaveDataPathAndGuard(t *testing.T) {
 		t.Errorf("detach beside a running agent: %s", r)
 	}
 	for _, n := range w.nodes() {
-		started := time.Now()
 		must(t, w.StopAgent(soon(t), n))
-		// Well below the grace after which it would be killed.
-		if took := time.Since(started); took > 5*time.Second {
-			t.Errorf("the agent of %s took %s to stop", n, took)
-		}
+		// It says so when it ends by itself, and not when it is killed.
 		log, err := os.ReadFile(filepath.Join(w.Dir(), "logs", n+".log"))
 		if err != nil || !bytes.Contains(log, []byte("guard and locator route stay in force")) {
 			t.Errorf("the agent of %s says at its end:\n%s%v", n, log, err)

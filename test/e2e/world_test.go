@@ -30,11 +30,11 @@ import (
 	"github.com/waystamp/waystamp/internal/plan"
 )
 
-// How long things may take on a busy machine; where all is well none of it is
-// waited out.
+// How long things may take on a slow and busy machine; where all is well none of
+// it is waited out.
 const (
-	patience   = time.Minute
-	settleTime = 10 * time.Second
+	patience   = 5 * time.Minute // a world, or all of a test's traffic
+	settleTime = time.Minute     // a single event
 	// lostTime is how long an answer is waited for that must not come.
 	lostTime = 300 * time.Millisecond
 	// pollEvery is how often something is looked at that tells nobody when it

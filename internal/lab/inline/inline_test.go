@@ -209,7 +209,7 @@ func TestAFrameThatCannotBePutOutIsDroppedAndCounted(t *testing.T) {
 func TestAnInterfaceThatIsNotThereIsNamed(t *testing.T) {
 	for _, c := range []Config{{To: "none", From: "lo"}, {To: "lo", From: "none"}} {
 		c.Log = slog.New(slog.DiscardHandler)
-		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		if err := Run(ctx, c); err == nil || !strings.Contains(err.Error(), "open interface none") {
 			t.Errorf("got %v", err)
 		}
