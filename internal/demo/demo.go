@@ -41,9 +41,9 @@ const (
 // How long things may take on a busy machine. None of them is waited out where
 // all is well.
 const (
-	followTime = 15 * time.Second // for an agent to follow its plan file
-	settleTime = 5 * time.Second  // for packets under way to arrive
-	replyTime  = 700 * time.Millisecond
+	followTime = time.Minute            // for an agent to follow its plan file
+	settleTime = 30 * time.Second       // for packets under way to arrive
+	replyTime  = 700 * time.Millisecond // for answers that must not come
 )
 
 // Config says how the demo runs.
@@ -277,7 +277,7 @@ func (s *stage) sidOf(router string) netip.Addr {
 }
 
 func (s *stage) ping(ctx context.Context, n int) (lab.PingResult, error) {
-	return lab.Ping(ctx, s.h1, s.h2Addr(), lab.PingConfig{Count: n, Timeout: replyTime})
+	return lab.Ping(ctx, s.h1, s.h2Addr(), lab.PingConfig{Count: n, Timeout: settleTime})
 }
 
 func (s *stage) h2Addr() netip.Addr { return s.addr("h2") }

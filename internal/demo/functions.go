@@ -32,8 +32,8 @@ packet's outer header meanwhile, put it back on what returns, and stamp.
 // The sizes of these scenes. All goes through a program in user space, frame by
 // frame.
 const (
-	functionBytes = 20_000_000
-	connectTime   = 700 * time.Millisecond // less than until TCP tries again
+	functionBytes  = 20_000_000
+	unansweredTime = 500 * time.Millisecond // less than until TCP tries again
 )
 
 // unaware are the functions, and what they are.
@@ -103,13 +103,35 @@ func (s *stage) settled(ctx context.Context) (map[string]dataplane.FunctionCount
 	return nil, err
 }
 
+// allBack is functions when all that went in has come back, such as what ends a
+// connection; or after a time in which it should have.
+func (s *stage) allBack(ctx context.Context) (map[string]dataplane.FunctionCount, error) {
+	deadline := time.Now().Add(settleTime)
+	for {
+		counts, err := s.functions(ctx)
+		if err != nil {
+			return nil, err
+		}
+		under := false
+		for _, f := range counts {
+			under = under || f.RxSuccess != f.TxSuccess
+		}
+		if !under || time.Now().After(deadline) {
+			return counts, nil
+		}
+		if err := wait(ctx, 20*time.Millisecond); err != nil {
+			return nil, err
+		}
+	}
+}
+
 // throughFunctions is traffic as it should be: all that went into a function came
 // back, and got its own header.
 func (s *stage) throughFunctions(ctx context.Context) (saw []string, err error) {
 	if saw, err = s.flow(ctx, functionBytes); err != nil {
 		return saw, err
 	}
-	counts, err := s.functions(ctx)
+	counts, err := s.allBack(ctx)
 	if err != nil {
 		return saw, err
 	}
@@ -124,8 +146,8 @@ func (s *stage) throughFunctions(ctx context.Context) (saw []string, err error) 
 }
 
 // connect tries to connect from h1 to a port of h2, and returns the address that
-// h2 sees.
-func (s *stage) connect(ctx context.Context, port uint16) (peer netip.Addr, err error) {
+// h2 sees. limit: for how long.
+func (s *stage) connect(ctx context.Context, port uint16, limit time.Duration) (peer netip.Addr, err error) {
 	at := netip.AddrPortFrom(s.h2Addr(), port).String()
 	var l net.Listener
 	err = s.h2.Do(func() (err error) {
@@ -145,7 +167,7 @@ func (s *stage) connect(ctx context.Context, port uint16) (peer netip.Addr, err 
 		}
 	}()
 	err = s.h1.Do(func() error {
-		c, err := (&net.Dialer{Timeout: connectTime}).DialContext(ctx, "tcp", at)
+		c, err := (&net.Dialer{Timeout: limit}).DialContext(ctx, "tcp", at)
 		if err == nil {
 			c.Close()
 		}
@@ -160,7 +182,7 @@ func (s *stage) connect(ctx context.Context, port uint16) (peer netip.Addr, err 
 // refusedConnection tries to connect to a port of h2, which must not even be
 // answered.
 func (s *stage) refusedConnection(ctx context.Context, port uint16) (saw string, err error) {
-	_, err = s.connect(ctx, port)
+	_, err = s.connect(ctx, port, unansweredTime)
 	if err == nil {
 		return fmt.Sprintf("port %d: connected", port), errors.New("nothing kept it from connecting")
 	}
@@ -172,7 +194,7 @@ func (s *stage) refusedConnection(ctx context.Context, port uint16) (saw string,
 
 // forbidden shows the work of firewall and NAT.
 func (s *stage) forbidden(ctx context.Context) (saw []string, err error) {
-	peer, err := s.connect(ctx, 80)
+	peer, err := s.connect(ctx, 80, settleTime)
 	if err != nil {
 		return nil, err
 	}
