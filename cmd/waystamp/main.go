@@ -8,14 +8,22 @@ import (
 	"os"
 	"os/signal"
 	"syscall"
+	"time"
 
 	"github.com/waystamp/waystamp/internal/cli"
 )
 
 func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
-	// The first signal asks the command to clean up and end; from then on a
-	// signal has its ordinary effect, so that a second one ends it at once.
-	context.AfterFunc(ctx, stop)
-	os.Exit(cli.Main(ctx, os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
+	signals := make(chan os.Signal, 8)
+	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM)
+	i := &cli.Interrupts{Stderr: os.Stderr, Now: time.Now, End: endBy}
+	os.Exit(cli.Main(i.Watch(context.Background(), signals), os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
+}
+
+// endBy ends the process by the signal, as whoever waits for it expects.
+func endBy(s os.Signal) {
+	signal.Reset(s)
+	if n, ok := s.(syscall.Signal); ok {
+		syscall.Kill(os.Getpid(), n)
+	}
 }

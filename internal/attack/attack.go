@@ -232,7 +232,7 @@ func open(ctx context.Context, c Config) (_ *stage, err error) {
 	start := time.Now()
 	s.lab, err = lab.Up(ctx, lab.Config{
 		Domain: s.manifest.Domain, Lab: *s.manifest.Lab, Plan: s.plan,
-		Prefix: c.Prefix, RunDir: c.RunDir, Binary: c.Binary, Log: c.Log,
+		Prefix: c.Prefix, RunDir: c.RunDir, Binary: c.Binary, Own: true, Log: c.Log,
 	})
 	if err != nil {
 		return nil, err

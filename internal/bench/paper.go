@@ -225,7 +225,7 @@ func newPaperNet(ctx context.Context, c Config, network string, list []way, offl
 		}
 	}
 	d, l := paperDomain(network, t.ways)
-	if t.lab, err = lab.Up(ctx, lab.Config{Domain: d, Lab: l, Binary: c.Binary, WithoutAgents: network == netKernel, Log: c.Log}); err != nil {
+	if t.lab, err = lab.Up(ctx, lab.Config{Domain: d, Lab: l, Binary: c.Binary, Own: true, WithoutAgents: network == netKernel, Log: c.Log}); err != nil {
 		return nil, err
 	}
 	defer func() {

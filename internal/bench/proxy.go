@@ -158,7 +158,7 @@ type proxyTrack struct {
 func newProxyTrack(ctx context.Context, cfg Config, c proxyCase) (_ *proxyTrack, err error) {
 	d, l := c.domain()
 	t := &proxyTrack{proxyCase: c}
-	if t.lab, err = lab.Up(ctx, lab.Config{Domain: d, Lab: l, Binary: cfg.Binary, WithoutAgents: c.way != wayOurs, Log: cfg.Log}); err != nil {
+	if t.lab, err = lab.Up(ctx, lab.Config{Domain: d, Lab: l, Binary: cfg.Binary, Own: true, WithoutAgents: c.way != wayOurs, Log: cfg.Log}); err != nil {
 		return nil, err
 	}
 	defer func() {

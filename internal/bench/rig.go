@@ -5,8 +5,11 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/netip"
 	"os"
+	"strconv"
+	"strings"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -155,7 +158,7 @@ func (r *rig) apply(p plan.Node) (err error) {
 	var b [4]byte
 	rand.Read(b[:])
 	r.cfg = dataplane.Config{
-		Instance: fmt.Sprintf("bench-%x", b), StateDir: r.stateDir,
+		Instance: fmt.Sprintf("%s%x", instancePrefix(os.Getpid()), b), StateDir: r.stateDir,
 		Devices: func(name string) (dataplane.Device, error) {
 			l, err := r.node.Link(name)
 			return dataplane.Device{Name: l.Name, Index: l.Index, Kind: l.Kind, Frame: l.Frame, MTU: l.MTU}, err
@@ -170,6 +173,47 @@ func (r *rig) apply(p plan.Node) (err error) {
 		}
 		return r.dp.Apply(p)
 	})
+}
+
+func instancePrefix(pid int) string { return fmt.Sprintf("bench-%d-", pid) }
+
+// benchOf is the process whose instance that is.
+func benchOf(instance string) (pid int, ok bool) {
+	f := strings.Split(instance, "-")
+	if len(f) != 3 || f[0] != "bench" {
+		return 0, false
+	}
+	pid, err := strconv.Atoi(f[1])
+	return pid, err == nil
+}
+
+// Owned returns the data paths that this process has yet to take away, and those
+// that are left of benches that have ended.
+func Owned() (own, orphans []string, err error) { return ownedIn(dataplane.DefaultPinDir) }
+
+func ownedIn(dir string) (own, orphans []string, err error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, nil, fmt.Errorf("read the pin directory: %w", err)
+	}
+	for _, e := range entries {
+		pid, ok := benchOf(e.Name())
+		if !ok {
+			continue
+		}
+		if pid == os.Getpid() {
+			own = append(own, e.Name())
+		} else if !isRunning(pid) {
+			orphans = append(orphans, e.Name())
+		}
+	}
+	return own, orphans, nil
+}
+
+// isRunning: is there such a process?
+func isRunning(pid int) bool {
+	_, err := os.Stat(fmt.Sprintf("/proc/%d", pid))
+	return err == nil
 }
 
 // listen puts a sink behind the node.

@@ -108,6 +108,7 @@ func runAttacks(cmd *cobra.Command, c attack.Config, known []attack.Attack, outp
 		}
 		writeAttack(result, r, known)
 	}
+	ownLabs(cmd, c.RunDir)
 	start := time.Now()
 	results, err := attack.Run(cmd.Context(), c)
 	if err != nil {

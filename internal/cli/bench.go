@@ -133,6 +133,7 @@ else to do.`,
 				if err := f.ready(); err != nil {
 					return err
 				}
+				ownBench(cmd)
 				r, err := p.run(cmd.Context(), f.config(cmd, p))
 				if err != nil {
 					return err
@@ -218,6 +219,7 @@ rounds.`,
 			if err := f.ready(); err != nil {
 				return err
 			}
+			ownBench(cmd)
 			return f.all(cmd, benchParts())
 		},
 	}

@@ -50,6 +50,7 @@ them away at the end, also after Ctrl-C.`,
 			if verbose {
 				c.Log = slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), nil))
 			}
+			ownLabs(cmd, runDir)
 			return demo.Run(cmd.Context(), c)
 		},
 	}

@@ -102,6 +102,7 @@ fails, or on Ctrl-C, what was built is taken away again.`,
 			if m.Lab == nil {
 				return fmt.Errorf("%s has no lab section, which says what hosts and links there are; see examples/paper.yaml", file)
 			}
+			ownLabs(cmd, o.runDir)
 			l, err := lab.Up(cmd.Context(), lab.Config{
 				Domain: m.Domain, Lab: *m.Lab,
 				Prefix: o.prefix, RunDir: o.runDir, WithoutAgents: noAgents, Log: o.log(cmd),
@@ -220,6 +221,8 @@ func newLabLsCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "ls",
 		Short: "List the labs on this machine",
+		Long: `List the labs on this machine. A lab is up, or partial while it is built or taken
+down, or an orphan: who should have taken it down has ended before.`,
 		Example: `  waystamp lab ls
   waystamp lab ls -o json`,
 		Args: UsageArgs(cobra.NoArgs),
@@ -250,7 +253,7 @@ func newLabLsCommand() *cobra.Command {
 // labView is a lab as "ls -o json" shows it.
 type labView struct {
 	Prefix  string       `json:"prefix"`
-	State   string       `json:"state"` // up, partial
+	State   string       `json:"state"` // up, partial; orphan: who would have taken it down has ended
 	Created time.Time    `json:"created"`
 	Dir     string       `json:"dir"`
 	Members []memberView `json:"members"`
@@ -298,6 +301,11 @@ func (o *labCommand) list(cmd *cobra.Command) ([]labView, error) {
 		v := labView{Prefix: p, State: "partial", Created: l.Created(), Dir: l.Dir(), Members: []memberView{}, count: countMembers(l)}
 		if l.IsUp() {
 			v.State = "up"
+		}
+		if orphan, err := l.IsOrphan(); err != nil {
+			return nil, err
+		} else if orphan {
+			v.State = "orphan"
 		}
 		for _, m := range l.Members() {
 			mv := memberView{Name: m.Name, Role: m.Role, Namespace: m.Namespace}

@@ -144,7 +144,7 @@ func (s *stage) play(ctx context.Context, m manifest.Manifest, scheme model.Sche
 	started := time.Now()
 	s.lab, err = lab.Up(ctx, lab.Config{
 		Domain: d, Lab: *s.manifest.Lab, Plan: s.plan,
-		Prefix: s.Prefix, RunDir: s.RunDir, Binary: s.Binary, Log: s.Log,
+		Prefix: s.Prefix, RunDir: s.RunDir, Binary: s.Binary, Own: true, Log: s.Log,
 	})
 	if err != nil {
 		return err
@@ -153,8 +153,10 @@ func (s *stage) play(ctx context.Context, m manifest.Manifest, scheme model.Sche
 		s.lab.Prefix(), len(s.lab.Members()), len(d.Nodes), time.Since(started).Seconds())
 	defer func() {
 		if keep && err == nil {
-			s.epilogue()
-			return
+			if err = s.lab.Keep(); err == nil {
+				s.epilogue()
+				return
+			}
 		}
 		down, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 		defer cancel()

@@ -56,7 +56,10 @@ type Config struct {
 	// WithoutAgents leaves the nodes plain routers, whose plans are written but
 	// not carried out.
 	WithoutAgents bool
-	Log           *slog.Logger // nil: nothing is logged
+	// Own: the lab is this process's, which takes it away before it ends, or keeps
+	// it.
+	Own bool
+	Log *slog.Logger // nil: nothing is logged
 }
 
 // Lab is a lab that is up. Its methods may be called from several goroutines;
@@ -140,7 +143,12 @@ func Up(ctx context.Context, c Config) (_ *Lab, err error) {
 			return nil, err
 		}
 	}
-	if err := l.update(func(s *state) { s.Up = true }); err != nil {
+	if err := l.update(func(s *state) {
+		s.Up = true
+		if !c.Own {
+			s.Owner = nil
+		}
+	}); err != nil {
 		return nil, err
 	}
 	return l, nil
@@ -193,7 +201,14 @@ func create(c Config) (_ *Lab, unlock func(), err error) {
 			return nil, nil, fmt.Errorf("make the directory of lab %s: %w", prefix, err)
 		}
 	}
-	l.state = state{Version: stateVersion, Prefix: prefix, Created: time.Now().UTC().Truncate(time.Second), Binary: c.Binary}
+	me, err := findProcess(os.Getpid())
+	if err != nil {
+		return nil, nil, err
+	}
+	l.state = state{
+		Version: stateVersion, Prefix: prefix, Created: time.Now().UTC().Truncate(time.Second), Binary: c.Binary,
+		Owner: &Owner{me.pid, me.start},
+	}
 	return l, unlock, l.update(func(*state) {})
 }
 
@@ -316,6 +331,62 @@ func List(runDir string) ([]string, error) {
 		}
 	}
 	return out, nil
+}
+
+// Keep leaves a lab that was this process's own to whoever takes it down.
+func (l *Lab) Keep() error { return l.update(func(s *state) { s.Owner = nil }) }
+
+// owner is the process that has yet to take the lab away; the zero process: none.
+func (l *Lab) owner() process {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.state.Owner == nil {
+		return process{}
+	}
+	return process{l.state.Owner.PID, l.state.Owner.Start}
+}
+
+// Owned returns the prefixes, sorted, of the labs in a run directory that this
+// process has yet to take away, and of those that are left of processes that have
+// ended. RunDir "" stands for DefaultRunDir.
+func Owned(runDir string) (own, orphans []string, err error) {
+	all, err := List(runDir)
+	if err != nil {
+		return nil, nil, err
+	}
+	var errs []error
+	for _, prefix := range all {
+		l, err := Open(runDir, prefix, nil)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // gone meanwhile
+		}
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		switch orphan, err := l.IsOrphan(); {
+		case err != nil:
+			errs = append(errs, err)
+		case orphan:
+			orphans = append(orphans, prefix)
+		case l.owner().pid == os.Getpid():
+			own = append(own, prefix)
+		}
+	}
+	return own, orphans, errors.Join(errs...)
+}
+
+// IsOrphan tells whether the process that would have taken the lab away has ended.
+func (l *Lab) IsOrphan() (bool, error) {
+	p := l.owner()
+	if p == (process{}) {
+		return false, nil
+	}
+	f, err := p.open()
+	if f == nil {
+		return err == nil, err
+	}
+	return false, f.Close()
 }
 
 // Down stops agents and programs, detaches the data path, deletes the namespaces

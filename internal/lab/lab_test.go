@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -326,6 +327,37 @@ func TestDownLeavesAnothersNamespaceAlone(t *testing.T) {
 	must(t, foreign.Delete())
 }
 
+// Who builds a lab has to take it away until it says otherwise, or Up has ended and
+// the lab is not for itself.
+func TestWhoseALabIs(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	check := func(when string, own, orphans []string) {
+		t.Helper()
+		gotOwn, gotOrphans, err := Owned(dir)
+		if err != nil || !slices.Equal(gotOwn, own) || !slices.Equal(gotOrphans, orphans) {
+			t.Errorf("%s: own %v, orphans %v, %v; want %v, %v", when, gotOwn, gotOrphans, err, own, orphans)
+		}
+	}
+	l, unlock, err := create(Config{RunDir: dir, Prefix: "ws-built"})
+	must(t, err)
+	defer unlock()
+	check("while it is built", []string{"ws-built"}, nil)
+	child := exec.Command("sleep", "inf")
+	must(t, child.Start())
+	p, err := findProcess(child.Process.Pid)
+	must(t, err)
+	must(t, l.update(func(s *state) { s.Owner = &Owner{p.pid, p.start} }))
+	check("while another process has it", nil, nil)
+	must(t, child.Process.Kill())
+	child.Wait()
+	check("when that has ended", nil, []string{"ws-built"})
+	must(t, l.update(func(s *state) { s.Owner = &Owner{os.Getpid(), 1} }))
+	check("of a process that had this one's number", nil, []string{"ws-built"})
+	must(t, l.Keep())
+	check("when it shall stay", nil, nil)
+}
+
 func TestTwoLabsAtOnce(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -348,6 +380,9 @@ func TestTwoLabsAtOnce(t *testing.T) {
 	}
 	if t.Failed() {
 		t.FailNow()
+	}
+	if own, orphans, err := Owned(dir); err != nil || len(own)+len(orphans) > 0 {
+		t.Errorf("labs that shall stay are own %v, orphans %v, %v", own, orphans, err)
 	}
 	for i, l := range labs {
 		r, err := Ping(soon(t), l.mustNS(t, "h1"), h2, PingConfig{Count: 1, Timeout: patience})

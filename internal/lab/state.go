@@ -53,6 +53,12 @@ type Program struct {
 	Start uint64 `json:"start"` // as of Agent
 }
 
+// Owner is a process that takes a lab away before it ends.
+type Owner struct {
+	PID   int    `json:"pid"`
+	Start uint64 `json:"start"` // as of Agent
+}
+
 // state is lab.json.
 type state struct {
 	Version int       `json:"version"`
@@ -60,6 +66,7 @@ type state struct {
 	Created time.Time `json:"created"`
 	Up      bool      `json:"up"` // false: half built
 	Binary  string    `json:"binary"`
+	Owner   *Owner    `json:"owner,omitempty"` // nil: it stays until somebody takes it down
 	Members []Member  `json:"members"`
 }
 

@@ -171,7 +171,8 @@ func TestTheCommandSaysItInJSON(t *testing.T) {
 
 // Ctrl-C takes the lab away.
 func TestAnInterruptLeavesNothing(t *testing.T) {
-	cmd := exec.CommandContext(interrupted, program, "lab", "attack", "--prefix", prefix, "--run-dir", t.TempDir())
+	runDir := t.TempDir()
+	cmd := exec.CommandContext(interrupted, program, "lab", "attack", "--prefix", prefix, "--run-dir", runDir)
 	said, err := cmd.StderrPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -187,9 +188,17 @@ func TestAnInterruptLeavesNothing(t *testing.T) {
 		}
 		text += string(buf[:n])
 	}
+	// Should it be killed, the lab says whose it was.
+	record, err := os.ReadFile(filepath.Join(runDir, prefix, "lab.json"))
+	var its struct{ Owner struct{ PID int } }
+	if err := errors.Join(err, json.Unmarshal(record, &its)); err != nil || its.Owner.PID != cmd.Process.Pid {
+		t.Errorf("the lab's owner is %d, %v; want %d", its.Owner.PID, err, cmd.Process.Pid)
+	}
+	// Once, and once more as to its group. By the second it may be over.
 	if err := cmd.Process.Signal(os.Interrupt); err != nil {
 		t.Fatal(err)
 	}
+	cmd.Process.Signal(syscall.SIGTERM)
 	ended := time.AfterFunc(5*time.Minute, func() { cmd.Process.Kill() })
 	defer ended.Stop()
 	for err == nil {

@@ -632,7 +632,10 @@ func TestCtrlCLeavesNothing(t *testing.T) {
 				}
 				return nil
 			})
+			// As timeout(1) does it, which signals the process and its group. By the
+			// second it may be over.
 			must(t, p.cmd.Process.Signal(unix.SIGINT))
+			p.cmd.Process.Signal(unix.SIGTERM)
 			r := p.wait()
 			if r.code != 1 || !strings.HasSuffix(r.stderr, "waystamp: interrupted\n") {
 				t.Errorf("after Ctrl-C: %s\nwant exit code 1 and that it was interrupted", r)

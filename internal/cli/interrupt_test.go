@@ -1,0 +1,100 @@
+package cli
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// interrupting is a command that is asked to end.
+type interrupting struct {
+	ctx     context.Context
+	signals chan os.Signal // unbuffered: what is sent is the next after what came before was done
+	now     chan time.Time
+	ended   chan os.Signal
+	stderr  bytes.Buffer // of whoever has heard from ended, or sent once more
+}
+
+func interruptible() *interrupting {
+	c := &interrupting{signals: make(chan os.Signal), now: make(chan time.Time, 1), ended: make(chan os.Signal, 1)}
+	i := &Interrupts{Stderr: &c.stderr, Now: func() time.Time { return <-c.now }, End: func(s os.Signal) { c.ended <- s }}
+	c.ctx = i.Watch(context.Background(), c.signals)
+	return c
+}
+
+func (c *interrupting) at(t *testing.T, after time.Duration, s os.Signal) {
+	t.Helper()
+	c.now <- time.Unix(1000, 0).Add(after)
+	select {
+	case c.signals <- s:
+	case <-c.ended:
+		t.Fatalf("the signal before that after %s has ended it", after)
+	}
+}
+
+// What somebody sends once may come twice: to the process, and to its group.
+func TestSignalsTogetherAreOneRequest(t *testing.T) {
+	c := interruptible()
+	leaves(c.ctx, func() []leftover { return leftLabs([]string{"ws-1a2b"}, "") })
+	if c.ctx.Err() != nil {
+		t.Fatal("cancelled before there was a signal")
+	}
+	c.at(t, 0, unix.SIGINT)
+	<-c.ctx.Done()
+	c.at(t, time.Microsecond, unix.SIGINT)
+	c.at(t, togetherTime-1, unix.SIGTERM)
+	c.at(t, togetherTime, unix.SIGTERM)
+	if s := <-c.ended; s != unix.SIGTERM {
+		t.Errorf("ended by %s, want the last signal", s)
+	}
+	want := "waystamp: cleaning up; once more stops at once, and leaves lab ws-1a2b behind\n" +
+		"waystamp: lab ws-1a2b is left behind; try: waystamp lab down --prefix ws-1a2b\n"
+	if got := c.stderr.String(); got != want {
+		t.Errorf("says\n%swant\n%s", got, want)
+	}
+}
+
+// A command that has nothing to take away has nothing to say.
+func TestSignalsToWhatLeavesNothing(t *testing.T) {
+	c := interruptible()
+	c.at(t, 0, unix.SIGTERM)
+	c.at(t, 0, unix.SIGTERM)
+	c.at(t, time.Minute, unix.SIGINT)
+	if s := <-c.ended; s != unix.SIGINT {
+		t.Errorf("ended by %s", s)
+	}
+	if c.stderr.Len() > 0 {
+		t.Errorf("says %q", &c.stderr)
+	}
+}
+
+// What is left of a command that was killed is told by the next, and shown by ls.
+func TestLabsThatNobodyTakesDownAreTold(t *testing.T) {
+	dir := t.TempDir()
+	// Process 1 began at another time.
+	record := `{"version": 1, "prefix": "ws-left", "created": "2026-01-02T03:04:05Z", "up": true, "binary": "/x", "members": [], "owner": {"pid": 1, "start": 1234567}}`
+	for name, text := range map[string]string{"ws-left": record, "ws-stays": strings.NewReplacer("ws-left", "ws-stays", `, "owner": {"pid": 1, "start": 1234567}`, "").Replace(record)} {
+		if err := os.Mkdir(filepath.Join(dir, name), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, name, "lab.json"), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	stdout, _, err := runLab(t, "ls", "--run-dir", dir)
+	if err != nil || !strings.Contains(stdout, "ws-left   orphan") || !strings.Contains(stdout, "ws-stays  up") {
+		t.Errorf("lab ls: %v\n%s", err, stdout)
+	}
+	// That this fails is no matter: there is such a lab.
+	_, stderr, err := runLab(t, "up", "-f", paperFile, "--no-agents", "--run-dir", dir, "--prefix", "ws-left")
+	want := "warning: lab ws-left is left of a command that was ended early; try: waystamp lab down --prefix ws-left --run-dir " + dir + "\n"
+	if err == nil || stderr != want {
+		t.Errorf("lab up: %v, says\n%swant\n%s", err, stderr, want)
+	}
+}

@@ -1,0 +1,58 @@
+package cli
+
+import (
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"github.com/waystamp/waystamp/internal/bench"
+	"github.com/waystamp/waystamp/internal/lab"
+)
+
+func leftLabs(prefixes []string, runDir string) (out []leftover) {
+	where := ""
+	if runDir != "" && runDir != lab.DefaultRunDir {
+		where = " --run-dir " + runDir
+	}
+	for _, p := range prefixes {
+		out = append(out, leftover{"lab " + p, "waystamp lab down --prefix " + p + where})
+	}
+	return out
+}
+
+func leftPins(instances []string) (out []leftover) {
+	for _, name := range instances {
+		out = append(out, leftover{"the data path " + name, "waystamp agent --detach --yes --instance " + name})
+	}
+	return out
+}
+
+// ownLabs says, if the command is ended early, which labs it leaves. First it tells
+// of those that others have left. What cannot be read now is told by the commands
+// that need it.
+func ownLabs(cmd *cobra.Command, runDir string) {
+	_, orphans, _ := lab.Owned(runDir)
+	warnOf(cmd, leftLabs(orphans, runDir))
+	leaves(cmd.Context(), func() []leftover {
+		own, _, _ := lab.Owned(runDir)
+		return leftLabs(own, runDir)
+	})
+}
+
+// ownBench is the same for the labs and the data paths of a bench.
+func ownBench(cmd *cobra.Command) {
+	_, labs, _ := lab.Owned("")
+	_, pins, _ := bench.Owned()
+	warnOf(cmd, append(leftLabs(labs, ""), leftPins(pins)...))
+	leaves(cmd.Context(), func() []leftover {
+		labs, _, _ := lab.Owned("")
+		pins, _, _ := bench.Owned()
+		return append(leftLabs(labs, ""), leftPins(pins)...)
+	})
+}
+
+func warnOf(cmd *cobra.Command, orphans []leftover) {
+	for _, o := range orphans {
+		fmt.Fprintf(cmd.ErrOrStderr(), "warning: %s is left of a command that was ended early; try: %s\n", o.what, o.remove)
+	}
+}
