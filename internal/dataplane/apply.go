@@ -33,6 +33,9 @@ func (d *Dataplane) applyLocked(n plan.Node, t topology) error {
 	if err := d.dropDeadLinks(); err != nil {
 		return err
 	}
+	if err := d.checkAlone(t.bindings); err != nil {
+		return err
+	}
 	notSaved := d.saveWindowsLocked()
 	d.made = made{}
 	var problems []error

@@ -367,6 +367,49 @@ func TestProgramBeforeOursIsReported(t *testing.T) {
 	}
 }
 
+// A second instance on the same interfaces would stamp each packet once more, with
+// numbers that the first has used. It is refused before anything has changed, by
+// the name of the other; where the other is not, it may be.
+func TestInterfaceIsOfOneInstance(t *testing.T) {
+	b := newBed(t)
+	d := b.open()
+	b.must(b.apply(d, bedNode()))
+	before := b.world()
+
+	second := b.cfg
+	second.Instance, second.StateDir = testInstance(), t.TempDir()
+	var s *Dataplane
+	b.must(b.do(func() (err error) { s, err = Open(second); return err }))
+	t.Cleanup(func() {
+		closed := s.Close()
+		_, err := b.detach(second)
+		if err := errors.Join(closed, err); err != nil && !errors.Is(err, ErrNotThere) {
+			t.Errorf("clean up: %v", err)
+		}
+	})
+	err := b.apply(s, bedNode())
+	for _, dev := range []string{"out", "in"} {
+		if want := fmt.Sprintf("interface %s: program ", dev); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v; want %q", err, want)
+		}
+	}
+	if want := "--detach --instance " + b.cfg.Instance + " --yes"; err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("%v; want %q", err, want)
+	}
+	if diff := diffWorlds(before, b.world()); diff != "" {
+		t.Errorf("the refused instance has changed something:\n%s", diff)
+	}
+	// The first goes on, also when it is started again.
+	b.must(b.do(d.Reconcile))
+	b.must(d.Close())
+	d = b.open()
+	b.must(b.apply(d, bedNode()))
+	b.must(d.Close())
+	_, err = b.detach(b.cfg)
+	b.must(err)
+	b.must(b.apply(s, bedNode()))
+}
+
 func TestPlanChangesInPlace(t *testing.T) {
 	b := newBed(t)
 	d := b.open()

@@ -1,7 +1,9 @@
 package dataplane
 
 import (
+	"errors"
 	"fmt"
+	"path/filepath"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -40,6 +42,73 @@ func checkFirst(l link.Link, b binding, h hook) error {
 		return nil // a link whose device has just gone has none
 	}
 	return fmt.Errorf("interface %s: program %s stands before waystamp's at TC %s, which does not see what that one lets pass: detach it, or attach it behind waystamp's", b.Name, programName(q.Programs[0].ID), where)
+}
+
+// checkAlone refuses interfaces at which another instance's programs are. Both would
+// stamp and judge each packet, with the same numbers if they have the same plan.
+// Where a link of this instance is, it was alone when it came.
+func (d *Dataplane) checkAlone(bs []binding) error {
+	var errs []error
+	for _, b := range bs {
+	hooks:
+		for _, h := range b.hooks() {
+			if d.links[linkKey{h, b.device.Index}] != nil {
+				continue
+			}
+			at, where := h.attachType()
+			q, err := link.QueryPrograms(link.QueryOptions{Target: b.device.Index, Attach: at})
+			if err != nil {
+				continue // to attach says what is wrong
+			}
+			for _, p := range q.Programs {
+				if isOurs(p.ID) {
+					other := instanceOf(d.cfg.PinDir, p.ID)
+					errs = append(errs, fmt.Errorf("interface %s: program %s of instance %s is at TC %s, and only one instance can have it: run the agent with --instance %[3]s, or first waystamp agent --detach --instance %[3]s --yes", b.Name, programName(p.ID), other, where))
+					break hooks // the same for all
+				}
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// isOurs tells programs of waystamp, of whichever version, by their names.
+func isOurs(id ebpf.ProgramID) bool {
+	p, err := ebpf.NewProgramFromID(id)
+	if err != nil {
+		return false
+	}
+	defer p.Close()
+	info, err := p.Info()
+	if err != nil {
+		return false
+	}
+	for _, o := range objects {
+		if o.program == info.Name {
+			return true
+		}
+	}
+	return false
+}
+
+// instanceOf looks for the instance that has pinned a link of a program.
+func instanceOf(pinDir string, id ebpf.ProgramID) string {
+	pins, err := filepath.Glob(filepath.Join(pinDir, "*", "links", "*"))
+	if err != nil {
+		return "NAME"
+	}
+	for _, pin := range pins {
+		l, err := link.LoadPinnedLink(pin, nil)
+		if err != nil {
+			continue
+		}
+		_, has, err := linkState(l)
+		l.Close()
+		if err == nil && has == id {
+			return filepath.Base(filepath.Dir(filepath.Dir(pin)))
+		}
+	}
+	return "NAME" // its pins are elsewhere
 }
 
 // attachType is the hook of TC, and what people call it.
