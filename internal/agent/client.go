@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net"
 	"net/http"
 	"strings"
@@ -130,7 +131,7 @@ func (c *Client) get(ctx context.Context, path string) (io.ReadCloser, error) {
 		if ctx.Err() != nil {
 			return nil, context.Cause(ctx)
 		}
-		return nil, fmt.Errorf("ask the agent at %s: %w; is it running?", c.socket, unwrapURL(err))
+		return nil, c.unreachable(err)
 	}
 	if resp.StatusCode != http.StatusOK {
 		said, _ := io.ReadAll(io.LimitReader(resp.Body, 4096))
@@ -138,6 +139,14 @@ func (c *Client) get(ctx context.Context, path string) (io.ReadCloser, error) {
 		return nil, fmt.Errorf("the agent at %s says: %s", c.socket, strings.TrimSpace(string(said)))
 	}
 	return resp.Body, nil
+}
+
+// unreachable says why there is no answer, and what to do.
+func (c *Client) unreachable(err error) error {
+	if errors.Is(err, fs.ErrPermission) {
+		return fmt.Errorf("ask the agent at %s: %w; run as root", c.socket, unwrapURL(err))
+	}
+	return fmt.Errorf("ask the agent at %s: %w; is it running?", c.socket, unwrapURL(err))
 }
 
 // unwrapURL leaves out the address that was made up for HTTP.

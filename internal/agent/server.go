@@ -27,6 +27,9 @@ type listener struct{ net.Listener }
 // listen takes the place of a socket that an agent before has left, but not of
 // one that somebody answers at.
 func listen(path string) (*listener, error) {
+	if len(path) >= len(unix.RawSockaddrUnix{}.Path) {
+		return nil, fmt.Errorf("the path of the agent's socket %s has %d bytes, and a socket takes %d: give a shorter --run-dir", path, len(path), len(unix.RawSockaddrUnix{}.Path)-1)
+	}
 	if c, err := net.Dial("unix", path); err == nil {
 		c.Close()
 		return nil, fmt.Errorf("another agent listens at %s: stop it, or give this one another --run-dir", path)

@@ -120,7 +120,7 @@ func fakeAgent(t *testing.T, status agent.Status, counters agent.Counters, event
 
 func TestGetShowsTablesAndJSON(t *testing.T) {
 	socket := fakeAgent(t,
-		agent.Status{Version: 1, Ready: true, Node: "r1", Problems: []string{"p"}, Warnings: []string{"w"}, Interfaces: []dataplane.InterfaceState{
+		agent.Status{Version: 1, Ready: true, Node: "r1", Error: "e", Problems: []string{"p"}, Warnings: []string{"w"}, Interfaces: []dataplane.InterfaceState{
 			{Name: "r1-h1", Role: model.RoleEdge, Unmatched: "drop", TC: true},
 			{Name: "r1-r2", Role: model.RoleCore, Datapath: model.DatapathXDP, TC: true, XDP: true},
 		}},
@@ -160,7 +160,7 @@ web    reverse    endpoint  fw              9       9      99
 INTERFACE  ROLE  UNMATCHED  DATAPATH  TC        XDP       OUT  FUNCTIONS
 r1-h1      edge  drop       auto      attached  -         -    -
 r1-r2      core  -          xdp       attached  attached  -    -
-`, "waystamp: warning: p\nwaystamp: warning: w\n"},
+`, "waystamp: error: e\nwaystamp: warning: p\nwaystamp: warning: w\n"},
 	} {
 		stdout, stderr, code := runMain(t, "get", c.noun, "--socket", socket)
 		if diff := cmp.Diff(strings.TrimPrefix(c.want, "\n"), stdout); diff != "" || code != 0 || stderr != c.warned {

@@ -23,23 +23,49 @@ func NewGetCommand() *cobra.Command {
 		Short: "Read what a node's agent knows",
 	}
 	cmd.AddCommand(
-		newGetCommand("refusals", "Packets refused, by reason", renderRefusals),
-		newGetCommand("errors", "ICMP errors that refused packets were answered with", renderErrors),
-		newGetCommand("paths", "Packets stamped and verified, by path", renderPaths),
-		newGetCommand("functions", "Packets through functions that know nothing of SRv6, by function", renderFunctions),
-		newGetCommand("interfaces", "What is attached to which interface", renderInterfaces),
+		newGetCommand("refusals", "Packets refused, by reason", helpRefusals, renderRefusals),
+		newGetCommand("errors", "ICMP errors that refused packets were answered with", helpErrors, renderErrors),
+		newGetCommand("paths", "Packets stamped and verified, by path", helpPaths, renderPaths),
+		newGetCommand("functions", "Packets through functions that know nothing of SRv6, by function", helpFunctions, renderFunctions),
+		newGetCommand("interfaces", "What is attached to which interface", helpInterfaces, renderInterfaces),
 	)
 	return cmd
 }
 
+const (
+	helpRefusals = `Packets that the node has refused, by reason: those with no packet are left out.
+REPORTED were let go on all the same, since their chain says on-violation: report;
+DROPPED were not. waystamp watch prints them one by one, and
+docs/reference/refusals.md says what each reason means and what to do.`
+
+	helpErrors = `ICMP errors that the node has sent, because of packets that it refused; each of
+those counts as a refusal, too. At most so many are sent in a second (rate limit),
+and none where nobody may be told, such as about other errors.`
+
+	helpPaths = `What the node has done for each path that it is on: a headend and an endpoint count
+the packets that they stamped, an egress those that it verified. FRAMES is what
+they are on a wire, of which a super-packet of the kernel is several. BYTES are of
+the packets inside, without outer headers.`
+
+	helpFunctions = `Packets through the functions of kind unaware of this node. RX went to the function,
+TX came back from it. docs/functions.md says what each column counts; CUT is
+rx_cut and tx_cut together, and more is in -o json.`
+
+	helpInterfaces = `The interfaces of the node's plan and of its functions, and where the data path is
+attached to them: TC and XDP as packets come in, OUT at TC as they leave. What is
+wrong is on standard error: a new plan that was refused, parts of the plan that
+are not in force, settings of the machine that stop packets.`
+)
+
 // getRenderer asks an agent and writes the answer.
 type getRenderer func(cmd *cobra.Command, c *agent.Client, asJSON bool) error
 
-func newGetCommand(noun, short string, render getRenderer) *cobra.Command {
+func newGetCommand(noun, short, long string, render getRenderer) *cobra.Command {
 	var socket, output string
 	cmd := &cobra.Command{
 		Use:   noun,
 		Short: short,
+		Long:  long,
 		Args:  UsageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if output != "table" && output != "json" {
@@ -132,7 +158,10 @@ func renderInterfaces(cmd *cobra.Command, c *agent.Client, asJSON bool) error {
 		return err
 	}
 	if asJSON {
-		return writeJSON(cmd.OutOrStdout(), versioned{"node": s.Node, "interfaces": s.Interfaces, "problems": s.Problems, "warnings": s.Warnings})
+		return writeJSON(cmd.OutOrStdout(), versioned{"node": s.Node, "interfaces": s.Interfaces, "error": s.Error, "problems": s.Problems, "warnings": s.Warnings})
+	}
+	if s.Error != "" {
+		cmd.PrintErrln("waystamp: error:", s.Error)
 	}
 	for _, w := range slices.Concat(s.Problems, s.Warnings) {
 		cmd.PrintErrln("waystamp: warning:", w)

@@ -55,7 +55,7 @@ type NumbersError struct {
 }
 
 func (e *NumbersError) Error() string {
-	return fmt.Sprintf("the record of used packet numbers %s: %v; no number is given out without it: restore the file, or remove it after giving the chains new secrets", e.Path, e.Err)
+	return fmt.Sprintf("the record of used packet numbers %s: %s", e.Path, recordTrouble(e.Err, "no number is given out without it"))
 }
 
 // Unwrap gives the cause.

@@ -35,11 +35,21 @@ type WindowsError struct {
 }
 
 func (e *WindowsError) Error() string {
-	return fmt.Sprintf("the record of the replay windows %s: %v; no new window begins without it: restore the file, or remove it after giving the chains new secrets", e.Path, e.Err)
+	return fmt.Sprintf("the record of the replay windows %s: %s", e.Path, recordTrouble(e.Err, "no new window begins without it"))
 }
 
 // Unwrap gives the cause.
 func (e *WindowsError) Unwrap() error { return e.Err }
+
+// recordTrouble says what is wrong with a record, what follows, and what to do. What
+// the system says is told without the name of a temporary file: the same trouble
+// makes the same words.
+func recordTrouble(err error, so string) string {
+	if errno, ok := errors.AsType[unix.Errno](err); ok {
+		return fmt.Sprintf("%v; %s: see to it that it can be read, and its directory be written to, with room for it", errno, so)
+	}
+	return fmt.Sprintf("%v; %s: restore the file, or remove it after giving the chains new secrets", err, so)
+}
 
 // newest are the highest numbers that a window has accepted, by lane; 0: none.
 // words are those of its map.

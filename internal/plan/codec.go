@@ -39,7 +39,7 @@ func EncodeNode(n Node) ([]byte, error) {
 func DecodeNode(b []byte) (Node, error) {
 	var f nodeFile
 	if err := decode(b, kindNode, &f); err != nil {
-		return Node{}, fmt.Errorf("read a node's plan: %w", err)
+		return Node{}, fmt.Errorf("read a node's plan, as waystamp plan --out writes it to nodes/NAME.json: %w", err)
 	}
 	n := f.node()
 	if err := n.check(); err != nil {
@@ -91,7 +91,7 @@ func encode(f any) ([]byte, error) {
 func decode(b []byte, kind string, f any) error {
 	var head fileHead
 	if err := json.Unmarshal(b, &head); err != nil {
-		return err
+		return fmt.Errorf("it is not whole, or not JSON: %w", err)
 	}
 	switch {
 	case head.Kind != kind:
