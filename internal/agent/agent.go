@@ -72,6 +72,26 @@ func (c Config) dataplane(n *host.Net) dataplane.Config {
 			}
 			return dataplane.Device{Name: l.Name, Index: l.Index, Kind: l.Kind, Frame: l.Frame, MTU: l.MTU, MAC: l.MAC, Cuts: cuts, VLAN: dataplane.VLAN(l.VLAN)}, nil
 		},
+		Filters: dataplane.Filters{
+			List: func(index int, egress bool) ([]dataplane.Filter, error) {
+				list, err := n.Filters(index, egress)
+				out := make([]dataplane.Filter, len(list))
+				for i, f := range list {
+					out[i] = dataplane.Filter(f)
+				}
+				return out, err
+			},
+			Set: func(index int, egress bool, f dataplane.Filter, program int, fresh bool) error {
+				err := n.SetFilter(index, egress, host.Filter(f), program, fresh)
+				if errors.Is(err, host.ErrFilterThere) {
+					return dataplane.ErrFilterThere
+				}
+				return err
+			},
+			Remove: func(index int, egress bool, f dataplane.Filter) error {
+				return n.RemoveFilter(index, egress, host.Filter(f))
+			},
+		},
 	}
 }
 
@@ -294,7 +314,11 @@ func (a *agent) serve(ctx context.Context, l *listener, changes *planWatch) erro
 		})
 	})
 	group.Go(func() error {
-		return a.net.Watch(ctx, host.ChangeLinks, func() error {
+		kinds := host.ChangeLinks
+		if a.dp.Clsact() { // others can take our programs away
+			kinds |= host.ChangeFilters
+		}
+		return a.net.Watch(ctx, kinds, func() error {
 			notify(links)
 			return nil
 		})

@@ -177,13 +177,16 @@ func renderInterfaces(cmd *cobra.Command, c *agent.Client, asJSON bool) error {
 			if len(i.Functions) > 0 {
 				role = "function"
 			}
-			row(i.Name, role, unmatched, i.Datapath, attachedText(i.TC), attachedText(i.XDP), attachedText(i.Out), orDash(strings.Join(i.Functions, ",")))
+			row(i.Name, role, unmatched, i.Datapath, attachedText(i.TC, i.Clsact), attachedText(i.XDP, false), attachedText(i.Out, i.Clsact), orDash(strings.Join(i.Functions, ",")))
 		}
 	})
 }
 
-func attachedText(b bool) string {
-	if b {
+func attachedText(there, clsact bool) string {
+	switch {
+	case there && clsact:
+		return "clsact"
+	case there:
 		return "attached"
 	}
 	return "-"

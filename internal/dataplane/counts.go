@@ -178,6 +178,8 @@ type InterfaceState struct {
 	// Out: a program is attached at TC egress: the second guard, and that of
 	// functions in the node's own kernel.
 	Out bool `json:"out,omitempty"`
+	// Clsact: filters of clsact hold what is at TC, since the kernel has no tcx.
+	Clsact bool `json:"clsact,omitempty"`
 	// Functions send here: the program at TC ingress is that of their proxies.
 	Functions []string `json:"functions,omitempty"`
 }
@@ -193,14 +195,14 @@ func (d *Dataplane) Interfaces() ([]InterfaceState, error) {
 	}
 	alive := map[linkKey]bool{}
 	for k, a := range d.links {
-		index, _, err := linkState(a.link)
+		index, _, err := a.state()
 		if err != nil {
 			return nil, err
 		}
 		alive[k] = index != 0
 	}
 	for _, i := range d.node.Interfaces {
-		s := InterfaceState{Name: i.Name, Role: i.Role, Datapath: i.Datapath}
+		s := InterfaceState{Name: i.Name, Role: i.Role, Datapath: i.Datapath, Clsact: d.clsact}
 		if i.Role == model.RoleEdge {
 			s.Unmatched = i.Unmatched.String()
 		}
@@ -217,7 +219,7 @@ func (d *Dataplane) Interfaces() ([]InterfaceState, error) {
 		if p.Local {
 			continue
 		}
-		s := InterfaceState{Name: p.From, Role: model.RoleCore, Datapath: model.DatapathTC, Functions: []string{p.Function}}
+		s := InterfaceState{Name: p.From, Role: model.RoleCore, Datapath: model.DatapathTC, Clsact: d.clsact, Functions: []string{p.Function}}
 		for _, b := range d.topology.bindings {
 			if b.Name == p.From && b.from {
 				s.TC = alive[linkKey{hookFrom, b.device.Index}]

@@ -12,6 +12,9 @@
 //	links/HOOK-IFINDEX-NETNS
 //	                    what holds a program of it to an interface: at tc, xdp,
 //	                    from (where functions send to) or out (TC egress)
+//	filters/HOOK-IFINDEX-NETNS
+//	                    on kernels without tcx, at TC: says that there is a filter of
+//	                    clsact that does it
 //	windows/slab-N      the replay windows of paths, shared by all generations
 //	numbers/slab-N      how far headends have counted for paths, shared so too
 //	new-RANDOM/         a generation that was never finished
@@ -76,7 +79,13 @@ type Config struct {
 	// the calling thread.
 	Devices func(name string) (Device, error)
 
+	// Filters holds programs at TC where the kernel has no tcx (before Linux 6.6).
+	// Zero: such a kernel is refused.
+	Filters Filters
+
 	Log *slog.Logger
+
+	clsact bool // as if the kernel had no tcx; tests set it
 
 	// before runs before each step that can fail half-way; tests make it fail.
 	before func(step, what string) error
@@ -134,6 +143,7 @@ type Dataplane struct {
 	topology topology   // its place on the machine
 	cpus     int        // that the kernel may ever have
 	decapL3  bool       // see haveDecapL3
+	clsact   bool       // programs at TC are held by filters; see noTCX
 	local    []netip.Addr
 	events   *eventSource
 	problems []error
@@ -175,7 +185,13 @@ func Open(cfg Config) (_ *Dataplane, err error) {
 		return nil, err
 	}
 	d.numbers = openNumbers(cfg.StateDir)
-	if d.links, err = openLinks(d.dir, cfg.Log); err != nil {
+	if d.clsact, err = noTCX(cfg); err != nil {
+		return nil, err
+	}
+	if d.clsact {
+		cfg.Log.Info("this kernel has no tcx (Linux 6.6): filters of clsact hold the programs at TC")
+	}
+	if d.links, err = openLinks(cfg, d.dir); err != nil {
 		return nil, err
 	}
 	if d.gen, err = openGeneration(d.dir, cfg.Log); err != nil {
@@ -197,7 +213,7 @@ func (d *Dataplane) Close() error {
 	var errs []error
 	errs = append(errs, d.events.close())
 	for _, l := range d.links {
-		errs = append(errs, l.link.Close())
+		errs = append(errs, l.close())
 	}
 	d.links = nil
 	if d.gen != nil {
@@ -206,7 +222,7 @@ func (d *Dataplane) Close() error {
 	}
 	if d.lock != nil {
 		// Only an instance without anything in it goes with its directories.
-		for _, dir := range []string{linksDir(d.dir), windowsDir(d.dir), numbersDir(d.dir), d.dir} {
+		for _, dir := range []string{linksDir(d.dir), filtersDir(d.dir), windowsDir(d.dir), numbersDir(d.dir), d.dir} {
 			if err := os.Remove(dir); err != nil && !errors.Is(err, fs.ErrNotExist) && !isNotEmpty(err) {
 				errs = append(errs, err)
 			}

@@ -3,14 +3,11 @@ package dataplane
 import (
 	"errors"
 	"fmt"
-	"io/fs"
 	"maps"
-	"os"
 	"path/filepath"
 	"slices"
 
 	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/link"
 )
 
 // Removed is what Detach has taken away.
@@ -40,30 +37,29 @@ func Detach(cfg Config) (Removed, error) {
 	var errs []error
 	r.Unguarded = guardedBy(dir)
 
-	entries, err := os.ReadDir(linksDir(dir))
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		errs = append(errs, fmt.Errorf("read the pinned links: %w", err))
+	pins, err := heldPins(dir)
+	if err != nil {
+		errs = append(errs, err)
 	}
-	order := func(e fs.DirEntry) int {
-		k, _, ok := parseLinkPin(e.Name())
-		if !ok {
-			return -1
-		}
-		return slices.Index(hooksByRemoval, k.hook)
+	here, err := netnsInode()
+	if err != nil {
+		return r, errors.Join(append(errs, err)...)
 	}
-	slices.SortStableFunc(entries, func(a, b fs.DirEntry) int { return order(a) - order(b) })
-	for _, e := range entries {
-		path := filepath.Join(linksDir(dir), e.Name())
-		l, err := link.LoadPinnedLink(path, nil)
-		if err != nil {
-			continue // not a link: it goes with the directory
-		}
-		if err := cfg.step(stepLinkDetach, e.Name()); err != nil {
-			errs = append(errs, err, l.Close())
+	for _, p := range pins {
+		if p.ours && !p.link && p.netns != here {
+			errs = append(errs, fmt.Errorf("detach %s: %w; if that namespace is gone, remove the pin", p.path, p.elsewhere(dir, here)))
 			continue
 		}
-		if err := detachLink(l); err != nil {
-			errs = append(errs, fmt.Errorf("detach %s: %w", e.Name(), err))
+		h, err := p.open(cfg)
+		if err != nil {
+			continue // nothing that holds a program: it goes with the directory
+		}
+		if err := cfg.step(stepLinkDetach, filepath.Base(p.path)); err != nil {
+			errs = append(errs, err, h.close())
+			continue
+		}
+		if err := detachHolding(h); err != nil {
+			errs = append(errs, fmt.Errorf("detach %s: %w", filepath.Base(p.path), err))
 			continue
 		}
 		r.Links++

@@ -56,7 +56,7 @@ func Check() error {
 		{"eBPF instruction set v3", "5.1", features.HaveV3ISA},
 		{"bounded loops in eBPF", "5.3", features.HaveBoundedLoops},
 		{"eBPF ring buffers", "5.8", func() error { return features.HaveMapType(ebpf.RingBuf) }},
-		{"tcx (programs at TC by link)", "6.6", haveTCX},
+		{"loops in eBPF by a helper", "5.17", haveLoop},
 	} {
 		err := f.probe()
 		if errors.Is(err, ebpf.ErrNotSupported) {
@@ -98,6 +98,25 @@ func haveDecapL3() (bool, error) {
 	}
 	return rc == 0, nil
 }
+
+// noTCX tells whether programs at TC are to be held by filters of clsact.
+func noTCX(c Config) (bool, error) {
+	if c.clsact {
+		return true, nil
+	}
+	err := haveTCX()
+	if !errors.Is(err, ebpf.ErrNotSupported) {
+		return false, err
+	}
+	if c.Filters.Set == nil {
+		return false, &UnsupportedError{"tcx (programs at TC by link)", "6.6"}
+	}
+	return true, nil
+}
+
+// haveLoop asks for the youngest thing that the programs cannot do without, and that
+// can be asked for: bpf_loop.
+func haveLoop() error { return features.HaveProgramHelper(ebpf.SchedCLS, asm.FnLoop) }
 
 // haveTCX asks what is attached to the loopback interface, which every
 // namespace has as its first.

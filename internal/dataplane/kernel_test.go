@@ -61,7 +61,7 @@ func newLonelyBed(t *testing.T) *bed {
 	}
 	t.Cleanup(func() { n.Close() })
 	b := &bed{T: t, net: n, cfg: Config{
-		Instance: testInstance(), StateDir: t.TempDir(),
+		Instance: testInstance(), StateDir: t.TempDir(), Filters: filtersOf(n),
 		Log: slog.New(slog.NewTextHandler(t.Output(), nil)),
 	}}
 	b.cfg.Devices = func(name string) (Device, error) {
@@ -235,31 +235,114 @@ func (b *bed) world() world {
 			if err != nil {
 				continue
 			}
-			for where, at := range map[string]ebpf.AttachType{"tc": ebpf.AttachTCXIngress, "out": ebpf.AttachTCXEgress} {
-				q, err := link.QueryPrograms(link.QueryOptions{Target: dev.Index, Attach: at})
-				if err != nil {
-					return err
-				}
-				for i, p := range q.Programs {
-					w.Links[fmt.Sprintf("%s %s %d", name, where, i)] = uint32(p.ID)
+			for where, egress := range map[string]bool{"tc": false, "out": true} {
+				for i, p := range b.programsAt(dev.Index, egress) {
+					w.Links[fmt.Sprintf("%s %s %d", name, where, i)] = p
 				}
 			}
 		}
 		return nil
 	}))
-	entries, err := os.ReadDir(linksDir(b.dir()))
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		b.Fatal(err)
-	}
-	for _, e := range entries {
-		l, err := link.LoadPinnedLink(filepath.Join(linksDir(b.dir()), e.Name()), nil)
-		b.must(err)
-		_, id, err := linkState(l)
-		b.must(err)
-		w.Links[e.Name()] = uint32(id)
-		b.must(l.Close())
+	pins, err := heldPins(b.dir())
+	b.must(err)
+	for _, p := range pins {
+		b.must(b.do(func() error {
+			h, err := p.open(b.cfg)
+			if err != nil {
+				return err
+			}
+			_, id, err := h.state()
+			w.Links[filepath.Base(p.path)] = uint32(id)
+			return errors.Join(err, h.close())
+		}))
 	}
 	return w
+}
+
+// programsAt are the programs at an end of an interface in the order in which packets
+// meet them: those of tcx, then those of clsact.
+func (b *bed) programsAt(index int, egress bool) (out []uint32) {
+	b.Helper()
+	at := ebpf.AttachTCXIngress
+	if egress {
+		at = ebpf.AttachTCXEgress
+	}
+	b.must(b.do(func() error {
+		q, err := link.QueryPrograms(link.QueryOptions{Target: index, Attach: at})
+		if errors.Is(err, unix.EINVAL) { // before Linux 6.6
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		for _, p := range q.Programs {
+			out = append(out, uint32(p.ID))
+		}
+		return nil
+	}))
+	filters, err := b.net.Filters(index, egress)
+	b.must(err)
+	for _, f := range filters {
+		out = append(out, f.Program)
+	}
+	return out
+}
+
+// filtersOf is what the agent gives to Config.Filters.
+func filtersOf(n *host.Net) Filters {
+	return Filters{
+		List: func(index int, egress bool) ([]Filter, error) {
+			list, err := n.Filters(index, egress)
+			out := make([]Filter, len(list))
+			for i, f := range list {
+				out[i] = Filter(f)
+			}
+			return out, err
+		},
+		Set: func(index int, egress bool, f Filter, program int, fresh bool) error {
+			err := n.SetFilter(index, egress, host.Filter(f), program, fresh)
+			if errors.Is(err, host.ErrFilterThere) {
+				return ErrFilterThere
+			}
+			return err
+		},
+		Remove: func(index int, egress bool, f Filter) error { return n.RemoveFilter(index, egress, host.Filter(f)) },
+	}
+}
+
+// attachOther puts somebody else's program at an end of an interface, before or behind
+// those that are there, by the way that the kernel has, or by clsact. The other
+// program goes when the test ends, or when it is taken off.
+func attachOther(n *host.Net, p *ebpf.Program, index int, egress, first, clsact bool) (off func() error, err error) {
+	at, anchor := ebpf.AttachTCXIngress, link.Tail()
+	if egress {
+		at = ebpf.AttachTCXEgress
+	}
+	if first {
+		anchor = link.Head()
+	}
+	if !clsact {
+		l, err := link.AttachTCX(link.TCXOptions{Program: p, Attach: at, Interface: index, Anchor: anchor})
+		if err == nil {
+			return l.Close, nil
+		}
+		if !errors.Is(err, link.ErrNotSupported) {
+			return nil, err
+		}
+	}
+	f := host.Filter{Preference: 1, Name: "other"} // no other comes before
+	if !first {
+		f.Preference++
+	}
+	list, err := n.Filters(index, egress)
+	if err != nil {
+		return nil, err
+	}
+	f.Handle = uint32(len(list)) + 1
+	if !first { // the newest of a preference is met first
+		f.Preference += uint16(len(list))
+	}
+	return func() error { return n.RemoveFilter(index, egress, f) }, n.SetFilter(index, egress, f, p.FD(), true)
 }
 
 func diffWorlds(a, b world) string {
@@ -296,12 +379,9 @@ func TestProgramOfEachRoleIsOnItsInterfaceAndFirst(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		l, err := link.AttachTCX(link.TCXOptions{Program: other, Attach: ebpf.AttachTCXIngress, Interface: dev.Index})
-		if err != nil {
-			return err
-		}
-		t.Cleanup(func() { l.Close() })
-		return nil
+		off, err := attachOther(b.net, other, dev.Index, false, true, false)
+		t.Cleanup(func() { off() })
+		return err
 	}))
 	d := b.open()
 	b.must(b.apply(d, bedNode()))
@@ -340,27 +420,27 @@ func TestProgramBeforeOursIsReported(t *testing.T) {
 	b.must(err)
 	defer other.Close()
 	for _, c := range []struct {
-		dev  string
-		at   ebpf.AttachType
-		want string
+		dev    string
+		egress bool
+		want   string
 	}{
-		{"in", ebpf.AttachTCXIngress, `interface in: program \d+ \(other\) stands before waystamp's at TC ingress`},
-		{"out", ebpf.AttachTCXEgress, `interface out: program \d+ \(other\) stands before waystamp's at TC egress`},
+		{"in", false, `interface in: program \d+ \(other\) stands before waystamp's at TC ingress`},
+		{"out", true, `interface out: program \d+ \(other\) stands before waystamp's at TC egress`},
 	} {
-		var l link.Link
+		var off func() error
 		b.must(b.do(func() error {
 			dev, err := b.cfg.Devices(c.dev)
 			if err != nil {
 				return err
 			}
-			l, err = link.AttachTCX(link.TCXOptions{Program: other, Attach: c.at, Interface: dev.Index, Anchor: link.Head()})
+			off, err = attachOther(b.net, other, dev.Index, c.egress, true, b.cfg.clsact)
 			return err
 		}))
 		degraded, ok := errors.AsType[*DegradedError](b.do(d.Reconcile))
 		if !ok || len(degraded.Problems) != 1 || !regexp.MustCompile(c.want).MatchString(degraded.Error()) {
 			t.Errorf("%s: %v; want one problem: %s", c.dev, degraded, c.want)
 		}
-		b.must(l.Close())
+		b.must(off())
 		if err := b.do(d.Reconcile); err != nil {
 			t.Errorf("%s, when it has gone: %v", c.dev, err)
 		}
@@ -450,11 +530,9 @@ func TestOtherLocatorGetsNewProgramsOnTheSameLinks(t *testing.T) {
 	n.Interfaces[1].Datapath = model.DatapathXDP
 	b.must(b.apply(d, n))
 	b.runEdge(d, plainPacket("fd00::1", "fc00:0:0:101::")) // refused: outside-sid
-	links := map[linkKey]link.ID{}
+	links := map[linkKey]string{}
 	for k, a := range d.links {
-		info, err := a.link.Info()
-		b.must(err)
-		links[k] = info.ID
+		links[k] = b.identity(a)
 	}
 	first := b.world()
 
@@ -464,10 +542,8 @@ func TestOtherLocatorGetsNewProgramsOnTheSameLinks(t *testing.T) {
 		t.Fatalf("generations %v after %v; want one new", w.Generations, first.Generations)
 	}
 	for k, a := range d.links {
-		info, err := a.link.Info()
-		b.must(err)
-		if info.ID != links[k] {
-			t.Errorf("%v: link %d has been replaced by %d; in between there was none", k, links[k], info.ID)
+		if now := b.identity(a); now != links[k] {
+			t.Errorf("%v: %s has been replaced by %s; in between there was none", k, links[k], now)
 		}
 	}
 	for name, id := range w.Links {
@@ -483,6 +559,18 @@ func TestOtherLocatorGetsNewProgramsOnTheSameLinks(t *testing.T) {
 	if len(c.Refusals) != 1 || c.Refusals[0].Reason != abi.ReasonOutsideSID || c.Refusals[0].Dropped != 1 {
 		t.Errorf("refusals %+v; want the one from before", c.Refusals)
 	}
+}
+
+// identity tells links apart. A filter has none; see TestFiltersHoldPrograms.
+func (b *bed) identity(a *attached) string {
+	b.Helper()
+	l, ok := a.holding.(linkHolding)
+	if !ok {
+		return "a filter"
+	}
+	info, err := l.Info()
+	b.must(err)
+	return fmt.Sprintf("link %d", info.ID)
 }
 
 func one[K comparable, V any](t *testing.T, m map[K]V) V {
@@ -663,7 +751,7 @@ func (d *Dataplane) kill() error {
 	var errs []error
 	errs = append(errs, d.events.close())
 	for _, l := range d.links {
-		errs = append(errs, l.link.Close())
+		errs = append(errs, l.close())
 	}
 	return errors.Join(append(errs, d.gen.close(), d.lock.Close())...)
 }

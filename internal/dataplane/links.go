@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
@@ -24,16 +23,14 @@ type linkKey struct {
 	index int
 }
 
-// attached is a link that is pinned.
+// attached is a holding that is pinned.
 type attached struct {
-	link link.Link
+	holding
 	path string
 }
 
-func linksDir(dir string) string { return filepath.Join(dir, "links") }
-
-func (k linkKey) pin(dir string, netns uint64) string {
-	return filepath.Join(linksDir(dir), fmt.Sprintf("%s-%d-%d", k.hook, k.index, netns))
+func (k linkKey) pin(netns uint64) string {
+	return fmt.Sprintf("%s-%d-%d", k.hook, k.index, netns)
 }
 
 func parseLinkPin(name string) (k linkKey, netns uint64, ok bool) {
@@ -48,31 +45,62 @@ func parseLinkPin(name string) (k linkKey, netns uint64, ok bool) {
 	return k, netns, true
 }
 
-// linkState tells where a link is attached (0: its device is gone) and the
-// program that it holds.
-func linkState(l link.Link) (index int, program ebpf.ProgramID, err error) {
-	info, err := l.Info()
-	if err != nil {
-		return 0, 0, err
-	}
-	switch {
-	case info.TCX() != nil:
-		return int(info.TCX().Ifindex), info.Program, nil
-	case info.XDP() != nil:
-		return int(info.XDP().Ifindex), info.Program, nil
-	}
-	return 0, 0, fmt.Errorf("link %d is of a type that waystamp does not use", info.ID)
+// heldPin is the pin of a holding.
+type heldPin struct {
+	path  string
+	key   linkKey
+	netns uint64
+	ours  bool // its name says what it is
+	link  bool // else a filter
 }
 
-// openLinks opens the pinned links of an instance, and removes those whose
-// device is gone. It refuses an instance that is at work in another network
-// namespace.
-func openLinks(dir string, log *slog.Logger) (_ map[linkKey]*attached, err error) {
+// heldPins are those of an instance, links before filters, each in the order in
+// which they can be removed.
+func heldPins(dir string) (out []heldPin, err error) {
+	for _, from := range []string{linksDir(dir), filtersDir(dir)} {
+		entries, err := os.ReadDir(from)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return out, fmt.Errorf("read the pinned links: %w", err)
+		}
+		first := len(out)
+		for _, e := range entries {
+			p := heldPin{path: filepath.Join(from, e.Name()), link: from == linksDir(dir)}
+			p.key, p.netns, p.ours = parseLinkPin(e.Name())
+			out = append(out, p)
+		}
+		slices.SortStableFunc(out[first:], func(a, b heldPin) int { return compareRemoval(a.key, b.key) })
+	}
+	return out, nil
+}
+
+func (p heldPin) open(c Config) (holding, error) {
+	if !p.link {
+		if c.Filters.List == nil {
+			return nil, errors.New("there is no access to filters")
+		}
+		return openFilter(c, p.key, p.path)
+	}
+	l, err := link.LoadPinnedLink(p.path, nil)
+	if err != nil {
+		return nil, err
+	}
+	return linkHolding{l}, nil
+}
+
+// elsewhere says what to do about a holding of another network namespace.
+func (p heldPin) elsewhere(dir string, here uint64) error {
+	return fmt.Errorf("instance %s is at work in another network namespace (inode %d, this is %d): choose another name, or detach it there", filepath.Base(dir), p.netns, here)
+}
+
+// openLinks opens the pinned links and filters of an instance, and removes those
+// that hold nothing any more. It refuses an instance that is at work in another
+// network namespace.
+func openLinks(c Config, dir string) (_ map[linkKey]*attached, err error) {
 	out := map[linkKey]*attached{}
 	defer func() {
 		if err != nil {
 			for _, a := range out {
-				a.link.Close()
+				a.close()
 			}
 		}
 	}()
@@ -80,40 +108,38 @@ func openLinks(dir string, log *slog.Logger) (_ map[linkKey]*attached, err error
 	if err != nil {
 		return nil, err
 	}
-	entries, err := os.ReadDir(linksDir(dir))
-	if errors.Is(err, fs.ErrNotExist) {
-		return out, nil
-	}
+	pins, err := heldPins(dir)
 	if err != nil {
-		return nil, fmt.Errorf("read the pinned links: %w", err)
+		return nil, err
 	}
-	for _, e := range entries {
-		path := filepath.Join(linksDir(dir), e.Name())
-		k, netns, ok := parseLinkPin(e.Name())
-		if !ok {
-			return nil, fmt.Errorf("%s is not a pin of waystamp's: remove it", path)
+	for _, p := range pins {
+		if !p.ours {
+			return nil, fmt.Errorf("%s is not a pin of waystamp's: remove it", p.path)
 		}
-		l, err := link.LoadPinnedLink(path, nil)
-		if err != nil {
-			return nil, fmt.Errorf("open the pinned link %s: %w", path, err)
+		if !p.link && p.netns != here {
+			return nil, p.elsewhere(dir, here)
 		}
-		index, _, err := linkState(l)
+		h, err := p.open(c)
 		if err != nil {
-			l.Close()
-			return nil, fmt.Errorf("open the pinned link %s: %w", path, err)
+			return nil, fmt.Errorf("open the pinned link %s: %w", p.path, err)
+		}
+		index, _, err := h.state()
+		if err != nil {
+			h.close()
+			return nil, fmt.Errorf("open the pinned link %s: %w", p.path, err)
 		}
 		if index == 0 {
-			log.Info("the device of a pinned link is gone", "link", e.Name())
-			if err := errors.Join(l.Unpin(), l.Close()); err != nil {
-				return nil, fmt.Errorf("remove the pinned link %s: %w", path, err)
+			c.Log.Info("the device of a pinned link is gone", "link", filepath.Base(p.path))
+			if err := errors.Join(h.unpin(), h.close()); err != nil {
+				return nil, fmt.Errorf("remove the pinned link %s: %w", p.path, err)
 			}
 			continue
 		}
-		if netns != here {
-			l.Close()
-			return nil, fmt.Errorf("instance %s is at work in another network namespace (inode %d, this is %d): choose another name, or detach it there", filepath.Base(dir), netns, here)
+		if p.netns != here {
+			h.close()
+			return nil, p.elsewhere(dir, here)
 		}
-		out[k] = &attached{l, path}
+		out[p.key] = &attached{h, p.path}
 	}
 	return out, nil
 }
@@ -122,19 +148,19 @@ func openLinks(dir string, log *slog.Logger) (_ map[linkKey]*attached, err error
 // somebody has removed.
 func (d *Dataplane) dropDeadLinks() error {
 	for k, a := range d.links {
-		index, _, err := linkState(a.link)
+		index, _, err := a.state()
 		if err != nil {
 			return fmt.Errorf("look at the link of interface %d: %w", k.index, err)
 		}
 		if index == 0 {
-			if err := errors.Join(a.link.Unpin(), a.link.Close()); err != nil {
+			if err := errors.Join(a.unpin(), a.close()); err != nil {
 				return fmt.Errorf("remove the link of interface %d, which is gone: %w", k.index, err)
 			}
 			delete(d.links, k)
 			continue
 		}
 		if _, err := os.Lstat(a.path); errors.Is(err, fs.ErrNotExist) {
-			if err := errors.Join(a.link.Unpin(), os.MkdirAll(linksDir(d.dir), 0o700), a.link.Pin(a.path)); err != nil {
+			if err := errors.Join(a.unpin(), os.MkdirAll(filepath.Dir(a.path), 0o700), a.pin(a.path)); err != nil {
 				return fmt.Errorf("put the pin of a link back: %w", err)
 			}
 		}
@@ -260,16 +286,16 @@ func (d *Dataplane) attachOne(g *generation, b binding, h hook, u *undo) error {
 	if err != nil {
 		return err
 	}
-	if err := os.MkdirAll(linksDir(d.dir), 0o700); err != nil {
+	from := linksDir(d.dir)
+	if d.clsact && h != hookXDP && h != hookFromXDP {
+		from = filtersDir(d.dir)
+	}
+	if err := os.MkdirAll(from, 0o700); err != nil {
 		return fmt.Errorf("make a directory for pins: %w", err)
 	}
-	l, err := attachProgram(b, h, p)
-	if err != nil {
+	a := &attached{path: filepath.Join(from, k.pin(netns))}
+	if a.holding, err = d.attachProgram(b, k, p, a.path); err != nil {
 		return err
-	}
-	a := &attached{l, k.pin(d.dir, netns)}
-	if err := l.Pin(a.path); err != nil {
-		return errors.Join(fmt.Errorf("pin the link of interface %s: %w", b.Name, err), l.Close())
 	}
 	d.links[k] = a
 	u.add(func() error { return d.detachNow(k) }, nil)
@@ -278,7 +304,7 @@ func (d *Dataplane) attachOne(g *generation, b binding, h hook, u *undo) error {
 
 // moveLink is one atomic step: a packet meets the old program or the new one.
 func (d *Dataplane) moveLink(a *attached, b binding, h hook, p *ebpf.Program, u *undo) error {
-	_, current, err := linkState(a.link)
+	_, current, err := a.state()
 	if err != nil {
 		return fmt.Errorf("look at the %s link of interface %s: %w", h, b.Name, err)
 	}
@@ -296,33 +322,43 @@ func (d *Dataplane) moveLink(a *attached, b binding, h hook, p *ebpf.Program, u 
 	if err := d.cfg.step(stepLinkUpdate, string(h)+" "+b.Name); err != nil {
 		return errors.Join(err, old.Close())
 	}
-	if err := a.link.Update(p); err != nil {
+	if err := a.move(p); err != nil {
 		return errors.Join(fmt.Errorf("move the %s link of interface %s to the new program: %w", h, b.Name, err), old.Close())
 	}
-	u.add(func() error { return errors.Join(a.link.Update(old), old.Close()) }, old.Close)
+	u.add(func() error { return errors.Join(a.move(old), old.Close()) }, old.Close)
 	return nil
 }
 
-func attachProgram(b binding, h hook, p *ebpf.Program) (link.Link, error) {
-	if h != hookXDP && h != hookFromXDP {
-		at, _ := h.attachType()
+// attachProgram attaches a program and pins what holds it.
+func (d *Dataplane) attachProgram(b binding, k linkKey, p *ebpf.Program, path string) (holding, error) {
+	var l link.Link
+	var err error
+	at, where := k.hook.attachType()
+	switch {
+	case k.hook == hookXDP || k.hook == hookFromXDP:
+		l, err = link.AttachXDP(link.XDPOptions{Program: p, Interface: b.device.Index, Flags: link.XDPDriverMode})
+		if err != nil {
+			return nil, &xdpError{b.device, err}
+		}
+	case d.clsact:
+		h, err := attachFilter(d.cfg, k, p, path)
+		if err != nil {
+			return nil, fmt.Errorf("attach to interface %s at TC %s: %w", b.Name, where, err)
+		}
+		return h, nil
+	default:
 		// First, so that no other program lets a packet pass before it.
-		l, err := link.AttachTCX(link.TCXOptions{
+		l, err = link.AttachTCX(link.TCXOptions{
 			Program: p, Attach: at, Interface: b.device.Index, Anchor: link.Head(),
 		})
-		if errors.Is(err, link.ErrNotSupported) {
-			return nil, &UnsupportedError{Feature: "tcx (programs at TC by link)", Min: "6.6"}
-		}
 		if err != nil {
-			return nil, fmt.Errorf("attach to interface %s at TC: %w", b.Name, err)
+			return nil, fmt.Errorf("attach to interface %s at TC %s: %w", b.Name, where, err)
 		}
-		return l, nil
 	}
-	l, err := link.AttachXDP(link.XDPOptions{Program: p, Interface: b.device.Index, Flags: link.XDPDriverMode})
-	if err != nil {
-		return nil, &xdpError{b.device, err}
+	if err := l.Pin(path); err != nil {
+		return nil, errors.Join(fmt.Errorf("pin the link of interface %s: %w", b.Name, err), l.Close())
 	}
-	return l, nil
+	return linkHolding{l}, nil
 }
 
 // xdpError explains why native XDP could not be attached.
@@ -388,21 +424,15 @@ func (d *Dataplane) detachNow(k linkKey) error {
 	if a == nil {
 		return nil
 	}
-	if err := detachLink(a.link); err != nil {
+	if err := detachHolding(a); err != nil {
 		return fmt.Errorf("detach from interface %d at %s: %w", k.index, k.hook, err)
 	}
 	delete(d.links, k)
 	return nil
 }
 
-// detachLink does not leave it to the removal of the pin, which takes effect
-// some time later.
-func detachLink(l link.Link) error {
-	err := l.Detach()
-	if errors.Is(err, unix.ENOLINK) || errors.Is(err, unix.ENODEV) { // the device is gone
-		err = nil
-	}
-	return errors.Join(err, l.Unpin(), l.Close())
+func detachHolding(h holding) error {
+	return errors.Join(h.detach(), h.unpin(), h.close())
 }
 
 func (d *Dataplane) hasXDP(b binding) bool {

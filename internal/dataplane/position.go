@@ -7,6 +7,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
 )
 
 // checkPositions names the programs that stand before ours at TC: whatever they
@@ -20,7 +21,7 @@ func (d *Dataplane) checkPositions(bs []binding) (problems []error) {
 			if a == nil {
 				continue
 			}
-			if err := checkFirst(a.link, b, h); err != nil {
+			if err := checkFirst(a.holding, b, h); err != nil {
 				problems = append(problems, err)
 			}
 		}
@@ -28,20 +29,34 @@ func (d *Dataplane) checkPositions(bs []binding) (problems []error) {
 	return problems
 }
 
-func checkFirst(l link.Link, b binding, h hook) error {
-	_, ours, err := linkState(l)
+func checkFirst(held holding, b binding, h hook) error {
+	_, ours, err := held.state()
 	if err != nil {
 		return fmt.Errorf("look at the %s link of interface %s: %w", h, b.Name, err)
 	}
 	at, where := h.attachType()
+	before := func(what string) error {
+		return fmt.Errorf("interface %s: %s stands before waystamp's at TC %s, which does not see what that one lets pass: detach it, or attach it behind waystamp's", b.Name, what, where)
+	}
 	q, err := link.QueryPrograms(link.QueryOptions{Target: b.device.Index, Attach: at})
-	if err != nil {
+	f, isFilter := held.(*filterHolding)
+	if err != nil && !(isFilter && errors.Is(err, unix.EINVAL)) { // no tcx, which would be before filters
 		return fmt.Errorf("ask which programs are at the %s of interface %s: %w", where, b.Name, err)
 	}
-	if len(q.Programs) == 0 || q.Programs[0].ID == ours {
-		return nil // a link whose device has just gone has none
+	if err == nil && len(q.Programs) > 0 && q.Programs[0].ID != ours {
+		return before("program " + programName(q.Programs[0].ID))
 	}
-	return fmt.Errorf("interface %s: program %s stands before waystamp's at TC %s, which does not see what that one lets pass: detach it, or attach it behind waystamp's", b.Name, programName(q.Programs[0].ID), where)
+	if !isFilter {
+		return nil
+	}
+	list, err := f.filters.List(f.index, f.egress)
+	if err != nil || len(list) == 0 || list[0].Program == uint32(ours) {
+		return err
+	}
+	if list[0].Program != 0 {
+		return before("program " + programName(ebpf.ProgramID(list[0].Program)))
+	}
+	return before(fmt.Sprintf("a filter of kind %s and preference %d", list[0].Kind, list[0].Preference))
 }
 
 // checkAlone refuses interfaces at which another instance's programs are. Both would
@@ -55,21 +70,46 @@ func (d *Dataplane) checkAlone(bs []binding) error {
 			if d.links[linkKey{h, b.device.Index}] != nil {
 				continue
 			}
-			at, where := h.attachType()
-			q, err := link.QueryPrograms(link.QueryOptions{Target: b.device.Index, Attach: at})
-			if err != nil {
-				continue // to attach says what is wrong
-			}
-			for _, p := range q.Programs {
-				if isOurs(p.ID) {
-					other := instanceOf(d.cfg.PinDir, p.ID)
-					errs = append(errs, fmt.Errorf("interface %s: program %s of instance %s is at TC %s, and only one instance can have it: run the agent with --instance %[3]s, or first waystamp agent --detach --instance %[3]s --yes", b.Name, programName(p.ID), other, where))
+			_, where := h.attachType()
+			for _, p := range d.residents(b.device.Index, h) {
+				if isOurs(p.id) {
+					errs = append(errs, fmt.Errorf("interface %s: program %s of instance %s is at TC %s, and only one instance can have it: run the agent with --instance %[3]s, or first waystamp agent --detach --instance %[3]s --yes", b.Name, programName(p.id), p.instance, where))
 					break hooks // the same for all
 				}
 			}
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// resident is a program at TC, and the instance that it would be of if it were ours.
+type resident struct {
+	id       ebpf.ProgramID
+	instance string
+}
+
+// residents are the programs at a hook but for this instance's own filters. What
+// cannot be asked is left out: to attach says what is wrong.
+func (d *Dataplane) residents(index int, h hook) (out []resident) {
+	at, _ := h.attachType()
+	if q, err := link.QueryPrograms(link.QueryOptions{Target: index, Attach: at}); err == nil {
+		for _, p := range q.Programs {
+			out = append(out, resident{p.ID, instanceOf(d.cfg.PinDir, p.ID)})
+		}
+	}
+	if d.cfg.Filters.List == nil {
+		return out
+	}
+	filters, err := d.cfg.Filters.List(index, h == hookOut)
+	if err != nil {
+		return out
+	}
+	for _, f := range filters {
+		if instance := instanceOfFilter(f.Name); f.Program != 0 && instance != d.cfg.Instance {
+			out = append(out, resident{ebpf.ProgramID(f.Program), instance})
+		}
+	}
+	return out
 }
 
 // isOurs tells programs of waystamp, of whichever version, by their names.
@@ -102,7 +142,7 @@ func instanceOf(pinDir string, id ebpf.ProgramID) string {
 		if err != nil {
 			continue
 		}
-		_, has, err := linkState(l)
+		_, has, err := linkHolding{l}.state()
 		l.Close()
 		if err == nil && has == id {
 			return filepath.Base(filepath.Dir(filepath.Dir(pin)))

@@ -12,12 +12,12 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
-	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/waystamp/waystamp/internal/abi"
 	"github.com/waystamp/waystamp/internal/dataplane/oracle"
+	"github.com/waystamp/waystamp/internal/host"
 	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/srv6"
 	"github.com/waystamp/waystamp/test/packets"
@@ -87,11 +87,16 @@ func (l *live) attachAt(p *ebpf.Program, port string, hook ebpf.AttachType) erro
 	if err != nil {
 		return err
 	}
-	at, err := link.AttachTCX(link.TCXOptions{Interface: dev.Index, Program: p, Attach: hook})
+	n, err := host.Open(l.ns)
+	if err != nil {
+		return err
+	}
+	l.Cleanup(func() { n.Close() })
+	off, err := attachOther(n, p, dev.Index, hook == ebpf.AttachTCXEgress, false, false)
 	if err != nil {
 		return fmt.Errorf("attach to %s: %w", port, err)
 	}
-	l.Cleanup(func() { at.Close() })
+	l.Cleanup(func() { off() })
 	return nil
 }
 

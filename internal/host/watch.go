@@ -23,6 +23,7 @@ const (
 	ChangeRoutes
 	ChangeNeighbours
 	ChangeForwarding // of interfaces, or of all
+	ChangeFilters    // of queueing disciplines
 )
 
 var changeGroups = []struct {
@@ -33,6 +34,7 @@ var changeGroups = []struct {
 	{ChangeAddresses, []int{unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR}},
 	{ChangeRoutes, []int{unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE}},
 	{ChangeNeighbours, []int{unix.RTNLGRP_NEIGH}},
+	{ChangeFilters, []int{unix.RTNLGRP_TC}},
 	{ChangeForwarding, []int{unix.RTNLGRP_IPV4_NETCONF, unix.RTNLGRP_IPV6_NETCONF}},
 }
 
