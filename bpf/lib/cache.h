@@ -188,14 +188,15 @@ static __always_inline __u32 bucket_take(const struct cache_ask *a,
  */
 static __always_inline __u32 copy_number(const struct cache_ask *a, bool same)
 {
-	struct ws_copies *c = bpf_map_lookup_elem(&ws_copies, &a->print);
+	__u64 print = a->print; /* a key on the stack: Linux 6.1 wants that */
+	struct ws_copies *c = bpf_map_lookup_elem(&ws_copies, &print);
 	struct ws_copies none = {};
 
 	if (!c) {
 		if (!same)
 			return 0;
-		bpf_map_update_elem(&ws_copies, &a->print, &none, BPF_NOEXIST);
-		c = bpf_map_lookup_elem(&ws_copies, &a->print);
+		bpf_map_update_elem(&ws_copies, &print, &none, BPF_NOEXIST);
+		c = bpf_map_lookup_elem(&ws_copies, &print);
 		if (!c)
 			return 0;
 	}

@@ -52,15 +52,17 @@ static __always_inline struct kept kept_of(const struct endpoint *ep,
 static __always_inline bool cached_fill(ctx_t *ctx, struct ws_cached *c,
 					const struct kept *k)
 {
-	__u32 outer_len = k->outer_len;
+	__u64 outer_len = k->outer_len;
 
 	c->hop = k->hop;
 	c->proxy = k->proxy;
 	c->outer_len = outer_len;
 	c->tlv_off = k->tlv_off;
 	barrier_var(outer_len);
-	return outer_len >= sizeof(struct ip6_hdr) &&
-	       outer_len <= WS_CACHED_MAX &&
+	if (outer_len < sizeof(struct ip6_hdr))
+		return false;
+	barrier_var(outer_len); /* else the two become one, of a difference */
+	return outer_len <= WS_CACHED_MAX &&
 	       !ctx_load_bytes(ctx, sizeof(struct eth_hdr), c->outer,
 			       outer_len);
 }

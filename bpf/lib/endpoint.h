@@ -31,6 +31,7 @@ struct endpoint {
 	__u32 segments; /* in the list carried */
 	__u32 egress; /* where its verifier probably is */
 	int ext; /* bytes between ip6 and srh; see endpoint_ext */
+	__s32 tlv_bad; /* see tlv_locate */
 };
 
 /* What the verifier wants to see checked once more. */

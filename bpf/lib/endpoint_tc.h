@@ -26,6 +26,8 @@
 #define STEP_EXT 102 /* nothing; it is the matter of the program for options */
 #define STEP_LEAVE 103 /* what is above is how, and the exit */
 
+#define TLV_BAD 0xffff /* beyond all reasons */
+
 /* How, in two bits. */
 #define LEAVE_FORWARD 0 /* on to another node */
 #define LEAVE_DELIVER_IP6 1 /* verified, and without its outer header */
@@ -56,7 +58,10 @@ static __always_inline long endpoint_pull(struct __sk_buff *skb,
 	c = ctx_cursor(skb);
 	cursor_take(&c, struct eth_hdr);
 	cursor_take(&c, struct ip6_hdr);
-	c.pos += ext;
+	if (EXT_LEN_MAX) {
+		barrier_var(ext);
+		c.pos += ext & (2 * EXT_LEN_MAX - 1);
+	}
 	srh = cursor_take(&c, struct srh);
 	if (!srh)
 		return 0; /* too short; whoever parses it says how */
@@ -82,7 +87,9 @@ static __always_inline int endpoint_pull_flow(struct __sk_buff *skb,
 	return ws_refuse(skb, flow_unreadable(), rc);
 }
 
-/* The proof, in whatever place it is. */
+/* The proof, in whatever place it is. TLV_BAD: ep->tlv_bad is the reason. A verifier
+ * cannot tell that one from WS_REASON_NONE, which TLV_BAD is not.
+ */
 static __always_inline enum ws_reason tlv_locate(struct __sk_buff *skb,
 						 struct endpoint *ep)
 {
@@ -100,8 +107,10 @@ static __always_inline enum ws_reason tlv_locate(struct __sk_buff *skb,
 				  endpoint_ext(ep) + sizeof(struct srh) +
 				  list_len,
 			  ep->srh->hdrlen * 8 - list_len);
-	if (off < 0)
-		return -off;
+	if (off < 0) {
+		ep->tlv_bad = -off;
+		return TLV_BAD;
+	}
 	ep->tlv = tlvs + (off & (2 * WS_TLVS_LEN_MAX - 1));
 	return (void *)(ep->tlv + 1) <= ep->end ? WS_REASON_NONE : bounds_bug();
 }
@@ -244,7 +253,7 @@ __noinline int ws_endpoint_step(struct __sk_buff *skb, int first)
 	if (r == WS_REASON_EXTENSION_FIRST) /* compares only */
 		return EXT_LEN_MAX ? ext_refuse(skb, ep.ext) : STEP_EXT;
 	if (r)
-		return endpoint_refuse(skb, &ep, r);
+		return endpoint_refuse(skb, &ep, r == TLV_BAD ? ep.tlv_bad : r);
 	/* A function may change the flow; what it sends is stamped. */
 	if (ep.hop->behaviour == WS_BEHAVIOUR_END_AD)
 		return ad_tc(skb, &ep, first);

@@ -11,6 +11,7 @@
 
 #include "hook.h"
 #include "inner.h"
+#include "known.h"
 #include "maps.h"
 #include "net.h"
 #include "siphash.h"
@@ -212,7 +213,7 @@ __noinline __u64 ws_fingerprint(ctx_t *ctx, __u32 off, int is_ip4)
 	if (len >= WS_FINGERPRINT_LEN) {
 		if (!words_load(ctx, p.off, body.word, FINGERPRINT_WORDS))
 			return 0;
-	} else if (len && ctx_load_bytes(ctx, p.off, &body, len)) {
+	} else if (len && ctx_load_bytes(ctx, p.off, &body, not_zero(len))) {
 		return 0;
 	}
 	if (!p.later)

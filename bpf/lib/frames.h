@@ -16,6 +16,7 @@
 #include "endpoint.h"
 #include "fingerprint.h"
 #include "hook.h"
+#include "known.h"
 #include "maps.h"
 #include "net.h"
 #include "proxy.h"
@@ -99,6 +100,7 @@ __noinline __u64 ws_frame_print(struct __sk_buff *skb, __u32 i)
 	union print_body body = {};
 	struct frames *f;
 	__u32 at, left;
+	__u64 rest;
 
 	if (!b)
 		return 0;
@@ -115,9 +117,11 @@ __noinline __u64 ws_frame_print(struct __sk_buff *skb, __u32 i)
 		if (bpf_skb_load_bytes(skb, f->off + at, &body, sizeof(body)))
 			return 0;
 	} else {
-		barrier_var(left);
-		if (!left || left > sizeof(body) ||
-		    bpf_skb_load_bytes(skb, f->off + at, &body, left))
+		rest = left;
+		barrier_var(rest);
+		rest &= sizeof(body) - 1;
+		if (!rest ||
+		    bpf_skb_load_bytes(skb, f->off + at, &body, not_zero(rest)))
 			return 0;
 	}
 	for (__u32 w = 0; w < TCP_HEADER_MAX / 4; w++) {

@@ -47,11 +47,15 @@ static __always_inline enum ws_reason headend_check(const struct ws_headend *h,
 						    __u32 len, __u32 packet_len,
 						    struct headend_packet *pkt)
 {
-	pkt->inner_len = len;
-	pkt->outer_len = h->outer_len;
-	if (pkt->outer_len > WS_OUTER_MAX ||
-	    pkt->outer_len < WS_OUTER_MAX - 16 * (WS_SEGS_MAX - 1))
+	__u32 outer_len = h->outer_len;
+
+	if (outer_len > WS_OUTER_MAX)
+		outer_len = 0;
+	barrier_var(outer_len); /* else the two become one, of a difference */
+	if (outer_len < WS_OUTER_MAX - 16 * (WS_SEGS_MAX - 1))
 		return WS_REASON_HEADEND_LENGTH_BUG;
+	pkt->inner_len = len;
+	pkt->outer_len = outer_len;
 	if (!pkt->routed && inner_hops(in) <= 1)
 		return WS_REASON_EDGE_HOP_LIMIT;
 	if (h->mtu && packet_len > h->mtu)

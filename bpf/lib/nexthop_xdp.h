@@ -26,7 +26,7 @@ static __always_inline __u32 xdp_packet_len(ctx_t *ctx,
 {
 	__u32 payload = bpf_ntohs(ip6->payload_len);
 
-	if ((const void *)(ip6 + 1) + payload == end)
+	if (end - (const void *)(ip6 + 1) == payload)
 		return sizeof(*ip6) + payload;
 	return ctx_len(ctx) - sizeof(struct eth_hdr);
 }

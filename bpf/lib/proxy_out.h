@@ -30,7 +30,7 @@ static __always_inline enum ws_reason restore(struct __sk_buff *skb,
 {
 	__u32 inner_len = skb->len - sizeof(struct eth_hdr);
 	__u32 frames;
-	__u32 outer_len = c->outer_len;
+	__u64 outer_len = c->outer_len;
 	struct cursor inner;
 	__u64 binding = 0;
 	struct ws_hop_key k = c->hop;
@@ -42,6 +42,7 @@ static __always_inline enum ws_reason restore(struct __sk_buff *skb,
 	barrier_var(outer_len);
 	if (outer_len > WS_CACHED_MAX)
 		return bounds_bug();
+	barrier_var(outer_len); /* else the two become one, of a difference */
 	if (outer_len < sizeof(struct ip6_hdr))
 		return bounds_bug();
 	/* Of what the function has sent: that is what is stamped. */

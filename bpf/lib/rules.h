@@ -165,18 +165,12 @@ static __always_inline void tuple_addrs(struct tuple *t, const struct inner *in)
 #define READ_WHOLE 1
 #define READ_PART 2
 
-static __noinline __u32 rules_read(ctx_t *ctx, struct bench *b, __u32 off,
-				   int is_ip4)
+static __always_inline __u32 rules_read_as(struct cursor c, struct bench *b,
+					   const bool is_ip4)
 {
-	struct cursor c = ctx_cursor(ctx), at;
+	struct cursor at = c;
 	struct inner in;
 
-	/* So that the verifier knows it for the same after it was spilled. */
-	is_ip4 &= 1;
-	barrier_var(is_ip4);
-	barrier_var(off);
-	c.pos += off & 1023;
-	at = c;
 	if (!inner_take(&at, is_ip4, &in))
 		return 0;
 	b->dscp = bpf_ntohl(inner_vtc(&in)) >> 22 & 63;
@@ -184,6 +178,18 @@ static __noinline __u32 rules_read(ctx_t *ctx, struct bench *b, __u32 off,
 		return READ_WHOLE;
 	tuple_addrs(&b->tuple, &in);
 	return READ_PART;
+}
+
+static __noinline __u32 rules_read(ctx_t *ctx, struct bench *b, __u32 off,
+				   int is_ip4)
+{
+	struct cursor c = ctx_cursor(ctx);
+
+	barrier_var(off);
+	c.pos += off & 1023;
+	/* Asked once: a verifier may forget the answer. */
+	return is_ip4 & 1 ? rules_read_as(c, b, true) :
+			    rules_read_as(c, b, false);
 }
 
 /* The rules that a packet fits by all but its mark are left in b->fit. Returns 0

@@ -4,6 +4,7 @@
 
 #include <waystamp/abi.h>
 #include "hook.h"
+#include "known.h"
 #include "net.h"
 
 #define TLV_PAD1 0
@@ -67,7 +68,7 @@ __noinline int ws_tlv_find(struct __sk_buff *ctx, __u32 start, __u32 len)
 		len = WS_TLVS_LEN_MAX;
 	w.len = len;
 	barrier_var(len);
-	if (!len || bpf_skb_load_bytes(ctx, start, w.tlvs, len))
+	if (!len || bpf_skb_load_bytes(ctx, start, w.tlvs, not_zero(len)))
 		return w.found;
 	bpf_loop(WS_TLVS_LEN_MAX, tlv_step, &w, 0);
 	return w.found;
