@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -65,6 +66,7 @@ func checkFirst(held holding, b binding, h hook) error {
 func (d *Dataplane) checkAlone(bs []binding) error {
 	var errs []error
 	for _, b := range bs {
+		own := d.programsOn(b.device.Index)
 	hooks:
 		for _, h := range b.hooks() {
 			if d.links[linkKey{h, b.device.Index}] != nil {
@@ -72,7 +74,7 @@ func (d *Dataplane) checkAlone(bs []binding) error {
 			}
 			_, where := h.attachType()
 			for _, p := range d.residents(b.device.Index, h) {
-				if isOurs(p.id) {
+				if !slices.Contains(own, p.id) && isOurs(p.id) {
 					errs = append(errs, fmt.Errorf("interface %s: program %s of instance %s is at TC %s, and only one instance can have it: run the agent with --instance %[3]s, or first waystamp agent --detach --instance %[3]s --yes", b.Name, programName(p.id), p.instance, where))
 					break hooks // the same for all
 				}
@@ -80,6 +82,20 @@ func (d *Dataplane) checkAlone(bs []binding) error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// programsOn are those that this instance has on an interface, for whatever use: one
+// that a function was behind may have become another.
+func (d *Dataplane) programsOn(index int) (out []ebpf.ProgramID) {
+	for k, a := range d.links {
+		if k.index != index {
+			continue
+		}
+		if _, id, err := a.state(); err == nil {
+			out = append(out, id)
+		}
+	}
+	return out
 }
 
 // resident is a program at TC, and the instance that it would be of if it were ours.

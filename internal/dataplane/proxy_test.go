@@ -975,6 +975,23 @@ func TestProgramsOfFunctionsAreAttachedAndGoAgain(t *testing.T) {
 	}
 }
 
+// An interface that a function was behind can be any other, and the other way round:
+// the program that is there is the instance's own, for another use.
+func TestInterfaceOfAFunctionCanBecomeAnother(t *testing.T) {
+	b := newProxyBed(t)
+	d := b.open()
+	plain := proxyNode()
+	plain.Interfaces = append(plain.Interfaces, model.Interface{Name: "from", Role: model.RoleEdge})
+	plain.Proxies, plain.Endpoints = nil, plain.Endpoints[:1]
+	for _, n := range []plan.Node{proxyNode(), plain, proxyNode()} {
+		b.must(b.apply(d, n))
+	}
+	// The same for a process that finds the programs there.
+	b.must(d.Close())
+	d = b.open()
+	b.must(b.apply(d, plain))
+}
+
 // Each kind of step, the first and the last time that it is taken, as for other
 // plans.
 func TestFailureAtAnyStepOfAFunctionLeavesWhatWasThere(t *testing.T) {
