@@ -160,14 +160,11 @@ func TestFilterBeforeOursIsReported(t *testing.T) {
 		p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SchedCLS, Name: "late", License: "MIT", Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, -1), asm.Return()}})
 		b.must(err)
 		defer p.Close()
-		off, err := attachOther(b.net, p, in, false, true, clsact)
-		if !clsact {
-			b.must(b.do(func() error {
-				off, err = attachOther(b.net, p, in, false, true, clsact)
-				return err
-			}))
-		}
-		b.must(err)
+		var off func() error
+		b.must(b.do(func() (err error) {
+			off, err = attachOther(b.net, p, in, false, true, clsact)
+			return err
+		}))
 		degraded, ok := errors.AsType[*DegradedError](b.do(d.Reconcile))
 		if !ok || len(degraded.Problems) != 1 || !strings.Contains(degraded.Error(), "(late) stands before waystamp's at TC ingress") {
 			t.Errorf("clsact %v: %v; want one problem, late", clsact, degraded)
