@@ -17,6 +17,7 @@ type checker struct {
 	visits    map[string]int // SIDs that chains need, by node
 	used      map[string]bool
 	claims    map[claim]claimant
+	compared  []model.Chain           // whose matches later chains are held against
 	tight     map[*iface]*chain       // the longest chain that does not fit an interface
 	ends      map[string][]passage    // by node: the paths that end there
 	locals    map[*function][]passage // the paths through a local function
@@ -216,7 +217,9 @@ func (c *checker) checkChain(ch *chain) {
 	c.checkMTU(ch, nodes)
 	c.checkClamp(ch, nodes)
 	if ch.matches() {
-		c.checkAmbiguity(ch)
+		if !c.checkAmbiguity(ch) {
+			c.checkOverlaps(ch)
+		}
 		c.notePassages(ch)
 	}
 }
@@ -284,8 +287,8 @@ type claimant struct {
 
 // checkAmbiguity refuses two paths that a packet could take: at a common
 // ingress the headend could not choose, at a common egress the guard could not
-// tell which proof the packet needs.
-func (c *checker) checkAmbiguity(ch *chain) {
+// tell which proof the packet needs. It tells whether it did.
+func (c *checker) checkAmbiguity(ch *chain) bool {
 	reported := map[*chain]bool{}
 	for _, d := range ch.model().Directions() {
 		directed := ch.model().Directed(d)
@@ -299,14 +302,26 @@ func (c *checker) checkAmbiguity(ch *chain) {
 				c.claims[cl] = claimant{ch, d}
 				continue
 			}
-			if reported[other.chain] {
-				continue
+			if other.chain == ch || reported[other.chain] {
+				continue // an ingress that is given twice is reported as that
 			}
 			reported[other.chain] = true
 			c.problemf(ch.match, "%s matches the same packets as %s (%s), and %s is the %s of both; give one of them a longer prefix",
 				direct("this chain", d), direct("chain "+other.chain.name.value, other.direction), cl.match, cl.node, cl.as)
 		}
 	}
+	return len(reported) > 0
+}
+
+// checkOverlaps holds a chain against those before it.
+func (c *checker) checkOverlaps(ch *chain) {
+	m := ch.model()
+	for _, before := range c.compared {
+		if err := model.CheckOverlap(m, before); err != nil {
+			c.problemf(ch.match, "%v", err)
+		}
+	}
+	c.compared = append(c.compared, m)
 }
 
 func direct(what string, d model.Direction) string {
@@ -355,6 +370,16 @@ func resolve[T any](r *reader, ref item[string], all map[string]*T, what string)
 	return nil
 }
 
+// shown are names as they can be put on a terminal, also those that are none.
+func shown(names []string) []string {
+	for i, name := range names {
+		if model.CheckName(name) != nil {
+			names[i] = quote(name)
+		}
+	}
+	return names
+}
+
 // nearest are all names if they are few, else those most like s.
 func nearest[T any](s string, all map[string]T) []string {
 	const few = 8
@@ -364,10 +389,10 @@ func nearest[T any](s string, all map[string]T) []string {
 	}
 	slices.Sort(list)
 	if len(list) <= few {
-		return list
+		return shown(list)
 	}
 	slices.SortStableFunc(list, func(a, b string) int { return distance(s, a) - distance(s, b) })
-	return append(list[:3:3], fmt.Sprintf("another of the %d that there are", len(list)))
+	return append(shown(list[:3:3]), fmt.Sprintf("another of the %d that there are", len(list)))
 }
 
 // distance is how many characters must be put in, taken out or changed to make

@@ -45,6 +45,8 @@ func CheckInterfaceName(s string) error {
 		return errors.New("is empty; expect the name of a network device")
 	case len(s) > InterfaceNameMax:
 		return fmt.Errorf("has %d characters; the name of a network device has at most %d", len(s), InterfaceNameMax)
+	case s == "lo":
+		return errors.New("is the loopback device, by which nothing comes in")
 	case s == ".", s == "..", s[0] == '-':
 		return errors.New("is not the name of a network device")
 	}

@@ -44,7 +44,13 @@ func Compile(d model.Domain, keys *Keyring) (*Domain, error) {
 			paths = append(paths, c.path(ch, dir))
 		}
 	}
-	c.errs = append(c.errs, checkOverlaps(d.Chains)...)
+	for i, a := range d.Chains {
+		for _, b := range d.Chains[:i] {
+			if err := model.CheckOverlap(a, b); err != nil {
+				c.errs = append(c.errs, err)
+			}
+		}
+	}
 	if len(c.errs) > 0 {
 		return nil, errors.Join(c.errs...)
 	}

@@ -1,16 +1,14 @@
-package plan
+package model
 
 import (
 	"net/netip"
 	"strings"
 	"testing"
-
-	"github.com/waystamp/waystamp/internal/model"
 )
 
 func TestOverlappingChainsMustShareTheirIngress(t *testing.T) {
-	chain := func(name, dst, src string, ingress ...string) model.Chain {
-		c := model.Chain{Name: name, Ingress: ingress, Functions: []string{"fw"}, Egress: "r6"}
+	chain := func(name, dst, src string, ingress ...string) Chain {
+		c := Chain{Name: name, Ingress: ingress, Functions: []string{"fw"}, Egress: "r6"}
 		if dst != "" {
 			c.Match.Destination = netip.MustParsePrefix(dst)
 		}
@@ -19,21 +17,21 @@ func TestOverlappingChainsMustShareTheirIngress(t *testing.T) {
 		}
 		return c
 	}
-	ordered := func(c model.Chain, priority uint16, port uint16) model.Chain {
-		c.Match.Priority, c.Match.Protocol, c.Match.DestinationPort = priority, 6, model.Ports{First: port, Last: port}
+	ordered := func(c Chain, priority uint16, port uint16) Chain {
+		c.Match.Priority, c.Match.Protocol, c.Match.DestinationPort = priority, 6, Ports{First: port, Last: port}
 		return c
 	}
-	marked := func(c model.Chain, priority uint16, mark uint32) model.Chain {
-		c.Match.Priority, c.Match.Mark = priority, model.Mark{Value: mark, Mask: ^uint32(0)}
+	marked := func(c Chain, priority uint16, mark uint32) Chain {
+		c.Match.Priority, c.Match.Mark = priority, Mark{Value: mark, Mask: ^uint32(0)}
 		return c
 	}
-	own := func(c model.Chain) model.Chain {
+	own := func(c Chain) Chain {
 		c.OwnTraffic = true
 		return c
 	}
 	for _, c := range []struct {
 		name string
-		a, b model.Chain
+		a, b Chain
 		want string // in the error; "": none
 	}{
 		{"apart", chain("a", "2001:db8:1::/64", "", "r1"), chain("b", "2001:db8:2::/64", "", "r2"), ""},
@@ -56,26 +54,26 @@ func TestOverlappingChainsMustShareTheirIngress(t *testing.T) {
 		{"by source alone", chain("a", "", "2001:db8:8::/64", "r1"), chain("b", "2001:db8:1::/64", "", "r2"), "takes at r1"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			errs := checkOverlaps([]model.Chain{c.a, c.b})
+			err := CheckOverlap(c.b, c.a)
 			if c.want == "" {
-				if len(errs) > 0 {
-					t.Fatalf("got %v, want no error", errs)
+				if err != nil {
+					t.Fatalf("got %v, want no error", err)
 				}
 				return
 			}
-			if len(errs) != 1 || !strings.Contains(errs[0].Error(), c.want) {
-				t.Fatalf("got %v, want one error with %q", errs, c.want)
+			if err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Fatalf("got %v, want an error with %q", err, c.want)
 			}
 		})
 	}
 }
 
 func TestTheTwoDirectionsOfAChainMayOverlap(t *testing.T) {
-	c := model.Chain{Name: "web", Ingress: []string{"r1"}, Functions: []string{"fw"}, Egress: "r6", Both: true,
-		Match: model.Match{Destination: netip.MustParsePrefix("2001:db8:1::/64")}}
+	c := Chain{Name: "web", Ingress: []string{"r1"}, Functions: []string{"fw"}, Egress: "r6", Both: true,
+		Match: Match{Destination: netip.MustParsePrefix("2001:db8:1::/64")}}
 	d := c
 	d.Name, d.Match.Destination = "ssh", netip.MustParsePrefix("2001:db8:2::/64")
-	if errs := checkOverlaps([]model.Chain{c, d}); len(errs) > 0 {
-		t.Fatal(errs)
+	if err := CheckOverlap(d, c); err != nil {
+		t.Fatal(err)
 	}
 }

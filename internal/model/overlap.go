@@ -1,35 +1,28 @@
-package plan
+package model
 
 import (
 	"fmt"
 	"slices"
-
-	"github.com/waystamp/waystamp/internal/model"
 )
 
-// checkOverlaps refuses chains whose matches overlap such that an honest packet
+// CheckOverlap refuses two chains whose matches overlap such that an honest packet
 // would be refused: it enters at a headend that knows only the less specific
 // chain, takes that, and the egress wants the proof of the more specific one.
 // Chains are compared in the same direction: in opposite ones a packet would
-// have to come from both sides at once.
-func checkOverlaps(chains []model.Chain) []error {
-	var errs []error
-	for i, a := range chains {
-		for _, b := range chains[:i] {
-			for _, dir := range []model.Direction{model.Forward, model.Reverse} {
-				if !slices.Contains(a.Directions(), dir) || !slices.Contains(b.Directions(), dir) {
-					continue
-				}
-				if err := checkOverlap(a.Directed(dir), b.Directed(dir), dir); err != nil {
-					errs = append(errs, err)
-				}
-			}
+// have to come from both sides at once. The error says what is wrong with a.
+func CheckOverlap(a, b Chain) error {
+	for _, dir := range []Direction{Forward, Reverse} {
+		if !slices.Contains(a.Directions(), dir) || !slices.Contains(b.Directions(), dir) {
+			continue
+		}
+		if err := checkOverlap(a.Directed(dir), b.Directed(dir), dir); err != nil {
+			return err
 		}
 	}
-	return errs
+	return nil
 }
 
-func checkOverlap(a, b model.Chain, dir model.Direction) error {
+func checkOverlap(a, b Chain, dir Direction) error {
 	if !a.Match.Overlaps(b.Match) {
 		return nil
 	}
@@ -61,7 +54,7 @@ func checkOverlap(a, b model.Chain, dir model.Direction) error {
 
 // before says whether a packet that both match is a's: ordered rules come first,
 // by priority, then the longer prefixes.
-func before(a, b model.Match) bool {
+func before(a, b Match) bool {
 	if a.Ordered() && b.Ordered() {
 		return a.Priority < b.Priority
 	}
@@ -69,6 +62,6 @@ func before(a, b model.Match) bool {
 }
 
 // specific orders matches as classification does: by destination, then source.
-func specific(m model.Match) int {
+func specific(m Match) int {
 	return 256*max(0, m.Destination.Bits()) + max(0, m.Source.Bits())
 }
