@@ -87,8 +87,14 @@ func newPrefixSearch(t testing.TB, lines uint32) *prefixSearch {
 	program := func(main asm.Instructions) *ebpf.ProgramSpec {
 		return &ebpf.ProgramSpec{Type: ebpf.SchedCLS, License: "Dual BSD/GPL", Instructions: append(main, search...)}
 	}
+	used := map[string]*ebpf.MapSpec{}
+	for _, in := range search {
+		if m := spec.Maps[in.Reference()]; m != nil {
+			used[in.Reference()] = m
+		}
+	}
 	coll, err := ebpf.NewCollection(&ebpf.CollectionSpec{
-		Maps:     map[string]*ebpf.MapSpec{string(tableMatch): match},
+		Maps:     used,
 		Programs: map[string]*ebpf.ProgramSpec{"search": program(main), "often": program(often)},
 	})
 	if err != nil {
