@@ -3,11 +3,14 @@ package dataplane
 import (
 	"crypto/rand"
 	"errors"
+	"flag"
 	"fmt"
 	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -22,8 +25,26 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, "remove what killed tests have left:", err)
 		os.Exit(1)
 	}
+	if err := setFlags(); err != nil {
+		fmt.Fprintln(os.Stderr, "set flags of tests:", err)
+		os.Exit(1)
+	}
 	readObjectsOnce()
 	os.Exit(m.Run())
+}
+
+// setFlags: of what rapid finds the seed and the packet say all, and its files
+// would be large. More tests than CPUs are at work at a time, since they wait a
+// good part of it for the kernel to wait for programs.
+func setFlags() error {
+	flag.Parse()
+	asked := false
+	flag.Visit(func(f *flag.Flag) { asked = asked || f.Name == "test.parallel" })
+	err := flag.Set("rapid.nofailfile", "true")
+	if !asked {
+		err = errors.Join(err, flag.Set("test.parallel", strconv.Itoa(2*runtime.GOMAXPROCS(0))))
+	}
+	return err
 }
 
 // readObjectsOnce spares the tests to read and parse the same objects hundreds of

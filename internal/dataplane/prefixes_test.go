@@ -330,6 +330,7 @@ func TestTableOfAllPrefixesThatANodeHolds(t *testing.T) {
 
 // What both the rules before and those after say, is said at every moment between.
 func TestPrefixesChangeAtOnce(t *testing.T) {
+	t.Parallel()
 	s := newPrefixSearch(t, 1<<10)
 	path := func(target uint32) match { return match{Target: target, Action: uint8(abi.MatchActionPath)} }
 	class := func(n uint32) match { return match{Target: n, Action: uint8(abi.MatchActionSource)} }

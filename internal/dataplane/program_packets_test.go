@@ -71,6 +71,7 @@ func (s *scapyRigs) at(t *testing.T, p packets.Packet) *rig {
 // Every packet that Scapy made, through the programs that ship: they must agree
 // with the oracle, and with what the packet's file says.
 func TestProgramsDoWithScapysPacketsWhatTheyMust(t *testing.T) {
+	t.Parallel()
 	for name, old := range map[string]bool{"this kernel": false, "as on Linux 6.1": true} {
 		t.Run(name, func(t *testing.T) { allOfScapysPackets(t, newScapyRigs(t, old)) })
 	}

@@ -44,6 +44,7 @@ func advertisement(t *testing.T, of netip.Addr, at [6]byte) []byte {
 // A function in the node's own kernel gets no packet that the kernel would take for
 // one of the link that it came by.
 func TestNeighbourDiscoveryReachesNoLocalFunction(t *testing.T) {
+	t.Parallel()
 	w := newWire(t, nil)
 	neighbours := func() (found []string) {
 		w.must(w.do(func() error {
@@ -87,6 +88,7 @@ func TestNeighbourDiscoveryReachesNoLocalFunction(t *testing.T) {
 // A super-packet that a local function has let go gets its outer header where it
 // leaves. If it is too long then, there is no kernel behind us to say so.
 func TestSuperPacketOfALocalFunctionDoesNotLeaveTooLong(t *testing.T) {
+	t.Parallel()
 	w := newWire(t, func(n *plan.Node) {
 		h := headendOf(1, 0, model.SchemeKeyed, model.Match{Destination: prefix("2001:db8:1::/48")}, 1)
 		h.Segments = []netip.Addr{ownSID(2), otherSID(9)}

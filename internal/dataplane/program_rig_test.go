@@ -348,9 +348,8 @@ func (r *rig) newMemory(w wanted) (err error) {
 			return err
 		}
 	}
-	r.mem.windows.clear(0, r.mem.windows.end())
-	r.mem.numbers.clear(0, r.mem.numbers.end())
-	r.mem.placed = placed{map[windowKey]windowSlot{}, map[counterKey]uint32{}}
+	// What no window and no slot is in was never written to.
+	r.mem.free(slices.Collect(maps.Keys(r.mem.placed.windows)), slices.Collect(maps.Keys(r.mem.placed.numbers)))
 	r.windows, r.seen = map[counterKey]windowSlot{}, map[counterKey][]oracle.Train{}
 	if err := r.d.prepareMemory(r.g, r.mem, w); err != nil {
 		return err

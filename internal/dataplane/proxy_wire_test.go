@@ -206,6 +206,7 @@ func forwarded(inner []byte) []byte {
 }
 
 func TestFunctionInANamespaceIsPassed(t *testing.T) {
+	t.Parallel()
 	for _, recognise := range []model.Recognise{model.RecogniseContent, model.RecogniseMetadata} {
 		t.Run(recognise.String(), func(t *testing.T) {
 			w := newWire(t, func(n *plan.Node) { n.Proxies[0].Recognise = recognise })
@@ -232,6 +233,7 @@ func TestFunctionInANamespaceIsPassed(t *testing.T) {
 }
 
 func TestFunctionInTheNodesOwnKernelIsPassed(t *testing.T) {
+	t.Parallel()
 	w := newWire(t, func(n *plan.Node) {
 		e := egressOf(9, 0, model.SchemeKeyed, model.Match{Destination: prefix("2001:db8:1::/48")}, ownSID(5), 2)
 		e.OnViolation = model.OnViolationReport
@@ -273,6 +275,7 @@ func TestFunctionInTheNodesOwnKernelIsPassed(t *testing.T) {
 // The second segment is the node's own kernel; the first function's packets go
 // there over the cutter, and back.
 func TestTwoFunctionsOfANodeFollowOneAnother(t *testing.T) {
+	t.Parallel()
 	for _, order := range [][2]int{{1, 2}, {2, 1}} {
 		w := newWire(t, nil)
 		plain := outerOf(1, order[0], model.SchemeKeyed, 5, udp(1))
@@ -299,6 +302,7 @@ func TestTwoFunctionsOfANodeFollowOneAnother(t *testing.T) {
 // A super-packet is encapsulated whole, cut before the strip, and each of its
 // frames comes back with a header of its own.
 func TestSuperPacketIsCutSoThatEachFrameHasItsHeader(t *testing.T) {
+	t.Parallel()
 	w := newWire(t, func(n *plan.Node) {
 		for i := range n.Endpoints {
 			n.Endpoints[i].Sources = []netip.Addr{testSources[0], n.Address}
@@ -328,6 +332,7 @@ func TestSuperPacketIsCutSoThatEachFrameHasItsHeader(t *testing.T) {
 // the fingerprints that they will have. The kernel is asked how it cuts: drawn
 // super-packets, each frame of which must come back with a header.
 func TestFramesThatTheDeviceCutsGetTheirHeaders(t *testing.T) {
+	t.Parallel()
 	w := newCuttingWire(t, true)
 	const supers = 120
 	seed := uint64(time.Now().UnixNano())
@@ -370,6 +375,7 @@ func TestFramesThatTheDeviceCutsGetTheirHeaders(t *testing.T) {
 // Of a datagram that may be fragmented the identification counts, and how it
 // grows is not known: these go through the cutter. So does what is not TCP.
 func TestSuperPacketsOfUnknownCutGoThroughTheCutter(t *testing.T) {
+	t.Parallel()
 	w := newCuttingWire(t, true)
 	s := superOf(true, 0, 0, 0x10, 1, 1000, make([]byte, 2500))
 	s.frame[14+6] = 0 // may be fragmented
@@ -389,6 +395,7 @@ func TestSuperPacketsOfUnknownCutGoThroughTheCutter(t *testing.T) {
 // The device has become one that leaves super-packets whole, and nobody has told
 // yet: what the function sends back whole is cut then, and each frame is known.
 func TestSuperPacketThatNobodyCutIsCutOnItsWayBack(t *testing.T) {
+	t.Parallel()
 	w := newCuttingWire(t, false)
 	s := superOf(false, 0, 12, 0x18, 1, 1000, make([]byte, 2500))
 	w.sendSuper("out", s.frame, s.at, s.size)
@@ -530,6 +537,7 @@ func drawSuper(r *rand.Rand) superPacket {
 }
 
 func TestTruncatedPacketOfAFunctionIsRefused(t *testing.T) {
+	t.Parallel()
 	w := newWire(t, nil)
 	l, err := w.net.Link("from")
 	w.must(err)
@@ -555,6 +563,7 @@ func sendUDP(from, to string) error {
 // On devices with native XDP, TC sees only the packets that XDP needs it for: the
 // first ones, whose ways TC finds.
 func TestFunctionBehindDevicesWithXDPIsPassedByXDP(t *testing.T) {
+	t.Parallel()
 	w := newWire(t, nil)
 	// A veth that says it is hardware gets XDP; its peer must take redirects.
 	devices := w.cfg.Devices

@@ -124,7 +124,6 @@ func (r *replayRig) offer(f frame, xdp bool) (reason string, err error) {
 // all that was ever accepted says: reordered, doubled, cut, merged, or from
 // before and after a jump.
 func TestWindowIsThePlainSet(t *testing.T) {
-	keepNoFailFiles(t)
 	r := newReplayRig(t, model.SchemeKeyed, replayWindow)
 	accepted := map[string]int{}
 	rapid.Check(t, func(t *rapid.T) {
@@ -178,6 +177,7 @@ func TestWindowIsThePlainSet(t *testing.T) {
 
 // Late by W - 4 is not too late, whatever the number; by W it is.
 func TestPacketMayBeLateByAllButFour(t *testing.T) {
+	t.Parallel()
 	for _, scheme := range []model.Scheme{model.SchemeKeyed, model.SchemeOPoT, model.SchemePoT} {
 		for _, w := range []uint64{64, 1024} {
 			r := newReplayRig(t, scheme, int(w))

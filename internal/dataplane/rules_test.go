@@ -109,6 +109,7 @@ func TestRulesWithPorts(t *testing.T) {
 // say what a search through the rules as they are written does, at each of the
 // places where they are asked.
 func TestRulesAreWhatASearchThroughThemFinds(t *testing.T) {
+	t.Parallel()
 	headend, egress := newScapyRig(t, "r1"), newScapyRig(t, "r6")
 	r1, r6 := headend.node.Node, egress.node.Node
 	start, end := *startOf(&r1, "direct"), r6.Egresses[slices.IndexFunc(r6.Egresses, func(e plan.Egress) bool { return e.Chain == "direct" })]

@@ -35,7 +35,6 @@ func TestModelAgreesOnSlabs(t *testing.T) {
 // one: what is in the slabs alone says where the others are, none loses a word to
 // another, and what is free is zero.
 func TestWindowsInSlabsAreFoundAgain(t *testing.T) {
-	keepNoFailFiles(t)
 	in := &slabs{slabKind: windowSlabs()}
 	t.Cleanup(func() { in.close() })
 	if err := in.grow(3*in.words, Config{}.step); err != nil {
