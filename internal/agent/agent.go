@@ -401,7 +401,7 @@ func (a *agent) saveWindows() {
 	if start.Before(a.saveAfter) {
 		return
 	}
-	err := a.dp.SaveWindows()
+	err := a.dp.SaveNews()
 	if err != nil {
 		err = fmt.Errorf("the replay windows could not be saved: %w", err)
 	}

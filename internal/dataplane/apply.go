@@ -37,6 +37,7 @@ func (d *Dataplane) applyLocked(n plan.Node, t topology) error {
 		return err
 	}
 	notSaved := d.saveWindowsLocked()
+	d.saved = nil
 	d.made = made{}
 	var problems []error
 	if d.gen != nil && d.gen.identity == identityOf(cfg) && l.buckets <= d.gen.limits.buckets {
@@ -311,6 +312,9 @@ func (d *Dataplane) settle(g *generation, bs []binding, w wanted, u undo) (probl
 	}
 	try(d.removeOthers(g))
 	try(d.tidy(g, w, safe))
+	if safe {
+		d.saved = newSaved(w.hops)
+	}
 	d.counting = w.numbers
 	return problems
 }

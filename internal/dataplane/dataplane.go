@@ -151,6 +151,7 @@ type Dataplane struct {
 	made     made                  // by the change that is under way
 	counting map[uint32]counterKey // the numbers of the plan in force, by slot
 	paces    map[counterKey]pace
+	saved    *saved // nil: other programs than the generation's may be at work
 }
 
 // Open takes hold of an instance: what is pinned of it, if anything. It changes

@@ -869,6 +869,9 @@ func (r *rig) check(f frame, labels *oracle.Labels, each bool) (s seen, err erro
 	if f.truncated() {
 		return s, r.checkTruncated(f)
 	}
+	if err := r.checkSpending(want.Spent, wantMoved); err != nil {
+		return s, err
+	}
 	if s.tc, err = r.runTC(f); err != nil {
 		return s, err
 	}
@@ -913,6 +916,25 @@ func (r *rig) check(f frame, labels *oracle.Labels, each bool) (s seen, err erro
 	}
 	s.moved = wantMoved
 	return s, nil
+}
+
+// checkSpending: what spends a number is counted for its path, or as one of the refusals
+// that are read for it. An agent goes by that.
+func (r *rig) checkSpending(spent *oracle.Spent, m moved) error {
+	if spent == nil {
+		return nil
+	}
+	for _, i := range newSaved(r.have.hops).egresses[counterKey{be32(spent.Path), spent.Epoch}] {
+		if m.stats[i].Packets > 0 {
+			return nil
+		}
+	}
+	for _, reason := range spentRefusals {
+		if slices.Contains(m.dropped, reasonName(reason)) {
+			return nil
+		}
+	}
+	return fmt.Errorf("a number of path %#x is spent, yet what is counted is %+v: an agent would not save it", spent.Path, m)
 }
 
 // describe tells of what frame an error is; nil: of none.

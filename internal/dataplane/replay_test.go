@@ -393,12 +393,18 @@ func TestProgramRefusesWhatWasSeenBeforeItsWindowBegan(t *testing.T) {
 // why it was refused.
 func (b *bed) offer(d *Dataplane, n plan.Node, counter uint64) string {
 	b.Helper()
+	return b.offerTo(d, n, counter, addr("2001:db8:2::2"))
+}
+
+// offerTo is the same for another inner destination.
+func (b *bed) offerTo(d *Dataplane, n plan.Node, counter uint64, to netip.Addr) string {
+	b.Helper()
 	e := n.Egresses[0]
 	shares := make([]pot.Share, len(e.Verifier.Keys))
 	for i, k := range e.Verifier.Keys {
 		shares[i] = pot.Share{Position: uint8(i), Key: k}
 	}
-	r := &replayRig{rig: &rig{T: b.T}, path: e.PathID, shares: append(shares, pot.Share{}), segments: e.Segments, from: addr("fd00::1"), to: addr("2001:db8:2::2")}
+	r := &replayRig{rig: &rig{T: b.T}, path: e.PathID, shares: append(shares, pot.Share{}), segments: e.Segments, from: addr("fd00::1"), to: to}
 	f := r.frame(numberOf(0, 1, counter))
 	clear(f.b[:6]) // the address of the loopback device, which a test run comes by
 	count := func() map[abi.Reason]uint64 {
@@ -532,6 +538,94 @@ func TestWindowBeginsAfterARebootWhereItWasSaved(t *testing.T) {
 	if got := b.offer(d, n, 901); !accepted(got) {
 		t.Errorf("number 901 after a reboot: %s", got)
 	}
+}
+
+// What is saved each second is what has changed: nothing else is read. Nor is
+// anything left out.
+func TestOnlyNewsAreSaved(t *testing.T) {
+	b := newBed(t)
+	n := bedNode()
+	d := b.open()
+	b.must(b.apply(d, n))
+	e := n.Egresses[0]
+	key := func() windowKey {
+		have, err := d.gen.read()
+		b.must(err)
+		for _, v := range have.egresses {
+			if v.Of == (egressKey{Path: be32(e.Path), Epoch: e.Epoch}) {
+				return windowKey{counterKey{be32(e.Path), e.Epoch}, v.secrets()}
+			}
+		}
+		t.Fatal("there is no such egress")
+		return windowKey{}
+	}()
+	saves := func(when string, want uint64) {
+		t.Helper()
+		b.must(d.SaveNews())
+		record, err := openRecall(b.cfg.StateDir).read()
+		b.must(err)
+		var got uint64
+		if r := record[key]; len(r.Newest) > 0 {
+			got = r.Newest[0]
+		}
+		if got != want {
+			t.Errorf("%s: the record says %d, want %d", when, got, want)
+		}
+	}
+	take := func(counter uint64) {
+		t.Helper()
+		if got := b.offer(d, n, counter); !accepted(got) {
+			t.Fatalf("number %d: %s", counter, got)
+		}
+	}
+	// poke writes as no program does: nothing is counted. It makes the number the
+	// newest.
+	poke := func(counter uint64) {
+		mem, err := d.memory()
+		b.must(err)
+		defer mem.close()
+		w := mem.placed.windows[key]
+		words := begin([]uint64{counter}, w.size)
+		for i, v := range words {
+			mem.windows.word(w.at + i).Store(v)
+		}
+	}
+	saves("before the first packet", 0)
+	take(5)
+	saves("after a packet", 5)
+	poke(7)
+	saves("where nothing is counted", 5)
+	take(9)
+	saves("after another packet", 9)
+
+	// Its number is spent, and it is not counted for the path.
+	if got := b.offerTo(d, n, 20, addr("2001:db8:77::1")); got != "wrong-chain" {
+		t.Fatalf("a packet of another chain: %s", got)
+	}
+	saves("after a packet that was refused behind the window", 20)
+
+	b.must(os.Remove(openRecall(b.cfg.StateDir).path))
+	saves("after somebody has removed the record", 20)
+	poke(40)
+	for range rereadTurns {
+		b.must(d.SaveNews())
+	}
+	saves("after each window has been read again", 40)
+
+	// Another process begins anew.
+	b.must(d.Close())
+	d = b.open()
+	poke(50)
+	saves("without a plan", 50)
+	b.must(b.apply(d, n))
+	poke(60)
+	saves("at first", 60)
+	poke(70)
+	saves("and then", 60)
+	b.must(b.do(d.Reconcile))
+	saves("after a reconciliation", 70)
+	take(81)
+	saves("in the end", 81)
 }
 
 // A chain that was taken out of the file and put back has its path and epoch

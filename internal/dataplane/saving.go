@@ -1,0 +1,194 @@
+package dataplane
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"time"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/waystamp/waystamp/internal/abi"
+)
+
+// What an agent saves each second costs what has changed since: a program that has
+// spent a number counts the packet right after, for its path or as one of a few
+// refusals. So a window whose path has counted nothing holds what it held.
+
+// spentRefusals are the reasons for which a packet is refused behind the window. The
+// tests hold the list against what all their packets do.
+var spentRefusals = []abi.Reason{
+	abi.ReasonInnerProtocol, abi.ReasonInnerTruncated, abi.ReasonInnerVersion, abi.ReasonWrongChain, abi.ReasonEcn,
+	abi.ReasonPrefixesMissingBug, abi.ReasonStripFailed, abi.ReasonBoundsBug,
+}
+
+// rereadTurns is how many savings it takes until each window has been read again,
+// whether it has changed or not.
+const rereadTurns = 64
+
+// saved is what the windows held when they were last read.
+type saved struct {
+	egresses map[counterKey][]uint32 // their entries of ws_stats
+	began    bool                    // what is below is there
+	packets  []uint64                // by entry of ws_stats, before the windows were read
+	refused  uint64                  // for one of spentRefusals, too
+	newest   map[windowKey]savedWindow
+	turn     int
+	record   fileID // as it was left; all of newest is in it
+}
+
+type savedWindow struct {
+	windowSlot
+	newest []uint64 // by lane
+}
+
+// fileID tells a file from one that was put in its place.
+type fileID struct {
+	info os.FileInfo
+	size int64
+	time time.Time
+}
+
+func idOf(path string) fileID {
+	info, err := os.Stat(path)
+	if err != nil {
+		return fileID{}
+	}
+	return fileID{info, info.Size(), info.ModTime()}
+}
+
+func (f fileID) equal(g fileID) bool {
+	return f.info != nil && g.info != nil && os.SameFile(f.info, g.info) && f.size == g.size && f.time.Equal(g.time)
+}
+
+func newSaved(hops map[hopKey]hop) *saved {
+	s := &saved{egresses: map[counterKey][]uint32{}}
+	for k, h := range hops {
+		if h.Behaviour == uint8(abi.BehaviourEndDT46) {
+			key := counterKey{k.Path, k.Epoch}
+			s.egresses[key] = append(s.egresses[key], h.Stats)
+		}
+	}
+	return s
+}
+
+// SaveNews is SaveWindows, but that windows are not read which cannot have changed
+// since the last time. It is to be called each second or so.
+func (d *Dataplane) SaveNews() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.saved == nil || d.gen == nil || d.cfg.StateDir == "" || len(oldPins(d.dir)) > 0 {
+		return d.saveWindowsLocked()
+	}
+	err := d.saveNews(d.saved)
+	if err != nil {
+		d.saved.began = false
+	}
+	return err
+}
+
+func (d *Dataplane) saveNews(s *saved) (err error) {
+	if !s.began { // programs of the generation before count elsewhere
+		if err := waitForPrograms(); err != nil {
+			return err
+		}
+		s.newest = map[windowKey]savedWindow{}
+	}
+	// Before the windows: what is counted later is looked at the next time.
+	packets, refused, err := d.gen.readSpent(d.cpus)
+	if err != nil {
+		return err
+	}
+	in, err := openSlabs(windowSlabs(), d.dir)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, in.close()) }()
+	windows, err := in.readWindows()
+	if err != nil {
+		return err
+	}
+	all := !s.began || refused != s.refused || len(packets) != len(s.packets)
+	now := map[windowKey]savedWindow{}
+	changed := false
+	for _, w := range slices.SortedFunc(maps.Values(windows), func(a, b windowSlot) int { return cmp.Compare(a.at, b.at) }) {
+		s.turn++
+		was, there := s.newest[w.key]
+		if there && !all && was.windowSlot == w && s.turn%rereadTurns != 0 && s.isQuiet(w.key.counterKey, packets) {
+			now[w.key] = was
+			continue
+		}
+		x := savedWindow{windowSlot: w}
+		if !w.closed {
+			x.newest = newest(in.wordsOf(w), w.size)
+		}
+		changed = changed || !there || !slices.Equal(was.newest, x.newest)
+		now[w.key] = x
+	}
+	// All of them shall be read again in so many turns, and not the same ones.
+	s.turn -= len(windows) - 1
+	changed = changed || len(now) != len(s.newest)
+	record := openRecall(d.cfg.StateDir)
+	if changed || !s.record.equal(idOf(record.path)) {
+		seen := map[windowKey][]uint64{}
+		for k, w := range now {
+			if len(w.newest) > 0 && slices.Max(w.newest) > 0 {
+				seen[k] = w.newest
+			}
+		}
+		if len(seen) > 0 {
+			if err := record.update(seen); err != nil {
+				return err
+			}
+		}
+		s.record = idOf(record.path)
+	}
+	s.began, s.packets, s.refused, s.newest = true, packets, refused, now
+	return nil
+}
+
+// isQuiet: has an egress counted nothing since?
+func (s *saved) isQuiet(k counterKey, packets []uint64) bool {
+	entries, ok := s.egresses[k]
+	for _, i := range entries {
+		if int(i) >= len(packets) || packets[i] != s.packets[i] {
+			return false
+		}
+	}
+	return ok
+}
+
+// readSpent reads the packets that each entry of ws_stats has counted, and all those
+// of spentRefusals.
+func (g *generation) readSpent(cpus int) (packets []uint64, refused uint64, err error) {
+	m := g.maps[tableStats]
+	n := int(m.MaxEntries())
+	keys, values := make([]uint32, n), make([]stats, n*cpus)
+	var at ebpf.MapBatchCursor
+	got, err := m.BatchLookup(&at, keys, values, nil)
+	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return nil, 0, fmt.Errorf("read map %s: %w", tableStats, err)
+	}
+	if got != n {
+		return nil, 0, fmt.Errorf("read map %s: %d of %d entries", tableStats, got, n)
+	}
+	packets = make([]uint64, n)
+	for i, key := range keys {
+		for _, s := range values[i*cpus : (i+1)*cpus] {
+			packets[key] += s.Packets
+		}
+	}
+	for _, r := range spentRefusals {
+		var each []refusal
+		if err := g.maps[tableRefusals].Lookup(uint32(r), &each); err != nil {
+			return nil, 0, fmt.Errorf("read map %s: %w", tableRefusals, err)
+		}
+		for _, c := range each {
+			refused += c.Dropped
+		}
+	}
+	return packets, refused, nil
+}
