@@ -124,8 +124,11 @@ type agent struct {
 	seen  string // digest of the plan file as last read; "": it cannot be read
 	again []byte // plan that the machine was not ready for
 
-	saveAfter  time.Time // replay windows are not saved before
-	renewAfter time.Time // nor packet numbers renewed
+	saveAfter   time.Time // replay windows are not saved before
+	renewAfter  time.Time // nor packet numbers renewed
+	retryAfter  time.Time // nor is a plan tried again
+	repairAfter time.Time // nor what others have changed repaired
+	unseen      bool      // devices have changed meanwhile
 }
 
 // Run makes the plan file true, and follows its changes until ctx ends. It then
@@ -350,8 +353,7 @@ func (a *agent) serve(ctx context.Context, l *listener, changes *planWatch) erro
 			case <-plans:
 				a.followPlan()
 			case <-links:
-				a.retry()
-				a.reconcile()
+				a.lookAgain()
 			case <-settings:
 				a.lookAtForwarding()
 			case <-losses.C:
@@ -363,6 +365,9 @@ func (a *agent) serve(ctx context.Context, l *listener, changes *planWatch) erro
 				}
 				a.saveWindows()
 				a.renewNumbers()
+				if a.unseen {
+					a.lookAgain()
+				}
 			case <-tick.C:
 				// Also finds what inotify does not tell, such as the target of a
 				// symbolic link.
@@ -427,18 +432,20 @@ func (a *agent) renewNumbers() {
 	a.renewAfter = time.Now().Add(saveShare * time.Since(start))
 }
 
-// fail logs an error and shows it until a reconciliation succeeds.
+// fail shows an error until a reconciliation succeeds, and logs it once.
 func (a *agent) fail(what string, err error) {
-	a.status.failed(fmt.Errorf("%s: %w", what, err))
-	a.cfg.Log.Error(what, "err", err)
+	if a.status.failed(fmt.Errorf("%s: %w", what, err)) {
+		a.cfg.Log.Error(what, "err", err)
+	}
 }
 
-// refuse logs what is wrong with a new plan, and shows it until there is a plan
-// that can be put in force.
-func (a *agent) refuse(err error) {
+// refuse logs what is wrong with a new plan, and shows it until there is a plan that
+// can be put in force. anew: else it is logged only if it is not known.
+func (a *agent) refuse(err error, anew bool) {
 	const what = "the new plan is refused and the one before stays in force"
-	a.status.refused(fmt.Errorf("%s: %w", what, err))
-	a.cfg.Log.Error(what, "err", err)
+	if a.status.refused(fmt.Errorf("%s: %w", what, err)) || anew {
+		a.cfg.Log.Error(what, "err", err)
+	}
 }
 
 // readPlan reads the plan file and checks whose plan it is.
@@ -468,32 +475,51 @@ func (a *agent) followPlan() {
 	if err != nil {
 		if a.seen != "" {
 			a.seen = ""
-			a.refuse(&PlanError{a.cfg.PlanFile, err})
+			a.refuse(&PlanError{a.cfg.PlanFile, err}, true)
 		}
 		return
 	}
 	if digest(b) != a.seen {
 		a.again = nil
-		a.try(b)
+		a.try(b, true)
 	}
 }
+
+// lookAgain does what has become possible or necessary since devices have changed. To
+// try in vain changes them, too (cutters come and go, filters are put and taken off):
+// without a pause behind what failed the agent would do nothing else.
+func (a *agent) lookAgain() {
+	now := time.Now()
+	retry, repair := !now.Before(a.retryAfter), !now.Before(a.repairAfter)
+	a.unseen = !retry || !repair
+	if retry {
+		a.retry()
+	}
+	if repair {
+		a.reconcile()
+	}
+}
+
+// failurePause is how long what has failed is not tried again because of devices.
+const failurePause = time.Second
 
 // retry tries a plan again that the machine was not ready for.
 func (a *agent) retry() {
 	if a.again != nil {
-		a.try(a.again)
+		a.try(a.again, false)
 	}
 }
 
-func (a *agent) try(b []byte) {
+func (a *agent) try(b []byte, anew bool) {
 	n, err := a.decode(b)
 	if err != nil {
-		a.refuse(err)
+		a.refuse(err, anew)
 		return
 	}
 	if err := a.apply(n); err != nil {
 		a.again = b
-		a.refuse(&PlanError{a.cfg.PlanFile, err})
+		a.retryAfter = time.Now().Add(failurePause)
+		a.refuse(&PlanError{a.cfg.PlanFile, err}, anew)
 		return
 	}
 	a.again = nil
@@ -509,6 +535,7 @@ func (a *agent) reconcile() {
 	err := a.inNamespace(a.dp.Reconcile)
 	degraded, inForce := errors.AsType[*dataplane.DegradedError](err)
 	if err != nil && !inForce {
+		a.repairAfter = time.Now().Add(failurePause)
 		a.fail("the data path could not be reconciled", err)
 		return
 	}

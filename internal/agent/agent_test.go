@@ -558,6 +558,17 @@ func (l *logWatch) has(part string) bool {
 	return slices.ContainsFunc(l.lines, func(s string) bool { return strings.Contains(s, part) })
 }
 
+func (l *logWatch) count(part string) (n int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, s := range l.lines {
+		if strings.Contains(s, part) {
+			n++
+		}
+	}
+	return n
+}
+
 // wait returns when a line with part in it has come.
 func (l *logWatch) wait(part string) {
 	l.t.Helper()

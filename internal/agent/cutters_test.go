@@ -146,3 +146,38 @@ func TestCuttersComeAndGoWithFunctions(t *testing.T) {
 		t.Error("cutters are still there after detaching")
 	}
 }
+
+// To try a plan in vain makes cutters and removes them, which is a change of links
+// again: the agent must not live on that. The devices that it makes are counted by
+// the kernel's numbers.
+func TestPlanThatCannotBeYetIsTriedWithPauses(t *testing.T) {
+	b := newBed(t)
+	b.must(b.net.AddVeth(host.Veth{Name: "in", PeerName: "in-peer"}))
+	b.write(functionPlan(t, false))
+	b.start()
+	b.write(functionPlan(t, true))
+	b.log.wait("the new plan is refused")
+
+	index := func() int {
+		b.must(b.net.AddVeth(host.Veth{Name: "probe", PeerName: "probe-peer"}))
+		l, err := b.net.Link("probe")
+		b.must(err)
+		b.must(b.net.DeleteLink("probe"))
+		return l.Index
+	}
+	const changes = 80
+	first, start := index(), time.Now()
+	last := first
+	for range changes {
+		last = index()
+	}
+	elapsed := time.Since(start)
+	if made := last - first - 2*changes; made > 4*(2+int(elapsed/failurePause)) {
+		t.Errorf("%d devices of cutters in %v, four for each time that the plan was tried", made, elapsed)
+	}
+	if n := b.log.count("the new plan is refused"); n != 1 {
+		t.Errorf("the same refusal was logged %d times", n)
+	}
+	b.must(b.net.AddVeth(host.Veth{Name: "fw", PeerName: "fw-peer"}))
+	b.log.wait("the new plan is in force")
+}

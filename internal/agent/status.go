@@ -58,27 +58,22 @@ func (b *statusBoard) applied(n plan.Node, digest string) {
 	b.loc = n.Locator
 }
 
-// refused notes why a new plan is not in force.
-func (b *statusBoard) refused(err error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.plan = err
-}
+// refused notes why a new plan is not in force, and tells whether that is news.
+func (b *statusBoard) refused(err error) (news bool) { return b.note(&b.plan, err) }
 
-// failed notes what went wrong with the plan in force; nil: all is well.
-func (b *statusBoard) failed(err error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.working = err
-}
+// failed notes what went wrong with the plan in force, nil for that all is well,
+// and tells whether that is news.
+func (b *statusBoard) failed(err error) (news bool) { return b.note(&b.working, err) }
 
 // saved notes why the replay windows could not be saved, nil for that they were,
 // and tells whether that is news.
-func (b *statusBoard) saved(err error) (news bool) {
+func (b *statusBoard) saved(err error) (news bool) { return b.note(&b.saving, err) }
+
+func (b *statusBoard) note(at *error, err error) (news bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	before := b.saving
-	b.saving = err
+	before := *at
+	*at = err
 	if err == nil || before == nil {
 		return err != before
 	}
