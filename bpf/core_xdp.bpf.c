@@ -26,7 +26,6 @@ static __always_inline bool endpoint_parse_xdp(ctx_t *ctx, struct endpoint *ep)
 		return false;
 	ep->ip6 = cursor_take(&c, struct ip6_hdr);
 	if (!ep->ip6 || !ip6_is_ip6(ep->ip6) || !in_locator(ep->ip6->dst[0]) ||
-	    ip6_is_unsteered(ep->ip6->src) ||
 	    ep->ip6->nexthdr != NEXTHDR_ROUTING)
 		return false;
 	ep->len = xdp_packet_len(ctx, ep->ip6, ep->end);

@@ -122,12 +122,12 @@ static __always_inline int headend_xdp(ctx_t *ctx, struct cursor c,
 }
 
 /* The headend that takes the packet, in m->target; false: XDP finds none. */
-static __always_inline bool ruled_xdp(ctx_t *ctx, bool is_ip4,
-				      struct ws_match *m)
+static __always_inline bool ruled_xdp(ctx_t *ctx, const struct ws_node *node,
+				      bool is_ip4, struct ws_match *m)
 {
 	__u32 target = 0;
 
-	if (rules_are_there())
+	if (node->rules)
 		target = ws_rules_find(ctx, sizeof(struct eth_hdr),
 				       WS_RULE_STEER, is_ip4, 0);
 	if (target == MATCH_UNKNOWN)
@@ -161,7 +161,7 @@ static __always_inline int enter_xdp(ctx_t *ctx, struct cursor c, bool is_ip4)
 		return CTX_PASS;
 	a = inner_addrs(&in);
 	m = classify(&a);
-	if (m.local || !ruled_xdp(ctx, is_ip4, &m))
+	if (m.local || !ruled_xdp(ctx, node, is_ip4, &m))
 		return CTX_PASS;
 	return headend_xdp(ctx, c, &in, m.target, node);
 }

@@ -55,10 +55,10 @@ static __always_inline bool onward_find(struct cursor inner, __u32 len,
 					struct onward *on)
 {
 	const struct ip6_hdr *outer = (const void *)c->outer;
-	struct ws_hop_key k = c->hop;
+	struct whose w = whose(c->hop.sid, c->hop.path, c->hop.epoch);
 	__u32 unused;
 
-	on->hop = hop_find(&k, &unused);
+	on->hop = hop_find(&w, &unused);
 	if (!on->hop || in_locator(outer->dst[0]) ||
 	    !binding_find(inner, NEXTHDR_IPV6, &on->hop->share, on->hop->scheme,
 			  &on->binding))

@@ -75,8 +75,10 @@ static __always_inline bool endpoint_bind(struct endpoint *ep)
 }
 
 /* Why there is no entry. The slow way: such a packet is refused anyway. */
-static __always_inline enum ws_reason hop_missing(struct ws_hop_key k)
+static __always_inline enum ws_reason hop_missing(const struct whose *w)
 {
+	struct ws_hop_key k = whose_key(w);
+
 	k.epoch = 0;
 	/* Path 0 is no path: in ws_sids it stands for the SID. */
 	if (k.path && bpf_map_lookup_elem(&ws_sids, &k))
@@ -111,16 +113,12 @@ static __always_inline bool source_is_headend(const struct endpoint *ep)
  */
 static __always_inline enum ws_reason endpoint_find_hop(struct endpoint *ep)
 {
-	struct ws_hop_key k = {
-		.sid = ep->ip6->dst[0],
-		.path = ep->tlv->path,
-		.epoch = ep->tlv->epoch,
-	};
+	struct whose w = whose(ep->ip6->dst[0], ep->tlv->path, ep->tlv->epoch);
 
-	ep->sid = k.sid;
-	ep->hop = hop_find(&k, &ep->egress);
+	ep->sid = w.sid;
+	ep->hop = hop_find(&w, &ep->egress);
 	if (!ep->hop)
-		return hop_missing(k);
+		return hop_missing(&w);
 	if (ep->tlv->scheme != ep->hop->scheme)
 		return WS_REASON_SCHEME;
 	if (!source_is_headend(ep))
@@ -200,12 +198,9 @@ static __always_inline void end_stamp(const struct endpoint *ep)
 static __always_inline const struct ws_egress *
 egress_find(const struct endpoint *ep)
 {
-	struct ws_egress_key k = {
-		.path = ep->tlv->path,
-		.epoch = ep->tlv->epoch,
-	};
+	struct whose w = whose(ep->sid, ep->tlv->path, ep->tlv->epoch);
 
-	return egress_of(&k, ep->egress);
+	return egress_of(&w, ep->egress);
 }
 
 /* The verdict on the proof. The plan says whether it refuses. */

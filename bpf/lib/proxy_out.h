@@ -33,9 +33,9 @@ static __always_inline enum ws_reason restore(struct __sk_buff *skb,
 	__u64 outer_len = c->outer_len;
 	struct cursor inner;
 	__u64 binding = 0;
-	struct ws_hop_key k = c->hop;
+	struct whose w = whose(c->hop.sid, c->hop.path, c->hop.epoch);
 	__u32 unused;
-	const struct ws_hop *hop = hop_find(&k, &unused);
+	const struct ws_hop *hop = hop_find(&w, &unused);
 
 	if (!hop)
 		return WS_REASON_SHARE_GONE;

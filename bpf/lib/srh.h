@@ -61,6 +61,6 @@ static __always_inline enum ws_reason srh_check(struct cursor *c,
 static __always_inline bool tlv_at_once(const struct srh *srh, __u32 n,
 					const struct proof_tlv *tlv)
 {
-	return srh->hdrlen == 2 * n + 3 && tlv->type == WS_TLV_TYPE &&
-	       tlv->len == WS_TLV_LEN;
+	return srh->hdrlen == 2 * n + 3 &&
+	       *(const __u16 *)tlv == (WS_TLV_LEN << 8 | WS_TLV_TYPE);
 }
