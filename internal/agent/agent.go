@@ -201,7 +201,7 @@ func (a *agent) start(n plan.Node) error {
 	if err != nil {
 		return err
 	}
-	if err := a.dp.SetLocal(own); err != nil {
+	if err := a.inNamespace(func() error { return a.dp.SetLocal(own) }); err != nil {
 		return err
 	}
 	if err := a.apply(n); err != nil {
@@ -347,7 +347,7 @@ func (a *agent) serve(ctx context.Context, l *listener, changes *planWatch) erro
 			case <-ctx.Done():
 				return context.Cause(ctx)
 			case own := <-addresses:
-				if err := a.dp.SetLocal(own); err != nil {
+				if err := a.inNamespace(func() error { return a.dp.SetLocal(own) }); err != nil {
 					a.fail("own addresses could not be set", err)
 				}
 			case <-plans:

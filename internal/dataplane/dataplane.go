@@ -263,19 +263,24 @@ func (d *Dataplane) Reconcile() error {
 	if d.node == nil {
 		return errors.New("reconcile: no plan is in force")
 	}
-	n := *d.node
-	t, err := resolve(n, d.cfg.Devices)
-	if err != nil {
-		return err
-	}
-	if err := d.applyLocked(n, t); err != nil {
+	if err := d.reconcileLocked(); err != nil {
 		return err
 	}
 	return d.degraded()
 }
 
+func (d *Dataplane) reconcileLocked() error {
+	n := *d.node
+	t, err := resolve(n, d.cfg.Devices)
+	if err != nil {
+		return err
+	}
+	return d.applyLocked(n, t)
+}
+
 // SetLocal tells which addresses are the node's own: traffic to them is never
-// steered and needs no proof.
+// steered and needs no proof. Where they outgrow the tables, a generation with larger
+// ones takes their place.
 func (d *Dataplane) SetLocal(addrs []netip.Addr) error {
 	local := make([]netip.Addr, 0, len(addrs))
 	for _, a := range addrs {
@@ -291,7 +296,11 @@ func (d *Dataplane) SetLocal(addrs []netip.Addr) error {
 	if d.gen == nil || d.node == nil {
 		return nil
 	}
-	if err := d.updateMapsLocked(*d.node); err != nil {
+	err := d.updateMapsLocked(*d.node)
+	if errors.Is(err, errCapacity) {
+		err = d.reconcileLocked()
+	}
+	if err != nil {
 		d.local = before
 		return fmt.Errorf("own addresses: %w", err)
 	}

@@ -955,6 +955,31 @@ func TestOwnAddressesAreSetAndTakenBack(t *testing.T) {
 	}
 }
 
+// A node may get more addresses than its tables have room for, as routers of many
+// tunnels do.
+func TestOwnAddressesOutgrowTheirTables(t *testing.T) {
+	b := newBed(t)
+	d := b.open()
+	b.must(b.apply(d, bedNode()))
+	before := b.world()
+	var many []netip.Addr
+	for i := range 4 * linesLeast * abi.MatchWays {
+		many = append(many, netip.AddrFrom16([16]byte{0x20, 0x01, 0x0d, 0xb8, 0xff, 14: byte(i >> 8), 15: byte(i)}))
+	}
+	b.must(b.do(func() error { return d.SetLocal(many) }))
+	w := b.world()
+	if len(w.Maps) != 1 || w.Maps[0].guardDst[encodeDst(netip.PrefixFrom(many[len(many)-1], 128))].Local != 1 || len(w.Maps[0].guardDst) != len(many)+1 {
+		t.Errorf("%d generations; the guard has %d rules, want one and %d", len(w.Maps), len(w.Maps[0].guardDst), len(many)+1)
+	}
+	if len(w.Links) != len(before.Links) || w.Generations[0] == before.Generations[0] || w.Armed[0] != 1 {
+		t.Errorf("%v, armed %v, links %v; before %v, %v", w.Generations, w.Armed, w.Links, before.Generations, before.Links)
+	}
+	b.must(b.do(func() error { return d.SetLocal(nil) }))
+	if w := b.world(); len(w.Maps[0].guardDst) != 1 {
+		t.Errorf("after taking them back: %d rules", len(w.Maps[0].guardDst))
+	}
+}
+
 func TestHeadendWithoutARecordOfNumbersRefusesAndTheRestWorks(t *testing.T) {
 	b := newBed(t)
 	path := filepath.Join(b.cfg.StateDir, "counters.json")
