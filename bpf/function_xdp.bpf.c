@@ -6,6 +6,7 @@
  */
 #define WS_XDP
 #include "lib/hook.h"
+#include "lib/known.h"
 #include "lib/binding.h"
 #include "lib/boundary.h"
 #include "lib/classify.h"
@@ -102,7 +103,9 @@ static __always_inline int back_xdp(ctx_t *ctx, const struct ws_proxy *p,
 	eth = cursor_take(&inner, struct eth_hdr);
 	if (eth)
 		eth->proto = bpf_htons(ETH_P_IPV6); /* what is inside */
-	if (bpf_xdp_store_bytes(ctx, sizeof(*eth), c->outer, outer_len) ||
+	if (bpf_xdp_store_bytes(
+		    ctx, sizeof(*eth), c->outer,
+		    within(outer_len, sizeof(struct ip6_hdr), WS_CACHED_MAX)) ||
 	    !restore_finish(ctx, c, on.hop, on.binding, outer_len, len)) {
 		cache_give(entry, TAG_FREE);
 		return ws_refuse(ctx, restore_failed(), 0);

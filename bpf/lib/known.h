@@ -14,3 +14,17 @@ static __always_inline __u64 not_zero(__u64 v)
 	asm volatile("if %0 > 0 goto +1\n\t%0 = 1" : "+r"(v));
 	return v;
 }
+
+/* v, which is not less than min nor more than max, both constants: verifiers before
+ * Linux 6.3 forget bounds of what they have on the stack.
+ */
+#define within(v, min, max)                                                    \
+	({                                                                     \
+		__u64 within_v = (v);                                          \
+		asm volatile("if %0 < %1 goto +1\n\t"                          \
+			     "if %0 <= %2 goto +1\n\t"                         \
+			     "%0 = %1"                                         \
+			     : "+r"(within_v)                                  \
+			     : "i"(min), "i"(max));                            \
+		within_v;                                                      \
+	})
