@@ -38,6 +38,10 @@ test: deps-run deps-test build ## every test, in the kernel and end to end (root
 	@go build -buildvcs=false -o bin/ ./tools/testgate
 	@bin/testgate -skips test/skips.golden -- -timeout 40m $(LONG) ./cmd/... ./internal/... ./tools/... ./test/...
 
+.PHONY: test-kernels
+test-kernels: deps-kernels ## the same, a part of them, on Debian's kernels 6.1 and 6.12 in qemu (no root)
+	@go run ./test/kernels $(KERNELS_ARGS)
+
 .PHONY: unit
 unit: ## the tests that need no root
 	@go test -count=1 $(UNIT)
@@ -60,6 +64,7 @@ check-format: deps-clang
 check-vet:
 	@echo "check: go vet"
 	@go vet ./...
+	@go vet -tags stock ./test/e2e
 
 .PHONY: check-rules
 check-rules:
@@ -129,6 +134,10 @@ deps-run:
 .PHONY: deps-test
 deps-test:
 	@tools/deps.sh test
+
+.PHONY: deps-kernels
+deps-kernels:
+	@tools/deps.sh kernels
 
 .PHONY: deps-clang
 deps-clang:

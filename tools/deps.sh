@@ -5,6 +5,7 @@
 #
 #   tools/deps.sh run      for bin/waystamp and its tests: the bpf file system, nft, ping
 #   tools/deps.sh test     for the tests alone: ip, and two decoders of others
+#   tools/deps.sh kernels  for make test-kernels: qemu, and what its machines run
 #   tools/deps.sh clang    for make generate and make check: the pinned compiler
 set -euo pipefail
 
@@ -54,7 +55,7 @@ bpffs() {
 }
 
 command -v go >/dev/null || fail "there is no go command; install Go ($(sed -n 's/^go //p' go.mod) or later) from https://go.dev/dl/"
-[ $# -gt 0 ] || fail "expect run, test or clang"
+[ $# -gt 0 ] || fail "expect run, test, kernels or clang"
 for what in "$@"; do
 	case $what in
 	run)
@@ -62,7 +63,11 @@ for what in "$@"; do
 		install nft=nftables ping=iputils-ping
 		;;
 	test) install ip=iproute2 tshark=tshark scapy=python3-scapy ;;
+	kernels)
+		install qemu-system-x86_64=qemu-system-x86 busybox=busybox-static ip=iproute2 nft=nftables ping=iputils-ping \
+			xz=xz-utils dpkg-deb=dpkg ldd=libc-bin
+		;;
 	clang) install clang-19=clang-19 llvm-strip-19=llvm-19 clang-format-19=clang-format-19 ;;
-	*) fail "$what is not run, test or clang" ;;
+	*) fail "$what is not run, test, kernels or clang" ;;
 	esac
 done

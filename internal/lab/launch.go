@@ -19,7 +19,7 @@ import (
 
 const (
 	stopGrace = 10 * time.Second // for a process to end after SIGTERM
-	readyTime = time.Minute      // for one to get ready
+	readyTime = 5 * time.Minute  // for one to get ready; one that ends is noticed at once
 )
 
 // launch runs the lab's own program in a member's namespace, with these

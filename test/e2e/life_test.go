@@ -327,12 +327,18 @@ func (w *world) attached(name string, links ...string) (n int) {
 			if err != nil {
 				return err
 			}
-			for _, at := range []ebpf.AttachType{ebpf.AttachTCXIngress, ebpf.AttachTCXEgress} {
+			for egress, at := range map[bool]ebpf.AttachType{false: ebpf.AttachTCXIngress, true: ebpf.AttachTCXEgress} {
 				r, err := link.QueryPrograms(link.QueryOptions{Target: i.Index, Attach: at})
-				if err != nil {
+				if err == nil {
+					n += len(r.Programs)
+				} else if !errors.Is(err, unix.EINVAL) { // before Linux 6.6
 					return fmt.Errorf("query %s: %w", l, err)
 				}
-				n += len(r.Programs)
+				filters, err := w.net(name).Filters(i.Index, egress)
+				if err != nil {
+					return err
+				}
+				n += len(filters)
 			}
 		}
 		return nil

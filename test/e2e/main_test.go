@@ -70,6 +70,10 @@ func prepare() (dir string, err error) {
 	if err := os.Chmod(dir, 0o755); err != nil {
 		return dir, err
 	}
+	// On a machine without Go somebody else has built it.
+	if program = os.Getenv("WAYSTAMP_PROGRAM"); program != "" {
+		return dir, nil
+	}
 	program = filepath.Join(dir, "waystamp")
 	cmd := exec.Command("go", "build", "-buildvcs=false", "-o", program, "../../cmd/waystamp")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")

@@ -1,0 +1,137 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// guest is the first process of the machine: it loads the modules of its image,
+// runs the steps one after the other, tells what they say and how they end on the
+// second serial line, and turns the machine off.
+func guest() {
+	// What goes wrong here can only be told: there is nobody to return it to.
+	out, err := reportLine()
+	if err != nil {
+		out = os.Stdout
+	}
+	if err := errors.Join(err, runSteps(out)); err != nil {
+		fmt.Fprintf(out, "%sfailed %s\n", mark, strings.ReplaceAll(err.Error(), "\n", "; "))
+	}
+	out.Close()
+	unix.Sync()
+	if err := unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF); err != nil {
+		fmt.Println("turn the machine off:", err)
+	}
+}
+
+// reportLine is the second serial line, as it comes: without carriage returns.
+func reportLine() (*os.File, error) {
+	if err := mount("devtmpfs", "/dev", ""); err != nil {
+		return nil, err
+	}
+	f, err := os.OpenFile("/dev/ttyS1", os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		return nil, fmt.Errorf("open the line to the tester: %w", err)
+	}
+	term, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
+	if err != nil {
+		return nil, fmt.Errorf("set up the line to the tester: %w", err)
+	}
+	term.Oflag &^= unix.OPOST
+	term.Lflag &^= unix.ECHO | unix.ICANON | unix.ISIG
+	if err := unix.IoctlSetTermios(int(f.Fd()), unix.TCSETS, term); err != nil {
+		return nil, fmt.Errorf("set up the line to the tester: %w", err)
+	}
+	return f, nil
+}
+
+func mount(kind, at, options string) error {
+	if err := os.MkdirAll(at, 0o755); err != nil {
+		return err
+	}
+	if err := unix.Mount(kind, at, kind, 0, options); err != nil && !errors.Is(err, unix.EBUSY) {
+		return fmt.Errorf("mount %s at %s: %w", kind, at, err)
+	}
+	return nil
+}
+
+func runSteps(out *os.File) error {
+	if err := os.Setenv("PATH", "/usr/bin:/bin"); err != nil {
+		return err
+	}
+	for _, m := range [][3]string{
+		{"proc", "/proc"}, {"sysfs", "/sys"}, {"tmpfs", "/tmp", "mode=1777"}, {"tmpfs", "/run"}, {"tmpfs", "/dev/shm", "mode=1777"},
+		{"devpts", "/dev/pts"}, {"bpf", "/sys/fs/bpf"}, {"cgroup2", "/sys/fs/cgroup"},
+	} {
+		if err := mount(m[0], m[1], m[2]); err != nil {
+			return err
+		}
+	}
+	for file, text := range map[string]string{
+		"/proc/sys/kernel/printk": "4 4 1 4", "/proc/sys/kernel/hostname": "guest",
+	} {
+		if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+			return err
+		}
+	}
+	if err := loadModules(); err != nil {
+		return err
+	}
+	text, err := os.ReadFile(stepsFile)
+	if err != nil {
+		return err
+	}
+	var steps []guestStep
+	if err := json.Unmarshal(text, &steps); err != nil {
+		return fmt.Errorf("read %s: %w", stepsFile, err)
+	}
+	for _, s := range steps {
+		fmt.Fprintf(out, "%sstep %s\n", mark, s.Name)
+		cmd := exec.Command(s.Args[0], s.Args[1:]...)
+		cmd.Dir, cmd.Stdout, cmd.Stderr = s.Dir, out, out
+		cmd.Env = slices.Concat(os.Environ(), []string{"HOME=/root", "TMPDIR=/tmp"}, s.Env)
+		begun := time.Now()
+		err := cmd.Run()
+		code := 0
+		if e := new(exec.ExitError); errors.As(err, &e) {
+			code = e.ExitCode()
+			if e.Sys().(syscall.WaitStatus).Signaled() {
+				code = 128 + int(e.Sys().(syscall.WaitStatus).Signal())
+			}
+		} else if err != nil {
+			fmt.Fprintln(out, err)
+			code = 127
+		}
+		fmt.Fprintf(out, "%send %d %.1f\n", mark, code, time.Since(begun).Seconds())
+	}
+	return nil
+}
+
+// loadModules loads the modules of the image, which come in their order.
+func loadModules() error {
+	list, err := os.ReadFile(modulesFile)
+	if err != nil {
+		return err
+	}
+	for name := range strings.FieldsSeq(string(list)) {
+		f, err := os.Open(name)
+		if err != nil {
+			return err
+		}
+		err = unix.FinitModule(int(f.Fd()), "", 0)
+		f.Close()
+		if err != nil && !errors.Is(err, unix.EEXIST) {
+			return fmt.Errorf("load module %s: %w", name, err)
+		}
+	}
+	return nil
+}

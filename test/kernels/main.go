@@ -1,0 +1,169 @@
+// Command kernels runs waystamp's tests on the kernels that people have: it
+// fetches Debian's kernel packages with apt-get (and installs none of them), makes an image of
+// the tests, of the programs that they call and of the kernel's modules, boots it in qemu
+// without KVM, and tells what each test came to. It needs no root. What a test wants and a
+// kernel has not is in skips.golden, and is told; any other test that does not
+// run is a failure. make test-kernels calls it.
+// In the machine it is the first process.
+//
+//	kernels [-only 6.1,6.12] [-step NAME] [-run PATTERN] [-deb FILE]
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// series are the kernels that are tried when nobody says which: the oldest that
+// is supported, without tcx, and the long-term one that has it.
+var series = []string{"6.1", "6.12"}
+
+type options struct {
+	only, step, run, deb, skips string
+}
+
+func main() {
+	if os.Getpid() == 1 {
+		guest()
+		return
+	}
+	var o options
+	flag.StringVar(&o.only, "only", strings.Join(series, ","), "`series` of kernels, such as 6.1")
+	flag.StringVar(&o.step, "step", "", "run only the `step` of this name")
+	flag.StringVar(&o.run, "run", "", "of each step only the tests that match this `pattern`")
+	flag.StringVar(&o.deb, "deb", "", "a kernel `package` to use for the one series of -only")
+	flag.StringVar(&o.skips, "skips", "test/kernels/skips.golden", "`file` that lists what a kernel cannot, with reasons")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	err := run(ctx, o)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "kernels:", err)
+		os.Exit(1)
+	}
+}
+
+// errTests says that the report has told what is wrong.
+var errTests = errors.New("not all tests did what they must")
+
+func run(ctx context.Context, o options) (err error) {
+	work, err := os.MkdirTemp("", "waystamp-kernels-")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(work)) }()
+	skips, err := readSkips(o.skips)
+	if err != nil {
+		return err
+	}
+	steps := slices.DeleteFunc(allSteps(), func(s step) bool { return o.step != "" && s.name != o.step })
+	if len(steps) == 0 {
+		return fmt.Errorf("there is no step %q", o.step)
+	}
+	built, err := buildTests(ctx, work, steps)
+	if err != nil {
+		return err
+	}
+	failed := false
+	for _, name := range strings.Split(o.only, ",") {
+		ok, err := tryKernel(ctx, work, name, o, steps, built, skips)
+		if err != nil {
+			return fmt.Errorf("Linux %s: %w", name, err)
+		}
+		failed = failed || !ok
+	}
+	if failed {
+		return errTests
+	}
+	return nil
+}
+
+// buildTests builds what the image has of ours, without cgo: the guest has no
+// libraries for it.
+func buildTests(ctx context.Context, work string, steps []step) (map[string]string, error) {
+	built := map[string]string{}
+	build := func(to string, args ...string) error {
+		out := filepath.Join(work, filepath.Base(to))
+		cmd := exec.CommandContext(ctx, "go", slices.Concat(args[:1], []string{"-buildvcs=false", "-ldflags=-w"}, args[1:len(args)-1], []string{"-o", out}, args[len(args)-1:])...)
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+		if said, err := cmd.CombinedOutput(); err != nil {
+			return fmt.Errorf("%s: %w\n%s", strings.Join(cmd.Args, " "), err, said)
+		}
+		built[to] = out
+		return nil
+	}
+	errs := []error{
+		build("/init", "build", "./test/kernels"),
+		build(guestProgram, "build", "./cmd/waystamp"),
+	}
+	for _, s := range steps {
+		if s.pkg != "" {
+			errs = append(errs, build(s.binary(), "test", "-c", "-tags=stock", "./"+s.pkg))
+		}
+	}
+	return built, errors.Join(errs...)
+}
+
+// tryKernel boots one kernel and tells what its tests came to.
+func tryKernel(ctx context.Context, work, name string, o options, steps []step, built map[string]string, skips skipList) (ok bool, err error) {
+	dir := filepath.Join(work, name)
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		return false, err
+	}
+	k, err := fetchKernel(ctx, dir, name, o.deb)
+	if err != nil {
+		return false, err
+	}
+	c := contents{top: ".", built: built, programs: programs}
+	for _, s := range steps {
+		c.steps = append(c.steps, s.forGuest(skips.of(name, s.pkg), o.run))
+	}
+	image := filepath.Join(dir, "image")
+	if err := writeImage(image, k.modules, c); err != nil {
+		return false, err
+	}
+	fmt.Printf("== Linux %s (%s)\n", name, k.name)
+	begun := time.Now()
+	r := newReport(os.Stdout, name, steps, skips, o.run != "")
+	if err := boot(ctx, k.image, image, filepath.Join(dir, "console"), r); err != nil {
+		return false, err
+	}
+	ok = r.finish()
+	fmt.Printf("== Linux %s: %d passed, %d failed, %d skipped in %.0f s\n", name, r.passed, r.failed, r.skipped, time.Since(begun).Seconds())
+	return ok, nil
+}
+
+// boot runs the machine until it turns itself off.
+func boot(ctx context.Context, kernel, image, console string, r *report) error {
+	cmd := exec.CommandContext(ctx, "qemu-system-x86_64", "-accel", "tcg", "-cpu", "max", "-m", "4096", "-smp", "2",
+		"-kernel", kernel, "-initrd", image, "-append", "console=ttyS0 panic=-1 quiet",
+		"-nodefaults", "-display", "none", "-monitor", "none", "-no-reboot", "-serial", "file:"+console, "-serial", "stdio")
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return err
+	}
+	cmd.Stderr = os.Stderr
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	readErr := r.read(out)
+	err = errors.Join(readErr, cmd.Wait())
+	if ctx.Err() != nil {
+		return errors.New("interrupted")
+	}
+	if err == nil && !r.ended() {
+		said, _ := os.ReadFile(console)
+		err = fmt.Errorf("the machine ended before its tests; its console says:\n%s", said[max(0, len(said)-4000):])
+	}
+	return err
+}

@@ -1,0 +1,181 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+)
+
+// skipList is what a kernel cannot: lines of KERNEL PACKAGE TEST REASON.
+type skipList []skip
+
+type skip struct {
+	kernel, pkg, test, reason string
+}
+
+func readSkips(file string) (skipList, error) {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return nil, err
+	}
+	return parseSkips(file, string(text))
+}
+
+func parseSkips(file, text string) (out skipList, err error) {
+	n := 0
+	for line := range strings.Lines(text) {
+		n++
+		line = strings.TrimSpace(line)
+		if line == "" || strings.HasPrefix(line, "#") {
+			continue
+		}
+		f := strings.Fields(line)
+		if len(f) < 4 {
+			return nil, fmt.Errorf("%s:%d: expect KERNEL PACKAGE TEST REASON, got %q", file, n, line)
+		}
+		out = append(out, skip{f[0], f[1], f[2], strings.Join(f[3:], " ")})
+	}
+	return out, nil
+}
+
+// of are the tests of a package that a kernel cannot do.
+func (l skipList) of(kernel, pkg string) (tests []string) {
+	for _, s := range l {
+		if s.kernel == kernel && s.pkg == pkg {
+			tests = append(tests, s.test)
+		}
+	}
+	return tests
+}
+
+// report reads what a machine says, and judges it.
+type report struct {
+	w       io.Writer
+	kernel  string
+	steps   []step
+	skips   skipList
+	partial bool // not all tests of a step were asked for
+
+	at      int // the step that runs; -1: none
+	done    int
+	tests   int // of this step that have ended
+	said    bytes.Buffer
+	problem []string
+
+	passed, failed, skipped int
+}
+
+func newReport(w io.Writer, kernel string, steps []step, skips skipList, partial bool) *report {
+	return &report{w: w, kernel: kernel, steps: steps, skips: skips, partial: partial, at: -1}
+}
+
+func (r *report) line(verdict, what string) {
+	fmt.Fprintf(r.w, "%-6s %-4s %s\n", r.kernel, verdict, what)
+}
+
+func (r *report) read(in io.Reader) error {
+	s := bufio.NewScanner(in)
+	s.Buffer(nil, 64<<20)
+	for s.Scan() {
+		line := strings.TrimSuffix(s.Text(), "\r")
+		if word, ok := strings.CutPrefix(line, mark); ok {
+			r.where(word)
+			continue
+		}
+		r.test(line)
+	}
+	return s.Err()
+}
+
+// where takes in where the guest is.
+func (r *report) where(line string) {
+	word, rest, _ := strings.Cut(line, " ")
+	switch word {
+	case "step":
+		r.at = slices.IndexFunc(r.steps, func(s step) bool { return s.name == rest })
+		r.tests = 0
+		r.said.Reset()
+		for _, s := range r.skips {
+			if r.at >= 0 && s.kernel == r.kernel && s.pkg == r.steps[r.at].pkg {
+				r.skipped++
+				r.line("skip", fmt.Sprintf("%s %s: %s", s.pkg, s.test, s.reason))
+			}
+		}
+	case "end":
+		r.end(rest)
+	case "failed":
+		r.problem = append(r.problem, "the machine's first process says: "+rest)
+	}
+}
+
+func (r *report) end(rest string) {
+	var code int
+	var seconds float64
+	if _, err := fmt.Sscan(rest, &code, &seconds); err != nil || r.at < 0 {
+		r.problem = append(r.problem, fmt.Sprintf("the guest says %q", rest))
+		return
+	}
+	s := r.steps[r.at]
+	what := fmt.Sprintf("%s, %.0f s", s.name, seconds)
+	switch {
+	case s.pkg == "" && code == 0:
+		r.passed++
+		r.line("pass", what)
+	case s.pkg == "" || code != 0 && r.failed == 0:
+		r.failed++
+		r.line("FAIL", fmt.Sprintf("%s, ended with code %d; it said:\n%s", what, code, r.said.String()))
+	case r.tests == 0 && !r.partial:
+		r.problem = append(r.problem, fmt.Sprintf("%s: not one test has run", s.name))
+	default:
+		fmt.Fprintf(r.w, "%-6s      %s\n", r.kernel, what)
+	}
+	r.at = -1
+	r.done++
+}
+
+// test takes in a line of a step. What go test says of a test comes before
+// its verdict.
+func (r *report) test(line string) {
+	if r.at < 0 {
+		return
+	}
+	for verdict, count := range map[string]*int{"PASS": &r.passed, "FAIL": &r.failed, "SKIP": nil} {
+		what, ok := strings.CutPrefix(line, "--- "+verdict+": ")
+		if !ok || r.steps[r.at].pkg == "" {
+			continue
+		}
+		r.tests++
+		what = r.steps[r.at].pkg + " " + what
+		if count == nil {
+			r.failed++
+			r.line("FAIL", what+": skipped, and skips.golden does not say why:\n"+r.said.String())
+		} else {
+			*count++
+			if verdict == "FAIL" {
+				r.line("FAIL", what+"\n"+r.said.String())
+			} else {
+				r.line("pass", what)
+			}
+		}
+		r.said.Reset()
+		return
+	}
+	// Tests that run beside each other mix what they say; none of it is lost.
+	if !strings.HasPrefix(line, "=== ") {
+		fmt.Fprintln(&r.said, line)
+	}
+}
+
+// ended tells whether all steps were run.
+func (r *report) ended() bool { return r.done == len(r.steps) || len(r.problem) > 0 }
+
+func (r *report) finish() bool {
+	for _, p := range r.problem {
+		fmt.Fprintf(r.w, "%-6s FAIL %s\n", r.kernel, p)
+	}
+	return len(r.problem) == 0 && r.failed == 0
+}

@@ -1,0 +1,55 @@
+package main
+
+import (
+	"strings"
+	"testing"
+)
+
+// judge gives what a machine of two steps says to a report.
+func judge(t *testing.T, said, skips string) (ok bool, out string, r *report) {
+	t.Helper()
+	l, err := parseSkips("skips", skips)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var w strings.Builder
+	r = newReport(&w, "6.1", []step{{name: "a", pkg: "internal/a"}, {name: "b"}}, l, false)
+	if err := r.read(strings.NewReader(strings.ReplaceAll(said, "@", mark))); err != nil {
+		t.Fatal(err)
+	}
+	ok = r.finish()
+	return ok, w.String(), r
+}
+
+func TestReportTellsWhatRan(t *testing.T) {
+	good := "@step a\n=== RUN   TestX\n--- PASS: TestX (0.10s)\nPASS\n@end 0 1.5\n@step b\nhello\n@end 0 2\n"
+	for name, c := range map[string]struct {
+		said, skips string
+		ok          bool
+		want        string
+	}{
+		"all pass":                           {good, "", true, "6.1    pass internal/a TestX (0.10s)"},
+		"a skip with its reason":             {good, "6.1 internal/a TestY wants Linux 6.6", true, "6.1    skip internal/a TestY: wants Linux 6.6"},
+		"a skip of another kernel":           {good, "6.12 internal/a TestY wants Linux 6.13", true, "pass"},
+		"a test fails":                       {strings.Replace(good, "--- PASS", "    x_test.go:1: why\n--- FAIL", 1), "", false, "x_test.go:1: why"},
+		"a test is skipped":                  {strings.Replace(good, "PASS", "SKIP", 1), "", false, "skips.golden does not say why"},
+		"a step without a test":              {strings.Replace(good, "--- PASS: TestX (0.10s)\n", "", 1), "", false, "not one test has run"},
+		"a command fails":                    {strings.Replace(good, "@end 0 2", "@end 1 2", 1), "", false, "hello"},
+		"tests end and their step is killed": {strings.Replace(good, "@end 0 1.5", "@end 137 1.5", 1), "", false, "ended with code 137"},
+		"the machine cannot begin":           {"@failed mount: no\n", "", false, "mount: no"},
+	} {
+		ok, out, _ := judge(t, c.said, c.skips)
+		if ok != c.ok || !strings.Contains(out, c.want) {
+			t.Errorf("%s: %v; want %v and %q in\n%s", name, ok, c.ok, c.want, out)
+		}
+	}
+	if _, _, r := judge(t, good[:strings.Index(good, "@step b")], ""); r.ended() {
+		t.Error("a machine that stops between two steps has ended")
+	}
+}
+
+func TestSkipsNeedReasons(t *testing.T) {
+	if _, err := parseSkips("file", "# what\n\n6.1 internal/a TestX"); err == nil || !strings.HasPrefix(err.Error(), "file:3: ") {
+		t.Errorf("got %v", err)
+	}
+}

@@ -1,0 +1,72 @@
+package main
+
+import (
+	"path"
+	"regexp"
+	"strings"
+)
+
+// programs are those of this machine that the tests call.
+var programs = []string{"busybox", "ip", "tc", "nft", "ping"}
+
+// step is a program to run: a package's tests, or a command.
+type step struct {
+	name string
+	pkg  string   // folder of the tests; "": a command
+	args []string // of the command
+	run  []string // the tests of pkg, as they begin; nil: all
+}
+
+func (s step) binary() string { return "/tests/" + strings.ReplaceAll(s.pkg, "/", "-") + ".test" }
+
+// allSteps is what each kernel must do. Without KVM all takes some ten times as
+// long: of the data path's tests those are here that load and attach the programs and
+// send packets through each of them, of those end to end one for each way through a domain.
+func allSteps() []step {
+	return []step{
+		{name: "host", pkg: "internal/host"},
+		{name: "dataplane", pkg: "internal/dataplane", run: []string{
+			"TestKernelAndPermissionsAreEnough", "TestProgramStampsAsTheModelDoes", "TestProgramVerifiesAsTheModelDoes",
+			"TestProgramsDoWithScapysPacketsWhatTheyMust", "TestEveryReasonIsProduced", "TestEveryRoleSendsToTheNeighbour",
+			"TestHeadendStampsTrains", "TestInnerPacketForTheEgressIsDelivered", "TestPacketThatWasATunnelsIsEncapsulatedAgain",
+			"TestTagsAreNoWay", "TestTagsOnACoreInterface", "TestTwoCPUsAcceptEachNumberExactly",
+			"TestFunctionInANamespaceIsPassed", "TestFunctionInTheNodesOwnKernelIsPassed", "TestSuperPacketIsCutSoThatEachFrameHasItsHeader",
+			"TestDataPathOutlivesItsProcess", "TestProgramOfEachRoleIsOnItsInterfaceAndFirst", "TestProgramBeforeOursIsReported",
+			"TestOtherLocatorGetsNewProgramsOnTheSameLinks", "TestFailureAtAnyStepLeavesWhatWasThere", "TestDeathAtAnyStepIsMendedByTheNextProcess",
+			"TestReconcileRepairsWhatOthersHaveDone", "TestInterfaceThatComesBackIsGuardedAgain", "TestDetachLeavesNothing",
+			"TestFilter", "TestForeignFilter", "TestFailureAtAnyStepOfAFilter",
+		}},
+		{name: "demo", args: []string{guestProgram, "demo"}},
+		{name: "e2e", pkg: "test/e2e", run: []string{
+			"TestEveryFrameIsStampedByAllAndVerified", "TestIPv4GoesThroughTheChain", "TestIPv4SuperPacketsAreCutOnTheWay",
+			"TestNothingTamperedWithGetsThrough", "TestStoppedAgentsLeaveDataPathAndGuard", "TestChainsComeAndGoUnderTraffic",
+			"TestTCPThroughAFunctionLosesNoStamp", "TestOwnTrafficTakesAChain", "TestSendersLearnWhatAChainTakes",
+			"TestCompressedAndReducedChainsCarryTCP", "TestTheKernelsEndIsAWaypoint", "TestStock",
+		}},
+	}
+}
+
+// forGuest is the step without what a kernel cannot. only: a pattern that tests
+// must match besides.
+func (s step) forGuest(skip []string, only string) guestStep {
+	g := guestStep{
+		Name: s.name, Args: s.args, Dir: path.Join(guestTree, s.pkg),
+		Env: []string{"WAYSTAMP_PROGRAM=" + guestProgram, "LANG=C.UTF-8"},
+	}
+	if s.pkg == "" {
+		return g
+	}
+	run := "^(" + strings.Join(s.run, "|") + ")"
+	if only != "" {
+		run = only
+	}
+	g.Args = []string{s.binary(), "-test.v", "-test.timeout=60m", "-test.run=" + run}
+	if len(skip) > 0 {
+		var quoted []string
+		for _, t := range skip {
+			quoted = append(quoted, "^"+strings.ReplaceAll(regexp.QuoteMeta(t), "/", "$/^")+"$")
+		}
+		g.Args = append(g.Args, "-test.skip="+strings.Join(quoted, "|"))
+	}
+	return g
+}
