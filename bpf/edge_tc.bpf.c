@@ -75,8 +75,11 @@ int ws_edge_tc(struct __sk_buff *skb)
 		return CTX_PASS;
 	if (m.action == WS_MATCH_MISSING)
 		return ws_refuse(skb, prefixes_missing(), 0);
-	if (m.action != WS_MATCH_PATH || inner_is_unsteered(&in))
+	if ((m.action != WS_MATCH_PATH && m.action != WS_MATCH_UNREAD) ||
+	    inner_is_unsteered(&in))
 		return edge_unmatched(skb, &in);
+	if (m.action == WS_MATCH_UNREAD)
+		return ws_refuse(skb, WS_REASON_PORTS_UNREAD, 0);
 	if (owner_is_tcp(skb)) {
 		if (owner_left(skb))
 			return CTX_DROP; /* nothing is lost */

@@ -15,6 +15,10 @@
  * such packets to TC.
  */
 #define MATCH_UNKNOWN (~0U)
+/* No rule takes the packet, but if more of it could be read, one might. */
+#define MATCH_UNREAD (MATCH_UNKNOWN - 1)
+/* In ws_match.action, as no table has it: another chain would take such a packet. */
+#define WS_MATCH_UNREAD 4
 
 /* The path that m names, at the guard; 0: none. */
 static __always_inline __be32 match_path(const struct ws_match *m)

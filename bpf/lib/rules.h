@@ -214,8 +214,13 @@ static __always_inline __u32 rules_fit(ctx_t *ctx, struct bench *b,
 	if (fit_is_empty(&b->fit))
 		return 0;
 	fit_addr(&b->fit, &set->src, b->tuple.src);
-	if (read == READ_WHOLE) {
+	if (read == READ_WHOLE)
 		fit_and(&b->fit, set->protocol[b->tuple.protocol]);
+	if (use == WS_RULE_STEER && (read == READ_PART || b->tuple.fragment)) {
+		b->unread = 1;
+		__builtin_memcpy(&b->could, &b->fit, sizeof(b->could));
+	}
+	if (read == READ_WHOLE) {
 		if (!b->tuple.fragment || use != WS_RULE_SUSPECT) {
 			fit_port(&b->fit, &set->sport, b->tuple.sport);
 			fit_port(&b->fit, &set->dport, b->tuple.dport);
@@ -229,7 +234,9 @@ static __always_inline __u32 rules_fit(ctx_t *ctx, struct bench *b,
 }
 
 /* The rule's word on a packet: ws_ruleset.steer, without the bits, or .require of
- * the first rule that fits it; 0: none does. See rules_fit. Not for WS_RULE_LEAVE.
+ * the first rule that fits it; 0: none does. See rules_fit. By WS_RULE_STEER
+ * MATCH_UNKNOWN where an earlier rule could fit what cannot be read, and MATCH_UNREAD
+ * where none but such does. Not for WS_RULE_LEAVE.
  */
 static __always_inline __u32 rules_find(ctx_t *ctx, __u32 off, __u32 use,
 					int is_ip4, __u32 proven)
@@ -240,7 +247,12 @@ static __always_inline __u32 rules_find(ctx_t *ctx, __u32 off, __u32 use,
 
 	if (!set || !b)
 		return 0;
+	b->unread = 0;
 	rc = rules_fit(ctx, b, set, off, use, is_ip4, proven);
+	/* Else who cuts packets to pieces would choose their chain. */
+	if (b->unread && !fit_is_empty(&b->could) &&
+	    (!rc || fit_first(&b->could) != fit_first(&b->fit)))
+		return rc ? MATCH_UNKNOWN : MATCH_UNREAD;
 	if (rc != 1)
 		return rc;
 	first = fit_first(&b->fit) & (WS_RULES_MAX - 1);

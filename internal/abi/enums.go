@@ -100,6 +100,7 @@ const (
 	ReasonHeaderTooLong       Reason = 91 // the outer header with its options is longer than what can be kept while the packet is in a function
 	ReasonExtensionProgramBug Reason = 92 // the program for packets with options before their routing header is not there
 	ReasonPrefixesMissingBug  Reason = 93 // the table of prefixes that would say whether a chain takes or requires the packet is not there, or not all of it
+	ReasonPortsUnread         Reason = 94 // a chain by ports may be this packet's before the one that would take it, and its ports cannot be read
 )
 
 var reasonNames = [...]string{
@@ -197,6 +198,7 @@ var reasonNames = [...]string{
 	"header-too-long",
 	"extension-program-bug",
 	"prefixes-missing-bug",
+	"ports-unread",
 }
 
 // String returns the name: lower case, words joined by hyphens. A number that
@@ -307,6 +309,7 @@ var reasonTexts = [...]string{
 	"the outer header with its options is longer than what can be kept while the packet is in a function",
 	"the program for packets with options before their routing header is not there",
 	"the table of prefixes that would say whether a chain takes or requires the packet is not there, or not all of it",
+	"a chain by ports may be this packet's before the one that would take it, and its ports cannot be read",
 }
 
 // Text says in a sentence without capital or full stop what the packet or the
@@ -330,7 +333,7 @@ func Reasons() []Reason {
 
 // ReasonCount is the number of reasons, ReasonNone included: the size of the
 // map ws_refusals.
-const ReasonCount = 94
+const ReasonCount = 95
 
 // Scheme is how the hops of a path prove that a packet visited them; the number
 // is the wire's.

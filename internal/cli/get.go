@@ -36,7 +36,7 @@ const (
 	helpRefusals = `Packets that the node has refused, by reason: those with no packet are left out.
 REPORTED were let go on all the same, since their chain says on-violation: report;
 DROPPED were not. waystamp watch prints them one by one, and
-docs/reference/refusals.md says what each reason means and what to do.`
+docs/reference/refusals.md lists all reasons.`
 
 	helpErrors = `ICMP errors that the node has sent, because of packets that it refused; each of
 those counts as a refusal, too. At most so many are sent in a second (rate limit),

@@ -459,3 +459,51 @@ func TestNoKeysVerifyNothing(t *testing.T) {
 		}))
 	}
 }
+
+// Where a chain by ports and one by prefixes take packets to the same place, who
+// cuts packets to pieces, or hides their ports behind long headers, must not get
+// into the other chain by that.
+func TestWhoHidesPortsDoesNotChooseTheChain(t *testing.T) {
+	r := newScapyRig(t, "r2", rigRoute{to: prefix("fc00:0:0:300::/56"), mtu: 9000})
+	n := consecutive(t, model.SchemeKeyed, 1)
+	n.Headends[0].Segments, n.Endpoints, n.Egresses = []netip.Addr{addr("fc00:0:0:300::")}, nil, nil
+	by := n.Headends[0]
+	by.Path, by.Chain = 8, "web"
+	by.Match.Priority, by.Match.Protocol, by.Match.DestinationPort = 10, 6, model.Ports{First: 443, Last: 443}
+	n.Headends = append(n.Headends, by)
+	r.must(r.apply(&n))
+
+	whole := tcpPacket(t, "fc00:8::2", 100) // to port 80
+	eth, segment := whole[:14], whole[14:]
+	// behind is the packet behind extension headers, the first of which is of that type.
+	behind := func(first byte, headers []byte) []byte {
+		b := slices.Concat(segment[:srv6.IPv6Len], headers, segment[srv6.IPv6Len:])
+		b[6] = first
+		binary.BigEndian.PutUint16(b[4:], uint16(len(b)-srv6.IPv6Len))
+		return b
+	}
+	fragment := func(protocol byte, bits uint16) []byte {
+		return binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint16([]byte{protocol, 0}, bits), 7)
+	}
+	options := func(next byte, units int) []byte { // an option of units times 8 octets
+		return append([]byte{next, byte(units - 1), 0x1e, byte(8*units - 4)}, make([]byte, 8*units-4)...)
+	}
+	for _, c := range []struct {
+		name   string
+		packet []byte
+		want   oracle.Verdict
+		reason oracle.Reason
+	}{
+		{"whole", segment, oracle.Forward, ""},
+		{"first fragment", behind(44, fragment(6, 1)), oracle.Drop, oracle.PortsUnread},
+		{"last fragment", behind(44, fragment(6, 2<<3)), oracle.Drop, oracle.PortsUnread},
+		{"atomic fragment", behind(44, fragment(6, 0)), oracle.Drop, oracle.PortsUnread},
+		{"fragment of another protocol", behind(44, fragment(17, 1)), oracle.Forward, ""},
+		{"options that are passed over", behind(60, options(6, 2)), oracle.Forward, ""},
+		{"options too long for that", behind(60, options(6, 40)), oracle.Drop, oracle.PortsUnread},
+	} {
+		if _, err := r.becomes(frame{port: portEdge, b: slices.Concat(eth, c.packet)}, c.want, c.reason); err != nil {
+			t.Errorf("%s: %v", c.name, err)
+		}
+	}
+}

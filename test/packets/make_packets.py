@@ -1926,13 +1926,18 @@ def rules():
                 path.values(1, rnd(7))), nh=nh) + gone, hlim=64,
             tc=tc(packet), fl=0, src=src)
 
-    def case(name, path, packet, note, plain="UNPROVEN"):
-        """path: None where no rule takes it; plain: what the guard says."""
+    def case(name, path, packet, note, plain="UNPROVEN", enters=True):
+        """path: None where no rule takes it; plain: what the guard says; enters:
+        False where a rule before it could fit what nobody can read."""
         gone, nh, at, sent = arrives(path or by_dport, packet)
         edge = {"node": "r4", "port": "edge", **at}
         core = {"node": "r5", "port": "core"}
         if path:
-            f.add("rule-" + name, packet, note, counter=7, out=sent, **edge)
+            if enters:
+                f.add("rule-" + name, packet, note, counter=7, out=sent,
+                      **edge)
+            else:
+                f.drop("rule-" + name, "PORTS_UNREAD", packet, note, **edge)
             f.add("rule-" + name + "-proven", sent, note, out=(
                 decremented4 if nh == 4 else decremented)(gone), **core)
         else:
@@ -2023,7 +2028,7 @@ def rules():
         case("fragment-" + name, None, six(f_), "a fragment has no ports, and "
              "is suspect", plain="!UNPROVEN")
         case("fragment-%s-dscp" % name, by_dscp, six(f_, tc=46 << 2),
-             "a fragment has a DSCP")
+             "a fragment has a DSCP, but who knows its ports?", enters=False)
     case("fragment-icmp", by_protocol, six(
         IPv6ExtHdrFragment(nh=58, id=77, offset=10, m=0) / Raw(bytes(8))),
         "a fragment has a protocol")

@@ -247,7 +247,11 @@ func (p *packet) edge() Result {
 	case !p.node.Armed:
 		return p.drop(Unconfigured)
 	}
-	if h := p.node.headend(in); h != nil && !unsteered(in.destination()) && !unsteered(in.source()) {
+	h, unread := p.node.headend(in)
+	if h != nil && !unsteered(in.destination()) && !unsteered(in.source()) {
+		if unread {
+			return p.drop(PortsUnread)
+		}
 		if p.v4 {
 			if reason := p.enterIPv4(); reason != "" {
 				return p.drop(reason)
@@ -710,13 +714,16 @@ func (n Node) requires(ip ip, suspect bool, proven uint32) (path uint32, ok bool
 	return n.Egresses[i].Path, true
 }
 
-// headend is the path that a packet from outside takes from here, or nil.
-func (n Node) headend(ip ip) *plan.Headend {
-	i := choose(n.headendMatches(), ip, false, func(int) bool { return false })
+// headend is the path that a packet from outside takes from here, or nil. unread:
+// for all that can be read of it, it could be another one's before.
+func (n Node) headend(ip ip) (h *plan.Headend, unread bool) {
+	matches, unmarked := n.headendMatches(), func(int) bool { return false }
+	i := choose(matches, ip, false, unmarked)
+	unread = choose(matches, ip, true, unmarked) != i
 	if i < 0 {
-		return nil
+		return nil, unread
 	}
-	return &n.Headends[i]
+	return &n.Headends[i], unread
 }
 
 func (n Node) headendMatches() []model.Match {

@@ -75,6 +75,7 @@ const (
 	IP4Length     Reason = "IP4_LENGTH"
 	IP4Checksum   Reason = "IP4_CHECKSUM"
 	IP6Length     Reason = "IP6_LENGTH"
+	PortsUnread   Reason = "PORTS_UNREAD"
 )
 
 // Reasons are all of them.
@@ -86,6 +87,6 @@ func Reasons() []Reason {
 		UnknownSID, UnknownPath, UnknownEpoch, Scheme, UpperLayer, SegmentsRemain, SegmentOutside, HopLimit, Loop,
 		Segments, Proof, Range, Flow, Number, Replay, Stale, InnerProtocol, InnerTruncated, InnerVersion, InnerHopLimit,
 		EdgeHopLimit, WrongChain, ECN, RNDExhausted, NoLane, ChainMTU, TrainTooLong, TrainTooBig,
-		TooBig, NoRoute, InnerNoRoute, OutsideError, PathMTU, OutsideSource, Source, LeakSID, LeakSRH, LeaveTruncated, Unverified, OuterFragment, ExtensionFirst, ExtensionTruncated, OptionLength, OptionUnknown, MappedAddress, IP4Length, IP4Checksum, IP6Length,
+		TooBig, NoRoute, InnerNoRoute, OutsideError, PathMTU, OutsideSource, Source, LeakSID, LeakSRH, LeaveTruncated, Unverified, OuterFragment, ExtensionFirst, ExtensionTruncated, OptionLength, OptionUnknown, MappedAddress, IP4Length, IP4Checksum, IP6Length, PortsUnread,
 	}
 }
