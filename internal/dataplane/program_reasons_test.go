@@ -580,6 +580,33 @@ func TestConsecutiveFunctionsAreVisitedInOneGo(t *testing.T) {
 	}
 }
 
+// Each entry of a list counts, both its halves, in lists of an odd and of an even
+// number of entries.
+func TestEveryEntryOfASegmentListCounts(t *testing.T) {
+	r := newScapyRig(t, "r2")
+	inner := tcpPacket(t, "fc00:8::2", 100)[srv6.EthernetLen:]
+	for _, segments := range []int{1, 2, 15, 16} {
+		n := consecutive(t, model.SchemeOPoT, segments)
+		r.must(r.apply(&n))
+		for entry := range segments {
+			for _, at := range []int{0, srv6.SegmentLen - 1} {
+				b := onPath(t, n, segments, inner)
+				b[srv6.EthernetLen+srv6.IPv6Len+srv6.SRHLen+entry*srv6.SegmentLen+at] ^= 1
+				var s seen
+				if err := r.in(func() (err error) {
+					s, err = r.check(frame{port: portCore, b: b}, &oracle.Labels{}, false)
+					return err
+				}); err != nil {
+					t.Errorf("%d segments, entry %d, byte %d: %v", segments, entry, at, err)
+				}
+				if s.want.Reason != oracle.Segments {
+					t.Errorf("%d segments, entry %d, byte %d: the oracle says %s, want %s", segments, entry, at, s.want.Reason, oracle.Segments)
+				}
+			}
+		}
+	}
+}
+
 // onPath is a packet of a consecutive plan as it comes to a position.
 func onPath(t *testing.T, n plan.Node, at int, inner []byte) []byte {
 	t.Helper()
