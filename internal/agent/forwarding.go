@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/waystamp/waystamp/internal/host"
 	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/plan"
 )
@@ -59,17 +60,35 @@ func (a *agent) notForwarding(n plan.Node) (warnings []string) {
 	return warnings
 }
 
+// tooNarrow says which interfaces have a smaller MTU than the plan counts on. What is
+// too long for one as it comes in is dropped before any program sees it, and nobody
+// is told.
+func (a *agent) tooNarrow(n plan.Node) (warnings []string) {
+	for _, i := range n.Interfaces {
+		l, err := a.net.Link(i.Name)
+		switch {
+		case errors.Is(err, host.ErrNoLink):
+		case err != nil:
+			warnings = append(warnings, err.Error())
+		case l.MTU < i.MTU:
+			warnings = append(warnings, fmt.Sprintf("interface %s has an MTU of %d, and the plan counts on %d: longer packets may be lost unseen; ip link set %[1]s mtu %[3]d, or write the smaller one into the domain's file",
+				i.Name, l.MTU, i.MTU))
+		}
+	}
+	return warnings
+}
+
 // sysctlName is the setting as sysctl(8) writes it, where a dot in a name is a slash.
 func sysctlName(version, name string) string {
 	return "net." + version + ".conf." + strings.ReplaceAll(name, ".", "/") + ".forwarding"
 }
 
-// lookAtForwarding shows what it has found, once.
+// lookAtForwarding shows what it has found of the node's settings, once.
 func (a *agent) lookAtForwarding() {
 	if a.plan == nil {
 		return
 	}
-	fresh, gone := a.status.warned(a.notForwarding(*a.plan))
+	fresh, gone := a.status.warned(slices.Concat(a.notForwarding(*a.plan), a.tooNarrow(*a.plan)))
 	for _, w := range fresh {
 		a.cfg.Log.Warn("the node's settings stop packets", "warning", w)
 	}

@@ -21,7 +21,8 @@ func TestInterfaceThatDoesNotForwardIsToldOf(t *testing.T) {
 	const v6, v4 = "net/ipv6/conf/r1-r2/forwarding", "net/ipv4/conf/r1-r2/forwarding"
 	set("net/ipv6/conf/all/forwarding", "1")
 	set("net/ipv4/conf/all/forwarding", "1")
-	b.writePlan(b.nodes["r1"])
+	first := compile(t, func(d *model.Domain) { d.Nodes[0].Interfaces[1].MTU = 1500 })["r1"]
+	b.writePlan(first)
 	r := b.start()
 	if s := r.status(); len(s.Warnings) != 0 {
 		t.Fatalf("all forward, and the status warns: %q", s.Warnings)
@@ -50,6 +51,15 @@ func TestInterfaceThatDoesNotForwardIsToldOf(t *testing.T) {
 		t.Errorf("it forwards again, and the status warns: %q", s.Warnings)
 	}
 
+	// Nor is one that is narrower than the plan says.
+	b.log.forget()
+	b.must(b.net.SetMTU("r1-r2", 1400))
+	b.log.wait("the node's settings stop packets")
+	only("interface r1-r2 has an MTU of 1400, and the plan counts on 1500", "ip link set r1-r2 mtu 1500")
+	b.log.forget()
+	b.must(b.net.SetMTU("r1-r2", 1500))
+	b.log.wait("the node's settings stop packets no more")
+
 	// IPv4 counts only where it is carried.
 	set(v4, "0")
 	four := compile(t, func(d *model.Domain) {
@@ -60,7 +70,7 @@ func TestInterfaceThatDoesNotForwardIsToldOf(t *testing.T) {
 	b.log.wait("the node's settings stop packets")
 	only("interface r1-r2 does not forward IPv4", "sysctl -w net.ipv4.conf.r1-r2.forwarding=1")
 	b.log.forget()
-	b.writePlan(b.nodes["r1"])
+	b.writePlan(first)
 	b.log.wait("the node's settings stop packets no more")
 }
 
