@@ -98,10 +98,9 @@ static __always_inline bool source_is_headend(const struct endpoint *ep)
 	const __be64 *src = ep->ip6->src, *one = ep->hop->source;
 	struct ws_source_key k = { .path = ep->tlv->path };
 
-	if (!((src[0] ^ one[0]) | (src[1] ^ one[1])))
-		return true;
+	/* :: stands for several, and is none of them. */
 	if (one[0] | one[1])
-		return false;
+		return !((src[0] ^ one[0]) | (src[1] ^ one[1]));
 	k.addr[0] = src[0];
 	k.addr[1] = src[1];
 	return bpf_map_lookup_elem(&ws_sources, &k);
