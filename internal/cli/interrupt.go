@@ -44,8 +44,8 @@ func (i *Interrupts) Watch(ctx context.Context, signals <-chan os.Signal) contex
 		cancel()
 		for s := range signals {
 			if i.Now().Sub(first) >= togetherTime {
-				i.end(s)
-				return
+				i.end(s) // what the process was started to ignore does not end it
+				continue
 			}
 			if !told {
 				told = true

@@ -35,6 +35,8 @@ func (c *interrupting) at(t *testing.T, after time.Duration, s os.Signal) {
 	case c.signals <- s:
 	case <-c.ended:
 		t.Fatalf("the signal before that after %s has ended it", after)
+	case <-time.After(time.Minute):
+		t.Fatalf("nobody hears the signal after %s", after)
 	}
 }
 
@@ -71,6 +73,19 @@ func TestSignalsToWhatLeavesNothing(t *testing.T) {
 	}
 	if c.stderr.Len() > 0 {
 		t.Errorf("says %q", &c.stderr)
+	}
+}
+
+// A process that was started to ignore a signal, as the shell's "&" in a script starts
+// it, is not ended by that one, but still by another.
+func TestSignalThatDoesNotEndIsNotTheLast(t *testing.T) {
+	c := interruptible()
+	c.at(t, 0, unix.SIGINT)
+	for _, s := range []os.Signal{unix.SIGINT, unix.SIGTERM} {
+		c.at(t, time.Hour, s)
+		if ended := <-c.ended; ended != s {
+			t.Errorf("ended by %s, want %s", ended, s)
+		}
 	}
 }
 

@@ -50,9 +50,13 @@ func Detach(cfg Config) (Removed, error) {
 			errs = append(errs, fmt.Errorf("detach %s: %w; if that namespace is gone, remove the pin", p.path, p.elsewhere(dir, here)))
 			continue
 		}
-		h, err := p.open(cfg)
-		if err != nil {
+		h, err := p.openForDetach(cfg)
+		if err != nil && p.link {
 			continue // nothing that holds a program: it goes with the directory
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("detach %s: %w", p.path, err))
+			continue
 		}
 		if err := cfg.step(stepLinkDetach, filepath.Base(p.path)); err != nil {
 			errs = append(errs, err, h.close())
@@ -80,6 +84,22 @@ func Detach(cfg Config) (Removed, error) {
 	errs = append(errs, removeTree(dir))
 	return r, errors.Join(errs...)
 }
+
+// openForDetach is open, also where the pin of a filter is broken: unlike a link's it
+// holds nothing, and the filter would stay when it goes.
+func (p heldPin) openForDetach(c Config) (holding, error) {
+	h, err := p.open(c)
+	if err != nil && !p.link && p.ours && c.Filters.List != nil {
+		return filterWithoutMark{newFilterHolding(c, p.key)}, nil
+	}
+	return h, err
+}
+
+// filterWithoutMark is a filter whose pin goes with the directory.
+type filterWithoutMark struct{ *filterHolding }
+
+func (filterWithoutMark) unpin() error { return nil }
+func (filterWithoutMark) close() error { return nil }
 
 // giveBackNumbers records where headends that nothing feeds any more have
 // stopped.

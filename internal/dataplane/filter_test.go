@@ -233,3 +233,21 @@ func TestFailureAtAnyStepOfAFilterLeavesWhatWasThere(t *testing.T) {
 		}
 	}
 }
+
+// The pin of a filter does not hold it: where it is broken, the filter goes all the
+// same before the directory does.
+func TestDetachTakesFiltersWithBrokenPinsOff(t *testing.T) {
+	b, in, others := filterBed(t)
+	d := b.open()
+	b.must(b.apply(d, bedNode()))
+	b.must(d.Close())
+	pin := pinOf(t, b, hookTC, in)
+	b.must(os.Remove(pin))
+	b.must(os.Mkdir(pin, 0o700))
+	if r, err := b.detach(b.cfg); err != nil || r.Links != 3 {
+		t.Errorf("detached %+v, %v; want three programs", r, err)
+	}
+	if at := b.programsAt(in, false); len(at) != 2 || at[0] != others[0] || at[1] != others[1] {
+		t.Errorf("programs %v after detaching; want those of others, %v", at, others)
+	}
+}
