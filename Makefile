@@ -64,7 +64,6 @@ check-format: deps-clang
 check-vet:
 	@echo "check: go vet"
 	@go vet ./...
-	@go vet -tags stock ./test/e2e
 
 .PHONY: check-rules
 check-rules:

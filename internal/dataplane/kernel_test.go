@@ -402,8 +402,8 @@ func TestProgramOfEachRoleIsOnItsInterfaceAndFirst(t *testing.T) {
 	states, err := d.Interfaces()
 	b.must(err)
 	want := []InterfaceState{
-		{Name: "out", Role: model.RoleEdge, Unmatched: "drop", TC: true, Out: true},
-		{Name: "in", Role: model.RoleCore, TC: true},
+		{Name: "out", Role: model.RoleEdge, Unmatched: "drop", TC: true, Out: true, Clsact: d.Clsact()},
+		{Name: "in", Role: model.RoleCore, TC: true, Clsact: d.Clsact()},
 	}
 	if diff := cmp.Diff(want, states); diff != "" {
 		t.Errorf("interfaces: %s", diff)

@@ -12,7 +12,7 @@ import (
 	"github.com/waystamp/waystamp/internal/host"
 )
 
-const detachTime = 30 * time.Second
+const detachTime = 2 * time.Minute
 
 // StartAgent runs a node's agent in its namespace and waits until it says that
 // its data path is armed. The agent outlives ctx and the process. If it ends
