@@ -74,7 +74,7 @@ int ws_edge_tc(struct __sk_buff *skb)
 	if (is_local(skb, &m, in.is_ip4))
 		return CTX_PASS;
 	if (m.action == WS_MATCH_MISSING)
-		return ws_refuse(skb, prefixes_missing(), 0);
+		return ws_refuse(skb, rules_missing(), 0);
 	if ((m.action != WS_MATCH_PATH && m.action != WS_MATCH_UNREAD) ||
 	    inner_is_unsteered(&in))
 		return edge_unmatched(skb, &in);

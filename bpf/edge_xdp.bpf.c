@@ -130,7 +130,7 @@ static __always_inline bool ruled_xdp(ctx_t *ctx, const struct ws_node *node,
 	if (node->rules)
 		target = ws_rules_find(ctx, sizeof(struct eth_hdr),
 				       WS_RULE_STEER, is_ip4, 0);
-	if (target >= MATCH_UNREAD)
+	if (target >= MATCH_NO_SET)
 		return false;
 	if (target)
 		m->target = target - 1;

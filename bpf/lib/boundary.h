@@ -34,10 +34,10 @@ static __always_inline bool node_is_armed(void)
 	return node_armed();
 }
 
-/* Of a packet that rules by prefixes would have something to say of. */
-static __always_inline enum ws_reason prefixes_missing(void)
+/* Of a packet that rules would have something to say of. */
+static __always_inline enum ws_reason rules_missing(void)
 {
-	return WS_REASON_PREFIXES_MISSING_BUG;
+	return WS_REASON_RULES_MISSING_BUG;
 }
 
 /* Without a plan nothing that concerns a domain goes on. */

@@ -17,6 +17,8 @@
 #define MATCH_UNKNOWN (~0U)
 /* No rule takes the packet, but if more of it could be read, one might. */
 #define MATCH_UNREAD (MATCH_UNKNOWN - 1)
+/* The set of rules that would say so is not there. */
+#define MATCH_NO_SET (MATCH_UNKNOWN - 2)
 /* In ws_match.action, as no table has it: another chain would take such a packet. */
 #define WS_MATCH_UNREAD 4
 
@@ -77,4 +79,13 @@ static __always_inline bool rules_are_there(void)
 	const struct ws_node *n = bpf_map_lookup_elem(&ws_node, &zero);
 
 	return n && n->rules;
+}
+
+/* The set is missed where there is none: what it would say nobody knows. */
+static __always_inline bool rules_are_missed(void)
+{
+	__u32 zero = 0;
+	const struct ws_node *n = bpf_map_lookup_elem(&ws_node, &zero);
+
+	return n && n->rules == WS_RULES_THERE;
 }

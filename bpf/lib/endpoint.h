@@ -267,7 +267,7 @@ static __always_inline enum ws_reason
 inner_check(const struct endpoint *ep, const struct inner *in, __be32 path)
 {
 	if (path == MATCH_UNKNOWN)
-		return prefixes_missing();
+		return rules_missing();
 	/* What no headend steers is no chain's either. */
 	if (!path || path != ep->tlv->path || inner_is_strange(in))
 		return WS_REASON_WRONG_CHAIN;

@@ -112,7 +112,7 @@ static __always_inline int guard_plain(struct __sk_buff *skb,
 	if (m.action == WS_MATCH_NONE || is_local(skb, &m, in->is_ip4))
 		return CTX_PASS;
 	return ws_refuse(skb,
-			 m.action == WS_MATCH_MISSING ? prefixes_missing() :
+			 m.action == WS_MATCH_MISSING ? rules_missing() :
 							WS_REASON_UNPROVEN,
 			 0);
 }

@@ -46,7 +46,7 @@ static __always_inline int leave_plain(struct __sk_buff *skb,
 	if (m.action == WS_MATCH_NONE)
 		return CTX_PASS;
 	return ws_refuse(skb,
-			 m.action == WS_MATCH_MISSING ? prefixes_missing() :
+			 m.action == WS_MATCH_MISSING ? rules_missing() :
 							WS_REASON_UNVERIFIED,
 			 0);
 }

@@ -73,7 +73,7 @@ static __always_inline int local_lost(struct __sk_buff *skb,
 		return CTX_PASS;
 	m = local_guard(&a);
 	if (m.action == WS_MATCH_MISSING)
-		return ws_refuse(skb, prefixes_missing(), 0);
+		return ws_refuse(skb, rules_missing(), 0);
 	if (m.action != WS_MATCH_PATH)
 		return CTX_PASS;
 	p = proxy_find(m.target);

@@ -95,15 +95,16 @@ static long mark_step(__u64 n, struct mark_walk *w)
 }
 
 /* ws_ruleset.steer of the first rule that fits a packet that leaves, with the mark
- * that it has now; 0: none does.
+ * that it has now; 0: none does. MATCH_UNKNOWN: the set is missing.
  */
 __noinline __u32 ws_rules_leave(struct __sk_buff *skb, int is_ip4)
 {
 	struct mark_walk w = { .set = rules_set(), .mark = skb->mark };
 	struct bench *b = bench();
 
-	if (!w.set || !b ||
-	    rules_fit(skb, b, w.set, sizeof(struct eth_hdr), WS_RULE_LEAVE,
+	if (!w.set || !b)
+		return rules_are_missed() ? MATCH_UNKNOWN : 0;
+	if (rules_fit(skb, b, w.set, sizeof(struct eth_hdr), WS_RULE_LEAVE,
 		      is_ip4, 0) != 1)
 		return 0;
 	__builtin_memcpy(&b->marked, w.set->any_mark, sizeof(b->marked));
@@ -115,7 +116,7 @@ __noinline __u32 ws_rules_leave(struct __sk_buff *skb, int is_ip4)
 }
 
 /* ws_ruleset.steer of the path that takes the packet; 0: none does, and the kernel
- * sends it as it is. MATCH_UNKNOWN: what prefixes say is missing.
+ * sends it as it is. MATCH_UNKNOWN: what rules say is missing.
  */
 static __always_inline __u32 own_path(struct __sk_buff *skb,
 				      const struct inner *in)
@@ -129,6 +130,8 @@ static __always_inline __u32 own_path(struct __sk_buff *skb,
 		return 0;
 	if (rules_are_there())
 		found = ws_rules_leave(skb, in->is_ip4);
+	if (found == MATCH_UNKNOWN) /* who knows what has a mark */
+		return is_own(skb, in) && is_control(in) ? 0 : found;
 	if (found & WS_RULE_BY_MARK)
 		return found & WS_RULE_TARGET;
 	if (!is_own(skb, in) || (is_control(in) && !(found & WS_RULE_BY_DSCP)))
@@ -155,7 +158,7 @@ static __always_inline int own_out(struct __sk_buff *skb, struct cursor c,
 	if (!found)
 		return CTX_PASS;
 	if (found == MATCH_UNKNOWN)
-		return ws_refuse(skb, prefixes_missing(), 0);
+		return ws_refuse(skb, rules_missing(), 0);
 	return headend_tc(skb, c, in, skb->len - sizeof(struct eth_hdr),
 			  found - 1, true);
 }

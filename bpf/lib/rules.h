@@ -236,7 +236,8 @@ static __always_inline __u32 rules_fit(ctx_t *ctx, struct bench *b,
 /* The rule's word on a packet: ws_ruleset.steer, without the bits, or .require of
  * the first rule that fits it; 0: none does. See rules_fit. By WS_RULE_STEER
  * MATCH_UNKNOWN where an earlier rule could fit what cannot be read, and MATCH_UNREAD
- * where none but such does. Not for WS_RULE_LEAVE.
+ * where none but such does. MATCH_NO_SET, and by WS_RULE_REQUIRE MATCH_UNKNOWN, where
+ * the set is missing. Not for WS_RULE_LEAVE.
  */
 static __always_inline __u32 rules_find(ctx_t *ctx, __u32 off, __u32 use,
 					int is_ip4, __u32 proven)
@@ -245,8 +246,11 @@ static __always_inline __u32 rules_find(ctx_t *ctx, __u32 off, __u32 use,
 	struct bench *b = bench();
 	__u32 first, rc;
 
-	if (!set || !b)
-		return 0;
+	if (!set || !b) {
+		if (!rules_are_missed())
+			return 0;
+		return use == WS_RULE_REQUIRE ? MATCH_UNKNOWN : MATCH_NO_SET;
+	}
 	b->unread = 0;
 	rc = rules_fit(ctx, b, set, off, use, is_ip4, proven);
 	/* Else who cuts packets to pieces would choose their chain. */

@@ -26,6 +26,10 @@ static __always_inline struct ws_match ruled(struct __sk_buff *skb, __u32 off,
 	target = ws_rules_find(skb, off, use, is_ip4, 0);
 	if (!target)
 		return m;
+	if (target == MATCH_NO_SET) {
+		m.action = WS_MATCH_MISSING;
+		return m;
+	}
 	if (use == WS_RULE_STEER && target >= MATCH_UNREAD) {
 		if (target == MATCH_UNKNOWN || m.action == WS_MATCH_PATH)
 			m.action = WS_MATCH_UNREAD;

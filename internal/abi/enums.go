@@ -99,7 +99,7 @@ const (
 	ReasonOptionUnknown       Reason = 90 // a destination option before the routing header must not be passed over by who does not know it
 	ReasonHeaderTooLong       Reason = 91 // the outer header with its options is longer than what can be kept while the packet is in a function
 	ReasonExtensionProgramBug Reason = 92 // the program for packets with options before their routing header is not there
-	ReasonPrefixesMissingBug  Reason = 93 // the table of prefixes that would say whether a chain takes or requires the packet is not there, or not all of it
+	ReasonRulesMissingBug     Reason = 93 // the tables that would say whether a chain takes or requires the packet are not there, or not all of them
 	ReasonPortsUnread         Reason = 94 // a chain by ports may be this packet's before the one that would take it, and its ports cannot be read
 )
 
@@ -197,7 +197,7 @@ var reasonNames = [...]string{
 	"option-unknown",
 	"header-too-long",
 	"extension-program-bug",
-	"prefixes-missing-bug",
+	"rules-missing-bug",
 	"ports-unread",
 }
 
@@ -308,7 +308,7 @@ var reasonTexts = [...]string{
 	"a destination option before the routing header must not be passed over by who does not know it",
 	"the outer header with its options is longer than what can be kept while the packet is in a function",
 	"the program for packets with options before their routing header is not there",
-	"the table of prefixes that would say whether a chain takes or requires the packet is not there, or not all of it",
+	"the tables that would say whether a chain takes or requires the packet are not there, or not all of them",
 	"a chain by ports may be this packet's before the one that would take it, and its ports cannot be read",
 }
 
@@ -529,6 +529,34 @@ func (v MatchAction) MarshalText() ([]byte, error) { return []byte(v.String()), 
 // UnmarshalText takes what MarshalText gives.
 func (v *MatchAction) UnmarshalText(b []byte) error {
 	return enumUnmarshal((*uint8)(v), "MatchAction", matchActionNames[:], string(b))
+}
+
+// RulesState tells whether a node has ordered rules.
+type RulesState uint8
+
+const (
+	RulesStateNone  RulesState = 0
+	RulesStateMaybe RulesState = 1 // while a plan with rules comes or goes
+	RulesStateThere RulesState = 2 // if not, nobody knows what it would say
+)
+
+var rulesStateNames = [...]string{
+	"none",
+	"maybe",
+	"there",
+}
+
+// String returns the name: lower case, words joined by hyphens. A number that
+// this build does not know prints as RulesState(N).
+func (v RulesState) String() string { return enumString("RulesState", rulesStateNames[:], uint8(v)) }
+
+// MarshalText gives what String gives, also for unknown numbers: programs that
+// outlived an upgrade may be newer than their reader.
+func (v RulesState) MarshalText() ([]byte, error) { return []byte(v.String()), nil }
+
+// UnmarshalText takes what MarshalText gives.
+func (v *RulesState) UnmarshalText(b []byte) error {
+	return enumUnmarshal((*uint8)(v), "RulesState", rulesStateNames[:], string(b))
 }
 
 // MatchUse is what a table of prefixes is for.

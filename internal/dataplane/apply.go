@@ -7,6 +7,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"github.com/waystamp/waystamp/internal/abi"
 	"github.com/waystamp/waystamp/internal/plan"
 )
 
@@ -101,7 +102,9 @@ func (d *Dataplane) applyInPlace(n plan.Node, t topology) (problems []error, err
 	}
 	// While either plan has rules, the programs look for them.
 	either := node
-	either.Rules |= t.node.Rules
+	if either.Rules != t.node.Rules {
+		either.Rules = uint32(abi.RulesStateMaybe)
+	}
 	either.Own |= t.node.Own
 	u.add(func() error { return g.setNode(node) }, nil)
 	if either != node {

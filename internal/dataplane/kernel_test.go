@@ -1349,8 +1349,33 @@ func TestChainThatChangesToAnOrderedRuleGetsANewGeneration(t *testing.T) {
 	ordered = bedNode()
 	e := egressOf(9, 0, model.SchemeKeyed, model.Match{Destination: prefix("2001:db8:9::/48"), Priority: 10}, ownSID(9), 2)
 	ordered.Egresses = append(ordered.Egresses, e)
-	b.must(b.apply(d, ordered))
-	b.must(b.apply(d, n))
+	state := func() abi.RulesState {
+		node, err := d.gen.node()
+		b.must(err)
+		return abi.RulesState(node.Rules)
+	}
+	var meanwhile []abi.RulesState
+	d.cfg.before = func(step, _ string) error {
+		if step == stepArm {
+			meanwhile = append(meanwhile, state())
+		}
+		return nil
+	}
+	// A set is missed while it is there for certain, and then only.
+	for _, c := range []struct {
+		plan            plan.Node
+		meanwhile, then abi.RulesState
+	}{
+		{plan: ordered, meanwhile: abi.RulesStateMaybe, then: abi.RulesStateThere},
+		{plan: ordered, meanwhile: abi.RulesStateThere, then: abi.RulesStateThere},
+		{plan: n, meanwhile: abi.RulesStateMaybe, then: abi.RulesStateNone},
+	} {
+		meanwhile = nil
+		b.must(b.apply(d, c.plan))
+		if got := state(); got != c.then || !slices.Equal(meanwhile, []abi.RulesState{c.meanwhile}) {
+			t.Errorf("rules are %s meanwhile and %s then; want %s and %s", meanwhile, got, c.meanwhile, c.then)
+		}
+	}
 	if d.gen.seq != 3 {
 		t.Errorf("generation %d, want 3 still", d.gen.seq)
 	}

@@ -107,7 +107,7 @@ type wiring struct {
 func resolve(n plan.Node, devices func(string) (Device, error)) (topology, error) {
 	t := topology{reach: map[string]reach{}, node: wsNode{Armed: 1}}
 	if len(plan.Ordered(n.HeadendRules()))+len(plan.Ordered(n.GuardRules())) > 0 {
-		t.node.Rules = 1
+		t.node.Rules = uint32(abi.RulesStateThere)
 	}
 	if hasOwn(n) {
 		t.node.Own = 1

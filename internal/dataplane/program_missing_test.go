@@ -68,39 +68,45 @@ func (r *rig) learned(p packets.Packet) error {
 	return err
 }
 
+// comes is what becomes of a packet that XDP leaves to TC as it is.
+func (r *rig) comes(p packets.Packet) (outcome, error) {
+	f := frame{port: p.Interface.Name, b: p.Frame}
+	xdp, err := r.runXDP(f)
+	if err == nil && (xdp.verdict != xdpPass || !slices.Equal(xdp.b, f.b)) {
+		err = fmt.Errorf("XDP: verdict %d, want it left to TC as it is", xdp.verdict)
+	}
+	if err := errors.Join(err, r.checkMoved("XDP", moved{})); err != nil {
+		return outcome{}, err
+	}
+	return r.runTC(f)
+}
+
+// leaves is what a program at TC egress makes of a packet.
+func leaves(prog string, from oracle.Origin) func(*rig, packets.Packet) (outcome, error) {
+	return func(r *rig, p packets.Packet) (outcome, error) {
+		if prog == progCoreOutTC {
+			return r.run(r.g.programs[prog], ebpf.RunOptions{Data: p.Frame, Context: skb{Ifindex: r.ports[portCore]}})
+		}
+		return r.runLeave(frame{b: p.Frame}, oracle.Departure{From: from})
+	}
+}
+
+// takesOwn makes a headend's chains take what it sends itself.
+func takesOwn(n *plan.Node) {
+	for i := range n.Headends {
+		n.Headends[i].Own = true
+	}
+}
+
 // What no table says anything of is refused: nobody knows what it would have said.
 // Not so what is for the node itself, as the kernel says, and what no rule is ever
 // asked about.
 func TestWithoutATableOfPrefixesNothingGoesOn(t *testing.T) {
 	const (
 		none    = ""
-		missing = "PREFIXES_MISSING_BUG"
+		missing = "RULES_MISSING_BUG"
 	)
-	out := func(prog string, from oracle.Origin) func(*rig, packets.Packet) (outcome, error) {
-		return func(r *rig, p packets.Packet) (outcome, error) {
-			if prog == progCoreOutTC {
-				return r.run(r.g.programs[prog], ebpf.RunOptions{Data: p.Frame, Context: skb{Ifindex: r.ports[portCore]}})
-			}
-			return r.runLeave(frame{b: p.Frame}, oracle.Departure{From: from})
-		}
-	}
-	comes := func(r *rig, p packets.Packet) (outcome, error) {
-		f := frame{port: p.Interface.Name, b: p.Frame}
-		xdp, err := r.runXDP(f)
-		if err == nil && (xdp.verdict != xdpPass || !slices.Equal(xdp.b, f.b)) {
-			err = fmt.Errorf("XDP: verdict %d, want it left to TC as it is", xdp.verdict)
-		}
-		if err := errors.Join(err, r.checkMoved("XDP", moved{})); err != nil {
-			return outcome{}, err
-		}
-		return r.runTC(f)
-	}
-	fromElsewhere, own := out(progEdgeOutTC, oracle.FromElsewhere), out(progCoreOutTC, oracle.FromNode)
-	takesOwn := func(n *plan.Node) {
-		for i := range n.Headends {
-			n.Headends[i].Own = true
-		}
-	}
+	comes, fromElsewhere, own := (*rig).comes, leaves(progEdgeOutTC, oracle.FromElsewhere), leaves(progCoreOutTC, oracle.FromNode)
 	proven := func(r *rig, p packets.Packet) (outcome, error) {
 		return r.runLeave(frame{b: p.Frame}, oracle.Departure{From: oracle.FromPlan, Index: true})
 	}
@@ -246,4 +252,70 @@ func TestWithoutAPlanTablesAreNoMatter(t *testing.T) {
 	if passed == 0 || passed == len(whole) {
 		t.Errorf("%d of %d packets pass; want some of them", passed, len(whole))
 	}
+}
+
+// The set of ordered rules is missed like a table of prefixes, once it is known to
+// be there: while a plan with rules comes or goes there may be none yet, or none any
+// more.
+func TestWithoutItsSetOfRulesANodeRefuses(t *testing.T) {
+	type run = func(*rig, packets.Packet) (outcome, error)
+	fromElsewhere, own := leaves(progEdgeOutTC, oracle.FromElsewhere), leaves(progCoreOutTC, oracle.FromNode)
+	rigs := map[string]*rig{"r4": newScapyRig(t, "r4"), "r5": newScapyRig(t, "r5")}
+	for _, r := range rigs {
+		r.must(r.apply(changed(r.node.Node, takesOwn)))
+	}
+	for _, c := range []struct {
+		node, packet string
+		run          run
+		xdp          bool   // it would have taken the packet
+		without      uint32 // what becomes of it where there may be no set
+	}{
+		{"r4", "rule-dport-443", (*rig).comes, true, tcPass},
+		{"r4", "rule-dport-442", (*rig).comes, false, tcPass},
+		{"r4", "rule-dport-443", own, false, tcPass},
+		{"r5", "rule-dport-443-plain", (*rig).comes, false, tcPass},
+		{"r5", "rule-dport-442-plain", (*rig).comes, false, tcPass},
+		{"r5", "rule-dport-443-proven", (*rig).comes, true, tcDrop}, // wrong-chain
+		{"r5", "rule-dport-443-plain", fromElsewhere, false, tcPass},
+	} {
+		r := rigs[c.node]
+		p, err := packets.Load(c.packet)
+		r.must(err)
+		node, err := r.g.node()
+		r.must(err)
+		set, err := r.openRules()
+		r.must(err)
+		for state, want := range map[abi.RulesState]uint32{abi.RulesStateThere: tcDrop, abi.RulesStateMaybe: c.without} {
+			node.Rules = uint32(state)
+			r.must(errors.Join(r.g.maps[tableRules].Put(uint32(0), set), r.g.setNode(node), r.setNumbers(1), r.forget()))
+			if c.xdp {
+				r.must(r.in(func() error { return r.learned(p) }))
+			}
+			r.must(errors.Join(r.forget(), r.g.maps[tableRules].Delete(uint32(0))))
+			_, err := r.counted()
+			r.must(err)
+			var got outcome
+			r.must(r.in(func() (err error) {
+				got, err = c.run(r, p)
+				return err
+			}))
+			m, err := r.counted()
+			r.must(err)
+			missed := slices.Equal(m.dropped, []string{"RULES_MISSING_BUG"})
+			if got.verdict != want || missed != (state == abi.RulesStateThere) {
+				t.Errorf("%s: %s, rules %s: verdict %d, refused for %v; want verdict %d", c.node, c.packet, state, int32(got.verdict), m.dropped, int32(want))
+			}
+		}
+		node.Rules = uint32(abi.RulesStateThere)
+		r.must(errors.Join(r.g.maps[tableRules].Put(uint32(0), set), set.Close(), r.g.setNode(node)))
+	}
+}
+
+// openRules opens the set of rules in force.
+func (r *rig) openRules() (*ebpf.Map, error) {
+	var id ebpf.MapID
+	if err := r.g.maps[tableRules].Lookup(uint32(0), &id); err != nil {
+		return nil, err
+	}
+	return ebpf.NewMapFromID(id)
 }

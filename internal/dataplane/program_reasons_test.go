@@ -86,7 +86,7 @@ func reasonCases() map[abi.Reason]reasonCase {
 		abi.ReasonExtensionProgramBug: {node: "r2", packet: "options-hop-by-hop-1", damage: func(r *rig) error {
 			return r.g.maps[tablePrograms].Delete(uint32(abi.ProgramExt))
 		}},
-		abi.ReasonPrefixesMissingBug: {node: "r6", packet: "unproven", damage: func(r *rig) error {
+		abi.ReasonRulesMissingBug: {node: "r6", packet: "unproven", damage: func(r *rig) error {
 			return r.g.maps[tableMatch].Delete(uint32(abi.MatchUseRequire))
 		}},
 		abi.ReasonBehaviourBug: {node: "r2", packet: "web-1", damage: func(r *rig) error {

@@ -326,7 +326,7 @@ func (r *rig) apply(n *plan.Node) error {
 		node.Armed = 1
 	}
 	if len(w.rules) > 0 {
-		node.Rules = 1
+		node.Rules = uint32(abi.RulesStateThere)
 	}
 	if n != nil && hasOwn(*n) {
 		node.Own = 1

@@ -22,7 +22,7 @@ import (
 // tests hold the list against what all their packets do.
 var spentRefusals = []abi.Reason{
 	abi.ReasonInnerProtocol, abi.ReasonInnerTruncated, abi.ReasonInnerVersion, abi.ReasonWrongChain, abi.ReasonEcn,
-	abi.ReasonPrefixesMissingBug, abi.ReasonStripFailed, abi.ReasonBoundsBug,
+	abi.ReasonRulesMissingBug, abi.ReasonStripFailed, abi.ReasonBoundsBug,
 }
 
 // rereadTurns is how many savings it takes until each window has been read again,

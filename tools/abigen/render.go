@@ -30,6 +30,7 @@ var goEnums = map[string]struct{ typ, doc string }{
 	"ws_on_unknown":   {"OnUnknown", "OnUnknown says what becomes of a packet from a function that no header is kept for."},
 	"ws_rule_use":     {"RuleUse", "RuleUse is what a packet is looked up for in ordered rules."},
 	"ws_match_action": {"MatchAction", "MatchAction is what a classification rule says of a packet that it matches."},
+	"ws_rules_state":  {"RulesState", "RulesState tells whether a node has ordered rules."},
 	"ws_match_use":    {"MatchUse", "MatchUse is what a table of prefixes is for."},
 }
 

@@ -109,6 +109,13 @@ struct ws_config {
 	__u32 pad;
 };
 
+/* Is there a set in ws_rules? */
+enum ws_rules_state {
+	WS_RULES_NONE = 0,
+	WS_RULES_MAYBE = 1, /* while a plan with rules comes or goes */
+	WS_RULES_THERE = 2, /* if not, nobody knows what it would say */
+};
+
 /* ws_node[0]. Zero, as the map is made: refuse. */
 struct ws_node {
 	__u32 armed; /* 1: the maps hold a whole plan */
@@ -123,7 +130,7 @@ struct ws_node {
 	__u8 cut_back_dmac[6];
 	__u32 xdp; /* 1: XDP is there to use the ways that TC remembers */
 	__u32 ways; /* ways remembered under another number do not count */
-	__u32 rules; /* 1: there may be some in ws_rules */
+	__u32 rules; /* enum ws_rules_state */
 	/* 1: some path takes what this node sends itself, or what is marked */
 	__u32 own;
 };

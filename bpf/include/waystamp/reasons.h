@@ -101,7 +101,7 @@
 	X(OPTION_UNKNOWN, "a destination option before the routing header must not be passed over by who does not know it") \
 	X(HEADER_TOO_LONG, "the outer header with its options is longer than what can be kept while the packet is in a function") \
 	X(EXTENSION_PROGRAM_BUG, "the program for packets with options before their routing header is not there") \
-	X(PREFIXES_MISSING_BUG, "the table of prefixes that would say whether a chain takes or requires the packet is not there, or not all of it") \
+	X(RULES_MISSING_BUG, "the tables that would say whether a chain takes or requires the packet are not there, or not all of them") \
 	X(PORTS_UNREAD, "a chain by ports may be this packet's before the one that would take it, and its ports cannot be read")
 
 enum ws_reason {
