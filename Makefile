@@ -64,6 +64,7 @@ check-format: deps-clang
 check-vet:
 	@echo "check: go vet"
 	@go vet ./...
+	@go vet -tags stock ./test/e2e
 
 .PHONY: check-rules
 check-rules:

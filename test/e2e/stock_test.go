@@ -1,0 +1,281 @@
+//go:build stock
+
+// Tests of what distributions' kernels have and a small one may lack: VLAN
+// interfaces and netem. make test-kernels builds and runs them.
+
+package e2e
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/waystamp/waystamp/internal/host"
+	"github.com/waystamp/waystamp/internal/lab"
+	"github.com/waystamp/waystamp/internal/manifest"
+	"github.com/waystamp/waystamp/internal/model"
+	"github.com/waystamp/waystamp/internal/srv6"
+)
+
+// impair makes a link lose its order, or what else netem can do (tc-netem(8)),
+// in one direction.
+func (w *world) impair(from, to string, how ...string) (mend func()) {
+	w.t.Helper()
+	args := []string{"tc", "qdisc", "add", "dev", from + "-" + to, "root", "netem"}
+	w.shell(from, append(args, how...)...)
+	return func() {
+		w.t.Helper()
+		w.shell(from, "tc", "qdisc", "del", "dev", from+"-"+to, "root")
+	}
+}
+
+// numbered are datagrams from h1 to h2, each with its number.
+type numbered struct {
+	w        *world
+	out      func(payloads ...[]byte)
+	in       func() []byte
+	sent     uint32
+	received []uint32 // in the order in which they came
+}
+
+func (w *world) numbered() *numbered {
+	w.t.Helper()
+	d := &numbered{w: w}
+	d.out, d.in = w.datagrams()
+	return d
+}
+
+// send sends n at once and waits for as many.
+func (d *numbered) send(n int) {
+	d.w.t.Helper()
+	for range n {
+		d.out(binary.BigEndian.AppendUint32(nil, d.sent))
+		d.sent++
+	}
+	for range n {
+		b := d.in()
+		if len(b) != 4 {
+			d.w.t.Fatalf("a datagram has %d bytes, want 4", len(b))
+		}
+		d.received = append(d.received, binary.BigEndian.Uint32(b))
+	}
+}
+
+// once checks that each datagram has come, and none twice.
+func (d *numbered) once() {
+	d.w.t.Helper()
+	got := slices.Sorted(slices.Values(d.received))
+	for i, n := range got {
+		if n != uint32(i) {
+			d.w.t.Fatalf("of %d datagrams the %d-th that was delivered, in order, has number %d", d.sent, i, n)
+		}
+	}
+}
+
+// A link in the middle of a chain sends some packets twice. The egress refuses
+// each second one, and delivers each first one.
+func TestStockDuplicatesOfALinkAreRefused(t *testing.T) {
+	bothSchemes(t, func(t *testing.T, s model.Scheme) {
+		w := build(t, narrowing, proven(s))
+		p := w.path("web", model.Forward)
+		w.reaches("h1", "h2")
+		seen := w.capture("r3", "r3-r2")
+		before, err := w.frames(p)
+		must(t, err)
+		mend := w.impair("r2", "r3", "duplicate", "10%")
+		d := w.numbered()
+		const n, burst = 600, 100
+		for range n / burst {
+			d.send(burst)
+		}
+		mend()
+		// What is behind the last second one.
+		d.send(1)
+
+		// By what came out of the link: what is in proofs tells packets apart.
+		var again uint64
+		eventually(t, func() error {
+			came := map[srv6.Proof]bool{}
+			proofs := seen.proofs(p.Path)
+			for _, v := range proofs {
+				came[v] = true
+			}
+			again = uint64(len(proofs) - len(came))
+			now, err := w.frames(p)
+			if err != nil {
+				return err
+			}
+			got := make([]uint64, len(now))
+			for i := range now {
+				got[i] = now[i].Frames - before[i].Frames
+			}
+			want := []uint64{n + 1, n + 1, n + 1 + again, n + 1}
+			if len(came) != n+1 || !slices.Equal(got, want) {
+				return fmt.Errorf("%d packets and %d second ones came by; the hops have counted %v, want %v", len(came), again, got, want)
+			}
+			return nil
+		})
+		if again == 0 {
+			t.Fatalf("of %d packets none came twice", n)
+		}
+		t.Logf("%d of %d packets came twice", again, n)
+		w.refused("r6", "replay", again)
+		d.once()
+	})
+}
+
+// A link in the middle of a chain changes the order of packets, by no more than the
+// window remembers: none of them is lost.
+func TestStockReorderingWithinTheWindowLosesNothing(t *testing.T) {
+	bothSchemes(t, func(t *testing.T, s model.Scheme) {
+		w := build(t, narrowing, proven(s), func(m *manifest.Manifest) { m.Domain.Chains[0].Proof.Window = model.WindowMin })
+		p := w.path("web", model.Forward)
+		w.reaches("h1", "h2")
+		since := w.counting(p)
+		w.impair("r2", "r3", "delay", "10ms", "reorder", "25%")
+		d := w.numbered()
+		const bursts, burst = 20, model.WindowMin - 4 // so late a packet may be
+		for range bursts {
+			d.send(burst)
+		}
+		if n := since().frames(); n != bursts*burst {
+			t.Errorf("%d frames have taken the chain, want %d", n, bursts*burst)
+		}
+		overtaken := 0
+		for i, n := range d.received {
+			if i > 0 && n < d.received[i-1] {
+				overtaken++
+			}
+		}
+		if overtaken == 0 {
+			t.Errorf("of %d packets none has been overtaken", bursts*burst)
+		}
+		t.Logf("%d times a packet came behind a later one", overtaken)
+		d.once()
+		// And none was refused, anywhere, as is checked at the end.
+	})
+}
+
+// tagLink puts a VLAN interface on top of either end of a link, and moves addresses
+// and routes there.
+func (w *world) tagLink(a, b string, id int) {
+	w.t.Helper()
+	ends := [][2]string{{a, a + "-" + b}, {b, b + "-" + a}}
+	for _, end := range ends {
+		w.addVLAN(end[0], end[1], id)
+		tagged := fmt.Sprintf("%s.%d", end[1], id)
+		n := w.net(end[0])
+		for line := range strings.Lines(w.shell(end[0], "ip", "-6", "-o", "address", "show", "dev", end[1])) {
+			f := strings.Fields(line) // INDEX: NAME inet6 PREFIX scope ...
+			if len(f) < 4 || f[2] != "inet6" {
+				w.t.Fatalf("ip says %q", line)
+			}
+			must(w.t, n.AddAddress(tagged, netip.MustParsePrefix(f[3])))
+		}
+	}
+	for _, end := range ends {
+		n := w.net(end[0])
+		tagged := fmt.Sprintf("%s.%d", end[1], id)
+		must(w.t, n.WaitUp(soon(w.t), tagged))
+		routes, err := n.Routes(host.ProtocolStatic)
+		must(w.t, err)
+		for _, r := range routes {
+			if r.Device != end[1] || !r.Via.IsValid() {
+				continue
+			}
+			must(w.t, n.DeleteRoute(r))
+			r.Device = tagged
+			must(w.t, n.AddRoute(r))
+		}
+		for line := range strings.Lines(w.shell(end[0], "ip", "-6", "-o", "address", "show", "dev", end[1])) {
+			must(w.t, n.DeleteAddress(end[1], netip.MustParsePrefix(strings.Fields(line)[3])))
+		}
+	}
+}
+
+// addVLAN makes the interface LOWER.ID on top of an interface.
+func (w *world) addVLAN(node, lower string, id int) {
+	w.t.Helper()
+	name := fmt.Sprintf("%s.%d", lower, id)
+	w.shell(node, "ip", "link", "add", "link", lower, "name", name, "type", "vlan", "id", fmt.Sprint(id))
+	must(w.t, w.net(node).SetUp(name))
+}
+
+// An edge and a link in the middle are VLAN interfaces, of IEEE 802.1Q; so are their
+// other ends. What is below them is in the plan, too.
+func TestStockChainOverVLANInterfaces(t *testing.T) {
+	bothSchemes(t, func(t *testing.T, s model.Scheme) {
+		m := parse(t, narrowing, proven(s))
+		for node, i := range map[string]model.Interface{
+			"r1": {Name: "r1-h1.5", Role: model.RoleEdge},
+			"r2": {Name: "r2-r3.7", Role: model.RoleCore, MTU: 1700},
+			"r3": {Name: "r3-r2.7", Role: model.RoleCore, MTU: 1700},
+		} {
+			at := slices.IndexFunc(m.Domain.Nodes, func(n model.Node) bool { return n.Name == node })
+			m.Domain.Nodes[at].Interfaces = append(m.Domain.Nodes[at].Interfaces, i)
+		}
+		w := buildFrom(t, m, func(c *lab.Config) { c.WithoutAgents = true })
+		w.tagLink("h1", "r1", 5)
+		w.tagLink("r2", "r3", 7)
+		for _, n := range w.nodes() {
+			must(t, w.StartAgent(soon(t), n))
+		}
+		w.silent = false
+
+		r3 := w.net("r3")
+		tagged, err := r3.Received("r3-r2.7")
+		must(t, err)
+		since, back := w.counting(w.path("web", model.Forward)), w.counting(w.path("web", model.Reverse))
+		w.reaches("h1", "h2")
+		const size = 2_000_000
+		for _, way := range [][2]string{{"h1", "h2"}, {"h2", "h1"}} {
+			r := w.download(way[0], way[1], size)
+			t.Logf("from %s: %.2f Gb/s", way[0], gigabits(r))
+		}
+		there, andBack := since(), back()
+		for _, f := range []flow{there, andBack} {
+			if least := uint64(size / 1440); f.frames() < least {
+				t.Errorf("%d frames, want %d at least", f.frames(), least)
+			}
+		}
+		now, err := r3.Received("r3-r2.7")
+		must(t, err)
+		if now-tagged < there[2].Packets {
+			t.Errorf("r3 has stamped %d packets, of which %d came in the VLAN", there[2].Packets, now-tagged)
+		}
+
+		// A VLAN that nobody has thought of: of segment routing nothing comes in by
+		// it, and no chain takes what does.
+		w.addVLAN("h1", "h1-r1", 9)
+		w.addVLAN("r1", "r1-h1", 9)
+		must(t, w.net("h1").AddAddress("h1-r1.9", netip.MustParsePrefix("fc00:99::2/64")))
+		must(t, w.net("r1").AddAddress("r1-h1.9", netip.MustParsePrefix("fc00:99::1/64")))
+		must(t, w.net("h1").WaitUp(soon(t), "h1-r1.9"))
+		must(t, w.net("r1").WaitUp(soon(t), "r1-h1.9"))
+		outside, node := openPort(t, w.ns("h1"), "h1-r1.9", unix.ETH_P_IPV6), openPort(t, w.ns("r1"), "r1-h1.9", unix.ETH_P_IPV6)
+		before := time.Now()
+		for _, sid := range w.path("web", model.Forward).Segments() {
+			must(t, sendBy(outside, srv6.Packet{
+				Ethernet: &srv6.Ethernet{Destination: node.MAC, Source: outside.MAC, Type: srv6.EtherTypeIPv6},
+				Header:   srv6.Header{NextHeader: unix.IPPROTO_NONE, HopLimit: 64, Source: netip.MustParseAddr("fc00:99::2"), Destination: sid},
+			}))
+		}
+		w.refused("r1", "outside-sid", uint64(len(w.path("web", model.Forward).Segments())))
+		w.explained(w.event(before, "r1", "outside-sid"),
+			"a packet from fc00:99::2 to r2 (fw) was refused: a packet from outside is addressed to the SID block")
+
+		w.shell("h1", "ip", "-6", "route", "add", "fc00:8::/64", "via", "fc00:99::1", "dev", "h1-r1.9")
+		since = w.counting(w.path("web", model.Forward))
+		w.isCutOff("h1", "h2", probes)
+		w.refused("r6", "unproven", probes)
+		if n := since().frames(); n != 0 {
+			t.Errorf("the chain has taken %d frames of a VLAN that is not in the plan", n)
+		}
+	})
+}
