@@ -488,7 +488,7 @@ func TestAnAgentThatCannotStartChangesNothing(t *testing.T) {
 		args []string
 		says string
 	}{
-		{"garbage", []byte("not a plan\n"), nil, "read a node's plan: invalid character"},
+		{"garbage", []byte("not a plan\n"), nil, "it is not whole, or not JSON: invalid character"},
 		{"an interface that does not exist", bytes.Replace(good, []byte(`"r2-r3"`), []byte(`"r2-r9"`), 1), nil,
 			"interface r2-r9: there is no such interface"},
 		{"another node's plan", good, []string{"--node", "r3"}, "the plan is for another node: r2; this is the agent of r3"},
