@@ -632,7 +632,7 @@ func (p *packet) ownOuter() int {
 	}
 	ip := ipv6(p.b)
 	srh, refused := ip.options()
-	if ip.source() != p.node.Address || refused.reason != "" {
+	if ip.source() != p.node.Address || refused.reason != "" || len(p.b) < srh+8 {
 		return 0
 	}
 	return srh + 8 + 8*int(p.b[srh+1])
@@ -641,6 +641,9 @@ func (p *packet) ownOuter() int {
 // answerInside answers the sender of the packet at offset at, of whatever version.
 func (p *packet) answerInside(r Reason, at int, e icmp) Result {
 	srh := 0
+	if at > len(p.b) {
+		return p.drop(r)
+	}
 	if at > 0 {
 		srh, _ = ipv6(p.b).options()
 	}
