@@ -69,9 +69,6 @@ struct bench {
 	__u32 dscp;
 	struct rules_fit fit;
 	struct rules_fit marked;
-	/* Those that a packet could fit of which not all can be read, and whether it
-	 * is one; a headend's.
-	 */
+	/* Those that a packet could fit of which not all can be read. */
 	struct rules_fit could;
-	__u32 unread;
 };

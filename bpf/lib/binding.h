@@ -37,7 +37,7 @@ static __noinline bool binding_read(struct cursor inner, __u32 next,
 
 	if (next != NEXTHDR_IPV6 && next != NEXTHDR_IPV4)
 		return false;
-	if (!tuple_read(inner, next == NEXTHDR_IPV4, &t))
+	if (tuple_read(inner, next == NEXTHDR_IPV4, &t) == TUPLE_CUT)
 		return false;
 	*binding = tuple_binding(s->bind_key, &t);
 	return true;

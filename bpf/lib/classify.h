@@ -19,6 +19,8 @@
 #define MATCH_UNREAD (MATCH_UNKNOWN - 1)
 /* The set of rules that would say so is not there. */
 #define MATCH_NO_SET (MATCH_UNKNOWN - 2)
+/* Beside a headend: it takes the packet, unless a prefix takes it as well. */
+#define MATCH_UNLESS_PREFIX (1U << 29)
 /* In ws_match.action, as no table has it: another chain would take such a packet. */
 #define WS_MATCH_UNREAD 4
 

@@ -62,7 +62,9 @@ __noinline int ws_has_srh(struct __sk_buff *skb)
 			return true;
 		if (next == NEXTHDR_ROUTING && head[2] == ROUTING_TYPE_SRH)
 			return true;
-		if (next != NEXTHDR_FRAGMENT)
+		if (next == NEXTHDR_AUTH)
+			off += (head[1] + 2) * 4;
+		else if (next != NEXTHDR_FRAGMENT)
 			off += (head[1] + 1) * 8;
 		else if (head[2] || head[3] & 0xf8)
 			return false;

@@ -26,7 +26,11 @@
 #define NEXTHDR_ICMP6 58
 #define NEXTHDR_DEST 60
 #define NEXTHDR_SCTP 132
+#define NEXTHDR_MOBILITY 135
 #define NEXTHDR_UDPLITE 136
+#define NEXTHDR_HIP 139
+#define NEXTHDR_SHIM6 140
+#define NEXTHDR_UNASSIGNED 148 /* from here on; 253 and 254: experiments */
 
 #define ROUTING_TYPE_SRH 4 /* RFC 8754 2 */
 
@@ -49,6 +53,7 @@ struct ip6_hdr {
 _Static_assert(sizeof(struct ip6_hdr) == 40, "IPv6 header");
 
 #define IP6_NEXTHDR_OFF 6
+#define IP6_OFFSET_MASK bpf_htons(0xfff8) /* RFC 8200 4.5 */
 
 /* RFC 791 3.1; options follow. */
 struct ip4_hdr {
@@ -188,7 +193,8 @@ static __always_inline bool ip4_is_ip4(const struct ip4_hdr *ip4)
 /* Is there a header that an SRH may be behind? */
 static __always_inline bool nexthdr_may_hide(__u32 nexthdr)
 {
-	return nexthdr_may_route(nexthdr) || nexthdr == NEXTHDR_FRAGMENT;
+	return nexthdr_may_route(nexthdr) || nexthdr == NEXTHDR_FRAGMENT ||
+	       nexthdr == NEXTHDR_AUTH;
 }
 
 static __always_inline bool ip6_has_extension(const struct ip6_hdr *ip6)

@@ -34,6 +34,20 @@ static __always_inline bool fit_is_empty(const struct rules_fit *f)
 	return !any;
 }
 
+/* Is one rule in f, which is not empty, and no more? */
+static __always_inline bool fit_is_one(const struct rules_fit *f)
+{
+	__u64 more = 0, any = 0;
+
+	for (__u32 i = 0; i < WS_RULE_WORDS; i++) {
+		more |= f->word[i] & (f->word[i] - 1);
+		if (f->word[i])
+			more |= any;
+		any |= f->word[i];
+	}
+	return !more;
+}
+
 /* By the lowest bit times a de Bruijn number (B(2, 6), 0x03f79d71b4cb0a89). */
 static const __u8 lowest_bit[64] = {
 	0,  1,	48, 2,	57, 49, 28, 3,	61, 58, 50, 42, 38, 29, 17, 4,
@@ -147,7 +161,6 @@ static __noinline void fit_proven(struct rules_fit *f,
 		f->word[w] &= set->any_mark[w] | set->proven.fit[i][w];
 }
 
-/* All that can be told of a packet that is not whole. */
 static __always_inline void tuple_addrs(struct tuple *t, const struct inner *in)
 {
 	struct addrs a = inner_addrs(in);
@@ -158,30 +171,24 @@ static __always_inline void tuple_addrs(struct tuple *t, const struct inner *in)
 	t->dst[1] = a.dst[1];
 }
 
-/* What rules look at of the packet at off, in b. Returns 0 where there is nothing
- * that a rule could fit, or READ_WHOLE, or READ_PART: nothing but the addresses and
- * the DSCP. TC has pulled what tuple_read reads.
+/* What rules look at of the packet at off, in b. False: there is nothing that a
+ * rule could fit. TC has pulled what tuple_read reads.
  */
-#define READ_WHOLE 1
-#define READ_PART 2
-
-static __always_inline __u32 rules_read_as(struct cursor c, struct bench *b,
-					   const bool is_ip4)
+static __always_inline bool rules_read_as(struct cursor c, struct bench *b,
+					  const bool is_ip4)
 {
 	struct cursor at = c;
 	struct inner in;
 
 	if (!inner_take(&at, is_ip4, &in))
-		return 0;
+		return false;
 	b->dscp = bpf_ntohl(inner_vtc(&in)) >> 22 & 63;
-	if (tuple_read(c, is_ip4, &b->tuple))
-		return READ_WHOLE;
-	tuple_addrs(&b->tuple, &in);
-	return READ_PART;
+	tuple_read(c, is_ip4, &b->tuple);
+	return true;
 }
 
-static __noinline __u32 rules_read(ctx_t *ctx, struct bench *b, __u32 off,
-				   int is_ip4)
+static __noinline bool rules_read(ctx_t *ctx, struct bench *b, __u32 off,
+				  int is_ip4)
 {
 	struct cursor c = ctx_cursor(ctx);
 
@@ -192,52 +199,92 @@ static __noinline __u32 rules_read(ctx_t *ctx, struct bench *b, __u32 off,
 			    rules_read_as(c, b, false);
 }
 
-/* The rules that a packet fits by all but its mark are left in b->fit. Returns 0
- * where there are none, and else whether it could be read: 1, or, on XDP,
- * MATCH_UNKNOWN. off:
- * of the IP header, from the start of the frame. proven: by WS_RULE_REQUIRE the path
- * of the proof, else nothing.
+/* From the rules that fit the packet by addresses and DSCP, in b->fit, those that
+ * fit it by what it says of its upper layer, and in b->could those that would fit
+ * what its receiver may find there.
+ */
+static __always_inline void fit_upper_layer(struct bench *b,
+					    const struct ws_ruleset *set)
+{
+	const __u64 *named = set->protocol[b->tuple.protocol];
+	__u32 known = b->tuple.known;
+
+	if (known != TUPLE_PORTS) {
+		__builtin_memcpy(&b->could, &b->fit, sizeof(b->could));
+		if (known >= TUPLE_LATER)
+			fit_and(&b->could, named);
+	}
+	fit_port(&b->fit, &set->sport, b->tuple.sport);
+	fit_port(&b->fit, &set->dport, b->tuple.dport);
+	/* A datagram whose first fragment a rule by ports could take is refused with
+	 * that one. All others may be what this is a part of.
+	 */
+	if (known == TUPLE_LATER)
+		fit_or(&b->could, b->fit.word);
+	fit_and(&b->fit, named);
+}
+
+/* The rules that a packet fits by all but its mark are left in b->fit; if not all
+ * that they ask for can be read, in b->could those that it could fit. Returns 0
+ * where it fits none, or 1, or, on XDP, MATCH_UNKNOWN. off: of the IP header, from
+ * the start of the frame. proven: by WS_RULE_REQUIRE the path of the proof, else
+ * nothing.
  */
 static __always_inline __u32 rules_fit(ctx_t *ctx, struct bench *b,
 				       const struct ws_ruleset *set, __u32 off,
 				       __u32 use, int is_ip4, __u32 proven)
 {
-	__u32 read = rules_read(ctx, b, off, is_ip4);
-
-	if (!read)
+	b->tuple.known = TUPLE_PORTS;
+	if (!rules_read(ctx, b, off, is_ip4))
 		return 0;
-	if (read == READ_PART && WS_HOOK == WS_HOOK_XDP)
+	if (b->tuple.known < TUPLE_PROTOCOL && WS_HOOK == WS_HOOK_XDP)
 		return MATCH_UNKNOWN;
 	__builtin_memcpy(&b->fit, set->use[use][is_ip4 & 1], sizeof(b->fit));
 	fit_and(&b->fit, set->dscp[b->dscp & 63]);
 	fit_addr(&b->fit, &set->dst, b->tuple.dst);
-	if (fit_is_empty(&b->fit))
+	if (fit_is_empty(&b->fit)) {
+		b->tuple.known = TUPLE_PORTS; /* nobody asks for more */
 		return 0;
+	}
 	fit_addr(&b->fit, &set->src, b->tuple.src);
-	if (read == READ_WHOLE)
-		fit_and(&b->fit, set->protocol[b->tuple.protocol]);
-	if (use == WS_RULE_STEER && (read == READ_PART || b->tuple.fragment)) {
-		b->unread = 1;
-		__builtin_memcpy(&b->could, &b->fit, sizeof(b->could));
-	}
-	if (read == READ_WHOLE) {
-		if (!b->tuple.fragment || use != WS_RULE_SUSPECT) {
-			fit_port(&b->fit, &set->sport, b->tuple.sport);
-			fit_port(&b->fit, &set->dport, b->tuple.dport);
-		}
-	} else if (use != WS_RULE_SUSPECT) {
-		fit_and(&b->fit, set->any_protocol);
-	}
+	fit_upper_layer(b, set);
+	if (use == WS_RULE_SUSPECT && b->tuple.known != TUPLE_PORTS)
+		__builtin_memcpy(&b->fit, &b->could, sizeof(b->fit));
 	if (use == WS_RULE_REQUIRE)
 		fit_proven(&b->fit, set, proven);
 	return !fit_is_empty(&b->fit);
 }
 
+/* The rule's word on a packet of which a rule may ask for more than can be read:
+ * else who hides that would choose the chain. It takes the packet if no rule before
+ * it could; of a later fragment, which may be anything, if none behind it could,
+ * either. fits: some rule fits it as it is.
+ */
+static __always_inline __u32 rules_unread(const struct bench *b,
+					  const struct ws_ruleset *set,
+					  bool fits)
+{
+	__u32 first;
+
+	if (fit_is_empty(&b->could))
+		return 0;
+	first = fit_first(&b->could);
+	if (!fits || fit_first(&b->fit) != first)
+		return fits ? MATCH_UNKNOWN : MATCH_UNREAD;
+	first &= WS_RULES_MAX - 1;
+	if (b->tuple.known != TUPLE_LATER ||
+	    set->any_protocol[first / 64] >> (first & 63) & 1)
+		return set->steer[first] & WS_RULE_TARGET;
+	if (!fit_is_one(&b->could))
+		return MATCH_UNKNOWN;
+	return (set->steer[first] & WS_RULE_TARGET) | MATCH_UNLESS_PREFIX;
+}
+
 /* The rule's word on a packet: ws_ruleset.steer, without the bits, or .require of
  * the first rule that fits it; 0: none does. See rules_fit. By WS_RULE_STEER
- * MATCH_UNKNOWN where an earlier rule could fit what cannot be read, and MATCH_UNREAD
- * where none but such does. MATCH_NO_SET, and by WS_RULE_REQUIRE MATCH_UNKNOWN, where
- * the set is missing. Not for WS_RULE_LEAVE.
+ * MATCH_UNKNOWN where an earlier rule could fit what cannot be read, MATCH_UNREAD
+ * where none but such does, and MATCH_UNLESS_PREFIX. MATCH_NO_SET, and by
+ * WS_RULE_REQUIRE MATCH_UNKNOWN, where the set is missing. Not for WS_RULE_LEAVE.
  */
 static __always_inline __u32 rules_find(ctx_t *ctx, __u32 off, __u32 use,
 					int is_ip4, __u32 proven)
@@ -251,14 +298,13 @@ static __always_inline __u32 rules_find(ctx_t *ctx, __u32 off, __u32 use,
 			return 0;
 		return use == WS_RULE_REQUIRE ? MATCH_UNKNOWN : MATCH_NO_SET;
 	}
-	b->unread = 0;
 	rc = rules_fit(ctx, b, set, off, use, is_ip4, proven);
-	/* Else who cuts packets to pieces would choose their chain. */
-	if (b->unread && !fit_is_empty(&b->could) &&
-	    (!rc || fit_first(&b->could) != fit_first(&b->fit)))
-		return rc ? MATCH_UNKNOWN : MATCH_UNREAD;
-	if (rc != 1)
+	if (rc == MATCH_UNKNOWN)
 		return rc;
+	if (use == WS_RULE_STEER && b->tuple.known != TUPLE_PORTS)
+		return rules_unread(b, set, rc);
+	if (!rc)
+		return 0;
 	first = fit_first(&b->fit) & (WS_RULES_MAX - 1);
 	return use == WS_RULE_STEER ? set->steer[first] & WS_RULE_TARGET :
 				      set->require[first];

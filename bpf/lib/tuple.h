@@ -17,14 +17,29 @@
  */
 #define TUPLE_LEN (40 + TUPLE_EXTENSIONS_LEN + 4)
 
+/* What a packet says of its upper layer that its receiver would go by. */
+enum tuple_known {
+	TUPLE_CUT, /* nothing: it ends too early, or has too many headers */
+	/* What comes next may stand in front of another header, and cannot be
+	 * passed over: an unknown one, or one that is in other fragments.
+	 */
+	TUPLE_HIDDEN,
+	/* A later fragment of IPv6. It names a protocol, but its receiver goes by
+	 * the first one (RFC 8200 4.5).
+	 */
+	TUPLE_LATER,
+	TUPLE_PROTOCOL, /* a fragment: the ports are in one of them at most */
+	TUPLE_PORTS, /* all, where the protocol has any */
+};
+
 struct tuple {
 	__be64 src[2]; /* IPv4: ::ffff:a.b.c.d */
 	__be64 dst[2];
-	/* IPv6: the first header that is no extension header; of a fragment what
-	 * its Fragment header names, so that all fragments agree.
+	/* The first header that is not passed over; of IPv6's fragments what the
+	 * Fragment header names. 0 where it is cut.
 	 */
 	__u8 protocol;
-	__u8 fragment; /* 1: a part of a datagram, the first one too */
+	__u8 known; /* enum tuple_known */
 	/* 0 for every fragment, and for protocols without ports. */
 	__be16 sport;
 	__be16 dport;
@@ -33,7 +48,8 @@ struct tuple {
 struct ip6_extension {
 	__u8 nexthdr;
 	__u8 len; /* 8-octet units, not counting the first; but see AH */
-	__u8 pad[6];
+	__be16 offset; /* of the Fragment header alone: units of 8, 3 bits of flags */
+	__u8 pad[4];
 };
 
 struct ports {
@@ -55,53 +71,82 @@ static __always_inline bool is_extension(__u32 nexthdr)
 	       nexthdr == NEXTHDR_FRAGMENT;
 }
 
+/* May another header be behind it, whose ports a receiver would go by? Extension
+ * headers (RFC 8200 4, and IANA's list of them), and numbers that nobody has yet
+ * said what they are. Not ESP: what it holds is for its receiver alone, as in any
+ * other tunnel.
+ */
+static __always_inline bool may_hide_ports(__u32 nexthdr)
+{
+	return is_extension(nexthdr) || nexthdr == NEXTHDR_MOBILITY ||
+	       nexthdr == NEXTHDR_HIP || nexthdr == NEXTHDR_SHIM6 ||
+	       nexthdr >= NEXTHDR_UNASSIGNED;
+}
+
 /* c: behind all headers but the upper layer's; left: bytes of the IP packet from
  * there on.
  */
-static __always_inline bool tuple_ports(struct cursor c, __u32 left,
-					struct tuple *t)
+static __always_inline enum tuple_known tuple_ports(struct cursor c, __u32 left,
+						    struct tuple *t)
 {
 	const struct ports *p;
 
 	if (c.pos > c.end)
-		return false;
-	if (t->fragment || !has_ports(t->protocol))
-		return true;
+		return TUPLE_CUT;
+	if (may_hide_ports(t->protocol))
+		return TUPLE_HIDDEN;
+	if (!has_ports(t->protocol))
+		return TUPLE_PORTS;
 	p = cursor_take(&c, struct ports);
 	if (!p || left < sizeof(*p))
-		return false;
+		return TUPLE_CUT;
 	t->sport = p->src;
 	t->dport = p->dst;
-	return true;
+	return TUPLE_PORTS;
 }
 
-static __always_inline bool tuple_read_ip4(struct cursor c, struct tuple *t)
+static __always_inline enum tuple_known tuple_read_ip4(struct cursor c,
+						       struct tuple *t)
 {
 	const struct ip4_hdr *ip4 = cursor_take(&c, struct ip4_hdr);
 	__u32 header, len;
 
 	if (!ip4)
-		return false;
+		return TUPLE_CUT;
+	t->src[1] = ip4_mapped(ip4->src);
+	t->dst[1] = ip4_mapped(ip4->dst);
 	header = ip4_header_len(ip4);
 	len = bpf_ntohs(ip4->len);
 	if (header < sizeof(*ip4) || len < header)
-		return false;
-	t->src[1] = ip4_mapped(ip4->src);
-	t->dst[1] = ip4_mapped(ip4->dst);
+		return TUPLE_CUT;
 	t->protocol = ip4->protocol;
-	t->fragment = ip4_is_fragment(ip4);
 	c.pos += header - sizeof(*ip4);
-	return tuple_ports(c, len - header, t);
+	if (c.pos > c.end)
+		return TUPLE_CUT;
+	if (!ip4_is_fragment(ip4))
+		return tuple_ports(c, len - header, t);
+	/* Fragments belong together by their protocol, too (RFC 791 3.2). */
+	return may_hide_ports(t->protocol) ? TUPLE_HIDDEN : TUPLE_PROTOCOL;
 }
 
-static __always_inline bool tuple_read_ip6(struct cursor c, struct tuple *t)
+static __always_inline enum tuple_known tuple_fragment(const struct tuple *t,
+						       __be16 offset)
+{
+	if (offset & IP6_OFFSET_MASK)
+		return TUPLE_LATER;
+	return may_hide_ports(t->protocol) ? TUPLE_HIDDEN : TUPLE_PROTOCOL;
+}
+
+static __always_inline enum tuple_known tuple_read_ip6(struct cursor c,
+						       struct tuple *t)
 {
 	const struct ip6_hdr *ip6 = cursor_take(&c, struct ip6_hdr);
 	const struct ip6_extension *x;
 	__u32 left, len, room = TUPLE_EXTENSIONS_LEN;
+	bool fragment;
 
 	if (!ip6)
-		return false;
+		return TUPLE_CUT;
 	left = bpf_ntohs(ip6->payload_len);
 	t->src[0] = ip6->src[0];
 	t->src[1] = ip6->src[1];
@@ -114,34 +159,39 @@ static __always_inline bool tuple_read_ip6(struct cursor c, struct tuple *t)
 			break;
 		x = cursor_take(&c, struct ip6_extension);
 		if (!x)
-			return false;
+			return TUPLE_CUT;
 		/* RFC 4302 2.2: AH counts in units of 4 and not the first two.
 		 * RFC 8200 4.5: the Fragment header has 8 bytes.
 		 */
 		len = (x->len + 1) * 8;
 		if (t->protocol == NEXTHDR_AUTH)
 			len = (x->len + 2) * 4;
-		t->fragment = t->protocol == NEXTHDR_FRAGMENT;
-		if (t->fragment)
+		fragment = t->protocol == NEXTHDR_FRAGMENT;
+		if (fragment)
 			len = sizeof(*x);
 		if (len > room || len > left)
-			return false;
+			return TUPLE_CUT;
 		room -= len;
 		left -= len;
 		t->protocol = x->nexthdr;
-		if (t->fragment)
-			return true;
+		if (fragment)
+			return tuple_fragment(t, x->offset);
 		c.pos += len - sizeof(*x);
 	}
-	return !is_extension(t->protocol) && tuple_ports(c, left, t);
+	/* Passed over are not so many. */
+	return is_extension(t->protocol) ? TUPLE_CUT : tuple_ports(c, left, t);
 }
 
-/* c: at the IP header. False: the packet is not whole as far as has to be read,
- * and *t is worth nothing.
- */
-static __always_inline bool tuple_read(struct cursor c, bool is_ip4,
-				       struct tuple *t)
+/* c: at the IP header. Addresses are read as soon as that is whole. */
+static __always_inline enum tuple_known tuple_read(struct cursor c, bool is_ip4,
+						   struct tuple *t)
 {
+	enum tuple_known known;
+
 	*t = (struct tuple){};
-	return is_ip4 ? tuple_read_ip4(c, t) : tuple_read_ip6(c, t);
+	known = is_ip4 ? tuple_read_ip4(c, t) : tuple_read_ip6(c, t);
+	if (known == TUPLE_CUT)
+		t->protocol = 0;
+	t->known = known;
+	return known;
 }

@@ -100,7 +100,7 @@ const (
 	ReasonHeaderTooLong       Reason = 91 // the outer header with its options is longer than what can be kept while the packet is in a function
 	ReasonExtensionProgramBug Reason = 92 // the program for packets with options before their routing header is not there
 	ReasonRulesMissingBug     Reason = 93 // the tables that would say whether a chain takes or requires the packet are not there, or not all of them
-	ReasonPortsUnread         Reason = 94 // a chain by ports may be this packet's before the one that would take it, and its ports cannot be read
+	ReasonPortsUnread         Reason = 94 // another chain, by protocol or ports, may be this packet's, and they cannot be read
 )
 
 var reasonNames = [...]string{
@@ -309,7 +309,7 @@ var reasonTexts = [...]string{
 	"the outer header with its options is longer than what can be kept while the packet is in a function",
 	"the program for packets with options before their routing header is not there",
 	"the tables that would say whether a chain takes or requires the packet are not there, or not all of them",
-	"a chain by ports may be this packet's before the one that would take it, and its ports cannot be read",
+	"another chain, by protocol or ports, may be this packet's, and they cannot be read",
 }
 
 // Text says in a sentence without capital or full stop what the packet or the

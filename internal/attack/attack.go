@@ -43,10 +43,12 @@ const (
 	pollEvery   = 2 * time.Millisecond
 )
 
-// The ports that are listened at behind the egress.
+// The ports that are listened at behind the egress. Chain c takes what goes to the
+// last one.
 const (
 	servicePort = 4242
 	otherPort   = 4243
+	rulePort    = 4244
 )
 
 // Config says which attacks are mounted, and where.
@@ -253,7 +255,7 @@ func open(ctx context.Context, c Config) (_ *stage, err error) {
 		s.wait.Go(func() { s.follow(watching, n.Name) })
 	}
 	for _, h := range []string{"h2", "h3"} {
-		for _, port := range []uint16{servicePort, otherPort} {
+		for _, port := range []uint16{servicePort, otherPort, rulePort} {
 			if err := s.serve(h, port); err != nil {
 				return nil, err
 			}

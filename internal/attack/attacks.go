@@ -5,10 +5,12 @@ import (
 	"context"
 	"crypto/rand"
 	"crypto/sha256"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -193,6 +195,9 @@ func attacks() []attack {
 				return p, nil
 			}),
 			always(refused("r1", "outside-source", "a packet from outside has a source in the SID block"))},
+		{Attack{"hidden-protocol", "a host puts a Fragment header and destination options before what chain c takes, to get it into chain a", outside},
+			hiddenProtocol,
+			always(refused("r1", "ports-unread", "another chain, by protocol or ports, may be this packet's"))},
 		{Attack{"outside-captured", "a host sends a whole packet that was captured inside, from an address of the domain", outside},
 			capturedOutside,
 			always(refused("r1", "outside-sid", "a packet from outside is addressed to the SID block"))},
@@ -631,6 +636,21 @@ func fromOutside(what func(*mounting) (srv6.Packet, error)) func(context.Context
 }
 
 func (m *mounting) fromHost(out []lab.Sent) error { return m.from(m.scheme.String(), "r1", out) }
+
+// hiddenProtocol sends a whole datagram in one fragment (RFC 6946), whose header
+// names an extension header and not UDP.
+func hiddenProtocol(_ context.Context, m *mounting) error {
+	b := udp(m.host(), m.service("h2", rulePort), []byte(m.tag))
+	const fragment, options, pad = 44, 60, 1
+	headers := []byte{
+		options, 0, 0, 0, 0, 0, 0, 1, // offset 0, no more fragments
+		b[6], 0, pad, 4, 0, 0, 0, 0,
+	}
+	b = slices.Insert(b, srv6.IPv6Len, headers...)
+	b[6] = fragment
+	binary.BigEndian.PutUint16(b[4:], uint16(len(b)-srv6.IPv6Len))
+	return m.fromHost(asIs(b))
+}
 
 // backDoor sends a plain packet of chain a to its egress, by a link that nobody
 // has told r6's agent of.

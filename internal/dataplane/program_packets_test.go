@@ -251,10 +251,10 @@ func xdpShouldFinish(f frame, got seen) bool {
 		case w.Encapsulated && ipv4:
 			return f.b[14] == 0x45 // no options
 		case w.Encapsulated: // 20: next header; options, or another header that may hide an SRH
-			return !slices.Contains([]byte{0, 43, 44, 60}, f.b[20])
+			return !slices.Contains([]byte{0, 43, 44, 51, 60}, f.b[20])
 		}
 		decapsulated := len(got.tc.b) < len(f.b)
-		return atOnce && !(decapsulated && !w.IPv4 && slices.Contains([]byte{0, 43, 44, 60}, w.Packet[6]))
+		return atOnce && !(decapsulated && !w.IPv4 && slices.Contains([]byte{0, 43, 44, 51, 60}, w.Packet[6]))
 	case oracle.Drop:
 		return atOnce && slices.Contains([]oracle.Reason{oracle.Segments, oracle.Proof, oracle.Range}, w.Reason) && len(w.Visits) == 0
 	}

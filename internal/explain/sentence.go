@@ -463,16 +463,18 @@ func askedOf(b []byte, source, destination netip.Addr) asked {
 }
 
 // fits says whether the guard sees a packet as one of m's. Of a fragment it does
-// not know the ports, of what it cannot read not even the protocol: these fit.
+// not know the ports, of what it cannot read not even the protocol: these fit. So
+// does a later fragment, whatever it says, where a rule names no ports.
 func (a asked) fits(m model.Match) bool {
+	anyPorts := m.SourcePort == model.Ports{} && m.DestinationPort == model.Ports{}
 	within := func(p model.Ports, port uint16) bool {
-		return p == model.Ports{} || a.Fragment || p.First <= port && port <= p.Last
+		return p == model.Ports{} || a.Known.Fragment() || p.First <= port && port <= p.Last
 	}
 	dscp, byDSCP := m.DSCP.Value()
 	if !m.Covers(a.Destination, a.Source) || byDSCP && dscp != a.dscp {
 		return false
 	}
-	return !a.read || (m.Protocol == 0 || uint8(m.Protocol) == a.Protocol) &&
+	return !a.read || a.Known == srv6.Hidden || a.Known == srv6.Later && anyPorts || (m.Protocol == 0 || uint8(m.Protocol) == a.Protocol) &&
 		within(m.SourcePort, a.SourcePort) && within(m.DestinationPort, a.DestinationPort)
 }
 

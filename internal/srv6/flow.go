@@ -10,10 +10,31 @@ import (
 // without ports.
 type Flow struct {
 	Source, Destination         netip.Addr
-	Protocol                    uint8 // of a fragment what its Fragment header names
-	Fragment                    bool  // a part of a datagram, the first one too
+	Protocol                    uint8 // of a fragment of IPv6 what its Fragment header names
+	Known                       Known
 	SourcePort, DestinationPort uint16
 }
+
+// Known says how much of a packet's upper layer its receiver would read as Flow
+// has it.
+type Known uint8
+
+const (
+	// Hidden: Protocol may stand in front of another header, and is not passed
+	// over.
+	Hidden Known = iota
+	// Later: a fragment of IPv6 that is not the first, whose receiver goes by what
+	// the first one names (RFC 8200 4.5).
+	Later
+	// ProtocolOnly: another fragment.
+	ProtocolOnly
+	// ProtocolAndPorts: all, where the protocol has ports.
+	ProtocolAndPorts
+)
+
+// Fragment says whether the packet is a part of a datagram, the first one too.
+// What is hidden may be one.
+func (k Known) Fragment() bool { return k == Later || k == ProtocolOnly }
 
 // Next Header values that ReadFlow looks at.
 const (
@@ -25,7 +46,11 @@ const (
 	nextAuth        = 51
 	nextDestination = 60
 	nextSCTP        = 132
+	nextMobility    = 135
 	nextUDPLite     = 136
+	nextHIP         = 139
+	nextShim6       = 140
+	nextUnassigned  = 148 // from here on
 )
 
 // Extension headers that ReadFlow passes over: so many, and so many bytes.
@@ -59,7 +84,10 @@ func readFlow4(b []byte) (Flow, bool) {
 	}
 	f := Flow{
 		Source: netip.AddrFrom4([4]byte(b[12:])), Destination: netip.AddrFrom4([4]byte(b[16:])),
-		Protocol: b[9], Fragment: binary.BigEndian.Uint16(b[6:])&(moreFragments|offset) != 0,
+		Protocol: b[9],
+	}
+	if binary.BigEndian.Uint16(b[6:])&(moreFragments|offset) != 0 {
+		return f.ofFragment(), true
 	}
 	return f.withPorts(b[length:], total-length)
 }
@@ -83,15 +111,20 @@ func readFlow6(b []byte) (Flow, bool) {
 		case nextAuth: // RFC 4302 2.2: in units of 4, and not the first two
 			length = 4 * (int(b[1]) + 2)
 		case nextFragment: // RFC 8200 4.5: reserved where others have a length
-			length, f.Fragment = 8, true
+			length = 8
 		}
 		if length > left || length > room {
 			return Flow{}, false
 		}
-		f.Protocol = b[0]
-		if f.Fragment {
-			return f, true
+		if f.Protocol == nextFragment {
+			f.Protocol = b[0]
+			if binary.BigEndian.Uint16(b[2:])>>3 != 0 {
+				f.Known = Later
+				return f, true
+			}
+			return f.ofFragment(), true
 		}
+		f.Protocol = b[0]
 		if length > len(b) {
 			return Flow{}, false
 		}
@@ -103,9 +136,22 @@ func readFlow6(b []byte) (Flow, bool) {
 	return f.withPorts(b, left)
 }
 
+// ofFragment: all fragments of the datagram name the same protocol, or this is the
+// one that counts.
+func (f Flow) ofFragment() Flow {
+	if !mayHidePorts(f.Protocol) {
+		f.Known = ProtocolOnly
+	}
+	return f
+}
+
 // withPorts: b is the upper layer, of which left bytes are the packet's.
 func (f Flow) withPorts(b []byte, left int) (Flow, bool) {
-	if f.Fragment || !hasPorts(f.Protocol) {
+	if mayHidePorts(f.Protocol) {
+		return f, true
+	}
+	f.Known = ProtocolAndPorts
+	if !hasPorts(f.Protocol) {
 		return f, true
 	}
 	if len(b) < 4 || left < 4 {
@@ -121,6 +167,13 @@ func isExtension(next uint8) bool {
 		return true
 	}
 	return false
+}
+
+// mayHidePorts: behind such a header there may be another one. Extension headers
+// (IANA's list), and numbers that nobody has said what they are. Not ESP, which is
+// for its receiver alone, as any other tunnel is.
+func mayHidePorts(next uint8) bool {
+	return isExtension(next) || next == nextMobility || next == nextHIP || next == nextShim6 || next >= nextUnassigned
 }
 
 func hasPorts(protocol uint8) bool {

@@ -2029,6 +2029,36 @@ def rules():
              "is suspect", plain="!UNPROVEN")
         case("fragment-%s-dscp" % name, by_dscp, six(f_, tc=46 << 2),
              "a fragment has a DSCP, but who knows its ports?", enters=False)
+    # What a host reads on behind, and what nobody knows what it is.
+    atomic = {"id": 77, "offset": 0, "m": 0}
+    for name, what in (
+            ("options", IPv6ExtHdrFragment(nh=60, **atomic) /
+             IPv6ExtHdrDestOpt() / tcp(443)),
+            ("padding", IPv6ExtHdrFragment(nh=60, **atomic) /
+             IPv6ExtHdrDestOpt(options=[PadN(optdata=bytes(12))]) / tcp(443)),
+            ("routing", IPv6ExtHdrFragment(nh=43, **atomic) /
+             IPv6ExtHdrRouting(type=2, segleft=0, addresses=["::"]) /
+             tcp(443)),
+            ("fragment", IPv6ExtHdrFragment(nh=44, **atomic) /
+             IPv6ExtHdrFragment(nh=6, **atomic) / tcp(443)),
+            ("first", IPv6ExtHdrFragment(nh=60, id=77, offset=0, m=1) /
+             IPv6ExtHdrDestOpt() / tcp(443))):
+        case("fragment-hides-" + name, None, six(what), "its Fragment header "
+             "names another extension header", plain="!UNPROVEN")
+        case("fragment-hides-%s-dscp" % name, by_dscp, six(what, tc=46 << 2),
+             "the same, and another chain takes its DSCP", enters=False)
+    for nh in (135, 139, 140, 148, 253, 254):
+        hidden = IPv6ExtHdrDestOpt(nh=nh) / Raw(
+            bytes([6, 0, 1, 4, 0, 0, 0, 0]) + bytes(tcp(443)))
+        case("hidden-by-%d" % nh, None, six(hidden), "TCP may be behind such "
+             "a header", plain="!UNPROVEN")
+        case("hidden-by-%d-dscp" % nh, by_dscp, six(hidden, tc=46 << 2),
+             "the same, and another chain takes its DSCP", enters=False)
+    case("esp", None, six(IPv6ExtHdrDestOpt(nh=50) / Raw(bytes(16))),
+         "ESP is a protocol")
+    case("fragment-later-udp", None, six(IPv6ExtHdrFragment(
+        nh=17, id=77, offset=10, m=0) / Raw(bytes(8))), "a later fragment is "
+        "what the first one says, and may be ICMPv6", plain="!UNPROVEN")
     case("fragment-icmp", by_protocol, six(
         IPv6ExtHdrFragment(nh=58, id=77, offset=10, m=0) / Raw(bytes(8))),
         "a fragment has a protocol")
@@ -2063,11 +2093,16 @@ def rules():
             ("dscp-fragment", by_dscp4, udp(1), {"tos": 10 << 2, "frag": 9}),
             ("source", by_source4, udp(1), {"src": "10.7.5.255"}),
             ("source-next", None, udp(1), {"src": "10.7.6.0"}),
-            ("source-port", None, udp(1, 54), {"src": "10.7.5.1"})):
+            ("source-port", None, udp(1, 54), {"src": "10.7.5.1"}),
+            ("esp", None, Raw(bytes(16)), {"proto": 50})):
         case("ipv4-" + name, path, four(what, **kw), "IPv4: " + name)
     for name, kw in (("first", {"flags": "MF"}), ("last", {"frag": 100})):
         case("ipv4-fragment-" + name, None, four(tcp(80), **kw), "a fragment "
              "has no ports, and is suspect", plain="!UNPROVEN")
+    for proto in (51, 253):
+        hidden = bytes([6, 1, 0, 0, 0, 0, 0, 1, 0, 0, 0, 1]) + bytes(tcp(80))
+        case("ipv4-hidden-by-%d" % proto, None, four(Raw(hidden), proto=proto),
+             "TCP may be behind it", plain="!UNPROVEN")
     return f
 
 

@@ -95,14 +95,17 @@ const extensionsMax = 4
 func (b ipv6) hasSRH() bool {
 	next, rest := b.nextHeader(), b[srv6.IPv6Len:]
 	for range extensionsMax {
-		if !mayRoute(next) && next != protocolFragment {
+		if !mayHideSRH(next) {
 			return false
 		}
 		if len(rest) < 4 || next == srv6.NextHeaderRoute && rest[2] == srv6.RoutingTypeSRH {
 			return true
 		}
 		length := 8 * (int(rest[1]) + 1)
-		if next == protocolFragment {
+		switch next {
+		case protocolAuth:
+			length = 4 * (int(rest[1]) + 2)
+		case protocolFragment:
 			length = 8
 			if binary.BigEndian.Uint16(rest[2:])&0xfff8 != 0 {
 				return false // the first fragment has it
@@ -110,7 +113,11 @@ func (b ipv6) hasSRH() bool {
 		}
 		next, rest = rest[0], rest[min(length, len(rest)):]
 	}
-	return mayRoute(next) || next == protocolFragment
+	return mayHideSRH(next)
+}
+
+func mayHideSRH(next uint8) bool {
+	return mayRoute(next) || next == protocolFragment || next == protocolAuth
 }
 
 // mayRoute: a routing header, or one that may stand before it (RFC 8200 4.1).

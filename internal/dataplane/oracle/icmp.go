@@ -12,6 +12,7 @@ import (
 const (
 	protocolICMPv6   = 58
 	protocolFragment = 44
+	protocolAuth     = 51
 
 	icmpUnreachable  = 1
 	icmpTooBig       = 2

@@ -710,7 +710,11 @@ func (n Node) requires(ip ip, suspect bool, proven uint32) (path uint32, ok bool
 	for i, e := range n.Egresses {
 		matches[i] = e.Match
 	}
-	i := choose(matches, ip, suspect, func(i int) bool { return n.Egresses[i].Path == proven })
+	fit := fits
+	if suspect {
+		fit = couldFit
+	}
+	i := choose(matches, ip, fit, func(i int) bool { return n.Egresses[i].Path == proven })
 	if i < 0 {
 		return 0, false
 	}
@@ -718,13 +722,18 @@ func (n Node) requires(ip ip, suspect bool, proven uint32) (path uint32, ok bool
 }
 
 // headend is the path that a packet from outside takes from here, or nil. unread:
-// for all that can be read of it, it could be another one's before.
+// for all that can be read of it, it could be another one's.
 func (n Node) headend(ip ip) (h *plan.Headend, unread bool) {
 	matches, unmarked := n.headendMatches(), func(int) bool { return false }
-	i := choose(matches, ip, false, unmarked)
-	unread = choose(matches, ip, true, unmarked) != i
+	i := choose(matches, ip, fits, unmarked)
+	unread = choose(matches, ip, couldFit, unmarked) != i
 	if i < 0 {
 		return nil, unread
+	}
+	if f, ok := readFlow(ip); ok && f.Known == srv6.Later && matches[i].Protocol != 0 {
+		// The protocol is what it says, and not what its receiver goes by.
+		others := slices.Delete(slices.Clone(matches), i, i+1)
+		unread = unread || choose(others, ip, couldFit, unmarked) >= 0
 	}
 	return &n.Headends[i], unread
 }
@@ -738,12 +747,12 @@ func (n Node) headendMatches() []model.Match {
 }
 
 // choose is the rule that takes a packet: the ordered one with the lowest
-// priority, or else the longest. marked: the packet has, or had, the mark that a
-// rule asks for. -1: none.
-func choose(rules []model.Match, ip ip, suspect bool, marked func(int) bool) int {
+// priority, or else the longest. fit: fits or couldFit. marked: the packet has, or
+// had, the mark that a rule asks for. -1: none.
+func choose(rules []model.Match, ip ip, fit func(model.Match, ip) bool, marked func(int) bool) int {
 	best := -1
 	for i, m := range rules {
-		if m.Ordered() && (m.Mark == model.Mark{} || marked(i)) && fits(m, ip, suspect) && (best < 0 || m.Priority < rules[best].Priority) {
+		if m.Ordered() && (m.Mark == model.Mark{} || marked(i)) && fit(m, ip) && (best < 0 || m.Priority < rules[best].Priority) {
 			best = i
 		}
 	}
@@ -753,31 +762,53 @@ func choose(rules []model.Match, ip ip, suspect bool, marked func(int) bool) int
 	return longest(rules, ip)
 }
 
-// fits says whether an ordered rule takes a packet, or if it is suspect could.
-func fits(m model.Match, ip ip, suspect bool) bool {
-	dscp, anyDSCP := m.DSCP.Value()
-	if isIPv4(m) != ip.destination().Is4() || !contains(m.Destination, ip.destination()) || !contains(m.Source, ip.source()) || anyDSCP && dscp != ip.trafficClass()>>2 {
+// fits says whether an ordered rule takes a packet by what the packet says.
+func fits(m model.Match, ip ip) bool {
+	if !fitsAddresses(m, ip) {
 		return false
 	}
-	if m.Protocol == 0 {
-		return true // and it has no ports
+	f, ok := readFlow(ip)
+	return m.Protocol == 0 || ok && uint8(m.Protocol) == f.Protocol &&
+		fitsPort(m.SourcePort, f.SourcePort) && fitsPort(m.DestinationPort, f.DestinationPort)
+}
+
+// couldFit says whether it takes the packet for what its receiver may find there.
+func couldFit(m model.Match, ip ip) bool {
+	if !fitsAddresses(m, ip) {
+		return false
 	}
-	var f srv6.Flow
-	var ok bool
+	f, ok := readFlow(ip)
+	switch {
+	case !ok || f.Known == srv6.Hidden:
+		return true
+	case f.Known == srv6.ProtocolAndPorts:
+		return fits(m, ip)
+	case f.Known == srv6.Later && m.SourcePort == model.Ports{} && m.DestinationPort == model.Ports{}:
+		return true // whose first fragment it takes, so that the datagram comes together
+	}
+	return m.Protocol == 0 || uint8(m.Protocol) == f.Protocol
+}
+
+func readFlow(ip ip) (srv6.Flow, bool) {
 	switch b := ip.(type) {
 	case ipv6:
-		f, ok = srv6.ReadFlow(srv6.NextHeaderIPv6, b)
+		return srv6.ReadFlow(srv6.NextHeaderIPv6, b)
 	case ipv4:
-		f, ok = srv6.ReadFlow(srv6.NextHeaderIPv4, b)
+		return srv6.ReadFlow(srv6.NextHeaderIPv4, b)
 	}
-	if !ok {
-		return suspect
-	}
-	port := func(want model.Ports, p uint16) bool {
-		return want == model.Ports{} || want.First <= p && p <= want.Last
-	}
-	return uint8(m.Protocol) == f.Protocol &&
-		(suspect && f.Fragment || port(m.SourcePort, f.SourcePort) && port(m.DestinationPort, f.DestinationPort))
+	return srv6.Flow{}, false
+}
+
+// fitsAddresses: and the DSCP.
+func fitsAddresses(m model.Match, ip ip) bool {
+	dscp, anyDSCP := m.DSCP.Value()
+	return isIPv4(m) == ip.destination().Is4() && contains(m.Destination, ip.destination()) && contains(m.Source, ip.source()) &&
+		(!anyDSCP || dscp == ip.trafficClass()>>2)
+}
+
+// fitsPort: fragments have port 0, and no rule asks for that.
+func fitsPort(want model.Ports, p uint16) bool {
+	return want == model.Ports{} || want.First <= p && p <= want.Last
 }
 
 // longest is the rule that takes a packet: of those that match both addresses,

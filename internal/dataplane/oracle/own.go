@@ -33,7 +33,7 @@ func (n Node) Out(a Arrival, d Departure, mark uint32) Result {
 // it is the node's own also another that asks for those. Nil: none.
 func (n Node) leaving(ip ip, own bool, mark uint32) *plan.Headend {
 	matches := n.headendMatches()
-	i := choose(matches, ip, false, func(i int) bool { return mark&matches[i].Mark.Mask == matches[i].Mark.Value })
+	i := choose(matches, ip, fits, func(i int) bool { return mark&matches[i].Mark.Mask == matches[i].Mark.Value })
 	if i < 0 {
 		return nil
 	}
