@@ -44,7 +44,8 @@ int ws_edge_tc(struct __sk_buff *skb)
 
 	/* What somebody else's namespace has left there names no slot of ours. */
 	skb->tc_index = 0;
-	if (frame_is_tagged(skb))
+	if (skb->vlan_present &&
+	    (frame_is_tagged(skb) || skb->pkt_type != PACKET_HOST))
 		return ws_edge_vlan(skb);
 	if (!frame_is_ours(skb, &verdict))
 		return verdict;
@@ -55,7 +56,9 @@ int ws_edge_tc(struct __sk_buff *skb)
 	eth = cursor_take(&c, struct eth_hdr);
 	/* What is not IP at all, such as ARP, is not forwarded by the kernel. */
 	if (!eth || !eth_is_ip(eth))
-		return CTX_PASS;
+		return eth && eth_has_tag(eth) ?
+			       ws_refuse(skb, vlan_tags(), 0) :
+			       CTX_PASS;
 	if (!inner_take(&c, eth_is_ip4(eth), &in))
 		return ws_refuse(skb, edge_truncated(), rc);
 	/* Nor are these. */

@@ -83,7 +83,8 @@ static __always_inline enum ws_reason edge_truncated(void)
 	return WS_REASON_EDGE_TRUNCATED;
 }
 
-/* A frame of a VLAN, whoever its MAC address is: the VLAN's interface may have one
+/* A frame with a tag: of a VLAN, or of a priority with another tag below, which the
+ * kernel looks for. The MAC address may be anybody's: a VLAN's interface may have one
  * of its own. Where that is in the plan, its program sees the frame next. Any
  * other forwards what it gets, and nothing of segment routing comes in by it
  * either. What chains take or require is not asked.
@@ -95,7 +96,7 @@ __noinline int ws_edge_vlan(struct __sk_buff *skb)
 	struct cursor c;
 	long rc;
 
-	if (vlan_is_planned(skb))
+	if (vlan_is_planned(skb, skb->vlan_proto, skb->vlan_tci))
 		return CTX_PASS;
 	rc = pull(skb, sizeof(*eth) + sizeof(struct ip6_hdr));
 	c = ctx_cursor(skb);
@@ -104,6 +105,8 @@ __noinline int ws_edge_vlan(struct __sk_buff *skb)
 		return CTX_PASS;
 	if (eth_has_tag(eth))
 		return ws_refuse(skb, vlan_tags(), 0);
+	if (!frame_is_tagged(skb))
+		return CTX_PASS; /* for somebody else */
 	if (!inner_take(&c, eth_is_ip4(eth), &in))
 		return ws_refuse(skb, edge_truncated(), rc);
 	return inner_is_its_version(&in) ? edge_boundary(skb, &in) : CTX_PASS;

@@ -18,16 +18,19 @@ static __always_inline bool frame_is_tagged(const struct __sk_buff *skb)
 	return skb->vlan_present && skb->vlan_tci & VLAN_VID_MASK;
 }
 
-/* Of a VLAN that has an interface of its own in the plan. */
-static __always_inline bool vlan_is_planned(const struct __sk_buff *skb)
+/* Has a VLAN of this interface an interface of its own in the plan? proto and tci:
+ * of its tag, the second in the host's order.
+ */
+static __always_inline bool vlan_is_planned(const struct __sk_buff *skb,
+					    __be16 proto, __u32 tci)
 {
 	__u32 ifindex = skb->ifindex;
 	const struct ws_port *port = bpf_map_lookup_elem(&ws_ports, &ifindex);
-	__u32 id = skb->vlan_tci & VLAN_VID_MASK;
+	__u32 id = tci & VLAN_VID_MASK;
 
-	if (!port)
+	if (!port || !id)
 		return false;
-	if (skb->vlan_proto == bpf_htons(ETH_P_8021AD))
+	if (proto == bpf_htons(ETH_P_8021AD))
 		id |= WS_VLAN_AD;
 	for (__u32 i = 0; i < WS_PORT_VLANS; i++) {
 		if (port->vlans[i] == id)
@@ -36,11 +39,16 @@ static __always_inline bool vlan_is_planned(const struct __sk_buff *skb)
 	return false;
 }
 
-/* The first tag is not in the frame; this is what is behind it. */
+/* The first tag is beside the frame as a rule, where the device or the kernel has
+ * put it; this is about what is in it.
+ */
 static __always_inline bool eth_has_tag(const struct eth_hdr *eth)
 {
 	return eth->proto == bpf_htons(ETH_P_8021Q) ||
-	       eth->proto == bpf_htons(ETH_P_8021AD);
+	       eth->proto == bpf_htons(ETH_P_8021AD) ||
+	       eth->proto == bpf_htons(ETH_P_QINQ1) ||
+	       eth->proto == bpf_htons(ETH_P_QINQ2) ||
+	       eth->proto == bpf_htons(ETH_P_QINQ3);
 }
 
 static __always_inline enum ws_reason vlan_tags(void)

@@ -12,6 +12,9 @@
 #define ETH_P_IPV6 0x86DD
 #define ETH_P_8021Q 0x8100
 #define ETH_P_8021AD 0x88A8
+#define ETH_P_QINQ1 0x9100 /* tags from before IEEE 802.1ad */
+#define ETH_P_QINQ2 0x9200
+#define ETH_P_QINQ3 0x9300
 
 #define NEXTHDR_HOP 0
 #define NEXTHDR_ICMP 1

@@ -73,7 +73,7 @@ const (
 	ReasonPushFailed          Reason = 64 // the kernel could not make room for the outer header
 	ReasonStripFailed         Reason = 65 // the kernel could not remove the outer header
 	ReasonWriteFailed         Reason = 66 // the kernel could not write the outer header
-	ReasonVLANTags            Reason = 67 // a frame has a tag below its first, where what it holds could pass unseen
+	ReasonVLANTags            Reason = 67 // a frame has VLAN tags that hide what it holds
 	ReasonPullFailed          Reason = 68 // the kernel could not make the headers contiguous
 	ReasonHeadendMissingBug   Reason = 69 // a classification rule names a headend entry that is not there
 	ReasonHeadendLengthBug    Reason = 70 // a headend entry has an impossible header length
@@ -282,7 +282,7 @@ var reasonTexts = [...]string{
 	"the kernel could not make room for the outer header",
 	"the kernel could not remove the outer header",
 	"the kernel could not write the outer header",
-	"a frame has a tag below its first, where what it holds could pass unseen",
+	"a frame has VLAN tags that hide what it holds",
 	"the kernel could not make the headers contiguous",
 	"a classification rule names a headend entry that is not there",
 	"a headend entry has an impossible header length",

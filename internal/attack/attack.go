@@ -466,12 +466,14 @@ func (s *stage) mount(ctx context.Context, a attack, scheme model.Scheme) (Resul
 	if err == nil {
 		err = s.router.Err()
 	}
-	if err != nil {
-		s.router.Set(nil)
-		return r, err
+	var end sighting
+	if err == nil {
+		end, err = s.await(ctx, m.tag, m.ends)
 	}
-	end, err := s.await(ctx, m.tag, m.ends)
 	s.router.Set(nil)
+	if m.after != nil {
+		err = errors.Join(err, m.after())
+	}
 	if err != nil {
 		return r, err
 	}

@@ -15,6 +15,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/waystamp/waystamp/internal/agent"
 	"github.com/waystamp/waystamp/internal/host"
 	"github.com/waystamp/waystamp/internal/lab"
@@ -166,6 +168,9 @@ func attacks() []attack {
 		{Attack{"back-door", "the same, into the egress node by an interface that is not in its plan", "somebody on another link of r6"},
 			backDoor,
 			always(refused("r6", "unverified", "without having been verified here"))},
+		{Attack{"tagged-back-door", "the same, behind two priority tags, through a bridge that the egress's edge interface is in", "somebody on a bridge at r6"},
+			taggedBackDoor,
+			always(refused("r6", "vlan-tags", "has VLAN tags that hide what it holds"))},
 		{Attack{"foreign-source", "the outer source is changed to an address that is no headend's", onLink},
 			last(func(_ *mounting, p srv6.Packet) []lab.Sent {
 				p.Header.Source = netip.MustParseAddr("fc00:4::1")
@@ -214,6 +219,8 @@ type mounting struct {
 	scheme model.Scheme
 	tag    string // in the payload of the attack's packets
 	ends   int    // of packets with the tag: the last is the one that counts
+	// after makes the lab what it was, when the packet has come to its end; nil: it is.
+	after func() error
 }
 
 // chain is a chain of the scheme, in the epoch that its headend has.
@@ -655,13 +662,60 @@ func hiddenProtocol(_ context.Context, m *mounting) error {
 // backDoor sends a plain packet of chain a to its egress, by a link that nobody
 // has told r6's agent of.
 func backDoor(ctx context.Context, m *mounting) error {
-	if !m.linked {
-		if err := m.link(ctx, "x", "r6"); err != nil {
-			return err
-		}
-		m.linked = true
+	if err := m.linkToEgress(ctx); err != nil {
+		return err
 	}
 	return m.from("x", "r6", asIs(udp(m.host(), m.service("h2", servicePort), []byte(m.tag))))
+}
+
+// taggedBackDoor sends the same to h2 itself, as somebody does who is on one link
+// with it. Linux takes off as many priority tags as there are.
+func taggedBackDoor(ctx context.Context, m *mounting) error {
+	if err := m.linkToEgress(ctx); err != nil {
+		return err
+	}
+	r6, err := m.lab.Net("r6")
+	if err != nil {
+		return err
+	}
+	const bridge = "bridge"
+	if err := r6.AddBridge(bridge, "r6-h2", "r6-x"); err != nil {
+		return errors.Join(err, r6.Close())
+	}
+	m.after = func() error { return errors.Join(r6.DeleteLink(bridge), r6.Close()) }
+	if err := r6.WaitUp(ctx, bridge); err != nil {
+		return err
+	}
+	h2, err := m.lab.Net("h2")
+	if err != nil {
+		return err
+	}
+	defer h2.Close()
+	mac, err := h2.HardwareAddress("h2-r6")
+	if err != nil {
+		return err
+	}
+	x, err := m.lab.NetNS("x")
+	if err != nil {
+		return err
+	}
+	defer x.Close()
+	link, err := host.OpenFrames(x, "x-r6", unix.ETH_P_IPV6)
+	if err != nil {
+		return err
+	}
+	defer link.Close()
+	tag := []byte{0x81, 0, 0, 0}
+	return link.Send(slices.Concat(mac[:], link.MAC[:], tag, tag, []byte{0x86, 0xdd}, udp(m.host(), m.service("h2", servicePort), []byte(m.tag))))
+}
+
+// linkToEgress connects r6 with somebody whom its agent knows nothing of.
+func (m *mounting) linkToEgress(ctx context.Context) error {
+	if m.linked {
+		return nil
+	}
+	m.linked = true
+	return m.link(ctx, "x", "r6")
 }
 
 // link connects two members of the lab.

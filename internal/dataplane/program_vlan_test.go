@@ -1,12 +1,14 @@
 package dataplane
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
@@ -14,6 +16,7 @@ import (
 
 	"github.com/waystamp/waystamp/internal/abi"
 	"github.com/waystamp/waystamp/internal/dataplane/oracle"
+	"github.com/waystamp/waystamp/internal/host"
 	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/test/packets"
 )
@@ -143,7 +146,15 @@ func TestTagsAreNoWayOut(t *testing.T) {
 			if got := abi.Reason(e.Reason); got != reason {
 				t.Errorf("refused for %s, want %s", got, reason)
 			}
+			// One of the plan says itself what may leave by it. What is below a tag in
+			// the frame is its word alone; the rest may be from somebody in a bridge.
 			l.must(l.planVLANs(portOut, tags[0]))
+			if len(tags) == 1 {
+				if err := l.send(portOut, b, 0); !errors.Is(err, unix.ENOBUFS) {
+					t.Errorf("send by a VLAN of the plan: %v", err)
+				}
+				return
+			}
 			l.must(l.send(portOut, b, 0))
 			got, _, err := l.receive()
 			l.must(err)
@@ -151,6 +162,121 @@ func TestTagsAreNoWayOut(t *testing.T) {
 				t.Errorf("a VLAN of the plan sends\n%s", layers(got))
 			}
 		})
+	}
+}
+
+// tagKinds are tags as somebody may put before a packet: of priorities, of VLANs, and
+// of a kind that is none of IEEE's any more.
+var tagKinds = []vlan{{customerTag, 0}, {customerTag, 5}, {providerTag, 0}, {providerTag, 9}, {0x9100, 7}, {0x9300, 0}}
+
+// stacksOf are all that up to so many of these tags can be put into.
+func stacksOf(most int) (all [][]vlan) {
+	last := [][]vlan{nil}
+	for range most {
+		var next [][]vlan
+		for _, s := range last {
+			for _, v := range tagKinds {
+				next = append(next, append(slices.Clone(s), v))
+			}
+		}
+		all, last = append(all, next...), next
+	}
+	return all
+}
+
+// kernelKnows: it takes such a tag off, and puts it beside the frame.
+func (v vlan) kernelKnows() bool { return v.proto == customerTag || v.proto == providerTag }
+
+// wasRefused waits until a packet has been refused, for this reason.
+func (l *live) wasRefused(reason abi.Reason) error {
+	for end := time.Now().Add(waitLimit); time.Now().Before(end); {
+		m, err := l.counted()
+		if err != nil {
+			return err
+		}
+		if len(m.dropped) == 0 {
+			continue
+		}
+		if want := []string{reasonName(reason)}; !slices.Equal(m.dropped, want) {
+			return fmt.Errorf("refused for %v, want %v", m.dropped, want)
+		}
+		return nil
+	}
+	return fmt.Errorf("not refused within %s, want %s", waitLimit, reason)
+}
+
+// Whatever stack of up to four tags is in front of a packet to a SID: it is refused
+// as what it is where that can be seen, and else for its tags. At the ingress the
+// kernel puts the first one beside the frame; at the egress it is there or in the
+// frame.
+func TestNoStackOfTagsHidesAPacket(t *testing.T) {
+	p, err := packets.Load("web-1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := newScapyRig(t, "r1").goLive()
+	l.must(l.rig.in(func() (err error) {
+		if err := l.attachAt(l.g.programs[progEdgeOutTC], portOut, ebpf.AttachTCXEgress); err != nil {
+			return err
+		}
+		l.in[portOut], err = l.socket(portOut, 0)
+		return err
+	}))
+	// Of the stacks that begin with only, which a program puts beside the frame; nil:
+	// of all, in the frame.
+	out := func(only *vlan) {
+		for _, tags := range stacksOf(4) {
+			frame, want := inVLANs(p.Frame, tags...), abi.ReasonVLANTags
+			if only != nil {
+				if tags[0] != *only {
+					continue
+				}
+				if frame = inVLANs(p.Frame, tags[1:]...); len(tags) == 1 {
+					want = abi.ReasonLeakSID
+				}
+			}
+			if err := l.send(portOut, slices.Concat(neighbourMAC[:], frame[6:]), 0); !errors.Is(err, unix.ENOBUFS) {
+				t.Errorf("out, %v beside the frame, %v: %v, want it dropped", only, tags, err)
+			}
+			if err := l.wasRefused(want); err != nil {
+				t.Errorf("out, %v beside the frame, %v: %v", only, tags, err)
+			}
+		}
+	}
+	_, err = l.counted()
+	l.must(err)
+	out(nil)
+	for _, first := range tagKinds[:4] {
+		push, err := pushTags([]vlan{first})
+		l.must(err)
+		defer push.Close()
+		n, err := host.Open(l.ns)
+		l.must(err)
+		defer n.Close()
+		var off func() error
+		l.must(l.rig.in(func() (err error) {
+			off, err = attachOther(n, push, int(l.ports[portOut]), true, true, false)
+			return err
+		}))
+		out(&first)
+		l.must(off())
+	}
+
+	for _, mac := range [][]byte{p.Frame[:6], {2, 0, 0, 0, 0, 9}} {
+		ours := bytes.Equal(mac, p.Frame[:6])
+		for _, tags := range stacksOf(4) {
+			want := abi.ReasonVLANTags
+			switch {
+			case !tags[0].kernelKnows() && !ours, len(tags) == 1 && tags[0].id == 0 && tags[0].kernelKnows() && !ours:
+				continue // somebody else's, and of no VLAN
+			case len(tags) == 1 && tags[0].kernelKnows():
+				want = abi.ReasonOutsideSID
+			}
+			l.must(l.send(portEdge, slices.Concat(mac, inVLANs(p.Frame, tags...)[6:]), 0))
+			if err := l.wasRefused(want); err != nil {
+				t.Errorf("in, to our address: %t, %v: %v", ours, tags, err)
+			}
+		}
 	}
 }
 

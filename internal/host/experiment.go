@@ -38,6 +38,23 @@ func (n *Net) Received(link string) (packets uint64, err error) {
 	return packets, err
 }
 
+// AddBridge makes a bridge with these ports, all of which forward from then on.
+// DeleteLink gives them back.
+func (n *Net) AddBridge(name string, ports ...string) error {
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = name
+	bridge := &netlink.Bridge{LinkAttrs: attrs}
+	if err := n.h.LinkAdd(bridge); err != nil {
+		return fmt.Errorf("make bridge %s in %s: %w", name, n.ns, err)
+	}
+	for _, p := range ports {
+		if err := n.onLink("put into bridge "+name, p, func(l netlink.Link) error { return n.h.LinkSetMaster(l, bridge) }); err != nil {
+			return errors.Join(err, n.DeleteLink(name))
+		}
+	}
+	return n.SetUp(name)
+}
+
 // AddNeighbour makes a neighbour known for good: the kernel never asks for it.
 func (n *Net) AddNeighbour(link string, a netip.Addr, mac [6]byte) error {
 	family := unix.AF_INET6

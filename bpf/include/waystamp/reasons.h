@@ -75,7 +75,7 @@
 	X(PUSH_FAILED, "the kernel could not make room for the outer header")  \
 	X(STRIP_FAILED, "the kernel could not remove the outer header")        \
 	X(WRITE_FAILED, "the kernel could not write the outer header")         \
-	X(VLAN_TAGS, "a frame has a tag below its first, where what it holds could pass unseen") \
+	X(VLAN_TAGS, "a frame has VLAN tags that hide what it holds") \
 	X(PULL_FAILED, "the kernel could not make the headers contiguous")     \
 	X(HEADEND_MISSING_BUG, "a classification rule names a headend entry that is not there") \
 	X(HEADEND_LENGTH_BUG, "a headend entry has an impossible header length") \
