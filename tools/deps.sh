@@ -4,7 +4,7 @@
 # nothing to do. Safe to run beside itself.
 #
 #   tools/deps.sh run      for bin/waystamp and its tests: the bpf file system, nft, ping
-#   tools/deps.sh test     for the tests alone: ip, and two decoders of others
+#   tools/deps.sh test     for the tests alone: ip, a load for those of the bench, and two decoders of others
 #   tools/deps.sh kernels  for make test-kernels: qemu, and what its machines run
 #   tools/deps.sh clang    for make generate and make check: the pinned compiler
 set -euo pipefail
@@ -62,7 +62,7 @@ for what in "$@"; do
 		bpffs
 		install nft=nftables ping=iputils-ping
 		;;
-	test) install ip=iproute2 tshark=tshark scapy=python3-scapy ;;
+	test) install ip=iproute2 iperf3=iperf3 tshark=tshark scapy=python3-scapy ;;
 	kernels)
 		install qemu-system-x86_64=qemu-system-x86 busybox=busybox-static ip=iproute2 nft=nftables ping=iputils-ping \
 			xz=xz-utils dpkg-deb=dpkg ldd=libc-bin
