@@ -5,6 +5,7 @@
 #
 #   tools/deps.sh run      for bin/waystamp and its tests: the bpf file system, nft, ping
 #   tools/deps.sh test     for the tests alone: ip, a load for those of the bench, and two decoders of others
+#   tools/deps.sh bare     for tools/bare-root.sh: debootstrap
 #   tools/deps.sh kernels  for make test-kernels: qemu, and what its machines run
 #   tools/deps.sh clang    for make generate and make check: the pinned compiler
 set -euo pipefail
@@ -38,7 +39,7 @@ install() {
 	locked
 	echo "deps: installing ${missing[*]} with apt-get" >&2
 	export DEBIAN_FRONTEND=noninteractive
-	local apt=(apt-get -qq -o DPkg::Lock::Timeout=600)
+	local apt=(apt-get -qq -o DPkg::Lock::Timeout=600 -o Dpkg::Use-Pty=0)
 	"${apt[@]}" update >&2 || echo "deps: apt-get update failed; trying with the lists that are there" >&2
 	"${apt[@]}" install -y --no-install-recommends "${missing[@]}" >&2 ||
 		fail "apt-get cannot install ${missing[*]}; are they in this release's sources? (Debian 12 and later, Ubuntu 24.04 and later)"
@@ -55,7 +56,7 @@ bpffs() {
 }
 
 command -v go >/dev/null || fail "there is no go command; install Go ($(sed -n 's/^go //p' go.mod) or later) from https://go.dev/dl/"
-[ $# -gt 0 ] || fail "expect run, test, kernels or clang"
+[ $# -gt 0 ] || fail "expect run, test, bare, kernels or clang"
 for what in "$@"; do
 	case $what in
 	run)
@@ -63,11 +64,12 @@ for what in "$@"; do
 		install nft=nftables ping=iputils-ping
 		;;
 	test) install ip=iproute2 iperf3=iperf3 tshark=tshark scapy=python3-scapy ;;
+	bare) install debootstrap=debootstrap ;;
 	kernels)
 		install qemu-system-x86_64=qemu-system-x86 busybox=busybox-static ip=iproute2 nft=nftables ping=iputils-ping \
 			xz=xz-utils dpkg-deb=dpkg ldd=libc-bin
 		;;
 	clang) install clang-19=clang-19 llvm-strip-19=llvm-19 clang-format-19=clang-format-19 ;;
-	*) fail "$what is not run, test, kernels or clang" ;;
+	*) fail "$what is not run, test, bare, kernels or clang" ;;
 	esac
 done
