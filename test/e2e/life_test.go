@@ -34,13 +34,16 @@ import (
 // stream is a TCP connection between two hosts that carries bytes, not too fast,
 // until the test has seen enough.
 type stream struct {
-	t      *testing.T
-	moved  atomic.Int64
-	grew   chan struct{}
-	enough context.CancelFunc
-	sent   chan error // by whom it is sent, and how that ended
-	ended  chan error
-	resent atomic.Uint32
+	t        *testing.T
+	out, in  *net.TCPConn // the sender's end, and the receiver's
+	moved    atomic.Int64
+	grew     chan struct{}
+	enough   context.CancelFunc
+	sent     chan error // by whom it is sent, and how that ended
+	ended    chan error
+	resent   uint32 // segments, once it has finished
+	lost     int64  // segments of those with data that were sent and did not come
+	received uint32 // segments with data
 }
 
 // The bytes of a stream, and the pieces that they are sent in.
@@ -51,7 +54,8 @@ const (
 
 func (w *world) stream(from, to string) *stream {
 	w.t.Helper()
-	ctx, cancel := context.WithCancel(soon(w.t))
+	ctx, cancel := context.WithCancel(w.t.Context())
+	stop := context.AfterFunc(interrupted, cancel)
 	s := &stream{t: w.t, grew: make(chan struct{}, 1), enough: cancel, sent: make(chan error, 1), ended: make(chan error, 1)}
 	content := lab.Content{Seed: 11, Size: 1 << 40}
 	var l net.Listener
@@ -59,31 +63,33 @@ func (w *world) stream(from, to string) *stream {
 		l, err = net.Listen("tcp", net.JoinHostPort(w.addr(from).String(), "0"))
 		return err
 	}))
-	var conn net.Conn
-	must(w.t, w.Do(to, func() (err error) {
-		conn, err = net.Dial("tcp", l.Addr().String())
+	defer l.Close()
+	must(w.t, w.Do(to, func() error {
+		conn, err := net.Dial("tcp", l.Addr().String())
+		if err == nil {
+			s.in = conn.(*net.TCPConn)
+		}
 		return err
 	}))
-	go func() { s.sent <- s.send(ctx, l, content.Reader()) }()
-	go func() { s.ended <- s.receive(conn, content.Reader()) }()
+	conn, err := l.Accept()
+	must(w.t, err)
+	s.out = conn.(*net.TCPConn)
+	go func() { s.sent <- s.send(ctx, content.Reader()) }()
+	go func() { s.ended <- s.receive(content.Reader()) }()
 	w.t.Cleanup(func() {
+		stop()
 		cancel()
-		l.Close()
-		conn.Close()
+		s.out.Close()
+		s.in.Close()
 	})
 	return s
 }
 
-func (s *stream) send(ctx context.Context, l net.Listener, content io.Reader) error {
-	conn, err := l.Accept()
-	if err != nil {
-		return err
-	}
-	defer conn.Close()
+func (s *stream) send(ctx context.Context, content io.Reader) error {
 	tick := time.NewTicker(streamEvery)
 	defer tick.Stop()
 	for ctx.Err() == nil {
-		if _, err := io.CopyN(conn, content, streamPiece); err != nil {
+		if _, err := io.CopyN(s.out, content, streamPiece); err != nil {
 			return err
 		}
 		select {
@@ -91,21 +97,13 @@ func (s *stream) send(ctx context.Context, l net.Listener, content io.Reader) er
 		case <-ctx.Done():
 		}
 	}
-	raw, err := conn.(*net.TCPConn).SyscallConn()
-	if err != nil {
-		return err
-	}
-	return raw.Control(func(fd uintptr) {
-		if info, err := unix.GetsockoptTCPInfo(int(fd), unix.SOL_TCP, unix.TCP_INFO); err == nil {
-			s.resent.Store(info.Total_retrans)
-		}
-	})
+	return s.out.CloseWrite()
 }
 
-func (s *stream) receive(conn net.Conn, content io.Reader) error {
+func (s *stream) receive(content io.Reader) error {
 	got, want := make([]byte, streamPiece), make([]byte, streamPiece)
 	for {
-		n, err := conn.Read(got)
+		n, err := s.in.Read(got)
 		if _, err := io.ReadFull(content, want[:n]); err != nil {
 			return err
 		}
@@ -143,7 +141,18 @@ func (s *stream) more(bytes int64) {
 	}
 }
 
-// finish waits until all that was sent has come.
+// tcpInfo is what the kernel knows of one end.
+func (s *stream) tcpInfo(end *net.TCPConn) (info *unix.TCPInfo) {
+	s.t.Helper()
+	raw, err := end.SyscallConn()
+	must(s.t, err)
+	var failed error
+	must(s.t, raw.Control(func(fd uintptr) { info, failed = unix.GetsockoptTCPInfo(int(fd), unix.SOL_TCP, unix.TCP_INFO) }))
+	must(s.t, failed)
+	return info
+}
+
+// finish waits until all that was sent has come, and counts.
 func (s *stream) finish() {
 	s.t.Helper()
 	s.enough()
@@ -155,7 +164,18 @@ func (s *stream) finish() {
 			s.t.Fatalf("the stream does not end")
 		}
 	}
-	s.t.Logf("%d bytes, %d segments sent again", s.moved.Load(), s.resent.Load())
+	// The sender's end has said that it sends no more, and that was acknowledged:
+	// nothing is under way.
+	eventually(s.t, func() error {
+		if i := s.tcpInfo(s.out); i.State != unix.BPF_TCP_FIN_WAIT2 || i.Unacked != 0 {
+			return fmt.Errorf("the stream is in state %d, with %d segments not acknowledged", i.State, i.Unacked)
+		}
+		return nil
+	})
+	out, in := s.tcpInfo(s.out), s.tcpInfo(s.in)
+	s.resent, s.received, s.lost = out.Total_retrans, in.Data_segs_in, int64(out.Data_segs_out)-int64(in.Data_segs_in)
+	s.t.Logf("%d bytes in %d segments: %d sent again, %d of them for nothing as the receiver says; %d came; %d timeouts",
+		s.moved.Load(), out.Data_segs_out, out.Total_retrans, out.Dsack_dups, in.Data_segs_in, out.Total_rto)
 }
 
 // kill ends an agent without a warning.
