@@ -283,7 +283,7 @@ func (a *agent) withdraw(locator netip.Prefix) error {
 func (a *agent) report(d *dataplane.DegradedError) {
 	var problems []string
 	if d != nil {
-		for _, p := range d.Problems {
+		for _, p := range withoutPins(d.Problems) {
 			problems = append(problems, p.Error())
 		}
 	}
@@ -297,17 +297,28 @@ func (a *agent) report(d *dataplane.DegradedError) {
 }
 
 // serve follows all that can change, until ctx ends.
-func (a *agent) serve(ctx context.Context, l *listener, changes *planWatch) error {
+func (a *agent) serve(ctx context.Context, l *listener, changes *fileWatch) error {
 	group, ctx := errgroup.WithContext(ctx)
 	// Each of these says "look again"; one message stands for any number.
 	addresses := make(chan []netip.Addr)
 	links := make(chan struct{}, 1)
 	plans := make(chan struct{}, 1)
 	settings := make(chan struct{}, 1)
+	pins := make(chan struct{}, 1)
 
 	group.Go(func() error { return a.dp.Events(ctx, a.log.add) })
 	group.Go(func() error { return a.serveHTTP(ctx, l) })
-	group.Go(func() error { return changes.run(ctx, func() { notify(plans) }) })
+	group.Go(func() error {
+		return changes.run(ctx, func() { notify(plans) }, func() { notify(pins) })
+	})
+	group.Go(func() error { return a.keepPins(ctx, changes, pins) })
+	group.Go(func() error {
+		// Without it what is unmounted is noticed with the next tick.
+		if err := watchMounts(ctx, func() { notify(pins) }); ctx.Err() == nil {
+			a.cfg.Log.Warn("nothing tells when the bpf filesystem is unmounted: it is noticed later", "within", a.cfg.ReconcileEvery, "err", err)
+		}
+		return nil
+	})
 	group.Go(func() error {
 		return a.net.WatchAddresses(ctx, func(own []netip.Addr) {
 			select {
@@ -374,6 +385,7 @@ func (a *agent) serve(ctx context.Context, l *listener, changes *planWatch) erro
 				a.followPlan()
 				a.retry()
 				a.reconcile()
+				notify(pins)
 			}
 		}
 	})

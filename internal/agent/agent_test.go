@@ -29,7 +29,12 @@ import (
 	"github.com/waystamp/waystamp/internal/plan"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	if os.Getenv(childConfig) != "" {
+		os.Exit(childAgent())
+	}
+	goleak.VerifyTestMain(m)
+}
 
 // patience is for what must come; nothing waits that long when all is well.
 const patience = 2 * time.Minute
@@ -534,7 +539,7 @@ type logWatch struct {
 }
 
 func newLogWatch(t *testing.T) *logWatch {
-	return &logWatch{Handler: slog.NewTextHandler(t.Output(), nil), t: t, more: make(chan struct{})}
+	return &logWatch{Handler: slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug}), t: t, more: make(chan struct{})}
 }
 
 func (l *logWatch) Handle(ctx context.Context, r slog.Record) error {

@@ -58,6 +58,10 @@ func Detach(cfg Config) (_ Detached, err error) {
 	if err != nil && !errors.Is(err, dataplane.ErrNotThere) {
 		return out, err
 	}
+	// An agent whose pins somebody has removed holds no lock that Detach could find.
+	if err != nil && answers(SocketPath(cfg.RunDir)) {
+		return out, fmt.Errorf("nothing is pinned, but an agent answers at %s: %w", SocketPath(cfg.RunDir), dataplane.ErrBusy)
+	}
 	// After the programs: until here a packet to a SID was refused or stamped.
 	var errs []error
 	for _, l := range s.Locators {

@@ -48,6 +48,15 @@ func listen(path string) (*listener, error) {
 	return &listener{l}, nil
 }
 
+// answers: does somebody listen there?
+func answers(path string) bool {
+	c, err := net.Dial("unix", path)
+	if err == nil {
+		c.Close()
+	}
+	return err == nil
+}
+
 func (a *agent) serveHTTP(ctx context.Context, l *listener) error {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /v1/status", func(w http.ResponseWriter, _ *http.Request) {

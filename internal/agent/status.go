@@ -2,6 +2,7 @@ package agent
 
 import (
 	"errors"
+	"fmt"
 	"net/netip"
 	"slices"
 	"sync"
@@ -27,7 +28,8 @@ type Status struct {
 	Error string `json:"error,omitempty"`
 	// Problems are the parts of the plan that are not in force.
 	Problems []string `json:"problems,omitempty"`
-	// Warnings are settings of the node that stop packets of the plan.
+	// Warnings are settings of the node that stop packets of the plan, and, for an
+	// hour, that pins were removed.
 	Warnings   []string                   `json:"warnings,omitempty"`
 	Interfaces []dataplane.InterfaceState `json:"interfaces"`
 }
@@ -40,7 +42,15 @@ type statusBoard struct {
 	plan    error // why the plan file is not in force
 	working error // what went wrong with the one that is
 	saving  error // why the replay windows are not on disk
+	pinning error // why pins that were removed are not back
+
+	lost   int       // pins that were removed since the agent started
+	lostAt time.Time // the last of them
+	lostOf string    // directory
 }
+
+// lostTold is how long a status tells of pins that were removed and are back.
+const lostTold = time.Hour
 
 func newStatusBoard(instance string) *statusBoard {
 	return &statusBoard{now: Status{Version: 1, Instance: instance}}
@@ -68,6 +78,18 @@ func (b *statusBoard) failed(err error) (news bool) { return b.note(&b.working, 
 // saved notes why the replay windows could not be saved, nil for that they were,
 // and tells whether that is news.
 func (b *statusBoard) saved(err error) (news bool) { return b.note(&b.saving, err) }
+
+// pinned notes why pins could not be put back, nil for that all are there, and tells
+// whether that is news.
+func (b *statusBoard) pinned(err error) (news bool) { return b.note(&b.pinning, err) }
+
+// pinsLost notes that pins were removed and are back.
+func (b *statusBoard) pinsLost(dir string, n int) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.lost += n
+	b.lostAt, b.lostOf = time.Now(), dir
+}
 
 func (b *statusBoard) note(at *error, err error) (news bool) {
 	b.mu.Lock()
@@ -120,7 +142,11 @@ func (b *statusBoard) get() Status {
 	s := b.now
 	s.Problems = slices.Clone(s.Problems)
 	s.Warnings = slices.Clone(s.Warnings)
-	if err := errors.Join(b.plan, b.working, b.saving); err != nil {
+	if b.lost > 0 && time.Since(b.lostAt) < lostTold {
+		s.Warnings = append(s.Warnings, fmt.Sprintf("pins below %s were removed, the last one at %s, and the agent has put %d back since it started: find out who removes them; while they are gone the guard would end with the agent",
+			b.lostOf, b.lostAt.Format(time.RFC3339), b.lost))
+	}
+	if err := errors.Join(b.plan, b.working, b.saving, b.pinning); err != nil {
 		s.Error = err.Error()
 	}
 	return s

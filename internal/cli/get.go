@@ -54,7 +54,8 @@ rx_cut and tx_cut together, and more is in -o json.`
 	helpInterfaces = `The interfaces of the node's plan and of its functions, and where the data path is
 attached to them: TC and XDP as packets come in, OUT at TC as they leave. What is
 wrong is on standard error: a new plan that was refused, parts of the plan that
-are not in force, settings of the machine that stop packets.`
+are not in force, settings of the machine that stop packets, pins that somebody
+has removed.`
 )
 
 // getRenderer asks an agent and writes the answer.

@@ -34,6 +34,7 @@ func (d *Dataplane) applyLocked(n plan.Node, t topology) error {
 	if err := d.dropDeadLinks(); err != nil {
 		return err
 	}
+	notPinned := d.keepPinsLocked()
 	if err := d.checkAlone(t.bindings); err != nil {
 		return err
 	}
@@ -58,8 +59,10 @@ func (d *Dataplane) applyLocked(n plan.Node, t topology) error {
 	d.node, d.topology = &n, t
 	d.events.label(n.Name, t.bindings)
 	d.problems = slices.Concat(t.missing, problems, d.checkPositions(t.bindings))
-	if notSaved != nil {
-		d.problems = append(d.problems, notSaved)
+	for _, err := range []error{notSaved, notPinned} {
+		if err != nil {
+			d.problems = append(d.problems, err)
+		}
 	}
 	return nil
 }
@@ -83,9 +86,6 @@ func (d *Dataplane) wiring(t topology, xdp func(binding) bool) wiring {
 // applyInPlace changes the maps of the generation that is at work.
 func (d *Dataplane) applyInPlace(n plan.Node, t topology) (problems []error, err error) {
 	g := d.gen
-	if err := g.repin(); err != nil {
-		return nil, err
-	}
 	var u undo
 	defer func() {
 		if err != nil {

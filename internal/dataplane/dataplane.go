@@ -22,7 +22,8 @@
 // A generation is built aside, filled and armed before its directory gets its
 // name; then the links are moved to its programs, one atomic step each. So the
 // generation with the highest number is always whole, and whoever finds links
-// that still hold an older one's programs moves them on.
+// that still hold an older one's programs moves them on. What somebody removes
+// of all this KeepPins puts back.
 //
 // All functions that meet a network interface must run on a thread in the
 // node's network namespace.
@@ -147,6 +148,7 @@ type Dataplane struct {
 	local    []netip.Addr
 	events   *eventSource
 	problems []error
+	back     []string // pins that were put back; see KeepPins
 
 	made     made                  // by the change that is under way
 	counting map[uint32]counterKey // the numbers of the plan in force, by slot
@@ -222,8 +224,14 @@ func (d *Dataplane) Close() error {
 		d.gen = nil
 	}
 	if d.lock != nil {
-		// Only an instance without anything in it goes with its directories.
-		for _, dir := range []string{linksDir(d.dir), filtersDir(d.dir), windowsDir(d.dir), numbersDir(d.dir), d.dir} {
+		// Only an instance without anything in it goes with its directories, and only
+		// if another process has not taken their place.
+		dirs := []string{linksDir(d.dir), filtersDir(d.dir), windowsDir(d.dir), numbersDir(d.dir), d.dir}
+		if own, err := d.ownsDirectory(); err != nil || !own {
+			dirs = nil
+			errs = append(errs, err)
+		}
+		for _, dir := range dirs {
 			if err := os.Remove(dir); err != nil && !errors.Is(err, fs.ErrNotExist) && !isNotEmpty(err) {
 				errs = append(errs, err)
 			}

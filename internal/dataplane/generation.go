@@ -220,38 +220,6 @@ func (g *generation) load() error {
 	return nil
 }
 
-// repin puts back pins that somebody has removed.
-func (g *generation) repin() error {
-	pin := func(name string, o interface {
-		Unpin() error
-		Pin(string) error
-	}) error {
-		path := filepath.Join(g.dir, name)
-		if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
-			return err
-		}
-		// Forgets the path that is no more, without which Pin does nothing.
-		if err := o.Unpin(); err != nil {
-			return err
-		}
-		return o.Pin(path)
-	}
-	if err := os.MkdirAll(g.dir, 0o700); err != nil {
-		return err
-	}
-	var errs []error
-	for name, m := range g.maps {
-		errs = append(errs, pin(string(name), m))
-	}
-	for name, p := range g.programs {
-		errs = append(errs, pin(name, p))
-	}
-	if err := errors.Join(errs...); err != nil {
-		return fmt.Errorf("put pins back that were removed: %w", err)
-	}
-	return nil
-}
-
 // internalMap tells the maps that the compiler makes of variables.
 func internalMap(name string) bool { return strings.HasPrefix(name, ".") }
 
@@ -474,6 +442,9 @@ func (d *Dataplane) commit(g *generation) error {
 // removeOthers removes all generations but g.
 func (d *Dataplane) removeOthers(g *generation) error {
 	whole, unfinished, err := generationDirs(d.dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil // somebody has removed them; see KeepPins
+	}
 	if err != nil {
 		return err
 	}

@@ -21,8 +21,7 @@ type holding interface {
 	state() (index int, program ebpf.ProgramID, err error)
 	// move is one atomic step: a packet meets the old program or the new one.
 	move(p *ebpf.Program) error
-	pin(path string) error
-	unpin() error
+	pinned
 	// detach takes the program off, before it returns. That it is off is no error.
 	detach() error
 	close() error

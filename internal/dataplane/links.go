@@ -144,8 +144,7 @@ func openLinks(c Config, dir string) (_ map[linkKey]*attached, err error) {
 	return out, nil
 }
 
-// dropDeadLinks forgets links whose device is gone, and puts pins back that
-// somebody has removed.
+// dropDeadLinks forgets links whose device is gone.
 func (d *Dataplane) dropDeadLinks() error {
 	for k, a := range d.links {
 		index, _, err := a.state()
@@ -157,12 +156,6 @@ func (d *Dataplane) dropDeadLinks() error {
 				return fmt.Errorf("remove the link of interface %d, which is gone: %w", k.index, err)
 			}
 			delete(d.links, k)
-			continue
-		}
-		if _, err := os.Lstat(a.path); errors.Is(err, fs.ErrNotExist) {
-			if err := errors.Join(a.unpin(), os.MkdirAll(filepath.Dir(a.path), 0o700), a.pin(a.path)); err != nil {
-				return fmt.Errorf("put the pin of a link back: %w", err)
-			}
 		}
 	}
 	return nil

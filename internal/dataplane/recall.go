@@ -156,15 +156,15 @@ func (d *Dataplane) SaveWindows() error {
 	return d.saveWindowsLocked()
 }
 
-func (d *Dataplane) saveWindowsLocked() error { return saveWindows(d.cfg.StateDir, d.dir) }
+func (d *Dataplane) saveWindowsLocked() error { return saveWindows(d.cfg.StateDir, d.dir, d.gen) }
 
 // saveWindows does so for all windows that are pinned, of whichever version of
 // the programs.
-func saveWindows(stateDir, dir string) (err error) {
+func saveWindows(stateDir, dir string, from ...*generation) (err error) {
 	if stateDir == "" || dir == "" {
 		return nil
 	}
-	in, err := openSlabs(windowSlabs(), dir)
+	in, err := openSlabs(windowSlabs(), dir, from...)
 	if err != nil {
 		return err
 	}

@@ -102,7 +102,7 @@ func (d *Dataplane) saveNews(s *saved) (err error) {
 	if err != nil {
 		return err
 	}
-	in, err := openSlabs(windowSlabs(), d.dir)
+	in, err := openSlabs(windowSlabs(), d.dir, d.gen)
 	if err != nil {
 		return err
 	}

@@ -62,7 +62,7 @@ type slab struct {
 	m      *ebpf.Map
 	pages  []byte
 	words  []atomic.Uint64 // the same
-	pinned bool
+	pinned bool            // or it was once
 }
 
 // slabs are all of a kind that an instance has. Their words are numbered through.
@@ -73,7 +73,7 @@ type slabs struct {
 }
 
 // openSlabs opens those that are pinned, and those that a generation has though
-// somebody has removed their pins.
+// somebody has removed their pins, which KeepPins puts back.
 func openSlabs(k slabKind, instance string, from ...*generation) (_ *slabs, err error) {
 	s := &slabs{slabKind: k, instance: instance}
 	defer func() {
@@ -109,7 +109,7 @@ func openSlabs(k slabKind, instance string, from ...*generation) (_ *slabs, err 
 			if err != nil {
 				return s, err
 			}
-			if err := s.have(i, m, false); err != nil {
+			if err := s.have(i, m, true); err != nil {
 				return s, err
 			}
 		}
@@ -231,8 +231,8 @@ func (s *slabs) grow(end int, step func(step, what string) error) error {
 	return nil
 }
 
-// repin pins those that are not.
-func (s *slabs) repin() error {
+// pinNew pins those that have not been yet.
+func (s *slabs) pinNew() error {
 	if s.instance == "" {
 		return nil
 	}
@@ -390,7 +390,7 @@ func (d *Dataplane) prepareMemory(g *generation, mem *memory, w wanted) error {
 		if err := s.grow(s.end, d.cfg.step); err != nil {
 			return err
 		}
-		if err := s.repin(); err != nil {
+		if err := s.pinNew(); err != nil {
 			return err
 		}
 		if err := s.placeIn(g, d.cfg.step); err != nil {

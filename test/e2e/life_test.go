@@ -21,6 +21,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
+	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
 	"github.com/waystamp/waystamp/internal/dataplane"
@@ -254,6 +255,116 @@ func TestKilledAgentsLoseNoPacket(t *testing.T) {
 	if n == 0 {
 		t.Error("nothing was captured")
 	}
+}
+
+// heldPrograms are the links that are pinned for a node, with the program of each.
+func (w *world) heldPrograms(node string) map[string]ebpf.ProgramID {
+	w.t.Helper()
+	dir := filepath.Join(dataplane.DefaultPinDir, w.Instance(node), "links")
+	out := map[string]ebpf.ProgramID{}
+	for _, name := range entries(w.t, dir, "") {
+		l, err := link.LoadPinnedLink(filepath.Join(dir, name), nil)
+		if errors.Is(err, os.ErrNotExist) {
+			continue
+		}
+		must(w.t, err)
+		info, err := l.Info()
+		must(w.t, errors.Join(err, l.Close()))
+		out[name] = info.Program
+	}
+	return out
+}
+
+// Somebody removes all pins under the agents, and then the agents die.
+func TestGuardOutlivesPinsThatWereRemoved(t *testing.T) {
+	t.Parallel()
+	w := build(t, star)
+	m := w.meddle("m")
+	web := w.path("web", model.Forward)
+	r6 := w.capture("r6", "r6-m")
+	var toEgress srv6.Packet
+	m.with(func(_ string, p srv6.Packet) []srv6.Packet {
+		if p.SRH != nil {
+			if proof, err := p.SRH.Proof(); err == nil && proof.Path == web.Path && p.Header.Destination == web.Hops[len(web.Hops)-1].SID {
+				toEgress = p
+			}
+		}
+		return []srv6.Packet{p}
+	}, func() { w.reaches("h1", "h2") })
+	if toEgress.SRH == nil {
+		t.Fatal("no packet to the egress came by")
+	}
+	before, err := w.frames(web)
+	must(t, err)
+	held := map[string]map[string]ebpf.ProgramID{}
+	for _, n := range w.nodes() {
+		if held[n] = w.heldPrograms(n); len(held[n]) == 0 {
+			t.Fatalf("no links of %s are pinned", n)
+		}
+		// The agent may be quicker than what comes last, the directory itself.
+		if err := os.RemoveAll(filepath.Join(dataplane.DefaultPinDir, w.Instance(n))); err != nil && !errors.Is(err, unix.ENOTEMPTY) {
+			t.Fatal(err)
+		}
+	}
+	for _, n := range w.nodes() {
+		eventually(t, func() error {
+			if d := cmp.Diff(held[n], w.heldPrograms(n)); d != "" {
+				return fmt.Errorf("pinned links of %s (-before +now):\n%s", n, d)
+			}
+			return nil
+		})
+		if s := w.status(n); !slices.ContainsFunc(s.Warnings, func(s string) bool { return strings.Contains(s, "were removed") }) || s.Error != "" {
+			t.Errorf("status of %s: %+v; want a warning of its pins", n, s)
+		}
+	}
+	for _, n := range w.nodes() {
+		w.kill(n)
+	}
+	for _, n := range w.nodes() {
+		if d := cmp.Diff(held[n], w.heldPrograms(n)); d != "" {
+			t.Errorf("pinned links of %s (-before +now):\n%s", n, d)
+		}
+	}
+	w.reaches("h1", "h2")
+	const plain, again = 3, 2
+	for range plain {
+		m.send(srv6.Packet{Header: srv6.Header{
+			NextHeader: unix.IPPROTO_NONE, HopLimit: 9, Source: w.addr("h1"), Destination: w.addr("h2"),
+		}})
+	}
+	for range again {
+		m.send(toEgress)
+	}
+	for _, n := range w.nodes() {
+		must(t, w.StartAgent(soon(t), n))
+	}
+	w.mu.Lock()
+	w.expected[refusal{Node: "r6", Reason: "unproven"}] += plain
+	w.mu.Unlock()
+	w.refused("r6", "replay", again)
+	w.reaches("h1", "h2")
+	eventually(t, func() error {
+		now, err := w.frames(web)
+		if err != nil {
+			return err
+		}
+		for i := range now {
+			if got := now[i].Packets - before[i].Packets; got != 10 {
+				return fmt.Errorf("hop %d has counted %d packets since, want 10", i, got)
+			}
+		}
+		return nil
+	})
+	sent, err := toEgress.SRH.Proof()
+	must(t, err)
+	left := again // the test sent it as often
+	numbers(t, slices.DeleteFunc(r6.proofs(web.Path), func(p srv6.Proof) bool {
+		twice := p == sent && left > 0
+		if twice {
+			left--
+		}
+		return twice
+	}))
 }
 
 // ceilings reads a node's record of used numbers, by path.
