@@ -118,6 +118,8 @@ type agent struct {
 	status *statusBoard
 	log    *history
 
+	readers *readers // of log
+
 	node  string     // the name that plans must have; "": none yet
 	plan  *plan.Node // in force; nil: none yet
 	loss  lossWatch
@@ -145,7 +147,7 @@ func Run(ctx context.Context, cfg Config) (err error) {
 	if cfg.ReconcileEvery == 0 {
 		cfg.ReconcileEvery = ReconcileEvery
 	}
-	a := &agent{cfg: cfg, net: cfg.Net, node: cfg.Node, log: newHistory()}
+	a := &agent{cfg: cfg, net: cfg.Net, node: cfg.Node, log: newHistory(), readers: newReaders()}
 	a.status = newStatusBoard(cfg.Instance)
 
 	first, err := a.readPlan()

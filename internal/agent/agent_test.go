@@ -522,9 +522,9 @@ func TestReaderThatComesLateOrIsSlowGetsTheLatest(t *testing.T) {
 	if got := read(); len(got) != replay || got[0] != 5010-replay || got[replay-1] != 5009 {
 		t.Errorf("after 5010: %d events from %d", len(got), got[0])
 	}
-	events, next, _ := h.from(0)
-	if len(events) != keep || next != 5010 || events[0].Len != 5010-keep {
-		t.Errorf("far behind: %d events from %d", len(events), events[0].Len)
+	events, missed, next, _ := h.from(0)
+	if len(events) != batch || next != 5010-keep+batch || missed != 5010-keep || events[0].Len != 5010-keep {
+		t.Errorf("far behind: %d events from %d, %d missed", len(events), events[0].Len, missed)
 	}
 }
 

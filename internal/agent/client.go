@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
 
 	"github.com/waystamp/waystamp/internal/dataplane"
@@ -78,22 +79,28 @@ func (c *Client) Function(ctx context.Context, name string) (dataplane.FunctionC
 	return dataplane.FunctionCount{}, fmt.Errorf("the agent knows no function %s", name)
 }
 
+// ErrDropped means that the agent has dropped a reader of its events, since that took
+// none for a while.
+var ErrDropped = errors.New("the agent has dropped this reader of events")
+
 // Events calls f for past events and, if follow is set, for new ones until ctx
-// ends (with its cause) or the agent stops (with io.EOF), or f fails.
+// ends (with its cause) or the agent stops (with io.EOF), or f fails. If f takes so
+// long that the agent gives up, the error is ErrDropped.
 func (c *Client) Events(ctx context.Context, follow bool, f func(event.Event) error) error {
-	body, err := c.get(ctx, fmt.Sprintf("/v1/events?follow=%t", follow))
+	resp, err := c.do(ctx, fmt.Sprintf("/v1/events?follow=%t", follow))
 	if err != nil {
 		return err
 	}
-	defer body.Close()
+	defer resp.Body.Close()
+	body := &cutReader{r: resp.Body}
 	for e, err := range event.Read(body) {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
+		if err != nil && body.cut { // also in the middle of a line
+			return c.whyCut(ctx, resp.Header.Get(readerHeader))
+		}
 		if err != nil {
-			if errors.Is(err, io.ErrUnexpectedEOF) {
-				return io.EOF
-			}
 			return fmt.Errorf("read events of the agent at %s: %w", c.socket, err)
 		}
 		if err := f(e); err != nil {
@@ -109,19 +116,48 @@ func (c *Client) Events(ctx context.Context, follow bool, f func(event.Event) er
 	return nil
 }
 
+// cutReader notes that what it reads ends before its end.
+type cutReader struct {
+	r   io.Reader
+	cut bool
+}
+
+func (r *cutReader) Read(b []byte) (int, error) {
+	n, err := r.r.Read(b)
+	if err != nil && err != io.EOF {
+		r.cut = true
+	}
+	return n, err
+}
+
+// whyCut tells why a stream has ended: the agent says whom it has dropped. One that
+// says nothing has ended.
+func (c *Client) whyCut(ctx context.Context, reader string) error {
+	s, err := c.Status(ctx)
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	if err != nil || reader == "" || !slices.Contains(s.Readers.LastDropped, reader) {
+		return io.EOF
+	}
+	return fmt.Errorf("%w, at %s, which took none while some waited for it: read faster, and begin again (%d readers were dropped so since the agent started)",
+		ErrDropped, c.socket, s.Readers.Dropped)
+}
+
 func (c *Client) getJSON(ctx context.Context, path string, into any) error {
-	body, err := c.get(ctx, path)
+	resp, err := c.do(ctx, path)
 	if err != nil {
 		return err
 	}
-	defer body.Close()
-	if err := json.NewDecoder(body).Decode(into); err != nil {
+	defer resp.Body.Close()
+	if err := json.NewDecoder(resp.Body).Decode(into); err != nil {
 		return fmt.Errorf("read the answer of the agent at %s: %w", c.socket, err)
 	}
 	return nil
 }
 
-func (c *Client) get(ctx context.Context, path string) (io.ReadCloser, error) {
+// do asks for something. The caller closes the body of the answer.
+func (c *Client) do(ctx context.Context, path string) (*http.Response, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://agent"+path, nil)
 	if err != nil {
 		return nil, err
@@ -138,7 +174,7 @@ func (c *Client) get(ctx context.Context, path string) (io.ReadCloser, error) {
 		resp.Body.Close()
 		return nil, fmt.Errorf("the agent at %s says: %s", c.socket, strings.TrimSpace(string(said)))
 	}
-	return resp.Body, nil
+	return resp, nil
 }
 
 // unreachable says why there is no answer, and what to do.

@@ -12,6 +12,8 @@ const (
 	replay = 256
 	// keep is how many events a reader may be behind before it misses some.
 	keep = 4096
+	// batch is how many of them are held for a reader at a time.
+	batch = 64
 )
 
 // history holds the last events for any number of readers, none of which can
@@ -34,34 +36,40 @@ func (h *history) add(e event.Event) {
 	h.more = make(chan struct{})
 }
 
-// begin is where a new reader starts.
-func (h *history) begin() uint64 {
+// begin is where a new reader starts, and where what is past ends.
+func (h *history) begin() (pos, end uint64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.n - min(h.n, replay)
+	return h.n - min(h.n, replay), h.n
 }
 
-// from returns the events after the first pos ones that are still held, and
-// where to go on. Without any it returns more, which is closed when there are.
-func (h *history) from(pos uint64) (events []event.Event, next uint64, more <-chan struct{}) {
+// from returns events after the first pos ones, up to a batch, how many the agent
+// has forgotten before them, and where to go on. Without any it returns more, which
+// is closed when there are.
+func (h *history) from(pos uint64) (events []event.Event, missed, next uint64, more <-chan struct{}) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.n-pos > keep {
-		pos = h.n - keep
+		missed = h.n - keep - pos
+		pos += missed
 	}
-	for ; pos < h.n; pos++ {
+	for ; pos < h.n && len(events) < batch; pos++ {
 		events = append(events, h.ring[pos%keep])
 	}
-	return events, h.n, h.more
+	return events, missed, pos, h.more
 }
 
 // follow calls f with past events and then, unless follow is false, with each
-// new one until ctx ends. flush is called when there is nothing more for now.
+// new one until ctx ends. flush is called when f has had all that there are for now,
+// or a batch.
 func (h *history) follow(ctx context.Context, follow bool, f func(event.Event) error, flush func() error) error {
-	pos := h.begin()
+	pos, end := h.begin()
 	for {
-		events, next, more := h.from(pos)
-		for _, e := range events {
+		events, missed, next, more := h.from(pos)
+		for i, e := range events {
+			if i == 0 {
+				e.Missed = missed
+			}
 			if err := f(e); err != nil {
 				return err
 			}
@@ -70,8 +78,11 @@ func (h *history) follow(ctx context.Context, follow bool, f func(event.Event) e
 		if err := flush(); err != nil {
 			return err
 		}
-		if !follow {
+		if !follow && pos >= end {
 			return nil
+		}
+		if len(events) > 0 {
+			continue
 		}
 		select {
 		case <-more:

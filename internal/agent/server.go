@@ -10,12 +10,9 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"strconv"
 	"time"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/waystamp/waystamp/internal/event"
 )
 
 // socketMode lets the group of the run directory's owner look, too. All that
@@ -61,6 +58,7 @@ func (a *agent) serveHTTP(ctx context.Context, l *listener) error {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /v1/status", func(w http.ResponseWriter, _ *http.Request) {
 		s := a.status.get()
+		s.Readers = a.readers.get()
 		var err error
 		if s.Interfaces, err = a.dp.Interfaces(); err != nil {
 			http.Error(w, err.Error(), http.StatusInternalServerError)
@@ -91,6 +89,10 @@ func (a *agent) serveHTTP(ctx context.Context, l *listener) error {
 	s := &http.Server{
 		Handler:           mux,
 		ReadHeaderTimeout: 10 * time.Second,
+		// Nobody keeps an answer in memory by not taking it. Events have theirs anew
+		// for each write.
+		WriteTimeout: a.readers.within,
+		IdleTimeout:  2 * time.Minute,
 		// Ends the streams of events.
 		BaseContext: func(net.Listener) context.Context { return ctx },
 		ErrorLog:    slog.NewLogLogger(a.cfg.Log.Handler(), slog.LevelDebug),
@@ -110,31 +112,6 @@ func (a *agent) serveHTTP(ctx context.Context, l *listener) error {
 	}
 	<-done
 	return cause
-}
-
-func (a *agent) serveEvents(w http.ResponseWriter, r *http.Request) {
-	follow := true
-	if v := r.URL.Query().Get("follow"); v != "" {
-		var err error
-		if follow, err = strconv.ParseBool(v); err != nil {
-			http.Error(w, fmt.Sprintf("follow=%q is neither true nor false", v), http.StatusBadRequest)
-			return
-		}
-	}
-	w.Header().Set("Content-Type", "application/x-ndjson")
-	w.WriteHeader(http.StatusOK)
-	out := http.NewResponseController(w)
-	var line []byte
-	err := a.log.follow(r.Context(), follow, func(e event.Event) (err error) {
-		if line, err = event.Append(line[:0], e); err != nil {
-			return err
-		}
-		_, err = w.Write(line)
-		return err
-	}, out.Flush)
-	if err != nil && r.Context().Err() == nil {
-		a.cfg.Log.Debug("a reader of events is gone", "err", err)
-	}
 }
 
 func writeJSON(w http.ResponseWriter, v any) {

@@ -32,6 +32,7 @@ type Status struct {
 	// hour, that pins were removed.
 	Warnings   []string                   `json:"warnings,omitempty"`
 	Interfaces []dataplane.InterfaceState `json:"interfaces"`
+	Readers    Readers                    `json:"readers"`
 }
 
 // statusBoard is a Status that several goroutines write on.

@@ -36,7 +36,9 @@ func NewWatchCommand() *cobra.Command {
 		Short: "Print refused packets as they happen",
 		Long: `Print the packets that nodes refuse, as they happen, after the last 256 that
 each remembers. Of many packets that are refused for one reason a node sends a
-sample and says how many it left out.
+sample and says how many it left out. Whoever reads more slowly than they come
+misses some, and is told how many; whoever takes none for 30 seconds is dropped
+by the agent. An agent has 64 readers at most.
 
 With --paths, which holds the secrets of whole paths, or with --lab, which knows
 where they are, each comes with a sentence that says what the packet shows.`,
@@ -167,7 +169,14 @@ func printEventText(out io.Writer, e explained) error {
 	if e.Reported {
 		verdict = "reported"
 	}
-	_, err := fmt.Fprintf(out, "%s  %s  %s  %s  %s  %d bytes at %s: %s\n",
+	var err error
+	if e.Missed > 0 {
+		_, err = fmt.Fprintf(out, "    %d events of %s were missed here: they came faster than they were read\n", e.Missed, e.Node)
+	}
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(out, "%s  %s  %s  %s  %s  %d bytes at %s: %s\n",
 		e.Time.Local().Format(time.TimeOnly+".000"), e.Node, e.Interface, verdict, e.Reason, e.Len, e.Hook, e.Text)
 	if e.Suppressed > 0 && err == nil {
 		_, err = fmt.Fprintf(out, "    %d more like it were not shown before\n", e.Suppressed)

@@ -33,9 +33,12 @@ type Event struct {
 	// Suppressed counts the events of this reason and CPU that were not sent
 	// since the last one that was.
 	Suppressed uint32 `json:"suppressed,omitempty"`
-	Len        uint32 `json:"len"`              // of the whole packet, from the Ethernet header, in bytes
-	Errno      int32  `json:"errno,omitempty"`  // what a helper of the kernel returned, or 0
-	Packet     Hex    `json:"packet,omitempty"` // its first bytes, from the Ethernet header
+	// Missed counts the events before this one that the agent has forgotten before
+	// this reader took them.
+	Missed uint64 `json:"missed,omitempty"`
+	Len    uint32 `json:"len"`              // of the whole packet, from the Ethernet header, in bytes
+	Errno  int32  `json:"errno,omitempty"`  // what a helper of the kernel returned, or 0
+	Packet Hex    `json:"packet,omitempty"` // its first bytes, from the Ethernet header
 }
 
 // Hex are bytes that are hexadecimal digits in text.

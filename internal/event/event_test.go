@@ -12,7 +12,7 @@ import (
 var sample = Event{
 	Time: time.Date(2026, 1, 2, 3, 4, 5, 678, time.UTC), Node: "r6", Interface: "r6-r5", Hook: "tc",
 	Reason: "wrong-chain", Text: "the inner packet belongs to another chain than its proof",
-	Reported: true, Suppressed: 7, Len: 1514, Errno: -22, Packet: Hex{0x00, 0xab},
+	Reported: true, Suppressed: 7, Missed: 9, Len: 1514, Errno: -22, Packet: Hex{0x00, 0xab},
 }
 
 func TestEventSurvivesItsLine(t *testing.T) {
@@ -22,7 +22,7 @@ func TestEventSurvivesItsLine(t *testing.T) {
 	}
 	want := `{"time":"2026-01-02T03:04:05.000000678Z","node":"r6","interface":"r6-r5","hook":"tc",` +
 		`"reason":"wrong-chain","text":"the inner packet belongs to another chain than its proof",` +
-		`"reported":true,"suppressed":7,"len":1514,"errno":-22,"packet":"00ab"}` + "\n"
+		`"reported":true,"suppressed":7,"missed":9,"len":1514,"errno":-22,"packet":"00ab"}` + "\n"
 	if diff := cmp.Diff(want, string(line)); diff != "" {
 		t.Errorf("line (-want +got):\n%s", diff)
 	}

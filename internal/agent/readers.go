@@ -1,0 +1,149 @@
+package agent
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/waystamp/waystamp/internal/event"
+)
+
+const (
+	// readersMost is how many read events at a time.
+	readersMost = 64
+	// readerWithin is how long a reader may take none while some wait for it.
+	readerWithin = 30 * time.Second
+)
+
+// readerHeader gives a reader of events its name, by which it finds out later why its
+// stream has ended.
+const readerHeader = "Waystamp-Reader"
+
+// Readers are those of the agent's events. The counts are since the agent started.
+type Readers struct {
+	Now     int    `json:"now"`
+	Most    int    `json:"most"`    // one more is refused
+	Missed  uint64 `json:"missed"`  // events that somebody read too slowly for
+	Dropped uint64 `json:"dropped"` // readers that took none
+	Refused uint64 `json:"refused"` // readers that were too many
+	// LastDropped are the names of those that were dropped last, the latest at the end.
+	LastDropped []string `json:"last_dropped,omitempty"`
+}
+
+// readers bounds and counts the readers of events.
+type readers struct {
+	within time.Duration
+
+	mu  sync.Mutex
+	all Readers
+}
+
+func newReaders() *readers {
+	return &readers{within: readerWithin, all: Readers{Most: readersMost}}
+}
+
+func (r *readers) get() Readers {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	out := r.all
+	out.LastDropped = slices.Clone(out.LastDropped)
+	return out
+}
+
+// enter tells whether there is room for one more, who has to leave again.
+func (r *readers) enter() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.all.Now == r.all.Most {
+		r.all.Refused++
+		return false
+	}
+	r.all.Now++
+	return true
+}
+
+func (r *readers) leave() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.all.Now--
+}
+
+func (r *readers) missed(n uint64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.all.Missed += n
+}
+
+func (r *readers) dropped(name string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.all.Dropped++
+	r.all.LastDropped = append(r.all.LastDropped, name)
+	if more := len(r.all.LastDropped) - r.all.Most; more > 0 {
+		r.all.LastDropped = slices.Delete(r.all.LastDropped, 0, more)
+	}
+}
+
+func (a *agent) serveEvents(w http.ResponseWriter, r *http.Request) {
+	follow := true
+	if v := r.URL.Query().Get("follow"); v != "" {
+		var err error
+		if follow, err = strconv.ParseBool(v); err != nil {
+			http.Error(w, fmt.Sprintf("follow=%q is neither true nor false", v), http.StatusBadRequest)
+			return
+		}
+	}
+	if !a.readers.enter() {
+		w.Header().Set("Connection", "close")
+		http.Error(w, fmt.Sprintf("%d readers of events are there already, as many as an agent takes: end one of them (waystamp watch), and try again", a.readers.get().Most), http.StatusServiceUnavailable)
+		return
+	}
+	defer a.readers.leave()
+	name := rand.Text()
+	w.Header().Set("Content-Type", "application/x-ndjson")
+	w.Header().Set(readerHeader, name)
+	w.WriteHeader(http.StatusOK)
+	err := a.streamEvents(r.Context(), w, follow)
+	switch {
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		a.readers.dropped(name)
+		a.cfg.Log.Warn("a reader of events was dropped: it took none while some waited for it", "for", a.readers.within)
+	case err != nil && r.Context().Err() == nil:
+		a.cfg.Log.Debug("a reader of events is gone", "err", err)
+	}
+}
+
+// streamEvents writes events until somebody ends it, or until what is written has not
+// been taken in time. The error is os.ErrDeadlineExceeded then.
+func (a *agent) streamEvents(ctx context.Context, w http.ResponseWriter, follow bool) error {
+	out := http.NewResponseController(w)
+	inTime := func(write func() error) error {
+		if err := out.SetWriteDeadline(time.Now().Add(a.readers.within)); err != nil {
+			return err
+		}
+		if err := write(); err != nil {
+			return err
+		}
+		return out.SetWriteDeadline(time.Time{})
+	}
+	var line []byte
+	return a.log.follow(ctx, follow, func(e event.Event) (err error) {
+		if e.Missed > 0 {
+			a.readers.missed(e.Missed)
+		}
+		if line, err = event.Append(line[:0], e); err != nil {
+			return err
+		}
+		return inTime(func() error {
+			_, err := w.Write(line)
+			return err
+		})
+	}, func() error { return inTime(out.Flush) })
+}
