@@ -16,7 +16,10 @@ import (
 func main() {
 	signals := make(chan os.Signal, 8)
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM)
-	i := &cli.Interrupts{Stderr: os.Stderr, Now: time.Now, End: endBy}
+	if !signal.Ignored(syscall.SIGHUP) { // as nohup(1) has it
+		signal.Notify(signals, syscall.SIGHUP)
+	}
+	i := &cli.Interrupts{Stderr: os.Stderr, Now: time.Now, End: endBy, Pipes: keepPipes}
 	os.Exit(cli.Main(i.Watch(context.Background(), signals), os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
 }
 
@@ -27,3 +30,8 @@ func endBy(s os.Signal) {
 		syscall.Kill(os.Getpid(), n)
 	}
 }
+
+// keepPipes: without it, the runtime ends the process at a write to a standard
+// output or error that is a pipe without a reader. It is not ignored, since
+// programs that are started would ignore it, too.
+func keepPipes() { signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) }

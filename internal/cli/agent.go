@@ -38,8 +38,9 @@ asks for, announces the node's locator in the kernel's table, and follows the
 plan file when that changes. When the data path is armed, it writes {"ready":true}
 to standard output.
 
-When it stops, the data path, the guard and the locator route stay in force; the
-next agent of the same instance takes them over without a gap. --detach --yes
+SIGINT, SIGTERM and SIGHUP stop it; SIGHUP does not if it was ignored when the
+agent was started, as by nohup. A new plan needs no signal. When it stops, the
+data path, the guard and the locator route stay in force; the next agent of the same instance takes them over without a gap. --detach --yes
 removes them, and names the chains whose packets need no proof any more.`,
 		Example: `  waystamp agent --plan /etc/waystamp/r1.json
   waystamp agent --detach --yes`,

@@ -32,8 +32,8 @@ with an explanation that says what was done, or not detected, as SECURITY.md has
 it. That nothing else was refused is held, too.
 
 Needs root; changes nothing outside the lab's namespaces, and takes them away at
-the end, also after Ctrl-C. Exit code 0 if every outcome is as expected, 1 if one
-is not.`,
+the end, also after Ctrl-C or if the terminal is closed. Exit code 0 if every
+outcome is as expected, 1 if one is not.`,
 		Example: `  waystamp lab attack
   waystamp lab attack --scheme keyed,keyed-flow --only preplay -o json
   waystamp lab attack --list`,
@@ -91,6 +91,7 @@ func listAttacks(w io.Writer, known []attack.Attack, output string) error {
 }
 
 func runAttacks(cmd *cobra.Command, c attack.Config, known []attack.Attack, output string) error {
+	ownLabs(cmd, c.RunDir)
 	narration, result := cmd.ErrOrStderr(), cmd.OutOrStdout()
 	fmt.Fprintln(narration, "building a lab")
 	c.Up = func(prefix string, took time.Duration) {
@@ -108,7 +109,6 @@ func runAttacks(cmd *cobra.Command, c attack.Config, known []attack.Attack, outp
 		}
 		writeAttack(result, r, known)
 	}
-	ownLabs(cmd, c.RunDir)
 	start := time.Now()
 	results, err := attack.Run(cmd.Context(), c)
 	if err != nil {

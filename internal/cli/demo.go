@@ -28,12 +28,13 @@ four ways and shows that and why each packet is refused. Then the same with
 functions that know nothing of SRv6, as in examples/functions.yaml: a firewall of
 nftables, a program in user space, a NAT. All of it happens on the kernel's own
 data path. Needs root and nft; changes nothing outside its namespaces, and takes
-them away at the end, also after Ctrl-C.`,
+them away at the end, also after Ctrl-C, or if the terminal is closed, or nobody
+reads any more what it says.`,
 		Example: `  waystamp demo
   waystamp demo --scheme opot --keep`,
 		Args: UsageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			c := demo.Config{Prefix: prefix, RunDir: runDir, Keep: keep, Out: cmd.OutOrStdout()}
+			c := demo.Config{Prefix: prefix, RunDir: runDir, Keep: keep}
 			for _, name := range schemes {
 				var s model.Scheme
 				if err := s.UnmarshalText([]byte(name)); err != nil {
@@ -47,10 +48,11 @@ them away at the end, also after Ctrl-C.`,
 			if len(c.Schemes) == 0 {
 				return Usagef("--scheme: name at least one of keyed, keyed-flow, opot, pot")
 			}
+			ownLabs(cmd, runDir)
+			c.Out = cmd.OutOrStdout()
 			if verbose {
 				c.Log = slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), nil))
 			}
-			ownLabs(cmd, runDir)
 			return demo.Run(cmd.Context(), c)
 		},
 	}

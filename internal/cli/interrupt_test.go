@@ -3,12 +3,16 @@ package cli
 import (
 	"bytes"
 	"context"
+	"errors"
+	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 )
 
@@ -86,6 +90,81 @@ func TestSignalThatDoesNotEndIsNotTheLast(t *testing.T) {
 		if ended := <-c.ended; ended != s {
 			t.Errorf("ended by %s, want %s", ended, s)
 		}
+	}
+}
+
+// Shells pass the hangup of their terminal on, and it may come long after a Ctrl-C.
+func TestAHangupIsNeverTheLastSignal(t *testing.T) {
+	for _, first := range []os.Signal{unix.SIGHUP, unix.SIGINT} {
+		c := interruptible()
+		leaves(c.ctx, func() []leftover { return leftLabs([]string{"ws-1a2b"}, "") })
+		c.at(t, 0, first)
+		<-c.ctx.Done()
+		// Its time does not matter: nobody asks for it, so that the next one takes it.
+		c.signals <- unix.SIGHUP
+		c.signals <- unix.SIGHUP
+		c.at(t, time.Hour, unix.SIGINT)
+		if s := <-c.ended; s != unix.SIGINT {
+			t.Errorf("after %s ended by %s, want SIGINT", first, s)
+		}
+	}
+}
+
+// failing is a standard output that cannot be written to.
+type failing struct{ err error }
+
+func (f failing) Write([]byte) (int, error) { return 0, f.err }
+
+func TestWhatNobodyReadsAsksToEnd(t *testing.T) {
+	for _, c := range []struct {
+		err  error
+		ends bool
+	}{
+		{unix.EPIPE, true}, {&os.PathError{Op: "write", Path: "/dev/stdout", Err: unix.EPIPE}, true},
+		{unix.EIO, true}, {unix.ENOSPC, false}, {nil, false},
+	} {
+		for _, stream := range []string{"out", "err"} {
+			i := interruptible()
+			cmd := &cobra.Command{}
+			cmd.SetContext(i.ctx)
+			cmd.SetOut(io.Discard)
+			cmd.SetErr(io.Discard)
+			if stream == "out" {
+				cmd.SetOut(failing{c.err})
+			} else {
+				cmd.SetErr(failing{c.err})
+			}
+			endsUnread(cmd)
+			_, out := fmt.Fprintln(cmd.OutOrStdout(), "text")
+			_, err := fmt.Fprintln(cmd.ErrOrStderr(), "text")
+			if got := errors.Join(out, err); !errors.Is(got, c.err) || (got == nil) != (c.err == nil) {
+				t.Errorf("%v on std%s: the write says %v", c.err, stream, got)
+			}
+			if ends := i.ctx.Err() != nil; ends != c.ends {
+				t.Errorf("%v on std%s: asks to end: %t, want %t", c.err, stream, ends, c.ends)
+			}
+			close(i.signals)
+		}
+	}
+}
+
+// Pipes are kept from when a command has something to take away, and not before:
+// the others end with who reads them.
+func TestOnlyWhoCleansUpOutlivesItsReader(t *testing.T) {
+	kept := 0
+	i := &Interrupts{Stderr: io.Discard, Now: time.Now, End: func(os.Signal) {}, Pipes: func() { kept++ }}
+	signals := make(chan os.Signal)
+	defer close(signals)
+	ctx := i.Watch(context.Background(), signals)
+	if kept != 0 {
+		t.Error("kept by every command")
+	}
+	leaves(ctx, nil)
+	if kept != 1 {
+		t.Error("not kept by one that cleans up")
+	}
+	if l := i.leftovers(); len(l) != 0 {
+		t.Errorf("left: %v", l)
 	}
 }
 

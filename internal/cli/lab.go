@@ -87,7 +87,8 @@ func newLabUpCommand() *cobra.Command {
 		Short: "Build a lab and wait until its agents are ready",
 		Long: `Build the domain of a file and the world in its lab section, start an agent per
 node and wait until all are ready. Prints the prefix of the lab. If anything
-fails, or on Ctrl-C, what was built is taken away again.`,
+fails, or on Ctrl-C, or if the terminal is closed, what was built is taken away
+again. Under nohup a closed terminal does nothing.`,
 		Example: `  waystamp lab up -f examples/paper.yaml
   waystamp lab up -f examples/paper.yaml --prefix mine`,
 		Args: UsageArgs(cobra.NoArgs),
@@ -134,7 +135,8 @@ func newLabDownCommand() *cobra.Command {
 		Short: "Take a lab away, also one that is only half there",
 		Long: `Stop the agents of a lab, remove their data path, delete the namespaces and
 forget the lab. Only what the lab has made is touched, never what is just named
-like it.`,
+like it. Once begun it goes to its end, also after Ctrl-C or if the terminal is
+closed; Ctrl-C once more, a second later, stops it.`,
 		Example: `  waystamp lab down
   waystamp lab down --prefix ws-3f2a
   waystamp lab down --all`,
@@ -175,6 +177,7 @@ like it.`,
 
 func labDown(cmd *cobra.Command, l *lab.Lab) error {
 	// Half a lab is of no use: once begun, it goes to its end.
+	leaves(cmd.Context(), nil)
 	if err := l.Down(context.WithoutCancel(cmd.Context())); err != nil {
 		return err
 	}

@@ -27,9 +27,10 @@ func leftPins(instances []string) (out []leftover) {
 	return out
 }
 
-// ownLabs says, if the command is ended early, which labs it leaves. First it tells
-// of those that others have left. What cannot be read now is told by the commands
-// that need it.
+// ownLabs says, if the command is ended early, which labs it leaves, and ends it if
+// nobody reads what it writes: call it before the command's outputs are asked for.
+// First it tells of those that others have left. What cannot be read now is told
+// by the commands that need it.
 func ownLabs(cmd *cobra.Command, runDir string) {
 	_, orphans, _ := lab.Owned(runDir)
 	warnOf(cmd, leftLabs(orphans, runDir))
@@ -37,6 +38,7 @@ func ownLabs(cmd *cobra.Command, runDir string) {
 		own, _, _ := lab.Owned(runDir)
 		return leftLabs(own, runDir)
 	})
+	endsUnread(cmd)
 }
 
 // ownBench is the same for the labs and the data paths of a bench.

@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"crypto/rand"
@@ -15,7 +16,9 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -780,6 +783,143 @@ func TestCtrlCLeavesNothing(t *testing.T) {
 			leavesNothing(t, runDir, prefix)
 		})
 	}
+}
+
+// onTerminal starts a command at a terminal of its own, as its session's first
+// process. hangUp closes it.
+func onTerminal(t *testing.T, args ...string) (p *process, hangUp func()) {
+	t.Helper()
+	fd, err := unix.Open("/dev/ptmx", unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+	must(t, err)
+	outer := os.NewFile(uintptr(fd), "ptmx") // non-blocking: closing it ends a read
+	hangUp = sync.OnceFunc(func() { outer.Close() })
+	t.Cleanup(hangUp)
+	must(t, unix.IoctlSetPointerInt(fd, unix.TIOCSPTLCK, 0))
+	n, err := unix.IoctlGetInt(fd, unix.TIOCGPTN)
+	must(t, err)
+	inner, err := os.OpenFile(fmt.Sprintf("/dev/pts/%d", n), os.O_RDWR|unix.O_NOCTTY, 0)
+	must(t, err)
+	defer inner.Close()
+	p = prepared(soon(t), t, args)
+	p.cmd.Stdin, p.cmd.Stdout, p.cmd.Stderr = inner, inner, inner
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true, Ctty: 0}
+	must(t, p.cmd.Start())
+	read := make(chan struct{})
+	go func() {
+		defer close(read)
+		io.Copy(p.stdout, outer) // ends when either end is closed
+	}()
+	t.Cleanup(func() {
+		hangUp()
+		<-read
+	})
+	return p, hangUp
+}
+
+// A closed terminal sends SIGHUP, and takes nothing any more that is written to it.
+func TestAClosedTerminalLeavesNothing(t *testing.T) {
+	t.Parallel()
+	file := write(t, "paper.yaml", paper)
+	for _, c := range []struct {
+		name string
+		args []string
+		when moment
+	}{
+		{"lab up, at its first agent", []string{"lab", "up", "-v", "-f", file}, hasAgent},
+		{"demo, at its first scene", []string{"demo", "-v"}, func(_ *testing.T, _, stdout string) bool {
+			return strings.Contains(stdout, "1. Traffic takes its chain")
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			prefix, runDir := newPrefix(), newDir(t)
+			sweep(t, prefix, runDir)
+			p, hangUp := onTerminal(t, append(c.args, "--prefix", prefix, "--run-dir", runDir)...)
+			within(t, patience, func() error {
+				if !c.when(t, prefix, p.stdout.String()) {
+					return fmt.Errorf("it says\n%s", p.stdout)
+				}
+				return nil
+			})
+			hangUp()
+			if r := p.wait(); r.code != 1 {
+				t.Errorf("after the hangup: %s (%s)\nwant exit code 1", r, p.cmd.ProcessState)
+			}
+			leavesNothing(t, runDir, prefix)
+		})
+	}
+	t.Run("lab down, once it has begun", func(t *testing.T) {
+		t.Parallel()
+		prefix, runDir := newPrefix(), newDir(t)
+		sweep(t, prefix, runDir)
+		in := []string{"--prefix", prefix, "--run-dir", runDir}
+		if r := run(t, append([]string{"lab", "up", "-f", file}, in...)...); r.code != 0 {
+			t.Fatal(r)
+		}
+		agents := len(processes(t, prefix+"-"))
+		p, hangUp := onTerminal(t, append([]string{"lab", "down"}, in...)...)
+		within(t, patience, func() error {
+			// Its own arguments have the prefix, and no hyphen behind it.
+			if n := len(processes(t, prefix+"-")); n >= agents {
+				return fmt.Errorf("%d agents run", n)
+			}
+			return nil
+		})
+		hangUp()
+		if r := p.wait(); r.code != 0 {
+			t.Errorf("after the hangup: %s (%s)\nwant it to go to its end", r, p.cmd.ProcessState)
+		}
+		leavesNothing(t, runDir, prefix)
+	})
+}
+
+// Under nohup(1) a hangup is ignored, and stays so.
+func TestAnIgnoredHangupStaysIgnored(t *testing.T) {
+	t.Parallel()
+	file := write(t, "paper.yaml", paper)
+	prefix, runDir := newPrefix(), newDir(t)
+	sweep(t, prefix, runDir)
+	in := []string{"--prefix", prefix, "--run-dir", runDir}
+	p := prepared(soon(t), t, nil)
+	p.cmd.Path = "/bin/sh"
+	p.cmd.Args = append([]string{"sh", "-c", `trap "" HUP; exec "$@"`, "sh", program, "lab", "up", "-f", file}, in...)
+	must(t, p.cmd.Start())
+	within(t, patience, func() error {
+		if !hasNamespace(t, prefix, "") {
+			return errors.New("it has no namespace yet")
+		}
+		return nil
+	})
+	must(t, p.cmd.Process.Signal(unix.SIGHUP))
+	if r := p.wait(); r.code != 0 {
+		t.Errorf("after a hangup: %s\nwant the lab to be up", r)
+	}
+	if r := run(t, append([]string{"lab", "down"}, in...)...); r.code != 0 {
+		t.Error(r)
+	}
+	leavesNothing(t, runDir, prefix)
+}
+
+// As in waystamp demo | head -1.
+func TestADemoThatNobodyReadsLeavesNothing(t *testing.T) {
+	t.Parallel()
+	prefix, runDir := newPrefix(), newDir(t)
+	sweep(t, prefix, runDir)
+	out, in, err := os.Pipe()
+	must(t, err)
+	defer out.Close()
+	p := prepared(soon(t), t, []string{"demo", "--prefix", prefix, "--run-dir", runDir})
+	p.cmd.Stdout = in
+	must(t, p.cmd.Start())
+	in.Close()
+	s := bufio.NewScanner(out)
+	for s.Scan() && !strings.HasPrefix(s.Text(), "lab "+prefix+" is up") {
+	}
+	out.Close()
+	if r := p.wait(); r.code != 1 || !strings.HasSuffix(r.stderr, "waystamp: interrupted\n") {
+		t.Errorf("after its reader has gone: %s (%s)\nwant exit code 1 and that it was interrupted", r, p.cmd.ProcessState)
+	}
+	leavesNothing(t, runDir, prefix)
 }
 
 // sweep takes away, when a test has failed, what a command under test has left.
