@@ -24,6 +24,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/waystamp/waystamp/internal/await"
 	"github.com/waystamp/waystamp/internal/dataplane"
 	"github.com/waystamp/waystamp/internal/host"
 	"github.com/waystamp/waystamp/internal/model"
@@ -32,10 +33,6 @@ import (
 
 // ReconcileEvery is how long what somebody else has changed stays changed.
 const ReconcileEvery = 30 * time.Second
-
-// planMax is the size of the largest plan file that is read, in bytes: well
-// above that of 65 536 chains.
-const planMax = 1 << 30
 
 // Config says which node an agent is for.
 type Config struct {
@@ -150,7 +147,7 @@ func Run(ctx context.Context, cfg Config) (err error) {
 	a := &agent{cfg: cfg, net: cfg.Net, node: cfg.Node, log: newHistory(), readers: newReaders()}
 	a.status = newStatusBoard(cfg.Instance)
 
-	first, err := a.readPlan()
+	first, err := a.readPlan(ctx)
 	if err != nil {
 		return err
 	}
@@ -364,9 +361,9 @@ func (a *agent) serve(ctx context.Context, l *listener, changes *fileWatch) erro
 					a.fail("own addresses could not be set", err)
 				}
 			case <-plans:
-				a.followPlan()
+				a.followPlan(ctx)
 			case <-links:
-				a.lookAgain()
+				a.lookAgain(ctx)
 			case <-settings:
 				a.lookAtForwarding()
 			case <-losses.C:
@@ -379,13 +376,13 @@ func (a *agent) serve(ctx context.Context, l *listener, changes *fileWatch) erro
 				a.saveWindows()
 				a.renewNumbers()
 				if a.unseen {
-					a.lookAgain()
+					a.lookAgain(ctx)
 				}
 			case <-tick.C:
 				// Also finds what inotify does not tell, such as the target of a
 				// symbolic link.
-				a.followPlan()
-				a.retry()
+				a.followPlan(ctx)
+				a.retry(ctx)
 				a.reconcile()
 				notify(pins)
 			}
@@ -463,17 +460,18 @@ func (a *agent) refuse(err error, anew bool) {
 }
 
 // readPlan reads the plan file and checks whose plan it is.
-func (a *agent) readPlan() (plan.Node, error) {
+func (a *agent) readPlan(ctx context.Context) (plan.Node, error) {
 	b, err := readFile(a.cfg.PlanFile)
 	if err != nil {
 		return plan.Node{}, &PlanError{a.cfg.PlanFile, err}
 	}
-	return a.decode(b)
+	return a.decode(ctx, b)
 }
 
-func (a *agent) decode(b []byte) (plan.Node, error) {
+func (a *agent) decode(ctx context.Context, b []byte) (plan.Node, error) {
 	a.seen = digest(b)
-	n, err := plan.DecodeNode(b)
+	// Of a large plan it takes seconds.
+	n, err := await.Do(ctx, func() (plan.Node, error) { return plan.DecodeNode(b) })
 	if err != nil {
 		return plan.Node{}, &PlanError{a.cfg.PlanFile, err}
 	}
@@ -484,7 +482,7 @@ func (a *agent) decode(b []byte) (plan.Node, error) {
 }
 
 // followPlan applies the plan file if it has changed.
-func (a *agent) followPlan() {
+func (a *agent) followPlan(ctx context.Context) {
 	b, err := readFile(a.cfg.PlanFile)
 	if err != nil {
 		if a.seen != "" {
@@ -495,19 +493,19 @@ func (a *agent) followPlan() {
 	}
 	if digest(b) != a.seen {
 		a.again = nil
-		a.try(b, true)
+		a.try(ctx, b, true)
 	}
 }
 
 // lookAgain does what has become possible or necessary since devices have changed. To
 // try in vain changes them, too (cutters come and go, filters are put and taken off):
 // without a pause behind what failed the agent would do nothing else.
-func (a *agent) lookAgain() {
+func (a *agent) lookAgain(ctx context.Context) {
 	now := time.Now()
 	retry, repair := !now.Before(a.retryAfter), !now.Before(a.repairAfter)
 	a.unseen = !retry || !repair
 	if retry {
-		a.retry()
+		a.retry(ctx)
 	}
 	if repair {
 		a.reconcile()
@@ -518,14 +516,17 @@ func (a *agent) lookAgain() {
 const failurePause = time.Second
 
 // retry tries a plan again that the machine was not ready for.
-func (a *agent) retry() {
+func (a *agent) retry(ctx context.Context) {
 	if a.again != nil {
-		a.try(a.again, false)
+		a.try(ctx, a.again, false)
 	}
 }
 
-func (a *agent) try(b []byte, anew bool) {
-	n, err := a.decode(b)
+func (a *agent) try(ctx context.Context, b []byte, anew bool) {
+	n, err := a.decode(ctx, b)
+	if ctx.Err() != nil {
+		return
+	}
 	if err != nil {
 		a.refuse(err, anew)
 		return
@@ -573,9 +574,9 @@ func readFile(path string) ([]byte, error) {
 		return nil, err
 	}
 	defer f.Close()
-	b, err := io.ReadAll(io.LimitReader(f, planMax+1))
-	if err == nil && len(b) > planMax {
-		err = fmt.Errorf("has more than %d bytes", planMax)
+	b, err := io.ReadAll(io.LimitReader(f, plan.FileMax+1))
+	if err == nil && len(b) > plan.FileMax {
+		err = fmt.Errorf("has more than %d bytes", plan.FileMax)
 	}
 	return b, err
 }

@@ -14,7 +14,9 @@ import (
 // folder counts for those below it, unless they are listed.
 var level = map[string]int{
 	"internal/abi":       0,
+	"internal/await":     0,
 	"internal/model":     0,
+	"internal/yamlfile":  0,
 	"internal/event":     1,
 	"internal/pot":       1,
 	"internal/srv6":      1,
@@ -41,8 +43,8 @@ var onlyTests = []string{"internal/dataplane/oracle", "test"}
 
 // pure are the packages that do no I/O and know nothing of the kernel.
 var pure = []string{
-	"internal/abi", "internal/event", "internal/explain", "internal/manifest", "internal/model", "internal/plan",
-	"internal/pot", "internal/srv6",
+	"internal/abi", "internal/await", "internal/event", "internal/explain", "internal/manifest", "internal/model", "internal/plan",
+	"internal/pot", "internal/srv6", "internal/yamlfile",
 }
 
 // impure is what they therefore do not import.
@@ -56,7 +58,7 @@ var home = map[string][]string{
 	"github.com/vishvananda/netlink": {"internal/host"},
 	"github.com/cilium/ebpf":         {"internal/dataplane"},
 	"github.com/spf13/cobra":         {"internal/cli"},
-	"github.com/goccy/go-yaml":       {"internal/manifest", "internal/pot"},
+	"github.com/goccy/go-yaml":       {"internal/manifest", "internal/pot", "internal/yamlfile"},
 	"unsafe":                         {"internal/host", "internal/dataplane"}, // the ethtool ioctl; memory that programs write, too
 }
 

@@ -49,7 +49,11 @@ exactly the values that the packet carried; if nothing does, that is said.`,
 	return cmd
 }
 
-func (o *explainOptions) run(cmd *cobra.Command, args []string) (err error) {
+func (o *explainOptions) run(cmd *cobra.Command, args []string) error {
+	return unlessAsked(cmd.Context(), func() error { return o.explain(cmd, args) })
+}
+
+func (o *explainOptions) explain(cmd *cobra.Command, args []string) (err error) {
 	if o.paths == "" {
 		return Usagef("--paths is missing; see waystamp explain --help")
 	}

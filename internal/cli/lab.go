@@ -96,7 +96,7 @@ again. Under nohup a closed terminal does nothing.`,
 			if file == "" {
 				return Usagef("-f is missing; name the domain's file, as in waystamp lab up -f examples/paper.yaml")
 			}
-			m, err := readManifest(file, cmd.InOrStdin(), cmd.ErrOrStderr())
+			m, err := readManifest(cmd.Context(), file, cmd.InOrStdin(), cmd.ErrOrStderr())
 			if err != nil {
 				return err
 			}

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"context"
 	"crypto/rand"
 	"errors"
 	"fmt"
@@ -9,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/waystamp/waystamp/internal/await"
 	"github.com/waystamp/waystamp/internal/manifest"
 	"github.com/waystamp/waystamp/internal/plan"
 )
@@ -32,7 +34,12 @@ which stays with whoever plans. Run again, it keeps the SIDs and the secrets of
 paths that did not change, and gives the others fresh secrets and their next
 epoch. A file is replaced in one step, and only if it changes.
 
-Exit code 2 if the file is refused: every problem is shown with its place.`,
+A file has at most 16 MiB, two million brackets, commas, colons and dashes, 64 lists
+and mappings in one another, and values of 256 bytes. All the SIDs that a block has
+are enough for 32 767 chains.
+
+Exit code 2 if the file is refused: every problem is shown with its place. Exit code
+1 if it was asked to end, by Ctrl-C, SIGTERM or a closed terminal: at once.`,
 		Example: `  waystamp plan -f examples/paper.yaml
   waystamp plan -f examples/paper.yaml -o json
   waystamp plan -f domain.yaml --out /var/lib/waystamp/plan`,
@@ -59,32 +66,59 @@ func (o *planCommand) run(cmd *cobra.Command) error {
 	if cmd.Flags().Changed("out") && o.out == "" {
 		return Usagef("--out is empty; name a directory")
 	}
-	m, err := readManifest(o.file, cmd.InOrStdin(), cmd.ErrOrStderr())
+	ctx := cmd.Context()
+	m, err := readManifest(ctx, o.file, cmd.InOrStdin(), cmd.ErrOrStderr())
 	if err != nil {
 		return err
 	}
 	var d *plan.Domain
 	if o.out == "" {
-		d, err = plan.Compile(m.Domain, plan.NewKeyring(rand.Reader, nil))
+		d, err = await.Do(ctx, func() (*plan.Domain, error) { return plan.Compile(m.Domain, plan.NewKeyring(rand.Reader, nil)) })
 	} else {
-		d, err = writePlans(o.out, m.Domain, cmd.ErrOrStderr())
+		d, err = writePlans(ctx, o.out, m.Domain, cmd.ErrOrStderr())
 	}
 	if err != nil {
 		return err
 	}
-	view := newPlanView(d, o.out != "")
-	if o.output == "json" {
-		return view.json(cmd.OutOrStdout())
-	}
-	return view.table(cmd.OutOrStdout())
+	return unlessAsked(ctx, func() error {
+		view := newPlanView(d, o.out != "")
+		if o.output == "json" {
+			return view.json(cmd.OutOrStdout())
+		}
+		return view.table(cmd.OutOrStdout())
+	})
+}
+
+// unlessAsked runs what leaves nothing behind wherever it is ended, and does not wait
+// for it when the command is asked to end.
+func unlessAsked(ctx context.Context, f func() error) error {
+	_, err := await.Do(ctx, func() (struct{}, error) { return struct{}{}, f() })
+	return err
 }
 
 // readManifest reads a domain's file, or stdin for "-", and prints its warnings.
-func readManifest(name string, stdin io.Reader, stderr io.Writer) (manifest.Manifest, error) {
-	in := stdin
+func readManifest(ctx context.Context, name string, stdin io.Reader, stderr io.Writer) (manifest.Manifest, error) {
+	m, err := await.Do(ctx, func() (manifest.Manifest, error) { return parseManifest(name, stdin) })
+	if err != nil {
+		return manifest.Manifest{}, err
+	}
+	for _, w := range m.Warnings {
+		fmt.Fprintf(stderr, "%s:%d:%d: warning: %s\n", shownName(name), w.Line, w.Column, w)
+	}
+	return m, nil
+}
+
+// shownName is what messages call a file.
+func shownName(name string) string {
 	if name == "-" {
-		name = "<stdin>"
-	} else {
+		return "<stdin>"
+	}
+	return name
+}
+
+func parseManifest(name string, stdin io.Reader) (manifest.Manifest, error) {
+	in := stdin
+	if name != "-" {
 		f, err := os.Open(name)
 		if err != nil {
 			return manifest.Manifest{}, fmt.Errorf("read the domain's file: %w", err)
@@ -92,6 +126,7 @@ func readManifest(name string, stdin io.Reader, stderr io.Writer) (manifest.Mani
 		defer f.Close()
 		in = f
 	}
+	name = shownName(name)
 	// One byte more than is allowed is enough to be refused.
 	src, err := io.ReadAll(io.LimitReader(in, manifest.SourceMax+1))
 	if err != nil {
@@ -103,9 +138,6 @@ func readManifest(name string, stdin io.Reader, stderr io.Writer) (manifest.Mani
 			err = fmt.Errorf("%w\n%s has %d problems", err, name, len(e.Problems))
 		}
 		return manifest.Manifest{}, &ExitError{Code: ExitUsage, Err: err}
-	}
-	for _, w := range m.Warnings {
-		fmt.Fprintf(stderr, "%s:%d:%d: warning: %s\n", name, w.Line, w.Column, w)
 	}
 	return m, nil
 }

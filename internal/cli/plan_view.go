@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"net/netip"
-	"slices"
 	"strings"
 	"unicode/utf8"
 
@@ -120,6 +119,15 @@ type planFunctionView struct {
 func newPlanView(d *plan.Domain, epochs bool) planView {
 	v := planView{Version: 1, Block: d.Block, Paths: []planPathView{}, Nodes: []planNodeView{}}
 	replay := map[string]int{}
+	type way struct {
+		chain string
+		is    model.Direction
+	}
+	ways := map[way]bool{}
+	for i := range d.Paths {
+		ways[way{d.Paths[i].Chain, d.Paths[i].Direction}] = true
+	}
+	back := map[model.Direction]model.Direction{model.Forward: model.Reverse, model.Reverse: model.Forward}
 	for _, p := range d.Paths {
 		pv := planPathView{
 			Chain:       p.Chain,
@@ -141,9 +149,7 @@ func newPlanView(d *plan.Domain, epochs bool) planView {
 			MTU:         p.MTU,
 			Clamp:       p.MSS,
 			match:       p.Match,
-			oneWay: !slices.ContainsFunc(d.Paths, func(o plan.Path) bool {
-				return o.Chain == p.Chain && o.Direction != p.Direction
-			}),
+			oneWay:      !ways[way{p.Chain, back[p.Direction]}],
 		}
 		if epochs {
 			pv.Epoch = &p.Epoch

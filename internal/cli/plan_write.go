@@ -2,6 +2,7 @@ package cli
 
 import (
 	"bytes"
+	"context"
 	"crypto/rand"
 	"errors"
 	"fmt"
@@ -12,6 +13,7 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/waystamp/waystamp/internal/await"
 	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/plan"
 )
@@ -25,7 +27,7 @@ const (
 // writePlans compiles a domain with the secrets that the directory has, and
 // writes what changed. The paths come first: should it end half-way, the next
 // run finds in them the secrets that some nodes have already.
-func writePlans(dir string, domain model.Domain, stderr io.Writer) (d *plan.Domain, err error) {
+func writePlans(ctx context.Context, dir string, domain model.Domain, stderr io.Writer) (d *plan.Domain, err error) {
 	nodes := filepath.Join(dir, planNodesName)
 	if err := os.MkdirAll(nodes, 0o700); err != nil {
 		return nil, fmt.Errorf("make the directory for plans: %w", err)
@@ -36,28 +38,27 @@ func writePlans(dir string, domain model.Domain, stderr io.Writer) (d *plan.Doma
 	}
 	defer func() { err = errors.Join(err, unlock()) }()
 
-	last, err := readPaths(filepath.Join(dir, planPathsName))
+	last, err := await.Do(ctx, func() ([]plan.Path, error) { return readPaths(filepath.Join(dir, planPathsName)) })
 	if err != nil {
 		return nil, err
 	}
-	if d, err = plan.Compile(domain, plan.NewKeyring(rand.Reader, last)); err != nil {
+	d, err = await.Do(ctx, func() (*plan.Domain, error) { return plan.Compile(domain, plan.NewKeyring(rand.Reader, last)) })
+	if err != nil {
 		return nil, err
 	}
-	files := []planFile{{name: filepath.Join(dir, planPathsName)}}
-	if files[0].data, err = plan.EncodePaths(d.Paths); err != nil {
+	files, err := await.Do(ctx, func() ([]planFile, error) { return encodePlans(dir, d) })
+	if err != nil {
 		return nil, err
 	}
 	current := map[string]bool{}
 	for _, n := range d.Nodes {
-		f := planFile{name: filepath.Join(nodes, n.Name+".json")}
-		if f.data, err = plan.EncodeNode(n); err != nil {
-			return nil, err
-		}
-		files = append(files, f)
 		current[n.Name] = true
 	}
 	written := 0
 	for _, f := range files {
+		if ctx.Err() != nil {
+			return nil, context.Cause(ctx)
+		}
 		changed, err := f.write()
 		if err != nil {
 			return nil, fmt.Errorf("write %s: %w", f.name, err)
@@ -68,6 +69,22 @@ func writePlans(dir string, domain model.Domain, stderr io.Writer) (d *plan.Doma
 	}
 	fmt.Fprintf(stderr, "%s: %d of %d files written, the others did not change\n", dir, written, len(files))
 	return d, reportStale(nodes, current, stderr)
+}
+
+// encodePlans makes all files of a directory of plans.
+func encodePlans(dir string, d *plan.Domain) ([]planFile, error) {
+	b, err := plan.EncodePaths(d.Paths)
+	if err != nil {
+		return nil, err
+	}
+	files := []planFile{{filepath.Join(dir, planPathsName), b}}
+	for _, n := range d.Nodes {
+		if b, err = plan.EncodeNode(n); err != nil {
+			return nil, err
+		}
+		files = append(files, planFile{filepath.Join(dir, planNodesName, n.Name+".json"), b})
+	}
+	return files, nil
 }
 
 // lockDirectory keeps a second run out, whose secrets would mix with ours.

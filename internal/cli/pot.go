@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/waystamp/waystamp/internal/await"
 	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/pot"
 )
@@ -108,7 +109,7 @@ func (o *potEval) run(cmd *cobra.Command, newEBPF func() (pot.Engine, func() err
 	if err != nil {
 		return Usagef("--rnd: %w", err)
 	}
-	p, err := o.readProfile(cmd.InOrStdin())
+	p, err := await.Do(cmd.Context(), func() (pot.Profile, error) { return o.readProfile(cmd.InOrStdin()) })
 	if err != nil {
 		return err
 	}

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/waystamp/waystamp/internal/agent"
+	"github.com/waystamp/waystamp/internal/await"
 	"github.com/waystamp/waystamp/internal/event"
 	"github.com/waystamp/waystamp/internal/explain"
 	"github.com/waystamp/waystamp/internal/lab"
@@ -74,11 +75,11 @@ func (o *watchOptions) run(cmd *cobra.Command) error {
 		return Usagef("--output is %q; expect text or json", o.output)
 	}
 	p.out = cmd.OutOrStdout()
-	agents, err := o.agents()
-	if err != nil {
-		return err
-	}
 	ctx := cmd.Context()
+	agents, err := await.Do(ctx, o.agents)
+	if err != nil {
+		return withoutCancel(ctx, err)
+	}
 	group, groupCtx := errgroup.WithContext(ctx)
 	for _, w := range agents {
 		group.Go(func() error {

@@ -33,6 +33,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
+	"github.com/waystamp/waystamp/internal/await"
 	"github.com/waystamp/waystamp/internal/host"
 	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/plan"
@@ -99,12 +100,12 @@ func Up(ctx context.Context, c Config) (_ *Lab, err error) {
 			return nil, fmt.Errorf("function %s of the lab is a ruleset: %w", c.Lab.Functions[i].Name, err)
 		}
 	}
-	world, err := layOut(c.Domain, c.Lab)
+	world, err := await.Do(ctx, func() (layout, error) { return layOut(c.Domain, c.Lab) })
 	if err != nil {
 		return nil, err
 	}
 	if c.Plan == nil {
-		if c.Plan, err = compile(c.Domain); err != nil {
+		if c.Plan, err = await.Do(ctx, func() (*plan.Domain, error) { return compile(c.Domain) }); err != nil {
 			return nil, err
 		}
 	}
@@ -125,7 +126,7 @@ func Up(ctx context.Context, c Config) (_ *Lab, err error) {
 		}
 	}()
 	c.Log.Info("building", "lab", l.Prefix(), "dir", l.dir)
-	if err := l.writePlans(c.Plan); err != nil {
+	if err := l.writePlans(ctx, c.Plan); err != nil {
 		return nil, err
 	}
 	if err := l.build(ctx, world); err != nil {

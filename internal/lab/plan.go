@@ -1,11 +1,13 @@
 package lab
 
 import (
+	"context"
 	"crypto/rand"
 	"fmt"
 	"os"
 	"slices"
 
+	"github.com/waystamp/waystamp/internal/await"
 	"github.com/waystamp/waystamp/internal/dataplane"
 	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/plan"
@@ -35,8 +37,8 @@ func OnThisMachine(d model.Domain) (model.Domain, error) {
 }
 
 // writePlans writes what each node gets, and what only the lab keeps.
-func (l *Lab) writePlans(d *plan.Domain) error {
-	b, err := plan.EncodePaths(d.Paths)
+func (l *Lab) writePlans(ctx context.Context, d *plan.Domain) error {
+	b, err := await.Do(ctx, func() ([]byte, error) { return plan.EncodePaths(d.Paths) })
 	if err == nil {
 		err = replaceFile(l.PathsPath(), b)
 	}
@@ -44,7 +46,7 @@ func (l *Lab) writePlans(d *plan.Domain) error {
 		return fmt.Errorf("write the paths of lab %s: %w", l.Prefix(), err)
 	}
 	for _, n := range d.Nodes {
-		if err := l.WriteNodePlan(n.Name, n); err != nil {
+		if err := l.writeNodePlan(ctx, n.Name, n); err != nil {
 			return err
 		}
 	}
@@ -54,7 +56,11 @@ func (l *Lab) writePlans(d *plan.Domain) error {
 // WriteNodePlan replaces a node's plan file in one step; its agent then follows
 // the new one.
 func (l *Lab) WriteNodePlan(node string, n plan.Node) error {
-	b, err := plan.EncodeNode(n)
+	return l.writeNodePlan(context.Background(), node, n)
+}
+
+func (l *Lab) writeNodePlan(ctx context.Context, node string, n plan.Node) error {
+	b, err := await.Do(ctx, func() ([]byte, error) { return plan.EncodeNode(n) })
 	if err == nil {
 		err = replaceFile(l.NodePlanPath(node), b)
 	}

@@ -17,7 +17,7 @@ type checker struct {
 	visits    map[string]int // SIDs that chains need, by node
 	used      map[string]bool
 	claims    map[claim]claimant
-	compared  []model.Chain           // whose matches later chains are held against
+	compared  []*chain                // whose matches are held against each other
 	tight     map[*iface]*chain       // the longest chain that does not fit an interface
 	ends      map[string][]passage    // by node: the paths that end there
 	locals    map[*function][]passage // the paths through a local function
@@ -125,6 +125,7 @@ func (c *checker) checkChains() {
 		claimName(c.reader, names, ch.name, ch, func(ch *chain) place { return ch.name.at })
 		c.checkChain(ch)
 	}
+	c.checkOverlaps()
 	c.reportTight()
 	for i := range c.file.functions.value {
 		f := &c.file.functions.value[i]
@@ -152,11 +153,13 @@ func (c *checker) checkChain(ch *chain) {
 
 	var nodes []*node // on the path
 	cpus := 0
-	for i, in := range ch.ingress.value {
-		if slices.ContainsFunc(ch.ingress.value[:i], func(o item[string]) bool { return o.ok && in.ok && o.value == in.value }) {
+	given := map[string]bool{}
+	for _, in := range ch.ingress.value {
+		if in.ok && given[in.value] {
 			c.problemf(in.at, "%q is given twice", in.value)
 			continue
 		}
+		given[in.value] = in.ok
 		if n := terminal(in, "ingress"); n != nil {
 			nodes = append(nodes, n)
 			cpus += n.cpus.value
@@ -218,7 +221,7 @@ func (c *checker) checkChain(ch *chain) {
 	c.checkClamp(ch, nodes)
 	if ch.matches() {
 		if !c.checkAmbiguity(ch) {
-			c.checkOverlaps(ch)
+			c.compared = append(c.compared, ch)
 		}
 		c.notePassages(ch)
 	}
@@ -313,15 +316,15 @@ func (c *checker) checkAmbiguity(ch *chain) bool {
 	return len(reported) > 0
 }
 
-// checkOverlaps holds a chain against those before it.
-func (c *checker) checkOverlaps(ch *chain) {
-	m := ch.model()
-	for _, before := range c.compared {
-		if err := model.CheckOverlap(m, before); err != nil {
-			c.problemf(ch.match, "%v", err)
-		}
+// checkOverlaps holds chains against those before them.
+func (c *checker) checkOverlaps() {
+	chains := make([]model.Chain, len(c.compared))
+	for i, ch := range c.compared {
+		chains[i] = ch.model()
 	}
-	c.compared = append(c.compared, m)
+	for _, o := range model.FindOverlaps(chains, model.OverlapsMax) {
+		c.problemf(c.compared[o.Chain].match, "%v", o.Err)
+	}
 }
 
 func direct(what string, d model.Direction) string {
@@ -353,6 +356,10 @@ func claimName[T any](r *reader, taken map[string]*T, name item[string], v *T, a
 	taken[name.value] = v
 }
 
+// comparedMax is how many references that name nothing are compared with what there
+// is: as many as are shown, and some more, since the order is another.
+const comparedMax = 10 * shownMax
+
 // resolve finds what a reference names, or reports it. It returns nil also for
 // a reference that could not be read.
 func resolve[T any](r *reader, ref item[string], all map[string]*T, what string) *T {
@@ -363,7 +370,8 @@ func resolve[T any](r *reader, ref item[string], all map[string]*T, what string)
 		return v
 	}
 	message := fmt.Sprintf("%s is not a %s of this file", quote(ref.value), what)
-	if len(all) > 0 {
+	// To compare takes time, and nobody reads on after so many.
+	if r.compared++; len(all) > 0 && r.compared <= comparedMax {
 		message += "; expect " + oneOf(nearest(ref.value, all))
 	}
 	r.problemf(ref.at, "%s", message)

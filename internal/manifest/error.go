@@ -3,6 +3,8 @@ package manifest
 import (
 	"fmt"
 	"strings"
+
+	"github.com/waystamp/waystamp/internal/yamlfile"
 )
 
 // Problem is one thing that is wrong with a file.
@@ -51,23 +53,18 @@ func (e *Error) Error() string {
 	return b.String()
 }
 
-// annotate draws the line at fault, with a caret below its column.
+// annotate draws the line at fault, with a caret below its column. Of long lines it
+// shows what is around that column.
 func (e *Error) annotate(b *strings.Builder, p Problem) {
 	if p.Line > len(e.lines) {
 		return
 	}
-	for n := max(1, p.Line-contextLines); n <= p.Line; n++ {
-		mark := ' '
-		if n == p.Line {
-			mark = '>'
-		}
-		fmt.Fprintf(b, "\n%c %4d | %s", mark, n, visible(e.lines[n-1]))
+	for n := max(1, p.Line-contextLines); n < p.Line; n++ {
+		fmt.Fprintf(b, "\n  %4d | %s", n, visible(yamlfile.Shorten(yamlfile.LineMax, e.lines[n-1])))
 	}
-	b.WriteString("\n       | ")
-	for i, c := range []rune(e.lines[p.Line-1]) {
-		if i == p.Column-1 {
-			break
-		}
+	line, column := yamlfile.Around(e.lines[p.Line-1], p.Column-1)
+	fmt.Fprintf(b, "\n> %4d | %s\n       | ", p.Line, visible(string(line)))
+	for _, c := range line[:min(column, len(line))] {
 		if c != '\t' { // keep tabs, so that the caret stands where the eye looks
 			c = ' '
 		}

@@ -19,8 +19,9 @@ type Manifest struct {
 	Warnings []Problem  // what is allowed, yet looks like a mistake
 }
 
-// SourceMax is the length in bytes of the largest file that is read.
-const SourceMax = 32 << 20
+// SourceMax is the length in bytes of the largest file that is read: 512 for each of
+// the 32 768 chains that the SIDs of a block are enough for.
+const SourceMax = 16 << 20
 
 // Parse reads a file. The name is only used in messages. The error is an
 // *Error with all problems, in the order of the file.

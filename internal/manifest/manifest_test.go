@@ -291,6 +291,79 @@ func TestLargeDomainIsReadInTime(t *testing.T) {
 	}
 }
 
+// Nothing of these may take long, nor be shown whole.
+func TestHostileFilesAreRefusedInAFewLines(t *testing.T) {
+	laughs := "version: 1\na0: &a0 [x, x]\n"
+	for i := 1; i < 60; i++ {
+		laughs += fmt.Sprintf("a%d: &a%d [*a%d, *a%d]\n", i, i, i-1, i-1)
+	}
+	long := strings.Repeat("x", 3_000_000)
+	var typos strings.Builder
+	typos.WriteString(everything)
+	for i := range 20000 {
+		fmt.Fprintf(&typos, "  - {name: c%d, ingress: [nope], functions: [none], egress: nowhere, match: {destination: \"2001:db8::/32\"}}\n", i)
+	}
+	for name, c := range map[string]struct{ src, want string }{
+		"deep":         {"version: 1\nx: " + strings.Repeat("[", 250_000), "x.yaml:2:67: not YAML: nested deeper than 64"},
+		"deep by line": {"version: 1\n" + strings.Repeat("a:\n", 250_000), "x.yaml:65:2: not YAML: more than 64 fields in one mapping"},
+		"aliases":      {laughs, "is not a field here"},
+		"anchor":       {strings.Replace(everything, "egress: b", "egress: &x b", 1), "uses an anchor, an alias or a tag; write the value out"},
+		"merged":       {"version: 1\nx: &x {a: b}\n<<: *x\n", "is not a field here"},
+		"long name":    {strings.Replace(everything, "name: all", "name: "+long, 1), "…\" has 3000000 bytes; a value has at most 256"},
+		"long field":   {strings.Replace(everything, "direction:", long+":", 1), "…\" is not a field here"},
+		"long kind":    {strings.Replace(everything, "kind: forward", "kind: "+long, 1), "…\" has 3000000 bytes"},
+		"long egress":  {strings.Replace(everything, "egress: b", "egress: "+long, 1), "…\" has 3000000 bytes"},
+		"long quotes":  {"version: 1\nx: \"\\q" + long + "\"\n", "not YAML: "},
+		"long lines":   {"version: 1\n# " + long + "\nx: 1\n", "is not a field here"},
+		"too long":     {strings.Repeat("#", SourceMax+1), "the file has 16777217 bytes; at most 16777216 are read"},
+		"typos":        {typos.String(), "is not a function of this file; expect 1 or idle"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := Parse("x.yaml", []byte(c.src))
+			if err == nil {
+				t.Fatal("accepted")
+			}
+			text := err.Error()
+			if !strings.Contains(text, c.want) || len(text) > 60_000 || strings.Contains(text, strings.Repeat("x", 1000)) {
+				t.Errorf("%d bytes, want a few, with %q:\n%.2000s", len(text), c.want, text)
+			}
+			if len(c.src) < SourceMax && !strings.Contains(text, "^") {
+				t.Errorf("no caret:\n%.2000s", text)
+			}
+		})
+	}
+}
+
+// Signs in text are none, however many.
+func TestTextThatLooksNestedIsRead(t *testing.T) {
+	hostile := strings.Repeat("[{ - ", 200)
+	src := "# " + hostile + "\n---\n" + everything + "# " + hostile + "\n" + `lab:
+  links:
+    - {between: [a, b]}
+  functions:
+    - name: dpi
+      kind: nftables
+      ruleset: |
+        # ` + hostile + `
+        table inet f {
+
+        }
+    - name: fw # [[[[
+      kind: nftables
+      ruleset: "` + hostile + `"
+`
+	_, err := Parse("x.yaml", []byte(src))
+	e, ok := errors.AsType[*Error](err)
+	if !ok {
+		t.Fatalf("error %v", err)
+	}
+	for _, p := range e.Problems { // there are no such functions, but all of it was read
+		if strings.Contains(p.Message, "not YAML") {
+			t.Error(p)
+		}
+	}
+}
+
 func FuzzParse(f *testing.F) {
 	for _, pattern := range []string{"testdata/*.yaml", "../../examples/*.yaml"} {
 		files, err := filepath.Glob(pattern)

@@ -1,6 +1,10 @@
 package manifest
 
-import "github.com/waystamp/waystamp/internal/model"
+import (
+	"cmp"
+
+	"github.com/waystamp/waystamp/internal/model"
+)
 
 // unaware reports whether the function is known to be of this kind.
 func (f *function) unaware() bool { return f.kind.ok && f.kind.value == model.KindUnaware }
@@ -206,20 +210,36 @@ func (c *checker) checkLocals() {
 }
 
 func (c *checker) checkLocal(f *function) {
-	for _, same := range []bool{true, false} { // a chain that ends where its own function is says more
-		for _, through := range c.locals[f] {
-			for _, end := range c.ends[f.node.value] {
-				if same != (end == through) || !through.match.Overlaps(end.match) {
-					continue
-				}
-				goes := " and goes through " + f.name.value
-				if !same {
-					goes = ", and packets of it go through " + f.name.value + " in " + through.String()
-				}
-				c.problemf(f.attach.at, "%s ends at %s%s: a packet of it that was verified and leaves looks like one that has lost its header in a local function; put function or end on another node, or attach %s to interfaces",
-					end, f.node.value, goes, f.name.value)
-				return
-			}
+	through, ends := c.locals[f], c.ends[f.node.value]
+	matches := func(list []passage) []model.Match {
+		var m []model.Match
+		for _, p := range list {
+			m = append(m, p.match)
 		}
+		return m
 	}
+	type found struct {
+		other bool // than the one that ends here; a chain that ends where its own function is says more
+		i, j  int
+	}
+	var first *found
+	n := 0
+	model.EachOverlap(matches(through), matches(ends), func(i, j int) bool {
+		f := found{through[i] != ends[j], i, j}
+		if first == nil || !f.other && first.other || f.other == first.other && cmp.Or(cmp.Compare(f.i, first.i), cmp.Compare(f.j, first.j)) < 0 {
+			first = &f
+		}
+		n++
+		return n < model.OverlapsMax // among so many any will do
+	})
+	if first == nil {
+		return
+	}
+	end := ends[first.j]
+	goes := " and goes through " + f.name.value
+	if first.other {
+		goes = ", and packets of it go through " + f.name.value + " in " + through[first.i].String()
+	}
+	c.problemf(f.attach.at, "%s ends at %s%s: a packet of it that was verified and leaves looks like one that has lost its header in a local function; put function or end on another node, or attach %s to interfaces",
+		end, f.node.value, goes, f.name.value)
 }

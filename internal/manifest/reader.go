@@ -12,11 +12,10 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"github.com/goccy/go-yaml"
 	"github.com/goccy/go-yaml/ast"
-	"github.com/goccy/go-yaml/lexer"
 	"github.com/goccy/go-yaml/parser"
-	"github.com/goccy/go-yaml/token"
+
+	"github.com/waystamp/waystamp/internal/yamlfile"
 )
 
 // reader walks the tree of a YAML document and collects problems. It does not
@@ -24,6 +23,7 @@ import (
 type reader struct {
 	problems []Problem
 	warnings []Problem
+	compared int // references that name nothing
 }
 
 // place is where in the file something stands.
@@ -54,9 +54,6 @@ type cursor struct {
 	at   place
 }
 
-// nestingMax is how deep brackets and dashes may nest. The file needs six.
-const nestingMax = 64
-
 // document parses the source into its only document. It also returns the lines,
 // for messages.
 func (r *reader) document(src []byte) (lines []string, root cursor, ok bool) {
@@ -66,7 +63,6 @@ func (r *reader) document(src []byte) (lines []string, root cursor, ok bool) {
 		return nil, root, false
 	}
 	src = bytes.TrimPrefix(src, []byte("\ufeff"))
-	// The parser counts lines wrongly where they end in CR LF.
 	src = bytes.ReplaceAll(src, []byte("\r\n"), []byte("\n"))
 	src = bytes.ReplaceAll(src, []byte("\r"), []byte("\n"))
 	lines = strings.Split(strings.TrimRight(string(src), "\n"), "\n")
@@ -81,18 +77,13 @@ func (r *reader) document(src []byte) (lines []string, root cursor, ok bool) {
 		return lines, root, false
 	}
 
-	file, err := parse(src)
+	file, err := yamlfile.Parse(string(src), parser.AllowDuplicateMapKey())
 	if err != nil {
 		at := start
 		message := err.Error()
-		var e yaml.Error
-		if errors.As(err, &e) {
-			message = e.GetMessage()
-			if t := e.GetToken(); t != nil && t.Position != nil {
-				at = place{line: max(1, t.Position.Line), column: max(1, t.Position.Column)}
-			}
+		if e, ok := errors.AsType[*yamlfile.Error](err); ok {
+			at, message = place{line: min(e.Line, len(lines)), column: e.Column}, e.Message
 		}
-		at.line = min(at.line, len(lines))
 		r.problemf(at, "not YAML: %s", message)
 		return lines, root, false
 	}
@@ -106,35 +97,6 @@ func (r *reader) document(src []byte) (lines []string, root cursor, ok bool) {
 		return lines, root, false
 	}
 	return lines, cursor{r: r, node: docs[0].Body, at: where("", docs[0].Body)}, true
-}
-
-// parse is the YAML parser, fenced: it is not made for hostile input, and takes
-// time in the square of the nesting.
-func parse(src []byte) (file *ast.File, err error) {
-	defer func() {
-		if p := recover(); p != nil {
-			err = fmt.Errorf("the parser gave up: %v", p)
-		}
-	}()
-	tokens := lexer.Tokenize(string(src))
-	var open, dashes, line int
-	for _, t := range tokens {
-		if t.Position.Line != line {
-			line, dashes = t.Position.Line, 0
-		}
-		switch t.Type {
-		case token.SequenceStartType, token.MappingStartType:
-			open++
-		case token.SequenceEndType, token.MappingEndType:
-			open--
-		case token.SequenceEntryType, token.MappingKeyType, token.TagType, token.AnchorType:
-			dashes++
-		}
-		if open > nestingMax || dashes > nestingMax {
-			return nil, &yaml.SyntaxError{Message: fmt.Sprintf("nested deeper than %d", nestingMax), Token: t}
-		}
-	}
-	return parser.Parse(tokens, 0, parser.AllowDuplicateMapKey())
 }
 
 // where is the place of a node: where it starts.
@@ -245,9 +207,22 @@ func (c cursor) wrong(expected string) {
 	c.r.problemf(c.at, "%s; %s", is, expected)
 }
 
+// textMax is the length in bytes of the longest value on a line of its own: far above
+// that of names, addresses and numbers, and short enough to be shown.
+const textMax = 256
+
 // text is a scalar as it is written, whether YAML would take it for a number or
-// not.
+// not. One that is too long is none.
 func (c cursor) text() item[string] {
+	t := c.scalar()
+	if n := len(t.value); t.ok && n > textMax {
+		c.r.problemf(c.at, "%s has %d bytes; a value has at most %d", quote(t.value), n, textMax)
+		return item[string]{at: c.at}
+	}
+	return t
+}
+
+func (c cursor) scalar() item[string] {
 	switch n := c.node.(type) {
 	case *ast.StringNode:
 		return item[string]{value: n.Value, at: c.at, ok: true}
@@ -270,7 +245,7 @@ func (c cursor) lines(most int) item[string] {
 	if n, ok := c.node.(*ast.LiteralNode); ok && n.Value != nil {
 		t.value = n.Value.Value
 	} else {
-		t = c.text()
+		t = c.scalar()
 	}
 	if t.ok && len(t.value) > most {
 		c.r.problemf(c.at, "has %d bytes; at most %d are read", len(t.value), most)
@@ -394,10 +369,4 @@ func oneOf(list []string) string {
 }
 
 // quote shortens what would bury the message.
-func quote(s string) string {
-	const most = 64
-	if r := []rune(s); len(r) > most {
-		s = string(r[:most]) + "…"
-	}
-	return strconv.Quote(s)
-}
+func quote(s string) string { return strconv.Quote(yamlfile.Shorten(64, s)) }

@@ -1,6 +1,7 @@
 package model
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 )
@@ -50,6 +51,55 @@ func checkOverlap(a, b Chain, dir Direction) error {
 			outer.Name, dir, inner.Name, inner.Match, inner.Name)
 	}
 	return nil
+}
+
+// OverlapsMax is how many overlaps are told of one domain. There may be as many as
+// pairs of chains.
+const OverlapsMax = 10000
+
+// Overlap is two of a list of chains that CheckOverlap refuses.
+type Overlap struct {
+	Chain  int // index of the chain that comes later
+	Before int // of the one that it is held against
+	Err    error
+}
+
+// FindOverlaps holds each chain against all before it, and returns what
+// CheckOverlap says of them, in that order; at most so many. It compares only
+// chains whose prefixes overlap.
+func FindOverlaps(chains []Chain, most int) []Overlap {
+	type pair struct{ chain, before int }
+	found := map[pair]error{}
+	for _, dir := range []Direction{Forward, Reverse} {
+		var directed []Chain
+		var index []int // in chains
+		var matches []Match
+		for i, c := range chains {
+			// What has no ingress has no reverse; that is told elsewhere.
+			if slices.Contains(c.Directions(), dir) && (dir == Forward || len(c.Ingress) > 0) {
+				directed = append(directed, c.Directed(dir))
+				index = append(index, i)
+				matches = append(matches, directed[len(directed)-1].Match)
+			}
+		}
+		overlapping(matches, func(i, j int) bool {
+			p := pair{index[i], index[j]}
+			if found[p] == nil {
+				if err := checkOverlap(directed[i], directed[j], dir); err != nil {
+					found[p] = err
+				}
+			}
+			return len(found) < most
+		})
+	}
+	list := make([]Overlap, 0, len(found))
+	for p, err := range found {
+		list = append(list, Overlap{p.chain, p.before, err})
+	}
+	slices.SortFunc(list, func(a, b Overlap) int {
+		return cmp.Or(cmp.Compare(a.Chain, b.Chain), cmp.Compare(a.Before, b.Before))
+	})
+	return list
 }
 
 // before says whether a packet that both match is a's: ordered rules come first,

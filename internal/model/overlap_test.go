@@ -1,9 +1,13 @@
 package model
 
 import (
+	"fmt"
 	"net/netip"
 	"strings"
 	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
 )
 
 func TestOverlappingChainsMustShareTheirIngress(t *testing.T) {
@@ -76,4 +80,103 @@ func TestTheTwoDirectionsOfAChainMayOverlap(t *testing.T) {
 	if err := CheckOverlap(d, c); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// slowOverlaps holds each chain against all before it, one by one.
+func slowOverlaps(chains []Chain) (list []Overlap) {
+	for i, a := range chains {
+		for j, b := range chains[:i] {
+			if err := CheckOverlap(a, b); err != nil {
+				list = append(list, Overlap{i, j, err})
+			}
+		}
+	}
+	return list
+}
+
+// drawPrefix gives few prefixes, of many lengths, so that they often overlap.
+func drawPrefix(t *rapid.T, name string, four bool) netip.Prefix {
+	if rapid.IntRange(0, 3).Draw(t, name+" none") == 0 {
+		return netip.Prefix{}
+	}
+	bits := rapid.SampledFrom([]int{0, 1, 7, 8, 9, 23, 24, 31, 32}).Draw(t, name+" bits")
+	tail := rapid.SampledFrom([]byte{0, 1, 2, 128}).Draw(t, name+" tail")
+	if four {
+		a := netip.AddrFrom4([4]byte{rapid.SampledFrom([]byte{10, 11, 192}).Draw(t, name), tail, 0, tail})
+		p := netip.PrefixFrom(a, bits)
+		if rapid.Bool().Draw(t, name+" masked") {
+			p = p.Masked()
+		}
+		return p
+	}
+	a := netip.AddrFrom16([16]byte{0x20, rapid.SampledFrom([]byte{1, 2}).Draw(t, name), tail, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, tail})
+	if bits == 32 {
+		bits = 128
+	}
+	return netip.PrefixFrom(a, bits).Masked()
+}
+
+func drawMatch(t *rapid.T) Match {
+	four := rapid.Bool().Draw(t, "IPv4")
+	m := NewMatch(drawPrefix(t, "destination", four), drawPrefix(t, "source", four))
+	if rapid.IntRange(0, 2).Draw(t, "ordered") == 0 {
+		m.Priority = uint16(rapid.IntRange(1, 3).Draw(t, "priority"))
+		m.Protocol = rapid.SampledFrom([]Protocol{0, 6, 17}).Draw(t, "protocol")
+		if m.Protocol != 0 {
+			m.DestinationPort = rapid.SampledFrom([]Ports{{}, {1, 5}, {5, 9}, {80, 80}}).Draw(t, "port")
+		}
+		m.Mark = rapid.SampledFrom([]Mark{{}, {1, 1}, {0, 1}}).Draw(t, "mark")
+	}
+	return m
+}
+
+func TestFindOverlapsFindsWhatComparingAllFinds(t *testing.T) {
+	nodes := []string{"r1", "r2", "r3"}
+	rapid.Check(t, func(t *rapid.T) {
+		var chains []Chain
+		for i := range rapid.IntRange(0, 25).Draw(t, "chains") {
+			c := Chain{
+				Name: fmt.Sprintf("c%d", i), Egress: "r6", Functions: []string{"fw"}, Match: drawMatch(t),
+				Ingress:    rapid.SliceOfNDistinct(rapid.SampledFrom(nodes), 0, 2, rapid.ID).Draw(t, "ingress"),
+				OwnTraffic: rapid.Bool().Draw(t, "own"),
+			}
+			c.Both = len(c.Ingress) == 1 && rapid.Bool().Draw(t, "both")
+			chains = append(chains, c)
+		}
+		want, got := slowOverlaps(chains), FindOverlaps(chains, OverlapsMax)
+		if diff := cmp.Diff(said(want), said(got)); diff != "" {
+			t.Fatalf("-one by one +found:\n%s", diff)
+		}
+		if len(want) > 1 {
+			if few := FindOverlaps(chains, len(want)-1); len(few) != len(want)-1 {
+				t.Fatalf("%d found where %d may be, of %d", len(few), len(want)-1, len(want))
+			}
+		}
+		var a, b []Match
+		for range rapid.IntRange(0, 12).Draw(t, "a") {
+			a = append(a, drawMatch(t))
+		}
+		for range rapid.IntRange(0, 12).Draw(t, "b") {
+			b = append(b, drawMatch(t))
+		}
+		pairs, slow := map[[2]int]int{}, map[[2]int]int{}
+		EachOverlap(a, b, func(i, j int) bool { pairs[[2]int{i, j}]++; return true })
+		for i, m := range a {
+			for j, n := range b {
+				if m.Overlaps(n) {
+					slow[[2]int{i, j}] = 1
+				}
+			}
+		}
+		if diff := cmp.Diff(slow, pairs); diff != "" {
+			t.Fatalf("pairs of %v and %v: -one by one +found:\n%s", a, b, diff)
+		}
+	})
+}
+
+func said(list []Overlap) (out []string) {
+	for _, o := range list {
+		out = append(out, fmt.Sprintf("%d %d %v", o.Chain, o.Before, o.Err))
+	}
+	return out
 }

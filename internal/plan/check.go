@@ -199,15 +199,27 @@ func (c *nodeChecker) proxy(p *problems, x Proxy) {
 		}
 		return
 	}
+	ends := make([]model.Match, len(c.node.Egresses))
+	for i, e := range c.node.Egresses {
+		ends[i] = e.Match
+	}
+	taken, n := map[int][]int{}, 0 // by match: the egresses that take it, too
+	model.EachOverlap(x.Matches, ends, func(j, i int) bool {
+		taken[j] = append(taken[j], i)
+		n++
+		return n < model.OverlapsMax
+	})
+	has := map[model.Match]bool{}
 	for j, m := range x.Matches {
 		checkMatch(p, c.node.Block, m)
-		if slices.Contains(x.Matches[:j], m) {
+		if has[m] {
 			p.addf("match: %s is given twice", m)
 		}
-		for _, e := range c.node.Egresses {
-			if e.Match.Overlaps(m) {
-				p.addf("match: %s is taken by chain %s, %s, too, which ends here; its packets would look like ones that lost their header", m, e.Chain, e.Direction)
-			}
+		has[m] = true
+		slices.Sort(taken[j])
+		for _, i := range taken[j] {
+			e := c.node.Egresses[i]
+			p.addf("match: %s is taken by chain %s, %s, too, which ends here; its packets would look like ones that lost their header", m, e.Chain, e.Direction)
 		}
 	}
 }
@@ -370,6 +382,10 @@ func checkSegments(p *problems, block netip.Prefix, id PathID, segments []netip.
 func checkSources(p *problems, block netip.Prefix, sources []netip.Addr) {
 	if len(sources) == 0 {
 		p.addf("sources: has none; the packets of a path come from a headend")
+	}
+	if len(sources) > model.LanesMax {
+		p.addf("sources: has %d; a path has at most %d headends", len(sources), model.LanesMax)
+		return
 	}
 	for i, a := range sources {
 		p.add(model.CheckAddress(a), "sources[%d]: %s", i, a)

@@ -2,6 +2,7 @@ package plan
 
 import (
 	"encoding/binary"
+	"math"
 	"net/netip"
 	"slices"
 
@@ -39,6 +40,12 @@ type SrcEntry struct {
 // Each destination's class has all the sources that matter below it: its own,
 // and of the next shorter destination's class those that its own do not hide.
 func Classify(rules []Rule) (dst []DstEntry, src []SrcEntry) {
+	return classify(rules, math.MaxInt)
+}
+
+// classify stops when there are more than so many entries of either table: there may
+// be as many as pairs of rules.
+func classify(rules []Rule, most int) (dst []DstEntry, src []SrcEntry) {
 	own := map[netip.Prefix][]SrcEntry{}
 	seen := map[model.Match]bool{}
 	for _, r := range rules {
@@ -66,6 +73,9 @@ func Classify(rules []Rule) (dst []DstEntry, src []SrcEntry) {
 	for _, d := range order {
 		for len(around) > 0 && !around[len(around)-1].prefix.Overlaps(d) {
 			around = around[:len(around)-1]
+		}
+		if len(src) > most || len(dst) > most {
+			return dst, src
 		}
 		var outer []SrcEntry
 		if len(around) > 0 {

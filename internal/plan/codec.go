@@ -17,7 +17,11 @@ import (
 )
 
 // The two kinds of plan file, and their version.
+//
+// FileMax is the length in bytes of the largest plan that is read: well above that of
+// one for 65 536 chains.
 const (
+	FileMax     = 1 << 30
 	fileVersion = 1
 	kindNode    = "node-plan"
 	kindPaths   = "paths"
@@ -90,25 +94,44 @@ func encode(f any) ([]byte, error) {
 // file that is wanted: else the message would be about some unknown field.
 func decode(b []byte, kind string, f any) error {
 	var head fileHead
+	if len(b) > FileMax {
+		return fmt.Errorf("it has more than %d bytes, the most that a plan may have", FileMax)
+	}
 	if err := json.Unmarshal(b, &head); err != nil {
-		return fmt.Errorf("it is not whole, or not JSON: %w", err)
+		return fmt.Errorf("it is not whole, or not JSON: %w", short(err))
 	}
 	switch {
 	case head.Kind != kind:
-		return fmt.Errorf("its kind is %q; expect %q", head.Kind, kind)
+		return short(fmt.Errorf("its kind is %q; expect %q", head.Kind, kind))
 	case head.Version != fileVersion:
 		return fmt.Errorf("its version is %d; this program reads version %d", head.Version, fileVersion)
 	}
 	d := json.NewDecoder(bytes.NewReader(b))
 	d.DisallowUnknownFields()
 	if err := d.Decode(f); err != nil {
-		return err
+		return short(err)
 	}
 	if _, err := d.Token(); !errors.Is(err, io.EOF) {
 		return errors.New("there is more after its end")
 	}
 	return nil
 }
+
+// shortError is an error whose text repeats too much of a file.
+type shortError struct{ error }
+
+func short(err error) error { return shortError{err} }
+
+func (e shortError) Error() string {
+	const most = 300
+	s := []rune(e.error.Error())
+	if len(s) <= most {
+		return string(s)
+	}
+	return string(s[:most/2]) + "…" + string(s[len(s)-most/2:]) // what it says is at its ends
+}
+
+func (e shortError) Unwrap() error { return e.error }
 
 // What follows mirrors the files. Numbers of more than 32 bits are text, since
 // many readers of JSON round them; secrets are types of their own.

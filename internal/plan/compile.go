@@ -44,12 +44,8 @@ func Compile(d model.Domain, keys *Keyring) (*Domain, error) {
 			paths = append(paths, c.path(ch, dir))
 		}
 	}
-	for i, a := range d.Chains {
-		for _, b := range d.Chains[:i] {
-			if err := model.CheckOverlap(a, b); err != nil {
-				c.errs = append(c.errs, err)
-			}
-		}
+	for _, o := range model.FindOverlaps(d.Chains, model.OverlapsMax) {
+		c.errs = append(c.errs, o.Err)
 	}
 	if len(c.errs) > 0 {
 		return nil, errors.Join(c.errs...)
@@ -384,9 +380,12 @@ func localMatches(f model.Function, paths []Path) []model.Match {
 		return nil
 	}
 	var matches []model.Match
-	for _, p := range paths {
+	has := map[model.Match]bool{}
+	for i := range paths {
+		p := &paths[i]
 		through := slices.ContainsFunc(p.Hops, func(h Hop) bool { return h.Function == f.Name })
-		if through && !slices.Contains(matches, p.Match) {
+		if through && !has[p.Match] {
+			has[p.Match] = true
 			matches = append(matches, p.Match)
 		}
 	}
@@ -460,8 +459,8 @@ func (n Node) proxiesFit() error {
 }
 
 func rulesFit(rules []Rule) error {
-	if dst, src := Classify(rules); len(dst) > RulesMax || len(src) > RulesMax {
-		return fmt.Errorf("expand to %d destinations and %d sources; a node can hold %d of each", len(dst), len(src), RulesMax)
+	if dst, src := classify(rules, RulesMax); len(dst) > RulesMax || len(src) > RulesMax {
+		return fmt.Errorf("expand to %d destinations and %d sources, or more; a node can hold %d of each", len(dst), len(src), RulesMax)
 	}
 	return nil
 }

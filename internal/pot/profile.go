@@ -12,15 +12,16 @@ import (
 	"strings"
 
 	"github.com/goccy/go-yaml/ast"
-	"github.com/goccy/go-yaml/parser"
 	"github.com/goccy/go-yaml/token"
 
 	"github.com/waystamp/waystamp/internal/model"
+	"github.com/waystamp/waystamp/internal/yamlfile"
 )
 
 // Bounds of a profile file. A hop's position is one byte on the wire.
 const (
 	profileBytesMax = 1 << 20
+	profileTextMax  = 256 // bytes of one value
 	profileHopsMax  = math.MaxUint8 + 1
 )
 
@@ -135,14 +136,14 @@ func (r *profileReader) render(p problem) string {
 		return fmt.Sprintf("%s: %s", r.file, p.text)
 	}
 	gutter := fmt.Sprintf("%4d | ", p.line)
-	line := strings.ReplaceAll(r.lines[p.line-1], "\t", " ")
+	line, column := yamlfile.Around(strings.ReplaceAll(r.lines[p.line-1], "\t", " "), p.column-1)
 	return fmt.Sprintf("%s:%d:%d: %s\n%s%s\n%*s",
-		r.file, p.line, p.column, p.text, gutter, line, len(gutter)+p.column, "^")
+		r.file, p.line, p.column, p.text, gutter, string(line), len(gutter)+column+1, "^")
 }
 
 func (r *profileReader) read(text []byte) Profile {
 	var p Profile
-	f, err := parser.ParseBytes(text, 0)
+	f, err := yamlfile.Parse(string(text))
 	if err != nil {
 		r.syntax(err)
 		return p
@@ -340,7 +341,7 @@ func (r *profileReader) mapping(n ast.Node, path string, required, optional []st
 		key := v.Key.GetToken()
 		switch {
 		case !slices.Contains(required, key.Value) && !slices.Contains(optional, key.Value):
-			r.problem(key, where, "unknown field %q; expect %s", key.Value, join(slices.Concat(required, optional)))
+			r.problem(key, where, "unknown field %q; expect %s", yamlfile.Shorten(64, key.Value), join(slices.Concat(required, optional)))
 		case fields[key.Value] != nil:
 			r.problem(key, path+key.Value, "the field is there twice")
 		default:
@@ -431,23 +432,23 @@ func (r *profileReader) scalar(fields map[string]ast.Node, path, name, want stri
 	}
 	switch n.(type) {
 	case *ast.IntegerNode, *ast.FloatNode, *ast.StringNode, *ast.BoolNode, *ast.InfinityNode, *ast.NanNode:
-		return n.GetToken().Value, n.GetToken(), true
+		text := n.GetToken().Value
+		if len(text) > profileTextMax {
+			r.problem(n.GetToken(), path+name, "%q has %d bytes; a value has at most %d", yamlfile.Shorten(64, text), len(text), profileTextMax)
+			return "", nil, false
+		}
+		return text, n.GetToken(), true
 	}
 	r.problem(n.GetToken(), path+name, "expect %s, found %s", want, describe(n))
 	return "", nil, false
 }
 
 func (r *profileReader) syntax(err error) {
-	located, ok := errors.AsType[interface {
-		error
-		GetMessage() string
-		GetToken() *token.Token
-	}](err)
-	if !ok {
-		r.problem(nil, "", "the file is not YAML: %v", err)
-		return
+	p := problem{text: fmt.Sprintf("the file is not YAML: %v", err)}
+	if e, ok := errors.AsType[*yamlfile.Error](err); ok {
+		p = problem{e.Line, e.Column, "the file is not YAML: " + e.Message}
 	}
-	r.problem(located.GetToken(), "", "the file is not YAML: %s", located.GetMessage())
+	r.problems = append(r.problems, p)
 }
 
 func describe(n ast.Node) string {
@@ -463,7 +464,7 @@ func describe(n ast.Node) string {
 	case *ast.LiteralNode:
 		return "a block of text"
 	}
-	return fmt.Sprintf("%q", n.GetToken().Value)
+	return fmt.Sprintf("%q", yamlfile.Shorten(64, n.GetToken().Value))
 }
 
 func join(names []string) string {

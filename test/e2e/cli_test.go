@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -262,6 +263,58 @@ func TestAMalformedFileIsToldWithLineAndCaret(t *testing.T) {
 		if !strings.Contains(r.stderr, want) {
 			t.Errorf("it does not say %q:\n%s", want, r.stderr)
 		}
+	}
+}
+
+// manyChains is a domain of that many chains.
+func manyChains(n int) string {
+	var b strings.Builder
+	b.WriteString(`version: 1
+domain: {block: "fd00:5::/48"}
+nodes:
+  - {name: a, address: fd00:1::a, locator: "fd00:5:0:8000::/49", cpus: 1, interfaces: [{name: eth0, role: edge}, {name: eth1, role: core}]}
+  - {name: b, address: fd00:1::b, locator: "fd00:5:0:4000::/50", cpus: 1, interfaces: [{name: eth0, role: core}, {name: eth1, role: edge}]}
+functions:
+  - {name: fw, node: a, kind: forward}
+chains:
+`)
+	for i := range n {
+		fmt.Fprintf(&b, "  - {name: c%d, ingress: [a], functions: [fw], egress: b, match: {destination: \"2001:db8:%x:%x::/64\"}, proof: {window: 64}}\n", i, i>>8, i&255)
+	}
+	return b.String()
+}
+
+// A command that reads, or computes, ends when it is asked to.
+func TestASignalEndsAPlanInTheMidstOfIt(t *testing.T) {
+	t.Parallel()
+	text := manyChains(16000) // takes seconds
+	for _, c := range []struct {
+		name  string
+		close bool // the file has been read
+		ask   unix.Signal
+	}{{"reading", false, unix.SIGINT}, {"computing", true, unix.SIGINT}, {"computing", true, unix.SIGTERM}, {"computing", true, unix.SIGHUP}} {
+		t.Run(fmt.Sprint(c.name, " ", c.ask), func(t *testing.T) {
+			p := prepared(soon(t), t, []string{"plan", "-f", "-"})
+			in, err := p.cmd.StdinPipe()
+			must(t, err)
+			must(t, p.cmd.Start())
+			_, err = io.WriteString(in, text)
+			must(t, err)
+			if c.close {
+				must(t, in.Close())
+			}
+			must(t, p.cmd.Process.Signal(c.ask))
+			asked := time.Now()
+			r := p.wait()
+			t.Logf("it ended %s after %s", time.Since(asked).Round(time.Millisecond), c.ask)
+			if r.code != 1 || r.stderr != "waystamp: interrupted\n" || r.stdout != "" {
+				t.Errorf("%.500s\nwant exit code 1, and that it was interrupted", r)
+			}
+		})
+	}
+	r := start(t, "plan", "-f", write(t, "many.yaml", text), "-o", "json").wait()
+	if n := strings.Count(r.stdout, `"chain":`); r.code != 0 || n != 16000 {
+		t.Errorf("left alone: exit code %d, %d chains\n%.500s", r.code, n, r.stderr)
 	}
 }
 
