@@ -29,6 +29,7 @@ import (
 	"github.com/waystamp/waystamp/internal/host"
 	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/plan"
+	"github.com/waystamp/waystamp/internal/planfile"
 )
 
 // ReconcileEvery is how long what somebody else has changed stays changed.
@@ -37,13 +38,15 @@ const ReconcileEvery = 30 * time.Second
 // Config says which node an agent is for.
 type Config struct {
 	PlanFile string
-	Instance string // name of its pins; one agent each
-	Node     string // the only node whose plans are taken; "": that of the first
-	RunDir   string // socket and what only matters while the machine is up
-	StateDir string // what must survive a reboot; see dataplane.Config
-	PinDir   string // "": dataplane.DefaultPinDir
-	Log      *slog.Logger
-	Stdout   io.Writer // gets one line of JSON when the data path is armed
+	// InsecurePlan takes the plan file also if others can read or change it.
+	InsecurePlan bool
+	Instance     string // name of its pins; one agent each
+	Node         string // the only node whose plans are taken; "": that of the first
+	RunDir       string // socket and what only matters while the machine is up
+	StateDir     string // what must survive a reboot; see dataplane.Config
+	PinDir       string // "": dataplane.DefaultPinDir
+	Log          *slog.Logger
+	Stdout       io.Writer // gets one line of JSON when the data path is armed
 
 	// Net is the network of the node; nil: that of the process. Run does not
 	// close it.
@@ -122,6 +125,8 @@ type agent struct {
 	loss  lossWatch
 	seen  string // digest of the plan file as last read; "": it cannot be read
 	again []byte // plan that the machine was not ready for
+
+	insecure string // why the plan file should not have been taken, as last told
 
 	saveAfter   time.Time // replay windows are not saved before
 	renewAfter  time.Time // nor packet numbers renewed
@@ -461,7 +466,7 @@ func (a *agent) refuse(err error, anew bool) {
 
 // readPlan reads the plan file and checks whose plan it is.
 func (a *agent) readPlan(ctx context.Context) (plan.Node, error) {
-	b, err := readFile(a.cfg.PlanFile)
+	b, err := a.readFile(ctx)
 	if err != nil {
 		return plan.Node{}, &PlanError{a.cfg.PlanFile, err}
 	}
@@ -483,12 +488,20 @@ func (a *agent) decode(ctx context.Context, b []byte) (plan.Node, error) {
 
 // followPlan applies the plan file if it has changed.
 func (a *agent) followPlan(ctx context.Context) {
-	b, err := readFile(a.cfg.PlanFile)
+	b, err := a.readFile(ctx)
+	if ctx.Err() != nil {
+		return
+	}
 	if err != nil {
-		if a.seen != "" {
-			a.seen = ""
-			a.refuse(&PlanError{a.cfg.PlanFile, err}, true)
-		}
+		anew := a.seen != ""
+		a.seen = ""
+		a.refuse(&PlanError{a.cfg.PlanFile, err}, anew)
+		return
+	}
+	if a.seen == "" && digest(b) == a.status.get().Plan { // the one in force is back
+		a.seen, a.again = digest(b), nil
+		a.status.refused(nil)
+		a.cfg.Log.Info("the plan file is that of the plan in force again")
 		return
 	}
 	if digest(b) != a.seen {
@@ -568,17 +581,32 @@ func digest(b []byte) string {
 	return hex.EncodeToString(sum[:])
 }
 
-func readFile(path string) ([]byte, error) {
-	f, err := os.Open(path)
+// readFile reads the plan file, unless others can read or change it, and tells of it
+// if that does not matter.
+func (a *agent) readFile(ctx context.Context) ([]byte, error) {
+	type read struct {
+		b        []byte
+		insecure error
+	}
+	r, err := await.Do(ctx, func() (read, error) {
+		b, insecure, err := planfile.ReadAnyway(a.cfg.PlanFile)
+		return read{b, insecure}, err
+	})
 	if err != nil {
 		return nil, err
 	}
-	defer f.Close()
-	b, err := io.ReadAll(io.LimitReader(f, plan.FileMax+1))
-	if err == nil && len(b) > plan.FileMax {
-		err = fmt.Errorf("has more than %d bytes", plan.FileMax)
+	if r.insecure != nil && !a.cfg.InsecurePlan {
+		return nil, r.insecure
 	}
-	return b, err
+	what := ""
+	if r.insecure != nil {
+		what = r.insecure.Error()
+	}
+	if what != "" && what != a.insecure {
+		a.cfg.Log.Warn("others can read or change the plan, and it is taken all the same", "err", what)
+	}
+	a.insecure = what
+	return r.b, nil
 }
 
 // CheckInstance holds the rule for names of instances.

@@ -315,9 +315,9 @@ func TestBadPlanIsRefusedAndTheOneBeforeStays(t *testing.T) {
 	b.log.wait("the new plan is refused")
 	b.log.forget()
 	b.writePlan(b.nodes["r1"])
-	b.log.wait("the new plan is in force")
-	if s := r.status(); s.Error != "" {
-		t.Errorf("with the plan back: %q", s.Error)
+	b.log.wait("the plan file is that of the plan in force again")
+	if s := r.status(); s.Error != "" || s.Generation != good.Generation {
+		t.Errorf("with the plan back: %+v", s)
 	}
 }
 
@@ -592,4 +592,68 @@ func (l *logWatch) wait(part string) {
 			l.t.Fatalf("the agent never said %q", part)
 		}
 	}
+}
+
+// A plan that others can read is none, and one that becomes so is refused until it
+// is mended; what is in force stays.
+func TestAPlanThatOthersCanReadIsRefused(t *testing.T) {
+	b := newBed(t)
+	b.writePlan(b.nodes["r1"])
+	dir := filepath.Dir(b.cfg.PlanFile)
+	chmod := func(path string, mode os.FileMode) { b.must(os.Chmod(path, mode)) }
+	chmod(b.cfg.PlanFile, 0o644)
+	err := Run(b.Context(), b.cfg)
+	if _, ok := errors.AsType[*PlanError](err); !ok || !strings.Contains(err.Error(), "has mode 0644") {
+		t.Fatalf("at the start: %v", err)
+	}
+	if l := b.locators(); len(l) > 0 {
+		t.Errorf("locators %v: something was done", l)
+	}
+
+	chmod(b.cfg.PlanFile, 0o600)
+	r := b.start()
+	before := r.status()
+	for _, c := range []struct {
+		path      string
+		bad, good os.FileMode
+		says      string
+	}{
+		{b.cfg.PlanFile, 0o640, 0o600, b.cfg.PlanFile + " has mode 0640"},
+		{dir, 0o777, 0o700, dir + " has mode 0777"},
+	} {
+		b.log.forget()
+		chmod(c.path, c.bad)
+		b.log.wait("the new plan is refused")
+		s := r.status()
+		if !strings.Contains(s.Error, c.says) || !strings.Contains(s.Error, "the one before stays in force") || !s.Ready || s.Plan != before.Plan || s.Generation != before.Generation {
+			t.Errorf("%s with mode %o: status %+v; want %q and the plan of the start", c.path, c.bad, s, c.says)
+		}
+		chmod(c.path, c.good)
+		b.log.wait("the plan file is that of the plan in force again")
+		if s := r.status(); s.Error != "" || s.Generation != before.Generation {
+			t.Errorf("%s with mode %o again: status %+v", c.path, c.good, s)
+		}
+	}
+	// A new plan does not get in like that.
+	b.log.forget()
+	chmod(dir, 0o777)
+	b.log.wait("the new plan is refused")
+	b.log.forget()
+	b.writePlan(compile(t, nil)["r1"])
+	chmod(b.cfg.PlanFile, 0o606)
+	chmod(dir, 0o700)
+	b.log.wait("the new plan is refused")
+	if s := r.status(); !strings.Contains(s.Error, "has mode 0606") || s.Plan != before.Plan || s.Generation != before.Generation {
+		t.Errorf("status %+v; want the plan of the start", s)
+	}
+	chmod(b.cfg.PlanFile, 0o600)
+	b.log.wait("the new plan is in force")
+	b.must(r.halt())
+
+	chmod(b.cfg.PlanFile, 0o604)
+	b.cfg.InsecurePlan = true
+	b.log.forget()
+	r = b.start()
+	b.log.wait("others can read or change the plan, and it is taken all the same")
+	b.must(r.halt())
 }

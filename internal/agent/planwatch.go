@@ -36,8 +36,9 @@ func watchPlan(path string) (*fileWatch, error) {
 		return nil, fmt.Errorf("watch the plan %s: %w", path, err)
 	}
 	w := &fileWatch{file: os.NewFile(uintptr(fd), "inotify"), dir: filepath.Dir(abs), name: filepath.Base(abs), pins: map[int]string{}}
-	// Each of these events stands for a whole file, never for half a write.
-	w.plan, err = unix.InotifyAddWatch(fd, w.dir, unix.IN_CLOSE_WRITE|unix.IN_MOVED_TO|unix.IN_DELETE|unix.IN_MOVED_FROM)
+	// Each of these events stands for a whole file, never for half a write. Attributes
+	// say who can read it.
+	w.plan, err = unix.InotifyAddWatch(fd, w.dir, unix.IN_CLOSE_WRITE|unix.IN_MOVED_TO|unix.IN_DELETE|unix.IN_MOVED_FROM|unix.IN_ATTRIB)
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("watch the plan's directory %s: %w", w.dir, err), w.close())
 	}
@@ -125,7 +126,8 @@ func (w *fileWatch) concerned(b []byte) (plan, pins bool) {
 		name := unix.ByteSliceToString(b[:length])
 		b = b[length:]
 		if wd == w.plan {
-			plan = plan || gone || name == w.name
+			// Of the directory itself there is no name.
+			plan = plan || gone || name == w.name || name == ""
 			continue
 		}
 		only := w.pins[wd]

@@ -24,6 +24,7 @@ var level = map[string]int{
 	"internal/plan":      2,
 	"internal/dataplane": 3,
 	"internal/host":      3,
+	"internal/planfile":  3,
 	"internal/agent":     4,
 	"internal/explain":   4,
 	"internal/lab":       4,

@@ -25,6 +25,7 @@ const (
 type agentOptions struct {
 	plan, instance, node, runDir, stateDir, pinDir string
 	detach, yes, verbose                           bool
+	insecurePlan                                   bool
 }
 
 // NewAgentCommand is "waystamp agent".
@@ -38,6 +39,13 @@ asks for, announces the node's locator in the kernel's table, and follows the
 plan file when that changes. When the data path is armed, it writes {"ready":true}
 to standard output.
 
+A plan holds keys. It is refused if somebody but its owner can read or write the
+file (mode 0600), if the file or its directory belongs to others than root and who
+runs the agent, or if others can write to that directory and it is not sticky; the
+directory of a symbolic link counts, too. That goes for a file that becomes so
+later: the plan before stays in force, and the status says why. --insecure-plan
+takes it all the same.
+
 SIGINT, SIGTERM and SIGHUP stop it; SIGHUP does not if it was ignored when the
 agent was started, as by nohup. A new plan needs no signal. When it stops, the
 data path, the guard and the locator route stay in force; the next agent of the same instance takes them over without a gap. --detach --yes
@@ -49,6 +57,7 @@ removes them, and names the chains whose packets need no proof any more.`,
 	}
 	f := cmd.Flags()
 	f.StringVar(&o.plan, "plan", "", "plan `file` of this node")
+	f.BoolVar(&o.insecurePlan, "insecure-plan", false, "take the plan file also if others can read or change it, and warn")
 	f.StringVar(&o.instance, "instance", defaultInstance, "`name` of this node's data path on the machine")
 	f.StringVar(&o.node, "node", "", "take plans for the node of this `name` only (default: that of the first plan)")
 	f.StringVar(&o.runDir, "run-dir", "", "`directory` of the agent's socket (default "+defaultRunDir+"/INSTANCE)")
@@ -70,7 +79,7 @@ func (o *agentOptions) run(cmd *cobra.Command) error {
 	}
 	cfg := agent.Config{
 		PlanFile: o.plan, Instance: o.instance, Node: o.node,
-		RunDir: o.runDir, StateDir: o.stateDir, PinDir: o.pinDir,
+		RunDir: o.runDir, StateDir: o.stateDir, PinDir: o.pinDir, InsecurePlan: o.insecurePlan,
 		Log:    slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), &slog.HandlerOptions{Level: level})),
 		Stdout: cmd.OutOrStdout(),
 	}

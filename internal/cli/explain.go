@@ -15,6 +15,7 @@ import (
 	"github.com/waystamp/waystamp/internal/event"
 	"github.com/waystamp/waystamp/internal/explain"
 	"github.com/waystamp/waystamp/internal/plan"
+	"github.com/waystamp/waystamp/internal/planfile"
 )
 
 type explainOptions struct {
@@ -36,7 +37,8 @@ they are read from standard input.
 The paths file holds the secrets of all hops. With them everything is tried that
 may have happened to a packet: hops left out, in another order or visited again,
 secrets of another epoch or chain, a bit changed on the way. What is said gives
-exactly the values that the packet carried; if nothing does, that is said.`,
+exactly the values that the packet carried; if nothing does, that is said. A file
+of secrets that others can read or change is refused: its mode is 0600.`,
 		Example: `  waystamp watch -o json | waystamp explain --paths paths.json
   waystamp explain --paths paths.json --name fc00:0:0:401::=r4 events.jsonl`,
 		Args: UsageArgs(cobra.MaximumNArgs(1)),
@@ -70,7 +72,7 @@ func (o *explainOptions) explain(cmd *cobra.Command, args []string) (err error) 
 	if err != nil {
 		return err
 	}
-	b, err := os.ReadFile(o.paths)
+	b, err := planfile.Read(o.paths)
 	if err != nil {
 		return notFoundIsUsage(fmt.Errorf("read the paths: %w", err))
 	}

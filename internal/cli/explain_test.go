@@ -139,3 +139,17 @@ func TestExplainRefusesWrongUsage(t *testing.T) {
 		}
 	}
 }
+
+func TestExplainRefusesSecretsThatOthersCanRead(t *testing.T) {
+	file := writeFile(t, "paths.json", []byte(`{"version":1,"kind":"paths","paths":[]}`))
+	if err := os.Chmod(file, 0o640); err != nil {
+		t.Fatal(err)
+	}
+	for _, args := range [][]string{{"explain", "--paths", file}, {"watch", "--once", "--paths", file}} {
+		var stdout, stderr bytes.Buffer
+		code := Main(t.Context(), args, strings.NewReader(""), &stdout, &stderr)
+		if says := file + " has mode 0640"; code != ExitFailed || !strings.Contains(stderr.String(), says) {
+			t.Errorf("%q: exit code %d, says %q; want %q", args, code, &stderr, says)
+		}
+	}
+}

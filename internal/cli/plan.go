@@ -30,9 +30,10 @@ memory that their headers take. No secret is shown.
 
 With --out the plans are written, for "waystamp agent --plan": DIR/nodes/NAME.json
 for each node, with its own secrets only, and DIR/paths.json with all secrets,
-which stays with whoever plans. Run again, it keeps the SIDs and the secrets of
+which stays with whoever plans; all have mode 0600. Run again, it keeps the SIDs and the secrets of
 paths that did not change, and gives the others fresh secrets and their next
-epoch. A file is replaced in one step, and only if it changes.
+epoch. A file is replaced in one step, and only if it changes. DIR/paths.json is
+refused if others can read or change it.
 
 A file has at most 16 MiB, two million brackets, commas, colons and dashes, 64 lists
 and mappings in one another, and values of 256 bytes. All the SIDs that a block has

@@ -248,14 +248,24 @@ func TestPlanOutAgainKeepsWhatDidNotChange(t *testing.T) {
 		}
 	}
 
-	// A file whose mode somebody opened is put right.
-	if err := os.Chmod(filepath.Join(dir, "paths.json"), 0o644); err != nil {
-		t.Fatal(err)
+	// A node's file whose mode somebody opened is put right. Secrets that others may
+	// have read are not used again without a word.
+	chmod := func(name string, mode os.FileMode) {
+		t.Helper()
+		if err := os.Chmod(filepath.Join(dir, name), mode); err != nil {
+			t.Fatal(err)
+		}
 	}
+	chmod("nodes/r1.json", 0o644)
 	plan1(moved)
-	if info, err := os.Stat(filepath.Join(dir, "paths.json")); err != nil || info.Mode() != 0o600 {
+	if info, err := os.Stat(filepath.Join(dir, "nodes", "r1.json")); err != nil || info.Mode() != 0o600 {
 		t.Errorf("mode %v, %v; want 0600", info.Mode(), err)
 	}
+	chmod("paths.json", 0o644)
+	if _, stderr, code := runPlan(t, moved, "-f", "-", "--out", dir); code != ExitFailed || !strings.Contains(stderr, "paths.json has mode 0644") || !strings.Contains(stderr, "try: chmod 600 ") {
+		t.Errorf("secrets that others can read: exit %d, stderr %q", code, stderr)
+	}
+	chmod("paths.json", 0o600)
 
 	// The plan of a node that is gone is named, and left alone.
 	minimal, err := os.ReadFile(planMinimal)

@@ -16,6 +16,7 @@ import (
 	"github.com/waystamp/waystamp/internal/await"
 	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/plan"
+	"github.com/waystamp/waystamp/internal/planfile"
 )
 
 // What a directory of plans holds.
@@ -105,7 +106,7 @@ func lockDirectory(dir string) (unlock func() error, err error) {
 
 // readPaths reads the paths of the last run; there may have been none.
 func readPaths(name string) ([]plan.Path, error) {
-	b, err := os.ReadFile(name)
+	b, err := planfile.Read(name)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"os"
 	"sync"
 	"time"
 
@@ -19,6 +18,7 @@ import (
 	"github.com/waystamp/waystamp/internal/explain"
 	"github.com/waystamp/waystamp/internal/lab"
 	"github.com/waystamp/waystamp/internal/plan"
+	"github.com/waystamp/waystamp/internal/planfile"
 )
 
 type watchOptions struct {
@@ -99,7 +99,7 @@ func (o *watchOptions) run(cmd *cobra.Command) error {
 func (o *watchOptions) agents() ([]watched, error) {
 	var paths []plan.Path
 	if o.paths != "" {
-		b, err := os.ReadFile(o.paths)
+		b, err := planfile.Read(o.paths)
 		if err != nil {
 			return nil, fmt.Errorf("read the paths: %w", err)
 		}

@@ -4,13 +4,13 @@ import (
 	"context"
 	"crypto/rand"
 	"fmt"
-	"os"
 	"slices"
 
 	"github.com/waystamp/waystamp/internal/await"
 	"github.com/waystamp/waystamp/internal/dataplane"
 	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/plan"
+	"github.com/waystamp/waystamp/internal/planfile"
 )
 
 // compile makes a plan with fresh secrets.
@@ -75,7 +75,7 @@ func (l *Lab) NodePlan(node string) (plan.Node, error) {
 	if _, err := l.Member(node); err != nil {
 		return plan.Node{}, err
 	}
-	b, err := os.ReadFile(l.NodePlanPath(node))
+	b, err := planfile.Read(l.NodePlanPath(node))
 	if err != nil {
 		return plan.Node{}, fmt.Errorf("read the plan of %s: %w", node, err)
 	}
@@ -84,7 +84,7 @@ func (l *Lab) NodePlan(node string) (plan.Node, error) {
 
 // Paths reads all paths with their secrets, as they were when the lab was built.
 func (l *Lab) Paths() ([]plan.Path, error) {
-	b, err := os.ReadFile(l.PathsPath())
+	b, err := planfile.Read(l.PathsPath())
 	if err != nil {
 		return nil, fmt.Errorf("read the paths of lab %s: %w", l.Prefix(), err)
 	}

@@ -220,7 +220,8 @@ func TestWithoutPermissionNothingIsDone(t *testing.T) {
 	}{
 		{[]string{"demo", "--prefix", prefix, "--run-dir", writable}, "run as root"},
 		{[]string{"lab", "up", "-f", file, "--prefix", prefix, "--run-dir", writable}, "run as root"},
-		{[]string{"agent", "--plan", readable, "--instance", prefix + "-x", "--run-dir", writable}, "run as root"},
+		{[]string{"agent", "--plan", readable, "--instance", prefix + "-x", "--run-dir", writable}, "r1.json has mode 0644: others can read or change the keys in it; try: chmod 600 "},
+		{[]string{"agent", "--plan", readable, "--insecure-plan", "--instance", prefix + "-x", "--run-dir", writable}, "run as root"},
 		{[]string{"agent", "--plan", secret, "--instance", prefix + "-x", "--run-dir", writable}, "permission denied"},
 		{[]string{"agent", "--detach", "--yes", "--instance", prefix + "-x", "--run-dir", writable}, "run as root"},
 		{[]string{"pot", "eval", "--engine", "ebpf", "--profile", profile, "--rnd", "1"}, "run as root"},

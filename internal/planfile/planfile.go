@@ -1,0 +1,96 @@
+// Package planfile reads files that hold keys: the plans of nodes, and the paths with
+// the secrets of all hops. It refuses what others can read or change, as ssh does
+// with private keys. What the files say is internal/plan's matter. Commands, internal/agent
+// and internal/lab call it.
+package planfile
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/waystamp/waystamp/internal/plan"
+)
+
+// InsecureError is a file, or its directory, that others can read or change.
+type InsecureError struct {
+	Path string // of what is wrong
+	What string
+	Mend string // a command
+}
+
+func (e *InsecureError) Error() string {
+	return fmt.Sprintf("%s %s; try: %s", e.Path, e.What, e.Mend)
+}
+
+// Read reads a file. If others can read or change it, or put another in its place,
+// the error is an *InsecureError.
+func Read(path string) ([]byte, error) {
+	b, insecure, err := ReadAnyway(path)
+	if err := errors.Join(insecure, err); err != nil {
+		return nil, err
+	}
+	return b, nil
+}
+
+// ReadAnyway reads a file also where Read would refuse it, and says why that would.
+func ReadAnyway(path string) (b []byte, insecure, err error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer f.Close() // read only: nothing can be lost
+	if insecure, err = check(f, path); err != nil {
+		return nil, nil, fmt.Errorf("find out who can read %s: %w", path, err)
+	}
+	b, err = io.ReadAll(io.LimitReader(f, plan.FileMax+1))
+	if err == nil && len(b) > plan.FileMax {
+		err = fmt.Errorf("%s has more than %d bytes, the most that a plan may have", path, plan.FileMax)
+	}
+	if err != nil {
+		return nil, insecure, err
+	}
+	return b, insecure, nil
+}
+
+// check looks at the file that is open, whatever its name leads to by now, and at
+// the directories that it, and its name, are in.
+func check(f *os.File, path string) (insecure, err error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		return nil, err
+	}
+	me := uint32(os.Geteuid())
+	if st.Uid != 0 && st.Uid != me {
+		return &InsecureError{path, fmt.Sprintf("belongs to user %d, who can read and change the keys in it, and is neither root nor who runs this", st.Uid),
+			fmt.Sprintf("chown %d %s", me, path)}, nil
+	}
+	if mode := st.Mode & 0o7777; mode&0o077 != 0 {
+		return &InsecureError{path, fmt.Sprintf("has mode %04o: others can read or change the keys in it", mode), "chmod 600 " + path}, nil
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFREG {
+		return nil, nil // a pipe: nobody can put another in its place
+	}
+	real, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", f.Fd()))
+	if err != nil {
+		return nil, err
+	}
+	for _, dir := range []string{filepath.Dir(path), filepath.Dir(real)} {
+		if err := unix.Stat(dir, &st); err != nil {
+			return nil, fmt.Errorf("%s: %w", dir, err)
+		}
+		mode := st.Mode & 0o7777
+		switch {
+		case st.Uid != 0 && st.Uid != me:
+			return &InsecureError{dir, fmt.Sprintf("belongs to user %d, who can put another file in the place of %s, and is neither root nor who runs this", st.Uid, filepath.Base(path)),
+				fmt.Sprintf("chown %d %s", me, dir)}, nil
+		case mode&0o022 != 0 && mode&unix.S_ISVTX == 0:
+			return &InsecureError{dir, fmt.Sprintf("has mode %04o: others can put another file in the place of %s", mode, filepath.Base(path)), "chmod go-w " + dir}, nil
+		}
+	}
+	return nil, nil
+}
