@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"log/slog"
 	"net"
@@ -65,6 +64,7 @@ func (s *stage) deaf() (net.Conn, *bufio.Reader) {
 	if err != nil {
 		s.Fatal(err)
 	}
+	c.SetDeadline(time.Now().Add(patience))
 	if _, err := io.WriteString(c, "GET /v1/events HTTP/1.1\r\nHost: agent\r\n\r\n"); err != nil {
 		s.Fatal(err)
 	}
@@ -184,8 +184,10 @@ func TestOneReaderTooManyIsRefused(t *testing.T) {
 			first = c
 		}
 	}
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
 	for range 2 {
-		err := s.client.Events(t.Context(), true, func(event.Event) error { return nil })
+		err := s.client.Events(ctx, true, func(event.Event) error { return nil })
 		if err == nil || !strings.Contains(err.Error(), "3 readers of events are there already, as many as an agent takes: end one of them (waystamp watch), and try again") {
 			t.Errorf("got %v, want the sentence", err)
 		}
@@ -291,28 +293,41 @@ func TestSlowReaderIsToldWhatItMissed(t *testing.T) {
 	}
 }
 
-func TestAgentThatEndsWithinALineIsToldAsItsEnd(t *testing.T) {
-	socket := filepath.Join(t.TempDir(), "agent.sock")
-	l, err := net.Listen("unix", socket)
-	if err != nil {
-		t.Fatal(err)
+// A line may be half because the agent has ended, or because it is no event.
+func TestHalfALineIsTheEndOnlyOfACutStream(t *testing.T) {
+	const half = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\ne\r\n{\"reason\":\"pro"
+	for name, c := range map[string]struct {
+		sent string
+		end  bool
+	}{
+		"cut":   {half, true},
+		"whole": {half + "\r\n0\r\n\r\n", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			socket := filepath.Join(t.TempDir(), "agent.sock")
+			l, err := net.Listen("unix", socket)
+			if err != nil {
+				t.Fatal(err)
+			}
+			served := make(chan struct{})
+			go func() {
+				defer close(served)
+				c1, err := l.Accept()
+				if err != nil {
+					return
+				}
+				http.ReadRequest(bufio.NewReader(c1))
+				l.Close()
+				io.WriteString(c1, c.sent)
+				c1.Close()
+			}()
+			client := NewClient(socket)
+			defer client.Close()
+			err = client.Events(t.Context(), true, func(event.Event) error { return nil })
+			if c.end && err != io.EOF || !c.end && (err == nil || !strings.Contains(err.Error(), "is not an event")) {
+				t.Errorf("got %v; the end of the agent: %t", err, c.end)
+			}
+			<-served
+		})
 	}
-	served := make(chan struct{})
-	go func() {
-		defer close(served)
-		c, err := l.Accept()
-		if err != nil {
-			return
-		}
-		http.ReadRequest(bufio.NewReader(c))
-		fmt.Fprint(c, "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n10\r\n{\"reason\":\"pro")
-		c.Close()
-		l.Close()
-	}()
-	client := NewClient(socket)
-	defer client.Close()
-	if err := client.Events(t.Context(), true, func(event.Event) error { return nil }); !errors.Is(err, io.EOF) {
-		t.Errorf("got %v, want io.EOF", err)
-	}
-	<-served
 }
