@@ -55,7 +55,14 @@ bpffs() {
 	mount -t bpf bpf /sys/fs/bpf
 }
 
-command -v go >/dev/null || fail "there is no go command; install Go ($(sed -n 's/^go //p' go.mod) or later) from https://go.dev/dl/"
+# Debian 12's own Go is older than what go.mod names, and fails with errors about
+# that file. Go 1.21 and later fetch a newer one by themselves, where they may.
+want=$(sed -n 's/^go //p' go.mod)
+get="install Go $want or later from https://go.dev/dl/ (unpack it to /usr/local, and put /usr/local/go/bin first in PATH)"
+command -v go >/dev/null || fail "there is no go command; $get"
+have=$(go env GOVERSION 2>&1) || fail "$(command -v go) does not do: $have; $get"
+[ "$(printf '%s\n' "go$want" "$have" | sort -V | head -n 1)" = "go$want" ] ||
+	fail "$(command -v go) is $have, too old for this; $get"
 [ $# -gt 0 ] || fail "expect run, test, bare, kernels or clang"
 for what in "$@"; do
 	case $what in

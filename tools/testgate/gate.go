@@ -38,6 +38,8 @@ type gate struct {
 type pkg struct {
 	passed, failed, skipped int
 	noFiles                 bool
+	ended                   bool
+	running                 map[string]bool          // tests that have begun and not ended
 	output                  map[string]*bytes.Buffer // by test; "" is the package's own
 }
 
@@ -109,7 +111,7 @@ func (g *gate) event(e event, w io.Writer) {
 	}
 	p := g.packages[e.Package]
 	if p == nil {
-		p = &pkg{output: map[string]*bytes.Buffer{}}
+		p = &pkg{output: map[string]*bytes.Buffer{}, running: map[string]bool{}}
 		g.packages[e.Package] = p
 	}
 	if e.Action == "output" {
@@ -132,6 +134,9 @@ func (g *gate) event(e event, w io.Writer) {
 func (g *gate) testEnded(e event, p *pkg, w io.Writer) {
 	key := e.Package + " " + e.Test
 	switch e.Action {
+	case "run":
+		p.running[e.Test] = true
+		return
 	case "pass":
 		p.passed++
 		g.passed++
@@ -152,6 +157,7 @@ func (g *gate) testEnded(e event, p *pkg, w io.Writer) {
 		return
 	}
 	g.outcomes[key] = true
+	delete(p.running, e.Test)
 	delete(p.output, e.Test)
 }
 
@@ -159,7 +165,11 @@ func (g *gate) packageEnded(e event, p *pkg, w io.Writer) {
 	ran := p.passed + p.failed
 	switch e.Action {
 	case "fail":
+		p.ended = true
 		fmt.Fprintf(w, "FAIL %s  %d passed, %d failed, %d skipped  %.1f s\n", e.Package, p.passed, p.failed, p.skipped, e.Elapsed)
+		if len(p.running) > 0 {
+			fmt.Fprintf(w, "     ended in the middle of %s: a panic, a signal or the time limit\n", p.underWay())
+		}
 		if p.failed == 0 {
 			// Did not build, panicked outside a test, or ran out of time.
 			g.failed++
@@ -171,6 +181,7 @@ func (g *gate) packageEnded(e event, p *pkg, w io.Writer) {
 			}
 		}
 	case "pass", "skip":
+		p.ended = true
 		switch {
 		case p.noFiles:
 			fmt.Fprintf(w, "--   %s  no test files\n", e.Package)
@@ -185,6 +196,24 @@ func (g *gate) packageEnded(e event, p *pkg, w io.Writer) {
 	p.output = map[string]*bytes.Buffer{}
 }
 
+// underWay names the tests that have begun and not ended.
+func (p *pkg) underWay() string { return strings.Join(slices.Sorted(maps.Keys(p.running)), ", ") }
+
+// Unfinished says of each package that has no outcome what it was at.
+func (g *gate) Unfinished() []string {
+	var list []string
+	for _, path := range slices.Sorted(maps.Keys(g.packages)) {
+		if p := g.packages[path]; !p.ended {
+			s := path + " did not finish"
+			if len(p.running) > 0 {
+				s += "; it was at " + p.underWay()
+			}
+			list = append(list, s)
+		}
+	}
+	return list
+}
+
 // Problem makes the run a failure for a cause that is no test's.
 func (g *gate) Problem(s string) { g.problems = append(g.problems, s) }
 
@@ -192,6 +221,9 @@ func (g *gate) Problem(s string) { g.problems = append(g.problems, s) }
 func (g *gate) Finish(w io.Writer) bool {
 	if g.passed+g.failed == 0 {
 		g.Problem("not one test ran")
+	}
+	for _, s := range g.Unfinished() {
+		g.Problem(s)
 	}
 	for _, key := range slices.Sorted(maps.Keys(g.allowed)) {
 		if path, _, _ := strings.Cut(key, " "); g.packages[path] != nil && !g.outcomes[key] {

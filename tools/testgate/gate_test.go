@@ -67,7 +67,11 @@ func TestTheGateJudgesARun(t *testing.T) {
 			want: []string{"missing return"}},
 		{name: "a process that dies", last: "0 passed, 1 failed, 0 skipped",
 			file: "package gated\nimport (\"os\"; \"testing\")\nfunc TestExit(t *testing.T) { println(\"last words\"); os.Exit(3) }\n",
-			want: []string{"last words"}},
+			want: []string{"last words", "ended in the middle of TestExit"}},
+		{name: "a process that is killed", last: "1 passed, 1 failed, 0 skipped",
+			file: passing[:13] + "\nimport (\"os\"; \"syscall\"; \"testing\")\n" + passing[len("package gated\nimport \"testing\"\n"):] +
+				"func TestKill(t *testing.T) { t.Run(\"sub\", func(t *testing.T) { syscall.Kill(os.Getpid(), syscall.SIGKILL) }) }\n",
+			want: []string{"signal: killed", "ended in the middle of TestKill, TestKill/sub"}},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -104,5 +108,25 @@ func TestSplit(t *testing.T) {
 	got := split([]string{"--", "a", "b", "--", "--", "c"})
 	if want := [][]string{{"a", "b"}, {"c"}}; !slices.EqualFunc(got, want, slices.Equal) {
 		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+func TestPackagesWithoutAnOutcomeAreNamed(t *testing.T) {
+	g, err := newGate("skips", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out strings.Builder
+	const events = `{"Action":"start","Package":"a"}
+{"Action":"run","Package":"a","Test":"TestOne"}
+{"Action":"pass","Package":"a","Test":"TestOne"}
+{"Action":"run","Package":"a","Test":"TestTwo"}
+{"Action":"start","Package":"b"}
+`
+	if err := g.Read(strings.NewReader(events), &out); err != nil {
+		t.Fatal(err)
+	}
+	if g.Finish(&out) || !strings.Contains(out.String(), "FAIL a did not finish; it was at TestTwo\nFAIL b did not finish\n") {
+		t.Errorf("the report:\n%s", &out)
 	}
 }

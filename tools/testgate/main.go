@@ -96,6 +96,9 @@ func goTest(ctx context.Context, gate *gate, dir string, args []string, w io.Wri
 	readErr := gate.Read(out, w)
 	waitErr := cmd.Wait()
 	if ctx.Err() != nil {
+		for _, s := range gate.Unfinished() {
+			fmt.Fprintln(w, s)
+		}
 		return fmt.Errorf("interrupted while testing")
 	}
 	if readErr != nil {
