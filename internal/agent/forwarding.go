@@ -93,6 +93,6 @@ func (a *agent) lookAtForwarding() {
 		a.cfg.Log.Warn("the node's settings stop packets", "warning", w)
 	}
 	for _, w := range gone {
-		a.cfg.Log.Info("the node's settings stop packets no more", "warning", w)
+		a.cfg.Log.Info("the node's settings no longer stop packets", "warning", w)
 	}
 }

@@ -46,7 +46,7 @@ func TestInterfaceThatDoesNotForwardIsToldOf(t *testing.T) {
 	only("interface r1-r2 does not forward IPv6", "no-route", "sysctl -w net.ipv6.conf.r1-r2.forwarding=1")
 	b.log.forget()
 	set(v6, "1")
-	b.log.wait("the node's settings stop packets no more")
+	b.log.wait("the node's settings no longer stop packets")
 	if s := r.status(); len(s.Warnings) != 0 {
 		t.Errorf("it forwards again, and the status warns: %q", s.Warnings)
 	}
@@ -58,7 +58,7 @@ func TestInterfaceThatDoesNotForwardIsToldOf(t *testing.T) {
 	only("interface r1-r2 has an MTU of 1400, and the plan counts on 1500", "ip link set r1-r2 mtu 1500")
 	b.log.forget()
 	b.must(b.net.SetMTU("r1-r2", 1500))
-	b.log.wait("the node's settings stop packets no more")
+	b.log.wait("the node's settings no longer stop packets")
 
 	// IPv4 counts only where it is carried.
 	set(v4, "0")
@@ -71,7 +71,7 @@ func TestInterfaceThatDoesNotForwardIsToldOf(t *testing.T) {
 	only("interface r1-r2 does not forward IPv4", "sysctl -w net.ipv4.conf.r1-r2.forwarding=1")
 	b.log.forget()
 	b.writePlan(first)
-	b.log.wait("the node's settings stop packets no more")
+	b.log.wait("the node's settings no longer stop packets")
 }
 
 func TestForwardsWhatPacketsComeInBy(t *testing.T) {

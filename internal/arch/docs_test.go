@@ -247,6 +247,15 @@ func TestYAMLInDocumentsIsValid(t *testing.T) {
 	}
 }
 
+// The smallest domain file is in the README, and in examples for who tries it.
+func TestTheSmallestFileIsTheOneOfTheReadme(t *testing.T) {
+	tr := repository(t)
+	readme, file := tr.read(t, "README.md"), tr.read(t, "examples/minimal.yaml")
+	if !strings.Contains(readme, "```yaml\n"+file+"```\n") {
+		t.Error("examples/minimal.yaml is not a block of YAML in README.md; make them the same")
+	}
+}
+
 func TestNoFileNamesAPlaceOnSomeonesMachine(t *testing.T) {
 	tr := repository(t)
 	for p, text := range tr.text(t) {

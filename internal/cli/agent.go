@@ -138,9 +138,6 @@ func (o *agentOptions) runDetach(out io.Writer, cfg agent.Config) error {
 	}
 	done, err := agent.Detach(cfg)
 	if err != nil {
-		if errors.Is(err, dataplane.ErrBusy) {
-			return fmt.Errorf("%w; stop the agent first", err)
-		}
 		return err
 	}
 	if done.Links == 0 && len(done.Locators) == 0 && len(done.Unguarded) == 0 {

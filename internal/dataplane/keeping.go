@@ -130,7 +130,7 @@ func (d *Dataplane) keepDirectory() (before *os.File, err error) {
 	}
 	lock, err := lockInstance(d.dir, true)
 	if errors.Is(err, ErrBusy) {
-		return nil, fmt.Errorf("%w, and has made the directory anew since somebody removed it: stop that one", err)
+		return nil, fmt.Errorf("somebody removed the directory of the instance, and there is a new one: %w", err)
 	}
 	if err != nil {
 		return nil, err

@@ -194,7 +194,7 @@ func TestPinsThatAnotherHasTakenAreLeftAlone(t *testing.T) {
 	b.must(err)
 	b.must(os.Mkdir(filepath.Join(b.dir(), "theirs"), 0o700))
 	for range 2 {
-		if _, err := d.KeepPins(); !errors.Is(err, ErrBusy) || !strings.Contains(fmt.Sprint(err), "stop that one") {
+		if _, err := d.KeepPins(); !errors.Is(err, ErrBusy) || !strings.Contains(fmt.Sprint(err), "stop that agent first") {
 			t.Errorf("got %v, want ErrBusy, and what to do", err)
 		}
 	}

@@ -779,8 +779,8 @@ func TestSecondProcessIsRefused(t *testing.T) {
 	b := newBed(t)
 	d := b.open()
 	b.must(b.apply(d, bedNode()))
-	if _, err := b.tryOpen(b.cfg); !errors.Is(err, ErrBusy) {
-		t.Errorf("a second process: %v; want ErrBusy", err)
+	if _, err := b.tryOpen(b.cfg); !errors.Is(err, ErrBusy) || !strings.Contains(fmt.Sprint(err), fmt.Sprintf("(process %d); stop that agent first", os.Getpid())) {
+		t.Errorf("a second process: %v; want ErrBusy, and who holds it", err)
 	}
 	if _, err := b.detach(b.cfg); !errors.Is(err, ErrBusy) {
 		t.Errorf("detach under a running process: %v; want ErrBusy", err)

@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -132,9 +133,10 @@ func lockInstance(dir string, create bool) (*os.File, error) {
 			return nil, fmt.Errorf("open the instance's pin directory: %w", err)
 		}
 		if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+			who := lockHolder(f)
 			f.Close()
 			if errors.Is(err, unix.EWOULDBLOCK) {
-				return nil, fmt.Errorf("%s: %w", dir, ErrBusy)
+				return nil, fmt.Errorf("%s: %w%s; stop that agent first, or choose another --instance", dir, ErrBusy, who)
 			}
 			return nil, fmt.Errorf("lock %s: %w", dir, err)
 		}
@@ -147,6 +149,24 @@ func lockInstance(dir string, create bool) (*os.File, error) {
 		}
 		f.Close()
 	}
+}
+
+// lockHolder names the process that holds a lock on f; "" where the kernel does
+// not say, as of one outside of this PID namespace.
+func lockHolder(f *os.File) string {
+	var st unix.Stat_t
+	locks, err := os.ReadFile("/proc/locks")
+	if err != nil || unix.Fstat(int(f.Fd()), &st) != nil {
+		return ""
+	}
+	file := fmt.Sprintf("%02x:%02x:%d", unix.Major(st.Dev), unix.Minor(st.Dev), st.Ino)
+	for line := range strings.Lines(string(locks)) {
+		// 1: FLOCK  ADVISORY  WRITE 4242 00:1f:4711 0 EOF
+		if x := strings.Fields(line); len(x) >= 6 && x[1] == "FLOCK" && x[5] == file && x[4] != "0" {
+			return " (process " + x[4] + ")"
+		}
+	}
+	return ""
 }
 
 func isNotEmpty(err error) bool {

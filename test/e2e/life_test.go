@@ -495,7 +495,7 @@ func TestStoppedAgentsLeaveDataPathAndGuard(t *testing.T) {
 	if n := w.attached("r1", links...); n != all {
 		t.Fatalf("%d programs are attached at r1, want %d", n, all)
 	}
-	if r := w.detach("r1", "--yes"); r.code != 1 || !strings.Contains(r.stderr, "stop the agent first") {
+	if r := w.detach("r1", "--yes"); r.code != 1 || !strings.Contains(r.stderr, "stop that agent first") {
 		t.Errorf("detach beside a running agent: %s", r)
 	}
 	for _, n := range w.nodes() {

@@ -1770,6 +1770,11 @@ def edge():
          node=un, **ipv4)
     same("edge-ipv4-unarmed-own", note="IPv4 to the node itself, without a "
          "plan", node=un, **here)
+    for tag in 0x8100, 0x88a8, 0x9100, 0x9200, 0x9300:
+        f.add("edge-tag-%x" % tag, None, "a tag is in the frame, and nobody "
+              "looks below it", node="r1", port="edge",
+              expect="drop VLAN_TAGS", frame=ether(Raw(struct.pack(
+                  ">HH", 0, 0x86dd) + bytes(inner())), type=tag))
     f.add("edge-unarmed-arp", None, "ARP", node=un, port="edge", expect="pass",
           frame=bytes(Ether(**{**ETHER, "dst": "ff:ff:ff:ff:ff:ff"}) /
                       ARP(hwsrc="02:00:00:00:00:01", psrc="192.0.2.1",

@@ -33,6 +33,9 @@ func (n Node) Leave(d Departure) Result {
 		return p.pass()
 	}
 	b := d.Frame[srv6.EthernetLen:]
+	if hasTag(d.Frame) {
+		return p.drop(VLANTags)
+	}
 	etherType := binary.BigEndian.Uint16(d.Frame[12:])
 	if etherType != srv6.EtherTypeIPv6 && etherType != srv6.EtherTypeIPv4 {
 		return p.pass()
@@ -68,8 +71,5 @@ func isFragment(b []byte, v4 bool) bool {
 		return binary.BigEndian.Uint16(b[6:])&(moreFragments|offset) != 0
 	}
 	// A Fragment header may stand behind these.
-	return ipv6(b).nextHeader() == fragment || mayRoute(ipv6(b).nextHeader())
+	return mayHideSRH(ipv6(b).nextHeader())
 }
-
-// fragment is the next header of a fragment (RFC 8200 4.5).
-const fragment = 44

@@ -133,10 +133,13 @@ type Visit struct {
 // Process is the whole data path. The frame is not changed.
 func (n Node) Process(a Arrival) Result {
 	p := &packet{node: n, arrival: a}
-	if !p.unframe() {
+	ip := p.unframe()
+	switch {
+	case a.Interface.Role != model.RoleCore && hasTag(a.Frame):
+		return p.drop(VLANTags)
+	case !ip:
 		return p.pass()
-	}
-	if a.Interface.Role == model.RoleCore {
+	case a.Interface.Role == model.RoleCore:
 		return p.core()
 	}
 	return p.edge()
@@ -152,6 +155,19 @@ func (p *packet) unframe() bool {
 	kind := binary.BigEndian.Uint16(frame[12:])
 	p.v4 = kind == srv6.EtherTypeIPv4
 	return p.v4 || kind == srv6.EtherTypeIPv6
+}
+
+// hasTag says whether a VLAN's tag, of IEEE 802.1Q, 802.1ad or before, is in the
+// frame. What a device or the kernel has put beside it is not.
+func hasTag(frame []byte) bool {
+	if len(frame) < srv6.EthernetLen {
+		return false
+	}
+	switch binary.BigEndian.Uint16(frame[12:]) {
+	case 0x8100, 0x88a8, 0x9100, 0x9200, 0x9300:
+		return true
+	}
+	return false
 }
 
 // packet is one packet on its way through the node.

@@ -76,6 +76,7 @@ const (
 	IP4Checksum   Reason = "IP4_CHECKSUM"
 	IP6Length     Reason = "IP6_LENGTH"
 	PortsUnread   Reason = "PORTS_UNREAD"
+	VLANTags      Reason = "VLAN_TAGS"
 )
 
 // Reasons are all of them.
@@ -87,6 +88,6 @@ func Reasons() []Reason {
 		UnknownSID, UnknownPath, UnknownEpoch, Scheme, UpperLayer, SegmentsRemain, SegmentOutside, HopLimit, Loop,
 		Segments, Proof, Range, Flow, Number, Replay, Stale, InnerProtocol, InnerTruncated, InnerVersion, InnerHopLimit,
 		EdgeHopLimit, WrongChain, ECN, RNDExhausted, NoLane, ChainMTU, TrainTooLong, TrainTooBig,
-		TooBig, NoRoute, InnerNoRoute, OutsideError, PathMTU, OutsideSource, Source, LeakSID, LeakSRH, LeaveTruncated, Unverified, OuterFragment, ExtensionFirst, ExtensionTruncated, OptionLength, OptionUnknown, MappedAddress, IP4Length, IP4Checksum, IP6Length, PortsUnread,
+		TooBig, NoRoute, InnerNoRoute, OutsideError, PathMTU, OutsideSource, Source, LeakSID, LeakSRH, LeaveTruncated, Unverified, OuterFragment, ExtensionFirst, ExtensionTruncated, OptionLength, OptionUnknown, MappedAddress, IP4Length, IP4Checksum, IP6Length, PortsUnread, VLANTags,
 	}
 }
