@@ -71,6 +71,9 @@ func FindOverlaps(chains []Chain, most int) []Overlap {
 	type pair struct{ chain, before int }
 	found := map[pair]error{}
 	for _, dir := range []Direction{Forward, Reverse} {
+		if len(found) >= most {
+			break
+		}
 		var directed []Chain
 		var index []int // in chains
 		var matches []Match
