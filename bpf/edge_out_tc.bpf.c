@@ -9,20 +9,6 @@
 #include "lib/local_out.h"
 #include "lib/pull.h"
 
-/* Has the frame's first tag been put on by a VLAN's interface of the plan? c: behind
- * the Ethernet header.
- */
-static __always_inline bool first_tag_is_planned(const struct __sk_buff *skb,
-						 const struct eth_hdr *eth,
-						 struct cursor c)
-{
-	const __be16 *tci = cursor_take(&c, __be16);
-
-	if (skb->vlan_present)
-		return vlan_is_planned(skb, skb->vlan_proto, skb->vlan_tci);
-	return tci && vlan_is_planned(skb, eth->proto, bpf_ntohs(*tci));
-}
-
 SEC("tc")
 int ws_edge_out_tc(struct __sk_buff *skb)
 {
@@ -39,12 +25,13 @@ int ws_edge_out_tc(struct __sk_buff *skb)
 	c = ctx_cursor(skb);
 	eth = cursor_take(&c, struct eth_hdr);
 	in.hdr = NULL;
-	/* Below a tag in the frame nothing is looked at, but by a VLAN's interface
-	 * of the plan, if the frame came by that. One tag beside the frame is no
-	 * matter: somebody in a bridge with this interface may have put on any.
+	/* Nothing reads below a tag in the frame. A VLAN interface that has others
+	 * of the plan on top sends such frames; their programs have judged them. A
+	 * bridge may pass on a frame with any tag, so a planned VLAN alone is no
+	 * reason to trust it: with one tag beside the frame it is judged here.
 	 */
 	if (eth && eth_has_tag(eth))
-		return first_tag_is_planned(skb, eth, c) ?
+		return vlan_planned(skb) & WS_VLAN_STACKED ?
 			       CTX_PASS :
 			       ws_refuse(skb, vlan_tags(), 0);
 	if (eth && eth_is_ip(eth)) {
@@ -55,7 +42,7 @@ int ws_edge_out_tc(struct __sk_buff *skb)
 	}
 	if (index && index != WS_INDEX_PROVEN)
 		return local_out(skb, index, in.hdr);
-	/* It stays: where this is a VLAN's interface, that below asks again. */
+	/* tc_index stays set: below a VLAN interface the parent's program reads it. */
 	if (!in.hdr || !inner_is_its_version(&in))
 		return CTX_PASS;
 
@@ -66,10 +53,8 @@ int ws_edge_out_tc(struct __sk_buff *skb)
 		return refuse_mapped(skb);
 	if (index)
 		return CTX_PASS; /* verified */
-	/* A VLAN's own interface has counted it. */
-	verdict = skb->vlan_present && first_tag_is_planned(skb, eth, c) ?
-			  CTX_PASS :
-			  local_lost(skb, &in);
+	/* The program of a planned VLAN interface has asked and counted already. */
+	verdict = vlan_planned(skb) ? CTX_PASS : local_lost(skb, &in);
 	if (verdict != CTX_PASS || is_own(skb, &in))
 		return verdict;
 	return leave_plain(skb, &in);

@@ -96,7 +96,7 @@ __noinline int ws_edge_vlan(struct __sk_buff *skb)
 	struct cursor c;
 	long rc;
 
-	if (vlan_is_planned(skb, skb->vlan_proto, skb->vlan_tci))
+	if (vlan_planned(skb))
 		return CTX_PASS;
 	rc = pull(skb, sizeof(*eth) + sizeof(struct ip6_hdr));
 	c = ctx_cursor(skb);

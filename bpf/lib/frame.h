@@ -18,29 +18,28 @@ static __always_inline bool frame_is_tagged(const struct __sk_buff *skb)
 	return skb->vlan_present && skb->vlan_tci & VLAN_VID_MASK;
 }
 
-/* Has a VLAN of this interface an interface of its own in the plan? proto and tci:
- * of its tag, the second in the host's order.
+/* The entry in ws_port.vlans of the tag beside the frame; 0: there is no such tag,
+ * or its VLAN has no interface in the plan.
  */
-static __always_inline bool vlan_is_planned(const struct __sk_buff *skb,
-					    __be16 proto, __u32 tci)
+static __always_inline __u32 vlan_planned(const struct __sk_buff *skb)
 {
 	__u32 ifindex = skb->ifindex;
 	const struct ws_port *port = bpf_map_lookup_elem(&ws_ports, &ifindex);
-	__u32 id = tci & VLAN_VID_MASK;
+	__u32 id = skb->vlan_tci & VLAN_VID_MASK;
 
-	if (!port || !id)
-		return false;
-	if (proto == bpf_htons(ETH_P_8021AD))
+	if (!port || !frame_is_tagged(skb))
+		return 0;
+	if (skb->vlan_proto == bpf_htons(ETH_P_8021AD))
 		id |= WS_VLAN_AD;
 	for (__u32 i = 0; i < WS_PORT_VLANS; i++) {
-		if (port->vlans[i] == id)
-			return true;
+		if ((port->vlans[i] & ~WS_VLAN_STACKED) == id)
+			return port->vlans[i];
 	}
-	return false;
+	return 0;
 }
 
-/* The first tag is beside the frame as a rule, where the device or the kernel has
- * put it; this is about what is in it.
+/* The kernel or the device moves the first tag into skb->vlan_tci. This is about
+ * tags that are still in the frame.
  */
 static __always_inline bool eth_has_tag(const struct eth_hdr *eth)
 {

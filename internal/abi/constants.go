@@ -111,6 +111,9 @@ const (
 	PortVlans  = 8
 	VLANAd     = 4096
 
+	// of IEEE 802.1ad, not 802.1Q
+	VLANStacked = 8192
+
 	// Buckets of flows, for equal-cost routes. A power of two.
 	Flows = 16
 

@@ -223,13 +223,12 @@ func TestRemovedPinsAreBackAtOnce(t *testing.T) {
 		{"a map", func() error { return os.Remove(find("gen-*/ws_egresses")) }},
 		{"a program", func() error { return os.Remove(find("gen-*/ws_core_tc")) }},
 		{"the replay windows", func() error { return os.Remove(find("windows/slab-0")) }},
-		{"the directory of packet numbers", func() error { return os.RemoveAll(find("numbers")) }},
-		{"the directory of links", func() error { return os.RemoveAll(find("links")) }},
-		{"the generation", func() error { return os.RemoveAll(find("gen-*")) }},
+		{"the directory of packet numbers", func() error { return removeAll(find("numbers")) }},
+		{"the directory of links", func() error { return removeAll(find("links")) }},
+		{"the generation", func() error { return removeAll(find("gen-*")) }},
 		{"the instance, by a rename", func() error { return os.Rename(b.pinDir(), b.pinDir()+"-moved") }},
 		{"what that left", func() error { return os.RemoveAll(b.pinDir() + "-moved") }},
-		// The agent may be quicker than what comes last, the directory itself.
-		{"the instance", func() error { return ignore(os.RemoveAll(b.pinDir()), unix.ENOTEMPTY) }},
+		{"the instance", func() error { return removeAll(b.pinDir()) }},
 		{"another object in the place of one", func() error {
 			m, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1})
 			if err != nil {
@@ -259,11 +258,13 @@ func TestRemovedPinsAreBackAtOnce(t *testing.T) {
 	b.pinsAreBack("after the agent's end", before)
 }
 
-func ignore(err error, what error) error {
-	if errors.Is(err, what) {
-		return nil
+// removeAll removes what is below dir. The directory itself may stay: the agent puts
+// pins back while they are removed.
+func removeAll(dir string) error {
+	if err := os.RemoveAll(dir); !errors.Is(err, unix.ENOTEMPTY) {
+		return err
 	}
-	return err
+	return nil
 }
 
 // An agent that was killed after somebody had removed its pins leaves its data path at
@@ -289,7 +290,7 @@ func TestAgentKilledAfterItsPinsWereRemovedLeavesTheGuard(t *testing.T) {
 	}
 	b.sidPacket()
 	b.eventually("the first packet", func() string { return unless(refused() == 1, "it is not refused") })
-	b.must(ignore(os.RemoveAll(b.pinDir()), unix.ENOTEMPTY))
+	b.must(removeAll(b.pinDir()))
 	b.pinsAreBack("under the agent", before)
 	b.must(child.Process.Kill())
 	child.Wait()

@@ -223,8 +223,18 @@ func (t *topology) resolveVLANs() error {
 		if v.Provider {
 			b.vlans[free] |= abi.VLANAd
 		}
+		if t.hasVLANs(up) {
+			b.vlans[free] |= abi.VLANStacked
+		}
 	}
 	return nil
+}
+
+// hasVLANs tells whether a binding is a VLAN on top of b.
+func (t *topology) hasVLANs(b binding) bool {
+	return slices.ContainsFunc(t.bindings, func(up binding) bool {
+		return up.device.VLAN.ID != 0 && up.device.VLAN.Parent == b.device.Index
+	})
 }
 
 func (t *topology) resolveCutters(look func(name, what string) (Device, bool), take func(binding, string) error) error {

@@ -48,14 +48,16 @@ var vlanStacks = [][]vlan{
 	{{providerTag, 9}, {customerTag, 5}},
 }
 
-// planVLANs makes a port one that has these VLANs in the plan.
-func (l *live) planVLANs(port string, tags ...vlan) error {
+// planVLAN makes a port an edge that has this VLAN in the plan, with others on top
+// of it or not.
+func (l *live) planVLAN(port string, v vlan, stacked bool) error {
 	p := portTable([]binding{{Interface: model.Interface{Role: model.RoleEdge}}}, func(binding) bool { return false })[0]
-	for i, v := range tags {
-		p.Vlans[i] = v.id
-		if v.proto == providerTag {
-			p.Vlans[i] |= abi.VLANAd
-		}
+	p.Vlans[0] = v.id
+	if v.proto == providerTag {
+		p.Vlans[0] |= abi.VLANAd
+	}
+	if stacked {
+		p.Vlans[0] |= abi.VLANStacked
 	}
 	return l.put(tablePorts, l.ports[port], p)
 }
@@ -84,7 +86,7 @@ func TestTagsAreNoWayPastTheBoundary(t *testing.T) {
 			// Where the VLAN has an interface in the plan, that one's program
 			// judges: nothing is counted here but the packet that follows, which
 			// is longer.
-			l.must(l.planVLANs(portEdge, tags[0]))
+			l.must(l.planVLAN(portEdge, tags[0], len(tags) > 1))
 			if err := l.passesThenRefuses(portEdge, inVLANs(p.Frame, tags...), append(slices.Clone(p.Frame), make([]byte, 8)...), abi.ReasonOutsideSID); err != nil {
 				t.Error(err)
 			}
@@ -146,15 +148,16 @@ func TestTagsAreNoWayOut(t *testing.T) {
 			if got := abi.Reason(e.Reason); got != reason {
 				t.Errorf("refused for %s, want %s", got, reason)
 			}
-			// One of the plan says itself what may leave by it. What is below a tag in
-			// the frame is its word alone; the rest may be from somebody in a bridge.
-			l.must(l.planVLANs(portOut, tags[0]))
+			// Somebody in a bridge with this interface can send any tag. Only below a
+			// VLAN of the plan that has others on top is a tag in the frame expected.
+			l.must(l.planVLAN(portOut, tags[0], false))
+			if err := l.send(portOut, b, 0); !errors.Is(err, unix.ENOBUFS) {
+				t.Errorf("send by a VLAN of the plan: %v", err)
+			}
 			if len(tags) == 1 {
-				if err := l.send(portOut, b, 0); !errors.Is(err, unix.ENOBUFS) {
-					t.Errorf("send by a VLAN of the plan: %v", err)
-				}
 				return
 			}
+			l.must(l.planVLAN(portOut, tags[0], true))
 			l.must(l.send(portOut, b, 0))
 			got, _, err := l.receive()
 			l.must(err)
@@ -223,7 +226,7 @@ func TestNoStackOfTagsHidesAPacket(t *testing.T) {
 		return err
 	}))
 	// Of the stacks that begin with only, which a program puts beside the frame; nil:
-	// of all, in the frame.
+	// of all, in the frame. A VLAN of the plan without others on top changes nothing.
 	out := func(only *vlan) {
 		for _, tags := range stacksOf(4) {
 			frame, want := inVLANs(p.Frame, tags...), abi.ReasonVLANTags
@@ -259,6 +262,10 @@ func TestNoStackOfTagsHidesAPacket(t *testing.T) {
 			return err
 		}))
 		out(&first)
+		if first.id != 0 {
+			l.must(l.planVLAN(portOut, first, false))
+			out(&first)
+		}
 		l.must(off())
 	}
 
@@ -309,7 +316,7 @@ func TestVLANsOfThePlanAreToldToTheirParent(t *testing.T) {
 	d := b.open()
 	b.must(b.apply(d, n))
 	ports := b.world().Maps[0].ports
-	for name, want := range map[string][abi.PortVlans]uint16{"out": {5, 7 | abi.VLANAd}, "out.5": {}, "out.7": {5}, "in": {}} {
+	for name, want := range map[string][abi.PortVlans]uint16{"out": {5, 7 | abi.VLANAd | abi.VLANStacked}, "out.5": {}, "out.7": {5}, "in": {}} {
 		dev, err := b.cfg.Devices(name)
 		b.must(err)
 		if got := ports[uint32(dev.Index)].Vlans; got != want {

@@ -472,6 +472,7 @@ struct ws_stats {
 
 #define WS_PORT_VLANS 8
 #define WS_VLAN_AD 0x1000 /* of IEEE 802.1ad, not 802.1Q */
+#define WS_VLAN_STACKED 0x2000 /* the plan has VLANs on top of this one */
 
 /* ws_ports: the interfaces that waystamp is attached to, by index. */
 struct ws_port {
@@ -480,7 +481,9 @@ struct ws_port {
 	__u8 cutter; /* 1: the proxy is in skb->tc_index */
 	__u8 edge; /* 1: outside, where nothing encapsulated goes */
 	__u32 proxy; /* of the function that is behind it; 0: none is */
-	/* On top of it, and in the plan themselves: VLAN id, with WS_VLAN_AD. */
+	/* VLAN interfaces on top of it that are in the plan: VLAN id, with
+	 * WS_VLAN_AD and WS_VLAN_STACKED.
+	 */
 	__u16 vlans[WS_PORT_VLANS];
 };
 
