@@ -22,6 +22,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/waystamp/waystamp/internal/api"
 	"github.com/waystamp/waystamp/internal/dataplane"
 	"github.com/waystamp/waystamp/internal/event"
 	"github.com/waystamp/waystamp/internal/host"
@@ -188,7 +189,7 @@ func (r *running) halt() error {
 	return r.err
 }
 
-func (r *running) status() Status {
+func (r *running) status() api.Status {
 	r.bed.Helper()
 	s, err := r.client.Status(r.bed.Context())
 	r.bed.must(err)
@@ -218,7 +219,7 @@ func TestAgentArmsWhatItsPlanSays(t *testing.T) {
 	}
 	c, err := r.client.Counters(t.Context())
 	b.must(err)
-	if len(c.Paths) != 2 || c.Paths[0].Role != dataplane.RoleHeadend || c.Paths[1].Role != dataplane.RoleEgress || c.Node != "r1" {
+	if len(c.Paths) != 2 || c.Paths[0].Role != api.RoleHeadend || c.Paths[1].Role != api.RoleEgress || c.Node != "r1" {
 		t.Errorf("counters %+v", c)
 	}
 	info, err := os.Stat(SocketPath(b.cfg.RunDir))

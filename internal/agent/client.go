@@ -12,24 +12,9 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/waystamp/waystamp/internal/dataplane"
+	"github.com/waystamp/waystamp/internal/api"
 	"github.com/waystamp/waystamp/internal/event"
 )
-
-// Counters is what GET /v1/counters gives.
-type Counters struct {
-	Version int    `json:"version"` // 1
-	Node    string `json:"node"`
-	dataplane.Counts
-}
-
-// Functions is what GET /v1/functions gives: the functions with a proxy, and how
-// many headers are kept for each now.
-type Functions struct {
-	Version   int                       `json:"version"` // 1
-	Node      string                    `json:"node"`
-	Functions []dataplane.FunctionCount `json:"functions"`
-}
 
 // Client asks an agent over its socket.
 type Client struct {
@@ -51,32 +36,32 @@ func NewClient(socket string) *Client {
 func (c *Client) Close() { c.http.CloseIdleConnections() }
 
 // Status asks how the agent is.
-func (c *Client) Status(ctx context.Context) (s Status, err error) {
-	return s, c.getJSON(ctx, "/v1/status", &s)
+func (c *Client) Status(ctx context.Context) (v api.Status, err error) {
+	return v, c.getJSON(ctx, api.PathStatus, &v, &v.Version)
 }
 
 // Counters asks what the programs have counted.
-func (c *Client) Counters(ctx context.Context) (v Counters, err error) {
-	return v, c.getJSON(ctx, "/v1/counters", &v)
+func (c *Client) Counters(ctx context.Context) (v api.Counters, err error) {
+	return v, c.getJSON(ctx, api.PathCounters, &v, &v.Version)
 }
 
 // Functions asks what the proxies of functions have counted and keep now.
-func (c *Client) Functions(ctx context.Context) (v Functions, err error) {
-	return v, c.getJSON(ctx, "/v1/functions", &v)
+func (c *Client) Functions(ctx context.Context) (v api.Functions, err error) {
+	return v, c.getJSON(ctx, api.PathFunctions, &v, &v.Version)
 }
 
 // Function asks for the counters of one function's proxy.
-func (c *Client) Function(ctx context.Context, name string) (dataplane.FunctionCount, error) {
+func (c *Client) Function(ctx context.Context, name string) (api.Function, error) {
 	v, err := c.Functions(ctx)
 	if err != nil {
-		return dataplane.FunctionCount{}, err
+		return api.Function{}, err
 	}
 	for _, f := range v.Functions {
 		if f.Function == name {
 			return f, nil
 		}
 	}
-	return dataplane.FunctionCount{}, fmt.Errorf("the agent knows no function %s", name)
+	return api.Function{}, fmt.Errorf("the agent knows no function %s", name)
 }
 
 // ErrDropped means that the agent has dropped a reader of its events, since that took
@@ -87,7 +72,7 @@ var ErrDropped = errors.New("the agent has dropped this reader of events")
 // ends (with its cause) or the agent stops (with io.EOF), or f fails. If f takes so
 // long that the agent gives up, the error is ErrDropped.
 func (c *Client) Events(ctx context.Context, follow bool, f func(event.Event) error) error {
-	resp, err := c.do(ctx, fmt.Sprintf("/v1/events?follow=%t", follow))
+	resp, err := c.do(ctx, fmt.Sprintf("%s?follow=%t", api.PathEvents, follow))
 	if err != nil {
 		return err
 	}
@@ -144,7 +129,8 @@ func (c *Client) whyCut(ctx context.Context, reader string) error {
 		ErrDropped, c.socket, s.Readers.Dropped)
 }
 
-func (c *Client) getJSON(ctx context.Context, path string, into any) error {
+// getJSON reads an answer; version points into it.
+func (c *Client) getJSON(ctx context.Context, path string, into any, version *int) error {
 	resp, err := c.do(ctx, path)
 	if err != nil {
 		return err
@@ -152,6 +138,9 @@ func (c *Client) getJSON(ctx context.Context, path string, into any) error {
 	defer resp.Body.Close()
 	if err := json.NewDecoder(resp.Body).Decode(into); err != nil {
 		return fmt.Errorf("read the answer of the agent at %s: %w", c.socket, err)
+	}
+	if *version != api.Version {
+		return fmt.Errorf("the agent at %s answers in version %d of the interface, and this program reads version %d: run both from the same release", c.socket, *version, api.Version)
 	}
 	return nil
 }

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/waystamp/waystamp/internal/api"
 	"github.com/waystamp/waystamp/internal/host"
 	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/plan"
@@ -104,7 +105,7 @@ func TestCuttersComeAndGoWithFunctions(t *testing.T) {
 	go func() { ended <- Run(ctx, cfg) }()
 	c := NewClient(SocketPath(dir))
 	defer c.Close()
-	wait := func(generation int) Status {
+	wait := func(generation int) api.Status {
 		t.Helper()
 		deadline := time.Now().Add(patience)
 		for tick := time.NewTicker(10 * time.Millisecond); ; <-tick.C {

@@ -282,7 +282,7 @@ func TestAgentKilledAfterItsPinsWereRemovedLeavesTheGuard(t *testing.T) {
 		c, err := client.Counters(t.Context())
 		b.must(err)
 		for _, r := range c.Refusals {
-			if r.Reason.String() == "outside-sid" {
+			if r.Reason == "outside-sid" {
 				n = r.Dropped
 			}
 		}

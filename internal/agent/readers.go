@@ -12,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/waystamp/waystamp/internal/api"
 	"github.com/waystamp/waystamp/internal/event"
 )
 
@@ -26,30 +27,19 @@ const (
 // stream has ended.
 const readerHeader = "Waystamp-Reader"
 
-// Readers are those of the agent's events. The counts are since the agent started.
-type Readers struct {
-	Now     int    `json:"now"`
-	Most    int    `json:"most"`    // one more is refused
-	Missed  uint64 `json:"missed"`  // events that somebody read too slowly for
-	Dropped uint64 `json:"dropped"` // readers that took none
-	Refused uint64 `json:"refused"` // readers that were too many
-	// LastDropped are the names of those that were dropped last, the latest at the end.
-	LastDropped []string `json:"last_dropped,omitempty"`
-}
-
 // readers bounds and counts the readers of events.
 type readers struct {
 	within time.Duration
 
 	mu  sync.Mutex
-	all Readers
+	all api.Readers
 }
 
 func newReaders() *readers {
-	return &readers{within: readerWithin, all: Readers{Most: readersMost}}
+	return &readers{within: readerWithin, all: api.Readers{Most: readersMost}}
 }
 
-func (r *readers) get() Readers {
+func (r *readers) get() api.Readers {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	out := r.all

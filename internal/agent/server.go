@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/waystamp/waystamp/internal/api"
 )
 
 // socketMode lets the group of the run directory's owner look, too. All that
@@ -56,33 +58,34 @@ func answers(path string) bool {
 
 func (a *agent) serveHTTP(ctx context.Context, l *listener) error {
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET /v1/status", func(w http.ResponseWriter, _ *http.Request) {
+	mux.HandleFunc("GET "+api.PathStatus, func(w http.ResponseWriter, _ *http.Request) {
 		s := a.status.get()
 		s.Readers = a.readers.get()
-		var err error
-		if s.Interfaces, err = a.dp.Interfaces(); err != nil {
+		interfaces, err := a.dp.Interfaces()
+		if err != nil {
 			http.Error(w, err.Error(), http.StatusInternalServerError)
 			return
 		}
+		s.Interfaces = wireEach(interfaces, wireInterface)
 		writeJSON(w, s)
 	})
-	mux.HandleFunc("GET /v1/counters", func(w http.ResponseWriter, _ *http.Request) {
+	mux.HandleFunc("GET "+api.PathCounters, func(w http.ResponseWriter, _ *http.Request) {
 		c, err := a.dp.Counters()
 		if err != nil {
 			http.Error(w, err.Error(), http.StatusInternalServerError)
 			return
 		}
-		writeJSON(w, Counters{Version: 1, Node: a.status.get().Node, Counts: c})
+		writeJSON(w, wireCounters(a.status.get().Node, c))
 	})
-	mux.HandleFunc("GET /v1/functions", func(w http.ResponseWriter, _ *http.Request) {
+	mux.HandleFunc("GET "+api.PathFunctions, func(w http.ResponseWriter, _ *http.Request) {
 		f, err := a.dp.FunctionsInFlight()
 		if err != nil {
 			http.Error(w, err.Error(), http.StatusInternalServerError)
 			return
 		}
-		writeJSON(w, Functions{Version: 1, Node: a.status.get().Node, Functions: f})
+		writeJSON(w, api.Functions{Version: api.Version, Node: a.status.get().Node, Functions: wireEach(f, wireFunction)})
 	})
-	mux.HandleFunc("GET /v1/events", a.serveEvents)
+	mux.HandleFunc("GET "+api.PathEvents, a.serveEvents)
 
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

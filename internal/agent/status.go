@@ -8,37 +8,14 @@ import (
 	"sync"
 	"time"
 
-	"github.com/waystamp/waystamp/internal/dataplane"
+	"github.com/waystamp/waystamp/internal/api"
 	"github.com/waystamp/waystamp/internal/plan"
 )
 
-// Status is how an agent is, as GET /v1/status gives it.
-type Status struct {
-	Version  int    `json:"version"` // 1
-	Ready    bool   `json:"ready"`   // a whole plan is in force
-	Node     string `json:"node"`
-	Instance string `json:"instance"`
-	// Generation counts the plans that were put in force since the agent
-	// started; Plan tells them apart (SHA-256 of the file).
-	Generation int       `json:"generation"`
-	Plan       string    `json:"plan"`
-	Since      time.Time `json:"since"` // when that plan came into force
-	// Error is what went wrong last and has not come right: a refused plan, a
-	// data path that could not be repaired.
-	Error string `json:"error,omitempty"`
-	// Problems are the parts of the plan that are not in force.
-	Problems []string `json:"problems,omitempty"`
-	// Warnings are settings of the node that stop packets of the plan, and, for an
-	// hour, that pins were removed.
-	Warnings   []string                   `json:"warnings,omitempty"`
-	Interfaces []dataplane.InterfaceState `json:"interfaces"`
-	Readers    Readers                    `json:"readers"`
-}
-
-// statusBoard is a Status that several goroutines write on.
+// statusBoard is an api.Status that several goroutines write on.
 type statusBoard struct {
 	mu      sync.Mutex
-	now     Status
+	now     api.Status
 	loc     netip.Prefix
 	plan    error // why the plan file is not in force
 	working error // what went wrong with the one that is
@@ -54,7 +31,7 @@ type statusBoard struct {
 const lostTold = time.Hour
 
 func newStatusBoard(instance string) *statusBoard {
-	return &statusBoard{now: Status{Version: 1, Instance: instance}}
+	return &statusBoard{now: api.Status{Version: api.Version, Instance: instance}}
 }
 
 func (b *statusBoard) applied(n plan.Node, digest string) {
@@ -137,7 +114,7 @@ func (b *statusBoard) locator() netip.Prefix {
 	return b.loc
 }
 
-func (b *statusBoard) get() Status {
+func (b *statusBoard) get() api.Status {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	s := b.now

@@ -17,6 +17,7 @@ var level = map[string]int{
 	"internal/await":     0,
 	"internal/model":     0,
 	"internal/yamlfile":  0,
+	"internal/api":       1,
 	"internal/event":     1,
 	"internal/pot":       1,
 	"internal/srv6":      1,
@@ -44,7 +45,7 @@ var onlyTests = []string{"internal/dataplane/oracle", "test"}
 
 // pure are the packages that do no I/O and know nothing of the kernel.
 var pure = []string{
-	"internal/abi", "internal/await", "internal/event", "internal/explain", "internal/manifest", "internal/model", "internal/plan",
+	"internal/abi", "internal/api", "internal/await", "internal/event", "internal/explain", "internal/manifest", "internal/model", "internal/plan",
 	"internal/pot", "internal/srv6", "internal/yamlfile",
 }
 

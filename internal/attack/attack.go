@@ -420,7 +420,7 @@ func (s *stage) refusals(ctx context.Context) (map[refusal]uint64, error) {
 		}
 		for _, r := range counts.Refusals {
 			if r.Dropped+r.Reported > 0 {
-				out[refusal{n.Name, r.Reason.String()}] = r.Dropped + r.Reported
+				out[refusal{n.Name, r.Reason}] = r.Dropped + r.Reported
 			}
 		}
 	}

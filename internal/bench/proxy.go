@@ -18,7 +18,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/waystamp/waystamp/internal/agent"
-	"github.com/waystamp/waystamp/internal/dataplane"
+	"github.com/waystamp/waystamp/internal/api"
 	"github.com/waystamp/waystamp/internal/host"
 	"github.com/waystamp/waystamp/internal/lab"
 	"github.com/waystamp/waystamp/internal/model"
@@ -361,22 +361,22 @@ func (t *proxyTrack) load(ctx context.Context, d time.Duration) (float64, error)
 }
 
 // counters are those of the function's proxy.
-func (t *proxyTrack) counters(ctx context.Context) (dataplane.FunctionCount, error) {
+func (t *proxyTrack) counters(ctx context.Context) (api.Function, error) {
 	c := agent.NewClient(agent.SocketPath(t.lab.AgentDir("r2")))
 	defer c.Close()
 	f, err := c.Functions(ctx)
 	if err != nil {
-		return dataplane.FunctionCount{}, err
+		return api.Function{}, err
 	}
-	i := slices.IndexFunc(f.Functions, func(f dataplane.FunctionCount) bool { return f.Function == "fn" })
+	i := slices.IndexFunc(f.Functions, func(f api.Function) bool { return f.Function == "fn" })
 	if i < 0 {
-		return dataplane.FunctionCount{}, errors.New("the agent of r2 knows no function fn")
+		return api.Function{}, errors.New("the agent of r2 knows no function fn")
 	}
 	return f.Functions[i], nil
 }
 
 // settled are the counters when what is on its way has arrived.
-func (t *proxyTrack) settled(ctx context.Context) (now dataplane.FunctionCount, err error) {
+func (t *proxyTrack) settled(ctx context.Context) (now api.Function, err error) {
 	for {
 		before := now
 		if now, err = t.counters(ctx); err != nil {
@@ -445,17 +445,17 @@ func (t *proxyTrack) close() error {
 // paper where it has one.
 var proxyCounters = []struct {
 	name string
-	of   func(dataplane.FunctionCount) uint64
+	of   func(api.Function) uint64
 }{
-	{"rx_success", func(c dataplane.FunctionCount) uint64 { return c.RxSuccess }},
-	{"rx_ignored", func(c dataplane.FunctionCount) uint64 { return c.RxIgnored }},
-	{"rx_copies", func(c dataplane.FunctionCount) uint64 { return c.RxCopies }},
-	{"tx_success", func(c dataplane.FunctionCount) uint64 { return c.TxSuccess }},
-	{"tx_ignored", func(c dataplane.FunctionCount) uint64 { return c.TxIgnored }},
-	{"tx_not_cached", func(c dataplane.FunctionCount) uint64 { return c.TxNotCached }},
-	{"evicted", func(c dataplane.FunctionCount) uint64 { return c.Evicted }},
-	{"expired", func(c dataplane.FunctionCount) uint64 { return c.Expired }},
-	{"waited_ns", func(c dataplane.FunctionCount) uint64 { return c.WaitedNs }},
+	{"rx_success", func(c api.Function) uint64 { return c.RxSuccess }},
+	{"rx_ignored", func(c api.Function) uint64 { return c.RxIgnored }},
+	{"rx_copies", func(c api.Function) uint64 { return c.RxCopies }},
+	{"tx_success", func(c api.Function) uint64 { return c.TxSuccess }},
+	{"tx_ignored", func(c api.Function) uint64 { return c.TxIgnored }},
+	{"tx_not_cached", func(c api.Function) uint64 { return c.TxNotCached }},
+	{"evicted", func(c api.Function) uint64 { return c.Evicted }},
+	{"expired", func(c api.Function) uint64 { return c.Expired }},
+	{"waited_ns", func(c api.Function) uint64 { return c.WaitedNs }},
 }
 
 // serveTCP starts iperf3 on a host and returns when it listens. It ends with ctx.

@@ -18,9 +18,8 @@ import (
 
 	"github.com/waystamp/waystamp/internal/abi"
 	"github.com/waystamp/waystamp/internal/agent"
-	"github.com/waystamp/waystamp/internal/dataplane"
+	"github.com/waystamp/waystamp/internal/api"
 	"github.com/waystamp/waystamp/internal/event"
-	"github.com/waystamp/waystamp/internal/model"
 )
 
 func runMain(t *testing.T, args ...string) (stdout, stderr string, code int) {
@@ -75,7 +74,7 @@ func TestDetachDoesNothingWithoutYes(t *testing.T) {
 }
 
 // fakeAgent answers like one, with these.
-func fakeAgent(t *testing.T, status agent.Status, counters agent.Counters, events []event.Event) (socket string) {
+func fakeAgent(t *testing.T, status api.Status, counters api.Counters, events []event.Event) (socket string) {
 	t.Helper()
 	socket = agent.SocketPath(t.TempDir())
 	l, err := net.Listen("unix", socket)
@@ -120,21 +119,21 @@ func fakeAgent(t *testing.T, status agent.Status, counters agent.Counters, event
 
 func TestGetShowsTablesAndJSON(t *testing.T) {
 	socket := fakeAgent(t,
-		agent.Status{Version: 1, Ready: true, Node: "r1", Error: "e", Problems: []string{"p"}, Warnings: []string{"w"}, Interfaces: []dataplane.InterfaceState{
-			{Name: "r1-h1", Role: model.RoleEdge, Unmatched: "drop", TC: true},
-			{Name: "r1-r2", Role: model.RoleCore, Datapath: model.DatapathXDP, TC: true, XDP: true},
+		api.Status{Version: 1, Ready: true, Node: "r1", Error: "e", Problems: []string{"p"}, Warnings: []string{"w"}, Interfaces: []api.Interface{
+			{Name: "r1-h1", Role: "edge", Datapath: "auto", Unmatched: "drop", TC: true},
+			{Name: "r1-r2", Role: "core", Datapath: "xdp", TC: true, XDP: true},
 		}},
-		agent.Counters{Version: 1, Node: "r1", Counts: dataplane.Counts{
-			Errors: dataplane.ErrorCount{TooBig: 3, TimeExceeded: 2, Parameter: 1, Unreachable: 4, Suppressed: 40, Unanswerable: 500},
-			Refusals: []dataplane.RefusalCount{
-				{Reason: abi.ReasonUnproven, Text: abi.ReasonUnproven.Text(), Dropped: 7},
-				{Reason: abi.ReasonProof, Text: abi.ReasonProof.Text(), Dropped: 12345, Reported: 1},
+		api.Counters{Version: 1, Node: "r1",
+			Errors: api.Errors{TooBig: 3, TimeExceeded: 2, Parameter: 1, Unreachable: 4, Suppressed: 40, Unanswerable: 500},
+			Refusals: []api.Refusal{
+				{Reason: "unproven", Text: abi.ReasonUnproven.Text(), Dropped: 7},
+				{Reason: "proof", Text: abi.ReasonProof.Text(), Dropped: 12345, Reported: 1},
 			},
-			Paths: []dataplane.PathCount{
-				{Role: dataplane.RoleHeadend, Chain: "web", Path: 1, Packets: 10, Frames: 430, Bytes: 600000},
-				{Role: dataplane.RoleEndpoint, Chain: "web", Direction: model.Reverse, Path: 2, Function: "fw", Packets: 9, Frames: 9, Bytes: 99},
+			Paths: []api.Path{
+				{Role: api.RoleHeadend, Chain: "web", Direction: "forward", Path: 1, Packets: 10, Frames: 430, Bytes: 600000},
+				{Role: api.RoleEndpoint, Chain: "web", Direction: "reverse", Path: 2, Function: "fw", Packets: 9, Frames: 9, Bytes: 99},
 			},
-		}}, nil)
+		}, nil)
 	if got, _, code := runMain(t, "get", "errors", "--socket", socket); code != 0 || got != `ERROR                     PACKETS
 packet too big                  3
 time exceeded                   2
@@ -192,6 +191,17 @@ func TestGetWithoutAnAgentSaysWhatIsWrong(t *testing.T) {
 	}
 }
 
+// What another release means by a field is not guessed.
+func TestGetRefusesAnotherVersionOfTheInterface(t *testing.T) {
+	socket := fakeAgent(t, api.Status{Version: 2}, api.Counters{Version: 2}, nil)
+	for _, noun := range []string{"paths", "refusals", "interfaces"} {
+		stdout, stderr, code := runMain(t, "get", noun, "--socket", socket)
+		if code != ExitFailed || stdout != "" || !strings.Contains(stderr, "answers in version 2 of the interface, and this program reads version 1: run both from the same release") {
+			t.Errorf("get %s: exit code %d, %q, %q", noun, code, stdout, stderr)
+		}
+	}
+}
+
 func watchedEvents() []event.Event {
 	at := time.Date(2026, 1, 2, 3, 4, 5, 678e6, time.Local)
 	return []event.Event{
@@ -201,7 +211,7 @@ func watchedEvents() []event.Event {
 }
 
 func TestWatchPrintsWhatIsRemembered(t *testing.T) {
-	socket := fakeAgent(t, agent.Status{}, agent.Counters{}, watchedEvents())
+	socket := fakeAgent(t, api.Status{}, api.Counters{}, watchedEvents())
 	stdout, stderr, code := runMain(t, "watch", "--once", "--socket", socket)
 	want := `03:04:05.678  r6  r6-r3  refused  proof  1514 bytes at tc: the proof does not verify
     7 events of r6 were missed here: they came faster than they were read
@@ -226,7 +236,7 @@ func TestWatchPrintsWhatIsRemembered(t *testing.T) {
 }
 
 func TestWatchWithPathsExplains(t *testing.T) {
-	socket := fakeAgent(t, agent.Status{}, agent.Counters{}, watchedEvents()[:1])
+	socket := fakeAgent(t, api.Status{}, api.Counters{}, watchedEvents()[:1])
 	paths := filepath.Join(t.TempDir(), "paths.json")
 	if err := os.WriteFile(paths, []byte(`{"version":1,"kind":"paths","paths":[]}`), 0o600); err != nil {
 		t.Fatal(err)
@@ -242,7 +252,7 @@ func TestWatchWithPathsExplains(t *testing.T) {
 }
 
 func TestWatchEndsWithItsContext(t *testing.T) {
-	socket := fakeAgent(t, agent.Status{}, agent.Counters{}, watchedEvents())
+	socket := fakeAgent(t, api.Status{}, api.Counters{}, watchedEvents())
 	ctx, cancel := context.WithCancel(t.Context())
 	out, in := io.Pipe()
 	done := make(chan int)

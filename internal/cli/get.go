@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/waystamp/waystamp/internal/agent"
+	"github.com/waystamp/waystamp/internal/api"
 	"github.com/waystamp/waystamp/internal/model"
 )
 
@@ -88,7 +89,7 @@ func renderRefusals(cmd *cobra.Command, c *agent.Client, asJSON bool) error {
 		return err
 	}
 	if asJSON {
-		return writeJSON(cmd.OutOrStdout(), versioned{"node": v.Node, "refusals": v.Refusals})
+		return writeJSON(cmd.OutOrStdout(), api.RefusalsOutput{Version: api.Version, Node: v.Node, Refusals: v.Refusals})
 	}
 	return writeTable(cmd.OutOrStdout(), func(row func(...any)) {
 		row("REASON", "DROPPED", "REPORTED", "WHAT THE PACKET WAS LIKE")
@@ -104,7 +105,7 @@ func renderErrors(cmd *cobra.Command, c *agent.Client, asJSON bool) error {
 		return err
 	}
 	if asJSON {
-		return writeJSON(cmd.OutOrStdout(), versioned{"node": v.Node, "errors": v.Errors})
+		return writeJSON(cmd.OutOrStdout(), api.ErrorsOutput{Version: api.Version, Node: v.Node, Errors: v.Errors})
 	}
 	return writeTable(cmd.OutOrStdout(), func(row func(...any)) {
 		row("ERROR", "PACKETS")
@@ -123,7 +124,7 @@ func renderPaths(cmd *cobra.Command, c *agent.Client, asJSON bool) error {
 		return err
 	}
 	if asJSON {
-		return writeJSON(cmd.OutOrStdout(), versioned{"node": v.Node, "paths": v.Paths})
+		return writeJSON(cmd.OutOrStdout(), api.PathsOutput{Version: api.Version, Node: v.Node, Paths: v.Paths})
 	}
 	return writeTable(cmd.OutOrStdout(), func(row func(...any)) {
 		row("CHAIN", "DIRECTION", "ROLE", "FUNCTION", "PACKETS", "FRAMES", "BYTES")
@@ -139,7 +140,7 @@ func renderFunctions(cmd *cobra.Command, c *agent.Client, asJSON bool) error {
 		return err
 	}
 	if asJSON {
-		return writeJSON(cmd.OutOrStdout(), versioned{"node": v.Node, "functions": v.Functions})
+		return writeJSON(cmd.OutOrStdout(), api.FunctionsOutput{Version: api.Version, Node: v.Node, Functions: v.Functions})
 	}
 	return writeTable(cmd.OutOrStdout(), func(row func(...any)) {
 		row("FUNCTION", "RECOGNISE", "RX_SUCCESS", "RX_IGNORED", "TX_SUCCESS", "TX_IGNORED", "TX_NOT_CACHED", "TX_PLAIN", "EXPIRED", "EVICTED", "CUT", "WAIT", "IN_FLIGHT", "CACHE")
@@ -159,7 +160,9 @@ func renderInterfaces(cmd *cobra.Command, c *agent.Client, asJSON bool) error {
 		return err
 	}
 	if asJSON {
-		return writeJSON(cmd.OutOrStdout(), versioned{"node": s.Node, "interfaces": s.Interfaces, "error": s.Error, "problems": s.Problems, "warnings": s.Warnings})
+		return writeJSON(cmd.OutOrStdout(), api.InterfacesOutput{
+			Version: api.Version, Node: s.Node, Interfaces: s.Interfaces, Error: s.Error, Problems: s.Problems, Warnings: s.Warnings,
+		})
 	}
 	if s.Error != "" {
 		cmd.PrintErrln("waystamp: error:", s.Error)
@@ -171,10 +174,10 @@ func renderInterfaces(cmd *cobra.Command, c *agent.Client, asJSON bool) error {
 		row("INTERFACE", "ROLE", "UNMATCHED", "DATAPATH", "TC", "XDP", "OUT", "FUNCTIONS")
 		for _, i := range s.Interfaces {
 			unmatched := "-"
-			if i.Role == model.RoleEdge {
+			if i.Role == model.RoleEdge.String() {
 				unmatched = i.Unmatched
 			}
-			role := i.Role.String()
+			role := i.Role
 			if len(i.Functions) > 0 {
 				role = "function"
 			}
@@ -200,13 +203,7 @@ func orDash(s string) string {
 	return s
 }
 
-// versioned is a result as JSON; it says the version of its format.
-type versioned map[string]any
-
-func writeJSON(out io.Writer, v versioned) error {
-	v["version"] = 1
-	return json.NewEncoder(out).Encode(v)
-}
+func writeJSON(out io.Writer, v any) error { return json.NewEncoder(out).Encode(v) }
 
 // writeTable aligns columns: those of numbers to the right.
 func writeTable(out io.Writer, rows func(row func(...any))) error {

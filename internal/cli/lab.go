@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/waystamp/waystamp/internal/api"
 	"github.com/waystamp/waystamp/internal/lab"
 	"github.com/waystamp/waystamp/internal/lab/inline"
 )
@@ -238,7 +239,7 @@ down, or an orphan: who should have taken it down has ended before.`,
 				return err
 			}
 			if output == "json" {
-				return writeJSON(cmd.OutOrStdout(), versioned{"labs": labs})
+				return writeJSON(cmd.OutOrStdout(), labsOutput{api.Version, labs})
 			}
 			return writeTable(cmd.OutOrStdout(), func(row func(...any)) {
 				row("LAB", "STATE", "NODES", "ROUTERS", "HOSTS", "FUNCTIONS", "AGENTS", "SINCE")
@@ -251,6 +252,12 @@ down, or an orphan: who should have taken it down has ended before.`,
 	cmd.Flags().StringVarP(&output, "output", "o", "table", "`format` of the result: table or json")
 	o.flags(cmd, "")
 	return cmd
+}
+
+// labsOutput is what "ls -o json" prints.
+type labsOutput struct {
+	Version int       `json:"version"`
+	Labs    []labView `json:"labs"`
 }
 
 // labView is a lab as "ls -o json" shows it.

@@ -21,7 +21,7 @@ import (
 
 	"github.com/waystamp/waystamp/examples"
 	"github.com/waystamp/waystamp/internal/agent"
-	"github.com/waystamp/waystamp/internal/dataplane"
+	"github.com/waystamp/waystamp/internal/api"
 	"github.com/waystamp/waystamp/internal/event"
 	"github.com/waystamp/waystamp/internal/explain"
 	"github.com/waystamp/waystamp/internal/host"
@@ -382,12 +382,12 @@ func (s *stage) frames(ctx context.Context, node string, p plan.Path, position i
 	if err != nil {
 		return 0, err
 	}
-	role := dataplane.RoleEndpoint
+	role := api.RoleEndpoint
 	switch position {
 	case 0:
-		role = dataplane.RoleHeadend
+		role = api.RoleHeadend
 	case len(p.Hops) - 1:
-		role = dataplane.RoleEgress
+		role = api.RoleEgress
 	}
 	for _, c := range counts.Paths {
 		if c.Path == p.Path && c.Role == role && (c.SID == nil || *c.SID == p.Hops[position].SID) {
@@ -547,7 +547,7 @@ func (s *stage) dropped(ctx context.Context, node, reason string) (uint64, error
 		return 0, err
 	}
 	for _, r := range c.Refusals {
-		if r.Reason.String() == reason {
+		if r.Reason == reason {
 			return r.Dropped, nil
 		}
 	}

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/waystamp/waystamp/internal/dataplane"
+	"github.com/waystamp/waystamp/internal/api"
 	"github.com/waystamp/waystamp/internal/lab"
 	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/plan"
@@ -63,8 +63,8 @@ func (s *stage) functionScenes() []scene {
 }
 
 // functions are what the proxies have counted, by function.
-func (s *stage) functions(ctx context.Context) (map[string]dataplane.FunctionCount, error) {
-	out := map[string]dataplane.FunctionCount{}
+func (s *stage) functions(ctx context.Context) (map[string]api.Function, error) {
+	out := map[string]api.Function{}
 	for _, u := range unaware {
 		client := s.client(u.node)
 		f, err := client.Function(ctx, u.name)
@@ -79,7 +79,7 @@ func (s *stage) functions(ctx context.Context) (map[string]dataplane.FunctionCou
 
 // settled is functions when nothing moves any more, such as what ends a
 // connection.
-func (s *stage) settled(ctx context.Context) (map[string]dataplane.FunctionCount, error) {
+func (s *stage) settled(ctx context.Context) (map[string]api.Function, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, settleTime, errors.New("the functions' counters do not come to rest"))
 	defer cancel()
 	before, err := s.functions(ctx)
@@ -87,7 +87,7 @@ func (s *stage) settled(ctx context.Context) (map[string]dataplane.FunctionCount
 		if err = wait(ctx, 100*time.Millisecond); err != nil {
 			return nil, context.Cause(ctx)
 		}
-		var now map[string]dataplane.FunctionCount
+		var now map[string]api.Function
 		if now, err = s.functions(ctx); err != nil {
 			break
 		}
@@ -105,7 +105,7 @@ func (s *stage) settled(ctx context.Context) (map[string]dataplane.FunctionCount
 
 // allBack is functions when all that went in has come back, such as what ends a
 // connection; or after a time in which it should have.
-func (s *stage) allBack(ctx context.Context) (map[string]dataplane.FunctionCount, error) {
+func (s *stage) allBack(ctx context.Context) (map[string]api.Function, error) {
 	deadline := time.Now().Add(settleTime)
 	for {
 		counts, err := s.functions(ctx)

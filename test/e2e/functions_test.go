@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/waystamp/waystamp/examples"
-	"github.com/waystamp/waystamp/internal/dataplane"
+	"github.com/waystamp/waystamp/internal/api"
 	"github.com/waystamp/waystamp/internal/model"
 )
 
@@ -25,7 +25,7 @@ var functions = string(examples.Functions)
 var natted = netip.MustParseAddr("fc00:33::1")
 
 // function is what the proxy of a function has counted.
-func (w *world) function(node, name string) (dataplane.FunctionCount, error) {
+func (w *world) function(node, name string) (api.Function, error) {
 	c := w.client(node)
 	defer c.Close()
 	return c.Function(soon(w.t), name)
@@ -33,9 +33,9 @@ func (w *world) function(node, name string) (dataplane.FunctionCount, error) {
 
 // passed waits until all that went into a function has come out of it, with its
 // header, and checks that nothing was refused or lost on the way.
-func (w *world) passed(node, name string) dataplane.FunctionCount {
+func (w *world) passed(node, name string) api.Function {
 	w.t.Helper()
-	var f dataplane.FunctionCount
+	var f api.Function
 	eventually(w.t, func() (err error) {
 		if f, err = w.function(node, name); err != nil {
 			return err

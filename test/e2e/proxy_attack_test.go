@@ -18,7 +18,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
-	"github.com/waystamp/waystamp/internal/dataplane"
+	"github.com/waystamp/waystamp/internal/api"
 	"github.com/waystamp/waystamp/internal/lab"
 	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/plan"
@@ -34,7 +34,7 @@ func oneWay(text string) string {
 }
 
 // counts waits for what the proxy of fn has counted in all.
-func (w *world) counts(want dataplane.FunctionCount) {
+func (w *world) counts(want api.Function) {
 	w.t.Helper()
 	want.Function = "fn"
 	eventually(w.t, func() error {
@@ -44,7 +44,7 @@ func (w *world) counts(want dataplane.FunctionCount) {
 		}
 		// What it is; neighbour discovery; how long packets took; what may still
 		// expire.
-		f.Local, f.Recognise, f.Cache, f.TxIgnored, f.WaitedNs, f.InFlight = false, 0, 0, 0, 0, nil
+		f.Local, f.Recognise, f.Cache, f.TxIgnored, f.WaitedNs, f.InFlight = false, "", 0, 0, 0, nil
 		if d := cmp.Diff(want, f); d != "" {
 			return fmt.Errorf("counters of fn (-want +got):\n%s", d)
 		}
@@ -147,7 +147,7 @@ func TestByteIdenticalPacketsKeepTheirOrder(t *testing.T) {
 	for range 2 * n {
 		receive()
 	}
-	w.counts(dataplane.FunctionCount{RxSuccess: 2 * n, TxSuccess: 2 * n, RxCopies: 2 * (n - 1)})
+	w.counts(api.Function{RxSuccess: 2 * n, TxSuccess: 2 * n, RxCopies: 2 * (n - 1)})
 	numbers := func(c *capture) (out []uint64) {
 		for _, p := range c.proofs(web.Path) {
 			out = append(out, p.RND)
@@ -179,7 +179,7 @@ func TestAnEvictedHeaderIsAPacketRefused(t *testing.T) {
 			}
 		}
 	})
-	var f dataplane.FunctionCount
+	var f api.Function
 	eventually(t, func() (err error) {
 		if f, err = w.function("r2", "fn"); err == nil && f.TxSuccess+f.TxNotCached != n {
 			err = fmt.Errorf("%+v", f)
@@ -206,7 +206,7 @@ func TestAnEvictedHeaderIsAPacketRefused(t *testing.T) {
 	}
 }
 
-func mustFrames(w *world, p plan.Path) []dataplane.PathCount {
+func mustFrames(w *world, p plan.Path) []api.Path {
 	w.t.Helper()
 	f, err := w.frames(p)
 	must(w.t, err)
@@ -228,7 +228,7 @@ ruleset: |
 		w := build(t, withFunction(routing, translates))
 		w.isCutOff("h1", "h2", probes)
 		w.refused("r2", "not-cached", probes)
-		w.counts(dataplane.FunctionCount{RxSuccess: probes, TxNotCached: probes})
+		w.counts(api.Function{RxSuccess: probes, TxNotCached: probes})
 	})
 	t.Run("works by metadata", func(t *testing.T) {
 		w := build(t, withFunction(routing+", recognise: metadata, rewrites: true", translates))
@@ -314,7 +314,7 @@ ruleset: |
   }`))
 	// Not told by the answers: nobody knows when the last has come.
 	w.ping("h1", "h2", lab.PingConfig{Count: 20, Timeout: lostTime})
-	w.counts(dataplane.FunctionCount{RxSuccess: 37, TxSuccess: 34})
+	w.counts(api.Function{RxSuccess: 37, TxSuccess: 34})
 	eventually(t, func() error {
 		if got := w.snmp("h1", "Icmp6InEchoReplies"); got != 17 {
 			return fmt.Errorf("%d of 20 echo requests were answered, want 17", got)
@@ -350,7 +350,7 @@ func TestFragmentsThroughAFunction(t *testing.T) {
 						t.Errorf("%d bytes arrived, %d were sent", len(got), len(big))
 					}
 				}
-				w.counts(dataplane.FunctionCount{RxSuccess: 15, TxSuccess: 15})
+				w.counts(api.Function{RxSuccess: 15, TxSuccess: 15})
 			})
 		}
 		pass(c.name)
@@ -364,7 +364,7 @@ func TestFragmentsThroughAFunction(t *testing.T) {
 			t.Errorf("%d bytes arrived", len(got))
 		}
 		// The last fragment may have gone by another CPU.
-		var f dataplane.FunctionCount
+		var f api.Function
 		eventually(t, func() (err error) {
 			if f, err = w.function("r2", "fn"); err == nil && (f.RxSuccess != 4 || f.TxSuccess != 1 || f.TxNotCached == 0) {
 				err = fmt.Errorf("%+v", f)
@@ -426,7 +426,7 @@ func TestWhatAFunctionMakesItself(t *testing.T) {
 			w.refused("r2", "not-cached", 1)
 			w.explained(w.event(since, "r2", "not-cached"), "a packet from "+from+" to fc00:7::2 was refused: a function sent a packet that no header is kept for")
 		}
-		w.counts(dataplane.FunctionCount{RxSuccess: 2, TxNotCached: 2})
+		w.counts(api.Function{RxSuccess: 2, TxNotCached: 2})
 	})
 	t.Run("goes plain where the operator says so", func(t *testing.T) {
 		w := build(t, oneWay(withFunction(routing+", on-unknown: plain", rejects)))
@@ -435,14 +435,14 @@ func TestWhatAFunctionMakesItself(t *testing.T) {
 				t.Errorf("%s: %v, want %v", network, err, want)
 			}
 		}
-		w.counts(dataplane.FunctionCount{RxSuccess: 2, TxNotCached: 2, TxPlain: 2})
+		w.counts(api.Function{RxSuccess: 2, TxNotCached: 2, TxPlain: 2})
 	})
 	t.Run("does not go past a guard", func(t *testing.T) {
 		w := build(t, withFunction(routing+", on-unknown: plain", rejects))
 		w.unheard("tcp")
 		// A RST in h2's name, whose packets are in the chain's other direction.
 		w.refused("r1", "unproven", 1)
-		w.counts(dataplane.FunctionCount{RxSuccess: 1, TxNotCached: 1, TxPlain: 1})
+		w.counts(api.Function{RxSuccess: 1, TxNotCached: 1, TxPlain: 1})
 	})
 }
 
@@ -456,7 +456,7 @@ func TestSpoofedPacketsOnTheReturnInterface(t *testing.T) {
 	send, receive := w.datagrams()
 	send([]byte("sent by h1"))
 	receive()
-	w.counts(dataplane.FunctionCount{RxSuccess: 1, TxSuccess: 1})
+	w.counts(api.Function{RxSuccess: 1, TxSuccess: 1})
 
 	inner := func(payload string) srv6.Packet {
 		return srv6.Packet{
@@ -507,7 +507,7 @@ func TestSpoofedPacketsOnTheReturnInterface(t *testing.T) {
 			})
 		}
 	}
-	w.counts(dataplane.FunctionCount{RxSuccess: 1, TxSuccess: 1, TxNotCached: 6})
+	w.counts(api.Function{RxSuccess: 1, TxSuccess: 1, TxNotCached: 6})
 	// Nor does a spoofed packet take the header of one that is in the function.
 	w.hold(func() {
 		send([]byte("the real one"))
@@ -555,7 +555,7 @@ func TestForeignTLVsComeBackByteForByte(t *testing.T) {
 				mu.Unlock()
 				return []srv6.Packet{p}
 			}, func() { w.reaches("h1", "h2") })
-			w.counts(dataplane.FunctionCount{RxSuccess: 10, TxSuccess: 10})
+			w.counts(api.Function{RxSuccess: 10, TxSuccess: 10})
 
 			mu.Lock()
 			defer mu.Unlock()

@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/waystamp/waystamp/internal/dataplane"
+	"github.com/waystamp/waystamp/internal/api"
 	"github.com/waystamp/waystamp/internal/host"
 	"github.com/waystamp/waystamp/internal/model"
 )
@@ -157,7 +157,7 @@ func TestTCPThroughAFunctionLosesNoStamp(t *testing.T) {
 				a, b := w.download("h2", "h1", size), w.download("h1", "h2", size)
 				t.Logf("%.2f and %.2f Gb/s", gigabits(a), gigabits(b))
 				var there, andBack flow
-				var f dataplane.FunctionCount
+				var f api.Function
 				eventually(t, func() error { // what ends a connection may be on its way still
 					f, there, andBack = w.passed("r2", "fn"), since(), back()
 					if n := there[1].Packets + andBack[1].Packets; f.RxSuccess != n {
@@ -167,7 +167,7 @@ func TestTCPThroughAFunctionLosesNoStamp(t *testing.T) {
 				})
 				t.Logf("%+v", f)
 
-				if cut := !strings.Contains(c.function, "keep") && f.Recognise == model.RecogniseContent; cut {
+				if cut := !strings.Contains(c.function, "keep") && f.Recognise == model.RecogniseContent.String(); cut {
 					if n := there.frames() + andBack.frames(); f.RxSuccess != n || f.RxCut == 0 {
 						t.Errorf("%d frames were sent, %d went in; %d super-packets were cut", n, f.RxSuccess, f.RxCut)
 					}

@@ -20,6 +20,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/waystamp/waystamp/internal/agent"
+	"github.com/waystamp/waystamp/internal/api"
 	"github.com/waystamp/waystamp/internal/dataplane"
 	"github.com/waystamp/waystamp/internal/event"
 	"github.com/waystamp/waystamp/internal/explain"
@@ -366,7 +367,7 @@ func (w *world) client(node string) *agent.Client {
 	return agent.NewClient(agent.SocketPath(w.AgentDir(node)))
 }
 
-func (w *world) counters(node string) (agent.Counters, error) {
+func (w *world) counters(node string) (api.Counters, error) {
 	c := w.client(node)
 	defer c.Close()
 	ctx, cancel := context.WithTimeout(context.Background(), settleTime)
@@ -374,7 +375,7 @@ func (w *world) counters(node string) (agent.Counters, error) {
 	return c.Counters(ctx)
 }
 
-func (w *world) status(node string) agent.Status {
+func (w *world) status(node string) api.Status {
 	w.t.Helper()
 	c := w.client(node)
 	defer c.Close()
@@ -422,20 +423,20 @@ func (w *world) download(from, to string, bytes int64) lab.Transfer {
 }
 
 // frames are what the hops of a path have counted, by position.
-func (w *world) frames(p plan.Path) ([]dataplane.PathCount, error) {
-	out := make([]dataplane.PathCount, len(p.Hops))
+func (w *world) frames(p plan.Path) ([]api.Path, error) {
+	out := make([]api.Path, len(p.Hops))
 	for i, h := range p.Hops {
-		role := dataplane.RoleEndpoint
+		role := api.RoleEndpoint
 		nodes := []string{h.Node}
 		switch i {
 		case 0:
-			role = dataplane.RoleHeadend
+			role = api.RoleHeadend
 			nodes = nil
 			for _, in := range p.Ingress {
 				nodes = append(nodes, in.Node)
 			}
 		case len(p.Hops) - 1:
-			role = dataplane.RoleEgress
+			role = api.RoleEgress
 		}
 		found := false
 		for _, n := range nodes {
@@ -462,7 +463,7 @@ func (w *world) frames(p plan.Path) ([]dataplane.PathCount, error) {
 }
 
 // flow is what has passed a path between two moments, by position.
-type flow []dataplane.PathCount
+type flow []api.Path
 
 func (f flow) frames() uint64 { return f[0].Frames }
 
@@ -514,10 +515,10 @@ func (w *world) refusals() (map[refusal]uint64, error) {
 		}
 		for _, r := range c.Refusals {
 			if r.Dropped > 0 {
-				out[refusal{n, r.Reason.String(), false}] = r.Dropped
+				out[refusal{n, r.Reason, false}] = r.Dropped
 			}
 			if r.Reported > 0 {
-				out[refusal{n, r.Reason.String(), true}] = r.Reported
+				out[refusal{n, r.Reason, true}] = r.Reported
 			}
 		}
 	}

@@ -1,0 +1,162 @@
+// Package api has the types of the JSON that leaves the product: the answers of
+// an agent on its socket, and what waystamp get and status print with -o json.
+// They are apart from the data path's own structs, so that either can change
+// without the other. It only has values: internal/agent fills them in and asks
+// for them, internal/cli prints them. Refused packets are in internal/event.
+package api
+
+import (
+	"net/netip"
+	"time"
+)
+
+// Version is the version of all these types; each answer carries it. It grows
+// when a field is renamed, removed or gets another meaning. A new field leaves it
+// as it is: readers ignore fields that they do not know.
+const Version = 1
+
+// Paths of the agent's HTTP server, all for GET.
+const (
+	PathStatus    = "/v1/status"
+	PathCounters  = "/v1/counters"
+	PathFunctions = "/v1/functions"
+	PathEvents    = "/v1/events" // lines of event.Event; ?follow=false ends after the past ones
+)
+
+// Status is the state of an agent.
+type Status struct {
+	Version  int    `json:"version"`
+	Ready    bool   `json:"ready"` // a whole plan is in force
+	Node     string `json:"node"`
+	Instance string `json:"instance"`
+	// Generation counts the plans that were put in force since the agent
+	// started; Plan tells them apart (SHA-256 of the file).
+	Generation int       `json:"generation"`
+	Plan       string    `json:"plan"`
+	Since      time.Time `json:"since"` // when that plan came into force
+	// Error is the last failure that is not mended: a refused plan, a data path
+	// that could not be repaired.
+	Error string `json:"error,omitempty"`
+	// Problems are the parts of the plan that are not in force.
+	Problems []string `json:"problems,omitempty"`
+	// Warnings are settings of the node that block packets of the plan, and, for an
+	// hour, the removal of pins.
+	Warnings   []string    `json:"warnings,omitempty"`
+	Interfaces []Interface `json:"interfaces"`
+	Readers    Readers     `json:"readers"`
+}
+
+// Interface is what the data path does on an interface.
+type Interface struct {
+	Name      string `json:"name"`
+	Role      string `json:"role"`                // edge, core
+	Datapath  string `json:"datapath"`            // as in the plan: auto, tc, xdp
+	Unmatched string `json:"unmatched,omitempty"` // of an edge interface: pass, drop
+	TC        bool   `json:"tc"`                  // the program at TC ingress is attached
+	XDP       bool   `json:"xdp"`                 // the program at XDP is attached
+	// Out: the program at TC egress is attached: the second guard, and the way back
+	// of functions in the node's own kernel.
+	Out bool `json:"out,omitempty"`
+	// Clsact: filters of clsact hold the programs at TC, since the kernel has no tcx.
+	Clsact bool `json:"clsact,omitempty"`
+	// Functions send here: the program at TC ingress is that of their proxies.
+	Functions []string `json:"functions,omitempty"`
+}
+
+// Readers are the readers of the agent's events. Counts are since its start.
+type Readers struct {
+	Now     int    `json:"now"`
+	Most    int    `json:"most"`    // one more is refused
+	Missed  uint64 `json:"missed"`  // events that a reader was too slow for
+	Dropped uint64 `json:"dropped"` // readers that took none
+	Refused uint64 `json:"refused"` // readers above the limit
+	// LastDropped are the names of the readers dropped last, the latest at the end.
+	LastDropped []string `json:"last_dropped,omitempty"`
+}
+
+// Counters are the counters of the programs. They go on when the agent restarts.
+type Counters struct {
+	Version   int        `json:"version"`
+	Node      string     `json:"node"`
+	Refusals  []Refusal  `json:"refusals"`  // by reason; those that occurred
+	Paths     []Path     `json:"paths"`     // in the plan's order
+	Functions []Function `json:"functions"` // with a proxy, in the plan's order
+	Errors    Errors     `json:"errors"`
+}
+
+// Refusal counts the packets refused for one reason.
+type Refusal struct {
+	Reason   string `json:"reason"` // as in docs/reference/refusals.md
+	Text     string `json:"text"`   // the reason as a sentence
+	Dropped  uint64 `json:"dropped"`
+	Reported uint64 `json:"reported"` // counted and forwarded all the same
+}
+
+// The roles of a node in a path.
+const (
+	RoleHeadend  = "headend"
+	RoleEndpoint = "endpoint"
+	RoleEgress   = "egress"
+)
+
+// Path counts the packets of a path in one of the node's roles: stamped as headend
+// or endpoint, verified as egress. All epochs together.
+type Path struct {
+	Role      string      `json:"role"`
+	Chain     string      `json:"chain"`
+	Direction string      `json:"direction"`
+	Path      uint32      `json:"path"`
+	Function  string      `json:"function,omitempty"`
+	SID       *netip.Addr `json:"sid,omitempty"` // a headend has none
+	Packets   uint64      `json:"packets"`       // super-packets count once
+	Frames    uint64      `json:"frames"`        // on a wire
+	Bytes     uint64      `json:"bytes"`         // of the inner packets
+}
+
+// Errors counts the ICMP errors sent for refused packets. Each of those packets
+// counts as a refusal, too.
+type Errors struct {
+	TooBig       uint64 `json:"too_big"`
+	TimeExceeded uint64 `json:"time_exceeded"`
+	Parameter    uint64 `json:"parameter_problem"`
+	Unreachable  uint64 `json:"unreachable"`
+	Suppressed   uint64 `json:"suppressed"`   // not sent: above the rate limit
+	Unanswerable uint64 `json:"unanswerable"` // not sent: no valid receiver
+}
+
+// Function counts the packets of a function's proxy. Super-packets count once.
+type Function struct {
+	Function    string `json:"function"`
+	Local       bool   `json:"local,omitempty"`
+	Recognise   string `json:"recognise"`
+	Cache       int    `json:"cache"`         // headers that the plan has room for
+	RxSuccess   uint64 `json:"rx_success"`    // stripped, cached and handed to the function
+	RxIgnored   uint64 `json:"rx_ignored"`    // refused before: no room in the cache
+	RxCut       uint64 `json:"rx_cut"`        // super-packets that were cut first
+	RxCopies    uint64 `json:"rx_copies"`     // of rx_success: a byte-identical one was under way
+	TxSuccess   uint64 `json:"tx_success"`    // came back, got their header, were stamped
+	TxIgnored   uint64 `json:"tx_ignored"`    // came back, not for a chain: link-local, own address
+	TxNotCached uint64 `json:"tx_not_cached"` // came back without a matching header
+	TxPlain     uint64 `json:"tx_plain"`      // of them, forwarded by ordinary routing
+	TxCut       uint64 `json:"tx_cut"`        // super-packets that came back and were cut first
+	Expired     uint64 `json:"expired"`       // headers found too old
+	Evicted     uint64 `json:"evicted"`       // headers that gave way to newer ones
+	WaitedNs    uint64 `json:"waited_ns"`     // of tx_success: time in the function, all together
+	// InFlight are the headers kept now. Only an answer of Functions has it.
+	InFlight *uint64 `json:"in_flight,omitempty"`
+}
+
+// Wait is how long a packet was in the function on average.
+func (f Function) Wait() time.Duration {
+	if f.TxSuccess == 0 {
+		return 0
+	}
+	return time.Duration(f.WaitedNs / f.TxSuccess)
+}
+
+// Functions are the functions with a proxy, with the number of headers kept now.
+type Functions struct {
+	Version   int        `json:"version"`
+	Node      string     `json:"node"`
+	Functions []Function `json:"functions"`
+}
