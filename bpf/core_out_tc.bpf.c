@@ -3,12 +3,12 @@
  * own kernel, or whose own packets or marked ones take chains.
  */
 #include "lib/hook.h"
-#include "lib/frame.h"
-#include "lib/index.h"
-#include "lib/local_out.h"
-#include "lib/own_tc.h"
-#include "lib/pull.h"
-#include "lib/tuple.h"
+#include "lib/skb/vlan.h"
+#include "lib/skb/tc_index.h"
+#include "lib/detour/local_out_tc.h"
+#include "lib/sr/headend_out_tc.h"
+#include "lib/skb/pull.h"
+#include "lib/wire/tuple.h"
 
 static __always_inline bool own_is_asked_for(void)
 {

@@ -3,11 +3,11 @@
  * complete data path; core_xdp.bpf.c is its fast half.
  */
 #include "lib/hook.h"
-#include "lib/boundary.h"
-#include "lib/endpoint_tc.h"
-#include "lib/frame.h"
-#include "lib/guard_tc.h"
-#include "lib/path_mtu_tc.h"
+#include "lib/node/boundary.h"
+#include "lib/sr/endpoint_tc.h"
+#include "lib/skb/vlan.h"
+#include "lib/sr/guard_tc.h"
+#include "lib/out/path_mtu_tc.h"
 
 /* IPv6 for a SID, or plain. */
 static __always_inline int core_ip6(struct __sk_buff *skb,

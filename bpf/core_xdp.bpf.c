@@ -7,13 +7,13 @@
  */
 #define WS_XDP
 #include "lib/hook.h"
-#include "lib/ad_xdp.h"
-#include "lib/endpoint.h"
-#include "lib/flow.h"
-#include "lib/inner.h"
-#include "lib/nexthop_xdp.h"
-#include "lib/rules.h"
-#include "lib/stats.h"
+#include "lib/detour/in_xdp.h"
+#include "lib/sr/endpoint.h"
+#include "lib/wire/flow.h"
+#include "lib/wire/ip.h"
+#include "lib/out/nexthop_xdp.h"
+#include "lib/match/rules.h"
+#include "lib/node/stats.h"
 
 /* From the frame to the entry for its SID, path and epoch; false: not for XDP. */
 static __always_inline bool endpoint_parse_xdp(ctx_t *ctx, struct endpoint *ep)

@@ -3,11 +3,11 @@
  * this node has verified, what it has sent itself, and what no chain requires.
  */
 #include "lib/hook.h"
-#include "lib/frame.h"
-#include "lib/index.h"
-#include "lib/leave.h"
-#include "lib/local_out.h"
-#include "lib/pull.h"
+#include "lib/skb/vlan.h"
+#include "lib/skb/tc_index.h"
+#include "lib/sr/leave_tc.h"
+#include "lib/detour/local_out_tc.h"
+#include "lib/skb/pull.h"
 
 SEC("tc")
 int ws_edge_out_tc(struct __sk_buff *skb)

@@ -3,12 +3,12 @@
  * headend of chains. The complete data path; edge_xdp.bpf.c is its fast half.
  */
 #include "lib/hook.h"
-#include "lib/boundary.h"
-#include "lib/edge_tc.h"
-#include "lib/frame.h"
-#include "lib/headend_tc.h"
-#include "lib/owner.h"
-#include "lib/rules_tc.h"
+#include "lib/node/boundary.h"
+#include "lib/sr/edge_tc.h"
+#include "lib/skb/vlan.h"
+#include "lib/sr/headend_tc.h"
+#include "lib/skb/socket.h"
+#include "lib/match/rules_tc.h"
 
 /* A packet that a path takes. What the kernel would find out about its length and
  * drop must not get past it in a tunnel. IPv4 has more of this, after which it

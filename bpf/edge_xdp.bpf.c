@@ -5,14 +5,14 @@
  */
 #define WS_XDP
 #include "lib/hook.h"
-#include "lib/boundary.h"
-#include "lib/headend.h"
-#include "lib/icmp.h"
-#include "lib/inner.h"
-#include "lib/mss.h"
-#include "lib/nexthop_xdp.h"
-#include "lib/rules.h"
-#include "lib/stats.h"
+#include "lib/node/boundary.h"
+#include "lib/sr/headend.h"
+#include "lib/wire/icmp.h"
+#include "lib/wire/ip.h"
+#include "lib/wire/mss.h"
+#include "lib/out/nexthop_xdp.h"
+#include "lib/match/rules.h"
+#include "lib/node/stats.h"
 
 /* Pieces of a segment's size in every outer header, behind its first 8 bytes. */
 #define OUTER_LEAST ((40 + 8 + 16 + 24 - 8) / sizeof(struct sid))

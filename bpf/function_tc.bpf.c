@@ -4,12 +4,12 @@
  * it, has none, by whichever of them it comes.
  */
 #include "lib/hook.h"
-#include "lib/frame.h"
-#include "lib/guard_tc.h"
-#include "lib/proxy_out.h"
-#include "lib/cutter.h"
-#include "lib/proxy.h"
-#include "lib/pull.h"
+#include "lib/skb/vlan.h"
+#include "lib/sr/guard_tc.h"
+#include "lib/detour/out_tc.h"
+#include "lib/skb/segmenter.h"
+#include "lib/detour/detour.h"
+#include "lib/skb/pull.h"
 
 /* A packet without a header kept for it. */
 static __always_inline int unknown(struct __sk_buff *skb,

@@ -6,15 +6,15 @@
  */
 #define WS_XDP
 #include "lib/hook.h"
-#include "lib/known.h"
-#include "lib/binding.h"
-#include "lib/boundary.h"
-#include "lib/classify.h"
-#include "lib/content.h"
-#include "lib/nexthop_xdp.h"
-#include "lib/proxy.h"
-#include "lib/restore.h"
-#include "lib/stats.h"
+#include "lib/verifier.h"
+#include "lib/proof/binding.h"
+#include "lib/node/boundary.h"
+#include "lib/match/classify.h"
+#include "lib/detour/content.h"
+#include "lib/out/nexthop_xdp.h"
+#include "lib/detour/detour.h"
+#include "lib/detour/restore.h"
+#include "lib/node/stats.h"
 
 /* Is the frame for this interface? It may be anything else's that the function
  * lets out.

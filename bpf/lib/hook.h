@@ -9,7 +9,7 @@
 #include <stdbool.h>
 #include <bpf/bpf_helpers.h>
 #include <waystamp/abi.h>
-#include "cursor.h"
+#include "lib/wire/cursor.h"
 
 #ifdef WS_XDP
 

@@ -49,10 +49,10 @@ const (
 
 	// ws_windows: slabs of WS_WINDOW_SLAB words each, which are numbered through.
 	// A window is a run of words, whichever slabs they are in: WS_WINDOW_MIN / 4
-	// to WS_WINDOW_MAX / 4 of them for each lane of the path; see lib/replay.h.
-	// Before them are WS_WINDOW_HEAD words that say whose they are, which are user
-	// space's. All generations share the slabs, and programs of other versions
-	// too: what is in them must not change.
+	// to WS_WINDOW_MAX / 4 of them for each lane of the path; see
+	// lib/proof/replay.h. Before them are WS_WINDOW_HEAD words that say whose they
+	// are, which are user space's. All generations share the slabs, and programs
+	// of other versions too: what is in them must not change.
 	WindowSlab  = 131072
 	WindowSlabs = 2048
 	WindowHead  = 8

@@ -335,6 +335,28 @@ func TestTheCommittedObjectsKnowEveryReason(t *testing.T) {
 	}
 }
 
+// A comment that names a header of the data path helps as long as the header is
+// there.
+func TestNamedHeadersOfTheDataPathExist(t *testing.T) {
+	tr := repository(t)
+	exists := map[string]bool{}
+	for _, p := range tr.c() {
+		exists[p] = true
+	}
+	reHeader := regexp.MustCompile(`\b(?:bpf/)?lib/[a-z0-9_/]+\.h\b`)
+	for p, text := range tr.text(t) {
+		for _, at := range reHeader.FindAllStringIndex(text, -1) {
+			name := text[at[0]:at[1]]
+			if !strings.HasPrefix(name, "bpf/") {
+				name = "bpf/" + name
+			}
+			if !exists[name] {
+				t.Errorf("%s:%d: there is no %s; name the header that has it now", p, lineOf(text, at[0]), name)
+			}
+		}
+	}
+}
+
 func TestNothingPrintsFromTheKernel(t *testing.T) {
 	tr := repository(t)
 	for _, p := range tr.c() {

@@ -8,7 +8,7 @@ import (
 	"github.com/waystamp/waystamp/internal/plan"
 )
 
-// chainsMax is WS_CHAINS_MAX of bpf/lib/maps.h, which the maps are sized by.
+// chainsMax is WS_CHAINS_MAX of bpf/lib/node/maps.h, which the maps are sized by.
 const chainsMax = 65536
 
 // wanted is what the maps shall hold, and what must be prepared in the arrays
@@ -190,7 +190,7 @@ func (w *wanted) addHop(n plan.Node, id plan.PathID, sid netip.Addr, sources []n
 	return nil
 }
 
-// checkSizes compares with the maps of bpf/lib/maps.h, so that a plan that does
+// checkSizes compares with the maps of bpf/lib/node/maps.h, so that a plan that does
 // not fit is refused before anything is changed.
 func (w *wanted) checkSizes() error {
 	for _, m := range []struct {

@@ -142,7 +142,7 @@ func (d *Dataplane) FunctionsInFlight() ([]FunctionCount, error) {
 }
 
 // liveHeaders counts the headers of a bucket that some packet can still come back for; see
-// bpf/lib/cache.h.
+// bpf/lib/detour/cache.h.
 func liveHeaders(b bucket, now, lifetime uint64) (n uint64) {
 	const tick, mask = 20, 1<<24 - 1
 	for _, tag := range b.Tag {

@@ -224,7 +224,7 @@ func (g *generation) load() error {
 func internalMap(name string) bool { return strings.HasPrefix(name, ".") }
 
 // sizeOf is max_entries of a map: those that take their memory at once are made
-// as large as the plan needs, the others as bpf/lib/maps.h says.
+// as large as the plan needs, the others as bpf/lib/node/maps.h says.
 func sizeOf(t table, ms *ebpf.MapSpec, l limits) uint32 {
 	switch t {
 	case tableHeadends:

@@ -25,7 +25,7 @@ func placeSize(locator netip.Prefix) uint32 {
 	return 2 << min(64-locator.Bits(), bits.Len(uint(chainsMax))-1)
 }
 
-// placeOf is place_of of bpf/lib/place.h, in an array of that size.
+// placeOf is place_of of bpf/lib/node/lookup.h, in an array of that size.
 func placeOf(k hopKey, size uint32) uint32 {
 	return (uint32(be64(k.Sid))<<1 | uint32(k.Epoch&1)) & (size - 1)
 }

@@ -90,7 +90,7 @@ func masked(a [2]uint64, length uint8) [2]uint64 {
 	return [2]uint64{a[0], a[1] &^ (^uint64(0) >> (length - 64))}
 }
 
-// prefixHash is that of bpf/lib/prefix.h.
+// prefixHash is that of bpf/lib/match/prefix.h.
 func prefixHash(a [2]uint64) uint32 {
 	h := a[0]*abi.MatchHashHi ^ a[1]*abi.MatchHashLo
 	h ^= h >> 32

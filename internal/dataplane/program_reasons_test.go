@@ -730,7 +730,7 @@ func TestFramesToGroupsAreLeftToTheKernel(t *testing.T) {
 	}
 }
 
-// flowHash is flow_hash of bpf/lib/flow.h, for what has ports.
+// flowHash is flow_hash of bpf/lib/wire/flow.h, for what has ports.
 func flowHash(src, dst [16]byte, next uint8, ports [4]byte) uint32 {
 	word := func(b []byte) uint64 { return binary.NativeEndian.Uint64(b) }
 	h := word(src[:8]) ^ word(dst[:8])*0x9e3779b97f4a7c15
@@ -760,7 +760,7 @@ func TestNoFlowGetsLabelZero(t *testing.T) {
 		return flowHash([16]byte(ip[8:24]), [16]byte(ip[24:40]), ip[6], [4]byte(ip[40:44]))
 	}
 	if got, want := label(), hash()&0xfffff; got != want {
-		t.Fatalf("label %05x, want %05x: the hash of bpf/lib/flow.h is another one; write it here too", got, want)
+		t.Fatalf("label %05x, want %05x: the hash of bpf/lib/wire/flow.h is another one; write it here too", got, want)
 	}
 	for n := uint32(0); hash()&0xfffff != 0; n++ {
 		binary.BigEndian.PutUint32(ip[20:], n) // of the source

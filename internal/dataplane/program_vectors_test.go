@@ -270,7 +270,7 @@ var (
 )
 
 // checkBranches gives the number of comparisons of proofs: a difference of
-// values as bpf/lib/verify.h takes it, up to the branch on it.
+// values as bpf/lib/proof/verify.h takes it, up to the branch on it.
 func checkBranches(ins asm.Instructions) (found int, err error) {
 	var line *btf.Line
 	for i, in := range ins {

@@ -13,7 +13,7 @@ import (
 )
 
 const (
-	// proxiesMax is WS_PROXIES_MAX of bpf/lib/maps.h.
+	// proxiesMax is WS_PROXIES_MAX of bpf/lib/node/maps.h.
 	proxiesMax = 1024
 	// slotsMax is what 16 bits of skb->tc_index can tell apart, less WS_INDEX_PROVEN.
 	slotsMax = abi.IndexProven - 1

@@ -20,7 +20,7 @@ import (
 	"github.com/waystamp/waystamp/internal/abi"
 )
 
-// Layout of a word of a replay window (bpf/lib/replay.h).
+// Layout of a word of a replay window (bpf/lib/proof/replay.h).
 const (
 	usesBits = 6
 	allUses  = 1<<usesBits - 1

@@ -234,7 +234,7 @@ func drawLocal(t *rapid.T) []netip.Addr {
 	return out
 }
 
-// lookUp does what bpf/lib/classify.h does: slowly.
+// lookUp does what bpf/lib/match/classify.h does: slowly.
 func lookUp(dst map[dstKey]match, src map[srcKey]match, from, to netip.Addr) match {
 	m := covering(dst, encodeDst(netip.PrefixFrom(to, to.BitLen())))
 	if m.Action != uint8(abi.MatchActionSource) {
@@ -248,7 +248,7 @@ func lookUp(dst map[dstKey]match, src map[srcKey]match, from, to netip.Addr) mat
 	return match{Local: m.Local}
 }
 
-// lookUpRule does what bpf/lib/rules.h does for packets of which nothing but the
+// lookUpRule does what bpf/lib/match/rules.h does for packets of which nothing but the
 // addresses counts: the first rule that is for the headend, or for the guard. It
 // reads all pieces, where the programs search.
 func (t tables) lookUpRule(steer bool, from, to netip.Addr) (target uint32) {

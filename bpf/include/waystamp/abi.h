@@ -233,7 +233,7 @@ _Static_assert(sizeof(struct ws_egress) == 544, "ws_egress is ABI");
 
 /* ws_windows: slabs of WS_WINDOW_SLAB words each, which are numbered through. A
  * window is a run of words, whichever slabs they are in: WS_WINDOW_MIN / 4 to
- * WS_WINDOW_MAX / 4 of them for each lane of the path; see lib/replay.h. Before
+ * WS_WINDOW_MAX / 4 of them for each lane of the path; see lib/proof/replay.h. Before
  * them are WS_WINDOW_HEAD words that say whose they are, which are user space's. All
  * generations share the slabs, and programs of other versions too: what is in them
  * must not change.
@@ -326,8 +326,8 @@ enum ws_match_use {
  */
 struct ws_match_line {
 	__u64 addr[WS_MATCH_WAYS][2];
-	__u32 target
-		[WS_MATCH_WAYS]; /* see enum ws_match_action; a path is in network order */
+	/* See enum ws_match_action; a path is in network order. */
+	__u32 target[WS_MATCH_WAYS];
 	__u8 kind[WS_MATCH_WAYS];
 	__u8 more; /* 1: the next line has entries that belong here */
 };

@@ -1,0 +1,391 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* The outer headers of packets that are recognised by content: a table of our
+ * own, in which an insertion sees what it overwrites. An entry is found by its
+ * fingerprint in one of two buckets of seven. Whoever turns its tag to TAG_BUSY
+ * has it, to fill in or to use, until he writes the tag again; so nobody reads
+ * what another writes. Both hooks.
+ */
+#pragma once
+
+#include "lib/hook.h"
+#include "lib/node/maps.h"
+
+#define TAG_FREE 0ULL
+#define TAG_BUSY 1ULL
+#define TAG_TIME 0xffffffULL
+#define TAG_TIME_SHIFT 20
+
+/* Bit 62 of a fingerprint is always set, so that no tag is free or busy; bit 63
+ * in those of copies only, so that none of them is taken for a first one.
+ */
+#define PRINT_SET (1ULL << 62)
+#define PRINT_COPY (1ULL << 63)
+
+/* A first bucket with more room than this needs no look at the second one. */
+#define BUCKET_ROOMY 3
+#define CACHE_TRIES 4 /* when other CPUs are quicker */
+#define COPIES_TRIES 32 /* copies that are passed over for one packet */
+
+#define once(x) (*(const volatile typeof(x) *)&(x))
+
+/* Tags and buckets have times in ticks of 2^20 ns. */
+static __always_inline __u32 tick(__u64 ns)
+{
+	return ns >> TAG_TIME_SHIFT;
+}
+
+/* Ticks are compared by their distance: they wrap. */
+static __always_inline bool tick_is_later(__u32 t, __u32 now)
+{
+	return (__s32)(t - now) > 0;
+}
+
+/* The life of an entry, rounded up so that its tag dies after it does. */
+static __always_inline __u32 ask_life(const struct cache_ask *a)
+{
+	return tick(a->lifetime) + 2;
+}
+
+static __always_inline __u64 tag_of(const struct cache_ask *a)
+{
+	return (a->print & ~TAG_TIME) |
+	       ((tick(a->now) + ask_life(a)) & TAG_TIME);
+}
+
+static __always_inline bool tag_is_live(__u64 tag, __u32 now, __u32 life)
+{
+	return ((tag - now - 1) & TAG_TIME) < life;
+}
+
+static __always_inline __u32 bucket_one(const struct cache_ask *a)
+{
+	return a->first + (__u32)((a->print & 0xffffffff) * a->buckets >> 32);
+}
+
+static __always_inline __u32 bucket_two(const struct cache_ask *a)
+{
+	__u64 other = a->print * 0x9e3779b97f4a7c15ULL >> 32;
+
+	return a->first + (__u32)(other * a->buckets >> 32);
+}
+
+static __always_inline __u64 copy_print(__u64 print, __u32 copy)
+{
+	__u64 h = (print + copy) * 0xbf58476d1ce4e5b9ULL;
+
+	return (h ^ h >> 31) | PRINT_SET | PRINT_COPY;
+}
+
+/* What a look at a bucket has found, in one number: the higher, the better a
+ * place for an entry.
+ */
+#define LOOK_WAY 7ULL
+#define LOOK_AGE_SHIFT 3 /* of the way: free, dead, or how long ago it came */
+#define LOOK_AGE_MAX ((1ULL << 26) - 1)
+#define LOOK_ROOM_SHIFT 32 /* ways that are free or dead */
+#define LOOK_SAME (1ULL << 48) /* the fingerprint is there already */
+
+static __always_inline __u32 look_room(__u64 look)
+{
+	return look >> LOOK_ROOM_SHIFT & 7;
+}
+
+static __always_inline __u64 look_place(__u64 look)
+{
+	return look & (LOOK_SAME - 1);
+}
+
+/* A function of its own, whose result tells the verifier nothing, and without
+ * branches: else it would follow each way of going through the bucket.
+ */
+__noinline __u64 ws_bucket_look(__u32 bucket, __u64 print, __u32 now,
+				__u32 life)
+{
+	const struct ws_bucket *b = bpf_map_lookup_elem(&ws_buckets, &bucket);
+	__u64 best = 0, room = 0, same = 0, any = 0;
+
+	if (!b)
+		return 0;
+	for (__u32 w = 0; w < WS_WAYS; w++)
+		any |= once(b->tag[w]);
+	if (!any)
+		return LOOK_AGE_MAX << LOOK_AGE_SHIFT |
+		       (__u64)WS_WAYS << LOOK_ROOM_SHIFT;
+	for (__u32 w = 0; w < WS_WAYS; w++) {
+		__u64 tag = once(b->tag[w]);
+		__u64 left = (tag - now - 1) & TAG_TIME;
+		__u64 diff = (tag ^ print) >> 24;
+		/* 1 or 0, by the sign of a difference. */
+		__u64 is_free = (tag - 1) >> 63 & ~(tag >> 63);
+		__u64 is_entry = ((tag - 2) >> 63 & ~(tag >> 63)) ^ 1;
+		__u64 is_live = (left - life) >> 63 & is_entry;
+		__u64 age, place;
+
+		barrier_var(is_free);
+		barrier_var(is_entry);
+		barrier_var(is_live);
+		barrier_var(diff);
+		same |= (diff - 1) >> 63 & is_live;
+		room += is_free + is_entry - is_live;
+		/* Busy: 0. Live: by age. Dead: more; free: most. */
+		age = is_live * (1 + TAG_TIME - left) +
+		      (is_entry - is_live) * (LOOK_AGE_MAX - 1) +
+		      is_free * LOOK_AGE_MAX;
+		place = age << LOOK_AGE_SHIFT | w;
+		/* The larger of the two. */
+		left = best - place;
+		barrier_var(left);
+		best -= left & (0 - (left >> 63));
+	}
+	return best | room << LOOK_ROOM_SHIFT | same * LOOK_SAME;
+}
+
+static __always_inline struct ws_proxy_stats *stats_of(__u32 index)
+{
+	return bpf_map_lookup_elem(&ws_proxy_stats, &index);
+}
+
+/* What an entry gives way to a new one for. */
+static __always_inline void count_overwritten(const struct cache_ask *a,
+					      __u64 tag)
+{
+	struct ws_proxy_stats *s = tag == TAG_FREE ? NULL : stats_of(a->stats);
+
+	if (!s)
+		return;
+	if (tag_is_live(tag, tick(a->now), ask_life(a)))
+		s->evicted++;
+	else
+		s->expired++;
+}
+
+/* Takes a place in bucket. Returns its number plus 1; 0: another CPU was
+ * quicker.
+ */
+static __always_inline __u32 bucket_take(const struct cache_ask *a,
+					 __u32 bucket, __u64 look)
+{
+	struct ws_bucket *b = bpf_map_lookup_elem(&ws_buckets, &bucket);
+	__u32 way = look & LOOK_WAY;
+	__u64 tag;
+
+	if (!b || way >= WS_WAYS || !(look >> LOOK_AGE_SHIFT & LOOK_AGE_MAX))
+		return 0;
+	tag = once(b->tag[way]);
+	/* Nobody's entry is evicted for want of a second look. */
+	if (tag == TAG_BUSY || (look_room(look) && tag &&
+				tag_is_live(tag, tick(a->now), ask_life(a))))
+		return 0;
+	if (__sync_val_compare_and_swap(&b->tag[way], tag, TAG_BUSY) != tag)
+		return 0;
+	count_overwritten(a, tag);
+	return bucket * WS_WAYS + way + 1;
+}
+
+/* A packet like others that are, or were a moment ago, in the function: it goes
+ * behind those. Returns its number among them; 0: there are none after all, or
+ * no room to count them.
+ */
+static __always_inline __u32 copy_number(const struct cache_ask *a, bool same)
+{
+	__u64 print = a->print; /* a key on the stack: Linux 6.1 wants that */
+	struct ws_copies *c = bpf_map_lookup_elem(&ws_copies, &print);
+	struct ws_copies none = {};
+
+	if (!c) {
+		if (!same)
+			return 0;
+		bpf_map_update_elem(&ws_copies, &print, &none, BPF_NOEXIST);
+		c = bpf_map_lookup_elem(&ws_copies, &print);
+		if (!c)
+			return 0;
+	}
+	if (c->until <= a->now)
+		c->out = c->in;
+	if (!same && c->in == c->out)
+		return 0;
+	c->until = a->now + a->lifetime;
+	return __sync_fetch_and_add(&c->in, 1) + 1;
+}
+
+/* Finds out whether a packet is a copy of one that is in the function, and if
+ * so makes its fingerprint that of a copy.
+ */
+static __always_inline void ask_copy(struct cache_ask *a, __u64 look)
+{
+	__u32 one = bucket_one(a), now = tick(a->now), n;
+	struct ws_bucket *b = bpf_map_lookup_elem(&ws_buckets, &one);
+	bool same = look & LOOK_SAME;
+	struct ws_proxy_stats *s;
+
+	if (!b)
+		return;
+	if (!same && tick_is_later(once(b->spilled), now))
+		same = ws_bucket_look(bucket_two(a), a->print, now,
+				      ask_life(a)) &
+		       LOOK_SAME;
+	if (!same && !tick_is_later(once(b->copies), now))
+		return;
+	n = copy_number(a, same);
+	if (!n)
+		return;
+	b->copies = now + ask_life(a) + 1;
+	a->print = copy_print(a->print, n);
+	s = stats_of(a->stats);
+	if (s)
+		s->rx_copies++;
+}
+
+/* A place for one more header, the caller's to fill in and then to publish: its
+ * number plus 1; 0: there is none. Byte-identical packets have different
+ * fingerprints from here on.
+ */
+__noinline __u32 ws_cache_reserve(struct cache_ask *a)
+{
+	__u64 one, two;
+
+	if (!a)
+		return 0;
+	one = ws_bucket_look(bucket_one(a), a->print, tick(a->now),
+			     ask_life(a));
+	ask_copy(a, one);
+	for (__u32 i = 0; i < CACHE_TRIES; i++) {
+		__u32 at = bucket_one(a), entry;
+		struct ws_bucket *b = bpf_map_lookup_elem(&ws_buckets, &at);
+
+		if (!b)
+			return 0;
+		if (i || (a->print & PRINT_COPY))
+			one = ws_bucket_look(at, a->print, tick(a->now),
+					     ask_life(a));
+		if (look_room(one) <= BUCKET_ROOMY) {
+			two = ws_bucket_look(bucket_two(a), a->print,
+					     tick(a->now), ask_life(a));
+			if (look_place(two) > look_place(one)) {
+				b->spilled = tick(a->now) + ask_life(a) + 1;
+				one = two;
+				at = bucket_two(a);
+			}
+		}
+		entry = bucket_take(a, at, one);
+		if (entry)
+			return entry;
+	}
+	return 0;
+}
+
+static __always_inline struct ws_cached *cache_entry(__u32 entry)
+{
+	__u32 index = entry - 1;
+
+	return entry ? bpf_map_lookup_elem(&ws_cache, &index) : NULL;
+}
+
+/* Whoever has the entry gives it up: to others, under a tag, or for good. */
+static __always_inline void cache_give(__u32 entry, __u64 tag)
+{
+	__u32 bucket = (entry - 1) / WS_WAYS, way = (entry - 1) % WS_WAYS;
+	struct ws_bucket *b = bpf_map_lookup_elem(&ws_buckets, &bucket);
+
+	barrier_var(way);
+	if (b && way < WS_WAYS)
+		__sync_lock_test_and_set(&b->tag[way], tag);
+}
+
+/* Puts an entry back that was taken, as if nobody had. */
+static __always_inline void cache_put_back(__u32 entry, __u64 print,
+					   __u64 expires)
+{
+	cache_give(entry,
+		   (print & ~TAG_TIME) | ((tick(expires) + 2) & TAG_TIME));
+}
+
+/* Looks for a fingerprint in one bucket, and takes its entry: its number plus 1,
+ * or 0.
+ */
+__noinline __u32 ws_bucket_find(__u32 bucket, __u64 print, __u64 now,
+				__u32 stats)
+{
+	struct ws_bucket *b = bpf_map_lookup_elem(&ws_buckets, &bucket);
+	struct ws_proxy_stats *s;
+
+	if (!b)
+		return 0;
+	for (__u32 w = 0; w < WS_WAYS; w++) {
+		__u32 entry = bucket * WS_WAYS + w;
+		__u64 tag = once(b->tag[w]);
+		const struct ws_cached *c;
+
+		if ((tag ^ print) >> 24)
+			continue;
+		c = bpf_map_lookup_elem(&ws_cache, &entry);
+		if (!c || __sync_val_compare_and_swap(&b->tag[w], tag,
+						      TAG_BUSY) != tag)
+			continue;
+		if (c->fingerprint != print) {
+			__sync_lock_test_and_set(&b->tag[w], tag);
+			continue;
+		}
+		if (c->expires > now)
+			return entry + 1;
+		__sync_lock_test_and_set(&b->tag[w], TAG_FREE);
+		s = stats_of(stats);
+		if (s)
+			s->expired++;
+	}
+	return 0;
+}
+
+/* In both buckets. */
+static __always_inline __u32 print_find(const struct cache_ask *a)
+{
+	__u32 one = bucket_one(a), entry;
+	const struct ws_bucket *b;
+
+	entry = ws_bucket_find(one, a->print, a->now, a->stats);
+	if (entry)
+		return entry;
+	b = bpf_map_lookup_elem(&ws_buckets, &one);
+	if (!b || !tick_is_later(once(b->spilled), tick(a->now)))
+		return 0;
+	return ws_bucket_find(bucket_two(a), a->print, a->now, a->stats);
+}
+
+/* The entry of a packet that has come back, the oldest one of those of copies:
+ * its number plus 1, the caller's to use and then to give up; 0: there is none.
+ */
+__noinline __u32 ws_cache_take(struct cache_ask *a)
+{
+	__u32 one, entry;
+	const struct ws_bucket *b;
+	struct ws_copies *c;
+	__u64 print;
+
+	if (!a)
+		return 0;
+	entry = print_find(a);
+	if (entry)
+		return entry;
+	one = bucket_one(a);
+	b = bpf_map_lookup_elem(&ws_buckets, &one);
+	if (!b || !tick_is_later(once(b->copies), tick(a->now)))
+		return 0;
+	print = a->print;
+	c = bpf_map_lookup_elem(&ws_copies, &print);
+	if (!c || c->until <= a->now)
+		return 0;
+	for (__u32 i = 0; i < COPIES_TRIES; i++) {
+		__u32 out = c->out;
+
+		if (out == c->in)
+			return 0;
+		/* Lost: another CPU took that one; the next is as good. */
+		if (__sync_val_compare_and_swap(&c->out, out, out + 1) != out)
+			continue;
+		a->print = copy_print(print, out + 1);
+		entry = print_find(a);
+		if (entry)
+			return entry;
+	}
+	return 0;
+}

@@ -1,0 +1,100 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* End.AD by content: the outer header of a packet that will be known by its
+ * fingerprint. Both hooks.
+ */
+#pragma once
+
+#include "lib/detour/cache.h"
+#include "lib/detour/detour.h"
+#include "lib/detour/fingerprint.h"
+#include "lib/hook.h"
+#include "lib/node/maps.h"
+#include "lib/sr/endpoint.h"
+#include "lib/wire/net.h"
+
+/* The same packet may be in another function of this node. */
+static __always_inline __u64 print_of_proxy(__u64 print, __u32 id)
+{
+	print ^= id * 0x9e3779b97f4a7c15ULL;
+	return (print | PRINT_SET) & ~PRINT_COPY;
+}
+
+/* What the table of headers is asked for a packet of a proxy. */
+static __always_inline struct cache_ask
+cache_ask(const struct ws_proxy *p, __u32 id, __u64 print, __u64 now)
+{
+	return (struct cache_ask){
+		.print = print_of_proxy(print, id),
+		.now = now,
+		.lifetime = p->lifetime_ns,
+		.first = p->slot,
+		.buckets = p->slots,
+		.stats = p->stats,
+	};
+}
+
+static __always_inline struct kept kept_of(const struct endpoint *ep,
+					   __u32 outer_len)
+{
+	return (struct kept){
+		.hop = {
+			.sid = ep->sid,
+			.path = ep->tlv->path,
+			.epoch = ep->tlv->epoch,
+		},
+		.proxy = ep->hop->proxy,
+		.outer_len = outer_len,
+		.tlv_off = (void *)ep->tlv - (void *)ep->ip6,
+	};
+}
+
+/* Writes down the outer header, which has been advanced. */
+static __always_inline bool cached_fill(ctx_t *ctx, struct ws_cached *c,
+					const struct kept *k)
+{
+	__u64 outer_len = k->outer_len;
+
+	c->hop = k->hop;
+	c->proxy = k->proxy;
+	c->outer_len = outer_len;
+	c->tlv_off = k->tlv_off;
+	barrier_var(outer_len);
+	if (outer_len < sizeof(struct ip6_hdr))
+		return false;
+	barrier_var(outer_len); /* else the two become one, of a difference */
+	return outer_len <= WS_CACHED_MAX &&
+	       !ctx_load_bytes(ctx, sizeof(struct eth_hdr), c->outer,
+			       outer_len);
+}
+
+/* Finds a place for the header of a packet, which is not changed. Returns its
+ * number plus 1; 0: there is none.
+ */
+static __always_inline __u32 content_reserve(ctx_t *ctx,
+					     const struct endpoint *ep,
+					     const struct ws_proxy *p,
+					     __u32 outer_len,
+					     struct cache_ask *ask)
+{
+	__u64 print = ws_fingerprint(ctx, sizeof(struct eth_hdr) + outer_len,
+				     endpoint_has_ip4(ep));
+
+	if (!print)
+		return 0;
+	*ask = cache_ask(p, ep->hop->proxy, print, bpf_ktime_get_coarse_ns());
+	return ws_cache_reserve(ask);
+}
+
+/* Writes the header there. Whoever calls it gives the entry to others, or up. */
+static __always_inline bool content_fill(ctx_t *ctx, const struct kept *k,
+					 const struct cache_ask *ask,
+					 __u32 entry)
+{
+	struct ws_cached *c = cache_entry(entry);
+
+	if (!c)
+		return false;
+	c->fingerprint = ask->print;
+	c->expires = ask->now + ask->lifetime;
+	return cached_fill(ctx, c, k);
+}

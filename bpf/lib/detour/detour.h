@@ -1,0 +1,64 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* A function that knows nothing of SRv6: its entry and its counters. Its headers are
+ * in cache.h and slots.h. Both hooks.
+ */
+#pragma once
+
+#include "lib/hook.h"
+#include "lib/node/maps.h"
+
+static __always_inline const struct ws_proxy *proxy_find(__u32 id)
+{
+	return id ? bpf_map_lookup_elem(&ws_proxies, &id) : NULL;
+}
+
+static __always_inline enum ws_reason proxy_missing(void)
+{
+	return WS_REASON_PROXY_MISSING_BUG;
+}
+
+/* A packet that no header is kept for, or no longer. */
+static __always_inline enum ws_reason not_cached(void)
+{
+	return WS_REASON_NOT_CACHED;
+}
+
+static __always_inline struct ws_proxy_stats *
+proxy_stats(const struct ws_proxy *p)
+{
+	__u32 index = p->stats;
+
+	return bpf_map_lookup_elem(&ws_proxy_stats, &index);
+}
+
+#define proxy_count(p, field)                                                  \
+	do {                                                                   \
+		struct ws_proxy_stats *stats_ = proxy_stats(p);                \
+                                                                               \
+		if (stats_)                                                    \
+			stats_->field++;                                       \
+	} while (0)
+
+static __always_inline void proxy_received(const struct ws_proxy *p,
+					   __u32 frames)
+{
+	struct ws_proxy_stats *s = proxy_stats(p);
+
+	if (s)
+		s->rx_success += frames;
+}
+
+/* How long a packet was in the function; it has come back now. */
+static __always_inline void proxy_waited(const struct ws_proxy *p, __u64 now,
+					 __u64 expires)
+{
+	__u64 waited = now + p->lifetime_ns - expires;
+	struct ws_proxy_stats *s = proxy_stats(p);
+
+	if (!s)
+		return;
+	s->tx_success++;
+	/* Not so where the plan has changed the life of headers meanwhile. */
+	if (waited <= p->lifetime_ns)
+		s->waited_ns += waited;
+}

@@ -1,0 +1,188 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* End.AD, towards the function: the outer header is kept, the inner packet goes
+ * to a function that knows nothing of it. TC only.
+ */
+#pragma once
+
+#include "lib/detour/content.h"
+#include "lib/detour/detour.h"
+#include "lib/detour/gso_keep_tc.h"
+#include "lib/detour/slots.h"
+#include "lib/hook.h"
+#include "lib/node/boundary.h"
+#include "lib/node/maps.h"
+#include "lib/node/refuse.h"
+#include "lib/out/forward_tc.h"
+#include "lib/skb/gso.h"
+#include "lib/skb/segmenter.h"
+#include "lib/skb/strip.h"
+#include "lib/sr/endpoint.h"
+#include "lib/sr/endpoint_refuse_tc.h"
+#include "lib/wire/net.h"
+
+/* The way to a function that routes, for XDP to use. A function of its own, for
+ * its stack; called only where there is XDP.
+ */
+__noinline int ws_via_learn(struct __sk_buff *skb, __u32 id)
+{
+	struct bpf_fib_lookup f = { .family = AF_INET6, .tot_len = 1 };
+	const struct ws_proxy *p = proxy_find(id);
+	const struct ws_node *node = xdp_node();
+	struct ws_nexthop_key key;
+	const struct ws_port *port;
+	__u32 to;
+
+	if (!p || !node || p->recognise == WS_RECOGNISE_METADATA)
+		return 0;
+	to = p->to;
+	port = bpf_map_lookup_elem(&ws_ports, &to);
+	if (!port || !port->xdp_target)
+		return 0;
+	key = via_key(p, id);
+	if (nexthop_find(&key, node->ways))
+		return 0;
+	f.ifindex = to;
+	__builtin_memcpy(f.ipv6_dst, p->via, sizeof(f.ipv6_dst));
+	if (bpf_fib_lookup(skb, &f, sizeof(f), BPF_FIB_LOOKUP_OUTPUT) ==
+		    BPF_FIB_LKUP_RET_SUCCESS &&
+	    f.ifindex == to)
+		nexthop_learn(&f, EXIT_NONE, &key);
+	return 0;
+}
+
+/* To the function. A local one is in this node's own kernel, which takes the
+ * packet as if it had come plain.
+ */
+static __always_inline int hand_over(struct __sk_buff *skb,
+				     const struct ws_proxy *p, __u32 id)
+{
+	struct bpf_redir_neigh nh = { .nh_family = AF_INET6 };
+
+	if (!p->to)
+		return CTX_PASS;
+	if (p->has_via) {
+		if (xdp_node())
+			ws_via_learn(skb, id);
+		__builtin_memcpy(nh.ipv6_nh, p->via, sizeof(nh.ipv6_nh));
+		return bpf_redirect_neigh(p->to, &nh, sizeof(nh), 0);
+	}
+	if (bpf_skb_store_bytes(skb, 0, p->dmac, sizeof(p->dmac), 0))
+		return CTX_DROP;
+	return bpf_redirect(p->to, 0);
+}
+
+/* Keeps the outer header for a packet that will be known by its content. */
+static __always_inline bool content_keep(ctx_t *ctx, const struct endpoint *ep,
+					 const struct ws_proxy *p,
+					 __u32 outer_len)
+{
+	struct kept k = kept_of(ep, outer_len);
+	struct cache_ask ask;
+	__u32 entry;
+	bool ok;
+
+	entry = content_reserve(ctx, ep, p, outer_len, &ask);
+	if (!entry)
+		return false;
+	ok = content_fill(ctx, &k, &ask, entry);
+	cache_give(entry, ok ? tag_of(&ask) : TAG_FREE);
+	return ok;
+}
+
+/* And for one that will be known by *index, which goes into skb->tc_index. */
+static __always_inline bool metadata_keep(ctx_t *ctx, const struct endpoint *ep,
+					  const struct ws_proxy *p,
+					  __u32 outer_len, __u32 *index)
+{
+	struct kept k = kept_of(ep, outer_len);
+	__u64 now = bpf_ktime_get_coarse_ns();
+	struct ws_cached *c = slot_take(p, now, index);
+	bool ok;
+
+	if (!c)
+		return false;
+	ok = cached_fill(ctx, c, &k);
+	slot_give(c, ok ? now + p->lifetime_ns : SLOT_FREE);
+	return ok;
+}
+
+static __always_inline bool proxy_keep(ctx_t *ctx, const struct endpoint *ep,
+				       const struct ws_proxy *p,
+				       __u32 outer_len, __u32 *index)
+{
+	if (p->recognise == WS_RECOGNISE_METADATA)
+		return metadata_keep(ctx, ep, p, outer_len, index);
+	return content_keep(ctx, ep, p, outer_len);
+}
+
+static __always_inline enum ws_reason function_gone(void)
+{
+	return WS_REASON_FUNCTION_GONE;
+}
+
+static __always_inline int ad_tc(struct __sk_buff *skb, struct endpoint *ep,
+				 bool first)
+{
+	__u32 outer = endpoint_outer_len(ep), index = 0, mtu = 0, frames = 0;
+	__u32 id = ep->hop->proxy;
+	const struct ws_proxy *p;
+	struct end_next next;
+	struct inner inner;
+	enum ws_reason r;
+	bool is_ip4;
+	long rc;
+
+	r = end_check(ep, first, &next);
+	if (!r)
+		r = inner_find(ep, endpoint_has_ip4(ep), &inner);
+	/* Nobody has verified it yet, and the function may be this node's kernel,
+	 * which would take neighbour discovery for its link's.
+	 */
+	if (!r && inner_is_strange(&inner))
+		r = WS_REASON_INNER_ADDRESS;
+	if (r)
+		return endpoint_refuse(skb, ep, r);
+	p = proxy_find(id);
+	if (!p)
+		return ws_refuse(skb, proxy_missing(), 0);
+	if (p->gone)
+		return ws_refuse(skb, function_gone(), 0);
+	if (skb->gso_size && p->cut) {
+		proxy_count(p, rx_cut);
+		frames = p->cuts ? frames_begin(skb, ep, p, outer) : 0;
+		if (!frames)
+			return cut_in(skb, ep->eth);
+	}
+	/* Else the compiler computes it anew, and the verifier sees no bound. */
+	barrier_var(outer);
+	if (outer > WS_CACHED_MAX)
+		return ws_refuse(skb,
+				 EXT_LEN_MAX ? WS_REASON_HEADER_TOO_LONG :
+					       bounds_bug(),
+				 0);
+	/* The strip makes it that much smaller. The kernel does not say so of the
+	 * frames of a super-packet, and lets any of those pass.
+	 */
+	rc = p->to ? bpf_check_mtu(skb, p->to, &mtu, -(__s32)outer, 0) : 0;
+	if (rc < 0)
+		return ws_refuse(skb, function_gone(), rc);
+	if (rc || (p->to && train_packet_len(skb, inner_cursor(ep),
+					     skb->len - sizeof(struct eth_hdr) -
+						     outer) > mtu))
+		return ws_refuse(skb, WS_REASON_FUNCTION_MTU, mtu);
+
+	is_ip4 = inner.is_ip4;
+	end_advance(ep, &next, first);
+	if (frames ? !ws_frames_keep(skb) :
+		     !proxy_keep(skb, ep, p, outer, &index)) {
+		proxy_count(p, rx_ignored);
+		return ws_refuse(skb, WS_REASON_CACHE_FULL, 0);
+	}
+	/* Moves the packet: every pointer taken before is gone. */
+	rc = strip(skb, outer, is_ip4);
+	if (rc)
+		return ws_refuse(skb, strip_failed(), rc);
+	skb->tc_index = index;
+	proxy_received(p, frames ? frames : 1);
+	return hand_over(skb, p, id);
+}

@@ -1,0 +1,83 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* End.AD on XDP, towards a function that is recognised by content, behind a device
+ * that takes redirects.
+ */
+#pragma once
+
+#include "lib/detour/content.h"
+#include "lib/detour/detour.h"
+#include "lib/hook.h"
+#include "lib/node/maps.h"
+#include "lib/node/refuse.h"
+#include "lib/out/nexthop_xdp.h"
+#include "lib/sr/endpoint.h"
+#include "lib/wire/net.h"
+
+/* The Ethernet header towards the function; false: TC must look. */
+static __always_inline bool function_way(const struct ws_proxy *p, __u32 id,
+					 const struct ws_node *node,
+					 const struct endpoint *ep,
+					 struct eth_hdr *eth)
+{
+	struct ws_nexthop_key key;
+	const struct ws_nexthop *n;
+	const struct ws_port *port;
+	__u32 to = p->to;
+
+	*eth = *ep->eth;
+	eth->proto = bpf_htons(ETH_P_IPV6);
+	if (!p->has_via) {
+		port = bpf_map_lookup_elem(&ws_ports, &to);
+		__builtin_memcpy(eth->dst, p->dmac, sizeof(eth->dst));
+		return port && port->xdp_target;
+	}
+	key = via_key(p, id);
+	n = nexthop_find(&key, node->ways);
+	if (!nexthop_takes(n, 0))
+		return false;
+	__builtin_memcpy(eth->dst, n->dmac, sizeof(eth->dst));
+	__builtin_memcpy(eth->src, n->smac, sizeof(eth->src));
+	return true;
+}
+
+static __always_inline int ad_xdp(ctx_t *ctx, const struct endpoint *ep,
+				  const struct ws_node *node)
+{
+	__u32 outer = endpoint_outer_len(ep), id = ep->hop->proxy, mtu = 0;
+	const struct ws_proxy *p = proxy_find(id);
+	struct eth_hdr way, *eth;
+	struct end_next next;
+	struct inner inner;
+	struct cache_ask ask;
+	struct kept kept;
+	struct cursor c;
+	__u32 entry;
+
+	if (end_check(ep, true, &next) || inner_find(ep, false, &inner) ||
+	    inner_is_strange(&inner) || !p || p->gone || !p->to ||
+	    p->recognise != WS_RECOGNISE_CONTENT)
+		return CTX_PASS;
+	barrier_var(outer);
+	if (outer > WS_CACHED_MAX || !function_way(p, id, node, ep, &way) ||
+	    bpf_check_mtu(ctx, p->to, &mtu, -(__s32)outer, 0))
+		return CTX_PASS;
+	entry = content_reserve(ctx, ep, p, outer, &ask);
+	if (!entry)
+		return CTX_PASS;
+	end_advance(ep, &next, true);
+	kept = kept_of(ep, outer);
+	/* The second one moves the packet: every pointer into it is gone. */
+	if (!content_fill(ctx, &kept, &ask, entry) ||
+	    bpf_xdp_adjust_head(ctx, outer)) {
+		cache_give(entry, TAG_FREE);
+		return ws_refuse(ctx, bounds_bug(), 0);
+	}
+	cache_give(entry, tag_of(&ask));
+	c = ctx_cursor(ctx);
+	eth = cursor_take(&c, struct eth_hdr);
+	if (!eth)
+		return ws_refuse(ctx, bounds_bug(), 0);
+	*eth = way;
+	proxy_count(p, rx_success);
+	return bpf_redirect(p->to, 0);
+}

@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* What comes out of a function in the node's own kernel gets its outer header
+ * back, whichever way the kernel wanted to send it. TC egress only.
+ */
+#pragma once
+
+#include "lib/detour/detour.h"
+#include "lib/detour/in_tc.h"
+#include "lib/detour/out_tc.h"
+#include "lib/hook.h"
+#include "lib/node/boundary.h"
+#include "lib/wire/ip.h"
+#include "lib/wire/net.h"
+
+/* A packet with the index of a kept header, which is not WS_INDEX_PROVEN. whole:
+ * it is one of IP, with its header. Returns the verdict.
+ */
+static __always_inline int local_out(struct __sk_buff *skb, __u32 slot,
+				     bool whole)
+{
+	const struct ip6_hdr *ip6;
+	__u32 proxy = slot_proxy(slot);
+	const struct ws_proxy *p = proxy_find(proxy);
+	struct ws_cached *c;
+	enum ws_reason r;
+	struct cursor cur;
+	struct eth_hdr *eth;
+	__u64 now, expires = 0;
+	__u32 exit;
+	long err = 0;
+
+	if (p && p->to && p->to == skb->ifindex)
+		return CTX_PASS; /* on its way to a function */
+	skb->tc_index = 0;
+	now = bpf_ktime_get_coarse_ns();
+	c = p && !p->to ? slot_claim(slot, proxy, now, &expires) : NULL;
+	if (!c || !whole) {
+		if (p)
+			proxy_count(p, tx_not_cached);
+		return ws_refuse(skb, not_cached(), 0);
+	}
+	r = restore(skb, c, &exit, &err);
+	slot_give(c, SLOT_FREE);
+	if (r)
+		return ws_refuse(skb, r, err);
+	proxy_waited(p, now, expires);
+
+	cur = ctx_cursor(skb);
+	eth = cursor_take(&cur, struct eth_hdr);
+	ip6 = cursor_take(&cur, struct ip6_hdr);
+	/* A next segment on this node starts at an ingress again. */
+	if (eth && ip6 && in_locator(ip6->dst[0]))
+		return cut_in(skb, eth);
+	if (ip6 && nexthdr_is_options(ip6->nexthdr))
+		return ext_program(skb, EXT_LEAVES_OUT, 0);
+	return forward_out(skb);
+}
+
+/* A packet without an index: plain, or it has lost it in the function. Returns
+ * the verdict.
+ */
+static __always_inline int local_lost(struct __sk_buff *skb,
+				      const struct inner *in)
+{
+	const struct ws_proxy *p;
+	struct ws_match m;
+	struct addrs a;
+
+	if (inner_to_is_never_forwarded(in))
+		return CTX_PASS;
+	a = inner_addrs(in);
+	if (!in->is_ip4 && in_block(a.dst[0]))
+		return CTX_PASS;
+	m = local_guard(&a);
+	if (m.action == WS_MATCH_MISSING)
+		return ws_refuse(skb, rules_missing(), 0);
+	if (m.action != WS_MATCH_PATH)
+		return CTX_PASS;
+	p = proxy_find(m.target);
+	if (!p)
+		return ws_refuse(skb, proxy_missing(), 0);
+	proxy_count(p, tx_not_cached);
+	if (p->on_unknown != WS_ON_UNKNOWN_PLAIN)
+		return ws_refuse(skb, not_cached(), 0);
+	proxy_count(p, tx_plain);
+	return CTX_PASS;
+}

@@ -1,0 +1,76 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* End.AD, from the function: a packet gets its own outer header back, is stamped
+ * and goes to its next segment. TC only.
+ */
+#pragma once
+
+#include "lib/detour/cache.h"
+#include "lib/detour/detour.h"
+#include "lib/detour/restore.h"
+#include "lib/detour/slots.h"
+#include "lib/hook.h"
+#include "lib/node/boundary.h"
+#include "lib/node/maps.h"
+#include "lib/node/refuse.h"
+#include "lib/node/stats.h"
+#include "lib/out/forward_tc.h"
+#include "lib/proof/binding_tc.h"
+#include "lib/proof/stamp.h"
+#include "lib/skb/gso.h"
+#include "lib/skb/push.h"
+#include "lib/sr/endpoint_tc.h"
+#include "lib/wire/net.h"
+
+/* Puts the header back that was kept. Returns a reason. *exit: where the way of
+ * such packets is remembered.
+ */
+static __always_inline enum ws_reason restore(struct __sk_buff *skb,
+					      const struct ws_cached *c,
+					      __u32 *exit, long *err)
+{
+	__u32 inner_len = skb->len - sizeof(struct eth_hdr);
+	__u32 frames;
+	__u64 outer_len = c->outer_len;
+	struct cursor inner;
+	__u64 binding = 0;
+	struct whose w = whose(c->hop.sid, c->hop.path, c->hop.epoch);
+	__u32 unused;
+	const struct ws_hop *hop = hop_find(&w, &unused);
+
+	if (!hop)
+		return WS_REASON_SHARE_GONE;
+	barrier_var(outer_len);
+	if (outer_len > WS_CACHED_MAX)
+		return bounds_bug();
+	barrier_var(outer_len); /* else the two become one, of a difference */
+	if (outer_len < sizeof(struct ip6_hdr))
+		return bounds_bug();
+	/* Of what the function has sent: that is what is stamped. */
+	if (hop->scheme == WS_SCHEME_KEYED_FLOW &&
+	    !binding_pull_plain(skb, &hop->share, &binding))
+		return flow_unreadable();
+	inner = ctx_cursor(skb);
+	cursor_take(&inner, struct eth_hdr);
+	frames = train_frames(skb, inner, sizeof(struct eth_hdr));
+	*err = push(skb, outer_len, skb_is_ip4(skb));
+	if (!*err)
+		*err = bpf_skb_store_bytes(skb, sizeof(struct eth_hdr),
+					   c->outer, outer_len, 0);
+	if (*err || !restore_finish(skb, c, hop, binding, outer_len, inner_len))
+		return restore_failed();
+	*exit = hop->stats;
+	stats_add(hop->stats, frames, inner_len);
+	return WS_REASON_NONE;
+}
+
+/* On to the next segment, which may be on this node. */
+static __always_inline int restored_next(struct __sk_buff *skb, __u32 exit)
+{
+	const struct ip6_hdr *ip6 = forward_ip6(skb);
+
+	if (ip6 && in_locator(ip6->dst[0]))
+		return endpoint_tc(skb, false);
+	if (ip6 && nexthdr_is_options(ip6->nexthdr))
+		return ext_program(skb, EXT_LEAVES, exit);
+	return ws_forward(skb, exit, WAY_UNKNOWN);
+}

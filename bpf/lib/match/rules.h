@@ -1,0 +1,347 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* Which path a packet belongs to, by rules with protocol, ports, DSCP and mark, in
+ * the order of their priorities. The same at the headend and at the guard, but for
+ * marks, which nobody sees at another node. What it costs depends little on how
+ * many rules there are.
+ */
+#pragma once
+
+#include "lib/hook.h"
+#include "lib/match/classify.h"
+#include "lib/node/maps.h"
+#include "lib/wire/ip.h"
+#include "lib/wire/net.h"
+#include "lib/wire/tuple.h"
+
+static __always_inline void fit_and(struct rules_fit *f, const __u64 *with)
+{
+	for (__u32 i = 0; i < WS_RULE_WORDS; i++)
+		f->word[i] &= with[i];
+}
+
+static __always_inline void fit_or(struct rules_fit *f, const __u64 *with)
+{
+	for (__u32 i = 0; i < WS_RULE_WORDS; i++)
+		f->word[i] |= with[i];
+}
+
+static __always_inline bool fit_is_empty(const struct rules_fit *f)
+{
+	__u64 any = 0;
+
+	for (__u32 i = 0; i < WS_RULE_WORDS; i++)
+		any |= f->word[i];
+	return !any;
+}
+
+/* Is one rule in f, which is not empty, and no more? */
+static __always_inline bool fit_is_one(const struct rules_fit *f)
+{
+	__u64 more = 0, any = 0;
+
+	for (__u32 i = 0; i < WS_RULE_WORDS; i++) {
+		more |= f->word[i] & (f->word[i] - 1);
+		if (f->word[i])
+			more |= any;
+		any |= f->word[i];
+	}
+	return !more;
+}
+
+/* By the lowest bit times a de Bruijn number (B(2, 6), 0x03f79d71b4cb0a89). */
+static const __u8 lowest_bit[64] = {
+	0,  1,	48, 2,	57, 49, 28, 3,	61, 58, 50, 42, 38, 29, 17, 4,
+	62, 55, 59, 36, 53, 51, 43, 22, 45, 39, 33, 30, 24, 18, 12, 5,
+	63, 47, 56, 27, 60, 41, 37, 16, 54, 35, 52, 21, 44, 32, 23, 11,
+	46, 26, 40, 15, 34, 20, 31, 10, 25, 14, 19, 9,	13, 8,	7,  6,
+};
+
+/* The first rule in f, which is not empty. */
+static __always_inline __u32 fit_first(const struct rules_fit *f)
+{
+	__u64 word = f->word[WS_RULE_WORDS - 1];
+	__u32 base = 64 * (WS_RULE_WORDS - 1);
+
+	for (__u32 i = WS_RULE_WORDS - 1; i > 0; i--) {
+		if (f->word[i - 1]) {
+			word = f->word[i - 1];
+			base = 64 * (i - 1);
+		}
+	}
+	word &= -word;
+	return base + (lowest_bit[word * 0x03f79d71b4cb0a89ULL >> 58] & 63);
+}
+
+/* Steps that find one of 512; the 513th is looked at by itself. */
+#define CUT_STEPS 9
+#define CUT_LAST (1U << CUT_STEPS)
+_Static_assert(CUT_LAST == WS_RULE_CUTS - 1, "a step is missing");
+
+static __always_inline bool addr_is_from(const struct ws_rule_addrs *a, __u32 i,
+					 __u64 hi, __u64 lo)
+{
+	return hi > a->from[i][0] ||
+	       (hi == a->from[i][0] && lo >= a->from[i][1]);
+}
+
+/* Which range an address is in. start is 0, which the verifier does not know:
+ * else it would follow each way through the steps by itself.
+ */
+static __noinline __u32 rule_addr_cut(const struct ws_rule_addrs *a, __u64 hi,
+				      __u64 lo)
+{
+	__u32 i = a->start & (CUT_LAST - 1), first = a->step;
+
+	for (__u32 step = CUT_LAST / 2; step; step /= 2) {
+		__u32 next = (i + step) & (CUT_LAST - 1);
+
+		if (step <= first && addr_is_from(a, next, hi, lo))
+			i = next;
+	}
+	if (i == CUT_LAST - 1 && addr_is_from(a, CUT_LAST, hi, lo))
+		i = CUT_LAST;
+	return i;
+}
+
+static __noinline __u32 rule_number_cut(const struct ws_rule_numbers *a,
+					__u32 number)
+{
+	__u32 i = a->start & (CUT_LAST - 1), first = a->step;
+
+	for (__u32 step = CUT_LAST / 2; step; step /= 2) {
+		__u32 next = (i + step) & (CUT_LAST - 1);
+
+		if (step <= first && number >= a->from[next])
+			i = next;
+	}
+	if (i == CUT_LAST - 1 && number >= a->from[CUT_LAST])
+		i = CUT_LAST;
+	return i;
+}
+
+static __always_inline void
+fit_addr(struct rules_fit *f, const struct ws_rule_addrs *a, const __be64 *addr)
+{
+	__u32 i = rule_addr_cut(a, bpf_be64_to_cpu(addr[0]),
+				bpf_be64_to_cpu(addr[1]));
+
+	if (i < WS_RULE_CUTS)
+		fit_and(f, a->fit[i]);
+}
+
+static __always_inline void
+fit_port(struct rules_fit *f, const struct ws_rule_numbers *a, __be16 port)
+{
+	__u32 i = rule_number_cut(a, bpf_ntohs(port));
+
+	if (i < WS_RULE_CUTS)
+		fit_and(f, a->fit[i]);
+}
+
+static __always_inline const struct ws_ruleset *rules_set(void)
+{
+	__u32 zero = 0;
+	void *rules = bpf_map_lookup_elem(&ws_rules, &zero);
+
+	return rules ? bpf_map_lookup_elem(rules, &zero) : NULL;
+}
+
+/* What came with the proof of a path by mark had the mark; of what came without,
+ * nobody knows. A function of its own, so that its prototype carries the set's
+ * type into the object's BTF.
+ */
+static __noinline void fit_proven(struct rules_fit *f,
+				  const struct ws_ruleset *set, __u32 proven)
+{
+	__u32 i = rule_number_cut(&set->proven, proven);
+
+	if (i >= WS_RULE_CUTS)
+		return;
+	for (__u32 w = 0; w < WS_RULE_WORDS; w++)
+		f->word[w] &= set->any_mark[w] | set->proven.fit[i][w];
+}
+
+static __always_inline void tuple_addrs(struct tuple *t, const struct inner *in)
+{
+	struct addrs a = inner_addrs(in);
+
+	t->src[0] = a.src[0];
+	t->src[1] = a.src[1];
+	t->dst[0] = a.dst[0];
+	t->dst[1] = a.dst[1];
+}
+
+/* What rules look at of the packet at off, in b. False: there is nothing that a
+ * rule could fit. TC has pulled what tuple_read reads.
+ */
+static __always_inline bool rules_read_as(struct cursor c, struct bench *b,
+					  const bool is_ip4)
+{
+	struct cursor at = c;
+	struct inner in;
+
+	if (!inner_take(&at, is_ip4, &in))
+		return false;
+	b->dscp = bpf_ntohl(inner_vtc(&in)) >> 22 & 63;
+	tuple_read(c, is_ip4, &b->tuple);
+	return true;
+}
+
+static __noinline bool rules_read(ctx_t *ctx, struct bench *b, __u32 off,
+				  int is_ip4)
+{
+	struct cursor c = ctx_cursor(ctx);
+
+	barrier_var(off);
+	c.pos += off & 1023;
+	/* Asked once: a verifier may forget the answer. */
+	return is_ip4 & 1 ? rules_read_as(c, b, true) :
+			    rules_read_as(c, b, false);
+}
+
+/* From the rules that fit the packet by addresses and DSCP, in b->fit, those that
+ * fit it by what it says of its upper layer, and in b->could those that would fit
+ * what its receiver may find there.
+ */
+static __always_inline void fit_upper_layer(struct bench *b,
+					    const struct ws_ruleset *set)
+{
+	const __u64 *named = set->protocol[b->tuple.protocol];
+	__u32 known = b->tuple.known;
+
+	if (known != TUPLE_PORTS) {
+		__builtin_memcpy(&b->could, &b->fit, sizeof(b->could));
+		if (known >= TUPLE_LATER)
+			fit_and(&b->could, named);
+	}
+	fit_port(&b->fit, &set->sport, b->tuple.sport);
+	fit_port(&b->fit, &set->dport, b->tuple.dport);
+	/* A datagram whose first fragment a rule by ports could take is refused with
+	 * that one. All others may be what this is a part of.
+	 */
+	if (known == TUPLE_LATER)
+		fit_or(&b->could, b->fit.word);
+	fit_and(&b->fit, named);
+}
+
+/* The rules that a packet fits by all but its mark are left in b->fit; if not all
+ * that they ask for can be read, in b->could those that it could fit. Returns 0
+ * where it fits none, or 1, or, on XDP, MATCH_UNKNOWN. off: of the IP header, from
+ * the start of the frame. proven: by WS_RULE_REQUIRE the path of the proof, else
+ * nothing.
+ */
+static __always_inline __u32 rules_fit(ctx_t *ctx, struct bench *b,
+				       const struct ws_ruleset *set, __u32 off,
+				       __u32 use, int is_ip4, __u32 proven)
+{
+	b->tuple.known = TUPLE_PORTS;
+	if (!rules_read(ctx, b, off, is_ip4))
+		return 0;
+	if (b->tuple.known < TUPLE_PROTOCOL && WS_HOOK == WS_HOOK_XDP)
+		return MATCH_UNKNOWN;
+	__builtin_memcpy(&b->fit, set->use[use][is_ip4 & 1], sizeof(b->fit));
+	fit_and(&b->fit, set->dscp[b->dscp & 63]);
+	fit_addr(&b->fit, &set->dst, b->tuple.dst);
+	if (fit_is_empty(&b->fit)) {
+		b->tuple.known = TUPLE_PORTS; /* nobody asks for more */
+		return 0;
+	}
+	fit_addr(&b->fit, &set->src, b->tuple.src);
+	fit_upper_layer(b, set);
+	if (use == WS_RULE_SUSPECT && b->tuple.known != TUPLE_PORTS)
+		__builtin_memcpy(&b->fit, &b->could, sizeof(b->fit));
+	if (use == WS_RULE_REQUIRE)
+		fit_proven(&b->fit, set, proven);
+	return !fit_is_empty(&b->fit);
+}
+
+/* The rule's word on a packet of which a rule may ask for more than can be read:
+ * else who hides that would choose the chain. It takes the packet if no rule before
+ * it could; of a later fragment, which may be anything, if none behind it could,
+ * either. fits: some rule fits it as it is.
+ */
+static __always_inline __u32 rules_unread(const struct bench *b,
+					  const struct ws_ruleset *set,
+					  bool fits)
+{
+	__u32 first;
+
+	if (fit_is_empty(&b->could))
+		return 0;
+	first = fit_first(&b->could);
+	if (!fits || fit_first(&b->fit) != first)
+		return fits ? MATCH_UNKNOWN : MATCH_UNREAD;
+	first &= WS_RULES_MAX - 1;
+	if (b->tuple.known != TUPLE_LATER ||
+	    set->any_protocol[first / 64] >> (first & 63) & 1)
+		return set->steer[first] & WS_RULE_TARGET;
+	if (!fit_is_one(&b->could))
+		return MATCH_UNKNOWN;
+	return (set->steer[first] & WS_RULE_TARGET) | MATCH_UNLESS_PREFIX;
+}
+
+/* The rule's word on a packet: ws_ruleset.steer, without the bits, or .require of
+ * the first rule that fits it; 0: none does. See rules_fit. By WS_RULE_STEER
+ * MATCH_UNKNOWN where an earlier rule could fit what cannot be read, MATCH_UNREAD
+ * where none but such does, and MATCH_UNLESS_PREFIX. MATCH_NO_SET, and by
+ * WS_RULE_REQUIRE MATCH_UNKNOWN, where the set is missing. Not for WS_RULE_LEAVE.
+ */
+static __always_inline __u32 rules_find(ctx_t *ctx, __u32 off, __u32 use,
+					int is_ip4, __u32 proven)
+{
+	const struct ws_ruleset *set = rules_set();
+	struct bench *b = bench();
+	__u32 first, rc;
+
+	if (!set || !b) {
+		if (!rules_are_missed())
+			return 0;
+		return use == WS_RULE_REQUIRE ? MATCH_UNKNOWN : MATCH_NO_SET;
+	}
+	rc = rules_fit(ctx, b, set, off, use, is_ip4, proven);
+	if (rc == MATCH_UNKNOWN)
+		return rc;
+	if (use == WS_RULE_STEER && b->tuple.known != TUPLE_PORTS)
+		return rules_unread(b, set, rc);
+	if (!rc)
+		return 0;
+	first = fit_first(&b->fit) & (WS_RULES_MAX - 1);
+	return use == WS_RULE_STEER ? set->steer[first] & WS_RULE_TARGET :
+				      set->require[first];
+}
+
+/* The path that chains that end here require of the inner packet at off; 0: none.
+ * What inner_guard says, with the addresses on the bench: the stack is full.
+ */
+static __always_inline __be32 required_by_prefixes(ctx_t *ctx, __u32 off,
+						   int is_ip4)
+{
+	struct cursor c = ctx_cursor(ctx);
+	struct bench *b = bench();
+	struct ws_match m;
+	struct inner in;
+
+	barrier_var(off);
+	c.pos += off & 1023;
+	if (!b || !inner_take(&c, is_ip4, &in))
+		return 0;
+	tuple_addrs(&b->tuple, &in);
+	m = prefix_find(WS_MATCH_REQUIRE, b->tuple.dst, b->tuple.src);
+	return match_path(&m);
+}
+
+/* The same. By WS_RULE_REQUIRE, where no rule fits, the path by prefixes: one
+ * function less to call has room on the stack.
+ */
+__noinline __u32 ws_rules_find(ctx_t *ctx, __u32 off, __u32 use, int is_ip4,
+			       __u32 proven)
+{
+	__u32 found = 0;
+
+	use &= WS_RULE_USES - 1;
+	if (rules_are_there())
+		found = rules_find(ctx, off, use, is_ip4, proven);
+	if (found || use != WS_RULE_REQUIRE)
+		return found;
+	return required_by_prefixes(ctx, off, is_ip4);
+}

@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* Which packets concern the domain. */
+#pragma once
+
+#include "lib/hook.h"
+#include "lib/match/classify.h"
+#include "lib/node/maps.h"
+#include "lib/node/refuse.h"
+#include "lib/wire/cursor.h"
+#include "lib/wire/net.h"
+
+static __always_inline bool in_block(__be64 hi)
+{
+	return (hi & cfg.block_mask) == cfg.block;
+}
+
+/* A SID of this node, whether there is something at it or not. */
+static __always_inline bool in_locator(__be64 hi)
+{
+	return (hi & cfg.locator_mask) == cfg.locator;
+}
+
+/* NULL until a whole plan is in the maps. */
+static __always_inline const struct ws_node *node_armed(void)
+{
+	__u32 zero = 0;
+	const struct ws_node *n = bpf_map_lookup_elem(&ws_node, &zero);
+
+	return n && n->armed ? n : NULL;
+}
+
+static __always_inline bool node_is_armed(void)
+{
+	return node_armed();
+}
+
+/* Of a packet that rules would have something to say of. */
+static __always_inline enum ws_reason rules_missing(void)
+{
+	return WS_REASON_RULES_MISSING_BUG;
+}
+
+/* Without a plan nothing that concerns a domain goes on. */
+static __always_inline int unarmed(ctx_t *ctx, bool concerns)
+{
+	return concerns ? ws_refuse(ctx, WS_REASON_UNCONFIGURED, 0) : CTX_PASS;
+}

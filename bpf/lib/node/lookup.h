@@ -1,0 +1,106 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* The entries of a SID, path and epoch. Where they are says an array by the SID's
+ * place in the locator, which is read in a tenth of the time that a hash takes. It
+ * only guesses: an entry counts if it says itself whose it is, and what the array
+ * does not have is in the hashes.
+ */
+#pragma once
+
+#include "lib/hook.h"
+#include "lib/node/maps.h"
+
+/* Whose an entry is, in words: what the maps' keys hold, without being in memory,
+ * where the entries are compared with it.
+ */
+struct whose {
+	__be64 sid;
+	__u64 path; /* with its epoch, as in struct ws_egress_key */
+};
+
+static __always_inline struct whose whose(__be64 sid, __be32 path, __u8 epoch)
+{
+	return (struct whose){ sid, path | (__u64)epoch << 32 };
+}
+
+static __always_inline struct ws_hop_key whose_key(const struct whose *w)
+{
+	return (struct ws_hop_key){
+		.sid = w->sid,
+		.path = w->path,
+		.epoch = w->path >> 32,
+	};
+}
+
+static __always_inline struct ws_egress_key
+whose_egress_key(const struct whose *w)
+{
+	return (struct ws_egress_key){
+		.path = w->path,
+		.epoch = w->path >> 32,
+	};
+}
+
+/* ws_config.locator_mask is of the upper half. Outside of the array there is no
+ * place, and any other SID's is as good a guess as none.
+ */
+static __always_inline __u32 place_of(const struct whose *w)
+{
+	return bpf_be64_to_cpu(w->sid & ~cfg.locator_mask) << 1 |
+	       (w->path >> 32 & 1);
+}
+
+static __always_inline const struct ws_hop *hop_at(__u32 index,
+						   const struct whose *w)
+{
+	const struct ws_hop *h = bpf_map_lookup_elem(&ws_hops, &index);
+
+	return h && h->of.sid == w->sid &&
+			       *(const __u64 *)&h->of.path == w->path ?
+		       h :
+		       NULL;
+}
+
+/* NULL: there is none. *egress: where to look for the path's verifier first. */
+static __always_inline const struct ws_hop *hop_find(const struct whose *w,
+						     __u32 *egress)
+{
+	__u32 place = place_of(w), *index;
+	const struct ws_place *p = bpf_map_lookup_elem(&ws_places, &place);
+	const struct ws_hop *h;
+	struct ws_hop_key k;
+
+	*egress = 0;
+	if (p) {
+		*egress = p->egress;
+		h = hop_at(p->hop, w);
+		if (h)
+			return h;
+	}
+	k = whose_key(w);
+	index = bpf_map_lookup_elem(&ws_hop_index, &k);
+	return index ? hop_at(*index, w) : NULL;
+}
+
+static __always_inline const struct ws_egress *egress_at(__u32 index,
+							 const struct whose *w)
+{
+	const struct ws_egress *e = bpf_map_lookup_elem(&ws_egresses, &index);
+
+	/* Nobody's has no list, and may be taken for path 0's. */
+	return e && e->segments && *(const __u64 *)&e->of == w->path ? e : NULL;
+}
+
+/* guess: of hop_find. NULL: there is none. */
+static __always_inline const struct ws_egress *egress_of(const struct whose *w,
+							 __u32 guess)
+{
+	const struct ws_egress *e = egress_at(guess, w);
+	struct ws_egress_key k;
+	__u32 *index;
+
+	if (e)
+		return e;
+	k = whose_egress_key(w);
+	index = bpf_map_lookup_elem(&ws_egress_index, &k);
+	return index ? egress_at(*index, w) : NULL;
+}

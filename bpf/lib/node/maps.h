@@ -1,0 +1,321 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* Every map of the data path. Programs write ws_stats, ws_refusals, ws_errors,
+ * ws_bench, ws_path_mtus, ws_exits, ws_nexthops and ws_events, what is in
+ * ws_windows, and the last numbers in ws_numbers; user space writes all else. It
+ * may lower max_entries of the arrays that are marked so, to what a node needs.
+ */
+#pragma once
+
+#include <linux/bpf.h>
+#include <bpf/bpf_helpers.h>
+#include <waystamp/abi.h>
+#include "lib/node/scratch.h"
+
+#define WS_CHAINS_MAX 65536
+#define WS_PROXIES_MAX 1024
+
+volatile const struct ws_config cfg = {};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, struct ws_node);
+	__uint(max_entries, 1);
+} ws_node SEC(".maps");
+
+/* About 80 bytes per live entry. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct ws_hop_key);
+	__type(value, __u32);
+	__uint(max_entries, 2 * WS_CHAINS_MAX);
+} ws_hop_index SEC(".maps");
+
+/* 192 bytes per entry; lowered by user space. See ws_match_map for the flag. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, struct ws_hop);
+	__uint(max_entries, 4 * WS_CHAINS_MAX);
+} ws_hops SEC(".maps");
+
+/* 8 bytes per entry; lowered by user space, to twice the SIDs of the locator. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, struct ws_place);
+	__uint(max_entries, 2 * WS_CHAINS_MAX);
+} ws_places SEC(".maps");
+
+/* Only for the reason of a refusal; about 80 bytes per live entry. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct ws_hop_key);
+	__type(value, __u32);
+	__uint(max_entries, 4 * WS_CHAINS_MAX);
+} ws_sids SEC(".maps");
+
+/* About 80 bytes per live entry. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct ws_source_key);
+	__type(value, __u32);
+	__uint(max_entries, 2 * WS_CHAINS_MAX);
+} ws_sources SEC(".maps");
+
+/* About 70 bytes per live entry. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct ws_egress_key);
+	__type(value, __u32);
+	__uint(max_entries, 2 * WS_CHAINS_MAX);
+} ws_egress_index SEC(".maps");
+
+/* 544 bytes per entry; lowered by user space. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, struct ws_egress);
+	__uint(max_entries, 4 * WS_CHAINS_MAX);
+} ws_egresses SEC(".maps");
+
+/* What proof/replay.h keeps: a megabyte of words, in which windows lie one after the other.
+ * All slabs are of one size, so that the kernel inlines both look-ups, and user
+ * space maps them into its memory.
+ */
+struct ws_window_slab {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, __u64);
+	__uint(max_entries, WS_WINDOW_SLAB);
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
+	__type(key, __u32);
+	__uint(max_entries, WS_WINDOW_SLABS);
+	__array(values, struct ws_window_slab);
+} ws_windows SEC(".maps");
+
+/* 456 bytes per entry; lowered by user space. An entry never changes while a rule
+ * names it.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, struct ws_headend);
+	__uint(max_entries, WS_CHAINS_MAX);
+} ws_headends SEC(".maps");
+
+/* The numbers of WS_NUMBER_SLOTS paths and epochs: 4 KB for each CPU, and as much for
+ * whose they are. Not an array per CPU: user space raises a ceiling in its own memory,
+ * beside a number that a program counts on. It sets max_entries to the CPUs that
+ * there may be.
+ */
+struct ws_number_slab {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	/* Of a map in a map the compiler would forget what is in its type. */
+	__uint(value_size, sizeof(struct ws_number));
+	__uint(max_entries, 2 * WS_NUMBER_SLOTS);
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
+	__type(key, __u32);
+	__uint(max_entries, WS_NUMBER_SLABS);
+	__array(values, struct ws_number_slab);
+} ws_numbers SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __be32);
+	__type(value, __u32);
+	__uint(max_entries, WS_CHAINS_MAX);
+} ws_paths SEC(".maps");
+
+/* 16 bytes per entry; lowered by user space, as ws_stats. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, struct ws_path_mtu);
+	__uint(max_entries, 2 * WS_CHAINS_MAX);
+} ws_path_mtus SEC(".maps");
+
+/* 24 bytes per entry and CPU; lowered by user space. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__type(key, __u32);
+	__type(value, struct ws_stats);
+	__uint(max_entries, 2 * WS_CHAINS_MAX);
+} ws_stats SEC(".maps");
+
+/* 64 bytes per entry; user space sets max_entries. It can be mapped, which makes
+ * entries begin where cache lines do.
+ */
+struct ws_match_map {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__uint(value_size, sizeof(struct ws_match_line)); /* see ws_rules_map */
+	__uint(max_entries, 256);
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
+	__type(key, __u32);
+	__uint(max_entries, WS_MATCH_USES);
+	__array(values, struct ws_match_map);
+} ws_match SEC(".maps");
+
+/* One entry, of 128 KB. */
+struct ws_rules_map {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__uint(value_size, sizeof(struct ws_ruleset)); /* as ws_number_slab */
+	__uint(max_entries, 1);
+};
+
+/* A map of maps, so that no packet meets half of the old rules and half of the
+ * new.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
+	__type(key, __u32);
+	__uint(max_entries, 1);
+	__array(values, struct ws_rules_map);
+} ws_rules SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u32);
+	__type(value, struct ws_port);
+	__uint(max_entries, 4096);
+} ws_ports SEC(".maps");
+
+/* 896 bytes per entry and CPU; lowered by user space, as ws_stats. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__type(key, __u32);
+	__type(value, struct ws_exit);
+	__uint(max_entries, 2 * WS_CHAINS_MAX);
+} ws_exits SEC(".maps");
+
+/* 8 MB. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__type(key, struct ws_nexthop_key);
+	__type(value, struct ws_nexthop);
+	__uint(max_entries, 65536);
+} ws_nexthops SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u32);
+	__type(value, struct ws_proxy);
+	__uint(max_entries, WS_PROXIES_MAX);
+} ws_proxies SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__type(key, __u32);
+	__type(value, struct ws_proxy_stats);
+	__uint(max_entries, WS_PROXIES_MAX);
+} ws_proxy_stats SEC(".maps");
+
+/* Where in ws_cache a fingerprint is. 64 bytes per bucket of seven; user space
+ * sets max_entries, here and of ws_cache, to what the functions of the node need.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, struct ws_bucket);
+	__uint(max_entries, 8192);
+} ws_buckets SEC(".maps");
+
+/* 472 bytes per entry, live or not. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, struct ws_cached);
+	__uint(max_entries, 8192 * WS_WAYS);
+} ws_cache SEC(".maps");
+
+/* About 80 bytes per entry. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__type(key, __u64);
+	__type(value, struct ws_copies);
+	__uint(max_entries, 16384);
+} ws_copies SEC(".maps");
+
+/* Packets that are recognised by metadata: skb->tc_index is the index here, and
+ * 0 means none. 472 bytes per entry; lowered by user space.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, struct ws_cached);
+	__uint(max_entries, 65536);
+} ws_slots SEC(".maps");
+
+/* Where a CPU looks for a free slot next. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__type(key, __u32);
+	__type(value, __u32);
+	__uint(max_entries, WS_PROXIES_MAX);
+} ws_slot_next SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__type(key, __u32);
+	__type(value, struct ws_refusal);
+	__uint(max_entries, WS_REASON_COUNT);
+} ws_refusals SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__type(key, __u32);
+	__type(value, struct ws_errors);
+	__uint(max_entries, 1);
+} ws_errors SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__type(key, __u32);
+	__uint(value_size, sizeof(struct bench)); /* no type of Go's */
+	__uint(max_entries, 1);
+} ws_bench SEC(".maps");
+
+/* This CPU's. NULL is a bug. */
+static __always_inline struct bench *bench(void)
+{
+	__u32 zero = 0;
+
+	return bpf_map_lookup_elem(&ws_bench, &zero);
+}
+
+/* What a program hands packets over to; see sr/ext_tc.h. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);
+	__type(key, __u32);
+	__type(value, __u32);
+	__uint(max_entries, WS_PROGRAMS);
+} ws_programs SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 512 * 1024);
+} ws_events SEC(".maps");

@@ -1,0 +1,85 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* The one door by which packets are refused: counted by reason, and sampled to
+ * user space with their headers as they are now.
+ */
+#pragma once
+
+#include "lib/hook.h"
+#include "lib/node/maps.h"
+
+#define SECOND_NS 1000000000ULL
+
+/* A function of its own, so that its prototype carries struct ws_event into the
+ * object's BTF, where user space's type is made from.
+ */
+static __noinline void event_fill(struct ws_event *e, ctx_t *ctx)
+{
+	__u32 len = ctx_len(ctx);
+
+	e->ifindex = ctx_ifindex(ctx);
+	e->len = len;
+	e->hook = WS_HOOK;
+	e->pad = 0;
+	if (len > WS_EVENT_DATA)
+		len = WS_EVENT_DATA;
+	/* An Ethernet frame has 14 bytes; the test also shows the verifier that
+	 * len is not 0.
+	 */
+	if (len < 14 || ctx_load_bytes(ctx, 0, e->data, len))
+		len = 0;
+	e->caplen = len;
+}
+
+static __always_inline void event_send(ctx_t *ctx, struct ws_refusal *r,
+				       __u32 reason, __s32 err, bool reported)
+{
+	__u64 now = bpf_ktime_get_ns();
+	struct ws_event *e;
+
+	if (now - r->window_ns >= SECOND_NS) {
+		r->window_ns = now;
+		r->sent = 0;
+	}
+	if (r->sent >= WS_EVENTS_PER_SECOND) {
+		r->suppressed++;
+		return;
+	}
+	e = bpf_ringbuf_reserve(&ws_events, sizeof(*e), 0);
+	if (!e) {
+		r->suppressed++;
+		return;
+	}
+	r->sent++;
+	e->time_ns = now;
+	e->suppressed = r->suppressed;
+	e->err = err;
+	e->reason = reason;
+	e->reported = reported;
+	r->suppressed = 0;
+	event_fill(e, ctx);
+	bpf_ringbuf_submit(e, 0);
+}
+
+/* Returns the verdict that drops. err: what a helper returned, or 0. */
+__noinline int ws_refuse(ctx_t *ctx, __u32 reason, int err)
+{
+	struct ws_refusal *r = bpf_map_lookup_elem(&ws_refusals, &reason);
+
+	if (r) {
+		r->dropped++;
+		event_send(ctx, r, reason, err, false);
+	}
+	return CTX_DROP;
+}
+
+/* Counts a violation that the plan lets go on. */
+__noinline int ws_report(ctx_t *ctx, __u32 reason)
+{
+	struct ws_refusal *r = bpf_map_lookup_elem(&ws_refusals, &reason);
+
+	if (r) {
+		r->reported++;
+		event_send(ctx, r, reason, 0, true);
+	}
+	return 0;
+}

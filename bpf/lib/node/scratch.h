@@ -1,0 +1,74 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* What is too large for the stack, and no longer needed when the packet is done. */
+#pragma once
+
+#include <linux/bpf.h>
+#include <linux/types.h>
+#include <waystamp/abi.h>
+#include "lib/proof/siphash.h"
+#include "lib/wire/icmp.h"
+#include "lib/wire/tuple.h"
+
+/* A question to the table of headers (detour/cache.h). Times are in ns. */
+struct cache_ask {
+	__u64 print;
+	__u64 now;
+	__u64 lifetime;
+	__u32 first; /* bucket */
+	__u32 buckets;
+	__u32 stats;
+	__u32 pad;
+};
+
+/* Whose header is kept, and what of it is written down beside its bytes. */
+struct kept {
+	struct ws_hop_key hop;
+	__u32 proxy;
+	__u16 outer_len;
+	__u16 tlv_off;
+};
+
+/* A super-packet whose frames' headers are being kept (detour/gso_keep_tc.h). */
+struct frames {
+	struct siphash begun; /* the fingerprint of what all frames have */
+	struct cache_ask ask;
+	struct kept kept;
+	__be32 head[16]; /* the TCP header, and zeros */
+	__u32 off; /* of it, in bytes from the start of the frame */
+	__u32 head_len;
+	__u32 payload; /* bytes behind it, in all frames */
+	__u32 size; /* of these in each but the last */
+	__u32 first; /* see struct print_ip */
+	__u32 count;
+};
+
+/* TCP's options before and after they are changed, and zeros. */
+struct tcp_options {
+	__u8 was[40];
+	__u8 is[40];
+};
+
+struct rules_fit {
+	__u64 word[WS_RULE_WORDS];
+};
+
+struct bench {
+	union {
+		/* Where an error is put together. */
+		struct icmp6_message m;
+		struct icmp4_message m4;
+		struct frames frames;
+		struct tcp_options options;
+	};
+	/* The way of a packet while it is made ready for it. */
+	struct bpf_fib_lookup way;
+	struct bpf_redir_neigh nh;
+	struct ws_nexthop learned; /* it, as it is remembered */
+	/* What rules look at, and the rules that it fits; see match/rules.h. */
+	struct tuple tuple;
+	__u32 dscp;
+	struct rules_fit fit;
+	struct rules_fit marked;
+	/* Those that a packet could fit of which not all can be read. */
+	struct rules_fit could;
+};

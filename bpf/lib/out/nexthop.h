@@ -1,0 +1,92 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* The ways out that TC found, for XDP and TC to use for a short while. One expires,
+ * so that one packet goes through the kernel's neighbour handling, which keeps its
+ * table alive; user space makes all of them void when routes, links or neighbours
+ * change.
+ */
+#pragma once
+
+#include "lib/hook.h"
+#include "lib/node/maps.h"
+#include "lib/wire/ip.h"
+#include "lib/wire/net.h"
+
+/* For packets whose way nobody remembers. */
+#define EXIT_NONE (~0U)
+
+/* Where the way of a hop's, a headend's or an egress's packets is remembered: exit
+ * is the index of its ws_stats. NULL: nowhere.
+ */
+static __always_inline struct ws_nexthop *exit_of(__u32 exit, __u32 flow)
+{
+	struct ws_exit *e = bpf_map_lookup_elem(&ws_exits, &exit);
+
+	return e ? &e->flow[flow % WS_FLOWS] : NULL;
+}
+
+/* An inner packet's whole destination counts. */
+static __always_inline struct ws_nexthop_key
+nexthop_key_inner(const struct inner *in, __u32 flow)
+{
+	struct ws_nexthop_key k = { .flow = flow % WS_FLOWS };
+	struct addrs a = inner_addrs(in);
+
+	k.addr[0] = a.dst[0];
+	k.addr[1] = a.dst[1];
+	return k;
+}
+
+/* The way to a function that routes. No flow of inner packets has its number. */
+static __always_inline struct ws_nexthop_key via_key(const struct ws_proxy *p,
+						     __u32 id)
+{
+	struct ws_nexthop_key k = { .flow = WS_FLOWS + id };
+
+	__builtin_memcpy(k.addr, p->via, sizeof(k.addr));
+	return k;
+}
+
+/* The flow of a packet that has its outer header: its label. */
+static __always_inline __u32 nexthop_flow(const struct ip6_hdr *ip6)
+{
+	return bpf_ntohl(ip6->vtc_flow & IP6_FLOW_MASK);
+}
+
+/* Is this a way to that destination, and not too old? */
+static __always_inline bool nexthop_counts(const struct ws_nexthop *n,
+					   __be64 hi, __be64 lo, __u32 ways)
+{
+	return !((n->to[0] ^ hi) | (n->to[1] ^ lo)) && n->ways == ways &&
+	       n->expires > bpf_jiffies64();
+}
+
+/* The way of packets whose destination is a SID; NULL: TC must ask the kernel. */
+static __always_inline const struct ws_nexthop *
+nexthop_to_sid(__u32 exit, __u32 flow, __be64 sid, __u32 ways)
+{
+	const struct ws_nexthop *n = exit_of(exit, flow);
+
+	return n && nexthop_counts(n, sid, 0, ways) ? n : NULL;
+}
+
+/* The way of a key's packets, which only a hash holds. */
+static __always_inline const struct ws_nexthop *
+nexthop_find(const struct ws_nexthop_key *k, __u32 ways)
+{
+	const struct ws_nexthop *n = bpf_map_lookup_elem(&ws_nexthops, k);
+
+	return n && nexthop_counts(n, k->addr[0], k->addr[1], ways) ? n : NULL;
+}
+
+/* The way of inner packets from their egress. What has several destinations in
+ * one bucket is in the hash as well.
+ */
+static __always_inline const struct ws_nexthop *
+nexthop_inner(__u32 exit, const struct ws_nexthop_key *k, __u32 ways)
+{
+	const struct ws_nexthop *n = exit_of(exit, k->flow);
+
+	if (n && nexthop_counts(n, k->addr[0], k->addr[1], ways))
+		return n;
+	return nexthop_find(k, ways);
+}

@@ -1,0 +1,42 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* The way out of a node on XDP: only by what TC found a moment ago. */
+#pragma once
+
+#include "lib/hook.h"
+#include "lib/node/boundary.h"
+#include "lib/node/maps.h"
+#include "lib/out/nexthop.h"
+#include "lib/wire/net.h"
+
+/* May a packet take it? len: of the IP packet as it will leave. NULL: TC must
+ * look.
+ */
+static __always_inline bool nexthop_takes(const struct ws_nexthop *n, __u32 len)
+{
+	return n && n->xdp && len <= n->mtu;
+}
+
+/* Bytes of the IP packet in a frame, with what is behind its end. A frame that
+ * ends in the first buffer just where the header says needs no helper to tell,
+ * which takes as long as two look-ups.
+ */
+static __always_inline __u32 xdp_packet_len(ctx_t *ctx,
+					    const struct ip6_hdr *ip6,
+					    const void *end)
+{
+	__u32 payload = bpf_ntohs(ip6->payload_len);
+
+	if (end - (const void *)(ip6 + 1) == payload)
+		return sizeof(*ip6) + payload;
+	return ctx_len(ctx) - sizeof(struct eth_hdr);
+}
+
+static __always_inline int nexthop_take(struct eth_hdr *eth,
+					const struct ws_nexthop *n, bool is_ip4)
+{
+	/* Both addresses, which lie beside each other here and there. */
+	*(__u64 *)eth->dst = *(const __u64 *)n->dmac;
+	*(__u32 *)(eth->src + 2) = *(const __u32 *)(n->smac + 2);
+	eth->proto = is_ip4 ? bpf_htons(ETH_P_IP) : bpf_htons(ETH_P_IPV6);
+	return bpf_redirect(n->ifindex, 0);
+}

@@ -1,0 +1,125 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* The verifier's window: how often each of the last numbers of a headend's CPU
+ * (a lane) has been seen. A number stands for a train of frames, which links on
+ * the way may have cut: it is good for as many as the train has.
+ *
+ * A window is a run of words per path and epoch, W / 4 for each lane:
+ *
+ *   63          24 23    18 17    12 11     6 5      0
+ *  +--------------+--------+--------+--------+--------+
+ *  | counter >> w | uses 3 | uses 2 | uses 1 | uses 0 |   W = 2^w
+ *  +--------------+--------+--------+--------+--------+
+ *
+ * Number c is uses c mod 4 of word (c >> 2) mod W/4. What the word's tag says of
+ * older numbers is forgotten when a newer one comes, so a packet may be late by
+ * up to W - 4 numbers.
+ */
+#pragma once
+
+#include "lib/hook.h"
+#include "lib/node/maps.h"
+
+#define WINDOW_USES_BITS 6
+#define WINDOW_USES_MASK 63ULL
+#define WINDOW_TAG_SHIFT 24
+#define WINDOW_ALL_USES ((1ULL << WINDOW_TAG_SHIFT) - 1)
+/* A try is lost only to a frame of the same word that was accepted meanwhile: of
+ * the word's numbers there are 252, and no more of older ones.
+ */
+#define WINDOW_TRIES 504
+
+/* What a frame wants of its word. */
+struct window_claim {
+	__u64 *word;
+	__u64 found; /* in the word, when it was last looked at */
+	__u64 tag; /* of the frame's number */
+	__u32 at; /* of its uses in the word, in bits */
+	__u32 frames;
+	__u32 train;
+	int reason;
+};
+
+/* Tries once, and says whether claim->reason is the answer: it is not where
+ * another frame was faster.
+ */
+static __always_inline bool window_try(struct window_claim *claim)
+{
+	__u64 old = claim->found, tag = claim->tag, uses = 0, next;
+
+	if (old >> WINDOW_TAG_SHIFT > tag) {
+		claim->reason = WS_REASON_STALE;
+		return true;
+	}
+	if (old >> WINDOW_TAG_SHIFT == tag)
+		uses = old & WINDOW_ALL_USES;
+	if ((uses >> claim->at & WINDOW_USES_MASK) + claim->frames >
+	    claim->train) {
+		claim->reason = WS_REASON_REPLAY;
+		return true;
+	}
+	next = tag << WINDOW_TAG_SHIFT |
+	       (uses + ((__u64)claim->frames << claim->at));
+	claim->found = __sync_val_compare_and_swap(claim->word, old, next);
+	if (claim->found != old)
+		return false;
+	claim->reason = WS_REASON_NONE;
+	return true;
+}
+
+static long window_again(__attribute__((unused)) __u64 i,
+			 struct window_claim *claim)
+{
+	return window_try(claim);
+}
+
+/* The word of a window that counts a number; NULL: there is no such window. */
+static __always_inline __u64 *window_word(const struct ws_egress *e, __u32 lane,
+					  __u64 counter)
+{
+	__u32 words = 1U << ((e->window_log2 - 2) & 15);
+	__u32 at = e->window + lane * words + ((counter >> 2) & (words - 1));
+	__u32 slab = at / WS_WINDOW_SLAB;
+	void *all = bpf_map_lookup_elem(&ws_windows, &slab);
+
+	at %= WS_WINDOW_SLAB;
+	return all ? bpf_map_lookup_elem(all, &at) : NULL;
+}
+
+/* Spends frames of the number rnd, or says why not: then nothing has changed.
+ * Only for a packet whose proof has verified. A function of its own, so that the
+ * verifier of the kernel looks at it once, and with bpf_loop for what comes after
+ * the first try: it looks at every turn of a loop. e is never NULL.
+ */
+__noinline int ws_window_take(const struct ws_egress *e, __u64 rnd,
+			      __u32 frames)
+{
+	__u64 counter = rnd & WS_RND_COUNTER_MAX;
+	__u32 lane = rnd >> WS_RND_LANE_SHIFT;
+	struct window_claim claim = {
+		.at = counter % 4 * WINDOW_USES_BITS,
+		.frames = frames,
+		.train = (rnd >> WS_RND_FRAMES_SHIFT & WINDOW_USES_MASK) + 1,
+		.reason = WS_REASON_WINDOW_BUSY_BUG,
+	};
+	struct window_claim again;
+
+	if (!e)
+		goto missing;
+	/* The bits above the lane make it one that no path has. */
+	if (lane >= e->lanes || !counter || claim.train > WS_RND_FRAMES_MAX)
+		return WS_REASON_NUMBER;
+	claim.tag = counter >> (e->window_log2 & 31);
+	claim.word = window_word(e, lane, counter);
+	if (!claim.word)
+		goto missing;
+
+	claim.found = *(volatile __u64 *)claim.word;
+	if (window_try(&claim))
+		return claim.reason;
+	/* Only this one needs an address: what is above stays in registers. */
+	again = claim;
+	bpf_loop(WINDOW_TRIES - 1, window_again, &again, 0);
+	return again.reason;
+missing:
+	return WS_REASON_WINDOW_MISSING_BUG;
+}

@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* The numbers that a headend gives to packets: unique per path and epoch, since
+ * a CPU counts in a lane of its own. See abi.h for the layout.
+ */
+#pragma once
+
+#include "lib/node/maps.h"
+
+/* Where a CPU counts for a headend; NULL: nowhere. */
+static __always_inline struct ws_number *number_of(const struct ws_headend *h,
+						   __u32 cpu)
+{
+	__u32 slab = h->counter / WS_NUMBER_SLOTS;
+	__u32 at = (cpu + 1) * WS_NUMBER_SLOTS + h->counter % WS_NUMBER_SLOTS;
+	void *numbers = bpf_map_lookup_elem(&ws_numbers, &slab);
+
+	return numbers ? bpf_map_lookup_elem(numbers, &at) : NULL;
+}
+
+/* On success *rnd is the next number for a train of frames, else nothing has
+ * changed.
+ */
+static __always_inline enum ws_reason rnd_take(const struct ws_headend *h,
+					       __u32 frames, __u64 *rnd)
+{
+	__u32 cpu = bpf_get_smp_processor_id();
+	struct ws_number *n;
+
+	if (frames > WS_RND_FRAMES_MAX)
+		return WS_REASON_TRAIN_TOO_LONG;
+	if (cpu >= h->lanes)
+		return WS_REASON_NO_LANE;
+	n = number_of(h, cpu);
+	if (!n)
+		return WS_REASON_COUNTER_MISSING_BUG;
+	if (n->last >= n->ceiling || n->last >= WS_RND_COUNTER_MAX)
+		return WS_REASON_RND_EXHAUSTED;
+	*rnd = (__u64)(h->lane + cpu) << WS_RND_LANE_SHIFT |
+	       (__u64)(frames - 1) << WS_RND_FRAMES_SHIFT | ++n->last;
+	return WS_REASON_NONE;
+}

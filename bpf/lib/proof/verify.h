@@ -1,0 +1,136 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* What the egress thinks of a proof. It judges by its plan, never by what the
+ * packet says of itself.
+ */
+#pragma once
+
+#include <waystamp/abi.h>
+#include "lib/proof/stamp.h"
+#include "lib/wire/net.h"
+
+/* One difference of whole words: nothing tells which byte was wrong. */
+static __always_inline bool tag_equal(__u64 a, __u64 b)
+{
+	__u64 diff = a ^ b;
+
+	barrier_var(diff);
+	return diff == 0;
+}
+
+static __always_inline bool keyed_verify(const struct proof_tlv *tlv,
+					 const struct ws_egress *e)
+{
+	__u64 head = *(const __u64 *)tlv >> 16;
+	struct siphash next, s = siphash_begin(e->key[0]);
+	__u64 tag = 0;
+
+	siphash_word(&s, tlv->rnd);
+	for (__u32 j = 0; j < WS_KEYS_MAX; j++) {
+		if (j >= e->keys)
+			break;
+		/* What RND makes of the next key does not wait for this tag. */
+		next = siphash_begin(e->key[(j + 1) % WS_KEYS_MAX]);
+		siphash_word_beside(&s, tag, &next, tlv->rnd);
+		tag = siphash_end(&s, head | (__u64)j << 48 | KEYED_LEN << 56);
+		s = next;
+	}
+	return tag_equal(tag, tlv->cml);
+}
+
+static __always_inline bool keyed_flow_verify(const struct proof_tlv *tlv,
+					      const struct ws_egress *e,
+					      __u64 binding)
+{
+	__u64 tag = 0;
+
+	for (__u32 j = 0; j < WS_KEYS_MAX; j++) {
+		if (j >= e->keys)
+			break;
+		tag = keyed_flow_tag(e->key[j], tlv, tag, binding, j);
+	}
+	return tag_equal(tag, tlv->cml);
+}
+
+static __always_inline bool opot_verify(const struct proof_tlv *tlv,
+					const struct ws_share *s, __u64 secret,
+					bool *in_range)
+{
+	__u64 p = s->prime;
+	__u64 rnd = bpf_be64_to_cpu(tlv->rnd) ^ s->up_rnd;
+	__u64 cml = bpf_be64_to_cpu(tlv->cml) ^ s->up_cml;
+	__u64 diff = opot_add(s, rnd, cml) ^
+		     mod_add(mod_reduce(rnd, p), secret, p);
+
+	barrier_var(diff);
+	*in_range = rnd < p && cml < p;
+	return diff == 0;
+}
+
+/* Values that are not below the prime are another finding than a wrong sum, and
+ * are told only where the sum is right. Returns an enum ws_reason.
+ *
+ * A function of its own, so that the verifier of the kernel looks at the loops
+ * once, and not for each way that a packet can come to them: that was most of the
+ * time of a load. No argument is ever NULL; the verifier wants it asked.
+ */
+__noinline int ws_proof_verify(const struct proof_tlv *tlv,
+			       const struct ws_hop *hop,
+			       const struct ws_egress *e, __u64 binding)
+{
+	bool in_range = true;
+	bool ok = false;
+
+	if (!tlv)
+		goto judged;
+	if (!hop)
+		goto judged;
+	if (!e)
+		goto judged;
+	/* One key for each position before this one, or what is in the maps is no
+	 * plan's: without any, a tag of zero would do.
+	 */
+	if (hop->scheme >= WS_SCHEME_KEYED &&
+	    (!e->keys || e->keys != hop->position))
+		goto judged;
+	if (hop->scheme == WS_SCHEME_KEYED)
+		ok = keyed_verify(tlv, e);
+	else if (hop->scheme == WS_SCHEME_KEYED_FLOW)
+		ok = keyed_flow_verify(tlv, e, binding);
+	else
+		ok = opot_verify(tlv, &hop->share, e->secret, &in_range);
+judged:
+	if (!ok)
+		return WS_REASON_PROOF;
+	return in_range ? WS_REASON_NONE : WS_REASON_RANGE;
+}
+
+static __always_inline __u64 sid_diff(const struct sid *a, const struct sid *b)
+{
+	return (a->hi ^ b->hi) | (a->lo ^ b->lo);
+}
+
+/* carried: the segment list in the packet, n entries; end: of the packet. Two
+ * entries at a time: behind the last one is the proof, which is longer than one.
+ * Without a loop, whose counters the compiler would keep in memory. A function of
+ * its own, for its registers.
+ */
+static __noinline bool segments_equal(const struct sid *carried, __u32 n,
+				      const void *end,
+				      const struct ws_egress *e)
+{
+	const struct sid *want = (const struct sid *)e->list;
+	__u64 diff = n ^ e->segments;
+
+#pragma unroll
+	for (__u32 i = 0; i < WS_SEGS_MAX; i += 2) {
+		if (i < n) {
+			if ((void *)(carried + i + 2) > end)
+				diff = 1;
+			else
+				diff |= sid_diff(carried + i, want + i);
+			if (i + 1 < n && (void *)(carried + i + 2) <= end)
+				diff |= sid_diff(carried + i + 1, want + i + 1);
+		}
+	}
+	return diff == 0;
+}

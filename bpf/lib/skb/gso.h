@@ -1,0 +1,124 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* A super-packet (GSO, GRO) is a train of frames: one stamp, many frames on a
+ * wire. TC only.
+ */
+#pragma once
+
+#include "lib/hook.h"
+#include "lib/sr/ext_tc.h"
+#include "lib/wire/cursor.h"
+#include "lib/wire/ip.h"
+#include "lib/wire/net.h"
+
+/* Bytes of the headers that each frame of the train has of its own, from the
+ * inner IP header on, where c stands. known: they are not a guess.
+ */
+static __always_inline __u32 train_headers_known(struct cursor c, bool *known)
+{
+	struct inner in;
+	const __u8 *first = c.pos, *tcp;
+	__u32 protocol, l4 = 8; /* UDP */
+	__u32 header = sizeof(struct ip6_hdr);
+
+	*known = false;
+	if ((void *)(first + 1) > c.end ||
+	    !inner_take(&c, *first >> 4 == 4, &in))
+		return 0;
+	if (in.is_ip4) {
+		header = ip4_header_len(in.hdr);
+		if (header < sizeof(struct ip4_hdr))
+			header = sizeof(struct ip4_hdr);
+		protocol = ((const struct ip4_hdr *)in.hdr)->protocol;
+		c.pos += (header - sizeof(struct ip4_hdr)) & 63;
+	} else {
+		protocol = ((const struct ip6_hdr *)in.hdr)->nexthdr;
+	}
+	*known = protocol == NEXTHDR_UDP;
+	if (protocol == NEXTHDR_TCP) {
+		tcp = cursor_take_bytes(&c, 20);
+		l4 = tcp ? (tcp[12] >> 4) * 4 : 20;
+		*known = tcp;
+	}
+	return header + l4;
+}
+
+static __always_inline __u32 train_headers(struct cursor c)
+{
+	bool known;
+
+	return train_headers_known(c, &known);
+}
+
+/* Frames that the packet is on a wire. outer: bytes before the inner packet,
+ * where c stands. The kernel knows gso_segs but of packets from guests, and of
+ * those whose headers we have changed and that it has not sent yet.
+ */
+static __always_inline __u32 train_frames(const struct __sk_buff *skb,
+					  struct cursor c, __u32 outer)
+{
+	__u32 size = skb->gso_size, headers;
+
+	if (!size)
+		return 1;
+	if (skb->gso_segs)
+		return skb->gso_segs;
+	headers = outer + train_headers(c);
+	if (skb->len <= headers + size)
+		return 1;
+	return (skb->len - headers + size - 1) / size;
+}
+
+/* The same, but never more than there are, since a replay window counts them:
+ * one, where frames have headers that we do not know.
+ */
+static __always_inline __u32 train_frames_at_least(const struct __sk_buff *skb,
+						   struct cursor c, __u32 outer)
+{
+	bool known;
+
+	if (!skb->gso_size)
+		return 1;
+	if (skb->gso_segs)
+		return skb->gso_segs;
+	train_headers_known(c, &known);
+	return known ? train_frames(skb, c, outer) : 1;
+}
+
+/* Bytes of the longest frame's IP packet, of a packet of all bytes. c: at its IP
+ * header.
+ */
+static __always_inline __u32 train_packet_len(const struct __sk_buff *skb,
+					      struct cursor c, __u32 all)
+{
+	__u32 longest;
+
+	if (!skb->gso_size)
+		return all;
+	longest = train_headers(c) + skb->gso_size;
+	return longest < all ? longest : all;
+}
+
+/* The same of a packet that may have its outer header. Not 0. */
+static __always_inline __u32 train_longest(struct __sk_buff *skb)
+{
+	__u32 all = skb->len - sizeof(struct eth_hdr), outer = 0, longest;
+	int found;
+	__u32 ext = ext_len(skb, &found);
+	struct cursor c = ctx_cursor(skb);
+	const struct ip6_hdr *ip6;
+	const struct srh *srh;
+
+	cursor_take(&c, struct eth_hdr);
+	ip6 = c.pos;
+	if ((void *)(ip6 + 1) > c.end)
+		return all;
+	if (ip6_is_ip6(ip6) && (ext || ip6->nexthdr == NEXTHDR_ROUTING)) {
+		srh = (void *)(ip6 + 1) + ext;
+		if ((void *)(srh + 1) > c.end)
+			return all;
+		outer = sizeof(*ip6) + ext + (srh->hdrlen + 1) * 8;
+		c.pos += outer;
+	}
+	longest = outer + train_headers(c) + skb->gso_size;
+	return longest < all ? longest : all;
+}

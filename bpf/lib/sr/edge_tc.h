@@ -1,0 +1,153 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* What comes from outside and takes no chain. TC only. */
+#pragma once
+
+#include "lib/hook.h"
+#include "lib/node/boundary.h"
+#include "lib/node/maps.h"
+#include "lib/node/refuse.h"
+#include "lib/skb/pull.h"
+#include "lib/skb/vlan.h"
+#include "lib/sr/guard_tc.h"
+#include "lib/wire/icmp.h"
+#include "lib/wire/ip.h"
+#include "lib/wire/net.h"
+
+/* What a headend reads behind the IPv6 header: a TCP header. */
+#define EDGE_L4_MAX 20
+
+/* An ICMPv6 error about a packet to a SID. Those never leave the domain, so that
+ * nobody outside has anything to say of them.
+ */
+__noinline int ws_quotes_sid(struct __sk_buff *skb)
+{
+	struct {
+		struct icmp6_hdr icmp;
+		struct ip6_hdr about;
+	} e;
+
+	return !bpf_skb_load_bytes(
+		       skb, sizeof(struct eth_hdr) + sizeof(struct ip6_hdr), &e,
+		       sizeof(e)) &&
+	       e.icmp.type < ICMP6_INFORMATIONAL && in_block(e.about.dst[0]);
+}
+
+static __always_inline bool unmatched_is_dropped(const struct __sk_buff *skb)
+{
+	__u32 ifindex = skb->ifindex;
+	const struct ws_port *port = bpf_map_lookup_elem(&ws_ports, &ifindex);
+
+	return port && port->unmatched_drop;
+}
+
+/* Where the interface says so, what no chain takes is not routed either. */
+static __always_inline int edge_plain(struct __sk_buff *skb)
+{
+	return unmatched_is_dropped(skb) ?
+		       ws_refuse(skb, WS_REASON_UNMATCHED, 0) :
+		       CTX_PASS;
+}
+
+/* What some chain requires may not come in beside it: it would leave at this
+ * node, the chain's egress, without having been anywhere.
+ */
+static __always_inline int edge_unmatched(struct __sk_buff *skb,
+					  const struct inner *in)
+{
+	int verdict = guard_plain(skb, in);
+
+	return verdict == CTX_PASS ? edge_plain(skb) : verdict;
+}
+
+/* RFC 8754 5.1: nothing of segment routing comes in. Only IPv6 is. */
+static __always_inline int edge_boundary(struct __sk_buff *skb,
+					 const struct inner *in)
+{
+	const struct ip6_hdr *ip6 = in->hdr;
+
+	if (in->is_ip4)
+		return CTX_PASS;
+	if (in_block(ip6->dst[0]))
+		return ws_refuse(skb, WS_REASON_OUTSIDE_SID, 0);
+	if (in_block(ip6->src[0]))
+		return ws_refuse(skb, WS_REASON_OUTSIDE_SOURCE, 0);
+	if (has_srh(skb, ip6))
+		return ws_refuse(skb, WS_REASON_OUTSIDE_SRH, 0);
+	if (ip6->nexthdr == NEXTHDR_ICMP6 && ws_quotes_sid(skb))
+		return ws_refuse(skb, WS_REASON_OUTSIDE_ERROR, 0);
+	return is_mapped(ip6) ? refuse_mapped(skb) : CTX_PASS;
+}
+
+static __always_inline enum ws_reason edge_truncated(void)
+{
+	return WS_REASON_EDGE_TRUNCATED;
+}
+
+/* A frame with a tag: of a VLAN, or of a priority with another tag below, which the
+ * kernel looks for. The MAC address may be anybody's: a VLAN's interface may have one
+ * of its own. Where that is in the plan, its program sees the frame next. Any
+ * other forwards what it gets, and nothing of segment routing comes in by it
+ * either. What chains take or require is not asked.
+ */
+__noinline int ws_edge_vlan(struct __sk_buff *skb)
+{
+	const struct eth_hdr *eth;
+	struct inner in;
+	struct cursor c;
+	long rc;
+
+	if (vlan_planned(skb))
+		return CTX_PASS;
+	rc = pull(skb, sizeof(*eth) + sizeof(struct ip6_hdr));
+	c = ctx_cursor(skb);
+	eth = cursor_take(&c, struct eth_hdr);
+	if (!eth || (!eth_is_ip(eth) && !eth_has_tag(eth)))
+		return CTX_PASS;
+	if (eth_has_tag(eth))
+		return ws_refuse(skb, vlan_tags(), 0);
+	if (!frame_is_tagged(skb))
+		return CTX_PASS; /* for somebody else */
+	if (!inner_take(&c, eth_is_ip4(eth), &in))
+		return ws_refuse(skb, edge_truncated(), rc);
+	return inner_is_its_version(&in) ? edge_boundary(skb, &in) : CTX_PASS;
+}
+
+static __always_inline int ip4_length(void)
+{
+	return WS_REASON_IP4_LENGTH;
+}
+
+/* An IPv4 packet that enters a chain: what the kernel would find out about it
+ * and drop must not get past it in a tunnel. Moves the packet. Returns its
+ * length in bytes, without Ethernet's padding, or a negative reason.
+ */
+__noinline int ws_edge_ip4(struct __sk_buff *skb)
+{
+	__u32 room = skb->len - sizeof(struct eth_hdr), header, len;
+	struct cursor c = ctx_cursor(skb);
+	const struct ip4_hdr *ip4;
+
+	cursor_take(&c, struct eth_hdr);
+	ip4 = cursor_take(&c, struct ip4_hdr);
+	if (!ip4)
+		return -ip4_length();
+	header = ip4_header_len(ip4);
+	len = bpf_ntohs(ip4->len);
+	/* So long a super-packet that it cannot say so. */
+	if (!len && skb->gso_size)
+		len = room;
+	if (len < header || len > room || (skb->gso_size && len != room))
+		return -ip4_length();
+	if (header > sizeof(*ip4)) {
+		if (pull(skb, sizeof(struct eth_hdr) + header + EDGE_L4_MAX))
+			return -ip4_length();
+		c = ctx_cursor(skb);
+		cursor_take(&c, struct eth_hdr);
+		ip4 = cursor_take(&c, struct ip4_hdr);
+		if (!ip4)
+			return -ip4_length();
+	}
+	if (!ip4_sum_is_right(ip4, c))
+		return -WS_REASON_IP4_CHECKSUM;
+	return len;
+}

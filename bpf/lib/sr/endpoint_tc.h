@@ -1,0 +1,304 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* The endpoints of a node on TC, in the order of the packet. */
+#pragma once
+
+#include "lib/detour/in_tc.h"
+#include "lib/hook.h"
+#include "lib/match/rules_tc.h"
+#include "lib/node/maps.h"
+#include "lib/node/refuse.h"
+#include "lib/node/stats.h"
+#include "lib/out/forward_tc.h"
+#include "lib/skb/gso.h"
+#include "lib/skb/pull.h"
+#include "lib/skb/strip.h"
+#include "lib/sr/endpoint.h"
+#include "lib/sr/endpoint_refuse_tc.h"
+#include "lib/sr/ext_tc.h"
+#include "lib/wire/ext.h"
+#include "lib/wire/net.h"
+#include "lib/wire/srh.h"
+#include "lib/wire/tlv_tc.h"
+
+/* What one visit of a SID of this node came to, beside TC's verdicts. */
+#define STEP_AGAIN 100 /* the next segment is on this node too */
+#define STEP_PULLED 101 /* nothing; more of the packet is linear now */
+#define STEP_EXT 102 /* nothing; it is the matter of the program for options */
+#define STEP_LEAVE 103 /* what is above is how, and the exit */
+
+#define TLV_BAD 0xffff /* beyond all reasons */
+
+/* How, in two bits. */
+#define LEAVE_FORWARD 0 /* on to another node */
+#define LEAVE_DELIVER_IP6 1 /* verified, and without its outer header */
+#define LEAVE_DELIVER_IP4 2
+
+static __always_inline int step_leave(__u32 how, __u32 exit)
+{
+	return STEP_LEAVE + (exit << 2 | how);
+}
+
+/* Makes all headers linear that will be read, up to the inner one, and no more:
+ * pulling payload would copy it. Finds out what is before the SRH, for
+ * endpoint_parse to judge.
+ */
+static __always_inline long endpoint_pull(struct __sk_buff *skb,
+					  struct endpoint *ep)
+{
+	__u32 ext = ext_len(skb, &ep->ext);
+	__u32 len = sizeof(struct eth_hdr) + sizeof(struct ip6_hdr) + ext +
+		    sizeof(struct srh);
+	const struct srh *srh;
+	struct cursor c;
+	long rc;
+
+	rc = pull(skb, len);
+	if (rc)
+		return rc;
+	c = ctx_cursor(skb);
+	cursor_take(&c, struct eth_hdr);
+	cursor_take(&c, struct ip6_hdr);
+	if (EXT_LEN_MAX) {
+		barrier_var(ext);
+		c.pos += ext & (2 * EXT_LEN_MAX - 1);
+	}
+	srh = cursor_take(&c, struct srh);
+	if (!srh)
+		return 0; /* too short; whoever parses it says how */
+	len += srh->hdrlen * 8;
+	return rules_pull(skb, len, len + sizeof(struct ip6_hdr));
+}
+
+/* What to do about a packet whose flow could not be read: more of it may have to
+ * be linear, once. Moves the packet.
+ */
+static __always_inline int endpoint_pull_flow(struct __sk_buff *skb,
+					      const struct endpoint *ep)
+{
+	__u32 len = sizeof(struct eth_hdr) + endpoint_outer_len(ep) + TUPLE_LEN;
+	__u32 linear = skb->data_end - skb->data;
+	long rc = 0;
+
+	if (linear < len && linear < skb->len) {
+		rc = pull(skb, len);
+		if (!rc)
+			return STEP_PULLED;
+	}
+	return ws_refuse(skb, flow_unreadable(), rc);
+}
+
+/* The proof, in whatever place it is. TLV_BAD: ep->tlv_bad is the reason. A verifier
+ * cannot tell that one from WS_REASON_NONE, which TLV_BAD is not.
+ */
+static __always_inline enum ws_reason tlv_locate(struct __sk_buff *skb,
+						 struct endpoint *ep)
+{
+	__u32 list_len = 16 * ep->segments;
+	void *tlvs = (void *)ep->list + list_len;
+	int off = 0;
+
+	ep->tlv = tlvs;
+	if ((void *)(ep->tlv + 1) <= ep->end &&
+	    tlv_at_once(ep->srh, ep->segments, ep->tlv))
+		return WS_REASON_NONE;
+
+	off = ws_tlv_find(skb,
+			  sizeof(struct eth_hdr) + sizeof(struct ip6_hdr) +
+				  endpoint_ext(ep) + sizeof(struct srh) +
+				  list_len,
+			  ep->srh->hdrlen * 8 - list_len);
+	if (off < 0) {
+		ep->tlv_bad = -off;
+		return TLV_BAD;
+	}
+	ep->tlv = tlvs + (off & (2 * WS_TLVS_LEN_MAX - 1));
+	return (void *)(ep->tlv + 1) <= ep->end ? WS_REASON_NONE : bounds_bug();
+}
+
+/* From the frame to the entry for its SID, path and epoch. Pointers in ep are
+ * good until the packet is moved.
+ */
+static __always_inline enum ws_reason endpoint_parse(struct __sk_buff *skb,
+						     struct endpoint *ep)
+{
+	struct cursor c = ctx_cursor(skb);
+	enum ws_reason r;
+	__u32 ext;
+
+	ep->end = c.end;
+	ep->eth = cursor_take(&c, struct eth_hdr);
+	ep->ip6 = cursor_take(&c, struct ip6_hdr);
+	/* That the headers themselves are there has been seen before. */
+	if (!ep->eth || !ep->ip6 ||
+	    sizeof(*ep->eth) + sizeof(*ep->ip6) +
+			    bpf_ntohs(ep->ip6->payload_len) >
+		    skb->len)
+		return WS_REASON_PAYLOAD_LENGTH;
+	if (EXT_LEN_MAX) {
+		ext = ep->ext;
+		barrier_var(ext); /* else it is read again, without its bound */
+		if (ext > EXT_LEN_MAX)
+			return extension_first();
+		ep->ext = ext;
+		c.pos += ext;
+	} else {
+		if (ep->ip6->nexthdr == NEXTHDR_FRAGMENT)
+			return outer_fragment();
+		if (nexthdr_is_options(ep->ip6->nexthdr))
+			return extension_first();
+		if (ep->ip6->nexthdr != NEXTHDR_ROUTING)
+			return no_srh();
+	}
+	r = srh_check(&c, &ep->srh, &ep->segments);
+	if (r)
+		return r;
+	ep->list = c.pos;
+	r = tlv_locate(skb, ep);
+	if (r)
+		return r;
+	return endpoint_find_hop(ep);
+}
+
+/* End (RFC 8986 4.1) with a stamp. */
+static __always_inline int end_tc(struct __sk_buff *skb, struct endpoint *ep,
+				  bool first)
+{
+	__u32 headers = sizeof(struct eth_hdr) + endpoint_outer_len(ep);
+	struct end_next next;
+	enum ws_reason r;
+
+	r = end_check(ep, first, &next);
+	if (r)
+		return endpoint_refuse(skb, ep, r);
+	end_advance(ep, &next, first);
+	end_stamp(ep);
+	stats_add(ep->hop->stats, train_frames(skb, inner_cursor(ep), headers),
+		  skb->len - headers);
+	return in_locator(ep->ip6->dst[0]) ?
+		       STEP_AGAIN :
+		       step_leave(LEAVE_FORWARD, ep->hop->stats);
+}
+
+/* End.DT46 (RFC 8986 4.8) behind the verdict. */
+static __always_inline int dt46_tc(struct __sk_buff *skb, struct endpoint *ep)
+{
+	const struct ws_egress *e;
+	struct inner inner;
+	__u32 outer, headers, frames, bytes, stats;
+	bool report, is_ip4;
+	enum ws_reason r;
+	long rc;
+
+	if (segments_remain(ep))
+		return endpoint_refuse(skb, ep, WS_REASON_SEGMENTS_REMAIN);
+	e = egress_find(ep);
+	if (!e)
+		return ws_refuse(skb, WS_REASON_EGRESS_MISSING_BUG, 0);
+	/* Read with what is judged: the entry may be another path's later. */
+	report = e->on_violation == WS_ON_VIOLATION_REPORT;
+	r = egress_judge(ep, e);
+	/* Whoever made up a number must not use up one of ours. */
+	if (!r)
+		r = egress_window(
+			ep, e,
+			train_frames_at_least(skb, inner_cursor(ep),
+					      sizeof(struct eth_hdr) +
+						      endpoint_outer_len(ep)));
+	if (r && !report)
+		return ws_refuse(skb, r, 0);
+	if (r)
+		ws_report(skb, r);
+	r = inner_find(ep, endpoint_has_ip4(ep), &inner);
+	if (!r)
+		r = inner_check(ep, &inner,
+				ws_rules_find(skb,
+					      sizeof(struct eth_hdr) +
+						      endpoint_outer_len(ep),
+					      WS_RULE_REQUIRE, inner.is_ip4,
+					      ep->tlv->path));
+	if (r)
+		return endpoint_refuse(skb, ep, r);
+
+	inner_set_ecn(&inner, ip6_ecn(ep->ip6));
+	is_ip4 = inner.is_ip4;
+	outer = endpoint_outer_len(ep);
+	headers = sizeof(struct eth_hdr) + outer;
+	/* Once more: kept so long it costs more of the stack than there is. */
+	frames = train_frames_at_least(skb, inner_cursor(ep), headers);
+	bytes = skb->len - headers;
+	stats = ep->hop->stats;
+	/* Moves the packet: every pointer taken before is gone. */
+	rc = strip(skb, outer, is_ip4);
+	if (rc)
+		return ws_refuse(skb, strip_failed(), rc);
+	stats_add(stats, frames, bytes);
+	skb->tc_index = WS_INDEX_PROVEN;
+	return step_leave(is_ip4 ? LEAVE_DELIVER_IP4 : LEAVE_DELIVER_IP6,
+			  stats);
+}
+
+/* One visit. A function of its own, so that the verifier looks at it once and
+ * not once per segment.
+ */
+__noinline int ws_endpoint_step(struct __sk_buff *skb, int first)
+{
+	struct endpoint ep = {};
+	enum ws_reason r;
+	long rc;
+
+	rc = endpoint_pull(skb, &ep);
+	if (rc)
+		return ws_refuse(skb, WS_REASON_PULL_FAILED, rc);
+	r = endpoint_parse(skb, &ep);
+	if (r == WS_REASON_EXTENSION_FIRST) /* compares only */
+		return EXT_LEN_MAX ? ext_refuse(skb, ep.ext) : STEP_EXT;
+	if (r)
+		return endpoint_refuse(skb, &ep, r == TLV_BAD ? ep.tlv_bad : r);
+	/* A function may change the flow; what it sends is stamped. */
+	if (ep.hop->behaviour == WS_BEHAVIOUR_END_AD)
+		return ad_tc(skb, &ep, first);
+	if (!endpoint_bind(&ep))
+		return endpoint_pull_flow(skb, &ep);
+	if (ep.hop->behaviour == WS_BEHAVIOUR_END)
+		return end_tc(skb, &ep, first);
+	if (ep.hop->behaviour == WS_BEHAVIOUR_END_DT46)
+		return dt46_tc(skb, &ep);
+	return ws_refuse(skb, WS_REASON_BEHAVIOUR_BUG, 0);
+}
+
+/* All positions but the headend, and one that finds nothing left. */
+#define VISITS_MAX (WS_SEGS_MAX + 1)
+
+/* All visits that follow one another on this node. With plain SIDs Segments Left
+ * falls with each one, and with C-SIDs no path of a plan has more than the bound:
+ * only a list made up by somebody reaches it. Returns the verdict.
+ */
+static __always_inline int endpoint_tc(struct __sk_buff *skb, bool first)
+{
+	__u32 visits = 0, exit, how;
+	int step = 0;
+
+	/* One step more: a pull is no visit. */
+	for (__u32 i = 0; i <= VISITS_MAX; i++) {
+		step = ws_endpoint_step(skb, first);
+		if (step == STEP_AGAIN) {
+			first = false;
+			if (++visits == VISITS_MAX)
+				break;
+		} else if (step != STEP_PULLED) {
+			break;
+		}
+	}
+	if (step >= STEP_LEAVE) {
+		exit = (step - STEP_LEAVE) >> 2;
+		how = (step - STEP_LEAVE) & 3;
+		return how == LEAVE_FORWARD ?
+			       ws_forward(skb, exit, WAY_UNKNOWN) :
+			       ws_deliver(skb, exit, how == LEAVE_DELIVER_IP4);
+	}
+	if (!EXT_LEN_MAX && step == STEP_EXT)
+		return ext_program(skb, first ? EXT_ARRIVES : EXT_AGAIN, 0);
+	if (step >= STEP_AGAIN)
+		return ws_refuse(skb, WS_REASON_LOOP, 0);
+	return step;
+}

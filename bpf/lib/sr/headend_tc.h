@@ -1,0 +1,156 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* H.Encaps (RFC 8986 5.1) with the first stamp, on TC. */
+#pragma once
+
+#include "lib/hook.h"
+#include "lib/node/maps.h"
+#include "lib/node/refuse.h"
+#include "lib/node/stats.h"
+#include "lib/out/forward_tc.h"
+#include "lib/out/icmp_tc.h"
+#include "lib/out/route_tc.h"
+#include "lib/proof/binding_tc.h"
+#include "lib/proof/rnd.h"
+#include "lib/skb/gso.h"
+#include "lib/skb/push.h"
+#include "lib/sr/endpoint_tc.h"
+#include "lib/sr/headend.h"
+#include "lib/sr/mss_tc.h"
+#include "lib/wire/flow.h"
+#include "lib/wire/ip.h"
+#include "lib/wire/net.h"
+
+/* What the sender of a packet is told that a headend refused for r. */
+static __always_inline int headend_refuse(struct __sk_buff *skb,
+					  const struct ws_headend *h,
+					  enum ws_reason r, __u32 packet_len,
+					  bool is_ip4)
+{
+	int verdict = ws_refuse(skb, r, 0);
+
+	if (r == WS_REASON_EDGE_HOP_LIMIT) /* compares only */
+		return icmp_time_exceeded(skb, is_ip4);
+	if (r == WS_REASON_CHAIN_MTU) /* compares only */
+		return icmp_too_big(skb, sizeof(struct eth_hdr), h->mtu, 0,
+				    is_ip4);
+	if (r == WS_REASON_PATH_MTU) /* compares only */
+		return icmp_too_big(skb, sizeof(struct eth_hdr),
+				    path_mtu_exceeded(h, packet_len, is_ip4), 0,
+				    is_ip4);
+	return verdict;
+}
+
+/* The way to the first segment, asked for before there is an outer header: so a
+ * packet that is too long for it is still as its sender made it. packet_len: of
+ * the longest frame. Returns what route_find does, or WAY_KNOWN.
+ */
+static __always_inline long headend_way(struct __sk_buff *skb,
+					const struct ws_headend *h,
+					const struct headend_packet *pkt,
+					__u32 packet_len,
+					struct bpf_fib_lookup *p)
+{
+	const struct ip6_hdr *outer = (const struct ip6_hdr *)h->outer;
+
+	if (ws_exit_is_known(h->stats, headend_first(h),
+			     bpf_ntohl(pkt->vtc_flow & IP6_FLOW_MASK),
+			     packet_len + pkt->outer_len))
+		return WAY_KNOWN;
+	__builtin_memset(p, 0, sizeof(*p));
+	p->flowinfo = pkt->vtc_flow & ~IP6_VERSION_MASK;
+	return route_ask(skb, outer, packet_len + pkt->outer_len, p);
+}
+
+/* A packet that leaves, for a SID of this node: in again by the interface that it
+ * would have left by, whose address it comes from.
+ */
+static __always_inline int headend_in(struct __sk_buff *skb)
+{
+	struct cursor c = ctx_cursor(skb);
+	struct eth_hdr *eth = cursor_take(&c, struct eth_hdr);
+	__u32 mtu = 0;
+
+	/* The kernel would drop it without a word. */
+	if (!skb->gso_size && bpf_check_mtu(skb, 0, &mtu, 0, 0))
+		return ws_too_big(skb, mtu);
+	if (!eth)
+		return ws_refuse(skb, bounds_bug(), 0);
+	__builtin_memcpy(eth->dst, eth->src, sizeof(eth->dst));
+	return bpf_redirect(skb->ifindex, BPF_F_INGRESS);
+}
+
+/* c stands behind the packet's header; len: of the packet, in bytes; leaves: it is
+ * on its way out, and known when this is compiled.
+ */
+static __always_inline int headend_tc(struct __sk_buff *skb, struct cursor c,
+				      struct inner *in, __u32 len, __u32 index,
+				      bool leaves)
+{
+	const struct ws_headend *h = headend_find(index);
+	struct headend_packet pkt;
+	struct bench *b = bench();
+	__u32 frames, packet_len;
+	struct cursor inner;
+	enum ws_reason r;
+	long rc, found = 0;
+
+	if (!h || !b)
+		return ws_refuse(skb, WS_REASON_HEADEND_MISSING_BUG, 0);
+	pkt.binding = 0;
+	pkt.routed = leaves;
+	if (h->scheme == WS_SCHEME_KEYED_FLOW) {
+		if (!binding_pull_plain(skb, &h->share, &pkt.binding))
+			return ws_refuse(skb, flow_unreadable(), 0);
+		if (!forward_inner(skb, in->is_ip4, &c, in))
+			return ws_refuse(skb, flow_unreadable(), 0);
+	}
+	inner = c;
+	inner.pos = in->hdr;
+	frames = train_frames(skb, inner, sizeof(struct eth_hdr));
+	packet_len = train_packet_len(skb, inner, len);
+	pkt.vtc_flow = headend_vtc_flow(c, in);
+	r = headend_check(h, in, len, packet_len, &pkt);
+	if (r)
+		return headend_refuse(skb, h, r, packet_len, in->is_ip4);
+	if (!headend_first_is_local(h)) {
+		found = headend_way(skb, h, &pkt, packet_len, &b->way);
+		if (found == BPF_FIB_LKUP_RET_FRAG_NEEDED) {
+			ws_refuse(skb, too_big(), b->way.mtu_result);
+			return icmp_too_big(skb, sizeof(struct eth_hdr),
+					    b->way.mtu_result, pkt.outer_len,
+					    in->is_ip4);
+		}
+		if (found != WAY_KNOWN && !route_is_way(found)) {
+			ws_refuse(skb, no_route(), found);
+			return icmp_no_tunnel(skb, sizeof(struct eth_hdr),
+					      found, in->is_ip4);
+		}
+	}
+	r = rnd_take(h, frames, &pkt.rnd);
+	if (r)
+		return ws_refuse(skb, r, 0);
+
+	if (!leaves)
+		inner_decrement(in);
+	/* Ethernet's padding goes; where that fails, it ends up behind the outer
+	 * packet.
+	 */
+	if (pkt.is_ip4 && len < skb->len - sizeof(struct eth_hdr))
+		bpf_skb_change_tail(skb, sizeof(struct eth_hdr) + len, 0);
+	if (h->mss) {
+		rc = ws_mss_clamp(skb, h->mss, pkt.is_ip4);
+		if (rc)
+			return ws_refuse(skb, headend_write_failed(), rc);
+	}
+	rc = push(skb, pkt.outer_len, pkt.is_ip4);
+	if (rc)
+		return ws_refuse(skb, WS_REASON_PUSH_FAILED, rc);
+	rc = bpf_skb_store_bytes(skb, sizeof(struct eth_hdr), h->outer,
+				 pkt.outer_len, 0);
+	if (rc || !headend_finish(h, ctx_cursor(skb), &pkt))
+		return ws_refuse(skb, headend_write_failed(), rc);
+	stats_add(h->stats, frames, pkt.inner_len);
+	if (headend_first_is_local(h))
+		return leaves ? headend_in(skb) : endpoint_tc(skb, false);
+	return ws_forward(skb, h->stats, found);
+}

@@ -1,0 +1,170 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* A headend lowers what a SYN asks for, where more would not fit the chain. TC
+ * only. A SYN without the option asks for what always fits.
+ */
+#pragma once
+
+#include "lib/hook.h"
+#include "lib/node/maps.h"
+#include "lib/wire/net.h"
+#include "lib/wire/tuple.h"
+
+#define TCP_OPTION_END 0
+#define TCP_OPTION_NOP 1
+#define TCP_OPTION_MSS 2
+#define TCP_OPTION_MSS_LEN 4
+#define TCP_OPTIONS_MAX 40 /* bytes */
+
+/* Where a TCP header may be, in bytes from the frame's start. */
+struct mss_at {
+	__u32 off; /* 0: there is none */
+	__u32 left; /* bytes of the IP packet from there on */
+};
+
+static __always_inline struct mss_at mss_at_ip4(struct __sk_buff *skb)
+{
+	struct mss_at at = {};
+	struct ip4_hdr ip4;
+	__u32 header, len;
+
+	if (bpf_skb_load_bytes(skb, sizeof(struct eth_hdr), &ip4, sizeof(ip4)))
+		return at;
+	header = ip4_header_len(&ip4);
+	len = bpf_ntohs(ip4.len);
+	if (ip4.protocol != NEXTHDR_TCP || ip4_is_fragment(&ip4) ||
+	    header > len)
+		return at;
+	at.off = sizeof(struct eth_hdr) + header;
+	at.left = len - header;
+	return at;
+}
+
+/* Passes over as many extension headers as tuple_read does. Not over AH, whose
+ * receiver would find the change, nor into fragments.
+ */
+static __always_inline struct mss_at mss_at_ip6(struct __sk_buff *skb)
+{
+	__u32 off = sizeof(struct eth_hdr) + sizeof(struct ip6_hdr);
+	__u32 room = TUPLE_EXTENSIONS_LEN, left, next, len;
+	struct mss_at at = {};
+	struct {
+		__be32 vtc_flow;
+		__be16 payload_len;
+		__u8 nexthdr;
+		__u8 hop_limit;
+	} ip6;
+	__u8 x[2]; /* Next Header, Hdr Ext Len */
+
+	if (bpf_skb_load_bytes(skb, sizeof(struct eth_hdr), &ip6, sizeof(ip6)))
+		return at;
+	left = bpf_ntohs(ip6.payload_len);
+	next = ip6.nexthdr;
+	for (__u32 i = 0; i < TUPLE_EXTENSIONS && next != NEXTHDR_TCP; i++) {
+		if (!nexthdr_may_route(next) ||
+		    bpf_skb_load_bytes(skb, off, x, sizeof(x)))
+			return at;
+		len = (x[1] + 1) * 8;
+		if (len > room || len > left)
+			return at;
+		room -= len;
+		left -= len;
+		off += len;
+		next = x[0];
+	}
+	if (next != NEXTHDR_TCP)
+		return at;
+	at.off = off;
+	at.left = left;
+	return at;
+}
+
+struct mss_walk {
+	__u32 at;
+	__u32 len; /* bytes of options */
+	__u32 most;
+	bool lowered;
+};
+
+/* One option (RFC 9293 3.2). Returns 1 behind the last one, and at one that is
+ * not whole: no receiver reads on there.
+ */
+static long mss_step(__attribute__((unused)) __u64 i, struct mss_walk *w)
+{
+	struct bench *b = bench();
+	__u32 at = w->at, len = 1, said;
+	__u8 *option;
+
+	if (!b || at >= w->len || at >= TCP_OPTIONS_MAX)
+		return 1;
+	option = b->options.is + at;
+	if (*option == TCP_OPTION_END)
+		return 1;
+	if (*option != TCP_OPTION_NOP) {
+		if (at + 2 > w->len || at + 2 > TCP_OPTIONS_MAX)
+			return 1;
+		len = option[1];
+		if (len < 2 || at + len > w->len)
+			return 1;
+	}
+	w->at = at + len;
+	if (*option != TCP_OPTION_MSS || len != TCP_OPTION_MSS_LEN ||
+	    at > TCP_OPTIONS_MAX - TCP_OPTION_MSS_LEN)
+		return 0;
+	said = option[2] << 8 | option[3];
+	if (said > w->most) {
+		option[2] = w->most >> 8;
+		option[3] = w->most;
+		w->lowered = true;
+	}
+	return 0;
+}
+
+/* Lowers the MSS that a packet without an outer header says to at most so many
+ * bytes. Moves the packet: every pointer taken before is gone. Returns what the
+ * kernel does where it cannot be written; a packet that says none, or not so that
+ * it can be found, is left as it is.
+ */
+__noinline int ws_mss_clamp(struct __sk_buff *skb, __u32 most, int is_ip4)
+{
+	struct mss_walk w = { .most = most };
+	struct bench *b = bench();
+	struct tcp_hdr tcp;
+	struct mss_at at;
+	__u32 off, len;
+	__s64 diff;
+	long rc;
+
+	at = is_ip4 ? mss_at_ip4(skb) : mss_at_ip6(skb);
+	if (!b || !at.off ||
+	    bpf_skb_load_bytes(skb, at.off, &tcp, sizeof(tcp)) ||
+	    !(tcp.flags & TCP_SYN))
+		return 0;
+	len = (tcp.offset >> 4) * 4;
+	if (len <= sizeof(tcp) || len > at.left)
+		return 0;
+	len -= sizeof(tcp);
+	off = at.off + sizeof(tcp);
+	barrier_var(len);
+	if (len < 1 || len > TCP_OPTIONS_MAX)
+		return 0; /* for the verifier */
+	__builtin_memset(b->options.was, 0, sizeof(b->options.was));
+	if (bpf_skb_load_bytes(skb, off, b->options.was, len))
+		return 0;
+	__builtin_memcpy(b->options.is, b->options.was, sizeof(b->options.is));
+	w.len = len;
+	bpf_loop(TCP_OPTIONS_MAX, mss_step, &w, 0);
+	if (!w.lowered)
+		return 0;
+	/* RFC 1624. Options begin where a word does, so that an odd offset needs
+	 * nothing special. The helper leaves alone what a device is to compute.
+	 */
+	diff = bpf_csum_diff((void *)b->options.was, sizeof(b->options.was),
+			     (void *)b->options.is, sizeof(b->options.is), 0);
+	rc = bpf_l4_csum_replace(
+		skb, at.off + __builtin_offsetof(struct tcp_hdr, checksum), 0,
+		diff, 0);
+	barrier_var(len);
+	if (rc || len < 1 || len > TCP_OPTIONS_MAX)
+		return rc;
+	return bpf_skb_store_bytes(skb, off, b->options.is, len, 0);
+}

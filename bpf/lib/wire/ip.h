@@ -1,0 +1,147 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* An inner packet, of either version of IP. Where is_ip4 is known when it is
+ * compiled, nothing of the other version is left.
+ */
+#pragma once
+
+#include "lib/wire/cursor.h"
+#include "lib/wire/ip4.h"
+#include "lib/wire/net.h"
+
+struct inner {
+	void *hdr; /* a struct ip6_hdr or ip4_hdr, in bounds */
+	bool is_ip4;
+};
+
+/* IPv4 addresses as ::ffff:a.b.c.d, which is what our tables hold. */
+struct addrs {
+	__be64 src[2];
+	__be64 dst[2];
+};
+
+/* Bytes of a header without options. */
+static __always_inline __u32 inner_header(bool is_ip4)
+{
+	return is_ip4 ? sizeof(struct ip4_hdr) : sizeof(struct ip6_hdr);
+}
+
+/* c: at the header; is left behind it, before any options. False: it runs past
+ * the end.
+ */
+static __always_inline bool inner_take(struct cursor *c, bool is_ip4,
+				       struct inner *in)
+{
+	in->is_ip4 = is_ip4;
+	in->hdr = is_ip4 ? (void *)cursor_take(c, struct ip4_hdr) :
+			   (void *)cursor_take(c, struct ip6_hdr);
+	return in->hdr;
+}
+
+/* Does the version field say what carries it says? */
+static __always_inline bool inner_is_its_version(const struct inner *in)
+{
+	return in->is_ip4 ? ip4_is_ip4(in->hdr) : ip6_is_ip6(in->hdr);
+}
+
+static __always_inline struct addrs inner_addrs(const struct inner *in)
+{
+	const struct ip4_hdr *ip4 = in->hdr;
+	const struct ip6_hdr *ip6 = in->hdr;
+
+	if (in->is_ip4)
+		return (struct addrs){
+			.src = { 0, ip4_mapped(ip4->src) },
+			.dst = { 0, ip4_mapped(ip4->dst) },
+		};
+	return (struct addrs){
+		.src = { ip6->src[0], ip6->src[1] },
+		.dst = { ip6->dst[0], ip6->dst[1] },
+	};
+}
+
+/* Addresses that the kernel forwards nothing to, or nothing from. It would forward
+ * to ::, as by any default route.
+ */
+static __always_inline bool inner_to_is_never_forwarded(const struct inner *in)
+{
+	const struct ip6_hdr *ip6 = in->hdr;
+
+	return in->is_ip4 ? ip4_is_never_forwarded(
+				    ((const struct ip4_hdr *)in->hdr)->dst) :
+			    ip6_is_unsteered(ip6->dst) &&
+				    !ip6_is_unspecified(ip6->dst);
+}
+
+static __always_inline bool
+inner_from_is_never_forwarded(const struct inner *in)
+{
+	return in->is_ip4 ?
+		       ip4_is_never_forwarded(
+			       ((const struct ip4_hdr *)in->hdr)->src) :
+		       ip6_is_unsteered(((const struct ip6_hdr *)in->hdr)->src);
+}
+
+/* What is never steered, whatever rules say. */
+static __always_inline bool inner_is_unsteered(const struct inner *in)
+{
+	const struct ip4_hdr *ip4 = in->hdr;
+	const struct ip6_hdr *ip6 = in->hdr;
+
+	if (in->is_ip4)
+		return ip4_is_unsteered(ip4->dst) || ip4_is_unsteered(ip4->src);
+	return ip6_is_unsteered(ip6->dst) || ip6_is_unsteered(ip6->src) ||
+	       ip6_is_mapped(ip6->dst) || ip6_is_mapped(ip6->src);
+}
+
+/* Hop limit or TTL. */
+static __always_inline __u32 inner_hops(const struct inner *in)
+{
+	return in->is_ip4 ? ((const struct ip4_hdr *)in->hdr)->ttl :
+			    ((const struct ip6_hdr *)in->hdr)->hop_limit;
+}
+
+static __always_inline void inner_decrement(const struct inner *in)
+{
+	if (in->is_ip4)
+		ip4_decrement(in->hdr);
+	else
+		((struct ip6_hdr *)in->hdr)->hop_limit--;
+}
+
+static __always_inline __u32 inner_ecn(const struct inner *in)
+{
+	return in->is_ip4 ? ((const struct ip4_hdr *)in->hdr)->tos & 3 :
+			    ip6_ecn(in->hdr);
+}
+
+/* The first word of an outer header for it, but for the flow label. RFC 6040 4.1
+ * has ECN copied too.
+ */
+static __always_inline __be32 inner_vtc(const struct inner *in)
+{
+	const struct ip4_hdr *ip4 = in->hdr;
+	const struct ip6_hdr *ip6 = in->hdr;
+
+	return in->is_ip4 ? IP6_VERSION |
+				    bpf_htonl((__u32)ip4->tos << IP6_TC_SHIFT) :
+			    ip6->vtc_flow & ~IP6_FLOW_MASK;
+}
+
+/* RFC 6040 4.2, for what the egress let pass: the outer header's mark. */
+static __always_inline void inner_set_ecn(const struct inner *in, __u32 outer)
+{
+	__u32 now = inner_ecn(in), ecn = now;
+	struct ip6_hdr *ip6 = in->hdr;
+	struct ip4_hdr *ip4 = in->hdr;
+
+	if (outer == ECN_CE)
+		ecn = ECN_CE;
+	else if (outer == ECN_ECT1 && now == ECN_ECT0)
+		ecn = ECN_ECT1;
+	if (ecn == now)
+		return;
+	if (in->is_ip4)
+		ip4_set_tos(ip4, ip4->tos ^ now ^ ecn);
+	else
+		ip6->vtc_flow ^= bpf_htonl((now ^ ecn) << IP6_ECN_SHIFT);
+}
