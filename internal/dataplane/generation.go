@@ -374,14 +374,16 @@ func (d *Dataplane) makeMaps(g *generation, spec *ebpf.CollectionSpec, carry map
 		}
 		t := table(name)
 		ms.MaxEntries = sizeOf(t, ms, g.limits)
-		if t == tableNumbers {
+		switch t {
+		case tableWindows:
+			ms.InnerMap.MaxEntries = windowSlabs().spec.MaxEntries
+		case tableNumbers:
 			cpus, err := ebpf.PossibleCPU()
 			if err != nil {
 				return fmt.Errorf("count CPUs: %w", err)
 			}
 			ms.InnerMap.MaxEntries = numberSlabs(cpus).spec.MaxEntries
-		}
-		if t == tableMatch {
+		case tableMatch:
 			ms.InnerMap.MaxEntries = g.limits.lines
 		}
 		if g.maps[t] != nil {

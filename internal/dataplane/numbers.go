@@ -1,15 +1,10 @@
 package dataplane
 
 import (
-	"bytes"
 	"cmp"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"io/fs"
 	"maps"
-	"os"
 	"path/filepath"
 	"slices"
 
@@ -64,17 +59,12 @@ func (e *NumbersError) Unwrap() error { return e.Err }
 // numbers is the record on disk of how far each path and epoch has counted. It
 // is written, and on the disk, before a number is used.
 type numbers struct {
-	dir  string
-	path string
+	dir string
+	record[numbersEntry]
 }
 
 func openNumbers(stateDir string) *numbers {
-	return &numbers{dir: stateDir, path: filepath.Join(stateDir, "counters.json")}
-}
-
-type numbersFile struct {
-	Version  int            `json:"version"`
-	Counters []numbersEntry `json:"counters"`
+	return &numbers{stateDir, record[numbersEntry]{filepath.Join(stateDir, "counters.json"), "packet numbers", 1}}
 }
 
 type numbersEntry struct {
@@ -121,52 +111,33 @@ func (s *numbers) update(change func(map[counterKey]uint64)) error {
 	if s.dir == "" {
 		return &NumbersError{"(none)", errors.New("no state directory is named")}
 	}
-	if err := s.updateLocked(change); err != nil {
+	err := s.record.update(func(entries []numbersEntry) ([]numbersEntry, bool, error) {
+		ceilings, err := numbersMap(entries)
+		if err != nil {
+			return nil, false, err
+		}
+		before := maps.Clone(ceilings)
+		change(ceilings)
+		return numbersEntries(ceilings), !maps.Equal(before, ceilings), nil
+	})
+	if err != nil {
 		return &NumbersError{s.path, err}
 	}
 	return nil
 }
 
-func (s *numbers) updateLocked(change func(map[counterKey]uint64)) error {
-	dir, err := lockDir(s.dir)
-	if err != nil {
-		return err
-	}
-	defer dir.Close()
-	ceilings, err := s.read()
-	if err != nil {
-		return err
-	}
-	before := maps.Clone(ceilings)
-	change(ceilings)
-	if maps.Equal(before, ceilings) {
-		return nil
-	}
-	return s.write(dir, ceilings)
-}
-
+// read gives what is on the disk.
 func (s *numbers) read() (map[counterKey]uint64, error) {
-	ceilings := map[counterKey]uint64{}
-	b, err := os.ReadFile(s.path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return ceilings, nil
-	}
+	entries, err := s.record.read()
 	if err != nil {
 		return nil, err
 	}
-	dec := json.NewDecoder(bytes.NewReader(b))
-	dec.DisallowUnknownFields()
-	var f numbersFile
-	if err := dec.Decode(&f); err != nil {
-		return nil, fmt.Errorf("is damaged: %w", err)
-	}
-	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
-		return nil, errors.New("is damaged: something follows its end")
-	}
-	if f.Version != 1 {
-		return nil, fmt.Errorf("has version %d; expect 1", f.Version)
-	}
-	for _, e := range f.Counters {
+	return numbersMap(entries)
+}
+
+func numbersMap(entries []numbersEntry) (map[counterKey]uint64, error) {
+	ceilings := map[counterKey]uint64{}
+	for _, e := range entries {
 		path, err := parsePath(e.Path)
 		if err != nil {
 			return nil, err
@@ -183,19 +154,11 @@ func (s *numbers) read() (map[counterKey]uint64, error) {
 	return ceilings, nil
 }
 
-func pathText(path uint32) string { return fmt.Sprintf("0x%08x", path) }
-
-// write puts the record in the place of the one before, in one step.
-func (s *numbers) write(dir *os.File, ceilings map[counterKey]uint64) error {
-	f := numbersFile{Version: 1, Counters: []numbersEntry{}}
+func numbersEntries(ceilings map[counterKey]uint64) (out []numbersEntry) {
 	for _, k := range slices.SortedFunc(maps.Keys(ceilings), func(a, b counterKey) int {
 		return cmp.Or(cmp.Compare(fromBE32(a.path), fromBE32(b.path)), cmp.Compare(a.epoch, b.epoch))
 	}) {
-		f.Counters = append(f.Counters, numbersEntry{pathText(fromBE32(k.path)), k.epoch, ceilings[k]})
+		out = append(out, numbersEntry{pathText(fromBE32(k.path)), k.epoch, ceilings[k]})
 	}
-	b, err := json.MarshalIndent(f, "", "\t")
-	if err != nil {
-		return err
-	}
-	return replaceSynced(dir, s.path, append(b, '\n'))
+	return out
 }

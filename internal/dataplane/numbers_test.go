@@ -153,11 +153,13 @@ func TestOldNumbersAreNotGivenBack(t *testing.T) {
 }
 
 func TestDamagedRecordGivesNoNumbers(t *testing.T) {
-	good := `{"version":1,"counters":[{"path":"0x00000007","epoch":1,"ceiling":5}]}`
+	good := `{"record":"packet numbers","version":1,"boot":"","entries":[{"path":"0x00000007","epoch":1,"ceiling":5}]}`
 	for name, content := range map[string]string{
 		"empty":                "",
 		"cut off":              good[:len(good)-3],
 		"another version":      strings.Replace(good, `"version":1`, `"version":2`, 1),
+		"another record":       strings.Replace(good, "packet numbers", "replay windows", 1),
+		"no header":            `{"entries":[]}`,
 		"unknown field":        strings.Replace(good, `"epoch"`, `"epoche"`, 1),
 		"something behind it":  good + "{}",
 		"not a path":           strings.Replace(good, "0x00000007", "7", 1),

@@ -159,8 +159,8 @@ func (l *live) receive() (b []byte, gsoSize int, err error) {
 }
 
 // nextEvent waits for one.
-func (l *live) nextEvent() (record, error) {
-	var e record
+func (l *live) nextEvent() (wsEvent, error) {
+	var e wsEvent
 	l.events.SetDeadline(time.Now().Add(waitLimit))
 	raw, err := l.events.Read()
 	if err != nil {

@@ -638,8 +638,8 @@ func (r *rig) counted() (moved, error) {
 }
 
 // drain are the events since the last call.
-func (r *rig) drain() ([]record, error) {
-	var all []record
+func (r *rig) drain() ([]wsEvent, error) {
+	var all []wsEvent
 	r.events.SetDeadline(time.Unix(1, 0))
 	for {
 		raw, err := r.events.Read()
@@ -649,7 +649,7 @@ func (r *rig) drain() ([]record, error) {
 		if err != nil {
 			return nil, fmt.Errorf("read map %s: %w", tableEvents, err)
 		}
-		var e record
+		var e wsEvent
 		if len(raw.RawSample) != len(bytesOf(&e)) {
 			return nil, fmt.Errorf("an event of %d bytes, want %d", len(raw.RawSample), len(bytesOf(&e)))
 		}

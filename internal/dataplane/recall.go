@@ -1,21 +1,13 @@
 package dataplane
 
 import (
-	"bytes"
 	"cmp"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"io/fs"
 	"maps"
-	"os"
 	"path/filepath"
 	"slices"
 	"time"
-
-	"github.com/cilium/ebpf"
-	"golang.org/x/sys/unix"
 
 	"github.com/waystamp/waystamp/internal/abi"
 )
@@ -40,16 +32,6 @@ func (e *WindowsError) Error() string {
 
 // Unwrap gives the cause.
 func (e *WindowsError) Unwrap() error { return e.Err }
-
-// recordTrouble says what is wrong with a record, what follows, and what to do. What
-// the system says is told without the name of a temporary file: the same trouble
-// makes the same words.
-func recordTrouble(err error, so string) string {
-	if errno, ok := errors.AsType[unix.Errno](err); ok {
-		return fmt.Sprintf("%v; %s: see to it that it can be read, and its directory be written to, with room for it", errno, so)
-	}
-	return fmt.Sprintf("%v; %s: restore the file, or remove it after giving the chains new secrets", err, so)
-}
 
 // newest are the highest numbers that a window has accepted, by lane; 0: none.
 // words are those of its map.
@@ -94,58 +76,15 @@ func begin(newest []uint64, size int) []uint64 {
 	return words
 }
 
-func readWords(m *ebpf.Map) ([]uint64, error) {
-	n := int(m.MaxEntries())
-	keys, words := make([]uint32, n), make([]uint64, n)
-	var at ebpf.MapBatchCursor
-	got, err := m.BatchLookup(&at, keys, words, nil)
-	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-		return nil, err
-	}
-	if got != n || keys[n-1] != uint32(n-1) {
-		return nil, fmt.Errorf("%d of %d words were read", got, n)
-	}
-	return words, nil
-}
-
-// seenNumbers are what the windows of an instance have accepted: the newest numbers,
-// by lane. mem: its slabs.
-func seenNumbers(dir string, windows map[windowKey]windowSlot, in *slabs) (map[windowKey][]uint64, error) {
+// seenNumbers are what windows have accepted: the newest numbers, by lane.
+func seenNumbers(windows map[windowKey]windowSlot, in *slabs) map[windowKey][]uint64 {
 	out := map[windowKey][]uint64{}
-	add := func(k windowKey, words []uint64, size int) {
-		n := newest(words, size)
-		for lane, other := range out[k] { // what an older version's window has seen
-			if lane < len(n) {
-				n[lane] = max(n[lane], other)
-			}
-		}
-		if slices.Max(n) > 0 {
+	for k, w := range windows {
+		if n := newest(in.wordsOf(w), w.size); slices.Max(n) > 0 {
 			out[k] = n
 		}
 	}
-	// Those of versions before slabs, which have a map each, and those that such a
-	// version's programs have written to until a moment ago.
-	entries, err := os.ReadDir(windowsDir(dir))
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("read the pinned replay windows: %w", err)
-	}
-	for _, e := range entries {
-		k, ok := parseWindowPin(e.Name())
-		if !ok {
-			continue // a slab, or not ours: then it goes with the directory
-		}
-		words, size, err := oldWords(filepath.Join(windowsDir(dir), e.Name()))
-		if err != nil {
-			return nil, fmt.Errorf("read the pinned replay window %s: %w", e.Name(), err)
-		}
-		add(k, words, size)
-	}
-	for k, w := range windows {
-		if !w.closed {
-			add(k, in.wordsOf(w), w.size)
-		}
-	}
-	return out, nil
+	return out
 }
 
 // SaveWindows writes to the disk up to where the replay windows have seen
@@ -158,8 +97,7 @@ func (d *Dataplane) SaveWindows() error {
 
 func (d *Dataplane) saveWindowsLocked() error { return saveWindows(d.cfg.StateDir, d.dir, d.gen) }
 
-// saveWindows does so for all windows that are pinned, of whichever version of
-// the programs.
+// saveWindows does so for all windows that are pinned.
 func saveWindows(stateDir, dir string, from ...*generation) (err error) {
 	if stateDir == "" || dir == "" {
 		return nil
@@ -173,9 +111,9 @@ func saveWindows(stateDir, dir string, from ...*generation) (err error) {
 	if err != nil {
 		return err
 	}
-	now, err := seenNumbers(dir, windows, in)
-	if err != nil || len(now) == 0 {
-		return err
+	now := seenNumbers(windows, in)
+	if len(now) == 0 {
+		return nil
 	}
 	return openRecall(stateDir).update(now)
 }
@@ -202,18 +140,10 @@ func recallWindow(record map[windowKey]recallEntry, w window) []uint64 {
 
 // recall is the record on disk of what replay windows have seen. What it says of
 // paths that the node has no more it keeps: they may come back.
-type recall struct {
-	dir  string
-	path string
-}
+type recall struct{ record[recallEntry] }
 
 func openRecall(stateDir string) recall {
-	return recall{stateDir, filepath.Join(stateDir, "windows.json")}
-}
-
-type recallFile struct {
-	Version int           `json:"version"`
-	Windows []recallEntry `json:"windows"`
+	return recall{record[recallEntry]{filepath.Join(stateDir, "windows.json"), "replay windows", 1}}
 }
 
 type recallEntry struct {
@@ -239,42 +169,29 @@ func (e recallEntry) key() (k windowKey, err error) {
 
 func secretsText(v uint64) string { return fmt.Sprintf("%016x", v) }
 
-// recallVersion is that of the file. Version 1 did not say of which secrets a
-// record was.
-const recallVersion = 2
-
 // recallOld bounds what is kept of a path that has other secrets by now: it is for
 // those who put an old plan back, and grows with each rotation.
 const recallOld = 16
 
 func (r recall) update(now map[windowKey][]uint64) error {
-	if err := r.updateLocked(now); err != nil {
+	err := r.record.update(func(entries []recallEntry) ([]recallEntry, bool, error) {
+		all, err := recallMap(entries)
+		if err != nil {
+			return nil, false, err
+		}
+		changed := false
+		for k, n := range now {
+			if !slices.Equal(all[k].Newest, n) {
+				all[k], changed = recallEntry{Saved: time.Now().Unix(), Newest: n}, true
+			}
+		}
+		forgetOld(all, now)
+		return recallEntries(all), changed, nil
+	})
+	if err != nil {
 		return &WindowsError{r.path, err}
 	}
 	return nil
-}
-
-func (r recall) updateLocked(now map[windowKey][]uint64) error {
-	dir, err := lockDir(r.dir)
-	if err != nil {
-		return err
-	}
-	defer dir.Close()
-	all, err := r.readLocked()
-	if err != nil {
-		return err
-	}
-	changed := false
-	for k, n := range now {
-		if !slices.Equal(all[k].Newest, n) {
-			all[k], changed = recallEntry{Saved: time.Now().Unix(), Newest: n}, true
-		}
-	}
-	if !changed {
-		return nil
-	}
-	forgetOld(all, now)
-	return r.write(dir, all)
 }
 
 // forgetOld leaves of each path what is at work, and the newest few of the rest.
@@ -297,36 +214,20 @@ func forgetOld(all map[windowKey]recallEntry, now map[windowKey][]uint64) {
 
 // read gives what is on the disk.
 func (r recall) read() (map[windowKey]recallEntry, error) {
-	all, err := r.readLocked()
+	entries, err := r.record.read()
+	if err != nil {
+		return nil, &WindowsError{r.path, err}
+	}
+	all, err := recallMap(entries)
 	if err != nil {
 		return nil, &WindowsError{r.path, err}
 	}
 	return all, nil
 }
 
-// readLocked may also be called without the lock: the file is replaced whole.
-func (r recall) readLocked() (map[windowKey]recallEntry, error) {
+func recallMap(entries []recallEntry) (map[windowKey]recallEntry, error) {
 	all := map[windowKey]recallEntry{}
-	b, err := os.ReadFile(r.path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return all, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	dec := json.NewDecoder(bytes.NewReader(b))
-	dec.DisallowUnknownFields()
-	var f recallFile
-	if err := dec.Decode(&f); err != nil {
-		return nil, fmt.Errorf("is damaged: %w", err)
-	}
-	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
-		return nil, errors.New("is damaged: something follows its end")
-	}
-	if f.Version != recallVersion {
-		return nil, fmt.Errorf("has version %d; expect %d", f.Version, recallVersion)
-	}
-	for _, e := range f.Windows {
+	for _, e := range entries {
 		k, err := e.key()
 		if err != nil {
 			return nil, err
@@ -342,61 +243,13 @@ func (r recall) readLocked() (map[windowKey]recallEntry, error) {
 	return all, nil
 }
 
-func (r recall) write(dir *os.File, all map[windowKey]recallEntry) error {
-	f := recallFile{Version: recallVersion, Windows: []recallEntry{}}
+func recallEntries(all map[windowKey]recallEntry) (out []recallEntry) {
 	for _, k := range slices.SortedFunc(maps.Keys(all), func(a, b windowKey) int {
 		return cmp.Or(cmp.Compare(fromBE32(a.path), fromBE32(b.path)), cmp.Compare(a.epoch, b.epoch), cmp.Compare(a.secrets, b.secrets))
 	}) {
 		e := all[k]
 		e.Path, e.Epoch, e.Secrets = pathText(fromBE32(k.path)), k.epoch, secretsText(k.secrets)
-		f.Windows = append(f.Windows, e)
+		out = append(out, e)
 	}
-	b, err := json.Marshal(f)
-	if err != nil {
-		return err
-	}
-	return replaceSynced(dir, r.path, append(b, '\n'))
-}
-
-// parsePath reads what pathText wrote.
-func parsePath(s string) (uint32, error) {
-	var path uint32
-	if n, err := fmt.Sscanf(s, "0x%08x", &path); n != 1 || err != nil || s != pathText(path) {
-		return 0, fmt.Errorf("is damaged: %q is not a path", s)
-	}
-	return path, nil
-}
-
-// lockDir makes and locks a state directory for as long as the file stays open.
-func lockDir(path string) (*os.File, error) {
-	if err := os.MkdirAll(path, 0o700); err != nil {
-		return nil, err
-	}
-	dir, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	if err := unix.Flock(int(dir.Fd()), unix.LOCK_EX); err != nil {
-		return nil, errors.Join(fmt.Errorf("lock %s: %w", path, err), dir.Close())
-	}
-	return dir, nil
-}
-
-// replaceSynced puts a file of dir in the place of the one before, in one step,
-// and on the disk.
-func replaceSynced(dir *os.File, path string, b []byte) error {
-	tmp, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-*")
-	if err != nil {
-		return err
-	}
-	defer os.Remove(tmp.Name()) // not there any more if all went well
-	_, err = tmp.Write(b)
-	err = errors.Join(err, tmp.Sync(), tmp.Close())
-	if err != nil {
-		return err
-	}
-	if err := os.Rename(tmp.Name(), path); err != nil {
-		return err
-	}
-	return dir.Sync()
+	return out
 }

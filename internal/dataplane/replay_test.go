@@ -755,7 +755,7 @@ func TestRecordOfWindowsForgetsTheOldest(t *testing.T) {
 // Without its record no window begins: it could accept what was seen before.
 func TestDamagedRecordOfWindowsIsRefused(t *testing.T) {
 	b := newBed(t)
-	b.must(os.WriteFile(openRecall(b.cfg.StateDir).path, []byte(`{"version":2,"windows":[{"path":"0x1"}]}`), 0o600))
+	b.must(os.WriteFile(openRecall(b.cfg.StateDir).path, []byte(`{"record":"replay windows","version":1,"entries":[{"path":"0x1"}]}`), 0o600))
 	d := b.open()
 	err := b.apply(d, bedNode())
 	if _, ok := errors.AsType[*WindowsError](err); !ok {

@@ -80,7 +80,7 @@ func newSaved(hops map[hopKey]hop) *saved {
 func (d *Dataplane) SaveNews() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.saved == nil || d.gen == nil || d.cfg.StateDir == "" || len(oldPins(d.dir)) > 0 {
+	if d.saved == nil || d.gen == nil || d.cfg.StateDir == "" {
 		return d.saveWindowsLocked()
 	}
 	err := d.saveNews(d.saved)
@@ -121,10 +121,7 @@ func (d *Dataplane) saveNews(s *saved) (err error) {
 			now[w.key] = was
 			continue
 		}
-		x := savedWindow{windowSlot: w}
-		if !w.closed {
-			x.newest = newest(in.wordsOf(w), w.size)
-		}
+		x := savedWindow{w, newest(in.wordsOf(w), w.size)}
 		changed = changed || !there || !slices.Equal(was.newest, x.newest)
 		now[w.key] = x
 	}
@@ -135,7 +132,7 @@ func (d *Dataplane) saveNews(s *saved) (err error) {
 	if changed || !s.record.equal(idOf(record.path)) {
 		seen := map[windowKey][]uint64{}
 		for k, w := range now {
-			if len(w.newest) > 0 && slices.Max(w.newest) > 0 {
+			if slices.Max(w.newest) > 0 {
 				seen[k] = w.newest
 			}
 		}

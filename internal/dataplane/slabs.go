@@ -1,12 +1,14 @@
 package dataplane
 
 import (
+	"encoding/binary"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
+	"strings"
 	"sync/atomic"
 	"unsafe"
 
@@ -28,7 +30,7 @@ type slabKind struct {
 	dir   string // of the pins, below the instance's
 	outer table  // the map of maps that names them
 	most  int
-	words int // of eight bytes, in each
+	words int // of eight bytes, in each, before its header
 	spec  ebpf.MapSpec
 	step  string
 }
@@ -38,10 +40,18 @@ func windowSlabs() slabKind {
 		what: "replay windows", dir: windowsName, outer: tableWindows, most: abi.WindowSlabs, words: abi.WindowSlab, step: stepWindow,
 		spec: ebpf.MapSpec{
 			Name: "ws_window_slab", Type: ebpf.Array, KeySize: 4, ValueSize: 8,
-			MaxEntries: abi.WindowSlab, Flags: unix.BPF_F_MMAPABLE,
+			MaxEntries: abi.WindowSlab + slabHeader, Flags: unix.BPF_F_MMAPABLE,
 		},
 	}
 }
+
+// The header of a slab lies behind its words, where programs never look. Its words
+// are the magic, the version, and the boot id in two.
+const (
+	slabHeader  = 8                  // words
+	slabMagic   = 0x7761797374616d70 // "waystamp"
+	slabVersion = 1                  // of what the words before it mean
+)
 
 // numberSize is that of struct ws_number, in words.
 const numberSize = 2
@@ -52,7 +62,7 @@ func numberSlabs(cpus int) slabKind {
 		what: "packet numbers", dir: numbersName, outer: tableNumbers, most: abi.NumberSlabs, words: entries * numberSize, step: stepNumbers,
 		spec: ebpf.MapSpec{
 			Name: "ws_number_slab", Type: ebpf.Array, KeySize: 4, ValueSize: 8 * numberSize,
-			MaxEntries: uint32(entries), Flags: unix.BPF_F_MMAPABLE,
+			MaxEntries: uint32(entries + slabHeader/numberSize), Flags: unix.BPF_F_MMAPABLE,
 		},
 	}
 }
@@ -61,7 +71,7 @@ func numberSlabs(cpus int) slabKind {
 type slab struct {
 	m      *ebpf.Map
 	pages  []byte
-	words  []atomic.Uint64 // the same
+	words  []atomic.Uint64 // the same, with the header
 	pinned bool            // or it was once
 }
 
@@ -86,7 +96,7 @@ func openSlabs(k slabKind, instance string, from ...*generation) (_ *slabs, err 
 		if err != nil {
 			return s, err
 		}
-		if err := s.have(i, m, true); err != nil {
+		if err := s.have(i, m, false); err != nil {
 			return s, err
 		}
 	}
@@ -109,7 +119,7 @@ func openSlabs(k slabKind, instance string, from ...*generation) (_ *slabs, err 
 			if err != nil {
 				return s, err
 			}
-			if err := s.have(i, m, true); err != nil {
+			if err := s.have(i, m, false); err != nil {
 				return s, err
 			}
 		}
@@ -151,22 +161,69 @@ func (s *slabs) pins() (out []int) {
 	return out
 }
 
-// have takes a map, which is s's from here on.
-func (s *slabs) have(i int, m *ebpf.Map, pinned bool) error {
+// have takes a map, which is s's from here on. fresh: it was just made, and gets its
+// header; all others are pinned, or were once.
+func (s *slabs) have(i int, m *ebpf.Map, fresh bool) error {
 	for len(s.all) <= i {
 		s.all = append(s.all, nil)
 	}
-	one := &slab{m: m, pinned: pinned}
+	one := &slab{m: m, pinned: !fresh}
 	s.all[i] = one
 	if m.Type() != s.spec.Type || m.KeySize() != s.spec.KeySize || m.ValueSize() != s.spec.ValueSize ||
 		m.MaxEntries() != s.spec.MaxEntries || m.Flags()&s.spec.Flags == 0 {
-		return fmt.Errorf("slab %d is a map of another shape, which no waystamp makes: detach (waystamp agent --detach) and start again", i)
+		return fmt.Errorf("slab %d is a map of another shape; %s", i, slabAdvice)
 	}
+	all := s.words + slabHeader
 	var err error
-	if one.pages, err = unix.Mmap(m.FD(), 0, 8*s.words, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err != nil {
+	if one.pages, err = unix.Mmap(m.FD(), 0, 8*all, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err != nil {
 		return fmt.Errorf("map slab %d into memory: %w", i, err)
 	}
-	one.words = unsafe.Slice((*atomic.Uint64)(unsafe.Pointer(unsafe.SliceData(one.pages))), s.words)
+	one.words = unsafe.Slice((*atomic.Uint64)(unsafe.Pointer(unsafe.SliceData(one.pages))), all)
+	header, err := newSlabHeader()
+	if err != nil {
+		return err
+	}
+	if fresh {
+		for j, v := range header {
+			one.words[s.words+j].Store(v)
+		}
+		return nil
+	}
+	var there [slabHeader]uint64
+	for j := range there {
+		there[j] = one.words[s.words+j].Load()
+	}
+	if err := checkSlabHeader(there, header); err != nil {
+		return fmt.Errorf("slab %d %w; %s", i, err, slabAdvice)
+	}
+	return nil
+}
+
+const slabAdvice = "detach with the waystamp that made it (waystamp agent --detach) and start this one again"
+
+// newSlabHeader is the one that this waystamp writes.
+func newSlabHeader() (h [slabHeader]uint64, err error) {
+	text, err := bootID()
+	if err != nil {
+		return h, err
+	}
+	boot, err := hex.DecodeString(strings.ReplaceAll(text, "-", ""))
+	if err != nil || len(boot) != 16 {
+		return h, fmt.Errorf("the kernel's boot id is %q", text)
+	}
+	return [slabHeader]uint64{slabMagic, slabVersion, binary.BigEndian.Uint64(boot), binary.BigEndian.Uint64(boot[8:])}, nil
+}
+
+// checkSlabHeader compares a slab's header with the one that this waystamp writes.
+func checkSlabHeader(there, own [slabHeader]uint64) error {
+	switch {
+	case there[0] != own[0]:
+		return fmt.Errorf("begins its header with %#x, as no waystamp does", there[0])
+	case there[1] != own[1]:
+		return fmt.Errorf("has version %d, and this waystamp reads version %d", there[1], own[1])
+	case there != own:
+		return errors.New("is of another boot than this kernel's")
+	}
 	return nil
 }
 
@@ -224,7 +281,7 @@ func (s *slabs) grow(end int, step func(step, what string) error) error {
 		if err != nil {
 			return fmt.Errorf("make slab %d of the %s, %d KiB of the kernel's memory: %w", i, s.what, s.words>>7, err)
 		}
-		if err := s.have(i, m, false); err != nil {
+		if err := s.have(i, m, true); err != nil {
 			return err
 		}
 	}
@@ -459,12 +516,10 @@ func (d *Dataplane) tidy(g *generation, want wanted, safe bool) (err error) {
 	defer func() { err = errors.Join(err, mem.close()) }()
 	var windows []windowKey
 	var numbers []counterKey
-	closed := false
 	for k, slot := range mem.placed.windows {
 		if w, ok := want.windows[uint32(slot.at)]; !ok || w.key != k {
 			windows = append(windows, k)
 		}
-		closed = closed || slot.closed
 	}
 	for k, slot := range mem.placed.numbers {
 		if want.numbers[slot] != k {
@@ -472,8 +527,7 @@ func (d *Dataplane) tidy(g *generation, want wanted, safe bool) (err error) {
 			delete(d.paces, k)
 		}
 	}
-	old := oldPins(d.dir)
-	if len(windows)+len(numbers)+len(old) == 0 && !closed {
+	if len(windows)+len(numbers) == 0 {
 		return nil
 	}
 	if !safe {
@@ -482,36 +536,13 @@ func (d *Dataplane) tidy(g *generation, want wanted, safe bool) (err error) {
 	if err := waitForPrograms(); err != nil {
 		return err
 	}
-	if err := mem.adoptWindows(d.dir); err != nil {
-		return err
-	}
 	var errs []error
 	if err := d.saveWindowsLocked(); err != nil {
 		errs = append(errs, fmt.Errorf("replay windows of paths that are gone are kept: %w", err))
-		windows, old = nil, nil
+		windows = nil
 	}
 	// Numbers that cannot be given back are lost, and nothing else.
 	errs = append(errs, d.numbers.takeBack(mem, numbers))
 	mem.free(windows, numbers)
-	for _, path := range old {
-		errs = append(errs, os.Remove(path))
-	}
 	return errors.Join(append(errs, mem.shrink(g))...)
-}
-
-// oldPins are those of windows and numbers as versions before slabs had them: a map
-// for each.
-func oldPins(instance string) (out []string) {
-	for _, dir := range []string{windowsDir(instance), numbersDir(instance)} {
-		entries, _ := os.ReadDir(dir)
-		for _, e := range entries {
-			_, window := parseWindowPin(e.Name())
-			_, number := parsePin(e.Name())
-			if window || number {
-				out = append(out, filepath.Join(dir, e.Name()))
-			}
-		}
-	}
-	slices.Sort(out)
-	return out
 }

@@ -4,8 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -13,7 +11,6 @@ import (
 	"testing"
 
 	"github.com/cilium/ebpf"
-	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
 
 	"github.com/waystamp/waystamp/internal/abi"
@@ -63,7 +60,7 @@ func TestWindowsInSlabsAreFoundAgain(t *testing.T) {
 			if there {
 				in.freeWindow(old)
 				delete(have, k)
-			} else if slot := (windowSlot{window: w, at: int(at), closed: rapid.Bool().Draw(t, "closed")}); slot.end() <= in.end() {
+			} else if slot := (windowSlot{window: w, at: int(at)}); slot.end() <= in.end() {
 				for i := slot.head(); i < slot.end(); i++ {
 					if v := in.word(i).Load(); v != 0 {
 						t.Fatalf("word %d is free, and %#x", i, v)
@@ -288,110 +285,37 @@ func TestWindowStaysWhileAProgramOfBeforeDoes(t *testing.T) {
 	}
 }
 
-// Versions before slabs had a map for each window. What such a version's programs
-// accept until the links have moved counts; until then ours let nothing pass.
-func TestWindowOfAnOlderVersionIsTakenOver(t *testing.T) {
-	b := newBed(t)
-	n := bedNode()
-	e := n.Egresses[0]
-	_, v, err := encodeEgress(e, 0)
-	b.must(err)
-	w := window{windowKey{counterKey{be32(e.Path), e.Epoch}, v.secrets()}, int(e.Lanes), e.Window}
-	b.must(os.MkdirAll(windowsDir(b.dir()), 0o700))
-	b.must(os.MkdirAll(numbersDir(b.dir()), 0o700))
-	old, err := ebpf.NewMap(&ebpf.MapSpec{
-		Name: fmt.Sprintf("ws_window_%d", v.WindowLog2), Type: ebpf.Array, KeySize: 4, ValueSize: 8,
-		MaxEntries: uint32(w.words()), Flags: unix.BPF_F_INNER_MAP,
-	})
-	b.must(err)
-	defer old.Close()
-	b.must(old.Pin(filepath.Join(windowsDir(b.dir()), w.key.pin())))
-	counts, err := ebpf.NewMap(&ebpf.MapSpec{Name: "ws_number_map", Type: ebpf.PerCPUArray, KeySize: 4, ValueSize: 8, MaxEntries: 2})
-	b.must(err)
-	defer counts.Close()
-	b.must(counts.Pin(filepath.Join(numbersDir(b.dir()), "00000001-0")))
-	reserveOne(t, b.cfg.StateDir, counterKey{be32(1), 0})
-
-	accept := func(counter uint64) {
-		b.must(old.Put(uint32(counter/4%uint64(w.size/4)), counter/uint64(w.size)<<tagShift|1<<(usesBits*(counter%4))))
-	}
-	accept(5)
-	var d *Dataplane
-	met := 0
-	b.cfg.before = func(step, _ string) error {
-		if step != stepLinkAttach {
-			return nil
-		}
-		met++
-		accept(8 * uint64(met))
-		if got := b.offer(d, n, 41); got != "stale" {
-			t.Errorf("while links are moved: %s; want stale", got)
-		}
-		return nil
-	}
-	d = b.open()
-	b.must(b.apply(d, n))
-	if met < 2 {
-		t.Fatalf("%d links were moved", met)
-	}
-	for _, c := range []uint64{5, 8, 16} {
-		if got := b.offer(d, n, c); got != "replay" {
-			t.Errorf("number %d, which the older version has accepted: %s", c, got)
-		}
-	}
-	for _, c := range []uint64{6, 41} {
-		if got := b.offer(d, n, c); !accepted(got) {
-			t.Errorf("number %d, which is new: %s", c, got)
-		}
-	}
-	b.wantNumber(d, "after an older version", numbersLeast+1)
-	if left := oldPins(b.dir()); len(left) != 0 {
-		t.Errorf("%v are left", left)
-	}
-
-	// The older version comes back and goes again: what it has seen is not forgotten.
-	b.must(old.Unpin()) // it has forgotten that its pin went
-	b.must(old.Pin(filepath.Join(windowsDir(b.dir()), w.key.pin())))
-	b.must(b.apply(d, n)) // it has seen nothing new
-	b.must(old.Unpin())   // it has forgotten that its pin went
-	b.must(old.Pin(filepath.Join(windowsDir(b.dir()), w.key.pin())))
-	accept(60)
-	if err := b.apply(d, n); err == nil || !strings.Contains(err.Error(), "newer numbers") {
-		t.Errorf("got %v; want an error that says that an older version has seen newer numbers", err)
-	}
-	b.must(d.SaveWindows())
-	record, err := openRecall(b.cfg.StateDir).read()
-	b.must(err)
-	if n := record[w.key].Newest; len(n) == 0 || n[0] != 60 {
-		t.Errorf("the record says %v; want 60 in lane 0", n)
-	}
-	b.must(old.Unpin())
-
-	// Another shape: the plan says so.
-	b.must(old.Pin(filepath.Join(windowsDir(b.dir()), windowKey{counterKey{be32(77), 0}, v.secrets()}.pin())))
-	n.Egresses = append(slices.Clone(n.Egresses), e)
-	n.Egresses[1].Path, n.Egresses[1].SID, n.Egresses[1].Lanes = 77, ownSID(7), e.Lanes/2
-	n.Egresses[1].Segments = append(slices.Clone(e.Segments[:len(e.Segments)-1]), ownSID(7))
-	if err := b.apply(d, n); err == nil || !strings.Contains(err.Error(), "new epoch") {
-		t.Errorf("got %v; want an error that asks for a new epoch", err)
-	}
-}
-
-// A window that still waits for what an older version has seen, whose map somebody has
-// removed, refuses everything: the status says so, and what to do.
-func TestClosedWindowWithoutItsOldMapIsTold(t *testing.T) {
+// A slab says who made it, in the kernel's memory: what another version means by its
+// words is not guessed, and the message names the slab and the way out.
+func TestSlabOfAnotherVersionIsRefused(t *testing.T) {
 	b := newBed(t)
 	d := b.open()
 	b.must(b.apply(d, bedNode()))
 	mem, err := d.memory()
 	b.must(err)
 	defer mem.close()
-	for _, w := range mem.placed.windows {
-		mem.windows.word(w.head()).Store(w.mark(windowClosed))
+	for _, s := range []*slabs{mem.windows, mem.numbers} {
+		for _, x := range []struct {
+			what string
+			word int
+			says string
+		}{
+			{"magic", 0, "as no waystamp does"},
+			{"version", 1, "has version 2, and this waystamp reads version 1"},
+			{"boot", 3, "another boot"},
+			{"the rest", slabHeader - 1, "another boot"},
+		} {
+			word := &s.all[0].words[s.words+x.word]
+			was := word.Load()
+			word.Store(was + 1)
+			err := b.do(d.Reconcile)
+			if err == nil || !strings.Contains(err.Error(), "open the "+s.what+": slab 0 ") || !strings.Contains(err.Error(), x.says) || !strings.Contains(err.Error(), "--detach") {
+				t.Errorf("%s of the %s: got %v; want an error that says %q, and what to do", x.what, s.what, err, x.says)
+			}
+			word.Store(was)
+		}
 	}
-	if err := b.do(d.Reconcile); err == nil || !strings.Contains(err.Error(), "refuses all packets") {
-		t.Errorf("got %v; want an error that says that the window refuses all packets", err)
-	}
+	b.must(b.do(d.Reconcile))
 }
 
 // More windows than a node can have say what to do.

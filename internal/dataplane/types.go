@@ -25,7 +25,7 @@ type (
 	proxyStat = coreTCWsProxyStats
 	bucket    = coreTCWsBucket
 	cached    = coreTCWsCached
-	record    = coreTCWsEvent
+	wsEvent   = coreTCWsEvent
 
 	errorCount = coreTCWsErrors
 )

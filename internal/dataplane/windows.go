@@ -3,15 +3,10 @@ package dataplane
 import (
 	"crypto/sha256"
 	"encoding/binary"
-	"errors"
 	"fmt"
-	"io/fs"
 	"math/bits"
 	"path/filepath"
 	"slices"
-	"strings"
-
-	"github.com/cilium/ebpf"
 
 	"github.com/waystamp/waystamp/internal/abi"
 	"github.com/waystamp/waystamp/internal/model"
@@ -26,7 +21,7 @@ type windowKey struct {
 }
 
 // secrets tells those of one epoch from those of another. It is the beginning of
-// a hash, on the disk and in names of pins, and says nothing of them.
+// a hash, in slabs and on the disk, and says nothing of them.
 func (e *egress) secrets() uint64 {
 	h := sha256.New()
 	fmt.Fprint(h, "waystamp replay window", e.Keys, e.Secret, e.Key)
@@ -35,35 +30,6 @@ func (e *egress) secrets() uint64 {
 
 func (k counterKey) String() string {
 	return fmt.Sprintf("path %s, epoch %d", pathText(fromBE32(k.path)), k.epoch)
-}
-
-// pin is the name that its map had before there were slabs.
-func (k counterKey) pin() string { return fmt.Sprintf("%08x-%d", fromBE32(k.path), k.epoch) }
-
-// parsePin reads what pin wrote.
-func parsePin(name string) (k counterKey, ok bool) {
-	var path uint32
-	n, err := fmt.Sscanf(name, "%08x-%d", &path, &k.epoch)
-	k.path = be32(path)
-	return k, n == 2 && err == nil && k.pin() == name
-}
-
-func (k windowKey) pin() string { return fmt.Sprintf("%s-%016x", k.counterKey.pin(), k.secrets) }
-
-// parseWindowPin reads what pin wrote.
-func parseWindowPin(name string) (k windowKey, ok bool) {
-	path, digest, _ := cutLast(name, "-")
-	k.counterKey, ok = parsePin(path)
-	n, err := fmt.Sscanf(digest, "%016x", &k.secrets)
-	return k, ok && n == 1 && err == nil && k.pin() == name
-}
-
-func cutLast(s, sep string) (before, after string, found bool) {
-	i := strings.LastIndex(s, sep)
-	if i < 0 {
-		return s, "", false
-	}
-	return s[:i], s[i+len(sep):], true
 }
 
 // window is the replay window of a path in one epoch.
@@ -87,8 +53,7 @@ func windowsDir(dir string) string { return filepath.Join(dir, windowsName) }
 // windowSlot is where a window is.
 type windowSlot struct {
 	window
-	at     int  // its first word that counts
-	closed bool // nothing passes until it has what an older version's window has seen
+	at int // its first word that counts
 }
 
 func (w windowSlot) head() int { return w.at - abi.WindowHead }
@@ -103,13 +68,9 @@ const (
 	// The state, in bits 47 to 40.
 	windowHalf   = 1 << 40 // being made or removed: nobody names it
 	windowWhole  = 2 << 40
-	windowClosed = 3 << 40
 	windowStates = 0xff << 40
 
 	windowLog2Shift = 32 // below: the lanes
-
-	// closedWord lets nothing pass: a tag that no number has, and all uses.
-	closedWord = 1<<64 - 1
 )
 
 func (w window) mark(state uint64) uint64 {
@@ -141,7 +102,6 @@ func (s *slabs) readWindows() (map[windowKey]windowSlot, error) {
 		case twice:
 			return nil, fmt.Errorf("the memory of the replay windows is damaged: the %s is there twice; detach (waystamp agent --detach) and start again", w)
 		default:
-			w.closed = state == windowClosed
 			out[w.key] = w
 		}
 	}
@@ -152,7 +112,7 @@ func (s *slabs) windowAt(at int, mark uint64) (w windowSlot, state uint64, ok bo
 	log2 := mark >> windowLog2Shift & 0xff
 	w.lanes, w.size, w.at = int(uint32(mark)), 1<<(log2&31), at+abi.WindowHead
 	state = mark & windowStates
-	if mark != w.mark(state) || state == 0 || state > windowClosed || w.lanes < 1 || w.lanes > model.LanesMax || model.CheckWindow(w.size) != nil || w.end() > s.end() {
+	if mark != w.mark(state) || state == 0 || state > windowWhole || w.lanes < 1 || w.lanes > model.LanesMax || model.CheckWindow(w.size) != nil || w.end() > s.end() {
 		return w, 0, false
 	}
 	for i := at; i < w.end(); i = (i/s.words + 1) * s.words {
@@ -173,11 +133,7 @@ func (s *slabs) makeWindow(w windowSlot, words []uint64) {
 	s.word(at + 1).Store(uint64(fromBE32(w.key.path))<<8 | uint64(w.key.epoch))
 	s.word(at + 2).Store(w.key.secrets)
 	s.putWords(w, words)
-	state := uint64(windowWhole)
-	if w.closed {
-		state = windowClosed
-	}
-	s.word(at).Store(w.mark(state))
+	s.word(at).Store(w.mark(windowWhole))
 }
 
 // freeWindow ends a window that no program can meet any more.
@@ -245,135 +201,20 @@ func (s *windowSpace) get(w window) (uint32, error) {
 // that those before them have ended.
 func (d *Dataplane) beginWindows(mem *memory, want map[uint32]window) error {
 	var record map[windowKey]recallEntry
-	older := len(oldPins(d.dir)) > 0
 	for at, w := range want {
-		if have, there := mem.placed.windows[w.key]; there {
-			if older && !have.closed {
-				if err := d.checkAhead(mem, have); err != nil {
-					return fmt.Errorf("%s: %w", w, err)
-				}
-			}
+		if _, there := mem.placed.windows[w.key]; there {
 			continue
 		}
-		slot := windowSlot{window: w, at: int(at)}
-		var words []uint64
-		old, err := d.oldWindow(w)
-		if err == nil && old {
-			slot.closed, words = true, slices.Repeat([]uint64{closedWord}, w.words())
-		} else if err == nil {
-			if record == nil {
-				record, err = d.recalled()
+		if record == nil {
+			var err error
+			if record, err = d.recalled(); err != nil {
+				return fmt.Errorf("%s: %w", w, err)
 			}
-			words = recallWindow(record, w)
 		}
-		if err != nil {
-			return fmt.Errorf("%s: %w", w, err)
-		}
-		mem.windows.makeWindow(slot, words)
+		slot := windowSlot{window: w, at: int(at)}
+		mem.windows.makeWindow(slot, recallWindow(record, w))
 		mem.placed.windows[w.key] = slot
 		d.made.windows = append(d.made.windows, w.key)
 	}
 	return nil
-}
-
-// checkAhead: has a window of an older version counted on after w? Then somebody went
-// back to that version, and w would accept again what it has accepted.
-func (d *Dataplane) checkAhead(mem *memory, w windowSlot) error {
-	words, size, err := oldWords(filepath.Join(windowsDir(d.dir), w.key.pin()))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	now := newest(mem.windows.wordsOf(w), w.size)
-	for lane, n := range newest(words, size) {
-		if lane >= len(now) || n > now[lane] {
-			return errors.New("an older version of waystamp has been back at work and has seen newer numbers: detach (waystamp agent --detach) and start again")
-		}
-	}
-	return nil
-}
-
-// oldWindow: is there a window of its own, as versions before slabs had them? Their
-// programs may still use it.
-func (d *Dataplane) oldWindow(w window) (bool, error) {
-	if d.dir == "" {
-		return false, nil
-	}
-	m, err := ebpf.LoadPinnedMap(filepath.Join(windowsDir(d.dir), w.key.pin()), nil)
-	if errors.Is(err, fs.ErrNotExist) {
-		return false, nil
-	}
-	if err != nil {
-		return false, err
-	}
-	defer m.Close()
-	size, err := oldWindowSize(m)
-	if err == nil && (size != w.size || int(m.MaxEntries()) != w.words()) {
-		err = fmt.Errorf("has %d lanes of %d numbers and the plan wants %d lanes of %d; give the path a new epoch (waystamp plan does)",
-			int(m.MaxEntries())*4/size, size, w.lanes, w.size)
-	}
-	return true, err
-}
-
-// oldWindowSize is how many numbers each lane of such a window has: its name says it.
-func oldWindowSize(m *ebpf.Map) (int, error) {
-	info, err := m.Info()
-	if err != nil {
-		return 0, err
-	}
-	var log2 uint
-	n, err := fmt.Sscanf(info.Name, "ws_window_%d", &log2)
-	if n != 1 || err != nil || model.CheckWindow(1<<(log2&63)) != nil {
-		return 0, fmt.Errorf("a map called %q is no replay window", info.Name)
-	}
-	return 1 << log2, nil
-}
-
-// adoptWindows gives the closed windows what those of an older version have seen,
-// whose programs have ended. From then on they let pass what is new. A word that a
-// program has written to meanwhile, which began before this was broken off, is left
-// alone.
-func (mem *memory) adoptWindows(instance string) error {
-	for k, w := range mem.placed.windows {
-		if !w.closed {
-			continue
-		}
-		words, _, err := oldWords(filepath.Join(windowsDir(instance), k.pin()))
-		if err == nil && len(words) != w.words() {
-			err = errors.New("it has another shape")
-		}
-		if err != nil {
-			return fmt.Errorf("the %s refuses all packets: what it has seen before this version cannot be read: %w; give the path a new epoch", w, err)
-		}
-		for i, v := range words {
-			if at := mem.windows.word(w.at + i); at.Load() == closedWord {
-				at.Store(v)
-			}
-		}
-		w.closed = false
-		mem.windows.word(w.head()).Store(w.mark(windowWhole))
-		mem.placed.windows[k] = w
-	}
-	return nil
-}
-
-// oldWords reads a window of its own.
-func oldWords(pin string) (words []uint64, size int, err error) {
-	m, err := ebpf.LoadPinnedMap(pin, nil)
-	if err != nil {
-		return nil, 0, err
-	}
-	defer func() { err = errors.Join(err, m.Close()) }()
-	if size, err = oldWindowSize(m); err != nil {
-		return nil, 0, err
-	}
-	if words, err = readWords(m); err != nil {
-		return nil, 0, err
-	}
-	if len(words) == 0 || len(words)%(size/4) != 0 {
-		return nil, 0, fmt.Errorf("%d words are no lanes of %d numbers", len(words), size)
-	}
-	return words, size, nil
 }

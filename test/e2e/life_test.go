@@ -376,14 +376,14 @@ func (w *world) ceilings(node string) map[string]uint64 {
 	b, err := os.ReadFile(filepath.Join(w.AgentDir(node), "counters.json"))
 	must(w.t, err)
 	var f struct {
-		Counters []struct {
+		Entries []struct {
 			Path    string
 			Ceiling uint64
 		}
 	}
 	must(w.t, json.Unmarshal(b, &f))
 	out := map[string]uint64{}
-	for _, c := range f.Counters {
+	for _, c := range f.Entries {
 		out[c.Path] = c.Ceiling
 	}
 	return out
