@@ -10,7 +10,7 @@
 #include "lib/skb/pull.h"
 #include "lib/wire/tuple.h"
 
-static __always_inline bool own_is_asked_for(void)
+static __always_inline bool headend_out_is_asked_for(void)
 {
 	const struct ws_node *n = node_armed();
 
@@ -20,9 +20,9 @@ static __always_inline bool own_is_asked_for(void)
 SEC("tc")
 int ws_core_out_tc(struct __sk_buff *skb)
 {
-	__u32 index = index_of(skb);
+	__u32 index = tc_index_read(skb);
 	const struct eth_hdr *eth;
-	struct inner in;
+	struct ip in;
 	struct cursor c;
 	bool whole, own;
 	int verdict;
@@ -31,13 +31,13 @@ int ws_core_out_tc(struct __sk_buff *skb)
 		skb->tc_index = 0;
 		return CTX_PASS;
 	}
-	own = own_is_asked_for() && !frame_is_tagged(skb);
+	own = headend_out_is_asked_for() && !frame_is_tagged(skb);
 	if (pull(skb,
 		 sizeof(*eth) + (own ? TUPLE_LEN : sizeof(struct ip6_hdr))))
 		return ws_refuse(skb, not_cached(), 0);
 	c = ctx_cursor(skb);
 	eth = cursor_take(&c, struct eth_hdr);
-	whole = eth && eth_is_ip(eth) && inner_take(&c, eth_is_ip4(eth), &in);
+	whole = eth && eth_is_ip(eth) && ip_take(&c, eth_is_ip4(eth), &in);
 	if (index)
 		return local_out(skb, index, whole);
 	if (!whole)
@@ -45,7 +45,7 @@ int ws_core_out_tc(struct __sk_buff *skb)
 	verdict = local_lost(skb, &in);
 	if (verdict != CTX_PASS || !own)
 		return verdict;
-	return own_out(skb, c, &in);
+	return headend_out(skb, c, &in);
 }
 
 char _license[] SEC("license") = "Dual BSD/GPL";

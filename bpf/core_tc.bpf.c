@@ -10,8 +10,7 @@
 #include "lib/out/path_mtu_tc.h"
 
 /* IPv6 for a SID, or plain. */
-static __always_inline int core_ip6(struct __sk_buff *skb,
-				    const struct inner *in)
+static __always_inline int core_ip6(struct __sk_buff *skb, const struct ip *in)
 {
 	const struct ip6_hdr *ip6 = in->hdr;
 	bool to_sid = in_block(ip6->dst[0]);
@@ -34,7 +33,7 @@ SEC("tc")
 int ws_core_tc(struct __sk_buff *skb)
 {
 	const struct eth_hdr *eth;
-	struct inner in;
+	struct ip in;
 	struct cursor c;
 	int verdict;
 	long rc;
@@ -49,12 +48,12 @@ int ws_core_tc(struct __sk_buff *skb)
 	eth = cursor_take(&c, struct eth_hdr);
 	if (!eth || !eth_is_ip(eth))
 		return CTX_PASS;
-	if (!inner_take(&c, eth_is_ip4(eth), &in))
+	if (!ip_take(&c, eth_is_ip4(eth), &in))
 		return ws_refuse(skb, WS_REASON_TRUNCATED, rc);
 	/* The kernel drops what is not of the version that the frame says, and
 	 * delivers what stays on the link or is for many.
 	 */
-	if (!inner_is_its_version(&in) || inner_to_is_never_forwarded(&in))
+	if (!ip_is_its_version(&in) || ip_to_is_never_forwarded(&in))
 		return CTX_PASS;
 	if (!in.is_ip4)
 		return core_ip6(skb, &in);

@@ -71,7 +71,7 @@ static __always_inline int deliver_xdp(ctx_t *ctx, const struct endpoint *ep,
 	const struct ws_nexthop *n;
 	struct ws_nexthop_key key;
 	struct eth_hdr *eth;
-	struct inner inner;
+	struct ip inner;
 	enum ws_reason r;
 	struct cursor c;
 	__be32 path;
@@ -79,7 +79,7 @@ static __always_inline int deliver_xdp(ctx_t *ctx, const struct endpoint *ep,
 
 	if (inner_find(ep, is_ip4, &inner))
 		return CTX_PASS;
-	c = (struct cursor){ inner.hdr + inner_header(is_ip4), ep->end };
+	c = (struct cursor){ inner.hdr + ip_header_len(is_ip4), ep->end };
 	key = nexthop_key_inner(&inner, flow_hash(c, &inner));
 	n = nexthop_inner(stats, &key, node->ways);
 	if (!n)
@@ -105,8 +105,7 @@ static __always_inline int deliver_xdp(ctx_t *ctx, const struct endpoint *ep,
 	 * an SRH.
 	 */
 	if (inner_check(ep, &inner, path) ||
-	    (!is_ip4 && ip6_has_extension(inner.hdr)) ||
-	    inner_hops(&inner) <= 1)
+	    (!is_ip4 && ip6_has_extension(inner.hdr)) || ip_hops(&inner) <= 1)
 		return CTX_PASS;
 	/* Nothing is left that TC would have to look at: it would find the
 	 * number spent.
@@ -123,10 +122,10 @@ static __always_inline int deliver_xdp(ctx_t *ctx, const struct endpoint *ep,
 
 	c = ctx_cursor(ctx);
 	eth = cursor_take(&c, struct eth_hdr);
-	if (!eth || !inner_take(&c, is_ip4, &inner))
+	if (!eth || !ip_take(&c, is_ip4, &inner))
 		return ws_refuse(ctx, bounds_bug(), 0);
-	inner_decrement(&inner);
-	inner_set_ecn(&inner, ecn);
+	ip_decrement(&inner);
+	ip_set_ecn(&inner, ecn);
 	stats_add(stats, 1, len);
 	return nexthop_take(eth, &way, is_ip4);
 }

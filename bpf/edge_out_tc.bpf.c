@@ -12,11 +12,11 @@
 SEC("tc")
 int ws_edge_out_tc(struct __sk_buff *skb)
 {
-	__u32 index = index_of(skb);
+	__u32 index = tc_index_read(skb);
 	const struct ip6_hdr *ip6 = NULL;
 	const struct eth_hdr *eth;
 	enum ws_reason r;
-	struct inner in;
+	struct ip in;
 	struct cursor c;
 	int verdict;
 	long rc;
@@ -35,7 +35,7 @@ int ws_edge_out_tc(struct __sk_buff *skb)
 			       CTX_PASS :
 			       ws_refuse(skb, vlan_tags(), 0);
 	if (eth && eth_is_ip(eth)) {
-		if (!inner_take(&c, eth_is_ip4(eth), &in))
+		if (!ip_take(&c, eth_is_ip4(eth), &in))
 			return ws_refuse(skb, WS_REASON_LEAVE_TRUNCATED, rc);
 		if (!in.is_ip4)
 			ip6 = in.hdr;
@@ -43,7 +43,7 @@ int ws_edge_out_tc(struct __sk_buff *skb)
 	if (index && index != WS_INDEX_PROVEN)
 		return local_out(skb, index, in.hdr);
 	/* tc_index stays set: below a VLAN interface the parent's program reads it. */
-	if (!in.hdr || !inner_is_its_version(&in))
+	if (!in.hdr || !ip_is_its_version(&in))
 		return CTX_PASS;
 
 	r = ip6 ? leak(skb, ip6) : WS_REASON_NONE;
@@ -55,7 +55,7 @@ int ws_edge_out_tc(struct __sk_buff *skb)
 		return CTX_PASS; /* verified */
 	/* The program of a planned VLAN interface has asked and counted already. */
 	verdict = vlan_planned(skb) ? CTX_PASS : local_lost(skb, &in);
-	if (verdict != CTX_PASS || is_own(skb, &in))
+	if (verdict != CTX_PASS || is_from_this_node(skb, &in))
 		return verdict;
 	return leave_plain(skb, &in);
 }

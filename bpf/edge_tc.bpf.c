@@ -15,7 +15,7 @@
  * must be found again.
  */
 static __always_inline int enter(struct __sk_buff *skb, struct cursor c,
-				 struct inner *in, __u32 index)
+				 struct ip *in, __u32 index)
 {
 	int len = skb->len - sizeof(struct eth_hdr);
 
@@ -25,7 +25,7 @@ static __always_inline int enter(struct __sk_buff *skb, struct cursor c,
 		len = ws_edge_ip4(skb);
 		if (len < 0)
 			return ws_refuse(skb, -len, 0);
-		if (!forward_inner(skb, true, &c, in))
+		if (!forward_ip(skb, true, &c, in))
 			return ws_refuse(skb, bounds_bug(), 0);
 	}
 	return headend_tc(skb, c, in, len, index, false);
@@ -36,7 +36,7 @@ int ws_edge_tc(struct __sk_buff *skb)
 {
 	const struct eth_hdr *eth;
 	struct ws_match m;
-	struct inner in;
+	struct ip in;
 	struct cursor c;
 	struct addrs a;
 	int verdict;
@@ -59,11 +59,11 @@ int ws_edge_tc(struct __sk_buff *skb)
 		return eth && eth_has_tag(eth) ?
 			       ws_refuse(skb, vlan_tags(), 0) :
 			       CTX_PASS;
-	if (!inner_take(&c, eth_is_ip4(eth), &in))
+	if (!ip_take(&c, eth_is_ip4(eth), &in))
 		return ws_refuse(skb, edge_truncated(), rc);
 	/* Nor are these. */
-	if (!inner_is_its_version(&in) || inner_to_is_never_forwarded(&in) ||
-	    inner_from_is_never_forwarded(&in))
+	if (!ip_is_its_version(&in) || ip_to_is_never_forwarded(&in) ||
+	    ip_from_is_never_forwarded(&in))
 		return CTX_PASS;
 
 	verdict = edge_boundary(skb, &in);
@@ -72,21 +72,21 @@ int ws_edge_tc(struct __sk_buff *skb)
 	if (!node_is_armed())
 		return unarmed(skb, !ws_is_local(skb, in.is_ip4));
 
-	a = inner_addrs(&in);
+	a = ip_addrs(&in);
 	m = ruled(skb, sizeof(*eth), in.is_ip4, WS_RULE_STEER, classify(&a));
 	if (is_local(skb, &m, in.is_ip4))
 		return CTX_PASS;
 	if (m.action == WS_MATCH_MISSING)
 		return ws_refuse(skb, rules_missing(), 0);
 	if ((m.action != WS_MATCH_PATH && m.action != WS_MATCH_UNREAD) ||
-	    inner_is_unsteered(&in))
+	    ip_is_unsteered(&in))
 		return edge_unmatched(skb, &in);
 	if (m.action == WS_MATCH_UNREAD)
 		return ws_refuse(skb, WS_REASON_PORTS_UNREAD, 0);
-	if (owner_is_tcp(skb)) {
-		if (owner_left(skb))
+	if (socket_is_tcp(skb)) {
+		if (socket_detach(skb))
 			return CTX_DROP; /* nothing is lost */
-		if (!forward_inner(skb, in.is_ip4, &c, &in))
+		if (!forward_ip(skb, in.is_ip4, &c, &in))
 			return ws_refuse(skb, bounds_bug(), 0);
 	}
 	return enter(skb, c, &in, m.target);

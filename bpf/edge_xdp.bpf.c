@@ -52,7 +52,7 @@ static __always_inline bool outer_write(ctx_t *ctx, const struct ws_headend *h,
  * packet takes what is behind it along. False: TC must look.
  */
 static __always_inline bool enter_len(ctx_t *ctx, const struct cursor *c,
-				      const struct inner *in, __u32 *len,
+				      const struct ip *in, __u32 *len,
 				      __u32 *pad)
 {
 	const struct ip4_hdr *ip4 = in->hdr;
@@ -75,7 +75,7 @@ static __always_inline bool enter_len(ctx_t *ctx, const struct cursor *c,
 }
 
 static __always_inline int headend_xdp(ctx_t *ctx, struct cursor c,
-				       const struct inner *in, __u32 index,
+				       const struct ip *in, __u32 index,
 				       const struct ws_node *node)
 {
 	const struct ws_headend *h = headend_find(index);
@@ -83,7 +83,7 @@ static __always_inline int headend_xdp(ctx_t *ctx, struct cursor c,
 	struct headend_packet pkt;
 	const struct ws_nexthop *n;
 	struct eth_hdr *eth;
-	struct inner inner;
+	struct ip inner;
 	__u32 len, pad;
 
 	if (!h || headend_first_is_local(h) ||
@@ -114,9 +114,9 @@ static __always_inline int headend_xdp(ctx_t *ctx, struct cursor c,
 	c = ctx_cursor(ctx);
 	eth = cursor_take(&c, struct eth_hdr);
 	c.pos += pkt.outer_len;
-	if (!eth || !inner_take(&c, pkt.is_ip4, &inner))
+	if (!eth || !ip_take(&c, pkt.is_ip4, &inner))
 		return ws_refuse(ctx, headend_write_failed(), 0);
-	inner_decrement(&inner);
+	ip_decrement(&inner);
 	stats_add(h->stats, 1, pkt.inner_len);
 	return nexthop_take(eth, n, false);
 }
@@ -143,13 +143,13 @@ static __always_inline int enter_xdp(ctx_t *ctx, struct cursor c, bool is_ip4)
 	const struct ip6_hdr *ip6;
 	const struct ws_node *node;
 	struct ws_match m;
-	struct inner in;
+	struct ip in;
 	struct addrs a;
 
-	if (!inner_take(&c, is_ip4, &in))
+	if (!ip_take(&c, is_ip4, &in))
 		return CTX_PASS;
 	ip6 = in.hdr;
-	if (!inner_is_its_version(&in) || inner_is_unsteered(&in) ||
+	if (!ip_is_its_version(&in) || ip_is_unsteered(&in) ||
 	    (!is_ip4 && (in_block(ip6->dst[0]) || in_block(ip6->src[0]) ||
 			 ip6_has_extension(ip6))))
 		return CTX_PASS;
@@ -159,7 +159,7 @@ static __always_inline int enter_xdp(ctx_t *ctx, struct cursor c, bool is_ip4)
 	node = node_armed();
 	if (!node)
 		return CTX_PASS;
-	a = inner_addrs(&in);
+	a = ip_addrs(&in);
 	m = classify(&a);
 	if (m.local || !ruled_xdp(ctx, node, is_ip4, &m))
 		return CTX_PASS;

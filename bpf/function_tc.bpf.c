@@ -17,7 +17,7 @@ static __always_inline int unknown(struct __sk_buff *skb,
 {
 	struct cursor c = ctx_cursor(skb);
 	const struct eth_hdr *eth;
-	struct inner in;
+	struct ip in;
 
 	proxy_count(p, tx_not_cached);
 	if (p->on_unknown != WS_ON_UNKNOWN_PLAIN)
@@ -26,8 +26,8 @@ static __always_inline int unknown(struct __sk_buff *skb,
 	eth = cursor_take(&c, struct eth_hdr);
 	if (!eth)
 		return CTX_DROP;
-	return inner_take(&c, eth_is_ip4(eth), &in) ? guard_plain(skb, &in) :
-						      CTX_DROP;
+	return ip_take(&c, eth_is_ip4(eth), &in) ? guard_plain(skb, &in) :
+						   CTX_DROP;
 }
 
 /* What became of a packet that has come back. */
@@ -60,19 +60,19 @@ static __always_inline int by_metadata(struct __sk_buff *skb,
 static __always_inline int by_content(struct __sk_buff *skb,
 				      const struct ws_proxy *p, __u32 id)
 {
-	__u64 now, expires, print;
-	struct cache_ask ask;
+	__u64 now, expires, fp;
+	struct cache_query query;
 	struct ws_cached *c;
 	enum ws_reason r;
 	__u32 entry, exit = 0;
 	long err = 0;
 
-	print = ws_fingerprint(skb, sizeof(struct eth_hdr), skb_is_ip4(skb));
-	if (!print)
+	fp = ws_fingerprint(skb, sizeof(struct eth_hdr), skb_is_ip4(skb));
+	if (!fp)
 		return BACK_UNKNOWN;
 	now = bpf_ktime_get_coarse_ns();
-	ask = cache_ask(p, id, print, now);
-	entry = ws_cache_take(&ask);
+	query = cache_query(p, id, fp, now);
+	entry = ws_cache_take(&query);
 	c = cache_entry(entry);
 	if (!c)
 		return BACK_UNKNOWN;
@@ -122,7 +122,7 @@ int ws_function_tc(struct __sk_buff *skb)
 	const struct ws_port *port;
 	const struct ws_proxy *p;
 	struct eth_hdr *eth;
-	struct inner in;
+	struct ip in;
 	struct addrs a;
 	struct ws_match m;
 	struct cursor c;
@@ -146,13 +146,13 @@ int ws_function_tc(struct __sk_buff *skb)
 	eth = cursor_take(&c, struct eth_hdr);
 	if (!eth || !eth_is_ip(eth))
 		return CTX_PASS;
-	if (!inner_take(&c, eth_is_ip4(eth), &in))
+	if (!ip_take(&c, eth_is_ip4(eth), &in))
 		return ws_refuse(skb, WS_REASON_FUNCTION_TRUNCATED, rc);
 	if (!in.is_ip4 && is_mapped(in.hdr))
 		return refuse_mapped(skb);
-	a = inner_addrs(&in);
+	a = ip_addrs(&in);
 	m = guard(&a);
-	if (!inner_is_its_version(&in) || inner_to_is_never_forwarded(&in) ||
+	if (!ip_is_its_version(&in) || ip_to_is_never_forwarded(&in) ||
 	    is_local(skb, &m, in.is_ip4)) {
 		if (p)
 			proxy_count(p, tx_ignored);
@@ -168,7 +168,7 @@ int ws_function_tc(struct __sk_buff *skb)
 			return ws_refuse(skb, not_cached(), 0);
 		}
 		proxy_count(p, tx_cut);
-		return cut_back(skb, eth, id);
+		return segment_back(skb, eth, id);
 	}
 	return from_function(skb, p, id);
 }

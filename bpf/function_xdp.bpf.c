@@ -32,14 +32,14 @@ static __always_inline bool is_for(const struct eth_hdr *eth,
 /* The entry of a packet, its number plus 1; 0: there is none, or copies of the
  * packet are about, whose order TC keeps.
  */
-static __always_inline __u32 entry_take(const struct cache_ask *ask)
+static __always_inline __u32 entry_take(const struct cache_query *query)
 {
-	__u32 one = bucket_one(ask);
+	__u32 one = bucket_one(query);
 	const struct ws_bucket *b = bpf_map_lookup_elem(&ws_buckets, &one);
 
-	if (!b || tick_is_later(once(b->copies), tick(ask->now)))
+	if (!b || tick_is_later(READ_ONCE(b->copies), tick(query->now)))
 		return 0;
-	return print_find(ask);
+	return fp_find(query);
 }
 
 /* What follows from a kept header: whose share stamps the packet, and its way. */
@@ -56,7 +56,7 @@ static __always_inline bool onward_find(struct cursor inner, __u32 len,
 					struct onward *on)
 {
 	const struct ip6_hdr *outer = (const void *)c->outer;
-	struct whose w = whose(c->hop.sid, c->hop.path, c->hop.epoch);
+	struct hop_id w = hop_id(c->hop.sid, c->hop.path, c->hop.epoch);
 	__u32 unused;
 
 	on->hop = hop_find(&w, &unused);
@@ -75,17 +75,16 @@ static __always_inline int back_xdp(ctx_t *ctx, const struct ws_proxy *p,
 {
 	struct cursor inner = { ip6, ctx_cursor(ctx).end };
 	__u32 len = xdp_packet_len(ctx, ip6, inner.end), outer_len, entry;
-	__u64 print = ws_fingerprint(ctx, sizeof(struct eth_hdr), false),
-	      expires;
+	__u64 fp = ws_fingerprint(ctx, sizeof(struct eth_hdr), false), expires;
 	struct onward on = {};
 	struct ws_cached *c;
-	struct cache_ask ask;
+	struct cache_query query;
 	struct eth_hdr *eth;
 
-	if (!print)
+	if (!fp)
 		return CTX_PASS;
-	ask = cache_ask(p, id, print, bpf_ktime_get_coarse_ns());
-	entry = entry_take(&ask);
+	query = cache_query(p, id, fp, bpf_ktime_get_coarse_ns());
+	entry = entry_take(&query);
 	c = cache_entry(entry);
 	if (!c)
 		return CTX_PASS;
@@ -96,7 +95,7 @@ static __always_inline int back_xdp(ctx_t *ctx, const struct ws_proxy *p,
 	if (outer_len > WS_CACHED_MAX || outer_len < sizeof(struct ip6_hdr) ||
 	    !onward_find(inner, len + outer_len, c, node, &on) ||
 	    bpf_xdp_adjust_head(ctx, -(__s32)outer_len)) {
-		cache_put_back(entry, ask.print, expires);
+		cache_put_back(entry, query.fp, expires);
 		return CTX_PASS;
 	}
 	inner = ctx_cursor(ctx);
@@ -116,7 +115,7 @@ static __always_inline int back_xdp(ctx_t *ctx, const struct ws_proxy *p,
 	if (!eth)
 		return ws_refuse(ctx, restore_failed(), 0);
 	stats_add(on.hop->stats, 1, len);
-	proxy_waited(p, ask.now, expires);
+	proxy_waited(p, query.now, expires);
 	return nexthop_take(eth, on.way, false);
 }
 
@@ -129,16 +128,16 @@ int ws_function_xdp(struct xdp_md *ctx)
 	const struct ws_proxy *p;
 	const struct ws_port *port;
 	struct eth_hdr *eth;
-	struct inner in;
+	struct ip in;
 	struct addrs a;
 
 	eth = cursor_take(&c, struct eth_hdr);
 	if (!eth || eth->proto != bpf_htons(ETH_P_IPV6))
 		return CTX_PASS;
-	if (!inner_take(&c, false, &in) || !inner_is_its_version(&in) ||
-	    inner_to_is_never_forwarded(&in))
+	if (!ip_take(&c, false, &in) || !ip_is_its_version(&in) ||
+	    ip_to_is_never_forwarded(&in))
 		return CTX_PASS;
-	a = inner_addrs(&in);
+	a = ip_addrs(&in);
 	if (ip6_is_mapped(a.dst) || ip6_is_mapped(a.src))
 		return CTX_PASS;
 	node = node_armed();

@@ -350,7 +350,6 @@ type coreTCWsStats struct {
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	coreTCMapWsBench       = "ws_bench"
 	coreTCMapWsBuckets     = "ws_buckets"
 	coreTCMapWsCache       = "ws_cache"
 	coreTCMapWsCopies      = "ws_copies"
@@ -375,6 +374,7 @@ const (
 	coreTCMapWsProxyStats  = "ws_proxy_stats"
 	coreTCMapWsRefusals    = "ws_refusals"
 	coreTCMapWsRules       = "ws_rules"
+	coreTCMapWsScratch     = "ws_scratch"
 	coreTCMapWsSids        = "ws_sids"
 	coreTCMapWsSlotNext    = "ws_slot_next"
 	coreTCMapWsSlots       = "ws_slots"
@@ -434,7 +434,6 @@ type coreTCProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type coreTCMapSpecs struct {
-	WsBench       *ebpf.MapSpec `ebpf:"ws_bench"`
 	WsBuckets     *ebpf.MapSpec `ebpf:"ws_buckets"`
 	WsCache       *ebpf.MapSpec `ebpf:"ws_cache"`
 	WsCopies      *ebpf.MapSpec `ebpf:"ws_copies"`
@@ -459,6 +458,7 @@ type coreTCMapSpecs struct {
 	WsProxyStats  *ebpf.MapSpec `ebpf:"ws_proxy_stats"`
 	WsRefusals    *ebpf.MapSpec `ebpf:"ws_refusals"`
 	WsRules       *ebpf.MapSpec `ebpf:"ws_rules"`
+	WsScratch     *ebpf.MapSpec `ebpf:"ws_scratch"`
 	WsSids        *ebpf.MapSpec `ebpf:"ws_sids"`
 	WsSlotNext    *ebpf.MapSpec `ebpf:"ws_slot_next"`
 	WsSlots       *ebpf.MapSpec `ebpf:"ws_slots"`
@@ -494,7 +494,6 @@ func (o *coreTCObjects) Close() error {
 //
 // It can be passed to loadCoreTCObjects or ebpf.CollectionSpec.LoadAndAssign.
 type coreTCMaps struct {
-	WsBench       *ebpf.Map `ebpf:"ws_bench"`
 	WsBuckets     *ebpf.Map `ebpf:"ws_buckets"`
 	WsCache       *ebpf.Map `ebpf:"ws_cache"`
 	WsCopies      *ebpf.Map `ebpf:"ws_copies"`
@@ -519,6 +518,7 @@ type coreTCMaps struct {
 	WsProxyStats  *ebpf.Map `ebpf:"ws_proxy_stats"`
 	WsRefusals    *ebpf.Map `ebpf:"ws_refusals"`
 	WsRules       *ebpf.Map `ebpf:"ws_rules"`
+	WsScratch     *ebpf.Map `ebpf:"ws_scratch"`
 	WsSids        *ebpf.Map `ebpf:"ws_sids"`
 	WsSlotNext    *ebpf.Map `ebpf:"ws_slot_next"`
 	WsSlots       *ebpf.Map `ebpf:"ws_slots"`
@@ -529,7 +529,6 @@ type coreTCMaps struct {
 
 func (m *coreTCMaps) Close() error {
 	return _CoreTCClose(
-		m.WsBench,
 		m.WsBuckets,
 		m.WsCache,
 		m.WsCopies,
@@ -554,6 +553,7 @@ func (m *coreTCMaps) Close() error {
 		m.WsProxyStats,
 		m.WsRefusals,
 		m.WsRules,
+		m.WsScratch,
 		m.WsSids,
 		m.WsSlotNext,
 		m.WsSlots,

@@ -16,7 +16,6 @@ import (
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	edgeXDPMapWsBench       = "ws_bench"
 	edgeXDPMapWsBuckets     = "ws_buckets"
 	edgeXDPMapWsCache       = "ws_cache"
 	edgeXDPMapWsCopies      = "ws_copies"
@@ -41,6 +40,7 @@ const (
 	edgeXDPMapWsProxyStats  = "ws_proxy_stats"
 	edgeXDPMapWsRefusals    = "ws_refusals"
 	edgeXDPMapWsRules       = "ws_rules"
+	edgeXDPMapWsScratch     = "ws_scratch"
 	edgeXDPMapWsSids        = "ws_sids"
 	edgeXDPMapWsSlotNext    = "ws_slot_next"
 	edgeXDPMapWsSlots       = "ws_slots"
@@ -100,7 +100,6 @@ type edgeXDPProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type edgeXDPMapSpecs struct {
-	WsBench       *ebpf.MapSpec `ebpf:"ws_bench"`
 	WsBuckets     *ebpf.MapSpec `ebpf:"ws_buckets"`
 	WsCache       *ebpf.MapSpec `ebpf:"ws_cache"`
 	WsCopies      *ebpf.MapSpec `ebpf:"ws_copies"`
@@ -125,6 +124,7 @@ type edgeXDPMapSpecs struct {
 	WsProxyStats  *ebpf.MapSpec `ebpf:"ws_proxy_stats"`
 	WsRefusals    *ebpf.MapSpec `ebpf:"ws_refusals"`
 	WsRules       *ebpf.MapSpec `ebpf:"ws_rules"`
+	WsScratch     *ebpf.MapSpec `ebpf:"ws_scratch"`
 	WsSids        *ebpf.MapSpec `ebpf:"ws_sids"`
 	WsSlotNext    *ebpf.MapSpec `ebpf:"ws_slot_next"`
 	WsSlots       *ebpf.MapSpec `ebpf:"ws_slots"`
@@ -160,7 +160,6 @@ func (o *edgeXDPObjects) Close() error {
 //
 // It can be passed to loadEdgeXDPObjects or ebpf.CollectionSpec.LoadAndAssign.
 type edgeXDPMaps struct {
-	WsBench       *ebpf.Map `ebpf:"ws_bench"`
 	WsBuckets     *ebpf.Map `ebpf:"ws_buckets"`
 	WsCache       *ebpf.Map `ebpf:"ws_cache"`
 	WsCopies      *ebpf.Map `ebpf:"ws_copies"`
@@ -185,6 +184,7 @@ type edgeXDPMaps struct {
 	WsProxyStats  *ebpf.Map `ebpf:"ws_proxy_stats"`
 	WsRefusals    *ebpf.Map `ebpf:"ws_refusals"`
 	WsRules       *ebpf.Map `ebpf:"ws_rules"`
+	WsScratch     *ebpf.Map `ebpf:"ws_scratch"`
 	WsSids        *ebpf.Map `ebpf:"ws_sids"`
 	WsSlotNext    *ebpf.Map `ebpf:"ws_slot_next"`
 	WsSlots       *ebpf.Map `ebpf:"ws_slots"`
@@ -195,7 +195,6 @@ type edgeXDPMaps struct {
 
 func (m *edgeXDPMaps) Close() error {
 	return _EdgeXDPClose(
-		m.WsBench,
 		m.WsBuckets,
 		m.WsCache,
 		m.WsCopies,
@@ -220,6 +219,7 @@ func (m *edgeXDPMaps) Close() error {
 		m.WsProxyStats,
 		m.WsRefusals,
 		m.WsRules,
+		m.WsScratch,
 		m.WsSids,
 		m.WsSlotNext,
 		m.WsSlots,

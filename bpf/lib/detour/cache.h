@@ -18,15 +18,15 @@
 /* Bit 62 of a fingerprint is always set, so that no tag is free or busy; bit 63
  * in those of copies only, so that none of them is taken for a first one.
  */
-#define PRINT_SET (1ULL << 62)
-#define PRINT_COPY (1ULL << 63)
+#define FP_SET (1ULL << 62)
+#define FP_COPY (1ULL << 63)
 
 /* A first bucket with more room than this needs no look at the second one. */
 #define BUCKET_ROOMY 3
 #define CACHE_TRIES 4 /* when other CPUs are quicker */
 #define COPIES_TRIES 32 /* copies that are passed over for one packet */
 
-#define once(x) (*(const volatile typeof(x) *)&(x))
+#define READ_ONCE(x) (*(const volatile typeof(x) *)&(x))
 
 /* Tags and buckets have times in ticks of 2^20 ns. */
 static __always_inline __u32 tick(__u64 ns)
@@ -41,15 +41,15 @@ static __always_inline bool tick_is_later(__u32 t, __u32 now)
 }
 
 /* The life of an entry, rounded up so that its tag dies after it does. */
-static __always_inline __u32 ask_life(const struct cache_ask *a)
+static __always_inline __u32 query_life(const struct cache_query *a)
 {
 	return tick(a->lifetime) + 2;
 }
 
-static __always_inline __u64 tag_of(const struct cache_ask *a)
+static __always_inline __u64 tag_of(const struct cache_query *a)
 {
-	return (a->print & ~TAG_TIME) |
-	       ((tick(a->now) + ask_life(a)) & TAG_TIME);
+	return (a->fp & ~TAG_TIME) |
+	       ((tick(a->now) + query_life(a)) & TAG_TIME);
 }
 
 static __always_inline bool tag_is_live(__u64 tag, __u32 now, __u32 life)
@@ -57,23 +57,23 @@ static __always_inline bool tag_is_live(__u64 tag, __u32 now, __u32 life)
 	return ((tag - now - 1) & TAG_TIME) < life;
 }
 
-static __always_inline __u32 bucket_one(const struct cache_ask *a)
+static __always_inline __u32 bucket_one(const struct cache_query *a)
 {
-	return a->first + (__u32)((a->print & 0xffffffff) * a->buckets >> 32);
+	return a->first + (__u32)((a->fp & 0xffffffff) * a->buckets >> 32);
 }
 
-static __always_inline __u32 bucket_two(const struct cache_ask *a)
+static __always_inline __u32 bucket_two(const struct cache_query *a)
 {
-	__u64 other = a->print * 0x9e3779b97f4a7c15ULL >> 32;
+	__u64 other = a->fp * 0x9e3779b97f4a7c15ULL >> 32;
 
 	return a->first + (__u32)(other * a->buckets >> 32);
 }
 
-static __always_inline __u64 copy_print(__u64 print, __u32 copy)
+static __always_inline __u64 fp_of_copy(__u64 fp, __u32 copy)
 {
-	__u64 h = (print + copy) * 0xbf58476d1ce4e5b9ULL;
+	__u64 h = (fp + copy) * 0xbf58476d1ce4e5b9ULL;
 
-	return (h ^ h >> 31) | PRINT_SET | PRINT_COPY;
+	return (h ^ h >> 31) | FP_SET | FP_COPY;
 }
 
 /* What a look at a bucket has found, in one number: the higher, the better a
@@ -98,8 +98,7 @@ static __always_inline __u64 look_place(__u64 look)
 /* A function of its own, whose result tells the verifier nothing, and without
  * branches: else it would follow each way of going through the bucket.
  */
-__noinline __u64 ws_bucket_look(__u32 bucket, __u64 print, __u32 now,
-				__u32 life)
+__noinline __u64 ws_bucket_look(__u32 bucket, __u64 fp, __u32 now, __u32 life)
 {
 	const struct ws_bucket *b = bpf_map_lookup_elem(&ws_buckets, &bucket);
 	__u64 best = 0, room = 0, same = 0, any = 0;
@@ -107,14 +106,14 @@ __noinline __u64 ws_bucket_look(__u32 bucket, __u64 print, __u32 now,
 	if (!b)
 		return 0;
 	for (__u32 w = 0; w < WS_WAYS; w++)
-		any |= once(b->tag[w]);
+		any |= READ_ONCE(b->tag[w]);
 	if (!any)
 		return LOOK_AGE_MAX << LOOK_AGE_SHIFT |
 		       (__u64)WS_WAYS << LOOK_ROOM_SHIFT;
 	for (__u32 w = 0; w < WS_WAYS; w++) {
-		__u64 tag = once(b->tag[w]);
+		__u64 tag = READ_ONCE(b->tag[w]);
 		__u64 left = (tag - now - 1) & TAG_TIME;
-		__u64 diff = (tag ^ print) >> 24;
+		__u64 diff = (tag ^ fp) >> 24;
 		/* 1 or 0, by the sign of a difference. */
 		__u64 is_free = (tag - 1) >> 63 & ~(tag >> 63);
 		__u64 is_entry = ((tag - 2) >> 63 & ~(tag >> 63)) ^ 1;
@@ -146,14 +145,14 @@ static __always_inline struct ws_proxy_stats *stats_of(__u32 index)
 }
 
 /* What an entry gives way to a new one for. */
-static __always_inline void count_overwritten(const struct cache_ask *a,
+static __always_inline void count_overwritten(const struct cache_query *a,
 					      __u64 tag)
 {
 	struct ws_proxy_stats *s = tag == TAG_FREE ? NULL : stats_of(a->stats);
 
 	if (!s)
 		return;
-	if (tag_is_live(tag, tick(a->now), ask_life(a)))
+	if (tag_is_live(tag, tick(a->now), query_life(a)))
 		s->evicted++;
 	else
 		s->expired++;
@@ -162,7 +161,7 @@ static __always_inline void count_overwritten(const struct cache_ask *a,
 /* Takes a place in bucket. Returns its number plus 1; 0: another CPU was
  * quicker.
  */
-static __always_inline __u32 bucket_take(const struct cache_ask *a,
+static __always_inline __u32 bucket_take(const struct cache_query *a,
 					 __u32 bucket, __u64 look)
 {
 	struct ws_bucket *b = bpf_map_lookup_elem(&ws_buckets, &bucket);
@@ -171,10 +170,10 @@ static __always_inline __u32 bucket_take(const struct cache_ask *a,
 
 	if (!b || way >= WS_WAYS || !(look >> LOOK_AGE_SHIFT & LOOK_AGE_MAX))
 		return 0;
-	tag = once(b->tag[way]);
+	tag = READ_ONCE(b->tag[way]);
 	/* Nobody's entry is evicted for want of a second look. */
 	if (tag == TAG_BUSY || (look_room(look) && tag &&
-				tag_is_live(tag, tick(a->now), ask_life(a))))
+				tag_is_live(tag, tick(a->now), query_life(a))))
 		return 0;
 	if (__sync_val_compare_and_swap(&b->tag[way], tag, TAG_BUSY) != tag)
 		return 0;
@@ -186,17 +185,17 @@ static __always_inline __u32 bucket_take(const struct cache_ask *a,
  * behind those. Returns its number among them; 0: there are none after all, or
  * no room to count them.
  */
-static __always_inline __u32 copy_number(const struct cache_ask *a, bool same)
+static __always_inline __u32 copy_number(const struct cache_query *a, bool same)
 {
-	__u64 print = a->print; /* a key on the stack: Linux 6.1 wants that */
-	struct ws_copies *c = bpf_map_lookup_elem(&ws_copies, &print);
+	__u64 fp = a->fp; /* a key on the stack: Linux 6.1 wants that */
+	struct ws_copies *c = bpf_map_lookup_elem(&ws_copies, &fp);
 	struct ws_copies none = {};
 
 	if (!c) {
 		if (!same)
 			return 0;
-		bpf_map_update_elem(&ws_copies, &print, &none, BPF_NOEXIST);
-		c = bpf_map_lookup_elem(&ws_copies, &print);
+		bpf_map_update_elem(&ws_copies, &fp, &none, BPF_NOEXIST);
+		c = bpf_map_lookup_elem(&ws_copies, &fp);
 		if (!c)
 			return 0;
 	}
@@ -211,7 +210,7 @@ static __always_inline __u32 copy_number(const struct cache_ask *a, bool same)
 /* Finds out whether a packet is a copy of one that is in the function, and if
  * so makes its fingerprint that of a copy.
  */
-static __always_inline void ask_copy(struct cache_ask *a, __u64 look)
+static __always_inline void query_copy(struct cache_query *a, __u64 look)
 {
 	__u32 one = bucket_one(a), now = tick(a->now), n;
 	struct ws_bucket *b = bpf_map_lookup_elem(&ws_buckets, &one);
@@ -220,17 +219,17 @@ static __always_inline void ask_copy(struct cache_ask *a, __u64 look)
 
 	if (!b)
 		return;
-	if (!same && tick_is_later(once(b->spilled), now))
-		same = ws_bucket_look(bucket_two(a), a->print, now,
-				      ask_life(a)) &
+	if (!same && tick_is_later(READ_ONCE(b->spilled), now))
+		same = ws_bucket_look(bucket_two(a), a->fp, now,
+				      query_life(a)) &
 		       LOOK_SAME;
-	if (!same && !tick_is_later(once(b->copies), now))
+	if (!same && !tick_is_later(READ_ONCE(b->copies), now))
 		return;
 	n = copy_number(a, same);
 	if (!n)
 		return;
-	b->copies = now + ask_life(a) + 1;
-	a->print = copy_print(a->print, n);
+	b->copies = now + query_life(a) + 1;
+	a->fp = fp_of_copy(a->fp, n);
 	s = stats_of(a->stats);
 	if (s)
 		s->rx_copies++;
@@ -240,29 +239,28 @@ static __always_inline void ask_copy(struct cache_ask *a, __u64 look)
  * number plus 1; 0: there is none. Byte-identical packets have different
  * fingerprints from here on.
  */
-__noinline __u32 ws_cache_reserve(struct cache_ask *a)
+__noinline __u32 ws_cache_reserve(struct cache_query *a)
 {
 	__u64 one, two;
 
 	if (!a)
 		return 0;
-	one = ws_bucket_look(bucket_one(a), a->print, tick(a->now),
-			     ask_life(a));
-	ask_copy(a, one);
+	one = ws_bucket_look(bucket_one(a), a->fp, tick(a->now), query_life(a));
+	query_copy(a, one);
 	for (__u32 i = 0; i < CACHE_TRIES; i++) {
 		__u32 at = bucket_one(a), entry;
 		struct ws_bucket *b = bpf_map_lookup_elem(&ws_buckets, &at);
 
 		if (!b)
 			return 0;
-		if (i || (a->print & PRINT_COPY))
-			one = ws_bucket_look(at, a->print, tick(a->now),
-					     ask_life(a));
+		if (i || (a->fp & FP_COPY))
+			one = ws_bucket_look(at, a->fp, tick(a->now),
+					     query_life(a));
 		if (look_room(one) <= BUCKET_ROOMY) {
-			two = ws_bucket_look(bucket_two(a), a->print,
-					     tick(a->now), ask_life(a));
+			two = ws_bucket_look(bucket_two(a), a->fp, tick(a->now),
+					     query_life(a));
 			if (look_place(two) > look_place(one)) {
-				b->spilled = tick(a->now) + ask_life(a) + 1;
+				b->spilled = tick(a->now) + query_life(a) + 1;
 				one = two;
 				at = bucket_two(a);
 			}
@@ -293,18 +291,15 @@ static __always_inline void cache_give(__u32 entry, __u64 tag)
 }
 
 /* Puts an entry back that was taken, as if nobody had. */
-static __always_inline void cache_put_back(__u32 entry, __u64 print,
-					   __u64 expires)
+static __always_inline void cache_put_back(__u32 entry, __u64 fp, __u64 expires)
 {
-	cache_give(entry,
-		   (print & ~TAG_TIME) | ((tick(expires) + 2) & TAG_TIME));
+	cache_give(entry, (fp & ~TAG_TIME) | ((tick(expires) + 2) & TAG_TIME));
 }
 
 /* Looks for a fingerprint in one bucket, and takes its entry: its number plus 1,
  * or 0.
  */
-__noinline __u32 ws_bucket_find(__u32 bucket, __u64 print, __u64 now,
-				__u32 stats)
+__noinline __u32 ws_bucket_find(__u32 bucket, __u64 fp, __u64 now, __u32 stats)
 {
 	struct ws_bucket *b = bpf_map_lookup_elem(&ws_buckets, &bucket);
 	struct ws_proxy_stats *s;
@@ -313,16 +308,16 @@ __noinline __u32 ws_bucket_find(__u32 bucket, __u64 print, __u64 now,
 		return 0;
 	for (__u32 w = 0; w < WS_WAYS; w++) {
 		__u32 entry = bucket * WS_WAYS + w;
-		__u64 tag = once(b->tag[w]);
+		__u64 tag = READ_ONCE(b->tag[w]);
 		const struct ws_cached *c;
 
-		if ((tag ^ print) >> 24)
+		if ((tag ^ fp) >> 24)
 			continue;
 		c = bpf_map_lookup_elem(&ws_cache, &entry);
 		if (!c || __sync_val_compare_and_swap(&b->tag[w], tag,
 						      TAG_BUSY) != tag)
 			continue;
-		if (c->fingerprint != print) {
+		if (c->fingerprint != fp) {
 			__sync_lock_test_and_set(&b->tag[w], tag);
 			continue;
 		}
@@ -337,41 +332,41 @@ __noinline __u32 ws_bucket_find(__u32 bucket, __u64 print, __u64 now,
 }
 
 /* In both buckets. */
-static __always_inline __u32 print_find(const struct cache_ask *a)
+static __always_inline __u32 fp_find(const struct cache_query *a)
 {
 	__u32 one = bucket_one(a), entry;
 	const struct ws_bucket *b;
 
-	entry = ws_bucket_find(one, a->print, a->now, a->stats);
+	entry = ws_bucket_find(one, a->fp, a->now, a->stats);
 	if (entry)
 		return entry;
 	b = bpf_map_lookup_elem(&ws_buckets, &one);
-	if (!b || !tick_is_later(once(b->spilled), tick(a->now)))
+	if (!b || !tick_is_later(READ_ONCE(b->spilled), tick(a->now)))
 		return 0;
-	return ws_bucket_find(bucket_two(a), a->print, a->now, a->stats);
+	return ws_bucket_find(bucket_two(a), a->fp, a->now, a->stats);
 }
 
 /* The entry of a packet that has come back, the oldest one of those of copies:
  * its number plus 1, the caller's to use and then to give up; 0: there is none.
  */
-__noinline __u32 ws_cache_take(struct cache_ask *a)
+__noinline __u32 ws_cache_take(struct cache_query *a)
 {
 	__u32 one, entry;
 	const struct ws_bucket *b;
 	struct ws_copies *c;
-	__u64 print;
+	__u64 fp;
 
 	if (!a)
 		return 0;
-	entry = print_find(a);
+	entry = fp_find(a);
 	if (entry)
 		return entry;
 	one = bucket_one(a);
 	b = bpf_map_lookup_elem(&ws_buckets, &one);
-	if (!b || !tick_is_later(once(b->copies), tick(a->now)))
+	if (!b || !tick_is_later(READ_ONCE(b->copies), tick(a->now)))
 		return 0;
-	print = a->print;
-	c = bpf_map_lookup_elem(&ws_copies, &print);
+	fp = a->fp;
+	c = bpf_map_lookup_elem(&ws_copies, &fp);
 	if (!c || c->until <= a->now)
 		return 0;
 	for (__u32 i = 0; i < COPIES_TRIES; i++) {
@@ -382,8 +377,8 @@ __noinline __u32 ws_cache_take(struct cache_ask *a)
 		/* Lost: another CPU took that one; the next is as good. */
 		if (__sync_val_compare_and_swap(&c->out, out, out + 1) != out)
 			continue;
-		a->print = copy_print(print, out + 1);
-		entry = print_find(a);
+		a->fp = fp_of_copy(fp, out + 1);
+		entry = fp_find(a);
 		if (entry)
 			return entry;
 	}

@@ -13,18 +13,18 @@
 #include "lib/wire/net.h"
 
 /* The same packet may be in another function of this node. */
-static __always_inline __u64 print_of_proxy(__u64 print, __u32 id)
+static __always_inline __u64 fp_of_proxy(__u64 fp, __u32 id)
 {
-	print ^= id * 0x9e3779b97f4a7c15ULL;
-	return (print | PRINT_SET) & ~PRINT_COPY;
+	fp ^= id * 0x9e3779b97f4a7c15ULL;
+	return (fp | FP_SET) & ~FP_COPY;
 }
 
 /* What the table of headers is asked for a packet of a proxy. */
-static __always_inline struct cache_ask
-cache_ask(const struct ws_proxy *p, __u32 id, __u64 print, __u64 now)
+static __always_inline struct cache_query
+cache_query(const struct ws_proxy *p, __u32 id, __u64 fp, __u64 now)
 {
-	return (struct cache_ask){
-		.print = print_of_proxy(print, id),
+	return (struct cache_query){
+		.fp = fp_of_proxy(fp, id),
 		.now = now,
 		.lifetime = p->lifetime_ns,
 		.first = p->slot,
@@ -33,10 +33,10 @@ cache_ask(const struct ws_proxy *p, __u32 id, __u64 print, __u64 now)
 	};
 }
 
-static __always_inline struct kept kept_of(const struct endpoint *ep,
-					   __u32 outer_len)
+static __always_inline struct header_ref
+header_ref_of(const struct endpoint *ep, __u32 outer_len)
 {
-	return (struct kept){
+	return (struct header_ref){
 		.hop = {
 			.sid = ep->sid,
 			.path = ep->tlv->path,
@@ -50,7 +50,7 @@ static __always_inline struct kept kept_of(const struct endpoint *ep,
 
 /* Writes down the outer header, which has been advanced. */
 static __always_inline bool cached_fill(ctx_t *ctx, struct ws_cached *c,
-					const struct kept *k)
+					const struct header_ref *k)
 {
 	__u64 outer_len = k->outer_len;
 
@@ -74,27 +74,27 @@ static __always_inline __u32 content_reserve(ctx_t *ctx,
 					     const struct endpoint *ep,
 					     const struct ws_proxy *p,
 					     __u32 outer_len,
-					     struct cache_ask *ask)
+					     struct cache_query *query)
 {
-	__u64 print = ws_fingerprint(ctx, sizeof(struct eth_hdr) + outer_len,
-				     endpoint_has_ip4(ep));
+	__u64 fp = ws_fingerprint(ctx, sizeof(struct eth_hdr) + outer_len,
+				  endpoint_has_ip4(ep));
 
-	if (!print)
+	if (!fp)
 		return 0;
-	*ask = cache_ask(p, ep->hop->proxy, print, bpf_ktime_get_coarse_ns());
-	return ws_cache_reserve(ask);
+	*query = cache_query(p, ep->hop->proxy, fp, bpf_ktime_get_coarse_ns());
+	return ws_cache_reserve(query);
 }
 
 /* Writes the header there. Whoever calls it gives the entry to others, or up. */
-static __always_inline bool content_fill(ctx_t *ctx, const struct kept *k,
-					 const struct cache_ask *ask,
+static __always_inline bool content_fill(ctx_t *ctx, const struct header_ref *k,
+					 const struct cache_query *query,
 					 __u32 entry)
 {
 	struct ws_cached *c = cache_entry(entry);
 
 	if (!c)
 		return false;
-	c->fingerprint = ask->print;
-	c->expires = ask->now + ask->lifetime;
+	c->fingerprint = query->fp;
+	c->expires = query->now + query->lifetime;
 	return cached_fill(ctx, c, k);
 }

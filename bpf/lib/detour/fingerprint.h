@@ -29,7 +29,7 @@
 #define TCP_CWR 0x80
 
 /* What is behind the IP headers. */
-union print_body {
+union fp_body {
 	__u64 word[FINGERPRINT_WORDS];
 	__be32 quad[2 * FINGERPRINT_WORDS];
 	__be16 half[4 * FINGERPRINT_WORDS];
@@ -77,7 +77,7 @@ static __always_inline bool words_load(ctx_t *ctx, __u32 off, __u64 *to,
 }
 
 /* Where a packet's upper layer is, and what of its IP headers counts. */
-struct print_ip {
+struct fp_ip {
 	struct addrs addrs;
 	__u64 id; /* of the datagram, and which part of it this is */
 	__u32 off; /* from the start of the frame */
@@ -87,16 +87,16 @@ struct print_ip {
 	bool later; /* a fragment without an upper-layer header */
 };
 
-static __always_inline bool print_ip4(ctx_t *ctx, struct print_ip *p)
+static __always_inline bool fp_ip4(ctx_t *ctx, struct fp_ip *p)
 {
 	struct ip4_hdr ip4;
-	struct inner in = { .hdr = &ip4, .is_ip4 = true };
+	struct ip in = { .hdr = &ip4, .is_ip4 = true };
 	__u32 header;
 
 	if (ctx_load_bytes(ctx, p->off, &ip4, sizeof(ip4)))
 		return false;
 	header = ip4_header_len(&ip4);
-	p->addrs = inner_addrs(&in);
+	p->addrs = ip_addrs(&in);
 	p->id = ip4.fragment;
 	if (ip4.protocol != NEXTHDR_TCP || ip4.fragment != IP4_DONT_FRAGMENT)
 		p->id |= (__u64)ip4.id << 16;
@@ -109,7 +109,7 @@ static __always_inline bool print_ip4(ctx_t *ctx, struct print_ip *p)
 	return header >= sizeof(ip4);
 }
 
-static __always_inline bool print_ip6(ctx_t *ctx, struct print_ip *p)
+static __always_inline bool fp_ip6(ctx_t *ctx, struct fp_ip *p)
 {
 	__u32 fragment[2] = {};
 	struct ip6_hdr ip6;
@@ -152,14 +152,13 @@ static __always_inline bool print_ip6(ctx_t *ctx, struct print_ip *p)
 	return true;
 }
 
-static __always_inline bool print_headers(ctx_t *ctx, struct print_ip *p,
-					  bool is_ip4)
+static __always_inline bool fp_headers(ctx_t *ctx, struct fp_ip *p, bool is_ip4)
 {
-	return is_ip4 ? print_ip4(ctx, p) : print_ip6(ctx, p);
+	return is_ip4 ? fp_ip4(ctx, p) : fp_ip6(ctx, p);
 }
 
 /* Takes out what does not count. */
-static __always_inline void print_mask(union print_body *body, __u32 protocol)
+static __always_inline void fp_mask(union fp_body *body, __u32 protocol)
 {
 	__s32 checksum = checksum_offset(protocol);
 
@@ -170,7 +169,7 @@ static __always_inline void print_mask(union print_body *body, __u32 protocol)
 }
 
 /* What the frames of a super-packet have in common. */
-static __always_inline struct siphash print_begin(const struct print_ip *p)
+static __always_inline struct siphash fp_begin(const struct fp_ip *p)
 {
 	__u64 key[2] = { cfg.fingerprint_key[0], cfg.fingerprint_key[1] };
 	struct siphash s = siphash_begin(key);
@@ -184,9 +183,8 @@ static __always_inline struct siphash print_begin(const struct print_ip *p)
 }
 
 /* left: bytes behind the IP headers; not 0. */
-static __always_inline __u64 print_end(struct siphash s,
-				       const union print_body *body, __u32 left,
-				       __u32 next, __u32 first)
+static __always_inline __u64 fp_end(struct siphash s, const union fp_body *body,
+				    __u32 left, __u32 next, __u32 first)
 {
 	for (__u32 i = 0; i < FINGERPRINT_WORDS; i++)
 		siphash13_word(&s, body->word[i]);
@@ -198,11 +196,11 @@ static __always_inline __u64 print_end(struct siphash s,
  */
 __noinline __u64 ws_fingerprint(ctx_t *ctx, __u32 off, int is_ip4)
 {
-	struct print_ip p = { .off = off };
-	union print_body body = {};
+	struct fp_ip p = { .off = off };
+	union fp_body body = {};
 	__u32 len;
 
-	if (!print_headers(ctx, &p, is_ip4))
+	if (!fp_headers(ctx, &p, is_ip4))
 		return 0;
 
 	/* A super-packet's payload length may be 0 (RFC 2675) and then does not
@@ -217,6 +215,6 @@ __noinline __u64 ws_fingerprint(ctx_t *ctx, __u32 off, int is_ip4)
 		return 0;
 	}
 	if (!p.later)
-		print_mask(&body, p.next);
-	return print_end(print_begin(&p), &body, p.left, p.next, p.first);
+		fp_mask(&body, p.next);
+	return fp_end(fp_begin(&p), &body, p.left, p.next, p.first);
 }

@@ -23,20 +23,20 @@
 #include "lib/wire/net.h"
 
 /* A train has no more. */
-#define FRAMES_MAX 64
+#define GSO_FRAMES_MAX 64
 #define TCP_HEADER_MAX 60
 
 /* Notes what all frames have in common. Returns how many there are; 0: it is not
  * known how the kernel cuts this one.
  */
-static __always_inline bool frames_note(struct __sk_buff *skb, struct frames *f,
-					__u32 off, bool is_ip4)
+static __always_inline bool gso_note(struct __sk_buff *skb, struct gso_keep *f,
+				     __u32 off, bool is_ip4)
 {
-	struct print_ip p = { .off = off };
-	union print_body *head = (void *)f->head;
+	struct fp_ip p = { .off = off };
+	union fp_body *head = (void *)f->head;
 	__u32 len;
 
-	if (!print_headers(skb, &p, is_ip4))
+	if (!fp_headers(skb, &p, is_ip4))
 		return false;
 	if (p.next != NEXTHDR_TCP || p.off + p.left != skb->len ||
 	    p.id != (is_ip4 ? IP4_DONT_FRAGMENT : 0))
@@ -46,8 +46,8 @@ static __always_inline bool frames_note(struct __sk_buff *skb, struct frames *f,
 	len = (head->byte[12] >> 4) * 4;
 	if (len < 20 || len >= p.left)
 		return false;
-	print_mask(head, NEXTHDR_TCP);
-	f->begun = print_begin(&p);
+	fp_mask(head, NEXTHDR_TCP);
+	f->begun = fp_begin(&p);
 	f->off = p.off;
 	f->head_len = len;
 	f->payload = p.left - len;
@@ -56,55 +56,56 @@ static __always_inline bool frames_note(struct __sk_buff *skb, struct frames *f,
 }
 
 /* A function of its own, for its stack. */
-__noinline __u32 ws_frames_note(struct __sk_buff *skb, __u32 off, int is_ip4)
+__noinline __u32 ws_gso_note(struct __sk_buff *skb, __u32 off, int is_ip4)
 {
-	struct bench *b = bench();
-	struct frames *f;
+	struct scratch *s = scratch();
+	struct gso_keep *f;
 	__u32 count;
 
-	if (!b)
+	if (!s)
 		return 0;
-	f = &b->frames;
+	f = &s->gso;
 	f->size = skb->gso_size;
-	if (!f->size || !frames_note(skb, f, off, is_ip4))
+	if (!f->size || !gso_note(skb, f, off, is_ip4))
 		return 0;
 	count = (f->payload + f->size - 1) / f->size;
 	f->count = count;
-	return count <= FRAMES_MAX ? count : 0;
+	return count <= GSO_FRAMES_MAX ? count : 0;
 }
 
-/* Makes ready for ws_frames_keep. Returns how many frames there are; 0: it is not
+/* Makes ready for ws_gso_keep. Returns how many frames there are; 0: it is not
  * known how the kernel cuts them.
  */
-static __always_inline __u32 frames_begin(struct __sk_buff *skb,
-					  const struct endpoint *ep,
-					  const struct ws_proxy *p, __u32 outer)
+static __always_inline __u32 gso_keep_begin(struct __sk_buff *skb,
+					    const struct endpoint *ep,
+					    const struct ws_proxy *p,
+					    __u32 outer)
 {
-	struct bench *b = bench();
+	struct scratch *s = scratch();
 	__u32 count;
 
-	if (!b)
+	if (!s)
 		return 0;
-	b->frames.kept = kept_of(ep, outer);
-	b->frames.ask = cache_ask(p, ep->hop->proxy, 0,
-				  bpf_ktime_get_coarse_ns());
-	count = ws_frames_note(skb, sizeof(struct eth_hdr) + outer,
-			       endpoint_has_ip4(ep));
+	s->gso.ref = header_ref_of(ep, outer);
+	s->gso.query = cache_query(p, ep->hop->proxy, 0,
+				   bpf_ktime_get_coarse_ns());
+	count = ws_gso_note(skb, sizeof(struct eth_hdr) + outer,
+			    endpoint_has_ip4(ep));
 	return count;
 }
 
 /* The fingerprint of frame number i, without its proxy; 0: a bug. */
-__noinline __u64 ws_frame_print(struct __sk_buff *skb, __u32 i)
+__noinline __u64 ws_gso_fingerprint(struct __sk_buff *skb, __u32 i)
 {
-	struct bench *b = bench();
-	union print_body body = {};
-	struct frames *f;
+	struct scratch *s = scratch();
+	union fp_body body = {};
+	struct gso_keep *f;
 	__u32 at, left;
 	__u64 rest;
 
-	if (!b)
+	if (!s)
 		return 0;
-	f = &b->frames;
+	f = &s->gso;
 	at = i * f->size;
 	if (at >= f->payload)
 		return 0;
@@ -131,43 +132,43 @@ __noinline __u64 ws_frame_print(struct __sk_buff *skb, __u32 i)
 	body.quad[1] = bpf_htonl(bpf_ntohl(body.quad[1]) + at);
 	if (i + 1 < f->count)
 		body.byte[TCP_FLAGS_AT] &= ~(TCP_FIN | TCP_PSH);
-	return print_end(f->begun, &body, left, NEXTHDR_TCP, f->first);
+	return fp_end(f->begun, &body, left, NEXTHDR_TCP, f->first);
 }
 
 /* Keeps the header of frame number i. */
-__noinline int ws_frame_keep(struct __sk_buff *skb, __u32 i)
+__noinline int ws_gso_keep_one(struct __sk_buff *skb, __u32 i)
 {
-	struct bench *b = bench();
-	__u64 print = ws_frame_print(skb, i);
-	struct cache_ask *ask;
+	struct scratch *s = scratch();
+	__u64 fp = ws_gso_fingerprint(skb, i);
+	struct cache_query *query;
 	__u32 entry;
 	bool ok;
 
-	if (!b || !print)
+	if (!s || !fp)
 		return false;
-	ask = &b->frames.ask;
-	ask->print = print_of_proxy(print, b->frames.kept.proxy);
-	entry = ws_cache_reserve(ask);
+	query = &s->gso.query;
+	query->fp = fp_of_proxy(fp, s->gso.ref.proxy);
+	entry = ws_cache_reserve(query);
 	if (!entry)
 		return false;
-	ok = content_fill(skb, &b->frames.kept, ask, entry);
-	cache_give(entry, ok ? tag_of(ask) : TAG_FREE);
+	ok = content_fill(skb, &s->gso.ref, query, entry);
+	cache_give(entry, ok ? tag_of(query) : TAG_FREE);
 	return ok;
 }
 
 /* The outer header has been advanced. False: not all of them could be kept; those
  * that were are waited for in vain.
  */
-__noinline int ws_frames_keep(struct __sk_buff *skb)
+__noinline int ws_gso_keep(struct __sk_buff *skb)
 {
-	struct bench *b = bench();
+	struct scratch *s = scratch();
 
-	if (!b)
+	if (!s)
 		return false;
-	for (__u32 i = 0; i < FRAMES_MAX; i++) {
-		if (i >= b->frames.count)
+	for (__u32 i = 0; i < GSO_FRAMES_MAX; i++) {
+		if (i >= s->gso.count)
 			break;
-		if (!ws_frame_keep(skb, i))
+		if (!ws_gso_keep_one(skb, i))
 			return false;
 	}
 	return true;

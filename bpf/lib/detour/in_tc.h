@@ -76,16 +76,16 @@ static __always_inline bool content_keep(ctx_t *ctx, const struct endpoint *ep,
 					 const struct ws_proxy *p,
 					 __u32 outer_len)
 {
-	struct kept k = kept_of(ep, outer_len);
-	struct cache_ask ask;
+	struct header_ref k = header_ref_of(ep, outer_len);
+	struct cache_query query;
 	__u32 entry;
 	bool ok;
 
-	entry = content_reserve(ctx, ep, p, outer_len, &ask);
+	entry = content_reserve(ctx, ep, p, outer_len, &query);
 	if (!entry)
 		return false;
-	ok = content_fill(ctx, &k, &ask, entry);
-	cache_give(entry, ok ? tag_of(&ask) : TAG_FREE);
+	ok = content_fill(ctx, &k, &query, entry);
+	cache_give(entry, ok ? tag_of(&query) : TAG_FREE);
 	return ok;
 }
 
@@ -94,7 +94,7 @@ static __always_inline bool metadata_keep(ctx_t *ctx, const struct endpoint *ep,
 					  const struct ws_proxy *p,
 					  __u32 outer_len, __u32 *index)
 {
-	struct kept k = kept_of(ep, outer_len);
+	struct header_ref k = header_ref_of(ep, outer_len);
 	__u64 now = bpf_ktime_get_coarse_ns();
 	struct ws_cached *c = slot_take(p, now, index);
 	bool ok;
@@ -127,7 +127,7 @@ static __always_inline int ad_tc(struct __sk_buff *skb, struct endpoint *ep,
 	__u32 id = ep->hop->proxy;
 	const struct ws_proxy *p;
 	struct end_next next;
-	struct inner inner;
+	struct ip inner;
 	enum ws_reason r;
 	bool is_ip4;
 	long rc;
@@ -149,9 +149,9 @@ static __always_inline int ad_tc(struct __sk_buff *skb, struct endpoint *ep,
 		return ws_refuse(skb, function_gone(), 0);
 	if (skb->gso_size && p->cut) {
 		proxy_count(p, rx_cut);
-		frames = p->cuts ? frames_begin(skb, ep, p, outer) : 0;
+		frames = p->cuts ? gso_keep_begin(skb, ep, p, outer) : 0;
 		if (!frames)
-			return cut_in(skb, ep->eth);
+			return segment_in(skb, ep->eth);
 	}
 	/* Else the compiler computes it anew, and the verifier sees no bound. */
 	barrier_var(outer);
@@ -166,14 +166,14 @@ static __always_inline int ad_tc(struct __sk_buff *skb, struct endpoint *ep,
 	rc = p->to ? bpf_check_mtu(skb, p->to, &mtu, -(__s32)outer, 0) : 0;
 	if (rc < 0)
 		return ws_refuse(skb, function_gone(), rc);
-	if (rc || (p->to && train_packet_len(skb, inner_cursor(ep),
-					     skb->len - sizeof(struct eth_hdr) -
-						     outer) > mtu))
+	if (rc || (p->to && gso_packet_len(skb, inner_cursor(ep),
+					   skb->len - sizeof(struct eth_hdr) -
+						   outer) > mtu))
 		return ws_refuse(skb, WS_REASON_FUNCTION_MTU, mtu);
 
 	is_ip4 = inner.is_ip4;
 	end_advance(ep, &next, first);
-	if (frames ? !ws_frames_keep(skb) :
+	if (frames ? !ws_gso_keep(skb) :
 		     !proxy_keep(skb, ep, p, outer, &index)) {
 		proxy_count(p, rx_ignored);
 		return ws_refuse(skb, WS_REASON_CACHE_FULL, 0);

@@ -47,9 +47,9 @@ static __always_inline int ad_xdp(ctx_t *ctx, const struct endpoint *ep,
 	const struct ws_proxy *p = proxy_find(id);
 	struct eth_hdr way, *eth;
 	struct end_next next;
-	struct inner inner;
-	struct cache_ask ask;
-	struct kept kept;
+	struct ip inner;
+	struct cache_query query;
+	struct header_ref ref;
 	struct cursor c;
 	__u32 entry;
 
@@ -61,18 +61,18 @@ static __always_inline int ad_xdp(ctx_t *ctx, const struct endpoint *ep,
 	if (outer > WS_CACHED_MAX || !function_way(p, id, node, ep, &way) ||
 	    bpf_check_mtu(ctx, p->to, &mtu, -(__s32)outer, 0))
 		return CTX_PASS;
-	entry = content_reserve(ctx, ep, p, outer, &ask);
+	entry = content_reserve(ctx, ep, p, outer, &query);
 	if (!entry)
 		return CTX_PASS;
 	end_advance(ep, &next, true);
-	kept = kept_of(ep, outer);
+	ref = header_ref_of(ep, outer);
 	/* The second one moves the packet: every pointer into it is gone. */
-	if (!content_fill(ctx, &kept, &ask, entry) ||
+	if (!content_fill(ctx, &ref, &query, entry) ||
 	    bpf_xdp_adjust_head(ctx, outer)) {
 		cache_give(entry, TAG_FREE);
 		return ws_refuse(ctx, bounds_bug(), 0);
 	}
-	cache_give(entry, tag_of(&ask));
+	cache_give(entry, tag_of(&query));
 	c = ctx_cursor(ctx);
 	eth = cursor_take(&c, struct eth_hdr);
 	if (!eth)

@@ -50,7 +50,7 @@ static __always_inline int local_out(struct __sk_buff *skb, __u32 slot,
 	ip6 = cursor_take(&cur, struct ip6_hdr);
 	/* A next segment on this node starts at an ingress again. */
 	if (eth && ip6 && in_locator(ip6->dst[0]))
-		return cut_in(skb, eth);
+		return segment_in(skb, eth);
 	if (ip6 && nexthdr_is_options(ip6->nexthdr))
 		return ext_program(skb, EXT_LEAVES_OUT, 0);
 	return forward_out(skb);
@@ -60,15 +60,15 @@ static __always_inline int local_out(struct __sk_buff *skb, __u32 slot,
  * the verdict.
  */
 static __always_inline int local_lost(struct __sk_buff *skb,
-				      const struct inner *in)
+				      const struct ip *in)
 {
 	const struct ws_proxy *p;
 	struct ws_match m;
 	struct addrs a;
 
-	if (inner_to_is_never_forwarded(in))
+	if (ip_to_is_never_forwarded(in))
 		return CTX_PASS;
-	a = inner_addrs(in);
+	a = ip_addrs(in);
 	if (!in->is_ip4 && in_block(a.dst[0]))
 		return CTX_PASS;
 	m = local_guard(&a);

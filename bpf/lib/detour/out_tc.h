@@ -33,7 +33,7 @@ static __always_inline enum ws_reason restore(struct __sk_buff *skb,
 	__u64 outer_len = c->outer_len;
 	struct cursor inner;
 	__u64 binding = 0;
-	struct whose w = whose(c->hop.sid, c->hop.path, c->hop.epoch);
+	struct hop_id w = hop_id(c->hop.sid, c->hop.path, c->hop.epoch);
 	__u32 unused;
 	const struct ws_hop *hop = hop_find(&w, &unused);
 
@@ -51,7 +51,7 @@ static __always_inline enum ws_reason restore(struct __sk_buff *skb,
 		return flow_unreadable();
 	inner = ctx_cursor(skb);
 	cursor_take(&inner, struct eth_hdr);
-	frames = train_frames(skb, inner, sizeof(struct eth_hdr));
+	frames = gso_frames(skb, inner, sizeof(struct eth_hdr));
 	*err = push(skb, outer_len, skb_is_ip4(skb));
 	if (!*err)
 		*err = bpf_skb_store_bytes(skb, sizeof(struct eth_hdr),

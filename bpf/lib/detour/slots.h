@@ -51,7 +51,7 @@ __noinline __u32 ws_slot_take(const struct ws_proxy *p, __u64 now)
 		c = bpf_map_lookup_elem(&ws_slots, &index);
 		if (!c || index >= WS_INDEX_PROVEN)
 			return 0;
-		expires = once(c->expires);
+		expires = READ_ONCE(c->expires);
 		if (expires == SLOT_FREE)
 			return index;
 		if (!old && expires != SLOT_BUSY && expires <= now)
@@ -64,7 +64,7 @@ __noinline __u32 ws_slot_take(const struct ws_proxy *p, __u64 now)
 	c = old ? bpf_map_lookup_elem(&ws_slots, &index) : NULL;
 	if (!c)
 		return 0;
-	expires = once(c->expires);
+	expires = READ_ONCE(c->expires);
 	if (expires == SLOT_BUSY || expires > now ||
 	    __sync_val_compare_and_swap(&c->expires, expires, SLOT_BUSY) !=
 		    expires)
@@ -103,7 +103,7 @@ static __always_inline struct ws_cached *slot_claim(__u32 index, __u32 proxy,
 	c = bpf_map_lookup_elem(&ws_slots, &index);
 	if (!c)
 		return NULL;
-	*expires = once(c->expires);
+	*expires = READ_ONCE(c->expires);
 	if (*expires <= now || c->proxy != proxy ||
 	    __sync_val_compare_and_swap(&c->expires, *expires, SLOT_BUSY) !=
 		    *expires)

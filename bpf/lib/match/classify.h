@@ -58,9 +58,9 @@ static __always_inline __be32 guard_by_destination(const __be64 *dst)
 /* The path that chains that end here require of an inner packet, by prefixes; 0:
  * none. May be MATCH_UNKNOWN.
  */
-static __always_inline __be32 inner_guard(const struct inner *in)
+static __always_inline __be32 inner_guard(const struct ip *in)
 {
-	struct addrs a = inner_addrs(in);
+	struct addrs a = ip_addrs(in);
 	struct ws_match m = guard(&a);
 
 	return match_path(&m);

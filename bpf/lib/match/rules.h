@@ -161,9 +161,9 @@ static __noinline void fit_proven(struct rules_fit *f,
 		f->word[w] &= set->any_mark[w] | set->proven.fit[i][w];
 }
 
-static __always_inline void tuple_addrs(struct tuple *t, const struct inner *in)
+static __always_inline void tuple_addrs(struct tuple *t, const struct ip *in)
 {
-	struct addrs a = inner_addrs(in);
+	struct addrs a = ip_addrs(in);
 
 	t->src[0] = a.src[0];
 	t->src[1] = a.src[1];
@@ -171,23 +171,23 @@ static __always_inline void tuple_addrs(struct tuple *t, const struct inner *in)
 	t->dst[1] = a.dst[1];
 }
 
-/* What rules look at of the packet at off, in b. False: there is nothing that a
+/* What rules look at of the packet at off, in s. False: there is nothing that a
  * rule could fit. TC has pulled what tuple_read reads.
  */
-static __always_inline bool rules_read_as(struct cursor c, struct bench *b,
+static __always_inline bool rules_read_as(struct cursor c, struct scratch *s,
 					  const bool is_ip4)
 {
 	struct cursor at = c;
-	struct inner in;
+	struct ip in;
 
-	if (!inner_take(&at, is_ip4, &in))
+	if (!ip_take(&at, is_ip4, &in))
 		return false;
-	b->dscp = bpf_ntohl(inner_vtc(&in)) >> 22 & 63;
-	tuple_read(c, is_ip4, &b->tuple);
+	s->dscp = bpf_ntohl(ip_vtc(&in)) >> 22 & 63;
+	tuple_read(c, is_ip4, &s->tuple);
 	return true;
 }
 
-static __noinline bool rules_read(ctx_t *ctx, struct bench *b, __u32 off,
+static __noinline bool rules_read(ctx_t *ctx, struct scratch *s, __u32 off,
 				  int is_ip4)
 {
 	struct cursor c = ctx_cursor(ctx);
@@ -195,64 +195,64 @@ static __noinline bool rules_read(ctx_t *ctx, struct bench *b, __u32 off,
 	barrier_var(off);
 	c.pos += off & 1023;
 	/* Asked once: a verifier may forget the answer. */
-	return is_ip4 & 1 ? rules_read_as(c, b, true) :
-			    rules_read_as(c, b, false);
+	return is_ip4 & 1 ? rules_read_as(c, s, true) :
+			    rules_read_as(c, s, false);
 }
 
-/* From the rules that fit the packet by addresses and DSCP, in b->fit, those that
- * fit it by what it says of its upper layer, and in b->could those that would fit
+/* From the rules that fit the packet by addresses and DSCP, in s->fit, those that
+ * fit it by what it says of its upper layer, and in s->could those that would fit
  * what its receiver may find there.
  */
-static __always_inline void fit_upper_layer(struct bench *b,
+static __always_inline void fit_upper_layer(struct scratch *s,
 					    const struct ws_ruleset *set)
 {
-	const __u64 *named = set->protocol[b->tuple.protocol];
-	__u32 known = b->tuple.known;
+	const __u64 *named = set->protocol[s->tuple.protocol];
+	__u32 known = s->tuple.known;
 
 	if (known != TUPLE_PORTS) {
-		__builtin_memcpy(&b->could, &b->fit, sizeof(b->could));
+		__builtin_memcpy(&s->could, &s->fit, sizeof(s->could));
 		if (known >= TUPLE_LATER)
-			fit_and(&b->could, named);
+			fit_and(&s->could, named);
 	}
-	fit_port(&b->fit, &set->sport, b->tuple.sport);
-	fit_port(&b->fit, &set->dport, b->tuple.dport);
+	fit_port(&s->fit, &set->sport, s->tuple.sport);
+	fit_port(&s->fit, &set->dport, s->tuple.dport);
 	/* A datagram whose first fragment a rule by ports could take is refused with
 	 * that one. All others may be what this is a part of.
 	 */
 	if (known == TUPLE_LATER)
-		fit_or(&b->could, b->fit.word);
-	fit_and(&b->fit, named);
+		fit_or(&s->could, s->fit.word);
+	fit_and(&s->fit, named);
 }
 
-/* The rules that a packet fits by all but its mark are left in b->fit; if not all
- * that they ask for can be read, in b->could those that it could fit. Returns 0
+/* The rules that a packet fits by all but its mark are left in s->fit; if not all
+ * that they ask for can be read, in s->could those that it could fit. Returns 0
  * where it fits none, or 1, or, on XDP, MATCH_UNKNOWN. off: of the IP header, from
  * the start of the frame. proven: by WS_RULE_REQUIRE the path of the proof, else
  * nothing.
  */
-static __always_inline __u32 rules_fit(ctx_t *ctx, struct bench *b,
+static __always_inline __u32 rules_fit(ctx_t *ctx, struct scratch *s,
 				       const struct ws_ruleset *set, __u32 off,
 				       __u32 use, int is_ip4, __u32 proven)
 {
-	b->tuple.known = TUPLE_PORTS;
-	if (!rules_read(ctx, b, off, is_ip4))
+	s->tuple.known = TUPLE_PORTS;
+	if (!rules_read(ctx, s, off, is_ip4))
 		return 0;
-	if (b->tuple.known < TUPLE_PROTOCOL && WS_HOOK == WS_HOOK_XDP)
+	if (s->tuple.known < TUPLE_PROTOCOL && WS_HOOK == WS_HOOK_XDP)
 		return MATCH_UNKNOWN;
-	__builtin_memcpy(&b->fit, set->use[use][is_ip4 & 1], sizeof(b->fit));
-	fit_and(&b->fit, set->dscp[b->dscp & 63]);
-	fit_addr(&b->fit, &set->dst, b->tuple.dst);
-	if (fit_is_empty(&b->fit)) {
-		b->tuple.known = TUPLE_PORTS; /* nobody asks for more */
+	__builtin_memcpy(&s->fit, set->use[use][is_ip4 & 1], sizeof(s->fit));
+	fit_and(&s->fit, set->dscp[s->dscp & 63]);
+	fit_addr(&s->fit, &set->dst, s->tuple.dst);
+	if (fit_is_empty(&s->fit)) {
+		s->tuple.known = TUPLE_PORTS; /* nobody asks for more */
 		return 0;
 	}
-	fit_addr(&b->fit, &set->src, b->tuple.src);
-	fit_upper_layer(b, set);
-	if (use == WS_RULE_SUSPECT && b->tuple.known != TUPLE_PORTS)
-		__builtin_memcpy(&b->fit, &b->could, sizeof(b->fit));
+	fit_addr(&s->fit, &set->src, s->tuple.src);
+	fit_upper_layer(s, set);
+	if (use == WS_RULE_SUSPECT && s->tuple.known != TUPLE_PORTS)
+		__builtin_memcpy(&s->fit, &s->could, sizeof(s->fit));
 	if (use == WS_RULE_REQUIRE)
-		fit_proven(&b->fit, set, proven);
-	return !fit_is_empty(&b->fit);
+		fit_proven(&s->fit, set, proven);
+	return !fit_is_empty(&s->fit);
 }
 
 /* The rule's word on a packet of which a rule may ask for more than can be read:
@@ -260,22 +260,22 @@ static __always_inline __u32 rules_fit(ctx_t *ctx, struct bench *b,
  * it could; of a later fragment, which may be anything, if none behind it could,
  * either. fits: some rule fits it as it is.
  */
-static __always_inline __u32 rules_unread(const struct bench *b,
+static __always_inline __u32 rules_unread(const struct scratch *s,
 					  const struct ws_ruleset *set,
 					  bool fits)
 {
 	__u32 first;
 
-	if (fit_is_empty(&b->could))
+	if (fit_is_empty(&s->could))
 		return 0;
-	first = fit_first(&b->could);
-	if (!fits || fit_first(&b->fit) != first)
+	first = fit_first(&s->could);
+	if (!fits || fit_first(&s->fit) != first)
 		return fits ? MATCH_UNKNOWN : MATCH_UNREAD;
 	first &= WS_RULES_MAX - 1;
-	if (b->tuple.known != TUPLE_LATER ||
+	if (s->tuple.known != TUPLE_LATER ||
 	    set->any_protocol[first / 64] >> (first & 63) & 1)
 		return set->steer[first] & WS_RULE_TARGET;
-	if (!fit_is_one(&b->could))
+	if (!fit_is_one(&s->could))
 		return MATCH_UNKNOWN;
 	return (set->steer[first] & WS_RULE_TARGET) | MATCH_UNLESS_PREFIX;
 }
@@ -290,43 +290,43 @@ static __always_inline __u32 rules_find(ctx_t *ctx, __u32 off, __u32 use,
 					int is_ip4, __u32 proven)
 {
 	const struct ws_ruleset *set = rules_set();
-	struct bench *b = bench();
+	struct scratch *s = scratch();
 	__u32 first, rc;
 
-	if (!set || !b) {
+	if (!set || !s) {
 		if (!rules_are_missed())
 			return 0;
 		return use == WS_RULE_REQUIRE ? MATCH_UNKNOWN : MATCH_NO_SET;
 	}
-	rc = rules_fit(ctx, b, set, off, use, is_ip4, proven);
+	rc = rules_fit(ctx, s, set, off, use, is_ip4, proven);
 	if (rc == MATCH_UNKNOWN)
 		return rc;
-	if (use == WS_RULE_STEER && b->tuple.known != TUPLE_PORTS)
-		return rules_unread(b, set, rc);
+	if (use == WS_RULE_STEER && s->tuple.known != TUPLE_PORTS)
+		return rules_unread(s, set, rc);
 	if (!rc)
 		return 0;
-	first = fit_first(&b->fit) & (WS_RULES_MAX - 1);
+	first = fit_first(&s->fit) & (WS_RULES_MAX - 1);
 	return use == WS_RULE_STEER ? set->steer[first] & WS_RULE_TARGET :
 				      set->require[first];
 }
 
 /* The path that chains that end here require of the inner packet at off; 0: none.
- * What inner_guard says, with the addresses on the bench: the stack is full.
+ * What inner_guard says, with the addresses in the scratch memory: the stack is full.
  */
 static __always_inline __be32 required_by_prefixes(ctx_t *ctx, __u32 off,
 						   int is_ip4)
 {
 	struct cursor c = ctx_cursor(ctx);
-	struct bench *b = bench();
+	struct scratch *s = scratch();
 	struct ws_match m;
-	struct inner in;
+	struct ip in;
 
 	barrier_var(off);
 	c.pos += off & 1023;
-	if (!b || !inner_take(&c, is_ip4, &in))
+	if (!s || !ip_take(&c, is_ip4, &in))
 		return 0;
-	tuple_addrs(&b->tuple, &in);
-	m = prefix_find(WS_MATCH_REQUIRE, b->tuple.dst, b->tuple.src);
+	tuple_addrs(&s->tuple, &in);
+	m = prefix_find(WS_MATCH_REQUIRE, s->tuple.dst, s->tuple.src);
 	return match_path(&m);
 }
 

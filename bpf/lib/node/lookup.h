@@ -12,17 +12,17 @@
 /* Whose an entry is, in words: what the maps' keys hold, without being in memory,
  * where the entries are compared with it.
  */
-struct whose {
+struct hop_id {
 	__be64 sid;
 	__u64 path; /* with its epoch, as in struct ws_egress_key */
 };
 
-static __always_inline struct whose whose(__be64 sid, __be32 path, __u8 epoch)
+static __always_inline struct hop_id hop_id(__be64 sid, __be32 path, __u8 epoch)
 {
-	return (struct whose){ sid, path | (__u64)epoch << 32 };
+	return (struct hop_id){ sid, path | (__u64)epoch << 32 };
 }
 
-static __always_inline struct ws_hop_key whose_key(const struct whose *w)
+static __always_inline struct ws_hop_key hop_id_key(const struct hop_id *w)
 {
 	return (struct ws_hop_key){
 		.sid = w->sid,
@@ -32,7 +32,7 @@ static __always_inline struct ws_hop_key whose_key(const struct whose *w)
 }
 
 static __always_inline struct ws_egress_key
-whose_egress_key(const struct whose *w)
+hop_id_egress_key(const struct hop_id *w)
 {
 	return (struct ws_egress_key){
 		.path = w->path,
@@ -43,14 +43,14 @@ whose_egress_key(const struct whose *w)
 /* ws_config.locator_mask is of the upper half. Outside of the array there is no
  * place, and any other SID's is as good a guess as none.
  */
-static __always_inline __u32 place_of(const struct whose *w)
+static __always_inline __u32 place_of(const struct hop_id *w)
 {
 	return bpf_be64_to_cpu(w->sid & ~cfg.locator_mask) << 1 |
 	       (w->path >> 32 & 1);
 }
 
 static __always_inline const struct ws_hop *hop_at(__u32 index,
-						   const struct whose *w)
+						   const struct hop_id *w)
 {
 	const struct ws_hop *h = bpf_map_lookup_elem(&ws_hops, &index);
 
@@ -61,7 +61,7 @@ static __always_inline const struct ws_hop *hop_at(__u32 index,
 }
 
 /* NULL: there is none. *egress: where to look for the path's verifier first. */
-static __always_inline const struct ws_hop *hop_find(const struct whose *w,
+static __always_inline const struct ws_hop *hop_find(const struct hop_id *w,
 						     __u32 *egress)
 {
 	__u32 place = place_of(w), *index;
@@ -76,13 +76,13 @@ static __always_inline const struct ws_hop *hop_find(const struct whose *w,
 		if (h)
 			return h;
 	}
-	k = whose_key(w);
+	k = hop_id_key(w);
 	index = bpf_map_lookup_elem(&ws_hop_index, &k);
 	return index ? hop_at(*index, w) : NULL;
 }
 
 static __always_inline const struct ws_egress *egress_at(__u32 index,
-							 const struct whose *w)
+							 const struct hop_id *w)
 {
 	const struct ws_egress *e = bpf_map_lookup_elem(&ws_egresses, &index);
 
@@ -91,7 +91,7 @@ static __always_inline const struct ws_egress *egress_at(__u32 index,
 }
 
 /* guess: of hop_find. NULL: there is none. */
-static __always_inline const struct ws_egress *egress_of(const struct whose *w,
+static __always_inline const struct ws_egress *egress_of(const struct hop_id *w,
 							 __u32 guess)
 {
 	const struct ws_egress *e = egress_at(guess, w);
@@ -100,7 +100,7 @@ static __always_inline const struct ws_egress *egress_of(const struct whose *w,
 
 	if (e)
 		return e;
-	k = whose_egress_key(w);
+	k = hop_id_egress_key(w);
 	index = bpf_map_lookup_elem(&ws_egress_index, &k);
 	return index ? egress_at(*index, w) : NULL;
 }

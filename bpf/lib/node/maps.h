@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /* Every map of the data path. Programs write ws_stats, ws_refusals, ws_errors,
- * ws_bench, ws_path_mtus, ws_exits, ws_nexthops and ws_events, what is in
+ * ws_scratch, ws_path_mtus, ws_exits, ws_nexthops and ws_events, what is in
  * ws_windows, and the last numbers in ws_numbers; user space writes all else. It
  * may lower max_entries of the arrays that are marked so, to what a node needs.
  */
@@ -295,16 +295,16 @@ struct {
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__type(key, __u32);
-	__uint(value_size, sizeof(struct bench)); /* no type of Go's */
+	__uint(value_size, sizeof(struct scratch)); /* no type of Go's */
 	__uint(max_entries, 1);
-} ws_bench SEC(".maps");
+} ws_scratch SEC(".maps");
 
 /* This CPU's. NULL is a bug. */
-static __always_inline struct bench *bench(void)
+static __always_inline struct scratch *scratch(void)
 {
 	__u32 zero = 0;
 
-	return bpf_map_lookup_elem(&ws_bench, &zero);
+	return bpf_map_lookup_elem(&ws_scratch, &zero);
 }
 
 /* What a program hands packets over to; see sr/ext_tc.h. */

@@ -10,8 +10,8 @@
 #include "lib/wire/tuple.h"
 
 /* A question to the table of headers (detour/cache.h). Times are in ns. */
-struct cache_ask {
-	__u64 print;
+struct cache_query {
+	__u64 fp; /* fingerprint */
 	__u64 now;
 	__u64 lifetime;
 	__u32 first; /* bucket */
@@ -21,7 +21,7 @@ struct cache_ask {
 };
 
 /* Whose header is kept, and what of it is written down beside its bytes. */
-struct kept {
+struct header_ref {
 	struct ws_hop_key hop;
 	__u32 proxy;
 	__u16 outer_len;
@@ -29,16 +29,16 @@ struct kept {
 };
 
 /* A super-packet whose frames' headers are being kept (detour/gso_keep_tc.h). */
-struct frames {
+struct gso_keep {
 	struct siphash begun; /* the fingerprint of what all frames have */
-	struct cache_ask ask;
-	struct kept kept;
+	struct cache_query query;
+	struct header_ref ref;
 	__be32 head[16]; /* the TCP header, and zeros */
 	__u32 off; /* of it, in bytes from the start of the frame */
 	__u32 head_len;
 	__u32 payload; /* bytes behind it, in all frames */
 	__u32 size; /* of these in each but the last */
-	__u32 first; /* see struct print_ip */
+	__u32 first; /* see struct fp_ip */
 	__u32 count;
 };
 
@@ -52,12 +52,12 @@ struct rules_fit {
 	__u64 word[WS_RULE_WORDS];
 };
 
-struct bench {
+struct scratch {
 	union {
 		/* Where an error is put together. */
 		struct icmp6_message m;
 		struct icmp4_message m4;
-		struct frames frames;
+		struct gso_keep gso;
 		struct tcp_options options;
 	};
 	/* The way of a packet while it is made ready for it. */

@@ -105,13 +105,13 @@ static __always_inline void nexthop_learn(const struct bpf_fib_lookup *p,
 {
 	const struct ws_node *node = node_armed();
 	struct ws_nexthop *own = exit_of(exit, key->flow);
-	struct bench *b = bench();
+	struct scratch *s = scratch();
 	struct ws_nexthop *n;
 	__u32 ways;
 
-	if (!node || !b)
+	if (!node || !s)
 		return;
-	n = &b->learned;
+	n = &s->learned;
 	/* Before the guard is asked: should that change meanwhile, this is void. */
 	ways = node->ways;
 	/* The way to a function is no egress's. */
@@ -194,8 +194,8 @@ __noinline int ws_too_big(struct __sk_buff *skb, __u32 mtu)
 /* A super-packet whose frames are too long for the interface, whatever their
  * headers are. What the kernel's table said took these as they seemed to be.
  */
-static __always_inline bool train_is_too_long(struct __sk_buff *skb,
-					      __u32 ifindex, __u32 *mtu)
+static __always_inline bool gso_is_too_long(struct __sk_buff *skb,
+					    __u32 ifindex, __u32 *mtu)
 {
 	*mtu = 0;
 	return skb->gso_size &&
@@ -211,7 +211,7 @@ static __always_inline int route_take(struct __sk_buff *skb,
 
 	if (rc == BPF_FIB_LKUP_RET_FRAG_NEEDED)
 		return ws_too_big(skb, p->mtu_result);
-	if (train_is_too_long(skb, p->ifindex, &mtu))
+	if (gso_is_too_long(skb, p->ifindex, &mtu))
 		return ws_too_big(skb, mtu);
 	/* An IPv4 address lies in the first four bytes of both. */
 	__builtin_memcpy(nh.ipv6_nh, p->ipv6_dst, sizeof(nh.ipv6_nh));
@@ -242,7 +242,7 @@ __noinline int ws_no_way(struct __sk_buff *skb, int rc)
 }
 
 /* Towards the next segment. exit: where to remember the way, or EXIT_NONE.
- * found: what route_ask returned of the way that is in ws_bench, or WAY_UNKNOWN,
+ * found: what route_ask returned of the way that is in ws_scratch, or WAY_UNKNOWN,
  * or WAY_KNOWN.
  * Returns the verdict.
  */
@@ -250,10 +250,10 @@ __noinline int ws_forward(struct __sk_buff *skb, __u32 exit, int found)
 {
 	__u32 len = frame_longest(skb);
 	const struct ws_nexthop *known;
-	struct bench *b = bench();
+	struct scratch *s = scratch();
 	const struct ip6_hdr *ip6;
 
-	if (!b)
+	if (!s)
 		return ws_refuse(skb, no_route(), 0);
 	ip6 = forward_ip6(skb);
 	if (!ip6)
@@ -264,12 +264,12 @@ __noinline int ws_forward(struct __sk_buff *skb, __u32 exit, int found)
 			return exit_take(skb, known, false);
 	}
 	if (found == WAY_UNKNOWN || found == WAY_KNOWN)
-		found = route_find(skb, ip6, &b->way);
+		found = route_find(skb, ip6, &s->way);
 	if (!route_is_way(found))
 		return ws_no_way(skb, found);
 	if (found == BPF_FIB_LKUP_RET_SUCCESS && exit != EXIT_NONE)
-		exit_learn(&b->way, exit, ip6->dst[0], nexthop_flow(ip6));
-	return route_take(skb, &b->way, found);
+		exit_learn(&s->way, exit, ip6->dst[0], nexthop_flow(ip6));
+	return route_take(skb, &s->way, found);
 }
 
 /* The same at a TC egress: what the kernel's forwarding would answer as too long
@@ -291,16 +291,16 @@ static __always_inline int deliver_known(struct __sk_buff *skb, __u32 exit,
 	const struct ws_node *node = node_armed();
 	const struct ws_nexthop *n;
 	struct ws_nexthop_key key;
-	struct inner in;
+	struct ip in;
 	struct cursor c;
 
-	if (!node || !forward_inner(skb, is_ip4, &c, &in))
+	if (!node || !forward_ip(skb, is_ip4, &c, &in))
 		return WAY_UNKNOWN;
 	key = nexthop_key_inner(&in, flow_hash(c, &in));
 	n = nexthop_inner(exit, &key, node->ways);
-	if (!n || inner_hops(&in) <= 1 || frame_longest(skb) > n->mtu)
+	if (!n || ip_hops(&in) <= 1 || frame_longest(skb) > n->mtu)
 		return WAY_UNKNOWN;
-	inner_decrement(&in);
+	ip_decrement(&in);
 	return exit_take(skb, n, is_ip4);
 }
 
@@ -316,29 +316,29 @@ __noinline int ws_deliver_known(struct __sk_buff *skb, __u32 exit, int is_ip4)
 __noinline int ws_deliver(struct __sk_buff *skb, __u32 exit, int is_ip4)
 {
 	int known = ws_deliver_known(skb, exit, is_ip4);
-	struct bench *b = bench();
+	struct scratch *s = scratch();
 	struct ws_nexthop_key key;
-	struct inner in;
+	struct ip in;
 	struct cursor c;
 	__u32 mtu;
 	long rc;
 
 	if (known != WAY_UNKNOWN)
 		return known;
-	if (!b)
+	if (!s)
 		return ws_refuse(skb, inner_no_route(), 0);
-	if (!forward_inner(skb, is_ip4, &c, &in))
+	if (!forward_ip(skb, is_ip4, &c, &in))
 		return ws_refuse(skb, inner_no_route(), 0);
 	key = nexthop_key_inner(&in, flow_hash(c, &in));
-	rc = is_ip4 ? route_find_ip4(skb, in.hdr, &b->way) :
-		      route_find(skb, in.hdr, &b->way);
+	rc = is_ip4 ? route_find_ip4(skb, in.hdr, &s->way) :
+		      route_find(skb, in.hdr, &s->way);
 	if (rc == BPF_FIB_LKUP_RET_NOT_FWDED)
 		return CTX_PASS;
 	if (!route_is_way(rc)) {
 		ws_refuse(skb, inner_no_route(), rc);
 		return icmp_no_way(skb, rc, is_ip4);
 	}
-	if (inner_hops(&in) <= 1) {
+	if (ip_hops(&in) <= 1) {
 		ws_refuse(skb, WS_REASON_INNER_HOP_LIMIT, 0);
 		return icmp_time_exceeded(skb, is_ip4);
 	}
@@ -348,15 +348,15 @@ __noinline int ws_deliver(struct __sk_buff *skb, __u32 exit, int is_ip4)
 	 * verified, and the whole would count as verified.
 	 */
 	if (is_ip4 && (rc == BPF_FIB_LKUP_RET_FRAG_NEEDED ||
-		       train_is_too_long(skb, b->way.ifindex, &mtu))) {
+		       gso_is_too_long(skb, s->way.ifindex, &mtu))) {
 		if (!ip4_is_fragment(in.hdr))
 			return CTX_PASS;
-		mtu = b->way.mtu_result;
+		mtu = s->way.mtu_result;
 		ws_refuse(skb, too_big(), mtu);
 		return icmp_too_big(skb, sizeof(struct eth_hdr), mtu, 0, true);
 	}
-	inner_decrement(&in);
+	ip_decrement(&in);
 	if (rc == BPF_FIB_LKUP_RET_SUCCESS)
-		nexthop_learn(&b->way, exit, &key);
-	return route_take(skb, &b->way, rc);
+		nexthop_learn(&s->way, exit, &key);
+	return route_take(skb, &s->way, rc);
 }

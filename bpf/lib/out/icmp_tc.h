@@ -168,30 +168,30 @@ static __always_inline bool icmp6_has_answer(struct __sk_buff *skb,
 #define ICMP_TO_SELF 100
 
 /* By the way that the kernel's table has to its receiver. Writes the addresses. */
-static __always_inline int icmp6_send(struct __sk_buff *skb, struct bench *b)
+static __always_inline int icmp6_send(struct __sk_buff *skb, struct scratch *s)
 {
-	const struct ip6_hdr *about = (const struct ip6_hdr *)b->m.quote;
+	const struct ip6_hdr *about = (const struct ip6_hdr *)s->m.quote;
 	long rc;
 
-	__builtin_memcpy(b->m.ip6.dst, about->src, sizeof(b->m.ip6.dst));
-	b->m.ip6.src[0] = cfg.address[0];
-	b->m.ip6.src[1] = cfg.address[1];
-	__builtin_memset(&b->way, 0, sizeof(b->way));
-	__builtin_memset(&b->nh, 0, sizeof(b->nh));
-	rc = route_ask(skb, &b->m.ip6, 1, &b->way);
+	__builtin_memcpy(s->m.ip6.dst, about->src, sizeof(s->m.ip6.dst));
+	s->m.ip6.src[0] = cfg.address[0];
+	s->m.ip6.src[1] = cfg.address[1];
+	__builtin_memset(&s->way, 0, sizeof(s->way));
+	__builtin_memset(&s->nh, 0, sizeof(s->nh));
+	rc = route_ask(skb, &s->m.ip6, 1, &s->way);
 	if (rc == BPF_FIB_LKUP_RET_NOT_FWDED && icmp_may_be_own(skb)) {
 		/* Filters of reverse paths take nothing from the node's own
 		 * address. The destination is behind this interface.
 		 */
-		__builtin_memcpy(b->m.ip6.src, about->dst,
-				 sizeof(b->m.ip6.src));
+		__builtin_memcpy(s->m.ip6.src, about->dst,
+				 sizeof(s->m.ip6.src));
 		return ICMP_TO_SELF;
 	}
 	if (!route_is_way(rc))
 		return CTX_DROP;
-	b->nh.nh_family = AF_INET6;
-	__builtin_memcpy(b->nh.ipv6_nh, b->way.ipv6_dst, sizeof(b->nh.ipv6_nh));
-	return bpf_redirect_neigh(b->way.ifindex, &b->nh, sizeof(b->nh), 0);
+	s->nh.nh_family = AF_INET6;
+	__builtin_memcpy(s->nh.ipv6_nh, s->way.ipv6_dst, sizeof(s->nh.ipv6_nh));
+	return bpf_redirect_neigh(s->way.ifindex, &s->nh, sizeof(s->nh), 0);
 }
 
 /* Makes the packet, which has been refused, the error of that kind about itself,
@@ -203,13 +203,13 @@ __noinline int ws_icmp6(struct __sk_buff *skb, __u32 off, __u32 what,
 {
 	__u32 zero = 0, type = what >> 24, n;
 	struct ws_errors *e = bpf_map_lookup_elem(&ws_errors, &zero);
-	struct bench *b = bench();
+	struct scratch *s = scratch();
 	struct icmp6_message *m;
 	int verdict;
 
-	if (!e || !b)
+	if (!e || !s)
 		return CTX_DROP;
-	m = &b->m;
+	m = &s->m;
 	n = icmp6_quote(skb, m, off);
 	if (!n || !icmp6_has_answer(skb, m, off)) {
 		e->unanswerable++;
@@ -219,7 +219,7 @@ __noinline int ws_icmp6(struct __sk_buff *skb, __u32 off, __u32 what,
 		e->suppressed++;
 		return CTX_DROP;
 	}
-	verdict = icmp6_send(skb, b);
+	verdict = icmp6_send(skb, s);
 	icmp6_finish(m, what, data, n);
 	n += sizeof(struct ip6_hdr) + sizeof(struct icmp6_hdr);
 	barrier_var(n);
@@ -266,34 +266,34 @@ static __always_inline bool icmp4_has_answer(const struct icmp4_message *m)
 /* To the packet's sender, by the way and from the address that the kernel would
  * take (the latter since Linux 6.7); to this node itself as icmp6_send does.
  */
-static __always_inline int icmp4_send(struct __sk_buff *skb, struct bench *b)
+static __always_inline int icmp4_send(struct __sk_buff *skb, struct scratch *s)
 {
-	struct ip4_hdr *about = (struct ip4_hdr *)b->m4.quote;
+	struct ip4_hdr *about = (struct ip4_hdr *)s->m4.quote;
 	__be32 to = about->src;
 	long rc = -1;
 
 	for (__u32 flags = BPF_FIB_LOOKUP_SRC;; flags = 0) {
-		__builtin_memset(&b->way, 0, sizeof(b->way));
-		b->way.family = AF_INET;
-		b->way.ifindex = skb->ifindex;
-		b->way.tot_len = 1;
-		b->way.ipv4_dst = to;
-		rc = bpf_fib_lookup(skb, &b->way, sizeof(b->way), flags);
+		__builtin_memset(&s->way, 0, sizeof(s->way));
+		s->way.family = AF_INET;
+		s->way.ifindex = skb->ifindex;
+		s->way.tot_len = 1;
+		s->way.ipv4_dst = to;
+		rc = bpf_fib_lookup(skb, &s->way, sizeof(s->way), flags);
 		if (route_is_way(rc) || !flags)
 			break;
 	}
-	b->m4.ip4.dst = to;
+	s->m4.ip4.dst = to;
 	if (rc == BPF_FIB_LKUP_RET_NOT_FWDED && icmp_may_be_own(skb)) {
-		b->m4.ip4.src = about->dst;
+		s->m4.ip4.src = about->dst;
 		return ICMP_TO_SELF;
 	}
 	if (!route_is_way(rc))
 		return CTX_DROP;
-	__builtin_memset(&b->nh, 0, sizeof(b->nh));
-	b->nh.nh_family = b->way.family;
-	__builtin_memcpy(b->nh.ipv6_nh, b->way.ipv6_dst, sizeof(b->nh.ipv6_nh));
-	b->m4.ip4.src = b->way.ipv4_src ? b->way.ipv4_src : IP4_DUMMY;
-	return bpf_redirect_neigh(b->way.ifindex, &b->nh, sizeof(b->nh), 0);
+	__builtin_memset(&s->nh, 0, sizeof(s->nh));
+	s->nh.nh_family = s->way.family;
+	__builtin_memcpy(s->nh.ipv6_nh, s->way.ipv6_dst, sizeof(s->nh.ipv6_nh));
+	s->m4.ip4.src = s->way.ipv4_src ? s->way.ipv4_src : IP4_DUMMY;
+	return bpf_redirect_neigh(s->way.ifindex, &s->nh, sizeof(s->nh), 0);
 }
 
 /* Behind what is quoted the buffer is zero. */
@@ -347,14 +347,14 @@ __noinline int ws_icmp4(struct __sk_buff *skb, __u32 what, __u32 data)
 	__u32 zero = 0, n;
 	bool too_big = what == ICMP4_TOO_BIG;
 	struct ws_errors *e = bpf_map_lookup_elem(&ws_errors, &zero);
-	struct bench *b = bench();
+	struct scratch *s = scratch();
 	int verdict;
 
-	if (!e || !b)
+	if (!e || !s)
 		return CTX_DROP;
 	n = ip4_quoted(skb);
 	for (__u32 i = 0; i < ICMP4_LEN_MAX; i += 64) {
-		void *piece = (void *)&b->m4 + i;
+		void *piece = (void *)&s->m4 + i;
 
 		barrier_var(piece);
 		__builtin_memset(piece, 0, 64);
@@ -363,8 +363,8 @@ __noinline int ws_icmp4(struct __sk_buff *skb, __u32 what, __u32 data)
 		n = ICMP4_QUOTE_MAX;
 	barrier_var(n);
 	if (n < sizeof(struct ip4_hdr) || n > ICMP4_QUOTE_MAX ||
-	    bpf_skb_load_bytes(skb, sizeof(struct eth_hdr), b->m4.quote, n) ||
-	    !icmp4_has_answer(&b->m4)) {
+	    bpf_skb_load_bytes(skb, sizeof(struct eth_hdr), s->m4.quote, n) ||
+	    !icmp4_has_answer(&s->m4)) {
 		e->unanswerable++;
 		return CTX_DROP;
 	}
@@ -372,18 +372,18 @@ __noinline int ws_icmp4(struct __sk_buff *skb, __u32 what, __u32 data)
 		e->suppressed++;
 		return CTX_DROP;
 	}
-	verdict = icmp4_send(skb, b);
+	verdict = icmp4_send(skb, s);
 	if (verdict == CTX_DROP) {
 		e->unanswerable++;
 		return CTX_DROP;
 	}
-	icmp4_finish(&b->m4, what, data, n);
+	icmp4_finish(&s->m4, what, data, n);
 	n += sizeof(struct ip4_hdr) + sizeof(struct icmp6_hdr);
 	barrier_var(n);
 	if (n > ICMP4_LEN_MAX || n < 48)
 		return CTX_DROP; /* for the verifier */
 	if (frame_remake(skb, sizeof(struct eth_hdr) + n) ||
-	    bpf_skb_store_bytes(skb, sizeof(struct eth_hdr), &b->m4, n,
+	    bpf_skb_store_bytes(skb, sizeof(struct eth_hdr), &s->m4, n,
 				BPF_F_RECOMPUTE_CSUM)) {
 		e->unanswerable++;
 		return CTX_DROP;

@@ -26,10 +26,10 @@ static __always_inline struct ws_nexthop *exit_of(__u32 exit, __u32 flow)
 
 /* An inner packet's whole destination counts. */
 static __always_inline struct ws_nexthop_key
-nexthop_key_inner(const struct inner *in, __u32 flow)
+nexthop_key_inner(const struct ip *in, __u32 flow)
 {
 	struct ws_nexthop_key k = { .flow = flow % WS_FLOWS };
-	struct addrs a = inner_addrs(in);
+	struct addrs a = ip_addrs(in);
 
 	k.addr[0] = a.dst[0];
 	k.addr[1] = a.dst[1];

@@ -20,16 +20,16 @@
 #define PATH_MTU_WINDOW (1ULL << 24)
 
 /* An ICMPv6 error as it begins, about a packet of a headend. */
-struct told {
+struct quoted_packet {
 	struct icmp6_hdr icmp;
 	struct ip6_hdr ip6;
 	struct srh srh;
 };
-_Static_assert(sizeof(struct told) == 56, "no gaps");
+_Static_assert(sizeof(struct quoted_packet) == 56, "no gaps");
 
-#define TOLD_SRH (sizeof(struct icmp6_hdr) + sizeof(struct ip6_hdr))
+#define QUOTED_SRH (sizeof(struct icmp6_hdr) + sizeof(struct ip6_hdr))
 
-#define TOLD_OFF (sizeof(struct eth_hdr) + sizeof(struct ip6_hdr))
+#define QUOTED_OFF (sizeof(struct eth_hdr) + sizeof(struct ip6_hdr))
 
 /* Has this headend given out the number a moment ago? Who has not seen a packet
  * does not know one. The masks of opot hide it.
@@ -52,7 +52,7 @@ static __always_inline bool rnd_is_recent(const struct ws_headend *h, __u64 rnd)
  * of this node did.
  */
 static __always_inline const struct ws_headend *
-path_mtu_headend(const struct told *t, const struct proof_tlv *tlv)
+path_mtu_headend(const struct quoted_packet *t, const struct proof_tlv *tlv)
 {
 	__be32 path = tlv->path;
 	const struct ws_headend *h;
@@ -78,24 +78,24 @@ __noinline int ws_path_mtu_learn(struct __sk_buff *skb)
 	struct ws_path_mtu *m;
 	struct proof_tlv tlv;
 	__u32 mtu, n, index;
-	struct told t;
+	struct quoted_packet t;
 	__u64 now;
 	int ext;
 
-	if (bpf_skb_load_bytes(skb, TOLD_OFF, &t, sizeof(t)) ||
+	if (bpf_skb_load_bytes(skb, QUOTED_OFF, &t, sizeof(t)) ||
 	    t.icmp.type != ICMP6_TOO_BIG || !ip6_is_ip6(&t.ip6) ||
 	    t.ip6.src[0] != cfg.address[0] || t.ip6.src[1] != cfg.address[1] ||
 	    !in_block(t.ip6.dst[0]))
 		return 0;
 	/* Somebody on the way may have put options before the SRH. */
-	ext = ws_ext_skip(skb, TOLD_OFF + sizeof(t.icmp), t.ip6.nexthdr);
+	ext = ws_ext_skip(skb, QUOTED_OFF + sizeof(t.icmp), t.ip6.nexthdr);
 	if (ext < 0 ||
-	    (ext && bpf_skb_load_bytes(skb, TOLD_OFF + TOLD_SRH + ext, &t.srh,
-				       sizeof(t.srh))) ||
+	    (ext && bpf_skb_load_bytes(skb, QUOTED_OFF + QUOTED_SRH + ext,
+				       &t.srh, sizeof(t.srh))) ||
 	    t.srh.type != ROUTING_TYPE_SRH)
 		return 0;
 	n = t.srh.last_entry + 1;
-	if (bpf_skb_load_bytes(skb, TOLD_OFF + sizeof(t) + ext + 16 * n, &tlv,
+	if (bpf_skb_load_bytes(skb, QUOTED_OFF + sizeof(t) + ext + 16 * n, &tlv,
 			       sizeof(tlv)) ||
 	    !tlv_at_once(&t.srh, n, &tlv))
 		return 0;

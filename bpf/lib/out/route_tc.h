@@ -45,7 +45,7 @@ static __always_inline long route_ask(struct __sk_buff *skb,
 /* Bytes of the IP packet; of a super-packet's longest frame on a wire. */
 static __always_inline __u32 frame_longest(struct __sk_buff *skb)
 {
-	return skb->gso_size ? train_longest(skb) :
+	return skb->gso_size ? gso_longest(skb) :
 			       skb->len - sizeof(struct eth_hdr);
 }
 
@@ -66,7 +66,7 @@ static __always_inline long route_find_ip4(struct __sk_buff *skb,
 					   const struct ip4_hdr *ip4,
 					   struct bpf_fib_lookup *p)
 {
-	__u32 len = skb->gso_size ? train_longest(skb) :
+	__u32 len = skb->gso_size ? gso_longest(skb) :
 				    skb->len - sizeof(struct eth_hdr);
 
 	__builtin_memset(p, 0, sizeof(*p));
@@ -88,11 +88,11 @@ static __always_inline bool skb_is_ip4(const struct __sk_buff *skb)
 /* The packet of that version, whose header was pulled before; c is left behind
  * the header. False is a bug that drops.
  */
-static __always_inline bool forward_inner(struct __sk_buff *skb, bool is_ip4,
-					  struct cursor *c, struct inner *in)
+static __always_inline bool forward_ip(struct __sk_buff *skb, bool is_ip4,
+				       struct cursor *c, struct ip *in)
 {
 	*c = ctx_cursor(skb);
-	return cursor_take(c, struct eth_hdr) && inner_take(c, is_ip4, in);
+	return cursor_take(c, struct eth_hdr) && ip_take(c, is_ip4, in);
 }
 
 /* Found, though the neighbour may have to be resolved or the packet be too big:

@@ -13,16 +13,15 @@
 /* Bytes of the headers that each frame of the train has of its own, from the
  * inner IP header on, where c stands. known: they are not a guess.
  */
-static __always_inline __u32 train_headers_known(struct cursor c, bool *known)
+static __always_inline __u32 gso_headers_known(struct cursor c, bool *known)
 {
-	struct inner in;
+	struct ip in;
 	const __u8 *first = c.pos, *tcp;
 	__u32 protocol, l4 = 8; /* UDP */
 	__u32 header = sizeof(struct ip6_hdr);
 
 	*known = false;
-	if ((void *)(first + 1) > c.end ||
-	    !inner_take(&c, *first >> 4 == 4, &in))
+	if ((void *)(first + 1) > c.end || !ip_take(&c, *first >> 4 == 4, &in))
 		return 0;
 	if (in.is_ip4) {
 		header = ip4_header_len(in.hdr);
@@ -42,19 +41,19 @@ static __always_inline __u32 train_headers_known(struct cursor c, bool *known)
 	return header + l4;
 }
 
-static __always_inline __u32 train_headers(struct cursor c)
+static __always_inline __u32 gso_headers(struct cursor c)
 {
 	bool known;
 
-	return train_headers_known(c, &known);
+	return gso_headers_known(c, &known);
 }
 
 /* Frames that the packet is on a wire. outer: bytes before the inner packet,
  * where c stands. The kernel knows gso_segs but of packets from guests, and of
  * those whose headers we have changed and that it has not sent yet.
  */
-static __always_inline __u32 train_frames(const struct __sk_buff *skb,
-					  struct cursor c, __u32 outer)
+static __always_inline __u32 gso_frames(const struct __sk_buff *skb,
+					struct cursor c, __u32 outer)
 {
 	__u32 size = skb->gso_size, headers;
 
@@ -62,7 +61,7 @@ static __always_inline __u32 train_frames(const struct __sk_buff *skb,
 		return 1;
 	if (skb->gso_segs)
 		return skb->gso_segs;
-	headers = outer + train_headers(c);
+	headers = outer + gso_headers(c);
 	if (skb->len <= headers + size)
 		return 1;
 	return (skb->len - headers + size - 1) / size;
@@ -71,8 +70,8 @@ static __always_inline __u32 train_frames(const struct __sk_buff *skb,
 /* The same, but never more than there are, since a replay window counts them:
  * one, where frames have headers that we do not know.
  */
-static __always_inline __u32 train_frames_at_least(const struct __sk_buff *skb,
-						   struct cursor c, __u32 outer)
+static __always_inline __u32 gso_frames_at_least(const struct __sk_buff *skb,
+						 struct cursor c, __u32 outer)
 {
 	bool known;
 
@@ -80,26 +79,26 @@ static __always_inline __u32 train_frames_at_least(const struct __sk_buff *skb,
 		return 1;
 	if (skb->gso_segs)
 		return skb->gso_segs;
-	train_headers_known(c, &known);
-	return known ? train_frames(skb, c, outer) : 1;
+	gso_headers_known(c, &known);
+	return known ? gso_frames(skb, c, outer) : 1;
 }
 
 /* Bytes of the longest frame's IP packet, of a packet of all bytes. c: at its IP
  * header.
  */
-static __always_inline __u32 train_packet_len(const struct __sk_buff *skb,
-					      struct cursor c, __u32 all)
+static __always_inline __u32 gso_packet_len(const struct __sk_buff *skb,
+					    struct cursor c, __u32 all)
 {
 	__u32 longest;
 
 	if (!skb->gso_size)
 		return all;
-	longest = train_headers(c) + skb->gso_size;
+	longest = gso_headers(c) + skb->gso_size;
 	return longest < all ? longest : all;
 }
 
 /* The same of a packet that may have its outer header. Not 0. */
-static __always_inline __u32 train_longest(struct __sk_buff *skb)
+static __always_inline __u32 gso_longest(struct __sk_buff *skb)
 {
 	__u32 all = skb->len - sizeof(struct eth_hdr), outer = 0, longest;
 	int found;
@@ -119,6 +118,6 @@ static __always_inline __u32 train_longest(struct __sk_buff *skb)
 		outer = sizeof(*ip6) + ext + (srh->hdrlen + 1) * 8;
 		c.pos += outer;
 	}
-	longest = outer + train_headers(c) + skb->gso_size;
+	longest = outer + gso_headers(c) + skb->gso_size;
 	return longest < all ? longest : all;
 }

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Super-packets that must be cut for a function, or were merged by it. TC only. */
+/* Super-packets that must be segmented for a function, or were merged by it: a veth
+ * pair of the agent's segments them. TC only.
+ */
 #pragma once
 
 #include "lib/hook.h"
@@ -7,11 +9,11 @@
 #include "lib/node/refuse.h"
 #include "lib/wire/net.h"
 
-/* Sends a super-packet into a cutter. It comes back in frames, at an interface
+/* Sends a super-packet into a segmenter. It comes back in frames, at an interface
  * with the MAC address dmac, unchanged but for that. Returns the verdict.
  */
-static __always_inline int cut(struct __sk_buff *skb, struct eth_hdr *eth,
-			       __u32 ifindex, const __u8 *dmac)
+static __always_inline int segment(struct __sk_buff *skb, struct eth_hdr *eth,
+				   __u32 ifindex, const __u8 *dmac)
 {
 	if (!ifindex)
 		return ws_refuse(skb, WS_REASON_CANNOT_CUT, 0);
@@ -27,20 +29,21 @@ static __always_inline const struct ws_node *node_find(void)
 }
 
 /* To an ingress with the core program. */
-static __always_inline int cut_in(struct __sk_buff *skb, struct eth_hdr *eth)
+static __always_inline int segment_in(struct __sk_buff *skb,
+				      struct eth_hdr *eth)
 {
 	const struct ws_node *n = node_find();
 
-	return n ? cut(skb, eth, n->cut_ifindex, n->cut_dmac) : CTX_DROP;
+	return n ? segment(skb, eth, n->cut_ifindex, n->cut_dmac) : CTX_DROP;
 }
 
 /* To an ingress with the function program, where the index names the proxy. */
-static __always_inline int cut_back(struct __sk_buff *skb, struct eth_hdr *eth,
-				    __u32 proxy)
+static __always_inline int segment_back(struct __sk_buff *skb,
+					struct eth_hdr *eth, __u32 proxy)
 {
 	const struct ws_node *n = node_find();
 
 	skb->tc_index = proxy;
-	return n ? cut(skb, eth, n->cut_back_ifindex, n->cut_back_dmac) :
+	return n ? segment(skb, eth, n->cut_back_ifindex, n->cut_back_dmac) :
 		   CTX_DROP;
 }

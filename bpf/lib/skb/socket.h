@@ -10,7 +10,7 @@
 #include "lib/hook.h"
 
 /* A TCP connection: the one sort of socket whose receiver counts so strictly. */
-static __always_inline bool owner_is_tcp(const struct __sk_buff *skb)
+static __always_inline bool socket_is_tcp(const struct __sk_buff *skb)
 {
 	const struct bpf_sock *sk = skb->sk;
 
@@ -21,7 +21,7 @@ static __always_inline bool owner_is_tcp(const struct __sk_buff *skb)
  * owns, and this one ends here. False: it is what it was, but every pointer taken
  * before is gone.
  */
-static __always_inline bool owner_left(struct __sk_buff *skb)
+static __always_inline bool socket_detach(struct __sk_buff *skb)
 {
 	return !bpf_clone_redirect(skb, skb->ifindex, BPF_F_INGRESS);
 }

@@ -11,7 +11,7 @@
  * that of the last interface that the packet came in by; tunnels and veth set it
  * anew, and what the node sends itself has none.
  */
-static __always_inline __u32 index_of(const struct __sk_buff *skb)
+static __always_inline __u32 tc_index_read(const struct __sk_buff *skb)
 {
 	__u32 index = skb->tc_index, ifindex = skb->ingress_ifindex;
 

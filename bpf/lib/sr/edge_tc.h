@@ -52,7 +52,7 @@ static __always_inline int edge_plain(struct __sk_buff *skb)
  * node, the chain's egress, without having been anywhere.
  */
 static __always_inline int edge_unmatched(struct __sk_buff *skb,
-					  const struct inner *in)
+					  const struct ip *in)
 {
 	int verdict = guard_plain(skb, in);
 
@@ -61,7 +61,7 @@ static __always_inline int edge_unmatched(struct __sk_buff *skb,
 
 /* RFC 8754 5.1: nothing of segment routing comes in. Only IPv6 is. */
 static __always_inline int edge_boundary(struct __sk_buff *skb,
-					 const struct inner *in)
+					 const struct ip *in)
 {
 	const struct ip6_hdr *ip6 = in->hdr;
 
@@ -92,7 +92,7 @@ static __always_inline enum ws_reason edge_truncated(void)
 __noinline int ws_edge_vlan(struct __sk_buff *skb)
 {
 	const struct eth_hdr *eth;
-	struct inner in;
+	struct ip in;
 	struct cursor c;
 	long rc;
 
@@ -107,9 +107,9 @@ __noinline int ws_edge_vlan(struct __sk_buff *skb)
 		return ws_refuse(skb, vlan_tags(), 0);
 	if (!frame_is_tagged(skb))
 		return CTX_PASS; /* for somebody else */
-	if (!inner_take(&c, eth_is_ip4(eth), &in))
+	if (!ip_take(&c, eth_is_ip4(eth), &in))
 		return ws_refuse(skb, edge_truncated(), rc);
-	return inner_is_its_version(&in) ? edge_boundary(skb, &in) : CTX_PASS;
+	return ip_is_its_version(&in) ? edge_boundary(skb, &in) : CTX_PASS;
 }
 
 static __always_inline int ip4_length(void)

@@ -75,9 +75,9 @@ static __always_inline bool endpoint_bind(struct endpoint *ep)
 }
 
 /* Why there is no entry. The slow way: such a packet is refused anyway. */
-static __always_inline enum ws_reason hop_missing(const struct whose *w)
+static __always_inline enum ws_reason hop_missing(const struct hop_id *w)
 {
-	struct ws_hop_key k = whose_key(w);
+	struct ws_hop_key k = hop_id_key(w);
 
 	k.epoch = 0;
 	/* Path 0 is no path: in ws_sids it stands for the SID. */
@@ -112,7 +112,8 @@ static __always_inline bool source_is_headend(const struct endpoint *ep)
  */
 static __always_inline enum ws_reason endpoint_find_hop(struct endpoint *ep)
 {
-	struct whose w = whose(ep->ip6->dst[0], ep->tlv->path, ep->tlv->epoch);
+	struct hop_id w = hop_id(ep->ip6->dst[0], ep->tlv->path,
+				 ep->tlv->epoch);
 
 	ep->sid = w.sid;
 	ep->hop = hop_find(&w, &ep->egress);
@@ -197,7 +198,7 @@ static __always_inline void end_stamp(const struct endpoint *ep)
 static __always_inline const struct ws_egress *
 egress_find(const struct endpoint *ep)
 {
-	struct whose w = whose(ep->sid, ep->tlv->path, ep->tlv->epoch);
+	struct hop_id w = hop_id(ep->sid, ep->tlv->path, ep->tlv->epoch);
 
 	return egress_of(&w, ep->egress);
 }
@@ -236,27 +237,26 @@ static __always_inline enum ws_reason inner_protocol(void)
 
 /* in->hdr is in bounds where this succeeds. */
 static __always_inline enum ws_reason inner_find(const struct endpoint *ep,
-						 bool is_ip4, struct inner *in)
+						 bool is_ip4, struct ip *in)
 {
 	struct cursor c = inner_cursor(ep);
 
 	if (!is_ip4 && ep->srh->nexthdr != NEXTHDR_IPV6)
 		return inner_protocol();
-	if (!inner_take(&c, is_ip4, in))
+	if (!ip_take(&c, is_ip4, in))
 		return WS_REASON_INNER_TRUNCATED;
-	if (!inner_is_its_version(in))
+	if (!ip_is_its_version(in))
 		return WS_REASON_INNER_VERSION;
 	return WS_REASON_NONE;
 }
 
 /* Addresses that no headend takes packets from or to, so that none has sent this. */
-static __always_inline bool inner_is_strange(const struct inner *in)
+static __always_inline bool inner_is_strange(const struct ip *in)
 {
 	const struct ip6_hdr *ip6 = in->hdr;
 
-	return inner_is_unsteered(in) ||
-	       (!in->is_ip4 &&
-		(in_block(ip6->dst[0]) || in_block(ip6->src[0])));
+	return ip_is_unsteered(in) || (!in->is_ip4 && (in_block(ip6->dst[0]) ||
+						       in_block(ip6->src[0])));
 }
 
 /* What is inside must be what the proof is for: a proof for one chain opens no
@@ -264,7 +264,7 @@ static __always_inline bool inner_is_strange(const struct inner *in)
  * MATCH_UNKNOWN.
  */
 static __always_inline enum ws_reason
-inner_check(const struct endpoint *ep, const struct inner *in, __be32 path)
+inner_check(const struct endpoint *ep, const struct ip *in, __be32 path)
 {
 	if (path == MATCH_UNKNOWN)
 		return rules_missing();
@@ -272,7 +272,7 @@ inner_check(const struct endpoint *ep, const struct inner *in, __be32 path)
 	if (!path || path != ep->tlv->path || inner_is_strange(in))
 		return WS_REASON_WRONG_CHAIN;
 	/* RFC 6040 4.2: a mark that the inner packet cannot carry drops it. */
-	if (ip6_ecn(ep->ip6) == ECN_CE && inner_ecn(in) == ECN_NOT_ECT)
+	if (ip6_ecn(ep->ip6) == ECN_CE && ip_ecn(in) == ECN_NOT_ECT)
 		return WS_REASON_ECN;
 	return WS_REASON_NONE;
 }

@@ -172,7 +172,7 @@ static __always_inline int end_tc(struct __sk_buff *skb, struct endpoint *ep,
 		return endpoint_refuse(skb, ep, r);
 	end_advance(ep, &next, first);
 	end_stamp(ep);
-	stats_add(ep->hop->stats, train_frames(skb, inner_cursor(ep), headers),
+	stats_add(ep->hop->stats, gso_frames(skb, inner_cursor(ep), headers),
 		  skb->len - headers);
 	return in_locator(ep->ip6->dst[0]) ?
 		       STEP_AGAIN :
@@ -183,7 +183,7 @@ static __always_inline int end_tc(struct __sk_buff *skb, struct endpoint *ep,
 static __always_inline int dt46_tc(struct __sk_buff *skb, struct endpoint *ep)
 {
 	const struct ws_egress *e;
-	struct inner inner;
+	struct ip inner;
 	__u32 outer, headers, frames, bytes, stats;
 	bool report, is_ip4;
 	enum ws_reason r;
@@ -201,9 +201,9 @@ static __always_inline int dt46_tc(struct __sk_buff *skb, struct endpoint *ep)
 	if (!r)
 		r = egress_window(
 			ep, e,
-			train_frames_at_least(skb, inner_cursor(ep),
-					      sizeof(struct eth_hdr) +
-						      endpoint_outer_len(ep)));
+			gso_frames_at_least(skb, inner_cursor(ep),
+					    sizeof(struct eth_hdr) +
+						    endpoint_outer_len(ep)));
 	if (r && !report)
 		return ws_refuse(skb, r, 0);
 	if (r)
@@ -219,12 +219,12 @@ static __always_inline int dt46_tc(struct __sk_buff *skb, struct endpoint *ep)
 	if (r)
 		return endpoint_refuse(skb, ep, r);
 
-	inner_set_ecn(&inner, ip6_ecn(ep->ip6));
+	ip_set_ecn(&inner, ip6_ecn(ep->ip6));
 	is_ip4 = inner.is_ip4;
 	outer = endpoint_outer_len(ep);
 	headers = sizeof(struct eth_hdr) + outer;
 	/* Once more: kept so long it costs more of the stack than there is. */
-	frames = train_frames_at_least(skb, inner_cursor(ep), headers);
+	frames = gso_frames_at_least(skb, inner_cursor(ep), headers);
 	bytes = skb->len - headers;
 	stats = ep->hop->stats;
 	/* Moves the packet: every pointer taken before is gone. */

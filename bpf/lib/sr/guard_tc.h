@@ -22,10 +22,10 @@ __noinline int ws_is_local(struct __sk_buff *skb, int is_ip4)
 {
 	struct bpf_fib_lookup p = {};
 	struct cursor c;
-	struct inner in;
+	struct ip in;
 	long rc;
 
-	if (!forward_inner(skb, is_ip4, &c, &in))
+	if (!forward_ip(skb, is_ip4, &c, &in))
 		return false;
 	rc = is_ip4 ? route_find_ip4(skb, in.hdr, &p) :
 		      route_find(skb, in.hdr, &p);
@@ -105,9 +105,9 @@ static __always_inline int refuse_mapped(struct __sk_buff *skb)
 
 /* A plain packet: refused where some chain that ends here requires it. */
 static __always_inline int guard_plain(struct __sk_buff *skb,
-				       const struct inner *in)
+				       const struct ip *in)
 {
-	struct addrs a = inner_addrs(in);
+	struct addrs a = ip_addrs(in);
 	struct ws_match m = ruled(skb, sizeof(struct eth_hdr), in->is_ip4,
 				  WS_RULE_SUSPECT, guard(&a));
 

@@ -34,16 +34,16 @@ static __always_inline const struct ws_headend *headend_find(__u32 index)
 
 /* The outer header's first word. c stands behind the inner header. */
 static __always_inline __be32 headend_vtc_flow(struct cursor c,
-					       const struct inner *in)
+					       const struct ip *in)
 {
-	return inner_vtc(in) | flow_label(flow_hash(c, in));
+	return ip_vtc(in) | flow_label(flow_hash(c, in));
 }
 
 /* Whether the packet may enter. len: of the inner packet; packet_len: of its
  * longest frame. Changes nothing.
  */
 static __always_inline enum ws_reason headend_check(const struct ws_headend *h,
-						    const struct inner *in,
+						    const struct ip *in,
 						    __u32 len, __u32 packet_len,
 						    struct headend_packet *pkt)
 {
@@ -56,7 +56,7 @@ static __always_inline enum ws_reason headend_check(const struct ws_headend *h,
 		return WS_REASON_HEADEND_LENGTH_BUG;
 	pkt->inner_len = len;
 	pkt->outer_len = outer_len;
-	if (!pkt->routed && inner_hops(in) <= 1)
+	if (!pkt->routed && ip_hops(in) <= 1)
 		return WS_REASON_EDGE_HOP_LIMIT;
 	if (h->mtu && packet_len > h->mtu)
 		return WS_REASON_CHAIN_MTU;

@@ -21,9 +21,9 @@
 #define DSCP_CONTROL_ABOVE 56
 
 /* What routing daemons and the like send, as they mark it unasked. */
-static __always_inline bool is_control(const struct inner *in)
+static __always_inline bool is_control(const struct ip *in)
 {
-	__u32 dscp = bpf_ntohl(inner_vtc(in)) >> 22 & 63;
+	__u32 dscp = bpf_ntohl(ip_vtc(in)) >> 22 & 63;
 
 	return dscp == DSCP_CONTROL || dscp == DSCP_CONTROL_ABOVE;
 }
@@ -46,20 +46,20 @@ static __always_inline bool is_discovery(const struct ip6_hdr *ip6,
 /* What no rule takes: what stays on the link, and what has a segment list, of the
  * domain or of the kernel's own. c: behind the IP header.
  */
-static __always_inline bool own_is_left(struct __sk_buff *skb, struct cursor c,
-					const struct inner *in)
+static __always_inline bool out_is_exempt(struct __sk_buff *skb,
+					  struct cursor c, const struct ip *in)
 {
 	const struct ip6_hdr *ip6 = in->hdr;
 
-	if (!inner_is_its_version(in) || inner_is_unsteered(in))
+	if (!ip_is_its_version(in) || ip_is_unsteered(in))
 		return true;
 	return !in->is_ip4 && (in_block(ip6->dst[0]) || in_block(ip6->src[0]) ||
 			       is_discovery(ip6, c) || has_srh(skb, ip6));
 }
 
 /* The marks under one mask, which is the n-th: the packet's, if it is one of them. */
-static __noinline void fit_masked(const struct ws_ruleset *set, struct bench *b,
-				  __u32 n, __u32 mark)
+static __noinline void fit_masked(const struct ws_ruleset *set,
+				  struct scratch *s, __u32 n, __u32 mark)
 {
 	const struct ws_rule_mask *m = &set->mask[n & (WS_RULES_MAX - 1)];
 	__u32 want = mark & m->mask, low = m->first, left = m->count;
@@ -77,7 +77,7 @@ static __noinline void fit_masked(const struct ws_ruleset *set, struct bench *b,
 	}
 	low &= WS_RULES_MAX - 1;
 	if (set->marks[low] == want)
-		fit_or(&b->marked, set->marked[low]);
+		fit_or(&s->marked, set->marked[low]);
 }
 
 struct mark_walk {
@@ -87,10 +87,10 @@ struct mark_walk {
 
 static long mark_step(__u64 n, struct mark_walk *w)
 {
-	struct bench *b = bench();
+	struct scratch *s = scratch();
 
-	if (b)
-		fit_masked(w->set, b, n, w->mark);
+	if (s)
+		fit_masked(w->set, s, n, w->mark);
 	return 0;
 }
 
@@ -100,28 +100,28 @@ static long mark_step(__u64 n, struct mark_walk *w)
 __noinline __u32 ws_rules_leave(struct __sk_buff *skb, int is_ip4)
 {
 	struct mark_walk w = { .set = rules_set(), .mark = skb->mark };
-	struct bench *b = bench();
+	struct scratch *s = scratch();
 
-	if (!w.set || !b)
+	if (!w.set || !s)
 		return rules_are_missed() ? MATCH_UNKNOWN : 0;
-	if (rules_fit(skb, b, w.set, sizeof(struct eth_hdr), WS_RULE_LEAVE,
+	if (rules_fit(skb, s, w.set, sizeof(struct eth_hdr), WS_RULE_LEAVE,
 		      is_ip4, 0) != 1)
 		return 0;
-	__builtin_memcpy(&b->marked, w.set->any_mark, sizeof(b->marked));
+	__builtin_memcpy(&s->marked, w.set->any_mark, sizeof(s->marked));
 	bpf_loop(w.set->masks, mark_step, &w, 0);
-	fit_and(&b->fit, b->marked.word);
-	if (fit_is_empty(&b->fit))
+	fit_and(&s->fit, s->marked.word);
+	if (fit_is_empty(&s->fit))
 		return 0;
-	return w.set->steer[fit_first(&b->fit) & (WS_RULES_MAX - 1)];
+	return w.set->steer[fit_first(&s->fit) & (WS_RULES_MAX - 1)];
 }
 
 /* ws_ruleset.steer of the path that takes the packet; 0: none does, and the kernel
  * sends it as it is. MATCH_UNKNOWN: what rules say is missing.
  */
-static __always_inline __u32 own_path(struct __sk_buff *skb,
-				      const struct inner *in)
+static __always_inline __u32 out_path(struct __sk_buff *skb,
+				      const struct ip *in)
 {
-	struct addrs a = inner_addrs(in);
+	struct addrs a = ip_addrs(in);
 	struct ws_match m = classify(&a);
 	const struct ws_headend *h;
 	__u32 found = 0;
@@ -131,10 +131,11 @@ static __always_inline __u32 own_path(struct __sk_buff *skb,
 	if (rules_are_there())
 		found = ws_rules_leave(skb, in->is_ip4);
 	if (found == MATCH_UNKNOWN) /* who knows what has a mark */
-		return is_own(skb, in) && is_control(in) ? 0 : found;
+		return is_from_this_node(skb, in) && is_control(in) ? 0 : found;
 	if (found & WS_RULE_BY_MARK)
 		return found & WS_RULE_TARGET;
-	if (!is_own(skb, in) || (is_control(in) && !(found & WS_RULE_BY_DSCP)))
+	if (!is_from_this_node(skb, in) ||
+	    (is_control(in) && !(found & WS_RULE_BY_DSCP)))
 		return 0;
 	found &= WS_RULE_TARGET;
 	if (!found && m.action == WS_MATCH_MISSING)
@@ -147,14 +148,14 @@ static __always_inline __u32 own_path(struct __sk_buff *skb,
 }
 
 /* c stands behind the packet's header. Returns the verdict. */
-static __always_inline int own_out(struct __sk_buff *skb, struct cursor c,
-				   struct inner *in)
+static __always_inline int headend_out(struct __sk_buff *skb, struct cursor c,
+				       struct ip *in)
 {
 	__u32 found;
 
-	if (own_is_left(skb, c, in))
+	if (out_is_exempt(skb, c, in))
 		return CTX_PASS;
-	found = own_path(skb, in);
+	found = out_path(skb, in);
 	if (!found)
 		return CTX_PASS;
 	if (found == MATCH_UNKNOWN)

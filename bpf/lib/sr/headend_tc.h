@@ -83,41 +83,41 @@ static __always_inline int headend_in(struct __sk_buff *skb)
  * on its way out, and known when this is compiled.
  */
 static __always_inline int headend_tc(struct __sk_buff *skb, struct cursor c,
-				      struct inner *in, __u32 len, __u32 index,
+				      struct ip *in, __u32 len, __u32 index,
 				      bool leaves)
 {
 	const struct ws_headend *h = headend_find(index);
 	struct headend_packet pkt;
-	struct bench *b = bench();
+	struct scratch *s = scratch();
 	__u32 frames, packet_len;
 	struct cursor inner;
 	enum ws_reason r;
 	long rc, found = 0;
 
-	if (!h || !b)
+	if (!h || !s)
 		return ws_refuse(skb, WS_REASON_HEADEND_MISSING_BUG, 0);
 	pkt.binding = 0;
 	pkt.routed = leaves;
 	if (h->scheme == WS_SCHEME_KEYED_FLOW) {
 		if (!binding_pull_plain(skb, &h->share, &pkt.binding))
 			return ws_refuse(skb, flow_unreadable(), 0);
-		if (!forward_inner(skb, in->is_ip4, &c, in))
+		if (!forward_ip(skb, in->is_ip4, &c, in))
 			return ws_refuse(skb, flow_unreadable(), 0);
 	}
 	inner = c;
 	inner.pos = in->hdr;
-	frames = train_frames(skb, inner, sizeof(struct eth_hdr));
-	packet_len = train_packet_len(skb, inner, len);
+	frames = gso_frames(skb, inner, sizeof(struct eth_hdr));
+	packet_len = gso_packet_len(skb, inner, len);
 	pkt.vtc_flow = headend_vtc_flow(c, in);
 	r = headend_check(h, in, len, packet_len, &pkt);
 	if (r)
 		return headend_refuse(skb, h, r, packet_len, in->is_ip4);
 	if (!headend_first_is_local(h)) {
-		found = headend_way(skb, h, &pkt, packet_len, &b->way);
+		found = headend_way(skb, h, &pkt, packet_len, &s->way);
 		if (found == BPF_FIB_LKUP_RET_FRAG_NEEDED) {
-			ws_refuse(skb, too_big(), b->way.mtu_result);
+			ws_refuse(skb, too_big(), s->way.mtu_result);
 			return icmp_too_big(skb, sizeof(struct eth_hdr),
-					    b->way.mtu_result, pkt.outer_len,
+					    s->way.mtu_result, pkt.outer_len,
 					    in->is_ip4);
 		}
 		if (found != WAY_KNOWN && !route_is_way(found)) {
@@ -131,7 +131,7 @@ static __always_inline int headend_tc(struct __sk_buff *skb, struct cursor c,
 		return ws_refuse(skb, r, 0);
 
 	if (!leaves)
-		inner_decrement(in);
+		ip_decrement(in);
 	/* Ethernet's padding goes; where that fails, it ends up behind the outer
 	 * packet.
 	 */

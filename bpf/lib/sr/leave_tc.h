@@ -34,12 +34,12 @@ static __always_inline enum ws_reason leak(struct __sk_buff *skb,
  * the node's own: what goes there does not leave.
  */
 static __always_inline int leave_plain(struct __sk_buff *skb,
-				       const struct inner *in)
+				       const struct ip *in)
 {
-	struct addrs a = inner_addrs(in);
+	struct addrs a = ip_addrs(in);
 	struct ws_match m;
 
-	if (inner_to_is_never_forwarded(in))
+	if (ip_to_is_never_forwarded(in))
 		return CTX_PASS;
 	m = ruled(skb, sizeof(struct eth_hdr), in->is_ip4, WS_RULE_SUSPECT,
 		  guard(&a));

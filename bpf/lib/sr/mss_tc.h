@@ -90,13 +90,13 @@ struct mss_walk {
  */
 static long mss_step(__attribute__((unused)) __u64 i, struct mss_walk *w)
 {
-	struct bench *b = bench();
+	struct scratch *s = scratch();
 	__u32 at = w->at, len = 1, said;
 	__u8 *option;
 
-	if (!b || at >= w->len || at >= TCP_OPTIONS_MAX)
+	if (!s || at >= w->len || at >= TCP_OPTIONS_MAX)
 		return 1;
-	option = b->options.is + at;
+	option = s->options.is + at;
 	if (*option == TCP_OPTION_END)
 		return 1;
 	if (*option != TCP_OPTION_NOP) {
@@ -127,7 +127,7 @@ static long mss_step(__attribute__((unused)) __u64 i, struct mss_walk *w)
 __noinline int ws_mss_clamp(struct __sk_buff *skb, __u32 most, int is_ip4)
 {
 	struct mss_walk w = { .most = most };
-	struct bench *b = bench();
+	struct scratch *s = scratch();
 	struct tcp_hdr tcp;
 	struct mss_at at;
 	__u32 off, len;
@@ -135,7 +135,7 @@ __noinline int ws_mss_clamp(struct __sk_buff *skb, __u32 most, int is_ip4)
 	long rc;
 
 	at = is_ip4 ? mss_at_ip4(skb) : mss_at_ip6(skb);
-	if (!b || !at.off ||
+	if (!s || !at.off ||
 	    bpf_skb_load_bytes(skb, at.off, &tcp, sizeof(tcp)) ||
 	    !(tcp.flags & TCP_SYN))
 		return 0;
@@ -147,10 +147,10 @@ __noinline int ws_mss_clamp(struct __sk_buff *skb, __u32 most, int is_ip4)
 	barrier_var(len);
 	if (len < 1 || len > TCP_OPTIONS_MAX)
 		return 0; /* for the verifier */
-	__builtin_memset(b->options.was, 0, sizeof(b->options.was));
-	if (bpf_skb_load_bytes(skb, off, b->options.was, len))
+	__builtin_memset(s->options.was, 0, sizeof(s->options.was));
+	if (bpf_skb_load_bytes(skb, off, s->options.was, len))
 		return 0;
-	__builtin_memcpy(b->options.is, b->options.was, sizeof(b->options.is));
+	__builtin_memcpy(s->options.is, s->options.was, sizeof(s->options.is));
 	w.len = len;
 	bpf_loop(TCP_OPTIONS_MAX, mss_step, &w, 0);
 	if (!w.lowered)
@@ -158,13 +158,13 @@ __noinline int ws_mss_clamp(struct __sk_buff *skb, __u32 most, int is_ip4)
 	/* RFC 1624. Options begin where a word does, so that an odd offset needs
 	 * nothing special. The helper leaves alone what a device is to compute.
 	 */
-	diff = bpf_csum_diff((void *)b->options.was, sizeof(b->options.was),
-			     (void *)b->options.is, sizeof(b->options.is), 0);
+	diff = bpf_csum_diff((void *)s->options.was, sizeof(s->options.was),
+			     (void *)s->options.is, sizeof(s->options.is), 0);
 	rc = bpf_l4_csum_replace(
 		skb, at.off + __builtin_offsetof(struct tcp_hdr, checksum), 0,
 		diff, 0);
 	barrier_var(len);
 	if (rc || len < 1 || len > TCP_OPTIONS_MAX)
 		return rc;
-	return bpf_skb_store_bytes(skb, off, b->options.is, len, 0);
+	return bpf_skb_store_bytes(skb, off, s->options.is, len, 0);
 }

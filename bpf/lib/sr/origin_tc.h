@@ -10,8 +10,8 @@
  * kernel makes anew of a forwarded packet have forgotten where it came in; what a
  * socket sends still has the socket. A Fragment header may stand behind others.
  */
-static __always_inline bool is_own(const struct __sk_buff *skb,
-				   const struct inner *in)
+static __always_inline bool is_from_this_node(const struct __sk_buff *skb,
+					      const struct ip *in)
 {
 	const struct ip6_hdr *ip6 = in->hdr;
 	bool fragment = in->is_ip4 ? ip4_is_fragment(in->hdr) :

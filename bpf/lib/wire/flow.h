@@ -40,7 +40,7 @@ static __always_inline __u32 flow_hash_ip4(struct cursor c,
  * unknown protocols count by address alone, so that all of a datagram goes one
  * way.
  */
-static __always_inline __u32 flow_hash(struct cursor c, const struct inner *in)
+static __always_inline __u32 flow_hash(struct cursor c, const struct ip *in)
 {
 	const struct ip6_hdr *ip6 = in->hdr;
 	__u64 h;

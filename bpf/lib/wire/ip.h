@@ -8,7 +8,7 @@
 #include "lib/wire/ip4.h"
 #include "lib/wire/net.h"
 
-struct inner {
+struct ip {
 	void *hdr; /* a struct ip6_hdr or ip4_hdr, in bounds */
 	bool is_ip4;
 };
@@ -20,7 +20,7 @@ struct addrs {
 };
 
 /* Bytes of a header without options. */
-static __always_inline __u32 inner_header(bool is_ip4)
+static __always_inline __u32 ip_header_len(bool is_ip4)
 {
 	return is_ip4 ? sizeof(struct ip4_hdr) : sizeof(struct ip6_hdr);
 }
@@ -28,8 +28,8 @@ static __always_inline __u32 inner_header(bool is_ip4)
 /* c: at the header; is left behind it, before any options. False: it runs past
  * the end.
  */
-static __always_inline bool inner_take(struct cursor *c, bool is_ip4,
-				       struct inner *in)
+static __always_inline bool ip_take(struct cursor *c, bool is_ip4,
+				    struct ip *in)
 {
 	in->is_ip4 = is_ip4;
 	in->hdr = is_ip4 ? (void *)cursor_take(c, struct ip4_hdr) :
@@ -38,12 +38,12 @@ static __always_inline bool inner_take(struct cursor *c, bool is_ip4,
 }
 
 /* Does the version field say what carries it says? */
-static __always_inline bool inner_is_its_version(const struct inner *in)
+static __always_inline bool ip_is_its_version(const struct ip *in)
 {
 	return in->is_ip4 ? ip4_is_ip4(in->hdr) : ip6_is_ip6(in->hdr);
 }
 
-static __always_inline struct addrs inner_addrs(const struct inner *in)
+static __always_inline struct addrs ip_addrs(const struct ip *in)
 {
 	const struct ip4_hdr *ip4 = in->hdr;
 	const struct ip6_hdr *ip6 = in->hdr;
@@ -62,7 +62,7 @@ static __always_inline struct addrs inner_addrs(const struct inner *in)
 /* Addresses that the kernel forwards nothing to, or nothing from. It would forward
  * to ::, as by any default route.
  */
-static __always_inline bool inner_to_is_never_forwarded(const struct inner *in)
+static __always_inline bool ip_to_is_never_forwarded(const struct ip *in)
 {
 	const struct ip6_hdr *ip6 = in->hdr;
 
@@ -72,8 +72,7 @@ static __always_inline bool inner_to_is_never_forwarded(const struct inner *in)
 				    !ip6_is_unspecified(ip6->dst);
 }
 
-static __always_inline bool
-inner_from_is_never_forwarded(const struct inner *in)
+static __always_inline bool ip_from_is_never_forwarded(const struct ip *in)
 {
 	return in->is_ip4 ?
 		       ip4_is_never_forwarded(
@@ -82,7 +81,7 @@ inner_from_is_never_forwarded(const struct inner *in)
 }
 
 /* What is never steered, whatever rules say. */
-static __always_inline bool inner_is_unsteered(const struct inner *in)
+static __always_inline bool ip_is_unsteered(const struct ip *in)
 {
 	const struct ip4_hdr *ip4 = in->hdr;
 	const struct ip6_hdr *ip6 = in->hdr;
@@ -94,13 +93,13 @@ static __always_inline bool inner_is_unsteered(const struct inner *in)
 }
 
 /* Hop limit or TTL. */
-static __always_inline __u32 inner_hops(const struct inner *in)
+static __always_inline __u32 ip_hops(const struct ip *in)
 {
 	return in->is_ip4 ? ((const struct ip4_hdr *)in->hdr)->ttl :
 			    ((const struct ip6_hdr *)in->hdr)->hop_limit;
 }
 
-static __always_inline void inner_decrement(const struct inner *in)
+static __always_inline void ip_decrement(const struct ip *in)
 {
 	if (in->is_ip4)
 		ip4_decrement(in->hdr);
@@ -108,7 +107,7 @@ static __always_inline void inner_decrement(const struct inner *in)
 		((struct ip6_hdr *)in->hdr)->hop_limit--;
 }
 
-static __always_inline __u32 inner_ecn(const struct inner *in)
+static __always_inline __u32 ip_ecn(const struct ip *in)
 {
 	return in->is_ip4 ? ((const struct ip4_hdr *)in->hdr)->tos & 3 :
 			    ip6_ecn(in->hdr);
@@ -117,7 +116,7 @@ static __always_inline __u32 inner_ecn(const struct inner *in)
 /* The first word of an outer header for it, but for the flow label. RFC 6040 4.1
  * has ECN copied too.
  */
-static __always_inline __be32 inner_vtc(const struct inner *in)
+static __always_inline __be32 ip_vtc(const struct ip *in)
 {
 	const struct ip4_hdr *ip4 = in->hdr;
 	const struct ip6_hdr *ip6 = in->hdr;
@@ -128,9 +127,9 @@ static __always_inline __be32 inner_vtc(const struct inner *in)
 }
 
 /* RFC 6040 4.2, for what the egress let pass: the outer header's mark. */
-static __always_inline void inner_set_ecn(const struct inner *in, __u32 outer)
+static __always_inline void ip_set_ecn(const struct ip *in, __u32 outer)
 {
-	__u32 now = inner_ecn(in), ecn = now;
+	__u32 now = ip_ecn(in), ecn = now;
 	struct ip6_hdr *ip6 = in->hdr;
 	struct ip4_hdr *ip4 = in->hdr;
 

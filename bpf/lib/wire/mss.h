@@ -10,7 +10,7 @@
  * header without options.
  */
 static __always_inline bool mss_may_be_said(struct cursor c,
-					    const struct inner *in)
+					    const struct ip *in)
 {
 	const struct ip4_hdr *ip4 = in->hdr;
 	const struct ip6_hdr *ip6 = in->hdr;
