@@ -58,10 +58,13 @@ type planIngressView struct {
 	Lanes uint16 `json:"lanes"`
 }
 
+// planSegmentView is one SID that the path visits. A waypoint has neither a position
+// in the proof nor a node.
 type planSegmentView struct {
-	Position int        `json:"position"`
-	Node     string     `json:"node"`
-	Function string     `json:"function,omitempty"` // none: the egress
+	Position int        `json:"position,omitempty"`
+	Node     string     `json:"node,omitempty"`
+	Function string     `json:"function,omitempty"` // none: the egress, or a waypoint
+	Waypoint bool       `json:"waypoint,omitempty"`
 	SID      netip.Addr `json:"sid"`
 }
 
@@ -164,7 +167,10 @@ func newPlanView(d *plan.Domain, epochs bool) planView {
 		pv.Window = p.Window
 		pv.Replay = model.WindowMemory(pv.Lanes, p.Window)
 		for j, h := range p.Hops[1:] {
-			pv.Segments = append(pv.Segments, planSegmentView{j + 1, h.Node, h.Function, h.SID})
+			for _, sid := range h.Waypoints {
+				pv.Segments = append(pv.Segments, planSegmentView{Waypoint: true, SID: sid})
+			}
+			pv.Segments = append(pv.Segments, planSegmentView{Position: j + 1, Node: h.Node, Function: h.Function, SID: h.SID})
 		}
 		replay[p.Hops[len(p.Hops)-1].Node] += pv.Replay
 		v.Paths = append(v.Paths, pv)
@@ -248,6 +254,10 @@ func (p planPathView) table(b *strings.Builder) {
 		t.add(0, in.Node, fmt.Sprintf("(headend, lanes %d-%d)", in.Lane, in.Lane+in.Lanes-1), "")
 	}
 	for _, s := range p.Segments {
+		if s.Waypoint {
+			t.add("", "", "(waypoint, not proven)", s.SID)
+			continue
+		}
 		function := s.Function
 		if function == "" {
 			function = "(egress)"

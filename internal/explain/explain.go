@@ -306,6 +306,13 @@ func (x *explainer) sidName(sid netip.Addr) string {
 			return x.names[named]
 		}
 	}
+	for i := range x.paths {
+		for _, h := range x.paths[i].Hops {
+			if slices.ContainsFunc(h.Waypoints, func(w netip.Addr) bool { return upper64(w) == upper64(sid) }) {
+				return "waypoint " + sid.String()
+			}
+		}
+	}
 	return sid.String()
 }
 

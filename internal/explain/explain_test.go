@@ -273,6 +273,26 @@ func TestReasonsAreTakenInBothForms(t *testing.T) {
 	}
 }
 
+// A waypoint is named as one, and its visit is not missed.
+func TestWaypointsAreNamed(t *testing.T) {
+	w := world(t)
+	for i := range w.Paths {
+		if p := &w.Paths[i]; p.Chain == "web" {
+			p.Hops = slices.Clone(p.Hops)
+			p.Hops[2].Waypoints = []netip.Addr{netip.MustParseAddr("fc00:0:0:401::")}
+		}
+	}
+	for name, want := range map[string]string{
+		"list-r4-r5-unstamped": "r2 (fw) and r3 (dpi) never stamped this packet; its segment list says waypoint fc00:0:0:401::, r5",
+		"keyed-skipped-1":      "r2 (fw) never stamped this packet; its segment list says r2 (fw), r3 (dpi)",
+	} {
+		x := Explain(eventOf(t, name), w.Paths, Names{netip.MustParseAddr("fc00:0:0:501::1"): "r5"})
+		if diff := cmp.Diff(want, x.Sentence); diff != "" {
+			t.Errorf("%s: sentence (-want +got):\n%s", name, diff)
+		}
+	}
+}
+
 func TestJSONHoldsWhatTheSentenceSays(t *testing.T) {
 	w := world(t)
 	b, err := json.MarshalIndent(Explain(eventOf(t, "list-r4-r5-unstamped"), w.Paths, routers), "", " ")

@@ -12,6 +12,7 @@ import (
 type checker struct {
 	*reader
 	file      file
+	members   []model.Node // the nodes, as far as they could be read
 	nodes     map[string]*node
 	functions map[string]*function
 	visits    map[string]int // SIDs that chains need, by node
@@ -29,6 +30,7 @@ func (r *reader) check(f file) Manifest {
 	c := &checker{
 		reader:    r,
 		file:      f,
+		members:   f.domain().Nodes,
 		nodes:     map[string]*node{},
 		functions: map[string]*function{},
 		visits:    map[string]int{},
@@ -182,8 +184,15 @@ func (c *checker) checkChain(ch *chain) {
 
 	if n := len(ch.functions.value); ch.functions.ok && n == 0 {
 		c.problemf(ch.functions.at, "no functions; a chain has at least one")
-	} else if n+1 > model.SegmentsMax {
-		c.problemf(ch.functions.at, "%d functions; a chain has at most %d, and the egress", n, model.SegmentsMax-1)
+	} else if n += len(ch.waypoints); n+1 > model.SegmentsMax {
+		c.problemf(ch.functions.at, "%d functions and waypoints; a chain has at most %d, and the egress", n, model.SegmentsMax-1)
+	}
+	for _, w := range ch.waypoints {
+		if !w.sid.ok {
+			whole = false
+		} else if err := model.CheckWaypoint(c.file.block.value, w.sid.value, c.members); c.file.block.ok && err != nil {
+			c.problemf(w.sid.at, "%q %v", w.sid.value, err)
+		}
 	}
 	for _, name := range ch.functions.value {
 		f := resolve(c.reader, name, c.functions, "function")
@@ -471,10 +480,15 @@ func (f file) domain() model.Domain {
 }
 
 func (ch *chain) model() model.Chain {
+	var waypoints []model.Waypoint
+	for _, w := range ch.waypoints {
+		waypoints = append(waypoints, model.Waypoint{Before: w.before, SID: w.sid.value})
+	}
 	return model.Chain{
 		Name:          ch.name.value,
 		Ingress:       values(ch.ingress.value),
 		Functions:     values(ch.functions.value),
+		Waypoints:     waypoints,
 		Egress:        ch.egress.value,
 		Match:         ch.matched(),
 		OwnTraffic:    ch.own.value,

@@ -91,6 +91,7 @@ type chain struct {
 	name        item[string]
 	ingress     item[[]item[string]]
 	functions   item[[]item[string]]
+	waypoints   []waypoint
 	egress      item[string]
 	match       place
 	destination item[netip.Prefix]
@@ -109,6 +110,12 @@ type chain struct {
 	scheme      item[model.Scheme]
 	onViolation item[model.OnViolation]
 	window      item[int]
+}
+
+// waypoint is an entry of a chain's functions that is a segment of somebody else's.
+type waypoint struct {
+	before int // index in functions
+	sid    item[netip.Addr]
 }
 
 type lab struct {
@@ -299,7 +306,7 @@ func readChain(c cursor) chain {
 	c.fields(
 		field{"name", true, into(&ch.name, name)},
 		field{"ingress", true, list(&ch.ingress, cursor.text)},
-		field{"functions", true, list(&ch.functions, cursor.text)},
+		field{"functions", true, ch.readFunctions},
 		field{"egress", true, into(&ch.egress, cursor.text)},
 		field{"match", true, func(c cursor) {
 			ch.match = c.at
@@ -342,6 +349,23 @@ func readChain(c cursor) chain {
 		}},
 	)
 	return ch
+}
+
+// readFunctions reads the names of functions, and waypoints between them.
+func (ch *chain) readFunctions(c cursor) {
+	ch.functions.at = c.at
+	_, ch.functions.ok = c.node.(*ast.SequenceNode)
+	c.each(func(c cursor) {
+		if _, ok := c.node.(*ast.MappingNode); !ok {
+			ch.functions.value = append(ch.functions.value, c.text())
+			return
+		}
+		w := waypoint{before: len(ch.functions.value)}
+		c.fields(field{"sid", true, into(&w.sid, func(c cursor) item[netip.Addr] {
+			return c.address(func(netip.Addr) error { return nil })
+		})})
+		ch.waypoints = append(ch.waypoints, w)
+	})
 }
 
 func window(c cursor) item[int] {

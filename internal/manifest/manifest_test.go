@@ -178,7 +178,7 @@ functions:
 chains:
   - name: all
     ingress: [a]
-    functions: ["1", 1]
+    functions: ["1", {sid: "fd00:5:0:ff00::"}, 1]
     egress: b
     match: {source: "2001:db8::/32", destination: "::/0"}
     direction: forward
@@ -209,6 +209,7 @@ func TestEveryFieldReachesTheModel(t *testing.T) {
 			Name:      "all",
 			Ingress:   []string{"a"},
 			Functions: []string{"1", "1"},
+			Waypoints: []model.Waypoint{{Before: 1, SID: netip.MustParseAddr("fd00:5:0:ff00::")}},
 			Egress:    "b",
 			Match:     model.Match{Source: netip.MustParsePrefix("2001:db8::/32")},
 			Proof:     model.Proof{Scheme: model.SchemeOPoT, OnViolation: model.OnViolationReport, Window: 4096},

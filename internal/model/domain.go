@@ -3,6 +3,7 @@ package model
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 )
 
@@ -112,8 +113,20 @@ func (n Node) Has(role Role) bool {
 	return slices.ContainsFunc(n.Interfaces, func(i Interface) bool { return i.Role == role })
 }
 
-// Segments is how many SIDs the chain visits: its functions and the egress.
-func (c Chain) Segments() int { return len(c.Functions) + 1 }
+// Segments is how many SIDs the chain visits: its functions, waypoints and the egress.
+func (c Chain) Segments() int { return len(c.Functions) + len(c.Waypoints) + 1 }
+
+// WaypointsBefore are the SIDs that are visited on the way to Functions[i], or to the
+// egress for i = len(Functions), in the order of the visit.
+func (c Chain) WaypointsBefore(i int) []netip.Addr {
+	var sids []netip.Addr
+	for _, w := range c.Waypoints {
+		if w.Before == i {
+			sids = append(sids, w.SID)
+		}
+	}
+	return sids
+}
 
 // OuterLen is the length in bytes of the chain's outer headers.
 func (c Chain) OuterLen() int { return OuterLen(c.Encapsulation.Entries(c.Segments())) }
@@ -127,7 +140,7 @@ func (c Chain) Directions() []Direction {
 }
 
 // Directed is the chain as one of its directions sees it: the reverse of a
-// chain starts at its egress, passes the same functions the other way round and
+// chain starts at its egress, passes the same functions and waypoints the other way round and
 // ends at its ingress. Reverse is defined for one ingress only.
 func (c Chain) Directed(d Direction) Chain {
 	if d == Forward {
@@ -136,6 +149,11 @@ func (c Chain) Directed(d Direction) Chain {
 	c.Ingress, c.Egress = []string{c.Egress}, c.Ingress[0]
 	c.Functions = slices.Clone(c.Functions)
 	slices.Reverse(c.Functions)
+	c.Waypoints = slices.Clone(c.Waypoints)
+	slices.Reverse(c.Waypoints)
+	for i := range c.Waypoints {
+		c.Waypoints[i].Before = len(c.Functions) - c.Waypoints[i].Before
+	}
 	c.Match = c.Match.Reverse()
 	return c
 }

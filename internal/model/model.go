@@ -315,13 +315,21 @@ type Chain struct {
 	Name          string
 	Ingress       []string // nodes
 	Functions     []string // one may occur more than once
-	Egress        string   // node
+	Waypoints     []Waypoint
+	Egress        string // node
 	Match         Match
 	OwnTraffic    bool // what its headends send themselves takes it, too
 	Both          bool // also the reverse chain, from Egress to every Ingress
 	Encapsulation Encapsulation
 	Clamp         Clamp
 	Proof         Proof
+}
+
+// Waypoint is a segment of a node that is not waystamp's, such as a router with an
+// End SID. Packets of the chain are sent by it; nothing stamps or proves the visit.
+type Waypoint struct {
+	Before int // index of the next function; len(Functions): the egress
+	SID    netip.Addr
 }
 
 // Proof is how a chain is proven.

@@ -3,6 +3,7 @@ package model
 import (
 	"encoding"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -114,6 +115,17 @@ func TestReverseOfAChain(t *testing.T) {
 	}
 	if c.Functions[0] != "f" {
 		t.Error("the chain itself was turned round")
+	}
+	x, y := netip.MustParseAddr("fc00:0:0:a::"), netip.MustParseAddr("fc00:0:0:b::")
+	c.Waypoints = []Waypoint{{0, x}, {0, y}, {1, y}, {2, x}}
+	r = c.Directed(Reverse)
+	for i, want := range [][]netip.Addr{{x}, {y}, {y, x}} {
+		if got := r.WaypointsBefore(i); !slices.Equal(got, want) {
+			t.Errorf("before function %d the reverse visits %v, want %v", i, got, want)
+		}
+	}
+	if c.Waypoints[0].SID != x || c.Segments() != 7 {
+		t.Errorf("the chain itself: %+v, %d segments", c.Waypoints, c.Segments())
 	}
 	in, out := netip.MustParseAddr("2001:db8::1"), netip.MustParseAddr("fd00::1")
 	if !m.Covers(in, out) || m.Covers(out, in) || !r.Match.Covers(out, in) || !(Match{}).Covers(out, out) {

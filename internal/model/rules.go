@@ -134,6 +134,23 @@ func CheckSID(block netip.Prefix, sid netip.Addr) error {
 	return nil
 }
 
+// CheckWaypoint holds the rule for the SID of a waypoint: one of the block that no
+// node's locator covers.
+func CheckWaypoint(block netip.Prefix, sid netip.Addr, nodes []Node) error {
+	if err := CheckSID(block, sid); err != nil {
+		return err
+	}
+	for _, n := range nodes {
+		if n.Locator.Contains(sid) {
+			return fmt.Errorf("is within the locator %s of node %s; a waypoint is a segment of somebody else's", n.Locator, n.Name)
+		}
+	}
+	if b := sid.As16(); b[6] == 0 && b[7] == 0 {
+		return fmt.Errorf("is the first /64 of the block; a compressed segment list cannot hold it, so no waypoint has it")
+	}
+	return nil
+}
+
 // CheckContainer holds the rule for an entry of a compressed segment list: C-SIDs
 // behind the 48 bits of the block, one at least, and zero behind the last.
 func CheckContainer(block netip.Prefix, container netip.Addr) error {

@@ -280,6 +280,10 @@ func (path Path) check(p *problems) {
 		p.addf("has %d hops and %d shares; a path has 2 to %d of each", len(path.Hops), len(path.Shares), model.SegmentsMax+1)
 		return
 	}
+	if n := len(path.SIDs()); n > model.SegmentsMax {
+		p.addf("visits %d SIDs, with its waypoints; a path visits at most %d", n, model.SegmentsMax)
+		return
+	}
 	if len(path.Ingress) == 0 || path.Ingress[0].Node != path.Hops[0].Node {
 		p.addf("ingress: does not start with %s, where the first hop is", path.Hops[0].Node)
 	}
@@ -307,12 +311,21 @@ func (path Path) check(p *problems) {
 			switch {
 			case j == 0 && h.SID.IsValid():
 				p.addf("sid %s: the headend has none", h.SID)
-			case j > 0 && (!h.SID.Is6() || h.SID.Is4In6() || netip.PrefixFrom(h.SID, 64).Masked().Addr() != h.SID):
+			case j == 0 && len(h.Waypoints) > 0:
+				p.addf("waypoints: the headend has none")
+			case j > 0 && !formOfSID(h.SID):
 				p.addf("sid %q is not an IPv6 address with its lower 64 bits zero", h.SID)
+			case !all(h.Waypoints, formOfSID):
+				p.addf("waypoints: %v are not all IPv6 addresses with their lower 64 bits zero", h.Waypoints)
 			case j > 0 && sids[h.SID]:
 				p.addf("sid %s is that of another hop too", h.SID)
 			}
 			sids[h.SID] = true
+			for _, w := range h.Waypoints {
+				if slices.ContainsFunc(path.Hops, func(h Hop) bool { return h.SID == w }) {
+					p.addf("waypoints: %s is the SID of a hop", w)
+				}
+			}
 			if int(path.Shares[j].Position) != j {
 				p.addf("share: has position %d; expect %d", path.Shares[j].Position, j)
 			}
@@ -323,6 +336,16 @@ func (path Path) check(p *problems) {
 	if len(p.list) == 0 && path.walk(1) != pot.Verified {
 		p.addf("the shares are not of one path: a packet that visits all hops in order does not verify")
 	}
+}
+
+// formOfSID tells whether a can be a SID: an IPv6 address whose lower 64 bits, the
+// argument, are zero.
+func formOfSID(a netip.Addr) bool {
+	return a.Is6() && !a.Is4In6() && netip.PrefixFrom(a, 64).Masked().Addr() == a
+}
+
+func all[T any](list []T, is func(T) bool) bool {
+	return !slices.ContainsFunc(list, func(v T) bool { return !is(v) })
 }
 
 // walk sends a packet through the path's arithmetic.

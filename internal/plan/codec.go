@@ -283,10 +283,12 @@ type ingressFile struct {
 }
 
 type hopFile struct {
-	Node     string     `json:"node"`
-	Function string     `json:"function,omitempty"`
-	SID      netip.Addr `json:"sid,omitzero"`
-	Share    shareFile  `json:"share"`
+	Node     string `json:"node"`
+	Function string `json:"function,omitempty"`
+	// Waypoints are visited on the way to this hop, and not proven.
+	Waypoints []netip.Addr `json:"waypoints,omitempty"`
+	SID       netip.Addr   `json:"sid,omitzero"`
+	Share     shareFile    `json:"share"`
 }
 
 // durationFile is a time with its unit.
@@ -539,7 +541,7 @@ func pathToFile(p Path) pathFile {
 		f.Ingress = append(f.Ingress, ingressFile(in))
 	}
 	for j, h := range p.Hops {
-		f.Hops = append(f.Hops, hopFile{Node: h.Node, Function: h.Function, SID: h.SID, Share: shareToFile(p.Shares[j])})
+		f.Hops = append(f.Hops, hopFile{Node: h.Node, Function: h.Function, Waypoints: h.Waypoints, SID: h.SID, Share: shareToFile(p.Shares[j])})
 	}
 	return f
 }
@@ -559,7 +561,7 @@ func (f pathFile) path() Path {
 		p.Ingress = append(p.Ingress, Ingress(in))
 	}
 	for _, h := range f.Hops {
-		p.Hops = append(p.Hops, Hop{Node: h.Node, Function: h.Function, SID: h.SID})
+		p.Hops = append(p.Hops, Hop{Node: h.Node, Function: h.Function, Waypoints: h.Waypoints, SID: h.SID})
 		p.Shares = append(p.Shares, h.Share.share())
 	}
 	return p

@@ -99,7 +99,7 @@ func (c *compiler) check(ch model.Chain) error {
 	case len(ch.Functions) == 0:
 		return errors.New("no functions; a chain has at least one")
 	case ch.Segments() > model.SegmentsMax:
-		return fmt.Errorf("%d functions; a chain has at most %d, and the egress", len(ch.Functions), model.SegmentsMax-1)
+		return fmt.Errorf("%d functions and waypoints; a chain has at most %d, and the egress", ch.Segments()-1, model.SegmentsMax-1)
 	case ch.Both && len(ch.Ingress) > 1:
 		return errors.New("a chain with several ingress nodes has no reverse")
 	case slices.Contains(ch.Ingress, ch.Egress):
@@ -142,6 +142,14 @@ func (c *compiler) check(ch model.Chain) error {
 		}
 		if err := model.CheckFlow(ch.Proof.Scheme, f); err != nil {
 			return fmt.Errorf("function %s: %w", name, err)
+		}
+	}
+	for _, w := range ch.Waypoints {
+		if err := model.CheckWaypoint(c.domain.Block, w.SID, c.domain.Nodes); err != nil {
+			return fmt.Errorf("waypoint %s %w", w.SID, err)
+		}
+		if w.Before < 0 || w.Before > len(ch.Functions) {
+			return fmt.Errorf("waypoint %s stands before function %d of %d", w.SID, w.Before+1, len(ch.Functions))
 		}
 	}
 	mtu, declared := c.coreMTU(ch)
@@ -213,10 +221,10 @@ func (c *compiler) path(ch model.Chain, dir model.Direction) Path {
 		p.Ingress = append(p.Ingress, Ingress{Node: name, Address: n.Address, Lane: uint16(lane), Lanes: uint16(cpus(n))})
 		lane += cpus(n)
 	}
-	for _, f := range ch.Functions {
-		p.Hops = append(p.Hops, Hop{Node: c.functions[f].Node, Function: f})
+	for i, f := range ch.Functions {
+		p.Hops = append(p.Hops, Hop{Node: c.functions[f].Node, Function: f, Waypoints: ch.WaypointsBefore(i)})
 	}
-	p.Hops = append(p.Hops, Hop{Node: ch.Egress})
+	p.Hops = append(p.Hops, Hop{Node: ch.Egress, Waypoints: ch.WaypointsBefore(len(ch.Functions))})
 	p.MTU = c.innerMTU(ch)
 	p.MSS, _ = ch.Clamp.MSS(p.MTU, ch.Match.Is4()) // check has asked
 	return p

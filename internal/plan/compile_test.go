@@ -441,6 +441,9 @@ func TestChangedPathGetsTheNextEpochAndFreshSecrets(t *testing.T) {
 			d.Nodes[0].CPUs, d.Nodes[3].CPUs = 8, 8
 		},
 		"locator": func(d *model.Domain) { d.Nodes[1].Locator = netip.MustParsePrefix("fc00:0:0:f00::/56") },
+		"waypoint": func(d *model.Domain) {
+			d.Chains[0].Waypoints = []model.Waypoint{{Before: 1, SID: netip.MustParseAddr("fc00:0:0:9900::")}}
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := paper(model.SchemeKeyed)
@@ -577,6 +580,14 @@ func TestCompileRefusesWhatCannotBeBuilt(t *testing.T) {
 			d.Functions[0].Kind = model.KindUnaware
 			d.Functions[0].Proxy = model.Proxy{Local: true, Recognise: model.RecogniseMetadata, Segments: model.SegmentsKeep, Rewrites: true, Cache: 16, Lifetime: time.Second}
 		}, "function fw: rewrites addresses or ports, which the proofs of keyed-flow are bound to"},
+		"waypoint of a node": {func(d *model.Domain) { d.Chains[0].Waypoints = waypoints(0, "fc00:0:0:2ff::") },
+			"waypoint fc00:0:0:2ff:: is within the locator fc00:0:0:200::/56 of node r2"},
+		"waypoint elsewhere": {func(d *model.Domain) { d.Chains[0].Waypoints = waypoints(0, "fc00:9::") }, "waypoint fc00:9:: is not within the SID block"},
+		"waypoint 0":         {func(d *model.Domain) { d.Chains[0].Waypoints = waypoints(0, "fc00::") }, "is the first /64 of the block"},
+		"waypoint nowhere":   {func(d *model.Domain) { d.Chains[0].Waypoints = waypoints(3, "fc00:0:0:f00::") }, "stands before function 4 of 2"},
+		"too many waypoints": {func(d *model.Domain) {
+			d.Chains[0].Waypoints = slices.Repeat(waypoints(1, "fc00:0:0:f00::"), 14)
+		}, "16 functions and waypoints"},
 		"lanes": {func(d *model.Domain) {
 			d.Chains[0].Both, d.Chains[0].Ingress = false, []string{"r1", "r2"}
 			d.Nodes[0].CPUs, d.Nodes[1].CPUs = 4000, 97
@@ -605,6 +616,52 @@ func TestCompileRefusesWhatCannotBeBuilt(t *testing.T) {
 			t.Errorf("MTU %d; want 1280", p.Paths[0].MTU)
 		}
 	})
+}
+
+func waypoints(before int, sid string) []model.Waypoint {
+	return []model.Waypoint{{Before: before, SID: netip.MustParseAddr(sid)}}
+}
+
+// A waypoint is in the segment lists of both directions, and takes no position of
+// the proof: the egress has as many shares before it as there are functions.
+func TestWaypointsAreVisitedAndNotProven(t *testing.T) {
+	d := paper(model.SchemeKeyed)
+	d.Chains[0].Waypoints = append(waypoints(1, "fc00:0:0:f00::"), waypoints(2, "fc00:0:0:f01::")...)
+	first := compile(t, d, NewKeyring(random(1), nil))
+	forward, reverse := first.Paths[0], first.Paths[1]
+	if diff := cmp.Diff(addresses("fc00:0:0:200::", "fc00:0:0:f00::", "fc00:0:0:300::", "fc00:0:0:f01::", "fc00:0:0:600::"), forward.Segments(), equal); diff != "" {
+		t.Errorf("forward (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff(addresses("fc00:0:0:f01::", "fc00:0:0:301::", "fc00:0:0:f00::", "fc00:0:0:201::", "fc00:0:0:100::"), reverse.Segments(), equal); diff != "" {
+		t.Errorf("reverse (-want +got):\n%s", diff)
+	}
+	if want := 1700 - 72 - 5*16; forward.MTU != want {
+		t.Errorf("MTU %d; want %d", forward.MTU, want)
+	}
+	for _, n := range first.Nodes {
+		for _, e := range n.Egresses {
+			if e.Share.Position != 3 || len(e.Verifier.Keys) != 3 || len(e.Segments) != 5 {
+				t.Errorf("%s: egress at position %d with %d keys and %d segments; want 3, 3 and 5", n.Name, e.Share.Position, len(e.Verifier.Keys), len(e.Segments))
+			}
+		}
+	}
+	b, err := EncodePaths(first.Paths)
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := DecodePaths(b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Read from a file again, it is the same path: nothing is new.
+	second := compile(t, d, NewKeyring(broken{}, again))
+	if diff := cmp.Diff(first.Paths, second.Paths, equal); diff != "" {
+		t.Errorf("compiled again (-first +second):\n%s", diff)
+	}
+	forward.Hops[2].Waypoints = addresses("fc00:0:0:200::")
+	if _, err := EncodePaths([]Path{forward}); err == nil || !strings.Contains(err.Error(), "fc00:0:0:200:: is the SID of a hop") {
+		t.Errorf("a waypoint that is a hop: %v", err)
+	}
 }
 
 func TestInstance0OfTheBlockIsNoSID(t *testing.T) {

@@ -41,20 +41,23 @@ func NewKeyring(random io.Reader, last []Path) *Keyring {
 
 func (p PathID) direction() direction { return direction{p.Chain, p.Direction} }
 
-// sids are those of the last compilation if the path still visits the same
-// functions, on nodes whose locators still hold them.
+// sids are those of the hops behind the headend as the last compilation gave them
+// out, if the path still visits the same functions on nodes whose locators still
+// hold them.
 func (k *Keyring) sids(p Path, locators map[string]netip.Prefix) ([]netip.Addr, bool) {
 	last, ok := k.paths[p.direction()]
 	if !ok || len(last.Hops) != len(p.Hops) {
 		return nil, false
 	}
+	var sids []netip.Addr
 	for i, h := range last.Hops[1:] {
 		now := p.Hops[i+1]
 		if h.Node != now.Node || h.Function != now.Function || !locators[now.Node].Contains(h.SID) {
 			return nil, false
 		}
+		sids = append(sids, h.SID)
 	}
-	return last.SIDs(), true
+	return sids, true
 }
 
 // secrets fills in epoch, shares and verifier of a path that is otherwise
@@ -79,8 +82,9 @@ func (k *Keyring) secrets(p *Path) error {
 // sameSecrets says whether the secrets of p serve q: the same positions at the
 // same places, no lane that another headend has used numbers of, and a replay
 // window of the same size, so that it need not be made anew and forget. Another
-// encapsulation needs an epoch of its own: an egress takes one list in each.
+// encapsulation or waypoint needs an epoch of its own: an egress takes one segment
+// list in each.
 func (p Path) sameSecrets(q Path) bool {
 	return p.Path == q.Path && p.Scheme == q.Scheme && p.Encapsulation == q.Encapsulation && len(p.Shares) == len(q.Hops) &&
-		slices.Equal(p.Hops, q.Hops) && slices.Equal(p.Ingress, q.Ingress) && p.Window == q.Window
+		slices.EqualFunc(p.Hops, q.Hops, Hop.equal) && slices.Equal(p.Ingress, q.Ingress) && p.Window == q.Window
 }

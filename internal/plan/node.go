@@ -9,6 +9,7 @@ package plan
 
 import (
 	"net/netip"
+	"slices"
 
 	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/pot"
@@ -116,11 +117,12 @@ type Ingress struct {
 	Lanes   uint16
 }
 
-// SIDs are those that the path visits, in this order; the last is the egress's.
+// SIDs are those that the path visits, waypoints too, in this order; the last is the
+// egress's.
 func (p Path) SIDs() []netip.Addr {
 	sids := make([]netip.Addr, 0, len(p.Hops))
 	for _, h := range p.Hops[1:] {
-		sids = append(sids, h.SID)
+		sids = append(append(sids, h.Waypoints...), h.SID)
 	}
 	return sids
 }
@@ -166,7 +168,12 @@ func (p PathID) Header() pot.Header {
 
 // Hop is one position of a path.
 type Hop struct {
-	Node     string
-	Function string     // "" for headend and egress
-	SID      netip.Addr // zero for the headend
+	Node      string
+	Function  string       // "" for headend and egress
+	Waypoints []netip.Addr // SIDs of others, visited on the way to this hop; not proven
+	SID       netip.Addr   // zero for the headend
+}
+
+func (h Hop) equal(o Hop) bool {
+	return h.Node == o.Node && h.Function == o.Function && h.SID == o.SID && slices.Equal(h.Waypoints, o.Waypoints)
 }

@@ -158,6 +158,12 @@ func domains() *rapid.Generator[model.Domain] {
 			for range rapid.IntRange(1, 15).Draw(t, "length") {
 				ch.Functions = append(ch.Functions, rapid.SampledFrom(d.Functions).Draw(t, "function").Name)
 			}
+			for range rapid.IntRange(0, 15-len(ch.Functions)).Draw(t, "waypoints") {
+				ch.Waypoints = append(ch.Waypoints, model.Waypoint{
+					Before: rapid.IntRange(0, len(ch.Functions)).Draw(t, "before"),
+					SID:    netip.MustParseAddr(fmt.Sprintf("fd00:5:0:ff%02x::", rapid.IntRange(0, 3).Draw(t, "waypoint"))),
+				})
+			}
 			if rapid.Bool().Draw(t, "clamps") {
 				ch.Clamp = model.Clamp{On: true, Most: rapid.IntRange(model.MSSMin, model.MSSMin+20).Draw(t, "MSS")}
 			}
