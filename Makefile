@@ -76,8 +76,9 @@ check-rules:
 check-generated: clang-pinned
 	@echo "check: generated files are what the sources make"
 	@tmp=$$(mktemp -d); trap 'rm -rf "$$tmp"' EXIT; \
-	cp -a Makefile go.mod go.sum bpf internal tools docs "$$tmp"; \
-	rm -f "$$tmp"/internal/dataplane/*_bpfe[lb].{go,o} "$$tmp"/internal/abi/{constants,enums}.go "$$tmp"/docs/reference/refusals.md; \
+	cp -a Makefile go.mod go.sum bpf internal tools docs examples "$$tmp"; \
+	rm -f "$$tmp"/internal/dataplane/*_bpfe[lb].{go,o} "$$tmp"/internal/abi/{constants,enums}.go \
+		"$$tmp"/docs/reference/{refusals,domain-file,commands}.md; \
 	$(MAKE) --no-print-directory -s -C "$$tmp" generate; \
 	for d in internal/dataplane internal/abi docs/reference; do \
 		diff -r "$$d" "$$tmp/$$d" || { echo "$$d is not what make generate makes; run it and commit the result" >&2; exit 1; }; \
@@ -87,6 +88,7 @@ check-generated: clang-pinned
 generate: clang-pinned ## eBPF objects, their Go, internal/abi and reference pages, with clang-19
 	@BPF_CLANG=$(BPF_CLANG) BPF_STRIP=$(BPF_STRIP) go generate ./internal/dataplane
 	@go run ./tools/abigen -clang $(BPF_CLANG)
+	@go run ./tools/refgen
 
 .PHONY: clang-pinned
 clang-pinned: deps-clang

@@ -36,6 +36,7 @@ var level = map[string]int{
 	"cmd":                7,
 	"examples":           0,
 	"tools":              0,
+	"tools/refgen":       7,
 	"internal/arch":      8, // tests only
 	"test":               8, // tests only
 }
@@ -59,7 +60,7 @@ var impure = []string{
 var home = map[string][]string{
 	"github.com/vishvananda/netlink": {"internal/host"},
 	"github.com/cilium/ebpf":         {"internal/dataplane"},
-	"github.com/spf13/cobra":         {"internal/cli"},
+	"github.com/spf13/cobra":         {"internal/cli", "tools/refgen"},
 	"github.com/goccy/go-yaml":       {"internal/manifest", "internal/pot", "internal/yamlfile"},
 	"unsafe":                         {"internal/host", "internal/dataplane"}, // the ethtool ioctl; memory that programs write, too
 }

@@ -162,9 +162,9 @@ func (r *reader) file(root cursor) file {
 	var locators []*item[netip.Prefix] // checked once the block is known
 	var sids []*item[netip.Addr]
 	root.fields(
-		field{"version", true, func(cursor) {}},
+		field{"version", true, func(c cursor) { c.takes("the number 1") }},
 		field{"domain", true, func(c cursor) {
-			c.fields(field{"block", true, into(&f.block, prefixBy(model.CheckBlock))})
+			c.fields(field{"block", true, into(&f.block, prefixBy("IPv6 prefix, a /48", model.CheckBlock))})
 		}},
 		field{"nodes", true, list(&f.nodes, readNode)},
 		field{"functions", false, list(&f.functions, readFunction)},
@@ -205,7 +205,7 @@ func readNode(c cursor) node {
 	c.fields(
 		field{"name", true, into(&n.name, name)},
 		field{"address", true, into(&n.address, func(c cursor) item[netip.Addr] { return c.address(model.CheckAddress) })},
-		field{"locator", true, into(&n.locator, prefixBy(model.CheckPrefix))},
+		field{"locator", true, into(&n.locator, prefixBy("IPv6 prefix, a /49 to /64", model.CheckPrefix))},
 		field{"cpus", false, into(&n.cpus, func(c cursor) item[int] { return c.integer(1, model.LanesMax) })},
 		field{"interfaces", true, list(&n.interfaces, readInterface)},
 	)
@@ -215,7 +215,7 @@ func readNode(c cursor) node {
 func readInterface(c cursor) iface {
 	i := iface{at: c.at}
 	c.fields(
-		field{"name", true, into(&i.name, func(c cursor) item[string] { return c.checked(model.CheckInterfaceName) })},
+		field{"name", true, into(&i.name, device)},
 		field{"role", true, into(&i.role, enum[model.Role])},
 		field{"datapath", false, into(&i.datapath, enum[model.Datapath])},
 		field{"unmatched", false, into(&i.unmatched, enum[model.Unmatched])},
@@ -228,7 +228,7 @@ func readFunction(c cursor) function {
 	f := function{at: c.at}
 	c.fields(
 		field{"name", true, into(&f.name, name)},
-		field{"node", true, into(&f.node, cursor.text)},
+		field{"node", true, into(&f.node, nameOf("node"))},
 		field{"kind", true, into(&f.kind, enum[model.Kind])},
 		field{"attach", false, into(&f.attach, readAttachment)},
 		field{"recognise", false, into(&f.recognise, enum[model.Recognise])},
@@ -257,8 +257,8 @@ func readAttachment(c cursor) item[attachment] {
 		c.wrong("expect local, or interfaces as in {to: eth2, from: eth3}")
 		return a
 	}
+	c.takes("the word local")
 	v := &a.value
-	device := func(c cursor) item[string] { return c.checked(model.CheckInterfaceName) }
 	c.fields(
 		field{"to", true, into(&v.to, device)},
 		field{"from", true, into(&v.from, device)},
@@ -302,12 +302,12 @@ func readChain(c cursor) chain {
 		window: item[int]{value: model.WindowDefault, at: c.at, ok: true},
 	}
 	// The block is not known yet: what concerns it is checked later.
-	match := prefixBy(func(p netip.Prefix) error { return model.CheckMatchPrefix(netip.Prefix{}, p) })
+	match := prefixBy("IPv6 or IPv4 prefix", func(p netip.Prefix) error { return model.CheckMatchPrefix(netip.Prefix{}, p) })
 	c.fields(
 		field{"name", true, into(&ch.name, name)},
-		field{"ingress", true, list(&ch.ingress, cursor.text)},
+		field{"ingress", true, list(&ch.ingress, nameOf("node"))},
 		field{"functions", true, ch.readFunctions},
-		field{"egress", true, into(&ch.egress, cursor.text)},
+		field{"egress", true, into(&ch.egress, nameOf("node"))},
 		field{"match", true, func(c cursor) {
 			ch.match = c.at
 			before := len(c.r.problems)
@@ -356,6 +356,7 @@ func (ch *chain) readFunctions(c cursor) {
 	ch.functions.at = c.at
 	_, ch.functions.ok = c.node.(*ast.SequenceNode)
 	c.each(func(c cursor) {
+		c.takes("name of a function")
 		if _, ok := c.node.(*ast.MappingNode); !ok {
 			ch.functions.value = append(ch.functions.value, c.text())
 			return
@@ -369,6 +370,9 @@ func (ch *chain) readFunctions(c cursor) {
 }
 
 func window(c cursor) item[int] {
+	if c.takes("power of two from %d to %d", model.WindowMin, model.WindowMax) {
+		return item[int]{}
+	}
 	w := c.integer(model.WindowMin, model.WindowMax)
 	if w.ok {
 		if err := model.CheckWindow(w.value); err != nil {
@@ -381,6 +385,9 @@ func window(c cursor) item[int] {
 
 // clamp is a boolean, or the number of bytes.
 func clamp(c cursor) item[model.Clamp] {
+	if c.takes("true, false or a whole number of bytes from %d to %d", model.MSSMin, model.MSSMax) {
+		return item[model.Clamp]{}
+	}
 	t := c.text()
 	v := item[model.Clamp]{at: c.at, ok: t.ok}
 	if !t.ok || t.value == "false" {
@@ -417,7 +424,7 @@ const rulesetMax = 1 << 16
 func readLabFunction(c cursor) labFunction {
 	f := labFunction{at: c.at}
 	c.fields(
-		field{"name", true, into(&f.name, cursor.text)},
+		field{"name", true, into(&f.name, nameOf("function"))},
 		field{"kind", true, into(&f.kind, enum[model.LabKind])},
 		field{"ruleset", false, into(&f.ruleset, func(c cursor) item[string] { return c.lines(rulesetMax) })},
 		field{"mtu", false, into(&f.mtu, mtu)},
@@ -429,9 +436,9 @@ func readHost(c cursor) host {
 	h := host{at: c.at}
 	c.fields(
 		field{"name", true, into(&h.name, name)},
-		field{"node", true, into(&h.node, cursor.text)},
-		field{"prefix", true, into(&h.prefix, prefixBy(checkHostPrefix))},
-		field{"prefix4", false, into(&h.four, prefixBy(checkHostPrefix4))},
+		field{"node", true, into(&h.node, nameOf("node"))},
+		field{"prefix", true, into(&h.prefix, prefixBy("IPv6 prefix, a /64", checkHostPrefix))},
+		field{"prefix4", false, into(&h.four, prefixBy("IPv4 prefix, a /8 to /30", checkHostPrefix4))},
 		field{"mtu", false, into(&h.mtu, mtu)},
 	)
 	return h
@@ -454,7 +461,7 @@ func readRouter(c cursor) router {
 func readLink(c cursor) link {
 	l := link{at: c.at}
 	c.fields(
-		field{"between", true, list(&l.between, cursor.text)},
+		field{"between", true, list(&l.between, nameOf("node or router"))},
 		field{"mtu", false, into(&l.mtu, mtu)},
 	)
 	return l
@@ -469,15 +476,30 @@ func list[T any](dst *item[[]T], read func(cursor) T) func(cursor) {
 	}
 }
 
-func name(c cursor) item[string] { return c.checked(model.CheckName) }
+func name(c cursor) item[string] { return c.checked("name", model.CheckName) }
+
+// nameOf makes the read function of a reference, which is resolved when all is read.
+func nameOf(what string) func(cursor) item[string] {
+	return func(c cursor) item[string] {
+		c.takes("name of a %s", what)
+		return c.text()
+	}
+}
+
+func device(c cursor) item[string] {
+	return c.checked("name of a network device", model.CheckInterfaceName)
+}
 
 func mtu(c cursor) item[int] { return c.integer(model.MTUMin, model.MTUMax) }
 
-func prefixBy(rule func(netip.Prefix) error) func(cursor) item[netip.Prefix] {
-	return func(c cursor) item[netip.Prefix] { return c.prefix(rule) }
+func prefixBy(what string, rule func(netip.Prefix) error) func(cursor) item[netip.Prefix] {
+	return func(c cursor) item[netip.Prefix] { return c.prefix(what, rule) }
 }
 
 func direction(c cursor) item[bool] {
+	if c.takes("forward or both") {
+		return item[bool]{}
+	}
 	t := c.text()
 	if t.ok && t.value != "forward" && t.value != "both" {
 		c.r.problemf(c.at, "%s is not a direction of a chain; expect forward or both", quote(t.value))

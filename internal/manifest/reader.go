@@ -24,6 +24,8 @@ type reader struct {
 	problems []Problem
 	warnings []Problem
 	compared int // references that name nothing
+
+	outline *outline // not nil: the reader lists its fields and reads no file
 }
 
 // place is where in the file something stands.
@@ -121,6 +123,10 @@ type field struct {
 // fields reads a mapping. It reports unknown, repeated and missing fields, and
 // calls read for the others.
 func (c cursor) fields(fields ...field) {
+	if c.r.outline != nil {
+		c.outlineFields(fields)
+		return
+	}
 	m, ok := c.node.(*ast.MappingNode)
 	if !ok {
 		c.wrong("expect " + names(fields))
@@ -164,6 +170,10 @@ func (c cursor) fields(fields ...field) {
 
 // each reads a list.
 func (c cursor) each(read func(cursor)) {
+	if c.r.outline != nil {
+		c.outlineList(read)
+		return
+	}
 	s, ok := c.node.(*ast.SequenceNode)
 	if !ok {
 		c.wrong("expect a list")
@@ -214,6 +224,9 @@ const textMax = 256
 // text is a scalar as it is written, whether YAML would take it for a number or
 // not. One that is too long is none.
 func (c cursor) text() item[string] {
+	if c.r.outline != nil {
+		return item[string]{}
+	}
 	t := c.scalar()
 	if n := len(t.value); t.ok && n > textMax {
 		c.r.problemf(c.at, "%s has %d bytes; a value has at most %d", quote(t.value), n, textMax)
@@ -241,6 +254,9 @@ func (c cursor) texts() (list []item[string]) {
 
 // lines is a scalar that may have many lines.
 func (c cursor) lines(most int) item[string] {
+	if c.takes("text, also of many lines; at most %d bytes", most) {
+		return item[string]{}
+	}
 	t := item[string]{at: c.at, ok: true}
 	if n, ok := c.node.(*ast.LiteralNode); ok && n.Value != nil {
 		t.value = n.Value.Value
@@ -256,6 +272,9 @@ func (c cursor) lines(most int) item[string] {
 
 // boolean is true or false.
 func (c cursor) boolean() item[bool] {
+	if c.takes("true or false") {
+		return item[bool]{}
+	}
 	t := c.text()
 	if t.ok && t.value != "true" && t.value != "false" {
 		c.r.problemf(c.at, "%s is neither true nor false", quote(t.value))
@@ -266,6 +285,9 @@ func (c cursor) boolean() item[bool] {
 
 // duration is a time with its unit, within bounds.
 func (c cursor) duration(low, high time.Duration) item[time.Duration] {
+	if c.takes("time with its unit, from %s to %s", low, high) {
+		return item[time.Duration]{}
+	}
 	t := c.text()
 	d, err := time.ParseDuration(t.value)
 	switch {
@@ -281,7 +303,10 @@ func (c cursor) duration(low, high time.Duration) item[time.Duration] {
 }
 
 // checked is a scalar that keeps a rule of its own.
-func (c cursor) checked(rule func(string) error) item[string] {
+func (c cursor) checked(what string, rule func(string) error) item[string] {
+	if c.takes("%s", what) {
+		return item[string]{}
+	}
 	t := c.text()
 	if t.ok {
 		if err := rule(t.value); err != nil {
@@ -294,6 +319,9 @@ func (c cursor) checked(rule func(string) error) item[string] {
 
 // integer is a whole number within bounds.
 func (c cursor) integer(low, high int) item[int] {
+	if c.takes("whole number from %d to %d", low, high) {
+		return item[int]{}
+	}
 	t := c.text()
 	n, err := strconv.Atoi(t.value)
 	if t.ok && (err != nil || n < low || n > high) {
@@ -305,11 +333,17 @@ func (c cursor) integer(low, high int) item[int] {
 
 // address is an IP address that keeps a rule.
 func (c cursor) address(rule func(netip.Addr) error) item[netip.Addr] {
+	if c.takes("IPv6 address") {
+		return item[netip.Addr]{}
+	}
 	return parsed(c, netip.ParseAddr, "is not an IPv6 address", rule)
 }
 
-// prefix is an IP prefix that keeps a rule.
-func (c cursor) prefix(rule func(netip.Prefix) error) item[netip.Prefix] {
+// prefix is an IP prefix that keeps a rule; what says which.
+func (c cursor) prefix(what string, rule func(netip.Prefix) error) item[netip.Prefix] {
+	if c.takes("%s", what) {
+		return item[netip.Prefix]{}
+	}
 	return parsed(c, netip.ParsePrefix, "is not an IPv6 prefix such as 2001:db8::/64", rule)
 }
 
@@ -337,6 +371,9 @@ func enum[T any, P interface {
 	encoding.TextUnmarshaler
 }](c cursor) item[T] {
 	var v T
+	if c.takes("%s", expected(P(&v).UnmarshalText(nil))) {
+		return item[T]{}
+	}
 	t := c.text()
 	if t.ok {
 		if err := P(&v).UnmarshalText([]byte(t.value)); err != nil {

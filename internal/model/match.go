@@ -217,7 +217,7 @@ func (p *Ports) UnmarshalText(b []byte) error {
 	f, err := strconv.ParseUint(first, 10, 16)
 	l, err2 := strconv.ParseUint(last, 10, 16)
 	if errors.Join(err, err2) != nil || f == 0 || l < f {
-		return fmt.Errorf("%q is not a port or a range of them; expect one from 1 to 65535, such as 443, or two in order, such as 8000-8999", b)
+		return fmt.Errorf("%q is not a port or a range of them; expect a port from 1 to 65535, such as 443, or a range, such as 8000-8999", b)
 	}
 	*p = Ports{uint16(f), uint16(l)}
 	return nil

@@ -1,0 +1,262 @@
+package manifest
+
+import (
+	"strconv"
+
+	"github.com/waystamp/waystamp/internal/model"
+)
+
+// Description is what docs/reference/domain-file.md says of a field beside what the
+// reader itself knows. A test fails for a field without one.
+type Description struct {
+	Default string // as it could be written in the file; or words, with a space in front
+	Text    string // Markdown, one or two sentences
+}
+
+// Section is a mapping of the file, with the rules between its fields. A test fails
+// for a mapping without one.
+type Section struct {
+	Path  string // as in Field
+	Title string
+	Text  string
+	Rules []string
+}
+
+// Sections lists the mappings of the file in the order of the page.
+func Sections() []Section {
+	return []Section{
+		{
+			Path: "", Title: "The file",
+			Text: "One YAML file describes one domain. Anchors, aliases and tags are refused: write values out.",
+			Rules: []string{
+				"An unknown, repeated or empty field is an error. Every error of a file is reported at once, with its line.",
+				"Names of nodes, of functions and of chains are 1 to " + strconv.Itoa(model.NameMax) + " characters of `a-z`, `0-9` and `-`, and do not start with `-`. Each is unique among its kind.",
+				"A file has at most 16 MiB, 64 levels of lists and mappings, and 256 bytes in a value.",
+				"Only `waystamp lab` needs the section `lab`; it changes no plan.",
+			},
+		},
+		{
+			Path: "domain", Title: "domain",
+			Text: "What all nodes share.",
+		},
+		{
+			Path: "nodes[]", Title: "nodes",
+			Text: "A node is a Linux machine that runs `waystamp agent`. Routers in between that only forward IPv6 are not listed.",
+			Rules: []string{
+				"A node that is an ingress or an egress of a chain needs an interface of each role; one that has a function needs a `core` interface.",
+				"Locators are within the block and do not overlap. A locator needs room for one SID per visit: a /56 has 256. SID 0 of the block is not used.",
+				"An address is outside of the block, and of one node only.",
+				"The replay windows of one node take at most 1 GiB; see `cpus` and `proof.window`.",
+			},
+		},
+		{
+			Path: "nodes[].interfaces[]", Title: "nodes: interfaces",
+			Text: "The network devices by which packets of the domain enter and leave the node. waystamp attaches to these and to no others. A device " +
+				"that a function is reached by is not listed here.",
+			Rules: []string{
+				"List every device that leads outside as `edge`, VLAN interfaces too: what enters and leaves by devices that are not listed is routed without a check ([SECURITY](../../SECURITY.md#what-waystamp-does-not-promise)).",
+				"A device carries Ethernet frames; tun and WireGuard devices are refused by the agent.",
+				"Only an `edge` interface has `unmatched`.",
+			},
+		},
+		{
+			Path: "functions[]", Title: "functions",
+			Text: "A function is a place that packets of a chain have to visit. All fields below `kind` are of kind `unaware`; [the how-to](../functions.md) says when to use which.",
+			Rules: []string{
+				"`attach` is required for kind `unaware`. The fields below it are refused for kind `forward`.",
+				"`attach: local` needs `recognise: metadata`; `rewrites: true` needs it too; `recognise: metadata` needs `segments: keep`.",
+				"No chain ends at the node of a local function that its packets go through.",
+				"A chain whose `match` has a `priority` goes through no local function, and a chain with `own-traffic` through none on its headends.",
+				"A function that is in no chain is a warning.",
+			},
+		},
+		{
+			Path: "functions[].attach", Title: "functions: attach",
+			Text: "Where a function of kind `unaware` is: the word `local` for the node's own kernel, or a mapping for a function behind interfaces.",
+			Rules: []string{
+				"`to` and `from` may be the same device. No other function and no `interfaces` entry of the node has them.",
+			},
+		},
+		{
+			Path: "functions[].cache", Title: "functions: cache",
+			Text: "How many outer headers the node keeps for packets that are in the function: give `size`, or `rate` and `delay`, from which it follows (rate × delay × 2, at least 1024).",
+			Rules: []string{
+				"`size` and `rate` with `delay` exclude each other. `delay` is less than the function's `lifetime`.",
+				"All functions of a node together keep at most " + strconv.Itoa(model.CacheMax) + " headers by content, and " + strconv.Itoa(model.SlotsMax) + " by metadata.",
+			},
+		},
+		{
+			Path: "chains[]", Title: "chains",
+			Text: "A chain takes packets that match from its headends through its functions, in this order, to its egress.",
+			Rules: []string{
+				"A chain has at least one function, and at most " + strconv.Itoa(model.SegmentsMax-1) + " functions and waypoints. A function may occur more than once.",
+				"The egress is not an ingress of the same chain.",
+				"`direction: both` needs exactly one ingress.",
+				"The ingress nodes of a chain have at most " + strconv.Itoa(model.LanesMax) + " `cpus` together.",
+				"Where a core interface of the chain's nodes declares an `mtu`, at least 1280 bytes have to remain for the packet inside: an MTU of 1280 plus the headers' length, which `waystamp plan` prints.",
+				"Where two chains match the same packet, every ingress of the one that is tried later is an ingress of the one that is tried first: else honest packets would be refused at the egress. With `own-traffic` the same holds for own traffic.",
+				"A change of ingress, functions, egress, nodes, `scheme`, `encapsulation` or `window` gives the path a new epoch and new secrets.",
+			},
+		},
+		{
+			Path: "chains[].functions[]", Title: "chains: functions",
+			Text: "An entry is the name of a function, or a waypoint: a segment that is not waystamp's, such as the End of a plain router.",
+			Rules: []string{
+				"A waypoint has no position in the proof: that a packet visited it is not proven.",
+				"A waypoint's SID is within the block and outside of the locators of all nodes.",
+			},
+		},
+		{
+			Path: "chains[].match", Title: "chains: match",
+			Text: "The packets that a chain takes. All conditions have to hold. The reverse direction exchanges source and destination, ports too.",
+			Rules: []string{
+				"A match has a `destination`, a `source` or a `priority`; all prefixes of one match are of one version of IP. A match without prefixes is of IPv6.",
+				"A match by `protocol`, ports, `dscp` or `mark` needs a `priority`. Ports need a `protocol` that has them: tcp, udp, sctp, dccp, udplite.",
+				"Matches with a priority are tried first, the lowest number first. Matches without one are tried last: the longest destination prefix wins, then the longest source prefix.",
+				"Two chains that overlap do not have the same priority. Two chains with equal prefixes and no priority share neither ingress nor egress.",
+				"One node takes part as headend and egress in at most " + strconv.Itoa(model.OrderedMax) + " matches with a priority.",
+				"A prefix does not overlap the block, and is neither link-local, loopback nor multicast.",
+				"A fragment carries no ports. If a match by ports could apply to it, it is refused (`ports-unread`, `unproven`) rather than sent through another chain ([ADR 0036](../adr/0036-who-hides-ports-does-not-choose.md)).",
+				"The guard at the egress sees no marks: a chain by `mark` steers, and does not require.",
+			},
+		},
+		{
+			Path: "chains[].encapsulation", Title: "chains: encapsulation",
+			Text: "How the headend writes the outer headers ([ADR 0014](../adr/0014-compressed-sids-are-a-property-of-the-path.md)).",
+		},
+		{
+			Path: "chains[].proof", Title: "chains: proof",
+			Text: "How the chain is proven, and what the egress does with a packet that is not ([SECURITY](../../SECURITY.md#what-each-scheme-promises)).",
+			Rules: []string{
+				"`keyed-flow` goes with no function that `rewrites`.",
+			},
+		},
+		{
+			Path: "lab", Title: "lab",
+			Text: "What `waystamp lab up` builds around the nodes, all in network namespaces of one machine. Every interface of every node has its link here, and every function behind interfaces its entry.",
+			Rules: []string{
+				"Nodes, hosts, routers and functions of a lab have names of their own: each becomes a namespace.",
+				"The end of a link at A towards B is the device `A-B`: it has at most " + strconv.Itoa(model.InterfaceNameMax) + " characters, and at a node it is one of the node's `interfaces`, with the role `edge` towards a host and `core` otherwise.",
+				"An `mtu` of a node's interface is that of its link.",
+			},
+		},
+		{
+			Path: "lab.hosts[]", Title: "lab: hosts",
+			Text:  "End systems behind an edge interface. The node's end of the link has address 1 of each prefix, the host address 2 and a default route.",
+			Rules: []string{"Prefixes of hosts do not overlap each other, the block, or the address of a node or router."},
+		},
+		{
+			Path: "lab.routers[]", Title: "lab: routers",
+			Text: "Plain Linux routers between the nodes. They run the kernel's own SRv6 End, and no waystamp.",
+		},
+		{
+			Path: "lab.links[]", Title: "lab: links",
+			Text: "veth pairs between nodes and routers.",
+		},
+		{
+			Path: "lab.functions[]", Title: "lab: functions",
+			Text: "What the functions of kind `unaware` are made of. One behind interfaces gets a namespace of its own; one with `attach: local` is a ruleset in its node's namespace.",
+			Rules: []string{
+				"`nftables` needs a `ruleset`, and the program `nft`; other kinds have none. A local function is of kind `nftables` and has no `mtu`.",
+				"`forward` and `nftables` route, so their function needs `attach.via`.",
+			},
+		},
+	}
+}
+
+// Descriptions are those of all fields, by path.
+func Descriptions() map[string]Description {
+	return map[string]Description{
+		"version":      {"", "The version of this format."},
+		"domain":       {"", "What all nodes share."},
+		"domain.block": {"", "The block that all SIDs are cut from (RFC 8986 section 3.1). It is routable within the domain, and nothing else uses it."},
+		"nodes":        {"", "The machines of the domain that run waystamp; at least one."},
+		"functions":    {" none", "What packets have to visit."},
+		"chains":       {" none", "Which packets visit which functions, in which order."},
+		"lab":          {" none", "A laboratory around the domain, for `waystamp lab`."},
+
+		"nodes[].name":       {"", "The node's name; chains, functions and commands use it."},
+		"nodes[].address":    {"", "The source of the outer headers that this node makes. It is an address of the machine, reachable from all nodes: neither loopback nor link-local."},
+		"nodes[].locator":    {"", "The node's part of the block (RFC 8986 section 3.1). The agent adds a route for it; the routing between nodes has to lead it here."},
+		"nodes[].cpus":       {strconv.Itoa(model.CPUsDefault), "How many CPUs the machine has, at most. As a headend it gets as many lanes, and replay windows at the egress take memory for each. An agent refuses a plan with fewer lanes than its machine has CPUs."},
+		"nodes[].interfaces": {"", "The network devices that waystamp attaches to."},
+
+		"nodes[].interfaces[].name":      {"", "The device, as `ip link` shows it."},
+		"nodes[].interfaces[].role":      {"", "`edge` leads outside: chains take what comes in there, and nothing of segment routing passes in or out. `core` leads to other nodes."},
+		"nodes[].interfaces[].datapath":  {model.DatapathAuto.String(), "Which hooks the data path uses. `tc` is TC alone. `xdp` is XDP in front of TC, or an error where the device has no native XDP. `auto` is `xdp` on hardware devices that have it, and `tc` otherwise."},
+		"nodes[].interfaces[].unmatched": {model.UnmatchedRoute.String(), "What becomes of a packet from outside that no chain takes: `route` sends it on by ordinary routing, `drop` refuses it (`unmatched`)."},
+		"nodes[].interfaces[].mtu":       {" not known", "The device's MTU in bytes, for the plan: with it `plan` says what fits into a chain. The agent warns if the device's own is smaller."},
+
+		"functions[].name":       {"", "The function's name."},
+		"functions[].node":       {"", "The node that the function is on, or behind."},
+		"functions[].kind":       {"", "`forward` is the node itself: the packet passes it and is stamped. `unaware` is a function without segment routing: the node takes the outer header off, hands the packet over, and puts the header back."},
+		"functions[].attach":     {" none", "Where the function is; see [attach](#functions-attach)."},
+		"functions[].recognise":  {" `content`; `metadata` with `attach: local`", "How a packet that returns finds its header: `content` by addresses, ports and first bytes, `metadata` by an index that stays with the packet in the kernel."},
+		"functions[].segments":   {" `cut`; `keep` with `recognise: metadata`", "What becomes of super-packets (GSO): `cut` into frames before the function, or `keep` whole."},
+		"functions[].on-unknown": {model.OnUnknownDrop.String(), "What becomes of a packet from the function without a kept header: `drop` refuses it (`not-cached`), `plain` routes it without a proof."},
+		"functions[].rewrites":   {"false", "Whether the function changes addresses or ports, as a NAT does."},
+		"functions[].cache":      {"{size: " + strconv.Itoa(model.CacheDefault) + "}", "How many headers are kept at once; see [cache](#functions-cache)."},
+		"functions[].lifetime":   {model.LifetimeDefault.String(), "How long a header is kept for its packet."},
+
+		"functions[].attach.to":   {"", "The device that packets leave the node by, to the function."},
+		"functions[].attach.from": {"", "The device that they come back on."},
+		"functions[].attach.via":  {" none", "The function's address on the link of `to`, link-local or not. Needed if the function routes; without it frames are sent as to a bridge. IPv4 packets use it too."},
+
+		"functions[].cache.size":  {" none", "Headers."},
+		"functions[].cache.rate":  {" none", "Packets per second through the function."},
+		"functions[].cache.delay": {" none", "The time that a packet is in the function under load, queues included."},
+
+		"chains[].name":          {"", "The chain's name. Together with the direction it gives the path id."},
+		"chains[].ingress":       {"", "Nodes where packets enter the chain: its headends."},
+		"chains[].functions":     {"", "What packets visit, in order: functions, and waypoints between them."},
+		"chains[].egress":        {"", "The node where packets leave the chain, and where proofs are verified."},
+		"chains[].match":         {"", "Which packets the chain takes; see [match](#chains-match)."},
+		"chains[].own-traffic":   {"false", "Whether the chain takes packets that its headends originate. Without it such packets leave without a proof, and the egress refuses them (`unproven`)."},
+		"chains[].direction":     {"forward", "`both` adds the reverse chain: from the egress through the same functions in the opposite order to the ingress."},
+		"chains[].encapsulation": {" as its fields", "Forms of the outer headers; see [encapsulation](#chains-encapsulation)."},
+		"chains[].mss-clamp":     {"false", "`true` lowers the MSS in TCP SYNs to what fits the chain, a number to that many bytes. The MSS in a SYN limits the other direction: clamp both, as `direction: both` does."},
+		"chains[].proof":         {" as its fields", "Scheme and policy; see [proof](#chains-proof)."},
+
+		"chains[].functions[].sid": {"", "The SID of a waypoint; its lower 64 bits are zero."},
+
+		"chains[].match.destination":      {" any", "Destination prefix of the inner packet. `::/0` is all of IPv6, `0.0.0.0/0` all of IPv4."},
+		"chains[].match.source":           {" any", "Source prefix of the inner packet."},
+		"chains[].match.priority":         {" none", "Place among the matches with a priority; lower numbers win."},
+		"chains[].match.protocol":         {" any", "Upper-layer protocol: a number, or tcp, udp, icmp, icmpv6, sctp, dccp, udplite, gre or esp."},
+		"chains[].match.source-port":      {" any", "Source port, or a range of them."},
+		"chains[].match.destination-port": {" any", "Destination port, or a range of them."},
+		"chains[].match.dscp":             {" any", "Differentiated services code point (RFC 2474)."},
+		"chains[].match.mark":             {" any", "The kernel's packet mark when the packet leaves the headend by a `core` interface, as nftables, `SO_MARK` or a cgroup sets it. It has at least one bit set."},
+
+		"chains[].encapsulation.sids":    {model.SIDsPlain.String(), "`plain` is one SID per entry of the segment list, `compressed` up to five (NEXT-C-SID, RFC 9800 section 4.1)."},
+		"chains[].encapsulation.reduced": {"false", "`true` leaves the first segment out of the list: it is in the destination address alone (H.Encaps.Red, RFC 8986 section 5.2)."},
+
+		"chains[].proof.scheme":       {model.SchemeKeyed.String(), "`keyed` is a chain of SipHash tags with one key per hop; `keyed-flow` binds it to the inner packet's flow; `opot` and `pot` are of draft-ietf-sfc-proof-of-transit-08, with and without masks, and resist no adversary."},
+		"chains[].proof.on-violation": {model.OnViolationDrop.String(), "`drop` refuses packets whose proof or segment list is wrong; `report` counts them and lets them go on. Packets without a proof are refused in both cases."},
+		"chains[].proof.window":       {strconv.Itoa(model.WindowDefault), "How many packet numbers of each lane the replay window tells apart. Larger windows are for networks that reorder more."},
+
+		"lab.mtu":       {strconv.Itoa(mtuDefault), "MTU of links and functions that name none."},
+		"lab.hosts":     {" none", "End systems."},
+		"lab.routers":   {" none", "Plain routers."},
+		"lab.links":     {"", "Links between nodes and routers."},
+		"lab.functions": {" none", "What unaware functions are made of."},
+
+		"lab.hosts[].name":    {"", "The host's name, and its namespace's."},
+		"lab.hosts[].node":    {"", "The node that it is behind."},
+		"lab.hosts[].prefix":  {"", "The IPv6 prefix of the link."},
+		"lab.hosts[].prefix4": {" no IPv4", "The IPv4 prefix of the link."},
+		"lab.hosts[].mtu":     {strconv.Itoa(mtuDefault), "MTU of the link."},
+
+		"lab.routers[].name":    {"", "The router's name."},
+		"lab.routers[].address": {"", "Its address, outside of the block."},
+		"lab.routers[].sids":    {" none", "SIDs at which it runs End, within the block and outside of all locators. Their lower 64 bits are zero."},
+
+		"lab.links[].between": {"", "The two ends, each a node or a router."},
+		"lab.links[].mtu":     {" `lab.mtu`", "MTU of the link."},
+
+		"lab.functions[].name":    {"", "A function of kind `unaware`."},
+		"lab.functions[].kind":    {"", "`forward` is a namespace that routes from `to` to `from`; `nftables` the same with a ruleset; `raw` a program that copies frames both ways through packet sockets."},
+		"lab.functions[].ruleset": {" none", "The ruleset, as `nft -f` reads it."},
+		"lab.functions[].mtu":     {" `lab.mtu`", "MTU of the function's links."},
+	}
+}
