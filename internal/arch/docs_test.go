@@ -58,7 +58,7 @@ func TestTheDocumentsAreThere(t *testing.T) {
 	for _, p := range []string{
 		"README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "LICENSE",
 		"LICENSES/GPL-2.0-only.txt", "LICENSES/BSD-2-Clause.txt",
-		"docs/reference/refusals.md", "docs/reference/domain-file.md", "docs/reference/commands.md",
+		"docs/reference/refusals.md", "docs/reference/domain-file.md", "docs/reference/commands.md", "docs/reference/glossary.md",
 	} {
 		if !slices.Contains(tr.files, p) || len(tr.read(t, p)) < 500 {
 			t.Errorf("%s is missing or all but empty; write it", p)

@@ -103,7 +103,7 @@ func Sections() []Section {
 			Text: "An entry is the name of a function, or a waypoint: a segment that is not waystamp's, such as the End of a plain router.",
 			Rules: []string{
 				"A waypoint has no position in the proof: that a packet visited it is not proven.",
-				"A waypoint's SID is within the block and outside of the locators of all nodes.",
+				"A waypoint's SID is within the block, outside of the locators of all nodes, and not the block's first /64.",
 			},
 		},
 		{

@@ -18,7 +18,7 @@ func TestEveryFieldIsOnThePageOnce(t *testing.T) {
 		"| `role` | edge or core | **required** | `edge` leads outside",
 		"| `cpus` | whole number from 1 to 4096 | `64` | How many CPUs",
 		"| `ingress` | list; each a name of a node | **required** |",
-		"| `attach` | [mapping](#functions-attach) | none |",
+		"| `attach` | the word local, or a [mapping](#functions-attach) | none |",
 	} {
 		if !strings.Contains(page, want) {
 			t.Errorf("the page has no row that starts %q", want)
