@@ -190,6 +190,7 @@ func TestReports(t *testing.T) {
 	}
 	golden(t, "report.golden", r.Markdown(plots))
 	golden(t, "page.golden", r.Page(plots))
+	golden(t, "figures.golden", r.FiguresPage())
 	golden(t, "table.golden", r.Table())
 }
 

@@ -113,18 +113,37 @@ func beyondGenerator(f Figure, all map[string]Figure) (float64, bool) {
 	return (f.Median - dropMany.Median) / (one.Median - dropOne.Median), ok && ok2 && ok3
 }
 
-// Page is docs/performance.md: goals first, then all figures. Its plots are in
-// a folder beside it.
+// Page is docs/performance.md: goals, what has to be known of them, and plots, which are
+// in a folder beside it. The figures are on a page of their own.
 func (r Result) Page(plots []string) string {
 	var b strings.Builder
 	b.WriteString("# Performance\n\n")
-	b.WriteString("Made by `waystamp bench docs docs/performance/results.json docs`; do not edit. To repeat every figure:\n`waystamp bench all --out DIR`, or the same with `--quick`, with fewer and shorter runs. One\nfigure again, beside its baseline: `waystamp bench hop --only NAME`, or another part than hop; it is told where the figure is.\n\n")
+	b.WriteString("Goals and plots; [all figures](performance/figures.md), and how they were measured, are on a page of their own. Both are made by\n`waystamp bench docs docs/performance/results.json docs`; do not edit. To repeat every figure: `waystamp bench all --out DIR`, or the\nsame with `--quick`, with fewer and shorter runs. One figure again, beside its baseline: `waystamp bench hop --only NAME`; each group\nof figures says which part it is of.\n\n")
 	r.goals(&b, true)
-	inFolder := make([]string, len(plots))
-	for i, p := range plots {
-		inFolder[i] = "performance/" + p
+	r.measured(&b)
+	list(&b, "To be known", r.Notes)
+	b.WriteString("\n## Plots\n")
+	names, _ := r.groups()
+	for _, g := range names {
+		of := ofGroup(plots, g)
+		if len(of) == 0 {
+			continue
+		}
+		fmt.Fprintf(&b, "\n[%s](performance/figures.md#%s):\n", g, g)
+		for _, p := range of {
+			fmt.Fprintf(&b, "![%s](performance/%s.svg)\n", p, p)
+		}
 	}
-	r.body(&b, inFolder)
+	return b.String()
+}
+
+// FiguresPage is docs/performance/figures.md: how figures were measured, and all of them.
+func (r Result) FiguresPage() string {
+	var b strings.Builder
+	b.WriteString("# Figures\n\nMade by `waystamp bench docs docs/performance/results.json docs`; do not edit. [Goals and plots](../performance.md).\n\n")
+	r.measured(&b)
+	list(&b, "How", r.Setup)
+	r.tables(&b, nil)
 	return b.String()
 }
 
@@ -191,7 +210,8 @@ func (g goal) reached(x float64) bool {
 	return x >= g.want
 }
 
-// WritePage writes dir/performance.md, and the plots to dir/performance.
+// WritePage writes dir/performance.md, and the page of figures and the plots to
+// dir/performance.
 func WritePage(r Result, dir string) error {
 	folder := filepath.Join(dir, "performance")
 	if err := os.MkdirAll(folder, 0o777); err != nil {
@@ -214,8 +234,10 @@ func WritePage(r Result, dir string) error {
 		return err
 	}
 	slices.Sort(plots)
-	if err := os.WriteFile(filepath.Join(dir, "performance.md"), []byte(r.Page(plots)), 0o666); err != nil {
-		return fmt.Errorf("write the page: %w", err)
+	for name, page := range map[string]string{"performance.md": r.Page(plots), "performance/figures.md": r.FiguresPage()} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(page), 0o666); err != nil {
+			return fmt.Errorf("write the page: %w", err)
+		}
 	}
 	return nil
 }

@@ -46,34 +46,51 @@ func (r Result) Markdown(plots []string) string {
 }
 
 func (r Result) body(b *strings.Builder, plots []string) {
+	r.measured(b)
+	list(b, "How", r.Setup)
+	list(b, "To be known", r.Notes)
+	r.tables(b, plots)
+}
+
+// measured says when and where.
+func (r Result) measured(b *strings.Builder) {
 	m := r.Machine
 	fmt.Fprintf(b, "Measured %s in %.0f seconds on %d × %s (%s), Linux %s.\n", r.Started.Format("2006-01-02 15:04 UTC"), r.Seconds, m.CPUs, m.CPU, m.Arch, m.Kernel)
 	if len(m.Mitigations) > 0 {
 		fmt.Fprintf(b, "CPU: %s.\n", strings.Join(m.Mitigations, "; "))
 	}
 	b.WriteString("\nEvery figure was measured in turns with its baseline. Ratios above 1 are better than the baseline; in brackets is where the\ntrue median lies with 95 % probability.\n")
-	if len(r.Setup) > 0 {
-		b.WriteString("\n## How\n\n")
-		for _, s := range r.Setup {
+}
+
+func list(b *strings.Builder, heading string, sentences []string) {
+	if len(sentences) > 0 {
+		fmt.Fprintf(b, "\n## %s\n\n", heading)
+		for _, s := range sentences {
 			fmt.Fprintf(b, "- %s\n", s)
 		}
 	}
-	if len(r.Notes) > 0 {
-		b.WriteString("\n## To be known\n\n")
-		for _, s := range r.Notes {
-			fmt.Fprintf(b, "- %s\n", s)
+}
+
+// ofGroup are the plots of a group of figures.
+func ofGroup(plots []string, group string) (of []string) {
+	for _, p := range plots {
+		if groupOf(filepath.Base(p)) == group {
+			of = append(of, p)
 		}
 	}
+	return of
+}
+
+// tables has all figures by group, each with its plots.
+func (r Result) tables(b *strings.Builder, plots []string) {
 	names, by := r.groups()
 	for _, g := range names {
 		fmt.Fprintf(b, "\n## %s\n", g)
 		if c, ok := commands[g]; ok {
 			fmt.Fprintf(b, "\nAgain: `waystamp bench %s`.\n", c)
 		}
-		for _, p := range plots {
-			if groupOf(filepath.Base(p)) == g {
-				fmt.Fprintf(b, "\n![%s](%s.svg)\n", p, p)
-			}
+		for _, p := range ofGroup(plots, g) {
+			fmt.Fprintf(b, "\n![%s](%s.svg)\n", p, p)
 		}
 		net, headers := false, false
 		for _, f := range by[g] {
