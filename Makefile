@@ -99,10 +99,10 @@ clang-pinned: deps-clang
 	done
 
 .PHONY: build
-build: ## bin/waystamp
+build: ## bin/waystamp and bin/waystamp-lab
 	@mkdir -p bin; tmp=$$(mktemp -d bin/.build.XXXXXX); trap 'rm -rf "$$tmp"' EXIT; \
-	go build -trimpath -buildvcs=false -ldflags '-X $(MODULE)/internal/cli.version=$(VERSION)' -o "$$tmp/waystamp" ./cmd/waystamp; \
-	mv -f "$$tmp/waystamp" bin/waystamp
+	go build -trimpath -buildvcs=false -ldflags '-X $(MODULE)/internal/command.version=$(VERSION)' -o "$$tmp/" ./cmd/...; \
+	mv -f "$$tmp"/waystamp "$$tmp"/waystamp-lab bin/
 
 .PHONY: format
 format: deps-clang ## gofmt and clang-format, in place

@@ -1,37 +1,13 @@
-// Command waystamp is the whole product: the node agent, the lab and the tools
-// around them. This package ties the process to internal/cli and does nothing
-// else: arguments, standard streams, signals, the exit code.
+// Command waystamp is the program of a node and of who plans a domain: the agent,
+// and what reads plans and asks agents. The laboratory is the program waystamp-lab.
+// This package ties the process to internal/cli and does nothing else.
 package main
 
 import (
-	"context"
 	"os"
-	"os/signal"
-	"syscall"
-	"time"
 
 	"github.com/waystamp/waystamp/internal/cli"
+	"github.com/waystamp/waystamp/internal/command"
 )
 
-func main() {
-	signals := make(chan os.Signal, 8)
-	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM)
-	if !signal.Ignored(syscall.SIGHUP) { // as nohup(1) has it
-		signal.Notify(signals, syscall.SIGHUP)
-	}
-	i := &cli.Interrupts{Stderr: os.Stderr, Now: time.Now, End: endBy, Pipes: keepPipes}
-	os.Exit(cli.Main(i.Watch(context.Background(), signals), os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
-}
-
-// endBy ends the process by the signal, as whoever waits for it expects.
-func endBy(s os.Signal) {
-	signal.Reset(s)
-	if n, ok := s.(syscall.Signal); ok {
-		syscall.Kill(os.Getpid(), n)
-	}
-}
-
-// keepPipes: without it, the runtime ends the process at a write to a standard
-// output or error that is a pipe without a reader. It is not ignored, since
-// programs that are started would ignore it, too.
-func keepPipes() { signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) }
+func main() { os.Exit(command.Process(cli.Main)) }

@@ -12,6 +12,8 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/waystamp/waystamp/internal/cli"
+	"github.com/waystamp/waystamp/internal/command"
+	"github.com/waystamp/waystamp/internal/labcli"
 	"github.com/waystamp/waystamp/internal/manifest"
 	"github.com/waystamp/waystamp/internal/pot"
 )
@@ -114,7 +116,7 @@ func anchors(text string) []string {
 // exists, with its flags.
 func TestCommandsInDocumentsExist(t *testing.T) {
 	tr := repository(t)
-	root := cli.NewRootCommand()
+	root := command.Whole(cli.NewRootCommand(), labcli.NewRootCommand())
 	targets := regexp.MustCompile(`(?m)^([a-z-]+):`).FindAllStringSubmatch(tr.read(t, "Makefile"), -1)
 	checked := 0
 	checkOne := func(file string, line int, command string) {

@@ -57,7 +57,7 @@ type Config struct {
 	Only    []string       // names of attacks; nil: all
 	Prefix  string         // of namespaces and pins; "": a random one
 	RunDir  string         // of labs; "": lab.DefaultRunDir
-	Binary  string         // that agents are run from; "": the running one
+	Binary  string         // as of lab.Config
 	// Up is called when the lab is up, and Done after each attack; nil: not.
 	Up   func(prefix string, took time.Duration)
 	Done func(Result)

@@ -25,7 +25,7 @@ type Config struct {
 	CPU      int           // that the hop runs on; negative: the last one
 	Quick    bool          // fewer cases
 	Only     string        // cases whose names have this in them, and their baselines; "": all
-	Binary   string        // that agents are run from; "": the running one
+	Binary   string        // as of lab.Config
 	Progress io.Writer     // a terminal that is told how far things are; nil: none
 	Log      *slog.Logger
 

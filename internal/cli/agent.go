@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/waystamp/waystamp/internal/agent"
+	"github.com/waystamp/waystamp/internal/command"
 	"github.com/waystamp/waystamp/internal/dataplane"
 )
 
@@ -52,7 +53,7 @@ data path, the guard and the locator route stay in force; the next agent of the 
 removes them, and names the chains whose packets need no proof any more.`,
 		Example: `  waystamp agent --plan /etc/waystamp/r1.json
   waystamp agent --detach --yes`,
-		Args: UsageArgs(cobra.NoArgs),
+		Args: command.UsageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd) },
 	}
 	f := cmd.Flags()
@@ -71,7 +72,7 @@ removes them, and names the chains whose packets need no proof any more.`,
 
 func (o *agentOptions) run(cmd *cobra.Command) error {
 	if err := agent.CheckInstance(o.instance); err != nil {
-		return Usagef("--instance: %q %w", o.instance, err)
+		return command.Usagef("--instance: %q %w", o.instance, err)
 	}
 	level := slog.LevelInfo
 	if o.verbose {
@@ -93,10 +94,10 @@ func (o *agentOptions) run(cmd *cobra.Command) error {
 		return o.runDetach(cmd.OutOrStdout(), cfg)
 	}
 	if o.yes {
-		return Usagef("--yes goes with --detach")
+		return command.Usagef("--yes goes with --detach")
 	}
 	if o.plan == "" {
-		return Usagef("--plan is missing; see waystamp agent --help")
+		return command.Usagef("--plan is missing; see waystamp agent --help")
 	}
 	warnVolatile(cfg)
 	return agent.Run(cmd.Context(), cfg)
@@ -118,7 +119,7 @@ func warnVolatile(cfg agent.Config) {
 
 func (o *agentOptions) runDetach(out io.Writer, cfg agent.Config) error {
 	if o.plan != "" {
-		return Usagef("--detach takes no --plan")
+		return command.Usagef("--detach takes no --plan")
 	}
 	if !o.yes {
 		would, err := agent.WouldDetach(cfg)
@@ -134,7 +135,7 @@ func (o *agentOptions) runDetach(out io.Writer, cfg agent.Config) error {
 			fmt.Fprintf(&b, "; packets of these chains would need no proof any more: %s", strings.Join(would.Unguarded, ", "))
 		}
 		b.WriteString("; add --yes to do it")
-		return &ExitError{Code: ExitUsage, Err: errors.New(b.String())}
+		return &command.ExitError{Code: command.ExitUsage, Err: errors.New(b.String())}
 	}
 	done, err := agent.Detach(cfg)
 	if err != nil {

@@ -19,6 +19,7 @@ import (
 	"github.com/waystamp/waystamp/internal/abi"
 	"github.com/waystamp/waystamp/internal/agent"
 	"github.com/waystamp/waystamp/internal/api"
+	"github.com/waystamp/waystamp/internal/command"
 	"github.com/waystamp/waystamp/internal/event"
 )
 
@@ -36,12 +37,12 @@ func TestAgentSaysHowItIsUsed(t *testing.T) {
 		code int
 		want string
 	}{
-		{"agent", ExitUsage, "--plan is missing"},
-		{"agent --plan x extra", ExitUsage, "unknown command"},
-		{"agent --instance ../x --plan x", ExitUsage, `--instance: "../x" has the character`},
-		{"agent --yes --plan x", ExitUsage, "--yes goes with --detach"},
-		{"agent --detach --plan x", ExitUsage, "--detach takes no --plan"},
-		{"agent --plan " + dir + "/none --run-dir " + dir, ExitFailed, "plan " + dir + "/none: open"},
+		{"agent", command.ExitUsage, "--plan is missing"},
+		{"agent --plan x extra", command.ExitUsage, "unknown command"},
+		{"agent --instance ../x --plan x", command.ExitUsage, `--instance: "../x" has the character`},
+		{"agent --yes --plan x", command.ExitUsage, "--yes goes with --detach"},
+		{"agent --detach --plan x", command.ExitUsage, "--detach takes no --plan"},
+		{"agent --plan " + dir + "/none --run-dir " + dir, command.ExitFailed, "plan " + dir + "/none: open"},
 	} {
 		stdout, stderr, code := runMain(t, strings.Fields(c.args)...)
 		if code != c.code || !strings.Contains(stderr, c.want) || stdout != "" {
@@ -65,8 +66,8 @@ func TestDetachDoesNothingWithoutYes(t *testing.T) {
 			t.Errorf("stderr %q lacks %q", stderr, want)
 		}
 	}
-	if code != ExitUsage {
-		t.Errorf("exit code %d, want %d", code, ExitUsage)
+	if code != command.ExitUsage {
+		t.Errorf("exit code %d, want %d", code, command.ExitUsage)
 	}
 	if b, err := os.ReadFile(state); err != nil || string(b) != content {
 		t.Errorf("the state is now %q, %v", b, err)
@@ -180,13 +181,13 @@ func TestGetWithoutAnAgentSaysWhatIsWrong(t *testing.T) {
 	none := filepath.Join(t.TempDir(), "none.sock")
 	for _, args := range [][]string{{"get", "paths", "--socket", none}, {"watch", "--socket", none}} {
 		_, stderr, code := runMain(t, args...)
-		if code != ExitFailed || !strings.Contains(stderr, none) || !strings.Contains(stderr, "is it running?") {
+		if code != command.ExitFailed || !strings.Contains(stderr, none) || !strings.Contains(stderr, "is it running?") {
 			t.Errorf("%v: exit code %d, %q", args, code, stderr)
 		}
 	}
 	for _, args := range [][]string{{"get", "paths", "-o", "xml"}, {"watch", "-o", "xml"}, {"get", "nothing"}, {"watch", "extra"}} {
-		if _, stderr, code := runMain(t, args...); code != ExitUsage {
-			t.Errorf("%v: exit code %d, %q; want %d", args, code, stderr, ExitUsage)
+		if _, stderr, code := runMain(t, args...); code != command.ExitUsage {
+			t.Errorf("%v: exit code %d, %q; want %d", args, code, stderr, command.ExitUsage)
 		}
 	}
 }
@@ -196,7 +197,7 @@ func TestGetRefusesAnotherVersionOfTheInterface(t *testing.T) {
 	socket := fakeAgent(t, api.Status{Version: 2}, api.Counters{Version: 2}, nil)
 	for _, noun := range []string{"paths", "refusals", "interfaces"} {
 		stdout, stderr, code := runMain(t, "get", noun, "--socket", socket)
-		if code != ExitFailed || stdout != "" || !strings.Contains(stderr, "answers in version 2 of the interface, and this program reads version 1: run both from the same release") {
+		if code != command.ExitFailed || stdout != "" || !strings.Contains(stderr, "answers in version 2 of the interface, and this program reads version 1: run both from the same release") {
 			t.Errorf("get %s: exit code %d, %q, %q", noun, code, stdout, stderr)
 		}
 	}
@@ -246,7 +247,7 @@ func TestWatchWithPathsExplains(t *testing.T) {
 	if code != 0 || len(lines) != 2 || len(strings.Fields(lines[1])) < 4 {
 		t.Errorf("exit code %d, %q, %q; want a sentence below the event", code, stdout, stderr)
 	}
-	if _, stderr, code := runMain(t, "watch", "--once", "--socket", socket, "--paths", paths+"x"); code != ExitFailed || !strings.Contains(stderr, paths+"x") {
+	if _, stderr, code := runMain(t, "watch", "--once", "--socket", socket, "--paths", paths+"x"); code != command.ExitFailed || !strings.Contains(stderr, paths+"x") {
 		t.Errorf("without the file: exit code %d, %q", code, stderr)
 	}
 }
@@ -273,7 +274,7 @@ func TestWatchEndsWithItsContext(t *testing.T) {
 		}
 	}
 	cancel()
-	if code := <-done; code != ExitDone {
+	if code := <-done; code != command.ExitDone {
 		t.Errorf("exit code %d after Ctrl-C, want 0", code)
 	}
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/waystamp/waystamp/internal/command"
 	"github.com/waystamp/waystamp/internal/event"
 	"github.com/waystamp/waystamp/internal/explain"
 	"github.com/waystamp/waystamp/internal/plan"
@@ -41,7 +42,7 @@ exactly the values that the packet carried; if nothing does, that is said. A fil
 of secrets that others can read or change is refused: its mode is 0600.`,
 		Example: `  waystamp watch -o json | waystamp explain --paths paths.json
   waystamp explain --paths paths.json --name fc00:0:0:401::=r4 events.jsonl`,
-		Args: UsageArgs(cobra.MaximumNArgs(1)),
+		Args: command.UsageArgs(cobra.MaximumNArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error { return o.run(cmd, args) },
 	}
 	f := cmd.Flags()
@@ -52,12 +53,12 @@ of secrets that others can read or change is refused: its mode is 0600.`,
 }
 
 func (o *explainOptions) run(cmd *cobra.Command, args []string) error {
-	return unlessAsked(cmd.Context(), func() error { return o.explain(cmd, args) })
+	return command.UnlessAsked(cmd.Context(), func() error { return o.explain(cmd, args) })
 }
 
 func (o *explainOptions) explain(cmd *cobra.Command, args []string) (err error) {
 	if o.paths == "" {
-		return Usagef("--paths is missing; see waystamp explain --help")
+		return command.Usagef("--paths is missing; see waystamp explain --help")
 	}
 	var render func(io.Writer, explain.Explanation) error
 	switch o.output {
@@ -66,7 +67,7 @@ func (o *explainOptions) explain(cmd *cobra.Command, args []string) (err error) 
 	case "json":
 		render = func(w io.Writer, x explain.Explanation) error { return json.NewEncoder(w).Encode(x) }
 	default:
-		return Usagef("--output is %q; expect text or json", o.output)
+		return command.Usagef("--output is %q; expect text or json", o.output)
 	}
 	names, err := parseNames(o.names)
 	if err != nil {
@@ -78,7 +79,7 @@ func (o *explainOptions) explain(cmd *cobra.Command, args []string) (err error) 
 	}
 	paths, err := plan.DecodePaths(b)
 	if err != nil {
-		return Usagef("paths %s: %w", o.paths, err)
+		return command.Usagef("paths %s: %w", o.paths, err)
 	}
 
 	in, name := cmd.InOrStdin(), "standard input"
@@ -93,7 +94,7 @@ func (o *explainOptions) explain(cmd *cobra.Command, args []string) (err error) 
 	n := 0
 	for e, err := range event.Read(in) {
 		if err != nil {
-			return Usagef("events in %s: %w", name, err)
+			return command.Usagef("events in %s: %w", name, err)
 		}
 		n++
 		if err := render(cmd.OutOrStdout(), explain.Explain(e, paths, names)); err != nil {
@@ -109,7 +110,7 @@ func (o *explainOptions) explain(cmd *cobra.Command, args []string) (err error) 
 // notFoundIsUsage: a file that is not there was named wrongly.
 func notFoundIsUsage(err error) error {
 	if errors.Is(err, fs.ErrNotExist) {
-		return &ExitError{Code: ExitUsage, Err: err}
+		return &command.ExitError{Code: command.ExitUsage, Err: err}
 	}
 	return err
 }
@@ -119,11 +120,11 @@ func parseNames(flags []string) (explain.Names, error) {
 	for _, f := range flags {
 		sid, name, ok := strings.Cut(f, "=")
 		if !ok || name == "" {
-			return nil, Usagef("--name: %q is not of the form SID=NAME", f)
+			return nil, command.Usagef("--name: %q is not of the form SID=NAME", f)
 		}
 		a, err := netip.ParseAddr(sid)
 		if err != nil || !a.Is6() || a.Zone() != "" {
-			return nil, Usagef("--name: %q is not an IPv6 address", sid)
+			return nil, command.Usagef("--name: %q is not an IPv6 address", sid)
 		}
 		names[a] = name
 	}

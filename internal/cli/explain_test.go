@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/waystamp/waystamp/internal/command"
 	"github.com/waystamp/waystamp/internal/event"
 	"github.com/waystamp/waystamp/internal/explain"
 	"github.com/waystamp/waystamp/internal/plan"
@@ -28,7 +29,7 @@ func runExplain(t *testing.T, stdin string, args ...string) (stdout, stderr stri
 	if err != nil {
 		errs.WriteString(err.Error())
 	}
-	return out.String(), errs.String(), ExitCode(err)
+	return out.String(), errs.String(), command.ExitCode(err)
 }
 
 func pathsFile(t *testing.T) string {
@@ -82,7 +83,7 @@ func TestExplainReadsEventsFromAnywhere(t *testing.T) {
 	}{{lines, nil}, {lines, []string{"-"}}, {"", []string{file}}} {
 		args := append([]string{"--paths", paths, "--name", "fc00:0:0:401::=r4"}, c.args...)
 		out, errs, code := runExplain(t, c.stdin, args...)
-		if out != explained2 || errs != "" || code != ExitDone {
+		if out != explained2 || errs != "" || code != command.ExitDone {
 			t.Errorf("%v: exit %d, printed\n%s%s, want\n%s", c.args, code, out, errs, explained2)
 		}
 	}
@@ -90,7 +91,7 @@ func TestExplainReadsEventsFromAnywhere(t *testing.T) {
 
 func TestExplainPrintsJSON(t *testing.T) {
 	out, errs, code := runExplain(t, eventLines(t, "keyed-skipped-1", "keyed-swapped"), "--paths", pathsFile(t), "-o", "json")
-	if code != ExitDone || errs != "" {
+	if code != command.ExitDone || errs != "" {
 		t.Fatalf("exit %d: %s", code, errs)
 	}
 	d := json.NewDecoder(strings.NewReader(out))
@@ -110,7 +111,7 @@ func TestExplainPrintsJSON(t *testing.T) {
 
 func TestExplainWithoutEventsSaysSo(t *testing.T) {
 	out, errs, code := runExplain(t, "", "--paths", pathsFile(t))
-	if out != "" || errs != "there are no events in standard input\n" || code != ExitDone {
+	if out != "" || errs != "there are no events in standard input\n" || code != command.ExitDone {
 		t.Errorf("exit %d, %q, %q", code, out, errs)
 	}
 }
@@ -134,8 +135,8 @@ func TestExplainRefusesWrongUsage(t *testing.T) {
 		{"\nnonsense\n", []string{"--paths", paths}, `events in standard input: line 2: "nonsense" is not an event`},
 	} {
 		out, errs, code := runExplain(t, c.stdin, c.args...)
-		if out != "" || code != ExitUsage || !strings.Contains(errs, c.want) {
-			t.Errorf("%v: exit %d, %q, want %d with %q", c.args, code, errs, ExitUsage, c.want)
+		if out != "" || code != command.ExitUsage || !strings.Contains(errs, c.want) {
+			t.Errorf("%v: exit %d, %q, want %d with %q", c.args, code, errs, command.ExitUsage, c.want)
 		}
 	}
 }
@@ -148,7 +149,7 @@ func TestExplainRefusesSecretsThatOthersCanRead(t *testing.T) {
 	for _, args := range [][]string{{"explain", "--paths", file}, {"watch", "--once", "--paths", file}} {
 		var stdout, stderr bytes.Buffer
 		code := Main(t.Context(), args, strings.NewReader(""), &stdout, &stderr)
-		if says := file + " has mode 0640"; code != ExitFailed || !strings.Contains(stderr.String(), says) {
+		if says := file + " has mode 0640"; code != command.ExitFailed || !strings.Contains(stderr.String(), says) {
 			t.Errorf("%q: exit code %d, says %q; want %q", args, code, &stderr, says)
 		}
 	}

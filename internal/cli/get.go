@@ -1,19 +1,15 @@
 package cli
 
 import (
-	"encoding/json"
-	"fmt"
-	"io"
 	"slices"
-	"strconv"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/waystamp/waystamp/internal/agent"
 	"github.com/waystamp/waystamp/internal/api"
+	"github.com/waystamp/waystamp/internal/command"
 	"github.com/waystamp/waystamp/internal/model"
 )
 
@@ -68,10 +64,10 @@ func newGetCommand(noun, short, long string, render getRenderer) *cobra.Command 
 		Use:   noun,
 		Short: short,
 		Long:  long,
-		Args:  UsageArgs(cobra.NoArgs),
+		Args:  command.UsageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if output != "table" && output != "json" {
-				return Usagef("--output is %q; expect table or json", output)
+				return command.Usagef("--output is %q; expect table or json", output)
 			}
 			c := agent.NewClient(socket)
 			defer c.Close()
@@ -89,9 +85,9 @@ func renderRefusals(cmd *cobra.Command, c *agent.Client, asJSON bool) error {
 		return err
 	}
 	if asJSON {
-		return writeJSON(cmd.OutOrStdout(), api.RefusalsOutput{Version: api.Version, Node: v.Node, Refusals: v.Refusals})
+		return command.WriteJSON(cmd.OutOrStdout(), api.RefusalsOutput{Version: api.Version, Node: v.Node, Refusals: v.Refusals})
 	}
-	return writeTable(cmd.OutOrStdout(), func(row func(...any)) {
+	return command.WriteTable(cmd.OutOrStdout(), func(row func(...any)) {
 		row("REASON", "DROPPED", "REPORTED", "WHAT THE PACKET WAS LIKE")
 		for _, r := range v.Refusals {
 			row(r.Reason, r.Dropped, r.Reported, r.Text)
@@ -105,9 +101,9 @@ func renderErrors(cmd *cobra.Command, c *agent.Client, asJSON bool) error {
 		return err
 	}
 	if asJSON {
-		return writeJSON(cmd.OutOrStdout(), api.ErrorsOutput{Version: api.Version, Node: v.Node, Errors: v.Errors})
+		return command.WriteJSON(cmd.OutOrStdout(), api.ErrorsOutput{Version: api.Version, Node: v.Node, Errors: v.Errors})
 	}
-	return writeTable(cmd.OutOrStdout(), func(row func(...any)) {
+	return command.WriteTable(cmd.OutOrStdout(), func(row func(...any)) {
 		row("ERROR", "PACKETS")
 		row("packet too big", v.Errors.TooBig)
 		row("time exceeded", v.Errors.TimeExceeded)
@@ -124,12 +120,12 @@ func renderPaths(cmd *cobra.Command, c *agent.Client, asJSON bool) error {
 		return err
 	}
 	if asJSON {
-		return writeJSON(cmd.OutOrStdout(), api.PathsOutput{Version: api.Version, Node: v.Node, Paths: v.Paths})
+		return command.WriteJSON(cmd.OutOrStdout(), api.PathsOutput{Version: api.Version, Node: v.Node, Paths: v.Paths})
 	}
-	return writeTable(cmd.OutOrStdout(), func(row func(...any)) {
+	return command.WriteTable(cmd.OutOrStdout(), func(row func(...any)) {
 		row("CHAIN", "DIRECTION", "ROLE", "FUNCTION", "PACKETS", "FRAMES", "BYTES")
 		for _, p := range v.Paths {
-			row(p.Chain, p.Direction, p.Role, orDash(p.Function), p.Packets, p.Frames, p.Bytes)
+			row(p.Chain, p.Direction, p.Role, command.OrDash(p.Function), p.Packets, p.Frames, p.Bytes)
 		}
 	})
 }
@@ -140,9 +136,9 @@ func renderFunctions(cmd *cobra.Command, c *agent.Client, asJSON bool) error {
 		return err
 	}
 	if asJSON {
-		return writeJSON(cmd.OutOrStdout(), api.FunctionsOutput{Version: api.Version, Node: v.Node, Functions: v.Functions})
+		return command.WriteJSON(cmd.OutOrStdout(), api.FunctionsOutput{Version: api.Version, Node: v.Node, Functions: v.Functions})
 	}
-	return writeTable(cmd.OutOrStdout(), func(row func(...any)) {
+	return command.WriteTable(cmd.OutOrStdout(), func(row func(...any)) {
 		row("FUNCTION", "RECOGNISE", "RX_SUCCESS", "RX_IGNORED", "TX_SUCCESS", "TX_IGNORED", "TX_NOT_CACHED", "TX_PLAIN", "EXPIRED", "EVICTED", "CUT", "WAIT", "IN_FLIGHT", "CACHE")
 		for _, f := range v.Functions {
 			var inFlight uint64
@@ -160,7 +156,7 @@ func renderInterfaces(cmd *cobra.Command, c *agent.Client, asJSON bool) error {
 		return err
 	}
 	if asJSON {
-		return writeJSON(cmd.OutOrStdout(), api.InterfacesOutput{
+		return command.WriteJSON(cmd.OutOrStdout(), api.InterfacesOutput{
 			Version: api.Version, Node: s.Node, Interfaces: s.Interfaces, Error: s.Error, Problems: s.Problems, Warnings: s.Warnings,
 		})
 	}
@@ -170,7 +166,7 @@ func renderInterfaces(cmd *cobra.Command, c *agent.Client, asJSON bool) error {
 	for _, w := range slices.Concat(s.Problems, s.Warnings) {
 		cmd.PrintErrln("waystamp: warning:", w)
 	}
-	return writeTable(cmd.OutOrStdout(), func(row func(...any)) {
+	return command.WriteTable(cmd.OutOrStdout(), func(row func(...any)) {
 		row("INTERFACE", "ROLE", "UNMATCHED", "DATAPATH", "TC", "XDP", "OUT", "FUNCTIONS")
 		for _, i := range s.Interfaces {
 			unmatched := "-"
@@ -181,7 +177,7 @@ func renderInterfaces(cmd *cobra.Command, c *agent.Client, asJSON bool) error {
 			if len(i.Functions) > 0 {
 				role = "function"
 			}
-			row(i.Name, role, unmatched, i.Datapath, attachedText(i.TC, i.Clsact), attachedText(i.XDP, false), attachedText(i.Out, i.Clsact), orDash(strings.Join(i.Functions, ",")))
+			row(i.Name, role, unmatched, i.Datapath, attachedText(i.TC, i.Clsact), attachedText(i.XDP, false), attachedText(i.Out, i.Clsact), command.OrDash(strings.Join(i.Functions, ",")))
 		}
 	})
 }
@@ -194,54 +190,4 @@ func attachedText(there, clsact bool) string {
 		return "attached"
 	}
 	return "-"
-}
-
-func orDash(s string) string {
-	if s == "" {
-		return "-"
-	}
-	return s
-}
-
-func writeJSON(out io.Writer, v any) error { return json.NewEncoder(out).Encode(v) }
-
-// writeTable aligns columns: those of numbers to the right.
-func writeTable(out io.Writer, rows func(row func(...any))) error {
-	var cells [][]string
-	var numbers []bool
-	rows(func(values ...any) {
-		var line []string
-		for i, v := range values {
-			if i == len(numbers) {
-				numbers = append(numbers, false)
-			}
-			if n, ok := v.(uint64); ok {
-				numbers[i] = true
-				line = append(line, strconv.FormatUint(n, 10))
-				continue
-			}
-			line = append(line, fmt.Sprint(v))
-		}
-		cells = append(cells, line)
-	})
-	widths := make([]int, len(numbers))
-	for _, line := range cells {
-		for i, c := range line {
-			widths[i] = max(widths[i], len(c))
-		}
-	}
-	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	for _, line := range cells {
-		for i, c := range line {
-			if numbers[i] {
-				c = fmt.Sprintf("%*s", widths[i], c)
-			}
-			sep := "\t"
-			if i == len(line)-1 {
-				sep = "\n"
-			}
-			fmt.Fprint(w, c+sep)
-		}
-	}
-	return w.Flush()
 }

@@ -1,17 +1,12 @@
 package cli
 
 import (
-	"context"
 	"crypto/rand"
-	"errors"
-	"fmt"
-	"io"
-	"os"
 
 	"github.com/spf13/cobra"
 
 	"github.com/waystamp/waystamp/internal/await"
-	"github.com/waystamp/waystamp/internal/manifest"
+	"github.com/waystamp/waystamp/internal/command"
 	"github.com/waystamp/waystamp/internal/plan"
 )
 
@@ -44,7 +39,7 @@ Exit code 2 if the file is refused: every problem is shown with its place. Exit 
 		Example: `  waystamp plan -f examples/paper.yaml
   waystamp plan -f examples/paper.yaml -o json
   waystamp plan -f domain.yaml --out /var/lib/waystamp/plan`,
-		Args: UsageArgs(cobra.NoArgs),
+		Args: command.UsageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd) },
 	}
 	cmd.Flags().StringVarP(&o.file, "file", "f", "", "domain `file`; - is standard input")
@@ -59,16 +54,16 @@ type planCommand struct {
 
 func (o *planCommand) run(cmd *cobra.Command) error {
 	if o.file == "" {
-		return Usagef("-f is missing; name the domain's file, as in waystamp plan -f examples/paper.yaml")
+		return command.Usagef("-f is missing; name the domain's file, as in waystamp plan -f examples/paper.yaml")
 	}
 	if o.output != "table" && o.output != "json" {
-		return Usagef("-o %q is not a format; expect table or json", o.output)
+		return command.Usagef("-o %q is not a format; expect table or json", o.output)
 	}
 	if cmd.Flags().Changed("out") && o.out == "" {
-		return Usagef("--out is empty; name a directory")
+		return command.Usagef("--out is empty; name a directory")
 	}
 	ctx := cmd.Context()
-	m, err := readManifest(ctx, o.file, cmd.InOrStdin(), cmd.ErrOrStderr())
+	m, err := command.ReadManifest(ctx, o.file, cmd.InOrStdin(), cmd.ErrOrStderr())
 	if err != nil {
 		return err
 	}
@@ -81,64 +76,11 @@ func (o *planCommand) run(cmd *cobra.Command) error {
 	if err != nil {
 		return err
 	}
-	return unlessAsked(ctx, func() error {
+	return command.UnlessAsked(ctx, func() error {
 		view := newPlanView(d, o.out != "")
 		if o.output == "json" {
 			return view.json(cmd.OutOrStdout())
 		}
 		return view.table(cmd.OutOrStdout())
 	})
-}
-
-// unlessAsked runs what leaves nothing behind wherever it is ended, and does not wait
-// for it when the command is asked to end.
-func unlessAsked(ctx context.Context, f func() error) error {
-	_, err := await.Do(ctx, func() (struct{}, error) { return struct{}{}, f() })
-	return err
-}
-
-// readManifest reads a domain's file, or stdin for "-", and prints its warnings.
-func readManifest(ctx context.Context, name string, stdin io.Reader, stderr io.Writer) (manifest.Manifest, error) {
-	m, err := await.Do(ctx, func() (manifest.Manifest, error) { return parseManifest(name, stdin) })
-	if err != nil {
-		return manifest.Manifest{}, err
-	}
-	for _, w := range m.Warnings {
-		fmt.Fprintf(stderr, "%s:%d:%d: warning: %s\n", shownName(name), w.Line, w.Column, w)
-	}
-	return m, nil
-}
-
-// shownName is what messages call a file.
-func shownName(name string) string {
-	if name == "-" {
-		return "<stdin>"
-	}
-	return name
-}
-
-func parseManifest(name string, stdin io.Reader) (manifest.Manifest, error) {
-	in := stdin
-	if name != "-" {
-		f, err := os.Open(name)
-		if err != nil {
-			return manifest.Manifest{}, fmt.Errorf("read the domain's file: %w", err)
-		}
-		defer f.Close()
-		in = f
-	}
-	name = shownName(name)
-	// One byte more than is allowed is enough to be refused.
-	src, err := io.ReadAll(io.LimitReader(in, manifest.SourceMax+1))
-	if err != nil {
-		return manifest.Manifest{}, fmt.Errorf("read the domain's file: %w", err)
-	}
-	m, err := manifest.Parse(name, src)
-	if err != nil {
-		if e, ok := errors.AsType[*manifest.Error](err); ok && len(e.Problems) > 1 {
-			err = fmt.Errorf("%w\n%s has %d problems", err, name, len(e.Problems))
-		}
-		return manifest.Manifest{}, &ExitError{Code: ExitUsage, Err: err}
-	}
-	return m, nil
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/cobra"
 
+	"github.com/waystamp/waystamp/internal/command"
 	"github.com/waystamp/waystamp/internal/plan"
 )
 
@@ -34,7 +35,7 @@ func runPlan(t *testing.T, stdin string, args ...string) (stdout, stderr string,
 	root := &cobra.Command{Use: "waystamp", SilenceErrors: true, SilenceUsage: true}
 	root.AddCommand(NewPlanCommand())
 	var out, errs bytes.Buffer
-	code = execute(t.Context(), root, append([]string{"plan"}, args...), strings.NewReader(stdin), &out, &errs)
+	code = command.Run(t.Context(), root, append([]string{"plan"}, args...), strings.NewReader(stdin), &out, &errs)
 	return out.String(), errs.String(), code
 }
 
@@ -51,7 +52,7 @@ func TestPlanShowsEveryPathAndNode(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			stdout, stderr, code := runPlan(t, "", args...)
-			if code != ExitDone || stderr != "" {
+			if code != command.ExitDone || stderr != "" {
 				t.Fatalf("exit %d, stderr %q", code, stderr)
 			}
 			golden := filepath.Join("testdata", name)
@@ -81,7 +82,7 @@ func TestPlanReadsStandardInput(t *testing.T) {
 	}
 	fromFile, _, _ := runPlan(t, "", "-f", planMinimal)
 	fromStdin, stderr, code := runPlan(t, string(src), "-f", "-")
-	if code != ExitDone || fromStdin != fromFile {
+	if code != command.ExitDone || fromStdin != fromFile {
 		t.Errorf("exit %d, stderr %q; want what the file gives", code, stderr)
 	}
 }
@@ -106,16 +107,16 @@ func TestPlanSaysWhatIsWrong(t *testing.T) {
 		code  int
 		want  string
 	}{
-		"no file":        {args: nil, code: ExitUsage, want: "-f is missing"},
-		"argument":       {args: []string{"x"}, code: ExitUsage, want: `unknown command "x"`},
-		"format":         {args: []string{"-f", "-", "-o", "yaml"}, code: ExitUsage, want: `-o "yaml" is not a format; expect table or json`},
-		"empty out":      {args: []string{"-f", "-", "--out", ""}, code: ExitUsage, want: "--out is empty"},
-		"unknown flag":   {args: []string{"--nope"}, code: ExitUsage, want: "unknown flag"},
-		"file not there": {args: []string{"-f", "nowhere.yaml"}, code: ExitFailed, want: "open nowhere.yaml: no such file"},
-		"bad manifest":   {stdin: "version: 1\ndomain: {}\n", args: []string{"-f", "-"}, code: ExitUsage, want: "waystamp: <stdin>:1:1: \"nodes\" is missing; it is required here\n>    1 | version: 1\n       | ^\n<stdin>:2:9: domain: \"block\" is missing; it is required here\n     1 | version: 1\n>    2 | domain: {}\n       |         ^\n<stdin> has 2 problems\n"},
-		"locked":         {args: []string{"-f", planMinimal, "--out", locked}, code: ExitFailed, want: "another waystamp plan is writing to " + locked},
-		"foreign paths":  {args: []string{"-f", planMinimal, "--out", foreign}, code: ExitFailed, want: `its kind is "lunch"; expect "paths"; restore it, or move it away`},
-		"out is a file":  {args: []string{"-f", planMinimal, "--out", planMinimal}, code: ExitFailed, want: "make the directory for plans"},
+		"no file":        {args: nil, code: command.ExitUsage, want: "-f is missing"},
+		"argument":       {args: []string{"x"}, code: command.ExitUsage, want: `unknown command "x"`},
+		"format":         {args: []string{"-f", "-", "-o", "yaml"}, code: command.ExitUsage, want: `-o "yaml" is not a format; expect table or json`},
+		"empty out":      {args: []string{"-f", "-", "--out", ""}, code: command.ExitUsage, want: "--out is empty"},
+		"unknown flag":   {args: []string{"--nope"}, code: command.ExitUsage, want: "unknown flag"},
+		"file not there": {args: []string{"-f", "nowhere.yaml"}, code: command.ExitFailed, want: "open nowhere.yaml: no such file"},
+		"bad manifest":   {stdin: "version: 1\ndomain: {}\n", args: []string{"-f", "-"}, code: command.ExitUsage, want: "waystamp: <stdin>:1:1: \"nodes\" is missing; it is required here\n>    1 | version: 1\n       | ^\n<stdin>:2:9: domain: \"block\" is missing; it is required here\n     1 | version: 1\n>    2 | domain: {}\n       |         ^\n<stdin> has 2 problems\n"},
+		"locked":         {args: []string{"-f", planMinimal, "--out", locked}, code: command.ExitFailed, want: "another waystamp plan is writing to " + locked},
+		"foreign paths":  {args: []string{"-f", planMinimal, "--out", foreign}, code: command.ExitFailed, want: `its kind is "lunch"; expect "paths"; restore it, or move it away`},
+		"out is a file":  {args: []string{"-f", planMinimal, "--out", planMinimal}, code: command.ExitFailed, want: "make the directory for plans"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			stdout, stderr, code := runPlan(t, c.stdin, c.args...)
@@ -133,7 +134,7 @@ func TestPlanWarnsAndGoesOn(t *testing.T) {
 	}
 	idle := strings.Replace(string(src), "functions:\n", "functions:\n  - {name: idle, node: b, kind: forward}\n", 1)
 	_, stderr, code := runPlan(t, idle, "-f", "-")
-	if code != ExitDone || !strings.Contains(stderr, `warning: functions[0].name: "idle" is in no chain`) {
+	if code != command.ExitDone || !strings.Contains(stderr, `warning: functions[0].name: "idle" is in no chain`) {
 		t.Errorf("exit %d, stderr %q", code, stderr)
 	}
 }
@@ -169,7 +170,7 @@ func names(files map[string]string) []string {
 func TestPlanOutWritesWhatEachNodeMayKnow(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "new", "plans")
 	stdout, stderr, code := runPlan(t, "", "-f", planPaper, "--out", dir)
-	if code != ExitDone || !strings.Contains(stderr, "5 of 5 files written") || !strings.Contains(stdout, ", epoch 1,") {
+	if code != command.ExitDone || !strings.Contains(stderr, "5 of 5 files written") || !strings.Contains(stdout, ", epoch 1,") {
 		t.Fatalf("exit %d, stdout %q, stderr %q", code, stdout, stderr)
 	}
 	files := contents(t, dir)
@@ -215,7 +216,7 @@ func TestPlanOutAgainKeepsWhatDidNotChange(t *testing.T) {
 	plan1 := func(src string) (stderr string, files map[string]string) {
 		t.Helper()
 		_, stderr, code := runPlan(t, src, "-f", "-", "--out", dir)
-		if code != ExitDone {
+		if code != command.ExitDone {
 			t.Fatalf("exit %d, stderr %q", code, stderr)
 		}
 		return stderr, contents(t, dir)
@@ -262,7 +263,7 @@ func TestPlanOutAgainKeepsWhatDidNotChange(t *testing.T) {
 		t.Errorf("mode %v, %v; want 0600", info.Mode(), err)
 	}
 	chmod("paths.json", 0o644)
-	if _, stderr, code := runPlan(t, moved, "-f", "-", "--out", dir); code != ExitFailed || !strings.Contains(stderr, "paths.json has mode 0644") || !strings.Contains(stderr, "try: chmod 600 ") {
+	if _, stderr, code := runPlan(t, moved, "-f", "-", "--out", dir); code != command.ExitFailed || !strings.Contains(stderr, "paths.json has mode 0644") || !strings.Contains(stderr, "try: chmod 600 ") {
 		t.Errorf("secrets that others can read: exit %d, stderr %q", code, stderr)
 	}
 	chmod("paths.json", 0o600)
@@ -285,7 +286,7 @@ func TestPlanOutThatCannotBeWrittenLeavesNoTrace(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, stderr, code := runPlan(t, "", "-f", planMinimal, "--out", dir)
-	if code != ExitFailed || !strings.Contains(stderr, "b.json") {
+	if code != command.ExitFailed || !strings.Contains(stderr, "b.json") {
 		t.Errorf("exit %d, stderr %q", code, stderr)
 	}
 	entries, err := os.ReadDir(filepath.Join(dir, "nodes"))
@@ -316,7 +317,7 @@ func TestPlanTellsWhoClampsOneWay(t *testing.T) {
 		"    mss-clamp: 1300\n    direction: both\n": {true, false},
 	} {
 		stdout, stderr, code := runPlan(t, string(src)+clamp, "-f", "-")
-		if code != ExitDone || strings.Contains(stdout, said) != want[0] || strings.Contains(stdout, hint) != want[1] {
+		if code != command.ExitDone || strings.Contains(stdout, said) != want[0] || strings.Contains(stdout, hint) != want[1] {
 			t.Errorf("%q: exit %d, %s; want the MSS %t, the hint %t in\n%s", clamp, code, stderr, want[0], want[1], stdout)
 		}
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/waystamp/waystamp/internal/await"
+	"github.com/waystamp/waystamp/internal/command"
 	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/pot"
 )
@@ -77,7 +78,7 @@ Exit code 0 if the packet verifies, 4 if it is refused, 2 for wrong usage, which
 a wrong profile is too.`,
 		Example: `  waystamp pot eval --profile path.yaml --rnd 45
   waystamp pot eval --profile path.yaml --rnd 45 --order 1,3,2 --engine ebpf -o json`,
-		Args: UsageArgs(cobra.NoArgs),
+		Args: command.UsageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd, newEBPF) },
 	}
 	cmd.Flags().StringVar(&o.profile, "profile", "", "profile `file`; - is standard input")
@@ -91,7 +92,7 @@ a wrong profile is too.`,
 func (o *potEval) run(cmd *cobra.Command, newEBPF func() (pot.Engine, func() error, error)) (err error) {
 	for _, required := range []string{"profile", "rnd"} {
 		if !cmd.Flags().Changed(required) {
-			return Usagef("--%s is missing; see waystamp pot eval --help", required)
+			return command.Usagef("--%s is missing; see waystamp pot eval --help", required)
 		}
 	}
 	var render func(io.Writer, pot.Evaluation) error
@@ -100,14 +101,14 @@ func (o *potEval) run(cmd *cobra.Command, newEBPF func() (pot.Engine, func() err
 	case "json":
 		render = renderPotJSON
 	default:
-		return Usagef("--output: %q is not a format; expect table or json", o.output)
+		return command.Usagef("--output: %q is not a format; expect table or json", o.output)
 	}
 	if o.engine != "model" && o.engine != "ebpf" {
-		return Usagef("--engine: %q is not an engine; expect model or ebpf", o.engine)
+		return command.Usagef("--engine: %q is not an engine; expect model or ebpf", o.engine)
 	}
 	rnd, err := pot.ParseNumber(o.rnd)
 	if err != nil {
-		return Usagef("--rnd: %w", err)
+		return command.Usagef("--rnd: %w", err)
 	}
 	p, err := await.Do(cmd.Context(), func() (pot.Profile, error) { return o.readProfile(cmd.InOrStdin()) })
 	if err != nil {
@@ -144,16 +145,16 @@ func (o *potEval) run(cmd *cobra.Command, newEBPF func() (pot.Engine, func() err
 		return fmt.Errorf("write the result: %w", err)
 	}
 	if ev.Result != pot.Verified {
-		return &ExitError{Code: ExitRefused} // the result says it
+		return &command.ExitError{Code: command.ExitRefused} // the result says it
 	}
 	return nil
 }
 
-// afterResult adds an error to how a command ended. An ExitError with nothing
+// afterResult adds an error to how a command ended. An command.ExitError with nothing
 // more to say keeps its code and says that.
 func afterResult(err, more error) error {
-	if e, ok := errors.AsType[*ExitError](err); ok && e.Err == nil {
-		return &ExitError{Code: e.Code, Err: more}
+	if e, ok := errors.AsType[*command.ExitError](err); ok && e.Err == nil {
+		return &command.ExitError{Code: e.Code, Err: more}
 	}
 	return errors.Join(err, more)
 }
@@ -173,7 +174,7 @@ func (o *potEval) readProfile(stdin io.Reader) (pot.Profile, error) {
 	}
 	p, err := pot.ParseProfile(name, text)
 	if err != nil {
-		return pot.Profile{}, &ExitError{Code: ExitUsage, Err: err}
+		return pot.Profile{}, &command.ExitError{Code: command.ExitUsage, Err: err}
 	}
 	return p, nil
 }
@@ -187,7 +188,7 @@ func parseOrder(given bool, s string, hops int) ([]int, error) {
 	for _, field := range strings.Split(s, ",") {
 		hop, err := strconv.ParseUint(strings.TrimSpace(field), 10, 16)
 		if err != nil || hop < 1 || hop > uint64(hops) {
-			return nil, Usagef("--order: %q is not a hop of the profile; expect numbers from 1 to %d, separated by commas", field, hops)
+			return nil, command.Usagef("--order: %q is not a hop of the profile; expect numbers from 1 to %d, separated by commas", field, hops)
 		}
 		order = append(order, int(hop))
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/cobra"
 
+	"github.com/waystamp/waystamp/internal/command"
 	"github.com/waystamp/waystamp/internal/pot"
 )
 
@@ -36,9 +37,8 @@ func runPot(t *testing.T, newEBPF func() (pot.Engine, func() error, error), stdi
 	root.SetOut(&out)
 	root.SetErr(&errs)
 	root.SetArgs(append([]string{"pot"}, args...))
-	runGroups(root)
 	err = root.Execute()
-	if e, ok := errors.AsType[*ExitError](err); err != nil && !(ok && e.Err == nil) {
+	if e, ok := errors.AsType[*command.ExitError](err); err != nil && !(ok && e.Err == nil) {
 		errs.WriteString("waystamp: " + err.Error() + "\n")
 	}
 	return out.String(), errs.String(), err
@@ -50,18 +50,18 @@ func TestPotEvalPrintsEveryVisitAndTheVerdict(t *testing.T) {
 		code int
 		want string
 	}{
-		{[]string{"--profile", potDraft, "--rnd", "45"}, ExitDone, `  HOP   RND   CML  WIRE RND  WIRE CML
+		{[]string{"--profile", potDraft, "--rnd", "45"}, command.ExitDone, `  HOP   RND   CML  WIRE RND  WIRE CML
     1  0x2d  0x11      0x2d      0x11
     2  0x2d  0x27      0x2d      0x27
     3  0x2d   0x2      0x2d       0x2
 verified
 `},
-		{[]string{"--profile", potDraft, "--rnd", "0x2d", "--order", "1, 3"}, ExitRefused, `  HOP   RND   CML  WIRE RND  WIRE CML
+		{[]string{"--profile", potDraft, "--rnd", "0x2d", "--order", "1, 3"}, command.ExitRefused, `  HOP   RND   CML  WIRE RND  WIRE CML
     1  0x2d  0x11      0x2d      0x11
     3  0x2d  0x21      0x2d      0x21
 refused (proof): CML is not (validator-key + RND) modulo the prime
 `},
-		{[]string{"--profile", potDraft, "--rnd", "98", "--order", "3,1,2"}, ExitRefused, `  HOP   RND   CML  WIRE RND  WIRE CML
+		{[]string{"--profile", potDraft, "--rnd", "98", "--order", "3,1,2"}, command.ExitRefused, `  HOP   RND   CML  WIRE RND  WIRE CML
     3  0x62  0x10      0x62      0x10
     1  0x62  0x21      0x62      0x21
     2  0x62   0x2      0x62       0x2
@@ -69,8 +69,8 @@ refused (range): RND or CML came to the verifier at or above the prime
 `},
 	} {
 		stdout, stderr, err := runPot(t, nil, "", append([]string{"eval"}, c.args...)...)
-		if d := cmp.Diff(c.want, stdout); d != "" || ExitCode(err) != c.code || stderr != "" {
-			t.Errorf("%v: exit %d, want %d, stderr %q, -want +got:\n%s", c.args, ExitCode(err), c.code, stderr, d)
+		if d := cmp.Diff(c.want, stdout); d != "" || command.ExitCode(err) != c.code || stderr != "" {
+			t.Errorf("%v: exit %d, want %d, stderr %q, -want +got:\n%s", c.args, command.ExitCode(err), c.code, stderr, d)
 		}
 	}
 }
@@ -112,12 +112,12 @@ func TestPotEvalJSON(t *testing.T) {
 			t.Errorf("order 1,3,2 does not say %s:\n%s", want, stdout)
 		}
 	}
-	if ExitCode(err) != ExitRefused {
-		t.Errorf("exit %d", ExitCode(err))
+	if command.ExitCode(err) != command.ExitRefused {
+		t.Errorf("exit %d", command.ExitCode(err))
 	}
 	stdout, _, err = runPot(t, nil, potMasked, "eval", "--profile", "-", "--rnd", "0xffffffffffffffff", "-o", "json")
-	if !strings.Contains(stdout, `"reason": "range"`) || !strings.Contains(stdout, `"rnd": "0xffffffffffffffff"`) || ExitCode(err) != ExitRefused {
-		t.Errorf("exit %d:\n%s", ExitCode(err), stdout)
+	if !strings.Contains(stdout, `"reason": "range"`) || !strings.Contains(stdout, `"rnd": "0xffffffffffffffff"`) || command.ExitCode(err) != command.ExitRefused {
+		t.Errorf("exit %d:\n%s", command.ExitCode(err), stdout)
 	}
 }
 
@@ -130,23 +130,23 @@ func TestPotEvalRefusesWrongUsageInOneSentence(t *testing.T) {
 		code  int
 		want  string
 	}{
-		{"", []string{"eval", "--rnd", "1"}, ExitUsage, "waystamp: --profile is missing; see waystamp pot eval --help\n"},
-		{"", []string{"eval", "--profile", potDraft}, ExitUsage, "waystamp: --rnd is missing; see waystamp pot eval --help\n"},
-		{"", []string{"eval", "--profile", potDraft, "--rnd", "-1"}, ExitUsage, "waystamp: --rnd: \"-1\" is not a number from 0 to 2^64-1, decimal or hexadecimal with 0x\n"},
-		{"", []string{"eval", "--profile", potDraft, "--rnd", "0x10000000000000000"}, ExitUsage, "waystamp: --rnd: 0x10000000000000000 does not fit in 64 bits\n"},
-		{"", []string{"eval", "--profile", potDraft, "--rnd", "1", "--order", "1,4"}, ExitUsage, "waystamp: --order: \"4\" is not a hop of the profile; expect numbers from 1 to 3, separated by commas\n"},
-		{"", []string{"eval", "--profile", potDraft, "--rnd", "1", "--order", "0,1"}, ExitUsage, "waystamp: --order: \"0\" is not a hop of the profile; expect numbers from 1 to 3, separated by commas\n"},
-		{"", []string{"eval", "--profile", potDraft, "--rnd", "1", "--order", "1,,2"}, ExitUsage, "waystamp: --order: \"\" is not a hop of the profile; expect numbers from 1 to 3, separated by commas\n"},
-		{"", []string{"eval", "--profile", potDraft, "--rnd", "1", "--order", ""}, ExitUsage, "waystamp: --order: \"\" is not a hop of the profile; expect numbers from 1 to 3, separated by commas\n"},
-		{"", []string{"eval", "--profile", potDraft, "--rnd", "1", "--engine", "gpu"}, ExitUsage, "waystamp: --engine: \"gpu\" is not an engine; expect model or ebpf\n"},
-		{"", []string{"eval", "--profile", potDraft, "--rnd", "1", "-o", "xml"}, ExitUsage, "waystamp: --output: \"xml\" is not a format; expect table or json\n"},
-		{"", []string{"eval", "--profile", missing, "--rnd", "1"}, ExitFailed, "waystamp: read the profile: open " + missing + ": no such file or directory\n"},
-		{composite, []string{"eval", "--profile", "-", "--rnd", "1"}, ExitUsage, "waystamp: standard input:1:15: prime-number: 0x37 is not a prime number\n   1 | prime-number: 0x37\n                     ^\n"},
-		{"", []string{"eval", "--profile", potDraft, "--rnd", "1", "--engine", "ebpf"}, ExitFailed, "waystamp: --engine ebpf: this build has no eBPF engine; use --engine model\n"},
+		{"", []string{"eval", "--rnd", "1"}, command.ExitUsage, "waystamp: --profile is missing; see waystamp pot eval --help\n"},
+		{"", []string{"eval", "--profile", potDraft}, command.ExitUsage, "waystamp: --rnd is missing; see waystamp pot eval --help\n"},
+		{"", []string{"eval", "--profile", potDraft, "--rnd", "-1"}, command.ExitUsage, "waystamp: --rnd: \"-1\" is not a number from 0 to 2^64-1, decimal or hexadecimal with 0x\n"},
+		{"", []string{"eval", "--profile", potDraft, "--rnd", "0x10000000000000000"}, command.ExitUsage, "waystamp: --rnd: 0x10000000000000000 does not fit in 64 bits\n"},
+		{"", []string{"eval", "--profile", potDraft, "--rnd", "1", "--order", "1,4"}, command.ExitUsage, "waystamp: --order: \"4\" is not a hop of the profile; expect numbers from 1 to 3, separated by commas\n"},
+		{"", []string{"eval", "--profile", potDraft, "--rnd", "1", "--order", "0,1"}, command.ExitUsage, "waystamp: --order: \"0\" is not a hop of the profile; expect numbers from 1 to 3, separated by commas\n"},
+		{"", []string{"eval", "--profile", potDraft, "--rnd", "1", "--order", "1,,2"}, command.ExitUsage, "waystamp: --order: \"\" is not a hop of the profile; expect numbers from 1 to 3, separated by commas\n"},
+		{"", []string{"eval", "--profile", potDraft, "--rnd", "1", "--order", ""}, command.ExitUsage, "waystamp: --order: \"\" is not a hop of the profile; expect numbers from 1 to 3, separated by commas\n"},
+		{"", []string{"eval", "--profile", potDraft, "--rnd", "1", "--engine", "gpu"}, command.ExitUsage, "waystamp: --engine: \"gpu\" is not an engine; expect model or ebpf\n"},
+		{"", []string{"eval", "--profile", potDraft, "--rnd", "1", "-o", "xml"}, command.ExitUsage, "waystamp: --output: \"xml\" is not a format; expect table or json\n"},
+		{"", []string{"eval", "--profile", missing, "--rnd", "1"}, command.ExitFailed, "waystamp: read the profile: open " + missing + ": no such file or directory\n"},
+		{composite, []string{"eval", "--profile", "-", "--rnd", "1"}, command.ExitUsage, "waystamp: standard input:1:15: prime-number: 0x37 is not a prime number\n   1 | prime-number: 0x37\n                     ^\n"},
+		{"", []string{"eval", "--profile", potDraft, "--rnd", "1", "--engine", "ebpf"}, command.ExitFailed, "waystamp: --engine ebpf: this build has no eBPF engine; use --engine model\n"},
 	} {
 		stdout, stderr, err := runPot(t, nil, c.stdin, c.args...)
-		if ExitCode(err) != c.code || stderr != c.want || stdout != "" {
-			t.Errorf("%v: exit %d, want %d, stdout %q, stderr\n%swant\n%s", c.args, ExitCode(err), c.code, stdout, stderr, c.want)
+		if command.ExitCode(err) != c.code || stderr != c.want || stdout != "" {
+			t.Errorf("%v: exit %d, want %d, stdout %q, stderr\n%swant\n%s", c.args, command.ExitCode(err), c.code, stdout, stderr, c.want)
 		}
 	}
 }
@@ -181,13 +181,13 @@ func TestPotEvalUsesAndReleasesTheEBPFEngine(t *testing.T) {
 		code                 int
 		says                 []string
 	}{
-		{name: "verified", order: "1,2,3", stamps: 2, verifies: 1, code: ExitDone},
-		{name: "refused", order: "1,2", stamps: 1, verifies: 1, code: ExitRefused},
-		{name: "a hop fails", fail: broken, order: "1,2,3", stamps: 2, code: ExitFailed, says: []string{"evaluate " + potDraft + " with the ebpf engine: visit 2, of hop 2: test run refused"}},
-		{name: "no start", start: unfit, order: "1,2,3", code: ExitFailed, says: []string{"start the eBPF engine: no permission"}},
-		{name: "stuck", release: stuck, order: "1,2,3", stamps: 2, verifies: 1, code: ExitFailed, says: []string{"release the eBPF engine: busy"}},
-		{name: "a hop fails, stuck", fail: broken, release: stuck, order: "1,2,3", stamps: 2, code: ExitFailed, says: []string{"test run refused", "release the eBPF engine: busy"}},
-		{name: "refused, stuck", release: stuck, order: "1,2", stamps: 1, verifies: 1, code: ExitRefused, says: []string{"release the eBPF engine: busy"}},
+		{name: "verified", order: "1,2,3", stamps: 2, verifies: 1, code: command.ExitDone},
+		{name: "refused", order: "1,2", stamps: 1, verifies: 1, code: command.ExitRefused},
+		{name: "a hop fails", fail: broken, order: "1,2,3", stamps: 2, code: command.ExitFailed, says: []string{"evaluate " + potDraft + " with the ebpf engine: visit 2, of hop 2: test run refused"}},
+		{name: "no start", start: unfit, order: "1,2,3", code: command.ExitFailed, says: []string{"start the eBPF engine: no permission"}},
+		{name: "stuck", release: stuck, order: "1,2,3", stamps: 2, verifies: 1, code: command.ExitFailed, says: []string{"release the eBPF engine: busy"}},
+		{name: "a hop fails, stuck", fail: broken, release: stuck, order: "1,2,3", stamps: 2, code: command.ExitFailed, says: []string{"test run refused", "release the eBPF engine: busy"}},
+		{name: "refused, stuck", release: stuck, order: "1,2", stamps: 1, verifies: 1, code: command.ExitRefused, says: []string{"release the eBPF engine: busy"}},
 	} {
 		e := &fakeEngine{fail: c.fail}
 		released := 0
@@ -197,8 +197,8 @@ func TestPotEvalUsesAndReleasesTheEBPFEngine(t *testing.T) {
 			}
 			return e, func() error { released++; return c.release }, nil
 		}, "", "eval", "--profile", potDraft, "--rnd", "45", "--engine", "ebpf", "--order", c.order)
-		if ExitCode(err) != c.code || e.stamps != c.stamps || e.verifies != c.verifies || released != 1 && c.start == nil {
-			t.Errorf("%s: exit %d, %d stamps, %d verifies, released %d times: %v", c.name, ExitCode(err), e.stamps, e.verifies, released, err)
+		if command.ExitCode(err) != c.code || e.stamps != c.stamps || e.verifies != c.verifies || released != 1 && c.start == nil {
+			t.Errorf("%s: exit %d, %d stamps, %d verifies, released %d times: %v", c.name, command.ExitCode(err), e.stamps, e.verifies, released, err)
 		}
 		for _, want := range c.says {
 			if !strings.Contains(stderr, want) {
@@ -232,7 +232,7 @@ func TestPotEvalSaysWhenItsResultCannotBeWritten(t *testing.T) {
 		cmd.SetOut(fullDisk{})
 		cmd.SetErr(io.Discard)
 		cmd.SetArgs([]string{"eval", "--profile", potDraft, "--rnd", "45", "-o", format})
-		if err := cmd.Execute(); ExitCode(err) != ExitFailed || err == nil || !strings.Contains(err.Error(), "write the result: no space left") {
+		if err := cmd.Execute(); command.ExitCode(err) != command.ExitFailed || err == nil || !strings.Contains(err.Error(), "write the result: no space left") {
 			t.Errorf("%s: %v", format, err)
 		}
 	}
@@ -255,5 +255,15 @@ func TestPotEvalHelpShowsAProfileThatIsTaken(t *testing.T) {
 	}
 	if _, stderr, err := runPot(t, nil, "", "eval", "--profile", file, "--rnd", "45"); err != nil {
 		t.Errorf("%v: %s", err, stderr)
+	}
+}
+
+func TestAnErrorAfterTheResultKeepsItsExitCode(t *testing.T) {
+	cause := errors.New("no route")
+	if err := afterResult(&command.ExitError{Code: command.ExitRefused}, cause); command.ExitCode(err) != command.ExitRefused || err.Error() != "no route" {
+		t.Errorf("after a refusal: exit %d, %v", command.ExitCode(err), err)
+	}
+	if err := afterResult(nil, cause); !errors.Is(err, cause) || command.ExitCode(err) != command.ExitFailed {
+		t.Errorf("after a success: %v", err)
 	}
 }

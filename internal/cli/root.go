@@ -1,14 +1,17 @@
+// Package cli has the commands of waystamp that read plans, run a node's agent and
+// ask agents: one file per command, with what renders its results. It wires what
+// other packages do and decides nothing itself; cmd/waystamp calls it. The commands of
+// the laboratory are internal/labcli, in a program of their own, to which this one
+// hands over.
 package cli
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"io"
-	"strings"
 
 	"github.com/spf13/cobra"
 
+	"github.com/waystamp/waystamp/internal/command"
 	"github.com/waystamp/waystamp/internal/dataplane"
 )
 
@@ -17,115 +20,24 @@ import (
 // is for, so that tests run it in-process. A cancelled ctx asks the command to
 // clean up and return.
 func Main(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
-	return execute(ctx, NewRootCommand(), args, stdin, stdout, stderr)
+	return command.Run(ctx, NewRootCommand(), args, stdin, stdout, stderr)
 }
 
-func execute(ctx context.Context, root *cobra.Command, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
-	root.SetArgs(args)
-	root.SetIn(stdin)
-	root.SetOut(stdout)
-	root.SetErr(stderr)
-
-	// What goes wrong before a command starts is how it was called: flags,
-	// arguments, a name that is no command.
-	started := false
-	onStart(root, func() { started = true })
-
-	cmd, err := root.ExecuteContextC(ctx)
-	if err == nil {
-		return ExitDone
-	}
-	code := ExitCode(err)
-	if !started {
-		code = ExitUsage
-	}
-	if e, ok := errors.AsType[*ExitError](err); ok && e.Err == nil {
-		return code
-	}
-	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
-		fmt.Fprintln(stderr, "waystamp: interrupted")
-		return code
-	}
-	fmt.Fprintf(stderr, "waystamp: %s\n", strings.TrimRight(err.Error(), "\n"))
-	var hinter interface{ Hint() string }
-	switch {
-	case errors.As(err, &hinter) && hinter.Hint() != "":
-		fmt.Fprintln(stderr, hinter.Hint())
-	case !started:
-		fmt.Fprintf(stderr, "try: %s --help\n", cmd.CommandPath())
-	}
-	return code
-}
-
-// NewRootCommand is the tree of all commands. The tests of the documentation
-// look commands up in it.
+// NewRootCommand is the tree of all commands of this program. The tests of the
+// documentation look commands up in it.
 func NewRootCommand() *cobra.Command {
-	root := &cobra.Command{
-		Use:   "waystamp",
-		Short: "Service function chains that prove themselves",
-		Long: `waystamp steers traffic through an ordered list of service functions on ordinary
-Linux machines. Every hop stamps each packet; the last one checks the stamps and
-lets through only what really took the path, in order.`,
-		// Main prints errors, once and in one form.
-		SilenceErrors: true,
-		SilenceUsage:  true,
-	}
-	root.AddCommand(
-		NewDemoCommand(),
+	commands := []*cobra.Command{
 		NewPlanCommand(),
-		NewLabCommand(),
 		NewAgentCommand(),
 		NewGetCommand(),
 		NewWatchCommand(),
 		NewExplainCommand(),
 		NewPotCommand(dataplane.NewEngine),
-		NewBenchCommand(),
-		newVersionCommand(),
-	)
-	runGroups(root)
-	return root
-}
-
-// runGroups gives each command that only holds others something to do: its
-// help, or an error for a name that it does not have.
-func runGroups(cmd *cobra.Command) {
-	for _, sub := range cmd.Commands() {
-		runGroups(sub)
 	}
-	if cmd.Runnable() {
-		return
+	for _, c := range InLab {
+		commands = append(commands, newHandover(c))
 	}
-	cmd.DisableFlagsInUseLine = true
-	cmd.SuggestionsMinimumDistance = 2
-	cmd.Args = func(cmd *cobra.Command, args []string) error {
-		if len(args) == 0 {
-			return nil
-		}
-		msg := fmt.Sprintf("%q is not a command of %s", args[0], cmd.CommandPath())
-		if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
-			msg += "; did you mean " + strings.Join(near, " or ") + "?"
-		}
-		return Usagef("%s", msg)
-	}
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
-}
-
-// onStart calls f when any command of the tree starts to run.
-func onStart(cmd *cobra.Command, f func()) {
-	for _, sub := range cmd.Commands() {
-		onStart(sub, f)
-	}
-	run, runE := cmd.Run, cmd.RunE
-	switch {
-	case runE != nil:
-		cmd.RunE = func(cmd *cobra.Command, args []string) error {
-			f()
-			return runE(cmd, args)
-		}
-	case run != nil:
-		cmd.Run = func(cmd *cobra.Command, args []string) {
-			f()
-			run(cmd, args)
-		}
-	}
+	return command.NewRoot(`waystamp steers traffic through an ordered list of service functions on ordinary
+Linux machines. Every hop stamps each packet; the last one checks the stamps and
+lets through only what really took the path, in order.`, commands...)
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/waystamp/waystamp/internal/agent"
 	"github.com/waystamp/waystamp/internal/await"
+	"github.com/waystamp/waystamp/internal/command"
 	"github.com/waystamp/waystamp/internal/event"
 	"github.com/waystamp/waystamp/internal/explain"
 	"github.com/waystamp/waystamp/internal/lab"
@@ -46,7 +47,7 @@ where they are, each comes with a sentence that says what the packet shows.`,
 		Example: `  waystamp watch
   waystamp watch --lab demo
   waystamp watch --socket /run/waystamp/r6/agent.sock --paths paths.json -o json`,
-		Args: UsageArgs(cobra.NoArgs),
+		Args: command.UsageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd) },
 	}
 	f := cmd.Flags()
@@ -72,7 +73,7 @@ func (o *watchOptions) run(cmd *cobra.Command) error {
 	case "json":
 		p.print = printEventJSON
 	default:
-		return Usagef("--output is %q; expect text or json", o.output)
+		return command.Usagef("--output is %q; expect text or json", o.output)
 	}
 	p.out = cmd.OutOrStdout()
 	ctx := cmd.Context()

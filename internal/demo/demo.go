@@ -51,7 +51,7 @@ type Config struct {
 	Schemes []model.Scheme // one lab after the other
 	Prefix  string         // of namespaces and pins; "": a random one
 	RunDir  string         // of labs; "": lab.DefaultRunDir
-	Binary  string         // that agents are run from; "": the running one
+	Binary  string         // as of lab.Config
 	Keep    bool           // leave the last lab up
 	Out     io.Writer      // the story
 	Log     *slog.Logger

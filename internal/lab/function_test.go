@@ -236,7 +236,7 @@ func TestDownEndsAProgramWhoseNumberIsNotKnown(t *testing.T) {
 func TestCancelledUpLeavesNothingOfFunctions(t *testing.T) {
 	t.Parallel()
 	d, world := withFunctions()
-	cancelled(t, Config{Domain: d, Lab: world}, 20)
+	cancelled(t, Config{Domain: d, Lab: world, Binary: self(t)}, 20)
 }
 
 func TestAFunctionThatCannotBeMadeLeavesNothing(t *testing.T) {
@@ -269,7 +269,7 @@ func TestAFunctionThatCannotBeMadeLeavesNothing(t *testing.T) {
 				t.Setenv("PATH", c.path)
 			}
 			dir, prefix := t.TempDir(), "wstest-"+randomPart()
-			_, err := Up(soon(t), Config{Domain: d, Lab: world, RunDir: dir, Prefix: prefix, WithoutAgents: true})
+			_, err := Up(soon(t), Config{Domain: d, Lab: world, RunDir: dir, Prefix: prefix, WithoutAgents: true, Binary: self(t)})
 			if err == nil || !strings.Contains(err.Error(), c.want) {
 				t.Errorf("got %v, want %q", err, c.want)
 			}

@@ -53,7 +53,7 @@ type Config struct {
 	Plan   *plan.Domain // of Domain; nil: one with fresh secrets
 	Prefix string       // of namespaces and instances; "": a random one
 	RunDir string       // of all labs; "": DefaultRunDir
-	Binary string       // that agents are run from; "": the running one
+	Binary string       // waystamp, that agents are run from; "": the one beside this program, or in PATH
 	// WithoutAgents leaves the nodes plain routers, whose plans are written but
 	// not carried out.
 	WithoutAgents bool
@@ -83,9 +83,10 @@ func Up(ctx context.Context, c Config) (_ *Lab, err error) {
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
-	if c.Binary == "" {
-		if c.Binary, err = os.Executable(); err != nil {
-			return nil, fmt.Errorf("find the program to run agents from: %w", err)
+	programs := slices.ContainsFunc(c.Lab.Functions, func(f model.LabFunction) bool { return f.Kind == model.LabRaw })
+	if c.Binary == "" && (programs || !c.WithoutAgents) {
+		if c.Binary, err = host.Program("waystamp"); err != nil {
+			return nil, fmt.Errorf("find the program to run agents from: %w; install it beside waystamp-lab (make build builds both)", err)
 		}
 	}
 	need := []host.Feature{host.FeatureNetAdmin, host.FeatureNamespaces, host.FeatureIPv6, host.FeatureVeth}

@@ -126,13 +126,23 @@ func up(t *testing.T, c Config) *Lab {
 	return upOf(t, c)
 }
 
+// self is the test binary, which is also the programs of functions.
+func self(t *testing.T) string {
+	t.Helper()
+	path, err := os.Executable()
+	must(t, err)
+	return path
+}
+
 // upOf is up for another network.
 func upOf(t *testing.T, c Config) *Lab {
 	t.Helper()
 	if c.RunDir == "" {
 		c.RunDir = t.TempDir()
 	}
-	c.WithoutAgents = c.Binary == ""
+	if c.WithoutAgents = c.Binary == ""; c.WithoutAgents {
+		c.Binary = self(t)
+	}
 	l, err := Up(soon(t), c)
 	must(t, err)
 	t.Cleanup(func() {

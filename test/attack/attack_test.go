@@ -63,7 +63,7 @@ func prepare() (dir string, err error) {
 		return "", err
 	}
 	program = filepath.Join(dir, "waystamp")
-	cmd := exec.Command("go", "build", "-buildvcs=false", "-o", program, "../../cmd/waystamp")
+	cmd := exec.Command("go", "build", "-buildvcs=false", "-o", dir+"/", "../../cmd/...")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if said, err := cmd.CombinedOutput(); err != nil {
 		return dir, fmt.Errorf("build waystamp: %w\n%s", err, said)

@@ -34,6 +34,7 @@ const (
 	modulesFile  = "/modules"
 	guestTree    = "/waystamp" // what the repository has that tests read
 	guestProgram = "/usr/bin/waystamp"
+	guestLab     = "/usr/bin/waystamp-lab"
 )
 
 // mark begins the lines by which the guest tells where it is:

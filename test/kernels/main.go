@@ -105,6 +105,7 @@ func buildTests(ctx context.Context, work string, steps []step) (map[string]stri
 	errs := []error{
 		build("/init", "build", "./test/kernels"),
 		build(guestProgram, "build", "./cmd/waystamp"),
+		build(guestLab, "build", "./cmd/waystamp-lab"),
 	}
 	for _, s := range steps {
 		if s.pkg != "" {

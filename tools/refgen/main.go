@@ -1,6 +1,6 @@
 // Command refgen writes the pages of docs/reference that follow from Go code:
 // domain-file.md from the field lists of internal/manifest, commands.md from the
-// commands of internal/cli. It writes no sentence of its own about a field or a
+// commands of internal/cli and internal/labcli. It writes no sentence of its own about a field or a
 // command; what a page says stands beside the code. `make generate` runs it, and
 // abigen, which writes the pages that follow from C.
 package main
@@ -13,6 +13,8 @@ import (
 	"strings"
 
 	"github.com/waystamp/waystamp/internal/cli"
+	"github.com/waystamp/waystamp/internal/command"
+	"github.com/waystamp/waystamp/internal/labcli"
 	"github.com/waystamp/waystamp/internal/manifest"
 )
 
@@ -28,7 +30,7 @@ func main() {
 func run(dir string) error {
 	for name, text := range map[string]string{
 		"domain-file.md": domainFile(manifest.Sections(), manifest.Fields(), manifest.Descriptions()),
-		"commands.md":    commands(cli.NewRootCommand()),
+		"commands.md":    commands(command.Whole(cli.NewRootCommand(), labcli.NewRootCommand())),
 	} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
 			return fmt.Errorf("write reference page: %w", err)

@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"github.com/waystamp/waystamp/internal/cli"
+	"github.com/waystamp/waystamp/internal/command"
+	"github.com/waystamp/waystamp/internal/labcli"
 	"github.com/waystamp/waystamp/internal/manifest"
 )
 
@@ -27,7 +29,7 @@ func TestEveryFieldIsOnThePageOnce(t *testing.T) {
 }
 
 func TestEveryCommandIsOnThePage(t *testing.T) {
-	page := commands(cli.NewRootCommand())
+	page := commands(command.Whole(cli.NewRootCommand(), labcli.NewRootCommand()))
 	for _, want := range []string{"## waystamp plan\n", "## waystamp get refusals\n", "| `-f`, `--file file` |"} {
 		if !strings.Contains(page, want) {
 			t.Errorf("the page of commands has no %q", want)

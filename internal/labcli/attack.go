@@ -1,4 +1,4 @@
-package cli
+package labcli
 
 import (
 	"encoding/json"
@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/waystamp/waystamp/internal/attack"
+	"github.com/waystamp/waystamp/internal/command"
 	"github.com/waystamp/waystamp/internal/model"
 )
 
@@ -37,10 +38,10 @@ outcome is as expected, 1 if one is not.`,
 		Example: `  waystamp lab attack
   waystamp lab attack --scheme keyed,keyed-flow --only preplay -o json
   waystamp lab attack --list`,
-		Args: UsageArgs(cobra.NoArgs),
+		Args: command.UsageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if !slices.Contains([]string{"table", "json", "markdown"}, output) {
-				return Usagef("--output: %q is not a format; expect table, json or markdown", output)
+				return command.Usagef("--output: %q is not a format; expect table, json or markdown", output)
 			}
 			known := attack.Attacks()
 			if list {
@@ -50,19 +51,19 @@ outcome is as expected, 1 if one is not.`,
 			for _, name := range schemes {
 				var s model.Scheme
 				if err := s.UnmarshalText([]byte(name)); err != nil {
-					return Usagef("--scheme: %w", err)
+					return command.Usagef("--scheme: %w", err)
 				}
 				if slices.Contains(c.Schemes, s) {
-					return Usagef("--scheme: %s is named twice", s)
+					return command.Usagef("--scheme: %s is named twice", s)
 				}
 				c.Schemes = append(c.Schemes, s)
 			}
 			for i, name := range only {
 				if !slices.ContainsFunc(known, func(a attack.Attack) bool { return a.Name == name }) {
-					return Usagef("--only: there is no attack %q; see waystamp lab attack --list", name)
+					return command.Usagef("--only: there is no attack %q; see waystamp lab attack --list", name)
 				}
 				if slices.Contains(only[:i], name) {
-					return Usagef("--only: %s is named twice", name)
+					return command.Usagef("--only: %s is named twice", name)
 				}
 			}
 			return runAttacks(cmd, c, known, output)

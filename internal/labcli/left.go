@@ -1,4 +1,4 @@
-package cli
+package labcli
 
 import (
 	"fmt"
@@ -6,23 +6,24 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/waystamp/waystamp/internal/bench"
+	"github.com/waystamp/waystamp/internal/command"
 	"github.com/waystamp/waystamp/internal/lab"
 )
 
-func leftLabs(prefixes []string, runDir string) (out []leftover) {
+func leftLabs(prefixes []string, runDir string) (out []command.Leftover) {
 	where := ""
 	if runDir != "" && runDir != lab.DefaultRunDir {
 		where = " --run-dir " + runDir
 	}
 	for _, p := range prefixes {
-		out = append(out, leftover{"lab " + p, "waystamp lab down --prefix " + p + where})
+		out = append(out, command.Leftover{What: "lab " + p, Remove: "waystamp lab down --prefix " + p + where})
 	}
 	return out
 }
 
-func leftPins(instances []string) (out []leftover) {
+func leftPins(instances []string) (out []command.Leftover) {
 	for _, name := range instances {
-		out = append(out, leftover{"the data path " + name, "waystamp agent --detach --yes --instance " + name})
+		out = append(out, command.Leftover{What: "the data path " + name, Remove: "waystamp agent --detach --yes --instance " + name})
 	}
 	return out
 }
@@ -34,11 +35,11 @@ func leftPins(instances []string) (out []leftover) {
 func ownLabs(cmd *cobra.Command, runDir string) {
 	_, orphans, _ := lab.Owned(runDir)
 	warnOf(cmd, leftLabs(orphans, runDir))
-	leaves(cmd.Context(), func() []leftover {
+	command.Leaves(cmd.Context(), func() []command.Leftover {
 		own, _, _ := lab.Owned(runDir)
 		return leftLabs(own, runDir)
 	})
-	endsUnread(cmd)
+	command.EndsUnread(cmd)
 }
 
 // ownBench is the same for the labs and the data paths of a bench.
@@ -46,15 +47,15 @@ func ownBench(cmd *cobra.Command) {
 	_, labs, _ := lab.Owned("")
 	_, pins, _ := bench.Owned()
 	warnOf(cmd, append(leftLabs(labs, ""), leftPins(pins)...))
-	leaves(cmd.Context(), func() []leftover {
+	command.Leaves(cmd.Context(), func() []command.Leftover {
 		labs, _, _ := lab.Owned("")
 		pins, _, _ := bench.Owned()
 		return append(leftLabs(labs, ""), leftPins(pins)...)
 	})
 }
 
-func warnOf(cmd *cobra.Command, orphans []leftover) {
+func warnOf(cmd *cobra.Command, orphans []command.Leftover) {
 	for _, o := range orphans {
-		fmt.Fprintf(cmd.ErrOrStderr(), "warning: %s is left of a command that was ended early; try: %s\n", o.what, o.remove)
+		fmt.Fprintf(cmd.ErrOrStderr(), "warning: an interrupted command left %s behind; remove it with: %s\n", o.What, o.Remove)
 	}
 }

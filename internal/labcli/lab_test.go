@@ -1,4 +1,4 @@
-package cli
+package labcli
 
 import (
 	"bytes"
@@ -13,6 +13,8 @@ import (
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
+
+	"github.com/waystamp/waystamp/internal/command"
 )
 
 const paperFile = "../../examples/paper.yaml"
@@ -31,7 +33,7 @@ func TestLabProcess(t *testing.T) {
 	root.SetArgs(append([]string{"lab"}, strings.Split(args, "\x1f")...))
 	err := root.Execute()
 	fmt.Fprintln(os.Stderr, err)
-	os.Exit(ExitCode(err))
+	os.Exit(command.ExitCode(err))
 }
 
 func labRoot() *cobra.Command {
@@ -95,16 +97,16 @@ func TestLabFromUpToDown(t *testing.T) {
 	if out, status := labExec(t, "exec", "--run-dir", dir, "r4", "echo", "--prefix", "x", "--"); status != 0 || out != "--prefix x --\n" {
 		t.Errorf("echo: status %d, output %q", status, out)
 	}
-	if out, status := labExec(t, "exec", "--run-dir", dir, "h9", "--", "true"); status != ExitFailed || !strings.Contains(out, `has no "h9"; it has [h1 h2 r1 r2 r3 r4 r5 r6]`) {
+	if out, status := labExec(t, "exec", "--run-dir", dir, "h9", "--", "true"); status != command.ExitFailed || !strings.Contains(out, `has no "h9"; it has [h1 h2 r1 r2 r3 r4 r5 r6]`) {
 		t.Errorf("in h9: status %d, output %q", status, out)
 	}
-	if _, _, err := runLab(t, "exec", "--run-dir", dir, "h1"); ExitCode(err) != ExitUsage {
+	if _, _, err := runLab(t, "exec", "--run-dir", dir, "h1"); command.ExitCode(err) != command.ExitUsage {
 		t.Errorf("without a command: got %v, want wrong usage", err)
 	}
 
 	second := up()
 	_, _, err := runLab(t, "exec", "--run-dir", dir, "h1", "--", "true")
-	if ExitCode(err) != ExitUsage || !strings.Contains(err.Error(), first) || !strings.Contains(err.Error(), second) {
+	if command.ExitCode(err) != command.ExitUsage || !strings.Contains(err.Error(), first) || !strings.Contains(err.Error(), second) {
 		t.Errorf("two labs, no prefix: got %v, want wrong usage that names both", err)
 	}
 	if out, status := labExec(t, "exec", "--run-dir", dir, "--prefix", second, "r4", "true"); status != 0 {
@@ -134,7 +136,7 @@ func TestLabFromUpToDown(t *testing.T) {
 	if _, _, err := runLab(t, "down", "--prefix", first, "--run-dir", dir); err == nil || !strings.Contains(err.Error(), "there is no lab "+first) {
 		t.Errorf("down again: %v", err)
 	}
-	if _, _, err := runLab(t, "down", "--all", "--prefix", second, "--run-dir", dir); ExitCode(err) != ExitUsage {
+	if _, _, err := runLab(t, "down", "--all", "--prefix", second, "--run-dir", dir); command.ExitCode(err) != command.ExitUsage {
 		t.Errorf("down --all --prefix: got %v, want wrong usage", err)
 	}
 	if _, stderr, err := runLab(t, "down", "--all", "--run-dir", dir); err != nil || stderr != "lab "+second+" is down\n" {
@@ -157,15 +159,15 @@ func TestLabUpRefusesWhatIsNoLab(t *testing.T) {
 		code int
 		want string
 	}{
-		{[]string{"up"}, ExitUsage, "-f is missing"},
-		{[]string{"up", "-f", filepath.Join(dir, "nothing.yaml")}, ExitFailed, "no such file"},
-		{[]string{"up", "-f", "../../examples/minimal.yaml"}, ExitFailed, "has no lab section"},
-		{[]string{"up", "-f", paperFile, "--prefix", "A/b"}, ExitFailed, `lab prefix "A/b"`},
-		{[]string{"ls", "-o", "xml"}, ExitUsage, "not a format"},
+		{[]string{"up"}, command.ExitUsage, "-f is missing"},
+		{[]string{"up", "-f", filepath.Join(dir, "nothing.yaml")}, command.ExitFailed, "no such file"},
+		{[]string{"up", "-f", "../../examples/minimal.yaml"}, command.ExitFailed, "has no lab section"},
+		{[]string{"up", "-f", paperFile, "--prefix", "A/b"}, command.ExitFailed, `lab prefix "A/b"`},
+		{[]string{"ls", "-o", "xml"}, command.ExitUsage, "not a format"},
 	} {
 		_, _, err := runLab(t, append(c.args, "--run-dir", dir)...)
-		if ExitCode(err) != c.code || !strings.Contains(err.Error(), c.want) {
-			t.Errorf("%v: got code %d, %v; want code %d, %q", c.args, ExitCode(err), err, c.code, c.want)
+		if command.ExitCode(err) != c.code || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%v: got code %d, %v; want code %d, %q", c.args, command.ExitCode(err), err, c.code, c.want)
 		}
 	}
 	if left, _ := os.ReadDir(dir); len(left) > 0 {

@@ -1,4 +1,4 @@
-package cli
+package labcli
 
 import (
 	"context"
@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/waystamp/waystamp/internal/bench"
+	"github.com/waystamp/waystamp/internal/command"
 	"github.com/waystamp/waystamp/internal/host"
 )
 
@@ -72,7 +73,7 @@ func (f *benchFlags) add(cmd *cobra.Command) {
 
 func (f *benchFlags) check() error {
 	if f.runs < 0 || f.duration < 0 {
-		return Usagef("--runs and --duration are above 0")
+		return command.Usagef("--runs and --duration are above 0")
 	}
 	return nil
 }
@@ -127,7 +128,7 @@ else to do.`,
 	for _, p := range benchParts() {
 		var f benchFlags
 		sub := &cobra.Command{
-			Use: p.name, Short: p.short, Long: p.long, Args: UsageArgs(cobra.NoArgs),
+			Use: p.name, Short: p.short, Long: p.long, Args: command.UsageArgs(cobra.NoArgs),
 			Example: "  waystamp bench " + p.name + " --quick --out /tmp/bench",
 			RunE: func(cmd *cobra.Command, _ []string) error {
 				if err := f.ready(); err != nil {
@@ -214,7 +215,7 @@ has measured is written to --out before the next begins, and shown also if the r
 is interrupted. Takes some 25 minutes; --quick is shorter, with fewer cases and
 rounds.`,
 		Example: "  waystamp bench all --quick --out /tmp/bench",
-		Args:    UsageArgs(cobra.NoArgs),
+		Args:    command.UsageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := f.ready(); err != nil {
 				return err
@@ -235,7 +236,7 @@ func newBenchCompareCommand() *cobra.Command {
 results.json. Between machines, and between moods of one, the ratios to the
 baselines of the same run say more than the times do.`,
 		Example: "  waystamp bench compare before/ after/",
-		Args:    UsageArgs(cobra.ExactArgs(2)),
+		Args:    command.UsageArgs(cobra.ExactArgs(2)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			var r [2]bench.Result
 			for i, path := range args {
@@ -257,7 +258,7 @@ func newBenchDocsCommand() *cobra.Command {
 		Long: `Makes the page on performance from a result, with the goals and whether they
 were reached. The same result gives the same page. Plots go to DIR/performance.`,
 		Example: "  waystamp bench docs docs/performance/results.json docs",
-		Args:    UsageArgs(cobra.ExactArgs(2)),
+		Args:    command.UsageArgs(cobra.ExactArgs(2)),
 		RunE: func(_ *cobra.Command, args []string) error {
 			r, err := bench.Read(args[0])
 			if err != nil {

@@ -1,4 +1,4 @@
-package cli
+package labcli
 
 import (
 	"log/slog"
@@ -6,6 +6,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/waystamp/waystamp/internal/command"
 	"github.com/waystamp/waystamp/internal/demo"
 	"github.com/waystamp/waystamp/internal/model"
 )
@@ -32,21 +33,21 @@ them away at the end, also after Ctrl-C, or if the terminal is closed, or nobody
 reads any more what it says.`,
 		Example: `  waystamp demo
   waystamp demo --scheme opot --keep`,
-		Args: UsageArgs(cobra.NoArgs),
+		Args: command.UsageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			c := demo.Config{Prefix: prefix, RunDir: runDir, Keep: keep}
 			for _, name := range schemes {
 				var s model.Scheme
 				if err := s.UnmarshalText([]byte(name)); err != nil {
-					return Usagef("--scheme: %w", err)
+					return command.Usagef("--scheme: %w", err)
 				}
 				if slices.Contains(c.Schemes, s) {
-					return Usagef("--scheme: %s is named twice", s)
+					return command.Usagef("--scheme: %s is named twice", s)
 				}
 				c.Schemes = append(c.Schemes, s)
 			}
 			if len(c.Schemes) == 0 {
-				return Usagef("--scheme: name at least one of keyed, keyed-flow, opot, pot")
+				return command.Usagef("--scheme: name at least one of keyed, keyed-flow, opot, pot")
 			}
 			ownLabs(cmd, runDir)
 			c.Out = cmd.OutOrStdout()

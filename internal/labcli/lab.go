@@ -1,4 +1,4 @@
-package cli
+package labcli
 
 import (
 	"context"
@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/waystamp/waystamp/internal/api"
+	"github.com/waystamp/waystamp/internal/command"
 	"github.com/waystamp/waystamp/internal/lab"
 	"github.com/waystamp/waystamp/internal/lab/inline"
 )
@@ -71,7 +72,7 @@ func (o *labCommand) open(cmd *cobra.Command) (*lab.Lab, error) {
 		case 1:
 			prefix = labs[0]
 		default:
-			return nil, Usagef("several labs are up, name one with --prefix: %s", strings.Join(labs, ", "))
+			return nil, command.Usagef("several labs are up, name one with --prefix: %s", strings.Join(labs, ", "))
 		}
 	}
 	return lab.Open(o.runDir, prefix, o.log(cmd))
@@ -92,12 +93,12 @@ fails, or on Ctrl-C, or if the terminal is closed, what was built is taken away
 again. Under nohup a closed terminal does nothing.`,
 		Example: `  waystamp lab up -f examples/paper.yaml
   waystamp lab up -f examples/paper.yaml --prefix mine`,
-		Args: UsageArgs(cobra.NoArgs),
+		Args: command.UsageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if file == "" {
-				return Usagef("-f is missing; name the domain's file, as in waystamp lab up -f examples/paper.yaml")
+				return command.Usagef("-f is missing; name the domain's file, as in waystamp lab up -f examples/paper.yaml")
 			}
-			m, err := readManifest(cmd.Context(), file, cmd.InOrStdin(), cmd.ErrOrStderr())
+			m, err := command.ReadManifest(cmd.Context(), file, cmd.InOrStdin(), cmd.ErrOrStderr())
 			if err != nil {
 				return err
 			}
@@ -141,7 +142,7 @@ closed; Ctrl-C once more, a second later, stops it.`,
 		Example: `  waystamp lab down
   waystamp lab down --prefix ws-3f2a
   waystamp lab down --all`,
-		Args: UsageArgs(cobra.NoArgs),
+		Args: command.UsageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if !all {
 				l, err := o.open(cmd)
@@ -151,7 +152,7 @@ closed; Ctrl-C once more, a second later, stops it.`,
 				return labDown(cmd, l)
 			}
 			if o.prefix != "" {
-				return Usagef("--all and --prefix exclude each other")
+				return command.Usagef("--all and --prefix exclude each other")
 			}
 			labs, err := lab.List(o.runDir)
 			if err != nil {
@@ -178,7 +179,7 @@ closed; Ctrl-C once more, a second later, stops it.`,
 
 func labDown(cmd *cobra.Command, l *lab.Lab) error {
 	// Half a lab is of no use: once begun, it goes to its end.
-	leaves(cmd.Context(), nil)
+	command.Leaves(cmd.Context(), nil)
 	if err := l.Down(context.WithoutCancel(cmd.Context())); err != nil {
 		return err
 	}
@@ -195,14 +196,14 @@ func newLabExecCommand() *cobra.Command {
 with its exit status. All but the network is as outside, /sys too.`,
 		Example: `  waystamp lab exec h1 -- ping -c 3 fc00:8::2
   waystamp lab exec --prefix ws-3f2a r1 -- ip -6 route`,
-		Args: UsageArgs(cobra.MinimumNArgs(1)),
+		Args: command.UsageArgs(cobra.MinimumNArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			name, argv := args[0], args[1:]
 			if len(argv) > 0 && argv[0] == "--" {
 				argv = argv[1:]
 			}
 			if len(argv) == 0 {
-				return Usagef("name a command to run in %s, as in waystamp lab exec %s -- ip address", name, name)
+				return command.Usagef("name a command to run in %s, as in waystamp lab exec %s -- ip address", name, name)
 			}
 			l, err := o.open(cmd)
 			if err != nil {
@@ -229,19 +230,19 @@ func newLabLsCommand() *cobra.Command {
 down, or an orphan: who should have taken it down has ended before.`,
 		Example: `  waystamp lab ls
   waystamp lab ls -o json`,
-		Args: UsageArgs(cobra.NoArgs),
+		Args: command.UsageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if output != "table" && output != "json" {
-				return Usagef("-o %q is not a format; expect table or json", output)
+				return command.Usagef("-o %q is not a format; expect table or json", output)
 			}
 			labs, err := o.list(cmd)
 			if err != nil {
 				return err
 			}
 			if output == "json" {
-				return writeJSON(cmd.OutOrStdout(), labsOutput{api.Version, labs})
+				return command.WriteJSON(cmd.OutOrStdout(), labsOutput{api.Version, labs})
 			}
-			return writeTable(cmd.OutOrStdout(), func(row func(...any)) {
+			return command.WriteTable(cmd.OutOrStdout(), func(row func(...any)) {
 				row("LAB", "STATE", "NODES", "ROUTERS", "HOSTS", "FUNCTIONS", "AGENTS", "SINCE")
 				for _, l := range labs {
 					row(l.Prefix, l.State, l.count[lab.RoleNode], l.count[lab.RoleRouter], l.count[lab.RoleHost], l.count[lab.RoleFunction], l.agents, l.Created.Format(time.RFC3339))
@@ -350,7 +351,7 @@ func newLabInlineCommand() *cobra.Command {
 		Use:    "inline TO FROM",
 		Short:  "Copy frames between two interfaces, as a function in user space",
 		Hidden: true,
-		Args:   UsageArgs(cobra.ExactArgs(2)),
+		Args:   command.UsageArgs(cobra.ExactArgs(2)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return inline.Run(cmd.Context(), inline.Config{
 				To: args[0], From: args[1],

@@ -1,9 +1,9 @@
-// Package cli is the command line of waystamp: one file per command, with what
-// renders its results. It wires what other packages do and decides nothing
-// itself; cmd/waystamp calls it. Results go to a command's standard output,
-// narration to its standard error, and every command returns an error instead
-// of ending the process.
-package cli
+// Package command has what the commands of all programs have in common: how one is
+// run and interrupted, exit codes, tables and JSON, the reading of a domain's file. It
+// knows no command but version; internal/cli and internal/labcli have the others.
+// Results go to a command's standard output, narration to its standard error, and
+// every command returns an error instead of ending the process.
+package command
 
 import (
 	"errors"

@@ -1,4 +1,4 @@
-package cli
+package command
 
 import (
 	"context"
@@ -32,13 +32,13 @@ type Interrupts struct {
 
 	cancel context.CancelFunc
 	mu     sync.Mutex
-	left   func() []leftover
+	left   func() []Leftover
 }
 
-// leftover is what is there after a process that was ended before it cleaned up.
-type leftover struct {
-	what   string
-	remove string // the command that takes it away
+// Leftover is what is there after a process that was ended before it cleaned up.
+type Leftover struct {
+	What   string
+	Remove string // the command that takes it away
 }
 
 // Watch returns a context that the first signal cancels.
@@ -69,7 +69,7 @@ func (i *Interrupts) Watch(ctx context.Context, signals <-chan os.Signal) contex
 	return ctx
 }
 
-func (i *Interrupts) leftovers() []leftover {
+func (i *Interrupts) leftovers() []Leftover {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	if i.left == nil {
@@ -85,24 +85,24 @@ func (i *Interrupts) tell() {
 	}
 	var what []string
 	for _, l := range left {
-		what = append(what, l.what)
+		what = append(what, l.What)
 	}
-	fmt.Fprintf(i.Stderr, "waystamp: cleaning up; once more stops at once, and leaves %s behind\n", strings.Join(what, ", "))
+	fmt.Fprintf(i.Stderr, "waystamp: cleaning up; press Ctrl-C again to stop now; this leaves %s behind\n", strings.Join(what, ", "))
 }
 
 func (i *Interrupts) end(s os.Signal) {
 	for _, l := range i.leftovers() {
-		fmt.Fprintf(i.Stderr, "waystamp: %s is left behind; try: %s\n", l.what, l.remove)
+		fmt.Fprintf(i.Stderr, "waystamp: left behind: %s; remove it with: %s\n", l.What, l.Remove)
 	}
 	i.End(s)
 }
 
 type interruptsKey struct{}
 
-// leaves tells what is there, at any time, that a command has yet to take away.
+// Leaves tells what is there, at any time, that a command has yet to take away.
 // From now on the command is not ended by a write: whoever has read what it writes
 // may be gone, and the terminal closed, while it cleans up.
-func leaves(ctx context.Context, left func() []leftover) {
+func Leaves(ctx context.Context, left func() []Leftover) {
 	i, ok := ctx.Value(interruptsKey{}).(*Interrupts)
 	if !ok {
 		return // a test's
@@ -115,9 +115,9 @@ func leaves(ctx context.Context, left func() []leftover) {
 	i.left = left
 }
 
-// endsUnread makes a command end, and clean up, once nobody reads any more what it
+// EndsUnread makes a command end, and clean up, once nobody reads any more what it
 // writes.
-func endsUnread(cmd *cobra.Command) {
+func EndsUnread(cmd *cobra.Command) {
 	i, ok := cmd.Context().Value(interruptsKey{}).(*Interrupts)
 	if !ok {
 		return // a test's

@@ -1,4 +1,4 @@
-package cli
+package labcli
 
 import (
 	"bytes"
@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/waystamp/waystamp/internal/bench"
+	"github.com/waystamp/waystamp/internal/command"
 )
 
 const benchResult = `{"version": 1, "command": "hop", "started": "2026-01-02T03:04:05Z", "seconds": 1,
@@ -22,9 +23,8 @@ const benchResult = `{"version": 1, "command": "hop", "started": "2026-01-02T03:
 func runBench(t *testing.T, args ...string) (code int, stdout, stderr string) {
 	t.Helper()
 	root := NewBenchCommand()
-	runGroups(root)
 	var out, errs bytes.Buffer
-	code = execute(t.Context(), root, args, strings.NewReader(""), &out, &errs)
+	code = command.Run(t.Context(), root, args, strings.NewReader(""), &out, &errs)
 	return code, out.String(), errs.String()
 }
 
@@ -39,7 +39,7 @@ func writeBenchResult(t *testing.T, name, median string) string {
 
 func TestBenchCompareShowsBothRuns(t *testing.T) {
 	code, out, errs := runBench(t, "compare", writeBenchResult(t, "a.json", "400"), writeBenchResult(t, "b.json", "320"))
-	if code != ExitDone {
+	if code != command.ExitDone {
 		t.Fatalf("exit code %d: %s", code, errs)
 	}
 	for _, want := range []string{"hop/end-opot/xdp", "400", "320", "1.25 ×", "spreads are apart"} {
@@ -55,7 +55,7 @@ func TestBenchDocsWritesThePage(t *testing.T) {
 	if err := errors.Join(os.Mkdir(filepath.Dir(old), 0o700), os.WriteFile(old, nil, 0o600)); err != nil {
 		t.Fatal(err)
 	}
-	if code, _, errs := runBench(t, "docs", writeBenchResult(t, "r.json", "400"), dir); code != ExitDone {
+	if code, _, errs := runBench(t, "docs", writeBenchResult(t, "r.json", "400"), dir); code != command.ExitDone {
 		t.Fatalf("exit code %d: %s", code, errs)
 	}
 	b, err := os.ReadFile(filepath.Join(dir, "performance.md"))
@@ -123,11 +123,11 @@ func TestBenchAllKeepsWhatItHas(t *testing.T) {
 
 func TestBenchUsageErrors(t *testing.T) {
 	for _, args := range [][]string{{"hop", "--runs", "-1"}, {"hop", "extra"}, {"compare", "one"}, {"stamps"}, {"hop", "--duration", "fast"}} {
-		if code, _, errs := runBench(t, args...); code != ExitUsage || errs == "" {
-			t.Errorf("bench %s: exit code %d, %q; want %d and a sentence", strings.Join(args, " "), code, errs, ExitUsage)
+		if code, _, errs := runBench(t, args...); code != command.ExitUsage || errs == "" {
+			t.Errorf("bench %s: exit code %d, %q; want %d and a sentence", strings.Join(args, " "), code, errs, command.ExitUsage)
 		}
 	}
-	if code, _, _ := runBench(t, "compare", "/nowhere/a", "/nowhere/b"); code != ExitFailed {
-		t.Errorf("compare of files that are not there: exit code %d, want %d", code, ExitFailed)
+	if code, _, _ := runBench(t, "compare", "/nowhere/a", "/nowhere/b"); code != command.ExitFailed {
+		t.Errorf("compare of files that are not there: exit code %d, want %d", code, command.ExitFailed)
 	}
 }

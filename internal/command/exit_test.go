@@ -1,4 +1,4 @@
-package cli
+package command
 
 import (
 	"errors"
@@ -22,12 +22,6 @@ func TestExitCode(t *testing.T) {
 		if got := ExitCode(c.err); got != c.code {
 			t.Errorf("%v: exit %d, want %d", c.err, got, c.code)
 		}
-	}
-	if err := afterResult(&ExitError{Code: ExitRefused}, cause); ExitCode(err) != ExitRefused || err.Error() != "no route" {
-		t.Errorf("after a refusal: exit %d, %v", ExitCode(err), err)
-	}
-	if err := afterResult(nil, cause); !errors.Is(err, cause) || ExitCode(err) != ExitFailed {
-		t.Errorf("after a success: %v", err)
 	}
 	if !errors.Is(Usagef("x: %w", cause), cause) {
 		t.Error("the cause is lost")

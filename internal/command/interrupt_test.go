@@ -1,4 +1,4 @@
-package cli
+package command
 
 import (
 	"bytes"
@@ -7,8 +7,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
-	"strings"
 	"testing"
 	"time"
 
@@ -47,7 +45,7 @@ func (c *interrupting) at(t *testing.T, after time.Duration, s os.Signal) {
 // What somebody sends once may come twice: to the process, and to its group.
 func TestSignalsTogetherAreOneRequest(t *testing.T) {
 	c := interruptible()
-	leaves(c.ctx, func() []leftover { return leftLabs([]string{"ws-1a2b"}, "") })
+	Leaves(c.ctx, aLab)
 	if c.ctx.Err() != nil {
 		t.Fatal("cancelled before there was a signal")
 	}
@@ -59,8 +57,8 @@ func TestSignalsTogetherAreOneRequest(t *testing.T) {
 	if s := <-c.ended; s != unix.SIGTERM {
 		t.Errorf("ended by %s, want the last signal", s)
 	}
-	want := "waystamp: cleaning up; once more stops at once, and leaves lab ws-1a2b behind\n" +
-		"waystamp: lab ws-1a2b is left behind; try: waystamp lab down --prefix ws-1a2b\n"
+	want := "waystamp: cleaning up; press Ctrl-C again to stop now; this leaves lab ws-1a2b behind\n" +
+		"waystamp: left behind: lab ws-1a2b; remove it with: waystamp lab down --prefix ws-1a2b\n"
 	if got := c.stderr.String(); got != want {
 		t.Errorf("says\n%swant\n%s", got, want)
 	}
@@ -97,7 +95,7 @@ func TestSignalThatDoesNotEndIsNotTheLast(t *testing.T) {
 func TestAHangupIsNeverTheLastSignal(t *testing.T) {
 	for _, first := range []os.Signal{unix.SIGHUP, unix.SIGINT} {
 		c := interruptible()
-		leaves(c.ctx, func() []leftover { return leftLabs([]string{"ws-1a2b"}, "") })
+		Leaves(c.ctx, aLab)
 		c.at(t, 0, first)
 		<-c.ctx.Done()
 		// Its time does not matter: nobody asks for it, so that the next one takes it.
@@ -108,6 +106,11 @@ func TestAHangupIsNeverTheLastSignal(t *testing.T) {
 			t.Errorf("after %s ended by %s, want SIGINT", first, s)
 		}
 	}
+}
+
+// aLab is left behind.
+func aLab() []Leftover {
+	return []Leftover{{What: "lab ws-1a2b", Remove: "waystamp lab down --prefix ws-1a2b"}}
 }
 
 // failing is a standard output that cannot be written to.
@@ -134,7 +137,7 @@ func TestWhatNobodyReadsAsksToEnd(t *testing.T) {
 			} else {
 				cmd.SetErr(failing{c.err})
 			}
-			endsUnread(cmd)
+			EndsUnread(cmd)
 			_, out := fmt.Fprintln(cmd.OutOrStdout(), "text")
 			_, err := fmt.Fprintln(cmd.ErrOrStderr(), "text")
 			if got := errors.Join(out, err); !errors.Is(got, c.err) || (got == nil) != (c.err == nil) {
@@ -159,36 +162,11 @@ func TestOnlyWhoCleansUpOutlivesItsReader(t *testing.T) {
 	if kept != 0 {
 		t.Error("kept by every command")
 	}
-	leaves(ctx, nil)
+	Leaves(ctx, nil)
 	if kept != 1 {
 		t.Error("not kept by one that cleans up")
 	}
 	if l := i.leftovers(); len(l) != 0 {
 		t.Errorf("left: %v", l)
-	}
-}
-
-// What is left of a command that was killed is told by the next, and shown by ls.
-func TestLabsThatNobodyTakesDownAreTold(t *testing.T) {
-	dir := t.TempDir()
-	// Process 1 began at another time.
-	record := `{"version": 1, "prefix": "ws-left", "created": "2026-01-02T03:04:05Z", "up": true, "binary": "/x", "members": [], "owner": {"pid": 1, "start": 1234567}}`
-	for name, text := range map[string]string{"ws-left": record, "ws-stays": strings.NewReplacer("ws-left", "ws-stays", `, "owner": {"pid": 1, "start": 1234567}`, "").Replace(record)} {
-		if err := os.Mkdir(filepath.Join(dir, name), 0o700); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(filepath.Join(dir, name, "lab.json"), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	stdout, _, err := runLab(t, "ls", "--run-dir", dir)
-	if err != nil || !strings.Contains(stdout, "ws-left   orphan") || !strings.Contains(stdout, "ws-stays  up") {
-		t.Errorf("lab ls: %v\n%s", err, stdout)
-	}
-	// That this fails is no matter: there is such a lab.
-	_, stderr, err := runLab(t, "up", "-f", paperFile, "--no-agents", "--run-dir", dir, "--prefix", "ws-left")
-	want := "warning: lab ws-left is left of a command that was ended early; try: waystamp lab down --prefix ws-left --run-dir " + dir + "\n"
-	if err == nil || stderr != want {
-		t.Errorf("lab up: %v, says\n%swant\n%s", err, stderr, want)
 	}
 }

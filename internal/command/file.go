@@ -1,0 +1,65 @@
+package command
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	"github.com/waystamp/waystamp/internal/await"
+	"github.com/waystamp/waystamp/internal/manifest"
+)
+
+// UnlessAsked runs what leaves nothing behind wherever it is ended, and does not wait
+// for it when the command is asked to end.
+func UnlessAsked(ctx context.Context, f func() error) error {
+	_, err := await.Do(ctx, func() (struct{}, error) { return struct{}{}, f() })
+	return err
+}
+
+// ReadManifest reads a domain's file, or stdin for "-", and prints its warnings.
+func ReadManifest(ctx context.Context, name string, stdin io.Reader, stderr io.Writer) (manifest.Manifest, error) {
+	m, err := await.Do(ctx, func() (manifest.Manifest, error) { return parseManifest(name, stdin) })
+	if err != nil {
+		return manifest.Manifest{}, err
+	}
+	for _, w := range m.Warnings {
+		fmt.Fprintf(stderr, "%s:%d:%d: warning: %s\n", shownName(name), w.Line, w.Column, w)
+	}
+	return m, nil
+}
+
+// shownName is what messages call a file.
+func shownName(name string) string {
+	if name == "-" {
+		return "<stdin>"
+	}
+	return name
+}
+
+func parseManifest(name string, stdin io.Reader) (manifest.Manifest, error) {
+	in := stdin
+	if name != "-" {
+		f, err := os.Open(name)
+		if err != nil {
+			return manifest.Manifest{}, fmt.Errorf("read the domain's file: %w", err)
+		}
+		defer f.Close()
+		in = f
+	}
+	name = shownName(name)
+	// One byte more than is allowed is enough to be refused.
+	src, err := io.ReadAll(io.LimitReader(in, manifest.SourceMax+1))
+	if err != nil {
+		return manifest.Manifest{}, fmt.Errorf("read the domain's file: %w", err)
+	}
+	m, err := manifest.Parse(name, src)
+	if err != nil {
+		if e, ok := errors.AsType[*manifest.Error](err); ok && len(e.Problems) > 1 {
+			err = fmt.Errorf("%w\n%s has %d problems", err, name, len(e.Problems))
+		}
+		return manifest.Manifest{}, &ExitError{Code: ExitUsage, Err: err}
+	}
+	return m, nil
+}
