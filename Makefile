@@ -77,16 +77,16 @@ check-generated: clang-pinned
 	@echo "check: generated files are what the sources make"
 	@tmp=$$(mktemp -d); trap 'rm -rf "$$tmp"' EXIT; \
 	cp -a Makefile go.mod go.sum bpf internal tools docs examples "$$tmp"; \
-	rm -f "$$tmp"/internal/dataplane/*_bpfe[lb].{go,o} "$$tmp"/internal/abi/{constants,enums}.go \
+	rm -f "$$tmp"/internal/dataplane/object/*_bpfe[lb].{go,o} "$$tmp"/internal/abi/{constants,enums,types}.go \
 		"$$tmp"/docs/reference/{refusals,domain-file,commands}.md; \
 	$(MAKE) --no-print-directory -s -C "$$tmp" generate; \
-	for d in internal/dataplane internal/abi docs/reference; do \
+	for d in internal/dataplane/object internal/abi docs/reference; do \
 		diff -r "$$d" "$$tmp/$$d" || { echo "$$d is not what make generate makes; run it and commit the result" >&2; exit 1; }; \
 	done
 
 .PHONY: generate
 generate: clang-pinned ## eBPF objects, their Go, internal/abi and reference pages, with clang-19
-	@BPF_CLANG=$(BPF_CLANG) BPF_STRIP=$(BPF_STRIP) go generate ./internal/dataplane
+	@BPF_CLANG=$(BPF_CLANG) BPF_STRIP=$(BPF_STRIP) go generate ./internal/dataplane/object
 	@go run ./tools/abigen -clang $(BPF_CLANG)
 	@go run ./tools/refgen
 

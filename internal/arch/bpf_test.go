@@ -317,7 +317,7 @@ func TestTheCommittedObjectsKnowEveryReason(t *testing.T) {
 	tr := repository(t)
 	n := 0
 	for _, p := range tr.files {
-		if path.Dir(p) != "internal/dataplane" || path.Ext(p) != ".o" {
+		if path.Dir(p) != "internal/dataplane/object" || path.Ext(p) != ".o" {
 			continue
 		}
 		n++
@@ -331,7 +331,7 @@ func TestTheCommittedObjectsKnowEveryReason(t *testing.T) {
 		}
 	}
 	if n == 0 {
-		t.Error("no object in internal/dataplane; run make generate")
+		t.Error("no object in internal/dataplane/object; run make generate")
 	}
 }
 

@@ -24,23 +24,26 @@ var level = map[string]int{
 	"internal/manifest":  2,
 	"internal/plan":      2,
 	"internal/dataplane": 3,
-	"internal/host":      3,
-	"internal/planfile":  3,
-	"internal/agent":     4,
-	"internal/explain":   4,
-	"internal/lab":       4,
-	"internal/attack":    5,
-	"internal/demo":      5,
-	"internal/bench":     5,
-	"internal/command":   6,
-	"internal/cli":       7,
-	"internal/labcli":    7,
-	"cmd":                8,
-	"examples":           0,
-	"tools":              0,
-	"tools/refgen":       8,
-	"internal/arch":      9, // tests only
-	"test":               9, // tests only
+
+	"internal/dataplane/object": 2,
+
+	"internal/host":     3,
+	"internal/planfile": 3,
+	"internal/agent":    4,
+	"internal/explain":  4,
+	"internal/lab":      4,
+	"internal/attack":   5,
+	"internal/demo":     5,
+	"internal/bench":    5,
+	"internal/command":  6,
+	"internal/cli":      7,
+	"internal/labcli":   7,
+	"cmd":               8,
+	"examples":          0,
+	"tools":             0,
+	"tools/refgen":      8,
+	"internal/arch":     9, // tests only
+	"test":              9, // tests only
 }
 
 // program is the package that has the commands of each program.
@@ -64,7 +67,7 @@ var impure = []string{
 // home names the only packages that may import something.
 var home = map[string][]string{
 	"github.com/vishvananda/netlink": {"internal/host"},
-	"github.com/cilium/ebpf":         {"internal/dataplane"},
+	"github.com/cilium/ebpf":         {"internal/dataplane", "tools/abigen"},
 	"github.com/spf13/cobra":         {"internal/cli", "internal/command", "internal/labcli", "tools/refgen"},
 	"github.com/goccy/go-yaml":       {"internal/manifest", "internal/pot", "internal/yamlfile"},
 	"unsafe":                         {"internal/host", "internal/dataplane"}, // the ethtool ioctl; memory that programs write, too

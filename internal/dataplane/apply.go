@@ -131,7 +131,7 @@ func (d *Dataplane) applyInPlace(n plan.Node, t topology) (problems []error, err
 //
 // It starts with empty caches: the headers of packets that are in a function
 // meanwhile are forgotten, and these packets refused when they come back.
-func (d *Dataplane) applyAnew(n plan.Node, cfg wsConfig, t topology) (problems []error, err error) {
+func (d *Dataplane) applyAnew(n plan.Node, cfg abi.Config, t topology) (problems []error, err error) {
 	old := d.gen
 	had := newTables()
 	if old != nil {
@@ -306,7 +306,7 @@ func (d *Dataplane) settle(g *generation, bs []binding, w wanted, u undo) (probl
 		try(err)
 	}
 	now := have
-	now.ports, now.proxies = map[uint32]port{}, map[uint32]proxy{}
+	now.ports, now.proxies = map[uint32]abi.Port{}, map[uint32]abi.Proxy{}
 	try(readMap(g, tablePorts, now.ports))
 	try(readMap(g, tableProxies, now.proxies))
 	try(d.run(g, leftBehind(now, want)))

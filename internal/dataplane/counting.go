@@ -47,7 +47,7 @@ func (s *slabs) readSlots() map[counterKey]uint32 {
 			slot := uint32(i*abi.NumberSlots + at)
 			mark := s.word(s.numberWord(slot, 0)).Load()
 			if mark>>48<<48 == numberMagic {
-				out[counterKey{be32(uint32(mark >> 8)), uint8(mark)}] = slot
+				out[counterKey{abi.BE32(uint32(mark >> 8)), uint8(mark)}] = slot
 			}
 		}
 	}
@@ -57,7 +57,7 @@ func (s *slabs) readSlots() map[counterKey]uint32 {
 // own makes a slot a path's, with no numbers yet.
 func (s *slabs) own(slot uint32, k counterKey) {
 	s.zeroNumbers(slot)
-	s.word(s.numberWord(slot, 0)).Store(numberMagic | uint64(fromBE32(k.path))<<8 | uint64(k.epoch))
+	s.word(s.numberWord(slot, 0)).Store(numberMagic | uint64(abi.BE32(k.path))<<8 | uint64(k.epoch))
 }
 
 // disown lets others have a slot that no program can meet any more.
@@ -139,7 +139,7 @@ func (d *Dataplane) raiseNumbers(in *slabs, who map[uint32]counterKey, all bool)
 	var fresh []counterKey
 	for k, s := range spans {
 		if s.start >= abi.RNDCounterMax {
-			problems = append(problems, fmt.Errorf("path %s, epoch %d has used up its packet numbers: give it a new epoch", pathText(fromBE32(k.path)), k.epoch))
+			problems = append(problems, fmt.Errorf("path %s, epoch %d has used up its packet numbers: give it a new epoch", pathText(abi.BE32(k.path)), k.epoch))
 		}
 		if rations[k].ceiling == 0 {
 			fresh = append(fresh, k)

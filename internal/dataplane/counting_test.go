@@ -10,6 +10,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/waystamp/waystamp/internal/abi"
+	"github.com/waystamp/waystamp/internal/dataplane/object"
 	"github.com/waystamp/waystamp/internal/host"
 	"github.com/waystamp/waystamp/internal/plan"
 	"github.com/waystamp/waystamp/internal/srv6"
@@ -41,7 +42,7 @@ func (b *bed) numberBy(p *ebpf.Program) uint64 {
 	return proof.RND & abi.RNDCounterMax
 }
 
-func (b *bed) number(d *Dataplane) uint64 { return b.numberBy(d.gen.programs[progEdgeTC]) }
+func (b *bed) number(d *Dataplane) uint64 { return b.numberBy(d.gen.programs[object.EdgeTC]) }
 
 func (b *bed) wantNumber(d *Dataplane, when string, want uint64) {
 	b.Helper()
@@ -136,7 +137,7 @@ func TestUpgradeMakesNoPacketStale(t *testing.T) {
 		}
 		moved++
 		for range 50 {
-			for _, p := range []*ebpf.Program{old, d.gen.programs[progEdgeTC]} {
+			for _, p := range []*ebpf.Program{old, d.gen.programs[object.EdgeTC]} {
 				numbers = append(numbers, b.numberBy(p))
 			}
 		}
@@ -144,7 +145,7 @@ func TestUpgradeMakesNoPacketStale(t *testing.T) {
 	}
 	d = b.open()
 	b.must(b.apply(d, n))
-	p, err := d.gen.programs[progEdgeTC].Clone()
+	p, err := d.gen.programs[object.EdgeTC].Clone()
 	b.must(err)
 	defer p.Close()
 	old = p

@@ -86,7 +86,7 @@ func (d *Dataplane) Counters() (_ Counts, err error) {
 func (g *generation) readRefusals(out *Counts) error {
 	m := g.maps[tableRefusals]
 	for i := range m.MaxEntries() {
-		var each []refusal
+		var each []abi.Refusal
 		if err := m.Lookup(i, &each); err != nil {
 			return fmt.Errorf("read entry %d of map %s: %w", i, tableRefusals, err)
 		}
@@ -103,7 +103,7 @@ func (g *generation) readRefusals(out *Counts) error {
 }
 
 func (g *generation) readErrors(out *ErrorCount) error {
-	var each []errorCount
+	var each []abi.Errors
 	if err := g.maps[tableErrors].Lookup(uint32(0), &each); err != nil {
 		return fmt.Errorf("read map %s: %w", tableErrors, err)
 	}
@@ -131,7 +131,7 @@ func (d *Dataplane) readPathsLocked(out *Counts) error {
 			return nil
 		}
 		seen[k] = true
-		var each []stats
+		var each []abi.Stats
 		if err := d.gen.maps[tableStats].Lookup(i, &each); err != nil {
 			return fmt.Errorf("read entry %d of map %s: %w", i, tableStats, err)
 		}
@@ -144,21 +144,21 @@ func (d *Dataplane) readPathsLocked(out *Counts) error {
 		return nil
 	}
 	for _, h := range d.node.Headends {
-		if err := add(statsKey{path: be32(h.Path)}, PathCount{
+		if err := add(statsKey{path: abi.BE32(h.Path)}, PathCount{
 			Role: RoleHeadend, Chain: h.Chain, Direction: h.Direction, Path: h.Path,
 		}); err != nil {
 			return err
 		}
 	}
 	for _, e := range d.node.Endpoints {
-		if err := add(statsKey{upper(e.SID), be32(e.Path)}, PathCount{
+		if err := add(statsKey{upper(e.SID), abi.BE32(e.Path)}, PathCount{
 			Role: RoleEndpoint, Chain: e.Chain, Direction: e.Direction, Path: e.Path, Function: e.Function, SID: &e.SID,
 		}); err != nil {
 			return err
 		}
 	}
 	for _, e := range d.node.Egresses {
-		if err := add(statsKey{upper(e.SID), be32(e.Path)}, PathCount{
+		if err := add(statsKey{upper(e.SID), abi.BE32(e.Path)}, PathCount{
 			Role: RoleEgress, Chain: e.Chain, Direction: e.Direction, Path: e.Path, SID: &e.SID,
 		}); err != nil {
 			return err

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 
+	"github.com/waystamp/waystamp/internal/abi"
 	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/plan"
 )
@@ -50,11 +51,11 @@ func desire(n plan.Node, at wiring, local []netip.Addr, have tables, ix indexes)
 			return wanted{}, partError(h.PathID, "the node is its headend twice")
 		}
 		heads[h.Path] = true
-		s, err := statsIndex(statsKey{path: be32(h.Path)})
+		s, err := statsIndex(statsKey{path: abi.BE32(h.Path)})
 		if err != nil {
 			return wanted{}, err
 		}
-		key := counterKey{be32(h.Path), h.Epoch}
+		key := counterKey{abi.BE32(h.Path), h.Epoch}
 		c, _, err := ix.counters.get(key)
 		if err != nil {
 			return wanted{}, err
@@ -69,12 +70,12 @@ func desire(n plan.Node, at wiring, local []netip.Addr, have tables, ix indexes)
 			return wanted{}, err
 		}
 		w.headends[i] = entry
-		w.paths[be32(h.Path)] = i
+		w.paths[abi.BE32(h.Path)] = i
 		steer = append(steer, plan.Rule{Match: h.Match, Target: i})
 	}
 
 	for _, e := range n.Endpoints {
-		s, err := statsIndex(statsKey{upper(e.SID), be32(e.Path)})
+		s, err := statsIndex(statsKey{upper(e.SID), abi.BE32(e.Path)})
 		if err != nil {
 			return wanted{}, err
 		}
@@ -89,7 +90,7 @@ func desire(n plan.Node, at wiring, local []netip.Addr, have tables, ix indexes)
 
 	guarded := map[uint32]model.Match{}
 	for _, e := range n.Egresses {
-		s, err := statsIndex(statsKey{upper(e.SID), be32(e.Path)})
+		s, err := statsIndex(statsKey{upper(e.SID), abi.BE32(e.Path)})
 		if err != nil {
 			return wanted{}, err
 		}
@@ -97,14 +98,14 @@ func desire(n plan.Node, at wiring, local []netip.Addr, have tables, ix indexes)
 		if err != nil {
 			return wanted{}, partError(e.PathID, "egress: %w", err)
 		}
-		its := window{windowKey{counterKey{be32(e.Path), e.Epoch}, v.secrets()}, int(e.Lanes), e.Window}
+		its := window{windowKey{counterKey{abi.BE32(e.Path), e.Epoch}, secretsOf(&v)}, int(e.Lanes), e.Window}
 		if v.Window, err = ix.windows.get(its); err != nil {
 			return wanted{}, partError(e.PathID, "egress: %w", err)
 		}
 		if err := w.addHop(n, e.PathID, e.SID, e.Sources, h); err != nil {
 			return wanted{}, err
 		}
-		k := egressKey{Path: be32(e.Path), Epoch: e.Epoch}
+		k := abi.EgressKey{Path: abi.BE32(e.Path), Epoch: e.Epoch}
 		if _, twice := w.egresses[k]; twice {
 			return wanted{}, partError(e.PathID, "the node is its egress twice")
 		}
@@ -117,7 +118,7 @@ func desire(n plan.Node, at wiring, local []netip.Addr, have tables, ix indexes)
 		}
 		if !again {
 			guarded[e.Path] = e.Match
-			require = append(require, plan.Rule{Match: e.Match, Target: be32(e.Path)})
+			require = append(require, plan.Rule{Match: e.Match, Target: abi.BE32(e.Path)})
 		}
 	}
 
@@ -167,7 +168,7 @@ func needLines(n plan.Node, local []netip.Addr) (uint32, error) {
 	return linesOf(append(all, prefixes{dst, src})...)
 }
 
-func (w *wanted) addHop(n plan.Node, id plan.PathID, sid netip.Addr, sources []netip.Addr, entry hop) error {
+func (w *wanted) addHop(n plan.Node, id plan.PathID, sid netip.Addr, sources []netip.Addr, entry abi.Hop) error {
 	if id.Path == 0 {
 		return partError(id, "path 0 is no path")
 	}
@@ -184,7 +185,7 @@ func (w *wanted) addHop(n plan.Node, id plan.PathID, sid netip.Addr, sources []n
 	w.sids[encodeHopKey(sid, 0, 0)] = 1
 	if len(sources) > 1 {
 		for _, a := range sources {
-			w.sources[sourceKey{Path: be32(id.Path), Addr: words(a)}] = 1
+			w.sources[abi.SourceKey{Path: abi.BE32(id.Path), Addr: words(a)}] = 1
 		}
 	}
 	return nil
@@ -224,13 +225,13 @@ func partError(id plan.PathID, format string, args ...any) error {
 func need(n plan.Node, cpus int) (limits, error) {
 	seen := map[statsKey]bool{}
 	for _, h := range n.Headends {
-		seen[statsKey{path: be32(h.Path)}] = true
+		seen[statsKey{path: abi.BE32(h.Path)}] = true
 	}
 	for _, e := range n.Endpoints {
-		seen[statsKey{upper(e.SID), be32(e.Path)}] = true
+		seen[statsKey{upper(e.SID), abi.BE32(e.Path)}] = true
 	}
 	for _, e := range n.Egresses {
-		seen[statsKey{upper(e.SID), be32(e.Path)}] = true
+		seen[statsKey{upper(e.SID), abi.BE32(e.Path)}] = true
 	}
 	return limits{
 		headends: uint32(len(n.Headends)), stats: uint32(len(seen)),

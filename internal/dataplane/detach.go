@@ -8,6 +8,8 @@ import (
 	"slices"
 
 	"github.com/cilium/ebpf"
+
+	"github.com/waystamp/waystamp/internal/abi"
 )
 
 // Removed is what Detach has taken away.
@@ -125,7 +127,7 @@ func guardedBy(dir string) (guarded []uint32) {
 	}
 	for _, name := range whole {
 		_, id, _ := parseGenerationName(name)
-		if id.objects != identityOf(wsConfig{}).objects {
+		if id.objects != identityOf(abi.Config{}).objects {
 			continue // its maps may be laid out in another way
 		}
 		g := &generation{identity: id, dir: filepath.Join(dir, name)}
@@ -136,7 +138,7 @@ func guardedBy(dir string) (guarded []uint32) {
 		t, err := g.read()
 		if err == nil {
 			for k := range t.egresses {
-				guarded = append(guarded, fromBE32(k.Path))
+				guarded = append(guarded, abi.BE32(k.Path))
 			}
 		}
 		g.close()

@@ -47,25 +47,25 @@ func upperMask(bits int) uint64 {
 	if bits >= 64 {
 		return ^uint64(0)
 	}
-	return be64(^(^uint64(0) >> bits))
+	return abi.BE64(^(^uint64(0) >> bits))
 }
 
-func encodeConfig(n plan.Node) (wsConfig, error) {
+func encodeConfig(n plan.Node) (abi.Config, error) {
 	for _, p := range []struct {
 		what   string
 		prefix netip.Prefix
 	}{{"block", n.Block}, {"locator", n.Locator}} {
 		if !p.prefix.IsValid() || !p.prefix.Addr().Is6() || p.prefix.Bits() < 1 || p.prefix.Bits() > 64 {
-			return wsConfig{}, fmt.Errorf("%s %s of node %s is not an IPv6 prefix of 1 to 64 bits", p.what, p.prefix, n.Name)
+			return abi.Config{}, fmt.Errorf("%s %s of node %s is not an IPv6 prefix of 1 to 64 bits", p.what, p.prefix, n.Name)
 		}
 	}
 	if !n.Block.Contains(n.Locator.Addr()) || n.Locator.Bits() < n.Block.Bits() {
-		return wsConfig{}, fmt.Errorf("locator %s of node %s is not in the block %s", n.Locator, n.Name, n.Block)
+		return abi.Config{}, fmt.Errorf("locator %s of node %s is not in the block %s", n.Locator, n.Name, n.Block)
 	}
 	if !n.Address.Is6() || n.Address.Is4In6() {
-		return wsConfig{}, fmt.Errorf("address %s of node %s is not an IPv6 address", n.Address, n.Name)
+		return abi.Config{}, fmt.Errorf("address %s of node %s is not an IPv6 address", n.Address, n.Name)
 	}
-	return wsConfig{
+	return abi.Config{
 		Address:        words(n.Address),
 		IcmpIntervalNs: 1e9 / errorsPerSecond,
 		IcmpBurstNs:    1e9 / errorsPerSecond * errorsAtOnce,
@@ -83,27 +83,27 @@ func keyWords(k pot.Key) [2]uint64 {
 	return [2]uint64{binary.LittleEndian.Uint64(k[:8]), binary.LittleEndian.Uint64(k[8:])}
 }
 
-func encodeShare(s pot.Share, scheme model.Scheme) (share, error) {
+func encodeShare(s pot.Share, scheme model.Scheme) (abi.Share, error) {
 	switch scheme {
 	case model.SchemeKeyed:
-		return share{Key: keyWords(s.Key)}, nil
+		return abi.Share{Key: keyWords(s.Key)}, nil
 	case model.SchemeKeyedFlow:
-		return share{Key: keyWords(s.Key), BindKey: keyWords(s.Bind)}, nil
+		return abi.Share{Key: keyWords(s.Key), BindKey: keyWords(s.Bind)}, nil
 	case model.SchemePoT, model.SchemeOPoT:
 		p := s.Polynomial
 		if err := p.Check(); err != nil {
-			return share{}, err
+			return abi.Share{}, err
 		}
-		return share{
+		return abi.Share{
 			Prime: p.Prime, Alpha: p.Alpha(), Lpc: p.LPC, LpcShoup: p.LPCShoup(),
 			UpRnd: p.Up.RND, UpCml: p.Up.CML, DownRnd: p.Down.RND, DownCml: p.Down.CML,
 		}, nil
 	}
-	return share{}, fmt.Errorf("this data path does not know the scheme %s", scheme)
+	return abi.Share{}, fmt.Errorf("this data path does not know the scheme %s", scheme)
 }
 
-func encodeHopKey(sid netip.Addr, path uint32, epoch uint8) hopKey {
-	return hopKey{Sid: upper(sid), Path: be32(path), Epoch: epoch}
+func encodeHopKey(sid netip.Addr, path uint32, epoch uint8) abi.HopKey {
+	return abi.HopKey{Sid: upper(sid), Path: abi.BE32(path), Epoch: epoch}
 }
 
 // encodeSource is what an entry of ws_hops says of the headends of its path: the
@@ -124,16 +124,16 @@ func encodeSource(sources []netip.Addr) ([2]uint64, error) {
 }
 
 // encodeHop: proxy is that of the endpoint's function, 0 if it needs none.
-func encodeHop(e plan.Endpoint, statsIndex, proxy uint32) (hop, error) {
+func encodeHop(e plan.Endpoint, statsIndex, proxy uint32) (abi.Hop, error) {
 	s, err := encodeShare(e.Share, e.Scheme)
 	if err != nil {
-		return hop{}, err
+		return abi.Hop{}, err
 	}
 	from, err := encodeSource(e.Sources)
 	if err != nil {
-		return hop{}, err
+		return abi.Hop{}, err
 	}
-	h := hop{
+	h := abi.Hop{
 		Behaviour: uint8(abi.BehaviourEnd), Scheme: uint8(e.Scheme), Position: e.Share.Position,
 		NextCsid: nextCSID(e.PathID), Stats: statsIndex, Share: s, Proxy: proxy, Source: from,
 	}
@@ -153,26 +153,26 @@ func nextCSID(id plan.PathID) uint8 {
 
 // encodeEgress gives both entries of an egress: the one that its SID is found
 // by, and the verifier's. windowIndex is that of its replay window.
-func encodeEgress(e plan.Egress, statsIndex uint32) (hop, egress, error) {
+func encodeEgress(e plan.Egress, statsIndex uint32) (abi.Hop, abi.Egress, error) {
 	from, err := encodeSource(e.Sources)
 	if err != nil {
-		return hop{}, egress{}, err
+		return abi.Hop{}, abi.Egress{}, err
 	}
-	h := hop{
+	h := abi.Hop{
 		Behaviour: uint8(abi.BehaviourEndDT46), Scheme: uint8(e.Scheme), Position: e.Share.Position,
 		NextCsid: nextCSID(e.PathID), Stats: statsIndex, Source: from,
 	}
 	if err := model.CheckWindow(e.Window); err != nil {
-		return hop{}, egress{}, fmt.Errorf("window %d %w", e.Window, err)
+		return abi.Hop{}, abi.Egress{}, fmt.Errorf("window %d %w", e.Window, err)
 	}
 	if e.Lanes == 0 || e.Lanes > abi.RNDLanes {
-		return hop{}, egress{}, fmt.Errorf("%d lanes; a path has 1 to %d", e.Lanes, abi.RNDLanes)
+		return abi.Hop{}, abi.Egress{}, fmt.Errorf("%d lanes; a path has 1 to %d", e.Lanes, abi.RNDLanes)
 	}
 	if err := checkSegments(e.Segments); err != nil {
-		return hop{}, egress{}, err
+		return abi.Hop{}, abi.Egress{}, err
 	}
 	_, srh := srv6.Encapsulate(e.Segments, e.Encapsulation)
-	v := egress{
+	v := abi.Egress{
 		Segments: uint8(len(srh.Segments)), OnViolation: uint8(e.OnViolation),
 		WindowLog2: uint8(bits.TrailingZeros(uint(e.Window))), Lanes: uint32(e.Lanes),
 	}
@@ -185,7 +185,7 @@ func encodeEgress(e plan.Egress, statsIndex uint32) (hop, egress, error) {
 		fallthrough
 	case model.SchemeKeyed:
 		if len(e.Verifier.Keys) != int(e.Share.Position) || len(e.Verifier.Keys) > abi.KeysMax {
-			return hop{}, egress{}, fmt.Errorf("%d keys for %d positions that stamp", len(e.Verifier.Keys), e.Share.Position)
+			return abi.Hop{}, abi.Egress{}, fmt.Errorf("%d keys for %d positions that stamp", len(e.Verifier.Keys), e.Share.Position)
 		}
 		v.Keys = uint8(len(e.Verifier.Keys))
 		for i, k := range e.Verifier.Keys {
@@ -195,39 +195,39 @@ func encodeEgress(e plan.Egress, statsIndex uint32) (hop, egress, error) {
 	}
 	s, err := encodeShare(e.Share, e.Scheme)
 	if err != nil {
-		return hop{}, egress{}, err
+		return abi.Hop{}, abi.Egress{}, err
 	}
 	if e.Verifier.Secret >= s.Prime {
-		return hop{}, egress{}, errors.New("the secret is not below the prime")
+		return abi.Hop{}, abi.Egress{}, errors.New("the secret is not below the prime")
 	}
 	h.Share, v.Secret = s, e.Verifier.Secret
 	return h, v, nil
 }
 
-func encodeHeadend(n plan.Node, h plan.Headend, statsIndex, counterIndex uint32) (headend, error) {
+func encodeHeadend(n plan.Node, h plan.Headend, statsIndex, counterIndex uint32) (abi.Headend, error) {
 	s, err := encodeShare(h.Share, h.Scheme)
 	if err != nil {
-		return headend{}, err
+		return abi.Headend{}, err
 	}
 	if err := checkSegments(h.Segments); err != nil {
-		return headend{}, err
+		return abi.Headend{}, err
 	}
 	if h.Lanes == 0 || int(h.Lane)+int(h.Lanes) > abi.RNDLanes {
-		return headend{}, fmt.Errorf("lanes %d to %d are not within 0 to %d", h.Lane, int(h.Lane)+int(h.Lanes)-1, abi.RNDLanes-1)
+		return abi.Headend{}, fmt.Errorf("lanes %d to %d are not within 0 to %d", h.Lane, int(h.Lane)+int(h.Lanes)-1, abi.RNDLanes-1)
 	}
 	if h.MTU < 0 || h.MTU > math.MaxUint16 {
-		return headend{}, fmt.Errorf("MTU %d is not one of IPv6", h.MTU)
+		return abi.Headend{}, fmt.Errorf("MTU %d is not one of IPv6", h.MTU)
 	}
 	if h.MSS < 0 || h.MSS > math.MaxUint16 {
-		return headend{}, fmt.Errorf("MSS %d does not fit the option of TCP", h.MSS)
+		return abi.Headend{}, fmt.Errorf("MSS %d does not fit the option of TCP", h.MSS)
 	}
 	outer, err := outerHeader(n.Address, h)
 	if err != nil {
-		return headend{}, err
+		return abi.Headend{}, err
 	}
-	out := headend{
+	out := abi.Headend{
 		OuterLen: uint16(len(outer)), Lane: h.Lane, Lanes: h.Lanes,
-		Scheme: uint8(h.Scheme), Epoch: h.Epoch, Path: be32(h.Path),
+		Scheme: uint8(h.Scheme), Epoch: h.Epoch, Path: abi.BE32(h.Path),
 		Counter: counterIndex, Stats: statsIndex, Mtu: uint16(h.MTU), Mss: uint16(h.MSS), Share: s,
 	}
 	if h.Own {

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"unsafe"
 
+	"github.com/waystamp/waystamp/internal/abi"
 	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/pot"
 )
@@ -27,7 +28,7 @@ func wantBytes[T any](t *testing.T, what string, v T, want string) {
 // Every byte written by hand, from abi.h.
 func TestKeysLieInMemoryAsTheProgramsReadThem(t *testing.T) {
 	wantBytes(t, "hop key", encodeHopKey(addr("fc00:0:0:101::"), 0x01020304, 9), "fc00 0000 0000 0101 01020304 09 000000")
-	wantBytes(t, "egress key", egressKey{Path: be32(0x01020304), Epoch: 9}, "01020304 09 000000")
+	wantBytes(t, "egress key", abi.EgressKey{Path: abi.BE32(0x01020304), Epoch: 9}, "01020304 09 000000")
 	n := testNode()
 	cfg, err := encodeConfig(n)
 	if err != nil {
@@ -45,11 +46,11 @@ func TestShareHoldsWhatItsSchemeNeedsAndNoMore(t *testing.T) {
 	}
 	s := pot.Share{Key: k, Polynomial: pot.Polynomial{Prime: 53, Share: 28, Public: 1, LPC: 21, Up: pot.Mask{RND: 1, CML: 2}, Down: pot.Mask{RND: 3, CML: 4}}}
 	got, err := encodeShare(s, model.SchemeKeyed)
-	if want := (share{Key: [2]uint64{0x0706050403020100, 0x0f0e0d0c0b0a0908}}); err != nil || got != want {
+	if want := (abi.Share{Key: [2]uint64{0x0706050403020100, 0x0f0e0d0c0b0a0908}}); err != nil || got != want {
 		t.Errorf("keyed: %+v, %v; want the key's little-endian words alone", got, err)
 	}
 	got, err = encodeShare(s, model.SchemeOPoT)
-	want := share{
+	want := abi.Share{
 		Prime: 53, Alpha: (28 + 1) * 21 % 53, Lpc: 21, LpcShoup: 7309087274488690262, // floor(21 * 2^64 / 53)
 		UpRnd: 1, UpCml: 2, DownRnd: 3, DownCml: 4,
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/waystamp/waystamp/internal/abi"
+	"github.com/waystamp/waystamp/internal/dataplane/object"
 	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/pot"
 	"github.com/waystamp/waystamp/internal/srv6"
@@ -41,31 +42,31 @@ func NewEngine() (pot.Engine, func() error, error) {
 	if err := checkCapabilities(); err != nil {
 		return nil, nil, err
 	}
-	spec, err := loadCoreTC()
+	spec, err := object.Load(object.CoreTC)
 	if err != nil {
-		return nil, nil, fmt.Errorf("read the object of %s: %w", progCoreTC, err)
+		return nil, nil, fmt.Errorf("read the object of %s: %w", object.CoreTC, err)
 	}
 	block, locator := netip.MustParsePrefix(engineBlock), netip.MustParsePrefix(engineLocator)
-	cfg := wsConfig{
+	cfg := abi.Config{
 		Block: upper(block.Addr()), BlockMask: upperMask(block.Bits()),
 		Locator: upper(locator.Addr()), LocatorMask: upperMask(locator.Bits()),
 	}
-	if err := spec.Variables[coreTCVarCfg].Set(cfg); err != nil {
-		return nil, nil, fmt.Errorf("configure %s: %w", progCoreTC, err)
+	if err := spec.Variables[object.VarConfig].Set(cfg); err != nil {
+		return nil, nil, fmt.Errorf("configure %s: %w", object.CoreTC, err)
 	}
-	spec.Maps[coreTCMapWsNumbers].MaxEntries = 1
-	spec.Maps[coreTCMapWsStats].MaxEntries = 1
-	spec.Maps[coreTCMapWsExits].MaxEntries = 1
-	spec.Maps[coreTCMapWsHops].MaxEntries = engineEntry + 1
-	spec.Maps[coreTCMapWsEgresses].MaxEntries = engineEntry + 1
-	spec.Maps[coreTCMapWsPlaces].MaxEntries = 1
+	spec.Maps[string(tableNumbers)].MaxEntries = 1
+	spec.Maps[string(tableStats)].MaxEntries = 1
+	spec.Maps[string(tableExits)].MaxEntries = 1
+	spec.Maps[string(tableHops)].MaxEntries = engineEntry + 1
+	spec.Maps[string(tableEgresses)].MaxEntries = engineEntry + 1
+	spec.Maps[string(tablePlaces)].MaxEntries = 1
 	coll, err := ebpf.NewCollection(spec)
 	if err != nil {
-		return nil, nil, fmt.Errorf("load %s into the kernel: %w", progCoreTC, err)
+		return nil, nil, fmt.Errorf("load %s into the kernel: %w", object.CoreTC, err)
 	}
-	e := &engine{maps: coll.Maps, prog: coll.Programs[progCoreTC]}
+	e := &engine{maps: coll.Maps, prog: coll.Programs[object.CoreTC]}
 	release := func() error { coll.Close(); return nil }
-	if err := e.put(tableNode, uint32(0), wsNode{Armed: 1}); err != nil {
+	if err := e.put(tableNode, uint32(0), abi.Node{Armed: 1}); err != nil {
 		release()
 		return nil, nil, err
 	}
@@ -85,7 +86,7 @@ func (e *engine) stampLocked(s pot.Share, h pot.Header, f pot.Flow, wire pot.Val
 	if err != nil {
 		return pot.Values{}, err
 	}
-	if err := e.putHop(hop{
+	if err := e.putHop(abi.Hop{
 		Of: e.key(h), Behaviour: uint8(abi.BehaviourEnd), Scheme: uint8(h.Scheme), Position: s.Position, Share: encoded,
 		Source: words(netip.MustParseAddr(engineSource)),
 	}); err != nil {
@@ -118,11 +119,11 @@ func (e *engine) Verify(s pot.Share, v pot.Verifier, h pot.Header, f pot.Flow, w
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	final := wire
-	entry := hop{
+	entry := abi.Hop{
 		Of: e.key(h), Behaviour: uint8(abi.BehaviourEndDT46), Scheme: uint8(h.Scheme), Position: s.Position,
 		Source: words(netip.MustParseAddr(engineSource)),
 	}
-	verifier := egress{Of: egressKey{Path: be32(h.Path), Epoch: h.Epoch}, Segments: 1}
+	verifier := abi.Egress{Of: abi.EgressKey{Path: abi.BE32(h.Path), Epoch: h.Epoch}, Segments: 1}
 	verifier.List[0] = netip.MustParseAddr(engineSID).As16()
 	if h.Scheme.Keyed() {
 		if h.Scheme == model.SchemeKeyedFlow {
@@ -158,7 +159,7 @@ func (e *engine) Verify(s pot.Share, v pot.Verifier, h pot.Header, f pot.Flow, w
 			return pot.Values{}, pot.Proof, err
 		}
 	}
-	all := prefixes{dst: map[dstKey]match{{}: {Target: be32(h.Path), Action: uint8(abi.MatchActionPath)}}}
+	all := prefixes{dst: map[dstKey]match{{}: {Target: abi.BE32(h.Path), Action: uint8(abi.MatchActionPath)}}}
 	if err := putPrefixes(e.maps[string(tableMatch)], linesLeast, uint32(abi.MatchUseRequire), all); err != nil {
 		return pot.Values{}, pot.Proof, err
 	}
@@ -184,14 +185,14 @@ func (e *engine) Verify(s pot.Share, v pot.Verifier, h pot.Header, f pot.Flow, w
 	return pot.Values{}, pot.Proof, fmt.Errorf("the program refused the packet: %s (%s)", refused, refused.Text())
 }
 
-func (e *engine) key(h pot.Header) hopKey {
+func (e *engine) key(h pot.Header) abi.HopKey {
 	return encodeHopKey(netip.MustParseAddr(engineSID), h.Path, h.Epoch)
 }
 
 // engineEntry is where the only hop and egress are.
 const engineEntry = uint32(1)
 
-func (e *engine) putHop(h hop) error {
+func (e *engine) putHop(h abi.Hop) error {
 	return errors.Join(e.put(tableHops, engineEntry, h), e.put(tableHopIndex, h.Of, engineEntry))
 }
 
@@ -217,7 +218,7 @@ func (e *engine) run(h pot.Header, f pot.Flow, wire pot.Values, list ...string) 
 	}
 	opts := ebpf.RunOptions{Data: frame, DataOut: make([]byte, len(frame)+256)}
 	if _, err := e.prog.Run(&opts); err != nil {
-		return nil, abi.ReasonNone, fmt.Errorf("run %s: %w", progCoreTC, err)
+		return nil, abi.ReasonNone, fmt.Errorf("run %s: %w", object.CoreTC, err)
 	}
 	doneNow, refusalsNow, err := e.counts()
 	if err != nil {
@@ -237,7 +238,7 @@ func (e *engine) run(h pot.Header, f pot.Flow, wire pot.Values, list ...string) 
 // counts are how many packets the program has stamped or verified, and refused
 // by reason.
 func (e *engine) counts() (done uint64, refusals []uint64, err error) {
-	var each []stats
+	var each []abi.Stats
 	if err := e.maps[string(tableStats)].Lookup(uint32(0), &each); err != nil {
 		return 0, nil, fmt.Errorf("read map %s: %w", tableStats, err)
 	}
@@ -247,7 +248,7 @@ func (e *engine) counts() (done uint64, refusals []uint64, err error) {
 	m := e.maps[string(tableRefusals)]
 	refusals = make([]uint64, m.MaxEntries())
 	for i := range refusals {
-		var each []refusal
+		var each []abi.Refusal
 		if err := m.Lookup(uint32(i), &each); err != nil {
 			return 0, nil, fmt.Errorf("read map %s: %w", tableRefusals, err)
 		}

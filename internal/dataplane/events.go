@@ -192,7 +192,7 @@ func (s *eventSource) readAll(ctx context.Context, r *ringbuf.Reader, f func(eve
 }
 
 func (s *eventSource) decode(raw []byte) (event.Event, error) {
-	var r wsEvent
+	var r abi.Event
 	if err := binary.Read(bytes.NewReader(raw), binary.NativeEndian, &r); err != nil {
 		return event.Event{}, fmt.Errorf("a record of map %s has %d bytes: %w", tableEvents, len(raw), err)
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/cilium/ebpf/asm"
 	"golang.org/x/sys/unix"
 
+	"github.com/waystamp/waystamp/internal/dataplane/object"
 	"github.com/waystamp/waystamp/internal/host"
 )
 
@@ -190,7 +191,7 @@ func TestForeignFilterInOursPlaceIsLeft(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 	// A program of the other's is refused before, by the instance's name.
-	if p, err = ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SchedCLS, Name: progCoreTC, License: "MIT", Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, -1), asm.Return()}}); err != nil {
+	if p, err = ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SchedCLS, Name: object.CoreTC, License: "MIT", Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, -1), asm.Return()}}); err != nil {
 		t.Fatal(err)
 	}
 	defer p.Close()

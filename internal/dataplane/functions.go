@@ -36,7 +36,7 @@ type FunctionCount struct {
 	InFlight *uint64 `json:"in_flight,omitempty"`
 }
 
-func (c *FunctionCount) add(s proxyStat) {
+func (c *FunctionCount) add(s abi.ProxyStats) {
 	c.RxSuccess += s.RxSuccess
 	c.RxIgnored += s.RxIgnored
 	c.RxCut += s.RxCut
@@ -65,14 +65,14 @@ func (d *Dataplane) readFunctionsLocked() ([]FunctionCount, error) {
 	if err != nil {
 		return nil, err
 	}
-	have := map[uint32]proxy{}
+	have := map[uint32]abi.Proxy{}
 	if err := readMap(d.gen, tableProxies, have); err != nil {
 		return nil, err
 	}
 	for _, p := range d.node.Proxies {
 		c := FunctionCount{Function: p.Function, Local: p.Local, Recognise: p.Recognise, Cache: p.Cache}
 		if entry, ok := have[keys[p.Function]]; ok {
-			var each []proxyStat
+			var each []abi.ProxyStats
 			if err := d.gen.maps[tableProxyStats].Lookup(entry.Stats, &each); err != nil {
 				return nil, fmt.Errorf("read entry %d of map %s: %w", entry.Stats, tableProxyStats, err)
 			}
@@ -102,7 +102,7 @@ func (d *Dataplane) FunctionsInFlight() ([]FunctionCount, error) {
 	if err != nil {
 		return nil, err
 	}
-	have := map[uint32]proxy{}
+	have := map[uint32]abi.Proxy{}
 	if err := readMap(d.gen, tableProxies, have); err != nil {
 		return nil, err
 	}
@@ -121,12 +121,12 @@ func (d *Dataplane) FunctionsInFlight() ([]FunctionCount, error) {
 		}
 	}
 	if err := errors.Join(
-		eachEntry(d.gen, tableBuckets, func(i uint32, b bucket) {
+		eachEntry(d.gen, tableBuckets, func(i uint32, b abi.Bucket) {
 			if id, ok := byContent[i]; ok {
 				kept[id] += liveHeaders(b, now, have[id].LifetimeNs)
 			}
 		}),
-		eachEntry(d.gen, tableSlots, func(_ uint32, c cached) {
+		eachEntry(d.gen, tableSlots, func(_ uint32, c abi.Cached) {
 			if c.Expires > now {
 				kept[c.Proxy]++
 			}
@@ -143,7 +143,7 @@ func (d *Dataplane) FunctionsInFlight() ([]FunctionCount, error) {
 
 // liveHeaders counts the headers of a bucket that some packet can still come back for; see
 // bpf/lib/detour/cache.h.
-func liveHeaders(b bucket, now, lifetime uint64) (n uint64) {
+func liveHeaders(b abi.Bucket, now, lifetime uint64) (n uint64) {
 	const tick, mask = 20, 1<<24 - 1
 	for _, tag := range b.Tag {
 		// By its tag an entry lives up to two ticks longer.

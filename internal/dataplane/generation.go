@@ -20,35 +20,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/waystamp/waystamp/internal/abi"
-)
-
-// objects are what bpf2go has made of bpf/*.bpf.c.
-var objects = []struct {
-	program string
-	load    func() (*ebpf.CollectionSpec, error)
-	elf     *[]byte
-}{
-	{progCoreTC, loadCoreTC, &_CoreTCBytes},
-	{progCoreXDP, loadCoreXDP, &_CoreXDPBytes},
-	{progEdgeTC, loadEdgeTC, &_EdgeTCBytes},
-	{progEdgeXDP, loadEdgeXDP, &_EdgeXDPBytes},
-	{progFunctionTC, loadFunctionTC, &_FunctionTCBytes},
-	{progFunctionXDP, loadFunctionXDP, &_FunctionXDPBytes},
-	{progCoreOutTC, loadCoreOutTC, &_CoreOutTCBytes},
-	{progEdgeOutTC, loadEdgeOutTC, &_EdgeOutTCBytes},
-	{progExtTC, loadExtTC, &_ExtTCBytes},
-}
-
-const (
-	progCoreTC      = coreTCProgWsCoreTc
-	progCoreXDP     = coreXDPProgWsCoreXdp
-	progEdgeTC      = edgeTCProgWsEdgeTc
-	progEdgeXDP     = edgeXDPProgWsEdgeXdp
-	progFunctionTC  = functionTCProgWsFunctionTc
-	progFunctionXDP = functionXDPProgWsFunctionXdp
-	progCoreOutTC   = coreOutTCProgWsCoreOutTc
-	progEdgeOutTC   = edgeOutTCProgWsEdgeOutTc
-	progExtTC       = extTCProgWsExtTc
+	"github.com/waystamp/waystamp/internal/dataplane/object"
 )
 
 // observed are the maps that only report: a new generation takes them over,
@@ -63,11 +35,11 @@ type identity struct {
 	config  string
 }
 
-func identityOf(cfg wsConfig) identity {
+func identityOf(cfg abi.Config) identity {
 	cfg.FingerprintKey = [2]uint64{} // drawn anew for every generation
 	obj := sha256.New()
-	for _, o := range objects {
-		sum := sha256.Sum256(*o.elf)
+	for _, o := range object.All {
+		sum := sha256.Sum256(*o.ELF)
 		obj.Write(sum[:])
 	}
 	return identity{
@@ -160,7 +132,7 @@ func openGeneration(dir string, log *slog.Logger) (*generation, error) {
 		return nil, nil
 	}
 	seq, id, _ := parseGenerationName(whole[0])
-	if ours := identityOf(wsConfig{}); id.objects != ours.objects {
+	if ours := identityOf(abi.Config{}); id.objects != ours.objects {
 		log.Info("the pinned programs are of another version and will be replaced", "pins", whole[0])
 		return nil, nil
 	}
@@ -176,8 +148,8 @@ func openGeneration(dir string, log *slog.Logger) (*generation, error) {
 func (g *generation) load() error {
 	g.maps = map[table]*ebpf.Map{}
 	g.programs = map[string]*ebpf.Program{}
-	for _, o := range objects {
-		spec, err := o.load()
+	for _, o := range object.All {
+		spec, err := o.Load()
 		if err != nil {
 			return err
 		}
@@ -199,11 +171,11 @@ func (g *generation) load() error {
 				return fmt.Errorf("map %s: %w", name, err)
 			}
 		}
-		p, err := ebpf.LoadPinnedProgram(filepath.Join(g.dir, o.program), nil)
+		p, err := ebpf.LoadPinnedProgram(filepath.Join(g.dir, o.Program), nil)
 		if err != nil {
-			return fmt.Errorf("program %s: %w", o.program, err)
+			return fmt.Errorf("program %s: %w", o.Program, err)
 		}
-		g.programs[o.program] = p
+		g.programs[o.Program] = p
 	}
 	steer, err := g.openMatch(abi.MatchUseSteer)
 	if err != nil {
@@ -249,7 +221,7 @@ func sizeOf(t table, ms *ebpf.MapSpec, l limits) uint32 {
 
 // buildGeneration loads all programs with empty maps of their own and pins them
 // in a directory that nobody else looks at.
-func (d *Dataplane) buildGeneration(cfg wsConfig, l limits, carry map[table]*ebpf.Map) (_ *generation, err error) {
+func (d *Dataplane) buildGeneration(cfg abi.Config, l limits, carry map[table]*ebpf.Map) (_ *generation, err error) {
 	g := &generation{
 		identity: identityOf(cfg), limits: l,
 		dir:  filepath.Join(d.dir, "new-"+rand.Text()),
@@ -311,16 +283,16 @@ func newFingerprintKey() (key [2]uint64, err error) {
 // loadObjects makes the maps of g, and then its programs with them: as many at
 // once as there are CPUs, since the verifier takes a tenth of a second or more for
 // each.
-func (d *Dataplane) loadObjects(g *generation, cfg wsConfig, carry map[table]*ebpf.Map) error {
-	specs := make([]*ebpf.CollectionSpec, len(objects))
-	for i, o := range objects {
-		spec, err := o.load()
+func (d *Dataplane) loadObjects(g *generation, cfg abi.Config, carry map[table]*ebpf.Map) error {
+	specs := make([]*ebpf.CollectionSpec, len(object.All))
+	for i, o := range object.All {
+		spec, err := o.Load()
 		if err != nil {
-			return fmt.Errorf("read the object of %s: %w", o.program, err)
+			return fmt.Errorf("read the object of %s: %w", o.Program, err)
 		}
 		if v := spec.Variables["cfg"]; v != nil {
 			if err := v.Set(cfg); err != nil {
-				return fmt.Errorf("configure %s: %w", o.program, err)
+				return fmt.Errorf("configure %s: %w", o.Program, err)
 			}
 		}
 		if err := d.makeMaps(g, spec, carry); err != nil {
@@ -331,23 +303,23 @@ func (d *Dataplane) loadObjects(g *generation, cfg wsConfig, carry map[table]*eb
 	if err := g.emptyMatch(); err != nil {
 		return err
 	}
-	loaded := make([]*ebpf.Program, len(objects))
+	loaded := make([]*ebpf.Program, len(object.All))
 	var load errgroup.Group
 	load.SetLimit(runtime.GOMAXPROCS(0))
 	var broken error
-	for i, o := range objects {
-		if broken = d.cfg.step(stepLoad, o.program); broken != nil {
+	for i, o := range object.All {
+		if broken = d.cfg.step(stepLoad, o.Program); broken != nil {
 			break
 		}
 		load.Go(func() (err error) {
-			loaded[i], err = loadProgram(o.program, specs[i], g.maps)
+			loaded[i], err = loadProgram(o.Program, specs[i], g.maps)
 			return err
 		})
 	}
 	err := errors.Join(broken, load.Wait())
 	for i, p := range loaded {
 		if p != nil { // also if another could not be loaded: g closes it
-			g.programs[objects[i].program] = p
+			g.programs[object.All[i].Program] = p
 		}
 	}
 	if err != nil {
@@ -360,7 +332,7 @@ func (d *Dataplane) loadObjects(g *generation, cfg wsConfig, carry map[table]*eb
 // kernel forgets it when nothing outside of it holds the map any more: no pin, and
 // no process.
 func (g *generation) connect() error {
-	if err := g.maps[tablePrograms].Put(uint32(abi.ProgramExt), g.programs[progExtTC]); err != nil {
+	if err := g.maps[tablePrograms].Put(uint32(abi.ProgramExt), g.programs[object.ExtTC]); err != nil {
 		return fmt.Errorf("write to map %s: %w", tablePrograms, err)
 	}
 	return nil

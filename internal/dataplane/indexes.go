@@ -74,7 +74,7 @@ func (a *allocator[K]) fresh() (uint32, error) {
 // indexes are the numbers by which entries of one map name those of another.
 // They are recovered from the maps, so that they outlive the agent.
 type indexes struct {
-	headends *allocator[headend] // by content: what a rule names never changes
+	headends *allocator[abi.Headend] // by content: what a rule names never changes
 	stats    *allocator[statsKey]
 	counters *allocator[counterKey] // slots of ws_numbers
 	windows  *windowSpace           // words of ws_windows
@@ -95,7 +95,7 @@ type limits struct {
 
 func newIndexes(l limits, p placed) indexes {
 	ix := indexes{
-		headends: newAllocator[headend](l.headends),
+		headends: newAllocator[abi.Headend](l.headends),
 		stats:    newAllocator[statsKey](l.stats),
 		counters: newAllocator[counterKey](abi.NumberSlabs * abi.NumberSlots),
 		windows:  newWindowSpace(p.windows),
@@ -133,7 +133,7 @@ func recoverIndexes(have tables, l limits, p placed) indexes {
 	return ix
 }
 
-func compareHopKeys(a, b hopKey) int {
+func compareHopKeys(a, b abi.HopKey) int {
 	return cmp.Or(cmp.Compare(a.Sid, b.Sid), cmp.Compare(a.Path, b.Path), cmp.Compare(a.Epoch, b.Epoch))
 }
 

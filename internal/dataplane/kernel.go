@@ -54,9 +54,9 @@ func readMap[K comparable, V any](g *generation, t table, into map[K]V) error {
 }
 
 // readHeadends reads an array, in which what is not there is zero.
-func readHeadends(g *generation, into map[uint32]headend) error {
+func readHeadends(g *generation, into map[uint32]abi.Headend) error {
 	err := readMap(g, tableHeadends, into)
-	maps.DeleteFunc(into, func(_ uint32, h headend) bool { return h == headend{} })
+	maps.DeleteFunc(into, func(_ uint32, h abi.Headend) bool { return h == abi.Headend{} })
 	return err
 }
 
@@ -94,7 +94,7 @@ func (d *Dataplane) run(g *generation, ops []op) (err error) {
 					}
 					waited = true
 				}
-				if err := m.Put(o.key, headend{}); err != nil {
+				if err := m.Put(o.key, abi.Headend{}); err != nil {
 					return fmt.Errorf("clear an entry of map %s: %w", o.table, err)
 				}
 				continue
@@ -105,7 +105,7 @@ func (d *Dataplane) run(g *generation, ops []op) (err error) {
 			continue
 		}
 		if o.table == tableRules {
-			if err := g.putRules(o.value.(*ruleset)); err != nil {
+			if err := g.putRules(o.value.(*abi.Ruleset)); err != nil {
 				return err
 			}
 			continue
@@ -125,7 +125,7 @@ func (d *Dataplane) run(g *generation, ops []op) (err error) {
 
 // arm tells the programs that the maps hold a whole plan, and where the node's
 // cutters are.
-func (d *Dataplane) arm(g *generation, n wsNode) error {
+func (d *Dataplane) arm(g *generation, n abi.Node) error {
 	if err := d.cfg.step(stepArm, ""); err != nil {
 		return err
 	}
@@ -133,7 +133,7 @@ func (d *Dataplane) arm(g *generation, n wsNode) error {
 }
 
 // setNode also makes void what TC remembers of ways out.
-func (g *generation) setNode(n wsNode) error {
+func (g *generation) setNode(n abi.Node) error {
 	now, err := g.node()
 	if err != nil {
 		return err
@@ -145,9 +145,9 @@ func (g *generation) setNode(n wsNode) error {
 	return nil
 }
 
-func (g *generation) node() (n wsNode, err error) {
+func (g *generation) node() (n abi.Node, err error) {
 	if err := g.maps[tableNode].Lookup(uint32(0), &n); err != nil {
-		return wsNode{}, fmt.Errorf("read map %s: %w", tableNode, err)
+		return abi.Node{}, fmt.Errorf("read map %s: %w", tableNode, err)
 	}
 	return n, nil
 }
@@ -163,14 +163,14 @@ func (d *Dataplane) prepare(g *generation, mem *memory, w wanted) (problems []er
 	if err := d.prepareMemory(g, mem, w); err != nil {
 		return nil, err
 	}
-	zero := make([]stats, cpus)
+	zero := make([]abi.Stats, cpus)
 	for _, i := range w.freshStats {
 		if err := g.maps[tableStats].Put(i, zero); err != nil {
 			return nil, fmt.Errorf("clear entry %d of map %s: %w", i, tableStats, err)
 		}
 	}
 	for _, i := range w.freshProxies {
-		if err := g.maps[tableProxyStats].Put(i, make([]proxyStat, cpus)); err != nil {
+		if err := g.maps[tableProxyStats].Put(i, make([]abi.ProxyStats, cpus)); err != nil {
 			return nil, fmt.Errorf("clear entry %d of map %s: %w", i, tableProxyStats, err)
 		}
 	}

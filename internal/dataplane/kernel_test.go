@@ -26,6 +26,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/waystamp/waystamp/internal/abi"
+	"github.com/waystamp/waystamp/internal/dataplane/object"
 	"github.com/waystamp/waystamp/internal/event"
 	"github.com/waystamp/waystamp/internal/host"
 	"github.com/waystamp/waystamp/internal/model"
@@ -192,7 +193,7 @@ type world struct {
 func numbersOf(t interface {
 	Helper()
 	Fatal(...any)
-}, g *generation, h headend) span {
+}, g *generation, h abi.Headend) span {
 	t.Helper()
 	cpus, err := ebpf.PossibleCPU()
 	if err != nil {
@@ -224,7 +225,7 @@ func (b *bed) world() world {
 		for i, h := range t.headends {
 			w.Counters[fmt.Sprintf("%s %d", name, i)] = numbersOf(b, g, h)
 		}
-		var armed wsNode
+		var armed abi.Node
 		b.must(g.maps[tableNode].Lookup(uint32(0), &armed))
 		w.Armed = append(w.Armed, armed.Armed)
 		b.must(g.close())
@@ -386,7 +387,7 @@ func TestProgramOfEachRoleIsOnItsInterfaceAndFirst(t *testing.T) {
 	d := b.open()
 	b.must(b.apply(d, bedNode()))
 	w := b.world()
-	for place, program := range map[string]string{"out tc 0": progEdgeTC, "out out 0": progEdgeOutTC, "in tc 0": progCoreTC, "in tc 1": "other"} {
+	for place, program := range map[string]string{"out tc 0": object.EdgeTC, "out out 0": object.EdgeOutTC, "in tc 0": object.CoreTC, "in tc 1": "other"} {
 		p, err := ebpf.NewProgramFromID(ebpf.ProgramID(w.Links[place]))
 		if err != nil {
 			t.Errorf("%s: %v", place, err)
@@ -830,7 +831,7 @@ func TestDetachLeavesNothing(t *testing.T) {
 		t.Errorf("detach of nothing: %v; want ErrNotThere", err)
 	}
 	// The headend gave out one number; the rest was given back.
-	if s := reserveOne(t, b.cfg.StateDir, counterKey{be32(1), 0}); s.start != 1 {
+	if s := reserveOne(t, b.cfg.StateDir, counterKey{abi.BE32(1), 0}); s.start != 1 {
 		t.Errorf("the next numbers start after %d, want after 1", s.start)
 	}
 }
@@ -841,7 +842,7 @@ func TestDetachWorksOnABrokenDataPath(t *testing.T) {
 		spoil func(dir string) error
 	}{
 		{"a map's pin is gone", func(dir string) error { return os.Remove(filepath.Join(dir, "ws_hops")) }},
-		{"a program's pin is gone", func(dir string) error { return os.Remove(filepath.Join(dir, progCoreTC)) }},
+		{"a program's pin is gone", func(dir string) error { return os.Remove(filepath.Join(dir, object.CoreTC)) }},
 		{"the generation is gone", os.RemoveAll},
 		{"another generation is half built", func(dir string) error { return os.Mkdir(filepath.Join(filepath.Dir(dir), "new-HALF"), 0o700) }},
 		{"something strange is there", func(dir string) error {
@@ -866,7 +867,7 @@ func TestDetachWorksOnABrokenDataPath(t *testing.T) {
 }
 
 func TestBrokenPinsAreReplacedWithoutAGap(t *testing.T) {
-	for _, pin := range []string{"ws_hops", progEdgeTC} {
+	for _, pin := range []string{"ws_hops", object.EdgeTC} {
 		t.Run(pin, func(t *testing.T) {
 			b := newBed(t)
 			d := b.open()
@@ -903,9 +904,9 @@ func TestReconcileRepairsWhatOthersHaveDone(t *testing.T) {
 	before := b.world()
 
 	foreign := encodeHopKey(ownSID(77), 99, 0)
-	b.must(d.run(d.gen, []op{{tableHops, &foreign, &hop{Of: foreign, Behaviour: 1}}}))
+	b.must(d.run(d.gen, []op{{tableHops, &foreign, &abi.Hop{Of: foreign, Behaviour: 1}}}))
 	b.must(putPrefixes(d.gen.maps[tableMatch], d.gen.limits.lines, uint32(abi.MatchUseRequire), prefixes{}))
-	b.must(d.gen.maps[tableNode].Put(uint32(0), wsNode{}))
+	b.must(d.gen.maps[tableNode].Put(uint32(0), abi.Node{}))
 	b.must(os.Remove(filepath.Join(d.gen.dir, "ws_egresses")))
 	for _, a := range d.links {
 		b.must(os.Remove(a.path))
@@ -1305,7 +1306,7 @@ func TestKernelAndPermissionsAreEnough(t *testing.T) {
 func (b *bed) runEdge(d *Dataplane, frame []byte) {
 	b.Helper()
 	b.must(b.do(func() error {
-		_, err := d.gen.programs[progEdgeTC].Run(&ebpf.RunOptions{Data: frame})
+		_, err := d.gen.programs[object.EdgeTC].Run(&ebpf.RunOptions{Data: frame})
 		return err
 	}))
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 
+	"github.com/waystamp/waystamp/internal/dataplane/object"
 	"github.com/waystamp/waystamp/internal/model"
 )
 
@@ -165,21 +166,21 @@ func (d *Dataplane) dropDeadLinks() error {
 func programFor(r model.Role, h hook) string {
 	switch {
 	case h == hookFromXDP:
-		return progFunctionXDP
+		return object.FunctionXDP
 	case h == hookFrom:
-		return progFunctionTC
+		return object.FunctionTC
 	case r == model.RoleEdge && h == hookOut:
-		return progEdgeOutTC
+		return object.EdgeOutTC
 	case h == hookOut:
-		return progCoreOutTC
+		return object.CoreOutTC
 	case r == model.RoleEdge && h == hookXDP:
-		return progEdgeXDP
+		return object.EdgeXDP
 	case r == model.RoleEdge:
-		return progEdgeTC
+		return object.EdgeTC
 	case h == hookXDP:
-		return progCoreXDP
+		return object.CoreXDP
 	}
-	return progCoreTC
+	return object.CoreTC
 }
 
 // undo is a list of steps that can be taken back, the last one first, until

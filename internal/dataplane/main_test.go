@@ -16,6 +16,8 @@ import (
 	"testing"
 
 	"github.com/cilium/ebpf"
+
+	"github.com/waystamp/waystamp/internal/dataplane/object"
 )
 
 // A test that was killed leaves its instance's pins, and programs on interfaces
@@ -50,9 +52,9 @@ func setFlags() error {
 // readObjectsOnce spares the tests to read and parse the same objects hundreds of
 // times, which is a tenth of a load.
 func readObjectsOnce() {
-	for i := range objects {
-		load := sync.OnceValues(objects[i].load)
-		objects[i].load = func() (*ebpf.CollectionSpec, error) {
+	for i := range object.All {
+		load := sync.OnceValues(object.All[i].Load)
+		object.All[i].Load = func() (*ebpf.CollectionSpec, error) {
 			spec, err := load()
 			if err != nil {
 				return nil, err

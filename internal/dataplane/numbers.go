@@ -142,7 +142,7 @@ func numbersMap(entries []numbersEntry) (map[counterKey]uint64, error) {
 		if err != nil {
 			return nil, err
 		}
-		k := counterKey{be32(path), e.Epoch}
+		k := counterKey{abi.BE32(path), e.Epoch}
 		if _, twice := ceilings[k]; twice {
 			return nil, fmt.Errorf("is damaged: path %s, epoch %d is there twice", e.Path, e.Epoch)
 		}
@@ -156,9 +156,9 @@ func numbersMap(entries []numbersEntry) (map[counterKey]uint64, error) {
 
 func numbersEntries(ceilings map[counterKey]uint64) (out []numbersEntry) {
 	for _, k := range slices.SortedFunc(maps.Keys(ceilings), func(a, b counterKey) int {
-		return cmp.Or(cmp.Compare(fromBE32(a.path), fromBE32(b.path)), cmp.Compare(a.epoch, b.epoch))
+		return cmp.Or(cmp.Compare(abi.BE32(a.path), abi.BE32(b.path)), cmp.Compare(a.epoch, b.epoch))
 	}) {
-		out = append(out, numbersEntry{pathText(fromBE32(k.path)), k.epoch, ceilings[k]})
+		out = append(out, numbersEntry{pathText(abi.BE32(k.path)), k.epoch, ceilings[k]})
 	}
 	return out
 }

@@ -46,7 +46,7 @@ func TestNoNumberIsHadTwice(t *testing.T) {
 				t.Fatalf("numbers %+v, and %d on the disk", c, disk[k])
 			}
 		}
-		keys := []counterKey{{be32(1), 0}, {be32(1), 1}, {be32(2), 0}}
+		keys := []counterKey{{abi.BE32(1), 0}, {abi.BE32(1), 1}, {abi.BE32(2), 0}}
 		pace := rapid.SampledFrom([]uint64{0, 1, 1000, 1 << 20, 1 << 30, 1 << 62})
 		for range rapid.IntRange(1, 100).Draw(t, "steps") {
 			k := rapid.SampledFrom(keys).Draw(t, "key")
@@ -128,7 +128,7 @@ func TestEpochOutlastsReboots(t *testing.T) {
 // A headend counts on though somebody has removed the file: then what is in the
 // kernel goes to the disk again.
 func TestCeilingsInTheKernelGoToTheDiskThoughTheFileIsLost(t *testing.T) {
-	dir, k := t.TempDir(), counterKey{be32(7), 1}
+	dir, k := t.TempDir(), counterKey{abi.BE32(7), 1}
 	s, err := openNumbers(dir).reserve(map[counterKey]ration{k: {span: span{5, 1 << 36}}})
 	if err != nil || s[k] != (span{5, 1 << 36}) {
 		t.Errorf("%+v, %v; want nothing more", s, err)
@@ -141,7 +141,7 @@ func TestCeilingsInTheKernelGoToTheDiskThoughTheFileIsLost(t *testing.T) {
 // A range that is not the last one reserved says nothing of where the last one
 // stopped.
 func TestOldNumbersAreNotGivenBack(t *testing.T) {
-	dir, k := t.TempDir(), counterKey{be32(7), 1}
+	dir, k := t.TempDir(), counterKey{abi.BE32(7), 1}
 	old := reserveOne(t, dir, k)
 	newer := reserveOne(t, dir, k)
 	if err := openNumbers(dir).giveBack(map[counterKey]span{k: {100, old.ceiling}}); err != nil {

@@ -9,6 +9,8 @@ import (
 	"slices"
 
 	"github.com/cilium/ebpf"
+
+	"github.com/waystamp/waystamp/internal/abi"
 )
 
 // The entries of hops and egresses lie in arrays, in places that nobody but this
@@ -26,8 +28,8 @@ func placeSize(locator netip.Prefix) uint32 {
 }
 
 // placeOf is place_of of bpf/lib/node/lookup.h, in an array of that size.
-func placeOf(k hopKey, size uint32) uint32 {
-	return (uint32(be64(k.Sid))<<1 | uint32(k.Epoch&1)) & (size - 1)
+func placeOf(k abi.HopKey, size uint32) uint32 {
+	return (uint32(abi.BE64(k.Sid))<<1 | uint32(k.Epoch&1)) & (size - 1)
 }
 
 // store is an array with its index.
@@ -98,16 +100,16 @@ func (s *store[K, V]) clear() error {
 // stores are the two, while ops are done on them.
 type stores struct {
 	g        *generation
-	hops     *store[hopKey, hop]
-	egresses *store[egressKey, egress]
+	hops     *store[abi.HopKey, abi.Hop]
+	egresses *store[abi.EgressKey, abi.Egress]
 }
 
 func (g *generation) openStores() (*stores, error) {
-	hops, err := openStore[hopKey, hop](g, tableHops, tableHopIndex)
+	hops, err := openStore[abi.HopKey, abi.Hop](g, tableHops, tableHopIndex)
 	if err != nil {
 		return nil, err
 	}
-	egresses, err := openStore[egressKey, egress](g, tableEgresses, tableEgressIndex)
+	egresses, err := openStore[abi.EgressKey, abi.Egress](g, tableEgresses, tableEgressIndex)
 	if err != nil {
 		return nil, err
 	}
@@ -117,25 +119,25 @@ func (g *generation) openStores() (*stores, error) {
 // do does an op on hops or egresses.
 func (s *stores) do(o op) error {
 	switch k := o.key.(type) {
-	case *hopKey:
+	case *abi.HopKey:
 		// From here on what the index says counts.
-		if err := s.guess(*k, place{}); err != nil {
+		if err := s.guess(*k, abi.Place{}); err != nil {
 			return err
 		}
 		if o.remove() {
 			return s.hops.remove(*k)
 		}
-		return s.hops.put(*k, o.value.(*hop))
-	case *egressKey:
+		return s.hops.put(*k, o.value.(*abi.Hop))
+	case *abi.EgressKey:
 		if o.remove() {
 			return s.egresses.remove(*k)
 		}
-		return s.egresses.put(*k, o.value.(*egress))
+		return s.egresses.put(*k, o.value.(*abi.Egress))
 	}
 	return fmt.Errorf("map %s has no keys %T", o.table, o.key)
 }
 
-func (s *stores) guess(k hopKey, p place) error {
+func (s *stores) guess(k abi.HopKey, p abi.Place) error {
 	m := s.g.maps[tablePlaces]
 	if err := m.Put(placeOf(k, m.MaxEntries()), p); err != nil {
 		return fmt.Errorf("write to map %s: %w", tablePlaces, err)
@@ -147,7 +149,7 @@ func (s *stores) guess(k hopKey, p place) error {
 // for one place the newest epoch has it.
 func (s *stores) finish() error {
 	for _, k := range slices.SortedFunc(maps.Keys(s.hops.at), compareHopKeys) {
-		p := place{Hop: s.hops.at[k], Egress: s.egresses.at[egressKey{Path: k.Path, Epoch: k.Epoch}]}
+		p := abi.Place{Hop: s.hops.at[k], Egress: s.egresses.at[abi.EgressKey{Path: k.Path, Epoch: k.Epoch}]}
 		if err := s.guess(k, p); err != nil {
 			return err
 		}
@@ -177,16 +179,16 @@ func readStore[K comparable, V any](g *generation, array, index table, into map[
 	return nil
 }
 
-func (g *generation) readHops(into map[hopKey]hop) error {
+func (g *generation) readHops(into map[abi.HopKey]abi.Hop) error {
 	return readStore(g, tableHops, tableHopIndex, into)
 }
 
-func (g *generation) readEgresses(into map[egressKey]egress) error {
+func (g *generation) readEgresses(into map[abi.EgressKey]abi.Egress) error {
 	return readStore(g, tableEgresses, tableEgressIndex, into)
 }
 
 // egressOf is the entry of a path and epoch; false: there is none.
-func (g *generation) egressOf(k egressKey) (e egress, ok bool, err error) {
+func (g *generation) egressOf(k abi.EgressKey) (e abi.Egress, ok bool, err error) {
 	var i uint32
 	err = g.maps[tableEgressIndex].Lookup(&k, &i)
 	if errors.Is(err, ebpf.ErrKeyNotExist) {

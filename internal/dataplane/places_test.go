@@ -12,6 +12,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/waystamp/waystamp/internal/abi"
+	"github.com/waystamp/waystamp/internal/dataplane/object"
 	"github.com/waystamp/waystamp/internal/srv6"
 	"github.com/waystamp/waystamp/test/packets"
 )
@@ -28,14 +29,14 @@ func TestEntriesAreFoundByPlaceAndElseByIndex(t *testing.T) {
 			}
 			r := newScapyRig(t, c.node)
 			tlv := p.Frame[srv6.EthernetLen+srv6.IPv6Len+8+3*16:]
-			k := hopKey{
+			k := abi.HopKey{
 				Sid:   binary.NativeEndian.Uint64(p.Frame[srv6.EthernetLen+24:]),
 				Epoch: tlv[3], Path: binary.NativeEndian.Uint32(tlv[4:]),
 			}
-			ek := egressKey{Path: k.Path, Epoch: k.Epoch}
+			ek := abi.EgressKey{Path: k.Path, Epoch: k.Epoch}
 			places, hopIndex, egressIndex := r.g.maps[tablePlaces], r.g.maps[tableHopIndex], r.g.maps[tableEgressIndex]
 			at := placeOf(k, places.MaxEntries())
-			var was place
+			var was abi.Place
 			r.must(places.Lookup(at, &was))
 			var hopAt, egressAt, otherHop, otherEgress uint32
 			r.must(hopIndex.Lookup(&k, &hopAt))
@@ -53,10 +54,10 @@ func TestEntriesAreFoundByPlaceAndElseByIndex(t *testing.T) {
 					}
 				}
 			}
-			if was != (place{Hop: hopAt, Egress: egressAt}) || hopAt == noPlace || otherHop == noPlace || isEgress != (otherEgress != noPlace) {
+			if was != (abi.Place{Hop: hopAt, Egress: egressAt}) || hopAt == noPlace || otherHop == noPlace || isEgress != (otherEgress != noPlace) {
 				t.Fatalf("ws_places guesses %+v; the indexes say %d and %d, others are at %d and %d", was, hopAt, egressAt, otherHop, otherEgress)
 			}
-			try := func(what string, guess place, hop, egress *uint32, want abi.Reason) {
+			try := func(what string, guess abi.Place, hop, egress *uint32, want abi.Reason) {
 				t.Helper()
 				for _, hook := range []struct {
 					name string
@@ -100,34 +101,34 @@ func TestEntriesAreFoundByPlaceAndElseByIndex(t *testing.T) {
 					}))
 				}
 			}
-			none, stray := place{}, nobodys
+			none, stray := abi.Place{}, nobodys
 			try("as it is", was, &hopAt, &egressAt, abi.ReasonNone)
 			try("by the guess alone", was, nil, nil, abi.ReasonNone)
 			try("by the indexes alone", none, &hopAt, &egressAt, abi.ReasonNone)
-			try("the guess is another's", place{Hop: otherHop, Egress: otherEgress}, &hopAt, &egressAt, abi.ReasonNone)
-			try("the guess is nobody's", place{Hop: nobodys, Egress: nobodys}, &hopAt, &egressAt, abi.ReasonNone)
-			try("the guess is out of bounds", place{Hop: 1 << 30, Egress: 1 << 30}, &hopAt, &egressAt, abi.ReasonNone)
-			for what, change := range map[string]func(*hopKey){
-				"SID": func(k *hopKey) { k.Sid++ }, "path": func(k *hopKey) { k.Path++ }, "epoch": func(k *hopKey) { k.Epoch++ },
+			try("the guess is another's", abi.Place{Hop: otherHop, Egress: otherEgress}, &hopAt, &egressAt, abi.ReasonNone)
+			try("the guess is nobody's", abi.Place{Hop: nobodys, Egress: nobodys}, &hopAt, &egressAt, abi.ReasonNone)
+			try("the guess is out of bounds", abi.Place{Hop: 1 << 30, Egress: 1 << 30}, &hopAt, &egressAt, abi.ReasonNone)
+			for what, change := range map[string]func(*abi.HopKey){
+				"SID": func(k *abi.HopKey) { k.Sid++ }, "path": func(k *abi.HopKey) { k.Path++ }, "epoch": func(k *abi.HopKey) { k.Epoch++ },
 			} {
 				bad := r.have.hops[k]
 				bad.Behaviour = 77
 				change(&bad.Of)
 				r.must(r.put(tableHops, nobodys, bad))
-				r.must(r.put(tableEgresses, uint32(63), egress{Of: egressKey{Path: bad.Of.Path, Epoch: bad.Of.Epoch}}))
-				guess := place{Hop: nobodys, Egress: egressAt}
+				r.must(r.put(tableEgresses, uint32(63), abi.Egress{Of: abi.EgressKey{Path: bad.Of.Path, Epoch: bad.Of.Epoch}}))
+				guess := abi.Place{Hop: nobodys, Egress: egressAt}
 				try("the guess has another "+what, guess, &hopAt, &egressAt, abi.ReasonNone)
 				if isEgress && what != "SID" {
-					try("the guess has a verifier of another "+what, place{Hop: hopAt, Egress: 63}, &hopAt, &egressAt, abi.ReasonNone)
+					try("the guess has a verifier of another "+what, abi.Place{Hop: hopAt, Egress: 63}, &hopAt, &egressAt, abi.ReasonNone)
 				}
 			}
-			r.must(r.put(tableHops, nobodys, hop{}))
+			r.must(r.put(tableHops, nobodys, abi.Hop{}))
 			try("it is nowhere", none, nil, nil, abi.ReasonUnknownEpoch)
-			try("it is another's", place{Hop: otherHop, Egress: otherEgress}, &otherHop, &otherEgress, abi.ReasonUnknownEpoch)
+			try("it is another's", abi.Place{Hop: otherHop, Egress: otherEgress}, &otherHop, &otherEgress, abi.ReasonUnknownEpoch)
 			try("it is nobody's", none, &stray, &stray, abi.ReasonUnknownEpoch)
 			if isEgress {
-				try("its verifier is another's", place{Hop: hopAt, Egress: otherEgress}, &hopAt, &otherEgress, abi.ReasonEgressMissingBug)
-				try("its verifier is nowhere", place{Hop: hopAt, Egress: 0}, &hopAt, nil, abi.ReasonEgressMissingBug)
+				try("its verifier is another's", abi.Place{Hop: hopAt, Egress: otherEgress}, &hopAt, &otherEgress, abi.ReasonEgressMissingBug)
+				try("its verifier is nowhere", abi.Place{Hop: hopAt, Egress: 0}, &hopAt, nil, abi.ReasonEgressMissingBug)
 			}
 		})
 	}
@@ -137,7 +138,7 @@ func TestEntriesAreFoundByPlaceAndElseByIndex(t *testing.T) {
 // nothing names is empty in the end, and the guesses are right where a place has
 // one entry only.
 func TestEntriesStayAsTheyAreWhileNamed(t *testing.T) {
-	spec, err := loadCoreTC()
+	spec, err := object.Load(object.CoreTC)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -162,18 +163,18 @@ func TestEntriesStayAsTheyAreWhileNamed(t *testing.T) {
 			want := drawEntries(t)
 			in, err := g.openStores()
 			must(err)
-			hops, egresses := entriesOf[hop](t, g, tableHops), entriesOf[egress](t, g, tableEgresses)
+			hops, egresses := entriesOf[abi.Hop](t, g, tableHops), entriesOf[abi.Egress](t, g, tableEgresses)
 			hopAt, egressAt := maps.Clone(in.hops.at), maps.Clone(in.egresses.at)
 			for _, o := range changes(have, want) {
 				must(in.do(o))
 				// Programs may be at what was there when it began.
 				for k, i := range hopAt {
-					if now := entriesOf[hop](t, g, tableHops); now[i] != hops[i] {
+					if now := entriesOf[abi.Hop](t, g, tableHops); now[i] != hops[i] {
 						t.Fatalf("the entry of hop %+v was %+v and is %+v", k, hops[i], now[i])
 					}
 				}
 				for k, i := range egressAt {
-					if now := entriesOf[egress](t, g, tableEgresses); now[i] != egresses[i] {
+					if now := entriesOf[abi.Egress](t, g, tableEgresses); now[i] != egresses[i] {
 						t.Fatalf("the entry of egress %+v was %+v and is %+v", k, egresses[i], now[i])
 					}
 				}
@@ -184,23 +185,23 @@ func TestEntriesStayAsTheyAreWhileNamed(t *testing.T) {
 			if !maps.Equal(got.hops, want.hops) || !maps.Equal(got.egresses, want.egresses) {
 				t.Fatalf("the maps hold\n%+v\n%+v\nwant\n%+v\n%+v", got.hops, got.egresses, want.hops, want.egresses)
 			}
-			for i, h := range entriesOf[hop](t, g, tableHops) {
-				if h != (hop{}) && in.hops.at[h.Of] != uint32(i) {
+			for i, h := range entriesOf[abi.Hop](t, g, tableHops) {
+				if h != (abi.Hop{}) && in.hops.at[h.Of] != uint32(i) {
 					t.Fatalf("entry %d has %+v, and nothing names it", i, h)
 				}
 			}
-			for i, e := range entriesOf[egress](t, g, tableEgresses) {
-				if e != (egress{}) && in.egresses.at[e.Of] != uint32(i) {
+			for i, e := range entriesOf[abi.Egress](t, g, tableEgresses) {
+				if e != (abi.Egress{}) && in.egresses.at[e.Of] != uint32(i) {
 					t.Fatalf("entry %d has %+v, and nothing names it", i, e)
 				}
 			}
-			guesses := entriesOf[place](t, g, tablePlaces)
+			guesses := entriesOf[abi.Place](t, g, tablePlaces)
 			sharing := map[uint32]int{}
 			for k := range want.hops {
 				sharing[placeOf(k, 32)]++
 			}
 			for k, i := range in.hops.at {
-				right := place{Hop: i, Egress: in.egresses.at[egressKey{Path: k.Path, Epoch: k.Epoch}]}
+				right := abi.Place{Hop: i, Egress: in.egresses.at[abi.EgressKey{Path: k.Path, Epoch: k.Epoch}]}
 				if p := placeOf(k, 32); sharing[p] == 1 && guesses[p] != right {
 					t.Fatalf("the guess for %+v is %+v, want %+v", k, guesses[p], right)
 				}
@@ -214,15 +215,15 @@ func TestEntriesStayAsTheyAreWhileNamed(t *testing.T) {
 func drawEntries(t *rapid.T) tables {
 	out := newTables()
 	for range rapid.IntRange(0, 6).Draw(t, "entries") {
-		k := hopKey{
+		k := abi.HopKey{
 			Sid:   upper(ownSID(rapid.IntRange(1, 4).Draw(t, "sid"))),
-			Path:  be32(rapid.Uint32Range(1, 2).Draw(t, "path")),
+			Path:  abi.BE32(rapid.Uint32Range(1, 2).Draw(t, "path")),
 			Epoch: rapid.Uint8Range(0, 3).Draw(t, "epoch"),
 		}
-		out.hops[k] = hop{Of: k, Stats: rapid.Uint32Range(0, 1).Draw(t, "stats")}
+		out.hops[k] = abi.Hop{Of: k, Stats: rapid.Uint32Range(0, 1).Draw(t, "stats")}
 		if rapid.Bool().Draw(t, "is an egress") {
-			e := egressKey{Path: k.Path, Epoch: k.Epoch}
-			out.egresses[e] = egress{Of: e, Window: rapid.Uint32Range(0, 1).Draw(t, "window")}
+			e := abi.EgressKey{Path: k.Path, Epoch: k.Epoch}
+			out.egresses[e] = abi.Egress{Of: e, Window: rapid.Uint32Range(0, 1).Draw(t, "window")}
 		}
 	}
 	return out

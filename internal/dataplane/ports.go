@@ -70,8 +70,8 @@ func (b binding) hooks() []hook {
 }
 
 // settings are the interface's entry in ws_ports.
-func (b binding) settings(target bool) port {
-	p := port{Proxy: b.proxy, Vlans: b.vlans}
+func (b binding) settings(target bool) abi.Port {
+	p := abi.Port{Proxy: b.proxy, Vlans: b.vlans}
 	if b.Role == model.RoleEdge && b.Unmatched == model.UnmatchedDrop {
 		p.UnmatchedDrop = 1
 	}
@@ -91,13 +91,13 @@ func (b binding) settings(target bool) port {
 type topology struct {
 	bindings []binding        // see order
 	reach    map[string]reach // of functions whose interfaces are there
-	node     wsNode           // armed, with the cutters, and whether XDP is tried
+	node     abi.Node         // armed, with the cutters, and whether XDP is tried
 	missing  []error          // what is not there
 }
 
 // wiring is what desire must know of the machine.
 type wiring struct {
-	ports map[uint32]port
+	ports map[uint32]abi.Port
 	reach map[string]reach
 	cpus  int
 }
@@ -105,7 +105,7 @@ type wiring struct {
 // resolve looks up all devices that a plan needs. What is missing is left out,
 // and listed; the error is about what can be on no machine.
 func resolve(n plan.Node, devices func(string) (Device, error)) (topology, error) {
-	t := topology{reach: map[string]reach{}, node: wsNode{Armed: 1}}
+	t := topology{reach: map[string]reach{}, node: abi.Node{Armed: 1}}
 	if len(plan.Ordered(n.HeadendRules()))+len(plan.Ordered(n.GuardRules())) > 0 {
 		t.node.Rules = uint32(abi.RulesStateThere)
 	}
@@ -285,8 +285,8 @@ func (t topology) whole() error { return errors.Join(t.missing...) }
 
 // portTable is ws_ports for these interfaces; target tells which of them take XDP
 // redirects.
-func portTable(bs []binding, target func(binding) bool) map[uint32]port {
-	out := map[uint32]port{}
+func portTable(bs []binding, target func(binding) bool) map[uint32]abi.Port {
+	out := map[uint32]abi.Port{}
 	for _, b := range bs {
 		out[uint32(b.device.Index)] = b.settings(target(b))
 	}

@@ -9,6 +9,8 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
+
+	"github.com/waystamp/waystamp/internal/dataplane/object"
 )
 
 // checkPositions names the programs that stand before ours at TC: whatever they
@@ -139,8 +141,8 @@ func isOurs(id ebpf.ProgramID) bool {
 	if err != nil {
 		return false
 	}
-	for _, o := range objects {
-		if o.program == info.Name {
+	for _, o := range object.All {
+		if o.Program == info.Name {
 			return true
 		}
 	}

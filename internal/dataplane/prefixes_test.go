@@ -13,6 +13,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/waystamp/waystamp/internal/abi"
+	"github.com/waystamp/waystamp/internal/dataplane/object"
 )
 
 // prefixSearch is the search of the programs that ship, alone: its instructions are
@@ -27,12 +28,12 @@ const prefixFunction = "ws_prefix_find"
 
 func newPrefixSearch(t testing.TB, lines uint32) *prefixSearch {
 	t.Helper()
-	spec, err := loadEdgeTC()
+	spec, err := object.Load(object.EdgeTC)
 	if err != nil {
 		t.Fatal(err)
 	}
 	var search asm.Instructions
-	for _, in := range spec.Programs[progEdgeTC].Instructions {
+	for _, in := range spec.Programs[object.EdgeTC].Instructions {
 		name := in.Symbol()
 		if name == prefixFunction || len(search) > 0 && name == "" {
 			bare, of := in, in.Reference()

@@ -208,7 +208,7 @@ func TestHeadendLearnsFromPacketTooBig(t *testing.T) {
 	}
 	// Ten minutes later.
 	_, entry := headendEntry(r, 0x5eed0001)
-	var m coreTCWsPathMtu
+	var m abi.PathMTU
 	r.must(r.g.maps[tablePathMTUs].Lookup(entry.Stats, &m))
 	m.Expires = 1
 	r.must(r.put(tablePathMTUs, entry.Stats, m))

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
 
+	"github.com/waystamp/waystamp/internal/abi"
 	"github.com/waystamp/waystamp/internal/dataplane/oracle"
 	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/plan"
@@ -172,7 +173,7 @@ func drawWorld(t *rapid.T, pool secretPool) fuzzWorld {
 			p.secrets = rapid.SampledFrom(pool[p.Scheme][len(p.visits)]).Draw(t, "secrets")
 			w.paths = append(w.paths, p)
 			p.give(nodes, mtu, mss, action, lane, lanes)
-			w.seen[counterKey{be32(p.Path), p.Epoch}] = drawSeen(t, lane+min(lanes, 8))
+			w.seen[counterKey{abi.BE32(p.Path), p.Epoch}] = drawSeen(t, lane+min(lanes, 8))
 		}
 	}
 	for i := range nodes {

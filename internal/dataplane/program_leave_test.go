@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/waystamp/waystamp/internal/abi"
+	"github.com/waystamp/waystamp/internal/dataplane/object"
 	"github.com/waystamp/waystamp/internal/dataplane/oracle"
 	"github.com/waystamp/waystamp/internal/srv6"
 	"github.com/waystamp/waystamp/test/packets"
@@ -23,7 +24,7 @@ import (
 
 // runLeave gives the frame to the program at an edge's egress.
 func (r *rig) runLeave(f frame, d oracle.Departure) (outcome, error) {
-	prog := r.g.programs[progEdgeOutTC]
+	prog := r.g.programs[object.EdgeOutTC]
 	if d.Index {
 		prog = r.leave
 	}
@@ -46,7 +47,7 @@ func (r *rig) checkLeaves(f frame, d oracle.Departure) (oracle.Reason, moved, er
 		d.From = oracle.FromElsewhere // ws_ports is empty
 	}
 	want := n.Leave(d)
-	m := moved{stats: map[uint32]stats{}}
+	m := moved{stats: map[uint32]abi.Stats{}}
 	got, err := r.runLeave(f, d)
 	if err != nil {
 		return "", m, err
@@ -142,7 +143,7 @@ func newEdgeLive(t *testing.T) *live {
 		}
 		fd, err := l.socket(v.PeerName, 0)
 		l.in["extra"] = fd
-		return errors.Join(err, l.attachAt(l.g.programs[progEdgeOutTC], portOut, ebpf.AttachTCXEgress))
+		return errors.Join(err, l.attachAt(l.g.programs[object.EdgeOutTC], portOut, ebpf.AttachTCXEgress))
 	}))
 	return l
 }
@@ -273,5 +274,5 @@ func TestTruncatedPacketDoesNotLeave(t *testing.T) {
 	if err := l.send(portOut, p.Frame, 0); !errors.Is(err, unix.ENOBUFS) {
 		t.Errorf("sent, and not dropped by the program: %v", err)
 	}
-	l.must(l.checkMoved("TC", moved{dropped: []string{reasonName(abi.ReasonLeaveTruncated)}, stats: map[uint32]stats{}}))
+	l.must(l.checkMoved("TC", moved{dropped: []string{reasonName(abi.ReasonLeaveTruncated)}, stats: map[uint32]abi.Stats{}}))
 }

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/waystamp/waystamp/internal/abi"
+	"github.com/waystamp/waystamp/internal/dataplane/object"
 	"github.com/waystamp/waystamp/internal/dataplane/oracle"
 	"github.com/waystamp/waystamp/internal/host"
 	"github.com/waystamp/waystamp/internal/model"
@@ -58,9 +59,9 @@ func (r *rig) goLive() *live {
 	l := &live{rig: r, in: map[string]int{}}
 	r.must(r.in(func() error {
 		for _, port := range []string{portCore, portEdge, portEdgeDrop} {
-			prog := r.g.programs[progEdgeTC]
+			prog := r.g.programs[object.EdgeTC]
 			if port == portCore {
-				prog = r.g.programs[progCoreTC]
+				prog = r.g.programs[object.CoreTC]
 			}
 			if err := l.attach(prog, port); err != nil {
 				return err
@@ -159,8 +160,8 @@ func (l *live) receive() (b []byte, gsoSize int, err error) {
 }
 
 // nextEvent waits for one.
-func (l *live) nextEvent() (wsEvent, error) {
-	var e wsEvent
+func (l *live) nextEvent() (abi.Event, error) {
+	var e abi.Event
 	l.events.SetDeadline(time.Now().Add(waitLimit))
 	raw, err := l.events.Read()
 	if err != nil {
@@ -193,7 +194,7 @@ func (l *live) refusesAs(port string, b []byte, mss int, reason abi.Reason, leas
 	if got := abi.Reason(e.Reason); got != reason || int(e.Len) < least {
 		return fmt.Errorf("refused for %s with %d bytes, want %s with %d or more\n%s", got, e.Len, reason, least, layers(b))
 	}
-	return l.checkMoved("TC", moved{dropped: []string{reasonName(reason)}, stats: map[uint32]stats{}})
+	return l.checkMoved("TC", moved{dropped: []string{reasonName(reason)}, stats: map[uint32]abi.Stats{}})
 }
 
 // passesThenRefuses: the first of two packets, which is shorter, is not refused;
@@ -215,7 +216,7 @@ func (l *live) passesThenRefuses(port string, first, b []byte, reason abi.Reason
 	if got := abi.Reason(e.Reason); got != reason || int(e.Len) != len(b) {
 		return fmt.Errorf("refused for %s with %d bytes, want nothing before %s with %d", got, e.Len, reason, len(b))
 	}
-	return l.checkMoved("TC", moved{dropped: []string{reasonName(reason)}, stats: map[uint32]stats{}})
+	return l.checkMoved("TC", moved{dropped: []string{reasonName(reason)}, stats: map[uint32]abi.Stats{}})
 }
 
 // checkOut receives what went out next and compares it with what the oracle
@@ -249,14 +250,14 @@ func (l *live) checkOut(a oracle.Arrival, mss int, labels *oracle.Labels) error 
 	default:
 		return fmt.Errorf("sent, with GSO size %d (want %d):\n%s\nwant\n%s", size, mss, layers(slices.Concat(b[:14], got)), layers(slices.Concat(b[:14], want.Packet)))
 	}
-	m := moved{stats: map[uint32]stats{}}
+	m := moved{stats: map[uint32]abi.Stats{}}
 	for _, v := range want.Visits {
 		i, err := l.statsOf(v)
 		if err != nil {
 			return err
 		}
 		s := m.stats[i]
-		m.stats[i] = stats{Packets: s.Packets + 1, Frames: s.Frames + uint64(v.Frames), Bytes: s.Bytes + uint64(v.Bytes)}
+		m.stats[i] = abi.Stats{Packets: s.Packets + 1, Frames: s.Frames + uint64(v.Frames), Bytes: s.Bytes + uint64(v.Bytes)}
 	}
 	return l.checkMoved("TC", m)
 }
@@ -474,7 +475,7 @@ func TestPacketThatWasATunnelsIsEncapsulatedAgain(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		return errors.Join(netlink.LinkSetHardwareAddr(peer, neighbourMAC[:]), l.attach(l.g.programs[progEdgeTC], portOut+"-peer"))
+		return errors.Join(netlink.LinkSetHardwareAddr(peer, neighbourMAC[:]), l.attach(l.g.programs[object.EdgeTC], portOut+"-peer"))
 	}))
 	for _, mss := range []int{0, 1000} {
 		l.must(l.freshEvents())
@@ -599,7 +600,7 @@ func TestPriorityTagsAreNoWayPastTheGuard(t *testing.T) {
 		if abi.Reason(e.Reason) != abi.ReasonUnproven {
 			t.Errorf("tag %04x: refused for %s, want unproven", tci, abi.Reason(e.Reason))
 		}
-		if err := l.checkMoved("TC", moved{dropped: []string{"UNPROVEN"}, stats: map[uint32]stats{}}); err != nil {
+		if err := l.checkMoved("TC", moved{dropped: []string{"UNPROVEN"}, stats: map[uint32]abi.Stats{}}); err != nil {
 			t.Errorf("tag %04x: %v", tci, err)
 		}
 		l.must(l.send(portCore, tagged(good.Frame, tci), 0))

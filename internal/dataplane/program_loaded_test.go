@@ -18,6 +18,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/waystamp/waystamp/internal/abi"
+	"github.com/waystamp/waystamp/internal/dataplane/object"
 )
 
 // loaded are the programs that ship with one set of maps, as an agent loads them.
@@ -25,7 +26,7 @@ import (
 // than its tests have in hand at the same time: who gives them back empties the
 // maps.
 type loaded struct {
-	cfg      wsConfig
+	cfg      abi.Config
 	g        *generation
 	events   *ringbuf.Reader
 	leave    *ebpf.Program // sets skb->tc_index and calls the program of an edge's egress
@@ -37,11 +38,11 @@ type loaded struct {
 // programs know it as constants.
 var atRest struct {
 	mu  sync.Mutex
-	all map[wsConfig][]*loaded
+	all map[abi.Config][]*loaded
 }
 
 // takeLoaded gives programs whose maps are as new. Nobody else has them.
-func takeLoaded(cfg wsConfig) (*loaded, error) {
+func takeLoaded(cfg abi.Config) (*loaded, error) {
 	atRest.mu.Lock()
 	if have := atRest.all[cfg]; len(have) > 0 {
 		atRest.all[cfg] = have[:len(have)-1]
@@ -52,7 +53,7 @@ func takeLoaded(cfg wsConfig) (*loaded, error) {
 	return load(cfg)
 }
 
-func load(cfg wsConfig) (_ *loaded, err error) {
+func load(cfg abi.Config) (_ *loaded, err error) {
 	l := &loaded{cfg: cfg, g: &generation{limits: rigLimits, maps: map[table]*ebpf.Map{}, programs: map[string]*ebpf.Program{}}}
 	defer func() {
 		if err != nil {
@@ -68,7 +69,7 @@ func load(cfg wsConfig) (_ *loaded, err error) {
 	if l.events, err = ringbuf.NewReader(l.g.maps[tableEvents]); err != nil {
 		return nil, err
 	}
-	return l, l.indexed(l.g.programs[progEdgeOutTC], abi.IndexProven)
+	return l, l.indexed(l.g.programs[object.EdgeOutTC], abi.IndexProven)
 }
 
 func (l *loaded) close() error {
@@ -117,7 +118,7 @@ func (l *loaded) giveBack() error {
 	atRest.mu.Lock()
 	defer atRest.mu.Unlock()
 	if atRest.all == nil {
-		atRest.all = map[wsConfig][]*loaded{}
+		atRest.all = map[abi.Config][]*loaded{}
 	}
 	atRest.all[l.cfg] = append(atRest.all[l.cfg], l)
 	return nil
@@ -241,7 +242,7 @@ func TestWhatIsGivenBackIsAsNew(t *testing.T) {
 		}
 		// It is in the namespace of the test and armed by nobody: an event.
 		opts := ebpf.RunOptions{Data: plainPacket("fd00::1", "fc00:0:0:901::"), DataOut: make([]byte, 500)}
-		if _, err := used.g.programs[progEdgeTC].Run(&opts); err != nil {
+		if _, err := used.g.programs[object.EdgeTC].Run(&opts); err != nil {
 			t.Fatal(err)
 		}
 	})

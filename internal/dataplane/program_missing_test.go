@@ -9,6 +9,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/waystamp/waystamp/internal/abi"
+	"github.com/waystamp/waystamp/internal/dataplane/object"
 	"github.com/waystamp/waystamp/internal/dataplane/oracle"
 	"github.com/waystamp/waystamp/internal/plan"
 	"github.com/waystamp/waystamp/test/packets"
@@ -84,7 +85,7 @@ func (r *rig) comes(p packets.Packet) (outcome, error) {
 // leaves is what a program at TC egress makes of a packet.
 func leaves(prog string, from oracle.Origin) func(*rig, packets.Packet) (outcome, error) {
 	return func(r *rig, p packets.Packet) (outcome, error) {
-		if prog == progCoreOutTC {
+		if prog == object.CoreOutTC {
 			return r.run(r.g.programs[prog], ebpf.RunOptions{Data: p.Frame, Context: skb{Ifindex: r.ports[portCore]}})
 		}
 		return r.runLeave(frame{b: p.Frame}, oracle.Departure{From: from})
@@ -106,7 +107,7 @@ func TestWithoutATableOfPrefixesNothingGoesOn(t *testing.T) {
 		none    = ""
 		missing = "RULES_MISSING_BUG"
 	)
-	comes, fromElsewhere, own := (*rig).comes, leaves(progEdgeOutTC, oracle.FromElsewhere), leaves(progCoreOutTC, oracle.FromNode)
+	comes, fromElsewhere, own := (*rig).comes, leaves(object.EdgeOutTC, oracle.FromElsewhere), leaves(object.CoreOutTC, oracle.FromNode)
 	proven := func(r *rig, p packets.Packet) (outcome, error) {
 		return r.runLeave(frame{b: p.Frame}, oracle.Departure{From: oracle.FromPlan, Index: true})
 	}
@@ -259,7 +260,7 @@ func TestWithoutAPlanTablesAreNoMatter(t *testing.T) {
 // more.
 func TestWithoutItsSetOfRulesANodeRefuses(t *testing.T) {
 	type run = func(*rig, packets.Packet) (outcome, error)
-	fromElsewhere, own := leaves(progEdgeOutTC, oracle.FromElsewhere), leaves(progCoreOutTC, oracle.FromNode)
+	fromElsewhere, own := leaves(object.EdgeOutTC, oracle.FromElsewhere), leaves(object.CoreOutTC, oracle.FromNode)
 	rigs := map[string]*rig{"r4": newScapyRig(t, "r4"), "r5": newScapyRig(t, "r5")}
 	for _, r := range rigs {
 		r.must(r.apply(changed(r.node.Node, takesOwn)))

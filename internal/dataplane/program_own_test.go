@@ -11,6 +11,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"github.com/waystamp/waystamp/internal/dataplane/object"
 	"github.com/waystamp/waystamp/internal/dataplane/oracle"
 	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/plan"
@@ -30,7 +31,7 @@ func (r *rig) checkOwn(b []byte, d oracle.Departure, mark uint32, labels *oracle
 	if err != nil {
 		return want, err
 	}
-	got, err := r.run(r.g.programs[progCoreOutTC], ebpf.RunOptions{Data: b, Context: skb{Ifindex: r.ports[portCore], IngressIfindex: from, Mark: mark}})
+	got, err := r.run(r.g.programs[object.CoreOutTC], ebpf.RunOptions{Data: b, Context: skb{Ifindex: r.ports[portCore], IngressIfindex: from, Mark: mark}})
 	if err != nil {
 		return want, err
 	}

@@ -184,7 +184,7 @@ func (s *scapyRigs) packet(t *testing.T, p packets.Packet) {
 }
 
 // checkEvent: the record has the reason and the packet as it was then.
-func checkEvent(r *rig, f frame, got seen, e wsEvent) error {
+func checkEvent(r *rig, f frame, got seen, e abi.Event) error {
 	packet := got.tc.b
 	const quote = srv6.IPv6Len + 8
 	switch {

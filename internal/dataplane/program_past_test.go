@@ -99,7 +99,7 @@ func TestSuperPacketOfALocalFunctionDoesNotLeaveTooLong(t *testing.T) {
 	})
 	// As if another node had been the headend: about that one's packets the kernel
 	// is asked.
-	heads := map[uint32]headend{}
+	heads := map[uint32]abi.Headend{}
 	w.must(readMap(w.d.gen, tableHeadends, heads))
 	for i, h := range heads {
 		if h.OuterLen != 0 {
@@ -437,7 +437,7 @@ func TestIPv6PacketShorterThanItSaysTakesNoChain(t *testing.T) {
 // that no key has been put into.
 func TestNoKeysVerifyNothing(t *testing.T) {
 	r := newScapyRig(t, "r6")
-	k := egressKey{Path: be32(0x5eed0001), Epoch: 1}
+	k := abi.EgressKey{Path: abi.BE32(0x5eed0001), Epoch: 1}
 	e := r.have.egresses[k]
 	tag := srv6.IPv6Len + srv6.SRHLen + 3*srv6.SegmentLen + 16
 	zero := edited(frameNamed(t, "web-3"), func(ip []byte) { clear(ip[tag : tag+8]) })

@@ -48,7 +48,7 @@ func reasonCases() map[abi.Reason]reasonCase {
 			return r.put(t, k, v)
 		}
 	}
-	webKey := egressKey{Path: be32(0x5eed0001), Epoch: 1}
+	webKey := abi.EgressKey{Path: abi.BE32(0x5eed0001), Epoch: 1}
 	// seen: r6 has accepted this packet of web.
 	seen := func(x oracle.Train) func(*rig) error {
 		return func(r *rig) error {
@@ -56,7 +56,7 @@ func reasonCases() map[abi.Reason]reasonCase {
 		}
 	}
 	// changed is the headend entry of Scapy's chain web, which is r1's.
-	changed := func(f func(*headend)) func(*rig) error {
+	changed := func(f func(*abi.Headend)) func(*rig) error {
 		return edit(tableHeadends, func(r *rig) (any, any) {
 			k, h := headendEntry(r, 0x5eed0001)
 			f(&h)
@@ -65,16 +65,16 @@ func reasonCases() map[abi.Reason]reasonCase {
 	}
 	return map[abi.Reason]reasonCase{
 		abi.ReasonRNDExhausted: {node: "r1", packet: "edge-web", damage: func(r *rig) error { return r.setNumbers(0) }},
-		abi.ReasonNoLane:       {node: "r1", packet: "edge-web", damage: changed(func(h *headend) { h.Lanes = 0 })},
+		abi.ReasonNoLane:       {node: "r1", packet: "edge-web", damage: changed(func(h *abi.Headend) { h.Lanes = 0 })},
 		abi.ReasonTooBig:       {node: "r1", packet: "edge-web", routes: []rigRoute{{to: prefix("fc00:0:0:200::/56"), mtu: 175}}},
 		abi.ReasonPushFailed:   {node: "r1", packet: "edge-web", gso: [2]uint32{1000, 2}},
 		abi.ReasonStripFailed:  {node: "r6", packet: "web-3", gso: [2]uint32{1000, 1}},
 		abi.ReasonHeadendMissingBug: {node: "r1", packet: "edge-web", damage: func(r *rig) error {
 			k, _ := headendEntry(r, 0x5eed0001)
-			return r.g.maps[tableHeadends].Put(k, headend{})
+			return r.g.maps[tableHeadends].Put(k, abi.Headend{})
 		}},
-		abi.ReasonHeadendLengthBug:  {node: "r1", packet: "edge-web", damage: changed(func(h *headend) { h.OuterLen = 87 })},
-		abi.ReasonCounterMissingBug: {node: "r1", packet: "edge-web", damage: changed(func(h *headend) { h.Counter = 1 << 20 })},
+		abi.ReasonHeadendLengthBug:  {node: "r1", packet: "edge-web", damage: changed(func(h *abi.Headend) { h.OuterLen = 87 })},
+		abi.ReasonCounterMissingBug: {node: "r1", packet: "edge-web", damage: changed(func(h *abi.Headend) { h.Counter = 1 << 20 })},
 		abi.ReasonEgressMissingBug: {node: "r6", packet: "web-3", damage: func(r *rig) error {
 			return r.d.run(r.g, []op{{tableEgresses, &webKey, nil}})
 		}},
@@ -99,13 +99,13 @@ func reasonCases() map[abi.Reason]reasonCase {
 }
 
 // headendEntry is the entry of a path, with its key.
-func headendEntry(r *rig, path uint32) (uint32, headend) {
+func headendEntry(r *rig, path uint32) (uint32, abi.Headend) {
 	for k, h := range r.have.headends {
-		if h.Path == be32(path) {
+		if h.Path == abi.BE32(path) {
 			return k, h
 		}
 	}
-	return 0, headend{}
+	return 0, abi.Headend{}
 }
 
 // Every reason there is, through the programs that ship: it and nothing else is
@@ -273,7 +273,7 @@ func TestEventsAreASampleThatSaysSo(t *testing.T) {
 		t.Fatalf("%d events of %d", sent, n)
 	}
 	// As if the second were over.
-	var each []refusal
+	var each []abi.Refusal
 	r.must(r.g.maps[tableRefusals].Lookup(uint32(abi.ReasonUnproven), &each))
 	if int(each[0].Suppressed)+sent+told != n {
 		t.Errorf("%d were sent, and %d and then %d left out, of %d", sent, told, each[0].Suppressed, n)
@@ -320,11 +320,11 @@ func TestXDPGoesByWhatTCLearnedAndNoFurther(t *testing.T) {
 	}
 	// All ways of the hop, by CPU. The headers are IPv6, SRH, three segments, TLV.
 	tlv := p.Frame[srv6.EthernetLen+srv6.IPv6Len+8+3*16:]
-	index := r.have.hops[hopKey{
+	index := r.have.hops[abi.HopKey{
 		Sid:   binary.NativeEndian.Uint64(p.Frame[srv6.EthernetLen+24:]),
 		Epoch: tlv[3], Path: binary.NativeEndian.Uint32(tlv[4:]),
 	}].Stats
-	exits := func() (each []coreTCWsExit) {
+	exits := func() (each []abi.Exit) {
 		r.must(r.g.maps[tableExits].Lookup(index, &each))
 		return each
 	}
@@ -348,20 +348,20 @@ func TestXDPGoesByWhatTCLearnedAndNoFurther(t *testing.T) {
 	if n.Expires < rigNexthopTTL || nexthopTTL*10*time.Millisecond >= time.Second {
 		t.Errorf("what TC learned counts until jiffy %d of at least %d, and a node's for %d jiffies of at most 10 ms; want less than a second", n.Expires, uint64(rigNexthopTTL), nexthopTTL)
 	}
-	put := func(n coreTCWsNexthop) {
+	put := func(n abi.Nexthop) {
 		was[cpu].Flow[flow] = n
 		r.must(r.put(tableExits, index, was))
 	}
 	if v := verdict(); v != xdpRedirect {
 		t.Errorf("verdict %d by what TC has just learned, want a redirect", v)
 	}
-	for what, change := range map[string]func(*coreTCWsNexthop){
-		"expired":                  func(n *coreTCWsNexthop) { n.Expires = 1 },
-		"one byte too long":        func(n *coreTCWsNexthop) { n.Mtu = uint16(len(p.Frame) - srv6.EthernetLen - 1) },
-		"nothing may be that long": func(n *coreTCWsNexthop) { n.Mtu = 0 },
-		"to somewhere else":        func(n *coreTCWsNexthop) { n.To[0]++ },
-		"found before a change":    func(n *coreTCWsNexthop) { n.Ways-- },
-		"not for XDP":              func(n *coreTCWsNexthop) { n.Xdp = 0 },
+	for what, change := range map[string]func(*abi.Nexthop){
+		"expired":                  func(n *abi.Nexthop) { n.Expires = 1 },
+		"one byte too long":        func(n *abi.Nexthop) { n.Mtu = uint16(len(p.Frame) - srv6.EthernetLen - 1) },
+		"nothing may be that long": func(n *abi.Nexthop) { n.Mtu = 0 },
+		"to somewhere else":        func(n *abi.Nexthop) { n.To[0]++ },
+		"found before a change":    func(n *abi.Nexthop) { n.Ways-- },
+		"not for XDP":              func(n *abi.Nexthop) { n.Xdp = 0 },
 	} {
 		m := n
 		change(&m)
@@ -378,7 +378,7 @@ func TestXDPGoesByWhatTCLearnedAndNoFurther(t *testing.T) {
 	}
 	// A device that takes no redirect loses them without a word; at an edge
 	// nobody would stop what leaves the domain encapsulated.
-	for what, p := range map[string]port{"takes no redirects": {}, "is outside": {XdpTarget: 1, Edge: 1}} {
+	for what, p := range map[string]abi.Port{"takes no redirects": {}, "is outside": {XdpTarget: 1, Edge: 1}} {
 		r.must(r.put(tablePorts, r.ports[portOut], p))
 		learn()
 		if n := exits()[cpu].Flow[flow]; n.Xdp != 0 {
@@ -406,7 +406,7 @@ func TestInnerPacketsGoByWhatTheirEgressRemembers(t *testing.T) {
 			// IPv6 header, SRH, its list, TLV.
 			outer := srv6.IPv6Len + 8 + 16*(int(p.Frame[srv6.EthernetLen+srv6.IPv6Len+4])+1) + 24
 			tlv := p.Frame[srv6.EthernetLen+outer-24:]
-			index := r.have.hops[hopKey{
+			index := r.have.hops[abi.HopKey{
 				Sid:   binary.NativeEndian.Uint64(p.Frame[srv6.EthernetLen+24:]),
 				Epoch: tlv[3], Path: binary.NativeEndian.Uint32(tlv[4:]),
 			}].Stats
@@ -420,9 +420,9 @@ func TestInnerPacketsGoByWhatTheirEgressRemembers(t *testing.T) {
 				return o
 			}
 			run(r.runTC)
-			var exits []coreTCWsExit
+			var exits []abi.Exit
 			r.must(r.g.maps[tableExits].Lookup(index, &exits))
-			var own *coreTCWsNexthop
+			var own *abi.Nexthop
 			for c := range exits {
 				for f := range exits[c].Flow {
 					if exits[c].Flow[f].Ifindex != 0 {
@@ -430,8 +430,8 @@ func TestInnerPacketsGoByWhatTheirEgressRemembers(t *testing.T) {
 					}
 				}
 			}
-			var key coreTCWsNexthopKey
-			var shared coreTCWsNexthop
+			var key abi.NexthopKey
+			var shared abi.Nexthop
 			hash := r.g.maps[tableNexthops]
 			r.must(hash.NextKey(nil, &key))
 			r.must(hash.Lookup(&key, &shared))
@@ -446,7 +446,7 @@ func TestInnerPacketsGoByWhatTheirEgressRemembers(t *testing.T) {
 			}
 			learned := shared
 			here, there, anew := [6]byte{2, 1}, [6]byte{2, 2}, [6]byte(p.Frame[:6])
-			try := func(what string, change func(own, shared *coreTCWsNexthop), want [6]byte) {
+			try := func(what string, change func(own, shared *abi.Nexthop), want [6]byte) {
 				t.Helper()
 				*own, shared = learned, learned
 				own.Dmac, shared.Dmac = here, there
@@ -469,32 +469,32 @@ func TestInnerPacketsGoByWhatTheirEgressRemembers(t *testing.T) {
 					}
 				}
 			}
-			try("as learned", func(own, _ *coreTCWsNexthop) {}, here)
-			try("it just fits", func(own, _ *coreTCWsNexthop) {
+			try("as learned", func(own, _ *abi.Nexthop) {}, here)
+			try("it just fits", func(own, _ *abi.Nexthop) {
 				own.Mtu = uint16(len(p.Frame) - srv6.EthernetLen - outer)
 			}, here)
-			try("the guard must be asked", func(own, _ *coreTCWsNexthop) { own.Path = 0 }, here)
+			try("the guard must be asked", func(own, _ *abi.Nexthop) { own.Path = 0 }, here)
 			if c.byDestination {
 				// XDP takes the guard's word from there, and leaves the rest to TC,
 				// which asks.
 				*own = learned
-				own.Path = be32(99)
+				own.Path = abi.BE32(99)
 				r.must(r.put(tableExits, index, exits))
 				if o := run(r.runXDP); o.verdict != xdpPass {
 					t.Errorf("another path is required: verdict %d, want it left to TC", o.verdict)
 				}
 			}
-			try("it is too long", func(own, _ *coreTCWsNexthop) {
+			try("it is too long", func(own, _ *abi.Nexthop) {
 				own.Mtu = uint16(len(p.Frame) - srv6.EthernetLen - outer - 1)
 			}, anew)
-			for what, spoil := range map[string]func(*coreTCWsNexthop){
-				"expired":               func(n *coreTCWsNexthop) { n.Expires = 1 },
-				"to somewhere else":     func(n *coreTCWsNexthop) { n.To[0]++ },
-				"to somebody else":      func(n *coreTCWsNexthop) { n.To[1]++ },
-				"found before a change": func(n *coreTCWsNexthop) { n.Ways-- },
+			for what, spoil := range map[string]func(*abi.Nexthop){
+				"expired":               func(n *abi.Nexthop) { n.Expires = 1 },
+				"to somewhere else":     func(n *abi.Nexthop) { n.To[0]++ },
+				"to somebody else":      func(n *abi.Nexthop) { n.To[1]++ },
+				"found before a change": func(n *abi.Nexthop) { n.Ways-- },
 			} {
-				try("its own is "+what, func(own, _ *coreTCWsNexthop) { spoil(own) }, there)
-				try("both are "+what, func(own, shared *coreTCWsNexthop) { spoil(own); spoil(shared) }, anew)
+				try("its own is "+what, func(own, _ *abi.Nexthop) { spoil(own) }, there)
+				try("both are "+what, func(own, shared *abi.Nexthop) { spoil(own); spoil(shared) }, anew)
 			}
 		})
 	}

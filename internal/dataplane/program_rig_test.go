@@ -23,6 +23,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/waystamp/waystamp/internal/abi"
+	"github.com/waystamp/waystamp/internal/dataplane/object"
 	"github.com/waystamp/waystamp/internal/dataplane/oracle"
 	"github.com/waystamp/waystamp/internal/host"
 	"github.com/waystamp/waystamp/internal/model"
@@ -93,15 +94,15 @@ type rig struct {
 	ports    map[string]uint32 // their indexes
 	jobs     chan func()
 	ns       *host.NetNS
-	node     oracle.Node // as the maps are
-	number   uint64      // the next that every headend gives out; 0: there is none
-	last     tally       // as it was after the last run
-	refusals []refusal   // where count reads to
-	entries  int         // of ws_stats that count reads; 0: all
-	mem      *memory     // windows and numbers of the plan
+	node     oracle.Node   // as the maps are
+	number   uint64        // the next that every headend gives out; 0: there is none
+	last     tally         // as it was after the last run
+	refusals []abi.Refusal // where count reads to
+	entries  int           // of ws_stats that count reads; 0: all
+	mem      *memory       // windows and numbers of the plan
 	windows  map[counterKey]windowSlot
 	seen     map[counterKey][]oracle.Train // what they have accepted before each packet
-	each     []stats
+	each     []abi.Stats
 }
 
 // rigNexthopTTL is in jiffies: what TC learned must still count when XDP's turn
@@ -293,11 +294,11 @@ func (r *rig) route(to netip.Addr) oracle.Way {
 // Own addresses are the agent's matter, and set with a plan.
 func (r *rig) apply(n *plan.Node) error {
 	r.node = oracle.Node{Own: r.spec.own, Route: r.route, Armed: n != nil}
-	ports := map[uint32]port{}
+	ports := map[uint32]abi.Port{}
 	var local []netip.Addr
 	if n != nil {
 		r.node.Node = *n
-		ports = map[uint32]port{
+		ports = map[uint32]abi.Port{
 			r.ports[portCore]: {}, r.ports[portEdge]: {}, r.ports[portEdgeDrop]: {UnmatchedDrop: 1},
 			r.ports[portOut]: {XdpTarget: 1},
 		}
@@ -314,14 +315,14 @@ func (r *rig) apply(n *plan.Node) error {
 	ops := append(changes(r.have, w.tables), deletes(nil, tablePorts, r.have.ports, w.ports)...)
 	for i := range ops {
 		if ops[i].table == tableHeadends && ops[i].remove() {
-			ops[i].value = &headend{} // without the wait for programs: none runs
+			ops[i].value = &abi.Headend{} // without the wait for programs: none runs
 		}
 	}
 	if err := r.d.run(r.g, ops); err != nil {
 		return err
 	}
 	r.have = w.tables
-	node := wsNode{Xdp: 1}
+	node := abi.Node{Xdp: 1}
 	if n != nil {
 		node.Armed = 1
 	}
@@ -414,7 +415,7 @@ func (r *rig) checkWindows(spent *oracle.Spent) error {
 	for k, w := range r.windows {
 		before := r.seen[k]
 		after := before
-		if spent != nil && k == (counterKey{be32(spent.Path), spent.Epoch}) {
+		if spent != nil && k == (counterKey{abi.BE32(spent.Path), spent.Epoch}) {
 			after = append(slices.Clone(before), spent.Train)
 		}
 		for i, want := range w.holds(after) {
@@ -458,13 +459,13 @@ func (r *rig) tell(told map[uint32]int) error {
 	r.node.PathMTU = told
 	var errs []error
 	for _, h := range r.have.headends {
-		m := coreTCWsPathMtu{Path: h.Path, Mtu: uint32(told[fromBE32(h.Path)]), Expires: math.MaxUint64}
+		m := abi.PathMTU{Path: h.Path, Mtu: uint32(told[abi.BE32(h.Path)]), Expires: math.MaxUint64}
 		errs = append(errs, r.put(tablePathMTUs, h.Stats, m))
 	}
 	return errors.Join(errs...)
 }
 
-func (r *rig) resetNumber(h headend) {
+func (r *rig) resetNumber(h abi.Headend) {
 	last := r.number - 1
 	if r.number == 0 {
 		last = 7 // as the ceiling is then
@@ -473,9 +474,9 @@ func (r *rig) resetNumber(h headend) {
 }
 
 // checkNumber: has this headend given out exactly used numbers?
-func (r *rig) checkNumber(h headend, used uint64) error {
+func (r *rig) checkNumber(h abi.Headend, used uint64) error {
 	if got, want := r.mem.numbers.readNumbers(h.Counter).start, r.number-1+used; r.number != 0 && got != want {
-		return fmt.Errorf("the last number of path 0x%08x is %d, want %d", fromBE32(h.Path), got, want)
+		return fmt.Errorf("the last number of path 0x%08x is %d, want %d", abi.BE32(h.Path), got, want)
 	}
 	return nil
 }
@@ -483,14 +484,14 @@ func (r *rig) checkNumber(h headend, used uint64) error {
 // tally is what the programs have counted, over all CPUs.
 type tally struct {
 	dropped, reported [abi.ReasonCount]uint64
-	stats             [128]stats
+	stats             [128]abi.Stats
 }
 
 func (r *rig) count() (tally, error) {
 	var c tally
 	if r.refusals == nil {
-		r.refusals = make([]refusal, int(r.g.maps[tableRefusals].MaxEntries())*r.possible)
-		r.each = make([]stats, len(c.stats)*r.possible)
+		r.refusals = make([]abi.Refusal, int(r.g.maps[tableRefusals].MaxEntries())*r.possible)
+		r.each = make([]abi.Stats, len(c.stats)*r.possible)
 	}
 	n := len(c.stats)
 	if r.entries > 0 {
@@ -537,11 +538,11 @@ func lookUpFirst(m *ebpf.Map, n uint32, values unsafe.Pointer) error {
 // moved is what a program counted for one packet.
 type moved struct {
 	dropped, reported []string // reasons, as often as they were counted
-	stats             map[uint32]stats
+	stats             map[uint32]abi.Stats
 }
 
 func (before tally) moved(now tally) moved {
-	m := moved{stats: map[uint32]stats{}}
+	m := moved{stats: map[uint32]abi.Stats{}}
 	for i := range now.dropped {
 		for range now.dropped[i] - before.dropped[i] {
 			m.dropped = append(m.dropped, reasonName(abi.Reason(i)))
@@ -553,7 +554,7 @@ func (before tally) moved(now tally) moved {
 	for i := range now.stats {
 		a, b := before.stats[i], now.stats[i]
 		if a != b {
-			m.stats[uint32(i)] = stats{Packets: b.Packets - a.Packets, Frames: b.Frames - a.Frames, Bytes: b.Bytes - a.Bytes}
+			m.stats[uint32(i)] = abi.Stats{Packets: b.Packets - a.Packets, Frames: b.Frames - a.Frames, Bytes: b.Bytes - a.Bytes}
 		}
 	}
 	return m
@@ -597,9 +598,9 @@ type outcome struct {
 // runTC gives the frame to the TC program of its interface. Like all that runs
 // programs it belongs into a job.
 func (r *rig) runTC(f frame) (outcome, error) {
-	prog := r.g.programs[progEdgeTC]
+	prog := r.g.programs[object.EdgeTC]
 	if f.port == portCore {
-		prog = r.g.programs[progCoreTC]
+		prog = r.g.programs[object.CoreTC]
 	}
 	at := r.ports[f.port]
 	ctx := skb{Ifindex: at, IngressIfindex: at, GSOSegs: f.gsoSegs, GSOSize: f.gsoSize}
@@ -609,9 +610,9 @@ func (r *rig) runTC(f frame) (outcome, error) {
 // runXDP gives the frame to the XDP program of its interface. The kernel says
 // that it came by the loopback device.
 func (r *rig) runXDP(f frame) (outcome, error) {
-	prog := r.g.programs[progEdgeXDP]
+	prog := r.g.programs[object.EdgeXDP]
 	if f.port == portCore {
-		prog = r.g.programs[progCoreXDP]
+		prog = r.g.programs[object.CoreXDP]
 	}
 	return r.run(prog, ebpf.RunOptions{Data: f.b})
 }
@@ -638,8 +639,8 @@ func (r *rig) counted() (moved, error) {
 }
 
 // drain are the events since the last call.
-func (r *rig) drain() ([]wsEvent, error) {
-	var all []wsEvent
+func (r *rig) drain() ([]abi.Event, error) {
+	var all []abi.Event
 	r.events.SetDeadline(time.Unix(1, 0))
 	for {
 		raw, err := r.events.Read()
@@ -649,7 +650,7 @@ func (r *rig) drain() ([]wsEvent, error) {
 		if err != nil {
 			return nil, fmt.Errorf("read map %s: %w", tableEvents, err)
 		}
-		var e wsEvent
+		var e abi.Event
 		if len(raw.RawSample) != len(bytesOf(&e)) {
 			return nil, fmt.Errorf("an event of %d bytes, want %d", len(raw.RawSample), len(bytesOf(&e)))
 		}
@@ -661,7 +662,7 @@ func (r *rig) drain() ([]wsEvent, error) {
 // freshEvents gives every reason its whole share of events of a second again.
 func (r *rig) freshEvents() error {
 	for i := range r.g.maps[tableRefusals].MaxEntries() {
-		if err := r.put(tableRefusals, i, make([]refusal, r.possible)); err != nil {
+		if err := r.put(tableRefusals, i, make([]abi.Refusal, r.possible)); err != nil {
 			return err
 		}
 	}
@@ -684,7 +685,7 @@ func (r *rig) expect(f frame) (want oracle.Result, passes bool) {
 	case portEdgeDrop:
 		a.Interface.Unmatched = model.UnmatchedDrop
 	}
-	a.Seen = func(path uint32, epoch uint8) []oracle.Train { return r.seen[counterKey{be32(path), epoch}] }
+	a.Seen = func(path uint32, epoch uint8) []oracle.Train { return r.seen[counterKey{abi.BE32(path), epoch}] }
 	n := r.node
 	if f.gsoSize != 0 {
 		a.Frames = max(2, f.frames(srv6.EthernetLen)) // with 1 Longest would not count
@@ -798,7 +799,7 @@ func (f frame) longest() int {
 
 // wantMoved is what must be counted, and nothing else.
 func (r *rig) wantMoved(f frame, want oracle.Result) (moved, error) {
-	m := moved{stats: map[uint32]stats{}}
+	m := moved{stats: map[uint32]abi.Stats{}}
 	if want.Verdict == oracle.Drop {
 		m.dropped = []string{string(want.Reason)}
 	}
@@ -826,20 +827,20 @@ func (r *rig) statsOf(v oracle.Visit) (index uint32, err error) {
 		return h.Stats, err
 	}
 	for k, h := range r.have.hops {
-		if k.Path == be32(v.Path) && k.Epoch == v.Epoch && h.Position == v.Position {
+		if k.Path == abi.BE32(v.Path) && k.Epoch == v.Epoch && h.Position == v.Position {
 			return h.Stats, nil
 		}
 	}
 	return 0, fmt.Errorf("the oracle has the packet visit position %d of path 0x%08x, epoch %d, which the maps do not have", v.Position, v.Path, v.Epoch)
 }
 
-func (r *rig) headendOf(v oracle.Visit) (headend, error) {
+func (r *rig) headendOf(v oracle.Visit) (abi.Headend, error) {
 	for _, h := range r.have.headends {
-		if h.Path == be32(v.Path) && h.Epoch == v.Epoch {
+		if h.Path == abi.BE32(v.Path) && h.Epoch == v.Epoch {
 			return h, nil
 		}
 	}
-	return headend{}, fmt.Errorf("the oracle has the packet enter path 0x%08x, epoch %d, which the maps do not have", v.Path, v.Epoch)
+	return abi.Headend{}, fmt.Errorf("the oracle has the packet enter path 0x%08x, epoch %d, which the maps do not have", v.Path, v.Epoch)
 }
 
 // seen is what check found out about a frame.
@@ -924,7 +925,7 @@ func (r *rig) checkSpending(spent *oracle.Spent, m moved) error {
 	if spent == nil {
 		return nil
 	}
-	for _, i := range newSaved(r.have.hops).egresses[counterKey{be32(spent.Path), spent.Epoch}] {
+	for _, i := range newSaved(r.have.hops).egresses[counterKey{abi.BE32(spent.Path), spent.Epoch}] {
 		if m.stats[i].Packets > 0 {
 			return nil
 		}
@@ -1076,9 +1077,9 @@ func (r *rig) checkMoved(who string, want moved) error {
 
 // twice is what two programs count that do the same.
 func (m moved) twice() moved {
-	t := moved{stats: map[uint32]stats{}}
+	t := moved{stats: map[uint32]abi.Stats{}}
 	for i, s := range m.stats {
-		t.stats[i] = stats{Packets: 2 * s.Packets, Frames: 2 * s.Frames, Bytes: 2 * s.Bytes}
+		t.stats[i] = abi.Stats{Packets: 2 * s.Packets, Frames: 2 * s.Frames, Bytes: 2 * s.Bytes}
 	}
 	for _, x := range m.dropped {
 		t.dropped = append(t.dropped, x, x)

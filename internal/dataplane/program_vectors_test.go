@@ -14,6 +14,7 @@ import (
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/btf"
 
+	"github.com/waystamp/waystamp/internal/dataplane/object"
 	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/pot"
 )
@@ -243,8 +244,8 @@ func unhex(t *testing.T, s string) []byte {
 // asks whether all its 64 bits are zero.
 func TestNoBranchTellsWhereATagIsWrong(t *testing.T) {
 	verifiers := 0
-	for _, o := range objects {
-		spec, err := o.load()
+	for _, o := range object.All {
+		spec, err := o.Load()
 		if err != nil {
 			t.Fatal(err)
 		}

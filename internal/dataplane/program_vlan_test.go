@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/waystamp/waystamp/internal/abi"
+	"github.com/waystamp/waystamp/internal/dataplane/object"
 	"github.com/waystamp/waystamp/internal/dataplane/oracle"
 	"github.com/waystamp/waystamp/internal/host"
 	"github.com/waystamp/waystamp/internal/model"
@@ -128,7 +129,7 @@ func TestTagsAreNoWayOut(t *testing.T) {
 				if err := l.attachAt(push, portOut, ebpf.AttachTCXEgress); err != nil {
 					return err
 				}
-				if err := l.attachAt(l.g.programs[progEdgeOutTC], portOut, ebpf.AttachTCXEgress); err != nil {
+				if err := l.attachAt(l.g.programs[object.EdgeOutTC], portOut, ebpf.AttachTCXEgress); err != nil {
 					return err
 				}
 				l.in[portOut], err = l.socket(portOut, 0)
@@ -219,7 +220,7 @@ func TestNoStackOfTagsHidesAPacket(t *testing.T) {
 	}
 	l := newScapyRig(t, "r1").goLive()
 	l.must(l.rig.in(func() (err error) {
-		if err := l.attachAt(l.g.programs[progEdgeOutTC], portOut, ebpf.AttachTCXEgress); err != nil {
+		if err := l.attachAt(l.g.programs[object.EdgeOutTC], portOut, ebpf.AttachTCXEgress); err != nil {
 			return err
 		}
 		l.in[portOut], err = l.socket(portOut, 0)
@@ -373,7 +374,7 @@ func TestXDPLeavesTaggedFramesToTC(t *testing.T) {
 					if got.verdict != xdpPass || !slices.Equal(got.b, b) {
 						return fmt.Errorf("%v: verdict %d\n%s", tags, got.verdict, layers(got.b))
 					}
-					if err := r.checkMoved("XDP", moved{stats: map[uint32]stats{}}); err != nil {
+					if err := r.checkMoved("XDP", moved{stats: map[uint32]abi.Stats{}}); err != nil {
 						return fmt.Errorf("%v: %w", tags, err)
 					}
 				}

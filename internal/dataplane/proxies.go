@@ -155,7 +155,7 @@ func roomFor(n int) uint32 {
 // it.
 type ranges struct {
 	limit uint32 // entries that can be given out, and those before first
-	have  map[uint32]proxy
+	have  map[uint32]abi.Proxy
 	used  []entries // ordered
 	// exact: a range of another length is no use.
 	exact bool
@@ -165,16 +165,16 @@ type entries struct{ first, end uint32 }
 
 // newSlotRanges are of ws_slots. Entry 0 is nobody's.
 func newSlotRanges(limit uint32) *ranges {
-	return &ranges{limit: min(limit, slotsMax+1), have: map[uint32]proxy{}, used: []entries{{0, 1}}, exact: true}
+	return &ranges{limit: min(limit, slotsMax+1), have: map[uint32]abi.Proxy{}, used: []entries{{0, 1}}, exact: true}
 }
 
 func newBucketRanges(limit uint32) *ranges {
-	return &ranges{limit: limit, have: map[uint32]proxy{}}
+	return &ranges{limit: limit, have: map[uint32]abi.Proxy{}}
 }
 
 // keep notes the range of a proxy. The map does not say on how many CPUs it has
 // slots; whoever takes a range for as many is told by get.
-func (r *ranges) keep(id uint32, p proxy) {
+func (r *ranges) keep(id uint32, p abi.Proxy) {
 	if p.Slots > 0 {
 		r.have[id] = p
 	}
@@ -262,8 +262,8 @@ func (w *wanted) desireProxies(n plan.Node, at wiring, have tables, ix indexes) 
 	return keys, nil
 }
 
-func encodeProxy(p plan.Proxy, r reach, statsIndex uint32) proxy {
-	out := proxy{
+func encodeProxy(p plan.Proxy, r reach, statsIndex uint32) abi.Proxy {
+	out := abi.Proxy{
 		LifetimeNs: uint64(p.Lifetime.Nanoseconds()), To: r.to, Stats: statsIndex,
 		Recognise: uint8(abi.RecogniseContent), OnUnknown: uint8(p.OnUnknown), Dmac: r.dmac,
 	}

@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/waystamp/waystamp/internal/abi"
+	"github.com/waystamp/waystamp/internal/dataplane/object"
 	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/plan"
 	"github.com/waystamp/waystamp/internal/srv6"
@@ -37,10 +38,10 @@ func TestFunctionOfACompressedPath(t *testing.T) {
 		inner := innerOf(17, bytes.Repeat([]byte{byte(i)}, 40))
 		p := outerOf(3, 3, model.SchemeKeyed, uint64(i+1), inner)
 		p.Header.Destination, p.SRH.SegmentsLeft = c.to, c.left
-		if verdict, out, err := r.run(progCoreTC, "in", frameOf(p), 0); err != nil || verdict != verdictRedirect || !bytes.Equal(out[srv6.EthernetLen:], inner) {
+		if verdict, out, err := r.run(object.CoreTC, "in", frameOf(p), 0); err != nil || verdict != verdictRedirect || !bytes.Equal(out[srv6.EthernetLen:], inner) {
 			t.Fatalf("%s: to the function: verdict %d, %v, %x, refusals %v", c.name, verdict, err, out, r.refusals())
 		}
-		verdict, out, err := r.run(progFunctionTC, "from", ether(inner), 0)
+		verdict, out, err := r.run(object.FunctionTC, "from", ether(inner), 0)
 		if err != nil || verdict != verdictRedirect {
 			t.Fatalf("%s: on return: verdict %d, %v, refusals %v", c.name, verdict, err, r.refusals())
 		}
@@ -63,7 +64,7 @@ func TestFunctionOfACompressedPath(t *testing.T) {
 	}
 	p := outerOf(3, 3, model.SchemeKeyed, 9, innerOf(17, make([]byte, 40)))
 	p.SRH.SegmentsLeft = 0
-	if verdict, _, err := r.run(progCoreTC, "in", frameOf(p), 0); err != nil || verdict != verdictShot || r.refusals()[abi.ReasonUpperLayer] != 1 {
+	if verdict, _, err := r.run(object.CoreTC, "in", frameOf(p), 0); err != nil || verdict != verdictShot || r.refusals()[abi.ReasonUpperLayer] != 1 {
 		t.Errorf("neither C-SIDs nor segments are left: verdict %d, %v, refusals %v", verdict, err, r.refusals())
 	}
 }

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/waystamp/waystamp/internal/abi"
+	"github.com/waystamp/waystamp/internal/dataplane/object"
 	"github.com/waystamp/waystamp/internal/model"
 )
 
@@ -87,11 +88,11 @@ func TestCopiesThatComeBackAtOnceGetOneHeader(t *testing.T) {
 	n.Proxies[0].Recognise, n.Proxies[0].Segments = model.RecogniseMetadata, model.SegmentsKeep
 	n.Proxies[0].Cache, n.Proxies[0].Lifetime = 1, time.Hour
 	r := newProxyRun(t, n)
-	program := byMark(t, r.d.gen.programs[progFunctionTC])
+	program := byMark(t, r.d.gen.programs[object.FunctionTC])
 	r.in(1, udp(1))
 	slots := r.d.gen.maps[tableSlots]
 	var index, i uint32
-	var kept, c cached
+	var kept, c abi.Cached
 	it := slots.Iterate()
 	for it.Next(&i, &c) {
 		if c.Expires > 1 {

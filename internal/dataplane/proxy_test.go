@@ -18,6 +18,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/waystamp/waystamp/internal/abi"
+	"github.com/waystamp/waystamp/internal/dataplane/object"
 	"github.com/waystamp/waystamp/internal/host"
 	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/plan"
@@ -156,7 +157,7 @@ func (r *proxyRun) withXDP() {
 	r.must(err)
 	node.Xdp = 1
 	r.must(r.d.gen.setNode(node))
-	ports := map[uint32]port{}
+	ports := map[uint32]abi.Port{}
 	r.must(readMap(r.d.gen, tablePorts, ports))
 	for i, p := range ports {
 		p.XdpTarget = 1
@@ -406,20 +407,20 @@ func TestEveryPacketGetsItsOwnHeaderBack(t *testing.T) {
 
 func everyPacketGetsItsOwnHeaderBack(t *testing.T, xdp bool) {
 	r := newProxyRun(t, proxyNode())
-	in := func(frame []byte) (uint32, []byte, error) { return r.run(progCoreTC, "in", frame, 0) }
-	back := func(frame []byte) (uint32, []byte, error) { return r.run(progFunctionTC, "from", frame, 0) }
+	in := func(frame []byte) (uint32, []byte, error) { return r.run(object.CoreTC, "in", frame, 0) }
+	back := func(frame []byte) (uint32, []byte, error) { return r.run(object.FunctionTC, "from", frame, 0) }
 	var stripped, returned int // by XDP
 	if xdp {
 		r.withXDP()
 		in = func(frame []byte) (uint32, []byte, error) {
-			v, out, own, err := r.xdpThenTC(progCoreXDP, progCoreTC, "in", frame)
+			v, out, own, err := r.xdpThenTC(object.CoreXDP, object.CoreTC, "in", frame)
 			if own {
 				stripped++
 			}
 			return v, out, err
 		}
 		back = func(frame []byte) (uint32, []byte, error) {
-			v, out, own, err := r.xdpThenTC(progFunctionXDP, progFunctionTC, "from", frame)
+			v, out, own, err := r.xdpThenTC(object.FunctionXDP, object.FunctionTC, "from", frame)
 			if own {
 				returned++
 			}
@@ -532,7 +533,7 @@ func udp(b byte) []byte {
 func (r *proxyRun) in(sid int, inner []byte) srv6.Packet {
 	r.Helper()
 	p := outerOf(1, sid, model.SchemeKeyed, 5, inner)
-	if verdict, _, err := r.run(progCoreTC, "in", frameOf(p), 0); err != nil || verdict == verdictShot {
+	if verdict, _, err := r.run(object.CoreTC, "in", frameOf(p), 0); err != nil || verdict == verdictShot {
 		r.Fatalf("verdict %d, %v, refusals %v", verdict, err, r.refusals())
 	}
 	return p
@@ -558,44 +559,44 @@ func TestFunctionPacketsAreRefusedForTheirOwnReasons(t *testing.T) {
 		run  func(r *proxyRun)
 	}{
 		{"nobody sent it in", nil, func(r *proxyRun) {
-			r.wantRefused(abi.ReasonNotCached, progFunctionTC, "from", ether(udp(1)), 0)
+			r.wantRefused(abi.ReasonNotCached, object.FunctionTC, "from", ether(udp(1)), 0)
 			if f := r.function("fw"); f.TxNotCached != 1 || f.TxPlain != 0 {
 				r.Errorf("%+v", f)
 			}
 		}},
 		{"it comes by the interface to the function", nil, func(r *proxyRun) {
-			r.wantRefused(abi.ReasonNotCached, progFunctionTC, "to", ether(udp(1)), 0)
+			r.wantRefused(abi.ReasonNotCached, object.FunctionTC, "to", ether(udp(1)), 0)
 		}},
 		{"it comes back twice", nil, func(r *proxyRun) {
 			r.in(1, udp(1))
-			if v, _, err := r.run(progFunctionTC, "from", ether(udp(1)), 0); err != nil || v != verdictRedirect {
+			if v, _, err := r.run(object.FunctionTC, "from", ether(udp(1)), 0); err != nil || v != verdictRedirect {
 				r.Errorf("%d, %v", v, err)
 			}
-			r.wantRefused(abi.ReasonNotCached, progFunctionTC, "from", ether(udp(1)), 0)
+			r.wantRefused(abi.ReasonNotCached, object.FunctionTC, "from", ether(udp(1)), 0)
 		}},
 		{"its stamp is bound to ports that it does not have", nil, func(r *proxyRun) {
 			short := innerOf(17, make([]byte, 3))
-			if v, _, err := r.run(progCoreTC, "in", frameOf(outerOf(3, 1, model.SchemeKeyedFlow, 5, short)), 0); err != nil || v != verdictRedirect {
+			if v, _, err := r.run(object.CoreTC, "in", frameOf(outerOf(3, 1, model.SchemeKeyedFlow, 5, short)), 0); err != nil || v != verdictRedirect {
 				r.Errorf("%d, %v", v, err)
 			}
-			r.wantRefused(abi.ReasonFlow, progFunctionTC, "from", ether(short), 0)
+			r.wantRefused(abi.ReasonFlow, object.FunctionTC, "from", ether(short), 0)
 		}},
 		{"one byte is not what it was", nil, func(r *proxyRun) {
 			r.in(1, udp(1))
 			changed := udp(1)
 			changed[len(changed)-1]++
-			r.wantRefused(abi.ReasonNotCached, progFunctionTC, "from", ether(changed), 0)
+			r.wantRefused(abi.ReasonNotCached, object.FunctionTC, "from", ether(changed), 0)
 		}},
 		{"IPv4 that nobody sent in", nil, func(r *proxyRun) {
 			frame := append([]byte{12: 8, 13: 0}, append([]byte{0x45, 0, 0, 40, 8: 64, 9: 59, 12: 192, 15: 1, 16: 192, 19: 2}, make([]byte, 20)...)...)
-			r.wantRefused(abi.ReasonNotCached, progFunctionTC, "from", frame, 0)
+			r.wantRefused(abi.ReasonNotCached, object.FunctionTC, "from", frame, 0)
 		}},
 		{"its header is too old", set(func(p *model.Proxy) { p.Lifetime = 10 * time.Millisecond }), func(r *proxyRun) {
 			r.in(1, udp(1))
 			for *r.function("fw").InFlight > 0 {
 				time.Sleep(time.Millisecond)
 			}
-			r.wantRefused(abi.ReasonNotCached, progFunctionTC, "from", ether(udp(1)), 0)
+			r.wantRefused(abi.ReasonNotCached, object.FunctionTC, "from", ether(udp(1)), 0)
 			if f := r.function("fw"); f.Expired != 1 || *f.InFlight != 0 {
 				r.Errorf("%+v", f)
 			}
@@ -605,7 +606,7 @@ func TestFunctionPacketsAreRefusedForTheirOwnReasons(t *testing.T) {
 			for i := range 20 * abi.Ways * bucketsLeast {
 				r.in(1, innerOf(59, binary.BigEndian.AppendUint64(make([]byte, 16), uint64(i))))
 			}
-			r.wantRefused(abi.ReasonNotCached, progFunctionTC, "from", ether(udp(1)), 0)
+			r.wantRefused(abi.ReasonNotCached, object.FunctionTC, "from", ether(udp(1)), 0)
 			if f := r.function("fw"); f.Evicted == 0 || f.RxSuccess != f.Evicted+*f.InFlight || *f.InFlight > abi.Ways*bucketsLeast {
 				r.Errorf("%+v", f)
 			}
@@ -614,7 +615,7 @@ func TestFunctionPacketsAreRefusedForTheirOwnReasons(t *testing.T) {
 			// Each CPU has one.
 			p := frameOf(outerOf(1, 1, model.SchemeKeyed, 6, udp(2)))
 			for range 2 * r.d.cpus {
-				_, _, err := r.run(progCoreTC, "in", p, 0)
+				_, _, err := r.run(object.CoreTC, "in", p, 0)
 				r.must(err)
 			}
 			full := r.refusals()[abi.ReasonCacheFull]
@@ -625,28 +626,28 @@ func TestFunctionPacketsAreRefusedForTheirOwnReasons(t *testing.T) {
 		}},
 		{"its index is lost", set(func(p *model.Proxy) { p.Recognise = model.RecogniseMetadata }), func(r *proxyRun) {
 			r.in(1, udp(1))
-			r.wantRefused(abi.ReasonNotCached, progFunctionTC, "from", ether(udp(1)), 0)
+			r.wantRefused(abi.ReasonNotCached, object.FunctionTC, "from", ether(udp(1)), 0)
 		}},
 		{"merged, with one index for all", set(func(p *model.Proxy) { p.Recognise = model.RecogniseMetadata }), func(r *proxyRun) {
 			r.in(1, udp(1))
-			r.wantRefused(abi.ReasonNotCached, progFunctionTC, "from", ether(tcp(2000)), 1000)
+			r.wantRefused(abi.ReasonNotCached, object.FunctionTC, "from", ether(tcp(2000)), 1000)
 		}},
 		{"the plan dropped its path", nil, func(r *proxyRun) {
 			r.in(1, udp(1))
 			k := encodeHopKey(ownSID(1), 1, 0)
 			r.must(r.d.run(r.d.gen, []op{{tableHops, &k, nil}}))
-			r.wantRefused(abi.ReasonShareGone, progFunctionTC, "from", ether(udp(1)), 0)
+			r.wantRefused(abi.ReasonShareGone, object.FunctionTC, "from", ether(udp(1)), 0)
 		}},
 		{"its proxy is not there", nil, func(r *proxyRun) {
 			keys, err := proxyKeys(proxyNode().Proxies)
 			r.must(err)
 			r.must(r.d.gen.maps[tableProxies].Delete(keys["fw"]))
-			r.wantRefused(abi.ReasonProxyMissingBug, progCoreTC, "in", frameOf(outerOf(1, 1, model.SchemeKeyed, 5, udp(1))), 0)
-			r.wantRefused(abi.ReasonProxyMissingBug, progFunctionTC, "from", ether(udp(1)), 0)
+			r.wantRefused(abi.ReasonProxyMissingBug, object.CoreTC, "in", frameOf(outerOf(1, 1, model.SchemeKeyed, 5, udp(1))), 0)
+			r.wantRefused(abi.ReasonProxyMissingBug, object.FunctionTC, "from", ether(udp(1)), 0)
 		}},
 		{"its interface is gone", nil, func(r *proxyRun) {
 			r.must(r.net.DeleteLink("to"))
-			r.wantRefused(abi.ReasonFunctionGone, progCoreTC, "in", frameOf(outerOf(1, 1, model.SchemeKeyed, 5, udp(1))), 0)
+			r.wantRefused(abi.ReasonFunctionGone, object.CoreTC, "in", frameOf(outerOf(1, 1, model.SchemeKeyed, 5, udp(1))), 0)
 		}},
 		{"its interface is gone, and the agent knows", nil, func(r *proxyRun) {
 			r.in(1, udp(1))
@@ -654,28 +655,28 @@ func TestFunctionPacketsAreRefusedForTheirOwnReasons(t *testing.T) {
 			if err := r.do(r.d.Reconcile); !errors.As(err, new(*DegradedError)) {
 				r.Errorf("reconcile: %v; want it to say that the interface is missing", err)
 			}
-			r.wantRefused(abi.ReasonFunctionGone, progCoreTC, "in", frameOf(outerOf(1, 1, model.SchemeKeyed, 5, udp(1))), 0)
-			r.wantRefused(abi.ReasonFunctionGone, progCoreTC, "in", frameOf(outerOf(1, 1, model.SchemeKeyed, 5, tcp(2000))), 1000)
+			r.wantRefused(abi.ReasonFunctionGone, object.CoreTC, "in", frameOf(outerOf(1, 1, model.SchemeKeyed, 5, udp(1))), 0)
+			r.wantRefused(abi.ReasonFunctionGone, object.CoreTC, "in", frameOf(outerOf(1, 1, model.SchemeKeyed, 5, tcp(2000))), 1000)
 			// What is in it may still come back.
-			if v, _, err := r.run(progFunctionTC, "from", ether(udp(1)), 0); err != nil || v != verdictRedirect {
+			if v, _, err := r.run(object.FunctionTC, "from", ether(udp(1)), 0); err != nil || v != verdictRedirect {
 				r.Errorf("%d, %v", v, err)
 			}
 		}},
 		{"larger than the function takes", nil, func(r *proxyRun) {
-			r.wantRefused(abi.ReasonFunctionMTU, progCoreTC, "in", frameOf(outerOf(1, 1, model.SchemeKeyed, 5, innerOf(59, make([]byte, 1461)))), 0)
+			r.wantRefused(abi.ReasonFunctionMTU, object.CoreTC, "in", frameOf(outerOf(1, 1, model.SchemeKeyed, 5, innerOf(59, make([]byte, 1461)))), 0)
 			r.in(1, innerOf(59, make([]byte, 1460)))
 		}},
 		{"a super-packet whose frames are larger than the function takes", set(func(p *model.Proxy) { p.Segments = model.SegmentsKeep }), func(r *proxyRun) {
 			super := frameOf(outerOf(1, 1, model.SchemeKeyed, 5, tcp(3000)))
-			r.wantRefused(abi.ReasonFunctionMTU, progCoreTC, "in", super, 1441) // and 60 bytes of headers
+			r.wantRefused(abi.ReasonFunctionMTU, object.CoreTC, "in", super, 1441) // and 60 bytes of headers
 			// Those just fit. The packets of a test run are of no kind of GSO, and
 			// the kernel strips only such as are of one.
-			r.wantRefused(abi.ReasonStripFailed, progCoreTC, "in", super, 1440)
+			r.wantRefused(abi.ReasonStripFailed, object.CoreTC, "in", super, 1440)
 		}},
 		{"no cutter", nil, func(r *proxyRun) {
-			r.must(r.d.gen.setNode(wsNode{Armed: 1}))
-			r.wantRefused(abi.ReasonCannotCut, progCoreTC, "in", frameOf(outerOf(1, 1, model.SchemeKeyed, 5, tcp(2000))), 1000)
-			r.wantRefused(abi.ReasonCannotCut, progFunctionTC, "from", ether(tcp(2000)), 1000)
+			r.must(r.d.gen.setNode(abi.Node{Armed: 1}))
+			r.wantRefused(abi.ReasonCannotCut, object.CoreTC, "in", frameOf(outerOf(1, 1, model.SchemeKeyed, 5, tcp(2000))), 1000)
+			r.wantRefused(abi.ReasonCannotCut, object.FunctionTC, "from", ether(tcp(2000)), 1000)
 		}},
 		{"from or to what no headend takes", nil, func(r *proxyRun) {
 			withLocal := withLocalNAT(proxyNode())
@@ -688,21 +689,21 @@ func TestFunctionPacketsAreRefusedForTheirOwnReasons(t *testing.T) {
 				copy(b[8:], addr(c[0]).AsSlice())
 				copy(b[24:], addr(c[1]).AsSlice())
 				for _, sid := range []int{1, 2} {
-					r.wantRefused(abi.ReasonInnerAddress, progCoreTC, "in", frameOf(outerOf(1, sid, model.SchemeKeyed, 5, b)), 0)
+					r.wantRefused(abi.ReasonInnerAddress, object.CoreTC, "in", frameOf(outerOf(1, sid, model.SchemeKeyed, 5, b)), 0)
 				}
 			}
 			four := append([]byte{0x45, 0, 0, 40, 8: 64, 9: 59, 12: 169, 13: 254, 14: 1, 15: 1, 16: 192, 19: 2}, make([]byte, 20)...)
-			r.wantRefused(abi.ReasonInnerAddress, progCoreTC, "in", frameOf(outerOf(1, 1, model.SchemeKeyed, 5, four)), 0)
+			r.wantRefused(abi.ReasonInnerAddress, object.CoreTC, "in", frameOf(outerOf(1, 1, model.SchemeKeyed, 5, four)), 0)
 			r.withXDP()
 			for i := range 3 { // TC has the way, then XDP goes it
 				r.in(1, udp(byte(i)))
 			}
 			b := udp(1)
 			copy(b[8:], addr("fe80::bad").AsSlice())
-			if v, _, byXDP, err := r.xdpThenTC(progCoreXDP, progCoreTC, "in", frameOf(outerOf(1, 1, model.SchemeKeyed, 5, b))); err != nil || byXDP || v != verdictShot {
+			if v, _, byXDP, err := r.xdpThenTC(object.CoreXDP, object.CoreTC, "in", frameOf(outerOf(1, 1, model.SchemeKeyed, 5, b))); err != nil || byXDP || v != verdictShot {
 				r.Errorf("verdict %d, by XDP %t, %v", v, byXDP, err)
 			}
-			if v, _, byXDP, err := r.xdpThenTC(progCoreXDP, progCoreTC, "in", frameOf(outerOf(1, 1, model.SchemeKeyed, 5, udp(9)))); err != nil || !byXDP {
+			if v, _, byXDP, err := r.xdpThenTC(object.CoreXDP, object.CoreTC, "in", frameOf(outerOf(1, 1, model.SchemeKeyed, 5, udp(9)))); err != nil || !byXDP {
 				r.Errorf("what is good: verdict %d, by XDP %t, %v", v, byXDP, err)
 			}
 		}},
@@ -711,9 +712,9 @@ func TestFunctionPacketsAreRefusedForTheirOwnReasons(t *testing.T) {
 			for len(p.SRH.Segments) < 10 {
 				p.SRH.Segments = append(p.SRH.Segments, otherSID(7))
 			}
-			r.wantRefused(abi.ReasonHeaderTooLong, progCoreTC, "in", frameOf(optioned(p, 208)), 0)
+			r.wantRefused(abi.ReasonHeaderTooLong, object.CoreTC, "in", frameOf(optioned(p, 208)), 0)
 			p = optioned(p, 200) // 432 bytes in all
-			if v, _, err := r.run(progCoreTC, "in", frameOf(p), 0); err != nil || v != verdictRedirect {
+			if v, _, err := r.run(object.CoreTC, "in", frameOf(p), 0); err != nil || v != verdictRedirect {
 				r.Errorf("what just fits: verdict %d, %v, refusals %v", v, err, r.refusals())
 			}
 			if f := r.function("fw"); f.RxIgnored != 0 || f.RxSuccess != 1 { // more room would not help
@@ -723,7 +724,7 @@ func TestFunctionPacketsAreRefusedForTheirOwnReasons(t *testing.T) {
 		{"hop limit used up", nil, func(r *proxyRun) {
 			p := outerOf(1, 1, model.SchemeKeyed, 5, udp(1))
 			p.Header.HopLimit = 1
-			r.wantRefused(abi.ReasonHopLimit, progCoreTC, "in", frameOf(p), 0)
+			r.wantRefused(abi.ReasonHopLimit, object.CoreTC, "in", frameOf(p), 0)
 		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -746,7 +747,7 @@ func TestSlotIsGivenAgainOnlyWhenNobodyHasIt(t *testing.T) {
 	m := r.d.gen.maps[tableSlots]
 	setAll := func(expires uint64) {
 		for i := uint32(1); i < m.MaxEntries(); i++ {
-			var c cached
+			var c abi.Cached
 			r.must(m.Lookup(i, &c))
 			c.Expires = expires
 			r.must(m.Put(i, c))
@@ -754,7 +755,7 @@ func TestSlotIsGivenAgainOnlyWhenNobodyHasIt(t *testing.T) {
 	}
 	frame := frameOf(outerOf(1, 1, model.SchemeKeyed, 6, udp(2)))
 	setAll(1)
-	r.wantRefused(abi.ReasonCacheFull, progCoreTC, "in", frame, 0)
+	r.wantRefused(abi.ReasonCacheFull, object.CoreTC, "in", frame, 0)
 	setAll(2)
 	r.in(1, udp(2))
 	if f := r.function("fw"); f.Expired != 1 || f.RxSuccess != 1 || f.RxIgnored != 1 || *f.InFlight != 1 {
@@ -771,7 +772,7 @@ func TestWhatHasExpiredIsGivenLast(t *testing.T) {
 	r := newProxyRun(t, n)
 	m := r.d.gen.maps[tableSlots]
 	for i := uint32(1); i < m.MaxEntries(); i++ {
-		var c cached
+		var c abi.Cached
 		r.must(m.Lookup(i, &c))
 		c.Expires = 2 * uint64(i%2) // every other one is late
 		r.must(m.Put(i, c))
@@ -798,12 +799,12 @@ func TestFullCacheOfAFunctionTakesNothingFromAnother(t *testing.T) {
 	}
 	for i := range 100 {
 		p := outerOf(2, 1, model.SchemeOPoT, uint64(i), udp(byte(i)))
-		if v, _, err := r.run(progCoreTC, "in", frameOf(p), 0); err != nil || v != verdictRedirect {
+		if v, _, err := r.run(object.CoreTC, "in", frameOf(p), 0); err != nil || v != verdictRedirect {
 			t.Fatalf("verdict %d, %v, refusals %v", v, err, r.refusals())
 		}
 	}
 	for i := range 100 {
-		if v, out, err := r.run(progFunctionTC, "from", ether(udp(byte(i))), 0); err != nil || v != verdictRedirect {
+		if v, out, err := r.run(object.FunctionTC, "from", ether(udp(byte(i))), 0); err != nil || v != verdictRedirect {
 			t.Fatalf("verdict %d, %v, refusals %v", v, err, r.refusals())
 		} else if p, err := srv6.Decode(out[14:]); err != nil || p.SRH == nil || p.SRH.TLVs[0].Value[2] != 0 || p.SRH.TLVs[0].Value[5] != 1 {
 			t.Fatalf("%x: %v; want a header of path 1", out, err)
@@ -824,7 +825,7 @@ func TestManyCopiesOfAPacketAreKept(t *testing.T) {
 			r.in(1, udp(1))
 		}
 		for i := range 400 {
-			if v, _, err := r.run(progFunctionTC, "from", ether(udp(1)), 0); err != nil || v != verdictRedirect {
+			if v, _, err := r.run(object.FunctionTC, "from", ether(udp(1)), 0); err != nil || v != verdictRedirect {
 				t.Fatalf("round %d, copy %d: verdict %d, %v, refusals %v", round, i, v, err, r.refusals())
 			}
 		}
@@ -852,7 +853,7 @@ func TestHeadersOfAFunctionAreExactOnManyCPUs(t *testing.T) {
 					rnd := rand.New(rand.NewPCG(uint64(w), 1))
 					for i := range each {
 						frame := frameOf(outerOf(1, 1, model.SchemeKeyed, uint64(w*each+i+1), udp(byte(rnd.IntN(kinds)))))
-						_, stripped, err := r.run(progCoreTC, "in", frame, 0)
+						_, stripped, err := r.run(object.CoreTC, "in", frame, 0)
 						if err != nil {
 							return err
 						}
@@ -860,7 +861,7 @@ func TestHeadersOfAFunctionAreExactOnManyCPUs(t *testing.T) {
 						if recognise == model.RecogniseMetadata {
 							back = stripped // without an index: what comes of it is seen below
 						}
-						v, out, err := r.run(progFunctionTC, "from", back, 0)
+						v, out, err := r.run(object.FunctionTC, "from", back, 0)
 						if err != nil {
 							return err
 						}
@@ -904,12 +905,12 @@ func TestUnknownPacketGoesPlainWhereTheOperatorSaysSo(t *testing.T) {
 	n.Proxies[0].OnUnknown = model.OnUnknownPlain
 	n.Egresses = []plan.Egress{egressOf(3, 0, model.SchemeKeyed, model.Match{Destination: prefix("2001:db8:2::/48")}, ownSID(5), 2)}
 	r := newProxyRun(t, n)
-	if v, out, err := r.run(progFunctionTC, "from", ether(udp(1)), 0); err != nil || v != verdictUnspec || !bytes.Equal(out[14:], udp(1)) {
+	if v, out, err := r.run(object.FunctionTC, "from", ether(udp(1)), 0); err != nil || v != verdictUnspec || !bytes.Equal(out[14:], udp(1)) {
 		t.Errorf("verdict %d, %v, packet %x; want it unchanged and let go", v, err, out)
 	}
 	guarded := udp(1)
 	copy(guarded[24:], []byte{0x20, 0x01, 0x0d, 0xb8, 0, 2})
-	r.wantRefused(abi.ReasonUnproven, progFunctionTC, "from", ether(guarded), 0)
+	r.wantRefused(abi.ReasonUnproven, object.FunctionTC, "from", ether(guarded), 0)
 	if f := r.function("fw"); f.TxPlain != 2 || f.TxNotCached != 2 || f.TxSuccess != 0 {
 		t.Errorf("%+v", f)
 	}
@@ -917,11 +918,11 @@ func TestUnknownPacketGoesPlainWhereTheOperatorSaysSo(t *testing.T) {
 
 func TestSuperPacketsAreCutOnTheirWay(t *testing.T) {
 	r := newProxyRun(t, proxyNode())
-	v, out, err := r.run(progCoreTC, "in", frameOf(outerOf(1, 1, model.SchemeKeyed, 5, tcp(2000))), 1000)
+	v, out, err := r.run(object.CoreTC, "in", frameOf(outerOf(1, 1, model.SchemeKeyed, 5, tcp(2000))), 1000)
 	if mac := r.macs["wscut1"]; err != nil || v != verdictRedirect || !bytes.Equal(out[:6], mac[:]) || len(out) < 2000 {
 		t.Errorf("verdict %d, %v, %d bytes to %x; want it whole, to the cutter %x", v, err, len(out), out[:6], mac)
 	}
-	v, out, err = r.run(progFunctionTC, "from", ether(tcp(2000)), 1000)
+	v, out, err = r.run(object.FunctionTC, "from", ether(tcp(2000)), 1000)
 	if mac := r.macs["wsback1"]; err != nil || v != verdictRedirect || !bytes.Equal(out[:6], mac[:]) {
 		t.Errorf("verdict %d, %v, to %x; want it to the cutter %x", v, err, out[:6], mac)
 	}
@@ -1042,7 +1043,7 @@ func TestFailureAtAnyStepOfAFunctionLeavesWhatWasThere(t *testing.T) {
 // keyOffset is where the key of the cache is in a wsConfig, in bytes.
 func keyOffset(t *testing.T) int {
 	var b bytes.Buffer
-	if err := binary.Write(&b, binary.NativeEndian, wsConfig{FingerprintKey: [2]uint64{1<<64 - 1, 1<<64 - 1}}); err != nil {
+	if err := binary.Write(&b, binary.NativeEndian, abi.Config{FingerprintKey: [2]uint64{1<<64 - 1, 1<<64 - 1}}); err != nil {
 		t.Fatal(err)
 	}
 	return bytes.IndexByte(b.Bytes(), 0xff)
@@ -1054,12 +1055,12 @@ func TestLargerCacheNeedsANewGenerationAndCountersGoOn(t *testing.T) {
 	if r.d.gen.limits.buckets != 512 || r.d.gen.limits.slots != 1 {
 		t.Errorf("limits %+v", r.d.gen.limits)
 	}
-	spec, err := loadFunctionTC()
+	spec, err := object.Load(object.FunctionTC)
 	r.must(err)
 	// The key lies in the read-only data of the program.
 	at := spec.Variables["cfg"].Offset + uint32(keyOffset(t))
 	key := func() (k [2]uint64) {
-		info, err := r.d.gen.programs[progFunctionTC].Info()
+		info, err := r.d.gen.programs[object.FunctionTC].Info()
 		r.must(err)
 		ids, _ := info.MapIDs()
 		for _, id := range ids {

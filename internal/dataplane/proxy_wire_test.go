@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/waystamp/waystamp/internal/abi"
+	"github.com/waystamp/waystamp/internal/dataplane/object"
 	"github.com/waystamp/waystamp/internal/host"
 	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/plan"
@@ -593,15 +594,15 @@ func TestFunctionBehindDevicesWithXDPIsPassedByXDP(t *testing.T) {
 	quiet := 0
 	for i := 0; quiet < packets; i++ {
 		if i == 10*packets {
-			t.Fatalf("TC is always asked: core %d, function %d runs", runs(progCoreTC), runs(progFunctionTC))
+			t.Fatalf("TC is always asked: core %d, function %d runs", runs(object.CoreTC), runs(object.FunctionTC))
 		}
-		core, function := runs(progCoreTC), runs(progFunctionTC)
+		core, function := runs(object.CoreTC), runs(object.FunctionTC)
 		p := outerOf(1, 1, model.SchemeKeyed, uint64(i), udp(byte(i)))
 		w.send("in", frameOf(p))
 		if got, want := w.receive(), restored(t, p, testShare(1, 1), forwarded(udp(byte(i)))); !bytes.Equal(got, want) {
 			t.Fatalf("got\n%x, want\n%x", got, want)
 		}
-		if runs(progCoreTC) == core && runs(progFunctionTC) == function {
+		if runs(object.CoreTC) == core && runs(object.FunctionTC) == function {
 			quiet++
 		}
 	}

@@ -159,7 +159,7 @@ func (e recallEntry) key() (k windowKey, err error) {
 	if err != nil {
 		return k, err
 	}
-	k.counterKey = counterKey{be32(path), e.Epoch}
+	k.counterKey = counterKey{abi.BE32(path), e.Epoch}
 	n, err := fmt.Sscanf(e.Secrets, "%016x", &k.secrets)
 	if n != 1 || err != nil || e.Secrets != secretsText(k.secrets) {
 		return k, fmt.Errorf("is damaged: %q is not a digest of secrets", e.Secrets)
@@ -245,10 +245,10 @@ func recallMap(entries []recallEntry) (map[windowKey]recallEntry, error) {
 
 func recallEntries(all map[windowKey]recallEntry) (out []recallEntry) {
 	for _, k := range slices.SortedFunc(maps.Keys(all), func(a, b windowKey) int {
-		return cmp.Or(cmp.Compare(fromBE32(a.path), fromBE32(b.path)), cmp.Compare(a.epoch, b.epoch), cmp.Compare(a.secrets, b.secrets))
+		return cmp.Or(cmp.Compare(abi.BE32(a.path), abi.BE32(b.path)), cmp.Compare(a.epoch, b.epoch), cmp.Compare(a.secrets, b.secrets))
 	}) {
 		e := all[k]
-		e.Path, e.Epoch, e.Secrets = pathText(fromBE32(k.path)), k.epoch, secretsText(k.secrets)
+		e.Path, e.Epoch, e.Secrets = pathText(abi.BE32(k.path)), k.epoch, secretsText(k.secrets)
 		out = append(out, e)
 	}
 	return out

@@ -18,6 +18,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/waystamp/waystamp/internal/abi"
+	"github.com/waystamp/waystamp/internal/dataplane/object"
 	"github.com/waystamp/waystamp/internal/dataplane/oracle"
 	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/plan"
@@ -90,7 +91,7 @@ func (r *replayRig) frame(rnd uint64) frame {
 	return frame{port: portCore, b: b}
 }
 
-func (r *replayRig) key() counterKey { return counterKey{be32(r.path.Path), r.path.Epoch} }
+func (r *replayRig) key() counterKey { return counterKey{abi.BE32(r.path.Path), r.path.Epoch} }
 
 // offer gives a packet to a node as the kernel does: to XDP first if that is
 // attached, and what that leaves alone to TC. It returns why it was refused;
@@ -418,7 +419,7 @@ func (b *bed) offerTo(d *Dataplane, n plan.Node, counter uint64, to netip.Addr) 
 	}
 	before := count()
 	b.must(b.do(func() error {
-		_, err := d.gen.programs[progCoreTC].Run(&ebpf.RunOptions{Data: f.b, DataOut: make([]byte, len(f.b)+512)})
+		_, err := d.gen.programs[object.CoreTC].Run(&ebpf.RunOptions{Data: f.b, DataOut: make([]byte, len(f.b)+512)})
 		return err
 	}))
 	for reason, n := range count() {
@@ -552,8 +553,8 @@ func TestOnlyNewsAreSaved(t *testing.T) {
 		have, err := d.gen.read()
 		b.must(err)
 		for _, v := range have.egresses {
-			if v.Of == (egressKey{Path: be32(e.Path), Epoch: e.Epoch}) {
-				return windowKey{counterKey{be32(e.Path), e.Epoch}, v.secrets()}
+			if v.Of == (abi.EgressKey{Path: abi.BE32(e.Path), Epoch: e.Epoch}) {
+				return windowKey{counterKey{abi.BE32(e.Path), e.Epoch}, secretsOf(&v)}
 			}
 		}
 		t.Fatal("there is no such egress")
@@ -729,7 +730,7 @@ func TestWindowOfAPathThatIsGoneStaysUntilItIsSaved(t *testing.T) {
 // The record stays small, however often secrets change.
 func TestRecordOfWindowsForgetsTheOldest(t *testing.T) {
 	r := openRecall(t.TempDir())
-	live := windowKey{counterKey{be32(1), 0}, 1}
+	live := windowKey{counterKey{abi.BE32(1), 0}, 1}
 	if err := r.update(map[windowKey][]uint64{live: {9}}); err != nil {
 		t.Fatal(err)
 	}
@@ -738,7 +739,7 @@ func TestRecordOfWindowsForgetsTheOldest(t *testing.T) {
 		t.Fatal(err)
 	}
 	for i := range 3 * recallOld {
-		k := windowKey{counterKey{be32(1), uint8(i)}, uint64(i) + 2}
+		k := windowKey{counterKey{abi.BE32(1), uint8(i)}, uint64(i) + 2}
 		all[k] = recallEntry{Saved: int64(i), Newest: []uint64{uint64(i) + 1}}
 	}
 	forgetOld(all, map[windowKey][]uint64{live: {10}})

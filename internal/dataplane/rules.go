@@ -46,15 +46,15 @@ func orderRules(steer, require []plan.Rule) ([]orderedRule, error) {
 }
 
 // encodeRules is what ws_rules shall hold.
-func encodeRules(steer, require []plan.Rule) (map[uint32]ruleset, error) {
+func encodeRules(steer, require []plan.Rule) (map[uint32]abi.Ruleset, error) {
 	all, err := orderRules(steer, require)
 	if err != nil {
 		return nil, err
 	}
 	if len(all) == 0 {
-		return map[uint32]ruleset{}, nil
+		return map[uint32]abi.Ruleset{}, nil
 	}
-	s := new(ruleset)
+	s := new(abi.Ruleset)
 	var dst, src []ruleSpan[[2]uint64]
 	var sport, dport, proven []ruleSpan[uint32]
 	for i, r := range all {
@@ -76,11 +76,11 @@ func encodeRules(steer, require []plan.Rule) (map[uint32]ruleset, error) {
 	s.Dport.Step = numbers.cut(dport, s.Dport.From[:], s.Dport.Fit[:])
 	s.Proven.Step = numbers.cut(proven, s.Proven.From[:], s.Proven.Fit[:])
 	addMarks(s, all)
-	return map[uint32]ruleset{0: *s}, nil
+	return map[uint32]abi.Ruleset{0: *s}, nil
 }
 
 // addUpperLayer says which protocols and DSCPs fit rule i.
-func addUpperLayer(s *ruleset, i int, m model.Match) {
+func addUpperLayer(s *abi.Ruleset, i int, m model.Match) {
 	for p := range s.Protocol {
 		if m.Protocol == 0 || int(m.Protocol) == p {
 			setBit(&s.Protocol[p], i)
@@ -98,7 +98,7 @@ func addUpperLayer(s *ruleset, i int, m model.Match) {
 }
 
 // addUses says who meets rule i, and what it says then.
-func addUses(s *ruleset, i int, r orderedRule) {
+func addUses(s *abi.Ruleset, i int, r orderedRule) {
 	version := 0
 	if r.Match.Is4() {
 		version = 1
@@ -125,7 +125,7 @@ func addUses(s *ruleset, i int, r orderedRule) {
 }
 
 // addMarks says which marks fit which rules.
-func addMarks(s *ruleset, all []orderedRule) {
+func addMarks(s *abi.Ruleset, all []orderedRule) {
 	byMark := map[model.Mark]ruleBits{}
 	for i, r := range all {
 		b := byMark[r.Match.Mark]
@@ -234,7 +234,7 @@ func (a axis[K]) cut(spans []ruleSpan[K], from []K, fit []ruleBits) (step uint32
 }
 
 // readRules reads what ws_rules holds: a map in it, or none.
-func readRules(g *generation, into map[uint32]ruleset) error {
+func readRules(g *generation, into map[uint32]abi.Ruleset) error {
 	var id ebpf.MapID
 	err := g.maps[tableRules].Lookup(uint32(0), &id)
 	if errors.Is(err, ebpf.ErrKeyNotExist) {
@@ -248,7 +248,7 @@ func readRules(g *generation, into map[uint32]ruleset) error {
 		return fmt.Errorf("open what map %s holds: %w", tableRules, err)
 	}
 	defer m.Close()
-	s := new(ruleset)
+	s := new(abi.Ruleset)
 	if err := m.Lookup(uint32(0), s); err != nil {
 		return fmt.Errorf("read what map %s holds: %w", tableRules, err)
 	}
@@ -258,7 +258,7 @@ func readRules(g *generation, into map[uint32]ruleset) error {
 
 // putRules makes a map of the rules and puts it into ws_rules, in one step for the
 // packets.
-func (g *generation) putRules(s *ruleset) error {
+func (g *generation) putRules(s *abi.Ruleset) error {
 	m, err := ebpf.NewMap(&ebpf.MapSpec{
 		Name: "ws_rules_map", Type: ebpf.Array, KeySize: 4, ValueSize: uint32(binary.Size(s)), MaxEntries: 1,
 	})

@@ -10,6 +10,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/waystamp/waystamp/internal/abi"
 	"github.com/waystamp/waystamp/internal/dataplane/oracle"
 	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/plan"
@@ -201,7 +202,7 @@ func (r *rig) crowd(n int) error {
 		}
 	}
 	for _, e := range r.node.Egresses {
-		require = append(require, plan.Rule{Match: e.Match, Target: be32(e.Path)})
+		require = append(require, plan.Rule{Match: e.Match, Target: abi.BE32(e.Path)})
 	}
 	set, err := encodeRules(steer, require)
 	if err != nil {

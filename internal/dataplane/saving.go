@@ -64,7 +64,7 @@ func (f fileID) equal(g fileID) bool {
 	return f.info != nil && g.info != nil && os.SameFile(f.info, g.info) && f.size == g.size && f.time.Equal(g.time)
 }
 
-func newSaved(hops map[hopKey]hop) *saved {
+func newSaved(hops map[abi.HopKey]abi.Hop) *saved {
 	s := &saved{egresses: map[counterKey][]uint32{}}
 	for k, h := range hops {
 		if h.Behaviour == uint8(abi.BehaviourEndDT46) {
@@ -163,7 +163,7 @@ func (s *saved) isQuiet(k counterKey, packets []uint64) bool {
 func (g *generation) readSpent(cpus int) (packets []uint64, refused uint64, err error) {
 	m := g.maps[tableStats]
 	n := int(m.MaxEntries())
-	keys, values := make([]uint32, n), make([]stats, n*cpus)
+	keys, values := make([]uint32, n), make([]abi.Stats, n*cpus)
 	var at ebpf.MapBatchCursor
 	got, err := m.BatchLookup(&at, keys, values, nil)
 	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
@@ -179,7 +179,7 @@ func (g *generation) readSpent(cpus int) (packets []uint64, refused uint64, err 
 		}
 	}
 	for _, r := range spentRefusals {
-		var each []refusal
+		var each []abi.Refusal
 		if err := g.maps[tableRefusals].Lookup(uint32(r), &each); err != nil {
 			return nil, 0, fmt.Errorf("read map %s: %w", tableRefusals, err)
 		}

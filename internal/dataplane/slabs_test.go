@@ -14,6 +14,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/waystamp/waystamp/internal/abi"
+	"github.com/waystamp/waystamp/internal/dataplane/object"
 	"github.com/waystamp/waystamp/internal/model"
 )
 
@@ -188,12 +189,12 @@ func TestCeilingRisesWhileProgramsCount(t *testing.T) {
 		wg.Go(func() {
 			defer running.Add(-1)
 			errs[cpu] = onCPU(b.net.NetNS(), cpu, func() error {
-				_, err := d.gen.programs[progEdgeTC].Run(&ebpf.RunOptions{
+				_, err := d.gen.programs[object.EdgeTC].Run(&ebpf.RunOptions{
 					Data: plainPacket("fd00::1", "2001:db8:1::1"), DataOut: make([]byte, 500), Repeat: 1,
 				})
 				for range packets - 1 {
 					if err == nil {
-						_, err = d.gen.programs[progEdgeTC].Run(&ebpf.RunOptions{Data: plainPacket("fd00::1", "2001:db8:1::1"), DataOut: make([]byte, 500)})
+						_, err = d.gen.programs[object.EdgeTC].Run(&ebpf.RunOptions{Data: plainPacket("fd00::1", "2001:db8:1::1"), DataOut: make([]byte, 500)})
 					}
 				}
 				return err

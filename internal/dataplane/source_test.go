@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/waystamp/waystamp/internal/abi"
+	"github.com/waystamp/waystamp/internal/dataplane/object"
 	"github.com/waystamp/waystamp/internal/model"
 )
 
@@ -22,11 +23,11 @@ func TestUnspecifiedAddressIsNoHeadend(t *testing.T) {
 		return frameOf(p)
 	}
 	for _, a := range n.Endpoints[0].Sources {
-		if v, _, err := r.run(progCoreTC, "in", frame(a), 0); err != nil || v != verdictRedirect {
+		if v, _, err := r.run(object.CoreTC, "in", frame(a), 0); err != nil || v != verdictRedirect {
 			t.Errorf("from %s: verdict %d, %v", a, v, err)
 		}
 	}
 	for _, a := range []string{"::", "::1", "fc00:3::9"} {
-		r.wantRefused(abi.ReasonSource, progCoreTC, "in", frame(addr(a)), 0)
+		r.wantRefused(abi.ReasonSource, object.CoreTC, "in", frame(addr(a)), 0)
 	}
 }

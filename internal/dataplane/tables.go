@@ -10,31 +10,31 @@ import (
 // tables is what the maps hold that user space alone writes. Two of them are
 // compared to learn what must be done.
 type tables struct {
-	hops     map[hopKey]hop
-	sids     map[hopKey]uint32
-	sources  map[sourceKey]uint32
-	egresses map[egressKey]egress
-	headends map[uint32]headend
+	hops     map[abi.HopKey]abi.Hop
+	sids     map[abi.HopKey]uint32
+	sources  map[abi.SourceKey]uint32
+	egresses map[abi.EgressKey]abi.Egress
+	headends map[uint32]abi.Headend
 	paths    map[uint32]uint32 // that it is a headend of, as __be32: index in headends
 	matchDst map[dstKey]match
 	matchSrc map[srcKey]match
 	guardDst map[dstKey]match
 	guardSrc map[srcKey]match
-	ports    map[uint32]port
-	proxies  map[uint32]proxy
+	ports    map[uint32]abi.Port
+	proxies  map[uint32]abi.Proxy
 	localDst map[dstKey]match
 	localSrc map[srcKey]match
-	rules    map[uint32]ruleset // at 0, if there are any
+	rules    map[uint32]abi.Ruleset // at 0, if there are any
 }
 
 func newTables() tables {
 	return tables{
-		hops: map[hopKey]hop{}, sids: map[hopKey]uint32{}, sources: map[sourceKey]uint32{}, egresses: map[egressKey]egress{},
-		headends: map[uint32]headend{}, paths: map[uint32]uint32{},
+		hops: map[abi.HopKey]abi.Hop{}, sids: map[abi.HopKey]uint32{}, sources: map[abi.SourceKey]uint32{}, egresses: map[abi.EgressKey]abi.Egress{},
+		headends: map[uint32]abi.Headend{}, paths: map[uint32]uint32{},
 		matchDst: map[dstKey]match{}, matchSrc: map[srcKey]match{},
 		guardDst: map[dstKey]match{}, guardSrc: map[srcKey]match{},
-		ports: map[uint32]port{}, proxies: map[uint32]proxy{},
-		localDst: map[dstKey]match{}, localSrc: map[srcKey]match{}, rules: map[uint32]ruleset{},
+		ports: map[uint32]abi.Port{}, proxies: map[uint32]abi.Proxy{},
+		localDst: map[dstKey]match{}, localSrc: map[srcKey]match{}, rules: map[uint32]abi.Ruleset{},
 	}
 }
 
@@ -159,7 +159,7 @@ func together(have, want tables) bool {
 
 // byPath names paths where the maps name headends: a path's next epoch has another
 // one, and that packets meet the old or the new one is no matter.
-func byPath(of map[dstKey]match, headends map[uint32]headend) map[dstKey]match {
+func byPath(of map[dstKey]match, headends map[uint32]abi.Headend) map[dstKey]match {
 	out := maps.Clone(of)
 	for k, m := range out {
 		if m.Action == uint8(abi.MatchActionPath) {
@@ -170,7 +170,7 @@ func byPath(of map[dstKey]match, headends map[uint32]headend) map[dstKey]match {
 	return out
 }
 
-func (t tables) rulesByPath() map[uint32]ruleset {
+func (t tables) rulesByPath() map[uint32]abi.Ruleset {
 	out := maps.Clone(t.rules)
 	for k, set := range out {
 		for i, steer := range set.Steer {

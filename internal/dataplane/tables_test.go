@@ -18,14 +18,14 @@ var roomy = limits{headends: 64, stats: 256, buckets: 1 << 14, slots: 1 << 16}
 
 // testWiring has all functions of a plan at hand.
 func testWiring(n plan.Node) wiring {
-	at := wiring{ports: map[uint32]port{}, reach: map[string]reach{}, cpus: 4}
+	at := wiring{ports: map[uint32]abi.Port{}, reach: map[string]reach{}, cpus: 4}
 	for i, p := range n.Proxies {
 		if p.Local {
 			at.reach[p.Function] = reach{}
 			continue
 		}
 		at.reach[p.Function] = reach{to: uint32(100 + i), dmac: [6]byte{2}}
-		at.ports[uint32(200+i)] = port{Proxy: 1}
+		at.ports[uint32(200+i)] = abi.Port{Proxy: 1}
 	}
 	return at
 }
@@ -37,7 +37,7 @@ func placedBy(have tables) placed {
 		p.numbers[counterKey{h.Path, h.Epoch}] = h.Counter
 	}
 	for k, e := range have.egresses {
-		w := window{windowKey{counterKey{k.Path, k.Epoch}, e.secrets()}, int(e.Lanes), 1 << e.WindowLog2}
+		w := window{windowKey{counterKey{k.Path, k.Epoch}, secretsOf(&e)}, int(e.Lanes), 1 << e.WindowLog2}
 		p.windows[w.key] = windowSlot{window: w, at: int(e.Window)}
 	}
 	return p
@@ -115,14 +115,14 @@ func TestNoStepOfAChangeOpensAHole(t *testing.T) {
 			}
 			for k, h := range now.hops {
 				if h.Behaviour == uint8(abi.BehaviourEndDT46) {
-					if _, ok := now.egresses[egressKey{Path: k.Path, Epoch: k.Epoch}]; !ok {
+					if _, ok := now.egresses[abi.EgressKey{Path: k.Path, Epoch: k.Epoch}]; !ok {
 						t.Fatalf("an egress SID without its verifier")
 					}
 				}
 				if h.Behaviour == uint8(abi.BehaviourEndAd) && now.proxies[h.Proxy].LifetimeNs == 0 {
 					t.Fatalf("a SID names proxy %d, which is not there", h.Proxy)
 				}
-				if now.sids[hopKey{Sid: k.Sid, Path: k.Path}] != 1 || now.sids[hopKey{Sid: k.Sid}] != 1 {
+				if now.sids[abi.HopKey{Sid: k.Sid, Path: k.Path}] != 1 || now.sids[abi.HopKey{Sid: k.Sid}] != 1 {
 					t.Fatalf("a SID that ws_sids does not have")
 				}
 			}
@@ -220,10 +220,10 @@ func TestOwnAddressKeepsWhatCoversIt(t *testing.T) {
 		from, to string
 		want     match
 	}{
-		{"fd00::1", "2001:db8:1:1::1", match{Target: be32(2), Action: 1, Local: 1}},
-		{"2620::2", "2001:db8:1:1::1", match{Target: be32(1), Action: 1, Local: 1}},
-		{"2620::2", "2001:db8:5::1", match{Target: be32(1), Action: 1, Local: 1}},
-		{"2620::2", "2001:db8:5::2", match{Target: be32(1), Action: 1}},
+		{"fd00::1", "2001:db8:1:1::1", match{Target: abi.BE32(2), Action: 1, Local: 1}},
+		{"2620::2", "2001:db8:1:1::1", match{Target: abi.BE32(1), Action: 1, Local: 1}},
+		{"2620::2", "2001:db8:5::1", match{Target: abi.BE32(1), Action: 1, Local: 1}},
+		{"2620::2", "2001:db8:5::2", match{Target: abi.BE32(1), Action: 1}},
 		{"2620::2", "2620::1", match{Local: 1}},
 		{"2620::2", "2620::3", match{}},
 	} {

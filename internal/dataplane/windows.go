@@ -20,16 +20,16 @@ type windowKey struct {
 	secrets uint64 // digest of what the egress verifies with
 }
 
-// secrets tells those of one epoch from those of another. It is the beginning of
+// secretsOf tells the secrets of one epoch from those of another. It is the beginning of
 // a hash, in slabs and on the disk, and says nothing of them.
-func (e *egress) secrets() uint64 {
+func secretsOf(e *abi.Egress) uint64 {
 	h := sha256.New()
 	fmt.Fprint(h, "waystamp replay window", e.Keys, e.Secret, e.Key)
 	return binary.BigEndian.Uint64(h.Sum(nil))
 }
 
 func (k counterKey) String() string {
-	return fmt.Sprintf("path %s, epoch %d", pathText(fromBE32(k.path)), k.epoch)
+	return fmt.Sprintf("path %s, epoch %d", pathText(abi.BE32(k.path)), k.epoch)
 }
 
 // window is the replay window of a path in one epoch.
@@ -121,7 +121,7 @@ func (s *slabs) windowAt(at int, mark uint64) (w windowSlot, state uint64, ok bo
 		}
 	}
 	of := s.word(at + 1).Load()
-	w.key = windowKey{counterKey{be32(uint32(of >> 8)), uint8(of)}, s.word(at + 2).Load()}
+	w.key = windowKey{counterKey{abi.BE32(uint32(of >> 8)), uint8(of)}, s.word(at + 2).Load()}
 	return w, state, true
 }
 
@@ -130,7 +130,7 @@ func (s *slabs) windowAt(at int, mark uint64) (w windowSlot, state uint64, ok bo
 func (s *slabs) makeWindow(w windowSlot, words []uint64) {
 	at := w.head()
 	s.word(at).Store(w.mark(windowHalf))
-	s.word(at + 1).Store(uint64(fromBE32(w.key.path))<<8 | uint64(w.key.epoch))
+	s.word(at + 1).Store(uint64(abi.BE32(w.key.path))<<8 | uint64(w.key.epoch))
 	s.word(at + 2).Store(w.key.secrets)
 	s.putWords(w, words)
 	s.word(at).Store(w.mark(windowWhole))

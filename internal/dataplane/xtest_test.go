@@ -291,9 +291,9 @@ func pieceOf(from [][2]uint64, a netip.Addr) int {
 // do applies an op to tables.
 func (t tables) do(o op) {
 	switch k := o.key.(type) {
-	case *hopKey:
+	case *abi.HopKey:
 		switch v := o.value.(type) {
-		case *hop:
+		case *abi.Hop:
 			t.hops[*k] = *v
 		case *uint32:
 			t.sids[*k] = *v
@@ -304,9 +304,9 @@ func (t tables) do(o op) {
 				delete(t.hops, *k)
 			}
 		}
-	case *sourceKey:
+	case *abi.SourceKey:
 		set(t.sources, k, o.value)
-	case *egressKey:
+	case *abi.EgressKey:
 		set(t.egresses, k, o.value)
 	case *uint32:
 		switch o.table {

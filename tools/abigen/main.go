@@ -1,8 +1,7 @@
 // Command abigen writes the Go side of the contract between the kernel and
 // user space, internal/abi, and the page docs/reference/refusals.md, from the
 // headers in bpf/include/waystamp. It asks the pinned clang what the headers
-// say, and so reads them as the programs do; it knows nothing of map types,
-// which bpf2go takes from the objects. `make generate` runs it.
+// say, and so reads them as the programs do. `make generate` runs it.
 package main
 
 import (
@@ -42,12 +41,17 @@ func run(clang, include, goDir, page string) error {
 	if err != nil {
 		return err
 	}
+	types, err := renderTypes(c)
+	if err != nil {
+		return err
+	}
 	for _, f := range []struct {
 		path string
 		text []byte
 	}{
 		{filepath.Join(goDir, "constants.go"), consts},
 		{filepath.Join(goDir, "enums.go"), enums},
+		{filepath.Join(goDir, "types.go"), types},
 		{page, renderPage(c)},
 	} {
 		if err := os.WriteFile(f.path, f.text, 0o644); err != nil {

@@ -16,6 +16,7 @@ import (
 type contract struct {
 	Constants []constant
 	Enums     []enum
+	Structs   []structure
 	// ReasonText holds the sentence of every enumerator of enum ws_reason, by
 	// its C name.
 	ReasonText map[string]string
@@ -87,6 +88,9 @@ func readContract(clang, include string) (contract, error) {
 			include, len(c.Enums), len(c.Constants))
 	}
 
+	if c.Structs, err = readStructs(clang, include, src); err != nil {
+		return contract{}, err
+	}
 	if c.ReasonText, err = reasonTexts(clang, include); err != nil {
 		return contract{}, err
 	}

@@ -1,0 +1,15 @@
+// Package object has the programs of bpf/ as the pinned clang compiles them. Only
+// internal/dataplane loads them. The objects are committed, so that building needs
+// no clang; `make generate` makes them and their Go again. The types of what their
+// maps hold are in internal/abi.
+package object
+
+//go:generate go tool bpf2go -cc $BPF_CLANG -strip $BPF_STRIP -target bpfel -no-global-types coreTC ../../../bpf/core_tc.bpf.c -- -I../../../bpf/include -I../../../bpf -nostdinc -mcpu=v3 -O2 -g -Wall -Wextra -Werror
+//go:generate go tool bpf2go -cc $BPF_CLANG -strip $BPF_STRIP -target bpfel -no-global-types coreXDP ../../../bpf/core_xdp.bpf.c -- -I../../../bpf/include -I../../../bpf -nostdinc -mcpu=v3 -O2 -g -Wall -Wextra -Werror
+//go:generate go tool bpf2go -cc $BPF_CLANG -strip $BPF_STRIP -target bpfel -no-global-types edgeTC ../../../bpf/edge_tc.bpf.c -- -I../../../bpf/include -I../../../bpf -nostdinc -mcpu=v3 -O2 -g -Wall -Wextra -Werror
+//go:generate go tool bpf2go -cc $BPF_CLANG -strip $BPF_STRIP -target bpfel -no-global-types edgeXDP ../../../bpf/edge_xdp.bpf.c -- -I../../../bpf/include -I../../../bpf -nostdinc -mcpu=v3 -O2 -g -Wall -Wextra -Werror
+//go:generate go tool bpf2go -cc $BPF_CLANG -strip $BPF_STRIP -target bpfel -no-global-types functionTC ../../../bpf/function_tc.bpf.c -- -I../../../bpf/include -I../../../bpf -nostdinc -mcpu=v3 -O2 -g -Wall -Wextra -Werror
+//go:generate go tool bpf2go -cc $BPF_CLANG -strip $BPF_STRIP -target bpfel -no-global-types functionXDP ../../../bpf/function_xdp.bpf.c -- -I../../../bpf/include -I../../../bpf -nostdinc -mcpu=v3 -O2 -g -Wall -Wextra -Werror
+//go:generate go tool bpf2go -cc $BPF_CLANG -strip $BPF_STRIP -target bpfel -no-global-types coreOutTC ../../../bpf/core_out_tc.bpf.c -- -I../../../bpf/include -I../../../bpf -nostdinc -mcpu=v3 -O2 -g -Wall -Wextra -Werror
+//go:generate go tool bpf2go -cc $BPF_CLANG -strip $BPF_STRIP -target bpfel -no-global-types edgeOutTC ../../../bpf/edge_out_tc.bpf.c -- -I../../../bpf/include -I../../../bpf -nostdinc -mcpu=v3 -O2 -g -Wall -Wextra -Werror
+//go:generate go tool bpf2go -cc $BPF_CLANG -strip $BPF_STRIP -target bpfel -no-global-types extTC ../../../bpf/ext_tc.bpf.c -- -I../../../bpf/include -I../../../bpf -nostdinc -mcpu=v3 -O2 -g -Wall -Wextra -Werror

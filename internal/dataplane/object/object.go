@@ -1,0 +1,53 @@
+package object
+
+import (
+	"fmt"
+
+	"github.com/cilium/ebpf"
+)
+
+// Names of the programs.
+const (
+	CoreTC      = coreTCProgWsCoreTc
+	CoreXDP     = coreXDPProgWsCoreXdp
+	EdgeTC      = edgeTCProgWsEdgeTc
+	EdgeXDP     = edgeXDPProgWsEdgeXdp
+	FunctionTC  = functionTCProgWsFunctionTc
+	FunctionXDP = functionXDPProgWsFunctionXdp
+	CoreOutTC   = coreOutTCProgWsCoreOutTc
+	EdgeOutTC   = edgeOutTCProgWsEdgeOutTc
+	ExtTC       = extTCProgWsExtTc
+)
+
+// VarConfig is the variable that each object is configured by, an abi.Config.
+const VarConfig = coreTCVarCfg
+
+// Object is a program with the maps that it uses.
+type Object struct {
+	Program string
+	Load    func() (*ebpf.CollectionSpec, error) // the caller owns the result
+	ELF     *[]byte                              // as it was compiled
+}
+
+// All are the objects of all programs. Tests may replace Load.
+var All = []Object{
+	{CoreTC, loadCoreTC, &_CoreTCBytes},
+	{CoreXDP, loadCoreXDP, &_CoreXDPBytes},
+	{EdgeTC, loadEdgeTC, &_EdgeTCBytes},
+	{EdgeXDP, loadEdgeXDP, &_EdgeXDPBytes},
+	{FunctionTC, loadFunctionTC, &_FunctionTCBytes},
+	{FunctionXDP, loadFunctionXDP, &_FunctionXDPBytes},
+	{CoreOutTC, loadCoreOutTC, &_CoreOutTCBytes},
+	{EdgeOutTC, loadEdgeOutTC, &_EdgeOutTCBytes},
+	{ExtTC, loadExtTC, &_ExtTCBytes},
+}
+
+// Load reads the object of a program.
+func Load(program string) (*ebpf.CollectionSpec, error) {
+	for _, o := range All {
+		if o.Program == program {
+			return o.Load()
+		}
+	}
+	return nil, fmt.Errorf("no program is called %q", program)
+}
