@@ -78,7 +78,7 @@ check-generated: clang-pinned
 	@tmp=$$(mktemp -d); trap 'rm -rf "$$tmp"' EXIT; \
 	cp -a Makefile go.mod go.sum bpf internal tools docs examples "$$tmp"; \
 	rm -f "$$tmp"/internal/dataplane/object/*_bpfe[lb].{go,o} "$$tmp"/internal/abi/{constants,enums,types}.go \
-		"$$tmp"/docs/reference/{refusals,domain-file,commands}.md; \
+		"$$tmp"/docs/reference/{refusals,domain-file,commands,json}.md; \
 	$(MAKE) --no-print-directory -s -C "$$tmp" generate; \
 	for d in internal/dataplane/object internal/abi docs/reference; do \
 		diff -r "$$d" "$$tmp/$$d" || { echo "$$d is not what make generate makes; run it and commit the result" >&2; exit 1; }; \

@@ -61,6 +61,8 @@ func TestTheDocumentsAreThere(t *testing.T) {
 		"README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "LICENSE",
 		"LICENSES/GPL-2.0-only.txt", "LICENSES/BSD-2-Clause.txt",
 		"docs/reference/refusals.md", "docs/reference/domain-file.md", "docs/reference/commands.md", "docs/reference/glossary.md",
+		"docs/reference/json.md", "docs/how-to/functions.md", "docs/how-to/own-traffic-and-marks.md", "docs/how-to/mtu-and-mss.md",
+		"docs/how-to/change-a-chain.md", "docs/how-to/troubleshoot.md",
 	} {
 		if !slices.Contains(tr.files, p) || len(tr.read(t, p)) < 500 {
 			t.Errorf("%s is missing or all but empty; write it", p)
@@ -256,6 +258,14 @@ func TestTheSmallestFileIsTheOneOfTheReadme(t *testing.T) {
 	readme, file := tr.read(t, "README.md"), tr.read(t, "examples/minimal.yaml")
 	if !strings.Contains(readme, "```yaml\n"+file+"```\n") {
 		t.Error("examples/minimal.yaml is not a block of YAML in README.md; make them the same")
+	}
+}
+
+// What a newcomer reads first stays short: more belongs into docs/, by its purpose.
+func TestTheReadmeIsShort(t *testing.T) {
+	const most = 150
+	if n := strings.Count(repository(t).read(t, "README.md"), "\n"); n > most {
+		t.Errorf("README.md has %d lines, and at most %d; move what one looks up to docs/reference, what one does to docs/how-to", n, most)
 	}
 }
 

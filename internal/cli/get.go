@@ -45,7 +45,7 @@ they are on a wire, of which a super-packet of the kernel is several. BYTES are 
 the packets inside, without outer headers.`
 
 	helpFunctions = `Packets through the functions of kind unaware of this node. RX went to the function,
-TX came back from it. docs/functions.md says what each column counts; CUT is
+TX came back from it. docs/how-to/functions.md says what each column counts; CUT is
 rx_cut and tx_cut together, and more is in -o json.`
 
 	helpInterfaces = `The interfaces of the node's plan and of its functions, and where the data path is

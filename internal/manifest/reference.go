@@ -61,7 +61,7 @@ func Sections() []Section {
 		},
 		{
 			Path: "functions[]", Title: "functions",
-			Text: "A function is a place that packets of a chain have to visit. All fields below `kind` are of kind `unaware`; [the how-to](../functions.md) says when to use which.",
+			Text: "A function is a place that packets of a chain have to visit. All fields below `kind` are of kind `unaware`; [the how-to](../how-to/functions.md) says when to use which.",
 			Rules: []string{
 				"`attach` is required for kind `unaware`. The fields below it are refused for kind `forward`.",
 				"`attach: local` needs `recognise: metadata`; `rewrites: true` needs it too; `recognise: metadata` needs `segments: keep`.",

@@ -28,9 +28,14 @@ func main() {
 }
 
 func run(dir string) error {
+	types, err := jsonPage(jsonSources)
+	if err != nil {
+		return err
+	}
 	for name, text := range map[string]string{
 		"domain-file.md": domainFile(manifest.Sections(), manifest.Fields(), manifest.Descriptions()),
 		"commands.md":    commands(command.Whole(cli.NewRootCommand(), labcli.NewRootCommand())),
+		"json.md":        types,
 	} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
 			return fmt.Errorf("write reference page: %w", err)

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"os"
 	"strings"
 	"testing"
 
@@ -37,6 +38,42 @@ func TestEveryCommandIsOnThePage(t *testing.T) {
 	}
 	if strings.Contains(page, "## waystamp completion") || strings.Contains(page, "`--help`, ") || strings.Contains(page, "| `--help`") {
 		t.Error("the page has what cobra adds by itself")
+	}
+}
+
+func TestEveryJSONFieldIsOnThePage(t *testing.T) {
+	sources := make([]string, len(jsonSources))
+	for i, s := range jsonSources {
+		sources[i] = "../../" + s
+	}
+	page, err := jsonPage(sources)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		"| `/v1/status` | [Status](#status) |",
+		"\n## Status\n",
+		"| `interfaces` | list of [Interface](#interface) |",
+		"| `packet` | string, hexadecimal | *Optional.* its first bytes",
+	} {
+		if !strings.Contains(page, want) {
+			t.Errorf("the page has no %q", want)
+		}
+	}
+	schema, err := os.ReadFile("../../internal/api/testdata/schema.golden")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(schema)) {
+		path, _, _ := strings.Cut(line, " of ")
+		words := strings.Fields(path)
+		if len(words) < 3 {
+			continue
+		}
+		field := strings.TrimSuffix(words[1][strings.LastIndexByte(words[1], '.')+1:], "[]")
+		if words[0] == "GET" && !strings.Contains(page, "| `"+field+"` |") {
+			t.Errorf("the page has no field %s, which the schema has: %s", field, line)
+		}
 	}
 }
 
