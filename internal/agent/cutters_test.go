@@ -30,7 +30,7 @@ func functionPlan(t *testing.T, functions bool) []byte {
 	if functions {
 		n.Endpoints = []plan.Endpoint{{
 			PathID: plan.PathID{Path: 1, Chain: "web", Scheme: model.SchemeKeyed}, SID: netip.MustParseAddr("fc00:0:0:101::"),
-			Function: "fw", Sources: []netip.Addr{netip.MustParseAddr("fc00:1::9")}, Share: pot.Share{Position: 1, Key: pot.Key{1}},
+			Behaviour: model.BehaviourEndAD, Function: "fw", Sources: []netip.Addr{netip.MustParseAddr("fc00:1::9")}, Share: pot.Share{Position: 1, Key: pot.Key{1}},
 		}}
 		n.Proxies = []plan.Proxy{{Function: "fw", Proxy: model.Proxy{
 			To: "fw", From: "fw", Segments: model.SegmentsCut, Cache: 100, Lifetime: time.Second,

@@ -123,6 +123,11 @@ func encodeSource(sources []netip.Addr) ([2]uint64, error) {
 	return [2]uint64{}, nil
 }
 
+var behaviours = map[model.Behaviour]abi.Behaviour{
+	model.BehaviourEnd:   abi.BehaviourEnd,
+	model.BehaviourEndAD: abi.BehaviourEndAd,
+}
+
 // encodeHop: proxy is that of the endpoint's function, 0 if it needs none.
 func encodeHop(e plan.Endpoint, statsIndex, proxy uint32) (abi.Hop, error) {
 	s, err := encodeShare(e.Share, e.Scheme)
@@ -133,14 +138,17 @@ func encodeHop(e plan.Endpoint, statsIndex, proxy uint32) (abi.Hop, error) {
 	if err != nil {
 		return abi.Hop{}, err
 	}
-	h := abi.Hop{
-		Behaviour: uint8(abi.BehaviourEnd), Scheme: uint8(e.Scheme), Position: e.Share.Position,
+	behaviour, ok := behaviours[e.Behaviour]
+	if !ok {
+		return abi.Hop{}, fmt.Errorf("this data path does not know the behaviour %s", e.Behaviour)
+	}
+	if e.Behaviour == model.BehaviourEndAD && proxy == 0 {
+		return abi.Hop{}, fmt.Errorf("its SID is %s, and the plan has no proxy for it", e.Behaviour)
+	}
+	return abi.Hop{
+		Behaviour: uint8(behaviour), Scheme: uint8(e.Scheme), Position: e.Share.Position,
 		NextCsid: nextCSID(e.PathID), Stats: statsIndex, Share: s, Proxy: proxy, Source: from,
-	}
-	if proxy != 0 {
-		h.Behaviour = uint8(abi.BehaviourEndAd)
-	}
-	return h, nil
+	}, nil
 }
 
 // nextCSID: the path's SIDs are of the NEXT-C-SID flavour.

@@ -22,7 +22,7 @@ func TestFunctionOfACompressedPath(t *testing.T) {
 	n := proxyNode()
 	id := n.Endpoints[0].PathID
 	id.Path, id.Encapsulation.SIDs = 3, model.SIDsCompressed
-	n.Endpoints = append(n.Endpoints, plan.Endpoint{PathID: id, SID: ownSID(3), Function: "fw", Sources: n.Endpoints[0].Sources, Share: testShare(1, 3)})
+	n.Endpoints = append(n.Endpoints, plan.Endpoint{PathID: id, SID: ownSID(3), Behaviour: model.BehaviourEndAD, Function: "fw", Sources: n.Endpoints[0].Sources, Share: testShare(1, 3)})
 	r := newProxyRun(t, n)
 	container := srv6.Compress([]netip.Addr{ownSID(3), otherSID(1), otherSID(9)})[0]
 	next := srv6.Compress([]netip.Addr{otherSID(1), otherSID(9)})[0]

@@ -35,6 +35,9 @@ func proxyNode() plan.Node {
 		endpointOf(1, 0, model.SchemeKeyed, ownSID(1)), endpointOf(2, 0, model.SchemeOPoT, ownSID(1)),
 		endpointOf(3, 0, model.SchemeKeyedFlow, ownSID(1)),
 	}
+	for i := range n.Endpoints {
+		n.Endpoints[i].Behaviour = model.BehaviourEndAD
+	}
 	n.Proxies = []plan.Proxy{{Function: "fw", Proxy: model.Proxy{
 		To: "to", From: "from", Segments: model.SegmentsCut, Cache: 1000, Lifetime: time.Minute,
 	}}}
@@ -43,7 +46,7 @@ func proxyNode() plan.Node {
 
 func withLocalNAT(n plan.Node) plan.Node {
 	e := endpointOf(1, 0, model.SchemeKeyed, ownSID(2))
-	e.Function, e.Share = "nat", testShare(2, 9)
+	e.Behaviour, e.Function, e.Share = model.BehaviourEndAD, "nat", testShare(2, 9)
 	n.Endpoints = append(slices.Clone(n.Endpoints), e)
 	n.Proxies = append(slices.Clone(n.Proxies), plan.Proxy{Function: "nat", Proxy: model.Proxy{
 		Local: true, Recognise: model.RecogniseMetadata, Segments: model.SegmentsKeep, Cache: 100, Lifetime: time.Minute,
@@ -959,6 +962,7 @@ func TestProgramsOfFunctionsAreAttachedAndGoAgain(t *testing.T) {
 	}
 	n := proxyNode()
 	n.Proxies, n.Endpoints = nil, n.Endpoints[:1]
+	n.Endpoints[0].Behaviour = model.BehaviourEnd
 	b.must(b.apply(d, n))
 	if diff := cmp.Diff(map[string]int{"tc": 2}, hooks()); diff != "" {
 		t.Errorf("without a function: %s", diff)
@@ -983,7 +987,8 @@ func TestInterfaceOfAFunctionCanBecomeAnother(t *testing.T) {
 	d := b.open()
 	plain := proxyNode()
 	plain.Interfaces = append(plain.Interfaces, model.Interface{Name: "from", Role: model.RoleEdge})
-	plain.Proxies, plain.Endpoints = nil, plain.Endpoints[:1]
+	plain.Proxies, plain.Endpoints = nil, slices.Clone(plain.Endpoints[:1])
+	plain.Endpoints[0].Behaviour = model.BehaviourEnd
 	for _, n := range []plan.Node{proxyNode(), plain, proxyNode()} {
 		b.must(b.apply(d, n))
 	}
@@ -1003,7 +1008,8 @@ func TestFailureAtAnyStepOfAFunctionLeavesWhatWasThere(t *testing.T) {
 	b.cfg.before = k.before
 	d := b.open()
 	plain := proxyNode()
-	plain.Proxies, plain.Endpoints = nil, plain.Endpoints[:1]
+	plain.Proxies, plain.Endpoints = nil, slices.Clone(plain.Endpoints[:1])
+	plain.Endpoints[0].Behaviour = model.BehaviourEnd
 	b.must(b.apply(d, plain))
 	large := withLocalNAT(proxyNode())
 	large.Proxies[0].Cache = 10000 // more than there is: a new generation

@@ -221,7 +221,7 @@ func drawProxies(t *rapid.T, n *plan.Node) {
 	}
 	for i := range n.Endpoints {
 		if len(n.Proxies) > 0 {
-			n.Endpoints[i].Function = n.Proxies[i%len(n.Proxies)].Function
+			n.Endpoints[i].Behaviour, n.Endpoints[i].Function = model.BehaviourEndAD, n.Proxies[i%len(n.Proxies)].Function
 		}
 	}
 }

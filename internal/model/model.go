@@ -59,6 +59,41 @@ func (k Kind) MarshalText() ([]byte, error) { return enumMarshal("kind", kindNam
 // UnmarshalText implements encoding.TextUnmarshaler.
 func (k *Kind) UnmarshalText(b []byte) error { return enumUnmarshal(k, "kind", kindNames, b) }
 
+// Behaviour is what a node does with a packet that is addressed to one of a function's
+// SIDs. An egress has no choice: its SIDs are End.DT46.
+type Behaviour uint8
+
+const (
+	// BehaviourEnd is RFC 8986 4.1, with the stamp.
+	BehaviourEnd Behaviour = iota
+	// BehaviourEndAD is the dynamic proxy of draft-ietf-spring-sr-service-programming
+	// 6.3, with the stamp: a detour by a function that knows nothing of segment
+	// routing.
+	BehaviourEndAD
+)
+
+var behaviourNames = []string{"End", "End.AD"}
+
+func (b Behaviour) String() string { return enumString("Behaviour", behaviourNames, int(b)) }
+
+// MarshalText implements encoding.TextMarshaler.
+func (b Behaviour) MarshalText() ([]byte, error) {
+	return enumMarshal("behaviour", behaviourNames, int(b))
+}
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (b *Behaviour) UnmarshalText(t []byte) error {
+	return enumUnmarshal(b, "behaviour", behaviourNames, t)
+}
+
+// Behaviour is that of the SIDs of a function of this kind.
+func (k Kind) Behaviour() Behaviour {
+	if k == KindUnaware {
+		return BehaviourEndAD
+	}
+	return BehaviourEnd
+}
+
 // Role says on which side of the domain's boundary an interface is.
 type Role uint8
 

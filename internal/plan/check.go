@@ -147,6 +147,9 @@ func (c *nodeChecker) endpoint(p *problems, e Endpoint) {
 	c.visit(p, e.PathID, e.SID, "function")
 	checkSources(p, c.node.Block, e.Sources)
 	p.add(model.CheckName(e.Function), "function %q", e.Function)
+	if proxied := c.proxies[e.Function]; proxied != (e.Behaviour == model.BehaviourEndAD) {
+		p.addf("behaviour %s of function %s: a function has a proxy if and only if its SIDs are End.AD", e.Behaviour, e.Function)
+	}
 	if e.Share.Position < 1 || int(e.Share.Position) >= model.SegmentsMax {
 		p.addf("share: has position %d; a function's is from 1 to %d", e.Share.Position, model.SegmentsMax-1)
 	}

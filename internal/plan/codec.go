@@ -202,10 +202,11 @@ type headendFile struct {
 
 type endpointFile struct {
 	pathIDFile
-	SID      netip.Addr   `json:"sid"`
-	Function string       `json:"function"`
-	Sources  []netip.Addr `json:"sources"`
-	Share    shareFile    `json:"share"`
+	SID       netip.Addr      `json:"sid"`
+	Behaviour model.Behaviour `json:"behaviour"`
+	Function  string          `json:"function"`
+	Sources   []netip.Addr    `json:"sources"`
+	Share     shareFile       `json:"share"`
 }
 
 type egressFile struct {
@@ -412,6 +413,7 @@ func nodeToFile(n Node) nodeFile {
 		f.Endpoints = append(f.Endpoints, endpointFile{
 			pathIDFile: pathIDToFile(e.PathID),
 			SID:        e.SID,
+			Behaviour:  e.Behaviour,
 			Function:   e.Function,
 			Sources:    e.Sources,
 			Share:      shareToFile(e.Share),
@@ -457,11 +459,12 @@ func (f nodeFile) node() Node {
 	}
 	for _, e := range f.Endpoints {
 		n.Endpoints = append(n.Endpoints, Endpoint{
-			PathID:   e.pathID(),
-			SID:      e.SID,
-			Function: e.Function,
-			Sources:  e.Sources,
-			Share:    e.Share.share(),
+			PathID:    e.pathID(),
+			SID:       e.SID,
+			Behaviour: e.Behaviour,
+			Function:  e.Function,
+			Sources:   e.Sources,
+			Share:     e.Share.share(),
 		})
 	}
 	for _, e := range f.Egresses {

@@ -332,8 +332,10 @@ func nodePlans(d model.Domain, paths []Path) []Node {
 		}
 		index[n.Name] = &nodes[i]
 	}
+	behaviour := map[string]model.Behaviour{}
 	for _, f := range d.Functions {
-		if f.Kind == model.KindUnaware {
+		behaviour[f.Name] = f.Kind.Behaviour()
+		if behaviour[f.Name] == model.BehaviourEndAD {
 			n := index[f.Node]
 			n.Proxies = append(n.Proxies, Proxy{Function: f.Name, Proxy: f.Proxy, Matches: localMatches(f, paths)})
 		}
@@ -357,11 +359,12 @@ func nodePlans(d model.Domain, paths []Path) []Node {
 		for j := 1; j < last; j++ {
 			n := index[p.Hops[j].Node]
 			n.Endpoints = append(n.Endpoints, Endpoint{
-				PathID:   p.PathID,
-				SID:      p.Hops[j].SID,
-				Function: p.Hops[j].Function,
-				Sources:  p.Sources(),
-				Share:    p.Shares[j],
+				PathID:    p.PathID,
+				SID:       p.Hops[j].SID,
+				Behaviour: behaviour[p.Hops[j].Function],
+				Function:  p.Hops[j].Function,
+				Sources:   p.Sources(),
+				Share:     p.Shares[j],
 			})
 		}
 		n := index[p.Hops[last].Node]

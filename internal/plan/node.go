@@ -67,10 +67,11 @@ type Headend struct {
 // Endpoint is one visit of a path to a function on the node.
 type Endpoint struct {
 	PathID
-	SID      netip.Addr
-	Function string
-	Sources  []netip.Addr // of outer headers: the path's headends
-	Share    pot.Share
+	SID       netip.Addr
+	Behaviour model.Behaviour
+	Function  string
+	Sources   []netip.Addr // of outer headers: the path's headends
+	Share     pot.Share
 }
 
 // Egress is a node's part in a path that ends at it.
