@@ -50,6 +50,10 @@ type Figure struct {
 	Net      float64 `json:"net,omitempty"`
 	NetRatio float64 `json:"net_ratio,omitempty"`
 
+	// Disturbed is the share of the machine's CPU time that others took while this
+	// was measured, where it is too much to judge the figure; else 0.
+	Disturbed float64 `json:"disturbed,omitempty"`
+
 	Params  map[string]float64 `json:"params,omitempty"` // what was varied
 	Samples []float64          `json:"samples"`          // by round
 
@@ -99,6 +103,8 @@ type Result struct {
 	Setup   []string  `json:"setup"` // how it was measured, in sentences
 	Notes   []string  `json:"notes"` // what a reader must know of these runs
 	Figures []Figure  `json:"figures"`
+
+	before *usage // when it began; nil: not known
 }
 
 // resultVersion is of the file format.

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 )
 
 func near(a, b float64) bool { return math.Abs(a-b) < 1e-9 }
@@ -204,7 +205,7 @@ func TestAResultIsReadBackAsItWasWritten(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff(r, got); diff != "" {
+	if diff := cmp.Diff(r, got, cmpopts.IgnoreUnexported(Result{})); diff != "" {
 		t.Errorf("read back (-written +read):\n%s", diff)
 	}
 	// The file is read by other programs: its form is part of the contract.
@@ -233,7 +234,7 @@ func TestJoinKeepsEveryFigureAndEachSentenceOnce(t *testing.T) {
 		Version: resultVersion, Command: "all", Seconds: 3, Setup: []string{"s", "t", "u"}, Notes: []string{"n"},
 		Figures: []Figure{{Name: "a"}, {Name: "b"}}, Machine: Machine{CPUs: 2},
 	}
-	if diff := cmp.Diff(want, Join("all", a, b)); diff != "" {
+	if diff := cmp.Diff(want, Join("all", a, b), cmpopts.IgnoreUnexported(Result{})); diff != "" {
 		t.Errorf("joined (-want +got):\n%s", diff)
 	}
 }
@@ -295,6 +296,58 @@ func TestGoalsThatAreNotReachedSayWhy(t *testing.T) {
 		if !strings.Contains(b.String(), want) {
 			t.Errorf("no %q in\n%s", want, b.String())
 		}
+	}
+}
+
+// Beside others' load nothing is judged, neither reached nor not.
+func TestFiguresBesideOthersAreNotJudged(t *testing.T) {
+	r := Result{Command: "hop", Figures: []Figure{{Name: "hop/end-keyed/xdp", Ratio: 3.5}, {Name: "hop/verify-opot/xdp", Ratio: 2.9}}}
+	r.judge(disturbedMost)
+	if len(r.Notes) != 0 || r.Figures[0].Disturbed != 0 {
+		t.Errorf("on a quiet machine: %+v", r)
+	}
+	r.judge(0.31)
+	var b strings.Builder
+	r.goals(&b, false)
+	if n := strings.Count(b.String(), "| not judged: others used the machine |"); n != 2 || strings.Contains(b.String(), "reached") {
+		t.Errorf("%d of 2 goals are not judged:\n%s", n, b.String())
+	}
+	if len(r.Notes) != 1 || !strings.Contains(r.Notes[0], "31 %") {
+		t.Errorf("notes %q", r.Notes)
+	}
+}
+
+func TestOthersTimeIsWhatIsNotOurs(t *testing.T) {
+	// proc_stat(5): user nice system idle iowait irq softirq steal.
+	all, err := userTime(strings.NewReader("cpu  100 20 3000 40000 5 6 7 30 0 0\ncpu0 1 2 3 4 5 6 7 8 0 0\n"))
+	if err != nil || all != 1500*time.Millisecond {
+		t.Errorf("%s, %v; want 1.5s", all, err)
+	}
+	if _, err := userTime(strings.NewReader("intr 5\n")); err == nil {
+		t.Error("a file without the line of all CPUs was read")
+	}
+	start := time.Now()
+	before := usage{all: 10 * time.Second, own: 4 * time.Second, at: start}
+	now := usage{all: 14 * time.Second, own: 7 * time.Second, at: start.Add(5 * time.Second)}
+	if got := now.disturbed(before, 2); got != 0.1 {
+		t.Errorf("others took %v of two CPUs, want 0.1", got)
+	}
+	// What this test spends is its own.
+	a, err := usageNow()
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := a
+	for x := 1; b.own-a.own < 50*time.Millisecond && b.at.Sub(a.at) < time.Minute; {
+		for range 1 << 20 {
+			x *= 3
+		}
+		if b, err = usageNow(); err != nil || x == 0 {
+			t.Fatal(x, err)
+		}
+	}
+	if b.own-a.own < 50*time.Millisecond {
+		t.Errorf("in a minute of work this process has spent %s", b.own-a.own)
 	}
 }
 

@@ -179,7 +179,10 @@ func (r Result) goals(b *strings.Builder, every bool) {
 			if x == f.Ratio && f.RatioLow > 0 {
 				measured += fmt.Sprintf(" (%.2f–%.2f)", f.RatioLow, f.RatioHigh)
 			}
-			if !g.reached(x) {
+			switch {
+			case f.Disturbed > 0:
+				verdict = "not judged: others used the machine"
+			case !g.reached(x):
 				verdict = "not reached"
 				if g.why != "" {
 					if !slices.Contains(reasons, g.why) {

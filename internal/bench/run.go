@@ -195,21 +195,43 @@ func (c Config) wanted(all []subject) []subject {
 
 // begin starts a result.
 func (c Config) begin(command string, setup ...string) Result {
-	return Result{
+	r := Result{
 		Version: resultVersion, Command: command, Started: time.Now().UTC().Truncate(time.Second),
 		Machine: machine(), Setup: setup, Notes: []string{},
 	}
+	if u, err := usageNow(); err == nil {
+		r.before = &u
+	} else {
+		r.note(fmt.Sprintf("Whether others used the machine beside the runs of %q is not known: %v.", command, err))
+	}
+	return r
 }
 
 func (r *Result) note(text string) { r.Notes = append(r.Notes, text) }
 
-// busyLoad is what one sees beside oneself on a machine that does other things.
-const busyLoad = 1.0
-
+// end says how long the runs took, and marks their figures if others used the
+// machine meanwhile.
 func (r *Result) end() {
 	r.Seconds = time.Since(r.Started).Round(time.Second).Seconds()
-	if r.Machine.Load > busyLoad {
-		r.Notes = append(r.Notes, fmt.Sprintf("The machine was busy with other things when the runs of %q began (load %.1f): times are too long and their spread too wide; ratios suffer less.", r.Command, r.Machine.Load))
+	if r.before == nil {
+		return
+	}
+	now, err := usageNow()
+	if err != nil {
+		r.note(fmt.Sprintf("Whether others used the machine beside the runs of %q is not known: %v.", r.Command, err))
+		return
+	}
+	r.judge(now.disturbed(*r.before, r.Machine.CPUs))
+}
+
+// judge marks all figures if others took more of the CPUs' time than disturbedMost.
+func (r *Result) judge(disturbed float64) {
+	if disturbed <= disturbedMost {
+		return
+	}
+	r.note(fmt.Sprintf("Others took %.0f %% of the CPUs' time during the runs of %q: times are too long and their spread too wide, so its figures are not judged. Run it again on a quiet machine.", 100*disturbed, r.Command))
+	for i := range r.Figures {
+		r.Figures[i].Disturbed = disturbed
 	}
 }
 
