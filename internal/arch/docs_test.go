@@ -61,7 +61,7 @@ func TestTheDocumentsAreThere(t *testing.T) {
 		"README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "LICENSE",
 		"LICENSES/GPL-2.0-only.txt", "LICENSES/BSD-2-Clause.txt",
 		"docs/reference/refusals.md", "docs/reference/domain-file.md", "docs/reference/commands.md", "docs/reference/glossary.md",
-		"docs/reference/json.md", "docs/how-to/functions.md", "docs/how-to/own-traffic-and-marks.md", "docs/how-to/mtu-and-mss.md",
+		"docs/tutorial.md", "docs/reference/json.md", "docs/how-to/functions.md", "docs/how-to/own-traffic-and-marks.md", "docs/how-to/mtu-and-mss.md",
 		"docs/how-to/change-a-chain.md", "docs/how-to/troubleshoot.md",
 	} {
 		if !slices.Contains(tr.files, p) || len(tr.read(t, p)) < 500 {
