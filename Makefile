@@ -15,7 +15,7 @@ CLANG_FORMAT := clang-format-19
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo unreleased)
 MODULE := github.com/waystamp/waystamp
 # Packages whose tests need neither root nor a kernel feature.
-UNIT := ./internal/abi ./internal/api ./internal/arch ./internal/await ./internal/event ./internal/explain ./internal/manifest \
+UNIT := ./internal/abi ./internal/agent ./internal/api ./internal/arch ./internal/await ./internal/cli ./internal/command ./internal/event ./internal/explain ./internal/manifest \
 	./internal/model ./internal/plan ./internal/pot ./internal/srv6 ./internal/yamlfile ./tools/...
 
 # The packages whose tests take longest, and wait a good part of it: they begin

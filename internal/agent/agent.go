@@ -112,8 +112,8 @@ func (e *PlanError) Unwrap() error { return e.Err }
 // agent is a running one. Its loop alone applies plans.
 type agent struct {
 	cfg    Config
-	net    *host.Net
-	dp     *dataplane.Dataplane
+	net    network
+	dp     dataPath
 	state  *stateFile
 	status *statusBoard
 	log    *history
@@ -139,7 +139,10 @@ type agent struct {
 // returns nil and leaves the data path at work. Whatever is wrong with the first
 // plan, the machine or the permissions is an error before anything is changed; a
 // later plan that is wrong is refused, and the one before stays in force.
-func Run(ctx context.Context, cfg Config) (err error) {
+func Run(ctx context.Context, cfg Config) error { return run(ctx, cfg, thisMachine) }
+
+// run is Run on some machine.
+func run(ctx context.Context, cfg Config, on func(Config) (machine, error)) (err error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
@@ -149,20 +152,20 @@ func Run(ctx context.Context, cfg Config) (err error) {
 	if cfg.ReconcileEvery == 0 {
 		cfg.ReconcileEvery = ReconcileEvery
 	}
-	a := &agent{cfg: cfg, net: cfg.Net, node: cfg.Node, log: newHistory(), readers: newReaders()}
+	a := &agent{cfg: cfg, node: cfg.Node, log: newHistory(), readers: newReaders()}
 	a.status = newStatusBoard(cfg.Instance)
 
 	first, err := a.readPlan(ctx)
 	if err != nil {
 		return err
 	}
-	if a.net == nil {
-		if a.net, err = host.Open(nil); err != nil {
-			return err
-		}
-		defer func() { err = errors.Join(err, a.net.Close()) }()
+	m, err := on(cfg)
+	if err != nil {
+		return err
 	}
-	if err := a.inNamespace(dataplane.Check); err != nil {
+	defer func() { err = errors.Join(err, m.close()) }()
+	a.net = m.net
+	if err := a.inNamespace(m.check); err != nil {
 		return err
 	}
 	// Before anything is read for good: a change from here on is seen.
@@ -175,7 +178,7 @@ func Run(ctx context.Context, cfg Config) (err error) {
 		return fmt.Errorf("make the run directory: %w", err)
 	}
 	if err := a.inNamespace(func() error {
-		a.dp, err = dataplane.Open(cfg.dataplane(a.net))
+		a.dp, err = m.open()
 		return err
 	}); err != nil {
 		return err
@@ -197,7 +200,7 @@ func Run(ctx context.Context, cfg Config) (err error) {
 }
 
 // inNamespace runs f on a thread in the node's network namespace.
-func (a *agent) inNamespace(f func() error) error { return a.net.NetNS().Do(f) }
+func (a *agent) inNamespace(f func() error) error { return a.net.Do(f) }
 
 // start applies the first plan, and takes back what it did if it cannot.
 func (a *agent) start(n plan.Node) error {

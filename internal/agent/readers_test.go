@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"net"
@@ -16,13 +17,14 @@ import (
 
 	"github.com/waystamp/waystamp/internal/dataplane"
 	"github.com/waystamp/waystamp/internal/event"
+	"github.com/waystamp/waystamp/test/logwatch"
 )
 
 // stage is an agent that has nothing but events and readers of them.
 type stage struct {
 	*testing.T
 	a      *agent
-	log    *logWatch
+	log    *logwatch.Log
 	socket string
 	client *Client
 	end    func()
@@ -30,7 +32,7 @@ type stage struct {
 
 func newStage(t *testing.T, within time.Duration, most int) *stage {
 	t.Helper()
-	s := &stage{T: t, log: newLogWatch(t), socket: filepath.Join(t.TempDir(), "agent.sock")}
+	s := &stage{T: t, log: logwatch.New(t), socket: filepath.Join(t.TempDir(), "agent.sock")}
 	s.a = &agent{cfg: Config{Log: slog.New(s.log)}, log: newHistory(), readers: newReaders(), status: newStatusBoard("test"), dp: &dataplane.Dataplane{}}
 	s.a.readers.within, s.a.readers.all.Most = within, most
 	l, err := listen(s.socket)
@@ -150,7 +152,7 @@ func TestReaderThatTakesNothingIsDroppedAndOthersGetAll(t *testing.T) {
 	}
 	<-stuck
 	s.eventually(func() string {
-		return unless(s.log.count("a reader of events was dropped") == 2, "%+v; want two dropped", s.a.readers.get())
+		return unless(s.log.Count("a reader of events was dropped") == 2, "%+v; want two dropped", s.a.readers.get())
 	})
 	take(events)
 	if r := s.a.readers.get(); r.Now != 1 || r.Dropped != 2 || len(r.LastDropped) != 2 {
@@ -330,4 +332,11 @@ func TestHalfALineIsTheEndOnlyOfACutStream(t *testing.T) {
 			<-served
 		})
 	}
+}
+
+func unless(ok bool, format string, args ...any) string {
+	if ok {
+		return ""
+	}
+	return fmt.Sprintf(format, args...)
 }

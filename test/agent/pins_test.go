@@ -1,4 +1,4 @@
-package agent
+package agent_test
 
 import (
 	"bufio"
@@ -22,6 +22,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/waystamp/waystamp/internal/agent"
 	"github.com/waystamp/waystamp/internal/dataplane"
 	"github.com/waystamp/waystamp/internal/host"
 )
@@ -102,9 +103,7 @@ func (b *bed) eventually(what string, f func() string) {
 	ctx, cancel := context.WithTimeout(b.Context(), patience)
 	defer cancel()
 	for {
-		b.log.mu.Lock()
-		more := b.log.more
-		b.log.mu.Unlock()
+		more := b.log.More()
 		wrong := f()
 		if wrong == "" {
 			return
@@ -128,14 +127,14 @@ func (b *bed) pinsAreBack(what string, before map[string]string) {
 const childConfig = "WAYSTAMP_TEST_AGENT"
 
 func childAgent() int {
-	var cfg Config
+	var cfg agent.Config
 	if err := json.Unmarshal([]byte(os.Getenv(childConfig)), &cfg); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
 	cfg.Stdout = os.Stdout
 	cfg.ReconcileEvery = never
-	if err := Run(context.Background(), cfg); err != nil {
+	if err := agent.Run(context.Background(), cfg); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
@@ -245,13 +244,13 @@ func TestRemovedPinsAreBackAtOnce(t *testing.T) {
 		b.must(c.remove())
 		b.pinsAreBack(c.name, before)
 	}
-	b.log.wait("pins were removed, and are back")
+	b.log.Wait("pins were removed, and are back")
 	s := r.status()
 	if s.Error != "" || len(s.Problems) != 0 || !slices.ContainsFunc(s.Warnings, func(w string) bool { return strings.Contains(w, "pins below "+b.pinDir()+" were removed") }) {
 		t.Errorf("status %+v; want a warning of it", s)
 	}
 	// Its own directory is locked again.
-	if _, err := Detach(b.cfg); !errors.Is(err, dataplane.ErrBusy) {
+	if _, err := agent.Detach(b.cfg); !errors.Is(err, dataplane.ErrBusy) {
 		t.Errorf("detach under it: %v; want ErrBusy", err)
 	}
 	b.must(r.halt())
@@ -275,7 +274,7 @@ func TestAgentKilledAfterItsPinsWereRemovedLeavesTheGuard(t *testing.T) {
 	b.writePlan(b.nodes["r1"])
 	child := b.startChild()
 	before := b.pins()
-	client := NewClient(SocketPath(b.cfg.RunDir))
+	client := agent.NewClient(agent.SocketPath(b.cfg.RunDir))
 	defer client.Close()
 	refused := func() (n uint64) {
 		t.Helper()
@@ -325,7 +324,7 @@ func TestUnmountedPinsAreToldOfAndBackWhenTheyCan(t *testing.T) {
 	b.must(os.Mkdir(at, 0o700))
 	mount()
 	t.Cleanup(func() {
-		if _, err := Detach(b.cfg); err != nil {
+		if _, err := agent.Detach(b.cfg); err != nil {
 			t.Errorf("clean up: %v", err)
 		}
 		for unix.Unmount(at, unix.MNT_DETACH) == nil {
@@ -336,10 +335,10 @@ func TestUnmountedPinsAreToldOfAndBackWhenTheyCan(t *testing.T) {
 	b.writePlan(b.nodes["r1"])
 	r := b.start()
 	before := b.pins()
-	b.log.wait("the pins are watched") // from here on nothing but the mount tells it
+	b.log.Wait("the pins are watched") // from here on nothing but the mount tells it
 
 	b.must(unix.Unmount(at, unix.MNT_DETACH))
-	b.log.wait("the guard would end with the agent")
+	b.log.Wait("the guard would end with the agent")
 	s := r.status()
 	for _, part := range []string{"pins below " + b.pinDir(), "do not stop it", "mount it again"} {
 		if !strings.Contains(s.Error, part) {
@@ -349,10 +348,10 @@ func TestUnmountedPinsAreToldOfAndBackWhenTheyCan(t *testing.T) {
 	if strings.Contains(s.Error, "\n") || !s.Ready || len(s.Problems) != 0 {
 		t.Errorf("status %+v", s)
 	}
-	if _, err := Detach(b.cfg); !errors.Is(err, dataplane.ErrBusy) {
+	if _, err := agent.Detach(b.cfg); !errors.Is(err, dataplane.ErrBusy) {
 		t.Errorf("detach under it: %v; want ErrBusy", err)
 	}
-	if n := b.log.count("the guard would end"); n != 1 {
+	if n := b.log.Count("the guard would end"); n != 1 {
 		t.Errorf("it was said %d times, want once", n)
 	}
 	mount()

@@ -1,4 +1,4 @@
-package agent
+package agent_test
 
 import (
 	"bufio"
@@ -16,18 +16,19 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"go.uber.org/goleak"
 
+	"github.com/waystamp/waystamp/internal/agent"
 	"github.com/waystamp/waystamp/internal/api"
 	"github.com/waystamp/waystamp/internal/dataplane"
 	"github.com/waystamp/waystamp/internal/event"
 	"github.com/waystamp/waystamp/internal/host"
 	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/plan"
+	"github.com/waystamp/waystamp/test/logwatch"
 )
 
 func TestMain(m *testing.M) {
@@ -46,8 +47,8 @@ type bed struct {
 	*testing.T
 	net   *host.Net
 	peer  *host.Net // the host behind the edge interface r1-h1
-	cfg   Config
-	log   *logWatch
+	cfg   agent.Config
+	log   *logwatch.Log
 	nodes map[string]plan.Node
 }
 
@@ -67,8 +68,8 @@ func newBed(t *testing.T) *bed {
 		return n
 	}
 	dir := t.TempDir()
-	b := &bed{T: t, net: open(), peer: open(), log: newLogWatch(t)}
-	b.cfg = Config{
+	b := &bed{T: t, net: open(), peer: open(), log: logwatch.New(t)}
+	b.cfg = agent.Config{
 		PlanFile: filepath.Join(dir, "plan", "r1.json"), Instance: fmt.Sprintf("test-%d-%s", os.Getpid(), strings.ToLower(rand.Text()[:10])),
 		RunDir: filepath.Join(dir, "run"), StateDir: filepath.Join(dir, "state"),
 		Log: slog.New(b.log), Net: b.net,
@@ -79,7 +80,7 @@ func newBed(t *testing.T) *bed {
 	b.must(errors.Join(b.net.SetUp("r1-h1"), b.peer.SetUp("h1-r1"), b.net.SetUp("r1-r2"), b.net.SetUp("r2-r1")))
 	b.nodes = compile(t, nil)
 	t.Cleanup(func() {
-		if _, err := Detach(b.cfg); err != nil {
+		if _, err := agent.Detach(b.cfg); err != nil {
 			t.Errorf("clean up: %v", err)
 		}
 	})
@@ -152,7 +153,7 @@ type running struct {
 	stop   context.CancelFunc
 	ended  chan struct{}
 	err    error
-	client *Client
+	client *agent.Client
 }
 
 // start runs an agent until it says that it is ready.
@@ -162,11 +163,11 @@ func (b *bed) start() *running {
 	cfg := b.cfg
 	cfg.Stdout = in
 	ctx, cancel := context.WithCancel(b.Context())
-	r := &running{bed: b, stop: cancel, ended: make(chan struct{}), client: NewClient(SocketPath(cfg.RunDir))}
+	r := &running{bed: b, stop: cancel, ended: make(chan struct{}), client: agent.NewClient(agent.SocketPath(cfg.RunDir))}
 	b.Cleanup(func() { r.halt() })
 	go func() {
 		defer close(r.ended)
-		r.err = Run(ctx, cfg)
+		r.err = agent.Run(ctx, cfg)
 		in.CloseWithError(errors.New("the agent has ended"))
 	}()
 	s := bufio.NewScanner(out)
@@ -222,7 +223,7 @@ func TestAgentArmsWhatItsPlanSays(t *testing.T) {
 	if len(c.Paths) != 2 || c.Paths[0].Role != api.RoleHeadend || c.Paths[1].Role != api.RoleEgress || c.Node != "r1" {
 		t.Errorf("counters %+v", c)
 	}
-	info, err := os.Stat(SocketPath(b.cfg.RunDir))
+	info, err := os.Stat(agent.SocketPath(b.cfg.RunDir))
 	b.must(err)
 	if info.Mode().Perm() != 0o660 {
 		t.Errorf("socket has mode %o", info.Mode().Perm())
@@ -236,7 +237,7 @@ func TestDataPathStaysWhenTheAgentEnds(t *testing.T) {
 	if err := r.halt(); err != nil {
 		t.Fatalf("Run returned %v, want nil", err)
 	}
-	if !b.log.has("stay in force") {
+	if !b.log.Has("stay in force") {
 		t.Error("the agent did not say what stays")
 	}
 	if l := b.locators(); len(l) != 1 {
@@ -245,7 +246,7 @@ func TestDataPathStaysWhenTheAgentEnds(t *testing.T) {
 	if pins, _ := filepath.Glob(filepath.Join(dataplane.DefaultPinDir, b.cfg.Instance, "links", "*")); len(pins) != 3 {
 		t.Errorf("links %v; want all three to stay", pins)
 	}
-	if _, err := os.Stat(SocketPath(b.cfg.RunDir)); !errors.Is(err, fs.ErrNotExist) {
+	if _, err := os.Stat(agent.SocketPath(b.cfg.RunDir)); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("the socket stays: %v", err)
 	}
 	r = b.start()
@@ -264,7 +265,7 @@ func TestChangedPlanIsFollowed(t *testing.T) {
 		d.Chains[0].Both = false
 	})
 	b.writePlan(wider["r1"])
-	b.log.wait("the new plan is in force")
+	b.log.Wait("the new plan is in force")
 	s := r.status()
 	if s.Generation != 2 || s.Plan == first.Plan || s.Error != "" {
 		t.Errorf("status %+v after %+v", s, first)
@@ -279,49 +280,6 @@ func TestChangedPlanIsFollowed(t *testing.T) {
 	}
 }
 
-func TestBadPlanIsRefusedAndTheOneBeforeStays(t *testing.T) {
-	b := newBed(t)
-	b.writePlan(b.nodes["r1"])
-	r := b.start()
-	good := r.status()
-	missing := b.nodes["r1"]
-	missing.Interfaces = append(slices.Clone(missing.Interfaces), model.Interface{Name: "gone", Role: model.RoleCore})
-	encode := func(n plan.Node) []byte {
-		c, err := plan.EncodeNode(n)
-		b.must(err)
-		return c
-	}
-	for _, c := range []struct {
-		name    string
-		content []byte
-		want    string
-	}{
-		{"not JSON", []byte("{"), b.cfg.PlanFile},
-		{"of another node", encode(b.nodes["r2"]), "the plan is for another node: r2; this is the agent of r1"},
-		{"an interface that is not there", encode(missing), "interface gone: there is no such interface"},
-	} {
-		b.log.forget()
-		b.write(c.content)
-		b.log.wait("the new plan is refused")
-		s := r.status()
-		if !strings.Contains(s.Error, c.want) || !strings.Contains(s.Error, "the one before stays in force") {
-			t.Errorf("%s: status says %q, want %q in it", c.name, s.Error, c.want)
-		}
-		if !s.Ready || s.Generation != good.Generation || s.Plan != good.Plan || !s.Interfaces[0].TC || !s.Interfaces[1].TC {
-			t.Errorf("%s: status %+v, want the plan before in force", c.name, s)
-		}
-	}
-	b.log.forget()
-	b.must(os.Remove(b.cfg.PlanFile))
-	b.log.wait("the new plan is refused")
-	b.log.forget()
-	b.writePlan(b.nodes["r1"])
-	b.log.wait("the plan file is that of the plan in force again")
-	if s := r.status(); s.Error != "" || s.Generation != good.Generation {
-		t.Errorf("with the plan back: %+v", s)
-	}
-}
-
 // A plan that names an interface before it is there comes into force with it.
 func TestRefusedPlanIsTriedAgainWhenAnInterfaceComes(t *testing.T) {
 	b := newBed(t)
@@ -330,9 +288,9 @@ func TestRefusedPlanIsTriedAgainWhenAnInterfaceComes(t *testing.T) {
 	n := b.nodes["r1"]
 	n.Interfaces = append(slices.Clone(n.Interfaces), model.Interface{Name: "late", Role: model.RoleCore})
 	b.writePlan(n)
-	b.log.wait("the new plan is refused")
+	b.log.Wait("the new plan is refused")
 	b.must(b.net.AddVeth(host.Veth{Name: "late", PeerName: "late-peer"}))
-	b.log.wait("the new plan is in force")
+	b.log.Wait("the new plan is in force")
 	if s := r.status(); s.Error != "" || len(s.Interfaces) != 3 || !s.Interfaces[2].TC {
 		t.Errorf("status %+v", s)
 	}
@@ -343,12 +301,12 @@ func TestInterfaceThatIsMadeAnewIsGuardedAtOnce(t *testing.T) {
 	b.writePlan(b.nodes["r1"])
 	r := b.start()
 	b.must(b.net.DeleteLink("r1-r2"))
-	b.log.wait("not whole")
+	b.log.Wait("not whole")
 	if s := r.status(); len(s.Problems) != 1 || !strings.Contains(s.Problems[0], "r1-r2") || s.Interfaces[1].TC {
 		t.Errorf("without its interface: %+v", s)
 	}
 	b.must(b.net.AddVeth(host.Veth{Name: "r1-r2", PeerName: "r2-r1"}))
-	b.log.wait("the plan is whole again")
+	b.log.Wait("the plan is whole again")
 	if s := r.status(); len(s.Problems) != 0 || !s.Interfaces[1].TC {
 		t.Errorf("with a new one: %+v", s)
 	}
@@ -371,7 +329,7 @@ func TestFirstPlanThatDoesNotGoLeavesNothing(t *testing.T) {
 			b.writePlan(b.nodes["r1"])
 			instance := b.cfg.Instance
 			c.edit(b)
-			err := Run(t.Context(), b.cfg)
+			err := agent.Run(t.Context(), b.cfg)
 			b.cfg.Instance = instance
 			if err == nil || !strings.Contains(err.Error(), c.want) {
 				t.Errorf("got %v; want %q", err, c.want)
@@ -393,15 +351,15 @@ func TestSecondAgentIsRefused(t *testing.T) {
 	b := newBed(t)
 	b.writePlan(b.nodes["r1"])
 	r := b.start()
-	if err := Run(t.Context(), b.cfg); !errors.Is(err, dataplane.ErrBusy) {
+	if err := agent.Run(t.Context(), b.cfg); !errors.Is(err, dataplane.ErrBusy) {
 		t.Errorf("of the same instance: %v; want ErrBusy", err)
 	}
 	other := b.cfg
 	other.Instance += "x"
-	if err := Run(t.Context(), other); err == nil || !strings.Contains(err.Error(), "another agent listens") {
+	if err := agent.Run(t.Context(), other); err == nil || !strings.Contains(err.Error(), "another agent listens") {
 		t.Errorf("of the same run directory: %v", err)
 	}
-	if _, err := Detach(b.cfg); !errors.Is(err, dataplane.ErrBusy) {
+	if _, err := agent.Detach(b.cfg); !errors.Is(err, dataplane.ErrBusy) {
 		t.Errorf("detach under it: %v; want ErrBusy", err)
 	}
 	if s := r.status(); !s.Ready || !s.Interfaces[0].TC {
@@ -413,11 +371,11 @@ func TestDetachNamesWhatIsUnguarded(t *testing.T) {
 	b := newBed(t)
 	b.writePlan(b.nodes["r1"])
 	b.must(b.start().halt())
-	would, err := WouldDetach(b.cfg)
+	would, err := agent.WouldDetach(b.cfg)
 	b.must(err)
-	done, err := Detach(b.cfg)
+	done, err := agent.Detach(b.cfg)
 	b.must(err)
-	for _, d := range []Detached{would, done} {
+	for _, d := range []agent.Detached{would, done} {
 		if !slices.Equal(d.Unguarded, []string{"web (reverse)"}) || !slices.Equal(d.Locators, []netip.Prefix{b.nodes["r1"].Locator}) {
 			t.Errorf("detached %+v", d)
 		}
@@ -431,7 +389,7 @@ func TestDetachNamesWhatIsUnguarded(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(b.cfg.StateDir, "counters.json")); err != nil {
 		t.Errorf("the record of used numbers is gone: %v", err)
 	}
-	if again, err := Detach(b.cfg); err != nil || again.Links != 0 {
+	if again, err := agent.Detach(b.cfg); err != nil || again.Links != 0 {
 		t.Errorf("detach of nothing: %+v, %v", again, err)
 	}
 }
@@ -493,168 +451,4 @@ func TestRefusedPacketIsStreamed(t *testing.T) {
 	if err := <-ended; !errors.Is(err, io.EOF) {
 		t.Errorf("the reader ends with %v, want io.EOF", err)
 	}
-}
-
-func TestReaderThatComesLateOrIsSlowGetsTheLatest(t *testing.T) {
-	h := newHistory()
-	add := func(n int) {
-		for range n {
-			h.mu.Lock()
-			next := h.n
-			h.mu.Unlock()
-			h.add(event.Event{Len: uint32(next)})
-		}
-	}
-	read := func() (got []uint32) {
-		err := h.follow(t.Context(), false, func(e event.Event) error { got = append(got, e.Len); return nil }, func() error { return nil })
-		if err != nil {
-			t.Fatal(err)
-		}
-		return got
-	}
-	if got := read(); len(got) != 0 {
-		t.Errorf("before anything happened: %v", got)
-	}
-	add(10)
-	if got := read(); len(got) != 10 || got[0] != 0 {
-		t.Errorf("after 10: %v", got)
-	}
-	add(5000)
-	if got := read(); len(got) != replay || got[0] != 5010-replay || got[replay-1] != 5009 {
-		t.Errorf("after 5010: %d events from %d", len(got), got[0])
-	}
-	events, missed, next, _ := h.from(0)
-	if len(events) != batch || next != 5010-keep+batch || missed != 5010-keep || events[0].Len != 5010-keep {
-		t.Errorf("far behind: %d events from %d, %d missed", len(events), events[0].Len, missed)
-	}
-}
-
-// logWatch is a slog.Handler that tests wait on.
-type logWatch struct {
-	slog.Handler
-	t *testing.T
-
-	mu    sync.Mutex
-	lines []string
-	more  chan struct{}
-}
-
-func newLogWatch(t *testing.T) *logWatch {
-	return &logWatch{Handler: slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug}), t: t, more: make(chan struct{})}
-}
-
-func (l *logWatch) Handle(ctx context.Context, r slog.Record) error {
-	l.mu.Lock()
-	l.lines = append(l.lines, r.Message)
-	close(l.more)
-	l.more = make(chan struct{})
-	l.mu.Unlock()
-	return l.Handler.Handle(ctx, r)
-}
-
-func (l *logWatch) forget() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.lines = nil
-}
-
-func (l *logWatch) has(part string) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return slices.ContainsFunc(l.lines, func(s string) bool { return strings.Contains(s, part) })
-}
-
-func (l *logWatch) count(part string) (n int) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for _, s := range l.lines {
-		if strings.Contains(s, part) {
-			n++
-		}
-	}
-	return n
-}
-
-// wait returns when a line with part in it has come.
-func (l *logWatch) wait(part string) {
-	l.t.Helper()
-	ctx, cancel := context.WithTimeout(l.t.Context(), patience)
-	defer cancel()
-	for {
-		l.mu.Lock()
-		more := l.more
-		l.mu.Unlock()
-		if l.has(part) {
-			return
-		}
-		select {
-		case <-more:
-		case <-ctx.Done():
-			l.t.Fatalf("the agent never said %q", part)
-		}
-	}
-}
-
-// A plan that others can read is none, and one that becomes so is refused until it
-// is mended; what is in force stays.
-func TestAPlanThatOthersCanReadIsRefused(t *testing.T) {
-	b := newBed(t)
-	b.writePlan(b.nodes["r1"])
-	dir := filepath.Dir(b.cfg.PlanFile)
-	chmod := func(path string, mode os.FileMode) { b.must(os.Chmod(path, mode)) }
-	chmod(b.cfg.PlanFile, 0o644)
-	err := Run(b.Context(), b.cfg)
-	if _, ok := errors.AsType[*PlanError](err); !ok || !strings.Contains(err.Error(), "has mode 0644") {
-		t.Fatalf("at the start: %v", err)
-	}
-	if l := b.locators(); len(l) > 0 {
-		t.Errorf("locators %v: something was done", l)
-	}
-
-	chmod(b.cfg.PlanFile, 0o600)
-	r := b.start()
-	before := r.status()
-	for _, c := range []struct {
-		path      string
-		bad, good os.FileMode
-		says      string
-	}{
-		{b.cfg.PlanFile, 0o640, 0o600, b.cfg.PlanFile + " has mode 0640"},
-		{dir, 0o777, 0o700, dir + " has mode 0777"},
-	} {
-		b.log.forget()
-		chmod(c.path, c.bad)
-		b.log.wait("the new plan is refused")
-		s := r.status()
-		if !strings.Contains(s.Error, c.says) || !strings.Contains(s.Error, "the one before stays in force") || !s.Ready || s.Plan != before.Plan || s.Generation != before.Generation {
-			t.Errorf("%s with mode %o: status %+v; want %q and the plan of the start", c.path, c.bad, s, c.says)
-		}
-		chmod(c.path, c.good)
-		b.log.wait("the plan file is that of the plan in force again")
-		if s := r.status(); s.Error != "" || s.Generation != before.Generation {
-			t.Errorf("%s with mode %o again: status %+v", c.path, c.good, s)
-		}
-	}
-	// A new plan does not get in like that.
-	b.log.forget()
-	chmod(dir, 0o777)
-	b.log.wait("the new plan is refused")
-	b.log.forget()
-	b.writePlan(compile(t, nil)["r1"])
-	chmod(b.cfg.PlanFile, 0o606)
-	chmod(dir, 0o700)
-	b.log.wait("the new plan is refused")
-	if s := r.status(); !strings.Contains(s.Error, "has mode 0606") || s.Plan != before.Plan || s.Generation != before.Generation {
-		t.Errorf("status %+v; want the plan of the start", s)
-	}
-	chmod(b.cfg.PlanFile, 0o600)
-	b.log.wait("the new plan is in force")
-	b.must(r.halt())
-
-	chmod(b.cfg.PlanFile, 0o604)
-	b.cfg.InsecurePlan = true
-	b.log.forget()
-	r = b.start()
-	b.log.wait("others can read or change the plan, and it is taken all the same")
-	b.must(r.halt())
 }

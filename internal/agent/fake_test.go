@@ -1,0 +1,284 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/waystamp/waystamp/internal/dataplane"
+	"github.com/waystamp/waystamp/internal/event"
+	"github.com/waystamp/waystamp/internal/host"
+	"github.com/waystamp/waystamp/internal/plan"
+)
+
+// fakeMachine stands for a node's kernel: its network and its data path. It notes
+// the steps that change it, in their order, and fails at those that a test names.
+type fakeMachine struct {
+	mu    sync.Mutex
+	steps []string
+	fails map[string]error // by the beginning of a step
+
+	locators []netip.Prefix
+	cutters  []string
+	links    map[string]host.Link
+	sysctls  map[string]string
+	own      []netip.Addr
+	applied  *plan.Node
+	degraded []error // what Apply and Reconcile say of the plan in force
+	counts   dataplane.Counts
+	watchers map[host.Change][]func() error
+	opened   bool
+	closed   bool
+}
+
+func newFakeMachine() *fakeMachine {
+	return &fakeMachine{
+		fails: map[string]error{}, watchers: map[host.Change][]func() error{},
+		links: map[string]host.Link{
+			"r1-h1": {Name: "r1-h1", Index: 2, MTU: 1500},
+			"r1-r2": {Name: "r1-r2", Index: 3, MTU: 1700},
+		},
+		sysctls: map[string]string{}, own: []netip.Addr{netip.MustParseAddr("fc00:1::1")},
+	}
+}
+
+func (f *fakeMachine) on(Config) (machine, error) {
+	return machine{
+		net:   fakeNet{f},
+		check: func() error { return f.step("check") },
+		open: func() (dataPath, error) {
+			if err := f.step("open"); err != nil {
+				return nil, err
+			}
+			f.opened = true
+			return fakeDataPath{f}, nil
+		},
+		close: func() error { return f.step("close network") },
+	}, nil
+}
+
+// step notes what is done, and fails if the test has said so.
+func (f *fakeMachine) step(format string, args ...any) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	s := fmt.Sprintf(format, args...)
+	f.steps = append(f.steps, s)
+	for begin, err := range f.fails {
+		if strings.HasPrefix(s, begin) {
+			return err
+		}
+	}
+	return nil
+}
+
+// fail lets steps that begin so fail from now on; nil: no more.
+func (f *fakeMachine) fail(begin string, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if err == nil {
+		delete(f.fails, begin)
+		return
+	}
+	f.fails[begin] = err
+}
+
+// taken gives the steps so far and forgets them.
+func (f *fakeMachine) taken() []string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	out := f.steps
+	f.steps = nil
+	return out
+}
+
+// set changes the machine behind the agent's back.
+func (f *fakeMachine) set(change func()) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	change()
+}
+
+// tell calls those who watch for a kind of change.
+func (f *fakeMachine) tell(kind host.Change) error {
+	f.mu.Lock()
+	var to []func() error
+	for kinds, list := range f.watchers {
+		if kinds&kind != 0 {
+			to = append(to, list...)
+		}
+	}
+	f.mu.Unlock()
+	if len(to) == 0 {
+		return fmt.Errorf("nobody watches for changes of kind %v", kind)
+	}
+	for _, call := range to {
+		if err := call(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+type fakeNet struct{ f *fakeMachine }
+
+func (n fakeNet) Do(do func() error) error         { return do() }
+func (n fakeNet) Addresses() ([]netip.Addr, error) { return n.f.own, nil }
+
+func (n fakeNet) Link(name string) (host.Link, error) {
+	n.f.mu.Lock()
+	defer n.f.mu.Unlock()
+	l, ok := n.f.links[name]
+	if !ok {
+		return host.Link{}, host.ErrNoLink
+	}
+	return l, nil
+}
+
+func (n fakeNet) Sysctl(key string) (string, error) {
+	n.f.mu.Lock()
+	defer n.f.mu.Unlock()
+	v, ok := n.f.sysctls[key]
+	if !ok {
+		return "", fs.ErrNotExist
+	}
+	return v, nil
+}
+
+func (n fakeNet) Locators() ([]netip.Prefix, error) {
+	n.f.mu.Lock()
+	defer n.f.mu.Unlock()
+	return slices.Clone(n.f.locators), nil
+}
+
+func (n fakeNet) AnnounceLocator(l netip.Prefix) error {
+	if err := n.f.step("announce %s", l); err != nil {
+		return err
+	}
+	n.f.set(func() {
+		if !slices.Contains(n.f.locators, l) {
+			n.f.locators = append(n.f.locators, l)
+		}
+	})
+	return nil
+}
+
+func (n fakeNet) WithdrawLocator(l netip.Prefix) error {
+	if err := n.f.step("withdraw %s", l); err != nil {
+		return err
+	}
+	n.f.set(func() {
+		n.f.locators = slices.DeleteFunc(n.f.locators, func(o netip.Prefix) bool { return o == l })
+	})
+	return nil
+}
+
+func (n fakeNet) CutOnSend(name string) error { return n.f.step("cut on send %s", name) }
+
+func (n fakeNet) EnsureCutter(c host.Cutter) (made bool, err error) {
+	n.f.mu.Lock()
+	there := slices.Contains(n.f.cutters, c.In)
+	n.f.mu.Unlock()
+	if there {
+		return false, nil
+	}
+	if err := n.f.step("make cutter %s", c.In); err != nil {
+		return false, err
+	}
+	n.f.set(func() { n.f.cutters = append(n.f.cutters, c.In) })
+	return true, nil
+}
+
+func (n fakeNet) RemoveCutter(c host.Cutter) error {
+	n.f.mu.Lock()
+	there := slices.Contains(n.f.cutters, c.In)
+	n.f.mu.Unlock()
+	if !there {
+		return nil
+	}
+	if err := n.f.step("remove cutter %s", c.In); err != nil {
+		return err
+	}
+	n.f.set(func() { n.f.cutters = slices.DeleteFunc(n.f.cutters, func(s string) bool { return s == c.In }) })
+	return nil
+}
+
+func (n fakeNet) Watch(ctx context.Context, kinds host.Change, f func() error) error {
+	n.f.set(func() { n.f.watchers[kinds] = append(n.f.watchers[kinds], f) })
+	<-ctx.Done()
+	return context.Cause(ctx)
+}
+
+func (n fakeNet) WatchAddresses(ctx context.Context, _ func([]netip.Addr)) error {
+	<-ctx.Done()
+	return context.Cause(ctx)
+}
+
+type fakeDataPath struct{ f *fakeMachine }
+
+func (d fakeDataPath) state() error {
+	d.f.mu.Lock()
+	defer d.f.mu.Unlock()
+	if len(d.f.degraded) > 0 {
+		return &dataplane.DegradedError{Problems: slices.Clone(d.f.degraded)}
+	}
+	return nil
+}
+
+func (d fakeDataPath) Apply(n plan.Node) error {
+	if err := d.f.step("apply %s", n.Name); err != nil {
+		return err
+	}
+	d.f.set(func() { d.f.applied = &n })
+	return d.state()
+}
+
+func (d fakeDataPath) Reconcile() error {
+	if err := d.f.step("reconcile"); err != nil {
+		return err
+	}
+	return d.state()
+}
+
+func (d fakeDataPath) SetLocal(own []netip.Addr) error { return d.f.step("own addresses %v", own) }
+func (d fakeDataPath) FlushNexthops() error            { return nil }
+func (d fakeDataPath) RefreshTargets() error           { return nil }
+func (d fakeDataPath) SaveNews() error                 { return nil }
+func (d fakeDataPath) SaveWindows() error              { return d.f.step("save windows") }
+func (d fakeDataPath) RenewNumbers() error             { return nil }
+func (d fakeDataPath) KeepPins() ([]string, error)     { return nil, nil }
+func (d fakeDataPath) PinDir() string                  { return "/nonexistent" }
+func (d fakeDataPath) Clsact() bool                    { return false }
+
+func (d fakeDataPath) Counters() (dataplane.Counts, error) {
+	d.f.mu.Lock()
+	defer d.f.mu.Unlock()
+	return d.f.counts, nil
+}
+
+func (d fakeDataPath) FunctionsInFlight() ([]dataplane.FunctionCount, error) {
+	c, err := d.Counters()
+	return c.Functions, err
+}
+
+func (d fakeDataPath) Interfaces() ([]dataplane.InterfaceState, error) {
+	d.f.mu.Lock()
+	defer d.f.mu.Unlock()
+	var out []dataplane.InterfaceState
+	if d.f.applied != nil {
+		for _, i := range d.f.applied.Interfaces {
+			out = append(out, dataplane.InterfaceState{Name: i.Name, Role: i.Role, TC: true})
+		}
+	}
+	return out, nil
+}
+
+func (d fakeDataPath) Events(ctx context.Context, _ func(event.Event)) error {
+	<-ctx.Done()
+	return context.Cause(ctx)
+}
+
+func (d fakeDataPath) Close() error { return d.f.step("close data path") }

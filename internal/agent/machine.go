@@ -1,0 +1,96 @@
+package agent
+
+import (
+	"context"
+	"net/netip"
+
+	"github.com/waystamp/waystamp/internal/dataplane"
+	"github.com/waystamp/waystamp/internal/event"
+	"github.com/waystamp/waystamp/internal/host"
+	"github.com/waystamp/waystamp/internal/plan"
+)
+
+// dataPath is what an agent asks of internal/dataplane.
+type dataPath interface {
+	// Apply puts a plan in force, or leaves the one before. A *dataplane.DegradedError
+	// says that it is in force but for a part.
+	Apply(n plan.Node) error
+	Reconcile() error
+	SetLocal(own []netip.Addr) error
+	FlushNexthops() error
+	RefreshTargets() error
+
+	SaveNews() error
+	SaveWindows() error
+	RenewNumbers() error
+
+	KeepPins() (back []string, err error)
+	PinDir() string
+	Clsact() bool
+
+	Counters() (dataplane.Counts, error)
+	FunctionsInFlight() ([]dataplane.FunctionCount, error)
+	Interfaces() ([]dataplane.InterfaceState, error)
+	Events(ctx context.Context, f func(event.Event)) error
+
+	Close() error
+}
+
+// network is what an agent asks of internal/host, in the node's namespace.
+type network interface {
+	// Do runs f on a thread in the namespace.
+	Do(f func() error) error
+	Addresses() ([]netip.Addr, error)
+	Link(name string) (host.Link, error)
+	Sysctl(key string) (string, error)
+
+	Locators() ([]netip.Prefix, error)
+	AnnounceLocator(locator netip.Prefix) error
+	WithdrawLocator(locator netip.Prefix) error
+
+	CutOnSend(name string) error
+	EnsureCutter(c host.Cutter) (made bool, err error)
+	RemoveCutter(c host.Cutter) error
+
+	// Watch calls f for each change of these kinds, WatchAddresses with all addresses
+	// after each, until ctx ends (with its cause).
+	Watch(ctx context.Context, kinds host.Change, f func() error) error
+	WatchAddresses(ctx context.Context, f func([]netip.Addr)) error
+}
+
+// machine is what an agent runs on: this one's kernel, or one that a test makes up.
+type machine struct {
+	net   network
+	check func() error // of what the data path needs; in the namespace
+	open  func() (dataPath, error)
+	close func() error
+}
+
+// kernelNet is the network of the kernel.
+type kernelNet struct{ *host.Net }
+
+func (n kernelNet) Do(f func() error) error { return n.NetNS().Do(f) }
+
+// thisMachine is the kernel that the process runs on.
+func thisMachine(cfg Config) (machine, error) {
+	n, close := cfg.Net, func() error { return nil }
+	if n == nil {
+		var err error
+		if n, err = host.Open(nil); err != nil {
+			return machine{}, err
+		}
+		close = n.Close
+	}
+	return machine{
+		net:   kernelNet{n},
+		check: dataplane.Check,
+		open: func() (dataPath, error) {
+			dp, err := dataplane.Open(cfg.dataplane(n))
+			if err != nil {
+				return nil, err // and not a nil pointer in the interface
+			}
+			return dp, nil
+		},
+		close: close,
+	}, nil
+}

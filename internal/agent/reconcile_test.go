@@ -1,0 +1,403 @@
+package agent
+
+import (
+	"bufio"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/waystamp/waystamp/internal/api"
+	"github.com/waystamp/waystamp/internal/host"
+	"github.com/waystamp/waystamp/internal/model"
+	"github.com/waystamp/waystamp/internal/plan"
+	"github.com/waystamp/waystamp/test/logwatch"
+)
+
+// node is an agent of r1 on a fake machine, with its plan file.
+type node struct {
+	*testing.T
+	*fakeMachine
+	cfg Config
+	log *logwatch.Log
+}
+
+func newNode(t *testing.T) *node {
+	t.Helper()
+	dir := t.TempDir()
+	n := &node{T: t, fakeMachine: newFakeMachine(), log: logwatch.New(t)}
+	n.cfg = Config{
+		PlanFile: filepath.Join(dir, "plan", "r1.json"), Instance: "test",
+		RunDir: filepath.Join(dir, "run"), StateDir: filepath.Join(dir, "state"), Log: slog.New(n.log),
+		ReconcileEvery: time.Hour, // events are enough
+	}
+	n.must(os.Mkdir(filepath.Dir(n.cfg.PlanFile), 0o700))
+	return n
+}
+
+func (n *node) must(err error) {
+	n.Helper()
+	if err != nil {
+		n.Fatal(err)
+	}
+}
+
+// r1 compiles a domain and gives the plan of its ingress.
+func r1(t *testing.T, edit func(*model.Domain)) plan.Node {
+	t.Helper()
+	of := func(name string, n int, interfaces ...model.Interface) model.Node {
+		return model.Node{
+			Name: name, Address: netip.MustParseAddr(fmt.Sprintf("fc00:%d::1", n)),
+			Locator: netip.MustParsePrefix(fmt.Sprintf("fc00:0:0:%d00::/56", n)), CPUs: 4, Interfaces: interfaces,
+		}
+	}
+	d := model.Domain{
+		Block: netip.MustParsePrefix("fc00::/48"),
+		Nodes: []model.Node{
+			of("r1", 1, model.Interface{Name: "r1-h1", Role: model.RoleEdge}, model.Interface{Name: "r1-r2", Role: model.RoleCore}),
+			of("r2", 2, model.Interface{Name: "r2-r1", Role: model.RoleCore}, model.Interface{Name: "r2-r3", Role: model.RoleCore}),
+			of("r3", 3, model.Interface{Name: "r3-r2", Role: model.RoleCore}, model.Interface{Name: "r3-h3", Role: model.RoleEdge}),
+		},
+		Chains: []model.Chain{{
+			Name: "web", Ingress: []string{"r1"}, Functions: []string{"fw"}, Egress: "r3", Both: true,
+			Match: model.Match{Destination: netip.MustParsePrefix("2001:db8:3::/48")},
+			Proof: model.Proof{Scheme: model.SchemeKeyed},
+		}},
+		Functions: []model.Function{{Name: "fw", Node: "r2"}},
+	}
+	if edit != nil {
+		edit(&d)
+	}
+	c, err := plan.Compile(d, plan.NewKeyring(rand.Reader, nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c.Nodes[slices.IndexFunc(c.Nodes, func(n plan.Node) bool { return n.Name == "r1" })]
+}
+
+func (n *node) write(content []byte) {
+	n.Helper()
+	n.must(os.WriteFile(n.cfg.PlanFile+".new", content, 0o600))
+	n.must(os.Rename(n.cfg.PlanFile+".new", n.cfg.PlanFile))
+}
+
+func (n *node) encode(p plan.Node) []byte {
+	n.Helper()
+	b, err := plan.EncodeNode(p)
+	n.must(err)
+	return b
+}
+
+// started is a running agent of a node.
+type started struct {
+	n      *node
+	client *Client
+	halt   func() error
+}
+
+// start runs the agent until it says that it is ready.
+func (n *node) start() *started {
+	n.Helper()
+	out, in := io.Pipe()
+	cfg := n.cfg
+	cfg.Stdout = in
+	ctx, cancel := context.WithCancel(context.Background())
+	ended, failed := make(chan struct{}), error(nil)
+	s := &started{n: n, client: NewClient(SocketPath(cfg.RunDir))}
+	s.halt = func() error {
+		cancel()
+		<-ended
+		s.client.Close()
+		return failed
+	}
+	n.Cleanup(func() { s.halt() })
+	go func() {
+		defer close(ended)
+		failed = run(ctx, cfg, n.on)
+		in.CloseWithError(errors.New("the agent has ended"))
+	}()
+	if line, err := bufio.NewReader(out).ReadString('\n'); err != nil || line != "{\"ready\":true}\n" {
+		n.Fatalf("the agent says %q, %v, and ends with %v", line, err, s.halt())
+	}
+	return s
+}
+
+func (s *started) status() api.Status {
+	s.n.Helper()
+	v, err := s.client.Status(s.n.Context())
+	s.n.must(err)
+	return v
+}
+
+// eventually waits for what nothing tells of.
+func (s *started) eventually(what string, f func() bool) {
+	s.n.Helper()
+	for limit := time.Now().Add(patience); !f(); time.Sleep(time.Millisecond) {
+		if time.Now().After(limit) {
+			s.n.Fatal("never came: ", what)
+		}
+	}
+}
+
+func (n *node) same(what string, want ...string) {
+	n.Helper()
+	if diff := cmp.Diff(want, n.taken()); diff != "" {
+		n.Errorf("%s (-want +got):\n%s", what, diff)
+	}
+}
+
+// A SID must not be forwarded by another route, not even between two steps: its
+// route is there before the programs are, and goes after they have changed.
+func TestTheLocatorIsThereBeforeThePrograms(t *testing.T) {
+	n := newNode(t)
+	n.write(n.encode(r1(t, nil)))
+	s := n.start()
+	n.same("start", "check", "open", "own addresses [fc00:1::1]", "announce fc00:0:0:100::/56", "apply r1")
+
+	moved := r1(t, func(d *model.Domain) { d.Nodes[0].Locator = netip.MustParsePrefix("fc00:0:0:900::/56") })
+	n.write(n.encode(moved))
+	n.log.Wait("the new plan is in force")
+	n.same("another locator", "announce fc00:0:0:900::/56", "apply r1", "withdraw fc00:0:0:100::/56")
+	if st := s.status(); st.Generation != 2 || st.Error != "" {
+		t.Errorf("status %+v", st)
+	}
+	n.must(s.halt())
+	n.same("end", "save windows", "close data path", "close network")
+}
+
+func TestAStartThatFailsTakesBackWhatItDid(t *testing.T) {
+	broken := errors.New("broken")
+	for _, c := range []struct {
+		at   string
+		want []string
+	}{
+		{"check", []string{"check", "close network"}},
+		{"open", []string{"check", "open", "close network"}},
+		{"own addresses", []string{"check", "open", "own addresses [fc00:1::1]", "close data path", "close network"}},
+		{"announce", []string{"check", "open", "own addresses [fc00:1::1]", "announce fc00:0:0:100::/56", "close data path", "close network"}},
+		{"apply", []string{"check", "open", "own addresses [fc00:1::1]", "announce fc00:0:0:100::/56", "apply r1", "withdraw fc00:0:0:100::/56", "close data path", "close network"}},
+	} {
+		t.Run(c.at, func(t *testing.T) {
+			n := newNode(t)
+			n.write(n.encode(r1(t, nil)))
+			n.fail(c.at, broken)
+			var said strings.Builder
+			n.cfg.Stdout = &said
+			if err := run(t.Context(), n.cfg, n.on); !errors.Is(err, broken) {
+				t.Errorf("ends with %v", err)
+			}
+			n.same("steps", c.want...)
+			if said.Len() > 0 {
+				t.Errorf("it says %q", &said)
+			}
+			for _, path := range []string{statePath(n.cfg.RunDir), SocketPath(n.cfg.RunDir)} {
+				if _, err := os.Stat(path); !errors.Is(err, fs.ErrNotExist) {
+					t.Errorf("%s is left, %v", path, err)
+				}
+			}
+		})
+	}
+}
+
+func TestARefusedPlanLeavesTheOneBefore(t *testing.T) {
+	n := newNode(t)
+	good := n.encode(r1(t, nil))
+	n.write(good)
+	s := n.start()
+	before := s.status()
+	n.taken()
+	other := r1(t, nil)
+	other.Name = "r2"
+	check := func(name, want string) {
+		t.Helper()
+		st := s.status()
+		if !strings.Contains(st.Error, want) || !strings.Contains(st.Error, "the one before stays in force") {
+			t.Errorf("%s: status says %q, want %q in it", name, st.Error, want)
+		}
+		if !st.Ready || st.Generation != before.Generation || st.Plan != before.Plan {
+			t.Errorf("%s: status %+v, want the plan before in force", name, st)
+		}
+	}
+	for _, c := range []struct {
+		name    string
+		content []byte
+		want    string
+	}{
+		{"not JSON", []byte("{"), n.cfg.PlanFile},
+		{"of another node", n.encode(other), "the plan is for another node: r2; this is the agent of r1"},
+	} {
+		n.log.Forget()
+		n.write(c.content)
+		n.log.Wait("the new plan is refused")
+		check(c.name, c.want)
+		n.same(c.name)
+	}
+
+	n.fail("apply", errors.New("broken"))
+	n.log.Forget()
+	n.write(n.encode(r1(t, func(d *model.Domain) { d.Nodes[0].Locator = netip.MustParsePrefix("fc00:0:0:900::/56") })))
+	n.log.Wait("the new plan is refused")
+	check("that cannot be applied", "broken")
+	n.same("that cannot be applied", "announce fc00:0:0:900::/56", "apply r1", "withdraw fc00:0:0:900::/56")
+
+	n.log.Forget()
+	n.must(os.Remove(n.cfg.PlanFile))
+	n.log.Wait("the new plan is refused")
+	check("that is gone", "no such file")
+	n.log.Forget()
+	n.write(good)
+	n.log.Wait("the plan file is that of the plan in force again")
+	if st := s.status(); st.Error != "" || st.Generation != before.Generation {
+		t.Errorf("with the plan back: %+v", st)
+	}
+	n.same("with the plan back")
+}
+
+// What a plan lacks may come with a device; each device is not a reason to try at once.
+func TestARefusedPlanIsTriedAgainWhenDevicesChange(t *testing.T) {
+	n := newNode(t)
+	n.write(n.encode(r1(t, nil)))
+	s := n.start()
+	n.fail("apply", errors.New("there is no such interface"))
+	n.write(n.encode(r1(t, nil)))
+	n.log.Wait("the new plan is refused")
+	n.taken()
+	begin := time.Now()
+	s.eventually("somebody who watches links", func() bool { return n.tell(host.ChangeLinks) == nil })
+	for range 100 {
+		n.must(n.tell(host.ChangeLinks))
+		time.Sleep(time.Millisecond) // so that each is one of its own
+	}
+	applies := 0
+	for _, step := range n.taken() {
+		if strings.HasPrefix(step, "apply") {
+			applies++
+		}
+	}
+	if most := 1 + int(time.Since(begin)/failurePause); applies > most {
+		t.Errorf("%d changes of devices let it try %d times in %s; want at most %d", 101, applies, time.Since(begin), most)
+	}
+	if got := n.log.Count("the new plan is refused"); got != 1 {
+		t.Errorf("the same refusal was logged %d times", got)
+	}
+	n.fail("apply", nil)
+	n.log.Wait("the new plan is in force")
+	if st := s.status(); st.Error != "" || st.Generation != 2 {
+		t.Errorf("status %+v", st)
+	}
+}
+
+func TestWhatOthersChangeIsRepairedAndToldOnce(t *testing.T) {
+	n := newNode(t)
+	n.cfg.ReconcileEvery = 5 * time.Millisecond
+	n.write(n.encode(r1(t, nil)))
+	s := n.start()
+	n.set(func() { n.locators = nil })
+	s.eventually("the route to the locator", func() bool {
+		l, _ := fakeNet{n.fakeMachine}.Locators()
+		return len(l) == 1
+	})
+
+	n.fail("reconcile", errors.New("broken"))
+	s.eventually("the error", func() bool { return strings.Contains(s.status().Error, "broken") })
+	n.taken()
+	s.eventually("three tries", func() bool { return len(n.reconciliations()) >= 3 })
+	if got := n.log.Count("the data path could not be reconciled"); got != 1 {
+		t.Errorf("logged %d times", got)
+	}
+	n.fail("reconcile", nil)
+	s.eventually("no error", func() bool { return s.status().Error == "" })
+
+	n.set(func() { n.degraded = []error{errors.New("interface r1-h1 is gone")} })
+	n.log.Wait("the plan is in force, but not whole")
+	if st := s.status(); !slices.Equal(st.Problems, []string{"interface r1-h1 is gone"}) || st.Error != "" || !st.Ready {
+		t.Errorf("status %+v", st)
+	}
+	n.set(func() { n.degraded = nil })
+	n.log.Wait("the plan is whole again")
+}
+
+// reconciliations are those so far.
+func (n *node) reconciliations() (out []string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, s := range n.steps {
+		if s == "reconcile" {
+			out = append(out, s)
+		}
+	}
+	return out
+}
+
+// Who can read a plan has its keys.
+func TestAPlanThatOthersCanReadIsRefused(t *testing.T) {
+	n := newNode(t)
+	n.write(n.encode(r1(t, nil)))
+	dir := filepath.Dir(n.cfg.PlanFile)
+	chmod := func(path string, mode os.FileMode) { n.must(os.Chmod(path, mode)) }
+	chmod(n.cfg.PlanFile, 0o644)
+	err := run(t.Context(), n.cfg, n.on)
+	if _, ok := errors.AsType[*PlanError](err); !ok || !strings.Contains(err.Error(), "has mode 0644") {
+		t.Fatalf("at the start: %v", err)
+	}
+	n.same("at the start")
+
+	chmod(n.cfg.PlanFile, 0o600)
+	s := n.start()
+	before := s.status()
+	for _, c := range []struct {
+		path      string
+		bad, good os.FileMode
+		says      string
+	}{
+		{n.cfg.PlanFile, 0o640, 0o600, n.cfg.PlanFile + " has mode 0640"},
+		{dir, 0o777, 0o700, dir + " has mode 0777"},
+	} {
+		n.log.Forget()
+		chmod(c.path, c.bad)
+		n.log.Wait("the new plan is refused")
+		st := s.status()
+		if !strings.Contains(st.Error, c.says) || !strings.Contains(st.Error, "the one before stays in force") || !st.Ready || st.Plan != before.Plan || st.Generation != before.Generation {
+			t.Errorf("%s with mode %o: status %+v; want %q and the plan of the start", c.path, c.bad, st, c.says)
+		}
+		chmod(c.path, c.good)
+		n.log.Wait("the plan file is that of the plan in force again")
+		if st := s.status(); st.Error != "" || st.Generation != before.Generation {
+			t.Errorf("%s with mode %o again: status %+v", c.path, c.good, st)
+		}
+	}
+	// A new plan does not get in like that.
+	n.log.Forget()
+	chmod(dir, 0o777)
+	n.log.Wait("the new plan is refused")
+	n.log.Forget()
+	n.write(n.encode(r1(t, nil)))
+	chmod(n.cfg.PlanFile, 0o606)
+	chmod(dir, 0o700)
+	n.log.Wait("the new plan is refused")
+	if st := s.status(); !strings.Contains(st.Error, "has mode 0606") || st.Plan != before.Plan || st.Generation != before.Generation {
+		t.Errorf("status %+v; want the plan of the start", st)
+	}
+	chmod(n.cfg.PlanFile, 0o600)
+	n.log.Wait("the new plan is in force")
+	n.must(s.halt())
+
+	chmod(n.cfg.PlanFile, 0o604)
+	n.cfg.InsecurePlan = true
+	n.log.Forget()
+	s = n.start()
+	n.log.Wait("others can read or change the plan, and it is taken all the same")
+	n.must(s.halt())
+}
