@@ -252,6 +252,31 @@ func TestYAMLInDocumentsIsValid(t *testing.T) {
 	}
 }
 
+// The index of decisions names each of them as its own heading does.
+func TestTheIndexOfDecisionsIsTheirHeadings(t *testing.T) {
+	tr := repository(t)
+	index := tr.read(t, "docs/adr/README.md")
+	n := 0
+	for _, p := range tr.files {
+		name := path.Base(p)
+		if path.Dir(p) != "docs/adr" || name == "README.md" || path.Ext(p) != ".md" {
+			continue
+		}
+		n++
+		number, title, ok := strings.Cut(strings.TrimPrefix(strings.SplitN(tr.read(t, p), "\n", 2)[0], "# "), " ")
+		if !ok || number != name[:4] {
+			t.Errorf("%s starts with another heading than # %s and what was decided", p, name[:4])
+			continue
+		}
+		if line := "| [" + number + "](" + name + ") | " + title + " |\n"; !strings.Contains(index, line) {
+			t.Errorf("docs/adr/README.md has no line %q", line)
+		}
+	}
+	if n == 0 {
+		t.Error("there are no decisions in docs/adr")
+	}
+}
+
 // The smallest domain file is in the README, and in examples for who tries it.
 func TestTheSmallestFileIsTheOneOfTheReadme(t *testing.T) {
 	tr := repository(t)
