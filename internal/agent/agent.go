@@ -30,6 +30,7 @@ import (
 	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/plan"
 	"github.com/waystamp/waystamp/internal/planfile"
+	"github.com/waystamp/waystamp/internal/tables"
 )
 
 // ReconcileEvery is how long what somebody else has changed stays changed.
@@ -243,7 +244,7 @@ func (a *agent) apply(n plan.Node) error {
 		return errors.Join(err, a.removeCutters(made), a.withdraw(announced), a.state.put(before))
 	}
 	a.plan = &n
-	if !dataplane.NeedsCutters(n) {
+	if !tables.NeedsCutters(n) {
 		if err := a.removeCutters(cutters(a.cfg.Instance)); err != nil {
 			return err
 		}

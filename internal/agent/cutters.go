@@ -3,10 +3,10 @@ package agent
 import (
 	"errors"
 
-	"github.com/waystamp/waystamp/internal/dataplane"
 	"github.com/waystamp/waystamp/internal/host"
 	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/plan"
+	"github.com/waystamp/waystamp/internal/tables"
 )
 
 // cutters are the pairs of devices that an instance's data path cuts
@@ -14,7 +14,7 @@ import (
 // else, keeps theirs.
 func cutters(instance string) []host.Cutter {
 	owner := "waystamp " + instance
-	to, back := dataplane.CutterPairs()
+	to, back := tables.CutterPairs()
 	return []host.Cutter{
 		{In: to.In, Out: to.Out, Owner: owner},
 		{In: back.In, Out: back.Out, Owner: owner},
@@ -25,7 +25,7 @@ func cutters(instance string) []host.Cutter {
 // what it made, on an error too. Where a function's own device can cut what is sent
 // to it, it is made to: that saves each frame the way through a cutter.
 func (a *agent) ensureCutters(n plan.Node) (made []host.Cutter, err error) {
-	if !dataplane.NeedsCutters(n) {
+	if !tables.NeedsCutters(n) {
 		return nil, nil
 	}
 	for _, p := range n.Proxies {

@@ -13,49 +13,48 @@ import (
 // level orders the packages: one may import only those of a lower level. A
 // folder counts for those below it, unless they are listed.
 var level = map[string]int{
-	"internal/abi":       0,
-	"internal/await":     0,
-	"internal/model":     0,
-	"internal/yamlfile":  0,
-	"internal/api":       1,
-	"internal/event":     1,
-	"internal/pot":       1,
-	"internal/srv6":      1,
-	"internal/manifest":  2,
-	"internal/plan":      2,
-	"internal/dataplane": 3,
-
-	"internal/dataplane/object": 2,
-
-	"internal/host":     3,
-	"internal/planfile": 3,
-	"internal/agent":    4,
-	"internal/explain":  4,
-	"internal/lab":      4,
-	"internal/attack":   5,
-	"internal/demo":     5,
-	"internal/bench":    5,
-	"internal/command":  6,
-	"internal/cli":      7,
-	"internal/labcli":   7,
-	"cmd":               8,
-	"examples":          0,
-	"tools":             0,
-	"tools/refgen":      8,
-	"internal/arch":     9, // tests only
-	"test":              9, // tests only
+	"internal/abi":              0,
+	"internal/await":            0,
+	"internal/model":            0,
+	"internal/yamlfile":         0,
+	"internal/api":              1,
+	"internal/event":            1,
+	"internal/pot":              1,
+	"internal/srv6":             1,
+	"internal/manifest":         2,
+	"internal/plan":             2,
+	"internal/dataplane/object": 3,
+	"internal/planfile":         3,
+	"internal/tables":           3,
+	"internal/dataplane":        4,
+	"internal/host":             4,
+	"internal/agent":            5,
+	"internal/explain":          5,
+	"internal/lab":              5,
+	"internal/attack":           6,
+	"internal/demo":             6,
+	"internal/bench":            6,
+	"internal/command":          7,
+	"internal/cli":              8,
+	"internal/labcli":           8,
+	"cmd":                       9,
+	"examples":                  0,
+	"tools":                     0,
+	"tools/refgen":              9,
+	"internal/arch":             10, // tests only
+	"test":                      10, // tests only
 }
 
 // program is the package that has the commands of each program.
 var program = map[string]string{"cmd/waystamp": "internal/cli", "cmd/waystamp-lab": "internal/labcli"}
 
 // onlyTests are packages that nothing but tests may import.
-var onlyTests = []string{"internal/dataplane/oracle", "test"}
+var onlyTests = []string{"internal/dataplane/oracle", "internal/tables/xtest", "test"}
 
 // pure are the packages that do no I/O and know nothing of the kernel.
 var pure = []string{
 	"internal/abi", "internal/api", "internal/await", "internal/event", "internal/explain", "internal/manifest", "internal/model", "internal/plan",
-	"internal/pot", "internal/srv6", "internal/yamlfile",
+	"internal/pot", "internal/srv6", "internal/tables", "internal/yamlfile",
 }
 
 // impure is what they therefore do not import.

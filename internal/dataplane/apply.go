@@ -9,11 +9,12 @@ import (
 
 	"github.com/waystamp/waystamp/internal/abi"
 	"github.com/waystamp/waystamp/internal/plan"
+	"github.com/waystamp/waystamp/internal/tables"
 )
 
 // applyLocked makes n the plan in force on the devices of t.
 func (d *Dataplane) applyLocked(n plan.Node, t topology) error {
-	cfg, err := encodeConfig(n)
+	cfg, err := tables.EncodeConfig(n)
 	if err != nil {
 		return err
 	}
@@ -42,9 +43,9 @@ func (d *Dataplane) applyLocked(n plan.Node, t topology) error {
 	d.saved = nil
 	d.made = made{}
 	var problems []error
-	if d.gen != nil && d.gen.identity == identityOf(cfg) && l.buckets <= d.gen.limits.buckets {
+	if d.gen != nil && d.gen.identity == identityOf(cfg) && l.Buckets <= d.gen.limits.Buckets {
 		problems, err = d.applyInPlace(n, t)
-		if errors.Is(err, errCapacity) || errors.Is(err, errTogether) {
+		if errors.Is(err, tables.ErrCapacity) || errors.Is(err, tables.ErrTogether) {
 			problems, err = d.applyAnew(n, cfg, t)
 		}
 	} else {
@@ -68,19 +69,19 @@ func (d *Dataplane) applyLocked(n plan.Node, t topology) error {
 }
 
 // size chooses the maps for a plan.
-func (d *Dataplane) size(n plan.Node) (limits, error) {
-	l, err := need(n, d.cpus)
+func (d *Dataplane) size(n plan.Node) (tables.Limits, error) {
+	l, err := tables.Need(n, d.cpus)
 	if err != nil {
-		return limits{}, err
+		return tables.Limits{}, err
 	}
-	if l.lines, err = needLines(n, d.local); err != nil {
-		return limits{}, err
+	if l.Lines, err = tables.NeedLines(n, d.local); err != nil {
+		return tables.Limits{}, err
 	}
-	return l.size()
+	return l.Size()
 }
 
-func (d *Dataplane) wiring(t topology, xdp func(binding) bool) wiring {
-	return wiring{portTable(t.bindings, xdp), t.reach, d.cpus}
+func (d *Dataplane) wiring(t topology, xdp func(binding) bool) tables.Wiring {
+	return tables.Wiring{Ports: portTable(t.bindings, xdp), Reach: t.reach, Cpus: d.cpus}
 }
 
 // applyInPlace changes the maps of the generation that is at work.
@@ -133,7 +134,7 @@ func (d *Dataplane) applyInPlace(n plan.Node, t topology) (problems []error, err
 // meanwhile are forgotten, and these packets refused when they come back.
 func (d *Dataplane) applyAnew(n plan.Node, cfg abi.Config, t topology) (problems []error, err error) {
 	old := d.gen
-	had := newTables()
+	had := tables.New()
 	if old != nil {
 		if had, err = old.read(); err != nil {
 			return nil, err
@@ -150,27 +151,27 @@ func (d *Dataplane) applyAnew(n plan.Node, cfg abi.Config, t topology) (problems
 	defer func() { err = errors.Join(err, mem.close()) }()
 	carry := d.carried()
 	// A function's counters always go on; what fills other maps starts anew.
-	fresh := func(l limits) indexes {
-		ix := newIndexes(l, mem.placed)
-		ix.proxies = recoverIndexes(had, l, mem.placed).proxies
+	fresh := func(l tables.Limits) tables.Indexes {
+		ix := tables.NewIndexes(l, mem.Placed)
+		ix.Proxies = tables.RecoverIndexes(had, l, mem.Placed).Proxies
 		return ix
 	}
 	ix := fresh(l)
-	if s := carry[tableStats]; s != nil && old != nil && old.limits.stats >= l.stats {
+	if s := carry[tables.MapStats]; s != nil && old != nil && old.limits.Stats >= l.Stats {
 		// Counters go on, so each path keeps its own.
-		l.stats = old.limits.stats
-		ix = recoverIndexes(had, l, mem.placed)
-		ix.slots, ix.buckets = newSlotRanges(l.slots), newBucketRanges(l.buckets)
+		l.Stats = old.limits.Stats
+		ix = tables.RecoverIndexes(had, l, mem.Placed)
+		ix.Slots, ix.Buckets = tables.NewSlotRanges(l.Slots), tables.NewBucketRanges(l.Buckets)
 	} else {
-		delete(carry, tableStats)
+		delete(carry, tables.MapStats)
 	}
-	want, err := desire(n, d.wiring(t, d.isTarget), d.local, newTables(), ix)
-	if errors.Is(err, errCapacity) {
-		delete(carry, tableStats)
+	want, err := tables.Desire(n, d.wiring(t, d.isTarget), d.local, tables.New(), ix)
+	if errors.Is(err, tables.ErrCapacity) {
+		delete(carry, tables.MapStats)
 		if l, err = d.size(n); err != nil {
 			return nil, err
 		}
-		want, err = desire(n, d.wiring(t, d.isTarget), d.local, newTables(), fresh(l))
+		want, err = tables.Desire(n, d.wiring(t, d.isTarget), d.local, tables.New(), fresh(l))
 	}
 	if err != nil {
 		return nil, err
@@ -191,7 +192,7 @@ func (d *Dataplane) applyAnew(n plan.Node, cfg abi.Config, t topology) (problems
 	if problems, err = d.prepare(g, mem, want); err != nil {
 		return nil, err
 	}
-	if err := d.run(g, changes(newTables(), want.tables)); err != nil {
+	if err := d.run(g, tables.Changes(tables.New(), want.Contents)); err != nil {
 		return nil, err
 	}
 	if err := d.arm(g, t.node); err != nil {
@@ -207,7 +208,7 @@ func (d *Dataplane) applyAnew(n plan.Node, cfg abi.Config, t topology) (problems
 	if err := d.attach(g, t.bindings, &u); err != nil {
 		return nil, err
 	}
-	if err := d.events.use(g.maps[tableEvents]); err != nil {
+	if err := d.events.use(g.maps[tables.MapEvents]); err != nil {
 		return nil, err
 	}
 
@@ -221,8 +222,8 @@ func (d *Dataplane) applyAnew(n plan.Node, cfg abi.Config, t topology) (problems
 
 // carried are the maps that a new generation may take over from the one at
 // work. The caller does not own them.
-func (d *Dataplane) carried() map[table]*ebpf.Map {
-	out := map[table]*ebpf.Map{}
+func (d *Dataplane) carried() map[tables.Map]*ebpf.Map {
+	out := map[tables.Map]*ebpf.Map{}
 	if d.gen == nil {
 		return out
 	}
@@ -234,45 +235,45 @@ func (d *Dataplane) carried() map[table]*ebpf.Map {
 
 // fill brings the maps of g to what a plan wants; without ports in the wiring
 // those stay. On an error the maps are as they were.
-func (d *Dataplane) fill(g *generation, n plan.Node, at wiring) (problems []error, before tables, want wanted, err error) {
+func (d *Dataplane) fill(g *generation, n plan.Node, at tables.Wiring) (problems []error, before tables.Contents, want tables.Wanted, err error) {
 	if before, err = g.read(); err != nil {
-		return nil, tables{}, wanted{}, err
+		return nil, tables.Contents{}, tables.Wanted{}, err
 	}
-	if at.ports == nil {
-		at.ports = before.ports
+	if at.Ports == nil {
+		at.Ports = before.Ports
 	}
 	mem, err := d.memory(g)
 	if err != nil {
-		return nil, tables{}, wanted{}, err
+		return nil, tables.Contents{}, tables.Wanted{}, err
 	}
 	defer func() { err = errors.Join(err, mem.close()) }()
-	want, err = desire(n, at, d.local, before, recoverIndexes(before, g.limits, mem.placed))
+	want, err = tables.Desire(n, at, d.local, before, tables.RecoverIndexes(before, g.limits, mem.Placed))
 	if err != nil {
-		return nil, tables{}, wanted{}, err
+		return nil, tables.Contents{}, tables.Wanted{}, err
 	}
-	if together(before, want.tables) {
-		return nil, tables{}, wanted{}, errTogether
+	if tables.Together(before, want.Contents) {
+		return nil, tables.Contents{}, tables.Wanted{}, tables.ErrTogether
 	}
-	if err := g.checkRoom(before, want.tables); err != nil {
-		return nil, tables{}, wanted{}, err
+	if err := g.checkRoom(before, want.Contents); err != nil {
+		return nil, tables.Contents{}, tables.Wanted{}, err
 	}
 	if problems, err = d.prepare(g, mem, want); err != nil {
-		return nil, tables{}, wanted{}, err
+		return nil, tables.Contents{}, tables.Wanted{}, err
 	}
-	if err := d.run(g, changes(before, want.tables)); err != nil {
-		return nil, tables{}, wanted{}, errors.Join(err, undo{{back: func() error { return d.restore(g, before) }}}.run())
+	if err := d.run(g, tables.Changes(before, want.Contents)); err != nil {
+		return nil, tables.Contents{}, tables.Wanted{}, errors.Join(err, undo{{back: func() error { return d.restore(g, before) }}}.run())
 	}
 	return problems, before, want, nil
 }
 
 // restore brings the maps back to a state that they had.
-func (d *Dataplane) restore(g *generation, before tables) error {
+func (d *Dataplane) restore(g *generation, before tables.Contents) error {
 	now, err := g.read()
 	if err != nil {
 		return err
 	}
 	quiet := Dataplane{} // a step that a test breaks is broken once, not here again
-	if err := quiet.run(g, append(changes(now, before), leftBehind(now, before)...)); err != nil {
+	if err := quiet.run(g, append(tables.Changes(now, before), tables.LeftBehind(now, before)...)); err != nil {
 		return fmt.Errorf("restore the maps: %w", err)
 	}
 	return nil
@@ -280,15 +281,15 @@ func (d *Dataplane) restore(g *generation, before tables) error {
 
 // updateMapsLocked brings the maps to the plan, without a look at interfaces.
 func (d *Dataplane) updateMapsLocked(n plan.Node) error {
-	_, _, _, err := d.fill(d.gen, n, wiring{nil, d.topology.reach, d.cpus})
+	_, _, _, err := d.fill(d.gen, n, tables.Wiring{Ports: nil, Reach: d.topology.reach, Cpus: d.cpus})
 	return err
 }
 
 // settle finishes what cannot open a hole and need not be taken back: which
 // devices take redirects, what is attached where the plan has nothing, older
 // generations, and the windows and numbers of paths that are no more.
-func (d *Dataplane) settle(g *generation, bs []binding, w wanted, u undo) (problems []error) {
-	have := w.tables
+func (d *Dataplane) settle(g *generation, bs []binding, w tables.Wanted, u undo) (problems []error) {
+	have := w.Contents
 	try := func(err error) {
 		if err != nil {
 			problems = append(problems, err)
@@ -296,8 +297,8 @@ func (d *Dataplane) settle(g *generation, bs []binding, w wanted, u undo) (probl
 	}
 	try(u.keep())
 	want := have
-	want.ports = portTable(bs, d.isTarget)
-	try(d.run(g, changes(have, want)))
+	want.Ports = portTable(bs, d.isTarget)
+	try(d.run(g, tables.Changes(have, want)))
 	gone := d.surplus(bs)
 	safe := true
 	for _, k := range gone {
@@ -306,18 +307,18 @@ func (d *Dataplane) settle(g *generation, bs []binding, w wanted, u undo) (probl
 		try(err)
 	}
 	now := have
-	now.ports, now.proxies = map[uint32]abi.Port{}, map[uint32]abi.Proxy{}
-	try(readMap(g, tablePorts, now.ports))
-	try(readMap(g, tableProxies, now.proxies))
-	try(d.run(g, leftBehind(now, want)))
+	now.Ports, now.Proxies = map[uint32]abi.Port{}, map[uint32]abi.Proxy{}
+	try(readMap(g, tables.MapPorts, now.Ports))
+	try(readMap(g, tables.MapProxies, now.Proxies))
+	try(d.run(g, tables.LeftBehind(now, want)))
 	if len(gone) > 0 {
 		try(g.flushNexthops()) // ways out through them
 	}
 	try(d.removeOthers(g))
 	try(d.tidy(g, w, safe))
 	if safe {
-		d.saved = newSaved(w.hops)
+		d.saved = newSaved(w.Hops)
 	}
-	d.counting = w.numbers
+	d.counting = w.Numbers
 	return problems
 }

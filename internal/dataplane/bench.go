@@ -21,8 +21,8 @@ func (d *Dataplane) ForgetWindows() (err error) {
 		return fmt.Errorf("forget replay windows: %w", err)
 	}
 	defer func() { err = errors.Join(err, mem.close()) }()
-	for _, w := range mem.placed.windows {
-		mem.windows.clear(w.at, w.end())
+	for _, w := range mem.Placed.Windows {
+		mem.windows.clear(w.At, w.End())
 	}
 	return nil
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/waystamp/waystamp/internal/abi"
+	"github.com/waystamp/waystamp/internal/tables"
 )
 
 // numbersName is the directory of the pins of all slabs of numbers, of
@@ -37,8 +38,8 @@ func (s *slabs) numberWord(slot uint32, row int) int {
 func (s *slabs) cpus() int { return s.words/numberSize/abi.NumberSlots - 1 }
 
 // readSlots finds all slots that are somebody's.
-func (s *slabs) readSlots() map[counterKey]uint32 {
-	out := map[counterKey]uint32{}
+func (s *slabs) readSlots() map[tables.CounterKey]uint32 {
+	out := map[tables.CounterKey]uint32{}
 	for i, one := range s.all {
 		if one == nil {
 			continue
@@ -47,7 +48,7 @@ func (s *slabs) readSlots() map[counterKey]uint32 {
 			slot := uint32(i*abi.NumberSlots + at)
 			mark := s.word(s.numberWord(slot, 0)).Load()
 			if mark>>48<<48 == numberMagic {
-				out[counterKey{abi.BE32(uint32(mark >> 8)), uint8(mark)}] = slot
+				out[tables.CounterKey{Path: abi.BE32(uint32(mark >> 8)), Epoch: uint8(mark)}] = slot
 			}
 		}
 	}
@@ -55,9 +56,9 @@ func (s *slabs) readSlots() map[counterKey]uint32 {
 }
 
 // own makes a slot a path's, with no numbers yet.
-func (s *slabs) own(slot uint32, k counterKey) {
+func (s *slabs) own(slot uint32, k tables.CounterKey) {
 	s.zeroNumbers(slot)
-	s.word(s.numberWord(slot, 0)).Store(numberMagic | uint64(abi.BE32(k.path))<<8 | uint64(k.epoch))
+	s.word(s.numberWord(slot, 0)).Store(numberMagic | uint64(abi.BE32(k.Path))<<8 | uint64(k.Epoch))
 }
 
 // disown lets others have a slot that no program can meet any more.
@@ -114,9 +115,9 @@ func (d *Dataplane) RenewNumbers() (err error) {
 // before they are in the map. Those whose numbers could not be had are problems:
 // they refuse all packets once what they have is used up. all: what they have is
 // compared with the disk even if it will do.
-func (d *Dataplane) raiseNumbers(in *slabs, who map[uint32]counterKey, all bool) (problems []error, err error) {
+func (d *Dataplane) raiseNumbers(in *slabs, who map[uint32]tables.CounterKey, all bool) (problems []error, err error) {
 	now := time.Now()
-	rations, at := map[counterKey]ration{}, map[counterKey]uint32{}
+	rations, at := map[tables.CounterKey]ration{}, map[tables.CounterKey]uint32{}
 	for i, k := range who {
 		have := in.readNumbers(i)
 		r := ration{span: have, pace: d.paceOf(k, have.start, now)}
@@ -129,17 +130,17 @@ func (d *Dataplane) raiseNumbers(in *slabs, who map[uint32]counterKey, all bool)
 		return nil, nil
 	}
 	err = d.cfg.step(stepReserve, "")
-	var spans map[counterKey]span
+	var spans map[tables.CounterKey]span
 	if err == nil {
 		spans, err = d.numbers.reserve(rations)
 	}
 	if err != nil {
 		return []error{fmt.Errorf("%d headend paths refuse all packets, or will when they have used up their numbers: %w", len(rations), err)}, nil
 	}
-	var fresh []counterKey
+	var fresh []tables.CounterKey
 	for k, s := range spans {
 		if s.start >= abi.RNDCounterMax {
-			problems = append(problems, fmt.Errorf("path %s, epoch %d has used up its packet numbers: give it a new epoch", pathText(abi.BE32(k.path)), k.epoch))
+			problems = append(problems, fmt.Errorf("path %s, epoch %d has used up its packet numbers: give it a new epoch", pathText(abi.BE32(k.Path)), k.Epoch))
 		}
 		if rations[k].ceiling == 0 {
 			fresh = append(fresh, k)
@@ -167,7 +168,7 @@ func (d *Dataplane) raiseNumbers(in *slabs, who map[uint32]counterKey, all bool)
 }
 
 // paceOf is the highest pace of a headend that has been seen.
-func (d *Dataplane) paceOf(k counterKey, last uint64, now time.Time) uint64 {
+func (d *Dataplane) paceOf(k tables.CounterKey, last uint64, now time.Time) uint64 {
 	p, seen := d.paces[k]
 	if took := now.Sub(p.at); seen && took >= time.Second/2 && last > p.last {
 		p.most = max(p.most, uint64(float64(last-p.last)/took.Seconds()))
@@ -181,10 +182,10 @@ func (d *Dataplane) paceOf(k counterKey, last uint64, now time.Time) uint64 {
 
 // takeBack ends headends for good: no program gets a number of theirs from here
 // on, and the disk knows where each has stopped.
-func (s *numbers) takeBack(mem *memory, who []counterKey) error {
-	used := map[counterKey]span{}
+func (s *numbers) takeBack(mem *memory, who []tables.CounterKey) error {
+	used := map[tables.CounterKey]span{}
 	for _, k := range who {
-		if slot, ok := mem.placed.numbers[k]; ok {
+		if slot, ok := mem.Placed.Numbers[k]; ok {
 			used[k] = mem.numbers.readNumbers(slot)
 			mem.numbers.putCeiling(slot, 0)
 		}
@@ -196,7 +197,7 @@ func (s *numbers) takeBack(mem *memory, who []counterKey) error {
 		return err
 	}
 	for k, u := range used {
-		used[k] = span{mem.numbers.readNumbers(mem.placed.numbers[k]).start, u.ceiling}
+		used[k] = span{mem.numbers.readNumbers(mem.Placed.Numbers[k]).start, u.ceiling}
 	}
 	return s.giveBack(used)
 }

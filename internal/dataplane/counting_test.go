@@ -14,6 +14,7 @@ import (
 	"github.com/waystamp/waystamp/internal/host"
 	"github.com/waystamp/waystamp/internal/plan"
 	"github.com/waystamp/waystamp/internal/srv6"
+	"github.com/waystamp/waystamp/internal/tables/xtest"
 )
 
 // onCPU runs f in a namespace on one CPU. Each counts by itself.
@@ -125,7 +126,7 @@ func TestUpgradeMakesNoPacketStale(t *testing.T) {
 	b := newBed(t)
 	n := bedNode()
 	// A chain from this node to itself.
-	n.Egresses = []plan.Egress{egressOf(3, 0, n.Egresses[0].Scheme, n.Egresses[0].Match, ownSID(2), 2)}
+	n.Egresses = []plan.Egress{xtest.EgressOf(3, 0, n.Egresses[0].Scheme, n.Egresses[0].Match, xtest.OwnSID(2), 2)}
 	n.Egresses[0].Window = abi.WindowMin
 	var old *ebpf.Program
 	var d *Dataplane
@@ -169,7 +170,7 @@ func TestHeadendGetsNewNumbersBeforeItsOwnAreUsedUp(t *testing.T) {
 	b := newBed(t)
 	d := b.open()
 	b.must(b.apply(d, bedNode()))
-	counter := one(t, b.world().Maps[0].headends).Counter
+	counter := one(t, b.world().Maps[0].Headends).Counter
 	is := func(when string, want span) {
 		t.Helper()
 		if got := one(t, b.world().Counters); got != want {

@@ -7,6 +7,7 @@ import (
 
 	"github.com/waystamp/waystamp/internal/abi"
 	"github.com/waystamp/waystamp/internal/model"
+	"github.com/waystamp/waystamp/internal/tables"
 )
 
 // Counts is what the programs have counted since they were first loaded.
@@ -84,11 +85,11 @@ func (d *Dataplane) Counters() (_ Counts, err error) {
 }
 
 func (g *generation) readRefusals(out *Counts) error {
-	m := g.maps[tableRefusals]
+	m := g.maps[tables.MapRefusals]
 	for i := range m.MaxEntries() {
 		var each []abi.Refusal
 		if err := m.Lookup(i, &each); err != nil {
-			return fmt.Errorf("read entry %d of map %s: %w", i, tableRefusals, err)
+			return fmt.Errorf("read entry %d of map %s: %w", i, tables.MapRefusals, err)
 		}
 		c := RefusalCount{Reason: abi.Reason(i), Text: abi.Reason(i).Text()}
 		for _, r := range each {
@@ -104,8 +105,8 @@ func (g *generation) readRefusals(out *Counts) error {
 
 func (g *generation) readErrors(out *ErrorCount) error {
 	var each []abi.Errors
-	if err := g.maps[tableErrors].Lookup(uint32(0), &each); err != nil {
-		return fmt.Errorf("read map %s: %w", tableErrors, err)
+	if err := g.maps[tables.MapErrors].Lookup(uint32(0), &each); err != nil {
+		return fmt.Errorf("read map %s: %w", tables.MapErrors, err)
 	}
 	for _, e := range each {
 		out.TooBig += e.TooBig
@@ -119,21 +120,21 @@ func (g *generation) readErrors(out *ErrorCount) error {
 }
 
 func (d *Dataplane) readPathsLocked(out *Counts) error {
-	have := newTables()
-	if err := errors.Join(readHeadends(d.gen, have.headends), d.gen.readHops(have.hops)); err != nil {
+	have := tables.New()
+	if err := errors.Join(readHeadends(d.gen, have.Headends), d.gen.readHops(have.Hops)); err != nil {
 		return err
 	}
-	index := recoverIndexes(have, d.gen.limits, placed{}).stats.have
-	seen := map[statsKey]bool{}
-	add := func(k statsKey, c PathCount) error {
+	index := tables.RecoverIndexes(have, d.gen.limits, tables.Placed{}).Stats.Have
+	seen := map[tables.StatsKey]bool{}
+	add := func(k tables.StatsKey, c PathCount) error {
 		i, ok := index[k]
 		if !ok || seen[k] {
 			return nil
 		}
 		seen[k] = true
 		var each []abi.Stats
-		if err := d.gen.maps[tableStats].Lookup(i, &each); err != nil {
-			return fmt.Errorf("read entry %d of map %s: %w", i, tableStats, err)
+		if err := d.gen.maps[tables.MapStats].Lookup(i, &each); err != nil {
+			return fmt.Errorf("read entry %d of map %s: %w", i, tables.MapStats, err)
 		}
 		for _, s := range each {
 			c.Packets += s.Packets
@@ -144,21 +145,21 @@ func (d *Dataplane) readPathsLocked(out *Counts) error {
 		return nil
 	}
 	for _, h := range d.node.Headends {
-		if err := add(statsKey{path: abi.BE32(h.Path)}, PathCount{
+		if err := add(tables.StatsKey{Path: abi.BE32(h.Path)}, PathCount{
 			Role: RoleHeadend, Chain: h.Chain, Direction: h.Direction, Path: h.Path,
 		}); err != nil {
 			return err
 		}
 	}
 	for _, e := range d.node.Endpoints {
-		if err := add(statsKey{upper(e.SID), abi.BE32(e.Path)}, PathCount{
+		if err := add(tables.StatsKey{Sid: tables.Upper(e.SID), Path: abi.BE32(e.Path)}, PathCount{
 			Role: RoleEndpoint, Chain: e.Chain, Direction: e.Direction, Path: e.Path, Function: e.Function, SID: &e.SID,
 		}); err != nil {
 			return err
 		}
 	}
 	for _, e := range d.node.Egresses {
-		if err := add(statsKey{upper(e.SID), abi.BE32(e.Path)}, PathCount{
+		if err := add(tables.StatsKey{Sid: tables.Upper(e.SID), Path: abi.BE32(e.Path)}, PathCount{
 			Role: RoleEgress, Chain: e.Chain, Direction: e.Direction, Path: e.Path, SID: &e.SID,
 		}); err != nil {
 			return err

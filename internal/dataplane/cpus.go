@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/waystamp/waystamp/internal/plan"
+	"github.com/waystamp/waystamp/internal/tables"
 )
 
 // CPUs is how many lanes a headend on this machine needs: one for each CPU up to
@@ -40,7 +41,7 @@ func parseCPUs(list string) (int, error) {
 func checkLanes(n plan.Node, cpus int) error {
 	for _, h := range n.Headends {
 		if int(h.Lanes) < cpus {
-			return partError(h.PathID, "the plan has lanes for %d CPUs of node %s, which has %d: say cpus: %d there, and make the plan again",
+			return tables.PartError(h.PathID, "the plan has lanes for %d CPUs of node %s, which has %d: say cpus: %d there, and make the plan again",
 				h.Lanes, n.Name, cpus, cpus)
 		}
 	}

@@ -6,6 +6,7 @@ import (
 
 	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/plan"
+	"github.com/waystamp/waystamp/internal/tables/xtest"
 )
 
 func TestListOfCPUsIsCounted(t *testing.T) {
@@ -20,8 +21,8 @@ func TestListOfCPUsIsCounted(t *testing.T) {
 }
 
 func TestPlanWithoutALaneForEachCPUIsRefused(t *testing.T) {
-	n := testNode()
-	n.Headends = []plan.Headend{headendOf(1, 0, model.SchemeKeyed, model.Match{}, 1)}
+	n := xtest.Node()
+	n.Headends = []plan.Headend{xtest.HeadendOf(1, 0, model.SchemeKeyed, model.Match{}, 1)}
 	n.Headends[0].Lanes = 4
 	if err := checkLanes(n, 4); err != nil {
 		t.Error(err)

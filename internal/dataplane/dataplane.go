@@ -43,6 +43,7 @@ import (
 
 	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/plan"
+	"github.com/waystamp/waystamp/internal/tables"
 )
 
 // DefaultPinDir is where instances are pinned when nothing else is said.
@@ -150,9 +151,9 @@ type Dataplane struct {
 	problems []error
 	back     []string // pins that were put back; see KeepPins
 
-	made     made                  // by the change that is under way
-	counting map[uint32]counterKey // the numbers of the plan in force, by slot
-	paces    map[counterKey]pace
+	made     made                         // by the change that is under way
+	counting map[uint32]tables.CounterKey // the numbers of the plan in force, by slot
+	paces    map[tables.CounterKey]pace
 	saved    *saved // nil: other programs than the generation's may be at work
 }
 
@@ -172,7 +173,7 @@ func Open(cfg Config) (_ *Dataplane, err error) {
 	if err := ensurePinDir(cfg.PinDir); err != nil {
 		return nil, err
 	}
-	d := &Dataplane{cfg: cfg, dir: instanceDir(cfg.PinDir, cfg.Instance), events: newEventSource(), paces: map[counterKey]pace{}}
+	d := &Dataplane{cfg: cfg, dir: instanceDir(cfg.PinDir, cfg.Instance), events: newEventSource(), paces: map[tables.CounterKey]pace{}}
 	if d.lock, err = lockInstance(d.dir, true); err != nil {
 		return nil, err
 	}
@@ -201,7 +202,7 @@ func Open(cfg Config) (_ *Dataplane, err error) {
 		return nil, err
 	}
 	if d.gen != nil {
-		if err := d.events.use(d.gen.maps[tableEvents]); err != nil {
+		if err := d.events.use(d.gen.maps[tables.MapEvents]); err != nil {
 			return nil, err
 		}
 	}
@@ -305,7 +306,7 @@ func (d *Dataplane) SetLocal(addrs []netip.Addr) error {
 		return nil
 	}
 	err := d.updateMapsLocked(*d.node)
-	if errors.Is(err, errCapacity) {
+	if errors.Is(err, tables.ErrCapacity) {
 		err = d.reconcileLocked()
 	}
 	if err != nil {

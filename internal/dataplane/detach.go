@@ -10,6 +10,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/waystamp/waystamp/internal/abi"
+	"github.com/waystamp/waystamp/internal/tables"
 )
 
 // Removed is what Detach has taken away.
@@ -114,9 +115,9 @@ func giveBackNumbers(cfg Config, dir string) (err error) {
 	if err != nil {
 		return err
 	}
-	mem := &memory{numbers: in, placed: placed{numbers: in.readSlots()}}
+	mem := &memory{numbers: in, Placed: tables.Placed{Numbers: in.readSlots()}}
 	defer func() { err = errors.Join(err, mem.close()) }()
-	return openNumbers(cfg.StateDir).takeBack(mem, slices.Collect(maps.Keys(mem.placed.numbers)))
+	return openNumbers(cfg.StateDir).takeBack(mem, slices.Collect(maps.Keys(mem.Placed.Numbers)))
 }
 
 // guardedBy reads, as far as it can, which paths a pinned data path guards.
@@ -137,7 +138,7 @@ func guardedBy(dir string) (guarded []uint32) {
 		}
 		t, err := g.read()
 		if err == nil {
-			for k := range t.egresses {
+			for k := range t.Egresses {
 				guarded = append(guarded, abi.BE32(k.Path))
 			}
 		}

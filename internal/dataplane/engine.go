@@ -14,6 +14,7 @@ import (
 	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/pot"
 	"github.com/waystamp/waystamp/internal/srv6"
+	"github.com/waystamp/waystamp/internal/tables"
 )
 
 // Addresses of the engine's packets. They never leave it: a test run ends with
@@ -48,25 +49,25 @@ func NewEngine() (pot.Engine, func() error, error) {
 	}
 	block, locator := netip.MustParsePrefix(engineBlock), netip.MustParsePrefix(engineLocator)
 	cfg := abi.Config{
-		Block: upper(block.Addr()), BlockMask: upperMask(block.Bits()),
-		Locator: upper(locator.Addr()), LocatorMask: upperMask(locator.Bits()),
+		Block: tables.Upper(block.Addr()), BlockMask: tables.UpperMask(block.Bits()),
+		Locator: tables.Upper(locator.Addr()), LocatorMask: tables.UpperMask(locator.Bits()),
 	}
 	if err := spec.Variables[object.VarConfig].Set(cfg); err != nil {
 		return nil, nil, fmt.Errorf("configure %s: %w", object.CoreTC, err)
 	}
-	spec.Maps[string(tableNumbers)].MaxEntries = 1
-	spec.Maps[string(tableStats)].MaxEntries = 1
-	spec.Maps[string(tableExits)].MaxEntries = 1
-	spec.Maps[string(tableHops)].MaxEntries = engineEntry + 1
-	spec.Maps[string(tableEgresses)].MaxEntries = engineEntry + 1
-	spec.Maps[string(tablePlaces)].MaxEntries = 1
+	spec.Maps[string(tables.MapNumbers)].MaxEntries = 1
+	spec.Maps[string(tables.MapStats)].MaxEntries = 1
+	spec.Maps[string(tables.MapExits)].MaxEntries = 1
+	spec.Maps[string(tables.MapHops)].MaxEntries = engineEntry + 1
+	spec.Maps[string(tables.MapEgresses)].MaxEntries = engineEntry + 1
+	spec.Maps[string(tables.MapPlaces)].MaxEntries = 1
 	coll, err := ebpf.NewCollection(spec)
 	if err != nil {
 		return nil, nil, fmt.Errorf("load %s into the kernel: %w", object.CoreTC, err)
 	}
 	e := &engine{maps: coll.Maps, prog: coll.Programs[object.CoreTC]}
 	release := func() error { coll.Close(); return nil }
-	if err := e.put(tableNode, uint32(0), abi.Node{Armed: 1}); err != nil {
+	if err := e.put(tables.MapNode, uint32(0), abi.Node{Armed: 1}); err != nil {
 		release()
 		return nil, nil, err
 	}
@@ -82,13 +83,13 @@ func (e *engine) Stamp(s pot.Share, h pot.Header, f pot.Flow, wire pot.Values) (
 }
 
 func (e *engine) stampLocked(s pot.Share, h pot.Header, f pot.Flow, wire pot.Values) (pot.Values, error) {
-	encoded, err := encodeShare(s, h.Scheme)
+	encoded, err := tables.EncodeShare(s, h.Scheme)
 	if err != nil {
 		return pot.Values{}, err
 	}
 	if err := e.putHop(abi.Hop{
 		Of: e.key(h), Behaviour: uint8(abi.BehaviourEnd), Scheme: uint8(h.Scheme), Position: s.Position, Share: encoded,
-		Source: words(netip.MustParseAddr(engineSource)),
+		Source: tables.Words(netip.MustParseAddr(engineSource)),
 	}); err != nil {
 		return pot.Values{}, err
 	}
@@ -121,20 +122,20 @@ func (e *engine) Verify(s pot.Share, v pot.Verifier, h pot.Header, f pot.Flow, w
 	final := wire
 	entry := abi.Hop{
 		Of: e.key(h), Behaviour: uint8(abi.BehaviourEndDT46), Scheme: uint8(h.Scheme), Position: s.Position,
-		Source: words(netip.MustParseAddr(engineSource)),
+		Source: tables.Words(netip.MustParseAddr(engineSource)),
 	}
 	verifier := abi.Egress{Of: abi.EgressKey{Path: abi.BE32(h.Path), Epoch: h.Epoch}, Segments: 1}
 	verifier.List[0] = netip.MustParseAddr(engineSID).As16()
 	if h.Scheme.Keyed() {
 		if h.Scheme == model.SchemeKeyedFlow {
-			entry.Share.BindKey = keyWords(s.Bind)
+			entry.Share.BindKey = tables.KeyWords(s.Bind)
 		}
 		if len(v.Keys) > abi.KeysMax {
 			return pot.Values{}, pot.Proof, fmt.Errorf("%d keys; a verifier has at most %d", len(v.Keys), abi.KeysMax)
 		}
 		verifier.Keys = uint8(len(v.Keys))
 		for i, k := range v.Keys {
-			verifier.Key[i] = keyWords(k)
+			verifier.Key[i] = tables.KeyWords(k)
 		}
 	} else {
 		bare := s
@@ -143,24 +144,24 @@ func (e *engine) Verify(s pot.Share, v pot.Verifier, h pot.Header, f pot.Flow, w
 		if final, err = e.stampLocked(bare, h, f, wire); err != nil {
 			return pot.Values{}, pot.Proof, err
 		}
-		if entry.Share, err = encodeShare(s, h.Scheme); err != nil {
+		if entry.Share, err = tables.EncodeShare(s, h.Scheme); err != nil {
 			return pot.Values{}, pot.Proof, err
 		}
 		verifier.Secret = v.Secret
 	}
 	for _, w := range []struct {
-		t          table
+		t          tables.Map
 		key, value any
 	}{
-		{tableEgresses, engineEntry, verifier},
-		{tableEgressIndex, verifier.Of, engineEntry},
+		{tables.MapEgresses, engineEntry, verifier},
+		{tables.MapEgressIndex, verifier.Of, engineEntry},
 	} {
 		if err := e.put(w.t, w.key, w.value); err != nil {
 			return pot.Values{}, pot.Proof, err
 		}
 	}
-	all := prefixes{dst: map[dstKey]match{{}: {Target: abi.BE32(h.Path), Action: uint8(abi.MatchActionPath)}}}
-	if err := putPrefixes(e.maps[string(tableMatch)], linesLeast, uint32(abi.MatchUseRequire), all); err != nil {
+	all := tables.Prefixes{Dst: map[tables.DstKey]tables.Match{{}: {Target: abi.BE32(h.Path), Action: uint8(abi.MatchActionPath)}}}
+	if err := putPrefixes(e.maps[string(tables.MapMatch)], tables.LinesLeast, uint32(abi.MatchUseRequire), all); err != nil {
 		return pot.Values{}, pot.Proof, err
 	}
 	if err := e.putHop(entry); err != nil {
@@ -186,17 +187,17 @@ func (e *engine) Verify(s pot.Share, v pot.Verifier, h pot.Header, f pot.Flow, w
 }
 
 func (e *engine) key(h pot.Header) abi.HopKey {
-	return encodeHopKey(netip.MustParseAddr(engineSID), h.Path, h.Epoch)
+	return tables.EncodeHopKey(netip.MustParseAddr(engineSID), h.Path, h.Epoch)
 }
 
 // engineEntry is where the only hop and egress are.
 const engineEntry = uint32(1)
 
 func (e *engine) putHop(h abi.Hop) error {
-	return errors.Join(e.put(tableHops, engineEntry, h), e.put(tableHopIndex, h.Of, engineEntry))
+	return errors.Join(e.put(tables.MapHops, engineEntry, h), e.put(tables.MapHopIndex, h.Of, engineEntry))
 }
 
-func (e *engine) put(t table, key, value any) error {
+func (e *engine) put(t tables.Map, key, value any) error {
 	if err := e.maps[string(t)].Put(key, value); err != nil {
 		return fmt.Errorf("write to map %s: %w", t, err)
 	}
@@ -239,18 +240,18 @@ func (e *engine) run(h pot.Header, f pot.Flow, wire pot.Values, list ...string) 
 // by reason.
 func (e *engine) counts() (done uint64, refusals []uint64, err error) {
 	var each []abi.Stats
-	if err := e.maps[string(tableStats)].Lookup(uint32(0), &each); err != nil {
-		return 0, nil, fmt.Errorf("read map %s: %w", tableStats, err)
+	if err := e.maps[string(tables.MapStats)].Lookup(uint32(0), &each); err != nil {
+		return 0, nil, fmt.Errorf("read map %s: %w", tables.MapStats, err)
 	}
 	for _, s := range each {
 		done += s.Packets
 	}
-	m := e.maps[string(tableRefusals)]
+	m := e.maps[string(tables.MapRefusals)]
 	refusals = make([]uint64, m.MaxEntries())
 	for i := range refusals {
 		var each []abi.Refusal
 		if err := m.Lookup(uint32(i), &each); err != nil {
-			return 0, nil, fmt.Errorf("read map %s: %w", tableRefusals, err)
+			return 0, nil, fmt.Errorf("read map %s: %w", tables.MapRefusals, err)
 		}
 		for _, r := range each {
 			refusals[i] += r.Dropped

@@ -9,6 +9,7 @@ import (
 
 	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/pot"
+	"github.com/waystamp/waystamp/internal/tables/xtest"
 )
 
 func newTestEngine(t *testing.T) pot.Engine {
@@ -57,17 +58,17 @@ func drawShare(t *rapid.T) pot.Share {
 }
 
 // engineFlow is any.
-var engineFlow = pot.Flow{Source: addr("2001:db8::1"), Destination: addr("2001:db8::2"), Protocol: 6, SourcePort: 1, DestinationPort: 2}
+var engineFlow = pot.Flow{Source: xtest.Addr("2001:db8::1"), Destination: xtest.Addr("2001:db8::2"), Protocol: 6, SourcePort: 1, DestinationPort: 2}
 
 // drawFlow: of one version of IP or of both.
 func drawFlow(t *rapid.T, four bool) pot.Flow {
-	f := pot.Flow{Source: addr("2001:db8::1"), Destination: addr("2001:db8::2"), Protocol: rapid.Uint8().Draw(t, "protocol")}
+	f := pot.Flow{Source: xtest.Addr("2001:db8::1"), Destination: xtest.Addr("2001:db8::2"), Protocol: rapid.Uint8().Draw(t, "protocol")}
 	var last [16]byte
 	copy(last[:], rapid.SliceOfN(rapid.Byte(), 16, 16).Draw(t, "address"))
 	last[0], last[4] = 0x20, 10 // addresses that a chain may have
 	f.Source = netip.AddrFrom16(last)
 	if four && rapid.Bool().Draw(t, "IPv4") {
-		f.Source, f.Destination = netip.AddrFrom4([4]byte(last[4:])), addr("192.0.2.1")
+		f.Source, f.Destination = netip.AddrFrom4([4]byte(last[4:])), xtest.Addr("192.0.2.1")
 	}
 	if rapid.Bool().Draw(t, "ports") {
 		f.Protocol = rapid.SampledFrom([]uint8{6, 17, 33, 132, 136}).Draw(t, "protocol with ports")

@@ -16,6 +16,7 @@ import (
 
 	"github.com/waystamp/waystamp/internal/abi"
 	"github.com/waystamp/waystamp/internal/event"
+	"github.com/waystamp/waystamp/internal/tables"
 )
 
 // eventSource is the ring buffer that events are read from. It changes when a
@@ -40,7 +41,7 @@ func newEventSource() *eventSource {
 func (s *eventSource) use(m *ebpf.Map) error {
 	info, err := m.Info()
 	if err != nil {
-		return fmt.Errorf("look at map %s: %w", tableEvents, err)
+		return fmt.Errorf("look at map %s: %w", tables.MapEvents, err)
 	}
 	id, _ := info.ID()
 	s.mu.Lock()
@@ -50,7 +51,7 @@ func (s *eventSource) use(m *ebpf.Map) error {
 	}
 	own, err := m.Clone()
 	if err != nil {
-		return fmt.Errorf("hold map %s: %w", tableEvents, err)
+		return fmt.Errorf("hold map %s: %w", tables.MapEvents, err)
 	}
 	err = s.dropLocked()
 	s.ring, s.id = own, id
@@ -104,7 +105,7 @@ func (s *eventSource) open(ctx context.Context) (*ringbuf.Reader, error) {
 			s.reader = r
 			s.mu.Unlock()
 			if err != nil {
-				return nil, fmt.Errorf("read map %s: %w", tableEvents, err)
+				return nil, fmt.Errorf("read map %s: %w", tables.MapEvents, err)
 			}
 			return r, nil
 		}
@@ -149,7 +150,7 @@ func (d *Dataplane) Events(ctx context.Context, f func(event.Event)) error {
 		}
 		s.mu.Unlock()
 		if cerr := r.Close(); err == nil && cerr != nil {
-			err = fmt.Errorf("close map %s: %w", tableEvents, cerr)
+			err = fmt.Errorf("close map %s: %w", tables.MapEvents, cerr)
 		}
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
@@ -181,7 +182,7 @@ func (s *eventSource) readAll(ctx context.Context, r *ringbuf.Reader, f func(eve
 		} else if ctx.Err() != nil {
 			return nil
 		} else if err != nil {
-			return fmt.Errorf("read map %s: %w", tableEvents, err)
+			return fmt.Errorf("read map %s: %w", tables.MapEvents, err)
 		}
 		e, err := s.decode(rec.RawSample)
 		if err != nil {
@@ -194,7 +195,7 @@ func (s *eventSource) readAll(ctx context.Context, r *ringbuf.Reader, f func(eve
 func (s *eventSource) decode(raw []byte) (event.Event, error) {
 	var r abi.Event
 	if err := binary.Read(bytes.NewReader(raw), binary.NativeEndian, &r); err != nil {
-		return event.Event{}, fmt.Errorf("a record of map %s has %d bytes: %w", tableEvents, len(raw), err)
+		return event.Event{}, fmt.Errorf("a record of map %s has %d bytes: %w", tables.MapEvents, len(raw), err)
 	}
 	s.mu.Lock()
 	node, name := s.node, s.names[r.Ifindex]

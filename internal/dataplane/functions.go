@@ -10,6 +10,7 @@ import (
 
 	"github.com/waystamp/waystamp/internal/abi"
 	"github.com/waystamp/waystamp/internal/model"
+	"github.com/waystamp/waystamp/internal/tables"
 )
 
 // FunctionCount counts what the proxy of a function has done. Super-packets
@@ -61,20 +62,20 @@ func (c FunctionCount) Wait() time.Duration {
 
 func (d *Dataplane) readFunctionsLocked() ([]FunctionCount, error) {
 	out := []FunctionCount{}
-	keys, err := proxyKeys(d.node.Proxies)
+	keys, err := tables.ProxyKeys(d.node.Proxies)
 	if err != nil {
 		return nil, err
 	}
 	have := map[uint32]abi.Proxy{}
-	if err := readMap(d.gen, tableProxies, have); err != nil {
+	if err := readMap(d.gen, tables.MapProxies, have); err != nil {
 		return nil, err
 	}
 	for _, p := range d.node.Proxies {
 		c := FunctionCount{Function: p.Function, Local: p.Local, Recognise: p.Recognise, Cache: p.Cache}
 		if entry, ok := have[keys[p.Function]]; ok {
 			var each []abi.ProxyStats
-			if err := d.gen.maps[tableProxyStats].Lookup(entry.Stats, &each); err != nil {
-				return nil, fmt.Errorf("read entry %d of map %s: %w", entry.Stats, tableProxyStats, err)
+			if err := d.gen.maps[tables.MapProxyStats].Lookup(entry.Stats, &each); err != nil {
+				return nil, fmt.Errorf("read entry %d of map %s: %w", entry.Stats, tables.MapProxyStats, err)
 			}
 			for _, s := range each {
 				c.add(s)
@@ -98,12 +99,12 @@ func (d *Dataplane) FunctionsInFlight() ([]FunctionCount, error) {
 	if err != nil || len(out) == 0 {
 		return out, err
 	}
-	keys, err := proxyKeys(d.node.Proxies)
+	keys, err := tables.ProxyKeys(d.node.Proxies)
 	if err != nil {
 		return nil, err
 	}
 	have := map[uint32]abi.Proxy{}
-	if err := readMap(d.gen, tableProxies, have); err != nil {
+	if err := readMap(d.gen, tables.MapProxies, have); err != nil {
 		return nil, err
 	}
 	var ts unix.Timespec
@@ -121,12 +122,12 @@ func (d *Dataplane) FunctionsInFlight() ([]FunctionCount, error) {
 		}
 	}
 	if err := errors.Join(
-		eachEntry(d.gen, tableBuckets, func(i uint32, b abi.Bucket) {
+		eachEntry(d.gen, tables.MapBuckets, func(i uint32, b abi.Bucket) {
 			if id, ok := byContent[i]; ok {
 				kept[id] += liveHeaders(b, now, have[id].LifetimeNs)
 			}
 		}),
-		eachEntry(d.gen, tableSlots, func(_ uint32, c abi.Cached) {
+		eachEntry(d.gen, tables.MapSlots, func(_ uint32, c abi.Cached) {
 			if c.Expires > now {
 				kept[c.Proxy]++
 			}
@@ -156,7 +157,7 @@ func liveHeaders(b abi.Bucket, now, lifetime uint64) (n uint64) {
 }
 
 // eachEntry reads an array by the batch, while programs write to it.
-func eachEntry[V any](g *generation, t table, f func(uint32, V)) error {
+func eachEntry[V any](g *generation, t tables.Map, f func(uint32, V)) error {
 	m := g.maps[t]
 	size := min(4096, int(m.MaxEntries()))
 	keys, values := make([]uint32, size), make([]V, size)

@@ -21,11 +21,12 @@ import (
 
 	"github.com/waystamp/waystamp/internal/abi"
 	"github.com/waystamp/waystamp/internal/dataplane/object"
+	"github.com/waystamp/waystamp/internal/tables"
 )
 
 // observed are the maps that only report: a new generation takes them over,
 // where they fit, so that counters and events go on.
-var observed = []table{tableStats, tableProxyStats, tableRefusals, tableErrors, tableEvents}
+var observed = []tables.Map{tables.MapStats, tables.MapProxyStats, tables.MapRefusals, tables.MapErrors, tables.MapEvents}
 
 // identity says what a generation was made of. Two with the same objects share
 // the layout of their maps, two that are the same can be told by nothing but
@@ -58,8 +59,8 @@ type generation struct {
 	seq      int
 	identity identity
 	dir      string
-	limits   limits
-	maps     map[table]*ebpf.Map
+	limits   tables.Limits
+	maps     map[tables.Map]*ebpf.Map
 	programs map[string]*ebpf.Program
 }
 
@@ -146,7 +147,7 @@ func openGeneration(dir string, log *slog.Logger) (*generation, error) {
 
 // load opens all pins of a generation of this binary's objects.
 func (g *generation) load() error {
-	g.maps = map[table]*ebpf.Map{}
+	g.maps = map[tables.Map]*ebpf.Map{}
 	g.programs = map[string]*ebpf.Program{}
 	for _, o := range object.All {
 		spec, err := o.Load()
@@ -154,17 +155,17 @@ func (g *generation) load() error {
 			return err
 		}
 		for name, ms := range spec.Maps {
-			if internalMap(name) || g.maps[table(name)] != nil {
+			if internalMap(name) || g.maps[tables.Map(name)] != nil {
 				continue
 			}
 			m, err := ebpf.LoadPinnedMap(filepath.Join(g.dir, name), nil)
 			if err != nil {
 				return fmt.Errorf("map %s: %w", name, err)
 			}
-			g.maps[table(name)] = m
+			g.maps[tables.Map(name)] = m
 			size := m.MaxEntries()
-			ms.MaxEntries = sizeOf(table(name), ms, limits{size, size, size, size, size, size, size / abi.Ways, size})
-			if table(name) == tableBuckets {
+			ms.MaxEntries = sizeOf(tables.Map(name), ms, tables.Limits{Lines: size, Headends: size, Stats: size, Hops: size, Egresses: size, Places: size, Buckets: size / abi.Ways, Slots: size})
+			if tables.Map(name) == tables.MapBuckets {
 				ms.MaxEntries = size
 			}
 			if err := ms.Compatible(m); err != nil {
@@ -182,12 +183,12 @@ func (g *generation) load() error {
 		return err
 	}
 	defer steer.Close()
-	g.limits = limits{
-		lines:    steer.MaxEntries(),
-		headends: g.maps[tableHeadends].MaxEntries(), stats: g.maps[tableStats].MaxEntries(),
-		buckets: g.maps[tableBuckets].MaxEntries(), slots: g.maps[tableSlots].MaxEntries(),
-		hops:     g.maps[tableHops].MaxEntries(),
-		egresses: g.maps[tableEgresses].MaxEntries(), places: g.maps[tablePlaces].MaxEntries(),
+	g.limits = tables.Limits{
+		Lines:    steer.MaxEntries(),
+		Headends: g.maps[tables.MapHeadends].MaxEntries(), Stats: g.maps[tables.MapStats].MaxEntries(),
+		Buckets: g.maps[tables.MapBuckets].MaxEntries(), Slots: g.maps[tables.MapSlots].MaxEntries(),
+		Hops:     g.maps[tables.MapHops].MaxEntries(),
+		Egresses: g.maps[tables.MapEgresses].MaxEntries(), Places: g.maps[tables.MapPlaces].MaxEntries(),
 	}
 	return nil
 }
@@ -197,35 +198,35 @@ func internalMap(name string) bool { return strings.HasPrefix(name, ".") }
 
 // sizeOf is max_entries of a map: those that take their memory at once are made
 // as large as the plan needs, the others as bpf/lib/node/maps.h says.
-func sizeOf(t table, ms *ebpf.MapSpec, l limits) uint32 {
+func sizeOf(t tables.Map, ms *ebpf.MapSpec, l tables.Limits) uint32 {
 	switch t {
-	case tableHeadends:
-		return l.headends
-	case tableStats, tableExits, tablePathMTUs:
-		return l.stats
-	case tableHops:
-		return l.hops
-	case tableEgresses:
-		return l.egresses
-	case tablePlaces:
-		return l.places
-	case tableBuckets:
-		return l.buckets
-	case tableCache:
-		return l.buckets * abi.Ways
-	case tableSlots:
-		return l.slots
+	case tables.MapHeadends:
+		return l.Headends
+	case tables.MapStats, tables.MapExits, tables.MapPathMTUs:
+		return l.Stats
+	case tables.MapHops:
+		return l.Hops
+	case tables.MapEgresses:
+		return l.Egresses
+	case tables.MapPlaces:
+		return l.Places
+	case tables.MapBuckets:
+		return l.Buckets
+	case tables.MapCache:
+		return l.Buckets * abi.Ways
+	case tables.MapSlots:
+		return l.Slots
 	}
 	return ms.MaxEntries
 }
 
 // buildGeneration loads all programs with empty maps of their own and pins them
 // in a directory that nobody else looks at.
-func (d *Dataplane) buildGeneration(cfg abi.Config, l limits, carry map[table]*ebpf.Map) (_ *generation, err error) {
+func (d *Dataplane) buildGeneration(cfg abi.Config, l tables.Limits, carry map[tables.Map]*ebpf.Map) (_ *generation, err error) {
 	g := &generation{
 		identity: identityOf(cfg), limits: l,
 		dir:  filepath.Join(d.dir, "new-"+rand.Text()),
-		maps: map[table]*ebpf.Map{}, programs: map[string]*ebpf.Program{},
+		maps: map[tables.Map]*ebpf.Map{}, programs: map[string]*ebpf.Program{},
 	}
 	whole, _, err := generationDirs(d.dir)
 	if err != nil {
@@ -283,7 +284,7 @@ func newFingerprintKey() (key [2]uint64, err error) {
 // loadObjects makes the maps of g, and then its programs with them: as many at
 // once as there are CPUs, since the verifier takes a tenth of a second or more for
 // each.
-func (d *Dataplane) loadObjects(g *generation, cfg abi.Config, carry map[table]*ebpf.Map) error {
+func (d *Dataplane) loadObjects(g *generation, cfg abi.Config, carry map[tables.Map]*ebpf.Map) error {
 	specs := make([]*ebpf.CollectionSpec, len(object.All))
 	for i, o := range object.All {
 		spec, err := o.Load()
@@ -332,31 +333,31 @@ func (d *Dataplane) loadObjects(g *generation, cfg abi.Config, carry map[table]*
 // kernel forgets it when nothing outside of it holds the map any more: no pin, and
 // no process.
 func (g *generation) connect() error {
-	if err := g.maps[tablePrograms].Put(uint32(abi.ProgramExt), g.programs[object.ExtTC]); err != nil {
-		return fmt.Errorf("write to map %s: %w", tablePrograms, err)
+	if err := g.maps[tables.MapPrograms].Put(uint32(abi.ProgramExt), g.programs[object.ExtTC]); err != nil {
+		return fmt.Errorf("write to map %s: %w", tables.MapPrograms, err)
 	}
 	return nil
 }
 
 // makeMaps makes the maps of an object that g does not have yet.
-func (d *Dataplane) makeMaps(g *generation, spec *ebpf.CollectionSpec, carry map[table]*ebpf.Map) (err error) {
+func (d *Dataplane) makeMaps(g *generation, spec *ebpf.CollectionSpec, carry map[tables.Map]*ebpf.Map) (err error) {
 	for name, ms := range spec.Maps {
 		if internalMap(name) {
 			continue
 		}
-		t := table(name)
+		t := tables.Map(name)
 		ms.MaxEntries = sizeOf(t, ms, g.limits)
 		switch t {
-		case tableWindows:
+		case tables.MapWindows:
 			ms.InnerMap.MaxEntries = windowSlabs().spec.MaxEntries
-		case tableNumbers:
+		case tables.MapNumbers:
 			cpus, err := ebpf.PossibleCPU()
 			if err != nil {
 				return fmt.Errorf("count CPUs: %w", err)
 			}
 			ms.InnerMap.MaxEntries = numberSlabs(cpus).spec.MaxEntries
-		case tableMatch:
-			ms.InnerMap.MaxEntries = g.limits.lines
+		case tables.MapMatch:
+			ms.InnerMap.MaxEntries = g.limits.Lines
 		}
 		if g.maps[t] != nil {
 			continue
@@ -373,11 +374,11 @@ func (d *Dataplane) makeMaps(g *generation, spec *ebpf.CollectionSpec, carry map
 }
 
 // loadProgram loads one object's program, to use those of the maps that it names.
-func loadProgram(program string, spec *ebpf.CollectionSpec, maps map[table]*ebpf.Map) (*ebpf.Program, error) {
+func loadProgram(program string, spec *ebpf.CollectionSpec, maps map[tables.Map]*ebpf.Map) (*ebpf.Program, error) {
 	shared := map[string]*ebpf.Map{}
 	for name := range spec.Maps {
 		if !internalMap(name) {
-			shared[name] = maps[table(name)]
+			shared[name] = maps[tables.Map(name)]
 		}
 	}
 	coll, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: shared})

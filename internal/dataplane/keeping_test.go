@@ -14,6 +14,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
+
+	"github.com/waystamp/waystamp/internal/tables/xtest"
 )
 
 // pinIDs are the kernel's numbers of what is pinned, by path.
@@ -168,7 +170,7 @@ func TestPinsThatCannotBeBackAreToldOf(t *testing.T) {
 	if got := saved(); got != 21 {
 		t.Errorf("number %d is saved, want 21", got)
 	}
-	b.must(b.do(func() error { return d.SetLocal([]netip.Addr{addr("2001:db8:1::7")}) }))
+	b.must(b.do(func() error { return d.SetLocal([]netip.Addr{xtest.Addr("2001:db8:1::7")}) }))
 	if got := b.offer(d, n, 20); got != "replay" {
 		t.Errorf("number 20 again is %q, want replay", got)
 	}

@@ -8,39 +8,40 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/waystamp/waystamp/internal/abi"
+	"github.com/waystamp/waystamp/internal/tables"
 )
 
 // read gives what the maps hold.
-func (g *generation) read() (tables, error) {
-	t := newTables()
+func (g *generation) read() (tables.Contents, error) {
+	t := tables.New()
 	for use, to := range map[abi.MatchUse]struct {
-		dst *map[dstKey]match
-		src *map[srcKey]match
+		dst *map[tables.DstKey]tables.Match
+		src *map[tables.SrcKey]tables.Match
 	}{
-		abi.MatchUseSteer: {&t.matchDst, &t.matchSrc}, abi.MatchUseRequire: {&t.guardDst, &t.guardSrc}, abi.MatchUseLocal: {&t.localDst, &t.localSrc},
+		abi.MatchUseSteer: {&t.MatchDst, &t.MatchSrc}, abi.MatchUseRequire: {&t.GuardDst, &t.GuardSrc}, abi.MatchUseLocal: {&t.LocalDst, &t.LocalSrc},
 	} {
-		var p prefixes
+		var p tables.Prefixes
 		if err := g.readPrefixes(use, &p); err != nil {
-			return tables{}, err
+			return tables.Contents{}, err
 		}
-		*to.dst, *to.src = p.dst, p.src
+		*to.dst, *to.src = p.Dst, p.Src
 	}
 	err := errors.Join(
-		g.readHops(t.hops),
-		readMap(g, tableSIDs, t.sids),
-		readMap(g, tableSources, t.sources),
-		g.readEgresses(t.egresses),
-		readHeadends(g, t.headends), readMap(g, tablePaths, t.paths),
-		readRules(g, t.rules),
-		readMap(g, tablePorts, t.ports),
-		readMap(g, tableProxies, t.proxies),
+		g.readHops(t.Hops),
+		readMap(g, tables.MapSIDs, t.Sids),
+		readMap(g, tables.MapSources, t.Sources),
+		g.readEgresses(t.Egresses),
+		readHeadends(g, t.Headends), readMap(g, tables.MapPaths, t.Paths),
+		readRules(g, t.Rules),
+		readMap(g, tables.MapPorts, t.Ports),
+		readMap(g, tables.MapProxies, t.Proxies),
 	)
 	return t, err
 }
 
 // readMap needs that nobody adds or deletes meanwhile: an instance has one
 // writer.
-func readMap[K comparable, V any](g *generation, t table, into map[K]V) error {
+func readMap[K comparable, V any](g *generation, t tables.Map, into map[K]V) error {
 	var k K
 	var v V
 	it := g.maps[t].Iterate()
@@ -55,13 +56,13 @@ func readMap[K comparable, V any](g *generation, t table, into map[K]V) error {
 
 // readHeadends reads an array, in which what is not there is zero.
 func readHeadends(g *generation, into map[uint32]abi.Headend) error {
-	err := readMap(g, tableHeadends, into)
+	err := readMap(g, tables.MapHeadends, into)
 	maps.DeleteFunc(into, func(_ uint32, h abi.Headend) bool { return h == abi.Headend{} })
 	return err
 }
 
 // run does ops in their order and stops at the first that fails.
-func (d *Dataplane) run(g *generation, ops []op) (err error) {
+func (d *Dataplane) run(g *generation, ops []tables.Op) (err error) {
 	waited := false
 	var in *stores
 	defer func() {
@@ -70,10 +71,10 @@ func (d *Dataplane) run(g *generation, ops []op) (err error) {
 		}
 	}()
 	for _, o := range ops {
-		if err := d.cfg.step(stepChange, string(o.table)); err != nil {
+		if err := d.cfg.step(stepChange, string(o.Table)); err != nil {
 			return err
 		}
-		if o.table == tableHops || o.table == tableEgresses {
+		if o.Table == tables.MapHops || o.Table == tables.MapEgresses {
 			if in == nil {
 				if in, err = g.openStores(); err != nil {
 					return err
@@ -84,9 +85,9 @@ func (d *Dataplane) run(g *generation, ops []op) (err error) {
 			}
 			continue
 		}
-		m := g.maps[o.table]
-		if o.remove() {
-			if o.table == tableHeadends {
+		m := g.maps[o.Table]
+		if o.Remove() {
+			if o.Table == tables.MapHeadends {
 				// A packet may have met the rule that named it just before.
 				if !waited {
 					if err := waitForPrograms(); err != nil {
@@ -94,30 +95,30 @@ func (d *Dataplane) run(g *generation, ops []op) (err error) {
 					}
 					waited = true
 				}
-				if err := m.Put(o.key, abi.Headend{}); err != nil {
-					return fmt.Errorf("clear an entry of map %s: %w", o.table, err)
+				if err := m.Put(o.Key, abi.Headend{}); err != nil {
+					return fmt.Errorf("clear an entry of map %s: %w", o.Table, err)
 				}
 				continue
 			}
-			if err := m.Delete(o.key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-				return fmt.Errorf("delete from map %s: %w", o.table, err)
+			if err := m.Delete(o.Key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+				return fmt.Errorf("delete from map %s: %w", o.Table, err)
 			}
 			continue
 		}
-		if o.table == tableRules {
-			if err := g.putRules(o.value.(*abi.Ruleset)); err != nil {
+		if o.Table == tables.MapRules {
+			if err := g.putRules(o.Value.(*abi.Ruleset)); err != nil {
 				return err
 			}
 			continue
 		}
-		if o.table == tableMatch {
-			if err := putPrefixes(m, g.limits.lines, *o.key.(*uint32), *o.value.(*prefixes)); err != nil {
+		if o.Table == tables.MapMatch {
+			if err := putPrefixes(m, g.limits.Lines, *o.Key.(*uint32), *o.Value.(*tables.Prefixes)); err != nil {
 				return err
 			}
 			continue
 		}
-		if err := m.Put(o.key, o.value); err != nil {
-			return fmt.Errorf("write to map %s: %w", o.table, err)
+		if err := m.Put(o.Key, o.Value); err != nil {
+			return fmt.Errorf("write to map %s: %w", o.Table, err)
 		}
 	}
 	return nil
@@ -139,15 +140,15 @@ func (g *generation) setNode(n abi.Node) error {
 		return err
 	}
 	n.Ways = now.Ways + 1
-	if err := g.maps[tableNode].Put(uint32(0), n); err != nil {
+	if err := g.maps[tables.MapNode].Put(uint32(0), n); err != nil {
 		return fmt.Errorf("arm the data path: %w", err)
 	}
 	return nil
 }
 
 func (g *generation) node() (n abi.Node, err error) {
-	if err := g.maps[tableNode].Lookup(uint32(0), &n); err != nil {
-		return abi.Node{}, fmt.Errorf("read map %s: %w", tableNode, err)
+	if err := g.maps[tables.MapNode].Lookup(uint32(0), &n); err != nil {
+		return abi.Node{}, fmt.Errorf("read map %s: %w", tables.MapNode, err)
 	}
 	return n, nil
 }
@@ -155,7 +156,7 @@ func (g *generation) node() (n abi.Node, err error) {
 // prepare makes the array entries ready that new entries of other maps will
 // name. Those whose numbers could not be had are problems: their headends
 // refuse all packets.
-func (d *Dataplane) prepare(g *generation, mem *memory, w wanted) (problems []error, err error) {
+func (d *Dataplane) prepare(g *generation, mem *memory, w tables.Wanted) (problems []error, err error) {
 	cpus, err := ebpf.PossibleCPU()
 	if err != nil {
 		return nil, fmt.Errorf("count CPUs: %w", err)
@@ -164,17 +165,17 @@ func (d *Dataplane) prepare(g *generation, mem *memory, w wanted) (problems []er
 		return nil, err
 	}
 	zero := make([]abi.Stats, cpus)
-	for _, i := range w.freshStats {
-		if err := g.maps[tableStats].Put(i, zero); err != nil {
-			return nil, fmt.Errorf("clear entry %d of map %s: %w", i, tableStats, err)
+	for _, i := range w.FreshStats {
+		if err := g.maps[tables.MapStats].Put(i, zero); err != nil {
+			return nil, fmt.Errorf("clear entry %d of map %s: %w", i, tables.MapStats, err)
 		}
 	}
-	for _, i := range w.freshProxies {
-		if err := g.maps[tableProxyStats].Put(i, make([]abi.ProxyStats, cpus)); err != nil {
-			return nil, fmt.Errorf("clear entry %d of map %s: %w", i, tableProxyStats, err)
+	for _, i := range w.FreshProxies {
+		if err := g.maps[tables.MapProxyStats].Put(i, make([]abi.ProxyStats, cpus)); err != nil {
+			return nil, fmt.Errorf("clear entry %d of map %s: %w", i, tables.MapProxyStats, err)
 		}
 	}
-	return d.raiseNumbers(mem.numbers, w.numbers, true)
+	return d.raiseNumbers(mem.numbers, w.Numbers, true)
 }
 
 // waitForPrograms returns when every program that was running when it was

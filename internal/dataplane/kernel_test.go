@@ -32,6 +32,8 @@ import (
 	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/plan"
 	"github.com/waystamp/waystamp/internal/srv6"
+	"github.com/waystamp/waystamp/internal/tables"
+	"github.com/waystamp/waystamp/internal/tables/xtest"
 )
 
 // bed is a namespace with an edge interface "out" and core interfaces "in" and
@@ -79,7 +81,7 @@ func newLonelyBed(t *testing.T) *bed {
 	// To other nodes there is a way, without which a headend gives out no number.
 	b.must(errors.Join(
 		b.net.SetSysctl("net/ipv6/conf/all/forwarding", "1"),
-		b.net.AddRoute(host.Route{Destination: prefix("fc00::/48"), Device: "side"}),
+		b.net.AddRoute(host.Route{Destination: xtest.Prefix("fc00::/48"), Device: "side"}),
 	))
 	t.Cleanup(func() {
 		c := b.cfg
@@ -156,11 +158,11 @@ func (b *bed) apply(d *Dataplane, n plan.Node) error {
 
 // bedNode is a plan with a part in every role.
 func bedNode() plan.Node {
-	n := testNode()
+	n := xtest.Node()
 	n.Interfaces = []model.Interface{{Name: "out", Role: model.RoleEdge, Unmatched: model.UnmatchedDrop}, {Name: "in", Role: model.RoleCore}}
-	n.Headends = []plan.Headend{headendOf(1, 0, model.SchemeKeyed, model.Match{Destination: prefix("2001:db8:1::/48")}, 3)}
-	n.Endpoints = []plan.Endpoint{endpointOf(2, 0, model.SchemeOPoT, ownSID(1))}
-	n.Egresses = []plan.Egress{egressOf(3, 0, model.SchemeKeyed, model.Match{Destination: prefix("2001:db8:2::/48"), Source: prefix("fd00::/8")}, ownSID(2), 2)}
+	n.Headends = []plan.Headend{xtest.HeadendOf(1, 0, model.SchemeKeyed, model.Match{Destination: xtest.Prefix("2001:db8:1::/48")}, 3)}
+	n.Endpoints = []plan.Endpoint{xtest.EndpointOf(2, 0, model.SchemeOPoT, xtest.OwnSID(1))}
+	n.Egresses = []plan.Egress{xtest.EgressOf(3, 0, model.SchemeKeyed, model.Match{Destination: xtest.Prefix("2001:db8:2::/48"), Source: xtest.Prefix("fd00::/8")}, xtest.OwnSID(2), 2)}
 	return n
 }
 
@@ -168,15 +170,15 @@ func bedNode() plan.Node {
 func otherNode() plan.Node {
 	n := bedNode()
 	n.Interfaces = []model.Interface{{Name: "in", Role: model.RoleEdge}, {Name: "side", Role: model.RoleCore, Datapath: model.DatapathXDP}}
-	n.Headends = []plan.Headend{headendOf(4, 1, model.SchemeOPoT, model.Match{Source: prefix("fd00:1::/32")}, 2)}
-	n.Endpoints = []plan.Endpoint{endpointOf(5, 0, model.SchemeKeyed, ownSID(3))}
-	n.Egresses = []plan.Egress{egressOf(6, 0, model.SchemePoT, model.Match{Destination: prefix("2001:db8::/32")}, ownSID(4), 3)}
+	n.Headends = []plan.Headend{xtest.HeadendOf(4, 1, model.SchemeOPoT, model.Match{Source: xtest.Prefix("fd00:1::/32")}, 2)}
+	n.Endpoints = []plan.Endpoint{xtest.EndpointOf(5, 0, model.SchemeKeyed, xtest.OwnSID(3))}
+	n.Egresses = []plan.Egress{xtest.EgressOf(6, 0, model.SchemePoT, model.Match{Destination: xtest.Prefix("2001:db8::/32")}, xtest.OwnSID(4), 3)}
 	return n
 }
 
 // elsewhere is bedNode with another locator, which needs programs of its own.
 func elsewhere(n plan.Node) plan.Node {
-	n.Locator = prefix("fc00:0:0:100::/57")
+	n.Locator = xtest.Prefix("fc00:0:0:100::/57")
 	return n
 }
 
@@ -184,7 +186,7 @@ func elsewhere(n plan.Node) plan.Node {
 type world struct {
 	Generations []string
 	Links       map[string]uint32 // interface and hook to program
-	Maps        []tables
+	Maps        []tables.Contents
 	Counters    map[string]span
 	Armed       []uint32
 }
@@ -222,11 +224,11 @@ func (b *bed) world() world {
 		t, err := g.read()
 		b.must(err)
 		w.Maps = append(w.Maps, t)
-		for i, h := range t.headends {
+		for i, h := range t.Headends {
 			w.Counters[fmt.Sprintf("%s %d", name, i)] = numbersOf(b, g, h)
 		}
 		var armed abi.Node
-		b.must(g.maps[tableNode].Lookup(uint32(0), &armed))
+		b.must(g.maps[tables.MapNode].Lookup(uint32(0), &armed))
 		w.Armed = append(w.Armed, armed.Armed)
 		b.must(g.close())
 	}
@@ -347,7 +349,7 @@ func attachOther(n *host.Net, p *ebpf.Program, index int, egress, first, clsact 
 }
 
 func diffWorlds(a, b world) string {
-	return cmp.Diff(a, b, cmp.AllowUnexported(tables{}, world{}, span{}))
+	return cmp.Diff(a, b, cmp.AllowUnexported(tables.Contents{}, world{}, span{}))
 }
 
 func TestDataPathOutlivesItsProcess(t *testing.T) {
@@ -501,13 +503,13 @@ func TestPlanChangesInPlace(t *testing.T) {
 	if !slices.Equal(w.Generations, first.Generations) {
 		t.Errorf("generations %v after %v; a new plan needs no new programs", w.Generations, first.Generations)
 	}
-	want, err := desire(otherNode(), wiring{ports: w.Maps[0].ports}, nil, w.Maps[0], recoverIndexes(w.Maps[0], d.gen.limits, placedBy(w.Maps[0])))
+	want, err := tables.Desire(otherNode(), tables.Wiring{Ports: w.Maps[0].Ports}, nil, w.Maps[0], tables.RecoverIndexes(w.Maps[0], d.gen.limits, xtest.PlacedBy(w.Maps[0])))
 	b.must(err)
-	if !equalTables(want.tables, w.Maps[0]) {
+	if !xtest.EqualTables(want.Contents, w.Maps[0]) {
 		t.Error("the maps do not hold the new plan, the whole of it and nothing else")
 	}
-	if len(w.Maps[0].ports) != 2 {
-		t.Errorf("ports %v, want those of in and side", w.Maps[0].ports)
+	if len(w.Maps[0].Ports) != 2 {
+		t.Errorf("ports %v, want those of in and side", w.Maps[0].Ports)
 	}
 	states, err := d.Interfaces()
 	b.must(err)
@@ -597,16 +599,16 @@ func TestManyMoreChainsGetLargerArraysAndKeepCounting(t *testing.T) {
 	}
 	n := bedNode()
 	for i := range 300 {
-		a := addr("2001:db8:ffff::").As16()
+		a := xtest.Addr("2001:db8:ffff::").As16()
 		a[6], a[7] = byte(i>>8), byte(i)
-		m := model.Match{Destination: prefix(netipAddr(a) + "/64")}
-		n.Headends = append(n.Headends, headendOf(uint32(1000+i), 0, model.SchemeKeyed, m, 2))
+		m := model.Match{Destination: xtest.Prefix(netipAddr(a) + "/64")}
+		n.Headends = append(n.Headends, xtest.HeadendOf(uint32(1000+i), 0, model.SchemeKeyed, m, 2))
 	}
 	b.must(b.apply(d, n))
-	if d.gen.limits.headends < 301 || d.gen.limits.stats < 303 || d.gen.seq != 2 {
+	if d.gen.limits.Headends < 301 || d.gen.limits.Stats < 303 || d.gen.seq != 2 {
 		t.Errorf("limits %+v, generation %d", d.gen.limits, d.gen.seq)
 	}
-	if got := len(b.world().Maps[0].headends); got != 301 {
+	if got := len(b.world().Maps[0].Headends); got != 301 {
 		t.Errorf("%d headends, want 301", got)
 	}
 	// Fewer again: no reason for smaller ones.
@@ -731,9 +733,9 @@ func TestDeathAtAnyStepIsMendedByTheNextProcess(t *testing.T) {
 			if len(w.Generations) != 1 || w.Armed[0] != 1 {
 				t.Fatalf("generations %v, armed %v", w.Generations, w.Armed)
 			}
-			want, err := desire(n, wiring{w.Maps[0].ports, next.topology.reach, next.cpus}, nil, w.Maps[0], recoverIndexes(w.Maps[0], next.gen.limits, placedBy(w.Maps[0])))
+			want, err := tables.Desire(n, tables.Wiring{Ports: w.Maps[0].Ports, Reach: next.topology.reach, Cpus: next.cpus}, nil, w.Maps[0], tables.RecoverIndexes(w.Maps[0], next.gen.limits, xtest.PlacedBy(w.Maps[0])))
 			b.must(err)
-			if !equalTables(want.tables, w.Maps[0]) {
+			if !xtest.EqualTables(want.Contents, w.Maps[0]) {
 				t.Fatal("the maps do not hold the plan")
 			}
 			for name := range w.Links {
@@ -831,7 +833,7 @@ func TestDetachLeavesNothing(t *testing.T) {
 		t.Errorf("detach of nothing: %v; want ErrNotThere", err)
 	}
 	// The headend gave out one number; the rest was given back.
-	if s := reserveOne(t, b.cfg.StateDir, counterKey{abi.BE32(1), 0}); s.start != 1 {
+	if s := reserveOne(t, b.cfg.StateDir, tables.CounterKey{Path: abi.BE32(1), Epoch: 0}); s.start != 1 {
 		t.Errorf("the next numbers start after %d, want after 1", s.start)
 	}
 }
@@ -903,10 +905,10 @@ func TestReconcileRepairsWhatOthersHaveDone(t *testing.T) {
 	b.must(b.apply(d, n))
 	before := b.world()
 
-	foreign := encodeHopKey(ownSID(77), 99, 0)
-	b.must(d.run(d.gen, []op{{tableHops, &foreign, &abi.Hop{Of: foreign, Behaviour: 1}}}))
-	b.must(putPrefixes(d.gen.maps[tableMatch], d.gen.limits.lines, uint32(abi.MatchUseRequire), prefixes{}))
-	b.must(d.gen.maps[tableNode].Put(uint32(0), abi.Node{}))
+	foreign := tables.EncodeHopKey(xtest.OwnSID(77), 99, 0)
+	b.must(d.run(d.gen, []tables.Op{{Table: tables.MapHops, Key: &foreign, Value: &abi.Hop{Of: foreign, Behaviour: 1}}}))
+	b.must(putPrefixes(d.gen.maps[tables.MapMatch], d.gen.limits.Lines, uint32(abi.MatchUseRequire), tables.Prefixes{}))
+	b.must(d.gen.maps[tables.MapNode].Put(uint32(0), abi.Node{}))
 	b.must(os.Remove(filepath.Join(d.gen.dir, "ws_egresses")))
 	for _, a := range d.links {
 		b.must(os.Remove(a.path))
@@ -932,27 +934,27 @@ func TestInterfaceThatComesBackIsGuardedAgain(t *testing.T) {
 	}
 	b.addVeth("in")
 	b.must(b.do(d.Reconcile))
-	if w := b.world(); w.Links["in tc 0"] == 0 || len(w.Maps[0].ports) != 2 {
-		t.Errorf("links %v, ports %v; want the new device in both", w.Links, w.Maps[0].ports)
+	if w := b.world(); w.Links["in tc 0"] == 0 || len(w.Maps[0].Ports) != 2 {
+		t.Errorf("links %v, ports %v; want the new device in both", w.Links, w.Maps[0].Ports)
 	}
 }
 
 func TestOwnAddressesAreSetAndTakenBack(t *testing.T) {
 	b := newBed(t)
 	d := b.open()
-	own := encodeDst(prefix("2001:db8:1::7/128"))
-	b.must(d.SetLocal([]netip.Addr{addr("2001:db8:1::7"), addr("192.0.2.1"), addr("fe80::1%eth0")}))
+	own := tables.EncodeDst(xtest.Prefix("2001:db8:1::7/128"))
+	b.must(d.SetLocal([]netip.Addr{xtest.Addr("2001:db8:1::7"), xtest.Addr("192.0.2.1"), xtest.Addr("fe80::1%eth0")}))
 	b.must(b.apply(d, bedNode()))
 	w := b.world()
-	if m := w.Maps[0].matchDst[own]; m.Local != 1 || m.Action != uint8(abi.MatchActionPath) {
+	if m := w.Maps[0].MatchDst[own]; m.Local != 1 || m.Action != uint8(abi.MatchActionPath) {
 		t.Errorf("steering says %+v of an own address within a chain's match", m)
 	}
-	if m := w.Maps[0].guardDst[own]; m.Local != 1 || m.Action != uint8(abi.MatchActionNone) {
+	if m := w.Maps[0].GuardDst[own]; m.Local != 1 || m.Action != uint8(abi.MatchActionNone) {
 		t.Errorf("the guard says %+v of an own address outside of all", m)
 	}
 	b.must(d.SetLocal(nil))
-	if w := b.world(); len(w.Maps[0].guardDst) != 1 || len(w.Maps[0].matchDst) != 1 {
-		t.Errorf("after taking them back: %v, %v", w.Maps[0].guardDst, w.Maps[0].matchDst)
+	if w := b.world(); len(w.Maps[0].GuardDst) != 1 || len(w.Maps[0].MatchDst) != 1 {
+		t.Errorf("after taking them back: %v, %v", w.Maps[0].GuardDst, w.Maps[0].MatchDst)
 	}
 }
 
@@ -964,20 +966,20 @@ func TestOwnAddressesOutgrowTheirTables(t *testing.T) {
 	b.must(b.apply(d, bedNode()))
 	before := b.world()
 	var many []netip.Addr
-	for i := range 4 * linesLeast * abi.MatchWays {
+	for i := range 4 * tables.LinesLeast * abi.MatchWays {
 		many = append(many, netip.AddrFrom16([16]byte{0x20, 0x01, 0x0d, 0xb8, 0xff, 14: byte(i >> 8), 15: byte(i)}))
 	}
 	b.must(b.do(func() error { return d.SetLocal(many) }))
 	w := b.world()
-	if len(w.Maps) != 1 || w.Maps[0].guardDst[encodeDst(netip.PrefixFrom(many[len(many)-1], 128))].Local != 1 || len(w.Maps[0].guardDst) != len(many)+1 {
-		t.Errorf("%d generations; the guard has %d rules, want one and %d", len(w.Maps), len(w.Maps[0].guardDst), len(many)+1)
+	if len(w.Maps) != 1 || w.Maps[0].GuardDst[tables.EncodeDst(netip.PrefixFrom(many[len(many)-1], 128))].Local != 1 || len(w.Maps[0].GuardDst) != len(many)+1 {
+		t.Errorf("%d generations; the guard has %d rules, want one and %d", len(w.Maps), len(w.Maps[0].GuardDst), len(many)+1)
 	}
 	if len(w.Links) != len(before.Links) || w.Generations[0] == before.Generations[0] || w.Armed[0] != 1 {
 		t.Errorf("%v, armed %v, links %v; before %v, %v", w.Generations, w.Armed, w.Links, before.Generations, before.Links)
 	}
 	b.must(b.do(func() error { return d.SetLocal(nil) }))
-	if w := b.world(); len(w.Maps[0].guardDst) != 1 {
-		t.Errorf("after taking them back: %d rules", len(w.Maps[0].guardDst))
+	if w := b.world(); len(w.Maps[0].GuardDst) != 1 {
+		t.Errorf("after taking them back: %d rules", len(w.Maps[0].GuardDst))
 	}
 }
 
@@ -996,7 +998,7 @@ func TestHeadendWithoutARecordOfNumbersRefusesAndTheRestWorks(t *testing.T) {
 	if len(c.Refusals) != 1 || c.Refusals[0].Reason != abi.ReasonRNDExhausted {
 		t.Errorf("refusals %+v; want rnd-exhausted", c.Refusals)
 	}
-	if w := b.world(); w.Armed[0] != 1 || len(w.Maps[0].egresses) != 1 || len(w.Links) != 6 {
+	if w := b.world(); w.Armed[0] != 1 || len(w.Maps[0].Egresses) != 1 || len(w.Links) != 6 {
 		t.Errorf("the rest of the plan is not in force: %+v", w)
 	}
 	b.must(os.Remove(path))
@@ -1215,7 +1217,7 @@ func TestVethIsATargetOfRedirectsOnlyWhileItsPeerTakesThem(t *testing.T) {
 		t.Helper()
 		dev, err := b.cfg.Devices(name)
 		b.must(err)
-		return b.world().Maps[0].ports[uint32(dev.Index)].XdpTarget
+		return b.world().Maps[0].Ports[uint32(dev.Index)].XdpTarget
 	}
 	if target("in") != 0 || target("side") != 0 {
 		t.Error("redirects go to a veth whose peer does not take them")
@@ -1314,7 +1316,7 @@ func (b *bed) runEdge(d *Dataplane, frame []byte) {
 func plainPacket(from, to string) []byte {
 	p := srv6.Packet{
 		Ethernet: &srv6.Ethernet{Type: srv6.EtherTypeIPv6},
-		Header:   srv6.Header{NextHeader: 59, HopLimit: 64, Source: addr(from), Destination: addr(to)},
+		Header:   srv6.Header{NextHeader: 59, HopLimit: 64, Source: xtest.Addr(from), Destination: xtest.Addr(to)},
 		Payload:  make([]byte, 20),
 	}
 	if err := p.Fix(); err != nil {
@@ -1342,13 +1344,13 @@ func TestChainThatChangesToAnOrderedRuleGetsANewGeneration(t *testing.T) {
 		if d.gen.seq != i+2 || len(w.Generations) != 1 {
 			t.Fatalf("generation %d of %v, want %d alone", d.gen.seq, w.Generations, i+2)
 		}
-		if has := len(w.Maps[0].rules) == 1; has != (i == 0) {
+		if has := len(w.Maps[0].Rules) == 1; has != (i == 0) {
 			t.Errorf("ordered rules are there: %t", has)
 		}
 	}
 	// Beside what stays they come and go in place.
 	ordered = bedNode()
-	e := egressOf(9, 0, model.SchemeKeyed, model.Match{Destination: prefix("2001:db8:9::/48"), Priority: 10}, ownSID(9), 2)
+	e := xtest.EgressOf(9, 0, model.SchemeKeyed, model.Match{Destination: xtest.Prefix("2001:db8:9::/48"), Priority: 10}, xtest.OwnSID(9), 2)
 	ordered.Egresses = append(ordered.Egresses, e)
 	state := func() abi.RulesState {
 		node, err := d.gen.node()

@@ -9,6 +9,7 @@ import (
 	"slices"
 
 	"github.com/waystamp/waystamp/internal/abi"
+	"github.com/waystamp/waystamp/internal/tables"
 )
 
 const (
@@ -76,9 +77,9 @@ type numbersEntry struct {
 // reserve gives headends that have no numbers some that nobody has had, and
 // those that want more a higher ceiling. It returns what they may use then. On
 // disk no ceiling is below one that is in use.
-func (s *numbers) reserve(needs map[counterKey]ration) (map[counterKey]span, error) {
-	out := map[counterKey]span{}
-	err := s.update(func(ceilings map[counterKey]uint64) {
+func (s *numbers) reserve(needs map[tables.CounterKey]ration) (map[tables.CounterKey]span, error) {
+	out := map[tables.CounterKey]span{}
+	err := s.update(func(ceilings map[tables.CounterKey]uint64) {
 		for k, n := range needs {
 			got := n.span
 			switch {
@@ -97,8 +98,8 @@ func (s *numbers) reserve(needs map[counterKey]ration) (map[counterKey]span, err
 
 // giveBack records where keys have stopped in the spans that were last reserved
 // for them. Of other spans numbers beyond may be in use.
-func (s *numbers) giveBack(used map[counterKey]span) error {
-	return s.update(func(ceilings map[counterKey]uint64) {
+func (s *numbers) giveBack(used map[tables.CounterKey]span) error {
+	return s.update(func(ceilings map[tables.CounterKey]uint64) {
 		for k, u := range used {
 			if c, ok := ceilings[k]; ok && u.ceiling == c && u.start < c {
 				ceilings[k] = u.start
@@ -107,7 +108,7 @@ func (s *numbers) giveBack(used map[counterKey]span) error {
 	})
 }
 
-func (s *numbers) update(change func(map[counterKey]uint64)) error {
+func (s *numbers) update(change func(map[tables.CounterKey]uint64)) error {
 	if s.dir == "" {
 		return &NumbersError{"(none)", errors.New("no state directory is named")}
 	}
@@ -127,7 +128,7 @@ func (s *numbers) update(change func(map[counterKey]uint64)) error {
 }
 
 // read gives what is on the disk.
-func (s *numbers) read() (map[counterKey]uint64, error) {
+func (s *numbers) read() (map[tables.CounterKey]uint64, error) {
 	entries, err := s.record.read()
 	if err != nil {
 		return nil, err
@@ -135,14 +136,14 @@ func (s *numbers) read() (map[counterKey]uint64, error) {
 	return numbersMap(entries)
 }
 
-func numbersMap(entries []numbersEntry) (map[counterKey]uint64, error) {
-	ceilings := map[counterKey]uint64{}
+func numbersMap(entries []numbersEntry) (map[tables.CounterKey]uint64, error) {
+	ceilings := map[tables.CounterKey]uint64{}
 	for _, e := range entries {
 		path, err := parsePath(e.Path)
 		if err != nil {
 			return nil, err
 		}
-		k := counterKey{abi.BE32(path), e.Epoch}
+		k := tables.CounterKey{Path: abi.BE32(path), Epoch: e.Epoch}
 		if _, twice := ceilings[k]; twice {
 			return nil, fmt.Errorf("is damaged: path %s, epoch %d is there twice", e.Path, e.Epoch)
 		}
@@ -154,11 +155,11 @@ func numbersMap(entries []numbersEntry) (map[counterKey]uint64, error) {
 	return ceilings, nil
 }
 
-func numbersEntries(ceilings map[counterKey]uint64) (out []numbersEntry) {
-	for _, k := range slices.SortedFunc(maps.Keys(ceilings), func(a, b counterKey) int {
-		return cmp.Or(cmp.Compare(abi.BE32(a.path), abi.BE32(b.path)), cmp.Compare(a.epoch, b.epoch))
+func numbersEntries(ceilings map[tables.CounterKey]uint64) (out []numbersEntry) {
+	for _, k := range slices.SortedFunc(maps.Keys(ceilings), func(a, b tables.CounterKey) int {
+		return cmp.Or(cmp.Compare(abi.BE32(a.Path), abi.BE32(b.Path)), cmp.Compare(a.Epoch, b.Epoch))
 	}) {
-		out = append(out, numbersEntry{pathText(abi.BE32(k.path)), k.epoch, ceilings[k]})
+		out = append(out, numbersEntry{pathText(abi.BE32(k.Path)), k.Epoch, ceilings[k]})
 	}
 	return out
 }

@@ -10,15 +10,16 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/waystamp/waystamp/internal/abi"
+	"github.com/waystamp/waystamp/internal/tables"
 )
 
 // reserveOne gives numbers to a headend that has none.
 func reserveOne(t interface {
 	Helper()
 	Fatal(...any)
-}, dir string, k counterKey) span {
+}, dir string, k tables.CounterKey) span {
 	t.Helper()
-	s, err := openNumbers(dir).reserve(map[counterKey]ration{k: {}})
+	s, err := openNumbers(dir).reserve(map[tables.CounterKey]ration{k: {}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -34,9 +35,9 @@ func TestNoNumberIsHadTwice(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer os.RemoveAll(dir)
-		used := map[counterKey]uint64{}    // the highest number that was given out
-		counting := map[counterKey]*span{} // what is pinned
-		check := func(k counterKey) {
+		used := map[tables.CounterKey]uint64{}    // the highest number that was given out
+		counting := map[tables.CounterKey]*span{} // what is pinned
+		check := func(k tables.CounterKey) {
 			disk, err := openNumbers(dir).read()
 			if err != nil {
 				t.Fatal(err)
@@ -46,7 +47,7 @@ func TestNoNumberIsHadTwice(t *testing.T) {
 				t.Fatalf("numbers %+v, and %d on the disk", c, disk[k])
 			}
 		}
-		keys := []counterKey{{abi.BE32(1), 0}, {abi.BE32(1), 1}, {abi.BE32(2), 0}}
+		keys := []tables.CounterKey{{Path: abi.BE32(1), Epoch: 0}, {Path: abi.BE32(1), Epoch: 1}, {Path: abi.BE32(2), Epoch: 0}}
 		pace := rapid.SampledFrom([]uint64{0, 1, 1000, 1 << 20, 1 << 30, 1 << 62})
 		for range rapid.IntRange(1, 100).Draw(t, "steps") {
 			k := rapid.SampledFrom(keys).Draw(t, "key")
@@ -72,7 +73,7 @@ func TestNoNumberIsHadTwice(t *testing.T) {
 				if c == nil {
 					continue
 				}
-				s, err := openNumbers(dir).reserve(map[counterKey]ration{k: {*c, pace.Draw(t, "pace"), rapid.Bool().Draw(t, "more")}})
+				s, err := openNumbers(dir).reserve(map[tables.CounterKey]ration{k: {*c, pace.Draw(t, "pace"), rapid.Bool().Draw(t, "more")}})
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -85,7 +86,7 @@ func TestNoNumberIsHadTwice(t *testing.T) {
 				if c == nil {
 					continue
 				}
-				if err := openNumbers(dir).giveBack(map[counterKey]span{k: *c}); err != nil {
+				if err := openNumbers(dir).giveBack(map[tables.CounterKey]span{k: *c}); err != nil {
 					t.Fatal(err)
 				}
 				delete(counting, k)
@@ -128,8 +129,8 @@ func TestEpochOutlastsReboots(t *testing.T) {
 // A headend counts on though somebody has removed the file: then what is in the
 // kernel goes to the disk again.
 func TestCeilingsInTheKernelGoToTheDiskThoughTheFileIsLost(t *testing.T) {
-	dir, k := t.TempDir(), counterKey{abi.BE32(7), 1}
-	s, err := openNumbers(dir).reserve(map[counterKey]ration{k: {span: span{5, 1 << 36}}})
+	dir, k := t.TempDir(), tables.CounterKey{Path: abi.BE32(7), Epoch: 1}
+	s, err := openNumbers(dir).reserve(map[tables.CounterKey]ration{k: {span: span{5, 1 << 36}}})
 	if err != nil || s[k] != (span{5, 1 << 36}) {
 		t.Errorf("%+v, %v; want nothing more", s, err)
 	}
@@ -141,10 +142,10 @@ func TestCeilingsInTheKernelGoToTheDiskThoughTheFileIsLost(t *testing.T) {
 // A range that is not the last one reserved says nothing of where the last one
 // stopped.
 func TestOldNumbersAreNotGivenBack(t *testing.T) {
-	dir, k := t.TempDir(), counterKey{abi.BE32(7), 1}
+	dir, k := t.TempDir(), tables.CounterKey{Path: abi.BE32(7), Epoch: 1}
 	old := reserveOne(t, dir, k)
 	newer := reserveOne(t, dir, k)
-	if err := openNumbers(dir).giveBack(map[counterKey]span{k: {100, old.ceiling}}); err != nil {
+	if err := openNumbers(dir).giveBack(map[tables.CounterKey]span{k: {100, old.ceiling}}); err != nil {
 		t.Fatal(err)
 	}
 	if s := reserveOne(t, dir, k); s.start != newer.ceiling {
@@ -178,7 +179,7 @@ func TestDamagedRecordGivesNoNumbers(t *testing.T) {
 			} else if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
 				t.Fatal(err)
 			}
-			_, err := openNumbers(dir).reserve(map[counterKey]ration{{1, 1}: {}})
+			_, err := openNumbers(dir).reserve(map[tables.CounterKey]ration{{Path: 1, Epoch: 1}: {}})
 			if _, ok := errors.AsType[*NumbersError](err); !ok || !strings.Contains(err.Error(), path) {
 				t.Errorf("got %v; want a NumbersError that names the file", err)
 			}

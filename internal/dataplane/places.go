@@ -4,13 +4,12 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"math/bits"
-	"net/netip"
 	"slices"
 
 	"github.com/cilium/ebpf"
 
 	"github.com/waystamp/waystamp/internal/abi"
+	"github.com/waystamp/waystamp/internal/tables"
 )
 
 // The entries of hops and egresses lie in arrays, in places that nobody but this
@@ -22,11 +21,6 @@ import (
 // noPlace is an entry that nobody's is.
 const noPlace = 0
 
-// placeSize is how many entries ws_places needs for a locator: two for each SID.
-func placeSize(locator netip.Prefix) uint32 {
-	return 2 << min(64-locator.Bits(), bits.Len(uint(chainsMax))-1)
-}
-
 // placeOf is place_of of bpf/lib/node/lookup.h, in an array of that size.
 func placeOf(k abi.HopKey, size uint32) uint32 {
 	return (uint32(abi.BE64(k.Sid))<<1 | uint32(k.Epoch&1)) & (size - 1)
@@ -35,14 +29,14 @@ func placeOf(k abi.HopKey, size uint32) uint32 {
 // store is an array with its index.
 type store[K comparable, V any] struct {
 	array, index *ebpf.Map
-	name         table
+	name         tables.Map
 	at           map[K]uint32
 	used         map[uint32]bool
 	next         uint32
 	old          []uint32 // that nothing names any more
 }
 
-func openStore[K comparable, V any](g *generation, array, index table) (*store[K, V], error) {
+func openStore[K comparable, V any](g *generation, array, index tables.Map) (*store[K, V], error) {
 	s := &store[K, V]{array: g.maps[array], index: g.maps[index], name: array, at: map[K]uint32{}, used: map[uint32]bool{noPlace: true}}
 	if err := readMap(g, index, s.at); err != nil {
 		return nil, err
@@ -105,11 +99,11 @@ type stores struct {
 }
 
 func (g *generation) openStores() (*stores, error) {
-	hops, err := openStore[abi.HopKey, abi.Hop](g, tableHops, tableHopIndex)
+	hops, err := openStore[abi.HopKey, abi.Hop](g, tables.MapHops, tables.MapHopIndex)
 	if err != nil {
 		return nil, err
 	}
-	egresses, err := openStore[abi.EgressKey, abi.Egress](g, tableEgresses, tableEgressIndex)
+	egresses, err := openStore[abi.EgressKey, abi.Egress](g, tables.MapEgresses, tables.MapEgressIndex)
 	if err != nil {
 		return nil, err
 	}
@@ -117,30 +111,30 @@ func (g *generation) openStores() (*stores, error) {
 }
 
 // do does an op on hops or egresses.
-func (s *stores) do(o op) error {
-	switch k := o.key.(type) {
+func (s *stores) do(o tables.Op) error {
+	switch k := o.Key.(type) {
 	case *abi.HopKey:
 		// From here on what the index says counts.
 		if err := s.guess(*k, abi.Place{}); err != nil {
 			return err
 		}
-		if o.remove() {
+		if o.Remove() {
 			return s.hops.remove(*k)
 		}
-		return s.hops.put(*k, o.value.(*abi.Hop))
+		return s.hops.put(*k, o.Value.(*abi.Hop))
 	case *abi.EgressKey:
-		if o.remove() {
+		if o.Remove() {
 			return s.egresses.remove(*k)
 		}
-		return s.egresses.put(*k, o.value.(*abi.Egress))
+		return s.egresses.put(*k, o.Value.(*abi.Egress))
 	}
-	return fmt.Errorf("map %s has no keys %T", o.table, o.key)
+	return fmt.Errorf("map %s has no keys %T", o.Table, o.Key)
 }
 
 func (s *stores) guess(k abi.HopKey, p abi.Place) error {
-	m := s.g.maps[tablePlaces]
+	m := s.g.maps[tables.MapPlaces]
 	if err := m.Put(placeOf(k, m.MaxEntries()), p); err != nil {
-		return fmt.Errorf("write to map %s: %w", tablePlaces, err)
+		return fmt.Errorf("write to map %s: %w", tables.MapPlaces, err)
 	}
 	return nil
 }
@@ -148,7 +142,7 @@ func (s *stores) guess(k abi.HopKey, p abi.Place) error {
 // finish makes the guesses right and clears what nothing names. Of several entries
 // for one place the newest epoch has it.
 func (s *stores) finish() error {
-	for _, k := range slices.SortedFunc(maps.Keys(s.hops.at), compareHopKeys) {
+	for _, k := range slices.SortedFunc(maps.Keys(s.hops.at), tables.CompareHopKeys) {
 		p := abi.Place{Hop: s.hops.at[k], Egress: s.egresses.at[abi.EgressKey{Path: k.Path, Epoch: k.Epoch}]}
 		if err := s.guess(k, p); err != nil {
 			return err
@@ -164,7 +158,7 @@ func (s *stores) finish() error {
 }
 
 // readStore gives what the entries of an array are that its index names.
-func readStore[K comparable, V any](g *generation, array, index table, into map[K]V) error {
+func readStore[K comparable, V any](g *generation, array, index tables.Map, into map[K]V) error {
 	at := map[K]uint32{}
 	if err := readMap(g, index, at); err != nil {
 		return err
@@ -180,46 +174,46 @@ func readStore[K comparable, V any](g *generation, array, index table, into map[
 }
 
 func (g *generation) readHops(into map[abi.HopKey]abi.Hop) error {
-	return readStore(g, tableHops, tableHopIndex, into)
+	return readStore(g, tables.MapHops, tables.MapHopIndex, into)
 }
 
 func (g *generation) readEgresses(into map[abi.EgressKey]abi.Egress) error {
-	return readStore(g, tableEgresses, tableEgressIndex, into)
+	return readStore(g, tables.MapEgresses, tables.MapEgressIndex, into)
 }
 
 // egressOf is the entry of a path and epoch; false: there is none.
 func (g *generation) egressOf(k abi.EgressKey) (e abi.Egress, ok bool, err error) {
 	var i uint32
-	err = g.maps[tableEgressIndex].Lookup(&k, &i)
+	err = g.maps[tables.MapEgressIndex].Lookup(&k, &i)
 	if errors.Is(err, ebpf.ErrKeyNotExist) {
 		return e, false, nil
 	}
 	if err == nil {
-		err = g.maps[tableEgresses].Lookup(i, &e)
+		err = g.maps[tables.MapEgresses].Lookup(i, &e)
 	}
 	if err != nil {
-		return e, false, fmt.Errorf("read map %s: %w", tableEgresses, err)
+		return e, false, fmt.Errorf("read map %s: %w", tables.MapEgresses, err)
 	}
 	return e, true, nil
 }
 
 // checkRoom: what is there stays until what is new is written.
-func (g *generation) checkRoom(have, want tables) error {
-	hops := len(have.hops) + len(puts(nil, tableHops, have.hops, want.hops))
-	egresses := len(have.egresses) + len(puts(nil, tableEgresses, have.egresses, want.egresses))
-	if hops >= int(g.limits.hops) || egresses >= int(g.limits.egresses) {
-		return fmt.Errorf("%w: %d hops, %d egresses with those there are", errCapacity, hops, egresses)
+func (g *generation) checkRoom(have, want tables.Contents) error {
+	hops := len(have.Hops) + len(tables.Puts(nil, tables.MapHops, have.Hops, want.Hops))
+	egresses := len(have.Egresses) + len(tables.Puts(nil, tables.MapEgresses, have.Egresses, want.Egresses))
+	if hops >= int(g.limits.Hops) || egresses >= int(g.limits.Egresses) {
+		return fmt.Errorf("%w: %d hops, %d egresses with those there are", tables.ErrCapacity, hops, egresses)
 	}
-	before := have.prefixes()
-	for use, p := range want.prefixes() {
-		if p.equal(before[use]) {
+	before := have.ByUse()
+	for use, p := range want.ByUse() {
+		if p.Equal(before[use]) {
 			continue
 		}
-		b, err := p.over(before[use]).encode()
+		b, err := p.Over(before[use]).Encode()
 		if err != nil {
 			return err
 		}
-		if err := roomForLines(b, g.limits.lines); err != nil {
+		if err := roomForLines(b, g.limits.Lines); err != nil {
 			return err
 		}
 	}

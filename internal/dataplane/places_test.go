@@ -14,6 +14,8 @@ import (
 	"github.com/waystamp/waystamp/internal/abi"
 	"github.com/waystamp/waystamp/internal/dataplane/object"
 	"github.com/waystamp/waystamp/internal/srv6"
+	"github.com/waystamp/waystamp/internal/tables"
+	"github.com/waystamp/waystamp/internal/tables/xtest"
 	"github.com/waystamp/waystamp/test/packets"
 )
 
@@ -34,21 +36,21 @@ func TestEntriesAreFoundByPlaceAndElseByIndex(t *testing.T) {
 				Epoch: tlv[3], Path: binary.NativeEndian.Uint32(tlv[4:]),
 			}
 			ek := abi.EgressKey{Path: k.Path, Epoch: k.Epoch}
-			places, hopIndex, egressIndex := r.g.maps[tablePlaces], r.g.maps[tableHopIndex], r.g.maps[tableEgressIndex]
+			places, hopIndex, egressIndex := r.g.maps[tables.MapPlaces], r.g.maps[tables.MapHopIndex], r.g.maps[tables.MapEgressIndex]
 			at := placeOf(k, places.MaxEntries())
 			var was abi.Place
 			r.must(places.Lookup(at, &was))
 			var hopAt, egressAt, otherHop, otherEgress uint32
 			r.must(hopIndex.Lookup(&k, &hopAt))
-			for other := range r.have.hops {
+			for other := range r.have.Hops {
 				if other.Path != k.Path {
 					r.must(hopIndex.Lookup(&other, &otherHop))
 				}
 			}
-			isEgress := r.have.hops[k].Behaviour == uint8(abi.BehaviourEndDT46)
+			isEgress := r.have.Hops[k].Behaviour == uint8(abi.BehaviourEndDT46)
 			if isEgress {
 				r.must(egressIndex.Lookup(&ek, &egressAt))
-				for other := range r.have.egresses {
+				for other := range r.have.Egresses {
 					if other.Path != k.Path {
 						r.must(egressIndex.Lookup(&other, &otherEgress))
 					}
@@ -111,18 +113,18 @@ func TestEntriesAreFoundByPlaceAndElseByIndex(t *testing.T) {
 			for what, change := range map[string]func(*abi.HopKey){
 				"SID": func(k *abi.HopKey) { k.Sid++ }, "path": func(k *abi.HopKey) { k.Path++ }, "epoch": func(k *abi.HopKey) { k.Epoch++ },
 			} {
-				bad := r.have.hops[k]
+				bad := r.have.Hops[k]
 				bad.Behaviour = 77
 				change(&bad.Of)
-				r.must(r.put(tableHops, nobodys, bad))
-				r.must(r.put(tableEgresses, uint32(63), abi.Egress{Of: abi.EgressKey{Path: bad.Of.Path, Epoch: bad.Of.Epoch}}))
+				r.must(r.put(tables.MapHops, nobodys, bad))
+				r.must(r.put(tables.MapEgresses, uint32(63), abi.Egress{Of: abi.EgressKey{Path: bad.Of.Path, Epoch: bad.Of.Epoch}}))
 				guess := abi.Place{Hop: nobodys, Egress: egressAt}
 				try("the guess has another "+what, guess, &hopAt, &egressAt, abi.ReasonNone)
 				if isEgress && what != "SID" {
 					try("the guess has a verifier of another "+what, abi.Place{Hop: hopAt, Egress: 63}, &hopAt, &egressAt, abi.ReasonNone)
 				}
 			}
-			r.must(r.put(tableHops, nobodys, abi.Hop{}))
+			r.must(r.put(tables.MapHops, nobodys, abi.Hop{}))
 			try("it is nowhere", none, nil, nil, abi.ReasonUnknownEpoch)
 			try("it is another's", abi.Place{Hop: otherHop, Egress: otherEgress}, &otherHop, &otherEgress, abi.ReasonUnknownEpoch)
 			try("it is nobody's", none, &stray, &stray, abi.ReasonUnknownEpoch)
@@ -149,55 +151,55 @@ func TestEntriesStayAsTheyAreWhileNamed(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		g := &generation{maps: map[table]*ebpf.Map{}}
+		g := &generation{maps: map[tables.Map]*ebpf.Map{}}
 		defer func() { must(g.close()) }()
-		for _, name := range []table{tableHops, tableHopIndex, tableEgresses, tableEgressIndex, tablePlaces} {
+		for _, name := range []tables.Map{tables.MapHops, tables.MapHopIndex, tables.MapEgresses, tables.MapEgressIndex, tables.MapPlaces} {
 			ms := spec.Maps[string(name)].Copy()
 			ms.MaxEntries = 32
 			m, err := ebpf.NewMap(ms)
 			must(err)
 			g.maps[name] = m
 		}
-		have := newTables()
+		have := tables.New()
 		for range rapid.IntRange(1, 3).Draw(t, "runs") {
 			want := drawEntries(t)
 			in, err := g.openStores()
 			must(err)
-			hops, egresses := entriesOf[abi.Hop](t, g, tableHops), entriesOf[abi.Egress](t, g, tableEgresses)
+			hops, egresses := entriesOf[abi.Hop](t, g, tables.MapHops), entriesOf[abi.Egress](t, g, tables.MapEgresses)
 			hopAt, egressAt := maps.Clone(in.hops.at), maps.Clone(in.egresses.at)
-			for _, o := range changes(have, want) {
+			for _, o := range tables.Changes(have, want) {
 				must(in.do(o))
 				// Programs may be at what was there when it began.
 				for k, i := range hopAt {
-					if now := entriesOf[abi.Hop](t, g, tableHops); now[i] != hops[i] {
+					if now := entriesOf[abi.Hop](t, g, tables.MapHops); now[i] != hops[i] {
 						t.Fatalf("the entry of hop %+v was %+v and is %+v", k, hops[i], now[i])
 					}
 				}
 				for k, i := range egressAt {
-					if now := entriesOf[abi.Egress](t, g, tableEgresses); now[i] != egresses[i] {
+					if now := entriesOf[abi.Egress](t, g, tables.MapEgresses); now[i] != egresses[i] {
 						t.Fatalf("the entry of egress %+v was %+v and is %+v", k, egresses[i], now[i])
 					}
 				}
 			}
 			must(in.finish())
-			got := newTables()
-			must(errors.Join(g.readHops(got.hops), g.readEgresses(got.egresses)))
-			if !maps.Equal(got.hops, want.hops) || !maps.Equal(got.egresses, want.egresses) {
-				t.Fatalf("the maps hold\n%+v\n%+v\nwant\n%+v\n%+v", got.hops, got.egresses, want.hops, want.egresses)
+			got := tables.New()
+			must(errors.Join(g.readHops(got.Hops), g.readEgresses(got.Egresses)))
+			if !maps.Equal(got.Hops, want.Hops) || !maps.Equal(got.Egresses, want.Egresses) {
+				t.Fatalf("the maps hold\n%+v\n%+v\nwant\n%+v\n%+v", got.Hops, got.Egresses, want.Hops, want.Egresses)
 			}
-			for i, h := range entriesOf[abi.Hop](t, g, tableHops) {
+			for i, h := range entriesOf[abi.Hop](t, g, tables.MapHops) {
 				if h != (abi.Hop{}) && in.hops.at[h.Of] != uint32(i) {
 					t.Fatalf("entry %d has %+v, and nothing names it", i, h)
 				}
 			}
-			for i, e := range entriesOf[abi.Egress](t, g, tableEgresses) {
+			for i, e := range entriesOf[abi.Egress](t, g, tables.MapEgresses) {
 				if e != (abi.Egress{}) && in.egresses.at[e.Of] != uint32(i) {
 					t.Fatalf("entry %d has %+v, and nothing names it", i, e)
 				}
 			}
-			guesses := entriesOf[abi.Place](t, g, tablePlaces)
+			guesses := entriesOf[abi.Place](t, g, tables.MapPlaces)
 			sharing := map[uint32]int{}
-			for k := range want.hops {
+			for k := range want.Hops {
 				sharing[placeOf(k, 32)]++
 			}
 			for k, i := range in.hops.at {
@@ -212,25 +214,25 @@ func TestEntriesStayAsTheyAreWhileNamed(t *testing.T) {
 }
 
 // drawEntries draws hops, and egresses for some of them, of few keys.
-func drawEntries(t *rapid.T) tables {
-	out := newTables()
+func drawEntries(t *rapid.T) tables.Contents {
+	out := tables.New()
 	for range rapid.IntRange(0, 6).Draw(t, "entries") {
 		k := abi.HopKey{
-			Sid:   upper(ownSID(rapid.IntRange(1, 4).Draw(t, "sid"))),
+			Sid:   tables.Upper(xtest.OwnSID(rapid.IntRange(1, 4).Draw(t, "sid"))),
 			Path:  abi.BE32(rapid.Uint32Range(1, 2).Draw(t, "path")),
 			Epoch: rapid.Uint8Range(0, 3).Draw(t, "epoch"),
 		}
-		out.hops[k] = abi.Hop{Of: k, Stats: rapid.Uint32Range(0, 1).Draw(t, "stats")}
+		out.Hops[k] = abi.Hop{Of: k, Stats: rapid.Uint32Range(0, 1).Draw(t, "stats")}
 		if rapid.Bool().Draw(t, "is an egress") {
 			e := abi.EgressKey{Path: k.Path, Epoch: k.Epoch}
-			out.egresses[e] = abi.Egress{Of: e, Window: rapid.Uint32Range(0, 1).Draw(t, "window")}
+			out.Egresses[e] = abi.Egress{Of: e, Window: rapid.Uint32Range(0, 1).Draw(t, "window")}
 		}
 	}
 	return out
 }
 
 // entriesOf is all of an array.
-func entriesOf[V any](t *rapid.T, g *generation, name table) []V {
+func entriesOf[V any](t *rapid.T, g *generation, name tables.Map) []V {
 	t.Helper()
 	out := make([]V, g.maps[name].MaxEntries())
 	for i := range out {

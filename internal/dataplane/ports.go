@@ -8,6 +8,7 @@ import (
 	"github.com/waystamp/waystamp/internal/abi"
 	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/plan"
+	"github.com/waystamp/waystamp/internal/tables"
 )
 
 // hook is where a program is attached on an interface, and which family of
@@ -89,27 +90,20 @@ func (b binding) settings(target bool) abi.Port {
 
 // topology is a plan's place on this machine.
 type topology struct {
-	bindings []binding        // see order
-	reach    map[string]reach // of functions whose interfaces are there
-	node     abi.Node         // armed, with the cutters, and whether XDP is tried
-	missing  []error          // what is not there
-}
-
-// wiring is what desire must know of the machine.
-type wiring struct {
-	ports map[uint32]abi.Port
-	reach map[string]reach
-	cpus  int
+	bindings []binding               // see order
+	reach    map[string]tables.Reach // of functions whose interfaces are there
+	node     abi.Node                // armed, with the cutters, and whether XDP is tried
+	missing  []error                 // what is not there
 }
 
 // resolve looks up all devices that a plan needs. What is missing is left out,
 // and listed; the error is about what can be on no machine.
 func resolve(n plan.Node, devices func(string) (Device, error)) (topology, error) {
-	t := topology{reach: map[string]reach{}, node: abi.Node{Armed: 1}}
+	t := topology{reach: map[string]tables.Reach{}, node: abi.Node{Armed: 1}}
 	if len(plan.Ordered(n.HeadendRules()))+len(plan.Ordered(n.GuardRules())) > 0 {
 		t.node.Rules = uint32(abi.RulesStateThere)
 	}
-	if hasOwn(n) {
+	if tables.HasOwn(n) {
 		t.node.Own = 1
 	}
 	uses := map[int]string{}
@@ -134,7 +128,7 @@ func resolve(n plan.Node, devices func(string) (Device, error)) (topology, error
 		return nil
 	}
 
-	leaving := hasLocal(n) || hasOwn(n)
+	leaving := tables.HasLocal(n) || tables.HasOwn(n)
 	for _, i := range n.Interfaces {
 		what := "interface " + i.Name
 		dev, ok := look(i.Name, what)
@@ -149,13 +143,13 @@ func resolve(n plan.Node, devices func(string) (Device, error)) (topology, error
 			t.node.Xdp = 1
 		}
 	}
-	keys, err := proxyKeys(n.Proxies)
+	keys, err := tables.ProxyKeys(n.Proxies)
 	if err != nil {
 		return topology{}, err
 	}
 	for _, p := range n.Proxies {
 		if p.Local {
-			t.reach[p.Function] = reach{}
+			t.reach[p.Function] = tables.Reach{}
 			continue
 		}
 		// Both are guarded, even if the function cannot be reached: what it sends by
@@ -185,10 +179,10 @@ func resolve(n plan.Node, devices func(string) (Device, error)) (topology, error
 		}
 		if len(found) == len(ends) {
 			to := found[len(found)-1]
-			t.reach[p.Function] = reach{uint32(to.Index), found[0].MAC, to.Cuts}
+			t.reach[p.Function] = tables.Reach{To: uint32(to.Index), Dmac: found[0].MAC, Cuts: to.Cuts}
 		}
 	}
-	if NeedsCutters(n) {
+	if tables.NeedsCutters(n) {
 		if err := t.resolveCutters(look, take); err != nil {
 			return topology{}, err
 		}
@@ -238,9 +232,9 @@ func (t *topology) hasVLANs(b binding) bool {
 }
 
 func (t *topology) resolveCutters(look func(name, what string) (Device, bool), take func(binding, string) error) error {
-	to, back := CutterPairs()
+	to, back := tables.CutterPairs()
 	for _, c := range []struct {
-		pair    CutterPair
+		pair    tables.CutterPair
 		from    bool
 		ifindex *uint32
 		dmac    *[6]uint8

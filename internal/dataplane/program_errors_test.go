@@ -8,6 +8,8 @@ import (
 
 	"github.com/waystamp/waystamp/internal/abi"
 	"github.com/waystamp/waystamp/internal/srv6"
+	"github.com/waystamp/waystamp/internal/tables"
+	"github.com/waystamp/waystamp/internal/tables/xtest"
 	"github.com/waystamp/waystamp/test/packets"
 )
 
@@ -89,7 +91,7 @@ func TestHeadendLearnsFromPacketTooBig(t *testing.T) {
 	quoted[43]--
 	copy(quoted[24:40], quoted[48+16:48+32])
 	tooBig := func(mtu uint32, about []byte) frame {
-		h := srv6.Header{NextHeader: 58, HopLimit: 60, Source: addr("fc00:1::2"), Destination: addr("fc00:1::1"), PayloadLength: uint16(8 + len(about))}
+		h := srv6.Header{NextHeader: 58, HopLimit: 60, Source: xtest.Addr("fc00:1::2"), Destination: xtest.Addr("fc00:1::1"), PayloadLength: uint16(8 + len(about))}
 		b, err := h.Append(nil)
 		r.must(err)
 		b = append(b, 2, 0, 0, 0)
@@ -209,9 +211,9 @@ func TestHeadendLearnsFromPacketTooBig(t *testing.T) {
 	// Ten minutes later.
 	_, entry := headendEntry(r, 0x5eed0001)
 	var m abi.PathMTU
-	r.must(r.g.maps[tablePathMTUs].Lookup(entry.Stats, &m))
+	r.must(r.g.maps[tables.MapPathMTUs].Lookup(entry.Stats, &m))
 	m.Expires = 1
-	r.must(r.put(tablePathMTUs, entry.Stats, m))
+	r.must(r.put(tables.MapPathMTUs, entry.Stats, m))
 	if got := told(1460); got != 0 {
 		t.Errorf("what has expired still counts: a sender is told %d", got)
 	}

@@ -24,6 +24,8 @@ import (
 	"github.com/waystamp/waystamp/internal/plan"
 	"github.com/waystamp/waystamp/internal/pot"
 	"github.com/waystamp/waystamp/internal/srv6"
+	"github.com/waystamp/waystamp/internal/tables"
+	"github.com/waystamp/waystamp/internal/tables/xtest"
 	"github.com/waystamp/waystamp/test/packets"
 )
 
@@ -37,30 +39,30 @@ var fuzzBlock = netip.MustParsePrefix("2001:db8:8::/45")
 // fuzzSpecs are the nodes. The last has a single SID.
 var fuzzSpecs = []rigSpec{
 	{
-		name: "a", block: fuzzBlock, locator: prefix("2001:db8:9:100::/56"), address: addr("fd00:0:a::1"),
-		own: []netip.Addr{addr("2001:db8:1000:1::1"), addr("192.0.2.1")},
+		name: "a", block: fuzzBlock, locator: xtest.Prefix("2001:db8:9:100::/56"), address: xtest.Addr("fd00:0:a::1"),
+		own: []netip.Addr{xtest.Addr("2001:db8:1000:1::1"), xtest.Addr("192.0.2.1")},
 		routes: []rigRoute{
-			{to: prefix("2001:db8:a:40::/61"), mtu: 300},
-			{to: prefix("2001:db8:1000:1:dead::/80"), kind: unix.RTN_UNREACHABLE},
-			{to: prefix("198.51.100.64/26"), kind: unix.RTN_UNREACHABLE},
-			{to: prefix("198.51.101.0/24"), mtu: 200},
+			{to: xtest.Prefix("2001:db8:a:40::/61"), mtu: 300},
+			{to: xtest.Prefix("2001:db8:1000:1:dead::/80"), kind: unix.RTN_UNREACHABLE},
+			{to: xtest.Prefix("198.51.100.64/26"), kind: unix.RTN_UNREACHABLE},
+			{to: xtest.Prefix("198.51.101.0/24"), mtu: 200},
 		},
 	},
 	{
-		name: "b", block: fuzzBlock, locator: prefix("2001:db8:a:40::/61"), address: addr("fd00:0:b::1"),
-		own: []netip.Addr{addr("fd00:1:1::1"), addr("198.51.100.1")}, oldKernel: true,
-		moved: []netip.Addr{addr("2001:db8:1000:1::6"), addr("198.51.100.6")},
+		name: "b", block: fuzzBlock, locator: xtest.Prefix("2001:db8:a:40::/61"), address: xtest.Addr("fd00:0:b::1"),
+		own: []netip.Addr{xtest.Addr("fd00:1:1::1"), xtest.Addr("198.51.100.1")}, oldKernel: true,
+		moved: []netip.Addr{xtest.Addr("2001:db8:1000:1::6"), xtest.Addr("198.51.100.6")},
 		routes: []rigRoute{
-			{to: prefix("2001:db8:1000:1::/66"), mtu: 200},
-			{to: prefix("2001:db8:9:100::/60"), kind: unix.RTN_PROHIBIT},
+			{to: xtest.Prefix("2001:db8:1000:1::/66"), mtu: 200},
+			{to: xtest.Prefix("2001:db8:9:100::/60"), kind: unix.RTN_PROHIBIT},
 		},
 	},
 	{
-		name: "c", block: fuzzBlock, locator: prefix("2001:db8:8:ffff::/64"), address: addr("fd00:0:c::1"),
-		own: []netip.Addr{addr("2001:db8:1000:1::2"), addr("fd00:5:5::1")},
+		name: "c", block: fuzzBlock, locator: xtest.Prefix("2001:db8:8:ffff::/64"), address: xtest.Addr("fd00:0:c::1"),
+		own: []netip.Addr{xtest.Addr("2001:db8:1000:1::2"), xtest.Addr("fd00:5:5::1")},
 		routes: []rigRoute{
-			{to: prefix("fd00:1:1::/48"), kind: unix.RTN_BLACKHOLE},
-			{to: prefix("2001:db8:9::/48"), mtu: 1000},
+			{to: xtest.Prefix("fd00:1:1::/48"), kind: unix.RTN_BLACKHOLE},
+			{to: xtest.Prefix("2001:db8:9::/48"), mtu: 1000},
 		},
 	},
 }
@@ -143,11 +145,11 @@ type fuzzWorld struct {
 	nodes  []*plan.Node   // nil: without a plan
 	told   map[uint32]int // to the headends: what their paths take
 	number uint64
-	seen   map[counterKey][]oracle.Train // by the egress of a path
+	seen   map[tables.CounterKey][]oracle.Train // by the egress of a path
 }
 
 func drawWorld(t *rapid.T, pool secretPool) fuzzWorld {
-	w := fuzzWorld{seen: map[counterKey][]oracle.Train{}}
+	w := fuzzWorld{seen: map[tables.CounterKey][]oracle.Train{}}
 	nodes := make([]plan.Node, len(fuzzSpecs))
 	free := make([][]netip.Addr, len(fuzzSpecs)) // SIDs
 	for i, s := range fuzzSpecs {
@@ -173,7 +175,7 @@ func drawWorld(t *rapid.T, pool secretPool) fuzzWorld {
 			p.secrets = rapid.SampledFrom(pool[p.Scheme][len(p.visits)]).Draw(t, "secrets")
 			w.paths = append(w.paths, p)
 			p.give(nodes, mtu, mss, action, lane, lanes)
-			w.seen[counterKey{abi.BE32(p.Path), p.Epoch}] = drawSeen(t, lane+min(lanes, 8))
+			w.seen[tables.CounterKey{Path: abi.BE32(p.Path), Epoch: p.Epoch}] = drawSeen(t, lane+min(lanes, 8))
 		}
 	}
 	for i := range nodes {
@@ -225,8 +227,8 @@ func drawPath(t *rapid.T, node *rapid.Generator[int], free [][]netip.Addr, path 
 	if rapid.IntRange(0, 2).Draw(t, "IPv4") == 2 {
 		dst, src = fuzzDst4, fuzzSrc4
 	}
-	p.match.Destination = prefix(rapid.SampledFrom(dst).Draw(t, "destination"))
-	p.match.Source = prefix(rapid.SampledFrom(src).Draw(t, "source"))
+	p.match.Destination = xtest.Prefix(rapid.SampledFrom(dst).Draw(t, "destination"))
+	p.match.Source = xtest.Prefix(rapid.SampledFrom(src).Draw(t, "source"))
 	if rapid.IntRange(0, 2).Draw(t, "ordered") == 2 {
 		p.match.Priority = uint16(path) // no two have the same
 		p.match.Protocol = rapid.SampledFrom([]model.Protocol{0, 6, 17, 17, 58}).Draw(t, "rule's protocol")
@@ -239,7 +241,7 @@ func drawPath(t *rapid.T, node *rapid.Generator[int], free [][]netip.Addr, path 
 	p.visits = []int{node.Draw(t, "headend")}
 	p.sources = []netip.Addr{fuzzSpecs[p.visits[0]].address}
 	if path%4 == 0x01010101%4 { // not a matter of the epoch
-		p.sources = append(p.sources, addr(secondHeadend))
+		p.sources = append(p.sources, xtest.Addr(secondHeadend))
 	}
 	for range rapid.SampledFrom([]int{1, 2, 2, 3, 3, 4, 6, 16}).Draw(t, "segments") {
 		n := node.Draw(t, "visit")
@@ -366,7 +368,7 @@ func (w fuzzWorld) frames() *rapid.Generator[fuzzFrame] {
 }
 
 func drawAddr(t *rapid.T, of []string, label string) netip.Addr {
-	return addr(rapid.SampledFrom(of).Draw(t, label))
+	return xtest.Addr(rapid.SampledFrom(of).Draw(t, label))
 }
 
 // drawInner is an inner packet. To a host that the match takes, if there is one.
@@ -384,13 +386,13 @@ func drawInner(t *rapid.T, to *model.Match) (b []byte, v4 bool) {
 // drawAddrs are addresses that the match takes, mostly.
 func drawAddrs(t *rapid.T, to *model.Match, sources, hosts []string) (src, dst netip.Addr) {
 	src, dst = drawAddr(t, sources, "from"), drawAddr(t, hosts, "to")
-	if addr(hosts[0]).Is4() != to.Is4() || rapid.IntRange(0, 5).Draw(t, "another chain's") == 5 {
+	if xtest.Addr(hosts[0]).Is4() != to.Is4() || rapid.IntRange(0, 5).Draw(t, "another chain's") == 5 {
 		return src, dst
 	}
 	d, s := to.Whole()
-	hosts = slices.DeleteFunc(slices.Clone(hosts), func(a string) bool { return !d.Contains(addr(a)) })
+	hosts = slices.DeleteFunc(slices.Clone(hosts), func(a string) bool { return !d.Contains(xtest.Addr(a)) })
 	dst = drawAddr(t, hosts[:max(1, len(hosts)*3/4)], "to")
-	src = drawAddr(t, slices.DeleteFunc(slices.Clone(sources), func(a string) bool { return !s.Contains(addr(a)) }), "from")
+	src = drawAddr(t, slices.DeleteFunc(slices.Clone(sources), func(a string) bool { return !s.Contains(xtest.Addr(a)) }), "from")
 	return src, dst
 }
 
@@ -905,7 +907,7 @@ func (w fuzzWorld) run(rigs []*rig, frames []fuzzFrame, done *fuzzCount) error {
 					return err
 				}
 			}
-			for _, h := range r.have.headends {
+			for _, h := range r.have.Headends {
 				if err := r.checkNumber(h, 0); err != nil {
 					return fmt.Errorf("a number was used that no packet has: %w", err)
 				}
@@ -927,10 +929,10 @@ func (w fuzzWorld) prepare(r *rig, i int) error {
 		return fmt.Errorf("plan of %s: %w", r.spec.name, err)
 	}
 	r.entries = 1
-	for _, h := range r.have.headends {
+	for _, h := range r.have.Headends {
 		r.entries = max(r.entries, int(h.Stats)+1)
 	}
-	for _, h := range r.have.hops {
+	for _, h := range r.have.Hops {
 		r.entries = max(r.entries, int(h.Stats)+1)
 	}
 	if err := errors.Join(r.setNumbers(w.number), r.tell(w.told)); err != nil {

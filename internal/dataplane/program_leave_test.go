@@ -19,6 +19,7 @@ import (
 	"github.com/waystamp/waystamp/internal/dataplane/object"
 	"github.com/waystamp/waystamp/internal/dataplane/oracle"
 	"github.com/waystamp/waystamp/internal/srv6"
+	"github.com/waystamp/waystamp/internal/tables/xtest"
 	"github.com/waystamp/waystamp/test/packets"
 )
 
@@ -216,7 +217,7 @@ func TestNothingGetsPastTheGuardByAnotherWay(t *testing.T) {
 				return err
 			}
 			return netlink.RouteAdd(&netlink.Route{
-				LinkIndex: dev.Attrs().Index, Dst: netOf(prefix("fc00:77::1/128")),
+				LinkIndex: dev.Attrs().Index, Dst: netOf(xtest.Prefix("fc00:77::1/128")),
 				Encap: &netlink.SEG6LocalEncap{
 					Flags:  [nl.SEG6_LOCAL_MAX]bool{nl.SEG6_LOCAL_ACTION: true, nl.SEG6_LOCAL_TABLE: true},
 					Action: nl.SEG6_LOCAL_ACTION_END_DT6, Table: unix.RT_TABLE_MAIN,
@@ -224,7 +225,7 @@ func TestNothingGetsPastTheGuardByAnotherWay(t *testing.T) {
 			})
 		}))
 		tunnelled := func(inner []byte) []byte {
-			h := srv6.Header{NextHeader: srv6.NextHeaderIPv6, HopLimit: 64, Source: addr("fc00:99::1"), Destination: addr("fc00:77::1")}
+			h := srv6.Header{NextHeader: srv6.NextHeaderIPv6, HopLimit: 64, Source: xtest.Addr("fc00:99::1"), Destination: xtest.Addr("fc00:77::1")}
 			h.PayloadLength = uint16(len(inner))
 			b, err := h.Append(nil)
 			l.must(err)

@@ -21,6 +21,7 @@ import (
 	"github.com/waystamp/waystamp/internal/host"
 	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/srv6"
+	"github.com/waystamp/waystamp/internal/tables/xtest"
 	"github.com/waystamp/waystamp/test/packets"
 )
 
@@ -167,7 +168,7 @@ func (l *live) nextEvent() (abi.Event, error) {
 	if err != nil {
 		return e, fmt.Errorf("wait for an event: %w", err)
 	}
-	copy(bytesOf(&e), raw.RawSample)
+	copy(xtest.BytesOf(&e), raw.RawSample)
 	return e, nil
 }
 
@@ -296,7 +297,7 @@ func (l *live) checkCut(first, whole []byte, mss, frames int) error {
 // tcpPacket is a TCP packet with that much payload.
 func tcpPacket(t *testing.T, to string, payload int) []byte {
 	t.Helper()
-	h := srv6.Header{NextHeader: 6, HopLimit: 64, Source: addr("fc00:7::2"), Destination: addr(to), PayloadLength: uint16(20 + payload)}
+	h := srv6.Header{NextHeader: 6, HopLimit: 64, Source: xtest.Addr("fc00:7::2"), Destination: xtest.Addr(to), PayloadLength: uint16(20 + payload)}
 	b, err := h.Append(nil)
 	if err != nil {
 		t.Fatal(err)

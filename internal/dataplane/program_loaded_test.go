@@ -19,6 +19,8 @@ import (
 
 	"github.com/waystamp/waystamp/internal/abi"
 	"github.com/waystamp/waystamp/internal/dataplane/object"
+	"github.com/waystamp/waystamp/internal/tables"
+	"github.com/waystamp/waystamp/internal/tables/xtest"
 )
 
 // loaded are the programs that ship with one set of maps, as an agent loads them.
@@ -54,7 +56,7 @@ func takeLoaded(cfg abi.Config) (*loaded, error) {
 }
 
 func load(cfg abi.Config) (_ *loaded, err error) {
-	l := &loaded{cfg: cfg, g: &generation{limits: rigLimits, maps: map[table]*ebpf.Map{}, programs: map[string]*ebpf.Program{}}}
+	l := &loaded{cfg: cfg, g: &generation{limits: rigLimits, maps: map[tables.Map]*ebpf.Map{}, programs: map[string]*ebpf.Program{}}}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, l.close())
@@ -66,7 +68,7 @@ func load(cfg abi.Config) (_ *loaded, err error) {
 	if l.possible, err = ebpf.PossibleCPU(); err != nil {
 		return nil, err
 	}
-	if l.events, err = ringbuf.NewReader(l.g.maps[tableEvents]); err != nil {
+	if l.events, err = ringbuf.NewReader(l.g.maps[tables.MapEvents]); err != nil {
 		return nil, err
 	}
 	return l, l.indexed(l.g.programs[object.EdgeOutTC], abi.IndexProven)
@@ -206,7 +208,7 @@ func (l *loaded) emptyEvents() error {
 func TestWhatIsGivenBackIsAsNew(t *testing.T) {
 	taken := func(t *testing.T) *loaded {
 		r := newRig(t, rigSpec{
-			name: "given back", block: prefix("fc00::/48"), locator: prefix("fc00:0:0:900::/56"), address: addr("fc00:9::1"),
+			name: "given back", block: xtest.Prefix("fc00::/48"), locator: xtest.Prefix("fc00:0:0:900::/56"), address: xtest.Addr("fc00:9::1"),
 		})
 		return r.loaded
 	}
@@ -229,8 +231,8 @@ func TestWhatIsGivenBackIsAsNew(t *testing.T) {
 			}
 		}
 		for use := range uint32(abi.MatchUses) {
-			all := prefixes{dst: map[dstKey]match{{}: {Target: 7, Action: uint8(abi.MatchActionPath)}}}
-			if err := putPrefixes(used.g.maps[tableMatch], used.g.limits.lines, use, all); err != nil {
+			all := tables.Prefixes{Dst: map[tables.DstKey]tables.Match{{}: {Target: 7, Action: uint8(abi.MatchActionPath)}}}
+			if err := putPrefixes(used.g.maps[tables.MapMatch], used.g.limits.Lines, use, all); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -12,21 +12,22 @@ import (
 	"github.com/waystamp/waystamp/internal/dataplane/object"
 	"github.com/waystamp/waystamp/internal/dataplane/oracle"
 	"github.com/waystamp/waystamp/internal/plan"
+	"github.com/waystamp/waystamp/internal/tables"
 	"github.com/waystamp/waystamp/test/packets"
 )
 
 // What nothing makes of a table of prefixes: as if somebody had removed it, or as it
 // would be after a bug.
 var missingTables = map[string]func(*rig, abi.MatchUse) error{
-	"no table": func(r *rig, use abi.MatchUse) error { return r.g.maps[tableMatch].Delete(uint32(use)) },
+	"no table": func(r *rig, use abi.MatchUse) error { return r.g.maps[tables.MapMatch].Delete(uint32(use)) },
 	"a length whose lines are not there": func(r *rig, use abi.MatchUse) error {
-		return r.putDamaged(use, r.g.limits.lines, 0)
+		return r.putDamaged(use, r.g.limits.Lines, 0)
 	},
 	"sources whose head is not there": func(r *rig, use abi.MatchUse) error {
-		return r.putDamaged(use, 1, r.g.limits.lines)
+		return r.putDamaged(use, 1, r.g.limits.Lines)
 	},
 	"sources whose head has no end": func(r *rig, use abi.MatchUse) error {
-		return r.putDamaged(use, 1, r.g.limits.lines-1)
+		return r.putDamaged(use, 1, r.g.limits.Lines-1)
 	},
 }
 
@@ -34,13 +35,13 @@ var missingTables = map[string]func(*rig, abi.MatchUse) error{
 // line is at base, and says where the sources' head is; the last line is one that
 // leads further.
 func (r *rig) putDamaged(use abi.MatchUse, base, sources uint32) error {
-	b := make([]byte, int(r.g.limits.lines)*lineSize)
-	putStep(b, 0, 0, prefixStep{hit: 1}, 0, 0)
-	putStep(b, 0, 1, prefixStep{}, 0, base)
-	putStep(b, r.g.limits.lines-1, 0, prefixStep{hit: 255}, 0, 1)
+	b := make([]byte, int(r.g.limits.Lines)*tables.LineSize)
+	tables.PutStep(b, 0, 0, tables.PrefixStep{Hit: 1}, 0, 0)
+	tables.PutStep(b, 0, 1, tables.PrefixStep{}, 0, base)
+	tables.PutStep(b, r.g.limits.Lines-1, 0, tables.PrefixStep{Hit: 255}, 0, 1)
 	const kind = abi.MatchKindUsed | abi.MatchKindRule | abi.MatchKindLocal
-	copy(b[lineSize:], line{entries: []prefixEntry{{target: sources, kind: kind | uint8(abi.MatchActionSource)}}}.append(nil))
-	m, err := ebpf.NewMap(matchMap(r.g.limits.lines))
+	copy(b[tables.LineSize:], tables.Line{Entries: []tables.PrefixEntry{{Target: sources, Kind: kind | uint8(abi.MatchActionSource)}}}.Append(nil))
+	m, err := ebpf.NewMap(matchMap(r.g.limits.Lines))
 	if err != nil {
 		return err
 	}
@@ -50,7 +51,7 @@ func (r *rig) putDamaged(use abi.MatchUse, base, sources uint32) error {
 		return err
 	}
 	_, err = memory.WriteAt(b, 0)
-	return errors.Join(err, r.g.maps[tableMatch].Put(uint32(use), m))
+	return errors.Join(err, r.g.maps[tables.MapMatch].Put(uint32(use), m))
 }
 
 // learned lets TC find the packet's way, and makes sure that XDP takes it then.
@@ -200,7 +201,7 @@ func TestWithoutATableOfPrefixesNothingGoesOn(t *testing.T) {
 						c.node, how, c.use, c.packet, int32(got.verdict), m, err, int32(verdict), want)
 				}
 			}
-			r.must(r.g.maps[tableMatch].Put(uint32(at.use), whole))
+			r.must(r.g.maps[tables.MapMatch].Put(uint32(at.use), whole))
 		}
 	}
 }
@@ -239,7 +240,7 @@ func TestWithoutAPlanTablesAreNoMatter(t *testing.T) {
 	}
 	with := run()
 	for use := range uint32(abi.MatchUses) {
-		r.must(r.g.maps[tableMatch].Delete(use))
+		r.must(r.g.maps[tables.MapMatch].Delete(use))
 	}
 	passed := 0
 	for i, got := range run() {
@@ -288,11 +289,11 @@ func TestWithoutItsSetOfRulesANodeRefuses(t *testing.T) {
 		r.must(err)
 		for state, want := range map[abi.RulesState]uint32{abi.RulesStateThere: tcDrop, abi.RulesStateMaybe: c.without} {
 			node.Rules = uint32(state)
-			r.must(errors.Join(r.g.maps[tableRules].Put(uint32(0), set), r.g.setNode(node), r.setNumbers(1), r.forget()))
+			r.must(errors.Join(r.g.maps[tables.MapRules].Put(uint32(0), set), r.g.setNode(node), r.setNumbers(1), r.forget()))
 			if c.xdp {
 				r.must(r.in(func() error { return r.learned(p) }))
 			}
-			r.must(errors.Join(r.forget(), r.g.maps[tableRules].Delete(uint32(0))))
+			r.must(errors.Join(r.forget(), r.g.maps[tables.MapRules].Delete(uint32(0))))
 			_, err := r.counted()
 			r.must(err)
 			var got outcome
@@ -308,14 +309,14 @@ func TestWithoutItsSetOfRulesANodeRefuses(t *testing.T) {
 			}
 		}
 		node.Rules = uint32(abi.RulesStateThere)
-		r.must(errors.Join(r.g.maps[tableRules].Put(uint32(0), set), set.Close(), r.g.setNode(node)))
+		r.must(errors.Join(r.g.maps[tables.MapRules].Put(uint32(0), set), set.Close(), r.g.setNode(node)))
 	}
 }
 
 // openRules opens the set of rules in force.
 func (r *rig) openRules() (*ebpf.Map, error) {
 	var id ebpf.MapID
-	if err := r.g.maps[tableRules].Lookup(uint32(0), &id); err != nil {
+	if err := r.g.maps[tables.MapRules].Lookup(uint32(0), &id); err != nil {
 		return nil, err
 	}
 	return ebpf.NewMapFromID(id)

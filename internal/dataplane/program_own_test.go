@@ -16,6 +16,7 @@ import (
 	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/plan"
 	"github.com/waystamp/waystamp/internal/srv6"
+	"github.com/waystamp/waystamp/internal/tables/xtest"
 	"github.com/waystamp/waystamp/test/packets"
 )
 
@@ -86,8 +87,8 @@ func TestWhatTakesAChainAsItLeaves(t *testing.T) {
 	icmp := func(kind byte) []byte {
 		return edited(upperLayer(t, 58, 0, 0, false, 0), func(ip []byte) { ip[srv6.IPv6Len] = kind })
 	}
-	to := func(a string) func(ip []byte) { return func(ip []byte) { copy(ip[24:], addr(a).AsSlice()) } }
-	from := func(a string) func(ip []byte) { return func(ip []byte) { copy(ip[8:], addr(a).AsSlice()) } }
+	to := func(a string) func(ip []byte) { return func(ip []byte) { copy(ip[24:], xtest.Addr(a).AsSlice()) } }
+	from := func(a string) func(ip []byte) { return func(ip []byte) { copy(ip[8:], xtest.Addr(a).AsSlice()) } }
 	packet := func(name string) []byte {
 		p, err := packets.Load(name)
 		if err != nil {
@@ -205,8 +206,8 @@ func TestWhatCannotTakeItsChainIsRefused(t *testing.T) {
 		}
 		return b
 	}
-	six := func(ip []byte) { copy(ip[8:], addr("fc00:7::1").AsSlice()) }
-	four := func(ip []byte) { copy(ip[12:], addr("192.0.2.254").AsSlice()) }
+	six := func(ip []byte) { copy(ip[8:], xtest.Addr("fc00:7::1").AsSlice()) }
+	four := func(ip []byte) { copy(ip[12:], xtest.Addr("192.0.2.254").AsSlice()) }
 	as := func(ip []byte) {}
 	for _, c := range []struct {
 		name   string

@@ -18,6 +18,8 @@ import (
 	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/plan"
 	"github.com/waystamp/waystamp/internal/srv6"
+	"github.com/waystamp/waystamp/internal/tables"
+	"github.com/waystamp/waystamp/internal/tables/xtest"
 	"github.com/waystamp/waystamp/test/packets"
 )
 
@@ -26,7 +28,7 @@ import (
 func advertisement(t *testing.T, of netip.Addr, at [6]byte) []byte {
 	t.Helper()
 	const length = 32
-	h := srv6.Header{NextHeader: 58, HopLimit: 255, Source: of, Destination: addr("ff02::1"), PayloadLength: length}
+	h := srv6.Header{NextHeader: 58, HopLimit: 255, Source: of, Destination: xtest.Addr("ff02::1"), PayloadLength: length}
 	b, err := h.Append(nil)
 	if err != nil {
 		t.Fatal(err)
@@ -54,7 +56,7 @@ func TestNeighbourDiscoveryReachesNoLocalFunction(t *testing.T) {
 			}
 			all, err := netlink.NeighList(in.Attrs().Index, unix.AF_INET6)
 			for _, n := range all {
-				if n.IP.Equal(addr("fe80::bad").AsSlice()) {
+				if n.IP.Equal(xtest.Addr("fe80::bad").AsSlice()) {
 					found = append(found, n.HardwareAddr.String())
 				}
 			}
@@ -70,11 +72,11 @@ func TestNeighbourDiscoveryReachesNoLocalFunction(t *testing.T) {
 		}
 		return netlink.NeighAdd(&netlink.Neigh{
 			LinkIndex: in.Attrs().Index, Family: unix.AF_INET6, State: netlink.NUD_STALE,
-			IP: addr("fe80::bad").AsSlice(), HardwareAddr: []byte{2, 1, 1, 1, 1, 1},
+			IP: xtest.Addr("fe80::bad").AsSlice(), HardwareAddr: []byte{2, 1, 1, 1, 1, 1},
 		})
 	}))
 	before := neighbours()
-	forged := frameOf(outerOf(1, 2, model.SchemeKeyed, 5, advertisement(t, addr("fe80::bad"), [6]byte{2, 0xb, 0xa, 0xd, 0, 0})))
+	forged := frameOf(outerOf(1, 2, model.SchemeKeyed, 5, advertisement(t, xtest.Addr("fe80::bad"), [6]byte{2, 0xb, 0xa, 0xd, 0, 0})))
 	w.send("in", forged)
 	// What comes behind it has been worked on later.
 	w.send("in", frameOf(outerOf(1, 2, model.SchemeKeyed, 6, udp(1))))
@@ -90,21 +92,21 @@ func TestNeighbourDiscoveryReachesNoLocalFunction(t *testing.T) {
 func TestSuperPacketOfALocalFunctionDoesNotLeaveTooLong(t *testing.T) {
 	t.Parallel()
 	w := newWire(t, func(n *plan.Node) {
-		h := headendOf(1, 0, model.SchemeKeyed, model.Match{Destination: prefix("2001:db8:1::/48")}, 1)
-		h.Segments = []netip.Addr{ownSID(2), otherSID(9)}
+		h := xtest.HeadendOf(1, 0, model.SchemeKeyed, model.Match{Destination: xtest.Prefix("2001:db8:1::/48")}, 1)
+		h.Segments = []netip.Addr{xtest.OwnSID(2), xtest.OtherSID(9)}
 		n.Headends = []plan.Headend{h}
 		for i := range n.Endpoints {
-			n.Endpoints[i].Sources = []netip.Addr{n.Address, testSources[0]}
+			n.Endpoints[i].Sources = []netip.Addr{n.Address, xtest.Sources[0]}
 		}
 	})
 	// As if another node had been the headend: about that one's packets the kernel
 	// is asked.
 	heads := map[uint32]abi.Headend{}
-	w.must(readMap(w.d.gen, tableHeadends, heads))
+	w.must(readMap(w.d.gen, tables.MapHeadends, heads))
 	for i, h := range heads {
 		if h.OuterLen != 0 {
-			copy(h.Outer[8:], testSources[0].AsSlice())
-			w.must(w.d.gen.maps[tableHeadends].Put(i, h))
+			copy(h.Outer[8:], xtest.Sources[0].AsSlice())
+			w.must(w.d.gen.maps[tables.MapHeadends].Put(i, h))
 		}
 	}
 	w.sendSuper("out", ether(tcp(2500)), 54, 1000)
@@ -270,10 +272,10 @@ func TestForgedSizeStopsNoIPv6(t *testing.T) {
 // segment is another node's.
 func consecutiveIPv4(t *testing.T, leaves bool) plan.Node {
 	n := consecutive(t, model.SchemeKeyed, 3)
-	m := model.Match{Destination: prefix("198.51.100.0/24")}
+	m := model.Match{Destination: xtest.Prefix("198.51.100.0/24")}
 	n.Headends[0].Match, n.Headends[0].MTU, n.Egresses[0].Match = m, 0, m
 	if leaves {
-		n.Headends[0].Segments[2], n.Egresses = addr("fc00:0:0:300::"), nil
+		n.Headends[0].Segments[2], n.Egresses = xtest.Addr("fc00:0:0:300::"), nil
 	}
 	return n
 }
@@ -282,7 +284,7 @@ func consecutiveIPv4(t *testing.T, leaves bool) plan.Node {
 // its way out, the sender is told, whichever version of IP it has.
 func TestTooLongBehindAFunctionOfTheHeadendsOwn(t *testing.T) {
 	const mtu = 1000
-	r := newScapyRig(t, "r2", rigRoute{to: prefix("fc00:0:0:300::/56"), mtu: mtu})
+	r := newScapyRig(t, "r2", rigRoute{to: xtest.Prefix("fc00:0:0:300::/56"), mtu: mtu})
 	n := consecutiveIPv4(t, true)
 	r.must(r.apply(&n))
 	outer := srv6.IPv6Len + srv6.SRHLen + 3*srv6.SegmentLen + srv6.ProofLen
@@ -307,7 +309,7 @@ func TestTooLongBehindAFunctionOfTheHeadendsOwn(t *testing.T) {
 func TestInterfaceThatDoesNotForwardIsNoWayPastTheGuard(t *testing.T) {
 	n := scapyNode(t, "r6")
 	r := newRig(t, rigSpec{
-		name: "r6", block: n.Block, locator: n.Locator, address: n.Address, own: n.Local, moved: []netip.Addr{addr("fc00:8::2")},
+		name: "r6", block: n.Block, locator: n.Locator, address: n.Address, own: n.Local, moved: []netip.Addr{xtest.Addr("fc00:8::2")},
 	})
 	r.must(r.apply(&n.Node))
 	b := frameNamed(t, "edge-web")
@@ -333,7 +335,7 @@ func TestInterfaceThatDoesNotForwardIsNoWayPastTheGuard(t *testing.T) {
 // What the kernel puts together has the index of its first fragment, which says that
 // it was verified. So no fragment goes up to be cut further.
 func TestVerifiedFragmentDoesNotGoUp(t *testing.T) {
-	r := newScapyRig(t, "r2", rigRoute{to: prefix("198.51.100.0/24"), mtu: 400})
+	r := newScapyRig(t, "r2", rigRoute{to: xtest.Prefix("198.51.100.0/24"), mtu: 400})
 	n := consecutiveIPv4(t, false)
 	r.must(r.apply(&n))
 	b := grown(frameNamed(t, "edge-four"), 500)
@@ -404,7 +406,7 @@ func TestUnspecifiedAndLoopbackAddressesTakeNoChain(t *testing.T) {
 	for _, a := range []string{"::", "::1"} {
 		for name, at := range map[string]int{"source": 8, "destination": 24} {
 			as := func(off int) func(ip []byte) {
-				return func(ip []byte) { copy(ip[off+at:], addr(a).AsSlice()) }
+				return func(ip []byte) { copy(ip[off+at:], xtest.Addr(a).AsSlice()) }
 			}
 			if _, err := r1.becomes(frame{port: portEdge, b: edited(frameNamed(t, "edge-web"), as(0))}, oracle.Pass, ""); err != nil {
 				t.Errorf("%s %s: %v", name, a, err)
@@ -438,12 +440,12 @@ func TestIPv6PacketShorterThanItSaysTakesNoChain(t *testing.T) {
 func TestNoKeysVerifyNothing(t *testing.T) {
 	r := newScapyRig(t, "r6")
 	k := abi.EgressKey{Path: abi.BE32(0x5eed0001), Epoch: 1}
-	e := r.have.egresses[k]
+	e := r.have.Egresses[k]
 	tag := srv6.IPv6Len + srv6.SRHLen + 3*srv6.SegmentLen + 16
 	zero := edited(frameNamed(t, "web-3"), func(ip []byte) { clear(ip[tag : tag+8]) })
 	for _, keys := range []uint8{0, e.Keys - 1} {
 		e.Keys = keys
-		r.must(r.d.run(r.g, []op{{tableEgresses, &k, &e}}))
+		r.must(r.d.run(r.g, []tables.Op{{Table: tables.MapEgresses, Key: &k, Value: &e}}))
 		r.must(r.in(func() error {
 			for name, run := range map[string]func(frame) (outcome, error){"TC": r.runTC, "XDP": r.runXDP} {
 				got, err := run(frame{port: portCore, b: zero})
@@ -464,9 +466,9 @@ func TestNoKeysVerifyNothing(t *testing.T) {
 // cuts packets to pieces, or hides their ports behind long headers, must not get
 // into the other chain by that.
 func TestWhoHidesPortsDoesNotChooseTheChain(t *testing.T) {
-	r := newScapyRig(t, "r2", rigRoute{to: prefix("fc00:0:0:300::/56"), mtu: 9000})
+	r := newScapyRig(t, "r2", rigRoute{to: xtest.Prefix("fc00:0:0:300::/56"), mtu: 9000})
 	n := consecutive(t, model.SchemeKeyed, 1)
-	n.Headends[0].Segments, n.Endpoints, n.Egresses = []netip.Addr{addr("fc00:0:0:300::")}, nil, nil
+	n.Headends[0].Segments, n.Endpoints, n.Egresses = []netip.Addr{xtest.Addr("fc00:0:0:300::")}, nil, nil
 	by := n.Headends[0]
 	by.Path, by.Chain = 8, "web"
 	by.Match.Priority, by.Match.Protocol, by.Match.DestinationPort = 10, 6, model.Ports{First: 443, Last: 443}

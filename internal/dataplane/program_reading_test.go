@@ -18,6 +18,7 @@ import (
 	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/plan"
 	"github.com/waystamp/waystamp/internal/srv6"
+	"github.com/waystamp/waystamp/internal/tables/xtest"
 )
 
 // reading is what a receiver made of a datagram.
@@ -205,7 +206,7 @@ func checksummed(l4 []byte, at int, protocol uint8, from, to netip.Addr) []byte 
 }
 
 func echoPacket(number uint32) []byte {
-	from, to := addr(rxSender6), addr(rxHost6)
+	from, to := xtest.Addr(rxSender6), xtest.Addr(rxHost6)
 	l4 := checksummed(binary.BigEndian.AppendUint32([]byte{128, 0, 0, 0, 0, 1, 0, 1}, number), 2, 58, from, to)
 	return framed(srv6.EtherTypeIPv6, ip6Packet(from, to, 58, l4))
 }
@@ -264,7 +265,7 @@ func drawHeaders(t *rapid.T, what string, next uint8, rest []byte) (uint8, []byt
 // drawDatagram6 is a datagram of IPv6 behind whatever headers, in one packet or in
 // several. The later ones may say anything of what they hold.
 func drawDatagram6(t *rapid.T, number uint32) (frames [][]byte) {
-	from, to := addr(rxSender6), addr(rxHost6)
+	from, to := xtest.Addr(rxSender6), xtest.Addr(rxHost6)
 	protocol, l4 := drawUpperLayer(t, from, to, number)
 	next, rest := drawHeaders(t, "inner headers", protocol, l4)
 	parts := [][]byte{rest}
@@ -300,7 +301,7 @@ func drawDatagram6(t *rapid.T, number uint32) (frames [][]byte) {
 
 // drawDatagram4 is one of IPv4.
 func drawDatagram4(t *rapid.T, number uint32) (frames [][]byte) {
-	from, to := addr(rxSender4), addr(rxHost4)
+	from, to := xtest.Addr(rxSender4), xtest.Addr(rxHost4)
 	protocol, rest := drawUpperLayer(t, from, to, number)
 	if rapid.IntRange(0, 5).Draw(t, "AH") == 0 {
 		rest, protocol = append([]byte{protocol, 1, 0, 0, 0, 0, 0, 1, 0, 0, 0, 1}, rest...), 51
@@ -367,9 +368,9 @@ func (p *pair) takes(b []byte) (rule int, err error) {
 // ruleOf is the rule that a datagram falls under as its receiver reads it: a search
 // through the rules as they are written.
 func ruleOf(rules []model.Match, v4 bool, read reading) int {
-	from, to := addr(rxSender6), addr(rxHost6)
+	from, to := xtest.Addr(rxSender6), xtest.Addr(rxHost6)
 	if v4 {
-		from, to = addr(rxSender4), addr(rxHost4)
+		from, to = xtest.Addr(rxSender4), xtest.Addr(rxHost4)
 	}
 	in := func(p model.Ports, port uint16) bool {
 		return p == model.Ports{} || p.First <= port && port <= p.Last

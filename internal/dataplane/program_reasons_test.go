@@ -18,6 +18,8 @@ import (
 	"github.com/waystamp/waystamp/internal/plan"
 	"github.com/waystamp/waystamp/internal/pot"
 	"github.com/waystamp/waystamp/internal/srv6"
+	"github.com/waystamp/waystamp/internal/tables"
+	"github.com/waystamp/waystamp/internal/tables/xtest"
 	"github.com/waystamp/waystamp/test/packets"
 )
 
@@ -42,7 +44,7 @@ type reasonCase struct {
 }
 
 func reasonCases() map[abi.Reason]reasonCase {
-	edit := func(t table, get func(*rig) (any, any)) func(*rig) error {
+	edit := func(t tables.Map, get func(*rig) (any, any)) func(*rig) error {
 		return func(r *rig) error {
 			k, v := get(r)
 			return r.put(t, k, v)
@@ -52,12 +54,12 @@ func reasonCases() map[abi.Reason]reasonCase {
 	// seen: r6 has accepted this packet of web.
 	seen := func(x oracle.Train) func(*rig) error {
 		return func(r *rig) error {
-			return r.see(counterKey{webKey.Path, webKey.Epoch}, []oracle.Train{x})
+			return r.see(tables.CounterKey{Path: webKey.Path, Epoch: webKey.Epoch}, []oracle.Train{x})
 		}
 	}
 	// changed is the headend entry of Scapy's chain web, which is r1's.
 	changed := func(f func(*abi.Headend)) func(*rig) error {
-		return edit(tableHeadends, func(r *rig) (any, any) {
+		return edit(tables.MapHeadends, func(r *rig) (any, any) {
 			k, h := headendEntry(r, 0x5eed0001)
 			f(&h)
 			return k, h
@@ -66,41 +68,41 @@ func reasonCases() map[abi.Reason]reasonCase {
 	return map[abi.Reason]reasonCase{
 		abi.ReasonRNDExhausted: {node: "r1", packet: "edge-web", damage: func(r *rig) error { return r.setNumbers(0) }},
 		abi.ReasonNoLane:       {node: "r1", packet: "edge-web", damage: changed(func(h *abi.Headend) { h.Lanes = 0 })},
-		abi.ReasonTooBig:       {node: "r1", packet: "edge-web", routes: []rigRoute{{to: prefix("fc00:0:0:200::/56"), mtu: 175}}},
+		abi.ReasonTooBig:       {node: "r1", packet: "edge-web", routes: []rigRoute{{to: xtest.Prefix("fc00:0:0:200::/56"), mtu: 175}}},
 		abi.ReasonPushFailed:   {node: "r1", packet: "edge-web", gso: [2]uint32{1000, 2}},
 		abi.ReasonStripFailed:  {node: "r6", packet: "web-3", gso: [2]uint32{1000, 1}},
 		abi.ReasonHeadendMissingBug: {node: "r1", packet: "edge-web", damage: func(r *rig) error {
 			k, _ := headendEntry(r, 0x5eed0001)
-			return r.g.maps[tableHeadends].Put(k, abi.Headend{})
+			return r.g.maps[tables.MapHeadends].Put(k, abi.Headend{})
 		}},
 		abi.ReasonHeadendLengthBug:  {node: "r1", packet: "edge-web", damage: changed(func(h *abi.Headend) { h.OuterLen = 87 })},
 		abi.ReasonCounterMissingBug: {node: "r1", packet: "edge-web", damage: changed(func(h *abi.Headend) { h.Counter = 1 << 20 })},
 		abi.ReasonEgressMissingBug: {node: "r6", packet: "web-3", damage: func(r *rig) error {
-			return r.d.run(r.g, []op{{tableEgresses, &webKey, nil}})
+			return r.d.run(r.g, []tables.Op{{Table: tables.MapEgresses, Key: &webKey, Value: nil}})
 		}},
 		abi.ReasonReplay: {node: "r6", packet: "web-3", damage: seen(oracle.Train{Lane: 5, Counter: 7, Frames: 1})},
 		abi.ReasonStale:  {node: "r6", packet: "web-3", damage: seen(oracle.Train{Lane: 5, Counter: 4 + 1024, Frames: 1})},
 		abi.ReasonWindowMissingBug: {node: "r6", packet: "web-3", damage: func(r *rig) error {
-			return r.g.maps[tableWindows].Delete(r.have.egresses[webKey].Window / abi.WindowSlab)
+			return r.g.maps[tables.MapWindows].Delete(r.have.Egresses[webKey].Window / abi.WindowSlab)
 		}},
 		abi.ReasonExtensionProgramBug: {node: "r2", packet: "options-hop-by-hop-1", damage: func(r *rig) error {
-			return r.g.maps[tablePrograms].Delete(uint32(abi.ProgramExt))
+			return r.g.maps[tables.MapPrograms].Delete(uint32(abi.ProgramExt))
 		}},
 		abi.ReasonRulesMissingBug: {node: "r6", packet: "unproven", damage: func(r *rig) error {
-			return r.g.maps[tableMatch].Delete(uint32(abi.MatchUseRequire))
+			return r.g.maps[tables.MapMatch].Delete(uint32(abi.MatchUseRequire))
 		}},
 		abi.ReasonBehaviourBug: {node: "r2", packet: "web-1", damage: func(r *rig) error {
-			k := encodeHopKey(addr("fc00:0:0:201::"), 0x5eed0001, 1)
-			h := r.have.hops[k]
+			k := tables.EncodeHopKey(xtest.Addr("fc00:0:0:201::"), 0x5eed0001, 1)
+			h := r.have.Hops[k]
 			h.Behaviour = 77
-			return r.d.run(r.g, []op{{tableHops, &k, &h}})
+			return r.d.run(r.g, []tables.Op{{Table: tables.MapHops, Key: &k, Value: &h}})
 		}},
 	}
 }
 
 // headendEntry is the entry of a path, with its key.
 func headendEntry(r *rig, path uint32) (uint32, abi.Headend) {
-	for k, h := range r.have.headends {
+	for k, h := range r.have.Headends {
 		if h.Path == abi.BE32(path) {
 			return k, h
 		}
@@ -274,7 +276,7 @@ func TestEventsAreASampleThatSaysSo(t *testing.T) {
 	}
 	// As if the second were over.
 	var each []abi.Refusal
-	r.must(r.g.maps[tableRefusals].Lookup(uint32(abi.ReasonUnproven), &each))
+	r.must(r.g.maps[tables.MapRefusals].Lookup(uint32(abi.ReasonUnproven), &each))
 	if int(each[0].Suppressed)+sent+told != n {
 		t.Errorf("%d were sent, and %d and then %d left out, of %d", sent, told, each[0].Suppressed, n)
 	}
@@ -282,7 +284,7 @@ func TestEventsAreASampleThatSaysSo(t *testing.T) {
 	for i := range each {
 		each[i].WindowNs -= uint64(2 * time.Second)
 	}
-	r.must(r.put(tableRefusals, uint32(abi.ReasonUnproven), each))
+	r.must(r.put(tables.MapRefusals, uint32(abi.ReasonUnproven), each))
 	r.must(r.in(func() error {
 		_, err := r.runTC(f)
 		return err
@@ -320,12 +322,12 @@ func TestXDPGoesByWhatTCLearnedAndNoFurther(t *testing.T) {
 	}
 	// All ways of the hop, by CPU. The headers are IPv6, SRH, three segments, TLV.
 	tlv := p.Frame[srv6.EthernetLen+srv6.IPv6Len+8+3*16:]
-	index := r.have.hops[abi.HopKey{
+	index := r.have.Hops[abi.HopKey{
 		Sid:   binary.NativeEndian.Uint64(p.Frame[srv6.EthernetLen+24:]),
 		Epoch: tlv[3], Path: binary.NativeEndian.Uint32(tlv[4:]),
 	}].Stats
 	exits := func() (each []abi.Exit) {
-		r.must(r.g.maps[tableExits].Lookup(index, &each))
+		r.must(r.g.maps[tables.MapExits].Lookup(index, &each))
 		return each
 	}
 	learn()
@@ -342,15 +344,15 @@ func TestXDPGoesByWhatTCLearnedAndNoFurther(t *testing.T) {
 		t.Fatal("TC learned nothing")
 	}
 	n := was[cpu].Flow[flow]
-	if n.Ifindex != r.ports[portOut] || n.Dmac != neighbourMAC || n.Smac != rigMAC || n.Mtu != rigMTU || n.To != [2]uint64{upper(addr("fc00:0:0:301::"))} {
+	if n.Ifindex != r.ports[portOut] || n.Dmac != neighbourMAC || n.Smac != rigMAC || n.Mtu != rigMTU || n.To != [2]uint64{tables.Upper(xtest.Addr("fc00:0:0:301::"))} {
 		t.Errorf("TC learned %+v", n)
 	}
-	if n.Expires < rigNexthopTTL || nexthopTTL*10*time.Millisecond >= time.Second {
-		t.Errorf("what TC learned counts until jiffy %d of at least %d, and a node's for %d jiffies of at most 10 ms; want less than a second", n.Expires, uint64(rigNexthopTTL), nexthopTTL)
+	if n.Expires < rigNexthopTTL || tables.NexthopTTL*10*time.Millisecond >= time.Second {
+		t.Errorf("what TC learned counts until jiffy %d of at least %d, and a node's for %d jiffies of at most 10 ms; want less than a second", n.Expires, uint64(rigNexthopTTL), tables.NexthopTTL)
 	}
 	put := func(n abi.Nexthop) {
 		was[cpu].Flow[flow] = n
-		r.must(r.put(tableExits, index, was))
+		r.must(r.put(tables.MapExits, index, was))
 	}
 	if v := verdict(); v != xdpRedirect {
 		t.Errorf("verdict %d by what TC has just learned, want a redirect", v)
@@ -379,7 +381,7 @@ func TestXDPGoesByWhatTCLearnedAndNoFurther(t *testing.T) {
 	// A device that takes no redirect loses them without a word; at an edge
 	// nobody would stop what leaves the domain encapsulated.
 	for what, p := range map[string]abi.Port{"takes no redirects": {}, "is outside": {XdpTarget: 1, Edge: 1}} {
-		r.must(r.put(tablePorts, r.ports[portOut], p))
+		r.must(r.put(tables.MapPorts, r.ports[portOut], p))
 		learn()
 		if n := exits()[cpu].Flow[flow]; n.Xdp != 0 {
 			t.Errorf("TC learned a way out that %s: %+v", what, n)
@@ -406,7 +408,7 @@ func TestInnerPacketsGoByWhatTheirEgressRemembers(t *testing.T) {
 			// IPv6 header, SRH, its list, TLV.
 			outer := srv6.IPv6Len + 8 + 16*(int(p.Frame[srv6.EthernetLen+srv6.IPv6Len+4])+1) + 24
 			tlv := p.Frame[srv6.EthernetLen+outer-24:]
-			index := r.have.hops[abi.HopKey{
+			index := r.have.Hops[abi.HopKey{
 				Sid:   binary.NativeEndian.Uint64(p.Frame[srv6.EthernetLen+24:]),
 				Epoch: tlv[3], Path: binary.NativeEndian.Uint32(tlv[4:]),
 			}].Stats
@@ -421,7 +423,7 @@ func TestInnerPacketsGoByWhatTheirEgressRemembers(t *testing.T) {
 			}
 			run(r.runTC)
 			var exits []abi.Exit
-			r.must(r.g.maps[tableExits].Lookup(index, &exits))
+			r.must(r.g.maps[tables.MapExits].Lookup(index, &exits))
 			var own *abi.Nexthop
 			for c := range exits {
 				for f := range exits[c].Flow {
@@ -432,14 +434,14 @@ func TestInnerPacketsGoByWhatTheirEgressRemembers(t *testing.T) {
 			}
 			var key abi.NexthopKey
 			var shared abi.Nexthop
-			hash := r.g.maps[tableNexthops]
+			hash := r.g.maps[tables.MapNexthops]
 			r.must(hash.NextKey(nil, &key))
 			r.must(hash.Lookup(&key, &shared))
 			if own == nil || *own != shared || own.Ifindex != r.ports[portOut] || own.Dmac != neighbourMAC || own.To != key.Addr {
 				t.Fatalf("TC learned %+v and, for %+v, %+v", own, key, shared)
 			}
 			// The guard has an answer for the destination, or for its sources.
-			required := covering(r.have.guardDst, dstKey{Prefixlen: 128, Addr: [16]uint8(bytesOf(&key.Addr))})
+			required := tables.Covering(r.have.GuardDst, tables.DstKey{Prefixlen: 128, Addr: [16]uint8(xtest.BytesOf(&key.Addr))})
 			byDestination := required.Action == uint8(abi.MatchActionPath)
 			if byDestination != c.byDestination || (shared.Path != 0) != byDestination || (byDestination && shared.Path != required.Target) {
 				t.Errorf("TC learned that path %#x is required; the guard says %+v", shared.Path, required)
@@ -454,7 +456,7 @@ func TestInnerPacketsGoByWhatTheirEgressRemembers(t *testing.T) {
 				for hook, run := range map[string]func() outcome{
 					"TC": func() outcome { return run(r.runTC) }, "XDP": func() outcome { return run(r.runXDP) },
 				} {
-					r.must(r.put(tableExits, index, exits))
+					r.must(r.put(tables.MapExits, index, exits))
 					r.must(hash.Put(&key, &shared))
 					verdict := uint32(tcRedirect)
 					if hook == "XDP" {
@@ -479,7 +481,7 @@ func TestInnerPacketsGoByWhatTheirEgressRemembers(t *testing.T) {
 				// which asks.
 				*own = learned
 				own.Path = abi.BE32(99)
-				r.must(r.put(tableExits, index, exits))
+				r.must(r.put(tables.MapExits, index, exits))
 				if o := run(r.runXDP); o.verdict != xdpPass {
 					t.Errorf("another path is required: verdict %d, want it left to TC", o.verdict)
 				}
@@ -507,7 +509,7 @@ func TestSuperPacketTeachesXDPTheRoutesMTU(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := newScapyRig(t, "r2", rigRoute{to: prefix("fc00:0:0:300::/56"), mtu: 1000})
+	r := newScapyRig(t, "r2", rigRoute{to: xtest.Prefix("fc00:0:0:300::/56"), mtu: 1000})
 	big := slices.Concat(p.Frame, make([]byte, 1500))
 	r.must(r.in(func() error {
 		super, err := r.runTC(frame{port: portCore, b: p.Frame, gsoSize: 20, gsoSegs: 3})
@@ -538,7 +540,7 @@ func consecutive(t *testing.T, scheme model.Scheme, segments int) plan.Node {
 	s := newSecretPool(t)[scheme][segments+1][0]
 	p := fuzzPath{
 		PathID: plan.PathID{Path: 7, Epoch: 9, Chain: "all", Scheme: scheme},
-		match:  model.Match{Destination: prefix("fc00:8::/64")}, visits: make([]int, segments+1), sources: []netip.Addr{n.Address}, secrets: s,
+		match:  model.Match{Destination: xtest.Prefix("fc00:8::/64")}, visits: make([]int, segments+1), sources: []netip.Addr{n.Address}, secrets: s,
 	}
 	for i := range segments {
 		b := n.Locator.Addr().As16()
@@ -680,7 +682,7 @@ func TestEmptyMapsForwardNothingThatTheyMustNot(t *testing.T) {
 	for _, n := range []string{"r1", "r6"} {
 		r := newScapyRig(t, n)
 		r.must(r.apply(nil))
-		if len(r.have.hops)+len(r.have.headends)+len(r.have.guardDst)+len(r.have.matchDst)+len(r.have.ports) != 0 {
+		if len(r.have.Hops)+len(r.have.Headends)+len(r.have.GuardDst)+len(r.have.MatchDst)+len(r.have.Ports) != 0 {
 			t.Fatal("the maps are not empty")
 		}
 		counts := map[oracle.Verdict]int{}

@@ -29,6 +29,8 @@ import (
 	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/plan"
 	"github.com/waystamp/waystamp/internal/srv6"
+	"github.com/waystamp/waystamp/internal/tables"
+	"github.com/waystamp/waystamp/internal/tables/xtest"
 )
 
 // Where a rig's packets come in, and go out.
@@ -90,7 +92,7 @@ type rig struct {
 	*loaded
 	spec     rigSpec
 	d        *Dataplane        // for its functions that fill maps
-	have     tables            // what the maps hold
+	have     tables.Contents   // what the maps hold
 	ports    map[string]uint32 // their indexes
 	jobs     chan func()
 	ns       *host.NetNS
@@ -100,8 +102,8 @@ type rig struct {
 	refusals []abi.Refusal // where count reads to
 	entries  int           // of ws_stats that count reads; 0: all
 	mem      *memory       // windows and numbers of the plan
-	windows  map[counterKey]windowSlot
-	seen     map[counterKey][]oracle.Train // what they have accepted before each packet
+	windows  map[tables.CounterKey]tables.WindowSlot
+	seen     map[tables.CounterKey][]oracle.Train // what they have accepted before each packet
 	each     []abi.Stats
 }
 
@@ -110,7 +112,7 @@ type rig struct {
 const rigNexthopTTL = 1 << 40
 
 // rigLimits are small: all of ws_stats is read after every packet.
-var rigLimits = limits{lines: 1 << 12, headends: 64, stats: 128, hops: 256, egresses: 64, places: 512, buckets: 8, slots: 1}
+var rigLimits = tables.Limits{Lines: 1 << 12, Headends: 64, Stats: 128, Hops: 256, Egresses: 64, Places: 512, Buckets: 8, Slots: 1}
 
 func newRig(t *testing.T, spec rigSpec) *rig {
 	t.Helper()
@@ -119,7 +121,7 @@ func newRig(t *testing.T, spec rigSpec) *rig {
 		t.Fatal(err)
 	}
 	r := &rig{
-		T: t, spec: spec, d: &Dataplane{}, have: newTables(), ports: map[string]uint32{}, jobs: make(chan func()), ns: ns,
+		T: t, spec: spec, d: &Dataplane{}, have: tables.New(), ports: map[string]uint32{}, jobs: make(chan func()), ns: ns,
 	}
 	ended := make(chan error)
 	go func() { ended <- ns.Do(r.work) }()
@@ -248,7 +250,7 @@ func (r *rig) network() error {
 
 // load takes programs and maps for the rig.
 func (r *rig) load() error {
-	cfg, err := encodeConfig(plan.Node{Name: r.spec.name, Block: r.spec.block, Locator: r.spec.locator, Address: r.spec.address})
+	cfg, err := tables.EncodeConfig(plan.Node{Name: r.spec.name, Block: r.spec.block, Locator: r.spec.locator, Address: r.spec.address})
 	if err != nil {
 		return err
 	}
@@ -305,31 +307,31 @@ func (r *rig) apply(n *plan.Node) error {
 		local = slices.Concat([]netip.Addr{r.spec.address}, r.spec.own, r.spec.moved)
 	}
 	r.node.Name, r.node.Block, r.node.Locator, r.node.Address = r.spec.name, r.spec.block, r.spec.locator, r.spec.address
-	w, err := desire(r.node.Node, wiring{ports: ports, cpus: 1}, local, r.have, recoverIndexes(r.have, rigLimits, placed{}))
+	w, err := tables.Desire(r.node.Node, tables.Wiring{Ports: ports, Cpus: 1}, local, r.have, tables.RecoverIndexes(r.have, rigLimits, tables.Placed{}))
 	if err != nil {
 		return err
 	}
 	if err := r.newMemory(w); err != nil {
 		return err
 	}
-	ops := append(changes(r.have, w.tables), deletes(nil, tablePorts, r.have.ports, w.ports)...)
+	ops := append(tables.Changes(r.have, w.Contents), tables.Deletes(nil, tables.MapPorts, r.have.Ports, w.Ports)...)
 	for i := range ops {
-		if ops[i].table == tableHeadends && ops[i].remove() {
-			ops[i].value = &abi.Headend{} // without the wait for programs: none runs
+		if ops[i].Table == tables.MapHeadends && ops[i].Remove() {
+			ops[i].Value = &abi.Headend{} // without the wait for programs: none runs
 		}
 	}
 	if err := r.d.run(r.g, ops); err != nil {
 		return err
 	}
-	r.have = w.tables
+	r.have = w.Contents
 	node := abi.Node{Xdp: 1}
 	if n != nil {
 		node.Armed = 1
 	}
-	if len(w.rules) > 0 {
+	if len(w.Rules) > 0 {
 		node.Rules = uint32(abi.RulesStateThere)
 	}
-	if n != nil && hasOwn(*n) {
+	if n != nil && tables.HasOwn(*n) {
 		node.Own = 1
 	}
 	if err := r.g.setNode(node); err != nil {
@@ -340,7 +342,7 @@ func (r *rig) apply(n *plan.Node) error {
 
 // newMemory gives the plan's egresses windows that have seen nothing, and its
 // headends slots to count in. No program runs meanwhile.
-func (r *rig) newMemory(w wanted) (err error) {
+func (r *rig) newMemory(w tables.Wanted) (err error) {
 	if r.mem == nil {
 		if r.d.cpus, err = ebpf.PossibleCPU(); err != nil {
 			return err
@@ -350,13 +352,13 @@ func (r *rig) newMemory(w wanted) (err error) {
 		}
 	}
 	// What no window and no slot is in was never written to.
-	r.mem.free(slices.Collect(maps.Keys(r.mem.placed.windows)), slices.Collect(maps.Keys(r.mem.placed.numbers)))
-	r.windows, r.seen = map[counterKey]windowSlot{}, map[counterKey][]oracle.Train{}
+	r.mem.free(slices.Collect(maps.Keys(r.mem.Placed.Windows)), slices.Collect(maps.Keys(r.mem.Placed.Numbers)))
+	r.windows, r.seen = map[tables.CounterKey]tables.WindowSlot{}, map[tables.CounterKey][]oracle.Train{}
 	if err := r.d.prepareMemory(r.g, r.mem, w); err != nil {
 		return err
 	}
-	for k, slot := range r.mem.placed.windows {
-		r.windows[k.counterKey] = slot
+	for k, slot := range r.mem.Placed.Windows {
+		r.windows[k.CounterKey] = slot
 	}
 	return nil
 }
@@ -364,32 +366,32 @@ func (r *rig) newMemory(w wanted) (err error) {
 // forget makes all windows ones that have seen nothing.
 func (r *rig) forget() error {
 	for _, w := range r.windows {
-		r.mem.windows.clear(w.at, w.end())
+		r.mem.windows.clear(w.At, w.End())
 	}
-	r.seen = map[counterKey][]oracle.Train{}
+	r.seen = map[tables.CounterKey][]oracle.Train{}
 	return nil
 }
 
 // wordOf is where a train is counted.
-func (w window) wordOf(t oracle.Train) uint32 {
-	each := uint64(w.size / 4)
+func wordOf(w tables.Window, t oracle.Train) uint32 {
+	each := uint64(w.Size / 4)
 	return uint32(uint64(t.Lane)*each + t.Counter/4%each)
 }
 
 // holds are what a window holds that has accepted these trains, where that is
 // not zero.
-func (w window) holds(trains []oracle.Train) map[uint32]uint64 {
+func holds(w tables.Window, trains []oracle.Train) map[uint32]uint64 {
 	fours := map[uint32]uint64{} // the newest in each word
 	for _, t := range trains {
-		i := w.wordOf(t)
+		i := wordOf(w, t)
 		fours[i] = max(fours[i], t.Counter/4)
 	}
 	out := map[uint32]uint64{}
 	for i, four := range fours {
-		out[i] = four / uint64(w.size/4) << 24
+		out[i] = four / uint64(w.Size/4) << 24
 	}
 	for _, t := range trains {
-		if i := w.wordOf(t); t.Counter/4 == fours[i] {
+		if i := wordOf(w, t); t.Counter/4 == fours[i] {
 			out[i] += uint64(t.Frames) << (6 * (t.Counter % 4))
 		}
 	}
@@ -397,14 +399,14 @@ func (w window) holds(trains []oracle.Train) map[uint32]uint64 {
 }
 
 // word is one of those that a window counts in.
-func (r *rig) word(k counterKey, i uint32) *atomic.Uint64 {
-	return r.mem.windows.word(r.windows[k].at + int(i))
+func (r *rig) word(k tables.CounterKey, i uint32) *atomic.Uint64 {
+	return r.mem.windows.word(r.windows[k].At + int(i))
 }
 
 // see makes a window one that has accepted these trains.
-func (r *rig) see(k counterKey, trains []oracle.Train) error {
+func (r *rig) see(k tables.CounterKey, trains []oracle.Train) error {
 	r.seen[k] = trains
-	for i, v := range r.windows[k].holds(trains) {
+	for i, v := range holds(r.windows[k].Window, trains) {
 		r.word(k, i).Store(v)
 	}
 	return nil
@@ -415,10 +417,10 @@ func (r *rig) checkWindows(spent *oracle.Spent) error {
 	for k, w := range r.windows {
 		before := r.seen[k]
 		after := before
-		if spent != nil && k == (counterKey{abi.BE32(spent.Path), spent.Epoch}) {
+		if spent != nil && k == (tables.CounterKey{Path: abi.BE32(spent.Path), Epoch: spent.Epoch}) {
 			after = append(slices.Clone(before), spent.Train)
 		}
-		for i, want := range w.holds(after) {
+		for i, want := range holds(w.Window, after) {
 			if got := r.word(k, i).Load(); got != want {
 				return fmt.Errorf("word %d of the %s is %#x, want %#x", i, w, got, want)
 			}
@@ -426,13 +428,13 @@ func (r *rig) checkWindows(spent *oracle.Spent) error {
 		if len(after) == len(before) {
 			continue
 		}
-		at := w.wordOf(spent.Train)
-		r.word(k, at).Store(w.holds(before)[at])
+		at := wordOf(w.Window, spent.Train)
+		r.word(k, at).Store(holds(w.Window, before)[at])
 	}
 	return nil
 }
 
-func (r *rig) put(t table, key, value any) error {
+func (r *rig) put(t tables.Map, key, value any) error {
 	if err := r.g.maps[t].Put(key, value); err != nil {
 		return fmt.Errorf("write to map %s: %w", t, err)
 	}
@@ -442,7 +444,7 @@ func (r *rig) put(t table, key, value any) error {
 // setNumbers makes n the next number of every headend; 0: none is left.
 func (r *rig) setNumbers(n uint64) error {
 	r.number = n
-	for _, h := range r.have.headends {
+	for _, h := range r.have.Headends {
 		ceiling := uint64(abi.RNDCounterMax)
 		if n == 0 {
 			ceiling = 7
@@ -458,9 +460,9 @@ func (r *rig) setNumbers(n uint64) error {
 func (r *rig) tell(told map[uint32]int) error {
 	r.node.PathMTU = told
 	var errs []error
-	for _, h := range r.have.headends {
+	for _, h := range r.have.Headends {
 		m := abi.PathMTU{Path: h.Path, Mtu: uint32(told[abi.BE32(h.Path)]), Expires: math.MaxUint64}
-		errs = append(errs, r.put(tablePathMTUs, h.Stats, m))
+		errs = append(errs, r.put(tables.MapPathMTUs, h.Stats, m))
 	}
 	return errors.Join(errs...)
 }
@@ -490,7 +492,7 @@ type tally struct {
 func (r *rig) count() (tally, error) {
 	var c tally
 	if r.refusals == nil {
-		r.refusals = make([]abi.Refusal, int(r.g.maps[tableRefusals].MaxEntries())*r.possible)
+		r.refusals = make([]abi.Refusal, int(r.g.maps[tables.MapRefusals].MaxEntries())*r.possible)
 		r.each = make([]abi.Stats, len(c.stats)*r.possible)
 	}
 	n := len(c.stats)
@@ -499,8 +501,8 @@ func (r *rig) count() (tally, error) {
 		copy(c.stats[n:], r.last.stats[n:])
 	}
 	err := errors.Join(
-		lookUpFirst(r.g.maps[tableRefusals], r.g.maps[tableRefusals].MaxEntries(), unsafe.Pointer(unsafe.SliceData(r.refusals))),
-		lookUpFirst(r.g.maps[tableStats], uint32(n), unsafe.Pointer(unsafe.SliceData(r.each))))
+		lookUpFirst(r.g.maps[tables.MapRefusals], r.g.maps[tables.MapRefusals].MaxEntries(), unsafe.Pointer(unsafe.SliceData(r.refusals))),
+		lookUpFirst(r.g.maps[tables.MapStats], uint32(n), unsafe.Pointer(unsafe.SliceData(r.each))))
 	for i, x := range r.refusals {
 		c.dropped[i/r.possible] += x.Dropped
 		c.reported[i/r.possible] += x.Reported
@@ -648,21 +650,21 @@ func (r *rig) drain() ([]abi.Event, error) {
 			return all, nil
 		}
 		if err != nil {
-			return nil, fmt.Errorf("read map %s: %w", tableEvents, err)
+			return nil, fmt.Errorf("read map %s: %w", tables.MapEvents, err)
 		}
 		var e abi.Event
-		if len(raw.RawSample) != len(bytesOf(&e)) {
-			return nil, fmt.Errorf("an event of %d bytes, want %d", len(raw.RawSample), len(bytesOf(&e)))
+		if len(raw.RawSample) != len(xtest.BytesOf(&e)) {
+			return nil, fmt.Errorf("an event of %d bytes, want %d", len(raw.RawSample), len(xtest.BytesOf(&e)))
 		}
-		copy(bytesOf(&e), raw.RawSample)
+		copy(xtest.BytesOf(&e), raw.RawSample)
 		all = append(all, e)
 	}
 }
 
 // freshEvents gives every reason its whole share of events of a second again.
 func (r *rig) freshEvents() error {
-	for i := range r.g.maps[tableRefusals].MaxEntries() {
-		if err := r.put(tableRefusals, i, make([]abi.Refusal, r.possible)); err != nil {
+	for i := range r.g.maps[tables.MapRefusals].MaxEntries() {
+		if err := r.put(tables.MapRefusals, i, make([]abi.Refusal, r.possible)); err != nil {
 			return err
 		}
 	}
@@ -685,7 +687,9 @@ func (r *rig) expect(f frame) (want oracle.Result, passes bool) {
 	case portEdgeDrop:
 		a.Interface.Unmatched = model.UnmatchedDrop
 	}
-	a.Seen = func(path uint32, epoch uint8) []oracle.Train { return r.seen[counterKey{abi.BE32(path), epoch}] }
+	a.Seen = func(path uint32, epoch uint8) []oracle.Train {
+		return r.seen[tables.CounterKey{Path: abi.BE32(path), Epoch: epoch}]
+	}
 	n := r.node
 	if f.gsoSize != 0 {
 		a.Frames = max(2, f.frames(srv6.EthernetLen)) // with 1 Longest would not count
@@ -826,7 +830,7 @@ func (r *rig) statsOf(v oracle.Visit) (index uint32, err error) {
 		h, err := r.headendOf(v)
 		return h.Stats, err
 	}
-	for k, h := range r.have.hops {
+	for k, h := range r.have.Hops {
 		if k.Path == abi.BE32(v.Path) && k.Epoch == v.Epoch && h.Position == v.Position {
 			return h.Stats, nil
 		}
@@ -835,7 +839,7 @@ func (r *rig) statsOf(v oracle.Visit) (index uint32, err error) {
 }
 
 func (r *rig) headendOf(v oracle.Visit) (abi.Headend, error) {
-	for _, h := range r.have.headends {
+	for _, h := range r.have.Headends {
 		if h.Path == abi.BE32(v.Path) && h.Epoch == v.Epoch {
 			return h, nil
 		}
@@ -925,7 +929,7 @@ func (r *rig) checkSpending(spent *oracle.Spent, m moved) error {
 	if spent == nil {
 		return nil
 	}
-	for _, i := range newSaved(r.have.hops).egresses[counterKey{abi.BE32(spent.Path), spent.Epoch}] {
+	for _, i := range newSaved(r.have.Hops).egresses[tables.CounterKey{Path: abi.BE32(spent.Path), Epoch: spent.Epoch}] {
 		if m.stats[i].Packets > 0 {
 			return nil
 		}

@@ -17,6 +17,7 @@ import (
 	"github.com/waystamp/waystamp/internal/dataplane/object"
 	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/pot"
+	"github.com/waystamp/waystamp/internal/tables/xtest"
 )
 
 // At all edges of the arithmetic at once. TestProgramStampsAsTheModelDoes draws
@@ -203,7 +204,7 @@ func TestTheModelBindsAsTheProtocolsDocumentSays(t *testing.T) {
 	}
 	e := newTestEngine(t)
 	for _, row := range rows {
-		f := pot.Flow{Source: addr(row[2]), Destination: addr(row[4]), Protocol: map[string]uint8{"TCP": 6, "UDP": 17, "protocol 58": 58}[row[1]]}
+		f := pot.Flow{Source: xtest.Addr(row[2]), Destination: xtest.Addr(row[4]), Protocol: map[string]uint8{"TCP": 6, "UDP": 17, "protocol 58": 58}[row[1]]}
 		if row[3] != "" {
 			sport, _ := strconv.Atoi(row[3])
 			dport, _ := strconv.Atoi(row[5])

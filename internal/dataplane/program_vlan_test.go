@@ -19,6 +19,7 @@ import (
 	"github.com/waystamp/waystamp/internal/dataplane/oracle"
 	"github.com/waystamp/waystamp/internal/host"
 	"github.com/waystamp/waystamp/internal/model"
+	"github.com/waystamp/waystamp/internal/tables"
 	"github.com/waystamp/waystamp/test/packets"
 )
 
@@ -60,7 +61,7 @@ func (l *live) planVLAN(port string, v vlan, stacked bool) error {
 	if stacked {
 		p.Vlans[0] |= abi.VLANStacked
 	}
-	return l.put(tablePorts, l.ports[port], p)
+	return l.put(tables.MapPorts, l.ports[port], p)
 }
 
 // A host outside sends a packet to a SID of another node in a VLAN whose interface
@@ -316,7 +317,7 @@ func TestVLANsOfThePlanAreToldToTheirParent(t *testing.T) {
 	}
 	d := b.open()
 	b.must(b.apply(d, n))
-	ports := b.world().Maps[0].ports
+	ports := b.world().Maps[0].Ports
 	for name, want := range map[string][abi.PortVlans]uint16{"out": {5, 7 | abi.VLANAd | abi.VLANStacked}, "out.5": {}, "out.7": {5}, "in": {}} {
 		dev, err := b.cfg.Devices(name)
 		b.must(err)

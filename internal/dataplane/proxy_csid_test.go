@@ -13,6 +13,7 @@ import (
 	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/plan"
 	"github.com/waystamp/waystamp/internal/srv6"
+	"github.com/waystamp/waystamp/internal/tables/xtest"
 )
 
 // A function at a SID of the NEXT-C-SID flavour advances like End: with C-SIDs
@@ -22,10 +23,10 @@ func TestFunctionOfACompressedPath(t *testing.T) {
 	n := proxyNode()
 	id := n.Endpoints[0].PathID
 	id.Path, id.Encapsulation.SIDs = 3, model.SIDsCompressed
-	n.Endpoints = append(n.Endpoints, plan.Endpoint{PathID: id, SID: ownSID(3), Behaviour: model.BehaviourEndAD, Function: "fw", Sources: n.Endpoints[0].Sources, Share: testShare(1, 3)})
+	n.Endpoints = append(n.Endpoints, plan.Endpoint{PathID: id, SID: xtest.OwnSID(3), Behaviour: model.BehaviourEndAD, Function: "fw", Sources: n.Endpoints[0].Sources, Share: xtest.Share(1, 3)})
 	r := newProxyRun(t, n)
-	container := srv6.Compress([]netip.Addr{ownSID(3), otherSID(1), otherSID(9)})[0]
-	next := srv6.Compress([]netip.Addr{otherSID(1), otherSID(9)})[0]
+	container := srv6.Compress([]netip.Addr{xtest.OwnSID(3), xtest.OtherSID(1), xtest.OtherSID(9)})[0]
+	next := srv6.Compress([]netip.Addr{xtest.OtherSID(1), xtest.OtherSID(9)})[0]
 	for i, c := range []struct {
 		name           string
 		to, then       netip.Addr
@@ -33,7 +34,7 @@ func TestFunctionOfACompressedPath(t *testing.T) {
 	}{
 		{"C-SIDs ahead, one entry", container, next, 0, 0},
 		{"C-SIDs ahead, and entries", container, next, 2, 2},
-		{"the last of its container", ownSID(3), otherSID(1), 2, 1},
+		{"the last of its container", xtest.OwnSID(3), xtest.OtherSID(1), 2, 1},
 	} {
 		inner := innerOf(17, bytes.Repeat([]byte{byte(i)}, 40))
 		p := outerOf(3, 3, model.SchemeKeyed, uint64(i+1), inner)
@@ -52,7 +53,7 @@ func TestFunctionOfACompressedPath(t *testing.T) {
 		srh.Segments = slices.Clone(srh.Segments)
 		srh.Segments[c.leftThen] = c.then
 		want.SRH = &srh
-		b := restored(t, want, testShare(1, 3), inner)
+		b := restored(t, want, xtest.Share(1, 3), inner)
 		list := srv6.IPv6Len + srv6.SRHLen
 		for j, a := range p.SRH.Segments { // the list itself stays
 			a16 := a.As16()

@@ -17,6 +17,7 @@ import (
 	"github.com/waystamp/waystamp/internal/abi"
 	"github.com/waystamp/waystamp/internal/dataplane/object"
 	"github.com/waystamp/waystamp/internal/model"
+	"github.com/waystamp/waystamp/internal/tables"
 )
 
 // byMark is a program that makes skb->mark its tc_index, which a test run cannot
@@ -90,7 +91,7 @@ func TestCopiesThatComeBackAtOnceGetOneHeader(t *testing.T) {
 	r := newProxyRun(t, n)
 	program := byMark(t, r.d.gen.programs[object.FunctionTC])
 	r.in(1, udp(1))
-	slots := r.d.gen.maps[tableSlots]
+	slots := r.d.gen.maps[tables.MapSlots]
 	var index, i uint32
 	var kept, c abi.Cached
 	it := slots.Iterate()

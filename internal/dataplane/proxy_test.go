@@ -24,16 +24,18 @@ import (
 	"github.com/waystamp/waystamp/internal/plan"
 	"github.com/waystamp/waystamp/internal/pot"
 	"github.com/waystamp/waystamp/internal/srv6"
+	"github.com/waystamp/waystamp/internal/tables"
+	"github.com/waystamp/waystamp/internal/tables/xtest"
 )
 
 // proxyNode has function fw behind "to" and "from" at SID 1 of paths 1 (keyed),
 // 2 (opot) and 3 (keyed-flow), and local function nat at SID 2 of path 1.
 func proxyNode() plan.Node {
-	n := testNode()
+	n := xtest.Node()
 	n.Interfaces = []model.Interface{{Name: "in", Role: model.RoleCore}, {Name: "side", Role: model.RoleCore}}
 	n.Endpoints = []plan.Endpoint{
-		endpointOf(1, 0, model.SchemeKeyed, ownSID(1)), endpointOf(2, 0, model.SchemeOPoT, ownSID(1)),
-		endpointOf(3, 0, model.SchemeKeyedFlow, ownSID(1)),
+		xtest.EndpointOf(1, 0, model.SchemeKeyed, xtest.OwnSID(1)), xtest.EndpointOf(2, 0, model.SchemeOPoT, xtest.OwnSID(1)),
+		xtest.EndpointOf(3, 0, model.SchemeKeyedFlow, xtest.OwnSID(1)),
 	}
 	for i := range n.Endpoints {
 		n.Endpoints[i].Behaviour = model.BehaviourEndAD
@@ -45,12 +47,12 @@ func proxyNode() plan.Node {
 }
 
 func withLocalNAT(n plan.Node) plan.Node {
-	e := endpointOf(1, 0, model.SchemeKeyed, ownSID(2))
-	e.Behaviour, e.Function, e.Share = model.BehaviourEndAD, "nat", testShare(2, 9)
+	e := xtest.EndpointOf(1, 0, model.SchemeKeyed, xtest.OwnSID(2))
+	e.Behaviour, e.Function, e.Share = model.BehaviourEndAD, "nat", xtest.Share(2, 9)
 	n.Endpoints = append(slices.Clone(n.Endpoints), e)
 	n.Proxies = append(slices.Clone(n.Proxies), plan.Proxy{Function: "nat", Proxy: model.Proxy{
 		Local: true, Recognise: model.RecogniseMetadata, Segments: model.SegmentsKeep, Cache: 100, Lifetime: time.Minute,
-	}, Matches: []model.Match{{Destination: prefix("2001:db8:1::/48")}}})
+	}, Matches: []model.Match{{Destination: xtest.Prefix("2001:db8:1::/48")}}})
 	return n
 }
 
@@ -60,15 +62,15 @@ func newProxyBed(t *testing.T) *bed {
 	b := newBed(t)
 	b.addVeth("to")
 	b.addVeth("from")
-	to, back := CutterPairs()
-	for _, c := range []CutterPair{to, back} {
+	to, back := tables.CutterPairs()
+	for _, c := range []tables.CutterPair{to, back} {
 		_, err := b.net.EnsureCutter(host.Cutter{In: c.In, Out: c.Out, Owner: "waystamp test"})
 		b.must(err)
 	}
 	b.must(errors.Join(
 		b.net.SetSysctl("net/ipv6/conf/all/forwarding", "1"),
-		b.net.AddAddress("side", prefix("fd00:5::1/64")),
-		b.net.AddRoute(host.Route{Destination: prefix("fc00:0:0:200::/56"), Via: addr("fd00:5::2"), Device: "side"}),
+		b.net.AddAddress("side", xtest.Prefix("fd00:5::1/64")),
+		b.net.AddRoute(host.Route{Destination: xtest.Prefix("fc00:0:0:200::/56"), Via: xtest.Addr("fd00:5::2"), Device: "side"}),
 	))
 	return b
 }
@@ -161,13 +163,13 @@ func (r *proxyRun) withXDP() {
 	node.Xdp = 1
 	r.must(r.d.gen.setNode(node))
 	ports := map[uint32]abi.Port{}
-	r.must(readMap(r.d.gen, tablePorts, ports))
+	r.must(readMap(r.d.gen, tables.MapPorts, ports))
 	for i, p := range ports {
 		p.XdpTarget = 1
-		r.must(r.d.gen.maps[tablePorts].Put(i, p))
+		r.must(r.d.gen.maps[tables.MapPorts].Put(i, p))
 	}
 	// TC finds ways only where the neighbour is known.
-	r.must(r.net.AddNeighbour("side", addr("fd00:5::2"), [6]byte{2, 9, 9, 9, 9, 9}))
+	r.must(r.net.AddNeighbour("side", xtest.Addr("fd00:5::2"), [6]byte{2, 9, 9, 9, 9, 9}))
 }
 
 func (r *proxyRun) refusals() map[abi.Reason]uint64 {
@@ -199,15 +201,15 @@ const (
 	verdictRedirect = 7
 )
 
-// outerOf is an outer header that has come to ownSID(sid) and goes on to a segment
+// outerOf is an outer header that has come to xtest.OwnSID(sid) and goes on to a segment
 // of another node, with an inner packet.
 func outerOf(path uint32, sid int, scheme model.Scheme, rnd uint64, inner []byte) srv6.Packet {
 	p := srv6.Packet{
 		Ethernet: &srv6.Ethernet{Type: srv6.EtherTypeIPv6},
-		Header:   srv6.Header{TrafficClass: 0x48, FlowLabel: 0x54321, HopLimit: 64, Source: addr("fc00:1::9"), Destination: ownSID(sid)},
+		Header:   srv6.Header{TrafficClass: 0x48, FlowLabel: 0x54321, HopLimit: 64, Source: xtest.Addr("fc00:1::9"), Destination: xtest.OwnSID(sid)},
 		SRH: &srv6.SRH{
 			NextHeader: srv6.NextHeaderIPv6, SegmentsLeft: 2, Tag: 7,
-			Segments: []netip.Addr{otherSID(9), otherSID(1), ownSID(sid)},
+			Segments: []netip.Addr{xtest.OtherSID(9), xtest.OtherSID(1), xtest.OwnSID(sid)},
 			TLVs:     []srv6.TLV{srv6.Proof{Scheme: scheme, Path: path, RND: rnd, CML: rnd % 53}.TLV()},
 		},
 		Payload: inner,
@@ -246,7 +248,7 @@ func frameOf(p srv6.Packet) []byte {
 // innerOf is a plain packet of a protocol.
 func innerOf(next uint8, payload []byte) []byte {
 	p := srv6.Packet{
-		Header:  srv6.Header{NextHeader: next, HopLimit: 63, Source: addr("fd00:1:1::1"), Destination: addr("2001:db8:1:1::1"), TrafficClass: 1},
+		Header:  srv6.Header{NextHeader: next, HopLimit: 63, Source: xtest.Addr("fd00:1:1::1"), Destination: xtest.Addr("2001:db8:1:1::1"), TrafficClass: 1},
 		Payload: payload,
 	}
 	p.Header.PayloadLength = uint16(len(payload))
@@ -351,7 +353,7 @@ func drawProxied4(t *rapid.T, body []byte) (inner, changed []byte) {
 		ID: rapid.Uint16Range(0, 3).Draw(t, "id"), TTL: 64,
 		Fragment: rapid.SampledFrom([]uint16{0, 0, 0x4000, 0x2000, 0x2001, 185}).Draw(t, "fragment"),
 		Protocol: rapid.SampledFrom([]uint8{6, 17, 1, 50, 47, 132}).Draw(t, "protocol"),
-		Source:   addr("203.0.113.1"), Destination: addr("198.51.100.1"),
+		Source:   xtest.Addr("203.0.113.1"), Destination: xtest.Addr("198.51.100.1"),
 		Options: bytes.Repeat([]byte{1}, 4*rapid.SampledFrom([]int{0, 0, 1, 10}).Draw(t, "options")),
 	}
 	inner, err := h.Append(nil, body)
@@ -430,7 +432,7 @@ func everyPacketGetsItsOwnHeaderBack(t *testing.T, xdp bool) {
 			return v, out, err
 		}
 	}
-	shares := map[uint32]pot.Share{1: testShare(1, 1), 2: testShare(1, 2), 3: testShare(1, 3)}
+	shares := map[uint32]pot.Share{1: xtest.Share(1, 1), 2: xtest.Share(1, 2), 3: xtest.Share(1, 3)}
 	schemes := map[uint32]model.Scheme{1: model.SchemeKeyed, 2: model.SchemeOPoT, 3: model.SchemeKeyedFlow}
 	var trips, copies, optionedTrips int
 	rapid.Check(t, func(t *rapid.T) {
@@ -479,7 +481,7 @@ func everyPacketGetsItsOwnHeaderBack(t *testing.T, xdp bool) {
 			f.outer.Header.HopLimit = rapid.Uint8Range(2, 255).Draw(t, "hop limit")
 			f.outer.SRH.TLVs = drawForeignTLVs(t, f.outer.SRH.TLVs[0])
 			for range rapid.IntRange(0, 5).Draw(t, "more segments") {
-				f.outer.SRH.Segments = append(f.outer.SRH.Segments, otherSID(7))
+				f.outer.SRH.Segments = append(f.outer.SRH.Segments, xtest.OtherSID(7))
 			}
 			if rapid.IntRange(0, 3).Draw(t, "options before the SRH") == 3 {
 				f.outer = optioned(f.outer, rapid.IntRange(2, 20).Draw(t, "of them")*8)
@@ -606,11 +608,11 @@ func TestFunctionPacketsAreRefusedForTheirOwnReasons(t *testing.T) {
 		}},
 		{"its header gave way to others", set(func(p *model.Proxy) { p.Cache = 1 }), func(r *proxyRun) {
 			r.in(1, udp(1))
-			for i := range 20 * abi.Ways * bucketsLeast {
+			for i := range 20 * abi.Ways * tables.BucketsLeast {
 				r.in(1, innerOf(59, binary.BigEndian.AppendUint64(make([]byte, 16), uint64(i))))
 			}
 			r.wantRefused(abi.ReasonNotCached, object.FunctionTC, "from", ether(udp(1)), 0)
-			if f := r.function("fw"); f.Evicted == 0 || f.RxSuccess != f.Evicted+*f.InFlight || *f.InFlight > abi.Ways*bucketsLeast {
+			if f := r.function("fw"); f.Evicted == 0 || f.RxSuccess != f.Evicted+*f.InFlight || *f.InFlight > abi.Ways*tables.BucketsLeast {
 				r.Errorf("%+v", f)
 			}
 		}},
@@ -637,14 +639,14 @@ func TestFunctionPacketsAreRefusedForTheirOwnReasons(t *testing.T) {
 		}},
 		{"the plan dropped its path", nil, func(r *proxyRun) {
 			r.in(1, udp(1))
-			k := encodeHopKey(ownSID(1), 1, 0)
-			r.must(r.d.run(r.d.gen, []op{{tableHops, &k, nil}}))
+			k := tables.EncodeHopKey(xtest.OwnSID(1), 1, 0)
+			r.must(r.d.run(r.d.gen, []tables.Op{{Table: tables.MapHops, Key: &k, Value: nil}}))
 			r.wantRefused(abi.ReasonShareGone, object.FunctionTC, "from", ether(udp(1)), 0)
 		}},
 		{"its proxy is not there", nil, func(r *proxyRun) {
-			keys, err := proxyKeys(proxyNode().Proxies)
+			keys, err := tables.ProxyKeys(proxyNode().Proxies)
 			r.must(err)
-			r.must(r.d.gen.maps[tableProxies].Delete(keys["fw"]))
+			r.must(r.d.gen.maps[tables.MapProxies].Delete(keys["fw"]))
 			r.wantRefused(abi.ReasonProxyMissingBug, object.CoreTC, "in", frameOf(outerOf(1, 1, model.SchemeKeyed, 5, udp(1))), 0)
 			r.wantRefused(abi.ReasonProxyMissingBug, object.FunctionTC, "from", ether(udp(1)), 0)
 		}},
@@ -686,11 +688,11 @@ func TestFunctionPacketsAreRefusedForTheirOwnReasons(t *testing.T) {
 			r.must(r.apply(r.d, withLocal))
 			for _, c := range [][2]string{
 				{"fe80::bad", "ff02::1"}, {"fe80::bad", "2001:db8:1:1::1"}, {"fd00:1:1::1", "ff0e::1"}, {"fd00:1:1::1", "fe80::1"},
-				{"fd00:1:1::1", ownSID(2).String()}, {otherSID(1).String(), "2001:db8:1:1::1"}, {"::ffff:192.0.2.1", "2001:db8:1:1::1"},
+				{"fd00:1:1::1", xtest.OwnSID(2).String()}, {xtest.OtherSID(1).String(), "2001:db8:1:1::1"}, {"::ffff:192.0.2.1", "2001:db8:1:1::1"},
 			} {
 				b := udp(1)
-				copy(b[8:], addr(c[0]).AsSlice())
-				copy(b[24:], addr(c[1]).AsSlice())
+				copy(b[8:], xtest.Addr(c[0]).AsSlice())
+				copy(b[24:], xtest.Addr(c[1]).AsSlice())
 				for _, sid := range []int{1, 2} {
 					r.wantRefused(abi.ReasonInnerAddress, object.CoreTC, "in", frameOf(outerOf(1, sid, model.SchemeKeyed, 5, b)), 0)
 				}
@@ -702,7 +704,7 @@ func TestFunctionPacketsAreRefusedForTheirOwnReasons(t *testing.T) {
 				r.in(1, udp(byte(i)))
 			}
 			b := udp(1)
-			copy(b[8:], addr("fe80::bad").AsSlice())
+			copy(b[8:], xtest.Addr("fe80::bad").AsSlice())
 			if v, _, byXDP, err := r.xdpThenTC(object.CoreXDP, object.CoreTC, "in", frameOf(outerOf(1, 1, model.SchemeKeyed, 5, b))); err != nil || byXDP || v != verdictShot {
 				r.Errorf("verdict %d, by XDP %t, %v", v, byXDP, err)
 			}
@@ -713,7 +715,7 @@ func TestFunctionPacketsAreRefusedForTheirOwnReasons(t *testing.T) {
 		{"its header with options is longer than what is kept", nil, func(r *proxyRun) {
 			p := outerOf(1, 1, model.SchemeKeyed, 5, udp(1))
 			for len(p.SRH.Segments) < 10 {
-				p.SRH.Segments = append(p.SRH.Segments, otherSID(7))
+				p.SRH.Segments = append(p.SRH.Segments, xtest.OtherSID(7))
 			}
 			r.wantRefused(abi.ReasonHeaderTooLong, object.CoreTC, "in", frameOf(optioned(p, 208)), 0)
 			p = optioned(p, 200) // 432 bytes in all
@@ -747,7 +749,7 @@ func TestSlotIsGivenAgainOnlyWhenNobodyHasIt(t *testing.T) {
 	n.Proxies[0].Recognise, n.Proxies[0].Segments = model.RecogniseMetadata, model.SegmentsKeep
 	n.Proxies[0].Cache, n.Proxies[0].Lifetime = 1, time.Minute
 	r := newProxyRun(t, n)
-	m := r.d.gen.maps[tableSlots]
+	m := r.d.gen.maps[tables.MapSlots]
 	setAll := func(expires uint64) {
 		for i := uint32(1); i < m.MaxEntries(); i++ {
 			var c abi.Cached
@@ -773,7 +775,7 @@ func TestWhatHasExpiredIsGivenLast(t *testing.T) {
 	n.Proxies[0].Recognise, n.Proxies[0].Segments = model.RecogniseMetadata, model.SegmentsKeep
 	n.Proxies[0].Cache, n.Proxies[0].Lifetime = 100, time.Minute
 	r := newProxyRun(t, n)
-	m := r.d.gen.maps[tableSlots]
+	m := r.d.gen.maps[tables.MapSlots]
 	for i := uint32(1); i < m.MaxEntries(); i++ {
 		var c abi.Cached
 		r.must(m.Lookup(i, &c))
@@ -906,7 +908,7 @@ func tcp(payload int) []byte {
 func TestUnknownPacketGoesPlainWhereTheOperatorSaysSo(t *testing.T) {
 	n := proxyNode()
 	n.Proxies[0].OnUnknown = model.OnUnknownPlain
-	n.Egresses = []plan.Egress{egressOf(3, 0, model.SchemeKeyed, model.Match{Destination: prefix("2001:db8:2::/48")}, ownSID(5), 2)}
+	n.Egresses = []plan.Egress{xtest.EgressOf(3, 0, model.SchemeKeyed, model.Match{Destination: xtest.Prefix("2001:db8:2::/48")}, xtest.OwnSID(5), 2)}
 	r := newProxyRun(t, n)
 	if v, out, err := r.run(object.FunctionTC, "from", ether(udp(1)), 0); err != nil || v != verdictUnspec || !bytes.Equal(out[14:], udp(1)) {
 		t.Errorf("verdict %d, %v, packet %x; want it unchanged and let go", v, err, out)
@@ -968,8 +970,8 @@ func TestProgramsOfFunctionsAreAttachedAndGoAgain(t *testing.T) {
 		t.Errorf("without a function: %s", diff)
 	}
 	w := b.world()
-	if len(w.Maps[0].proxies) != 0 || len(w.Maps[0].localDst) != 0 || len(w.Maps[0].ports) != 2 {
-		t.Errorf("left in the maps: %+v", w.Maps[0].proxies)
+	if len(w.Maps[0].Proxies) != 0 || len(w.Maps[0].LocalDst) != 0 || len(w.Maps[0].Ports) != 2 {
+		t.Errorf("left in the maps: %+v", w.Maps[0].Proxies)
 	}
 	b.must(b.apply(d, withLocalNAT(proxyNode())))
 	b.must(d.Close())
@@ -1058,7 +1060,7 @@ func keyOffset(t *testing.T) int {
 func TestLargerCacheNeedsANewGenerationAndCountersGoOn(t *testing.T) {
 	r := newProxyRun(t, proxyNode())
 	r.in(1, udp(1))
-	if r.d.gen.limits.buckets != 512 || r.d.gen.limits.slots != 1 {
+	if r.d.gen.limits.Buckets != 512 || r.d.gen.limits.Slots != 1 {
 		t.Errorf("limits %+v", r.d.gen.limits)
 	}
 	spec, err := object.Load(object.FunctionTC)
@@ -1086,7 +1088,7 @@ func TestLargerCacheNeedsANewGenerationAndCountersGoOn(t *testing.T) {
 	n := proxyNode()
 	n.Proxies[0].Cache = 10000
 	r.must(r.apply(r.d, n))
-	if r.d.gen.seq != 2 || r.d.gen.limits.buckets != 4096 {
+	if r.d.gen.seq != 2 || r.d.gen.limits.Buckets != 4096 {
 		t.Errorf("generation %d, limits %+v", r.d.gen.seq, r.d.gen.limits)
 	}
 	if second := key(); first == [2]uint64{} || second == first || second == [2]uint64{} {
@@ -1117,7 +1119,7 @@ func TestSlotsAreSharedOutAmongFunctionsAndCPUs(t *testing.T) {
 		{2, []plan.Proxy{fn("a", 40000), fn("b", 40000)}, nil},
 		{2, []plan.Proxy{fn("a", 1<<30)}, nil},
 	} {
-		got, err := slotsPerCPU(c.in, c.cpus)
+		got, err := tables.SlotsPerCPU(c.in, c.cpus)
 		if c.want == nil {
 			if err == nil {
 				t.Errorf("%v: %v; want an error", c.in, got)
@@ -1163,7 +1165,7 @@ func TestFunctionsThatCannotBeAreRefused(t *testing.T) {
 // No function's key is the index that says that a packet was verified.
 func TestNoFunctionHasTheIndexOfTheProven(t *testing.T) {
 	// lb-1747 comes to 65535 by its name.
-	keys, err := proxyKeys([]plan.Proxy{{Function: "lb-1747"}, {Function: "ids-5470"}, {Function: "fw"}})
+	keys, err := tables.ProxyKeys([]plan.Proxy{{Function: "lb-1747"}, {Function: "ids-5470"}, {Function: "fw"}})
 	if err != nil {
 		t.Fatal(err)
 	}

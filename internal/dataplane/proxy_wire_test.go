@@ -22,6 +22,8 @@ import (
 	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/plan"
 	"github.com/waystamp/waystamp/internal/srv6"
+	"github.com/waystamp/waystamp/internal/tables"
+	"github.com/waystamp/waystamp/internal/tables/xtest"
 )
 
 // wire is a node with real neighbours: a namespace "function", which forwards
@@ -54,20 +56,20 @@ func newWireBefore(t *testing.T, before func(*wire), edit func(*plan.Node)) *wir
 	} {
 		w.must(w.net.AddVeth(v))
 	}
-	to, back := CutterPairs()
-	for _, c := range []CutterPair{to, back} {
+	to, back := tables.CutterPairs()
+	for _, c := range []tables.CutterPair{to, back} {
 		_, err := w.net.EnsureCutter(host.Cutter{In: c.In, Out: c.Out, Owner: "waystamp test"})
 		w.must(err)
 	}
 	w.must(errors.Join(
 		w.net.SetSysctl("net/ipv6/conf/all/forwarding", "1"), w.fn.SetSysctl("net/ipv6/conf/all/forwarding", "1"),
-		w.net.AddAddress("next", prefix("fd00:5::1/64")), world.AddAddress("next-peer", prefix("fd00:5::2/64")),
-		w.net.AddAddress("to", prefix("fd00:6::1/64")), w.fn.AddAddress("to-peer", prefix("fd00:6::2/64")),
-		w.net.AddAddress("from", prefix("fd00:7::1/64")), w.fn.AddAddress("from-peer", prefix("fd00:7::2/64")),
+		w.net.AddAddress("next", xtest.Prefix("fd00:5::1/64")), world.AddAddress("next-peer", xtest.Prefix("fd00:5::2/64")),
+		w.net.AddAddress("to", xtest.Prefix("fd00:6::1/64")), w.fn.AddAddress("to-peer", xtest.Prefix("fd00:6::2/64")),
+		w.net.AddAddress("from", xtest.Prefix("fd00:7::1/64")), w.fn.AddAddress("from-peer", xtest.Prefix("fd00:7::2/64")),
 		w.net.SetUp("next"), world.SetUp("next-peer"), w.net.SetUp("to"), w.fn.SetUp("to-peer"), w.net.SetUp("from"), w.fn.SetUp("from-peer"),
-		w.net.AddRoute(host.Route{Destination: prefix("fc00:0:0:200::/56"), Via: addr("fd00:5::2"), Device: "next"}),
-		w.net.AddRoute(host.Route{Destination: prefix("2001:db8::/32"), Via: addr("fd00:5::2"), Device: "next"}),
-		w.fn.AddRoute(host.Route{Destination: prefix("2001:db8::/32"), Via: addr("fd00:7::1"), Device: "from-peer"}),
+		w.net.AddRoute(host.Route{Destination: xtest.Prefix("fc00:0:0:200::/56"), Via: xtest.Addr("fd00:5::2"), Device: "next"}),
+		w.net.AddRoute(host.Route{Destination: xtest.Prefix("2001:db8::/32"), Via: xtest.Addr("fd00:5::2"), Device: "next"}),
+		w.fn.AddRoute(host.Route{Destination: xtest.Prefix("2001:db8::/32"), Via: xtest.Addr("fd00:7::1"), Device: "from-peer"}),
 	))
 	w.must(w.net.WaitUp(t.Context(), "next", "to", "from", "in"))
 	w.must(world.WaitUp(t.Context(), "next-peer"))
@@ -75,7 +77,7 @@ func newWireBefore(t *testing.T, before func(*wire), edit func(*plan.Node)) *wir
 
 	w.n = withLocalNAT(proxyNode())
 	w.n.Interfaces = []model.Interface{{Name: "in", Role: model.RoleCore}, {Name: "next", Role: model.RoleCore}, {Name: "out", Role: model.RoleEdge}}
-	w.n.Proxies[0].Via = addr("fd00:6::2")
+	w.n.Proxies[0].Via = xtest.Addr("fd00:6::2")
 	if edit != nil {
 		edit(&w.n)
 	}
@@ -174,7 +176,7 @@ func (w *wire) receive() []byte {
 		if n < 54 {
 			continue
 		}
-		if to := netip.AddrFrom16([16]byte(buf[38:54])); prefix("fc00::/48").Contains(to) || prefix("2001:db8::/32").Contains(to) {
+		if to := netip.AddrFrom16([16]byte(buf[38:54])); xtest.Prefix("fc00::/48").Contains(to) || xtest.Prefix("2001:db8::/32").Contains(to) {
 			return slices.Clone(buf[14:n])
 		}
 	}
@@ -217,7 +219,7 @@ func TestFunctionInANamespaceIsPassed(t *testing.T) {
 					p = optioned(p, 8*(i+1))
 				}
 				w.send("in", frameOf(p))
-				if got, want := w.receive(), restored(t, p, testShare(1, 1), forwarded(udp(byte(i)))); !bytes.Equal(got, want) {
+				if got, want := w.receive(), restored(t, p, xtest.Share(1, 1), forwarded(udp(byte(i)))); !bytes.Equal(got, want) {
 					t.Fatalf("got\n%x, want\n%x", got, want)
 				}
 			}
@@ -236,7 +238,7 @@ func TestFunctionInANamespaceIsPassed(t *testing.T) {
 func TestFunctionInTheNodesOwnKernelIsPassed(t *testing.T) {
 	t.Parallel()
 	w := newWire(t, func(n *plan.Node) {
-		e := egressOf(9, 0, model.SchemeKeyed, model.Match{Destination: prefix("2001:db8:1::/48")}, ownSID(5), 2)
+		e := xtest.EgressOf(9, 0, model.SchemeKeyed, model.Match{Destination: xtest.Prefix("2001:db8:1::/48")}, xtest.OwnSID(5), 2)
 		e.OnViolation = model.OnViolationReport
 		n.Egresses = []plan.Egress{e}
 	})
@@ -246,7 +248,7 @@ func TestFunctionInTheNodesOwnKernelIsPassed(t *testing.T) {
 			p = optioned(p, 8*(i+1))
 		}
 		w.send("in", frameOf(p))
-		if got, want := w.receive(), restored(t, p, testShare(2, 9), forwarded(udp(byte(i)))); !bytes.Equal(got, want) {
+		if got, want := w.receive(), restored(t, p, xtest.Share(2, 9), forwarded(udp(byte(i)))); !bytes.Equal(got, want) {
 			t.Fatalf("got\n%x, want\n%x", got, want)
 		}
 	}
@@ -265,7 +267,7 @@ func TestFunctionInTheNodesOwnKernelIsPassed(t *testing.T) {
 	w.refused(abi.ReasonNotCached, 1)
 	// What this node itself has verified needs none.
 	p := outerOf(9, 5, model.SchemeKeyed, 1, udp(77))
-	p.SRH.Segments, p.SRH.SegmentsLeft = []netip.Addr{ownSID(5), otherSID(1)}, 0
+	p.SRH.Segments, p.SRH.SegmentsLeft = []netip.Addr{xtest.OwnSID(5), xtest.OtherSID(1)}, 0
 	w.must(p.Fix())
 	w.send("in", frameOf(p))
 	if got := w.receive(); !bytes.Equal(got, forwarded(udp(77))) {
@@ -280,7 +282,7 @@ func TestTwoFunctionsOfANodeFollowOneAnother(t *testing.T) {
 	for _, order := range [][2]int{{1, 2}, {2, 1}} {
 		w := newWire(t, nil)
 		plain := outerOf(1, order[0], model.SchemeKeyed, 5, udp(1))
-		plain.SRH.Segments = []netip.Addr{otherSID(9), ownSID(order[1]), ownSID(order[0])}
+		plain.SRH.Segments = []netip.Addr{xtest.OtherSID(9), xtest.OwnSID(order[1]), xtest.OwnSID(order[0])}
 		w.must(plain.Fix())
 		for i, p := range []srv6.Packet{plain, optioned(plain, 40)} {
 			w.send("in", frameOf(p))
@@ -288,7 +290,7 @@ func TestTwoFunctionsOfANodeFollowOneAnother(t *testing.T) {
 			out, err := srv6.Decode(got)
 			w.must(err)
 			want := forwarded(forwarded(udp(1)))
-			if out.Header.Destination != otherSID(9) || out.SRH == nil || out.SRH.SegmentsLeft != 0 || !bytes.Equal(out.Payload, want) || !bytes.Equal(out.Options, p.Options) {
+			if out.Header.Destination != xtest.OtherSID(9) || out.SRH == nil || out.SRH.SegmentsLeft != 0 || !bytes.Equal(out.Payload, want) || !bytes.Equal(out.Options, p.Options) {
 				t.Errorf("segments %v: got %x", order, got)
 			}
 			f, err := w.d.FunctionsInFlight()
@@ -306,10 +308,10 @@ func TestSuperPacketIsCutSoThatEachFrameHasItsHeader(t *testing.T) {
 	t.Parallel()
 	w := newWire(t, func(n *plan.Node) {
 		for i := range n.Endpoints {
-			n.Endpoints[i].Sources = []netip.Addr{testSources[0], n.Address}
+			n.Endpoints[i].Sources = []netip.Addr{xtest.Sources[0], n.Address}
 		}
-		h := headendOf(1, 0, model.SchemeKeyed, model.Match{Destination: prefix("2001:db8:1::/48")}, 1)
-		h.Segments, h.MTU = []netip.Addr{ownSID(1), otherSID(9)}, 1400
+		h := xtest.HeadendOf(1, 0, model.SchemeKeyed, model.Match{Destination: xtest.Prefix("2001:db8:1::/48")}, 1)
+		h.Segments, h.MTU = []netip.Addr{xtest.OwnSID(1), xtest.OtherSID(9)}, 1400
 		n.Headends = []plan.Headend{h}
 	})
 	w.sendSuper("out", ether(tcp(2500)), 54, 1000)
@@ -317,7 +319,7 @@ func TestSuperPacketIsCutSoThatEachFrameHasItsHeader(t *testing.T) {
 	for range 3 {
 		out, err := srv6.Decode(w.receive())
 		w.must(err)
-		if out.Header.Destination != otherSID(9) || out.SRH == nil {
+		if out.Header.Destination != xtest.OtherSID(9) || out.SRH == nil {
 			t.Fatalf("%+v", out)
 		}
 		sizes[len(out.Payload)]++
@@ -348,7 +350,7 @@ func TestFramesThatTheDeviceCutsGetTheirHeaders(t *testing.T) {
 		for range s.frames() {
 			out, err := srv6.Decode(w.receive())
 			w.must(err)
-			if out.Header.Destination != otherSID(9) || out.SRH == nil || out.SRH.SegmentsLeft != 0 {
+			if out.Header.Destination != xtest.OtherSID(9) || out.SRH == nil || out.SRH.SegmentsLeft != 0 {
 				t.Fatalf("super-packet %d, %+v: got %+v", i, s, out)
 			}
 			segment := out.Payload[s.at-14:]
@@ -430,15 +432,15 @@ func newCuttingWire(t *testing.T, cuts bool) *wire {
 		w.must(errors.Join(
 			w.fn.SetSysctl("net/ipv4/ip_forward", "1"),
 			w.fn.SetSysctl("net/ipv4/conf/all/rp_filter", "0"), w.fn.SetSysctl("net/ipv4/conf/to-peer/rp_filter", "0"),
-			w.fn.AddRoute(host.Route{Destination: prefix("198.51.100.0/24"), Via: addr("fd00:7::1"), Device: "from-peer"}),
+			w.fn.AddRoute(host.Route{Destination: xtest.Prefix("198.51.100.0/24"), Via: xtest.Addr("fd00:7::1"), Device: "from-peer"}),
 		))
 	}, func(n *plan.Node) {
 		for i := range n.Endpoints {
-			n.Endpoints[i].Sources = []netip.Addr{testSources[0], n.Address}
+			n.Endpoints[i].Sources = []netip.Addr{xtest.Sources[0], n.Address}
 		}
 		for i, to := range []string{"2001:db8:1::/48", "198.51.100.0/24"} {
-			h := headendOf(uint32(i+1), 0, []model.Scheme{model.SchemeKeyed, model.SchemeOPoT}[i], model.Match{Destination: prefix(to)}, 1)
-			h.Segments, h.MTU = []netip.Addr{ownSID(1), otherSID(9)}, 1400
+			h := xtest.HeadendOf(uint32(i+1), 0, []model.Scheme{model.SchemeKeyed, model.SchemeOPoT}[i], model.Match{Destination: xtest.Prefix(to)}, 1)
+			h.Segments, h.MTU = []netip.Addr{xtest.OwnSID(1), xtest.OtherSID(9)}, 1400
 			n.Headends = append(n.Headends, h)
 		}
 	})
@@ -486,7 +488,7 @@ func superOf(ip4 bool, extension, options int, flags byte, sequence uint32, size
 	segment := append(head, payload...)
 	if ip4 {
 		s.at = 14 + 20
-		h := srv6.IPv4{ID: 65534, Fragment: 0x4000, TTL: 64, Protocol: 6, Source: addr("203.0.113.1"), Destination: addr("198.51.100.1")}
+		h := srv6.IPv4{ID: 65534, Fragment: 0x4000, TTL: 64, Protocol: 6, Source: xtest.Addr("203.0.113.1"), Destination: xtest.Addr("198.51.100.1")}
 		inner, err := h.Append(nil, segment)
 		if err != nil {
 			panic(err)
@@ -555,10 +557,10 @@ func sendUDP(from, to string) error {
 		return err
 	}
 	defer unix.Close(fd)
-	if err := unix.Bind(fd, &unix.SockaddrInet6{Addr: addr(from).As16()}); err != nil {
+	if err := unix.Bind(fd, &unix.SockaddrInet6{Addr: xtest.Addr(from).As16()}); err != nil {
 		return err
 	}
-	return unix.Sendto(fd, []byte("hello"), 0, &unix.SockaddrInet6{Port: 9, Addr: addr(to).As16()})
+	return unix.Sendto(fd, []byte("hello"), 0, &unix.SockaddrInet6{Port: 9, Addr: xtest.Addr(to).As16()})
 }
 
 // On devices with native XDP, TC sees only the packets that XDP needs it for: the
@@ -599,7 +601,7 @@ func TestFunctionBehindDevicesWithXDPIsPassedByXDP(t *testing.T) {
 		core, function := runs(object.CoreTC), runs(object.FunctionTC)
 		p := outerOf(1, 1, model.SchemeKeyed, uint64(i), udp(byte(i)))
 		w.send("in", frameOf(p))
-		if got, want := w.receive(), restored(t, p, testShare(1, 1), forwarded(udp(byte(i)))); !bytes.Equal(got, want) {
+		if got, want := w.receive(), restored(t, p, xtest.Share(1, 1), forwarded(udp(byte(i)))); !bytes.Equal(got, want) {
 			t.Fatalf("got\n%x, want\n%x", got, want)
 		}
 		if runs(object.CoreTC) == core && runs(object.FunctionTC) == function {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/waystamp/waystamp/internal/abi"
+	"github.com/waystamp/waystamp/internal/tables"
 )
 
 // Layout of a word of a replay window (bpf/lib/proof/replay.h).
@@ -77,10 +78,10 @@ func begin(newest []uint64, size int) []uint64 {
 }
 
 // seenNumbers are what windows have accepted: the newest numbers, by lane.
-func seenNumbers(windows map[windowKey]windowSlot, in *slabs) map[windowKey][]uint64 {
-	out := map[windowKey][]uint64{}
+func seenNumbers(windows map[tables.WindowKey]tables.WindowSlot, in *slabs) map[tables.WindowKey][]uint64 {
+	out := map[tables.WindowKey][]uint64{}
 	for k, w := range windows {
-		if n := newest(in.wordsOf(w), w.size); slices.Max(n) > 0 {
+		if n := newest(in.wordsOf(w), w.Size); slices.Max(n) > 0 {
 			out[k] = n
 		}
 	}
@@ -119,23 +120,23 @@ func saveWindows(stateDir, dir string, from ...*generation) (err error) {
 }
 
 // recalled reads the record on disk.
-func (d *Dataplane) recalled() (map[windowKey]recallEntry, error) {
+func (d *Dataplane) recalled() (map[tables.WindowKey]recallEntry, error) {
 	if d.cfg.StateDir == "" {
-		return map[windowKey]recallEntry{}, nil
+		return map[tables.WindowKey]recallEntry{}, nil
 	}
 	return openRecall(d.cfg.StateDir).read()
 }
 
 // recallWindow is what a new window begins with; nil: zeroes.
-func recallWindow(record map[windowKey]recallEntry, w window) []uint64 {
-	n := record[w.key].Newest
+func recallWindow(record map[tables.WindowKey]recallEntry, w tables.Window) []uint64 {
+	n := record[w.Key].Newest
 	if len(n) == 0 {
 		return nil
 	}
 	// What it says of lanes that there are no more does no harm.
-	lanes := make([]uint64, w.lanes)
+	lanes := make([]uint64, w.Lanes)
 	copy(lanes, n)
-	return begin(lanes, w.size)
+	return begin(lanes, w.Size)
 }
 
 // recall is the record on disk of what replay windows have seen. What it says of
@@ -154,14 +155,14 @@ type recallEntry struct {
 	Newest  []uint64 `json:"newest"`  // by lane; below 2^42
 }
 
-func (e recallEntry) key() (k windowKey, err error) {
+func (e recallEntry) key() (k tables.WindowKey, err error) {
 	path, err := parsePath(e.Path)
 	if err != nil {
 		return k, err
 	}
-	k.counterKey = counterKey{abi.BE32(path), e.Epoch}
-	n, err := fmt.Sscanf(e.Secrets, "%016x", &k.secrets)
-	if n != 1 || err != nil || e.Secrets != secretsText(k.secrets) {
+	k.CounterKey = tables.CounterKey{Path: abi.BE32(path), Epoch: e.Epoch}
+	n, err := fmt.Sscanf(e.Secrets, "%016x", &k.Secrets)
+	if n != 1 || err != nil || e.Secrets != secretsText(k.Secrets) {
 		return k, fmt.Errorf("is damaged: %q is not a digest of secrets", e.Secrets)
 	}
 	return k, nil
@@ -173,7 +174,7 @@ func secretsText(v uint64) string { return fmt.Sprintf("%016x", v) }
 // those who put an old plan back, and grows with each rotation.
 const recallOld = 16
 
-func (r recall) update(now map[windowKey][]uint64) error {
+func (r recall) update(now map[tables.WindowKey][]uint64) error {
 	err := r.record.update(func(entries []recallEntry) ([]recallEntry, bool, error) {
 		all, err := recallMap(entries)
 		if err != nil {
@@ -195,16 +196,16 @@ func (r recall) update(now map[windowKey][]uint64) error {
 }
 
 // forgetOld leaves of each path what is at work, and the newest few of the rest.
-func forgetOld(all map[windowKey]recallEntry, now map[windowKey][]uint64) {
-	old := map[uint32][]windowKey{}
+func forgetOld(all map[tables.WindowKey]recallEntry, now map[tables.WindowKey][]uint64) {
+	old := map[uint32][]tables.WindowKey{}
 	for k := range all {
 		if _, live := now[k]; !live {
-			old[k.path] = append(old[k.path], k)
+			old[k.Path] = append(old[k.Path], k)
 		}
 	}
 	for _, keys := range old {
-		slices.SortFunc(keys, func(a, b windowKey) int {
-			return cmp.Or(cmp.Compare(all[b].Saved, all[a].Saved), cmp.Compare(a.epoch, b.epoch), cmp.Compare(a.secrets, b.secrets))
+		slices.SortFunc(keys, func(a, b tables.WindowKey) int {
+			return cmp.Or(cmp.Compare(all[b].Saved, all[a].Saved), cmp.Compare(a.Epoch, b.Epoch), cmp.Compare(a.Secrets, b.Secrets))
 		})
 		for _, k := range keys[min(len(keys), recallOld):] {
 			delete(all, k)
@@ -213,7 +214,7 @@ func forgetOld(all map[windowKey]recallEntry, now map[windowKey][]uint64) {
 }
 
 // read gives what is on the disk.
-func (r recall) read() (map[windowKey]recallEntry, error) {
+func (r recall) read() (map[tables.WindowKey]recallEntry, error) {
 	entries, err := r.record.read()
 	if err != nil {
 		return nil, &WindowsError{r.path, err}
@@ -225,8 +226,8 @@ func (r recall) read() (map[windowKey]recallEntry, error) {
 	return all, nil
 }
 
-func recallMap(entries []recallEntry) (map[windowKey]recallEntry, error) {
-	all := map[windowKey]recallEntry{}
+func recallMap(entries []recallEntry) (map[tables.WindowKey]recallEntry, error) {
+	all := map[tables.WindowKey]recallEntry{}
 	for _, e := range entries {
 		k, err := e.key()
 		if err != nil {
@@ -243,12 +244,12 @@ func recallMap(entries []recallEntry) (map[windowKey]recallEntry, error) {
 	return all, nil
 }
 
-func recallEntries(all map[windowKey]recallEntry) (out []recallEntry) {
-	for _, k := range slices.SortedFunc(maps.Keys(all), func(a, b windowKey) int {
-		return cmp.Or(cmp.Compare(abi.BE32(a.path), abi.BE32(b.path)), cmp.Compare(a.epoch, b.epoch), cmp.Compare(a.secrets, b.secrets))
+func recallEntries(all map[tables.WindowKey]recallEntry) (out []recallEntry) {
+	for _, k := range slices.SortedFunc(maps.Keys(all), func(a, b tables.WindowKey) int {
+		return cmp.Or(cmp.Compare(abi.BE32(a.Path), abi.BE32(b.Path)), cmp.Compare(a.Epoch, b.Epoch), cmp.Compare(a.Secrets, b.Secrets))
 	}) {
 		e := all[k]
-		e.Path, e.Epoch, e.Secrets = pathText(abi.BE32(k.path)), k.epoch, secretsText(k.secrets)
+		e.Path, e.Epoch, e.Secrets = pathText(abi.BE32(k.Path)), k.Epoch, secretsText(k.Secrets)
 		out = append(out, e)
 	}
 	return out

@@ -6,6 +6,8 @@ import (
 	"fmt"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/waystamp/waystamp/internal/tables"
 )
 
 // The generic netlink family "netdev" (include/uapi/linux/netdev.h, Linux 6.3).
@@ -119,20 +121,20 @@ func (d *Dataplane) RefreshTargets() error {
 	if d.gen == nil || d.node == nil || !d.anyXDP() {
 		return nil
 	}
-	have := newTables()
-	if err := readMap(d.gen, tablePorts, have.ports); err != nil {
+	have := tables.New()
+	if err := readMap(d.gen, tables.MapPorts, have.Ports); err != nil {
 		return err
 	}
 	lost := false
 	for _, b := range d.topology.bindings {
 		k := uint32(b.device.Index)
-		old, ok := have.ports[k]
+		old, ok := have.Ports[k]
 		now := b.settings(d.isTarget(b))
 		if !ok || old == now {
 			continue
 		}
-		if err := d.gen.maps[tablePorts].Put(k, now); err != nil {
-			return fmt.Errorf("write to map %s: %w", tablePorts, err)
+		if err := d.gen.maps[tables.MapPorts].Put(k, now); err != nil {
+			return fmt.Errorf("write to map %s: %w", tables.MapPorts, err)
 		}
 		lost = lost || now.XdpTarget < old.XdpTarget
 	}

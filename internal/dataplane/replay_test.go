@@ -24,6 +24,8 @@ import (
 	"github.com/waystamp/waystamp/internal/plan"
 	"github.com/waystamp/waystamp/internal/pot"
 	"github.com/waystamp/waystamp/internal/srv6"
+	"github.com/waystamp/waystamp/internal/tables"
+	"github.com/waystamp/waystamp/internal/tables/xtest"
 )
 
 const (
@@ -44,17 +46,17 @@ func newReplayRig(t *testing.T, scheme model.Scheme, window int) *replayRig {
 	t.Helper()
 	const segments = 2
 	r := &replayRig{rig: newRig(t, rigSpec{
-		name: "r1", block: prefix("fc00::/48"), locator: prefix("fc00:0:0:100::/56"), address: addr("fc00:1::1"),
+		name: "r1", block: xtest.Prefix("fc00::/48"), locator: xtest.Prefix("fc00:0:0:100::/56"), address: xtest.Addr("fc00:1::1"),
 	})}
 	shares, verifier, err := pot.Generate(newSecretSource(), scheme, segments+1)
 	r.must(err)
-	n := testNode()
-	e := egressOf(1, 1, scheme, model.Match{Destination: prefix("2001:db8::/32")}, ownSID(1), segments)
+	n := xtest.Node()
+	e := xtest.EgressOf(1, 1, scheme, model.Match{Destination: xtest.Prefix("2001:db8::/32")}, xtest.OwnSID(1), segments)
 	e.Lanes, e.Window, e.Share, e.Verifier = replayLanes, window, shares[segments], verifier
 	n.Egresses = []plan.Egress{e}
 	r.must(r.apply(&n))
 	r.path, r.shares, r.segments = e.PathID, shares, e.Segments
-	r.from, r.to = addr("fd00::1"), addr("2001:db8::2")
+	r.from, r.to = xtest.Addr("fd00::1"), xtest.Addr("2001:db8::2")
 	return r
 }
 
@@ -78,7 +80,7 @@ func (r *replayRig) frame(rnd uint64) frame {
 	r.must(err)
 	p := srv6.Packet{
 		Ethernet: &srv6.Ethernet{Destination: rigMAC, Type: srv6.EtherTypeIPv6},
-		Header:   srv6.Header{HopLimit: 64, Source: testSources[0], Destination: r.segments[len(r.segments)-1]},
+		Header:   srv6.Header{HopLimit: 64, Source: xtest.Sources[0], Destination: r.segments[len(r.segments)-1]},
 		SRH: &srv6.SRH{
 			NextHeader: srv6.NextHeaderIPv6, Segments: srv6.Reversed(r.segments),
 			TLVs: []srv6.TLV{srv6.Proof{Scheme: r.path.Scheme, Epoch: r.path.Epoch, Path: r.path.Path, RND: wire.RND, CML: wire.CML}.TLV()},
@@ -91,7 +93,9 @@ func (r *replayRig) frame(rnd uint64) frame {
 	return frame{port: portCore, b: b}
 }
 
-func (r *replayRig) key() counterKey { return counterKey{abi.BE32(r.path.Path), r.path.Epoch} }
+func (r *replayRig) key() tables.CounterKey {
+	return tables.CounterKey{Path: abi.BE32(r.path.Path), Epoch: r.path.Epoch}
+}
 
 // offer gives a packet to a node as the kernel does: to XDP first if that is
 // attached, and what that leaves alone to TC. It returns why it was refused;
@@ -297,12 +301,12 @@ func TestWordThatIsChangedMeanwhileIsLookedAtAgain(t *testing.T) {
 	at := func(i int) oracle.Train { return oracle.Train{Lane: 1, Counter: uint64(size*(i+1) + 4), Frames: 1} }
 	frames := make([]frame, numbers)
 	for i := range frames {
-		if w.wordOf(at(i)) != w.wordOf(at(0)) {
+		if wordOf(w.Window, at(i)) != wordOf(w.Window, at(0)) {
 			t.Fatal("the numbers do not share a word")
 		}
 		frames[i] = r.frame(numberOf(1, 1, at(i).Counter))
 	}
-	word := r.word(r.key(), w.wordOf(at(0)))
+	word := r.word(r.key(), wordOf(w.Window, at(0)))
 	started, done := make(chan error), make(chan struct{})
 	var changing errgroup.Group
 	changing.Go(func() error {
@@ -394,7 +398,7 @@ func TestProgramRefusesWhatWasSeenBeforeItsWindowBegan(t *testing.T) {
 // why it was refused.
 func (b *bed) offer(d *Dataplane, n plan.Node, counter uint64) string {
 	b.Helper()
-	return b.offerTo(d, n, counter, addr("2001:db8:2::2"))
+	return b.offerTo(d, n, counter, xtest.Addr("2001:db8:2::2"))
 }
 
 // offerTo is the same for another inner destination.
@@ -405,7 +409,7 @@ func (b *bed) offerTo(d *Dataplane, n plan.Node, counter uint64, to netip.Addr) 
 	for i, k := range e.Verifier.Keys {
 		shares[i] = pot.Share{Position: uint8(i), Key: k}
 	}
-	r := &replayRig{rig: &rig{T: b.T}, path: e.PathID, shares: append(shares, pot.Share{}), segments: e.Segments, from: addr("fd00::1"), to: to}
+	r := &replayRig{rig: &rig{T: b.T}, path: e.PathID, shares: append(shares, pot.Share{}), segments: e.Segments, from: xtest.Addr("fd00::1"), to: to}
 	f := r.frame(numberOf(0, 1, counter))
 	clear(f.b[:6]) // the address of the loopback device, which a test run comes by
 	count := func() map[abi.Reason]uint64 {
@@ -468,7 +472,7 @@ func TestWindowOutlivesWhatIsAroundIt(t *testing.T) {
 	expect("after other programs", 6, "replay")
 
 	more := n
-	more.Egresses = append(slices.Clone(n.Egresses), egressOf(9, 0, model.SchemePoT, model.Match{Destination: prefix("2001:db8:9::/48")}, ownSID(9), 2))
+	more.Egresses = append(slices.Clone(n.Egresses), xtest.EgressOf(9, 0, model.SchemePoT, model.Match{Destination: xtest.Prefix("2001:db8:9::/48")}, xtest.OwnSID(9), 2))
 	b.must(b.apply(d, more))
 	expect("after a chain more", 6, "replay")
 	b.must(b.apply(d, n))
@@ -549,16 +553,16 @@ func TestOnlyNewsAreSaved(t *testing.T) {
 	d := b.open()
 	b.must(b.apply(d, n))
 	e := n.Egresses[0]
-	key := func() windowKey {
+	key := func() tables.WindowKey {
 		have, err := d.gen.read()
 		b.must(err)
-		for _, v := range have.egresses {
+		for _, v := range have.Egresses {
 			if v.Of == (abi.EgressKey{Path: abi.BE32(e.Path), Epoch: e.Epoch}) {
-				return windowKey{counterKey{abi.BE32(e.Path), e.Epoch}, secretsOf(&v)}
+				return tables.WindowKey{CounterKey: tables.CounterKey{Path: abi.BE32(e.Path), Epoch: e.Epoch}, Secrets: tables.SecretsOf(&v)}
 			}
 		}
 		t.Fatal("there is no such egress")
-		return windowKey{}
+		return tables.WindowKey{}
 	}()
 	saves := func(when string, want uint64) {
 		t.Helper()
@@ -585,10 +589,10 @@ func TestOnlyNewsAreSaved(t *testing.T) {
 		mem, err := d.memory()
 		b.must(err)
 		defer mem.close()
-		w := mem.placed.windows[key]
-		words := begin([]uint64{counter}, w.size)
+		w := mem.Placed.Windows[key]
+		words := begin([]uint64{counter}, w.Size)
 		for i, v := range words {
-			mem.windows.word(w.at + i).Store(v)
+			mem.windows.word(w.At + i).Store(v)
 		}
 	}
 	saves("before the first packet", 0)
@@ -600,7 +604,7 @@ func TestOnlyNewsAreSaved(t *testing.T) {
 	saves("after another packet", 9)
 
 	// Its number is spent, and it is not counted for the path.
-	if got := b.offerTo(d, n, 20, addr("2001:db8:77::1")); got != "wrong-chain" {
+	if got := b.offerTo(d, n, 20, xtest.Addr("2001:db8:77::1")); got != "wrong-chain" {
 		t.Fatalf("a packet of another chain: %s", got)
 	}
 	saves("after a packet that was refused behind the window", 20)
@@ -730,8 +734,8 @@ func TestWindowOfAPathThatIsGoneStaysUntilItIsSaved(t *testing.T) {
 // The record stays small, however often secrets change.
 func TestRecordOfWindowsForgetsTheOldest(t *testing.T) {
 	r := openRecall(t.TempDir())
-	live := windowKey{counterKey{abi.BE32(1), 0}, 1}
-	if err := r.update(map[windowKey][]uint64{live: {9}}); err != nil {
+	live := tables.WindowKey{CounterKey: tables.CounterKey{Path: abi.BE32(1), Epoch: 0}, Secrets: 1}
+	if err := r.update(map[tables.WindowKey][]uint64{live: {9}}); err != nil {
 		t.Fatal(err)
 	}
 	all, err := r.read()
@@ -739,10 +743,10 @@ func TestRecordOfWindowsForgetsTheOldest(t *testing.T) {
 		t.Fatal(err)
 	}
 	for i := range 3 * recallOld {
-		k := windowKey{counterKey{abi.BE32(1), uint8(i)}, uint64(i) + 2}
+		k := tables.WindowKey{CounterKey: tables.CounterKey{Path: abi.BE32(1), Epoch: uint8(i)}, Secrets: uint64(i) + 2}
 		all[k] = recallEntry{Saved: int64(i), Newest: []uint64{uint64(i) + 1}}
 	}
-	forgetOld(all, map[windowKey][]uint64{live: {10}})
+	forgetOld(all, map[tables.WindowKey][]uint64{live: {10}})
 	if len(all) != recallOld+1 || all[live].Newest == nil {
 		t.Errorf("%d records are kept; want the one at work and %d more", len(all), recallOld)
 	}

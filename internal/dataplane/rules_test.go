@@ -15,6 +15,8 @@ import (
 	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/plan"
 	"github.com/waystamp/waystamp/internal/srv6"
+	"github.com/waystamp/waystamp/internal/tables"
+	"github.com/waystamp/waystamp/internal/tables/xtest"
 )
 
 // ruledRig is r1 or r6 of Scapy's world with the chain web's match narrowed.
@@ -44,7 +46,7 @@ func upperLayer(t *testing.T, protocol uint8, sport, dport uint16, fragment bool
 	binary.BigEndian.PutUint16(payload, sport)
 	binary.BigEndian.PutUint16(payload[2:], dport)
 	payload[12] = 0x50
-	h := srv6.Header{NextHeader: protocol, TrafficClass: class, HopLimit: 64, Source: addr("fc00:7::2"), Destination: addr("fc00:8::2")}
+	h := srv6.Header{NextHeader: protocol, TrafficClass: class, HopLimit: 64, Source: xtest.Addr("fc00:7::2"), Destination: xtest.Addr("fc00:8::2")}
 	if fragment {
 		payload = append([]byte{protocol, 0, 0, 1, 0, 0, 0, 7}, payload...)
 		h.NextHeader = 44
@@ -184,7 +186,7 @@ func (r *rig) crowd(n int) error {
 	steer := make([]plan.Rule, 0, n)
 	for i := range n {
 		steer = append(steer, plan.Rule{Match: model.Match{
-			Priority: uint16(i * 251), Destination: netip.PrefixFrom(addr(fmt.Sprintf("2001:db8:%x::", i+1)), 48), Protocol: 6,
+			Priority: uint16(i * 251), Destination: netip.PrefixFrom(xtest.Addr(fmt.Sprintf("2001:db8:%x::", i+1)), 48), Protocol: 6,
 			DestinationPort: model.Ports{First: uint16(i + 1), Last: uint16(i + 500)}, Mark: model.Mark{Value: uint32(i + 1), Mask: 0xffff},
 		}})
 		steer[i].Match.Priority++
@@ -195,7 +197,7 @@ func (r *rig) crowd(n int) error {
 		if err != nil {
 			return err
 		}
-		for k, e := range r.have.headends {
+		for k, e := range r.have.Headends {
 			if e == i {
 				steer = append(steer, plan.Rule{Match: h.Match, Target: k})
 			}
@@ -204,7 +206,7 @@ func (r *rig) crowd(n int) error {
 	for _, e := range r.node.Egresses {
 		require = append(require, plan.Rule{Match: e.Match, Target: abi.BE32(e.Path)})
 	}
-	set, err := encodeRules(steer, require)
+	set, err := tables.EncodeRules(steer, require)
 	if err != nil {
 		return err
 	}
@@ -267,8 +269,8 @@ func drawPacket(t *rapid.T) []byte {
 		h[0], h[1], h[8], h[9] = 0x45, class, 64, protocol
 		binary.BigEndian.PutUint16(h[2:], uint16(20+len(payload)))
 		binary.BigEndian.PutUint16(h[6:], map[string]uint16{"": 0x4000, "first": 0x2000, "second": 0x0001}[fragment])
-		copy(h[12:], addr(from).AsSlice())
-		copy(h[16:], addr(to).AsSlice())
+		copy(h[12:], xtest.Addr(from).AsSlice())
+		copy(h[16:], xtest.Addr(to).AsSlice())
 		binary.BigEndian.PutUint16(h[10:], sumOf(h))
 		return framed(srv6.EtherTypeIPv4, append(h, payload...))
 	}
@@ -285,8 +287,8 @@ func drawPacket(t *rapid.T) []byte {
 	}
 	h := srv6.Header{
 		NextHeader: next, TrafficClass: class, HopLimit: 64, PayloadLength: uint16(len(payload)),
-		Source:      addr(rapid.SampledFrom([]string{"fc00:7::2", "fc00:7::3", "fc00:5::9"}).Draw(t, "from")),
-		Destination: addr(rapid.SampledFrom([]string{"fc00:8::2", "fc00:8::3", "fc00:8::1:0", "fc00:9::1"}).Draw(t, "to")),
+		Source:      xtest.Addr(rapid.SampledFrom([]string{"fc00:7::2", "fc00:7::3", "fc00:5::9"}).Draw(t, "from")),
+		Destination: xtest.Addr(rapid.SampledFrom([]string{"fc00:8::2", "fc00:8::3", "fc00:8::1:0", "fc00:9::1"}).Draw(t, "to")),
 	}
 	b, err := h.Append(nil)
 	if err != nil {
@@ -299,8 +301,8 @@ func TestRulesComeInTheOrderOfTheirPriorities(t *testing.T) {
 	rule := func(priority uint16, target uint32) plan.Rule {
 		return plan.Rule{Match: model.Match{Priority: priority}, Target: target}
 	}
-	byPrefix := plan.Rule{Match: model.Match{Destination: prefix("2001:db8::/32")}, Target: 99}
-	got, err := encodeRules([]plan.Rule{rule(30, 3), byPrefix, rule(10, 1)}, []plan.Rule{rule(40, 4), rule(20, 2), rule(10, 5)})
+	byPrefix := plan.Rule{Match: model.Match{Destination: xtest.Prefix("2001:db8::/32")}, Target: 99}
+	got, err := tables.EncodeRules([]plan.Rule{rule(30, 3), byPrefix, rule(10, 1)}, []plan.Rule{rule(40, 4), rule(20, 2), rule(10, 5)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -316,10 +318,10 @@ func TestRulesComeInTheOrderOfTheirPriorities(t *testing.T) {
 	for i := range many {
 		many[i] = rule(uint16(i+1), 1)
 	}
-	if _, err := encodeRules(many, nil); err == nil {
+	if _, err := tables.EncodeRules(many, nil); err == nil {
 		t.Error("257 rules were taken")
 	}
-	if got, err := encodeRules([]plan.Rule{byPrefix}, nil); err != nil || len(got) != 0 {
+	if got, err := tables.EncodeRules([]plan.Rule{byPrefix}, nil); err != nil || len(got) != 0 {
 		t.Errorf("without a priority: %v, %v; want no rules", got, err)
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/waystamp/waystamp/internal/abi"
+	"github.com/waystamp/waystamp/internal/tables"
 )
 
 // What an agent saves each second costs what has changed since: a program that has
@@ -31,17 +32,17 @@ const rereadTurns = 64
 
 // saved is what the windows held when they were last read.
 type saved struct {
-	egresses map[counterKey][]uint32 // their entries of ws_stats
-	began    bool                    // what is below is there
-	packets  []uint64                // by entry of ws_stats, before the windows were read
-	refused  uint64                  // for one of spentRefusals, too
-	newest   map[windowKey]savedWindow
+	egresses map[tables.CounterKey][]uint32 // their entries of ws_stats
+	began    bool                           // what is below is there
+	packets  []uint64                       // by entry of ws_stats, before the windows were read
+	refused  uint64                         // for one of spentRefusals, too
+	newest   map[tables.WindowKey]savedWindow
 	turn     int
 	record   fileID // as it was left; all of newest is in it
 }
 
 type savedWindow struct {
-	windowSlot
+	tables.WindowSlot
 	newest []uint64 // by lane
 }
 
@@ -65,10 +66,10 @@ func (f fileID) equal(g fileID) bool {
 }
 
 func newSaved(hops map[abi.HopKey]abi.Hop) *saved {
-	s := &saved{egresses: map[counterKey][]uint32{}}
+	s := &saved{egresses: map[tables.CounterKey][]uint32{}}
 	for k, h := range hops {
 		if h.Behaviour == uint8(abi.BehaviourEndDT46) {
-			key := counterKey{k.Path, k.Epoch}
+			key := tables.CounterKey{Path: k.Path, Epoch: k.Epoch}
 			s.egresses[key] = append(s.egresses[key], h.Stats)
 		}
 	}
@@ -95,7 +96,7 @@ func (d *Dataplane) saveNews(s *saved) (err error) {
 		if err := waitForPrograms(); err != nil {
 			return err
 		}
-		s.newest = map[windowKey]savedWindow{}
+		s.newest = map[tables.WindowKey]savedWindow{}
 	}
 	// Before the windows: what is counted later is looked at the next time.
 	packets, refused, err := d.gen.readSpent(d.cpus)
@@ -112,25 +113,25 @@ func (d *Dataplane) saveNews(s *saved) (err error) {
 		return err
 	}
 	all := !s.began || refused != s.refused || len(packets) != len(s.packets)
-	now := map[windowKey]savedWindow{}
+	now := map[tables.WindowKey]savedWindow{}
 	changed := false
-	for _, w := range slices.SortedFunc(maps.Values(windows), func(a, b windowSlot) int { return cmp.Compare(a.at, b.at) }) {
+	for _, w := range slices.SortedFunc(maps.Values(windows), func(a, b tables.WindowSlot) int { return cmp.Compare(a.At, b.At) }) {
 		s.turn++
-		was, there := s.newest[w.key]
-		if there && !all && was.windowSlot == w && s.turn%rereadTurns != 0 && s.isQuiet(w.key.counterKey, packets) {
-			now[w.key] = was
+		was, there := s.newest[w.Key]
+		if there && !all && was.WindowSlot == w && s.turn%rereadTurns != 0 && s.isQuiet(w.Key.CounterKey, packets) {
+			now[w.Key] = was
 			continue
 		}
-		x := savedWindow{w, newest(in.wordsOf(w), w.size)}
+		x := savedWindow{w, newest(in.wordsOf(w), w.Size)}
 		changed = changed || !there || !slices.Equal(was.newest, x.newest)
-		now[w.key] = x
+		now[w.Key] = x
 	}
 	// All of them shall be read again in so many turns, and not the same ones.
 	s.turn -= len(windows) - 1
 	changed = changed || len(now) != len(s.newest)
 	record := openRecall(d.cfg.StateDir)
 	if changed || !s.record.equal(idOf(record.path)) {
-		seen := map[windowKey][]uint64{}
+		seen := map[tables.WindowKey][]uint64{}
 		for k, w := range now {
 			if slices.Max(w.newest) > 0 {
 				seen[k] = w.newest
@@ -148,7 +149,7 @@ func (d *Dataplane) saveNews(s *saved) (err error) {
 }
 
 // isQuiet: has an egress counted nothing since?
-func (s *saved) isQuiet(k counterKey, packets []uint64) bool {
+func (s *saved) isQuiet(k tables.CounterKey, packets []uint64) bool {
 	entries, ok := s.egresses[k]
 	for _, i := range entries {
 		if int(i) >= len(packets) || packets[i] != s.packets[i] {
@@ -161,16 +162,16 @@ func (s *saved) isQuiet(k counterKey, packets []uint64) bool {
 // readSpent reads the packets that each entry of ws_stats has counted, and all those
 // of spentRefusals.
 func (g *generation) readSpent(cpus int) (packets []uint64, refused uint64, err error) {
-	m := g.maps[tableStats]
+	m := g.maps[tables.MapStats]
 	n := int(m.MaxEntries())
 	keys, values := make([]uint32, n), make([]abi.Stats, n*cpus)
 	var at ebpf.MapBatchCursor
 	got, err := m.BatchLookup(&at, keys, values, nil)
 	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-		return nil, 0, fmt.Errorf("read map %s: %w", tableStats, err)
+		return nil, 0, fmt.Errorf("read map %s: %w", tables.MapStats, err)
 	}
 	if got != n {
-		return nil, 0, fmt.Errorf("read map %s: %d of %d entries", tableStats, got, n)
+		return nil, 0, fmt.Errorf("read map %s: %d of %d entries", tables.MapStats, got, n)
 	}
 	packets = make([]uint64, n)
 	for i, key := range keys {
@@ -180,8 +181,8 @@ func (g *generation) readSpent(cpus int) (packets []uint64, refused uint64, err 
 	}
 	for _, r := range spentRefusals {
 		var each []abi.Refusal
-		if err := g.maps[tableRefusals].Lookup(uint32(r), &each); err != nil {
-			return nil, 0, fmt.Errorf("read map %s: %w", tableRefusals, err)
+		if err := g.maps[tables.MapRefusals].Lookup(uint32(r), &each); err != nil {
+			return nil, 0, fmt.Errorf("read map %s: %w", tables.MapRefusals, err)
 		}
 		for _, c := range each {
 			refused += c.Dropped

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/waystamp/waystamp/internal/abi"
+	"github.com/waystamp/waystamp/internal/tables"
 )
 
 // A slab is a map that holds the replay windows, or the packet numbers, of many
@@ -26,9 +27,9 @@ import (
 
 // slabKind says what slabs hold.
 type slabKind struct {
-	what  string // for messages
-	dir   string // of the pins, below the instance's
-	outer table  // the map of maps that names them
+	what  string     // for messages
+	dir   string     // of the pins, below the instance's
+	outer tables.Map // the map of maps that names them
 	most  int
 	words int // of eight bytes, in each, before its header
 	spec  ebpf.MapSpec
@@ -37,7 +38,7 @@ type slabKind struct {
 
 func windowSlabs() slabKind {
 	return slabKind{
-		what: "replay windows", dir: windowsName, outer: tableWindows, most: abi.WindowSlabs, words: abi.WindowSlab, step: stepWindow,
+		what: "replay windows", dir: windowsName, outer: tables.MapWindows, most: abi.WindowSlabs, words: abi.WindowSlab, step: stepWindow,
 		spec: ebpf.MapSpec{
 			Name: "ws_window_slab", Type: ebpf.Array, KeySize: 4, ValueSize: 8,
 			MaxEntries: abi.WindowSlab + slabHeader, Flags: unix.BPF_F_MMAPABLE,
@@ -59,7 +60,7 @@ const numberSize = 2
 func numberSlabs(cpus int) slabKind {
 	entries := (cpus + 1) * abi.NumberSlots
 	return slabKind{
-		what: "packet numbers", dir: numbersName, outer: tableNumbers, most: abi.NumberSlabs, words: entries * numberSize, step: stepNumbers,
+		what: "packet numbers", dir: numbersName, outer: tables.MapNumbers, most: abi.NumberSlabs, words: entries * numberSize, step: stepNumbers,
 		spec: ebpf.MapSpec{
 			Name: "ws_number_slab", Type: ebpf.Array, KeySize: 4, ValueSize: 8 * numberSize,
 			MaxEntries: uint32(entries + slabHeader/numberSize), Flags: unix.BPF_F_MMAPABLE,
@@ -128,7 +129,7 @@ func openSlabs(k slabKind, instance string, from ...*generation) (_ *slabs, err 
 }
 
 // slabAt tells what an entry of an outer map names; 0: nothing.
-func (g *generation) slabAt(t table, i int) (id ebpf.MapID, err error) {
+func (g *generation) slabAt(t tables.Map, i int) (id ebpf.MapID, err error) {
 	err = g.maps[t].Lookup(uint32(i), &id)
 	if errors.Is(err, ebpf.ErrKeyNotExist) {
 		return 0, nil
@@ -368,13 +369,7 @@ func (s *slabs) shrink(g *generation, end int) error {
 // memory is what an instance has in slabs.
 type memory struct {
 	windows, numbers *slabs
-	placed
-}
-
-// placed says where in the slabs everything is.
-type placed struct {
-	windows map[windowKey]windowSlot
-	numbers map[counterKey]uint32 // slot
+	tables.Placed
 }
 
 // memory opens the slabs, and reads whose they are. Nothing else may change them
@@ -396,10 +391,10 @@ func openMemory(instance string, cpus int, from ...*generation) (_ *memory, err 
 	if mem.numbers, err = openSlabs(numberSlabs(cpus), instance, from...); err != nil {
 		return nil, err
 	}
-	if mem.placed.windows, err = mem.windows.readWindows(); err != nil {
+	if mem.Placed.Windows, err = mem.windows.readWindows(); err != nil {
 		return nil, err
 	}
-	mem.placed.numbers = mem.numbers.readSlots()
+	mem.Placed.Numbers = mem.numbers.readSlots()
 	return mem, nil
 }
 
@@ -413,10 +408,10 @@ func (mem *memory) close() error {
 // shrink gives slabs back that nothing is in.
 func (mem *memory) shrink(g *generation) error {
 	windows, numbers := 0, 0
-	for _, w := range mem.placed.windows {
-		windows = max(windows, w.end())
+	for _, w := range mem.Placed.Windows {
+		windows = max(windows, w.End())
 	}
-	for _, slot := range mem.placed.numbers {
+	for _, slot := range mem.Placed.Numbers {
 		numbers = max(numbers, (int(slot)/abi.NumberSlots+1)*mem.numbers.words)
 	}
 	return errors.Join(mem.windows.shrink(g, windows), mem.numbers.shrink(g, numbers))
@@ -425,19 +420,19 @@ func (mem *memory) shrink(g *generation) error {
 // made is what a change of the plan has made so far.
 type made struct {
 	began   bool
-	windows []windowKey
-	numbers []counterKey
+	windows []tables.WindowKey
+	numbers []tables.CounterKey
 }
 
 // prepareMemory makes room for what a plan wants and puts what is new into it. Nothing
 // names that yet.
-func (d *Dataplane) prepareMemory(g *generation, mem *memory, w wanted) error {
+func (d *Dataplane) prepareMemory(g *generation, mem *memory, w tables.Wanted) error {
 	d.made.began = true
 	windows, numbers := mem.windows.end(), mem.numbers.end()
-	for at, x := range w.windows {
-		windows = max(windows, windowSlot{at: int(at), window: x}.end())
+	for at, x := range w.Windows {
+		windows = max(windows, tables.WindowSlot{At: int(at), Window: x}.End())
 	}
-	for slot := range w.numbers {
+	for slot := range w.Numbers {
 		numbers = max(numbers, (int(slot)/abi.NumberSlots+1)*mem.numbers.words)
 	}
 	for _, s := range []struct {
@@ -454,13 +449,13 @@ func (d *Dataplane) prepareMemory(g *generation, mem *memory, w wanted) error {
 			return err
 		}
 	}
-	if err := d.beginWindows(mem, w.windows); err != nil {
+	if err := d.beginWindows(mem, w.Windows); err != nil {
 		return err
 	}
-	for slot, k := range w.numbers {
-		if _, there := mem.placed.numbers[k]; !there {
+	for slot, k := range w.Numbers {
+		if _, there := mem.Placed.Numbers[k]; !there {
 			mem.numbers.own(slot, k)
-			mem.placed.numbers[k] = slot
+			mem.Placed.Numbers[k] = slot
 			d.made.numbers = append(d.made.numbers, k)
 		}
 	}
@@ -490,17 +485,17 @@ func (d *Dataplane) unmake() (err error) {
 }
 
 // free empties what no program can meet any more, and lets others have it.
-func (mem *memory) free(windows []windowKey, numbers []counterKey) {
+func (mem *memory) free(windows []tables.WindowKey, numbers []tables.CounterKey) {
 	for _, k := range windows {
-		if w, ok := mem.placed.windows[k]; ok {
+		if w, ok := mem.Placed.Windows[k]; ok {
 			mem.windows.freeWindow(w)
-			delete(mem.placed.windows, k)
+			delete(mem.Placed.Windows, k)
 		}
 	}
 	for _, k := range numbers {
-		if slot, ok := mem.placed.numbers[k]; ok {
+		if slot, ok := mem.Placed.Numbers[k]; ok {
 			mem.numbers.disown(slot)
-			delete(mem.placed.numbers, k)
+			delete(mem.Placed.Numbers, k)
 		}
 	}
 }
@@ -508,21 +503,21 @@ func (mem *memory) free(windows []windowKey, numbers []counterKey) {
 // tidy removes the windows and numbers that the plan has no more, when what they
 // have seen is on the disk. safe: no program of another generation is on any
 // interface.
-func (d *Dataplane) tidy(g *generation, want wanted, safe bool) (err error) {
+func (d *Dataplane) tidy(g *generation, want tables.Wanted, safe bool) (err error) {
 	mem, err := d.memory(g)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, mem.close()) }()
-	var windows []windowKey
-	var numbers []counterKey
-	for k, slot := range mem.placed.windows {
-		if w, ok := want.windows[uint32(slot.at)]; !ok || w.key != k {
+	var windows []tables.WindowKey
+	var numbers []tables.CounterKey
+	for k, slot := range mem.Placed.Windows {
+		if w, ok := want.Windows[uint32(slot.At)]; !ok || w.Key != k {
 			windows = append(windows, k)
 		}
 	}
-	for k, slot := range mem.placed.numbers {
-		if want.numbers[slot] != k {
+	for k, slot := range mem.Placed.Numbers {
+		if want.Numbers[slot] != k {
 			numbers = append(numbers, k)
 			delete(d.paces, k)
 		}

@@ -16,18 +16,9 @@ import (
 	"github.com/waystamp/waystamp/internal/abi"
 	"github.com/waystamp/waystamp/internal/dataplane/object"
 	"github.com/waystamp/waystamp/internal/model"
+	"github.com/waystamp/waystamp/internal/tables"
+	"github.com/waystamp/waystamp/internal/tables/xtest"
 )
-
-func TestModelAgreesOnSlabs(t *testing.T) {
-	if model.WindowSlab != 8*abi.WindowSlab || model.WindowHead != 8*abi.WindowHead || model.WindowMemoryMax > 4*abi.WindowSlabs*abi.WindowSlab {
-		t.Errorf("slabs of %d bytes with heads of %d in the plan, and of %d words with heads of %d in the programs; %d bytes, twice, do not fit %d slabs",
-			model.WindowSlab, model.WindowHead, abi.WindowSlab, abi.WindowHead, model.WindowMemoryMax, abi.WindowSlabs)
-	}
-	w := windowSlot{window: window{lanes: 3, size: 256}, at: 1000}
-	if got := 8 * (w.end() - w.head()); got != model.WindowMemory(3, 256) {
-		t.Errorf("a window takes %d bytes, and the plan says %d", got, model.WindowMemory(3, 256))
-	}
-}
 
 // Windows come and go in any order, and a process may die while it makes or removes
 // one: what is in the slabs alone says where the others are, none loses a word to
@@ -40,36 +31,36 @@ func TestWindowsInSlabsAreFoundAgain(t *testing.T) {
 	}
 	rapid.Check(t, func(t *rapid.T) {
 		in.clear(0, in.end())
-		have := map[windowKey]windowSlot{}
-		value := func(k windowKey) uint64 { return uint64(k.path)<<32 + uint64(k.epoch)<<16 + k.secrets + 1 }
+		have := map[tables.WindowKey]tables.WindowSlot{}
+		value := func(k tables.WindowKey) uint64 { return uint64(k.Path)<<32 + uint64(k.Epoch)<<16 + k.Secrets + 1 }
 		for range rapid.IntRange(1, 30).Draw(t, "changes") {
-			k := windowKey{counterKey{uint32(rapid.IntRange(1, 3).Draw(t, "path")), uint8(rapid.IntRange(0, 1).Draw(t, "epoch"))}, uint64(rapid.IntRange(0, 1).Draw(t, "secrets"))}
-			w := window{k, rapid.SampledFrom([]int{1, 2, 64, 300, 1500}).Draw(t, "lanes"), rapid.SampledFrom([]int{64, 128, 1024}).Draw(t, "size")}
+			k := tables.WindowKey{CounterKey: tables.CounterKey{Path: uint32(rapid.IntRange(1, 3).Draw(t, "path")), Epoch: uint8(rapid.IntRange(0, 1).Draw(t, "epoch"))}, Secrets: uint64(rapid.IntRange(0, 1).Draw(t, "secrets"))}
+			w := tables.Window{Key: k, Lanes: rapid.SampledFrom([]int{1, 2, 64, 300, 1500}).Draw(t, "lanes"), Size: rapid.SampledFrom([]int{64, 128, 1024}).Draw(t, "size")}
 			old, there := have[k]
-			at, err := newWindowSpace(have).get(w)
+			at, err := tables.NewWindowSpace(have).Get(w)
 			switch {
-			case there && old.window != w:
+			case there && old.Window != w:
 				if err == nil {
 					t.Fatalf("%s takes another shape", w)
 				}
 				continue
 			case err != nil:
 				t.Fatal(err)
-			case there && int(at) != old.at:
-				t.Fatalf("%s is at %d, and was at %d", w, at, old.at)
+			case there && int(at) != old.At:
+				t.Fatalf("%s is at %d, and was at %d", w, at, old.At)
 			}
 			if there {
 				in.freeWindow(old)
 				delete(have, k)
-			} else if slot := (windowSlot{window: w, at: int(at)}); slot.end() <= in.end() {
-				for i := slot.head(); i < slot.end(); i++ {
+			} else if slot := (tables.WindowSlot{Window: w, At: int(at)}); slot.End() <= in.end() {
+				for i := slot.Head(); i < slot.End(); i++ {
 					if v := in.word(i).Load(); v != 0 {
 						t.Fatalf("word %d is free, and %#x", i, v)
 					}
 				}
-				in.makeWindow(slot, slices.Repeat([]uint64{value(k)}, w.words()))
+				in.makeWindow(slot, slices.Repeat([]uint64{value(k)}, w.Words()))
 				if rapid.IntRange(0, 4).Draw(t, "dies") == 0 {
-					in.word(slot.head()).Store(w.mark(windowHalf))
+					in.word(slot.Head()).Store(windowMark(w, windowHalf))
 				} else {
 					have[k] = slot
 				}
@@ -98,17 +89,17 @@ func TestDamagedSlabIsRefused(t *testing.T) {
 	b.must(b.apply(d, bedNode()))
 	mem, err := d.memory()
 	b.must(err)
-	var w windowSlot
-	for _, w = range mem.placed.windows {
+	var w tables.WindowSlot
+	for _, w = range mem.Placed.Windows {
 	}
 	for _, x := range []struct {
 		what  string
 		at    int
 		value uint64
 	}{
-		{"what is no head", w.end(), 1},
-		{"a head that goes on behind the slabs", w.end(), window{lanes: 4000, size: 65536}.mark(windowWhole)},
-		{"a head without a state", w.end(), window{lanes: 1, size: 64}.mark(0)},
+		{"what is no head", w.End(), 1},
+		{"a head that goes on behind the slabs", w.End(), windowMark(tables.Window{Lanes: 4000, Size: 65536}, windowWhole)},
+		{"a head without a state", w.End(), windowMark(tables.Window{Lanes: 1, Size: 64}, 0)},
 	} {
 		mem.windows.word(x.at).Store(x.value)
 		if err := b.do(d.Reconcile); err == nil || !strings.Contains(err.Error(), "damaged") {
@@ -128,14 +119,14 @@ func TestWindowMayLieInSeveralSlabs(t *testing.T) {
 	n := r.node.Node
 	n.Egresses = slices.Clone(n.Egresses)
 	n.Egresses[0].Lanes = lanes
-	e := egressOf(2, 1, model.SchemeKeyed, model.Match{Destination: prefix("2001:db9::/32")}, ownSID(2), 2)
+	e := xtest.EgressOf(2, 1, model.SchemeKeyed, model.Match{Destination: xtest.Prefix("2001:db9::/32")}, xtest.OwnSID(2), 2)
 	e.Lanes, e.Window = 64, size
 	n.Egresses = append(n.Egresses, e)
 	r.must(r.apply(&n))
-	if w := r.windows[r.key()]; w.at/abi.WindowSlab == (w.end()-1)/abi.WindowSlab {
+	if w := r.windows[r.key()]; w.At/abi.WindowSlab == (w.End()-1)/abi.WindowSlab {
 		t.Fatalf("the window is in one slab: %+v", w)
 	}
-	border := (abi.WindowSlab - r.windows[r.key()].at) / (size / 4)
+	border := (abi.WindowSlab - r.windows[r.key()].At) / (size / 4)
 	r.must(r.in(func() error {
 		for _, x := range []struct {
 			lane int
@@ -176,7 +167,7 @@ func TestCeilingRisesWhileProgramsCount(t *testing.T) {
 	b := newBed(t)
 	d := b.open()
 	b.must(b.apply(d, bedNode()))
-	slot := one(t, b.world().Maps[0].headends).Counter
+	slot := one(t, b.world().Maps[0].Headends).Counter
 	mem, err := d.memory()
 	b.must(err)
 	defer mem.close()
@@ -230,7 +221,7 @@ func TestSlotOfAPathThatIsGoneIsAnothersAsNew(t *testing.T) {
 		t.Fatalf("number 900: %s", got)
 	}
 	b.wantNumber(d, "at first", 1)
-	first := one(t, b.world().Maps[0].egresses)
+	first := one(t, b.world().Maps[0].Egresses)
 
 	without := n
 	without.Egresses, without.Headends = nil, nil
@@ -239,7 +230,7 @@ func TestSlotOfAPathThatIsGoneIsAnothersAsNew(t *testing.T) {
 	other.Egresses, other.Headends = slices.Clone(n.Egresses), slices.Clone(n.Headends)
 	other.Egresses[0].Path, other.Headends[0].Path = 33, 31
 	b.must(b.apply(d, other))
-	second := one(t, b.world().Maps[0].egresses)
+	second := one(t, b.world().Maps[0].Egresses)
 	if first.Window != second.Window {
 		t.Fatalf("windows at %d and %d; want the same words", first.Window, second.Window)
 	}
@@ -268,7 +259,7 @@ func TestWindowStaysWhileAProgramOfBeforeDoes(t *testing.T) {
 		mem, err := d.memory()
 		b.must(err)
 		defer mem.close()
-		return len(mem.placed.windows)
+		return len(mem.Placed.Windows)
 	}
 	without := elsewhere(otherNode())
 	without.Egresses = nil
@@ -317,21 +308,4 @@ func TestSlabOfAnotherVersionIsRefused(t *testing.T) {
 		}
 	}
 	b.must(b.do(d.Reconcile))
-}
-
-// More windows than a node can have say what to do.
-func TestNoRoomForWindowsIsSaid(t *testing.T) {
-	have := map[windowKey]windowSlot{}
-	huge := window{lanes: 4096, size: 65536}
-	var err error
-	for i := 0; err == nil && i < 100; i++ {
-		huge.key.path = uint32(i)
-		var at uint32
-		if at, err = newWindowSpace(have).get(huge); err == nil {
-			have[huge.key] = windowSlot{window: huge, at: int(at)}
-		}
-	}
-	if len(have) != 3 || err == nil || !strings.Contains(err.Error(), "take paths out of the plan") {
-		t.Errorf("%d windows of 512 MiB have room; then %v", len(have), err)
-	}
 }

@@ -7,6 +7,7 @@ import (
 	"github.com/waystamp/waystamp/internal/abi"
 	"github.com/waystamp/waystamp/internal/dataplane/object"
 	"github.com/waystamp/waystamp/internal/model"
+	"github.com/waystamp/waystamp/internal/tables/xtest"
 )
 
 // The entry of a path with several headends has :: in the place of the one, and no
@@ -14,7 +15,7 @@ import (
 func TestUnspecifiedAddressIsNoHeadend(t *testing.T) {
 	n := proxyNode()
 	for i := range n.Endpoints {
-		n.Endpoints[i].Sources = []netip.Addr{testSources[0], addr("fc00:2::9")}
+		n.Endpoints[i].Sources = []netip.Addr{xtest.Sources[0], xtest.Addr("fc00:2::9")}
 	}
 	r := newProxyRun(t, n)
 	frame := func(source netip.Addr) []byte {
@@ -28,6 +29,6 @@ func TestUnspecifiedAddressIsNoHeadend(t *testing.T) {
 		}
 	}
 	for _, a := range []string{"::", "::1", "fc00:3::9"} {
-		r.wantRefused(abi.ReasonSource, object.CoreTC, "in", frame(addr(a)), 0)
+		r.wantRefused(abi.ReasonSource, object.CoreTC, "in", frame(xtest.Addr(a)), 0)
 	}
 }

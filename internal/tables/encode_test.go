@@ -1,36 +1,32 @@
-package dataplane
+package tables_test
 
 import (
 	"encoding/binary"
 	"encoding/hex"
 	"strings"
 	"testing"
-	"unsafe"
 
 	"github.com/waystamp/waystamp/internal/abi"
 	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/pot"
+	"github.com/waystamp/waystamp/internal/tables"
+	"github.com/waystamp/waystamp/internal/tables/xtest"
 )
-
-// bytesOf is a value as it lies in a map.
-func bytesOf[T any](v *T) []byte {
-	return unsafe.Slice((*byte)(unsafe.Pointer(v)), unsafe.Sizeof(*v))
-}
 
 func wantBytes[T any](t *testing.T, what string, v T, want string) {
 	t.Helper()
 	want = strings.ReplaceAll(want, " ", "")
-	if got := hex.EncodeToString(bytesOf(&v)); got != want {
+	if got := hex.EncodeToString(xtest.BytesOf(&v)); got != want {
 		t.Errorf("%s:\n got %s\nwant %s", what, got, want)
 	}
 }
 
 // Every byte written by hand, from abi.h.
 func TestKeysLieInMemoryAsTheProgramsReadThem(t *testing.T) {
-	wantBytes(t, "hop key", encodeHopKey(addr("fc00:0:0:101::"), 0x01020304, 9), "fc00 0000 0000 0101 01020304 09 000000")
+	wantBytes(t, "hop key", tables.EncodeHopKey(xtest.Addr("fc00:0:0:101::"), 0x01020304, 9), "fc00 0000 0000 0101 01020304 09 000000")
 	wantBytes(t, "egress key", abi.EgressKey{Path: abi.BE32(0x01020304), Epoch: 9}, "01020304 09 000000")
-	n := testNode()
-	cfg, err := encodeConfig(n)
+	n := xtest.Node()
+	cfg, err := tables.EncodeConfig(n)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -45,11 +41,11 @@ func TestShareHoldsWhatItsSchemeNeedsAndNoMore(t *testing.T) {
 		k[i] = byte(i)
 	}
 	s := pot.Share{Key: k, Polynomial: pot.Polynomial{Prime: 53, Share: 28, Public: 1, LPC: 21, Up: pot.Mask{RND: 1, CML: 2}, Down: pot.Mask{RND: 3, CML: 4}}}
-	got, err := encodeShare(s, model.SchemeKeyed)
+	got, err := tables.EncodeShare(s, model.SchemeKeyed)
 	if want := (abi.Share{Key: [2]uint64{0x0706050403020100, 0x0f0e0d0c0b0a0908}}); err != nil || got != want {
 		t.Errorf("keyed: %+v, %v; want the key's little-endian words alone", got, err)
 	}
-	got, err = encodeShare(s, model.SchemeOPoT)
+	got, err = tables.EncodeShare(s, model.SchemeOPoT)
 	want := abi.Share{
 		Prime: 53, Alpha: (28 + 1) * 21 % 53, Lpc: 21, LpcShoup: 7309087274488690262, // floor(21 * 2^64 / 53)
 		UpRnd: 1, UpCml: 2, DownRnd: 3, DownCml: 4,
@@ -61,9 +57,9 @@ func TestShareHoldsWhatItsSchemeNeedsAndNoMore(t *testing.T) {
 
 // The header, byte by byte, from RFC 8200, RFC 8754 and the TLV's definition.
 func TestHeadendHoldsTheWholeOuterHeader(t *testing.T) {
-	h := headendOf(0x01020304, 9, model.SchemeKeyed, model.Match{}, 3)
+	h := xtest.HeadendOf(0x01020304, 9, model.SchemeKeyed, model.Match{}, 3)
 	h.Lane, h.Lanes, h.MSS = 64, 2, 1340
-	e, err := encodeHeadend(testNode(), h, 11, 12)
+	e, err := tables.EncodeHeadend(xtest.Node(), h, 11, 12)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -85,22 +81,22 @@ func TestHeadendHoldsTheWholeOuterHeader(t *testing.T) {
 	if e.Lane != 64 || e.Lanes != 2 || e.Stats != 11 || e.Counter != 12 || e.Mtu != 1400 || e.Mss != 1340 || e.Scheme != 2 || e.Epoch != 9 {
 		t.Errorf("lane %d, lanes %d, stats %d, counter %d, mtu %d, mss %d, scheme %d, epoch %d", e.Lane, e.Lanes, e.Stats, e.Counter, e.Mtu, e.Mss, e.Scheme, e.Epoch)
 	}
-	if b := bytesOf(&e.Path); binary.BigEndian.Uint32(b) != 0x01020304 {
+	if b := xtest.BytesOf(&e.Path); binary.BigEndian.Uint32(b) != 0x01020304 {
 		t.Errorf("path %x in memory; want network order", b)
 	}
 }
 
 func TestVerifierHoldsTheListAsOnTheWire(t *testing.T) {
-	e := egressOf(1, 0, model.SchemeKeyed, model.Match{}, ownSID(9), 3)
+	e := xtest.EgressOf(1, 0, model.SchemeKeyed, model.Match{}, xtest.OwnSID(9), 3)
 	e.OnViolation = model.OnViolationReport
-	h, v, err := encodeEgress(e, 4)
+	h, v, err := tables.EncodeEgress(e, 4)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if v.Segments != 3 || v.Keys != 3 || v.OnViolation != 1 || h.Position != 3 || h.Behaviour != 2 || h.Stats != 4 || v.WindowLog2 != 6 {
 		t.Errorf("segments %d, keys %d, on violation %d, position %d, behaviour %d, stats %d, window of 2^%d", v.Segments, v.Keys, v.OnViolation, h.Position, h.Behaviour, h.Stats, v.WindowLog2)
 	}
-	if v.List[0] != ownSID(9).As16() || v.List[2] != otherSID(1).As16() || v.List[3] != [16]byte{} {
+	if v.List[0] != xtest.OwnSID(9).As16() || v.List[2] != xtest.OtherSID(1).As16() || v.List[3] != [16]byte{} {
 		t.Errorf("list %x; want the last segment first", v.List)
 	}
 }

@@ -1,4 +1,7 @@
-package dataplane
+// Package xtest has plans, drawn at random or written down, and slow models of
+// tables, for the tests of internal/tables and of internal/dataplane. Nothing else
+// imports it.
+package xtest
 
 import (
 	"bytes"
@@ -13,33 +16,34 @@ import (
 	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/plan"
 	"github.com/waystamp/waystamp/internal/pot"
+	"github.com/waystamp/waystamp/internal/tables"
 )
 
-func prefix(s string) netip.Prefix {
+func Prefix(s string) netip.Prefix {
 	if s == "" {
 		return netip.Prefix{}
 	}
 	return netip.MustParsePrefix(s)
 }
 
-func addr(s string) netip.Addr { return netip.MustParseAddr(s) }
+func Addr(s string) netip.Addr { return netip.MustParseAddr(s) }
 
 // Prefixes that lie in one another, so that rules meet.
 var (
 	testDst = []string{"::/0", "2001:db8::/32", "2001:db8:1::/48", "2001:db8:1:1::/64", "2001:db8:1:1::1/128", "2001:db8:2::/48"}
-	testSrc = []string{"", "fd00::/8", "fd00:1::/32", "fd00:1:1::/48", "fd00:1:1::1/128"}
-	inDst   = []string{"2001:db8:1:1::1", "2001:db8:1:1::2", "2001:db8:1:2::1", "2001:db8:2::1", "2001:db8:3::1", "2620::1"}
+	Src     = []string{"", "fd00::/8", "fd00:1::/32", "fd00:1:1::/48", "fd00:1:1::1/128"}
+	InDst   = []string{"2001:db8:1:1::1", "2001:db8:1:1::2", "2001:db8:1:2::1", "2001:db8:2::1", "2001:db8:3::1", "2620::1"}
 	// The same in IPv4.
 	testDst4 = []string{"0.0.0.0/0", "198.0.0.0/8", "198.51.0.0/16", "198.51.100.1/32"}
 	testSrc4 = []string{"", "203.0.0.0/8", "203.0.113.1/32"}
-	inDst4   = []string{"198.51.100.1", "198.51.100.2", "198.0.0.1", "8.8.8.8"}
-	inSrc4   = []string{"203.0.113.1", "203.0.113.2", "9.9.9.9"}
-	inSrc    = []string{"fd00:1:1::1", "fd00:1:1::2", "fd00:1:2::1", "fd00:2::1", "2620::2"}
+	InDst4   = []string{"198.51.100.1", "198.51.100.2", "198.0.0.1", "8.8.8.8"}
+	InSrc4   = []string{"203.0.113.1", "203.0.113.2", "9.9.9.9"}
+	InSrc    = []string{"fd00:1:1::1", "fd00:1:1::2", "fd00:1:2::1", "fd00:2::1", "2620::2"}
 )
 
-func testNode() plan.Node {
+func Node() plan.Node {
 	return plan.Node{
-		Name: "r1", Block: prefix("fc00::/48"), Address: addr("fc00:1::1"), Locator: prefix("fc00:0:0:100::/56"),
+		Name: "r1", Block: Prefix("fc00::/48"), Address: Addr("fc00:1::1"), Locator: Prefix("fc00:0:0:100::/56"),
 	}
 }
 
@@ -47,7 +51,7 @@ func testPathID(path uint32, epoch uint8, scheme model.Scheme) plan.PathID {
 	return plan.PathID{Path: path, Epoch: epoch, Chain: "c" + string(rune('a'+path%26)), Scheme: scheme}
 }
 
-func testShare(position uint8, seed byte) pot.Share {
+func Share(position uint8, seed byte) pot.Share {
 	s := pot.Share{Position: position, Polynomial: pot.Polynomial{
 		Prime: 53, Share: uint64(seed) % 53, Public: 3, LPC: 5, Up: pot.Mask{RND: 1}, Down: pot.Mask{CML: uint64(seed)},
 	}}
@@ -56,45 +60,45 @@ func testShare(position uint8, seed byte) pot.Share {
 	return s
 }
 
-// ownSID is the n-th SID of testNode, otherSID one of another node.
-func ownSID(n int) netip.Addr {
-	b := addr("fc00:0:0:100::").As16()
+// OwnSID is the n-th SID of testNode, otherSID one of another node.
+func OwnSID(n int) netip.Addr {
+	b := Addr("fc00:0:0:100::").As16()
 	b[7] = byte(n)
 	return netip.AddrFrom16(b)
 }
 
-func otherSID(n int) netip.Addr {
-	b := addr("fc00:0:0:200::").As16()
+func OtherSID(n int) netip.Addr {
+	b := Addr("fc00:0:0:200::").As16()
 	b[7] = byte(n)
 	return netip.AddrFrom16(b)
 }
 
-func headendOf(path uint32, epoch uint8, scheme model.Scheme, m model.Match, segments int) plan.Headend {
+func HeadendOf(path uint32, epoch uint8, scheme model.Scheme, m model.Match, segments int) plan.Headend {
 	h := plan.Headend{
 		PathID: testPathID(path, epoch, scheme), Match: m, Lane: 0, Lanes: 64, MTU: 1400,
-		Share: testShare(0, byte(path)+epoch),
+		Share: Share(0, byte(path)+epoch),
 	}
 	for i := range segments {
-		h.Segments = append(h.Segments, otherSID(i+1))
+		h.Segments = append(h.Segments, OtherSID(i+1))
 	}
 	return h
 }
 
-func endpointOf(path uint32, epoch uint8, scheme model.Scheme, sid netip.Addr) plan.Endpoint {
-	return plan.Endpoint{PathID: testPathID(path, epoch, scheme), SID: sid, Function: "fw", Sources: testSources, Share: testShare(1, byte(path)+epoch)}
+func EndpointOf(path uint32, epoch uint8, scheme model.Scheme, sid netip.Addr) plan.Endpoint {
+	return plan.Endpoint{PathID: testPathID(path, epoch, scheme), SID: sid, Function: "fw", Sources: Sources, Share: Share(1, byte(path)+epoch)}
 }
 
-// testSources is the headend of paths that pass a test node or end at it.
-var testSources = []netip.Addr{addr("fc00:1::9")}
+// Sources is the headend of paths that pass a test node or end at it.
+var Sources = []netip.Addr{Addr("fc00:1::9")}
 
-func egressOf(path uint32, epoch uint8, scheme model.Scheme, m model.Match, sid netip.Addr, segments int) plan.Egress {
+func EgressOf(path uint32, epoch uint8, scheme model.Scheme, m model.Match, sid netip.Addr, segments int) plan.Egress {
 	e := plan.Egress{
-		PathID: testPathID(path, epoch, scheme), SID: sid, Sources: testSources, Match: m, Share: testShare(uint8(segments), byte(path)+epoch),
+		PathID: testPathID(path, epoch, scheme), SID: sid, Sources: Sources, Match: m, Share: Share(uint8(segments), byte(path)+epoch),
 		Lanes: 64, Window: 64,
 		Verifier: pot.Verifier{Secret: 7},
 	}
 	for i := range segments - 1 {
-		e.Segments = append(e.Segments, otherSID(i+1))
+		e.Segments = append(e.Segments, OtherSID(i+1))
 	}
 	e.Segments = append(e.Segments, sid)
 	for range segments {
@@ -105,11 +109,11 @@ func egressOf(path uint32, epoch uint8, scheme model.Scheme, m model.Match, sid 
 
 func drawMatches(t *rapid.T, n int, label string) []model.Match {
 	gen := rapid.Custom(func(t *rapid.T) model.Match {
-		dst, src := testDst, testSrc
+		dst, src := testDst, Src
 		if rapid.IntRange(0, 2).Draw(t, "IPv4") == 0 {
 			dst, src = testDst4, testSrc4
 		}
-		return model.NewMatch(prefix(rapid.SampledFrom(dst).Draw(t, "dst")), prefix(rapid.SampledFrom(src).Draw(t, "src")))
+		return model.NewMatch(Prefix(rapid.SampledFrom(dst).Draw(t, "dst")), Prefix(rapid.SampledFrom(src).Draw(t, "src")))
 	})
 	return rapid.SliceOfNDistinct(gen, n, n, func(m model.Match) model.Match { return m }).Draw(t, label)
 }
@@ -122,46 +126,46 @@ func drawPriorities(t *rapid.T, ms []model.Match) []model.Match {
 	return ms
 }
 
-// drawNode draws a plan with up to seven paths in each role.
-func drawNode(t *rapid.T) plan.Node {
-	n := testNode()
+// DrawNode draws a plan with up to seven paths in each role.
+func DrawNode(t *rapid.T) plan.Node {
+	n := Node()
 	schemes := rapid.SampledFrom([]model.Scheme{model.SchemePoT, model.SchemeOPoT, model.SchemeKeyed})
 	paths := func(label string) []uint32 {
 		return rapid.SliceOfNDistinct(rapid.Uint32Range(1, 12), 0, 7, rapid.ID[uint32]).Draw(t, label)
 	}
 	heads := paths("headends")
 	for i, m := range drawPriorities(t, drawMatches(t, len(heads), "headend matches")) {
-		n.Headends = append(n.Headends, headendOf(heads[i], rapid.Uint8Range(0, 2).Draw(t, "epoch"), schemes.Draw(t, "scheme"), m, rapid.IntRange(1, 16).Draw(t, "segments")))
+		n.Headends = append(n.Headends, HeadendOf(heads[i], rapid.Uint8Range(0, 2).Draw(t, "epoch"), schemes.Draw(t, "scheme"), m, rapid.IntRange(1, 16).Draw(t, "segments")))
 	}
 	for i, p := range paths("endpoints") {
-		sid := ownSID(1 + i%3)
+		sid := OwnSID(1 + i%3)
 		for e := range rapid.Uint8Range(1, 2).Draw(t, "epochs") {
-			n.Endpoints = append(n.Endpoints, endpointOf(p, e, schemes.Draw(t, "scheme"), sid))
+			n.Endpoints = append(n.Endpoints, EndpointOf(p, e, schemes.Draw(t, "scheme"), sid))
 		}
 	}
 	drawProxies(t, &n)
 	for i := range n.Endpoints { // some paths have several headends
 		if n.Endpoints[i].Path%3 == 0 {
-			n.Endpoints[i].Sources = append(slices.Clone(testSources), addr("fc00:1::a"))
+			n.Endpoints[i].Sources = append(slices.Clone(Sources), Addr("fc00:1::a"))
 		}
 	}
 	ends := paths("egresses")
 	for i, m := range drawPriorities(t, drawMatches(t, len(ends), "egress matches")) {
-		sid := ownSID(10 + int(ends[i]))
+		sid := OwnSID(10 + int(ends[i]))
 		for e := range rapid.Uint8Range(1, 2).Draw(t, "epochs") {
-			n.Egresses = append(n.Egresses, egressOf(ends[i], e, schemes.Draw(t, "scheme"), m, sid, rapid.IntRange(1, 16).Draw(t, "segments")))
+			n.Egresses = append(n.Egresses, EgressOf(ends[i], e, schemes.Draw(t, "scheme"), m, sid, rapid.IntRange(1, 16).Draw(t, "segments")))
 		}
 	}
 	return n
 }
 
-// drawNext draws the plan after n, and the node's own addresses after local. Of
+// DrawNext draws the plan after n, and the node's own addresses after local. Of
 // its headends, and of its egresses, often those by prefixes or by ordered rules
 // stay what they are, or both do, headends in this epoch or the next.
-func drawNext(t *rapid.T, n plan.Node, local []netip.Addr) (plan.Node, []netip.Addr) {
-	next := drawNode(t)
+func DrawNext(t *rapid.T, n plan.Node, local []netip.Addr) (plan.Node, []netip.Addr) {
+	next := DrawNode(t)
 	if rapid.IntRange(0, 3).Draw(t, "other own addresses") == 0 {
-		local = drawLocal(t)
+		local = DrawLocal(t)
 	}
 	changing := rapid.SampledFrom([]string{"headends", "egresses", "both"}).Draw(t, "changing")
 	stays := func(label string) func(model.Match) bool {
@@ -226,33 +230,33 @@ func drawProxies(t *rapid.T, n *plan.Node) {
 	}
 }
 
-func drawLocal(t *rapid.T) []netip.Addr {
+func DrawLocal(t *rapid.T) []netip.Addr {
 	var out []netip.Addr
-	for _, s := range rapid.SliceOfDistinct(rapid.SampledFrom(slices.Concat(inDst, inDst4)), rapid.ID[string]).Draw(t, "own addresses") {
-		out = append(out, addr(s))
+	for _, s := range rapid.SliceOfDistinct(rapid.SampledFrom(slices.Concat(InDst, InDst4)), rapid.ID[string]).Draw(t, "own addresses") {
+		out = append(out, Addr(s))
 	}
 	return out
 }
 
-// lookUp does what bpf/lib/match/classify.h does: slowly.
-func lookUp(dst map[dstKey]match, src map[srcKey]match, from, to netip.Addr) match {
-	m := covering(dst, encodeDst(netip.PrefixFrom(to, to.BitLen())))
+// LookUp does what bpf/lib/match/classify.h does: slowly.
+func LookUp(dst map[tables.DstKey]tables.Match, src map[tables.SrcKey]tables.Match, from, to netip.Addr) tables.Match {
+	m := tables.Covering(dst, tables.EncodeDst(netip.PrefixFrom(to, to.BitLen())))
 	if m.Action != uint8(abi.MatchActionSource) {
 		return m
 	}
 	for bits := from.BitLen(); bits >= 0; bits-- {
-		if s, ok := src[encodeSrc(m.Target, netip.PrefixFrom(from, bits))]; ok {
-			return match{Target: s.Target, Action: s.Action, Local: m.Local}
+		if s, ok := src[tables.EncodeSrc(m.Target, netip.PrefixFrom(from, bits))]; ok {
+			return tables.Match{Target: s.Target, Action: s.Action, Local: m.Local}
 		}
 	}
-	return match{Local: m.Local}
+	return tables.Match{Local: m.Local}
 }
 
-// lookUpRule does what bpf/lib/match/rules.h does for packets of which nothing but the
+// LookUpRule does what bpf/lib/match/rules.h does for packets of which nothing but the
 // addresses counts: the first rule that is for the headend, or for the guard. It
 // reads all pieces, where the programs search.
-func (t tables) lookUpRule(steer bool, from, to netip.Addr) (target uint32) {
-	set, ok := t.rules[0]
+func LookUpRule(t tables.Contents, steer bool, from, to netip.Addr) (target uint32) {
+	set, ok := t.Rules[0]
 	if !ok {
 		return 0
 	}
@@ -280,8 +284,8 @@ func (t tables) lookUpRule(steer bool, from, to netip.Addr) (target uint32) {
 
 // pieceOf is where the last piece begins that does not begin behind the address.
 func pieceOf(from [][2]uint64, a netip.Addr) int {
-	w := hostWords(a)
-	next := slices.IndexFunc(from, func(f [2]uint64) bool { return compareAddrs(f, w) > 0 })
+	w := tables.HostWords(a)
+	next := slices.IndexFunc(from, func(f [2]uint64) bool { return tables.CompareAddrs(f, w) > 0 })
 	if next < 0 {
 		next = len(from)
 	}
@@ -289,43 +293,43 @@ func pieceOf(from [][2]uint64, a netip.Addr) int {
 }
 
 // do applies an op to tables.
-func (t tables) do(o op) {
-	switch k := o.key.(type) {
+func DoOp(t tables.Contents, o tables.Op) {
+	switch k := o.Key.(type) {
 	case *abi.HopKey:
-		switch v := o.value.(type) {
+		switch v := o.Value.(type) {
 		case *abi.Hop:
-			t.hops[*k] = *v
+			t.Hops[*k] = *v
 		case *uint32:
-			t.sids[*k] = *v
+			t.Sids[*k] = *v
 		default:
-			if o.table == tableSIDs {
-				delete(t.sids, *k)
+			if o.Table == tables.MapSIDs {
+				delete(t.Sids, *k)
 			} else {
-				delete(t.hops, *k)
+				delete(t.Hops, *k)
 			}
 		}
 	case *abi.SourceKey:
-		set(t.sources, k, o.value)
+		set(t.Sources, k, o.Value)
 	case *abi.EgressKey:
-		set(t.egresses, k, o.value)
+		set(t.Egresses, k, o.Value)
 	case *uint32:
-		switch o.table {
-		case tableMatch:
-			p, of := o.value.(*prefixes), t.prefixes()[abi.MatchUse(*k)]
-			clear(of.dst)
-			clear(of.src)
-			maps.Copy(of.dst, p.dst)
-			maps.Copy(of.src, p.src)
-		case tablePorts:
-			set(t.ports, k, o.value)
-		case tableRules:
-			set(t.rules, k, o.value)
-		case tableProxies:
-			set(t.proxies, k, o.value)
-		case tablePaths:
-			set(t.paths, k, o.value)
+		switch o.Table {
+		case tables.MapMatch:
+			p, of := o.Value.(*tables.Prefixes), t.ByUse()[abi.MatchUse(*k)]
+			clear(of.Dst)
+			clear(of.Src)
+			maps.Copy(of.Dst, p.Dst)
+			maps.Copy(of.Src, p.Src)
+		case tables.MapPorts:
+			set(t.Ports, k, o.Value)
+		case tables.MapRules:
+			set(t.Rules, k, o.Value)
+		case tables.MapProxies:
+			set(t.Proxies, k, o.Value)
+		case tables.MapPaths:
+			set(t.Paths, k, o.Value)
 		default:
-			set(t.headends, k, o.value)
+			set(t.Headends, k, o.Value)
 		}
 	default:
 		panic("an op of an unknown table")
@@ -340,19 +344,19 @@ func set[K comparable, V any](m map[K]V, k *K, v any) {
 	m[*k] = *v.(*V)
 }
 
-func (t tables) clone() tables {
-	return tables{
-		maps.Clone(t.hops), maps.Clone(t.sids), maps.Clone(t.sources), maps.Clone(t.egresses), maps.Clone(t.headends), maps.Clone(t.paths),
-		maps.Clone(t.matchDst), maps.Clone(t.matchSrc), maps.Clone(t.guardDst), maps.Clone(t.guardSrc), maps.Clone(t.ports),
-		maps.Clone(t.proxies), maps.Clone(t.localDst), maps.Clone(t.localSrc), maps.Clone(t.rules),
+func CloneTables(t tables.Contents) tables.Contents {
+	return tables.Contents{
+		Hops: maps.Clone(t.Hops), Sids: maps.Clone(t.Sids), Sources: maps.Clone(t.Sources), Egresses: maps.Clone(t.Egresses), Headends: maps.Clone(t.Headends), Paths: maps.Clone(t.Paths),
+		MatchDst: maps.Clone(t.MatchDst), MatchSrc: maps.Clone(t.MatchSrc), GuardDst: maps.Clone(t.GuardDst), GuardSrc: maps.Clone(t.GuardSrc), Ports: maps.Clone(t.Ports),
+		Proxies: maps.Clone(t.Proxies), LocalDst: maps.Clone(t.LocalDst), LocalSrc: maps.Clone(t.LocalSrc), Rules: maps.Clone(t.Rules),
 	}
 }
 
-func equalTables(a, b tables) bool {
-	return maps.Equal(a.hops, b.hops) && maps.Equal(a.sids, b.sids) && maps.Equal(a.sources, b.sources) && maps.Equal(a.egresses, b.egresses) &&
-		maps.Equal(a.headends, b.headends) && maps.Equal(a.paths, b.paths) && maps.Equal(a.matchDst, b.matchDst) && maps.Equal(a.matchSrc, b.matchSrc) &&
-		maps.Equal(a.guardDst, b.guardDst) && maps.Equal(a.guardSrc, b.guardSrc) && maps.Equal(a.ports, b.ports) &&
-		maps.Equal(a.proxies, b.proxies) && maps.Equal(a.localDst, b.localDst) && maps.Equal(a.localSrc, b.localSrc) && maps.Equal(a.rules, b.rules)
+func EqualTables(a, b tables.Contents) bool {
+	return maps.Equal(a.Hops, b.Hops) && maps.Equal(a.Sids, b.Sids) && maps.Equal(a.Sources, b.Sources) && maps.Equal(a.Egresses, b.Egresses) &&
+		maps.Equal(a.Headends, b.Headends) && maps.Equal(a.Paths, b.Paths) && maps.Equal(a.MatchDst, b.MatchDst) && maps.Equal(a.MatchSrc, b.MatchSrc) &&
+		maps.Equal(a.GuardDst, b.GuardDst) && maps.Equal(a.GuardSrc, b.GuardSrc) && maps.Equal(a.Ports, b.Ports) &&
+		maps.Equal(a.Proxies, b.Proxies) && maps.Equal(a.LocalDst, b.LocalDst) && maps.Equal(a.LocalSrc, b.LocalSrc) && maps.Equal(a.Rules, b.Rules)
 }
 
 func sortedKeys[V any](m map[uint32]V) []uint32 { return slices.Sorted(maps.Keys(m)) }

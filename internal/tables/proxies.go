@@ -1,4 +1,4 @@
-package dataplane
+package tables
 
 import (
 	"cmp"
@@ -18,25 +18,25 @@ const (
 	// slotsMax is what 16 bits of skb->tc_index can tell apart, less WS_INDEX_PROVEN.
 	slotsMax = abi.IndexProven - 1
 	// bucketsLeast is what one function has at least.
-	bucketsLeast = 8
+	BucketsLeast = 8
 	// cacheMost bounds the memory that a plan can ask for: 2 GB.
 	cacheMost = 1 << 21
 )
 
-// reach is how a function's proxy gets at it on this machine.
-type reach struct {
-	to   uint32  // 0: it is local; noInterface: it is not there
-	dmac [6]byte // of the interface that it sends to
-	cuts bool    // by itself, what is sent to to
+// Reach is how a function's proxy gets at it on this machine.
+type Reach struct {
+	To   uint32  // 0: it is local; noInterface: it is not there
+	Dmac [6]byte // of the interface that it sends to
+	Cuts bool    // by itself, what is sent to to
 }
 
 // noInterface is the index of no device.
 const noInterface = ^uint32(0)
 
-// proxyKeys gives each function its key in ws_proxies: 1 to 65535, made of its
+// ProxyKeys gives each function its key in ws_proxies: 1 to 65535, made of its
 // name, so that a header that is kept names the same function after a change of
 // plans and of agents.
-func proxyKeys(proxies []plan.Proxy) (map[string]uint32, error) {
+func ProxyKeys(proxies []plan.Proxy) (map[string]uint32, error) {
 	if len(proxies) > proxiesMax {
 		return nil, fmt.Errorf("the plan has %d functions with a proxy, more than the %d that a node holds", len(proxies), proxiesMax)
 	}
@@ -63,10 +63,10 @@ func byName(proxies []plan.Proxy) []plan.Proxy {
 	return slices.SortedFunc(slices.Values(proxies), func(a, b plan.Proxy) int { return cmp.Compare(a.Function, b.Function) })
 }
 
-// slotsPerCPU is how many slots each CPU gets for each function that is
+// SlotsPerCPU is how many slots each CPU gets for each function that is
 // recognised by metadata: if there is room, enough for all of its packets to come
 // by one CPU, and in total never fewer than the plan says.
-func slotsPerCPU(proxies []plan.Proxy, cpus int) (map[string]uint32, error) {
+func SlotsPerCPU(proxies []plan.Proxy, cpus int) (map[string]uint32, error) {
 	out := map[string]uint32{}
 	total, asked := 0, 0
 	for _, p := range proxies {
@@ -104,40 +104,40 @@ func ceilPower(n int) uint32 {
 }
 
 // needCaches adds to l what the functions of a plan need.
-func (l limits) needCaches(n plan.Node, cpus int) (limits, error) {
+func (l Limits) needCaches(n plan.Node, cpus int) (Limits, error) {
 	byContent, buckets := 0, 0
 	for _, p := range n.Proxies {
 		if p.Cache < 1 || p.Lifetime <= 0 {
-			return limits{}, fmt.Errorf("function %s: a cache of %d headers for %s keeps none", p.Function, p.Cache, p.Lifetime)
+			return Limits{}, fmt.Errorf("function %s: a cache of %d headers for %s keeps none", p.Function, p.Cache, p.Lifetime)
 		}
 		if p.Recognise != model.RecogniseContent {
 			continue
 		}
 		if p.Cache > cacheMost {
-			return limits{}, fmt.Errorf("function %s: a cache of %d headers is more than the %d that a node holds", p.Function, p.Cache, cacheMost)
+			return Limits{}, fmt.Errorf("function %s: a cache of %d headers is more than the %d that a node holds", p.Function, p.Cache, cacheMost)
 		}
 		byContent += p.Cache
 		buckets += int(bucketsOf(p))
 	}
 	if byContent > cacheMost {
-		return limits{}, fmt.Errorf("functions that are recognised by content are to keep %d headers, more than the %d that a node holds", byContent, cacheMost)
+		return Limits{}, fmt.Errorf("functions that are recognised by content are to keep %d headers, more than the %d that a node holds", byContent, cacheMost)
 	}
-	l.buckets = roomFor(buckets)
-	slots, err := slotsPerCPU(n.Proxies, cpus)
+	l.Buckets = roomFor(buckets)
+	slots, err := SlotsPerCPU(n.Proxies, cpus)
 	if err != nil {
-		return limits{}, err
+		return Limits{}, err
 	}
 	total := 1 // entry 0 is none
 	for _, s := range slots {
 		total += int(s) * cpus
 	}
-	l.slots = ceilPower(total)
+	l.Slots = ceilPower(total)
 	return l, nil
 }
 
 // bucketsOf is how many buckets a function has that is recognised by content.
 func bucketsOf(p plan.Proxy) uint32 {
-	return uint32(max(bucketsLeast, (p.CacheEntries()+abi.Ways-1)/abi.Ways))
+	return uint32(max(BucketsLeast, (p.CacheEntries()+abi.Ways-1)/abi.Ways))
 }
 
 // roomFor is how many buckets a node has where its functions need n: some more
@@ -163,12 +163,12 @@ type ranges struct {
 
 type entries struct{ first, end uint32 }
 
-// newSlotRanges are of ws_slots. Entry 0 is nobody's.
-func newSlotRanges(limit uint32) *ranges {
+// NewSlotRanges are of ws_slots. Entry 0 is nobody's.
+func NewSlotRanges(limit uint32) *ranges {
 	return &ranges{limit: min(limit, slotsMax+1), have: map[uint32]abi.Proxy{}, used: []entries{{0, 1}}, exact: true}
 }
 
-func newBucketRanges(limit uint32) *ranges {
+func NewBucketRanges(limit uint32) *ranges {
 	return &ranges{limit: limit, have: map[uint32]abi.Proxy{}}
 }
 
@@ -180,9 +180,9 @@ func (r *ranges) keep(id uint32, p abi.Proxy) {
 	}
 }
 
-// get returns the range of a proxy that has n entries, or at least as many, for
+// Get returns the range of a proxy that has n entries, or at least as many, for
 // each of so many CPUs.
-func (r *ranges) get(id, n uint32, cpus int) (first, each uint32, err error) {
+func (r *ranges) Get(id, n uint32, cpus int) (first, each uint32, err error) {
 	// Only now is it known how long those are that were kept.
 	for _, k := range slices.Sorted(maps.Keys(r.have)) {
 		p := r.have[k]
@@ -199,7 +199,7 @@ func (r *ranges) get(id, n uint32, cpus int) (first, each uint32, err error) {
 		first = max(first, u.end)
 	}
 	if first+size > r.limit {
-		return 0, 0, fmt.Errorf("%w: no %d entries are left for headers", errCapacity, size)
+		return 0, 0, fmt.Errorf("%w: no %d entries are left for headers", ErrCapacity, size)
 	}
 	r.add(entries{first, first + size})
 	return first, n, nil
@@ -216,12 +216,12 @@ func (r *ranges) add(e entries) {
 // desireProxies adds what the functions of a plan need. It returns their keys,
 // by function. Of those that cannot be reached the entry says that they are gone,
 // so that their packets are refused.
-func (w *wanted) desireProxies(n plan.Node, at wiring, have tables, ix indexes) (map[string]uint32, error) {
-	keys, err := proxyKeys(n.Proxies)
+func (w *Wanted) desireProxies(n plan.Node, at Wiring, have Contents, ix Indexes) (map[string]uint32, error) {
+	keys, err := ProxyKeys(n.Proxies)
 	if err != nil {
 		return nil, err
 	}
-	slots, err := slotsPerCPU(n.Proxies, at.cpus)
+	slots, err := SlotsPerCPU(n.Proxies, at.Cpus)
 	if err != nil {
 		return nil, err
 	}
@@ -236,47 +236,47 @@ func (w *wanted) desireProxies(n plan.Node, at wiring, have tables, ix indexes) 
 				rules = append(rules, plan.Rule{Match: m, Target: id})
 			}
 		}
-		r, ok := at.reach[p.Function]
+		r, ok := at.Reach[p.Function]
 		if !ok {
-			r.to = noInterface
+			r.To = noInterface
 		}
-		s, fresh, err := ix.proxies.get(id)
+		s, fresh, err := ix.Proxies.get(id)
 		if err != nil {
 			return nil, err
 		}
 		if fresh {
-			w.freshProxies = append(w.freshProxies, s)
+			w.FreshProxies = append(w.FreshProxies, s)
 		}
 		entry := encodeProxy(p, r, s)
 		if p.Recognise == model.RecogniseMetadata {
-			entry.Slot, entry.Slots, err = ix.slots.get(id, slots[p.Function], at.cpus)
+			entry.Slot, entry.Slots, err = ix.Slots.Get(id, slots[p.Function], at.Cpus)
 		} else {
-			entry.Slot, entry.Slots, err = ix.buckets.get(id, bucketsOf(p), 1)
+			entry.Slot, entry.Slots, err = ix.Buckets.Get(id, bucketsOf(p), 1)
 		}
 		if err != nil {
 			return nil, err
 		}
-		w.proxies[id] = entry
+		w.Proxies[id] = entry
 	}
-	w.localDst, w.localSrc = expand(rules, have.localSrc, nil)
+	w.LocalDst, w.LocalSrc = expand(rules, have.LocalSrc, nil)
 	return keys, nil
 }
 
-func encodeProxy(p plan.Proxy, r reach, statsIndex uint32) abi.Proxy {
+func encodeProxy(p plan.Proxy, r Reach, statsIndex uint32) abi.Proxy {
 	out := abi.Proxy{
-		LifetimeNs: uint64(p.Lifetime.Nanoseconds()), To: r.to, Stats: statsIndex,
-		Recognise: uint8(abi.RecogniseContent), OnUnknown: uint8(p.OnUnknown), Dmac: r.dmac,
+		LifetimeNs: uint64(p.Lifetime.Nanoseconds()), To: r.To, Stats: statsIndex,
+		Recognise: uint8(abi.RecogniseContent), OnUnknown: uint8(p.OnUnknown), Dmac: r.Dmac,
 	}
 	if p.Recognise == model.RecogniseMetadata {
 		out.Recognise = uint8(abi.RecogniseMetadata)
 	}
 	if p.Segments == model.SegmentsCut {
 		out.Cut = 1
-		if r.cuts {
+		if r.Cuts {
 			out.Cuts = 1
 		}
 	}
-	if r.to == noInterface {
+	if r.To == noInterface {
 		out.Gone = 1
 	}
 	if p.Via.IsValid() {
@@ -301,11 +301,11 @@ func CutterPairs() (to, back CutterPair) {
 	return CutterPair{"wscut0", "wscut1"}, CutterPair{"wsback0", "wsback1"}
 }
 
-func hasLocal(n plan.Node) bool {
+func HasLocal(n plan.Node) bool {
 	return slices.ContainsFunc(n.Proxies, func(p plan.Proxy) bool { return p.Local })
 }
 
-// hasOwn: some path takes what the node sends itself, or what is marked on it.
-func hasOwn(n plan.Node) bool {
+// HasOwn: some path takes what the node sends itself, or what is marked on it.
+func HasOwn(n plan.Node) bool {
 	return slices.ContainsFunc(n.Headends, func(h plan.Headend) bool { return h.Own || h.Match.ByMark() })
 }

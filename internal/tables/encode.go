@@ -1,4 +1,4 @@
-package dataplane
+package tables
 
 import (
 	"encoding/binary"
@@ -15,10 +15,10 @@ import (
 	"github.com/waystamp/waystamp/internal/srv6"
 )
 
-// nexthopTTL is the life of a way out that TC has found and XDP uses, in
+// NexthopTTL is the life of a way out that TC has found and XDP uses, in
 // jiffies. How long one is only the kernel knows; where it is longest, 10 ms,
 // this is less than the second that a change of routes may take to be seen.
-const nexthopTTL = 90
+const NexthopTTL = 90
 
 // ICMP errors of one CPU: so many a second in the long run, and so many at once.
 // What tells of sizes is counted apart from the rest.
@@ -30,27 +30,27 @@ const (
 // outerHopLimit is what the outer header leaves the headend with.
 const outerHopLimit = 64
 
-// upper is the upper 64 bits of a, as __be64.
-func upper(a netip.Addr) uint64 {
+// Upper is the upper 64 bits of a, as __be64.
+func Upper(a netip.Addr) uint64 {
 	b := a.As16()
 	return binary.NativeEndian.Uint64(b[:8])
 }
 
-// words are the two halves of a, each as __be64.
-func words(a netip.Addr) [2]uint64 {
+// Words are the two halves of a, each as __be64.
+func Words(a netip.Addr) [2]uint64 {
 	b := a.As16()
 	return [2]uint64{binary.NativeEndian.Uint64(b[:8]), binary.NativeEndian.Uint64(b[8:])}
 }
 
-// upperMask is the mask of a prefix over the upper 64 bits, as __be64.
-func upperMask(bits int) uint64 {
+// UpperMask is the mask of a prefix over the upper 64 bits, as __be64.
+func UpperMask(bits int) uint64 {
 	if bits >= 64 {
 		return ^uint64(0)
 	}
 	return abi.BE64(^(^uint64(0) >> bits))
 }
 
-func encodeConfig(n plan.Node) (abi.Config, error) {
+func EncodeConfig(n plan.Node) (abi.Config, error) {
 	for _, p := range []struct {
 		what   string
 		prefix netip.Prefix
@@ -66,29 +66,29 @@ func encodeConfig(n plan.Node) (abi.Config, error) {
 		return abi.Config{}, fmt.Errorf("address %s of node %s is not an IPv6 address", n.Address, n.Name)
 	}
 	return abi.Config{
-		Address:        words(n.Address),
+		Address:        Words(n.Address),
 		IcmpIntervalNs: 1e9 / errorsPerSecond,
 		IcmpBurstNs:    1e9 / errorsPerSecond * errorsAtOnce,
 
-		Block:       upper(n.Block.Masked().Addr()),
-		BlockMask:   upperMask(n.Block.Bits()),
-		Locator:     upper(n.Locator.Masked().Addr()),
-		LocatorMask: upperMask(n.Locator.Bits()),
-		NexthopTtl:  nexthopTTL,
+		Block:       Upper(n.Block.Masked().Addr()),
+		BlockMask:   UpperMask(n.Block.Bits()),
+		Locator:     Upper(n.Locator.Masked().Addr()),
+		LocatorMask: UpperMask(n.Locator.Bits()),
+		NexthopTtl:  NexthopTTL,
 	}, nil
 }
 
-// keyWords are the two little-endian words of a SipHash key.
-func keyWords(k pot.Key) [2]uint64 {
+// KeyWords are the two little-endian words of a SipHash key.
+func KeyWords(k pot.Key) [2]uint64 {
 	return [2]uint64{binary.LittleEndian.Uint64(k[:8]), binary.LittleEndian.Uint64(k[8:])}
 }
 
-func encodeShare(s pot.Share, scheme model.Scheme) (abi.Share, error) {
+func EncodeShare(s pot.Share, scheme model.Scheme) (abi.Share, error) {
 	switch scheme {
 	case model.SchemeKeyed:
-		return abi.Share{Key: keyWords(s.Key)}, nil
+		return abi.Share{Key: KeyWords(s.Key)}, nil
 	case model.SchemeKeyedFlow:
-		return abi.Share{Key: keyWords(s.Key), BindKey: keyWords(s.Bind)}, nil
+		return abi.Share{Key: KeyWords(s.Key), BindKey: KeyWords(s.Bind)}, nil
 	case model.SchemePoT, model.SchemeOPoT:
 		p := s.Polynomial
 		if err := p.Check(); err != nil {
@@ -102,8 +102,8 @@ func encodeShare(s pot.Share, scheme model.Scheme) (abi.Share, error) {
 	return abi.Share{}, fmt.Errorf("this data path does not know the scheme %s", scheme)
 }
 
-func encodeHopKey(sid netip.Addr, path uint32, epoch uint8) abi.HopKey {
-	return abi.HopKey{Sid: upper(sid), Path: abi.BE32(path), Epoch: epoch}
+func EncodeHopKey(sid netip.Addr, path uint32, epoch uint8) abi.HopKey {
+	return abi.HopKey{Sid: Upper(sid), Path: abi.BE32(path), Epoch: epoch}
 }
 
 // encodeSource is what an entry of ws_hops says of the headends of its path: the
@@ -118,7 +118,7 @@ func encodeSource(sources []netip.Addr) ([2]uint64, error) {
 	case 0:
 		return [2]uint64{}, errors.New("no headend; packets must come from one")
 	case 1:
-		return words(sources[0]), nil
+		return Words(sources[0]), nil
 	}
 	return [2]uint64{}, nil
 }
@@ -130,7 +130,7 @@ var behaviours = map[model.Behaviour]abi.Behaviour{
 
 // encodeHop: proxy is that of the endpoint's function, 0 if it needs none.
 func encodeHop(e plan.Endpoint, statsIndex, proxy uint32) (abi.Hop, error) {
-	s, err := encodeShare(e.Share, e.Scheme)
+	s, err := EncodeShare(e.Share, e.Scheme)
 	if err != nil {
 		return abi.Hop{}, err
 	}
@@ -159,9 +159,9 @@ func nextCSID(id plan.PathID) uint8 {
 	return 0
 }
 
-// encodeEgress gives both entries of an egress: the one that its SID is found
+// EncodeEgress gives both entries of an egress: the one that its SID is found
 // by, and the verifier's. windowIndex is that of its replay window.
-func encodeEgress(e plan.Egress, statsIndex uint32) (abi.Hop, abi.Egress, error) {
+func EncodeEgress(e plan.Egress, statsIndex uint32) (abi.Hop, abi.Egress, error) {
 	from, err := encodeSource(e.Sources)
 	if err != nil {
 		return abi.Hop{}, abi.Egress{}, err
@@ -189,7 +189,7 @@ func encodeEgress(e plan.Egress, statsIndex uint32) (abi.Hop, abi.Egress, error)
 	}
 	switch e.Scheme {
 	case model.SchemeKeyedFlow:
-		h.Share.BindKey = keyWords(e.Share.Bind)
+		h.Share.BindKey = KeyWords(e.Share.Bind)
 		fallthrough
 	case model.SchemeKeyed:
 		if len(e.Verifier.Keys) != int(e.Share.Position) || len(e.Verifier.Keys) > abi.KeysMax {
@@ -197,11 +197,11 @@ func encodeEgress(e plan.Egress, statsIndex uint32) (abi.Hop, abi.Egress, error)
 		}
 		v.Keys = uint8(len(e.Verifier.Keys))
 		for i, k := range e.Verifier.Keys {
-			v.Key[i] = keyWords(k)
+			v.Key[i] = KeyWords(k)
 		}
 		return h, v, nil
 	}
-	s, err := encodeShare(e.Share, e.Scheme)
+	s, err := EncodeShare(e.Share, e.Scheme)
 	if err != nil {
 		return abi.Hop{}, abi.Egress{}, err
 	}
@@ -212,8 +212,8 @@ func encodeEgress(e plan.Egress, statsIndex uint32) (abi.Hop, abi.Egress, error)
 	return h, v, nil
 }
 
-func encodeHeadend(n plan.Node, h plan.Headend, statsIndex, counterIndex uint32) (abi.Headend, error) {
-	s, err := encodeShare(h.Share, h.Scheme)
+func EncodeHeadend(n plan.Node, h plan.Headend, statsIndex, counterIndex uint32) (abi.Headend, error) {
+	s, err := EncodeShare(h.Share, h.Scheme)
 	if err != nil {
 		return abi.Headend{}, err
 	}
@@ -282,10 +282,10 @@ func bitsOf(p netip.Prefix) uint32 {
 	return uint32(p.Bits())
 }
 
-func encodeDst(p netip.Prefix) dstKey {
-	return dstKey{Prefixlen: bitsOf(p), Addr: p.Masked().Addr().As16()}
+func EncodeDst(p netip.Prefix) DstKey {
+	return DstKey{Prefixlen: bitsOf(p), Addr: p.Masked().Addr().As16()}
 }
 
-func encodeSrc(class uint32, p netip.Prefix) srcKey {
-	return srcKey{Class: class, Prefixlen: bitsOf(p), Addr: p.Masked().Addr().As16()}
+func EncodeSrc(class uint32, p netip.Prefix) SrcKey {
+	return SrcKey{Class: class, Prefixlen: bitsOf(p), Addr: p.Masked().Addr().As16()}
 }

@@ -1,16 +1,13 @@
-package dataplane
+package tables
 
 import (
 	"cmp"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"math"
 	"math/bits"
 	"net/netip"
 	"slices"
-
-	"github.com/cilium/ebpf"
 
 	"github.com/waystamp/waystamp/internal/abi"
 	"github.com/waystamp/waystamp/internal/model"
@@ -45,8 +42,8 @@ func orderRules(steer, require []plan.Rule) ([]orderedRule, error) {
 	return all, nil
 }
 
-// encodeRules is what ws_rules shall hold.
-func encodeRules(steer, require []plan.Rule) (map[uint32]abi.Ruleset, error) {
+// EncodeRules is what ws_rules shall hold.
+func EncodeRules(steer, require []plan.Rule) (map[uint32]abi.Ruleset, error) {
 	all, err := orderRules(steer, require)
 	if err != nil {
 		return nil, err
@@ -68,7 +65,7 @@ func encodeRules(steer, require []plan.Rule) (map[uint32]abi.Ruleset, error) {
 			proven = append(proven, ruleSpan[uint32]{i, r.Target, r.Target})
 		}
 	}
-	addrs := axis[[2]uint64]{[2]uint64{math.MaxUint64, math.MaxUint64}, compareAddrs, nextAddr}
+	addrs := axis[[2]uint64]{[2]uint64{math.MaxUint64, math.MaxUint64}, CompareAddrs, nextAddr}
 	numbers := axis[uint32]{math.MaxUint32, cmp.Compare[uint32], nextNumber}
 	s.Dst.Step = addrs.cut(dst, s.Dst.From[:], s.Dst.Fit[:])
 	s.Src.Step = addrs.cut(src, s.Src.From[:], s.Src.Fit[:])
@@ -170,7 +167,7 @@ func addrSpan(rule int, p netip.Prefix) ruleSpan[[2]uint64] {
 	if p.Addr().Is4() {
 		length += 96
 	}
-	from := hostWords(p.Masked().Addr())
+	from := HostWords(p.Masked().Addr())
 	free := 128 - length
 	to := [2]uint64{from[0] | ones(max(0, free-64)), from[1] | ones(min(64, free))}
 	return ruleSpan[[2]uint64]{rule, from, to}
@@ -179,8 +176,8 @@ func addrSpan(rule int, p netip.Prefix) ruleSpan[[2]uint64] {
 // ones is a number whose lowest n bits are set.
 func ones(n int) uint64 { return 1<<n - 1 }
 
-// hostWords are the two halves of an address as numbers.
-func hostWords(a netip.Addr) [2]uint64 {
+// HostWords are the two halves of an address as numbers.
+func HostWords(a netip.Addr) [2]uint64 {
 	b := a.As16()
 	return [2]uint64{binary.BigEndian.Uint64(b[:8]), binary.BigEndian.Uint64(b[8:])}
 }
@@ -192,7 +189,7 @@ type axis[K comparable] struct {
 	next    func(K) K
 }
 
-func compareAddrs(a, b [2]uint64) int {
+func CompareAddrs(a, b [2]uint64) int {
 	return cmp.Or(cmp.Compare(a[0], b[0]), cmp.Compare(a[1], b[1]))
 }
 
@@ -231,46 +228,4 @@ func (a axis[K]) cut(spans []ruleSpan[K], from []K, fit []ruleBits) (step uint32
 		return 0
 	}
 	return uint32(min(1<<(bits.Len(uint(len(starts)-1))-1), abi.RulesMax))
-}
-
-// readRules reads what ws_rules holds: a map in it, or none.
-func readRules(g *generation, into map[uint32]abi.Ruleset) error {
-	var id ebpf.MapID
-	err := g.maps[tableRules].Lookup(uint32(0), &id)
-	if errors.Is(err, ebpf.ErrKeyNotExist) {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("read map %s: %w", tableRules, err)
-	}
-	m, err := ebpf.NewMapFromID(id)
-	if err != nil {
-		return fmt.Errorf("open what map %s holds: %w", tableRules, err)
-	}
-	defer m.Close()
-	s := new(abi.Ruleset)
-	if err := m.Lookup(uint32(0), s); err != nil {
-		return fmt.Errorf("read what map %s holds: %w", tableRules, err)
-	}
-	into[0] = *s
-	return nil
-}
-
-// putRules makes a map of the rules and puts it into ws_rules, in one step for the
-// packets.
-func (g *generation) putRules(s *abi.Ruleset) error {
-	m, err := ebpf.NewMap(&ebpf.MapSpec{
-		Name: "ws_rules_map", Type: ebpf.Array, KeySize: 4, ValueSize: uint32(binary.Size(s)), MaxEntries: 1,
-	})
-	if err != nil {
-		return fmt.Errorf("make a map of rules: %w", err)
-	}
-	defer m.Close() // ws_rules has it
-	if err := m.Put(uint32(0), s); err != nil {
-		return fmt.Errorf("write a map of rules: %w", err)
-	}
-	if err := g.maps[tableRules].Put(uint32(0), m); err != nil {
-		return fmt.Errorf("write to map %s: %w", tableRules, err)
-	}
-	return nil
 }

@@ -1,0 +1,278 @@
+package tables
+
+import (
+	"fmt"
+	"net/netip"
+
+	"github.com/waystamp/waystamp/internal/abi"
+	"github.com/waystamp/waystamp/internal/model"
+	"github.com/waystamp/waystamp/internal/plan"
+)
+
+// ChainsMax is WS_CHAINS_MAX of bpf/lib/node/maps.h, which the maps are sized by.
+const ChainsMax = 65536
+
+// Wanted is what the maps shall hold, and what must be prepared in the arrays
+// before anything names it.
+type Wanted struct {
+	Contents
+	FreshStats   []uint32              // to be zeroed
+	FreshProxies []uint32              // entries of ws_proxy_stats, to be zeroed
+	Numbers      map[uint32]CounterKey // that headends name, by slot
+	Windows      map[uint32]Window     // that egresses name, by first word
+}
+
+// Desire says what the maps of a node shall hold. It is pure: the same plan and
+// the same state before give the same. What it keeps of the state before are
+// the numbers by which entries name each other: ix, and the source classes in
+// have.
+func Desire(n plan.Node, at Wiring, local []netip.Addr, have Contents, ix Indexes) (Wanted, error) {
+	w := Wanted{Contents: New(), Numbers: map[uint32]CounterKey{}, Windows: map[uint32]Window{}}
+	w.Ports = at.Ports
+	proxyOf, err := w.desireProxies(n, at, have, ix)
+	if err != nil {
+		return Wanted{}, err
+	}
+	statsIndex := func(k StatsKey) (uint32, error) {
+		i, fresh, err := ix.Stats.get(k)
+		if fresh {
+			w.FreshStats = append(w.FreshStats, i)
+		}
+		return i, err
+	}
+
+	var steer, require []plan.Rule
+	heads := map[uint32]bool{}
+	for _, h := range n.Headends {
+		if h.Path == 0 {
+			return Wanted{}, PartError(h.PathID, "path 0 is no path")
+		}
+		if heads[h.Path] {
+			return Wanted{}, PartError(h.PathID, "the node is its headend twice")
+		}
+		heads[h.Path] = true
+		s, err := statsIndex(StatsKey{Path: abi.BE32(h.Path)})
+		if err != nil {
+			return Wanted{}, err
+		}
+		key := CounterKey{abi.BE32(h.Path), h.Epoch}
+		c, _, err := ix.counters.get(key)
+		if err != nil {
+			return Wanted{}, err
+		}
+		w.Numbers[c] = key
+		entry, err := EncodeHeadend(n, h, s, c)
+		if err != nil {
+			return Wanted{}, PartError(h.PathID, "headend: %w", err)
+		}
+		i, _, err := ix.headends.get(entry)
+		if err != nil {
+			return Wanted{}, err
+		}
+		w.Headends[i] = entry
+		w.Paths[abi.BE32(h.Path)] = i
+		steer = append(steer, plan.Rule{Match: h.Match, Target: i})
+	}
+
+	for _, e := range n.Endpoints {
+		s, err := statsIndex(StatsKey{Upper(e.SID), abi.BE32(e.Path)})
+		if err != nil {
+			return Wanted{}, err
+		}
+		entry, err := encodeHop(e, s, proxyOf[e.Function])
+		if err != nil {
+			return Wanted{}, PartError(e.PathID, "function %s: %w", e.Function, err)
+		}
+		if err := w.addHop(n, e.PathID, e.SID, e.Sources, entry); err != nil {
+			return Wanted{}, err
+		}
+	}
+
+	guarded := map[uint32]model.Match{}
+	for _, e := range n.Egresses {
+		s, err := statsIndex(StatsKey{Upper(e.SID), abi.BE32(e.Path)})
+		if err != nil {
+			return Wanted{}, err
+		}
+		h, v, err := EncodeEgress(e, s)
+		if err != nil {
+			return Wanted{}, PartError(e.PathID, "egress: %w", err)
+		}
+		its := Window{WindowKey{CounterKey{abi.BE32(e.Path), e.Epoch}, SecretsOf(&v)}, int(e.Lanes), e.Window}
+		if v.Window, err = ix.windows.Get(its); err != nil {
+			return Wanted{}, PartError(e.PathID, "egress: %w", err)
+		}
+		if err := w.addHop(n, e.PathID, e.SID, e.Sources, h); err != nil {
+			return Wanted{}, err
+		}
+		k := abi.EgressKey{Path: abi.BE32(e.Path), Epoch: e.Epoch}
+		if _, twice := w.Egresses[k]; twice {
+			return Wanted{}, PartError(e.PathID, "the node is its egress twice")
+		}
+		v.Of = k
+		w.Egresses[k] = v
+		w.Windows[v.Window] = its
+		m, again := guarded[e.Path]
+		if again && m != e.Match {
+			return Wanted{}, PartError(e.PathID, "its epochs match different packets")
+		}
+		if !again {
+			guarded[e.Path] = e.Match
+			require = append(require, plan.Rule{Match: e.Match, Target: abi.BE32(e.Path)})
+		}
+	}
+
+	own := ownKeys(local)
+	w.MatchDst, w.MatchSrc = expand(steer, have.MatchSrc, own)
+	w.GuardDst, w.GuardSrc = expand(require, have.GuardSrc, own)
+	if w.Rules, err = EncodeRules(steer, require); err != nil {
+		return Wanted{}, err
+	}
+	return w, w.checkSizes()
+}
+
+func ownKeys(local []netip.Addr) []DstKey {
+	own := make([]DstKey, len(local))
+	for i, a := range local {
+		own[i] = EncodeDst(netip.PrefixFrom(a, a.BitLen()))
+	}
+	return own
+}
+
+// NeedLines is how many lines the tables of prefixes take for a plan.
+func NeedLines(n plan.Node, local []netip.Addr) (uint32, error) {
+	var steer, require, through []plan.Rule
+	for i, h := range n.Headends {
+		steer = append(steer, plan.Rule{Match: h.Match, Target: uint32(i)})
+	}
+	seen := map[uint32]bool{}
+	for _, e := range n.Egresses {
+		if !seen[e.Path] {
+			seen[e.Path] = true
+			require = append(require, plan.Rule{Match: e.Match, Target: e.Path})
+		}
+	}
+	for i, p := range n.Proxies {
+		if p.Local {
+			for _, m := range p.Matches {
+				through = append(through, plan.Rule{Match: m, Target: uint32(i)})
+			}
+		}
+	}
+	var all []Prefixes
+	for _, rules := range [][]plan.Rule{steer, require} {
+		dst, src := expand(rules, nil, ownKeys(local))
+		all = append(all, Prefixes{dst, src})
+	}
+	dst, src := expand(through, nil, nil)
+	return LinesOf(append(all, Prefixes{dst, src})...)
+}
+
+func (w *Wanted) addHop(n plan.Node, id plan.PathID, sid netip.Addr, sources []netip.Addr, entry abi.Hop) error {
+	if id.Path == 0 {
+		return PartError(id, "path 0 is no path")
+	}
+	if !sid.Is6() || !n.Locator.Contains(sid) {
+		return PartError(id, "SID %s is not in the locator %s of node %s", sid, n.Locator, n.Name)
+	}
+	k := EncodeHopKey(sid, id.Path, id.Epoch)
+	if _, twice := w.Hops[k]; twice {
+		return PartError(id, "SID %s is visited twice", sid)
+	}
+	entry.Of = k
+	w.Hops[k] = entry
+	w.Sids[EncodeHopKey(sid, id.Path, 0)] = 1
+	w.Sids[EncodeHopKey(sid, 0, 0)] = 1
+	if len(sources) > 1 {
+		for _, a := range sources {
+			w.Sources[abi.SourceKey{Path: abi.BE32(id.Path), Addr: Words(a)}] = 1
+		}
+	}
+	return nil
+}
+
+// checkSizes compares with the maps of bpf/lib/node/maps.h, so that a plan that does
+// not fit is refused before anything is changed.
+func (w *Wanted) checkSizes() error {
+	for _, m := range []struct {
+		what      string
+		have, max int
+	}{
+		{"hops (a SID, path and epoch each)", len(w.Hops), 2 * ChainsMax},
+		{"SIDs and paths", len(w.Sids), 4 * ChainsMax},
+		{"headends of paths that have several", len(w.Sources), 2 * ChainsMax},
+		{"egresses", len(w.Egresses), 2 * ChainsMax},
+		{"classification rules by destination", len(w.MatchDst), ChainsMax},
+		{"classification rules by source", len(w.MatchSrc), ChainsMax},
+		{"guard rules by destination", len(w.GuardDst), ChainsMax},
+		{"guard rules by source", len(w.GuardSrc), ChainsMax},
+		{"rules of local functions by destination", len(w.LocalDst), ChainsMax},
+		{"rules of local functions by source", len(w.LocalSrc), ChainsMax},
+		{"interfaces", len(w.Ports), 4096},
+	} {
+		if m.have > m.max {
+			return fmt.Errorf("the plan has %d %s, more than the %d that a node holds", m.have, m.what, m.max)
+		}
+	}
+	return nil
+}
+
+func PartError(id plan.PathID, format string, args ...any) error {
+	return fmt.Errorf("chain %s, %s, path %#x, epoch %d: %w", id.Chain, id.Direction, id.Path, id.Epoch, fmt.Errorf(format, args...))
+}
+
+// Need is how large the maps must be for a plan.
+func Need(n plan.Node, cpus int) (Limits, error) {
+	seen := map[StatsKey]bool{}
+	for _, h := range n.Headends {
+		seen[StatsKey{Path: abi.BE32(h.Path)}] = true
+	}
+	for _, e := range n.Endpoints {
+		seen[StatsKey{Upper(e.SID), abi.BE32(e.Path)}] = true
+	}
+	for _, e := range n.Egresses {
+		seen[StatsKey{Upper(e.SID), abi.BE32(e.Path)}] = true
+	}
+	return Limits{
+		Headends: uint32(len(n.Headends)), Stats: uint32(len(seen)),
+		Hops: uint32(len(n.Endpoints) + len(n.Egresses)), Egresses: uint32(len(n.Egresses)), Places: placeSize(n.Locator),
+	}.needCaches(n, cpus)
+}
+
+// Size chooses the arrays for what a plan needs: room to grow without a new
+// generation, since every change may need new numbers beside the old ones, yet
+// small where a node has little. Every entry costs memory on every CPU. The caches
+// of headers are sized by their functions.
+func (l Limits) Size() (Limits, error) {
+	fit := func(n, least, most uint32, what string) (uint32, error) {
+		if n > most {
+			return 0, fmt.Errorf("the plan needs %d %s, more than the %d that a node holds", n, what, most)
+		}
+		s := least
+		for s < 2*n && s < most {
+			s *= 2
+		}
+		return s, nil
+	}
+	c, err := fit(l.Headends, 64, ChainsMax, "paths that start at the node")
+	if err != nil {
+		return Limits{}, err
+	}
+	s, err := fit(l.Stats, 256, 2*ChainsMax, "path counters")
+	if err != nil {
+		return Limits{}, err
+	}
+	h, err := fit(l.Hops, 256, 4*ChainsMax, "SIDs, paths and epochs")
+	if err != nil {
+		return Limits{}, err
+	}
+	e, err := fit(l.Egresses, 64, 4*ChainsMax, "egresses")
+	if err != nil {
+		return Limits{}, err
+	}
+	m, err := fit(l.Lines, LinesLeast, linesMost, "lines of prefixes")
+	if err != nil {
+		return Limits{}, err
+	}
+	return Limits{Lines: m, Headends: c, Stats: s, Hops: h, Egresses: e, Places: l.Places, Buckets: l.Buckets, Slots: l.Slots}, nil
+}

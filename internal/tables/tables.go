@@ -1,0 +1,246 @@
+// Package tables computes what the maps of a node's data path shall hold: from a
+// plan, from what the node's machine is like (Wiring), and from what the maps hold
+// already, in the layouts of internal/abi. It says in which order one content
+// follows another so that no step opens a hole, and where in the slabs of replay
+// windows and packet numbers each path has its place. It is pure: it reads and
+// writes no map; internal/dataplane does.
+package tables
+
+import (
+	"errors"
+	"maps"
+
+	"github.com/waystamp/waystamp/internal/abi"
+)
+
+// Contents is what the maps hold that user space alone writes. Two of them are
+// compared to learn what must be done.
+type Contents struct {
+	Hops     map[abi.HopKey]abi.Hop
+	Sids     map[abi.HopKey]uint32
+	Sources  map[abi.SourceKey]uint32
+	Egresses map[abi.EgressKey]abi.Egress
+	Headends map[uint32]abi.Headend
+	Paths    map[uint32]uint32 // that it is a headend of, as __be32: index in headends
+	MatchDst map[DstKey]Match
+	MatchSrc map[SrcKey]Match
+	GuardDst map[DstKey]Match
+	GuardSrc map[SrcKey]Match
+	Ports    map[uint32]abi.Port
+	Proxies  map[uint32]abi.Proxy
+	LocalDst map[DstKey]Match
+	LocalSrc map[SrcKey]Match
+	Rules    map[uint32]abi.Ruleset // at 0, if there are any
+}
+
+func New() Contents {
+	return Contents{
+		Hops: map[abi.HopKey]abi.Hop{}, Sids: map[abi.HopKey]uint32{}, Sources: map[abi.SourceKey]uint32{}, Egresses: map[abi.EgressKey]abi.Egress{},
+		Headends: map[uint32]abi.Headend{}, Paths: map[uint32]uint32{},
+		MatchDst: map[DstKey]Match{}, MatchSrc: map[SrcKey]Match{},
+		GuardDst: map[DstKey]Match{}, GuardSrc: map[SrcKey]Match{},
+		Ports: map[uint32]abi.Port{}, Proxies: map[uint32]abi.Proxy{},
+		LocalDst: map[DstKey]Match{}, LocalSrc: map[SrcKey]Match{}, Rules: map[uint32]abi.Ruleset{},
+	}
+}
+
+// ByUse are the rules by prefixes, by what they are for.
+func (t Contents) ByUse() map[abi.MatchUse]Prefixes {
+	return map[abi.MatchUse]Prefixes{
+		abi.MatchUseSteer:   {t.MatchDst, t.MatchSrc},
+		abi.MatchUseRequire: {t.GuardDst, t.GuardSrc},
+		abi.MatchUseLocal:   {t.LocalDst, t.LocalSrc},
+	}
+}
+
+// Map names a map of the data path.
+type Map string
+
+const (
+	MapNode        Map = "ws_node"
+	MapHops        Map = "ws_hops"      // an array; ops name its entries by hopKey
+	MapHopIndex    Map = "ws_hop_index" // where they are
+	MapPlaces      Map = "ws_places"
+	MapSIDs        Map = "ws_sids"
+	MapSources     Map = "ws_sources"
+	MapEgresses    Map = "ws_egresses" // as tableHops
+	MapEgressIndex Map = "ws_egress_index"
+	MapWindows     Map = "ws_windows"
+	MapHeadends    Map = "ws_headends"
+	MapPaths       Map = "ws_paths"
+	MapPathMTUs    Map = "ws_path_mtus"
+	MapNumbers     Map = "ws_numbers"
+	MapStats       Map = "ws_stats"
+	MapMatch       Map = "ws_match" // ops name its entries by use, and replace them whole
+	MapRules       Map = "ws_rules"
+	MapPorts       Map = "ws_ports"
+	MapExits       Map = "ws_exits"
+	MapNexthops    Map = "ws_nexthops"
+	MapProxies     Map = "ws_proxies"
+	MapProxyStats  Map = "ws_proxy_stats"
+	MapBuckets     Map = "ws_buckets"
+	MapCache       Map = "ws_cache"
+	MapCopies      Map = "ws_copies"
+	MapSlots       Map = "ws_slots"
+	MapRefusals    Map = "ws_refusals"
+	MapErrors      Map = "ws_errors"
+	MapEvents      Map = "ws_events"
+	MapPrograms    Map = "ws_programs"
+)
+
+// Op is one change of one map: a pointer to the value is put, or without one
+// the entry is deleted.
+type Op struct {
+	Table      Map
+	Key, Value any
+}
+
+func (o Op) Remove() bool { return o.Value == nil }
+
+// Changes are the ops that lead from have to want, in an order in which a
+// packet meets a whole state at every step, or is refused:
+//
+//   - what the guard requires is added first and given up last, so that no
+//     packet that needs a proof before and after slips by in between;
+//   - what a headend's packets need on this node is there before they come, and
+//     stays until they are gone;
+//   - a proxy is there before a SID, an interface or a rule names it, and what
+//     must pass a local function is known before the first packet comes to it;
+//   - a rule is there only while its headend, and its source class, are.
+//
+// There is no such order where together says so.
+//
+// Rules by prefixes are replaced as a whole, twice: by the new ones over the old
+// ones, and by the new ones alone. A packet meets its old rule until it meets its
+// new one, and never a third.
+func Changes(have, want Contents) []Op {
+	var ops []Op
+	both := map[abi.MatchUse]Prefixes{}
+	for use, p := range want.ByUse() {
+		both[use] = p.Over(have.ByUse()[use])
+	}
+	before, after := have.ByUse(), want.ByUse()
+	swap := func(use abi.MatchUse, from, to map[abi.MatchUse]Prefixes) { ops = swaps(ops, use, from[use], to[use]) }
+	swap(abi.MatchUseRequire, before, both)
+	ops = Puts(ops, MapProxies, have.Proxies, want.Proxies)
+	swap(abi.MatchUseLocal, before, both)
+	ops = Puts(ops, MapSIDs, have.Sids, want.Sids)
+	ops = Puts(ops, MapSources, have.Sources, want.Sources)
+	ops = Puts(ops, MapEgresses, have.Egresses, want.Egresses)
+	ops = Puts(ops, MapPorts, have.Ports, want.Ports)
+	ops = Puts(ops, MapHops, have.Hops, want.Hops)
+	ops = Puts(ops, MapHeadends, have.Headends, want.Headends)
+	ops = Puts(ops, MapPaths, have.Paths, want.Paths)
+	swap(abi.MatchUseSteer, before, both)
+	ops = Puts(ops, MapRules, have.Rules, want.Rules)
+
+	ops = Deletes(ops, MapRules, have.Rules, want.Rules)
+	swap(abi.MatchUseSteer, both, after)
+	ops = Deletes(ops, MapPaths, have.Paths, want.Paths)
+	ops = Deletes(ops, MapHeadends, have.Headends, want.Headends)
+	ops = Deletes(ops, MapHops, have.Hops, want.Hops)
+	ops = Deletes(ops, MapEgresses, have.Egresses, want.Egresses)
+	ops = Deletes(ops, MapSources, have.Sources, want.Sources)
+	ops = Deletes(ops, MapSIDs, have.Sids, want.Sids)
+	swap(abi.MatchUseLocal, both, after)
+	swap(abi.MatchUseRequire, both, after)
+	return ops
+}
+
+// ErrTogether: no order of changes takes a packet from a prefix to an ordered rule,
+// or back, at once. That needs a new generation.
+var ErrTogether = errors.New("ordered rules and prefixes change together")
+
+// Together: do the paths of ordered rules differ as well as those of prefixes?
+// Where only one of them does, a packet that an ordered rule covers meets either
+// its old path or its new one at every step, and any other packet, too. Tables by
+// source do not differ where those by destination do not: see classes.
+func Together(have, want Contents) bool {
+	if maps.Equal(have.rulesByPath(), want.rulesByPath()) {
+		return false
+	}
+	return !maps.Equal(have.GuardDst, want.GuardDst) ||
+		!maps.Equal(byPath(have.MatchDst, have.Headends), byPath(want.MatchDst, want.Headends))
+}
+
+// byPath names paths where the maps name headends: a path's next epoch has another
+// one, and that packets meet the old or the new one is no matter.
+func byPath(of map[DstKey]Match, headends map[uint32]abi.Headend) map[DstKey]Match {
+	out := maps.Clone(of)
+	for k, m := range out {
+		if m.Action == uint8(abi.MatchActionPath) {
+			m.Target = headends[m.Target].Path
+			out[k] = m
+		}
+	}
+	return out
+}
+
+func (t Contents) rulesByPath() map[uint32]abi.Ruleset {
+	out := maps.Clone(t.Rules)
+	for k, set := range out {
+		for i, steer := range set.Steer {
+			if steer != 0 {
+				set.Steer[i] = t.Headends[steer&abi.RuleTarget-1].Path
+			}
+		}
+		out[k] = set
+	}
+	return out
+}
+
+func Puts[K, V comparable](ops []Op, t Map, have, want map[K]V) []Op {
+	for k, v := range want {
+		if old, ok := have[k]; !ok || old != v {
+			ops = append(ops, Op{t, &k, &v})
+		}
+	}
+	return ops
+}
+
+func Deletes[K, V comparable](ops []Op, t Map, have, want map[K]V) []Op {
+	for k := range have {
+		if _, ok := want[k]; !ok {
+			ops = append(ops, Op{t, &k, nil})
+		}
+	}
+	return ops
+}
+
+// LeftBehind are the ops for interfaces that waystamp has left, and for the
+// functions behind them: until then the programs on them look both up.
+func LeftBehind(have, want Contents) []Op {
+	ops := Deletes(nil, MapPorts, have.Ports, want.Ports)
+	return Deletes(ops, MapProxies, have.Proxies, want.Proxies)
+}
+
+// withLocal adds this node's own addresses to rules: an entry each that says
+// what the longest rule covering the address says, and that it is local.
+func withLocal(dst map[DstKey]Match, local []DstKey) map[DstKey]Match {
+	out := maps.Clone(dst)
+	for _, k := range local {
+		m := Covering(dst, k)
+		m.Local = 1
+		out[k] = m
+	}
+	return out
+}
+
+// Covering is what the longest rule says that covers the address k.
+func Covering(dst map[DstKey]Match, k DstKey) Match {
+	for bits := k.Prefixlen + 1; bits > 0; bits-- {
+		if m, ok := dst[truncated(k, bits-1)]; ok {
+			return m
+		}
+	}
+	return Match{Action: uint8(abi.MatchActionNone)}
+}
+
+func truncated(k DstKey, bits uint32) DstKey {
+	t := DstKey{Prefixlen: bits}
+	copy(t.Addr[:], k.Addr[:bits/8])
+	if r := bits % 8; r != 0 {
+		t.Addr[bits/8] = k.Addr[bits/8] &^ (0xff >> r)
+	}
+	return t
+}
