@@ -31,6 +31,7 @@ var level = map[string]int{
 	"internal/agent":            5,
 	"internal/explain":          5,
 	"internal/lab":              5,
+	"internal/netfilter":        5,
 	"internal/attack":           6,
 	"internal/demo":             6,
 	"internal/bench":            6,
