@@ -51,7 +51,7 @@ type Interface struct {
 	Name      string `json:"name"`
 	Role      string `json:"role"`                // edge, core
 	Datapath  string `json:"datapath"`            // as in the plan: auto, tc, xdp
-	Unmatched string `json:"unmatched,omitempty"` // of an edge interface: pass, drop
+	Unmatched string `json:"unmatched,omitempty"` // of an edge interface: route, drop
 	TC        bool   `json:"tc"`                  // the program at TC ingress is attached
 	XDP       bool   `json:"xdp"`                 // the program at XDP is attached
 	// Out: the program at TC egress is attached: the second guard, and the way back
