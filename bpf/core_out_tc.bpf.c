@@ -34,7 +34,7 @@ int ws_core_out_tc(struct __sk_buff *skb)
 	own = headend_out_is_asked_for() && !frame_is_tagged(skb);
 	if (pull(skb,
 		 sizeof(*eth) + (own ? TUPLE_LEN : sizeof(struct ip6_hdr))))
-		return ws_refuse(skb, not_cached(), 0);
+		return ws_refuse(skb, REASON(NOT_CACHED), 0);
 	c = ctx_cursor(skb);
 	eth = cursor_take(&c, struct eth_hdr);
 	whole = eth && eth_is_ip(eth) && ip_take(&c, eth_is_ip4(eth), &in);

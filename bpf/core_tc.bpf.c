@@ -49,7 +49,7 @@ int ws_core_tc(struct __sk_buff *skb)
 	if (!eth || !eth_is_ip(eth))
 		return CTX_PASS;
 	if (!ip_take(&c, eth_is_ip4(eth), &in))
-		return ws_refuse(skb, WS_REASON_TRUNCATED, rc);
+		return ws_refuse(skb, REASON(TRUNCATED), rc);
 	/* The kernel drops what is not of the version that the frame says, and
 	 * delivers what stays on the link or is for many.
 	 */

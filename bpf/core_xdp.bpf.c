@@ -72,7 +72,7 @@ static __always_inline int deliver_xdp(ctx_t *ctx, const struct endpoint *ep,
 	struct ws_nexthop_key key;
 	struct eth_hdr *eth;
 	struct ip inner;
-	enum ws_reason r;
+	reason_t r;
 	struct cursor c;
 	__be32 path;
 	long rc;
@@ -118,12 +118,12 @@ static __always_inline int deliver_xdp(ctx_t *ctx, const struct endpoint *ep,
 	/* Moves the packet: every pointer into it is gone. */
 	rc = bpf_xdp_adjust_head(ctx, outer);
 	if (rc)
-		return ws_refuse(ctx, strip_failed(), rc);
+		return ws_refuse(ctx, REASON(STRIP_FAILED), rc);
 
 	c = ctx_cursor(ctx);
 	eth = cursor_take(&c, struct eth_hdr);
 	if (!eth || !ip_take(&c, is_ip4, &inner))
-		return ws_refuse(ctx, bounds_bug(), 0);
+		return ws_refuse(ctx, REASON(BOUNDS_BUG), 0);
 	ip_decrement(&inner);
 	ip_set_ecn(&inner, ecn);
 	stats_add(stats, 1, len);
@@ -134,7 +134,7 @@ static __always_inline int dt46_xdp(ctx_t *ctx, const struct endpoint *ep,
 				    const struct ws_node *node)
 {
 	const struct ws_egress *e;
-	enum ws_reason r;
+	reason_t r;
 	bool report;
 
 	if (segments_remain(ep))

@@ -15,7 +15,7 @@ int ws_edge_out_tc(struct __sk_buff *skb)
 	__u32 index = tc_index_read(skb);
 	const struct ip6_hdr *ip6 = NULL;
 	const struct eth_hdr *eth;
-	enum ws_reason r;
+	reason_t r;
 	struct ip in;
 	struct cursor c;
 	int verdict;
@@ -33,10 +33,10 @@ int ws_edge_out_tc(struct __sk_buff *skb)
 	if (eth && eth_has_tag(eth))
 		return vlan_planned(skb) & WS_VLAN_STACKED ?
 			       CTX_PASS :
-			       ws_refuse(skb, vlan_tags(), 0);
+			       ws_refuse(skb, REASON(VLAN_TAGS), 0);
 	if (eth && eth_is_ip(eth)) {
 		if (!ip_take(&c, eth_is_ip4(eth), &in))
-			return ws_refuse(skb, WS_REASON_LEAVE_TRUNCATED, rc);
+			return ws_refuse(skb, REASON(LEAVE_TRUNCATED), rc);
 		if (!in.is_ip4)
 			ip6 = in.hdr;
 	}

@@ -20,13 +20,13 @@ static __always_inline int enter(struct __sk_buff *skb, struct cursor c,
 	int len = skb->len - sizeof(struct eth_hdr);
 
 	if (!in->is_ip4 && ip6_len(in->hdr) > (__u32)len)
-		return ws_refuse(skb, WS_REASON_IP6_LENGTH, 0);
+		return ws_refuse(skb, REASON(IP6_LENGTH), 0);
 	if (in->is_ip4) {
 		len = ws_edge_ip4(skb);
 		if (len < 0)
 			return ws_refuse(skb, -len, 0);
 		if (!forward_ip(skb, true, &c, in))
-			return ws_refuse(skb, bounds_bug(), 0);
+			return ws_refuse(skb, REASON(BOUNDS_BUG), 0);
 	}
 	return headend_tc(skb, c, in, len, index, false);
 }
@@ -57,10 +57,10 @@ int ws_edge_tc(struct __sk_buff *skb)
 	/* What is not IP at all, such as ARP, is not forwarded by the kernel. */
 	if (!eth || !eth_is_ip(eth))
 		return eth && eth_has_tag(eth) ?
-			       ws_refuse(skb, vlan_tags(), 0) :
+			       ws_refuse(skb, REASON(VLAN_TAGS), 0) :
 			       CTX_PASS;
 	if (!ip_take(&c, eth_is_ip4(eth), &in))
-		return ws_refuse(skb, edge_truncated(), rc);
+		return ws_refuse(skb, REASON(EDGE_TRUNCATED), rc);
 	/* Nor are these. */
 	if (!ip_is_its_version(&in) || ip_to_is_never_forwarded(&in) ||
 	    ip_from_is_never_forwarded(&in))
@@ -77,17 +77,17 @@ int ws_edge_tc(struct __sk_buff *skb)
 	if (is_local(skb, &m, in.is_ip4))
 		return CTX_PASS;
 	if (m.action == WS_MATCH_MISSING)
-		return ws_refuse(skb, rules_missing(), 0);
+		return ws_refuse(skb, REASON(RULES_MISSING_BUG), 0);
 	if ((m.action != WS_MATCH_PATH && m.action != WS_MATCH_UNREAD) ||
 	    ip_is_unsteered(&in))
 		return edge_unmatched(skb, &in);
 	if (m.action == WS_MATCH_UNREAD)
-		return ws_refuse(skb, WS_REASON_PORTS_UNREAD, 0);
+		return ws_refuse(skb, REASON(PORTS_UNREAD), 0);
 	if (socket_is_tcp(skb)) {
 		if (socket_detach(skb))
 			return CTX_DROP; /* nothing is lost */
 		if (!forward_ip(skb, in.is_ip4, &c, &in))
-			return ws_refuse(skb, bounds_bug(), 0);
+			return ws_refuse(skb, REASON(BOUNDS_BUG), 0);
 	}
 	return enter(skb, c, &in, m.target);
 }

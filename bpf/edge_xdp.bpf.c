@@ -107,15 +107,15 @@ static __always_inline int headend_xdp(ctx_t *ctx, struct cursor c,
 		return CTX_PASS;
 
 	if (pad && bpf_xdp_adjust_tail(ctx, -(__s32)pad))
-		return ws_refuse(ctx, headend_write_failed(), 0);
+		return ws_refuse(ctx, REASON(WRITE_FAILED), 0);
 	if (!outer_write(ctx, h, pkt.outer_len) ||
 	    !headend_finish(h, ctx_cursor(ctx), &pkt))
-		return ws_refuse(ctx, headend_write_failed(), 0);
+		return ws_refuse(ctx, REASON(WRITE_FAILED), 0);
 	c = ctx_cursor(ctx);
 	eth = cursor_take(&c, struct eth_hdr);
 	c.pos += pkt.outer_len;
 	if (!eth || !ip_take(&c, pkt.is_ip4, &inner))
-		return ws_refuse(ctx, headend_write_failed(), 0);
+		return ws_refuse(ctx, REASON(WRITE_FAILED), 0);
 	ip_decrement(&inner);
 	stats_add(h->stats, 1, pkt.inner_len);
 	return nexthop_take(eth, n, false);

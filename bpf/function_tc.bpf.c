@@ -21,7 +21,7 @@ static __always_inline int unknown(struct __sk_buff *skb,
 
 	proxy_count(p, tx_not_cached);
 	if (p->on_unknown != WS_ON_UNKNOWN_PLAIN)
-		return ws_refuse(skb, not_cached(), 0);
+		return ws_refuse(skb, REASON(NOT_CACHED), 0);
 	proxy_count(p, tx_plain);
 	eth = cursor_take(&c, struct eth_hdr);
 	if (!eth)
@@ -41,7 +41,7 @@ static __always_inline int by_metadata(struct __sk_buff *skb,
 {
 	__u64 now = bpf_ktime_get_coarse_ns(), expires = 0;
 	struct ws_cached *c = slot_claim(slot, id, now, &expires);
-	enum ws_reason r;
+	reason_t r;
 	__u32 exit = 0;
 	long err = 0;
 
@@ -63,7 +63,7 @@ static __always_inline int by_content(struct __sk_buff *skb,
 	__u64 now, expires, fp;
 	struct cache_query query;
 	struct ws_cached *c;
-	enum ws_reason r;
+	reason_t r;
 	__u32 entry, exit = 0;
 	long err = 0;
 
@@ -147,7 +147,7 @@ int ws_function_tc(struct __sk_buff *skb)
 	if (!eth || !eth_is_ip(eth))
 		return CTX_PASS;
 	if (!ip_take(&c, eth_is_ip4(eth), &in))
-		return ws_refuse(skb, WS_REASON_FUNCTION_TRUNCATED, rc);
+		return ws_refuse(skb, REASON(FUNCTION_TRUNCATED), rc);
 	if (!in.is_ip4 && is_mapped(in.hdr))
 		return refuse_mapped(skb);
 	a = ip_addrs(&in);
@@ -159,13 +159,13 @@ int ws_function_tc(struct __sk_buff *skb)
 		return CTX_PASS;
 	}
 	if (!p)
-		return ws_refuse(skb, proxy_missing(), 0);
+		return ws_refuse(skb, REASON(PROXY_MISSING_BUG), 0);
 	/* The function has put frames together: each has a header of its own. */
 	if (skb->gso_size && p->cut && !port->cutter) {
 		/* One index for all of them, and that of one. */
 		if (p->recognise == WS_RECOGNISE_METADATA) {
 			proxy_count(p, tx_not_cached);
-			return ws_refuse(skb, not_cached(), 0);
+			return ws_refuse(skb, REASON(NOT_CACHED), 0);
 		}
 		proxy_count(p, tx_cut);
 		return segment_back(skb, eth, id);

@@ -107,13 +107,13 @@ static __always_inline int back_xdp(ctx_t *ctx, const struct ws_proxy *p,
 		    within(outer_len, sizeof(struct ip6_hdr), WS_CACHED_MAX)) ||
 	    !restore_finish(ctx, c, on.hop, on.binding, outer_len, len)) {
 		cache_give(entry, TAG_FREE);
-		return ws_refuse(ctx, restore_failed(), 0);
+		return ws_refuse(ctx, REASON(RESTORE_FAILED), 0);
 	}
 	cache_give(entry, TAG_FREE);
 	inner = ctx_cursor(ctx);
 	eth = cursor_take(&inner, struct eth_hdr);
 	if (!eth)
-		return ws_refuse(ctx, restore_failed(), 0);
+		return ws_refuse(ctx, REASON(RESTORE_FAILED), 0);
 	stats_add(on.hop->stats, 1, len);
 	proxy_waited(p, query.now, expires);
 	return nexthop_take(eth, on.way, false);

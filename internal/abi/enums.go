@@ -2,6 +2,91 @@
 
 package abi
 
+// File is a source file of the data path, below bpf/lib or bpf, that refuses
+// packets.
+type File uint8
+
+const (
+	FileNone             File = 0
+	FileCoreOutTC        File = 1
+	FileCoreTC           File = 2
+	FileCoreXDP          File = 3
+	FileEdgeOutTC        File = 4
+	FileEdgeTC           File = 5
+	FileEdgeXDP          File = 6
+	FileFunctionTC       File = 7
+	FileFunctionXDP      File = 8
+	FileDetourInTC       File = 9
+	FileDetourInXDP      File = 10
+	FileDetourLocalOutTC File = 11
+	FileDetourOutTC      File = 12
+	FileNodeBoundary     File = 13
+	FileOutForwardTC     File = 14
+	FileProofReplay      File = 15
+	FileProofRND         File = 16
+	FileProofVerify      File = 17
+	FileSkbSegmenter     File = 18
+	FileSkbVLAN          File = 19
+	FileSrEdgeTC         File = 20
+	FileSrEndpoint       File = 21
+	FileSrEndpointTC     File = 22
+	FileSrExtTC          File = 23
+	FileSrGuardTC        File = 24
+	FileSrHeadend        File = 25
+	FileSrHeadendOutTC   File = 26
+	FileSrHeadendTC      File = 27
+	FileSrLeaveTC        File = 28
+	FileWireSRH          File = 29
+	FileWireTLVTC        File = 30
+)
+
+var fileNames = [...]string{
+	"none",
+	"core_out_tc.bpf.c",
+	"core_tc.bpf.c",
+	"core_xdp.bpf.c",
+	"edge_out_tc.bpf.c",
+	"edge_tc.bpf.c",
+	"edge_xdp.bpf.c",
+	"function_tc.bpf.c",
+	"function_xdp.bpf.c",
+	"detour/in_tc.h",
+	"detour/in_xdp.h",
+	"detour/local_out_tc.h",
+	"detour/out_tc.h",
+	"node/boundary.h",
+	"out/forward_tc.h",
+	"proof/replay.h",
+	"proof/rnd.h",
+	"proof/verify.h",
+	"skb/segmenter.h",
+	"skb/vlan.h",
+	"sr/edge_tc.h",
+	"sr/endpoint.h",
+	"sr/endpoint_tc.h",
+	"sr/ext_tc.h",
+	"sr/guard_tc.h",
+	"sr/headend.h",
+	"sr/headend_out_tc.h",
+	"sr/headend_tc.h",
+	"sr/leave_tc.h",
+	"wire/srh.h",
+	"wire/tlv_tc.h",
+}
+
+// String returns the name: lower case, words joined by hyphens. A number that
+// this build does not know prints as File(N).
+func (v File) String() string { return enumString("File", fileNames[:], uint8(v)) }
+
+// MarshalText gives what String gives, also for unknown numbers: programs that
+// outlived an upgrade may be newer than their reader.
+func (v File) MarshalText() ([]byte, error) { return []byte(v.String()), nil }
+
+// UnmarshalText takes what MarshalText gives.
+func (v *File) UnmarshalText(b []byte) error {
+	return enumUnmarshal((*uint8)(v), "File", fileNames[:], string(b))
+}
+
 // Reason says why a packet was refused. A number keeps its meaning for ever.
 type Reason uint8
 

@@ -417,12 +417,13 @@ type Event struct {
 	TimeNs     uint64
 	Ifindex    uint32
 	Len        uint32
-	Caplen     uint32
+	Caplen     uint16
+	Line       uint16
 	Suppressed uint32
 	Err        int32
 	Reason     uint8
 	Hook       uint8
 	Reported   uint8
-	Pad        uint8
+	File       uint8
 	Data       [448]uint8
 }

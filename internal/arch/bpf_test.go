@@ -21,15 +21,21 @@ import (
 
 var (
 	reComment    = regexp.MustCompile(`(?s)/\*.*?\*/|//[^\n]*`)
-	reReasonUse  = regexp.MustCompile(`\bWS_REASON_[A-Z0-9_]+\b`)
-	reReasonLine = regexp.MustCompile(`(?m)^\s*X\((\w+),\s*("(?:[^"\\]|\\.)*")\)`)
-	reEnum       = regexp.MustCompile(`(?s)\benum (ws_\w+) \{(.*?)\};`)
-	reDefine     = regexp.MustCompile(`(?m)^#define (WS_[A-Z0-9_]+)[ \t]+(.+)$`)
+	reReasonUse  = regexp.MustCompile(`\bREASON\(\s*([A-Z0-9_]+)\s*\)`)
+	reReasonLine = regexp.MustCompile(`(?m)^\s*X\((\w+),\s*("(?:[^"\\]|\\.)*")(?:,\s*(\w+))?\)`)
+	rePlaceLine  = regexp.MustCompile(`(?m)^\s*X\(\w+,\s*"([^"]*)",\s*"([^"]+)"\)`)
+
+	reReasonNumber  = regexp.MustCompile(`\bWS_REASON_([A-Z0-9_]+)\b`)
+	reReasonWrapper = regexp.MustCompile(`\{\s*return -?(?:\(int\))?REASON\(\w+\);\s*\}`)
+	reEnum          = regexp.MustCompile(`(?s)\benum (ws_\w+) \{(.*?)\};`)
+	reDefine        = regexp.MustCompile(`(?m)^#define (WS_[A-Z0-9_]+)[ \t]+(.+)$`)
 )
 
 const (
 	abiHeader     = "bpf/include/waystamp/abi.h"
 	reasonsHeader = "bpf/include/waystamp/reasons.h"
+	placesHeader  = "bpf/include/waystamp/places.h"
+	reasonMacro   = "bpf/lib/reason.h"
 )
 
 // vendored C files carry the licence of where they come from; the README beside
@@ -76,42 +82,102 @@ func withoutComments(s string) string {
 	})
 }
 
-// A use of a reason that does not refuse a packet says so on its line.
-const notARefusal = "/* compares only */"
-
-func TestEveryReasonIsUsedInOnePlace(t *testing.T) {
-	tr := repository(t)
-	uses := map[string][]string{}
+// decided are the places that decide that a packet is refused, by reason: uses of
+// REASON(NAME).
+func decided(t *testing.T, tr *tree) map[string][]string {
+	t.Helper()
+	at := map[string][]string{}
 	for _, p := range tr.c() {
-		if within(p, vendored) || p == reasonsHeader {
+		if within(p, vendored) || p == reasonMacro {
 			continue
 		}
-		text := tr.read(t, p)
-		lines := strings.Split(text, "\n")
-		code := withoutComments(text)
-		for _, m := range reReasonUse.FindAllStringIndex(code, -1) {
-			n := lineOf(code, m[0])
-			if !strings.Contains(lines[n-1], notARefusal) {
-				name := code[m[0]:m[1]]
-				uses[name] = append(uses[name], fmt.Sprintf("%s:%d", p, n))
-			}
+		code := withoutComments(tr.read(t, p))
+		for _, m := range reReasonUse.FindAllStringSubmatchIndex(code, -1) {
+			name := code[m[2]:m[3]]
+			at[name] = append(at[name], fmt.Sprintf("%s:%d", p, lineOf(code, m[0])))
 		}
 	}
-	for _, r := range abi.Reasons() {
-		name := cName(r)
+	return at
+}
+
+func TestEveryReasonIsDecidedWhereItSays(t *testing.T) {
+	tr := repository(t)
+	uses := decided(t, tr)
+	rows := map[string]bool{}
+	for _, row := range reReasonLine.FindAllStringSubmatch(tr.read(t, reasonsHeader), -1) {
+		name, several := row[1], row[3] == "SEVERAL"
+		if row[3] != "" && !several {
+			t.Errorf("%s: %s says %s; SEVERAL is all that may stand behind the text", reasonsHeader, name, row[3])
+		}
+		rows[name] = true
 		switch at := uses[name]; {
+		case name == "NONE":
 		case len(at) == 0:
 			t.Errorf("%s is in %s, but nothing refuses a packet for it; take it out as long as no release has it", name, reasonsHeader)
-		case len(at) > 1:
-			t.Errorf("%s is used in %d places: %s; give each cause a reason of its own, or mark a line that only compares with %s",
-				name, len(at), strings.Join(at, ", "), notARefusal)
+		case several && len(at) == 1:
+			t.Errorf("%s is decided at %s alone; take SEVERAL out of %s", name, at[0], reasonsHeader)
+		case !several && len(at) > 1:
+			t.Errorf("%s is decided in %d places: %s; give each cause a reason of its own, or say SEVERAL in %s",
+				name, len(at), strings.Join(at, ", "), reasonsHeader)
 		}
-		delete(uses, name)
 	}
-	delete(uses, "WS_REASON_NONE")
-	delete(uses, "WS_REASON_COUNT")
 	for name, at := range uses {
-		t.Errorf("%s: %s is not in internal/abi; run make generate", at[0], name)
+		if !rows[name] {
+			t.Errorf("%s: there is no reason %s in %s", at[0], name, reasonsHeader)
+		}
+	}
+}
+
+// A reason's number alone has no place, and a function that does nothing but name
+// a reason would be the place of all that call it.
+func TestReasonsAreDecidedAtTheirPlace(t *testing.T) {
+	tr := repository(t)
+	for _, p := range tr.c() {
+		if within(p, vendored) || p == reasonsHeader || p == reasonMacro {
+			continue
+		}
+		code := withoutComments(tr.read(t, p))
+		for _, m := range reReasonNumber.FindAllStringSubmatchIndex(code, -1) {
+			before := strings.TrimRight(code[:m[0]], " \t\n")
+			name := code[m[2]:m[3]]
+			if name != "NONE" && name != "COUNT" && !strings.HasSuffix(before, "case") && !strings.HasSuffix(before, "==") {
+				t.Errorf("%s:%d: WS_REASON_%s is for comparisons; write REASON(%s)", p, lineOf(code, m[0]), name, name)
+			}
+		}
+		for _, m := range reReasonWrapper.FindAllStringIndex(code, -1) {
+			t.Errorf("%s:%d: a function that only names a reason hides the place; write REASON where the packet is found wrong", p, lineOf(code, m[0]))
+		}
+	}
+}
+
+func TestEveryFileThatRefusesIsInTheListOfPlaces(t *testing.T) {
+	tr := repository(t)
+	listed := map[string]bool{}
+	for i, row := range rePlaceLine.FindAllStringSubmatch(tr.read(t, placesHeader), -1) {
+		name := row[1] + row[2]
+		listed[name] = true
+		if got := abi.File(i + 1).String(); got != name {
+			t.Errorf("file %d is %s in %s, and %s in internal/abi; run make generate", i+1, name, placesHeader, got)
+		}
+	}
+	used, bases := map[string]bool{}, map[string]string{}
+	for _, p := range tr.c() {
+		name := strings.TrimPrefix(strings.TrimPrefix(p, "bpf/"), "lib/")
+		if within(p, vendored) || p == reasonMacro {
+			continue
+		}
+		if other, ok := bases[path.Base(p)]; ok && listed[name] {
+			t.Errorf("%s and %s have one name, by which the compiler tells places apart; rename one", p, other)
+		}
+		bases[path.Base(p)] = p
+		if used[name] = reReasonUse.MatchString(withoutComments(tr.read(t, p))); used[name] && !listed[name] {
+			t.Errorf("%s refuses packets; add it at the end of %s", p, placesHeader)
+		}
+	}
+	for name := range listed {
+		if !used[name] {
+			t.Errorf("%s lists %s, which refuses nothing; take it out as long as no release has it", placesHeader, name)
+		}
 	}
 }
 

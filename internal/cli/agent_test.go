@@ -206,7 +206,7 @@ func TestGetRefusesAnotherVersionOfTheInterface(t *testing.T) {
 func watchedEvents() []event.Event {
 	at := time.Date(2026, 1, 2, 3, 4, 5, 678e6, time.Local)
 	return []event.Event{
-		{Time: at, Node: "r6", Interface: "r6-r3", Hook: "tc", Reason: "proof", Text: "the proof does not verify", Len: 1514},
+		{Time: at, Node: "r6", Interface: "r6-r3", Hook: "tc", Reason: "proof", Text: "the proof does not verify", Place: "proof/verify.h:102", Len: 1514},
 		{Time: at, Node: "r6", Interface: "r6-r5", Hook: "xdp", Reason: "segments", Text: "the segment list carried is not the path's", Len: 200, Reported: true, Suppressed: 12, Missed: 7},
 	}
 }
@@ -214,7 +214,7 @@ func watchedEvents() []event.Event {
 func TestWatchPrintsWhatIsRemembered(t *testing.T) {
 	socket := fakeAgent(t, api.Status{}, api.Counters{}, watchedEvents())
 	stdout, stderr, code := runMain(t, "watch", "--once", "--socket", socket)
-	want := `03:04:05.678  r6  r6-r3  refused  proof  1514 bytes at tc: the proof does not verify
+	want := `03:04:05.678  r6  r6-r3  refused  proof  1514 bytes at tc (proof/verify.h:102): the proof does not verify
     7 events of r6 were missed here: they came faster than they were read
 03:04:05.678  r6  r6-r5  reported  segments  200 bytes at xdp: the segment list carried is not the path's
     12 more like it were not shown before

@@ -140,6 +140,10 @@ func renderExplanation(w io.Writer, x explain.Explanation) error {
 	if x.Reported {
 		verdict = "reported"
 	}
-	_, err := fmt.Fprintf(w, "%s %s (%s): %s\n", where, verdict, x.Reason, x.Sentence)
+	reason := x.Reason
+	if x.Place != "" {
+		reason += " at " + x.Place
+	}
+	_, err := fmt.Fprintf(w, "%s %s (%s): %s\n", where, verdict, reason, x.Sentence)
 	return err
 }

@@ -166,6 +166,14 @@ func (p *eventPrinter) event(e event.Event, paths []plan.Path) error {
 
 func printEventJSON(out io.Writer, e explained) error { return json.NewEncoder(out).Encode(e) }
 
+// inPlace is where in the source a packet was refused, as text behind its hook.
+func inPlace(place string) string {
+	if place == "" {
+		return ""
+	}
+	return " (" + place + ")"
+}
+
 func printEventText(out io.Writer, e explained) error {
 	verdict := "refused"
 	if e.Reported {
@@ -178,8 +186,8 @@ func printEventText(out io.Writer, e explained) error {
 	if err != nil {
 		return err
 	}
-	_, err = fmt.Fprintf(out, "%s  %s  %s  %s  %s  %d bytes at %s: %s\n",
-		e.Time.Local().Format(time.TimeOnly+".000"), e.Node, e.Interface, verdict, e.Reason, e.Len, e.Hook, e.Text)
+	_, err = fmt.Fprintf(out, "%s  %s  %s  %s  %s  %d bytes at %s%s: %s\n",
+		e.Time.Local().Format(time.TimeOnly+".000"), e.Node, e.Interface, verdict, e.Reason, e.Len, e.Hook, inPlace(e.Place), e.Text)
 	if e.Suppressed > 0 && err == nil {
 		_, err = fmt.Fprintf(out, "    %d more like it were not shown before\n", e.Suppressed)
 	}

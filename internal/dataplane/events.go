@@ -210,10 +210,19 @@ func (s *eventSource) decode(raw []byte) (event.Event, error) {
 	reason := abi.Reason(r.Reason)
 	return event.Event{
 		Time: at, Node: node, Interface: name,
-		Hook: abi.Hook(r.Hook).String(), Reason: reason.String(), Text: reason.Text(),
+		Hook: abi.Hook(r.Hook).String(), Reason: reason.String(), Text: reason.Text(), Place: decidedAt(r),
 		Reported: r.Reported != 0, Suppressed: r.Suppressed, Len: r.Len, Errno: r.Err,
 		Packet: slices.Clone(r.Data[:min(int(r.Caplen), len(r.Data))]),
 	}, nil
+}
+
+// decidedAt is the line of the source that decided on the packet; "" where programs of
+// before said none.
+func decidedAt(r abi.Event) string {
+	if r.File == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%s:%d", abi.File(r.File), r.Line)
 }
 
 // wallClock is the time of day at which CLOCK_MONOTONIC was ns.

@@ -169,7 +169,7 @@ func (l *live) nextEvent() (abi.Event, error) {
 		return e, fmt.Errorf("wait for an event: %w", err)
 	}
 	copy(xtest.BytesOf(&e), raw.RawSample)
-	return e, nil
+	return e, checkPlace(e)
 }
 
 // refuses sends a frame that must be refused for this reason and no other.

@@ -214,7 +214,7 @@ func checkEvent(r *rig, f frame, got seen, e abi.Event) error {
 	switch {
 	case int(e.Len) != len(packet) || int(e.Caplen) != n || !bytes.Equal(e.Data[:n], packet[:n]):
 		return fmt.Errorf("the event for %s has %d of %d bytes:\n%s\nwant %d of\n%s", abi.Reason(e.Reason), e.Caplen, e.Len, layers(e.Data[:min(int(e.Caplen), len(e.Data))]), n, layers(packet))
-	case e.Ifindex != port || e.Suppressed != 0 || e.Reported != reported || e.TimeNs == 0 || e.Pad != 0:
+	case e.Ifindex != port || e.Suppressed != 0 || e.Reported != reported || e.TimeNs == 0:
 		return fmt.Errorf("the event for %s has interface %d (want %d), %d suppressed, reported %d (want %d), time %d", abi.Reason(e.Reason), e.Ifindex, port, e.Suppressed, e.Reported, reported, e.TimeNs)
 	}
 	return nil

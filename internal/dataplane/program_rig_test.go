@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -657,9 +658,34 @@ func (r *rig) drain() ([]abi.Event, error) {
 			return nil, fmt.Errorf("an event of %d bytes, want %d", len(raw.RawSample), len(xtest.BytesOf(&e)))
 		}
 		copy(xtest.BytesOf(&e), raw.RawSample)
+		if err := checkPlace(e); err != nil {
+			return nil, err
+		}
 		all = append(all, e)
 	}
 }
+
+// checkPlace: the line that the event names decides for its reason.
+func checkPlace(e abi.Event) error {
+	reason := abi.Reason(e.Reason)
+	name := filepath.Join("lib", abi.File(e.File).String())
+	if strings.HasSuffix(name, ".bpf.c") {
+		name = abi.File(e.File).String()
+	}
+	text, err := os.ReadFile(filepath.Join(sources, name))
+	if err != nil {
+		return fmt.Errorf("an event for %s names file %d: %w", reason, e.File, err)
+	}
+	lines := strings.Split(string(text), "\n")
+	want := "REASON(" + strings.ToUpper(strings.ReplaceAll(reason.String(), "-", "_")) + ")"
+	if n := int(e.Line); n < 1 || n > len(lines) || !strings.Contains(lines[n-1], want) {
+		return fmt.Errorf("an event for %s names %s:%d, which does not say %s", reason, name, n, want)
+	}
+	return nil
+}
+
+// sources is where the programs' sources are, from this package.
+const sources = "../../bpf"
 
 // freshEvents gives every reason its whole share of events of a second again.
 func (r *rig) freshEvents() error {

@@ -29,7 +29,10 @@ type Event struct {
 	Hook      string    `json:"hook"`   // tc or xdp
 	Reason    string    `json:"reason"` // as in the reference of reasons, such as wrong-chain
 	Text      string    `json:"text"`   // the reason as a sentence
-	Reported  bool      `json:"reported,omitempty"`
+	// Place is the line of the data path's source that decided it, such as
+	// sr/endpoint_tc.h:123, below bpf/lib or bpf of the version that is loaded.
+	Place    string `json:"place,omitempty"`
+	Reported bool   `json:"reported,omitempty"`
 	// Suppressed counts the events of this reason and CPU that were not sent
 	// since the last one that was.
 	Suppressed uint32 `json:"suppressed,omitempty"`

@@ -49,6 +49,7 @@ type Explanation struct {
 	Node      string `json:"node"` // that refused the packet
 	Interface string `json:"interface"`
 	Reason    string `json:"reason"`
+	Place     string `json:"place,omitempty"`    // see event.Event
 	Reported  bool   `json:"reported,omitempty"` // it was let go on
 
 	// Source and Destination are those of the inner packet if there is one.
@@ -158,7 +159,7 @@ func Explain(e event.Event, paths []plan.Path, names Names) Explanation {
 	x := explainer{paths: paths, names: names, event: e}
 	x.out = Explanation{
 		Node: e.Node, Interface: e.Interface, Reason: event.ReasonName(e.Reason),
-		Reported: e.Reported, Hypotheses: []Hypothesis{},
+		Place: e.Place, Reported: e.Reported, Hypotheses: []Hypothesis{},
 	}
 	x.decode()
 	x.try()

@@ -18,8 +18,12 @@ type contract struct {
 	Enums     []enum
 	Structs   []structure
 	// ReasonText holds the sentence of every enumerator of enum ws_reason, by
-	// its C name.
+	// its C name, and Several those that are decided in more places than one.
 	ReasonText map[string]string
+	Several    map[string]bool
+	// FilePath holds the path of every enumerator of enum ws_file but the first,
+	// by its C name.
+	FilePath map[string]string
 }
 
 // constant is a #define of a number.
@@ -46,7 +50,8 @@ var (
 	reEnum   = regexp.MustCompile(`(?s)((?:/\*(?:[^*]|\*[^/])*\*/\s*)?)enum (ws_\w+)\s*\{(.*?)\};`)
 	// One enumerator; its value is asked from clang.
 	reEnumerator = regexp.MustCompile(`(?s)\b(WS_\w+)\b(?:\s*=[^,/]*)?\s*(?:,|$|/)`)
-	reReason     = regexp.MustCompile(`wsabi_reason\s+(\w+)((?:\s*"(?:[^"\\]|\\.)*")+)`)
+	reReason     = regexp.MustCompile(`wsabi_reason\s+(\w+)((?:\s*"(?:[^"\\]|\\.)*")+)(?:\s*,\s*(\w+))?`)
+	reFile       = regexp.MustCompile(`wsabi_file\s+(\w+)((?:\s*"(?:[^"\\]|\\.)*")+)`)
 	reString     = regexp.MustCompile(`"(?:[^"\\]|\\.)*"`)
 	reComment    = regexp.MustCompile(`(?s)/\*.*?\*/`)
 	reValue      = regexp.MustCompile(`(?m)^@wsabi_value_(WS_\w+) = .*constant i64 (-?\d+)`)
@@ -91,7 +96,10 @@ func readContract(clang, include string) (contract, error) {
 	if c.Structs, err = readStructs(clang, include, src); err != nil {
 		return contract{}, err
 	}
-	if c.ReasonText, err = reasonTexts(clang, include); err != nil {
+	if err = readReasons(&c, clang, include); err != nil {
+		return contract{}, err
+	}
+	if err = readFiles(&c, clang, include); err != nil {
 		return contract{}, err
 	}
 	return c, fillValues(&c, clang, include)
@@ -115,31 +123,65 @@ func enumerators(body string) []enumerator {
 	return vs
 }
 
-// reasonTexts expands the X-macro of reasons.h.
-func reasonTexts(clang, include string) (map[string]string, error) {
+// readReasons expands the X-macro of reasons.h.
+func readReasons(c *contract, clang, include string) error {
 	out, err := runClang(clang, include,
-		"#include <waystamp/reasons.h>\n#define X(name, text) wsabi_reason name text\nWS_REASONS(X)\n",
+		"#include <waystamp/reasons.h>\n#define X(name, ...) wsabi_reason name __VA_ARGS__\nWS_REASONS(X)\n",
 		"-E", "-P")
 	if err != nil {
-		return nil, err
+		return err
 	}
-	texts := map[string]string{}
+	c.ReasonText, c.Several = map[string]string{}, map[string]bool{}
 	for _, m := range reReason.FindAllSubmatch(out, -1) {
 		name := "WS_REASON_" + string(m[1])
-		var text strings.Builder
-		for _, lit := range reString.FindAll(m[2], -1) {
-			s, err := strconv.Unquote(string(lit))
-			if err != nil {
-				return nil, fmt.Errorf("text of %s: %w", name, err)
-			}
-			text.WriteString(s)
+		text, err := joined(m[2])
+		if err != nil {
+			return fmt.Errorf("text of %s: %w", name, err)
 		}
-		if text.Len() == 0 {
-			return nil, fmt.Errorf("reasons.h: %s has no text", name)
+		if text == "" {
+			return fmt.Errorf("reasons.h: %s has no text", name)
 		}
-		texts[name] = text.String()
+		c.ReasonText[name] = text
+		switch flag := string(m[3]); flag {
+		case "":
+		case "SEVERAL":
+			c.Several[name] = true
+		default:
+			return fmt.Errorf("reasons.h: %s says %s; SEVERAL is all that may stand behind the text", name, flag)
+		}
 	}
-	return texts, nil
+	return nil
+}
+
+// readFiles expands the X-macro of places.h.
+func readFiles(c *contract, clang, include string) error {
+	out, err := runClang(clang, include,
+		"#include <waystamp/places.h>\n#define X(name, folder, file) wsabi_file name folder file\nWS_FILES(X)\n",
+		"-E", "-P")
+	if err != nil {
+		return err
+	}
+	c.FilePath = map[string]string{}
+	for _, m := range reFile.FindAllSubmatch(out, -1) {
+		name := "WS_FILE_" + string(m[1])
+		if c.FilePath[name], err = joined(m[2]); err != nil {
+			return fmt.Errorf("path of %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// joined is the text of C string literals one after the other.
+func joined(literals []byte) (string, error) {
+	var text strings.Builder
+	for _, lit := range reString.FindAll(literals, -1) {
+		s, err := strconv.Unquote(string(lit))
+		if err != nil {
+			return "", err
+		}
+		text.WriteString(s)
+	}
+	return text.String(), nil
 }
 
 // fillValues lets clang compute every number: implicit enumerators, and

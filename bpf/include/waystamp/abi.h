@@ -7,6 +7,7 @@
 #pragma once
 
 #include <linux/types.h>
+#include <waystamp/places.h>
 #include <waystamp/reasons.h>
 
 /* Segments in one segment list (our bound; RFC 8754 allows 127). */
@@ -644,13 +645,14 @@ struct ws_event {
 	__u64 time_ns; /* CLOCK_MONOTONIC */
 	__u32 ifindex;
 	__u32 len; /* of the packet, all of it */
-	__u32 caplen; /* bytes in data */
+	__u16 caplen; /* bytes in data */
+	__u16 line; /* of file, where it was decided */
 	__u32 suppressed; /* events of this reason and CPU not sent before it */
 	__s32 err; /* what a helper returned, or 0 */
 	__u8 reason; /* enum ws_reason */
 	__u8 hook; /* enum ws_hook */
 	__u8 reported; /* 1: counted and let go on */
-	__u8 pad;
+	__u8 file; /* enum ws_file */
 	__u8 data[WS_EVENT_DATA]; /* from the Ethernet header */
 };
 _Static_assert(sizeof(struct ws_event) == 32 + WS_EVENT_DATA,

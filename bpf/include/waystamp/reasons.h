@@ -1,23 +1,26 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /* Why a packet was refused. Append only: a number, once released, keeps its
- * meaning. A reason is used in one place of the data path, so that a counter
- * names a cause and not a symptom. tools/abigen makes the Go side and the
- * reference page from this list.
+ * meaning. A reason is decided in one place of the data path, so that a counter
+ * names a cause and not a symptom; one that is decided in more says SEVERAL, and
+ * its events tell the places apart. internal/arch counts them. tools/abigen makes
+ * the Go side and the reference page from this list.
  */
 #pragma once
 
-/* X(name, text): the text says what the packet or the node was like. */
+/* X(name, text): the text says what the packet or the node was like. Behind it may
+ * stand SEVERAL.
+ */
 #define WS_REASONS(X)                                                          \
 	X(NONE, "not refused")                                                 \
 	X(TRUNCATED, "the IP header runs past the end of the packet")        \
-	X(EDGE_TRUNCATED, "the IP header of a packet from outside runs past its end") \
+	X(EDGE_TRUNCATED, "the IP header of a packet from outside runs past its end", SEVERAL) \
 	X(PAYLOAD_LENGTH, "the outer payload length runs past the end of the packet") \
 	X(UNCONFIGURED, "this node has no plan yet")                           \
 	X(OUTSIDE_SID, "a packet from outside is addressed to the SID block")  \
 	X(OUTSIDE_SRH, "a packet from outside carries a segment routing header") \
 	X(UNMATCHED, "no chain takes this packet and its interface drops those") \
 	X(UNPROVEN, "a chain requires this packet, yet it came without proof") \
-	X(NO_SRH, "addressed to a SID of this node, without a routing header next") \
+	X(NO_SRH, "addressed to a SID of this node, without a routing header next", SEVERAL) \
 	X(ROUTING_TYPE, "addressed to a SID of this node, with a routing header that is not an SRH") \
 	X(SRH_TRUNCATED, "the segment routing header runs past the end of the packet") \
 	X(SRH_LAST_ENTRY, "Last Entry is beyond what Hdr Ext Len has room for") \
@@ -36,13 +39,13 @@
 	X(SEGMENTS_REMAIN, "segments are left at the path's egress")           \
 	X(SEGMENT_OUTSIDE, "the next segment is not a SID of the domain")      \
 	X(MAPPED_ADDRESS, "an IPv6 packet has an address below ::ffff:0:0/96, where nothing can be sent") \
-	X(IP4_LENGTH, "the total length of an IPv4 packet for a chain is not that of its frame") \
+	X(IP4_LENGTH, "the total length of an IPv4 packet for a chain is not that of its frame", SEVERAL) \
 	X(IP4_CHECKSUM, "the header checksum of an IPv4 packet for a chain is wrong") \
 	X(HOP_LIMIT, "the hop limit is used up")                               \
 	X(SEGMENTS, "the segment list carried is not the path's")              \
 	X(PROOF, "the proof does not verify")                                  \
 	X(RANGE, "the proof's values are not below its prime")                 \
-	X(FLOW, "the stamp covers the inner addresses and ports, and they cannot be read") \
+	X(FLOW, "the stamp covers the inner addresses and ports, and they cannot be read", SEVERAL) \
 	X(NUMBER, "the proof is right, but its number is none that a headend of the path gives out") \
 	X(REPLAY, "as many frames as this number stands for have been here before") \
 	X(STALE, "its number is older than what the replay window remembers") \
@@ -60,52 +63,52 @@
 	X(CHAIN_MTU, "the packet is larger than what its chain can carry")     \
 	X(TRAIN_TOO_LONG, "a super-packet has more frames than one stamp can count") \
 	X(TRAIN_TOO_BIG, "a super-packet with its outer header has more than 65535 bytes") \
-	X(TOO_BIG, "the packet exceeds the MTU of the way out")                \
-	X(NO_ROUTE, "the kernel's table has no way to the next segment")       \
-	X(INNER_NO_ROUTE, "the kernel's table has no way to the inner destination") \
-	X(NOT_CACHED, "a function sent a packet that no header is kept for")   \
+	X(TOO_BIG, "the packet exceeds the MTU of the way out", SEVERAL)                \
+	X(NO_ROUTE, "the kernel's table has no way to the next segment", SEVERAL)       \
+	X(INNER_NO_ROUTE, "the kernel's table has no way to the inner destination", SEVERAL) \
+	X(NOT_CACHED, "a function sent a packet that no header is kept for", SEVERAL)   \
 	X(CACHE_FULL, "the proxy has no room to keep one more header")         \
 	X(FUNCTION_MTU, "the packet is larger than what its function's interface takes") \
 	X(CANNOT_CUT, "a super-packet must be cut for its function, and the node has no cutter") \
 	X(FUNCTION_TRUNCATED, "the IP header of a packet from a function runs past its end") \
-	X(RESTORE_FAILED, "the kernel could not put the outer header back") \
-	X(PROXY_MISSING_BUG, "a SID or an interface names a proxy that is not there") \
+	X(RESTORE_FAILED, "the kernel could not put the outer header back", SEVERAL) \
+	X(PROXY_MISSING_BUG, "a SID or an interface names a proxy that is not there", SEVERAL) \
 	X(SHARE_GONE, "the plan dropped a path while its packet was in the function") \
 	X(LOOP, "more consecutive visits of SIDs on this node than a path has") \
 	X(PUSH_FAILED, "the kernel could not make room for the outer header")  \
-	X(STRIP_FAILED, "the kernel could not remove the outer header")        \
-	X(WRITE_FAILED, "the kernel could not write the outer header")         \
-	X(VLAN_TAGS, "a frame has VLAN tags that hide what it holds") \
+	X(STRIP_FAILED, "the kernel could not remove the outer header", SEVERAL)        \
+	X(WRITE_FAILED, "the kernel could not write the outer header", SEVERAL)         \
+	X(VLAN_TAGS, "a frame has VLAN tags that hide what it holds", SEVERAL) \
 	X(PULL_FAILED, "the kernel could not make the headers contiguous")     \
 	X(HEADEND_MISSING_BUG, "a classification rule names a headend entry that is not there") \
 	X(HEADEND_LENGTH_BUG, "a headend entry has an impossible header length") \
 	X(EGRESS_MISSING_BUG, "an egress SID names a verifier entry that is not there") \
 	X(COUNTER_MISSING_BUG, "a headend entry names a counter that is not there") \
-	X(BOUNDS_BUG, "a bound that was checked before does not hold")         \
+	X(BOUNDS_BUG, "a bound that was checked before does not hold", SEVERAL)         \
 	X(BEHAVIOUR_BUG, "a SID has a behaviour that this data path does not know") \
 	X(PATH_MTU, "the packet is larger than what a node of its chain has said that a link takes") \
 	X(OUTSIDE_ERROR, "an ICMPv6 error from outside is about a packet of the domain's own") \
-	X(FUNCTION_GONE, "an interface of the packet's function is not there") \
+	X(FUNCTION_GONE, "an interface of the packet's function is not there", SEVERAL) \
 	X(OUTSIDE_SOURCE, "a packet from outside has a source in the SID block") \
 	X(SOURCE, "the outer source is not a headend of the proof's path")     \
 	X(LEAK_SID, "a packet that would leave the domain is addressed to the SID block") \
 	X(LEAK_SRH, "a packet that would leave the domain carries a segment routing header") \
 	X(LEAVE_TRUNCATED, "the IPv6 header of a packet that would leave the domain runs past its end") \
 	X(UNVERIFIED, "a chain requires this packet, yet it would leave the domain without having been verified here") \
-	X(OUTER_FRAGMENT, "a packet for a SID of this node is a fragment outside: the domain makes none") \
+	X(OUTER_FRAGMENT, "a packet for a SID of this node is a fragment outside: the domain makes none", SEVERAL) \
 	X(INNER_ADDRESS, "the inner packet for a function is from or to an address that no headend takes packets of") \
-	X(EXTENSION_FIRST, "a packet for a SID of this node has more, longer or other extension headers before its routing header than waystamp takes there") \
+	X(EXTENSION_FIRST, "a packet for a SID of this node has more, longer or other extension headers before its routing header than waystamp takes there", SEVERAL) \
 	X(IP6_LENGTH, "the payload length of an IPv6 packet for a chain runs past the end of its frame") \
-	X(EXTENSION_TRUNCATED, "an extension header before the routing header runs past the end of the packet") \
+	X(EXTENSION_TRUNCATED, "an extension header before the routing header runs past the end of the packet", SEVERAL) \
 	X(OPTION_LENGTH, "a destination option before the routing header runs past the end of its header") \
 	X(OPTION_UNKNOWN, "a destination option before the routing header must not be passed over by who does not know it") \
 	X(HEADER_TOO_LONG, "the outer header with its options is longer than what can be kept while the packet is in a function") \
 	X(EXTENSION_PROGRAM_BUG, "the program for packets with options before their routing header is not there") \
-	X(RULES_MISSING_BUG, "the tables that would say whether a chain takes or requires the packet are not there, or not all of them") \
+	X(RULES_MISSING_BUG, "the tables that would say whether a chain takes or requires the packet are not there, or not all of them", SEVERAL) \
 	X(PORTS_UNREAD, "another chain, by protocol or ports, may be this packet's, and they cannot be read")
 
 enum ws_reason {
-#define X(name, text) WS_REASON_##name,
+#define X(name, ...) WS_REASON_##name,
 	WS_REASONS(X)
 #undef X
 	WS_REASON_COUNT /* not a reason */

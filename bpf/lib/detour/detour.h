@@ -12,17 +12,6 @@ static __always_inline const struct ws_proxy *proxy_find(__u32 id)
 	return id ? bpf_map_lookup_elem(&ws_proxies, &id) : NULL;
 }
 
-static __always_inline enum ws_reason proxy_missing(void)
-{
-	return WS_REASON_PROXY_MISSING_BUG;
-}
-
-/* A packet that no header is kept for, or no longer. */
-static __always_inline enum ws_reason not_cached(void)
-{
-	return WS_REASON_NOT_CACHED;
-}
-
 static __always_inline struct ws_proxy_stats *
 proxy_stats(const struct ws_proxy *p)
 {

@@ -13,6 +13,7 @@
 #include "lib/node/maps.h"
 #include "lib/node/refuse.h"
 #include "lib/out/forward_tc.h"
+#include "lib/reason.h"
 #include "lib/skb/gso.h"
 #include "lib/skb/segmenter.h"
 #include "lib/skb/strip.h"
@@ -115,11 +116,6 @@ static __always_inline bool proxy_keep(ctx_t *ctx, const struct endpoint *ep,
 	return content_keep(ctx, ep, p, outer_len);
 }
 
-static __always_inline enum ws_reason function_gone(void)
-{
-	return WS_REASON_FUNCTION_GONE;
-}
-
 static __always_inline int ad_tc(struct __sk_buff *skb, struct endpoint *ep,
 				 bool first)
 {
@@ -128,7 +124,7 @@ static __always_inline int ad_tc(struct __sk_buff *skb, struct endpoint *ep,
 	const struct ws_proxy *p;
 	struct end_next next;
 	struct ip inner;
-	enum ws_reason r;
+	reason_t r;
 	bool is_ip4;
 	long rc;
 
@@ -139,14 +135,14 @@ static __always_inline int ad_tc(struct __sk_buff *skb, struct endpoint *ep,
 	 * which would take neighbour discovery for its link's.
 	 */
 	if (!r && inner_is_strange(&inner))
-		r = WS_REASON_INNER_ADDRESS;
+		r = REASON(INNER_ADDRESS);
 	if (r)
 		return endpoint_refuse(skb, ep, r);
 	p = proxy_find(id);
 	if (!p)
-		return ws_refuse(skb, proxy_missing(), 0);
+		return ws_refuse(skb, REASON(PROXY_MISSING_BUG), 0);
 	if (p->gone)
-		return ws_refuse(skb, function_gone(), 0);
+		return ws_refuse(skb, REASON(FUNCTION_GONE), 0);
 	if (skb->gso_size && p->cut) {
 		proxy_count(p, rx_cut);
 		frames = p->cuts ? gso_keep_begin(skb, ep, p, outer) : 0;
@@ -157,31 +153,31 @@ static __always_inline int ad_tc(struct __sk_buff *skb, struct endpoint *ep,
 	barrier_var(outer);
 	if (outer > WS_CACHED_MAX)
 		return ws_refuse(skb,
-				 EXT_LEN_MAX ? WS_REASON_HEADER_TOO_LONG :
-					       bounds_bug(),
+				 EXT_LEN_MAX ? REASON(HEADER_TOO_LONG) :
+					       REASON(BOUNDS_BUG),
 				 0);
 	/* The strip makes it that much smaller. The kernel does not say so of the
 	 * frames of a super-packet, and lets any of those pass.
 	 */
 	rc = p->to ? bpf_check_mtu(skb, p->to, &mtu, -(__s32)outer, 0) : 0;
 	if (rc < 0)
-		return ws_refuse(skb, function_gone(), rc);
+		return ws_refuse(skb, REASON(FUNCTION_GONE), rc);
 	if (rc || (p->to && gso_packet_len(skb, inner_cursor(ep),
 					   skb->len - sizeof(struct eth_hdr) -
 						   outer) > mtu))
-		return ws_refuse(skb, WS_REASON_FUNCTION_MTU, mtu);
+		return ws_refuse(skb, REASON(FUNCTION_MTU), mtu);
 
 	is_ip4 = inner.is_ip4;
 	end_advance(ep, &next, first);
 	if (frames ? !ws_gso_keep(skb) :
 		     !proxy_keep(skb, ep, p, outer, &index)) {
 		proxy_count(p, rx_ignored);
-		return ws_refuse(skb, WS_REASON_CACHE_FULL, 0);
+		return ws_refuse(skb, REASON(CACHE_FULL), 0);
 	}
 	/* Moves the packet: every pointer taken before is gone. */
 	rc = strip(skb, outer, is_ip4);
 	if (rc)
-		return ws_refuse(skb, strip_failed(), rc);
+		return ws_refuse(skb, REASON(STRIP_FAILED), rc);
 	skb->tc_index = index;
 	proxy_received(p, frames ? frames : 1);
 	return hand_over(skb, p, id);

@@ -10,6 +10,7 @@
 #include "lib/node/maps.h"
 #include "lib/node/refuse.h"
 #include "lib/out/nexthop_xdp.h"
+#include "lib/reason.h"
 #include "lib/sr/endpoint.h"
 #include "lib/wire/net.h"
 
@@ -70,13 +71,13 @@ static __always_inline int ad_xdp(ctx_t *ctx, const struct endpoint *ep,
 	if (!content_fill(ctx, &ref, &query, entry) ||
 	    bpf_xdp_adjust_head(ctx, outer)) {
 		cache_give(entry, TAG_FREE);
-		return ws_refuse(ctx, bounds_bug(), 0);
+		return ws_refuse(ctx, REASON(BOUNDS_BUG), 0);
 	}
 	cache_give(entry, tag_of(&query));
 	c = ctx_cursor(ctx);
 	eth = cursor_take(&c, struct eth_hdr);
 	if (!eth)
-		return ws_refuse(ctx, bounds_bug(), 0);
+		return ws_refuse(ctx, REASON(BOUNDS_BUG), 0);
 	*eth = way;
 	proxy_count(p, rx_success);
 	return bpf_redirect(p->to, 0);

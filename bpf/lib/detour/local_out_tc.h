@@ -9,6 +9,7 @@
 #include "lib/detour/out_tc.h"
 #include "lib/hook.h"
 #include "lib/node/boundary.h"
+#include "lib/reason.h"
 #include "lib/wire/ip.h"
 #include "lib/wire/net.h"
 
@@ -22,7 +23,7 @@ static __always_inline int local_out(struct __sk_buff *skb, __u32 slot,
 	__u32 proxy = slot_proxy(slot);
 	const struct ws_proxy *p = proxy_find(proxy);
 	struct ws_cached *c;
-	enum ws_reason r;
+	reason_t r;
 	struct cursor cur;
 	struct eth_hdr *eth;
 	__u64 now, expires = 0;
@@ -37,7 +38,7 @@ static __always_inline int local_out(struct __sk_buff *skb, __u32 slot,
 	if (!c || !whole) {
 		if (p)
 			proxy_count(p, tx_not_cached);
-		return ws_refuse(skb, not_cached(), 0);
+		return ws_refuse(skb, REASON(NOT_CACHED), 0);
 	}
 	r = restore(skb, c, &exit, &err);
 	slot_give(c, SLOT_FREE);
@@ -73,15 +74,15 @@ static __always_inline int local_lost(struct __sk_buff *skb,
 		return CTX_PASS;
 	m = local_guard(&a);
 	if (m.action == WS_MATCH_MISSING)
-		return ws_refuse(skb, rules_missing(), 0);
+		return ws_refuse(skb, REASON(RULES_MISSING_BUG), 0);
 	if (m.action != WS_MATCH_PATH)
 		return CTX_PASS;
 	p = proxy_find(m.target);
 	if (!p)
-		return ws_refuse(skb, proxy_missing(), 0);
+		return ws_refuse(skb, REASON(PROXY_MISSING_BUG), 0);
 	proxy_count(p, tx_not_cached);
 	if (p->on_unknown != WS_ON_UNKNOWN_PLAIN)
-		return ws_refuse(skb, not_cached(), 0);
+		return ws_refuse(skb, REASON(NOT_CACHED), 0);
 	proxy_count(p, tx_plain);
 	return CTX_PASS;
 }

@@ -16,6 +16,7 @@
 #include "lib/out/forward_tc.h"
 #include "lib/proof/binding_tc.h"
 #include "lib/proof/stamp.h"
+#include "lib/reason.h"
 #include "lib/skb/gso.h"
 #include "lib/skb/push.h"
 #include "lib/sr/endpoint_tc.h"
@@ -24,9 +25,9 @@
 /* Puts the header back that was kept. Returns a reason. *exit: where the way of
  * such packets is remembered.
  */
-static __always_inline enum ws_reason restore(struct __sk_buff *skb,
-					      const struct ws_cached *c,
-					      __u32 *exit, long *err)
+static __always_inline reason_t restore(struct __sk_buff *skb,
+					const struct ws_cached *c, __u32 *exit,
+					long *err)
 {
 	__u32 inner_len = skb->len - sizeof(struct eth_hdr);
 	__u32 frames;
@@ -38,17 +39,17 @@ static __always_inline enum ws_reason restore(struct __sk_buff *skb,
 	const struct ws_hop *hop = hop_find(&w, &unused);
 
 	if (!hop)
-		return WS_REASON_SHARE_GONE;
+		return REASON(SHARE_GONE);
 	barrier_var(outer_len);
 	if (outer_len > WS_CACHED_MAX)
-		return bounds_bug();
+		return REASON(BOUNDS_BUG);
 	barrier_var(outer_len); /* else the two become one, of a difference */
 	if (outer_len < sizeof(struct ip6_hdr))
-		return bounds_bug();
+		return REASON(BOUNDS_BUG);
 	/* Of what the function has sent: that is what is stamped. */
 	if (hop->scheme == WS_SCHEME_KEYED_FLOW &&
 	    !binding_pull_plain(skb, &hop->share, &binding))
-		return flow_unreadable();
+		return REASON(FLOW);
 	inner = ctx_cursor(skb);
 	cursor_take(&inner, struct eth_hdr);
 	frames = gso_frames(skb, inner, sizeof(struct eth_hdr));
@@ -57,7 +58,7 @@ static __always_inline enum ws_reason restore(struct __sk_buff *skb,
 		*err = bpf_skb_store_bytes(skb, sizeof(struct eth_hdr),
 					   c->outer, outer_len, 0);
 	if (*err || !restore_finish(skb, c, hop, binding, outer_len, inner_len))
-		return restore_failed();
+		return REASON(RESTORE_FAILED);
 	*exit = hop->stats;
 	stats_add(hop->stats, frames, inner_len);
 	return WS_REASON_NONE;

@@ -8,11 +8,6 @@
 #include "lib/wire/ext.h"
 #include "lib/wire/net.h"
 
-static __always_inline enum ws_reason restore_failed(void)
-{
-	return WS_REASON_RESTORE_FAILED;
-}
-
 /* What the SRH says is behind it, of a packet with options before it; -1: it has
  * none.
  */

@@ -6,6 +6,7 @@
 #include "lib/match/classify.h"
 #include "lib/node/maps.h"
 #include "lib/node/refuse.h"
+#include "lib/reason.h"
 #include "lib/wire/cursor.h"
 #include "lib/wire/net.h"
 
@@ -34,14 +35,8 @@ static __always_inline bool node_is_armed(void)
 	return node_armed();
 }
 
-/* Of a packet that rules would have something to say of. */
-static __always_inline enum ws_reason rules_missing(void)
-{
-	return WS_REASON_RULES_MISSING_BUG;
-}
-
 /* Without a plan nothing that concerns a domain goes on. */
 static __always_inline int unarmed(ctx_t *ctx, bool concerns)
 {
-	return concerns ? ws_refuse(ctx, WS_REASON_UNCONFIGURED, 0) : CTX_PASS;
+	return concerns ? ws_refuse(ctx, REASON(UNCONFIGURED), 0) : CTX_PASS;
 }

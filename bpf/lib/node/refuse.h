@@ -5,6 +5,7 @@
 #pragma once
 
 #include "lib/hook.h"
+#include "lib/reason.h"
 #include "lib/node/maps.h"
 
 #define SECOND_NS 1000000000ULL
@@ -19,7 +20,6 @@ static __noinline void event_fill(struct ws_event *e, ctx_t *ctx)
 	e->ifindex = ctx_ifindex(ctx);
 	e->len = len;
 	e->hook = WS_HOOK;
-	e->pad = 0;
 	if (len > WS_EVENT_DATA)
 		len = WS_EVENT_DATA;
 	/* An Ethernet frame has 14 bytes; the test also shows the verifier that
@@ -31,7 +31,7 @@ static __noinline void event_fill(struct ws_event *e, ctx_t *ctx)
 }
 
 static __always_inline void event_send(ctx_t *ctx, struct ws_refusal *r,
-				       __u32 reason, __s32 err, bool reported)
+				       reason_t why, __s32 err, bool reported)
 {
 	__u64 now = bpf_ktime_get_ns();
 	struct ws_event *e;
@@ -53,7 +53,9 @@ static __always_inline void event_send(ctx_t *ctx, struct ws_refusal *r,
 	e->time_ns = now;
 	e->suppressed = r->suppressed;
 	e->err = err;
-	e->reason = reason;
+	e->reason = reason_of(why);
+	e->file = reason_file(why);
+	e->line = reason_line(why);
 	e->reported = reported;
 	r->suppressed = 0;
 	event_fill(e, ctx);
@@ -61,25 +63,27 @@ static __always_inline void event_send(ctx_t *ctx, struct ws_refusal *r,
 }
 
 /* Returns the verdict that drops. err: what a helper returned, or 0. */
-__noinline int ws_refuse(ctx_t *ctx, __u32 reason, int err)
+__noinline int ws_refuse(ctx_t *ctx, reason_t why, int err)
 {
+	__u32 reason = reason_of(why);
 	struct ws_refusal *r = bpf_map_lookup_elem(&ws_refusals, &reason);
 
 	if (r) {
 		r->dropped++;
-		event_send(ctx, r, reason, err, false);
+		event_send(ctx, r, why, err, false);
 	}
 	return CTX_DROP;
 }
 
 /* Counts a violation that the plan lets go on. */
-__noinline int ws_report(ctx_t *ctx, __u32 reason)
+__noinline int ws_report(ctx_t *ctx, reason_t why)
 {
+	__u32 reason = reason_of(why);
 	struct ws_refusal *r = bpf_map_lookup_elem(&ws_refusals, &reason);
 
 	if (r) {
 		r->reported++;
-		event_send(ctx, r, reason, 0, true);
+		event_send(ctx, r, why, 0, true);
 	}
 	return 0;
 }

@@ -9,6 +9,7 @@
 #include "lib/out/icmp_tc.h"
 #include "lib/out/nexthop.h"
 #include "lib/out/route_tc.h"
+#include "lib/reason.h"
 #include "lib/skb/strip.h"
 #include "lib/sr/ext_tc.h"
 #include "lib/wire/flow.h"
@@ -45,11 +46,6 @@ static __always_inline void nexthop_fill(struct ws_nexthop *n,
 	__builtin_memcpy(n->dmac, p->dmac, sizeof(n->dmac));
 	__builtin_memcpy(n->smac, p->smac, sizeof(n->smac));
 	n->expires = bpf_jiffies64() + cfg.nexthop_ttl;
-}
-
-static __always_inline enum ws_reason no_route(void)
-{
-	return WS_REASON_NO_ROUTE;
 }
 
 /* Of a packet that has its outer header. */
@@ -91,7 +87,7 @@ static __always_inline int exit_take(struct __sk_buff *skb,
 	struct eth_hdr *eth = cursor_take(&c, struct eth_hdr);
 
 	if (!eth)
-		return ws_refuse(skb, no_route(), 0);
+		return ws_refuse(skb, REASON(NO_ROUTE), 0);
 	__builtin_memcpy(eth->dst, n->dmac, sizeof(eth->dst));
 	__builtin_memcpy(eth->src, n->smac, sizeof(eth->src));
 	eth->proto = is_ip4 ? bpf_htons(ETH_P_IP) : bpf_htons(ETH_P_IPV6);
@@ -123,11 +119,6 @@ static __always_inline void nexthop_learn(const struct bpf_fib_lookup *p,
 		*own = *n;
 }
 
-static __always_inline enum ws_reason too_big(void)
-{
-	return WS_REASON_TOO_BIG;
-}
-
 /* To the kernel's forwarding, which takes one off the hop limit again: it gets back
  * what this node has taken. Nothing is refused here.
  */
@@ -136,7 +127,7 @@ static __always_inline int to_kernel(struct __sk_buff *skb)
 	struct ip6_hdr *ip6 = forward_ip6(skb);
 
 	if (!ip6)
-		return ws_refuse(skb, no_route(), 0);
+		return ws_refuse(skb, REASON(NO_ROUTE), 0);
 	ip6->hop_limit++;
 	return CTX_PASS;
 }
@@ -149,8 +140,7 @@ static __always_inline __u32 own_outer(struct __sk_buff *skb, bool *is_ip4)
 	struct cursor c = ctx_cursor(skb);
 	const struct ip6_hdr *ip6;
 	const struct srh *srh;
-	int found;
-	__u32 ext = ext_len(skb, &found);
+	__u32 ext = ext_len(skb);
 
 	*is_ip4 = false;
 	cursor_take(&c, struct eth_hdr);
@@ -183,7 +173,7 @@ __noinline int ws_too_big(struct __sk_buff *skb, __u32 mtu)
 	if (!outer && !skb_is_ip4(skb) && skb->gso_size &&
 	    bpf_skb_change_tail(skb, skb->len, 0))
 		return to_kernel(skb);
-	ws_refuse(skb, too_big(), mtu);
+	ws_refuse(skb, REASON(TOO_BIG), mtu);
 	/* ICMP is about a plain packet. */
 	if (is_ip4 && strip(skb, outer, true))
 		return CTX_DROP;
@@ -218,11 +208,6 @@ static __always_inline int route_take(struct __sk_buff *skb,
 	return bpf_redirect_neigh(p->ifindex, &nh, sizeof(nh), 0);
 }
 
-static __always_inline enum ws_reason inner_no_route(void)
-{
-	return WS_REASON_INNER_NO_ROUTE;
-}
-
 /* The packet has its outer header, and the kernel's table has no way to the next
  * segment; rc: what it said. Whoever made the header is told (RFC 8754 4.3.1.1
  * S15), as in ws_too_big.
@@ -232,7 +217,7 @@ __noinline int ws_no_way(struct __sk_buff *skb, int rc)
 	bool is_ip4;
 	__u32 outer = own_outer(skb, &is_ip4);
 
-	ws_refuse(skb, no_route(), rc);
+	ws_refuse(skb, REASON(NO_ROUTE), rc);
 	if (!outer)
 		return icmp_no_way(skb, rc, false);
 	/* ICMP is about a plain packet. */
@@ -254,10 +239,10 @@ __noinline int ws_forward(struct __sk_buff *skb, __u32 exit, int found)
 	const struct ip6_hdr *ip6;
 
 	if (!s)
-		return ws_refuse(skb, no_route(), 0);
+		return ws_refuse(skb, REASON(NO_ROUTE), 0);
 	ip6 = forward_ip6(skb);
 	if (!ip6)
-		return ws_refuse(skb, no_route(), 0);
+		return ws_refuse(skb, REASON(NO_ROUTE), 0);
 	if ((found == WAY_UNKNOWN || found == WAY_KNOWN) && exit != EXIT_NONE) {
 		known = exit_known(exit, ip6->dst[0], nexthop_flow(ip6), len);
 		if (known)
@@ -279,7 +264,8 @@ static __always_inline int forward_out(struct __sk_buff *skb)
 {
 	int verdict = ws_forward(skb, EXIT_NONE, WAY_UNKNOWN);
 
-	return verdict == CTX_PASS ? ws_refuse(skb, too_big(), 0) : verdict;
+	return verdict == CTX_PASS ? ws_refuse(skb, REASON(TOO_BIG), 0) :
+				     verdict;
 }
 
 /* An inner packet whose way is remembered, and takes it. Returns the verdict, or
@@ -326,20 +312,20 @@ __noinline int ws_deliver(struct __sk_buff *skb, __u32 exit, int is_ip4)
 	if (known != WAY_UNKNOWN)
 		return known;
 	if (!s)
-		return ws_refuse(skb, inner_no_route(), 0);
+		return ws_refuse(skb, REASON(INNER_NO_ROUTE), 0);
 	if (!forward_ip(skb, is_ip4, &c, &in))
-		return ws_refuse(skb, inner_no_route(), 0);
+		return ws_refuse(skb, REASON(INNER_NO_ROUTE), 0);
 	key = nexthop_key_inner(&in, flow_hash(c, &in));
 	rc = is_ip4 ? route_find_ip4(skb, in.hdr, &s->way) :
 		      route_find(skb, in.hdr, &s->way);
 	if (rc == BPF_FIB_LKUP_RET_NOT_FWDED)
 		return CTX_PASS;
 	if (!route_is_way(rc)) {
-		ws_refuse(skb, inner_no_route(), rc);
+		ws_refuse(skb, REASON(INNER_NO_ROUTE), rc);
 		return icmp_no_way(skb, rc, is_ip4);
 	}
 	if (ip_hops(&in) <= 1) {
-		ws_refuse(skb, WS_REASON_INNER_HOP_LIMIT, 0);
+		ws_refuse(skb, REASON(INNER_HOP_LIMIT), 0);
 		return icmp_time_exceeded(skb, is_ip4);
 	}
 	/* Too long for the link behind the egress: the kernel cuts what may be
@@ -352,7 +338,7 @@ __noinline int ws_deliver(struct __sk_buff *skb, __u32 exit, int is_ip4)
 		if (!ip4_is_fragment(in.hdr))
 			return CTX_PASS;
 		mtu = s->way.mtu_result;
-		ws_refuse(skb, too_big(), mtu);
+		ws_refuse(skb, REASON(TOO_BIG), mtu);
 		return icmp_too_big(skb, sizeof(struct eth_hdr), mtu, 0, true);
 	}
 	ip_decrement(&in);

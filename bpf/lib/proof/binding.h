@@ -56,9 +56,3 @@ static __always_inline bool binding_find(struct cursor inner, __u32 next,
 	*binding = b;
 	return ok;
 }
-
-/* What is left to say where binding_find fails. */
-static __always_inline enum ws_reason flow_unreadable(void)
-{
-	return WS_REASON_FLOW;
-}

@@ -18,6 +18,7 @@
 
 #include "lib/hook.h"
 #include "lib/node/maps.h"
+#include "lib/reason.h"
 
 #define WINDOW_USES_BITS 6
 #define WINDOW_USES_MASK 63ULL
@@ -47,14 +48,14 @@ static __always_inline bool window_try(struct window_claim *claim)
 	__u64 old = claim->found, tag = claim->tag, uses = 0, next;
 
 	if (old >> WINDOW_TAG_SHIFT > tag) {
-		claim->reason = WS_REASON_STALE;
+		claim->reason = REASON(STALE);
 		return true;
 	}
 	if (old >> WINDOW_TAG_SHIFT == tag)
 		uses = old & WINDOW_ALL_USES;
 	if ((uses >> claim->at & WINDOW_USES_MASK) + claim->frames >
 	    claim->train) {
-		claim->reason = WS_REASON_REPLAY;
+		claim->reason = REASON(REPLAY);
 		return true;
 	}
 	next = tag << WINDOW_TAG_SHIFT |
@@ -99,7 +100,7 @@ __noinline int ws_window_take(const struct ws_egress *e, __u64 rnd,
 		.at = counter % 4 * WINDOW_USES_BITS,
 		.frames = frames,
 		.train = (rnd >> WS_RND_FRAMES_SHIFT & WINDOW_USES_MASK) + 1,
-		.reason = WS_REASON_WINDOW_BUSY_BUG,
+		.reason = REASON(WINDOW_BUSY_BUG),
 	};
 	struct window_claim again;
 
@@ -107,7 +108,7 @@ __noinline int ws_window_take(const struct ws_egress *e, __u64 rnd,
 		goto missing;
 	/* The bits above the lane make it one that no path has. */
 	if (lane >= e->lanes || !counter || claim.train > WS_RND_FRAMES_MAX)
-		return WS_REASON_NUMBER;
+		return REASON(NUMBER);
 	claim.tag = counter >> (e->window_log2 & 31);
 	claim.word = window_word(e, lane, counter);
 	if (!claim.word)
@@ -121,5 +122,5 @@ __noinline int ws_window_take(const struct ws_egress *e, __u64 rnd,
 	bpf_loop(WINDOW_TRIES - 1, window_again, &again, 0);
 	return again.reason;
 missing:
-	return WS_REASON_WINDOW_MISSING_BUG;
+	return REASON(WINDOW_MISSING_BUG);
 }

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "lib/node/maps.h"
+#include "lib/reason.h"
 
 /* Where a CPU counts for a headend; NULL: nowhere. */
 static __always_inline struct ws_number *number_of(const struct ws_headend *h,
@@ -20,21 +21,21 @@ static __always_inline struct ws_number *number_of(const struct ws_headend *h,
 /* On success *rnd is the next number for a train of frames, else nothing has
  * changed.
  */
-static __always_inline enum ws_reason rnd_take(const struct ws_headend *h,
-					       __u32 frames, __u64 *rnd)
+static __always_inline reason_t rnd_take(const struct ws_headend *h,
+					 __u32 frames, __u64 *rnd)
 {
 	__u32 cpu = bpf_get_smp_processor_id();
 	struct ws_number *n;
 
 	if (frames > WS_RND_FRAMES_MAX)
-		return WS_REASON_TRAIN_TOO_LONG;
+		return REASON(TRAIN_TOO_LONG);
 	if (cpu >= h->lanes)
-		return WS_REASON_NO_LANE;
+		return REASON(NO_LANE);
 	n = number_of(h, cpu);
 	if (!n)
-		return WS_REASON_COUNTER_MISSING_BUG;
+		return REASON(COUNTER_MISSING_BUG);
 	if (n->last >= n->ceiling || n->last >= WS_RND_COUNTER_MAX)
-		return WS_REASON_RND_EXHAUSTED;
+		return REASON(RND_EXHAUSTED);
 	*rnd = (__u64)(h->lane + cpu) << WS_RND_LANE_SHIFT |
 	       (__u64)(frames - 1) << WS_RND_FRAMES_SHIFT | ++n->last;
 	return WS_REASON_NONE;

@@ -6,6 +6,7 @@
 
 #include <waystamp/abi.h>
 #include "lib/proof/stamp.h"
+#include "lib/reason.h"
 #include "lib/wire/net.h"
 
 /* One difference of whole words: nothing tells which byte was wrong. */
@@ -67,7 +68,7 @@ static __always_inline bool opot_verify(const struct proof_tlv *tlv,
 }
 
 /* Values that are not below the prime are another finding than a wrong sum, and
- * are told only where the sum is right. Returns an enum ws_reason.
+ * are told only where the sum is right. Returns a reason_t.
  *
  * A function of its own, so that the verifier of the kernel looks at the loops
  * once, and not for each way that a packet can come to them: that was most of the
@@ -100,8 +101,8 @@ __noinline int ws_proof_verify(const struct proof_tlv *tlv,
 		ok = opot_verify(tlv, &hop->share, e->secret, &in_range);
 judged:
 	if (!ok)
-		return WS_REASON_PROOF;
-	return in_range ? WS_REASON_NONE : WS_REASON_RANGE;
+		return REASON(PROOF);
+	return in_range ? WS_REASON_NONE : REASON(RANGE);
 }
 
 static __always_inline __u64 sid_diff(const struct sid *a, const struct sid *b)

@@ -101,8 +101,7 @@ static __always_inline __u32 gso_packet_len(const struct __sk_buff *skb,
 static __always_inline __u32 gso_longest(struct __sk_buff *skb)
 {
 	__u32 all = skb->len - sizeof(struct eth_hdr), outer = 0, longest;
-	int found;
-	__u32 ext = ext_len(skb, &found);
+	__u32 ext = ext_len(skb);
 	struct cursor c = ctx_cursor(skb);
 	const struct ip6_hdr *ip6;
 	const struct srh *srh;

@@ -7,6 +7,7 @@
 #include "lib/hook.h"
 #include "lib/node/maps.h"
 #include "lib/node/refuse.h"
+#include "lib/reason.h"
 #include "lib/wire/net.h"
 
 /* Sends a super-packet into a segmenter. It comes back in frames, at an interface
@@ -16,7 +17,7 @@ static __always_inline int segment(struct __sk_buff *skb, struct eth_hdr *eth,
 				   __u32 ifindex, const __u8 *dmac)
 {
 	if (!ifindex)
-		return ws_refuse(skb, WS_REASON_CANNOT_CUT, 0);
+		return ws_refuse(skb, REASON(CANNOT_CUT), 0);
 	__builtin_memcpy(eth->dst, dmac, sizeof(eth->dst));
 	return bpf_redirect(ifindex, 0);
 }

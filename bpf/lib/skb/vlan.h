@@ -7,6 +7,7 @@
 #include "lib/hook.h"
 #include "lib/node/maps.h"
 #include "lib/node/refuse.h"
+#include "lib/reason.h"
 #include "lib/wire/net.h"
 
 #define PACKET_HOST 0 /* the kernel's: the frame has our MAC address */
@@ -50,11 +51,6 @@ static __always_inline bool eth_has_tag(const struct eth_hdr *eth)
 	       eth->proto == bpf_htons(ETH_P_QINQ3);
 }
 
-static __always_inline enum ws_reason vlan_tags(void)
-{
-	return WS_REASON_VLAN_TAGS;
-}
-
 /* False: *verdict is the answer. */
 static __always_inline bool frame_is_ours(struct __sk_buff *skb, int *verdict)
 {
@@ -76,7 +72,7 @@ static __always_inline bool frame_is_ours(struct __sk_buff *skb, int *verdict)
 	 * see what is below; nobody needs a second one.
 	 */
 	if (rc || skb->vlan_present) {
-		*verdict = ws_refuse(skb, vlan_tags(), rc);
+		*verdict = ws_refuse(skb, REASON(VLAN_TAGS), rc);
 		return false;
 	}
 	return true;

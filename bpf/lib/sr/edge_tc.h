@@ -6,6 +6,7 @@
 #include "lib/node/boundary.h"
 #include "lib/node/maps.h"
 #include "lib/node/refuse.h"
+#include "lib/reason.h"
 #include "lib/skb/pull.h"
 #include "lib/skb/vlan.h"
 #include "lib/sr/guard_tc.h"
@@ -44,7 +45,7 @@ static __always_inline bool unmatched_is_dropped(const struct __sk_buff *skb)
 static __always_inline int edge_plain(struct __sk_buff *skb)
 {
 	return unmatched_is_dropped(skb) ?
-		       ws_refuse(skb, WS_REASON_UNMATCHED, 0) :
+		       ws_refuse(skb, REASON(UNMATCHED), 0) :
 		       CTX_PASS;
 }
 
@@ -68,19 +69,14 @@ static __always_inline int edge_boundary(struct __sk_buff *skb,
 	if (in->is_ip4)
 		return CTX_PASS;
 	if (in_block(ip6->dst[0]))
-		return ws_refuse(skb, WS_REASON_OUTSIDE_SID, 0);
+		return ws_refuse(skb, REASON(OUTSIDE_SID), 0);
 	if (in_block(ip6->src[0]))
-		return ws_refuse(skb, WS_REASON_OUTSIDE_SOURCE, 0);
+		return ws_refuse(skb, REASON(OUTSIDE_SOURCE), 0);
 	if (has_srh(skb, ip6))
-		return ws_refuse(skb, WS_REASON_OUTSIDE_SRH, 0);
+		return ws_refuse(skb, REASON(OUTSIDE_SRH), 0);
 	if (ip6->nexthdr == NEXTHDR_ICMP6 && ws_quotes_sid(skb))
-		return ws_refuse(skb, WS_REASON_OUTSIDE_ERROR, 0);
+		return ws_refuse(skb, REASON(OUTSIDE_ERROR), 0);
 	return is_mapped(ip6) ? refuse_mapped(skb) : CTX_PASS;
-}
-
-static __always_inline enum ws_reason edge_truncated(void)
-{
-	return WS_REASON_EDGE_TRUNCATED;
 }
 
 /* A frame with a tag: of a VLAN, or of a priority with another tag below, which the
@@ -104,17 +100,12 @@ __noinline int ws_edge_vlan(struct __sk_buff *skb)
 	if (!eth || (!eth_is_ip(eth) && !eth_has_tag(eth)))
 		return CTX_PASS;
 	if (eth_has_tag(eth))
-		return ws_refuse(skb, vlan_tags(), 0);
+		return ws_refuse(skb, REASON(VLAN_TAGS), 0);
 	if (!frame_is_tagged(skb))
 		return CTX_PASS; /* for somebody else */
 	if (!ip_take(&c, eth_is_ip4(eth), &in))
-		return ws_refuse(skb, edge_truncated(), rc);
+		return ws_refuse(skb, REASON(EDGE_TRUNCATED), rc);
 	return ip_is_its_version(&in) ? edge_boundary(skb, &in) : CTX_PASS;
-}
-
-static __always_inline int ip4_length(void)
-{
-	return WS_REASON_IP4_LENGTH;
 }
 
 /* An IPv4 packet that enters a chain: what the kernel would find out about it
@@ -130,24 +121,24 @@ __noinline int ws_edge_ip4(struct __sk_buff *skb)
 	cursor_take(&c, struct eth_hdr);
 	ip4 = cursor_take(&c, struct ip4_hdr);
 	if (!ip4)
-		return -ip4_length();
+		return -(int)REASON(IP4_LENGTH);
 	header = ip4_header_len(ip4);
 	len = bpf_ntohs(ip4->len);
 	/* So long a super-packet that it cannot say so. */
 	if (!len && skb->gso_size)
 		len = room;
 	if (len < header || len > room || (skb->gso_size && len != room))
-		return -ip4_length();
+		return -(int)REASON(IP4_LENGTH);
 	if (header > sizeof(*ip4)) {
 		if (pull(skb, sizeof(struct eth_hdr) + header + EDGE_L4_MAX))
-			return -ip4_length();
+			return -(int)REASON(IP4_LENGTH);
 		c = ctx_cursor(skb);
 		cursor_take(&c, struct eth_hdr);
 		ip4 = cursor_take(&c, struct ip4_hdr);
 		if (!ip4)
-			return -ip4_length();
+			return -(int)REASON(IP4_LENGTH);
 	}
 	if (!ip4_sum_is_right(ip4, c))
-		return -WS_REASON_IP4_CHECKSUM;
+		return -(int)REASON(IP4_CHECKSUM);
 	return len;
 }

@@ -12,6 +12,7 @@
 #include "lib/proof/replay.h"
 #include "lib/proof/stamp.h"
 #include "lib/proof/verify.h"
+#include "lib/reason.h"
 #include "lib/wire/csid.h"
 #include "lib/wire/ip.h"
 #include "lib/wire/net.h"
@@ -30,20 +31,9 @@ struct endpoint {
 	__u64 binding; /* of the inner packet, where the scheme wants it */
 	__u32 segments; /* in the list carried */
 	__u32 egress; /* where its verifier probably is */
-	int ext; /* bytes between ip6 and srh; see endpoint_ext */
+	__u32 ext; /* bytes between ip6 and srh; see endpoint_ext */
 	__s32 tlv_bad; /* see tlv_locate */
 };
-
-/* What the verifier wants to see checked once more. */
-static __always_inline enum ws_reason bounds_bug(void)
-{
-	return WS_REASON_BOUNDS_BUG;
-}
-
-static __always_inline enum ws_reason strip_failed(void)
-{
-	return WS_REASON_STRIP_FAILED;
-}
 
 /* Bytes of extension headers before the SRH. */
 static __always_inline __u32 endpoint_ext(const struct endpoint *ep)
@@ -75,18 +65,18 @@ static __always_inline bool endpoint_bind(struct endpoint *ep)
 }
 
 /* Why there is no entry. The slow way: such a packet is refused anyway. */
-static __always_inline enum ws_reason hop_missing(const struct hop_id *w)
+static __always_inline reason_t hop_missing(const struct hop_id *w)
 {
 	struct ws_hop_key k = hop_id_key(w);
 
 	k.epoch = 0;
 	/* Path 0 is no path: in ws_sids it stands for the SID. */
 	if (k.path && bpf_map_lookup_elem(&ws_sids, &k))
-		return WS_REASON_UNKNOWN_EPOCH;
+		return REASON(UNKNOWN_EPOCH);
 	k.path = 0;
 	if (bpf_map_lookup_elem(&ws_sids, &k))
-		return WS_REASON_UNKNOWN_PATH;
-	return WS_REASON_UNKNOWN_SID;
+		return REASON(UNKNOWN_PATH);
+	return REASON(UNKNOWN_SID);
 }
 
 /* RFC 8754 5.1: a SID takes packets from sources of the domain only, and here
@@ -110,7 +100,7 @@ static __always_inline bool source_is_headend(const struct endpoint *ep)
  * ep->segments and ep->tlv are set. The plan's scheme counts; a packet that
  * names another is refused.
  */
-static __always_inline enum ws_reason endpoint_find_hop(struct endpoint *ep)
+static __always_inline reason_t endpoint_find_hop(struct endpoint *ep)
 {
 	struct hop_id w = hop_id(ep->ip6->dst[0], ep->tlv->path,
 				 ep->tlv->epoch);
@@ -120,9 +110,9 @@ static __always_inline enum ws_reason endpoint_find_hop(struct endpoint *ep)
 	if (!ep->hop)
 		return hop_missing(&w);
 	if (ep->tlv->scheme != ep->hop->scheme)
-		return WS_REASON_SCHEME;
+		return REASON(SCHEME);
 	if (!source_is_headend(ep))
-		return WS_REASON_SOURCE;
+		return REASON(SOURCE);
 	return WS_REASON_NONE;
 }
 
@@ -144,30 +134,30 @@ struct end_next {
  * first: false where a function of this node has just let it go, so that its hop
  * limit has been counted.
  */
-static __always_inline enum ws_reason
-end_check(const struct endpoint *ep, bool first, struct end_next *next)
+static __always_inline reason_t end_check(const struct endpoint *ep, bool first,
+					  struct end_next *next)
 {
 	__u32 left = ep->srh->segments_left;
 	const struct sid *entry;
 
 	next->shifted = argument_is_csids(ep);
 	if (left == 0 && !next->shifted)
-		return WS_REASON_UPPER_LAYER;
+		return REASON(UPPER_LAYER);
 	if (first && ep->ip6->hop_limit <= 1)
-		return WS_REASON_HOP_LIMIT;
+		return REASON(HOP_LIMIT);
 	if (next->shifted) {
 		next->sid = csid_shift(ep->ip6->dst);
 	} else {
 		entry = ep->list + ((left - 1) % WS_SEGS_MAX);
 		if ((void *)(entry + 1) > ep->end)
-			return bounds_bug();
+			return REASON(BOUNDS_BUG);
 		next->sid = *entry;
 	}
 	/* Else a list made up by somebody would let a packet out of the domain,
 	 * or past the guard of the egress that this node may be too.
 	 */
 	if (!in_block(next->sid.hi))
-		return WS_REASON_SEGMENT_OUTSIDE;
+		return REASON(SEGMENT_OUTSIDE);
 	return WS_REASON_NONE;
 }
 
@@ -204,20 +194,20 @@ egress_find(const struct endpoint *ep)
 }
 
 /* The verdict on the proof. The plan says whether it refuses. */
-static __always_inline enum ws_reason egress_judge(const struct endpoint *ep,
-						   const struct ws_egress *e)
+static __always_inline reason_t egress_judge(const struct endpoint *ep,
+					     const struct ws_egress *e)
 {
 	if (!segments_equal(ep->list, ep->segments, ep->end, e))
-		return WS_REASON_SEGMENTS;
+		return REASON(SEGMENTS);
 	return ws_proof_verify(ep->tlv, ep->hop, e, ep->binding);
 }
 
 /* Whether this packet is none that was here before. Spends its number: the last
  * check on a hook that can still leave the packet to the other one.
  */
-static __always_inline enum ws_reason egress_window(const struct endpoint *ep,
-						    const struct ws_egress *e,
-						    __u32 frames)
+static __always_inline reason_t egress_window(const struct endpoint *ep,
+					      const struct ws_egress *e,
+					      __u32 frames)
 {
 	return ws_window_take(
 		e, bpf_be64_to_cpu(ep->tlv->rnd) ^ ep->hop->share.up_rnd,
@@ -230,23 +220,18 @@ static __always_inline bool endpoint_has_ip4(const struct endpoint *ep)
 	return ep->srh->nexthdr == NEXTHDR_IPV4;
 }
 
-static __always_inline enum ws_reason inner_protocol(void)
-{
-	return WS_REASON_INNER_PROTOCOL;
-}
-
 /* in->hdr is in bounds where this succeeds. */
-static __always_inline enum ws_reason inner_find(const struct endpoint *ep,
-						 bool is_ip4, struct ip *in)
+static __always_inline reason_t inner_find(const struct endpoint *ep,
+					   bool is_ip4, struct ip *in)
 {
 	struct cursor c = inner_cursor(ep);
 
 	if (!is_ip4 && ep->srh->nexthdr != NEXTHDR_IPV6)
-		return inner_protocol();
+		return REASON(INNER_PROTOCOL);
 	if (!ip_take(&c, is_ip4, in))
-		return WS_REASON_INNER_TRUNCATED;
+		return REASON(INNER_TRUNCATED);
 	if (!ip_is_its_version(in))
-		return WS_REASON_INNER_VERSION;
+		return REASON(INNER_VERSION);
 	return WS_REASON_NONE;
 }
 
@@ -263,16 +248,16 @@ static __always_inline bool inner_is_strange(const struct ip *in)
  * other. path: what the inner packet requires, or 0, or
  * MATCH_UNKNOWN.
  */
-static __always_inline enum ws_reason
-inner_check(const struct endpoint *ep, const struct ip *in, __be32 path)
+static __always_inline reason_t inner_check(const struct endpoint *ep,
+					    const struct ip *in, __be32 path)
 {
 	if (path == MATCH_UNKNOWN)
-		return rules_missing();
+		return REASON(RULES_MISSING_BUG);
 	/* What no headend steers is no chain's either. */
 	if (!path || path != ep->tlv->path || inner_is_strange(in))
-		return WS_REASON_WRONG_CHAIN;
+		return REASON(WRONG_CHAIN);
 	/* RFC 6040 4.2: a mark that the inner packet cannot carry drops it. */
 	if (ip6_ecn(ep->ip6) == ECN_CE && ip_ecn(in) == ECN_NOT_ECT)
-		return WS_REASON_ECN;
+		return REASON(ECN);
 	return WS_REASON_NONE;
 }

@@ -5,6 +5,7 @@
 #include "lib/hook.h"
 #include "lib/node/refuse.h"
 #include "lib/out/icmp_tc.h"
+#include "lib/reason.h"
 #include "lib/sr/endpoint.h"
 #include "lib/sr/ext_tc.h"
 #include "lib/wire/net.h"
@@ -13,29 +14,29 @@
 /* What the source of a packet is told that a SID refused for r, as ICMP6_ERROR;
  * 0: nothing, which is the answer to whatever may be an attack.
  */
-static __always_inline __u32 endpoint_error(enum ws_reason r,
+static __always_inline __u32 endpoint_error(reason_t r,
 					    const struct endpoint *ep)
 {
 	__u32 srh = sizeof(struct ip6_hdr) + endpoint_ext(ep);
 
-	switch (r) {
-	case WS_REASON_HOP_LIMIT: /* compares only */
+	switch (reason_of(r)) {
+	case WS_REASON_HOP_LIMIT:
 		return ICMP6_ERROR(ICMP6_TIME_EXCEEDED, 0, 0);
 	/* RFC 8754 4.3.1.1 and RFC 8986 4.8 S02 */
-	case WS_REASON_SRH_LAST_ENTRY: /* compares only */
-	case WS_REASON_SRH_SEGMENTS_LEFT: /* compares only */
-	case WS_REASON_SEGMENTS_REMAIN: /* compares only */
+	case WS_REASON_SRH_LAST_ENTRY:
+	case WS_REASON_SRH_SEGMENTS_LEFT:
+	case WS_REASON_SEGMENTS_REMAIN:
 		return ICMP6_ERROR(ICMP6_PARAMETER, ICMP6_PARAMETER_FIELD,
 				   srh + SRH_SEGMENTS_LEFT_OFF);
 	/* RFC 8754 2.1 */
-	case WS_REASON_TLV_OVERRUN: /* compares only */
+	case WS_REASON_TLV_OVERRUN:
 		return ICMP6_ERROR(ICMP6_PARAMETER, ICMP6_PARAMETER_FIELD,
 				   srh + SRH_HDRLEN_OFF);
 	/* RFC 8986 4.1.1: the upper layer is not for this SID. */
-	case WS_REASON_NO_SRH: /* compares only */
+	case WS_REASON_NO_SRH:
 		return ICMP6_ERROR(ICMP6_PARAMETER, ICMP6_PARAMETER_UPPER, srh);
-	case WS_REASON_UPPER_LAYER: /* compares only */
-	case WS_REASON_INNER_PROTOCOL: /* compares only */
+	case WS_REASON_UPPER_LAYER:
+	case WS_REASON_INNER_PROTOCOL:
 		return ICMP6_ERROR(ICMP6_PARAMETER, ICMP6_PARAMETER_UPPER,
 				   srh + (ep->srh->hdrlen + 1) * 8);
 	default:
@@ -44,9 +45,8 @@ static __always_inline __u32 endpoint_error(enum ws_reason r,
 }
 
 /* Refuses a packet at a SID, and tells its source where the standards say so. */
-static __always_inline int endpoint_refuse(struct __sk_buff *skb,
-					   const struct endpoint *ep,
-					   enum ws_reason r)
+static __always_inline int
+endpoint_refuse(struct __sk_buff *skb, const struct endpoint *ep, reason_t r)
 {
 	__u32 error = endpoint_error(r, ep);
 	int verdict = ws_refuse(skb, r, 0);
@@ -57,25 +57,26 @@ static __always_inline int endpoint_refuse(struct __sk_buff *skb,
 }
 
 /* Refuses a packet for what ws_ext_find has found before its SRH. */
-static __always_inline int ext_refuse(struct __sk_buff *skb, int bad)
+static __always_inline int ext_refuse(struct __sk_buff *skb,
+				      const struct ext_found *f)
 {
-	__u32 r = EXT_BAD_REASON(bad), pointer = EXT_BAD_POINTER(bad), code;
-	int verdict = ws_refuse(skb, r, 0);
+	int verdict = ws_refuse(skb, f->bad, 0);
+	__u32 code;
 
-	if (!pointer)
+	if (!f->pointer)
 		return verdict;
-	switch (r) {
+	switch (reason_of(f->bad)) {
 	/* RFC 8986 4.1.1 */
-	case WS_REASON_NO_SRH: /* compares only */
+	case WS_REASON_NO_SRH:
 		code = ICMP6_PARAMETER_UPPER;
 		break;
 	/* RFC 8200 4.2 */
-	case WS_REASON_OPTION_UNKNOWN: /* compares only */
+	case WS_REASON_OPTION_UNKNOWN:
 		code = ICMP6_PARAMETER_OPTION;
 		break;
 	default: /* RFC 8200 4: what stands there is none that we process. */
 		code = ICMP6_PARAMETER_NEXT;
 	}
 	return ws_icmp6(skb, sizeof(struct eth_hdr),
-			ICMP6_ERROR(ICMP6_PARAMETER, code, 0), pointer);
+			ICMP6_ERROR(ICMP6_PARAMETER, code, 0), f->pointer);
 }

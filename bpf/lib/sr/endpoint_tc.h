@@ -9,6 +9,7 @@
 #include "lib/node/refuse.h"
 #include "lib/node/stats.h"
 #include "lib/out/forward_tc.h"
+#include "lib/reason.h"
 #include "lib/skb/gso.h"
 #include "lib/skb/pull.h"
 #include "lib/skb/strip.h"
@@ -43,9 +44,9 @@ static __always_inline int step_leave(__u32 how, __u32 exit)
  * endpoint_parse to judge.
  */
 static __always_inline long endpoint_pull(struct __sk_buff *skb,
-					  struct endpoint *ep)
+					  struct ext_found *found)
 {
-	__u32 ext = ext_len(skb, &ep->ext);
+	__u32 ext = ext_find(skb, found);
 	__u32 len = sizeof(struct eth_hdr) + sizeof(struct ip6_hdr) + ext +
 		    sizeof(struct srh);
 	const struct srh *srh;
@@ -84,14 +85,14 @@ static __always_inline int endpoint_pull_flow(struct __sk_buff *skb,
 		if (!rc)
 			return STEP_PULLED;
 	}
-	return ws_refuse(skb, flow_unreadable(), rc);
+	return ws_refuse(skb, REASON(FLOW), rc);
 }
 
 /* The proof, in whatever place it is. TLV_BAD: ep->tlv_bad is the reason. A verifier
  * cannot tell that one from WS_REASON_NONE, which TLV_BAD is not.
  */
-static __always_inline enum ws_reason tlv_locate(struct __sk_buff *skb,
-						 struct endpoint *ep)
+static __always_inline reason_t tlv_locate(struct __sk_buff *skb,
+					   struct endpoint *ep)
 {
 	__u32 list_len = 16 * ep->segments;
 	void *tlvs = (void *)ep->list + list_len;
@@ -112,17 +113,19 @@ static __always_inline enum ws_reason tlv_locate(struct __sk_buff *skb,
 		return TLV_BAD;
 	}
 	ep->tlv = tlvs + (off & (2 * WS_TLVS_LEN_MAX - 1));
-	return (void *)(ep->tlv + 1) <= ep->end ? WS_REASON_NONE : bounds_bug();
+	return (void *)(ep->tlv + 1) <= ep->end ? WS_REASON_NONE :
+						  REASON(BOUNDS_BUG);
 }
 
 /* From the frame to the entry for its SID, path and epoch. Pointers in ep are
  * good until the packet is moved.
  */
-static __always_inline enum ws_reason endpoint_parse(struct __sk_buff *skb,
-						     struct endpoint *ep)
+static __always_inline reason_t endpoint_parse(struct __sk_buff *skb,
+					       struct endpoint *ep,
+					       const struct ext_found *found)
 {
 	struct cursor c = ctx_cursor(skb);
-	enum ws_reason r;
+	reason_t r;
 	__u32 ext;
 
 	ep->end = c.end;
@@ -133,21 +136,23 @@ static __always_inline enum ws_reason endpoint_parse(struct __sk_buff *skb,
 	    sizeof(*ep->eth) + sizeof(*ep->ip6) +
 			    bpf_ntohs(ep->ip6->payload_len) >
 		    skb->len)
-		return WS_REASON_PAYLOAD_LENGTH;
+		return REASON(PAYLOAD_LENGTH);
 	if (EXT_LEN_MAX) {
-		ext = ep->ext;
+		if (found->bad)
+			return EXT_DECIDES;
+		ext = found->len;
 		barrier_var(ext); /* else it is read again, without its bound */
 		if (ext > EXT_LEN_MAX)
-			return extension_first();
+			return REASON(BOUNDS_BUG);
 		ep->ext = ext;
 		c.pos += ext;
 	} else {
 		if (ep->ip6->nexthdr == NEXTHDR_FRAGMENT)
-			return outer_fragment();
+			return REASON(OUTER_FRAGMENT);
 		if (nexthdr_is_options(ep->ip6->nexthdr))
-			return extension_first();
+			return EXT_DECIDES;
 		if (ep->ip6->nexthdr != NEXTHDR_ROUTING)
-			return no_srh();
+			return REASON(NO_SRH);
 	}
 	r = srh_check(&c, &ep->srh, &ep->segments);
 	if (r)
@@ -165,7 +170,7 @@ static __always_inline int end_tc(struct __sk_buff *skb, struct endpoint *ep,
 {
 	__u32 headers = sizeof(struct eth_hdr) + endpoint_outer_len(ep);
 	struct end_next next;
-	enum ws_reason r;
+	reason_t r;
 
 	r = end_check(ep, first, &next);
 	if (r)
@@ -186,14 +191,14 @@ static __always_inline int dt46_tc(struct __sk_buff *skb, struct endpoint *ep)
 	struct ip inner;
 	__u32 outer, headers, frames, bytes, stats;
 	bool report, is_ip4;
-	enum ws_reason r;
+	reason_t r;
 	long rc;
 
 	if (segments_remain(ep))
-		return endpoint_refuse(skb, ep, WS_REASON_SEGMENTS_REMAIN);
+		return endpoint_refuse(skb, ep, REASON(SEGMENTS_REMAIN));
 	e = egress_find(ep);
 	if (!e)
-		return ws_refuse(skb, WS_REASON_EGRESS_MISSING_BUG, 0);
+		return ws_refuse(skb, REASON(EGRESS_MISSING_BUG), 0);
 	/* Read with what is judged: the entry may be another path's later. */
 	report = e->on_violation == WS_ON_VIOLATION_REPORT;
 	r = egress_judge(ep, e);
@@ -230,7 +235,7 @@ static __always_inline int dt46_tc(struct __sk_buff *skb, struct endpoint *ep)
 	/* Moves the packet: every pointer taken before is gone. */
 	rc = strip(skb, outer, is_ip4);
 	if (rc)
-		return ws_refuse(skb, strip_failed(), rc);
+		return ws_refuse(skb, REASON(STRIP_FAILED), rc);
 	stats_add(stats, frames, bytes);
 	skb->tc_index = WS_INDEX_PROVEN;
 	return step_leave(is_ip4 ? LEAVE_DELIVER_IP4 : LEAVE_DELIVER_IP6,
@@ -242,16 +247,17 @@ static __always_inline int dt46_tc(struct __sk_buff *skb, struct endpoint *ep)
  */
 __noinline int ws_endpoint_step(struct __sk_buff *skb, int first)
 {
+	struct ext_found ext = {};
 	struct endpoint ep = {};
-	enum ws_reason r;
+	reason_t r;
 	long rc;
 
-	rc = endpoint_pull(skb, &ep);
+	rc = endpoint_pull(skb, &ext);
 	if (rc)
-		return ws_refuse(skb, WS_REASON_PULL_FAILED, rc);
-	r = endpoint_parse(skb, &ep);
-	if (r == WS_REASON_EXTENSION_FIRST) /* compares only */
-		return EXT_LEN_MAX ? ext_refuse(skb, ep.ext) : STEP_EXT;
+		return ws_refuse(skb, REASON(PULL_FAILED), rc);
+	r = endpoint_parse(skb, &ep, &ext);
+	if (r == EXT_DECIDES)
+		return EXT_LEN_MAX ? ext_refuse(skb, &ext) : STEP_EXT;
 	if (r)
 		return endpoint_refuse(skb, &ep, r == TLV_BAD ? ep.tlv_bad : r);
 	/* A function may change the flow; what it sends is stamped. */
@@ -263,7 +269,7 @@ __noinline int ws_endpoint_step(struct __sk_buff *skb, int first)
 		return end_tc(skb, &ep, first);
 	if (ep.hop->behaviour == WS_BEHAVIOUR_END_DT46)
 		return dt46_tc(skb, &ep);
-	return ws_refuse(skb, WS_REASON_BEHAVIOUR_BUG, 0);
+	return ws_refuse(skb, REASON(BEHAVIOUR_BUG), 0);
 }
 
 /* All positions but the headend, and one that finds nothing left. */
@@ -299,6 +305,6 @@ static __always_inline int endpoint_tc(struct __sk_buff *skb, bool first)
 	if (!EXT_LEN_MAX && step == STEP_EXT)
 		return ext_program(skb, first ? EXT_ARRIVES : EXT_AGAIN, 0);
 	if (step >= STEP_AGAIN)
-		return ws_refuse(skb, WS_REASON_LOOP, 0);
+		return ws_refuse(skb, REASON(LOOP), 0);
 	return step;
 }

@@ -13,6 +13,7 @@
 #include "lib/hook.h"
 #include "lib/node/maps.h"
 #include "lib/node/refuse.h"
+#include "lib/reason.h"
 #include "lib/wire/ext.h"
 #include "lib/wire/net.h"
 #include "lib/wire/srh.h"
@@ -23,6 +24,9 @@
 #define EXT_LEAVES 2 /* on to another node; cb[1] is the exit */
 #define EXT_LEAVES_OUT 3 /* the same, at a TC egress */
 
+/* No reason to refuse a packet: what is before its SRH decides. */
+#define EXT_DECIDES (~0U)
+
 /* Hands a packet over, for good. Returns the verdict where that fails. */
 static __always_inline int ext_program(struct __sk_buff *skb, __u32 todo,
 				       __u32 exit)
@@ -30,7 +34,7 @@ static __always_inline int ext_program(struct __sk_buff *skb, __u32 todo,
 	skb->cb[0] = todo;
 	skb->cb[1] = exit;
 	bpf_tail_call(skb, &ws_programs, WS_PROGRAM_EXT);
-	return ws_refuse(skb, WS_REASON_EXTENSION_PROGRAM_BUG, 0);
+	return ws_refuse(skb, REASON(EXTENSION_PROGRAM_BUG), 0);
 }
 
 /* Options in one header, padding among them. */
@@ -46,34 +50,28 @@ static __always_inline int ext_program(struct __sk_buff *skb, __u32 todo,
 #define OPTION_SKIP 0
 #define OPTION_DISCARD 1
 
-/* What ws_ext_find returns for a refusal. pointer: of the field that its source is
- * told of, in bytes from the IPv6 header; 0: it is told nothing.
- */
-#define EXT_BAD(reason, pointer) (-(int)((reason) | (pointer) << 8))
-#define EXT_BAD_REASON(bad) (-(bad) & 0xff)
-#define EXT_BAD_POINTER(bad) (-(bad) >> 8 & 0xffff)
-_Static_assert(WS_REASON_COUNT <= 256, "reasons fit a byte");
+/* The extension headers of a packet before its SRH. */
+struct ext_found {
+	__u32 len; /* bytes, EXT_LEN_MAX at most; 0: there are none, or bad ones */
+	reason_t bad; /* why the packet is refused for them */
+	/* For bad: of the field that an ICMP error names, in bytes from the IPv6
+	 * header; 0: no error is sent.
+	 */
+	__u32 pointer;
+};
 
-static __always_inline enum ws_reason extension_first(void)
+static __always_inline void ext_bad(struct ext_found *f, reason_t why,
+				    __u32 pointer)
 {
-	return WS_REASON_EXTENSION_FIRST;
-}
-
-static __always_inline enum ws_reason extension_truncated(void)
-{
-	return WS_REASON_EXTENSION_TRUNCATED;
-}
-
-static __always_inline enum ws_reason option_length(void)
-{
-	return WS_REASON_OPTION_LENGTH;
+	f->bad = why;
+	f->pointer = pointer;
 }
 
 struct options {
 	struct __sk_buff *skb;
 	__u32 off; /* of the next option, from the start of the frame */
 	__u32 end; /* of the header */
-	int bad; /* as ws_ext_find returns; 0: nothing yet */
+	struct ext_found *found;
 };
 
 /* One option. Returns 1 to end the walk. */
@@ -92,7 +90,7 @@ static long option_step(__attribute__((unused)) __u64 i, struct options *o)
 	if (off + 2 <= o->end)
 		bpf_skb_load_bytes(o->skb, off + 1, &len, sizeof(len));
 	if (off + 2 + len > o->end) {
-		o->bad = EXT_BAD(option_length(), 0);
+		ext_bad(o->found, REASON(OPTION_LENGTH), 0);
 		return 1;
 	}
 	o->off = off + 2 + len;
@@ -101,72 +99,93 @@ static long option_step(__attribute__((unused)) __u64 i, struct options *o)
 		return 0;
 	if (action == OPTION_DISCARD)
 		pointer = 0;
-	o->bad = EXT_BAD(WS_REASON_OPTION_UNKNOWN, pointer);
+	ext_bad(o->found, REASON(OPTION_UNKNOWN), pointer);
 	return 1;
 }
 
 /* A header of destination options, which is in bounds. off: from the start of the
- * frame; field: where its type is told, from the IPv6 header. Returns 0 or what is
- * bad. A function of its own, for its stack.
+ * frame; field: where its type is, from the IPv6 header. A function of its own, for
+ * its stack.
  */
-static __noinline int options_check(struct __sk_buff *skb, __u32 off, __u32 len,
-				    __u32 field)
+static __noinline void options_check(struct __sk_buff *skb, __u32 off,
+				     __u32 len, __u32 field,
+				     struct ext_found *f)
 {
-	struct options o = { .skb = skb, .off = off + 2, .end = off + len };
+	struct options o = {
+		.skb = skb, .off = off + 2, .end = off + len, .found = f
+	};
 
 	bpf_loop(OPTIONS_MAX, option_step, &o, 0);
-	if (o.bad)
-		return o.bad;
-	return o.off < o.end ? EXT_BAD(extension_first(), field) : 0;
+	if (!f->bad && o.off < o.end)
+		ext_bad(f, REASON(EXTENSION_FIRST), field);
 }
 
-/* Bytes of all headers between the IPv6 header, which is in bounds, and a routing
- * header, EXT_LEN_MAX at most; or EXT_BAD.
+/* The headers between the IPv6 header, which is in bounds, and a routing header.
+ * f is zero. A function of its own, for its stack; f is never NULL.
  */
-__noinline int ws_ext_find(struct __sk_buff *skb)
+__noinline int ws_ext_find(struct __sk_buff *skb, struct ext_found *f)
 {
 	__u32 off = sizeof(struct ip6_hdr), field = IP6_NEXTHDR_OFF, len;
 	__u8 next = NEXTHDR_ROUTING, head[2] = {};
-	int bad;
 
+	if (!f)
+		return 0;
 	bpf_skb_load_bytes(skb, sizeof(struct eth_hdr) + field, &next,
 			   sizeof(next));
-	for (__u32 i = 0; i <= EXT_HEADERS_MAX; i++) {
+	for (__u32 i = 0; i <= EXT_HEADERS_MAX && !f->bad; i++) {
 		if (!nexthdr_is_options(next))
 			break;
 		/* RFC 8200 4: this one is the first, or unknown where it is. */
-		if (i == EXT_HEADERS_MAX || (i && next == NEXTHDR_HOP))
-			return EXT_BAD(extension_first(), field);
+		if (i == EXT_HEADERS_MAX || (i && next == NEXTHDR_HOP)) {
+			ext_bad(f, REASON(EXTENSION_FIRST), field);
+			break;
+		}
 		if (bpf_skb_load_bytes(skb, sizeof(struct eth_hdr) + off, head,
-				       sizeof(head)))
-			return EXT_BAD(extension_truncated(), 0);
+				       sizeof(head))) {
+			ext_bad(f, REASON(EXTENSION_TRUNCATED), 0);
+			break;
+		}
 		len = (head[1] + 1) * 8;
-		if (off + len > sizeof(struct ip6_hdr) + EXT_LEN_MAX)
-			return EXT_BAD(extension_first(), field);
-		if (sizeof(struct eth_hdr) + off + len > skb->len)
-			return EXT_BAD(extension_truncated(), 0);
-		bad = next == NEXTHDR_HOP ?
-			      0 :
-			      options_check(skb, sizeof(struct eth_hdr) + off,
-					    len, field);
-		if (bad)
-			return bad;
+		if (off + len > sizeof(struct ip6_hdr) + EXT_LEN_MAX) {
+			ext_bad(f, REASON(EXTENSION_FIRST), field);
+			break;
+		}
+		if (sizeof(struct eth_hdr) + off + len > skb->len) {
+			ext_bad(f, REASON(EXTENSION_TRUNCATED), 0);
+			break;
+		}
+		if (next != NEXTHDR_HOP)
+			options_check(skb, sizeof(struct eth_hdr) + off, len,
+				      field, f);
 		field = off;
 		next = head[0];
 		off += len;
 	}
+	if (f->bad)
+		return 0;
 	if (next == NEXTHDR_FRAGMENT)
-		return EXT_BAD(outer_fragment(), 0);
-	if (next != NEXTHDR_ROUTING)
-		return EXT_BAD(no_srh(), off);
-	return off - sizeof(struct ip6_hdr);
+		ext_bad(f, REASON(OUTER_FRAGMENT), 0);
+	else if (next != NEXTHDR_ROUTING)
+		ext_bad(f, REASON(NO_SRH), off);
+	else
+		f->len = off - sizeof(struct ip6_hdr);
+	return 0;
 }
 
-/* Bytes between the outer IPv6 header and its SRH, or 0. *found: what ws_ext_find
- * has said.
- */
-static __always_inline __u32 ext_len(struct __sk_buff *skb, int *found)
+/* Only the program for packets with options looks for them. Returns f->len. */
+static __always_inline __u32 ext_find(struct __sk_buff *skb,
+				      struct ext_found *f)
 {
-	*found = EXT_LEN_MAX ? ws_ext_find(skb) : 0;
-	return (__u32)*found <= EXT_LEN_MAX ? *found : 0;
+	if (!EXT_LEN_MAX)
+		return 0;
+	ws_ext_find(skb, f);
+	return f->len <= EXT_LEN_MAX ? f->len : 0;
+}
+
+/* Bytes between the outer IPv6 header and its SRH, or 0. */
+static __always_inline __u32 ext_len(struct __sk_buff *skb)
+{
+	struct ext_found f = {};
+
+	return ext_find(skb, &f);
 }

@@ -8,6 +8,7 @@
 #include "lib/node/boundary.h"
 #include "lib/node/refuse.h"
 #include "lib/out/forward_tc.h"
+#include "lib/reason.h"
 #include "lib/wire/ip.h"
 #include "lib/wire/net.h"
 
@@ -100,7 +101,7 @@ static __always_inline bool is_mapped(const struct ip6_hdr *ip6)
 
 static __always_inline int refuse_mapped(struct __sk_buff *skb)
 {
-	return ws_refuse(skb, WS_REASON_MAPPED_ADDRESS, 0);
+	return ws_refuse(skb, REASON(MAPPED_ADDRESS), 0);
 }
 
 /* A plain packet: refused where some chain that ends here requires it. */
@@ -114,7 +115,8 @@ static __always_inline int guard_plain(struct __sk_buff *skb,
 	if (m.action == WS_MATCH_NONE || is_local(skb, &m, in->is_ip4))
 		return CTX_PASS;
 	return ws_refuse(skb,
-			 m.action == WS_MATCH_MISSING ? rules_missing() :
-							WS_REASON_UNPROVEN,
+			 m.action == WS_MATCH_MISSING ?
+				 REASON(RULES_MISSING_BUG) :
+				 REASON(UNPROVEN),
 			 0);
 }

@@ -8,6 +8,7 @@
 #include "lib/proof/binding.h"
 #include "lib/proof/rnd.h"
 #include "lib/proof/stamp.h"
+#include "lib/reason.h"
 #include "lib/wire/cursor.h"
 #include "lib/wire/flow.h"
 #include "lib/wire/ip.h"
@@ -42,10 +43,10 @@ static __always_inline __be32 headend_vtc_flow(struct cursor c,
 /* Whether the packet may enter. len: of the inner packet; packet_len: of its
  * longest frame. Changes nothing.
  */
-static __always_inline enum ws_reason headend_check(const struct ws_headend *h,
-						    const struct ip *in,
-						    __u32 len, __u32 packet_len,
-						    struct headend_packet *pkt)
+static __always_inline reason_t headend_check(const struct ws_headend *h,
+					      const struct ip *in, __u32 len,
+					      __u32 packet_len,
+					      struct headend_packet *pkt)
 {
 	__u32 outer_len = h->outer_len;
 
@@ -53,17 +54,17 @@ static __always_inline enum ws_reason headend_check(const struct ws_headend *h,
 		outer_len = 0;
 	barrier_var(outer_len); /* else the two become one, of a difference */
 	if (outer_len < WS_OUTER_MAX - 16 * (WS_SEGS_MAX - 1))
-		return WS_REASON_HEADEND_LENGTH_BUG;
+		return REASON(HEADEND_LENGTH_BUG);
 	pkt->inner_len = len;
 	pkt->outer_len = outer_len;
 	if (!pkt->routed && ip_hops(in) <= 1)
-		return WS_REASON_EDGE_HOP_LIMIT;
+		return REASON(EDGE_HOP_LIMIT);
 	if (h->mtu && packet_len > h->mtu)
-		return WS_REASON_CHAIN_MTU;
+		return REASON(CHAIN_MTU);
 	if (path_mtu_exceeded(h, packet_len, in->is_ip4))
-		return WS_REASON_PATH_MTU;
+		return REASON(PATH_MTU);
 	if (len + pkt->outer_len - sizeof(struct ip6_hdr) > 65535)
-		return WS_REASON_TRAIN_TOO_BIG;
+		return REASON(TRAIN_TOO_BIG);
 	pkt->is_ip4 = in->is_ip4;
 	return WS_REASON_NONE;
 }
@@ -115,10 +116,4 @@ static __always_inline __be64 headend_first(const struct ws_headend *h)
 static __always_inline bool headend_first_is_local(const struct ws_headend *h)
 {
 	return in_locator(headend_first(h));
-}
-
-/* What is left to say where the outer header could not be written. */
-static __always_inline enum ws_reason headend_write_failed(void)
-{
-	return WS_REASON_WRITE_FAILED;
 }

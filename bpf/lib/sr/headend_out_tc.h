@@ -9,6 +9,7 @@
 #include "lib/match/classify.h"
 #include "lib/match/rules.h"
 #include "lib/node/boundary.h"
+#include "lib/reason.h"
 #include "lib/sr/guard_tc.h"
 #include "lib/sr/headend_tc.h"
 #include "lib/sr/origin_tc.h"
@@ -159,7 +160,7 @@ static __always_inline int headend_out(struct __sk_buff *skb, struct cursor c,
 	if (!found)
 		return CTX_PASS;
 	if (found == MATCH_UNKNOWN)
-		return ws_refuse(skb, rules_missing(), 0);
+		return ws_refuse(skb, REASON(RULES_MISSING_BUG), 0);
 	return headend_tc(skb, c, in, skb->len - sizeof(struct eth_hdr),
 			  found - 1, true);
 }

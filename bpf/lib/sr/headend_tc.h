@@ -11,6 +11,7 @@
 #include "lib/out/route_tc.h"
 #include "lib/proof/binding_tc.h"
 #include "lib/proof/rnd.h"
+#include "lib/reason.h"
 #include "lib/skb/gso.h"
 #include "lib/skb/push.h"
 #include "lib/sr/endpoint_tc.h"
@@ -23,17 +24,17 @@
 /* What the sender of a packet is told that a headend refused for r. */
 static __always_inline int headend_refuse(struct __sk_buff *skb,
 					  const struct ws_headend *h,
-					  enum ws_reason r, __u32 packet_len,
+					  reason_t r, __u32 packet_len,
 					  bool is_ip4)
 {
 	int verdict = ws_refuse(skb, r, 0);
 
-	if (r == WS_REASON_EDGE_HOP_LIMIT) /* compares only */
+	if (reason_of(r) == WS_REASON_EDGE_HOP_LIMIT)
 		return icmp_time_exceeded(skb, is_ip4);
-	if (r == WS_REASON_CHAIN_MTU) /* compares only */
+	if (reason_of(r) == WS_REASON_CHAIN_MTU)
 		return icmp_too_big(skb, sizeof(struct eth_hdr), h->mtu, 0,
 				    is_ip4);
-	if (r == WS_REASON_PATH_MTU) /* compares only */
+	if (reason_of(r) == WS_REASON_PATH_MTU)
 		return icmp_too_big(skb, sizeof(struct eth_hdr),
 				    path_mtu_exceeded(h, packet_len, is_ip4), 0,
 				    is_ip4);
@@ -74,7 +75,7 @@ static __always_inline int headend_in(struct __sk_buff *skb)
 	if (!skb->gso_size && bpf_check_mtu(skb, 0, &mtu, 0, 0))
 		return ws_too_big(skb, mtu);
 	if (!eth)
-		return ws_refuse(skb, bounds_bug(), 0);
+		return ws_refuse(skb, REASON(BOUNDS_BUG), 0);
 	__builtin_memcpy(eth->dst, eth->src, sizeof(eth->dst));
 	return bpf_redirect(skb->ifindex, BPF_F_INGRESS);
 }
@@ -91,18 +92,18 @@ static __always_inline int headend_tc(struct __sk_buff *skb, struct cursor c,
 	struct scratch *s = scratch();
 	__u32 frames, packet_len;
 	struct cursor inner;
-	enum ws_reason r;
+	reason_t r;
 	long rc, found = 0;
 
 	if (!h || !s)
-		return ws_refuse(skb, WS_REASON_HEADEND_MISSING_BUG, 0);
+		return ws_refuse(skb, REASON(HEADEND_MISSING_BUG), 0);
 	pkt.binding = 0;
 	pkt.routed = leaves;
 	if (h->scheme == WS_SCHEME_KEYED_FLOW) {
 		if (!binding_pull_plain(skb, &h->share, &pkt.binding))
-			return ws_refuse(skb, flow_unreadable(), 0);
+			return ws_refuse(skb, REASON(FLOW), 0);
 		if (!forward_ip(skb, in->is_ip4, &c, in))
-			return ws_refuse(skb, flow_unreadable(), 0);
+			return ws_refuse(skb, REASON(FLOW), 0);
 	}
 	inner = c;
 	inner.pos = in->hdr;
@@ -115,13 +116,13 @@ static __always_inline int headend_tc(struct __sk_buff *skb, struct cursor c,
 	if (!headend_first_is_local(h)) {
 		found = headend_way(skb, h, &pkt, packet_len, &s->way);
 		if (found == BPF_FIB_LKUP_RET_FRAG_NEEDED) {
-			ws_refuse(skb, too_big(), s->way.mtu_result);
+			ws_refuse(skb, REASON(TOO_BIG), s->way.mtu_result);
 			return icmp_too_big(skb, sizeof(struct eth_hdr),
 					    s->way.mtu_result, pkt.outer_len,
 					    in->is_ip4);
 		}
 		if (found != WAY_KNOWN && !route_is_way(found)) {
-			ws_refuse(skb, no_route(), found);
+			ws_refuse(skb, REASON(NO_ROUTE), found);
 			return icmp_no_tunnel(skb, sizeof(struct eth_hdr),
 					      found, in->is_ip4);
 		}
@@ -140,15 +141,15 @@ static __always_inline int headend_tc(struct __sk_buff *skb, struct cursor c,
 	if (h->mss) {
 		rc = ws_mss_clamp(skb, h->mss, pkt.is_ip4);
 		if (rc)
-			return ws_refuse(skb, headend_write_failed(), rc);
+			return ws_refuse(skb, REASON(WRITE_FAILED), rc);
 	}
 	rc = push(skb, pkt.outer_len, pkt.is_ip4);
 	if (rc)
-		return ws_refuse(skb, WS_REASON_PUSH_FAILED, rc);
+		return ws_refuse(skb, REASON(PUSH_FAILED), rc);
 	rc = bpf_skb_store_bytes(skb, sizeof(struct eth_hdr), h->outer,
 				 pkt.outer_len, 0);
 	if (rc || !headend_finish(h, ctx_cursor(skb), &pkt))
-		return ws_refuse(skb, headend_write_failed(), rc);
+		return ws_refuse(skb, REASON(WRITE_FAILED), rc);
 	stats_add(h->stats, frames, pkt.inner_len);
 	if (headend_first_is_local(h))
 		return leaves ? headend_in(skb) : endpoint_tc(skb, false);

@@ -11,6 +11,7 @@
 #include "lib/match/rules_tc.h"
 #include "lib/node/boundary.h"
 #include "lib/node/refuse.h"
+#include "lib/reason.h"
 #include "lib/sr/guard_tc.h"
 #include "lib/sr/origin_tc.h"
 #include "lib/wire/ip.h"
@@ -19,13 +20,13 @@
 /* Nothing encapsulated leaves; the SIDs of a domain are its own matter (RFC 8754
  * 5.1 and 7.2).
  */
-static __always_inline enum ws_reason leak(struct __sk_buff *skb,
-					   const struct ip6_hdr *ip6)
+static __always_inline reason_t leak(struct __sk_buff *skb,
+				     const struct ip6_hdr *ip6)
 {
 	if (in_block(ip6->dst[0]))
-		return WS_REASON_LEAK_SID;
+		return REASON(LEAK_SID);
 	if (has_srh(skb, ip6))
-		return WS_REASON_LEAK_SRH;
+		return REASON(LEAK_SRH);
 	return WS_REASON_NONE;
 }
 
@@ -46,7 +47,8 @@ static __always_inline int leave_plain(struct __sk_buff *skb,
 	if (m.action == WS_MATCH_NONE)
 		return CTX_PASS;
 	return ws_refuse(skb,
-			 m.action == WS_MATCH_MISSING ? rules_missing() :
-							WS_REASON_UNVERIFIED,
+			 m.action == WS_MATCH_MISSING ?
+				 REASON(RULES_MISSING_BUG) :
+				 REASON(UNVERIFIED),
 			 0);
 }

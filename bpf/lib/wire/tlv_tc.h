@@ -4,6 +4,7 @@
 
 #include <waystamp/abi.h>
 #include "lib/hook.h"
+#include "lib/reason.h"
 #include "lib/verifier.h"
 #include "lib/wire/net.h"
 
@@ -35,7 +36,7 @@ static long tlv_step(__attribute__((unused)) __u64 i, struct tlv_walk *w)
 	}
 	len = tlv_byte(w, off + 1);
 	if (off + 2 > w->len || off + 2 + len > w->len) {
-		w->found = -WS_REASON_TLV_OVERRUN;
+		w->found = -REASON(TLV_OVERRUN);
 		return 1;
 	}
 	w->off = off + 2 + len;
@@ -43,11 +44,11 @@ static long tlv_step(__attribute__((unused)) __u64 i, struct tlv_walk *w)
 		return 0;
 	/* The list ends on an 8-byte boundary of the header. */
 	if (len != WS_TLV_LEN)
-		w->found = -WS_REASON_TLV_LENGTH;
+		w->found = -REASON(TLV_LENGTH);
 	else if (off % 8)
-		w->found = -WS_REASON_TLV_ALIGNMENT;
+		w->found = -REASON(TLV_ALIGNMENT);
 	else if (w->found >= 0)
-		w->found = -WS_REASON_TLV_DUPLICATE;
+		w->found = -REASON(TLV_DUPLICATE);
 	else {
 		w->found = off;
 		return 0;
@@ -61,7 +62,7 @@ static long tlv_step(__attribute__((unused)) __u64 i, struct tlv_walk *w)
  */
 __noinline int ws_tlv_find(struct __sk_buff *ctx, __u32 start, __u32 len)
 {
-	struct tlv_walk w = { .found = -WS_REASON_TLV_MISSING };
+	struct tlv_walk w = { .found = -REASON(TLV_MISSING) };
 
 	/* The caller checked; this shows it to the verifier. */
 	if (len > WS_TLVS_LEN_MAX)

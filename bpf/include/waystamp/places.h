@@ -1,0 +1,46 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* The files of the data path that refuse packets, in which an event names a line.
+ * Append only: programs that outlive an upgrade still send the numbers of before.
+ */
+#pragma once
+
+/* X(name, folder below bpf/lib or bpf, file): a file has its name to itself. */
+#define WS_FILES(X) \
+	X(CORE_OUT_TC, "", "core_out_tc.bpf.c") \
+	X(CORE_TC, "", "core_tc.bpf.c") \
+	X(CORE_XDP, "", "core_xdp.bpf.c") \
+	X(EDGE_OUT_TC, "", "edge_out_tc.bpf.c") \
+	X(EDGE_TC, "", "edge_tc.bpf.c") \
+	X(EDGE_XDP, "", "edge_xdp.bpf.c") \
+	X(FUNCTION_TC, "", "function_tc.bpf.c") \
+	X(FUNCTION_XDP, "", "function_xdp.bpf.c") \
+	X(DETOUR_IN_TC, "detour/", "in_tc.h") \
+	X(DETOUR_IN_XDP, "detour/", "in_xdp.h") \
+	X(DETOUR_LOCAL_OUT_TC, "detour/", "local_out_tc.h") \
+	X(DETOUR_OUT_TC, "detour/", "out_tc.h") \
+	X(NODE_BOUNDARY, "node/", "boundary.h") \
+	X(OUT_FORWARD_TC, "out/", "forward_tc.h") \
+	X(PROOF_REPLAY, "proof/", "replay.h") \
+	X(PROOF_RND, "proof/", "rnd.h") \
+	X(PROOF_VERIFY, "proof/", "verify.h") \
+	X(SKB_SEGMENTER, "skb/", "segmenter.h") \
+	X(SKB_VLAN, "skb/", "vlan.h") \
+	X(SR_EDGE_TC, "sr/", "edge_tc.h") \
+	X(SR_ENDPOINT, "sr/", "endpoint.h") \
+	X(SR_ENDPOINT_TC, "sr/", "endpoint_tc.h") \
+	X(SR_EXT_TC, "sr/", "ext_tc.h") \
+	X(SR_GUARD_TC, "sr/", "guard_tc.h") \
+	X(SR_HEADEND, "sr/", "headend.h") \
+	X(SR_HEADEND_OUT_TC, "sr/", "headend_out_tc.h") \
+	X(SR_HEADEND_TC, "sr/", "headend_tc.h") \
+	X(SR_LEAVE_TC, "sr/", "leave_tc.h") \
+	X(WIRE_SRH, "wire/", "srh.h") \
+	X(WIRE_TLV_TC, "wire/", "tlv_tc.h")
+
+enum ws_file {
+	WS_FILE_NONE,
+#define X(name, folder, file) WS_FILE_##name,
+	WS_FILES(X)
+#undef X
+	WS_FILE_COUNT /* not a file */
+};
