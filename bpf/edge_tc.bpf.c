@@ -85,7 +85,7 @@ int ws_edge_tc(struct __sk_buff *skb)
 		return ws_refuse(skb, REASON(PORTS_UNREAD), 0);
 	if (socket_is_tcp(skb)) {
 		if (socket_detach(skb))
-			return CTX_DROP; /* nothing is lost */
+			return CTX_COPIED;
 		if (!forward_ip(skb, in.is_ip4, &c, &in))
 			return ws_refuse(skb, REASON(BOUNDS_BUG), 0);
 	}

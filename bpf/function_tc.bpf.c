@@ -24,95 +24,93 @@ static __always_inline int unknown(struct __sk_buff *skb,
 		return ws_refuse(skb, REASON(NOT_CACHED), 0);
 	proxy_count(p, tx_plain);
 	eth = cursor_take(&c, struct eth_hdr);
-	if (!eth)
-		return CTX_DROP;
-	return ip_take(&c, eth_is_ip4(eth), &in) ? guard_plain(skb, &in) :
-						   CTX_DROP;
+	if (!eth || !ip_take(&c, eth_is_ip4(eth), &in))
+		return ws_refuse(skb, REASON(BOUNDS_BUG), 0);
+	return guard_plain(skb, &in);
 }
 
 /* What became of a packet that has come back. */
-#define BACK_UNKNOWN 1 /* no header is kept for it */
-#define BACK_REFUSED 2
-#define BACK_RESTORED 3 /* and more: where its way is remembered */
+struct back {
+	bool found; /* a header was kept for it */
+	reason_t bad; /* why the packet cannot have it */
+	__s32 err; /* of a helper */
+	__u32 exit; /* where its way is remembered */
+};
 
-static __always_inline int by_metadata(struct __sk_buff *skb,
-				       const struct ws_proxy *p, __u32 id,
-				       __u32 slot)
+static __always_inline void by_metadata(struct __sk_buff *skb,
+					const struct ws_proxy *p, __u32 id,
+					__u32 slot, struct back *back)
 {
 	__u64 now = bpf_ktime_get_coarse_ns(), expires = 0;
 	struct ws_cached *c = slot_claim(slot, id, now, &expires);
-	reason_t r;
-	__u32 exit = 0;
 	long err = 0;
 
 	if (!c)
-		return BACK_UNKNOWN;
-	r = restore(skb, c, &exit, &err);
+		return;
+	back->found = true;
+	back->bad = restore(skb, c, &back->exit, &err);
+	back->err = err;
 	slot_give(c, SLOT_FREE);
-	if (r) {
-		ws_refuse(skb, r, err);
-		return BACK_REFUSED;
-	}
-	proxy_waited(p, now, expires);
-	return BACK_RESTORED + exit;
+	if (!back->bad)
+		proxy_waited(p, now, expires);
 }
 
-static __always_inline int by_content(struct __sk_buff *skb,
-				      const struct ws_proxy *p, __u32 id)
+static __always_inline void by_content(struct __sk_buff *skb,
+				       const struct ws_proxy *p, __u32 id,
+				       struct back *back)
 {
-	__u64 now, expires, fp;
 	struct cache_query query;
+	__u64 now, expires, fp;
 	struct ws_cached *c;
-	reason_t r;
-	__u32 entry, exit = 0;
+	__u32 entry;
 	long err = 0;
 
 	fp = ws_fingerprint(skb, sizeof(struct eth_hdr), skb_is_ip4(skb));
 	if (!fp)
-		return BACK_UNKNOWN;
+		return;
 	now = bpf_ktime_get_coarse_ns();
 	query = cache_query(p, id, fp, now);
 	entry = ws_cache_take(&query);
 	c = cache_entry(entry);
 	if (!c)
-		return BACK_UNKNOWN;
+		return;
 	expires = c->expires;
-	r = restore(skb, c, &exit, &err);
+	back->found = true;
+	back->bad = restore(skb, c, &back->exit, &err);
+	back->err = err;
 	cache_give(entry, TAG_FREE);
-	if (r) {
-		ws_refuse(skb, r, err);
-		return BACK_REFUSED;
-	}
-	proxy_waited(p, now, expires);
-	return BACK_RESTORED + exit;
+	if (!back->bad)
+		proxy_waited(p, now, expires);
 }
 
-/* A function of its own, for its stack, which is gone when the next segment on
- * this node is looked at.
+/* back is zero. A function of its own, for its stack, which is gone when the next
+ * segment on this node is looked at. Neither p nor back is ever NULL.
  */
 __noinline int ws_back(struct __sk_buff *skb, const struct ws_proxy *p,
-		       __u32 id, __u32 slot)
+		       __u32 id, __u32 slot, struct back *back)
 {
-	if (!p)
-		return BACK_UNKNOWN;
+	if (!p || !back)
+		return 0;
 	if (p->recognise == WS_RECOGNISE_METADATA)
-		return by_metadata(skb, p, id, slot);
-	return by_content(skb, p, id);
+		by_metadata(skb, p, id, slot, back);
+	else
+		by_content(skb, p, id, back);
+	return 0;
 }
 
 static __always_inline int from_function(struct __sk_buff *skb,
 					 const struct ws_proxy *p, __u32 id)
 {
 	__u32 slot = skb->tc_index;
-	int back;
+	struct back back = {};
 
 	skb->tc_index = 0;
-	back = ws_back(skb, p, id, slot);
-	if (back >= BACK_RESTORED)
-		return restored_next(skb, back - BACK_RESTORED);
-	if (back != BACK_UNKNOWN)
-		return CTX_DROP;
-	return unknown(skb, p);
+	ws_back(skb, p, id, slot, &back);
+	if (!back.found)
+		return unknown(skb, p);
+	if (back.bad)
+		return ws_refuse(skb, back.bad, back.err);
+	return restored_next(skb, back.exit);
 }
 
 SEC("tc")

@@ -57,6 +57,8 @@ typedef struct __sk_buff ctx_t;
 #endif
 
 #define CTX_DROP TC_ACT_SHOT
+/* Not dropped: a copy of the descriptor has the packet, and this one ends. */
+#define CTX_COPIED TC_ACT_SHOT
 /* Not TC_ACT_OK: that zeroes skb->tc_index. */
 #define CTX_PASS TC_ACT_UNSPEC
 

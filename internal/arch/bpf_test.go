@@ -150,6 +150,46 @@ func TestReasonsAreDecidedAtTheirPlace(t *testing.T) {
 	}
 }
 
+// A packet is dropped by ws_refuse alone, so that it is counted. What comes behind
+// a refusal, and may send an ICMP error for it, returns CTX_REFUSED: in a function
+// that has called ws_refuse before, or in the file of ICMP errors, whose functions
+// are called behind ws_refuse.
+func TestNoPacketIsDroppedWithoutAReason(t *testing.T) {
+	tr := repository(t)
+	const errors = "bpf/lib/out/icmp_tc.h"
+	bare := regexp.MustCompile(`\b(?:CTX_DROP|TC_ACT_SHOT|XDP_DROP|XDP_ABORTED)\b`)
+	behind := regexp.MustCompile(`\bCTX_REFUSED\b|\b(?:icmp_(?:too_big|time_exceeded|no_way|no_tunnel)|ws_icmp[46])\(`)
+	body := regexp.MustCompile(`(?ms)^\{\n.*?^\}`)
+	refused := 0
+	for _, p := range tr.c() {
+		if within(p, vendored) || !strings.HasPrefix(p, "bpf/") || strings.HasPrefix(p, "bpf/include/") {
+			continue
+		}
+		code := withoutComments(tr.read(t, p))
+		for _, m := range bare.FindAllStringIndex(code, -1) {
+			if p != "bpf/lib/hook.h" && p != "bpf/lib/node/refuse.h" {
+				t.Errorf("%s:%d: %s drops a packet that nobody counts; return ws_refuse(..., REASON(...), ...)", p, lineOf(code, m[0]), code[m[0]:m[1]])
+			}
+		}
+		if p == errors || p == "bpf/lib/node/refuse.h" {
+			continue
+		}
+		for _, f := range body.FindAllStringIndex(code, -1) {
+			text := code[f[0]:f[1]]
+			refuse := strings.Index(text, "ws_refuse(")
+			for _, m := range behind.FindAllStringIndex(text, -1) {
+				refused++
+				if refuse < 0 || refuse > m[0] {
+					t.Errorf("%s:%d: %s without ws_refuse before it in this function; refuse the packet first", p, lineOf(code, f[0]+m[0]), text[m[0]:m[1]])
+				}
+			}
+		}
+	}
+	if refused == 0 {
+		t.Errorf("nothing calls what is in %s; this test looks for other names than the sources have", errors)
+	}
+}
+
 func TestEveryFileThatRefusesIsInTheListOfPlaces(t *testing.T) {
 	tr := repository(t)
 	listed := map[string]bool{}

@@ -55,10 +55,16 @@ __noinline int ws_via_learn(struct __sk_buff *skb, __u32 id)
  * packet as if it had come plain.
  */
 static __always_inline int hand_over(struct __sk_buff *skb,
-				     const struct ws_proxy *p, __u32 id)
+				     const struct ws_proxy *p, __u32 id,
+				     __u32 frames)
 {
 	struct bpf_redir_neigh nh = { .nh_family = AF_INET6 };
+	struct cursor c = ctx_cursor(skb);
+	struct eth_hdr *eth = cursor_take(&c, struct eth_hdr);
 
+	if (!eth)
+		return ws_refuse(skb, REASON(BOUNDS_BUG), 0);
+	proxy_received(p, frames);
 	if (!p->to)
 		return CTX_PASS;
 	if (p->has_via) {
@@ -67,8 +73,7 @@ static __always_inline int hand_over(struct __sk_buff *skb,
 		__builtin_memcpy(nh.ipv6_nh, p->via, sizeof(nh.ipv6_nh));
 		return bpf_redirect_neigh(p->to, &nh, sizeof(nh), 0);
 	}
-	if (bpf_skb_store_bytes(skb, 0, p->dmac, sizeof(p->dmac), 0))
-		return CTX_DROP;
+	__builtin_memcpy(eth->dst, p->dmac, sizeof(eth->dst));
 	return bpf_redirect(p->to, 0);
 }
 
@@ -179,6 +184,5 @@ static __always_inline int ad_tc(struct __sk_buff *skb, struct endpoint *ep,
 	if (rc)
 		return ws_refuse(skb, REASON(STRIP_FAILED), rc);
 	skb->tc_index = index;
-	proxy_received(p, frames ? frames : 1);
-	return hand_over(skb, p, id);
+	return hand_over(skb, p, id, frames ? frames : 1);
 }

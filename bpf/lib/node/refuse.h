@@ -10,6 +10,11 @@
 
 #define SECOND_NS 1000000000ULL
 
+/* The verdict on a packet that ws_refuse has had already: for what still tries to
+ * send an ICMP error for it.
+ */
+#define CTX_REFUSED CTX_DROP
+
 /* A function of its own, so that its prototype carries struct ws_event into the
  * object's BTF, where user space's type is made from.
  */

@@ -176,7 +176,7 @@ __noinline int ws_too_big(struct __sk_buff *skb, __u32 mtu)
 	ws_refuse(skb, REASON(TOO_BIG), mtu);
 	/* ICMP is about a plain packet. */
 	if (is_ip4 && strip(skb, outer, true))
-		return CTX_DROP;
+		return CTX_REFUSED;
 	return icmp_too_big(skb, sizeof(struct eth_hdr) + outer, mtu, outer,
 			    is_ip4);
 }
@@ -222,7 +222,7 @@ __noinline int ws_no_way(struct __sk_buff *skb, int rc)
 		return icmp_no_way(skb, rc, false);
 	/* ICMP is about a plain packet. */
 	if (is_ip4 && strip(skb, outer, true))
-		return CTX_DROP;
+		return CTX_REFUSED;
 	return icmp_no_tunnel(skb, sizeof(struct eth_hdr) + outer, rc, is_ip4);
 }
 

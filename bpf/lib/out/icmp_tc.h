@@ -94,7 +94,7 @@ static __always_inline int icmp_to_self(struct __sk_buff *skb)
 	struct eth_hdr *eth = cursor_take(&c, struct eth_hdr);
 
 	if (!eth)
-		return CTX_DROP; /* for the verifier */
+		return CTX_REFUSED; /* for the verifier */
 	__builtin_memcpy(eth->dst, eth->src, sizeof(eth->dst));
 	return bpf_redirect(skb->ifindex, BPF_F_INGRESS);
 }
@@ -188,7 +188,7 @@ static __always_inline int icmp6_send(struct __sk_buff *skb, struct scratch *s)
 		return ICMP_TO_SELF;
 	}
 	if (!route_is_way(rc))
-		return CTX_DROP;
+		return CTX_REFUSED;
 	s->nh.nh_family = AF_INET6;
 	__builtin_memcpy(s->nh.ipv6_nh, s->way.ipv6_dst, sizeof(s->nh.ipv6_nh));
 	return bpf_redirect_neigh(s->way.ifindex, &s->nh, sizeof(s->nh), 0);
@@ -208,29 +208,29 @@ __noinline int ws_icmp6(struct __sk_buff *skb, __u32 off, __u32 what,
 	int verdict;
 
 	if (!e || !s)
-		return CTX_DROP;
+		return CTX_REFUSED;
 	m = &s->m;
 	n = icmp6_quote(skb, m, off);
 	if (!n || !icmp6_has_answer(skb, m, off)) {
 		e->unanswerable++;
-		return CTX_DROP;
+		return CTX_REFUSED;
 	}
 	if (!icmp_may_send(e, type == ICMP6_TOO_BIG)) {
 		e->suppressed++;
-		return CTX_DROP;
+		return CTX_REFUSED;
 	}
 	verdict = icmp6_send(skb, s);
 	icmp6_finish(m, what, data, n);
 	n += sizeof(struct ip6_hdr) + sizeof(struct icmp6_hdr);
 	barrier_var(n);
 	if (n > sizeof(*m) || n < FRAME_LEAST)
-		return CTX_DROP; /* for the verifier */
-	if (verdict == CTX_DROP ||
+		return CTX_REFUSED; /* for the verifier */
+	if (verdict == CTX_REFUSED ||
 	    frame_remake(skb, sizeof(struct eth_hdr) + n) ||
 	    bpf_skb_store_bytes(skb, sizeof(struct eth_hdr), m, n,
 				BPF_F_RECOMPUTE_CSUM)) {
 		e->unanswerable++;
-		return CTX_DROP;
+		return CTX_REFUSED;
 	}
 	/* It is ours, and no function's; nobody has marked it. */
 	skb->tc_index = WS_INDEX_PROVEN;
@@ -288,7 +288,7 @@ static __always_inline int icmp4_send(struct __sk_buff *skb, struct scratch *s)
 		return ICMP_TO_SELF;
 	}
 	if (!route_is_way(rc))
-		return CTX_DROP;
+		return CTX_REFUSED;
 	__builtin_memset(&s->nh, 0, sizeof(s->nh));
 	s->nh.nh_family = s->way.family;
 	__builtin_memcpy(s->nh.ipv6_nh, s->way.ipv6_dst, sizeof(s->nh.ipv6_nh));
@@ -351,7 +351,7 @@ __noinline int ws_icmp4(struct __sk_buff *skb, __u32 what, __u32 data)
 	int verdict;
 
 	if (!e || !s)
-		return CTX_DROP;
+		return CTX_REFUSED;
 	n = ip4_quoted(skb);
 	for (__u32 i = 0; i < ICMP4_LEN_MAX; i += 64) {
 		void *piece = (void *)&s->m4 + i;
@@ -366,27 +366,27 @@ __noinline int ws_icmp4(struct __sk_buff *skb, __u32 what, __u32 data)
 	    bpf_skb_load_bytes(skb, sizeof(struct eth_hdr), s->m4.quote, n) ||
 	    !icmp4_has_answer(&s->m4)) {
 		e->unanswerable++;
-		return CTX_DROP;
+		return CTX_REFUSED;
 	}
 	if (!icmp_may_send(e, too_big)) {
 		e->suppressed++;
-		return CTX_DROP;
+		return CTX_REFUSED;
 	}
 	verdict = icmp4_send(skb, s);
-	if (verdict == CTX_DROP) {
+	if (verdict == CTX_REFUSED) {
 		e->unanswerable++;
-		return CTX_DROP;
+		return CTX_REFUSED;
 	}
 	icmp4_finish(&s->m4, what, data, n);
 	n += sizeof(struct ip4_hdr) + sizeof(struct icmp6_hdr);
 	barrier_var(n);
 	if (n > ICMP4_LEN_MAX || n < 48)
-		return CTX_DROP; /* for the verifier */
+		return CTX_REFUSED; /* for the verifier */
 	if (frame_remake(skb, sizeof(struct eth_hdr) + n) ||
 	    bpf_skb_store_bytes(skb, sizeof(struct eth_hdr), &s->m4, n,
 				BPF_F_RECOMPUTE_CSUM)) {
 		e->unanswerable++;
-		return CTX_DROP;
+		return CTX_REFUSED;
 	}
 	skb->tc_index = WS_INDEX_PROVEN;
 	skb->mark = 0;
@@ -436,7 +436,7 @@ static __always_inline int icmp_no_way(struct __sk_buff *skb, long rc,
 	__u32 code = is_ip4 ? ICMP4_HOST : ICMP6_NO_ROUTE;
 
 	if (rc == BPF_FIB_LKUP_RET_BLACKHOLE)
-		return CTX_DROP;
+		return CTX_REFUSED;
 	if (rc == BPF_FIB_LKUP_RET_PROHIBIT)
 		code = is_ip4 ? ICMP4_PROHIBITED : ICMP6_PROHIBITED;
 	if (is_ip4)
@@ -454,7 +454,7 @@ static __always_inline int icmp_no_tunnel(struct __sk_buff *skb, __u32 off,
 					  long rc, bool is_ip4)
 {
 	if (rc == BPF_FIB_LKUP_RET_BLACKHOLE)
-		return CTX_DROP;
+		return CTX_REFUSED;
 	if (is_ip4)
 		return ws_icmp4(
 			skb, ICMP6_ERROR(ICMP4_UNREACHABLE, ICMP4_HOST, 0), 0);

@@ -35,7 +35,9 @@ static __always_inline int segment_in(struct __sk_buff *skb,
 {
 	const struct ws_node *n = node_find();
 
-	return n ? segment(skb, eth, n->cut_ifindex, n->cut_dmac) : CTX_DROP;
+	if (!n)
+		return ws_refuse(skb, REASON(BOUNDS_BUG), 0);
+	return segment(skb, eth, n->cut_ifindex, n->cut_dmac);
 }
 
 /* To an ingress with the function program, where the index names the proxy. */
@@ -44,7 +46,8 @@ static __always_inline int segment_back(struct __sk_buff *skb,
 {
 	const struct ws_node *n = node_find();
 
+	if (!n)
+		return ws_refuse(skb, REASON(BOUNDS_BUG), 0);
 	skb->tc_index = proxy;
-	return n ? segment(skb, eth, n->cut_back_ifindex, n->cut_back_dmac) :
-		   CTX_DROP;
+	return segment(skb, eth, n->cut_back_ifindex, n->cut_back_dmac);
 }
