@@ -58,41 +58,7 @@ type Config struct {
 
 func (c Config) dataplane(n *host.Net) dataplane.Config {
 	return dataplane.Config{
-		PinDir: c.PinDir, Instance: c.Instance, StateDir: c.StateDir, Log: c.Log,
-		Devices: func(name string) (dataplane.Device, error) {
-			l, err := n.Link(name)
-			if errors.Is(err, host.ErrNoLink) {
-				return dataplane.Device{}, host.ErrNoLink
-			}
-			if err != nil {
-				return dataplane.Device{}, err
-			}
-			cuts, err := n.CutsOnSend(name)
-			if err != nil {
-				cuts = false // then a cutter does it
-			}
-			return dataplane.Device{Name: l.Name, Index: l.Index, Kind: l.Kind, Frame: l.Frame, MTU: l.MTU, MAC: l.MAC, Cuts: cuts, VLAN: dataplane.VLAN(l.VLAN)}, nil
-		},
-		Filters: dataplane.Filters{
-			List: func(index int, egress bool) ([]dataplane.Filter, error) {
-				list, err := n.Filters(index, egress)
-				out := make([]dataplane.Filter, len(list))
-				for i, f := range list {
-					out[i] = dataplane.Filter(f)
-				}
-				return out, err
-			},
-			Set: func(index int, egress bool, f dataplane.Filter, program int, fresh bool) error {
-				err := n.SetFilter(index, egress, host.Filter(f), program, fresh)
-				if errors.Is(err, host.ErrFilterThere) {
-					return dataplane.ErrFilterThere
-				}
-				return err
-			},
-			Remove: func(index int, egress bool, f dataplane.Filter) error {
-				return n.RemoveFilter(index, egress, host.Filter(f))
-			},
-		},
+		PinDir: c.PinDir, Instance: c.Instance, StateDir: c.StateDir, Log: c.Log, Net: n,
 	}
 }
 

@@ -158,11 +158,7 @@ func (r *rig) apply(p plan.Node) (err error) {
 	var b [4]byte
 	rand.Read(b[:])
 	r.cfg = dataplane.Config{
-		Instance: fmt.Sprintf("%s%x", instancePrefix(os.Getpid()), b), StateDir: r.stateDir,
-		Devices: func(name string) (dataplane.Device, error) {
-			l, err := r.node.Link(name)
-			return dataplane.Device{Name: l.Name, Index: l.Index, Kind: l.Kind, Frame: l.Frame, MTU: l.MTU}, err
-		},
+		Instance: fmt.Sprintf("%s%x", instancePrefix(os.Getpid()), b), StateDir: r.stateDir, Net: r.node,
 	}
 	return in(r.node, func() error {
 		if r.dp, err = dataplane.Open(r.cfg); err != nil {

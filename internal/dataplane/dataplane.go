@@ -41,6 +41,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"github.com/waystamp/waystamp/internal/host"
 	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/plan"
 	"github.com/waystamp/waystamp/internal/tables"
@@ -49,23 +50,17 @@ import (
 // DefaultPinDir is where instances are pinned when nothing else is said.
 const DefaultPinDir = "/sys/fs/bpf/waystamp"
 
-// Device is a network interface as it is now.
-type Device struct {
-	Name  string
-	Index int
-	Kind  string // as rtnetlink calls it: "veth", "bridge" …; "device" for hardware
-	Frame string // what its frames begin with, as ip link calls it: "ether", "none" …
-	MTU   int    // bytes of an IP packet
-	MAC   [6]byte
-	Cuts  bool // the kernel cuts super-packets before they reach it
-	VLAN  VLAN // zero: it is none
-}
-
-// VLAN is what a VLAN interface is of.
-type VLAN struct {
-	Parent   int    // index of the interface whose frames it has
-	ID       uint16 // 1 to 4094
-	Provider bool   // tags of IEEE 802.1ad, else of 802.1Q
+// Net is what a data path asks of its node's network; a *host.Net answers it.
+type Net interface {
+	// Device looks an interface up.
+	Device(name string) (host.Device, error)
+	// Filters are the classifiers at an end of clsact, in the order in which packets
+	// meet them; they hold programs at TC where the kernel has no tcx (before Linux 6.6).
+	Filters(index int, egress bool) ([]host.Filter, error)
+	// SetFilter makes one; fresh: the error is host.ErrFilterThere if it is there,
+	// which else gets another program in one step.
+	SetFilter(index int, egress bool, f host.Filter, program int, fresh bool) error
+	RemoveFilter(index int, egress bool, f host.Filter) error
 }
 
 // Config says where a node's data path lives.
@@ -77,13 +72,9 @@ type Config struct {
 	// given out. It must live as long as the secrets of the plan.
 	StateDir string
 
-	// Devices looks an interface up by its name, in the network namespace of
-	// the calling thread.
-	Devices func(name string) (Device, error)
-
-	// Filters holds programs at TC where the kernel has no tcx (before Linux 6.6).
-	// Zero: such a kernel is refused.
-	Filters Filters
+	// Net is the network of the node. Detach may do without; then it cannot take
+	// filters off.
+	Net Net
 
 	Log *slog.Logger
 
@@ -249,7 +240,7 @@ func (d *Dataplane) Close() error {
 func (d *Dataplane) Apply(n plan.Node) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	t, err := resolve(n, d.cfg.Devices)
+	t, err := resolve(n, d.cfg.Net.Device)
 	if err != nil {
 		return err
 	}
@@ -280,7 +271,7 @@ func (d *Dataplane) Reconcile() error {
 
 func (d *Dataplane) reconcileLocked() error {
 	n := *d.node
-	t, err := resolve(n, d.cfg.Devices)
+	t, err := resolve(n, d.cfg.Net.Device)
 	if err != nil {
 		return err
 	}

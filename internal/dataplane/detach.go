@@ -92,7 +92,7 @@ func Detach(cfg Config) (Removed, error) {
 // holds nothing, and the filter would stay when it goes.
 func (p heldPin) openForDetach(c Config) (holding, error) {
 	h, err := p.open(c)
-	if err != nil && !p.link && p.ours && c.Filters.List != nil {
+	if err != nil && !p.link && p.ours && c.Net != nil {
 		return filterWithoutMark{newFilterHolding(c, p.key)}, nil
 	}
 	return h, err

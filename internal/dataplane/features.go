@@ -3,43 +3,15 @@ package dataplane
 import (
 	"errors"
 	"fmt"
-	"io/fs"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/features"
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
+
+	"github.com/waystamp/waystamp/internal/host"
 )
-
-// UnsupportedError means that the kernel lacks a feature that the data path
-// needs.
-type UnsupportedError struct {
-	Feature string
-	Min     string // the first Linux version that has it
-}
-
-func (e *UnsupportedError) Error() string {
-	return fmt.Sprintf("this kernel (Linux %s) has no %s: Linux %s is the first that does", kernelRelease(), e.Feature, e.Min)
-}
-
-// Is makes it an errors.ErrUnsupported and an ebpf.ErrNotSupported.
-func (e *UnsupportedError) Is(target error) bool {
-	return target == errors.ErrUnsupported || target == ebpf.ErrNotSupported
-}
-
-// PermissionError means that the process may not do what is needed.
-type PermissionError struct {
-	Capability string
-	For        string
-}
-
-func (e *PermissionError) Error() string {
-	return fmt.Sprintf("no permission to %s: %s is missing; run as root", e.For, e.Capability)
-}
-
-// Is makes it an fs.ErrPermission.
-func (e *PermissionError) Is(target error) bool { return target == fs.ErrPermission }
 
 // Check tells whether this process and this kernel can run the data path. It
 // changes nothing.
@@ -60,7 +32,7 @@ func Check() error {
 	} {
 		err := f.probe()
 		if errors.Is(err, ebpf.ErrNotSupported) {
-			return &UnsupportedError{f.name, f.min}
+			return &host.UnsupportedError{Feature: f.name, Min: f.min}
 		}
 		if err != nil {
 			return fmt.Errorf("find out whether the kernel has %s: %w", f.name, err)
@@ -108,8 +80,8 @@ func noTCX(c Config) (bool, error) {
 	if !errors.Is(err, ebpf.ErrNotSupported) {
 		return false, err
 	}
-	if c.Filters.Set == nil {
-		return false, &UnsupportedError{"tcx (programs at TC by link)", "6.6"}
+	if c.Net == nil {
+		return false, &host.UnsupportedError{Feature: "tcx (programs at TC by link)", Min: "6.6"}
 	}
 	return true, nil
 }
@@ -136,24 +108,16 @@ func checkCapabilities() error {
 	}
 	has := func(c uint) bool { return data[c/32].Effective&(1<<(c%32)) != 0 }
 	if !has(unix.CAP_NET_ADMIN) {
-		return &PermissionError{"CAP_NET_ADMIN", "attach programs to interfaces"}
+		return &host.PermissionError{Capability: "CAP_NET_ADMIN", For: "attach programs to interfaces"}
 	}
 	if has(unix.CAP_SYS_ADMIN) {
 		return nil
 	}
 	if !has(unix.CAP_BPF) {
-		return &PermissionError{"CAP_BPF", "load eBPF programs"}
+		return &host.PermissionError{Capability: "CAP_BPF", For: "load eBPF programs"}
 	}
 	if !has(unix.CAP_PERFMON) {
-		return &PermissionError{"CAP_PERFMON", "load eBPF programs"}
+		return &host.PermissionError{Capability: "CAP_PERFMON", For: "load eBPF programs"}
 	}
 	return nil
-}
-
-func kernelRelease() string {
-	var u unix.Utsname
-	if err := unix.Uname(&u); err != nil {
-		return "of unknown version"
-	}
-	return unix.ByteSliceToString(u.Release[:])
 }

@@ -23,7 +23,7 @@ func filterBed(t *testing.T) (b *bed, in int, others []uint32) {
 	b = newBed(t)
 	b.cfg.clsact = true
 	b.must(b.do(func() error {
-		dev, err := b.cfg.Devices("in")
+		dev, err := b.cfg.Net.Device("in")
 		in = dev.Index
 		return err
 	}))
@@ -184,7 +184,7 @@ func TestForeignFilterInOursPlaceIsLeft(t *testing.T) {
 	b.must(err)
 	defer p.Close()
 	theirs := filterOf("another", hookTC)
-	b.must(b.cfg.Filters.Set(in, false, theirs, p.FD(), true))
+	b.must(b.cfg.Net.SetFilter(in, false, theirs, p.FD(), true))
 	before := b.programsAt(in, false)
 	d := b.open()
 	if err := b.apply(d, bedNode()); err == nil || !strings.Contains(err.Error(), `interface in at TC ingress: a filter "waystamp another tc" is there`) {
@@ -195,7 +195,7 @@ func TestForeignFilterInOursPlaceIsLeft(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer p.Close()
-	b.must(b.cfg.Filters.Set(in, false, theirs, p.FD(), false))
+	b.must(b.cfg.Net.SetFilter(in, false, theirs, p.FD(), false))
 	before = b.programsAt(in, false)
 	if err := b.apply(d, bedNode()); err == nil || !strings.Contains(err.Error(), "(ws_core_tc) of instance another is at TC ingress") {
 		t.Errorf("got %v", err)

@@ -10,6 +10,8 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
+
+	"github.com/waystamp/waystamp/internal/host"
 )
 
 // holding is what holds a program to an interface, and outlives the process: a
@@ -59,31 +61,6 @@ func (l linkHolding) detach() error {
 	return err
 }
 
-// Filter is a classifier of clsact, as rtnetlink has it.
-type Filter struct {
-	Preference uint16 // the lowest one meets packets first
-	Handle     uint32 // tells those of one preference apart
-	Kind       string // "bpf", "flower" …
-	Name       string // of kind bpf
-	Program    uint32 // of kind bpf: the program's id
-}
-
-// Filters are the classifiers at both ends of clsact, in the network namespace of
-// the node.
-type Filters struct {
-	// List gives them in the order in which packets meet them, none if there is no
-	// clsact, or no such interface.
-	List func(index int, egress bool) ([]Filter, error)
-	// Set makes one, and clsact if need be; fresh: the error is ErrFilterThere if it
-	// is there, which else gets another program in one step.
-	Set func(index int, egress bool, f Filter, program int, fresh bool) error
-	// Remove takes one away, if it is there.
-	Remove func(index int, egress bool, f Filter) error
-}
-
-// ErrFilterThere means that there is a filter of that preference and handle.
-var ErrFilterThere = errors.New("there is a filter already")
-
 // Of all filters ours have the preference that is met first; within it the newest
 // one is.
 const (
@@ -95,8 +72,8 @@ const (
 // has no tcx.
 func (d *Dataplane) Clsact() bool { return d.clsact }
 
-func filterOf(instance string, h hook) Filter {
-	return Filter{
+func filterOf(instance string, h hook) host.Filter {
+	return host.Filter{
 		Preference: filterPreference, Handle: filterHandle + uint32(slices.Index(hooksByRemoval, h)), Kind: "bpf",
 		Name: fmt.Sprintf("waystamp %s %s", instance, h),
 	}
@@ -114,15 +91,15 @@ func instanceOfFilter(name string) string {
 // empty map, which says that it was made. The pin comes before the filter, and
 // goes after it.
 type filterHolding struct {
-	filters Filters
-	index   int
-	egress  bool
-	filter  Filter
-	mark    *ebpf.Map
+	net    Net
+	index  int
+	egress bool
+	filter host.Filter
+	mark   *ebpf.Map
 }
 
 func newFilterHolding(c Config, k linkKey) *filterHolding {
-	return &filterHolding{filters: c.Filters, index: k.index, egress: k.hook == hookOut, filter: filterOf(c.Instance, k.hook)}
+	return &filterHolding{net: c.Net, index: k.index, egress: k.hook == hookOut, filter: filterOf(c.Instance, k.hook)}
 }
 
 // attachFilter pins the mark and makes the filter. One of the same name is what a
@@ -136,8 +113,8 @@ func attachFilter(c Config, k linkKey, p *ebpf.Program, path string) (_ holding,
 	if err := f.pin(path); err != nil {
 		return nil, errors.Join(err, f.close())
 	}
-	err = c.Filters.Set(f.index, f.egress, f.filter, p.FD(), true)
-	if errors.Is(err, ErrFilterThere) {
+	err = c.Net.SetFilter(f.index, f.egress, f.filter, p.FD(), true)
+	if errors.Is(err, host.ErrFilterThere) {
 		var name string
 		if name, err = f.nameThere(); err == nil && name == f.filter.Name {
 			err = f.move(p)
@@ -158,17 +135,17 @@ func openFilter(c Config, k linkKey, path string) (holding, error) {
 	return f, err
 }
 
-func (f *filterHolding) find() (int, Filter, error) {
-	list, err := f.filters.List(f.index, f.egress)
+func (f *filterHolding) find() (int, host.Filter, error) {
+	list, err := f.net.Filters(f.index, f.egress)
 	if err != nil {
-		return 0, Filter{}, err
+		return 0, host.Filter{}, err
 	}
 	for i, have := range list {
 		if have.Preference == f.filter.Preference && have.Handle == f.filter.Handle {
 			return i, have, nil
 		}
 	}
-	return -1, Filter{}, nil
+	return -1, host.Filter{}, nil
 }
 
 func (f *filterHolding) nameThere() (string, error) {
@@ -185,7 +162,7 @@ func (f *filterHolding) state() (index int, program ebpf.ProgramID, err error) {
 }
 
 func (f *filterHolding) move(p *ebpf.Program) error {
-	return f.filters.Set(f.index, f.egress, f.filter, p.FD(), false)
+	return f.net.SetFilter(f.index, f.egress, f.filter, p.FD(), false)
 }
 
 func (f *filterHolding) pin(path string) error { return f.mark.Pin(path) }
@@ -197,7 +174,7 @@ func (f *filterHolding) detach() error {
 	if err != nil || index == 0 {
 		return err
 	}
-	if err := f.filters.Remove(f.index, f.egress, f.filter); err != nil {
+	if err := f.net.RemoveFilter(f.index, f.egress, f.filter); err != nil {
 		return err
 	}
 	if index, _, err = f.state(); err == nil && index != 0 {

@@ -64,17 +64,9 @@ func newLonelyBed(t *testing.T) *bed {
 	}
 	t.Cleanup(func() { n.Close() })
 	b := &bed{T: t, net: n, cfg: Config{
-		Instance: testInstance(), StateDir: t.TempDir(), Filters: filtersOf(n),
+		Instance: testInstance(), StateDir: t.TempDir(), Net: n,
 		Log: slog.New(slog.NewTextHandler(t.Output(), nil)),
 	}}
-	b.cfg.Devices = func(name string) (Device, error) {
-		l, err := n.Link(name)
-		if err != nil {
-			return Device{}, err
-		}
-		cuts, err := n.CutsOnSend(name)
-		return Device{Name: l.Name, Index: l.Index, Kind: l.Kind, Frame: l.Frame, MTU: l.MTU, MAC: l.MAC, Cuts: cuts, VLAN: VLAN(l.VLAN)}, err
-	}
 	for _, name := range []string{"out", "in", "side"} {
 		b.addVeth(name)
 	}
@@ -234,7 +226,7 @@ func (b *bed) world() world {
 	}
 	b.must(b.do(func() error {
 		for _, name := range []string{"out", "in", "side"} {
-			dev, err := b.cfg.Devices(name)
+			dev, err := b.cfg.Net.Device(name)
 			if err != nil {
 				continue
 			}
@@ -291,27 +283,13 @@ func (b *bed) programsAt(index int, egress bool) (out []uint32) {
 	return out
 }
 
-// filtersOf is what the agent gives to Config.Filters.
-func filtersOf(n *host.Net) Filters {
-	return Filters{
-		List: func(index int, egress bool) ([]Filter, error) {
-			list, err := n.Filters(index, egress)
-			out := make([]Filter, len(list))
-			for i, f := range list {
-				out[i] = Filter(f)
-			}
-			return out, err
-		},
-		Set: func(index int, egress bool, f Filter, program int, fresh bool) error {
-			err := n.SetFilter(index, egress, host.Filter(f), program, fresh)
-			if errors.Is(err, host.ErrFilterThere) {
-				return ErrFilterThere
-			}
-			return err
-		},
-		Remove: func(index int, egress bool, f Filter) error { return n.RemoveFilter(index, egress, host.Filter(f)) },
-	}
+// netWith is a network whose devices are not quite what they are.
+type netWith struct {
+	Net
+	device func(name string) (host.Device, error)
 }
+
+func (n netWith) Device(name string) (host.Device, error) { return n.device(name) }
 
 // attachOther puts somebody else's program at an end of an interface, before or behind
 // those that are there, by the way that the kernel has, or by clsact. The other
@@ -378,7 +356,7 @@ func TestProgramOfEachRoleIsOnItsInterfaceAndFirst(t *testing.T) {
 	b.must(err)
 	defer other.Close()
 	b.must(b.do(func() error {
-		dev, err := b.cfg.Devices("in")
+		dev, err := b.cfg.Net.Device("in")
 		if err != nil {
 			return err
 		}
@@ -432,7 +410,7 @@ func TestProgramBeforeOursIsReported(t *testing.T) {
 	} {
 		var off func() error
 		b.must(b.do(func() error {
-			dev, err := b.cfg.Devices(c.dev)
+			dev, err := b.cfg.Net.Device(c.dev)
 			if err != nil {
 				return err
 			}
@@ -1167,7 +1145,7 @@ func TestXDPThatCannotBeSaysWhy(t *testing.T) {
 	b.must(err)
 	defer other.Close()
 	b.must(b.do(func() error {
-		dev, err := b.cfg.Devices("in")
+		dev, err := b.cfg.Net.Device("in")
 		if err != nil {
 			return err
 		}
@@ -1192,12 +1170,12 @@ func TestXDPThatCannotBeSaysWhy(t *testing.T) {
 		t.Errorf("the directory of an instance that never was is still there: %v", err)
 	}
 	// A device without native XDP, taken for one with Ethernet frames.
-	real := b.cfg.Devices
-	b.cfg.Devices = func(name string) (Device, error) {
+	real := b.cfg.Net.Device
+	b.cfg.Net = netWith{b.cfg.Net, func(name string) (host.Device, error) {
 		dev, err := real(name)
 		dev.Frame = "ether"
 		return dev, err
-	}
+	}}
 	d = b.open()
 	n.Interfaces = []model.Interface{{Name: "lo", Role: model.RoleCore, Datapath: model.DatapathXDP}}
 	if err = b.apply(d, n); err == nil || !strings.Contains(err.Error(), "may have no native XDP") {
@@ -1215,7 +1193,7 @@ func TestVethIsATargetOfRedirectsOnlyWhileItsPeerTakesThem(t *testing.T) {
 	b.must(b.apply(d, n))
 	target := func(name string) uint8 {
 		t.Helper()
-		dev, err := b.cfg.Devices(name)
+		dev, err := b.cfg.Net.Device(name)
 		b.must(err)
 		return b.world().Maps[0].Ports[uint32(dev.Index)].XdpTarget
 	}
@@ -1228,7 +1206,7 @@ func TestVethIsATargetOfRedirectsOnlyWhileItsPeerTakesThem(t *testing.T) {
 	var links []link.Link
 	for _, name := range []string{"in-peer", "side-peer"} {
 		b.must(b.do(func() error {
-			dev, err := b.cfg.Devices(name)
+			dev, err := b.cfg.Net.Device(name)
 			if err != nil {
 				return err
 			}
@@ -1298,7 +1276,7 @@ func TestKernelAndPermissionsAreEnough(t *testing.T) {
 	if err := Check(); err != nil {
 		t.Fatal(err)
 	}
-	e := &UnsupportedError{"tcx", "6.6"}
+	e := &host.UnsupportedError{Feature: "tcx", Min: "6.6"}
 	if !errors.Is(e, errors.ErrUnsupported) || !strings.Contains(e.Error(), "Linux 6.6 is the first") {
 		t.Error(e)
 	}

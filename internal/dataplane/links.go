@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/waystamp/waystamp/internal/dataplane/object"
+	"github.com/waystamp/waystamp/internal/host"
 	"github.com/waystamp/waystamp/internal/model"
 )
 
@@ -76,7 +77,7 @@ func heldPins(dir string) (out []heldPin, err error) {
 
 func (p heldPin) open(c Config) (holding, error) {
 	if !p.link {
-		if c.Filters.List == nil {
+		if c.Net == nil {
 			return nil, errors.New("there is no access to filters")
 		}
 		return openFilter(c, p.key, p.path)
@@ -357,7 +358,7 @@ func (d *Dataplane) attachProgram(b binding, k linkKey, p *ebpf.Program, path st
 
 // xdpError explains why native XDP could not be attached.
 type xdpError struct {
-	device Device
+	device host.Device
 	err    error
 }
 

@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/waystamp/waystamp/internal/abi"
+	"github.com/waystamp/waystamp/internal/host"
 	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/plan"
 	"github.com/waystamp/waystamp/internal/tables"
@@ -32,7 +33,7 @@ var hooksByRemoval = []hook{hookXDP, hookFromXDP, hookTC, hookOut, hookFrom}
 // interface of the plan, one that a function is behind, or a cutter's.
 type binding struct {
 	model.Interface
-	device Device
+	device host.Device
 	proxy  uint32 // key of the function that is behind it
 	cutter bool   // the way out of a cutter
 	from   bool   // functions are behind it: their program is at its ingress
@@ -98,7 +99,7 @@ type topology struct {
 
 // resolve looks up all devices that a plan needs. What is missing is left out,
 // and listed; the error is about what can be on no machine.
-func resolve(n plan.Node, devices func(string) (Device, error)) (topology, error) {
+func resolve(n plan.Node, devices func(string) (host.Device, error)) (topology, error) {
 	t := topology{reach: map[string]tables.Reach{}, node: abi.Node{Armed: 1}}
 	if len(plan.Ordered(n.HeadendRules()))+len(plan.Ordered(n.GuardRules())) > 0 {
 		t.node.Rules = uint32(abi.RulesStateThere)
@@ -107,7 +108,7 @@ func resolve(n plan.Node, devices func(string) (Device, error)) (topology, error
 		t.node.Own = 1
 	}
 	uses := map[int]string{}
-	look := func(name, what string) (Device, bool) {
+	look := func(name, what string) (host.Device, bool) {
 		dev, err := devices(name)
 		// The programs would take the first bytes of a packet for addresses of
 		// a header that is not there, and let all of it pass.
@@ -158,7 +159,7 @@ func resolve(n plan.Node, devices func(string) (Device, error)) (topology, error
 		if p.To != p.From {
 			ends = append(ends, struct{ name, what string }{p.To, fmt.Sprintf("interface %s to function %s", p.To, p.Function)})
 		}
-		var found []Device
+		var found []host.Device
 		for _, e := range ends {
 			dev, ok := look(e.name, e.what)
 			if !ok {
@@ -231,7 +232,7 @@ func (t *topology) hasVLANs(b binding) bool {
 	})
 }
 
-func (t *topology) resolveCutters(look func(name, what string) (Device, bool), take func(binding, string) error) error {
+func (t *topology) resolveCutters(look func(name, what string) (host.Device, bool), take func(binding, string) error) error {
 	to, back := tables.CutterPairs()
 	for _, c := range []struct {
 		pair    tables.CutterPair

@@ -52,7 +52,7 @@ func checkFirst(held holding, b binding, h hook) error {
 	if !isFilter {
 		return nil
 	}
-	list, err := f.filters.List(f.index, f.egress)
+	list, err := f.net.Filters(f.index, f.egress)
 	if err != nil || len(list) == 0 || list[0].Program == uint32(ours) {
 		return err
 	}
@@ -115,10 +115,10 @@ func (d *Dataplane) residents(index int, h hook) (out []resident) {
 			out = append(out, resident{p.ID, instanceOf(d.cfg.PinDir, p.ID)})
 		}
 	}
-	if d.cfg.Filters.List == nil {
+	if d.cfg.Net == nil {
 		return out
 	}
-	filters, err := d.cfg.Filters.List(index, h == hookOut)
+	filters, err := d.cfg.Net.Filters(index, h == hookOut)
 	if err != nil {
 		return out
 	}

@@ -293,19 +293,19 @@ func TestNoStackOfTagsHidesAPacket(t *testing.T) {
 // would not see the tags.
 func TestVLANsOfThePlanAreToldToTheirParent(t *testing.T) {
 	b := newBed(t)
-	vlans := map[string]VLAN{}
-	devices := b.cfg.Devices
-	b.cfg.Devices = func(name string) (Device, error) {
+	vlans := map[string]host.VLAN{}
+	devices := b.cfg.Net.Device
+	b.cfg.Net = netWith{b.cfg.Net, func(name string) (host.Device, error) {
 		dev, err := devices(name)
 		dev.VLAN = vlans[name]
 		return dev, err
-	}
+	}}
 	add := func(name, parent string, id uint16, provider bool) {
 		t.Helper()
 		b.addVeth(name)
 		dev, err := devices(parent)
 		b.must(err)
-		vlans[name] = VLAN{dev.Index, id, provider}
+		vlans[name] = host.VLAN{Parent: dev.Index, ID: id, Provider: provider}
 	}
 	add("out.5", "out", 5, false)
 	add("out.7", "out", 7, true)
@@ -319,7 +319,7 @@ func TestVLANsOfThePlanAreToldToTheirParent(t *testing.T) {
 	b.must(b.apply(d, n))
 	ports := b.world().Maps[0].Ports
 	for name, want := range map[string][abi.PortVlans]uint16{"out": {5, 7 | abi.VLANAd | abi.VLANStacked}, "out.5": {}, "out.7": {5}, "in": {}} {
-		dev, err := b.cfg.Devices(name)
+		dev, err := b.cfg.Net.Device(name)
 		b.must(err)
 		if got := ports[uint32(dev.Index)].Vlans; got != want {
 			t.Errorf("%s has %v, want %v", name, got, want)

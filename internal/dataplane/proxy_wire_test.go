@@ -420,15 +420,15 @@ func newCuttingWire(t *testing.T, cuts bool) *wire {
 		if cuts {
 			w.must(w.net.CutOnSend("to"))
 		}
-		devices := w.cfg.Devices
-		w.cfg.Devices = func(name string) (Device, error) {
+		devices := w.cfg.Net.Device
+		w.cfg.Net = netWith{w.cfg.Net, func(name string) (host.Device, error) {
 			d, err := devices(name)
 			if d.Cuts != (cuts && name == "to" || name == "wscut0" || name == "wsback0") {
 				return d, fmt.Errorf("of %s it is said that it cuts: %v", name, d.Cuts)
 			}
 			d.Cuts = true
 			return d, err
-		}
+		}}
 		w.must(errors.Join(
 			w.fn.SetSysctl("net/ipv4/ip_forward", "1"),
 			w.fn.SetSysctl("net/ipv4/conf/all/rp_filter", "0"), w.fn.SetSysctl("net/ipv4/conf/to-peer/rp_filter", "0"),
@@ -569,14 +569,14 @@ func TestFunctionBehindDevicesWithXDPIsPassedByXDP(t *testing.T) {
 	t.Parallel()
 	w := newWire(t, nil)
 	// A veth that says it is hardware gets XDP; its peer must take redirects.
-	devices := w.cfg.Devices
-	w.cfg.Devices = func(name string) (Device, error) {
+	devices := w.cfg.Net.Device
+	w.cfg.Net = netWith{w.cfg.Net, func(name string) (host.Device, error) {
 		d, err := devices(name)
 		if !strings.HasPrefix(name, "ws") {
 			d.Kind = "device"
 		}
 		return d, err
-	}
+	}}
 	for _, name := range []string{"to-peer", "from-peer"} {
 		w.must(w.fn.SetOffload(name, host.GRO, true))
 	}

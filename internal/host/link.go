@@ -40,6 +40,29 @@ type VLAN struct {
 	Provider bool   // tags of IEEE 802.1ad, else of 802.1Q
 }
 
+// Device is a link, and whether the kernel cuts super-packets before they reach it.
+type Device struct {
+	Link
+	Cuts bool
+}
+
+// Device looks up a link as the data path needs it. The error is ErrNoLink, and
+// nothing else, if there is none of that name.
+func (n *Net) Device(name string) (Device, error) {
+	l, err := n.Link(name)
+	if errors.Is(err, ErrNoLink) {
+		return Device{}, ErrNoLink
+	}
+	if err != nil {
+		return Device{}, err
+	}
+	cuts, err := n.CutsOnSend(name)
+	if err != nil {
+		cuts = false // then a cutter does it
+	}
+	return Device{l, cuts}, nil
+}
+
 // Veth is a pair of virtual Ethernet devices to be made.
 type Veth struct {
 	Name     string

@@ -26,12 +26,24 @@ func (e *PermissionError) Is(target error) bool { return target == fs.ErrPermiss
 
 // UnsupportedError says that the running kernel lacks a feature.
 type UnsupportedError struct {
-	Feature Feature
+	Feature string
+	Config  string // what it must be built or started with; "": see Min
+	Min     string // the first Linux version that has it
 }
 
 func (e *UnsupportedError) Error() string {
-	f := features[e.Feature]
-	return fmt.Sprintf("this kernel has no %s; it needs %s", f.name, f.config)
+	if e.Config != "" {
+		return fmt.Sprintf("this kernel has no %s; it needs %s", e.Feature, e.Config)
+	}
+	return fmt.Sprintf("this kernel (Linux %s) has no %s: Linux %s is the first that does", kernelRelease(), e.Feature, e.Min)
+}
+
+func kernelRelease() string {
+	var u unix.Utsname
+	if err := unix.Uname(&u); err != nil {
+		return "of unknown version"
+	}
+	return unix.ByteSliceToString(u.Release[:])
 }
 
 // Is makes an UnsupportedError an errors.ErrUnsupported.
@@ -48,18 +60,25 @@ const (
 	FeatureSEG6Local                 // the kernel's own SRv6 behaviours
 )
 
+// What the kernel may lack.
+var (
+	noNamespaces = &UnsupportedError{Feature: "network namespaces", Config: "CONFIG_NET_NS"}
+	noIPv6       = &UnsupportedError{Feature: "IPv6", Config: "CONFIG_IPV6 and no ipv6.disable=1 on its command line"}
+	noVeth       = &UnsupportedError{Feature: "virtual Ethernet pairs", Config: "CONFIG_VETH"}
+	noSEG6Local  = &UnsupportedError{Feature: "SRv6 behaviours (seg6local)", Config: "CONFIG_IPV6_SEG6_LWTUNNEL"}
+)
+
 var features = map[Feature]struct {
-	name   string
-	config string
-	probe  func() error
+	name  string
+	probe func() error
 }{
-	FeatureNetAdmin: {"network administration", "", func() error {
+	FeatureNetAdmin: {"network administration", func() error {
 		return capable(unix.CAP_NET_ADMIN, "CAP_NET_ADMIN", "configure the network")
 	}},
-	FeatureNamespaces: {"network namespaces", "CONFIG_NET_NS", probeNamespaces},
-	FeatureIPv6:       {"IPv6", "CONFIG_IPV6 and no ipv6.disable=1 on its command line", probeIPv6},
-	FeatureVeth:       {"virtual Ethernet pairs", "CONFIG_VETH", probeVeth},
-	FeatureSEG6Local:  {"SRv6 behaviours (seg6local)", "CONFIG_IPV6_SEG6_LWTUNNEL", probeSEG6Local},
+	FeatureNamespaces: {noNamespaces.Feature, probeNamespaces},
+	FeatureIPv6:       {noIPv6.Feature, probeIPv6},
+	FeatureVeth:       {noVeth.Feature, probeVeth},
+	FeatureSEG6Local:  {noSEG6Local.Feature, probeSEG6Local},
 }
 
 func (f Feature) String() string {
@@ -103,7 +122,7 @@ func capable(number uint, name, purpose string) error {
 
 func probeNamespaces() error {
 	if _, err := os.Stat("/proc/self/ns/net"); errors.Is(err, fs.ErrNotExist) {
-		return &UnsupportedError{Feature: FeatureNamespaces}
+		return noNamespaces
 	} else if err != nil {
 		return fmt.Errorf("look for network namespaces: %w", err)
 	}
@@ -112,7 +131,7 @@ func probeNamespaces() error {
 
 func probeIPv6() error {
 	if _, err := os.Stat("/proc/sys/net/ipv6/conf/all"); errors.Is(err, fs.ErrNotExist) {
-		return &UnsupportedError{Feature: FeatureIPv6}
+		return noIPv6
 	} else if err != nil {
 		return fmt.Errorf("look for IPv6: %w", err)
 	}
@@ -123,7 +142,7 @@ func probeVeth() error {
 	return inScratch(func(n *Net) error {
 		err := n.AddVeth(Veth{Name: "probe-a", PeerName: "probe-b"})
 		if errors.Is(err, unix.EOPNOTSUPP) {
-			return &UnsupportedError{Feature: FeatureVeth}
+			return noVeth
 		}
 		return err
 	})
@@ -140,7 +159,7 @@ func probeSEG6Local() error {
 			Device:      "lo",
 		})
 		if errors.Is(err, unix.EOPNOTSUPP) {
-			return &UnsupportedError{Feature: FeatureSEG6Local}
+			return noSEG6Local
 		}
 		return err
 	})
