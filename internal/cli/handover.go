@@ -23,7 +23,7 @@ type LabCommand struct{ Name, Short string }
 var InLab = []LabCommand{
 	{"demo", "The whole idea in a minute, on this machine"},
 	{"lab", "A domain of network namespaces on this machine"},
-	{"bench", "How fast it is, beside the kernel without it"},
+	{"bench", "Measure waystamp beside the kernel without it"},
 }
 
 // newHandover is a command that becomes the same command of LabProgram.

@@ -15,13 +15,12 @@ func NewPlanCommand() *cobra.Command {
 	var o planCommand
 	cmd := &cobra.Command{
 		Use:   "plan -f FILE",
-		Short: "Compile and check a domain's file, without touching anything",
-		Long: `Compile a domain's file into what each node would hold, and show it: paths with
-their segment lists and SIDs, what their headers cost, the MTU and TCP MSS that
-are left, and to what SYNs are lowered where a chain clamps; the memory that a replay
-window will take at the egress, which a node has by the megabyte; and of functions
-that know nothing of segment routing how they are attached and recognised, and the
-memory that their headers take. No secret is shown.
+		Short: "Check and compile a domain file; changes nothing",
+		Long: `Check a domain file, compile it into plans for its nodes, and show them: paths with
+their segment lists and SIDs, the length of their headers, the MTU and TCP MSS that
+remain, and the MSS for SYNs where a chain clamps; the memory of replay windows at
+the egress, in megabytes per node; and how unaware functions are attached and
+recognised, with the memory of their caches. No secret is shown.
 
 With --out the plans are written, for "waystamp agent --plan": DIR/nodes/NAME.json
 for each node, with its own secrets only, and DIR/paths.json with all secrets,
@@ -30,12 +29,11 @@ paths that did not change, and gives the others fresh secrets and their next
 epoch. A file is replaced in one step, and only if it changes. DIR/paths.json is
 refused if others can read or change it.
 
-A file has at most 16 MiB, two million brackets, commas, colons and dashes, 64 lists
-and mappings in one another, and values of 256 bytes. All the SIDs that a block has
-are enough for 32 767 chains.
+A file has at most 16 MiB, two million brackets, commas, colons and dashes, 64 levels
+of lists and mappings, and 256 bytes in a value. A block has SIDs for 32 767 chains.
 
-Exit code 2 if the file is refused: every problem is shown with its place. Exit code
-1 if it was asked to end, by Ctrl-C, SIGTERM or a closed terminal: at once.`,
+Exit code 2 if the file is refused: every problem is shown with its line. Exit code
+1, at once, on Ctrl-C, SIGTERM or a closed terminal.`,
 		Example: `  waystamp plan -f examples/paper.yaml
   waystamp plan -f examples/paper.yaml -o json
   waystamp plan -f domain.yaml --out /var/lib/waystamp/plan`,

@@ -24,7 +24,7 @@ import (
 func NewPotCommand(newEBPF func() (pot.Engine, func() error, error)) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "pot",
-		Short: "Do the arithmetic of the proof by hand",
+		Short: "Compute proofs by hand",
 	}
 	cmd.AddCommand(newPotEvalCommand(newEBPF))
 	return cmd

@@ -24,17 +24,17 @@ func newLabAttackCommand() *cobra.Command {
 	)
 	cmd := &cobra.Command{
 		Use:   "attack",
-		Short: "Mount every known attack on a lab, and see what becomes of it",
-		Long: `Build a lab in which somebody has taken over the router that all links of the
-domain meet at. A program there captures packets of real traffic by raw sockets
-and sends altered ones, or others; it knows no secrets. Every attack is mounted
-on every scheme. Each has an outcome that must be seen: refused for one reason,
-with an explanation that says what was done, or not detected, as SECURITY.md has
-it. That nothing else was refused is held, too.
+		Short: "Mount every known attack on a lab, and check the outcome",
+		Long: `Mount every known attack on every scheme, in a lab whose attacker controls the
+router that connects all links of the domain. A program on that router captures
+packets of real traffic with raw sockets and sends altered or new ones; it has no
+secrets. Each attack has an expected outcome: refused for one reason, with the right
+explanation, or not detected, as SECURITY.md says. Any other refusal is a failure,
+too.
 
-Needs root; changes nothing outside the lab's namespaces, and takes them away at
-the end, also after Ctrl-C or if the terminal is closed. Exit code 0 if every
-outcome is as expected, 1 if one is not.`,
+Needs root. Changes nothing outside the lab's namespaces, and removes them at the
+end, also after Ctrl-C or when the terminal is closed. Exit code 0 if every
+outcome is as expected, 1 otherwise.`,
 		Example: `  waystamp lab attack
   waystamp lab attack --scheme keyed,keyed-flow --only preplay -o json
   waystamp lab attack --list`,

@@ -116,11 +116,10 @@ func (f *benchFlags) finish(cmd *cobra.Command, r bench.Result) error {
 func NewBenchCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "bench",
-		Short: "How fast it is, beside the kernel without it",
-		Long: `Measures waystamp beside what the kernel does without it, in turns on the same
-machine: medians with their spread, ratios with their error. Everything happens
-in network namespaces of its own; it needs root, and a machine with nothing
-else to do.`,
+		Short: "Measure waystamp beside the kernel without it",
+		Long: `Measure waystamp and the kernel without it, in turns on the same machine: medians
+with their spread, ratios with their error. Everything runs in network namespaces
+of its own. Needs root, and an otherwise idle machine.`,
 		Example: `  waystamp bench hop
   waystamp bench all --quick --out /tmp/bench
   waystamp bench compare before/ after/`,
@@ -210,8 +209,8 @@ func newBenchAllCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "all",
 		Short: "All experiments, one after the other",
-		Long: `Runs stamp, hop, paper, proxy and scale, and makes one result of them. What a part
-has measured is written to --out before the next begins, and shown also if the rest
+		Long: `Run stamp, hop, paper, proxy and scale, and join their results. The result of each
+part is written to --out before the next part begins, and shown also if the rest
 is interrupted. Takes some 25 minutes; --quick is shorter, with fewer cases and
 rounds.`,
 		Example: "  waystamp bench all --quick --out /tmp/bench",
@@ -231,10 +230,10 @@ rounds.`,
 func newBenchCompareCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "compare A B",
-		Short: "Hold two results against each other",
-		Long: `Shows every figure of two results: directories that --out made, or their
-results.json. Between machines, and between moods of one, the ratios to the
-baselines of the same run say more than the times do.`,
+		Short: "Compare two results",
+		Long: `Show every figure of two results: directories written by --out, or their
+results.json. Times vary between machines, and from run to run on one machine;
+compare the ratios to the baselines of the same run.`,
 		Example: "  waystamp bench compare before/ after/",
 		Args:    command.UsageArgs(cobra.ExactArgs(2)),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -254,9 +253,10 @@ baselines of the same run say more than the times do.`,
 func newBenchDocsCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "docs RESULT DIR",
-		Short: "Write DIR/performance.md and its plots from a result",
-		Long: `Makes the page on performance from a result, with the goals and whether they
-were reached. The same result gives the same page. Plots go to DIR/performance.`,
+		Short: "Write DIR/performance.md, its figures and plots from a result",
+		Long: `Write the page on performance from a result: goals, reached or not, and plots. Plots
+and the page of all figures go to DIR/performance. The same result gives the same
+pages.`,
 		Example: "  waystamp bench docs docs/performance/results.json docs",
 		Args:    command.UsageArgs(cobra.ExactArgs(2)),
 		RunE: func(_ *cobra.Command, args []string) error {

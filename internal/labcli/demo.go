@@ -23,14 +23,13 @@ func NewDemoCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "demo",
 		Short: "The whole idea in a minute, on this machine",
-		Long: `Builds the network of examples/paper.yaml from network namespaces of this
-machine, sends real traffic through its chain, then tampers with the path in
-four ways and shows that and why each packet is refused. Then the same with
-functions that know nothing of SRv6, as in examples/functions.yaml: a firewall of
-nftables, a program in user space, a NAT. All of it happens on the kernel's own
-data path. Needs root and nft; changes nothing outside its namespaces, and takes
-them away at the end, also after Ctrl-C, or if the terminal is closed, or nobody
-reads any more what it says.`,
+		Long: `Build the network of examples/paper.yaml in network namespaces of this machine, send
+real traffic through its chain, then tamper with the path in four ways and show why
+each packet is refused. Repeat it with functions without segment routing, as in
+examples/functions.yaml: an nftables firewall, a program in user space, a NAT. All
+packets go through the kernel. Needs root and nft. Changes nothing outside its
+namespaces, and removes them at the end, also after Ctrl-C, or when the terminal or
+the reader of its output is gone.`,
 		Example: `  waystamp demo
   waystamp demo --scheme opot --keep`,
 		Args: command.UsageArgs(cobra.NoArgs),

@@ -30,11 +30,11 @@ func NewLabCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "lab",
 		Short: "A domain of network namespaces on this machine",
-		Long: `Build a domain on this machine, with the world around it that the lab section of
-its file describes: a network namespace for each node, router, host and function that
-is behind interfaces, links, addresses, static routes, rulesets of nftables, and
-an agent per node. Several labs can be up at once; the names of their namespaces
-and pins start with their prefix. Needs root, and nft for rulesets.`,
+		Long: `Build a domain on this machine, with the network around it from the lab section of
+its file: a network namespace for each node, router, host and function behind
+interfaces, links, addresses, static routes, nftables rulesets, and an agent per
+node. Several labs can be up at once; the names of their namespaces and pins start
+with their prefix. Needs root, and nft for rulesets.`,
 		Example: `  waystamp lab up -f examples/paper.yaml
   waystamp lab exec h1 -- ping -c 3 fc00:8::2
   waystamp lab down`,
@@ -87,10 +87,10 @@ func newLabUpCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "up -f FILE",
 		Short: "Build a lab and wait until its agents are ready",
-		Long: `Build the domain of a file and the world in its lab section, start an agent per
-node and wait until all are ready. Prints the prefix of the lab. If anything
-fails, or on Ctrl-C, or if the terminal is closed, what was built is taken away
-again. Under nohup a closed terminal does nothing.`,
+		Long: `Build the domain of a file and the network of its lab section, start an agent per
+node, and wait until all are ready. Prints the prefix of the lab. On a failure, on
+Ctrl-C, or when the terminal is closed, everything is removed again. Under nohup a
+closed terminal does nothing.`,
 		Example: `  waystamp lab up -f examples/paper.yaml
   waystamp lab up -f examples/paper.yaml --prefix mine`,
 		Args: command.UsageArgs(cobra.NoArgs),
@@ -134,11 +134,11 @@ func newLabDownCommand() *cobra.Command {
 	)
 	cmd := &cobra.Command{
 		Use:   "down",
-		Short: "Take a lab away, also one that is only half there",
-		Long: `Stop the agents of a lab, remove their data path, delete the namespaces and
-forget the lab. Only what the lab has made is touched, never what is just named
-like it. Once begun it goes to its end, also after Ctrl-C or if the terminal is
-closed; Ctrl-C once more, a second later, stops it.`,
+		Short: "Remove a lab, also an incomplete one",
+		Long: `Stop the agents of a lab, remove their data path, delete its namespaces and its
+state. Objects that only have the lab's names are not touched. The command
+completes also after Ctrl-C or when the terminal is closed; a second Ctrl-C, at least a
+second later, stops it.`,
 		Example: `  waystamp lab down
   waystamp lab down --prefix ws-3f2a
   waystamp lab down --all`,
@@ -192,8 +192,9 @@ func newLabExecCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "exec NAME -- COMMAND [ARG ...]",
 		Short: "Run a command in the namespace of a node, router, host or function",
-		Long: `Run a command in the network namespace of a node, router, host or function of a lab, and end
-with its exit status. All but the network is as outside, /sys too.`,
+		Long: `Run a command in the network namespace of a node, router, host or function of a lab,
+and exit with its status. Only the network is the namespace's; /sys and the rest
+are the machine's.`,
 		Example: `  waystamp lab exec h1 -- ping -c 3 fc00:8::2
   waystamp lab exec --prefix ws-3f2a r1 -- ip -6 route`,
 		Args: command.UsageArgs(cobra.MinimumNArgs(1)),
@@ -226,8 +227,8 @@ func newLabLsCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "ls",
 		Short: "List the labs on this machine",
-		Long: `List the labs on this machine. A lab is up, or partial while it is built or taken
-down, or an orphan: who should have taken it down has ended before.`,
+		Long: `List the labs on this machine. A lab is up; partial while it is built or removed; or
+an orphan, if the command that should have removed it has ended before.`,
 		Example: `  waystamp lab ls
   waystamp lab ls -o json`,
 		Args: command.UsageArgs(cobra.NoArgs),
