@@ -87,6 +87,7 @@ func (l loss) advice() string {
 // adviseCaches says which functions have lost packets, and what helps.
 func (a *agent) adviseCaches() {
 	if a.plan == nil || len(a.plan.Proxies) == 0 {
+		a.adviseSilence(nil)
 		return
 	}
 	c, err := a.dp.Counters()
@@ -94,6 +95,7 @@ func (a *agent) adviseCaches() {
 		a.fail("the functions' counters could not be read", err)
 		return
 	}
+	a.adviseSilence(c.Functions)
 	for _, l := range a.loss.look(time.Now(), c.Functions) {
 		a.cfg.Log.Warn("packets of a function were refused, or will be when they come back", slog.String("function", l.Function),
 			slog.Uint64("cache_full", l.full), slog.Uint64("not_cached", l.missed),

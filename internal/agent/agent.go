@@ -20,6 +20,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -41,13 +42,16 @@ type Config struct {
 	PlanFile string
 	// InsecurePlan takes the plan file also if others can read or change it.
 	InsecurePlan bool
-	Instance     string // name of its pins; one agent each
-	Node         string // the only node whose plans are taken; "": that of the first
-	RunDir       string // socket and what only matters while the machine is up
-	StateDir     string // what must survive a reboot; see dataplane.Config
-	PinDir       string // "": dataplane.DefaultPinDir
-	Log          *slog.Logger
-	Stdout       io.Writer // gets one line of JSON when the data path is armed
+	// Force takes a plan also if none of its addresses is on this machine, or if it is
+	// older than the one that was in force before.
+	Force    bool
+	Instance string // name of its pins; one agent each
+	Node     string // the only node whose plans are taken; "": that of the first
+	RunDir   string // socket and what only matters while the machine is up
+	StateDir string // what must survive a reboot; see dataplane.Config
+	PinDir   string // "": dataplane.DefaultPinDir
+	Log      *slog.Logger
+	Stdout   io.Writer // gets one line of JSON when the data path is armed
 
 	// Net is the network of the node; nil: that of the process. Run does not
 	// close it.
@@ -60,6 +64,16 @@ func (c Config) dataplane(n *host.Net) dataplane.Config {
 	return dataplane.Config{
 		PinDir: c.PinDir, Instance: c.Instance, StateDir: c.StateDir, Log: c.Log, Net: n,
 	}
+}
+
+// forThisMachine refuses a plan none of whose addresses is on this machine.
+func (a *agent) forThisMachine(n plan.Node, own []netip.Addr) error {
+	here := func(addr netip.Addr) bool { return addr == n.Address || n.Locator.Contains(addr) }
+	if a.cfg.Force || slices.ContainsFunc(own, here) {
+		return nil
+	}
+	return fmt.Errorf("%w: no interface has the address %s of node %s; take the plan of this node, add the address (ip -6 address add %[2]s dev lo), or give the agent --force",
+		ErrOtherNode, n.Address, n.Name)
 }
 
 // ErrOtherNode means that a plan is for another node than this agent's.
@@ -86,12 +100,14 @@ type agent struct {
 	log    *history
 
 	readers *readers // of log
+	recent  recentRefusals
 
-	node  string     // the name that plans must have; "": none yet
-	plan  *plan.Node // in force; nil: none yet
-	loss  lossWatch
-	seen  string // digest of the plan file as last read; "": it cannot be read
-	again []byte // plan that the machine was not ready for
+	node    string     // the name that plans must have; "": none yet
+	plan    *plan.Node // in force; nil: none yet
+	loss    lossWatch
+	silence silenceWatch
+	seen    string // digest of the plan file as last read; "": it cannot be read
+	again   []byte // plan that the machine was not ready for
 
 	insecure string // why the plan file should not have been taken, as last told
 
@@ -178,6 +194,9 @@ func (a *agent) start(n plan.Node) error {
 	if err := a.inNamespace(func() error { return a.dp.SetLocal(own) }); err != nil {
 		return err
 	}
+	if err := a.forThisMachine(n, own); err != nil {
+		return &PlanError{a.cfg.PlanFile, err}
+	}
 	if err := a.apply(n); err != nil {
 		return &PlanError{a.cfg.PlanFile, err}
 	}
@@ -191,6 +210,12 @@ func (a *agent) start(n plan.Node) error {
 // apply puts a plan in force, or leaves the one before.
 func (a *agent) apply(n plan.Node) error {
 	before := a.state.get()
+	if err := before.older(n); err != nil {
+		if !a.cfg.Force {
+			return fmt.Errorf("%w; take the latest plan, or give the agent --force", err)
+		}
+		a.cfg.Log.Warn("an older plan is taken, as --force says", "err", err)
+	}
 	// The locator first: what the programs do not take must not be forwarded by
 	// another route, not even between two steps.
 	announced, err := a.announce(n.Locator)
@@ -321,8 +346,11 @@ func (a *agent) serve(ctx context.Context, l *listener, changes *fileWatch) erro
 		return a.net.Watch(ctx, host.ChangeLinks|host.ChangeRoutes|host.ChangeNeighbours, a.dp.FlushNexthops)
 	})
 	group.Go(func() error {
+		a.noteRefusals()
 		tick := time.NewTicker(a.cfg.ReconcileEvery)
 		defer tick.Stop()
+		recent := time.NewTicker(recentEvery)
+		defer recent.Stop()
 		losses := time.NewTicker(adviseEvery)
 		defer losses.Stop()
 		second := time.NewTicker(time.Second)
@@ -341,6 +369,8 @@ func (a *agent) serve(ctx context.Context, l *listener, changes *fileWatch) erro
 				a.lookAgain(ctx)
 			case <-settings:
 				a.lookAtForwarding()
+			case <-recent.C:
+				a.noteRefusals()
 			case <-losses.C:
 				a.adviseCaches()
 			case <-second.C:

@@ -259,6 +259,11 @@ func (d fakeDataPath) Counters() (dataplane.Counts, error) {
 	return d.f.counts, nil
 }
 
+func (d fakeDataPath) Refusals() ([]dataplane.RefusalCount, error) {
+	c, err := d.Counters()
+	return c.Refusals, err
+}
+
 func (d fakeDataPath) FunctionsInFlight() ([]dataplane.FunctionCount, error) {
 	c, err := d.Counters()
 	return c.Functions, err

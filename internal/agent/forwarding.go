@@ -4,12 +4,14 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/netip"
 	"slices"
 	"strings"
 
 	"github.com/waystamp/waystamp/internal/host"
 	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/plan"
+	"github.com/waystamp/waystamp/internal/srv6"
 )
 
 // forwards are the interfaces that packets of a plan come in by, on their way to
@@ -83,16 +85,70 @@ func sysctlName(version, name string) string {
 	return "net." + version + ".conf." + strings.ReplaceAll(name, ".", "/") + ".forwarding"
 }
 
+// tooNarrowForChains says which core interfaces leave too little to the packets of a
+// chain. The file need not say the MTU of an interface, and then nobody has compared
+// it with the chain's headers before.
+func (a *agent) tooNarrowForChains(n plan.Node) (warnings []string) {
+	type need struct {
+		chain  string
+		header int
+	}
+	var most need // of IPv6, which asks for so many bytes on every link
+	add := func(p plan.PathID, m model.Match, segments []netip.Addr) {
+		if m.Is4() {
+			return
+		}
+		_, srh := srv6.Encapsulate(segments, p.Encapsulation)
+		if h := model.OuterLen(len(srh.Segments)); h > most.header {
+			most = need{guarded{p.Chain, p.Direction, p.Path}.String(), h}
+		}
+	}
+	for _, h := range n.Headends {
+		add(h.PathID, h.Match, h.Segments)
+	}
+	for _, e := range n.Egresses {
+		add(e.PathID, e.Match, e.Segments)
+	}
+	if most.header == 0 {
+		return nil
+	}
+	for _, i := range n.Interfaces {
+		if i.Role != model.RoleCore {
+			continue
+		}
+		l, err := a.net.Link(i.Name)
+		if err != nil || l.MTU-most.header >= model.MTUMin {
+			continue // tooNarrow speaks of the error
+		}
+		warnings = append(warnings, fmt.Sprintf("interface %s has an MTU of %d, and the headers of chain %s take %d: its packets that leave by it keep %d bytes, and IPv6 needs %d; ip link set %[1]s mtu %[7]d, at both ends of the link",
+			i.Name, l.MTU, most.chain, most.header, l.MTU-most.header, model.MTUMin, model.MTUMin+most.header))
+	}
+	return warnings
+}
+
+// warningKind is what the log says of warnings that come and go together.
+type warningKind struct{ fresh, gone string }
+
+var (
+	warnSettings = warningKind{"node settings block packets", "node settings no longer block packets"}
+	warnSilence  = warningKind{"a function gives no packets back", "the function gives packets back again"}
+)
+
 // lookAtForwarding shows what it has found of the node's settings, once.
 func (a *agent) lookAtForwarding() {
 	if a.plan == nil {
 		return
 	}
-	fresh, gone := a.status.warned(slices.Concat(a.notForwarding(*a.plan), a.tooNarrow(*a.plan)))
+	a.warn(warnSettings, slices.Concat(a.notForwarding(*a.plan), a.tooNarrow(*a.plan), a.tooNarrowForChains(*a.plan)))
+}
+
+// warn shows the warnings of a kind, and logs those that are new or gone.
+func (a *agent) warn(kind warningKind, warnings []string) {
+	fresh, gone := a.status.warned(kind.fresh, warnings)
 	for _, w := range fresh {
-		a.cfg.Log.Warn("the node's settings stop packets", "warning", w)
+		a.cfg.Log.Warn(kind.fresh, "warning", w)
 	}
 	for _, w := range gone {
-		a.cfg.Log.Info("the node's settings no longer stop packets", "warning", w)
+		a.cfg.Log.Info(kind.gone, "warning", w)
 	}
 }

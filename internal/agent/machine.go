@@ -29,6 +29,7 @@ type dataPath interface {
 	Clsact() bool
 
 	Counters() (dataplane.Counts, error)
+	Refusals() ([]dataplane.RefusalCount, error)
 	FunctionsInFlight() ([]dataplane.FunctionCount, error)
 	Interfaces() ([]dataplane.InterfaceState, error)
 	Events(ctx context.Context, f func(event.Event)) error

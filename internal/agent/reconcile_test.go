@@ -20,6 +20,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/waystamp/waystamp/internal/api"
+	"github.com/waystamp/waystamp/internal/dataplane"
 	"github.com/waystamp/waystamp/internal/host"
 	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/plan"
@@ -400,4 +401,128 @@ func TestAPlanThatOthersCanReadIsRefused(t *testing.T) {
 	s = n.start()
 	n.log.Wait("others can read or change the plan, and it is taken all the same")
 	n.must(s.halt())
+}
+
+// A plan that came to the wrong machine would guard nothing, and its SIDs would be
+// another node's.
+func TestAPlanForAnotherMachineIsRefused(t *testing.T) {
+	n := newNode(t)
+	n.write(n.encode(r1(t, nil)))
+	n.own = []netip.Addr{netip.MustParseAddr("192.0.2.7"), netip.MustParseAddr("fc00:2::1")}
+	err := run(t.Context(), n.cfg, n.on)
+	if !errors.Is(err, ErrOtherNode) || !strings.Contains(err.Error(), "no interface has the address fc00:1::1 of node r1") || !strings.Contains(err.Error(), "ip -6 address add fc00:1::1 dev lo") {
+		t.Fatalf("ends with %v", err)
+	}
+	if steps := n.taken(); slices.Contains(steps, "apply r1") || slices.Contains(steps, "announce fc00:0:0:100::/56") {
+		t.Errorf("steps %q; want neither programs nor a route", steps)
+	}
+	n.cfg.Force = true
+	n.must(n.start().halt())
+	n.cfg.Force, n.own = false, []netip.Addr{netip.MustParseAddr("fc00:0:0:1ff::1")} // of its locator
+	n.must(n.start().halt())
+}
+
+func TestAnOlderPlanIsRefused(t *testing.T) {
+	epochs := func(e uint8) plan.Node {
+		p := r1(t, nil)
+		for i := range p.Headends {
+			p.Headends[i].Epoch = e
+		}
+		return p
+	}
+	n := newNode(t)
+	n.write(n.encode(epochs(7)))
+	s := n.start()
+	// While it runs, and after it was started again.
+	n.write(n.encode(epochs(6)))
+	n.log.Wait("the new plan is refused")
+	want := "the plan is older than the one before: chain web has epoch 6, and had 7 already; take the latest plan, or give the agent --force"
+	if st := s.status(); !strings.Contains(st.Error, want) || st.Paths[0].Epoch != 7 {
+		t.Errorf("status %+v; want %q", st, want)
+	}
+	n.must(s.halt())
+	if err := run(t.Context(), n.cfg, n.on); err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("started again: %v; want %q", err, want)
+	}
+	n.cfg.Force = true
+	s = n.start()
+	n.log.Wait("an older plan is taken, as --force says")
+	if st := s.status(); st.Paths[0].Epoch != 6 {
+		t.Errorf("with --force: status %+v", st)
+	}
+	n.must(s.halt())
+	n.cfg.Force = false
+	n.write(n.encode(epochs(6)))
+	n.must(n.start().halt())
+}
+
+// Epochs have eight bits.
+func TestEpochsGoRound(t *testing.T) {
+	for _, c := range []struct {
+		e, than uint8
+		older   bool
+	}{{1, 2, true}, {2, 1, false}, {5, 5, false}, {0, 255, false}, {255, 0, true}, {3, 250, false}, {250, 3, true}} {
+		if got := olderEpoch(c.e, c.than); got != c.older {
+			t.Errorf("%d is older than %d: %t", c.e, c.than, got)
+		}
+	}
+}
+
+// What a file does not say of a link, nobody has compared with the headers.
+func TestALinkTooNarrowForItsChainIsToldOf(t *testing.T) {
+	n := newNode(t)
+	n.write(n.encode(r1(t, nil)))
+	n.links["r1-r2"] = host.Link{Name: "r1-r2", Index: 3, MTU: 1300}
+	n.links["r1-h1"] = host.Link{Name: "r1-h1", Index: 2, MTU: 1300} // has no headers
+	s := n.start()
+	s.eventually("somebody who watches settings", func() bool { return n.tell(host.ChangeForwarding) == nil })
+	want := "interface r1-r2 has an MTU of 1300, and the headers of chain web take 104: its packets that leave by it keep 1196 bytes, and IPv6 needs 1280; ip link set r1-r2 mtu 1384, at both ends of the link"
+	if st := s.status(); !slices.Equal(st.Warnings, []string{want}) || !st.Ready {
+		t.Errorf("status %+v; want %q", st, want)
+	}
+	n.set(func() { n.links["r1-r2"] = host.Link{Name: "r1-r2", Index: 3, MTU: 1384} })
+	n.must(n.tell(host.ChangeForwarding))
+	n.log.Wait("node settings no longer block packets")
+	if st := s.status(); len(st.Warnings) != 0 {
+		t.Errorf("it is wide enough, and the status warns: %q", st.Warnings)
+	}
+}
+
+func TestAFunctionThatGivesNothingBackIsToldOf(t *testing.T) {
+	var w silenceWatch
+	now := time.Unix(1000, 0)
+	look := func(after int, rx, tx uint64) int {
+		counts := []dataplane.FunctionCount{{Function: "fw", RxSuccess: rx, TxSuccess: tx}, {Function: "idle"}}
+		return len(w.look(now.Add(time.Duration(after)*time.Second), counts))
+	}
+	for _, c := range []struct {
+		after  int
+		rx, tx uint64
+		want   int
+		why    string
+	}{
+		{0, 100, 0, 0, "what came before the agent is not known"},
+		{10, 104, 0, 0, "ten seconds"},
+		{25, 104, 0, 0, "four packets"},
+		{30, 105, 0, 1, "five packets, and none back for as long"},
+		{90, 105, 0, 1, "no more came since"},
+		{100, 200, 1, 0, "one is back"},
+		{130, 300, 1, 1, "and no other"},
+		{140, 3, 0, 0, "the counters have begun again"},
+	} {
+		if got := look(c.after, c.rx, c.tx); got != c.want {
+			t.Errorf("after %d s (%s): %d warnings, want %d", c.after, c.why, got, c.want)
+		}
+	}
+	w = silenceWatch{}
+	w.look(now, []dataplane.FunctionCount{{Function: "fw"}})
+	got := w.look(now.Add(time.Minute), []dataplane.FunctionCount{{Function: "fw", RxSuccess: 50}})
+	if len(got) != 1 || !strings.Contains(got[0], "function fw takes packets and gives none back: check that it forwards") || !strings.Contains(got[0], "via inet6") {
+		t.Errorf("it says %q", got)
+	}
+	// What comes back without a header is back: another advice is for that.
+	got = w.look(now.Add(2*time.Minute), []dataplane.FunctionCount{{Function: "fw", RxSuccess: 90, TxNotCached: 1}})
+	if len(got) != 0 {
+		t.Errorf("packets come back without a header, and it says %q", got)
+	}
 }

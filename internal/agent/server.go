@@ -67,6 +67,12 @@ func (a *agent) serveHTTP(ctx context.Context, l *listener) error {
 			return
 		}
 		s.Interfaces = wireEach(interfaces, wireInterface)
+		refusals, err := a.dp.Refusals()
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusInternalServerError)
+			return
+		}
+		s.Recent = a.recent.since(time.Now(), refusals)
 		writeJSON(w, s)
 	})
 	mux.HandleFunc("GET "+api.PathCounters, func(w http.ResponseWriter, _ *http.Request) {

@@ -26,6 +26,57 @@ type state struct {
 	Node     string         `json:"node,omitempty"`
 	Locators []netip.Prefix `json:"locators"`
 	Guarded  []guarded      `json:"guarded"`
+	Epochs   []epoch        `json:"epochs,omitempty"` // of all paths of the plan
+}
+
+// epoch is that of a path, of whose secrets it tells the generation.
+type epoch struct {
+	Chain     string          `json:"chain"`
+	Direction model.Direction `json:"direction"`
+	Path      uint32          `json:"path"`
+	Epoch     uint8           `json:"epoch"`
+}
+
+// epochsOf are the epochs of a plan's paths, each once. Where a path has several, the
+// latest counts.
+func epochsOf(n plan.Node) (out []epoch) {
+	add := func(p plan.PathID) {
+		e := epoch{p.Chain, p.Direction, p.Path, p.Epoch}
+		i := slices.IndexFunc(out, func(o epoch) bool { return o.Path == e.Path })
+		switch {
+		case i < 0:
+			out = append(out, e)
+		case olderEpoch(out[i].Epoch, e.Epoch):
+			out[i] = e
+		}
+	}
+	for _, h := range n.Headends {
+		add(h.PathID)
+	}
+	for _, e := range n.Endpoints {
+		add(e.PathID)
+	}
+	for _, e := range n.Egresses {
+		add(e.PathID)
+	}
+	return out
+}
+
+// olderEpoch: epochs count up, and after 255 comes 0.
+func olderEpoch(e, than uint8) bool { return int8(e-than) < 0 }
+
+// older is an error if the plan has an earlier epoch of some path than s.
+func (s state) older(n plan.Node) error {
+	was := map[uint32]uint8{}
+	for _, e := range s.Epochs {
+		was[e.Path] = e.Epoch
+	}
+	for _, e := range epochsOf(n) {
+		if have, ok := was[e.Path]; ok && olderEpoch(e.Epoch, have) {
+			return fmt.Errorf("the plan is older than the one before: chain %s has epoch %d, and had %d already", guarded{e.Chain, e.Direction, e.Path}, e.Epoch, have)
+		}
+	}
+	return nil
 }
 
 type guarded struct {
@@ -42,7 +93,7 @@ func (g guarded) String() string {
 }
 
 func stateOf(n plan.Node) state {
-	s := state{Version: 1, Node: n.Name, Locators: []netip.Prefix{n.Locator}, Guarded: []guarded{}}
+	s := state{Version: 1, Node: n.Name, Locators: []netip.Prefix{n.Locator}, Guarded: []guarded{}, Epochs: epochsOf(n)}
 	for _, e := range n.Egresses {
 		g := guarded{e.Chain, e.Direction, e.Path}
 		if !slices.Contains(s.Guarded, g) {

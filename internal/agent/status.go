@@ -3,6 +3,7 @@ package agent
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"sync"
@@ -22,6 +23,8 @@ type statusBoard struct {
 	saving  error // why the replay windows are not on disk
 	pinning error // why pins that were removed are not back
 
+	warnings map[string][]string // by kind
+
 	lost   int       // pins that were removed since the agent started
 	lostAt time.Time // the last of them
 	lostOf string    // directory
@@ -31,7 +34,7 @@ type statusBoard struct {
 const lostTold = time.Hour
 
 func newStatusBoard(instance string) *statusBoard {
-	return &statusBoard{now: api.Status{Version: api.Version, Instance: instance}}
+	return &statusBoard{now: api.Status{Version: api.Version, Instance: instance}, warnings: map[string][]string{}}
 }
 
 func (b *statusBoard) applied(n plan.Node, digest string) {
@@ -42,8 +45,30 @@ func (b *statusBoard) applied(n plan.Node, digest string) {
 	b.now.Generation++
 	b.now.Plan = digest
 	b.now.Since = time.Now().Round(0)
+	b.now.Paths = pathStates(n)
 	b.plan, b.working = nil, nil
 	b.loc = n.Locator
+}
+
+// pathStates are the roles of a node, in the order of its plan.
+func pathStates(n plan.Node) []api.PathState {
+	out := []api.PathState{}
+	add := func(role string, p plan.PathID) {
+		s := api.PathState{Role: role, Chain: p.Chain, Direction: p.Direction.String(), Path: p.Path, Epoch: int(p.Epoch)}
+		if !slices.Contains(out[max(0, len(out)-1):], s) { // a path may visit the node several times
+			out = append(out, s)
+		}
+	}
+	for _, h := range n.Headends {
+		add(api.RoleHeadend, h.PathID)
+	}
+	for _, e := range n.Endpoints {
+		add(api.RoleEndpoint, e.PathID)
+	}
+	for _, e := range n.Egresses {
+		add(api.RoleEgress, e.PathID)
+	}
+	return out
 }
 
 // refused notes why a new plan is not in force, and tells whether that is news.
@@ -95,16 +120,16 @@ func (b *statusBoard) degraded(problems []string) (fresh []string, whole bool) {
 	return fresh, whole
 }
 
-// warned notes the warnings, and returns those that are new and those that are
-// gone.
-func (b *statusBoard) warned(warnings []string) (fresh, gone []string) {
+// warned notes all warnings of a kind, and returns those that are new and those that
+// are gone.
+func (b *statusBoard) warned(kind string, warnings []string) (fresh, gone []string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	without := func(all, some []string) []string {
 		return slices.DeleteFunc(slices.Clone(all), func(w string) bool { return slices.Contains(some, w) })
 	}
-	fresh, gone = without(warnings, b.now.Warnings), without(b.now.Warnings, warnings)
-	b.now.Warnings = warnings
+	fresh, gone = without(warnings, b.warnings[kind]), without(b.warnings[kind], warnings)
+	b.warnings[kind] = warnings
 	return fresh, gone
 }
 
@@ -119,7 +144,9 @@ func (b *statusBoard) get() api.Status {
 	defer b.mu.Unlock()
 	s := b.now
 	s.Problems = slices.Clone(s.Problems)
-	s.Warnings = slices.Clone(s.Warnings)
+	for _, kind := range slices.Sorted(maps.Keys(b.warnings)) {
+		s.Warnings = append(s.Warnings, b.warnings[kind]...)
+	}
 	if b.lost > 0 && time.Since(b.lostAt) < lostTold {
 		s.Warnings = append(s.Warnings, fmt.Sprintf("pins below %s were removed, the last one at %s, and the agent has put %d back since it started: find out who removes them; while they are gone the guard would end with the agent",
 			b.lostOf, b.lostAt.Format(time.RFC3339), b.lost))

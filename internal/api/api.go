@@ -43,7 +43,25 @@ type Status struct {
 	// hour, the removal of pins.
 	Warnings   []string    `json:"warnings,omitempty"`
 	Interfaces []Interface `json:"interfaces"`
-	Readers    Readers     `json:"readers"`
+	// Paths are the node's roles in the paths of the plan in force.
+	Paths   []PathState `json:"paths"`
+	Recent  Recent      `json:"recent"`
+	Readers Readers     `json:"readers"`
+}
+
+// PathState is a role of the node in a path.
+type PathState struct {
+	Role      string `json:"role"`
+	Chain     string `json:"chain"`
+	Direction string `json:"direction"`
+	Path      uint32 `json:"path"`
+	Epoch     int    `json:"epoch"`
+}
+
+// Recent is what was refused in the last minute.
+type Recent struct {
+	Seconds  int       `json:"seconds"` // about 60; less if the agent has not run for that long
+	Refusals []Refusal `json:"refusals"`
 }
 
 // Interface is what the data path does on an interface.

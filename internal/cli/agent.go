@@ -26,7 +26,7 @@ const (
 type agentOptions struct {
 	plan, instance, node, runDir, stateDir, pinDir string
 	detach, yes, verbose                           bool
-	insecurePlan                                   bool
+	insecurePlan, force                            bool
 }
 
 // NewAgentCommand is "waystamp agent".
@@ -47,6 +47,10 @@ directory of a symbolic link counts, too. That goes for a file that becomes so
 later: the plan before stays in force, and the status says why. --insecure-plan
 takes it all the same.
 
+A plan is also refused at the start if no interface has an address of its node, and
+at any time if some path of it has an earlier epoch than the plan before had:
+--force takes it.
+
 SIGINT, SIGTERM and SIGHUP stop it; SIGHUP does not if it was ignored when the
 agent was started, as by nohup. A new plan needs no signal. When it stops, the
 data path, the guard and the locator route stay in force; the next agent of the same instance takes them over without a gap. --detach --yes
@@ -59,6 +63,7 @@ removes them, and names the chains whose packets need no proof any more.`,
 	f := cmd.Flags()
 	f.StringVar(&o.plan, "plan", "", "plan `file` of this node")
 	f.BoolVar(&o.insecurePlan, "insecure-plan", false, "take the plan file also if others can read or change it, and warn")
+	f.BoolVar(&o.force, "force", false, "take the plan also if none of its node's addresses is on this machine, or if it is older than the plan before")
 	f.StringVar(&o.instance, "instance", defaultInstance, "`name` of this node's data path on the machine")
 	f.StringVar(&o.node, "node", "", "take plans for the node of this `name` only (default: that of the first plan)")
 	f.StringVar(&o.runDir, "run-dir", "", "`directory` of the agent's socket (default "+defaultRunDir+"/INSTANCE)")
@@ -80,7 +85,7 @@ func (o *agentOptions) run(cmd *cobra.Command) error {
 	}
 	cfg := agent.Config{
 		PlanFile: o.plan, Instance: o.instance, Node: o.node,
-		RunDir: o.runDir, StateDir: o.stateDir, PinDir: o.pinDir, InsecurePlan: o.insecurePlan,
+		RunDir: o.runDir, StateDir: o.stateDir, PinDir: o.pinDir, InsecurePlan: o.insecurePlan, Force: o.force,
 		Log:    slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), &slog.HandlerOptions{Level: level})),
 		Stdout: cmd.OutOrStdout(),
 	}

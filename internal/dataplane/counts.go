@@ -84,6 +84,19 @@ func (d *Dataplane) Counters() (_ Counts, err error) {
 	return out, err
 }
 
+// Refusals reads the counters of refusals alone. Their number does not depend on the
+// plan.
+func (d *Dataplane) Refusals() ([]RefusalCount, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	out := Counts{Refusals: []RefusalCount{}}
+	if d.gen == nil {
+		return out.Refusals, nil
+	}
+	err := d.gen.readRefusals(&out)
+	return out.Refusals, err
+}
+
 func (g *generation) readRefusals(out *Counts) error {
 	m := g.maps[tables.MapRefusals]
 	for i := range m.MaxEntries() {

@@ -78,6 +78,7 @@ func newBed(t *testing.T) *bed {
 	b.must(b.net.AddVeth(host.Veth{Name: "r1-h1", PeerName: "h1-r1", Peer: b.peer.NetNS()}))
 	b.must(b.net.AddVeth(host.Veth{Name: "r1-r2", PeerName: "r2-r1"}))
 	b.must(errors.Join(b.net.SetUp("r1-h1"), b.peer.SetUp("h1-r1"), b.net.SetUp("r1-r2"), b.net.SetUp("r2-r1")))
+	b.must(errors.Join(b.net.SetUp("lo"), b.net.AddAddress("lo", netip.MustParsePrefix("fc00:1::1/128"))))
 	b.nodes = compile(t, nil)
 	t.Cleanup(func() {
 		if _, err := agent.Detach(b.cfg); err != nil {

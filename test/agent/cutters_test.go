@@ -60,6 +60,9 @@ func TestCuttersComeAndGoWithFunctions(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	if err := errors.Join(n.SetUp("lo"), n.AddAddress("lo", netip.MustParsePrefix("fc00:1::1/128"))); err != nil {
+		t.Fatal(err)
+	}
 	dir := t.TempDir()
 	cfg := agent.Config{
 		PlanFile: filepath.Join(dir, "plan.json"), Instance: fmt.Sprintf("test-%d-%s", os.Getpid(), strings.ToLower(rand.Text()[:10])),

@@ -40,11 +40,11 @@ func TestInterfaceThatDoesNotForwardIsToldOf(t *testing.T) {
 
 	b.log.Forget()
 	set(v6, "0")
-	b.log.Wait("the node's settings stop packets")
+	b.log.Wait("node settings block packets")
 	only("interface r1-r2 does not forward IPv6", "no-route", "sysctl -w net.ipv6.conf.r1-r2.forwarding=1")
 	b.log.Forget()
 	set(v6, "1")
-	b.log.Wait("the node's settings no longer stop packets")
+	b.log.Wait("node settings no longer block packets")
 	if s := r.status(); len(s.Warnings) != 0 {
 		t.Errorf("it forwards again, and the status warns: %q", s.Warnings)
 	}
@@ -52,11 +52,11 @@ func TestInterfaceThatDoesNotForwardIsToldOf(t *testing.T) {
 	// Nor is one that is narrower than the plan says.
 	b.log.Forget()
 	b.must(b.net.SetMTU("r1-r2", 1400))
-	b.log.Wait("the node's settings stop packets")
+	b.log.Wait("node settings block packets")
 	only("interface r1-r2 has an MTU of 1400, and the plan counts on 1500", "ip link set r1-r2 mtu 1500")
 	b.log.Forget()
 	b.must(b.net.SetMTU("r1-r2", 1500))
-	b.log.Wait("the node's settings no longer stop packets")
+	b.log.Wait("node settings no longer block packets")
 
 	// IPv4 counts only where it is carried.
 	set(v4, "0")
@@ -65,9 +65,9 @@ func TestInterfaceThatDoesNotForwardIsToldOf(t *testing.T) {
 	})
 	b.log.Forget()
 	b.writePlan(four["r1"])
-	b.log.Wait("the node's settings stop packets")
+	b.log.Wait("node settings block packets")
 	only("interface r1-r2 does not forward IPv4", "sysctl -w net.ipv4.conf.r1-r2.forwarding=1")
 	b.log.Forget()
 	b.writePlan(first)
-	b.log.Wait("the node's settings no longer stop packets")
+	b.log.Wait("node settings no longer block packets")
 }
