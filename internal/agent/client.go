@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/waystamp/waystamp/internal/api"
@@ -72,11 +73,20 @@ var ErrDropped = errors.New("the agent has dropped this reader of events")
 // ends (with its cause) or the agent stops (with io.EOF), or f fails. If f takes so
 // long that the agent gives up, the error is ErrDropped.
 func (c *Client) Events(ctx context.Context, follow bool, f func(event.Event) error) error {
+	return c.Watch(ctx, follow, func(int) error { return nil }, f)
+}
+
+// Watch is Events; it calls begin first, with the number of past events.
+func (c *Client) Watch(ctx context.Context, follow bool, begin func(past int) error, f func(event.Event) error) error {
 	resp, err := c.do(ctx, fmt.Sprintf("%s?follow=%t", api.PathEvents, follow))
 	if err != nil {
 		return err
 	}
 	defer resp.Body.Close()
+	past, _ := strconv.Atoi(resp.Header.Get(pastHeader)) // none: it is not known
+	if err := begin(past); err != nil {
+		return err
+	}
 	body := &cutReader{r: resp.Body}
 	for e, err := range event.Read(body) {
 		if ctx.Err() != nil {

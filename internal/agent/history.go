@@ -59,11 +59,10 @@ func (h *history) from(pos uint64) (events []event.Event, missed, next uint64, m
 	return events, missed, pos, h.more
 }
 
-// follow calls f with past events and then, unless follow is false, with each
-// new one until ctx ends. flush is called when f has had all that there are for now,
+// follow calls f with past events, from pos up to end as begin gives them, and then,
+// unless follow is false, with each new one until ctx ends. flush is called when f has had all that there are for now,
 // or a batch.
-func (h *history) follow(ctx context.Context, follow bool, f func(event.Event) error, flush func() error) error {
-	pos, end := h.begin()
+func (h *history) follow(ctx context.Context, pos, end uint64, follow bool, f func(event.Event) error, flush func() error) error {
 	for {
 		events, missed, next, more := h.from(pos)
 		for i, e := range events {

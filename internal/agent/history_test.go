@@ -17,7 +17,8 @@ func TestReaderThatComesLateOrIsSlowGetsTheLatest(t *testing.T) {
 		}
 	}
 	read := func() (got []uint32) {
-		err := h.follow(t.Context(), false, func(e event.Event) error { got = append(got, e.Len); return nil }, func() error { return nil })
+		pos, end := h.begin()
+		err := h.follow(t.Context(), pos, end, false, func(e event.Event) error { got = append(got, e.Len); return nil }, func() error { return nil })
 		if err != nil {
 			t.Fatal(err)
 		}

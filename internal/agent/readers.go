@@ -27,6 +27,9 @@ const (
 // stream has ended.
 const readerHeader = "Waystamp-Reader"
 
+// pastHeader says how many of a stream's events are past.
+const pastHeader = "Waystamp-Past"
+
 // readers bounds and counts the readers of events.
 type readers struct {
 	within time.Duration
@@ -99,8 +102,10 @@ func (a *agent) serveEvents(w http.ResponseWriter, r *http.Request) {
 	name := rand.Text()
 	w.Header().Set("Content-Type", "application/x-ndjson")
 	w.Header().Set(readerHeader, name)
+	pos, end := a.log.begin()
+	w.Header().Set(pastHeader, strconv.FormatUint(end-pos, 10))
 	w.WriteHeader(http.StatusOK)
-	err := a.streamEvents(r.Context(), w, follow)
+	err := a.streamEvents(r.Context(), w, pos, end, follow)
 	switch {
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		a.readers.dropped(name)
@@ -112,7 +117,7 @@ func (a *agent) serveEvents(w http.ResponseWriter, r *http.Request) {
 
 // streamEvents writes events until somebody ends it, or until what is written has not
 // been taken in time. The error is os.ErrDeadlineExceeded then.
-func (a *agent) streamEvents(ctx context.Context, w http.ResponseWriter, follow bool) error {
+func (a *agent) streamEvents(ctx context.Context, w http.ResponseWriter, pos, end uint64, follow bool) error {
 	out := http.NewResponseController(w)
 	inTime := func(write func() error) error {
 		if err := out.SetWriteDeadline(time.Now().Add(a.readers.within)); err != nil {
@@ -124,7 +129,7 @@ func (a *agent) streamEvents(ctx context.Context, w http.ResponseWriter, follow 
 		return out.SetWriteDeadline(time.Time{})
 	}
 	var line []byte
-	return a.log.follow(ctx, follow, func(e event.Event) (err error) {
+	return a.log.follow(ctx, pos, end, follow, func(e event.Event) (err error) {
 		if e.Missed > 0 {
 			a.readers.missed(e.Missed)
 		}

@@ -53,20 +53,19 @@ func (b *statusBoard) applied(n plan.Node, digest string) {
 // pathStates are the roles of a node, in the order of its plan.
 func pathStates(n plan.Node) []api.PathState {
 	out := []api.PathState{}
-	add := func(role string, p plan.PathID) {
-		s := api.PathState{Role: role, Chain: p.Chain, Direction: p.Direction.String(), Path: p.Path, Epoch: int(p.Epoch)}
-		if !slices.Contains(out[max(0, len(out)-1):], s) { // a path may visit the node several times
-			out = append(out, s)
-		}
+	add := func(role string, p plan.PathID, function string, sid *netip.Addr) {
+		out = append(out, api.PathState{
+			Role: role, Chain: p.Chain, Direction: p.Direction.String(), Path: p.Path, Epoch: int(p.Epoch), Function: function, SID: sid,
+		})
 	}
 	for _, h := range n.Headends {
-		add(api.RoleHeadend, h.PathID)
+		add(api.RoleHeadend, h.PathID, "", nil)
 	}
 	for _, e := range n.Endpoints {
-		add(api.RoleEndpoint, e.PathID)
+		add(api.RoleEndpoint, e.PathID, e.Function, &e.SID)
 	}
 	for _, e := range n.Egresses {
-		add(api.RoleEgress, e.PathID)
+		add(api.RoleEgress, e.PathID, "", &e.SID)
 	}
 	return out
 }

@@ -51,11 +51,13 @@ type Status struct {
 
 // PathState is a role of the node in a path.
 type PathState struct {
-	Role      string `json:"role"`
-	Chain     string `json:"chain"`
-	Direction string `json:"direction"`
-	Path      uint32 `json:"path"`
-	Epoch     int    `json:"epoch"`
+	Role      string      `json:"role"`
+	Chain     string      `json:"chain"`
+	Direction string      `json:"direction"`
+	Path      uint32      `json:"path"`
+	Epoch     int         `json:"epoch"`
+	Function  string      `json:"function,omitempty"`
+	SID       *netip.Addr `json:"sid,omitempty"` // a headend has none
 }
 
 // Recent is what was refused in the last minute.

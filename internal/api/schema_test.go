@@ -28,7 +28,7 @@ var outputs = []struct {
 	{"GET " + PathCounters, Counters{}},
 	{"GET " + PathFunctions, Functions{}},
 	{"GET " + PathEvents, event.Event{}},
-	{"get refusals", RefusalsOutput{}},
+	{"get refusals", RefusalsOutput{}}, // "status" is GET /v1/status
 	{"get errors", ErrorsOutput{}},
 	{"get paths", PathsOutput{}},
 	{"get functions", FunctionsOutput{}},

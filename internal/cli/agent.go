@@ -160,11 +160,6 @@ func (o *agentOptions) runDetach(out io.Writer, cfg agent.Config) error {
 	return nil
 }
 
-// socketFlag finds the agent to ask.
-func socketFlag(cmd *cobra.Command, into *string) {
-	cmd.Flags().StringVar(into, "socket", agent.SocketPath(filepath.Join(defaultRunDir, defaultInstance)), "`path` of the agent's socket")
-}
-
 // withoutCancel makes the end of a command that follows something, by Ctrl-C,
 // no error.
 func withoutCancel(ctx context.Context, err error) error {

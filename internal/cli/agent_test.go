@@ -135,19 +135,19 @@ func TestGetShowsTablesAndJSON(t *testing.T) {
 				{Role: api.RoleEndpoint, Chain: "web", Direction: "reverse", Path: 2, Function: "fw", Packets: 9, Frames: 9, Bytes: 99},
 			},
 		}, nil)
-	if got, _, code := runMain(t, "get", "errors", "--socket", socket); code != 0 || got != `ERROR                     PACKETS
-packet too big                  3
-time exceeded                   2
-parameter problem               1
-destination unreachable         4
-not sent: rate limit           40
-not sent: nobody to tell      500
+	if got, _, code := runMain(t, "get", "errors", "--socket", socket); code != 0 || got != `ERROR                        PACKETS
+packet too big                     3
+time exceeded                      2
+parameter problem                  1
+destination unreachable            4
+not sent: rate limit              40
+not sent: no valid receiver      500
 ` {
 		t.Errorf("get errors: exit code %d:\n%s", code, got)
 	}
 	for _, c := range []struct{ noun, want, warned string }{
 		{"refusals", `
-REASON    DROPPED  REPORTED  WHAT THE PACKET WAS LIKE
+REASON    DROPPED  REPORTED  MEANING
 unproven        7         0  a chain requires this packet, yet it came without proof
 proof       12345         1  the proof does not verify
 `, ""},
@@ -214,9 +214,9 @@ func watchedEvents() []event.Event {
 func TestWatchPrintsWhatIsRemembered(t *testing.T) {
 	socket := fakeAgent(t, api.Status{}, api.Counters{}, watchedEvents())
 	stdout, stderr, code := runMain(t, "watch", "--once", "--socket", socket)
-	want := `03:04:05.678  r6  r6-r3  refused  proof  1514 bytes at tc (proof/verify.h:102): the proof does not verify
+	want := `2026-01-02 03:04:05.678  r6  r6-r3  refused  proof  1514 bytes at tc (proof/verify.h:102): the proof does not verify
     7 events of r6 were missed here: they came faster than they were read
-03:04:05.678  r6  r6-r5  reported  segments  200 bytes at xdp: the segment list carried is not the path's
+2026-01-02 03:04:05.678  r6  r6-r5  reported  segments  200 bytes at xdp: the segment list carried is not the path's
     12 more like it were not shown before
 `
 	if diff := cmp.Diff(want, stdout); diff != "" || code != 0 || stderr != "" {

@@ -1,185 +1,355 @@
 package cli
 
 import (
+	"context"
+	"fmt"
+	"io"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
-	"github.com/waystamp/waystamp/internal/agent"
 	"github.com/waystamp/waystamp/internal/api"
 	"github.com/waystamp/waystamp/internal/command"
 	"github.com/waystamp/waystamp/internal/model"
 )
 
-// NewGetCommand is "waystamp get".
-func NewGetCommand() *cobra.Command {
+func newGetCommand(in surroundings) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "get",
-		Short: "Read what a node's agent knows",
+		Short: "Read the counters and the interfaces of a node",
+		Example: `  waystamp get refusals
+  waystamp get paths --watch
+  waystamp get functions --lab ws-1a2b -o yaml`,
 	}
 	cmd.AddCommand(
-		newGetCommand("refusals", "Packets refused, by reason", helpRefusals, renderRefusals),
-		newGetCommand("errors", "ICMP errors that refused packets were answered with", helpErrors, renderErrors),
-		newGetCommand("paths", "Packets stamped and verified, by path", helpPaths, renderPaths),
-		newGetCommand("functions", "Packets through functions that know nothing of SRv6, by function", helpFunctions, renderFunctions),
-		newGetCommand("interfaces", "What is attached to which interface", helpInterfaces, renderInterfaces),
+		newNounCommand(in, "refusals", "Packets refused, by reason", helpRefusals, readRefusals),
+		newNounCommand(in, "errors", "ICMP errors sent for refused packets", helpErrors, readErrors),
+		newNounCommand(in, "paths", "Packets stamped and verified, by path", helpPaths, readPathCounts),
+		newNounCommand(in, "functions", "Packets through functions without SRv6, by function", helpFunctions, readFunctions),
+		newNounCommand(in, "interfaces", "Programs attached to each interface", helpInterfaces, readInterfaces),
 	)
 	return cmd
 }
 
+const helpWatch = `
+
+Without --socket, --instance and --lab all agents of this machine are asked, but for
+those of labs. --watch prints what is counted per second, each --interval, until
+Ctrl-C; with -o json or yaml it prints the counters themselves.`
+
 const (
-	helpRefusals = `Packets that the node has refused, by reason: those with no packet are left out.
-REPORTED were let go on all the same, since their chain says on-violation: report;
-DROPPED were not. waystamp watch prints them one by one, and
+	helpRefusals = `Packets that the node has refused, by reason. Reasons without packets are left out.
+REPORTED packets were forwarded all the same, since their chain has on-violation:
+report; DROPPED ones were not. waystamp watch prints them one by one, and
 docs/reference/refusals.md lists all reasons.`
 
-	helpErrors = `ICMP errors that the node has sent, because of packets that it refused; each of
-those counts as a refusal, too. At most so many are sent in a second (rate limit),
-and none where nobody may be told, such as about other errors.`
+	helpErrors = `ICMP errors that the node has sent for packets that it refused. Each of those packets
+counts as a refusal, too. The number of errors per second is limited (rate limit),
+and some packets get none, such as ICMP errors.`
 
-	helpPaths = `What the node has done for each path that it is on: a headend and an endpoint count
-the packets that they stamped, an egress those that it verified. FRAMES is what
-they are on a wire, of which a super-packet of the kernel is several. BYTES are of
-the packets inside, without outer headers.`
+	helpPaths = `Packets of each path that the node is on: a headend and an endpoint count the packets
+that they stamped, an egress those that it verified. FRAMES counts frames on a wire;
+a super-packet of the kernel is several. BYTES are of the inner packets, without
+outer headers.`
 
-	helpFunctions = `Packets through the functions of kind unaware of this node. RX went to the function,
-TX came back from it. docs/how-to/functions.md says what each column counts; CUT is
-rx_cut and tx_cut together, and more is in -o json.`
+	helpFunctions = `Packets through this node's functions of kind unaware. RX went to the function, TX
+came back from it. docs/functions.md says what each column counts; CUT is rx_cut and
+tx_cut together, and more is in -o json.`
 
 	helpInterfaces = `The interfaces of the node's plan and of its functions, and where the data path is
-attached to them: TC and XDP as packets come in, OUT at TC as they leave. What is
-wrong is on standard error: a new plan that was refused, parts of the plan that
-are not in force, settings of the machine that stop packets, pins that somebody
-has removed.`
+attached to them: TC and XDP at ingress, OUT at TC egress. Errors and warnings are on
+standard error: a new plan that was refused, parts of the plan that are not in force,
+node settings that block packets, pins that somebody has removed.`
 )
 
-// getRenderer asks an agent and writes the answer.
-type getRenderer func(cmd *cobra.Command, c *agent.Client, asJSON bool) error
+// gauge is a number that is no counter: it has no rate.
+type gauge uint64
 
-func newGetCommand(noun, short, long string, render getRenderer) *cobra.Command {
-	var socket, output string
+// reading is the answer of one agent.
+type reading struct {
+	node   string
+	output any // for -o json and yaml
+	header []string
+	rows   [][]any // uint64: a counter
+	// key is how many cells at the start of a row tell it from others.
+	key             int
+	error           string
+	problems, warns []string
+}
+
+// reader asks an agent.
+type reader func(ctx context.Context, c client) (reading, error)
+
+type getOptions struct {
+	targets  targetFlags
+	output   string
+	watch    bool
+	interval time.Duration
+}
+
+func newNounCommand(in surroundings, noun, short, long string, read reader) *cobra.Command {
+	o := getOptions{targets: targetFlags{in: in}}
 	cmd := &cobra.Command{
 		Use:   noun,
 		Short: short,
-		Long:  long,
+		Long:  long + helpWatch,
 		Args:  command.UsageArgs(cobra.NoArgs),
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if output != "table" && output != "json" {
-				return command.Usagef("--output is %q; expect table or json", output)
-			}
-			c := agent.NewClient(socket)
-			defer c.Close()
-			return render(cmd, c, output == "json")
-		},
+		RunE:  func(cmd *cobra.Command, _ []string) error { return o.run(cmd, read) },
 	}
-	socketFlag(cmd, &socket)
-	cmd.Flags().StringVarP(&output, "output", "o", "table", "`format` of the result: table or json")
+	o.targets.add(cmd)
+	command.OutputFlag(cmd, &o.output, "table", "json", "yaml")
+	cmd.Flags().BoolVarP(&o.watch, "watch", "w", false, "print rates until Ctrl-C")
+	cmd.Flags().DurationVar(&o.interval, "interval", time.Second, "`time` between two readings, with --watch")
 	return cmd
 }
 
-func renderRefusals(cmd *cobra.Command, c *agent.Client, asJSON bool) error {
-	v, err := c.Counters(cmd.Context())
+func (o *getOptions) run(cmd *cobra.Command, read reader) error {
+	if err := command.CheckOutput(o.output, "table", "json", "yaml"); err != nil {
+		return err
+	}
+	if o.interval <= 0 {
+		return command.Usagef("--interval is %s; expect more than 0", o.interval)
+	}
+	targets, err := o.targets.find()
 	if err != nil {
 		return err
 	}
-	if asJSON {
-		return command.WriteJSON(cmd.OutOrStdout(), api.RefusalsOutput{Version: api.Version, Node: v.Node, Refusals: v.Refusals})
+	ctx := cmd.Context()
+	var clients []client
+	for _, t := range targets {
+		c := o.targets.in.connect(t.socket)
+		defer c.Close()
+		clients = append(clients, c)
 	}
-	return command.WriteTable(cmd.OutOrStdout(), func(row func(...any)) {
-		row("REASON", "DROPPED", "REPORTED", "WHAT THE PACKET WAS LIKE")
-		for _, r := range v.Refusals {
-			row(r.Reason, r.Dropped, r.Reported, r.Text)
-		}
-	})
-}
-
-func renderErrors(cmd *cobra.Command, c *agent.Client, asJSON bool) error {
-	v, err := c.Counters(cmd.Context())
-	if err != nil {
-		return err
-	}
-	if asJSON {
-		return command.WriteJSON(cmd.OutOrStdout(), api.ErrorsOutput{Version: api.Version, Node: v.Node, Errors: v.Errors})
-	}
-	return command.WriteTable(cmd.OutOrStdout(), func(row func(...any)) {
-		row("ERROR", "PACKETS")
-		row("packet too big", v.Errors.TooBig)
-		row("time exceeded", v.Errors.TimeExceeded)
-		row("parameter problem", v.Errors.Parameter)
-		row("destination unreachable", v.Errors.Unreachable)
-		row("not sent: rate limit", v.Errors.Suppressed)
-		row("not sent: nobody to tell", v.Errors.Unanswerable)
-	})
-}
-
-func renderPaths(cmd *cobra.Command, c *agent.Client, asJSON bool) error {
-	v, err := c.Counters(cmd.Context())
-	if err != nil {
-		return err
-	}
-	if asJSON {
-		return command.WriteJSON(cmd.OutOrStdout(), api.PathsOutput{Version: api.Version, Node: v.Node, Paths: v.Paths})
-	}
-	return command.WriteTable(cmd.OutOrStdout(), func(row func(...any)) {
-		row("CHAIN", "DIRECTION", "ROLE", "FUNCTION", "PACKETS", "FRAMES", "BYTES")
-		for _, p := range v.Paths {
-			row(p.Chain, p.Direction, p.Role, command.OrDash(p.Function), p.Packets, p.Frames, p.Bytes)
-		}
-	})
-}
-
-func renderFunctions(cmd *cobra.Command, c *agent.Client, asJSON bool) error {
-	v, err := c.Functions(cmd.Context())
-	if err != nil {
-		return err
-	}
-	if asJSON {
-		return command.WriteJSON(cmd.OutOrStdout(), api.FunctionsOutput{Version: api.Version, Node: v.Node, Functions: v.Functions})
-	}
-	return command.WriteTable(cmd.OutOrStdout(), func(row func(...any)) {
-		row("FUNCTION", "RECOGNISE", "RX_SUCCESS", "RX_IGNORED", "TX_SUCCESS", "TX_IGNORED", "TX_NOT_CACHED", "TX_PLAIN", "EXPIRED", "EVICTED", "CUT", "WAIT", "IN_FLIGHT", "CACHE")
-		for _, f := range v.Functions {
-			var inFlight uint64
-			if f.InFlight != nil {
-				inFlight = *f.InFlight
+	ask := func() (all []reading, err error) {
+		for _, c := range clients {
+			r, err := read(ctx, c)
+			if err != nil {
+				return nil, err
 			}
-			row(f.Function, f.Recognise, f.RxSuccess, f.RxIgnored, f.TxSuccess, f.TxIgnored, f.TxNotCached, f.TxPlain, f.Expired, f.Evicted, f.RxCut+f.TxCut, f.Wait().Round(time.Microsecond), inFlight, uint64(f.Cache))
+			all = append(all, r)
+		}
+		return all, nil
+	}
+	all, err := ask()
+	if err != nil {
+		return err
+	}
+	if !o.watch {
+		return o.print(cmd, all)
+	}
+	tick := time.NewTicker(o.interval)
+	defer tick.Stop()
+	for last := time.Now(); ; {
+		if o.output != "table" {
+			if err := o.print(cmd, all); err != nil {
+				return err
+			}
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return nil
+		}
+		next, err := ask()
+		if err != nil {
+			return withoutCancel(ctx, err)
+		}
+		now := time.Now()
+		if o.output == "table" {
+			fmt.Fprintln(cmd.OutOrStdout(), now.Format(time.TimeOnly))
+			if err := writeReadings(cmd.OutOrStdout(), rates(all, next, now.Sub(last))); err != nil {
+				return err
+			}
+			fmt.Fprintln(cmd.OutOrStdout())
+		}
+		all, last = next, now
+	}
+}
+
+func (o *getOptions) print(cmd *cobra.Command, all []reading) error {
+	if o.output != "table" {
+		for _, r := range all {
+			if err := command.WriteOutput(cmd.OutOrStdout(), o.output, r.output); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	for _, r := range all {
+		of := ""
+		if len(all) > 1 {
+			of = r.node + ": "
+		}
+		if r.error != "" {
+			cmd.PrintErrln("waystamp: error:", of+r.error)
+		}
+		for _, w := range slices.Concat(r.problems, r.warns) {
+			cmd.PrintErrln("waystamp: warning:", of+w)
+		}
+	}
+	return writeReadings(cmd.OutOrStdout(), all)
+}
+
+// writeReadings makes one table of them, with the node where there are several.
+func writeReadings(out io.Writer, all []reading) error {
+	return command.WriteTable(out, func(row func(...any)) {
+		for i, r := range all {
+			var lead []any
+			if i == 0 {
+				var header []any
+				if len(all) > 1 {
+					header = append(header, "NODE")
+				}
+				for _, h := range r.header {
+					header = append(header, h)
+				}
+				row(header...)
+			}
+			if len(all) > 1 {
+				lead = []any{r.node}
+			}
+			for _, cells := range r.rows {
+				line := slices.Clone(lead)
+				for _, c := range cells {
+					if g, ok := c.(gauge); ok {
+						c = uint64(g)
+					}
+					line = append(line, c)
+				}
+				row(line...)
+			}
 		}
 	})
 }
 
-func renderInterfaces(cmd *cobra.Command, c *agent.Client, asJSON bool) error {
-	s, err := c.Status(cmd.Context())
-	if err != nil {
-		return err
+// rates puts what was counted per second in the place of counters. A row that was not
+// there before has counted from 0.
+func rates(before, now []reading, d time.Duration) []reading {
+	out := slices.Clone(now)
+	for i := range out {
+		r := &out[i]
+		old := map[string][]any{}
+		for _, cells := range before[i].rows {
+			old[fmt.Sprint(cells[:r.key]...)] = cells
+		}
+		counters := map[int]bool{}
+		rows := make([][]any, len(r.rows))
+		for j, cells := range r.rows {
+			rows[j] = slices.Clone(cells)
+			was := old[fmt.Sprint(cells[:r.key]...)]
+			for k, c := range cells {
+				n, ok := c.(uint64)
+				if !ok {
+					continue
+				}
+				counters[k] = true
+				if was != nil {
+					if then := was[k].(uint64); then <= n { // else it has begun again
+						n -= then
+					}
+				}
+				rows[j][k] = command.Number(strconv.FormatFloat(float64(n)/d.Seconds(), 'f', 1, 64))
+			}
+		}
+		r.rows, r.header = rows, slices.Clone(r.header)
+		for k := range counters {
+			r.header[k] += "/S"
+		}
 	}
-	if asJSON {
-		return command.WriteJSON(cmd.OutOrStdout(), api.InterfacesOutput{
-			Version: api.Version, Node: s.Node, Interfaces: s.Interfaces, Error: s.Error, Problems: s.Problems, Warnings: s.Warnings,
+	return out
+}
+
+func readRefusals(ctx context.Context, c client) (reading, error) {
+	v, err := c.Counters(ctx)
+	r := reading{
+		node: v.Node, output: api.RefusalsOutput{Version: api.Version, Node: v.Node, Refusals: v.Refusals},
+		header: []string{"REASON", "DROPPED", "REPORTED", "MEANING"}, key: 1,
+	}
+	for _, f := range v.Refusals {
+		r.rows = append(r.rows, []any{f.Reason, f.Dropped, f.Reported, f.Text})
+	}
+	return r, err
+}
+
+func readErrors(ctx context.Context, c client) (reading, error) {
+	v, err := c.Counters(ctx)
+	return reading{
+		node: v.Node, output: api.ErrorsOutput{Version: api.Version, Node: v.Node, Errors: v.Errors},
+		header: []string{"ERROR", "PACKETS"}, key: 1,
+		rows: [][]any{
+			{"packet too big", v.Errors.TooBig},
+			{"time exceeded", v.Errors.TimeExceeded},
+			{"parameter problem", v.Errors.Parameter},
+			{"destination unreachable", v.Errors.Unreachable},
+			{"not sent: rate limit", v.Errors.Suppressed},
+			{"not sent: no valid receiver", v.Errors.Unanswerable},
+		},
+	}, err
+}
+
+func readPathCounts(ctx context.Context, c client) (reading, error) {
+	v, err := c.Counters(ctx)
+	r := reading{
+		node: v.Node, output: api.PathsOutput{Version: api.Version, Node: v.Node, Paths: v.Paths},
+		header: []string{"CHAIN", "DIRECTION", "ROLE", "FUNCTION", "PACKETS", "FRAMES", "BYTES"}, key: 4,
+	}
+	for _, p := range v.Paths {
+		r.rows = append(r.rows, []any{p.Chain, p.Direction, p.Role, command.OrDash(p.Function), p.Packets, p.Frames, p.Bytes})
+	}
+	return r, err
+}
+
+func readFunctions(ctx context.Context, c client) (reading, error) {
+	v, err := c.Functions(ctx)
+	r := reading{
+		node: v.Node, output: api.FunctionsOutput{Version: api.Version, Node: v.Node, Functions: v.Functions},
+		header: []string{"FUNCTION", "RECOGNISE", "RX_SUCCESS", "RX_IGNORED", "TX_SUCCESS", "TX_IGNORED", "TX_NOT_CACHED", "TX_PLAIN", "EXPIRED", "EVICTED", "CUT", "WAIT", "IN_FLIGHT", "CACHE"},
+		key:    1,
+	}
+	for _, f := range v.Functions {
+		var inFlight uint64
+		if f.InFlight != nil {
+			inFlight = *f.InFlight
+		}
+		r.rows = append(r.rows, []any{
+			f.Function, f.Recognise, f.RxSuccess, f.RxIgnored, f.TxSuccess, f.TxIgnored, f.TxNotCached, f.TxPlain, f.Expired, f.Evicted,
+			f.RxCut + f.TxCut, f.Wait().Round(time.Microsecond), gauge(inFlight), gauge(f.Cache),
 		})
 	}
-	if s.Error != "" {
-		cmd.PrintErrln("waystamp: error:", s.Error)
+	return r, err
+}
+
+func readInterfaces(ctx context.Context, c client) (reading, error) {
+	s, err := c.Status(ctx)
+	r := reading{
+		node: s.Node, error: s.Error, problems: s.Problems, warns: s.Warnings,
+		output: api.InterfacesOutput{
+			Version: api.Version, Node: s.Node, Interfaces: s.Interfaces, Error: s.Error, Problems: s.Problems, Warnings: s.Warnings,
+		},
+		header: []string{"INTERFACE", "ROLE", "UNMATCHED", "DATAPATH", "TC", "XDP", "OUT", "FUNCTIONS"}, key: 1,
 	}
-	for _, w := range slices.Concat(s.Problems, s.Warnings) {
-		cmd.PrintErrln("waystamp: warning:", w)
-	}
-	return command.WriteTable(cmd.OutOrStdout(), func(row func(...any)) {
-		row("INTERFACE", "ROLE", "UNMATCHED", "DATAPATH", "TC", "XDP", "OUT", "FUNCTIONS")
-		for _, i := range s.Interfaces {
-			unmatched := "-"
-			if i.Role == model.RoleEdge.String() {
-				unmatched = i.Unmatched
-			}
-			role := i.Role
-			if len(i.Functions) > 0 {
-				role = "function"
-			}
-			row(i.Name, role, unmatched, i.Datapath, attachedText(i.TC, i.Clsact), attachedText(i.XDP, false), attachedText(i.Out, i.Clsact), command.OrDash(strings.Join(i.Functions, ",")))
+	for _, i := range s.Interfaces {
+		unmatched := "-"
+		if i.Role == model.RoleEdge.String() {
+			unmatched = i.Unmatched
 		}
-	})
+		r.rows = append(r.rows, []any{
+			i.Name, roleText(i), unmatched, i.Datapath, attachedText(i.TC, i.Clsact), attachedText(i.XDP, false), attachedText(i.Out, i.Clsact),
+			command.OrDash(strings.Join(i.Functions, ",")),
+		})
+	}
+	return r, err
+}
+
+func roleText(i api.Interface) string {
+	if len(i.Functions) > 0 {
+		return "function"
+	}
+	return i.Role
 }
 
 func attachedText(there, clsact bool) string {

@@ -25,12 +25,15 @@ func Main(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io
 
 // NewRootCommand is the tree of all commands of this program. The tests of the
 // documentation look commands up in it.
-func NewRootCommand() *cobra.Command {
+func NewRootCommand() *cobra.Command { return newRoot(onThisMachine()) }
+
+func newRoot(in surroundings) *cobra.Command {
 	commands := []*cobra.Command{
 		NewPlanCommand(),
 		NewAgentCommand(),
-		NewGetCommand(),
-		NewWatchCommand(),
+		newStatusCommand(in),
+		newGetCommand(in),
+		newWatchCommand(in),
 		NewExplainCommand(),
 		NewPotCommand(dataplane.NewEngine),
 	}

@@ -1,81 +1,83 @@
 package cli
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 
-	"github.com/waystamp/waystamp/internal/agent"
 	"github.com/waystamp/waystamp/internal/await"
 	"github.com/waystamp/waystamp/internal/command"
 	"github.com/waystamp/waystamp/internal/event"
 	"github.com/waystamp/waystamp/internal/explain"
-	"github.com/waystamp/waystamp/internal/lab"
 	"github.com/waystamp/waystamp/internal/plan"
 	"github.com/waystamp/waystamp/internal/planfile"
 )
 
+// watchAgain is how often an agent that has stopped is looked for.
+const watchAgain = time.Second
+
 type watchOptions struct {
-	sockets []string
-	labs    []string
+	targets targetFlags
 	paths   string
 	output  string
 	once    bool
+	again   time.Duration
 }
 
-// NewWatchCommand is "waystamp watch".
-func NewWatchCommand() *cobra.Command {
-	var o watchOptions
+func newWatchCommand(in surroundings) *cobra.Command {
+	o := watchOptions{targets: targetFlags{in: in}, again: watchAgain}
 	cmd := &cobra.Command{
 		Use:   "watch",
 		Short: "Print refused packets as they happen",
-		Long: `Print the packets that nodes refuse, as they happen, after the last 256 that
-each remembers. Of many packets that are refused for one reason a node sends a
-sample and says how many it left out. Whoever reads more slowly than they come
-misses some, and is told how many; whoever takes none for 30 seconds is dropped
-by the agent. An agent has 64 readers at most.
+		Long: `Print the packets that nodes refuse: first the last 256 that each agent remembers,
+then, below a line that says so, new ones as they happen. Each has its time, its
+addresses, protocol and ports, and the chain and function that its headers name.
+When an agent restarts, watch waits for it and goes on.
+
+Of many packets that are refused for one reason a node sends a sample and says how
+many it left out. A reader that is too slow misses some and is told how many; one
+that takes none for 30 seconds is dropped. An agent has 64 readers at most.
 
 With --paths, which holds the secrets of whole paths, or with --lab, which knows
-where they are, each comes with a sentence that says what the packet shows.`,
+where they are, each packet comes with a sentence that explains what happened to it.
+Without --socket, --instance and --lab all agents of this machine are watched, but
+for those of labs.`,
 		Example: `  waystamp watch
   waystamp watch --lab demo
-  waystamp watch --socket /run/waystamp/r6/agent.sock --paths paths.json -o json`,
+  waystamp watch --instance r6 --paths paths.json -o json`,
 		Args: command.UsageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd) },
 	}
+	o.targets.add(cmd)
 	f := cmd.Flags()
-	f.StringArrayVar(&o.sockets, "socket", nil, "`path` of an agent's socket; several are possible (default "+agent.SocketPath(defaultRunDir+"/"+defaultInstance)+")")
-	f.StringArrayVar(&o.labs, "lab", nil, "`prefix` of a lab, all of whose agents are meant; several are possible")
 	f.StringVar(&o.paths, "paths", "", "`file` with the secrets of all paths, to explain with (default with --lab: the lab's)")
-	f.StringVarP(&o.output, "output", "o", "text", "`format`: text, or json (one object a line)")
-	f.BoolVar(&o.once, "once", false, "print what is remembered and end")
+	command.OutputFlag(cmd, &o.output, "text", "json")
+	f.BoolVar(&o.once, "once", false, "print the remembered packets and end")
 	return cmd
 }
 
 // watched is one agent, and what explains its events.
 type watched struct {
+	client client
 	socket string
 	paths  []plan.Path
+
+	mu    sync.Mutex
+	names pathNames
 }
 
 func (o *watchOptions) run(cmd *cobra.Command) error {
-	var p eventPrinter
-	switch o.output {
-	case "text":
-		p.print = printEventText
-	case "json":
-		p.print = printEventJSON
-	default:
-		return command.Usagef("--output is %q; expect text or json", o.output)
+	if err := command.CheckOutput(o.output, "text", "json"); err != nil {
+		return err
 	}
-	p.out = cmd.OutOrStdout()
+	p := eventPrinter{text: o.output == "text", out: cmd.OutOrStdout(), notes: cmd.ErrOrStderr()}
 	ctx := cmd.Context()
 	agents, err := await.Do(ctx, o.agents)
 	if err != nil {
@@ -84,20 +86,81 @@ func (o *watchOptions) run(cmd *cobra.Command) error {
 	group, groupCtx := errgroup.WithContext(ctx)
 	for _, w := range agents {
 		group.Go(func() error {
-			c := agent.NewClient(w.socket)
-			defer c.Close()
-			err := c.Events(groupCtx, !o.once, func(e event.Event) error { return p.event(e, w.paths) })
-			if errors.Is(err, io.EOF) {
-				fmt.Fprintf(cmd.ErrOrStderr(), "the agent at %s has stopped\n", w.socket)
-				return nil
-			}
-			return err
+			defer w.client.Close()
+			return o.follow(groupCtx, w, &p)
 		})
 	}
 	return withoutCancel(ctx, group.Wait())
 }
 
-func (o *watchOptions) agents() ([]watched, error) {
+// follow prints the events of one agent, also of those after it at the same socket.
+func (o *watchOptions) follow(ctx context.Context, w *watched, p *eventPrinter) error {
+	first := true
+	for {
+		connected := false
+		past := 0
+		err := w.client.Watch(ctx, !o.once, func(n int) error {
+			connected, past = true, n
+			w.learn(ctx)
+			if !first {
+				p.note("the agent at %s is back", w.socket)
+			}
+			if n == 0 && !o.once {
+				p.present(w)
+			}
+			return nil
+		}, func(e event.Event) error {
+			if err := p.event(ctx, e, w); err != nil {
+				return err
+			}
+			if past--; past == 0 && !o.once {
+				p.present(w)
+			}
+			return nil
+		})
+		switch {
+		case o.once || ctx.Err() != nil:
+			return err
+		case connected && errors.Is(err, io.EOF):
+			p.note("the agent at %s has stopped; waiting until it is back", w.socket)
+			first = false
+		case connected || first:
+			return err // not for want of an agent
+		}
+		select {
+		case <-time.After(o.again):
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// learn asks the agent for the names of its paths. Without them their numbers do.
+func (w *watched) learn(ctx context.Context) {
+	s, err := w.client.Status(ctx)
+	if err != nil {
+		return
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.names = namesOf(s)
+}
+
+// name gives the names of paths, asked for again if the packet has one that is new.
+func (w *watched) name(ctx context.Context, pkt packetText) pathNames {
+	w.mu.Lock()
+	names := w.names
+	w.mu.Unlock()
+	if pkt.path == 0 || names.chain[pkt.path] != "" || time.Since(names.asked) < time.Second {
+		return names
+	}
+	w.learn(ctx)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.names
+}
+
+func (o *watchOptions) agents() ([]*watched, error) {
 	var paths []plan.Path
 	if o.paths != "" {
 		b, err := planfile.Read(o.paths)
@@ -108,38 +171,24 @@ func (o *watchOptions) agents() ([]watched, error) {
 			return nil, fmt.Errorf("paths %s: %w", o.paths, err)
 		}
 	}
-	sockets := o.sockets
-	if len(sockets) == 0 && len(o.labs) == 0 {
-		sockets = []string{agent.SocketPath(defaultRunDir + "/" + defaultInstance)}
+	targets, err := o.targets.find()
+	if err != nil {
+		return nil, err
 	}
-	var out []watched
-	for _, s := range sockets {
-		out = append(out, watched{s, paths})
-	}
-	for _, prefix := range o.labs {
-		l, err := lab.Open(lab.DefaultRunDir, prefix, slog.New(slog.DiscardHandler))
-		if err != nil {
-			return nil, err
-		}
-		of := paths
+	var out []*watched
+	for _, t := range targets {
+		w := &watched{client: o.targets.in.connect(t.socket), socket: t.socket, paths: paths}
 		if o.paths == "" {
-			if of, err = l.Paths(); err != nil {
+			if w.paths, err = t.paths(); err != nil {
 				return nil, err
 			}
 		}
-		for _, m := range l.Members() {
-			if m.Agent != nil && m.Agent.PID != 0 {
-				out = append(out, watched{agent.SocketPath(m.Agent.RunDir), of})
-			}
-		}
-	}
-	if len(out) == 0 {
-		return nil, errors.New("no agent is running in the lab")
+		out = append(out, w)
 	}
 	return out, nil
 }
 
-// explained is an event with what it shows.
+// explained is an event with its explanation.
 type explained struct {
 	event.Event
 	Explanation *explain.Explanation `json:"explanation,omitempty"`
@@ -147,24 +196,29 @@ type explained struct {
 
 // eventPrinter writes the events of several agents, one at a time.
 type eventPrinter struct {
-	print func(io.Writer, explained) error
+	text bool
 
-	mu  sync.Mutex
-	out io.Writer
+	mu    sync.Mutex
+	out   io.Writer
+	notes io.Writer
 }
 
-func (p *eventPrinter) event(e event.Event, paths []plan.Path) error {
-	x := explained{Event: e}
-	if paths != nil {
-		ex := explain.Explain(e, paths, nil)
-		x.Explanation = &ex
-	}
+func (p *eventPrinter) note(format string, args ...any) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.print(p.out, x)
+	fmt.Fprintf(p.notes, format+"\n", args...)
 }
 
-func printEventJSON(out io.Writer, e explained) error { return json.NewEncoder(out).Encode(e) }
+// present marks that the past events of an agent have been printed.
+func (p *eventPrinter) present(w *watched) {
+	w.mu.Lock()
+	of := w.names.node
+	w.mu.Unlock()
+	if of == "" {
+		of = "the agent at " + w.socket
+	}
+	p.note("--- end of the history of %s; new refusals follow ---", of)
+}
 
 // inPlace is where in the source a packet was refused, as text behind its hook.
 func inPlace(place string) string {
@@ -174,7 +228,25 @@ func inPlace(place string) string {
 	return " (" + place + ")"
 }
 
-func printEventText(out io.Writer, e explained) error {
+func (p *eventPrinter) event(ctx context.Context, e event.Event, w *watched) error {
+	x := explained{Event: e}
+	if w.paths != nil {
+		ex := explain.Explain(e, w.paths, nil)
+		x.Explanation = &ex
+	}
+	if !p.text {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		return json.NewEncoder(p.out).Encode(x)
+	}
+	pkt := readPacket(e.Packet)
+	names := w.name(ctx, pkt)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return printEvent(p.out, x, pkt.text(names))
+}
+
+func printEvent(out io.Writer, e explained, packet string) error {
 	verdict := "refused"
 	if e.Reported {
 		verdict = "reported"
@@ -186,8 +258,11 @@ func printEventText(out io.Writer, e explained) error {
 	if err != nil {
 		return err
 	}
-	_, err = fmt.Fprintf(out, "%s  %s  %s  %s  %s  %d bytes at %s%s: %s\n",
-		e.Time.Local().Format(time.TimeOnly+".000"), e.Node, e.Interface, verdict, e.Reason, e.Len, e.Hook, inPlace(e.Place), e.Text)
+	if packet != "" {
+		packet += "; "
+	}
+	_, err = fmt.Fprintf(out, "%s  %s  %s  %s  %s  %s%d bytes at %s%s: %s\n",
+		e.Time.Local().Format(time.DateTime+".000"), e.Node, e.Interface, verdict, e.Reason, packet, e.Len, e.Hook, inPlace(e.Place), e.Text)
 	if e.Suppressed > 0 && err == nil {
 		_, err = fmt.Fprintf(out, "    %d more like it were not shown before\n", e.Suppressed)
 	}

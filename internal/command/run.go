@@ -61,7 +61,9 @@ func NewRoot(long string, commands ...*cobra.Command) *cobra.Command {
 		// Run prints errors, once and in one form.
 		SilenceErrors: true,
 		SilenceUsage:  true,
+		Version:       version,
 	}
+	root.SetVersionTemplate(versionText())
 	root.AddCommand(commands...)
 	root.AddCommand(newVersionCommand())
 	runGroups(root)

@@ -88,6 +88,7 @@ func TestMainPrintsAnErrorOnceAndReturnsItsCode(t *testing.T) {
 func TestVersion(t *testing.T) {
 	for args, want := range map[string]string{
 		"version":         "waystamp " + version + " (go",
+		"--version":       "waystamp " + version + " (go",
 		"version -o json": `{"version":1,"waystamp":"` + version + `","go":"go`,
 	} {
 		var stdout, stderr bytes.Buffer

@@ -3,6 +3,7 @@ package command
 import (
 	"encoding/json"
 	"fmt"
+	"io"
 	"runtime"
 
 	"github.com/spf13/cobra"
@@ -10,6 +11,10 @@ import (
 
 // version is set by the Makefile: a tag, or what git describe makes of a commit.
 var version = "unreleased"
+
+func versionText() string {
+	return fmt.Sprintf("waystamp %s (%s, %s/%s)\n", version, runtime.Version(), runtime.GOOS, runtime.GOARCH)
+}
 
 func newVersionCommand() *cobra.Command {
 	var output string
@@ -21,7 +26,7 @@ func newVersionCommand() *cobra.Command {
 			out := cmd.OutOrStdout()
 			switch output {
 			case "text":
-				_, err := fmt.Fprintf(out, "waystamp %s (%s, %s/%s)\n", version, runtime.Version(), runtime.GOOS, runtime.GOARCH)
+				_, err := io.WriteString(out, versionText())
 				return err
 			case "json":
 				return json.NewEncoder(out).Encode(struct {

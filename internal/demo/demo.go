@@ -206,10 +206,11 @@ The lab stays up. Try:
   waystamp lab exec --prefix %[1]s h1 -- curl -sS http://[fc00:8::2]/    (after starting a server on h2)
   waystamp lab exec --prefix %[1]s fw -- nft list ruleset
   waystamp watch --lab %[1]s
-  waystamp get functions --socket %[3]s/agent.sock
-  waystamp get paths --socket %[2]s/agent.sock
+  waystamp status --lab %[1]s
+  waystamp get functions --lab %[1]s
+  waystamp get paths --watch --lab %[1]s
   waystamp lab down --prefix %[1]s
-`, p, s.lab.AgentDir("r6"), s.lab.AgentDir("r2"))
+`, p)
 }
 
 // scene is one thing that is done, and what must be seen of it.
