@@ -60,6 +60,22 @@ type Config struct {
 	ReconcileEvery time.Duration
 }
 
+// building logs how far the data path is, and ends it when ctx has ended.
+func (c Config) building(ctx context.Context) func(step, what string) error {
+	last := ""
+	return func(step, what string) error {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if step != last {
+			c.Log.Info("building the data path", "step", step)
+		}
+		last = step
+		c.Log.Debug("building the data path", "step", step, "what", what)
+		return nil
+	}
+}
+
 func (c Config) dataplane(n *host.Net) dataplane.Config {
 	return dataplane.Config{
 		PinDir: c.PinDir, Instance: c.Instance, StateDir: c.StateDir, Log: c.Log, Net: n,
@@ -125,7 +141,7 @@ type agent struct {
 func Run(ctx context.Context, cfg Config) error { return run(ctx, cfg, thisMachine) }
 
 // run is Run on some machine.
-func run(ctx context.Context, cfg Config, on func(Config) (machine, error)) (err error) {
+func run(ctx context.Context, cfg Config, on func(context.Context, Config) (machine, error)) (err error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
@@ -135,6 +151,8 @@ func run(ctx context.Context, cfg Config, on func(Config) (machine, error)) (err
 	if cfg.ReconcileEvery == 0 {
 		cfg.ReconcileEvery = ReconcileEvery
 	}
+	began := time.Now()
+	cfg.Log.Info("reading the plan", "file", cfg.PlanFile)
 	a := &agent{cfg: cfg, node: cfg.Node, log: newHistory(), readers: newReaders()}
 	a.status = newStatusBoard(cfg.Instance)
 
@@ -142,7 +160,7 @@ func run(ctx context.Context, cfg Config, on func(Config) (machine, error)) (err
 	if err != nil {
 		return err
 	}
-	m, err := on(cfg)
+	m, err := on(ctx, cfg)
 	if err != nil {
 		return err
 	}
@@ -176,9 +194,13 @@ func run(ctx context.Context, cfg Config, on func(Config) (machine, error)) (err
 	}
 	defer listener.Close()
 
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
 	if err := a.start(first); err != nil {
 		return err
 	}
+	cfg.Log.Info("the data path is armed", "node", first.Name, "after", time.Since(began).Round(time.Millisecond))
 	return a.serve(ctx, listener, changes)
 }
 
@@ -200,7 +222,6 @@ func (a *agent) start(n plan.Node) error {
 	if err := a.apply(n); err != nil {
 		return &PlanError{a.cfg.PlanFile, err}
 	}
-	a.cfg.Log.Info("the data path is armed", "node", n.Name)
 	if err := json.NewEncoder(a.cfg.Stdout).Encode(map[string]bool{"ready": true}); err != nil {
 		return fmt.Errorf("say that the agent is ready: %w", err)
 	}

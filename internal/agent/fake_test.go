@@ -31,8 +31,8 @@ type fakeMachine struct {
 	degraded []error // what Apply and Reconcile say of the plan in force
 	counts   dataplane.Counts
 	watchers map[host.Change][]func() error
-	opened   bool
-	closed   bool
+	building func(step, what string) error
+	slow     func() // in the midst of Apply
 }
 
 func newFakeMachine() *fakeMachine {
@@ -46,7 +46,8 @@ func newFakeMachine() *fakeMachine {
 	}
 }
 
-func (f *fakeMachine) on(Config) (machine, error) {
+func (f *fakeMachine) on(ctx context.Context, cfg Config) (machine, error) {
+	f.building = cfg.building(ctx)
 	return machine{
 		net:   fakeNet{f},
 		check: func() error { return f.step("check") },
@@ -54,7 +55,6 @@ func (f *fakeMachine) on(Config) (machine, error) {
 			if err := f.step("open"); err != nil {
 				return nil, err
 			}
-			f.opened = true
 			return fakeDataPath{f}, nil
 		},
 		close: func() error { return f.step("close network") },
@@ -230,6 +230,15 @@ func (d fakeDataPath) state() error {
 
 func (d fakeDataPath) Apply(n plan.Node) error {
 	if err := d.f.step("apply %s", n.Name); err != nil {
+		return err
+	}
+	if err := d.f.building("create map", "hops"); err != nil {
+		return err
+	}
+	if d.f.slow != nil {
+		d.f.slow()
+	}
+	if err := d.f.building("load programs", "core_tc"); err != nil {
 		return err
 	}
 	d.f.set(func() { d.f.applied = &n })

@@ -73,7 +73,7 @@ type kernelNet struct{ *host.Net }
 func (n kernelNet) Do(f func() error) error { return n.NetNS().Do(f) }
 
 // thisMachine is the kernel that the process runs on.
-func thisMachine(cfg Config) (machine, error) {
+func thisMachine(ctx context.Context, cfg Config) (machine, error) {
 	n, close := cfg.Net, func() error { return nil }
 	if n == nil {
 		var err error
@@ -86,7 +86,9 @@ func thisMachine(cfg Config) (machine, error) {
 		net:   kernelNet{n},
 		check: dataplane.Check,
 		open: func() (dataPath, error) {
-			dp, err := dataplane.Open(cfg.dataplane(n))
+			d := cfg.dataplane(n)
+			d.Building = cfg.building(ctx)
+			dp, err := dataplane.Open(d)
 			if err != nil {
 				return nil, err // and not a nil pointer in the interface
 			}

@@ -526,3 +526,24 @@ func TestAFunctionThatGivesNothingBackIsToldOf(t *testing.T) {
 		t.Errorf("packets come back without a header, and it says %q", got)
 	}
 }
+
+// Loading takes seconds on a busy machine: an agent that is asked to end does not go
+// on with it, and takes back what it did.
+func TestAnAgentThatStartsHeedsItsEnd(t *testing.T) {
+	n := newNode(t)
+	n.write(n.encode(r1(t, nil)))
+	ctx, cancel := context.WithCancel(t.Context())
+	n.slow = cancel
+	if err := run(ctx, n.cfg, n.on); !errors.Is(err, context.Canceled) {
+		t.Errorf("ends with %v", err)
+	}
+	n.same("steps", "check", "open", "own addresses [fc00:1::1]", "announce fc00:0:0:100::/56", "apply r1", "withdraw fc00:0:0:100::/56", "close data path", "close network")
+	if n.applied != nil || n.log.Has("armed") {
+		t.Error("the plan was applied all the same")
+	}
+	for _, want := range []string{"reading the plan", "building the data path"} {
+		if !n.log.Has(want) {
+			t.Errorf("the log does not say %q", want)
+		}
+	}
+}

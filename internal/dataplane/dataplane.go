@@ -78,6 +78,10 @@ type Config struct {
 
 	Log *slog.Logger
 
+	// Building runs before each map is made and each program is loaded, which takes
+	// most of the time of Apply. An error ends that, and what was done is taken back.
+	Building func(step, what string) error
+
 	clsact bool // as if the kernel had no tcx; tests set it
 
 	// before runs before each step that can fail half-way; tests make it fail.
@@ -103,6 +107,11 @@ const (
 )
 
 func (c Config) step(step, what string) error {
+	if c.Building != nil && (step == stepCreateMap || step == stepLoad) {
+		if err := c.Building(step, what); err != nil {
+			return err
+		}
+	}
 	if c.before == nil {
 		return nil
 	}

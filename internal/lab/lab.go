@@ -61,6 +61,9 @@ type Config struct {
 	// it.
 	Own bool
 	Log *slog.Logger // nil: nothing is logged
+	// Progress is told, from one goroutine at a time, when an agent is ready; nil: nobody
+	// is.
+	Progress func(node string, ready, of int)
 }
 
 // Lab is a lab that is up. Its methods may be called from several goroutines;
@@ -141,7 +144,7 @@ func Up(ctx context.Context, c Config) (_ *Lab, err error) {
 		}
 	}
 	if !c.WithoutAgents {
-		if err := l.startAgents(ctx); err != nil {
+		if err := l.startAgents(ctx, c.Progress); err != nil {
 			return nil, err
 		}
 	}
@@ -284,12 +287,23 @@ func (l *Lab) build(ctx context.Context, w layout) (err error) {
 }
 
 // startAgents runs one agent per node, all at once.
-func (l *Lab) startAgents(ctx context.Context) error {
+func (l *Lab) startAgents(ctx context.Context, progress func(node string, ready, of int)) error {
 	g, ctx := errgroup.WithContext(ctx)
-	for _, m := range l.Members() {
-		if m.Role == RoleNode {
-			g.Go(func() error { return l.StartAgent(ctx, m.Name) })
-		}
+	nodes := slices.DeleteFunc(slices.Clone(l.Members()), func(m Member) bool { return m.Role != RoleNode })
+	var mu sync.Mutex
+	ready := 0
+	for _, m := range nodes {
+		g.Go(func() error {
+			if err := l.StartAgent(ctx, m.Name); err != nil {
+				return err
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			if ready++; progress != nil {
+				progress(m.Name, ready, len(nodes))
+			}
+			return nil
+		})
 	}
 	return g.Wait()
 }

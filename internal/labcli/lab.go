@@ -109,6 +109,9 @@ closed terminal does nothing.`,
 			l, err := lab.Up(cmd.Context(), lab.Config{
 				Domain: m.Domain, Lab: *m.Lab,
 				Prefix: o.prefix, RunDir: o.runDir, WithoutAgents: noAgents, Log: o.log(cmd),
+				Progress: func(node string, ready, of int) {
+					fmt.Fprintf(cmd.ErrOrStderr(), "the agent of %s is ready (%d of %d)\n", node, ready, of)
+				},
 			})
 			if err != nil {
 				return err
