@@ -35,6 +35,7 @@ var level = map[string]int{
 	"internal/attack":           6,
 	"internal/demo":             6,
 	"internal/bench":            6,
+	"internal/bench/meter":      5,
 	"internal/command":          7,
 	"internal/cli":              8,
 	"internal/labcli":           8,
@@ -50,7 +51,7 @@ var level = map[string]int{
 var program = map[string]string{"cmd/waystamp": "internal/cli", "cmd/waystamp-lab": "internal/labcli"}
 
 // onlyTests are packages that nothing but tests may import.
-var onlyTests = []string{"internal/dataplane/oracle", "internal/tables/xtest", "test"}
+var onlyTests = []string{"internal/tables/xtest", "test"}
 
 // pure are the packages that do no I/O and know nothing of the kernel.
 var pure = []string{
@@ -67,7 +68,7 @@ var impure = []string{
 // home names the only packages that may import something.
 var home = map[string][]string{
 	"github.com/vishvananda/netlink": {"internal/host"},
-	"github.com/cilium/ebpf":         {"internal/dataplane", "tools/abigen"},
+	"github.com/cilium/ebpf":         {"internal/dataplane", "internal/bench/meter", "tools/abigen"},
 	"github.com/spf13/cobra":         {"internal/cli", "internal/command", "internal/labcli", "tools/refgen"},
 	"github.com/goccy/go-yaml":       {"internal/manifest", "internal/pot", "internal/yamlfile"},
 	"unsafe":                         {"internal/host", "internal/dataplane"}, // the ethtool ioctl; memory that programs write, too

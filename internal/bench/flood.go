@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/waystamp/waystamp/internal/dataplane/meter"
+	"github.com/waystamp/waystamp/internal/bench/meter"
 	"github.com/waystamp/waystamp/internal/host"
 	"github.com/waystamp/waystamp/internal/lab"
 	"github.com/waystamp/waystamp/internal/srv6"

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/waystamp/waystamp/internal/dataplane/meter"
+	"github.com/waystamp/waystamp/internal/bench/meter"
 	"github.com/waystamp/waystamp/internal/host"
 	"github.com/waystamp/waystamp/internal/lab"
 	"github.com/waystamp/waystamp/internal/model"

@@ -14,8 +14,8 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/waystamp/waystamp/internal/bench/meter"
 	"github.com/waystamp/waystamp/internal/dataplane"
-	"github.com/waystamp/waystamp/internal/dataplane/meter"
 	"github.com/waystamp/waystamp/internal/host"
 	"github.com/waystamp/waystamp/internal/plan"
 )

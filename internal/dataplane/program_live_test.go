@@ -17,11 +17,11 @@ import (
 
 	"github.com/waystamp/waystamp/internal/abi"
 	"github.com/waystamp/waystamp/internal/dataplane/object"
-	"github.com/waystamp/waystamp/internal/dataplane/oracle"
 	"github.com/waystamp/waystamp/internal/host"
 	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/srv6"
 	"github.com/waystamp/waystamp/internal/tables/xtest"
+	"github.com/waystamp/waystamp/test/oracle"
 	"github.com/waystamp/waystamp/test/packets"
 )
 

@@ -12,11 +12,11 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/waystamp/waystamp/internal/dataplane/object"
-	"github.com/waystamp/waystamp/internal/dataplane/oracle"
 	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/plan"
 	"github.com/waystamp/waystamp/internal/srv6"
 	"github.com/waystamp/waystamp/internal/tables/xtest"
+	"github.com/waystamp/waystamp/test/oracle"
 	"github.com/waystamp/waystamp/test/packets"
 )
 

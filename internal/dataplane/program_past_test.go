@@ -14,12 +14,12 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/waystamp/waystamp/internal/abi"
-	"github.com/waystamp/waystamp/internal/dataplane/oracle"
 	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/plan"
 	"github.com/waystamp/waystamp/internal/srv6"
 	"github.com/waystamp/waystamp/internal/tables"
 	"github.com/waystamp/waystamp/internal/tables/xtest"
+	"github.com/waystamp/waystamp/test/oracle"
 	"github.com/waystamp/waystamp/test/packets"
 )
 

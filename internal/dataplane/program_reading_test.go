@@ -13,12 +13,12 @@ import (
 	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
 
-	"github.com/waystamp/waystamp/internal/dataplane/oracle"
 	"github.com/waystamp/waystamp/internal/host"
 	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/plan"
 	"github.com/waystamp/waystamp/internal/srv6"
 	"github.com/waystamp/waystamp/internal/tables/xtest"
+	"github.com/waystamp/waystamp/test/oracle"
 )
 
 // reading is what a receiver made of a datagram.

@@ -25,13 +25,13 @@ import (
 
 	"github.com/waystamp/waystamp/internal/abi"
 	"github.com/waystamp/waystamp/internal/dataplane/object"
-	"github.com/waystamp/waystamp/internal/dataplane/oracle"
 	"github.com/waystamp/waystamp/internal/host"
 	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/plan"
 	"github.com/waystamp/waystamp/internal/srv6"
 	"github.com/waystamp/waystamp/internal/tables"
 	"github.com/waystamp/waystamp/internal/tables/xtest"
+	"github.com/waystamp/waystamp/test/oracle"
 )
 
 // Where a rig's packets come in, and go out.

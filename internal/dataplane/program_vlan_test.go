@@ -16,10 +16,10 @@ import (
 
 	"github.com/waystamp/waystamp/internal/abi"
 	"github.com/waystamp/waystamp/internal/dataplane/object"
-	"github.com/waystamp/waystamp/internal/dataplane/oracle"
 	"github.com/waystamp/waystamp/internal/host"
 	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/tables"
+	"github.com/waystamp/waystamp/test/oracle"
 	"github.com/waystamp/waystamp/test/packets"
 )
 

@@ -11,12 +11,12 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/waystamp/waystamp/internal/abi"
-	"github.com/waystamp/waystamp/internal/dataplane/oracle"
 	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/plan"
 	"github.com/waystamp/waystamp/internal/srv6"
 	"github.com/waystamp/waystamp/internal/tables"
 	"github.com/waystamp/waystamp/internal/tables/xtest"
+	"github.com/waystamp/waystamp/test/oracle"
 )
 
 // ruledRig is r1 or r6 of Scapy's world with the chain web's match narrowed.

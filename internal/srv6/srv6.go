@@ -2,7 +2,7 @@
 // header, the segment routing header of RFC 8754 with its TLVs, and the proof
 // TLV. It decodes packets that others captured, and builds headers for plans
 // and tests. It decides nothing: whether a node takes a packet is the matter of
-// the programs in bpf/ and of their model in internal/dataplane/oracle. It is
+// the programs in bpf/ and of their model in test/oracle. It is
 // called by internal/plan, internal/explain and the oracle.
 //
 // Decoding copies: no result refers to the bytes that were given.
