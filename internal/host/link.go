@@ -70,6 +70,8 @@ type Veth struct {
 	Peer     *NetNS // where the other end goes; nil: the same namespace
 	MTU      int    // of both ends; 0: the kernel's 1500
 	Queues   int    // of both ends, for sending and receiving; 0: the kernel's choice
+
+	MAC, PeerMAC [6]byte // zero: the kernel's choice, which device managers may change
 }
 
 // AddVeth makes a pair, both ends down and each in its namespace from the
@@ -87,6 +89,12 @@ func (n *Net) AddVeth(v Veth) error {
 	link := netlink.NewVeth(attrs)
 	link.PeerNumTxQueues, link.PeerNumRxQueues = uint32(v.Queues), uint32(v.Queues)
 	link.PeerName = v.PeerName
+	if v.MAC != [6]byte{} {
+		link.HardwareAddr = v.MAC[:]
+	}
+	if v.PeerMAC != [6]byte{} {
+		link.PeerHardwareAddr = v.PeerMAC[:]
+	}
 	if v.Peer != nil {
 		peer, err := v.Peer.dup()
 		if err != nil {

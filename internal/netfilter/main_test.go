@@ -64,7 +64,8 @@ func nftIn(t *testing.T, ns *host.NetNS, args ...string) string {
 }
 
 var children = map[string]func(){
-	"check": checkAsChild,
+	"check":  checkAsChild,
+	"killed": killedChild,
 }
 
 // joined makes two namespaces with a link between them, 192.0.2.1 to 192.0.2.2.
