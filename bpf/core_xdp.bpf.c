@@ -165,12 +165,14 @@ int ws_core_xdp(struct xdp_md *ctx)
 	node = node_armed();
 	if (!node)
 		return CTX_PASS;
-	if (ep.hop->behaviour == WS_BEHAVIOUR_END)
+	switch (ep.hop->behaviour) {
+	case WS_BEHAVIOUR_END:
 		return end_xdp(&ep, node);
-	if (ep.hop->behaviour == WS_BEHAVIOUR_END_DT46)
+	case WS_BEHAVIOUR_END_DT46:
 		return dt46_xdp(ctx, &ep, node);
-	if (ep.hop->behaviour == WS_BEHAVIOUR_END_AD)
+	case WS_BEHAVIOUR_END_AD:
 		return ad_xdp(ctx, &ep, node);
+	}
 	return CTX_PASS;
 }
 

@@ -21,23 +21,33 @@
 #include "lib/wire/srh.h"
 #include "lib/wire/tlv_tc.h"
 
-/* What one visit of a SID of this node came to, beside TC's verdicts. */
-#define STEP_AGAIN 100 /* the next segment is on this node too */
-#define STEP_PULLED 101 /* nothing; more of the packet is linear now */
-#define STEP_EXT 102 /* nothing; it is the matter of the program for options */
-#define STEP_LEAVE 103 /* what is above is how, and the exit */
+/* What is left to be done after one visit of a SID of this node. */
+enum step_next {
+	STEP_DONE, /* nothing: there is a verdict */
+	STEP_AGAIN, /* the next segment is on this node too */
+	STEP_PULLED, /* the visit, since more of the packet is linear now */
+	STEP_EXT, /* all of it, by the program for options */
+	STEP_FORWARD, /* on to another node */
+	STEP_DELIVER_IP6, /* verified, and without its outer header */
+	STEP_DELIVER_IP4,
+};
+
+/* Zero before a visit. */
+struct step {
+	__u32 next; /* enum step_next */
+	__u32 exit; /* of FORWARD and DELIVER: where the way is remembered */
+};
+
+/* Returns what stands in for a verdict where there is none. */
+static __always_inline int step_on(struct step *s, enum step_next next,
+				   __u32 exit)
+{
+	s->next = next;
+	s->exit = exit;
+	return CTX_PASS;
+}
 
 #define TLV_BAD 0xffff /* beyond all reasons */
-
-/* How, in two bits. */
-#define LEAVE_FORWARD 0 /* on to another node */
-#define LEAVE_DELIVER_IP6 1 /* verified, and without its outer header */
-#define LEAVE_DELIVER_IP4 2
-
-static __always_inline int step_leave(__u32 how, __u32 exit)
-{
-	return STEP_LEAVE + (exit << 2 | how);
-}
 
 /* Makes all headers linear that will be read, up to the inner one, and no more:
  * pulling payload would copy it. Finds out what is before the SRH, for
@@ -74,7 +84,8 @@ static __always_inline long endpoint_pull(struct __sk_buff *skb,
  * be linear, once. Moves the packet.
  */
 static __always_inline int endpoint_pull_flow(struct __sk_buff *skb,
-					      const struct endpoint *ep)
+					      const struct endpoint *ep,
+					      struct step *s)
 {
 	__u32 len = sizeof(struct eth_hdr) + endpoint_outer_len(ep) + TUPLE_LEN;
 	__u32 linear = skb->data_end - skb->data;
@@ -83,7 +94,7 @@ static __always_inline int endpoint_pull_flow(struct __sk_buff *skb,
 	if (linear < len && linear < skb->len) {
 		rc = pull(skb, len);
 		if (!rc)
-			return STEP_PULLED;
+			return step_on(s, STEP_PULLED, 0);
 	}
 	return ws_refuse(skb, REASON(FLOW), rc);
 }
@@ -166,7 +177,7 @@ static __always_inline reason_t endpoint_parse(struct __sk_buff *skb,
 
 /* End (RFC 8986 4.1) with a stamp. */
 static __always_inline int end_tc(struct __sk_buff *skb, struct endpoint *ep,
-				  bool first)
+				  bool first, struct step *s)
 {
 	__u32 headers = sizeof(struct eth_hdr) + endpoint_outer_len(ep);
 	struct end_next next;
@@ -179,13 +190,14 @@ static __always_inline int end_tc(struct __sk_buff *skb, struct endpoint *ep,
 	end_stamp(ep);
 	stats_add(ep->hop->stats, gso_frames(skb, inner_cursor(ep), headers),
 		  skb->len - headers);
-	return in_locator(ep->ip6->dst[0]) ?
-		       STEP_AGAIN :
-		       step_leave(LEAVE_FORWARD, ep->hop->stats);
+	if (in_locator(ep->ip6->dst[0]))
+		return step_on(s, STEP_AGAIN, 0);
+	return step_on(s, STEP_FORWARD, ep->hop->stats);
 }
 
 /* End.DT46 (RFC 8986 4.8) behind the verdict. */
-static __always_inline int dt46_tc(struct __sk_buff *skb, struct endpoint *ep)
+static __always_inline int dt46_tc(struct __sk_buff *skb, struct endpoint *ep,
+				   struct step *s)
 {
 	const struct ws_egress *e;
 	struct ip inner;
@@ -238,37 +250,43 @@ static __always_inline int dt46_tc(struct __sk_buff *skb, struct endpoint *ep)
 		return ws_refuse(skb, REASON(STRIP_FAILED), rc);
 	stats_add(stats, frames, bytes);
 	skb->tc_index = WS_INDEX_PROVEN;
-	return step_leave(is_ip4 ? LEAVE_DELIVER_IP4 : LEAVE_DELIVER_IP6,
-			  stats);
+	return step_on(s, is_ip4 ? STEP_DELIVER_IP4 : STEP_DELIVER_IP6, stats);
 }
 
-/* One visit. A function of its own, so that the verifier looks at it once and
- * not once per segment.
+/* One visit. Returns the verdict, which counts where s->next is STEP_DONE. s is
+ * never NULL. A function of its own, so that the verifier looks at it once and not
+ * once per segment.
  */
-__noinline int ws_endpoint_step(struct __sk_buff *skb, int first)
+__noinline int ws_endpoint_step(struct __sk_buff *skb, int first,
+				struct step *s)
 {
 	struct ext_found ext = {};
 	struct endpoint ep = {};
 	reason_t r;
 	long rc;
 
+	if (!s)
+		return ws_refuse(skb, REASON(BOUNDS_BUG), 0);
 	rc = endpoint_pull(skb, &ext);
 	if (rc)
 		return ws_refuse(skb, REASON(PULL_FAILED), rc);
 	r = endpoint_parse(skb, &ep, &ext);
 	if (r == EXT_DECIDES)
-		return EXT_LEN_MAX ? ext_refuse(skb, &ext) : STEP_EXT;
+		return EXT_LEN_MAX ? ext_refuse(skb, &ext) :
+				     step_on(s, STEP_EXT, 0);
 	if (r)
 		return endpoint_refuse(skb, &ep, r == TLV_BAD ? ep.tlv_bad : r);
 	/* A function may change the flow; what it sends is stamped. */
 	if (ep.hop->behaviour == WS_BEHAVIOUR_END_AD)
 		return ad_tc(skb, &ep, first);
 	if (!endpoint_bind(&ep))
-		return endpoint_pull_flow(skb, &ep);
-	if (ep.hop->behaviour == WS_BEHAVIOUR_END)
-		return end_tc(skb, &ep, first);
-	if (ep.hop->behaviour == WS_BEHAVIOUR_END_DT46)
-		return dt46_tc(skb, &ep);
+		return endpoint_pull_flow(skb, &ep, s);
+	switch (ep.hop->behaviour) {
+	case WS_BEHAVIOUR_END:
+		return end_tc(skb, &ep, first, s);
+	case WS_BEHAVIOUR_END_DT46:
+		return dt46_tc(skb, &ep, s);
+	}
 	return ws_refuse(skb, REASON(BEHAVIOUR_BUG), 0);
 }
 
@@ -281,30 +299,35 @@ __noinline int ws_endpoint_step(struct __sk_buff *skb, int first)
  */
 static __always_inline int endpoint_tc(struct __sk_buff *skb, bool first)
 {
-	__u32 visits = 0, exit, how;
-	int step = 0;
+	int verdict = CTX_PASS;
+	struct step s = {};
+	__u32 visits = 0;
 
 	/* One step more: a pull is no visit. */
 	for (__u32 i = 0; i <= VISITS_MAX; i++) {
-		step = ws_endpoint_step(skb, first);
-		if (step == STEP_AGAIN) {
+		s.next = STEP_DONE;
+		verdict = ws_endpoint_step(skb, first, &s);
+		if (s.next == STEP_AGAIN) {
 			first = false;
 			if (++visits == VISITS_MAX)
 				break;
-		} else if (step != STEP_PULLED) {
+		} else if (s.next != STEP_PULLED) {
 			break;
 		}
 	}
-	if (step >= STEP_LEAVE) {
-		exit = (step - STEP_LEAVE) >> 2;
-		how = (step - STEP_LEAVE) & 3;
-		return how == LEAVE_FORWARD ?
-			       ws_forward(skb, exit, WAY_UNKNOWN) :
-			       ws_deliver(skb, exit, how == LEAVE_DELIVER_IP4);
-	}
-	if (!EXT_LEN_MAX && step == STEP_EXT)
+	switch (s.next) {
+	case STEP_DONE:
+		return verdict;
+	case STEP_EXT: /* of all programs but that one */
+		if (EXT_LEN_MAX)
+			break;
 		return ext_program(skb, first ? EXT_ARRIVES : EXT_AGAIN, 0);
-	if (step >= STEP_AGAIN)
-		return ws_refuse(skb, REASON(LOOP), 0);
-	return step;
+	case STEP_FORWARD:
+		return ws_forward(skb, s.exit, WAY_UNKNOWN);
+	case STEP_DELIVER_IP6:
+		return ws_deliver(skb, s.exit, false);
+	case STEP_DELIVER_IP4:
+		return ws_deliver(skb, s.exit, true);
+	}
+	return ws_refuse(skb, REASON(LOOP), 0);
 }
