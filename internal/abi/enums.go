@@ -10,46 +10,47 @@ const (
 	FileNone             File = 0
 	FileCoreOutTC        File = 1
 	FileCoreTC           File = 2
-	FileCoreXDP          File = 3
-	FileEdgeOutTC        File = 4
-	FileEdgeTC           File = 5
-	FileEdgeXDP          File = 6
-	FileFunctionTC       File = 7
-	FileFunctionXDP      File = 8
-	FileDetourInTC       File = 9
-	FileDetourInXDP      File = 10
-	FileDetourLocalOutTC File = 11
-	FileDetourOutTC      File = 12
-	FileNodeBoundary     File = 13
-	FileOutForwardTC     File = 14
-	FileProofReplay      File = 15
-	FileProofRND         File = 16
-	FileProofVerify      File = 17
-	FileSkbSegmenter     File = 18
-	FileSkbVLAN          File = 19
-	FileSrEdgeTC         File = 20
-	FileSrEndpoint       File = 21
-	FileSrEndpointTC     File = 22
-	FileSrExtTC          File = 23
-	FileSrGuardTC        File = 24
-	FileSrHeadend        File = 25
-	FileSrHeadendOutTC   File = 26
-	FileSrHeadendTC      File = 27
-	FileSrLeaveTC        File = 28
-	FileWireSRH          File = 29
-	FileWireTLVTC        File = 30
+	FileEdgeOutTC        File = 3
+	FileEdgeTC           File = 4
+	FileFunctionTC       File = 5
+	FileDetourBackTC     File = 6
+	FileDetourBackXDP    File = 7
+	FileDetourInTC       File = 8
+	FileDetourInXDP      File = 9
+	FileDetourLocalOutTC File = 10
+	FileDetourOutTC      File = 11
+	FileNodeBoundary     File = 12
+	FileOutForwardTC     File = 13
+	FileProofReplay      File = 14
+	FileProofRND         File = 15
+	FileProofVerify      File = 16
+	FileSkbSegmenter     File = 17
+	FileSkbVLAN          File = 18
+	FileSrDT46TC         File = 19
+	FileSrDT46XDP        File = 20
+	FileSrEdgeTC         File = 21
+	FileSrEndpoint       File = 22
+	FileSrEndpointTC     File = 23
+	FileSrExtTC          File = 24
+	FileSrGuardTC        File = 25
+	FileSrHeadend        File = 26
+	FileSrHeadendOutTC   File = 27
+	FileSrHeadendTC      File = 28
+	FileSrHeadendXDP     File = 29
+	FileSrLeaveTC        File = 30
+	FileWireSRH          File = 31
+	FileWireTLVTC        File = 32
 )
 
 var fileNames = [...]string{
 	"none",
 	"core_out_tc.bpf.c",
 	"core_tc.bpf.c",
-	"core_xdp.bpf.c",
 	"edge_out_tc.bpf.c",
 	"edge_tc.bpf.c",
-	"edge_xdp.bpf.c",
 	"function_tc.bpf.c",
-	"function_xdp.bpf.c",
+	"detour/back_tc.h",
+	"detour/back_xdp.h",
 	"detour/in_tc.h",
 	"detour/in_xdp.h",
 	"detour/local_out_tc.h",
@@ -61,6 +62,8 @@ var fileNames = [...]string{
 	"proof/verify.h",
 	"skb/segmenter.h",
 	"skb/vlan.h",
+	"sr/dt46_tc.h",
+	"sr/dt46_xdp.h",
 	"sr/edge_tc.h",
 	"sr/endpoint.h",
 	"sr/endpoint_tc.h",
@@ -69,6 +72,7 @@ var fileNames = [...]string{
 	"sr/headend.h",
 	"sr/headend_out_tc.h",
 	"sr/headend_tc.h",
+	"sr/headend_xdp.h",
 	"sr/leave_tc.h",
 	"wire/srh.h",
 	"wire/tlv_tc.h",

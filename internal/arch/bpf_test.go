@@ -441,6 +441,62 @@ func TestTheCommittedObjectsKnowEveryReason(t *testing.T) {
 	}
 }
 
+// A header that takes a struct __sk_buff ends in _tc or is in skb/; one that ends in
+// _xdp is for XDP alone; all others are for both hooks, and take what hook.h names.
+// So the halves of a behaviour stand beside each other, and a program of one hook
+// includes nothing of the other.
+func TestSuffixesOfHeadersNameTheirHook(t *testing.T) {
+	tr := repository(t)
+	reInclude := regexp.MustCompile(`(?m)^#include "(lib/[^"]+)"`)
+	includes := map[string][]string{}
+	for _, p := range tr.c() {
+		if within(p, vendored) || strings.HasPrefix(p, "bpf/include/") {
+			continue
+		}
+		text := tr.read(t, p)
+		for _, m := range reInclude.FindAllStringSubmatch(text, -1) {
+			includes[p] = append(includes[p], "bpf/"+m[1])
+		}
+		if path.Ext(p) != ".h" || p == "bpf/lib/hook.h" {
+			continue
+		}
+		code := withoutComments(text)
+		takes, forTC := strings.Contains(code, "struct __sk_buff"), strings.HasSuffix(p, "_tc.h") || path.Dir(p) == "bpf/lib/skb"
+		switch {
+		case takes && !forTC:
+			t.Errorf("%s takes a struct __sk_buff; let its name end in _tc.h, or take a ctx_t", p)
+		case !takes && forTC:
+			t.Errorf("%s takes no struct __sk_buff; take _tc from its name", p)
+		case strings.Contains(code, "struct xdp_md") && !strings.HasSuffix(p, "_xdp.h"):
+			t.Errorf("%s takes a struct xdp_md; let its name end in _xdp.h, or take a ctx_t", p)
+		}
+	}
+	programs := 0
+	for _, p := range tr.c() {
+		if !strings.HasSuffix(p, ".bpf.c") {
+			continue
+		}
+		programs++
+		xdp := strings.HasSuffix(p, "_xdp.bpf.c")
+		seen := map[string]bool{}
+		for next := []string{p}; len(next) > 0; next = next[1:] {
+			for _, h := range includes[next[0]] {
+				if seen[h] {
+					continue
+				}
+				seen[h] = true
+				next = append(next, h)
+				if xdp && (strings.HasSuffix(h, "_tc.h") || path.Dir(h) == "bpf/lib/skb") || !xdp && strings.HasSuffix(h, "_xdp.h") {
+					t.Errorf("%s, included by %s, is for the other hook than %s", h, next[0], p)
+				}
+			}
+		}
+	}
+	if programs == 0 {
+		t.Error("there is no program *.bpf.c; this test looks for other names than the sources have")
+	}
+}
+
 // A comment that names a header of the data path helps as long as the header is
 // there.
 func TestNamedHeadersOfTheDataPathExist(t *testing.T) {

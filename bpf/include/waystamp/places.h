@@ -8,12 +8,11 @@
 #define WS_FILES(X) \
 	X(CORE_OUT_TC, "", "core_out_tc.bpf.c") \
 	X(CORE_TC, "", "core_tc.bpf.c") \
-	X(CORE_XDP, "", "core_xdp.bpf.c") \
 	X(EDGE_OUT_TC, "", "edge_out_tc.bpf.c") \
 	X(EDGE_TC, "", "edge_tc.bpf.c") \
-	X(EDGE_XDP, "", "edge_xdp.bpf.c") \
 	X(FUNCTION_TC, "", "function_tc.bpf.c") \
-	X(FUNCTION_XDP, "", "function_xdp.bpf.c") \
+	X(DETOUR_BACK_TC, "detour/", "back_tc.h") \
+	X(DETOUR_BACK_XDP, "detour/", "back_xdp.h") \
 	X(DETOUR_IN_TC, "detour/", "in_tc.h") \
 	X(DETOUR_IN_XDP, "detour/", "in_xdp.h") \
 	X(DETOUR_LOCAL_OUT_TC, "detour/", "local_out_tc.h") \
@@ -25,6 +24,8 @@
 	X(PROOF_VERIFY, "proof/", "verify.h") \
 	X(SKB_SEGMENTER, "skb/", "segmenter.h") \
 	X(SKB_VLAN, "skb/", "vlan.h") \
+	X(SR_DT46_TC, "sr/", "dt46_tc.h") \
+	X(SR_DT46_XDP, "sr/", "dt46_xdp.h") \
 	X(SR_EDGE_TC, "sr/", "edge_tc.h") \
 	X(SR_ENDPOINT, "sr/", "endpoint.h") \
 	X(SR_ENDPOINT_TC, "sr/", "endpoint_tc.h") \
@@ -33,6 +34,7 @@
 	X(SR_HEADEND, "sr/", "headend.h") \
 	X(SR_HEADEND_OUT_TC, "sr/", "headend_out_tc.h") \
 	X(SR_HEADEND_TC, "sr/", "headend_tc.h") \
+	X(SR_HEADEND_XDP, "sr/", "headend_xdp.h") \
 	X(SR_LEAVE_TC, "sr/", "leave_tc.h") \
 	X(WIRE_SRH, "wire/", "srh.h") \
 	X(WIRE_TLV_TC, "wire/", "tlv_tc.h")

@@ -88,10 +88,7 @@ static __always_inline int exit_take(struct __sk_buff *skb,
 
 	if (!eth)
 		return ws_refuse(skb, REASON(NO_ROUTE), 0);
-	__builtin_memcpy(eth->dst, n->dmac, sizeof(eth->dst));
-	__builtin_memcpy(eth->src, n->smac, sizeof(eth->src));
-	eth->proto = is_ip4 ? bpf_htons(ETH_P_IP) : bpf_htons(ETH_P_IPV6);
-	return bpf_redirect(n->ifindex, 0);
+	return nexthop_take(eth, n, is_ip4);
 }
 
 /* Of an inner packet. exit: that of its egress, or EXIT_NONE. */

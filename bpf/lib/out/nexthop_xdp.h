@@ -30,13 +30,3 @@ static __always_inline __u32 xdp_packet_len(ctx_t *ctx,
 		return sizeof(*ip6) + payload;
 	return ctx_len(ctx) - sizeof(struct eth_hdr);
 }
-
-static __always_inline int nexthop_take(struct eth_hdr *eth,
-					const struct ws_nexthop *n, bool is_ip4)
-{
-	/* Both addresses, which lie beside each other here and there. */
-	*(__u64 *)eth->dst = *(const __u64 *)n->dmac;
-	*(__u32 *)(eth->src + 2) = *(const __u32 *)(n->smac + 2);
-	eth->proto = is_ip4 ? bpf_htons(ETH_P_IP) : bpf_htons(ETH_P_IPV6);
-	return bpf_redirect(n->ifindex, 0);
-}

@@ -13,39 +13,16 @@
 #include "lib/skb/gso.h"
 #include "lib/skb/pull.h"
 #include "lib/skb/strip.h"
+#include "lib/sr/dt46_tc.h"
+#include "lib/sr/end_tc.h"
 #include "lib/sr/endpoint.h"
 #include "lib/sr/endpoint_refuse_tc.h"
 #include "lib/sr/ext_tc.h"
+#include "lib/sr/step.h"
 #include "lib/wire/ext.h"
 #include "lib/wire/net.h"
 #include "lib/wire/srh.h"
 #include "lib/wire/tlv_tc.h"
-
-/* What is left to be done after one visit of a SID of this node. */
-enum step_next {
-	STEP_DONE, /* nothing: there is a verdict */
-	STEP_AGAIN, /* the next segment is on this node too */
-	STEP_PULLED, /* the visit, since more of the packet is linear now */
-	STEP_EXT, /* all of it, by the program for options */
-	STEP_FORWARD, /* on to another node */
-	STEP_DELIVER_IP6, /* verified, and without its outer header */
-	STEP_DELIVER_IP4,
-};
-
-/* Zero before a visit. */
-struct step {
-	__u32 next; /* enum step_next */
-	__u32 exit; /* of FORWARD and DELIVER: where the way is remembered */
-};
-
-/* Returns what stands in for a verdict where there is none. */
-static __always_inline int step_on(struct step *s, enum step_next next,
-				   __u32 exit)
-{
-	s->next = next;
-	s->exit = exit;
-	return CTX_PASS;
-}
 
 #define TLV_BAD 0xffff /* beyond all reasons */
 
@@ -173,84 +150,6 @@ static __always_inline reason_t endpoint_parse(struct __sk_buff *skb,
 	if (r)
 		return r;
 	return endpoint_find_hop(ep);
-}
-
-/* End (RFC 8986 4.1) with a stamp. */
-static __always_inline int end_tc(struct __sk_buff *skb, struct endpoint *ep,
-				  bool first, struct step *s)
-{
-	__u32 headers = sizeof(struct eth_hdr) + endpoint_outer_len(ep);
-	struct end_next next;
-	reason_t r;
-
-	r = end_check(ep, first, &next);
-	if (r)
-		return endpoint_refuse(skb, ep, r);
-	end_advance(ep, &next, first);
-	end_stamp(ep);
-	stats_add(ep->hop->stats, gso_frames(skb, inner_cursor(ep), headers),
-		  skb->len - headers);
-	if (in_locator(ep->ip6->dst[0]))
-		return step_on(s, STEP_AGAIN, 0);
-	return step_on(s, STEP_FORWARD, ep->hop->stats);
-}
-
-/* End.DT46 (RFC 8986 4.8) behind the verdict. */
-static __always_inline int dt46_tc(struct __sk_buff *skb, struct endpoint *ep,
-				   struct step *s)
-{
-	const struct ws_egress *e;
-	struct ip inner;
-	__u32 outer, headers, frames, bytes, stats;
-	bool report, is_ip4;
-	reason_t r;
-	long rc;
-
-	if (segments_remain(ep))
-		return endpoint_refuse(skb, ep, REASON(SEGMENTS_REMAIN));
-	e = egress_find(ep);
-	if (!e)
-		return ws_refuse(skb, REASON(EGRESS_MISSING_BUG), 0);
-	/* Read with what is judged: the entry may be another path's later. */
-	report = e->on_violation == WS_ON_VIOLATION_REPORT;
-	r = egress_judge(ep, e);
-	/* Whoever made up a number must not use up one of ours. */
-	if (!r)
-		r = egress_window(
-			ep, e,
-			gso_frames_at_least(skb, inner_cursor(ep),
-					    sizeof(struct eth_hdr) +
-						    endpoint_outer_len(ep)));
-	if (r && !report)
-		return ws_refuse(skb, r, 0);
-	if (r)
-		ws_report(skb, r);
-	r = inner_find(ep, endpoint_has_ip4(ep), &inner);
-	if (!r)
-		r = inner_check(ep, &inner,
-				ws_rules_find(skb,
-					      sizeof(struct eth_hdr) +
-						      endpoint_outer_len(ep),
-					      WS_RULE_REQUIRE, inner.is_ip4,
-					      ep->tlv->path));
-	if (r)
-		return endpoint_refuse(skb, ep, r);
-
-	ip_set_ecn(&inner, ip6_ecn(ep->ip6));
-	is_ip4 = inner.is_ip4;
-	outer = endpoint_outer_len(ep);
-	headers = sizeof(struct eth_hdr) + outer;
-	/* Once more: kept so long it costs more of the stack than there is. */
-	frames = gso_frames_at_least(skb, inner_cursor(ep), headers);
-	bytes = skb->len - headers;
-	stats = ep->hop->stats;
-	/* Moves the packet: every pointer taken before is gone. */
-	rc = strip(skb, outer, is_ip4);
-	if (rc)
-		return ws_refuse(skb, REASON(STRIP_FAILED), rc);
-	stats_add(stats, frames, bytes);
-	skb->tc_index = WS_INDEX_PROVEN;
-	return step_on(s, is_ip4 ? STEP_DELIVER_IP4 : STEP_DELIVER_IP6, stats);
 }
 
 /* One visit. Returns the verdict, which counts where s->next is STEP_DONE. s is

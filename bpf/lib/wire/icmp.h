@@ -91,34 +91,3 @@ static __always_inline bool icmp4_is_error(__u8 type)
 	       type == ICMP4_REDIRECT || type == ICMP4_TIME_EXCEEDED ||
 	       type == ICMP4_PARAMETER;
 }
-
-/* Headers that are looked through for the upper layer. */
-#define ICMP6_EXTENSIONS_MAX 4
-
-/* Is the packet at off an ICMPv6 error or a redirect, so that no error may answer
- * it (RFC 4443 2.4 e)? What is not whole, or has more headers than we look
- * through, counts as if it were.
- */
-static __always_inline bool icmp6_is_error(struct __sk_buff *skb, __u32 off,
-					   __u32 next)
-{
-	__u8 head[4];
-
-	off += sizeof(struct ip6_hdr);
-	for (__u32 i = 0; i <= ICMP6_EXTENSIONS_MAX; i++) {
-		if (next != NEXTHDR_ICMP6 && next != NEXTHDR_FRAGMENT &&
-		    !nexthdr_may_route(next))
-			return false;
-		if (bpf_skb_load_bytes(skb, off, head, sizeof(head)))
-			return true;
-		if (next == NEXTHDR_ICMP6)
-			return head[0] < ICMP6_INFORMATIONAL ||
-			       head[0] == ICMP6_REDIRECT;
-		/* Behind all fragments but the first is no header. */
-		if (next == NEXTHDR_FRAGMENT && (head[2] || head[3] & 0xf8))
-			return head[0] == NEXTHDR_ICMP6;
-		off += next == NEXTHDR_FRAGMENT ? 8 : (head[1] + 1) * 8;
-		next = head[0];
-	}
-	return true;
-}

@@ -1,0 +1,116 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* End.AD on TC, from a function: its packets get their headers back, or are unknown. */
+#pragma once
+
+#include "lib/detour/cache.h"
+#include "lib/detour/content.h"
+#include "lib/detour/detour.h"
+#include "lib/detour/fingerprint.h"
+#include "lib/detour/out_tc.h"
+#include "lib/detour/slots.h"
+#include "lib/hook.h"
+#include "lib/node/refuse.h"
+#include "lib/reason.h"
+#include "lib/sr/guard_tc.h"
+
+/* A packet without a header kept for it. */
+static __always_inline int unknown(struct __sk_buff *skb,
+				   const struct ws_proxy *p)
+{
+	struct cursor c = ctx_cursor(skb);
+	const struct eth_hdr *eth;
+	struct ip in;
+
+	proxy_count(p, tx_not_cached);
+	if (p->on_unknown != WS_ON_UNKNOWN_PLAIN)
+		return ws_refuse(skb, REASON(NOT_CACHED), 0);
+	proxy_count(p, tx_plain);
+	eth = cursor_take(&c, struct eth_hdr);
+	if (!eth || !ip_take(&c, eth_is_ip4(eth), &in))
+		return ws_refuse(skb, REASON(BOUNDS_BUG), 0);
+	return guard_plain(skb, &in);
+}
+
+/* What became of a packet that has come back. */
+struct back {
+	bool found; /* a header was kept for it */
+	reason_t bad; /* why the packet cannot have it */
+	__s32 err; /* of a helper */
+	__u32 exit; /* where its way is remembered */
+};
+
+static __always_inline void by_metadata(struct __sk_buff *skb,
+					const struct ws_proxy *p, __u32 id,
+					__u32 slot, struct back *back)
+{
+	__u64 now = bpf_ktime_get_coarse_ns(), expires = 0;
+	struct ws_cached *c = slot_claim(slot, id, now, &expires);
+	long err = 0;
+
+	if (!c)
+		return;
+	back->found = true;
+	back->bad = restore(skb, c, &back->exit, &err);
+	back->err = err;
+	slot_give(c, SLOT_FREE);
+	if (!back->bad)
+		proxy_waited(p, now, expires);
+}
+
+static __always_inline void by_content(struct __sk_buff *skb,
+				       const struct ws_proxy *p, __u32 id,
+				       struct back *back)
+{
+	struct cache_query query;
+	__u64 now, expires, fp;
+	struct ws_cached *c;
+	__u32 entry;
+	long err = 0;
+
+	fp = ws_fingerprint(skb, sizeof(struct eth_hdr), skb_is_ip4(skb));
+	if (!fp)
+		return;
+	now = bpf_ktime_get_coarse_ns();
+	query = cache_query(p, id, fp, now);
+	entry = ws_cache_take(&query);
+	c = cache_entry(entry);
+	if (!c)
+		return;
+	expires = c->expires;
+	back->found = true;
+	back->bad = restore(skb, c, &back->exit, &err);
+	back->err = err;
+	cache_give(entry, TAG_FREE);
+	if (!back->bad)
+		proxy_waited(p, now, expires);
+}
+
+/* back is zero. A function of its own, for its stack, which is gone when the next
+ * segment on this node is looked at. Neither p nor back is ever NULL.
+ */
+__noinline int ws_back(struct __sk_buff *skb, const struct ws_proxy *p,
+		       __u32 id, __u32 slot, struct back *back)
+{
+	if (!p || !back)
+		return 0;
+	if (p->recognise == WS_RECOGNISE_METADATA)
+		by_metadata(skb, p, id, slot, back);
+	else
+		by_content(skb, p, id, back);
+	return 0;
+}
+
+static __always_inline int from_function(struct __sk_buff *skb,
+					 const struct ws_proxy *p, __u32 id)
+{
+	__u32 slot = skb->tc_index;
+	struct back back = {};
+
+	skb->tc_index = 0;
+	ws_back(skb, p, id, slot, &back);
+	if (!back.found)
+		return unknown(skb, p);
+	if (back.bad)
+		return ws_refuse(skb, back.bad, back.err);
+	return restored_next(skb, back.exit);
+}

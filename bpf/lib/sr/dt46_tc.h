@@ -1,0 +1,72 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* End.DT46 (RFC 8986 4.8) behind the verdict, on TC. */
+#pragma once
+
+#include "lib/hook.h"
+#include "lib/match/rules.h"
+#include "lib/node/refuse.h"
+#include "lib/node/stats.h"
+#include "lib/reason.h"
+#include "lib/skb/gso.h"
+#include "lib/skb/strip.h"
+#include "lib/sr/endpoint.h"
+#include "lib/sr/endpoint_refuse_tc.h"
+#include "lib/sr/step.h"
+#include "lib/wire/ip.h"
+
+static __always_inline int dt46_tc(struct __sk_buff *skb, struct endpoint *ep,
+				   struct step *s)
+{
+	const struct ws_egress *e;
+	struct ip inner;
+	__u32 outer, headers, frames, bytes, stats;
+	bool report, is_ip4;
+	reason_t r;
+	long rc;
+
+	if (segments_remain(ep))
+		return endpoint_refuse(skb, ep, REASON(SEGMENTS_REMAIN));
+	e = egress_find(ep);
+	if (!e)
+		return ws_refuse(skb, REASON(EGRESS_MISSING_BUG), 0);
+	/* Read with what is judged: the entry may be another path's later. */
+	report = e->on_violation == WS_ON_VIOLATION_REPORT;
+	r = egress_judge(ep, e);
+	/* Whoever made up a number must not use up one of ours. */
+	if (!r)
+		r = egress_window(
+			ep, e,
+			gso_frames_at_least(skb, inner_cursor(ep),
+					    sizeof(struct eth_hdr) +
+						    endpoint_outer_len(ep)));
+	if (r && !report)
+		return ws_refuse(skb, r, 0);
+	if (r)
+		ws_report(skb, r);
+	r = inner_find(ep, endpoint_has_ip4(ep), &inner);
+	if (!r)
+		r = inner_check(ep, &inner,
+				ws_rules_find(skb,
+					      sizeof(struct eth_hdr) +
+						      endpoint_outer_len(ep),
+					      WS_RULE_REQUIRE, inner.is_ip4,
+					      ep->tlv->path));
+	if (r)
+		return endpoint_refuse(skb, ep, r);
+
+	ip_set_ecn(&inner, ip6_ecn(ep->ip6));
+	is_ip4 = inner.is_ip4;
+	outer = endpoint_outer_len(ep);
+	headers = sizeof(struct eth_hdr) + outer;
+	/* Once more: kept so long it costs more of the stack than there is. */
+	frames = gso_frames_at_least(skb, inner_cursor(ep), headers);
+	bytes = skb->len - headers;
+	stats = ep->hop->stats;
+	/* Moves the packet: every pointer taken before is gone. */
+	rc = strip(skb, outer, is_ip4);
+	if (rc)
+		return ws_refuse(skb, REASON(STRIP_FAILED), rc);
+	stats_add(stats, frames, bytes);
+	skb->tc_index = WS_INDEX_PROVEN;
+	return step_on(s, is_ip4 ? STEP_DELIVER_IP4 : STEP_DELIVER_IP6, stats);
+}

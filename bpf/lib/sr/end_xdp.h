@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* End (RFC 8986 4.1) with a stamp, on XDP. */
+#pragma once
+
+#include "lib/hook.h"
+#include "lib/node/boundary.h"
+#include "lib/node/stats.h"
+#include "lib/out/nexthop_xdp.h"
+#include "lib/sr/endpoint.h"
+
+static __always_inline int end_xdp(const struct endpoint *ep,
+				   const struct ws_node *node)
+{
+	const struct ws_nexthop *n;
+	struct end_next next;
+
+	if (end_check(ep, true, &next) || in_locator(next.sid.hi))
+		return CTX_PASS;
+	n = nexthop_to_sid(ep->hop->stats, nexthop_flow(ep->ip6), next.sid.hi,
+			   node->ways);
+	if (!nexthop_takes(n, ep->len))
+		return CTX_PASS;
+	end_advance(ep, &next, true);
+	end_stamp(ep);
+	stats_add(ep->hop->stats, 1, ep->len - endpoint_outer_len(ep));
+	return nexthop_take(ep->eth, n, false);
+}

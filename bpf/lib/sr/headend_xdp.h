@@ -1,0 +1,119 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* H.Encaps (RFC 8986 5.1) with the first stamp, on XDP. */
+#pragma once
+
+#include "lib/hook.h"
+#include "lib/node/refuse.h"
+#include "lib/node/stats.h"
+#include "lib/out/nexthop_xdp.h"
+#include "lib/reason.h"
+#include "lib/sr/headend.h"
+#include "lib/wire/ip.h"
+#include "lib/wire/mss.h"
+
+/* Pieces of a segment's size in every outer header, behind its first 8 bytes. */
+#define OUTER_LEAST ((40 + 8 + 16 + 24 - 8) / sizeof(struct sid))
+
+/* A segment at a time, where a helper would take as long as a look-up. False: a
+ * bug. len: in the bounds of ws_headend.outer, and 8 more than a multiple of 16.
+ */
+static __always_inline bool outer_write(ctx_t *ctx, const struct ws_headend *h,
+					__u32 len)
+{
+	struct cursor c = ctx_cursor(ctx);
+	const struct sid *from = (const void *)(h->outer + 8);
+	struct sid *to;
+
+	if (!cursor_take(&c, struct eth_hdr))
+		return false;
+	to = c.pos;
+	/* All have that much: IPv6 header, SRH, one segment, TLV. */
+	if ((void *)to + 8 + OUTER_LEAST * sizeof(*to) > c.end)
+		return false;
+	*(__u64 *)to = *(const __u64 *)h->outer;
+	to = (void *)to + 8;
+#pragma unroll
+	for (__u32 i = 0; i < OUTER_LEAST; i++)
+		*to++ = from[i];
+	for (__u32 i = OUTER_LEAST; i < (WS_OUTER_MAX - 8) / sizeof(*to); i++) {
+		if (i * sizeof(*to) >= len - 8)
+			break;
+		if ((void *)(to + 1) > c.end)
+			return false;
+		*to++ = from[i];
+	}
+	return true;
+}
+
+/* Bytes of the packet, and those behind it that only pad its frame. An IPv6
+ * packet takes what is behind it along. False: TC must look.
+ */
+static __always_inline bool enter_len(ctx_t *ctx, const struct cursor *c,
+				      const struct ip *in, __u32 *len,
+				      __u32 *pad)
+{
+	const struct ip4_hdr *ip4 = in->hdr;
+	__u32 room;
+
+	*pad = 0;
+	if (!in->is_ip4) {
+		*len = xdp_packet_len(ctx, in->hdr, c->end);
+		return ip6_len(in->hdr) <= *len;
+	}
+	*len = bpf_ntohs(ip4->len);
+	if (ip4_header_len(ip4) != sizeof(*ip4) || *len < sizeof(*ip4) ||
+	    ip4_fold(ip4_sum(ip4)) != 0xffff)
+		return false;
+	if ((void *)ip4 + *len == c->end)
+		return true;
+	room = ctx_len(ctx) - sizeof(struct eth_hdr);
+	*pad = room - *len;
+	return *len <= room;
+}
+
+static __always_inline int headend_xdp(ctx_t *ctx, struct cursor c,
+				       const struct ip *in, __u32 index,
+				       const struct ws_node *node)
+{
+	const struct ws_headend *h = headend_find(index);
+	__u32 next = in->is_ip4 ? NEXTHDR_IPV4 : NEXTHDR_IPV6;
+	struct headend_packet pkt;
+	const struct ws_nexthop *n;
+	struct eth_hdr *eth;
+	struct ip inner;
+	__u32 len, pad;
+
+	if (!h || headend_first_is_local(h) ||
+	    !enter_len(ctx, &c, in, &len, &pad))
+		return CTX_PASS;
+	if (h->mss && mss_may_be_said(c, in))
+		return CTX_PASS;
+	pkt.routed = false;
+	pkt.vtc_flow = headend_vtc_flow(c, in);
+	n = nexthop_to_sid(h->stats, bpf_ntohl(pkt.vtc_flow & IP6_FLOW_MASK),
+			   headend_first(h), node->ways);
+	if (!nexthop_takes(n, len + h->outer_len) ||
+	    !binding_find((struct cursor){ in->hdr, c.end }, next, &h->share,
+			  h->scheme, &pkt.binding))
+		return CTX_PASS;
+	/* A number is taken even if the next step fails: numbers may have gaps. */
+	if (headend_check(h, in, len, len, &pkt) || rnd_take(h, 1, &pkt.rnd))
+		return CTX_PASS;
+	/* Moves the packet: every pointer into it is gone. */
+	if (bpf_xdp_adjust_head(ctx, -(__s32)pkt.outer_len))
+		return CTX_PASS;
+
+	if (pad && bpf_xdp_adjust_tail(ctx, -(__s32)pad))
+		return ws_refuse(ctx, REASON(WRITE_FAILED), 0);
+	if (!outer_write(ctx, h, pkt.outer_len) ||
+	    !headend_finish(h, ctx_cursor(ctx), &pkt))
+		return ws_refuse(ctx, REASON(WRITE_FAILED), 0);
+	c = ctx_cursor(ctx);
+	eth = cursor_take(&c, struct eth_hdr);
+	c.pos += pkt.outer_len;
+	if (!eth || !ip_take(&c, pkt.is_ip4, &inner))
+		return ws_refuse(ctx, REASON(WRITE_FAILED), 0);
+	ip_decrement(&inner);
+	stats_add(h->stats, 1, pkt.inner_len);
+	return nexthop_take(eth, n, false);
+}
