@@ -384,8 +384,10 @@ func TestAPlanThatOthersCanReadIsRefused(t *testing.T) {
 	chmod(dir, 0o777)
 	n.log.Wait("the new plan is refused")
 	n.log.Forget()
-	n.write(n.encode(r1(t, nil)))
-	chmod(n.cfg.PlanFile, 0o606)
+	// It has its mode before it gets its name, so that no look at it finds another.
+	n.must(os.WriteFile(n.cfg.PlanFile+".new", n.encode(r1(t, nil)), 0o600))
+	chmod(n.cfg.PlanFile+".new", 0o606)
+	n.must(os.Rename(n.cfg.PlanFile+".new", n.cfg.PlanFile))
 	chmod(dir, 0o700)
 	n.log.Wait("the new plan is refused")
 	if st := s.status(); !strings.Contains(st.Error, "has mode 0606") || st.Plan != before.Plan || st.Generation != before.Generation {
