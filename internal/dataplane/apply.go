@@ -43,7 +43,7 @@ func (d *Dataplane) applyLocked(n plan.Node, t topology) error {
 	d.saved = nil
 	d.made = made{}
 	var problems []error
-	if d.gen != nil && d.gen.identity == identityOf(cfg) && l.Buckets <= d.gen.limits.Buckets && d.gen.canHave(programsOf(n, t)) {
+	if d.gen != nil && d.gen.identity == identityOf(cfg) && l.Buckets <= d.gen.limits.Buckets {
 		problems, err = d.applyInPlace(n, t)
 		if errors.Is(err, tables.ErrCapacity) || errors.Is(err, tables.ErrTogether) {
 			problems, err = d.applyAnew(n, cfg, t)
@@ -93,9 +93,6 @@ func (d *Dataplane) applyInPlace(n plan.Node, t topology) (problems []error, err
 			err = errors.Join(err, u.run())
 		}
 	}()
-	if err := d.addPrograms(g, programsOf(n, t), &u); err != nil {
-		return nil, err
-	}
 	// Before a packet goes to a function, what comes back from it is met.
 	if err := d.attachReturns(g, t.bindings, &u); err != nil {
 		return nil, err
@@ -180,7 +177,7 @@ func (d *Dataplane) applyAnew(n plan.Node, cfg abi.Config, t topology) (problems
 		return nil, err
 	}
 
-	g, err := d.buildGeneration(cfg, l, programsOf(n, t), carry)
+	g, err := d.buildGeneration(cfg, l, carry)
 	if err != nil {
 		return nil, err
 	}

@@ -42,16 +42,10 @@ func (d *Dataplane) TestRun(role model.Role, xdp bool, frame []byte, repeat int)
 		d.mu.Unlock()
 		return 0, 0, errors.New("test run: no plan is in force")
 	}
-	p := d.gen.programs[programFor(role, h)]
-	var err error
-	if p == nil {
-		err = errors.New("the plan in force does not need it, so it is not loaded")
-	} else {
-		p, err = p.Clone()
-	}
+	p, err := d.gen.programs[programFor(role, h)].Clone()
 	d.mu.Unlock()
 	if err != nil {
-		return 0, 0, fmt.Errorf("test run of %s: %w", programFor(role, h), err)
+		return 0, 0, fmt.Errorf("test run: %w", err)
 	}
 	defer p.Close()
 	verdict, each, err := p.Benchmark(frame, repeat, nil)

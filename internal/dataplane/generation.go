@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
-	"maps"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -62,8 +61,7 @@ type generation struct {
 	dir      string
 	limits   tables.Limits
 	maps     map[tables.Map]*ebpf.Map
-	programs map[string]*ebpf.Program // those that plans have needed
-	config   *abi.Config              // constants of the programs; nil: an agent before has made them
+	programs map[string]*ebpf.Program
 }
 
 func (g *generation) close() error {
@@ -175,9 +173,6 @@ func (g *generation) load() error {
 			}
 		}
 		p, err := ebpf.LoadPinnedProgram(filepath.Join(g.dir, o.Program), nil)
-		if errors.Is(err, fs.ErrNotExist) {
-			continue // not needed by the last plan; see has
-		}
 		if err != nil {
 			return fmt.Errorf("program %s: %w", o.Program, err)
 		}
@@ -225,57 +220,9 @@ func sizeOf(t tables.Map, ms *ebpf.MapSpec, l tables.Limits) uint32 {
 	return ms.MaxEntries
 }
 
-// canHave tells whether the generation has these programs, or can be given them: one
-// that an agent before has made lacks the constants for more.
-func (g *generation) canHave(programs map[string]bool) bool {
-	return g.config != nil || len(g.lacks(programs)) == 0
-}
-
-// lacks are those of the programs that the generation does not have.
-func (g *generation) lacks(programs map[string]bool) map[string]bool {
-	missing := maps.Clone(programs)
-	maps.DeleteFunc(missing, func(name string, _ bool) bool { return g.programs[name] != nil })
-	return missing
-}
-
-// addPrograms loads and pins what a generation at work lacks of these programs.
-func (d *Dataplane) addPrograms(g *generation, programs map[string]bool, u *undo) (err error) {
-	missing := g.lacks(programs)
-	if len(missing) == 0 {
-		return nil
-	}
-	u.add(func() error {
-		var errs []error
-		for name := range missing {
-			if p := g.programs[name]; p != nil {
-				delete(g.programs, name)
-				errs = append(errs, p.Unpin(), p.Close())
-			}
-		}
-		return errors.Join(errs...)
-	}, nil)
-	if err := d.loadPrograms(g, missing); err != nil {
-		return err
-	}
-	return d.pinPrograms(g, missing)
-}
-
-// pinPrograms pins these of the generation's programs in its directory.
-func (d *Dataplane) pinPrograms(g *generation, programs map[string]bool) error {
-	for _, name := range slices.Sorted(maps.Keys(programs)) {
-		if err := d.cfg.step(stepPin, name); err != nil {
-			return err
-		}
-		if err := g.programs[name].Pin(filepath.Join(g.dir, name)); err != nil {
-			return fmt.Errorf("pin program %s: %w", name, err)
-		}
-	}
-	return nil
-}
-
-// buildGeneration loads these programs with empty maps of their own and pins them
+// buildGeneration loads all programs with empty maps of their own and pins them
 // in a directory that nobody else looks at.
-func (d *Dataplane) buildGeneration(cfg abi.Config, l tables.Limits, programs map[string]bool, carry map[tables.Map]*ebpf.Map) (_ *generation, err error) {
+func (d *Dataplane) buildGeneration(cfg abi.Config, l tables.Limits, carry map[tables.Map]*ebpf.Map) (_ *generation, err error) {
 	g := &generation{
 		identity: identityOf(cfg), limits: l,
 		dir:  filepath.Join(d.dir, "new-"+rand.Text()),
@@ -302,7 +249,7 @@ func (d *Dataplane) buildGeneration(cfg abi.Config, l tables.Limits, programs ma
 		}
 	}()
 
-	if err := d.loadObjects(g, cfg, programs, carry); err != nil {
+	if err := d.loadObjects(g, cfg, carry); err != nil {
 		return nil, err
 	}
 	for name, m := range g.maps {
@@ -313,8 +260,13 @@ func (d *Dataplane) buildGeneration(cfg abi.Config, l tables.Limits, programs ma
 			return nil, fmt.Errorf("pin map %s: %w", name, err)
 		}
 	}
-	if err := d.pinPrograms(g, programs); err != nil {
-		return nil, err
+	for name, p := range g.programs {
+		if err := d.cfg.step(stepPin, name); err != nil {
+			return nil, err
+		}
+		if err := p.Pin(filepath.Join(g.dir, name)); err != nil {
+			return nil, fmt.Errorf("pin program %s: %w", name, err)
+		}
 	}
 	return g, nil
 }
@@ -329,69 +281,52 @@ func newFingerprintKey() (key [2]uint64, err error) {
 	return [2]uint64{binary.NativeEndian.Uint64(b[:8]), binary.NativeEndian.Uint64(b[8:])}, nil
 }
 
-// loadObjects makes the maps of g, and then these programs with them.
-func (d *Dataplane) loadObjects(g *generation, cfg abi.Config, programs map[string]bool, carry map[tables.Map]*ebpf.Map) error {
-	g.config = &cfg
-	for _, o := range object.All {
-		if _, err := d.readObject(g, o, carry); err != nil {
+// loadObjects makes the maps of g, and then its programs with them: as many at
+// once as there are CPUs, since the verifier takes a tenth of a second or more for
+// each.
+func (d *Dataplane) loadObjects(g *generation, cfg abi.Config, carry map[tables.Map]*ebpf.Map) error {
+	specs := make([]*ebpf.CollectionSpec, len(object.All))
+	for i, o := range object.All {
+		spec, err := o.Load()
+		if err != nil {
+			return fmt.Errorf("read the object of %s: %w", o.Program, err)
+		}
+		if v := spec.Variables["cfg"]; v != nil {
+			if err := v.Set(cfg); err != nil {
+				return fmt.Errorf("configure %s: %w", o.Program, err)
+			}
+		}
+		if err := d.makeMaps(g, spec, carry); err != nil {
 			return err
 		}
+		specs[i] = spec
 	}
 	if err := g.emptyMatch(); err != nil {
 		return err
 	}
-	if err := d.loadPrograms(g, programs); err != nil {
-		return err
-	}
-	return g.connect()
-}
-
-// readObject gives what an object is loaded by, and makes those of its maps that g
-// does not have yet.
-func (d *Dataplane) readObject(g *generation, o object.Object, carry map[tables.Map]*ebpf.Map) (*ebpf.CollectionSpec, error) {
-	spec, err := o.Load()
-	if err != nil {
-		return nil, fmt.Errorf("read the object of %s: %w", o.Program, err)
-	}
-	if v := spec.Variables["cfg"]; v != nil {
-		if err := v.Set(*g.config); err != nil {
-			return nil, fmt.Errorf("configure %s: %w", o.Program, err)
-		}
-	}
-	return spec, d.makeMaps(g, spec, carry)
-}
-
-// loadPrograms loads these programs with the maps of g: as many at once as there are
-// CPUs, since the verifier takes a tenth of a second or more for each. On an error g
-// has those that could be loaded.
-func (d *Dataplane) loadPrograms(g *generation, programs map[string]bool) error {
 	loaded := make([]*ebpf.Program, len(object.All))
 	var load errgroup.Group
 	load.SetLimit(runtime.GOMAXPROCS(0))
 	var broken error
 	for i, o := range object.All {
-		if !programs[o.Program] {
-			continue
-		}
-		var spec *ebpf.CollectionSpec
-		if spec, broken = d.readObject(g, o, nil); broken != nil {
-			break
-		}
 		if broken = d.cfg.step(stepLoad, o.Program); broken != nil {
 			break
 		}
 		load.Go(func() (err error) {
-			loaded[i], err = loadProgram(o.Program, spec, g.maps)
+			loaded[i], err = loadProgram(o.Program, specs[i], g.maps)
 			return err
 		})
 	}
 	err := errors.Join(broken, load.Wait())
 	for i, p := range loaded {
-		if p != nil {
+		if p != nil { // also if another could not be loaded: g closes it
 			g.programs[object.All[i].Program] = p
 		}
 	}
-	return err
+	if err != nil {
+		return err
+	}
+	return g.connect()
 }
 
 // connect gives the programs of g the one that they hand packets over to. The

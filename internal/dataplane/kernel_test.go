@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
-	"maps"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -472,57 +471,6 @@ func TestInterfaceIsOfOneInstance(t *testing.T) {
 	b.must(b.apply(s, bedNode()))
 }
 
-// A plan loads the programs that it needs. One that needs more gets them beside those
-// at work. An agent that starts on pins that lack some makes a generation of its own.
-func TestOnlyNeededProgramsAreLoaded(t *testing.T) {
-	b := newBed(t)
-	d := b.open()
-	inside := bedNode()
-	inside.Interfaces = inside.Interfaces[1:]
-	with := func(i model.Interface) plan.Node {
-		n := inside
-		n.Interfaces = append(slices.Clone(n.Interfaces), i)
-		return n
-	}
-	has := func(when string, want ...string) {
-		t.Helper()
-		got := slices.Sorted(maps.Keys(d.gen.programs))
-		slices.Sort(want)
-		if !slices.Equal(got, want) {
-			t.Errorf("%s: %v, want %v", when, got, want)
-		}
-		for _, name := range want {
-			if _, err := os.Stat(filepath.Join(d.gen.dir, name)); err != nil {
-				t.Errorf("%s: %v", when, err)
-			}
-		}
-	}
-	b.must(b.apply(d, inside))
-	has("inside", object.CoreTC, object.ExtTC)
-	first := b.world().Generations
-	edge := with(model.Interface{Name: "later", Role: model.RoleEdge})
-	b.addVeth("later")
-	b.must(b.apply(d, edge))
-	has("with an edge", object.CoreTC, object.ExtTC, object.EdgeTC, object.EdgeOutTC)
-	b.must(b.apply(d, inside))
-	has("inside again", object.CoreTC, object.ExtTC, object.EdgeTC, object.EdgeOutTC)
-	if now := b.world().Generations; !slices.Equal(now, first) {
-		t.Errorf("generations %v after %v", now, first)
-	}
-
-	b.must(d.Close())
-	d = b.open()
-	b.must(b.apply(d, edge))
-	if now := b.world().Generations; !slices.Equal(now, first) {
-		t.Errorf("generations %v after %v, with all programs there", now, first)
-	}
-	b.must(b.apply(d, with(model.Interface{Name: "side", Role: model.RoleCore, Datapath: model.DatapathXDP})))
-	has("another agent", object.CoreTC, object.ExtTC, object.CoreXDP)
-	if now := b.world().Generations; slices.Equal(now, first) {
-		t.Errorf("still generations %v", now)
-	}
-}
-
 func TestPlanChangesInPlace(t *testing.T) {
 	b := newBed(t)
 	d := b.open()
@@ -678,7 +626,7 @@ func TestFailureAtAnyStepLeavesWhatWasThere(t *testing.T) {
 		kinds []string // in their order
 	}{
 		{"first start", true, bedNode(), append(build, stepLinkAttach)},
-		{"new plan", false, otherNode(), []string{stepLoad, stepPin, stepWriteNumber, stepChange, stepArm, stepLinkUpdate, stepLinkAttach}},
+		{"new plan", false, otherNode(), []string{stepWriteNumber, stepChange, stepArm, stepLinkUpdate, stepLinkAttach}},
 		{"new generation", false, elsewhere(otherNode()), append(build, stepLinkUpdate, stepLinkAttach)},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -17,8 +17,6 @@ import (
 	"github.com/waystamp/waystamp/internal/dataplane/object"
 	"github.com/waystamp/waystamp/internal/host"
 	"github.com/waystamp/waystamp/internal/model"
-	"github.com/waystamp/waystamp/internal/plan"
-	"github.com/waystamp/waystamp/internal/tables"
 )
 
 // linkKey is a place where a program is attached.
@@ -184,32 +182,6 @@ func programFor(r model.Role, h hook) string {
 		return object.CoreXDP
 	}
 	return object.CoreTC
-}
-
-// programsOf are the programs that a plan needs on this machine. Interfaces of the plan
-// count whether they are there or not, so that one that comes needs no other
-// programs; only whether XDP is tried on one depends on its device.
-func programsOf(n plan.Node, t topology) map[string]bool {
-	need := map[string]bool{object.ExtTC: true}
-	leaving := tables.HasLocal(n) || tables.HasOwn(n)
-	for _, i := range n.Interfaces {
-		b := binding{Interface: i, out: leaving || i.Role == model.RoleEdge}
-		for _, h := range b.hooks() {
-			need[programFor(b.Role, h)] = true
-		}
-	}
-	if len(n.Proxies) > 0 {
-		need[object.FunctionTC], need[object.CoreTC] = true, true // also of the cutters
-	}
-	for _, b := range t.bindings {
-		for _, h := range b.hooks() {
-			need[programFor(b.Role, h)] = true
-		}
-		if b.triesXDP() {
-			need[programFor(b.Role, b.hookXDP())] = true
-		}
-	}
-	return need
 }
 
 // undo is a list of steps that can be taken back, the last one first, until

@@ -43,14 +43,6 @@ var atRest struct {
 	all map[abi.Config][]*loaded
 }
 
-func allPrograms() map[string]bool {
-	all := map[string]bool{}
-	for _, o := range object.All {
-		all[o.Program] = true
-	}
-	return all
-}
-
 // takeLoaded gives programs whose maps are as new. Nobody else has them.
 func takeLoaded(cfg abi.Config) (*loaded, error) {
 	atRest.mu.Lock()
@@ -70,7 +62,7 @@ func load(cfg abi.Config) (_ *loaded, err error) {
 			err = errors.Join(err, l.close())
 		}
 	}()
-	if err := new(Dataplane).loadObjects(l.g, cfg, allPrograms(), nil); err != nil {
+	if err := new(Dataplane).loadObjects(l.g, cfg, nil); err != nil {
 		return nil, err
 	}
 	if l.possible, err = ebpf.PossibleCPU(); err != nil {
