@@ -201,10 +201,12 @@ static __noinline bool rules_read(ctx_t *ctx, struct scratch *s, __u32 off,
 
 /* From the rules that fit the packet by addresses and DSCP, in s->fit, those that
  * fit it by what it says of its upper layer, and in s->could those that would fit
- * what its receiver may find there.
+ * what its receiver may find there. A function of its own, as rules_unread is:
+ * ws_rules_find and all that lead to it have 512 bytes of stack together, and Linux
+ * 6.1 counts those of each in steps of 32.
  */
-static __always_inline void fit_upper_layer(struct scratch *s,
-					    const struct ws_ruleset *set)
+static __noinline void fit_upper_layer(struct scratch *s,
+				       const struct ws_ruleset *set)
 {
 	const __u64 *named = set->protocol[s->tuple.protocol];
 	__u32 known = s->tuple.known;
@@ -260,9 +262,8 @@ static __always_inline __u32 rules_fit(ctx_t *ctx, struct scratch *s,
  * it could; of a later fragment, which may be anything, if none behind it could,
  * either. fits: some rule fits it as it is.
  */
-static __always_inline __u32 rules_unread(const struct scratch *s,
-					  const struct ws_ruleset *set,
-					  bool fits)
+static __noinline __u32 rules_unread(const struct scratch *s,
+				     const struct ws_ruleset *set, bool fits)
 {
 	__u32 first;
 
