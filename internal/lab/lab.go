@@ -86,6 +86,11 @@ func Up(ctx context.Context, c Config) (_ *Lab, err error) {
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
+	if c.Prefix != "" {
+		if err := model.CheckName(c.Prefix); err != nil {
+			return nil, fmt.Errorf("lab prefix %q %w", c.Prefix, err)
+		}
+	}
 	programs := slices.ContainsFunc(c.Lab.Functions, func(f model.LabFunction) bool { return f.Kind == model.LabRaw })
 	if c.Binary == "" && (programs || !c.WithoutAgents) {
 		if c.Binary, err = host.Program("waystamp"); err != nil {
@@ -170,8 +175,6 @@ func create(c Config) (_ *Lab, unlock func(), err error) {
 			var b [2]byte
 			rand.Read(b[:])
 			prefix = fmt.Sprintf("ws-%x", b)
-		} else if err := model.CheckName(prefix); err != nil {
-			return nil, nil, fmt.Errorf("lab prefix %q %w", prefix, err)
 		}
 		err := os.Mkdir(filepath.Join(c.RunDir, prefix), 0o700)
 		if err == nil {
