@@ -24,11 +24,13 @@ static __always_inline bool frame_is_tagged(const struct __sk_buff *skb)
  */
 static __always_inline __u32 vlan_planned(const struct __sk_buff *skb)
 {
-	__u32 ifindex = skb->ifindex;
-	const struct ws_port *port = bpf_map_lookup_elem(&ws_ports, &ifindex);
-	__u32 id = skb->vlan_tci & VLAN_VID_MASK;
+	__u32 ifindex = skb->ifindex, id = skb->vlan_tci & VLAN_VID_MASK;
+	const struct ws_port *port;
 
-	if (!port || !frame_is_tagged(skb))
+	if (!frame_is_tagged(skb))
+		return 0;
+	port = bpf_map_lookup_elem(&ws_ports, &ifindex);
+	if (!port)
 		return 0;
 	if (skb->vlan_proto == bpf_htons(ETH_P_8021AD))
 		id |= WS_VLAN_AD;
