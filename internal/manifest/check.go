@@ -188,9 +188,11 @@ func (c *checker) checkChain(ch *chain) {
 		c.problemf(ch.functions.at, "%d functions and waypoints; a chain has at most %d, and the egress", n, model.SegmentsMax-1)
 	}
 	for _, w := range ch.waypoints {
-		if !w.sid.ok {
+		if !w.sid.ok || !c.file.block.ok {
 			whole = false
-		} else if err := model.CheckWaypoint(c.file.block.value, w.sid.value, c.members); c.file.block.ok && err != nil {
+			continue
+		}
+		if err := model.CheckWaypoint(c.file.block.value, w.sid.value, c.members); err != nil {
 			c.problemf(w.sid.at, "%q %v", w.sid.value, err)
 		}
 	}

@@ -318,7 +318,7 @@ func (path Path) check(p *problems) {
 				p.addf("waypoints: the headend has none")
 			case j > 0 && !formOfSID(h.SID):
 				p.addf("sid %q is not an IPv6 address with its lower 64 bits zero", h.SID)
-			case !all(h.Waypoints, formOfSID):
+			case slices.ContainsFunc(h.Waypoints, func(w netip.Addr) bool { return !formOfSID(w) }):
 				p.addf("waypoints: %v are not all IPv6 addresses with their lower 64 bits zero", h.Waypoints)
 			case j > 0 && sids[h.SID]:
 				p.addf("sid %s is that of another hop too", h.SID)
@@ -345,10 +345,6 @@ func (path Path) check(p *problems) {
 // argument, are zero.
 func formOfSID(a netip.Addr) bool {
 	return a.Is6() && !a.Is4In6() && netip.PrefixFrom(a, 64).Masked().Addr() == a
-}
-
-func all[T any](list []T, is func(T) bool) bool {
-	return !slices.ContainsFunc(list, func(v T) bool { return !is(v) })
 }
 
 // walk sends a packet through the path's arithmetic.
