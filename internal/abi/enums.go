@@ -424,6 +424,19 @@ func Reasons() []Reason {
 // map ws_refusals.
 const ReasonCount = 95
 
+// SpentReasons are those for which a packet may be refused after its number was
+// spent at the replay window.
+var SpentReasons = []Reason{
+	ReasonInnerProtocol,
+	ReasonInnerTruncated,
+	ReasonInnerVersion,
+	ReasonEcn,
+	ReasonWrongChain,
+	ReasonStripFailed,
+	ReasonBoundsBug,
+	ReasonRulesMissingBug,
+}
+
 // Scheme is how the hops of a path prove that a packet visited them; the number
 // is the wire's.
 type Scheme uint8

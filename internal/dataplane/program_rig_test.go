@@ -960,7 +960,7 @@ func (r *rig) checkSpending(spent *oracle.Spent, m moved) error {
 			return nil
 		}
 	}
-	for _, reason := range spentRefusals {
+	for _, reason := range abi.SpentReasons {
 		if slices.Contains(m.dropped, reasonName(reason)) {
 			return nil
 		}

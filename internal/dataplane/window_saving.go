@@ -16,15 +16,9 @@ import (
 )
 
 // What an agent saves each second costs what has changed since: a program that has
-// spent a number counts the packet right after, for its path or as one of a few
-// refusals. So a window whose path has counted nothing holds what it held.
-
-// spentRefusals are the reasons for which a packet is refused behind the window. The
-// tests hold the list against what all their packets do.
-var spentRefusals = []abi.Reason{
-	abi.ReasonInnerProtocol, abi.ReasonInnerTruncated, abi.ReasonInnerVersion, abi.ReasonWrongChain, abi.ReasonEcn,
-	abi.ReasonRulesMissingBug, abi.ReasonStripFailed, abi.ReasonBoundsBug,
-}
+// spent a number counts the packet right after, for its path or as one of
+// abi.SpentReasons. So a window whose path has counted nothing holds what it held.
+// The tests hold those reasons against what all their packets do.
 
 // rereadTurns is how many savings it takes until each window has been read again,
 // whether it has changed or not.
@@ -35,7 +29,7 @@ type saved struct {
 	egresses map[tables.CounterKey][]uint32 // their entries of ws_stats
 	began    bool                           // what is below is there
 	packets  []uint64                       // by entry of ws_stats, before the windows were read
-	refused  uint64                         // for one of spentRefusals, too
+	refused  uint64                         // for one of abi.SpentReasons, too
 	newest   map[tables.WindowKey]savedWindow
 	turn     int
 	record   fileID // as it was left; all of newest is in it
@@ -160,7 +154,7 @@ func (s *saved) isQuiet(k tables.CounterKey, packets []uint64) bool {
 }
 
 // readSpent reads the packets that each entry of ws_stats has counted, and all those
-// of spentRefusals.
+// of abi.SpentReasons.
 func (g *generation) readSpent(cpus int) (packets []uint64, refused uint64, err error) {
 	m := g.maps[tables.MapStats]
 	n := int(m.MaxEntries())
@@ -179,7 +173,7 @@ func (g *generation) readSpent(cpus int) (packets []uint64, refused uint64, err 
 			packets[key] += s.Packets
 		}
 	}
-	for _, r := range spentRefusals {
+	for _, r := range abi.SpentReasons {
 		var each []abi.Refusal
 		if err := g.maps[tables.MapRefusals].Lookup(uint32(r), &each); err != nil {
 			return nil, 0, fmt.Errorf("read map %s: %w", tables.MapRefusals, err)

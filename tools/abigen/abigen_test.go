@@ -70,16 +70,16 @@ func TestRender(t *testing.T) {
 		t.Fatal(err)
 	}
 	several := reasons()
-	several.Several = map[string]bool{"WS_REASON_NO_SRH": true}
+	several.ReasonMarks = map[string][]string{"WS_REASON_NO_SRH": {"SEVERAL", "SPENT"}}
 	several.Enums = append(several.Enums, enum{C: "ws_file", Values: []enumerator{
 		{C: "WS_FILE_NONE"}, {C: "WS_FILE_WIRE_SRH", Value: 1}, {C: fileCount, Value: 2},
 	}})
 	several.FilePath = map[string]string{"WS_FILE_WIRE_SRH": "wire/srh.h"}
-	if text, err := renderEnums(several); err != nil || !strings.Contains(string(text), "\t\"wire/srh.h\",\n") || strings.Contains(string(text), "FileCount") {
+	if text, err := renderEnums(several); err != nil || !strings.Contains(string(text), "\t\"wire/srh.h\",\n") || !strings.Contains(string(text), "SpentReasons = []Reason{\n\tReasonNoSRH,\n}") || strings.Contains(string(text), "FileCount") {
 		t.Errorf("files are not named by their paths (%v):\n%s", err, text)
 	}
-	if page := string(renderPage(several)); !strings.Contains(page, "| 1 | `no-srh` | no header | *several* |") {
-		t.Errorf("the page does not mark a reason that is decided in several places:\n%s", page)
+	if page := string(renderPage(several)); !strings.Contains(page, "| 1 | `no-srh` | no header | *several*, *spent* |") {
+		t.Errorf("the page does not show a reason's marks:\n%s", page)
 	}
 	text := string(enums) + string(consts) + string(renderPage(reasons()))
 	for _, want := range []string{

@@ -18,9 +18,9 @@ type contract struct {
 	Enums     []enum
 	Structs   []structure
 	// ReasonText holds the sentence of every enumerator of enum ws_reason, by
-	// its C name, and Several those that are decided in more places than one.
-	ReasonText map[string]string
-	Several    map[string]bool
+	// its C name, and ReasonMarks what the header says behind it, of reasonMarks.
+	ReasonText  map[string]string
+	ReasonMarks map[string][]string
 	// FilePath holds the path of every enumerator of enum ws_file but the first,
 	// by its C name.
 	FilePath map[string]string
@@ -50,7 +50,7 @@ var (
 	reEnum   = regexp.MustCompile(`(?s)((?:/\*(?:[^*]|\*[^/])*\*/\s*)?)enum (ws_\w+)\s*\{(.*?)\};`)
 	// One enumerator; its value is asked from clang.
 	reEnumerator = regexp.MustCompile(`(?s)\b(WS_\w+)\b(?:\s*=[^,/]*)?\s*(?:,|$|/)`)
-	reReason     = regexp.MustCompile(`wsabi_reason\s+(\w+)((?:\s*"(?:[^"\\]|\\.)*")+)(?:\s*,\s*(\w+))?`)
+	reReason     = regexp.MustCompile(`wsabi_reason\s+(\w+)((?:\s*"(?:[^"\\]|\\.)*")+)(?:\s*,\s*(\w+(?:\s*\|\s*\w+)*))?`)
 	reFile       = regexp.MustCompile(`wsabi_file\s+(\w+)((?:\s*"(?:[^"\\]|\\.)*")+)`)
 	reString     = regexp.MustCompile(`"(?:[^"\\]|\\.)*"`)
 	reComment    = regexp.MustCompile(`(?s)/\*.*?\*/`)
@@ -123,6 +123,9 @@ func enumerators(body string) []enumerator {
 	return vs
 }
 
+// reasonMarks may stand behind a reason's text; reasons.h says what they mean.
+var reasonMarks = []string{"REPORT", "SEVERAL", "SPENT"}
+
 // readReasons expands the X-macro of reasons.h.
 func readReasons(c *contract, clang, include string) error {
 	out, err := runClang(clang, include,
@@ -131,7 +134,7 @@ func readReasons(c *contract, clang, include string) error {
 	if err != nil {
 		return err
 	}
-	c.ReasonText, c.Several = map[string]string{}, map[string]bool{}
+	c.ReasonText, c.ReasonMarks = map[string]string{}, map[string][]string{}
 	for _, m := range reReason.FindAllSubmatch(out, -1) {
 		name := "WS_REASON_" + string(m[1])
 		text, err := joined(m[2])
@@ -142,12 +145,11 @@ func readReasons(c *contract, clang, include string) error {
 			return fmt.Errorf("reasons.h: %s has no text", name)
 		}
 		c.ReasonText[name] = text
-		switch flag := string(m[3]); flag {
-		case "":
-		case "SEVERAL":
-			c.Several[name] = true
-		default:
-			return fmt.Errorf("reasons.h: %s says %s; SEVERAL is all that may stand behind the text", name, flag)
+		for _, mark := range strings.Fields(strings.ReplaceAll(string(m[3]), "|", " ")) {
+			if !slices.Contains(reasonMarks, mark) {
+				return fmt.Errorf("reasons.h: %s says %s; only %s may stand behind the text", name, mark, strings.Join(reasonMarks, ", "))
+			}
+			c.ReasonMarks[name] = append(c.ReasonMarks[name], mark)
 		}
 	}
 	return nil

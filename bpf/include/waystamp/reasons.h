@@ -8,7 +8,11 @@
 #pragma once
 
 /* X(name, text): the text says what the packet or the node was like. Behind it may
- * stand SEVERAL.
+ * stand, joined by |:
+ * REPORT: on-violation: report covers it.
+ * SEVERAL: it is decided in more than one place.
+ * SPENT: it may be decided behind the replay window, when the number is spent. An
+ * agent reads the windows again where one of these was counted.
  */
 #define WS_REASONS(X)                                                          \
 	X(NONE, "not refused")                                                 \
@@ -42,22 +46,22 @@
 	X(IP4_LENGTH, "the total length of an IPv4 packet for a chain is not that of its frame", SEVERAL) \
 	X(IP4_CHECKSUM, "the header checksum of an IPv4 packet for a chain is wrong") \
 	X(HOP_LIMIT, "the hop limit is used up")                               \
-	X(SEGMENTS, "the segment list carried is not the path's")              \
-	X(PROOF, "the proof does not verify")                                  \
-	X(RANGE, "the proof's values are not below its prime")                 \
+	X(SEGMENTS, "the segment list carried is not the path's", REPORT) \
+	X(PROOF, "the proof does not verify", REPORT) \
+	X(RANGE, "the proof's values are not below its prime", REPORT) \
 	X(FLOW, "the stamp covers the inner addresses and ports, and they cannot be read", SEVERAL) \
-	X(NUMBER, "the proof is right, but its number is none that a headend of the path gives out") \
-	X(REPLAY, "as many frames as this number stands for have been here before") \
-	X(STALE, "its number is older than what the replay window remembers") \
+	X(NUMBER, "the proof is right, but its number is none that a headend of the path gives out", REPORT) \
+	X(REPLAY, "as many frames as this number stands for have been here before", REPORT) \
+	X(STALE, "its number is older than what the replay window remembers", REPORT) \
 	X(WINDOW_MISSING_BUG, "a verifier entry names a replay window that is not there") \
 	X(WINDOW_BUSY_BUG, "other CPUs changed the replay window more often than they can") \
-	X(INNER_PROTOCOL, "what is inside is neither IPv4 nor IPv6, or not what a function here takes") \
-	X(INNER_TRUNCATED, "the inner packet runs past the end of the packet") \
-	X(INNER_VERSION, "the inner packet's version field is not its protocol's, or its header length is impossible") \
+	X(INNER_PROTOCOL, "what is inside is neither IPv4 nor IPv6, or not what a function here takes", SPENT) \
+	X(INNER_TRUNCATED, "the inner packet runs past the end of the packet", SPENT) \
+	X(INNER_VERSION, "the inner packet's version field is not its protocol's, or its header length is impossible", SPENT) \
 	X(INNER_HOP_LIMIT, "the hop limit or TTL of the inner packet is used up")     \
 	X(EDGE_HOP_LIMIT, "the hop limit or TTL of a packet for a chain is used up at the headend") \
-	X(ECN, "congestion was marked on a packet whose inner header does not take marks") \
-	X(WRONG_CHAIN, "the inner packet belongs to another chain than its proof") \
+	X(ECN, "congestion was marked on a packet whose inner header does not take marks", SPENT) \
+	X(WRONG_CHAIN, "the inner packet belongs to another chain than its proof", SPENT) \
 	X(RND_EXHAUSTED, "this headend has used up its numbers for the path")  \
 	X(NO_LANE, "the plan has no lane for this CPU of the headend")         \
 	X(CHAIN_MTU, "the packet is larger than what its chain can carry")     \
@@ -76,7 +80,7 @@
 	X(SHARE_GONE, "the plan dropped a path while its packet was in the function") \
 	X(LOOP, "more consecutive visits of SIDs on this node than a path has") \
 	X(PUSH_FAILED, "the kernel could not make room for the outer header")  \
-	X(STRIP_FAILED, "the kernel could not remove the outer header", SEVERAL)        \
+	X(STRIP_FAILED, "the kernel could not remove the outer header", SEVERAL | SPENT) \
 	X(WRITE_FAILED, "the kernel could not write the outer header", SEVERAL)         \
 	X(VLAN_TAGS, "a frame has VLAN tags that hide what it holds", SEVERAL) \
 	X(PULL_FAILED, "the kernel could not make the headers contiguous")     \
@@ -84,7 +88,7 @@
 	X(HEADEND_LENGTH_BUG, "a headend entry has an impossible header length") \
 	X(EGRESS_MISSING_BUG, "an egress SID names a verifier entry that is not there") \
 	X(COUNTER_MISSING_BUG, "a headend entry names a counter that is not there") \
-	X(BOUNDS_BUG, "a bound that was checked before does not hold", SEVERAL)         \
+	X(BOUNDS_BUG, "a bound that was checked before does not hold", SEVERAL | SPENT) \
 	X(BEHAVIOUR_BUG, "a SID has a behaviour that this data path does not know") \
 	X(PATH_MTU, "the packet is larger than what a node of its chain has said that a link takes") \
 	X(OUTSIDE_ERROR, "an ICMPv6 error from outside is about a packet of the domain's own") \
@@ -104,7 +108,7 @@
 	X(OPTION_UNKNOWN, "a destination option before the routing header must not be passed over by who does not know it") \
 	X(HEADER_TOO_LONG, "the outer header with its options is longer than what can be kept while the packet is in a function") \
 	X(EXTENSION_PROGRAM_BUG, "the program for packets with options before their routing header is not there") \
-	X(RULES_MISSING_BUG, "the tables that would say whether a chain takes or requires the packet are not there, or not all of them", SEVERAL) \
+	X(RULES_MISSING_BUG, "the tables that would say whether a chain takes or requires the packet are not there, or not all of them", SEVERAL | SPENT) \
 	X(PORTS_UNREAD, "another chain, by protocol or ports, may be this packet's, and they cannot be read")
 
 enum ws_reason {
