@@ -223,7 +223,9 @@ func TestNodeRefusesFunctionsThatDoNotHold(t *testing.T) {
 			e.Segments[len(e.Segments)-1] = e.SID
 			n.Egresses = append(n.Egresses, e)
 		}, "is taken by chain web, forward, too, which ends here"},
-		"caches": {func(n *Node) { again(n, 1, func(x *Proxy) { x.Cache = model.SlotsMax }) }, "keeps 75535 headers"},
+		"End with a proxy": {func(n *Node) { n.Endpoints[0].Behaviour = model.BehaviourEnd }, "a function has a proxy if and only if"},
+		"End.AD without":   {func(n *Node) { n.Proxies = n.Proxies[1:] }, "a function has a proxy if and only if"},
+		"caches":           {func(n *Node) { again(n, 1, func(x *Proxy) { x.Cache = model.SlotsMax }) }, "keeps 75535 headers"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := r3()
@@ -256,6 +258,7 @@ func TestControllerRefusesPathsThatDoNotHold(t *testing.T) {
 		{"headend's SID", model.SchemeKeyed, func(p []Path) { p[0].Hops[0].SID = p[0].Hops[1].SID }, "the headend has none"},
 		{"SID twice", model.SchemeKeyed, func(p []Path) { p[0].Hops[2].SID = p[0].Hops[1].SID }, "of another hop too"},
 		{"SID with argument", model.SchemeKeyed, func(p []Path) { p[0].Hops[1].SID = p[0].Hops[1].SID.Next() }, "lower 64 bits zero"},
+		{"waypoint with argument", model.SchemeKeyed, func(p []Path) { p[0].Hops[1].Waypoints = []netip.Addr{netip.MustParseAddr("fc00:0:0:f00::1")} }, "lower 64 bits"},
 		{"function of the egress", model.SchemeKeyed, func(p []Path) { p[0].Hops[3].Function = "x" }, "have none"},
 		{"positions swapped", model.SchemeKeyed, func(p []Path) { s := p[0].Shares; s[1], s[2] = s[2], s[1] }, "has position 2; expect 1"},
 		{"foreign key", model.SchemeKeyed, func(p []Path) { p[0].Shares[1].Key = p[1].Shares[1].Key }, "not of one path"},

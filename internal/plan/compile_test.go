@@ -658,6 +658,13 @@ func TestWaypointsAreVisitedAndNotProven(t *testing.T) {
 	if diff := cmp.Diff(first.Paths, second.Paths, equal); diff != "" {
 		t.Errorf("compiled again (-first +second):\n%s", diff)
 	}
+	// An egress takes one segment list in each epoch, so another waypoint makes a new one.
+	d.Chains[0].Waypoints[0].SID = netip.MustParseAddr("fc00:0:0:f02::")
+	for i, p := range compile(t, d, NewKeyring(random(2), again)).Paths {
+		if want := first.Paths[i].Epoch + 1; p.Epoch != want || cmp.Equal(p.Shares, first.Paths[i].Shares) {
+			t.Errorf("%s with another waypoint has epoch %d; want %d, and other shares", p.Direction, p.Epoch, want)
+		}
+	}
 	forward.Hops[2].Waypoints = addresses("fc00:0:0:200::")
 	if _, err := EncodePaths([]Path{forward}); err == nil || !strings.Contains(err.Error(), "fc00:0:0:200:: is the SID of a hop") {
 		t.Errorf("a waypoint that is a hop: %v", err)

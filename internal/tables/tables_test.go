@@ -221,6 +221,11 @@ func TestPlanThatDoesNotFitTogetherIsRefused(t *testing.T) {
 			n.Headends = []plan.Headend{xtest.HeadendOf(1, 0, 4, all, 1)}
 		}, "does not know the scheme Scheme(4)"},
 		{"SID of another node", func(n *plan.Node) { n.Endpoints = []plan.Endpoint{xtest.EndpointOf(1, 0, keyed, xtest.OtherSID(1))} }, "is not in the locator"},
+		{"End.AD without a proxy", func(n *plan.Node) {
+			e := xtest.EndpointOf(1, 0, keyed, xtest.OwnSID(1))
+			e.Behaviour = model.BehaviourEndAD
+			n.Endpoints = []plan.Endpoint{e}
+		}, "its SID is End.AD, and the plan has no proxy for it"},
 		{"SID twice", func(n *plan.Node) {
 			n.Endpoints = []plan.Endpoint{xtest.EndpointOf(1, 0, keyed, xtest.OwnSID(1)), xtest.EndpointOf(1, 0, keyed, xtest.OwnSID(1))}
 		}, "is visited twice"},
