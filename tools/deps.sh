@@ -3,8 +3,8 @@
 # apt, and the bpf file system. Says what it does, and nothing if there is
 # nothing to do. Safe to run beside itself.
 #
-#   tools/deps.sh run      for bin/waystamp and its tests: the bpf file system, nft, ping
-#   tools/deps.sh test     for the tests alone: ip, a load for those of the bench, and two decoders of others
+#   tools/deps.sh run      for bin/waystamp and its tests: the bpf file system, and what demo and tutorial call
+#   tools/deps.sh test     for the tests alone: a load for those of the bench, and two decoders of others
 #   tools/deps.sh bare     for tools/bare-root.sh: debootstrap
 #   tools/deps.sh kernels  for make test-kernels: qemu, and what its machines run
 #   tools/deps.sh clang    for make generate and make check: the pinned compiler
@@ -68,9 +68,9 @@ for what in "$@"; do
 	case $what in
 	run)
 		bpffs
-		install nft=nftables ping=iputils-ping
+		install nft=nftables ping=iputils-ping ip=iproute2 sysctl=procps
 		;;
-	test) install ip=iproute2 iperf3=iperf3 tshark=tshark scapy=python3-scapy ;;
+	test) install iperf3=iperf3 tshark=tshark scapy=python3-scapy ;;
 	bare) install debootstrap=debootstrap ;;
 	kernels)
 		install qemu-system-x86_64=qemu-system-x86 busybox=busybox-static ip=iproute2 nft=nftables ping=iputils-ping \

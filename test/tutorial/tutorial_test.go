@@ -94,18 +94,23 @@ type shell struct {
 	marker string
 }
 
-// run gives back what a block wrote, and the status of its last command.
-func (s *shell) run(commands string) (output, status string) {
-	fmt.Fprintf(s.in, "%s\necho \"\n%s $?\"\n", commands, s.marker)
+// run gives back what a block wrote, the commands of it that failed, and the status of
+// its last one.
+func (s *shell) run(commands string) (output string, failed []string, status string) {
+	fmt.Fprintf(s.in, "trap 'echo \"%s: $BASH_COMMAND\"' ERR\n%s\necho \"\n%s $?\"\n", s.marker, commands, s.marker)
 	var b strings.Builder
 	for s.out.Scan() {
 		if status, ok := strings.CutPrefix(s.out.Text(), s.marker+" "); ok {
-			return b.String(), status
+			return b.String(), failed, status
+		}
+		if command, ok := strings.CutPrefix(s.out.Text(), s.marker+": "); ok {
+			failed = append(failed, command)
+			continue
 		}
 		b.WriteString(s.out.Text() + "\n")
 	}
 	s.t.Fatalf("the shell ended: %v; so far it wrote\n%s", s.out.Err(), b.String())
-	return "", ""
+	return "", nil, ""
 }
 
 // Every command of docs/tutorial.md does what the page shows. Only the prefix of names
@@ -176,8 +181,10 @@ func TestTheTutorialDoesWhatItShows(t *testing.T) {
 		}
 	})
 	for _, s := range all {
-		output, status := sh.run(s.commands)
+		output, failed, status := sh.run(s.commands)
 		switch line := missing(output, s.output); {
+		case len(failed) > 0 && !s.fails:
+			t.Fatalf("docs/tutorial.md:%d: these commands fail: %q\n%s\n%s", s.line, failed, s.commands, output)
 		case (status != "0") != s.fails:
 			t.Fatalf("docs/tutorial.md:%d: status %s; want failure: %t\n%s\n%s", s.line, status, s.fails, s.commands, output)
 		case line != "":
