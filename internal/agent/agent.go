@@ -588,6 +588,9 @@ func (a *agent) reconcile() {
 		a.fail("the data path could not be reconciled", err)
 		return
 	}
+	if _, tried := errors.AsType[*dataplane.AttachError](err); tried {
+		a.repairAfter = time.Now().Add(failurePause)
+	}
 	if err := a.net.AnnounceLocator(a.status.locator()); err != nil {
 		a.fail("the locator could not be announced", err)
 		return

@@ -33,6 +33,7 @@ type fakeMachine struct {
 	watchers map[host.Change][]func() error
 	building func(step, what string) error
 	slow     func() // in the midst of Apply
+	repaired func() // in the midst of Reconcile
 }
 
 func newFakeMachine() *fakeMachine {
@@ -248,6 +249,12 @@ func (d fakeDataPath) Apply(n plan.Node) error {
 func (d fakeDataPath) Reconcile() error {
 	if err := d.f.step("reconcile"); err != nil {
 		return err
+	}
+	d.f.mu.Lock()
+	repaired := d.f.repaired
+	d.f.mu.Unlock()
+	if repaired != nil {
+		repaired()
 	}
 	return d.state()
 }

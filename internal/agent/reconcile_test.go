@@ -330,6 +330,35 @@ func TestWhatOthersChangeIsRepairedAndToldOnce(t *testing.T) {
 	n.log.Wait("the plan is whole again")
 }
 
+// To try in vain to attach a program changes devices (filters are put and taken off):
+// the agent must not answer itself at once, and must try again all the same.
+func TestAnInterfaceThatCannotBeAttachedIsTriedAgain(t *testing.T) {
+	n := newNode(t)
+	n.write(n.encode(r1(t, nil)))
+	s := n.start()
+	why := &dataplane.AttachError{Interface: "r1-h1", Err: errors.New("attach to interface r1-h1 at XDP: device or resource busy")}
+	n.set(func() {
+		n.degraded = []error{why}
+		n.repaired = func() { n.tell(host.ChangeLinks) }
+	})
+	n.taken()
+	begin := time.Now()
+	s.eventually("somebody who watches devices", func() bool { return n.tell(host.ChangeLinks) == nil })
+	n.log.Wait("the plan is in force, but not whole")
+	if st := s.status(); !slices.Equal(st.Problems, []string{why.Error()}) || st.Error != "" || !st.Ready {
+		t.Errorf("status %+v; want the problem, and the plan in force", st)
+	}
+	s.eventually("another try", func() bool { return len(n.reconciliations()) > 1 })
+	if took := time.Since(begin); took < failurePause {
+		t.Errorf("it tried again after %s; want a pause of %s", took, failurePause)
+	}
+	n.set(func() { n.degraded, n.repaired = nil, nil })
+	n.log.Wait("the plan is whole again")
+	if st := s.status(); len(st.Problems) != 0 {
+		t.Errorf("status %+v", st)
+	}
+}
+
 // reconciliations are those so far.
 func (n *node) reconciliations() (out []string) {
 	n.mu.Lock()

@@ -3,6 +3,7 @@ package dataplane
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 
 	"github.com/cilium/ebpf"
@@ -12,8 +13,9 @@ import (
 	"github.com/waystamp/waystamp/internal/tables"
 )
 
-// applyLocked makes n the plan in force on the devices of t.
-func (d *Dataplane) applyLocked(n plan.Node, t topology) error {
+// applyLocked makes n the plan in force on the devices of t. lenient: without the
+// places that no program can be attached to; else that is an error.
+func (d *Dataplane) applyLocked(n plan.Node, t topology, lenient bool) error {
 	cfg, err := tables.EncodeConfig(n)
 	if err != nil {
 		return err
@@ -32,24 +34,31 @@ func (d *Dataplane) applyLocked(n plan.Node, t topology) error {
 	if err != nil {
 		return err
 	}
-	if err := d.dropDeadLinks(); err != nil {
+	if err := d.dropDeadLinks(lenient); err != nil {
 		return err
 	}
 	notPinned := d.keepPinsLocked()
-	if err := d.checkAlone(t.bindings); err != nil {
+	shared, err := d.checkAlone(t.bindings)
+	if err != nil && !lenient {
 		return err
+	}
+	left := func(anew bool) *leftOut {
+		if !lenient {
+			return nil
+		}
+		return &leftOut{places: maps.Clone(shared), anew: anew}
 	}
 	notSaved := d.saveWindowsLocked()
 	d.saved = nil
 	d.made = made{}
 	var problems []error
 	if d.gen != nil && d.gen.identity == identityOf(cfg) && l.Buckets <= d.gen.limits.Buckets {
-		problems, err = d.applyInPlace(n, t)
+		problems, err = d.applyInPlace(n, &t, left(false))
 		if errors.Is(err, tables.ErrCapacity) || errors.Is(err, tables.ErrTogether) {
-			problems, err = d.applyAnew(n, cfg, t)
+			problems, err = d.applyAnew(n, cfg, &t, left(true))
 		}
 	} else {
-		problems, err = d.applyAnew(n, cfg, t)
+		problems, err = d.applyAnew(n, cfg, &t, left(true))
 	}
 	if err != nil {
 		if _, stuck := errors.AsType[*undoError](err); stuck {
@@ -84,8 +93,9 @@ func (d *Dataplane) wiring(t topology, xdp func(binding) bool) tables.Wiring {
 	return tables.Wiring{Ports: portTable(t.bindings, xdp), Reach: t.reach, Cpus: d.cpus}
 }
 
-// applyInPlace changes the maps of the generation that is at work.
-func (d *Dataplane) applyInPlace(n plan.Node, t topology) (problems []error, err error) {
+// applyInPlace changes the maps of the generation that is at work. It takes out of t
+// what had to be left out.
+func (d *Dataplane) applyInPlace(n plan.Node, t *topology, left *leftOut) (problems []error, err error) {
 	g := d.gen
 	var u undo
 	defer func() {
@@ -94,45 +104,48 @@ func (d *Dataplane) applyInPlace(n plan.Node, t topology) (problems []error, err
 		}
 	}()
 	// Before a packet goes to a function, what comes back from it is met.
-	if err := d.attachReturns(g, t.bindings, &u); err != nil {
+	if err := d.attachReturns(g, t.bindings, &u, left); err != nil {
 		return nil, err
 	}
+	reduced := t.without(left)
 	node, err := g.node()
 	if err != nil {
 		return nil, err
 	}
 	// While either plan has rules, the programs look for them.
 	either := node
-	if either.Rules != t.node.Rules {
+	if either.Rules != reduced.node.Rules {
 		either.Rules = uint32(abi.RulesStateMaybe)
 	}
-	either.Own |= t.node.Own
+	either.Own |= reduced.node.Own
 	u.add(func() error { return g.setNode(node) }, nil)
 	if either != node {
 		if err := g.setNode(either); err != nil {
 			return nil, err
 		}
 	}
-	problems, before, want, err := d.fill(g, n, d.wiring(t, d.isTarget))
+	problems, before, want, err := d.fill(g, n, d.wiring(reduced, d.isTarget))
 	if err != nil {
 		return nil, err
 	}
 	u.add(func() error { return d.restore(g, before) }, nil)
 	u.add(func() error { return g.setNode(either) }, nil)
-	if err := d.arm(g, t.node); err != nil {
+	if err := d.arm(g, reduced.node); err != nil {
 		return nil, err
 	}
-	if err := d.attach(g, t.bindings, &u); err != nil {
+	if err := d.attach(g, t.bindings, &u, left); err != nil {
 		return nil, err
 	}
-	return append(problems, d.settle(g, t.bindings, want, u)...), nil
+	*t = reduced
+	return slices.Concat(problems, left.problems(t.bindings), d.settle(g, t.bindings, want, u)), nil
 }
 
 // applyAnew builds a generation beside the one at work and moves the links over.
 //
 // It starts with empty caches: the headers of packets that are in a function
-// meanwhile are forgotten, and these packets refused when they come back.
-func (d *Dataplane) applyAnew(n plan.Node, cfg abi.Config, t topology) (problems []error, err error) {
+// meanwhile are forgotten, and these packets refused when they come back. It takes
+// out of t what had to be left out.
+func (d *Dataplane) applyAnew(n plan.Node, cfg abi.Config, t *topology, left *leftOut) (problems []error, err error) {
 	old := d.gen
 	had := tables.New()
 	if old != nil {
@@ -165,13 +178,13 @@ func (d *Dataplane) applyAnew(n plan.Node, cfg abi.Config, t topology) (problems
 	} else {
 		delete(carry, tables.MapStats)
 	}
-	want, err := tables.Desire(n, d.wiring(t, d.isTarget), d.local, tables.New(), ix)
+	want, err := tables.Desire(n, d.wiring(*t, d.isTarget), d.local, tables.New(), ix)
 	if errors.Is(err, tables.ErrCapacity) {
 		delete(carry, tables.MapStats)
 		if l, err = d.size(n); err != nil {
 			return nil, err
 		}
-		want, err = tables.Desire(n, d.wiring(t, d.isTarget), d.local, tables.New(), fresh(l))
+		want, err = tables.Desire(n, d.wiring(*t, d.isTarget), d.local, tables.New(), fresh(l))
 	}
 	if err != nil {
 		return nil, err
@@ -202,10 +215,23 @@ func (d *Dataplane) applyAnew(n plan.Node, cfg abi.Config, t topology) (problems
 		return nil, err
 	}
 	d.gen = g
-	if err := d.attachReturns(g, t.bindings, &u); err != nil {
+	if err := d.attachReturns(g, t.bindings, &u, left); err != nil {
 		return nil, err
 	}
-	if err := d.attach(g, t.bindings, &u); err != nil {
+	reduced := t.without(left)
+	if left.any() {
+		// Only now is it known which functions can be guarded, and no packet goes to
+		// any yet.
+		var more []error
+		if more, _, want, err = d.fill(g, n, d.wiring(reduced, d.isTarget)); err != nil {
+			return nil, err
+		}
+		problems = append(problems, more...)
+		if err := d.arm(g, reduced.node); err != nil {
+			return nil, err
+		}
+	}
+	if err := d.attach(g, t.bindings, &u, left); err != nil {
 		return nil, err
 	}
 	if err := d.events.use(g.maps[tables.MapEvents]); err != nil {
@@ -213,7 +239,8 @@ func (d *Dataplane) applyAnew(n plan.Node, cfg abi.Config, t topology) (problems
 	}
 
 	// From here on the new generation is at work; nothing is taken back.
-	problems = append(problems, d.settle(g, t.bindings, want, u)...)
+	*t = reduced
+	problems = slices.Concat(problems, left.problems(t.bindings), d.settle(g, t.bindings, want, u))
 	if err := old.close(); err != nil {
 		problems = append(problems, err)
 	}

@@ -256,7 +256,7 @@ func (d *Dataplane) Apply(n plan.Node) error {
 	if err := t.whole(); err != nil {
 		return err
 	}
-	if err := d.applyLocked(n, t); err != nil {
+	if err := d.applyLocked(n, t, false); err != nil {
 		return err
 	}
 	return d.degraded()
@@ -264,8 +264,9 @@ func (d *Dataplane) Apply(n plan.Node) error {
 
 // Reconcile brings the kernel back to the plan in force: what others have
 // changed or removed, what became of its interfaces, and headends that run out
-// of numbers. An interface that is not there is reported in a DegradedError; all
-// else is done.
+// of numbers. An interface that is not there, or that no program can be attached to
+// (AttachError), is reported in a DegradedError; all else is done, and the next call
+// tries again. What is attached to such an interface stays.
 func (d *Dataplane) Reconcile() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -284,7 +285,7 @@ func (d *Dataplane) reconcileLocked() error {
 	if err != nil {
 		return err
 	}
-	return d.applyLocked(n, t)
+	return d.applyLocked(n, t, true)
 }
 
 // SetLocal tells which addresses are the node's own: traffic to them is never

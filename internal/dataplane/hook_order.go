@@ -64,9 +64,11 @@ func checkFirst(held holding, b binding, h hook) error {
 
 // checkAlone refuses interfaces at which another instance's programs are. Both would
 // stamp and judge each packet, with the same numbers if they have the same plan.
-// Where a link of this instance is, it was alone when it came.
-func (d *Dataplane) checkAlone(bs []binding) error {
+// Where a link of this instance is, it was alone when it came. It also gives the places
+// without one on these interfaces; the error has each interface once.
+func (d *Dataplane) checkAlone(bs []binding) (shared map[linkKey]*AttachError, err error) {
 	var errs []error
+	shared = map[linkKey]*AttachError{}
 	for _, b := range bs {
 		own := d.programsOn(b.device.Index)
 	hooks:
@@ -77,13 +79,19 @@ func (d *Dataplane) checkAlone(bs []binding) error {
 			_, where := h.attachType()
 			for _, p := range d.residents(b.device.Index, h) {
 				if !slices.Contains(own, p.id) && isOurs(p.id) {
-					errs = append(errs, fmt.Errorf("interface %s: program %s of instance %s is at TC %s, and only one instance can have it: run the agent with --instance %[3]s, or first waystamp agent --detach --instance %[3]s --yes", b.Name, programName(p.id), p.instance, where))
+					err := fmt.Errorf("interface %s: program %s of instance %s is at TC %s, and only one instance can have it: run the agent with --instance %[3]s, or first waystamp agent --detach --instance %[3]s --yes", b.Name, programName(p.id), p.instance, where)
+					errs = append(errs, err)
+					for _, h := range b.hooks() {
+						if k := (linkKey{h, b.device.Index}); d.links[k] == nil {
+							shared[k] = &AttachError{Interface: b.Name, Err: err, at: k}
+						}
+					}
 					break hooks // the same for all
 				}
 			}
 		}
 	}
-	return errors.Join(errs...)
+	return shared, errors.Join(errs...)
 }
 
 // programsOn are those that this instance has on an interface, for whatever use: one

@@ -146,20 +146,32 @@ func openLinks(c Config, dir string) (_ map[linkKey]*attached, err error) {
 	return out, nil
 }
 
-// dropDeadLinks forgets links whose device is gone.
-func (d *Dataplane) dropDeadLinks() error {
+// dropDeadLinks forgets links whose device is gone. lenient: those that it cannot look
+// at stay.
+func (d *Dataplane) dropDeadLinks(lenient bool) error {
 	for k, a := range d.links {
 		index, _, err := a.state()
+		if err != nil && lenient {
+			continue
+		}
 		if err != nil {
 			return fmt.Errorf("look at the link of interface %d: %w", k.index, err)
 		}
 		if index == 0 {
-			if err := errors.Join(a.unpin(), a.close()); err != nil {
-				return fmt.Errorf("remove the link of interface %d, which is gone: %w", k.index, err)
+			if err := d.dropDeadLink(k); err != nil {
+				return err
 			}
-			delete(d.links, k)
 		}
 	}
+	return nil
+}
+
+func (d *Dataplane) dropDeadLink(k linkKey) error {
+	a := d.links[k]
+	if err := errors.Join(a.unpin(), a.close()); err != nil {
+		return fmt.Errorf("remove the link of interface %d, which is gone: %w", k.index, err)
+	}
+	delete(d.links, k)
 	return nil
 }
 
@@ -226,13 +238,13 @@ func (u undo) keep() error {
 
 // attachReturns puts the programs of g where packets come back from functions,
 // and on cutters, as attach does.
-func (d *Dataplane) attachReturns(g *generation, bs []binding, u *undo) error {
+func (d *Dataplane) attachReturns(g *generation, bs []binding, u *undo, left *leftOut) error {
 	for _, b := range bs {
 		for _, h := range b.hooks() {
 			if h == hookTC && !b.cutter {
 				continue
 			}
-			if err := d.attachOne(g, b, h, u); err != nil {
+			if err := left.take(d.attachOne(g, b, h, u, left)); err != nil {
 				return err
 			}
 		}
@@ -243,37 +255,54 @@ func (d *Dataplane) attachReturns(g *generation, bs []binding, u *undo) error {
 // attach puts the other programs of g on all interfaces: by moving links that
 // there are, and with new links where there are none. They come in the order of
 // the bindings, and TC before XDP, which hands on what it cannot finish.
-func (d *Dataplane) attach(g *generation, bs []binding, u *undo) error {
+func (d *Dataplane) attach(g *generation, bs []binding, u *undo, left *leftOut) error {
 	for _, b := range bs {
 		if b.cutter {
 			continue
 		}
 		if !b.from {
-			if err := d.attachOne(g, b, hookTC, u); err != nil {
+			if err := left.take(d.attachOne(g, b, hookTC, u, left)); err != nil {
 				return err
 			}
 		}
 		if !b.triesXDP() {
 			continue
 		}
-		err := d.attachOne(g, b, b.hookXDP(), u)
+		if ingress := b.hooks()[len(b.hooks())-1]; left.has(linkKey{ingress, b.device.Index}) && !d.hasXDP(b) {
+			continue // XDP would hand packets on to a program that is not there
+		}
+		err := d.attachOne(g, b, b.hookXDP(), u, left)
 		if err != nil && !b.needsXDP() && noXDP(err) {
 			d.cfg.Log.Info("no native XDP on this interface; TC does all the work", "interface", b.Name, "err", err)
 			continue
 		}
-		if err != nil {
+		if err := left.take(err); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (d *Dataplane) attachOne(g *generation, b binding, h hook, u *undo) error {
+// attachOne puts a program of g on an interface. Where there was none, the error is an
+// AttachError.
+func (d *Dataplane) attachOne(g *generation, b binding, h hook, u *undo, left *leftOut) error {
 	k := linkKey{h, b.device.Index}
 	p := g.programs[programFor(b.Role, h)]
 	if a := d.links[k]; a != nil {
-		return d.moveLink(a, b, h, p, u)
+		return d.moveLink(a, b, h, p, u, left)
 	}
+	if left.has(k) {
+		return left.places[k]
+	}
+	if err := d.attachNew(k, b, p); err != nil {
+		return &AttachError{Interface: b.Name, Err: err, at: k}
+	}
+	u.add(func() error { return d.detachNow(k) }, nil)
+	return nil
+}
+
+func (d *Dataplane) attachNew(k linkKey, b binding, p *ebpf.Program) error {
+	h := k.hook
 	if err := d.cfg.step(stepLinkAttach, string(h)+" "+b.Name); err != nil {
 		return err
 	}
@@ -293,15 +322,27 @@ func (d *Dataplane) attachOne(g *generation, b binding, h hook, u *undo) error {
 		return err
 	}
 	d.links[k] = a
-	u.add(func() error { return d.detachNow(k) }, nil)
 	return nil
 }
 
-// moveLink is one atomic step: a packet meets the old program or the new one.
-func (d *Dataplane) moveLink(a *attached, b binding, h hook, p *ebpf.Program, u *undo) error {
-	_, current, err := a.state()
+// moveLink is one atomic step: a packet meets the old program or the new one. If it
+// fails, the old one is still there, whose maps may be those of another generation:
+// that is an AttachError only if the device has vanished.
+func (d *Dataplane) moveLink(a *attached, b binding, h hook, p *ebpf.Program, u *undo, left *leftOut) error {
+	k := linkKey{h, b.device.Index}
+	vanished := func(err error) error {
+		return &AttachError{Interface: b.Name, Err: errors.Join(err, d.dropDeadLink(k)), at: k}
+	}
+	index, current, err := a.state()
 	if err != nil {
-		return fmt.Errorf("look at the %s link of interface %s: %w", h, b.Name, err)
+		err = fmt.Errorf("look at the %s link of interface %s: %w", h, b.Name, err)
+		if left.inPlace() {
+			err = &AttachError{Interface: b.Name, Err: err, at: k, held: true}
+		}
+		return err
+	}
+	if index == 0 {
+		return vanished(fmt.Errorf("attach to interface %s: the device has vanished, or somebody has taken the filter off", b.Name))
 	}
 	info, err := p.Info()
 	if err != nil {
@@ -318,10 +359,29 @@ func (d *Dataplane) moveLink(a *attached, b binding, h hook, p *ebpf.Program, u 
 		return errors.Join(err, old.Close())
 	}
 	if err := a.move(p); err != nil {
-		return errors.Join(fmt.Errorf("move the %s link of interface %s to the new program: %w", h, b.Name, err), old.Close())
+		err = errors.Join(fmt.Errorf("move the %s link of interface %s to the new program: %w", h, b.Name, err), old.Close())
+		if a.dead() {
+			return vanished(err)
+		}
+		return err
 	}
-	u.add(func() error { return errors.Join(a.move(old), old.Close()) }, old.Close)
+	u.add(func() error {
+		if d.links[k] != a {
+			return old.Close() // its device has vanished
+		}
+		err := a.move(old)
+		if err != nil && a.dead() {
+			err = nil
+		}
+		return errors.Join(err, old.Close())
+	}, old.Close)
 	return nil
+}
+
+// dead: the device is gone, or somebody has taken the filter off.
+func (a *attached) dead() bool {
+	index, _, err := a.state()
+	return err == nil && index == 0
 }
 
 // attachProgram attaches a program and pins what holds it.

@@ -35,9 +35,11 @@ type binding struct {
 	model.Interface
 	device host.Device
 	proxy  uint32 // key of the function that is behind it
-	cutter bool   // the way out of a cutter
-	from   bool   // functions are behind it: their program is at its ingress
-	out    bool   // a program is at its egress too
+	// function is its name.
+	function string
+	cutter   bool // the way out of a cutter
+	from     bool // functions are behind it: their program is at its ingress
+	out      bool // a program is at its egress too
 	// vlans are the bindings on top of it, as WS_PORT_VLANS wants them.
 	vlans [abi.PortVlans]uint16
 }
@@ -93,12 +95,14 @@ func (b binding) settings(target bool) abi.Port {
 type topology struct {
 	bindings []binding               // see order
 	reach    map[string]tables.Reach // of functions whose interfaces are there
+	local    []string                // functions in the node's own kernel
 	node     abi.Node                // armed, with the cutters, and whether XDP is tried
-	missing  []error                 // what is not there
+	missing  []error                 // what is not there, or cannot be as the plan says
 }
 
-// resolve looks up all devices that a plan needs. What is missing is left out,
-// and listed; the error is about what can be on no machine.
+// resolve looks up all devices that a plan needs. What is missing, or clashes with
+// another device of the plan, is left out and listed; the error is about what can be
+// on no machine.
 func resolve(n plan.Node, devices func(string) (host.Device, error)) (topology, error) {
 	t := topology{reach: map[string]tables.Reach{}, node: abi.Node{Armed: 1}}
 	if len(plan.Ordered(n.HeadendRules()))+len(plan.Ordered(n.GuardRules())) > 0 {
@@ -120,13 +124,14 @@ func resolve(n plan.Node, devices func(string) (host.Device, error)) (topology, 
 		}
 		return dev, err == nil
 	}
-	take := func(b binding, what string) error {
+	take := func(b binding, what string) bool {
 		if other, twice := uses[b.device.Index]; twice {
-			return fmt.Errorf("%s is the same device as %s", what, other)
+			t.missing = append(t.missing, fmt.Errorf("%s is the same device as %s", what, other))
+			return false
 		}
 		uses[b.device.Index] = what
 		t.bindings = append(t.bindings, b)
-		return nil
+		return true
 	}
 
 	leaving := tables.HasLocal(n) || tables.HasOwn(n)
@@ -137,10 +142,7 @@ func resolve(n plan.Node, devices func(string) (host.Device, error)) (topology, 
 			continue
 		}
 		b := binding{Interface: i, device: dev, out: leaving || i.Role == model.RoleEdge}
-		if err := take(b, what); err != nil {
-			return topology{}, err
-		}
-		if b.triesXDP() {
+		if take(b, what) && b.triesXDP() {
 			t.node.Xdp = 1
 		}
 	}
@@ -151,6 +153,7 @@ func resolve(n plan.Node, devices func(string) (host.Device, error)) (topology, 
 	for _, p := range n.Proxies {
 		if p.Local {
 			t.reach[p.Function] = tables.Reach{}
+			t.local = append(t.local, p.Function)
 			continue
 		}
 		// Both are guarded, even if the function cannot be reached: what it sends by
@@ -165,15 +168,15 @@ func resolve(n plan.Node, devices func(string) (host.Device, error)) (topology, 
 			if !ok {
 				continue
 			}
-			found = append(found, dev)
 			i := model.Interface{Name: e.name, Role: model.RoleCore, Datapath: model.DatapathTC}
 			if p.Recognise == model.RecogniseContent {
 				i.Datapath = model.DatapathAuto
 			}
-			b := binding{Interface: i, device: dev, proxy: keys[p.Function], from: true}
-			if err := take(b, e.what); err != nil {
-				return topology{}, err
+			b := binding{Interface: i, device: dev, proxy: keys[p.Function], function: p.Function, from: true}
+			if !take(b, e.what) {
+				continue
 			}
+			found = append(found, dev)
 			if b.triesXDP() {
 				t.node.Xdp = 1
 			}
@@ -184,21 +187,17 @@ func resolve(n plan.Node, devices func(string) (host.Device, error)) (topology, 
 		}
 	}
 	if tables.NeedsCutters(n) {
-		if err := t.resolveCutters(look, take); err != nil {
-			return topology{}, err
-		}
+		t.resolveCutters(look, take)
 	}
-	if err := t.resolveVLANs(); err != nil {
-		return topology{}, err
-	}
+	t.resolveVLANs()
 	slices.SortStableFunc(t.bindings, func(a, b binding) int { return a.order() - b.order() })
 	return t, nil
 }
 
 // resolveVLANs tells interfaces which VLANs on top of them the plan has, so that
 // their frames are left to these. XDP sees the frames of a VLAN without their tag
-// and would take them for the interface's own.
-func (t *topology) resolveVLANs() error {
+// and would take them for the interface's own; there TC does all the work.
+func (t *topology) resolveVLANs() {
 	for _, up := range t.bindings {
 		v := up.device.VLAN
 		i := slices.IndexFunc(t.bindings, func(b binding) bool { return v.ID != 0 && b.device.Index == v.Parent })
@@ -207,12 +206,14 @@ func (t *topology) resolveVLANs() error {
 		}
 		b := &t.bindings[i]
 		if b.needsXDP() {
-			return fmt.Errorf("interface %s has datapath xdp, and %s on top of it is in the plan too: XDP would take that VLAN's frames for its own; give %s datapath tc", b.Name, up.Name, b.Name)
+			t.missing = append(t.missing, fmt.Errorf("interface %s has datapath xdp, and %s on top of it is in the plan too: XDP would take that VLAN's frames for its own; give %s datapath tc", b.Name, up.Name, b.Name))
 		}
 		b.Datapath = model.DatapathTC
 		free := slices.Index(b.vlans[:], 0)
 		if free < 0 {
-			return fmt.Errorf("interface %s: more than %d VLANs on top of it are in the plan; leave %s itself out of it, or spread them over several interfaces", b.Name, len(b.vlans), b.Name)
+			// Frames of this one are judged on both interfaces.
+			t.missing = append(t.missing, fmt.Errorf("interface %s: more than %d VLANs on top of it are in the plan; leave %s itself out of it, or spread them over several interfaces", b.Name, len(b.vlans), b.Name))
+			continue
 		}
 		b.vlans[free] = v.ID
 		if v.Provider {
@@ -222,7 +223,6 @@ func (t *topology) resolveVLANs() error {
 			b.vlans[free] |= abi.VLANStacked
 		}
 	}
-	return nil
 }
 
 // hasVLANs tells whether a binding is a VLAN on top of b.
@@ -232,7 +232,7 @@ func (t *topology) hasVLANs(b binding) bool {
 	})
 }
 
-func (t *topology) resolveCutters(look func(name, what string) (host.Device, bool), take func(binding, string) error) error {
+func (t *topology) resolveCutters(look func(name, what string) (host.Device, bool), take func(binding, string) bool) {
 	to, back := tables.CutterPairs()
 	for _, c := range []struct {
 		pair    tables.CutterPair
@@ -249,15 +249,13 @@ func (t *topology) resolveCutters(look func(name, what string) (host.Device, boo
 		if !ok || !okOut {
 			continue
 		}
-		if err := take(binding{
+		if take(binding{
 			Interface: model.Interface{Name: c.pair.Out, Role: model.RoleCore, Datapath: model.DatapathTC},
 			device:    out, cutter: true, from: c.from,
-		}, what); err != nil {
-			return err
+		}, what) {
+			*c.ifindex, *c.dmac = uint32(in.Index), out.MAC
 		}
-		*c.ifindex, *c.dmac = uint32(in.Index), out.MAC
 	}
-	return nil
 }
 
 // order: what meets packets from functions is there before any goes to one, and
