@@ -4,7 +4,7 @@
 # nothing to do. Safe to run beside itself.
 #
 #   tools/deps.sh run      for bin/waystamp and its tests: the bpf file system, and what demo and tutorial call
-#   tools/deps.sh test     for the tests alone: a load for those of the bench, and two decoders of others
+#   tools/deps.sh test     for the tests alone: a load for those of the bench, two decoders of others, and FRR
 #   tools/deps.sh bare     for tools/bare-root.sh: debootstrap
 #   tools/deps.sh kernels  for make test-kernels: qemu, and what its machines run
 #   tools/deps.sh clang    for make generate and make check: the pinned compiler
@@ -45,6 +45,22 @@ install() {
 		fail "apt-get cannot install ${missing[*]}; are they in this release's sources? (Debian 12 and later, Ubuntu 24.04 and later)"
 }
 
+# without_service COMMAND: what it installs is not started as a service of this
+# machine, where nobody said otherwise.
+without_service() {
+	local policy=/usr/sbin/policy-rc.d
+	if [ -e $policy ] || [ ! -w ${policy%/*} ]; then
+		"$@"
+		return
+	fi
+	trap "rm -f $policy" EXIT
+	printf '#!/bin/sh\nexit 101\n' >$policy
+	chmod 755 $policy
+	"$@"
+	rm -f $policy
+	trap - EXIT
+}
+
 bpffs() {
 	grep -q ' /sys/fs/bpf bpf ' /proc/mounts && return 0
 	need_root "mounting the bpf file system"
@@ -70,7 +86,10 @@ for what in "$@"; do
 		bpffs
 		install nft=nftables ping=iputils-ping ip=iproute2 sysctl=procps
 		;;
-	test) install iperf3=iperf3 tshark=tshark scapy=python3-scapy ;;
+	test)
+		install iperf3=iperf3 tshark=tshark scapy=python3-scapy
+		command -v vtysh >/dev/null || without_service install vtysh=frr
+		;;
 	bare) install debootstrap=debootstrap ;;
 	kernels)
 		install qemu-system-x86_64=qemu-system-x86 busybox=busybox-static ip=iproute2 nft=nftables ping=iputils-ping \

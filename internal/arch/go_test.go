@@ -26,6 +26,7 @@ var level = map[string]int{
 	"internal/dataplane/object": 3,
 	"internal/host":             3,
 	"internal/planfile":         3,
+	"internal/routing":          3,
 	"internal/tables":           3,
 	"internal/dataplane":        4,
 	"internal/netfilter":        4,
@@ -56,7 +57,7 @@ var onlyTests = []string{"internal/tables/xtest", "test"}
 // pure are the packages that do no I/O and know nothing of the kernel.
 var pure = []string{
 	"internal/abi", "internal/api", "internal/await", "internal/event", "internal/explain", "internal/manifest", "internal/model", "internal/plan",
-	"internal/pot", "internal/srv6", "internal/tables", "internal/yamlfile",
+	"internal/pot", "internal/routing", "internal/srv6", "internal/tables", "internal/yamlfile",
 }
 
 // impure is what they therefore do not import.

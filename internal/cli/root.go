@@ -35,6 +35,7 @@ func newRoot(in surroundings) *cobra.Command {
 		newGetCommand(in),
 		newWatchCommand(in),
 		NewExplainCommand(),
+		NewRoutingCommand(),
 		NewPotCommand(dataplane.NewEngine),
 	}
 	for _, c := range InLab {

@@ -1,0 +1,237 @@
+// Package routing writes configurations of routing daemons that announce a domain:
+// each node's address and locator, and its SIDs with the behaviour and the function
+// that are behind them. It does no I/O: `waystamp routing` prints what it writes, and
+// internal/lab runs daemons on it.
+package routing
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/waystamp/waystamp/internal/model"
+	"github.com/waystamp/waystamp/internal/plan"
+)
+
+// Behaviour is what is behind a SID, by its codepoint in IANA's registry of SRv6
+// endpoint behaviors.
+type Behaviour uint16
+
+const (
+	End             Behaviour = 1  // RFC 8986 4.1
+	EndDT46         Behaviour = 20 // RFC 8986 4.8
+	EndNextCSID     Behaviour = 43 // RFC 9800 4.1
+	EndDT46NextCSID Behaviour = 64 // RFC 9800 4.1
+	// EndAD has none: draft-ietf-spring-sr-service-programming asks for it as TBA3.
+	// Until then it is 3 behind the beginning of the range for private use.
+	EndAD Behaviour = 0x8003
+)
+
+var behaviourNames = map[Behaviour]string{
+	End: "End", EndDT46: "End.DT46", EndNextCSID: "End with NEXT-CSID", EndDT46NextCSID: "End.DT46 with NEXT-CSID", EndAD: "End.AD",
+}
+
+func (b Behaviour) String() string { return behaviourNames[b] }
+
+// FirstAS is the first number for private use of 32 bits (RFC 6996). The first node
+// of a domain has the next one.
+const FirstAS uint32 = 4_200_000_000
+
+// SID is one that is announced by a large community AS:BEHAVIOUR:FUNCTION (RFC 8092).
+type SID struct {
+	Prefix    netip.Prefix
+	Behaviour Behaviour
+	Function  string // "": none
+}
+
+// FunctionNumber is what large communities call a function: the first 32 bits of the
+// SHA-256 of its name, so that it stays the same when the file changes. 0: none.
+func FunctionNumber(name string) uint32 {
+	if name == "" {
+		return 0
+	}
+	sum := sha256.Sum256([]byte(name))
+	return binary.BigEndian.Uint32(sum[:])
+}
+
+// Speaker is a node or router that speaks BGP with its neighbours.
+type Speaker struct {
+	Name       string
+	AS         uint32
+	Number     uint32 // in the domain, from 1: its router id
+	Source     netip.Addr
+	Own        []netip.Prefix // announced as they are
+	SIDs       []SID          // announced with their community
+	Neighbours []string       // interfaces with a neighbour that has a number of its own
+}
+
+// New is the speaker that a node of a domain is: with each neighbour behind an
+// interface of role core. paths are those of the domain's plan.
+func New(d model.Domain, paths []plan.Path, node string) (Speaker, error) {
+	i := slices.IndexFunc(d.Nodes, func(n model.Node) bool { return n.Name == node })
+	if i < 0 {
+		var names []string
+		for _, n := range d.Nodes {
+			names = append(names, n.Name)
+		}
+		return Speaker{}, fmt.Errorf("the domain has no node %q; it has %s", node, strings.Join(names, ", "))
+	}
+	if err := checkFunctions(d.Functions); err != nil {
+		return Speaker{}, err
+	}
+	n := d.Nodes[i]
+	s := Speaker{
+		Name: n.Name, AS: FirstAS + 1 + uint32(i), Number: 1 + uint32(i), Source: n.Address,
+		Own: []netip.Prefix{netip.PrefixFrom(n.Address, n.Address.BitLen()), n.Locator},
+	}
+	for _, f := range n.Interfaces {
+		if f.Role == model.RoleCore {
+			s.Neighbours = append(s.Neighbours, f.Name)
+		}
+	}
+	does := map[string]model.Behaviour{}
+	for _, f := range d.Functions {
+		does[f.Name] = f.Kind.Behaviour()
+	}
+	at := map[netip.Prefix]int{}
+	for _, p := range paths {
+		for j, h := range p.Hops {
+			if h.Node != node || !h.SID.IsValid() {
+				continue
+			}
+			sid := SID{Prefix: netip.PrefixFrom(h.SID, 64).Masked(), Function: h.Function}
+			compressed := p.Encapsulation.SIDs == model.SIDsCompressed
+			switch {
+			case j == len(p.Hops)-1 && compressed:
+				sid.Behaviour = EndDT46NextCSID
+			case j == len(p.Hops)-1:
+				sid.Behaviour = EndDT46
+			case does[h.Function] == model.BehaviourEndAD:
+				sid.Behaviour = EndAD
+			case compressed:
+				sid.Behaviour = EndNextCSID
+			default:
+				sid.Behaviour = End
+			}
+			k, ok := at[sid.Prefix]
+			if !ok {
+				at[sid.Prefix] = len(s.SIDs)
+				s.SIDs = append(s.SIDs, sid)
+			} else {
+				// Of a SID in lists of both forms: NEXT-CSID is End where no C-SID is left.
+				s.SIDs[k].Behaviour = max(s.SIDs[k].Behaviour, sid.Behaviour)
+			}
+		}
+	}
+	slices.SortFunc(s.SIDs, func(a, b SID) int { return a.Prefix.Addr().Compare(b.Prefix.Addr()) })
+	return s, nil
+}
+
+// checkFunctions holds that no two functions have one number.
+func checkFunctions(fs []model.Function) error {
+	names := map[uint32]string{}
+	for _, f := range fs {
+		n := FunctionNumber(f.Name)
+		if other, ok := names[n]; ok || n == 0 {
+			return fmt.Errorf("functions %q and %q would have the same number in large communities; rename one of them", cmp.Or(other, "none"), f.Name)
+		}
+		names[n] = f.Name
+	}
+	return nil
+}
+
+// community is that of a SID.
+func (s Speaker) community(sid SID) string {
+	return fmt.Sprintf("%d:%d:%d", s.AS, sid.Behaviour, FunctionNumber(sid.Function))
+}
+
+// FRR is the configuration for zebra and bgpd of FRR, from 8.4 on. BGP is
+// unnumbered: neighbours find each other by router advertisements, and talk by
+// link-local addresses.
+func (s Speaker) FRR() string {
+	var b strings.Builder
+	line := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
+	line("! FRR, zebra and bgpd: %s announces its address, its locator and its SIDs.", s.Name)
+	if len(s.SIDs) > 0 {
+		line("! The large community of a SID is AS:BEHAVIOUR:FUNCTION.")
+	}
+	for _, sid := range s.SIDs {
+		line("!   %s  %s  %s%s", sid.Prefix, s.community(sid), sid.Behaviour, prefixed(", ", sid.Function))
+	}
+	line("frr defaults datacenter")
+	line("hostname %s", s.Name)
+	line("!")
+	line("router bgp %d", s.AS)
+	line(" bgp router-id %s", netip.AddrFrom4([4]byte(binary.BigEndian.AppendUint32(nil, s.Number))))
+	line(" no bgp default ipv4-unicast")
+	line(" no bgp network import-check")
+	line(" neighbor core peer-group")
+	line(" neighbor core remote-as external")
+	line(" neighbor core timers connect 1")
+	for _, n := range s.Neighbours {
+		line(" neighbor %s interface peer-group core", n)
+	}
+	line(" !")
+	line(" address-family ipv6 unicast")
+	for _, p := range s.Own {
+		line("  network %s", p)
+	}
+	for _, sid := range s.SIDs {
+		line("  network %s route-map %s", sid.Prefix, sid.routeMap())
+	}
+	line("  neighbor core activate")
+	line("  neighbor core route-map waystamp-in in")
+	line("  neighbor core route-map waystamp-out out")
+	line(" exit-address-family")
+	line("exit")
+	line("!")
+	for i, p := range s.Own {
+		le := " le 128"
+		if p.IsSingleIP() {
+			le = ""
+		}
+		line("ipv6 prefix-list waystamp-own seq %d permit %s%s", 5*(i+1), p, le)
+	}
+	for _, sid := range s.SIDs {
+		line("!")
+		line("route-map %s permit 10", sid.routeMap())
+		line(" set large-community %s", s.community(sid))
+		line("exit")
+	}
+	line("!")
+	line("! Nobody else has what is this node's own.")
+	line("route-map waystamp-in deny 10")
+	line(" match ipv6 address prefix-list waystamp-own")
+	line("exit")
+	line("route-map waystamp-in permit 20")
+	line("exit")
+	line("!")
+	line("route-map waystamp-out permit 10")
+	line("exit")
+	line("!")
+	line("! What the node itself sends has its address.")
+	line("route-map waystamp-source permit 10")
+	line(" set src %s", s.Source)
+	line("exit")
+	line("!")
+	line("ipv6 protocol bgp route-map waystamp-source")
+	return b.String()
+}
+
+// routeMap is the name of the map that gives a SID its community: by the 16 bits
+// behind the block.
+func (s SID) routeMap() string {
+	b := s.Prefix.Addr().As16()
+	return fmt.Sprintf("waystamp-sid-%04x", binary.BigEndian.Uint16(b[6:]))
+}
+
+func prefixed(prefix, s string) string {
+	if s == "" {
+		return ""
+	}
+	return prefix + s
+}
