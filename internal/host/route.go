@@ -16,6 +16,7 @@ type Protocol uint8
 
 const (
 	ProtocolStatic Protocol = unix.RTPROT_STATIC
+	ProtocolBGP    Protocol = unix.RTPROT_BGP
 	// ProtocolWaystamp marks what waystamp has put there, and may take away. A
 	// routing daemon can redistribute by it.
 	ProtocolWaystamp Protocol = 119

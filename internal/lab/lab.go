@@ -1,7 +1,7 @@
 // Package lab builds a domain and the world around it on one machine: a
 // network namespace for every node, router, host and function that knows nothing
-// of segment routing, veth pairs between them, addresses, static routes and
-// rulesets, and one agent process per node. It takes all of it away again, also
+// of segment routing, veth pairs between them, addresses, routes (static, or by
+// FRR) and rulesets, and one agent process per node. It takes all of it away again, also
 // what an interrupted build has left. The traffic tools at its end send real
 // packets from inside a namespace.
 //
@@ -109,6 +109,11 @@ func Up(ctx context.Context, c Config) (_ *Lab, err error) {
 			return nil, fmt.Errorf("function %s of the lab is a ruleset: %w", c.Lab.Functions[i].Name, err)
 		}
 	}
+	if c.Lab.Routing == model.LabFRR {
+		if err := requireFRR(frrDirs); err != nil {
+			return nil, fmt.Errorf("the lab's routing is frr: %w", err)
+		}
+	}
 	world, err := await.Do(ctx, func() (layout, error) { return layOut(c.Domain, c.Lab) })
 	if err != nil {
 		return nil, err
@@ -139,6 +144,9 @@ func Up(ctx context.Context, c Config) (_ *Lab, err error) {
 		return nil, err
 	}
 	if err := l.build(ctx, world); err != nil {
+		return nil, err
+	}
+	if err := l.startRouting(ctx, world, c.Domain, c.Plan.Paths); err != nil {
 		return nil, err
 	}
 	for _, s := range world.stations {
@@ -433,17 +441,19 @@ func (l *Lab) takeDown(ctx context.Context) error {
 	errs := make([]error, len(members))
 	var agents sync.WaitGroup
 	for i, m := range members {
-		if m.Agent == nil && m.Program == nil {
+		if m.Agent == nil && m.Program == nil && m.Routing == "" {
 			continue
 		}
 		agents.Go(func() {
-			errs[i] = l.stopProgram(ctx, m)
+			errs[i] = errors.Join(l.stopProgram(ctx, m), l.stopRouting(ctx, m))
 			if m.Agent == nil {
 				return
 			}
-			if errs[i] = l.StopAgent(ctx, m.Name); errs[i] == nil {
-				errs[i] = l.Detach(ctx, m.Name)
+			err := l.StopAgent(ctx, m.Name)
+			if err == nil {
+				err = l.Detach(ctx, m.Name)
 			}
+			errs[i] = errors.Join(errs[i], err)
 		})
 	}
 	agents.Wait()

@@ -8,6 +8,7 @@ import (
 
 	"github.com/waystamp/waystamp/internal/host"
 	"github.com/waystamp/waystamp/internal/model"
+	"github.com/waystamp/waystamp/internal/routing"
 )
 
 // MTUs of links that name none.
@@ -29,8 +30,10 @@ type station struct {
 	loopback   netip.Addr // zero: none
 	interfaces []iface
 	routes     []host.Route
-	rulesets   []ruleset // of a function of its own, or of a node's local ones
-	copier     *copier   // nil: its kernel forwards
+	speaker    *routing.Speaker // nil: it has no BGP
+	learned    []netip.Prefix   // by BGP
+	rulesets   []ruleset        // of a function of its own, or of a node's local ones
+	copier     *copier          // nil: its kernel forwards
 }
 
 // iface is one end of a wire.
@@ -64,7 +67,8 @@ func (k wire) ends() (a, b string) {
 // Routes take the fewest links to each node's address and locator, router's
 // address and SIDs, host's prefix. Among equally long ways each station takes
 // the neighbour whose name sorts first, hence never in a circle: the next one is
-// always one link nearer. Hosts forward nothing.
+// always one link nearer. Hosts forward nothing. Where FRR routes, nodes and routers
+// announce the same prefixes instead, and are to learn all others.
 func layOut(d model.Domain, l model.Lab) (layout, error) {
 	var w layout
 	var fabric []string          // what forwards
@@ -182,7 +186,30 @@ func layOut(d model.Domain, l model.Lab) (layout, error) {
 					}
 					r.Source = netip.Addr{}
 				}
+				if l.Routing == model.LabFRR && d.prefix.Addr().Is6() {
+					s.learned = append(s.learned, d.prefix)
+					continue
+				}
 				s.routes = append(s.routes, r)
+			}
+		}
+	}
+	if l.Routing == model.LabFRR {
+		for n, name := range fabric {
+			s := &w.stations[index[name]]
+			s.speaker = &routing.Speaker{
+				Name: name, AS: routing.FirstAS + 1 + uint32(n), Number: 1 + uint32(n), Source: s.loopback,
+			}
+			for _, d := range reach[name] {
+				switch {
+				case d.sid:
+					s.speaker.SIDs = append(s.speaker.SIDs, routing.SID{Prefix: d.prefix, Behaviour: routing.End})
+				case d.prefix.Addr().Is6():
+					s.speaker.Own = append(s.speaker.Own, d.prefix)
+				}
+			}
+			for _, peer := range links[name] {
+				s.speaker.Neighbours = append(s.speaker.Neighbours, name+"-"+peer)
 			}
 		}
 	}

@@ -34,6 +34,7 @@ type Member struct {
 	Inode     uint64   `json:"inode"` // of the namespace
 	Agent     *Agent   `json:"agent,omitempty"`
 	Program   *Program `json:"program,omitempty"`
+	Routing   string   `json:"routing,omitempty"` // directory of its FRR, recorded before that is started
 }
 
 // Agent is a node's agent: recorded before it is first started, and until the

@@ -125,6 +125,7 @@ type lab struct {
 	routers   item[[]router]
 	links     item[[]link]
 	functions item[[]labFunction]
+	routing   item[model.LabRouting]
 }
 
 type labFunction struct {
@@ -414,6 +415,7 @@ func readLab(c cursor) *lab {
 		field{"routers", false, list(&l.routers, readRouter)},
 		field{"links", true, list(&l.links, readLink)},
 		field{"functions", false, list(&l.functions, readLabFunction)},
+		field{"routing", false, into(&l.routing, enum[model.LabRouting])},
 	)
 	return l
 }

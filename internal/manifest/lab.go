@@ -345,7 +345,7 @@ func (c *labChecker) checkInterfaces() {
 }
 
 func (l *lab) model() *model.Lab {
-	m := &model.Lab{MTU: mtuDefault}
+	m := &model.Lab{MTU: mtuDefault, Routing: l.routing.value}
 	if l.mtu.ok {
 		m.MTU = l.mtu.value
 	}

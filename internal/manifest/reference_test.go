@@ -123,6 +123,7 @@ chains:
       #chains[].proof.on-violation
 lab:
   #lab.mtu
+  #lab.routing
   hosts:
     - name: h
       node: a

@@ -11,6 +11,7 @@ type Lab struct {
 	Routers   []LabRouter
 	Links     []LabLink
 	Functions []LabFunction // every function of kind unaware that is behind interfaces has one
+	Routing   LabRouting
 }
 
 // LabHost is an end system behind an edge interface of a node. In Prefix the
@@ -74,4 +75,26 @@ func (k LabKind) MarshalText() ([]byte, error) {
 // UnmarshalText implements encoding.TextUnmarshaler.
 func (k *LabKind) UnmarshalText(b []byte) error {
 	return enumUnmarshal(k, "kind of function in a lab", labKindNames, b)
+}
+
+// LabRouting is where the routes of a lab's nodes and routers come from.
+type LabRouting uint8
+
+const (
+	LabStatic LabRouting = iota // the lab computes them
+	LabFRR                      // zebra and bgpd of FRR, in each namespace
+)
+
+var labRoutingNames = []string{"static", "frr"}
+
+func (r LabRouting) String() string { return enumString("LabRouting", labRoutingNames, int(r)) }
+
+// MarshalText implements encoding.TextMarshaler.
+func (r LabRouting) MarshalText() ([]byte, error) {
+	return enumMarshal("routing of a lab", labRoutingNames, int(r))
+}
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (r *LabRouting) UnmarshalText(b []byte) error {
+	return enumUnmarshal(r, "routing of a lab", labRoutingNames, b)
 }

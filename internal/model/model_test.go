@@ -23,6 +23,7 @@ func TestEnumerationsSurviveTheirText(t *testing.T) {
 	both(t, "OnUnknown", []OnUnknown{OnUnknownDrop, OnUnknownPlain})
 	both(t, "Segments", []Segments{SegmentsCut, SegmentsKeep})
 	both(t, "LabKind", []LabKind{LabForward, LabNftables, LabRaw})
+	both(t, "LabRouting", []LabRouting{LabStatic, LabFRR})
 }
 
 func both[T interface {

@@ -149,10 +149,13 @@ func (s Speaker) community(sid SID) string {
 	return fmt.Sprintf("%d:%d:%d", s.AS, sid.Behaviour, FunctionNumber(sid.Function))
 }
 
-// FRR is the configuration for zebra and bgpd of FRR, from 8.4 on. BGP is
-// unnumbered: neighbours find each other by router advertisements, and talk by
-// link-local addresses.
-func (s Speaker) FRR() string {
+// FRR is the configuration for zebra and bgpd of FRR, from 8.4 on, as vtysh reads
+// it.
+func (s Speaker) FRR() string { return s.BGP() + "!\n" + s.Zebra() }
+
+// BGP is the part of it that is bgpd's. BGP is unnumbered: neighbours find each other
+// by router advertisements, and talk by link-local addresses.
+func (s Speaker) BGP() string {
 	var b strings.Builder
 	line := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
 	line("! FRR, zebra and bgpd: %s announces its address, its locator and its SIDs.", s.Name)
@@ -212,14 +215,19 @@ func (s Speaker) FRR() string {
 	line("!")
 	line("route-map waystamp-out permit 10")
 	line("exit")
-	line("!")
-	line("! What the node itself sends has its address.")
-	line("route-map waystamp-source permit 10")
-	line(" set src %s", s.Source)
-	line("exit")
-	line("!")
-	line("ipv6 protocol bgp route-map waystamp-source")
 	return b.String()
+}
+
+// Zebra is the part that is zebra's: packets that the node itself sends have its
+// address.
+func (s Speaker) Zebra() string {
+	return fmt.Sprintf(`! What the node itself sends has its address.
+route-map waystamp-source permit 10
+ set src %s
+exit
+!
+ipv6 protocol bgp route-map waystamp-source
+`, s.Source)
 }
 
 // routeMap is the name of the map that gives a SID its community: by the 16 bits
