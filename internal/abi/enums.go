@@ -190,6 +190,7 @@ const (
 	ReasonExtensionProgramBug Reason = 92 // the program for packets with options before their routing header is not there
 	ReasonRulesMissingBug     Reason = 93 // the tables that would say whether a chain takes or requires the packet are not there, or not all of them
 	ReasonPortsUnread         Reason = 94 // another chain, by protocol or ports, may be this packet's, and they cannot be read
+	ReasonArgument            Reason = 95 // the argument of the SID is not the one that the plan has for the path
 )
 
 var reasonNames = [...]string{
@@ -288,6 +289,7 @@ var reasonNames = [...]string{
 	"extension-program-bug",
 	"rules-missing-bug",
 	"ports-unread",
+	"argument",
 }
 
 // String returns the name: lower case, words joined by hyphens. A number that
@@ -399,6 +401,7 @@ var reasonTexts = [...]string{
 	"the program for packets with options before their routing header is not there",
 	"the tables that would say whether a chain takes or requires the packet are not there, or not all of them",
 	"another chain, by protocol or ports, may be this packet's, and they cannot be read",
+	"the argument of the SID is not the one that the plan has for the path",
 }
 
 // Text says in a sentence without capital or full stop what the packet or the
@@ -422,7 +425,7 @@ func Reasons() []Reason {
 
 // ReasonCount is the number of reasons, ReasonNone included: the size of the
 // map ws_refusals.
-const ReasonCount = 95
+const ReasonCount = 96
 
 // SpentReasons are those for which a packet may be refused after its number was
 // spent at the replay window.

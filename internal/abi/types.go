@@ -73,7 +73,7 @@ type Hop struct {
 	NextCsid  uint8
 	Stats     uint32
 	Proxy     uint32
-	Pad2      uint32
+	Argument  uint32
 	Source    [2]uint64
 	Share     Share
 	Pad3      [6]uint64
@@ -333,7 +333,9 @@ type Proxy struct {
 	Dmac       [6]uint8
 	Gone       uint8
 	Cuts       uint8
-	Pad        [4]uint8
+	Peer       uint8
+	Mark       uint8
+	Pad        [2]uint8
 	Via        [16]uint8
 }
 

@@ -21,6 +21,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -29,6 +30,7 @@ import (
 	"github.com/waystamp/waystamp/internal/dataplane"
 	"github.com/waystamp/waystamp/internal/host"
 	"github.com/waystamp/waystamp/internal/model"
+	"github.com/waystamp/waystamp/internal/netfilter"
 	"github.com/waystamp/waystamp/internal/plan"
 	"github.com/waystamp/waystamp/internal/planfile"
 	"github.com/waystamp/waystamp/internal/tables"
@@ -110,6 +112,7 @@ func (e *PlanError) Unwrap() error { return e.Err }
 type agent struct {
 	cfg    Config
 	net    network
+	filter packetFilter
 	dp     dataPath
 	state  *stateFile
 	status *statusBoard
@@ -118,8 +121,12 @@ type agent struct {
 	readers *readers // of log
 	recent  recentRefusals
 
-	node    string     // the name that plans must have; "": none yet
-	plan    *plan.Node // in force; nil: none yet
+	loaded  map[string][]netfilter.Ruleset // by namespace, as last loaded
+	filters filters                        // as last ensured
+
+	node    string                    // the name that plans must have; "": none yet
+	plan    *plan.Node                // in force; nil: none yet
+	inForce atomic.Pointer[plan.Node] // the same, for other goroutines than the loop
 	loss    lossWatch
 	silence silenceWatch
 	seen    string // digest of the plan file as last read; "": it cannot be read
@@ -153,7 +160,7 @@ func run(ctx context.Context, cfg Config, on func(context.Context, Config) (mach
 	}
 	began := time.Now()
 	cfg.Log.Info("reading the plan", "file", cfg.PlanFile)
-	a := &agent{cfg: cfg, node: cfg.Node, log: newHistory(), readers: newReaders()}
+	a := &agent{cfg: cfg, node: cfg.Node, log: newHistory(), readers: newReaders(), loaded: map[string][]netfilter.Ruleset{}}
 	a.status = newStatusBoard(cfg.Instance)
 
 	first, err := a.readPlan(ctx)
@@ -165,7 +172,7 @@ func run(ctx context.Context, cfg Config, on func(context.Context, Config) (mach
 		return err
 	}
 	defer func() { err = errors.Join(err, m.close()) }()
-	a.net = m.net
+	a.net, a.filter = m.net, m.filter
 	if err := a.inNamespace(m.check); err != nil {
 		return err
 	}
@@ -243,23 +250,32 @@ func (a *agent) apply(n plan.Node) error {
 	if err != nil {
 		return err
 	}
-	next := before.with(n)
+	next := before.with(stateOf(n, a.cfg.Instance))
 	if err := a.state.put(next); err != nil {
 		return errors.Join(err, a.withdraw(announced))
 	}
 	made, err := a.ensureCutters(n)
+	filters := a.filters
 	if err == nil {
+		a.filters = a.ensureFilters(n)
+		a.dp.Withhold(a.filters.withheld)
 		err = a.inNamespace(func() error { return a.dp.Apply(n) })
 	}
 	degraded, inForce := errors.AsType[*dataplane.DegradedError](err)
 	if err != nil && !inForce {
-		return errors.Join(err, a.removeCutters(made), a.withdraw(announced), a.state.put(before))
+		a.filters = filters
+		a.dp.Withhold(filters.withheld)
+		return errors.Join(err, a.removeCutters(made), a.removeFilters(next.Filters, before.Filters), a.withdraw(announced), a.state.put(before))
 	}
 	a.plan = &n
+	a.inForce.Store(&n)
 	if !tables.NeedsCutters(n) {
 		if err := a.removeCutters(cutters(a.cfg.Instance)); err != nil {
 			return err
 		}
+	}
+	if err := a.removeFilters(next.Filters, sitesOf(a.cfg.Instance, n)); err != nil {
+		return err
 	}
 	for _, old := range next.Locators {
 		if old != n.Locator {
@@ -268,7 +284,7 @@ func (a *agent) apply(n plan.Node) error {
 			}
 		}
 	}
-	if err := a.state.put(stateOf(n)); err != nil {
+	if err := a.state.put(stateOf(n, a.cfg.Instance)); err != nil {
 		return err
 	}
 	a.node = n.Name
@@ -307,6 +323,7 @@ func (a *agent) report(d *dataplane.DegradedError) {
 			problems = append(problems, p.Error())
 		}
 	}
+	problems = append(problems, a.filters.problems...)
 	fresh, whole := a.status.degraded(problems)
 	for _, p := range fresh {
 		a.cfg.Log.Warn("the plan is in force, but not whole", "err", p)
@@ -581,6 +598,8 @@ func (a *agent) reconcile() {
 		// Only functions that need them are affected: the rest is done.
 		a.cfg.Log.Error("super-packets cannot be cut for functions", "err", err)
 	}
+	a.filters = a.ensureFilters(*a.plan)
+	a.dp.Withhold(a.filters.withheld)
 	err := a.inNamespace(a.dp.Reconcile)
 	degraded, inForce := errors.AsType[*dataplane.DegradedError](err)
 	if err != nil && !inForce {

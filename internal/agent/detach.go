@@ -67,6 +67,9 @@ func Detach(cfg Config) (_ Detached, err error) {
 	for _, l := range s.Locators {
 		errs = append(errs, n.WithdrawLocator(l))
 	}
+	for _, f := range s.Filters {
+		errs = append(errs, removeFilter(kernelFilter{n}, f, nil))
+	}
 	for _, c := range cutters(cfg.Instance) {
 		errs = append(errs, n.RemoveCutter(c))
 	}

@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io/fs"
 	"net/netip"
@@ -12,6 +13,7 @@ import (
 	"github.com/waystamp/waystamp/internal/dataplane"
 	"github.com/waystamp/waystamp/internal/event"
 	"github.com/waystamp/waystamp/internal/host"
+	"github.com/waystamp/waystamp/internal/netfilter"
 	"github.com/waystamp/waystamp/internal/plan"
 )
 
@@ -32,8 +34,10 @@ type fakeMachine struct {
 	counts   dataplane.Counts
 	watchers map[host.Change][]func() error
 	building func(step, what string) error
-	slow     func() // in the midst of Apply
-	repaired func() // in the midst of Reconcile
+	withheld map[string]error             // functions
+	tables   map[string]netfilter.Ruleset // by namespace and function
+	slow     func()                       // in the midst of Apply
+	repaired func()                       // in the midst of Reconcile
 }
 
 func newFakeMachine() *fakeMachine {
@@ -43,15 +47,16 @@ func newFakeMachine() *fakeMachine {
 			"r1-h1": {Name: "r1-h1", Index: 2, MTU: 1500},
 			"r1-r2": {Name: "r1-r2", Index: 3, MTU: 1700},
 		},
-		sysctls: map[string]string{}, own: []netip.Addr{netip.MustParseAddr("fc00:1::1")},
+		tables: map[string]netfilter.Ruleset{}, sysctls: map[string]string{}, own: []netip.Addr{netip.MustParseAddr("fc00:1::1")},
 	}
 }
 
 func (f *fakeMachine) on(ctx context.Context, cfg Config) (machine, error) {
 	f.building = cfg.building(ctx)
 	return machine{
-		net:   fakeNet{f},
-		check: func() error { return f.step("check") },
+		net:    fakeNet{f},
+		filter: fakeFilter{f},
+		check:  func() error { return f.step("check") },
 		open: func() (dataPath, error) {
 			if err := f.step("open"); err != nil {
 				return nil, err
@@ -259,6 +264,10 @@ func (d fakeDataPath) Reconcile() error {
 	return d.state()
 }
 
+func (d fakeDataPath) Withhold(functions map[string]error) {
+	d.f.set(func() { d.f.withheld = functions })
+}
+
 func (d fakeDataPath) SetLocal(own []netip.Addr) error { return d.f.step("own addresses %v", own) }
 func (d fakeDataPath) FlushNexthops() error            { return nil }
 func (d fakeDataPath) RefreshTargets() error           { return nil }
@@ -303,3 +312,41 @@ func (d fakeDataPath) Events(ctx context.Context, _ func(event.Event)) error {
 }
 
 func (d fakeDataPath) Close() error { return d.f.step("close data path") }
+
+type fakeFilter struct{ f *fakeMachine }
+
+func (p fakeFilter) Ensure(_ context.Context, n netfilter.Namespace) (netfilter.State, error) {
+	return netfilter.State{}, p.f.step("ensure namespace %s", n.Name)
+}
+
+func (p fakeFilter) Load(_ context.Context, n netfilter.Namespace, sets ...netfilter.Ruleset) error {
+	var errs []error
+	for _, s := range sets {
+		if err := p.f.step("load rules %s/%s", n.Name, s.Function); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		p.f.set(func() { p.f.tables[n.Name+"/"+s.Function] = s })
+	}
+	return errors.Join(errs...)
+}
+
+func (p fakeFilter) Counters(_ context.Context, n netfilter.Namespace, function string) (netfilter.Counters, error) {
+	p.f.mu.Lock()
+	defer p.f.mu.Unlock()
+	if _, ok := p.f.tables[n.Name+"/"+function]; !ok {
+		return netfilter.Counters{}, netfilter.ErrNotLoaded
+	}
+	return netfilter.Counters{
+		Named:     map[string]netfilter.Counter{"seen": {Packets: 3, Bytes: 300}},
+		Arguments: map[uint32]netfilter.Counter{1: {Packets: 2, Bytes: 200}},
+	}, nil
+}
+
+func (p fakeFilter) Unload(_ context.Context, n netfilter.Namespace, functions ...string) error {
+	return p.f.step("unload rules %s %v", n.Name, functions)
+}
+
+func (p fakeFilter) Remove(_ context.Context, n netfilter.Namespace) error {
+	return p.f.step("remove namespace %s", n.Name)
+}

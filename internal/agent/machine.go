@@ -16,6 +16,8 @@ type dataPath interface {
 	// says that it is in force but for a part.
 	Apply(n plan.Node) error
 	Reconcile() error
+	// Withhold counts from the next Apply or Reconcile on.
+	Withhold(functions map[string]error)
 	SetLocal(own []netip.Addr) error
 	FlushNexthops() error
 	RefreshTargets() error
@@ -61,10 +63,11 @@ type network interface {
 
 // machine is what an agent runs on: this one's kernel, or one that a test makes up.
 type machine struct {
-	net   network
-	check func() error // of what the data path needs; in the namespace
-	open  func() (dataPath, error)
-	close func() error
+	net    network
+	filter packetFilter
+	check  func() error // of what the data path needs; in the namespace
+	open   func() (dataPath, error)
+	close  func() error
 }
 
 // kernelNet is the network of the kernel.
@@ -83,8 +86,9 @@ func thisMachine(ctx context.Context, cfg Config) (machine, error) {
 		close = n.Close
 	}
 	return machine{
-		net:   kernelNet{n},
-		check: dataplane.Check,
+		net:    kernelNet{n},
+		filter: kernelFilter{n},
+		check:  dataplane.Check,
 		open: func() (dataPath, error) {
 			d := cfg.dataplane(n)
 			d.Building = cfg.building(ctx)

@@ -83,13 +83,18 @@ func (a *agent) serveHTTP(ctx context.Context, l *listener) error {
 		}
 		writeJSON(w, wireCounters(a.status.get().Node, c))
 	})
-	mux.HandleFunc("GET "+api.PathFunctions, func(w http.ResponseWriter, _ *http.Request) {
+	mux.HandleFunc("GET "+api.PathFunctions, func(w http.ResponseWriter, r *http.Request) {
 		f, err := a.dp.FunctionsInFlight()
 		if err != nil {
 			http.Error(w, err.Error(), http.StatusInternalServerError)
 			return
 		}
-		writeJSON(w, api.Functions{Version: api.Version, Node: a.status.get().Node, Functions: wireEach(f, wireFunction)})
+		functions := wireEach(f, wireFunction)
+		rules := a.rulesOf(r.Context(), a.inForce.Load())
+		for i := range functions {
+			functions[i].Rules = rules[functions[i].Function]
+		}
+		writeJSON(w, api.Functions{Version: api.Version, Node: a.status.get().Node, Functions: functions})
 	})
 	mux.HandleFunc("GET "+api.PathEvents, a.serveEvents)
 

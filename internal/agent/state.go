@@ -27,6 +27,7 @@ type state struct {
 	Locators []netip.Prefix `json:"locators"`
 	Guarded  []guarded      `json:"guarded"`
 	Epochs   []epoch        `json:"epochs,omitempty"` // of all paths of the plan
+	Filters  []filterSite   `json:"filters,omitempty"`
 }
 
 // epoch is that of a path, of whose secrets it tells the generation.
@@ -92,8 +93,8 @@ func (g guarded) String() string {
 	return fmt.Sprintf("%s (%s)", g.Chain, g.Direction)
 }
 
-func stateOf(n plan.Node) state {
-	s := state{Version: 1, Node: n.Name, Locators: []netip.Prefix{n.Locator}, Guarded: []guarded{}, Epochs: epochsOf(n)}
+func stateOf(n plan.Node, instance string) state {
+	s := state{Version: 1, Node: n.Name, Locators: []netip.Prefix{n.Locator}, Guarded: []guarded{}, Epochs: epochsOf(n), Filters: sitesOf(instance, n)}
 	for _, e := range n.Egresses {
 		g := guarded{e.Chain, e.Direction, e.Path}
 		if !slices.Contains(s.Guarded, g) {
@@ -103,9 +104,8 @@ func stateOf(n plan.Node) state {
 	return s
 }
 
-// with is what may be there while n takes the place of s.
-func (s state) with(n plan.Node) state {
-	next := stateOf(n)
+// with is what may be there while next takes the place of s.
+func (s state) with(next state) state {
 	for _, l := range s.Locators {
 		if !slices.Contains(next.Locators, l) {
 			next.Locators = append(next.Locators, l)
@@ -114,6 +114,11 @@ func (s state) with(n plan.Node) state {
 	for _, g := range s.Guarded {
 		if !slices.Contains(next.Guarded, g) {
 			next.Guarded = append(next.Guarded, g)
+		}
+	}
+	for _, f := range s.Filters {
+		if !slices.Contains(next.Filters, f) {
+			next.Filters = append(next.Filters, f)
 		}
 	}
 	return next

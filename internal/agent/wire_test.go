@@ -52,6 +52,9 @@ func fill(t *testing.T, v reflect.Value, n *int) {
 // fields lists the values of a struct and what is in it, by their names in Go.
 func fields(at string, v reflect.Value, out map[string]string) {
 	if v.Kind() == reflect.Pointer {
+		if v.IsNil() {
+			return
+		}
 		v = v.Elem()
 	}
 	_, text := v.Interface().(fmt.Stringer)

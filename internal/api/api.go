@@ -164,6 +164,23 @@ type Function struct {
 	WaitedNs    uint64 `json:"waited_ns"`     // of tx_success: time in the function, all together
 	// InFlight are the headers kept now. Only an answer of Functions has it.
 	InFlight *uint64 `json:"in_flight,omitempty"`
+	// Rules are those of a function of kind netfilter. Only an answer of Functions has them.
+	Rules *Rules `json:"rules,omitempty"`
+}
+
+// Rules are what the rules of a function of kind netfilter have counted.
+type Rules struct {
+	Namespace string        `json:"namespace,omitempty"` // "": the node's own
+	Error     string        `json:"error,omitempty"`     // why the counters could not be read
+	Counters  []RuleCounter `json:"counters"`            // named counters, by name
+	Arguments []RuleCounter `json:"arguments"`           // packets that came in, by argument; of the whole namespace
+}
+
+// RuleCounter is a counter of nftables.
+type RuleCounter struct {
+	Name    string `json:"name"`
+	Packets uint64 `json:"packets"`
+	Bytes   uint64 `json:"bytes"`
 }
 
 // Wait is how long a packet was in the function on average.

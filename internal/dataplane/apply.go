@@ -68,7 +68,7 @@ func (d *Dataplane) applyLocked(n plan.Node, t topology, lenient bool) error {
 	}
 	d.node, d.topology = &n, t
 	d.events.label(n.Name, t.bindings)
-	d.problems = slices.Concat(t.missing, problems, d.checkPositions(t.bindings))
+	d.problems = slices.Concat(t.missing, t.withheld, problems, d.checkPositions(t.bindings))
 	for _, err := range []error{notSaved, notPinned} {
 		if err != nil {
 			d.problems = append(d.problems, err)

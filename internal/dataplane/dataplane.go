@@ -149,7 +149,8 @@ type Dataplane struct {
 	local    []netip.Addr
 	events   *eventSource
 	problems []error
-	back     []string // pins that were put back; see KeepPins
+	withheld map[string]error // functions that get no packets; see Withhold
+	back     []string         // pins that were put back; see KeepPins
 
 	made     made                         // by the change that is under way
 	counting map[uint32]tables.CounterKey // the numbers of the plan in force, by slot
@@ -249,7 +250,7 @@ func (d *Dataplane) Close() error {
 func (d *Dataplane) Apply(n plan.Node) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	t, err := resolve(n, d.cfg.Net.Device)
+	t, err := resolve(n, d.cfg.Net.Device, d.withheld)
 	if err != nil {
 		return err
 	}
@@ -260,6 +261,15 @@ func (d *Dataplane) Apply(n plan.Node) error {
 		return err
 	}
 	return d.degraded()
+}
+
+// Withhold sets the functions that get no packets, and why, from the next Apply or
+// Reconcile on: their packets are refused (function-gone), and the interfaces of such a
+// function need not be there. All others get theirs. It keeps the map.
+func (d *Dataplane) Withhold(functions map[string]error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.withheld = functions
 }
 
 // Reconcile brings the kernel back to the plan in force: what others have
@@ -281,7 +291,7 @@ func (d *Dataplane) Reconcile() error {
 
 func (d *Dataplane) reconcileLocked() error {
 	n := *d.node
-	t, err := resolve(n, d.cfg.Net.Device)
+	t, err := resolve(n, d.cfg.Net.Device, d.withheld)
 	if err != nil {
 		return err
 	}

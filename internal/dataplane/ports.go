@@ -98,12 +98,14 @@ type topology struct {
 	local    []string                // functions in the node's own kernel
 	node     abi.Node                // armed, with the cutters, and whether XDP is tried
 	missing  []error                 // what is not there, or cannot be as the plan says
+	withheld []error                 // why functions get no packets, whose interfaces may be there
 }
 
 // resolve looks up all devices that a plan needs. What is missing, or clashes with
 // another device of the plan, is left out and listed; the error is about what can be
-// on no machine.
-func resolve(n plan.Node, devices func(string) (host.Device, error)) (topology, error) {
+// on no machine. Functions in withheld get no packets, for that reason, and their
+// interfaces need not be there.
+func resolve(n plan.Node, devices func(string) (host.Device, error), withheld map[string]error) (topology, error) {
 	t := topology{reach: map[string]tables.Reach{}, node: abi.Node{Armed: 1}}
 	if len(plan.Ordered(n.HeadendRules()))+len(plan.Ordered(n.GuardRules())) > 0 {
 		t.node.Rules = uint32(abi.RulesStateThere)
@@ -151,9 +153,15 @@ func resolve(n plan.Node, devices func(string) (host.Device, error)) (topology, 
 		return topology{}, err
 	}
 	for _, p := range n.Proxies {
+		why := withheld[p.Function]
+		if why != nil {
+			t.withheld = append(t.withheld, fmt.Errorf("function %s gets no packets: %w", p.Function, why))
+		}
 		if p.Local {
-			t.reach[p.Function] = tables.Reach{}
-			t.local = append(t.local, p.Function)
+			if why == nil {
+				t.reach[p.Function] = tables.Reach{}
+				t.local = append(t.local, p.Function)
+			}
 			continue
 		}
 		// Both are guarded, even if the function cannot be reached: what it sends by
@@ -164,8 +172,12 @@ func resolve(n plan.Node, devices func(string) (host.Device, error)) (topology, 
 		}
 		var found []host.Device
 		for _, e := range ends {
+			missing := t.missing
 			dev, ok := look(e.name, e.what)
 			if !ok {
+				if why != nil {
+					t.missing = missing // that is said
+				}
 				continue
 			}
 			i := model.Interface{Name: e.name, Role: model.RoleCore, Datapath: model.DatapathTC}
@@ -181,7 +193,7 @@ func resolve(n plan.Node, devices func(string) (host.Device, error)) (topology, 
 				t.node.Xdp = 1
 			}
 		}
-		if len(found) == len(ends) {
+		if len(found) == len(ends) && why == nil {
 			to := found[len(found)-1]
 			t.reach[p.Function] = tables.Reach{To: uint32(to.Index), Dmac: found[0].MAC, Cuts: to.Cuts}
 		}

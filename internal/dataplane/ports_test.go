@@ -16,7 +16,7 @@ func TestDevicesWithoutEthernetFramesAreRefused(t *testing.T) {
 		n := plan.Node{Interfaces: []model.Interface{{Name: "wg0", Role: model.RoleCore}}}
 		where, err := resolve(n, func(name string) (host.Device, error) {
 			return host.Device{Link: host.Link{Name: name, Index: 7, Frame: frame, MTU: 1420}}, nil
-		})
+		}, nil)
 		err = errors.Join(err, where.whole())
 		if (err != nil) != wantErr {
 			t.Errorf("frames of type %q: got error %v, want one: %t", frame, err, wantErr)

@@ -30,7 +30,7 @@ func (r *reader) check(f file) Manifest {
 	c := &checker{
 		reader:    r,
 		file:      f,
-		members:   f.domain().Nodes,
+		members:   f.domain(r.name).Nodes,
 		nodes:     map[string]*node{},
 		functions: map[string]*function{},
 		visits:    map[string]int{},
@@ -46,7 +46,7 @@ func (r *reader) check(f file) Manifest {
 	c.checkChains()
 	c.checkLocals()
 	c.checkRoom()
-	m := Manifest{Domain: f.domain()}
+	m := Manifest{Domain: f.domain(c.name)}
 	if f.lab != nil {
 		c.checkLab(f.lab)
 		m.Lab = f.lab.model()
@@ -203,7 +203,7 @@ func (c *checker) checkChain(ch *chain) {
 			continue
 		}
 		c.used[name.value] = true
-		if ch.scheme.ok && f.unaware() {
+		if ch.scheme.ok && f.proxied() {
 			if err := model.CheckFlow(ch.scheme.value, model.Function{Kind: f.kind.value, Proxy: f.proxy()}); err != nil {
 				c.problemf(name.at, "%q %v", name.value, err)
 			}
@@ -211,6 +211,11 @@ func (c *checker) checkChain(ch *chain) {
 		if n := c.nodes[f.node.value]; n != nil && f.node.ok {
 			nodes = append(nodes, n)
 		} else {
+			whole = false
+		}
+	}
+	for _, a := range ch.arguments {
+		if !c.checkArgument(ch, a) {
 			whole = false
 		}
 	}
@@ -457,7 +462,11 @@ func (ch *chain) matches() bool {
 	return read(ch.destination) && read(ch.source) && (ch.destination.ok || ch.source.ok || ch.priority.ok)
 }
 
-func (f file) domain() model.Domain {
+func (f file) domain(name string) model.Domain {
+	functions := map[string]*function{}
+	for i := range f.functions.value {
+		functions[f.functions.value[i].name.value] = &f.functions.value[i]
+	}
 	d := model.Domain{Block: f.block.value}
 	for _, n := range f.nodes.value {
 		m := model.Node{Name: n.name.value, Address: n.address.value, Locator: n.locator.value, CPUs: n.cpus.value}
@@ -473,10 +482,20 @@ func (f file) domain() model.Domain {
 		d.Nodes = append(d.Nodes, m)
 	}
 	for _, f := range f.functions.value {
-		d.Functions = append(d.Functions, model.Function{Name: f.name.value, Node: f.node.value, Kind: f.kind.value, Proxy: f.proxy()})
+		d.Functions = append(d.Functions, model.Function{Name: f.name.value, Node: f.node.value, Kind: f.kind.value, Proxy: f.proxy(), Netfilter: f.netfilterModel(name)})
 	}
-	for _, ch := range f.chains.value {
-		d.Chains = append(d.Chains, ch.model())
+	for i := range f.chains.value {
+		ch := &f.chains.value[i]
+		m := ch.model()
+		for _, a := range ch.arguments {
+			of := functions[ch.functions.value[a.of].value]
+			if of == nil {
+				continue // reported
+			}
+			values := of.arguments.values
+			m.Arguments = append(m.Arguments, model.Argument{Of: a.of, Forward: values[a.forward.value].value, Reverse: values[a.reverse.value].value})
+		}
+		d.Chains = append(d.Chains, m)
 	}
 	return d
 }

@@ -67,10 +67,31 @@ type function struct {
 	attach    item[attachment]
 	recognise item[model.Recognise]
 	segments  item[model.Segments]
+
+	// Of kind netfilter.
+	namespace item[string]
+	arguments arguments
+	zones     item[bool]
+	addresses []item[netip.Addr]
+	rules     rules
+	rulesFile item[string]
+
+	// Of both.
 	onUnknown item[model.OnUnknown]
 	rewrites  item[bool]
 	cache     item[cache]
 	lifetime  item[time.Duration]
+}
+
+// arguments are values by name. Of one that could not be read the name is known.
+type arguments struct {
+	at     place
+	values map[string]item[uint32]
+}
+
+type rules struct {
+	item[string]
+	source model.Source
 }
 
 type attachment struct {
@@ -91,6 +112,7 @@ type chain struct {
 	name        item[string]
 	ingress     item[[]item[string]]
 	functions   item[[]item[string]]
+	arguments   []argument
 	waypoints   []waypoint
 	egress      item[string]
 	match       place
@@ -110,6 +132,13 @@ type chain struct {
 	scheme      item[model.Scheme]
 	onViolation item[model.OnViolation]
 	window      item[int]
+}
+
+// argument is that of an entry of a chain's functions. reverse is forward where the
+// file gives one for both.
+type argument struct {
+	of               int // index in functions
+	forward, reverse item[string]
 }
 
 // waypoint is an entry of a chain's functions that is a segment of somebody else's.
@@ -234,6 +263,15 @@ func readFunction(c cursor) function {
 		field{"attach", false, into(&f.attach, readAttachment)},
 		field{"recognise", false, into(&f.recognise, enum[model.Recognise])},
 		field{"segments", false, into(&f.segments, enum[model.Segments])},
+		field{"namespace", false, into(&f.namespace, namespace)},
+		field{"arguments", false, f.arguments.read},
+		field{"zones", false, into(&f.zones, zones)},
+		field{"address", false, f.readAddresses},
+		field{"rules", false, func(c cursor) { f.rules = readRules(c) }},
+		field{"rules-file", false, into(&f.rulesFile, func(c cursor) item[string] {
+			c.takes("name of a file, from the folder of this one")
+			return c.text()
+		})},
 		field{"on-unknown", false, into(&f.onUnknown, enum[model.OnUnknown])},
 		field{"rewrites", false, into(&f.rewrites, cursor.boolean)},
 		field{"cache", false, into(&f.cache, readCache)},
@@ -242,6 +280,75 @@ func readFunction(c cursor) function {
 		})},
 	)
 	return f
+}
+
+func namespace(c cursor) item[string] {
+	return c.checked("own, node or the name of a network namespace", model.CheckNamespace)
+}
+
+func zones(c cursor) item[bool] {
+	if c.takes("none or argument") {
+		return item[bool]{}
+	}
+	t := c.text()
+	if t.ok && t.value != "none" && t.value != "argument" {
+		c.r.problemf(c.at, "%s is not a setting of zones; expect none or argument", quote(t.value))
+		t.ok = false
+	}
+	return item[bool]{value: t.value == "argument", at: c.at, ok: t.ok}
+}
+
+// argumentMax is the largest packet mark.
+const argumentMax = 1<<32 - 1
+
+func (a *arguments) read(c cursor) {
+	a.at, a.values = c.at, map[string]item[uint32]{}
+	if c.takes("mapping of names to whole numbers from 1 to %d, as in {guest: 1, staff: 2}", argumentMax) {
+		return
+	}
+	by := map[uint32]string{}
+	c.entries(func(name string, c cursor) {
+		if err := model.CheckArgumentName(name); err != nil {
+			c.r.problemf(c.at, "argument %s %v", quote(name), err)
+			return
+		}
+		n := c.integer(1, argumentMax)
+		v := item[uint32]{value: uint32(n.value), at: n.at, ok: n.ok}
+		a.values[name] = v
+		if other, ok := by[v.value]; v.ok && ok {
+			c.r.problemf(c.at, "%d is argument %s already; rules could not tell them apart", v.value, other)
+		} else if v.ok {
+			by[v.value] = name
+		}
+	})
+	if n := len(a.values); n > model.ArgumentsMax {
+		c.r.problemf(c.at, "%d arguments; a function has at most %d", n, model.ArgumentsMax)
+	}
+}
+
+// readAddresses reads one address or a list of them.
+func (f *function) readAddresses(c cursor) {
+	one := func(c cursor) {
+		f.addresses = append(f.addresses, parsed(c, netip.ParseAddr, "is not an IP address", model.CheckFunctionAddress))
+	}
+	if c.takes("IPv6 or IPv4 address, or a list of one of each") {
+		return
+	}
+	if _, ok := c.node.(*ast.SequenceNode); ok {
+		c.each(one)
+	} else {
+		one(c)
+	}
+}
+
+// readRules also finds where the text begins, for messages of those who check it.
+func readRules(c cursor) rules {
+	r := rules{item: c.lines(model.RulesMax)}
+	r.source = model.Source{Line: c.at.line, Column: c.at.column}
+	if n, ok := c.node.(*ast.LiteralNode); ok && n.Value != nil {
+		r.source.Line, r.source.Column = c.at.line+1, c.r.indentAfter(c.at.line)
+	}
+	return r
 }
 
 // readAttachment is ok only if all of it is.
@@ -352,7 +459,8 @@ func readChain(c cursor) chain {
 	return ch
 }
 
-// readFunctions reads the names of functions, and waypoints between them.
+// readFunctions reads the names of functions, with arguments, and waypoints between
+// them.
 func (ch *chain) readFunctions(c cursor) {
 	ch.functions.at = c.at
 	_, ch.functions.ok = c.node.(*ast.SequenceNode)
@@ -362,12 +470,46 @@ func (ch *chain) readFunctions(c cursor) {
 			ch.functions.value = append(ch.functions.value, c.text())
 			return
 		}
-		w := waypoint{before: len(ch.functions.value)}
-		c.fields(field{"sid", true, into(&w.sid, func(c cursor) item[netip.Addr] {
-			return c.address(func(netip.Addr) error { return nil })
-		})})
-		ch.waypoints = append(ch.waypoints, w)
+		n := len(ch.functions.value)
+		var function item[string]
+		a, w := argument{of: n}, waypoint{before: n}
+		before := len(c.r.problems)
+		c.fields(
+			field{"name", false, into(&function, nameOf("function"))},
+			field{"argument", false, a.read},
+			field{"sid", false, into(&w.sid, func(c cursor) item[netip.Addr] {
+				return c.address(func(netip.Addr) error { return nil })
+			})},
+		)
+		switch given := a.forward.given() || a.reverse.given(); {
+		case w.sid.given() && (function.given() || given):
+			c.r.problemf(w.sid.at, "a waypoint has a sid alone; name and argument are of a function")
+		case w.sid.given():
+			ch.waypoints = append(ch.waypoints, w)
+		case function.given():
+			ch.functions.value = append(ch.functions.value, function)
+			if given {
+				ch.arguments = append(ch.arguments, a)
+			}
+		case len(c.r.problems) == before:
+			c.r.problemf(c.at, "names nothing to visit; expect {name: FUNCTION, argument: NAME}, or {sid: SID} for a waypoint")
+		}
 	})
+}
+
+// read reads one name for both directions, or one for each.
+func (a *argument) read(c cursor) {
+	c.takes("name of an argument, or one for each direction as in {forward: guest, reverse: staff}")
+	if _, ok := c.node.(*ast.MappingNode); !ok || c.r.outline != nil {
+		a.forward = c.text()
+		a.reverse = a.forward
+		return
+	}
+	name := func(c cursor) item[string] { return c.text() }
+	c.fields(
+		field{"forward", false, into(&a.forward, name)},
+		field{"reverse", false, into(&a.reverse, name)},
+	)
 }
 
 func window(c cursor) item[int] {

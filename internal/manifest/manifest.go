@@ -26,7 +26,7 @@ const SourceMax = 16 << 20
 // Parse reads a file. The name is only used in messages. The error is an
 // *Error with all problems, in the order of the file.
 func Parse(name string, src []byte) (Manifest, error) {
-	r := &reader{}
+	r := &reader{name: name}
 	lines, root, ok := r.document(src)
 	if !ok {
 		return Manifest{}, r.error(name, lines)

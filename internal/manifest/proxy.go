@@ -2,6 +2,7 @@ package manifest
 
 import (
 	"cmp"
+	"slices"
 
 	"github.com/waystamp/waystamp/internal/model"
 )
@@ -9,10 +10,19 @@ import (
 // unaware reports whether the function is known to be of this kind.
 func (f *function) unaware() bool { return f.kind.ok && f.kind.value == model.KindUnaware }
 
-// proxy is what the file says of an unaware function, and the defaults for what
-// it does not say.
+// proxied reports whether the function is known to get packets without their outer
+// headers.
+func (f *function) proxied() bool { return f.kind.ok && f.kind.value.Behaviour().Proxied() }
+
+// local reports whether the function is known to be in its node's own kernel.
+func (f *function) local() bool {
+	return f.unaware() && f.attach.ok && f.attach.value.local || f.netfilter() && f.inNode()
+}
+
+// proxy is what the file says of how a function without segment routing is reached,
+// and the defaults for what it does not say.
 func (f *function) proxy() model.Proxy {
-	if !f.unaware() {
+	if !f.proxied() {
 		return model.Proxy{}
 	}
 	a := f.attach.value
@@ -22,12 +32,13 @@ func (f *function) proxy() model.Proxy {
 		From:      a.from.value,
 		Via:       a.via.value,
 		Recognise: f.recognise.value,
-		OnUnknown: f.onUnknown.value,
 		Segments:  f.segments.value,
-		Rewrites:  f.rewrites.value,
-		Cache:     f.cacheSize(),
 		Lifetime:  model.LifetimeDefault,
 	}
+	if f.netfilter() {
+		p = model.NetfilterDetour(f.name.value, f.namespaceName())
+	}
+	p.OnUnknown, p.Rewrites, p.Cache = f.onUnknown.value, f.rewrites.value, f.cacheSize()
 	if f.lifetime.ok {
 		p.Lifetime = f.lifetime.value
 	}
@@ -51,64 +62,101 @@ func (f *function) cacheSize() int {
 	return model.CacheFor(c.rate.value, c.delay.value)
 }
 
-// checkProxies holds the rules for unaware functions, each by itself and those
-// of a node together.
+// checkProxies holds the rules for functions without segment routing, each by itself
+// and those of a node together.
 func (c *checker) checkProxies() {
-	type device struct{ node, name string }
-	devices := map[device]*function{}
+	devices := map[nodeDevice]*function{}
 	for i := range c.file.functions.value {
 		f := &c.file.functions.value[i]
 		if !f.kind.ok {
 			continue
 		}
-		if !f.unaware() {
-			c.refuseProxy(f)
+		c.refuseOthers(f)
+		if !f.proxied() {
 			continue
 		}
-		if !f.attach.given() {
+		if f.unaware() && !f.attach.given() {
 			c.problemf(f.at, `"attach" is missing; it says how a function of kind unaware is reached: local, or interfaces as in {to: eth2, from: eth3}`)
 		}
-		c.checkProxy(f)
-		to, from := f.attach.value.to, f.attach.value.from
-		for i, name := range []item[string]{to, from} {
-			if !name.ok || !f.node.ok || i == 1 && to.ok && to.value == from.value {
-				continue
-			}
-			if n := c.nodes[f.node.value]; n != nil {
-				for _, own := range n.interfaces.value {
-					if own.name.value == name.value && own.role.ok {
-						c.problemf(name.at, "%q is an interface of %s with role %s; a function has interfaces of its own", name.value, f.node.value, own.role.value)
-					}
-				}
-			}
-			d := device{f.node.value, name.value}
-			if other, ok := devices[d]; ok && other != f {
-				c.problemf(name.at, "%q is an interface of %s already; what comes back on it must be of one function", name.value, other.name.value)
-				continue
-			}
-			devices[d] = f
+		if f.netfilter() {
+			c.checkNetfilter(f)
 		}
+		c.checkProxy(f)
+		c.checkDevices(f, devices)
 	}
 	c.checkCaches()
 }
 
-// refuseProxy reports what only unaware functions have.
-func (c *checker) refuseProxy(f *function) {
-	for _, s := range []struct {
+// nodeDevice is an interface of a node.
+type nodeDevice struct{ node, name string }
+
+// checkDevices holds that what comes back by an interface is of one function.
+func (c *checker) checkDevices(f *function, devices map[nodeDevice]*function) {
+	if !f.node.ok {
+		return
+	}
+	to, from := f.attach.value.to, f.attach.value.from
+	if p := f.proxy(); f.netfilter() && f.name.ok && !p.Local {
+		to, from = item[string]{p.To, f.at, true}, item[string]{p.From, f.at, true}
+	}
+	for i, name := range []item[string]{to, from} {
+		if !name.ok || i == 1 && to.ok && to.value == from.value {
+			continue
+		}
+		if n := c.nodes[f.node.value]; n != nil {
+			for _, own := range n.interfaces.value {
+				if own.name.value == name.value && own.role.ok {
+					c.problemf(name.at, "%q is an interface of %s with role %s; a function has interfaces of its own", name.value, f.node.value, own.role.value)
+				}
+			}
+		}
+		d := nodeDevice{f.node.value, name.value}
+		if other, ok := devices[d]; ok && other != f {
+			c.problemf(name.at, "%q is an interface of %s already; what comes back on it must be of one function", name.value, other.name.value)
+			continue
+		}
+		devices[d] = f
+	}
+}
+
+// refuseOthers reports settings that functions of this kind do not have.
+func (c *checker) refuseOthers(f *function) {
+	unaware, netfilter := []model.Kind{model.KindUnaware}, []model.Kind{model.KindNetfilter}
+	both := []model.Kind{model.KindUnaware, model.KindNetfilter}
+	settings := []struct {
 		name string
 		at   place
+		of   []model.Kind
 	}{
-		{"attach", f.attach.at},
-		{"recognise", f.recognise.at},
-		{"segments", f.segments.at},
-		{"on-unknown", f.onUnknown.at},
-		{"rewrites", f.rewrites.at},
-		{"cache", f.cache.at},
-		{"lifetime", f.lifetime.at},
-	} {
-		if s.at != (place{}) {
-			c.problemf(s.at, "%s is of functions of kind unaware; one of kind %s has none", s.name, f.kind.value)
+		{"attach", f.attach.at, unaware},
+		{"recognise", f.recognise.at, unaware},
+		{"segments", f.segments.at, unaware},
+		{"namespace", f.namespace.at, netfilter},
+		{"arguments", f.arguments.at, netfilter},
+		{"zones", f.zones.at, netfilter},
+		{"rules", f.rules.at, netfilter},
+		{"rules-file", f.rulesFile.at, netfilter},
+		{"on-unknown", f.onUnknown.at, both},
+		{"rewrites", f.rewrites.at, both},
+		{"cache", f.cache.at, both},
+		{"lifetime", f.lifetime.at, both},
+	}
+	for _, a := range f.addresses {
+		settings = append(settings, struct {
+			name string
+			at   place
+			of   []model.Kind
+		}{"address", a.at, netfilter})
+	}
+	for _, s := range settings {
+		if s.at == (place{}) || slices.Contains(s.of, f.kind.value) {
+			continue
 		}
+		of := s.of[0].String()
+		if len(s.of) > 1 {
+			of += " and " + s.of[1].String()
+		}
+		c.problemf(s.at, "%s is of functions of kind %s; one of kind %s has none", s.name, of, f.kind.value)
 	}
 }
 
@@ -116,7 +164,7 @@ func (c *checker) refuseProxy(f *function) {
 // breaks no other one.
 func (c *checker) checkProxy(f *function) {
 	p := f.proxy()
-	recognised := f.recognise.ok || !f.recognise.given() && f.attach.ok
+	recognised := f.netfilter() || f.recognise.ok || !f.recognise.given() && f.attach.ok
 	if f.recognise.ok && f.attach.ok {
 		if err := model.CheckRecognise(p.Recognise, p.Local); err != nil {
 			c.problemf(f.recognise.at, "%q %v", p.Recognise, err)
@@ -153,7 +201,7 @@ func (c *checker) checkCaches() {
 	sums := map[pool]int{}
 	for i := range c.file.functions.value {
 		f := &c.file.functions.value[i]
-		whole := f.unaware() && f.node.ok && f.attach.ok && (f.cache.ok || !f.cache.given()) && (f.recognise.ok || !f.recognise.given())
+		whole := f.proxied() && f.node.ok && (f.netfilter() || f.attach.ok) && (f.cache.ok || !f.cache.given()) && (f.recognise.ok || !f.recognise.given())
 		if !whole {
 			continue
 		}
@@ -192,7 +240,7 @@ func (c *checker) notePassages(ch *chain) {
 		p := passage{directed.Match, ch, d}
 		c.ends[directed.Egress] = append(c.ends[directed.Egress], p)
 		for _, name := range directed.Functions {
-			if f := c.functions[name]; f.unaware() && f.attach.ok && f.attach.value.local {
+			if f := c.functions[name]; f.local() {
 				c.locals[f] = append(c.locals[f], p)
 			}
 		}
@@ -240,6 +288,10 @@ func (c *checker) checkLocal(f *function) {
 	if first.other {
 		goes = ", and packets of it go through " + f.name.value + " in " + through[first.i].String()
 	}
-	c.problemf(f.attach.at, "%s ends at %s%s: a packet of it that was verified and leaves looks like one that has lost its header in a local function; put function or end on another node, or attach %s to interfaces",
-		end, f.node.value, goes, f.name.value)
+	at, instead := f.attach.at, "attach "+f.name.value+" to interfaces"
+	if f.netfilter() {
+		at, instead = f.namespace.at, "give "+f.name.value+" a namespace (own)"
+	}
+	c.problemf(at, "%s ends at %s%s: a packet of it that was verified and leaves looks like one that has lost its header in a local function; put function or end on another node, or %s",
+		end, f.node.value, goes, instead)
 }

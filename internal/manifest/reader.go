@@ -21,6 +21,8 @@ import (
 // reader walks the tree of a YAML document and collects problems. It does not
 // decode into structs: their decoders stop at the first error and lose places.
 type reader struct {
+	name     string   // of the file
+	lines    []string // of the file
 	problems []Problem
 	warnings []Problem
 	compared int // references that name nothing
@@ -68,6 +70,7 @@ func (r *reader) document(src []byte) (lines []string, root cursor, ok bool) {
 	src = bytes.ReplaceAll(src, []byte("\r\n"), []byte("\n"))
 	src = bytes.ReplaceAll(src, []byte("\r"), []byte("\n"))
 	lines = strings.Split(strings.TrimRight(string(src), "\n"), "\n")
+	r.lines = lines
 	for i, line := range lines {
 		if !utf8.ValidString(line) {
 			r.problemf(place{line: i + 1, column: 1}, "this line is not UTF-8 text")
@@ -166,6 +169,41 @@ func (c cursor) fields(fields ...field) {
 			c.r.problemf(c.at, "%q is missing; it is required here", f.name)
 		}
 	}
+}
+
+// entries reads a mapping whose keys are names that the file chooses.
+func (c cursor) entries(read func(name string, c cursor)) {
+	m, ok := c.node.(*ast.MappingNode)
+	if !ok {
+		c.wrong("expect a mapping of names to values")
+		return
+	}
+	seen := map[string]bool{}
+	for _, v := range m.Values {
+		name := v.Key.GetToken().Value
+		path := c.at.path + "." + yamlfile.Shorten(64, name)
+		at := where(path, v.Key)
+		switch {
+		case seen[name]:
+			c.r.problemf(at, "%s is given twice", quote(name))
+		case v.Value == nil || v.Value.Type() == ast.NullType:
+			c.r.problemf(at, "is empty; give it a value or leave it out")
+		default:
+			read(name, cursor{r: c.r, node: v.Value, at: where(path, v.Value)})
+		}
+		seen[name] = true
+	}
+}
+
+// indentAfter is the column, from 1, at which the text of a block begins that is below
+// a line.
+func (r *reader) indentAfter(line int) int {
+	for _, l := range r.lines[min(line, len(r.lines)):] {
+		if text := strings.TrimLeft(l, " "); text != "" {
+			return len(l) - len(text) + 1
+		}
+	}
+	return 1
 }
 
 // each reads a list.

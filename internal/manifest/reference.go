@@ -61,11 +61,14 @@ func Sections() []Section {
 		},
 		{
 			Path: "functions[]", Title: "functions",
-			Text: "A function is a place that packets of a chain have to visit. All fields below `kind` are of kind `unaware`; [the how-to](../how-to/functions.md) says when to use which.",
+			Text: "A function is a place that packets of a chain have to visit. [The how-to](../how-to/functions.md) says which kind to use when, and [netfilter](../how-to/netfilter.md) has its own page.",
 			Rules: []string{
-				"`attach` is required for kind `unaware`. The fields below it are refused for kind `forward`.",
+				"`attach` is required for kind `unaware`. `attach`, `recognise` and `segments` are of that kind alone.",
+				"`namespace`, `arguments`, `zones`, `address`, `rules` and `rules-file` are of kind `netfilter` alone. Kind `forward` has none of the fields below `kind`.",
+				"Each of `arguments` is a variable in the rules (`$guest`) and the packet mark of its visits' packets. A name has letters, digits and underscores, and starts with a letter. Values are 1 to 4294967295, each once; a function has at most " + strconv.Itoa(model.ArgumentsMax) + ".",
+				"The interfaces of a `netfilter` function on its node are `wsi-NAME` (to it) and `wso-NAME` (from it); of a long name, its first four characters and a hash.",
 				"`attach: local` needs `recognise: metadata`; `rewrites: true` needs it too; `recognise: metadata` needs `segments: keep`.",
-				"No chain ends at the node of a local function that its packets go through.",
+				"A function is local with `attach: local` or `namespace: node`. No chain ends at the node of a local function that its packets go through.",
 				"A chain whose `match` has a `priority` goes through no local function, and a chain with `own-traffic` through none on its headends.",
 				"A function that is in no chain is a warning.",
 			},
@@ -100,8 +103,10 @@ func Sections() []Section {
 		},
 		{
 			Path: "chains[].functions[]", Title: "chains: functions",
-			Text: "An entry is the name of a function, or a waypoint: a segment that is not waystamp's, such as the End of a plain router.",
+			Text: "An entry is the name of a function, `{name: FUNCTION, argument: NAME}` for a function of kind `netfilter`, or a waypoint: a segment that is not waystamp's, such as the End of a plain router.",
 			Rules: []string{
+				"The argument is in the lowest 32 bits of the SID, where every capture shows it. The node takes it from its plan, and refuses a packet whose SID has another (`argument`). With `sids: compressed` the list has no room for it: there it is in the plans alone.",
+				"With `zones: argument`, a chain does not visit a function twice with the same argument.",
 				"A waypoint has no position in the proof: that a packet visited it is not proven.",
 				"A waypoint's SID is within the block, outside of the locators of all nodes, and not the block's first /64.",
 			},
@@ -189,10 +194,16 @@ func Descriptions() map[string]Description {
 
 		"functions[].name":       {"", "The function's name."},
 		"functions[].node":       {"", "The node that the function is on, or behind."},
-		"functions[].kind":       {"", "`forward` is the node itself: the packet passes it and is stamped. `unaware` is a function without segment routing: the node takes the outer header off, hands the packet over, and puts the header back."},
+		"functions[].kind":       {"", "`forward` is the node itself: the packet passes it and is stamped. `unaware` is a function without segment routing: the node takes the outer header off, hands the packet over, and puts the header back. `netfilter` is the kernel's packet filter, with rules that see the inner packet."},
 		"functions[].attach":     {" none", "Where the function is; see [attach](#functions-attach)."},
 		"functions[].recognise":  {" `content`; `metadata` with `attach: local`", "How a packet that returns finds its header: `content` by addresses, ports and first bytes, `metadata` by an index that stays with the packet in the kernel."},
 		"functions[].segments":   {" `cut`; `keep` with `recognise: metadata`", "What becomes of super-packets (GSO): `cut` into frames before the function, or `keep` whole."},
+		"functions[].namespace":  {model.NamespaceOwn, "The network namespace that the rules of kind `netfilter` run in: `own` is one that the agent makes, `node` the node's own, a name that of a namespace on the node (`ip netns list`) that somebody else keeps."},
+		"functions[].arguments":  {" none", "Names and values of what visits give to the rules."},
+		"functions[].zones":      {"none", "`argument` tracks connections of different arguments apart, each in a conntrack zone of its own; the two directions of a chain share one."},
+		"functions[].address":    {" none", "The source of ICMP errors that the function's own namespace sends."},
+		"functions[].rules":      {" none", "The rules, in nft's language: the body of one table of family `inet`, at most " + strconv.Itoa(model.RulesMax>>20) + " MiB."},
+		"functions[].rules-file": {" none", "The file that has the rules, instead of `rules`."},
 		"functions[].on-unknown": {model.OnUnknownDrop.String(), "What becomes of a packet from the function without a kept header: `drop` refuses it (`not-cached`), `plain` routes it without a proof."},
 		"functions[].rewrites":   {"false", "Whether the function changes addresses or ports, as a NAT does."},
 		"functions[].cache":      {"{size: " + strconv.Itoa(model.CacheDefault) + "}", "How many headers are kept at once; see [cache](#functions-cache)."},
@@ -217,7 +228,9 @@ func Descriptions() map[string]Description {
 		"chains[].mss-clamp":     {"false", "`true` lowers the MSS in TCP SYNs to what fits the chain, a number to that many bytes. The MSS in a SYN limits the other direction: clamp both, as `direction: both` does."},
 		"chains[].proof":         {" as its fields", "Scheme and policy; see [proof](#chains-proof)."},
 
-		"chains[].functions[].sid": {"", "The SID of a waypoint; its lower 64 bits are zero."},
+		"chains[].functions[].name":     {" none", "The function, where the entry has an argument."},
+		"chains[].functions[].argument": {" none", "The argument of the visit, one of the function's; in both directions, unless given as `{forward: NAME, reverse: NAME}`."},
+		"chains[].functions[].sid":      {" none", "The SID of a waypoint; its lower 64 bits are zero."},
 
 		"chains[].match.destination":      {" any", "Destination prefix of the inner packet. `::/0` is all of IPv6, `0.0.0.0/0` all of IPv4."},
 		"chains[].match.source":           {" any", "Source prefix of the inner packet."},

@@ -94,6 +94,11 @@ functions:
     #functions[].rewrites
     #functions[].cache
     #functions[].lifetime
+  - name: nf
+    node: a
+    kind: netfilter
+    #functions[].namespace
+    #functions[].zones
 chains:
   - name: web
     ingress: [a]

@@ -128,6 +128,13 @@ func (c Chain) WaypointsBefore(i int) []netip.Addr {
 	return sids
 }
 
+// ArgumentOf is the argument of the visit to Functions[i] in the forward direction; 0:
+// none.
+func (c Chain) ArgumentOf(i int) uint32 {
+	a, _ := find(c.Arguments, func(a Argument) bool { return a.Of == i })
+	return a.Forward
+}
+
 // OuterLen is the length in bytes of the chain's outer headers.
 func (c Chain) OuterLen() int { return OuterLen(c.Encapsulation.Entries(c.Segments())) }
 
@@ -140,8 +147,8 @@ func (c Chain) Directions() []Direction {
 }
 
 // Directed is the chain as one of its directions sees it: the reverse of a
-// chain starts at its egress, passes the same functions and waypoints the other way round and
-// ends at its ingress. Reverse is defined for one ingress only.
+// chain starts at its egress, passes the same functions and waypoints the other way round, with the arguments
+// of that direction, and ends at its ingress. Reverse is defined for one ingress only.
 func (c Chain) Directed(d Direction) Chain {
 	if d == Forward {
 		return c
@@ -149,6 +156,10 @@ func (c Chain) Directed(d Direction) Chain {
 	c.Ingress, c.Egress = []string{c.Egress}, c.Ingress[0]
 	c.Functions = slices.Clone(c.Functions)
 	slices.Reverse(c.Functions)
+	c.Arguments = slices.Clone(c.Arguments)
+	for i, a := range c.Arguments {
+		c.Arguments[i] = Argument{Of: len(c.Functions) - 1 - a.Of, Forward: a.Reverse, Reverse: a.Forward}
+	}
 	c.Waypoints = slices.Clone(c.Waypoints)
 	slices.Reverse(c.Waypoints)
 	for i := range c.Waypoints {

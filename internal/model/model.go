@@ -47,9 +47,12 @@ const (
 	// KindUnaware is a function that knows nothing of segment routing: the
 	// node's proxy gives it inner packets, and puts their headers back.
 	KindUnaware
+	// KindNetfilter is the kernel's own packet filter, on inner packets: its rules
+	// know the visit by the packet mark.
+	KindNetfilter
 )
 
-var kindNames = []string{"forward", "unaware"}
+var kindNames = []string{"forward", "unaware", "netfilter"}
 
 func (k Kind) String() string { return enumString("Kind", kindNames, int(k)) }
 
@@ -70,9 +73,12 @@ const (
 	// 6.3, with the stamp: a detour by a function that knows nothing of segment
 	// routing.
 	BehaviourEndAD
+	// BehaviourEndAN is the SR-aware native function of the same draft, section 5: the
+	// argument of the SID reaches the function. The data path detours as for End.AD.
+	BehaviourEndAN
 )
 
-var behaviourNames = []string{"End", "End.AD"}
+var behaviourNames = []string{"End", "End.AD", "End.AN"}
 
 func (b Behaviour) String() string { return enumString("Behaviour", behaviourNames, int(b)) }
 
@@ -88,11 +94,21 @@ func (b *Behaviour) UnmarshalText(t []byte) error {
 
 // Behaviour is that of the SIDs of a function of this kind.
 func (k Kind) Behaviour() Behaviour {
-	if k == KindUnaware {
+	switch k {
+	case KindUnaware:
 		return BehaviourEndAD
+	case KindNetfilter:
+		return BehaviourEndAN
 	}
 	return BehaviourEnd
 }
+
+// Proxied says whether packets for the SID detour by a function, which gets them
+// without their outer headers.
+func (b Behaviour) Proxied() bool { return b == BehaviourEndAD || b == BehaviourEndAN }
+
+// Arguments says whether the lower bits of the SID are an argument for the function.
+func (b Behaviour) Arguments() bool { return b == BehaviourEndAN }
 
 // Role says on which side of the domain's boundary an interface is.
 type Role uint8
@@ -232,7 +248,9 @@ type Function struct {
 	Name  string
 	Node  string
 	Kind  Kind
-	Proxy Proxy // of kind unaware
+	Proxy Proxy // of the kinds unaware and netfilter
+
+	Netfilter Netfilter // of kind netfilter
 }
 
 // Proxy says how a function that knows nothing of segment routing is reached,
@@ -350,6 +368,7 @@ type Chain struct {
 	Name          string
 	Ingress       []string // nodes
 	Functions     []string // one may occur more than once
+	Arguments     []Argument
 	Waypoints     []Waypoint
 	Egress        string // node
 	Match         Match
@@ -365,6 +384,13 @@ type Chain struct {
 type Waypoint struct {
 	Before int // index of the next function; len(Functions): the egress
 	SID    netip.Addr
+}
+
+// Argument is what a visit of a chain tells a function of kind netfilter, in each
+// direction: 0 is none.
+type Argument struct {
+	Of               int // index of the function
+	Forward, Reverse uint32
 }
 
 // Proof is how a chain is proven.

@@ -12,7 +12,8 @@ import (
 // and texts are refused.
 func TestEnumerationsSurviveTheirText(t *testing.T) {
 	both(t, "Scheme", []Scheme{SchemePoT, SchemeOPoT, SchemeKeyed, SchemeKeyedFlow})
-	both(t, "Kind", []Kind{KindForward, KindUnaware})
+	both(t, "Kind", []Kind{KindForward, KindUnaware, KindNetfilter})
+	both(t, "Behaviour", []Behaviour{BehaviourEnd, BehaviourEndAD, BehaviourEndAN})
 	both(t, "Role", []Role{RoleEdge, RoleCore})
 	both(t, "Datapath", []Datapath{DatapathAuto, DatapathXDP, DatapathTC})
 	both(t, "Unmatched", []Unmatched{UnmatchedRoute, UnmatchedDrop})

@@ -162,7 +162,7 @@ func CheckRewrites(rewrites bool, r Recognise) error {
 
 // CheckFlow holds that what a proof is bound to stays as it is on the way.
 func CheckFlow(s Scheme, f Function) error {
-	if s == SchemeKeyedFlow && f.Kind == KindUnaware && f.Proxy.Rewrites {
+	if s == SchemeKeyedFlow && f.Kind.Behaviour().Proxied() && f.Proxy.Rewrites {
 		return errors.New("rewrites addresses or ports, which the proofs of keyed-flow are bound to: every packet that it changes would be refused; expect another scheme, such as keyed")
 	}
 	return nil

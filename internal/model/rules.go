@@ -134,6 +134,16 @@ func CheckSID(block netip.Prefix, sid netip.Addr) error {
 	return nil
 }
 
+// CheckSegment holds the rule for an entry of a segment list: a SID, with an argument
+// of 32 bits or without.
+func CheckSegment(block netip.Prefix, segment netip.Addr) error {
+	b := segment.As16()
+	if segment.Is4() || [4]byte(b[8:12]) != [4]byte{} {
+		return errors.New("is not a SID with an argument of 32 bits or none")
+	}
+	return CheckSID(block, netip.PrefixFrom(segment.WithZone(""), 64).Masked().Addr())
+}
+
 // CheckWaypoint holds the rule for the SID of a waypoint: one of the block that no
 // node's locator covers.
 func CheckWaypoint(block netip.Prefix, sid netip.Addr, nodes []Node) error {

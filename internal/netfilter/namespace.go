@@ -81,7 +81,8 @@ func (n Namespace) mark() string { return "waystamp " + n.To + " " + n.From }
 // ownerMark is the alias of the loopback interface of a namespace that is ours.
 func (n Namespace) ownerMark() string { return "waystamp " + n.Name }
 
-func (n Namespace) open() (*host.NetNS, error) {
+// Open opens the namespace; fs.ErrNotExist: it is not there. The caller closes it.
+func (n Namespace) Open() (*host.NetNS, error) {
 	if n.Existing && strings.Contains(n.Name, "/") {
 		return host.OpenPath(n.Name)
 	}
@@ -179,7 +180,7 @@ func (k *keeper) change(what string, make func() error) error {
 
 // namespace opens the namespace, and makes one that is to be ours.
 func (k *keeper) namespace() (*host.NetNS, error) {
-	ns, err := k.open()
+	ns, err := k.Open()
 	if k.Existing {
 		return ns, err
 	}
@@ -319,12 +320,10 @@ func (k *keeper) ends() error {
 			{"net/ipv6/conf/" + e.name + "/addr_gen_mode", "1"},
 			{"net/ipv6/conf/" + e.name + "/accept_ra", "0"},
 			{"net/ipv4/conf/" + e.name + "/rp_filter", "0"},
-		}
-		if e.inside {
-			settings = append(settings,
-				setting{"net/ipv4/conf/" + e.name + "/send_redirects", "0"},
-				setting{"net/ipv4/conf/" + e.name + "/forwarding", "1"},
-				setting{"net/ipv6/conf/" + e.name + "/forwarding", "1"})
+			{"net/ipv4/conf/" + e.name + "/send_redirects", "0"},
+			// Inside the kernel forwards; on the node the programs ask it for the way.
+			{"net/ipv4/conf/" + e.name + "/forwarding", "1"},
+			{"net/ipv6/conf/" + e.name + "/forwarding", "1"},
 		}
 		if err := k.settings(e.net, settings); err != nil {
 			return err
@@ -450,7 +449,7 @@ func (k *keeper) missing() error {
 
 // Load loads rulesets into the namespace; see the function Load.
 func (n Namespace) Load(ctx context.Context, sets ...Ruleset) error {
-	ns, err := n.open()
+	ns, err := n.Open()
 	if err != nil {
 		return err
 	}
@@ -460,7 +459,7 @@ func (n Namespace) Load(ctx context.Context, sets ...Ruleset) error {
 
 // Counters reads what the rules of a function have counted; see ReadCounters.
 func (n Namespace) Counters(ctx context.Context, function string) (Counters, error) {
-	ns, err := n.open()
+	ns, err := n.Open()
 	if err != nil {
 		return Counters{}, err
 	}
@@ -479,7 +478,7 @@ func (n Namespace) Remove(ctx context.Context) (err error) {
 		}
 	}()
 	k := keeper{Namespace: n, ctx: ctx, state: &State{}}
-	ns, err := n.open()
+	ns, err := n.Open()
 	if errors.Is(err, fs.ErrNotExist) {
 		ns, err = nil, nil
 	}

@@ -71,7 +71,7 @@ func gone(t *testing.T, n *host.Net, s Namespace) {
 
 func inside(t *testing.T, s Namespace) *host.Net {
 	t.Helper()
-	ns, err := s.open()
+	ns, err := s.Open()
 	must(t, err)
 	defer ns.Close()
 	n, err := host.Open(ns)

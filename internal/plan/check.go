@@ -68,7 +68,7 @@ func (n Node) check() error {
 		sids:     map[netip.Addr]string{},
 		starts:   map[model.Match]uint32{},
 		ends:     map[model.Match]uint32{},
-		proxies:  map[string]bool{},
+		proxies:  map[string]model.Behaviour{},
 		devices:  map[string]string{},
 	}
 	for _, f := range n.Interfaces {
@@ -105,8 +105,8 @@ type nodeChecker struct {
 	sids     map[netip.Addr]string
 	starts   map[model.Match]uint32
 	ends     map[model.Match]uint32
-	proxies  map[string]bool   // by function
-	devices  map[string]string // interfaces, and whose they are
+	proxies  map[string]model.Behaviour // by function
+	devices  map[string]string          // interfaces, and whose they are
 }
 
 // visit is what a node finds its part in a path by.
@@ -147,8 +147,11 @@ func (c *nodeChecker) endpoint(p *problems, e Endpoint) {
 	c.visit(p, e.PathID, e.SID, "function")
 	checkSources(p, c.node.Block, e.Sources)
 	p.add(model.CheckName(e.Function), "function %q", e.Function)
-	if proxied := c.proxies[e.Function]; proxied != (e.Behaviour == model.BehaviourEndAD) {
-		p.addf("behaviour %s of function %s: a function has a proxy if and only if its SIDs are End.AD", e.Behaviour, e.Function)
+	if is, known := c.proxies[e.Function]; known != e.Behaviour.Proxied() || known && is != e.Behaviour {
+		p.addf("behaviour %s of function %s: a function has a proxy if and only if its SIDs are End.AD, or End.AN for netfilter", e.Behaviour, e.Function)
+	}
+	if e.Argument != 0 && !e.Behaviour.Arguments() {
+		p.addf("argument %d: SIDs of behaviour %s take none", e.Argument, e.Behaviour)
 	}
 	if e.Share.Position < 1 || int(e.Share.Position) >= model.SegmentsMax {
 		p.addf("share: has position %d; a function's is from 1 to %d", e.Share.Position, model.SegmentsMax-1)
@@ -181,16 +184,42 @@ func (c *nodeChecker) egress(p *problems, e Egress) {
 	checkVerifier(p, e.Scheme, e.Share, e.Verifier)
 }
 
-// proxy checks an unaware function.
+// netfilter checks a function of that kind, whose proxy is checked.
+func (c *nodeChecker) netfilter(p *problems, x Proxy) {
+	if err := x.Netfilter.Check(); err != nil {
+		p.list = append(p.list, fmt.Errorf("netfilter: %w", err))
+		return
+	}
+	is, want := x.Proxy, model.NetfilterDetour(x.Function, x.Netfilter.Namespace)
+	want.OnUnknown, want.Rewrites, want.Cache, want.Lifetime = is.OnUnknown, is.Rewrites, is.Cache, is.Lifetime
+	if is != want {
+		p.addf("netfilter: its interfaces or how its packets are recognised are not those of namespace %s", x.Netfilter.Namespace)
+	}
+	seen := map[uint32]bool{}
+	for _, g := range x.Netfilter.Groups {
+		for _, v := range g {
+			if seen[v] || !x.Netfilter.Zones {
+				p.addf("netfilter: argument %d is in a zone that it does not belong to", v)
+			}
+			seen[v] = true
+		}
+	}
+}
+
+// proxy checks a function without segment routing.
 func (c *nodeChecker) proxy(p *problems, x Proxy) {
 	p.add(model.CheckName(x.Function), "function %q", x.Function)
-	if c.proxies[x.Function] {
+	if _, known := c.proxies[x.Function]; known {
 		p.addf("function %q is given already; a function has one proxy", x.Function)
 	}
-	c.proxies[x.Function] = true
+	c.proxies[x.Function] = model.BehaviourEndAD
 	if err := x.Check(); err != nil {
 		p.list = append(p.list, err)
 		return
+	}
+	if x.Netfilter != nil {
+		c.proxies[x.Function] = model.BehaviourEndAN
+		c.netfilter(p, x)
 	}
 	if !x.Local {
 		if len(x.Matches) > 0 {
@@ -316,6 +345,8 @@ func (path Path) check(p *problems) {
 				p.addf("sid %s: the headend has none", h.SID)
 			case j == 0 && len(h.Waypoints) > 0:
 				p.addf("waypoints: the headend has none")
+			case (j == 0 || j == last) && h.Argument != 0:
+				p.addf("argument %d: headend and egress have none", h.Argument)
 			case j > 0 && !formOfSID(h.SID):
 				p.addf("sid %q is not an IPv6 address with its lower 64 bits zero", h.SID)
 			case slices.ContainsFunc(h.Waypoints, func(w netip.Addr) bool { return !formOfSID(w) }):
@@ -390,7 +421,7 @@ func checkSegments(p *problems, block netip.Prefix, id PathID, segments []netip.
 	if n := len(segments); n < 1 || n > model.SegmentsMax {
 		p.addf("segments: has %d entries; a list has 1 to %d", n, model.SegmentsMax)
 	}
-	rule := model.CheckSID
+	rule := model.CheckSegment
 	if id.Encapsulation.SIDs == model.SIDsCompressed {
 		rule = model.CheckContainer
 	}

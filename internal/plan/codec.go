@@ -204,6 +204,7 @@ type endpointFile struct {
 	pathIDFile
 	SID       netip.Addr      `json:"sid"`
 	Behaviour model.Behaviour `json:"behaviour"`
+	Argument  uint32          `json:"argument,omitempty"`
 	Function  string          `json:"function"`
 	Sources   []netip.Addr    `json:"sources"`
 	Share     shareFile       `json:"share"`
@@ -235,6 +236,17 @@ type proxyFile struct {
 	Cache     int             `json:"cache"`
 	Lifetime  durationFile    `json:"lifetime"`
 	Matches   []matchFile     `json:"matches,omitempty"`
+	Netfilter *netfilterFile  `json:"netfilter,omitempty"`
+}
+
+type netfilterFile struct {
+	Namespace string            `json:"namespace"`
+	Arguments map[string]uint32 `json:"arguments,omitempty"`
+	// Zones are arguments whose flows are tracked together, each group apart from the
+	// others; without it there is one zone for all.
+	Zones     [][]uint32   `json:"zones,omitzero"`
+	Rules     string       `json:"rules,omitempty"`
+	Addresses []netip.Addr `json:"addresses,omitempty"`
 }
 
 type shareFile struct {
@@ -289,6 +301,7 @@ type hopFile struct {
 	// Waypoints are visited on the way to this hop, and not proven.
 	Waypoints []netip.Addr `json:"waypoints,omitempty"`
 	SID       netip.Addr   `json:"sid,omitzero"`
+	Argument  uint32       `json:"argument,omitempty"`
 	Share     shareFile    `json:"share"`
 }
 
@@ -414,6 +427,7 @@ func nodeToFile(n Node) nodeFile {
 			pathIDFile: pathIDToFile(e.PathID),
 			SID:        e.SID,
 			Behaviour:  e.Behaviour,
+			Argument:   e.Argument,
 			Function:   e.Function,
 			Sources:    e.Sources,
 			Share:      shareToFile(e.Share),
@@ -462,6 +476,7 @@ func (f nodeFile) node() Node {
 			PathID:    e.pathID(),
 			SID:       e.SID,
 			Behaviour: e.Behaviour,
+			Argument:  e.Argument,
 			Function:  e.Function,
 			Sources:   e.Sources,
 			Share:     e.Share.share(),
@@ -504,6 +519,12 @@ func proxyToFile(p Proxy) proxyFile {
 	for _, m := range p.Matches {
 		f.Matches = append(f.Matches, matchFile(m))
 	}
+	if n := p.Netfilter; n != nil {
+		f.Netfilter = &netfilterFile{Namespace: n.Namespace, Arguments: n.Arguments, Rules: n.Rules, Addresses: n.Addresses}
+		if n.Zones {
+			f.Netfilter.Zones = append([][]uint32{}, n.Groups...)
+		}
+	}
 	return f
 }
 
@@ -526,6 +547,18 @@ func (f proxyFile) proxy() Proxy {
 	for _, m := range f.Matches {
 		p.Matches = append(p.Matches, model.Match(m))
 	}
+	if n := f.Netfilter; n != nil {
+		p.Netfilter = &Netfilter{
+			Netfilter: model.Netfilter{
+				Namespace: n.Namespace,
+				Arguments: n.Arguments,
+				Zones:     n.Zones != nil,
+				Rules:     n.Rules,
+				Addresses: n.Addresses,
+			},
+			Groups: n.Zones,
+		}
+	}
 	return p
 }
 
@@ -544,7 +577,7 @@ func pathToFile(p Path) pathFile {
 		f.Ingress = append(f.Ingress, ingressFile(in))
 	}
 	for j, h := range p.Hops {
-		f.Hops = append(f.Hops, hopFile{Node: h.Node, Function: h.Function, Waypoints: h.Waypoints, SID: h.SID, Share: shareToFile(p.Shares[j])})
+		f.Hops = append(f.Hops, hopFile{Node: h.Node, Function: h.Function, Waypoints: h.Waypoints, SID: h.SID, Argument: h.Argument, Share: shareToFile(p.Shares[j])})
 	}
 	return f
 }
@@ -564,7 +597,7 @@ func (f pathFile) path() Path {
 		p.Ingress = append(p.Ingress, Ingress(in))
 	}
 	for _, h := range f.Hops {
-		p.Hops = append(p.Hops, Hop{Node: h.Node, Function: h.Function, Waypoints: h.Waypoints, SID: h.SID})
+		p.Hops = append(p.Hops, Hop{Node: h.Node, Function: h.Function, Waypoints: h.Waypoints, SID: h.SID, Argument: h.Argument})
 		p.Shares = append(p.Shares, h.Share.share())
 	}
 	return p

@@ -113,8 +113,8 @@ func TestNodeRefusesAPlanThatDoesNotHold(t *testing.T) {
 		{"no segments", model.SchemeKeyed, "r1", func(n *Node) { n.Headends[0].Segments = nil }, "has 0 entries"},
 		{"17 segments", model.SchemeKeyed, "r1", func(n *Node) { n.Headends[0].Segments = long }, "has 17 entries"},
 		{"segment outside", model.SchemeKeyed, "r1", func(n *Node) { n.Headends[0].Segments = addresses("fc00:2::") }, "segments[0]: fc00:2:: is not within"},
-		{"segment with argument", model.SchemeKeyed, "r1", func(n *Node) { n.Headends[0].Segments = addresses("fc00:0:0:200::1") }, "has an argument"},
-		{"container where a SID should be", model.SchemeKeyed, "r1", func(n *Node) { n.Headends[0].Segments = addresses("fc00:0:0:200:300:600::") }, "has an argument"},
+		{"segment with argument", model.SchemeKeyed, "r1", func(n *Node) { n.Headends[0].Segments = addresses("fc00:0:0:200:0:1::") }, "is not a SID with an argument of 32 bits or none"},
+		{"container where a SID should be", model.SchemeKeyed, "r1", func(n *Node) { n.Headends[0].Segments = addresses("fc00:0:0:200:300:600::") }, "is not a SID with an argument of 32 bits or none"},
 		{"container with a gap", model.SchemeKeyed, "r1", func(n *Node) {
 			n.Headends[0].Encapsulation.SIDs = model.SIDsCompressed
 			n.Headends[0].Segments = addresses("fc00:0:0:200:0:600::")

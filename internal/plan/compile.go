@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/fnv"
+	"maps"
 	"net/netip"
 	"slices"
 
@@ -82,13 +83,16 @@ type compiler struct {
 // checkProxy holds what a node cannot be given a function without, whether a
 // chain uses it or not.
 func (c *compiler) checkProxy(f model.Function) error {
-	if f.Kind != model.KindUnaware {
+	if !f.Kind.Behaviour().Proxied() {
 		return nil
 	}
 	if _, ok := c.nodes[f.Node]; !ok {
 		return fmt.Errorf("node %q does not exist", f.Node)
 	}
-	return f.Proxy.Check()
+	if err := f.Proxy.Check(); err != nil || f.Kind != model.KindNetfilter {
+		return err
+	}
+	return f.Netfilter.Check()
 }
 
 // check holds what a path cannot be made without.
@@ -135,14 +139,28 @@ func (c *compiler) check(ch model.Chain) error {
 		}
 		// What lost its header there is known by its addresses alone.
 		if ch.Match.Ordered() && f.Proxy.Local {
-			return fmt.Errorf("its match has a priority, and function %s is in the node's own kernel, which takes only matches by prefixes; put the function behind interfaces", name)
+			return fmt.Errorf("its match has a priority, and function %s is in the node's own kernel, which takes only matches by prefixes; %s", name, instead(f))
 		}
 		if ch.OwnTraffic && f.Proxy.Local && (slices.Contains(ch.Ingress, f.Node) || ch.Both && f.Node == ch.Egress) {
-			return fmt.Errorf("it takes its headends' own traffic, and function %s is in the kernel of one of them, where own packets cannot be told from those that lost their header in it; put the function behind interfaces", name)
+			return fmt.Errorf("it takes its headends' own traffic, and function %s is in the kernel of one of them, where own packets cannot be told from those that lost their header in it; %s", name, instead(f))
 		}
 		if err := model.CheckFlow(ch.Proof.Scheme, f); err != nil {
 			return fmt.Errorf("function %s: %w", name, err)
 		}
+	}
+	for _, a := range ch.Arguments {
+		if a.Of < 0 || a.Of >= len(ch.Functions) {
+			return fmt.Errorf("an argument is of function %d of %d", a.Of+1, len(ch.Functions))
+		}
+		f := c.functions[ch.Functions[a.Of]]
+		for _, v := range []uint32{a.Forward, a.Reverse} {
+			if v != 0 && !slices.Contains(slices.Collect(maps.Values(f.Netfilter.Arguments)), v) {
+				return fmt.Errorf("function %s has no argument of value %d", f.Name, v)
+			}
+		}
+	}
+	if err := c.checkZones(ch); err != nil {
+		return err
 	}
 	for _, w := range ch.Waypoints {
 		if err := model.CheckWaypoint(c.domain.Block, w.SID, c.domain.Nodes); err != nil {
@@ -161,6 +179,39 @@ func (c *compiler) check(ch model.Chain) error {
 		return fmt.Errorf("mss-clamp: %w", err)
 	}
 	return nil
+}
+
+// instead says how a function is reached otherwise than in the node's own kernel.
+func instead(f model.Function) string {
+	if f.Kind == model.KindNetfilter {
+		return "give the function a namespace (own)"
+	}
+	return "put the function behind interfaces"
+}
+
+// checkZones holds that a flow which visits a function twice does not meet itself in
+// one conntrack zone.
+func (c *compiler) checkZones(ch model.Chain) error {
+	for _, d := range ch.Directions() {
+		directed := ch.Directed(d)
+		seen := map[visitOf]bool{}
+		for i, name := range directed.Functions {
+			if !c.functions[name].Netfilter.Zones {
+				continue
+			}
+			v := visitOf{name, directed.ArgumentOf(i)}
+			if seen[v] {
+				return fmt.Errorf("it visits function %s twice with the same argument, whose connection tracking would take the second visit for the first; give the visits different arguments", name)
+			}
+			seen[v] = true
+		}
+	}
+	return nil
+}
+
+type visitOf struct {
+	function string
+	argument uint32
 }
 
 // cpus is how many lanes a node gets; a Node made by hand may declare none.
@@ -222,7 +273,7 @@ func (c *compiler) path(ch model.Chain, dir model.Direction) Path {
 		lane += cpus(n)
 	}
 	for i, f := range ch.Functions {
-		p.Hops = append(p.Hops, Hop{Node: c.functions[f].Node, Function: f, Waypoints: ch.WaypointsBefore(i)})
+		p.Hops = append(p.Hops, Hop{Node: c.functions[f].Node, Function: f, Waypoints: ch.WaypointsBefore(i), Argument: ch.ArgumentOf(i)})
 	}
 	p.Hops = append(p.Hops, Hop{Node: ch.Egress, Waypoints: ch.WaypointsBefore(len(ch.Functions))})
 	p.MTU = c.innerMTU(ch)
@@ -335,9 +386,14 @@ func nodePlans(d model.Domain, paths []Path) []Node {
 	behaviour := map[string]model.Behaviour{}
 	for _, f := range d.Functions {
 		behaviour[f.Name] = f.Kind.Behaviour()
-		if behaviour[f.Name] == model.BehaviourEndAD {
+		if behaviour[f.Name].Proxied() {
 			n := index[f.Node]
-			n.Proxies = append(n.Proxies, Proxy{Function: f.Name, Proxy: f.Proxy, Matches: localMatches(f, paths)})
+			x := Proxy{Function: f.Name, Proxy: f.Proxy, Matches: localMatches(f, paths)}
+			if f.Kind == model.KindNetfilter {
+				x.Netfilter = &Netfilter{Netfilter: f.Netfilter, Groups: zoneGroups(f, paths)}
+				x.Netfilter.RulesFile, x.Netfilter.RulesAt = "", model.Source{} // of the domain's file
+			}
+			n.Proxies = append(n.Proxies, x)
 		}
 	}
 	for _, p := range paths {
@@ -362,6 +418,7 @@ func nodePlans(d model.Domain, paths []Path) []Node {
 				PathID:    p.PathID,
 				SID:       p.Hops[j].SID,
 				Behaviour: behaviour[p.Hops[j].Function],
+				Argument:  p.Hops[j].Argument,
 				Function:  p.Hops[j].Function,
 				Sources:   p.Sources(),
 				Share:     p.Shares[j],
@@ -382,6 +439,52 @@ func nodePlans(d model.Domain, paths []Path) []Node {
 		})
 	}
 	return nodes
+}
+
+// zoneGroups are the arguments that share a conntrack zone: a flow's two directions
+// are one flow. Chains that share an argument share their zone.
+func zoneGroups(f model.Function, paths []Path) [][]uint32 {
+	if !f.Netfilter.Zones {
+		return nil
+	}
+	groups := map[uint32][]uint32{} // by each of their arguments
+	join := func(a, b uint32) {
+		all := append(slices.Clone(groups[a]), groups[b]...)
+		all = append(all, a, b)
+		slices.Sort(all)
+		all = slices.Compact(all)
+		for _, v := range all {
+			groups[v] = all
+		}
+	}
+	visits := map[string]map[model.Direction][]uint32{} // by chain
+	for i := range paths {
+		p := &paths[i]
+		for _, h := range p.Hops {
+			if h.Function != f.Name || h.Argument == 0 {
+				continue
+			}
+			join(h.Argument, h.Argument)
+			if visits[p.Chain] == nil {
+				visits[p.Chain] = map[model.Direction][]uint32{}
+			}
+			visits[p.Chain][p.Direction] = append(visits[p.Chain][p.Direction], h.Argument)
+		}
+	}
+	for _, v := range visits {
+		// The way back visits them the other way round.
+		there, back := v[model.Forward], v[model.Reverse]
+		for i := range min(len(there), len(back)) {
+			join(there[i], back[len(back)-1-i])
+		}
+	}
+	out := [][]uint32{}
+	for _, v := range slices.Sorted(maps.Keys(groups)) {
+		if groups[v][0] == v {
+			out = append(out, groups[v])
+		}
+	}
+	return out
 }
 
 // localMatches are the matches of the paths through a function, each once; none
@@ -450,7 +553,7 @@ func (n Node) fits() error {
 // proxiesFit says whether the node can keep the headers of all its functions.
 func (n Node) proxiesFit() error {
 	if len(n.Proxies) > ProxiesMax {
-		return fmt.Errorf("has %d unaware functions; a node can have %d", len(n.Proxies), ProxiesMax)
+		return fmt.Errorf("has %d functions that get packets without outer headers; a node can have %d", len(n.Proxies), ProxiesMax)
 	}
 	var content, metadata int
 	for _, p := range n.Proxies {

@@ -109,15 +109,18 @@ func TestEveryCompiledPathIsSoundAndVerifies(t *testing.T) {
 	})
 }
 
-// soundProxies holds that a node has all its unaware functions, in the order of
+// soundProxies holds that a node has all its functions without segment routing, in the order of
 // the domain, and of each local one what must pass it.
 func soundProxies(t *rapid.T, d model.Domain, n Node, paths []Path) {
 	var want []Proxy
 	for _, f := range d.Functions {
-		if f.Node != n.Name || f.Kind != model.KindUnaware {
+		if f.Node != n.Name || f.Kind == model.KindForward {
 			continue
 		}
 		x := Proxy{Function: f.Name, Proxy: f.Proxy}
+		if f.Kind == model.KindNetfilter {
+			x.Netfilter = &Netfilter{Netfilter: f.Netfilter, Groups: zoneGroups(f, paths)} // tested by itself
+		}
 		for _, path := range paths {
 			for _, h := range path.Hops {
 				if f.Proxy.Local && h.Function == f.Name {
@@ -242,7 +245,7 @@ func TestFunctionsThatCannotBeAreRefused(t *testing.T) {
 				f.Name, f.Proxy.Cache = fmt.Sprintf("f%d", i), 1
 				d.Functions = append(d.Functions, f)
 			}
-		}, "node r3: has 1025 unaware functions; a node can have 1023"},
+		}, "node r3: has 1025 functions that get packets without outer headers; a node can have 1023"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := functions()

@@ -8,6 +8,7 @@
 package plan
 
 import (
+	"encoding/binary"
 	"net/netip"
 	"slices"
 
@@ -26,7 +27,7 @@ type Node struct {
 	Headends   []Headend
 	Endpoints  []Endpoint
 	Egresses   []Egress
-	Proxies    []Proxy // of the node's functions of kind unaware
+	Proxies    []Proxy // of the node's functions of the kinds unaware and netfilter
 }
 
 // Proxy is a function that knows nothing of segment routing; Endpoints name it
@@ -37,6 +38,16 @@ type Proxy struct {
 	// Matches are what must pass the function if it is local: such a packet
 	// that leaves the node without an outer header has lost it.
 	Matches []model.Match
+
+	Netfilter *Netfilter // of kind netfilter; nil: of kind unaware
+}
+
+// Netfilter is what the agent keeps for a function of that kind.
+type Netfilter struct {
+	model.Netfilter
+	// Groups are arguments whose flows are tracked together, where the function has
+	// zones: those of a chain's two directions.
+	Groups [][]uint32
 }
 
 // PathID names one path: one direction of one chain.
@@ -69,6 +80,7 @@ type Endpoint struct {
 	PathID
 	SID       netip.Addr
 	Behaviour model.Behaviour
+	Argument  uint32 // for the function; 0: none
 	Function  string
 	Sources   []netip.Addr // of outer headers: the path's headends
 	Share     pot.Share
@@ -118,8 +130,8 @@ type Ingress struct {
 	Lanes   uint16
 }
 
-// SIDs are those that the path visits, waypoints too, in this order; the last is the
-// egress's.
+// SIDs are those that the path visits, without arguments, waypoints too, in this
+// order; the last is the egress's.
 func (p Path) SIDs() []netip.Addr {
 	sids := make([]netip.Addr, 0, len(p.Hops))
 	for _, h := range p.Hops[1:] {
@@ -138,12 +150,26 @@ func (p Path) Sources() []netip.Addr {
 }
 
 // Segments is the path's segment list, whole, in the order of the visit: its
-// SIDs, or the containers that they are compressed to.
+// SIDs with their arguments, or the containers that they are compressed to.
 func (p Path) Segments() []netip.Addr {
 	if p.Encapsulation.SIDs == model.SIDsCompressed {
-		return srv6.Compress(p.SIDs())
+		return srv6.Compress(p.SIDs()) // which have no room for arguments
 	}
-	return p.SIDs()
+	var list []netip.Addr
+	for _, h := range p.Hops[1:] {
+		list = append(append(list, h.Waypoints...), withArgument(h.SID, h.Argument))
+	}
+	return list
+}
+
+// withArgument puts an argument into the lowest 32 bits of a SID (RFC 8986 3.1).
+func withArgument(sid netip.Addr, argument uint32) netip.Addr {
+	if argument == 0 {
+		return sid
+	}
+	b := sid.As16()
+	binary.BigEndian.PutUint32(b[12:], argument)
+	return netip.AddrFrom16(b)
 }
 
 // Carried is the segment list as it is in packets, in the order of the visit: a
@@ -172,9 +198,11 @@ type Hop struct {
 	Node      string
 	Function  string       // "" for headend and egress
 	Waypoints []netip.Addr // SIDs of others, visited on the way to this hop; not proven
-	SID       netip.Addr   // zero for the headend
+	SID       netip.Addr   // zero for the headend; without the argument
+	Argument  uint32       // for a function of kind netfilter; 0: none
 }
 
 func (h Hop) equal(o Hop) bool {
-	return h.Node == o.Node && h.Function == o.Function && h.SID == o.SID && slices.Equal(h.Waypoints, o.Waypoints)
+	return h.Node == o.Node && h.Function == o.Function && h.SID == o.SID && h.Argument == o.Argument &&
+		slices.Equal(h.Waypoints, o.Waypoints)
 }

@@ -3,6 +3,7 @@ package plan
 import (
 	"fmt"
 	"io"
+	"maps"
 	"math/rand/v2"
 	"net/netip"
 	"slices"
@@ -102,6 +103,26 @@ func proxies(i int, local bool) *rapid.Generator[model.Proxy] {
 	})
 }
 
+func netfilters() *rapid.Generator[model.Netfilter] {
+	return rapid.Custom(func(t *rapid.T) model.Netfilter {
+		n := model.Netfilter{
+			Namespace: rapid.SampledFrom([]string{model.NamespaceOwn, model.NamespaceNode, "container"}).Draw(t, "namespace"),
+			Rules:     rapid.SampledFrom([]string{"", "chain c {\n}\n"}).Draw(t, "rules"),
+		}
+		for i, v := range rapid.SliceOfNDistinct(rapid.Uint32Range(1, 1<<32-1), 0, 4, rapid.ID).Draw(t, "arguments") {
+			if n.Arguments == nil {
+				n.Arguments = map[string]uint32{}
+			}
+			n.Arguments[fmt.Sprintf("a%d", i)] = v
+		}
+		n.Zones = len(n.Arguments) > 0 && rapid.Bool().Draw(t, "zones")
+		if n.Namespace == model.NamespaceOwn && rapid.Bool().Draw(t, "address") {
+			n.Addresses = addresses("fd00:2::f", "192.0.2.1")
+		}
+		return n
+	})
+}
+
 // domains draws domains as internal/manifest would let them through.
 func domains() *rapid.Generator[model.Domain] {
 	return rapid.Custom(func(t *rapid.T) model.Domain {
@@ -126,12 +147,20 @@ func domains() *rapid.Generator[model.Domain] {
 			f := model.Function{
 				Name: fmt.Sprintf("f%d", i),
 				Node: rapid.SampledFrom(names).Draw(t, "node"),
-				Kind: rapid.SampledFrom([]model.Kind{model.KindForward, model.KindUnaware}).Draw(t, "kind"),
+				Kind: rapid.SampledFrom([]model.Kind{model.KindForward, model.KindUnaware, model.KindNetfilter}).Draw(t, "kind"),
 			}
 			if f.Kind == model.KindUnaware {
 				// No chain ends at the first node if one of its functions is local.
 				local := f.Node == names[0] && rapid.Bool().Draw(t, "local")
 				f.Proxy = proxies(i, local).Draw(t, "proxy")
+			}
+			if f.Kind == model.KindNetfilter {
+				f.Netfilter = netfilters().Draw(t, "netfilter")
+				if f.Node != names[0] && f.Netfilter.Namespace == model.NamespaceNode {
+					f.Netfilter.Namespace = "container"
+				}
+				f.Proxy = model.NetfilterDetour(f.Name, f.Netfilter.Namespace)
+				f.Proxy.Cache = rapid.IntRange(1, 1000).Draw(t, "cache")
 			}
 			d.Functions = append(d.Functions, f)
 		}
@@ -156,7 +185,18 @@ func domains() *rapid.Generator[model.Domain] {
 				},
 			}
 			for range rapid.IntRange(1, 15).Draw(t, "length") {
-				ch.Functions = append(ch.Functions, rapid.SampledFrom(d.Functions).Draw(t, "function").Name)
+				f := rapid.SampledFrom(d.Functions).Draw(t, "function")
+				values := slices.Sorted(maps.Values(f.Netfilter.Arguments))
+				if f.Netfilter.Zones && slices.Contains(ch.Functions, f.Name) {
+					continue // a second visit needs arguments of its own
+				}
+				ch.Functions = append(ch.Functions, f.Name)
+				if len(values) > 0 && rapid.Bool().Draw(t, "with argument") {
+					value := rapid.SampledFrom(append(values, 0))
+					ch.Arguments = append(ch.Arguments, model.Argument{
+						Of: len(ch.Functions) - 1, Forward: value.Draw(t, "forward"), Reverse: value.Draw(t, "reverse"),
+					})
+				}
 			}
 			for range rapid.IntRange(0, 15-len(ch.Functions)).Draw(t, "waypoints") {
 				ch.Waypoints = append(ch.Waypoints, model.Waypoint{

@@ -126,6 +126,7 @@ func encodeSource(sources []netip.Addr) ([2]uint64, error) {
 var behaviours = map[model.Behaviour]abi.Behaviour{
 	model.BehaviourEnd:   abi.BehaviourEnd,
 	model.BehaviourEndAD: abi.BehaviourEndAd,
+	model.BehaviourEndAN: abi.BehaviourEndAd, // with an argument
 }
 
 // encodeHop: proxy is that of the endpoint's function, 0 if it needs none.
@@ -142,12 +143,12 @@ func encodeHop(e plan.Endpoint, statsIndex, proxy uint32) (abi.Hop, error) {
 	if !ok {
 		return abi.Hop{}, fmt.Errorf("this data path does not know the behaviour %s", e.Behaviour)
 	}
-	if e.Behaviour == model.BehaviourEndAD && proxy == 0 {
+	if e.Behaviour.Proxied() && proxy == 0 {
 		return abi.Hop{}, fmt.Errorf("its SID is %s, and the plan has no proxy for it", e.Behaviour)
 	}
 	return abi.Hop{
 		Behaviour: uint8(behaviour), Scheme: uint8(e.Scheme), Position: e.Share.Position,
-		NextCsid: nextCSID(e.PathID), Stats: statsIndex, Share: s, Proxy: proxy, Source: from,
+		NextCsid: nextCSID(e.PathID), Stats: statsIndex, Share: s, Proxy: proxy, Argument: e.Argument, Source: from,
 	}, nil
 }
 

@@ -279,6 +279,12 @@ func encodeProxy(p plan.Proxy, r Reach, statsIndex uint32) abi.Proxy {
 	if r.To == noInterface {
 		out.Gone = 1
 	}
+	if p.Netfilter != nil {
+		out.Mark = 1
+		if !p.Local {
+			out.Peer = 1
+		}
+	}
 	if p.Via.IsValid() {
 		out.HasVia, out.Via = 1, p.Via.As16()
 	}

@@ -57,7 +57,9 @@ enum ws_behaviour {
 	WS_BEHAVIOUR_NONE = 0,
 	WS_BEHAVIOUR_END = 1, /* RFC 8986 4.1, and the stamp */
 	WS_BEHAVIOUR_END_DT46 = 2, /* RFC 8986 4.8, after the verdict */
-	/* draft-ietf-spring-sr-service-programming 6.2, with a cache per packet */
+	/* draft-ietf-spring-sr-service-programming 6.2, with a cache per packet;
+	 * and End.AN for netfilter, section 5: the same with an argument
+	 */
 	WS_BEHAVIOUR_END_AD = 3,
 };
 
@@ -175,7 +177,7 @@ struct ws_hop {
 	__u8 next_csid; /* 1: of the NEXT-C-SID flavour (RFC 9800 4.1) */
 	__u32 stats; /* index into ws_stats */
 	__u32 proxy; /* End.AD: key in ws_proxies; else 0 */
-	__u32 pad2;
+	__u32 argument; /* End.AD: that of its SID in the list; 0: none */
 	/* The path's headend, which its packets come from (RFC 8754 5.1); ::
 	 * where it has several: those are in ws_sources.
 	 */
@@ -547,7 +549,10 @@ struct ws_proxy {
 	__u8 dmac[6]; /* without via: destination of frames to the function */
 	__u8 gone; /* 1: one of its interfaces is not there */
 	__u8 cuts; /* 1: the interface to cuts super-packets by itself */
-	__u8 pad[4];
+	__u8 peer; /* 1: packets go to the other end of to, in another namespace */
+	/* 1: the argument is the packet mark inside, which is 0 again outside */
+	__u8 mark;
+	__u8 pad[2];
 	__u8 via[16];
 };
 _Static_assert(sizeof(struct ws_proxy) == 56, "ws_proxy is ABI");

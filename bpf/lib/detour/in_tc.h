@@ -67,6 +67,8 @@ static __always_inline int hand_over(struct __sk_buff *skb,
 	proxy_received(p, frames);
 	if (!p->to)
 		return CTX_PASS;
+	if (p->peer)
+		return bpf_redirect_peer(p->to, 0);
 	if (p->has_via) {
 		if (xdp_node())
 			ws_via_learn(skb, id);
@@ -141,6 +143,8 @@ static __always_inline int ad_tc(struct __sk_buff *skb, struct endpoint *ep,
 	 */
 	if (!r && inner_is_strange(&inner))
 		r = REASON(INNER_ADDRESS);
+	if (!r && !argument_is_planned(ep))
+		r = REASON(ARGUMENT);
 	if (r)
 		return endpoint_refuse(skb, ep, r);
 	p = proxy_find(id);
@@ -184,5 +188,7 @@ static __always_inline int ad_tc(struct __sk_buff *skb, struct endpoint *ep,
 	if (rc)
 		return ws_refuse(skb, REASON(STRIP_FAILED), rc);
 	skb->tc_index = index;
+	if (p->mark)
+		skb->mark = ep->hop->argument;
 	return hand_over(skb, p, id, frames ? frames : 1);
 }

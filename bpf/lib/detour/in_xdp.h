@@ -55,8 +55,8 @@ static __always_inline int ad_xdp(ctx_t *ctx, const struct endpoint *ep,
 	__u32 entry;
 
 	if (end_check(ep, true, &next) || inner_find(ep, false, &inner) ||
-	    inner_is_strange(&inner) || !p || p->gone || !p->to ||
-	    p->recognise != WS_RECOGNISE_CONTENT)
+	    inner_is_strange(&inner) || !argument_is_planned(ep) || !p ||
+	    p->gone || !p->to || p->recognise != WS_RECOGNISE_CONTENT)
 		return CTX_PASS;
 	barrier_var(outer);
 	if (outer > WS_CACHED_MAX || !function_way(p, id, node, ep, &way) ||

@@ -45,6 +45,8 @@ static __always_inline int local_out(struct __sk_buff *skb, __u32 slot,
 	if (r)
 		return ws_refuse(skb, r, err);
 	proxy_waited(p, now, expires);
+	if (p->mark)
+		skb->mark = 0; /* of the inner packet */
 
 	cur = ctx_cursor(skb);
 	eth = cursor_take(&cur, struct eth_hdr);

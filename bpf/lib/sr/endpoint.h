@@ -124,6 +124,15 @@ static __always_inline bool argument_is_csids(const struct endpoint *ep)
 	return ep->hop->next_csid && ep->ip6->dst[1];
 }
 
+/* Is the argument of a function's SID the plan's? A field on the wire chooses no
+ * state. A compressed list has no room for arguments: there the plan's counts alone.
+ */
+static __always_inline bool argument_is_planned(const struct endpoint *ep)
+{
+	return ep->hop->next_csid ||
+	       ep->ip6->dst[1] == bpf_cpu_to_be64(ep->hop->argument);
+}
+
 /* Where a packet goes next. */
 struct end_next {
 	struct sid sid;

@@ -1,0 +1,172 @@
+package model
+
+import (
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"maps"
+	"net/netip"
+	"slices"
+)
+
+// Netfilter is what the kernel's packet filter is as a function of a chain.
+type Netfilter struct {
+	// Namespace is where the rules run: NamespaceOwn, NamespaceNode, or the name of a
+	// network namespace of the node that somebody else keeps.
+	Namespace string
+	Arguments map[string]uint32 // packet marks, by the names that rules and chains use
+	Zones     bool              // flows of different arguments are tracked apart
+	Rules     string            // the body of one nftables table of family inet; may be empty
+	// RulesFile is where the rules are, if Rules is not the domain file's own text.
+	RulesFile string
+	RulesAt   Source
+	Addresses []netip.Addr // of a namespace of NamespaceOwn: its ICMP errors come from them
+}
+
+// Namespaces with a meaning of their own.
+const (
+	NamespaceOwn  = "own"  // one that the agent makes and keeps
+	NamespaceNode = "node" // the node's
+)
+
+// Source says where in which file a text begins, for messages.
+type Source struct {
+	File   string
+	Line   int // of the first line, from 1; 0: not known
+	Column int // of each line's first character, from 1
+}
+
+// Bounds of what a function of kind netfilter has.
+const (
+	ArgumentsMax = 1024    // names of arguments
+	RulesMax     = 1 << 20 // bytes of rules
+	addressesMax = 2       // one of IPv6, one of IPv4
+)
+
+// NetfilterMTU is that of the links to a function's namespace: whatever reaches the
+// node fits, also where connection tracking has put fragments together.
+const NetfilterMTU = MTUMax
+
+// NetfilterDetour is how packets reach a function of kind netfilter and are recognised
+// behind it. All but the cache, its lifetime, OnUnknown and Rewrites follows from the
+// function's name and namespace.
+func NetfilterDetour(function, namespace string) Proxy {
+	p := Proxy{
+		Recognise: RecogniseMetadata,
+		Segments:  SegmentsKeep,
+		Cache:     CacheDefault,
+		Lifetime:  LifetimeDefault,
+	}
+	if namespace == NamespaceNode {
+		p.Local = true
+		return p
+	}
+	p.To, p.From = "wsi-"+shortName(function), "wso-"+shortName(function)
+	return p
+}
+
+// shortName leaves room for a prefix in the name of an interface. Long names keep
+// their beginning and get a hash of the whole.
+func shortName(name string) string {
+	const room, kept = InterfaceNameMax - len("wsi-"), 4
+	if len(name) <= room {
+		return name
+	}
+	h := fnv.New32a()
+	h.Write([]byte(name))
+	return fmt.Sprintf("%s%07x", name[:kept], h.Sum32()>>4)
+}
+
+// Check holds what one function of kind netfilter must keep by itself. Its errors start
+// with the name of the setting that breaks a rule.
+func (n Netfilter) Check() error {
+	if err := CheckNamespace(n.Namespace); err != nil {
+		return fmt.Errorf("namespace: %q %w", n.Namespace, err)
+	}
+	if err := CheckArguments(n.Arguments); err != nil {
+		return fmt.Errorf("arguments: %w", err)
+	}
+	if len(n.Rules) > RulesMax {
+		return fmt.Errorf("rules: has %d bytes; a function has at most %d", len(n.Rules), RulesMax)
+	}
+	for _, a := range n.Addresses {
+		if err := CheckFunctionAddress(a); err != nil {
+			return fmt.Errorf("address: %q %w", a, err)
+		}
+	}
+	if len(n.Addresses) > addressesMax {
+		return fmt.Errorf("address: %d addresses; expect one of IPv6, one of IPv4", len(n.Addresses))
+	}
+	if len(n.Addresses) == addressesMax && n.Addresses[0].Is4() == n.Addresses[1].Is4() {
+		return errors.New("address: two addresses of one version; expect one of IPv6, one of IPv4")
+	}
+	if n.Namespace != NamespaceOwn && len(n.Addresses) > 0 {
+		return errors.New("address: only a namespace that the agent makes (own) gets an address")
+	}
+	return nil
+}
+
+// CheckNamespace holds the rule for the name of a network namespace.
+func CheckNamespace(s string) error {
+	switch {
+	case s == "":
+		return errors.New("is empty; expect own, node or the name of a namespace (ip netns list)")
+	case len(s) > 64:
+		return fmt.Errorf("has %d characters; the name of a namespace has at most 64", len(s))
+	}
+	for i, c := range s {
+		alphanumeric := c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9'
+		if !alphanumeric && (i == 0 || c != '-' && c != '_' && c != '.') {
+			return fmt.Errorf("has the character %q; the name of a namespace has letters, digits, hyphens, underscores and dots, and starts with a letter or digit", c)
+		}
+	}
+	return nil
+}
+
+// CheckArguments holds the rules for names and values of a function's arguments.
+func CheckArguments(arguments map[string]uint32) error {
+	if len(arguments) > ArgumentsMax {
+		return fmt.Errorf("%d arguments; a function has at most %d", len(arguments), ArgumentsMax)
+	}
+	names := map[uint32]string{}
+	for _, name := range slices.Sorted(maps.Keys(arguments)) {
+		if err := CheckArgumentName(name); err != nil {
+			return fmt.Errorf("%q %w", name, err)
+		}
+		value := arguments[name]
+		if value == 0 {
+			return fmt.Errorf("%s is 0, which stands for no argument; expect 1 to 4294967295", name)
+		}
+		if other, ok := names[value]; ok {
+			return fmt.Errorf("%s and %s are both %d; rules could not tell them apart", other, name, value)
+		}
+		names[value] = name
+	}
+	return nil
+}
+
+// CheckArgumentName holds the rule for the name of an argument, which is a variable
+// in the rules.
+func CheckArgumentName(s string) error {
+	if len(s) > NameMax {
+		return fmt.Errorf("has %d characters; the name of an argument has at most %d", len(s), NameMax)
+	}
+	for i, c := range s {
+		letter := c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z'
+		if !letter && (i == 0 || (c < '0' || c > '9') && c != '_') {
+			return fmt.Errorf("has the character %q; the name of an argument has letters, digits and underscores, and starts with a letter", c)
+		}
+	}
+	if s == "" {
+		return errors.New("is empty")
+	}
+	return nil
+}
+
+// CheckFunctionAddress holds the rule for an address of a function's namespace.
+func CheckFunctionAddress(a netip.Addr) error {
+	if !a.IsValid() || a.Zone() != "" || a.Is4In6() || !a.IsGlobalUnicast() {
+		return errors.New("is not a unicast address that others can reach")
+	}
+	return nil
+}
