@@ -28,7 +28,7 @@ func newGetCommand(in surroundings) *cobra.Command {
 		newNounCommand(in, "refusals", "Packets refused, by reason", helpRefusals, readRefusals),
 		newNounCommand(in, "errors", "ICMP errors sent for refused packets", helpErrors, readErrors),
 		newNounCommand(in, "paths", "Packets stamped and verified, by path", helpPaths, readPathCounts),
-		newNounCommand(in, "functions", "Packets through functions without SRv6, by function", helpFunctions, readFunctions),
+		newFunctionsCommand(in),
 		newNounCommand(in, "interfaces", "Programs attached to each interface", helpInterfaces, readInterfaces),
 	)
 	return cmd
@@ -55,9 +55,12 @@ that they stamped, an egress those that it verified. FRAMES counts frames on a w
 a super-packet of the kernel is several. BYTES are of the inner packets, without
 outer headers.`
 
-	helpFunctions = `Packets through this node's functions of kind unaware. RX went to the function, TX
-came back from it. docs/functions.md says what each column counts; CUT is rx_cut and
-tx_cut together, and more is in -o json.`
+	helpFunctions = `Packets through this node's functions of the kinds unaware and netfilter. RX went to the
+function, TX came back from it. docs/how-to/functions.md says what each column counts;
+CUT is rx_cut and tx_cut together, and more is in -o json.
+
+With the name of a function of kind netfilter: what its rules have counted, by argument
+(packets as they came in) and by named counter.`
 
 	helpInterfaces = `The interfaces of the node's plan and of its functions, and where the data path is
 attached to them: TC and XDP at ingress, OUT at TC egress. Errors and warnings are on
@@ -103,6 +106,28 @@ func newNounCommand(in surroundings, noun, short, long string, read reader) *cob
 	command.OutputFlag(cmd, &o.output, "table", "json", "yaml")
 	cmd.Flags().BoolVarP(&o.watch, "watch", "w", false, "print rates until Ctrl-C")
 	cmd.Flags().DurationVar(&o.interval, "interval", time.Second, "`time` between two readings, with --watch")
+	return cmd
+}
+
+// newFunctionsCommand is a noun that takes the name of one function.
+func newFunctionsCommand(in surroundings) *cobra.Command {
+	var name string
+	cmd := newNounCommand(in, "functions", "Packets through functions without SRv6, and what their rules count", helpFunctions, func(ctx context.Context, c client) (reading, error) {
+		if name != "" {
+			return readRules(ctx, c, name)
+		}
+		return readFunctions(ctx, c)
+	})
+	run := cmd.RunE
+	cmd.Use, cmd.Args = "functions [NAME]", command.UsageArgs(cobra.MaximumNArgs(1))
+	cmd.Example = `  waystamp get functions
+  waystamp get functions fw --watch`
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if len(args) > 0 {
+			name = args[0]
+		}
+		return run(cmd, args)
+	}
 	return cmd
 }
 
@@ -319,6 +344,33 @@ func readFunctions(ctx context.Context, c client) (reading, error) {
 			f.Function, f.Recognise, f.RxSuccess, f.RxIgnored, f.TxSuccess, f.TxIgnored, f.TxNotCached, f.TxPlain, f.Expired, f.Evicted,
 			f.RxCut + f.TxCut, f.Wait().Round(time.Microsecond), gauge(inFlight), gauge(f.Cache),
 		})
+	}
+	return r, err
+}
+
+// readRules reads what the rules of one function count. A node without the function
+// gives no rows; if none of those asked has it, the table is empty.
+func readRules(ctx context.Context, c client, name string) (reading, error) {
+	v, err := c.Functions(ctx)
+	v.Functions = slices.DeleteFunc(v.Functions, func(f api.Function) bool { return f.Function != name })
+	r := reading{
+		node: v.Node, output: api.FunctionsOutput{Version: api.Version, Node: v.Node, Functions: v.Functions},
+		header: []string{"FUNCTION", "COUNTER", "NAME", "PACKETS", "BYTES"}, key: 3,
+	}
+	for _, f := range v.Functions {
+		if f.Rules == nil {
+			r.warns = append(r.warns, fmt.Sprintf("function %s has no rules: it is not of kind netfilter", name))
+			continue
+		}
+		if f.Rules.Error != "" {
+			r.problems = append(r.problems, f.Rules.Error)
+		}
+		for _, n := range f.Rules.Arguments {
+			r.rows = append(r.rows, []any{name, "argument", n.Name, n.Packets, n.Bytes})
+		}
+		for _, n := range f.Rules.Counters {
+			r.rows = append(r.rows, []any{name, "counter", n.Name, n.Packets, n.Bytes})
+		}
 	}
 	return r, err
 }

@@ -19,7 +19,7 @@ func NewPlanCommand() *cobra.Command {
 		Long: `Check a domain file, compile it into plans for its nodes, and show them: paths with
 their segment lists and SIDs, the length of their headers, the MTU and TCP MSS that
 remain, and the MSS for SYNs where a chain clamps; the memory of replay windows at
-the egress, in megabytes per node; and how unaware functions are attached and
+the egress, in megabytes per node; and how functions are attached and
 recognised, with the memory of their caches. No secret is shown.
 
 With --out the plans are written, for "waystamp agent --plan": DIR/nodes/NAME.json

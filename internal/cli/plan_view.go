@@ -66,6 +66,9 @@ type planSegmentView struct {
 	Function string     `json:"function,omitempty"` // none: the egress, or a waypoint
 	Waypoint bool       `json:"waypoint,omitempty"`
 	SID      netip.Addr `json:"sid"`
+	Argument uint32     `json:"argument,omitempty"` // for the function
+
+	hidden bool // the argument is in the plans alone
 }
 
 // planSentView is how the segments are written into packets: those that leave
@@ -104,6 +107,7 @@ type planNodeView struct {
 type planFunctionView struct {
 	Name      string          `json:"name"`
 	Node      string          `json:"node"`
+	Kind      model.Kind      `json:"kind"`
 	Local     bool            `json:"local,omitempty"`
 	To        string          `json:"to,omitempty"`
 	From      string          `json:"from,omitempty"`
@@ -115,6 +119,11 @@ type planFunctionView struct {
 	Cache     int             `json:"cache_headers"`
 	Memory    int             `json:"cache_bytes"`
 	Lifetime  string          `json:"lifetime"`
+
+	// Of kind netfilter.
+	Namespace string            `json:"namespace,omitempty"`
+	Arguments map[string]uint32 `json:"arguments,omitempty"`
+	Zones     [][]uint32        `json:"zones,omitempty"` // arguments that are tracked together
 
 	attachment string
 }
@@ -170,7 +179,10 @@ func newPlanView(d *plan.Domain, epochs bool) planView {
 			for _, sid := range h.Waypoints {
 				pv.Segments = append(pv.Segments, planSegmentView{Waypoint: true, SID: sid})
 			}
-			pv.Segments = append(pv.Segments, planSegmentView{Position: j + 1, Node: h.Node, Function: h.Function, SID: h.SID})
+			pv.Segments = append(pv.Segments, planSegmentView{
+				Position: j + 1, Node: h.Node, Function: h.Function, SID: h.SID, Argument: h.Argument,
+				hidden: p.Encapsulation.SIDs == model.SIDsCompressed,
+			})
 		}
 		replay[p.Hops[len(p.Hops)-1].Node] += pv.Replay
 		v.Paths = append(v.Paths, pv)
@@ -188,9 +200,10 @@ func newPlanView(d *plan.Domain, epochs bool) planView {
 			Replay:    model.WindowSlabs(replay[n.Name]),
 		})
 		for _, p := range n.Proxies {
-			v.Functions = append(v.Functions, planFunctionView{
+			f := planFunctionView{
 				Name:       p.Function,
 				Node:       n.Name,
+				Kind:       model.KindUnaware,
 				Local:      p.Local,
 				To:         p.To,
 				From:       p.From,
@@ -203,7 +216,12 @@ func newPlanView(d *plan.Domain, epochs bool) planView {
 				Memory:     p.CacheMemory(),
 				Lifetime:   p.Lifetime.String(),
 				attachment: p.Attachment(),
-			})
+			}
+			if x := p.Netfilter; x != nil {
+				f.Kind, f.Namespace, f.Arguments, f.Zones = model.KindNetfilter, x.Namespace, x.Arguments, x.Groups
+				f.attachment = "netfilter, namespace " + x.Namespace
+			}
+			v.Functions = append(v.Functions, f)
 		}
 	}
 	return v
@@ -261,6 +279,12 @@ func (p planPathView) table(b *strings.Builder) {
 		function := s.Function
 		if function == "" {
 			function = "(egress)"
+		}
+		switch {
+		case s.Argument > 0 && s.hidden:
+			function += fmt.Sprintf(", argument %d, not on the wire", s.Argument)
+		case s.Argument > 0:
+			function += fmt.Sprintf(", argument %d", s.Argument)
 		}
 		t.add(s.Position, s.Node, function, s.SID)
 	}

@@ -18,7 +18,8 @@ func UnlessAsked(ctx context.Context, f func() error) error {
 	return err
 }
 
-// ReadManifest reads a domain's file, or stdin for "-", and prints its warnings.
+// ReadManifest reads a domain's file, or stdin for "-", and the rules of its functions,
+// checks both and prints warnings.
 func ReadManifest(ctx context.Context, name string, stdin io.Reader, stderr io.Writer) (manifest.Manifest, error) {
 	m, err := await.Do(ctx, func() (manifest.Manifest, error) { return parseManifest(name, stdin) })
 	if err != nil {
@@ -26,6 +27,9 @@ func ReadManifest(ctx context.Context, name string, stdin io.Reader, stderr io.W
 	}
 	for _, w := range m.Warnings {
 		fmt.Fprintf(stderr, "%s:%d:%d: warning: %s\n", shownName(name), w.Line, w.Column, w)
+	}
+	if err := completeRules(ctx, &m.Domain, name, stderr); err != nil {
+		return manifest.Manifest{}, err
 	}
 	return m, nil
 }

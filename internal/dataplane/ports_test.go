@@ -63,7 +63,7 @@ func TestDevicesThatClashAreLeftOut(t *testing.T) {
 				return host.Device{}, host.ErrNoLink
 			}
 			return dev, nil
-		})
+		}, nil)
 		if err != nil {
 			t.Errorf("%v: %v", c.names, err)
 			continue

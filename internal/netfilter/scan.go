@@ -172,3 +172,14 @@ func (s Ruleset) scan() *Error {
 	}
 	return s.problems(ps)
 }
+
+// TranslatesAddresses finds a chain of type nat: its line, from 1; 0: there is none.
+func TranslatesAddresses(text string) int {
+	ts := tokens(text)
+	for i := 2; i < len(ts); i++ {
+		if ts[i-2].text == "type" && ts[i-1].text == "nat" && ts[i].text == "hook" {
+			return ts[i].line
+		}
+	}
+	return 0
+}
