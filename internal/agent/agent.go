@@ -139,6 +139,8 @@ type agent struct {
 	retryAfter  time.Time // nor is a plan tried again
 	repairAfter time.Time // nor what others have changed repaired
 	unseen      bool      // devices have changed meanwhile
+
+	noSIDs bool // no SID is announced, and none is to be
 }
 
 // Run makes the plan file true, and follows its changes until ctx ends. It then
@@ -284,11 +286,17 @@ func (a *agent) apply(n plan.Node) error {
 			}
 		}
 	}
-	if err := a.state.put(stateOf(n, a.cfg.Instance)); err != nil {
-		return err
+	notAdvertised := a.advertise()
+	if notAdvertised == nil { // else Detach looks into the old locators, too
+		if err := a.state.put(stateOf(n, a.cfg.Instance)); err != nil {
+			return err
+		}
 	}
 	a.node = n.Name
 	a.status.applied(n, a.seen)
+	if notAdvertised != nil {
+		a.fail("the routes of SIDs could not be brought to the plan", notAdvertised)
+	}
 	a.report(degraded)
 	a.lookAtForwarding()
 	return nil
@@ -612,6 +620,10 @@ func (a *agent) reconcile() {
 	}
 	if err := a.net.AnnounceLocator(a.status.locator()); err != nil {
 		a.fail("the locator could not be announced", err)
+		return
+	}
+	if err := a.advertise(); err != nil {
+		a.fail("the routes of SIDs could not be brought to the plan", err)
 		return
 	}
 	a.report(degraded)

@@ -16,11 +16,12 @@ import (
 type Detached struct {
 	Links     int            // programs on interfaces
 	Locators  []netip.Prefix // routes
+	SIDs      int            // routes
 	Unguarded []string       // chains whose packets need no proof any more
 }
 
-// Detach removes the data path of an instance, the locator routes that its
-// agent announced and what it left in its run directory. The record of used
+// Detach removes the data path of an instance, the routes of locators and SIDs that
+// its agent announced and what it left in its run directory. The record of used
 // packet numbers stays in the state directory: it must live as long as the
 // chains' secrets. Nothing to remove is no error. If an agent is running, the
 // error is dataplane.ErrBusy.
@@ -65,7 +66,9 @@ func Detach(cfg Config) (_ Detached, err error) {
 	// After the programs: until here a packet to a SID was refused or stamped.
 	var errs []error
 	for _, l := range s.Locators {
-		errs = append(errs, n.WithdrawLocator(l))
+		_, sids, _, err := setSIDs(n, l, nil)
+		out.SIDs += sids
+		errs = append(errs, err, n.WithdrawLocator(l))
 	}
 	for _, f := range s.Filters {
 		errs = append(errs, removeFilter(kernelFilter{n}, f, nil))

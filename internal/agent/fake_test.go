@@ -13,6 +13,7 @@ import (
 	"github.com/waystamp/waystamp/internal/dataplane"
 	"github.com/waystamp/waystamp/internal/event"
 	"github.com/waystamp/waystamp/internal/host"
+	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/netfilter"
 	"github.com/waystamp/waystamp/internal/plan"
 )
@@ -25,6 +26,9 @@ type fakeMachine struct {
 	fails map[string]error // by the beginning of a step
 
 	locators []netip.Prefix
+	sids     []netip.Prefix
+	others   []host.Route // to SIDs
+	gone     []string     // functions
 	cutters  []string
 	links    map[string]host.Link
 	sysctls  map[string]string
@@ -182,6 +186,46 @@ func (n fakeNet) WithdrawLocator(l netip.Prefix) error {
 	return nil
 }
 
+func (n fakeNet) SIDs(locator netip.Prefix) (announced []netip.Prefix, others []host.Route, err error) {
+	n.f.mu.Lock()
+	defer n.f.mu.Unlock()
+	for _, s := range n.f.sids {
+		if locator.Contains(s.Addr()) {
+			announced = append(announced, s)
+		}
+	}
+	for _, r := range n.f.others {
+		if locator.Contains(r.Destination.Addr()) {
+			others = append(others, r)
+		}
+	}
+	return announced, others, n.f.fails["list SIDs"]
+}
+
+func (n fakeNet) AnnounceSID(s netip.Prefix) error {
+	if err := n.f.step("announce %s", s); err != nil {
+		return err
+	}
+	n.f.mu.Lock()
+	defer n.f.mu.Unlock()
+	same := func(r host.Route) bool { return r.Destination == s && r.Metric == model.SIDMetric }
+	if slices.Contains(n.f.sids, s) || slices.ContainsFunc(n.f.others, same) {
+		return fs.ErrExist
+	}
+	n.f.sids = append(n.f.sids, s)
+	return nil
+}
+
+func (n fakeNet) WithdrawSID(s netip.Prefix) error {
+	if err := n.f.step("withdraw %s", s); err != nil {
+		return err
+	}
+	n.f.set(func() {
+		n.f.sids = slices.DeleteFunc(n.f.sids, func(o netip.Prefix) bool { return o == s })
+	})
+	return nil
+}
+
 func (n fakeNet) CutOnSend(name string) error { return n.f.step("cut on send %s", name) }
 
 func (n fakeNet) EnsureCutter(c host.Cutter) (made bool, err error) {
@@ -277,6 +321,12 @@ func (d fakeDataPath) RenewNumbers() error             { return nil }
 func (d fakeDataPath) KeepPins() ([]string, error)     { return nil, nil }
 func (d fakeDataPath) PinDir() string                  { return "/nonexistent" }
 func (d fakeDataPath) Clsact() bool                    { return false }
+
+func (d fakeDataPath) Gone() []string {
+	d.f.mu.Lock()
+	defer d.f.mu.Unlock()
+	return slices.Clone(d.f.gone)
+}
 
 func (d fakeDataPath) Counters() (dataplane.Counts, error) {
 	d.f.mu.Lock()

@@ -29,6 +29,7 @@ type dataPath interface {
 	KeepPins() (back []string, err error)
 	PinDir() string
 	Clsact() bool
+	Gone() []string // functions whose packets are refused as function-gone
 
 	Counters() (dataplane.Counts, error)
 	Refusals() ([]dataplane.RefusalCount, error)
@@ -50,6 +51,7 @@ type network interface {
 	Locators() ([]netip.Prefix, error)
 	AnnounceLocator(locator netip.Prefix) error
 	WithdrawLocator(locator netip.Prefix) error
+	sidRoutes
 
 	CutOnSend(name string) error
 	EnsureCutter(c host.Cutter) (made bool, err error)

@@ -154,6 +154,9 @@ func (o *agentOptions) runDetach(out io.Writer, cfg agent.Config) error {
 	for _, l := range done.Locators {
 		fmt.Fprintf(out, "locator %s: route withdrawn\n", l)
 	}
+	if done.SIDs > 0 {
+		fmt.Fprintf(out, "%d SIDs: routes withdrawn\n", done.SIDs)
+	}
 	for _, c := range done.Unguarded {
 		fmt.Fprintf(out, "chain %s: now unguarded\n", c)
 	}

@@ -60,6 +60,22 @@ func (c FunctionCount) Wait() time.Duration {
 	return time.Duration(c.WaitedNs / c.TxSuccess)
 }
 
+// Gone lists the functions of the plan in force whose packets are refused as
+// function-gone.
+func (d *Dataplane) Gone() []string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	var gone []string
+	if d.node != nil {
+		for _, p := range d.node.Proxies {
+			if _, ok := d.topology.reach[p.Function]; !ok {
+				gone = append(gone, p.Function)
+			}
+		}
+	}
+	return gone
+}
+
 func (d *Dataplane) readFunctionsLocked() ([]FunctionCount, error) {
 	out := []FunctionCount{}
 	keys, err := tables.ProxyKeys(d.node.Proxies)

@@ -10,12 +10,15 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
+
+	"github.com/waystamp/waystamp/internal/model"
 )
 
 // These tests configure real namespaces, and fail where they cannot: a test
@@ -584,6 +587,61 @@ func TestLocatorIsAnnouncedOnceAndOthersRoutesStay(t *testing.T) {
 	must(t, err)
 	if len(left) != 1 || left[0].Destination != loc {
 		t.Errorf("the operator's own route to %s is gone: %v", loc, left)
+	}
+}
+
+func TestSIDsAreAnnouncedByTheirMarkAndOthersRoutesStay(t *testing.T) {
+	t.Parallel()
+	n := scratch(t)
+	must(t, n.SetUp("lo"))
+	loc := netip.MustParsePrefix("fd00:0:0:100::/56")
+	sid := func(s string) netip.Prefix { return netip.MustParsePrefix("fd00:0:0:" + s + "::/64") }
+	must(t, n.AnnounceLocator(loc))
+	must(t, n.AnnounceLocator(sid("900"))) // a locator of 64 bits, which is no SID
+	foreign := []Route{
+		{Destination: sid("101"), Type: RouteBlackhole, Metric: 1024},
+		{Destination: sid("102"), Type: RouteProhibit, Metric: model.SIDMetric},
+		{Destination: sid("103"), Type: RouteProhibit, Protocol: ProtocolWaystamp, Metric: 1024},
+	}
+	for _, r := range foreign {
+		must(t, n.AddRoute(r))
+	}
+	must(t, n.AddRoute(Route{Destination: sid("901"), Type: RouteBlackhole})) // of another locator
+	must(t, n.AddRoute(Route{Destination: netip.MustParsePrefix("fd00:0:0:180::/57"), Type: RouteBlackhole}))
+
+	for _, s := range []string{"100", "101", "103"} {
+		must(t, n.AnnounceSID(sid(s)))
+	}
+	for _, s := range []string{"100", "102"} {
+		if err := n.AnnounceSID(sid(s)); !errors.Is(err, fs.ErrExist) {
+			t.Errorf("%s, whose prefix and metric are there: got %v, want %v", s, err, fs.ErrExist)
+		}
+	}
+	for _, s := range []string{"100", "102", "100"} { // 102 is not waystamp's
+		must(t, n.WithdrawSID(sid(s)))
+	}
+	got, others, err := n.SIDs(loc)
+	must(t, err)
+	slices.SortFunc(got, netip.Prefix.Compare)
+	if want := []netip.Prefix{sid("101"), sid("103")}; !slices.Equal(got, want) {
+		t.Errorf("announced: got %s, want %s", got, want)
+	}
+	var left []netip.Prefix
+	for _, r := range others {
+		left = append(left, r.Destination)
+	}
+	slices.SortFunc(left, netip.Prefix.Compare)
+	if want := []netip.Prefix{sid("101"), sid("102"), sid("103")}; !slices.Equal(left, want) {
+		t.Errorf("routes of others: got %v, want those to %s", others, want)
+	}
+	locators, err := n.Locators()
+	must(t, err)
+	slices.SortFunc(locators, netip.Prefix.Compare)
+	if want := []netip.Prefix{loc, sid("900")}; !slices.Equal(locators, want) {
+		t.Errorf("locators: got %s, want %s", locators, want)
+	}
+	if got, others, err := n.SIDs(sid("900")); err != nil || len(got)+len(others) > 0 {
+		t.Errorf("within a locator of 64 bits: %s, %v, %v", got, others, err)
 	}
 }
 

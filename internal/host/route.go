@@ -9,6 +9,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/waystamp/waystamp/internal/model"
 )
 
 // Protocol says who put a route into the kernel's table (rtm_protocol).
@@ -140,10 +142,11 @@ func (n *Net) route(r Route) (*netlink.Route, error) {
 // there. Of what waystamp's own routes never have (several next hops, other
 // encapsulations) only destination, protocol and metric are told.
 func (n *Net) Routes(protocol Protocol) ([]Route, error) {
-	filter := &netlink.Route{Table: unix.RT_TABLE_MAIN, Protocol: netlink.RouteProtocol(protocol)}
-	list, err := dump(func() ([]netlink.Route, error) {
-		return n.h.RouteListFiltered(netlink.FAMILY_V6, filter, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_PROTOCOL)
-	})
+	return n.routes(&netlink.Route{Table: unix.RT_TABLE_MAIN, Protocol: netlink.RouteProtocol(protocol)}, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_PROTOCOL)
+}
+
+func (n *Net) routes(filter *netlink.Route, by uint64) ([]Route, error) {
+	list, err := dump(func() ([]netlink.Route, error) { return n.h.RouteListFiltered(netlink.FAMILY_V6, filter, by) })
 	if err != nil {
 		return nil, fmt.Errorf("list routes in %s: %w", n.ns, err)
 	}
@@ -239,9 +242,47 @@ func (n *Net) Locators() ([]netip.Prefix, error) {
 	}
 	var out []netip.Prefix
 	for _, r := range routes {
-		if r.Type == RouteProhibit {
+		if r.Type == RouteProhibit && r.Metric == locatorMetric {
 			out = append(out, r.Destination)
 		}
 	}
 	return out, nil
+}
+
+func sidRoute(sid netip.Prefix) Route {
+	return Route{Destination: sid, Type: RouteProhibit, Protocol: ProtocolWaystamp, Metric: model.SIDMetric}
+}
+
+// AnnounceSID puts a SID into the kernel's table, as AnnounceLocator does a locator. The
+// error is fs.ErrExist if there is a route to the same prefix with the same metric.
+func (n *Net) AnnounceSID(sid netip.Prefix) error { return n.AddRoute(sidRoute(sid)) }
+
+// WithdrawSID removes what AnnounceSID put there, and no route of anybody else's. Nothing
+// to withdraw is no error.
+func (n *Net) WithdrawSID(sid netip.Prefix) error {
+	err := n.DeleteRoute(sidRoute(sid))
+	if errors.Is(err, unix.ESRCH) {
+		return nil
+	}
+	return err
+}
+
+// SIDs returns the /64s within a locator that the main table has routes to: those that
+// AnnounceSID put there, by their mark, and the routes of others.
+func (n *Net) SIDs(locator netip.Prefix) (announced []netip.Prefix, others []Route, err error) {
+	all, err := n.routes(&netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE)
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, r := range all {
+		switch mark := sidRoute(r.Destination); {
+		case r.Destination.Bits() != 64 || !locator.Contains(r.Destination.Addr()):
+		case r.Type == mark.Type && r.Protocol == mark.Protocol && r.Metric == mark.Metric:
+			announced = append(announced, r.Destination)
+		case r.Protocol == mark.Protocol && r.Metric == locatorMetric: // a locator of 64 bits
+		default:
+			others = append(others, r)
+		}
+	}
+	return announced, others, nil
 }

@@ -72,6 +72,11 @@ func (c *checker) checkNodes() {
 				addresses[n.address.value] = n.name.value
 			}
 		}
+		if n.advertise.ok && n.locator.ok {
+			if err := model.CheckAdvertise(n.advertise.value, n.locator.value); err != nil {
+				c.problemf(n.advertise.at, "%s %v", n.advertise.value, err)
+			}
+		}
 		interfaces := map[string]*iface{}
 		for j := range n.interfaces.value {
 			i := &n.interfaces.value[j]
@@ -469,7 +474,7 @@ func (f file) domain(name string) model.Domain {
 	}
 	d := model.Domain{Block: f.block.value}
 	for _, n := range f.nodes.value {
-		m := model.Node{Name: n.name.value, Address: n.address.value, Locator: n.locator.value, CPUs: n.cpus.value}
+		m := model.Node{Name: n.name.value, Address: n.address.value, Locator: n.locator.value, CPUs: n.cpus.value, Advertise: n.advertise.value}
 		for _, i := range n.interfaces.value {
 			m.Interfaces = append(m.Interfaces, model.Interface{
 				Name:      i.name.value,

@@ -45,6 +45,7 @@ type node struct {
 	address    item[netip.Addr]
 	locator    item[netip.Prefix]
 	cpus       item[int]
+	advertise  item[model.Advertise]
 	interfaces item[[]iface]
 }
 
@@ -237,6 +238,7 @@ func readNode(c cursor) node {
 		field{"address", true, into(&n.address, func(c cursor) item[netip.Addr] { return c.address(model.CheckAddress) })},
 		field{"locator", true, into(&n.locator, prefixBy("IPv6 prefix, a /49 to /64", model.CheckPrefix))},
 		field{"cpus", false, into(&n.cpus, func(c cursor) item[int] { return c.integer(1, model.LanesMax) })},
+		field{"advertise", false, into(&n.advertise, enum[model.Advertise])},
 		field{"interfaces", true, list(&n.interfaces, readInterface)},
 	)
 	return n

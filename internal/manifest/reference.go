@@ -46,6 +46,7 @@ func Sections() []Section {
 				"A node that is an ingress or an egress of a chain needs an interface of each role; one that has a function needs a `core` interface.",
 				"Locators are within the block and do not overlap. A locator needs room for one SID per visit: a /56 has 256. SID 0 of the block is not used.",
 				"An address is outside of the block, and of one node only.",
+				"`advertise: sids` needs a locator of /63 or shorter.",
 				"The replay windows of one node take at most 1 GiB; see `cpus` and `proof.window`.",
 			},
 		},
@@ -184,6 +185,7 @@ func Descriptions() map[string]Description {
 		"nodes[].address":    {"", "The source of the outer headers that this node makes. It is an address of the machine, reachable from all nodes: neither loopback nor link-local."},
 		"nodes[].locator":    {"", "The node's part of the block (RFC 8986 section 3.1). The agent adds a route for it; the routing between nodes has to lead it here."},
 		"nodes[].cpus":       {strconv.Itoa(model.CPUsDefault), "How many CPUs the machine has, at most. As a headend it gets as many lanes, and replay windows at the egress take memory for each. An agent refuses a plan with fewer lanes than its machine has CPUs."},
+		"nodes[].advertise":  {model.AdvertiseLocator.String(), "Which routes the agent adds for routing daemons to announce. `locator`: one for the locator. `sids`: also one for each SID, withdrawn while the SID's function is gone ([how to](../how-to/routing.md))."},
 		"nodes[].interfaces": {"", "The network devices that waystamp attaches to."},
 
 		"nodes[].interfaces[].name":      {"", "The device, as `ip link` shows it."},

@@ -73,6 +73,7 @@ nodes:
     address: fd00:1::a
     locator: fd00:5:0:a00::/56
     #nodes[].cpus
+    #nodes[].advertise
     interfaces:
       - name: a-h
         role: edge

@@ -231,6 +231,7 @@ type Node struct {
 	Address    netip.Addr   // source of outer headers
 	Locator    netip.Prefix // the node's share of the block, /49 to /64
 	CPUs       int          // lanes that the node gets as a headend
+	Advertise  Advertise
 	Interfaces []Interface
 }
 

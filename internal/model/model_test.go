@@ -24,6 +24,7 @@ func TestEnumerationsSurviveTheirText(t *testing.T) {
 	both(t, "OnUnknown", []OnUnknown{OnUnknownDrop, OnUnknownPlain})
 	both(t, "Segments", []Segments{SegmentsCut, SegmentsKeep})
 	both(t, "LabKind", []LabKind{LabForward, LabNftables, LabRaw})
+	both(t, "Advertise", []Advertise{AdvertiseLocator, AdvertiseSIDs})
 	both(t, "LabRouting", []LabRouting{LabStatic, LabFRR})
 }
 

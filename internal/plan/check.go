@@ -41,6 +41,7 @@ func (n Node) check() error {
 	p.add(model.CheckName(n.Name), "name %q", n.Name)
 	p.add(model.CheckBlock(n.Block), "block %q", n.Block)
 	p.add(model.CheckLocator(n.Block, n.Locator), "locator %q", n.Locator)
+	p.add(model.CheckAdvertise(n.Advertise, n.Locator), "advertise %s", n.Advertise)
 	p.add(model.CheckAddress(n.Address), "address %q", n.Address)
 	if len(p.list) == 0 && n.Block.Contains(n.Address) {
 		p.addf("address %s is within the SID block %s; a node's address is outside", n.Address, n.Block)

@@ -147,6 +147,7 @@ type nodeFile struct {
 	Block      netip.Prefix    `json:"block"`
 	Address    netip.Addr      `json:"address"`
 	Locator    netip.Prefix    `json:"locator"`
+	Advertise  model.Advertise `json:"advertise,omitzero"`
 	Interfaces []interfaceFile `json:"interfaces"`
 	Headends   []headendFile   `json:"headends"`
 	Endpoints  []endpointFile  `json:"endpoints"`
@@ -401,6 +402,7 @@ func nodeToFile(n Node) nodeFile {
 		Block:      n.Block,
 		Address:    n.Address,
 		Locator:    n.Locator,
+		Advertise:  n.Advertise,
 		Interfaces: []interfaceFile{},
 		Headends:   []headendFile{},
 		Endpoints:  []endpointFile{},
@@ -454,7 +456,7 @@ func nodeToFile(n Node) nodeFile {
 }
 
 func (f nodeFile) node() Node {
-	n := Node{Name: f.Name, Block: f.Block, Address: f.Address, Locator: f.Locator}
+	n := Node{Name: f.Name, Block: f.Block, Address: f.Address, Locator: f.Locator, Advertise: f.Advertise}
 	for _, i := range f.Interfaces {
 		n.Interfaces = append(n.Interfaces, model.Interface(i))
 	}

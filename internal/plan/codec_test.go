@@ -92,6 +92,9 @@ func TestNodeRefusesAPlanThatDoesNotHold(t *testing.T) {
 		{"name", model.SchemeKeyed, "r1", func(n *Node) { n.Name = "../r1" }, `name "../r1" has the character '.'`},
 		{"block", model.SchemeKeyed, "r1", func(n *Node) { n.Block = netip.MustParsePrefix("fc00::/40") }, "is a /40; the SID block is a /48"},
 		{"locator", model.SchemeKeyed, "r1", func(n *Node) { n.Locator = netip.MustParsePrefix("fc00:1::/56") }, "is not within the SID block"},
+		{"routes of SIDs", model.SchemeKeyed, "r1", func(n *Node) {
+			n.Locator, n.Advertise = netip.MustParsePrefix("fc00:0:0:100::/64"), model.AdvertiseSIDs
+		}, "advertise sids needs a locator of /63 or shorter"},
 		{"address in block", model.SchemeKeyed, "r1", func(n *Node) { n.Address = netip.MustParseAddr("fc00::1") }, "a node's address is outside"},
 		{"IPv4 address", model.SchemeKeyed, "r1", func(n *Node) { n.Address = netip.MustParseAddr("192.0.2.1") }, "is an IPv4 address"},
 		{"interface name", model.SchemeKeyed, "r1", func(n *Node) { n.Interfaces[0].Name = "a/b" }, "interfaces[0]: name"},

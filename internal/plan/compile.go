@@ -379,6 +379,7 @@ func nodePlans(d model.Domain, paths []Path) []Node {
 			Block:      d.Block,
 			Address:    n.Address,
 			Locator:    n.Locator,
+			Advertise:  n.Advertise,
 			Interfaces: slices.Clone(n.Interfaces),
 		}
 		index[n.Name] = &nodes[i]

@@ -23,6 +23,7 @@ type Node struct {
 	Block      netip.Prefix
 	Address    netip.Addr
 	Locator    netip.Prefix
+	Advertise  model.Advertise
 	Interfaces []model.Interface
 	Headends   []Headend
 	Endpoints  []Endpoint

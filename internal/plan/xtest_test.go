@@ -129,10 +129,11 @@ func domains() *rapid.Generator[model.Domain] {
 		d := model.Domain{Block: netip.MustParsePrefix("fd00:5::/48")}
 		for i := range rapid.IntRange(2, 6).Draw(t, "nodes") {
 			d.Nodes = append(d.Nodes, model.Node{
-				Name:    fmt.Sprintf("n%d", i),
-				Address: netip.MustParseAddr(fmt.Sprintf("fd00:1::%d", i+1)),
-				Locator: netip.MustParsePrefix(fmt.Sprintf("fd00:5:0:%x00::/56", i)),
-				CPUs:    rapid.IntRange(1, 200).Draw(t, "cpus"),
+				Name:      fmt.Sprintf("n%d", i),
+				Address:   netip.MustParseAddr(fmt.Sprintf("fd00:1::%d", i+1)),
+				Locator:   netip.MustParsePrefix(fmt.Sprintf("fd00:5:0:%x00::/56", i)),
+				CPUs:      rapid.IntRange(1, 200).Draw(t, "cpus"),
+				Advertise: rapid.SampledFrom([]model.Advertise{model.AdvertiseLocator, model.AdvertiseSIDs}).Draw(t, "advertise"),
 				Interfaces: []model.Interface{
 					{Name: "eth0", Role: model.RoleEdge},
 					{Name: "eth1", Role: model.RoleCore, MTU: rapid.SampledFrom([]int{0, 1700, 9000}).Draw(t, "mtu")},
