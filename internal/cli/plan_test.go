@@ -26,6 +26,7 @@ const (
 	planPaper      = "../../examples/paper.yaml"
 	planMinimal    = "../../examples/minimal.yaml"
 	planFunctions  = "../../examples/functions.yaml"
+	planRouting    = "../../examples/routing.yaml"
 	planCompressed = "../../examples/compressed.yaml"
 )
 

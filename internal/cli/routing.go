@@ -32,22 +32,22 @@ func newRoutingFRRCommand() *cobra.Command {
 		Use:   "frr NODE -f FILE",
 		Short: "The configuration of a node's FRR",
 		Long: `Print a configuration for zebra and bgpd of FRR, from 8.4 on, with which a node
-announces its address, its locator and each of its SIDs to its neighbours.
+announces its address and its locator to its neighbours, and, with "advertise: sids"
+in the file, each SID that its agent has a route for.
 
 BGP is external and unnumbered: each node has an AS of its own, 4200000000 and the
-node's place in the file, and talks to whoever is behind its interfaces of role core
-(--neighbour names others) by link-local addresses.
+node's place in the file, and talks to the neighbours behind its interfaces of role
+core (--neighbour names others) by link-local addresses.
 
 A SID has the large community AS:BEHAVIOUR:FUNCTION. BEHAVIOUR is IANA's codepoint of
-the SRv6 endpoint behavior: 1 End, 20 End.DT46, 43 and 64 the same with NEXT-CSID; for
-End.AD, which has none yet, 32771, of those for private use. FUNCTION is the first 32
-bits of the SHA-256 of the function's name, 0 at an egress. The first lines of the
-configuration list them.
+the SRv6 endpoint behavior: 1 End, 20 End.DT46, 43 and 64 the same with NEXT-CSID. End.AN
+and End.AD have none yet, and take 32769 and 32771, of those for private use. FUNCTION is
+the first 32 bits of the SHA-256 of the function's name, 0 at an egress. The first lines
+of the configuration list them.
 
 SIDs are those of a first plan. Where plans were changed since, as by "waystamp plan
---out", --paths names the file that has them. SIDs are announced whether their
-function runs or not; there is no BGP-LS.`,
-		Example: `  waystamp routing frr r2 -f examples/functions.yaml
+--out", --paths names the file that has them. There is no BGP-LS.`,
+		Example: `  waystamp routing frr r2 -f examples/routing.yaml
   waystamp routing frr r2 -f domain.yaml --paths plans/paths.json`,
 		Args: command.UsageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error { return o.frr(cmd, args[0]) },

@@ -24,11 +24,11 @@ func runRouting(t *testing.T, args ...string) (stdout, stderr string, code int) 
 
 // internal/routing has the golden file.
 func TestRoutingFRRPrintsTheConfigurationOfANode(t *testing.T) {
-	want, err := os.ReadFile("../routing/testdata/functions-r2.conf")
+	want, err := os.ReadFile("../routing/testdata/routing-r2.conf")
 	if err != nil {
 		t.Fatal(err)
 	}
-	out, stderr, code := runRouting(t, "routing", "frr", "r2", "-f", planFunctions)
+	out, stderr, code := runRouting(t, "routing", "frr", "r2", "-f", planRouting)
 	if code != 0 || out != string(want) || stderr != "" {
 		t.Errorf("exit code %d, %s\n%s", code, stderr, out)
 	}
@@ -36,12 +36,12 @@ func TestRoutingFRRPrintsTheConfigurationOfANode(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	head := strings.Join(strings.SplitAfter(out, "\n")[:4], "")
-	if shown := "$ waystamp routing frr r2 -f examples/functions.yaml | head -4\n" + head + "```"; !strings.Contains(string(page), shown) {
+	head := strings.Join(strings.SplitAfter(out, "\n")[:6], "")
+	if shown := "$ waystamp routing frr r2 -f examples/routing.yaml | head -6\n" + head + "```"; !strings.Contains(string(page), shown) {
 		t.Errorf("docs/how-to/routing.md does not show\n%s", shown)
 	}
 
-	out, _, code = runRouting(t, "routing", "frr", "r2", "-f", planFunctions, "--as", "65002", "--neighbour", "eth0", "--neighbour", "eth1")
+	out, _, code = runRouting(t, "routing", "frr", "r2", "-f", planRouting, "--as", "65002", "--neighbour", "eth0", "--neighbour", "eth1")
 	for _, line := range []string{"router bgp 65002", " neighbor eth0 interface peer-group core", " neighbor eth1 interface peer-group core", " set large-community 65002:32771:133671751"} {
 		if code != 0 || !strings.Contains(out, "\n"+line+"\n") {
 			t.Errorf("exit code %d, and no line %q:\n%s", code, line, out)
@@ -56,7 +56,7 @@ func TestRoutingFRRPrintsTheConfigurationOfANode(t *testing.T) {
 func TestRoutingFRRHasTheSIDsOfThePlans(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "domain.yaml")
-	b, err := os.ReadFile(planFunctions)
+	b, err := os.ReadFile(planRouting)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -67,7 +67,7 @@ func TestRoutingFRRHasTheSIDsOfThePlans(t *testing.T) {
     egress: r6
     match: {destination: "2001:db8::/64"}
 `, 1)
-	sids := regexp.MustCompile(`(?m)^  network (\S+) route-map`)
+	sids := regexp.MustCompile(`(?m)^ipv6 prefix-list waystamp-32771-fw seq \d+ permit (\S+)`)
 	for _, text := range []string{first, string(b)} {
 		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 			t.Fatal(err)

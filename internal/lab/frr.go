@@ -77,7 +77,7 @@ func (l *Lab) startRouting(ctx context.Context, w layout, d model.Domain, paths 
 			if err != nil {
 				return err
 			}
-			speaker.SIDs = node.SIDs
+			speaker.SIDs, speaker.Metric = node.SIDs, node.Metric
 		}
 		g.Go(func() error {
 			if err := l.startFRR(ctx, speaker, s.learned); err != nil {

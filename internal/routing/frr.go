@@ -1,7 +1,7 @@
 // Package routing writes configurations of routing daemons that announce a domain:
-// each node's address and locator, and its SIDs with the behaviour and the function
-// that are behind them. It does no I/O: `waystamp routing` prints what it writes, and
-// internal/lab runs daemons on it.
+// each node's address and locator, and its SIDs with their behaviour and function. It
+// does no I/O: `waystamp routing` prints what it writes, and internal/lab runs daemons
+// on it.
 package routing
 
 import (
@@ -26,14 +26,19 @@ const (
 	EndDT46         Behaviour = 20 // RFC 8986 4.8
 	EndNextCSID     Behaviour = 43 // RFC 9800 4.1
 	EndDT46NextCSID Behaviour = 64 // RFC 9800 4.1
-	// EndAD has none: draft-ietf-spring-sr-service-programming asks for it as TBA3.
-	// Until then it is 3 behind the beginning of the range for private use.
+	// EndAN and EndAD have none yet: draft-ietf-spring-sr-service-programming asks for
+	// them as TBA1 and TBA3. Until then they are 1 and 3 behind the beginning of the
+	// range for private use.
+	EndAN Behaviour = 0x8001
 	EndAD Behaviour = 0x8003
 )
 
 var behaviourNames = map[Behaviour]string{
-	End: "End", EndDT46: "End.DT46", EndNextCSID: "End with NEXT-CSID", EndDT46NextCSID: "End.DT46 with NEXT-CSID", EndAD: "End.AD",
+	End: "End", EndDT46: "End.DT46", EndNextCSID: "End with NEXT-CSID", EndDT46NextCSID: "End.DT46 with NEXT-CSID", EndAN: "End.AN", EndAD: "End.AD",
 }
+
+// codepoints are those of functions' SIDs in plain lists.
+var codepoints = map[model.Behaviour]Behaviour{model.BehaviourEnd: End, model.BehaviourEndAD: EndAD, model.BehaviourEndAN: EndAN}
 
 func (b Behaviour) String() string { return behaviourNames[b] }
 
@@ -60,17 +65,22 @@ func FunctionNumber(name string) uint32 {
 
 // Speaker is a node or router that speaks BGP with its neighbours.
 type Speaker struct {
-	Name       string
-	AS         uint32
-	Number     uint32 // in the domain, from 1: its router id
-	Source     netip.Addr
-	Own        []netip.Prefix // announced as they are
-	SIDs       []SID          // announced with their community
-	Neighbours []string       // interfaces with a neighbour that has a number of its own
+	Name   string
+	AS     uint32
+	Number uint32 // in the domain, from 1: its router id
+	Source netip.Addr
+	Own    []netip.Prefix // announced as they are
+	SIDs   []SID          // announced with their community
+	// Metric of the kernel's routes to the SIDs: a SID is announced while it has one.
+	// 0: it always is.
+	Metric     int
+	Note       string   // about the SIDs, for the reader; "": none
+	Neighbours []string // interfaces with a neighbour that has a number of its own
 }
 
 // New is the speaker that a node of a domain is: with each neighbour behind an
-// interface of role core. paths are those of the domain's plan.
+// interface of role core, and with its SIDs if the file says that it advertises them.
+// paths are those of the domain's plan.
 func New(d model.Domain, paths []plan.Path, node string) (Speaker, error) {
 	i := slices.IndexFunc(d.Nodes, func(n model.Node) bool { return n.Name == node })
 	if i < 0 {
@@ -93,9 +103,15 @@ func New(d model.Domain, paths []plan.Path, node string) (Speaker, error) {
 			s.Neighbours = append(s.Neighbours, f.Name)
 		}
 	}
-	does := map[string]model.Behaviour{}
+	if n.Advertise != model.AdvertiseSIDs {
+		s.Note = "No SIDs: the domain file has no advertise: sids at this node."
+		return s, nil
+	}
+	s.Metric = model.SIDMetric
+	s.Note = "Its SIDs, each while waystamp has a route for it, with the large community AS:BEHAVIOUR:FUNCTION:"
+	does := map[string]Behaviour{}
 	for _, f := range d.Functions {
-		does[f.Name] = f.Kind.Behaviour()
+		does[f.Name] = codepoints[f.Kind.Behaviour()]
 	}
 	at := map[netip.Prefix]int{}
 	for _, p := range paths {
@@ -110,12 +126,10 @@ func New(d model.Domain, paths []plan.Path, node string) (Speaker, error) {
 				sid.Behaviour = EndDT46NextCSID
 			case j == len(p.Hops)-1:
 				sid.Behaviour = EndDT46
-			case does[h.Function] == model.BehaviourEndAD:
-				sid.Behaviour = EndAD
-			case compressed:
+			case does[h.Function] == End && compressed:
 				sid.Behaviour = EndNextCSID
 			default:
-				sid.Behaviour = End
+				sid.Behaviour = does[h.Function]
 			}
 			k, ok := at[sid.Prefix]
 			if !ok {
@@ -158,9 +172,12 @@ func (s Speaker) FRR() string { return s.BGP() + "!\n" + s.Zebra() }
 func (s Speaker) BGP() string {
 	var b strings.Builder
 	line := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
-	line("! FRR, zebra and bgpd: %s announces its address, its locator and its SIDs.", s.Name)
-	if len(s.SIDs) > 0 {
-		line("! The large community of a SID is AS:BEHAVIOUR:FUNCTION.")
+	line("! FRR, zebra and bgpd, of %s. It announces:", s.Name)
+	for _, p := range s.Own {
+		line("!   %s", p)
+	}
+	if s.Note != "" {
+		line("! %s", s.Note)
 	}
 	for _, sid := range s.SIDs {
 		line("!   %s  %s  %s%s", sid.Prefix, s.community(sid), sid.Behaviour, prefixed(", ", sid.Function))
@@ -183,8 +200,12 @@ func (s Speaker) BGP() string {
 	for _, p := range s.Own {
 		line("  network %s", p)
 	}
-	for _, sid := range s.SIDs {
-		line("  network %s route-map %s", sid.Prefix, sid.routeMap())
+	if s.Metric != 0 {
+		line("  redistribute kernel route-map waystamp-sids")
+	} else {
+		for _, sid := range s.SIDs {
+			line("  network %s route-map waystamp-sids", sid.Prefix)
+		}
 	}
 	line("  neighbor core activate")
 	line("  neighbor core route-map waystamp-in in")
@@ -199,14 +220,22 @@ func (s Speaker) BGP() string {
 		}
 		line("ipv6 prefix-list waystamp-own seq %d permit %s%s", 5*(i+1), p, le)
 	}
-	for _, sid := range s.SIDs {
+	for i, of := range s.byCommunity() {
 		line("!")
-		line("route-map %s permit 10", sid.routeMap())
-		line(" set large-community %s", s.community(sid))
+		for j, sid := range of {
+			line("ipv6 prefix-list %s seq %d permit %s", of[0].list(), 5*(j+1), sid.Prefix)
+		}
+		line("route-map waystamp-sids permit %d", 10*(i+1))
+		line(" match ipv6 address prefix-list %s", of[0].list())
+		if s.Metric != 0 {
+			line(" match metric %d", s.Metric)
+			line(" set metric 0")
+		}
+		line(" set large-community %s", s.community(of[0]))
 		line("exit")
 	}
 	line("!")
-	line("! Nobody else has what is this node's own.")
+	line("! Refuse this node's own prefixes from neighbours.")
 	line("route-map waystamp-in deny 10")
 	line(" match ipv6 address prefix-list waystamp-own")
 	line("exit")
@@ -218,10 +247,9 @@ func (s Speaker) BGP() string {
 	return b.String()
 }
 
-// Zebra is the part that is zebra's: packets that the node itself sends have its
-// address.
+// Zebra is the part that is zebra's: packets that the node originates have its address.
 func (s Speaker) Zebra() string {
-	return fmt.Sprintf(`! What the node itself sends has its address.
+	return fmt.Sprintf(`! Packets that the node originates have its address.
 route-map waystamp-source permit 10
  set src %s
 exit
@@ -230,11 +258,23 @@ ipv6 protocol bgp route-map waystamp-source
 `, s.Source)
 }
 
-// routeMap is the name of the map that gives a SID its community: by the 16 bits
-// behind the block.
-func (s SID) routeMap() string {
-	b := s.Prefix.Addr().As16()
-	return fmt.Sprintf("waystamp-sid-%04x", binary.BigEndian.Uint16(b[6:]))
+// byCommunity groups the SIDs that have the same community.
+func (s Speaker) byCommunity() [][]SID {
+	var groups [][]SID
+	for _, sid := range s.SIDs {
+		same := func(g []SID) bool { return s.community(g[0]) == s.community(sid) }
+		if i := slices.IndexFunc(groups, same); i >= 0 {
+			groups[i] = append(groups[i], sid)
+		} else {
+			groups = append(groups, []SID{sid})
+		}
+	}
+	return groups
+}
+
+// list is the name of the prefix list of all SIDs with this one's community.
+func (s SID) list() string {
+	return fmt.Sprintf("waystamp-%d%s", s.Behaviour, prefixed("-", s.Function))
 }
 
 func prefixed(prefix, s string) string {

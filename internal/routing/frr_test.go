@@ -3,6 +3,7 @@ package routing_test
 import (
 	"crypto/rand"
 	"flag"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -18,7 +19,8 @@ import (
 
 var update = flag.Bool("update", false, "write the golden files")
 
-func compiled(t *testing.T, example string) (model.Domain, []plan.Path) {
+// compiled is an example whose nodes all advertise their SIDs, or what it says.
+func compiled(t *testing.T, example string, all bool) (model.Domain, []plan.Path) {
 	t.Helper()
 	b, err := os.ReadFile(filepath.Join("../../examples", example))
 	if err != nil {
@@ -27,6 +29,11 @@ func compiled(t *testing.T, example string) (model.Domain, []plan.Path) {
 	m, err := manifest.Parse(example, b)
 	if err != nil {
 		t.Fatal(err)
+	}
+	for i := range m.Domain.Nodes {
+		if all {
+			m.Domain.Nodes[i].Advertise = model.AdvertiseSIDs
+		}
 	}
 	d, err := plan.Compile(m.Domain, plan.NewKeyring(rand.Reader, nil))
 	if err != nil {
@@ -38,34 +45,97 @@ func compiled(t *testing.T, example string) (model.Domain, []plan.Path) {
 // What the files say is also taken by FRR itself: TestFRRTakesItsConfiguration in
 // test/e2e.
 func TestConfigurationOfFRR(t *testing.T) {
-	for golden, of := range map[string][2]string{
-		"functions-r2.conf":  {"functions.yaml", "r2"},
-		"functions-r3.conf":  {"functions.yaml", "r3"},
-		"functions-r6.conf":  {"functions.yaml", "r6"},
-		"compressed-r2.conf": {"compressed.yaml", "r2"},
-		"compressed-r6.conf": {"compressed.yaml", "r6"},
-		"paper-r1.conf":      {"paper.yaml", "r1"},
+	for golden, of := range map[string]struct {
+		example, node string
+		all           bool
+	}{
+		"functions-r2.conf":  {"functions.yaml", "r2", true},
+		"functions-r3.conf":  {"functions.yaml", "r3", true},
+		"functions-r6.conf":  {"functions.yaml", "r6", true},
+		"compressed-r2.conf": {"compressed.yaml", "r2", true},
+		"compressed-r6.conf": {"compressed.yaml", "r6", true},
+		"routing-r2.conf":    {"routing.yaml", "r2", false},
+		"netfilter-r2.conf":  {"netfilter.yaml", "r2", true},
+		"paper-r1.conf":      {"paper.yaml", "r1", false},
 	} {
 		t.Run(golden, func(t *testing.T) {
-			d, paths := compiled(t, of[0])
-			s, err := routing.New(d, paths, of[1])
+			d, paths := compiled(t, of.example, of.all)
+			s, err := routing.New(d, paths, of.node)
 			if err != nil {
 				t.Fatal(err)
 			}
-			file := filepath.Join("testdata", golden)
-			if *update {
-				if err := os.WriteFile(file, []byte(s.FRR()), 0o644); err != nil {
-					t.Fatal(err)
-				}
-			}
-			want, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if d := cmp.Diff(string(want), s.FRR()); d != "" {
-				t.Errorf("the golden file (-), and what is written (+); -update writes it:\n%s", d)
-			}
+			same(t, golden, s)
 		})
+	}
+}
+
+// A plain router's kernel has its SIDs always.
+func TestConfigurationOfARouter(t *testing.T) {
+	sid := func(s string) routing.SID {
+		return routing.SID{Prefix: netip.MustParsePrefix(s), Behaviour: routing.End}
+	}
+	same(t, "router.conf", routing.Speaker{
+		Name: "r4", AS: 4200000005, Number: 5, Source: netip.MustParseAddr("fc00:4::1"),
+		Own:  []netip.Prefix{netip.MustParsePrefix("fc00:4::1/128")},
+		SIDs: []routing.SID{sid("fc00:0:0:400::/64"), sid("fc00:0:0:401::/64")}, Neighbours: []string{"r4-r1"},
+	})
+}
+
+func same(t *testing.T, golden string, s routing.Speaker) {
+	t.Helper()
+	file := filepath.Join("testdata", golden)
+	if *update {
+		if err := os.WriteFile(file, []byte(s.FRR()), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d := cmp.Diff(string(want), s.FRR()); d != "" {
+		t.Errorf("the golden file (-), and what is written (+); -update writes it:\n%s", d)
+	}
+}
+
+// A file that advertises locators alone has no SIDs in BGP.
+func TestSIDsAreAnnouncedWhereTheFileSaysSo(t *testing.T) {
+	d, paths := compiled(t, "functions.yaml", true)
+	d.Nodes[1].Advertise = model.AdvertiseLocator
+	for i, n := range d.Nodes {
+		s, err := routing.New(d, paths, n.Name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		conf := s.FRR()
+		if got, want := strings.Contains(conf, "redistribute"), i != 1; got != want {
+			t.Errorf("%s redistributes: %t; want %t:\n%s", n.Name, got, want, conf)
+		}
+		if i == 1 && strings.Contains(conf, "/64") {
+			t.Errorf("%s announces SIDs all the same:\n%s", n.Name, conf)
+		}
+	}
+}
+
+// A function's SIDs say by their number what packets for them meet.
+func TestEveryBehaviourHasItsCodepoint(t *testing.T) {
+	d, paths := compiled(t, "functions.yaml", true)
+	for k := model.Kind(0); ; k++ {
+		if _, err := k.MarshalText(); err != nil {
+			break
+		}
+		for i := range d.Functions {
+			d.Functions[i].Kind = k
+		}
+		s, err := routing.New(d, paths, "r3")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, sid := range s.SIDs {
+			if got, want := sid.Behaviour.String(), k.Behaviour().String(); got != want {
+				t.Errorf("of kind %s, whose behaviour is %s, the SIDs are %q; give it its codepoint", k, want, got)
+			}
+		}
 	}
 }
 
@@ -74,7 +144,7 @@ func TestEachSIDIsAnnouncedOnceByItsNodeWithItsBehaviour(t *testing.T) {
 		"functions.yaml": {"fw": "End.AD", "dpi": "End.AD", "nat": "End.AD", "": "End.DT46"},
 		"paper.yaml":     {"fw": "End", "dpi": "End", "": "End.DT46"},
 	} {
-		d, paths := compiled(t, example)
+		d, paths := compiled(t, example, true)
 		sids := map[string]string{}
 		for _, n := range d.Nodes {
 			s, err := routing.New(d, paths, n.Name)
@@ -115,7 +185,7 @@ func TestFunctionNumbersComeFromNames(t *testing.T) {
 }
 
 func TestUnknownNode(t *testing.T) {
-	d, paths := compiled(t, "paper.yaml")
+	d, paths := compiled(t, "paper.yaml", false)
 	_, err := routing.New(d, paths, "r9")
 	if err == nil || !strings.Contains(err.Error(), `no node "r9"; it has r1, `) {
 		t.Errorf("error is %v", err)
