@@ -82,9 +82,10 @@ type worldSpec struct {
 	segments   int
 	chains     int
 	xdp        bool
-	compressed bool // SIDs, and reduced headers
-	ipv4       bool // what comes in
-	ordered    bool // chains are chosen by rules with a priority
+	compressed bool   // SIDs, and reduced headers
+	ipv4       bool   // what comes in
+	ordered    bool   // chains are chosen by rules with a priority
+	filter     string // the function at the hop is netfilter in this namespace; "": it is End
 }
 
 // world is a compiled worldSpec.
@@ -139,6 +140,9 @@ func newWorld(spec worldSpec) (world, error) {
 			c.Encapsulation = model.Encapsulation{SIDs: model.SIDsCompressed, Reduced: true}
 		}
 		d.Chains = append(d.Chains, c)
+	}
+	if spec.filter != "" {
+		withFilter(&d, spec.filter)
 	}
 	compiled, err := plan.Compile(d, plan.NewKeyring(rand.Reader, nil))
 	if err != nil {

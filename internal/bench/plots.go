@@ -27,12 +27,15 @@ type axis struct {
 
 // axes are the parameters of figures that lines are drawn over, by their names.
 var axes = map[string]axis{
-	"chains":   {"chains", true},
-	"cores":    {"CPUs", false},
-	"gbit":     {"link speed, Gbit/s", false},
-	"rules":    {"rules", true},
-	"segments": {"segments", false},
-	"size":     {"bytes of the inner packet", false},
+	"chains":    {"chains", true},
+	"cores":     {"CPUs", false},
+	"gbit":      {"link speed, Gbit/s", false},
+	"rules":     {"rules", true},
+	"unused":    {"chains that nothing refers to", true},
+	"tracked":   {"connection tracking", false},
+	"arguments": {"arguments", true},
+	"segments":  {"segments", false},
+	"size":      {"bytes of the inner packet", false},
 }
 
 // A plot's name is its group's, -by- and what is varied if it has lines, and -N

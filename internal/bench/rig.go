@@ -50,6 +50,7 @@ type rig struct {
 	tap       *meter.Tap // where packets are counted
 	each      float64    // nanoseconds that a packet took last; 0: no run yet
 	others    []*meter.Tap
+	closers   []func() error // of what a case has made besides
 }
 
 func newRig(cpus ...int) (_ *rig, err error) {
@@ -291,6 +292,9 @@ func (r *rig) close() error {
 			_, err := dataplane.Detach(r.cfg)
 			return err
 		}))
+	}
+	for _, f := range r.closers {
+		errs = append(errs, f())
 	}
 	if r.stateDir != "" {
 		errs = append(errs, os.RemoveAll(r.stateDir))

@@ -43,6 +43,10 @@ func benchParts() []benchPart {
 			"Repeats the experiments of the paper on the caching SFC proxy: TCP through a function by plain\nrouting, by the kernel's own proxy (End.DT6, then H.Encaps again) and by ours; with packets\ndropped, delayed, and changed by a NAT; caches of different sizes. Needs iperf3 and nft.",
 			bench.Proxy, 7, 3, time.Second, time.Second,
 		}, {
+			"nf", "Netfilter as a function, on one CPU",
+			"Sends packets through one node's netfilter as fast as a CPU goes: by plain forwarding, by\nthe kernel's static proxy (End.DT6, then H.Encaps), and by ours in a namespace of its own\nand in the node's; by packet size, number of rules and number of arguments. Needs nft.",
+			bench.Netfilter, 7, 3, 150 * time.Millisecond, 100 * time.Millisecond,
+		}, {
 			"scale", "Cost over chains and segments",
 			"Measures what a packet costs at a node as the chains that visit it, and the segments of a\nchain, grow in number.",
 			bench.Scale, 7, 6, 150 * time.Millisecond, 100 * time.Millisecond,
