@@ -37,3 +37,12 @@ const AttacksName = "examples/attacks.yaml"
 //
 //go:embed attacks.yaml
 var Attacks []byte
+
+// NetfilterName is what messages about Netfilter call it.
+const NetfilterName = "examples/netfilter.yaml"
+
+// Netfilter is a domain with the kernel's packet filter as a function, which two
+// chains visit with different arguments.
+//
+//go:embed netfilter.yaml
+var Netfilter []byte

@@ -68,6 +68,10 @@ func Run(ctx context.Context, c Config) error {
 	if err != nil {
 		return err
 	}
+	netfilter, err := manifest.Parse(examples.NetfilterName, examples.Netfilter)
+	if err != nil {
+		return err
+	}
 	if err := host.Require(host.FeatureNetAdmin, host.FeatureNamespaces, host.FeatureSEG6Local); err != nil {
 		return err
 	}
@@ -81,6 +85,10 @@ func Run(ctx context.Context, c Config) error {
 		if err := s.play(ctx, paper, scheme, s.scenes, false); err != nil {
 			return err
 		}
+	}
+	s.printf("%s", netfilterPrologue)
+	if err := s.play(ctx, netfilter, c.Schemes[0], s.netfilterScenes, false); err != nil {
+		return err
 	}
 	s.printf("%s", functionsPrologue)
 	scheme := c.Schemes[0]
@@ -164,14 +172,15 @@ func (s *stage) play(ctx context.Context, m manifest.Manifest, scheme model.Sche
 			err = errors.Join(err, downErr)
 		}
 	}()
-	if s.h1, err = s.lab.NetNS("h1"); err != nil {
-		return err
+	for name, at := range map[string]**host.NetNS{"h1": &s.h1, "h2": &s.h2} {
+		if !slices.ContainsFunc(s.manifest.Lab.Hosts, func(h model.LabHost) bool { return h.Name == name }) {
+			continue
+		}
+		if *at, err = s.lab.NetNS(name); err != nil {
+			return err
+		}
+		defer (*at).Close()
 	}
-	defer s.h1.Close()
-	if s.h2, err = s.lab.NetNS("h2"); err != nil {
-		return err
-	}
-	defer s.h2.Close()
 	s.names = explain.Names{}
 	for _, r := range s.manifest.Lab.Routers {
 		for _, sid := range r.SIDs {

@@ -148,35 +148,7 @@ func (s *stage) throughFunctions(ctx context.Context) (saw []string, err error) 
 // connect tries to connect from h1 to a port of h2, and returns the address that
 // h2 sees. limit: for how long.
 func (s *stage) connect(ctx context.Context, port uint16, limit time.Duration) (peer netip.Addr, err error) {
-	at := netip.AddrPortFrom(s.h2Addr(), port).String()
-	var l net.Listener
-	err = s.h2.Do(func() (err error) {
-		l, err = new(net.ListenConfig).Listen(ctx, "tcp", at)
-		return err
-	})
-	if err != nil {
-		return peer, err
-	}
-	defer l.Close()
-	accepted := make(chan netip.Addr, 1)
-	go func() { // until the listener is closed
-		defer close(accepted)
-		if c, err := l.Accept(); err == nil {
-			accepted <- c.RemoteAddr().(*net.TCPAddr).AddrPort().Addr()
-			c.Close()
-		}
-	}()
-	err = s.h1.Do(func() error {
-		c, err := (&net.Dialer{Timeout: limit}).DialContext(ctx, "tcp", at)
-		if err == nil {
-			c.Close()
-		}
-		return err
-	})
-	if err == nil {
-		peer = <-accepted
-	}
-	return peer, err
+	return connect(ctx, s.h1, s.h2, netip.AddrPortFrom(s.h2Addr(), port), limit)
 }
 
 // refusedConnection tries to connect to a port of h2, which must not even be
