@@ -136,7 +136,10 @@ type fuzzPath struct {
 	match    model.Match
 	visits   []int        // the nodes, the headend's first
 	segments []netip.Addr // the SIDs, in the order of the visit
-	sources  []netip.Addr // its headends
+	// arguments are those of visits of a function of kind netfilter, by the index in
+	// segments. Other functions are not in it.
+	arguments map[int]uint32
+	sources   []netip.Addr // its headends
 	secrets
 }
 
@@ -254,6 +257,12 @@ func drawPath(t *rapid.T, node *rapid.Generator[int], free [][]netip.Addr, path 
 		p.visits = append(p.visits, n)
 		p.segments = append(p.segments, rapid.SampledFrom(fresh[:min(4, len(fresh))]).Draw(t, "SID"))
 	}
+	p.arguments = map[int]uint32{}
+	for i := range len(p.segments) - 1 { // the last is the egress's
+		if rapid.IntRange(0, 4).Draw(t, "netfilter") == 4 {
+			p.arguments[i] = rapid.SampledFrom([]uint32{7, 0, 1, 1 << 31, 1<<32 - 1}).Draw(t, "argument")
+		}
+	}
 	// Other paths mostly have SIDs of their own.
 	if rapid.Bool().Draw(t, "its SIDs are its own") {
 		for i := range free {
@@ -271,14 +280,25 @@ func (p fuzzPath) list() []netip.Addr {
 	if p.Encapsulation.SIDs == model.SIDsCompressed {
 		return srv6.Compress(p.segments)
 	}
-	return p.segments
+	list := slices.Clone(p.segments)
+	for i, argument := range p.arguments {
+		list[i] = withLower(list[i], uint64(argument))
+	}
+	return list
+}
+
+// withLower is an address with other lower 64 bits.
+func withLower(a netip.Addr, lower uint64) netip.Addr {
+	b := a.As16()
+	binary.BigEndian.PutUint64(b[8:], lower)
+	return netip.AddrFrom16(b)
 }
 
 // arrival is the destination of a packet that comes to position at, and how many
 // segments are left then.
 func (p fuzzPath) arrival(at int) (netip.Addr, int) {
 	if p.Encapsulation.SIDs != model.SIDsCompressed {
-		return p.segments[at-1], len(p.segments) - at
+		return p.list()[at-1], len(p.segments) - at
 	}
 	list := p.list()
 	container, csid := (at-1)/model.CSIDsMax, (at-1)%model.CSIDsMax
@@ -304,7 +324,12 @@ func (p fuzzPath) give(nodes []plan.Node, mtu, mss int, action model.OnViolation
 				Lanes: min(lane+lanes, lane+8), Window: 64, Share: p.shares[j], Verifier: p.verifier,
 			})
 		default:
-			n.Endpoints = append(n.Endpoints, plan.Endpoint{PathID: p.PathID, SID: p.segments[j-1], Function: "f", Sources: p.sources, Share: p.shares[j]})
+			e := plan.Endpoint{PathID: p.PathID, SID: p.segments[j-1], Function: "f", Sources: p.sources, Share: p.shares[j]}
+			if argument, ok := p.arguments[j-1]; ok {
+				e.Function, e.Behaviour, e.Argument = "nf", model.BehaviourEndAN, argument
+				n.Proxies = []plan.Proxy{packets.NetfilterInNode(e.Function)}
+			}
+			n.Endpoints = append(n.Endpoints, e)
 		}
 	}
 }
@@ -690,6 +715,10 @@ func (w fuzzWorld) drawOnPath(t *rapid.T) ([]byte, int) {
 		dst[7] ^= 0x3f // mostly a SID that nobody has
 	case 18, 19:
 		dst[15] = 7 // an argument
+	case 23: // one that is not there, or one bit of it
+		binary.BigEndian.PutUint64(dst[8:], binary.BigEndian.Uint64(dst[8:])&rapid.SampledFrom([]uint64{0, 1<<32 - 2, ^uint64(1) >> 1}).Draw(t, "argument's bits"))
+	case 24:
+		dst[rapid.IntRange(8, 15).Draw(t, "argument's byte")] ^= 1 << rapid.IntRange(0, 7).Draw(t, "its bit")
 	case 22:
 		out.Header.Source = drawAddr(t, outerSources, "stranger")
 	case 20: // other C-SIDs, of which the first may be zero
@@ -836,7 +865,7 @@ func TestProgramsDoWhatTheOracleSays(t *testing.T) {
 	for _, c := range counts {
 		done.add(c)
 	}
-	t.Logf("%d packets in %d worlds in %s; XDP finished %d; %d answered; %d with another MSS; %d with options taken; verdicts %v; reasons %v", done.packets, done.worlds, time.Since(start).Round(time.Millisecond), done.xdp, done.answered, done.clamped, done.optioned, done.verdicts, done.reasons)
+	t.Logf("%d packets in %d worlds in %s; XDP finished %d; %d answered; %d with another MSS; %d with options taken; %d marked; verdicts %v; reasons %v", done.packets, done.worlds, time.Since(start).Round(time.Millisecond), done.xdp, done.answered, done.clamped, done.optioned, done.marked, done.verdicts, done.reasons)
 	done.judge(t)
 }
 
@@ -868,6 +897,7 @@ type fuzzCount struct {
 	answered             int // by an ICMP error
 	clamped              int // SYNs
 	optioned             int // taken with options before the SRH
+	marked               int // taken by a function, with a mark
 	verdicts             map[oracle.Verdict]int
 	reasons              map[oracle.Reason]int
 }
@@ -878,7 +908,7 @@ func newFuzzCount() fuzzCount {
 
 func (c *fuzzCount) add(o fuzzCount) {
 	c.packets, c.worlds, c.xdp = c.packets+o.packets, c.worlds+o.worlds, c.xdp+o.xdp
-	c.answered, c.clamped, c.optioned = c.answered+o.answered, c.clamped+o.clamped, c.optioned+o.optioned
+	c.answered, c.clamped, c.optioned, c.marked = c.answered+o.answered, c.clamped+o.clamped, c.optioned+o.optioned, c.marked+o.marked
 	for k, n := range o.verdicts {
 		c.verdicts[k] += n
 	}
@@ -974,6 +1004,9 @@ func (f fuzzFrame) check(r *rig, labels *oracle.Labels, done *fuzzCount) error {
 	if s.took {
 		done.xdp++
 	}
+	if s.want.Mark != 0 {
+		done.marked++
+	}
 	if len(s.want.Visits) > 0 && f.port == portCore && (f.b[srv6.EthernetLen+6] == srv6.NextHeaderHopByHop || f.b[srv6.EthernetLen+6] == srv6.NextHeaderDestination) {
 		done.optioned++
 	}
@@ -1008,12 +1041,16 @@ func (c fuzzCount) judge(t *testing.T) {
 	if c.optioned < c.packets/200 {
 		t.Errorf("only %d of %d packets were taken with options before their SRH", c.optioned, c.packets)
 	}
+	if c.marked < c.packets/200 {
+		t.Errorf("only %d of %d packets came to a function with an argument", c.marked, c.packets)
+	}
 	if c.xdp < c.packets/20 {
 		t.Errorf("XDP finished only %d of %d packets", c.xdp, c.packets)
 	}
 	for _, x := range append(oracle.Reasons(), "PUSH_FAILED", "STRIP_FAILED") {
 		switch x {
 		case oracle.Truncated, oracle.EdgeTruncated, oracle.LeaveTruncated, oracle.TrainTooBig, oracle.NoLane: // not in a test run; see the tests of reasons
+		case oracle.HeaderTooLong: // rare
 		default:
 			if c.reasons[x] == 0 {
 				t.Errorf("no packet of %d was refused for %s", c.packets, x)

@@ -113,7 +113,7 @@ type rig struct {
 const rigNexthopTTL = 1 << 40
 
 // rigLimits are small: all of ws_stats is read after every packet.
-var rigLimits = tables.Limits{Lines: 1 << 12, Headends: 64, Stats: 128, Hops: 256, Egresses: 64, Places: 512, Buckets: 8, Slots: 1}
+var rigLimits = tables.Limits{Lines: 1 << 12, Headends: 64, Stats: 128, Hops: 256, Egresses: 64, Places: 512, Buckets: 8, Slots: 1 << 12}
 
 func newRig(t *testing.T, spec rigSpec) *rig {
 	t.Helper()
@@ -308,7 +308,11 @@ func (r *rig) apply(n *plan.Node) error {
 		local = slices.Concat([]netip.Addr{r.spec.address}, r.spec.own, r.spec.moved)
 	}
 	r.node.Name, r.node.Block, r.node.Locator, r.node.Address = r.spec.name, r.spec.block, r.spec.locator, r.spec.address
-	w, err := tables.Desire(r.node.Node, tables.Wiring{Ports: ports, Cpus: 1}, local, r.have, tables.RecoverIndexes(r.have, rigLimits, tables.Placed{}))
+	reach := map[string]tables.Reach{}
+	for _, p := range r.node.Proxies {
+		reach[p.Function] = tables.Reach{} // in the node's own kernel
+	}
+	w, err := tables.Desire(r.node.Node, tables.Wiring{Ports: ports, Reach: reach, Cpus: r.spec.cpu + 1}, local, r.have, tables.RecoverIndexes(r.have, rigLimits, tables.Placed{}))
 	if err != nil {
 		return err
 	}
@@ -596,6 +600,7 @@ type frame struct {
 type outcome struct {
 	verdict uint32
 	b       []byte // the frame afterwards
+	mark    uint32 // of the packet afterwards; TC only
 }
 
 // runTC gives the frame to the TC program of its interface. Like all that runs
@@ -607,7 +612,10 @@ func (r *rig) runTC(f frame) (outcome, error) {
 	}
 	at := r.ports[f.port]
 	ctx := skb{Ifindex: at, IngressIfindex: at, GSOSegs: f.gsoSegs, GSOSize: f.gsoSize}
-	return r.run(prog, ebpf.RunOptions{Data: f.b, Context: ctx})
+	var after skb
+	o, err := r.run(prog, ebpf.RunOptions{Data: f.b, Context: ctx, ContextOut: &after})
+	o.mark = after.Mark
+	return o, err
 }
 
 // runXDP gives the frame to the XDP program of its interface. The kernel says
@@ -723,6 +731,9 @@ func (r *rig) expect(f frame) (want oracle.Result, passes bool) {
 		a.Counted = f.counted
 	}
 	want = n.Process(a)
+	if want.ToFunction && f.gsoSize != 0 {
+		want = oracle.Result{Verdict: oracle.Drop, Reason: oracle.Reason(reasonName(abi.ReasonStripFailed)), Visits: want.Visits, Reported: want.Reported}
+	}
 	if want.Reason == oracle.Unproven && r.neverForwarded(f.b) {
 		return oracle.Result{}, false
 	}
@@ -1013,6 +1024,9 @@ func checkTC(f frame, want oracle.Result, got outcome, labels *oracle.Labels) er
 	}
 	if got.verdict != verdict {
 		return fmt.Errorf("verdict %d, want %d", int32(got.verdict), int32(verdict))
+	}
+	if got.mark != want.Mark {
+		return fmt.Errorf("the packet has mark %#x afterwards, want %#x", got.mark, want.Mark)
 	}
 	wantBytes := f.b
 	switch {

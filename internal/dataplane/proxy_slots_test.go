@@ -24,25 +24,42 @@ import (
 // set, and calls p.
 func byMark(t *testing.T, p *ebpf.Program) *ebpf.Program {
 	t.Helper()
+	const mark = 8 // in struct __sk_buff
+	return calling(t, p, asm.Instructions{
+		asm.LoadMem(asm.R2, asm.R1, mark, asm.Word),
+		asm.StoreMem(asm.R1, tcIndex, asm.R2, asm.Word),
+		asm.Mov.Imm(asm.R2, 0),
+		asm.StoreMem(asm.R1, mark, asm.R2, asm.Word),
+	})
+}
+
+// setsIndex is a program that sets tc_index and calls p.
+func setsIndex(t *testing.T, p *ebpf.Program, index uint32) *ebpf.Program {
+	t.Helper()
+	return calling(t, p, asm.Instructions{
+		asm.Mov.Imm(asm.R2, int32(index)),
+		asm.StoreMem(asm.R1, tcIndex, asm.R2, asm.Word),
+	})
+}
+
+// calling is a program that does something to struct __sk_buff in R1, which stays
+// there, and calls p.
+func calling(t *testing.T, p *ebpf.Program, do asm.Instructions) *ebpf.Program {
+	t.Helper()
 	calls, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.ProgramArray, KeySize: 4, ValueSize: 4, MaxEntries: 1})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { calls.Close() })
-	const mark = 8 // in struct __sk_buff
 	before, err := ebpf.NewProgram(&ebpf.ProgramSpec{
 		Type: ebpf.SchedCLS, License: "Dual BSD/GPL",
-		Instructions: asm.Instructions{
-			asm.LoadMem(asm.R2, asm.R1, mark, asm.Word),
-			asm.StoreMem(asm.R1, tcIndex, asm.R2, asm.Word),
-			asm.Mov.Imm(asm.R2, 0),
-			asm.StoreMem(asm.R1, mark, asm.R2, asm.Word),
+		Instructions: append(do,
 			asm.LoadMapPtr(asm.R2, calls.FD()),
 			asm.Mov.Imm(asm.R3, 0),
 			asm.FnTailCall.Call(),
 			asm.Mov.Imm(asm.R0, 77), // the call failed
 			asm.Return(),
-		},
+		),
 	})
 	if err != nil {
 		t.Fatalf("load a program that calls another: %v", err)
@@ -52,6 +69,24 @@ func byMark(t *testing.T, p *ebpf.Program) *ebpf.Program {
 		t.Fatal(err)
 	}
 	return before
+}
+
+// keptSlot is a slot that a header is kept in.
+func (r *proxyRun) keptSlot() (index uint32, kept abi.Cached) {
+	r.Helper()
+	var i uint32
+	var c abi.Cached
+	it := r.d.gen.maps[tables.MapSlots].Iterate()
+	for it.Next(&i, &c) {
+		if c.Expires > 1 {
+			index, kept = i, c
+		}
+	}
+	r.must(it.Err())
+	if index == 0 {
+		r.Fatal("no slot has a header")
+	}
+	return index, kept
 }
 
 // testRun is what BPF_PROG_TEST_RUN takes (linux/bpf.h): made once and given to
@@ -92,18 +127,7 @@ func TestCopiesThatComeBackAtOnceGetOneHeader(t *testing.T) {
 	program := byMark(t, r.d.gen.programs[object.FunctionTC])
 	r.in(1, udp(1))
 	slots := r.d.gen.maps[tables.MapSlots]
-	var index, i uint32
-	var kept, c abi.Cached
-	it := slots.Iterate()
-	for it.Next(&i, &c) {
-		if c.Expires > 1 {
-			index, kept = i, c
-		}
-	}
-	r.must(it.Err())
-	if index == 0 {
-		t.Fatal("no slot has the header")
-	}
+	index, kept := r.keptSlot()
 
 	const rounds, room = 5000, 512
 	var arrived, won, refused, both atomic.Int64

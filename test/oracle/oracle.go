@@ -18,6 +18,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/waystamp/waystamp/internal/abi"
 	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/plan"
 	"github.com/waystamp/waystamp/internal/pot"
@@ -87,7 +88,7 @@ const (
 	Pass    Verdict = iota // to the kernel, untouched
 	Drop                   // for Reason
 	Forward                // Packet goes out by the route to its destination
-	Deliver                // Packet, without its outer header, goes up to the node itself
+	Deliver                // Packet, without its outer header, goes up to the node itself, or a function in it
 )
 
 var verdictNames = []string{"pass", "drop", "forward", "deliver"}
@@ -113,6 +114,10 @@ type Result struct {
 	// in Packet, and anything but zero on the wire.
 	Encapsulated bool
 	Clamped      bool // the inner packet's MSS is lower than it was
+	// ToFunction: Packet is the inner one, and goes up to a function in the node's own
+	// kernel, with this mark.
+	ToFunction bool
+	Mark       uint32
 	// Visits are the positions that counted the packet: it was stamped there,
 	// or verified at the last one.
 	Visits []Visit
@@ -439,6 +444,9 @@ func (p *packet) endpoint() (r Result, again bool) {
 	if !slices.Contains(h.sources, ip.source()) {
 		return p.drop(Source), false
 	}
+	if h.netfilter {
+		return p.toNetfilter(srh, h), false
+	}
 	binding, ok := bind(h.share, h.id.Scheme, srh.b[0], p.b[srh.end():])
 	if !ok {
 		return p.drop(Flow), false
@@ -453,12 +461,72 @@ func (p *packet) endpoint() (r Result, again bool) {
 	left := srh.segmentsLeft()
 	if !shifted {
 		if left == 0 {
-			return p.answer(UpperLayer, 0, icmp{icmpParameter, icmpCodeUpperLayer, uint32(srh.end())}), false
+			return p.noNext(srh), false
 		}
 		left--
 		next = srh.segment(left)
 	}
 	return p.endStamp(srh, proof, binding, h, next, left)
+}
+
+// noNext refuses a packet at a SID that is not its last, with no segments left.
+func (p *packet) noNext(srh *header) Result {
+	return p.answer(UpperLayer, 0, icmp{icmpParameter, icmpCodeUpperLayer, uint32(srh.end())})
+}
+
+// toNetfilter is the way into a function of kind netfilter in the node's own kernel:
+// all that End refuses, then what such a function must not get. The inner packet goes
+// up with the argument as its mark. What comes back is not modelled.
+func (p *packet) toNetfilter(srh *header, h hop) Result {
+	ip := ipv6(p.b)
+	argument := [8]byte(ip[srv6.IPv6Len-8 : srv6.IPv6Len])
+	compressed := h.id.Encapsulation.SIDs == model.SIDsCompressed
+	next, shifted := netip.Addr{}, false
+	if compressed {
+		next, shifted = shift(ip.destination())
+	}
+	if !shifted {
+		if srh.segmentsLeft() == 0 {
+			return p.noNext(srh)
+		}
+		next = srh.segment(srh.segmentsLeft() - 1)
+	}
+	switch {
+	case !p.counted && ip.hopLimit() <= 1:
+		return p.answer(HopLimit, 0, icmp{kind: icmpTimeExceeded})
+	case !p.node.Block.Contains(next):
+		return p.drop(SegmentOutside)
+	}
+	inner, refused := p.inner(srh)
+	switch {
+	case inner == nil:
+		return refused
+	case !p.node.steerable(inner):
+		return p.drop(InnerAddress)
+	case !compressed && binary.BigEndian.Uint64(argument[:]) != uint64(h.argument):
+		return p.drop(Argument)
+	case srh.end() > abi.CachedMax:
+		return p.drop(HeaderTooLong)
+	}
+	p.b, p.v4 = p.b[srh.end():], srh.b[0] == srv6.NextHeaderIPv4
+	p.result.Mark, p.result.ToFunction, p.result.Encapsulated = h.argument, true, false
+	return p.end(Deliver)
+}
+
+// inner is what is inside; nil: it is refused.
+func (p *packet) inner(srh *header) (ip, Result) {
+	v4 := srh.b[0] == srv6.NextHeaderIPv4
+	if !v4 && srh.b[0] != srv6.NextHeaderIPv6 {
+		return nil, p.answer(InnerProtocol, 0, icmp{icmpParameter, icmpCodeUpperLayer, uint32(srh.end())})
+	}
+	inner, ok := headerOf(p.b[srh.end():], v4)
+	switch {
+	case !ok:
+		return nil, p.drop(InnerTruncated)
+	case !inner.whole():
+		return nil, p.drop(InnerVersion)
+	}
+	return inner, Result{}
 }
 
 // bind is what keyed-flow binds a stamp to, of an inner packet of that protocol.
@@ -531,17 +599,10 @@ func (p *packet) dt46(srh *header, proof srv6.Proof, binding pot.Binding, e *pla
 		p.result.Reported = append(p.result.Reported, violation)
 	}
 
-	outer := srh.end()
-	v4 := srh.b[0] == srv6.NextHeaderIPv4
-	if !v4 && srh.b[0] != srv6.NextHeaderIPv6 {
-		return p.answer(InnerProtocol, 0, icmp{icmpParameter, icmpCodeUpperLayer, uint32(outer)})
-	}
-	inner, ok := headerOf(p.b[outer:], v4)
-	switch {
-	case !ok:
-		return p.drop(InnerTruncated)
-	case !inner.whole():
-		return p.drop(InnerVersion)
+	outer, v4 := srh.end(), srh.b[0] == srv6.NextHeaderIPv4
+	inner, refused := p.inner(srh)
+	if inner == nil {
+		return refused
 	}
 	// A proof for one chain opens no other.
 	path, ok := p.node.requires(inner, false, proof.Path)
@@ -860,6 +921,9 @@ type hop struct {
 	sources []netip.Addr
 	share   pot.Share
 	egress  *plan.Egress // nil: End
+
+	netfilter bool // in place of End: a function of this kind, in the node's own kernel
+	argument  uint32
 }
 
 // find looks a SID up with the path and epoch that the proof names, and says
@@ -879,7 +943,7 @@ func (n Node) find(sid netip.Addr, proof srv6.Proof) (hop, Reason) {
 	}
 	for _, e := range n.Endpoints {
 		if try(e.SID, e.PathID) {
-			return hop{id: e.PathID, sources: e.Sources, share: e.Share}, ""
+			return hop{id: e.PathID, sources: e.Sources, share: e.Share, netfilter: e.Behaviour == model.BehaviourEndAN, argument: e.Argument}, ""
 		}
 	}
 	for i, e := range n.Egresses {

@@ -77,6 +77,9 @@ const (
 	IP6Length     Reason = "IP6_LENGTH"
 	PortsUnread   Reason = "PORTS_UNREAD"
 	VLANTags      Reason = "VLAN_TAGS"
+	InnerAddress  Reason = "INNER_ADDRESS"
+	HeaderTooLong Reason = "HEADER_TOO_LONG"
+	Argument      Reason = "ARGUMENT"
 )
 
 // Reasons are all of them.
@@ -89,5 +92,6 @@ func Reasons() []Reason {
 		Segments, Proof, Range, Flow, Number, Replay, Stale, InnerProtocol, InnerTruncated, InnerVersion, InnerHopLimit,
 		EdgeHopLimit, WrongChain, ECN, RNDExhausted, NoLane, ChainMTU, TrainTooLong, TrainTooBig,
 		TooBig, NoRoute, InnerNoRoute, OutsideError, PathMTU, OutsideSource, Source, LeakSID, LeakSRH, LeaveTruncated, Unverified, OuterFragment, ExtensionFirst, ExtensionTruncated, OptionLength, OptionUnknown, MappedAddress, IP4Length, IP4Checksum, IP6Length, PortsUnread, VLANTags,
+		InnerAddress, HeaderTooLong, Argument,
 	}
 }

@@ -10,8 +10,8 @@ writers must agree. Scapy builds every header; TLVs are raw bytes, because
 Scapy's SRH TLVs are not RFC 8754's. The output depends on nothing but this
 file: a second run changes nothing.
 
-The world: a headend r1, nodes r2 and r3 with functions, an egress r6, and some
-paths between them. world.json says it to Go. In a packet file a block is one
+The world: a headend r1, nodes r2, r3 and ra with functions, an egress r6, and
+some paths between them. world.json says it to Go. In a packet file a block is one
 packet:
 
     name:   unique over all files
@@ -114,12 +114,20 @@ def container(sids):
     return "fc00:0:0:" + ":".join(csids) + ("::" if len(csids) < 5 else "")
 
 
+NETFILTER = "nf"  # the function of kind netfilter, in its node's own kernel
+
+
+def with_argument(s, argument):
+    """The SID with this in its lower 64 bits (RFC 8986 3.1)."""
+    return str(ipaddress.IPv6Address(int(ipaddress.IPv6Address(s)) + argument))
+
+
 class Path:
     """One direction of one chain with the secrets of all its positions."""
 
     def __init__(self, chain, path, epoch, scheme, visits, destination,
                  source="::/0", on_violation="drop", mtu=0, sids="plain",
-                 reduced=False, mss=0, rule=None):
+                 reduced=False, mss=0, rule=None, argument=0):
         self.chain, self.path, self.epoch = chain, path, epoch
         self.scheme, self.on_violation = scheme, on_violation
         self.destination, self.source = destination, source
@@ -127,6 +135,7 @@ class Path:
         self.mtu = mtu  # of inner packets; 0: not known
         self.mss = mss  # the most that SYNs may say; 0: they are left alone
         self.visits = visits  # (node, function, SID), the headend first
+        self.argument = argument  # of its visit of NETFILTER; 0: none
         self.sids, self.reduced = sids, reduced
         k = len(visits)
         tag = (chain, epoch)
@@ -166,8 +175,15 @@ class Path:
         bits behind the block of 48 (RFC 9800 4.1)."""
         sids = [v[2] for v in self.visits[1:]]
         if self.sids == "plain":
-            return sids
+            return [self.with_argument(j) for j in range(1, len(self.visits))]
         return [container(sids[i:i + 5]) for i in range(0, len(sids), 5)]
+
+    def with_argument(self, position):
+        """The SID there, with the argument in its lowest 32 bits."""
+        _, function, s = self.visits[position]
+        if function != NETFILTER or not self.argument:
+            return s
+        return with_argument(s, self.argument)
 
     def segments(self):
         """The list as carried: a reduced one (RFC 8986 5.2) lacks its first
@@ -179,7 +195,7 @@ class Path:
         """The destination of a packet that comes to position."""
         sids = [v[2] for v in self.visits[1:]]
         if self.sids == "plain":
-            return sids[position - 1]
+            return self.with_argument(position)
         last = min(len(sids), (position - 1) // 5 * 5 + 5)
         return container(sids[position - 1:last])
 
@@ -244,6 +260,9 @@ class Path:
              "mtu": self.mtu, "mss": self.mss, "sids": self.sids, "reduced": self.reduced,
              "hops": [{"node": n, "function": f, "sid": s}
                       for n, f, s in self.visits]}
+        for h in w["hops"]:
+            if h["function"] == NETFILTER:
+                h["netfilter"], h["argument"] = True, self.argument
         if self.rule:
             w["rule"] = self.rule
         if self.scheme in (KEYED, KEYED_FLOW):
@@ -272,6 +291,8 @@ NODES = [
     # Headend and egress of the chains by rules.
     {"name": "r4", "address": "fc00:1::4", "locator": "fc00:0:0:400::/56"},
     {"name": "r5", "address": "fc00:1::5", "locator": "fc00:0:0:500::/56"},
+    # Has the function of kind netfilter.
+    {"name": "ra", "address": "fc00:1::a", "locator": "fc00:0:0:a00::/56"},
 ]
 # Own addresses beside the node's.
 LOCAL = {"r1": ["fc00:7::1", "192.0.2.254"],
@@ -384,6 +405,24 @@ clamped4 = Path("clamped4", 0x5eed0017, 1, KEYED_FLOW,
                 through(("fw", 0x227), ("", 0x627)), "198.51.102.0/24",
                 source="0.0.0.0/0", mss=1380)
 
+# Through netfilter: with one argument and another, without one, with the largest
+# one and IPv4, in a list that has no room for it, and behind End on the same node.
+guest = Path("guest", 0x5eed0050, 1, KEYED, through(
+    (NETFILTER, 0xa01), ("", 0x651)), "fc00:50::/64", argument=7)
+staff = Path("staff", 0x5eed0051, 1, OPOT, through(
+    ("fw", 0x231), (NETFILTER, 0xa02), ("", 0x652)), "fc00:51::/64", argument=8)
+unargued = Path("unargued", 0x5eed0052, 1, KEYED_FLOW, through(
+    (NETFILTER, 0xa03), ("", 0x653)), "fc00:52::/64")
+guest4 = Path("guest4", 0x5eed0053, 1, KEYED, through(
+    (NETFILTER, 0xa04), ("", 0x654)), "203.0.113.192/28", source="0.0.0.0/0",
+    argument=0xffffffff)
+argued_csids = Path("argued-csids", 0x5eed0054, 1, KEYED, through(
+    ("fw", 0x232), (NETFILTER, 0xa05), ("", 0x655)), "fc00:54::/64",
+    sids="compressed", argument=9)
+behind_end = Path("behind-end", 0x5eed0055, 1, KEYED, through(
+    ("cache", 0xa06), (NETFILTER, 0xa07), ("", 0x656)), "fc00:55::/64",
+    argument=7)
+
 
 def by_rule(n, destination="fc00:60::/64", source="::/0", **rule):
     """A chain from r4 to r5, of which priority n comes n-th."""
@@ -416,7 +455,8 @@ RULES = [by_dport, by_sport, by_dscp, by_protocol, by_both, by_source, by_mark,
 PATHS = [web, web2, ordered, unordered, direct, longest, local, twice, report,
          special, bound, four, fourth, small, squeezed, lean, slim,
          nearby, tiny, gone7, gone8, gone9, half7, half8, half9, near7, gone4,
-         near4, clamped, clamped4] + RULES
+         near4, clamped, clamped4, guest, staff, unargued, guest4,
+         argued_csids, behind_end] + RULES
 LANE, LANES = 5, 4  # of r1, on every path
 
 
@@ -2111,6 +2151,110 @@ def rules():
     return f
 
 
+def arguments():
+    """Into the function of kind netfilter at ra: its packets go up to the node
+    without their outer headers. Only the plan's argument is taken."""
+    f = File("arguments", "Arguments of SIDs, at a function of kind netfilter.")
+
+    def into(name, packet, note, **kw):
+        f.add("argument-" + name, packet, note, node="ra", expect="deliver",
+              **kw)
+
+    def bad(name, reason, packet, note, **kw):
+        f.drop("argument-" + name, reason, packet, note, node="ra", **kw)
+
+    into("guest", carried(guest, 1), "the plan's")
+    into("staff", carried(staff, 2), "the plan's for another chain")
+    into("none", carried(unargued, 1), "none, as in the plan")
+    inside = inner4(dst="203.0.113.193")
+    into("largest", carried(guest4, 1, nh=4, carries=inside), "of 32 bits all "
+         "ones, and IPv4")
+    into("stamped", carried(guest, 1, values=(0, 0)), "whatever its proof is: "
+         "only the egress verifies")
+    into("behind-end", carried(behind_end, 1), "End on this node comes before")
+    into("hop-limit", carried(guest, 1, hlim=2), "the last hop limit")
+    into("options", options_before(carried(guest, 1), destopt()), "behind "
+         "options")
+    for name, dst, note in (
+            ("wrong", with_argument(guest.sid(1), 8), "another chain's"),
+            ("missing", guest.sid(1), "none"),
+            ("high-bit", with_argument(guest.sid(1), 7 | 1 << 31), "one bit "
+             "more"),
+            ("above", with_argument(guest.sid(1), 7 | 1 << 32), "a bit above "
+             "the 32 of the argument"),
+            ("highest", with_argument(guest.sid(1), 7 | 1 << 63), "the "
+             "highest bit of the lower half"),
+            ("swapped", with_argument(guest.sid(1), 7 << 24), "in another "
+             "byte order")):
+        bad(name, "ARGUMENT", carried(guest, 1, dst=dst), note)
+    bad("of-none", "ARGUMENT", carried(
+        unargued, 1, dst=with_argument(unargued.sid(1), 7)), "of a visit that "
+        "has none in the plan")
+    bad("of-none-high", "ARGUMENT", carried(
+        unargued, 1, dst=with_argument(unargued.sid(1), 1 << 32)), "the same, "
+        "a bit above the 32 of the argument")
+    bad("wrong-largest", "ARGUMENT", carried(
+        guest4, 1, nh=4, carries=inside, dst=with_argument(
+            guest4.sid(1), 0xfffffffe)), "one bit less, and IPv4")
+    bad("wrong-options", "ARGUMENT", options_before(carried(
+        guest, 1, dst=with_argument(guest.sid(1), 8)), destopt()), "behind "
+        "options")
+    wrong = behind_end.segments()
+    bad("wrong-behind-end", "ARGUMENT", carried(
+        behind_end, 1, segments=[wrong[0], with_argument(
+            behind_end.sid(2), 8), wrong[2]]), "in the list, behind End on "
+        "this node")
+    for n in (argued_csids.at(2), argued_csids.sid(2)):
+        into("csids-%d" % (n == argued_csids.sid(2)), carried(
+            argued_csids, 2, dst=n, sl=1), "a container has no room for it: "
+            "the plan's alone counts")
+    long = [guest.sid(2)] + [sid(0x999)] * 8 + [guest.segments()[0]]
+    into("long", options_before(carried(guest, 1, segments=long), destopt(
+        option(0x1e, 194))), "432 bytes of headers, as many as are kept")
+    bad("too-long", "HEADER_TOO_LONG", options_before(carried(
+        guest, 1, segments=long), destopt(option(0x1e, 202))), "440 bytes")
+    # What else is wrong comes first, in this order.
+    other = with_argument(guest.sid(1), 8)
+    bad("upper-layer", "UPPER_LAYER", carried(guest, 1, dst=other, sl=0),
+        "no segments are left")
+    bad("hop-limit-1", "HOP_LIMIT", carried(guest, 1, dst=other, hlim=1),
+        "the hop limit is used up")
+    bad("outside", "SEGMENT_OUTSIDE", carried(
+        guest, 1, dst=other, segments=[guest.segments()[0], "fc01::1"]),
+        "the next segment is outside")
+    bad("inner-protocol", "INNER_PROTOCOL", carried(guest, 1, dst=other, nh=59),
+        "no packet is inside")
+    bad("inner-truncated", "INNER_TRUNCATED", carried(
+        guest, 1, dst=other, carries=inner()[:39]), "half a header is inside")
+    bad("inner-version", "INNER_VERSION", carried(
+        guest, 1, dst=other, nh=4), "IPv6 where the header says IPv4")
+    for name, src, dst in (
+            ("from-link", "fe80::1", H2), ("to-link", H1, "fe80::1"),
+            ("from-many", "ff02::1", H2), ("to-many", H1, "ff0e::1"),
+            ("from-sid", guest.sid(1), H2), ("to-sid", H1, guest.sid(1))):
+        bad("inner-" + name, "INNER_ADDRESS", carried(
+            guest, 1, dst=other, carries=inner(src=src, dst=dst)),
+            "from or to what no headend takes")
+    bad("inner-ipv4-link", "INNER_ADDRESS", carried(
+        guest4, 1, nh=4, carries=inner4(src="169.254.1.1", dst=V2)),
+        "the same of IPv4, and the right argument")
+    # The headend puts it there, and the egress compares it.
+    for path, here in ((guest, inner(dst=host(guest), hlim=64)),
+                       (staff, inner(dst=host(staff), hlim=64))):
+        f.add("argument-headend-" + path.chain, here, "in the list",
+              node="r1", port="edge", counter=7, out=outer(path.at(1), srh(
+                  path.segments(), path.left(1), path.tlv(path.values(
+                      1, rnd(7)))) + decremented(here), fl=0))
+    hop(f, "argument-egress", guest, 2, "in the list", node="r6")
+    plain = [guest.sid(1), guest.sid(2)]
+    f.drop("argument-egress-missing", "SEGMENTS", carried(
+        guest, 2, segments=plain), "the list is without it", node="r6")
+    f.drop("argument-egress-wrong", "SEGMENTS", carried(
+        guest, 2, segments=[other, guest.sid(2)]), "the list has another",
+        node="r6")
+    return f
+
+
 def told(node, about, what):
     """The error that node tells the source of about."""
     fr = next(n["address"] for n in NODES if n["name"] == node)
@@ -2350,7 +2494,8 @@ def main():
         f.write("\n")
     seen = set()
     for f in (good(), csids(), flows(), tlvs(), headers(), options(),
-              proofs(), inners(), core(), edge(), syns(), errors(), rules()):
+              proofs(), inners(), core(), edge(), syns(), errors(), rules(),
+              arguments()):
         for b in f.blocks:
             name = b.split("\n")[0]
             assert name not in seen, name

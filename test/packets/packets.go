@@ -243,9 +243,11 @@ type pathFile struct {
 	Reduced     bool              `json:"reduced"`
 	Rule        *ruleFile         `json:"rule"`
 	Hops        []struct {
-		Node     string `json:"node"`
-		Function string `json:"function"`
-		SID      string `json:"sid"`
+		Node      string `json:"node"`
+		Function  string `json:"function"`
+		SID       string `json:"sid"`
+		Netfilter bool   `json:"netfilter"` // the function's kind
+		Argument  uint32 `json:"argument"`
 	} `json:"hops"`
 	Keys        []string `json:"keys"`
 	Bind        string   `json:"bind"`
@@ -316,8 +318,9 @@ func LoadWorld() (World, error) {
 	}
 	for _, n := range f.Nodes {
 		node := Node{Node: plan.Node{Name: n.Name, Block: f.Block, Address: n.Address, Locator: n.Locator}, Local: n.Local, Routes: n.Routes}
-		for _, p := range w.Paths {
+		for i, p := range w.Paths {
 			node.add(p)
+			node.addNetfilter(f.Paths[i])
 		}
 		w.Nodes = append(w.Nodes, node)
 	}
@@ -338,7 +341,7 @@ func (f pathFile) path() (plan.Path, error) {
 	}
 	p.Verifier.Secret = uint64(f.Secret)
 	for j, h := range f.Hops {
-		hop := plan.Hop{Node: h.Node, Function: h.Function}
+		hop := plan.Hop{Node: h.Node, Function: h.Function, Argument: h.Argument}
 		if h.SID != "" {
 			a, err := netip.ParseAddr(h.SID)
 			if err != nil {
@@ -397,7 +400,40 @@ func (n *Node) add(p plan.Path) {
 				OnViolation: p.OnViolation, Lanes: p.Lanes(), Window: p.Window, Share: share, Verifier: p.Verifier,
 			})
 		default:
-			n.Endpoints = append(n.Endpoints, plan.Endpoint{PathID: p.PathID, SID: h.SID, Function: h.Function, Sources: p.Sources(), Share: share})
+			n.Endpoints = append(n.Endpoints, plan.Endpoint{PathID: p.PathID, SID: h.SID, Function: h.Function, Argument: h.Argument, Sources: p.Sources(), Share: share})
 		}
 	}
+}
+
+// addNetfilter makes the functions of the node that the file says are of kind
+// netfilter what they are: rules in the node's own kernel, of which there are none.
+func (n *Node) addNetfilter(f pathFile) {
+	for _, h := range f.Hops {
+		if h.Node != n.Name || !h.Netfilter {
+			continue
+		}
+		for i := range n.Endpoints {
+			if n.Endpoints[i].Function == h.Function {
+				n.Endpoints[i].Behaviour = model.BehaviourEndAN
+			}
+		}
+		if len(n.Proxies) == 0 {
+			n.Proxies = []plan.Proxy{NetfilterInNode(h.Function)}
+		}
+		if h.Argument != 0 {
+			n.Proxies[0].Netfilter.Arguments[fmt.Sprintf("a%d", h.Argument)] = h.Argument
+		}
+	}
+}
+
+// NetfilterInNode is a function of kind netfilter in its node's own kernel. It keeps
+// headers for as short a time as a plan may say, since what goes in during a test run
+// does not come back.
+func NetfilterInNode(name string) plan.Proxy {
+	x := plan.Proxy{
+		Function: name, Proxy: model.NetfilterDetour(name, model.NamespaceNode),
+		Netfilter: &plan.Netfilter{Netfilter: model.Netfilter{Namespace: model.NamespaceNode, Arguments: map[string]uint32{}}},
+	}
+	x.Cache, x.Lifetime = 512, model.LifetimeMin
+	return x
 }
