@@ -10,6 +10,21 @@
 #include "lib/skb/socket.h"
 #include "lib/match/rules_tc.h"
 
+/* Bytes of an IPv6 packet in so many of its frame; 0: it cannot be as long as it
+ * says.
+ */
+static __always_inline __u32 enter_ip6_len(const struct __sk_buff *skb,
+					   const struct ip6_hdr *ip6,
+					   __u32 room)
+{
+	__u32 len = ip6_len(ip6);
+
+	if (!skb->gso_size)
+		return len <= room ? len : 0;
+	/* So long a super-packet that it cannot say so. */
+	return len == room || !ip6->payload_len ? room : 0;
+}
+
 /* A packet that a path takes. What the kernel would find out about its length and
  * drop must not get past it in a tunnel. IPv4 has more of this, after which it
  * must be found again.
@@ -17,11 +32,14 @@
 static __always_inline int enter(struct __sk_buff *skb, struct cursor c,
 				 struct ip *in, __u32 index)
 {
-	int len = skb->len - sizeof(struct eth_hdr);
+	int len;
 
-	if (!in->is_ip4 && ip6_len(in->hdr) > (__u32)len)
-		return ws_refuse(skb, REASON(IP6_LENGTH), 0);
-	if (in->is_ip4) {
+	if (!in->is_ip4) {
+		len = enter_ip6_len(skb, in->hdr,
+				    skb->len - sizeof(struct eth_hdr));
+		if (!len)
+			return ws_refuse(skb, REASON(IP6_LENGTH), 0);
+	} else {
 		len = ws_edge_ip4(skb);
 		if (len < 0)
 			return ws_refuse(skb, -len, 0);

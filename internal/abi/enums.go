@@ -123,7 +123,7 @@ const (
 	ReasonSegmentsRemain      Reason = 25 // segments are left at the path's egress
 	ReasonSegmentOutside      Reason = 26 // the next segment is not a SID of the domain
 	ReasonMappedAddress       Reason = 27 // an IPv6 packet has an address below ::ffff:0:0/96, where nothing can be sent
-	ReasonIp4Length           Reason = 28 // the total length of an IPv4 packet for a chain is not that of its frame
+	ReasonIp4Length           Reason = 28 // the total length of an IPv4 packet for a chain, or behind a proof, does not fit what carries it
 	ReasonIp4Checksum         Reason = 29 // the header checksum of an IPv4 packet for a chain is wrong
 	ReasonHopLimit            Reason = 30 // the hop limit is used up
 	ReasonSegments            Reason = 31 // the segment list carried is not the path's
@@ -182,7 +182,7 @@ const (
 	ReasonOuterFragment       Reason = 84 // a packet for a SID of this node is a fragment outside: the domain makes none
 	ReasonInnerAddress        Reason = 85 // the inner packet for a function is from or to an address that no headend takes packets of
 	ReasonExtensionFirst      Reason = 86 // a packet for a SID of this node has more, longer or other extension headers before its routing header than waystamp takes there
-	ReasonIp6Length           Reason = 87 // the payload length of an IPv6 packet for a chain runs past the end of its frame
+	ReasonIp6Length           Reason = 87 // the payload length of an IPv6 packet for a chain, or behind a proof, does not fit what carries it
 	ReasonExtensionTruncated  Reason = 88 // an extension header before the routing header runs past the end of the packet
 	ReasonOptionLength        Reason = 89 // a destination option before the routing header runs past the end of its header
 	ReasonOptionUnknown       Reason = 90 // a destination option before the routing header must not be passed over by who does not know it
@@ -334,7 +334,7 @@ var reasonTexts = [...]string{
 	"segments are left at the path's egress",
 	"the next segment is not a SID of the domain",
 	"an IPv6 packet has an address below ::ffff:0:0/96, where nothing can be sent",
-	"the total length of an IPv4 packet for a chain is not that of its frame",
+	"the total length of an IPv4 packet for a chain, or behind a proof, does not fit what carries it",
 	"the header checksum of an IPv4 packet for a chain is wrong",
 	"the hop limit is used up",
 	"the segment list carried is not the path's",
@@ -393,7 +393,7 @@ var reasonTexts = [...]string{
 	"a packet for a SID of this node is a fragment outside: the domain makes none",
 	"the inner packet for a function is from or to an address that no headend takes packets of",
 	"a packet for a SID of this node has more, longer or other extension headers before its routing header than waystamp takes there",
-	"the payload length of an IPv6 packet for a chain runs past the end of its frame",
+	"the payload length of an IPv6 packet for a chain, or behind a proof, does not fit what carries it",
 	"an extension header before the routing header runs past the end of the packet",
 	"a destination option before the routing header runs past the end of its header",
 	"a destination option before the routing header must not be passed over by who does not know it",
@@ -430,9 +430,6 @@ const ReasonCount = 96
 // SpentReasons are those for which a packet may be refused after its number was
 // spent at the replay window.
 var SpentReasons = []Reason{
-	ReasonInnerProtocol,
-	ReasonInnerTruncated,
-	ReasonInnerVersion,
 	ReasonEcn,
 	ReasonWrongChain,
 	ReasonStripFailed,

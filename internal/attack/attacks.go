@@ -181,6 +181,14 @@ func attacks() []attack {
 			wrongChain,
 			but(model.SchemeKeyedFlow, refused("r6", "proof", nothingFits),
 				always(refused("r6", "wrong-chain", "came with a proof of chain $-a, but chain $-b takes it")))},
+		{Attack{"inner-length", "the inner packet gets a payload length that takes 8 bytes more than there are", onLink},
+			last(func(_ *mounting, p srv6.Packet) []lab.Sent {
+				p.Payload = bytes.Clone(p.Payload)
+				length := p.Payload[4:6]
+				binary.BigEndian.PutUint16(length, binary.BigEndian.Uint16(length)+8)
+				return whole(p)
+			}),
+			always(refused("r6", "ip6-length", "does not fit what carries it"))},
 		{Attack{"outside-sid", "a host sends to a SID", outside},
 			fromOutside(func(m *mounting) (srv6.Packet, error) {
 				return m.plain(m.chain("a").Hops[1].SID), nil

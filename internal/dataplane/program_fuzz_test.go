@@ -392,6 +392,9 @@ func (w fuzzWorld) frames() *rapid.Generator[fuzzFrame] {
 	})
 }
 
+// innerLengths are differences from what is there.
+var innerLengths = []int{0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 8, 70, -1, -6}
+
 func drawAddr(t *rapid.T, of []string, label string) netip.Addr {
 	return xtest.Addr(rapid.SampledFrom(of).Draw(t, label))
 }
@@ -489,7 +492,7 @@ func drawInner6(t *rapid.T, to *model.Match) []byte {
 		about := drawAddr(t, fuzzHosts, "about").As16()
 		copy(payload[8+24:], about[:])
 	}
-	h.PayloadLength = uint16(len(payload))
+	h.PayloadLength = uint16(len(payload) + rapid.SampledFrom(innerLengths).Draw(t, "more than there is"))
 	b, err := h.Append(nil)
 	if err != nil {
 		t.Fatal(err)

@@ -236,7 +236,7 @@ func (r *rig) asksForMSS(f frame, want oracle.Result) bool {
 
 // xdpShouldFinish: one visit, the proof alone behind the list, no headers to be
 // looked through at a headend, and its header no longer than the headroom of 256
-// bytes; or a proof that the egress refuses.
+// bytes, nothing behind the inner packet; or a proof that the egress refuses.
 func xdpShouldFinish(f frame, got seen) bool {
 	w := got.want
 	ipv4 := [2]byte(f.b[12:14]) == [2]byte{8, 0}
@@ -254,6 +254,9 @@ func xdpShouldFinish(f frame, got seen) bool {
 			return !slices.Contains([]byte{0, 43, 44, 51, 60}, f.b[20])
 		}
 		decapsulated := len(got.tc.b) < len(f.b)
+		if decapsulated && len(f.b) > srv6.EthernetLen+48+8*int(f.b[55])+len(w.Packet) {
+			return false // TC cuts what is behind
+		}
 		return atOnce && !(decapsulated && !w.IPv4 && slices.Contains([]byte{0, 43, 44, 51, 60}, w.Packet[6]))
 	case oracle.Drop:
 		return atOnce && slices.Contains([]oracle.Reason{oracle.Segments, oracle.Proof, oracle.Range}, w.Reason) && len(w.Visits) == 0

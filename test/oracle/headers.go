@@ -13,6 +13,7 @@ type ip interface {
 	// whole: it is of the version that carried it, and its header has room for
 	// itself.
 	whole() bool
+	length() int // of the packet, as its header says
 	source() netip.Addr
 	destination() netip.Addr
 	hopLimit() uint8
@@ -36,6 +37,7 @@ type ipv4 []byte
 
 func (b ipv4) whole() bool             { return b[0]>>4 == 4 && b.headerLength() >= srv6.IPv4Len }
 func (b ipv4) headerLength() int       { return 4 * int(b[0]&15) }
+func (b ipv4) length() int             { return b.totalLength() }
 func (b ipv4) totalLength() int        { return int(binary.BigEndian.Uint16(b[2:])) }
 func (b ipv4) hopLimit() uint8         { return b[8] }
 func (b ipv4) trafficClass() uint8     { return b[1] }
@@ -75,6 +77,7 @@ type ipv6 []byte
 
 func (b ipv6) whole() bool             { return b[0]>>4 == 6 }
 func (b ipv6) trafficClass() uint8     { return b[0]<<4 | b[1]>>4 }
+func (b ipv6) length() int             { return srv6.IPv6Len + b.payloadLength() }
 func (b ipv6) payloadLength() int      { return int(binary.BigEndian.Uint16(b[4:])) }
 func (b ipv6) nextHeader() uint8       { return b[6] }
 func (b ipv6) hopLimit() uint8         { return b[7] }

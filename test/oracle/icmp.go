@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"net/netip"
+	"slices"
 
 	"github.com/waystamp/waystamp/internal/srv6"
 )
@@ -52,6 +53,7 @@ func (p *packet) answer(r Reason, at int, e icmp) Result {
 	}
 	res := p.drop(r)
 	if about := ipv6(p.b[at:]); len(about) >= srv6.IPv6Len {
+		about = about.unpadded(p.behind)
 		if n := p.teller(about); n.mayAnswer(about) {
 			res.Error = e.about(about, n)
 		}
@@ -181,6 +183,15 @@ func (n Node) mayAnswerIPv4(about ipv4) bool {
 		kind = about[l]
 	}
 	return about[9] != icmp4Protocol || kind != 3 && kind != 4 && kind != 5 && kind != 11 && kind != 12
+}
+
+// unpadded is the packet without what is behind it, but with behind where it says
+// that it has no payload: so do super-packets that are longer than they can tell.
+func (b ipv6) unpadded(behind []byte) ipv6 {
+	if b.payloadLength() == 0 {
+		return slices.Concat(b, behind)
+	}
+	return b[:min(b.length(), len(b))]
 }
 
 // unpadded is the packet without what Ethernet has padded it with. A super-packet

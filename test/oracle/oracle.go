@@ -181,6 +181,7 @@ type packet struct {
 	arrival Arrival
 	b       []byte // from the IP header on
 	v4      bool   // that is one of IPv4
+	behind  []byte // what is behind a packet of IPv6 that enters
 	result  Result
 	// counted: the hop limit has been decremented here. Consecutive functions
 	// on one node are one hop.
@@ -277,7 +278,7 @@ func (p *packet) edge() Result {
 			if reason := p.enterIPv4(); reason != "" {
 				return p.drop(reason)
 			}
-		} else if srv6.IPv6Len+ipv6(p.b).payloadLength() > len(p.b) {
+		} else if !p.enterIPv6() {
 			return p.drop(IP6Length)
 		}
 		return p.headend(h)
@@ -307,6 +308,20 @@ func (p *packet) enterIPv4() Reason {
 	}
 	p.b = p.b[:length]
 	return ""
+}
+
+// enterIPv6: likewise.
+func (p *packet) enterIPv6() bool {
+	ip, super := ipv6(p.b), p.arrival.Frames > 1
+	length := ip.length()
+	if length == srv6.IPv6Len && super {
+		length = len(p.b)
+	}
+	if length > len(p.b) || super && length != len(p.b) {
+		return false
+	}
+	p.b, p.behind = p.b[:length], p.b[length:]
+	return true
 }
 
 // headend is H.Encaps (RFC 8986 5.1) with the first stamp.
@@ -357,6 +372,7 @@ func (p *packet) headend(h *plan.Headend) Result {
 	header := pot.Header{Scheme: h.Scheme, Epoch: h.Epoch, Path: h.Path}
 	values := h.Share.StampFlow(header, pot.Values{RND: rnd}, binding).WireOut
 
+	p.behind = nil
 	p.visited(h.PathID, 0, len(p.b))
 	if !p.leaves {
 		inner.decrement()
@@ -588,12 +604,10 @@ func (p *packet) dt46(srh *header, proof srv6.Proof, binding pot.Binding, e *pla
 	if srh.segmentsLeft() != 0 || more {
 		return p.answer(SegmentsRemain, 0, icmp{icmpParameter, 0, uint32(srh.at + 3)})
 	}
+	reports := e.OnViolation == model.OnViolationReport
 	violation, rnd := judge(srh, proof, binding, e)
-	if violation == "" {
-		violation = p.window(rnd, p.b[srh.end():], e)
-	}
 	if violation != "" {
-		if e.OnViolation != model.OnViolationReport {
+		if !reports {
 			return p.drop(violation)
 		}
 		p.result.Reported = append(p.result.Reported, violation)
@@ -603,6 +617,22 @@ func (p *packet) dt46(srh *header, proof srv6.Proof, binding pot.Binding, e *pla
 	inner, refused := p.inner(srh)
 	if inner == nil {
 		return refused
+	}
+	length := inner.length()
+	if !p.carries(inner, outer, length) {
+		if v4 {
+			return p.drop(IP4Length)
+		}
+		return p.drop(IP6Length)
+	}
+	if violation == "" {
+		violation = p.window(rnd, p.b[outer:], e)
+		if violation != "" {
+			if !reports {
+				return p.drop(violation)
+			}
+			p.result.Reported = append(p.result.Reported, violation)
+		}
 	}
 	// A proof for one chain opens no other.
 	path, ok := p.node.requires(inner, false, proof.Path)
@@ -616,7 +646,7 @@ func (p *packet) dt46(srh *header, proof srv6.Proof, binding pot.Binding, e *pla
 	if ecn != inner.ecn() {
 		inner.setECN(ecn)
 	}
-	p.b, p.v4 = p.b[outer:], v4
+	p.b, p.v4 = p.b[outer:outer+length], v4
 	p.arrival.Longest = max(0, p.arrival.Longest-outer)
 	p.result.Encapsulated = false
 	p.visited(e.PathID, e.Share.Position, len(p.b))
@@ -624,6 +654,16 @@ func (p *packet) dt46(srh *header, proof srv6.Proof, binding pot.Binding, e *pla
 		return p.end(Deliver)
 	}
 	return p.forward(InnerNoRoute)
+}
+
+// carries: the inner packet at offset outer ends where the outer payload does, or
+// before; in a super-packet, where the frame does.
+func (p *packet) carries(inner ip, outer, length int) bool {
+	end := srv6.IPv6Len + ipv6(p.b).payloadLength()
+	if v4, ok := inner.(ipv4); ok && length < v4.headerLength() {
+		return false
+	}
+	return outer+length <= end && (p.arrival.Frames <= 1 || outer+length == len(p.b))
 }
 
 // judge is the verdict on the proof: the first violation, or the number.

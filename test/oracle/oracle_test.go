@@ -2,6 +2,7 @@ package oracle
 
 import (
 	"bytes"
+	"encoding/binary"
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
@@ -247,10 +248,13 @@ func TestHeadendRefusesWhatNoPayloadLengthCanTell(t *testing.T) {
 	a := arrival(p)
 	a.Frames = 40
 	a.Frame = append(bytes.Clone(p.Frame), make([]byte, 0xffff-more-(len(p.Frame)-14))...)
+	says := func() { binary.BigEndian.PutUint16(a.Frame[14+4:], uint16(len(a.Frame)-14-srv6.IPv6Len)) }
+	says()
 	if r := n.Process(a); r.Verdict != Forward {
 		t.Errorf("65535 bytes of payload: %s %s", r.Verdict, r.Reason)
 	}
 	a.Frame = append(a.Frame, 0)
+	says()
 	if r := n.Process(a); r.Reason != TrainTooBig {
 		t.Errorf("65536 bytes of payload: %s %s, want %s", r.Verdict, r.Reason, TrainTooBig)
 	}

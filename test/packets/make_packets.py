@@ -1408,6 +1408,71 @@ def inners():
         b"\x44" + inner4()[1:], path=four, nh=4)
     bad("inner-ipv4-behind-41", "INNER_VERSION", "IPv4 behind next header 41",
         inner4(what=UDP() / Raw(bytes(20))), path=four)
+    # The inner packet's own length, what carries it, and the frame.
+    def cut(name, note, packet, path=web, **kw):
+        """What is behind the inner packet does not leave with it."""
+        whole = inner4() if path is four else inner(dst=host(path))
+        gone = decremented4(whole) if path is four else decremented(whole)
+        f.add(name, packet, note, node="r6", out=gone, **kw)
+
+    def said(packet, n):
+        """An inner IPv6 packet that says it has a payload of n bytes."""
+        return packet[:4] + struct.pack(">H", n) + packet[6:]
+
+    bad("inner-long", "IP6_LENGTH", "a payload length of one byte more than "
+        "there is", said(good, len(good) - 39))
+    bad("inner-long-65535", "IP6_LENGTH", "the greatest payload length",
+        said(good, 65535))
+    f.drop("inner-long-behind", "IP6_LENGTH", carried(
+        web, 3, behind=said(good, len(good) - 32)) + bytes(8),
+        "a payload length that takes bytes behind the outer payload",
+        node="r6")
+    bad("inner-ipv4-long", "IP4_LENGTH", "a total length of one byte more "
+        "than there is", inner4(len=len(inner4()) + 1), path=four, nh=4)
+    f.drop("inner-ipv4-long-behind", "IP4_LENGTH", carried(
+        four, 2, behind=inner4(len=len(inner4()) + 8), nh=4) + bytes(8),
+        "a total length that takes bytes behind the outer payload", node="r6")
+    bad("inner-ipv4-len-19", "IP4_LENGTH", "a total length of less than its "
+        "header", inner4(len=19), path=four, nh=4)
+    bad("inner-ipv4-len-0", "IP4_LENGTH", "a total length of 0", inner4(len=0),
+        path=four, nh=4)
+    bad("inner-ipv4-header-60", "IP4_LENGTH", "a header longer than the "
+        "packet", b"\x4f" + inner4()[1:], path=four, nh=4)
+    whole3 = carried(web, 3)
+    f.drop("outer-payload-0", "IP6_LENGTH", whole3[:4] + bytes(2) + whole3[6:],
+           "an outer payload length of 0", node="r6")
+    f.drop("outer-payload-less", "IP6_LENGTH", said(
+        whole3, len(whole3) - 41), "an outer payload length of one byte less",
+        node="r6")
+    f.drop("report-then-inner-long", "IP6_LENGTH", carried(
+        report, 2, values=(report.values(2, rnd(7))[0], 1),
+        behind=said(inner(dst=host(report)), 99)), "a violation is reported "
+        "before the refusal", node="r6", report="PROOF")
+    cut("behind-1", "one byte behind the outer payload", carried(web, 3) +
+        b"x")
+    cut("behind-1000", "1000 bytes behind the outer payload", carried(web, 3) +
+        bytes(1000))
+    cut("inner-padded", "padding behind the inner packet, in the outer "
+        "payload", carried(web, 3, behind=inner() + bytes(6)))
+    cut("inner-padded-behind", "and behind that", carried(
+        web, 3, behind=inner() + bytes(6)) + bytes(6))
+    cut("behind-ipv4", "seven bytes behind the outer payload", carried(
+        four, 2, carries=inner4(), nh=4) + bytes(7), path=four)
+    cut("inner-ipv4-padded", "padding behind the inner packet, in the outer "
+        "payload", carried(four, 2, behind=inner4() + bytes(7), nh=4),
+        path=four)
+    f.add("behind-for-the-egress", carried(web, 3, carries=inner(
+        dst="fc00:8::1")) + bytes(9), "bytes behind the outer payload of a "
+        "packet for the egress itself", node="r6", expect="deliver")
+    f.drop("behind-super-packet", "IP6_LENGTH", carried(web, 3) + bytes(9),
+           "a super-packet with bytes behind the outer payload", node="r6",
+           frames=2)
+    f.drop("inner-padded-super-packet", "IP6_LENGTH", carried(
+        web, 3, behind=inner() + bytes(6)), "a super-packet with bytes behind "
+        "its inner packet", node="r6", frames=2)
+    f.drop("inner-padded-super-packet-ipv4", "IP4_LENGTH", carried(
+        four, 2, behind=inner4() + bytes(6), nh=4), "the same of IPv4",
+        node="r6", frames=2)
     bad("inner-ttl-1", "INNER_HOP_LIMIT", "inner TTL 1", inner4(ttl=1),
         path=four, nh=4)
     bad("inner-ttl-0", "INNER_HOP_LIMIT", "inner TTL 0", inner4(ttl=0),
@@ -1585,13 +1650,14 @@ def edge():
     def add(name, packet, note, port="edge", node="r1", **kw):
         f.add(name, packet, note, node=node, port=port, **kw)
 
-    def encap(name, path, note, packet=None, counter=7, frames=1, tc=0, **kw):
+    def encap(name, path, note, packet=None, counter=7, frames=1, tc=0,
+              behind=b"", **kw):
         packet = packet or inner(dst=host(path), tc=tc, hlim=64)
         gone = decremented(packet)
         v = path.values(1, rnd(counter, frames))
         out = outer(path.at(1), srh(path.segments(), path.left(1),
                                     path.tlv(v)) + gone, hlim=64, tc=tc, fl=0)
-        add(name, packet, note, counter=counter, out=out,
+        add(name, packet + behind, note, counter=counter, out=out,
             frames=frames if frames != 1 else None, **kw)
 
     encap("edge-web", web2, "keyed; the newest epoch")
@@ -1634,6 +1700,13 @@ def edge():
     longer = inner()[:5] + bytes([inner()[5] + 1]) + inner()[6:]
     drop("edge-ip6-long", "IP6_LENGTH", longer, "a payload length beyond the "
          "frame")
+    padded = inner(dst=host(web2), hlim=64)
+    encap("edge-ip6-padded", web2, "six bytes behind it, which stay outside",
+          packet=padded, behind=bytes(6))
+    encap("edge-ip6-padded-1000", web2, "1000 bytes behind it",
+          packet=padded, behind=bytes(1000))
+    drop("edge-ip6-train-length", "IP6_LENGTH", padded + bytes(6), "a "
+         "super-packet that is longer than it says", frames=2)
     same("edge-version-4", b"\x46" + inner()[1:], "version 4 under IPv6's "
          "ethertype: the kernel's matter")
 

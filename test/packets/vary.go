@@ -30,7 +30,7 @@ func Vary(r Dice, p Packet, all []Packet) []byte {
 }
 
 func vary(r Dice, b, other []byte) []byte {
-	switch r.IntN(10) {
+	switch r.IntN(11) {
 	case 0: // one bit, mostly of the headers
 		if n := min(len(b), 220); n > offIPv6 {
 			i := offIPv6 + r.IntN(n-offIPv6)
@@ -64,6 +64,14 @@ func vary(r Dice, b, other []byte) []byte {
 		if i, j := tlvs(b), tlvs(other); i > 0 && j > 0 && i+24 <= len(b) && j+24 <= len(other) {
 			from, to := r.IntN(24), r.IntN(25)
 			copy(b[i+min(from, to):i+max(from, to)], other[j+min(from, to):])
+		}
+	case 10: // the length of the inner packet
+		if i := behind(b); i > 0 && i+6 <= len(b) {
+			at := i + 4 // of IPv6
+			if b[i]>>4 == 4 {
+				at = i + 2
+			}
+			binary.BigEndian.PutUint16(b[at:], binary.BigEndian.Uint16(b[at:])+uint16(r.IntN(64))-32)
 		}
 	case 9: // another's inner addresses
 		if i := behind(b); i > 0 && i+40 <= len(b) {

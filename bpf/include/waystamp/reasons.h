@@ -43,7 +43,7 @@
 	X(SEGMENTS_REMAIN, "segments are left at the path's egress")           \
 	X(SEGMENT_OUTSIDE, "the next segment is not a SID of the domain")      \
 	X(MAPPED_ADDRESS, "an IPv6 packet has an address below ::ffff:0:0/96, where nothing can be sent") \
-	X(IP4_LENGTH, "the total length of an IPv4 packet for a chain is not that of its frame", SEVERAL) \
+	X(IP4_LENGTH, "the total length of an IPv4 packet for a chain, or behind a proof, does not fit what carries it", SEVERAL) \
 	X(IP4_CHECKSUM, "the header checksum of an IPv4 packet for a chain is wrong") \
 	X(HOP_LIMIT, "the hop limit is used up")                               \
 	X(SEGMENTS, "the segment list carried is not the path's", REPORT) \
@@ -55,9 +55,9 @@
 	X(STALE, "its number is older than what the replay window remembers", REPORT) \
 	X(WINDOW_MISSING_BUG, "a verifier entry names a replay window that is not there") \
 	X(WINDOW_BUSY_BUG, "other CPUs changed the replay window more often than they can") \
-	X(INNER_PROTOCOL, "what is inside is neither IPv4 nor IPv6, or not what a function here takes", SPENT) \
-	X(INNER_TRUNCATED, "the inner packet runs past the end of the packet", SPENT) \
-	X(INNER_VERSION, "the inner packet's version field is not its protocol's, or its header length is impossible", SPENT) \
+	X(INNER_PROTOCOL, "what is inside is neither IPv4 nor IPv6, or not what a function here takes") \
+	X(INNER_TRUNCATED, "the inner packet runs past the end of the packet") \
+	X(INNER_VERSION, "the inner packet's version field is not its protocol's, or its header length is impossible") \
 	X(INNER_HOP_LIMIT, "the hop limit or TTL of the inner packet is used up")     \
 	X(EDGE_HOP_LIMIT, "the hop limit or TTL of a packet for a chain is used up at the headend") \
 	X(ECN, "congestion was marked on a packet whose inner header does not take marks", SPENT) \
@@ -102,7 +102,7 @@
 	X(OUTER_FRAGMENT, "a packet for a SID of this node is a fragment outside: the domain makes none", SEVERAL) \
 	X(INNER_ADDRESS, "the inner packet for a function is from or to an address that no headend takes packets of") \
 	X(EXTENSION_FIRST, "a packet for a SID of this node has more, longer or other extension headers before its routing header than waystamp takes there", SEVERAL) \
-	X(IP6_LENGTH, "the payload length of an IPv6 packet for a chain runs past the end of its frame") \
+	X(IP6_LENGTH, "the payload length of an IPv6 packet for a chain, or behind a proof, does not fit what carries it", SEVERAL) \
 	X(EXTENSION_TRUNCATED, "an extension header before the routing header runs past the end of the packet", SEVERAL) \
 	X(OPTION_LENGTH, "a destination option before the routing header runs past the end of its header") \
 	X(OPTION_UNKNOWN, "a destination option before the routing header must not be passed over by who does not know it") \

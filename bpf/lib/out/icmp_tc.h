@@ -127,16 +127,30 @@ static __always_inline void icmp6_finish(struct icmp6_message *m, __u32 what,
 	m->ip6.hop_limit = ICMP_HOP_LIMIT;
 }
 
-/* The message's buffer with as much of the packet at off as fits; 0: it cannot be
- * had.
+/* Bytes of the IPv6 packet at off, without what is behind it; 0: it has no header.
+ * A super-packet that is too long for its header says that it has no payload; it may
+ * have stopped being one by now.
+ */
+static __always_inline __u32 icmp6_about(struct __sk_buff *skb, __u32 off)
+{
+	__u32 room = skb->len - off, len;
+	__be16 payload;
+
+	if (off > skb->len || room < sizeof(struct ip6_hdr) ||
+	    bpf_skb_load_bytes(skb, off + IP6_PAYLOAD_LEN_OFF, &payload,
+			       sizeof(payload)))
+		return 0;
+	len = sizeof(struct ip6_hdr) + bpf_ntohs(payload);
+	return !payload || len > room ? room : len;
+}
+
+/* The message's buffer with as much of the packet of n bytes at off as fits; 0: it
+ * cannot be had.
  */
 static __always_inline __u32 icmp6_quote(struct __sk_buff *skb,
-					 struct icmp6_message *m, __u32 off)
+					 struct icmp6_message *m, __u32 off,
+					 __u32 n)
 {
-	__u32 n = skb->len - off;
-
-	if (off > skb->len || n < sizeof(struct ip6_hdr))
-		return 0;
 	if (n > ICMP6_QUOTE_MAX)
 		n = ICMP6_QUOTE_MAX;
 	for (__u32 i = 0; i < sizeof(*m); i += 256) {
@@ -160,8 +174,9 @@ static __always_inline __u32 icmp6_quote(struct __sk_buff *skb,
  * through, counts as if it were.
  */
 static __always_inline bool icmp6_is_error(struct __sk_buff *skb, __u32 off,
-					   __u32 next)
+					   __u32 len, __u32 next)
 {
+	__u32 end = off + len;
 	__u8 head[4];
 
 	off += sizeof(struct ip6_hdr);
@@ -169,7 +184,8 @@ static __always_inline bool icmp6_is_error(struct __sk_buff *skb, __u32 off,
 		if (next != NEXTHDR_ICMP6 && next != NEXTHDR_FRAGMENT &&
 		    !nexthdr_may_route(next))
 			return false;
-		if (bpf_skb_load_bytes(skb, off, head, sizeof(head)))
+		if (off + sizeof(head) > end ||
+		    bpf_skb_load_bytes(skb, off, head, sizeof(head)))
 			return true;
 		if (next == NEXTHDR_ICMP6)
 			return head[0] < ICMP6_INFORMATIONAL ||
@@ -186,13 +202,13 @@ static __always_inline bool icmp6_is_error(struct __sk_buff *skb, __u32 off,
 /* RFC 4443 2.4 e: not to many, not to nobody, not about an error. Nor to a SID. */
 static __always_inline bool icmp6_has_answer(struct __sk_buff *skb,
 					     const struct icmp6_message *m,
-					     __u32 off)
+					     __u32 off, __u32 len)
 {
 	const struct ip6_hdr *about = (const struct ip6_hdr *)m->quote;
 
 	return ip6_is_ip6(about) && !ip6_is_unsteered(about->src) &&
 	       !ip6_is_unsteered(about->dst) && !in_block(about->src[0]) &&
-	       !icmp6_is_error(skb, off, about->nexthdr);
+	       !icmp6_is_error(skb, off, len, about->nexthdr);
 }
 
 /* What icmp6_send and icmp4_send return for a message to this node itself. */
@@ -232,7 +248,7 @@ static __always_inline int icmp6_send(struct __sk_buff *skb, struct scratch *s)
 __noinline int ws_icmp6(struct __sk_buff *skb, __u32 off, __u32 what,
 			__u32 data)
 {
-	__u32 zero = 0, type = what >> 24, n;
+	__u32 zero = 0, type = what >> 24, len = icmp6_about(skb, off), n;
 	struct ws_errors *e = bpf_map_lookup_elem(&ws_errors, &zero);
 	struct scratch *s = scratch();
 	struct icmp6_message *m;
@@ -241,8 +257,8 @@ __noinline int ws_icmp6(struct __sk_buff *skb, __u32 off, __u32 what,
 	if (!e || !s)
 		return CTX_REFUSED;
 	m = &s->m;
-	n = icmp6_quote(skb, m, off);
-	if (!n || !icmp6_has_answer(skb, m, off)) {
+	n = icmp6_quote(skb, m, off, len);
+	if (!n || !icmp6_has_answer(skb, m, off, len)) {
 		e->unanswerable++;
 		return CTX_REFUSED;
 	}

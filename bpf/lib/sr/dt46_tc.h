@@ -21,7 +21,7 @@ static __always_inline int dt46_tc(struct __sk_buff *skb, struct endpoint *ep,
 	struct ip inner;
 	__u32 outer, headers, frames, bytes, stats;
 	bool report, is_ip4;
-	reason_t r;
+	reason_t r, judged;
 	long rc;
 
 	if (segments_remain(ep))
@@ -31,41 +31,54 @@ static __always_inline int dt46_tc(struct __sk_buff *skb, struct endpoint *ep,
 		return ws_refuse(skb, REASON(EGRESS_MISSING_BUG), 0);
 	/* Read with what is judged: the entry may be another path's later. */
 	report = e->on_violation == WS_ON_VIOLATION_REPORT;
-	r = egress_judge(ep, e);
-	/* Whoever made up a number must not use up one of ours. */
-	if (!r)
-		r = egress_window(
-			ep, e,
-			gso_frames_at_least(skb, inner_cursor(ep),
-					    sizeof(struct eth_hdr) +
-						    endpoint_outer_len(ep)));
-	if (r && !report)
-		return ws_refuse(skb, r, 0);
-	if (r)
-		ws_report(skb, r);
+	outer = endpoint_outer_len(ep);
+	headers = sizeof(struct eth_hdr) + outer;
+	judged = egress_judge(ep, e);
+	if (judged && !report)
+		return ws_refuse(skb, judged, 0);
+	if (judged)
+		ws_report(skb, judged);
+	/* A super-packet cannot be cut, and each of its frames would have a part of
+	 * what is behind it.
+	 */
 	r = inner_find(ep, endpoint_has_ip4(ep), &inner);
 	if (!r)
-		r = inner_check(ep, &inner,
-				ws_rules_find(skb,
-					      sizeof(struct eth_hdr) +
-						      endpoint_outer_len(ep),
-					      WS_RULE_REQUIRE, inner.is_ip4,
-					      ep->tlv->path));
+		r = inner_fits(ep, &inner, skb->len - headers, skb->gso_size);
 	if (r)
 		return endpoint_refuse(skb, ep, r);
+	/* Whoever made up a number, or changed a packet, must not use up one of
+	 * ours.
+	 */
+	if (!judged) {
+		r = egress_window(
+			ep, e,
+			gso_frames_at_least(skb, inner_cursor(ep), headers));
+		if (r && !report)
+			return ws_refuse(skb, r, 0);
+		if (r)
+			ws_report(skb, r);
+	}
+	r = inner_check(ep, &inner,
+			ws_rules_find(skb, headers, WS_RULE_REQUIRE,
+				      inner.is_ip4, ep->tlv->path));
+	if (r)
+		return ws_refuse(skb, r, 0);
 
 	ip_set_ecn(&inner, ip6_ecn(ep->ip6));
 	is_ip4 = inner.is_ip4;
-	outer = endpoint_outer_len(ep);
-	headers = sizeof(struct eth_hdr) + outer;
 	/* Once more: kept so long it costs more of the stack than there is. */
 	frames = gso_frames_at_least(skb, inner_cursor(ep), headers);
-	bytes = skb->len - headers;
+	bytes = ip_len(&inner);
 	stats = ep->hop->stats;
 	/* Moves the packet: every pointer taken before is gone. */
 	rc = strip(skb, outer, is_ip4);
 	if (rc)
 		return ws_refuse(skb, REASON(STRIP_FAILED), rc);
+	/* What is behind the packet is nobody's. Where this fails its receiver cuts
+	 * it off.
+	 */
+	if (skb->len > sizeof(struct eth_hdr) + bytes)
+		bpf_skb_change_tail(skb, sizeof(struct eth_hdr) + bytes, 0);
 	stats_add(stats, frames, bytes);
 	skb->tc_index = WS_INDEX_PROVEN;
 	return step_on(s, is_ip4 ? STEP_DELIVER_IP4 : STEP_DELIVER_IP6, stats);

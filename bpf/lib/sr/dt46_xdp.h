@@ -30,7 +30,7 @@ static __always_inline int deliver_xdp(ctx_t *ctx, const struct endpoint *ep,
 	__be32 path;
 	long rc;
 
-	if (inner_find(ep, is_ip4, &inner))
+	if (inner_find(ep, is_ip4, &inner) || inner_fits(ep, &inner, len, true))
 		return CTX_PASS;
 	c = (struct cursor){ inner.hdr + ip_header_len(is_ip4), ep->end };
 	key = nexthop_key_inner(&inner, flow_hash(c, &inner));

@@ -244,6 +244,23 @@ static __always_inline reason_t inner_find(const struct endpoint *ep,
 	return WS_REASON_NONE;
 }
 
+/* Does the inner packet end within what carries it? all: bytes from its header to
+ * the end of the frame; exact: none of them is behind the packet.
+ */
+static __always_inline reason_t inner_fits(const struct endpoint *ep,
+					   const struct ip *in, __u32 all,
+					   bool exact)
+{
+	__u32 len = ip_len(in);
+
+	if (endpoint_outer_len(ep) + len > ip6_len(ep->ip6) ||
+	    (exact && len != all))
+		return in->is_ip4 ? REASON(IP4_LENGTH) : REASON(IP6_LENGTH);
+	if (in->is_ip4 && len < ip4_header_len(in->hdr))
+		return REASON(IP4_LENGTH);
+	return WS_REASON_NONE;
+}
+
 /* Addresses that no headend takes packets from or to, so that none has sent this. */
 static __always_inline bool inner_is_strange(const struct ip *in)
 {

@@ -136,7 +136,7 @@ static __always_inline int headend_tc(struct __sk_buff *skb, struct cursor c,
 	/* Ethernet's padding goes; where that fails, it ends up behind the outer
 	 * packet.
 	 */
-	if (pkt.is_ip4 && len < skb->len - sizeof(struct eth_hdr))
+	if (len < skb->len - sizeof(struct eth_hdr))
 		bpf_skb_change_tail(skb, sizeof(struct eth_hdr) + len, 0);
 	if (h->mss) {
 		rc = ws_mss_clamp(skb, h->mss, pkt.is_ip4);

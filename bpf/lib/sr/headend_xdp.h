@@ -45,8 +45,8 @@ static __always_inline bool outer_write(ctx_t *ctx, const struct ws_headend *h,
 	return true;
 }
 
-/* Bytes of the packet, and those behind it that only pad its frame. An IPv6
- * packet takes what is behind it along. False: TC must look.
+/* Bytes of the packet, and those behind it that only pad its frame. False: TC must
+ * look.
  */
 static __always_inline bool enter_len(ctx_t *ctx, const struct cursor *c,
 				      const struct ip *in, __u32 *len,
@@ -56,15 +56,12 @@ static __always_inline bool enter_len(ctx_t *ctx, const struct cursor *c,
 	__u32 room;
 
 	*pad = 0;
-	if (!in->is_ip4) {
-		*len = xdp_packet_len(ctx, in->hdr, c->end);
-		return ip6_len(in->hdr) <= *len;
-	}
-	*len = bpf_ntohs(ip4->len);
-	if (ip4_header_len(ip4) != sizeof(*ip4) || *len < sizeof(*ip4) ||
-	    ip4_fold(ip4_sum(ip4)) != 0xffff)
+	*len = ip_len(in);
+	if (in->is_ip4 &&
+	    (ip4_header_len(ip4) != sizeof(*ip4) || *len < sizeof(*ip4) ||
+	     ip4_fold(ip4_sum(ip4)) != 0xffff))
 		return false;
-	if ((void *)ip4 + *len == c->end)
+	if (in->hdr + *len == c->end)
 		return true;
 	room = ctx_len(ctx) - sizeof(struct eth_hdr);
 	*pad = room - *len;

@@ -37,6 +37,13 @@ static __always_inline bool ip_take(struct cursor *c, bool is_ip4,
 	return in->hdr;
 }
 
+/* Bytes of the packet, as its header says. */
+static __always_inline __u32 ip_len(const struct ip *in)
+{
+	return in->is_ip4 ? bpf_ntohs(((const struct ip4_hdr *)in->hdr)->len) :
+			    ip6_len(in->hdr);
+}
+
 /* Does the version field say what carries it says? */
 static __always_inline bool ip_is_its_version(const struct ip *in)
 {

@@ -55,6 +55,7 @@ struct ip6_hdr {
 };
 _Static_assert(sizeof(struct ip6_hdr) == 40, "IPv6 header");
 
+#define IP6_PAYLOAD_LEN_OFF 4
 #define IP6_NEXTHDR_OFF 6
 #define IP6_OFFSET_MASK bpf_htons(0xfff8) /* RFC 8200 4.5 */
 
