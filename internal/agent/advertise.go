@@ -21,8 +21,9 @@ type sidRoutes interface {
 	WithdrawSID(sid netip.Prefix) error
 }
 
-// advertised lists the SIDs that a plan wants routes for, in order and each once: those
-// of its functions that are not gone, and those that it is the egress of.
+// advertised lists the SIDs that a plan wants routes for while these functions are gone,
+// in order and each once: those of its other functions, and those that it is the egress
+// of.
 func advertised(n plan.Node, gone []string) []netip.Prefix {
 	if n.Advertise != model.AdvertiseSIDs {
 		return nil
@@ -42,21 +43,16 @@ func advertised(n plan.Node, gone []string) []netip.Prefix {
 }
 
 // setSIDs announces those SIDs of want that are within a locator, and withdraws all
-// others there. It returns how many it has changed, and the routes of others to the SIDs
-// of want, which it leaves alone. On an error it has done as much as it could.
+// others there. It returns how many it has changed, and the routes of others to SIDs of
+// the locator, which it leaves alone. On an error it has done as much as it could.
 func setSIDs(r sidRoutes, locator netip.Prefix, want []netip.Prefix) (announced, withdrawn int, others []host.Route, err error) {
-	have, foreign, err := r.SIDs(locator)
+	have, others, err := r.SIDs(locator)
 	if err != nil {
 		return 0, 0, nil, err
 	}
 	missing := map[netip.Prefix]bool{}
 	for _, sid := range want {
 		missing[sid] = locator.Contains(sid.Addr())
-	}
-	for _, o := range foreign {
-		if missing[o.Destination] {
-			others = append(others, o)
-		}
 	}
 	var errs []error
 	for _, sid := range have {
@@ -81,14 +77,18 @@ func setSIDs(r sidRoutes, locator netip.Prefix, want []netip.Prefix) (announced,
 	return announced, withdrawn, others, errors.Join(errs...)
 }
 
-var warnRoutes = warningKind{"a SID has a route that is not waystamp's", "the SID has waystamp's route alone again"}
+var warnRoutes = warningKind{"a SID has a route that is not waystamp's", "the SID has no route any more that is not waystamp's"}
 
 // advertise brings the routes of SIDs to the plan in force, in all locators that the
 // agent may have announced SIDs of.
 func (a *agent) advertise() error {
 	gone := a.dp.Gone()
 	want := advertised(*a.plan, gone)
-	if len(want) == 0 && a.noSIDs {
+	planned := map[netip.Prefix]bool{} // also those of functions that are gone
+	for _, sid := range advertised(*a.plan, nil) {
+		planned[sid] = true
+	}
+	if len(planned) == 0 && a.noSIDs {
 		return nil
 	}
 	var announced, withdrawn int
@@ -98,6 +98,9 @@ func (a *agent) advertise() error {
 		more, less, others, err := setSIDs(a.net, locator, want)
 		announced, withdrawn, errs = announced+more, withdrawn+less, append(errs, err)
 		for _, o := range others {
+			if !planned[o.Destination] {
+				continue
+			}
 			warnings = append(warnings, fmt.Sprintf("SID %s has a route that is not waystamp's (protocol %d, metric %d): neighbours may not learn the SID, or keep it while its function is gone; look at it with ip -6 route show %[1]s, and remove it",
 				o.Destination, o.Protocol, o.Metric))
 		}
@@ -107,6 +110,6 @@ func (a *agent) advertise() error {
 	}
 	a.warn(warnRoutes, warnings)
 	err := errors.Join(errs...)
-	a.noSIDs = err == nil && len(want) == 0
+	a.noSIDs = err == nil && len(planned) == 0
 	return err
 }

@@ -146,9 +146,18 @@ func TestRoutesOfOthersToSIDsAreLeftAloneAndToldOf(t *testing.T) {
 	if st := s.status(); !slices.Equal(st.Warnings, want) || st.Error != "" || !st.Ready {
 		t.Errorf("status %+v; want %q", st, want)
 	}
+	// One that could be announced in the SID's place is told of all the more.
+	n.set(func() { n.gone = []string{"fw"} })
+	s.changed("no SIDs of fw", func() bool { return len(n.announced()) == 2 })
+	if st := s.status(); !slices.Equal(st.Warnings, want) {
+		t.Errorf("while fw is gone: status %+v; want %q", st, want)
+	}
+	n.set(func() { n.gone = nil })
+	s.changed("the SIDs of fw", func() bool { return len(n.announced()) == 4 })
+
 	n.set(func() { n.others = nil })
 	s.changed("the SID that had no room", func() bool { return len(n.announced()) == 5 })
-	n.log.Wait("the SID has waystamp's route alone again")
+	n.log.Wait("the SID has no route any more that is not waystamp's")
 	if st := s.status(); len(st.Warnings) > 0 {
 		t.Errorf("it still warns: %q", st.Warnings)
 	}
