@@ -19,7 +19,7 @@ import (
 func NewRoutingCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "routing",
-		Short: "Configurations of routing daemons that announce a domain",
+		Short: "Print configurations of routing daemons that announce a domain",
 		Args:  command.UsageArgs(cobra.NoArgs),
 	}
 	cmd.AddCommand(newRoutingFRRCommand())
@@ -30,7 +30,7 @@ func newRoutingFRRCommand() *cobra.Command {
 	var o routingOptions
 	cmd := &cobra.Command{
 		Use:   "frr NODE -f FILE",
-		Short: "The configuration of a node's FRR",
+		Short: "Print the configuration of a node's FRR",
 		Long: `Print a configuration for zebra and bgpd of FRR, from 8.4 on, with which a node
 announces its address and its locator to its neighbours, and, with "advertise: sids"
 in the file, each SID that its agent has a route for.
@@ -49,7 +49,12 @@ SIDs are those of a first plan. Where plans were changed since, as by "waystamp 
 --out", --paths names the file that has them. There is no BGP-LS.`,
 		Example: `  waystamp routing frr r2 -f examples/routing.yaml
   waystamp routing frr r2 -f domain.yaml --paths plans/paths.json`,
-		Args: command.UsageArgs(cobra.ExactArgs(1)),
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) != 1 {
+				return command.Usagef("%d nodes are named; name one, as in waystamp routing frr r2 -f examples/routing.yaml", len(args))
+			}
+			return nil
+		},
 		RunE: func(cmd *cobra.Command, args []string) error { return o.frr(cmd, args[0]) },
 	}
 	f := cmd.Flags()
@@ -68,7 +73,7 @@ type routingOptions struct {
 
 func (o *routingOptions) frr(cmd *cobra.Command, node string) error {
 	if o.file == "" {
-		return command.Usagef("-f is missing; name the domain's file, as in waystamp routing frr r2 -f examples/paper.yaml")
+		return command.Usagef("-f is missing; name the domain's file, as in waystamp routing frr r2 -f examples/routing.yaml")
 	}
 	ctx := cmd.Context()
 	m, err := command.ReadManifest(ctx, o.file, cmd.InOrStdin(), cmd.ErrOrStderr())

@@ -90,6 +90,7 @@ func TestRoutingFRRHasTheSIDsOfThePlans(t *testing.T) {
 func TestRoutingFRRRefuses(t *testing.T) {
 	for want, args := range map[string][]string{
 		"-f is missing":                       {"r2"},
+		"0 nodes are named; name one, as in":  {"-f", planRouting},
 		`no node "r9"; it has r1, r2, r3, r6`: {"r9", "-f", planFunctions},
 		`--neighbour "a b"`:                   {"r2", "-f", planFunctions, "--neighbour", "a b"},
 		"--neighbour \"a\\n":                  {"r2", "-f", planFunctions, "--neighbour", "a\nb"},

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
 	"net/netip"
 	"os"
 	"os/user"
@@ -32,6 +33,9 @@ const frrRunDir = "/run/waystamp-frr"
 
 // convergeTime is how long BGP may take to lead everywhere.
 const convergeTime = 2 * time.Minute
+
+// zebraSocket is where bgpd finds zebra, in a station's directory.
+const zebraSocket = "zserv.api"
 
 // The daemons of a station, in the order that they are started in.
 var frrDaemons = []string{"zebra", "bgpd"}
@@ -124,7 +128,7 @@ func (l *Lab) startFRR(ctx context.Context, s routing.Speaker, learned []netip.P
 			return err
 		}
 		args := []string{
-			"--vty_socket", dir, "-f", conf, "-i", filepath.Join(dir, name+".pid"), "-z", filepath.Join(dir, "zserv.api"), "-P", "0", "--log", "stdout",
+			"--vty_socket", dir, "-f", conf, "-i", filepath.Join(dir, name+".pid"), "-z", filepath.Join(dir, zebraSocket), "-P", "0", "--log", "stdout",
 		}
 		if name == "bgpd" {
 			args = append(args, "-l", "::") // link-local neighbours connect there
@@ -142,6 +146,12 @@ func (l *Lab) startFRR(ctx context.Context, s routing.Speaker, learned []netip.P
 			said, _ := os.ReadFile(log.Name())
 			end(fmt.Errorf("%w: %s: %w: %s", ended, name, endStatus(status), lastLines(said, 5)))
 		}()
+		if name == "zebra" {
+			// A bgpd that does not find it tries again after 10 s.
+			if err := waitForSocket(waiting, filepath.Join(dir, zebraSocket)); err != nil {
+				return err
+			}
+		}
 	}
 	n, err := host.Open(ns)
 	if err != nil {
@@ -170,6 +180,21 @@ func (l *Lab) startFRR(ctx context.Context, s routing.Speaker, learned []netip.P
 		err = fmt.Errorf("it has not learned %s: %w", missing[0], err)
 	}
 	return err
+}
+
+// waitForSocket waits until somebody listens at a path.
+func waitForSocket(ctx context.Context, path string) error {
+	for {
+		c, err := net.Dial("unix", path)
+		if err == nil {
+			return c.Close()
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%w (%w)", context.Cause(ctx), err)
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
 }
 
 func endStatus(err error) error {

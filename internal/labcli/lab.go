@@ -32,9 +32,9 @@ func NewLabCommand() *cobra.Command {
 		Short: "A domain of network namespaces on this machine",
 		Long: `Build a domain on this machine, with the network around it from the lab section of
 its file: a network namespace for each node, router, host and function behind
-interfaces, links, addresses, static routes, nftables rulesets, and an agent per
-node. Several labs can be up at once; the names of their namespaces and pins start
-with their prefix. Needs root, and nft for rulesets.`,
+interfaces, links, addresses, routes, nftables rulesets, and an agent per node.
+Several labs can be up at once; the names of their namespaces and pins start with
+their prefix. Needs root, nft for rulesets, and the package frr for routing: frr.`,
 		Example: `  waystamp lab up -f examples/paper.yaml
   waystamp lab exec h1 -- ping -c 3 fc00:8::2
   waystamp lab down`,

@@ -8,6 +8,7 @@ import (
 	"cmp"
 	"crypto/sha256"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -90,7 +91,7 @@ func New(d model.Domain, paths []plan.Path, node string) (Speaker, error) {
 		}
 		return Speaker{}, fmt.Errorf("the domain has no node %q; it has %s", node, strings.Join(names, ", "))
 	}
-	if err := checkFunctions(d.Functions); err != nil {
+	if err := errors.Join(checkFunctions(d.Functions), checkPaths(d, paths)); err != nil {
 		return Speaker{}, err
 	}
 	n := d.Nodes[i]
@@ -158,6 +159,53 @@ func checkFunctions(fs []model.Function) error {
 	return nil
 }
 
+// checkPaths holds that the paths are those of the domain's chains as they are now.
+func checkPaths(d model.Domain, paths []plan.Path) error {
+	type direction struct {
+		chain string
+		model.Direction
+	}
+	at := map[string]string{}
+	for _, f := range d.Functions {
+		at[f.Name] = f.Node
+	}
+	visits := map[direction][]string{}
+	for _, c := range d.Chains {
+		for _, dir := range c.Directions() {
+			directed := c.Directed(dir)
+			way := []string{}
+			for _, name := range directed.Functions {
+				way = append(way, name+" on "+at[name])
+			}
+			visits[direction{c.Name, dir}] = append(way, directed.Egress)
+		}
+	}
+	planned := map[direction]bool{}
+	for _, p := range paths {
+		way := []string{}
+		for _, h := range p.Hops[1 : len(p.Hops)-1] {
+			way = append(way, h.Function+" on "+h.Node)
+		}
+		way = append(way, p.Hops[len(p.Hops)-1].Node)
+		is := direction{p.Chain, p.Direction}
+		if !slices.Equal(way, visits[is]) {
+			return fmt.Errorf("chain %s, %s, leads by %s in the paths, and not in the domain file: %w", p.Chain, p.Direction, strings.Join(way, ", "), ErrPaths)
+		}
+		planned[is] = true
+	}
+	for _, c := range d.Chains {
+		for _, dir := range c.Directions() {
+			if !planned[direction{c.Name, dir}] {
+				return fmt.Errorf("chain %s, %s, is not in the paths: %w", c.Name, dir, ErrPaths)
+			}
+		}
+	}
+	return nil
+}
+
+// ErrPaths means that paths are those of another domain, or of an earlier version.
+var ErrPaths = errors.New("they are of another file, or an earlier one; write them anew by waystamp plan --out")
+
 // community is that of a SID.
 func (s Speaker) community(sid SID) string {
 	return fmt.Sprintf("%d:%d:%d", s.AS, sid.Behaviour, FunctionNumber(sid.Function))
@@ -185,34 +233,7 @@ func (s Speaker) BGP() string {
 	line("frr defaults datacenter")
 	line("hostname %s", s.Name)
 	line("!")
-	line("router bgp %d", s.AS)
-	line(" bgp router-id %s", netip.AddrFrom4([4]byte(binary.BigEndian.AppendUint32(nil, s.Number))))
-	line(" no bgp default ipv4-unicast")
-	line(" no bgp network import-check")
-	line(" neighbor core peer-group")
-	line(" neighbor core remote-as external")
-	line(" neighbor core timers connect 1")
-	for _, n := range s.Neighbours {
-		line(" neighbor %s interface peer-group core", n)
-	}
-	line(" !")
-	line(" address-family ipv6 unicast")
-	for _, p := range s.Own {
-		line("  network %s", p)
-	}
-	if s.Metric != 0 {
-		line("  redistribute kernel route-map waystamp-sids")
-	} else {
-		for _, sid := range s.SIDs {
-			line("  network %s route-map waystamp-sids", sid.Prefix)
-		}
-	}
-	line("  neighbor core activate")
-	line("  neighbor core route-map waystamp-in in")
-	line("  neighbor core route-map waystamp-out out")
-	line(" exit-address-family")
-	line("exit")
-	line("!")
+	// FRR delays routes for 5 s whose route map it reads later.
 	for i, p := range s.Own {
 		le := " le 128"
 		if p.IsSingleIP() {
@@ -243,6 +264,34 @@ func (s Speaker) BGP() string {
 	line("exit")
 	line("!")
 	line("route-map waystamp-out permit 10")
+	line("exit")
+	line("!")
+	line("router bgp %d", s.AS)
+	line(" bgp router-id %s", netip.AddrFrom4([4]byte(binary.BigEndian.AppendUint32(nil, s.Number))))
+	line(" no bgp default ipv4-unicast")
+	line(" no bgp network import-check")
+	line(" neighbor core peer-group")
+	line(" neighbor core remote-as external")
+	line(" neighbor core timers connect 1")
+	for _, n := range s.Neighbours {
+		line(" neighbor %s interface peer-group core", n)
+	}
+	line(" !")
+	line(" address-family ipv6 unicast")
+	for _, p := range s.Own {
+		line("  network %s", p)
+	}
+	if s.Metric != 0 {
+		line("  redistribute kernel route-map waystamp-sids")
+	} else {
+		for _, sid := range s.SIDs {
+			line("  network %s route-map waystamp-sids", sid.Prefix)
+		}
+	}
+	line("  neighbor core activate")
+	line("  neighbor core route-map waystamp-in in")
+	line("  neighbor core route-map waystamp-out out")
+	line(" exit-address-family")
 	line("exit")
 	return b.String()
 }

@@ -2,10 +2,12 @@ package routing_test
 
 import (
 	"crypto/rand"
+	"errors"
 	"flag"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -189,5 +191,34 @@ func TestUnknownNode(t *testing.T) {
 	_, err := routing.New(d, paths, "r9")
 	if err == nil || !strings.Contains(err.Error(), `no node "r9"; it has r1, `) {
 		t.Errorf("error is %v", err)
+	}
+}
+
+func TestPathsOfAnotherFileAreRefused(t *testing.T) {
+	d, _ := compiled(t, "routing.yaml", false)
+	for name, c := range map[string]struct {
+		change func(*model.Domain)
+		want   string
+	}{
+		"another function":   {func(d *model.Domain) { d.Chains[0].Functions = []string{"fw"} }, "chain web, forward, leads by fw on r2, r6 in the paths"},
+		"another node of it": {func(d *model.Domain) { d.Functions[0].Node = "r3" }, "chain web, forward, leads by fw on r3, dpi on r3, r6 in the paths"},
+		"no chain":           {func(d *model.Domain) { d.Chains = nil }, "chain web, forward, is not in the paths"},
+		"no reverse":         {func(d *model.Domain) { d.Chains[0].Both = false }, "chain web, reverse, is not in the paths"},
+		"another chain": {func(d *model.Domain) {
+			other := d.Chains[0]
+			other.Name, other.Both, other.Match.Destination = "other", false, netip.MustParsePrefix("2001:db8::/64")
+			d.Chains = append(d.Chains, other)
+		}, "chain other, forward, leads by fw on r2, dpi on r3, r6 in the paths"},
+	} {
+		earlier := d
+		earlier.Chains, earlier.Functions = slices.Clone(d.Chains), slices.Clone(d.Functions)
+		c.change(&earlier)
+		p, err := plan.Compile(earlier, plan.NewKeyring(rand.Reader, nil))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := routing.New(d, p.Paths, "r2"); !errors.Is(err, routing.ErrPaths) || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: error is %v; want %q", name, err, c.want)
+		}
 	}
 }
