@@ -28,3 +28,16 @@ static __always_inline __u64 not_zero(__u64 v)
 			     : "i"(min), "i"(max));                            \
 		within_v;                                                      \
 	})
+
+/* 0, which no verifier knows it to be. Verifiers before Linux 6.7 look at a callback of
+ * bpf_loop once, with what the stack holds before the first turn, and take branches
+ * away that only a later turn takes: what a callback changes must begin unknown.
+ */
+#define unknown_zero(skb)                                                      \
+	({                                                                     \
+		__u32 zero_a = (skb)->len, zero_b = zero_a;                    \
+                                                                               \
+		barrier_var(zero_a);                                           \
+		barrier_var(zero_b);                                           \
+		zero_a - zero_b;                                               \
+	})

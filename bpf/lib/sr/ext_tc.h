@@ -14,6 +14,7 @@
 #include "lib/node/maps.h"
 #include "lib/node/refuse.h"
 #include "lib/reason.h"
+#include "lib/verifier.h"
 #include "lib/wire/ext.h"
 #include "lib/wire/net.h"
 #include "lib/wire/srh.h"
@@ -112,7 +113,10 @@ static __noinline void options_check(struct __sk_buff *skb, __u32 off,
 				     struct ext_found *f)
 {
 	struct options o = {
-		.skb = skb, .off = off + 2, .end = off + len, .found = f
+		.skb = skb,
+		.off = off + 2 + unknown_zero(skb),
+		.end = off + len,
+		.found = f,
 	};
 
 	bpf_loop(OPTIONS_MAX, option_step, &o, 0);

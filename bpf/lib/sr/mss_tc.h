@@ -6,6 +6,7 @@
 
 #include "lib/hook.h"
 #include "lib/node/maps.h"
+#include "lib/verifier.h"
 #include "lib/wire/net.h"
 #include "lib/wire/tuple.h"
 
@@ -126,7 +127,7 @@ static long mss_step(__attribute__((unused)) __u64 i, struct mss_walk *w)
  */
 __noinline int ws_mss_clamp(struct __sk_buff *skb, __u32 most, int is_ip4)
 {
-	struct mss_walk w = { .most = most };
+	struct mss_walk w = { .at = unknown_zero(skb), .most = most };
 	struct scratch *s = scratch();
 	struct tcp_hdr tcp;
 	struct mss_at at;

@@ -62,7 +62,11 @@ static long tlv_step(__attribute__((unused)) __u64 i, struct tlv_walk *w)
  */
 __noinline int ws_tlv_find(struct __sk_buff *ctx, __u32 start, __u32 len)
 {
-	struct tlv_walk w = { .found = -REASON(TLV_MISSING) };
+	__u32 zero = unknown_zero(ctx);
+	struct tlv_walk w = {
+		.off = zero,
+		.found = -REASON(TLV_MISSING) + zero,
+	};
 
 	/* The caller checked; this shows it to the verifier. */
 	if (len > WS_TLVS_LEN_MAX)
