@@ -257,7 +257,6 @@ func (a *agent) apply(n plan.Node) error {
 		return errors.Join(err, a.withdraw(announced))
 	}
 	made, err := a.ensureCutters(n)
-	filters := a.filters
 	if err == nil {
 		a.filters = a.ensureFilters(n)
 		a.dp.Withhold(a.filters.withheld)
@@ -265,9 +264,12 @@ func (a *agent) apply(n plan.Node) error {
 	}
 	degraded, inForce := errors.AsType[*dataplane.DegradedError](err)
 	if err != nil && !inForce {
-		a.filters = filters
-		a.dp.Withhold(filters.withheld)
-		return errors.Join(err, a.removeCutters(made), a.removeFilters(next.Filters, before.Filters), a.withdraw(announced), a.state.put(before))
+		err = errors.Join(err, a.removeCutters(made), a.removeFilters(next.Filters, before.Filters), a.withdraw(announced), a.state.put(before))
+		if a.plan != nil { // whose functions may have the rules of n by now
+			a.filters = a.ensureFilters(*a.plan)
+			a.dp.Withhold(a.filters.withheld)
+		}
+		return err
 	}
 	a.plan = &n
 	a.inForce.Store(&n)
@@ -276,9 +278,6 @@ func (a *agent) apply(n plan.Node) error {
 			return err
 		}
 	}
-	if err := a.removeFilters(next.Filters, sitesOf(a.cfg.Instance, n)); err != nil {
-		return err
-	}
 	for _, old := range next.Locators {
 		if old != n.Locator {
 			if err := a.withdraw(old); err != nil {
@@ -286,16 +285,24 @@ func (a *agent) apply(n plan.Node) error {
 			}
 		}
 	}
-	notAdvertised := a.advertise()
-	if notAdvertised == nil { // else Detach looks into the old locators, too
-		if err := a.state.put(stateOf(n, a.cfg.Instance)); err != nil {
-			return err
-		}
+	notAdvertised, notRemoved := a.advertise(), a.removeOldFilters()
+	rest := stateOf(n, a.cfg.Instance)
+	if notAdvertised != nil { // Detach looks into the old locators, too
+		rest.Locators = next.Locators
+	}
+	if notRemoved != nil { // and the next reconciliation tries again
+		rest.Filters = next.Filters
+	}
+	if err := a.state.put(rest); err != nil {
+		return err
 	}
 	a.node = n.Name
 	a.status.applied(n, a.seen)
 	if notAdvertised != nil {
-		a.fail("the routes of SIDs could not be brought to the plan", notAdvertised)
+		a.fail(failedSIDs, notAdvertised)
+	}
+	if notRemoved != nil {
+		a.fail(failedFilters, notRemoved)
 	}
 	a.report(degraded)
 	a.lookAtForwarding()
@@ -494,6 +501,12 @@ func (a *agent) renewNumbers() {
 	a.renewAfter = time.Now().Add(saveShare * time.Since(start))
 }
 
+// Parts of a plan in force that could not be brought about.
+const (
+	failedSIDs    = "the routes of SIDs could not be brought to the plan"
+	failedFilters = "what functions that are gone had could not be removed"
+)
+
 // fail shows an error until a reconciliation succeeds, and logs it once.
 func (a *agent) fail(what string, err error) {
 	if a.status.failed(fmt.Errorf("%s: %w", what, err)) {
@@ -623,7 +636,11 @@ func (a *agent) reconcile() {
 		return
 	}
 	if err := a.advertise(); err != nil {
-		a.fail("the routes of SIDs could not be brought to the plan", err)
+		a.fail(failedSIDs, err)
+		return
+	}
+	if err := a.removeOldFilters(); err != nil {
+		a.fail(failedFilters, err)
 		return
 	}
 	a.report(degraded)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -40,6 +41,7 @@ type fakeMachine struct {
 	building func(step, what string) error
 	withheld map[string]error             // functions
 	tables   map[string]netfilter.Ruleset // by namespace and function
+	lacks    []string                     // what namespaces lack
 	slow     func()                       // in the midst of Apply
 	repaired func()                       // in the midst of Reconcile
 }
@@ -272,8 +274,12 @@ type fakeDataPath struct{ f *fakeMachine }
 func (d fakeDataPath) state() error {
 	d.f.mu.Lock()
 	defer d.f.mu.Unlock()
-	if len(d.f.degraded) > 0 {
-		return &dataplane.DegradedError{Problems: slices.Clone(d.f.degraded)}
+	problems := slices.Clone(d.f.degraded)
+	for _, f := range slices.Sorted(maps.Keys(d.f.withheld)) {
+		problems = append(problems, fmt.Errorf("function %s gets no packets: %w", f, d.f.withheld[f]))
+	}
+	if len(problems) > 0 {
+		return &dataplane.DegradedError{Problems: problems}
 	}
 	return nil
 }
@@ -366,7 +372,10 @@ func (d fakeDataPath) Close() error { return d.f.step("close data path") }
 type fakeFilter struct{ f *fakeMachine }
 
 func (p fakeFilter) Ensure(_ context.Context, n netfilter.Namespace) (netfilter.State, error) {
-	return netfilter.State{}, p.f.step("ensure namespace %s", n.Name)
+	err := p.f.step("ensure namespace %s", n.Name)
+	p.f.mu.Lock()
+	defer p.f.mu.Unlock()
+	return netfilter.State{Missing: slices.Clone(p.f.lacks)}, err
 }
 
 func (p fakeFilter) Load(_ context.Context, n netfilter.Namespace, sets ...netfilter.Ruleset) error {
@@ -394,9 +403,33 @@ func (p fakeFilter) Counters(_ context.Context, n netfilter.Namespace, function 
 }
 
 func (p fakeFilter) Unload(_ context.Context, n netfilter.Namespace, functions ...string) error {
-	return p.f.step("unload rules %s %v", n.Name, functions)
+	if err := p.f.step("unload rules %s/%v", n.Name, functions); err != nil {
+		return err
+	}
+	p.forget(n.Name, functions...)
+	return nil
 }
 
 func (p fakeFilter) Remove(_ context.Context, n netfilter.Namespace) error {
-	return p.f.step("remove namespace %s", n.Name)
+	what := "remove namespace"
+	if n.Existing {
+		what = "leave namespace"
+	}
+	if n.To == "" {
+		what += " without the interfaces of"
+	}
+	if err := p.f.step("%s %s", what, n.Name); err != nil || n.Existing {
+		return err
+	}
+	p.forget(n.Name)
+	return nil
+}
+
+// forget deletes the tables of functions in a namespace; of all if none is named.
+func (p fakeFilter) forget(namespace string, functions ...string) {
+	p.f.set(func() {
+		maps.DeleteFunc(p.f.tables, func(name string, s netfilter.Ruleset) bool {
+			return name == namespace+"/"+s.Function && (functions == nil || slices.Contains(functions, s.Function))
+		})
+	})
 }

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/waystamp/waystamp/internal/api"
@@ -192,11 +193,28 @@ func rulesetOf(p plan.Proxy) netfilter.Ruleset {
 	}
 }
 
-// loadFilters loads what the functions of a namespace have, if it is not there.
-func (a *agent) loadFilters(ctx context.Context, ns netfilter.Namespace, sets []netfilter.Ruleset, out *filters) {
-	sets = slices.DeleteFunc(sets, func(s netfilter.Ruleset) bool {
-		return s.Text == "" && len(s.Arguments) == 0
-	})
+// loadFilters loads what the functions of a namespace have, if it is not there, and
+// removes what those without rules had.
+func (a *agent) loadFilters(ctx context.Context, ns netfilter.Namespace, all []netfilter.Ruleset, out *filters) {
+	var sets []netfilter.Ruleset
+	var without []string
+	for _, s := range all {
+		if s.Text != "" || len(s.Arguments) > 0 {
+			sets = append(sets, s)
+		} else if a.areLoaded(ctx, ns, []netfilter.Ruleset{s}) {
+			without = append(without, s.Function)
+		}
+	}
+	if without != nil {
+		delete(a.loaded, ns.Name) // the arguments that they share with others
+		functions := without
+		if sets == nil {
+			functions = nil // and the table that they share
+		}
+		if err := a.filter.Unload(ctx, ns, functions...); err != nil {
+			out.problems = append(out.problems, fmt.Sprintf("rules of function %s, which has none any more, stay in force: %v", strings.Join(without, ", "), err))
+		}
+	}
 	if len(sets) == 0 || slices.EqualFunc(a.loaded[ns.Name], sets, sameRuleset) && a.areLoaded(ctx, ns, sets) {
 		return
 	}
@@ -258,6 +276,22 @@ type joinedErrors []error
 
 func (j joinedErrors) Unwrap() []error { return j }
 
+// removeOldFilters takes away what was made for functions that are not in the plan in
+// force, and has been left until now.
+func (a *agent) removeOldFilters() error {
+	s := a.state.get()
+	stay := sitesOf(a.cfg.Instance, *a.plan)
+	gone := slices.DeleteFunc(slices.Clone(s.Filters), func(f filterSite) bool { return slices.Contains(stay, f) })
+	if len(gone) == 0 {
+		return nil
+	}
+	if err := a.removeFilters(gone, stay); err != nil {
+		return err
+	}
+	s.Filters = stay
+	return a.state.put(s)
+}
+
 // removeFilters takes away what was made for functions at these sites, but for that of
 // those that stay. Packets must not go to them any more.
 func (a *agent) removeFilters(gone, stay []filterSite) error {
@@ -275,19 +309,24 @@ func (a *agent) removeFilters(gone, stay []filterSite) error {
 func removeFilter(f packetFilter, s filterSite, stay []filterSite) error {
 	ctx, cancel := context.WithTimeout(context.Background(), filterTimeout)
 	defer cancel()
+	var errs []error
 	if s.Namespace == "" || s.Existing {
 		functions := []string{s.Function}
 		if !slices.ContainsFunc(stay, func(o filterSite) bool { return o.Namespace == s.Namespace }) {
 			functions = nil // and the table that they share
 		}
 		if err := f.Unload(ctx, s.namespace(), functions...); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return fmt.Errorf("remove the rules of function %s: %w", s.Function, err)
+			errs = append(errs, fmt.Errorf("remove the rules of function %s: %w", s.Function, err))
 		}
 	}
-	if s.Namespace == "" {
-		return nil
+	if s.Namespace != "" {
+		ns := s.namespace()
+		if slices.ContainsFunc(stay, func(o filterSite) bool { return o.To == s.To }) {
+			ns.To, ns.From = "", "" // they lead to where the function is now
+		}
+		errs = append(errs, f.Remove(ctx, ns))
 	}
-	return f.Remove(ctx, s.namespace())
+	return errors.Join(errs...)
 }
 
 // rulesOf reads what the rules of the plan's functions have counted.

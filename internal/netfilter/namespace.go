@@ -44,7 +44,7 @@ type Namespace struct {
 	Existing bool
 
 	Node      *host.NetNS  // where To and From are; nil: the namespace of the process
-	To, From  string       // the node's ends
+	To, From  string       // the node's ends; "" for Remove: both pairs lead elsewhere
 	In, Out   string       // the ends inside; "": InsideIn and InsideOut
 	MTU       int          // of all four ends, in bytes of an IP packet; at least 1280
 	Addresses []netip.Addr // on the loopback interface of an own namespace, for ICMP errors
@@ -467,8 +467,8 @@ func (n Namespace) Counters(ctx context.Context, function string) (Counters, err
 	return ReadCounters(ctx, ns, function)
 }
 
-// Remove takes away what Ensure has made, and nothing else: both pairs, of an own
-// namespace its name too. It may be broken off anywhere, and called again. Rules in an
+// Remove takes away what Ensure has made, and nothing else: both pairs (none without To
+// and From), of an own namespace its name too. It may be broken off anywhere, and called again. Rules in an
 // existing namespace stay; Unload removes them.
 func (n Namespace) Remove(ctx context.Context) (err error) {
 	n = n.names()
@@ -507,6 +507,9 @@ func (n Namespace) Remove(ctx context.Context) (err error) {
 // removePairs removes the node's ends that are ours, and with them the ends inside. A
 // process in the namespace would keep both otherwise.
 func (k *keeper) removePairs(ns *host.NetNS) error {
+	if k.To == "" {
+		return nil
+	}
 	node, err := host.Open(k.Node)
 	if err != nil {
 		return err

@@ -467,3 +467,34 @@ func settings(t *testing.T, n *host.Net) string {
 	}
 	return b.String() + string(out)
 }
+
+// A function moves to another namespace: its interfaces lead there now, and stay where
+// its old namespace is removed without them.
+func TestNamespaceIsRemovedWithoutItsPairs(t *testing.T) {
+	n, old := node(t)
+	ctx := soon(t)
+	_, err := old.Ensure(ctx)
+	must(t, err)
+	others, err := host.New(old.Name + "-c1")
+	must(t, err)
+	t.Cleanup(func() { must(t, others.Delete()) })
+	moved := Namespace{Name: old.Name + "-c1", Existing: true, Node: old.Node, To: old.To, From: old.From, In: old.To, Out: old.From, MTU: old.MTU}
+	t.Cleanup(func() { must(t, moved.Remove(context.Background())) })
+	_, err = moved.Ensure(ctx)
+	must(t, err)
+	old.To, old.From = "", ""
+	must(t, old.Remove(ctx))
+	if _, err := host.OpenNamed(old.Name); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("opening the old namespace: %v, want that it is gone", err)
+	}
+	state, err := moved.Ensure(ctx)
+	if err != nil || len(state.Changed) != 0 {
+		t.Errorf("the pairs: %v, %+v; want them as they were", err, state)
+	}
+	in := inside(t, moved)
+	for _, name := range []string{moved.To, moved.From} {
+		if ok, err := n.ArePeers(name, in, name); err != nil || !ok {
+			t.Errorf("%s leads to the new namespace: %t, %v", name, ok, err)
+		}
+	}
+}
