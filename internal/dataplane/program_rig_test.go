@@ -113,7 +113,7 @@ type rig struct {
 const rigNexthopTTL = 1 << 40
 
 // rigLimits are small: all of ws_stats is read after every packet.
-var rigLimits = tables.Limits{Lines: 1 << 12, Headends: 64, Stats: 128, Hops: 256, Egresses: 64, Places: 512, Buckets: 8, Slots: 1 << 12}
+var rigLimits = tables.Limits{Lines: 1 << 12, Headends: 128, Stats: 128, Hops: 256, Egresses: 128, Places: 512, Buckets: 8, Slots: 1 << 12}
 
 func newRig(t *testing.T, spec rigSpec) *rig {
 	t.Helper()
