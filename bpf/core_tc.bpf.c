@@ -2,12 +2,13 @@
 /* TC ingress of an interface inside the domain: endpoints, egress, guard. The
  * complete data path; core_xdp.bpf.c is its fast half.
  */
+#include "lib/encap/seen_tc.h"
 #include "lib/hook.h"
 #include "lib/node/boundary.h"
 #include "lib/sr/endpoint_tc.h"
 #include "lib/skb/vlan.h"
 #include "lib/sr/guard_tc.h"
-#include "lib/out/path_mtu_tc.h"
+#include "lib/encap/path_mtu_tc.h"
 
 /* IPv6 for a SID, or plain. */
 static __always_inline int core_ip6(struct __sk_buff *skb, const struct ip *in)

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /* A packet for a SID of this node with options before its SRH, at whatever hook of
- * TC it was: the program there hands it over (lib/sr/ext_tc.h). The same sources as its
+ * TC it was: the program there hands it over (lib/encap/ext_tc.h). The same sources as its
  * own, compiled with an offset that it does not have.
  */
 #define WS_EXT
 #include "lib/hook.h"
 #include "lib/sr/endpoint_tc.h"
-#include "lib/wire/ext.h"
+#include "lib/encap/ext.h"
 #include "lib/out/forward_tc.h"
 
 SEC("tc")

@@ -31,15 +31,15 @@ const (
 	FileSrEdgeTC         File = 21
 	FileSrEndpoint       File = 22
 	FileSrEndpointTC     File = 23
-	FileSrExtTC          File = 24
+	FileEncapExtTC       File = 24
 	FileSrGuardTC        File = 25
 	FileSrHeadend        File = 26
 	FileSrHeadendOutTC   File = 27
 	FileSrHeadendTC      File = 28
 	FileSrHeadendXDP     File = 29
 	FileSrLeaveTC        File = 30
-	FileWireSRH          File = 31
-	FileWireTLVTC        File = 32
+	FileEncapSRH         File = 31
+	FileEncapTLVTC       File = 32
 )
 
 var fileNames = [...]string{
@@ -67,15 +67,15 @@ var fileNames = [...]string{
 	"sr/edge_tc.h",
 	"sr/endpoint.h",
 	"sr/endpoint_tc.h",
-	"sr/ext_tc.h",
+	"encap/ext_tc.h",
 	"sr/guard_tc.h",
 	"sr/headend.h",
 	"sr/headend_out_tc.h",
 	"sr/headend_tc.h",
 	"sr/headend_xdp.h",
 	"sr/leave_tc.h",
-	"wire/srh.h",
-	"wire/tlv_tc.h",
+	"encap/srh.h",
+	"encap/tlv_tc.h",
 }
 
 // String returns the name: lower case, words joined by hyphens. A number that

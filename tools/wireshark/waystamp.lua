@@ -109,7 +109,7 @@ local function broken(tvb, at, stop, root, expert)
 end
 
 -- srh reads the TLVs of the routing header at an offset, in the way and with the
--- refusals of bpf/lib/wire/tlv_tc.h, which ends at the first one.
+-- refusals of bpf/lib/encap/tlv_tc.h, which ends at the first one.
 local function srh(tvb, start, root)
 	local there = tvb:captured_len()
 	if start + SRH_LENGTH > there or tvb(start + 2, 1):uint() ~= ROUTING_TYPE_SRH then

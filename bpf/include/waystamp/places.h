@@ -29,15 +29,15 @@
 	X(SR_EDGE_TC, "sr/", "edge_tc.h") \
 	X(SR_ENDPOINT, "sr/", "endpoint.h") \
 	X(SR_ENDPOINT_TC, "sr/", "endpoint_tc.h") \
-	X(SR_EXT_TC, "sr/", "ext_tc.h") \
+	X(ENCAP_EXT_TC, "encap/", "ext_tc.h") \
 	X(SR_GUARD_TC, "sr/", "guard_tc.h") \
 	X(SR_HEADEND, "sr/", "headend.h") \
 	X(SR_HEADEND_OUT_TC, "sr/", "headend_out_tc.h") \
 	X(SR_HEADEND_TC, "sr/", "headend_tc.h") \
 	X(SR_HEADEND_XDP, "sr/", "headend_xdp.h") \
 	X(SR_LEAVE_TC, "sr/", "leave_tc.h") \
-	X(WIRE_SRH, "wire/", "srh.h") \
-	X(WIRE_TLV_TC, "wire/", "tlv_tc.h")
+	X(ENCAP_SRH, "encap/", "srh.h") \
+	X(ENCAP_TLV_TC, "encap/", "tlv_tc.h")
 
 enum ws_file {
 	WS_FILE_NONE,

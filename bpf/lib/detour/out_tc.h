@@ -8,6 +8,7 @@
 #include "lib/detour/detour.h"
 #include "lib/detour/restore.h"
 #include "lib/detour/slots.h"
+#include "lib/encap/push_tc.h"
 #include "lib/hook.h"
 #include "lib/node/boundary.h"
 #include "lib/node/maps.h"
@@ -18,7 +19,6 @@
 #include "lib/proof/stamp.h"
 #include "lib/reason.h"
 #include "lib/skb/gso.h"
-#include "lib/skb/push.h"
 #include "lib/sr/endpoint_tc.h"
 #include "lib/wire/net.h"
 

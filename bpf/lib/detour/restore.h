@@ -2,10 +2,11 @@
 /* A packet that has its outer header back, before it goes on. Both hooks. */
 #pragma once
 
+#include "lib/encap/ext.h"
+#include "lib/encap/srh.h"
 #include "lib/hook.h"
 #include "lib/node/maps.h"
 #include "lib/proof/stamp.h"
-#include "lib/wire/ext.h"
 #include "lib/wire/net.h"
 
 /* What the SRH says is behind it, of a packet with options before it; -1: it has

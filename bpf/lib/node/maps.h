@@ -307,7 +307,7 @@ static __always_inline struct scratch *scratch(void)
 	return bpf_map_lookup_elem(&ws_scratch, &zero);
 }
 
-/* What a program hands packets over to; see sr/ext_tc.h. */
+/* What a program hands packets over to; see encap/ext_tc.h. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);
 	__type(key, __u32);

@@ -2,6 +2,9 @@
 /* The way out of a node on TC, for a packet that has its final headers. */
 #pragma once
 
+#include "lib/encap/ext_tc.h"
+#include "lib/encap/srh.h"
+#include "lib/encap/strip_tc.h"
 #include "lib/hook.h"
 #include "lib/node/boundary.h"
 #include "lib/node/maps.h"
@@ -10,12 +13,9 @@
 #include "lib/out/nexthop.h"
 #include "lib/out/route_tc.h"
 #include "lib/reason.h"
-#include "lib/skb/strip.h"
-#include "lib/sr/ext_tc.h"
 #include "lib/wire/flow.h"
 #include "lib/wire/ip.h"
 #include "lib/wire/net.h"
-#include "lib/wire/srh.h"
 
 /* The node, if XDP is there to use what TC finds out; else NULL. */
 static __always_inline const struct ws_node *xdp_node(void)

@@ -104,34 +104,3 @@ judged:
 		return REASON(PROOF);
 	return in_range ? WS_REASON_NONE : REASON(RANGE);
 }
-
-static __always_inline __u64 sid_diff(const struct sid *a, const struct sid *b)
-{
-	return (a->hi ^ b->hi) | (a->lo ^ b->lo);
-}
-
-/* carried: the segment list in the packet, n entries; end: of the packet. Two
- * entries at a time: behind the last one is the proof, which is longer than one.
- * Without a loop, whose counters the compiler would keep in memory. A function of
- * its own, for its registers.
- */
-static __noinline bool segments_equal(const struct sid *carried, __u32 n,
-				      const void *end,
-				      const struct ws_egress *e)
-{
-	const struct sid *want = (const struct sid *)e->list;
-	__u64 diff = n ^ e->segments;
-
-#pragma unroll
-	for (__u32 i = 0; i < WS_SEGS_MAX; i += 2) {
-		if (i < n) {
-			if ((void *)(carried + i + 2) > end)
-				diff = 1;
-			else
-				diff |= sid_diff(carried + i, want + i);
-			if (i + 1 < n && (void *)(carried + i + 2) <= end)
-				diff |= sid_diff(carried + i + 1, want + i + 1);
-		}
-	}
-	return diff == 0;
-}

@@ -4,8 +4,9 @@
  */
 #pragma once
 
+#include "lib/encap/ext_tc.h"
+#include "lib/encap/srh.h"
 #include "lib/hook.h"
-#include "lib/sr/ext_tc.h"
 #include "lib/wire/cursor.h"
 #include "lib/wire/ip.h"
 #include "lib/wire/net.h"

@@ -2,13 +2,13 @@
 /* End.DT46 (RFC 8986 4.8) behind the verdict, on TC. */
 #pragma once
 
+#include "lib/encap/strip_tc.h"
 #include "lib/hook.h"
 #include "lib/match/rules.h"
 #include "lib/node/refuse.h"
 #include "lib/node/stats.h"
 #include "lib/reason.h"
 #include "lib/skb/gso.h"
-#include "lib/skb/strip.h"
 #include "lib/sr/endpoint.h"
 #include "lib/sr/endpoint_refuse_tc.h"
 #include "lib/sr/step.h"

@@ -2,6 +2,7 @@
 /* What comes from outside and takes no chain. TC only. */
 #pragma once
 
+#include "lib/encap/seen_tc.h"
 #include "lib/hook.h"
 #include "lib/node/boundary.h"
 #include "lib/node/maps.h"

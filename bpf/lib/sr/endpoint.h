@@ -4,6 +4,9 @@
  */
 #pragma once
 
+#include "lib/encap/csid.h"
+#include "lib/encap/segments.h"
+#include "lib/encap/srh.h"
 #include "lib/match/classify.h"
 #include "lib/node/boundary.h"
 #include "lib/node/lookup.h"
@@ -13,10 +16,8 @@
 #include "lib/proof/stamp.h"
 #include "lib/proof/verify.h"
 #include "lib/reason.h"
-#include "lib/wire/csid.h"
 #include "lib/wire/ip.h"
 #include "lib/wire/net.h"
-#include "lib/wire/srh.h"
 
 struct endpoint {
 	void *end; /* of the packet */

@@ -2,14 +2,14 @@
 /* What a SID answers to whoever sent it a packet that it refuses. TC only. */
 #pragma once
 
+#include "lib/encap/ext_tc.h"
+#include "lib/encap/srh.h"
 #include "lib/hook.h"
 #include "lib/node/refuse.h"
 #include "lib/out/icmp_tc.h"
 #include "lib/reason.h"
 #include "lib/sr/endpoint.h"
-#include "lib/sr/ext_tc.h"
 #include "lib/wire/net.h"
-#include "lib/wire/srh.h"
 
 /* What the source of a packet is told that a SID refused for r, as ICMP6_ERROR;
  * 0: nothing, which is the answer to whatever may be an attack.

@@ -3,6 +3,11 @@
 #pragma once
 
 #include "lib/detour/in_tc.h"
+#include "lib/encap/ext.h"
+#include "lib/encap/ext_tc.h"
+#include "lib/encap/srh.h"
+#include "lib/encap/strip_tc.h"
+#include "lib/encap/tlv_tc.h"
 #include "lib/hook.h"
 #include "lib/match/rules_tc.h"
 #include "lib/node/maps.h"
@@ -12,17 +17,12 @@
 #include "lib/reason.h"
 #include "lib/skb/gso.h"
 #include "lib/skb/pull.h"
-#include "lib/skb/strip.h"
 #include "lib/sr/dt46_tc.h"
 #include "lib/sr/end_tc.h"
 #include "lib/sr/endpoint.h"
 #include "lib/sr/endpoint_refuse_tc.h"
-#include "lib/sr/ext_tc.h"
 #include "lib/sr/step.h"
-#include "lib/wire/ext.h"
 #include "lib/wire/net.h"
-#include "lib/wire/srh.h"
-#include "lib/wire/tlv_tc.h"
 
 #define TLV_BAD 0xffff /* beyond all reasons */
 

@@ -4,13 +4,13 @@
  */
 #pragma once
 
+#include "lib/encap/srh.h"
 #include "lib/hook.h"
 #include "lib/out/nexthop_xdp.h"
 #include "lib/reason.h"
 #include "lib/sr/endpoint.h"
 #include "lib/wire/cursor.h"
 #include "lib/wire/net.h"
-#include "lib/wire/srh.h"
 
 /* From the frame to the entry for its SID, path and epoch; false: not for XDP. */
 static __always_inline bool endpoint_parse_xdp(ctx_t *ctx, struct endpoint *ep)

@@ -2,6 +2,7 @@
 /* What a headend makes of a packet, on either hook. */
 #pragma once
 
+#include "lib/encap/srh.h"
 #include "lib/node/boundary.h"
 #include "lib/node/maps.h"
 #include "lib/out/path_mtu.h"

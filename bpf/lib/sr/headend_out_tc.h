@@ -5,6 +5,7 @@
  */
 #pragma once
 
+#include "lib/encap/seen_tc.h"
 #include "lib/hook.h"
 #include "lib/match/classify.h"
 #include "lib/match/rules.h"

@@ -2,6 +2,7 @@
 /* H.Encaps (RFC 8986 5.1) with the first stamp, on TC. */
 #pragma once
 
+#include "lib/encap/push_tc.h"
 #include "lib/hook.h"
 #include "lib/node/maps.h"
 #include "lib/node/refuse.h"
@@ -13,7 +14,6 @@
 #include "lib/proof/rnd.h"
 #include "lib/reason.h"
 #include "lib/skb/gso.h"
-#include "lib/skb/push.h"
 #include "lib/sr/endpoint_tc.h"
 #include "lib/sr/headend.h"
 #include "lib/sr/mss_tc.h"

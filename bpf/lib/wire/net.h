@@ -35,8 +35,6 @@
 #define NEXTHDR_SHIM6 140
 #define NEXTHDR_UNASSIGNED 148 /* from here on; 253 and 254: experiments */
 
-#define ROUTING_TYPE_SRH 4 /* RFC 8754 2 */
-
 struct eth_hdr {
 	__u8 dst[6];
 	__u8 src[6];
@@ -107,18 +105,6 @@ _Static_assert(sizeof(struct tcp_hdr) == 20, "TCP header");
 #define ECN_ECT1 1
 #define ECN_ECT0 2
 #define ECN_CE 3
-
-/* RFC 8754 2; the segment list follows, its last segment first, then TLVs. */
-struct srh {
-	__u8 nexthdr;
-	__u8 hdrlen; /* 8-octet units, not counting the first */
-	__u8 type;
-	__u8 segments_left;
-	__u8 last_entry;
-	__u8 flags;
-	__be16 tag;
-};
-_Static_assert(sizeof(struct srh) == 8, "SRH");
 
 struct sid {
 	__be64 hi;

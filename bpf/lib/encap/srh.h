@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* The segment routing header of a packet that is addressed to this node. */
+/* The segment routing header (RFC 8754). */
 #pragma once
 
 #include <waystamp/abi.h>
@@ -8,11 +8,25 @@
 #include "lib/wire/cursor.h"
 #include "lib/wire/net.h"
 
+#define ROUTING_TYPE_SRH 4
+
+/* RFC 8754 2; the segment list follows, its last segment first, then TLVs. */
+struct srh {
+	__u8 nexthdr;
+	__u8 hdrlen; /* 8-octet units, not counting the first */
+	__u8 type;
+	__u8 segments_left;
+	__u8 last_entry;
+	__u8 flags;
+	__be16 tag;
+};
+_Static_assert(sizeof(struct srh) == 8, "SRH");
+
 /* Offsets of fields that ICMP errors point at. */
 #define SRH_HDRLEN_OFF 1
 #define SRH_SEGMENTS_LEFT_OFF 3
 
-/* RFC 8754 4.3.1.1, S03 to S12, and our bounds. c stands at the SRH
+/* Of a packet for a SID of this node: RFC 8754 4.3.1.1, S03 to S12, and our bounds. c stands at the SRH
  * and is moved to the segment list. *n: entries in the list, all in bounds, as
  * is the whole header.
  */

@@ -4,14 +4,14 @@
  */
 #pragma once
 
+#include "lib/encap/ext.h"
+#include "lib/encap/srh.h"
 #include "lib/hook.h"
 #include "lib/node/boundary.h"
 #include "lib/node/maps.h"
 #include "lib/proof/rnd.h"
-#include "lib/wire/ext.h"
 #include "lib/wire/icmp.h"
 #include "lib/wire/net.h"
-#include "lib/wire/srh.h"
 
 /* RFC 8201 4: a larger size is tried again after ten minutes. */
 #define PATH_MTU_LIFE_NS (600 * 1000000000ULL)

@@ -10,14 +10,14 @@
 #pragma once
 
 #include <waystamp/abi.h>
+#include "lib/encap/ext.h"
+#include "lib/encap/srh.h"
 #include "lib/hook.h"
 #include "lib/node/maps.h"
 #include "lib/node/refuse.h"
 #include "lib/reason.h"
 #include "lib/verifier.h"
-#include "lib/wire/ext.h"
 #include "lib/wire/net.h"
-#include "lib/wire/srh.h"
 
 /* What is left to be done to a packet that is handed over, in skb->cb[0]. */
 #define EXT_ARRIVES 0 /* all that is done at a SID */
