@@ -30,6 +30,8 @@ var level = map[string]int{
 	"internal/tables":           3,
 	"internal/dataplane":        4,
 	"internal/netfilter":        4,
+	"internal/stream":           4,
+	"internal/stream/function":  1,
 	"internal/agent":            5,
 	"internal/explain":          5,
 	"internal/lab":              5,
@@ -57,7 +59,7 @@ var onlyTests = []string{"internal/tables/xtest", "test"}
 // pure are the packages that do no I/O and know nothing of the kernel.
 var pure = []string{
 	"internal/abi", "internal/api", "internal/await", "internal/event", "internal/explain", "internal/manifest", "internal/model", "internal/plan",
-	"internal/pot", "internal/routing", "internal/srv6", "internal/tables", "internal/yamlfile",
+	"internal/pot", "internal/routing", "internal/srv6", "internal/stream/function", "internal/tables", "internal/yamlfile",
 }
 
 // impure is what they therefore do not import.
@@ -229,8 +231,8 @@ var restricted = map[string]struct {
 	why  string
 	test bool // holds for tests too
 }{
-	"runtime.LockOSThread":             {[]string{"internal/host"}, "work in a namespace goes through internal/host", true},
-	"runtime.UnlockOSThread":           {[]string{"internal/host"}, "work in a namespace goes through internal/host", true},
+	"runtime.LockOSThread":             {[]string{"internal/host", "internal/stream"}, "work in a namespace goes through internal/host; only event loops have threads", true},
+	"runtime.UnlockOSThread":           {[]string{"internal/host", "internal/stream"}, "work in a namespace goes through internal/host; only event loops have threads", true},
 	"golang.org/x/sys/unix.AF_NETLINK": {[]string{"internal/host"}, "only internal/host talks netlink; ask it", false},
 	"net.IP":                           {[]string{"internal/host"}, "use netip.Addr; only the netlink edge converts", false},
 	"net.IPNet":                        {[]string{"internal/host"}, "use netip.Prefix; only the netlink edge converts", false},

@@ -261,9 +261,10 @@ func (t *proxyTrack) routes() error {
 			}
 		}
 		if t.way == wayPlain {
-			return errors.Join(n.AddRule("r2-r1", tableToFunction), n.AddRule("r2-r3", tableToFunction))
+			return errors.Join(n.AddRule(host.Rule{Priority: 100, Input: "r2-r1", Table: tableToFunction}),
+				n.AddRule(host.Rule{Priority: 100, Input: "r2-r3", Table: tableToFunction}))
 		}
-		return n.AddRule(proxyFrom, tableFromFunction)
+		return n.AddRule(host.Rule{Priority: 100, Input: proxyFrom, Table: tableFromFunction})
 	})
 	if err != nil || t.way == wayPlain {
 		return err

@@ -37,6 +37,7 @@ func newRoot(in surroundings) *cobra.Command {
 		NewExplainCommand(),
 		NewRoutingCommand(),
 		NewPotCommand(dataplane.NewEngine),
+		newWorkerCommand(),
 	}
 	for _, c := range InLab {
 		commands = append(commands, newHandover(c))

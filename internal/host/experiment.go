@@ -128,16 +128,6 @@ func (e nextCSID) Encode() ([]byte, error) {
 	return append(b, flavors.Serialize()...), err
 }
 
-// AddRule has packets of IPv6 that come in by a device looked up in a table,
-// before the main one.
-func (n *Net) AddRule(link string, table int) error {
-	return n.onLink("add a rule for", link, func(netlink.Link) error {
-		r := netlink.NewRule()
-		r.Family, r.IifName, r.Table, r.Priority = unix.AF_INET6, link, table, 100
-		return n.h.RuleAdd(r)
-	})
-}
-
 // Of the generic netlink family SEG6 (<linux/seg6_genl.h>).
 const (
 	seg6CmdSetTunnelSource = 3

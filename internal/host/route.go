@@ -33,6 +33,7 @@ const (
 	RouteBlackhole                  // dropped without a word
 	RouteEnd                        // the kernel's own SRv6 End (seg6local)
 	RouteEncap                      // the kernel's own H.Encaps, with Segments
+	RouteLocal                      // delivered here, as to an own address
 )
 
 // Route is a route of the main table, or of another one for experiments.
@@ -112,6 +113,11 @@ func (n *Net) route(r Route) (*netlink.Route, error) {
 		out.Type = unix.RTN_PROHIBIT
 	case RouteBlackhole:
 		out.Type = unix.RTN_BLACKHOLE
+	case RouteLocal:
+		out.Type = unix.RTN_LOCAL
+		if r.Destination.Addr().Is4() {
+			out.Scope = unix.RT_SCOPE_HOST
+		}
 	case RouteEnd:
 		end := &netlink.SEG6LocalEncap{Action: nl.SEG6_LOCAL_ACTION_END}
 		end.Flags[nl.SEG6_LOCAL_ACTION] = true

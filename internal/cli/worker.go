@@ -1,0 +1,43 @@
+package cli
+
+import (
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"github.com/waystamp/waystamp/internal/command"
+	"github.com/waystamp/waystamp/internal/stream"
+)
+
+// newWorkerCommand is "waystamp worker". It is hidden: whoever makes a worker's place
+// starts it, with the configuration on its standard input and the memory for its
+// statistics behind a descriptor.
+func newWorkerCommand() *cobra.Command {
+	var statistics int
+	cmd := &cobra.Command{
+		Use:    "worker --statistics-fd FD",
+		Short:  "Run the functions of kind stream, as the process that is given their connections",
+		Hidden: true,
+		Long: `Accept TCP connections at a port, open others to their original destinations from
+the clients' own addresses and ports, and move the bytes between them through the
+functions that the configuration lists. It has to run in a network namespace in which
+every address is local on the way in; elsewhere it gets connections to the machine
+alone. The configuration is JSON, on standard input:
+
+  {"name": "zip", "port": 8080, "loops": 2,
+   "run": ["count", {"xor": {"passes": 2}}],
+   "limits": {"connections": 100000, "buffer": 262144, "idle": "2h", "half-closed": "10m"}}
+
+"run" is the list towards the server, "back" towards the client; without "back" it is
+"run" in reverse, with each function's inverse.`,
+		Args: command.UsageArgs(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if statistics < 3 {
+				return command.Usagef("--statistics-fd is %d; pass the memory for statistics as descriptor 3 or above", statistics)
+			}
+			return stream.Serve(cmd.Context(), cmd.InOrStdin(), os.NewFile(uintptr(statistics), "statistics"))
+		},
+	}
+	cmd.Flags().IntVar(&statistics, "statistics-fd", 0, "descriptor of the memory that statistics are written to")
+	return cmd
+}

@@ -1,0 +1,50 @@
+package host
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// LocalTable is the routing table of a namespace's own addresses, which the kernel looks
+// into first unless its rule is deleted.
+const LocalTable = unix.RT_TABLE_LOCAL
+
+// MainTable is the routing table of all other routes.
+const MainTable = unix.RT_TABLE_MAIN
+
+// Rule is a rule of policy routing (ip-rule(8)): which table packets look into.
+type Rule struct {
+	IPv4     bool   // else IPv6
+	Priority int    // rules are tried from the lowest on
+	Input    string // only packets that come in by this interface; "": all
+	Table    int
+}
+
+// AddRule adds a rule. It is no error if there is one already.
+func (n *Net) AddRule(r Rule) error {
+	if err := n.h.RuleAdd(r.netlink()); err != nil && !errors.Is(err, unix.EEXIST) {
+		return fmt.Errorf("add rule %d in %s: %w", r.Priority, n.ns, permission(err))
+	}
+	return nil
+}
+
+// DeleteRule removes a rule. It is no error if there is none.
+func (n *Net) DeleteRule(r Rule) error {
+	if err := n.h.RuleDel(r.netlink()); err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EAFNOSUPPORT) {
+		return fmt.Errorf("delete rule %d in %s: %w", r.Priority, n.ns, permission(err))
+	}
+	return nil
+}
+
+func (r Rule) netlink() *netlink.Rule {
+	out := netlink.NewRule()
+	out.Family = netlink.FAMILY_V6
+	if r.IPv4 {
+		out.Family = netlink.FAMILY_V4
+	}
+	out.Priority, out.IifName, out.Table = r.Priority, r.Input, r.Table
+	return out
+}

@@ -1,0 +1,91 @@
+// Package stream has the worker of a function of kind stream: the process that ends
+// clients' TCP connections, opens others to their servers in the clients' own names, and
+// moves the bytes between them through functions (internal/stream/function). It makes the
+// worker's place, a network namespace in which that takes no privilege, and confines the
+// process (internal/stream/sandbox). It decides nothing about which packets get there, and
+// knows neither chains nor proofs. The hidden command "waystamp worker" calls it.
+package stream
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	"github.com/waystamp/waystamp/internal/host"
+)
+
+// Worker serves connections with one event loop per thread.
+type Worker struct {
+	config      *Config
+	loops       []*loop
+	connections atomic.Int64 // open, in all loops
+	stopping    atomic.Bool
+}
+
+// New makes a worker that listens and does not accept yet. Its statistics go to memory
+// of NewStatistics, which must stay mapped until Run has returned.
+func New(config *Config, memory *host.SharedWords) (_ *Worker, err error) {
+	if len(memory.Words) < config.Loops*wordsOfLoop {
+		return nil, fmt.Errorf("the memory for statistics has %d words; %d loops need %d", len(memory.Words), config.Loops, config.Loops*wordsOfLoop)
+	}
+	w := &Worker{config: config}
+	for i := range config.Loops {
+		l, err := newLoop(w, loopWords(memory, i))
+		if err != nil {
+			return nil, errors.Join(fmt.Errorf("worker of function %s: %w", config.Name, err), w.Close())
+		}
+		w.loops = append(w.loops, l)
+	}
+	return w, nil
+}
+
+// Run serves until the context ends. Connections that are open then are reset.
+func (w *Worker) Run(ctx context.Context) error {
+	stopped := make(chan struct{})
+	unless := context.AfterFunc(ctx, func() {
+		w.stop()
+		close(stopped)
+	})
+	errs := make([]error, len(w.loops))
+	var wait sync.WaitGroup
+	for i, l := range w.loops {
+		wait.Go(func() {
+			if errs[i] = l.run(); errs[i] != nil {
+				errs[i] = fmt.Errorf("event loop %d of function %s: %w", i, w.config.Name, errs[i])
+				w.stop() // the others' listeners get no connections of this one's
+			}
+		})
+	}
+	wait.Wait()
+	if !unless() {
+		<-stopped // before the descriptors that it writes to are closed
+	}
+	return errors.Join(append(errs, w.Close())...)
+}
+
+func (w *Worker) stop() {
+	w.stopping.Store(true)
+	for _, l := range w.loops {
+		l.wakeUp()
+	}
+}
+
+// Close resets all connections and gives up all descriptors. It must not be called
+// while Run runs, and may be called more than once.
+func (w *Worker) Close() error {
+	for _, l := range w.loops {
+		l.close()
+	}
+	return nil
+}
+
+// pipeSize is the size of a pipe in bytes, a power of two.
+func (w *Worker) pipeSize() int {
+	size := BufferMin
+	for size*2 <= min(w.config.Buffer, 1<<20) {
+		size *= 2
+	}
+	return size
+}
