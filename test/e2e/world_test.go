@@ -300,7 +300,7 @@ func processes(t *testing.T, prefix string) (out []string) {
 func leavesNothing(t *testing.T, runDir, prefix string) {
 	t.Helper()
 	for what, left := range map[string][]string{
-		"namespaces": entries(t, host.NamespaceDir, prefix+"-"),
+		"namespaces": append(entries(t, host.NamespaceDir, prefix+"-"), entries(t, host.NamespaceDir, "waystamp-"+prefix+"-")...),
 		"pins":       pins(t, prefix+"-"),
 		"processes":  processes(t, prefix+"-"),
 		"records":    entries(t, runDir, prefix),
