@@ -6,7 +6,7 @@
 #define WS_EXT
 #include "lib/hook.h"
 #include "lib/sr/endpoint_tc.h"
-#include "lib/encap/ext.h"
+#include "lib/encap/ext_tc.h"
 #include "lib/out/forward_tc.h"
 
 SEC("tc")

@@ -40,6 +40,8 @@ const (
 	FileSrLeaveTC        File = 30
 	FileEncapSRH         File = 31
 	FileEncapTLVTC       File = 32
+	FileEncapSrv6        File = 33
+	FileEncapSrv6TC      File = 34
 )
 
 var fileNames = [...]string{
@@ -76,6 +78,8 @@ var fileNames = [...]string{
 	"sr/leave_tc.h",
 	"encap/srh.h",
 	"encap/tlv_tc.h",
+	"encap/srv6.h",
+	"encap/srv6_tc.h",
 }
 
 // String returns the name: lower case, words joined by hyphens. A number that

@@ -37,7 +37,9 @@
 	X(SR_HEADEND_XDP, "sr/", "headend_xdp.h") \
 	X(SR_LEAVE_TC, "sr/", "leave_tc.h") \
 	X(ENCAP_SRH, "encap/", "srh.h") \
-	X(ENCAP_TLV_TC, "encap/", "tlv_tc.h")
+	X(ENCAP_TLV_TC, "encap/", "tlv_tc.h") \
+	X(ENCAP_SRV6, "encap/", "srv6.h") \
+	X(ENCAP_SRV6_TC, "encap/", "srv6_tc.h")
 
 enum ws_file {
 	WS_FILE_NONE,

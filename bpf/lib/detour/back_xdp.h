@@ -5,6 +5,7 @@
 #include "lib/detour/content.h"
 #include "lib/detour/detour.h"
 #include "lib/detour/restore.h"
+#include "lib/encap/srv6.h"
 #include "lib/hook.h"
 #include "lib/node/boundary.h"
 #include "lib/node/refuse.h"
@@ -40,17 +41,17 @@ static __always_inline bool onward_find(struct cursor inner, __u32 len,
 					const struct ws_node *node,
 					struct onward *on)
 {
-	const struct ip6_hdr *outer = (const void *)c->outer;
+	const struct outer_head *outer = outer_head_of(c->outer);
 	struct hop_id w = hop_id(c->hop.sid, c->hop.path, c->hop.epoch);
 	__u32 unused;
 
 	on->hop = hop_find(&w, &unused);
-	if (!on->hop || in_locator(outer->dst[0]) ||
+	if (!on->hop || in_locator(outer_head_sid(outer)) ||
 	    !binding_find(inner, NEXTHDR_IPV6, &on->hop->share, on->hop->scheme,
 			  &on->binding))
 		return false;
-	on->way = nexthop_to_sid(on->hop->stats, nexthop_flow(outer),
-				 outer->dst[0], node->ways);
+	on->way = nexthop_to_sid(on->hop->stats, outer_head_flow(outer),
+				 outer_head_sid(outer), node->ways);
 	return nexthop_takes(on->way, len);
 }
 
@@ -77,7 +78,8 @@ static __always_inline int back_xdp(ctx_t *ctx, const struct ws_proxy *p,
 	outer_len = c->outer_len;
 	barrier_var(outer_len);
 	/* The last one moves the packet: every pointer into it is gone. */
-	if (outer_len > WS_CACHED_MAX || outer_len < sizeof(struct ip6_hdr) ||
+	if (outer_len > WS_CACHED_MAX ||
+	    outer_len < sizeof(struct outer_head) ||
 	    !onward_find(inner, len + outer_len, c, node, &on) ||
 	    bpf_xdp_adjust_head(ctx, -(__s32)outer_len)) {
 		cache_put_back(entry, query.fp, expires);
@@ -87,9 +89,9 @@ static __always_inline int back_xdp(ctx_t *ctx, const struct ws_proxy *p,
 	eth = cursor_take(&inner, struct eth_hdr);
 	if (eth)
 		eth->proto = bpf_htons(ETH_P_IPV6); /* what is inside */
-	if (bpf_xdp_store_bytes(
-		    ctx, sizeof(*eth), c->outer,
-		    within(outer_len, sizeof(struct ip6_hdr), WS_CACHED_MAX)) ||
+	if (bpf_xdp_store_bytes(ctx, sizeof(*eth), c->outer,
+				within(outer_len, sizeof(struct outer_head),
+				       WS_CACHED_MAX)) ||
 	    !restore_finish(ctx, c, on.hop, on.binding, outer_len, len)) {
 		cache_give(entry, TAG_FREE);
 		return ws_refuse(ctx, REASON(RESTORE_FAILED), 0);

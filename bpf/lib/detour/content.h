@@ -44,7 +44,7 @@ header_ref_of(const struct endpoint *ep, __u32 outer_len)
 		},
 		.proxy = ep->hop->proxy,
 		.outer_len = outer_len,
-		.tlv_off = (void *)ep->tlv - (void *)ep->ip6,
+		.tlv_off = outer_offset(&ep->outer, ep->tlv),
 	};
 }
 
@@ -59,7 +59,7 @@ static __always_inline bool cached_fill(ctx_t *ctx, struct ws_cached *c,
 	c->outer_len = outer_len;
 	c->tlv_off = k->tlv_off;
 	barrier_var(outer_len);
-	if (outer_len < sizeof(struct ip6_hdr))
+	if (outer_len < sizeof(struct outer_head))
 		return false;
 	barrier_var(outer_len); /* else the two become one, of a difference */
 	return outer_len <= WS_CACHED_MAX &&

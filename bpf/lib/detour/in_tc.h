@@ -126,10 +126,10 @@ static __always_inline bool proxy_keep(ctx_t *ctx, const struct endpoint *ep,
 static __always_inline int ad_tc(struct __sk_buff *skb, struct endpoint *ep,
 				 bool first)
 {
-	__u32 outer = endpoint_outer_len(ep), index = 0, mtu = 0, frames = 0;
+	__u32 outer = outer_len(&ep->outer), index = 0, mtu = 0, frames = 0;
 	__u32 id = ep->hop->proxy;
 	const struct ws_proxy *p;
-	struct end_next next;
+	struct outer_next next;
 	struct ip inner;
 	reason_t r;
 	bool is_ip4;
@@ -143,7 +143,7 @@ static __always_inline int ad_tc(struct __sk_buff *skb, struct endpoint *ep,
 	 */
 	if (!r && inner_is_strange(&inner))
 		r = REASON(INNER_ADDRESS);
-	if (!r && !argument_is_planned(ep))
+	if (!r && !outer_argument_is_planned(&ep->outer, ep->hop))
 		r = REASON(ARGUMENT);
 	if (r)
 		return endpoint_refuse(skb, ep, r);
@@ -171,13 +171,13 @@ static __always_inline int ad_tc(struct __sk_buff *skb, struct endpoint *ep,
 	rc = p->to ? bpf_check_mtu(skb, p->to, &mtu, -(__s32)outer, 0) : 0;
 	if (rc < 0)
 		return ws_refuse(skb, REASON(FUNCTION_GONE), rc);
-	if (rc || (p->to && gso_packet_len(skb, inner_cursor(ep),
+	if (rc || (p->to && gso_packet_len(skb, outer_inner(&ep->outer),
 					   skb->len - sizeof(struct eth_hdr) -
 						   outer) > mtu))
 		return ws_refuse(skb, REASON(FUNCTION_MTU), mtu);
 
 	is_ip4 = inner.is_ip4;
-	end_advance(ep, &next, first);
+	outer_advance(&ep->outer, &next, first);
 	if (frames ? !ws_gso_keep(skb) :
 		     !proxy_keep(skb, ep, p, outer, &index)) {
 		proxy_count(p, rx_ignored);

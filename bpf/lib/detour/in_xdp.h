@@ -44,10 +44,10 @@ static __always_inline bool function_way(const struct ws_proxy *p, __u32 id,
 static __always_inline int ad_xdp(ctx_t *ctx, const struct endpoint *ep,
 				  const struct ws_node *node)
 {
-	__u32 outer = endpoint_outer_len(ep), id = ep->hop->proxy, mtu = 0;
+	__u32 outer = outer_len(&ep->outer), id = ep->hop->proxy, mtu = 0;
 	const struct ws_proxy *p = proxy_find(id);
 	struct eth_hdr way, *eth;
-	struct end_next next;
+	struct outer_next next;
 	struct ip inner;
 	struct cache_query query;
 	struct header_ref ref;
@@ -55,8 +55,9 @@ static __always_inline int ad_xdp(ctx_t *ctx, const struct endpoint *ep,
 	__u32 entry;
 
 	if (end_check(ep, true, &next) || inner_find(ep, false, &inner) ||
-	    inner_is_strange(&inner) || !argument_is_planned(ep) || !p ||
-	    p->gone || !p->to || p->recognise != WS_RECOGNISE_CONTENT)
+	    inner_is_strange(&inner) ||
+	    !outer_argument_is_planned(&ep->outer, ep->hop) || !p || p->gone ||
+	    !p->to || p->recognise != WS_RECOGNISE_CONTENT)
 		return CTX_PASS;
 	barrier_var(outer);
 	if (outer > WS_CACHED_MAX || !function_way(p, id, node, ep, &way) ||
@@ -65,7 +66,7 @@ static __always_inline int ad_xdp(ctx_t *ctx, const struct endpoint *ep,
 	entry = content_reserve(ctx, ep, p, outer, &query);
 	if (!entry)
 		return CTX_PASS;
-	end_advance(ep, &next, true);
+	outer_advance(&ep->outer, &next, true);
 	ref = header_ref_of(ep, outer);
 	/* The second one moves the packet: every pointer into it is gone. */
 	if (!content_fill(ctx, &ref, &query, entry) ||

@@ -7,6 +7,9 @@
 #include "lib/detour/detour.h"
 #include "lib/detour/in_tc.h"
 #include "lib/detour/out_tc.h"
+#include "lib/encap/ext_tc.h"
+#include "lib/encap/srv6.h"
+#include "lib/encap/srv6_kept.h"
 #include "lib/hook.h"
 #include "lib/node/boundary.h"
 #include "lib/reason.h"
@@ -19,7 +22,7 @@
 static __always_inline int local_out(struct __sk_buff *skb, __u32 slot,
 				     bool whole)
 {
-	const struct ip6_hdr *ip6;
+	const struct outer_head *head;
 	__u32 proxy = slot_proxy(slot);
 	const struct ws_proxy *p = proxy_find(proxy);
 	struct ws_cached *c;
@@ -50,11 +53,11 @@ static __always_inline int local_out(struct __sk_buff *skb, __u32 slot,
 
 	cur = ctx_cursor(skb);
 	eth = cursor_take(&cur, struct eth_hdr);
-	ip6 = cursor_take(&cur, struct ip6_hdr);
+	head = cursor_take(&cur, struct outer_head);
 	/* A next segment on this node starts at an ingress again. */
-	if (eth && ip6 && in_locator(ip6->dst[0]))
+	if (eth && head && in_locator(outer_head_sid(head)))
 		return segment_in(skb, eth);
-	if (ip6 && nexthdr_is_options(ip6->nexthdr))
+	if (head && outer_head_has_options(head))
 		return ext_program(skb, EXT_LEAVES_OUT, 0);
 	return forward_out(skb);
 }

@@ -8,7 +8,11 @@
 #include "lib/detour/detour.h"
 #include "lib/detour/restore.h"
 #include "lib/detour/slots.h"
+#include "lib/encap/ext_tc.h"
 #include "lib/encap/push_tc.h"
+#include "lib/encap/srv6.h"
+#include "lib/encap/srv6_kept.h"
+#include "lib/encap/srv6_way_tc.h"
 #include "lib/hook.h"
 #include "lib/node/boundary.h"
 #include "lib/node/maps.h"
@@ -44,7 +48,7 @@ static __always_inline reason_t restore(struct __sk_buff *skb,
 	if (outer_len > WS_CACHED_MAX)
 		return REASON(BOUNDS_BUG);
 	barrier_var(outer_len); /* else the two become one, of a difference */
-	if (outer_len < sizeof(struct ip6_hdr))
+	if (outer_len < sizeof(struct outer_head))
 		return REASON(BOUNDS_BUG);
 	/* Of what the function has sent: that is what is stamped. */
 	if (hop->scheme == WS_SCHEME_KEYED_FLOW &&
@@ -67,11 +71,11 @@ static __always_inline reason_t restore(struct __sk_buff *skb,
 /* On to the next segment, which may be on this node. */
 static __always_inline int restored_next(struct __sk_buff *skb, __u32 exit)
 {
-	const struct ip6_hdr *ip6 = forward_ip6(skb);
+	const struct outer_head *h = outer_head(skb);
 
-	if (ip6 && in_locator(ip6->dst[0]))
+	if (h && in_locator(outer_head_sid(h)))
 		return endpoint_tc(skb, false);
-	if (ip6 && nexthdr_is_options(ip6->nexthdr))
+	if (h && outer_head_has_options(h))
 		return ext_program(skb, EXT_LEAVES, exit);
 	return ws_forward(skb, exit, WAY_UNKNOWN);
 }

@@ -2,8 +2,9 @@
 /* The way out of a node on TC, for a packet that has its final headers. */
 #pragma once
 
-#include "lib/encap/ext_tc.h"
-#include "lib/encap/srh.h"
+#include "lib/encap/srv6.h"
+#include "lib/encap/srv6_frame_tc.h"
+#include "lib/encap/srv6_way_tc.h"
 #include "lib/encap/strip_tc.h"
 #include "lib/hook.h"
 #include "lib/node/boundary.h"
@@ -129,29 +130,6 @@ static __always_inline int to_kernel(struct __sk_buff *skb)
 	return CTX_PASS;
 }
 
-/* Bytes of the outer header, where this node's own headend has made it; else 0.
- * *is_ip4: what is in it is IPv4.
- */
-static __always_inline __u32 own_outer(struct __sk_buff *skb, bool *is_ip4)
-{
-	struct cursor c = ctx_cursor(skb);
-	const struct ip6_hdr *ip6;
-	const struct srh *srh;
-	__u32 ext = ext_len(skb);
-
-	*is_ip4 = false;
-	cursor_take(&c, struct eth_hdr);
-	ip6 = cursor_take(&c, struct ip6_hdr);
-	c.pos += ext;
-	srh = cursor_take(&c, struct srh);
-	if (!ip6 || !srh || !ip6_is_ip6(ip6) ||
-	    (!ext && ip6->nexthdr != NEXTHDR_ROUTING) ||
-	    ip6->src[0] != cfg.address[0] || ip6->src[1] != cfg.address[1])
-		return 0;
-	*is_ip4 = srh->nexthdr == NEXTHDR_IPV4;
-	return sizeof(*ip6) + ext + (srh->hdrlen + 1) * 8;
-}
-
 /* The IPv6 packet has its final headers and is longer than mtu, which is the most
  * that goes by its way. Whoever made the headers is told (RFC 4443 3.2, RFC 8754
  * 5.4); where that was this node's own headend, the inner packet's sender is, of
@@ -160,7 +138,7 @@ static __always_inline __u32 own_outer(struct __sk_buff *skb, bool *is_ip4)
 __noinline int ws_too_big(struct __sk_buff *skb, __u32 mtu)
 {
 	bool is_ip4;
-	__u32 outer = own_outer(skb, &is_ip4);
+	__u32 outer = outer_own(skb, &is_ip4);
 
 	/* Programs cannot make a message of a super-packet that is, or was, a
 	 * tunnel's. The kernel can: it finds the same way, and the packet too
@@ -212,7 +190,7 @@ static __always_inline int route_take(struct __sk_buff *skb,
 __noinline int ws_no_way(struct __sk_buff *skb, int rc)
 {
 	bool is_ip4;
-	__u32 outer = own_outer(skb, &is_ip4);
+	__u32 outer = outer_own(skb, &is_ip4);
 
 	ws_refuse(skb, REASON(NO_ROUTE), rc);
 	if (!outer)
@@ -233,24 +211,26 @@ __noinline int ws_forward(struct __sk_buff *skb, __u32 exit, int found)
 	__u32 len = frame_longest(skb);
 	const struct ws_nexthop *known;
 	struct scratch *s = scratch();
-	const struct ip6_hdr *ip6;
+	const struct outer_head *h;
 
 	if (!s)
 		return ws_refuse(skb, REASON(NO_ROUTE), 0);
-	ip6 = forward_ip6(skb);
-	if (!ip6)
+	h = outer_head(skb);
+	if (!h)
 		return ws_refuse(skb, REASON(NO_ROUTE), 0);
 	if ((found == WAY_UNKNOWN || found == WAY_KNOWN) && exit != EXIT_NONE) {
-		known = exit_known(exit, ip6->dst[0], nexthop_flow(ip6), len);
+		known = exit_known(exit, outer_head_sid(h), outer_head_flow(h),
+				   len);
 		if (known)
 			return exit_take(skb, known, false);
 	}
 	if (found == WAY_UNKNOWN || found == WAY_KNOWN)
-		found = route_find(skb, ip6, &s->way);
+		found = outer_route_find(skb, h, &s->way);
 	if (!route_is_way(found))
 		return ws_no_way(skb, found);
 	if (found == BPF_FIB_LKUP_RET_SUCCESS && exit != EXIT_NONE)
-		exit_learn(&s->way, exit, ip6->dst[0], nexthop_flow(ip6));
+		exit_learn(&s->way, exit, outer_head_sid(h),
+			   outer_head_flow(h));
 	return route_take(skb, &s->way, found);
 }
 

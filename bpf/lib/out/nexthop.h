@@ -46,12 +46,6 @@ static __always_inline struct ws_nexthop_key via_key(const struct ws_proxy *p,
 	return k;
 }
 
-/* The flow of a packet that has its outer header: its label. */
-static __always_inline __u32 nexthop_flow(const struct ip6_hdr *ip6)
-{
-	return bpf_ntohl(ip6->vtc_flow & IP6_FLOW_MASK);
-}
-
 /* Is this a way to that destination, and not too old? */
 static __always_inline bool nexthop_counts(const struct ws_nexthop *n,
 					   __be64 hi, __be64 lo, __u32 ways)

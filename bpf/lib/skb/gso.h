@@ -4,8 +4,7 @@
  */
 #pragma once
 
-#include "lib/encap/ext_tc.h"
-#include "lib/encap/srh.h"
+#include "lib/encap/srv6_frame_tc.h"
 #include "lib/hook.h"
 #include "lib/wire/cursor.h"
 #include "lib/wire/ip.h"
@@ -101,23 +100,11 @@ static __always_inline __u32 gso_packet_len(const struct __sk_buff *skb,
 /* The same of a packet that may have its outer header. Not 0. */
 static __always_inline __u32 gso_longest(struct __sk_buff *skb)
 {
-	__u32 all = skb->len - sizeof(struct eth_hdr), outer = 0, longest;
-	__u32 ext = ext_len(skb);
-	struct cursor c = ctx_cursor(skb);
-	const struct ip6_hdr *ip6;
-	const struct srh *srh;
+	__u32 all = skb->len - sizeof(struct eth_hdr), outer, longest;
+	struct cursor c;
 
-	cursor_take(&c, struct eth_hdr);
-	ip6 = c.pos;
-	if ((void *)(ip6 + 1) > c.end)
+	if (!outer_pass(skb, &c, &outer))
 		return all;
-	if (ip6_is_ip6(ip6) && (ext || ip6->nexthdr == NEXTHDR_ROUTING)) {
-		srh = (void *)(ip6 + 1) + ext;
-		if ((void *)(srh + 1) > c.end)
-			return all;
-		outer = sizeof(*ip6) + ext + (srh->hdrlen + 1) * 8;
-		c.pos += outer;
-	}
 	longest = outer + gso_headers(c) + skb->gso_size;
 	return longest < all ? longest : all;
 }

@@ -24,14 +24,14 @@ static __always_inline int dt46_tc(struct __sk_buff *skb, struct endpoint *ep,
 	reason_t r, judged;
 	long rc;
 
-	if (segments_remain(ep))
+	if (outer_segments_remain(&ep->outer, ep->hop))
 		return endpoint_refuse(skb, ep, REASON(SEGMENTS_REMAIN));
 	e = egress_find(ep);
 	if (!e)
 		return ws_refuse(skb, REASON(EGRESS_MISSING_BUG), 0);
 	/* Read with what is judged: the entry may be another path's later. */
 	report = e->on_violation == WS_ON_VIOLATION_REPORT;
-	outer = endpoint_outer_len(ep);
+	outer = outer_len(&ep->outer);
 	headers = sizeof(struct eth_hdr) + outer;
 	judged = egress_judge(ep, e);
 	if (judged && !report)
@@ -50,9 +50,10 @@ static __always_inline int dt46_tc(struct __sk_buff *skb, struct endpoint *ep,
 	 * ours.
 	 */
 	if (!judged) {
-		r = egress_window(
-			ep, e,
-			gso_frames_at_least(skb, inner_cursor(ep), headers));
+		r = egress_window(ep, e,
+				  gso_frames_at_least(skb,
+						      outer_inner(&ep->outer),
+						      headers));
 		if (r && !report)
 			return ws_refuse(skb, r, 0);
 		if (r)
@@ -64,10 +65,10 @@ static __always_inline int dt46_tc(struct __sk_buff *skb, struct endpoint *ep,
 	if (r)
 		return ws_refuse(skb, r, 0);
 
-	ip_set_ecn(&inner, ip6_ecn(ep->ip6));
+	ip_set_ecn(&inner, outer_ecn(&ep->outer));
 	is_ip4 = inner.is_ip4;
 	/* Once more: kept so long it costs more of the stack than there is. */
-	frames = gso_frames_at_least(skb, inner_cursor(ep), headers);
+	frames = gso_frames_at_least(skb, outer_inner(&ep->outer), headers);
 	bytes = ip_len(&inner);
 	stats = ep->hop->stats;
 	/* Moves the packet: every pointer taken before is gone. */

@@ -17,9 +17,9 @@ static __always_inline int deliver_xdp(ctx_t *ctx, const struct endpoint *ep,
 				       const struct ws_egress *e, bool report,
 				       const struct ws_node *node, bool is_ip4)
 {
-	__u32 outer = endpoint_outer_len(ep);
+	__u32 outer = outer_len(&ep->outer);
 	__u32 len = ep->len - outer;
-	__u32 stats = ep->hop->stats, ecn = ip6_ecn(ep->ip6);
+	__u32 stats = ep->hop->stats, ecn = outer_ecn(&ep->outer);
 	struct ws_nexthop way;
 	const struct ws_nexthop *n;
 	struct ws_nexthop_key key;
@@ -32,7 +32,8 @@ static __always_inline int deliver_xdp(ctx_t *ctx, const struct endpoint *ep,
 
 	if (inner_find(ep, is_ip4, &inner) || inner_fits(ep, &inner, len, true))
 		return CTX_PASS;
-	c = (struct cursor){ inner.hdr + ip_header_len(is_ip4), ep->end };
+	c = (struct cursor){ inner.hdr + ip_header_len(is_ip4),
+			     outer_inner(&ep->outer).end };
 	key = nexthop_key_inner(&inner, flow_hash(c, &inner));
 	n = nexthop_inner(stats, &key, node->ways);
 	if (!n)
@@ -90,7 +91,7 @@ static __always_inline int dt46_xdp(ctx_t *ctx, const struct endpoint *ep,
 	reason_t r;
 	bool report;
 
-	if (segments_remain(ep))
+	if (outer_segments_remain(&ep->outer, ep->hop))
 		return CTX_PASS;
 	e = egress_find(ep);
 	if (!e)

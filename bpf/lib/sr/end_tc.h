@@ -14,18 +14,19 @@
 static __always_inline int end_tc(struct __sk_buff *skb, struct endpoint *ep,
 				  bool first, struct step *s)
 {
-	__u32 headers = sizeof(struct eth_hdr) + endpoint_outer_len(ep);
-	struct end_next next;
+	__u32 headers = sizeof(struct eth_hdr) + outer_len(&ep->outer);
+	struct outer_next next;
 	reason_t r;
 
 	r = end_check(ep, first, &next);
 	if (r)
 		return endpoint_refuse(skb, ep, r);
-	end_advance(ep, &next, first);
+	outer_advance(&ep->outer, &next, first);
 	end_stamp(ep);
-	stats_add(ep->hop->stats, gso_frames(skb, inner_cursor(ep), headers),
+	stats_add(ep->hop->stats,
+		  gso_frames(skb, outer_inner(&ep->outer), headers),
 		  skb->len - headers);
-	if (in_locator(ep->ip6->dst[0]))
+	if (in_locator(outer_sid(&ep->outer)))
 		return step_on(s, STEP_AGAIN, 0);
 	return step_on(s, STEP_FORWARD, ep->hop->stats);
 }

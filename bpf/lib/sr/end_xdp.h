@@ -12,16 +12,16 @@ static __always_inline int end_xdp(const struct endpoint *ep,
 				   const struct ws_node *node)
 {
 	const struct ws_nexthop *n;
-	struct end_next next;
+	struct outer_next next;
 
 	if (end_check(ep, true, &next) || in_locator(next.sid.hi))
 		return CTX_PASS;
-	n = nexthop_to_sid(ep->hop->stats, nexthop_flow(ep->ip6), next.sid.hi,
+	n = nexthop_to_sid(ep->hop->stats, outer_flow(&ep->outer), next.sid.hi,
 			   node->ways);
 	if (!nexthop_takes(n, ep->len))
 		return CTX_PASS;
-	end_advance(ep, &next, true);
+	outer_advance(&ep->outer, &next, true);
 	end_stamp(ep);
-	stats_add(ep->hop->stats, 1, ep->len - endpoint_outer_len(ep));
+	stats_add(ep->hop->stats, 1, ep->len - outer_len(&ep->outer));
 	return nexthop_take(ep->eth, n, false);
 }

@@ -4,9 +4,7 @@
  */
 #pragma once
 
-#include "lib/encap/csid.h"
-#include "lib/encap/segments.h"
-#include "lib/encap/srh.h"
+#include "lib/encap/srv6.h"
 #include "lib/match/classify.h"
 #include "lib/node/boundary.h"
 #include "lib/node/lookup.h"
@@ -19,50 +17,24 @@
 #include "lib/wire/ip.h"
 #include "lib/wire/net.h"
 
+/* The proof and what the plan says of it, and the outer header that carries it. */
 struct endpoint {
-	void *end; /* of the packet */
+	struct outer outer;
 	struct eth_hdr *eth;
-	struct ip6_hdr *ip6;
-	struct srh *srh;
-	struct sid *list;
 	struct proof_tlv *tlv;
 	const struct ws_hop *hop;
-	__u32 len; /* of the IP packet as it came; XDP only */
+	__u32 len; /* of the packet from its outer header on; XDP only */
 	__be64 sid; /* that it came for, upper 64 bits */
 	__u64 binding; /* of the inner packet, where the scheme wants it */
-	__u32 segments; /* in the list carried */
 	__u32 egress; /* where its verifier probably is */
-	__u32 ext; /* bytes between ip6 and srh; see endpoint_ext */
-	__s32 tlv_bad; /* see tlv_locate */
+	__s32 tlv_bad; /* see outer_parse */
 };
-
-/* Bytes of extension headers before the SRH. */
-static __always_inline __u32 endpoint_ext(const struct endpoint *ep)
-{
-	return EXT_LEN_MAX ? ep->ext : 0;
-}
-
-/* Bytes from the IPv6 header to the inner packet. */
-static __always_inline __u32 endpoint_outer_len(const struct endpoint *ep)
-{
-	return sizeof(struct ip6_hdr) + endpoint_ext(ep) +
-	       (ep->srh->hdrlen + 1) * 8;
-}
-
-/* Where the inner packet begins. */
-static __always_inline struct cursor inner_cursor(const struct endpoint *ep)
-{
-	return (struct cursor){
-		.pos = (void *)ep->ip6 + endpoint_outer_len(ep),
-		.end = ep->end,
-	};
-}
 
 /* Sets ep->binding, which the stamp and the verdict need. */
 static __always_inline bool endpoint_bind(struct endpoint *ep)
 {
-	return binding_find(inner_cursor(ep), ep->srh->nexthdr, &ep->hop->share,
-			    ep->hop->scheme, &ep->binding);
+	return binding_find(outer_inner(&ep->outer), outer_inner_is(&ep->outer),
+			    &ep->hop->share, ep->hop->scheme, &ep->binding);
 }
 
 /* Why there is no entry. The slow way: such a packet is refused anyway. */
@@ -80,30 +52,12 @@ static __always_inline reason_t hop_missing(const struct hop_id *w)
 	return REASON(UNKNOWN_SID);
 }
 
-/* RFC 8754 5.1: a SID takes packets from sources of the domain only, and here
- * that means from the headends of the path. It tells strangers from insiders, as
- * far as routing lets nobody use another's address; it is no proof.
- */
-static __always_inline bool source_is_headend(const struct endpoint *ep)
-{
-	const __be64 *src = ep->ip6->src, *one = ep->hop->source;
-	struct ws_source_key k = { .path = ep->tlv->path };
-
-	/* :: stands for several, and is none of them. */
-	if (one[0] | one[1])
-		return !((src[0] ^ one[0]) | (src[1] ^ one[1]));
-	k.addr[0] = src[0];
-	k.addr[1] = src[1];
-	return bpf_map_lookup_elem(&ws_sources, &k);
-}
-
-/* From the IPv6 header to the entry of its SID, path and epoch; ep->srh,
- * ep->segments and ep->tlv are set. The plan's scheme counts; a packet that
+/* From the outer header and the proof to the entry of SID, path and epoch. The plan's scheme counts; a packet that
  * names another is refused.
  */
 static __always_inline reason_t endpoint_find_hop(struct endpoint *ep)
 {
-	struct hop_id w = hop_id(ep->ip6->dst[0], ep->tlv->path,
+	struct hop_id w = hop_id(outer_sid(&ep->outer), ep->tlv->path,
 				 ep->tlv->epoch);
 
 	ep->sid = w.sid;
@@ -112,81 +66,25 @@ static __always_inline reason_t endpoint_find_hop(struct endpoint *ep)
 		return hop_missing(&w);
 	if (ep->tlv->scheme != ep->hop->scheme)
 		return REASON(SCHEME);
-	if (!source_is_headend(ep))
+	if (!outer_is_from_headend(&ep->outer, ep->hop, ep->tlv->path))
 		return REASON(SOURCE);
 	return WS_REASON_NONE;
 }
 
-/* RFC 9800 4.1 N01: are there more C-SIDs in the destination? The plan says
- * whether the SID is of that flavour; to all others the argument says nothing.
- */
-static __always_inline bool argument_is_csids(const struct endpoint *ep)
-{
-	return ep->hop->next_csid && ep->ip6->dst[1];
-}
-
-/* Is the argument of a function's SID the plan's? A field on the wire chooses no
- * state. A compressed list has no room for arguments: there the plan's counts alone.
- */
-static __always_inline bool argument_is_planned(const struct endpoint *ep)
-{
-	return ep->hop->next_csid ||
-	       ep->ip6->dst[1] == bpf_cpu_to_be64(ep->hop->argument);
-}
-
-/* Where a packet goes next. */
-struct end_next {
-	struct sid sid;
-	bool shifted; /* from the destination itself: Segments Left stays */
-};
-
-/* RFC 8986 4.1 and RFC 9800 4.1: may this packet go on to its next segment?
- * first: false where a function of this node has just let it go, so that its hop
- * limit has been counted.
- */
+/* May this packet go on to its next segment? first: see outer_find_next. */
 static __always_inline reason_t end_check(const struct endpoint *ep, bool first,
-					  struct end_next *next)
+					  struct outer_next *next)
 {
-	__u32 left = ep->srh->segments_left;
-	const struct sid *entry;
+	reason_t r = outer_find_next(&ep->outer, ep->hop, first, next);
 
-	next->shifted = argument_is_csids(ep);
-	if (left == 0 && !next->shifted)
-		return REASON(UPPER_LAYER);
-	if (first && ep->ip6->hop_limit <= 1)
-		return REASON(HOP_LIMIT);
-	if (next->shifted) {
-		next->sid = csid_shift(ep->ip6->dst);
-	} else {
-		entry = ep->list + ((left - 1) % WS_SEGS_MAX);
-		if ((void *)(entry + 1) > ep->end)
-			return REASON(BOUNDS_BUG);
-		next->sid = *entry;
-	}
+	if (r)
+		return r;
 	/* Else a list made up by somebody would let a packet out of the domain,
 	 * or past the guard of the egress that this node may be too.
 	 */
 	if (!in_block(next->sid.hi))
 		return REASON(SEGMENT_OUTSIDE);
 	return WS_REASON_NONE;
-}
-
-/* RFC 8986 4.1 S12 to S14, RFC 9800 4.1 N05 to N07. */
-static __always_inline void end_advance(const struct endpoint *ep,
-					const struct end_next *next, bool first)
-{
-	ep->ip6->dst[0] = next->sid.hi;
-	ep->ip6->dst[1] = next->sid.lo;
-	if (first)
-		ep->ip6->hop_limit--;
-	if (!next->shifted)
-		ep->srh->segments_left--;
-}
-
-/* At an egress: are there segments behind it, in the list or in the destination? */
-static __always_inline bool segments_remain(const struct endpoint *ep)
-{
-	return ep->srh->segments_left || argument_is_csids(ep);
 }
 
 static __always_inline void end_stamp(const struct endpoint *ep)
@@ -207,7 +105,7 @@ egress_find(const struct endpoint *ep)
 static __always_inline reason_t egress_judge(const struct endpoint *ep,
 					     const struct ws_egress *e)
 {
-	if (!segments_equal(ep->list, ep->segments, ep->end, e))
+	if (!outer_list_is_planned(&ep->outer, e))
 		return REASON(SEGMENTS);
 	return ws_proof_verify(ep->tlv, ep->hop, e, ep->binding);
 }
@@ -224,19 +122,19 @@ static __always_inline reason_t egress_window(const struct endpoint *ep,
 		frames);
 }
 
-/* What the SRH says is behind it. */
+/* What the outer header says is behind it. */
 static __always_inline bool endpoint_has_ip4(const struct endpoint *ep)
 {
-	return ep->srh->nexthdr == NEXTHDR_IPV4;
+	return outer_inner_is(&ep->outer) == NEXTHDR_IPV4;
 }
 
 /* in->hdr is in bounds where this succeeds. */
 static __always_inline reason_t inner_find(const struct endpoint *ep,
 					   bool is_ip4, struct ip *in)
 {
-	struct cursor c = inner_cursor(ep);
+	struct cursor c = outer_inner(&ep->outer);
 
-	if (!is_ip4 && ep->srh->nexthdr != NEXTHDR_IPV6)
+	if (!is_ip4 && outer_inner_is(&ep->outer) != NEXTHDR_IPV6)
 		return REASON(INNER_PROTOCOL);
 	if (!ip_take(&c, is_ip4, in))
 		return REASON(INNER_TRUNCATED);
@@ -254,7 +152,7 @@ static __always_inline reason_t inner_fits(const struct endpoint *ep,
 {
 	__u32 len = ip_len(in);
 
-	if (endpoint_outer_len(ep) + len > ip6_len(ep->ip6) ||
+	if (outer_len(&ep->outer) + len > outer_says_len(&ep->outer) ||
 	    (exact && len != all))
 		return in->is_ip4 ? REASON(IP4_LENGTH) : REASON(IP6_LENGTH);
 	if (in->is_ip4 && len < ip4_header_len(in->hdr))
@@ -284,7 +182,7 @@ static __always_inline reason_t inner_check(const struct endpoint *ep,
 	if (!path || path != ep->tlv->path || inner_is_strange(in))
 		return REASON(WRONG_CHAIN);
 	/* RFC 6040 4.2: a mark that the inner packet cannot carry drops it. */
-	if (ip6_ecn(ep->ip6) == ECN_CE && ip_ecn(in) == ECN_NOT_ECT)
+	if (outer_ecn(&ep->outer) == ECN_CE && ip_ecn(in) == ECN_NOT_ECT)
 		return REASON(ECN);
 	return WS_REASON_NONE;
 }

@@ -2,8 +2,7 @@
 /* What a SID answers to whoever sent it a packet that it refuses. TC only. */
 #pragma once
 
-#include "lib/encap/ext_tc.h"
-#include "lib/encap/srh.h"
+#include "lib/encap/srv6_error_tc.h"
 #include "lib/hook.h"
 #include "lib/node/refuse.h"
 #include "lib/out/icmp_tc.h"
@@ -11,72 +10,14 @@
 #include "lib/sr/endpoint.h"
 #include "lib/wire/net.h"
 
-/* What the source of a packet is told that a SID refused for r, as ICMP6_ERROR;
- * 0: nothing, which is the answer to whatever may be an attack.
- */
-static __always_inline __u32 endpoint_error(reason_t r,
-					    const struct endpoint *ep)
-{
-	__u32 srh = sizeof(struct ip6_hdr) + endpoint_ext(ep);
-
-	switch (reason_of(r)) {
-	case WS_REASON_HOP_LIMIT:
-		return ICMP6_ERROR(ICMP6_TIME_EXCEEDED, 0, 0);
-	/* RFC 8754 4.3.1.1 and RFC 8986 4.8 S02 */
-	case WS_REASON_SRH_LAST_ENTRY:
-	case WS_REASON_SRH_SEGMENTS_LEFT:
-	case WS_REASON_SEGMENTS_REMAIN:
-		return ICMP6_ERROR(ICMP6_PARAMETER, ICMP6_PARAMETER_FIELD,
-				   srh + SRH_SEGMENTS_LEFT_OFF);
-	/* RFC 8754 2.1 */
-	case WS_REASON_TLV_OVERRUN:
-		return ICMP6_ERROR(ICMP6_PARAMETER, ICMP6_PARAMETER_FIELD,
-				   srh + SRH_HDRLEN_OFF);
-	/* RFC 8986 4.1.1: the upper layer is not for this SID. */
-	case WS_REASON_NO_SRH:
-		return ICMP6_ERROR(ICMP6_PARAMETER, ICMP6_PARAMETER_UPPER, srh);
-	case WS_REASON_UPPER_LAYER:
-	case WS_REASON_INNER_PROTOCOL:
-		return ICMP6_ERROR(ICMP6_PARAMETER, ICMP6_PARAMETER_UPPER,
-				   srh + (ep->srh->hdrlen + 1) * 8);
-	default:
-		return 0;
-	}
-}
-
 /* Refuses a packet at a SID, and tells its source where the standards say so. */
 static __always_inline int
 endpoint_refuse(struct __sk_buff *skb, const struct endpoint *ep, reason_t r)
 {
-	__u32 error = endpoint_error(r, ep);
+	__u32 error = outer_error(r, &ep->outer);
 	int verdict = ws_refuse(skb, r, 0);
 
 	if (!error)
 		return verdict;
 	return ws_icmp6(skb, sizeof(struct eth_hdr), error, error & 0xffff);
-}
-
-/* Refuses a packet for what ws_ext_find has found before its SRH. */
-static __always_inline int ext_refuse(struct __sk_buff *skb,
-				      const struct ext_found *f)
-{
-	int verdict = ws_refuse(skb, f->bad, 0);
-	__u32 code;
-
-	if (!f->pointer)
-		return verdict;
-	switch (reason_of(f->bad)) {
-	/* RFC 8986 4.1.1 */
-	case WS_REASON_NO_SRH:
-		code = ICMP6_PARAMETER_UPPER;
-		break;
-	/* RFC 8200 4.2 */
-	case WS_REASON_OPTION_UNKNOWN:
-		code = ICMP6_PARAMETER_OPTION;
-		break;
-	default: /* RFC 8200 4: what stands there is none that we process. */
-		code = ICMP6_PARAMETER_NEXT;
-	}
-	return ws_icmp6(skb, sizeof(struct eth_hdr),
-			ICMP6_ERROR(ICMP6_PARAMETER, code, 0), f->pointer);
 }

@@ -3,11 +3,11 @@
 #pragma once
 
 #include "lib/detour/in_tc.h"
-#include "lib/encap/ext.h"
 #include "lib/encap/ext_tc.h"
-#include "lib/encap/srh.h"
+#include "lib/encap/srv6.h"
+#include "lib/encap/srv6_error_tc.h"
+#include "lib/encap/srv6_tc.h"
 #include "lib/encap/strip_tc.h"
-#include "lib/encap/tlv_tc.h"
 #include "lib/hook.h"
 #include "lib/match/rules_tc.h"
 #include "lib/node/maps.h"
@@ -24,39 +24,6 @@
 #include "lib/sr/step.h"
 #include "lib/wire/net.h"
 
-#define TLV_BAD 0xffff /* beyond all reasons */
-
-/* Makes all headers linear that will be read, up to the inner one, and no more:
- * pulling payload would copy it. Finds out what is before the SRH, for
- * endpoint_parse to judge.
- */
-static __always_inline long endpoint_pull(struct __sk_buff *skb,
-					  struct ext_found *found)
-{
-	__u32 ext = ext_find(skb, found);
-	__u32 len = sizeof(struct eth_hdr) + sizeof(struct ip6_hdr) + ext +
-		    sizeof(struct srh);
-	const struct srh *srh;
-	struct cursor c;
-	long rc;
-
-	rc = pull(skb, len);
-	if (rc)
-		return rc;
-	c = ctx_cursor(skb);
-	cursor_take(&c, struct eth_hdr);
-	cursor_take(&c, struct ip6_hdr);
-	if (EXT_LEN_MAX) {
-		barrier_var(ext);
-		c.pos += ext & (2 * EXT_LEN_MAX - 1);
-	}
-	srh = cursor_take(&c, struct srh);
-	if (!srh)
-		return 0; /* too short; whoever parses it says how */
-	len += srh->hdrlen * 8;
-	return rules_pull(skb, len, len + sizeof(struct ip6_hdr));
-}
-
 /* What to do about a packet whose flow could not be read: more of it may have to
  * be linear, once. Moves the packet.
  */
@@ -64,7 +31,7 @@ static __always_inline int endpoint_pull_flow(struct __sk_buff *skb,
 					      const struct endpoint *ep,
 					      struct step *s)
 {
-	__u32 len = sizeof(struct eth_hdr) + endpoint_outer_len(ep) + TUPLE_LEN;
+	__u32 len = sizeof(struct eth_hdr) + outer_len(&ep->outer) + TUPLE_LEN;
 	__u32 linear = skb->data_end - skb->data;
 	long rc = 0;
 
@@ -76,35 +43,6 @@ static __always_inline int endpoint_pull_flow(struct __sk_buff *skb,
 	return ws_refuse(skb, REASON(FLOW), rc);
 }
 
-/* The proof, in whatever place it is. TLV_BAD: ep->tlv_bad is the reason. A verifier
- * cannot tell that one from WS_REASON_NONE, which TLV_BAD is not.
- */
-static __always_inline reason_t tlv_locate(struct __sk_buff *skb,
-					   struct endpoint *ep)
-{
-	__u32 list_len = 16 * ep->segments;
-	void *tlvs = (void *)ep->list + list_len;
-	int off = 0;
-
-	ep->tlv = tlvs;
-	if ((void *)(ep->tlv + 1) <= ep->end &&
-	    tlv_at_once(ep->srh, ep->segments, ep->tlv))
-		return WS_REASON_NONE;
-
-	off = ws_tlv_find(skb,
-			  sizeof(struct eth_hdr) + sizeof(struct ip6_hdr) +
-				  endpoint_ext(ep) + sizeof(struct srh) +
-				  list_len,
-			  ep->srh->hdrlen * 8 - list_len);
-	if (off < 0) {
-		ep->tlv_bad = -off;
-		return TLV_BAD;
-	}
-	ep->tlv = tlvs + (off & (2 * WS_TLVS_LEN_MAX - 1));
-	return (void *)(ep->tlv + 1) <= ep->end ? WS_REASON_NONE :
-						  REASON(BOUNDS_BUG);
-}
-
 /* From the frame to the entry for its SID, path and epoch. Pointers in ep are
  * good until the packet is moved.
  */
@@ -114,39 +52,11 @@ static __always_inline reason_t endpoint_parse(struct __sk_buff *skb,
 {
 	struct cursor c = ctx_cursor(skb);
 	reason_t r;
-	__u32 ext;
 
-	ep->end = c.end;
 	ep->eth = cursor_take(&c, struct eth_hdr);
-	ep->ip6 = cursor_take(&c, struct ip6_hdr);
-	/* That the headers themselves are there has been seen before. */
-	if (!ep->eth || !ep->ip6 ||
-	    sizeof(*ep->eth) + sizeof(*ep->ip6) +
-			    bpf_ntohs(ep->ip6->payload_len) >
-		    skb->len)
-		return REASON(PAYLOAD_LENGTH);
-	if (EXT_LEN_MAX) {
-		if (found->bad)
-			return EXT_DECIDES;
-		ext = found->len;
-		barrier_var(ext); /* else it is read again, without its bound */
-		if (ext > EXT_LEN_MAX)
-			return REASON(BOUNDS_BUG);
-		ep->ext = ext;
-		c.pos += ext;
-	} else {
-		if (ep->ip6->nexthdr == NEXTHDR_FRAGMENT)
-			return REASON(OUTER_FRAGMENT);
-		if (nexthdr_is_options(ep->ip6->nexthdr))
-			return EXT_DECIDES;
-		if (ep->ip6->nexthdr != NEXTHDR_ROUTING)
-			return REASON(NO_SRH);
-	}
-	r = srh_check(&c, &ep->srh, &ep->segments);
-	if (r)
-		return r;
-	ep->list = c.pos;
-	r = tlv_locate(skb, ep);
+	if (!ep->eth)
+		return REASON(BOUNDS_BUG);
+	r = outer_parse(skb, c, &ep->outer, &ep->tlv, &ep->tlv_bad, found);
 	if (r)
 		return r;
 	return endpoint_find_hop(ep);
@@ -166,7 +76,7 @@ __noinline int ws_endpoint_step(struct __sk_buff *skb, int first,
 
 	if (!s)
 		return ws_refuse(skb, REASON(BOUNDS_BUG), 0);
-	rc = endpoint_pull(skb, &ext);
+	rc = outer_pull(skb, &ext);
 	if (rc)
 		return ws_refuse(skb, REASON(PULL_FAILED), rc);
 	r = endpoint_parse(skb, &ep, &ext);

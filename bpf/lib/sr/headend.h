@@ -2,7 +2,8 @@
 /* What a headend makes of a packet, on either hook. */
 #pragma once
 
-#include "lib/encap/srh.h"
+#include "lib/encap/srv6.h"
+#include "lib/encap/srv6_headend.h"
 #include "lib/node/boundary.h"
 #include "lib/node/maps.h"
 #include "lib/out/path_mtu.h"
@@ -11,7 +12,6 @@
 #include "lib/proof/stamp.h"
 #include "lib/reason.h"
 #include "lib/wire/cursor.h"
-#include "lib/wire/flow.h"
 #include "lib/wire/ip.h"
 #include "lib/wire/net.h"
 
@@ -19,7 +19,7 @@
 struct headend_packet {
 	__u64 rnd;
 	__u64 binding; /* where the scheme wants it */
-	__be32 vtc_flow; /* of the outer header */
+	struct outer_marks marks;
 	__u32 inner_len; /* bytes, from the inner IP header on */
 	__u32 outer_len; /* bytes; in the bounds of ws_headend.outer */
 	bool is_ip4;
@@ -32,13 +32,6 @@ static __always_inline const struct ws_headend *headend_find(__u32 index)
 	const struct ws_headend *h = bpf_map_lookup_elem(&ws_headends, &index);
 
 	return h && h->outer_len ? h : NULL;
-}
-
-/* The outer header's first word. c stands behind the inner header. */
-static __always_inline __be32 headend_vtc_flow(struct cursor c,
-					       const struct ip *in)
-{
-	return ip_vtc(in) | flow_label(flow_hash(c, in));
 }
 
 /* Whether the packet may enter. len: of the inner packet; packet_len: of its
@@ -54,7 +47,7 @@ static __always_inline reason_t headend_check(const struct ws_headend *h,
 	if (outer_len > WS_OUTER_MAX)
 		outer_len = 0;
 	barrier_var(outer_len); /* else the two become one, of a difference */
-	if (outer_len < WS_OUTER_MAX - 16 * (WS_SEGS_MAX - 1))
+	if (outer_len < OUTER_LEN_MIN)
 		return REASON(HEADEND_LENGTH_BUG);
 	pkt->inner_len = len;
 	pkt->outer_len = outer_len;
@@ -64,7 +57,7 @@ static __always_inline reason_t headend_check(const struct ws_headend *h,
 		return REASON(CHAIN_MTU);
 	if (path_mtu_exceeded(h, packet_len, in->is_ip4))
 		return REASON(PATH_MTU);
-	if (len + pkt->outer_len - sizeof(struct ip6_hdr) > 65535)
+	if (!outer_can_hold(pkt->outer_len, len))
 		return REASON(TRAIN_TOO_BIG);
 	pkt->is_ip4 = in->is_ip4;
 	return WS_REASON_NONE;
@@ -77,41 +70,20 @@ static __always_inline bool headend_finish(const struct ws_headend *h,
 					   struct cursor c,
 					   const struct headend_packet *pkt)
 {
-	__u32 tlv_off = pkt->outer_len - sizeof(struct proof_tlv);
-	struct proof_tlv *tlv;
-	struct ip6_hdr *ip6;
-	struct eth_hdr *eth;
-	struct srh *srh;
+	struct proof_tlv *tlv = outer_finish(c, pkt->outer_len, pkt->inner_len,
+					     pkt->is_ip4, pkt->marks);
 
-	eth = cursor_take(&c, struct eth_hdr);
-	if (!eth)
+	if (!tlv)
 		return false;
-	/* Else the compiler adds before it subtracts, and the verifier sees a
-	 * pointer before the packet.
-	 */
-	barrier_var(tlv_off);
-	tlv = c.pos + (tlv_off & 511);
-	ip6 = cursor_take(&c, struct ip6_hdr);
-	srh = c.pos;
-	barrier_var(srh);
-	if (!ip6 || (void *)(srh + 1) > c.end || (void *)(tlv + 1) > c.end)
-		return false;
-	if (pkt->is_ip4) {
-		eth->proto = bpf_htons(ETH_P_IPV6);
-		srh->nexthdr = NEXTHDR_IPV4;
-	}
-	ip6->vtc_flow = pkt->vtc_flow;
-	ip6->payload_len = bpf_htons(pkt->outer_len - sizeof(*ip6) +
-				     pkt->inner_len);
 	tlv->rnd = bpf_cpu_to_be64(pkt->rnd);
 	stamp(tlv, &h->share, h->scheme, 0, pkt->binding);
 	return true;
 }
 
-/* The first segment, as the outer header's destination has it. */
+/* The first segment, upper 64 bits. */
 static __always_inline __be64 headend_first(const struct ws_headend *h)
 {
-	return ((const struct ip6_hdr *)h->outer)->dst[0];
+	return outer_head_sid(outer_head_of(h->outer));
 }
 
 static __always_inline bool headend_first_is_local(const struct ws_headend *h)

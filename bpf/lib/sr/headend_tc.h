@@ -3,6 +3,8 @@
 #pragma once
 
 #include "lib/encap/push_tc.h"
+#include "lib/encap/srv6.h"
+#include "lib/encap/srv6_way_tc.h"
 #include "lib/hook.h"
 #include "lib/node/maps.h"
 #include "lib/node/refuse.h"
@@ -17,7 +19,6 @@
 #include "lib/sr/endpoint_tc.h"
 #include "lib/sr/headend.h"
 #include "lib/sr/mss_tc.h"
-#include "lib/wire/flow.h"
 #include "lib/wire/ip.h"
 #include "lib/wire/net.h"
 
@@ -51,15 +52,12 @@ static __always_inline long headend_way(struct __sk_buff *skb,
 					__u32 packet_len,
 					struct bpf_fib_lookup *p)
 {
-	const struct ip6_hdr *outer = (const struct ip6_hdr *)h->outer;
-
 	if (ws_exit_is_known(h->stats, headend_first(h),
-			     bpf_ntohl(pkt->vtc_flow & IP6_FLOW_MASK),
+			     outer_marks_flow(pkt->marks),
 			     packet_len + pkt->outer_len))
 		return WAY_KNOWN;
-	__builtin_memset(p, 0, sizeof(*p));
-	p->flowinfo = pkt->vtc_flow & ~IP6_VERSION_MASK;
-	return route_ask(skb, outer, packet_len + pkt->outer_len, p);
+	return outer_route_ask(skb, outer_head_of(h->outer), pkt->marks,
+			       packet_len + pkt->outer_len, p);
 }
 
 /* A packet that leaves, for a SID of this node: in again by the interface that it
@@ -109,7 +107,7 @@ static __always_inline int headend_tc(struct __sk_buff *skb, struct cursor c,
 	inner.pos = in->hdr;
 	frames = gso_frames(skb, inner, sizeof(struct eth_hdr));
 	packet_len = gso_packet_len(skb, inner, len);
-	pkt.vtc_flow = headend_vtc_flow(c, in);
+	pkt.marks = outer_marks_of(c, in);
 	r = headend_check(h, in, len, packet_len, &pkt);
 	if (r)
 		return headend_refuse(skb, h, r, packet_len, in->is_ip4);

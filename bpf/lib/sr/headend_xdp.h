@@ -2,6 +2,7 @@
 /* H.Encaps (RFC 8986 5.1) with the first stamp, on XDP. */
 #pragma once
 
+#include "lib/encap/srv6_xdp.h"
 #include "lib/hook.h"
 #include "lib/node/refuse.h"
 #include "lib/node/stats.h"
@@ -10,40 +11,6 @@
 #include "lib/sr/headend.h"
 #include "lib/wire/ip.h"
 #include "lib/wire/mss.h"
-
-/* Pieces of a segment's size in every outer header, behind its first 8 bytes. */
-#define OUTER_LEAST ((40 + 8 + 16 + 24 - 8) / sizeof(struct sid))
-
-/* A segment at a time, where a helper would take as long as a look-up. False: a
- * bug. len: in the bounds of ws_headend.outer, and 8 more than a multiple of 16.
- */
-static __always_inline bool outer_write(ctx_t *ctx, const struct ws_headend *h,
-					__u32 len)
-{
-	struct cursor c = ctx_cursor(ctx);
-	const struct sid *from = (const void *)(h->outer + 8);
-	struct sid *to;
-
-	if (!cursor_take(&c, struct eth_hdr))
-		return false;
-	to = c.pos;
-	/* All have that much: IPv6 header, SRH, one segment, TLV. */
-	if ((void *)to + 8 + OUTER_LEAST * sizeof(*to) > c.end)
-		return false;
-	*(__u64 *)to = *(const __u64 *)h->outer;
-	to = (void *)to + 8;
-#pragma unroll
-	for (__u32 i = 0; i < OUTER_LEAST; i++)
-		*to++ = from[i];
-	for (__u32 i = OUTER_LEAST; i < (WS_OUTER_MAX - 8) / sizeof(*to); i++) {
-		if (i * sizeof(*to) >= len - 8)
-			break;
-		if ((void *)(to + 1) > c.end)
-			return false;
-		*to++ = from[i];
-	}
-	return true;
-}
 
 /* Bytes of the packet, and those behind it that only pad its frame. False: TC must
  * look.
@@ -86,8 +53,8 @@ static __always_inline int headend_xdp(ctx_t *ctx, struct cursor c,
 	if (h->mss && mss_may_be_said(c, in))
 		return CTX_PASS;
 	pkt.routed = false;
-	pkt.vtc_flow = headend_vtc_flow(c, in);
-	n = nexthop_to_sid(h->stats, bpf_ntohl(pkt.vtc_flow & IP6_FLOW_MASK),
+	pkt.marks = outer_marks_of(c, in);
+	n = nexthop_to_sid(h->stats, outer_marks_flow(pkt.marks),
 			   headend_first(h), node->ways);
 	if (!nexthop_takes(n, len + h->outer_len) ||
 	    !binding_find((struct cursor){ in->hdr, c.end }, next, &h->share,
@@ -102,7 +69,7 @@ static __always_inline int headend_xdp(ctx_t *ctx, struct cursor c,
 
 	if (pad && bpf_xdp_adjust_tail(ctx, -(__s32)pad))
 		return ws_refuse(ctx, REASON(WRITE_FAILED), 0);
-	if (!outer_write(ctx, h, pkt.outer_len) ||
+	if (!outer_write(ctx, h->outer, pkt.outer_len) ||
 	    !headend_finish(h, ctx_cursor(ctx), &pkt))
 		return ws_refuse(ctx, REASON(WRITE_FAILED), 0);
 	c = ctx_cursor(ctx);

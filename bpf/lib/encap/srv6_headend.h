@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* A headend's outer header, of which a map has all but what differs by packet. Both
+ * hooks.
+ */
+#pragma once
+
+#include "lib/encap/srv6.h"
+#include "lib/wire/cursor.h"
+#include "lib/wire/net.h"
+
+/* At a headend: fills in what the prebuilt header leaves open, which has been
+ * written at c, the frame's start, before a packet of inner_len bytes. Returns the
+ * proof, which is not stamped; NULL: a bug.
+ */
+static __always_inline struct proof_tlv *
+outer_finish(struct cursor c, __u32 outer_len, __u32 inner_len, bool is_ip4,
+	     struct outer_marks marks)
+{
+	struct outer_written w;
+
+	if (!outer_find_written(c, outer_len - sizeof(struct proof_tlv), &w))
+		return NULL;
+	if (is_ip4) {
+		w.eth->proto = bpf_htons(ETH_P_IPV6);
+		w.srh->nexthdr = NEXTHDR_IPV4;
+	}
+	w.ip6->vtc_flow = marks.vtc_flow;
+	w.ip6->payload_len = bpf_htons(outer_len - sizeof(*w.ip6) + inner_len);
+	return w.tlv;
+}
