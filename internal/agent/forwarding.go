@@ -98,8 +98,7 @@ func (a *agent) tooNarrowForChains(n plan.Node) (warnings []string) {
 		if m.Is4() {
 			return
 		}
-		_, srh := srv6.Encapsulate(segments, p.Encapsulation)
-		if h := model.OuterLen(len(srh.Segments)); h > most.header {
+		if h := srv6.OuterLen(len(srv6.Carried(segments, p.Encapsulation))); h > most.header {
 			most = need{guarded{p.Chain, p.Direction, p.Path}.String(), h}
 		}
 	}

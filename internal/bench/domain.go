@@ -95,7 +95,7 @@ type world struct {
 }
 
 // outerLen is the length in bytes of what its headend puts before a packet.
-func (w world) outerLen() int { return model.OuterLen(len(w.plan.Paths[0].Carried())) }
+func (w world) outerLen() int { return w.plan.Paths[0].OuterLen() }
 
 func newWorld(spec worldSpec) (world, error) {
 	if spec.segments < 2 || spec.segments > model.SegmentsMax {

@@ -117,7 +117,7 @@ func (w way) mss() int { return paperMTU - 60 - w.outer() }
 func (w way) outer() int {
 	switch {
 	case w.ours():
-		return model.OuterLen(w.entries())
+		return srv6.OuterLen(w.entries())
 	case w.reduced:
 		return srv6.IPv6Len
 	case w.srv6:

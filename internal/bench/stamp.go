@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/waystamp/waystamp/internal/model"
+	"github.com/waystamp/waystamp/internal/srv6"
 )
 
 // stampRounds is how many runs of one packet a sample of `stamp` is the median
@@ -46,7 +47,7 @@ func Stamp(ctx context.Context, c Config) (Result, error) {
 				}
 				for _, n := range segments {
 					h.task, h.scheme, h.segments = t, s, n
-					if t == taskHeadend && who == byXDP && model.OuterLen(n) > headroom {
+					if t == taskHeadend && who == byXDP && srv6.OuterLen(n) > headroom {
 						continue // XDP leaves it to TC
 					}
 					name := func(s model.Scheme) string { return fmt.Sprintf("stamp/%s-%s/%s/segments-%d", t, s, who, n) }

@@ -29,12 +29,12 @@ func readPacket(frame []byte) (t packetText) {
 	}
 	p, err := srv6.DecodeFrame(frame)
 	t.onlyEnd = p.Header
-	if err == nil && p.SRH != nil {
+	if err == nil && p.Encapsulated() {
 		t.outer, t.to = true, p.Header.Destination
 		if proof, ok := p.Proof(); ok {
 			t.path, t.epoch = proof.Path, proof.Epoch
 		}
-		t.flow, t.known = srv6.ReadFlow(p.SRH.NextHeader, p.Payload)
+		t.flow, t.known = p.InnerFlow()
 		return t
 	}
 	next := uint8(srv6.NextHeaderIPv6)

@@ -157,7 +157,7 @@ func newPlanView(d *plan.Domain, epochs bool) planView {
 			Mark:        p.Match.Mark,
 			OwnTraffic:  p.OwnTraffic,
 			Sent:        planSentView{p.Encapsulation.SIDs, p.Encapsulation.Reduced, p.Segments()[0], p.Carried()},
-			Overhead:    model.OuterLen(len(p.Carried())),
+			Overhead:    p.OuterLen(),
 			MTU:         p.MTU,
 			Clamp:       p.MSS,
 			match:       p.Match,

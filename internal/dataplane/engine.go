@@ -93,7 +93,7 @@ func (e *engine) stampLocked(s pot.Share, h pot.Header, f pot.Flow, wire pot.Val
 	}); err != nil {
 		return pot.Values{}, err
 	}
-	out, refused, err := e.run(h, f, wire, engineNext, engineSID)
+	out, refused, err := e.run(h, f, wire, engineSID, engineNext)
 	if err != nil {
 		return pot.Values{}, err
 	}
@@ -104,12 +104,12 @@ func (e *engine) stampLocked(s pot.Share, h pot.Header, f pot.Flow, wire pot.Val
 	if err != nil {
 		return pot.Values{}, fmt.Errorf("the program sent a packet that is damaged: %w", err)
 	}
-	if p.SRH == nil || p.SRH.SegmentsLeft != 0 || p.Header.Destination != netip.MustParseAddr(engineNext) {
+	if !p.AtLast() || p.Header.Destination != netip.MustParseAddr(engineNext) {
 		return pot.Values{}, errors.New("the program did not advance the packet to its next segment")
 	}
-	t, err := p.SRH.Proof()
-	if err != nil {
-		return pot.Values{}, fmt.Errorf("the program sent a packet without a proof: %w", err)
+	t, ok := p.Proof()
+	if !ok {
+		return pot.Values{}, errors.New("the program sent a packet without a proof")
 	}
 	return pot.Values{RND: t.RND, CML: t.CML}, nil
 }
@@ -305,22 +305,10 @@ func enginePacket(h pot.Header, f pot.Flow, wire pot.Values, list []string) ([]b
 	if err != nil {
 		return nil, err
 	}
-	p := srv6.Packet{
-		Ethernet: &srv6.Ethernet{Type: srv6.EtherTypeIPv6}, // addresses of the loopback device
-		Header: srv6.Header{
-			HopLimit: 64, Source: netip.MustParseAddr(engineSource), Destination: netip.MustParseAddr(engineSID),
-		},
-		SRH: &srv6.SRH{
-			NextHeader: next, SegmentsLeft: uint8(len(list) - 1),
-			TLVs: []srv6.TLV{srv6.Proof{Scheme: h.Scheme, Epoch: h.Epoch, Path: h.Path, RND: wire.RND, CML: wire.CML}.TLV()},
-		},
-		Payload: payload,
+	segments := make([]netip.Addr, len(list))
+	for i, s := range list {
+		segments[i] = netip.MustParseAddr(s)
 	}
-	for _, s := range list {
-		p.SRH.Segments = append(p.SRH.Segments, netip.MustParseAddr(s))
-	}
-	if err := p.Fix(); err != nil {
-		return nil, err
-	}
-	return p.Append(nil)
+	proof := srv6.Proof{Scheme: h.Scheme, Epoch: h.Epoch, Path: h.Path, RND: wire.RND, CML: wire.CML}
+	return srv6.Wrap(netip.MustParseAddr(engineSource), segments, proof, next, payload)
 }

@@ -301,7 +301,7 @@ func (p fuzzPath) arrival(at int) (netip.Addr, int) {
 		return p.list()[at-1], len(p.segments) - at
 	}
 	list := p.list()
-	container, csid := (at-1)/model.CSIDsMax, (at-1)%model.CSIDsMax
+	container, csid := (at-1)/srv6.CSIDsMax, (at-1)%srv6.CSIDsMax
 	c, dst := list[container].As16(), p.segments[at-1].As16()
 	copy(dst[6:], c[6+2*csid:])
 	return netip.AddrFrom16(dst), len(list) - 1 - container

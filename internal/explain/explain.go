@@ -207,16 +207,16 @@ func (x *explainer) decode() {
 		return
 	}
 	x.out.Source, x.out.Destination = x.from, x.to
-	if p.SRH == nil {
+	if !p.Encapsulated() {
 		return
 	}
 	if inner, payload, err := p.Inner(); err == nil {
 		x.inner, x.payload = &inner, payload
 		x.out.Source, x.out.Destination = inner.Source, inner.Destination
 	}
-	proof, err := p.SRH.Proof()
-	if err != nil {
-		x.out.Carried = x.segments(x.sids(p.SRH.Visit()))
+	proof, ok := p.Proof()
+	if !ok {
+		x.out.Carried = x.segments(x.sids(p.Carried()))
 		return
 	}
 	x.proof = &proof
@@ -225,7 +225,7 @@ func (x *explainer) decode() {
 		RND: Hex64(proof.RND), CML: Hex64(proof.CML),
 	}
 	x.path = x.find(proof.Path, proof.Epoch)
-	carried := x.sids(p.SRH.Visit())
+	carried := x.sids(p.Carried())
 	if x.path == nil {
 		x.out.Carried = x.segments(carried)
 		return
@@ -345,7 +345,7 @@ func (x *explainer) try() {
 		want:   pot.Values{RND: x.proof.RND, CML: x.proof.CML},
 		flow:   x.flow(),
 	}
-	carried := x.sids(x.packet.SRH.Visit())
+	carried := x.sids(x.packet.Carried())
 	if whole := path.Segments(); len(whole) > len(path.Carried()) {
 		// Its first entry was in the destination alone, and is gone.
 		carried = append(x.sids(whole[:1]), carried...)
@@ -379,7 +379,7 @@ func (x *explainer) owner(sid netip.Addr) (*plan.Path, int) {
 // flow is what keyed-flow binds to. What cannot be read is refused before its
 // proof is looked at.
 func (x *explainer) flow() pot.Flow {
-	f, _ := srv6.ReadFlow(x.packet.SRH.NextHeader, x.packet.Payload)
+	f, _ := x.packet.InnerFlow()
 	return pot.Flow{
 		Source: f.Source, Destination: f.Destination, Protocol: f.Protocol,
 		SourcePort: f.SourcePort, DestinationPort: f.DestinationPort,

@@ -404,10 +404,10 @@ func (x *explainer) nothingSentence() string {
 
 // listClause compares the carried segment list with the planned one.
 func (x *explainer) listClause() string {
-	if x.path == nil || x.packet.SRH == nil {
+	if x.path == nil || !x.packet.Encapsulated() {
 		return ""
 	}
-	list := x.packet.SRH.Visit()
+	list := x.packet.Carried()
 	switch {
 	case slices.Equal(list, x.path.Carried()):
 		if !x.out.Tried {

@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/waystamp/waystamp/internal/model"
+	"github.com/waystamp/waystamp/internal/srv6"
 )
 
 // checker holds what the rules across the file need to find.
@@ -295,7 +296,7 @@ func (c *checker) reportTight() {
 }
 
 // outer is the length of the headers that the chain needs.
-func (ch *chain) outer() int { return ch.model().OuterLen() }
+func (ch *chain) outer() int { return srv6.ChainLen(ch.model()) }
 
 // claim is a match at a node, where only one path may have it.
 type claim struct {

@@ -58,27 +58,6 @@ func (c Clamp) MSS(mtu int, ipv4 bool) (int, error) {
 	return c.Most, nil
 }
 
-// CSIDsMax is how many C-SIDs an entry of a compressed segment list has: 16 bits
-// each, behind the 48 bits of the block (RFC 9800 section 4.1).
-const CSIDsMax = 5
-
-// OuterLen is the length in bytes of what a headend puts in front of a packet:
-// IPv6 header, SRH with so many entries in its segment list, proof TLV.
-func OuterLen(entries int) int { return 40 + 8 + 16*entries + 24 }
-
-// Entries is how many entries the segment list of a path has, as carried, that
-// makes so many visits. It has one at least: the proof needs an SRH.
-func (e Encapsulation) Entries(visits int) int {
-	n := visits
-	if e.SIDs == SIDsCompressed {
-		n = (n + CSIDsMax - 1) / CSIDsMax
-	}
-	if e.Reduced && n > 1 {
-		n--
-	}
-	return n
-}
-
 func (e Encapsulation) String() string {
 	if e.Reduced {
 		return e.SIDs.String() + " SIDs, reduced"
@@ -134,9 +113,6 @@ func (c Chain) ArgumentOf(i int) uint32 {
 	a, _ := find(c.Arguments, func(a Argument) bool { return a.Of == i })
 	return a.Forward
 }
-
-// OuterLen is the length in bytes of the chain's outer headers.
-func (c Chain) OuterLen() int { return OuterLen(c.Encapsulation.Entries(c.Segments())) }
 
 // Directions lists the ways through the chain that have a path.
 func (c Chain) Directions() []Direction {

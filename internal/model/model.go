@@ -341,7 +341,7 @@ type SIDs uint8
 
 const (
 	SIDsPlain      SIDs = iota // an entry each
-	SIDsCompressed             // up to CSIDsMax to an entry: NEXT-C-SID (RFC 9800 section 4.1)
+	SIDsCompressed             // several to an entry: NEXT-C-SID (RFC 9800 section 4.1)
 )
 
 var sidsNames = []string{"plain", "compressed"}

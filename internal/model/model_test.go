@@ -63,33 +63,6 @@ func both[T interface {
 	}
 }
 
-func TestOuterLenIsThatOfTheHeaders(t *testing.T) {
-	// IPv6 40, SRH 8 and 16 for each segment, proof TLV 24.
-	for segments, want := range map[int]int{1: 88, 3: 120, 16: 328} {
-		if got := OuterLen(segments); got != want {
-			t.Errorf("%d segments: %d; want %d", segments, got, want)
-		}
-	}
-}
-
-func TestEntriesOfASegmentList(t *testing.T) {
-	for _, c := range []struct {
-		is                   Encapsulation
-		one, five, six, most int
-	}{
-		{Encapsulation{}, 1, 5, 6, 16},
-		{Encapsulation{Reduced: true}, 1, 4, 5, 15},
-		{Encapsulation{SIDs: SIDsCompressed}, 1, 1, 2, 4},
-		{Encapsulation{SIDs: SIDsCompressed, Reduced: true}, 1, 1, 1, 3},
-	} {
-		for visits, want := range map[int]int{1: c.one, 5: c.five, 6: c.six, SegmentsMax: c.most} {
-			if got := c.is.Entries(visits); got != want {
-				t.Errorf("%s: %d entries for %d visits; want %d", c.is, got, visits, want)
-			}
-		}
-	}
-}
-
 func TestCheckContainer(t *testing.T) {
 	block := netip.MustParsePrefix("fc00::/48")
 	for _, c := range []struct{ address, want string }{

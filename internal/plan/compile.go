@@ -11,6 +11,7 @@ import (
 	"slices"
 
 	"github.com/waystamp/waystamp/internal/model"
+	"github.com/waystamp/waystamp/internal/srv6"
 )
 
 // Compile makes the plan of a domain. The keyring is read, not changed: the
@@ -171,9 +172,9 @@ func (c *compiler) check(ch model.Chain) error {
 		}
 	}
 	mtu, declared := c.coreMTU(ch)
-	if declared && mtu-ch.OuterLen() < model.MTUMin {
+	if declared && mtu-srv6.ChainLen(ch) < model.MTUMin {
 		return fmt.Errorf("its headers take %d of the %d bytes that its nodes' core interfaces carry, which leaves less than %d to packets; raise the MTU to %d or shorten the chain",
-			ch.OuterLen(), mtu, model.MTUMin, model.MTUMin+ch.OuterLen())
+			srv6.ChainLen(ch), mtu, model.MTUMin, model.MTUMin+srv6.ChainLen(ch))
 	}
 	if _, err := ch.Clamp.MSS(c.innerMTU(ch), ch.Match.Is4()); err != nil {
 		return fmt.Errorf("mss-clamp: %w", err)
@@ -250,7 +251,7 @@ func (c *compiler) coreMTU(ch model.Chain) (mtu int, declared bool) {
 // innerMTU is what the chain leaves to packets; 0: not known.
 func (c *compiler) innerMTU(ch model.Chain) int {
 	if mtu, declared := c.coreMTU(ch); declared {
-		return mtu - ch.OuterLen()
+		return mtu - srv6.ChainLen(ch)
 	}
 	return 0
 }

@@ -176,9 +176,11 @@ func withArgument(sid netip.Addr, argument uint32) netip.Addr {
 // Carried is the segment list as it is in packets, in the order of the visit: a
 // reduced one lacks its first entry.
 func (p Path) Carried() []netip.Addr {
-	_, srh := srv6.Encapsulate(p.Segments(), p.Encapsulation)
-	return srh.Visit()
+	return srv6.Carried(p.Segments(), p.Encapsulation)
 }
+
+// OuterLen is the length in bytes of the outer headers of the path's packets.
+func (p Path) OuterLen() int { return srv6.OuterLen(len(p.Carried())) }
 
 // Lanes is how many the path has, over all its headends.
 func (p Path) Lanes() uint16 {

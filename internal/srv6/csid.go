@@ -19,7 +19,7 @@ const (
 func Compress(sids []netip.Addr) []netip.Addr {
 	var containers []netip.Addr
 	for len(sids) > 0 {
-		n := min(len(sids), model.CSIDsMax)
+		n := min(len(sids), CSIDsMax)
 		c := sids[0].As16()
 		for i, sid := range sids[:n] {
 			b := sid.As16()

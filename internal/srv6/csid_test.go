@@ -82,8 +82,8 @@ func TestCompressLosesNothing(t *testing.T) {
 			}
 		}
 		e := model.Encapsulation{SIDs: model.SIDsCompressed}
-		if len(containers) != e.Entries(len(sids)) {
-			t.Fatalf("%d containers for %d SIDs; Entries says %d", len(containers), len(sids), e.Entries(len(sids)))
+		if len(containers) != srv6.Entries(e, len(sids)) {
+			t.Fatalf("%d containers for %d SIDs; Entries says %d", len(containers), len(sids), srv6.Entries(e, len(sids)))
 		}
 	})
 }
@@ -124,8 +124,8 @@ func TestEncapsulateLeadsAllTheWay(t *testing.T) {
 		if got := walk(first, srh, e.SIDs == model.SIDsCompressed); !slices.Equal(got, sids) {
 			t.Fatalf("%v: %s leads to %s", e, sids, got)
 		}
-		if n := len(srh.Segments); n != e.Entries(len(sids)) || n == 0 {
-			t.Fatalf("%v: %d entries for %d SIDs; want %d", e, n, len(sids), e.Entries(len(sids)))
+		if n := len(srh.Segments); n != srv6.Entries(e, len(sids)) || n == 0 {
+			t.Fatalf("%v: %d entries for %d SIDs; want %d", e, n, len(sids), srv6.Entries(e, len(sids)))
 		}
 		// RFC 8754 4.3.1.1: what a receiver takes.
 		if left := int(srh.SegmentsLeft); left > len(srh.Segments) {

@@ -27,9 +27,6 @@ const (
 	errorsAtOnce    = 100
 )
 
-// outerHopLimit is what the outer header leaves the headend with.
-const outerHopLimit = 64
-
 // Upper is the upper 64 bits of a, as __be64.
 func Upper(a netip.Addr) uint64 {
 	b := a.As16()
@@ -180,12 +177,12 @@ func EncodeEgress(e plan.Egress, statsIndex uint32) (abi.Hop, abi.Egress, error)
 	if err := checkSegments(e.Segments); err != nil {
 		return abi.Hop{}, abi.Egress{}, err
 	}
-	_, srh := srv6.Encapsulate(e.Segments, e.Encapsulation)
+	list := srv6.OnWire(e.Segments, e.Encapsulation)
 	v := abi.Egress{
-		Segments: uint8(len(srh.Segments)), OnViolation: uint8(e.OnViolation),
+		Segments: uint8(len(list)), OnViolation: uint8(e.OnViolation),
 		WindowLog2: uint8(bits.TrailingZeros(uint(e.Window))), Lanes: uint32(e.Lanes),
 	}
-	for i, s := range srh.Segments {
+	for i, s := range list {
 		v.List[i] = s.As16()
 	}
 	switch e.Scheme {
@@ -230,7 +227,7 @@ func EncodeHeadend(n plan.Node, h plan.Headend, statsIndex, counterIndex uint32)
 	if h.MSS < 0 || h.MSS > math.MaxUint16 {
 		return abi.Headend{}, fmt.Errorf("MSS %d does not fit the option of TCP", h.MSS)
 	}
-	outer, err := outerHeader(n.Address, h)
+	outer, err := srv6.Outer(n.Address, h.Segments, h.Encapsulation, srv6.Proof{Scheme: h.Scheme, Epoch: h.Epoch, Path: h.Path})
 	if err != nil {
 		return abi.Headend{}, err
 	}
@@ -244,22 +241,6 @@ func EncodeHeadend(n plan.Node, h plan.Headend, statsIndex, counterIndex uint32)
 	}
 	copy(out.Outer[:], outer)
 	return out, nil
-}
-
-// outerHeader is what a headend puts before a packet: IPv6 header, SRH with
-// the list, proof TLV. What differs from packet to packet is zero; the
-// program sets it, and the SRH's next header for IPv4 inside.
-func outerHeader(source netip.Addr, h plan.Headend) ([]byte, error) {
-	first, srh := srv6.Encapsulate(h.Segments, h.Encapsulation)
-	srh.TLVs = []srv6.TLV{srv6.Proof{Scheme: h.Scheme, Epoch: h.Epoch, Path: h.Path}.TLV()}
-	p := srv6.Packet{
-		Header: srv6.Header{
-			NextHeader: srv6.NextHeaderRoute, HopLimit: outerHopLimit,
-			Source: source, Destination: first,
-		},
-		SRH: srh,
-	}
-	return p.Append(nil)
 }
 
 func checkSegments(s []netip.Addr) error {
