@@ -280,6 +280,88 @@ func TestPlanOutAgainKeepsWhatDidNotChange(t *testing.T) {
 	}
 }
 
+// The steps of a change are beside the plans, until the next change.
+func TestPlanKeepsEpochsInSteps(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "plans")
+	src, err := os.ReadFile(planPaper)
+	if err != nil {
+		t.Fatal(err)
+	}
+	run := func(file string, want int, args ...string) (stderr string) {
+		t.Helper()
+		_, stderr, code := runPlan(t, file, append([]string{"-f", "-", "--out", dir}, args...)...)
+		if code != want {
+			t.Fatalf("%q: exit %d, want %d: %s", args, code, want, stderr)
+		}
+		return stderr
+	}
+	epochs := func(folder, node string) (headend uint8, egress []uint8) {
+		t.Helper()
+		b, err := os.ReadFile(filepath.Join(dir, folder, node+".json"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		n, err := plan.DecodeNode(b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range n.Egresses {
+			egress = append(egress, e.Epoch)
+		}
+		slices.Sort(egress)
+		return n.Headends[0].Epoch, egress
+	}
+	paper := string(src)
+	if said := run(paper, command.ExitFailed, "--keep-epochs"); !strings.Contains(said, "holds no plans yet") {
+		t.Errorf("without plans: %q", said)
+	}
+	run(paper, command.ExitDone)
+	if said := run(paper, command.ExitDone, "--keep-epochs"); !strings.Contains(said, "no path gets another epoch") {
+		t.Errorf("without a change: %q", said)
+	}
+	if said := run(paper, command.ExitUsage, "--rotate", "wbe"); !strings.Contains(said, "--rotate wbe: - has no chain of that name") {
+		t.Errorf("an unknown chain: %q", said)
+	}
+	for _, c := range []struct {
+		args   []string
+		file   string
+		epochs [2]uint8
+	}{
+		{nil, strings.Replace(paper, "functions: [fw, dpi]", "functions: [dpi, fw]", 1), [2]uint8{1, 2}},
+		{[]string{"--rotate", "web"}, strings.Replace(paper, "functions: [fw, dpi]", "functions: [dpi, fw]", 1), [2]uint8{2, 3}},
+		{[]string{"--rotate", "all"}, strings.Replace(paper, "functions: [fw, dpi]", "functions: [dpi, fw]", 1), [2]uint8{3, 4}},
+	} {
+		said := run(c.file, command.ExitDone, append(c.args, "--keep-epochs")...)
+		if want := "  3. " + dir + "/nodes/NAME.json, 5s later"; !strings.Contains(said, want) {
+			t.Errorf("%q: %q, want %q in it", c.args, said, want)
+		}
+		for folder, want := range map[string]struct {
+			headend uint8
+			egress  []uint8
+		}{
+			planBothName: {c.epochs[0], c.epochs[:]}, planTurnName: {c.epochs[1], c.epochs[:]}, planNodesName: {c.epochs[1], c.epochs[1:]},
+		} {
+			if h, e := epochs(folder, "r1"); h != want.headend || !slices.Equal(e, want.egress) {
+				t.Errorf("%q, %s: r1 sends epoch %d and takes %d, want %d and %d", c.args, folder, h, e, want.headend, want.egress)
+			}
+		}
+		// Run again, it leaves the steps that may be just being carried.
+		run(c.file, command.ExitDone, "--keep-epochs")
+		epochs(planTurnName, "r1")
+	}
+	// A change in one step takes them away: they would turn nodes back.
+	run(paper, command.ExitDone)
+	if _, err := os.Stat(filepath.Join(dir, planBothName)); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the steps of the change before are still there: %v", err)
+	}
+	if err := os.Remove(filepath.Join(dir, planNodesName, "r2.json")); err != nil {
+		t.Fatal(err)
+	}
+	if said := run(paper, command.ExitFailed, "--keep-epochs"); !strings.Contains(said, "lacks the plans of r2") {
+		t.Errorf("without the plan of a node: %q", said)
+	}
+}
+
 func TestPlanOutThatCannotBeWrittenLeavesNoTrace(t *testing.T) {
 	dir := t.TempDir()
 	// A directory in the place of a file: the rename fails.

@@ -8,10 +8,13 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/waystamp/waystamp/internal/await"
 	"github.com/waystamp/waystamp/internal/model"
@@ -23,12 +26,21 @@ import (
 const (
 	planPathsName = "paths.json"
 	planNodesName = "nodes"
+	planBothName  = "1-both"
+	planTurnName  = "2-turn"
 )
+
+// planChange is how plans change besides what the domain says.
+type planChange struct {
+	keepEpochs bool
+	rotate     func(chain string) bool
+}
 
 // writePlans compiles a domain with the secrets that the directory has, and
 // writes what changed. The paths come first: should it end half-way, the next
-// run finds in them the secrets that some nodes have already.
-func writePlans(ctx context.Context, dir string, domain model.Domain, stderr io.Writer) (d *plan.Domain, err error) {
+// run finds in them the secrets that some nodes have already. With how.keepEpochs it writes
+// the steps of the change, too.
+func writePlans(ctx context.Context, dir string, domain model.Domain, how planChange, stderr io.Writer) (d *plan.Domain, err error) {
 	nodes := filepath.Join(dir, planNodesName)
 	if err := os.MkdirAll(nodes, 0o700); err != nil {
 		return nil, fmt.Errorf("make the directory for plans: %w", err)
@@ -43,13 +55,39 @@ func writePlans(ctx context.Context, dir string, domain model.Domain, stderr io.
 	if err != nil {
 		return nil, err
 	}
-	d, err = await.Do(ctx, func() (*plan.Domain, error) { return plan.Compile(domain, plan.NewKeyring(rand.Reader, last)) })
+	keys := plan.NewKeyring(rand.Reader, last)
+	keys.Rotate(how.rotate)
+	if how.keepEpochs {
+		keys.KeepSIDs()
+	}
+	d, err = await.Do(ctx, func() (*plan.Domain, error) { return plan.Compile(domain, keys) })
 	if err != nil {
 		return nil, err
 	}
-	files, err := await.Do(ctx, func() ([]planFile, error) { return encodePlans(dir, d) })
+	var steps plan.Steps
+	if how.keepEpochs {
+		if steps, err = await.Do(ctx, func() (plan.Steps, error) { return stepsFrom(dir, last, d) }); err != nil {
+			return nil, err
+		}
+	}
+	files, err := await.Do(ctx, func() ([]planFile, error) { return encodePlans(dir, d, steps) })
 	if err != nil {
 		return nil, err
+	}
+	// Those of the change before would turn a node back. If nothing changes they may be just being carried.
+	for _, step := range []string{planBothName, planTurnName} {
+		if how.keepEpochs && steps.Turns == nil && steps.Lossy == nil {
+			break
+		}
+		if err := os.RemoveAll(filepath.Join(dir, step)); err != nil {
+			return nil, fmt.Errorf("remove the plans of a change before: %w", err)
+		}
+		if steps.Turns == nil {
+			continue
+		}
+		if err := os.Mkdir(filepath.Join(dir, step), 0o700); err != nil {
+			return nil, fmt.Errorf("make the directory for plans: %w", err)
+		}
 	}
 	current := map[string]bool{}
 	for _, n := range d.Nodes {
@@ -69,21 +107,111 @@ func writePlans(ctx context.Context, dir string, domain model.Domain, stderr io.
 		}
 	}
 	fmt.Fprintf(stderr, "%s: %d of %d files written, the others did not change\n", dir, written, len(files))
+	if how.keepEpochs {
+		tellSteps(stderr, dir, domain, steps)
+	}
 	return d, reportStale(nodes, current, stderr)
 }
 
-// encodePlans makes all files of a directory of plans.
-func encodePlans(dir string, d *plan.Domain) ([]planFile, error) {
+// stepsFrom compares what is compiled with the plans of the last run.
+func stepsFrom(dir string, last []plan.Path, d *plan.Domain) (plan.Steps, error) {
+	if last == nil {
+		return plan.Steps{}, fmt.Errorf("%s holds no plans yet, so no epoch can be kept; leave out --keep-epochs", dir)
+	}
+	entries, err := os.ReadDir(filepath.Join(dir, planNodesName))
+	if err != nil {
+		return plan.Steps{}, fmt.Errorf("read the plans of the last run: %w", err)
+	}
+	on := map[string]bool{}
+	for _, p := range last {
+		for _, h := range p.Hops {
+			on[h.Node] = true
+		}
+		for _, in := range p.Ingress {
+			on[in.Node] = true
+		}
+	}
+	var was []plan.Node
+	for _, e := range entries {
+		name, ok := strings.CutSuffix(e.Name(), ".json")
+		if !ok || strings.HasPrefix(name, ".") {
+			continue
+		}
+		file := filepath.Join(dir, planNodesName, e.Name())
+		b, err := planfile.Read(file)
+		if err != nil {
+			return plan.Steps{}, fmt.Errorf("read the plans of the last run: %w", err)
+		}
+		n, err := plan.DecodeNode(b)
+		if err != nil {
+			return plan.Steps{}, fmt.Errorf("%s: %w; restore it, or leave out --keep-epochs", file, err)
+		}
+		// Those that left the domain before stay on disk until the operator removes them.
+		if on[n.Name] || slices.ContainsFunc(d.Nodes, func(x plan.Node) bool { return x.Name == n.Name }) {
+			was = append(was, n)
+			delete(on, n.Name)
+		}
+	}
+	if len(on) > 0 {
+		return plan.Steps{}, fmt.Errorf("%s lacks the plans of %s, which are in force; restore them, or leave out --keep-epochs",
+			filepath.Join(dir, planNodesName), strings.Join(slices.Sorted(maps.Keys(on)), ", "))
+	}
+	return plan.MakeSteps(last, was, d)
+}
+
+// tellSteps says how the plans are to be carried.
+func tellSteps(w io.Writer, dir string, domain model.Domain, s plan.Steps) {
+	for _, p := range s.Lossy {
+		fmt.Fprintf(w, "%s: warning: chain %s, %s, comes or goes: its packets are refused from the first node in step 2 until the last\n", dir, p.Chain, p.Direction)
+	}
+	if s.Turns == nil {
+		fmt.Fprintf(w, "%s: no path gets another epoch; carry %s\n", dir, filepath.Join(dir, planNodesName))
+		return
+	}
+	for _, p := range s.Turns {
+		fmt.Fprintf(w, "%s: chain %s, %s, gets epoch %d\n", dir, p.Chain, p.Direction, p.Epoch)
+	}
+	fmt.Fprintf(w, `Carry the change in three steps, each to all nodes before the next (waystamp status shows it in force):
+  1. %s
+  2. %s
+  3. %s, %s later
+`, filepath.Join(dir, planBothName, "NAME.json"), filepath.Join(dir, planTurnName, "NAME.json"), filepath.Join(dir, planNodesName, "NAME.json"), drainTime(domain))
+}
+
+// drainTime is how long packets of an old epoch may be under way: in queues, and in
+// functions.
+func drainTime(d model.Domain) time.Duration {
+	const queues = 5 * time.Second
+	longest := time.Duration(0)
+	for _, f := range d.Functions {
+		longest = max(longest, f.Proxy.Lifetime)
+	}
+	return longest + queues
+}
+
+// encodePlans makes all files of a directory of plans; those of steps if a path turns.
+func encodePlans(dir string, d *plan.Domain, s plan.Steps) ([]planFile, error) {
 	b, err := plan.EncodePaths(d.Paths)
 	if err != nil {
 		return nil, err
 	}
 	files := []planFile{{filepath.Join(dir, planPathsName), b}}
-	for _, n := range d.Nodes {
-		if b, err = plan.EncodeNode(n); err != nil {
-			return nil, err
+	folders := []struct {
+		name  string
+		nodes []plan.Node
+	}{{planNodesName, d.Nodes}}
+	if s.Turns != nil {
+		folders = append(folders, folders[0], folders[0])
+		folders[1].name, folders[1].nodes = planBothName, s.Both
+		folders[2].name, folders[2].nodes = planTurnName, s.Turn
+	}
+	for _, f := range folders {
+		for _, n := range f.nodes {
+			if b, err = plan.EncodeNode(n); err != nil {
+				return nil, err
+			}
+			files = append(files, planFile{filepath.Join(dir, f.name, n.Name+".json"), b})
 		}
-		files = append(files, planFile{filepath.Join(dir, planNodesName, n.Name+".json"), b})
 	}
 	return files, nil
 }

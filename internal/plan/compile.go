@@ -330,6 +330,7 @@ func (c *compiler) assignSIDs(paths []Path, keys *Keyring) error {
 			paths[i].Hops[j+1].SID = s
 		}
 	}
+	old := keys.kept()
 	next := map[string]int{} // by node: no instance below is free
 	for i, p := range paths {
 		if kept[i] {
@@ -344,7 +345,7 @@ func (c *compiler) assignSIDs(paths []Path, keys *Keyring) error {
 					return fmt.Errorf("node %s: its locator %s has no SID left for chain %s; give it a shorter prefix", h.Node, locator, p.Chain)
 				}
 				next[h.Node]++
-				if sid.IsValid() && !taken[sid] {
+				if sid.IsValid() && !taken[sid] && !old[sid] {
 					taken[sid] = true
 					h.SID = sid
 					break

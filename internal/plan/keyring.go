@@ -20,6 +20,8 @@ const epochFirst = 1
 type Keyring struct {
 	random io.Reader
 	paths  map[direction]Path
+	rotate func(chain string) bool
+	keep   bool // no SID of the last compilation is given to another path, or place
 }
 
 // direction names a path by what the operator wrote.
@@ -32,11 +34,32 @@ type direction struct {
 // there was none, and a source of random bytes: crypto/rand.Reader but in
 // tests. It keeps references to the paths.
 func NewKeyring(random io.Reader, last []Path) *Keyring {
-	k := &Keyring{random: random, paths: make(map[direction]Path, len(last))}
+	k := &Keyring{random: random, paths: make(map[direction]Path, len(last)), rotate: func(string) bool { return false }}
 	for _, p := range last {
 		k.paths[p.direction()] = p
 	}
 	return k
+}
+
+// KeepSIDs gives no SID of the last compilation to anything else, so that nodes can hold
+// both.
+func (k *Keyring) KeepSIDs() { k.keep = true }
+
+// Rotate gives paths of these chains the next epoch and fresh secrets though nothing changes.
+func (k *Keyring) Rotate(chain func(name string) bool) { k.rotate = chain }
+
+// kept are the SIDs that nothing new may have.
+func (k *Keyring) kept() map[netip.Addr]bool {
+	sids := map[netip.Addr]bool{}
+	if !k.keep {
+		return sids
+	}
+	for _, p := range k.paths {
+		for _, h := range p.Hops[1:] {
+			sids[h.SID] = true
+		}
+	}
+	return sids
 }
 
 func (p PathID) direction() direction { return direction{p.Chain, p.Direction} }
@@ -65,7 +88,7 @@ func (k *Keyring) sids(p Path, locators map[string]netip.Prefix) ([]netip.Addr, 
 func (k *Keyring) secrets(p *Path) error {
 	p.Epoch = epochFirst
 	if last, ok := k.paths[p.direction()]; ok {
-		if last.sameSecrets(*p) {
+		if last.sameSecrets(*p) && !k.rotate(p.Chain) {
 			p.Epoch, p.Shares, p.Verifier = last.Epoch, last.Shares, last.Verifier
 			return nil
 		}

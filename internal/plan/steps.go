@@ -1,0 +1,165 @@
+package plan
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/waystamp/waystamp/internal/model"
+)
+
+// Steps are the plans by which a domain changes without refusing packets that are under way.
+// All nodes take one step before any takes the next:
+//
+//  1. Both: functions and egresses hold the old and the new epochs; headends are as before.
+//  2. Turn: headends use the new epochs. What they sent before is still taken.
+//  3. The nodes' plans themselves, without the old epochs, when no packet of those is
+//     under way any more.
+//
+// A path that comes or goes, or takes other packets, does so in the second step: from the first node
+// that has it until the last, its own packets are refused.
+//
+// A node that is not in the domain any more gets a last plan in step 2, with which it sends nothing
+// into a path; after step 3 its agent can be detached.
+type Steps struct {
+	Both, Turn []Node // in the order of the domain's nodes; those that leave it behind them
+	Turns      []Path // those that get another epoch, as they are in the end
+	Lossy      []Path // those that come or go, as they are or were
+}
+
+// MakeSteps compares the paths and nodes of the last compilation with the next, whose keyring
+// was told to keep the SIDs of the last (Keyring.KeepSIDs). It shares parts of what it is given.
+func MakeSteps(last []Path, was []Node, next *Domain) (Steps, error) {
+	var s Steps
+	before := map[direction]Path{}
+	for _, p := range last {
+		before[p.direction()] = p
+	}
+	stays := map[uint32]bool{} // paths that were there, and are
+	for _, p := range next.Paths {
+		q, ok := before[p.direction()]
+		delete(before, p.direction())
+		if !ok || q.Path != p.Path {
+			s.Lossy = append(s.Lossy, p)
+			continue
+		}
+		stays[p.Path] = true
+		if q.Epoch != p.Epoch {
+			s.Turns = append(s.Turns, p)
+		}
+	}
+	for _, p := range last {
+		if _, gone := before[p.direction()]; gone {
+			s.Lossy = append(s.Lossy, p)
+		}
+	}
+	old := map[string]Node{}
+	for _, n := range was {
+		old[n.Name] = n
+	}
+	var errs []error
+	for _, n := range next.Nodes {
+		o, ok := old[n.Name]
+		delete(old, n.Name)
+		if !ok {
+			o = Node{Name: n.Name, Block: n.Block, Address: n.Address, Locator: n.Locator}
+		}
+		if o.Block != n.Block || o.Locator != n.Locator || o.Address != n.Address {
+			errs = append(errs, fmt.Errorf("node %s: its address, its locator or the block changes, and a node has one of each; carry this change out in one step, without --keep-epochs", n.Name))
+			continue
+		}
+		both, turn := bothEpochs(o, n, stays), turned(o, n, stays)
+		for step, p := range map[string]Node{"1": both, "2": turn} {
+			if err := p.check(); err != nil {
+				errs = append(errs, fmt.Errorf("node %s, step %s: %w", n.Name, step, err))
+			}
+		}
+		s.Both, s.Turn = append(s.Both, both), append(s.Turn, turn)
+	}
+	for _, o := range was {
+		if _, leaves := old[o.Name]; leaves {
+			s.Both = append(s.Both, o)
+			o.Headends = nil
+			s.Turn = append(s.Turn, o)
+		}
+	}
+	return s, errors.Join(errs...)
+}
+
+// bothEpochs is what a node holds until all nodes know the new epochs.
+func bothEpochs(o, n Node, stays map[uint32]bool) Node {
+	b := withOld(o, n)
+	b.Headends = o.Headends
+	b.Endpoints = bothEndpoints(o, n)
+	b.Egresses = slices.Clone(o.Egresses)
+	for _, e := range n.Egresses {
+		if !stays[e.Path] || slices.ContainsFunc(o.Egresses, e.sameEpoch) {
+			continue
+		}
+		// A path takes the same packets in all its epochs.
+		if i := slices.IndexFunc(o.Egresses, func(x Egress) bool { return x.Path == e.Path }); i >= 0 {
+			e.Match = o.Egresses[i].Match
+		}
+		b.Egresses = append(b.Egresses, e)
+	}
+	return b
+}
+
+// turned is what a node holds while packets of the old epochs are under way.
+func turned(o, n Node, stays map[uint32]bool) Node {
+	b := withOld(o, n)
+	b.Headends = n.Headends
+	b.Endpoints = bothEndpoints(o, n)
+	b.Egresses = slices.Clone(n.Egresses)
+	for _, e := range o.Egresses {
+		if !stays[e.Path] || slices.ContainsFunc(n.Egresses, e.sameEpoch) {
+			continue
+		}
+		if i := slices.IndexFunc(n.Egresses, func(x Egress) bool { return x.Path == e.Path }); i >= 0 {
+			e.Match = n.Egresses[i].Match
+		}
+		b.Egresses = append(b.Egresses, e)
+	}
+	return b
+}
+
+func (e Egress) sameEpoch(o Egress) bool { return e.Path == o.Path && e.Epoch == o.Epoch }
+
+// bothEndpoints are the visits of both; what is the same in both is as in n.
+func bothEndpoints(o, n Node) []Endpoint {
+	all := slices.Clone(n.Endpoints)
+	for _, e := range o.Endpoints {
+		if !slices.ContainsFunc(n.Endpoints, func(x Endpoint) bool {
+			return visit{x.SID, x.Path, x.Epoch} == visit{e.SID, e.Path, e.Epoch}
+		}) {
+			all = append(all, e)
+		}
+	}
+	return all
+}
+
+// withOld is n with the interfaces and functions of o that it has no more.
+func withOld(o, n Node) Node {
+	n.Interfaces, n.Proxies = slices.Clone(n.Interfaces), slices.Clone(n.Proxies)
+	for _, i := range o.Interfaces {
+		if !slices.ContainsFunc(n.Interfaces, func(x model.Interface) bool { return x.Name == i.Name }) {
+			n.Interfaces = append(n.Interfaces, i)
+		}
+	}
+	for _, p := range o.Proxies {
+		i := slices.IndexFunc(n.Proxies, func(x Proxy) bool { return x.Function == p.Function })
+		if i < 0 {
+			n.Proxies = append(n.Proxies, p)
+			continue
+		}
+		// What has lost its header in a local function is known by what its paths take.
+		m := slices.Clone(n.Proxies[i].Matches)
+		for _, x := range p.Matches {
+			if n.Proxies[i].Local && !slices.Contains(m, x) {
+				m = append(m, x)
+			}
+		}
+		n.Proxies[i].Matches = m
+	}
+	return n
+}
