@@ -507,7 +507,7 @@ func TestALinkTooNarrowForItsChainIsToldOf(t *testing.T) {
 	n.links["r1-h1"] = host.Link{Name: "r1-h1", Index: 2, MTU: 1300} // has no headers
 	s := n.start()
 	s.eventually("somebody who watches settings", func() bool { return n.tell(host.ChangeForwarding) == nil })
-	want := "interface r1-r2 has an MTU of 1300, and the headers of chain web take 104: its packets that leave by it keep 1196 bytes, and IPv6 needs 1280; ip link set r1-r2 mtu 1384, at both ends of the link"
+	want := "interface r1-r2 has an MTU of 1300, and the headers of chain web take 104, so that its packets that leave by it keep 1196 bytes, and IPv6 needs 1280: ip link set r1-r2 mtu 1384, at both ends of the link"
 	if st := s.status(); !slices.Equal(st.Warnings, []string{want}) || !st.Ready {
 		t.Errorf("status %+v; want %q", st, want)
 	}

@@ -31,6 +31,7 @@ func newRoot(in surroundings) *cobra.Command {
 	commands := []*cobra.Command{
 		NewPlanCommand(),
 		NewAgentCommand(),
+		NewDoctorCommand(),
 		newStatusCommand(in),
 		newGetCommand(in),
 		newWatchCommand(in),

@@ -39,19 +39,7 @@ func (n *Net) CutOnSend(link string) error {
 	if len(wholeBy(names, on)) == 0 {
 		return nil
 	}
-	// struct ethtool_sfeatures: for 32 features each which shall change, and to
-	// what.
-	blocks := (len(names) + 31) / 32
-	req := make([]byte, 8+8*blocks)
-	binary.NativeEndian.PutUint32(req, ethSetFeature)
-	binary.NativeEndian.PutUint32(req[4:], uint32(blocks))
-	for i, name := range names {
-		if cutsLate(name) {
-			at := req[8+8*(i/32):]
-			binary.NativeEndian.PutUint32(at, binary.NativeEndian.Uint32(at)|1<<(i%32))
-		}
-	}
-	if err := n.ethtoolRaw(link, req); err != nil {
+	if err := n.ethtoolRaw(link, switchOff(names, cutsLate)); err != nil {
 		return fmt.Errorf("make %s in %s take no super-packets: %w", link, n.ns, permission(err))
 	}
 	if on, names, err = n.features(link); err != nil {
@@ -71,6 +59,49 @@ func (n *Net) CutsOnSend(link string) (bool, error) {
 		return false, fmt.Errorf("read the features of %s in %s: %w", link, n.ns, err)
 	}
 	return len(wholeBy(names, on)) == 0, nil
+}
+
+// FeatureOn tells whether a device has a feature on, by the name that `ethtool -k` has in the
+// kernel ("rx-lro"). A feature that the kernel does not know is off.
+func (n *Net) FeatureOn(link, name string) (bool, error) {
+	on, names, err := n.features(link)
+	if err != nil {
+		return false, fmt.Errorf("read the features of %s in %s: %w", link, n.ns, err)
+	}
+	i := slices.Index(names, name)
+	return i >= 0 && on[i], nil
+}
+
+// SwitchOff switches a feature of a device off. It is an error if the device does not obey.
+func (n *Net) SwitchOff(link, name string) error {
+	_, names, err := n.features(link)
+	if err != nil {
+		return fmt.Errorf("read the features of %s in %s: %w", link, n.ns, err)
+	}
+	if err := n.ethtoolRaw(link, switchOff(names, func(f string) bool { return f == name })); err != nil {
+		return fmt.Errorf("switch %s of %s in %s off: %w", name, link, n.ns, permission(err))
+	}
+	on, err := n.FeatureOn(link, name)
+	if err == nil && on {
+		err = fmt.Errorf("switch %s of %s in %s off: the device leaves it on", name, link, n.ns)
+	}
+	return err
+}
+
+// switchOff is a struct ethtool_sfeatures: for 32 features each which shall change, and to
+// what.
+func switchOff(names []string, which func(string) bool) []byte {
+	blocks := (len(names) + 31) / 32
+	req := make([]byte, 8+8*blocks)
+	binary.NativeEndian.PutUint32(req, ethSetFeature)
+	binary.NativeEndian.PutUint32(req[4:], uint32(blocks))
+	for i, name := range names {
+		if which(name) {
+			at := req[8+8*(i/32):]
+			binary.NativeEndian.PutUint32(at, binary.NativeEndian.Uint32(at)|1<<(i%32))
+		}
+	}
+	return req
 }
 
 // wholeBy are the features that are on of those that leave super-packets whole.

@@ -1,4 +1,4 @@
-package agent
+package doctor
 
 import (
 	"slices"
@@ -19,7 +19,7 @@ func TestForwardsWhatPacketsComeInBy(t *testing.T) {
 	if got := forwards(n); !slices.Equal(got, []string{"a", "b", "from"}) {
 		t.Errorf("got %q", got)
 	}
-	if got := sysctlName("ipv4", "eth0.7"); got != "net.ipv4.conf.eth0/7.forwarding" {
+	if got := sysctlName("ipv4", "eth0.7", "forwarding"); got != "net.ipv4.conf.eth0/7.forwarding" {
 		t.Errorf("got %q", got)
 	}
 }

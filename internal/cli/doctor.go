@@ -1,0 +1,156 @@
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"path/filepath"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/waystamp/waystamp/internal/agent"
+	"github.com/waystamp/waystamp/internal/command"
+	"github.com/waystamp/waystamp/internal/dataplane"
+	"github.com/waystamp/waystamp/internal/doctor"
+	"github.com/waystamp/waystamp/internal/host"
+	"github.com/waystamp/waystamp/internal/plan"
+	"github.com/waystamp/waystamp/internal/planfile"
+)
+
+type doctorOptions struct {
+	plan, instance, runDir, stateDir, pinDir, output string
+	fix, all                                         bool
+}
+
+// NewDoctorCommand is "waystamp doctor".
+func NewDoctorCommand() *cobra.Command {
+	var o doctorOptions
+	cmd := &cobra.Command{
+		Use:   "doctor",
+		Short: "Find out whether this machine can run a node, and what to mend",
+		Long: `Find out whether this machine can run a node: its kernel, the rights of this process,
+the directories of an agent, and, with a plan, the interfaces and their settings. Each
+check says yes, no, or that it could not tell; what then does not work; and the command
+that mends it. Programs are loaded into the kernel and taken out again; nothing else is
+changed, and no agent needs to run.
+
+--fix mounts the bpf file system, and switches off what loses forwarded packets. It
+changes nothing that could open a hole, such as forwarding.
+
+Exit code 0 if the machine is fit, 1 if it is not, 3 if some check could not tell. What
+merely costs time, such as a feature of newer kernels, leaves it at 0.`,
+		Example: `  waystamp doctor
+  waystamp doctor --plan /etc/waystamp/r1.json
+  waystamp doctor --plan /etc/waystamp/r1.json --fix
+  waystamp doctor --all -o json`,
+		Args: command.UsageArgs(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd) },
+	}
+	f := cmd.Flags()
+	f.StringVar(&o.plan, "plan", "", "plan `file` of the node, to compare the machine with")
+	f.StringVar(&o.instance, "instance", defaultInstance, "`name` of the node's data path on the machine")
+	f.StringVar(&o.runDir, "run-dir", "", "`directory` of the agent's socket (default "+defaultRunDir+"/INSTANCE)")
+	f.StringVar(&o.stateDir, "state-dir", "", "`directory` of what must survive a reboot (default "+defaultStateDir+"/INSTANCE)")
+	f.StringVar(&o.pinDir, "pin-dir", dataplane.DefaultPinDir, "`directory` on a bpf filesystem for programs and maps")
+	f.BoolVar(&o.fix, "fix", false, "mend what can be mended without opening a hole")
+	f.BoolVar(&o.all, "all", false, "show also what is as it should be")
+	command.OutputFlag(cmd, &o.output, "text", "json", "yaml")
+	return cmd
+}
+
+func (o *doctorOptions) run(cmd *cobra.Command) error {
+	if err := command.CheckOutput(o.output, "text", "json", "yaml"); err != nil {
+		return err
+	}
+	if err := agent.CheckInstance(o.instance); err != nil {
+		return command.Usagef("--instance: %q %w", o.instance, err)
+	}
+	m := doctor.Machine{RunDir: o.runDir, StateDir: o.stateDir, PinDir: o.pinDir}
+	if m.RunDir == "" {
+		m.RunDir = filepath.Join(defaultRunDir, o.instance)
+	}
+	if m.StateDir == "" {
+		m.StateDir = filepath.Join(defaultStateDir, o.instance)
+	}
+	if o.plan != "" {
+		b, err := planfile.Read(o.plan)
+		if err != nil {
+			return err
+		}
+		n, err := plan.DecodeNode(b)
+		if err != nil {
+			return fmt.Errorf("%s: %w", o.plan, err)
+		}
+		m.Plan = &n
+		if m.Net, m.NoNet = host.Open(nil); m.NoNet == nil {
+			defer m.Net.Close()
+		}
+	}
+	r := m.Look()
+	if o.fix {
+		var errs []error
+		for _, f := range r.Fixable() {
+			fmt.Fprintf(cmd.ErrOrStderr(), "doctor: %s\n", f.Mend)
+			errs = append(errs, f.Fix())
+		}
+		if err := errors.Join(errs...); err != nil {
+			return err
+		}
+		if len(errs) > 0 {
+			r = m.Look()
+		}
+	}
+	var err error
+	if o.output == "text" {
+		err = writeReport(cmd.OutOrStdout(), r, o.all)
+	} else {
+		err = command.WriteOutput(cmd.OutOrStdout(), o.output, r)
+	}
+	if err != nil {
+		return fmt.Errorf("write the report: %w", err)
+	}
+	switch r.Fit() {
+	case doctor.No:
+		return &command.ExitError{Code: command.ExitFailed} // the report says it
+	case doctor.Unknown:
+		return &command.ExitError{Code: command.ExitDifferent}
+	}
+	return nil
+}
+
+// writeReport is for people: a block for each finding that needs one, worst first.
+func writeReport(out io.Writer, r doctor.Report, all bool) error {
+	var b strings.Builder
+	counts := map[doctor.Verdict]int{}
+	for _, f := range r.Findings {
+		counts[f.Verdict]++
+	}
+	for _, w := range []struct {
+		verdict doctor.Verdict
+		weight  doctor.Weight
+		label   string
+	}{
+		{doctor.No, doctor.Fatal, "fatal"}, {doctor.No, doctor.Warning, "wrong"},
+		{doctor.Unknown, doctor.Fatal, "unknown"}, {doctor.Unknown, doctor.Warning, "unknown"},
+		{doctor.No, doctor.Cost, "slower"}, {doctor.Unknown, doctor.Cost, "unknown"},
+		{doctor.Yes, doctor.Fatal, "ok"}, {doctor.Yes, doctor.Warning, "ok"}, {doctor.Yes, doctor.Cost, "ok"},
+	} {
+		for _, f := range r.Findings {
+			if f.Verdict != w.verdict || f.Weight != w.weight || f.Verdict == doctor.Yes && !all {
+				continue
+			}
+			fmt.Fprintf(&b, "%-7s  %s: %s\n", w.label, f.Check, f.Says)
+			if f.Effect != "" {
+				fmt.Fprintf(&b, "         so that %s\n", f.Effect)
+			}
+			if f.Mend != "" {
+				fmt.Fprintf(&b, "         mend it: %s\n", f.Mend)
+			}
+		}
+	}
+	fit := map[doctor.Verdict]string{doctor.Yes: "this machine is fit", doctor.No: "this machine is not fit", doctor.Unknown: "nothing is wrong as far as can be told"}
+	fmt.Fprintf(&b, "%s: %d checks, %d ok, %d not, %d could not tell\n", fit[r.Fit()], len(r.Findings), counts[doctor.Yes], counts[doctor.No], counts[doctor.Unknown])
+	_, err := io.WriteString(out, b.String())
+	return err
+}

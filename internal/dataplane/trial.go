@@ -1,0 +1,96 @@
+package dataplane
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/waystamp/waystamp/internal/abi"
+	"github.com/waystamp/waystamp/internal/dataplane/object"
+	"github.com/waystamp/waystamp/internal/host"
+	"github.com/waystamp/waystamp/internal/tables"
+)
+
+// Extra is something that newer kernels have and the data path can do without.
+type Extra struct {
+	Name, Since, Without string
+	Have                 bool
+	Err                  error // it could not be found out
+}
+
+// Extras tries them. It changes nothing.
+func Extras() []Extra {
+	tcx := haveTCX()
+	_, redirects := host.TakesRedirects(1)
+	decap, err := haveDecapL3()
+	unsupported := func(err error) error {
+		if errors.Is(err, ebpf.ErrNotSupported) {
+			return nil
+		}
+		return err
+	}
+	return []Extra{
+		{"tcx (programs at TC by link)", "6.6", "filters of clsact hold the programs, which anybody who may configure the network can take away", tcx == nil, unsupported(tcx)},
+		{"the netlink family netdev", "6.3", "XDP leaves all packets to TC", redirects == nil, nil},
+		{"the flag DECAP_L3 of bpf_skb_adjust_room", "6.3", "each IPv4 packet pays one helper call more, and super-packets of IPv4 that were in a tunnel before their headend are refused", decap, err},
+	}
+}
+
+// Trial is the load of one program.
+type Trial struct {
+	Program string
+	Err     error // the kernel's verifier has refused it
+}
+
+// TryPrograms loads each program, and attaches and pins none.
+func TryPrograms() ([]Trial, error) {
+	cfg := abi.Config{}
+	if have, err := haveDecapL3(); err != nil {
+		return nil, err
+	} else if have {
+		cfg.DecapL3 = 1
+	}
+	// As few as there can be: sizes are nothing to the verifier.
+	small := tables.Limits{Lines: tables.LinesLeast, Headends: 1, Stats: 1, Hops: 1, Egresses: 1, Places: 1, Buckets: 1, Slots: 1}
+	var out []Trial
+	for _, o := range object.All {
+		err := tryProgram(o, cfg, small)
+		out = append(out, Trial{o.Program, lastLines(err)})
+	}
+	return out, nil
+}
+
+func tryProgram(o object.Object, cfg abi.Config, limits tables.Limits) (err error) {
+	spec, err := o.Load()
+	if err != nil {
+		return err
+	}
+	if v := spec.Variables[object.VarConfig]; v != nil {
+		if err := v.Set(cfg); err != nil {
+			return err
+		}
+	}
+	g := &generation{limits: limits, maps: map[tables.Map]*ebpf.Map{}}
+	defer func() { err = errors.Join(err, g.close()) }()
+	if err := new(Dataplane).makeMaps(g, spec, nil); err != nil {
+		return err
+	}
+	p, err := loadProgram(o.Program, spec, g.maps)
+	if err != nil {
+		return err
+	}
+	return p.Close()
+}
+
+// lastLines is an error with the end of what the verifier said, where it says why.
+func lastLines(err error) error {
+	var refused *ebpf.VerifierError
+	if !errors.As(err, &refused) {
+		return err
+	}
+	const most = 6
+	said := refused.Log[max(0, len(refused.Log)-most):]
+	return fmt.Errorf("%w; the verifier's last lines:\n    %s", refused.Cause, strings.Join(said, "\n    "))
+}

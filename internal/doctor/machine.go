@@ -1,0 +1,387 @@
+package doctor
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/waystamp/waystamp/internal/dataplane"
+	"github.com/waystamp/waystamp/internal/host"
+	"github.com/waystamp/waystamp/internal/model"
+	"github.com/waystamp/waystamp/internal/plan"
+)
+
+// Machine is what an agent would run on, and with what.
+type Machine struct {
+	Plan     *plan.Node // nil: no plan is compared, and there need be no network
+	Net      *host.Net
+	NoNet    error // why there is none
+	RunDir   string
+	StateDir string
+	PinDir   string
+}
+
+// The oldest kernel that the programs are tested on.
+var oldest = [2]int{6, 1}
+
+// What the agent needs of the state directory at the least: the records of windows and
+// numbers, twice while they are written.
+const stateRoom = 64 << 20
+
+// filesLeast are as many as an agent has open that holds a domain of middle size.
+const filesLeast = 1024
+
+// Look runs all checks. Only loading the programs takes more than a moment: about a second.
+func (m Machine) Look() Report {
+	r := Report{Version: ReportVersion, Findings: slices.Concat(
+		[]Finding{kernelVersion()}, capabilities(), []Finding{needs()}, programs(), extras(), []Finding{jit()}, m.place())}
+	switch {
+	case m.NoNet != nil:
+		r.Findings = append(r.Findings, check{"network", "", Fatal}.unknown(m.NoNet))
+	case m.Plan != nil:
+		r.Findings = append(r.Findings, m.node()...)
+	}
+	return r
+}
+
+// place is what an agent finds outside of the network.
+func (m Machine) place() []Finding {
+	return []Finding{pins(m.PinDir), directory("state-dir", m.StateDir, true), directory("run-dir", m.RunDir, false), openFiles(), clock()}
+}
+
+// node compares the network with the plan.
+func (m Machine) node() []Finding {
+	return slices.Concat([]Finding{m.address()}, m.interfaces(), m.tools(), Settings(m.Net, *m.Plan), m.offloads())
+}
+
+func kernelVersion() Finding {
+	c := check{"kernel", "", Warning}
+	var u unix.Utsname
+	if err := unix.Uname(&u); err != nil {
+		return c.unknown(err)
+	}
+	release := unix.ByteSliceToString(u.Release[:])
+	var have [2]int
+	if _, err := fmt.Sscanf(release, "%d.%d", &have[0], &have[1]); err != nil {
+		return c.unknown(fmt.Errorf("read the kernel's version %q: %w", release, err))
+	}
+	if have[0] < oldest[0] || have[0] == oldest[0] && have[1] < oldest[1] {
+		return c.no("nobody has tried the programs here", fmt.Sprintf("install Linux %d.%d or later", oldest[0], oldest[1]),
+			"this is Linux %s, older than %d.%d", release, oldest[0], oldest[1])
+	}
+	return c.yes("this is Linux %s", release)
+}
+
+// capabilities are those of this process, which the agent needs too.
+func capabilities() (out []Finding) {
+	hdr := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var data [2]unix.CapUserData
+	err := unix.Capget(&hdr, &data[0])
+	for _, want := range []struct {
+		name   string
+		number uint
+		effect string
+	}{
+		{"CAP_NET_ADMIN", unix.CAP_NET_ADMIN, "programs cannot be attached, nor routes set"},
+		{"CAP_BPF", unix.CAP_BPF, "programs cannot be loaded"},
+		{"CAP_PERFMON", unix.CAP_PERFMON, "programs cannot be loaded"},
+	} {
+		c := check{"rights", want.name, Fatal}
+		has := func(n uint) bool { return data[n/32].Effective&(1<<(n%32)) != 0 }
+		switch {
+		case err != nil:
+			out = append(out, c.unknown(fmt.Errorf("read the capabilities of the process: %w", err)))
+		case has(want.number) || want.number != unix.CAP_NET_ADMIN && has(unix.CAP_SYS_ADMIN):
+			out = append(out, c.yes("this process has %s", want.name))
+		default:
+			out = append(out, c.no(want.effect, "run as root", "this process lacks %s", want.name))
+		}
+	}
+	return out
+}
+
+// needs asks for what the programs cannot do without.
+func needs() Finding {
+	c := check{"features", "", Fatal}
+	err := dataplane.Check()
+	switch {
+	case err == nil:
+		return c.yes("the kernel has what the programs need")
+	case errors.Is(err, errors.ErrUnsupported):
+		return c.no("programs cannot be loaded", "install a newer kernel", "%s", err)
+	}
+	return c.unknown(err)
+}
+
+func programs() (out []Finding) {
+	tried, err := dataplane.TryPrograms()
+	if err != nil {
+		return []Finding{check{"program", "", Fatal}.unknown(fmt.Errorf("load the programs: %w", err))}
+	}
+	for _, t := range tried {
+		c := check{"program", t.Program, Fatal}
+		switch {
+		case t.Err == nil:
+			out = append(out, c.yes("%s loads", t.Program))
+		case errors.Is(t.Err, fs.ErrPermission):
+			out = append(out, c.unknown(fmt.Errorf("load %s: %w", t.Program, t.Err)))
+		default:
+			out = append(out, c.no("no agent can start", "please report this, with the kernel's version", "%s does not load: %s", t.Program, t.Err))
+		}
+	}
+	return out
+}
+
+func extras() (out []Finding) {
+	for _, e := range dataplane.Extras() {
+		c := check{"extra", e.Name, Cost}
+		switch {
+		case e.Err != nil:
+			out = append(out, c.unknown(fmt.Errorf("find out whether the kernel has %s: %w", e.Name, e.Err)))
+		case e.Have:
+			out = append(out, c.yes("the kernel has %s", e.Name))
+		default:
+			out = append(out, c.no(e.Without, fmt.Sprintf("Linux %s is the first that has it", e.Since), "the kernel lacks %s", e.Name))
+		}
+	}
+	return out
+}
+
+// jit reads whether programs are compiled, which no namespace but the first is told.
+func jit() Finding {
+	c := check{"jit", "", Cost}
+	b, err := os.ReadFile("/proc/sys/net/core/bpf_jit_enable")
+	switch now := strings.TrimSpace(string(b)); {
+	case errors.Is(err, fs.ErrNotExist):
+		return c.unknown(errors.New("/proc/sys/net/core/bpf_jit_enable is not there: the kernel compiles programs always, or never, or this is a namespace that cannot know"))
+	case err != nil:
+		return c.unknown(err)
+	case now == "0":
+		return c.no("they take many times as long", "sysctl -w net.core.bpf_jit_enable=1", "the kernel interprets programs")
+	}
+	return c.yes("the kernel compiles programs")
+}
+
+// bpfRoot is where the bpf file system is.
+const bpfRoot = "/sys/fs/bpf"
+
+func pins(dir string) Finding {
+	c := check{"bpf-fs", dir, Fatal}
+	var st unix.Statfs_t
+	at := dir
+	for {
+		err := unix.Statfs(at, &st)
+		if err == nil {
+			break
+		}
+		if !errors.Is(err, unix.ENOENT) || at == filepath.Dir(at) {
+			return c.unknown(fmt.Errorf("%s: %w", at, err))
+		}
+		at = filepath.Dir(at)
+	}
+	if st.Type != unix.BPF_FS_MAGIC {
+		f := c.no("the data path would end with the agent", "mount -t bpf bpf "+bpfRoot, "%s is not on a bpf file system", dir)
+		if rel, err := filepath.Rel(bpfRoot, dir); err == nil && filepath.IsLocal(rel) {
+			f.fix = func() error {
+				return unix.Mount("bpf", bpfRoot, "bpf", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=0700")
+			}
+		}
+		return f
+	}
+	if err := unix.Access(at, unix.W_OK); err != nil {
+		return c.no("nothing can be pinned", fmt.Sprintf("chown %d %s", os.Geteuid(), at), "user %d cannot write to %s", os.Geteuid(), at)
+	}
+	return c.yes("%s is on a bpf file system, and can be written", dir)
+}
+
+// directory tries a directory, or where it would be made.
+func directory(name, dir string, lasts bool) Finding {
+	c := check{name, dir, Fatal}
+	at := dir
+	for {
+		st, err := os.Stat(at)
+		if err == nil && !st.IsDir() {
+			return c.no("the agent cannot start", "choose another one with --"+name, "%s is not a directory", at)
+		}
+		if err == nil {
+			break
+		}
+		if !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ENOTDIR) || at == filepath.Dir(at) {
+			return c.unknown(err)
+		}
+		at = filepath.Dir(at)
+	}
+	if err := unix.Access(at, unix.W_OK|unix.X_OK); err != nil {
+		return c.no("the agent cannot start", fmt.Sprintf("install -d -o %d -m 700 %s", os.Geteuid(), dir), "user %d cannot write to %s", os.Geteuid(), at)
+	}
+	var st unix.Statfs_t
+	if err := unix.Statfs(at, &st); err != nil {
+		return c.unknown(fmt.Errorf("%s: %w", at, err))
+	}
+	c.weight = Warning
+	if lasts && st.Type == unix.TMPFS_MAGIC {
+		return c.no("headends give out packet numbers again after a reboot", "choose another one with --"+name, "%s does not survive a reboot", dir)
+	}
+	if room := st.Bavail * uint64(st.Bsize); lasts && room < stateRoom {
+		return c.no("packet numbers and replay windows may not be saved", "make room", "%s has %d MiB left, of %d that may be needed", at, room>>20, stateRoom>>20)
+	}
+	if lasts {
+		if err := syncs(at); err != nil {
+			return c.no("what is saved there may be lost with the power", "choose another one with --"+name, "%s cannot be written to disk: %s", at, err)
+		}
+	}
+	return c.yes("%s can be written", dir)
+}
+
+// syncs writes a file and waits for the disk.
+func syncs(dir string) error {
+	f, err := os.CreateTemp(dir, ".waystamp-doctor-*")
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteString("x")
+	return errors.Join(err, f.Sync(), f.Close(), os.Remove(f.Name()))
+}
+
+func openFiles() Finding {
+	c := check{"open-files", "", Warning}
+	var r unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &r); err != nil {
+		return c.unknown(fmt.Errorf("read the limit of open files: %w", err))
+	}
+	if r.Max < filesLeast {
+		return c.no("an agent with many interfaces runs out of them", fmt.Sprintf("ulimit -n %d, or LimitNOFILE= of the unit", filesLeast), "a process may have %d files open", r.Max)
+	}
+	return c.yes("a process may have %d files open", r.Max)
+}
+
+// clock asks the kernel whether somebody keeps its time.
+func clock() Finding {
+	c := check{"clock", "", Cost}
+	var t unix.Timex
+	state, err := unix.Adjtimex(&t)
+	switch {
+	case err != nil:
+		return c.unknown(fmt.Errorf("ask whether the clock is synchronised: %w", err))
+	case state == unix.TIME_ERROR || t.Status&unix.STA_UNSYNC != 0:
+		return c.no("times of events on several nodes cannot be compared", "run an NTP client", "nobody keeps the clock")
+	}
+	return c.yes("the clock is synchronised")
+}
+
+// address: a plan for another node does harm here.
+func (m Machine) address() Finding {
+	c := check{"address", m.Plan.Address.String(), Fatal}
+	all, err := m.Net.Addresses()
+	if err != nil {
+		return c.unknown(err)
+	}
+	for _, a := range all {
+		if a == m.Plan.Address {
+			return c.yes("this machine has the address %s of node %s", a, m.Plan.Name)
+		}
+	}
+	return c.no("the agent does not start", fmt.Sprintf("ip address add %s/128 dev lo, or take the plan of this node", m.Plan.Address),
+		"no interface has the address %s of node %s", m.Plan.Address, m.Plan.Name)
+}
+
+// interfaces are those of the plan, and of its functions.
+func (m Machine) interfaces() (out []Finding) {
+	type one struct{ name, of string }
+	var all []one
+	for _, i := range m.Plan.Interfaces {
+		all = append(all, one{i.Name, fmt.Sprintf("%s interface %s", i.Role, i.Name)})
+	}
+	for _, p := range m.Plan.Proxies {
+		if p.Local || p.Netfilter != nil { // the agent makes them
+			continue
+		}
+		all = append(all, one{p.To, fmt.Sprintf("interface %s to function %s", p.To, p.Function)})
+		if p.From != p.To {
+			all = append(all, one{p.From, fmt.Sprintf("interface %s from function %s", p.From, p.Function)})
+		}
+	}
+	for _, i := range all {
+		c := check{"interface", i.name, Warning}
+		l, err := m.Net.Link(i.name)
+		switch {
+		case errors.Is(err, host.ErrNoLink):
+			out = append(out, c.no("what would come by it is not processed", "make it, or correct the domain's file", "%s is not there", i.of))
+		case err != nil:
+			out = append(out, c.unknown(err))
+		case l.Frame != "ether":
+			out = append(out, c.no("no program is attached to it", "choose an Ethernet interface", "%s has frames of type %s", i.of, l.Frame))
+		case !l.Up:
+			out = append(out, c.no("no packet comes or goes by it", fmt.Sprintf("ip link set %s up, at both ends", i.name), "%s is down", i.of))
+		default:
+			out = append(out, c.yes("%s is up (%s)", i.of, l.Kind))
+		}
+	}
+	return out
+}
+
+// tools are programs that functions need.
+func (m Machine) tools() (out []Finding) {
+	for _, p := range m.Plan.Proxies {
+		if p.Netfilter == nil {
+			continue
+		}
+		c := check{"tool", "nft", Warning}
+		if at, err := exec.LookPath("nft"); err != nil {
+			return append(out, c.no("functions of kind netfilter get no packets (function-gone)", "apt install nftables", "the program nft is not there"))
+		} else {
+			return append(out, c.yes("nft is %s", at))
+		}
+	}
+	return out
+}
+
+// offloads are those that lose packets, or hide their borders, where they are forwarded.
+func (m Machine) offloads() (out []Finding) {
+	for _, i := range m.Plan.Interfaces {
+		c := check{"lro", i.Name, Warning}
+		if _, err := m.Net.Link(i.Name); errors.Is(err, host.ErrNoLink) {
+			continue // interfaces speaks of it
+		}
+		on, err := m.Net.FeatureOn(i.Name, "rx-lro")
+		switch {
+		case err != nil:
+			out = append(out, c.unknown(err))
+		case on:
+			f := c.no("merged packets cannot be forwarded as they came, and are lost", fmt.Sprintf("ethtool -K %s lro off", i.Name), "interface %s merges packets (LRO)", i.Name)
+			name := i.Name
+			f.fix = func() error { return m.Net.SwitchOff(name, "rx-lro") }
+			out = append(out, f)
+		default:
+			out = append(out, c.yes("interface %s does not merge packets by LRO", i.Name))
+		}
+		if i.Datapath == model.DatapathXDP {
+			out = append(out, xdpMTU(m.Net, i.Name))
+		}
+	}
+	return out
+}
+
+// pageFrame is the longest frame that is sure to fit a driver's single buffer at XDP.
+const pageFrame = 3498
+
+// xdpMTU: drivers refuse XDP above what fits their buffers.
+func xdpMTU(net Network, name string) Finding {
+	c := check{"xdp-mtu", name, Cost}
+	l, err := net.Link(name)
+	switch {
+	case err != nil:
+		return c.unknown(err)
+	case l.Kind != "veth" && l.MTU > pageFrame:
+		return c.no("its driver may refuse XDP, and TC does all the work", fmt.Sprintf("ip link set %s mtu %d, if XDP is wanted", name, pageFrame),
+			"interface %s has an MTU of %d", name, l.MTU)
+	}
+	return c.yes("interface %s has an MTU of %d", name, l.MTU)
+}

@@ -1,0 +1,190 @@
+package doctor
+
+import (
+	"errors"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/waystamp/waystamp/internal/host"
+	"github.com/waystamp/waystamp/internal/model"
+	"github.com/waystamp/waystamp/internal/plan"
+)
+
+func must(t *testing.T, errs ...error) {
+	t.Helper()
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// node is r1 in a namespace of its own, as it should be.
+func node(t *testing.T) Machine {
+	t.Helper()
+	ns, err := host.Anonymous()
+	must(t, err)
+	defer ns.Close()
+	net, err := host.Open(ns)
+	must(t, err)
+	t.Cleanup(func() { net.Close() })
+	must(t, net.SetUp("lo"), net.AddAddress("lo", netip.MustParsePrefix("fc00:1::1/128")))
+	for _, name := range []string{"edge", "core"} {
+		must(t, net.AddVeth(host.Veth{Name: name, PeerName: name + "-peer"}))
+		must(t, net.SetMTU(name, 1700), net.SetUp(name), net.SetUp(name+"-peer"), net.SetSysctl("net/ipv6/conf/"+name+"/forwarding", "1"))
+	}
+	d := model.Domain{
+		Block: netip.MustParsePrefix("fc00::/48"),
+		Nodes: []model.Node{
+			{Name: "r1", Address: netip.MustParseAddr("fc00:1::1"), Locator: netip.MustParsePrefix("fc00:0:0:100::/56"), Interfaces: []model.Interface{
+				{Name: "edge", Role: model.RoleEdge}, {Name: "core", Role: model.RoleCore, MTU: 1600},
+			}},
+			{Name: "r2", Address: netip.MustParseAddr("fc00:2::1"), Locator: netip.MustParsePrefix("fc00:0:0:200::/56"), Interfaces: []model.Interface{{Name: "core", Role: model.RoleCore}}},
+		},
+		Functions: []model.Function{{Name: "fw", Node: "r2"}},
+		Chains: []model.Chain{{
+			Name: "web", Ingress: []string{"r1"}, Functions: []string{"fw"}, Egress: "r2",
+			Match: model.Match{Destination: netip.MustParsePrefix("2001:db8::/32")},
+		}},
+	}
+	c, err := plan.Compile(d, nil)
+	must(t, err)
+	dir := t.TempDir()
+	return Machine{Net: net, Plan: &c.Nodes[0], RunDir: filepath.Join(dir, "run"), StateDir: filepath.Join(dir, "state"), PinDir: "/sys/fs/bpf/waystamp"}
+}
+
+// wrong are the names of the checks that do not say yes.
+func wrong(all []Finding) (out []string) {
+	for _, f := range all {
+		if f.Verdict != Yes {
+			out = append(out, f.Check+" "+string(f.Verdict))
+		}
+	}
+	return out
+}
+
+// Each fault is found by its check and by no other, and no more when it is mended.
+func TestEachFaultOfANodeIsFound(t *testing.T) {
+	m := node(t)
+	set := func(key, value string) func() error {
+		return func() error { return m.Net.SetSysctl("net/ipv6/conf/"+key, value) }
+	}
+	mtu := func(n int) func() error { return func() error { return m.Net.SetMTU("core", n) } }
+	address := netip.MustParsePrefix("fc00:1::1/128")
+	for name, c := range map[string]struct {
+		hurt, mend func() error
+		check      string
+		says, how  string
+	}{
+		"no forwarding":     {set("core/forwarding", "0"), set("core/forwarding", "1"), "forwarding", "interface core does not forward IPv6", "sysctl -w net.ipv6.conf.core.forwarding=1"},
+		"kernel's SRv6":     {set("edge/seg6_enabled", "1"), set("edge/seg6_enabled", "0"), "seg6", "segment routing is on, on interface edge", "sysctl -w net.ipv6.conf.edge.seg6_enabled=0"},
+		"IPv6 off":          {set("core/disable_ipv6", "1"), set("core/disable_ipv6", "0"), "ipv6", "IPv6 is switched off on interface core", "sysctl -w net.ipv6.conf.core.disable_ipv6=0"},
+		"narrower than due": {mtu(1599), mtu(1700), "mtu", "interface core has an MTU of 1599, and the plan counts on 1600", "ip link set core mtu 1600"},
+		"down":              {func() error { return m.Net.SetDown("edge-peer") }, func() error { return m.Net.SetUp("edge-peer") }, "interface", "edge interface edge is down", "ip link set edge up"},
+		"address of another": {
+			func() error { return m.Net.DeleteAddress("lo", address) }, func() error { return m.Net.AddAddress("lo", address) },
+			"address", "no interface has the address fc00:1::1 of node r1", "ip address add fc00:1::1/128 dev lo",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := wrong(m.node()); len(got) > 0 {
+				t.Fatalf("before: %q", got)
+			}
+			must(t, c.hurt())
+			found := m.node()
+			must(t, c.mend())
+			// An interface that is down takes its IPv6 settings with it or not, by kernel: ask for the one alone.
+			got := wrong(found)
+			if len(got) != 1 || got[0] != c.check+" no" {
+				t.Fatalf("found %q, want %s", got, c.check)
+			}
+			for _, f := range found {
+				if f.Verdict == No && (!strings.Contains(f.Says, c.says) || !strings.Contains(f.Mend, c.how) || f.Effect == "") {
+					t.Errorf("says %q, so that %q: %q; want %q and %q", f.Says, f.Effect, f.Mend, c.says, c.how)
+				}
+			}
+			if got := wrong(m.node()); len(got) > 0 {
+				t.Errorf("mended, and it says %q", got)
+			}
+		})
+	}
+}
+
+func TestMissingInterfaceIsFound(t *testing.T) {
+	m := node(t)
+	must(t, m.Net.DeleteLink("core"))
+	found := m.node()
+	if got := wrong(found); len(got) != 1 || got[0] != "interface no" {
+		t.Fatalf("found %q", got)
+	}
+	if r := (Report{Findings: found}); r.Fit() != No {
+		t.Errorf("fit: %s", r.Fit())
+	}
+}
+
+func TestTooNarrowForAChainIsFound(t *testing.T) {
+	m := node(t)
+	m.Plan.Interfaces[1].MTU = 0
+	must(t, m.Net.SetMTU("core", 1320))
+	found := m.node()
+	if got := wrong(found); len(got) != 1 || got[0] != "chain-mtu no" {
+		t.Fatalf("found %q", got)
+	}
+	if s := Wrong(found); !strings.Contains(s[0], "the headers of chain web take 104, so that its packets that leave by it keep 1216 bytes, and IPv6 needs 1280: ip link set core mtu 1384") {
+		t.Errorf("says %q", s)
+	}
+}
+
+func TestPlacesAreTried(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "file")
+	must(t, os.WriteFile(file, nil, 0o600))
+	for name, c := range map[string]struct {
+		got  Finding
+		want Verdict
+		says string
+	}{
+		"pins":                  {pins("/sys/fs/bpf/waystamp"), Yes, "is on a bpf file system"},
+		"pins on disk":          {pins(dir), No, "is not on a bpf file system"},
+		"a file":                {directory("state-dir", filepath.Join(file, "x"), true), No, "is not a directory"},
+		"to be made":            {directory("run-dir", filepath.Join(dir, "a", "b"), false), Yes, "can be written"},
+		"in memory":             {directory("state-dir", "/dev/shm/x", true), No, "does not survive a reboot"},
+		"in memory, and may be": {directory("run-dir", "/dev/shm/x", false), Yes, "can be written"},
+		"nothing to write to":   {directory("state-dir", "/proc/x", true), No, ""},
+	} {
+		if c.got.Verdict != c.want || !strings.Contains(c.got.Says, c.says) {
+			t.Errorf("%s: %+v, want %s and %q", name, c.got, c.want, c.says)
+		}
+	}
+	if pins(dir).fix != nil {
+		t.Error("it would mount a file system over a directory of somebody else")
+	}
+}
+
+// What this machine has, all must load; nothing is unknown but where a test has less than
+// a machine.
+func TestThisMachineIsFit(t *testing.T) {
+	m := node(t)
+	for _, f := range m.Look().Findings {
+		if f.Weight == Fatal && f.Verdict != Yes {
+			t.Errorf("%+v", f)
+		}
+	}
+}
+
+func TestFit(t *testing.T) {
+	for name, c := range map[string]struct {
+		findings []Finding
+		want     Verdict
+	}{
+		"none":              {nil, Yes},
+		"slower":            {[]Finding{{Verdict: No, Weight: Cost}, {Verdict: Unknown, Weight: Cost}}, Yes},
+		"unknown":           {[]Finding{{Verdict: Yes, Weight: Fatal}, {Verdict: Unknown, Weight: Warning}}, Unknown},
+		"wrong and unknown": {[]Finding{{Verdict: Unknown, Weight: Fatal}, {Verdict: No, Weight: Warning}}, No},
+	} {
+		if got := (Report{Findings: c.findings}).Fit(); got != c.want {
+			t.Errorf("%s: %s, want %s", name, got, c.want)
+		}
+	}
+}

@@ -1,0 +1,211 @@
+package doctor
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/waystamp/waystamp/internal/host"
+	"github.com/waystamp/waystamp/internal/model"
+	"github.com/waystamp/waystamp/internal/plan"
+	"github.com/waystamp/waystamp/internal/srv6"
+)
+
+// Network is a node's network, as the checks of settings read it.
+type Network interface {
+	Link(name string) (host.Link, error)
+	Sysctl(key string) (string, error)
+}
+
+// Settings compares the settings of a node's interfaces with its plan. Of interfaces that
+// are not there it says nothing: Interfaces does, and so does the data path.
+func Settings(net Network, n plan.Node) []Finding {
+	return slices.Concat(forwarding(net, n), ipv6(net, n), seg6(net, n), mtu(net, n), chainMTU(net, n))
+}
+
+// Wrong are the findings that say no, or could not tell, as sentences.
+func Wrong(all []Finding) (sentences []string) {
+	for _, f := range all {
+		if f.Verdict != Yes {
+			sentences = append(sentences, f.String())
+		}
+	}
+	return sentences
+}
+
+// forwards are the interfaces that packets of a plan come in by, on their way to
+// somewhere else.
+func forwards(n plan.Node) []string {
+	var out []string
+	for _, i := range n.Interfaces {
+		out = append(out, i.Name)
+	}
+	for _, p := range n.Proxies {
+		if !p.Local {
+			out = append(out, p.From)
+		}
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
+}
+
+// carriesIPv4: packets of IPv4 begin a chain here, or end one.
+func carriesIPv4(n plan.Node) bool {
+	ipv4 := func(m model.Match) bool { return m.Is4() }
+	return slices.ContainsFunc(n.Headends, func(h plan.Headend) bool { return ipv4(h.Match) }) ||
+		slices.ContainsFunc(n.Egresses, func(e plan.Egress) bool { return ipv4(e.Match) })
+}
+
+// setting reads a setting of an interface; false: the interface is not there.
+func setting(net Network, version, name, key string) (value string, there bool, err error) {
+	value, err = net.Sysctl("net/" + version + "/conf/" + name + "/" + key)
+	if errors.Is(err, fs.ErrNotExist) {
+		return "", false, nil
+	}
+	return value, true, err
+}
+
+// forwarding: where the kernel forwards nothing from an interface, programs there are
+// told of no way.
+func forwarding(net Network, n plan.Node) (out []Finding) {
+	versions := []string{"ipv6"}
+	if carriesIPv4(n) {
+		versions = append(versions, "ipv4")
+	}
+	for _, name := range forwards(n) {
+		for _, v := range versions {
+			c := check{"forwarding", name, Warning}
+			called := strings.Replace(v, "ip", "IP", 1)
+			switch now, there, err := setting(net, v, name, "forwarding"); {
+			case err != nil:
+				out = append(out, c.unknown(err))
+			case there && now == "0":
+				out = append(out, c.no("packets for a chain that come in by it find no way (no-route, inner-no-route)",
+					fmt.Sprintf("sysctl -w %s=1", sysctlName(v, name, "forwarding")),
+					"interface %s does not forward %s", name, called))
+			case there:
+				out = append(out, c.yes("interface %s forwards %s", name, called))
+			}
+		}
+	}
+	return out
+}
+
+// ipv6: an interface without IPv6 has no link-local address, and takes no packet of a chain.
+func ipv6(net Network, n plan.Node) (out []Finding) {
+	for _, i := range n.Interfaces {
+		if i.Role != model.RoleCore {
+			continue
+		}
+		c := check{"ipv6", i.Name, Warning}
+		switch now, there, err := setting(net, "ipv6", i.Name, "disable_ipv6"); {
+		case err != nil:
+			out = append(out, c.unknown(err))
+		case there && now != "0":
+			out = append(out, c.no("it has no address and no neighbours there, and chains find no way by it",
+				fmt.Sprintf("sysctl -w %s=0", sysctlName("ipv6", i.Name, "disable_ipv6")),
+				"IPv6 is switched off on interface %s", i.Name))
+		case there:
+			out = append(out, c.yes("IPv6 is on, on interface %s", i.Name))
+		}
+	}
+	return out
+}
+
+// seg6: the kernel's own SRv6 takes packets with an SRH for addresses of the node, and
+// knows no proof (RFC 8754 4.3.1).
+func seg6(net Network, n plan.Node) (out []Finding) {
+	for _, i := range n.Interfaces {
+		c := check{"seg6", i.Name, Warning}
+		switch now, there, err := setting(net, "ipv6", i.Name, "seg6_enabled"); {
+		case err != nil:
+			out = append(out, c.unknown(err))
+		case there && now != "0":
+			out = append(out, c.no("packets with a segment routing header for an address of this node are forwarded without a proof",
+				fmt.Sprintf("sysctl -w %s=0", sysctlName("ipv6", i.Name, "seg6_enabled")),
+				"the kernel's own segment routing is on, on interface %s", i.Name))
+		case there:
+			out = append(out, c.yes("the kernel's own segment routing is off, on interface %s", i.Name))
+		}
+	}
+	return out
+}
+
+// mtu: what is too long for an interface as it comes in is dropped before any program
+// sees it, and nobody is told.
+func mtu(net Network, n plan.Node) (out []Finding) {
+	for _, i := range n.Interfaces {
+		if i.MTU == 0 {
+			continue
+		}
+		c := check{"mtu", i.Name, Warning}
+		switch l, err := net.Link(i.Name); {
+		case errors.Is(err, host.ErrNoLink):
+		case err != nil:
+			out = append(out, c.unknown(err))
+		case l.MTU < i.MTU:
+			out = append(out, c.no("longer packets may be lost unseen",
+				fmt.Sprintf("ip link set %s mtu %d, or write the smaller one into the domain's file", i.Name, i.MTU),
+				"interface %s has an MTU of %d, and the plan counts on %d", i.Name, l.MTU, i.MTU))
+		default:
+			out = append(out, c.yes("interface %s has an MTU of %d, and the plan counts on %d", i.Name, l.MTU, i.MTU))
+		}
+	}
+	return out
+}
+
+// chainMTU: core interfaces that leave too little to the packets of a chain. The file need
+// not say the MTU of an interface, and then nobody has compared it with the chain's headers
+// before.
+func chainMTU(net Network, n plan.Node) (out []Finding) {
+	type need struct {
+		chain  string
+		header int
+	}
+	var most need // of IPv6, which asks for so many bytes on every link
+	add := func(p plan.PathID, m model.Match, segments []netip.Addr) {
+		if m.Is4() {
+			return
+		}
+		if h := srv6.OuterLen(len(srv6.Carried(segments, p.Encapsulation))); h > most.header {
+			most = need{p.Chain, h}
+			if p.Direction != model.Forward {
+				most.chain = fmt.Sprintf("%s (%s)", p.Chain, p.Direction)
+			}
+		}
+	}
+	for _, h := range n.Headends {
+		add(h.PathID, h.Match, h.Segments)
+	}
+	for _, e := range n.Egresses {
+		add(e.PathID, e.Match, e.Segments)
+	}
+	if most.header == 0 {
+		return nil
+	}
+	for _, i := range n.Interfaces {
+		if i.Role != model.RoleCore {
+			continue
+		}
+		c := check{"chain-mtu", i.Name, Warning}
+		l, err := net.Link(i.Name)
+		switch left := l.MTU - most.header; {
+		case err != nil: // mtu speaks of it, or Interfaces
+		case left < model.MTUMin:
+			out = append(out, c.no(fmt.Sprintf("its packets that leave by it keep %d bytes, and IPv6 needs %d", left, model.MTUMin),
+				fmt.Sprintf("ip link set %s mtu %d, at both ends of the link", i.Name, model.MTUMin+most.header),
+				"interface %s has an MTU of %d, and the headers of chain %s take %d", i.Name, l.MTU, most.chain, most.header))
+		default:
+			out = append(out, c.yes("interface %s leaves %d bytes to packets of chain %s", i.Name, left, most.chain))
+		}
+	}
+	return out
+}
+
+// sysctlName is a setting as sysctl(8) writes it, where a dot in a name is a slash.
+func sysctlName(version, name, key string) string {
+	return "net." + version + ".conf." + strings.ReplaceAll(name, ".", "/") + "." + key
+}
