@@ -25,7 +25,9 @@ var encapsulation = map[string]*regexp.Regexp{
 
 // mayName are the files outside of that folder where a name means something else.
 var mayName = map[string][]string{
-	"the flow label": {"bpf/lib/wire/flow.h", "bpf/lib/out/route_tc.h"}, // what makes one of a number; the look-up of any IPv6 packet
+	"a field of struct outer or struct outer_head": {"bpf/lib/wire/ip6_walk.h"},                       // what it has seen
+	"the segment routing header":                   {"bpf/lib/wire/ip6_walk.h"},                       // says whether there is one among others
+	"the flow label":                               {"bpf/lib/wire/flow.h", "bpf/lib/out/route_tc.h"}, // what makes one of a number; the look-up of any IPv6 packet
 }
 
 func TestOneFolderOfTheProgramsKnowsTheOuterHeaders(t *testing.T) {
@@ -88,5 +90,27 @@ func TestOnePackageKnowsTheOuterHeaders(t *testing.T) {
 	}
 	if !asks {
 		t.Error("nobody asks internal/srv6 for an outer header; this test looks for other names than the sources have")
+	}
+}
+
+// What stands behind an IPv6 header is one table; who had lists of their own
+// forgot one that hid others.
+func TestOneTableSaysWhatNextHeadersAre(t *testing.T) {
+	tr := repository(t)
+	const table = "bpf/lib/wire/net.h"
+	// One checks where each may stand, the other has a length of its own for AH.
+	walks := []string{"bpf/lib/encap/ext_tc.h", "bpf/lib/wire/tuple.h"}
+	re := regexp.MustCompile(`\bNEXTHDR_(?:HOP|DEST|AUTH|MOBILITY|HIP|SHIM6|UNASSIGNED)\b`)
+	for _, p := range tr.c() {
+		if within(p, vendored) || p == table || within(p, walks) {
+			continue
+		}
+		code := withoutComments(tr.read(t, p))
+		if at := re.FindStringIndex(code); at != nil {
+			t.Errorf("%s:%d: %s; ask nexthdr_is of %s, and pass over headers by bpf/lib/wire/ip6_walk.h", p, lineOf(code, at[0]), code[at[0]:at[1]], table)
+		}
+	}
+	if !re.MatchString(tr.read(t, table)) {
+		t.Errorf("%s has no table of Next Header values; this test looks for other names than the sources have", table)
 	}
 }

@@ -16,9 +16,6 @@
 #include "lib/wire/ip.h"
 #include "lib/wire/net.h"
 
-#define NEXTHDR_ICMP 1
-#define NEXTHDR_ICMPV6 58
-
 #define FINGERPRINT_HEADERS 4 /* extension headers that are passed over */
 #define FINGERPRINT_WORDS (WS_FINGERPRINT_LEN / 8)
 
@@ -47,7 +44,7 @@ static __always_inline __s32 checksum_offset(__u32 protocol)
 	case NEXTHDR_UDP:
 		return 6;
 	case NEXTHDR_ICMP:
-	case NEXTHDR_ICMPV6:
+	case NEXTHDR_ICMP6:
 		return 2;
 	}
 	return -1;
@@ -130,8 +127,7 @@ static __always_inline bool fp_ip6(ctx_t *ctx, struct fp_ip *p)
 				return false;
 			p->next = fragment[0] & 0xff;
 			skip = 8;
-		} else if (p->next == NEXTHDR_HOP || p->next == NEXTHDR_DEST ||
-			   p->next == NEXTHDR_ROUTING) {
+		} else if (nexthdr_is(p->next, EXT_OPTIONS | EXT_ROUTING)) {
 			if (ctx_load_bytes(ctx, p->off, head, 2))
 				return false;
 			p->next = head[0];

@@ -7,15 +7,11 @@
 
 #include <waystamp/abi.h>
 #include "lib/hook.h"
+#include "lib/wire/ip6_walk.h"
 #include "lib/wire/net.h"
 
 /* Hop-by-hop options, which are the first, and destination options. */
 #define EXT_HEADERS_MAX 2
-
-static __always_inline bool nexthdr_is_options(__u32 nexthdr)
-{
-	return nexthdr == NEXTHDR_HOP || nexthdr == NEXTHDR_DEST;
-}
 
 /* Bytes of such headers behind the IPv6 header at off, whose next header is next;
  * negative: it is none that we have let pass, since no routing header is behind
@@ -23,17 +19,11 @@ static __always_inline bool nexthdr_is_options(__u32 nexthdr)
  */
 __noinline int ws_ext_skip(ctx_t *ctx, __u32 off, __u32 next)
 {
-	__u32 len = 0;
-	__u8 head[2];
+	__u32 first = off + sizeof(struct ip6_hdr);
+	struct ip6_walk w = { .off = first, .next = next };
 
-	off += sizeof(struct ip6_hdr);
-	for (__u32 i = 0; i < EXT_HEADERS_MAX; i++) {
-		if (!nexthdr_is_options(next))
-			break;
-		if (ctx_load_bytes(ctx, off + len, head, sizeof(head)))
-			return -1;
-		next = head[0];
-		len += (head[1] + 1) * 8;
-	}
-	return next == NEXTHDR_ROUTING && len <= WS_EXT_MAX ? (int)len : -1;
+	ip6_walk(ctx, &w, EXT_OPTIONS, EXT_HEADERS_MAX, IP6_WALK_FRAME);
+	return w.next == NEXTHDR_ROUTING && w.off - first <= WS_EXT_MAX ?
+		       (int)(w.off - first) :
+		       -1;
 }

@@ -137,7 +137,7 @@ __noinline int ws_ext_find(struct __sk_buff *skb, struct ext_found *f)
 	bpf_skb_load_bytes(skb, sizeof(struct eth_hdr) + field, &next,
 			   sizeof(next));
 	for (__u32 i = 0; i <= EXT_HEADERS_MAX && !f->bad; i++) {
-		if (!nexthdr_is_options(next))
+		if (!nexthdr_is(next, EXT_OPTIONS))
 			break;
 		/* RFC 8200 4: this one is the first, or unknown where it is. */
 		if (i == EXT_HEADERS_MAX || (i && next == NEXTHDR_HOP)) {

@@ -6,9 +6,8 @@
 #include "lib/hook.h"
 #include "lib/reason.h"
 #include "lib/wire/cursor.h"
+#include "lib/wire/ip6_walk.h"
 #include "lib/wire/net.h"
-
-#define ROUTING_TYPE_SRH 4
 
 /* RFC 8754 2; the segment list follows, its last segment first, then TLVs. */
 struct srh {

@@ -10,7 +10,7 @@
 /* Options stand before the SRH, which another program has to look for. */
 static __always_inline bool outer_head_has_options(const struct outer_head *h)
 {
-	return nexthdr_is_options(h->ip6.nexthdr);
+	return nexthdr_is(h->ip6.nexthdr, EXT_OPTIONS);
 }
 
 /* What the SRH says is behind it, of a packet with options before it; -1: it has

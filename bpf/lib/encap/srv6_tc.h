@@ -107,7 +107,7 @@ static __always_inline reason_t outer_parse(struct __sk_buff *skb,
 	} else {
 		if (o->ip6->nexthdr == NEXTHDR_FRAGMENT)
 			return REASON(OUTER_FRAGMENT);
-		if (nexthdr_is_options(o->ip6->nexthdr))
+		if (nexthdr_is(o->ip6->nexthdr, EXT_OPTIONS))
 			return EXT_DECIDES;
 		if (o->ip6->nexthdr != NEXTHDR_ROUTING)
 			return REASON(NO_SRH);

@@ -10,6 +10,7 @@
 #include "lib/out/route_tc.h"
 #include "lib/wire/icmp.h"
 #include "lib/wire/ip4.h"
+#include "lib/wire/ip6_walk.h"
 #include "lib/wire/net.h"
 
 /* The outer headers of what we send leave with this. */
@@ -166,8 +167,8 @@ static __always_inline __u32 icmp6_quote(struct __sk_buff *skb,
 	return bpf_skb_load_bytes(skb, off, m->quote, n) ? 0 : n;
 }
 
-/* Headers that are looked through for the upper layer. */
-#define ICMP6_EXTENSIONS_MAX 4
+/* Headers that are looked through for the upper layer: one less than this. */
+#define ICMP6_EXTENSIONS_MAX 5
 
 /* Is the packet at off an ICMPv6 error or a redirect, so that no error may answer
  * it (RFC 4443 2.4 e)? What is not whole, or has more headers than we look
@@ -176,27 +177,26 @@ static __always_inline __u32 icmp6_quote(struct __sk_buff *skb,
 static __always_inline bool icmp6_is_error(struct __sk_buff *skb, __u32 off,
 					   __u32 len, __u32 next)
 {
+	struct ip6_walk w = { .off = off + sizeof(struct ip6_hdr),
+			      .next = next };
 	__u32 end = off + len;
-	__u8 head[4];
+	__u8 head[4]; /* type, code, checksum */
 
-	off += sizeof(struct ip6_hdr);
-	for (__u32 i = 0; i <= ICMP6_EXTENSIONS_MAX; i++) {
-		if (next != NEXTHDR_ICMP6 && next != NEXTHDR_FRAGMENT &&
-		    !nexthdr_may_route(next))
-			return false;
-		if (off + sizeof(head) > end ||
-		    bpf_skb_load_bytes(skb, off, head, sizeof(head)))
-			return true;
-		if (next == NEXTHDR_ICMP6)
-			return head[0] < ICMP6_INFORMATIONAL ||
-			       head[0] == ICMP6_REDIRECT;
-		/* Behind all fragments but the first is no header. */
-		if (next == NEXTHDR_FRAGMENT && (head[2] || head[3] & 0xf8))
-			return head[0] == NEXTHDR_ICMP6;
-		off += next == NEXTHDR_FRAGMENT ? 8 : (head[1] + 1) * 8;
-		next = head[0];
-	}
-	return true;
+	ip6_walk(skb, &w, EXT_OPTIONS | EXT_ROUTING | EXT_FRAGMENT,
+		 ICMP6_EXTENSIONS_MAX, end);
+	if (w.cut)
+		return true;
+	/* Behind all fragments but the first is no header. */
+	if (w.later)
+		return w.next == NEXTHDR_ICMP6;
+	if (w.passed == ICMP6_EXTENSIONS_MAX)
+		return true;
+	if (w.next != NEXTHDR_ICMP6)
+		return false;
+	if (w.off + sizeof(head) > end ||
+	    bpf_skb_load_bytes(skb, w.off, head, sizeof(head)))
+		return true;
+	return head[0] < ICMP6_INFORMATIONAL || head[0] == ICMP6_REDIRECT;
 }
 
 /* RFC 4443 2.4 e: not to many, not to nobody, not about an error. Nor to a SID. */

@@ -7,6 +7,7 @@
 #include "lib/hook.h"
 #include "lib/node/maps.h"
 #include "lib/verifier.h"
+#include "lib/wire/ip6_walk.h"
 #include "lib/wire/net.h"
 #include "lib/wire/tuple.h"
 
@@ -45,37 +46,28 @@ static __always_inline struct mss_at mss_at_ip4(struct __sk_buff *skb)
  */
 static __always_inline struct mss_at mss_at_ip6(struct __sk_buff *skb)
 {
-	__u32 off = sizeof(struct eth_hdr) + sizeof(struct ip6_hdr);
-	__u32 room = TUPLE_EXTENSIONS_LEN, left, next, len;
+	const __u32 first = sizeof(struct eth_hdr) + sizeof(struct ip6_hdr);
+	struct ip6_walk w = { .off = first };
 	struct mss_at at = {};
+	__u32 left, len;
 	struct {
 		__be32 vtc_flow;
 		__be16 payload_len;
 		__u8 nexthdr;
 		__u8 hop_limit;
 	} ip6;
-	__u8 x[2]; /* Next Header, Hdr Ext Len */
 
 	if (bpf_skb_load_bytes(skb, sizeof(struct eth_hdr), &ip6, sizeof(ip6)))
 		return at;
+	w.next = ip6.nexthdr;
+	ip6_walk(skb, &w, EXT_OPTIONS | EXT_ROUTING, TUPLE_EXTENSIONS,
+		 IP6_WALK_FRAME);
 	left = bpf_ntohs(ip6.payload_len);
-	next = ip6.nexthdr;
-	for (__u32 i = 0; i < TUPLE_EXTENSIONS && next != NEXTHDR_TCP; i++) {
-		if (!nexthdr_may_route(next) ||
-		    bpf_skb_load_bytes(skb, off, x, sizeof(x)))
-			return at;
-		len = (x[1] + 1) * 8;
-		if (len > room || len > left)
-			return at;
-		room -= len;
-		left -= len;
-		off += len;
-		next = x[0];
-	}
-	if (next != NEXTHDR_TCP)
+	len = w.off - first;
+	if (w.next != NEXTHDR_TCP || len > TUPLE_EXTENSIONS_LEN || len > left)
 		return at;
-	at.off = off;
-	at.left = left;
+	at.off = w.off;
+	at.left = left - len;
 	return at;
 }
 

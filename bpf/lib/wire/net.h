@@ -123,13 +123,40 @@ struct proof_tlv {
 };
 _Static_assert(sizeof(struct proof_tlv) == 24, "proof TLV");
 
-/* One of the extension headers that may stand before a routing header, or that
- * one (RFC 8200 4.1).
+/* What stands behind an IPv6 header or an extension header, by its Next Header value:
+ * one of these, or 0 for what no other header is behind (RFC 8200 4, and IANA's list
+ * of extension headers). Not ESP: what it holds is for its receiver alone, as in any
+ * other tunnel.
  */
-static __always_inline bool nexthdr_may_route(__u32 nexthdr)
+#define EXT_OPTIONS 1 /* hop-by-hop or destination options */
+#define EXT_ROUTING 2
+#define EXT_FRAGMENT 4
+#define EXT_AUTH 8
+/* Has others behind it, or may have, and cannot be passed over here. */
+#define EXT_OPAQUE 16
+/* Those that are passed over. */
+#define EXT_KNOWN (EXT_OPTIONS | EXT_ROUTING | EXT_FRAGMENT | EXT_AUTH)
+
+static __always_inline __u32 nexthdr_kind(__u32 nexthdr)
 {
-	return nexthdr == NEXTHDR_HOP || nexthdr == NEXTHDR_DEST ||
-	       nexthdr == NEXTHDR_ROUTING;
+	if (nexthdr == NEXTHDR_HOP || nexthdr == NEXTHDR_DEST)
+		return EXT_OPTIONS;
+	if (nexthdr == NEXTHDR_ROUTING)
+		return EXT_ROUTING;
+	if (nexthdr == NEXTHDR_FRAGMENT)
+		return EXT_FRAGMENT;
+	if (nexthdr == NEXTHDR_AUTH)
+		return EXT_AUTH;
+	if (nexthdr == NEXTHDR_MOBILITY || nexthdr == NEXTHDR_HIP ||
+	    nexthdr == NEXTHDR_SHIM6 || nexthdr >= NEXTHDR_UNASSIGNED)
+		return EXT_OPAQUE;
+	return 0;
+}
+
+/* kinds: a set of those above. */
+static __always_inline bool nexthdr_is(__u32 nexthdr, const __u32 kinds)
+{
+	return nexthdr_kind(nexthdr) & kinds;
 }
 
 /* The kernel forwards no such frame. */
@@ -180,16 +207,9 @@ static __always_inline bool ip4_is_ip4(const struct ip4_hdr *ip4)
 	return ip4->version_ihl >= 0x45 && ip4->version_ihl <= 0x4f;
 }
 
-/* Is there a header that an SRH may be behind? */
-static __always_inline bool nexthdr_may_hide(__u32 nexthdr)
-{
-	return nexthdr_may_route(nexthdr) || nexthdr == NEXTHDR_FRAGMENT ||
-	       nexthdr == NEXTHDR_AUTH;
-}
-
 static __always_inline bool ip6_has_extension(const struct ip6_hdr *ip6)
 {
-	return nexthdr_may_hide(ip6->nexthdr);
+	return nexthdr_is(ip6->nexthdr, EXT_KNOWN);
 }
 
 /* Bytes of the packet, as its header says. 40 is what of a jumbogram is no payload. */

@@ -64,23 +64,10 @@ static __always_inline bool has_ports(__u32 protocol)
 	       protocol == NEXTHDR_UDPLITE;
 }
 
-static __always_inline bool is_extension(__u32 nexthdr)
-{
-	return nexthdr == NEXTHDR_HOP || nexthdr == NEXTHDR_ROUTING ||
-	       nexthdr == NEXTHDR_DEST || nexthdr == NEXTHDR_AUTH ||
-	       nexthdr == NEXTHDR_FRAGMENT;
-}
-
-/* May another header be behind it, whose ports a receiver would go by? Extension
- * headers (RFC 8200 4, and IANA's list of them), and numbers that nobody has yet
- * said what they are. Not ESP: what it holds is for its receiver alone, as in any
- * other tunnel.
- */
+/* May another header be behind it, whose ports a receiver would go by? */
 static __always_inline bool may_hide_ports(__u32 nexthdr)
 {
-	return is_extension(nexthdr) || nexthdr == NEXTHDR_MOBILITY ||
-	       nexthdr == NEXTHDR_HIP || nexthdr == NEXTHDR_SHIM6 ||
-	       nexthdr >= NEXTHDR_UNASSIGNED;
+	return nexthdr_kind(nexthdr);
 }
 
 /* c: behind all headers but the upper layer's; left: bytes of the IP packet from
@@ -155,7 +142,7 @@ static __always_inline enum tuple_known tuple_read_ip6(struct cursor c,
 	t->protocol = ip6->nexthdr;
 
 	for (__u32 i = 0; i < TUPLE_EXTENSIONS; i++) {
-		if (!is_extension(t->protocol))
+		if (!nexthdr_is(t->protocol, EXT_KNOWN))
 			break;
 		x = cursor_take(&c, struct ip6_extension);
 		if (!x)
@@ -179,7 +166,8 @@ static __always_inline enum tuple_known tuple_read_ip6(struct cursor c,
 		c.pos += len - sizeof(*x);
 	}
 	/* Passed over are not so many. */
-	return is_extension(t->protocol) ? TUPLE_CUT : tuple_ports(c, left, t);
+	return nexthdr_is(t->protocol, EXT_KNOWN) ? TUPLE_CUT :
+						    tuple_ports(c, left, t);
 }
 
 /* c: at the IP header. Addresses are read as soon as that is whole. */
