@@ -32,7 +32,8 @@ static __always_inline __u32 enter_ip6_len(const struct __sk_buff *skb,
 static __always_inline int enter(struct __sk_buff *skb, struct cursor c,
 				 struct ip *in, __u32 index)
 {
-	int len;
+	__u32 len = 0;
+	reason_t r;
 
 	if (!in->is_ip4) {
 		len = enter_ip6_len(skb, in->hdr,
@@ -40,9 +41,9 @@ static __always_inline int enter(struct __sk_buff *skb, struct cursor c,
 		if (!len)
 			return ws_refuse(skb, REASON(IP6_LENGTH), 0);
 	} else {
-		len = ws_edge_ip4(skb);
-		if (len < 0)
-			return ws_refuse(skb, -len, 0);
+		r = ws_edge_ip4(skb, &len);
+		if (r)
+			return ws_refuse(skb, r, 0);
 		if (!forward_ip(skb, true, &c, in))
 			return ws_refuse(skb, REASON(BOUNDS_BUG), 0);
 	}

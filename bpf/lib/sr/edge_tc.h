@@ -110,36 +110,40 @@ __noinline int ws_edge_vlan(struct __sk_buff *skb)
 }
 
 /* An IPv4 packet that enters a chain: what the kernel would find out about it
- * and drop must not get past it in a tunnel. Moves the packet. Returns its
- * length in bytes, without Ethernet's padding, or a negative reason.
+ * and drop must not get past it in a tunnel. Moves the packet. Returns a reason_t;
+ * *packet_len: in bytes, without Ethernet's padding. It is never NULL; the
+ * verifier wants it asked.
  */
-__noinline int ws_edge_ip4(struct __sk_buff *skb)
+__noinline int ws_edge_ip4(struct __sk_buff *skb, __u32 *packet_len)
 {
 	__u32 room = skb->len - sizeof(struct eth_hdr), header, len;
 	struct cursor c = ctx_cursor(skb);
 	const struct ip4_hdr *ip4;
 
+	if (!packet_len)
+		return REASON(IP4_LENGTH);
 	cursor_take(&c, struct eth_hdr);
 	ip4 = cursor_take(&c, struct ip4_hdr);
 	if (!ip4)
-		return -(int)REASON(IP4_LENGTH);
+		return REASON(IP4_LENGTH);
 	header = ip4_header_len(ip4);
 	len = bpf_ntohs(ip4->len);
 	/* So long a super-packet that it cannot say so. */
 	if (!len && skb->gso_size)
 		len = room;
 	if (len < header || len > room || (skb->gso_size && len != room))
-		return -(int)REASON(IP4_LENGTH);
+		return REASON(IP4_LENGTH);
 	if (header > sizeof(*ip4)) {
 		if (pull(skb, sizeof(struct eth_hdr) + header + EDGE_L4_MAX))
-			return -(int)REASON(IP4_LENGTH);
+			return REASON(IP4_LENGTH);
 		c = ctx_cursor(skb);
 		cursor_take(&c, struct eth_hdr);
 		ip4 = cursor_take(&c, struct ip4_hdr);
 		if (!ip4)
-			return -(int)REASON(IP4_LENGTH);
+			return REASON(IP4_LENGTH);
 	}
 	if (!ip4_sum_is_right(ip4, c))
-		return -(int)REASON(IP4_CHECKSUM);
-	return len;
+		return REASON(IP4_CHECKSUM);
+	*packet_len = len;
+	return WS_REASON_NONE;
 }
