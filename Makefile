@@ -44,6 +44,7 @@ test-kernels: deps-kernels ## the same, a part of them, on Debian's kernels 6.1 
 
 .PHONY: unit
 unit: ## the tests that need no root
+	@echo "unit: the tests that need no root"
 	@go test -count=1 $(UNIT)
 
 .PHONY: race

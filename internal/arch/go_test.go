@@ -32,6 +32,7 @@ var level = map[string]int{
 	"internal/netfilter":        4,
 	"internal/stream":           4,
 	"internal/stream/function":  1,
+	"internal/stream/sandbox":   3,
 	"internal/agent":            6,
 	"internal/doctor":           5,
 	"internal/explain":          5,
@@ -75,7 +76,7 @@ var home = map[string][]string{
 	"github.com/cilium/ebpf":         {"internal/dataplane", "internal/bench/meter", "tools/abigen"},
 	"github.com/spf13/cobra":         {"internal/cli", "internal/command", "internal/labcli", "tools/refgen"},
 	"github.com/goccy/go-yaml":       {"internal/manifest", "internal/pot", "internal/yamlfile"},
-	"unsafe":                         {"internal/host", "internal/dataplane"}, // the ethtool ioctl; memory that programs write, too
+	"unsafe":                         {"internal/host", "internal/dataplane", "internal/stream/sandbox"}, // the ethtool ioctl; memory that others write, too; Landlock and seccomp
 }
 
 // banned names imports that no code outside tests may have, and what to do.

@@ -7,6 +7,7 @@ import (
 
 	"github.com/waystamp/waystamp/internal/command"
 	"github.com/waystamp/waystamp/internal/stream"
+	"github.com/waystamp/waystamp/internal/stream/sandbox"
 )
 
 // newWorkerCommand is "waystamp worker". It is hidden: whoever makes a worker's place
@@ -14,6 +15,7 @@ import (
 // statistics behind a descriptor.
 func newWorkerCommand() *cobra.Command {
 	var statistics int
+	var user uint32
 	cmd := &cobra.Command{
 		Use:    "worker --statistics-fd FD",
 		Short:  "Run the functions of kind stream, as the process that is given their connections",
@@ -26,18 +28,22 @@ alone. The configuration is JSON, on standard input:
 
   {"name": "zip", "port": 8080, "loops": 2,
    "run": ["count", {"xor": {"passes": 2}}],
-   "limits": {"connections": 100000, "buffer": 262144, "idle": "2h", "half-closed": "10m"}}
+   "limits": {"connections": 100000, "buffer": 1048576, "idle": "2h", "half-closed": "10m"}}
 
 "run" is the list towards the server, "back" towards the client; without "back" it is
-"run" in reverse, with each function's inverse.`,
+"run" in reverse, with each function's inverse.
+
+Before it accepts the first connection, the process gives up its user, its capabilities,
+the file system, and all system calls that it does not need.`,
 		Args: command.UsageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if statistics < 3 {
 				return command.Usagef("--statistics-fd is %d; pass the memory for statistics as descriptor 3 or above", statistics)
 			}
-			return stream.Serve(cmd.Context(), cmd.InOrStdin(), os.NewFile(uintptr(statistics), "statistics"))
+			return stream.Serve(cmd.Context(), cmd.InOrStdin(), os.NewFile(uintptr(statistics), "statistics"), user)
 		},
 	}
 	cmd.Flags().IntVar(&statistics, "statistics-fd", 0, "descriptor of the memory that statistics are written to")
+	cmd.Flags().Uint32Var(&user, "user", sandbox.Nobody, "number of the `user`, and group, that a worker started by root becomes")
 	return cmd
 }

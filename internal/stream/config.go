@@ -73,7 +73,7 @@ func ReadConfig(r io.Reader) (*Config, error) {
 	var in jsonConfig
 	in.Loops = 1
 	in.Limits.Connections = 100_000
-	in.Limits.Buffer = 256 << 10
+	in.Limits.Buffer = 1 << 20
 	in.Limits.Idle = duration(2 * time.Hour)
 	in.Limits.HalfClosed = duration(10 * time.Minute)
 	limited := &io.LimitedReader{R: r, N: configMax + 1}

@@ -2,6 +2,7 @@ package stream
 
 import (
 	"container/heap"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -47,7 +48,7 @@ type loop struct {
 	free   []uint32 // numbers of connections that are not in use
 	again  []uint32 // have used up their turn
 	timers timers
-	start  time.Time
+	start  time.Time     // of the worker: gates are shared by loops
 	now    time.Duration // since start, on the monotonic clock
 	swept  time.Duration // when connections were last looked at for their limits
 
@@ -63,7 +64,7 @@ type loop struct {
 type pipe struct{ r, w int32 }
 
 func newLoop(w *Worker, words []atomic.Uint64) (_ *loop, err error) {
-	l := &loop{w: w, epoll: -1, wake: -1, spare: -1, start: time.Now(), words: words}
+	l := &loop{w: w, epoll: -1, wake: -1, spare: -1, start: w.start, words: words}
 	defer func() {
 		if err != nil {
 			l.close()
@@ -79,7 +80,7 @@ func newLoop(w *Worker, words []atomic.Uint64) (_ *loop, err error) {
 	for side, list := range [][]function.Entry{w.config.Run, w.config.Back} {
 		for i, e := range list {
 			step := stepWords(words, function.Side(side), i)
-			f, err := e.Make(function.Surroundings{Side: function.Side(side), Keys: w.config.Keys, Event: &step[stepEvent]})
+			f, err := e.Make(function.Surroundings{Side: function.Side(side), Keys: w.config.Keys, Random: rand.Reader, Event: &step[stepEvent]})
 			if err != nil {
 				return nil, err
 			}

@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/waystamp/waystamp/internal/host"
 )
@@ -20,6 +21,7 @@ import (
 type Worker struct {
 	config      *Config
 	loops       []*loop
+	start       time.Time
 	connections atomic.Int64 // open, in all loops
 	stopping    atomic.Bool
 }
@@ -30,7 +32,7 @@ func New(config *Config, memory *host.SharedWords) (_ *Worker, err error) {
 	if len(memory.Words) < config.Loops*wordsOfLoop {
 		return nil, fmt.Errorf("the memory for statistics has %d words; %d loops need %d", len(memory.Words), config.Loops, config.Loops*wordsOfLoop)
 	}
-	w := &Worker{config: config}
+	w := &Worker{config: config, start: time.Now()}
 	for i := range config.Loops {
 		l, err := newLoop(w, loopWords(memory, i))
 		if err != nil {

@@ -39,7 +39,7 @@ const asWorker = "WAYSTAMP_TEST_WORKER"
 func TestMain(m *testing.M) {
 	if os.Getenv(asWorker) != "" {
 		ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
-		err := Serve(ctx, os.Stdin, os.NewFile(3, "statistics"))
+		err := Serve(ctx, os.Stdin, os.NewFile(3, "statistics"), 0)
 		stop()
 		if err != nil {
 			fmt.Fprintln(os.Stderr, err)
@@ -253,6 +253,19 @@ func (w *world) dial(to netip.AddrPort) (c *net.TCPConn, err error) {
 		return err
 	})
 	return c, err
+}
+
+// firstError is what a client learns that opens a connection and reads: the reset of a
+// connection may come before the call that opens it has returned.
+func (w *world) firstError(to netip.AddrPort) error {
+	c, err := w.dial(to)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	soon(c)
+	_, err = c.Read(make([]byte, 1))
+	return err
 }
 
 // pair opens a connection through the worker and returns both ends of it.

@@ -6,6 +6,7 @@
 package function
 
 import (
+	"io"
 	"net/netip"
 	"sync/atomic"
 	"time"
@@ -96,7 +97,8 @@ func (s Side) String() string {
 
 // Surroundings is what a function gets from the worker that runs it.
 type Surroundings struct {
-	Side  Side
-	Keys  Keys
-	Event *atomic.Uint64 // counts what the function is there to find, in the worker's statistics
+	Side   Side
+	Keys   Keys
+	Random io.Reader      // for salts
+	Event  *atomic.Uint64 // counts what the function is there to find, in the worker's statistics
 }

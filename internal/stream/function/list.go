@@ -34,7 +34,13 @@ func (e Entry) Make(s Surroundings) (Function, error) {
 func kinds() map[string]func(settings json.RawMessage) (Entry, error) {
 	return map[string]func(json.RawMessage) (Entry, error){
 		"count":    parsePlain("count"),
+		"gunzip":   parseGunzip,
+		"gzip":     parseGzip,
 		"identity": parsePlain("identity"),
+		"limit":    parseLimit,
+		"match":    parseMatch,
+		"open":     parseOpen,
+		"seal":     parseSeal,
 		"xor":      parseXOR,
 	}
 }
