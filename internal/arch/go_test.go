@@ -16,6 +16,7 @@ var level = map[string]int{
 	"internal/abi":              0,
 	"internal/await":            0,
 	"internal/model":            0,
+	"internal/pcapng":           0,
 	"internal/yamlfile":         0,
 	"internal/api":              1,
 	"internal/event":            1,
@@ -60,7 +61,7 @@ var onlyTests = []string{"internal/tables/xtest", "test"}
 
 // pure are the packages that do no I/O and know nothing of the kernel.
 var pure = []string{
-	"internal/abi", "internal/api", "internal/await", "internal/event", "internal/explain", "internal/manifest", "internal/model", "internal/plan",
+	"internal/abi", "internal/api", "internal/await", "internal/event", "internal/explain", "internal/manifest", "internal/model", "internal/pcapng", "internal/plan",
 	"internal/pot", "internal/routing", "internal/srv6", "internal/stream/function", "internal/tables", "internal/yamlfile",
 }
 

@@ -211,6 +211,37 @@ func watchedEvents() []event.Event {
 	}
 }
 
+func TestWatchWritesACapture(t *testing.T) {
+	events := watchedEvents()
+	events[0].Packet = bytes.Repeat([]byte{0xab}, 60)
+	socket := fakeAgent(t, api.Status{}, api.Counters{}, events)
+	toPipe, stderr, code := runMain(t, "watch", "--once", "--socket", socket, "--pcap", "-")
+	if code != command.ExitDone || stderr != "" {
+		t.Fatalf("exit code %d, %q", code, stderr)
+	}
+	for _, want := range []string{
+		"r6/r6-r3", "refused: proof: the proof does not verify, at tc (proof/verify.h:102)",
+		"r6/r6-r5", "reported: segments: the segment list carried is not the path's, at xdp", strings.Repeat("\xab", 60),
+	} {
+		if !strings.Contains(toPipe, want) {
+			t.Errorf("the capture lacks %q", want)
+		}
+	}
+	name := filepath.Join(t.TempDir(), "refused.pcapng")
+	if stdout, stderr, code := runMain(t, "watch", "--once", "--socket", socket, "--pcap", name); code != command.ExitDone || stdout+stderr != "" {
+		t.Errorf("exit code %d, %q, %q", code, stdout, stderr)
+	}
+	inFile, err := os.ReadFile(name)
+	if err != nil || string(inFile) != toPipe {
+		t.Errorf("%v; the file has %d bytes, the pipe got %d", err, len(inFile), len(toPipe))
+	}
+	for _, args := range [][]string{{"--pcap", "-", "-o", "json"}, {"--pcap", filepath.Join(name, "x")}} {
+		if stdout, stderr, code := runMain(t, append([]string{"watch", "--once", "--socket", socket}, args...)...); code == command.ExitDone || stdout != "" || stderr == "" {
+			t.Errorf("%q: exit code %d, %q, %q", args, code, stdout, stderr)
+		}
+	}
+}
+
 func TestWatchPrintsWhatIsRemembered(t *testing.T) {
 	socket := fakeAgent(t, api.Status{}, api.Counters{}, watchedEvents())
 	stdout, stderr, code := runMain(t, "watch", "--once", "--socket", socket)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"sync"
 	"time"
 
@@ -16,6 +17,7 @@ import (
 	"github.com/waystamp/waystamp/internal/command"
 	"github.com/waystamp/waystamp/internal/event"
 	"github.com/waystamp/waystamp/internal/explain"
+	"github.com/waystamp/waystamp/internal/pcapng"
 	"github.com/waystamp/waystamp/internal/plan"
 	"github.com/waystamp/waystamp/internal/planfile"
 )
@@ -27,6 +29,7 @@ type watchOptions struct {
 	targets targetFlags
 	paths   string
 	output  string
+	pcap    string
 	once    bool
 	again   time.Duration
 }
@@ -48,10 +51,14 @@ that takes none for 30 seconds is dropped. An agent has 64 readers at most.
 With --paths, which holds the secrets of whole paths, or with --lab, which knows
 where they are, each packet comes with a sentence that explains what happened to it.
 Without --socket, --instance and --lab all agents of this machine are watched, but
-for those of labs.`,
+for those of labs.
+
+With --pcap the packets are written as a capture (pcapng), each with its node and
+interface, and the reason as a comment: the first bytes of each, as the node sends them.`,
 		Example: `  waystamp watch
   waystamp watch --lab demo
-  waystamp watch --instance r6 --paths paths.json -o json`,
+  waystamp watch --instance r6 --paths paths.json -o json
+  waystamp watch --pcap - | wireshark -k -i -`,
 		Args: command.UsageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd) },
 	}
@@ -59,6 +66,7 @@ for those of labs.`,
 	f := cmd.Flags()
 	f.StringVar(&o.paths, "paths", "", "`file` with the secrets of all paths, to explain with (default with --lab: the lab's)")
 	command.OutputFlag(cmd, &o.output, "text", "json")
+	f.StringVar(&o.pcap, "pcap", "", "write a capture to this `file` instead; - is standard output")
 	f.BoolVar(&o.once, "once", false, "print the remembered packets and end")
 	return cmd
 }
@@ -73,9 +81,12 @@ type watched struct {
 	names pathNames
 }
 
-func (o *watchOptions) run(cmd *cobra.Command) error {
+func (o *watchOptions) run(cmd *cobra.Command) (failed error) {
 	if err := command.CheckOutput(o.output, "text", "json"); err != nil {
 		return err
+	}
+	if o.pcap != "" && cmd.Flags().Changed("output") {
+		return command.Usagef("--pcap and --output do not go together; take one of them")
 	}
 	p := eventPrinter{text: o.output == "text", out: cmd.OutOrStdout(), notes: cmd.ErrOrStderr()}
 	ctx := cmd.Context()
@@ -83,6 +94,11 @@ func (o *watchOptions) run(cmd *cobra.Command) error {
 	if err != nil {
 		return withoutCancel(ctx, err)
 	}
+	closeCapture, err := p.captureTo(o.pcap)
+	if err != nil {
+		return err
+	}
+	defer func() { failed = errors.Join(failed, closeCapture()) }()
 	group, groupCtx := errgroup.WithContext(ctx)
 	for _, w := range agents {
 		group.Go(func() error {
@@ -196,11 +212,48 @@ type explained struct {
 
 // eventPrinter writes the events of several agents, one at a time.
 type eventPrinter struct {
-	text bool
+	text    bool
+	capture *pcapng.Writer // instead; nil: none
 
 	mu    sync.Mutex
 	out   io.Writer
 	notes io.Writer
+}
+
+// captureTo makes p write a capture; "": it does not.
+func (p *eventPrinter) captureTo(name string) (close func() error, err error) {
+	out, close := p.out, func() error { return nil }
+	switch name {
+	case "":
+		return close, nil
+	case "-":
+	default:
+		f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600) // it has what packets carry
+		if err != nil {
+			return nil, fmt.Errorf("write the capture: %w", err)
+		}
+		out, close = f, f.Close
+	}
+	if p.capture, err = pcapng.NewWriter(out, "waystamp"); err != nil {
+		return nil, errors.Join(fmt.Errorf("write the capture: %w", err), close())
+	}
+	return close, nil
+}
+
+// captured is an event as a packet of a capture.
+func captured(e explained) pcapng.Packet {
+	verdict := "refused"
+	if e.Reported {
+		verdict = "reported"
+	}
+	comment := fmt.Sprintf("%s: %s: %s, at %s%s", verdict, e.Reason, e.Text, e.Hook, inPlace(e.Place))
+	if e.Explanation != nil {
+		comment += "\n" + e.Explanation.Sentence
+	}
+	return pcapng.Packet{
+		Time: e.Time, Interface: e.Node + "/" + e.Interface, Bytes: e.Packet, Len: int(e.Len),
+		Dropped: uint64(e.Suppressed) + e.Missed, Comment: comment,
+	}
 }
 
 func (p *eventPrinter) note(format string, args ...any) {
@@ -233,6 +286,11 @@ func (p *eventPrinter) event(ctx context.Context, e event.Event, w *watched) err
 	if w.paths != nil {
 		ex := explain.Explain(e, w.paths, nil)
 		x.Explanation = &ex
+	}
+	if p.capture != nil {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		return p.capture.Write(captured(x))
 	}
 	if !p.text {
 		p.mu.Lock()
