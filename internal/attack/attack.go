@@ -43,12 +43,13 @@ const (
 	pollEvery   = 2 * time.Millisecond
 )
 
-// The ports that are listened at behind the egress. Chain c takes what goes to the
-// last one.
+// The ports that are listened at behind the egress. Chain c takes what goes to
+// rulePort, chain d what goes to filterPort.
 const (
 	servicePort = 4242
 	otherPort   = 4243
 	rulePort    = 4244
+	filterPort  = 4245
 )
 
 // Config says which attacks are mounted, and where.
@@ -255,7 +256,7 @@ func open(ctx context.Context, c Config) (_ *stage, err error) {
 		s.wait.Go(func() { s.follow(watching, n.Name) })
 	}
 	for _, h := range []string{"h2", "h3"} {
-		for _, port := range []uint16{servicePort, otherPort, rulePort} {
+		for _, port := range []uint16{servicePort, otherPort, rulePort, filterPort} {
 			if err := s.serve(h, port); err != nil {
 				return nil, err
 			}

@@ -21,6 +21,7 @@ import (
 	"github.com/waystamp/waystamp/internal/host"
 	"github.com/waystamp/waystamp/internal/lab"
 	"github.com/waystamp/waystamp/internal/model"
+	"github.com/waystamp/waystamp/internal/netfilter"
 	"github.com/waystamp/waystamp/internal/plan"
 	"github.com/waystamp/waystamp/internal/pot"
 	"github.com/waystamp/waystamp/internal/srv6"
@@ -39,12 +40,14 @@ const (
 	onBoth  = "somebody on both links of r2"
 	insider = "r3 itself"
 	outside = "a host outside"
+	inside  = "root of the function's namespace on r2"
 )
 
 // The ends of sentences that explanations have.
 const (
-	nothingFits  = "nothing that was tried gives the values of this packet"
-	neverStamped = "r2 (fw) never stamped this packet"
+	nothingFits   = "nothing that was tried gives the values of this packet"
+	neverStamped  = "r2 (fw) never stamped this packet"
+	withoutHeader = "a function sent a packet that no header is kept for"
 )
 
 // always is one outcome for every scheme, whose explanation may name the scheme
@@ -214,6 +217,23 @@ func attacks() []attack {
 		{Attack{"outside-captured", "a host sends a whole packet that was captured inside, from an address of the domain", outside},
 			capturedOutside,
 			always(refused("r1", "outside-sid", "a packet from outside is addressed to the SID block"))},
+		{Attack{"forged-argument", "a packet of chain d gets another argument in the SID of its function", onLink},
+			forgedArgument,
+			always(refused("r2", "argument", "the argument of the SID is not the one that the plan has"))},
+		{Attack{"function-index", "a packet is sent from the namespace of chain d's function, with an index that no packet in it has", inside},
+			fromFunction(forgedIndex),
+			always(refused("r2", "not-cached", withoutHeader))},
+		{Attack{"function-chain", "a packet of chain b is sent from the namespace of chain d's function", inside},
+			fromFunction(func(_ context.Context, m *mounting) ([]lab.Sent, error) {
+				return asIs(udp(m.host(), m.service("h3", servicePort), []byte(m.tag))), nil
+			}),
+			always(refused("r2", "not-cached", withoutHeader))},
+		{Attack{"function-srh", "a whole packet that was held back on the last link, with its SRH and proof, is sent from the namespace of chain d's function", inside},
+			fromFunction(func(ctx context.Context, m *mounting) ([]lab.Sent, error) {
+				p, err := m.capture(ctx, m.tag, true)
+				return whole(p), err
+			}),
+			always(refused("r2", "not-cached", withoutHeader))},
 		// The last one: it gives the path other secrets.
 		{Attack{"stale-epoch", "a whole packet that was held back is sent when the path has a new epoch", onLink},
 			staleEpoch,
@@ -776,6 +796,84 @@ func staleEpoch(ctx context.Context, m *mounting) error {
 		return err
 	}
 	return m.inject(whole(p))
+}
+
+// forgedArgument changes the lowest bits of the SID of chain d's function.
+func forgedArgument(_ context.Context, m *mounting) error {
+	m.alter(m.tag, map[string]func(srv6.Packet, []byte) []lab.Sent{"r1": func(p srv6.Packet, _ []byte) []lab.Sent {
+		return whole(p.WithSRH(func(s *srv6.SRH) {
+			at := &s.Segments[s.SegmentsLeft]
+			*at = at.Next()
+		}).AtSegment(p.SRH.SegmentsLeft))
+	}})
+	return m.send(m.tag, m.service("h2", filterPort))
+}
+
+// fromFunction sends frames on the interface that chain d's function returns its packets
+// by, when a packet of the chain has passed it.
+func fromFunction(what func(context.Context, *mounting) ([]lab.Sent, error)) func(context.Context, *mounting) error {
+	return func(ctx context.Context, m *mounting) error {
+		m.count++
+		passes := fmt.Sprintf("<passes %d of %s", m.count, m.tag[1:])
+		if err := m.send(passes, m.service("h2", filterPort)); err != nil {
+			return err
+		}
+		if end, err := m.await(ctx, passes, 1); err != nil || end.host == "" {
+			return errors.Join(err, errors.New("a packet of chain d was not delivered"))
+		}
+		out, err := what(ctx, m)
+		if err != nil {
+			return err
+		}
+		r2, err := m.lab.Net("r2")
+		if err != nil {
+			return err
+		}
+		defer r2.Close()
+		to, err := r2.HardwareAddress(model.NetfilterDetour("nf", model.NamespaceOwn).From)
+		if err != nil {
+			return err
+		}
+		ns, err := m.functionNamespace()
+		if err != nil {
+			return err
+		}
+		defer ns.Close()
+		link, err := host.OpenFrames(ns, netfilter.InsideOut, unix.ETH_P_IPV6)
+		if err != nil {
+			return err
+		}
+		defer link.Close()
+		for _, s := range out {
+			if err := link.Send(slices.Concat(to[:], link.MAC[:], []byte{0x86, 0xdd}, s.Packet)); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+}
+
+func (m *mounting) functionNamespace() (*host.NetNS, error) {
+	return host.OpenNamed("waystamp-" + m.lab.Instance("r2") + "-nf")
+}
+
+// forgedIndex makes a packet of chain d with an index of its own choice, as a filter of
+// the kernel's gives it.
+func forgedIndex(_ context.Context, m *mounting) ([]lab.Sent, error) {
+	ns, err := m.functionNamespace()
+	if err != nil {
+		return nil, err
+	}
+	net, err := host.Open(ns)
+	if err != nil {
+		return nil, errors.Join(err, ns.Close())
+	}
+	const index = 0x1234
+	if err := net.SetIndex(netfilter.InsideOut, index); err != nil {
+		return nil, errors.Join(err, net.Close(), ns.Close())
+	}
+	m.after = func() error { return errors.Join(net.UnsetIndex(netfilter.InsideOut), net.Close(), ns.Close()) }
+	return asIs(udp(m.host(), m.service("h2", filterPort), []byte(m.tag))), nil
 }
 
 // rotate gives a path a new epoch with fresh secrets, as compiling the plans

@@ -55,6 +55,30 @@ func (n *Net) AddBridge(name string, ports ...string) error {
 	return n.SetUp(name)
 }
 
+// SetIndex makes the kernel give all packets that leave by a link an index
+// (skb->tc_index): the class of a filter at its egress that has no action.
+func (n *Net) SetIndex(link string, index uint16) error {
+	return n.onLink("set the index of packets that leave by", link, func(l netlink.Link) error {
+		if err := n.ensureClsact(l.Attrs().Index); err != nil {
+			return err
+		}
+		return n.h.FilterAdd(&netlink.U32{
+			FilterAttrs: netlink.FilterAttrs{LinkIndex: l.Attrs().Index, Parent: netlink.HANDLE_MIN_EGRESS, Priority: 1, Protocol: unix.ETH_P_ALL},
+			ClassId:     netlink.MakeHandle(1, index),
+		})
+	})
+}
+
+// UnsetIndex takes the filter of SetIndex away, with whatever else is at the link's
+// clsact.
+func (n *Net) UnsetIndex(link string) error {
+	return n.onLink("leave alone the index of packets that leave by", link, func(l netlink.Link) error {
+		return n.h.QdiscDel(&netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{
+			LinkIndex: l.Attrs().Index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT,
+		}})
+	})
+}
+
 // AddNeighbour makes a neighbour known for good: the kernel never asks for it.
 func (n *Net) AddNeighbour(link string, a netip.Addr, mac [6]byte) error {
 	family := unix.AF_INET6
