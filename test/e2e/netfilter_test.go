@@ -216,45 +216,58 @@ func filterText(there string, rules func(kind string) string) string {
 // filterWorld is a world with these functions.
 type filterWorld struct {
 	*world
-	there string // the namespace of named
+	*there
+}
+
+// there is the namespace of named, which somebody else keeps.
+type there struct {
+	name   string
+	theirs *host.NetNS
 }
 
 // buildFilters makes the namespace of named, as somebody who runs a container would,
 // and the lab.
-func buildFilters(t *testing.T, rules func(kind string) string) *filterWorld {
+func buildFilters(t *testing.T, rules func(kind string) string, changes ...func(text string) string) *filterWorld {
 	t.Helper()
 	prefix := newPrefix()
-	w := &filterWorld{there: "there-" + prefix}
-	w.makeThere(t)
-	w.world = buildFrom(t, parse(t, filterText(w.there, rules)), func(c *lab.Config) { c.Prefix = prefix })
+	w := &filterWorld{world: &world{t: t}, there: &there{name: "there-" + prefix}}
+	w.makeThere()
+	t.Cleanup(func() {
+		if err := w.theirs.Delete(); err != nil {
+			t.Error(err)
+		}
+	})
+	text := filterText(w.there.name, rules)
+	for _, c := range changes {
+		text = c(text)
+	}
+	w.world = buildFrom(t, parse(t, text), func(c *lab.Config) { c.Prefix = prefix })
 	w.routeThere()
 	return w
 }
 
-// makeThere makes the namespace of named, and removes it at the end.
-func (w *filterWorld) makeThere(t *testing.T) {
-	t.Helper()
-	ns, err := host.New(w.there)
-	must(t, err)
-	t.Cleanup(func() {
-		if err := ns.Delete(); err != nil {
-			t.Error(err)
-		}
-	})
-	n, err := host.Open(ns)
-	must(t, err)
+// makeThere makes the namespace of named. Nothing but theirs and its name keeps it.
+func (w *filterWorld) makeThere() {
+	w.t.Helper()
+	var err error
+	w.theirs, err = host.New(w.there.name)
+	must(w.t, err)
+	n, err := host.Open(w.theirs)
+	must(w.t, err)
 	defer n.Close()
-	must(t, n.SetUp("lo"))
+	must(w.t, n.SetUp("lo"))
 	for _, key := range []string{"net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"} {
-		must(t, n.SetSysctl(key, "1"))
+		must(w.t, n.SetSysctl(key, "1"))
 	}
-	must(t, n.SetSysctl("net/ipv4/conf/all/rp_filter", "0"))
+	must(w.t, n.SetSysctl("net/ipv4/conf/all/rp_filter", "0"))
 }
 
 // routeThere does what status says of the namespace of named.
 func (w *filterWorld) routeThere() {
 	w.t.Helper()
-	n := w.netOf("named")
+	n, err := host.Open(w.theirs)
+	must(w.t, err)
+	defer n.Close()
 	for _, all := range []string{"::/0", "0.0.0.0/0"} {
 		must(w.t, n.ReplaceRoute(host.Route{Destination: netip.MustParsePrefix(all), Via: netip.MustParseAddr("fe80::1"), Device: "wso-named"}))
 	}
@@ -263,7 +276,7 @@ func (w *filterWorld) routeThere() {
 // inside is the network namespace that a function's rules run in.
 func (w *filterWorld) inside(kind string) *host.NetNS {
 	w.t.Helper()
-	name := w.there
+	name := w.there.name
 	switch kind {
 	case "own":
 		name = "waystamp-" + w.Instance("r2") + "-own"
@@ -286,7 +299,7 @@ func (w *filterWorld) netOf(kind string) *host.Net {
 
 // in is the world as a subtest sees it, whose hosts speak one version of IP.
 func (w *filterWorld) in(t *testing.T, ipv4 bool) *filterWorld {
-	sub := &filterWorld{world: w.world.in(t), there: w.there}
+	sub := &filterWorld{w.world.in(t), w.there}
 	sub.ipv4 = ipv4
 	return sub
 }
