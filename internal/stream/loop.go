@@ -265,10 +265,17 @@ func (l *loop) refuseOne(listener int) bool {
 		unix.Close(fd)
 		l.words[wordRefused].Add(1)
 	}
-	if l.spare, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err != nil {
-		l.spare = -1
-	}
+	l.keepSpare()
 	return err == nil
+}
+
+// keepSpare takes a descriptor to give up later.
+func (l *loop) keepSpare() {
+	fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
+	if err != nil {
+		fd = -1
+	}
+	l.spare = fd
 }
 
 // accepted takes a client's connection and begins the one to its server.
@@ -336,6 +343,9 @@ func (l *loop) openHandlers(c *conn, about function.Connection) {
 
 // sweep resets connections that have been idle or half-closed for too long.
 func (l *loop) sweep() {
+	if l.spare < 0 { // it could not be had when the last one was used
+		l.keepSpare()
+	}
 	now := l.seconds()
 	idle := uint32(min(l.w.config.Idle/time.Second, 1<<31))
 	half := uint32(min(l.w.config.HalfClosed/time.Second, 1<<31))

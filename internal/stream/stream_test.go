@@ -468,3 +468,63 @@ func TestLimitsOfConnections(t *testing.T) {
 	}
 	w.pair(t, l, towards["IPv6"]) // there is room again
 }
+
+// A worker that has no descriptor left refuses connections, and serves others again when
+// some have ended.
+func TestAWorkerWithoutDescriptorsRefuses(t *testing.T) {
+	w := once(t)
+	p := w.startWorker(t, settings{"run": listOf("count"), "loops": 1, "descriptors": 40})
+	l := w.listen(t, towards["IPv6"])
+	var open []*net.TCPConn
+	refused := 0
+	for range 40 {
+		c, err := w.dial(towards["IPv6"])
+		if err == nil {
+			soon(c)
+			// It is refused by RST, or else the server gets the byte and sends it back.
+			if _, err = c.Write([]byte("x")); err == nil {
+				err = answered(t, l, c)
+			}
+		}
+		switch {
+		case err == nil:
+			open = append(open, c)
+		case isReset(err):
+			refused++
+		default:
+			t.Fatal(err)
+		}
+	}
+	if len(open) < 10 || refused < 10 {
+		t.Fatalf("%d connections were served and %d refused; want ten of each at least", len(open), refused)
+	}
+	for _, c := range open {
+		c.SetLinger(0)
+		c.Close()
+	}
+	eventually(t, "the worker has no connection left", func() bool { return p.statistics().Now == 0 })
+	w.pair(t, l, towards["IPv6"])
+}
+
+// answered waits for one byte at the client, which the server sends when it gets the
+// connection.
+func answered(t *testing.T, l *net.TCPListener, c *net.TCPConn) error {
+	accepted := make(chan error, 1)
+	l.SetDeadline(time.Now().Add(30 * time.Second))
+	go func() {
+		s, err := l.AcceptTCP()
+		if err == nil {
+			t.Cleanup(func() { s.Close() })
+			_, err = s.Write([]byte("y"))
+		}
+		accepted <- err
+	}()
+	_, err := c.Read(make([]byte, 1))
+	if err != nil {
+		l.SetDeadline(time.Now()) // nobody comes
+	}
+	if aerr := <-accepted; err == nil {
+		err = aerr
+	}
+	return err
+}

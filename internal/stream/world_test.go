@@ -171,6 +171,8 @@ func (w *world) startWorker(t testing.TB, s settings) *process {
 	for k, v := range s {
 		all[k] = v
 	}
+	descriptors := all["descriptors"] // that the process may have; nil: as many as the test
+	delete(all, "descriptors")
 	text, err := json.Marshal(all)
 	must(t, err)
 	p := &process{ended: make(chan struct{})}
@@ -181,6 +183,9 @@ func (w *world) startWorker(t testing.TB, s settings) *process {
 	self, err := os.Executable()
 	must(t, err)
 	p.cmd = host.Command(context.Background(), w.place.NetNS(), self)
+	if descriptors != nil {
+		p.cmd = host.Command(context.Background(), w.place.NetNS(), "sh", "-c", fmt.Sprintf(`ulimit -n %d && exec "$0"`, descriptors), self)
+	}
 	p.cmd.Env = append(os.Environ(), asWorker+"=1")
 	p.cmd.Stdin, p.cmd.Stderr, p.cmd.ExtraFiles = bytes.NewReader(text), &p.stderr, []*os.File{p.memory.File()}
 	must(t, p.cmd.Start())
