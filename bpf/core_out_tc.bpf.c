@@ -27,9 +27,11 @@ int ws_core_out_tc(struct __sk_buff *skb)
 	bool whole, own;
 	int verdict;
 
-	if (index == WS_INDEX_PROVEN) {
+	if (index >= WS_INDEX_LET_GO) {
 		skb->tc_index = 0;
-		return CTX_PASS;
+		if (index == WS_INDEX_PROVEN)
+			return CTX_PASS;
+		index = 0;
 	}
 	own = headend_out_is_asked_for() && !frame_is_tagged(skb);
 	if (pull(skb,

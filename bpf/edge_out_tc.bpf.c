@@ -40,7 +40,7 @@ int ws_edge_out_tc(struct __sk_buff *skb)
 		if (!in.is_ip4)
 			ip6 = in.hdr;
 	}
-	if (index && index != WS_INDEX_PROVEN)
+	if (index && index < WS_INDEX_LET_GO)
 		return local_out(skb, index, in.hdr);
 	/* tc_index stays set: below a VLAN interface the parent's program reads it. */
 	if (!in.hdr || !ip_is_its_version(&in))
@@ -51,13 +51,13 @@ int ws_edge_out_tc(struct __sk_buff *skb)
 		return ws_refuse(skb, r, 0);
 	if (ip6 && is_mapped(ip6))
 		return refuse_mapped(skb);
-	if (index)
-		return CTX_PASS; /* verified */
+	if (index == WS_INDEX_PROVEN)
+		return CTX_PASS;
 	/* The program of a planned VLAN interface has asked and counted already. */
 	verdict = vlan_planned(skb) ? CTX_PASS : local_lost(skb, &in);
 	if (verdict != CTX_PASS || is_from_this_node(skb, &in))
 		return verdict;
-	return leave_plain(skb, &in);
+	return leave_plain(skb, &in, index == WS_INDEX_LET_GO);
 }
 
 char _license[] SEC("license") = "Dual BSD/GPL";

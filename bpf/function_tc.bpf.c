@@ -25,7 +25,7 @@ int ws_function_tc(struct __sk_buff *skb)
 	long rc;
 
 	/* The function's namespace can write there what it likes. */
-	if (index == WS_INDEX_PROVEN)
+	if (index >= WS_INDEX_LET_GO)
 		skb->tc_index = index = 0;
 	if (!frame_is_ours(skb, &verdict))
 		return verdict;

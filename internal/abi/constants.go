@@ -32,6 +32,11 @@ const (
 	// needs no header on its way out. No slot has this index.
 	IndexProven = 65535
 
+	// In skb->tc_index: the first guard let it go without a proof, by an enum
+	// ws_guard, so that the second does not count it again. No slot has this index
+	// either.
+	IndexLetGo = 65534
+
 	// Events per reason, CPU and second; the rest is counted in the next one.
 	EventsPerSecond = 64
 
@@ -46,6 +51,7 @@ const (
 	RNDLanes       = 4096
 	RNDFramesMax   = 63
 	RNDCounterMax  = 4398046511103
+	Guards         = 4
 
 	// ws_windows: slabs of WS_WINDOW_SLAB words each, which are numbered through.
 	// A window is a run of words, whichever slabs they are in: WS_WINDOW_MIN / 4

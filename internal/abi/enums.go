@@ -441,6 +441,12 @@ var SpentReasons = []Reason{
 	ReasonRulesMissingBug,
 }
 
+// AuditReasons are those for which guard: audit forwards packets.
+var AuditReasons = []Reason{
+	ReasonUnproven,
+	ReasonUnverified,
+}
+
 // Scheme is how the hops of a path prove that a packet visited them; the number
 // is the wire's.
 type Scheme uint8
@@ -579,6 +585,37 @@ func (v OnViolation) MarshalText() ([]byte, error) { return []byte(v.String()), 
 // UnmarshalText takes what MarshalText gives.
 func (v *OnViolation) UnmarshalText(b []byte) error {
 	return enumUnmarshal((*uint8)(v), "OnViolation", onViolationNames[:], string(b))
+}
+
+// Guard says what the guard does with a packet that a chain requires and that
+// has no proof.
+type Guard uint8
+
+const (
+	GuardUnset   Guard = 0 // says nothing; where neither does: ENFORCE
+	GuardOff     Guard = 1 // lets it go
+	GuardAudit   Guard = 2 // lets it go, and counts it
+	GuardEnforce Guard = 3 // refuses it
+)
+
+var guardNames = [...]string{
+	"unset",
+	"off",
+	"audit",
+	"enforce",
+}
+
+// String returns the name: lower case, words joined by hyphens. A number that
+// this build does not know prints as Guard(N).
+func (v Guard) String() string { return enumString("Guard", guardNames[:], uint8(v)) }
+
+// MarshalText gives what String gives, also for unknown numbers: programs that
+// outlived an upgrade may be newer than their reader.
+func (v Guard) MarshalText() ([]byte, error) { return []byte(v.String()), nil }
+
+// UnmarshalText takes what MarshalText gives.
+func (v *Guard) UnmarshalText(b []byte) error {
+	return enumUnmarshal((*uint8)(v), "Guard", guardNames[:], string(b))
 }
 
 // Hook is the place in the kernel that a program ran at.

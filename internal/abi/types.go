@@ -260,6 +260,7 @@ type Ruleset struct {
 	Marked      [256][4]uint64
 	Steer       [256]uint32
 	Require     [256]uint32
+	Guard       [4][4]uint64
 }
 
 // Stats is struct ws_stats. ws_stats: per CPU; headend: stamped, endpoint:
@@ -281,6 +282,7 @@ type Port struct {
 	Edge          uint8
 	Proxy         uint32
 	Vlans         [8]uint16
+	Guard         uint32
 }
 
 // Nexthop is struct ws_nexthop. A way out that TC has found and that may be

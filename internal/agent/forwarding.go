@@ -7,6 +7,7 @@ type warningKind struct{ fresh, gone string }
 
 var (
 	warnSettings = warningKind{"node settings block packets", "node settings no longer block packets"}
+	warnGuard    = warningKind{"the guard does not refuse packets without a proof", "the guard refuses packets without a proof again"}
 	warnSilence  = warningKind{"a function gives no packets back", "the function gives packets back again"}
 )
 
@@ -15,6 +16,7 @@ func (a *agent) lookAtForwarding() {
 	if a.plan == nil {
 		return
 	}
+	a.warn(warnGuard, a.plan.Unenforced())
 	a.warn(warnSettings, doctor.Wrong(doctor.Settings(a.net, *a.plan)))
 }
 

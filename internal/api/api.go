@@ -109,7 +109,7 @@ type Refusal struct {
 	Reason   string `json:"reason"` // as in docs/reference/refusals.md
 	Text     string `json:"text"`   // the reason as a sentence
 	Dropped  uint64 `json:"dropped"`
-	Reported uint64 `json:"reported"` // counted and forwarded all the same
+	Reported uint64 `json:"reported"` // counted and forwarded: on-violation: report, guard: audit
 }
 
 // The roles of a node in a path.

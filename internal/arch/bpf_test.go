@@ -335,6 +335,7 @@ func TestTheGoSideOfTheContractIsTheHeaders(t *testing.T) {
 		"ws_scheme":       func(i int) string { return "WS_SCHEME_" + abi.Scheme(i).String() },
 		"ws_behaviour":    func(i int) string { return "WS_BEHAVIOUR_" + abi.Behaviour(i).String() },
 		"ws_on_violation": func(i int) string { return "WS_ON_VIOLATION_" + abi.OnViolation(i).String() },
+		"ws_guard":        func(i int) string { return "WS_GUARD_" + abi.Guard(i).String() },
 		"ws_hook":         func(i int) string { return "WS_HOOK_" + abi.Hook(i).String() },
 		"ws_recognise":    func(i int) string { return "WS_RECOGNISE_" + abi.Recognise(i).String() },
 		"ws_on_unknown":   func(i int) string { return "WS_ON_UNKNOWN_" + abi.OnUnknown(i).String() },
@@ -406,6 +407,10 @@ func TestTheModelAndTheContractAgree(t *testing.T) {
 		m, a = model.OnViolation(i).String(), abi.OnViolation(i).String()
 		if m != a {
 			t.Errorf("on-violation %d is %s in internal/model and %s in internal/abi", i, m, a)
+		}
+		m, a = model.Guard(i).String(), abi.Guard(i).String()
+		if m != a {
+			t.Errorf("guard %d is %s in internal/model and %s in internal/abi", i, m, a)
 		}
 	}
 	if model.SegmentsMax != abi.SegsMax {

@@ -208,6 +208,7 @@ func watchedEvents() []event.Event {
 	return []event.Event{
 		{Time: at, Node: "r6", Interface: "r6-r3", Hook: "tc", Reason: "proof", Text: "the proof does not verify", Place: "proof/verify.h:102", Len: 1514},
 		{Time: at, Node: "r6", Interface: "r6-r5", Hook: "xdp", Reason: "segments", Text: "the segment list carried is not the path's", Len: 200, Reported: true, Suppressed: 12, Missed: 7},
+		{Time: at, Node: "r6", Interface: "r6-r5", Hook: "tc", Reason: "unproven", Text: "a chain requires this packet, yet it came without proof", Len: 60, Reported: true},
 	}
 }
 
@@ -249,6 +250,7 @@ func TestWatchPrintsWhatIsRemembered(t *testing.T) {
     7 events of r6 were missed here: they came faster than they were read
 2026-01-02 03:04:05.678  r6  r6-r5  reported  segments  200 bytes at xdp: the segment list carried is not the path's
     12 more like it were not shown before
+2026-01-02 03:04:05.678  r6  r6-r5  audited  unproven  60 bytes at tc: a chain requires this packet, yet it came without proof
 `
 	if diff := cmp.Diff(want, stdout); diff != "" || code != 0 || stderr != "" {
 		t.Errorf("exit code %d, stderr %q, and:\n%s", code, stderr, diff)
@@ -262,8 +264,8 @@ func TestWatchPrintsWhatIsRemembered(t *testing.T) {
 		}
 		n++
 	}
-	if n != 2 {
-		t.Errorf("%d events in %q, want 2", n, stdout)
+	if n != 3 {
+		t.Errorf("%d events in %q, want 3", n, stdout)
 	}
 }
 

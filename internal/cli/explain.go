@@ -136,10 +136,7 @@ func renderExplanation(w io.Writer, x explain.Explanation) error {
 	if x.Interface != "" {
 		where += " " + x.Interface
 	}
-	verdict := "refused"
-	if x.Reported {
-		verdict = "reported"
-	}
+	verdict := event.Verdict(x.Reason, x.Reported)
 	reason := x.Reason
 	if x.Place != "" {
 		reason += " at " + x.Place

@@ -42,9 +42,9 @@ Ctrl-C; with -o json or yaml it prints the counters themselves.`
 
 const (
 	helpRefusals = `Packets that the node has refused, by reason. Reasons without packets are left out.
-REPORTED packets were forwarded all the same, since their chain has on-violation:
-report; DROPPED ones were not. waystamp watch prints them one by one, and
-docs/reference/refusals.md lists all reasons.`
+REPORTED packets were forwarded all the same, by on-violation: report of their chain or,
+of reasons unproven and unverified, by guard: audit; DROPPED ones were not. waystamp
+watch prints them one by one, and docs/reference/refusals.md lists all reasons.`
 
 	helpErrors = `ICMP errors that the node has sent for packets that it refused. Each of those packets
 counts as a refusal, too. The number of errors per second is limited (rate limit),

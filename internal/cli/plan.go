@@ -37,6 +37,8 @@ With --keep-epochs, besides, the plans of two steps by which paths change withou
 losing a packet: DIR/1-both/NAME.json and DIR/2-turn/NAME.json. Carry 1-both to all
 nodes, then 2-turn, and when the last packets have arrived nodes/NAME.json.
 
+A guard that does not enforce is a warning on standard error.
+
 A file has at most 16 MiB, two million brackets, commas, colons and dashes, 64 levels
 of lists and mappings, and 256 bytes in a value. A block has SIDs for 32 767 chains.
 
@@ -92,6 +94,11 @@ func (o *planCommand) run(cmd *cobra.Command) error {
 	}
 	if err != nil {
 		return err
+	}
+	for _, n := range d.Nodes {
+		for _, w := range n.Unenforced() {
+			cmd.PrintErrf("%s: warning: node %s: %s\n", command.ShownName(o.file), n.Name, w)
+		}
 	}
 	return command.UnlessAsked(ctx, func() error {
 		view := newPlanView(d, o.out != "")

@@ -168,6 +168,23 @@ func names(files map[string]string) []string {
 	return list
 }
 
+func TestPlanWarnsOfGuardsThatDoNotEnforce(t *testing.T) {
+	src, err := os.ReadFile(planPaper)
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := strings.Replace(string(src), "    proof: {", "    guard: audit\n    proof: {", 1)
+	file = strings.Replace(file, "{name: r6-h2, role: edge}", "{name: r6-h2, role: edge, guard: off}", 1)
+	stdout, stderr, code := runPlan(t, file, "-f", "-")
+	want := `<stdin>: warning: node r1: guard: audit of chain web, reverse: its packets without a proof are counted and forwarded, not refused
+<stdin>: warning: node r6: guard: audit of chain web, forward: its packets without a proof are counted and forwarded, not refused
+<stdin>: warning: node r6: guard: off of interface r6-h2: packets without a proof are forwarded, not refused there, unless their chain has guard: enforce
+`
+	if diff := cmp.Diff(want, stderr); diff != "" || code != command.ExitDone || strings.Count(stdout, ", on violation drop, guard audit\n") != 2 {
+		t.Errorf("exit %d, warnings (-want +got):\n%s\nand:\n%s", code, diff, stdout)
+	}
+}
+
 func TestPlanOutWritesWhatEachNodeMayKnow(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "new", "plans")
 	stdout, stderr, code := runPlan(t, "", "-f", planPaper, "--out", dir)

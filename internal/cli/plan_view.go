@@ -28,6 +28,7 @@ type planPathView struct {
 	Epoch       *uint8            `json:"epoch,omitempty"` // of plans that were written
 	Scheme      model.Scheme      `json:"scheme"`
 	OnViolation model.OnViolation `json:"on_violation"`
+	Guard       model.Guard       `json:"guard,omitzero"`
 	Destination netip.Prefix      `json:"destination,omitzero"`
 	Source      netip.Prefix      `json:"source,omitzero"`
 	Priority    uint16            `json:"priority,omitzero"`
@@ -147,6 +148,7 @@ func newPlanView(d *plan.Domain, epochs bool) planView {
 			Path:        fmt.Sprintf("0x%08x", p.Path),
 			Scheme:      p.Scheme,
 			OnViolation: p.OnViolation,
+			Guard:       p.Guard,
 			Destination: p.Match.Destination,
 			Source:      p.Match.Source,
 			Priority:    p.Match.Priority,
@@ -261,7 +263,11 @@ func (p planPathView) table(b *strings.Builder) {
 	if p.Epoch != nil {
 		fmt.Fprintf(b, ", epoch %d", *p.Epoch)
 	}
-	fmt.Fprintf(b, ", proof %s, on violation %s\n", p.Scheme, p.OnViolation)
+	fmt.Fprintf(b, ", proof %s, on violation %s", p.Scheme, p.OnViolation)
+	if p.Guard != model.GuardUnset {
+		fmt.Fprintf(b, ", guard %s", p.Guard)
+	}
+	b.WriteByte('\n')
 	fmt.Fprintf(b, "  takes %s", p.match)
 	if p.OwnTraffic {
 		b.WriteString(", also of its headends' own packets")

@@ -12,6 +12,7 @@ import (
 
 	"github.com/waystamp/waystamp/internal/api"
 	"github.com/waystamp/waystamp/internal/command"
+	"github.com/waystamp/waystamp/internal/event"
 )
 
 func newStatusCommand(in surroundings) *cobra.Command {
@@ -111,7 +112,11 @@ func writeStatus(out io.Writer, s api.Status, now time.Time) error {
 	for i, r := range s.Recent.Refusals {
 		text := fmt.Sprintf("%d %s", r.Dropped+r.Reported, r.Reason)
 		if r.Reported > 0 {
-			text += fmt.Sprintf(" (%d of them forwarded: on-violation is report)", r.Reported)
+			by := "on-violation is report"
+			if event.Verdict(r.Reason, true) == "audited" {
+				by = "guard is audit"
+			}
+			text += fmt.Sprintf(" (%d of them forwarded: %s)", r.Reported, by)
 		}
 		line(unlessFirst(i, "refused"), "%s, in the last %s: %s", text, lately(s.Recent.Seconds), r.Text)
 	}

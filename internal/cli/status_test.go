@@ -35,7 +35,7 @@ func statusOfR1() api.Status {
 			{Name: "r1-r2", Role: "core", TC: true, XDP: true},
 			{Name: "from-fw", Role: "core", Functions: []string{"fw"}},
 		},
-		Recent: api.Recent{Seconds: 62, Refusals: []api.Refusal{{Reason: "proof", Text: "the proof does not verify", Dropped: 7, Reported: 2}}},
+		Recent: api.Recent{Seconds: 62, Refusals: []api.Refusal{{Reason: "proof", Text: "the proof does not verify", Dropped: 7, Reported: 2}, {Reason: "unproven", Text: "a chain requires this packet", Reported: 3}}},
 	}
 }
 
@@ -53,6 +53,7 @@ func TestStatusShowsANodeAtOnce(t *testing.T) {
               r1-r2 (core): tc, xdp
               from-fw (of function fw): no program attached
   refused     9 proof (2 of them forwarded: on-violation is report), in the last minute: the proof does not verify
+              3 unproven (3 of them forwarded: guard is audit), in the last minute: a chain requires this packet
 `
 	if diff := cmp.Diff(want, b.String()); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)

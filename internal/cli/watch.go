@@ -305,10 +305,7 @@ func (p *eventPrinter) event(ctx context.Context, e event.Event, w *watched) err
 }
 
 func printEvent(out io.Writer, e explained, packet string) error {
-	verdict := "refused"
-	if e.Reported {
-		verdict = "reported"
-	}
+	verdict := event.Verdict(e.Reason, e.Reported)
 	var err error
 	if e.Missed > 0 {
 		_, err = fmt.Fprintf(out, "    %d events of %s were missed here: they came faster than they were read\n", e.Missed, e.Node)

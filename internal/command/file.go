@@ -26,7 +26,7 @@ func ReadManifest(ctx context.Context, name string, stdin io.Reader, stderr io.W
 		return manifest.Manifest{}, err
 	}
 	for _, w := range m.Warnings {
-		fmt.Fprintf(stderr, "%s:%d:%d: warning: %s\n", shownName(name), w.Line, w.Column, w)
+		fmt.Fprintf(stderr, "%s:%d:%d: warning: %s\n", ShownName(name), w.Line, w.Column, w)
 	}
 	if err := completeRules(ctx, &m.Domain, name, stderr); err != nil {
 		return manifest.Manifest{}, err
@@ -34,8 +34,8 @@ func ReadManifest(ctx context.Context, name string, stdin io.Reader, stderr io.W
 	return m, nil
 }
 
-// shownName is what messages call a file.
-func shownName(name string) string {
+// ShownName is what messages call a file.
+func ShownName(name string) string {
 	if name == "-" {
 		return "<stdin>"
 	}
@@ -52,7 +52,7 @@ func parseManifest(name string, stdin io.Reader) (manifest.Manifest, error) {
 		defer f.Close()
 		in = f
 	}
-	name = shownName(name)
+	name = ShownName(name)
 	// One byte more than is allowed is enough to be refused.
 	src, err := io.ReadAll(io.LimitReader(in, manifest.SourceMax+1))
 	if err != nil {

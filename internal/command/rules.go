@@ -24,7 +24,7 @@ func completeRules(ctx context.Context, d *model.Domain, file string, stderr io.
 			continue
 		}
 		if err := readRules(&f.Netfilter, filepath.Dir(file)); err != nil {
-			errs = append(errs, fmt.Errorf("%s: rules-file of function %s: %w", shownName(file), f.Name, err))
+			errs = append(errs, fmt.Errorf("%s: rules-file of function %s: %w", ShownName(file), f.Name, err))
 			continue
 		}
 		if f.Netfilter.Rules == "" {
@@ -32,7 +32,7 @@ func completeRules(ctx context.Context, d *model.Domain, file string, stderr io.
 		}
 		err := netfilter.Check(ctx, ruleset(*d, *f))
 		if unknown, ok := errors.AsType[*netfilter.NotCheckedError](err); ok {
-			fmt.Fprintf(stderr, "%s: warning: %v\n", shownName(file), unknown)
+			fmt.Fprintf(stderr, "%s: warning: %v\n", ShownName(file), unknown)
 			continue
 		}
 		if err != nil {

@@ -34,7 +34,7 @@ type RefusalCount struct {
 	Reason   abi.Reason `json:"reason"`
 	Text     string     `json:"text"`
 	Dropped  uint64     `json:"dropped"`
-	Reported uint64     `json:"reported"` // counted and let go on
+	Reported uint64     `json:"reported"` // counted and let go on: on-violation: report, guard: audit
 }
 
 // Role is a node's part in a path.

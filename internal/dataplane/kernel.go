@@ -32,6 +32,7 @@ func (g *generation) read() (tables.Contents, error) {
 		readMap(g, tables.MapSources, t.Sources),
 		g.readEgresses(t.Egresses),
 		readHeadends(g, t.Headends), readMap(g, tables.MapPaths, t.Paths),
+		readMap(g, tables.MapGuards, t.Guards),
 		readRules(g, t.Rules),
 		readMap(g, tables.MapPorts, t.Ports),
 		readMap(g, tables.MapProxies, t.Proxies),

@@ -84,6 +84,7 @@ func (b binding) settings(target bool) abi.Port {
 	}
 	if b.Role == model.RoleEdge {
 		p.Edge = 1
+		p.Guard = uint32(b.Guard)
 	}
 	if b.cutter && b.from {
 		p.Cutter = 1

@@ -145,7 +145,8 @@ type fuzzPath struct {
 
 type fuzzWorld struct {
 	paths  []fuzzPath
-	nodes  []*plan.Node   // nil: without a plan
+	nodes  []*plan.Node // nil: without a plan
+	guards []map[string]model.Guard
 	told   map[uint32]int // to the headends: what their paths take
 	number uint64
 	seen   map[tables.CounterKey][]oracle.Train // by the egress of a path
@@ -170,6 +171,7 @@ func drawWorld(t *rapid.T, pool secretPool) fuzzWorld {
 		w.told[p.Path] = rapid.SampledFrom([]int{0, 0, 0, 0, 92, 1000, 1310}).Draw(t, "told MTU")
 		mss := rapid.SampledFrom([]int{1220, 536, 0, 1, 1440, 65535}).Draw(t, "MSS")
 		action := rapid.SampledFrom([]model.OnViolation{model.OnViolationDrop, model.OnViolationReport}).Draw(t, "on violation")
+		guard := rapid.SampledFrom(xtest.Guards).Draw(t, "guard")
 		lanes := rapid.SampledFrom([]uint16{1, 2, 64}).Draw(t, "lanes")
 		lane := rapid.Uint16Range(0, 4096-lanes).Draw(t, "lane")
 		for e := range rapid.IntRange(1, 2).Draw(t, "epochs") {
@@ -177,7 +179,7 @@ func drawWorld(t *rapid.T, pool secretPool) fuzzWorld {
 			p.Epoch += uint8(e)
 			p.secrets = rapid.SampledFrom(pool[p.Scheme][len(p.visits)]).Draw(t, "secrets")
 			w.paths = append(w.paths, p)
-			p.give(nodes, mtu, mss, action, lane, lanes)
+			p.give(nodes, mtu, mss, action, guard, lane, lanes)
 			w.seen[tables.CounterKey{Path: abi.BE32(p.Path), Epoch: p.Epoch}] = drawSeen(t, lane+min(lanes, 8))
 		}
 	}
@@ -187,6 +189,8 @@ func drawWorld(t *rapid.T, pool secretPool) fuzzWorld {
 			n = nil
 		}
 		w.nodes = append(w.nodes, n)
+		guard := func() model.Guard { return rapid.SampledFrom(xtest.Guards).Draw(t, "an edge's guard") }
+		w.guards = append(w.guards, map[string]model.Guard{portEdge: guard(), portEdgeDrop: guard()})
 	}
 	w.number = rapid.SampledFrom([]uint64{1, 2, 77, 1<<42 - 1, 0}).Draw(t, "number")
 	return w
@@ -309,7 +313,7 @@ func (p fuzzPath) arrival(at int) (netip.Addr, int) {
 
 // give adds the path's parts to the plans of its nodes. The headend has the
 // newest epoch alone.
-func (p fuzzPath) give(nodes []plan.Node, mtu, mss int, action model.OnViolation, lane, lanes uint16) {
+func (p fuzzPath) give(nodes []plan.Node, mtu, mss int, action model.OnViolation, guard model.Guard, lane, lanes uint16) {
 	for j, i := range p.visits {
 		n := &nodes[i]
 		switch j {
@@ -320,7 +324,7 @@ func (p fuzzPath) give(nodes []plan.Node, mtu, mss int, action model.OnViolation
 			})
 		case len(p.visits) - 1:
 			n.Egresses = append(n.Egresses, plan.Egress{
-				PathID: p.PathID, SID: p.segments[j-1], Sources: p.sources, Match: p.match, Segments: p.list(), OnViolation: action,
+				PathID: p.PathID, SID: p.segments[j-1], Sources: p.sources, Match: p.match, Segments: p.list(), OnViolation: action, Guard: guard,
 				Lanes: min(lane+lanes, lane+8), Window: 64, Share: p.shares[j], Verifier: p.verifier,
 			})
 		default:
@@ -375,7 +379,12 @@ func (w fuzzWorld) frames() *rapid.Generator[fuzzFrame] {
 			f.b = drawOther(t)
 		}
 		f.leaving.From = rapid.SampledFrom([]oracle.Origin{oracle.FromPlan, oracle.FromPlan, oracle.FromElsewhere, oracle.FromNode}).Draw(t, "origin")
-		f.leaving.Index = rapid.Bool().Draw(t, "index")
+		switch rapid.IntRange(0, 2).Draw(t, "index") {
+		case 1:
+			f.leaving.Index = true
+		case 2:
+			f.leaving.LetGo = true
+		}
 		if rapid.IntRange(0, 2).Draw(t, "damage") == 2 {
 			other, _ := w.drawOnPath(t)
 			f.b = packets.Vary(dice{t}, packets.Packet{Frame: f.b}, []packets.Packet{{Frame: other}, {Frame: f.b}})
@@ -901,6 +910,7 @@ type fuzzCount struct {
 	clamped              int // SYNs
 	optioned             int // taken with options before the SRH
 	marked               int // taken by a function, with a mark
+	audited              int // by either guard
 	verdicts             map[oracle.Verdict]int
 	reasons              map[oracle.Reason]int
 }
@@ -912,6 +922,7 @@ func newFuzzCount() fuzzCount {
 func (c *fuzzCount) add(o fuzzCount) {
 	c.packets, c.worlds, c.xdp = c.packets+o.packets, c.worlds+o.worlds, c.xdp+o.xdp
 	c.answered, c.clamped, c.optioned, c.marked = c.answered+o.answered, c.clamped+o.clamped, c.optioned+o.optioned, c.marked+o.marked
+	c.audited += o.audited
 	for k, n := range o.verdicts {
 		c.verdicts[k] += n
 	}
@@ -958,6 +969,7 @@ func (w fuzzWorld) run(rigs []*rig, frames []fuzzFrame, done *fuzzCount) error {
 
 // prepare makes a rig the world's node i.
 func (w fuzzWorld) prepare(r *rig, i int) error {
+	r.guards = w.guards[i]
 	if err := r.apply(w.nodes[i]); err != nil {
 		return fmt.Errorf("plan of %s: %w", r.spec.name, err)
 	}
@@ -991,8 +1003,9 @@ func (f fuzzFrame) check(r *rig, labels *oracle.Labels, done *fuzzCount) error {
 		return err
 	}
 	s.moved.dropped = append(s.moved.dropped, left.dropped...)
+	s.moved.reported = append(s.moved.reported, left.reported...)
 	if err := r.checkMoved("TC, XDP and TC egress", s.moved); err != nil {
-		return r.describe(fmt.Errorf("%w\non its way out, from %d, index %t, the oracle says %s", err, f.leaving.From, f.leaving.Index, reason), f.frame, s.want)
+		return r.describe(fmt.Errorf("%w\non its way out, from %d, index %d, the oracle says %s", err, f.leaving.From, leaveIndex(f.leaving), reason), f.frame, s.want)
 	}
 	done.reasons[reason]++
 	done.packets++
@@ -1009,6 +1022,9 @@ func (f fuzzFrame) check(r *rig, labels *oracle.Labels, done *fuzzCount) error {
 	}
 	if s.want.Mark != 0 {
 		done.marked++
+	}
+	if slices.Contains(s.want.Reported, oracle.Unproven) || len(left.reported) > 0 {
+		done.audited++
 	}
 	if len(s.want.Visits) > 0 && f.port == portCore && (f.b[srv6.EthernetLen+6] == srv6.NextHeaderHopByHop || f.b[srv6.EthernetLen+6] == srv6.NextHeaderDestination) {
 		done.optioned++
@@ -1034,6 +1050,9 @@ func (c fuzzCount) judge(t *testing.T) {
 		if c.verdicts[v] < c.packets/10000 {
 			t.Errorf("only %d of %d packets came to %s", c.verdicts[v], c.packets, v)
 		}
+	}
+	if c.audited < c.packets/200 {
+		t.Errorf("only %d of %d packets were audited", c.audited, c.packets)
 	}
 	if c.answered < c.packets/50 {
 		t.Errorf("only %d of %d packets were answered by an ICMP error", c.answered, c.packets)

@@ -26,8 +26,8 @@ import (
 // runLeave gives the frame to the program at an edge's egress.
 func (r *rig) runLeave(f frame, d oracle.Departure) (outcome, error) {
 	prog := r.g.programs[object.EdgeOutTC]
-	if d.Index {
-		prog = r.leave
+	if i := leaveIndex(d); i != 0 {
+		prog = r.leave[i]
 	}
 	const nowhere = 1 // the loopback device, which no plan has
 	from := map[oracle.Origin]uint32{oracle.FromNode: 0, oracle.FromPlan: r.ports[portCore], oracle.FromElsewhere: nowhere}[d.From]
@@ -35,11 +35,23 @@ func (r *rig) runLeave(f frame, d oracle.Departure) (outcome, error) {
 	return r.run(prog, ebpf.RunOptions{Data: f.b, Context: ctx})
 }
 
+// leaveIndex is what skb->tc_index says of a packet.
+func leaveIndex(d oracle.Departure) uint32 {
+	switch {
+	case d.Index:
+		return abi.IndexProven
+	case d.LetGo:
+		return abi.IndexLetGo
+	}
+	return 0
+}
+
 // checkLeaves compares what becomes of a frame that is about to leave with what
 // the oracle says: verdict, and that nothing is changed. It returns the reason, and
 // what must have been counted.
 func (r *rig) checkLeaves(f frame, d oracle.Departure) (oracle.Reason, moved, error) {
 	d.Frame, d.Socket = f.b, true // a test run's packets have one
+	d.Guard = r.guards[portEdge]
 	n := r.node
 	if !n.Armed {
 		n.Egresses = nil
@@ -53,6 +65,9 @@ func (r *rig) checkLeaves(f frame, d oracle.Departure) (oracle.Reason, moved, er
 	if err != nil {
 		return "", m, err
 	}
+	for _, x := range want.Reported {
+		m.reported = append(m.reported, string(x))
+	}
 	verdict := uint32(tcPass)
 	if want.Verdict == oracle.Drop {
 		verdict, m.dropped = tcDrop, []string{string(want.Reason)}
@@ -64,7 +79,7 @@ func (r *rig) checkLeaves(f frame, d oracle.Departure) (oracle.Reason, moved, er
 		err = errors.Join(err, fmt.Errorf("TC egress changed the packet:\n%s", layers(got.b)))
 	}
 	if err != nil {
-		return "", m, fmt.Errorf("%w\nfrom %d, index %t, the oracle says %s %s:\n%s", err, d.From, d.Index, want.Verdict, want.Reason, layers(f.b))
+		return "", m, fmt.Errorf("%w\nfrom %d, index %d, the oracle says %s %s:\n%s", err, d.From, leaveIndex(d), want.Verdict, want.Reason, layers(f.b))
 	}
 	return want.Reason, m, nil
 }

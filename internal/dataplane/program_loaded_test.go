@@ -31,9 +31,9 @@ type loaded struct {
 	cfg      abi.Config
 	g        *generation
 	events   *ringbuf.Reader
-	leave    *ebpf.Program // sets skb->tc_index and calls the program of an edge's egress
-	calls    *ebpf.Map     // by this
-	possible int           // CPUs that per-CPU maps have values for
+	leave    map[uint32]*ebpf.Program // sets skb->tc_index and calls the program of an edge's egress
+	calls    *ebpf.Map                // by this
+	possible int                      // CPUs that per-CPU maps have values for
 }
 
 // atRest are those that no test has, by what they were loaded with: their
@@ -71,11 +71,14 @@ func load(cfg abi.Config) (_ *loaded, err error) {
 	if l.events, err = ringbuf.NewReader(l.g.maps[tables.MapEvents]); err != nil {
 		return nil, err
 	}
-	return l, l.indexed(l.g.programs[object.EdgeOutTC], abi.IndexProven)
+	return l, l.indexed(l.g.programs[object.EdgeOutTC], abi.IndexProven, abi.IndexLetGo)
 }
 
 func (l *loaded) close() error {
-	errs := []error{l.g.close(), l.leave.Close(), l.calls.Close()}
+	errs := []error{l.g.close(), l.calls.Close()}
+	for _, p := range l.leave {
+		errs = append(errs, p.Close())
+	}
 	if l.events != nil {
 		errs = append(errs, l.events.Close())
 	}
@@ -85,27 +88,29 @@ func (l *loaded) close() error {
 // tcIndex is the offset of tc_index in struct __sk_buff.
 const tcIndex = 44
 
-// indexed makes a program that sets skb->tc_index, which a test run cannot, and
-// calls p.
-func (l *loaded) indexed(p *ebpf.Program, index int64) (err error) {
+// indexed makes programs that set skb->tc_index, which a test run cannot, and call p.
+func (l *loaded) indexed(p *ebpf.Program, indexes ...uint32) (err error) {
 	l.calls, err = ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.ProgramArray, KeySize: 4, ValueSize: 4, MaxEntries: 1})
 	if err != nil {
 		return err
 	}
-	l.leave, err = ebpf.NewProgram(&ebpf.ProgramSpec{
-		Type: ebpf.SchedCLS, License: "Dual BSD/GPL",
-		Instructions: asm.Instructions{
-			asm.Mov.Imm(asm.R2, int32(index)),
-			asm.StoreMem(asm.R1, tcIndex, asm.R2, asm.Word),
-			asm.LoadMapPtr(asm.R2, l.calls.FD()),
-			asm.Mov.Imm(asm.R3, 0),
-			asm.FnTailCall.Call(),
-			asm.Mov.Imm(asm.R0, 77), // the call failed
-			asm.Return(),
-		},
-	})
-	if err != nil {
-		return fmt.Errorf("load a program that calls another: %w", err)
+	l.leave = map[uint32]*ebpf.Program{}
+	for _, index := range indexes {
+		l.leave[index], err = ebpf.NewProgram(&ebpf.ProgramSpec{
+			Type: ebpf.SchedCLS, License: "Dual BSD/GPL",
+			Instructions: asm.Instructions{
+				asm.Mov.Imm(asm.R2, int32(index)),
+				asm.StoreMem(asm.R1, tcIndex, asm.R2, asm.Word),
+				asm.LoadMapPtr(asm.R2, l.calls.FD()),
+				asm.Mov.Imm(asm.R3, 0),
+				asm.FnTailCall.Call(),
+				asm.Mov.Imm(asm.R0, 77), // the call failed
+				asm.Return(),
+			},
+		})
+		if err != nil {
+			return fmt.Errorf("load a program that calls another: %w", err)
+		}
 	}
 	return l.calls.Put(uint32(0), p)
 }

@@ -548,7 +548,7 @@ func consecutive(t *testing.T, scheme model.Scheme, segments int) plan.Node {
 		p.segments = append(p.segments, netip.AddrFrom16(b))
 	}
 	nodes := []plan.Node{n}
-	p.give(nodes, 0, 0, model.OnViolationDrop, 3, 1)
+	p.give(nodes, 0, 0, model.OnViolationDrop, model.GuardUnset, 3, 1)
 	return nodes[0]
 }
 

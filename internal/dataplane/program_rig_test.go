@@ -97,12 +97,13 @@ type rig struct {
 	ports    map[string]uint32 // their indexes
 	jobs     chan func()
 	ns       *host.NetNS
-	node     oracle.Node   // as the maps are
-	number   uint64        // the next that every headend gives out; 0: there is none
-	last     tally         // as it was after the last run
-	refusals []abi.Refusal // where count reads to
-	entries  int           // of ws_stats that count reads; 0: all
-	mem      *memory       // windows and numbers of the plan
+	node     oracle.Node            // as the maps are
+	guards   map[string]model.Guard // of edge ports
+	number   uint64                 // the next that every headend gives out; 0: there is none
+	last     tally                  // as it was after the last run
+	refusals []abi.Refusal          // where count reads to
+	entries  int                    // of ws_stats that count reads; 0: all
+	mem      *memory                // windows and numbers of the plan
 	windows  map[tables.CounterKey]tables.WindowSlot
 	seen     map[tables.CounterKey][]oracle.Train // what they have accepted before each packet
 	each     []abi.Stats
@@ -302,8 +303,9 @@ func (r *rig) apply(n *plan.Node) error {
 	if n != nil {
 		r.node.Node = *n
 		ports = map[uint32]abi.Port{
-			r.ports[portCore]: {}, r.ports[portEdge]: {}, r.ports[portEdgeDrop]: {UnmatchedDrop: 1},
-			r.ports[portOut]: {XdpTarget: 1},
+			r.ports[portCore]: {}, r.ports[portEdge]: {Guard: uint32(r.guards[portEdge])},
+			r.ports[portEdgeDrop]: {UnmatchedDrop: 1, Guard: uint32(r.guards[portEdgeDrop])},
+			r.ports[portOut]:      {XdpTarget: 1},
 		}
 		local = slices.Concat([]netip.Addr{r.spec.address}, r.spec.own, r.spec.moved)
 	}
@@ -714,7 +716,7 @@ func (r *rig) expect(f frame) (want oracle.Result, passes bool) {
 	if len(f.b) >= srv6.EthernetLen && [6]byte(f.b[:6]) != rigMAC {
 		return oracle.Result{}, true // the kernel's matter
 	}
-	a := oracle.Arrival{Frame: f.b, Number: r.number, CPU: r.spec.cpu, Interface: model.Interface{Name: f.port, Role: model.RoleEdge}}
+	a := oracle.Arrival{Frame: f.b, Number: r.number, CPU: r.spec.cpu, Interface: model.Interface{Name: f.port, Role: model.RoleEdge, Guard: r.guards[f.port]}}
 	switch f.port {
 	case portCore:
 		a.Interface.Role = model.RoleCore
@@ -736,6 +738,9 @@ func (r *rig) expect(f frame) (want oracle.Result, passes bool) {
 	}
 	if want.Reason == oracle.Unproven && r.neverForwarded(f.b) {
 		return oracle.Result{}, false
+	}
+	if r.neverForwarded(f.b) {
+		want.Reported = slices.DeleteFunc(want.Reported, func(x oracle.Reason) bool { return x == oracle.Unproven })
 	}
 	if f.gsoSize == 0 {
 		return want, false
@@ -768,7 +773,7 @@ func (r *rig) expect(f frame) (want oracle.Result, passes bool) {
 func (r *rig) neverForwarded(b []byte) bool {
 	p, _ := srv6.DecodeFrame(b) // behind the IPv6 header it may be damaged
 	from := p.Header.Source
-	return from.IsValid() && (from.IsLinkLocalUnicast() || from.IsMulticast()) && slices.Contains(r.spec.moved, p.Header.Destination)
+	return from.IsValid() && (from.IsLinkLocalUnicast() || from.IsMulticast() || from.IsLoopback()) && slices.Contains(r.spec.moved, p.Header.Destination)
 }
 
 // frames are those that a super-packet is on a wire: what the kernel says, or

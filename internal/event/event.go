@@ -14,8 +14,11 @@ import (
 	"fmt"
 	"io"
 	"iter"
+	"slices"
 	"strings"
 	"time"
+
+	"github.com/waystamp/waystamp/internal/abi"
 )
 
 // LineMax is the longest line that Read takes. A real one has about 1.3 KB.
@@ -31,8 +34,10 @@ type Event struct {
 	Text      string    `json:"text"`   // the reason as a sentence
 	// Place is the line of the data path's source that decided it, such as
 	// sr/endpoint_tc.h:123, below bpf/lib or bpf of the version that is loaded.
-	Place    string `json:"place,omitempty"`
-	Reported bool   `json:"reported,omitempty"`
+	Place string `json:"place,omitempty"`
+	// Reported: the packet was let go on: by on-violation: report, or, where the reason
+	// is one of the guard's (unproven, unverified), by guard: audit.
+	Reported bool `json:"reported,omitempty"`
 	// Suppressed counts the events of this reason and CPU that were not sent
 	// since the last one that was.
 	Suppressed uint32 `json:"suppressed,omitempty"`
@@ -68,6 +73,19 @@ func (h *Hex) UnmarshalText(b []byte) error {
 // form already as it is.
 func ReasonName(c string) string {
 	return strings.ReplaceAll(strings.ToLower(c), "_", "-")
+}
+
+// Verdict says in a word what became of a packet, whose reason has either form of
+// ReasonName: refused; or forwarded, by on-violation: report or by guard: audit.
+func Verdict(reason string, forwarded bool) string {
+	var r abi.Reason
+	switch err := r.UnmarshalText([]byte(ReasonName(reason))); {
+	case !forwarded:
+		return "refused"
+	case err == nil && slices.Contains(abi.AuditReasons, r):
+		return "audited"
+	}
+	return "reported"
 }
 
 // Parse reads one event from one line of JSON. Unknown fields, and a second

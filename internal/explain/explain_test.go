@@ -242,6 +242,18 @@ func TestUnprovenWithoutAChainSaysSo(t *testing.T) {
 	}
 }
 
+func TestUnverifiedNamesItsChain(t *testing.T) {
+	e := eventOf(t, "unproven")
+	e.Reason, e.Text, e.Reported = "unverified", "TEXT", true
+	const between = "a packet from fc00:7::2 to fc00:8::2"
+	if x, want := Explain(e, world(t).Paths, nil), between+", which chain web requires, was to leave the domain without having been verified"; x.Sentence != want {
+		t.Errorf("got %s, want %s", x.Sentence, want)
+	}
+	if x, want := Explain(e, world(t).Paths[2:3], nil), between+" was audited: TEXT"; x.Sentence != want {
+		t.Errorf("got %s, want %s", x.Sentence, want)
+	}
+}
+
 func TestNothingCapturedIsSaid(t *testing.T) {
 	x := Explain(event.Event{Node: "r6", Reason: "proof", Text: "the proof does not verify"}, world(t).Paths, nil)
 	if want := "the proof does not verify; the packet cannot be read: nothing of it was captured"; x.Sentence != want {

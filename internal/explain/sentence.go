@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/waystamp/waystamp/internal/event"
 	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/plan"
 	"github.com/waystamp/waystamp/internal/srv6"
@@ -282,9 +283,13 @@ func (x *explainer) sentence() string {
 		if x.out.Tried {
 			return x.proofSentence()
 		}
-	case "unproven":
+	case "unproven", "unverified":
+		did := map[string]string{"unproven": "came without proof", "unverified": "was to leave the domain without having been verified"}[x.out.Reason]
 		if p := x.requires(askedOf(x.event.Packet[srv6.EthernetLen:], x.from, x.to), nil); p != nil {
-			return fmt.Sprintf("a packet %s, which %s requires, came without proof", between, chainName(p))
+			return fmt.Sprintf("a packet %s, which %s requires, %s", between, chainName(p), did)
+		}
+		if x.out.Reason == "unverified" {
+			break
 		}
 		return fmt.Sprintf("a packet %s came without proof, and no chain of these paths requires it: %s has another plan", between, x.out.Node)
 	case "wrong-chain":
@@ -296,10 +301,7 @@ func (x *explainer) sentence() string {
 			return x.unknownSentence() + x.listClause()
 		}
 	}
-	refused := "was refused"
-	if x.out.Reported {
-		refused = "was reported"
-	}
+	refused := "was " + event.Verdict(x.out.Reason, x.out.Reported)
 	s := fmt.Sprintf("a packet %s%s %s: %s", between, x.namedClause(), refused, x.text()) + x.onwardClause()
 	if x.out.Malformed != "" {
 		s += " (" + x.out.Malformed + ")"

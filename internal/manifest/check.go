@@ -85,6 +85,9 @@ func (c *checker) checkNodes() {
 			if i.unmatched.ok && i.role.ok && i.role.value != model.RoleEdge {
 				c.problemf(i.unmatched.at, "says what becomes of traffic that no chain takes; only an edge interface has such traffic")
 			}
+			if i.guard.ok && i.role.ok && i.role.value != model.RoleEdge {
+				c.problemf(i.guard.at, "is a setting of edge interfaces; at a core interface the guard of each chain counts alone: set it there")
+			}
 		}
 	}
 	c.checkOverlap()
@@ -482,6 +485,7 @@ func (f file) domain(name string) model.Domain {
 				Role:      i.role.value,
 				Datapath:  i.datapath.value,
 				Unmatched: i.unmatched.value,
+				Guard:     i.guard.value,
 				MTU:       i.mtu.value,
 			})
 		}
@@ -523,6 +527,7 @@ func (ch *chain) model() model.Chain {
 		Encapsulation: model.Encapsulation{SIDs: ch.sids.value, Reduced: ch.reduced.value},
 		Clamp:         ch.clamp.value,
 		Proof:         model.Proof{Scheme: ch.scheme.value, OnViolation: ch.onViolation.value, Window: ch.window.value},
+		Guard:         ch.guard.value,
 	}
 }
 

@@ -55,6 +55,7 @@ type iface struct {
 	role      item[model.Role]
 	datapath  item[model.Datapath]
 	unmatched item[model.Unmatched]
+	guard     item[model.Guard]
 	mtu       item[int]
 }
 
@@ -133,6 +134,7 @@ type chain struct {
 	scheme      item[model.Scheme]
 	onViolation item[model.OnViolation]
 	window      item[int]
+	guard       item[model.Guard]
 }
 
 // argument is that of an entry of a chain's functions. reverse is forward where the
@@ -251,6 +253,7 @@ func readInterface(c cursor) iface {
 		field{"role", true, into(&i.role, enum[model.Role])},
 		field{"datapath", false, into(&i.datapath, enum[model.Datapath])},
 		field{"unmatched", false, into(&i.unmatched, enum[model.Unmatched])},
+		field{"guard", false, into(&i.guard, enum[model.Guard])},
 		field{"mtu", false, into(&i.mtu, mtu)},
 	)
 	return i
@@ -457,6 +460,7 @@ func readChain(c cursor) chain {
 				field{"window", false, into(&ch.window, window)},
 			)
 		}},
+		field{"guard", false, into(&ch.guard, enum[model.Guard])},
 	)
 	return ch
 }

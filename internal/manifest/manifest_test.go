@@ -171,7 +171,7 @@ nodes:
     locator: fd00:5:0:b00::/64
     interfaces:
       - {name: eth0, role: core, datapath: auto}
-      - {name: eth1, role: edge, unmatched: route}
+      - {name: eth1, role: edge, unmatched: route, guard: off}
 functions:
   - {name: 1, node: a, kind: forward}
   - {name: idle, node: b, kind: forward}
@@ -183,6 +183,7 @@ chains:
     match: {source: "2001:db8::/32", destination: "::/0"}
     direction: forward
     proof: {scheme: opot, on-violation: report, window: 4096}
+    guard: audit
 `
 
 func TestEveryFieldReachesTheModel(t *testing.T) {
@@ -201,7 +202,7 @@ func TestEveryFieldReachesTheModel(t *testing.T) {
 			{Name: "b", Address: netip.MustParseAddr("fd00:1::b"), Locator: netip.MustParsePrefix("fd00:5:0:b00::/64"), CPUs: 64,
 				Interfaces: []model.Interface{
 					{Name: "eth0", Role: model.RoleCore, Datapath: model.DatapathAuto},
-					{Name: "eth1", Role: model.RoleEdge, Unmatched: model.UnmatchedRoute},
+					{Name: "eth1", Role: model.RoleEdge, Unmatched: model.UnmatchedRoute, Guard: model.GuardOff},
 				}},
 		},
 		Functions: []model.Function{{Name: "1", Node: "a"}, {Name: "idle", Node: "b"}},
@@ -213,6 +214,7 @@ func TestEveryFieldReachesTheModel(t *testing.T) {
 			Egress:    "b",
 			Match:     model.Match{Source: netip.MustParsePrefix("2001:db8::/32")},
 			Proof:     model.Proof{Scheme: model.SchemeOPoT, OnViolation: model.OnViolationReport, Window: 4096},
+			Guard:     model.GuardAudit,
 		}},
 	}
 	if diff := cmp.Diff(want, m.Domain, equal); diff != "" {

@@ -57,7 +57,7 @@ func Sections() []Section {
 			Rules: []string{
 				"List every device that leads outside as `edge`, VLAN interfaces too: what enters and leaves by devices that are not listed is routed without a check ([SECURITY](../../SECURITY.md#what-waystamp-does-not-promise)).",
 				"A device carries Ethernet frames; tun and WireGuard devices are refused by the agent.",
-				"Only an `edge` interface has `unmatched`.",
+				"Only an `edge` interface has `unmatched` and `guard`.",
 			},
 		},
 		{
@@ -192,6 +192,7 @@ func Descriptions() map[string]Description {
 		"nodes[].interfaces[].role":      {"", "`edge` leads outside: chains take what comes in there, and nothing of segment routing passes in or out. `core` leads to other nodes."},
 		"nodes[].interfaces[].datapath":  {model.DatapathAuto.String(), "Which hooks the data path uses. `tc` is TC alone. `xdp` is XDP in front of TC, or an error where the device has no native XDP. `auto` is `xdp` on hardware devices that have it, and `tc` otherwise."},
 		"nodes[].interfaces[].unmatched": {model.UnmatchedRoute.String(), "What becomes of a packet from outside that no chain takes: `route` sends it on by ordinary routing, `drop` refuses it (`unmatched`)."},
+		"nodes[].interfaces[].guard":     {" that of each chain", "What becomes, at this interface, of a packet that a chain ending at the node requires and that has no proof; see `guard` of [chains](#chains). Of the two settings the stricter one counts; only an `edge` interface has one."},
 		"nodes[].interfaces[].mtu":       {" not known", "The device's MTU in bytes, for the plan: with it `plan` says what fits into a chain. The agent warns if the device's own is smaller."},
 
 		"functions[].name":       {"", "The function's name."},
@@ -228,6 +229,7 @@ func Descriptions() map[string]Description {
 		"chains[].direction":     {"forward", "`both` adds the reverse chain: from the egress through the same functions in the opposite order to the ingress."},
 		"chains[].encapsulation": {" as its fields", "Forms of the outer headers; see [encapsulation](#chains-encapsulation)."},
 		"chains[].mss-clamp":     {"false", "`true` lowers the MSS in TCP SYNs to what fits the chain, a number to that many bytes. The MSS in a SYN limits the other direction: clamp both, as `direction: both` does."},
+		"chains[].guard":         {" that of the interface, or `enforce`", "What becomes at the egress of a packet that the chain requires and that has no proof: `enforce` refuses it (`unproven`, `unverified`), `audit` counts it and forwards it, `off` forwards it. For putting a chain into a network step by step ([how to](../how-to/change-a-chain.md#put-a-chain-into-a-live-network))."},
 		"chains[].proof":         {" as its fields", "Scheme and policy; see [proof](#chains-proof)."},
 
 		"chains[].functions[].name":     {" none", "The function, where the entry has an argument."},
@@ -247,7 +249,7 @@ func Descriptions() map[string]Description {
 		"chains[].encapsulation.reduced": {"false", "`true` leaves the first segment out of the list: it is in the destination address alone (H.Encaps.Red, RFC 8986 section 5.2)."},
 
 		"chains[].proof.scheme":       {model.SchemeKeyed.String(), "`keyed` is a chain of SipHash tags with one key per hop; `keyed-flow` binds it to the inner packet's flow; `opot` and `pot` are of draft-ietf-sfc-proof-of-transit-08, with and without masks, and resist no adversary."},
-		"chains[].proof.on-violation": {model.OnViolationDrop.String(), "`drop` refuses packets whose proof or segment list is wrong; `report` counts them and lets them go on. Packets without a proof are refused in both cases."},
+		"chains[].proof.on-violation": {model.OnViolationDrop.String(), "`drop` refuses packets whose proof or segment list is wrong; `report` counts them and lets them go on. Packets without a proof are a matter of `guard`."},
 		"chains[].proof.window":       {strconv.Itoa(model.WindowDefault), "How many packet numbers of each lane the replay window tells apart. Larger windows are for networks that reorder more."},
 
 		"lab.mtu":       {strconv.Itoa(mtuDefault), "MTU of links and functions that name none."},

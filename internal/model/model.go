@@ -195,6 +195,38 @@ func (o *OnViolation) UnmarshalText(b []byte) error {
 	return enumUnmarshal(o, "setting of on-violation", onViolationNames, b)
 }
 
+// Guard says what becomes of a packet that a chain requires and that has no proof.
+// Of a chain's and an interface's, the higher number counts.
+type Guard uint8
+
+const (
+	GuardUnset   Guard = iota // not said; where neither says: enforce
+	GuardOff                  // forwarded
+	GuardAudit                // forwarded and counted
+	GuardEnforce              // refused
+)
+
+var guardNames = []string{"unset", "off", "audit", "enforce"}
+
+func (g Guard) String() string { return enumString("Guard", guardNames, int(g)) }
+
+// Enforces says whether packets are refused where nothing else is said.
+func (g Guard) Enforces() bool { return g == GuardUnset || g == GuardEnforce }
+
+// MarshalText implements encoding.TextMarshaler.
+func (g Guard) MarshalText() ([]byte, error) { return enumMarshal("guard", guardNames, int(g)) }
+
+// UnmarshalText implements encoding.TextUnmarshaler. A file that does not say leaves
+// it out.
+func (g *Guard) UnmarshalText(b []byte) error {
+	var said Guard
+	if err := enumUnmarshal(&said, "setting of guard", guardNames[GuardOff:], b); err != nil {
+		return err
+	}
+	*g = said + GuardOff
+	return nil
+}
+
 // Direction is one of the two ways through a chain.
 type Direction uint8
 
@@ -241,6 +273,7 @@ type Interface struct {
 	Role      Role
 	Datapath  Datapath
 	Unmatched Unmatched // of an edge interface
+	Guard     Guard     // of an edge interface
 	MTU       int       // bytes of an IP packet; 0: not declared
 }
 
@@ -378,6 +411,7 @@ type Chain struct {
 	Encapsulation Encapsulation
 	Clamp         Clamp
 	Proof         Proof
+	Guard         Guard // of its egress, for packets without a proof
 }
 
 // Waypoint is a segment of a node that is not waystamp's, such as a router with an

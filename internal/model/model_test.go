@@ -2,6 +2,7 @@ package model
 
 import (
 	"encoding"
+	"errors"
 	"net/netip"
 	"slices"
 	"strings"
@@ -26,6 +27,23 @@ func TestEnumerationsSurviveTheirText(t *testing.T) {
 	both(t, "LabKind", []LabKind{LabForward, LabNftables, LabRaw})
 	both(t, "Advertise", []Advertise{AdvertiseLocator, AdvertiseSIDs})
 	both(t, "LabRouting", []LabRouting{LabStatic, LabFRR})
+}
+
+// A file that does not say what the guard does leaves it out.
+func TestGuardSurvivesItsText(t *testing.T) {
+	for _, g := range []Guard{GuardOff, GuardAudit, GuardEnforce} {
+		text, err := g.MarshalText()
+		var got Guard
+		if err := errors.Join(err, got.UnmarshalText(text)); err != nil || got != g || string(text) != g.String() {
+			t.Errorf("%s is written as %q and read as %s: %v", g, text, got, err)
+		}
+	}
+	for _, text := range []string{"unset", "", "Audit"} {
+		got := GuardOff
+		if err := got.UnmarshalText([]byte(text)); err == nil || got != GuardOff || !strings.Contains(err.Error(), "expect off, audit or enforce") {
+			t.Errorf("%q is read as %s: %v", text, got, err)
+		}
+	}
 }
 
 func both[T interface {

@@ -59,6 +59,9 @@ func (n Node) check() error {
 			}
 			names[f.Name] = true
 			p.add(checkMTU(f.MTU), "mtu %d", f.MTU)
+			if f.Guard != model.GuardUnset && f.Role != model.RoleEdge {
+				p.addf("guard %s: only an edge interface has one", f.Guard)
+			}
 		})
 	}
 	c := nodeChecker{

@@ -160,6 +160,7 @@ type interfaceFile struct {
 	Role      model.Role      `json:"role"`
 	Datapath  model.Datapath  `json:"datapath"`
 	Unmatched model.Unmatched `json:"unmatched"`
+	Guard     model.Guard     `json:"guard,omitzero"`
 	MTU       int             `json:"mtu,omitempty"`
 }
 
@@ -218,6 +219,7 @@ type egressFile struct {
 	Match       matchFile         `json:"match"`
 	Segments    []netip.Addr      `json:"segments"`
 	OnViolation model.OnViolation `json:"on-violation"`
+	Guard       model.Guard       `json:"guard,omitzero"`
 	Lanes       uint16            `json:"lanes"`
 	Window      int               `json:"window"`
 	Share       shareFile         `json:"share"`
@@ -281,6 +283,7 @@ type pathFile struct {
 	Match       matchFile         `json:"match"`
 	OwnTraffic  bool              `json:"own-traffic,omitempty"`
 	OnViolation model.OnViolation `json:"on-violation"`
+	Guard       model.Guard       `json:"guard,omitzero"`
 	Window      int               `json:"window"`
 	MTU         int               `json:"mtu,omitempty"`
 	MSS         int               `json:"mss-clamp,omitempty"`
@@ -443,6 +446,7 @@ func nodeToFile(n Node) nodeFile {
 			Match:       matchFile(e.Match),
 			Segments:    e.Segments,
 			OnViolation: e.OnViolation,
+			Guard:       e.Guard,
 			Lanes:       e.Lanes,
 			Window:      e.Window,
 			Share:       shareToFile(e.Share),
@@ -492,6 +496,7 @@ func (f nodeFile) node() Node {
 			Match:       model.Match(e.Match),
 			Segments:    e.Segments,
 			OnViolation: e.OnViolation,
+			Guard:       e.Guard,
 			Lanes:       e.Lanes,
 			Window:      e.Window,
 			Share:       e.Share.share(),
@@ -570,6 +575,7 @@ func pathToFile(p Path) pathFile {
 		Match:       matchFile(p.Match),
 		OwnTraffic:  p.OwnTraffic,
 		OnViolation: p.OnViolation,
+		Guard:       p.Guard,
 		Window:      p.Window,
 		MTU:         p.MTU,
 		MSS:         p.MSS,
@@ -590,6 +596,7 @@ func (f pathFile) path() Path {
 		Match:       model.Match(f.Match),
 		OwnTraffic:  f.OwnTraffic,
 		OnViolation: f.OnViolation,
+		Guard:       f.Guard,
 		Window:      f.Window,
 		MTU:         f.MTU,
 		MSS:         f.MSS,

@@ -99,6 +99,7 @@ func TestNodeRefusesAPlanThatDoesNotHold(t *testing.T) {
 		{"IPv4 address", model.SchemeKeyed, "r1", func(n *Node) { n.Address = netip.MustParseAddr("192.0.2.1") }, "is an IPv4 address"},
 		{"interface name", model.SchemeKeyed, "r1", func(n *Node) { n.Interfaces[0].Name = "a/b" }, "interfaces[0]: name"},
 		{"interface twice", model.SchemeKeyed, "r1", func(n *Node) { n.Interfaces[1].Name = n.Interfaces[0].Name }, "names are unique"},
+		{"core interface's guard", model.SchemeKeyed, "r1", func(n *Node) { n.Interfaces[0].Role, n.Interfaces[0].Guard = model.RoleCore, model.GuardAudit }, "guard audit: only an edge interface has one"},
 		{"interface mtu", model.SchemeKeyed, "r1", func(n *Node) { n.Interfaces[0].MTU = 1279 }, "mtu 1279 is not from 1280"},
 		{"path 0", model.SchemeKeyed, "r1", func(n *Node) { n.Headends[0].Path = 0 }, "path is 0"},
 		{"keyed-flow", model.SchemeKeyed, "r1", func(n *Node) { n.Headends[0].Scheme = model.SchemeKeyedFlow }, "has no key of the binding"},

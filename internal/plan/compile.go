@@ -264,6 +264,7 @@ func (c *compiler) path(ch model.Chain, dir model.Direction) Path {
 		Match:       ch.Match,
 		OwnTraffic:  ch.OwnTraffic,
 		OnViolation: ch.Proof.OnViolation,
+		Guard:       ch.Guard,
 		Window:      window(ch),
 		Hops:        []Hop{{Node: ch.Ingress[0]}},
 	}
@@ -435,6 +436,7 @@ func nodePlans(d model.Domain, paths []Path) []Node {
 			Match:       p.Match,
 			Segments:    p.Segments(),
 			OnViolation: p.OnViolation,
+			Guard:       p.Guard,
 			Lanes:       p.Lanes(),
 			Window:      p.Window,
 			Share:       p.Shares[last],

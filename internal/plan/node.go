@@ -9,6 +9,7 @@ package plan
 
 import (
 	"encoding/binary"
+	"fmt"
 	"net/netip"
 	"slices"
 
@@ -95,6 +96,7 @@ type Egress struct {
 	Match       model.Match
 	Segments    []netip.Addr // the only list that verifies, whole, as a Headend has it
 	OnViolation model.OnViolation
+	Guard       model.Guard
 	Lanes       uint16    // of the path, over all its headends
 	Window      int       // numbers of each lane that its replay window tells apart
 	Share       pot.Share // its Polynomial counts for pot and opot
@@ -114,6 +116,7 @@ type Path struct {
 	Match       model.Match
 	OwnTraffic  bool // of its headends' own packets, too
 	OnViolation model.OnViolation
+	Guard       model.Guard
 	Window      int       // of the egress, in numbers of each lane
 	Ingress     []Ingress // its headends; all have the share of position 0
 	Hops        []Hop     // position 0 is the (first) headend, the last is the egress
@@ -208,4 +211,23 @@ type Hop struct {
 func (h Hop) equal(o Hop) bool {
 	return h.Node == o.Node && h.Function == o.Function && h.SID == o.SID && h.Argument == o.Argument &&
 		slices.Equal(h.Waypoints, o.Waypoints)
+}
+
+// Unenforced are the guards of a node that do not refuse packets, a sentence each.
+func (n Node) Unenforced() []string {
+	does := map[model.Guard]string{model.GuardOff: "forwarded, not refused", model.GuardAudit: "counted and forwarded, not refused"}
+	var out []string
+	seen := map[uint32]bool{} // a path may have several epochs
+	for _, e := range n.Egresses {
+		if !e.Guard.Enforces() && !seen[e.Path] {
+			out = append(out, fmt.Sprintf("guard: %s of chain %s, %s: its packets without a proof are %s", e.Guard, e.Chain, e.Direction, does[e.Guard]))
+		}
+		seen[e.Path] = true
+	}
+	for _, i := range n.Interfaces {
+		if !i.Guard.Enforces() {
+			out = append(out, fmt.Sprintf("guard: %s of interface %s: packets without a proof are %s there, unless their chain has guard: enforce", i.Guard, i.Name, does[i.Guard]))
+		}
+	}
+	return out
 }

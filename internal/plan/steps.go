@@ -96,9 +96,9 @@ func bothEpochs(o, n Node, stays map[uint32]bool) Node {
 		if !stays[e.Path] || slices.ContainsFunc(o.Egresses, e.sameEpoch) {
 			continue
 		}
-		// A path takes the same packets in all its epochs.
+		// A path takes the same packets in all its epochs, and has one guard.
 		if i := slices.IndexFunc(o.Egresses, func(x Egress) bool { return x.Path == e.Path }); i >= 0 {
-			e.Match = o.Egresses[i].Match
+			e.Match, e.Guard = o.Egresses[i].Match, o.Egresses[i].Guard
 		}
 		b.Egresses = append(b.Egresses, e)
 	}
@@ -116,7 +116,7 @@ func turned(o, n Node, stays map[uint32]bool) Node {
 			continue
 		}
 		if i := slices.IndexFunc(n.Egresses, func(x Egress) bool { return x.Path == e.Path }); i >= 0 {
-			e.Match = n.Egresses[i].Match
+			e.Match, e.Guard = n.Egresses[i].Match, n.Egresses[i].Guard
 		}
 		b.Egresses = append(b.Egresses, e)
 	}

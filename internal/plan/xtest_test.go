@@ -176,6 +176,7 @@ func domains() *rapid.Generator[model.Domain] {
 				Ingress: order[1 : 1+rapid.IntRange(1, len(order)-1).Draw(t, "ingress")],
 				Egress:  order[0],
 				Match:   model.Match{Destination: netip.MustParsePrefix(fmt.Sprintf("2001:db8:%x::/48", i))},
+				Guard:   rapid.SampledFrom([]model.Guard{model.GuardUnset, model.GuardOff, model.GuardAudit, model.GuardEnforce}).Draw(t, "guard"),
 				Encapsulation: model.Encapsulation{
 					SIDs:    rapid.SampledFrom([]model.SIDs{model.SIDsPlain, model.SIDsCompressed}).Draw(t, "SIDs"),
 					Reduced: rapid.Bool().Draw(t, "reduced"),

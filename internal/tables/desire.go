@@ -88,7 +88,11 @@ func Desire(n plan.Node, at Wiring, local []netip.Addr, have Contents, ix Indexe
 		}
 	}
 
-	guarded := map[uint32]model.Match{}
+	type requirement struct {
+		match model.Match
+		guard model.Guard
+	}
+	guarded := map[uint32]requirement{}
 	for _, e := range n.Egresses {
 		s, err := statsIndex(StatsKey{Upper(e.SID), abi.BE32(e.Path)})
 		if err != nil {
@@ -112,12 +116,15 @@ func Desire(n plan.Node, at Wiring, local []netip.Addr, have Contents, ix Indexe
 		v.Of = k
 		w.Egresses[k] = v
 		w.Windows[v.Window] = its
-		m, again := guarded[e.Path]
-		if again && m != e.Match {
-			return Wanted{}, PartError(e.PathID, "its epochs match different packets")
+		r, again := guarded[e.Path]
+		if again && r != (requirement{e.Match, e.Guard}) {
+			return Wanted{}, PartError(e.PathID, "its epochs match different packets, or differ in their guard")
 		}
 		if !again {
-			guarded[e.Path] = e.Match
+			guarded[e.Path] = requirement{e.Match, e.Guard}
+			if e.Guard != model.GuardUnset {
+				w.Guards[abi.BE32(e.Path)] = uint32(e.Guard)
+			}
 			require = append(require, plan.Rule{Match: e.Match, Target: abi.BE32(e.Path)})
 		}
 	}
@@ -125,7 +132,7 @@ func Desire(n plan.Node, at Wiring, local []netip.Addr, have Contents, ix Indexe
 	own := ownKeys(local)
 	w.MatchDst, w.MatchSrc = expand(steer, have.MatchSrc, own)
 	w.GuardDst, w.GuardSrc = expand(require, have.GuardSrc, own)
-	if w.Rules, err = EncodeRules(steer, require); err != nil {
+	if w.Rules, err = EncodeRules(steer, require, w.Guards); err != nil {
 		return Wanted{}, err
 	}
 	return w, w.checkSizes()

@@ -15,8 +15,9 @@ import (
 const (
 	// proxiesMax is WS_PROXIES_MAX of bpf/lib/node/maps.h.
 	proxiesMax = 1024
-	// slotsMax is what 16 bits of skb->tc_index can tell apart, less WS_INDEX_PROVEN.
-	slotsMax = abi.IndexProven - 1
+	// slotsMax is what 16 bits of skb->tc_index can tell apart, less WS_INDEX_PROVEN
+	// and WS_INDEX_LET_GO.
+	slotsMax = abi.IndexLetGo - 1
 	// bucketsLeast is what one function has at least.
 	BucketsLeast = 8
 	// cacheMost bounds the memory that a plan can ask for: 2 GB.
@@ -33,7 +34,7 @@ type Reach struct {
 // noInterface is the index of no device.
 const noInterface = ^uint32(0)
 
-// ProxyKeys gives each function its key in ws_proxies: 1 to 65535, made of its
+// ProxyKeys gives each function its key in ws_proxies: 1 to 65533, made of its
 // name, so that a header that is kept names the same function after a change of
 // plans and of agents.
 func ProxyKeys(proxies []plan.Proxy) (map[string]uint32, error) {
@@ -50,7 +51,7 @@ func ProxyKeys(proxies []plan.Proxy) (map[string]uint32, error) {
 		h.Write([]byte(p.Function))
 		sum := h.Sum32()
 		key := (sum>>16 ^ sum) & 0xffff
-		for key == 0 || key == abi.IndexProven || used[key] {
+		for key == 0 || key >= abi.IndexLetGo || used[key] {
 			key = (key + 1) & 0xffff
 		}
 		used[key] = true

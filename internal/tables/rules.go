@@ -42,8 +42,8 @@ func orderRules(steer, require []plan.Rule) ([]orderedRule, error) {
 	return all, nil
 }
 
-// EncodeRules is what ws_rules shall hold.
-func EncodeRules(steer, require []plan.Rule) (map[uint32]abi.Ruleset, error) {
+// EncodeRules is what ws_rules shall hold. guards: see Contents.
+func EncodeRules(steer, require []plan.Rule, guards map[uint32]uint32) (map[uint32]abi.Ruleset, error) {
 	all, err := orderRules(steer, require)
 	if err != nil {
 		return nil, err
@@ -61,6 +61,9 @@ func EncodeRules(steer, require []plan.Rule) (map[uint32]abi.Ruleset, error) {
 		sport, dport = append(sport, portSpan(i, m.SourcePort)), append(dport, portSpan(i, m.DestinationPort))
 		addUpperLayer(s, i, m)
 		addUses(s, i, r)
+		if !r.steers {
+			setBit(&s.Guard[guards[r.Target]], i)
+		}
 		if !r.steers && m.ByMark() {
 			proven = append(proven, ruleSpan[uint32]{i, r.Target, r.Target})
 		}

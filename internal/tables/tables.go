@@ -22,6 +22,7 @@ type Contents struct {
 	Egresses map[abi.EgressKey]abi.Egress
 	Headends map[uint32]abi.Headend
 	Paths    map[uint32]uint32 // that it is a headend of, as __be32: index in headends
+	Guards   map[uint32]uint32 // what the chain of a path that ends here says, by the path as __be32
 	MatchDst map[DstKey]Match
 	MatchSrc map[SrcKey]Match
 	GuardDst map[DstKey]Match
@@ -36,7 +37,7 @@ type Contents struct {
 func New() Contents {
 	return Contents{
 		Hops: map[abi.HopKey]abi.Hop{}, Sids: map[abi.HopKey]uint32{}, Sources: map[abi.SourceKey]uint32{}, Egresses: map[abi.EgressKey]abi.Egress{},
-		Headends: map[uint32]abi.Headend{}, Paths: map[uint32]uint32{},
+		Headends: map[uint32]abi.Headend{}, Paths: map[uint32]uint32{}, Guards: map[uint32]uint32{},
 		MatchDst: map[DstKey]Match{}, MatchSrc: map[SrcKey]Match{},
 		GuardDst: map[DstKey]Match{}, GuardSrc: map[SrcKey]Match{},
 		Ports: map[uint32]abi.Port{}, Proxies: map[uint32]abi.Proxy{},
@@ -68,6 +69,7 @@ const (
 	MapWindows     Map = "ws_windows"
 	MapHeadends    Map = "ws_headends"
 	MapPaths       Map = "ws_paths"
+	MapGuards      Map = "ws_guards"
 	MapPathMTUs    Map = "ws_path_mtus"
 	MapNumbers     Map = "ws_numbers"
 	MapStats       Map = "ws_stats"
@@ -121,6 +123,7 @@ func Changes(have, want Contents) []Op {
 	}
 	before, after := have.ByUse(), want.ByUse()
 	swap := func(use abi.MatchUse, from, to map[abi.MatchUse]Prefixes) { ops = swaps(ops, use, from[use], to[use]) }
+	ops = Puts(ops, MapGuards, have.Guards, want.Guards)
 	swap(abi.MatchUseRequire, before, both)
 	ops = Puts(ops, MapProxies, have.Proxies, want.Proxies)
 	swap(abi.MatchUseLocal, before, both)
@@ -144,6 +147,7 @@ func Changes(have, want Contents) []Op {
 	ops = Deletes(ops, MapSIDs, have.Sids, want.Sids)
 	swap(abi.MatchUseLocal, both, after)
 	swap(abi.MatchUseRequire, both, after)
+	ops = Deletes(ops, MapGuards, have.Guards, want.Guards)
 	return ops
 }
 
@@ -184,6 +188,7 @@ func (t Contents) rulesByPath() map[uint32]abi.Ruleset {
 				set.Steer[i] = t.Headends[steer&abi.RuleTarget-1].Path
 			}
 		}
+		set.Guard = [abi.Guards]ruleBits{} // whose packets they are does not depend on it
 		out[k] = set
 	}
 	return out

@@ -3,6 +3,7 @@ package oracle
 import (
 	"encoding/binary"
 
+	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/srv6"
 )
 
@@ -13,7 +14,9 @@ type Departure struct {
 	From  Origin
 	// Index is what skb->tc_index says: verified by this node.
 	Index  bool
-	Socket bool // the packet has one
+	LetGo  bool        // or the first guard has let it go
+	Guard  model.Guard // of the interface
+	Socket bool        // the packet has one
 }
 
 // Origin is where a packet that leaves has come from.
@@ -51,7 +54,12 @@ func (n Node) Leave(d Departure) Result {
 	// Nobody but the programs at the plan's interfaces can be believed.
 	verified := d.Index && d.From == FromPlan
 	own := d.From == FromNode && (!isFragment(b, v4) || d.Socket)
-	_, required := n.requires(in, true, 0)
+	otherwise := model.GuardEnforce
+	letGo := d.LetGo && d.From == FromPlan
+	if letGo {
+		otherwise = model.GuardOff
+	}
+	does := n.guard(in, d.Guard, otherwise)
 	switch {
 	case !v4 && n.Block.Contains(in.destination()):
 		return p.drop(LeakSID)
@@ -59,8 +67,11 @@ func (n Node) Leave(d Departure) Result {
 		return p.drop(LeakSRH)
 	case in.destination().Is4In6(), in.source().Is4In6():
 		return p.drop(MappedAddress)
-	case required && !verified && !own && !neverForwarded(in.destination()):
+	case verified || own || neverForwarded(in.destination()):
+	case does == model.GuardEnforce:
 		return p.drop(Unverified)
+	case does == model.GuardAudit && !letGo:
+		p.result.Reported = append(p.result.Reported, Unverified)
 	}
 	return p.pass()
 }

@@ -13,6 +13,7 @@ package oracle
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/binary"
 	"fmt"
 	"net/netip"
@@ -64,7 +65,7 @@ const (
 
 // Arrival is one frame or super-packet that comes in.
 type Arrival struct {
-	Interface model.Interface // its Role and Unmatched count
+	Interface model.Interface // its Role, Unmatched and Guard count
 	Frame     []byte          // from the Ethernet header
 	Frames    int             // that a super-packet is on a wire; 0 is 1
 	// Longest is the length of the longest of them, in bytes from the IP
@@ -104,7 +105,7 @@ func (v Verdict) String() string {
 type Result struct {
 	Verdict  Verdict
 	Reason   Reason   // of a Drop
-	Reported []Reason // violations that were counted and let go on
+	Reported []Reason // that were counted, and the packet let go on
 	Packet   []byte   // from the IP header; nil for Pass and Drop
 	IPv4     bool     // Packet is one of IPv4
 	// Error is the ICMP error that a dropped packet's sender is told by, from
@@ -635,7 +636,7 @@ func (p *packet) dt46(srh *header, proof srv6.Proof, binding pot.Binding, e *pla
 		}
 	}
 	// A proof for one chain opens no other.
-	path, ok := p.node.requires(inner, false, proof.Path)
+	path, ok := p.node.requires(inner, proof.Path)
 	if !ok || path != e.Path || !p.node.steerable(inner) {
 		return p.drop(WrongChain) // what no headend steers is no chain's
 	}
@@ -811,31 +812,63 @@ func (n Node) steerable(ip ip) bool {
 	return true
 }
 
-// unproven: a plain packet that some chain which ends here requires.
+// unproven: a plain packet that some chain which ends here requires, and that is
+// refused for it.
 func (p *packet) unproven(ip ip) bool {
-	_, required := p.node.requires(ip, true, 0)
-	return required && !p.node.owns(ip.destination())
+	if p.node.owns(ip.destination()) {
+		return false
+	}
+	does := p.node.guard(ip, p.arrival.Interface.Guard, model.GuardEnforce)
+	if does == model.GuardAudit {
+		p.result.Reported = append(p.result.Reported, Unproven)
+	}
+	return does == model.GuardEnforce
 }
 
 func (n Node) owns(a netip.Addr) bool { return a == n.Address || slices.Contains(n.Own, a) }
 
-// requires is the path that a packet must have taken to leave here: the guard.
-// suspect: of a packet without proof of which not all can be read, whatever it
-// could be counts. proven: the path of its proof, whose mark it had at its headend.
-func (n Node) requires(ip ip, suspect bool, proven uint32) (path uint32, ok bool) {
-	matches := make([]model.Match, len(n.Egresses))
-	for i, e := range n.Egresses {
-		matches[i] = e.Match
-	}
-	fit := fits
-	if suspect {
-		fit = couldFit
-	}
-	i := choose(matches, ip, fit, func(i int) bool { return n.Egresses[i].Path == proven })
+// requires is the path that a packet must have taken to leave here. proven: the path
+// of its proof, whose mark it had at its headend.
+func (n Node) requires(ip ip, proven uint32) (path uint32, ok bool) {
+	i := choose(n.egressMatches(), ip, fits, func(i int) bool { return n.Egresses[i].Path == proven })
 	if i < 0 {
 		return 0, false
 	}
 	return n.Egresses[i].Path, true
+}
+
+func (n Node) egressMatches() []model.Match {
+	matches := make([]model.Match, len(n.Egresses))
+	for i, e := range n.Egresses {
+		matches[i] = e.Match
+	}
+	return matches
+}
+
+// guard is what becomes of a packet without a proof; GuardUnset: no chain that ends
+// here requires it. at: what its interface says. otherwise: where neither that nor its
+// chain says. Of a packet that cannot be read whole, the strictest of the chains that
+// it could be one of counts.
+func (n Node) guard(ip ip, at, otherwise model.Guard) model.Guard {
+	of := func(i int) model.Guard { return cmp.Or(max(at, n.Egresses[i].Guard), otherwise) }
+	matches := n.egressMatches()
+	i := choose(matches, ip, couldFit, func(int) bool { return false })
+	if i < 0 {
+		return model.GuardUnset
+	}
+	does := of(i)
+	if f, ok := readFlow(ip); !matches[i].Ordered() || ok && f.Known == srv6.ProtocolAndPorts {
+		return does
+	}
+	for j, m := range matches {
+		if m.Ordered() && m.Mark == (model.Mark{}) && couldFit(m, ip) {
+			does = max(does, of(j))
+		}
+	}
+	if j := longest(matches, ip); j >= 0 {
+		does = max(does, of(j))
+	}
+	return does
 }
 
 // headend is the path that a packet from outside takes from here, or nil. unread:

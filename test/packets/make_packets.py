@@ -127,9 +127,10 @@ class Path:
 
     def __init__(self, chain, path, epoch, scheme, visits, destination,
                  source="::/0", on_violation="drop", mtu=0, sids="plain",
-                 reduced=False, mss=0, rule=None, argument=0):
+                 reduced=False, mss=0, rule=None, argument=0, guard=None):
         self.chain, self.path, self.epoch = chain, path, epoch
         self.scheme, self.on_violation = scheme, on_violation
+        self.guard = guard  # of its egress
         self.destination, self.source = destination, source
         self.rule = rule  # what is asked for beside the prefixes
         self.mtu = mtu  # of inner packets; 0: not known
@@ -265,6 +266,8 @@ class Path:
                 h["netfilter"], h["argument"] = True, self.argument
         if self.rule:
             w["rule"] = self.rule
+        if self.guard:
+            w["guard"] = self.guard
         if self.scheme in (KEYED, KEYED_FLOW):
             w["keys"] = [k.hex() for k in self.keys]
             if self.scheme == KEYED_FLOW:
@@ -424,11 +427,23 @@ behind_end = Path("behind-end", 0x5eed0055, 1, KEYED, through(
     argument=7)
 
 
-def by_rule(n, destination="fc00:60::/64", source="::/0", **rule):
+# What their guards do with packets without a proof.
+audited, audited4, unguarded, enforced = (
+    Path("guard-%s" % name, 0x5eed0080 + n, 1, KEYED,
+         through(("fw", 0x260 + n), ("", 0x660 + n)), to,
+         source="0.0.0.0/0" if "." in to else "::/0", guard=guard)
+    for n, (name, to, guard) in enumerate((
+        ("audit", "fc00:70::/64", "audit"),
+        ("audit4", "198.51.103.0/24", "audit"),
+        ("off", "fc00:71::/64", "off"),
+        ("enforce", "fc00:72::/64", "enforce"))))
+
+
+def by_rule(n, destination="fc00:60::/64", source="::/0", guard=None, **rule):
     """A chain from r4 to r5, of which priority n comes n-th."""
     return Path("rule%d" % n, 0x5eed0060 + n, 1, KEYED if n % 2 else OPOT,
                 [("r4", "", ""), ("r5", "", sid(0x500 + n))], destination,
-                source, rule={"priority": n, **rule})
+                source, rule={"priority": n, **rule}, guard=guard)
 
 
 def ports(first, last):
@@ -450,13 +465,24 @@ by_dscp4 = by_rule(10, dscp=10, **to4)
 by_source4 = by_rule(11, destination="10.60.0.0/16", source="10.7.5.0/24",
                      protocol=17, destination_port=ports(53, 53))
 by_zero = by_rule(12, dscp=0, source="fc00:7:0:0:6::/80")
+# Guards of rules for the same addresses.
+audit_dns, enforce_rtp = (
+    by_rule(n, "fc00:62::/64", protocol=17, destination_port=p, guard=guard)
+    for n, p, guard in ((13, ports(53, 53), "audit"),
+                        (14, ports(5004, 5004), None)))
+audit_web, audit_all = (
+    by_rule(n, "fc00:63::/64", guard="audit", **rule)
+    for n, rule in ((15, dict(protocol=6, destination_port=ports(80, 80))),
+                    (16, dict(dscp=46))))
 RULES = [by_dport, by_sport, by_dscp, by_protocol, by_both, by_source, by_mark,
-         by_dport4, by_protocol4, by_dscp4, by_source4, by_zero]
+         by_dport4, by_protocol4, by_dscp4, by_source4, by_zero, audit_dns,
+         enforce_rtp, audit_web, audit_all]
 PATHS = [web, web2, ordered, unordered, direct, longest, local, twice, report,
          special, bound, four, fourth, small, squeezed, lean, slim,
          nearby, tiny, gone7, gone8, gone9, half7, half8, half9, near7, gone4,
          near4, clamped, clamped4, guest, staff, unargued, guest4,
-         argued_csids, behind_end] + RULES
+         argued_csids, behind_end, audited, audited4, unguarded,
+         enforced] + RULES
 LANE, LANES = 5, 4  # of r1, on every path
 
 
@@ -2023,6 +2049,53 @@ def syns():
     return f
 
 
+def guards():
+    f = File("guards", "Packets without a proof that a chain requires whose "
+             "guard does not refuse them, and what is refused all the same.")
+
+    def plain(name, path, note, reason=None, report=None, what=None, **kw):
+        f.add(name, what or inner(dst=host(path)), note, report=report,
+              expect="drop " + reason if reason else "pass",
+              **{"node": "r6", **kw})
+
+    for at in "core", "edge":
+        plain("guard-audit-" + at, audited, "counted and let go",
+              report="UNPROVEN", port=at)
+        plain("guard-audit-ipv4-" + at, audited4, "of IPv4", type=0x0800,
+              report="UNPROVEN", what=inner4(dst="198.51.103.2"), port=at)
+        plain("guard-off-" + at, unguarded, "let go", port=at)
+        plain("guard-enforce-" + at, enforced, "refused", "UNPROVEN", port=at)
+    plain("guard-audit-unmatched", audited, "no chain takes it, and the "
+          "interface drops those", "UNMATCHED", report="UNPROVEN",
+          port="edge-drop")
+    # The verdict does not depend on the guard.
+    f.drop("guard-audit-proof", "PROOF", carried(
+        audited, 2, values=audited.values_of((0,), rnd(7))),
+        "r2 has not stamped it", node="r6")
+    for path in audited, unguarded:
+        f.drop("%s-wrong-chain" % path.chain, "WRONG_CHAIN", carried(
+            web, 3, carries=inner(dst=host(path))),
+            "web's proof around a packet of this chain", node="r6")
+    # Of a fragment the strictest guard counts of those that it could be for.
+    r5 = dict(node="r5")
+    plain("guard-rule-audit", audit_dns, "by a rule", report="UNPROVEN", **r5)
+    plain("guard-rule-unset", enforce_rtp, "another rule's", "UNPROVEN",
+          what=inner(dst="fc00:62::2", what=UDP(sport=4242, dport=5004)), **r5)
+    plain("guard-rule-none", audit_dns, "no rule's", what=inner(
+        dst="fc00:62::2", what=UDP(sport=4242, dport=54)), **r5)
+
+    def part(nh):
+        return IPv6ExtHdrFragment(offset=185, nh=nh) / Raw(b"waystamp")
+
+    plain("guard-rule-fragment", audit_dns, "of one or the other",
+          "UNPROVEN", what=inner(dst="fc00:62::2", what=part(17)), **r5)
+    plain("guard-rule-fragment-audit", audit_web, "both rules' guards audit",
+          report="UNPROVEN", what=inner(dst="fc00:63::2", what=part(6),
+                                  tc=46 << 2),
+          **r5)
+    return f
+
+
 def rules():
     """What each kind of condition takes and leaves, at the headend r4 and at
     the egress r5: behind the proof of the path that takes it, behind that of
@@ -2568,7 +2641,7 @@ def main():
     seen = set()
     for f in (good(), csids(), flows(), tlvs(), headers(), options(),
               proofs(), inners(), core(), edge(), syns(), errors(), rules(),
-              arguments()):
+              arguments(), guards()):
         for b in f.blocks:
             name = b.split("\n")[0]
             assert name not in seen, name

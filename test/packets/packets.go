@@ -235,6 +235,7 @@ type pathFile struct {
 	Epoch       uint8             `json:"epoch"`
 	Scheme      model.Scheme      `json:"scheme"`
 	OnViolation model.OnViolation `json:"on_violation"`
+	Guard       model.Guard       `json:"guard"`
 	Destination netip.Prefix      `json:"destination"`
 	Source      netip.Prefix      `json:"source"`
 	MTU         int               `json:"mtu"`
@@ -337,6 +338,7 @@ func (f pathFile) path() (plan.Path, error) {
 		MTU:         f.MTU,
 		MSS:         f.MSS,
 		OnViolation: f.OnViolation,
+		Guard:       f.Guard,
 		Window:      model.WindowDefault,
 	}
 	p.Verifier.Secret = uint64(f.Secret)
@@ -397,7 +399,7 @@ func (n *Node) add(p plan.Path) {
 		case len(p.Hops) - 1:
 			n.Egresses = append(n.Egresses, plan.Egress{
 				PathID: p.PathID, SID: h.SID, Sources: p.Sources(), Match: p.Match, Segments: segments,
-				OnViolation: p.OnViolation, Lanes: p.Lanes(), Window: p.Window, Share: share, Verifier: p.Verifier,
+				OnViolation: p.OnViolation, Guard: p.Guard, Lanes: p.Lanes(), Window: p.Window, Share: share, Verifier: p.Verifier,
 			})
 		default:
 			n.Endpoints = append(n.Endpoints, plan.Endpoint{PathID: p.PathID, SID: h.SID, Function: h.Function, Argument: h.Argument, Sources: p.Sources(), Share: share})

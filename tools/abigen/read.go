@@ -124,7 +124,7 @@ func enumerators(body string) []enumerator {
 }
 
 // reasonMarks may stand behind a reason's text; reasons.h says what they mean.
-var reasonMarks = []string{"REPORT", "SEVERAL", "SPENT"}
+var reasonMarks = []string{"REPORT", "AUDIT", "SEVERAL", "SPENT"}
 
 // readReasons expands the X-macro of reasons.h.
 func readReasons(c *contract, clang, include string) error {

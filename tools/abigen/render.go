@@ -29,6 +29,7 @@ var goEnums = map[string]struct{ typ, doc string }{
 	"ws_scheme":       {"Scheme", "Scheme is how the hops of a path prove that a packet visited them; the number is the wire's."},
 	"ws_behaviour":    {"Behaviour", "Behaviour is what a node does with a packet addressed to one of its SIDs."},
 	"ws_on_violation": {"OnViolation", "OnViolation says what an egress does with a packet whose proof is refused."},
+	"ws_guard":        {"Guard", "Guard says what the guard does with a packet that a chain requires and that has no proof."},
 	"ws_hook":         {"Hook", "Hook is the place in the kernel that a program ran at."},
 	"ws_recognise":    {"Recognise", "Recognise is how a packet that comes back from a function is recognised."},
 	"ws_on_unknown":   {"OnUnknown", "OnUnknown says what becomes of a packet from a function that no header is kept for."},
@@ -144,14 +145,18 @@ func renderEnums(c contract) ([]byte, error) {
 			fmt.Fprintf(&b, "}\n%s", reasonMethods)
 			fmt.Fprintf(&b, "\n// ReasonCount is the number of reasons, ReasonNone included: the size of the\n"+
 				"// map ws_refusals.\nconst ReasonCount = %d\n", len(vs))
-			b.WriteString("\n// SpentReasons are those for which a packet may be refused after its number was\n" +
-				"// spent at the replay window.\nvar SpentReasons = []Reason{\n")
-			for _, v := range vs {
-				if slices.Contains(c.ReasonMarks[v.C], "SPENT") {
-					fmt.Fprintf(&b, "\t%s%s,\n", g.typ, camel(strings.TrimPrefix(v.C, prefix)))
+			for _, list := range []struct{ mark, doc string }{
+				{"SPENT", "// SpentReasons are those for which a packet may be refused after its number was\n// spent at the replay window.\n"},
+				{"AUDIT", "// AuditReasons are those for which guard: audit forwards packets.\n"},
+			} {
+				fmt.Fprintf(&b, "\n%svar %sReasons = []Reason{\n", list.doc, camel(list.mark))
+				for _, v := range vs {
+					if slices.Contains(c.ReasonMarks[v.C], list.mark) {
+						fmt.Fprintf(&b, "\t%s%s,\n", g.typ, camel(strings.TrimPrefix(v.C, prefix)))
+					}
 				}
+				b.WriteString("}\n")
 			}
-			b.WriteString("}\n")
 		}
 	}
 	return gofmt(b.Bytes())
@@ -205,7 +210,8 @@ counter names a cause; those marked *several* are decided in more. An event name
 or name never changes its meaning.
 
 A chain with ` + "`on-violation: report`" + ` lets packets go on that are refused for one of the reasons marked *report*, and
-counts them apart; all other reasons drop the packet always. A packet that is refused for a reason marked *spent* may
+counts them apart; ` + "`guard: audit`" + ` of a chain or an interface does so with those marked *audit*. All other reasons drop the
+packet always. A packet that is refused for a reason marked *spent* may
 have used up its number at the replay window before. Names that end in ` + "`-bug`" + ` mean that waystamp itself is
 wrong: please report them.
 

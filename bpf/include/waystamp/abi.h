@@ -30,6 +30,10 @@
  * no header on its way out. No slot has this index.
  */
 #define WS_INDEX_PROVEN 65535
+/* In skb->tc_index: the first guard let it go without a proof, by an enum ws_guard,
+ * so that the second does not count it again. No slot has this index either.
+ */
+#define WS_INDEX_LET_GO 65534
 /* Events per reason, CPU and second; the rest is counted in the next one. */
 #define WS_EVENTS_PER_SECOND 64
 
@@ -79,6 +83,17 @@ enum ws_on_violation {
 	WS_ON_VIOLATION_DROP = 0,
 	WS_ON_VIOLATION_REPORT = 1,
 };
+
+/* What the guard does with a packet that a chain requires and that has no proof. A
+ * chain and an interface say one each: the higher number counts.
+ */
+enum ws_guard {
+	WS_GUARD_UNSET = 0, /* says nothing; where neither does: ENFORCE */
+	WS_GUARD_OFF = 1, /* lets it go */
+	WS_GUARD_AUDIT = 2, /* lets it go, and counts it */
+	WS_GUARD_ENFORCE = 3, /* refuses it */
+};
+#define WS_GUARDS 4
 
 enum ws_hook {
 	WS_HOOK_TC = 0,
@@ -274,6 +289,10 @@ _Static_assert(sizeof(struct ws_headend) == 456, "ws_headend is ABI");
  * entry in ws_headends.
  */
 
+/* ws_guards: key is a path that ends at this node and whose chain says what its guard
+ * does, value the enum ws_guard. Of other paths there is no entry.
+ */
+
 /* ws_path_mtus: what a node on the way has told this headend; the index is that of
  * its ws_stats.
  */
@@ -459,6 +478,8 @@ struct ws_ruleset {
 	 */
 	__u32 steer[WS_RULES_MAX];
 	__be32 require[WS_RULES_MAX];
+	/* The rules of require by what their chains say, an enum ws_guard. */
+	__u64 guard[WS_GUARDS][WS_RULE_WORDS];
 };
 
 /* In ws_ruleset.steer. */
@@ -488,6 +509,7 @@ struct ws_port {
 	 * WS_VLAN_AD and WS_VLAN_STACKED.
 	 */
 	__u16 vlans[WS_PORT_VLANS];
+	__u32 guard; /* edge: enum ws_guard */
 };
 
 /* A way out that TC has found and that may be taken for a while. */
@@ -638,7 +660,7 @@ _Static_assert(sizeof(struct ws_errors) == 64, "ws_errors is ABI");
 /* ws_refusals: per CPU, by reason. */
 struct ws_refusal {
 	__u64 dropped;
-	__u64 reported; /* on-violation: report let it go on */
+	__u64 reported; /* let go: by on-violation: report, or guard: audit */
 	__u64 window_ns; /* start of the current second of events */
 	__u32 sent; /* events in it */
 	__u32 suppressed; /* events not sent since the last that was */

@@ -10,6 +10,7 @@
 /* X(name, text): the text says what the packet or the node was like. Behind it may
  * stand, joined by |:
  * REPORT: on-violation: report covers it.
+ * AUDIT: guard: audit covers it.
  * SEVERAL: it is decided in more than one place.
  * SPENT: it may be decided behind the replay window, when the number is spent. An
  * agent reads the windows again where one of these was counted.
@@ -23,7 +24,7 @@
 	X(OUTSIDE_SID, "a packet from outside is addressed to the SID block")  \
 	X(OUTSIDE_SRH, "a packet from outside carries a segment routing header") \
 	X(UNMATCHED, "no chain takes this packet and its interface drops those") \
-	X(UNPROVEN, "a chain requires this packet, yet it came without proof") \
+	X(UNPROVEN, "a chain requires this packet, yet it came without proof", AUDIT) \
 	X(NO_SRH, "addressed to a SID of this node, without a routing header next", SEVERAL) \
 	X(ROUTING_TYPE, "addressed to a SID of this node, with a routing header that is not an SRH") \
 	X(SRH_TRUNCATED, "the segment routing header runs past the end of the packet") \
@@ -98,7 +99,7 @@
 	X(LEAK_SID, "a packet that would leave the domain is addressed to the SID block") \
 	X(LEAK_SRH, "a packet that would leave the domain carries a segment routing header") \
 	X(LEAVE_TRUNCATED, "the IPv6 header of a packet that would leave the domain runs past its end") \
-	X(UNVERIFIED, "a chain requires this packet, yet it would leave the domain without having been verified here") \
+	X(UNVERIFIED, "a chain requires this packet, yet it would leave the domain without having been verified here", AUDIT) \
 	X(OUTER_FRAGMENT, "a packet for a SID of this node is a fragment outside: the domain makes none", SEVERAL) \
 	X(INNER_ADDRESS, "the inner packet for a function is from or to an address that no headend takes packets of") \
 	X(EXTENSION_FIRST, "a packet for a SID of this node has more, longer or other extension headers before its routing header than waystamp takes there", SEVERAL) \

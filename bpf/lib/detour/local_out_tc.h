@@ -16,7 +16,7 @@
 #include "lib/wire/ip.h"
 #include "lib/wire/net.h"
 
-/* A packet with the index of a kept header, which is not WS_INDEX_PROVEN. whole:
+/* A packet with the index of a kept header, below WS_INDEX_LET_GO. whole:
  * it is one of IP, with its header. Returns the verdict.
  */
 static __always_inline int local_out(struct __sk_buff *skb, __u32 slot,

@@ -49,7 +49,7 @@ __noinline __u32 ws_slot_take(const struct ws_proxy *p, __u64 now)
 		index = base + (*next & (p->slots - 1));
 		*next += 1;
 		c = bpf_map_lookup_elem(&ws_slots, &index);
-		if (!c || index >= WS_INDEX_PROVEN)
+		if (!c || index >= WS_INDEX_LET_GO)
 			return 0;
 		expires = READ_ONCE(c->expires);
 		if (expires == SLOT_FREE)

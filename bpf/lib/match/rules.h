@@ -34,6 +34,16 @@ static __always_inline bool fit_is_empty(const struct rules_fit *f)
 	return !any;
 }
 
+static __always_inline bool fit_meets(const struct rules_fit *f,
+				      const __u64 *with)
+{
+	__u64 any = 0;
+
+	for (__u32 i = 0; i < WS_RULE_WORDS; i++)
+		any |= f->word[i] & with[i];
+	return any;
+}
+
 /* Is one rule in f, which is not empty, and no more? */
 static __always_inline bool fit_is_one(const struct rules_fit *f)
 {

@@ -143,6 +143,15 @@ struct {
 	__uint(max_entries, WS_CHAINS_MAX);
 } ws_paths SEC(".maps");
 
+/* About 70 bytes per live entry. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __be32);
+	__type(value, __u32);
+	__uint(max_entries, WS_CHAINS_MAX);
+} ws_guards SEC(".maps");
+
 /* 16 bytes per entry; lowered by user space, as ws_stats. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);

@@ -80,7 +80,7 @@ __noinline int ws_refuse(ctx_t *ctx, reason_t why, int err)
 	return CTX_DROP;
 }
 
-/* Counts a violation that the plan lets go on. */
+/* Counts a packet that the plan lets go on. */
 __noinline int ws_report(ctx_t *ctx, reason_t why)
 {
 	__u32 reason = reason_of(why);

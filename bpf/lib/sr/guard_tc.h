@@ -60,19 +60,91 @@ static __always_inline int refuse_mapped(struct __sk_buff *skb)
 	return ws_refuse(skb, REASON(MAPPED_ADDRESS), 0);
 }
 
-/* A plain packet: refused where some chain that ends here requires it. */
+/* What a path's guard does at an interface. unset: where neither says. */
+static __always_inline __u32 guard_at(__u32 port, __u32 chain, __u32 unset)
+{
+	__u32 says = port > chain ? port : chain;
+
+	return says ? says : unset;
+}
+
+static __always_inline __u32 guard_of_path(__u32 port, __be32 path, __u32 unset)
+{
+	const __u32 *chain = bpf_map_lookup_elem(&ws_guards, &path);
+
+	if (path == MATCH_UNKNOWN)
+		return WS_GUARD_ENFORCE;
+	return guard_at(port, chain ? *chain : WS_GUARD_UNSET, unset);
+}
+
+/* Of a packet of which not all can be read: the strictest of the guards whose rules
+ * it could fit, which ruled has left in the scratch memory. WS_GUARD_UNSET: all was
+ * read.
+ */
+static __always_inline __u32 guard_of_unread(__u32 port, __u32 unset)
+{
+	const struct ws_ruleset *set = rules_set();
+	const struct scratch *s = scratch();
+	__u32 strictest = WS_GUARD_UNSET;
+
+	if (!set || !s)
+		return WS_GUARD_ENFORCE;
+	if (s->tuple.known == TUPLE_PORTS)
+		return WS_GUARD_UNSET;
+	for (__u32 chain = 0; chain < WS_GUARDS; chain++) {
+		__u32 says = guard_at(port, chain, unset);
+
+		if (says > strictest && fit_meets(&s->fit, set->guard[chain]))
+			strictest = says;
+	}
+	return strictest;
+}
+
+/* A packet without a proof that chains which end here require. path: the one that
+ * takes it; prefix: the one that would, were there no ordered rules, 0: none. why:
+ * the reason, if it is refused. let_go: the first guard has let it go, and the second
+ * refuses it only where a chain or its interface says so.
+ */
+__noinline int ws_guard(struct __sk_buff *skb, __be32 path, __be32 prefix,
+			reason_t why, int let_go)
+{
+	__u32 unset = let_go ? WS_GUARD_OFF : WS_GUARD_ENFORCE;
+	__u32 ifindex = skb->ifindex, port, does, other;
+	const struct ws_port *p = bpf_map_lookup_elem(&ws_ports, &ifindex);
+
+	port = p ? p->guard : WS_GUARD_UNSET;
+	does = guard_of_path(port, path, unset);
+	if (path != prefix) { /* by an ordered rule */
+		other = guard_of_unread(port, unset);
+		does = other > does ? other : does;
+		if (other && prefix) {
+			other = guard_of_path(port, prefix, unset);
+			does = other > does ? other : does;
+		}
+	}
+	if (does == WS_GUARD_ENFORCE)
+		return ws_refuse(skb, why, 0);
+	if (does == WS_GUARD_AUDIT && !let_go)
+		ws_report(skb, why);
+	skb->tc_index = WS_INDEX_LET_GO;
+	return CTX_PASS;
+}
+
+/* A plain packet: refused where some chain that ends here requires it, as ws_guard
+ * says.
+ */
 static __always_inline int guard_plain(struct __sk_buff *skb,
 				       const struct ip *in)
 {
 	struct addrs a = ip_addrs(in);
+	struct ws_match prefix = guard(&a);
 	struct ws_match m = ruled(skb, sizeof(struct eth_hdr), in->is_ip4,
-				  WS_RULE_SUSPECT, guard(&a));
+				  WS_RULE_SUSPECT, prefix);
 
 	if (m.action == WS_MATCH_NONE || is_local(skb, &m, in->is_ip4))
 		return CTX_PASS;
-	return ws_refuse(skb,
-			 m.action == WS_MATCH_MISSING ?
-				 REASON(RULES_MISSING_BUG) :
-				 REASON(UNPROVEN),
-			 0);
+	if (m.action == WS_MATCH_MISSING)
+		return ws_refuse(skb, REASON(RULES_MISSING_BUG), 0);
+	return ws_guard(skb, m.target, match_path(&prefix), REASON(UNPROVEN),
+			false);
 }

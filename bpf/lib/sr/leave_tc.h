@@ -32,24 +32,24 @@ static __always_inline reason_t leak(struct __sk_buff *skb,
 }
 
 /* A packet that is neither verified here nor the node's own: refused where some
- * chain that ends here requires it. Unlike at an ingress no address is spared as
+ * chain that ends here requires it, as ws_guard says. Unlike at an ingress no address is spared as
  * the node's own: what goes there does not leave.
  */
 static __always_inline int leave_plain(struct __sk_buff *skb,
-				       const struct ip *in)
+				       const struct ip *in, bool let_go)
 {
 	struct addrs a = ip_addrs(in);
-	struct ws_match m;
+	struct ws_match prefix, m;
 
 	if (ip_to_is_never_forwarded(in))
 		return CTX_PASS;
+	prefix = guard(&a);
 	m = ruled(skb, sizeof(struct eth_hdr), in->is_ip4, WS_RULE_SUSPECT,
-		  guard(&a));
+		  prefix);
 	if (m.action == WS_MATCH_NONE)
 		return CTX_PASS;
-	return ws_refuse(skb,
-			 m.action == WS_MATCH_MISSING ?
-				 REASON(RULES_MISSING_BUG) :
-				 REASON(UNVERIFIED),
-			 0);
+	if (m.action == WS_MATCH_MISSING)
+		return ws_refuse(skb, REASON(RULES_MISSING_BUG), 0);
+	return ws_guard(skb, m.target, match_path(&prefix), REASON(UNVERIFIED),
+			let_go);
 }

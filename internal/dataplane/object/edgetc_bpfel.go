@@ -24,6 +24,7 @@ const (
 	edgeTCMapWsErrors      = "ws_errors"
 	edgeTCMapWsEvents      = "ws_events"
 	edgeTCMapWsExits       = "ws_exits"
+	edgeTCMapWsGuards      = "ws_guards"
 	edgeTCMapWsHeadends    = "ws_headends"
 	edgeTCMapWsHopIndex    = "ws_hop_index"
 	edgeTCMapWsHops        = "ws_hops"
@@ -108,6 +109,7 @@ type edgeTCMapSpecs struct {
 	WsErrors      *ebpf.MapSpec `ebpf:"ws_errors"`
 	WsEvents      *ebpf.MapSpec `ebpf:"ws_events"`
 	WsExits       *ebpf.MapSpec `ebpf:"ws_exits"`
+	WsGuards      *ebpf.MapSpec `ebpf:"ws_guards"`
 	WsHeadends    *ebpf.MapSpec `ebpf:"ws_headends"`
 	WsHopIndex    *ebpf.MapSpec `ebpf:"ws_hop_index"`
 	WsHops        *ebpf.MapSpec `ebpf:"ws_hops"`
@@ -168,6 +170,7 @@ type edgeTCMaps struct {
 	WsErrors      *ebpf.Map `ebpf:"ws_errors"`
 	WsEvents      *ebpf.Map `ebpf:"ws_events"`
 	WsExits       *ebpf.Map `ebpf:"ws_exits"`
+	WsGuards      *ebpf.Map `ebpf:"ws_guards"`
 	WsHeadends    *ebpf.Map `ebpf:"ws_headends"`
 	WsHopIndex    *ebpf.Map `ebpf:"ws_hop_index"`
 	WsHops        *ebpf.Map `ebpf:"ws_hops"`
@@ -203,6 +206,7 @@ func (m *edgeTCMaps) Close() error {
 		m.WsErrors,
 		m.WsEvents,
 		m.WsExits,
+		m.WsGuards,
 		m.WsHeadends,
 		m.WsHopIndex,
 		m.WsHops,

@@ -24,6 +24,7 @@ const (
 	functionTCMapWsErrors      = "ws_errors"
 	functionTCMapWsEvents      = "ws_events"
 	functionTCMapWsExits       = "ws_exits"
+	functionTCMapWsGuards      = "ws_guards"
 	functionTCMapWsHeadends    = "ws_headends"
 	functionTCMapWsHopIndex    = "ws_hop_index"
 	functionTCMapWsHops        = "ws_hops"
@@ -108,6 +109,7 @@ type functionTCMapSpecs struct {
 	WsErrors      *ebpf.MapSpec `ebpf:"ws_errors"`
 	WsEvents      *ebpf.MapSpec `ebpf:"ws_events"`
 	WsExits       *ebpf.MapSpec `ebpf:"ws_exits"`
+	WsGuards      *ebpf.MapSpec `ebpf:"ws_guards"`
 	WsHeadends    *ebpf.MapSpec `ebpf:"ws_headends"`
 	WsHopIndex    *ebpf.MapSpec `ebpf:"ws_hop_index"`
 	WsHops        *ebpf.MapSpec `ebpf:"ws_hops"`
@@ -168,6 +170,7 @@ type functionTCMaps struct {
 	WsErrors      *ebpf.Map `ebpf:"ws_errors"`
 	WsEvents      *ebpf.Map `ebpf:"ws_events"`
 	WsExits       *ebpf.Map `ebpf:"ws_exits"`
+	WsGuards      *ebpf.Map `ebpf:"ws_guards"`
 	WsHeadends    *ebpf.Map `ebpf:"ws_headends"`
 	WsHopIndex    *ebpf.Map `ebpf:"ws_hop_index"`
 	WsHops        *ebpf.Map `ebpf:"ws_hops"`
@@ -203,6 +206,7 @@ func (m *functionTCMaps) Close() error {
 		m.WsErrors,
 		m.WsEvents,
 		m.WsExits,
+		m.WsGuards,
 		m.WsHeadends,
 		m.WsHopIndex,
 		m.WsHops,

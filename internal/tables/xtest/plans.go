@@ -151,13 +151,17 @@ func DrawNode(t *rapid.T) plan.Node {
 	}
 	ends := paths("egresses")
 	for i, m := range drawPriorities(t, drawMatches(t, len(ends), "egress matches")) {
-		sid := OwnSID(10 + int(ends[i]))
+		sid, guard := OwnSID(10+int(ends[i])), rapid.SampledFrom(Guards).Draw(t, "guard")
 		for e := range rapid.Uint8Range(1, 2).Draw(t, "epochs") {
 			n.Egresses = append(n.Egresses, EgressOf(ends[i], e, schemes.Draw(t, "scheme"), m, sid, rapid.IntRange(1, 16).Draw(t, "segments")))
+			n.Egresses[len(n.Egresses)-1].Guard = guard
 		}
 	}
 	return n
 }
+
+// Guards are those that tests draw from: mostly none is said.
+var Guards = []model.Guard{model.GuardUnset, model.GuardUnset, model.GuardUnset, model.GuardOff, model.GuardAudit, model.GuardEnforce}
 
 // DrawNext draws the plan after n, and the node's own addresses after local. Of
 // its headends, and of its egresses, often those by prefixes or by ordered rules
@@ -328,6 +332,8 @@ func DoOp(t tables.Contents, o tables.Op) {
 			set(t.Proxies, k, o.Value)
 		case tables.MapPaths:
 			set(t.Paths, k, o.Value)
+		case tables.MapGuards:
+			set(t.Guards, k, o.Value)
 		default:
 			set(t.Headends, k, o.Value)
 		}
@@ -346,7 +352,7 @@ func set[K comparable, V any](m map[K]V, k *K, v any) {
 
 func CloneTables(t tables.Contents) tables.Contents {
 	return tables.Contents{
-		Hops: maps.Clone(t.Hops), Sids: maps.Clone(t.Sids), Sources: maps.Clone(t.Sources), Egresses: maps.Clone(t.Egresses), Headends: maps.Clone(t.Headends), Paths: maps.Clone(t.Paths),
+		Hops: maps.Clone(t.Hops), Sids: maps.Clone(t.Sids), Sources: maps.Clone(t.Sources), Egresses: maps.Clone(t.Egresses), Headends: maps.Clone(t.Headends), Paths: maps.Clone(t.Paths), Guards: maps.Clone(t.Guards),
 		MatchDst: maps.Clone(t.MatchDst), MatchSrc: maps.Clone(t.MatchSrc), GuardDst: maps.Clone(t.GuardDst), GuardSrc: maps.Clone(t.GuardSrc), Ports: maps.Clone(t.Ports),
 		Proxies: maps.Clone(t.Proxies), LocalDst: maps.Clone(t.LocalDst), LocalSrc: maps.Clone(t.LocalSrc), Rules: maps.Clone(t.Rules),
 	}
@@ -354,7 +360,7 @@ func CloneTables(t tables.Contents) tables.Contents {
 
 func EqualTables(a, b tables.Contents) bool {
 	return maps.Equal(a.Hops, b.Hops) && maps.Equal(a.Sids, b.Sids) && maps.Equal(a.Sources, b.Sources) && maps.Equal(a.Egresses, b.Egresses) &&
-		maps.Equal(a.Headends, b.Headends) && maps.Equal(a.Paths, b.Paths) && maps.Equal(a.MatchDst, b.MatchDst) && maps.Equal(a.MatchSrc, b.MatchSrc) &&
+		maps.Equal(a.Headends, b.Headends) && maps.Equal(a.Paths, b.Paths) && maps.Equal(a.Guards, b.Guards) && maps.Equal(a.MatchDst, b.MatchDst) && maps.Equal(a.MatchSrc, b.MatchSrc) &&
 		maps.Equal(a.GuardDst, b.GuardDst) && maps.Equal(a.GuardSrc, b.GuardSrc) && maps.Equal(a.Ports, b.Ports) &&
 		maps.Equal(a.Proxies, b.Proxies) && maps.Equal(a.LocalDst, b.LocalDst) && maps.Equal(a.LocalSrc, b.LocalSrc) && maps.Equal(a.Rules, b.Rules)
 }
