@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/cilium/ebpf"
@@ -17,6 +18,7 @@ import (
 
 	"github.com/waystamp/waystamp/internal/abi"
 	"github.com/waystamp/waystamp/internal/dataplane/object"
+	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/srv6"
 	"github.com/waystamp/waystamp/internal/tables/xtest"
 	"github.com/waystamp/waystamp/test/oracle"
@@ -124,6 +126,63 @@ func TestWhatMayLeaveTheDomain(t *testing.T) {
 					err = errors.Join(err, r.checkMoved("TC egress", m))
 					if err == nil && got != c.reason {
 						err = fmt.Errorf("refused for %q, want %q", got, c.reason)
+					}
+					return err
+				})
+			}
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// What the second guard does, by what the chain, the interface and the first guard say.
+func TestTheSecondGuardCountsOnce(t *testing.T) {
+	const none = ""
+	plan, let := oracle.Departure{From: oracle.FromPlan}, oracle.Departure{From: oracle.FromPlan, LetGo: true}
+	elsewhere, forged := oracle.Departure{From: oracle.FromElsewhere}, oracle.Departure{From: oracle.FromElsewhere, LetGo: true}
+	rigs := map[model.Guard]*rig{}
+	for _, g := range []model.Guard{model.GuardUnset, model.GuardOff, model.GuardAudit, model.GuardEnforce} {
+		r := newScapyRig(t, "r6")
+		r.guards = map[string]model.Guard{portEdge: g}
+		n := r.node.Node
+		r.must(r.apply(&n))
+		rigs[g] = r
+	}
+	for _, c := range []struct {
+		packet            string
+		edge              model.Guard
+		d                 oracle.Departure
+		dropped, reported oracle.Reason
+	}{
+		{"guard-audit-core", model.GuardUnset, plan, none, oracle.Unverified},
+		{"guard-audit-core", model.GuardUnset, let, none, none},
+		{"guard-audit-core", model.GuardUnset, forged, none, oracle.Unverified},
+		{"guard-audit-core", model.GuardOff, elsewhere, none, oracle.Unverified},
+		{"guard-audit-core", model.GuardEnforce, let, oracle.Unverified, none},
+		{"guard-off-core", model.GuardUnset, elsewhere, none, none},
+		{"guard-off-core", model.GuardAudit, elsewhere, none, oracle.Unverified},
+		{"guard-enforce-core", model.GuardOff, let, oracle.Unverified, none},
+		{"edge-web", model.GuardUnset, plan, oracle.Unverified, none},
+		{"edge-web", model.GuardUnset, let, none, none}, // by what it came in at
+		{"edge-web", model.GuardUnset, forged, oracle.Unverified, none},
+		{"edge-web", model.GuardOff, elsewhere, none, none},
+		{"edge-web", model.GuardAudit, elsewhere, none, oracle.Unverified},
+		{"edge-web", model.GuardEnforce, let, oracle.Unverified, none},
+		// Not its matter.
+		{"web-1", model.GuardOff, let, oracle.LeakSID, none},
+		{"outside-srh", model.GuardOff, let, oracle.LeakSRH, none},
+	} {
+		t.Run(fmt.Sprintf("%s at %s, from %d, index %d", c.packet, c.edge, c.d.From, leaveIndex(c.d)), func(t *testing.T) {
+			r := rigs[c.edge]
+			p, err := packets.Load(c.packet)
+			if err == nil {
+				err = r.in(func() error {
+					dropped, m, err := r.checkLeaves(frame{b: p.Frame}, c.d)
+					err = errors.Join(err, r.checkMoved("TC egress", m))
+					if reported := strings.Join(m.reported, " "); err == nil && (dropped != c.dropped || reported != string(c.reported)) {
+						err = fmt.Errorf("refused for %q and reported for %q, want %q and %q", dropped, reported, c.dropped, c.reported)
 					}
 					return err
 				})
