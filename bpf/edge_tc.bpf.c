@@ -6,49 +6,8 @@
 #include "lib/node/boundary.h"
 #include "lib/sr/edge_tc.h"
 #include "lib/skb/vlan.h"
-#include "lib/sr/headend_tc.h"
-#include "lib/skb/socket.h"
+#include "lib/sr/enter_tc.h"
 #include "lib/match/rules_tc.h"
-
-/* Bytes of an IPv6 packet in so many of its frame; 0: it cannot be as long as it
- * says.
- */
-static __always_inline __u32 enter_ip6_len(const struct __sk_buff *skb,
-					   const struct ip6_hdr *ip6,
-					   __u32 room)
-{
-	__u32 len = ip6_len(ip6);
-
-	if (!skb->gso_size)
-		return len <= room ? len : 0;
-	/* So long a super-packet that it cannot say so. */
-	return len == room || !ip6->payload_len ? room : 0;
-}
-
-/* A packet that a path takes. What the kernel would find out about its length and
- * drop must not get past it in a tunnel. IPv4 has more of this, after which it
- * must be found again.
- */
-static __always_inline int enter(struct __sk_buff *skb, struct cursor c,
-				 struct ip *in, __u32 index)
-{
-	__u32 len = 0;
-	reason_t r;
-
-	if (!in->is_ip4) {
-		len = enter_ip6_len(skb, in->hdr,
-				    skb->len - sizeof(struct eth_hdr));
-		if (!len)
-			return ws_refuse(skb, REASON(IP6_LENGTH), 0);
-	} else {
-		r = ws_edge_ip4(skb, &len);
-		if (r)
-			return ws_refuse(skb, r, 0);
-		if (!forward_ip(skb, true, &c, in))
-			return ws_refuse(skb, REASON(BOUNDS_BUG), 0);
-	}
-	return headend_tc(skb, c, in, len, index, false);
-}
 
 SEC("tc")
 int ws_edge_tc(struct __sk_buff *skb)
@@ -102,12 +61,6 @@ int ws_edge_tc(struct __sk_buff *skb)
 		return edge_unmatched(skb, &in);
 	if (m.action == WS_MATCH_UNREAD)
 		return ws_refuse(skb, REASON(PORTS_UNREAD), 0);
-	if (socket_is_tcp(skb)) {
-		if (socket_detach(skb))
-			return CTX_COPIED;
-		if (!forward_ip(skb, in.is_ip4, &c, &in))
-			return ws_refuse(skb, REASON(BOUNDS_BUG), 0);
-	}
 	return enter(skb, c, &in, m.target);
 }
 

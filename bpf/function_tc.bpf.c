@@ -21,11 +21,12 @@ int ws_function_tc(struct __sk_buff *skb)
 	struct addrs a;
 	struct ws_match m;
 	struct cursor c;
+	bool forged = index >= WS_INDEX_LET_GO;
 	int verdict;
 	long rc;
 
 	/* The function's namespace can write there what it likes. */
-	if (index >= WS_INDEX_LET_GO)
+	if (forged)
 		skb->tc_index = index = 0;
 	if (!frame_is_ours(skb, &verdict))
 		return verdict;
@@ -65,7 +66,7 @@ int ws_function_tc(struct __sk_buff *skb)
 		proxy_count(p, tx_cut);
 		return segment_back(skb, eth, id);
 	}
-	return from_function(skb, p, id);
+	return from_function(skb, p, id, forged);
 }
 
 char _license[] SEC("license") = "Dual BSD/GPL";

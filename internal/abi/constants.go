@@ -75,6 +75,12 @@ const (
 	NumberSlabs = 512
 	MatchUses   = 3
 
+	// From here on one for each function that packets originate at, by
+	// ws_proxy.origin: what its chains take of them, as WS_MATCH_STEER.
+	MatchOrigin = 3
+	OriginsMax  = 60
+	MatchTables = 63
+
 	// Entries of a line.
 	MatchWays = 3
 
@@ -108,7 +114,10 @@ const (
 
 	// Ranges that WS_RULES_MAX of them cut all values into.
 	RuleCuts = 513
-	RuleUses = 4
+
+	// From here on one for each function, as WS_MATCH_ORIGIN.
+	RuleOrigin = 4
+	RuleUses   = 64
 
 	// In ws_ruleset.steer.
 	RuleByMark = 2147483648
@@ -127,7 +136,9 @@ const (
 	// content. One cache line; way w of bucket b is entry b * WS_WAYS + w there.
 	Ways = 7
 
-	// ws_programs: that for packets with options before their SRH.
-	ProgramExt = 0
-	Programs   = 1
+	// ws_programs: that for packets with options before their SRH, and that for
+	// packets that a function has made.
+	ProgramExt       = 0
+	ProgramOriginate = 1
+	Programs         = 2
 )

@@ -42,6 +42,8 @@ const (
 	FileEncapTLVTC       File = 32
 	FileEncapSrv6        File = 33
 	FileEncapSrv6TC      File = 34
+	FileOriginateTC      File = 35
+	FileSrEnterTC        File = 36
 )
 
 var fileNames = [...]string{
@@ -80,6 +82,8 @@ var fileNames = [...]string{
 	"encap/tlv_tc.h",
 	"encap/srv6.h",
 	"encap/srv6_tc.h",
+	"originate_tc.bpf.c",
+	"sr/enter_tc.h",
 }
 
 // String returns the name: lower case, words joined by hyphens. A number that
@@ -195,6 +199,7 @@ const (
 	ReasonRulesMissingBug     Reason = 93 // the tables that would say whether a chain takes or requires the packet are not there, or not all of them
 	ReasonPortsUnread         Reason = 94 // another chain, by protocol or ports, may be this packet's, and they cannot be read
 	ReasonArgument            Reason = 95 // the argument of the SID is not the one that the plan has for the path
+	ReasonOriginUnmatched     Reason = 96 // a function made this packet itself, and no chain through the function takes it
 )
 
 var reasonNames = [...]string{
@@ -294,6 +299,7 @@ var reasonNames = [...]string{
 	"rules-missing-bug",
 	"ports-unread",
 	"argument",
+	"origin-unmatched",
 }
 
 // String returns the name: lower case, words joined by hyphens. A number that
@@ -406,6 +412,7 @@ var reasonTexts = [...]string{
 	"the tables that would say whether a chain takes or requires the packet are not there, or not all of them",
 	"another chain, by protocol or ports, may be this packet's, and they cannot be read",
 	"the argument of the SID is not the one that the plan has for the path",
+	"a function made this packet itself, and no chain through the function takes it",
 }
 
 // Text says in a sentence without capital or full stop what the packet or the
@@ -429,7 +436,7 @@ func Reasons() []Reason {
 
 // ReasonCount is the number of reasons, ReasonNone included: the size of the
 // map ws_refusals.
-const ReasonCount = 96
+const ReasonCount = 97
 
 // SpentReasons are those for which a packet may be refused after its number was
 // spent at the replay window.
@@ -539,13 +546,15 @@ func (v *Recognise) UnmarshalText(b []byte) error {
 type OnUnknown uint8
 
 const (
-	OnUnknownDrop  OnUnknown = 0
-	OnUnknownPlain OnUnknown = 1 // ordinary routing
+	OnUnknownDrop      OnUnknown = 0
+	OnUnknownPlain     OnUnknown = 1 // ordinary routing
+	OnUnknownOriginate OnUnknown = 2
 )
 
 var onUnknownNames = [...]string{
 	"drop",
 	"plain",
+	"originate",
 }
 
 // String returns the name: lower case, words joined by hyphens. A number that

@@ -245,7 +245,7 @@ type Ruleset struct {
 	_           structs.HostLayout
 	Masks       uint32
 	Pad         uint32
-	Use         [4][2][4]uint64
+	Use         [64][2][4]uint64
 	Dst         RuleAddrs
 	Src         RuleAddrs
 	Sport       RuleNumbers
@@ -337,8 +337,10 @@ type Proxy struct {
 	Cuts       uint8
 	Peer       uint8
 	Mark       uint8
-	Pad        [2]uint8
+	Origin     uint8
+	Pad        uint8
 	Via        [16]uint8
+	Address    [2][2]uint64
 }
 
 // Cached is struct ws_cached. What the proxy keeps of a packet: its outer
@@ -376,19 +378,20 @@ type Copies struct {
 // ProxyStats is struct ws_proxy_stats. ws_proxy_stats: per CPU; the names are
 // those of the paper.
 type ProxyStats struct {
-	_           structs.HostLayout
-	RxSuccess   uint64
-	RxIgnored   uint64
-	RxCut       uint64
-	RxCopies    uint64
-	TxCut       uint64
-	TxSuccess   uint64
-	TxIgnored   uint64
-	TxNotCached uint64
-	TxPlain     uint64
-	Expired     uint64
-	Evicted     uint64
-	WaitedNs    uint64
+	_            structs.HostLayout
+	RxSuccess    uint64
+	RxIgnored    uint64
+	RxCut        uint64
+	RxCopies     uint64
+	TxCut        uint64
+	TxSuccess    uint64
+	TxIgnored    uint64
+	TxNotCached  uint64
+	TxPlain      uint64
+	Expired      uint64
+	Evicted      uint64
+	WaitedNs     uint64
+	TxOriginated uint64
 }
 
 // Errors is struct ws_errors. ws_errors[0]: per CPU, the ICMP errors that

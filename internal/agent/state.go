@@ -96,6 +96,9 @@ func (g guarded) String() string {
 func stateOf(n plan.Node, instance string) state {
 	s := state{Version: 1, Node: n.Name, Locators: []netip.Prefix{n.Locator}, Guarded: []guarded{}, Epochs: epochsOf(n), Filters: sitesOf(instance, n)}
 	for _, e := range n.Egresses {
+		if e.Of != 0 {
+			continue // the whole path's guard
+		}
 		g := guarded{e.Chain, e.Direction, e.Path}
 		if !slices.Contains(s.Guarded, g) {
 			s.Guarded = append(s.Guarded, g)

@@ -33,7 +33,7 @@ func wireRefusal(r dataplane.RefusalCount) api.Refusal {
 
 func wirePath(p dataplane.PathCount) api.Path {
 	return api.Path{
-		Role: string(p.Role), Chain: p.Chain, Direction: p.Direction.String(), Path: p.Path, Function: p.Function, SID: p.SID,
+		Role: string(p.Role), Chain: p.Chain, Direction: p.Direction.String(), From: p.From, Path: p.Path, Function: p.Function, SID: p.SID,
 		Packets: p.Packets, Frames: p.Frames, Bytes: p.Bytes,
 	}
 }
@@ -42,7 +42,7 @@ func wireFunction(f dataplane.FunctionCount) api.Function {
 	return api.Function{
 		Function: f.Function, Local: f.Local, Recognise: f.Recognise.String(), Cache: f.Cache,
 		RxSuccess: f.RxSuccess, RxIgnored: f.RxIgnored, RxCut: f.RxCut, RxCopies: f.RxCopies,
-		TxSuccess: f.TxSuccess, TxIgnored: f.TxIgnored, TxNotCached: f.TxNotCached, TxPlain: f.TxPlain, TxCut: f.TxCut,
+		TxSuccess: f.TxSuccess, TxIgnored: f.TxIgnored, TxNotCached: f.TxNotCached, TxPlain: f.TxPlain, TxOriginated: f.TxOriginated, TxCut: f.TxCut,
 		Expired: f.Expired, Evicted: f.Evicted, WaitedNs: f.WaitedNs, InFlight: f.InFlight,
 	}
 }

@@ -54,6 +54,7 @@ type PathState struct {
 	Role      string      `json:"role"`
 	Chain     string      `json:"chain"`
 	Direction string      `json:"direction"`
+	From      string      `json:"from,omitempty"` // the function that the path starts at; "": it is the whole chain's
 	Path      uint32      `json:"path"`
 	Epoch     int         `json:"epoch"`
 	Function  string      `json:"function,omitempty"`
@@ -125,6 +126,7 @@ type Path struct {
 	Role      string      `json:"role"`
 	Chain     string      `json:"chain"`
 	Direction string      `json:"direction"`
+	From      string      `json:"from,omitempty"` // the function that the path starts at; "": it is the whole chain's
 	Path      uint32      `json:"path"`
 	Function  string      `json:"function,omitempty"`
 	SID       *netip.Addr `json:"sid,omitempty"` // a headend has none
@@ -158,10 +160,12 @@ type Function struct {
 	TxIgnored   uint64 `json:"tx_ignored"`    // came back, not for a chain: link-local, own address
 	TxNotCached uint64 `json:"tx_not_cached"` // came back without a matching header
 	TxPlain     uint64 `json:"tx_plain"`      // of them, forwarded by ordinary routing
-	TxCut       uint64 `json:"tx_cut"`        // super-packets that came back and were cut first
-	Expired     uint64 `json:"expired"`       // headers found too old
-	Evicted     uint64 `json:"evicted"`       // headers that gave way to newer ones
-	WaitedNs    uint64 `json:"waited_ns"`     // of tx_success: time in the function, all together
+	// TxOriginated are those of them that a path from the function on took.
+	TxOriginated uint64 `json:"tx_originated"`
+	TxCut        uint64 `json:"tx_cut"`    // super-packets that came back and were cut first
+	Expired      uint64 `json:"expired"`   // headers found too old
+	Evicted      uint64 `json:"evicted"`   // headers that gave way to newer ones
+	WaitedNs     uint64 `json:"waited_ns"` // of tx_success: time in the function, all together
 	// InFlight are the headers kept now. Only an answer of Functions has it.
 	InFlight *uint64 `json:"in_flight,omitempty"`
 	// Rules are those of a function of kind netfilter. Only an answer of Functions has them.

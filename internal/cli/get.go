@@ -14,6 +14,7 @@ import (
 	"github.com/waystamp/waystamp/internal/api"
 	"github.com/waystamp/waystamp/internal/command"
 	"github.com/waystamp/waystamp/internal/model"
+	"github.com/waystamp/waystamp/internal/plan"
 )
 
 func newGetCommand(in surroundings) *cobra.Command {
@@ -323,7 +324,7 @@ func readPathCounts(ctx context.Context, c client) (reading, error) {
 		header: []string{"CHAIN", "DIRECTION", "ROLE", "FUNCTION", "PACKETS", "FRAMES", "BYTES"}, key: 4,
 	}
 	for _, p := range v.Paths {
-		r.rows = append(r.rows, []any{p.Chain, p.Direction, p.Role, command.OrDash(p.Function), p.Packets, p.Frames, p.Bytes})
+		r.rows = append(r.rows, []any{p.Chain, p.Direction + plan.FromOn(p.From), p.Role, command.OrDash(p.Function), p.Packets, p.Frames, p.Bytes})
 	}
 	return r, err
 }
@@ -332,7 +333,7 @@ func readFunctions(ctx context.Context, c client) (reading, error) {
 	v, err := c.Functions(ctx)
 	r := reading{
 		node: v.Node, output: api.FunctionsOutput{Version: api.Version, Node: v.Node, Functions: v.Functions},
-		header: []string{"FUNCTION", "RECOGNISE", "RX_SUCCESS", "RX_IGNORED", "TX_SUCCESS", "TX_IGNORED", "TX_NOT_CACHED", "TX_PLAIN", "EXPIRED", "EVICTED", "CUT", "WAIT", "IN_FLIGHT", "CACHE"},
+		header: []string{"FUNCTION", "RECOGNISE", "RX_SUCCESS", "RX_IGNORED", "TX_SUCCESS", "TX_IGNORED", "TX_NOT_CACHED", "TX_PLAIN", "TX_ORIGINATED", "EXPIRED", "EVICTED", "CUT", "WAIT", "IN_FLIGHT", "CACHE"},
 		key:    1,
 	}
 	for _, f := range v.Functions {
@@ -341,7 +342,7 @@ func readFunctions(ctx context.Context, c client) (reading, error) {
 			inFlight = *f.InFlight
 		}
 		r.rows = append(r.rows, []any{
-			f.Function, f.Recognise, f.RxSuccess, f.RxIgnored, f.TxSuccess, f.TxIgnored, f.TxNotCached, f.TxPlain, f.Expired, f.Evicted,
+			f.Function, f.Recognise, f.RxSuccess, f.RxIgnored, f.TxSuccess, f.TxIgnored, f.TxNotCached, f.TxPlain, f.TxOriginated, f.Expired, f.Evicted,
 			f.RxCut + f.TxCut, f.Wait().Round(time.Microsecond), gauge(inFlight), gauge(f.Cache),
 		})
 	}

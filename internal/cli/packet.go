@@ -60,6 +60,9 @@ func namesOf(s api.Status) pathNames {
 		if p.Direction != "forward" {
 			n.chain[p.Path] += " (" + p.Direction + ")"
 		}
+		if p.From != "" {
+			n.chain[p.Path] += " from " + p.From + " on"
+		}
 		if p.SID != nil && p.Function != "" {
 			n.function[half(*p.SID)] = p.Function
 		}

@@ -24,6 +24,7 @@ type planView struct {
 type planPathView struct {
 	Chain       string            `json:"chain"`
 	Direction   model.Direction   `json:"direction"`
+	From        string            `json:"from,omitempty"` // the function that the path starts at
 	Path        string            `json:"path"`
 	Epoch       *uint8            `json:"epoch,omitempty"` // of plans that were written
 	Scheme      model.Scheme      `json:"scheme"`
@@ -145,6 +146,7 @@ func newPlanView(d *plan.Domain, epochs bool) planView {
 		pv := planPathView{
 			Chain:       p.Chain,
 			Direction:   p.Direction,
+			From:        p.From,
 			Path:        fmt.Sprintf("0x%08x", p.Path),
 			Scheme:      p.Scheme,
 			OnViolation: p.OnViolation,
@@ -194,7 +196,7 @@ func newPlanView(d *plan.Domain, epochs bool) planView {
 			Name:      n.Name,
 			Address:   n.Address,
 			Locator:   n.Locator,
-			SIDs:      len(n.Endpoints) + len(n.Egresses),
+			SIDs:      len(sidsOf(n)),
 			Room:      model.Room(n.Locator),
 			Headends:  len(n.Headends),
 			Endpoints: len(n.Endpoints),
@@ -229,6 +231,18 @@ func newPlanView(d *plan.Domain, epochs bool) planView {
 	return v
 }
 
+// sidsOf are the SIDs of a node that paths visit, each once.
+func sidsOf(n plan.Node) map[netip.Addr]bool {
+	sids := map[netip.Addr]bool{}
+	for _, e := range n.Endpoints {
+		sids[e.SID] = true
+	}
+	for _, e := range n.Egresses {
+		sids[e.SID] = true
+	}
+	return sids
+}
+
 func (v planView) json(w io.Writer) error {
 	e := json.NewEncoder(w)
 	e.SetIndent("", "  ")
@@ -259,9 +273,13 @@ func (v planView) table(w io.Writer) error {
 }
 
 func (p planPathView) table(b *strings.Builder) {
-	fmt.Fprintf(b, "chain %s, %s: path %s", p.Chain, p.Direction, p.Path)
+	fmt.Fprintf(b, "chain %s, %s%s: path %s", p.Chain, p.Direction, plan.FromOn(p.From), p.Path)
 	if p.Epoch != nil {
 		fmt.Fprintf(b, ", epoch %d", *p.Epoch)
+	}
+	if p.From != "" {
+		p.short(b)
+		return
 	}
 	fmt.Fprintf(b, ", proof %s, on violation %s", p.Scheme, p.OnViolation)
 	if p.Guard != model.GuardUnset {
@@ -308,6 +326,24 @@ func (p planPathView) table(b *strings.Builder) {
 			b.WriteString("  and has no way back itself: the chain that answers take should clamp too, for what this one carries\n")
 		}
 	}
+	fmt.Fprintf(b, "  its replay window at %s takes %d bytes per live epoch (%d lanes, the last %d numbers of each)\n",
+		p.Segments[len(p.Segments)-1].Node, p.Replay, p.Lanes, p.Window)
+}
+
+// short says of a path from a function on what is not that of the whole one.
+func (p planPathView) short(b *strings.Builder) {
+	var way []string
+	for _, s := range p.Segments {
+		switch {
+		case s.Waypoint:
+			way = append(way, s.SID.String()+" (waypoint, not proven)")
+		case s.Function == "":
+			way = append(way, s.Node+" (egress)")
+		default:
+			way = append(way, s.Function+" on "+s.Node)
+		}
+	}
+	fmt.Fprintf(b, "\n  takes what %s on %s makes itself, by %s\n", p.From, p.Ingress[0].Node, strings.Join(way, ", "))
 	fmt.Fprintf(b, "  its replay window at %s takes %d bytes per live epoch (%d lanes, the last %d numbers of each)\n",
 		p.Segments[len(p.Segments)-1].Node, p.Replay, p.Lanes, p.Window)
 }

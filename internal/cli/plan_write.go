@@ -162,14 +162,14 @@ func stepsFrom(dir string, last []plan.Path, d *plan.Domain) (plan.Steps, error)
 // tellSteps says how the plans are to be carried.
 func tellSteps(w io.Writer, dir string, domain model.Domain, s plan.Steps) {
 	for _, p := range s.Lossy {
-		fmt.Fprintf(w, "%s: warning: chain %s, %s, comes or goes: its packets are refused from the first node in step 2 until the last\n", dir, p.Chain, p.Direction)
+		fmt.Fprintf(w, "%s: warning: %s, comes or goes: its packets are refused from the first node in step 2 until the last\n", dir, p.PathID)
 	}
 	if s.Turns == nil {
 		fmt.Fprintf(w, "%s: no path gets another epoch; carry %s\n", dir, filepath.Join(dir, planNodesName))
 		return
 	}
 	for _, p := range s.Turns {
-		fmt.Fprintf(w, "%s: chain %s, %s, gets epoch %d\n", dir, p.Chain, p.Direction, p.Epoch)
+		fmt.Fprintf(w, "%s: %s, gets epoch %d\n", dir, p.PathID, p.Epoch)
 	}
 	fmt.Fprintf(w, `Carry the change in three steps, each to all nodes before the next (waystamp status shows it in force):
   1. %s

@@ -13,6 +13,7 @@ import (
 	"github.com/waystamp/waystamp/internal/api"
 	"github.com/waystamp/waystamp/internal/command"
 	"github.com/waystamp/waystamp/internal/event"
+	"github.com/waystamp/waystamp/internal/plan"
 )
 
 func newStatusCommand(in surroundings) *cobra.Command {
@@ -170,7 +171,7 @@ func epochLines(paths []api.PathState) (out []string) {
 		if i == epochsMost {
 			return append(out, fmt.Sprintf("and %d more; -o json has all", len(all)-i))
 		}
-		out = append(out, fmt.Sprintf("chain %s, %s: %d (%s)", p.Chain, p.Direction, p.Epoch, strings.Join(p.roles, ", ")))
+		out = append(out, fmt.Sprintf("chain %s, %s%s: %d (%s)", p.Chain, p.Direction, plan.FromOn(p.From), p.Epoch, strings.Join(p.roles, ", ")))
 	}
 	return out
 }

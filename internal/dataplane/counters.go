@@ -52,6 +52,7 @@ type PathCount struct {
 	Role      Role            `json:"role"`
 	Chain     string          `json:"chain"`
 	Direction model.Direction `json:"direction"`
+	From      string          `json:"from,omitempty"` // the function that the path starts at
 	Path      uint32          `json:"path"`
 	Function  string          `json:"function,omitempty"`
 	SID       *netip.Addr     `json:"sid,omitempty"` // a headend has none
@@ -159,21 +160,21 @@ func (d *Dataplane) readPathsLocked(out *Counts) error {
 	}
 	for _, h := range d.node.Headends {
 		if err := add(tables.StatsKey{Path: abi.BE32(h.Path)}, PathCount{
-			Role: RoleHeadend, Chain: h.Chain, Direction: h.Direction, Path: h.Path,
+			Role: RoleHeadend, Chain: h.Chain, Direction: h.Direction, From: h.From, Path: h.Path,
 		}); err != nil {
 			return err
 		}
 	}
 	for _, e := range d.node.Endpoints {
 		if err := add(tables.StatsKey{Sid: tables.Upper(e.SID), Path: abi.BE32(e.Path)}, PathCount{
-			Role: RoleEndpoint, Chain: e.Chain, Direction: e.Direction, Path: e.Path, Function: e.Function, SID: &e.SID,
+			Role: RoleEndpoint, Chain: e.Chain, Direction: e.Direction, From: e.From, Path: e.Path, Function: e.Function, SID: &e.SID,
 		}); err != nil {
 			return err
 		}
 	}
 	for _, e := range d.node.Egresses {
 		if err := add(tables.StatsKey{Sid: tables.Upper(e.SID), Path: abi.BE32(e.Path)}, PathCount{
-			Role: RoleEgress, Chain: e.Chain, Direction: e.Direction, Path: e.Path, SID: &e.SID,
+			Role: RoleEgress, Chain: e.Chain, Direction: e.Direction, From: e.From, Path: e.Path, SID: &e.SID,
 		}); err != nil {
 			return err
 		}

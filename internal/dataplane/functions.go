@@ -28,10 +28,12 @@ type FunctionCount struct {
 	TxIgnored   uint64          `json:"tx_ignored"`    // came back, not for a chain: link-local, own address
 	TxNotCached uint64          `json:"tx_not_cached"` // came back, and no header was theirs
 	TxPlain     uint64          `json:"tx_plain"`      // of them, let go by ordinary routing
-	TxCut       uint64          `json:"tx_cut"`        // super-packets that came back and were cut first
-	Expired     uint64          `json:"expired"`       // headers found too old
-	Evicted     uint64          `json:"evicted"`       // headers that gave way to newer ones
-	WaitedNs    uint64          `json:"waited_ns"`     // of tx_success: time in the function, all together
+	// TxOriginated are those of them that a path from the function on took.
+	TxOriginated uint64 `json:"tx_originated"`
+	TxCut        uint64 `json:"tx_cut"`    // super-packets that came back and were cut first
+	Expired      uint64 `json:"expired"`   // headers found too old
+	Evicted      uint64 `json:"evicted"`   // headers that gave way to newer ones
+	WaitedNs     uint64 `json:"waited_ns"` // of tx_success: time in the function, all together
 	// InFlight are the headers that are kept now. Only FunctionsInFlight counts
 	// them.
 	InFlight *uint64 `json:"in_flight,omitempty"`
@@ -46,6 +48,7 @@ func (c *FunctionCount) add(s abi.ProxyStats) {
 	c.TxIgnored += s.TxIgnored
 	c.TxNotCached += s.TxNotCached
 	c.TxPlain += s.TxPlain
+	c.TxOriginated += s.TxOriginated
 	c.TxCut += s.TxCut
 	c.Expired += s.Expired
 	c.Evicted += s.Evicted

@@ -329,12 +329,14 @@ func (d *Dataplane) loadObjects(g *generation, cfg abi.Config, carry map[tables.
 	return g.connect()
 }
 
-// connect gives the programs of g the one that they hand packets over to. The
-// kernel forgets it when nothing outside of it holds the map any more: no pin, and
+// connect gives the programs of g those that they hand packets over to. The
+// kernel forgets them when nothing outside of it holds the map any more: no pin, and
 // no process.
 func (g *generation) connect() error {
-	if err := g.maps[tables.MapPrograms].Put(uint32(abi.ProgramExt), g.programs[object.ExtTC]); err != nil {
-		return fmt.Errorf("write to map %s: %w", tables.MapPrograms, err)
+	for at, program := range map[uint32]string{abi.ProgramExt: object.ExtTC, abi.ProgramOriginate: object.OriginateTC} {
+		if err := g.maps[tables.MapPrograms].Put(at, g.programs[program]); err != nil {
+			return fmt.Errorf("write to map %s: %w", tables.MapPrograms, err)
+		}
 	}
 	return nil
 }

@@ -26,6 +26,17 @@ func (g *generation) read() (tables.Contents, error) {
 		}
 		*to.dst, *to.src = p.Dst, p.Src
 	}
+	for o := uint8(1); o <= abi.OriginsMax; o++ {
+		var p tables.Prefixes
+		err := g.readPrefixes(abi.MatchUse(abi.MatchOrigin-1+o), &p)
+		if errors.Is(err, ebpf.ErrKeyNotExist) {
+			continue
+		}
+		if err != nil {
+			return tables.Contents{}, err
+		}
+		t.Origins[o] = p
+	}
 	err := errors.Join(
 		g.readHops(t.Hops),
 		readMap(g, tables.MapSIDs, t.Sids),

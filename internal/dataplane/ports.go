@@ -108,7 +108,7 @@ type topology struct {
 // interfaces need not be there.
 func resolve(n plan.Node, devices func(string) (host.Device, error), withheld map[string]error) (topology, error) {
 	t := topology{reach: map[string]tables.Reach{}, node: abi.Node{Armed: 1}}
-	if len(plan.Ordered(n.HeadendRules()))+len(plan.Ordered(n.GuardRules())) > 0 {
+	if n.OrderedRules() > 0 {
 		t.node.Rules = uint32(abi.RulesStateThere)
 	}
 	if tables.HasOwn(n) {

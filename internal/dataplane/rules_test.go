@@ -206,7 +206,7 @@ func (r *rig) crowd(n int) error {
 	for _, e := range r.node.Egresses {
 		require = append(require, plan.Rule{Match: e.Match, Target: abi.BE32(e.Path)})
 	}
-	set, err := tables.EncodeRules(steer, require, nil)
+	set, err := tables.EncodeRules(steer, require, nil, nil)
 	if err != nil {
 		return err
 	}
@@ -302,7 +302,7 @@ func TestRulesComeInTheOrderOfTheirPriorities(t *testing.T) {
 		return plan.Rule{Match: model.Match{Priority: priority}, Target: target}
 	}
 	byPrefix := plan.Rule{Match: model.Match{Destination: xtest.Prefix("2001:db8::/32")}, Target: 99}
-	got, err := tables.EncodeRules([]plan.Rule{rule(30, 3), byPrefix, rule(10, 1)}, []plan.Rule{rule(40, 4), rule(20, 2), rule(10, 5)}, map[uint32]uint32{4: 2})
+	got, err := tables.EncodeRules([]plan.Rule{rule(30, 3), byPrefix, rule(10, 1)}, []plan.Rule{rule(40, 4), rule(20, 2), rule(10, 5)}, map[uint32]uint32{4: 2}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -321,10 +321,10 @@ func TestRulesComeInTheOrderOfTheirPriorities(t *testing.T) {
 	for i := range many {
 		many[i] = rule(uint16(i+1), 1)
 	}
-	if _, err := tables.EncodeRules(many, nil, nil); err == nil {
+	if _, err := tables.EncodeRules(many, nil, nil, nil); err == nil {
 		t.Error("257 rules were taken")
 	}
-	if got, err := tables.EncodeRules([]plan.Rule{byPrefix}, nil, nil); err != nil || len(got) != 0 {
+	if got, err := tables.EncodeRules([]plan.Rule{byPrefix}, nil, nil, nil); err != nil || len(got) != 0 {
 		t.Errorf("without a priority: %v, %v; want no rules", got, err)
 	}
 }

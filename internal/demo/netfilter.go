@@ -8,8 +8,12 @@ import (
 	"net/netip"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/waystamp/waystamp/internal/api"
 	"github.com/waystamp/waystamp/internal/host"
+	"github.com/waystamp/waystamp/internal/model"
+	"github.com/waystamp/waystamp/internal/plan"
 )
 
 const netfilterPrologue = `
@@ -21,7 +25,7 @@ const netfilterPrologue = `
 
 fw is netfilter on r2, in a namespace that r2's agent has made. The argument in the SID
 is the packet mark inside: by it the rules tell guests, who may ask the web server,
-from staff, who may do more.
+from staff, who may do more. What it rejects is answered at once.
 `
 
 func (s *stage) netfilterScenes() []scene {
@@ -29,6 +33,9 @@ func (s *stage) netfilterScenes() []scene {
 		{"One firewall tells guests and staff apart",
 			"guest and staff connected to ports 80 and 22 of web",
 			s.toldApart},
+		{"A reject reaches the client with a proof",
+			"guest connected to port 22 of web; fw's rules reject that by a RST, which nobody has sent through the chain",
+			s.rejected},
 		{"Somebody writes staff's argument into a guest's packets",
 			"r1's plan was edited: the segment list of chain guests now has staff's argument; then guest connected to port 22; then the plan was put right",
 			s.forgedArgument},
@@ -42,11 +49,7 @@ func (s *stage) toldApart(ctx context.Context) (saw []string, err error) {
 		port uint16
 		may  bool
 	}{{"guest", 80, true}, {"guest", 22, false}, {"staff", 80, true}, {"staff", 22, true}} {
-		limit := settleTime
-		if !c.may {
-			limit = unansweredTime
-		}
-		err := s.connectFrom(ctx, c.from, c.port, limit)
+		err := s.connectFrom(ctx, c.from, c.port, settleTime)
 		switch {
 		case err == nil && c.may:
 			saw = append(saw, fmt.Sprintf("%s, port %d: connected", c.from, c.port))
@@ -54,8 +57,10 @@ func (s *stage) toldApart(ctx context.Context) (saw []string, err error) {
 			return saw, fmt.Errorf("nothing kept %s from port %d", c.from, c.port)
 		case c.may:
 			return saw, fmt.Errorf("%s, port %d: %w", c.from, c.port, err)
+		case !errors.Is(err, unix.ECONNREFUSED):
+			return saw, fmt.Errorf("%s, port %d: %w; want it refused at once", c.from, c.port, err)
 		default:
-			saw = append(saw, fmt.Sprintf("%s, port %d: no answer", c.from, c.port))
+			saw = append(saw, fmt.Sprintf("%s, port %d: connection refused", c.from, c.port))
 		}
 	}
 	f, err := s.filter(ctx)
@@ -69,6 +74,48 @@ func (s *stage) toldApart(ctx context.Context) (saw []string, err error) {
 		}
 	}
 	return saw, nil
+}
+
+// rejected shows that what netfilter makes itself takes the rest of its chain.
+func (s *stage) rejected(ctx context.Context) (saw []string, err error) {
+	var rest plan.Path
+	for _, p := range s.plan.Paths {
+		if p.Chain == "guests" && p.Direction == model.Reverse && p.From == "fw" {
+			rest = p
+		}
+	}
+	before, err := s.verified(ctx, rest)
+	if err != nil {
+		return nil, err
+	}
+	started := time.Now()
+	err = s.connectFrom(ctx, "guest", 22, settleTime)
+	if !errors.Is(err, unix.ECONNREFUSED) {
+		return nil, fmt.Errorf("guest, port 22: %w; want it refused", err)
+	}
+	saw = append(saw, fmt.Sprintf("guest, port 22: connection refused after %.1f ms", time.Since(started).Seconds()*1000))
+	after, err := s.verified(ctx, rest)
+	if err != nil {
+		return saw, err
+	}
+	saw = append(saw, fmt.Sprintf("r1 has verified %d packet with a proof of chain %s, %s", after-before, rest.Chain, rest.Way()))
+	if after-before != 1 {
+		return saw, errors.New("want one")
+	}
+	return saw, nil
+}
+
+// verified is how many packets the egress of a path has verified.
+func (s *stage) verified(ctx context.Context, p plan.Path) (n uint64, err error) {
+	client := s.client(p.Hops[len(p.Hops)-1].Node)
+	defer client.Close()
+	c, err := client.Counters(ctx)
+	for _, counted := range c.Paths {
+		if counted.Path == p.Path && counted.Role == api.RoleEgress {
+			n += counted.Packets
+		}
+	}
+	return n, err
 }
 
 // forgedArgument shows that a field on the wire chooses no rules.

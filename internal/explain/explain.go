@@ -78,6 +78,7 @@ type Proof struct {
 	Path      Hex32           `json:"path"`
 	Chain     string          `json:"chain,omitempty"`
 	Direction model.Direction `json:"direction"`
+	From      string          `json:"from,omitempty"` // the function that the path starts at
 	RND       Hex64           `json:"rnd"`
 	CML       Hex64           `json:"cml"`
 }
@@ -230,7 +231,7 @@ func (x *explainer) decode() {
 		x.out.Carried = x.segments(carried)
 		return
 	}
-	x.out.Proof.Chain, x.out.Proof.Direction = x.path.Chain, x.path.Direction
+	x.out.Proof.Chain, x.out.Proof.Direction, x.out.Proof.From = x.path.Chain, x.path.Direction, x.path.From
 	planned := x.sids(x.path.Carried())
 	egress := planned[len(planned)-1]
 	if last := len(carried) - 1; carried[last] == egress {

@@ -40,10 +40,14 @@ func hopName(p *plan.Path, position int) string {
 }
 
 func chainName(p *plan.Path) string {
-	if p.Direction == model.Reverse {
-		return "chain " + p.Chain + " (reverse)"
+	from := ""
+	if p.From != "" {
+		from = " from " + p.From + " on"
 	}
-	return "chain " + p.Chain
+	if p.Direction == model.Reverse {
+		return "chain " + p.Chain + " (reverse)" + from
+	}
+	return "chain " + p.Chain + from
 }
 
 func and(names []string) string { return listed(names, " and ") }
@@ -489,7 +493,7 @@ func (x *explainer) requires(a asked, proven *plan.Path) *plan.Path {
 	var first [3]int // the lowest comes first
 	for i := range x.paths {
 		p := &x.paths[i]
-		if len(p.Hops) == 0 || x.out.Node != "" && p.Hops[len(p.Hops)-1].Node != x.out.Node {
+		if len(p.Hops) == 0 || p.From != "" || x.out.Node != "" && p.Hops[len(p.Hops)-1].Node != x.out.Node {
 			continue
 		}
 		m := p.Match

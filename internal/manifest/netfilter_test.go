@@ -80,3 +80,37 @@ chains:
 		t.Errorf("the way back has arguments %v", got)
 	}
 }
+
+// What the agent's own namespaces send can only be of their chains or made there; of
+// others nobody knows, until somebody says so.
+func TestOnUnknownGoesByTheNamespace(t *testing.T) {
+	for setting, want := range map[string]model.OnUnknown{
+		"":                                      model.OnUnknownOriginate,
+		"namespace: own":                        model.OnUnknownOriginate,
+		"namespace: node":                       model.OnUnknownDrop,
+		"namespace: c1":                         model.OnUnknownDrop,
+		"on-unknown: drop":                      model.OnUnknownDrop,
+		"on-unknown: plain":                     model.OnUnknownPlain,
+		"namespace: c1, on-unknown: originate":  model.OnUnknownOriginate,
+		"namespace: node, on-unknown: plain":    model.OnUnknownPlain,
+		"namespace: own, on-unknown: originate": model.OnUnknownOriginate,
+	} {
+		m, err := Parse("x.yaml", []byte(`version: 1
+domain: {block: "fd00:5::/48"}
+nodes:
+  - {name: a, address: "fd00:1::a", locator: "fd00:5:0:a00::/56", interfaces: [{name: eth0, role: edge}, {name: eth1, role: core}]}
+  - {name: b, address: "fd00:1::b", locator: "fd00:5:0:b00::/56", interfaces: [{name: eth0, role: edge}, {name: eth1, role: core}]}
+functions:
+  - {name: fw, node: a, kind: netfilter, `+setting+`}
+chains:
+  - {name: web, ingress: [a], functions: [fw], egress: b, match: {destination: "2001:db8::/64"}}
+`))
+		if err != nil {
+			t.Errorf("%q: %v", setting, err)
+			continue
+		}
+		if got := m.Domain.Functions[0].Proxy.OnUnknown; got != want {
+			t.Errorf("%q: on-unknown is %s; want %s", setting, got, want)
+		}
+	}
+}

@@ -39,6 +39,9 @@ func (f *function) proxy() model.Proxy {
 		p = model.NetfilterDetour(f.name.value, f.namespaceName())
 	}
 	p.OnUnknown, p.Rewrites, p.Cache = f.onUnknown.value, f.rewrites.value, f.cacheSize()
+	if f.netfilter() && !f.onUnknown.given() {
+		p.OnUnknown = model.OnUnknownDefault(f.namespaceName())
+	}
 	if f.lifetime.ok {
 		p.Lifetime = f.lifetime.value
 	}
@@ -169,6 +172,15 @@ func (c *checker) checkProxy(f *function) {
 		if err := model.CheckRecognise(p.Recognise, p.Local); err != nil {
 			c.problemf(f.recognise.at, "%q %v", p.Recognise, err)
 			recognised = false
+		}
+	}
+	if f.onUnknown.ok {
+		namespace := ""
+		if f.netfilter() {
+			namespace = f.namespaceName()
+		}
+		if err := model.CheckOnUnknown(p.OnUnknown, namespace); err != nil {
+			c.problemf(f.onUnknown.at, "%q %v", p.OnUnknown, err)
 		}
 	}
 	if f.rewrites.ok && recognised {

@@ -207,7 +207,7 @@ func Descriptions() map[string]Description {
 		"functions[].address":    {" none", "The source of ICMP errors that the function's own namespace sends."},
 		"functions[].rules":      {" none", "The rules, in nft's language: the body of one table of family `inet`, at most " + strconv.Itoa(model.RulesMax>>20) + " MiB."},
 		"functions[].rules-file": {" none", "The file that has the rules, instead of `rules`."},
-		"functions[].on-unknown": {model.OnUnknownDrop.String(), "What becomes of a packet from the function without a kept header: `drop` refuses it (`not-cached`), `plain` routes it without a proof."},
+		"functions[].on-unknown": {" `originate` for kind `netfilter` with `namespace: own`; else `drop`", "What becomes of a packet from the function without a kept header: `drop` refuses it (`not-cached`), `plain` routes it without a proof. `originate`, of kind `netfilter` in a namespace other than the node's, sends what the function made itself by the rest of the chain that takes it, with a proof of that part, and refuses what no chain takes (`origin-unmatched`)."},
 		"functions[].rewrites":   {"false", "Whether the function changes addresses or ports, as a NAT does."},
 		"functions[].cache":      {"{size: " + strconv.Itoa(model.CacheDefault) + "}", "How many headers are kept at once; see [cache](#functions-cache)."},
 		"functions[].lifetime":   {model.LifetimeDefault.String(), "How long a header is kept for its packet."},

@@ -91,7 +91,6 @@ functions:
     node: a
     kind: unaware
     attach: {to: fw0, from: fw0}
-    #functions[].on-unknown
     #functions[].rewrites
     #functions[].cache
     #functions[].lifetime

@@ -329,11 +329,12 @@ func (r *Recognise) UnmarshalText(b []byte) error {
 type OnUnknown uint8
 
 const (
-	OnUnknownDrop  OnUnknown = iota
-	OnUnknownPlain           // ordinary routing
+	OnUnknownDrop      OnUnknown = iota
+	OnUnknownPlain               // ordinary routing
+	OnUnknownOriginate           // its chain, from the function on, if the function has made it
 )
 
-var onUnknownNames = []string{"drop", "plain"}
+var onUnknownNames = []string{"drop", "plain", "originate"}
 
 func (o OnUnknown) String() string { return enumString("OnUnknown", onUnknownNames, int(o)) }
 

@@ -22,7 +22,7 @@ func TestEnumerationsSurviveTheirText(t *testing.T) {
 	both(t, "OnViolation", []OnViolation{OnViolationDrop, OnViolationReport})
 	both(t, "Direction", []Direction{Forward, Reverse})
 	both(t, "Recognise", []Recognise{RecogniseContent, RecogniseMetadata})
-	both(t, "OnUnknown", []OnUnknown{OnUnknownDrop, OnUnknownPlain})
+	both(t, "OnUnknown", []OnUnknown{OnUnknownDrop, OnUnknownPlain, OnUnknownOriginate})
 	both(t, "Segments", []Segments{SegmentsCut, SegmentsKeep})
 	both(t, "LabKind", []LabKind{LabForward, LabNftables, LabRaw})
 	both(t, "Advertise", []Advertise{AdvertiseLocator, AdvertiseSIDs})

@@ -106,6 +106,30 @@ func (n Netfilter) Check() error {
 	return nil
 }
 
+// OnUnknownDefault is what becomes of packets from a function of kind netfilter that no
+// header is kept for, if nothing else is said. Nothing but its chains leads into a
+// namespace of our own.
+func OnUnknownDefault(namespace string) OnUnknown {
+	if namespace == NamespaceOwn {
+		return OnUnknownOriginate
+	}
+	return OnUnknownDrop
+}
+
+// CheckOnUnknown holds which functions may begin a chain's path: those of kind netfilter
+// whose packets come back by interfaces of their own. namespace is "" for other kinds.
+func CheckOnUnknown(u OnUnknown, namespace string) error {
+	switch {
+	case u != OnUnknownOriginate:
+		return nil
+	case namespace == "":
+		return errors.New("is of functions of kind netfilter; expect drop or plain")
+	case namespace == NamespaceNode:
+		return errors.New("cannot go with namespace node, where packets that lost their header cannot be told from those that netfilter made; give the function a namespace (own), or expect drop or plain")
+	}
+	return nil
+}
+
 // CheckNamespace holds the rule for the name of a network namespace.
 func CheckNamespace(s string) error {
 	switch {

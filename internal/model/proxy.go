@@ -90,7 +90,7 @@ func (p Proxy) Check() error {
 		{"attach:", p.checkAttachment()},
 		{fmt.Sprintf("recognise: %q", p.Recognise), known(p.Recognise <= RecogniseMetadata)},
 		{fmt.Sprintf("segments: %q", p.Segments), known(p.Segments <= SegmentsKeep)},
-		{fmt.Sprintf("on-unknown: %q", p.OnUnknown), known(p.OnUnknown <= OnUnknownPlain)},
+		{fmt.Sprintf("on-unknown: %q", p.OnUnknown), known(p.OnUnknown <= OnUnknownOriginate)},
 		{fmt.Sprintf("recognise: %q", p.Recognise), CheckRecognise(p.Recognise, p.Local)},
 		{fmt.Sprintf("rewrites: %t", p.Rewrites), CheckRewrites(p.Rewrites, p.Recognise)},
 		{fmt.Sprintf("segments: %q", p.Segments), CheckSegments(p.Segments, p.Recognise)},

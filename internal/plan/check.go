@@ -70,7 +70,8 @@ func (n Node) check() error {
 		headends: map[uint32]bool{},
 		visits:   map[visit]bool{},
 		sids:     map[netip.Addr]string{},
-		starts:   map[model.Match]uint32{},
+		starts:   map[string]map[model.Match]uint32{},
+		whole:    map[uint32]PathID{},
 		ends:     map[model.Match]uint32{},
 		proxies:  map[string]model.Behaviour{},
 		devices:  map[string]string{},
@@ -80,6 +81,11 @@ func (n Node) check() error {
 	}
 	for i, h := range n.Headends {
 		p.within(part("headends", i, h.PathID), func(p *problems) { c.headend(p, h) })
+	}
+	for _, e := range n.Egresses {
+		if e.Of == 0 {
+			c.whole[e.Path] = e.PathID
+		}
 	}
 	for i, x := range n.Proxies {
 		p.within(fmt.Sprintf("proxies[%d] (function %s)", i, x.Function), func(p *problems) { c.proxy(p, x) })
@@ -97,7 +103,7 @@ func (n Node) check() error {
 }
 
 func part(list string, i int, id PathID) string {
-	return fmt.Sprintf("%s[%d] (chain %s, %s)", list, i, id.Chain, id.Direction)
+	return fmt.Sprintf("%s[%d] (%s)", list, i, id)
 }
 
 // nodeChecker is what the parts of a node's plan must agree on.
@@ -107,7 +113,8 @@ type nodeChecker struct {
 	headends map[uint32]bool
 	visits   map[visit]bool
 	sids     map[netip.Addr]string
-	starts   map[model.Match]uint32
+	starts   map[string]map[model.Match]uint32 // by the function that they start at
+	whole    map[uint32]PathID                 // paths from an ingress that end here
 	ends     map[model.Match]uint32
 	proxies  map[string]model.Behaviour // by function
 	devices  map[string]string          // interfaces, and whose they are
@@ -123,7 +130,7 @@ type visit struct {
 func (c *nodeChecker) pathID(p *problems, id PathID) {
 	id.check(p)
 	if d, ok := c.ids[id.Path]; ok && d != id.direction() {
-		p.addf("path 0x%08x is that of chain %s, %s, too", id.Path, d.chain, d.is)
+		p.addf("path 0x%08x is that of chain %s, %s%s, too", id.Path, d.chain, d.is, FromOn(d.from))
 	}
 	c.ids[id.Path] = id.direction()
 }
@@ -135,7 +142,13 @@ func (c *nodeChecker) headend(p *problems, h Headend) {
 	}
 	c.headends[h.Path] = true
 	checkMatch(p, c.node.Block, h.Match)
-	claimMatch(p, c.starts, h.Match, h.Path)
+	if c.starts[h.From] == nil {
+		c.starts[h.From] = map[model.Match]uint32{}
+	}
+	claimMatch(p, c.starts[h.From], h.Match, h.Path)
+	if h.From != "" {
+		c.origin(p, h)
+	}
 	checkSegments(p, c.node.Block, h.PathID, h.Segments)
 	checkLanes(p, h.Lane, h.Lanes)
 	p.add(checkMTU(h.MTU), "mtu %d", h.MTU)
@@ -144,6 +157,22 @@ func (c *nodeChecker) headend(p *problems, h Headend) {
 		p.addf("share: has position %d; a headend's is 0", h.Share.Position)
 	}
 	checkShare(p, h.Scheme, h.Share, false)
+}
+
+// origin checks a headend of a path that starts at a function.
+func (c *nodeChecker) origin(p *problems, h Headend) {
+	is := slices.ContainsFunc(c.node.Proxies, func(x Proxy) bool {
+		return x.Function == h.From && x.OnUnknown == model.OnUnknownOriginate
+	})
+	if !is {
+		p.addf("from %q: is no function of this node with on-unknown: originate", h.From)
+	}
+	if h.Own {
+		p.addf("own-traffic: a path that starts at a function takes what that makes, and nothing else")
+	}
+	if h.Match.ByMark() {
+		p.addf("match: by a mark, which nobody sees but the chain's headend")
+	}
 }
 
 func (c *nodeChecker) endpoint(p *problems, e Endpoint) {
@@ -168,7 +197,14 @@ func (c *nodeChecker) egress(p *problems, e Egress) {
 	c.visit(p, e.PathID, e.SID, "egress")
 	checkSources(p, c.node.Block, e.Sources)
 	checkMatch(p, c.node.Block, e.Match)
-	claimMatch(p, c.ends, e.Match, e.Path)
+	if (e.Of != 0) != (e.From != "") {
+		p.addf("of 0x%08x, from %q: a path that starts at a function opens the guard for the whole one, and no other path does", e.Of, e.From)
+	}
+	if e.Of == 0 {
+		claimMatch(p, c.ends, e.Match, e.Path)
+	} else if of, ok := c.whole[e.Of]; !ok || of.Chain != e.Chain || of.Direction != e.Direction {
+		p.addf("of 0x%08x: is not the whole path of chain %s, %s, that ends here", e.Of, e.Chain, e.Direction)
+	}
 	checkLanes(p, 0, e.Lanes)
 	p.add(model.CheckWindow(e.Window), "window %d", e.Window)
 	checkSegments(p, c.node.Block, e.PathID, e.Segments)
@@ -195,6 +231,9 @@ func (c *nodeChecker) netfilter(p *problems, x Proxy) {
 		return
 	}
 	is, want := x.Proxy, model.NetfilterDetour(x.Function, x.Netfilter.Namespace)
+	if err := model.CheckOnUnknown(is.OnUnknown, x.Netfilter.Namespace); err != nil {
+		p.addf("on-unknown: %q %w", is.OnUnknown, err)
+	}
 	want.OnUnknown, want.Rewrites, want.Cache, want.Lifetime = is.OnUnknown, is.Rewrites, is.Cache, is.Lifetime
 	if is != want {
 		p.addf("netfilter: its interfaces or how its packets are recognised are not those of namespace %s", x.Netfilter.Namespace)
@@ -224,6 +263,8 @@ func (c *nodeChecker) proxy(p *problems, x Proxy) {
 	if x.Netfilter != nil {
 		c.proxies[x.Function] = model.BehaviourEndAN
 		c.netfilter(p, x)
+	} else if err := model.CheckOnUnknown(x.OnUnknown, ""); err != nil {
+		p.addf("on-unknown: %q %w", x.OnUnknown, err)
 	}
 	if !x.Local {
 		if len(x.Matches) > 0 {
@@ -294,7 +335,7 @@ func checkPaths(paths []Path) error {
 	for i, path := range paths {
 		p.within(part("paths", i, path.PathID), func(p *problems) {
 			if ids[path.Path] || directions[path.direction()] {
-				p.addf("is given already; there is one path for each direction of a chain")
+				p.addf("is given already; there is one path for each direction of a chain, and one from each of its functions")
 			}
 			ids[path.Path], directions[path.direction()] = true, true
 			path.check(p)
@@ -397,6 +438,9 @@ func (id PathID) check(p *problems) {
 		p.addf("path is 0; a path has another number")
 	}
 	p.add(model.CheckName(id.Chain), "chain %q", id.Chain)
+	if id.From != "" {
+		p.add(model.CheckName(id.From), "from %q", id.From)
+	}
 }
 
 func checkMatch(p *problems, block netip.Prefix, m model.Match) {

@@ -169,6 +169,7 @@ type pathIDFile struct {
 	Epoch     uint8           `json:"epoch"`
 	Chain     string          `json:"chain"`
 	Direction model.Direction `json:"direction"`
+	From      string          `json:"from,omitempty"`
 	Scheme    model.Scheme    `json:"scheme"`
 	// Without it: plain SIDs, not reduced.
 	Encapsulation encapsulationFile `json:"encapsulation,omitzero"`
@@ -220,6 +221,7 @@ type egressFile struct {
 	Segments    []netip.Addr      `json:"segments"`
 	OnViolation model.OnViolation `json:"on-violation"`
 	Guard       model.Guard       `json:"guard,omitzero"`
+	Of          hex32             `json:"of,omitzero"`
 	Lanes       uint16            `json:"lanes"`
 	Window      int               `json:"window"`
 	Share       shareFile         `json:"share"`
@@ -447,6 +449,7 @@ func nodeToFile(n Node) nodeFile {
 			Segments:    e.Segments,
 			OnViolation: e.OnViolation,
 			Guard:       e.Guard,
+			Of:          hex32(e.Of),
 			Lanes:       e.Lanes,
 			Window:      e.Window,
 			Share:       shareToFile(e.Share),
@@ -497,6 +500,7 @@ func (f nodeFile) node() Node {
 			Segments:    e.Segments,
 			OnViolation: e.OnViolation,
 			Guard:       e.Guard,
+			Of:          uint32(e.Of),
 			Lanes:       e.Lanes,
 			Window:      e.Window,
 			Share:       e.Share.share(),
@@ -614,14 +618,14 @@ func (f pathFile) path() Path {
 
 func pathIDToFile(p PathID) pathIDFile {
 	return pathIDFile{
-		Path: hex32(p.Path), Epoch: p.Epoch, Chain: p.Chain, Direction: p.Direction, Scheme: p.Scheme,
+		Path: hex32(p.Path), Epoch: p.Epoch, Chain: p.Chain, Direction: p.Direction, From: p.From, Scheme: p.Scheme,
 		Encapsulation: encapsulationFile(p.Encapsulation),
 	}
 }
 
 func (f pathIDFile) pathID() PathID {
 	return PathID{
-		Path: uint32(f.Path), Epoch: f.Epoch, Chain: f.Chain, Direction: f.Direction, Scheme: f.Scheme,
+		Path: uint32(f.Path), Epoch: f.Epoch, Chain: f.Chain, Direction: f.Direction, From: f.From, Scheme: f.Scheme,
 		Encapsulation: model.Encapsulation(f.Encapsulation),
 	}
 }

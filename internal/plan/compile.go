@@ -52,10 +52,15 @@ func Compile(d model.Domain, keys *Keyring) (*Domain, error) {
 	if len(c.errs) > 0 {
 		return nil, errors.Join(c.errs...)
 	}
-	assignPathIDs(paths)
 	if err := c.assignSIDs(paths, keys); err != nil {
 		return nil, err
 	}
+	short, err := c.fromFunctions(paths)
+	if err != nil {
+		return nil, err
+	}
+	paths = append(paths, short...)
+	assignPathIDs(paths)
 	for i := range paths {
 		if err := keys.secrets(&paths[i]); err != nil {
 			return nil, err
@@ -90,10 +95,18 @@ func (c *compiler) checkProxy(f model.Function) error {
 	if _, ok := c.nodes[f.Node]; !ok {
 		return fmt.Errorf("node %q does not exist", f.Node)
 	}
-	if err := f.Proxy.Check(); err != nil || f.Kind != model.KindNetfilter {
+	if err := f.Proxy.Check(); err != nil {
 		return err
 	}
-	return f.Netfilter.Check()
+	if f.Kind == model.KindNetfilter {
+		if err := f.Netfilter.Check(); err != nil {
+			return err
+		}
+	}
+	if err := model.CheckOnUnknown(f.Proxy.OnUnknown, f.Netfilter.Namespace); err != nil {
+		return fmt.Errorf("on-unknown: %q %w", f.Proxy.OnUnknown, err)
+	}
+	return nil
 }
 
 // check holds what a path cannot be made without.
@@ -284,15 +297,17 @@ func (c *compiler) path(ch model.Chain, dir model.Direction) Path {
 }
 
 // assignPathIDs numbers paths by what they are called, so that an id is the
-// same after edits elsewhere: the FNV-1a hash of "chain/direction"; the next
-// one that is free if two collide, in the order of the names. No path is 0.
+// same after edits elsewhere: the FNV-1a hash of "chain/direction", or
+// "chain/direction/function" where the path starts at a function; the next
+// one that is free if two collide, in the order of the names, those of whole chains
+// first. No path is 0.
 func assignPathIDs(paths []Path) {
 	order := make([]*Path, len(paths))
 	for i := range paths {
 		order[i] = &paths[i]
 	}
 	slices.SortFunc(order, func(a, b *Path) int {
-		return cmp.Or(cmp.Compare(a.Chain, b.Chain), cmp.Compare(a.Direction, b.Direction))
+		return cmp.Or(cmp.Compare(min(len(a.From), 1), min(len(b.From), 1)), cmp.Compare(a.Chain, b.Chain), cmp.Compare(a.Direction, b.Direction), cmp.Compare(a.From, b.From))
 	})
 	taken := map[uint32]bool{0: true}
 	for _, p := range order {
@@ -307,7 +322,11 @@ func assignPathIDs(paths []Path) {
 
 func pathHash(p PathID) uint32 {
 	h := fnv.New32a()
-	_, _ = h.Write([]byte(p.Chain + "/" + p.Direction.String())) // cannot fail
+	name := p.Chain + "/" + p.Direction.String()
+	if p.From != "" {
+		name += "/" + p.From
+	}
+	_, _ = h.Write([]byte(name)) // cannot fail
 	return h.Sum32()
 }
 
@@ -400,6 +419,12 @@ func nodePlans(d model.Domain, paths []Path) []Node {
 			n.Proxies = append(n.Proxies, x)
 		}
 	}
+	whole := map[direction]uint32{}
+	for _, p := range paths {
+		if p.From == "" {
+			whole[p.direction()] = p.Path
+		}
+	}
 	for _, p := range paths {
 		for _, in := range p.Ingress {
 			n := index[in.Node]
@@ -429,6 +454,10 @@ func nodePlans(d model.Domain, paths []Path) []Node {
 			})
 		}
 		n := index[p.Hops[last].Node]
+		of := uint32(0)
+		if p.From != "" {
+			of = whole[direction{p.Chain, p.Direction, ""}]
+		}
 		n.Egresses = append(n.Egresses, Egress{
 			PathID:      p.PathID,
 			SID:         p.Hops[last].SID,
@@ -437,6 +466,7 @@ func nodePlans(d model.Domain, paths []Path) []Node {
 			Segments:    p.Segments(),
 			OnViolation: p.OnViolation,
 			Guard:       p.Guard,
+			Of:          of,
 			Lanes:       p.Lanes(),
 			Window:      p.Window,
 			Share:       p.Shares[last],
@@ -523,6 +553,7 @@ func (n Node) WindowMemory() int {
 // What the data path's maps hold at most.
 const (
 	ProxiesMax  = 1023
+	OriginsMax  = 60 // functions that start paths
 	HeadendsMax = 65536
 	HopsMax     = 2 * 65536
 	RulesMax    = 65536 // entries of each of the two levels of a classifier
@@ -546,8 +577,21 @@ func (n Node) fits() error {
 	if err := rulesFit(n.GuardRules()); err != nil {
 		return fmt.Errorf("the matches of the paths that end at it %w", err)
 	}
-	if o := len(Ordered(n.HeadendRules())) + len(Ordered(n.GuardRules())); o > model.OrderedMax {
-		return fmt.Errorf("starts and ends %d paths whose match has a priority; a node can hold %d", o, model.OrderedMax)
+	origins := 0
+	for _, p := range n.Proxies {
+		if p.OnUnknown != model.OnUnknownOriginate {
+			continue
+		}
+		origins++
+		if err := rulesFit(n.OriginRules(p.Function)); err != nil {
+			return fmt.Errorf("the matches of the paths that start at function %s %w", p.Function, err)
+		}
+	}
+	if origins > OriginsMax {
+		return fmt.Errorf("has %d functions with on-unknown: originate; a node can hold %d: say on-unknown: drop at the others", origins, OriginsMax)
+	}
+	if o := n.OrderedRules(); o > model.OrderedMax {
+		return fmt.Errorf("starts and ends %d paths whose match has a priority, those that start at its functions among them; a node can hold %d", o, model.OrderedMax)
 	}
 	if err := rulesFit(n.LocalRules()); err != nil {
 		return fmt.Errorf("the matches of its local functions %w", err)
@@ -584,12 +628,34 @@ func rulesFit(rules []Rule) error {
 	return nil
 }
 
+// OrderedRules is how many of the node's rules have a priority.
+func (n Node) OrderedRules() int {
+	count := 0
+	for _, h := range n.Headends {
+		if h.Match.Ordered() {
+			count++
+		}
+	}
+	for _, e := range n.Egresses {
+		if e.Of == 0 && e.Match.Ordered() {
+			count++
+		}
+	}
+	return count
+}
+
 // HeadendRules are the node's rules for traffic from outside. The target is the
 // index in Headends.
-func (n Node) HeadendRules() []Rule {
-	rules := make([]Rule, len(n.Headends))
+func (n Node) HeadendRules() []Rule { return n.OriginRules("") }
+
+// OriginRules are the node's rules for what a function of it makes itself. The target is
+// the index in Headends.
+func (n Node) OriginRules(function string) []Rule {
+	var rules []Rule
 	for i, h := range n.Headends {
-		rules[i] = Rule{Match: h.Match, Target: uint32(i)}
+		if h.From == function {
+			rules = append(rules, Rule{Match: h.Match, Target: uint32(i)})
+		}
 	}
 	return rules
 }
@@ -597,9 +663,11 @@ func (n Node) HeadendRules() []Rule {
 // GuardRules are the node's rules for what leaves the domain at it. The target
 // is the path.
 func (n Node) GuardRules() []Rule {
-	rules := make([]Rule, len(n.Egresses))
-	for i, e := range n.Egresses {
-		rules[i] = Rule{Match: e.Match, Target: e.Path}
+	var rules []Rule
+	for _, e := range n.Egresses {
+		if e.Of == 0 {
+			rules = append(rules, Rule{Match: e.Match, Target: e.Path})
+		}
 	}
 	return rules
 }

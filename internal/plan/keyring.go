@@ -28,6 +28,7 @@ type Keyring struct {
 type direction struct {
 	chain string
 	is    model.Direction
+	from  string
 }
 
 // NewKeyring makes a keyring from the paths of the last compilation, nil if
@@ -62,7 +63,7 @@ func (k *Keyring) kept() map[netip.Addr]bool {
 	return sids
 }
 
-func (p PathID) direction() direction { return direction{p.Chain, p.Direction} }
+func (p PathID) direction() direction { return direction{p.Chain, p.Direction, p.From} }
 
 // sids are those of the hops behind the headend as the last compilation gave them
 // out, if the path still visits the same functions on nodes whose locators still
@@ -97,7 +98,7 @@ func (k *Keyring) secrets(p *Path) error {
 	var err error
 	p.Shares, p.Verifier, err = pot.Generate(k.random, p.Scheme, len(p.Hops))
 	if err != nil {
-		return fmt.Errorf("chain %s, %s: %w", p.Chain, p.Direction, err)
+		return fmt.Errorf("%s: %w", p.PathID, err)
 	}
 	return nil
 }

@@ -58,7 +58,11 @@ type PathID struct {
 	Epoch     uint8
 	Chain     string
 	Direction model.Direction
-	Scheme    model.Scheme
+	// From is the function that the path starts at, on the node that is its headend:
+	// what the function makes itself takes the chain from there on. "": the path starts
+	// at the chain's ingress.
+	From   string
+	Scheme model.Scheme
 	// Encapsulation says what Segments holds: the nodes of the path must agree
 	// on it as they do on the scheme.
 	Encapsulation model.Encapsulation
@@ -97,16 +101,19 @@ type Egress struct {
 	Segments    []netip.Addr // the only list that verifies, whole, as a Headend has it
 	OnViolation model.OnViolation
 	Guard       model.Guard
-	Lanes       uint16    // of the path, over all its headends
-	Window      int       // numbers of each lane that its replay window tells apart
-	Share       pot.Share // its Polynomial counts for pot and opot
-	Verifier    pot.Verifier
+	// Of is the path whose packets it opens the guard for: that of the chain's ingress,
+	// if the path is one from a function on; else 0, which is itself.
+	Of       uint32
+	Lanes    uint16    // of the path, over all its headends
+	Window   int       // numbers of each lane that its replay window tells apart
+	Share    pot.Share // its Polynomial counts for pot and opot
+	Verifier pot.Verifier
 }
 
 // Domain is a compiled domain.
 type Domain struct {
 	Block netip.Prefix
-	Paths []Path // in the order of the chains, the forward path first
+	Paths []Path // in the order of the chains, the forward path first; then those from functions on
 	Nodes []Node // in the order of the domain
 }
 
@@ -192,6 +199,28 @@ func (p Path) Lanes() uint16 {
 	}
 	last := p.Ingress[len(p.Ingress)-1]
 	return last.Lane + last.Lanes
+}
+
+// String names the path for people.
+func (p PathID) String() string { return "chain " + p.Chain + ", " + p.Way() }
+
+// Way is the path's direction, and where it starts if that is not at the ingress.
+func (p PathID) Way() string { return p.Direction.String() + FromOn(p.From) }
+
+// FromOn is where a path starts, for people: nothing if it does at the chain's ingress.
+func FromOn(function string) string {
+	if function == "" {
+		return ""
+	}
+	return ", from " + function + " on"
+}
+
+// Requires is the path that guards name for packets with the egress's proofs.
+func (e Egress) Requires() uint32 {
+	if e.Of != 0 {
+		return e.Of
+	}
+	return e.Path
 }
 
 // Header is what the proof TLV of the path's packets says.

@@ -90,6 +90,12 @@ func MakeSteps(last []Path, was []Node, next *Domain) (Steps, error) {
 func bothEpochs(o, n Node, stays map[uint32]bool) Node {
 	b := withOld(o, n)
 	b.Headends = o.Headends
+	// What a function makes takes paths of its own: those of the headends.
+	for i := range b.Proxies {
+		if j := slices.IndexFunc(o.Proxies, func(x Proxy) bool { return x.Function == b.Proxies[i].Function }); j >= 0 {
+			b.Proxies[i].OnUnknown = o.Proxies[j].OnUnknown
+		}
+	}
 	b.Endpoints = bothEndpoints(o, n)
 	b.Egresses = slices.Clone(o.Egresses)
 	for _, e := range n.Egresses {

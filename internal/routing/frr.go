@@ -182,6 +182,9 @@ func checkPaths(d model.Domain, paths []plan.Path) error {
 	}
 	planned := map[direction]bool{}
 	for _, p := range paths {
+		if p.From != "" {
+			continue // a part of another one, at its SIDs
+		}
 		way := []string{}
 		for _, h := range p.Hops[1 : len(p.Hops)-1] {
 			way = append(way, h.Function+" on "+h.Node)

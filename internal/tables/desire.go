@@ -42,6 +42,12 @@ func Desire(n plan.Node, at Wiring, local []netip.Addr, have Contents, ix Indexe
 	}
 
 	var steer, require []plan.Rule
+	origins := map[uint8][]plan.Rule{}
+	for _, p := range n.Proxies {
+		if o := w.Proxies[proxyOf[p.Function]].Origin; o != 0 {
+			origins[o] = nil
+		}
+	}
 	heads := map[uint32]bool{}
 	for _, h := range n.Headends {
 		if h.Path == 0 {
@@ -71,7 +77,18 @@ func Desire(n plan.Node, at Wiring, local []netip.Addr, have Contents, ix Indexe
 		}
 		w.Headends[i] = entry
 		w.Paths[abi.BE32(h.Path)] = i
-		steer = append(steer, plan.Rule{Match: h.Match, Target: i})
+		if h.From == "" {
+			steer = append(steer, plan.Rule{Match: h.Match, Target: i})
+			continue
+		}
+		o := w.Proxies[proxyOf[h.From]].Origin
+		if o == 0 {
+			return Wanted{}, PartError(h.PathID, "function %s does not originate", h.From)
+		}
+		if h.Match.ByMark() {
+			return Wanted{}, PartError(h.PathID, "nobody sees the mark of what a function makes")
+		}
+		origins[o] = append(origins[o], plan.Rule{Match: h.Match, Target: i})
 	}
 
 	for _, e := range n.Endpoints {
@@ -120,6 +137,9 @@ func Desire(n plan.Node, at Wiring, local []netip.Addr, have Contents, ix Indexe
 		if again && r != (requirement{e.Match, e.Guard}) {
 			return Wanted{}, PartError(e.PathID, "its epochs match different packets, or differ in their guard")
 		}
+		if e.Of != 0 {
+			continue // the whole path's guard
+		}
 		if !again {
 			guarded[e.Path] = requirement{e.Match, e.Guard}
 			if e.Guard != model.GuardUnset {
@@ -132,7 +152,11 @@ func Desire(n plan.Node, at Wiring, local []netip.Addr, have Contents, ix Indexe
 	own := ownKeys(local)
 	w.MatchDst, w.MatchSrc = expand(steer, have.MatchSrc, own)
 	w.GuardDst, w.GuardSrc = expand(require, have.GuardSrc, own)
-	if w.Rules, err = EncodeRules(steer, require, w.Guards); err != nil {
+	for o, rules := range origins {
+		dst, src := expand(rules, have.Origins[o].Src, nil)
+		w.Origins[o] = Prefixes{dst, src}
+	}
+	if w.Rules, err = EncodeRules(steer, require, w.Guards, origins); err != nil {
 		return Wanted{}, err
 	}
 	return w, w.checkSizes()
@@ -149,12 +173,18 @@ func ownKeys(local []netip.Addr) []DstKey {
 // NeedLines is how many lines the tables of prefixes take for a plan.
 func NeedLines(n plan.Node, local []netip.Addr) (uint32, error) {
 	var steer, require, through []plan.Rule
+	origins := map[string][]plan.Rule{}
 	for i, h := range n.Headends {
-		steer = append(steer, plan.Rule{Match: h.Match, Target: uint32(i)})
+		r := plan.Rule{Match: h.Match, Target: uint32(i)}
+		if h.From == "" {
+			steer = append(steer, r)
+		} else {
+			origins[h.From] = append(origins[h.From], r)
+		}
 	}
 	seen := map[uint32]bool{}
 	for _, e := range n.Egresses {
-		if !seen[e.Path] {
+		if e.Of == 0 && !seen[e.Path] {
 			seen[e.Path] = true
 			require = append(require, plan.Rule{Match: e.Match, Target: e.Path})
 		}
@@ -169,6 +199,10 @@ func NeedLines(n plan.Node, local []netip.Addr) (uint32, error) {
 	var all []Prefixes
 	for _, rules := range [][]plan.Rule{steer, require} {
 		dst, src := expand(rules, nil, ownKeys(local))
+		all = append(all, Prefixes{dst, src})
+	}
+	for _, rules := range origins {
+		dst, src := expand(rules, nil, nil)
 		all = append(all, Prefixes{dst, src})
 	}
 	dst, src := expand(through, nil, nil)
@@ -225,7 +259,7 @@ func (w *Wanted) checkSizes() error {
 }
 
 func PartError(id plan.PathID, format string, args ...any) error {
-	return fmt.Errorf("chain %s, %s, path %#x, epoch %d: %w", id.Chain, id.Direction, id.Path, id.Epoch, fmt.Errorf(format, args...))
+	return fmt.Errorf("%s, path %#x, epoch %d: %w", id, id.Path, id.Epoch, fmt.Errorf(format, args...))
 }
 
 // Need is how large the maps must be for a plan.

@@ -166,7 +166,7 @@ func EncodeEgress(e plan.Egress, statsIndex uint32) (abi.Hop, abi.Egress, error)
 	}
 	h := abi.Hop{
 		Behaviour: uint8(abi.BehaviourEndDT46), Scheme: uint8(e.Scheme), Position: e.Share.Position,
-		NextCsid: nextCSID(e.PathID), Stats: statsIndex, Source: from,
+		NextCsid: nextCSID(e.PathID), Stats: statsIndex, Argument: abi.BE32(e.Requires()), Source: from,
 	}
 	if err := model.CheckWindow(e.Window); err != nil {
 		return abi.Hop{}, abi.Egress{}, fmt.Errorf("window %d %w", e.Window, err)

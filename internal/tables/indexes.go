@@ -79,6 +79,7 @@ type Indexes struct {
 	counters *allocator[CounterKey] // slots of ws_numbers
 	windows  *windowSpace           // words of ws_windows
 	Proxies  *allocator[uint32]     // of ws_proxy_stats, by key in ws_proxies
+	origins  *allocator[uint32]     // of abi.Proxy.Origin less 1, by key in ws_proxies
 	Slots    *ranges                // of ws_slots
 	Buckets  *ranges                // of ws_buckets
 }
@@ -100,6 +101,7 @@ func NewIndexes(l Limits, p Placed) Indexes {
 		counters: newAllocator[CounterKey](abi.NumberSlabs * abi.NumberSlots),
 		windows:  NewWindowSpace(p.Windows),
 		Proxies:  newAllocator[uint32](proxiesMax),
+		origins:  newAllocator[uint32](abi.OriginsMax),
 		Slots:    NewSlotRanges(l.Slots),
 		Buckets:  NewBucketRanges(l.Buckets),
 	}
@@ -121,6 +123,9 @@ func RecoverIndexes(have Contents, l Limits, p Placed) Indexes {
 	for _, id := range slices.Sorted(maps.Keys(have.Proxies)) {
 		p := have.Proxies[id]
 		ix.Proxies.keep(id, p.Stats)
+		if p.Origin > 0 {
+			ix.origins.keep(id, uint32(p.Origin-1))
+		}
 		if p.Recognise == uint8(abi.RecogniseMetadata) {
 			ix.Slots.keep(id, p)
 		} else {

@@ -44,7 +44,9 @@ func (p Prefixes) Equal(q Prefixes) bool { return maps.Equal(p.Dst, q.Dst) && ma
 // Over are p, and those of q that p does not replace. A class of both is the same
 // in both; see classes.
 func (p Prefixes) Over(q Prefixes) Prefixes {
-	out := Prefixes{maps.Clone(q.Dst), maps.Clone(q.Src)}
+	out := Prefixes{map[DstKey]Match{}, map[SrcKey]Match{}}
+	maps.Copy(out.Dst, q.Dst)
+	maps.Copy(out.Src, q.Src)
 	maps.Copy(out.Dst, p.Dst)
 	maps.Copy(out.Src, p.Src)
 	return out

@@ -257,6 +257,13 @@ func (w *Wanted) desireProxies(n plan.Node, at Wiring, have Contents, ix Indexes
 		if err != nil {
 			return nil, err
 		}
+		if p.OnUnknown == model.OnUnknownOriginate {
+			o, _, err := ix.origins.get(id)
+			if err != nil {
+				return nil, err
+			}
+			entry.Origin = uint8(o + 1)
+		}
 		w.Proxies[id] = entry
 	}
 	w.LocalDst, w.LocalSrc = expand(rules, have.LocalSrc, nil)
@@ -284,6 +291,9 @@ func encodeProxy(p plan.Proxy, r Reach, statsIndex uint32) abi.Proxy {
 		out.Mark = 1
 		if !p.Local {
 			out.Peer = 1
+		}
+		for i, a := range p.Netfilter.Addresses {
+			out.Address[i] = Words(a)
 		}
 	}
 	if p.Via.IsValid() {

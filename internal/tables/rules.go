@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"encoding/binary"
 	"fmt"
+	"maps"
 	"math"
 	"math/bits"
 	"net/netip"
@@ -22,18 +23,25 @@ func setBit(b *ruleBits, i int) { b[i/64] |= 1 << (i % 64) }
 // orderedRule is one of a node's rules in the order of their priorities.
 type orderedRule struct {
 	plan.Rule
-	steers bool // the target is a headend; else a path that must be proven
+	steers bool  // the target is a headend; else a path that must be proven
+	origin uint8 // of a headend: the function that the rule is of; 0: none
 }
 
-// orderRules puts the ordered rules of headends and of egresses into one list,
-// by priority. Which of them a packet meets is a matter of who asks.
-func orderRules(steer, require []plan.Rule) ([]orderedRule, error) {
+// orderRules puts the ordered rules of headends, of egresses and of functions that
+// originate into one list, by priority. Which of them a packet meets is a matter of who
+// asks.
+func orderRules(steer, require []plan.Rule, origins map[uint8][]plan.Rule) ([]orderedRule, error) {
 	var all []orderedRule
 	for _, r := range plan.Ordered(steer) {
-		all = append(all, orderedRule{r, true})
+		all = append(all, orderedRule{r, true, 0})
 	}
 	for _, r := range plan.Ordered(require) {
-		all = append(all, orderedRule{r, false})
+		all = append(all, orderedRule{r, false, 0})
+	}
+	for _, o := range slices.Sorted(maps.Keys(origins)) {
+		for _, r := range plan.Ordered(origins[o]) {
+			all = append(all, orderedRule{r, true, o})
+		}
 	}
 	slices.SortStableFunc(all, func(a, b orderedRule) int { return int(a.Match.Priority) - int(b.Match.Priority) })
 	if len(all) > abi.RulesMax {
@@ -43,8 +51,8 @@ func orderRules(steer, require []plan.Rule) ([]orderedRule, error) {
 }
 
 // EncodeRules is what ws_rules shall hold. guards: see Contents.
-func EncodeRules(steer, require []plan.Rule, guards map[uint32]uint32) (map[uint32]abi.Ruleset, error) {
-	all, err := orderRules(steer, require)
+func EncodeRules(steer, require []plan.Rule, guards map[uint32]uint32, origins map[uint8][]plan.Rule) (map[uint32]abi.Ruleset, error) {
+	all, err := orderRules(steer, require, origins)
 	if err != nil {
 		return nil, err
 	}
@@ -113,6 +121,10 @@ func addUses(s *abi.Ruleset, i int, r orderedRule) {
 		return
 	}
 	s.Steer[i] = r.Target + 1
+	if r.origin != 0 {
+		add(abi.RuleUse(abi.RuleOrigin - 1 + r.origin))
+		return
+	}
 	add(abi.RuleUseLeave)
 	if r.Match.ByMark() {
 		s.Steer[i] |= abi.RuleByMark

@@ -9,6 +9,7 @@ package tables
 import (
 	"errors"
 	"maps"
+	"slices"
 
 	"github.com/waystamp/waystamp/internal/abi"
 )
@@ -32,6 +33,9 @@ type Contents struct {
 	LocalDst map[DstKey]Match
 	LocalSrc map[SrcKey]Match
 	Rules    map[uint32]abi.Ruleset // at 0, if there are any
+	// Origins are the rules by prefixes of functions that originate, by
+	// abi.Proxy.Origin. One without rules may be there, or not.
+	Origins map[uint8]Prefixes
 }
 
 func New() Contents {
@@ -42,17 +46,25 @@ func New() Contents {
 		GuardDst: map[DstKey]Match{}, GuardSrc: map[SrcKey]Match{},
 		Ports: map[uint32]abi.Port{}, Proxies: map[uint32]abi.Proxy{},
 		LocalDst: map[DstKey]Match{}, LocalSrc: map[SrcKey]Match{}, Rules: map[uint32]abi.Ruleset{},
+		Origins: map[uint8]Prefixes{},
 	}
 }
 
 // ByUse are the rules by prefixes, by what they are for.
 func (t Contents) ByUse() map[abi.MatchUse]Prefixes {
-	return map[abi.MatchUse]Prefixes{
+	uses := map[abi.MatchUse]Prefixes{
 		abi.MatchUseSteer:   {t.MatchDst, t.MatchSrc},
 		abi.MatchUseRequire: {t.GuardDst, t.GuardSrc},
 		abi.MatchUseLocal:   {t.LocalDst, t.LocalSrc},
 	}
+	for origin, p := range t.Origins {
+		uses[originUse(origin)] = p
+	}
+	return uses
 }
+
+// originUse is the table of a function that originates.
+func originUse(origin uint8) abi.MatchUse { return abi.MatchUse(abi.MatchOrigin - 1 + origin) }
 
 // Map names a map of the data path.
 type Map string
@@ -108,7 +120,8 @@ func (o Op) Remove() bool { return o.Value == nil }
 //     stays until they are gone;
 //   - a proxy is there before a SID, an interface or a rule names it, and what
 //     must pass a local function is known before the first packet comes to it;
-//   - a rule is there only while its headend, and its source class, are.
+//   - a rule is there only while its headend, and its source class, are;
+//   - what a function makes is refused until its own rules are there.
 //
 // There is no such order where together says so.
 //
@@ -122,6 +135,22 @@ func Changes(have, want Contents) []Op {
 		both[use] = p.Over(have.ByUse()[use])
 	}
 	before, after := have.ByUse(), want.ByUse()
+	var origins []abi.MatchUse
+	for use, p := range before {
+		if use < abi.MatchOrigin {
+			continue
+		}
+		origins = append(origins, use)
+		if _, ok := both[use]; !ok {
+			both[use], after[use] = p, Prefixes{}
+		}
+	}
+	for use := range after {
+		if _, ok := before[use]; !ok && use >= abi.MatchOrigin {
+			origins = append(origins, use)
+		}
+	}
+	slices.Sort(origins)
 	swap := func(use abi.MatchUse, from, to map[abi.MatchUse]Prefixes) { ops = swaps(ops, use, from[use], to[use]) }
 	ops = Puts(ops, MapGuards, have.Guards, want.Guards)
 	swap(abi.MatchUseRequire, before, both)
@@ -135,10 +164,16 @@ func Changes(have, want Contents) []Op {
 	ops = Puts(ops, MapHeadends, have.Headends, want.Headends)
 	ops = Puts(ops, MapPaths, have.Paths, want.Paths)
 	swap(abi.MatchUseSteer, before, both)
+	for _, use := range origins {
+		swap(use, before, both)
+	}
 	ops = Puts(ops, MapRules, have.Rules, want.Rules)
 
 	ops = Deletes(ops, MapRules, have.Rules, want.Rules)
 	swap(abi.MatchUseSteer, both, after)
+	for _, use := range origins {
+		swap(use, both, after)
+	}
 	ops = Deletes(ops, MapPaths, have.Paths, want.Paths)
 	ops = Deletes(ops, MapHeadends, have.Headends, want.Headends)
 	ops = Deletes(ops, MapHops, have.Hops, want.Hops)
@@ -164,7 +199,8 @@ func Together(have, want Contents) bool {
 		return false
 	}
 	return !maps.Equal(have.GuardDst, want.GuardDst) ||
-		!maps.Equal(byPath(have.MatchDst, have.Headends), byPath(want.MatchDst, want.Headends))
+		!maps.Equal(byPath(have.MatchDst, have.Headends), byPath(want.MatchDst, want.Headends)) ||
+		!maps.EqualFunc(have.originsByPath(), want.originsByPath(), maps.Equal)
 }
 
 // byPath names paths where the maps name headends: a path's next epoch has another
@@ -175,6 +211,17 @@ func byPath(of map[DstKey]Match, headends map[uint32]abi.Headend) map[DstKey]Mat
 		if m.Action == uint8(abi.MatchActionPath) {
 			m.Target = headends[m.Target].Path
 			out[k] = m
+		}
+	}
+	return out
+}
+
+// originsByPath are the rules by destination of functions that have any.
+func (t Contents) originsByPath() map[uint8]map[DstKey]Match {
+	out := map[uint8]map[DstKey]Match{}
+	for origin, p := range t.Origins {
+		if len(p.Dst) > 0 {
+			out[origin] = byPath(p.Dst, t.Headends)
 		}
 	}
 	return out

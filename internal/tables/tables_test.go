@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
+	"time"
 
 	"pgregory.net/rapid"
 
@@ -169,6 +170,18 @@ func checkPacket(t *rapid.T, before, now, after tables.Contents, from, to netip.
 	if is := local(now); is != local(before) && is != local(after) {
 		t.Fatalf("%s to %s must pass %+v, which is right neither before nor after", from, to, is)
 	}
+	for id := range now.Proxies {
+		origin := func(x tables.Contents) uint32 {
+			path, err := xtest.LookUpOrigin(x, id, from, to)
+			if err != nil {
+				t.Fatalf("%s to %s: %v", from, to, err)
+			}
+			return path
+		}
+		if is := origin(now); is != 0 && is != origin(before) && is != origin(after) {
+			t.Fatalf("%s to %s, made by function %d, takes path %#x, which it takes neither before nor after", from, to, id, is)
+		}
+	}
 	if is := steer(now); is != steer(before) && is != steer(after) {
 		t.Fatalf("%s to %s is steered into a path that it belongs to neither before nor after", from, to)
 	}
@@ -195,6 +208,51 @@ func TestOwnAddressKeepsWhatCoversIt(t *testing.T) {
 		if got := xtest.LookUp(w.GuardDst, w.GuardSrc, xtest.Addr(c.from), xtest.Addr(c.to)); got != c.want {
 			t.Errorf("%s to %s: %+v, want %+v", c.from, c.to, got, c.want)
 		}
+	}
+}
+
+// Functions keep the number of their rules while they are in the plan: what one of them
+// makes never meets those of another.
+func TestFunctionsKeepTheirOrigins(t *testing.T) {
+	originating := func(names ...string) plan.Node {
+		n := xtest.Node()
+		for i, name := range names {
+			n.Proxies = append(n.Proxies, plan.Proxy{Function: name, Proxy: model.Proxy{
+				To: "to-" + name, From: "from-" + name, Recognise: model.RecogniseMetadata, Segments: model.SegmentsKeep,
+				OnUnknown: model.OnUnknownOriginate, Cache: 1, Lifetime: time.Second,
+			}})
+			h := xtest.HeadendOf(xtest.OriginPath(name), 0, model.SchemeKeyed, model.Match{Destination: xtest.Prefix("2001:db8::/32"), Priority: uint16(10 * i)}, 2)
+			h.From = name
+			n.Headends = append(n.Headends, h)
+		}
+		return n
+	}
+	first := xtest.MustDesire(t, originating("fw", "ids", "nat"), nil, tables.New()).Contents
+	second := xtest.MustDesire(t, originating("tap", "nat", "ids"), nil, first).Contents
+	keys, err := tables.ProxyKeys(originating("fw", "ids", "nat", "tap").Proxies)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"ids", "nat"} {
+		if a, b := first.Proxies[keys[name]].Origin, second.Proxies[keys[name]].Origin; a == 0 || a != b {
+			t.Errorf("%s has the rules of number %d, and had those of %d", name, b, a)
+		}
+	}
+	if a, b := first.Proxies[keys["fw"]].Origin, second.Proxies[keys["tap"]].Origin; a == b {
+		t.Errorf("tap has the rules of number %d at once, which were fw's", b)
+	}
+	for _, name := range []string{"tap", "nat", "ids"} {
+		got, err := xtest.LookUpOrigin(second, keys[name], xtest.Addr("fd00::1"), xtest.Addr("2001:db8::1"))
+		if want := abi.BE32(xtest.OriginPath(name)); err != nil || got != want {
+			t.Errorf("what %s makes takes path %#x, %v; want %#x", name, got, err, want)
+		}
+	}
+	// The node's own headends have none of these rules.
+	if m := xtest.LookUp(second.MatchDst, second.MatchSrc, xtest.Addr("fd00::1"), xtest.Addr("2001:db8::1")); m != (tables.Match{}) {
+		t.Errorf("what comes in from outside meets %+v", m)
+	}
+	if r := xtest.LookUpRule(second, true, xtest.Addr("fd00::1"), xtest.Addr("2001:db8::1")); r != 0 {
+		t.Errorf("what comes in from outside meets rule %d", r)
 	}
 }
 
@@ -235,6 +293,11 @@ func TestPlanThatDoesNotFitTogetherIsRefused(t *testing.T) {
 		{"epochs that match differently", func(n *plan.Node) {
 			n.Egresses = []plan.Egress{xtest.EgressOf(1, 0, keyed, all, xtest.OwnSID(1), 2), xtest.EgressOf(1, 1, keyed, model.Match{}, xtest.OwnSID(1), 2)}
 		}, "its epochs match different packets"},
+		{"path from a function that is not there", func(n *plan.Node) {
+			h := xtest.HeadendOf(1, 0, keyed, all, 1)
+			h.From = "fw"
+			n.Headends = []plan.Headend{h}
+		}, "function fw does not originate"},
 		{"key missing", func(n *plan.Node) {
 			e := xtest.EgressOf(1, 0, keyed, all, xtest.OwnSID(1), 3)
 			e.Verifier.Keys = e.Verifier.Keys[:2]

@@ -200,7 +200,8 @@ func filterText(there string, rules func(kind string) string) string {
 		namespace := []string{"own", there, "node"}[i]
 		fmt.Fprintf(&functions, "  - name: %s\n    node: r2\n    kind: netfilter\n    namespace: %s\n    rewrites: true\n    arguments: {guest: 1, staff: 2}\n", kind, namespace)
 		if kind == "own" {
-			fmt.Fprintf(&functions, "    address: [%q, %q]\n", guestMasquerade[0], guestMasquerade[1])
+			// What originates there is the matter of originate_test.go.
+			fmt.Fprintf(&functions, "    on-unknown: drop\n    address: [%q, %q]\n", guestMasquerade[0], guestMasquerade[1])
 		}
 		fmt.Fprintf(&functions, "    rules: |\n      %s\n", strings.ReplaceAll(strings.TrimSpace(rules(kind)), "\n", "\n      "))
 		for j, from := range []string{"guest", "staff"} {

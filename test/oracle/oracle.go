@@ -636,8 +636,8 @@ func (p *packet) dt46(srh *header, proof srv6.Proof, binding pot.Binding, e *pla
 		}
 	}
 	// A proof for one chain opens no other.
-	path, ok := p.node.requires(inner, proof.Path)
-	if !ok || path != e.Path || !p.node.steerable(inner) {
+	path, ok := p.node.requires(inner, e.Requires())
+	if !ok || path != e.Requires() || !p.node.steerable(inner) {
 		return p.drop(WrongChain) // what no headend steers is no chain's
 	}
 	ecn, drop := decapsulateECN(inner.ecn(), ipv6(p.b).ecn())
@@ -830,11 +830,17 @@ func (n Node) owns(a netip.Addr) bool { return a == n.Address || slices.Contains
 // requires is the path that a packet must have taken to leave here. proven: the path
 // of its proof, whose mark it had at its headend.
 func (n Node) requires(ip ip, proven uint32) (path uint32, ok bool) {
+	n.Egresses = whole(n.Egresses)
 	i := choose(n.egressMatches(), ip, fits, func(i int) bool { return n.Egresses[i].Path == proven })
 	if i < 0 {
 		return 0, false
 	}
 	return n.Egresses[i].Path, true
+}
+
+// whole are the egresses of paths that start at an ingress: the guard is theirs.
+func whole(egresses []plan.Egress) []plan.Egress {
+	return slices.DeleteFunc(slices.Clone(egresses), func(e plan.Egress) bool { return e.Of != 0 })
 }
 
 func (n Node) egressMatches() []model.Match {
@@ -850,6 +856,7 @@ func (n Node) egressMatches() []model.Match {
 // chain says. Of a packet that cannot be read whole, the strictest of the chains that
 // it could be one of counts.
 func (n Node) guard(ip ip, at, otherwise model.Guard) model.Guard {
+	n.Egresses = whole(n.Egresses)
 	of := func(i int) model.Guard { return cmp.Or(max(at, n.Egresses[i].Guard), otherwise) }
 	matches := n.egressMatches()
 	i := choose(matches, ip, couldFit, func(int) bool { return false })

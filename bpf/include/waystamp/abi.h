@@ -77,6 +77,8 @@ enum ws_recognise {
 enum ws_on_unknown {
 	WS_ON_UNKNOWN_DROP = 0,
 	WS_ON_UNKNOWN_PLAIN = 1, /* ordinary routing */
+	/* If the function has made it, the rest of the chain that takes it */
+	WS_ON_UNKNOWN_ORIGINATE = 2,
 };
 
 enum ws_on_violation {
@@ -192,7 +194,11 @@ struct ws_hop {
 	__u8 next_csid; /* 1: of the NEXT-C-SID flavour (RFC 9800 4.1) */
 	__u32 stats; /* index into ws_stats */
 	__u32 proxy; /* End.AD: key in ws_proxies; else 0 */
-	__u32 argument; /* End.AD: that of its SID in the list; 0: none */
+	/* End.AD: that of its SID in the list; 0: none. End.DT46: as __be32 the path that
+	 * guards name for its packets, which is its own, or that of the whole chain for
+	 * one that starts at a function.
+	 */
+	__u32 argument;
 	/* The path's headend, which its packets come from (RFC 8754 5.1); ::
 	 * where it has several: those are in ws_sources.
 	 */
@@ -326,6 +332,12 @@ enum ws_match_use {
 	WS_MATCH_LOCAL = 2, /* what must pass a local function: its proxy */
 };
 #define WS_MATCH_USES 3
+/* From here on one for each function that packets originate at, by ws_proxy.origin:
+ * what its chains take of them, as WS_MATCH_STEER.
+ */
+#define WS_MATCH_ORIGIN 3
+#define WS_ORIGINS_MAX 60
+#define WS_MATCH_TABLES (WS_MATCH_ORIGIN + WS_ORIGINS_MAX)
 
 /* Entries of a line. */
 #define WS_MATCH_WAYS 3
@@ -450,14 +462,18 @@ enum ws_rule_use {
 	WS_RULE_SUSPECT = 2,
 	WS_RULE_LEAVE = 3, /* which headend takes what leaves, with its mark */
 };
-#define WS_RULE_USES 4
+/* From here on one for each function, as WS_MATCH_ORIGIN. */
+#define WS_RULE_ORIGIN 4
+#define WS_RULE_USES 64
+_Static_assert(WS_RULE_ORIGIN + WS_ORIGINS_MAX == WS_RULE_USES,
+	       "a use is missing");
 
 /* ws_rules: at 0, if there are any. A change replaces all of it at once. */
 struct ws_ruleset {
 	__u32 masks;
 	__u32 pad;
-	/* By use, and 1 for IPv4. Rules by mark are not in those of WS_RULE_STEER
-	 * and WS_RULE_SUSPECT.
+	/* By use, and 1 for IPv4. Rules by mark are not in those of WS_RULE_STEER,
+	 * of WS_RULE_SUSPECT, and from WS_RULE_ORIGIN on.
 	 */
 	__u64 use[WS_RULE_USES][2][WS_RULE_WORDS];
 	struct ws_rule_addrs dst;
@@ -574,10 +590,18 @@ struct ws_proxy {
 	__u8 peer; /* 1: packets go to the other end of to, in another namespace */
 	/* 1: the argument is the packet mark inside, which is 0 again outside */
 	__u8 mark;
-	__u8 pad[2];
+	/* WS_ON_UNKNOWN_ORIGINATE: which of ws_match and ws_ruleset.use is its own,
+	 * counted from 1
+	 */
+	__u8 origin;
+	__u8 pad;
 	__u8 via[16];
+	/* Where its ICMP errors come from, which are routed if no chain takes them;
+	 * ::: there is none. IPv4 as ::ffff:a.b.c.d.
+	 */
+	__be64 address[2][2];
 };
-_Static_assert(sizeof(struct ws_proxy) == 56, "ws_proxy is ABI");
+_Static_assert(sizeof(struct ws_proxy) == 88, "ws_proxy is ABI");
 
 /* What the proxy keeps of a packet: its outer header, already advanced to the
  * next segment but not stamped, and whose share stamps it. Entries of ws_slots
@@ -636,6 +660,8 @@ struct ws_proxy_stats {
 	__u64 expired; /* headers found too old */
 	__u64 evicted; /* headers that gave way to newer ones before their time */
 	__u64 waited_ns; /* of tx_success: time in the function, all together */
+	/* Of tx_not_cached: made by the function, and taken by a path from there on */
+	__u64 tx_originated;
 };
 
 /* ws_errors[0]: per CPU, the ICMP errors that refused packets were answered
@@ -653,9 +679,12 @@ struct ws_errors {
 };
 _Static_assert(sizeof(struct ws_errors) == 64, "ws_errors is ABI");
 
-/* ws_programs: that for packets with options before their SRH. */
+/* ws_programs: that for packets with options before their SRH, and that for packets
+ * that a function has made.
+ */
 #define WS_PROGRAM_EXT 0
-#define WS_PROGRAMS 1
+#define WS_PROGRAM_ORIGINATE 1
+#define WS_PROGRAMS 2
 
 /* ws_refusals: per CPU, by reason. */
 struct ws_refusal {

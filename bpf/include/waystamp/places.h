@@ -39,7 +39,9 @@
 	X(ENCAP_SRH, "encap/", "srh.h") \
 	X(ENCAP_TLV_TC, "encap/", "tlv_tc.h") \
 	X(ENCAP_SRV6, "encap/", "srv6.h") \
-	X(ENCAP_SRV6_TC, "encap/", "srv6_tc.h")
+	X(ENCAP_SRV6_TC, "encap/", "srv6_tc.h") \
+	X(ORIGINATE_TC, "", "originate_tc.bpf.c") \
+	X(SR_ENTER_TC, "sr/", "enter_tc.h")
 
 enum ws_file {
 	WS_FILE_NONE,

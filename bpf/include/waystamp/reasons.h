@@ -110,8 +110,9 @@
 	X(HEADER_TOO_LONG, "the outer header with its options is longer than what can be kept while the packet is in a function") \
 	X(EXTENSION_PROGRAM_BUG, "the program for packets with options before their routing header is not there") \
 	X(RULES_MISSING_BUG, "the tables that would say whether a chain takes or requires the packet are not there, or not all of them", SEVERAL | SPENT) \
-	X(PORTS_UNREAD, "another chain, by protocol or ports, may be this packet's, and they cannot be read") \
-	X(ARGUMENT, "the argument of the SID is not the one that the plan has for the path")
+	X(PORTS_UNREAD, "another chain, by protocol or ports, may be this packet's, and they cannot be read", SEVERAL) \
+	X(ARGUMENT, "the argument of the SID is not the one that the plan has for the path") \
+	X(ORIGIN_UNMATCHED, "a function made this packet itself, and no chain through the function takes it")
 
 enum ws_reason {
 #define X(name, ...) WS_REASON_##name,

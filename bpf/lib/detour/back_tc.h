@@ -13,15 +13,20 @@
 #include "lib/reason.h"
 #include "lib/sr/guard_tc.h"
 
-/* A packet without a header kept for it. */
+/* A packet without a header kept for it. made: it has never had an index, so that
+ * the function has made it; what has lost its header had one, and nobody has
+ * verified it.
+ */
 static __always_inline int unknown(struct __sk_buff *skb,
-				   const struct ws_proxy *p)
+				   const struct ws_proxy *p, bool made)
 {
 	struct cursor c = ctx_cursor(skb);
 	const struct eth_hdr *eth;
 	struct ip in;
 
 	proxy_count(p, tx_not_cached);
+	if (p->on_unknown == WS_ON_UNKNOWN_ORIGINATE && made)
+		bpf_tail_call(skb, &ws_programs, WS_PROGRAM_ORIGINATE);
 	if (p->on_unknown != WS_ON_UNKNOWN_PLAIN)
 		return ws_refuse(skb, REASON(NOT_CACHED), 0);
 	proxy_count(p, tx_plain);
@@ -100,8 +105,10 @@ __noinline int ws_back(struct __sk_buff *skb, const struct ws_proxy *p,
 	return 0;
 }
 
+/* forged: it came with an index that the node gives to no packet for a function. */
 static __always_inline int from_function(struct __sk_buff *skb,
-					 const struct ws_proxy *p, __u32 id)
+					 const struct ws_proxy *p, __u32 id,
+					 bool forged)
 {
 	__u32 slot = skb->tc_index;
 	struct back back = {};
@@ -109,7 +116,7 @@ static __always_inline int from_function(struct __sk_buff *skb,
 	skb->tc_index = 0;
 	ws_back(skb, p, id, slot, &back);
 	if (!back.found)
-		return unknown(skb, p);
+		return unknown(skb, p, !slot && !forged);
 	if (back.bad)
 		return ws_refuse(skb, back.bad, back.err);
 	return restored_next(skb, back.exit);

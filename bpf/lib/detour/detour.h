@@ -28,6 +28,14 @@ proxy_stats(const struct ws_proxy *p)
 			stats_->field++;                                       \
 	} while (0)
 
+#define proxy_uncount(p, field)                                                \
+	do {                                                                   \
+		struct ws_proxy_stats *stats_ = proxy_stats(p);                \
+                                                                               \
+		if (stats_)                                                    \
+			stats_->field--;                                       \
+	} while (0)
+
 static __always_inline void proxy_received(const struct ws_proxy *p,
 					   __u32 frames)
 {

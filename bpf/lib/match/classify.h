@@ -66,6 +66,15 @@ static __always_inline __be32 inner_guard(const struct ip *in)
 	return match_path(&m);
 }
 
+/* What chains through a function take of what it makes itself: target as classify's.
+ * The function's origin is not 0.
+ */
+static __always_inline struct ws_match classify_origin(const struct addrs *a,
+						       __u32 origin)
+{
+	return prefix_find(WS_MATCH_ORIGIN - 1 + origin, a->dst, a->src);
+}
+
 /* What must pass a local function of this node: target is its proxy. */
 static __always_inline struct ws_match local_guard(const struct addrs *a)
 {

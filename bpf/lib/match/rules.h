@@ -291,8 +291,14 @@ static __noinline __u32 rules_unread(const struct scratch *s,
 	return (set->steer[first] & WS_RULE_TARGET) | MATCH_UNLESS_PREFIX;
 }
 
+/* Do rules of this use name a headend? */
+static __always_inline bool rules_steer(__u32 use)
+{
+	return use == WS_RULE_STEER || use >= WS_RULE_ORIGIN;
+}
+
 /* The rule's word on a packet: ws_ruleset.steer, without the bits, or .require of
- * the first rule that fits it; 0: none does. See rules_fit. By WS_RULE_STEER
+ * the first rule that fits it; 0: none does. See rules_fit. Where rules_steer
  * MATCH_UNKNOWN where an earlier rule could fit what cannot be read, MATCH_UNREAD
  * where none but such does, and MATCH_UNLESS_PREFIX. MATCH_NO_SET, and by
  * WS_RULE_REQUIRE MATCH_UNKNOWN, where the set is missing. Not for WS_RULE_LEAVE.
@@ -312,13 +318,13 @@ static __always_inline __u32 rules_find(ctx_t *ctx, __u32 off, __u32 use,
 	rc = rules_fit(ctx, s, set, off, use, is_ip4, proven);
 	if (rc == MATCH_UNKNOWN)
 		return rc;
-	if (use == WS_RULE_STEER && s->tuple.known != TUPLE_PORTS)
+	if (rules_steer(use) && s->tuple.known != TUPLE_PORTS)
 		return rules_unread(s, set, rc);
 	if (!rc)
 		return 0;
 	first = fit_first(&s->fit) & (WS_RULES_MAX - 1);
-	return use == WS_RULE_STEER ? set->steer[first] & WS_RULE_TARGET :
-				      set->require[first];
+	return rules_steer(use) ? set->steer[first] & WS_RULE_TARGET :
+				  set->require[first];
 }
 
 /* The path that chains that end here require of the inner packet at off; 0: none.

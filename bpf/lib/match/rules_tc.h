@@ -30,12 +30,12 @@ static __always_inline struct ws_match ruled(struct __sk_buff *skb, __u32 off,
 		m.action = WS_MATCH_MISSING;
 		return m;
 	}
-	if (use == WS_RULE_STEER && target >= MATCH_UNREAD) {
+	if (rules_steer(use) && target >= MATCH_UNREAD) {
 		if (target == MATCH_UNKNOWN || m.action == WS_MATCH_PATH)
 			m.action = WS_MATCH_UNREAD;
 		return m;
 	}
-	if (use == WS_RULE_STEER && target & MATCH_UNLESS_PREFIX) {
+	if (rules_steer(use) && target & MATCH_UNLESS_PREFIX) {
 		if (m.action == WS_MATCH_MISSING)
 			return m;
 		if (m.action == WS_MATCH_PATH) {
@@ -45,6 +45,6 @@ static __always_inline struct ws_match ruled(struct __sk_buff *skb, __u32 off,
 		target &= ~MATCH_UNLESS_PREFIX;
 	}
 	m.action = WS_MATCH_PATH;
-	m.target = use == WS_RULE_STEER ? target - 1 : target;
+	m.target = rules_steer(use) ? target - 1 : target;
 	return m;
 }

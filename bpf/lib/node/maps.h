@@ -182,7 +182,7 @@ struct ws_match_map {
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
 	__type(key, __u32);
-	__uint(max_entries, WS_MATCH_USES);
+	__uint(max_entries, WS_MATCH_TABLES);
 	__array(values, struct ws_match_map);
 } ws_match SEC(".maps");
 

@@ -52,7 +52,7 @@ static __always_inline int deliver_xdp(ctx_t *ctx, const struct endpoint *ep,
 	path = way.path;
 	if (node->rules)
 		path = ws_rules_find(ctx, sizeof(*eth) + outer, WS_RULE_REQUIRE,
-				     is_ip4, ep->tlv->path);
+				     is_ip4, endpoint_chain(ep));
 	else if (!path)
 		path = inner_guard(&inner);
 	/* XDP's redirects meet no program at the edge's egress, which looks for

@@ -169,6 +169,12 @@ static __always_inline bool inner_is_strange(const struct ip *in)
 						       in_block(ip6->src[0])));
 }
 
+/* The path that guards name for packets with this proof, at an egress. */
+static __always_inline __be32 endpoint_chain(const struct endpoint *ep)
+{
+	return ep->hop->argument;
+}
+
 /* What is inside must be what the proof is for: a proof for one chain opens no
  * other. path: what the inner packet requires, or 0, or
  * MATCH_UNKNOWN.
@@ -179,7 +185,7 @@ static __always_inline reason_t inner_check(const struct endpoint *ep,
 	if (path == MATCH_UNKNOWN)
 		return REASON(RULES_MISSING_BUG);
 	/* What no headend steers is no chain's either. */
-	if (!path || path != ep->tlv->path || inner_is_strange(in))
+	if (!path || path != endpoint_chain(ep) || inner_is_strange(in))
 		return REASON(WRONG_CHAIN);
 	/* RFC 6040 4.2: a mark that the inner packet cannot carry drops it. */
 	if (outer_ecn(&ep->outer) == ECN_CE && ip_ecn(in) == ECN_NOT_ECT)

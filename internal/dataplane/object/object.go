@@ -17,6 +17,7 @@ const (
 	CoreOutTC   = coreOutTCProgWsCoreOutTc
 	EdgeOutTC   = edgeOutTCProgWsEdgeOutTc
 	ExtTC       = extTCProgWsExtTc
+	OriginateTC = originateTCProgWsOriginateTc
 )
 
 // VarConfig is the variable that each object is configured by, an abi.Config.
@@ -40,6 +41,7 @@ var All = []Object{
 	{CoreOutTC, loadCoreOutTC, &_CoreOutTCBytes},
 	{EdgeOutTC, loadEdgeOutTC, &_EdgeOutTCBytes},
 	{ExtTC, loadExtTC, &_ExtTCBytes},
+	{OriginateTC, loadOriginateTC, &_OriginateTCBytes},
 }
 
 // Load reads the object of a program.

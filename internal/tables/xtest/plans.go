@@ -5,6 +5,7 @@ package xtest
 
 import (
 	"bytes"
+	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
@@ -144,6 +145,7 @@ func DrawNode(t *rapid.T) plan.Node {
 		}
 	}
 	drawProxies(t, &n)
+	drawOrigins(t, &n)
 	for i := range n.Endpoints { // some paths have several headends
 		if n.Endpoints[i].Path%3 == 0 {
 			n.Endpoints[i].Sources = append(slices.Clone(Sources), Addr("fc00:1::a"))
@@ -183,13 +185,13 @@ func DrawNext(t *rapid.T, n plan.Node, local []netip.Addr) (plan.Node, []netip.A
 	stay := stays("headends")
 	var heads []plan.Headend
 	for _, h := range n.Headends {
-		if stay(h.Match) {
+		if stay(h.Match) && h.From == "" {
 			h.Epoch += rapid.Uint8Range(0, 1).Draw(t, "next epoch")
 			heads, taken[h.Path] = append(heads, h), true
 		}
 	}
 	for _, h := range next.Headends {
-		if !stay(h.Match) && !taken[h.Path] {
+		if (!stay(h.Match) || h.From != "") && !taken[h.Path] {
 			heads = append(heads, h)
 		}
 	}
@@ -234,6 +236,28 @@ func drawProxies(t *rapid.T, n *plan.Node) {
 	}
 }
 
+// drawOrigins lets paths start at some of the functions. Each function has ids of its
+// own for them.
+func drawOrigins(t *rapid.T, n *plan.Node) {
+	for i := range n.Proxies {
+		p := &n.Proxies[i]
+		if p.Local || p.Recognise != model.RecogniseMetadata || !rapid.Bool().Draw(t, "originates") {
+			continue
+		}
+		p.OnUnknown = model.OnUnknownOriginate
+		for j, m := range drawPriorities(t, drawMatches(t, rapid.IntRange(0, 4).Draw(t, "paths from it"), "origin matches")) {
+			h := HeadendOf(OriginPath(p.Function)+uint32(j), rapid.Uint8Range(0, 1).Draw(t, "epoch"), model.SchemeKeyed, m, 2)
+			h.From = p.Function
+			n.Headends = append(n.Headends, h)
+		}
+	}
+}
+
+// OriginPath is the first id of drawn paths that start at a function.
+func OriginPath(function string) uint32 {
+	return 100 + 10*uint32(slices.Index([]string{"fw", "nat", "ids", "tap"}, function))
+}
+
 func DrawLocal(t *rapid.T) []netip.Addr {
 	var out []netip.Addr
 	for _, s := range rapid.SliceOfDistinct(rapid.SampledFrom(slices.Concat(InDst, InDst4)), rapid.ID[string]).Draw(t, "own addresses") {
@@ -260,13 +284,41 @@ func LookUp(dst map[tables.DstKey]tables.Match, src map[tables.SrcKey]tables.Mat
 // addresses counts: the first rule that is for the headend, or for the guard. It
 // reads all pieces, where the programs search.
 func LookUpRule(t tables.Contents, steer bool, from, to netip.Addr) (target uint32) {
+	if steer {
+		return lookUpRule(t, abi.RuleUseSteer, from, to)
+	}
+	return lookUpRule(t, abi.RuleUseSuspect, from, to)
+}
+
+// LookUpOrigin is the path that takes what a function makes; 0: none does.
+func LookUpOrigin(t tables.Contents, proxy uint32, from, to netip.Addr) (path uint32, err error) {
+	origin := t.Proxies[proxy].Origin
+	if origin == 0 {
+		return 0, nil
+	}
+	m := LookUp(t.Origins[origin].Dst, t.Origins[origin].Src, from, to)
+	if rule := lookUpRule(t, abi.RuleUse(abi.RuleOrigin-1+origin), from, to); rule != 0 {
+		m.Action, m.Target = uint8(abi.MatchActionPath), rule-1
+	}
+	if m.Action != uint8(abi.MatchActionPath) {
+		return 0, nil
+	}
+	h, ok := t.Headends[m.Target]
+	if !ok {
+		return 0, fmt.Errorf("the rule of proxy %d names headend %d, which is not there", proxy, m.Target)
+	}
+	return h.Path, nil
+}
+
+func lookUpRule(t tables.Contents, use abi.RuleUse, from, to netip.Addr) (target uint32) {
 	set, ok := t.Rules[0]
 	if !ok {
 		return 0
 	}
-	use, targets, version := abi.RuleUseSuspect, &set.Require, 0
+	steer := use != abi.RuleUseSuspect
+	targets, version := &set.Require, 0
 	if steer {
-		use, targets = abi.RuleUseSteer, &set.Steer
+		targets = &set.Steer
 	}
 	if to.Is4() {
 		version = 1
@@ -320,6 +372,10 @@ func DoOp(t tables.Contents, o tables.Op) {
 		switch o.Table {
 		case tables.MapMatch:
 			p, of := o.Value.(*tables.Prefixes), t.ByUse()[abi.MatchUse(*k)]
+			if *k >= abi.MatchOrigin {
+				t.Origins[uint8(*k-abi.MatchOrigin+1)] = tables.Prefixes{Dst: maps.Clone(p.Dst), Src: maps.Clone(p.Src)}
+				return
+			}
 			clear(of.Dst)
 			clear(of.Src)
 			maps.Copy(of.Dst, p.Dst)
@@ -351,10 +407,15 @@ func set[K comparable, V any](m map[K]V, k *K, v any) {
 }
 
 func CloneTables(t tables.Contents) tables.Contents {
+	origins := map[uint8]tables.Prefixes{}
+	for o, p := range t.Origins {
+		origins[o] = tables.Prefixes{Dst: maps.Clone(p.Dst), Src: maps.Clone(p.Src)}
+	}
 	return tables.Contents{
 		Hops: maps.Clone(t.Hops), Sids: maps.Clone(t.Sids), Sources: maps.Clone(t.Sources), Egresses: maps.Clone(t.Egresses), Headends: maps.Clone(t.Headends), Paths: maps.Clone(t.Paths), Guards: maps.Clone(t.Guards),
 		MatchDst: maps.Clone(t.MatchDst), MatchSrc: maps.Clone(t.MatchSrc), GuardDst: maps.Clone(t.GuardDst), GuardSrc: maps.Clone(t.GuardSrc), Ports: maps.Clone(t.Ports),
 		Proxies: maps.Clone(t.Proxies), LocalDst: maps.Clone(t.LocalDst), LocalSrc: maps.Clone(t.LocalSrc), Rules: maps.Clone(t.Rules),
+		Origins: origins,
 	}
 }
 
@@ -362,7 +423,15 @@ func EqualTables(a, b tables.Contents) bool {
 	return maps.Equal(a.Hops, b.Hops) && maps.Equal(a.Sids, b.Sids) && maps.Equal(a.Sources, b.Sources) && maps.Equal(a.Egresses, b.Egresses) &&
 		maps.Equal(a.Headends, b.Headends) && maps.Equal(a.Paths, b.Paths) && maps.Equal(a.Guards, b.Guards) && maps.Equal(a.MatchDst, b.MatchDst) && maps.Equal(a.MatchSrc, b.MatchSrc) &&
 		maps.Equal(a.GuardDst, b.GuardDst) && maps.Equal(a.GuardSrc, b.GuardSrc) && maps.Equal(a.Ports, b.Ports) &&
-		maps.Equal(a.Proxies, b.Proxies) && maps.Equal(a.LocalDst, b.LocalDst) && maps.Equal(a.LocalSrc, b.LocalSrc) && maps.Equal(a.Rules, b.Rules)
+		maps.Equal(a.Proxies, b.Proxies) && maps.Equal(a.LocalDst, b.LocalDst) && maps.Equal(a.LocalSrc, b.LocalSrc) && maps.Equal(a.Rules, b.Rules) &&
+		maps.EqualFunc(originsOf(a), originsOf(b), tables.Prefixes.Equal)
+}
+
+// originsOf are the tables of functions that have rules in them.
+func originsOf(t tables.Contents) map[uint8]tables.Prefixes {
+	out := maps.Clone(t.Origins)
+	maps.DeleteFunc(out, func(_ uint8, p tables.Prefixes) bool { return len(p.Dst) == 0 })
+	return out
 }
 
 func sortedKeys[V any](m map[uint32]V) []uint32 { return slices.Sorted(maps.Keys(m)) }
