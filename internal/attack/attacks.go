@@ -227,13 +227,13 @@ func attacks() []attack {
 			fromFunction(func(_ context.Context, m *mounting) ([]lab.Sent, error) {
 				return asIs(udp(m.host(), m.service("h3", servicePort), []byte(m.tag))), nil
 			}),
-			always(refused("r2", "not-cached", withoutHeader))},
+			always(refused("r2", "origin-unmatched", "a function made this packet itself, and no chain through the function takes it"))},
 		{Attack{"function-srh", "a whole packet that was held back on the last link, with its SRH and proof, is sent from the namespace of chain d's function", inside},
 			fromFunction(func(ctx context.Context, m *mounting) ([]lab.Sent, error) {
 				p, err := m.capture(ctx, m.tag, true)
 				return whole(p), err
 			}),
-			always(refused("r2", "not-cached", withoutHeader))},
+			always(refused("r2", "outside-sid", "a packet from outside is addressed to the SID block"))},
 		// The last one: it gives the path other secrets.
 		{Attack{"stale-epoch", "a whole packet that was held back is sent when the path has a new epoch", onLink},
 			staleEpoch,
