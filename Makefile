@@ -26,7 +26,7 @@ export CGO_ENABLED := 0
 
 .PHONY: help
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: demo
 demo: deps-run build ## see it: a chain on this machine, proven and then tampered with (root)
@@ -41,6 +41,10 @@ test: deps-run deps-test build ## every test, in the kernel and end to end (root
 .PHONY: test-kernels
 test-kernels: deps-kernels ## the same, a part of them, on Debian's kernels 6.1 and 6.12 in qemu (no root)
 	@go run ./test/kernels $(KERNELS_ARGS)
+
+.PHONY: check-kernels
+check-kernels: deps-kernels ## what every change must pass on the oldest and the newest kernels, in qemu (no root)
+	@go run ./test/kernels -gate $(KERNELS_ARGS)
 
 .PHONY: unit
 unit: ## the tests that need no root

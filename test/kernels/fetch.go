@@ -1,13 +1,29 @@
 package main
 
 import (
+	"bytes"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
 	"fmt"
+	"io"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
+)
+
+// newestSeries stands for the newest kernel of newestSuite.
+const newestSeries = "newest"
+
+// Where Debian has its newest kernels, and the keys that it signs them with.
+const (
+	newestSuite = "trixie-backports"
+	debianKeys  = "/usr/share/keyrings/debian-archive-keyring.gpg"
 )
 
 // kernel is an unpacked package.
@@ -17,51 +33,158 @@ type kernel struct {
 	modules string // folder of its modules
 }
 
-// fetchKernel downloads the newest kernel of a series that apt knows, and unpacks it.
+// apt is a way to packages: this machine's, or one with sources and lists of its own.
+type apt struct {
+	options []string
+}
+
+// fetchKernel downloads the newest kernel of a series, and unpacks it in dir. Downloads are
+// kept in the user's cache; apt compares their checksums each time.
 func fetchKernel(ctx context.Context, dir, series, deb string) (k kernel, err error) {
+	files := []string{deb}
 	if deb == "" {
-		pkg, err := newestPackage(ctx, series)
+		if files, err = download(ctx, dir, series); err != nil {
+			return k, err
+		}
+	}
+	root := filepath.Join(dir, "root")
+	for _, f := range files {
+		if said, err := exec.CommandContext(ctx, "dpkg-deb", "-x", f, root).CombinedOutput(); err != nil {
+			return k, fmt.Errorf("unpack %s: %w\n%s", f, err, said)
+		}
+	}
+	return findKernel(root, strings.Join(files, " "))
+}
+
+// findKernel finds the one kernel of an unpacked package: in /boot, or from 6.19 on among
+// its modules.
+func findKernel(root, of string) (k kernel, err error) {
+	var images []string
+	for _, pattern := range []string{"boot/vmlinuz-*", "lib/modules/*/vmlinuz", "usr/lib/modules/*/vmlinuz"} {
+		found, err := filepath.Glob(filepath.Join(root, pattern))
 		if err != nil {
 			return k, err
 		}
-		cmd := exec.CommandContext(ctx, "apt-get", "-qq", "download", pkg)
-		cmd.Dir = dir
-		if said, err := cmd.CombinedOutput(); err != nil {
-			return k, fmt.Errorf("apt-get download %s: %w\n%s", pkg, err, said)
-		}
-		files, err := filepath.Glob(filepath.Join(dir, "*.deb"))
-		if err != nil || len(files) != 1 {
-			return k, fmt.Errorf("apt-get download %s: got %v, want one package", pkg, files)
-		}
-		deb = files[0]
+		images = append(images, found...)
 	}
-	root := filepath.Join(dir, "root")
-	if said, err := exec.CommandContext(ctx, "dpkg-deb", "-x", deb, root).CombinedOutput(); err != nil {
-		return k, fmt.Errorf("unpack %s: %w\n%s", deb, err, said)
-	}
-	images, err := filepath.Glob(filepath.Join(root, "boot", "vmlinuz-*"))
-	if err != nil || len(images) != 1 {
-		return k, fmt.Errorf("%s has the kernels %v, want one", deb, images)
+	if len(images) != 1 {
+		return k, fmt.Errorf("%s: has %d kernels, want one; is it a package linux-image-*?", of, len(images))
 	}
 	k.image = images[0]
 	k.name = strings.TrimPrefix(filepath.Base(k.image), "vmlinuz-")
+	if k.name == "vmlinuz" {
+		k.name = filepath.Base(filepath.Dir(k.image))
+	}
 	for _, top := range []string{"lib", "usr/lib"} {
-		k.modules = filepath.Join(root, top, "modules", k.name)
+		k.modules = filepath.Join(root, top, "modules", k.name, "kernel")
 		if _, err = os.Stat(k.modules); err == nil {
 			return k, nil
 		}
 	}
-	return k, fmt.Errorf("%s has no modules: %w", deb, err)
+	return k, fmt.Errorf("%s: has no modules for %s: %w", of, k.name, err)
 }
 
-// newestPackage asks apt for a series' kernels: those for this architecture, signed
-// or not, without "cloud" and "rt" in their names.
-func newestPackage(ctx context.Context, series string) (string, error) {
-	out, err := exec.CommandContext(ctx, "apt-cache", "pkgnames", "linux-image-"+series).Output()
-	if err != nil {
-		return "", fmt.Errorf("ask apt-cache for kernels: %w", err)
+// download gets the packages of the newest kernel of a series.
+func download(ctx context.Context, dir, series string) ([]string, error) {
+	a := apt{}
+	var err error
+	if series == newestSeries {
+		if a, err = backports(ctx, filepath.Join(dir, "apt")); err != nil {
+			return nil, err
+		}
 	}
-	name := regexp.MustCompile(`^linux-image-` + regexp.QuoteMeta(series) + `\.[0-9][0-9a-z.+~-]*-amd64$`)
+	pkg, err := a.newest(ctx, series)
+	if err != nil {
+		return nil, err
+	}
+	cache, err := cacheFolder(dir)
+	if err != nil {
+		return nil, err
+	}
+	parts, err := a.parts(ctx, pkg)
+	if err != nil {
+		return nil, err
+	}
+	var files []string
+	for _, p := range parts {
+		f, err := a.download(ctx, cache, p)
+		if err != nil {
+			return nil, err
+		}
+		files = append(files, f)
+	}
+	return files, nil
+}
+
+// cacheFolder is where downloads are kept; dir where the user has no cache.
+func cacheFolder(dir string) (string, error) {
+	if top, err := os.UserCacheDir(); err == nil {
+		dir = filepath.Join(top, "waystamp", "kernels")
+	}
+	return dir, os.MkdirAll(dir, 0o755)
+}
+
+func (a apt) run(ctx context.Context, dir string, args ...string) ([]byte, error) {
+	var errs bytes.Buffer
+	cmd := exec.CommandContext(ctx, args[0], slices.Concat(a.options, args[1:])...)
+	cmd.Dir, cmd.Stderr = dir, &errs
+	out, err := cmd.Output()
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w\n%s", strings.Join(args, " "), err, errs.Bytes())
+	}
+	return out, nil
+}
+
+// backports gives apt sources and lists of its own, in dir, with the suite that has the
+// newest kernels, from the place that this machine's packages come from.
+func backports(ctx context.Context, dir string) (a apt, err error) {
+	out, err := a.run(ctx, "", "apt-get", "indextargets", "--format", "$(ORIGIN) $(CODENAME) $(REPO_URI)", "Identifier: Packages")
+	if err != nil {
+		return a, err
+	}
+	from := ""
+	for line := range strings.Lines(string(out)) {
+		f := strings.Fields(line)
+		// Of the archive, not of the one for security.
+		if len(f) == 3 && f[0] == "Debian" && !strings.Contains(f[1], "-") && from == "" {
+			from = f[2]
+		}
+	}
+	if from == "" {
+		return a, errors.New("apt knows no source of Debian, so the newest kernel cannot be had (apt-get update?); leave it out with -only")
+	}
+	for _, d := range []string{"lists/partial", "cache/archives/partial"} {
+		if err := os.MkdirAll(filepath.Join(dir, d), 0o755); err != nil {
+			return a, err
+		}
+	}
+	sources := filepath.Join(dir, "sources.list")
+	text := fmt.Sprintf("deb [signed-by=%s] %s %s main\n", debianKeys, from, newestSuite)
+	if err := os.WriteFile(sources, []byte(text), 0o644); err != nil {
+		return a, err
+	}
+	for _, o := range []string{
+		"Dir::Etc::sourcelist=" + sources, "Dir::Etc::sourceparts=-", "Dir::State::lists=" + filepath.Join(dir, "lists"),
+		"Dir::Cache=" + filepath.Join(dir, "cache"), "Dir::State::status=/dev/null", "Acquire::Languages=none",
+	} {
+		a.options = append(a.options, "-o", o)
+	}
+	_, err = a.run(ctx, "", "apt-get", "-qq", "update")
+	return a, err
+}
+
+// newest asks for a series' kernels: those for this architecture, signed or not, without
+// "cloud" and "rt" in their names.
+func (a apt) newest(ctx context.Context, series string) (string, error) {
+	prefix, pattern := "linux-image-"+series, `^linux-image-`+regexp.QuoteMeta(series)+`\.[0-9][0-9a-z.+~-]*-amd64$`
+	if series == newestSeries {
+		prefix, pattern = "linux-image-", `^linux-image-[0-9]+\.[0-9][0-9a-z.+~-]*-amd64$`
+	}
+	out, err := a.run(ctx, "", "apt-cache", "pkgnames", prefix)
+	if err != nil {
+		return "", err
+	}
+	name := regexp.MustCompile(pattern)
 	newest := ""
 	for p := range strings.FieldsSeq(string(out)) {
 		if !name.MatchString(p) || strings.Contains(p, "-rt-") || strings.Contains(p, "-cloud-") {
@@ -72,7 +195,84 @@ func newestPackage(ctx context.Context, series string) (string, error) {
 		}
 	}
 	if newest == "" {
-		return "", fmt.Errorf("apt knows no package linux-image-%s.*-amd64; Debian 12 has it (apt-get update?), or name a file with -deb", series)
+		return "", fmt.Errorf("apt knows no package %s.*-amd64; Debian 12 has it (apt-get update?), or name a file with -deb", prefix)
 	}
 	return newest, nil
+}
+
+// parts are a kernel's package and those that its files are in besides.
+func (a apt) parts(ctx context.Context, pkg string) ([]string, error) {
+	out, err := a.run(ctx, "", "apt-cache", "show", pkg)
+	if err != nil {
+		return nil, err
+	}
+	parts := []string{pkg}
+	for line := range strings.Lines(string(out)) {
+		depends, ok := strings.CutPrefix(line, "Depends: ")
+		if !ok {
+			continue
+		}
+		for d := range strings.SplitSeq(depends, ",") {
+			p, _, _ := strings.Cut(strings.TrimSpace(d), " ")
+			if strings.HasPrefix(p, "linux-binary-") || strings.HasPrefix(p, "linux-modules-") {
+				parts = append(parts, p)
+			}
+		}
+		break // older versions of the same package follow
+	}
+	return parts, nil
+}
+
+// download gets one package, unless the file is in the cache already, whole.
+func (a apt) download(ctx context.Context, cache, pkg string) (string, error) {
+	// apt takes a file that is there for whole; so it is asked elsewhere where the file comes from.
+	uris, err := a.run(ctx, os.TempDir(), "apt-get", "-qq", "--print-uris", "download", pkg)
+	if err != nil {
+		return "", err
+	}
+	// 'URI' FILE SIZE SHA256:HEX
+	f := strings.Fields(string(uris))
+	sum, ok := "", false
+	if len(f) == 4 {
+		sum, ok = strings.CutPrefix(f[3], "SHA256:")
+	}
+	if !ok {
+		return "", fmt.Errorf("apt-get --print-uris download %s: got %q, want an address, a file, a size and SHA256", pkg, uris)
+	}
+	file := filepath.Join(cache, f[1])
+	if checkSum(file, sum) == nil {
+		return file, nil
+	}
+	// Also older versions of it.
+	old, err := filepath.Glob(filepath.Join(cache, pkg+"_*.deb"))
+	if err != nil {
+		return "", err
+	}
+	for _, o := range old {
+		if err := os.Remove(o); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return "", err
+		}
+	}
+	fmt.Printf("kernels: fetching %s\n", f[1])
+	if _, err := a.run(ctx, cache, "apt-get", "-qq", "download", pkg); err != nil {
+		return "", err
+	}
+	return file, checkSum(file, sum)
+}
+
+// checkSum compares a file with its SHA-256 in hexadecimal.
+func checkSum(file, want string) error {
+	f, err := os.Open(file)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	h := sha256.New()
+	if _, err := io.Copy(h, f); err != nil {
+		return err
+	}
+	if got := hex.EncodeToString(h.Sum(nil)); got != want {
+		return fmt.Errorf("%s: has SHA-256 %s, want %s", file, got, want)
+	}
+	return nil
 }

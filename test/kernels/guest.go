@@ -23,7 +23,12 @@ func guest() {
 	if err != nil {
 		out = os.Stdout
 	}
-	if err := errors.Join(err, runSteps(out)); err != nil {
+	err = errors.Join(err, runSteps(out))
+	fault, logErr := kernelFault()
+	if fault != "" {
+		logErr = fmt.Errorf("the kernel logged a fault of its own: %s", fault)
+	}
+	if err := errors.Join(err, logErr); err != nil {
 		fmt.Fprintf(out, "%sfailed %s\n", mark, strings.ReplaceAll(err.Error(), "\n", "; "))
 	}
 	out.Close()

@@ -6,7 +6,11 @@
 // run is a failure. make test-kernels calls it.
 // In the machine it is the first process.
 //
-//	kernels [-only 6.1,6.12] [-step NAME] [-run PATTERN] [-deb FILE]
+//	kernels [-gate] [-only 6.1,6.12] [-step NAME] [-run PATTERN] [-deb FILE]
+//
+// With -gate it does what every change must pass, make check-kernels: a few tests on three kernels,
+// and how much of the verifier's limits the programs take, compared with verifier.golden (-update
+// writes it).
 package main
 
 import (
@@ -14,6 +18,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -25,11 +30,16 @@ import (
 )
 
 // series are the kernels that are tried when nobody says which: the oldest that
-// is supported, without tcx, and the long-term one that has it.
-var series = []string{"6.1", "6.12"}
+// is supported, without tcx, and the long-term one that has it. Every change must also pass
+// the newest.
+var (
+	series     = []string{"6.1", "6.12"}
+	gateSeries = append(slices.Clone(series), newestSeries)
+)
 
 type options struct {
-	only, step, run, deb, skips string
+	only, step, run, deb, skips, verifier string
+	gate, update                          bool
 }
 
 func main() {
@@ -38,11 +48,14 @@ func main() {
 		return
 	}
 	var o options
-	flag.StringVar(&o.only, "only", strings.Join(series, ","), "`series` of kernels, such as 6.1")
+	flag.BoolVar(&o.gate, "gate", false, "only what every change must pass, on "+strings.Join(gateSeries, ", "))
+	flag.BoolVar(&o.update, "update", false, "write what the verifier says to the file of -verifier, instead of comparing")
+	flag.StringVar(&o.only, "only", "", "`series` of kernels, such as 6.1,newest (default "+strings.Join(series, ",")+")")
 	flag.StringVar(&o.step, "step", "", "run only the `step` of this name")
 	flag.StringVar(&o.run, "run", "", "of each step only the tests that match this `pattern`")
 	flag.StringVar(&o.deb, "deb", "", "a kernel `package` to use for the one series of -only")
 	flag.StringVar(&o.skips, "skips", "test/kernels/skips.golden", "`file` that lists what a kernel cannot, with reasons")
+	flag.StringVar(&o.verifier, "verifier", "test/kernels/verifier.golden", "`file` with what the verifiers of before said")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
@@ -66,7 +79,21 @@ func run(ctx context.Context, o options) (err error) {
 	if err != nil {
 		return err
 	}
-	steps := slices.DeleteFunc(allSteps(), func(s step) bool { return o.step != "" && s.name != o.step })
+	kernels, all := series, allSteps()
+	if o.gate {
+		kernels, all = gateSeries, gateSteps()
+	}
+	if o.only != "" {
+		kernels = strings.Split(o.only, ",")
+	}
+	if o.deb != "" && len(kernels) != 1 {
+		return fmt.Errorf("-deb is for one kernel; say with -only which of %s it is", strings.Join(kernels, ", "))
+	}
+	golden, err := readVerifier(o.verifier)
+	if err != nil {
+		return err
+	}
+	steps := slices.DeleteFunc(all, func(s step) bool { return o.step != "" && s.name != o.step })
 	if len(steps) == 0 {
 		return fmt.Errorf("there is no step %q", o.step)
 	}
@@ -75,8 +102,8 @@ func run(ctx context.Context, o options) (err error) {
 		return err
 	}
 	failed := false
-	for _, name := range strings.Split(o.only, ",") {
-		ok, err := tryKernel(ctx, work, name, o, steps, built, skips)
+	for _, name := range kernels {
+		ok, err := tryKernel(ctx, work, name, o, steps, built, skips, golden)
 		if err != nil {
 			return fmt.Errorf("Linux %s: %w", name, err)
 		}
@@ -116,7 +143,7 @@ func buildTests(ctx context.Context, work string, steps []step) (map[string]stri
 }
 
 // tryKernel boots one kernel and tells what its tests came to.
-func tryKernel(ctx context.Context, work, name string, o options, steps []step, built map[string]string, skips skipList) (ok bool, err error) {
+func tryKernel(ctx context.Context, work, name string, o options, steps []step, built map[string]string, skips skipList, golden verifierFigures) (ok bool, err error) {
 	dir := filepath.Join(work, name)
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		return false, err
@@ -140,8 +167,17 @@ func tryKernel(ctx context.Context, work, name string, o options, steps []step, 
 		return false, err
 	}
 	ok = r.finish()
+	if len(r.verifier) > 0 {
+		if o.update {
+			maps.DeleteFunc(golden, func(k verifierKey, _ verifierFigure) bool { return k.kernel == name })
+			maps.Copy(golden, r.verifier)
+			err = golden.write(o.verifier)
+		} else {
+			ok = r.verifier.compare(os.Stdout, golden, name) && ok
+		}
+	}
 	fmt.Printf("== Linux %s: %d passed, %d failed, %d skipped in %.0f s\n", name, r.passed, r.failed, r.skipped, time.Since(begun).Seconds())
-	return ok, nil
+	return ok, err
 }
 
 // boot runs the machine until it turns itself off.

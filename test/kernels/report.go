@@ -66,6 +66,8 @@ type report struct {
 	said    bytes.Buffer
 	problem []string
 
+	verifier verifierFigures
+
 	passed, failed, skipped int
 }
 
@@ -162,6 +164,12 @@ func (r *report) test(line string) {
 			}
 		}
 		r.said.Reset()
+		return
+	}
+	if strings.HasPrefix(line, verifierMark) {
+		if err := r.verifier.add(r.kernel, line); err != nil {
+			r.problem = append(r.problem, err.Error())
+		}
 		return
 	}
 	// Tests that run beside each other mix what they say; none of it is lost.
