@@ -20,8 +20,8 @@
 static __always_inline int unknown(struct __sk_buff *skb,
 				   const struct ws_proxy *p, bool made)
 {
-	struct cursor c = ctx_cursor(skb);
 	const struct eth_hdr *eth;
+	struct cursor c;
 	struct ip in;
 
 	proxy_count(p, tx_not_cached);
@@ -30,6 +30,8 @@ static __always_inline int unknown(struct __sk_buff *skb,
 	if (p->on_unknown != WS_ON_UNKNOWN_PLAIN)
 		return ws_refuse(skb, REASON(NOT_CACHED), 0);
 	proxy_count(p, tx_plain);
+	/* Some verifiers take pointers of before a tail call for lost. */
+	c = ctx_cursor(skb);
 	eth = cursor_take(&c, struct eth_hdr);
 	if (!eth || !ip_take(&c, eth_is_ip4(eth), &in))
 		return ws_refuse(skb, REASON(BOUNDS_BUG), 0);
