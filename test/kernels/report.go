@@ -178,6 +178,9 @@ func (r *report) test(line string) {
 	}
 }
 
+// begun tells whether the guest has said anything.
+func (r *report) begun() bool { return r.at >= 0 || r.done > 0 || len(r.problem) > 0 }
+
 // ended tells whether all steps were run.
 func (r *report) ended() bool { return r.done == len(r.steps) || len(r.problem) > 0 }
 
