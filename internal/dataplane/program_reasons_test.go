@@ -116,16 +116,17 @@ func headendEntry(r *rig, path uint32) (uint32, abi.Headend) {
 // the tests that this one names.
 func TestEveryReasonIsProduced(t *testing.T) {
 	produced := map[abi.Reason]string{
-		abi.ReasonPathMTU:        "TestHeadendLearnsFromPacketTooBig",
-		abi.ReasonIp6Length:      "TestIPv6PacketShorterThanItSaysTakesNoChain",
-		abi.ReasonTrainTooBig:    "TestHeadendStampsTrains",
-		abi.ReasonTruncated:      "TestTruncatedHeaders",
-		abi.ReasonEdgeTruncated:  "TestTruncatedHeaders",
-		abi.ReasonVLANTags:       "TestSecondPriorityTagIsRefused",
-		abi.ReasonLeakSID:        "TestWhatMayLeaveTheDomain",
-		abi.ReasonLeakSRH:        "TestWhatMayLeaveTheDomain",
-		abi.ReasonUnverified:     "TestWhatMayLeaveTheDomain",
-		abi.ReasonLeaveTruncated: "TestTruncatedPacketDoesNotLeave",
+		abi.ReasonPathMTU:         "TestHeadendLearnsFromPacketTooBig",
+		abi.ReasonIp6Length:       "TestIPv6PacketShorterThanItSaysTakesNoChain",
+		abi.ReasonTrainTooBig:     "TestHeadendStampsTrains",
+		abi.ReasonTruncated:       "TestTruncatedHeaders",
+		abi.ReasonEdgeTruncated:   "TestTruncatedHeaders",
+		abi.ReasonVLANTags:        "TestSecondPriorityTagIsRefused",
+		abi.ReasonLeakSID:         "TestWhatMayLeaveTheDomain",
+		abi.ReasonLeakSRH:         "TestWhatMayLeaveTheDomain",
+		abi.ReasonUnverified:      "TestWhatMayLeaveTheDomain",
+		abi.ReasonLeaveTruncated:  "TestTruncatedPacketDoesNotLeave",
+		abi.ReasonOriginUnmatched: "TestWhatAFunctionMakesTakesTheRestOfItsChain",
 	}
 	// Those of the proxy, which has tests of its own.
 	for _, r := range []abi.Reason{

@@ -258,10 +258,10 @@ func TestNoBranchTellsWhereATagIsWrong(t *testing.T) {
 			verifiers += n
 		}
 	}
-	// Both programs for core and the one for options before the SRH, and the
-	// headend's and the functions', which may go on as an egress.
-	if want := 5 * 3; verifiers != want {
-		t.Errorf("%d comparisons of proofs found, want %d: keyed, keyed-flow and opot in five programs", verifiers, want)
+	// Both programs for core and the one for options before the SRH, and those of the
+	// headend, of functions and of what these make, which may go on as an egress.
+	if want := 6 * 3; verifiers != want {
+		t.Errorf("%d comparisons of proofs found, want %d: keyed, keyed-flow and opot in six programs", verifiers, want)
 	}
 }
 
