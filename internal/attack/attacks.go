@@ -170,7 +170,7 @@ func attacks() []attack {
 			always(refused("r6", "unproven", "which chain $-a requires, came without proof"))},
 		{Attack{"back-door", "the same, into the egress node by an interface that is not in its plan", "somebody on another link of r6"},
 			backDoor,
-			always(refused("r6", "unverified", "without having been verified here"))},
+			always(refused("r6", "unverified", "without having been verified"))},
 		{Attack{"tagged-back-door", "the same, behind two priority tags, through a bridge that the egress's edge interface is in", "somebody on a bridge at r6"},
 			taggedBackDoor,
 			always(refused("r6", "vlan-tags", "has VLAN tags that hide what it holds"))},
