@@ -55,7 +55,7 @@ func ensurePinDir(dir string) error {
 		if rel, err := filepath.Rel(bpfRoot, filepath.Clean(dir)); err != nil || !filepath.IsLocal(rel) {
 			return fmt.Errorf("pin directory %s is not on a bpf filesystem; choose one below %s", dir, bpfRoot)
 		}
-		if err := mountBPF(); err != nil {
+		if err := MountBPF(); err != nil {
 			return err
 		}
 	}
@@ -65,9 +65,9 @@ func ensurePinDir(dir string) error {
 	return nil
 }
 
-// mountBPF refuses where the mount, and the pins with it, would be gone with
+// MountBPF mounts the bpf filesystem at its place. It refuses where the mount, and the pins with it, would be gone with
 // the process: in the private mount namespace that `ip netns exec` makes.
-func mountBPF() error {
+func MountBPF() error {
 	if private, err := privateMounts(); err != nil {
 		return err
 	} else if private {

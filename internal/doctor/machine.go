@@ -189,9 +189,7 @@ func pins(dir string) Finding {
 	if st.Type != unix.BPF_FS_MAGIC {
 		f := c.no("the data path would end with the agent", "mount -t bpf bpf "+bpfRoot, "%s is not on a bpf file system", dir)
 		if rel, err := filepath.Rel(bpfRoot, dir); err == nil && filepath.IsLocal(rel) {
-			f.fix = func() error {
-				return unix.Mount("bpf", bpfRoot, "bpf", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=0700")
-			}
+			f.fix = dataplane.MountBPF
 		}
 		return f
 	}

@@ -27,7 +27,8 @@ func TestDoctorFindsWhatAProcessLacks(t *testing.T) {
 			"fatal    bpf-fs: /sys/fs/bpf/waystamp is not on a bpf file system", "mend it: mount -t bpf bpf /sys/fs/bpf",
 		}},
 		"no bpf file system, and it mends that": {
-			[]string{"unshare", "-m", "sh", "-c", "mount -t tmpfs tmpfs /sys/fs/bpf && " + doctor + " --fix && grep -q ' /sys/fs/bpf bpf ' /proc/mounts"},
+			// Its shell is process 1 there, so that these mounts are taken for the machine's.
+			[]string{"unshare", "-m", "-p", "-f", "--mount-proc", "sh", "-c", "mount -t tmpfs tmpfs /sys/fs/bpf && " + doctor + " --fix && grep -q ' /sys/fs/bpf bpf ' /proc/mounts"},
 			0, []string{"doctor: mount -t bpf bpf /sys/fs/bpf", "this machine is fit"},
 		},
 		"few files": {[]string{"sh", "-c", "ulimit -n 512 && " + doctor}, 1, []string{"a process may have 512 files open"}},
