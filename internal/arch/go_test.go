@@ -28,6 +28,7 @@ var level = map[string]int{
 	"internal/host":             3,
 	"internal/planfile":         3,
 	"internal/routing":          3,
+	"internal/store":            3,
 	"internal/tables":           3,
 	"internal/dataplane":        4,
 	"internal/netfilter":        4,
@@ -76,6 +77,7 @@ var home = map[string][]string{
 	"github.com/vishvananda/netlink": {"internal/host"},
 	"github.com/cilium/ebpf":         {"internal/dataplane", "internal/bench/meter", "tools/abigen"},
 	"github.com/spf13/cobra":         {"internal/cli", "internal/command", "internal/labcli", "tools/refgen"},
+	"go.etcd.io/bbolt":               {"internal/store"},
 	"github.com/goccy/go-yaml":       {"internal/manifest", "internal/pot", "internal/yamlfile"},
 	"unsafe":                         {"internal/host", "internal/dataplane", "internal/stream/sandbox"}, // the ethtool ioctl; memory that others write, too; Landlock and seccomp
 }
