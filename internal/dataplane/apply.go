@@ -103,6 +103,9 @@ func (d *Dataplane) applyInPlace(n plan.Node, t *topology, left *leftOut) (probl
 			err = errors.Join(err, u.run())
 		}
 	}()
+	if err := d.need(g, programsOf(n, t.bindings)); err != nil {
+		return nil, err
+	}
 	// Before a packet goes to a function, what comes back from it is met.
 	if err := d.attachReturns(g, t.bindings, &u, left); err != nil {
 		return nil, err
@@ -190,7 +193,7 @@ func (d *Dataplane) applyAnew(n plan.Node, cfg abi.Config, t *topology, left *le
 		return nil, err
 	}
 
-	g, err := d.buildGeneration(cfg, l, carry)
+	g, err := d.buildGeneration(cfg, l, carry, programsOf(n, t.bindings))
 	if err != nil {
 		return nil, err
 	}

@@ -42,7 +42,13 @@ func (d *Dataplane) TestRun(role model.Role, xdp bool, frame []byte, repeat int)
 		d.mu.Unlock()
 		return 0, 0, errors.New("test run: no plan is in force")
 	}
-	p, err := d.gen.programs[programFor(role, h)].Clone()
+	name := programFor(role, h)
+	err := d.need(d.gen, []string{name})
+	if err != nil {
+		d.mu.Unlock()
+		return 0, 0, fmt.Errorf("test run: %w", err)
+	}
+	p, err := d.gen.programs[name].Clone()
 	d.mu.Unlock()
 	if err != nil {
 		return 0, 0, fmt.Errorf("test run: %w", err)

@@ -8,7 +8,8 @@
 // Programs and maps are pinned and outlive the process. Below
 // PinDir/Instance:
 //
-//	gen-SEQ-HASH/       the maps and programs of one generation
+//	gen-SEQ-HASH/       the maps of one generation, and the programs that a plan
+//	                    has needed so far
 //	links/HOOK-IFINDEX-NETNS
 //	                    what holds a program of it to an interface: at tc, xdp,
 //	                    from (where functions send to) or out (TC egress)

@@ -61,7 +61,7 @@ type generation struct {
 	dir      string
 	limits   tables.Limits
 	maps     map[tables.Map]*ebpf.Map
-	programs map[string]*ebpf.Program
+	programs map[string]*ebpf.Program // those that a plan has needed; see need
 }
 
 func (g *generation) close() error {
@@ -173,10 +173,16 @@ func (g *generation) load() error {
 			}
 		}
 		p, err := ebpf.LoadPinnedProgram(filepath.Join(g.dir, o.Program), nil)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // no plan has needed it
+		}
 		if err != nil {
 			return fmt.Errorf("program %s: %w", o.Program, err)
 		}
 		g.programs[o.Program] = p
+	}
+	if len(g.programs) == 0 {
+		return errors.New("none of its programs is there")
 	}
 	steer, err := g.openMatch(abi.MatchUseSteer)
 	if err != nil {
@@ -220,9 +226,9 @@ func sizeOf(t tables.Map, ms *ebpf.MapSpec, l tables.Limits) uint32 {
 	return ms.MaxEntries
 }
 
-// buildGeneration loads all programs with empty maps of their own and pins them
-// in a directory that nobody else looks at.
-func (d *Dataplane) buildGeneration(cfg abi.Config, l tables.Limits, carry map[tables.Map]*ebpf.Map) (_ *generation, err error) {
+// buildGeneration loads programs with empty maps of their own and pins them in a
+// directory that nobody else looks at.
+func (d *Dataplane) buildGeneration(cfg abi.Config, l tables.Limits, carry map[tables.Map]*ebpf.Map, programs []string) (_ *generation, err error) {
 	g := &generation{
 		identity: identityOf(cfg), limits: l,
 		dir:  filepath.Join(d.dir, "new-"+rand.Text()),
@@ -249,7 +255,7 @@ func (d *Dataplane) buildGeneration(cfg abi.Config, l tables.Limits, carry map[t
 		}
 	}()
 
-	if err := d.loadObjects(g, cfg, carry); err != nil {
+	if err := d.loadObjects(g, cfg, carry, programs); err != nil {
 		return nil, err
 	}
 	for name, m := range g.maps {
@@ -260,13 +266,8 @@ func (d *Dataplane) buildGeneration(cfg abi.Config, l tables.Limits, carry map[t
 			return nil, fmt.Errorf("pin map %s: %w", name, err)
 		}
 	}
-	for name, p := range g.programs {
-		if err := d.cfg.step(stepPin, name); err != nil {
-			return nil, err
-		}
-		if err := p.Pin(filepath.Join(g.dir, name)); err != nil {
-			return nil, fmt.Errorf("pin program %s: %w", name, err)
-		}
+	if err := d.pinPrograms(g, programs); err != nil {
+		return nil, err
 	}
 	return g, nil
 }
@@ -281,46 +282,71 @@ func newFingerprintKey() (key [2]uint64, err error) {
 	return [2]uint64{binary.NativeEndian.Uint64(b[:8]), binary.NativeEndian.Uint64(b[8:])}, nil
 }
 
-// loadObjects makes the maps of g, and then its programs with them: as many at
-// once as there are CPUs, since the verifier takes a tenth of a second or more for
-// each.
-func (d *Dataplane) loadObjects(g *generation, cfg abi.Config, carry map[tables.Map]*ebpf.Map) error {
-	specs := make([]*ebpf.CollectionSpec, len(object.All))
-	for i, o := range object.All {
+// pinPrograms pins programs of g.
+func (d *Dataplane) pinPrograms(g *generation, programs []string) error {
+	for _, name := range programs {
+		if err := d.cfg.step(stepPin, name); err != nil {
+			return err
+		}
+		if err := g.programs[name].Pin(filepath.Join(g.dir, name)); err != nil {
+			return fmt.Errorf("pin program %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// loadObjects makes the maps of g, those that no program uses yet among them, and
+// loads programs with them.
+func (d *Dataplane) loadObjects(g *generation, cfg abi.Config, carry map[tables.Map]*ebpf.Map, programs []string) error {
+	for _, o := range object.All {
 		spec, err := o.Load()
 		if err != nil {
 			return fmt.Errorf("read the object of %s: %w", o.Program, err)
 		}
-		if v := spec.Variables["cfg"]; v != nil {
-			if err := v.Set(cfg); err != nil {
-				return fmt.Errorf("configure %s: %w", o.Program, err)
-			}
-		}
 		if err := d.makeMaps(g, spec, carry); err != nil {
 			return err
 		}
-		specs[i] = spec
 	}
 	if err := g.emptyMatch(); err != nil {
 		return err
 	}
-	loaded := make([]*ebpf.Program, len(object.All))
+	return d.loadPrograms(g, cfg, programs)
+}
+
+// loadPrograms loads programs with the maps of g: as many at once as there are CPUs,
+// since the verifier takes a tenth of a second or more for each.
+func (d *Dataplane) loadPrograms(g *generation, cfg abi.Config, programs []string) error {
+	specs := make([]*ebpf.CollectionSpec, len(programs))
+	for i, name := range programs {
+		spec, err := object.Load(name)
+		if err != nil {
+			return fmt.Errorf("read the object of %s: %w", name, err)
+		}
+		if err := spec.Variables[object.VarConfig].Set(cfg); err != nil {
+			return fmt.Errorf("configure %s: %w", name, err)
+		}
+		if err := g.sizeMaps(spec); err != nil {
+			return err
+		}
+		specs[i] = spec
+	}
+	loaded := make([]*ebpf.Program, len(programs))
 	var load errgroup.Group
 	load.SetLimit(runtime.GOMAXPROCS(0))
 	var broken error
-	for i, o := range object.All {
-		if broken = d.cfg.step(stepLoad, o.Program); broken != nil {
+	for i, name := range programs {
+		if broken = d.cfg.step(stepLoad, name); broken != nil {
 			break
 		}
 		load.Go(func() (err error) {
-			loaded[i], err = loadProgram(o.Program, specs[i], g.maps)
+			loaded[i], err = loadProgram(name, specs[i], g.maps)
 			return err
 		})
 	}
 	err := errors.Join(broken, load.Wait())
 	for i, p := range loaded {
 		if p != nil { // also if another could not be loaded: g closes it
-			g.programs[object.All[i].Program] = p
+			g.programs[programs[i]] = p
 		}
 	}
 	if err != nil {
@@ -329,12 +355,103 @@ func (d *Dataplane) loadObjects(g *generation, cfg abi.Config, carry map[tables.
 	return g.connect()
 }
 
+// need loads what g lacks of the programs. They are configured as those that it has.
+// If one cannot be had, g is as it was.
+func (d *Dataplane) need(g *generation, programs []string) (err error) {
+	var missing []string
+	for _, name := range programs {
+		if g.programs[name] == nil {
+			missing = append(missing, name)
+		}
+	}
+	if len(missing) == 0 {
+		return nil
+	}
+	defer func() {
+		if err == nil {
+			return
+		}
+		for _, name := range missing {
+			if p := g.programs[name]; p != nil {
+				err = errors.Join(err, p.Unpin(), p.Close())
+				delete(g.programs, name)
+			}
+		}
+	}()
+	cfg, err := g.config()
+	if err != nil {
+		return fmt.Errorf("read how the programs at work are configured: %w", err)
+	}
+	if err := d.loadPrograms(g, cfg, missing); err != nil {
+		return err
+	}
+	return d.pinPrograms(g, missing)
+}
+
+// config is what the programs of g were loaded with. Nothing but they holds the key
+// of the caches.
+func (g *generation) config() (abi.Config, error) {
+	for name, p := range g.programs {
+		return configOf(name, p)
+	}
+	return abi.Config{}, errors.New("none is there")
+}
+
+// configOf reads the constants of a program.
+func configOf(name string, p *ebpf.Program) (cfg abi.Config, err error) {
+	spec, err := object.Load(name)
+	if err != nil {
+		return cfg, err
+	}
+	v := spec.Variables[object.VarConfig]
+	info, err := p.Info()
+	if err != nil {
+		return cfg, err
+	}
+	ids, _ := info.MapIDs()
+	for _, id := range ids {
+		b, err := constants(id)
+		if err != nil {
+			return cfg, fmt.Errorf("read the constants of %s: %w", name, err)
+		}
+		if b == nil {
+			continue
+		}
+		if from := int(v.Offset); from+int(v.Size()) <= len(b) {
+			_, err = binary.Decode(b[from:], binary.NativeEndian, &cfg)
+			return cfg, err
+		}
+	}
+	return cfg, fmt.Errorf("%s has no constants", name)
+}
+
+// constants are those of a program, if that is what the map holds; else nil.
+func constants(id ebpf.MapID) (b []byte, err error) {
+	m, err := ebpf.NewMapFromID(id)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, m.Close()) }()
+	info, err := m.Info()
+	if err != nil {
+		return nil, err
+	}
+	if !strings.HasSuffix(info.Name, ".rodata") {
+		return nil, nil
+	}
+	return m.LookupBytes(uint32(0))
+}
+
 // connect gives the programs of g those that they hand packets over to. The
 // kernel forgets them when nothing outside of it holds the map any more: no pin, and
 // no process.
 func (g *generation) connect() error {
 	for at, program := range map[uint32]string{abi.ProgramExt: object.ExtTC, abi.ProgramOriginate: object.OriginateTC} {
-		if err := g.maps[tables.MapPrograms].Put(at, g.programs[program]); err != nil {
+		p := g.programs[program]
+		if p == nil {
+			continue // nothing asks for it; a jump there would go on, and refuse the packet
+		}
+		if err := g.maps[tables.MapPrograms].Put(at, p); err != nil {
 			return fmt.Errorf("write to map %s: %w", tables.MapPrograms, err)
 		}
 	}
@@ -343,6 +460,27 @@ func (g *generation) connect() error {
 
 // makeMaps makes the maps of an object that g does not have yet.
 func (d *Dataplane) makeMaps(g *generation, spec *ebpf.CollectionSpec, carry map[tables.Map]*ebpf.Map) (err error) {
+	if err := g.sizeMaps(spec); err != nil {
+		return err
+	}
+	for name, ms := range spec.Maps {
+		t := tables.Map(name)
+		if internalMap(name) || g.maps[t] != nil {
+			continue
+		}
+		if err := d.cfg.step(stepCreateMap, name); err != nil {
+			return err
+		}
+		if g.maps[t], err = newMap(ms, carry[t]); err != nil {
+			delete(g.maps, t)
+			return fmt.Errorf("create map %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// sizeMaps gives the maps of an object the sizes that g has.
+func (g *generation) sizeMaps(spec *ebpf.CollectionSpec) error {
 	for name, ms := range spec.Maps {
 		if internalMap(name) {
 			continue
@@ -360,16 +498,6 @@ func (d *Dataplane) makeMaps(g *generation, spec *ebpf.CollectionSpec, carry map
 			ms.InnerMap.MaxEntries = numberSlabs(cpus).spec.MaxEntries
 		case tables.MapMatch:
 			ms.InnerMap.MaxEntries = g.limits.Lines
-		}
-		if g.maps[t] != nil {
-			continue
-		}
-		if err := d.cfg.step(stepCreateMap, name); err != nil {
-			return err
-		}
-		if g.maps[t], err = newMap(ms, carry[t]); err != nil {
-			delete(g.maps, t)
-			return fmt.Errorf("create map %s: %w", name, err)
 		}
 	}
 	return nil

@@ -98,6 +98,15 @@ func (b *bed) addVeth(name string) {
 	}
 }
 
+// program is one of the generation at work, also if no plan has needed it. The
+// caller sees to it that nothing else changes the data path, or is in a step of that.
+func (d *Dataplane) program(name string) *ebpf.Program {
+	if err := d.need(d.gen, []string{name}); err != nil {
+		panic(err)
+	}
+	return d.gen.programs[name]
+}
+
 func (b *bed) dir() string { return instanceDir(DefaultPinDir, b.cfg.Instance) }
 
 // do runs f in the namespace.
@@ -1286,7 +1295,7 @@ func TestKernelAndPermissionsAreEnough(t *testing.T) {
 func (b *bed) runEdge(d *Dataplane, frame []byte) {
 	b.Helper()
 	b.must(b.do(func() error {
-		_, err := d.gen.programs[object.EdgeTC].Run(&ebpf.RunOptions{Data: frame})
+		_, err := d.program(object.EdgeTC).Run(&ebpf.RunOptions{Data: frame})
 		return err
 	}))
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -17,6 +18,7 @@ import (
 	"github.com/waystamp/waystamp/internal/dataplane/object"
 	"github.com/waystamp/waystamp/internal/host"
 	"github.com/waystamp/waystamp/internal/model"
+	"github.com/waystamp/waystamp/internal/plan"
 )
 
 // linkKey is a place where a program is attached.
@@ -194,6 +196,25 @@ func programFor(r model.Role, h hook) string {
 		return object.CoreXDP
 	}
 	return object.CoreTC
+}
+
+// programs are those that a plan needs on its interfaces.
+func programsOf(n plan.Node, bs []binding) []string {
+	need := map[string]bool{object.ExtTC: true} // others jump to it
+	for _, b := range bs {
+		for _, h := range b.hooks() {
+			need[programFor(b.Role, h)] = true
+		}
+		if b.triesXDP() {
+			need[programFor(b.Role, b.hookXDP())] = true
+		}
+	}
+	for _, p := range n.Proxies {
+		if p.OnUnknown == model.OnUnknownOriginate {
+			need[object.OriginateTC] = true
+		}
+	}
+	return slices.Sorted(maps.Keys(need))
 }
 
 // undo is a list of steps that can be taken back, the last one first, until

@@ -43,7 +43,7 @@ func (b *bed) numberBy(p *ebpf.Program) uint64 {
 	return proof.RND & abi.RNDCounterMax
 }
 
-func (b *bed) number(d *Dataplane) uint64 { return b.numberBy(d.gen.programs[object.EdgeTC]) }
+func (b *bed) number(d *Dataplane) uint64 { return b.numberBy(d.program(object.EdgeTC)) }
 
 func (b *bed) wantNumber(d *Dataplane, when string, want uint64) {
 	b.Helper()
@@ -138,7 +138,7 @@ func TestUpgradeMakesNoPacketStale(t *testing.T) {
 		}
 		moved++
 		for range 50 {
-			for _, p := range []*ebpf.Program{old, d.gen.programs[object.EdgeTC]} {
+			for _, p := range []*ebpf.Program{old, d.program(object.EdgeTC)} {
 				numbers = append(numbers, b.numberBy(p))
 			}
 		}
@@ -146,7 +146,7 @@ func TestUpgradeMakesNoPacketStale(t *testing.T) {
 	}
 	d = b.open()
 	b.must(b.apply(d, n))
-	p, err := d.gen.programs[object.EdgeTC].Clone()
+	p, err := d.program(object.EdgeTC).Clone()
 	b.must(err)
 	defer p.Close()
 	old = p

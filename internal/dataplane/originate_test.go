@@ -253,7 +253,7 @@ func TestWhatLostItsHeaderIsNotMadeByTheFunction(t *testing.T) {
 		mac, frame := r.macs["from"], ether(inner)
 		copy(frame, mac[:])
 		var verdict uint32
-		program := setsIndex(t, r.d.gen.programs[object.FunctionTC], index)
+		program := setsIndex(t, r.d.program(object.FunctionTC), index)
 		r.must(r.do(func() (err error) {
 			verdict, err = program.Run(&ebpf.RunOptions{Data: frame, DataOut: make([]byte, 512), Context: skb{Ifindex: r.index["from"]}})
 			return err

@@ -62,7 +62,11 @@ func load(cfg abi.Config) (_ *loaded, err error) {
 			err = errors.Join(err, l.close())
 		}
 	}()
-	if err := new(Dataplane).loadObjects(l.g, cfg, nil); err != nil {
+	var programs []string
+	for _, o := range object.All {
+		programs = append(programs, o.Program)
+	}
+	if err := new(Dataplane).loadObjects(l.g, cfg, nil, programs); err != nil {
 		return nil, err
 	}
 	if l.possible, err = ebpf.PossibleCPU(); err != nil {

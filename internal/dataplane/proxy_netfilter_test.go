@@ -81,7 +81,7 @@ func (r *proxyRun) runMarked(program, at string, frame []byte, mark uint32) (ver
 		Mark: mark, IngressIfindex: r.index[at], Ifindex: r.index[at],
 	}}
 	r.must(r.do(func() (err error) {
-		verdict, err = r.d.gen.programs[program].Run(&opts)
+		verdict, err = r.d.program(program).Run(&opts)
 		return err
 	}))
 	return verdict, opts.DataOut, ctx.Mark
@@ -312,7 +312,7 @@ func TestMarkOfARuleEndsWithTheOuterHeader(t *testing.T) {
 		t.Fatalf("verdict %d, refusals %v", int32(v), r.refusals())
 	}
 	index, _ := r.keptSlot()
-	program := setsIndex(t, r.d.gen.programs[object.CoreOutTC], index)
+	program := setsIndex(t, r.d.program(object.CoreOutTC), index)
 	mac := r.macs["side"]
 	frame := ether(udp(1))
 	copy(frame, mac[:])
@@ -373,7 +373,7 @@ func TestWithheldFunctionGetsNoPackets(t *testing.T) {
 	takes(2)
 	// What is in it may still come back.
 	index, _ := r.keptSlot()
-	back := setsIndex(t, d.gen.programs[object.FunctionTC], index)
+	back := setsIndex(t, d.program(object.FunctionTC), index)
 	mac, frame := r.macs["from"], ether(udp(1))
 	copy(frame, mac[:])
 	var verdict uint32

@@ -124,7 +124,7 @@ func TestCopiesThatComeBackAtOnceGetOneHeader(t *testing.T) {
 	n.Proxies[0].Recognise, n.Proxies[0].Segments = model.RecogniseMetadata, model.SegmentsKeep
 	n.Proxies[0].Cache, n.Proxies[0].Lifetime = 1, time.Hour
 	r := newProxyRun(t, n)
-	program := byMark(t, r.d.gen.programs[object.FunctionTC])
+	program := byMark(t, r.d.program(object.FunctionTC))
 	r.in(1, udp(1))
 	slots := r.d.gen.maps[tables.MapSlots]
 	index, kept := r.keptSlot()

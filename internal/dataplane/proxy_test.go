@@ -119,7 +119,7 @@ func (r *proxyRun) run(program, at string, frame []byte, gsoSize int) (verdict u
 	opts := ebpf.RunOptions{Data: frame, DataOut: make([]byte, len(frame)+512), Context: ctx}
 	err = r.do(func() error {
 		var err error
-		verdict, err = r.d.gen.programs[program].Run(&opts)
+		verdict, err = r.d.program(program).Run(&opts)
 		return err
 	})
 	return verdict, opts.DataOut, err
@@ -140,7 +140,7 @@ func (r *proxyRun) xdpThenTC(xdp, tc, at string, frame []byte) (verdict uint32, 
 	opts := ebpf.RunOptions{Data: frame, DataOut: make([]byte, len(frame)+512), Context: xdpContext{DataEnd: uint32(len(frame)), Ingress: r.index[at]}}
 	err = r.do(func() error {
 		var err error
-		verdict, err = r.d.gen.programs[xdp].Run(&opts)
+		verdict, err = r.d.program(xdp).Run(&opts)
 		return err
 	})
 	if err != nil || verdict == xdpRedirect {
@@ -1068,7 +1068,7 @@ func TestLargerCacheNeedsANewGenerationAndCountersGoOn(t *testing.T) {
 	// The key lies in the read-only data of the program.
 	at := spec.Variables["cfg"].Offset + uint32(keyOffset(t))
 	key := func() (k [2]uint64) {
-		info, err := r.d.gen.programs[object.FunctionTC].Info()
+		info, err := r.d.program(object.FunctionTC).Info()
 		r.must(err)
 		ids, _ := info.MapIDs()
 		for _, id := range ids {

@@ -588,7 +588,7 @@ func TestFunctionBehindDevicesWithXDPIsPassedByXDP(t *testing.T) {
 	w.must(err)
 	defer stats.Close()
 	runs := func(program string) uint64 {
-		s, err := w.d.gen.programs[program].Stats()
+		s, err := w.d.program(program).Stats()
 		w.must(err)
 		return s.RunCount
 	}

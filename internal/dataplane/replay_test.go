@@ -423,7 +423,7 @@ func (b *bed) offerTo(d *Dataplane, n plan.Node, counter uint64, to netip.Addr) 
 	}
 	before := count()
 	b.must(b.do(func() error {
-		_, err := d.gen.programs[object.CoreTC].Run(&ebpf.RunOptions{Data: f.b, DataOut: make([]byte, len(f.b)+512)})
+		_, err := d.program(object.CoreTC).Run(&ebpf.RunOptions{Data: f.b, DataOut: make([]byte, len(f.b)+512)})
 		return err
 	}))
 	for reason, n := range count() {

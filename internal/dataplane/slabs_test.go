@@ -180,12 +180,12 @@ func TestCeilingRisesWhileProgramsCount(t *testing.T) {
 		wg.Go(func() {
 			defer running.Add(-1)
 			errs[cpu] = onCPU(b.net.NetNS(), cpu, func() error {
-				_, err := d.gen.programs[object.EdgeTC].Run(&ebpf.RunOptions{
+				_, err := d.program(object.EdgeTC).Run(&ebpf.RunOptions{
 					Data: plainPacket("fd00::1", "2001:db8:1::1"), DataOut: make([]byte, 500), Repeat: 1,
 				})
 				for range packets - 1 {
 					if err == nil {
-						_, err = d.gen.programs[object.EdgeTC].Run(&ebpf.RunOptions{Data: plainPacket("fd00::1", "2001:db8:1::1"), DataOut: make([]byte, 500)})
+						_, err = d.program(object.EdgeTC).Run(&ebpf.RunOptions{Data: plainPacket("fd00::1", "2001:db8:1::1"), DataOut: make([]byte, 500)})
 					}
 				}
 				return err

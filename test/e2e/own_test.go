@@ -116,6 +116,30 @@ func (w *world) upload(from, to string, port uint16, mark int, bytes int64) {
 		w.t.Fatalf("%d of %d bytes sent: %v", sent, bytes, err)
 	}
 	must(w.t, <-received)
+	w.closed(to, l.Addr().(*net.TCPAddr).Port)
+}
+
+// closed waits until no connection to a port of a host is left, so that the last
+// acknowledgement has come.
+func (w *world) closed(node string, port int) {
+	w.t.Helper()
+	eventually(w.t, func() error {
+		var list []byte
+		if err := w.ns(node).Do(func() (err error) {
+			list, err = os.ReadFile("/proc/thread-self/net/tcp6")
+			return err
+		}); err != nil {
+			return err
+		}
+		const listen, timeWait = "0A", "06" // enum of include/net/tcp_states.h
+		for line := range strings.Lines(string(list)) {
+			f := strings.Fields(line) // number, local address, remote address, state, ...
+			if len(f) > 3 && strings.HasSuffix(f[1], fmt.Sprintf(":%04X", port)) && f[3] != listen && f[3] != timeWait {
+				return fmt.Errorf("%s: a connection to port %d is left, in state %s", node, port, f[3])
+			}
+		}
+		return nil
+	})
 }
 
 type zeros struct{}
