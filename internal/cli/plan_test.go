@@ -49,6 +49,8 @@ func TestPlanShowsEveryPathAndNode(t *testing.T) {
 		"plan-functions.txt":   {"-f", planFunctions},
 		"plan-compressed.txt":  {"-f", planCompressed},
 		"plan-compressed.json": {"-f", planCompressed, "-o", "json"},
+		"plan-streams.txt":     {"-f", "../../examples/streams.yaml"},
+		"plan-streams.json":    {"-f", "../../examples/streams.yaml", "-o", "json"},
 		"plan-functions.json":  {"-f", planFunctions, "-o", "json"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -19,12 +19,48 @@ type planView struct {
 	Paths     []planPathView     `json:"paths"`
 	Nodes     []planNodeView     `json:"nodes"`
 	Functions []planFunctionView `json:"functions,omitempty"` // those that have a proxy
+	Streams   []planStreamView   `json:"streams,omitempty"`
+}
+
+// planStreamView is a function of kind stream.
+type planStreamView struct {
+	Name        string            `json:"name"`
+	Node        string            `json:"node"`
+	Link        string            `json:"interface"`
+	Run         []json.RawMessage `json:"run"`
+	Back        []json.RawMessage `json:"back,omitempty"` // none: run in reverse, each one's inverse
+	MTU         int               `json:"mtu_bytes"`
+	Connections int               `json:"connections"`
+	Buffer      int               `json:"buffer_bytes"` // per connection and direction
+	Idle        string            `json:"idle"`
+	HalfClosed  string            `json:"half_closed"`
+}
+
+func rawList(list []string) []json.RawMessage {
+	var out []json.RawMessage
+	for _, s := range list {
+		out = append(out, json.RawMessage(s))
+	}
+	return out
+}
+
+// listText is a list as the domain file has it, but on one line.
+func listText(list []json.RawMessage) string {
+	if list == nil {
+		return "(inverse)"
+	}
+	var out []string
+	for _, s := range list {
+		out = append(out, strings.ReplaceAll(string(s), `"`, ""))
+	}
+	return strings.Join(out, ", ")
 }
 
 type planPathView struct {
 	Chain       string            `json:"chain"`
 	Direction   model.Direction   `json:"direction"`
 	From        string            `json:"from,omitempty"` // the function that the path starts at
+	To          string            `json:"to,omitempty"`   // the function of kind stream that it ends at
 	Path        string            `json:"path"`
 	Epoch       *uint8            `json:"epoch,omitempty"` // of plans that were written
 	Scheme      model.Scheme      `json:"scheme"`
@@ -52,6 +88,7 @@ type planPathView struct {
 
 	match  model.Match
 	oneWay bool
+	made   bool // of what the function makes that it starts at
 }
 
 type planIngressView struct {
@@ -141,12 +178,19 @@ func newPlanView(d *plan.Domain, epochs bool) planView {
 	for i := range d.Paths {
 		ways[way{d.Paths[i].Chain, d.Paths[i].Direction}] = true
 	}
+	stream := map[string]bool{}
+	for _, n := range d.Nodes {
+		for _, p := range n.Proxies {
+			stream[p.Function] = p.Stream != nil
+		}
+	}
 	back := map[model.Direction]model.Direction{model.Forward: model.Reverse, model.Reverse: model.Forward}
 	for _, p := range d.Paths {
 		pv := planPathView{
 			Chain:       p.Chain,
 			Direction:   p.Direction,
 			From:        p.From,
+			To:          p.To,
 			Path:        fmt.Sprintf("0x%08x", p.Path),
 			Scheme:      p.Scheme,
 			OnViolation: p.OnViolation,
@@ -165,6 +209,7 @@ func newPlanView(d *plan.Domain, epochs bool) planView {
 			MTU:         p.MTU,
 			Clamp:       p.MSS,
 			match:       p.Match,
+			made:        p.From != "" && !stream[p.From],
 			oneWay:      !ways[way{p.Chain, back[p.Direction]}],
 		}
 		if epochs {
@@ -221,6 +266,13 @@ func newPlanView(d *plan.Domain, epochs bool) planView {
 				Lifetime:   p.Lifetime.String(),
 				attachment: p.Attachment(),
 			}
+			if x := p.Stream; x != nil {
+				v.Streams = append(v.Streams, planStreamView{
+					Name: p.Function, Node: n.Name, Link: p.To, Run: rawList(x.Run), Back: rawList(x.Back), MTU: x.MTU,
+					Connections: x.Connections, Buffer: x.Buffer, Idle: x.Idle.String(), HalfClosed: x.HalfClosed.String(),
+				})
+				continue
+			}
 			if x := p.Netfilter; x != nil {
 				f.Kind, f.Namespace, f.Arguments, f.Zones = model.KindNetfilter, x.Namespace, x.Arguments, x.Groups
 				f.attachment = "netfilter, namespace " + x.Namespace
@@ -268,16 +320,24 @@ func (v planView) table(w io.Writer) error {
 		b.WriteByte('\n')
 		t.write(&b, "")
 	}
+	if len(v.Streams) > 0 {
+		t := planTable{head: []string{"STREAM FUNCTION", "NODE", "INTERFACE", "RUN", "BACK", ">MTU", ">CONNECTIONS", ">BUFFER", ">IDLE", ">HALF-CLOSED"}}
+		for _, f := range v.Streams {
+			t.add(f.Name, f.Node, f.Link, listText(f.Run), listText(f.Back), f.MTU, f.Connections, f.Buffer, f.Idle, f.HalfClosed)
+		}
+		b.WriteByte('\n')
+		t.write(&b, "")
+	}
 	_, err := io.WriteString(w, b.String())
 	return err
 }
 
 func (p planPathView) table(b *strings.Builder) {
-	fmt.Fprintf(b, "chain %s, %s%s: path %s", p.Chain, p.Direction, plan.FromOn(p.From), p.Path)
+	fmt.Fprintf(b, "chain %s, %s%s: path %s", p.Chain, p.Direction, plan.FromTo(p.From, p.To), p.Path)
 	if p.Epoch != nil {
 		fmt.Fprintf(b, ", epoch %d", *p.Epoch)
 	}
-	if p.From != "" {
+	if p.made {
 		p.short(b)
 		return
 	}
@@ -286,7 +346,11 @@ func (p planPathView) table(b *strings.Builder) {
 		fmt.Fprintf(b, ", guard %s", p.Guard)
 	}
 	b.WriteByte('\n')
-	fmt.Fprintf(b, "  takes %s", p.match)
+	if p.From != "" {
+		fmt.Fprintf(b, "  takes what %s sends of its connections, of %s", p.From, p.match)
+	} else {
+		fmt.Fprintf(b, "  takes %s", p.match)
+	}
 	if p.OwnTraffic {
 		b.WriteString(", also of its headends' own packets")
 	}
@@ -303,6 +367,9 @@ func (p planPathView) table(b *strings.Builder) {
 		function := s.Function
 		if function == "" {
 			function = "(egress)"
+			if p.To != "" {
+				function = "(ends at " + p.To + ")"
+			}
 		}
 		switch {
 		case s.Argument > 0 && s.hidden:

@@ -484,6 +484,12 @@ func (a asked) fits(m model.Match) bool {
 		within(m.SourcePort, a.SourcePort) && within(m.DestinationPort, a.DestinationPort)
 }
 
+// made says whether a path is of what a function makes itself; its packets belong to
+// another path.
+func (x *explainer) made(p *plan.Path) bool {
+	return p.From != "" && !slices.ContainsFunc(x.paths, func(o plan.Path) bool { return o.To == p.From })
+}
+
 // requires is the path that takes a packet: the rule of the lowest priority, else
 // the longest destination prefix, then the longest source prefix. Where the node
 // that refused it is the egress of some path, only such paths count. Marks are
@@ -493,7 +499,7 @@ func (x *explainer) requires(a asked, proven *plan.Path) *plan.Path {
 	var first [3]int // the lowest comes first
 	for i := range x.paths {
 		p := &x.paths[i]
-		if len(p.Hops) == 0 || p.From != "" || x.out.Node != "" && p.Hops[len(p.Hops)-1].Node != x.out.Node {
+		if len(p.Hops) == 0 || x.made(p) || x.out.Node != "" && p.Hops[len(p.Hops)-1].Node != x.out.Node {
 			continue
 		}
 		m := p.Match

@@ -235,6 +235,10 @@ func (c *checker) checkChain(ch *chain) {
 		return
 	}
 
+	if err := ch.model().CheckStreams(c.isStream, c.nodeOf); err != nil {
+		c.problemf(ch.functions.at, "chain %s %v", ch.name.value, err)
+		return
+	}
 	for _, d := range ch.model().Directions() {
 		directed := ch.model().Directed(d)
 		for _, name := range directed.Functions {
@@ -323,6 +327,12 @@ func (c *checker) checkAmbiguity(ch *chain) bool {
 		claims := []claim{{directed.Match, directed.Egress, "egress"}}
 		for _, in := range directed.Ingress {
 			claims = append(claims, claim{directed.Match, in, "ingress"})
+		}
+		// Guards there ask for proofs, too.
+		for _, name := range directed.Functions {
+			if c.isStream(name) {
+				claims = append(claims, claim{directed.Match, c.nodeOf(name), "egress"})
+			}
 		}
 		for _, cl := range claims {
 			other, taken := c.claims[cl]
@@ -492,7 +502,7 @@ func (f file) domain(name string) model.Domain {
 		d.Nodes = append(d.Nodes, m)
 	}
 	for _, f := range f.functions.value {
-		d.Functions = append(d.Functions, model.Function{Name: f.name.value, Node: f.node.value, Kind: f.kind.value, Proxy: f.proxy(), Netfilter: f.netfilterModel(name)})
+		d.Functions = append(d.Functions, model.Function{Name: f.name.value, Node: f.node.value, Kind: f.kind.value, Proxy: f.proxy(), Netfilter: f.netfilterModel(name), Stream: f.streamModel()})
 	}
 	for i := range f.chains.value {
 		ch := &f.chains.value[i]

@@ -78,7 +78,14 @@ type function struct {
 	rules     rules
 	rulesFile item[string]
 
-	// Of both.
+	// Of kind stream.
+	run     item[[]string]
+	back    item[[]string]
+	connect item[string]
+	other   item[string]
+	limits  item[streamLimits]
+
+	// Of the kinds unaware and netfilter.
 	onUnknown item[model.OnUnknown]
 	rewrites  item[bool]
 	cache     item[cache]
@@ -277,6 +284,11 @@ func readFunction(c cursor) function {
 			c.takes("name of a file, from the folder of this one")
 			return c.text()
 		})},
+		field{"run", false, into(&f.run, readStreamList)},
+		field{"back", false, into(&f.back, readStreamList)},
+		field{"connect", false, into(&f.connect, readConnect)},
+		field{"other", false, into(&f.other, readOther)},
+		field{"limits", false, into(&f.limits, readStreamLimits)},
 		field{"on-unknown", false, into(&f.onUnknown, enum[model.OnUnknown])},
 		field{"rewrites", false, into(&f.rewrites, cursor.boolean)},
 		field{"cache", false, into(&f.cache, readCache)},

@@ -22,6 +22,9 @@ func (f *function) local() bool {
 // proxy is what the file says of how a function without segment routing is reached,
 // and the defaults for what it does not say.
 func (f *function) proxy() model.Proxy {
+	if f.stream() {
+		return model.StreamDetour(f.name.value)
+	}
 	if !f.proxied() {
 		return model.Proxy{}
 	}
@@ -75,6 +78,10 @@ func (c *checker) checkProxies() {
 			continue
 		}
 		c.refuseOthers(f)
+		if f.stream() {
+			c.checkStream(f)
+			c.checkDevices(f, devices)
+		}
 		if !f.proxied() {
 			continue
 		}
@@ -99,7 +106,7 @@ func (c *checker) checkDevices(f *function, devices map[nodeDevice]*function) {
 		return
 	}
 	to, from := f.attach.value.to, f.attach.value.from
-	if p := f.proxy(); f.netfilter() && f.name.ok && !p.Local {
+	if p := f.proxy(); (f.netfilter() || f.stream()) && f.name.ok && !p.Local {
 		to, from = item[string]{p.To, f.at, true}, item[string]{p.From, f.at, true}
 	}
 	for i, name := range []item[string]{to, from} {
@@ -126,6 +133,7 @@ func (c *checker) checkDevices(f *function, devices map[nodeDevice]*function) {
 func (c *checker) refuseOthers(f *function) {
 	unaware, netfilter := []model.Kind{model.KindUnaware}, []model.Kind{model.KindNetfilter}
 	both := []model.Kind{model.KindUnaware, model.KindNetfilter}
+	stream := []model.Kind{model.KindStream}
 	settings := []struct {
 		name string
 		at   place
@@ -139,6 +147,11 @@ func (c *checker) refuseOthers(f *function) {
 		{"zones", f.zones.at, netfilter},
 		{"rules", f.rules.at, netfilter},
 		{"rules-file", f.rulesFile.at, netfilter},
+		{"run", f.run.at, stream},
+		{"back", f.back.at, stream},
+		{"connect", f.connect.at, stream},
+		{"other", f.other.at, stream},
+		{"limits", f.limits.at, stream},
 		{"on-unknown", f.onUnknown.at, both},
 		{"rewrites", f.rewrites.at, both},
 		{"cache", f.cache.at, both},

@@ -67,6 +67,7 @@ func Sections() []Section {
 				"`attach` is required for kind `unaware`. `attach`, `recognise` and `segments` are of that kind alone.",
 				"`namespace`, `arguments`, `zones`, `address`, `rules` and `rules-file` are of kind `netfilter` alone. Kind `forward` has none of the fields below `kind`.",
 				"Each of `arguments` is a variable in the rules (`$guest`) and the packet mark of its visits' packets. A name has letters, digits and underscores, and starts with a letter. Values are 1 to 4294967295, each once; a function has at most " + strconv.Itoa(model.ArgumentsMax) + ".",
+				"`run`, `back`, `connect`, `other` and `limits` are of kind `stream` alone, which needs `run` and `connect` ([how to](../how-to/streams.md)). Its interface on the node is `wss-NAME`.",
 				"The interfaces of a `netfilter` function on its node are `wsi-NAME` (to it) and `wso-NAME` (from it); of a long name, its first four characters and a hash.",
 				"`attach: local` needs `recognise: metadata`; `rewrites: true` needs it too; `recognise: metadata` needs `segments: keep`.",
 				"A function is local with `attach: local` or `namespace: node`. No chain ends at the node of a local function that its packets go through.",
@@ -82,6 +83,10 @@ func Sections() []Section {
 			},
 		},
 		{
+			Path: "functions[].limits", Title: "functions: limits",
+			Text: "What connections through a function of kind `stream` may take.",
+		},
+		{
 			Path: "functions[].cache", Title: "functions: cache",
 			Text: "How many outer headers the node keeps for packets that are in the function: give `size`, or `rate` and `delay`, from which it follows (rate × delay × 2, at least 1024).",
 			Rules: []string{
@@ -93,6 +98,7 @@ func Sections() []Section {
 			Path: "chains[]", Title: "chains",
 			Text: "A chain takes packets that match from its headends through its functions, in this order, to its egress.",
 			Rules: []string{
+				"A chain with functions of kind `stream` has `direction: both` and no match by mark, and visits each of them once. It is cut at them into parts, each a path of its own, which begins and ends at different nodes.",
 				"A chain has at least one function, and at most " + strconv.Itoa(model.SegmentsMax-1) + " functions and waypoints. A function may occur more than once.",
 				"The egress is not an ingress of the same chain.",
 				"`direction: both` needs exactly one ingress.",
@@ -197,7 +203,7 @@ func Descriptions() map[string]Description {
 
 		"functions[].name":       {"", "The function's name."},
 		"functions[].node":       {"", "The node that the function is on, or behind."},
-		"functions[].kind":       {"", "`forward` is the node itself: the packet passes it and is stamped. `unaware` is a function without segment routing: the node takes the outer header off, hands the packet over, and puts the header back. `netfilter` is the kernel's packet filter, with rules that see the inner packet."},
+		"functions[].kind":       {"", "`forward` is the node itself: the packet passes it and is stamped. `unaware` is a function without segment routing: the node takes the outer header off, hands the packet over, and puts the header back. `netfilter` is the kernel's packet filter, with rules that see the inner packet. `stream` gets the bytes of TCP connections."},
 		"functions[].attach":     {" none", "Where the function is; see [attach](#functions-attach)."},
 		"functions[].recognise":  {" `content`; `metadata` with `attach: local`", "How a packet that returns finds its header: `content` by addresses, ports and first bytes, `metadata` by an index that stays with the packet in the kernel."},
 		"functions[].segments":   {" `cut`; `keep` with `recognise: metadata`", "What becomes of super-packets (GSO): `cut` into frames before the function, or `keep` whole."},
@@ -207,6 +213,17 @@ func Descriptions() map[string]Description {
 		"functions[].address":    {" none", "The source of ICMP errors that the function's own namespace sends."},
 		"functions[].rules":      {" none", "The rules, in nft's language: the body of one table of family `inet`, at most " + strconv.Itoa(model.RulesMax>>20) + " MiB."},
 		"functions[].rules-file": {" none", "The file that has the rules, instead of `rules`."},
+		"functions[].run":        {" none", "What becomes of the bytes towards the server: these functions, one after the other."},
+		"functions[].back":       {" `run` in reverse, each one's inverse", "The same towards the client."},
+		"functions[].connect":    {" none", "When the server is asked. `early`: the client is answered at once, and connecting to the server begins then; a server that refuses shows as a reset."},
+		"functions[].other":      {"refuse", "What becomes of packets that are not TCP: `refuse` refuses them (`stream-not-tcp`)."},
+		"functions[].limits":     {" none", "What connections may take; see [limits](#functions-limits)."},
+
+		"functions[].limits.connections": {strconv.Itoa(model.StreamConnectionsDefault), "Connections that are open at once; more are reset."},
+		"functions[].limits.buffer":      {strconv.Itoa(model.StreamBufferDefault), "Bytes that the function holds for each direction of a connection."},
+		"functions[].limits.idle":        {model.StreamIdleDefault.String(), "A connection without a byte for so long is reset."},
+		"functions[].limits.half-closed": {model.StreamHalfClosedDefault.String(), "The same, once one side has ended."},
+
 		"functions[].on-unknown": {" `originate` for kind `netfilter` with `namespace: own`; else `drop`", "What becomes of a packet from the function without a kept header: `drop` refuses it (`not-cached`), `plain` routes it without a proof. `originate`, of kind `netfilter` in a namespace other than the node's, sends what the function made itself by the rest of the chain that takes it, with a proof of that part, and refuses what no chain takes (`origin-unmatched`)."},
 		"functions[].rewrites":   {"false", "Whether the function changes addresses or ports, as a NAT does."},
 		"functions[].cache":      {"{size: " + strconv.Itoa(model.CacheDefault) + "}", "How many headers are kept at once; see [cache](#functions-cache)."},

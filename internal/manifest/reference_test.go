@@ -99,6 +99,25 @@ functions:
     kind: netfilter
     #functions[].namespace
     #functions[].zones
+  - name: zip
+    node: a
+    kind: stream
+    run: [identity]
+    connect: early
+    #functions[].other
+    limits:
+      #functions[].limits.connections
+      half-closed: 10m
+  - name: unzip
+    node: a
+    kind: stream
+    run: [identity]
+    connect: early
+    limits:
+      #functions[].limits.buffer
+      #functions[].limits.idle
+      #functions[].limits.half-closed
+      connections: 7
 chains:
   - name: web
     ingress: [a]

@@ -50,9 +50,13 @@ const (
 	// KindNetfilter is the kernel's own packet filter, on inner packets: its rules
 	// know the visit by the packet mark.
 	KindNetfilter
+	// KindStream gets the bytes of TCP connections: the node ends a connection, and
+	// opens another one to its server in the client's name. A chain is cut there into
+	// parts, each a path of its own.
+	KindStream
 )
 
-var kindNames = []string{"forward", "unaware", "netfilter"}
+var kindNames = []string{"forward", "unaware", "netfilter", "stream"}
 
 func (k Kind) String() string { return enumString("Kind", kindNames, int(k)) }
 
@@ -282,9 +286,10 @@ type Function struct {
 	Name  string
 	Node  string
 	Kind  Kind
-	Proxy Proxy // of the kinds unaware and netfilter
+	Proxy Proxy // of the kinds unaware, netfilter and stream
 
 	Netfilter Netfilter // of kind netfilter
+	Stream    Stream    // of kind stream
 }
 
 // Proxy says how a function that knows nothing of segment routing is reached,

@@ -13,7 +13,7 @@ import (
 // and texts are refused.
 func TestEnumerationsSurviveTheirText(t *testing.T) {
 	both(t, "Scheme", []Scheme{SchemePoT, SchemeOPoT, SchemeKeyed, SchemeKeyedFlow})
-	both(t, "Kind", []Kind{KindForward, KindUnaware, KindNetfilter})
+	both(t, "Kind", []Kind{KindForward, KindUnaware, KindNetfilter, KindStream})
 	both(t, "Behaviour", []Behaviour{BehaviourEnd, BehaviourEndAD, BehaviourEndAN})
 	both(t, "Role", []Role{RoleEdge, RoleCore})
 	both(t, "Datapath", []Datapath{DatapathAuto, DatapathXDP, DatapathTC})

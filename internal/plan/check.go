@@ -66,6 +66,7 @@ func (n Node) check() error {
 	}
 	c := nodeChecker{
 		node:     n,
+		headsOf:  map[uint32]PathID{},
 		ids:      map[uint32]direction{},
 		headends: map[uint32]bool{},
 		visits:   map[visit]bool{},
@@ -111,6 +112,7 @@ type nodeChecker struct {
 	node     Node
 	ids      map[uint32]direction
 	headends map[uint32]bool
+	headsOf  map[uint32]PathID
 	visits   map[visit]bool
 	sids     map[netip.Addr]string
 	starts   map[string]map[model.Match]uint32 // by the function that they start at
@@ -130,7 +132,7 @@ type visit struct {
 func (c *nodeChecker) pathID(p *problems, id PathID) {
 	id.check(p)
 	if d, ok := c.ids[id.Path]; ok && d != id.direction() {
-		p.addf("path 0x%08x is that of chain %s, %s%s, too", id.Path, d.chain, d.is, FromOn(d.from))
+		p.addf("path 0x%08x is that of chain %s, %s%s, too", id.Path, d.chain, d.is, FromTo(d.from, d.to))
 	}
 	c.ids[id.Path] = id.direction()
 }
@@ -141,13 +143,18 @@ func (c *nodeChecker) headend(p *problems, h Headend) {
 		p.addf("is given twice; a headend has one epoch of a path")
 	}
 	c.headends[h.Path] = true
+	c.headsOf[h.Path] = h.PathID
 	checkMatch(p, c.node.Block, h.Match)
 	if c.starts[h.From] == nil {
 		c.starts[h.From] = map[model.Match]uint32{}
 	}
-	claimMatch(p, c.starts[h.From], h.Match, h.Path)
-	if h.From != "" {
-		c.origin(p, h)
+	if !c.node.IsStream(h.From) { // where the connection says which path it is
+		claimMatch(p, c.starts[h.From], h.Match, h.Path)
+		if h.From != "" {
+			c.origin(p, h)
+		}
+	} else if h.Own {
+		p.addf("own-traffic: a part that starts at a function takes its connections, and nothing else")
 	}
 	checkSegments(p, c.node.Block, h.PathID, h.Segments)
 	checkLanes(p, h.Lane, h.Lanes)
@@ -165,7 +172,7 @@ func (c *nodeChecker) origin(p *problems, h Headend) {
 		return x.Function == h.From && x.OnUnknown == model.OnUnknownOriginate
 	})
 	if !is {
-		p.addf("from %q: is no function of this node with on-unknown: originate", h.From)
+		p.addf("from %q: is no function of this node of kind stream, or with on-unknown: originate", h.From)
 	}
 	if h.Own {
 		p.addf("own-traffic: a path that starts at a function takes what that makes, and nothing else")
@@ -197,9 +204,10 @@ func (c *nodeChecker) egress(p *problems, e Egress) {
 	c.visit(p, e.PathID, e.SID, "egress")
 	checkSources(p, c.node.Block, e.Sources)
 	checkMatch(p, c.node.Block, e.Match)
-	if (e.Of != 0) != (e.From != "") {
-		p.addf("of 0x%08x, from %q: a path that starts at a function opens the guard for the whole one, and no other path does", e.Of, e.From)
+	if e.Of != 0 && e.From == "" && e.To == "" {
+		p.addf("of 0x%08x: only a path that starts or ends at a function opens the guard for another one", e.Of)
 	}
+	c.through(p, e)
 	if e.Of == 0 {
 		claimMatch(p, c.ends, e.Match, e.Path)
 	} else if of, ok := c.whole[e.Of]; !ok || of.Chain != e.Chain || of.Direction != e.Direction {
@@ -222,6 +230,32 @@ func (c *nodeChecker) egress(p *problems, e Egress) {
 	}
 	checkShare(p, e.Scheme, e.Share, true)
 	checkVerifier(p, e.Scheme, e.Share, e.Verifier)
+}
+
+// through checks how connections go on behind a function.
+func (c *nodeChecker) through(p *problems, e Egress) {
+	t := e.Through
+	if (t != nil) != (e.To != "") {
+		p.addf("to %q: a path that ends at a function says how connections go on there, and no other path does", e.To)
+		return
+	}
+	if t == nil {
+		return
+	}
+	if !c.node.IsStream(e.To) {
+		p.addf("to %q: is no function of this node of kind stream", e.To)
+	}
+	if e.OnViolation != model.OnViolationDrop {
+		p.addf("on-violation %s: a function gets no bytes that were not verified", e.OnViolation)
+	}
+	for _, path := range []uint32{t.Onward, t.Back} {
+		if h, ok := c.headsOf[path]; ok && (h.Chain != e.Chain || h.From != e.To) {
+			p.addf("through: path 0x%08x does not start at function %s for chain %s", path, e.To, e.Chain)
+		}
+	}
+	if t.Part == 0 || t.Onward == 0 || t.Back == 0 || t.Other == 0 {
+		p.addf("through: lacks a path")
+	}
 }
 
 // netfilter checks a function of that kind, whose proxy is checked.
@@ -249,6 +283,24 @@ func (c *nodeChecker) netfilter(p *problems, x Proxy) {
 	}
 }
 
+// stream checks a function of kind stream.
+func (c *nodeChecker) stream(p *problems, x Proxy) {
+	if err := x.Stream.Check(); err != nil {
+		p.list = append(p.list, fmt.Errorf("stream: %w", err))
+	}
+	if x.Proxy != model.StreamDetour(x.Function) || x.Netfilter != nil {
+		p.addf("stream: its interface or how its packets are recognised are not those of a function of kind stream")
+	}
+	if x.Stream.MTU < model.MTUMin || x.Stream.MTU > model.MTUMax {
+		p.addf("stream: mtu %d is not from %d to %d", x.Stream.MTU, model.MTUMin, model.MTUMax)
+	}
+}
+
+// IsStream says whether a function is of the node, and of kind stream.
+func (n Node) IsStream(function string) bool {
+	return function != "" && slices.ContainsFunc(n.Proxies, func(x Proxy) bool { return x.Function == function && x.Stream != nil })
+}
+
 // proxy checks a function without segment routing.
 func (c *nodeChecker) proxy(p *problems, x Proxy) {
 	p.add(model.CheckName(x.Function), "function %q", x.Function)
@@ -260,7 +312,10 @@ func (c *nodeChecker) proxy(p *problems, x Proxy) {
 		p.list = append(p.list, err)
 		return
 	}
-	if x.Netfilter != nil {
+	if x.Stream != nil {
+		delete(c.proxies, x.Function) // its visits are egresses
+		c.stream(p, x)
+	} else if x.Netfilter != nil {
 		c.proxies[x.Function] = model.BehaviourEndAN
 		c.netfilter(p, x)
 	} else if err := model.CheckOnUnknown(x.OnUnknown, ""); err != nil {
@@ -276,9 +331,12 @@ func (c *nodeChecker) proxy(p *problems, x Proxy) {
 		}
 		return
 	}
-	ends := make([]model.Match, len(c.node.Egresses))
-	for i, e := range c.node.Egresses {
-		ends[i] = e.Match
+	var ends []model.Match
+	var egresses []Egress
+	for _, e := range c.node.Egresses {
+		if e.To == "" { // else it goes to a namespace
+			ends, egresses = append(ends, e.Match), append(egresses, e)
+		}
 	}
 	taken, n := map[int][]int{}, 0 // by match: the egresses that take it, too
 	model.EachOverlap(x.Matches, ends, func(j, i int) bool {
@@ -295,7 +353,7 @@ func (c *nodeChecker) proxy(p *problems, x Proxy) {
 		has[m] = true
 		slices.Sort(taken[j])
 		for _, i := range taken[j] {
-			e := c.node.Egresses[i]
+			e := egresses[i]
 			p.addf("match: %s is taken by chain %s, %s, too, which ends here; its packets would look like ones that lost their header", m, e.Chain, e.Direction)
 		}
 	}
@@ -335,7 +393,7 @@ func checkPaths(paths []Path) error {
 	for i, path := range paths {
 		p.within(part("paths", i, path.PathID), func(p *problems) {
 			if ids[path.Path] || directions[path.direction()] {
-				p.addf("is given already; there is one path for each direction of a chain, and one from each of its functions")
+				p.addf("is given already; there is one path for each direction of a chain, or part of one, and one from each of its functions")
 			}
 			ids[path.Path], directions[path.direction()] = true, true
 			path.check(p)
@@ -440,6 +498,9 @@ func (id PathID) check(p *problems) {
 	p.add(model.CheckName(id.Chain), "chain %q", id.Chain)
 	if id.From != "" {
 		p.add(model.CheckName(id.From), "from %q", id.From)
+	}
+	if id.To != "" {
+		p.add(model.CheckName(id.To), "to %q", id.To)
 	}
 }
 

@@ -170,6 +170,7 @@ type pathIDFile struct {
 	Chain     string          `json:"chain"`
 	Direction model.Direction `json:"direction"`
 	From      string          `json:"from,omitempty"`
+	To        string          `json:"to,omitempty"`
 	Scheme    model.Scheme    `json:"scheme"`
 	// Without it: plain SIDs, not reduced.
 	Encapsulation encapsulationFile `json:"encapsulation,omitzero"`
@@ -222,10 +223,33 @@ type egressFile struct {
 	OnViolation model.OnViolation `json:"on-violation"`
 	Guard       model.Guard       `json:"guard,omitzero"`
 	Of          hex32             `json:"of,omitzero"`
+	Through     *throughFile      `json:"through,omitempty"`
 	Lanes       uint16            `json:"lanes"`
 	Window      int               `json:"window"`
 	Share       shareFile         `json:"share"`
 	Verifier    verifierFile      `json:"verifier"`
+}
+
+type throughFile struct {
+	Part   hex32 `json:"part"`
+	Onward hex32 `json:"onward"`
+	Back   hex32 `json:"back"`
+	Other  hex32 `json:"other"`
+	Opens  bool  `json:"opens,omitempty"`
+}
+
+func throughToFile(t *Through) *throughFile {
+	if t == nil {
+		return nil
+	}
+	return &throughFile{Part: hex32(t.Part), Onward: hex32(t.Onward), Back: hex32(t.Back), Other: hex32(t.Other), Opens: t.Opens}
+}
+
+func (f *throughFile) through() *Through {
+	if f == nil {
+		return nil
+	}
+	return &Through{Part: uint32(f.Part), Onward: uint32(f.Onward), Back: uint32(f.Back), Other: uint32(f.Other), Opens: f.Opens}
 }
 
 type proxyFile struct {
@@ -242,6 +266,17 @@ type proxyFile struct {
 	Lifetime  durationFile    `json:"lifetime"`
 	Matches   []matchFile     `json:"matches,omitempty"`
 	Netfilter *netfilterFile  `json:"netfilter,omitempty"`
+	Stream    *streamFile     `json:"stream,omitempty"`
+}
+
+type streamFile struct {
+	Run         []string     `json:"run"`
+	Back        []string     `json:"back,omitempty"`
+	Connections int          `json:"connections"`
+	Buffer      int          `json:"buffer"`
+	Idle        durationFile `json:"idle"`
+	HalfClosed  durationFile `json:"half-closed"`
+	MTU         int          `json:"mtu"`
 }
 
 type netfilterFile struct {
@@ -450,6 +485,7 @@ func nodeToFile(n Node) nodeFile {
 			OnViolation: e.OnViolation,
 			Guard:       e.Guard,
 			Of:          hex32(e.Of),
+			Through:     throughToFile(e.Through),
 			Lanes:       e.Lanes,
 			Window:      e.Window,
 			Share:       shareToFile(e.Share),
@@ -501,6 +537,7 @@ func (f nodeFile) node() Node {
 			OnViolation: e.OnViolation,
 			Guard:       e.Guard,
 			Of:          uint32(e.Of),
+			Through:     e.Through.through(),
 			Lanes:       e.Lanes,
 			Window:      e.Window,
 			Share:       e.Share.share(),
@@ -530,6 +567,12 @@ func proxyToFile(p Proxy) proxyFile {
 	for _, m := range p.Matches {
 		f.Matches = append(f.Matches, matchFile(m))
 	}
+	if s := p.Stream; s != nil {
+		f.Stream = &streamFile{
+			Run: s.Run, Back: s.Back, Connections: s.Connections, Buffer: s.Buffer,
+			Idle: durationFile(s.Idle), HalfClosed: durationFile(s.HalfClosed), MTU: s.MTU,
+		}
+	}
 	if n := p.Netfilter; n != nil {
 		f.Netfilter = &netfilterFile{Namespace: n.Namespace, Arguments: n.Arguments, Rules: n.Rules, Addresses: n.Addresses}
 		if n.Zones {
@@ -557,6 +600,15 @@ func (f proxyFile) proxy() Proxy {
 	}
 	for _, m := range f.Matches {
 		p.Matches = append(p.Matches, model.Match(m))
+	}
+	if s := f.Stream; s != nil {
+		p.Stream = &Stream{
+			Stream: model.Stream{
+				Run: s.Run, Back: s.Back, Connections: s.Connections, Buffer: s.Buffer,
+				Idle: time.Duration(s.Idle), HalfClosed: time.Duration(s.HalfClosed),
+			},
+			MTU: s.MTU,
+		}
 	}
 	if n := f.Netfilter; n != nil {
 		p.Netfilter = &Netfilter{
@@ -618,14 +670,14 @@ func (f pathFile) path() Path {
 
 func pathIDToFile(p PathID) pathIDFile {
 	return pathIDFile{
-		Path: hex32(p.Path), Epoch: p.Epoch, Chain: p.Chain, Direction: p.Direction, From: p.From, Scheme: p.Scheme,
+		Path: hex32(p.Path), Epoch: p.Epoch, Chain: p.Chain, Direction: p.Direction, From: p.From, To: p.To, Scheme: p.Scheme,
 		Encapsulation: encapsulationFile(p.Encapsulation),
 	}
 }
 
 func (f pathIDFile) pathID() PathID {
 	return PathID{
-		Path: uint32(f.Path), Epoch: f.Epoch, Chain: f.Chain, Direction: f.Direction, From: f.From, Scheme: f.Scheme,
+		Path: uint32(f.Path), Epoch: f.Epoch, Chain: f.Chain, Direction: f.Direction, From: f.From, To: f.To, Scheme: f.Scheme,
 		Encapsulation: model.Encapsulation(f.Encapsulation),
 	}
 }

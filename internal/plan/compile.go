@@ -43,7 +43,7 @@ func Compile(d model.Domain, keys *Keyring) (*Domain, error) {
 			continue
 		}
 		for _, dir := range ch.Directions() {
-			paths = append(paths, c.path(ch, dir))
+			paths = append(paths, c.parts(ch, dir)...)
 		}
 	}
 	for _, o := range model.FindOverlaps(d.Chains, model.OverlapsMax) {
@@ -89,7 +89,7 @@ type compiler struct {
 // checkProxy holds what a node cannot be given a function without, whether a
 // chain uses it or not.
 func (c *compiler) checkProxy(f model.Function) error {
-	if !f.Kind.Behaviour().Proxied() {
+	if !f.Kind.Behaviour().Proxied() && f.Kind != model.KindStream {
 		return nil
 	}
 	if _, ok := c.nodes[f.Node]; !ok {
@@ -102,6 +102,9 @@ func (c *compiler) checkProxy(f model.Function) error {
 		if err := f.Netfilter.Check(); err != nil {
 			return err
 		}
+	}
+	if f.Kind == model.KindStream {
+		return f.Stream.Check()
 	}
 	if err := model.CheckOnUnknown(f.Proxy.OnUnknown, f.Netfilter.Namespace); err != nil {
 		return fmt.Errorf("on-unknown: %q %w", f.Proxy.OnUnknown, err)
@@ -161,6 +164,9 @@ func (c *compiler) check(ch model.Chain) error {
 		if err := model.CheckFlow(ch.Proof.Scheme, f); err != nil {
 			return fmt.Errorf("function %s: %w", name, err)
 		}
+	}
+	if err := ch.CheckStreams(c.isStream, c.nodeOf); err != nil {
+		return err
 	}
 	for _, a := range ch.Arguments {
 		if a.Of < 0 || a.Of >= len(ch.Functions) {
@@ -298,7 +304,8 @@ func (c *compiler) path(ch model.Chain, dir model.Direction) Path {
 
 // assignPathIDs numbers paths by what they are called, so that an id is the
 // same after edits elsewhere: the FNV-1a hash of "chain/direction", or
-// "chain/direction/function" where the path starts at a function; the next
+// "chain/direction/function" where the path starts at a function, with ">function" behind
+// it where the path ends at one; the next
 // one that is free if two collide, in the order of the names, those of whole chains
 // first. No path is 0.
 func assignPathIDs(paths []Path) {
@@ -307,7 +314,7 @@ func assignPathIDs(paths []Path) {
 		order[i] = &paths[i]
 	}
 	slices.SortFunc(order, func(a, b *Path) int {
-		return cmp.Or(cmp.Compare(min(len(a.From), 1), min(len(b.From), 1)), cmp.Compare(a.Chain, b.Chain), cmp.Compare(a.Direction, b.Direction), cmp.Compare(a.From, b.From))
+		return cmp.Or(cmp.Compare(min(len(a.From+a.To), 1), min(len(b.From+b.To), 1)), cmp.Compare(a.Chain, b.Chain), cmp.Compare(a.Direction, b.Direction), cmp.Compare(a.From, b.From), cmp.Compare(a.To, b.To))
 	})
 	taken := map[uint32]bool{0: true}
 	for _, p := range order {
@@ -325,6 +332,9 @@ func pathHash(p PathID) uint32 {
 	name := p.Chain + "/" + p.Direction.String()
 	if p.From != "" {
 		name += "/" + p.From
+	}
+	if p.To != "" {
+		name += ">" + p.To
 	}
 	_, _ = h.Write([]byte(name)) // cannot fail
 	return h.Sum32()
@@ -409,6 +419,10 @@ func nodePlans(d model.Domain, paths []Path) []Node {
 	behaviour := map[string]model.Behaviour{}
 	for _, f := range d.Functions {
 		behaviour[f.Name] = f.Kind.Behaviour()
+		if f.Kind == model.KindStream {
+			n := index[f.Node]
+			n.Proxies = append(n.Proxies, Proxy{Function: f.Name, Proxy: f.Proxy, Stream: &Stream{Stream: f.Stream, MTU: streamMTU(f.Name, paths)}})
+		}
 		if behaviour[f.Name].Proxied() {
 			n := index[f.Node]
 			x := Proxy{Function: f.Name, Proxy: f.Proxy, Matches: localMatches(f, paths)}
@@ -419,12 +433,8 @@ func nodePlans(d model.Domain, paths []Path) []Node {
 			n.Proxies = append(n.Proxies, x)
 		}
 	}
-	whole := map[direction]uint32{}
-	for _, p := range paths {
-		if p.From == "" {
-			whole[p.direction()] = p.Path
-		}
-	}
+	guarded := guardPaths(paths)
+	through := throughs(d, paths)
 	for _, p := range paths {
 		for _, in := range p.Ingress {
 			n := index[in.Node]
@@ -454,9 +464,9 @@ func nodePlans(d model.Domain, paths []Path) []Node {
 			})
 		}
 		n := index[p.Hops[last].Node]
-		of := uint32(0)
-		if p.From != "" {
-			of = whole[direction{p.Chain, p.Direction, ""}]
+		of := guarded[endOf(p)]
+		if of == p.Path {
+			of = 0
 		}
 		n.Egresses = append(n.Egresses, Egress{
 			PathID:      p.PathID,
@@ -467,6 +477,7 @@ func nodePlans(d model.Domain, paths []Path) []Node {
 			OnViolation: p.OnViolation,
 			Guard:       p.Guard,
 			Of:          of,
+			Through:     through[p.Path],
 			Lanes:       p.Lanes(),
 			Window:      p.Window,
 			Share:       p.Shares[last],

@@ -29,6 +29,7 @@ type direction struct {
 	chain string
 	is    model.Direction
 	from  string
+	to    string
 }
 
 // NewKeyring makes a keyring from the paths of the last compilation, nil if
@@ -63,7 +64,7 @@ func (k *Keyring) kept() map[netip.Addr]bool {
 	return sids
 }
 
-func (p PathID) direction() direction { return direction{p.Chain, p.Direction, p.From} }
+func (p PathID) direction() direction { return direction{p.Chain, p.Direction, p.From, p.To} }
 
 // sids are those of the hops behind the headend as the last compilation gave them
 // out, if the path still visits the same functions on nodes whose locators still

@@ -41,7 +41,14 @@ type Proxy struct {
 	// that leaves the node without an outer header has lost it.
 	Matches []model.Match
 
-	Netfilter *Netfilter // of kind netfilter; nil: of kind unaware
+	Netfilter *Netfilter // of kind netfilter; else nil
+	Stream    *Stream    // of kind stream; else nil
+}
+
+// Stream is what the agent keeps for a function of kind stream.
+type Stream struct {
+	model.Stream
+	MTU int // of packets that its namespace sends, so that they fit all parts that begin at it
 }
 
 // Netfilter is what the agent keeps for a function of that kind.
@@ -59,9 +66,12 @@ type PathID struct {
 	Chain     string
 	Direction model.Direction
 	// From is the function that the path starts at, on the node that is its headend:
-	// what the function makes itself takes the chain from there on. "": the path starts
-	// at the chain's ingress.
-	From   string
+	// what the function makes itself, or sends if it is of kind stream, takes the chain
+	// from there on. "": the path starts at the chain's ingress.
+	From string
+	// To is the function of kind stream that the path ends at. From and To of kind
+	// stream: it is a part of its chain. "": the path ends at the chain's egress.
+	To     string
 	Scheme model.Scheme
 	// Encapsulation says what Segments holds: the nodes of the path must agree
 	// on it as they do on the scheme.
@@ -101,13 +111,25 @@ type Egress struct {
 	Segments    []netip.Addr // the only list that verifies, whole, as a Headend has it
 	OnViolation model.OnViolation
 	Guard       model.Guard
-	// Of is the path whose packets it opens the guard for: that of the chain's ingress,
-	// if the path is one from a function on; else 0, which is itself.
+	// Of is the path whose packets it opens the guard for: where several paths of one
+	// direction of a chain end at the node, the first of them, which is a whole path or
+	// part. 0: itself.
 	Of       uint32
+	Through  *Through  // of a path to a function of kind stream; else nil
 	Lanes    uint16    // of the path, over all its headends
 	Window   int       // numbers of each lane that its replay window tells apart
 	Share    pot.Share // its Polynomial counts for pot and opot
 	Verifier pot.Verifier
+}
+
+// Through says how the connections of a part go on behind the function of kind stream that
+// it ends at.
+type Through struct {
+	Part   uint32 // that the path is, or belongs to
+	Onward uint32 // the next part in the same direction
+	Back   uint32 // what answers take, from the function on
+	Other  uint32 // the part that ends at the function in the other direction
+	Opens  bool   // connections are opened in this direction: the chain's forward one
 }
 
 // Domain is a compiled domain.
@@ -205,7 +227,19 @@ func (p Path) Lanes() uint16 {
 func (p PathID) String() string { return "chain " + p.Chain + ", " + p.Way() }
 
 // Way is the path's direction, and where it starts if that is not at the ingress.
-func (p PathID) Way() string { return p.Direction.String() + FromOn(p.From) }
+func (p PathID) Way() string { return p.Direction.String() + FromTo(p.From, p.To) }
+
+// FromTo is where a path starts and ends, for people: nothing if both are the chain's own
+// ends.
+func FromTo(from, to string) string {
+	if to == "" {
+		return FromOn(from)
+	}
+	if from == "" {
+		return ", up to " + to
+	}
+	return ", from " + from + " to " + to
+}
 
 // FromOn is where a path starts, for people: nothing if it does at the chain's ingress.
 func FromOn(function string) string {

@@ -64,3 +64,102 @@ func (c *compiler) fromFunctions(paths []Path) ([]Path, error) {
 	}
 	return out, nil
 }
+
+func (c *compiler) isStream(function string) bool {
+	return c.functions[function].Kind == model.KindStream
+}
+
+func (c *compiler) nodeOf(function string) string { return c.functions[function].Node }
+
+// parts are the paths of one direction of a chain: one, or as many as its functions of kind
+// stream cut it into. What a proof has found wrong is reported and let go at the chain's
+// own egress alone: a function gets no bytes that were not verified.
+func (c *compiler) parts(ch model.Chain, dir model.Direction) []Path {
+	var out []Path
+	for _, part := range ch.Directed(dir).Parts(c.isStream, c.nodeOf) {
+		p := c.path(part.Chain, model.Forward)
+		p.Direction, p.From, p.To = dir, part.From, part.To
+		if p.To != "" {
+			p.OnViolation = model.OnViolationDrop
+		}
+		out = append(out, p)
+	}
+	return out
+}
+
+// end is the node at which paths of one direction of a chain end.
+type end struct {
+	chain     string
+	direction model.Direction
+	node      string
+}
+
+func endOf(p Path) end { return end{p.Chain, p.Direction, p.Hops[len(p.Hops)-1].Node} }
+
+// guardPaths are the paths that guards name, at each node that a direction of a chain, or
+// a part of it, ends at: the first one. Whole paths and parts come before those of what
+// functions make.
+func guardPaths(paths []Path) map[end]uint32 {
+	first := map[end]uint32{}
+	for _, p := range paths {
+		if _, ok := first[endOf(p)]; !ok {
+			first[endOf(p)] = p.Path
+		}
+	}
+	return first
+}
+
+// throughs says how connections go on behind functions of kind stream, by the paths that
+// end there.
+func throughs(d model.Domain, paths []Path) map[uint32]*Through {
+	stream := map[string]bool{}
+	for _, f := range d.Functions {
+		stream[f.Name] = f.Kind == model.KindStream
+	}
+	type side struct {
+		chain     string
+		direction model.Direction
+		function  string
+	}
+	begins, ends := map[side]uint32{}, map[side]uint32{}
+	for _, p := range paths {
+		if p.From != "" && !stream[p.From] {
+			continue // of what a function makes
+		}
+		begins[side{p.Chain, p.Direction, p.From}] = p.Path
+		ends[side{p.Chain, p.Direction, p.To}] = p.Path
+	}
+	out := map[uint32]*Through{}
+	for _, p := range paths {
+		if p.To == "" {
+			continue
+		}
+		other := model.Forward
+		if p.Direction == model.Forward {
+			other = model.Reverse
+		}
+		out[p.Path] = &Through{
+			Part:   ends[side{p.Chain, p.Direction, p.To}],
+			Onward: begins[side{p.Chain, p.Direction, p.To}],
+			Back:   begins[side{p.Chain, other, p.To}],
+			Other:  ends[side{p.Chain, other, p.To}],
+			Opens:  p.Direction == model.Forward,
+		}
+	}
+	return out
+}
+
+// streamMTU is the size in bytes of the packets that fit all parts that begin at a
+// function; where nothing declares one, what always fits.
+func streamMTU(function string, paths []Path) int {
+	mtu := 0
+	for _, p := range paths {
+		if p.From == function && p.MTU != 0 && (mtu == 0 || p.MTU < mtu) {
+			mtu = p.MTU
+		}
+	}
+	if mtu == 0 {
+		return model.MTUMin
+	}
+	return mtu
+}

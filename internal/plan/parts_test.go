@@ -192,7 +192,7 @@ func TestNodeRefusesOriginationThatDoesNotHold(t *testing.T) {
 		"the same packets twice":      {r2, func(n *Node) { n.Headends[1].Match = n.Headends[0].Match }, "has the same"},
 		"an egress of nothing":        {r1, func(n *Node) { n.Egresses[len(n.Egresses)-1].Of = 7 }, "of 0x00000007: is not the whole path"},
 		"an egress of another chain":  {r1, func(n *Node) { n.Egresses[len(n.Egresses)-1].Of = n.Egresses[0].Path }, "is not the whole path of chain staff"},
-		"a whole path of another":     {r1, func(n *Node) { n.Egresses[0].Of = n.Egresses[1].Path }, "a path that starts at a function opens the guard for the whole one"},
+		"a whole path of another":     {r1, func(n *Node) { n.Egresses[0].Of = n.Egresses[1].Path }, "only a path that starts or ends at a function opens the guard for another one"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := compile(t, originating(), NewKeyring(random(1), nil)).Nodes[c.node]

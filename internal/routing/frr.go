@@ -181,16 +181,26 @@ func checkPaths(d model.Domain, paths []plan.Path) error {
 		}
 	}
 	planned := map[direction]bool{}
+	stream := map[string]bool{}
+	for _, f := range d.Functions {
+		stream[f.Name] = f.Kind == model.KindStream
+	}
+	parts := map[direction][]string{}
 	for _, p := range paths {
-		if p.From != "" {
-			continue // a part of another one, at its SIDs
+		if p.From != "" && !stream[p.From] {
+			continue // of what a function makes, at the SIDs of another one
 		}
 		way := []string{}
 		for _, h := range p.Hops[1 : len(p.Hops)-1] {
 			way = append(way, h.Function+" on "+h.Node)
 		}
-		way = append(way, p.Hops[len(p.Hops)-1].Node)
 		is := direction{p.Chain, p.Direction}
+		last := p.Hops[len(p.Hops)-1].Node
+		if p.To != "" {
+			parts[is] = append(append(parts[is], way...), p.To+" on "+last)
+			continue
+		}
+		way = append(append(parts[is], way...), last)
 		if !slices.Equal(way, visits[is]) {
 			return fmt.Errorf("chain %s, %s, leads by %s in the paths, and not in the domain file: %w", p.Chain, p.Direction, strings.Join(way, ", "), ErrPaths)
 		}

@@ -1,0 +1,183 @@
+package manifest
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/goccy/go-yaml/ast"
+
+	"github.com/waystamp/waystamp/internal/model"
+	streamfunction "github.com/waystamp/waystamp/internal/stream/function"
+)
+
+// streamLimits are what connections may take.
+type streamLimits struct {
+	connections item[int]
+	buffer      item[int]
+	idle        item[time.Duration]
+	halfClosed  item[time.Duration]
+}
+
+// stream reports whether the function is known to be of this kind.
+func (f *function) stream() bool { return f.kind.ok && f.kind.value == model.KindStream }
+
+func (c *checker) isStream(name string) bool {
+	f := c.functions[name]
+	return f != nil && f.stream()
+}
+
+func (c *checker) nodeOf(name string) string { return c.functions[name].node.value }
+
+// readStreamList reads functions, each a name, or a mapping of a name to its settings. It
+// is ok only if all of it is. Each becomes the JSON that a worker reads.
+func readStreamList(c cursor) item[[]string] {
+	v := item[[]string]{at: c.at}
+	if c.takes("list of functions on bytes, each a name (%s) or a mapping of a name to its settings, as in `[{gzip: {level: 1}}]`; at most %d",
+		strings.Join(streamfunction.Names(), ", "), streamfunction.ListMax) {
+		return v
+	}
+	before := len(c.r.problems)
+	c.each(func(c cursor) {
+		before := len(c.r.problems)
+		text, err := json.Marshal(c.value(0))
+		if err != nil || len(c.r.problems) > before {
+			return // reported
+		}
+		v.value = append(v.value, string(text))
+		if _, err := parseStreamEntry(string(text)); err != nil {
+			c.r.problemf(c.at, "%v", err)
+		}
+	})
+	if n := len(v.value); n > streamfunction.ListMax {
+		c.r.problemf(c.at, "%d functions; a list has at most %d", n, streamfunction.ListMax)
+	}
+	v.ok = len(c.r.problems) == before
+	return v
+}
+
+// parseStreamEntry reads an entry, and makes the function once: what it needs from its
+// surroundings shows then.
+func parseStreamEntry(text string) (streamfunction.Entry, error) {
+	list, err := streamfunction.ParseList("", []json.RawMessage{json.RawMessage(text)})
+	if err != nil {
+		return streamfunction.Entry{}, fmt.Errorf("%s", strings.TrimPrefix(err.Error(), "[0]: "))
+	}
+	if name := list[0].Name; name == "seal" || name == "open" {
+		return list[0], fmt.Errorf("%s needs a key, and nothing gives nodes keys of functions yet; leave it out", name)
+	}
+	return list[0], nil
+}
+
+// valueDepth is how deep the settings of a function may be.
+const valueDepth = 8
+
+// value is a node as JSON has it.
+func (c cursor) value(depth int) any {
+	if depth > valueDepth {
+		c.r.problemf(c.at, "is too deep; settings have at most %d levels", valueDepth)
+		return nil
+	}
+	switch n := c.node.(type) {
+	case *ast.MappingNode:
+		m := map[string]any{}
+		c.entries(func(name string, c cursor) { m[name] = c.value(depth + 1) })
+		return m
+	case *ast.SequenceNode:
+		list := []any{}
+		c.each(func(c cursor) { list = append(list, c.value(depth+1)) })
+		return list
+	case *ast.BoolNode:
+		return n.Value
+	case *ast.IntegerNode, *ast.FloatNode:
+		text := n.GetToken().Value
+		if !json.Valid([]byte(text)) {
+			c.r.problemf(c.at, "%s is not a number as JSON has it", quote(text))
+			return nil
+		}
+		return json.Number(text)
+	}
+	return c.lines(1 << 16).value
+}
+
+func readConnect(c cursor) item[string] {
+	return c.checked("early", func(s string) error {
+		switch s {
+		case "early":
+			return nil
+		case "first":
+			return fmt.Errorf("is not there yet: the client is answered before its server is; expect early")
+		}
+		return fmt.Errorf("is not a setting of connect; expect early")
+	})
+}
+
+func readOther(c cursor) item[string] {
+	return c.checked("refuse", func(s string) error {
+		switch s {
+		case "refuse":
+			return nil
+		case "icmp", "relay":
+			return fmt.Errorf("is not there yet: what is not TCP is refused; expect refuse")
+		}
+		return fmt.Errorf("is not a setting of other; expect refuse")
+	})
+}
+
+// readStreamLimits is ok only if all of it is.
+func readStreamLimits(c cursor) item[streamLimits] {
+	v := item[streamLimits]{at: c.at}
+	l := &v.value
+	before := len(c.r.problems)
+	within := func(c cursor) item[time.Duration] { return c.duration(model.StreamLimitMin, model.StreamLimitMax) }
+	c.fields(
+		field{"connections", false, into(&l.connections, func(c cursor) item[int] { return c.integer(1, model.StreamConnectionsMax) })},
+		field{"buffer", false, into(&l.buffer, func(c cursor) item[int] { return c.integer(model.StreamBufferMin, model.StreamBufferMax) })},
+		field{"idle", false, into(&l.idle, within)},
+		field{"half-closed", false, into(&l.halfClosed, within)},
+	)
+	v.ok = len(c.r.problems) == before
+	return v
+}
+
+// streamModel is what the file says of a function of that kind, with the defaults for what
+// it does not say.
+func (f *function) streamModel() model.Stream {
+	if !f.stream() {
+		return model.Stream{}
+	}
+	s := model.Stream{
+		Run: f.run.value, Back: f.back.value,
+		Connections: model.StreamConnectionsDefault, Buffer: model.StreamBufferDefault,
+		Idle: model.StreamIdleDefault, HalfClosed: model.StreamHalfClosedDefault,
+	}
+	l := f.limits.value
+	if l.connections.ok {
+		s.Connections = l.connections.value
+	}
+	if l.buffer.ok {
+		s.Buffer = l.buffer.value
+	}
+	if l.idle.ok {
+		s.Idle = l.idle.value
+	}
+	if l.halfClosed.ok {
+		s.HalfClosed = l.halfClosed.value
+	}
+	return s
+}
+
+// checkStream holds the rules for a function's own settings.
+func (c *checker) checkStream(f *function) {
+	switch {
+	case !f.run.given():
+		c.problemf(f.at, "\"run\" is missing; it says what a function of kind stream does with bytes, as in run: [gzip]")
+	case f.run.ok && len(f.run.value) == 0:
+		c.problemf(f.run.at, "no functions; say run: [identity] for one that changes nothing")
+	case f.back.given() && f.back.ok && len(f.back.value) == 0:
+		c.problemf(f.back.at, "no functions; leave it out for each one's inverse, or say back: [identity] for no change")
+	case !f.connect.given():
+		c.problemf(f.at, "\"connect\" is missing; say connect: early: the client is answered at once, and the server is asked meanwhile")
+	}
+}

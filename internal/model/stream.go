@@ -1,0 +1,149 @@
+package model
+
+import (
+	"errors"
+	"fmt"
+	"time"
+)
+
+// Stream is what a node does with the bytes of TCP connections, as a function of a chain.
+type Stream struct {
+	// Run are the functions towards the server, Back towards the client, each entry as
+	// internal/stream/function reads it from JSON. Without Back: Run in reverse, each
+	// one's inverse.
+	Run, Back []string
+
+	Connections int           // open at once
+	Buffer      int           // bytes held per connection and direction
+	Idle        time.Duration // without a byte, until a connection is reset
+	HalfClosed  time.Duration // the same, once one side has ended
+}
+
+// Bounds and defaults of a function of kind stream.
+const (
+	StreamConnectionsDefault = 100_000
+	StreamConnectionsMax     = 1 << 20
+	StreamBufferDefault      = 1 << 20
+	StreamBufferMin          = 16 << 10
+	StreamBufferMax          = 16 << 20
+	StreamIdleDefault        = 2 * time.Hour
+	StreamHalfClosedDefault  = 10 * time.Minute
+	StreamLimitMin           = time.Second
+	StreamLimitMax           = 30 * 24 * time.Hour
+)
+
+// Check holds what one function of kind stream must keep by itself, but for what its
+// list says.
+func (s Stream) Check() error {
+	switch {
+	case len(s.Run) == 0:
+		return errors.New("run: has no functions")
+	case s.Connections < 1 || s.Connections > StreamConnectionsMax:
+		return fmt.Errorf("connections: %d is not from 1 to %d", s.Connections, StreamConnectionsMax)
+	case s.Buffer < StreamBufferMin || s.Buffer > StreamBufferMax:
+		return fmt.Errorf("buffer: %d is not from %d to %d", s.Buffer, StreamBufferMin, StreamBufferMax)
+	case s.Idle < StreamLimitMin || s.Idle > StreamLimitMax:
+		return fmt.Errorf("idle: %s is not from %s to %s", s.Idle, StreamLimitMin, StreamLimitMax)
+	case s.HalfClosed < StreamLimitMin || s.HalfClosed > StreamLimitMax:
+		return fmt.Errorf("half-closed: %s is not from %s to %s", s.HalfClosed, StreamLimitMin, StreamLimitMax)
+	}
+	return nil
+}
+
+// StreamDetour is how packets reach a function of kind stream, and come from it: one
+// interface, to a namespace that the agent makes. No header waits for a packet.
+func StreamDetour(function string) Proxy {
+	link := "wss-" + shortName(function)
+	return Proxy{
+		To: link, From: link,
+		Recognise: RecogniseMetadata,
+		Segments:  SegmentsKeep,
+		Cache:     1,
+		Lifetime:  LifetimeDefault,
+	}
+}
+
+// ChainPart is a piece of a chain between two of its functions of kind stream, or between
+// one and an end of the chain.
+type ChainPart struct {
+	Chain           // in one direction; its ingress and egress are the part's
+	From, To string // functions of kind stream; "": the chain's own end
+}
+
+// Parts cuts a chain, as one of its directions sees it, at its functions of kind stream.
+// A chain without any is one part. node is that of a function.
+func (c Chain) Parts(stream func(function string) bool, node func(function string) string) []ChainPart {
+	var out []ChainPart
+	start := 0 // the part's first function
+	p := ChainPart{Chain: c}
+	end := func(i int, egress, to string) {
+		p.Egress, p.To = egress, to
+		p.Functions = c.Functions[start:i]
+		p.Arguments, p.Waypoints = nil, nil
+		for _, a := range c.Arguments {
+			if a.Of >= start && a.Of < i {
+				a.Of -= start
+				p.Arguments = append(p.Arguments, a)
+			}
+		}
+		for _, w := range c.Waypoints {
+			if w.Before >= start && w.Before <= i {
+				w.Before -= start
+				p.Waypoints = append(p.Waypoints, w)
+			}
+		}
+		out = append(out, p)
+	}
+	for i, f := range c.Functions {
+		if !stream(f) {
+			continue
+		}
+		end(i, node(f), f)
+		p = ChainPart{Chain: c, From: f}
+		p.Ingress, p.OwnTraffic = []string{node(f)}, false
+		start = i + 1
+	}
+	end(len(c.Functions), c.Egress, "")
+	return out
+}
+
+// CheckStreams holds what a chain with functions of kind stream must be like.
+func (c Chain) CheckStreams(stream func(function string) bool, node func(function string) string) error {
+	seen := map[string]bool{}
+	for _, f := range c.Functions {
+		if !stream(f) {
+			continue
+		}
+		if seen[f] {
+			return fmt.Errorf("visits function %s twice, whose connections could not be told apart; make a second function of kind stream", f)
+		}
+		seen[f] = true
+	}
+	switch {
+	case len(seen) == 0:
+		return nil
+	case !c.Both:
+		return errors.New("has functions of kind stream and one direction, so that answers would miss the connections; say direction: both")
+	case c.Match.ByMark():
+		return errors.New("has functions of kind stream and a match by mark, which answers do not have; match by prefixes, protocol, ports or DSCP")
+	case len(c.Ingress) != 1:
+		return nil // reported as that
+	}
+	for _, p := range c.Parts(stream, node) {
+		if p.Ingress[0] != p.Egress {
+			continue
+		}
+		from, to := "its ingress", "its egress"
+		if p.From != "" {
+			from = "function " + p.From
+		}
+		if p.To != "" {
+			to = "function " + p.To
+		}
+		if p.From != "" && p.To != "" && len(p.Functions) == 0 {
+			return fmt.Errorf("goes from %s to %s on the same node, %s; put both into one function, one after the other in run", from, to, p.Egress)
+		}
+		return fmt.Errorf("begins and ends its part from %s to %s at the same node, %s; a part needs two nodes: put the function on another one", from, to, p.Egress)
+	}
+	return nil
+}
