@@ -15,8 +15,8 @@ CLANG_FORMAT := clang-format-19
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo unreleased)
 MODULE := github.com/waystamp/waystamp
 # Packages whose tests need neither root nor a kernel feature.
-UNIT := ./internal/abi ./internal/agent ./internal/api ./internal/arch ./internal/await ./internal/cli ./internal/command ./internal/event ./internal/explain ./internal/manifest \
-	./internal/model ./internal/pcapng ./internal/plan ./internal/pot ./internal/routing ./internal/srv6 ./internal/store ./internal/stream/function ./internal/tables ./internal/yamlfile ./test/oracle ./tools/...
+UNIT := ./internal/abi ./internal/agent ./internal/api ./internal/arch ./internal/await ./internal/cli ./internal/command ./internal/controller ./internal/event ./internal/explain ./internal/identity ./internal/manifest \
+	./internal/member ./internal/model ./internal/pcapng ./internal/plan ./internal/pot ./internal/routing ./internal/srv6 ./internal/store ./internal/stream/function ./internal/tables ./internal/yamlfile ./test/oracle ./tools/...
 
 # The packages whose tests take longest, and wait a good part of it: they begin
 # first, beside each other.
@@ -84,15 +84,17 @@ check-generated: clang-pinned
 	cp -a Makefile go.mod go.sum bpf internal tools docs examples "$$tmp"; \
 	rm -f "$$tmp"/internal/dataplane/object/*_bpfe[lb].{go,o} "$$tmp"/internal/abi/{constants,enums,types}.go \
 		"$$tmp"/docs/reference/{refusals,domain-file,commands,json}.md; \
+	rm -f "$$tmp"/internal/rpc/waystampv1/{waystamp.pb.go,waystampv1connect/waystamp.connect.go}; \
 	$(MAKE) --no-print-directory -s -C "$$tmp" generate; \
-	for d in internal/dataplane/object internal/abi docs/reference; do \
+	for d in internal/dataplane/object internal/abi internal/rpc docs/reference; do \
 		diff -r "$$d" "$$tmp/$$d" || { echo "$$d is not what make generate makes; run it and commit the result" >&2; exit 1; }; \
 	done
 
 .PHONY: generate
-generate: clang-pinned ## eBPF objects, their Go, internal/abi and reference pages, with clang-19
+generate: clang-pinned ## eBPF objects, their Go, internal/abi, internal/rpc and reference pages, with clang-19
 	@BPF_CLANG=$(BPF_CLANG) BPF_STRIP=$(BPF_STRIP) go generate ./internal/dataplane/object
 	@go run ./tools/abigen -clang $(BPF_CLANG)
+	@go run ./tools/protogen
 	@go run ./tools/refgen
 
 .PHONY: clang-pinned

@@ -20,8 +20,10 @@ var level = map[string]int{
 	"internal/yamlfile":         0,
 	"internal/api":              1,
 	"internal/event":            1,
+	"internal/rpc":              1,
 	"internal/pot":              1,
 	"internal/srv6":             1,
+	"internal/identity":         2,
 	"internal/manifest":         2,
 	"internal/plan":             2,
 	"internal/dataplane/object": 3,
@@ -36,9 +38,11 @@ var level = map[string]int{
 	"internal/stream/function":  1,
 	"internal/stream/sandbox":   3,
 	"internal/agent":            6,
+	"internal/controller":       5,
 	"internal/doctor":           5,
 	"internal/explain":          5,
 	"internal/lab":              5,
+	"internal/member":           5,
 	"internal/attack":           7,
 	"internal/demo":             7,
 	"internal/bench":            7,
@@ -74,12 +78,16 @@ var impure = []string{
 
 // home names the only packages that may import something.
 var home = map[string][]string{
-	"github.com/vishvananda/netlink": {"internal/host"},
-	"github.com/cilium/ebpf":         {"internal/dataplane", "internal/bench/meter", "tools/abigen"},
-	"github.com/spf13/cobra":         {"internal/cli", "internal/command", "internal/labcli", "tools/refgen"},
-	"go.etcd.io/bbolt":               {"internal/store"},
-	"github.com/goccy/go-yaml":       {"internal/manifest", "internal/pot", "internal/yamlfile"},
-	"unsafe":                         {"internal/host", "internal/dataplane", "internal/stream/sandbox"}, // the ethtool ioctl; memory that others write, too; Landlock and seccomp
+	"github.com/vishvananda/netlink":   {"internal/host"},
+	"github.com/cilium/ebpf":           {"internal/dataplane", "internal/bench/meter", "tools/abigen"},
+	"github.com/spf13/cobra":           {"internal/cli", "internal/command", "internal/labcli", "tools/refgen"},
+	"go.etcd.io/bbolt":                 {"internal/store"},
+	"connectrpc.com/connect":           {"internal/cli", "internal/controller", "internal/member", "internal/rpc"},
+	"google.golang.org/protobuf":       {"internal/controller", "internal/rpc", "tools/protogen"},
+	"github.com/bufbuild/protocompile": {"tools/protogen"},
+	"github.com/spiffe/go-spiffe":      {"internal/identity"},
+	"github.com/goccy/go-yaml":         {"internal/manifest", "internal/pot", "internal/yamlfile"},
+	"unsafe":                           {"internal/host", "internal/dataplane", "internal/stream/sandbox"}, // the ethtool ioctl; memory that others write, too; Landlock and seccomp
 }
 
 // banned names imports that no code outside tests may have, and what to do.

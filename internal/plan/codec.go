@@ -144,6 +144,7 @@ type fileHead struct {
 type nodeFile struct {
 	fileHead
 	Name       string          `json:"name"`
+	Revision   uint64          `json:"revision,string,omitempty"`
 	Block      netip.Prefix    `json:"block"`
 	Address    netip.Addr      `json:"address"`
 	Locator    netip.Prefix    `json:"locator"`
@@ -439,6 +440,7 @@ func nodeToFile(n Node) nodeFile {
 	f := nodeFile{
 		fileHead:   fileHead{Version: fileVersion, Kind: kindNode},
 		Name:       n.Name,
+		Revision:   n.Revision,
 		Block:      n.Block,
 		Address:    n.Address,
 		Locator:    n.Locator,
@@ -499,7 +501,7 @@ func nodeToFile(n Node) nodeFile {
 }
 
 func (f nodeFile) node() Node {
-	n := Node{Name: f.Name, Block: f.Block, Address: f.Address, Locator: f.Locator, Advertise: f.Advertise}
+	n := Node{Name: f.Name, Revision: f.Revision, Block: f.Block, Address: f.Address, Locator: f.Locator, Advertise: f.Advertise}
 	for _, i := range f.Interfaces {
 		n.Interfaces = append(n.Interfaces, model.Interface(i))
 	}

@@ -21,7 +21,8 @@ type Keyring struct {
 	random io.Reader
 	paths  map[direction]Path
 	rotate func(chain string) bool
-	keep   bool // no SID of the last compilation is given to another path, or place
+	keep   bool   // no SID of the last compilation is given to another path, or place
+	also   []Path // nor are those of these
 }
 
 // direction names a path by what the operator wrote.
@@ -44,8 +45,8 @@ func NewKeyring(random io.Reader, last []Path) *Keyring {
 }
 
 // KeepSIDs gives no SID of the last compilation to anything else, so that nodes can hold
-// both.
-func (k *Keyring) KeepSIDs() { k.keep = true }
+// both; nor those of paths of earlier ones that nodes still hold.
+func (k *Keyring) KeepSIDs(also ...Path) { k.keep, k.also = true, also }
 
 // Rotate gives paths of these chains the next epoch and fresh secrets though nothing changes.
 func (k *Keyring) Rotate(chain func(name string) bool) { k.rotate = chain }
@@ -57,6 +58,11 @@ func (k *Keyring) kept() map[netip.Addr]bool {
 		return sids
 	}
 	for _, p := range k.paths {
+		for _, h := range p.Hops[1:] {
+			sids[h.SID] = true
+		}
+	}
+	for _, p := range k.also {
 		for _, h := range p.Hops[1:] {
 			sids[h.SID] = true
 		}

@@ -20,7 +20,10 @@ import (
 
 // Node is the whole of what one node must hold.
 type Node struct {
-	Name       string
+	Name string
+	// Revision tells a controller's plans apart, of which a later one has a higher; 0: it is
+	// not from a controller.
+	Revision   uint64
 	Block      netip.Prefix
 	Address    netip.Addr
 	Locator    netip.Prefix

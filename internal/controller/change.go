@@ -1,0 +1,580 @@
+package controller
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/waystamp/waystamp/internal/manifest"
+	"github.com/waystamp/waystamp/internal/model"
+	"github.com/waystamp/waystamp/internal/plan"
+	"github.com/waystamp/waystamp/internal/store"
+)
+
+// OldMax is how many generations drain at once; a change waits until there are fewer.
+const OldMax = 8
+
+// A domain changes by these commits, and only by these. What comes next follows from the
+// records and the clock alone, so that a controller that died goes on where it was:
+//
+//	begin    a request is compiled; functions and egresses get its epochs beside those in force
+//	turn     all have acknowledged: headends get the new epochs and give up the old ones
+//	settle   all have acknowledged: from now on the old generation drains
+//	erase    it has drained: nodes and the store give up its secrets
+//	forget   all have acknowledged that: the epochs' numbers may be given out again
+//	exclude  a node was revoked: whatever it was on gets fresh secrets at once
+//
+// advance does the one that is due. It returns whether it did, and else when one may be
+// due without a record changing; zero: never.
+func (c *Controller) advance(ctx context.Context) (did bool, wake time.Time, err error) {
+	v, err := readView(ctx, c.store)
+	if err != nil {
+		return false, time.Time{}, err
+	}
+	s := &v.state
+	if excluded := slices.DeleteFunc(v.revoked(), func(n string) bool { return slices.Contains(s.Revoked, n) }); len(excluded) > 0 && s.Now != 0 {
+		return c.exclude(ctx, v)
+	}
+	if s.Step != stepNone && len(v.waitingFor()) == 0 {
+		if s.Step == stepPrepare {
+			return c.turn(ctx, v)
+		}
+		return c.settle(ctx, v)
+	}
+	for _, o := range s.Old {
+		if o.Until.IsZero() {
+			continue
+		}
+		if !c.cfg.Now().Before(o.Until) {
+			return c.erase(ctx, v)
+		}
+		if wake.IsZero() || o.Until.Before(wake) {
+			wake = o.Until
+		}
+	}
+	if i := slices.IndexFunc(s.Erasing, func(e erasingRecord) bool { return v.erased(e) }); i >= 0 {
+		s.Erasing = slices.Delete(slices.Clone(s.Erasing), i, i+1)
+		return c.commit(ctx, v, "forget", store.Txn{})
+	}
+	if s.Step == stepNone && v.wanted.File != 0 && (v.wanted.Serial != s.Serial || !slices.Equal(v.revoked(), s.Revoked)) {
+		did, err := c.begin(ctx, v)
+		return did, wake, err
+	}
+	return false, wake, nil
+}
+
+// erased: all nodes that held these epochs have said that they do not, or are out.
+func (v *view) erased(e erasingRecord) bool {
+	for name, revision := range e.Nodes {
+		if !v.holds(name, revision) && !v.nodes[name].Revoked {
+			return false
+		}
+	}
+	return true
+}
+
+// commit writes the state with what belongs to it.
+func (c *Controller) commit(ctx context.Context, v *view, what string, t store.Txn) (bool, time.Time, error) {
+	if t.Put == nil {
+		t.Put = map[string][]byte{}
+	}
+	t.If = append(t.If, v.at(keyState))
+	t.Put[keyState] = encode(v.state)
+	if _, err := c.store.Commit(ctx, t); err != nil {
+		return false, time.Time{}, fmt.Errorf("%s: %w", what, err)
+	}
+	live := []uint64{v.state.Now, v.state.Next}
+	for _, o := range v.state.Old {
+		live = append(live, o.Generation)
+	}
+	c.forget(live...)
+	c.cfg.Log.Info("the domain goes on", "commit", what, "generation", v.state.Generation, "step", string(v.state.Step), "nodes", len(v.state.Waiting))
+	return true, time.Time{}, nil
+}
+
+// begin compiles what is wanted, and prepares it.
+func (c *Controller) begin(ctx context.Context, v *view) (bool, error) {
+	attempt := fmt.Sprint(v.wanted.Serial, v.revoked(), v.state.live(), len(v.state.Erasing))
+	if attempt == c.failed { // and nothing has changed since
+		return false, nil
+	}
+	before := v.state
+	if err := c.prepare(ctx, v); err != nil {
+		if ctx.Err() != nil {
+			return false, context.Cause(ctx)
+		}
+		if errors.Is(err, store.ErrConflict) {
+			return false, err
+		}
+		c.failed = attempt
+		v.state = before
+		return c.problem(ctx, v, err)
+	}
+	return true, nil
+}
+
+// prepare is begin without what becomes of its errors.
+func (c *Controller) prepare(ctx context.Context, v *view) error {
+	s := &v.state
+	now, err := c.generation(ctx, s.Now)
+	if err != nil {
+		return err
+	}
+	next, err := c.compile(ctx, v, now, v.wanted, false)
+	if err != nil {
+		return err
+	}
+	if err := c.room(ctx, v, next); err != nil {
+		return err
+	}
+	b, err := next.encode()
+	if err != nil {
+		return err
+	}
+	s.Generation++
+	s.Next = s.Generation
+	c.keep(s.Next, next)
+	t := store.Txn{Put: map[string][]byte{keyGeneration(s.Next): b}, If: []store.Condition{v.at(keyWanted)}}
+	if s.Waiting, err = c.plans(ctx, v, &t); err != nil {
+		return err
+	}
+	s.Serial, s.Step, s.Since, s.Revoked = v.wanted.Serial, stepPrepare, c.cfg.Now(), v.revoked()
+	s.Problem, s.ProblemSerial = "", 0
+	_, _, err = c.commit(ctx, v, "begin", t)
+	return err
+}
+
+// room is an error if some node could not hold the next generation beside those that drain,
+// before and behind its turn.
+func (c *Controller) room(ctx context.Context, v *view, next *generation) error {
+	l, err := c.live(ctx, v.state)
+	if err != nil {
+		return err
+	}
+	was := l.Now
+	l.Next = next.domain
+	if _, err := l.Nodes(); err != nil {
+		return err
+	}
+	_, err = plan.Live{Old: append(l.Old, was), Now: next.domain}.Nodes()
+	return err
+}
+
+// problem notes why a request is not begun, once.
+func (c *Controller) problem(ctx context.Context, v *view, why error) (bool, error) {
+	s := &v.state
+	if s.Problem == why.Error() && s.ProblemSerial == v.wanted.Serial {
+		return false, nil
+	}
+	s.Problem, s.ProblemSerial = why.Error(), v.wanted.Serial
+	_, _, err := c.commit(ctx, v, "problem", store.Txn{})
+	return err == nil, err
+}
+
+// turn lets headends send the epochs that all others know.
+func (c *Controller) turn(ctx context.Context, v *view) (bool, time.Time, error) {
+	s := &v.state
+	if s.Now != 0 {
+		s.Old = append(slices.Clone(s.Old), oldRecord{Generation: s.Now})
+	}
+	s.Now, s.Next, s.Step, s.Since = s.Next, 0, stepTurn, c.cfg.Now()
+	var t store.Txn
+	var err error
+	if s.Waiting, err = c.plans(ctx, v, &t); err != nil {
+		return false, time.Time{}, err
+	}
+	return c.commit(ctx, v, "turn", t)
+}
+
+// settle begins the time in which packets of the old epochs may still come.
+func (c *Controller) settle(ctx context.Context, v *view) (bool, time.Time, error) {
+	s := &v.state
+	s.Old = slices.Clone(s.Old)
+	for i, o := range s.Old {
+		if !o.Until.IsZero() {
+			continue
+		}
+		g, err := c.generation(ctx, o.Generation)
+		if err != nil {
+			return false, time.Time{}, err
+		}
+		s.Old[i].Until = c.cfg.Now().Add(g.Drain)
+	}
+	s.Step, s.Since, s.Waiting = stepNone, c.cfg.Now(), nil
+	return c.commit(ctx, v, "settle", store.Txn{})
+}
+
+// erase takes out generations that have drained.
+func (c *Controller) erase(ctx context.Context, v *view) (bool, time.Time, error) {
+	s := &v.state
+	var due, rest []oldRecord
+	for _, o := range s.Old {
+		if !o.Until.IsZero() && !c.cfg.Now().Before(o.Until) {
+			due = append(due, o)
+		} else {
+			rest = append(rest, o)
+		}
+	}
+	s.Old = rest
+	var t store.Txn
+	if _, err := c.plans(ctx, v, &t); err != nil {
+		return false, time.Time{}, err
+	}
+	for _, o := range due {
+		if err := c.giveUp(ctx, v, o.Generation, &t); err != nil {
+			return false, time.Time{}, err
+		}
+	}
+	return c.commit(ctx, v, "erase", t)
+}
+
+// giveUp takes a generation out of the store, once its plans are in the transaction.
+func (c *Controller) giveUp(ctx context.Context, v *view, number uint64, t *store.Txn) error {
+	gone, err := c.generation(ctx, number)
+	if err != nil {
+		return err
+	}
+	t.Delete = append(t.Delete, keyGeneration(number))
+	live := map[pathEpoch]bool{}
+	for _, n := range v.state.live() {
+		g, err := c.generation(ctx, n)
+		if err != nil {
+			return err
+		}
+		for _, p := range g.domain.Paths {
+			live[pathEpoch{p.Path, p.Epoch}] = true
+		}
+	}
+	e := erasingRecord{Nodes: map[string]uint64{}}
+	for _, p := range gone.domain.Paths {
+		if id := (pathEpoch{p.Path, p.Epoch}); !live[id] {
+			e.Epochs = append(e.Epochs, id)
+		}
+	}
+	for _, n := range gone.domain.Nodes {
+		if r, ok := v.plans[n.Name]; ok { // as the transaction makes them
+			e.Nodes[n.Name] = r.Revision
+		}
+	}
+	if len(e.Epochs) > 0 {
+		v.state.Erasing = append(slices.Clone(v.state.Erasing), e)
+	}
+	return nil
+}
+
+// live are the numbers of all generations that nodes hold.
+func (s stateRecord) live() (numbers []uint64) {
+	for _, o := range s.Old {
+		numbers = append(numbers, o.Generation)
+	}
+	for _, n := range []uint64{s.Now, s.Next} {
+		if n != 0 {
+			numbers = append(numbers, n)
+		}
+	}
+	return numbers
+}
+
+// exclude gives all that a revoked node was on fresh secrets, in one step: whatever is under way
+// under the old ones is refused from now on, and so is the change that was being prepared.
+func (c *Controller) exclude(ctx context.Context, v *view) (bool, time.Time, error) {
+	s := &v.state
+	base := s.Now
+	if s.Next != 0 { // nodes know its epochs, whose numbers must not be given out again
+		base = s.Next
+	}
+	was, err := c.generation(ctx, base)
+	if err != nil {
+		return false, time.Time{}, err
+	}
+	next, err := c.compile(ctx, v, was, wantedRecord{Serial: was.Serial, File: was.File, Deleted: was.Deleted, Rotate: was.Rotated}, true)
+	if err != nil {
+		return false, time.Time{}, fmt.Errorf("exclude %s: %w", strings.Join(v.revoked(), ", "), err)
+	}
+	b, err := next.encode()
+	if err != nil {
+		return false, time.Time{}, err
+	}
+	given := s.live()
+	s.Generation++
+	s.Now, s.Next, s.Old = s.Generation, 0, nil
+	c.keep(s.Now, next)
+	s.Serial, s.Step, s.Since, s.Revoked = was.Serial, stepTurn, c.cfg.Now(), v.revoked()
+	t := store.Txn{Put: map[string][]byte{keyGeneration(s.Now): b}}
+	for _, name := range v.revoked() {
+		t.Delete = append(t.Delete, keyNode(name, partPlan), keyNode(name, partAck), keyPlans+name)
+		delete(v.plans, name)
+		delete(v.acks, name)
+		t.If = append(t.If, v.at(keyNode(name, partID)))
+	}
+	if s.Waiting, err = c.plans(ctx, v, &t); err != nil {
+		return false, time.Time{}, err
+	}
+	for _, n := range given {
+		if err := c.giveUp(ctx, v, n, &t); err != nil {
+			return false, time.Time{}, err
+		}
+	}
+	return c.commit(ctx, v, "exclude", t)
+}
+
+// keep has a generation that is being committed in memory.
+func (c *Controller) keep(n uint64, g *generation) {
+	c.cache.Lock()
+	defer c.cache.Unlock()
+	c.cache.generations[n] = g
+}
+
+// live are the generations that nodes hold.
+func (c *Controller) live(ctx context.Context, s stateRecord) (l plan.Live, err error) {
+	for _, o := range s.Old {
+		g, err := c.generation(ctx, o.Generation)
+		if err != nil {
+			return l, err
+		}
+		l.Old = append(l.Old, g.domain)
+	}
+	now, err := c.generation(ctx, s.Now)
+	if err != nil {
+		return l, err
+	}
+	l.Now = now.domain
+	if s.Next != 0 {
+		next, err := c.generation(ctx, s.Next)
+		if err != nil {
+			return l, err
+		}
+		l.Next = next.domain
+	}
+	return l, nil
+}
+
+// plans puts into the transaction what each node shall hold from now on, where that
+// differs from what it shall hold already. It returns the nodes that get another plan, with its
+// revision.
+func (c *Controller) plans(ctx context.Context, v *view, t *store.Txn) (changed map[string]uint64, err error) {
+	s := &v.state
+	l, err := c.live(ctx, *s)
+	if err != nil {
+		return nil, err
+	}
+	nodes, err := l.Nodes()
+	if err != nil {
+		return nil, err
+	}
+	in := map[string]bool{}
+	for _, n := range nodes {
+		in[n.Name] = true
+	}
+	for _, name := range slices.Sorted(maps.Keys(v.plans)) {
+		if in[name] {
+			continue
+		}
+		n, err := c.left(ctx, name)
+		if err != nil {
+			return nil, err
+		}
+		nodes = append(nodes, n)
+	}
+	if t.Put == nil {
+		t.Put = map[string][]byte{}
+	}
+	changed = map[string]uint64{}
+	revision := s.Revision + 1
+	for _, n := range nodes {
+		if v.nodes[n.Name].Revoked {
+			continue
+		}
+		n.Revision = 0
+		content, err := plan.EncodeNode(n)
+		if err != nil {
+			return nil, err
+		}
+		if v.plans[n.Name].Content == digest(content) {
+			continue
+		}
+		n.Revision = revision
+		b, err := plan.EncodeNode(n)
+		if err != nil {
+			return nil, err
+		}
+		r := planRecord{Revision: revision, Digest: digest(b), Content: digest(content)}
+		v.plans[n.Name] = r
+		t.Put[keyNode(n.Name, partPlan)] = encode(r)
+		t.Put[keyPlans+n.Name] = b
+		changed[n.Name] = revision
+	}
+	if len(changed) > 0 {
+		s.Revision = revision
+	}
+	return changed, nil
+}
+
+// left is the plan of a node that no generation has any more: nothing.
+func (c *Controller) left(ctx context.Context, name string) (plan.Node, error) {
+	snap, err := c.store.Snapshot(ctx, keyPlans+name)
+	if err != nil {
+		return plan.Node{}, err
+	}
+	n, err := plan.DecodeNode(snap.Records[keyPlans+name].Value)
+	if err != nil {
+		return plan.Node{}, fmt.Errorf("the plan of node %s, which has left: %w", name, err)
+	}
+	return plan.Node{Name: n.Name, Block: n.Block, Address: n.Address, Locator: n.Locator}, nil
+}
+
+func digest(b []byte) string {
+	sum := sha256.Sum256(b)
+	return hex.EncodeToString(sum[:])
+}
+
+// errWait means that a request has to wait until other epochs are gone.
+var errWait = errors.New("it waits")
+
+// compile makes the next generation from the one before and what is wanted. urgent: without
+// errWait.
+func (c *Controller) compile(ctx context.Context, v *view, last *generation, w wantedRecord, urgent bool) (*generation, error) {
+	var file fileRecord
+	if err := c.record(ctx, keyFile(w.File), &file); err != nil {
+		return nil, err
+	}
+	m, err := parse(file)
+	if err != nil {
+		return nil, err
+	}
+	return c.compileDomain(ctx, v, last, w, m.Domain, urgent)
+}
+
+func (c *Controller) compileDomain(ctx context.Context, v *view, last *generation, w wantedRecord, d model.Domain, urgent bool) (*generation, error) {
+	d.Chains = slices.DeleteFunc(slices.Clone(d.Chains), func(ch model.Chain) bool { return slices.Contains(w.Deleted, ch.Name) })
+	revoked := v.revoked()
+	blocked := block(&d, revoked)
+
+	fresh := map[string]bool{}
+	for _, p := range last.domain.Paths {
+		for _, name := range revoked {
+			if !slices.Contains(v.state.Revoked, name) && on(p, name) {
+				fresh[p.Chain] = true
+			}
+		}
+	}
+	var also []plan.Path
+	held := map[pathEpoch]bool{}
+	for _, n := range v.state.live() {
+		g, err := c.generation(ctx, n)
+		if err != nil {
+			return nil, err
+		}
+		also = append(also, g.domain.Paths...)
+		for _, p := range g.domain.Paths {
+			held[pathEpoch{p.Path, p.Epoch}] = true
+		}
+	}
+	for _, e := range v.state.Erasing {
+		for _, id := range e.Epochs {
+			held[id] = true
+		}
+	}
+	keys := plan.NewKeyring(rand.Reader, last.domain.Paths)
+	keys.KeepSIDs(also...)
+	keys.Rotate(func(chain string) bool { return fresh[chain] || w.Rotate[chain] > last.Rotated[chain] })
+	out, err := plan.Compile(d, keys)
+	if err != nil {
+		return nil, err
+	}
+	if err := mayHave(last.domain, out, v.state, held); err != nil && !urgent {
+		return nil, err
+	}
+	g := &generation{domain: out.Without(func(chain string) bool { return blocked[chain] != "" })}
+	g.generationRecord = generationRecord{
+		Serial: w.Serial, File: w.File, Deleted: w.Deleted, Rotated: w.Rotate, Blocked: blocked, Drain: c.cfg.Drain + longestLifetime(d),
+	}
+	return g, nil
+}
+
+// mayHave is errWait if some node may hold an epoch under other secrets, or too much drains.
+func mayHave(last, next *plan.Domain, s stateRecord, held map[pathEpoch]bool) error {
+	turning, lossy := last.Turning(next)
+	for _, p := range slices.Concat(turning, lossy) {
+		comes := slices.ContainsFunc(next.Paths, func(q plan.Path) bool { return q.Path == p.Path && q.Epoch == p.Epoch })
+		if comes && held[pathEpoch{p.Path, p.Epoch}] {
+			return fmt.Errorf("%w: %s would get epoch %d, which some node may still hold", errWait, p.PathID, p.Epoch)
+		}
+	}
+	if len(turning) > 0 && len(s.Old) >= OldMax {
+		return fmt.Errorf("%w: %d generations drain already", errWait, len(s.Old))
+	}
+	return nil
+}
+
+// on tells whether a path passes a node.
+func on(p plan.Path, node string) bool {
+	return slices.ContainsFunc(p.Hops, func(h plan.Hop) bool { return h.Node == node }) ||
+		slices.ContainsFunc(p.Ingress, func(i plan.Ingress) bool { return i.Node == node })
+}
+
+// block takes revoked nodes off the chains that can be without them, and says why others
+// cannot.
+func block(d *model.Domain, revoked []string) map[string]string {
+	out := map[string]bool{}
+	for _, name := range revoked {
+		out[name] = true
+	}
+	at := map[string]string{}
+	for _, f := range d.Functions {
+		at[f.Name] = f.Node
+	}
+	blocked := map[string]string{}
+	for i, ch := range d.Chains {
+		left := slices.DeleteFunc(slices.Clone(ch.Ingress), func(n string) bool { return out[n] })
+		switch f := slices.IndexFunc(ch.Functions, func(f string) bool { return out[at[f]] }); {
+		case out[ch.Egress]:
+			blocked[ch.Name] = fmt.Sprintf("its egress %s was revoked", ch.Egress)
+		case f >= 0:
+			blocked[ch.Name] = fmt.Sprintf("its function %s is on node %s, which was revoked", ch.Functions[f], at[ch.Functions[f]])
+		case len(left) == 0:
+			blocked[ch.Name] = fmt.Sprintf("its headend %s was revoked", strings.Join(ch.Ingress, ", "))
+		default:
+			d.Chains[i].Ingress = left
+		}
+	}
+	return blocked
+}
+
+// longestLifetime is how long a function may hold a packet.
+func longestLifetime(d model.Domain) (longest time.Duration) {
+	for _, f := range d.Functions {
+		longest = max(longest, f.Proxy.Lifetime)
+	}
+	return longest
+}
+
+// parse checks a file, and puts the rules into it that the operator's side has read.
+func parse(f fileRecord) (manifest.Manifest, error) {
+	m, err := manifest.Parse(f.Name, f.Source)
+	if err != nil {
+		return m, err
+	}
+	for i := range m.Domain.Functions {
+		fn := &m.Domain.Functions[i]
+		if fn.Netfilter.RulesFile == "" {
+			continue
+		}
+		rules, ok := f.Rules[fn.Name]
+		if !ok {
+			return m, fmt.Errorf("%s: the rules-file %s of function %s did not come with it", f.Name, fn.Netfilter.RulesFile, fn.Name)
+		}
+		if len(rules) > model.RulesMax {
+			return m, fmt.Errorf("%s: the rules of function %s have more than %d bytes", f.Name, fn.Name, model.RulesMax)
+		}
+		fn.Netfilter.Rules, fn.Netfilter.RulesAt = rules, model.Source{File: fn.Netfilter.RulesFile, Line: 1, Column: 1}
+	}
+	return m, nil
+}

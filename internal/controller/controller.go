@@ -1,0 +1,262 @@
+// Package controller keeps a domain: it compiles the file that an operator applied, gives each
+// node its own part of the plans over connections that both sides have proven, and changes
+// paths by epochs, each step of which is a record before anything is sent. It carries no
+// packet, and nodes go on without it. Storage is internal/store's matter, certificates are
+// internal/identity's. waystamp controller calls it.
+package controller
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/waystamp/waystamp/internal/identity"
+	"github.com/waystamp/waystamp/internal/store"
+)
+
+const (
+	// DefaultTrustDomain is that of a controller that is given none.
+	DefaultTrustDomain = "waystamp"
+	// DefaultDrain is how long packets may be under way between nodes. The time in functions
+	// comes on top.
+	DefaultDrain = 5 * time.Second
+	// failurePause is how long the controller waits when the store has failed.
+	failurePause = time.Second
+)
+
+// Config says where a controller keeps its records, and who it is.
+type Config struct {
+	Store       store.Store // the caller closes it, when Run has returned
+	TrustDomain string      // of a new store; "": DefaultTrustDomain. One that has another is refused.
+	Log         *slog.Logger
+	// Admins tells which users may call Admin on the unix socket; nil: root, and who runs the
+	// controller.
+	Admins func(uid uint32) bool
+
+	Drain time.Duration    // 0: DefaultDrain
+	Now   func() time.Time // nil: time.Now
+}
+
+// Controller is one that has its identity. Its methods may be called by several goroutines.
+type Controller struct {
+	cfg   Config
+	store store.Store
+	ca    *identity.CA
+	roots []*x509.Certificate
+
+	failed string // the attempt to begin that was in vain; of the loop alone
+
+	cache struct {
+		sync.Mutex
+		generations map[uint64]*generation
+	}
+	own struct {
+		sync.Mutex
+		key         *ecdsa.PrivateKey
+		certificate *tls.Certificate
+		renew       time.Time
+	}
+	sessions struct {
+		sync.Mutex
+		open map[string]int // by node: streams of plans
+		news chan struct{}  // closed with the next change
+	}
+}
+
+// New reads who the controller is, or makes a CA if the store is new.
+func New(ctx context.Context, cfg Config) (*Controller, error) {
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	if cfg.Now == nil {
+		cfg.Now = time.Now
+	}
+	if cfg.Drain == 0 {
+		cfg.Drain = DefaultDrain
+	}
+	if cfg.Admins == nil {
+		cfg.Admins = admins
+	}
+	c := &Controller{cfg: cfg, store: cfg.Store}
+	c.cache.generations = map[uint64]*generation{}
+	c.sessions.open, c.sessions.news = map[string]int{}, make(chan struct{})
+	var err error
+	if c.ca, err = c.openCA(ctx); err != nil {
+		return nil, err
+	}
+	if cfg.TrustDomain != "" && cfg.TrustDomain != c.ca.TrustDomain() {
+		return nil, fmt.Errorf("the store belongs to the trust domain %s, and not to %s; take another data directory", c.ca.TrustDomain(), cfg.TrustDomain)
+	}
+	root, err := x509.ParseCertificate(c.ca.Root())
+	if err != nil {
+		return nil, err
+	}
+	c.roots = []*x509.Certificate{root}
+	return c, nil
+}
+
+func (c *Controller) openCA(ctx context.Context) (*identity.CA, error) {
+	snap, err := c.store.Snapshot(ctx, keyCA)
+	if err != nil {
+		return nil, err
+	}
+	if r, ok := snap.Records[keyCA]; ok {
+		var ca caRecord
+		if err := json.Unmarshal(r.Value, &ca); err != nil {
+			return nil, fmt.Errorf("the record of the CA is damaged: %w", err)
+		}
+		return identity.LoadCA(ca.Root, ca.Key)
+	}
+	domain := c.cfg.TrustDomain
+	if domain == "" {
+		domain = DefaultTrustDomain
+	}
+	ca, err := identity.NewCA(domain, c.cfg.Now())
+	if err != nil {
+		return nil, err
+	}
+	key, err := ca.Key()
+	if err != nil {
+		return nil, err
+	}
+	if _, err := c.store.Commit(ctx, store.Txn{
+		If: []store.Condition{{Key: keyCA}}, Put: map[string][]byte{keyCA: encode(caRecord{ca.Root(), key})},
+	}); err != nil {
+		return nil, fmt.Errorf("keep the new CA: %w", err)
+	}
+	c.cfg.Log.Info("a CA was made", "trust domain", domain)
+	return ca, nil
+}
+
+// certificate is the controller's own, which it renews when half its life is over.
+func (c *Controller) certificate() (*tls.Certificate, error) {
+	c.own.Lock()
+	defer c.own.Unlock()
+	now := c.cfg.Now()
+	if c.own.certificate != nil && now.Before(c.own.renew) {
+		return c.own.certificate, nil
+	}
+	if c.own.key == nil {
+		key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+		if err != nil {
+			return nil, err
+		}
+		c.own.key = key
+	}
+	der, err := c.ca.Issue(identity.ID{Controller: true}, c.own.key.Public(), now)
+	if err != nil {
+		return nil, err
+	}
+	c.own.certificate = &tls.Certificate{Certificate: [][]byte{der, c.ca.Root()}, PrivateKey: c.own.key}
+	c.own.renew = now.Add(identity.CertificateValid / 2)
+	return c.own.certificate, nil
+}
+
+// Run carries changes out and serves on the listeners, until ctx ends; that is no error.
+func (c *Controller) Run(ctx context.Context, listeners ...Listener) error {
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return c.carry(ctx) })
+	for _, l := range listeners {
+		group.Go(func() error { return c.serve(ctx, l) })
+	}
+	err := group.Wait()
+	if errors.Is(err, context.Canceled) {
+		return nil
+	}
+	return err
+}
+
+// carry does what is due whenever a record has changed or a time has come.
+func (c *Controller) carry(ctx context.Context) error {
+	changed := make(chan struct{}, 1)
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return c.watch(ctx, keyControl, func() { notify(changed) }) })
+	group.Go(func() error {
+		for {
+			did, wake, err := c.advance(ctx)
+			if ctx.Err() != nil {
+				return context.Cause(ctx)
+			}
+			var timer <-chan time.Time
+			switch {
+			case errors.Is(err, store.ErrConflict):
+				continue
+			case errors.Is(err, store.ErrClosed):
+				return err
+			case err != nil:
+				c.cfg.Log.Error("the domain does not go on; nodes hold what they have", "err", err)
+				timer = time.After(failurePause)
+			case did:
+				continue
+			case !wake.IsZero():
+				timer = time.After(wake.Sub(c.cfg.Now()))
+			}
+			select {
+			case <-ctx.Done():
+				return context.Cause(ctx)
+			case <-changed:
+			case <-timer:
+			}
+		}
+	})
+	return group.Wait()
+}
+
+// watch calls f once, and after each change below a prefix.
+func (c *Controller) watch(ctx context.Context, prefix string, f func()) error {
+	for {
+		snap, err := c.store.Snapshot(ctx, prefix)
+		if err != nil {
+			return err
+		}
+		f()
+		err = c.store.Watch(ctx, prefix, snap.Revision, func(store.Commit) error {
+			f()
+			return nil
+		})
+		if !errors.Is(err, store.ErrCompacted) {
+			return err
+		}
+	}
+}
+
+func notify(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
+// session notes that a stream of plans to a node begins or ends.
+func (c *Controller) session(node string, by int) {
+	c.sessions.Lock()
+	defer c.sessions.Unlock()
+	c.sessions.open[node] += by
+	if c.sessions.open[node] == 0 {
+		delete(c.sessions.open, node)
+	}
+	close(c.sessions.news)
+	c.sessions.news = make(chan struct{})
+}
+
+// connected tells which nodes have a stream, and gives a channel that is closed when that changes.
+func (c *Controller) connected() (map[string]bool, <-chan struct{}) {
+	c.sessions.Lock()
+	defer c.sessions.Unlock()
+	m := map[string]bool{}
+	for name := range c.sessions.open {
+		m[name] = true
+	}
+	return m, c.sessions.news
+}

@@ -1,0 +1,142 @@
+package controller
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	v1 "github.com/waystamp/waystamp/internal/rpc/waystampv1"
+)
+
+// States of nodes, chains and epochs as Get tells them.
+const (
+	nodeReady    = "ready"    // its kernel holds the plan that it shall hold
+	nodeBehind   = "behind"   // it has not acknowledged that yet
+	nodeRefusing = "refusing" // it could not put it in force
+	nodeAway     = "away"     // it has no connection
+	nodeExpected = "expected" // it has not joined
+	nodeRevoked  = "revoked"
+
+	chainActive    = "active"
+	chainPreparing = "preparing" // not all of its nodes hold it yet
+	chainBlocked   = "blocked"   // it carries nothing
+
+	epochPreparing = "preparing"
+	epochActive    = "active"
+	epochDraining  = "draining"
+)
+
+// describe is how things are, for operators. It holds no secret.
+func (c *Controller) describe(ctx context.Context) (*v1.State, error) {
+	v, err := readView(ctx, c.store)
+	if err != nil {
+		return nil, err
+	}
+	s := v.state
+	connected, _ := c.connected()
+	out := &v1.State{
+		WantedSerial: v.wanted.Serial, Serial: s.Serial, Step: string(s.Step), WaitingFor: v.waitingFor(), Problem: s.Problem,
+		TrustDomain: c.ca.TrustDomain(),
+	}
+	if s.Step != stepNone {
+		out.Since = timestamppb.New(s.Since)
+	}
+	if s.ProblemSerial != v.wanted.Serial {
+		out.Problem = ""
+	}
+	out.Settled = s.Step == stepNone && s.Serial == v.wanted.Serial && slices.Equal(s.Revoked, v.revoked())
+
+	now, err := c.generation(ctx, s.Now)
+	if err != nil {
+		return nil, err
+	}
+	next, err := c.generation(ctx, s.Next)
+	if err != nil {
+		return nil, err
+	}
+	names := map[string]bool{}
+	for name := range v.nodes {
+		names[name] = true
+	}
+	for name := range v.plans {
+		names[name] = true
+	}
+	for _, name := range slices.Sorted(maps.Keys(names)) {
+		out.Nodes = append(out.Nodes, describeNode(v, name, connected[name]))
+	}
+
+	seen := map[string]bool{}
+	for _, g := range []*generation{now, next} {
+		for _, p := range g.domain.Paths {
+			if seen[p.Chain] {
+				continue
+			}
+			seen[p.Chain] = true
+			ch := &v1.ChainState{Name: p.Chain, State: chainActive}
+			why, blocked := g.Blocked[p.Chain]
+			switch {
+			case blocked:
+				ch.State, ch.Reason = chainBlocked, why
+			case g == next || s.Step == stepTurn && s.Next == 0 && len(s.Old) == 0:
+				ch.State = chainPreparing
+				if w := v.waitingFor(); len(w) > 0 {
+					ch.Reason = "waits for " + strings.Join(w, ", ")
+				}
+			}
+			out.Chains = append(out.Chains, ch)
+		}
+	}
+
+	held := map[pathEpoch]bool{}
+	epochs := func(g *generation, state string, until *timestamppb.Timestamp) {
+		for _, p := range g.domain.Paths {
+			if id := (pathEpoch{p.Path, p.Epoch}); !held[id] {
+				held[id] = true
+				out.Epochs = append(out.Epochs, &v1.EpochState{
+					Chain: p.Chain, Direction: p.Direction.String(), From: p.From, Path: p.Path, Epoch: uint32(p.Epoch), State: state, Until: until,
+				})
+			}
+		}
+	}
+	epochs(now, epochActive, nil)
+	epochs(next, epochPreparing, nil)
+	for _, o := range s.Old {
+		g, err := c.generation(ctx, o.Generation)
+		if err != nil {
+			return nil, err
+		}
+		var until *timestamppb.Timestamp
+		if !o.Until.IsZero() {
+			until = timestamppb.New(o.Until)
+		}
+		epochs(g, epochDraining, until)
+	}
+	return out, nil
+}
+
+func describeNode(v *view, name string, connected bool) *v1.NodeState {
+	n, p, a := v.nodes[name], v.plans[name], v.acks[name]
+	out := &v1.NodeState{Name: name, WantedRevision: p.Revision, Revision: a.Revision, Problems: slices.Concat(a.Problems, a.Warnings)}
+	if !a.At.IsZero() {
+		out.Since = timestamppb.New(a.At)
+	}
+	switch {
+	case n.Revoked:
+		out.State = nodeRevoked
+	case n.Key == "":
+		out.State, out.Reason = nodeExpected, "it has not joined; make a token: waystamp node token "+name
+	case a.Refused > a.Revision && a.Refused == p.Revision:
+		out.State, out.Reason = nodeRefusing, a.Error
+	case !connected:
+		out.State, out.Reason = nodeAway, "its agent has no connection"
+	case a.Revision < p.Revision:
+		out.State, out.Reason = nodeBehind, fmt.Sprintf("it holds revision %d of %d", a.Revision, p.Revision)
+	default:
+		out.State, out.Reason = nodeReady, a.Error
+	}
+	return out
+}

@@ -1,0 +1,277 @@
+package controller
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"connectrpc.com/connect"
+
+	"github.com/waystamp/waystamp/internal/identity"
+	"github.com/waystamp/waystamp/internal/model"
+	v1 "github.com/waystamp/waystamp/internal/rpc/waystampv1"
+	"github.com/waystamp/waystamp/internal/store"
+)
+
+// node is the service for agents. Who calls is in the certificate of the connection, and
+// nowhere else.
+type node struct{ c *Controller }
+
+func refuse(code connect.Code, format string, args ...any) error {
+	return connect.NewError(code, fmt.Errorf(format, args...))
+}
+
+// failed is an error of the store, which is not the caller's fault.
+func failed(err error) error {
+	if errors.Is(err, store.ErrConflict) {
+		return connect.NewError(connect.CodeAborted, err)
+	}
+	return connect.NewError(connect.CodeUnavailable, err)
+}
+
+// authenticate returns the node that calls. late: also with a certificate that has expired.
+func (s node) authenticate(ctx context.Context, late bool) (string, error) {
+	who := callerOf(ctx)
+	if who.err != nil {
+		return "", connect.NewError(connect.CodeUnauthenticated, who.err)
+	}
+	if who.peer.Node == "" {
+		return "", refuse(connect.CodePermissionDenied, "the certificate is of %s; only nodes call here", who.peer.ID)
+	}
+	r, err := s.c.node(ctx, who.peer.Node)
+	if err != nil {
+		return "", err
+	}
+	if err := r.takes(who.peer, late); err != nil {
+		return "", connect.NewError(connect.CodePermissionDenied, err)
+	}
+	return who.peer.Node, nil
+}
+
+// takes is an error if a node's certificate is no good any more.
+func (r nodeRecord) takes(p identity.Peer, late bool) error {
+	switch {
+	case r.Revoked || slices.Contains(r.RevokedKeys, p.KeyID):
+		return fmt.Errorf("node %s was revoked", p.Node)
+	case r.Key == "":
+		return fmt.Errorf("node %s has not joined", p.Node)
+	case r.Key != p.KeyID:
+		return fmt.Errorf("node %s has joined with another key since", p.Node)
+	case p.Expired && !late:
+		return fmt.Errorf("the certificate of node %s has expired; renew it", p.Node)
+	}
+	return nil
+}
+
+// node reads who a node is; a new one is nobody.
+func (c *Controller) node(ctx context.Context, name string) (r nodeRecord, err error) {
+	key := keyNode(name, partID)
+	snap, err := c.store.Snapshot(ctx, key)
+	if err != nil {
+		return r, failed(err)
+	}
+	if have, ok := snap.Records[key]; ok {
+		err = json.Unmarshal(have.Value, &r)
+	}
+	return r, err
+}
+
+// errToken says no more: whoever has no token learns nothing about others'.
+var errToken = errors.New("the token is not valid: it was used, has expired, or was never made; make a new one on the controller: waystamp node token NAME")
+
+// Join implements the service.
+func (s node) Join(ctx context.Context, r *connect.Request[v1.JoinRequest]) (*connect.Response[v1.JoinResponse], error) {
+	key, err := identity.RequestedKey(r.Msg.CertificateRequest)
+	if err != nil {
+		return nil, connect.NewError(connect.CodeInvalidArgument, err)
+	}
+	keyID, err := identity.KeyID(key)
+	if err != nil {
+		return nil, connect.NewError(connect.CodeInvalidArgument, err)
+	}
+	v, err := readView(ctx, s.c.store)
+	if err != nil {
+		return nil, failed(err)
+	}
+	hash := identity.HashToken(r.Msg.Token)
+	token, ok := v.tokens[hash]
+	now := s.c.cfg.Now()
+	if !ok || now.After(token.Expires) {
+		return nil, connect.NewError(connect.CodePermissionDenied, errToken)
+	}
+	if r.Msg.Node != "" && r.Msg.Node != token.Node {
+		return nil, refuse(connect.CodePermissionDenied, "the token is for another node than %s", r.Msg.Node)
+	}
+	n := v.nodes[token.Node]
+	if n.Revoked && !token.Reinstate {
+		return nil, refuse(connect.CodePermissionDenied, "node %s was revoked", token.Node)
+	}
+	if slices.Contains(n.RevokedKeys, keyID) {
+		return nil, refuse(connect.CodePermissionDenied, "the key was revoked; join with another one: remove the node's identity")
+	}
+	der, err := s.c.ca.Issue(identity.ID{Node: token.Node}, key, now)
+	if err != nil {
+		return nil, connect.NewError(connect.CodeInvalidArgument, err)
+	}
+	n.Key, n.Joined, n.Revoked = keyID, now, false
+	// What the machine before acknowledged says nothing about this one.
+	if _, err := s.c.store.Commit(ctx, store.Txn{
+		If:     []store.Condition{v.at(keyTokens + hash), v.at(keyNode(token.Node, partID))},
+		Put:    map[string][]byte{keyNode(token.Node, partID): encode(n)},
+		Delete: []string{keyTokens + hash, keyNode(token.Node, partAck)},
+	}); errors.Is(err, store.ErrConflict) {
+		return nil, connect.NewError(connect.CodePermissionDenied, errToken)
+	} else if err != nil {
+		return nil, failed(err)
+	}
+	s.c.cfg.Log.Info("audit", "who", "a token", "from", callerOf(ctx).remote, "joined as", token.Node, "key", keyID)
+	return connect.NewResponse(&v1.JoinResponse{Certificates: [][]byte{der}, Roots: [][]byte{s.c.ca.Root()}}), nil
+}
+
+// Renew implements the service.
+func (s node) Renew(ctx context.Context, _ *connect.Request[v1.RenewRequest]) (*connect.Response[v1.RenewResponse], error) {
+	name, err := s.authenticate(ctx, true)
+	if err != nil {
+		return nil, err
+	}
+	der, err := s.c.ca.Issue(identity.ID{Node: name}, callerOf(ctx).peer.Key, s.c.cfg.Now())
+	if err != nil {
+		return nil, connect.NewError(connect.CodeInternal, err)
+	}
+	return connect.NewResponse(&v1.RenewResponse{Certificates: [][]byte{der}, Roots: [][]byte{s.c.ca.Root()}}), nil
+}
+
+// Plans implements the service.
+func (s node) Plans(ctx context.Context, r *connect.Request[v1.PlansRequest], stream *connect.ServerStream[v1.PlansResponse]) error {
+	name, err := s.authenticate(ctx, false)
+	if err != nil {
+		return err
+	}
+	s.c.session(name, 1)
+	defer s.c.session(name, -1)
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	changed := make(chan struct{}, 1)
+	watched := make(chan error, 1)
+	go func() { watched <- s.c.watch(ctx, keyNode(name, ""), func() { notify(changed) }) }()
+	defer func() {
+		cancel()
+		<-watched
+	}()
+	sent, have := uint64(0), r.Msg
+	for {
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case err := <-watched:
+			watched <- err
+			return failed(err)
+		case <-changed:
+		}
+		if _, err := s.authenticate(ctx, true); err != nil { // it may have been revoked
+			return err
+		}
+		p, content, err := s.c.planOf(ctx, name)
+		if err != nil {
+			return failed(err)
+		}
+		if p.Revision <= sent || sent == 0 && p.Revision == have.Revision && p.Digest == have.Digest {
+			continue
+		}
+		if err := stream.Send(&v1.PlansResponse{Revision: p.Revision, Digest: p.Digest, Plan: content}); err != nil {
+			return err
+		}
+		sent = p.Revision
+	}
+}
+
+// planOf is what a node shall hold; revision 0: nothing yet.
+func (c *Controller) planOf(ctx context.Context, name string) (p planRecord, content []byte, err error) {
+	for {
+		v, err := readView(ctx, c.store)
+		if err != nil {
+			return p, nil, err
+		}
+		p = v.plans[name]
+		if p.Revision == 0 {
+			return p, nil, nil
+		}
+		snap, err := c.store.Snapshot(ctx, keyPlans+name)
+		if err != nil {
+			return p, nil, err
+		}
+		// Of another commit than the record: read again.
+		if content = snap.Records[keyPlans+name].Value; digest(content) == p.Digest {
+			return p, content, nil
+		}
+	}
+}
+
+// Acknowledge implements the service.
+func (s node) Acknowledge(ctx context.Context, r *connect.Request[v1.AcknowledgeRequest]) (*connect.Response[v1.AcknowledgeResponse], error) {
+	name, err := s.authenticate(ctx, false)
+	if err != nil {
+		return nil, err
+	}
+	v, err := readView(ctx, s.c.store)
+	if err != nil {
+		return nil, failed(err)
+	}
+	m := r.Msg
+	a := ackRecord{Revision: m.Revision, Digest: m.Digest, Refused: m.Refused, Error: short(m.Error), Problems: shortAll(m.Problems), Warnings: shortAll(m.Warnings)}
+	// Neither counts as a step done: it holds what this controller has not made.
+	switch p := v.plans[name]; {
+	case a.Revision > p.Revision:
+		a.Error = fmt.Sprintf("it holds revision %d, and %d is the last that this controller made for it", a.Revision, p.Revision)
+		a.Revision, a.Refused = 0, p.Revision
+	case a.Revision == p.Revision && a.Revision != 0 && a.Digest != p.Digest:
+		a.Error = fmt.Sprintf("it holds another plan of revision %d than this controller made for it", a.Revision)
+		a.Revision, a.Refused = 0, p.Revision
+	}
+	was := v.acks[name]
+	a.At = was.At
+	if slices.Equal(encode(was), encode(a)) {
+		return connect.NewResponse(&v1.AcknowledgeResponse{}), nil
+	}
+	a.At = s.c.cfg.Now()
+	if _, err := s.c.store.Commit(ctx, store.Txn{
+		// Not of a node that was revoked, nor of one that joined anew, meanwhile.
+		If:  []store.Condition{v.at(keyNode(name, partID)), v.at(keyNode(name, partAck))},
+		Put: map[string][]byte{keyNode(name, partAck): encode(a)},
+	}); err != nil {
+		return nil, failed(err)
+	}
+	return connect.NewResponse(&v1.AcknowledgeResponse{}), nil
+}
+
+// What a node says is kept to a length.
+const (
+	textMax  = 2000
+	textsMax = 20
+)
+
+func short(s string) string {
+	s = strings.ToValidUTF8(s, "?")
+	if len(s) > textMax {
+		s = strings.ToValidUTF8(s[:textMax], "") + " …"
+	}
+	return s
+}
+
+func shortAll(list []string) (out []string) {
+	for _, s := range list[:min(len(list), textsMax)] {
+		out = append(out, short(s))
+	}
+	return out
+}
+
+// checkNode holds the rule for names of nodes.
+func checkNode(name string) error {
+	if err := model.CheckName(name); err != nil {
+		return refuse(connect.CodeInvalidArgument, "node %q %w", name, err)
+	}
+	return nil
+}

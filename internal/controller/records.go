@@ -1,0 +1,329 @@
+package controller
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/waystamp/waystamp/internal/plan"
+	"github.com/waystamp/waystamp/internal/store"
+)
+
+// The keys of the store. What is small is below control/, so that a decision reads one
+// snapshot of it; what is large, and never changes under its key, has keys of its own.
+const (
+	keyCA          = "ca"
+	keyControl     = "control/"
+	keyState       = "control/state"
+	keyWanted      = "control/wanted"
+	keyNodes       = "control/node/"  // NAME/{id,plan,ack}
+	keyTokens      = "control/token/" // hash of the secret
+	keyFiles       = "file/"          // serial
+	keyGenerations = "generation/"    // number
+	keyPlans       = "plan/"          // node
+)
+
+func keyNode(name, part string) string { return keyNodes + name + "/" + part }
+func keyFile(serial uint64) string     { return fmt.Sprintf("%s%016x", keyFiles, serial) }
+func keyGeneration(n uint64) string    { return fmt.Sprintf("%s%016x", keyGenerations, n) }
+
+// The parts of a node below keyNodes.
+const (
+	partID   = "id"
+	partPlan = "plan"
+	partAck  = "ack"
+)
+
+// caRecord is the controller's own key.
+type caRecord struct {
+	Root []byte `json:"root"` // DER
+	Key  []byte `json:"key"`
+}
+
+// wantedRecord is what operators have asked for. Serial grows with each request.
+type wantedRecord struct {
+	Serial  uint64            `json:"serial"`
+	File    uint64            `json:"file"` // the serial of keyFile; 0: no file was applied yet
+	Deleted []string          `json:"deleted,omitempty"`
+	Rotate  map[string]uint64 `json:"rotate,omitempty"` // by chain: the serial of the last request
+}
+
+// fileRecord is a domain file.
+type fileRecord struct {
+	Name   string            `json:"name"`
+	Source []byte            `json:"source"`
+	Rules  map[string]string `json:"rules,omitempty"` // by function
+}
+
+// stateRecord is how far the domain is. Each change of it is one commit, before anything is
+// sent to a node.
+type stateRecord struct {
+	Revision   uint64 `json:"revision"`   // the last that a plan got
+	Generation uint64 `json:"generation"` // the last number
+	Serial     uint64 `json:"serial"`     // of the request that was begun last
+
+	Now  uint64      `json:"now"`            // whose epochs headends send; 0: none
+	Next uint64      `json:"next,omitempty"` // being prepared; 0: none
+	Old  []oldRecord `json:"old,omitempty"`  // draining, the oldest first
+
+	Step    step              `json:"step,omitempty"`
+	Since   time.Time         `json:"since,omitzero"`    // of the step
+	Waiting map[string]uint64 `json:"waiting,omitempty"` // by node: the plan's revision that ends the step
+
+	Revoked []string        `json:"revoked,omitempty"` // nodes without which Now was made
+	Erasing []erasingRecord `json:"erasing,omitempty"`
+
+	// Problem is why the request in wanted of that serial is not begun.
+	Problem       string `json:"problem,omitempty"`
+	ProblemSerial uint64 `json:"problem-serial,omitempty"`
+}
+
+// step is what nodes have to acknowledge before the next commit.
+type step string
+
+const (
+	stepNone    step = ""
+	stepPrepare step = "prepare" // functions and egresses know the new epochs
+	stepTurn    step = "turn"    // headends send them
+)
+
+// oldRecord is a generation whose packets may be under way.
+type oldRecord struct {
+	Generation uint64    `json:"generation"`
+	Until      time.Time `json:"until,omitzero"` // zero: not all headends have turned yet
+}
+
+// erasingRecord is epochs that some nodes may still hold.
+type erasingRecord struct {
+	Epochs []pathEpoch       `json:"epochs"`
+	Nodes  map[string]uint64 `json:"nodes"` // by name: the plan's revision that is without them
+}
+
+type pathEpoch struct {
+	Path  uint32 `json:"path"`
+	Epoch uint8  `json:"epoch"`
+}
+
+// generationRecord is one compilation of the domain. It holds all secrets, never changes, and is
+// deleted when its packets have drained.
+type generationRecord struct {
+	Serial  uint64            `json:"serial"`
+	File    uint64            `json:"file"`
+	Deleted []string          `json:"deleted,omitempty"`
+	Rotated map[string]uint64 `json:"rotated,omitempty"`
+	Blocked map[string]string `json:"blocked,omitempty"` // by chain: why
+	Drain   time.Duration     `json:"drain"`             // how long its packets may be under way
+	Paths   json.RawMessage   `json:"paths"`
+	Nodes   []json.RawMessage `json:"nodes"`
+}
+
+// generation is one as it is worked with.
+type generation struct {
+	generationRecord
+	domain *plan.Domain
+}
+
+// nodeRecord is who a node is.
+type nodeRecord struct {
+	Key         string    `json:"key,omitempty"` // its identity.KeyID; "": it has not joined
+	Joined      time.Time `json:"joined,omitzero"`
+	Revoked     bool      `json:"revoked,omitempty"`
+	RevokedKeys []string  `json:"revoked-keys,omitempty"`
+}
+
+// planRecord is what a node shall hold; the plan itself is under keyPlans.
+type planRecord struct {
+	Revision uint64 `json:"revision"`
+	Digest   string `json:"digest"`  // of the plan with its revision
+	Content  string `json:"content"` // digest of the plan without
+}
+
+// ackRecord is what a node's kernel holds.
+type ackRecord struct {
+	Revision uint64    `json:"revision"`
+	Digest   string    `json:"digest"`
+	Refused  uint64    `json:"refused,omitempty"` // the revision of a later plan that is not in force
+	Error    string    `json:"error,omitempty"`   // why
+	Problems []string  `json:"problems,omitempty"`
+	Warnings []string  `json:"warnings,omitempty"`
+	At       time.Time `json:"at"`
+}
+
+// tokenRecord is a token that nobody has used yet.
+type tokenRecord struct {
+	Node      string    `json:"node"`
+	Expires   time.Time `json:"expires"`
+	Reinstate bool      `json:"reinstate,omitempty"`
+}
+
+// view is the control records at one revision.
+type view struct {
+	state  stateRecord
+	wanted wantedRecord
+	nodes  map[string]nodeRecord
+	plans  map[string]planRecord
+	acks   map[string]ackRecord
+	tokens map[string]tokenRecord // by hash
+
+	written map[string]uint64 // by key, for conditions
+}
+
+// at is the condition that a record has not changed since.
+func (v *view) at(key string) store.Condition {
+	return store.Condition{Key: key, Revision: v.written[key]}
+}
+
+func readView(ctx context.Context, s store.Store) (*view, error) {
+	snap, err := s.Snapshot(ctx, keyControl)
+	if err != nil {
+		return nil, err
+	}
+	v := &view{
+		nodes: map[string]nodeRecord{}, plans: map[string]planRecord{}, acks: map[string]ackRecord{}, tokens: map[string]tokenRecord{},
+		written: map[string]uint64{},
+	}
+	for key, r := range snap.Records {
+		v.written[key] = r.Revision
+		if err := v.read(key, r.Value); err != nil {
+			return nil, fmt.Errorf("the record %s is damaged: %w", key, err)
+		}
+	}
+	return v, nil
+}
+
+func (v *view) read(key string, value []byte) error {
+	switch {
+	case key == keyState:
+		return json.Unmarshal(value, &v.state)
+	case key == keyWanted:
+		return json.Unmarshal(value, &v.wanted)
+	case strings.HasPrefix(key, keyTokens):
+		return into(v.tokens, strings.TrimPrefix(key, keyTokens), value)
+	}
+	name, part, _ := strings.Cut(strings.TrimPrefix(key, keyNodes), "/")
+	switch part {
+	case partID:
+		return into(v.nodes, name, value)
+	case partPlan:
+		return into(v.plans, name, value)
+	case partAck:
+		return into(v.acks, name, value)
+	}
+	return fmt.Errorf("this program does not know it")
+}
+
+func into[T any](m map[string]T, key string, value []byte) error {
+	var x T
+	if err := json.Unmarshal(value, &x); err != nil {
+		return err
+	}
+	m[key] = x
+	return nil
+}
+
+// revoked are the names of nodes that were thrown out, sorted.
+func (v *view) revoked() (names []string) {
+	for _, name := range slices.Sorted(maps.Keys(v.nodes)) {
+		if v.nodes[name].Revoked {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// holds tells whether a node's kernel has a plan of at least this revision.
+func (v *view) holds(name string, revision uint64) bool { return v.acks[name].Revision >= revision }
+
+// waitingFor are the nodes that have not ended the step.
+func (v *view) waitingFor() (names []string) {
+	for _, name := range slices.Sorted(maps.Keys(v.state.Waiting)) {
+		if !v.holds(name, v.state.Waiting[name]) && !v.nodes[name].Revoked {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// encode is JSON of one of the records above, which can always be encoded.
+func encode(record any) []byte {
+	b, err := json.Marshal(record)
+	if err != nil {
+		panic(fmt.Sprintf("encode a record of the controller: %v", err))
+	}
+	return b
+}
+
+// generation reads one.
+func (c *Controller) generation(ctx context.Context, n uint64) (*generation, error) {
+	if n == 0 {
+		return &generation{domain: &plan.Domain{}}, nil
+	}
+	c.cache.Lock()
+	defer c.cache.Unlock()
+	if g, ok := c.cache.generations[n]; ok {
+		return g, nil
+	}
+	var r generationRecord
+	if err := c.record(ctx, keyGeneration(n), &r); err != nil {
+		return nil, err
+	}
+	g := &generation{generationRecord: r, domain: &plan.Domain{}}
+	var err error
+	if g.domain.Paths, err = plan.DecodePaths(r.Paths); err != nil {
+		return nil, fmt.Errorf("generation %d: %w", n, err)
+	}
+	for _, b := range r.Nodes {
+		x, err := plan.DecodeNode(b)
+		if err != nil {
+			return nil, fmt.Errorf("generation %d: %w", n, err)
+		}
+		g.domain.Nodes = append(g.domain.Nodes, x)
+		g.domain.Block = x.Block
+	}
+	c.cache.generations[n] = g
+	return g, nil
+}
+
+// forget takes generations out of memory that are not live any more.
+func (c *Controller) forget(live ...uint64) {
+	c.cache.Lock()
+	defer c.cache.Unlock()
+	maps.DeleteFunc(c.cache.generations, func(n uint64, _ *generation) bool { return !slices.Contains(live, n) })
+}
+
+func (g *generation) encode() ([]byte, error) {
+	r := g.generationRecord
+	var err error
+	if r.Paths, err = plan.EncodePaths(g.domain.Paths); err != nil {
+		return nil, err
+	}
+	r.Nodes = nil
+	for _, n := range g.domain.Nodes {
+		b, err := plan.EncodeNode(n)
+		if err != nil {
+			return nil, err
+		}
+		r.Nodes = append(r.Nodes, b)
+	}
+	return json.Marshal(r)
+}
+
+// record reads one record that has to be there.
+func (c *Controller) record(ctx context.Context, key string, into any) error {
+	snap, err := c.store.Snapshot(ctx, key)
+	if err != nil {
+		return err
+	}
+	r, ok := snap.Records[key]
+	if !ok {
+		return fmt.Errorf("the record %s is gone", key)
+	}
+	if err := json.Unmarshal(r.Value, into); err != nil {
+		return fmt.Errorf("the record %s is damaged: %w", key, err)
+	}
+	return nil
+}

@@ -1,0 +1,229 @@
+package controller
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"connectrpc.com/connect"
+	"golang.org/x/sys/unix"
+
+	"github.com/waystamp/waystamp/internal/identity"
+	"github.com/waystamp/waystamp/internal/manifest"
+	"github.com/waystamp/waystamp/internal/rpc/waystampv1/waystampv1connect"
+)
+
+// Listener is where the controller is reached: operators on a unix socket, nodes over
+// TLS.
+type Listener struct {
+	net.Listener
+	Operators bool
+}
+
+// Listen opens a listener: unix:PATH for operators, tcp:HOST:PORT for nodes.
+func Listen(address string) (Listener, error) {
+	kind, at, ok := strings.Cut(address, ":")
+	switch {
+	case ok && kind == "unix" && filepath.IsAbs(at):
+		l, err := listenUnix(at)
+		return Listener{l, true}, err
+	case ok && kind == "tcp" && at != "":
+		l, err := net.Listen("tcp", at)
+		if err != nil {
+			return Listener{}, fmt.Errorf("listen for nodes on %s: %w", at, err)
+		}
+		return Listener{l, false}, nil
+	}
+	return Listener{}, fmt.Errorf("%q is no address to listen on; expect unix:/PATH for operators or tcp:HOST:PORT for nodes", address)
+}
+
+// listenUnix takes the place of a socket that nobody listens on any more.
+func listenUnix(path string) (net.Listener, error) {
+	if conn, err := net.Dial("unix", path); err == nil {
+		conn.Close()
+		return nil, fmt.Errorf("listen for operators on %s: somebody listens there already", path)
+	} else if errors.Is(err, syscall.ECONNREFUSED) {
+		if err := os.Remove(path); err != nil {
+			return nil, fmt.Errorf("listen for operators: %w", err)
+		}
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o750); err != nil {
+		return nil, fmt.Errorf("listen for operators: %w", err)
+	}
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		return nil, fmt.Errorf("listen for operators on %s: %w", path, err)
+	}
+	if err := os.Chmod(path, 0o660); err != nil {
+		return nil, errors.Join(fmt.Errorf("listen for operators: %w", err), l.Close())
+	}
+	return l, nil
+}
+
+// admins are root and who runs the controller.
+func admins(uid uint32) bool { return uid == 0 || int(uid) == os.Geteuid() }
+
+// What a request may have at most: a domain file with the rules of its functions; from a node
+// far less.
+const (
+	adminReadMax = 2*manifest.SourceMax + 1<<20
+	nodeReadMax  = 1 << 20
+)
+
+type callerKey struct{}
+
+// caller is who is at the other end of a connection.
+type caller struct {
+	uid    uint32 // on a unix socket
+	known  bool   // uid is
+	peer   identity.Peer
+	err    error // why there is no peer
+	remote string
+}
+
+func (c caller) String() string {
+	switch {
+	case c.known:
+		return fmt.Sprintf("uid %d", c.uid)
+	case c.err == nil && c.peer.Node != "":
+		return c.peer.ID.String()
+	}
+	return "nobody known"
+}
+
+func callerOf(ctx context.Context) caller {
+	c, _ := ctx.Value(callerKey{}).(caller)
+	return c
+}
+
+// pings find out within half a minute that a peer is gone.
+func pings() *http.HTTP2Config {
+	return &http.HTTP2Config{SendPingTimeout: 15 * time.Second, PingTimeout: 10 * time.Second, WriteByteTimeout: 30 * time.Second}
+}
+
+// serve answers on one listener until ctx ends, and closes it.
+func (c *Controller) serve(ctx context.Context, l Listener) error {
+	mux := http.NewServeMux()
+	if l.Operators {
+		mux.Handle(waystampv1connect.NewAdminHandler(admin{c}, connect.WithInterceptors(c.audit()), connect.WithReadMaxBytes(adminReadMax)))
+	} else {
+		mux.Handle(waystampv1connect.NewNodeHandler(node{c}, connect.WithInterceptors(c.audit()), connect.WithReadMaxBytes(nodeReadMax)))
+	}
+	server := &http.Server{
+		Handler:           c.withCaller(mux),
+		ReadHeaderTimeout: 10 * time.Second,
+		IdleTimeout:       2 * time.Minute,
+		MaxHeaderBytes:    64 << 10,
+		HTTP2:             pings(),
+		BaseContext:       func(net.Listener) context.Context { return ctx },
+		ErrorLog:          log.New(io.Discard, "", 0), // of connections that end; the audit has the calls
+		ConnContext: func(ctx context.Context, conn net.Conn) context.Context {
+			u, ok := conn.(*net.UnixConn)
+			if !ok {
+				return ctx
+			}
+			who := caller{remote: "unix"}
+			if uid, err := peerUID(u); err == nil {
+				who.uid, who.known = uid, true
+			}
+			return context.WithValue(ctx, callerKey{}, who)
+		},
+	}
+	stopped := make(chan error, 1)
+	stop := context.AfterFunc(ctx, func() { stopped <- server.Close() })
+	var err error
+	if l.Operators {
+		err = server.Serve(l)
+	} else {
+		server.TLSConfig = identity.ServerTLS(c.certificate)
+		err = server.ServeTLS(l, "", "")
+	}
+	if stop() { // it ended by itself
+		return fmt.Errorf("serve on %s: %w", l.Addr(), errors.Join(err, server.Close()))
+	}
+	<-stopped
+	return context.Cause(ctx)
+}
+
+// withCaller notes who calls. Who has no right to anything here does not get further.
+func (c *Controller) withCaller(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		who := callerOf(r.Context())
+		if r.TLS != nil {
+			who.remote = r.RemoteAddr
+			who.peer, who.err = identity.PeerOf(r.TLS, c.roots, c.cfg.Now())
+		} else if !who.known || !c.cfg.Admins(who.uid) {
+			c.cfg.Log.Warn("audit", "who", who.String(), "call", r.URL.Path, "result", "refused: not an operator")
+			http.Error(w, "only root and the user of the controller may call it here", http.StatusForbidden)
+			return
+		}
+		next.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), callerKey{}, who)))
+	})
+}
+
+// peerUID is the user at the other end of a unix socket.
+func peerUID(u *net.UnixConn) (uint32, error) {
+	raw, err := u.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	var cred *unix.Ucred
+	var credErr error
+	if err := raw.Control(func(fd uintptr) { cred, credErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }); err != nil {
+		return 0, err
+	}
+	if credErr != nil {
+		return 0, credErr
+	}
+	return cred.Uid, nil
+}
+
+// audited writes a line for each call: who, what, from where, and what became of it. Requests and answers
+// hold secrets and are not in it.
+type audited struct{ c *Controller }
+
+func (c *Controller) audit() connect.Interceptor { return audited{c} }
+
+func (a audited) line(ctx context.Context, procedure string, err error) {
+	who := callerOf(ctx)
+	result := "done"
+	if err != nil {
+		result = connect.CodeOf(err).String()
+		if ctx.Err() != nil {
+			result = "ended"
+		}
+	}
+	a.c.cfg.Log.Info("audit", "who", who.String(), "from", who.remote, "call", procedure, "result", result)
+}
+
+// WrapUnary implements connect.Interceptor.
+func (a audited) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
+	return func(ctx context.Context, r connect.AnyRequest) (connect.AnyResponse, error) {
+		answer, err := next(ctx, r)
+		a.line(ctx, r.Spec().Procedure, err)
+		return answer, err
+	}
+}
+
+// WrapStreamingClient implements connect.Interceptor.
+func (a audited) WrapStreamingClient(next connect.StreamingClientFunc) connect.StreamingClientFunc {
+	return next
+}
+
+// WrapStreamingHandler implements connect.Interceptor.
+func (a audited) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.StreamingHandlerFunc {
+	return func(ctx context.Context, conn connect.StreamingHandlerConn) error {
+		err := next(ctx, conn)
+		a.line(ctx, conn.Spec().Procedure, err)
+		return err
+	}
+}

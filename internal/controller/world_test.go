@@ -1,0 +1,391 @@
+package controller
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+	"go.uber.org/goleak"
+
+	"github.com/waystamp/waystamp/internal/member"
+	"github.com/waystamp/waystamp/internal/plan"
+	v1 "github.com/waystamp/waystamp/internal/rpc/waystampv1"
+	"github.com/waystamp/waystamp/internal/rpc/waystampv1/waystampv1connect"
+	"github.com/waystamp/waystamp/internal/store"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// patience is for what must come; nothing waits that long when all is well.
+const patience = time.Minute
+
+// drain is short: the fake agents have no packets.
+const drain = 20 * time.Millisecond
+
+// file is a domain with three nodes and a spare one for its function.
+const file = `version: 1
+domain: {block: "fc00::/48"}
+nodes:
+  - {name: r1, address: "fc00:1::1", locator: "fc00:0:0:100::/56", cpus: 2, interfaces: [{name: r1-h1, role: edge}, {name: r1-r2, role: core}]}
+  - {name: r2, address: "fc00:2::1", locator: "fc00:0:0:200::/56", cpus: 2, interfaces: [{name: r2-r1, role: core}, {name: r2-r3, role: core}]}
+  - {name: r3, address: "fc00:3::1", locator: "fc00:0:0:300::/56", cpus: 2, interfaces: [{name: r3-h3, role: edge}, {name: r3-r2, role: core}]}
+functions:
+  - {name: fw, node: r2, kind: forward}
+chains:
+  - {name: web, ingress: [r1], functions: [fw], egress: r3, direction: both, match: {destination: "2001:db8:3::/48"}}
+`
+
+// world is a controller that can die, and its fake agents.
+type world struct {
+	*testing.T
+	dir    string
+	listen string
+	drain  time.Duration
+	now    func() time.Time
+	admins func(uint32) bool
+
+	store  store.Store
+	wrap   func(store.Store) store.Store
+	ctl    *Controller
+	cancel context.CancelFunc
+	ended  chan error
+	admin  waystampv1connect.AdminClient
+	http   *http.Transport
+	log    *slog.Logger
+}
+
+func newWorld(t *testing.T) *world {
+	w := &world{T: t, dir: t.TempDir(), listen: "127.0.0.1:0", drain: drain, log: slog.New(slog.NewTextHandler(t.Output(), nil))}
+	w.http = &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", filepath.Join(w.dir, "s"))
+	}}
+	w.admin = waystampv1connect.NewAdminClient(&http.Client{Transport: w.http}, "http://controller")
+	t.Cleanup(w.http.CloseIdleConnections)
+	return w
+}
+
+func (w *world) must(err error) {
+	w.Helper()
+	if err != nil {
+		w.Fatal(err)
+	}
+}
+
+// start runs a controller on the records that there are.
+func (w *world) start() {
+	w.Helper()
+	bolt, err := store.OpenBolt(filepath.Join(w.dir, "store"))
+	w.must(err)
+	w.store = bolt
+	if w.wrap != nil {
+		w.store = w.wrap(bolt)
+	}
+	w.ctl, err = New(w.Context(), Config{Store: w.store, Log: w.log, Drain: w.drain, Now: w.now, Admins: w.admins})
+	w.must(err)
+	operators, err := Listen("unix:" + filepath.Join(w.dir, "s"))
+	w.must(err)
+	nodes, err := Listen("tcp:" + w.listen)
+	w.must(err)
+	w.listen = nodes.Addr().String() // the same one the next time
+	ctx, cancel := context.WithCancel(context.Background())
+	w.cancel, w.ended = cancel, make(chan error, 1)
+	go func() { w.ended <- w.ctl.Run(ctx, operators, nodes) }()
+	w.Cleanup(w.stop)
+}
+
+func (w *world) stop() {
+	if w.cancel == nil {
+		return
+	}
+	w.cancel()
+	w.cancel = nil
+	if err := <-w.ended; err != nil && !errors.Is(err, errDead) && !errors.Is(err, store.ErrClosed) {
+		w.Errorf("the controller ends with %v", err)
+	}
+	w.must(w.store.Close())
+}
+
+// fake is an agent without a kernel: it says that it holds what it received.
+type fake struct {
+	w      *world
+	name   string
+	dir    string
+	member *member.Member
+	stop   func()
+
+	mu       sync.Mutex
+	held     []plan.Node // all plans, in the order in which they came
+	wire     bytes.Buffer
+	silent   bool // it does not acknowledge
+	released []member.Report
+}
+
+func (w *world) token(name string) string {
+	w.Helper()
+	r, err := w.admin.CreateToken(w.Context(), connect.NewRequest(&v1.CreateTokenRequest{Node: name}))
+	w.must(err)
+	return r.Msg.Token
+}
+
+// join makes an agent that has a token.
+func (w *world) join(name string) *fake {
+	w.Helper()
+	f := &fake{w: w, name: name, dir: filepath.Join(w.T.TempDir(), name)}
+	f.run(w.token(name))
+	return f
+}
+
+// run is a member until the test ends, or stop is called.
+func (f *fake) run(token string) {
+	f.w.Helper()
+	var err error
+	f.member, err = member.Open(member.Config{
+		Controller: f.w.listen, Token: token, Dir: f.dir, Node: f.name, Log: f.w.log.With("agent", f.name),
+		Received: f.received, Transport: f.record,
+	})
+	f.w.must(err)
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if err := f.member.Run(ctx); err != nil {
+			f.w.Errorf("agent %s: %v", f.name, err)
+		}
+	}()
+	f.stop = sync.OnceFunc(func() {
+		cancel()
+		<-done
+	})
+	f.w.Cleanup(f.stop)
+}
+
+func (f *fake) received(n plan.Node, digest string) {
+	f.mu.Lock()
+	f.held = append(f.held, n)
+	r := member.Report{Revision: n.Revision, Digest: digest}
+	silent := f.silent
+	if silent {
+		f.released = append(f.released, r)
+	}
+	f.mu.Unlock()
+	if !silent {
+		f.member.Report(r)
+	}
+}
+
+// hush makes it acknowledge nothing until speak.
+func (f *fake) hush() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.silent = true
+}
+
+func (f *fake) speak() {
+	f.mu.Lock()
+	f.silent = false
+	late := f.released
+	f.released = nil
+	f.mu.Unlock()
+	for _, r := range late {
+		f.member.Report(r)
+	}
+}
+
+// plans are all that came, the last is in force.
+func (f *fake) plans() []plan.Node {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.Clone(f.held)
+}
+
+func (f *fake) now() plan.Node {
+	f.w.Helper()
+	p := f.plans()
+	if len(p) == 0 {
+		f.w.Fatalf("%s has no plan", f.name)
+	}
+	return p[len(p)-1]
+}
+
+type roundTripper func(*http.Request) (*http.Response, error)
+
+func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
+// record keeps every byte that the controller sends.
+func (f *fake) record(next http.RoundTripper) http.RoundTripper {
+	return roundTripper(func(r *http.Request) (*http.Response, error) {
+		answer, err := next.RoundTrip(r)
+		if err != nil {
+			return nil, err
+		}
+		f.mu.Lock()
+		answer.Header.Write(&f.wire)
+		f.mu.Unlock()
+		answer.Body = struct {
+			io.Reader
+			io.Closer
+		}{io.TeeReader(answer.Body, locked{f}), answer.Body}
+		return answer, nil
+	})
+}
+
+type locked struct{ f *fake }
+
+func (l locked) Write(b []byte) (int, error) {
+	l.f.mu.Lock()
+	defer l.f.mu.Unlock()
+	return l.f.wire.Write(b)
+}
+
+func (w *world) apply(text string) uint64 {
+	w.Helper()
+	r, err := w.admin.Apply(w.Context(), connect.NewRequest(&v1.ApplyRequest{File: &v1.File{Name: "test.yaml", Source: []byte(text)}}))
+	w.must(err)
+	return r.Msg.Serial
+}
+
+func (w *world) rotate() uint64 {
+	w.Helper()
+	r, err := w.admin.Rotate(w.Context(), connect.NewRequest(&v1.RotateRequest{All: true}))
+	w.must(err)
+	return r.Msg.Serial
+}
+
+func (w *world) state() *v1.State {
+	w.Helper()
+	r, err := w.admin.Get(w.Context(), connect.NewRequest(&v1.GetRequest{}))
+	w.must(err)
+	return r.Msg.State
+}
+
+// until waits for a state, and returns it.
+func (w *world) until(what string, f func(*v1.State) bool) *v1.State {
+	w.Helper()
+	ctx, cancel := context.WithTimeout(w.Context(), patience)
+	defer cancel()
+	stream, err := w.admin.Follow(ctx, connect.NewRequest(&v1.FollowRequest{}))
+	w.must(err)
+	defer stream.Close()
+	for stream.Receive() {
+		if s := stream.Msg().State; f(s) {
+			return s
+		}
+	}
+	w.Fatalf("%s: %v; now %v", what, stream.Err(), w.state())
+	return nil
+}
+
+func settled(serial uint64) func(*v1.State) bool {
+	return func(s *v1.State) bool { return s.Settled && s.Serial >= serial }
+}
+
+// drained: one generation is left, and all nodes that are connected hold what they shall.
+func drained(s *v1.State) bool {
+	return s.Settled && !slices.ContainsFunc(s.Epochs, func(e *v1.EpochState) bool { return e.State != epochActive }) &&
+		!slices.ContainsFunc(s.Nodes, func(n *v1.NodeState) bool { return n.State == nodeBehind })
+}
+
+// accepted follows a packet of each path that headends send, from hop to hop.
+func (w *world) accepted(at func(name string) plan.Node, names ...string) (followed int) {
+	w.Helper()
+	for _, head := range names {
+		for _, h := range at(head).Headends {
+			followed++
+			for i, segment := range h.Segments {
+				ok := false
+				for _, name := range names {
+					n := at(name)
+					if i == len(h.Segments)-1 {
+						ok = ok || slices.ContainsFunc(n.Egresses, func(e plan.Egress) bool {
+							return e.SID == segment && e.Path == h.Path && e.Epoch == h.Epoch && slices.Equal(e.Segments, h.Segments)
+						})
+					} else {
+						ok = ok || slices.ContainsFunc(n.Endpoints, func(e plan.Endpoint) bool { return e.SID == segment && e.Path == h.Path && e.Epoch == h.Epoch })
+					}
+				}
+				if !ok {
+					w.Errorf("%s sends %s in epoch %d, and nobody takes it at %s", head, h.PathID, h.Epoch, segment)
+				}
+			}
+		}
+	}
+	return followed
+}
+
+func code(err error) connect.Code { return connect.CodeOf(err) }
+
+// errDead is what a store says whose controller has died.
+var errDead = errors.New("the controller has died")
+
+// dying is a store that fails for ever, before or behind the commit of a number.
+type dying struct {
+	store.Store
+	mu     sync.Mutex
+	at     int
+	behind bool
+	count  int
+	names  []string // of all commits, as their keys tell
+	dead   chan struct{}
+}
+
+func (d *dying) Commit(ctx context.Context, t store.Txn) (uint64, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	select {
+	case <-d.dead:
+		return 0, errDead
+	default:
+	}
+	d.count++
+	if d.count != d.at {
+		return d.Store.Commit(ctx, t)
+	}
+	close(d.dead)
+	if d.behind {
+		if _, err := d.Store.Commit(ctx, t); err != nil {
+			return 0, err
+		}
+	}
+	return 0, errDead
+}
+
+func edit(text string, oldNew ...string) string {
+	for i := 0; i < len(oldNew); i += 2 {
+		if !strings.Contains(text, oldNew[i]) {
+			panic(fmt.Sprintf("%q is not in the file", oldNew[i]))
+		}
+	}
+	return strings.NewReplacer(oldNew...).Replace(text)
+}
+
+// bg is for goroutines that end with the controller.
+var bg = context.Background()
+
+func writeFile(t *testing.T, name string, b []byte) {
+	t.Helper()
+	if err := os.WriteFile(name, b, 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func readFile(t *testing.T, name string) []byte {
+	t.Helper()
+	b, err := os.ReadFile(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}

@@ -1,0 +1,560 @@
+// Package member is a node's side of its controller: it joins with a token, keeps the node's
+// identity and its last plan on disk, receives each later plan and says what the kernel
+// holds. It writes the plan where internal/agent reads it, and applies nothing itself. waystamp agent
+// --controller calls it.
+package member
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/sha256"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/binary"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net/http"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"sync"
+	"time"
+
+	"connectrpc.com/connect"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/waystamp/waystamp/internal/identity"
+	"github.com/waystamp/waystamp/internal/plan"
+	"github.com/waystamp/waystamp/internal/planfile"
+	v1 "github.com/waystamp/waystamp/internal/rpc/waystampv1"
+	"github.com/waystamp/waystamp/internal/rpc/waystampv1/waystampv1connect"
+)
+
+// A connection that fails is tried again after these times, doubled each time, with jitter.
+const (
+	pauseMin = 200 * time.Millisecond
+	pauseMax = 30 * time.Second
+)
+
+// Config says whose member a node is.
+type Config struct {
+	Controller string // HOST:PORT
+	Token      string // as the operator has it; "": the node has joined before
+	Dir        string // of identity and plan; made with mode 0700
+	Node       string // the name that the controller must give it; "": any
+	Log        *slog.Logger
+
+	Now func() time.Time // nil: time.Now
+	// Received is called when a plan is on disk; nil: nothing is.
+	Received func(n plan.Node, digest string)
+	// Transport sees all that goes over the connections; nil: nobody does. For tests.
+	Transport func(http.RoundTripper) http.RoundTripper
+}
+
+// Report is what a node's kernel holds.
+type Report struct {
+	Revision uint64 // of the plan in force; 0: none
+	Digest   string // of that plan's file
+	Refused  uint64 // the revision of a later plan that is not in force
+	Error    string // why
+	Problems []string
+	Warnings []string
+}
+
+// Member is a node that has joined, or will.
+type Member struct {
+	cfg Config
+	id  atomicIdentity
+
+	mu      sync.Mutex
+	report  Report
+	reports chan struct{} // a report is new
+	have    plan.Node     // of the plan file; Revision 0: there is none
+	digest  string
+	planned chan struct{} // closed with the first plan on disk
+}
+
+// identityFile is a node's identity on disk.
+type identityFile struct {
+	Version     int      `json:"version"`
+	Key         []byte   `json:"key"` // RFC 5915
+	Certificate []byte   `json:"certificate"`
+	Roots       [][]byte `json:"roots"`
+	Token       string   `json:"token"` // hash of the one that it joined with
+}
+
+// nodeIdentity is the same, read.
+type nodeIdentity struct {
+	file  identityFile
+	key   *ecdsa.PrivateKey
+	cert  *x509.Certificate
+	roots []*x509.Certificate
+	name  string
+}
+
+type atomicIdentity struct {
+	mu  sync.Mutex
+	now *nodeIdentity
+}
+
+func (a *atomicIdentity) get() *nodeIdentity {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.now
+}
+
+func (a *atomicIdentity) set(id *nodeIdentity) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.now = id
+}
+
+// Open reads what the node has on disk. It makes no connection.
+func Open(cfg Config) (*Member, error) {
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	if cfg.Now == nil {
+		cfg.Now = time.Now
+	}
+	cfg.Controller = strings.TrimPrefix(cfg.Controller, "tcp:")
+	m := &Member{cfg: cfg, reports: make(chan struct{}, 1), planned: make(chan struct{})}
+	if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {
+		return nil, fmt.Errorf("make the directory of the node's identity: %w", err)
+	}
+	b, err := planfile.Read(m.identityPath())
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+	case err != nil:
+		return nil, fmt.Errorf("read the node's identity: %w", err)
+	default:
+		id, err := readIdentity(b, cfg.Now())
+		if err != nil {
+			return nil, fmt.Errorf("the node's identity %s: %w; remove it, and join with a new token", m.identityPath(), err)
+		}
+		m.id.set(id)
+	}
+	if m.id.get() == nil && cfg.Token == "" {
+		return nil, errors.New("this node has not joined yet; print a token on the controller (waystamp node token NAME), and give it with --join")
+	}
+	b, err = planfile.Read(m.PlanFile())
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+	case err != nil:
+		return nil, fmt.Errorf("read the plan on disk: %w", err)
+	default:
+		n, err := plan.DecodeNode(b)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w; remove it, and the controller sends it anew", m.PlanFile(), err)
+		}
+		m.have, m.digest = n, digest(b)
+		close(m.planned)
+	}
+	return m, nil
+}
+
+func (m *Member) identityPath() string { return filepath.Join(m.cfg.Dir, "identity.json") }
+
+// PlanFile is where the node's plan is.
+func (m *Member) PlanFile() string { return filepath.Join(m.cfg.Dir, "plan.json") }
+
+// Planned is closed when the plan file is there.
+func (m *Member) Planned() <-chan struct{} { return m.planned }
+
+func digest(b []byte) string {
+	sum := sha256.Sum256(b)
+	return hex.EncodeToString(sum[:])
+}
+
+func readIdentity(b []byte, now time.Time) (*nodeIdentity, error) {
+	id := &nodeIdentity{}
+	d := json.NewDecoder(bytes.NewReader(b))
+	d.DisallowUnknownFields()
+	if err := d.Decode(&id.file); err != nil {
+		return nil, err
+	}
+	if id.file.Version != 1 {
+		return nil, fmt.Errorf("its version is %d; this program reads 1", id.file.Version)
+	}
+	var err error
+	if id.key, err = x509.ParseECPrivateKey(id.file.Key); err != nil {
+		return nil, err
+	}
+	if id.cert, err = x509.ParseCertificate(id.file.Certificate); err != nil {
+		return nil, err
+	}
+	for _, r := range id.file.Roots {
+		c, err := x509.ParseCertificate(r)
+		if err != nil {
+			return nil, err
+		}
+		id.roots = append(id.roots, c)
+	}
+	if !id.key.PublicKey.Equal(id.cert.PublicKey) {
+		return nil, errors.New("its key is not that of its certificate")
+	}
+	// Of a clock that is behind, the controller will complain.
+	at := now
+	if at.Before(id.cert.NotBefore) {
+		at = id.cert.NotBefore
+	}
+	p, err := identity.Verify(id.cert, id.roots, at)
+	if err != nil {
+		return nil, err
+	}
+	if p.Node == "" {
+		return nil, fmt.Errorf("its certificate is of %s", p.ID)
+	}
+	id.name = p.Node
+	return id, nil
+}
+
+// keepIdentity writes an identity to disk, and then uses it.
+func (m *Member) keepIdentity(f identityFile) (*nodeIdentity, error) {
+	f.Version = 1
+	b, err := json.Marshal(f)
+	if err != nil {
+		return nil, err
+	}
+	id, err := readIdentity(b, m.cfg.Now())
+	if err != nil {
+		return nil, fmt.Errorf("the controller's answer: %w", err)
+	}
+	if m.cfg.Node != "" && id.name != m.cfg.Node {
+		return nil, fmt.Errorf("the controller takes this node for %s; this is the agent of %s", id.name, m.cfg.Node)
+	}
+	if err := replace(m.identityPath(), b); err != nil {
+		return nil, fmt.Errorf("keep the node's identity: %w", err)
+	}
+	m.id.set(id)
+	return id, nil
+}
+
+// replace writes a file with secrets in one step that lasts.
+func replace(name string, b []byte) error {
+	dir := filepath.Dir(name)
+	tmp, err := os.CreateTemp(dir, "."+filepath.Base(name)+".*") // with mode 0600
+	if err != nil {
+		return err
+	}
+	_, err = tmp.Write(b)
+	if err == nil {
+		err = tmp.Sync()
+	}
+	if err = errors.Join(err, tmp.Close()); err == nil {
+		err = os.Rename(tmp.Name(), name)
+	}
+	if err != nil {
+		return errors.Join(err, os.Remove(tmp.Name()))
+	}
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}
+
+// client calls the controller over one set of connections; close ends them.
+type client struct {
+	waystampv1connect.NodeClient
+	transport *http.Transport
+}
+
+func (c client) close() { c.transport.CloseIdleConnections() }
+
+func (m *Member) client(t *tls.Config) client {
+	t.NextProtos = []string{"h2", "http/1.1"}
+	transport := &http.Transport{
+		TLSClientConfig:     t,
+		ForceAttemptHTTP2:   true,
+		TLSHandshakeTimeout: 10 * time.Second,
+		IdleConnTimeout:     2 * time.Minute,
+		// Finds out within half a minute that the controller is gone.
+		HTTP2: &http.HTTP2Config{SendPingTimeout: 15 * time.Second, PingTimeout: 10 * time.Second, WriteByteTimeout: 30 * time.Second},
+	}
+	var rt http.RoundTripper = transport
+	if m.cfg.Transport != nil {
+		rt = m.cfg.Transport(rt)
+	}
+	return client{waystampv1connect.NewNodeClient(&http.Client{Transport: rt}, "https://"+m.cfg.Controller,
+		// Secrets are not compressed beside what others may choose.
+		connect.WithAcceptCompression("gzip", nil, nil), connect.WithReadMaxBytes(plan.FileMax+1<<20)), transport}
+}
+
+// Run is a member until ctx ends; that is no error. Whatever goes wrong with the connection is
+// tried again.
+func (m *Member) Run(ctx context.Context) error {
+	pause := pauseMin
+	for {
+		began := m.cfg.Now()
+		err := m.session(ctx)
+		if ctx.Err() != nil {
+			return nil
+		}
+		if errors.Is(err, errRenewed) || m.cfg.Now().Sub(began) > pauseMax {
+			pause = pauseMin
+		}
+		if err != nil && !errors.Is(err, errRenewed) {
+			m.cfg.Log.Warn("no connection to the controller; the data path stays as it is", "controller", m.cfg.Controller, "err", err, "again in", pause.Round(time.Millisecond))
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-time.After(jitter(pause)):
+			}
+			pause = min(2*pause, pauseMax)
+		}
+	}
+}
+
+// jitter is half to all of a time.
+func jitter(d time.Duration) time.Duration {
+	var b [8]byte
+	if _, err := rand.Read(b[:]); err != nil {
+		return d
+	}
+	return d/2 + time.Duration(binary.BigEndian.Uint64(b[:])%uint64(d/2+1))
+}
+
+// errRenewed ends a session whose certificate has been replaced.
+var errRenewed = errors.New("the certificate was renewed")
+
+// Join joins with the token, and follows nothing. Run does it by itself.
+func (m *Member) Join(ctx context.Context) error {
+	token, err := identity.ParseToken(m.cfg.Token)
+	if err != nil {
+		return err
+	}
+	_, err = m.join(ctx, token)
+	return err
+}
+
+// Renew renews the certificate. Run does it by itself.
+func (m *Member) Renew(ctx context.Context) error {
+	_, err := m.renew(ctx, m.id.get())
+	return err
+}
+
+// Call tells the controller the last report, once.
+func (m *Member) Call(ctx context.Context) error {
+	c := m.client(m.tls(m.id.get()))
+	defer c.close()
+	return m.tell(ctx, c, Report{})
+}
+
+// session joins if need be, and follows the controller until something fails.
+func (m *Member) session(ctx context.Context) error {
+	id := m.id.get()
+	var err error
+	if m.cfg.Token != "" {
+		token, err := identity.ParseToken(m.cfg.Token)
+		if err != nil {
+			return err
+		}
+		if id == nil || id.file.Token != identity.HashToken(token.Secret) {
+			if id, err = m.join(ctx, token); err != nil {
+				return fmt.Errorf("join: %w", err)
+			}
+			m.cfg.Log.Info("this node has joined", "node", id.name, "controller", m.cfg.Controller)
+		}
+	}
+	if m.cfg.Now().After(m.renewAt(id, 1, 2)) {
+		if id, err = m.renew(ctx, id); err != nil {
+			return fmt.Errorf("renew the certificate: %w", err)
+		}
+	}
+	c := m.client(m.tls(id))
+	defer c.close()
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return m.follow(ctx, c, id.name) })
+	group.Go(func() error { return m.acknowledge(ctx, c) })
+	group.Go(func() error {
+		// Between half and three quarters of its life.
+		from, to := m.renewAt(id, 1, 2), m.renewAt(id, 3, 4)
+		wait := from.Sub(m.cfg.Now()) + jitter(2*to.Sub(from)) - to.Sub(from)
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-time.After(wait):
+		}
+		if _, err := m.renew(ctx, id); err != nil {
+			return fmt.Errorf("renew the certificate: %w", err)
+		}
+		return errRenewed
+	})
+	return group.Wait()
+}
+
+// renewAt is a part of the certificate's life, from when it was issued.
+func (m *Member) renewAt(id *nodeIdentity, part, of time.Duration) time.Time {
+	life := id.cert.NotAfter.Sub(id.cert.NotBefore)
+	return id.cert.NotBefore.Add(life * part / of)
+}
+
+func (m *Member) tls(id *nodeIdentity) *tls.Config {
+	return identity.ClientTLS(
+		func() []*x509.Certificate { return id.roots },
+		func() (*tls.Certificate, error) {
+			return &tls.Certificate{Certificate: [][]byte{id.cert.Raw}, PrivateKey: id.key}, nil
+		}, m.cfg.Now)
+}
+
+func (m *Member) join(ctx context.Context, token identity.Token) (*nodeIdentity, error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, err
+	}
+	request, err := identity.Request(key)
+	if err != nil {
+		return nil, err
+	}
+	c := m.client(identity.JoinTLS(token.Pin, m.cfg.Now))
+	defer c.close()
+	answer, err := c.Join(ctx, connect.NewRequest(&v1.JoinRequest{Token: token.Secret, Node: m.cfg.Node, CertificateRequest: request}))
+	if err != nil {
+		return nil, err
+	}
+	der, err := x509.MarshalECPrivateKey(key)
+	if err != nil {
+		return nil, err
+	}
+	return m.take(answer.Msg.Certificates, answer.Msg.Roots, identityFile{Key: der, Token: identity.HashToken(token.Secret)})
+}
+
+func (m *Member) take(certificates, roots [][]byte, f identityFile) (*nodeIdentity, error) {
+	if len(certificates) == 0 || len(roots) == 0 {
+		return nil, errors.New("the controller's answer has no certificate")
+	}
+	f.Certificate, f.Roots = certificates[0], roots
+	return m.keepIdentity(f)
+}
+
+// renew gets another certificate for the same key, over a connection of its own.
+func (m *Member) renew(ctx context.Context, id *nodeIdentity) (*nodeIdentity, error) {
+	c := m.client(m.tls(id))
+	defer c.close()
+	answer, err := c.Renew(ctx, connect.NewRequest(&v1.RenewRequest{}))
+	if err != nil {
+		return nil, err
+	}
+	return m.take(answer.Msg.Certificates, answer.Msg.Roots, id.file)
+}
+
+// follow puts each plan on disk that the controller sends.
+func (m *Member) follow(ctx context.Context, c client, name string) error {
+	have, digest := m.onDisk()
+	stream, err := c.Plans(ctx, connect.NewRequest(&v1.PlansRequest{Revision: have.Revision, Digest: digest}))
+	if err != nil {
+		return err
+	}
+	defer stream.Close()
+	for stream.Receive() {
+		if err := m.receive(stream.Msg(), name); err != nil {
+			m.cfg.Log.Error("a plan of the controller is refused, and the one before stays in force", "revision", stream.Msg().Revision, "err", err)
+			m.refuse(stream.Msg().Revision, err)
+		}
+	}
+	return cmp.Or(stream.Err(), errors.New("the controller has ended the connection"))
+}
+
+func (m *Member) onDisk() (plan.Node, string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.have, m.digest
+}
+
+// ErrOlder means that a plan is older than the one on the node's disk.
+var ErrOlder = errors.New("it is older than the plan on this node's disk")
+
+// receive checks a plan, and puts it in the place of the one before.
+func (m *Member) receive(r *v1.PlansResponse, name string) error {
+	if digest(r.Plan) != r.Digest {
+		return errors.New("its digest is not that of its bytes")
+	}
+	n, err := plan.DecodeNode(r.Plan)
+	if err != nil {
+		return err
+	}
+	have, _ := m.onDisk()
+	switch {
+	case n.Name != name:
+		return fmt.Errorf("it is for node %s, and this is %s", n.Name, name)
+	case n.Revision != r.Revision || n.Revision == 0:
+		return fmt.Errorf("its revision is %d, and it came as %d", n.Revision, r.Revision)
+	case n.Revision < have.Revision:
+		return fmt.Errorf("%w: revision %d, and that has %d; if the controller's records are of a backup, remove %s by hand", ErrOlder, n.Revision, have.Revision, m.PlanFile())
+	}
+	if err := replace(m.PlanFile(), r.Plan); err != nil {
+		return fmt.Errorf("keep it: %w", err)
+	}
+	m.mu.Lock()
+	if m.have.Revision == 0 {
+		close(m.planned)
+	}
+	m.have, m.digest = n, r.Digest
+	m.mu.Unlock()
+	if m.cfg.Received != nil {
+		m.cfg.Received(n, r.Digest)
+	}
+	return nil
+}
+
+// refuse notes that a plan did not even get to disk.
+func (m *Member) refuse(revision uint64, err error) {
+	m.mu.Lock()
+	r := m.report
+	m.mu.Unlock()
+	r.Refused, r.Error = revision, err.Error()
+	m.Report(r)
+}
+
+// Report is what the kernel holds from now on; the controller is told as soon as it can be.
+func (m *Member) Report(r Report) {
+	m.mu.Lock()
+	m.report = r
+	m.mu.Unlock()
+	select {
+	case m.reports <- struct{}{}:
+	default:
+	}
+}
+
+func (m *Member) tell(ctx context.Context, c client, r Report) error {
+	_, err := c.Acknowledge(ctx, connect.NewRequest(&v1.AcknowledgeRequest{
+		Revision: r.Revision, Digest: r.Digest, Refused: r.Refused, Error: r.Error, Problems: r.Problems, Warnings: r.Warnings,
+	}))
+	return err
+}
+
+// acknowledge tells the controller each report that is new, and the last one at first.
+func (m *Member) acknowledge(ctx context.Context, c client) error {
+	var told *Report
+	for {
+		m.mu.Lock()
+		r := m.report
+		m.mu.Unlock()
+		if told == nil || !reflect.DeepEqual(*told, r) {
+			err := m.tell(ctx, c, r)
+			if connect.CodeOf(err) == connect.CodeAborted { // somebody else wrote meanwhile
+				continue
+			}
+			if err != nil {
+				return fmt.Errorf("acknowledge: %w", err)
+			}
+			told = &r
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-m.reports:
+		}
+	}
+}

@@ -1,0 +1,161 @@
+package plan
+
+import (
+	"errors"
+	"fmt"
+)
+
+// Live is what nodes hold of several compilations of a domain at once, while it changes one
+// path's epoch after the other. With Next, the plans of step 1 of Steps; without, but with Old,
+// those of step 2, where more than one compilation may still drain.
+type Live struct {
+	Old  []*Domain // whose packets may be under way, the oldest first
+	Now  *Domain   // whose epochs headends send
+	Next *Domain   // known to functions and egresses, and not sent yet; nil: none
+}
+
+// Nodes are the plans of all nodes of any of the compilations, each once: those of Next
+// or Now in its order, then those that have left. A node that has left sends into no path.
+// An error is one of a node that cannot hold all.
+//
+// All compilations but the first were made with the keyring of the one before, which was
+// told to keep the SIDs of all that are live.
+func (l Live) Nodes() ([]Node, error) {
+	var out []Node
+	var errs []error
+	add := func(n Node, err error) {
+		if err == nil {
+			err = n.check()
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("node %s: %w", n.Name, err))
+		}
+		out = append(out, n)
+	}
+	seen := map[string]bool{}
+	if l.Next != nil {
+		stays := staying(l.Now, l.Next)
+		for _, next := range l.Next.Nodes {
+			seen[next.Name] = true
+			now, ok, err := l.drainingOn(next.Name)
+			if !ok {
+				now = emptied(next)
+			}
+			err = errors.Join(err, sameNode(now, next))
+			add(bothEpochs(now, next, stays), err)
+		}
+	}
+	for _, d := range append([]*Domain{l.Now}, l.Old...) {
+		for _, n := range d.Nodes {
+			if seen[n.Name] {
+				continue
+			}
+			seen[n.Name] = true
+			n, _, err := l.drainingOn(n.Name)
+			add(n, err)
+		}
+	}
+	return out, errors.Join(errs...)
+}
+
+// drainingOn is what a node holds of Now, and of what drains.
+func (l Live) drainingOn(name string) (n Node, ok bool, err error) {
+	n, ok = l.Now.node(name)
+	for i := len(l.Old) - 1; i >= 0; i-- {
+		old, was := l.Old[i].node(name)
+		switch {
+		case !was:
+		case !ok: // it has left since
+			n, ok = old, true
+			n.Headends = nil
+		default:
+			err = errors.Join(err, sameNode(old, n))
+			n = turned(old, n, staying(l.Old[i], l.Now))
+		}
+	}
+	return n, ok, err
+}
+
+func (d *Domain) node(name string) (Node, bool) {
+	for _, n := range d.Nodes {
+		if n.Name == name {
+			return n, true
+		}
+	}
+	return Node{}, false
+}
+
+// emptied is a node without a part in any path.
+func emptied(n Node) Node {
+	return Node{Name: n.Name, Block: n.Block, Address: n.Address, Locator: n.Locator}
+}
+
+// sameNode is an error if a node cannot hold both.
+func sameNode(o, n Node) error {
+	if o.Block != n.Block || o.Locator != n.Locator || o.Address != n.Address {
+		return errors.New("its address, its locator or the block changes, and a node has one of each; take its chains off it first, or give the machine a new node name")
+	}
+	return nil
+}
+
+// staying are the paths of both.
+func staying(was, is *Domain) map[uint32]bool {
+	before := map[direction]uint32{}
+	for _, p := range was.Paths {
+		before[p.direction()] = p.Path
+	}
+	stays := map[uint32]bool{}
+	for _, p := range is.Paths {
+		if id, ok := before[p.direction()]; ok && id == p.Path {
+			stays[p.Path] = true
+		}
+	}
+	return stays
+}
+
+// Turning are the paths of next that have another epoch than in d; Lossy those that come or
+// go, whose packets are refused until all nodes have or have them not.
+func (d *Domain) Turning(next *Domain) (turning, lossy []Path) {
+	before := map[direction]Path{}
+	for _, p := range d.Paths {
+		before[p.direction()] = p
+	}
+	for _, p := range next.Paths {
+		q, ok := before[p.direction()]
+		delete(before, p.direction())
+		switch {
+		case !ok || q.Path != p.Path:
+			lossy = append(lossy, p)
+		case q.Epoch != p.Epoch:
+			turning = append(turning, p)
+		}
+	}
+	for _, p := range d.Paths {
+		if _, gone := before[p.direction()]; gone {
+			lossy = append(lossy, p)
+		}
+	}
+	return turning, lossy
+}
+
+// Without is a domain whose chains of these names carry nothing: no node has a share of them,
+// and their egresses still require proofs, which nobody can make.
+func (d *Domain) Without(blocked func(chain string) bool) *Domain {
+	out := &Domain{Block: d.Block, Paths: d.Paths}
+	for _, n := range d.Nodes {
+		heads, visits := n.Headends, n.Endpoints
+		n.Headends, n.Endpoints = nil, nil
+		for _, h := range heads {
+			if !blocked(h.Chain) {
+				n.Headends = append(n.Headends, h)
+			}
+		}
+		for _, e := range visits {
+			if !blocked(e.Chain) {
+				n.Endpoints = append(n.Endpoints, e)
+			}
+		}
+		out.Nodes = append(out.Nodes, n)
+	}
+	return out
+}

@@ -1,0 +1,149 @@
+package plan
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"pgregory.net/rapid"
+)
+
+// Three domains in a row, the first of which still drains when the third is prepared and turned
+// to: what was sent in any of the epochs that are live is known at all hops, whichever nodes are a
+// step ahead of the others.
+func TestNoStepLosesAPacketOfAnyLiveEpoch(t *testing.T) {
+	followed := 0
+	rapid.Check(t, func(t *rapid.T) {
+		var made []*Domain
+		var all []Path
+		for i := range 3 {
+			var last []Path
+			if i > 0 {
+				last = made[i-1].Paths
+			}
+			keys := NewKeyring(random(uint64(i+1)), last)
+			keys.KeepSIDs(all...)
+			d, err := Compile(domains().Draw(t, "domain"), keys)
+			if err != nil {
+				t.Fatal(err)
+			}
+			made, all = append(made, d), append(all, d.Paths...)
+		}
+		a, b, c := made[0], made[1], made[2]
+		var stages []map[string]Node
+		for _, l := range []Live{
+			{Now: a},
+			{Now: a, Next: b},
+			{Old: []*Domain{a}, Now: b},
+			{Old: []*Domain{a}, Now: b, Next: c},
+			{Old: []*Domain{a, b}, Now: c},
+			{Old: []*Domain{b}, Now: c}, // a has drained
+			{Now: c},
+		} {
+			nodes, err := l.Nodes()
+			if err != nil {
+				if !strings.Contains(err.Error(), "node ") {
+					t.Fatal(err)
+				}
+				t.Skip(err) // what cannot be beside each other is told
+			}
+			stages = append(stages, byName(nodes))
+		}
+		// Live at each stage and in the next one, where packets may be under way.
+		live := [][]*Domain{{a}, {a}, {a, b}, {a, b}, {b, c}, {c}}
+		ahead := rapid.SliceOfN(rapid.Bool(), 16, 16).Draw(t, "ahead")
+		for stage, domains := range live {
+			i := 0
+			state := map[string]Node{}
+			for _, name := range slices.Sorted(keysOf(stages...)) {
+				from := stage
+				if ahead[i%len(ahead)] {
+					from++
+				}
+				i++
+				n, ok := stages[from][name]
+				if !ok {
+					n = stages[stage][name]
+				}
+				state[name] = n
+			}
+			for _, d := range domains {
+				for _, p := range d.Paths {
+					if !inAll(p, stage, live) {
+						continue
+					}
+					followed++
+					if err := accepted(p, func(name string) Node { return state[name] }); err != nil {
+						t.Fatalf("stage %d: %s, epoch %d: %v", stage, p.PathID, p.Epoch, err)
+					}
+				}
+			}
+		}
+	})
+	if followed == 0 {
+		t.Error("no path was in two domains")
+	}
+}
+
+// inAll: paths that come or go are refused meanwhile; so only those are followed that all
+// domains have which are live at the stage, or will be in the next.
+func inAll(p Path, stage int, live [][]*Domain) bool {
+	domains := slices.Clone(live[stage])
+	if stage+1 < len(live) {
+		domains = append(domains, live[stage+1]...)
+	}
+	for _, d := range domains {
+		if !slices.ContainsFunc(d.Paths, func(q Path) bool { return q.direction() == p.direction() && q.Path == p.Path }) {
+			return false
+		}
+	}
+	return true
+}
+
+func keysOf(stages ...map[string]Node) func(func(string) bool) {
+	all := map[string]bool{}
+	for _, s := range stages {
+		for name := range s {
+			all[name] = true
+		}
+	}
+	return func(yield func(string) bool) {
+		for name := range all {
+			if !yield(name) {
+				return
+			}
+		}
+	}
+}
+
+func TestABlockedChainIsStillRequiredAtItsEgress(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		d, err := Compile(domains().Draw(t, "domain"), NewKeyring(random(1), nil))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(d.Paths) == 0 {
+			t.Skip("no path")
+		}
+		chain := d.Paths[0].Chain
+		cut := d.Without(func(c string) bool { return c == chain })
+		for i, n := range cut.Nodes {
+			if err := n.check(); err != nil {
+				t.Fatal(err)
+			}
+			if len(n.Egresses) != len(d.Nodes[i].Egresses) {
+				t.Errorf("node %s ends %d paths, and ended %d", n.Name, len(n.Egresses), len(d.Nodes[i].Egresses))
+			}
+			for _, h := range n.Headends {
+				if h.Chain == chain {
+					t.Errorf("node %s sends into %s", n.Name, chain)
+				}
+			}
+			for _, e := range n.Endpoints {
+				if e.Chain == chain {
+					t.Errorf("node %s has a share of %s", n.Name, chain)
+				}
+			}
+		}
+	})
+}
