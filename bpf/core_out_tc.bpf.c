@@ -41,7 +41,7 @@ int ws_core_out_tc(struct __sk_buff *skb)
 	eth = cursor_take(&c, struct eth_hdr);
 	whole = eth && eth_is_ip(eth) && ip_take(&c, eth_is_ip4(eth), &in);
 	if (index)
-		return local_out(skb, index, whole);
+		return local_out(skb, index, whole, true);
 	if (!whole)
 		return CTX_PASS;
 	verdict = local_lost(skb, &in);

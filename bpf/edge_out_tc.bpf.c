@@ -41,7 +41,7 @@ int ws_edge_out_tc(struct __sk_buff *skb)
 			ip6 = in.hdr;
 	}
 	if (index && index < WS_INDEX_LET_GO)
-		return local_out(skb, index, in.hdr);
+		return local_out(skb, index, in.hdr, false);
 	/* tc_index stays set: below a VLAN interface the parent's program reads it. */
 	if (!in.hdr || !ip_is_its_version(&in))
 		return CTX_PASS;

@@ -17,7 +17,7 @@ int ws_ext_tc(struct __sk_buff *skb)
 	if (todo == EXT_LEAVES)
 		return ws_forward(skb, exit, WAY_UNKNOWN);
 	if (todo == EXT_LEAVES_OUT)
-		return forward_out(skb);
+		return forward_out(skb, EXIT_NONE, false);
 	return endpoint_tc(skb, todo == EXT_ARRIVES);
 }
 

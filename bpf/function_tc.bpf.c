@@ -17,11 +17,12 @@ int ws_function_tc(struct __sk_buff *skb)
 	const struct ws_port *port;
 	const struct ws_proxy *p;
 	struct eth_hdr *eth;
+	struct back back = {};
 	struct ip in;
 	struct addrs a;
 	struct ws_match m;
 	struct cursor c;
-	bool forged = index >= WS_INDEX_LET_GO;
+	bool is_ip4, forged = index >= WS_INDEX_LET_GO;
 	int verdict;
 	long rc;
 
@@ -46,10 +47,24 @@ int ws_function_tc(struct __sk_buff *skb)
 		return ws_refuse(skb, REASON(FUNCTION_TRUNCATED), rc);
 	if (!in.is_ip4 && is_mapped(in.hdr))
 		return refuse_mapped(skb);
+	if (!ip_is_its_version(&in) || ip_to_is_never_forwarded(&in)) {
+		if (p)
+			proxy_count(p, tx_ignored);
+		return CTX_PASS;
+	}
+	is_ip4 = in.is_ip4;
 	a = ip_addrs(&in);
+	/* Only a packet without a kept header can be for this node: the tables that
+	 * say so are not read for others.
+	 */
+	if (p && index && p->recognise == WS_RECOGNISE_METADATA &&
+	    !port->cutter && !(skb->gso_size && p->cut)) {
+		ws_back(skb, p, id, index, &back);
+		if (back.found)
+			return back_next(skb, &back);
+	}
 	m = guard(&a);
-	if (!ip_is_its_version(&in) || ip_to_is_never_forwarded(&in) ||
-	    is_local(skb, &m, in.is_ip4)) {
+	if (is_local(skb, &m, is_ip4)) {
 		if (p)
 			proxy_count(p, tx_ignored);
 		return CTX_PASS;
@@ -64,9 +79,13 @@ int ws_function_tc(struct __sk_buff *skb)
 			return ws_refuse(skb, REASON(NOT_CACHED), 0);
 		}
 		proxy_count(p, tx_cut);
-		return segment_back(skb, eth, id);
+		/* Some verifiers take pointers of before ws_back for lost. */
+		c = ctx_cursor(skb);
+		eth = cursor_take(&c, struct eth_hdr);
+		return eth ? segment_back(skb, eth, id) :
+			     ws_refuse(skb, REASON(BOUNDS_BUG), 0);
 	}
-	return from_function(skb, p, id, forged);
+	return from_function(skb, p, id, index, forged);
 }
 
 char _license[] SEC("license") = "Dual BSD/GPL";

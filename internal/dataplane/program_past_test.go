@@ -115,6 +115,10 @@ func TestSuperPacketOfALocalFunctionDoesNotLeaveTooLong(t *testing.T) {
 		t.Fatalf("%d bytes, %v", len(p.Payload), err)
 	}
 	w.must(w.net.SetMTU("next", 1280))
+	// An agent that sees the link change makes void what is remembered of it.
+	node, err := w.d.gen.node()
+	w.must(err)
+	w.must(w.d.gen.setNode(node))
 	w.sendSuper("out", ether(tcp(3600)), 54, 1200)
 	w.refused(abi.ReasonTooBig, 1)
 }

@@ -2,6 +2,7 @@ package dataplane
 
 import (
 	"fmt"
+	"net/netip"
 	"runtime"
 	"slices"
 	"sync/atomic"
@@ -189,5 +190,40 @@ func TestCopiesThatComeBackAtOnceGetOneHeader(t *testing.T) {
 	}
 	if got := r.refusals()[abi.ReasonNotCached]; got != rounds {
 		t.Errorf("%d packets were refused for %s, want %d", got, abi.ReasonNotCached, rounds)
+	}
+}
+
+// A packet to an own address that comes back with its index gets its header: it is the
+// egress that decides on it. Without a header it is the node's own matter.
+func TestIndexIsReadBeforeOwnAddresses(t *testing.T) {
+	n := proxyNode()
+	n.Proxies[0].Recognise, n.Proxies[0].Segments = model.RecogniseMetadata, model.SegmentsKeep
+	r := newProxyRun(t, n)
+	own := udp(1)
+	address := netip.AddrFrom16([16]byte(own[24:40]))
+	r.must(r.net.AddAddress("side", netip.PrefixFrom(address, 128)))
+	r.must(r.d.SetLocal([]netip.Addr{address}))
+	r.in(1, own)
+	index, _ := r.keptSlot()
+	program := byMark(t, r.d.gen.programs[object.FunctionTC])
+	run := func(index uint32) uint32 {
+		t.Helper()
+		frame, mac := ether(own), r.macs["from"]
+		copy(frame, mac[:])
+		opts := ebpf.RunOptions{Data: frame, DataOut: make([]byte, 512), Context: skb{Mark: index, IngressIfindex: r.index["from"], Ifindex: r.index["from"]}}
+		var verdict uint32
+		r.must(r.do(func() (err error) {
+			verdict, err = program.Run(&opts)
+			return err
+		}))
+		return verdict
+	}
+	for i, c := range []struct{ index, verdict uint32 }{{index, verdictRedirect}, {index, verdictUnspec}, {0, verdictUnspec}} {
+		if v := run(c.index); v != c.verdict {
+			t.Errorf("index %d, time %d: verdict %d, want %d; refusals %v", c.index, i+1, int32(v), int32(c.verdict), r.refusals())
+		}
+	}
+	if f := r.function("fw"); f.TxSuccess != 1 || f.TxIgnored != 2 || f.TxNotCached != 0 {
+		t.Errorf("%+v", f)
 	}
 }

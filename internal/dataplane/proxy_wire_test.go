@@ -275,6 +275,54 @@ func TestFunctionInTheNodesOwnKernelIsPassed(t *testing.T) {
 	}
 }
 
+// A packet out of the node's own kernel that leaves by the interface of its next segment
+// meets one program there, once the way is remembered: it is not sent to that interface
+// anew. One that the kernel sends elsewhere is.
+func TestLocalFunctionsPacketStaysOnItsWayOut(t *testing.T) {
+	t.Parallel()
+	w := newWire(t, nil)
+	stats, err := ebpf.EnableStats(uint32(unix.BPF_STATS_RUN_TIME))
+	w.must(err)
+	defer stats.Close()
+	number := 0
+	pass := func() (runs uint64) {
+		t.Helper()
+		before, err := w.d.gen.programs[object.CoreOutTC].Stats()
+		w.must(err)
+		number++
+		p := outerOf(1, 2, model.SchemeKeyed, uint64(number), udp(byte(number)))
+		w.send("in", frameOf(p))
+		if got, want := w.receive(), restored(t, p, xtest.Share(2, 9), forwarded(udp(byte(number)))); !bytes.Equal(got, want) {
+			t.Fatalf("got\n%x, want\n%x", got, want)
+		}
+		after, err := w.d.gen.programs[object.CoreOutTC].Stats()
+		w.must(err)
+		return after.RunCount - before.RunCount
+	}
+	// Neighbour discovery and a way that has expired make it more.
+	for tries := 0; pass() != 1; tries++ {
+		if tries == 200 {
+			t.Fatal("each packet is sent to the interface that it leaves by")
+		}
+	}
+	w.must(w.do(func() error {
+		in, err := netlink.LinkByName("in")
+		if err != nil {
+			return err
+		}
+		return netlink.NeighAdd(&netlink.Neigh{
+			LinkIndex: in.Attrs().Index, Family: unix.AF_INET6, State: netlink.NUD_PERMANENT,
+			IP: xtest.Addr("fe80::99").AsSlice(), HardwareAddr: []byte{2, 1, 1, 1, 1, 1},
+		})
+	}))
+	w.must(w.net.AddRoute(host.Route{Destination: xtest.Prefix("2001:db8:1::/48"), Via: xtest.Addr("fe80::99"), Device: "in"}))
+	for range 20 {
+		if n := pass(); n < 2 {
+			t.Errorf("a packet that the kernel sends elsewhere met %d programs, want one at either interface", n)
+		}
+	}
+}
+
 // The second segment is the node's own kernel; the first function's packets go
 // there over the cutter, and back.
 func TestTwoFunctionsOfANodeFollowOneAnother(t *testing.T) {

@@ -107,19 +107,28 @@ __noinline int ws_back(struct __sk_buff *skb, const struct ws_proxy *p,
 	return 0;
 }
 
-/* forged: it came with an index that the node gives to no packet for a function. */
+/* On with a packet whose header was found. Returns the verdict. */
+static __always_inline int back_next(struct __sk_buff *skb,
+				     const struct back *back)
+{
+	skb->tc_index = 0;
+	if (back->bad)
+		return ws_refuse(skb, back->bad, back->err);
+	return restored_next(skb, back->exit);
+}
+
+/* slot: the index that the packet came with, 0: none. forged: it was one that the node
+ * gives to no packet for a function.
+ */
 static __always_inline int from_function(struct __sk_buff *skb,
 					 const struct ws_proxy *p, __u32 id,
-					 bool forged)
+					 __u32 slot, bool forged)
 {
-	__u32 slot = skb->tc_index;
 	struct back back = {};
 
 	skb->tc_index = 0;
 	ws_back(skb, p, id, slot, &back);
 	if (!back.found)
 		return unknown(skb, p, !slot && !forged);
-	if (back.bad)
-		return ws_refuse(skb, back.bad, back.err);
-	return restored_next(skb, back.exit);
+	return back_next(skb, &back);
 }

@@ -17,10 +17,11 @@
 #include "lib/wire/net.h"
 
 /* A packet with the index of a kept header, below WS_INDEX_LET_GO. whole:
- * it is one of IP, with its header. Returns the verdict.
+ * it is one of IP, with its header. core: this interface is inside the domain.
+ * Returns the verdict.
  */
 static __always_inline int local_out(struct __sk_buff *skb, __u32 slot,
-				     bool whole)
+				     bool whole, bool core)
 {
 	const struct outer_head *head;
 	__u32 proxy = slot_proxy(slot);
@@ -59,7 +60,7 @@ static __always_inline int local_out(struct __sk_buff *skb, __u32 slot,
 		return segment_in(skb, eth);
 	if (head && outer_head_has_options(head))
 		return ext_program(skb, EXT_LEAVES_OUT, 0);
-	return forward_out(skb);
+	return forward_out(skb, exit, core);
 }
 
 /* A packet without an index: plain, or it has lost it in the function. Returns

@@ -234,13 +234,46 @@ __noinline int ws_forward(struct __sk_buff *skb, __u32 exit, int found)
 	return route_take(skb, &s->way, found);
 }
 
-/* The same at a TC egress: what the kernel's forwarding would answer as too long
- * has left that behind.
+/* Towards the next segment at a TC egress of a core interface, if the way of such
+ * packets is remembered. Where the packet leaves by this interface anyway, the frame
+ * gets its MAC addresses and stays on its way. Returns the verdict, or WAY_UNKNOWN,
+ * and the packet is as it was. A function of its own, for its stack.
  */
-static __always_inline int forward_out(struct __sk_buff *skb)
+__noinline int ws_leave_known(struct __sk_buff *skb, __u32 exit)
 {
-	int verdict = ws_forward(skb, EXIT_NONE, WAY_UNKNOWN);
+	const struct outer_head *h = outer_head(skb);
+	const struct ws_nexthop *known;
+	struct eth_hdr *eth;
+	struct cursor c;
 
+	if (!h)
+		return ws_refuse(skb, REASON(NO_ROUTE), 0);
+	known = exit_known(exit, outer_head_sid(h), outer_head_flow(h),
+			   frame_longest(skb));
+	if (!known)
+		return WAY_UNKNOWN;
+	if (known->ifindex != skb->ifindex)
+		return exit_take(skb, known, false);
+	c = ctx_cursor(skb);
+	eth = cursor_take(&c, struct eth_hdr);
+	if (!eth)
+		return ws_refuse(skb, REASON(NO_ROUTE), 0);
+	nexthop_write(eth, known, false);
+	return CTX_PASS;
+}
+
+/* Towards the next segment at a TC egress. exit: where to remember the way. here:
+ * packets for a next segment may leave by this interface. What the kernel's
+ * forwarding would answer as too long has left that behind.
+ */
+static __always_inline int forward_out(struct __sk_buff *skb, __u32 exit,
+				       bool here)
+{
+	int verdict = here ? ws_leave_known(skb, exit) : WAY_UNKNOWN;
+
+	if (verdict != WAY_UNKNOWN)
+		return verdict;
+	verdict = ws_forward(skb, exit, WAY_UNKNOWN);
 	return verdict == CTX_PASS ? ws_refuse(skb, REASON(TOO_BIG), 0) :
 				     verdict;
 }
