@@ -24,6 +24,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/coreos/go-systemd/v22/daemon"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/waystamp/waystamp/internal/await"
@@ -210,6 +211,8 @@ func run(ctx context.Context, cfg Config, on func(context.Context, Config) (mach
 		return err
 	}
 	cfg.Log.Info("the data path is armed", "node", first.Name, "after", time.Since(began).Round(time.Millisecond))
+	a.say(daemon.SdNotifyReady)
+	defer a.say(daemon.SdNotifyStopping)
 	return a.serve(ctx, listener, changes)
 }
 
@@ -339,6 +342,7 @@ func (a *agent) report(d *dataplane.DegradedError) {
 		}
 	}
 	problems = append(problems, a.filters.problems...)
+	a.sayStatus(problems)
 	fresh, whole := a.status.degraded(problems)
 	for _, p := range fresh {
 		a.cfg.Log.Warn("the plan is in force, but not whole", "err", p)
@@ -408,8 +412,16 @@ func (a *agent) serve(ctx context.Context, l *listener, changes *fileWatch) erro
 		defer losses.Stop()
 		second := time.NewTicker(time.Second)
 		defer second.Stop()
+		var alive <-chan time.Time
+		if every := a.watchdog(); every > 0 {
+			t := time.NewTicker(every)
+			defer t.Stop()
+			alive = t.C
+		}
 		for {
 			select {
+			case <-alive:
+				a.say(daemon.SdNotifyWatchdog)
 			case <-ctx.Done():
 				return context.Cause(ctx)
 			case own := <-addresses:

@@ -20,8 +20,15 @@ import (
 
 func main() {
 	dir := flag.String("dir", "docs/reference", "folder to write the pages to")
+	man := flag.String("man", "", "folder to write manual pages of the commands to, and nothing else; their date is SOURCE_DATE_EPOCH, in seconds")
 	flag.Parse()
-	if err := run(*dir); err != nil {
+	err := error(nil)
+	if *man != "" {
+		err = manPages(*man, os.Getenv("SOURCE_DATE_EPOCH"))
+	} else {
+		err = run(*dir)
+	}
+	if err != nil {
 		fmt.Fprintf(os.Stderr, "refgen: %v\n", err)
 		os.Exit(1)
 	}

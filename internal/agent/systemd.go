@@ -1,0 +1,41 @@
+package agent
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/coreos/go-systemd/v22/daemon"
+)
+
+// Where systemd runs the agent as a unit of Type=notify, it is told when the data
+// path is armed, what is wrong with the plan in force, and that the loop which keeps
+// the data path still goes round (sd_notify(3)). Elsewhere nothing is said.
+
+// say tells systemd. That it cannot be told is worth a line, and harms nothing here.
+func (a *agent) say(state string) {
+	if _, err := daemon.SdNotify(false, state); err != nil {
+		a.cfg.Log.Warn("systemd cannot be told of the agent's state", "err", err)
+	}
+}
+
+// sayStatus tells what systemctl status shows.
+func (a *agent) sayStatus(problems []string) {
+	if a.plan == nil {
+		return
+	}
+	s := fmt.Sprintf("the plan of node %s is in force", a.plan.Name)
+	if len(problems) > 0 {
+		s += ", but not whole: " + strings.Join(problems, "; ")
+	}
+	a.say("STATUS=" + strings.ReplaceAll(s, "\n", " "))
+}
+
+// watchdog is how often systemd is to be told that the loop goes round; 0: never.
+func (a *agent) watchdog() time.Duration {
+	limit, err := daemon.SdWatchdogEnabled(false)
+	if err != nil {
+		a.cfg.Log.Warn("the watchdog of systemd is not understood, and will end the agent", "err", err)
+	}
+	return limit / 2
+}
