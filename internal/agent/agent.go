@@ -20,6 +20,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -56,11 +57,25 @@ type Config struct {
 	Log      *slog.Logger
 	Stdout   io.Writer // gets one line of JSON when the data path is armed
 
+	// Report is called, from one goroutine, with what is in force when that has changed; nil:
+	// nobody wants to know.
+	Report func(InForce)
+
 	// Net is the network of the node; nil: that of the process. Run does not
 	// close it.
 	Net *host.Net
 	// ReconcileEvery overrides the constant of that name; tests do.
 	ReconcileEvery time.Duration
+}
+
+// InForce is which plan the kernel holds, once it holds it.
+type InForce struct {
+	Revision uint64   // of the plan in force; 0: it is not a controller's
+	Digest   string   // of its file: SHA-256, hexadecimal
+	Refused  uint64   // the revision of a later plan that is not in force
+	Error    string   // why that is not, or what else is wrong
+	Problems []string // parts of the plan that are not in force
+	Warnings []string
 }
 
 // building logs how far the data path is, and ends it when ctx has ended.
@@ -142,6 +157,9 @@ type agent struct {
 	unseen      bool      // devices have changed meanwhile
 
 	noSIDs bool // no SID is announced, and none is to be
+
+	refused uint64   // the revision of the plan that was refused last; 0: none since one is in force
+	told    *InForce // by Report
 }
 
 // Run makes the plan file true, and follows its changes until ctx ends. It then
@@ -234,14 +252,39 @@ func (a *agent) start(n plan.Node) error {
 	if err := a.apply(n); err != nil {
 		return &PlanError{a.cfg.PlanFile, err}
 	}
+	a.tell()
 	if err := json.NewEncoder(a.cfg.Stdout).Encode(map[string]bool{"ready": true}); err != nil {
 		return fmt.Errorf("say that the agent is ready: %w", err)
 	}
 	return nil
 }
 
+// tell reports what is in force, if that has changed.
+func (a *agent) tell() {
+	if a.cfg.Report == nil || a.plan == nil {
+		return
+	}
+	s := a.status.get()
+	now := InForce{Revision: a.plan.Revision, Digest: s.Plan, Refused: a.refused, Error: s.Error, Problems: s.Problems, Warnings: s.Warnings}
+	if a.told != nil && reflect.DeepEqual(*a.told, now) {
+		return
+	}
+	a.told = &now
+	a.cfg.Report(now)
+}
+
 // apply puts a plan in force, or leaves the one before.
 func (a *agent) apply(n plan.Node) error {
+	err := a.applyPlan(n)
+	if err != nil {
+		a.refused = n.Revision
+		return err
+	}
+	a.refused = 0
+	return nil
+}
+
+func (a *agent) applyPlan(n plan.Node) error {
 	before := a.state.get()
 	if err := before.older(n); err != nil {
 		if !a.cfg.Force {
@@ -456,6 +499,7 @@ func (a *agent) serve(ctx context.Context, l *listener, changes *fileWatch) erro
 				a.reconcile()
 				notify(pins)
 			}
+			a.tell()
 		}
 	})
 	err := group.Wait()

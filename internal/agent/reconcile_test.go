@@ -453,6 +453,54 @@ func TestAPlanForAnotherMachineIsRefused(t *testing.T) {
 	n.must(n.start().halt())
 }
 
+// What is reported is what the kernel holds: not before the data path has it, and not what it
+// refused.
+func TestThePlanInForceIsReported(t *testing.T) {
+	n := newNode(t)
+	reports := make(chan InForce, 100)
+	n.cfg.Report = func(f InForce) { reports <- f }
+	revision := func(r uint64) []byte {
+		p := r1(t, nil)
+		p.Revision = r
+		return n.encode(p)
+	}
+	next := func(what string, want InForce, says string) {
+		t.Helper()
+		for {
+			select {
+			case f := <-reports:
+				if !strings.Contains(f.Error, says) || (says == "") != (f.Error == "") || len(f.Problems) > 0 {
+					continue // of what is on the way there
+				}
+				if f.Revision != want.Revision || f.Digest != want.Digest || f.Refused != want.Refused {
+					t.Errorf("%s: reported %+v, want %+v", what, f, want)
+				}
+				return
+			case <-time.After(patience):
+				t.Fatalf("%s: not reported", what)
+			}
+		}
+	}
+	five := revision(5)
+	n.write(five)
+	s := n.start()
+	next("start", InForce{Revision: 5, Digest: digest(five)}, "")
+	n.fail("apply", errors.New("no room"))
+	n.write(revision(6))
+	next("refused", InForce{Revision: 5, Digest: digest(five), Refused: 6}, "no room")
+	n.fail("apply", nil)
+	seven := revision(7)
+	n.write(seven)
+	next("the next one", InForce{Revision: 7, Digest: digest(seven)}, "")
+	n.write(five)
+	const older = "it has revision 5 of the controller's, and that had 7"
+	next("an older one", InForce{Revision: 7, Digest: digest(seven), Refused: 5}, older)
+	n.must(s.halt())
+	if err := run(t.Context(), n.cfg, n.on); err == nil || !strings.Contains(err.Error(), older) {
+		t.Errorf("started again with it: %v", err)
+	}
+}
+
 func TestAnOlderPlanIsRefused(t *testing.T) {
 	epochs := func(e uint8) plan.Node {
 		p := r1(t, nil)

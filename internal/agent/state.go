@@ -24,6 +24,7 @@ func u32(b []byte) uint32 { return binary.NativeEndian.Uint32(b) }
 type state struct {
 	Version  int            `json:"version"`
 	Node     string         `json:"node,omitempty"`
+	Revision uint64         `json:"revision,omitempty"` // of the plan, if it was a controller's
 	Locators []netip.Prefix `json:"locators"`
 	Guarded  []guarded      `json:"guarded"`
 	Epochs   []epoch        `json:"epochs,omitempty"` // of all paths of the plan
@@ -66,8 +67,11 @@ func epochsOf(n plan.Node) (out []epoch) {
 // olderEpoch: epochs count up, and after 255 comes 0.
 func olderEpoch(e, than uint8) bool { return int8(e-than) < 0 }
 
-// older is an error if the plan has an earlier epoch of some path than s.
+// older is an error if the plan has an earlier epoch of some path than s, or a lower revision.
 func (s state) older(n plan.Node) error {
+	if n.Revision < s.Revision {
+		return fmt.Errorf("the plan is older than the one before: it has revision %d of the controller's, and that had %d", n.Revision, s.Revision)
+	}
 	was := map[uint32]uint8{}
 	for _, e := range s.Epochs {
 		was[e.Path] = e.Epoch
@@ -94,7 +98,7 @@ func (g guarded) String() string {
 }
 
 func stateOf(n plan.Node, instance string) state {
-	s := state{Version: 1, Node: n.Name, Locators: []netip.Prefix{n.Locator}, Guarded: []guarded{}, Epochs: epochsOf(n), Filters: sitesOf(instance, n)}
+	s := state{Version: 1, Node: n.Name, Revision: n.Revision, Locators: []netip.Prefix{n.Locator}, Guarded: []guarded{}, Epochs: epochsOf(n), Filters: sitesOf(instance, n)}
 	for _, e := range n.Egresses {
 		if e.Of != 0 {
 			continue // the whole path's guard

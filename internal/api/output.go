@@ -1,5 +1,7 @@
 package api
 
+import "time"
+
 // These are printed by waystamp get NOUN -o json.
 
 // RefusalsOutput is "get refusals".
@@ -38,4 +40,53 @@ type InterfacesOutput struct {
 	Error      string      `json:"error"`
 	Problems   []string    `json:"problems"`
 	Warnings   []string    `json:"warnings"`
+}
+
+// NodesOutput is "get nodes".
+type NodesOutput struct {
+	Version int           `json:"version"`
+	Nodes   []ControlNode `json:"nodes"`
+}
+
+// ControlNode is a node as its controller sees it.
+type ControlNode struct {
+	Name     string `json:"name"`
+	State    string `json:"state"` // ready, behind, refusing, away, expected or revoked
+	Reason   string `json:"reason"`
+	Wanted   uint64 `json:"wanted_revision"` // of the plan that it shall hold
+	Revision uint64 `json:"revision"`        // of the plan that its kernel holds
+	// Since when it does; null: it has said nothing.
+	Since    *time.Time `json:"since"`
+	Problems []string   `json:"problems"` // parts of the plan that are not in force, and warnings
+}
+
+// ChainsOutput is "get chains".
+type ChainsOutput struct {
+	Version int            `json:"version"`
+	Chains  []ControlChain `json:"chains"`
+}
+
+// ControlChain is a chain as its controller sees it.
+type ControlChain struct {
+	Name   string `json:"name"`
+	State  string `json:"state"` // active, preparing or blocked
+	Reason string `json:"reason"`
+}
+
+// EpochsOutput is "get epochs".
+type EpochsOutput struct {
+	Version int            `json:"version"`
+	Epochs  []ControlEpoch `json:"epochs"`
+}
+
+// ControlEpoch is an epoch that nodes hold.
+type ControlEpoch struct {
+	Chain     string `json:"chain"`
+	Direction string `json:"direction"`
+	From      string `json:"from"` // the function that the path starts at, or empty
+	Path      uint32 `json:"path"`
+	Epoch     uint32 `json:"epoch"`
+	State     string `json:"state"` // preparing, active or draining
+	// Until when its packets may still come; null: that is not known yet.
+	Until *time.Time `json:"until"`
 }

@@ -33,6 +33,9 @@ var outputs = []struct {
 	{"get paths", PathsOutput{}},
 	{"get functions", FunctionsOutput{}},
 	{"get interfaces", InterfacesOutput{}},
+	{"get nodes", NodesOutput{}},
+	{"get chains", ChainsOutput{}},
+	{"get epochs", EpochsOutput{}},
 }
 
 // fields gives a line for each field of a value's JSON: where it is, and its type.

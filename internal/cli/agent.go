@@ -6,15 +6,18 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"os"
 	"path/filepath"
 	"strings"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
 	"github.com/waystamp/waystamp/internal/agent"
 	"github.com/waystamp/waystamp/internal/command"
 	"github.com/waystamp/waystamp/internal/dataplane"
+	"github.com/waystamp/waystamp/internal/member"
 )
 
 const (
@@ -27,18 +30,24 @@ type agentOptions struct {
 	plan, instance, node, runDir, stateDir, pinDir string
 	detach, yes, verbose                           bool
 	insecurePlan, force                            bool
+	controller, join                               string
 }
 
 // NewAgentCommand is "waystamp agent".
 func NewAgentCommand() *cobra.Command {
 	var o agentOptions
 	cmd := &cobra.Command{
-		Use:   "agent --plan FILE",
+		Use:   "agent --plan FILE | --controller ADDRESS",
 		Short: "Run the daemon of a node: make its plan true and keep it so",
 		Long: `Run the daemon of a node. It loads and attaches the data path that its plan
 asks for, announces the node's locator in the kernel's table, and follows the
 plan file when that changes. When the data path is armed, it writes {"ready":true}
 to standard output.
+
+With --controller the plan comes from a controller. The first time, --join is a token that waystamp
+node token has printed there; the key that the node then makes never leaves it. The last plan is kept
+in the state directory: the agent starts from it also when no controller answers, and takes none with a
+lower revision.
 
 A plan holds keys. It is refused if somebody but its owner can read or write the
 file (mode 0600), if the file or its directory belongs to others than root and who
@@ -56,12 +65,15 @@ agent was started, as by nohup. A new plan needs no signal. When it stops, the
 data path, the guard and the locator route stay in force; the next agent of the same instance takes them over without a gap. --detach --yes
 removes them, and names the chains whose packets need no proof any more.`,
 		Example: `  waystamp agent --plan /etc/waystamp/r1.json
+  waystamp agent --controller '[fd00::1]:7443' --join @/root/token
   waystamp agent --detach --yes`,
 		Args: command.UsageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd) },
 	}
 	f := cmd.Flags()
 	f.StringVar(&o.plan, "plan", "", "plan `file` of this node")
+	f.StringVar(&o.controller, "controller", "", "`address` of the controller for nodes, instead of --plan: HOST:PORT")
+	f.StringVar(&o.join, "join", "", "`token` with which the node joins, or @FILE that holds it; needed once")
 	f.BoolVar(&o.insecurePlan, "insecure-plan", false, "take the plan file also if others can read or change it, and warn")
 	f.BoolVar(&o.force, "force", false, "take the plan also if none of its node's addresses is on this machine, or if it is older than the plan before")
 	f.StringVar(&o.instance, "instance", defaultInstance, "`name` of this node's data path on the machine")
@@ -101,11 +113,57 @@ func (o *agentOptions) run(cmd *cobra.Command) error {
 	if o.yes {
 		return command.Usagef("--yes goes with --detach")
 	}
-	if o.plan == "" {
-		return command.Usagef("--plan is missing; see waystamp agent --help")
+	switch {
+	case o.plan == "" && o.controller == "":
+		return command.Usagef("--plan or --controller is missing; see waystamp agent --help")
+	case o.plan != "" && o.controller != "":
+		return command.Usagef("--plan and --controller exclude each other: a plan has one source")
+	case o.join != "" && o.controller == "":
+		return command.Usagef("--join goes with --controller")
 	}
 	warnVolatile(cfg)
+	if o.controller != "" {
+		return o.runMember(cmd.Context(), cfg)
+	}
 	return agent.Run(cmd.Context(), cfg)
+}
+
+// runMember runs an agent whose plans a controller sends.
+func (o *agentOptions) runMember(ctx context.Context, cfg agent.Config) error {
+	token := o.join
+	if name, ok := strings.CutPrefix(token, "@"); ok {
+		b, err := os.ReadFile(name)
+		if err != nil {
+			return fmt.Errorf("--join: %w", err)
+		}
+		token = strings.TrimSpace(string(b))
+	}
+	m, err := member.Open(member.Config{
+		Controller: o.controller, Token: token, Dir: filepath.Join(cfg.StateDir, "member"), Node: o.node, Log: cfg.Log,
+	})
+	if err != nil {
+		return err
+	}
+	cfg.PlanFile = m.PlanFile()
+	cfg.Report = func(f agent.InForce) { m.Report(member.Report(f)) }
+	ctx, cancel := context.WithCancel(ctx)
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return m.Run(ctx) })
+	group.Go(func() error {
+		defer cancel()
+		select {
+		case <-m.Planned():
+		default:
+			cfg.Log.Info("waiting for the first plan of the controller", "controller", o.controller)
+			select {
+			case <-m.Planned():
+			case <-ctx.Done():
+				return nil
+			}
+		}
+		return agent.Run(ctx, cfg)
+	})
+	return group.Wait()
 }
 
 // warnVolatile tells that a reboot makes headends start their numbers again.
@@ -125,6 +183,9 @@ func warnVolatile(cfg agent.Config) {
 func (o *agentOptions) runDetach(out io.Writer, cfg agent.Config) error {
 	if o.plan != "" {
 		return command.Usagef("--detach takes no --plan")
+	}
+	if o.controller != "" || o.join != "" {
+		return command.Usagef("--detach needs no controller: leave out --controller and --join")
 	}
 	if !o.yes {
 		would, err := agent.WouldDetach(cfg)

@@ -37,7 +37,7 @@ func TestAgentSaysHowItIsUsed(t *testing.T) {
 		code int
 		want string
 	}{
-		{"agent", command.ExitUsage, "--plan is missing"},
+		{"agent", command.ExitUsage, "--plan or --controller is missing"},
 		{"agent --plan x extra", command.ExitUsage, "unknown command"},
 		{"agent --instance ../x --plan x", command.ExitUsage, `--instance: "../x" has the character`},
 		{"agent --yes --plan x", command.ExitUsage, "--yes goes with --detach"},

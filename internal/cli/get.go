@@ -20,7 +20,7 @@ import (
 func newGetCommand(in surroundings) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "get",
-		Short: "Read the counters and the interfaces of a node",
+		Short: "Read the counters and interfaces of a node, and the controller's state",
 		Example: `  waystamp get refusals
   waystamp get paths --watch
   waystamp get functions --lab ws-1a2b -o yaml`,
@@ -30,6 +30,9 @@ func newGetCommand(in surroundings) *cobra.Command {
 		newNounCommand(in, "errors", "ICMP errors sent for refused packets", helpErrors, readErrors),
 		newNounCommand(in, "paths", "Packets stamped and verified, by path", helpPaths, readPathCounts),
 		newFunctionsCommand(in),
+		newControllerNoun("nodes", "Nodes of the controller, and which plan each holds", helpNodes, readNodes),
+		newControllerNoun("chains", "Chains of the controller: active, preparing or blocked", helpChains, readChains),
+		newControllerNoun("epochs", "Epochs that the controller's nodes hold", helpEpochs, readEpochs),
 		newNounCommand(in, "interfaces", "Programs attached to each interface", helpInterfaces, readInterfaces),
 	)
 	return cmd

@@ -31,6 +31,12 @@ func newRoot(in surroundings) *cobra.Command {
 	commands := []*cobra.Command{
 		NewPlanCommand(),
 		NewAgentCommand(),
+		NewControllerCommand(),
+		NewApplyCommand(),
+		NewDiffCommand(),
+		NewDeleteCommand(),
+		NewRotateCommand(),
+		NewNodeCommand(),
 		NewDoctorCommand(),
 		newStatusCommand(in),
 		newGetCommand(in),

@@ -26,11 +26,11 @@ type admin struct{ c *Controller }
 // again tries a change of the records until nobody else has changed them meanwhile.
 func again(ctx context.Context, c *Controller, change func(v *view) (store.Txn, error)) error {
 	for {
-		v, err := readView(ctx, c.store)
-		if err != nil {
-			return failed(err)
-		}
-		t, err := change(v)
+		var t store.Txn
+		err := consistent(ctx, c.store, func(v *view) (err error) {
+			t, err = change(v)
+			return err
+		})
 		if err != nil {
 			return err
 		}
@@ -140,11 +140,11 @@ func (s admin) Diff(ctx context.Context, r *connect.Request[v1.DiffRequest]) (*c
 	if err != nil {
 		return nil, err
 	}
-	v, err := readView(ctx, s.c.store)
-	if err != nil {
-		return nil, failed(err)
-	}
-	d, err := s.c.differences(ctx, v, m.Domain)
+	var d []*v1.Difference
+	err = consistent(ctx, s.c.store, func(v *view) error {
+		d, err = s.c.differences(ctx, v, m.Domain)
+		return err
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -174,7 +174,10 @@ func (c *Controller) differences(ctx context.Context, v *view, next model.Domain
 	if err != nil {
 		return nil, err
 	}
-	if was.Block != next.Block {
+	switch {
+	case !was.Block.IsValid():
+		out = append(out, &v1.Difference{Kind: "domain", Name: next.Block.String(), Change: "added"})
+	case was.Block != next.Block:
 		out = append(out, &v1.Difference{Kind: "domain", Name: next.Block.String(), Change: "changed"})
 	}
 	for _, d := range []model.Domain{was, next} {

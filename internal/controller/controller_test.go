@@ -19,6 +19,7 @@ import (
 
 	"github.com/waystamp/waystamp/internal/identity"
 	"github.com/waystamp/waystamp/internal/member"
+	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/plan"
 	v1 "github.com/waystamp/waystamp/internal/rpc/waystampv1"
 	"github.com/waystamp/waystamp/internal/store"
@@ -337,9 +338,77 @@ func TestARevocationDoesNotWaitForAChange(t *testing.T) {
 	_, err := w.admin.Revoke(t.Context(), connect.NewRequest(&v1.RevokeRequest{Node: "r2"}))
 	w.must(err)
 	w.until("blocked", func(s *v1.State) bool { return drained(s) && s.Chains[0].State == chainBlocked })
-	// Epoch 2 was prepared with secrets of which r2 had one.
+	// Epoch 2 was prepared with secrets of which r2 had one: its number is used up.
 	if e := agents["r3"].now().Egresses; len(e) != 1 || e[0].Epoch != 3 {
 		t.Errorf("r3 ends %v", e)
+	}
+	verifiers := map[uint8]string{}
+	for _, p := range agents["r3"].plans() {
+		for _, e := range p.Egresses {
+			var keys []byte
+			for _, k := range e.Verifier.Keys {
+				keys = append(keys, k[:]...)
+			}
+			if was, ok := verifiers[e.Epoch]; ok && was != string(keys) {
+				t.Errorf("epoch %d of %s had two secrets", e.Epoch, e.PathID)
+			}
+			verifiers[e.Epoch] = string(keys)
+		}
+	}
+	if len(verifiers) != 3 {
+		t.Errorf("r3 held %d epochs, want 3", len(verifiers))
+	}
+}
+
+func TestAChainIsBlockedThatCannotBeWithoutTheNode(t *testing.T) {
+	domain := func() *model.Domain {
+		return &model.Domain{
+			Functions: []model.Function{{Name: "fw", Node: "b"}},
+			Chains:    []model.Chain{{Name: "web", Ingress: []string{"a", "d"}, Functions: []string{"fw"}, Egress: "c"}},
+		}
+	}
+	for _, c := range []struct {
+		revoked []string
+		why     string
+		ingress []string
+	}{
+		{nil, "", []string{"a", "d"}},
+		{[]string{"x"}, "", []string{"a", "d"}},
+		{[]string{"a"}, "", []string{"d"}},
+		{[]string{"a", "d"}, "its headend a, d was revoked", []string{"a", "d"}},
+		{[]string{"b"}, "its function fw is on node b, which was revoked", []string{"a", "d"}},
+		{[]string{"c"}, "its egress c was revoked", []string{"a", "d"}},
+	} {
+		d := domain()
+		if blocked := block(d, c.revoked); blocked["web"] != c.why || !slices.Equal(d.Chains[0].Ingress, c.ingress) {
+			t.Errorf("without %v: blocked %q, headends %v; want %q and %v", c.revoked, blocked["web"], d.Chains[0].Ingress, c.why, c.ingress)
+		}
+	}
+}
+
+// A chain with several headends goes on without one of them.
+func TestAHeadendThatWasRevokedIsTakenOff(t *testing.T) {
+	w := newWorld(t)
+	w.start()
+	agents := map[string]*fake{}
+	for _, name := range []string{"r1", "r2", "r3", "r5"} {
+		agents[name] = w.join(name)
+	}
+	two := edit(file, "functions:\n", `  - {name: r5, address: "fc00:5::1", locator: "fc00:0:0:500::/56", cpus: 2, interfaces: [{name: r5-h5, role: edge}, {name: r5-r2, role: core}]}`+"\nfunctions:\n",
+		"ingress: [r1]", "ingress: [r1, r5]", ", direction: both", "")
+	w.until("settled", settled(w.apply(two)))
+	_, err := w.admin.Revoke(t.Context(), connect.NewRequest(&v1.RevokeRequest{Node: "r5"}))
+	w.must(err)
+	s := w.until("out", func(s *v1.State) bool { return drained(s) && len(agents["r3"].now().Egresses[0].Sources) == 1 })
+	if s.Chains[0].State != chainActive {
+		t.Errorf("web is %v", s.Chains[0])
+	}
+	at := func(name string) plan.Node { return agents[name].now() }
+	if n := w.accepted(at, "r1", "r2", "r3"); n != 1 {
+		t.Errorf("%d headends send", n)
+	}
+	if e := agents["r3"].now().Egresses[0]; e.Epoch != 2 {
+		t.Errorf("epoch %d, want 2", e.Epoch)
 	}
 }
 
@@ -540,6 +609,8 @@ func TestAStoreBelongsToItsTrustDomain(t *testing.T) {
 func TestRequestsInTheMidstOfAChangeAreOneBehindIt(t *testing.T) {
 	w, agents := domain(t)
 	agents["r2"].hush()
+	w.rotate()
+	w.until("the first is begun", func(s *v1.State) bool { return slices.Equal(s.WaitingFor, []string{"r2"}) })
 	for range 5 {
 		w.rotate()
 	}

@@ -31,11 +31,15 @@ const (
 )
 
 // describe is how things are, for operators. It holds no secret.
-func (c *Controller) describe(ctx context.Context) (*v1.State, error) {
-	v, err := readView(ctx, c.store)
-	if err != nil {
-		return nil, err
-	}
+func (c *Controller) describe(ctx context.Context) (out *v1.State, err error) {
+	err = consistent(ctx, c.store, func(v *view) error {
+		out, err = c.describeView(ctx, v)
+		return err
+	})
+	return out, err
+}
+
+func (c *Controller) describeView(ctx context.Context, v *view) (*v1.State, error) {
 	s := v.state
 	connected, _ := c.connected()
 	out := &v1.State{

@@ -3,6 +3,7 @@ package controller
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -312,6 +313,28 @@ func (g *generation) encode() ([]byte, error) {
 	return json.Marshal(r)
 }
 
+// errGone means that a record is not there which another one names: it may have been erased
+// since that was read.
+var errGone = errors.New("it is gone")
+
+// consistent calls f with the control records, again if they have changed when f finds one of
+// the others gone.
+func consistent(ctx context.Context, s store.Store, f func(v *view) error) error {
+	last := uint64(0)
+	for {
+		v, err := readView(ctx, s)
+		if err != nil {
+			return failed(err)
+		}
+		err = f(v)
+		if now := v.written[keyState] + v.written[keyWanted]; errors.Is(err, errGone) && now != last {
+			last = now // both only grow
+			continue
+		}
+		return err
+	}
+}
+
 // record reads one record that has to be there.
 func (c *Controller) record(ctx context.Context, key string, into any) error {
 	snap, err := c.store.Snapshot(ctx, key)
@@ -320,7 +343,7 @@ func (c *Controller) record(ctx context.Context, key string, into any) error {
 	}
 	r, ok := snap.Records[key]
 	if !ok {
-		return fmt.Errorf("the record %s is gone", key)
+		return fmt.Errorf("the record %s: %w", key, errGone)
 	}
 	if err := json.Unmarshal(r.Value, into); err != nil {
 		return fmt.Errorf("the record %s is damaged: %w", key, err)

@@ -19,6 +19,7 @@ import (
 
 	"github.com/waystamp/waystamp/internal/identity"
 	"github.com/waystamp/waystamp/internal/manifest"
+	v1 "github.com/waystamp/waystamp/internal/rpc/waystampv1"
 	"github.com/waystamp/waystamp/internal/rpc/waystampv1/waystampv1connect"
 )
 
@@ -29,13 +30,17 @@ type Listener struct {
 	Operators bool
 }
 
-// Listen opens a listener: unix:PATH for operators, tcp:HOST:PORT for nodes.
+// Listen opens a listener: unix:PATH for operators, tcp:HOST:PORT for nodes, tls+unix:PATH for
+// nodes that are namespaces of this machine.
 func Listen(address string) (Listener, error) {
 	kind, at, ok := strings.Cut(address, ":")
 	switch {
 	case ok && kind == "unix" && filepath.IsAbs(at):
 		l, err := listenUnix(at)
 		return Listener{l, true}, err
+	case ok && kind == "tls+unix" && filepath.IsAbs(at):
+		l, err := listenUnix(at)
+		return Listener{l, false}, err
 	case ok && kind == "tcp" && at != "":
 		l, err := net.Listen("tcp", at)
 		if err != nil {
@@ -43,28 +48,28 @@ func Listen(address string) (Listener, error) {
 		}
 		return Listener{l, false}, nil
 	}
-	return Listener{}, fmt.Errorf("%q is no address to listen on; expect unix:/PATH for operators or tcp:HOST:PORT for nodes", address)
+	return Listener{}, fmt.Errorf("%q is no address to listen on; expect unix:/PATH for operators, tcp:HOST:PORT or tls+unix:/PATH for nodes", address)
 }
 
 // listenUnix takes the place of a socket that nobody listens on any more.
 func listenUnix(path string) (net.Listener, error) {
 	if conn, err := net.Dial("unix", path); err == nil {
 		conn.Close()
-		return nil, fmt.Errorf("listen for operators on %s: somebody listens there already", path)
+		return nil, fmt.Errorf("listen on %s: somebody listens there already", path)
 	} else if errors.Is(err, syscall.ECONNREFUSED) {
 		if err := os.Remove(path); err != nil {
-			return nil, fmt.Errorf("listen for operators: %w", err)
+			return nil, fmt.Errorf("listen on a socket: %w", err)
 		}
 	}
 	if err := os.MkdirAll(filepath.Dir(path), 0o750); err != nil {
-		return nil, fmt.Errorf("listen for operators: %w", err)
+		return nil, fmt.Errorf("listen on a socket: %w", err)
 	}
 	l, err := net.Listen("unix", path)
 	if err != nil {
-		return nil, fmt.Errorf("listen for operators on %s: %w", path, err)
+		return nil, fmt.Errorf("listen on %s: %w", path, err)
 	}
 	if err := os.Chmod(path, 0o660); err != nil {
-		return nil, errors.Join(fmt.Errorf("listen for operators: %w", err), l.Close())
+		return nil, errors.Join(fmt.Errorf("listen on a socket: %w", err), l.Close())
 	}
 	return l, nil
 }
@@ -193,7 +198,27 @@ type audited struct{ c *Controller }
 
 func (c *Controller) audit() connect.Interceptor { return audited{c} }
 
-func (a audited) line(ctx context.Context, procedure string, err error) {
+// subject is what a call is about.
+func subject(request any) string {
+	switch r := request.(type) {
+	case *v1.CreateTokenRequest:
+		return r.Node
+	case *v1.RevokeRequest:
+		return r.Node
+	case *v1.DeleteRequest:
+		return r.Chain
+	case *v1.RotateRequest:
+		if r.All {
+			return "all chains"
+		}
+		return strings.Join(r.Chains, ", ")
+	case *v1.ApplyRequest:
+		return r.File.GetName()
+	}
+	return ""
+}
+
+func (a audited) line(ctx context.Context, procedure, about string, err error) {
 	who := callerOf(ctx)
 	result := "done"
 	if err != nil {
@@ -202,14 +227,14 @@ func (a audited) line(ctx context.Context, procedure string, err error) {
 			result = "ended"
 		}
 	}
-	a.c.cfg.Log.Info("audit", "who", who.String(), "from", who.remote, "call", procedure, "result", result)
+	a.c.cfg.Log.Info("audit", "who", who.String(), "from", who.remote, "call", procedure, "about", about, "result", result)
 }
 
 // WrapUnary implements connect.Interceptor.
 func (a audited) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 	return func(ctx context.Context, r connect.AnyRequest) (connect.AnyResponse, error) {
 		answer, err := next(ctx, r)
-		a.line(ctx, r.Spec().Procedure, err)
+		a.line(ctx, r.Spec().Procedure, subject(r.Any()), err)
 		return answer, err
 	}
 }
@@ -223,7 +248,7 @@ func (a audited) WrapStreamingClient(next connect.StreamingClientFunc) connect.S
 func (a audited) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.StreamingHandlerFunc {
 	return func(ctx context.Context, conn connect.StreamingHandlerConn) error {
 		err := next(ctx, conn)
-		a.line(ctx, conn.Spec().Procedure, err)
+		a.line(ctx, conn.Spec().Procedure, "", err)
 		return err
 	}
 }

@@ -21,6 +21,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -47,7 +48,7 @@ const (
 
 // Config says whose member a node is.
 type Config struct {
-	Controller string // HOST:PORT
+	Controller string // tcp:HOST:PORT, HOST:PORT or tls+unix:/PATH
 	Token      string // as the operator has it; "": the node has joined before
 	Dir        string // of identity and plan; made with mode 0700
 	Node       string // the name that the controller must give it; "": any
@@ -126,7 +127,11 @@ func Open(cfg Config) (*Member, error) {
 	if cfg.Now == nil {
 		cfg.Now = time.Now
 	}
-	cfg.Controller = strings.TrimPrefix(cfg.Controller, "tcp:")
+	if cfg.Token != "" {
+		if _, err := identity.ParseToken(cfg.Token); err != nil {
+			return nil, err
+		}
+	}
 	m := &Member{cfg: cfg, reports: make(chan struct{}, 1), planned: make(chan struct{})}
 	if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {
 		return nil, fmt.Errorf("make the directory of the node's identity: %w", err)
@@ -281,11 +286,18 @@ func (m *Member) client(t *tls.Config) client {
 		// Finds out within half a minute that the controller is gone.
 		HTTP2: &http.HTTP2Config{SendPingTimeout: 15 * time.Second, PingTimeout: 10 * time.Second, WriteByteTimeout: 30 * time.Second},
 	}
+	host := strings.TrimPrefix(m.cfg.Controller, "tcp:")
+	if path, ok := strings.CutPrefix(host, "tls+unix:"); ok {
+		host = "controller"
+		transport.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "unix", path)
+		}
+	}
 	var rt http.RoundTripper = transport
 	if m.cfg.Transport != nil {
 		rt = m.cfg.Transport(rt)
 	}
-	return client{waystampv1connect.NewNodeClient(&http.Client{Transport: rt}, "https://"+m.cfg.Controller,
+	return client{waystampv1connect.NewNodeClient(&http.Client{Transport: rt}, "https://"+host,
 		// Secrets are not compressed beside what others may choose.
 		connect.WithAcceptCompression("gzip", nil, nil), connect.WithReadMaxBytes(plan.FileMax+1<<20)), transport}
 }

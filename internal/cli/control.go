@@ -1,0 +1,482 @@
+package cli
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"connectrpc.com/connect"
+	"github.com/spf13/cobra"
+
+	"github.com/waystamp/waystamp/internal/api"
+	"github.com/waystamp/waystamp/internal/command"
+	"github.com/waystamp/waystamp/internal/manifest"
+	v1 "github.com/waystamp/waystamp/internal/rpc/waystampv1"
+	"github.com/waystamp/waystamp/internal/rpc/waystampv1/waystampv1connect"
+)
+
+const (
+	defaultControllerSocket = "/run/waystamp/controller.sock"
+	controllerVariable      = "WAYSTAMP_CONTROLLER"
+)
+
+// controllerFlag says which controller is meant.
+type controllerFlag struct{ address string }
+
+func (c *controllerFlag) add(cmd *cobra.Command) {
+	cmd.Flags().StringVar(&c.address, "controller", "", "`address` of the controller's socket for operators (default $"+controllerVariable+", or unix:"+defaultControllerSocket+")")
+}
+
+// adminClient talks to a controller as an operator.
+type adminClient struct {
+	waystampv1connect.AdminClient
+	address   string
+	transport *http.Transport
+}
+
+func (c adminClient) Close() { c.transport.CloseIdleConnections() }
+
+func (c *controllerFlag) connect() (adminClient, error) {
+	address := cmp.Or(c.address, os.Getenv(controllerVariable), "unix:"+defaultControllerSocket)
+	path, ok := strings.CutPrefix(address, "unix:")
+	if !ok || !filepath.IsAbs(path) {
+		return adminClient{}, command.Usagef("%q is not the address of a controller for operators; expect unix:/PATH, on the controller's machine", address)
+	}
+	t := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", path)
+	}}
+	return adminClient{
+		waystampv1connect.NewAdminClient(&http.Client{Transport: t}, "http://controller"), address, t,
+	}, nil
+}
+
+// said is what a controller's error says to people.
+func (c adminClient) said(ctx context.Context, err error) error {
+	if err == nil {
+		return nil
+	}
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	if e, ok := errors.AsType[*connect.Error](err); ok && connect.IsWireError(err) {
+		err := errors.New(e.Message())
+		switch e.Code() {
+		case connect.CodeInvalidArgument, connect.CodeNotFound, connect.CodeFailedPrecondition:
+			return &command.ExitError{Code: command.ExitUsage, Err: err}
+		}
+		return fmt.Errorf("the controller: %w", err)
+	}
+	if errors.Is(err, os.ErrNotExist) || errors.Is(err, os.ErrPermission) || connect.CodeOf(err) == connect.CodeUnavailable {
+		return fmt.Errorf("no controller answers at %s: %w; run this on its machine as root, or name it with --controller", c.address, errors.Unwrap(err))
+	}
+	return err
+}
+
+// withController runs f with a connection.
+func (c *controllerFlag) with(ctx context.Context, f func(adminClient) error) error {
+	client, err := c.connect()
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	err = f(client)
+	if _, exit := errors.AsType[*command.ExitError](err); exit {
+		return err
+	}
+	return client.said(ctx, err)
+}
+
+// readFile checks a domain's file as waystamp plan does, with the rules of its functions, and
+// gives it as it goes to the controller.
+func readFile(cmd *cobra.Command, name string) (*v1.File, error) {
+	if name == "" {
+		return nil, command.Usagef("-f is missing; name the domain's file, as in waystamp %s -f examples/paper.yaml", cmd.Name())
+	}
+	var in io.Reader = cmd.InOrStdin()
+	if name != "-" {
+		f, err := os.Open(name)
+		if err != nil {
+			return nil, fmt.Errorf("read the domain's file: %w", err)
+		}
+		defer f.Close()
+		in = f
+	}
+	source, err := io.ReadAll(io.LimitReader(in, manifest.SourceMax+1))
+	if err != nil {
+		return nil, fmt.Errorf("read the domain's file: %w", err)
+	}
+	m, err := command.ReadManifest(cmd.Context(), name, bytes.NewReader(source), cmd.ErrOrStderr())
+	if err != nil {
+		return nil, err
+	}
+	file := &v1.File{Name: command.ShownName(name), Source: source, Rules: map[string]string{}}
+	for _, f := range m.Domain.Functions {
+		if f.Netfilter.RulesFile != "" {
+			file.Rules[f.Name] = f.Netfilter.Rules
+		}
+	}
+	return file, nil
+}
+
+func writeDifferences(out io.Writer, list []*v1.Difference) {
+	signs := map[string]string{"added": "+", "removed": "-", "changed": "~"}
+	for _, d := range list {
+		fmt.Fprintf(out, "%s %s %s\n", cmp.Or(signs[d.Change], d.Change), d.Kind, d.Name)
+	}
+}
+
+// NewApplyCommand is "waystamp apply".
+func NewApplyCommand() *cobra.Command {
+	var at controllerFlag
+	var file string
+	var dry, wait bool
+	cmd := &cobra.Command{
+		Use:   "apply -f FILE",
+		Short: "Make a domain file true, through the controller",
+		Long: `Give a domain file to the controller, which checks it, compiles it and carries the change
+out: whatever changes about a path is a new epoch, that all nodes know before a
+headend sends it. What is in the file and was not there is made, what is gone is
+removed. Printed is what changes: + added, ~ changed, - removed.
+
+Without --wait the command ends when the controller has taken the file. With --wait it
+ends when all headends have turned, and says on standard error for whom it waits; to
+interrupt it does not stop the change.
+
+Exit code 2 if the file is refused: every problem is shown with its line.`,
+		Example: `  waystamp apply -f domain.yaml --dry-run
+  waystamp apply -f domain.yaml --wait`,
+		Args: command.UsageArgs(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			f, err := readFile(cmd, file)
+			if err != nil {
+				return err
+			}
+			return at.with(cmd.Context(), func(c adminClient) error {
+				r, err := c.Apply(cmd.Context(), connect.NewRequest(&v1.ApplyRequest{File: f, DryRun: dry}))
+				if err != nil {
+					return err
+				}
+				writeDifferences(cmd.OutOrStdout(), r.Msg.Differences)
+				if dry || !wait {
+					return nil
+				}
+				return follow(cmd, c, r.Msg.Serial)
+			})
+		},
+	}
+	cmd.Flags().StringVarP(&file, "file", "f", "", "domain `file`; - is standard input")
+	cmd.Flags().BoolVar(&dry, "dry-run", false, "only say what would change")
+	cmd.Flags().BoolVar(&wait, "wait", false, "wait until all headends have turned")
+	at.add(cmd)
+	return cmd
+}
+
+// follow waits until a request is carried out.
+func follow(cmd *cobra.Command, c adminClient, serial uint64) error {
+	stream, err := c.Follow(cmd.Context(), connect.NewRequest(&v1.FollowRequest{}))
+	if err != nil {
+		return err
+	}
+	defer stream.Close()
+	last := ""
+	for stream.Receive() {
+		s := stream.Msg().State
+		if s.Settled && s.Serial >= serial {
+			return nil
+		}
+		if s.Problem != "" && s.Step == "" && s.WantedSerial == serial && !strings.HasPrefix(s.Problem, "it waits") {
+			return &command.ExitError{Code: command.ExitFailed, Err: errors.New(s.Problem)}
+		}
+		line := s.Problem
+		if s.Step != "" {
+			line = s.Step
+			if len(s.WaitingFor) > 0 {
+				line += ": waiting for " + strings.Join(s.WaitingFor, ", ")
+			}
+		}
+		if line != "" && line != last {
+			cmd.PrintErrln(line)
+		}
+		last = line
+	}
+	return cmp.Or(stream.Err(), errors.New("the controller has ended the connection; the change goes on"))
+}
+
+// NewDiffCommand is "waystamp diff".
+func NewDiffCommand() *cobra.Command {
+	var at controllerFlag
+	var file string
+	cmd := &cobra.Command{
+		Use:   "diff -f FILE",
+		Short: "Compare a domain file with the one that the controller has",
+		Long: `Print what waystamp apply would change: + added, ~ changed, - removed. Exit code 3 if
+there is anything.`,
+		Example: `  waystamp diff -f domain.yaml`,
+		Args:    command.UsageArgs(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			f, err := readFile(cmd, file)
+			if err != nil {
+				return err
+			}
+			return at.with(cmd.Context(), func(c adminClient) error {
+				r, err := c.Diff(cmd.Context(), connect.NewRequest(&v1.DiffRequest{File: f}))
+				if err != nil {
+					return err
+				}
+				writeDifferences(cmd.OutOrStdout(), r.Msg.Differences)
+				if len(r.Msg.Differences) > 0 {
+					return &command.ExitError{Code: command.ExitDifferent}
+				}
+				return nil
+			})
+		},
+	}
+	cmd.Flags().StringVarP(&file, "file", "f", "", "domain `file`; - is standard input")
+	at.add(cmd)
+	return cmd
+}
+
+// NewDeleteCommand is "waystamp delete".
+func NewDeleteCommand() *cobra.Command {
+	var at controllerFlag
+	cmd := &cobra.Command{
+		Use:   "delete CHAIN",
+		Short: "Take a chain out of the domain, until the next apply",
+		Long: `Take a chain out of what the controller keeps. Its packets need no proof any more. The
+next waystamp apply of a file that has the chain makes it again.`,
+		Example: `  waystamp delete web`,
+		Args:    command.UsageArgs(cobra.ExactArgs(1)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return at.with(cmd.Context(), func(c adminClient) error {
+				_, err := c.Delete(cmd.Context(), connect.NewRequest(&v1.DeleteRequest{Chain: args[0]}))
+				return err
+			})
+		},
+	}
+	at.add(cmd)
+	return cmd
+}
+
+// NewRotateCommand is "waystamp rotate".
+func NewRotateCommand() *cobra.Command {
+	var at controllerFlag
+	var all, wait bool
+	cmd := &cobra.Command{
+		Use:   "rotate CHAIN...",
+		Short: "Give chains fresh secrets, without losing a packet",
+		Long: `Give chains the next epoch with fresh secrets. All nodes know them before a headend sends
+with them, and the old ones are erased when their packets have had time to arrive. Rotations that are asked for
+while a change is under way are one behind it.`,
+		Example: `  waystamp rotate web
+  waystamp rotate --all --wait`,
+		Args: command.UsageArgs(cobra.ArbitraryArgs),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if all == (len(args) > 0) {
+				return command.Usagef("name chains, or say --all")
+			}
+			return at.with(cmd.Context(), func(c adminClient) error {
+				r, err := c.Rotate(cmd.Context(), connect.NewRequest(&v1.RotateRequest{Chains: args, All: all}))
+				if err != nil || !wait {
+					return err
+				}
+				return follow(cmd, c, r.Msg.Serial)
+			})
+		},
+	}
+	cmd.Flags().BoolVar(&all, "all", false, "all chains")
+	cmd.Flags().BoolVar(&wait, "wait", false, "wait until all headends have turned")
+	at.add(cmd)
+	return cmd
+}
+
+// NewNodeCommand is "waystamp node".
+func NewNodeCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "node",
+		Short: "Let nodes join the controller, and throw them out",
+	}
+	cmd.AddCommand(newTokenCommand(), newRevokeCommand())
+	return cmd
+}
+
+func newTokenCommand() *cobra.Command {
+	var at controllerFlag
+	var valid time.Duration
+	var reinstate bool
+	cmd := &cobra.Command{
+		Use:   "token NAME",
+		Short: "Print a token with which one machine can join as a node, once",
+		Long: `Print a token for waystamp agent --join. Whoever has it can become that node until it is
+used or has expired: hand it over as you would a password. It holds the fingerprint of the
+controller's root, so that the machine takes no other controller.`,
+		Example: `  waystamp node token r1
+  waystamp node token r1 --valid 10m`,
+		Args: command.UsageArgs(cobra.ExactArgs(1)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if valid < time.Second {
+				return command.Usagef("--valid %s is too short; give a second or more", valid)
+			}
+			return at.with(cmd.Context(), func(c adminClient) error {
+				r, err := c.CreateToken(cmd.Context(), connect.NewRequest(&v1.CreateTokenRequest{
+					Node: args[0], ValidSeconds: uint32(min(valid, 365*24*time.Hour) / time.Second), Reinstate: reinstate,
+				}))
+				if err != nil {
+					return err
+				}
+				cmd.PrintErrf("for node %s, once, until %s\n", args[0], r.Msg.Expires.AsTime().Local().Format(time.DateTime))
+				_, err = fmt.Fprintln(cmd.OutOrStdout(), r.Msg.Token)
+				return err
+			})
+		},
+	}
+	cmd.Flags().DurationVar(&valid, "valid", time.Hour, "`time` for which it is valid")
+	cmd.Flags().BoolVar(&reinstate, "reinstate", false, "also for a node that was revoked: its machine was set up anew")
+	at.add(cmd)
+	return cmd
+}
+
+func newRevokeCommand() *cobra.Command {
+	var at controllerFlag
+	var yes bool
+	cmd := &cobra.Command{
+		Use:   "revoke NAME",
+		Short: "Throw a node out: its certificate and its secrets are void at once",
+		Long: `End the connections of a node, refuse its key for ever, and give all paths that it was on
+fresh secrets, without waiting for anybody. Packets of these paths that are under way are refused.
+A chain that needs the node (a function, the egress, its only headend) is blocked: its packets are
+refused at the egress until a file is applied in which it does without. Needs --yes.`,
+		Example: `  waystamp node revoke r2 --yes`,
+		Args:    command.UsageArgs(cobra.ExactArgs(1)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if !yes {
+				return command.Usagef("node %s would be thrown out, and chains that need it be blocked; add --yes to do it", args[0])
+			}
+			return at.with(cmd.Context(), func(c adminClient) error {
+				r, err := c.Revoke(cmd.Context(), connect.NewRequest(&v1.RevokeRequest{Node: args[0]}))
+				if err != nil {
+					return err
+				}
+				for _, chain := range r.Msg.Blocked {
+					fmt.Fprintf(cmd.OutOrStdout(), "chain %s: blocked\n", chain)
+				}
+				return nil
+			})
+		},
+	}
+	cmd.Flags().BoolVar(&yes, "yes", false, "do it")
+	at.add(cmd)
+	return cmd
+}
+
+// newControllerNoun is a noun of get that the controller answers.
+func newControllerNoun(noun, short, long string, read func(s *v1.State) reading) *cobra.Command {
+	var at controllerFlag
+	var output string
+	cmd := &cobra.Command{
+		Use:   noun,
+		Short: short,
+		Long:  long,
+		Args:  command.UsageArgs(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := command.CheckOutput(output, "table", "json", "yaml"); err != nil {
+				return err
+			}
+			return at.with(cmd.Context(), func(c adminClient) error {
+				answer, err := c.Get(cmd.Context(), connect.NewRequest(&v1.GetRequest{}))
+				if err != nil {
+					return err
+				}
+				s := answer.Msg.State
+				if s.Problem != "" {
+					cmd.PrintErrln("waystamp: warning: what was applied last is not begun:", s.Problem)
+				}
+				if s.Step != "" {
+					cmd.PrintErrf("a change is under way since %s: %s", s.Since.AsTime().Local().Format(time.DateTime), s.Step)
+					if len(s.WaitingFor) > 0 {
+						cmd.PrintErr(", waiting for ", strings.Join(s.WaitingFor, ", "))
+					}
+					cmd.PrintErrln()
+				}
+				r := read(s)
+				if output != "table" {
+					return command.WriteOutput(cmd.OutOrStdout(), output, r.output)
+				}
+				return writeReadings(cmd.OutOrStdout(), []reading{r})
+			})
+		},
+	}
+	command.OutputFlag(cmd, &output, "table", "json", "yaml")
+	at.add(cmd)
+	return cmd
+}
+
+const (
+	helpNodes = `The nodes of the controller's domain. REVISION is that of the plan that the node's
+kernel holds, WANTED of the one that it shall hold. A node is ready; behind, as long as it
+has not acknowledged; refusing, if it could not put the plan in force; away, without a connection (its data
+path goes on); expected, before it has joined; or revoked.`
+
+	helpChains = `The chains of the controller's domain. A chain is active; preparing, until all of its nodes hold it;
+or blocked: it needs a node that was revoked, and its packets are refused at the egress.`
+
+	helpEpochs = `The epochs that nodes hold. An epoch is preparing, while functions and egresses get its secrets;
+active: headends send it; or draining: its last packets may be under way, UNTIL then.`
+)
+
+func readNodes(s *v1.State) reading {
+	out := api.NodesOutput{Version: api.Version, Nodes: []api.ControlNode{}}
+	r := reading{header: []string{"NAME", "STATE", "REVISION", "WANTED", "REASON"}}
+	for _, n := range s.Nodes {
+		x := api.ControlNode{Name: n.Name, State: n.State, Reason: n.Reason, Wanted: n.WantedRevision, Revision: n.Revision, Problems: append([]string{}, n.Problems...)}
+		if n.Since != nil {
+			since := n.Since.AsTime()
+			x.Since = &since
+		}
+		out.Nodes = append(out.Nodes, x)
+		r.rows = append(r.rows, []any{n.Name, n.State, n.Revision, n.WantedRevision, strings.Join(slices.DeleteFunc(append([]string{n.Reason}, n.Problems...), func(s string) bool { return s == "" }), "; ")})
+	}
+	r.output = out
+	return r
+}
+
+func readChains(s *v1.State) reading {
+	out := api.ChainsOutput{Version: api.Version, Chains: []api.ControlChain{}}
+	r := reading{header: []string{"NAME", "STATE", "REASON"}}
+	for _, c := range s.Chains {
+		out.Chains = append(out.Chains, api.ControlChain{Name: c.Name, State: c.State, Reason: c.Reason})
+		r.rows = append(r.rows, []any{c.Name, c.State, c.Reason})
+	}
+	r.output = out
+	return r
+}
+
+func readEpochs(s *v1.State) reading {
+	out := api.EpochsOutput{Version: api.Version, Epochs: []api.ControlEpoch{}}
+	r := reading{header: []string{"CHAIN", "DIRECTION", "EPOCH", "STATE", "UNTIL"}}
+	for _, e := range s.Epochs {
+		x := api.ControlEpoch{Chain: e.Chain, Direction: e.Direction, From: e.From, Path: e.Path, Epoch: e.Epoch, State: e.State}
+		until := ""
+		if e.Until != nil {
+			t := e.Until.AsTime()
+			x.Until, until = &t, t.Local().Format(time.DateTime)
+		}
+		out.Epochs = append(out.Epochs, x)
+		direction := e.Direction
+		if e.From != "" {
+			direction += ", from " + e.From + " on"
+		}
+		r.rows = append(r.rows, []any{e.Chain, direction, uint64(e.Epoch), e.State, until})
+	}
+	r.output = out
+	return r
+}

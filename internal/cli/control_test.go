@@ -1,0 +1,130 @@
+package cli
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/waystamp/waystamp/internal/api"
+	"github.com/waystamp/waystamp/internal/command"
+	"github.com/waystamp/waystamp/internal/controller"
+	"github.com/waystamp/waystamp/internal/store"
+)
+
+// controlled runs a controller in this process, and gives a function that runs an operator's
+// command.
+func controlled(t *testing.T) func(args ...string) (stdout, stderr string, code int) {
+	t.Helper()
+	dir := t.TempDir()
+	s, err := store.OpenBolt(filepath.Join(dir, "store"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := controller.New(t.Context(), controller.Config{Store: s})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := controller.Listen("unix:" + filepath.Join(dir, "s"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- c.Run(ctx, l) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := errors.Join(<-ended, s.Close()); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Setenv(controllerVariable, "unix:"+filepath.Join(dir, "s"))
+	return func(args ...string) (string, string, int) {
+		var out, errs bytes.Buffer
+		code := command.Run(t.Context(), NewRootCommand(), args, strings.NewReader(""), &out, &errs)
+		return out.String(), errs.String(), code
+	}
+}
+
+func TestOperatorsCommands(t *testing.T) {
+	run := controlled(t)
+	other := filepath.Join(t.TempDir(), "other.yaml")
+	text, err := os.ReadFile(planPaper)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(other, bytes.Replace(text, []byte("[fw, dpi]"), []byte("[dpi, fw]"), 1), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	wrong := filepath.Join(t.TempDir(), "wrong.yaml")
+	if err := os.WriteFile(wrong, bytes.Replace(text, []byte("egress: r6"), []byte("egress: r7"), 1), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	const all = "+ domain fc00::/48\n+ node r1\n+ node r2\n+ node r3\n+ node r6\n+ function fw\n+ function dpi\n+ chain web\n"
+	for _, c := range []struct {
+		args   string
+		code   int
+		stdout string // whole, if it ends in a line's end; else a part
+		stderr string // a part
+	}{
+		{"get nodes", 0, "NAME", ""},
+		{"apply -f " + planPaper + " --dry-run", 0, all, ""},
+		{"diff -f " + planPaper, 3, all, ""}, // the dry run has changed nothing
+		{"apply -f " + planPaper, 0, all, ""},
+		{"diff -f " + planPaper, 0, "\n", ""},
+		{"diff -f " + other, 3, "~ chain web\n", ""},
+		{"apply -f " + wrong, 2, "\n", "r7"},
+		{"apply", 2, "\n", "-f is missing"},
+		{"get nodes", 0, "expected", "waiting for r1, r2, r3, r6"},
+		{"get chains", 0, "preparing", ""},
+		{"get epochs", 0, "web    reverse        1  preparing", ""},
+		{"node token r1", 0, "ws1.", "for node r1, once, until"},
+		{"node token ../r1", 2, "\n", "../r1"},
+		{"node token r1 --valid 200h", 2, "\n", "at most"},
+		{"node revoke r3", 2, "\n", "add --yes"},
+		{"node revoke r9 --yes", 2, "\n", "there is no node r9"},
+		{"node revoke r3 --yes", 0, "chain web: blocked\n", ""},
+		{"node token r3", 2, "\n", "--reinstate"},
+		{"get nodes", 0, "revoked", ""},
+		{"rotate", 2, "\n", "name chains, or say --all"},
+		{"rotate nope", 2, "\n", "there is no chain nope"},
+		{"rotate --all", 0, "\n", ""},
+		{"delete nope", 2, "\n", "there is no chain nope"},
+		{"delete web", 0, "\n", ""},
+		{"diff -f " + planPaper, 3, "+ chain web\n", ""},
+		{"get chains --controller tcp:[::1]:7", 2, "\n", "expect unix:/PATH"},
+		{"get chains --controller unix:/nowhere", 1, "\n", "no controller answers at unix:/nowhere"},
+	} {
+		stdout, stderr, code := run(strings.Fields(c.args)...)
+		whole := strings.HasSuffix(c.stdout, "\n")
+		if code != c.code || whole && stdout != strings.TrimPrefix(c.stdout, "\n") || !whole && !strings.Contains(stdout, c.stdout) || !strings.Contains(stderr, c.stderr) {
+			t.Errorf("waystamp %s: exit code %d\n%s%s\nwant %d, %q and %q", c.args, code, stdout, stderr, c.code, c.stdout, c.stderr)
+		}
+	}
+	stdout, stderr, _ := run("get", "nodes", "-o", "json")
+	var out api.NodesOutput
+	if err := json.Unmarshal([]byte(stdout), &out); err != nil || len(out.Nodes) != 4 || out.Version != api.Version {
+		t.Errorf("%q, %q: %v", stdout, stderr, err)
+	}
+}
+
+func TestAnAgentHasOneSourceOfPlans(t *testing.T) {
+	for args, says := range map[string]string{
+		"agent":                                             "--plan or --controller is missing",
+		"agent --plan x --controller [::1]:7":               "exclude each other",
+		"agent --plan x --join ws1.x":                       "--join goes with --controller",
+		"agent --detach --controller [::1]:7":               "--detach needs no controller",
+		"agent --controller [::1]:7 --state-dir %":          "has not joined yet",
+		"agent --controller [::1]:7 --join x --state-dir %": "it is not a token",
+	} {
+		var out, errs bytes.Buffer
+		code := command.Run(t.Context(), NewRootCommand(), strings.Fields(strings.ReplaceAll(args, "%", t.TempDir())), strings.NewReader(""), &out, &errs)
+		if code == 0 || !strings.Contains(errs.String(), says) {
+			t.Errorf("waystamp %s: exit code %d, %q; want %q", args, code, errs.String(), says)
+		}
+	}
+}

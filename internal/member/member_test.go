@@ -1,0 +1,167 @@
+package member
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"errors"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/waystamp/waystamp/internal/identity"
+	"github.com/waystamp/waystamp/internal/plan"
+	v1 "github.com/waystamp/waystamp/internal/rpc/waystampv1"
+)
+
+// What goes over the connection is tried in internal/controller, with a controller.
+
+// joined is a directory as a node leaves it that has joined.
+func joined(t *testing.T, node string) Config {
+	t.Helper()
+	ca, err := identity.NewCA("example.org", time.Now())
+	must(t, err)
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	must(t, err)
+	cert, err := ca.Issue(identity.ID{Node: node}, key.Public(), time.Now())
+	must(t, err)
+	der, err := x509.MarshalECPrivateKey(key)
+	must(t, err)
+	token, err := identity.NewToken(ca.Pin())
+	must(t, err)
+	cfg := Config{Controller: "[::1]:1", Dir: filepath.Join(t.TempDir(), "member"), Token: token.Text()}
+	m, err := Open(cfg)
+	must(t, err)
+	_, err = m.take([][]byte{cert}, [][]byte{ca.Root()}, identityFile{Key: der, Token: identity.HashToken(token.Secret)})
+	must(t, err)
+	cfg.Token = ""
+	return cfg
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func planOf(t *testing.T, name string, revision uint64) *v1.PlansResponse {
+	t.Helper()
+	n := plan.Node{
+		Name: name, Revision: revision, Block: netip.MustParsePrefix("fc00::/48"), Address: netip.MustParseAddr("fc00:1::1"),
+		Locator: netip.MustParsePrefix("fc00:0:0:100::/56"),
+	}
+	b, err := plan.EncodeNode(n)
+	must(t, err)
+	return &v1.PlansResponse{Revision: revision, Digest: digest(b), Plan: b}
+}
+
+func TestAPlanIsTakenIfItIsTheNodesAndNotOlder(t *testing.T) {
+	cfg := joined(t, "r1")
+	m, err := Open(cfg)
+	must(t, err)
+	must(t, m.receive(planOf(t, "r1", 5), "r1"))
+	<-m.Planned()
+	before := read(t, m.PlanFile())
+	for name, c := range map[string]struct {
+		plan  func() *v1.PlansResponse
+		says  string
+		older bool
+	}{
+		"older":             {func() *v1.PlansResponse { return planOf(t, "r1", 4) }, "revision 4, and that has 5", true},
+		"another node's":    {func() *v1.PlansResponse { return planOf(t, "r2", 6) }, "it is for node r2", false},
+		"without revision":  {func() *v1.PlansResponse { return planOf(t, "r1", 0) }, "its revision is 0", false},
+		"another revision":  {func() *v1.PlansResponse { p := planOf(t, "r1", 6); p.Revision = 7; return p }, "it came as 7", false},
+		"bytes that differ": {func() *v1.PlansResponse { p := planOf(t, "r1", 6); p.Plan[9]++; return p }, "digest", false},
+		"no plan":           {func() *v1.PlansResponse { return &v1.PlansResponse{Revision: 6, Digest: digest(nil)} }, "not JSON", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			err := m.receive(c.plan(), "r1")
+			if err == nil || !strings.Contains(err.Error(), c.says) || errors.Is(err, ErrOlder) != c.older {
+				t.Errorf("got %v, want %q", err, c.says)
+			}
+			if string(read(t, m.PlanFile())) != string(before) {
+				t.Error("the plan on disk has changed")
+			}
+		})
+	}
+	// After a restart, too.
+	m, err = Open(cfg)
+	must(t, err)
+	select {
+	case <-m.Planned():
+	default:
+		t.Error("the plan on disk is not known")
+	}
+	if err := m.receive(planOf(t, "r1", 4), "r1"); !errors.Is(err, ErrOlder) {
+		t.Errorf("got %v", err)
+	}
+	must(t, m.receive(planOf(t, "r1", 6), "r1"))
+	for _, name := range []string{m.PlanFile(), m.identityPath()} {
+		if info, err := os.Stat(name); err != nil || info.Mode().Perm() != 0o600 {
+			t.Errorf("%s: mode %v, %v", name, info.Mode(), err)
+		}
+	}
+}
+
+func read(t *testing.T, name string) []byte {
+	t.Helper()
+	b, err := os.ReadFile(name)
+	must(t, err)
+	return b
+}
+
+func TestAnIdentityOnDiskIsCheckedBeforeItIsUsed(t *testing.T) {
+	for name, c := range map[string]struct {
+		spoil func(cfg *Config, file string)
+		says  string
+	}{
+		"as it was left":  {func(*Config, string) {}, ""},
+		"readable by all": {func(_ *Config, f string) { must(t, os.Chmod(f, 0o644)) }, "chmod 600"},
+		"damaged":         {func(_ *Config, f string) { must(t, os.WriteFile(f, []byte("{}"), 0o600)) }, "remove it, and join"},
+		"gone":            {func(_ *Config, f string) { must(t, os.Remove(f)) }, "has not joined yet"},
+		"no token":        {func(cfg *Config, _ string) { cfg.Token = "secret" }, "it is not a token"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cfg := joined(t, "r1")
+			c.spoil(&cfg, filepath.Join(cfg.Dir, "identity.json"))
+			_, err := Open(cfg)
+			if c.says == "" && err != nil || c.says != "" && (err == nil || !strings.Contains(err.Error(), c.says)) {
+				t.Errorf("got %v, want %q", err, c.says)
+			}
+		})
+	}
+}
+
+func TestACertificateForAnotherNodeIsNotKept(t *testing.T) {
+	cfg := joined(t, "r1")
+	m, err := Open(cfg)
+	must(t, err)
+	before := read(t, m.identityPath())
+	m.cfg.Node = "r2"
+	id := m.id.get()
+	if _, err := m.take([][]byte{id.file.Certificate}, id.file.Roots, id.file); err == nil || !strings.Contains(err.Error(), "takes this node for r1") {
+		t.Errorf("got %v", err)
+	}
+	if string(read(t, m.identityPath())) != string(before) {
+		t.Error("it was kept")
+	}
+}
+
+func TestPausesAreSpread(t *testing.T) {
+	seen := map[time.Duration]bool{}
+	for range 100 {
+		d := jitter(pauseMax)
+		if d < pauseMax/2 || d > pauseMax {
+			t.Fatalf("%s is not between half and all of %s", d, pauseMax)
+		}
+		seen[d] = true
+	}
+	if len(seen) < 90 {
+		t.Errorf("of 100 pauses %d differ", len(seen))
+	}
+}

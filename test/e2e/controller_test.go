@@ -1,0 +1,212 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/waystamp/waystamp/internal/lab"
+)
+
+// controlled is a lab whose agents have a controller, on sockets that all namespaces reach.
+type controlled struct {
+	*world
+	dir     string
+	process *process
+	agents  map[string]*process
+}
+
+func buildControlled(t *testing.T, text string) *controlled {
+	t.Helper()
+	w := buildFrom(t, parse(t, text), func(c *lab.Config) { c.WithoutAgents = true })
+	c := &controlled{world: w, dir: newDir(t), agents: map[string]*process{}}
+	return c
+}
+
+// close ends all processes and takes the agents' data paths away, which the lab knows
+// nothing of. Commands need the test's context, so that it is deferred.
+func (c *controlled) close() {
+	if c.t.Failed() && c.process != nil {
+		c.tellAll()
+		c.t.Logf("the controller says:\n%s", c.process.stderr)
+		for name, a := range c.agents {
+			c.t.Logf("the agent of %s says:\n%s", name, a.stderr)
+		}
+	}
+	c.kill(&c.process)
+	for name, a := range c.agents {
+		c.kill(&a)
+		if r := c.detach(name, "--yes"); r.code != 0 {
+			c.t.Error(r)
+		}
+	}
+}
+
+func (c *controlled) start() {
+	c.t.Helper()
+	c.process = start(c.t, "controller", "--data", filepath.Join(c.dir, "data"), "--listen", "unix:"+filepath.Join(c.dir, "operators"), "--listen", "tls+unix:"+filepath.Join(c.dir, "nodes"))
+	eventually(c.t, func() error {
+		// It is an operator's command that says whether it answers.
+		if r := c.run("get", "nodes"); r.code != 0 {
+			return fmt.Errorf("%s; the controller says: %s", r, c.process.stderr)
+		}
+		return nil
+	})
+}
+
+// kill ends a process with -9, if it runs.
+func (c *controlled) kill(p **process) {
+	if *p == nil {
+		return
+	}
+	must(c.t, (*p).cmd.Process.Signal(syscall.SIGKILL))
+	(*p).cmd.Wait() // the signal is its error
+	*p = nil
+}
+
+// run is an operator's command.
+func (c *controlled) run(args ...string) result {
+	c.t.Helper()
+	return run(c.t, append(args, "--controller", "unix:"+filepath.Join(c.dir, "operators"))...)
+}
+
+func (c *controlled) must(args ...string) result {
+	c.t.Helper()
+	r := c.run(args...)
+	if r.code != 0 {
+		c.t.Fatalf("%s\nthe controller says:\n%s", r, c.process.stderr)
+	}
+	return r
+}
+
+// agent starts a node's agent, and joins with a token if it is given one.
+func (c *controlled) agent(name, token string) {
+	c.t.Helper()
+	args := []string{"agent", "--controller", "tls+unix:" + filepath.Join(c.dir, "nodes"), "--node", name,
+		"--instance", c.Instance(name), "--run-dir", c.AgentDir(name), "--state-dir", c.AgentDir(name)}
+	if token != "" {
+		args = append(args, "--join", token)
+	}
+	p := prepared(soon(c.t), c.t, args)
+	must(c.t, c.ns(name).Do(p.cmd.Start))
+	c.agents[name] = p
+}
+
+func (c *controlled) ready(name string) {
+	c.t.Helper()
+	eventually(c.t, func() error {
+		if p := c.agents[name]; !strings.Contains(p.stdout.String(), `{"ready":true}`) {
+			return fmt.Errorf("the agent of %s is not ready: %s", name, p.stderr)
+		}
+		return nil
+	})
+}
+
+// One file goes to a controller, and each agent gets its part. While datagrams go both ways and TCP one,
+// secrets change each second, the functions change their order, the controller is killed in the
+// midst of a change, and an agent is killed and starts without a controller: no datagram is lost, and no
+// packet refused. Then a node is revoked, and its chain is blocked.
+func TestAControllerChangesChainsUnderTraffic(t *testing.T) {
+	t.Parallel()
+	c := buildControlled(t, paper)
+	defer c.close()
+	c.start()
+	for _, name := range c.nodes() {
+		c.agent(name, strings.TrimSpace(c.must("node", "token", name).stdout))
+	}
+	file := write(t, "domain.yaml", paper)
+	c.must("apply", "-f", file, "--wait")
+	for _, name := range c.nodes() {
+		c.ready(name)
+	}
+	if r := c.run("diff", "-f", file); r.code != 0 || r.stdout != "" {
+		t.Errorf("what was applied differs: %s", r)
+	}
+	c.reaches("h1", "h2")
+	refusedBefore, err := c.refusals()
+	must(t, err)
+
+	there, back := c.ticking("h1", "h2"), c.ticking("h2", "h1")
+	s := c.stream("h1", "h2")
+	flows := func() {
+		t.Helper()
+		there.more(200)
+		back.more(200)
+		s.more(1 << 18)
+	}
+	flows()
+	for range 10 {
+		second := time.After(time.Second)
+		c.must("rotate", "--all", "--wait")
+		flows()
+		select {
+		case <-second:
+		case <-interrupted.Done():
+			t.Fatal(context.Cause(interrupted))
+		}
+	}
+	other := write(t, "other.yaml", strings.Replace(paper, "functions: [fw, dpi]", "functions: [dpi, fw]", 1))
+	if r := c.run("diff", "-f", other); r.code != 3 || r.stdout != "~ chain web\n" {
+		t.Errorf("the other order of functions: %s", r)
+	}
+	c.must("apply", "-f", other, "--wait")
+	flows()
+
+	// The controller dies when it has taken the request; the next one carries it out.
+	c.must("rotate", "web")
+	c.kill(&c.process)
+	flows()
+	c.killAgent("r2")
+	c.agent("r2", "")
+	c.ready("r2") // from what it has on disk
+	flows()
+	c.start()
+	c.must("rotate", "web", "--wait")
+	flows()
+
+	s.finish()
+	for _, d := range []*ticking{there, back} {
+		if missing, double := d.finish(); len(missing)+len(double) > 0 {
+			t.Errorf("%s: %d datagrams are missing, %d came twice", d.name, len(missing), len(double))
+		}
+	}
+	got, err := c.refusals()
+	must(t, err)
+	for r, n := range got {
+		if n != refusedBefore[r] {
+			t.Errorf("refused: %v, %d times", r, n-refusedBefore[r])
+		}
+	}
+
+	if r := c.must("node", "revoke", "r3", "--yes"); r.stdout != "chain web: blocked\n" {
+		t.Error(r)
+	}
+	eventually(t, func() error {
+		if r := c.must("get", "chains"); !strings.Contains(r.stdout, "its function dpi is on node r3, which was revoked") {
+			return fmt.Errorf("%s", r)
+		}
+		if r := c.must("get", "nodes"); strings.Contains(r.stdout, "behind") {
+			return fmt.Errorf("%s", r)
+		}
+		return nil
+	})
+	before, err := c.refusals()
+	must(t, err)
+	c.isCutOff("h1", "h2", 3)
+	after, err := c.refusals()
+	must(t, err)
+	r := refusal{Node: "r6", Reason: "unproven"}
+	if n := after[r] - before[r]; n != 3 {
+		t.Errorf("r6 refused %d packets as unproven, want 3; %v", n, after)
+	}
+}
+
+// killAgent ends an agent with -9.
+func (c *controlled) killAgent(name string) {
+	p := c.agents[name]
+	c.kill(&p)
+}
