@@ -128,3 +128,26 @@ func TestAnAgentHasOneSourceOfPlans(t *testing.T) {
 		}
 	}
 }
+
+func TestAControllerThatCannotStartSaysWhy(t *testing.T) {
+	dir := t.TempDir()
+	for _, c := range []struct {
+		args, says string
+		mode       os.FileMode
+		code       int
+	}{
+		{"--listen tcp:[::1]:0 --trust-domain a/b", "--trust-domain", 0o700, command.ExitUsage},
+		{"--listen [::1]:7443", "expect unix:/PATH for operators", 0o700, command.ExitUsage},
+		{"--listen unix:relative", "expect unix:/PATH for operators", 0o700, command.ExitUsage},
+		{"", "chmod go-w", 0o777, command.ExitFailed},
+	} {
+		if err := os.Chmod(dir, c.mode); err != nil {
+			t.Fatal(err)
+		}
+		var out, errs bytes.Buffer
+		code := command.Run(t.Context(), NewRootCommand(), append([]string{"controller", "--data", dir}, strings.Fields(c.args)...), strings.NewReader(""), &out, &errs)
+		if code != c.code || !strings.Contains(errs.String(), c.says) {
+			t.Errorf("waystamp controller %s: exit code %d, %q; want %d and %q", c.args, code, errs.String(), c.code, c.says)
+		}
+	}
+}

@@ -49,6 +49,11 @@ and keep it to yourself. Calls are logged on standard error (msg=audit), without
 			if err := os.MkdirAll(data, 0o700); err != nil {
 				return fmt.Errorf("make the data directory: %w", err)
 			}
+			if info, err := os.Stat(data); err != nil {
+				return fmt.Errorf("look at the data directory: %w", err)
+			} else if mode := info.Mode().Perm(); mode&0o022 != 0 {
+				return fmt.Errorf("the data directory %s has mode %04o: others can put another store in its place; try: chmod go-w %[1]s", data, mode)
+			}
 			log := slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), nil))
 			s, err := store.OpenBolt(filepath.Join(data, "store"))
 			if err != nil {

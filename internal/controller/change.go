@@ -258,9 +258,9 @@ func (c *Controller) giveUp(ctx context.Context, v *view, number uint64, t *stor
 			e.Epochs = append(e.Epochs, id)
 		}
 	}
-	for _, n := range gone.domain.Nodes {
-		if r, ok := v.plans[n.Name]; ok { // as the transaction makes them
-			e.Nodes[n.Name] = r.Revision
+	for name, r := range v.plans { // as the transaction makes them
+		if slices.ContainsFunc(gone.domain.Paths, func(p plan.Path) bool { return !live[pathEpoch{p.Path, p.Epoch}] && on(p, name) }) {
+			e.Nodes[name] = r.Revision
 		}
 	}
 	if len(e.Epochs) > 0 {
@@ -502,10 +502,23 @@ func (c *Controller) compileDomain(ctx context.Context, v *view, last *generatio
 // mayHave is errWait if some node may hold an epoch under other secrets, or too much drains.
 func mayHave(last, next *plan.Domain, s stateRecord, held map[pathEpoch]bool) error {
 	turning, lossy := last.Turning(next)
-	for _, p := range slices.Concat(turning, lossy) {
-		comes := slices.ContainsFunc(next.Paths, func(q plan.Path) bool { return q.Path == p.Path && q.Epoch == p.Epoch })
-		if comes && held[pathEpoch{p.Path, p.Epoch}] {
+	comes := func(p plan.Path) bool {
+		return slices.ContainsFunc(next.Paths, func(q plan.Path) bool { return q.Path == p.Path && q.Epoch == p.Epoch })
+	}
+	for _, p := range turning {
+		if held[pathEpoch{p.Path, p.Epoch}] {
 			return fmt.Errorf("%w: %s would get epoch %d, which some node may still hold", errWait, p.PathID, p.Epoch)
+		}
+	}
+	for _, p := range lossy {
+		if !comes(p) {
+			continue
+		}
+		// Its epochs begin anew, and a node takes no earlier one than it has.
+		for id := range held {
+			if id.Path == p.Path {
+				return fmt.Errorf("%w: %s was there before, and some node may still hold its epoch %d", errWait, p.PathID, id.Epoch)
+			}
 		}
 	}
 	if len(turning) > 0 && len(s.Old) >= OldMax {

@@ -605,6 +605,21 @@ func TestAStoreBelongsToItsTrustDomain(t *testing.T) {
 	}
 }
 
+// A chain that is deleted and comes back begins with its first epoch, when nobody holds a later one any
+// more.
+func TestAChainThatComesBackWaitsUntilItIsGone(t *testing.T) {
+	w, _ := domain(t)
+	w.until("settled", settled(w.rotate()))
+	_, err := w.admin.Delete(t.Context(), connect.NewRequest(&v1.DeleteRequest{Chain: "web"}))
+	w.must(err)
+	w.until("deleted", func(s *v1.State) bool { return s.Settled && len(s.Chains) == 0 })
+	w.until("back", settled(w.apply(file)))
+	s := w.until("drained", drained)
+	if len(s.Epochs) != 2 || s.Epochs[0].Epoch != 1 {
+		t.Errorf("epochs %v", s.Epochs)
+	}
+}
+
 // What is asked for in the midst of a change comes behind it, as one.
 func TestRequestsInTheMidstOfAChangeAreOneBehindIt(t *testing.T) {
 	w, agents := domain(t)
@@ -636,6 +651,12 @@ func TestAnEpochIsNotGivenOutAgainWhileANodeMayHoldIt(t *testing.T) {
 	}
 	if err := mayHave(path(2), path(2), stateRecord{}, held); err != nil {
 		t.Errorf("a path that does not change: %v", err)
+	}
+	if err := mayHave(&plan.Domain{}, path(1), stateRecord{}, held); !errors.Is(err, errWait) {
+		t.Errorf("a path that comes back: %v", err)
+	}
+	if err := mayHave(path(2), &plan.Domain{}, stateRecord{}, held); err != nil {
+		t.Errorf("a path that goes: %v", err)
 	}
 	if err := mayHave(path(1), path(3), stateRecord{Old: make([]oldRecord, OldMax)}, held); !errors.Is(err, errWait) {
 		t.Errorf("got %v", err)

@@ -174,6 +174,9 @@ func (f *fake) run(token string) {
 
 func (f *fake) received(n plan.Node, digest string) {
 	f.mu.Lock()
+	if len(f.held) > 0 {
+		f.agrees(f.held[len(f.held)-1], n)
+	}
 	f.held = append(f.held, n)
 	r := member.Report{Revision: n.Revision, Digest: digest}
 	silent := f.silent
@@ -183,6 +186,34 @@ func (f *fake) received(n plan.Node, digest string) {
 	f.mu.Unlock()
 	if !silent {
 		f.member.Report(r)
+	}
+}
+
+// agrees holds what an agent refuses: an earlier epoch of a path than the latest that it has.
+func (f *fake) agrees(was, now plan.Node) {
+	latest := func(n plan.Node) map[uint32]uint8 {
+		m := map[uint32]uint8{}
+		add := func(id plan.PathID) {
+			if have, ok := m[id.Path]; !ok || int8(id.Epoch-have) > 0 {
+				m[id.Path] = id.Epoch
+			}
+		}
+		for _, h := range n.Headends {
+			add(h.PathID)
+		}
+		for _, e := range n.Endpoints {
+			add(e.PathID)
+		}
+		for _, e := range n.Egresses {
+			add(e.PathID)
+		}
+		return m
+	}
+	before := latest(was)
+	for path, epoch := range latest(now) {
+		if have, ok := before[path]; ok && int8(epoch-have) < 0 {
+			f.w.Errorf("%s: revision %d has epoch %d of path %x, and %d had %d", f.name, now.Revision, epoch, path, was.Revision, have)
+		}
 	}
 }
 
