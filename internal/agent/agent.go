@@ -106,7 +106,7 @@ func (a *agent) forThisMachine(n plan.Node, own []netip.Addr) error {
 	if a.cfg.Force || slices.ContainsFunc(own, here) {
 		return nil
 	}
-	return fmt.Errorf("%w: no interface has the address %s of node %s; take the plan of this node, add the address (ip -6 address add %[2]s dev lo), or give the agent --force",
+	return fmt.Errorf("%w, or its address is not there yet: no interface has the address %s of node %s; take the plan of this node, add the address (ip -6 address add %[2]s dev lo), or give the agent --force",
 		ErrOtherNode, n.Address, n.Name)
 }
 

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"os"
+	"slices"
 
 	"github.com/waystamp/waystamp/internal/dataplane"
 	"github.com/waystamp/waystamp/internal/host"
@@ -110,8 +111,13 @@ func names(s state, paths []uint32) []string {
 		out = append(out, g.String())
 	}
 	for _, p := range paths {
-		if !known[p] {
-			out = append(out, fmt.Sprintf("path %#x", p))
+		name := fmt.Sprintf("path %#x", p)
+		// What a function on the way makes has a path of its own, and the chain's name.
+		if i := slices.IndexFunc(s.Epochs, func(e epoch) bool { return e.Path == p }); i >= 0 {
+			name = guarded{s.Epochs[i].Chain, s.Epochs[i].Direction, p}.String()
+		}
+		if !known[p] && !slices.Contains(out, name) {
+			out = append(out, name)
 		}
 	}
 	return out

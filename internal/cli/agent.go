@@ -62,12 +62,13 @@ at any time if some path of it has an earlier epoch than the plan before had:
 
 SIGINT, SIGTERM and SIGHUP stop it; SIGHUP does not if it was ignored when the
 agent was started, as by nohup. A new plan needs no signal. When it stops, the
-data path, the guard and the locator route stay in force; the next agent of the same instance takes them over without a gap. --detach --yes
-removes them, and names the chains whose packets need no proof any more.`,
+data path, the guard and the locator route stay in force; the next agent of the same
+instance takes them over without a gap. --detach --yes removes them when no agent runs,
+and names the chains whose packets need no proof any more.`,
 		Example: `  waystamp agent --plan /etc/waystamp/r1.json
   waystamp agent --controller '[fd00::1]:7443' --join @/root/token
   waystamp agent --detach --yes`,
-		Args: command.UsageArgs(cobra.NoArgs),
+		Args: command.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd) },
 	}
 	f := cmd.Flags()

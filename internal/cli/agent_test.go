@@ -38,7 +38,8 @@ func TestAgentSaysHowItIsUsed(t *testing.T) {
 		want string
 	}{
 		{"agent", command.ExitUsage, "--plan or --controller is missing"},
-		{"agent --plan x extra", command.ExitUsage, "unknown command"},
+		{"agent --plan x extra", command.ExitUsage, `waystamp agent takes no argument, and there is "extra"`},
+		{"agent extra.json", command.ExitUsage, "did you mean --plan extra.json?"},
 		{"agent --instance ../x --plan x", command.ExitUsage, `--instance: "../x" has the character`},
 		{"agent --yes --plan x", command.ExitUsage, "--yes goes with --detach"},
 		{"agent --detach --plan x", command.ExitUsage, "--detach takes no --plan"},

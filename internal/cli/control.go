@@ -155,7 +155,7 @@ interrupt it does not stop the change.
 Exit code 2 if the file is refused: every problem is shown with its line.`,
 		Example: `  waystamp apply -f domain.yaml --dry-run
   waystamp apply -f domain.yaml --wait`,
-		Args: command.UsageArgs(cobra.NoArgs),
+		Args: command.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			f, err := readFile(cmd, file)
 			if err != nil {
@@ -222,7 +222,7 @@ func NewDiffCommand() *cobra.Command {
 		Long: `Print what waystamp apply would change: + added, ~ changed, - removed. Exit code 3 if
 there is anything.`,
 		Example: `  waystamp diff -f domain.yaml`,
-		Args:    command.UsageArgs(cobra.NoArgs),
+		Args:    command.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			f, err := readFile(cmd, file)
 			if err != nil {
@@ -386,7 +386,7 @@ func newControllerNoun(noun, short, long string, read func(s *v1.State) reading)
 		Use:   noun,
 		Short: short,
 		Long:  long,
-		Args:  command.UsageArgs(cobra.NoArgs),
+		Args:  command.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := command.CheckOutput(output, "table", "json", "yaml"); err != nil {
 				return err

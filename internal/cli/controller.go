@@ -36,7 +36,7 @@ nodes that are namespaces of this machine. Without --listen there is only the so
 The data directory holds the key of the CA and the secrets of all paths, as they are: keep it,
 and keep it to yourself. Calls are logged on standard error (msg=audit), without secrets.`,
 		Example: `  waystamp controller --listen unix:/run/waystamp/controller.sock --listen tcp:[fd00::1]:7443`,
-		Args:    command.UsageArgs(cobra.NoArgs),
+		Args:    command.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
 			if domain != "" {
 				if err := identity.CheckTrustDomain(domain); err != nil {

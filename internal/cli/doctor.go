@@ -38,13 +38,13 @@ changed, and no agent needs to run.
 --fix mounts the bpf file system, and switches off what loses forwarded packets. It
 changes nothing that could open a hole, such as forwarding.
 
-Exit code 0 if the machine is fit, 1 if it is not, 3 if some check could not tell. What
-merely costs time, such as a feature of newer kernels, leaves it at 0.`,
+Exit code 0 if the machine is fit, 1 if it is not, 3 if a check could not tell. Checks of
+what merely costs time, such as a feature of newer kernels, do not change it.`,
 		Example: `  waystamp doctor
   waystamp doctor --plan /etc/waystamp/r1.json
   waystamp doctor --plan /etc/waystamp/r1.json --fix
   waystamp doctor --all -o json`,
-		Args: command.UsageArgs(cobra.NoArgs),
+		Args: command.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd) },
 	}
 	f := cmd.Flags()

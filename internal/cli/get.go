@@ -85,6 +85,7 @@ type reading struct {
 	key             int
 	error           string
 	problems, warns []string
+	lacks           string // what was asked for by its name, and this node does not have
 }
 
 // reader asks an agent.
@@ -103,7 +104,7 @@ func newNounCommand(in surroundings, noun, short, long string, read reader) *cob
 		Use:   noun,
 		Short: short,
 		Long:  long + helpWatch,
-		Args:  command.UsageArgs(cobra.NoArgs),
+		Args:  command.NoArgs,
 		RunE:  func(cmd *cobra.Command, _ []string) error { return o.run(cmd, read) },
 	}
 	o.targets.add(cmd)
@@ -219,6 +220,9 @@ func (o *getOptions) print(cmd *cobra.Command, all []reading) error {
 		for _, w := range slices.Concat(r.problems, r.warns) {
 			cmd.PrintErrln("waystamp: warning:", of+w)
 		}
+	}
+	if !slices.ContainsFunc(all, func(r reading) bool { return r.lacks == "" }) {
+		cmd.PrintErrf("waystamp: warning: there is no %s at the nodes asked; waystamp get functions lists those that are there\n", all[0].lacks)
 	}
 	return writeReadings(cmd.OutOrStdout(), all)
 }
@@ -353,13 +357,16 @@ func readFunctions(ctx context.Context, c client) (reading, error) {
 }
 
 // readRules reads what the rules of one function count. A node without the function
-// gives no rows; if none of those asked has it, the table is empty.
+// gives no rows; if none of those asked has it, the table is empty, with a warning.
 func readRules(ctx context.Context, c client, name string) (reading, error) {
 	v, err := c.Functions(ctx)
 	v.Functions = slices.DeleteFunc(v.Functions, func(f api.Function) bool { return f.Function != name })
 	r := reading{
 		node: v.Node, output: api.FunctionsOutput{Version: api.Version, Node: v.Node, Functions: v.Functions},
 		header: []string{"FUNCTION", "COUNTER", "NAME", "PACKETS", "BYTES"}, key: 3,
+	}
+	if len(v.Functions) == 0 {
+		r.lacks = "function " + name
 	}
 	for _, f := range v.Functions {
 		if f.Rules == nil {

@@ -35,7 +35,8 @@ With --rotate CHAIN, or all, a chain gets fresh secrets though it does not chang
 
 With --keep-epochs, besides, the plans of two steps by which paths change without
 losing a packet: DIR/1-both/NAME.json and DIR/2-turn/NAME.json. Carry 1-both to all
-nodes, then 2-turn, and when the last packets have arrived nodes/NAME.json.
+nodes, then 2-turn, and when the last packets have arrived nodes/NAME.json. Agents
+that read DIR/nodes itself take the last step at once: give each a copy elsewhere.
 
 A guard that does not enforce is a warning on standard error.
 
@@ -48,7 +49,7 @@ Exit code 2 if the file is refused: every problem is shown with its line. Exit c
   waystamp plan -f examples/paper.yaml -o json
   waystamp plan -f domain.yaml --out /var/lib/waystamp/plan
   waystamp plan -f domain.yaml --out /var/lib/waystamp/plan --keep-epochs --rotate all`,
-		Args: command.UsageArgs(cobra.NoArgs),
+		Args: command.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd) },
 	}
 	cmd.Flags().StringVarP(&o.file, "file", "f", "", "domain `file`; - is standard input")

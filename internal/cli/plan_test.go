@@ -111,12 +111,13 @@ func TestPlanSaysWhatIsWrong(t *testing.T) {
 		want  string
 	}{
 		"no file":        {args: nil, code: command.ExitUsage, want: "-f is missing"},
-		"argument":       {args: []string{"x"}, code: command.ExitUsage, want: `unknown command "x"`},
+		"argument":       {args: []string{"x"}, code: command.ExitUsage, want: `takes no argument, and there is "x"; did you mean --file x?`},
 		"format":         {args: []string{"-f", "-", "-o", "yaml"}, code: command.ExitUsage, want: `-o "yaml" is not a format; expect table or json`},
 		"empty out":      {args: []string{"-f", "-", "--out", ""}, code: command.ExitUsage, want: "--out is empty"},
 		"unknown flag":   {args: []string{"--nope"}, code: command.ExitUsage, want: "unknown flag"},
 		"file not there": {args: []string{"-f", "nowhere.yaml"}, code: command.ExitFailed, want: "open nowhere.yaml: no such file"},
 		"bad manifest":   {stdin: "version: 1\ndomain: {}\n", args: []string{"-f", "-"}, code: command.ExitUsage, want: "waystamp: <stdin>:1:1: \"nodes\" is missing; it is required here\n>    1 | version: 1\n       | ^\n<stdin>:2:9: domain: \"block\" is missing; it is required here\n     1 | version: 1\n>    2 | domain: {}\n       |         ^\n<stdin> has 2 problems\n"},
+		"compiled file":  {stdin: "{\n  \"version\": 1,\n  \"kind\": \"node-plan\"\n}\n", args: []string{"-f", "-"}, code: command.ExitUsage, want: `<stdin> is no domain file: its kind is "node-plan", as in what waystamp plan --out writes`},
 		"locked":         {args: []string{"-f", planMinimal, "--out", locked}, code: command.ExitFailed, want: "another waystamp plan is writing to " + locked},
 		"foreign paths":  {args: []string{"-f", planMinimal, "--out", foreign}, code: command.ExitFailed, want: `its kind is "lunch"; expect "paths"; restore it, or move it away`},
 		"out is a file":  {args: []string{"-f", planMinimal, "--out", planMinimal}, code: command.ExitFailed, want: "make the directory for plans"},
@@ -190,7 +191,7 @@ func TestPlanWarnsOfGuardsThatDoNotEnforce(t *testing.T) {
 func TestPlanOutWritesWhatEachNodeMayKnow(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "new", "plans")
 	stdout, stderr, code := runPlan(t, "", "-f", planPaper, "--out", dir)
-	if code != command.ExitDone || !strings.Contains(stderr, "5 of 5 files written") || !strings.Contains(stdout, ", epoch 1,") {
+	if code != command.ExitDone || !strings.Contains(stderr, "5 of 5 files written\n") || !strings.Contains(stdout, ", epoch 1,") {
 		t.Fatalf("exit %d, stdout %q, stderr %q", code, stdout, stderr)
 	}
 	files := contents(t, dir)

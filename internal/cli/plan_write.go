@@ -106,7 +106,11 @@ func writePlans(ctx context.Context, dir string, domain model.Domain, how planCh
 			written++
 		}
 	}
-	fmt.Fprintf(stderr, "%s: %d of %d files written, the others did not change\n", dir, written, len(files))
+	rest := ", the others did not change"
+	if written == len(files) {
+		rest = ""
+	}
+	fmt.Fprintf(stderr, "%s: %d of %d files written%s\n", dir, written, len(files), rest)
 	if how.keepEpochs {
 		tellSteps(stderr, dir, domain, steps)
 	}
@@ -161,11 +165,16 @@ func stepsFrom(dir string, last []plan.Path, d *plan.Domain) (plan.Steps, error)
 
 // tellSteps says how the plans are to be carried.
 func tellSteps(w io.Writer, dir string, domain model.Domain, s plan.Steps) {
+	// Without steps, it happens while the only ones are carried.
+	when := "in step 2"
+	if s.Turns == nil {
+		when = "of " + filepath.Join(dir, planNodesName)
+	}
 	for _, p := range s.Lossy {
-		fmt.Fprintf(w, "%s: warning: %s, comes or goes: its packets are refused from the first node in step 2 until the last\n", dir, p.PathID)
+		fmt.Fprintf(w, "%s: warning: %s, is added or removed: its packets may be refused from the first node that takes its plan %s until the last has\n", dir, p.PathID, when)
 	}
 	if s.Turns == nil {
-		fmt.Fprintf(w, "%s: no path gets another epoch; carry %s\n", dir, filepath.Join(dir, planNodesName))
+		fmt.Fprintf(w, "%s: no path gets another epoch, so there are no steps: carry %s\n", dir, filepath.Join(dir, planNodesName, "NAME.json"))
 		return
 	}
 	for _, p := range s.Turns {

@@ -78,7 +78,7 @@ Exit code 0 if the packet verifies, 4 if it is refused, 2 for wrong usage, which
 a wrong profile is too.`,
 		Example: `  waystamp pot eval --profile path.yaml --rnd 45
   waystamp pot eval --profile path.yaml --rnd 45 --order 1,3,2 --engine ebpf -o json`,
-		Args: command.UsageArgs(cobra.NoArgs),
+		Args: command.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd, newEBPF) },
 	}
 	cmd.Flags().StringVar(&o.profile, "profile", "", "profile `file`; - is standard input")

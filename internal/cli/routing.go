@@ -20,7 +20,7 @@ func NewRoutingCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "routing",
 		Short: "Print configurations of routing daemons that announce a domain",
-		Args:  command.UsageArgs(cobra.NoArgs),
+		Args:  command.NoArgs,
 	}
 	cmd.AddCommand(newRoutingFRRCommand())
 	return cmd

@@ -31,7 +31,7 @@ of its plan that is not in force; warnings leave it at 0.`,
 		Example: `  waystamp status
   waystamp status --lab ws-1a2b
   waystamp status -o json`,
-		Args: command.UsageArgs(cobra.NoArgs),
+		Args: command.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd) },
 	}
 	o.targets.add(cmd)

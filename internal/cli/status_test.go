@@ -152,13 +152,11 @@ func TestSocketsAreFound(t *testing.T) {
 			t.Errorf("%s: %v (-want +got):\n%s", name, err, diff)
 		}
 	}
-	standard := filepath.Join(in.runDir, "default", "agent.sock")
-	check("no agent", targetFlags{}, standard)
 	a, stopA := listenAt(t, in.runDir, "a")
 	b, stopB := listenAt(t, in.runDir, "b")
 	check("two agents", targetFlags{}, a, b)
 	check("one by name", targetFlags{instances: []string{"b"}}, b)
-	check("by name and socket", targetFlags{instances: []string{"c"}, sockets: []string{"/x"}}, "/x", filepath.Join(in.runDir, "c", "agent.sock"))
+	check("by name and socket", targetFlags{instances: []string{"b"}, sockets: []string{"/x"}}, "/x", b)
 	stopA()
 	check("one is left of a killed agent", targetFlags{}, b)
 	stopB()
@@ -168,7 +166,15 @@ func TestSocketsAreFound(t *testing.T) {
 	if _, err := bad.find(); err == nil || !strings.Contains(err.Error(), `--instance: "../x" has the character`) {
 		t.Errorf("a name with slashes: %v", err)
 	}
+	slip := targetFlags{in: in, instances: []string{"aa"}}
+	if _, err := slip.find(); err == nil || !strings.Contains(err.Error(), "the agent of instance aa does not run: it has no socket ") || !strings.Contains(err.Error(), "; these have one: ") {
+		t.Errorf("an instance that is not there: %v", err)
+	}
 	in.runDir = t.TempDir()
+	nobody := targetFlags{in: in}
+	if _, err := nobody.find(); err == nil || !strings.Contains(err.Error(), "no agent has a socket below "+in.runDir+": start one (waystamp agent --plan FILE)") {
+		t.Errorf("without any agent: %v", err)
+	}
 	if err := os.MkdirAll(filepath.Join(in.labs, "ws-1a2b"), 0o700); err != nil {
 		t.Fatal(err)
 	}

@@ -109,6 +109,23 @@ func (s surroundings) running() []string {
 	return there
 }
 
+// missing is an error if an instance has no socket, with the instances that have one:
+// the name may be a slip.
+func (t *targetFlags) missing() error {
+	for _, name := range t.instances {
+		path := agent.SocketPath(filepath.Join(t.in.runDir, name))
+		if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
+			continue
+		}
+		have := "no instance has one here"
+		if all := t.in.instances(); len(all) > 0 {
+			have = "these have one: " + strings.Join(all, ", ")
+		}
+		return fmt.Errorf("the agent of instance %s does not run: it has no socket %s; %s", name, path, have)
+	}
+	return nil
+}
+
 // find gives the agents that the flags mean.
 func (t *targetFlags) find() (out []target, err error) {
 	sockets := slices.Clone(t.sockets)
@@ -118,12 +135,18 @@ func (t *targetFlags) find() (out []target, err error) {
 		}
 		sockets = append(sockets, agent.SocketPath(filepath.Join(t.in.runDir, name)))
 	}
+	if err := t.missing(); err != nil {
+		return nil, err
+	}
 	if len(sockets)+len(t.labs) == 0 {
 		if sockets = t.in.running(); len(sockets) == 0 {
 			if labs, _ := lab.List(t.in.labs); len(labs) > 0 {
 				return nil, fmt.Errorf("no agent has a socket below %s, and there are labs: %s; name one with --lab", t.in.runDir, strings.Join(labs, ", "))
 			}
-			sockets = []string{agent.SocketPath(filepath.Join(t.in.runDir, defaultInstance))}
+			if _, err := os.ReadDir(t.in.runDir); errors.Is(err, os.ErrPermission) {
+				return nil, fmt.Errorf("look for agents' sockets: %w; run as root", err)
+			}
+			return nil, fmt.Errorf("no agent has a socket below %s: start one (waystamp agent --plan FILE), or name its socket with --socket", t.in.runDir)
 		}
 	}
 	for _, s := range sockets {

@@ -59,7 +59,7 @@ interface, and the reason as a comment: the first bytes of each, as the node sen
   waystamp watch --lab demo
   waystamp watch --instance r6 --paths paths.json -o json
   waystamp watch --pcap - | wireshark -k -i -`,
-		Args: command.UsageArgs(cobra.NoArgs),
+		Args: command.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd) },
 	}
 	o.targets.add(cmd)

@@ -35,7 +35,7 @@ alone. The configuration is JSON, on standard input:
 
 Before it accepts the first connection, the process gives up its user, its capabilities,
 the file system, and all system calls that it does not need.`,
-		Args: command.UsageArgs(cobra.NoArgs),
+		Args: command.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if statistics < 3 {
 				return command.Usagef("--statistics-fd is %d; pass the memory for statistics as descriptor 3 or above", statistics)

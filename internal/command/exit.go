@@ -64,3 +64,18 @@ func UsageArgs(check cobra.PositionalArgs) cobra.PositionalArgs {
 		return nil
 	}
 }
+
+// NoArgs refuses arguments, and names the flag that the first one may be meant for.
+func NoArgs(cmd *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	msg := fmt.Sprintf("%s takes no argument, and there is %q", cmd.CommandPath(), args[0])
+	for _, name := range []string{"file", "plan", "prefix"} {
+		if f := cmd.Flags().Lookup(name); f != nil && !f.Changed {
+			msg += fmt.Sprintf("; did you mean --%s %s?", name, args[0])
+			break
+		}
+	}
+	return Usagef("%s", msg)
+}

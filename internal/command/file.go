@@ -2,6 +2,7 @@ package command
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -57,6 +58,10 @@ func parseManifest(name string, stdin io.Reader) (manifest.Manifest, error) {
 	src, err := io.ReadAll(io.LimitReader(in, manifest.SourceMax+1))
 	if err != nil {
 		return manifest.Manifest{}, fmt.Errorf("read the domain's file: %w", err)
+	}
+	var written struct{ Kind string }
+	if json.Unmarshal(src, &written) == nil && written.Kind != "" {
+		return manifest.Manifest{}, Usagef("%s is no domain file: its kind is %q, as in what waystamp plan --out writes; give the file that was compiled", name, written.Kind)
 	}
 	m, err := manifest.Parse(name, src)
 	if err != nil {

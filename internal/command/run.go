@@ -105,6 +105,15 @@ func runGroups(cmd *cobra.Command) {
 		}
 		return Usagef("%s", msg)
 	}
+	// A flag of the command that was meant is none of the group's: the name is what is wrong.
+	cmd.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		if cmd.HasSubCommands() {
+			if wrong := cmd.Args(cmd, cmd.Flags().Args()); wrong != nil {
+				return wrong
+			}
+		}
+		return err
+	})
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
 }
 

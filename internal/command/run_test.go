@@ -26,7 +26,7 @@ func group() *cobra.Command {
 		"cancelled": context.Canceled,
 		"bad-file":  Usagef("line 3: no"),
 	} {
-		c := &cobra.Command{Use: name, Args: cobra.NoArgs, RunE: func(*cobra.Command, []string) error { return err }}
+		c := &cobra.Command{Use: name, Args: NoArgs, RunE: func(*cobra.Command, []string) error { return err }}
 		c.Flags().String("file", "", "a file")
 		if name == "refused" {
 			if err := c.MarkFlagRequired("file"); err != nil {
@@ -60,7 +60,10 @@ func TestMainPrintsAnErrorOnceAndReturnsItsCode(t *testing.T) {
 		{args: "group fail", code: 2, stderr: "waystamp: \"fail\" is not a command of waystamp group; did you mean fails?\ntry: waystamp group --help\n"},
 		{args: "--nonesuch", code: 2, stderr: "waystamp: unknown flag: --nonesuch\ntry: waystamp --help\n"},
 		{args: "group fails --nonesuch", code: 2, stderr: "waystamp: unknown flag: --nonesuch\ntry: waystamp group fails --help\n"},
-		{args: "group fails more", code: 2, stderr: "waystamp: unknown command \"more\" for \"waystamp group fails\"\ntry: waystamp group fails --help\n"},
+		{args: "group fails more", code: 2, stderr: "waystamp: waystamp group fails takes no argument, and there is \"more\"; did you mean --file more?\ntry: waystamp group fails --help\n"},
+		{args: "group fails more --file x", code: 2, stderr: "waystamp: waystamp group fails takes no argument, and there is \"more\"\ntry: waystamp group fails --help\n"},
+		{args: "versoin -o json", code: 2, stderr: "waystamp: \"versoin\" is not a command of waystamp; did you mean version?\ntry: waystamp --help\n"},
+		{args: "group fail --file x", code: 2, stderr: "waystamp: \"fail\" is not a command of waystamp group; did you mean fails?\ntry: waystamp group --help\n"},
 		{args: "group refused", code: 2, stderr: "waystamp: required flag(s) \"file\" not set\ntry: waystamp group refused --help\n"},
 		{args: "group fails --file", code: 2, stderr: "waystamp: flag needs an argument: --file\ntry: waystamp group fails --help\n"},
 		{args: "version -o xml", code: 2, stderr: "waystamp: --output is \"xml\"; expect text or json\n"},

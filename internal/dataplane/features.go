@@ -93,6 +93,10 @@ func haveLoop() error { return features.HaveProgramHelper(ebpf.SchedCLS, asm.FnL
 // haveTCX asks what is attached to the loopback interface, which every
 // namespace has as its first.
 func haveTCX() error {
+	// Without them the library takes the refusal for a kernel that lacks the query.
+	if err := checkCapabilities(); err != nil {
+		return err
+	}
 	_, err := link.QueryPrograms(link.QueryOptions{Target: 1, Attach: ebpf.AttachTCXIngress})
 	if errors.Is(err, unix.EINVAL) {
 		return ebpf.ErrNotSupported

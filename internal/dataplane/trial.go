@@ -24,7 +24,10 @@ type Extra struct {
 func Extras() []Extra {
 	tcx := haveTCX()
 	_, redirects := host.TakesRedirects(1)
-	decap, err := haveDecapL3()
+	decap, err := false, checkCapabilities()
+	if err == nil {
+		decap, err = haveDecapL3()
+	}
 	unsupported := func(err error) error {
 		if errors.Is(err, ebpf.ErrNotSupported) {
 			return nil
@@ -47,6 +50,9 @@ type Trial struct {
 // TryPrograms loads each program, and attaches and pins none.
 func TryPrograms() ([]Trial, error) {
 	cfg := abi.Config{}
+	if err := checkCapabilities(); err != nil {
+		return nil, err
+	}
 	if have, err := haveDecapL3(); err != nil {
 		return nil, err
 	} else if have {

@@ -194,7 +194,7 @@ func pins(dir string) Finding {
 		return f
 	}
 	if err := unix.Access(at, unix.W_OK); err != nil {
-		return c.no("nothing can be pinned", fmt.Sprintf("chown %d %s", os.Geteuid(), at), "user %d cannot write to %s", os.Geteuid(), at)
+		return c.no("nothing can be pinned", "run as root", "user %d cannot write to %s", os.Geteuid(), at)
 	}
 	return c.yes("%s is on a bpf file system, and can be written", dir)
 }
@@ -217,7 +217,7 @@ func directory(name, dir string, lasts bool) Finding {
 		at = filepath.Dir(at)
 	}
 	if err := unix.Access(at, unix.W_OK|unix.X_OK); err != nil {
-		return c.no("the agent cannot start", fmt.Sprintf("install -d -o %d -m 700 %s", os.Geteuid(), dir), "user %d cannot write to %s", os.Geteuid(), at)
+		return c.no("the agent cannot start", "run as root, or choose another one with --"+name, "user %d cannot write to %s", os.Geteuid(), at)
 	}
 	var st unix.Statfs_t
 	if err := unix.Statfs(at, &st); err != nil {

@@ -27,6 +27,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -541,7 +542,7 @@ func (l *Lab) Member(name string) (Member, error) {
 	}
 	m, ok := members[name]
 	if !ok {
-		return Member{}, fmt.Errorf("lab %s has no %q; it has %v", l.Prefix(), name, slices.Sorted(maps.Keys(members)))
+		return Member{}, fmt.Errorf("lab %s has no %q; it has %s", l.Prefix(), name, strings.Join(slices.Sorted(maps.Keys(members)), ", "))
 	}
 	return m, nil
 }

@@ -604,7 +604,7 @@ func TestCommandsRunInAMembersNamespace(t *testing.T) {
 	if got, want := strings.TrimSpace(string(out)), fmt.Sprintf("net:[%d]", m.Inode); got != want {
 		t.Errorf("got %s, want %s", got, want)
 	}
-	if _, err := l.Run(soon(t), "r9", "true"); err == nil || !strings.Contains(err.Error(), "[h1 h2 r1 r2 r3 r4 r5 r6]") {
+	if _, err := l.Run(soon(t), "r9", "true"); err == nil || !strings.Contains(err.Error(), "it has h1, h2, r1, r2, r3, r4, r5, r6") {
 		t.Errorf("in r9: got %v, want an error that says what there is", err)
 	}
 }

@@ -38,7 +38,7 @@ outcome is as expected, 1 otherwise.`,
 		Example: `  waystamp lab attack
   waystamp lab attack --scheme keyed,keyed-flow --only preplay -o json
   waystamp lab attack --list`,
-		Args: command.UsageArgs(cobra.NoArgs),
+		Args: command.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if !slices.Contains([]string{"table", "json", "markdown"}, output) {
 				return command.Usagef("--output: %q is not a format; expect table, json or markdown", output)

@@ -131,7 +131,7 @@ of its own. Needs root, and an otherwise idle machine.`,
 	for _, p := range benchParts() {
 		var f benchFlags
 		sub := &cobra.Command{
-			Use: p.name, Short: p.short, Long: p.long, Args: command.UsageArgs(cobra.NoArgs),
+			Use: p.name, Short: p.short, Long: p.long, Args: command.NoArgs,
 			Example: "  waystamp bench " + p.name + " --quick --out /tmp/bench",
 			RunE: func(cmd *cobra.Command, _ []string) error {
 				if err := f.ready(); err != nil {
@@ -218,7 +218,7 @@ part is written to --out before the next part begins, and shown also if the rest
 is interrupted. Takes some 25 minutes; --quick is shorter, with fewer cases and
 rounds.`,
 		Example: "  waystamp bench all --quick --out /tmp/bench",
-		Args:    command.UsageArgs(cobra.NoArgs),
+		Args:    command.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := f.ready(); err != nil {
 				return err

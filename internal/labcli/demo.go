@@ -32,7 +32,7 @@ namespaces, and removes them at the end, also after Ctrl-C, or when the terminal
 the reader of its output is gone.`,
 		Example: `  waystamp demo
   waystamp demo --scheme opot --keep`,
-		Args: command.UsageArgs(cobra.NoArgs),
+		Args: command.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			c := demo.Config{Prefix: prefix, RunDir: runDir, Keep: keep}
 			for _, name := range schemes {

@@ -93,7 +93,7 @@ Ctrl-C, or when the terminal is closed, everything is removed again. Under nohup
 closed terminal does nothing.`,
 		Example: `  waystamp lab up -f examples/paper.yaml
   waystamp lab up -f examples/paper.yaml --prefix mine`,
-		Args: command.UsageArgs(cobra.NoArgs),
+		Args: command.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if file == "" {
 				return command.Usagef("-f is missing; name the domain's file, as in waystamp lab up -f examples/paper.yaml")
@@ -145,7 +145,7 @@ second later, stops it.`,
 		Example: `  waystamp lab down
   waystamp lab down --prefix ws-3f2a
   waystamp lab down --all`,
-		Args: command.UsageArgs(cobra.NoArgs),
+		Args: command.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if !all {
 				l, err := o.open(cmd)
@@ -234,7 +234,7 @@ func newLabLsCommand() *cobra.Command {
 an orphan, if the command that should have removed it has ended before.`,
 		Example: `  waystamp lab ls
   waystamp lab ls -o json`,
-		Args: command.UsageArgs(cobra.NoArgs),
+		Args: command.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if output != "table" && output != "json" {
 				return command.Usagef("-o %q is not a format; expect table or json", output)

@@ -97,7 +97,7 @@ func TestLabFromUpToDown(t *testing.T) {
 	if out, status := labExec(t, "exec", "--run-dir", dir, "r4", "echo", "--prefix", "x", "--"); status != 0 || out != "--prefix x --\n" {
 		t.Errorf("echo: status %d, output %q", status, out)
 	}
-	if out, status := labExec(t, "exec", "--run-dir", dir, "h9", "--", "true"); status != command.ExitFailed || !strings.Contains(out, `has no "h9"; it has [h1 h2 r1 r2 r3 r4 r5 r6]`) {
+	if out, status := labExec(t, "exec", "--run-dir", dir, "h9", "--", "true"); status != command.ExitFailed || !strings.Contains(out, `has no "h9"; it has h1, h2, r1, r2, r3, r4, r5, r6`) {
 		t.Errorf("in h9: status %d, output %q", status, out)
 	}
 	if _, _, err := runLab(t, "exec", "--run-dir", dir, "h1"); command.ExitCode(err) != command.ExitUsage {

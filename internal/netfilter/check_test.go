@@ -77,8 +77,8 @@ func TestMistakesAreToldAtTheirPlace(t *testing.T) {
 		{"define-of-an-argument", "chain c {\n\tredefine guest = 5\n}\n", 2, 2, "redefine changes guest", false},
 		{"syntax", "chain c {\n\ttcp dport 22 frobnicate\n}\n", 2, 25, "syntax error", true},
 		{"junk-behind-umlauts", "chain c {\n\tlog prefix \"ä€𝄞\" ü\n}\n", 2, 19, "syntax error", true},
-		{"unknown-chain", "chain c {\n\tip saddr 192.0.2.1 jump nowhere\n}\n", 2, 26, "the kernel refuses this: No such file or directory", true},
-		{"unknown-counter", "chain c {\n\ttype filter hook forward priority 0;\n\tcounter name nothing accept\n}\n", 3, 15, "the kernel refuses this: No such file or directory", true},
+		{"unknown-chain", "chain c {\n\tip saddr 192.0.2.1 jump nowhere\n}\n", 2, 26, "the kernel refuses this: No such file or directory; is what this names, such as a chain, set or counter, defined", true},
+		{"unknown-counter", "chain c {\n\ttype filter hook forward priority 0;\n\tcounter name nothing accept\n}\n", 3, 15, "the kernel refuses this: No such file or directory; is what this names, such as a chain, set or counter, defined", true},
 		{"wrong-type", "chain c {\n\tip saddr 2001:db8::1 accept\n}\n", 2, 11, "", true},
 		{"no-such-interface", "chain c {\n\tiif nix0 accept\n}\n", 2, 6, "Interface does not exist", true},
 	} {

@@ -115,6 +115,10 @@ func (t *script) refusal(said string) *refusal {
 		}
 		if why, ok := strings.CutPrefix(m[3], byKernel); ok {
 			out.kernel, out.text = true, "the kernel refuses this: "+why
+			// Its word for a name that it does not know.
+			if why == "No such file or directory" {
+				out.text += "; is what this names, such as a chain, set or counter, defined in these rules?"
+			}
 		}
 		r.messages = append(r.messages, out)
 	}
