@@ -140,6 +140,13 @@ type stateFile struct {
 
 func statePath(runDir string) string { return filepath.Join(runDir, "state.json") }
 
+// Left tells whether an agent with this run directory has ended without a Detach after
+// it: its data path may be in force.
+func Left(runDir string) bool {
+	_, err := os.Lstat(statePath(runDir))
+	return err == nil && !answers(SocketPath(runDir))
+}
+
 // openState reads what the agent before has left; no file is an empty state.
 func openState(runDir string) (*stateFile, error) {
 	f := &stateFile{path: statePath(runDir), now: state{Version: 1}}

@@ -193,6 +193,10 @@ func (o *agentOptions) runDetach(out io.Writer, cfg agent.Config) error {
 		if err != nil {
 			return err
 		}
+		if _, err := os.Lstat(filepath.Join(cfg.PinDir, cfg.Instance)); errors.Is(err, os.ErrNotExist) && len(would.Locators) == 0 {
+			fmt.Fprintf(out, "instance %s: nothing is there\n", o.instance)
+			return nil
+		}
 		var b strings.Builder
 		fmt.Fprintf(&b, "--detach would remove the data path of instance %s, with its guard", o.instance)
 		for _, l := range would.Locators {

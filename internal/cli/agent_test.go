@@ -312,3 +312,18 @@ func TestWatchEndsWithItsContext(t *testing.T) {
 		t.Errorf("exit code %d after Ctrl-C, want 0", code)
 	}
 }
+
+// Where nothing is, there is nothing to confirm.
+func TestDetachOfNothingAsksNothing(t *testing.T) {
+	dir := t.TempDir()
+	stdout, stderr, code := runMain(t, "agent", "--detach", "--instance", "none", "--pin-dir", dir, "--run-dir", filepath.Join(dir, "run"))
+	if code != command.ExitDone || stdout != "instance none: nothing is there\n" || stderr != "" {
+		t.Errorf("exit code %d, %q, %q", code, stdout, stderr)
+	}
+	if err := os.Mkdir(filepath.Join(dir, "none"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if _, stderr, code := runMain(t, "agent", "--detach", "--instance", "none", "--pin-dir", dir, "--run-dir", filepath.Join(dir, "run")); code != command.ExitUsage || !strings.Contains(stderr, "add --yes") {
+		t.Errorf("with pins: exit code %d, %q", code, stderr)
+	}
+}

@@ -4,12 +4,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
+	"github.com/waystamp/waystamp/internal/agent"
 	"github.com/waystamp/waystamp/internal/api"
 	"github.com/waystamp/waystamp/internal/command"
 	"github.com/waystamp/waystamp/internal/event"
@@ -26,8 +28,8 @@ paths, the programs on its interfaces, packets refused in the last minute, and
 whatever is wrong.
 
 Without --socket, --instance and --lab all agents of this machine are asked, but for
-those of labs. Exit code 1 if an agent does not answer, or reports an error or a part
-of its plan that is not in force; warnings leave it at 0.`,
+those of labs. Exit code 1 if an agent does not answer, has ended and left its data path,
+or reports an error or a part of its plan that is not in force; warnings leave it at 0.`,
 		Example: `  waystamp status
   waystamp status --lab ws-1a2b
   waystamp status -o json`,
@@ -75,6 +77,14 @@ func (o *statusOptions) run(cmd *cobra.Command) error {
 		}
 		if err != nil {
 			return fmt.Errorf("write the status: %w", err)
+		}
+	}
+	if len(o.targets.sockets)+len(o.targets.instances)+len(o.targets.labs) == 0 {
+		for _, name := range o.targets.in.left() {
+			socket := agent.SocketPath(filepath.Join(o.targets.in.runDir, name))
+			if !slices.ContainsFunc(targets, func(t target) bool { return t.socket == socket }) {
+				errs = append(errs, leftBy(name))
+			}
 		}
 	}
 	if len(errs) == 0 && wrong {

@@ -184,6 +184,42 @@ func TestSocketsAreFound(t *testing.T) {
 	}
 }
 
+// An agent that has ended leaves a data path in force, which nobody looks after.
+func TestStatusTellsOfADataPathWithoutAnAgent(t *testing.T) {
+	agents := fakeAgents{}
+	in := agents.in(t)
+	run := func(args ...string) (string, string, int) {
+		var stdout, stderr strings.Builder
+		code := command.Run(t.Context(), newRoot(in), args, strings.NewReader(""), &stdout, &stderr)
+		return stdout.String(), stderr.String(), code
+	}
+	if err := os.MkdirAll(filepath.Join(in.runDir, "gone"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	state := filepath.Join(in.runDir, "gone", "state.json")
+	if err := os.WriteFile(state, []byte("{}"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	const left = "the agent of instance gone does not run, and the data path that it left stays in force: start it again"
+	for _, args := range []string{"status", "status --instance gone", "get refusals"} {
+		if _, stderr, code := run(strings.Fields(args)...); code != command.ExitFailed || !strings.Contains(stderr, left) {
+			t.Errorf("%s alone: exit code %d, %q", args, code, stderr)
+		}
+	}
+	socket, _ := listenAt(t, in.runDir, "there")
+	agents[socket] = &fakeClient{status: statusOfR1()}
+	stdout, stderr, code := run("status")
+	if code != command.ExitFailed || !strings.Contains(stdout, "node r1,") || !strings.Contains(stderr, left) || strings.Contains(stderr, "instance there") {
+		t.Errorf("beside another: exit code %d, %q, %q", code, stdout, stderr)
+	}
+	if err := os.Remove(state); err != nil {
+		t.Fatal(err)
+	}
+	if _, stderr, code := run("status"); code != command.ExitDone || stderr != "" {
+		t.Errorf("after a detach: exit code %d, %q", code, stderr)
+	}
+}
+
 func TestShellsCompleteInstancesAndFormats(t *testing.T) {
 	agents := fakeAgents{}
 	in := agents.in(t)

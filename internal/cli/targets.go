@@ -88,6 +88,22 @@ func (s surroundings) instances() (out []string) {
 	return out
 }
 
+// left are the instances whose agents have ended and may have left a data path.
+func (s surroundings) left() (out []string) {
+	dirs, _ := filepath.Glob(filepath.Join(s.runDir, "*"))
+	for _, d := range dirs {
+		if agent.Left(d) {
+			out = append(out, filepath.Base(d))
+		}
+	}
+	return out
+}
+
+// leftBy says what became of an instance that is left.
+func leftBy(instance string) error {
+	return fmt.Errorf("the agent of instance %s does not run, and the data path that it left stays in force: start it again (waystamp agent --plan FILE --instance %[1]s), or remove what it left (waystamp agent --detach --instance %[1]s --yes)", instance)
+}
+
 // running are the sockets of this node's agents: those that answer, or if none does,
 // all that are there.
 func (s surroundings) running() []string {
@@ -117,6 +133,9 @@ func (t *targetFlags) missing() error {
 		if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
 			continue
 		}
+		if agent.Left(filepath.Dir(path)) {
+			return leftBy(name)
+		}
 		have := "no instance has one here"
 		if all := t.in.instances(); len(all) > 0 {
 			have = "these have one: " + strings.Join(all, ", ")
@@ -145,6 +164,9 @@ func (t *targetFlags) find() (out []target, err error) {
 			}
 			if _, err := os.ReadDir(t.in.runDir); errors.Is(err, os.ErrPermission) {
 				return nil, fmt.Errorf("look for agents' sockets: %w; run as root", err)
+			}
+			if left := t.in.left(); len(left) > 0 {
+				return nil, leftBy(left[0])
 			}
 			return nil, fmt.Errorf("no agent has a socket below %s: start one (waystamp agent --plan FILE), or name its socket with --socket", t.in.runDir)
 		}

@@ -59,7 +59,7 @@ func Usagef(format string, args ...any) error {
 func UsageArgs(check cobra.PositionalArgs) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if err := check(cmd, args); err != nil {
-			return &ExitError{Code: ExitUsage, Err: err}
+			return Usagef("%w; its form is: %s", err, cmd.UseLine())
 		}
 		return nil
 	}
