@@ -136,9 +136,16 @@ const (
 	// content. One cache line; way w of bucket b is entry b * WS_WAYS + w there.
 	Ways = 7
 
-	// ws_programs: that for packets with options before their SRH, and that for
-	// packets that a function has made.
+	// ws_programs: that for packets with options before their SRH, that for
+	// packets that a function has made, and that for packets of functions on byte
+	// streams.
 	ProgramExt       = 0
 	ProgramOriginate = 1
-	Programs         = 2
+	ProgramStream    = 2
+	Programs         = 3
+	ConnClientFin    = 1
+
+	// from the client
+	ConnServerFin = 2
+	ConnRst       = 4
 )

@@ -44,6 +44,8 @@ const (
 	FileEncapSrv6TC      File = 34
 	FileOriginateTC      File = 35
 	FileSrEnterTC        File = 36
+	FileStreamTC         File = 37
+	FileStreamInTC       File = 38
 )
 
 var fileNames = [...]string{
@@ -84,6 +86,8 @@ var fileNames = [...]string{
 	"encap/srv6_tc.h",
 	"originate_tc.bpf.c",
 	"sr/enter_tc.h",
+	"stream_tc.bpf.c",
+	"stream/stream_in_tc.h",
 }
 
 // String returns the name: lower case, words joined by hyphens. A number that
@@ -103,103 +107,107 @@ func (v *File) UnmarshalText(b []byte) error {
 type Reason uint8
 
 const (
-	ReasonNone                Reason = 0  // not refused
-	ReasonTruncated           Reason = 1  // the IP header runs past the end of the packet
-	ReasonEdgeTruncated       Reason = 2  // the IP header of a packet from outside runs past its end
-	ReasonPayloadLength       Reason = 3  // the outer payload length runs past the end of the packet
-	ReasonUnconfigured        Reason = 4  // this node has no plan yet
-	ReasonOutsideSID          Reason = 5  // a packet from outside is addressed to the SID block
-	ReasonOutsideSRH          Reason = 6  // a packet from outside carries a segment routing header
-	ReasonUnmatched           Reason = 7  // no chain takes this packet and its interface drops those
-	ReasonUnproven            Reason = 8  // a chain requires this packet, yet it came without proof
-	ReasonNoSRH               Reason = 9  // addressed to a SID of this node, without a routing header next
-	ReasonRoutingType         Reason = 10 // addressed to a SID of this node, with a routing header that is not an SRH
-	ReasonSRHTruncated        Reason = 11 // the segment routing header runs past the end of the packet
-	ReasonSRHLastEntry        Reason = 12 // Last Entry is beyond what Hdr Ext Len has room for
-	ReasonSRHSegmentsLeft     Reason = 13 // Segments Left is beyond Last Entry + 1
-	ReasonSRHTooLong          Reason = 14 // more segments, or more bytes of TLVs, than this node takes
-	ReasonTLVOverrun          Reason = 15 // a TLV runs past the end of the segment routing header
-	ReasonTLVLength           Reason = 16 // the proof TLV has a wrong length
-	ReasonTLVAlignment        Reason = 17 // the proof TLV does not start on an 8-byte boundary
-	ReasonTLVDuplicate        Reason = 18 // more than one proof TLV
-	ReasonTLVMissing          Reason = 19 // no proof TLV
-	ReasonUnknownSID          Reason = 20 // the SID lies in this node's locator, but nothing is there
-	ReasonUnknownPath         Reason = 21 // the proof names a path that does not visit this SID
-	ReasonUnknownEpoch        Reason = 22 // the proof names an epoch that this SID does not know
-	ReasonScheme              Reason = 23 // the proof's scheme is not the one that the plan has for its path
-	ReasonUpperLayer          Reason = 24 // no segments are left, but the SID is not the path's egress
-	ReasonSegmentsRemain      Reason = 25 // segments are left at the path's egress
-	ReasonSegmentOutside      Reason = 26 // the next segment is not a SID of the domain
-	ReasonMappedAddress       Reason = 27 // an IPv6 packet has an address below ::ffff:0:0/96, where nothing can be sent
-	ReasonIp4Length           Reason = 28 // the total length of an IPv4 packet for a chain, or behind a proof, does not fit what carries it
-	ReasonIp4Checksum         Reason = 29 // the header checksum of an IPv4 packet for a chain is wrong
-	ReasonHopLimit            Reason = 30 // the hop limit is used up
-	ReasonSegments            Reason = 31 // the segment list carried is not the path's
-	ReasonProof               Reason = 32 // the proof does not verify
-	ReasonRange               Reason = 33 // the proof's values are not below its prime
-	ReasonFlow                Reason = 34 // the stamp covers the inner addresses and ports, and they cannot be read
-	ReasonNumber              Reason = 35 // the proof is right, but its number is none that a headend of the path gives out
-	ReasonReplay              Reason = 36 // as many frames as this number stands for have been here before
-	ReasonStale               Reason = 37 // its number is older than what the replay window remembers
-	ReasonWindowMissingBug    Reason = 38 // a verifier entry names a replay window that is not there
-	ReasonWindowBusyBug       Reason = 39 // other CPUs changed the replay window more often than they can
-	ReasonInnerProtocol       Reason = 40 // what is inside is neither IPv4 nor IPv6, or not what a function here takes
-	ReasonInnerTruncated      Reason = 41 // the inner packet runs past the end of the packet
-	ReasonInnerVersion        Reason = 42 // the inner packet's version field is not its protocol's, or its header length is impossible
-	ReasonInnerHopLimit       Reason = 43 // the hop limit or TTL of the inner packet is used up
-	ReasonEdgeHopLimit        Reason = 44 // the hop limit or TTL of a packet for a chain is used up at the headend
-	ReasonEcn                 Reason = 45 // congestion was marked on a packet whose inner header does not take marks
-	ReasonWrongChain          Reason = 46 // the inner packet belongs to another chain than its proof
-	ReasonRNDExhausted        Reason = 47 // this headend has used up its numbers for the path
-	ReasonNoLane              Reason = 48 // the plan has no lane for this CPU of the headend
-	ReasonChainMTU            Reason = 49 // the packet is larger than what its chain can carry
-	ReasonTrainTooLong        Reason = 50 // a super-packet has more frames than one stamp can count
-	ReasonTrainTooBig         Reason = 51 // a super-packet with its outer header has more than 65535 bytes
-	ReasonTooBig              Reason = 52 // the packet exceeds the MTU of the way out
-	ReasonNoRoute             Reason = 53 // the kernel's table has no way to the next segment
-	ReasonInnerNoRoute        Reason = 54 // the kernel's table has no way to the inner destination
-	ReasonNotCached           Reason = 55 // a function sent a packet that no header is kept for
-	ReasonCacheFull           Reason = 56 // the proxy has no room to keep one more header
-	ReasonFunctionMTU         Reason = 57 // the packet is larger than what its function's interface takes
-	ReasonCannotCut           Reason = 58 // a super-packet must be cut for its function, and the node has no cutter
-	ReasonFunctionTruncated   Reason = 59 // the IP header of a packet from a function runs past its end
-	ReasonRestoreFailed       Reason = 60 // the kernel could not put the outer header back
-	ReasonProxyMissingBug     Reason = 61 // a SID or an interface names a proxy that is not there
-	ReasonShareGone           Reason = 62 // the plan dropped a path while its packet was in the function
-	ReasonLoop                Reason = 63 // more consecutive visits of SIDs on this node than a path has
-	ReasonPushFailed          Reason = 64 // the kernel could not make room for the outer header
-	ReasonStripFailed         Reason = 65 // the kernel could not remove the outer header
-	ReasonWriteFailed         Reason = 66 // the kernel could not write the outer header
-	ReasonVLANTags            Reason = 67 // a frame has VLAN tags that hide what it holds
-	ReasonPullFailed          Reason = 68 // the kernel could not make the headers contiguous
-	ReasonHeadendMissingBug   Reason = 69 // a classification rule names a headend entry that is not there
-	ReasonHeadendLengthBug    Reason = 70 // a headend entry has an impossible header length
-	ReasonEgressMissingBug    Reason = 71 // an egress SID names a verifier entry that is not there
-	ReasonCounterMissingBug   Reason = 72 // a headend entry names a counter that is not there
-	ReasonBoundsBug           Reason = 73 // a bound that was checked before does not hold
-	ReasonBehaviourBug        Reason = 74 // a SID has a behaviour that this data path does not know
-	ReasonPathMTU             Reason = 75 // the packet is larger than what a node of its chain has said that a link takes
-	ReasonOutsideError        Reason = 76 // an ICMPv6 error from outside is about a packet of the domain's own
-	ReasonFunctionGone        Reason = 77 // an interface of the packet's function is not there
-	ReasonOutsideSource       Reason = 78 // a packet from outside has a source in the SID block
-	ReasonSource              Reason = 79 // the outer source is not a headend of the proof's path
-	ReasonLeakSID             Reason = 80 // a packet that would leave the domain is addressed to the SID block
-	ReasonLeakSRH             Reason = 81 // a packet that would leave the domain carries a segment routing header
-	ReasonLeaveTruncated      Reason = 82 // the IPv6 header of a packet that would leave the domain runs past its end
-	ReasonUnverified          Reason = 83 // a chain requires this packet, yet it would leave the domain without having been verified here
-	ReasonOuterFragment       Reason = 84 // a packet for a SID of this node is a fragment outside: the domain makes none
-	ReasonInnerAddress        Reason = 85 // the inner packet for a function is from or to an address that no headend takes packets of
-	ReasonExtensionFirst      Reason = 86 // a packet for a SID of this node has more, longer or other extension headers before its routing header than waystamp takes there
-	ReasonIp6Length           Reason = 87 // the payload length of an IPv6 packet for a chain, or behind a proof, does not fit what carries it
-	ReasonExtensionTruncated  Reason = 88 // an extension header before the routing header runs past the end of the packet
-	ReasonOptionLength        Reason = 89 // a destination option before the routing header runs past the end of its header
-	ReasonOptionUnknown       Reason = 90 // a destination option before the routing header must not be passed over by who does not know it
-	ReasonHeaderTooLong       Reason = 91 // the outer header with its options is longer than what can be kept while the packet is in a function
-	ReasonExtensionProgramBug Reason = 92 // the program for packets with options before their routing header is not there
-	ReasonRulesMissingBug     Reason = 93 // the tables that would say whether a chain takes or requires the packet are not there, or not all of them
-	ReasonPortsUnread         Reason = 94 // another chain, by protocol or ports, may be this packet's, and they cannot be read
-	ReasonArgument            Reason = 95 // the argument of the SID is not the one that the plan has for the path
-	ReasonOriginUnmatched     Reason = 96 // a function made this packet itself, and no chain through the function takes it
+	ReasonNone                Reason = 0   // not refused
+	ReasonTruncated           Reason = 1   // the IP header runs past the end of the packet
+	ReasonEdgeTruncated       Reason = 2   // the IP header of a packet from outside runs past its end
+	ReasonPayloadLength       Reason = 3   // the outer payload length runs past the end of the packet
+	ReasonUnconfigured        Reason = 4   // this node has no plan yet
+	ReasonOutsideSID          Reason = 5   // a packet from outside is addressed to the SID block
+	ReasonOutsideSRH          Reason = 6   // a packet from outside carries a segment routing header
+	ReasonUnmatched           Reason = 7   // no chain takes this packet and its interface drops those
+	ReasonUnproven            Reason = 8   // a chain requires this packet, yet it came without proof
+	ReasonNoSRH               Reason = 9   // addressed to a SID of this node, without a routing header next
+	ReasonRoutingType         Reason = 10  // addressed to a SID of this node, with a routing header that is not an SRH
+	ReasonSRHTruncated        Reason = 11  // the segment routing header runs past the end of the packet
+	ReasonSRHLastEntry        Reason = 12  // Last Entry is beyond what Hdr Ext Len has room for
+	ReasonSRHSegmentsLeft     Reason = 13  // Segments Left is beyond Last Entry + 1
+	ReasonSRHTooLong          Reason = 14  // more segments, or more bytes of TLVs, than this node takes
+	ReasonTLVOverrun          Reason = 15  // a TLV runs past the end of the segment routing header
+	ReasonTLVLength           Reason = 16  // the proof TLV has a wrong length
+	ReasonTLVAlignment        Reason = 17  // the proof TLV does not start on an 8-byte boundary
+	ReasonTLVDuplicate        Reason = 18  // more than one proof TLV
+	ReasonTLVMissing          Reason = 19  // no proof TLV
+	ReasonUnknownSID          Reason = 20  // the SID lies in this node's locator, but nothing is there
+	ReasonUnknownPath         Reason = 21  // the proof names a path that does not visit this SID
+	ReasonUnknownEpoch        Reason = 22  // the proof names an epoch that this SID does not know
+	ReasonScheme              Reason = 23  // the proof's scheme is not the one that the plan has for its path
+	ReasonUpperLayer          Reason = 24  // no segments are left, but the SID is not the path's egress
+	ReasonSegmentsRemain      Reason = 25  // segments are left at the path's egress
+	ReasonSegmentOutside      Reason = 26  // the next segment is not a SID of the domain
+	ReasonMappedAddress       Reason = 27  // an IPv6 packet has an address below ::ffff:0:0/96, where nothing can be sent
+	ReasonIp4Length           Reason = 28  // the total length of an IPv4 packet for a chain, or behind a proof, does not fit what carries it
+	ReasonIp4Checksum         Reason = 29  // the header checksum of an IPv4 packet for a chain is wrong
+	ReasonHopLimit            Reason = 30  // the hop limit is used up
+	ReasonSegments            Reason = 31  // the segment list carried is not the path's
+	ReasonProof               Reason = 32  // the proof does not verify
+	ReasonRange               Reason = 33  // the proof's values are not below its prime
+	ReasonFlow                Reason = 34  // the stamp covers the inner addresses and ports, and they cannot be read
+	ReasonNumber              Reason = 35  // the proof is right, but its number is none that a headend of the path gives out
+	ReasonReplay              Reason = 36  // as many frames as this number stands for have been here before
+	ReasonStale               Reason = 37  // its number is older than what the replay window remembers
+	ReasonWindowMissingBug    Reason = 38  // a verifier entry names a replay window that is not there
+	ReasonWindowBusyBug       Reason = 39  // other CPUs changed the replay window more often than they can
+	ReasonInnerProtocol       Reason = 40  // what is inside is neither IPv4 nor IPv6, or not what a function here takes
+	ReasonInnerTruncated      Reason = 41  // the inner packet runs past the end of the packet
+	ReasonInnerVersion        Reason = 42  // the inner packet's version field is not its protocol's, or its header length is impossible
+	ReasonInnerHopLimit       Reason = 43  // the hop limit or TTL of the inner packet is used up
+	ReasonEdgeHopLimit        Reason = 44  // the hop limit or TTL of a packet for a chain is used up at the headend
+	ReasonEcn                 Reason = 45  // congestion was marked on a packet whose inner header does not take marks
+	ReasonWrongChain          Reason = 46  // the inner packet belongs to another chain than its proof
+	ReasonRNDExhausted        Reason = 47  // this headend has used up its numbers for the path
+	ReasonNoLane              Reason = 48  // the plan has no lane for this CPU of the headend
+	ReasonChainMTU            Reason = 49  // the packet is larger than what its chain can carry
+	ReasonTrainTooLong        Reason = 50  // a super-packet has more frames than one stamp can count
+	ReasonTrainTooBig         Reason = 51  // a super-packet with its outer header has more than 65535 bytes
+	ReasonTooBig              Reason = 52  // the packet exceeds the MTU of the way out
+	ReasonNoRoute             Reason = 53  // the kernel's table has no way to the next segment
+	ReasonInnerNoRoute        Reason = 54  // the kernel's table has no way to the inner destination
+	ReasonNotCached           Reason = 55  // a function sent a packet that no header is kept for
+	ReasonCacheFull           Reason = 56  // the proxy has no room to keep one more header
+	ReasonFunctionMTU         Reason = 57  // the packet is larger than what its function's interface takes
+	ReasonCannotCut           Reason = 58  // a super-packet must be cut for its function, and the node has no cutter
+	ReasonFunctionTruncated   Reason = 59  // the IP header of a packet from a function runs past its end
+	ReasonRestoreFailed       Reason = 60  // the kernel could not put the outer header back
+	ReasonProxyMissingBug     Reason = 61  // a SID or an interface names a proxy that is not there
+	ReasonShareGone           Reason = 62  // the plan dropped a path while its packet was in the function
+	ReasonLoop                Reason = 63  // more consecutive visits of SIDs on this node than a path has
+	ReasonPushFailed          Reason = 64  // the kernel could not make room for the outer header
+	ReasonStripFailed         Reason = 65  // the kernel could not remove the outer header
+	ReasonWriteFailed         Reason = 66  // the kernel could not write the outer header
+	ReasonVLANTags            Reason = 67  // a frame has VLAN tags that hide what it holds
+	ReasonPullFailed          Reason = 68  // the kernel could not make the headers contiguous
+	ReasonHeadendMissingBug   Reason = 69  // a classification rule, or what is behind a function, names a headend entry that is not there
+	ReasonHeadendLengthBug    Reason = 70  // a headend entry has an impossible header length
+	ReasonEgressMissingBug    Reason = 71  // an egress SID names a verifier entry that is not there
+	ReasonCounterMissingBug   Reason = 72  // a headend entry names a counter that is not there
+	ReasonBoundsBug           Reason = 73  // a bound that was checked before does not hold
+	ReasonBehaviourBug        Reason = 74  // a SID has a behaviour that this data path does not know
+	ReasonPathMTU             Reason = 75  // the packet is larger than what a node of its chain has said that a link takes
+	ReasonOutsideError        Reason = 76  // an ICMPv6 error from outside is about a packet of the domain's own
+	ReasonFunctionGone        Reason = 77  // an interface of the packet's function is not there
+	ReasonOutsideSource       Reason = 78  // a packet from outside has a source in the SID block
+	ReasonSource              Reason = 79  // the outer source is not a headend of the proof's path
+	ReasonLeakSID             Reason = 80  // a packet that would leave the domain is addressed to the SID block
+	ReasonLeakSRH             Reason = 81  // a packet that would leave the domain carries a segment routing header
+	ReasonLeaveTruncated      Reason = 82  // the IPv6 header of a packet that would leave the domain runs past its end
+	ReasonUnverified          Reason = 83  // a chain requires this packet, yet it would leave the domain without having been verified here
+	ReasonOuterFragment       Reason = 84  // a packet for a SID of this node is a fragment outside: the domain makes none
+	ReasonInnerAddress        Reason = 85  // the inner packet for a function is from or to an address that no headend takes packets of
+	ReasonExtensionFirst      Reason = 86  // a packet for a SID of this node has more, longer or other extension headers before its routing header than waystamp takes there
+	ReasonIp6Length           Reason = 87  // the payload length of an IPv6 packet for a chain, or behind a proof, does not fit what carries it
+	ReasonExtensionTruncated  Reason = 88  // an extension header before the routing header runs past the end of the packet
+	ReasonOptionLength        Reason = 89  // a destination option before the routing header runs past the end of its header
+	ReasonOptionUnknown       Reason = 90  // a destination option before the routing header must not be passed over by who does not know it
+	ReasonHeaderTooLong       Reason = 91  // the outer header with its options is longer than what can be kept while the packet is in a function
+	ReasonExtensionProgramBug Reason = 92  // the program for packets with options before their routing header is not there
+	ReasonRulesMissingBug     Reason = 93  // the tables that would say whether a chain takes or requires the packet are not there, or not all of them
+	ReasonPortsUnread         Reason = 94  // another chain, by protocol or ports, may be this packet's, and they cannot be read
+	ReasonArgument            Reason = 95  // the argument of the SID is not the one that the plan has for the path
+	ReasonOriginUnmatched     Reason = 96  // a function made this packet itself, and no chain through the function takes it
+	ReasonStreamUnknown       Reason = 97  // a packet to or from a function on byte streams is of no connection that was opened through its chain
+	ReasonStreamNotTcp        Reason = 98  // a packet to or from a function on byte streams is not TCP, or is a fragment, or its TCP header is not the first in it
+	ReasonStreamDown          Reason = 99  // the worker of a function on byte streams is not there
+	ReasonStreamsFull         Reason = 100 // no room is left for another connection through a function on byte streams
 )
 
 var reasonNames = [...]string{
@@ -300,6 +308,10 @@ var reasonNames = [...]string{
 	"ports-unread",
 	"argument",
 	"origin-unmatched",
+	"stream-unknown",
+	"stream-not-tcp",
+	"stream-down",
+	"streams-full",
 }
 
 // String returns the name: lower case, words joined by hyphens. A number that
@@ -385,7 +397,7 @@ var reasonTexts = [...]string{
 	"the kernel could not write the outer header",
 	"a frame has VLAN tags that hide what it holds",
 	"the kernel could not make the headers contiguous",
-	"a classification rule names a headend entry that is not there",
+	"a classification rule, or what is behind a function, names a headend entry that is not there",
 	"a headend entry has an impossible header length",
 	"an egress SID names a verifier entry that is not there",
 	"a headend entry names a counter that is not there",
@@ -413,6 +425,10 @@ var reasonTexts = [...]string{
 	"another chain, by protocol or ports, may be this packet's, and they cannot be read",
 	"the argument of the SID is not the one that the plan has for the path",
 	"a function made this packet itself, and no chain through the function takes it",
+	"a packet to or from a function on byte streams is of no connection that was opened through its chain",
+	"a packet to or from a function on byte streams is not TCP, or is a fragment, or its TCP header is not the first in it",
+	"the worker of a function on byte streams is not there",
+	"no room is left for another connection through a function on byte streams",
 }
 
 // Text says in a sentence without capital or full stop what the packet or the
@@ -436,7 +452,7 @@ func Reasons() []Reason {
 
 // ReasonCount is the number of reasons, ReasonNone included: the size of the
 // map ws_refusals.
-const ReasonCount = 97
+const ReasonCount = 101
 
 // SpentReasons are those for which a packet may be refused after its number was
 // spent at the replay window.
@@ -492,7 +508,8 @@ const (
 	BehaviourNone    Behaviour = 0
 	BehaviourEnd     Behaviour = 1 // RFC 8986 4.1, and the stamp
 	BehaviourEndDT46 Behaviour = 2 // RFC 8986 4.8, after the verdict
-	BehaviourEndAd   Behaviour = 3
+	BehaviourEndAd   Behaviour = 3 // The verdict, as END_DT46; what is verified goes to a function on byte streams.
+	BehaviourStream  Behaviour = 4
 )
 
 var behaviourNames = [...]string{
@@ -500,6 +517,7 @@ var behaviourNames = [...]string{
 	"end",
 	"end-dt46",
 	"end-ad",
+	"stream",
 }
 
 // String returns the name: lower case, words joined by hyphens. A number that

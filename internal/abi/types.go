@@ -338,7 +338,7 @@ type Proxy struct {
 	Peer       uint8
 	Mark       uint8
 	Origin     uint8
-	Pad        uint8
+	Stream     uint8
 	Via        [16]uint8
 	Address    [2][2]uint64
 }
@@ -406,6 +406,40 @@ type Errors struct {
 	Unreachable  uint64
 	Suppressed   uint64
 	Unanswerable uint64
+}
+
+// Stream is struct ws_stream. ws_streams: key is a path that ends at a function
+// on byte streams; all paths are in network order.
+type Stream struct {
+	_      structs.HostLayout
+	Part   uint32
+	Onward uint32
+	Back   uint32
+	Other  uint32
+	Proxy  uint32
+	Opens  uint8
+	Pad    [3]uint8
+}
+
+// ConnKey is struct ws_conn_key. ws_conns and ws_conns_new: a connection
+// through a function on byte streams, by the addresses and ports of both ends;
+// IPv4 as ::ffff:a.b.c.d. In the second are those that the function has not
+// gone on with yet.
+type ConnKey struct {
+	_          structs.HostLayout
+	Client     [2]uint64
+	Server     [2]uint64
+	ClientPort uint16
+	ServerPort uint16
+	Proxy      uint32
+}
+
+// Conn is struct ws_conn.
+type Conn struct {
+	_    structs.HostLayout
+	Used uint64
+	Part uint32
+	Seen uint32
 }
 
 // Refusal is struct ws_refusal. ws_refusals: per CPU, by reason.

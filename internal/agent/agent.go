@@ -129,6 +129,7 @@ type agent struct {
 	cfg    Config
 	net    network
 	filter packetFilter
+	places streamPlaces
 	dp     dataPath
 	state  *stateFile
 	status *statusBoard
@@ -139,6 +140,7 @@ type agent struct {
 
 	loaded  map[string][]netfilter.Ruleset // by namespace, as last loaded
 	filters filters                        // as last ensured
+	streams streams
 
 	node    string                    // the name that plans must have; "": none yet
 	plan    *plan.Node                // in force; nil: none yet
@@ -193,7 +195,9 @@ func run(ctx context.Context, cfg Config, on func(context.Context, Config) (mach
 		return err
 	}
 	defer func() { err = errors.Join(err, m.close()) }()
-	a.net, a.filter = m.net, m.filter
+	a.net, a.filter, a.places = m.net, m.filter, m.places
+	a.streams.by, a.streams.wakeUp = map[string]*streamFunction{}, make(chan struct{}, 1)
+	defer a.endStreams()
 	if err := a.inNamespace(m.check); err != nil {
 		return err
 	}
@@ -305,6 +309,7 @@ func (a *agent) applyPlan(n plan.Node) error {
 	made, err := a.ensureCutters(n)
 	if err == nil {
 		a.filters = a.ensureFilters(n)
+		a.ensureStreams(n, a.filters.withheld)
 		a.dp.Withhold(a.filters.withheld)
 		err = a.inNamespace(func() error { return a.dp.Apply(n) })
 	}
@@ -313,6 +318,7 @@ func (a *agent) applyPlan(n plan.Node) error {
 		err = errors.Join(err, a.removeCutters(made), a.removeFilters(next.Filters, before.Filters), a.withdraw(announced), a.state.put(before))
 		if a.plan != nil { // whose functions may have the rules of n by now
 			a.filters = a.ensureFilters(*a.plan)
+			a.ensureStreams(*a.plan, a.filters.withheld)
 			a.dp.Withhold(a.filters.withheld)
 		}
 		return err
@@ -477,6 +483,8 @@ func (a *agent) serve(ctx context.Context, l *listener, changes *fileWatch) erro
 				a.lookAgain(ctx)
 			case <-settings:
 				a.lookAtForwarding()
+			case <-a.streams.wakeUp:
+				a.followStreams()
 			case <-recent.C:
 				a.noteRefusals()
 			case <-losses.C:
@@ -497,6 +505,7 @@ func (a *agent) serve(ctx context.Context, l *listener, changes *fileWatch) erro
 				a.followPlan(ctx)
 				a.retry(ctx)
 				a.reconcile()
+				a.sweepConnections()
 				notify(pins)
 			}
 			a.tell()
@@ -676,6 +685,7 @@ func (a *agent) reconcile() {
 		a.cfg.Log.Error("super-packets cannot be cut for functions", "err", err)
 	}
 	a.filters = a.ensureFilters(*a.plan)
+	a.ensureStreams(*a.plan, a.filters.withheld)
 	a.dp.Withhold(a.filters.withheld)
 	err := a.inNamespace(a.dp.Reconcile)
 	degraded, inForce := errors.AsType[*dataplane.DegradedError](err)

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/waystamp/waystamp/internal/dataplane"
 	"github.com/waystamp/waystamp/internal/event"
@@ -324,9 +325,13 @@ func (d fakeDataPath) RefreshTargets() error           { return nil }
 func (d fakeDataPath) SaveNews() error                 { return nil }
 func (d fakeDataPath) SaveWindows() error              { return d.f.step("save windows") }
 func (d fakeDataPath) RenewNumbers() error             { return nil }
-func (d fakeDataPath) KeepPins() ([]string, error)     { return nil, nil }
-func (d fakeDataPath) PinDir() string                  { return "/nonexistent" }
-func (d fakeDataPath) Clsact() bool                    { return false }
+
+func (d fakeDataPath) SweepConnections(map[string]time.Duration) (map[string]dataplane.Connections, error) {
+	return nil, nil
+}
+func (d fakeDataPath) KeepPins() ([]string, error) { return nil, nil }
+func (d fakeDataPath) PinDir() string              { return "/nonexistent" }
+func (d fakeDataPath) Clsact() bool                { return false }
 
 func (d fakeDataPath) Gone() []string {
 	d.f.mu.Lock()

@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"net/netip"
+	"time"
 
 	"github.com/waystamp/waystamp/internal/dataplane"
 	"github.com/waystamp/waystamp/internal/event"
@@ -31,6 +32,7 @@ type dataPath interface {
 	Clsact() bool
 	Gone() []string // functions whose packets are refused as function-gone
 
+	SweepConnections(idle map[string]time.Duration) (map[string]dataplane.Connections, error)
 	Counters() (dataplane.Counts, error)
 	Refusals() ([]dataplane.RefusalCount, error)
 	FunctionsInFlight() ([]dataplane.FunctionCount, error)
@@ -67,6 +69,7 @@ type network interface {
 type machine struct {
 	net    network
 	filter packetFilter
+	places streamPlaces
 	check  func() error // of what the data path needs; in the namespace
 	open   func() (dataPath, error)
 	close  func() error
@@ -90,6 +93,7 @@ func thisMachine(ctx context.Context, cfg Config) (machine, error) {
 	return machine{
 		net:    kernelNet{n},
 		filter: kernelFilter{n},
+		places: kernelStreams{n},
 		check:  dataplane.Check,
 		open: func() (dataPath, error) {
 			d := cfg.dataplane(n)

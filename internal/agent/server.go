@@ -91,7 +91,9 @@ func (a *agent) serveHTTP(ctx context.Context, l *listener) error {
 		}
 		functions := wireEach(f, wireFunction)
 		rules := a.rulesOf(r.Context(), a.inForce.Load())
+		streams := a.streamsOf()
 		for i := range functions {
+			functions[i].Stream = streams[functions[i].Function]
 			functions[i].Rules = rules[functions[i].Function]
 		}
 		writeJSON(w, api.Functions{Version: api.Version, Node: a.status.get().Node, Functions: functions})

@@ -55,7 +55,7 @@ func pathStates(n plan.Node) []api.PathState {
 	out := []api.PathState{}
 	add := func(role string, p plan.PathID, function string, sid *netip.Addr) {
 		out = append(out, api.PathState{
-			Role: role, Chain: p.Chain, Direction: p.Direction.String(), From: p.From, Path: p.Path, Epoch: int(p.Epoch), Function: function, SID: sid,
+			Role: role, Chain: p.Chain, Direction: p.Direction.String(), From: p.From, To: p.To, Path: p.Path, Epoch: int(p.Epoch), Function: function, SID: sid,
 		})
 	}
 	for _, h := range n.Headends {

@@ -33,7 +33,7 @@ func wireRefusal(r dataplane.RefusalCount) api.Refusal {
 
 func wirePath(p dataplane.PathCount) api.Path {
 	return api.Path{
-		Role: string(p.Role), Chain: p.Chain, Direction: p.Direction.String(), From: p.From, Path: p.Path, Function: p.Function, SID: p.SID,
+		Role: string(p.Role), Chain: p.Chain, Direction: p.Direction.String(), From: p.From, To: p.To, Path: p.Path, Function: p.Function, SID: p.SID,
 		Packets: p.Packets, Frames: p.Frames, Bytes: p.Bytes,
 	}
 }

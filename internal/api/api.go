@@ -54,7 +54,8 @@ type PathState struct {
 	Role      string      `json:"role"`
 	Chain     string      `json:"chain"`
 	Direction string      `json:"direction"`
-	From      string      `json:"from,omitempty"` // the function that the path starts at; "": it is the whole chain's
+	From      string      `json:"from,omitempty"` // the function that the path starts at; "": the chain's ingress
+	To        string      `json:"to,omitempty"`   // the function of kind stream that it ends at; "": the chain's egress
 	Path      uint32      `json:"path"`
 	Epoch     int         `json:"epoch"`
 	Function  string      `json:"function,omitempty"`
@@ -126,7 +127,8 @@ type Path struct {
 	Role      string      `json:"role"`
 	Chain     string      `json:"chain"`
 	Direction string      `json:"direction"`
-	From      string      `json:"from,omitempty"` // the function that the path starts at; "": it is the whole chain's
+	From      string      `json:"from,omitempty"` // the function that the path starts at; "": the chain's ingress
+	To        string      `json:"to,omitempty"`   // the function of kind stream that it ends at; "": the chain's egress
 	Path      uint32      `json:"path"`
 	Function  string      `json:"function,omitempty"`
 	SID       *netip.Addr `json:"sid,omitempty"` // a headend has none
@@ -170,6 +172,35 @@ type Function struct {
 	InFlight *uint64 `json:"in_flight,omitempty"`
 	// Rules are those of a function of kind netfilter. Only an answer of Functions has them.
 	Rules *Rules `json:"rules,omitempty"`
+	// Stream is of a function of kind stream. Only an answer of Functions has it.
+	Stream *Stream `json:"stream,omitempty"`
+}
+
+// Stream is what became of the connections of a function of kind stream since its worker
+// was started. The numbers are the worker's word.
+type Stream struct {
+	Worker          int         `json:"worker"`          // the process; 0: there is none
+	Error           string      `json:"error,omitempty"` // why
+	Restarts        int         `json:"restarts"`        // of the worker, since the agent started
+	Kept            int         `json:"kept"`            // connections that the data path knows, those that have just ended among them
+	Now             uint64      `json:"now"`             // connections that are open
+	Opened          uint64      `json:"opened"`
+	Refused         uint64      `json:"refused"`   // reset at once: limits of connections or descriptors
+	Ended           uint64      `json:"ended"`     // in order, by both sides
+	Unreached       uint64      `json:"unreached"` // the server refused, or there was no way to it
+	ResetByClient   uint64      `json:"reset_by_client"`
+	ResetByServer   uint64      `json:"reset_by_server"`
+	ResetByFunction uint64      `json:"reset_by_function"`
+	ResetByLimit    uint64      `json:"reset_by_limit"` // idle, or half-closed for too long
+	ToServer        StreamBytes `json:"to_server"`
+	ToClient        StreamBytes `json:"to_client"`
+}
+
+// StreamBytes are the bytes of one direction.
+type StreamBytes struct {
+	In      uint64 `json:"in"`      // read from the sender
+	Out     uint64 `json:"out"`     // written to the receiver
+	Spliced uint64 `json:"spliced"` // those of Out that were never copied
 }
 
 // Rules are what the rules of a function of kind netfilter have counted.

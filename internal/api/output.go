@@ -32,6 +32,13 @@ type FunctionsOutput struct {
 	Functions []Function `json:"functions"`
 }
 
+// StreamsOutput is "get streams": the functions of kind stream.
+type StreamsOutput struct {
+	Version int        `json:"version"`
+	Node    string     `json:"node"`
+	Streams []Function `json:"streams"`
+}
+
 // InterfacesOutput is "get interfaces".
 type InterfacesOutput struct {
 	Version    int         `json:"version"`

@@ -428,6 +428,9 @@ func TestTheCommittedObjectsKnowEveryReason(t *testing.T) {
 		if path.Dir(p) != "internal/dataplane/object" || path.Ext(p) != ".o" {
 			continue
 		}
+		if strings.HasPrefix(path.Base(p), "streamlookup_") {
+			continue // it is of a worker's namespace, and refuses nothing
+		}
 		n++
 		spec, err := ebpf.LoadCollectionSpec(filepath.Join(tr.top, p))
 		if err != nil {

@@ -30,6 +30,7 @@ func newGetCommand(in surroundings) *cobra.Command {
 		newNounCommand(in, "errors", "ICMP errors sent for refused packets", helpErrors, readErrors),
 		newNounCommand(in, "paths", "Packets stamped and verified, by path", helpPaths, readPathCounts),
 		newFunctionsCommand(in),
+		newNounCommand(in, "streams", "Connections through functions of kind stream", helpStreams, readStreams),
 		newControllerNoun("nodes", "Nodes of the controller, and which plan each holds", helpNodes, readNodes),
 		newControllerNoun("chains", "Chains of the controller: active, preparing or blocked", helpChains, readChains),
 		newControllerNoun("epochs", "Epochs that the controller's nodes hold", helpEpochs, readEpochs),
@@ -65,6 +66,12 @@ CUT is rx_cut and tx_cut together, and more is in -o json.
 
 With the name of a function of kind netfilter: what its rules have counted, by argument
 (packets as they came in) and by named counter.`
+
+	helpStreams = `Connections through this node's functions of kind stream, since each one's worker was
+started. NOW are open; REFUSED met a limit; UNREACHED found no server; RESET were ended
+by one side, a function, or the limits of idle connections. IN and OUT are bytes that
+came to the function and left it, both directions together; those that were never copied
+are in -o json.`
 
 	helpInterfaces = `The interfaces of the node's plan and of its functions, and where the data path is
 attached to them: TC and XDP at ingress, OUT at TC egress. Errors and warnings are on
@@ -331,7 +338,7 @@ func readPathCounts(ctx context.Context, c client) (reading, error) {
 		header: []string{"CHAIN", "DIRECTION", "ROLE", "FUNCTION", "PACKETS", "FRAMES", "BYTES"}, key: 4,
 	}
 	for _, p := range v.Paths {
-		r.rows = append(r.rows, []any{p.Chain, p.Direction + plan.FromOn(p.From), p.Role, command.OrDash(p.Function), p.Packets, p.Frames, p.Bytes})
+		r.rows = append(r.rows, []any{p.Chain, p.Direction + plan.FromTo(p.From, p.To), p.Role, command.OrDash(p.Function), p.Packets, p.Frames, p.Bytes})
 	}
 	return r, err
 }
@@ -351,6 +358,26 @@ func readFunctions(ctx context.Context, c client) (reading, error) {
 		r.rows = append(r.rows, []any{
 			f.Function, f.Recognise, f.RxSuccess, f.RxIgnored, f.TxSuccess, f.TxIgnored, f.TxNotCached, f.TxPlain, f.TxOriginated, f.Expired, f.Evicted,
 			f.RxCut + f.TxCut, f.Wait().Round(time.Microsecond), gauge(inFlight), gauge(f.Cache),
+		})
+	}
+	return r, err
+}
+
+func readStreams(ctx context.Context, c client) (reading, error) {
+	v, err := c.Functions(ctx)
+	v.Functions = slices.DeleteFunc(v.Functions, func(f api.Function) bool { return f.Stream == nil })
+	r := reading{
+		node: v.Node, output: api.StreamsOutput{Version: api.Version, Node: v.Node, Streams: v.Functions},
+		header: []string{"FUNCTION", "WORKER", "RESTARTS", "NOW", "OPENED", "REFUSED", "UNREACHED", "RESET", "IN", "OUT"}, key: 1,
+	}
+	for _, f := range v.Functions {
+		s := f.Stream
+		if s.Error != "" {
+			r.problems = append(r.problems, "function "+f.Function+" gets no connections: "+s.Error)
+		}
+		r.rows = append(r.rows, []any{
+			f.Function, gauge(s.Worker), gauge(s.Restarts), gauge(s.Now), s.Opened, s.Refused, s.Unreached,
+			s.ResetByClient + s.ResetByServer + s.ResetByFunction + s.ResetByLimit, s.ToServer.In + s.ToClient.In, s.ToServer.Out + s.ToClient.Out,
 		})
 	}
 	return r, err

@@ -181,7 +181,7 @@ func epochLines(paths []api.PathState) (out []string) {
 		if i == epochsMost {
 			return append(out, fmt.Sprintf("and %d more; -o json has all", len(all)-i))
 		}
-		out = append(out, fmt.Sprintf("chain %s, %s%s: %d (%s)", p.Chain, p.Direction, plan.FromOn(p.From), p.Epoch, strings.Join(p.roles, ", ")))
+		out = append(out, fmt.Sprintf("chain %s, %s%s: %d (%s)", p.Chain, p.Direction, plan.FromTo(p.From, p.To), p.Epoch, strings.Join(p.roles, ", ")))
 	}
 	return out
 }

@@ -14,7 +14,7 @@ import (
 // starts it, with the configuration on its standard input and the memory for its
 // statistics behind a descriptor.
 func newWorkerCommand() *cobra.Command {
-	var statistics int
+	var statistics, parent int
 	var user uint32
 	cmd := &cobra.Command{
 		Use:    "worker --statistics-fd FD",
@@ -40,10 +40,15 @@ the file system, and all system calls that it does not need.`,
 			if statistics < 3 {
 				return command.Usagef("--statistics-fd is %d; pass the memory for statistics as descriptor 3 or above", statistics)
 			}
-			return stream.Serve(cmd.Context(), cmd.InOrStdin(), os.NewFile(uintptr(statistics), "statistics"), user)
+			var up *os.File
+			if parent != 0 {
+				up = os.NewFile(uintptr(parent), "parent")
+			}
+			return stream.Serve(cmd.Context(), cmd.InOrStdin(), os.NewFile(uintptr(statistics), "statistics"), up, user)
 		},
 	}
 	cmd.Flags().IntVar(&statistics, "statistics-fd", 0, "descriptor of the memory that statistics are written to")
+	cmd.Flags().IntVar(&parent, "parent-fd", 0, "descriptor of a socket that listeners are sent to, and whose end is the worker's (0: none)")
 	cmd.Flags().Uint32Var(&user, "user", sandbox.Nobody, "number of the `user`, and group, that a worker started by root becomes")
 	return cmd
 }

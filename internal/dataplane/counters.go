@@ -53,6 +53,7 @@ type PathCount struct {
 	Chain     string          `json:"chain"`
 	Direction model.Direction `json:"direction"`
 	From      string          `json:"from,omitempty"` // the function that the path starts at
+	To        string          `json:"to,omitempty"`   // the function of kind stream that it ends at
 	Path      uint32          `json:"path"`
 	Function  string          `json:"function,omitempty"`
 	SID       *netip.Addr     `json:"sid,omitempty"` // a headend has none
@@ -160,21 +161,21 @@ func (d *Dataplane) readPathsLocked(out *Counts) error {
 	}
 	for _, h := range d.node.Headends {
 		if err := add(tables.StatsKey{Path: abi.BE32(h.Path)}, PathCount{
-			Role: RoleHeadend, Chain: h.Chain, Direction: h.Direction, From: h.From, Path: h.Path,
+			Role: RoleHeadend, Chain: h.Chain, Direction: h.Direction, From: h.From, To: h.To, Path: h.Path,
 		}); err != nil {
 			return err
 		}
 	}
 	for _, e := range d.node.Endpoints {
 		if err := add(tables.StatsKey{Sid: tables.Upper(e.SID), Path: abi.BE32(e.Path)}, PathCount{
-			Role: RoleEndpoint, Chain: e.Chain, Direction: e.Direction, From: e.From, Path: e.Path, Function: e.Function, SID: &e.SID,
+			Role: RoleEndpoint, Chain: e.Chain, Direction: e.Direction, From: e.From, To: e.To, Path: e.Path, Function: e.Function, SID: &e.SID,
 		}); err != nil {
 			return err
 		}
 	}
 	for _, e := range d.node.Egresses {
 		if err := add(tables.StatsKey{Sid: tables.Upper(e.SID), Path: abi.BE32(e.Path)}, PathCount{
-			Role: RoleEgress, Chain: e.Chain, Direction: e.Direction, From: e.From, Path: e.Path, SID: &e.SID,
+			Role: RoleEgress, Chain: e.Chain, Direction: e.Direction, From: e.From, To: e.To, Path: e.Path, SID: &e.SID,
 		}); err != nil {
 			return err
 		}

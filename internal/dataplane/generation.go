@@ -24,9 +24,10 @@ import (
 	"github.com/waystamp/waystamp/internal/tables"
 )
 
-// observed are the maps that only report: a new generation takes them over,
-// where they fit, so that counters and events go on.
-var observed = []tables.Map{tables.MapStats, tables.MapProxyStats, tables.MapRefusals, tables.MapErrors, tables.MapEvents}
+// observed are the maps that only report, and connections, whose keys mean the same in
+// any plan: a new generation takes them over, where they fit, so that counters, events
+// and connections go on.
+var observed = []tables.Map{tables.MapConns, tables.MapConnsNew, tables.MapStats, tables.MapProxyStats, tables.MapRefusals, tables.MapErrors, tables.MapEvents}
 
 // identity says what a generation was made of. Two with the same objects share
 // the layout of their maps, two that are the same can be told by nothing but
@@ -446,7 +447,7 @@ func constants(id ebpf.MapID) (b []byte, err error) {
 // kernel forgets them when nothing outside of it holds the map any more: no pin, and
 // no process.
 func (g *generation) connect() error {
-	for at, program := range map[uint32]string{abi.ProgramExt: object.ExtTC, abi.ProgramOriginate: object.OriginateTC} {
+	for at, program := range map[uint32]string{abi.ProgramExt: object.ExtTC, abi.ProgramOriginate: object.OriginateTC, abi.ProgramStream: object.StreamTC} {
 		p := g.programs[program]
 		if p == nil {
 			continue // nothing asks for it; a jump there would go on, and refuse the packet

@@ -44,6 +44,7 @@ func (g *generation) read() (tables.Contents, error) {
 		g.readEgresses(t.Egresses),
 		readHeadends(g, t.Headends), readMap(g, tables.MapPaths, t.Paths),
 		readMap(g, tables.MapGuards, t.Guards),
+		readMap(g, tables.MapStreams, t.Streams),
 		readRules(g, t.Rules),
 		readMap(g, tables.MapPorts, t.Ports),
 		readMap(g, tables.MapProxies, t.Proxies),

@@ -213,6 +213,9 @@ func programsOf(n plan.Node, bs []binding) []string {
 		if p.OnUnknown == model.OnUnknownOriginate {
 			need[object.OriginateTC] = true
 		}
+		if p.Stream != nil {
+			need[object.StreamTC] = true
+		}
 	}
 	return slices.Sorted(maps.Keys(need))
 }

@@ -154,9 +154,6 @@ func resolve(n plan.Node, devices func(string) (host.Device, error), withheld ma
 		return topology{}, err
 	}
 	for _, p := range n.Proxies {
-		if p.Stream != nil {
-			return topology{}, fmt.Errorf("function %s is of kind stream, and this agent's data path cannot yet give packets to such functions; take it out of its chains", p.Function)
-		}
 		why := withheld[p.Function]
 		if why != nil {
 			t.withheld = append(t.withheld, fmt.Errorf("function %s gets no packets: %w", p.Function, why))

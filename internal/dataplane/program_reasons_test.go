@@ -127,6 +127,10 @@ func TestEveryReasonIsProduced(t *testing.T) {
 		abi.ReasonUnverified:      "TestWhatMayLeaveTheDomain",
 		abi.ReasonLeaveTruncated:  "TestTruncatedPacketDoesNotLeave",
 		abi.ReasonOriginUnmatched: "TestWhatAFunctionMakesTakesTheRestOfItsChain",
+		abi.ReasonStreamUnknown:   "TestConnectionsPassAStreamFunction",
+		abi.ReasonStreamNotTcp:    "TestWhatIsNotTCPIsRefusedAtAStreamFunction",
+		abi.ReasonStreamDown:      "TestAStreamFunctionWithoutAWorkerGetsNothing",
+		abi.ReasonStreamsFull:     "TestAFullTableOfConnectionsRefusesMore",
 	}
 	// Those of the proxy, which has tests of its own.
 	for _, r := range []abi.Reason{

@@ -81,6 +81,9 @@ func Desire(n plan.Node, at Wiring, local []netip.Addr, have Contents, ix Indexe
 			steer = append(steer, plan.Rule{Match: h.Match, Target: i})
 			continue
 		}
+		if n.IsStream(h.From) {
+			continue // its connections name the path
+		}
 		o := w.Proxies[proxyOf[h.From]].Origin
 		if o == 0 {
 			return Wanted{}, PartError(h.PathID, "function %s does not originate", h.From)
@@ -123,6 +126,11 @@ func Desire(n plan.Node, at Wiring, local []netip.Addr, have Contents, ix Indexe
 		if v.Window, err = ix.windows.Get(its); err != nil {
 			return Wanted{}, PartError(e.PathID, "egress: %w", err)
 		}
+		if e.To != "" {
+			if h, err = w.addStream(e, h, proxyOf[e.To]); err != nil {
+				return Wanted{}, PartError(e.PathID, "egress: %w", err)
+			}
+		}
 		if err := w.addHop(n, e.PathID, e.SID, e.Sources, h); err != nil {
 			return Wanted{}, err
 		}
@@ -162,6 +170,27 @@ func Desire(n plan.Node, at Wiring, local []netip.Addr, have Contents, ix Indexe
 	return w, w.checkSizes()
 }
 
+// addStream notes what is behind the function on byte streams that a path ends at. It
+// returns the path's hop, which h is but for the function.
+func (w *Wanted) addStream(e plan.Egress, h abi.Hop, proxy uint32) (abi.Hop, error) {
+	if proxy == 0 || e.Through == nil {
+		return abi.Hop{}, fmt.Errorf("the node has no function %s, or no way on from it", e.To)
+	}
+	if e.OnViolation != model.OnViolationDrop {
+		return abi.Hop{}, fmt.Errorf("on-violation: %s, and function %s gets no bytes that were not verified", e.OnViolation, e.To)
+	}
+	s := abi.Stream{
+		Part: abi.BE32(e.Through.Part), Onward: abi.BE32(e.Through.Onward), Back: abi.BE32(e.Through.Back), Other: abi.BE32(e.Through.Other),
+		Proxy: proxy,
+	}
+	if e.Through.Opens {
+		s.Opens = 1
+	}
+	w.Streams[abi.BE32(e.Path)] = s
+	h.Behaviour, h.Proxy = uint8(abi.BehaviourStream), proxy
+	return h, nil
+}
+
 func ownKeys(local []netip.Addr) []DstKey {
 	own := make([]DstKey, len(local))
 	for i, a := range local {
@@ -178,7 +207,7 @@ func NeedLines(n plan.Node, local []netip.Addr) (uint32, error) {
 		r := plan.Rule{Match: h.Match, Target: uint32(i)}
 		if h.From == "" {
 			steer = append(steer, r)
-		} else {
+		} else if !n.IsStream(h.From) {
 			origins[h.From] = append(origins[h.From], r)
 		}
 	}

@@ -296,6 +296,9 @@ func encodeProxy(p plan.Proxy, r Reach, statsIndex uint32) abi.Proxy {
 			out.Address[i] = Words(a)
 		}
 	}
+	if p.Stream != nil {
+		out.Stream, out.Peer = 1, 1
+	}
 	if p.Via.IsValid() {
 		out.HasVia, out.Via = 1, p.Via.As16()
 	}

@@ -22,8 +22,9 @@ type Contents struct {
 	Sources  map[abi.SourceKey]uint32
 	Egresses map[abi.EgressKey]abi.Egress
 	Headends map[uint32]abi.Headend
-	Paths    map[uint32]uint32 // that it is a headend of, as __be32: index in headends
-	Guards   map[uint32]uint32 // what the chain of a path that ends here says, by the path as __be32
+	Paths    map[uint32]uint32     // that it is a headend of, as __be32: index in headends
+	Streams  map[uint32]abi.Stream // by the path as __be32 that ends at a function on byte streams
+	Guards   map[uint32]uint32     // what the chain of a path that ends here says, by the path as __be32
 	MatchDst map[DstKey]Match
 	MatchSrc map[SrcKey]Match
 	GuardDst map[DstKey]Match
@@ -41,7 +42,7 @@ type Contents struct {
 func New() Contents {
 	return Contents{
 		Hops: map[abi.HopKey]abi.Hop{}, Sids: map[abi.HopKey]uint32{}, Sources: map[abi.SourceKey]uint32{}, Egresses: map[abi.EgressKey]abi.Egress{},
-		Headends: map[uint32]abi.Headend{}, Paths: map[uint32]uint32{}, Guards: map[uint32]uint32{},
+		Headends: map[uint32]abi.Headend{}, Paths: map[uint32]uint32{}, Guards: map[uint32]uint32{}, Streams: map[uint32]abi.Stream{},
 		MatchDst: map[DstKey]Match{}, MatchSrc: map[SrcKey]Match{},
 		GuardDst: map[DstKey]Match{}, GuardSrc: map[SrcKey]Match{},
 		Ports: map[uint32]abi.Port{}, Proxies: map[uint32]abi.Proxy{},
@@ -82,6 +83,9 @@ const (
 	MapHeadends    Map = "ws_headends"
 	MapPaths       Map = "ws_paths"
 	MapGuards      Map = "ws_guards"
+	MapStreams     Map = "ws_streams"
+	MapConns       Map = "ws_conns"     // programs write it
+	MapConnsNew    Map = "ws_conns_new" // the same
 	MapPathMTUs    Map = "ws_path_mtus"
 	MapNumbers     Map = "ws_numbers"
 	MapStats       Map = "ws_stats"
@@ -121,7 +125,9 @@ func (o Op) Remove() bool { return o.Value == nil }
 //   - a proxy is there before a SID, an interface or a rule names it, and what
 //     must pass a local function is known before the first packet comes to it;
 //   - a rule is there only while its headend, and its source class, are;
-//   - what a function makes is refused until its own rules are there.
+//   - what a function makes is refused until its own rules are there;
+//   - what is behind a function on byte streams is known before packets come to it, and
+//     names paths that are there.
 //
 // There is no such order where together says so.
 //
@@ -160,9 +166,10 @@ func Changes(have, want Contents) []Op {
 	ops = Puts(ops, MapSources, have.Sources, want.Sources)
 	ops = Puts(ops, MapEgresses, have.Egresses, want.Egresses)
 	ops = Puts(ops, MapPorts, have.Ports, want.Ports)
-	ops = Puts(ops, MapHops, have.Hops, want.Hops)
 	ops = Puts(ops, MapHeadends, have.Headends, want.Headends)
 	ops = Puts(ops, MapPaths, have.Paths, want.Paths)
+	ops = Puts(ops, MapStreams, have.Streams, want.Streams)
+	ops = Puts(ops, MapHops, have.Hops, want.Hops)
 	swap(abi.MatchUseSteer, before, both)
 	for _, use := range origins {
 		swap(use, before, both)
@@ -174,9 +181,10 @@ func Changes(have, want Contents) []Op {
 	for _, use := range origins {
 		swap(use, both, after)
 	}
+	ops = Deletes(ops, MapHops, have.Hops, want.Hops)
+	ops = Deletes(ops, MapStreams, have.Streams, want.Streams)
 	ops = Deletes(ops, MapPaths, have.Paths, want.Paths)
 	ops = Deletes(ops, MapHeadends, have.Headends, want.Headends)
-	ops = Deletes(ops, MapHops, have.Hops, want.Hops)
 	ops = Deletes(ops, MapEgresses, have.Egresses, want.Egresses)
 	ops = Deletes(ops, MapSources, have.Sources, want.Sources)
 	ops = Deletes(ops, MapSIDs, have.Sids, want.Sids)

@@ -65,6 +65,8 @@ enum ws_behaviour {
 	 * and End.AN for netfilter, section 5: the same with an argument
 	 */
 	WS_BEHAVIOUR_END_AD = 3,
+	/* The verdict, as END_DT46; what is verified goes to a function on byte streams. */
+	WS_BEHAVIOUR_STREAM = 4,
 };
 
 /* How a packet that comes back from a function is recognised. */
@@ -193,7 +195,7 @@ struct ws_hop {
 	__u8 position; /* 1 .. k-1 */
 	__u8 next_csid; /* 1: of the NEXT-C-SID flavour (RFC 9800 4.1) */
 	__u32 stats; /* index into ws_stats */
-	__u32 proxy; /* End.AD: key in ws_proxies; else 0 */
+	__u32 proxy; /* End.AD, STREAM: key in ws_proxies; else 0 */
 	/* End.AD: that of its SID in the list; 0: none. End.DT46: as __be32 the path that
 	 * guards name for its packets, which is its own, or that of the whole chain for
 	 * one that starts at a function.
@@ -594,7 +596,8 @@ struct ws_proxy {
 	 * counted from 1
 	 */
 	__u8 origin;
-	__u8 pad;
+	/* 1: it is on byte streams; what it sends belongs to connections */
+	__u8 stream;
 	__u8 via[16];
 	/* Where its ICMP errors come from, which are routed if no chain takes them;
 	 * ::: there is none. IPv4 as ::ffff:a.b.c.d.
@@ -679,12 +682,51 @@ struct ws_errors {
 };
 _Static_assert(sizeof(struct ws_errors) == 64, "ws_errors is ABI");
 
-/* ws_programs: that for packets with options before their SRH, and that for packets
- * that a function has made.
+/* ws_programs: that for packets with options before their SRH, that for packets
+ * that a function has made, and that for packets of functions on byte streams.
  */
 #define WS_PROGRAM_EXT 0
 #define WS_PROGRAM_ORIGINATE 1
-#define WS_PROGRAMS 2
+#define WS_PROGRAM_STREAM 2
+#define WS_PROGRAMS 3
+
+/* ws_streams: key is a path that ends at a function on byte streams; all paths are in
+ * network order.
+ */
+struct ws_stream {
+	__be32 part; /* that the path is, or belongs to */
+	__be32 onward; /* the next part in the same direction */
+	__be32 back; /* what answers take, from the function on */
+	__be32 other; /* the part that ends at the function in the other direction */
+	__u32 proxy; /* the function: key in ws_proxies */
+	__u8 opens; /* 1: connections are opened in this direction */
+	__u8 pad[3];
+};
+_Static_assert(sizeof(struct ws_stream) == 24, "ws_stream is ABI");
+
+/* ws_conns and ws_conns_new: a connection through a function on byte streams, by the
+ * addresses and ports of both ends; IPv4 as ::ffff:a.b.c.d. In the second are those
+ * that the function has not gone on with yet.
+ */
+struct ws_conn_key {
+	__be64 client[2];
+	__be64 server[2];
+	__be16 client_port;
+	__be16 server_port;
+	__u32 proxy; /* the function */
+};
+_Static_assert(sizeof(struct ws_conn_key) == 40, "ws_conn_key is ABI");
+
+struct ws_conn {
+	__u64 used; /* bpf_ktime_get_coarse_ns of the last packet, but for a second */
+	__be32 part; /* that the client's packets come by */
+	__u32 seen; /* WS_CONN_* */
+};
+_Static_assert(sizeof(struct ws_conn) == 16, "ws_conn is ABI");
+
+#define WS_CONN_CLIENT_FIN 1 /* from the client */
+#define WS_CONN_SERVER_FIN 2
+#define WS_CONN_RST 4 /* from either */
 
 /* ws_refusals: per CPU, by reason. */
 struct ws_refusal {

@@ -41,7 +41,9 @@
 	X(ENCAP_SRV6, "encap/", "srv6.h") \
 	X(ENCAP_SRV6_TC, "encap/", "srv6_tc.h") \
 	X(ORIGINATE_TC, "", "originate_tc.bpf.c") \
-	X(SR_ENTER_TC, "sr/", "enter_tc.h")
+	X(SR_ENTER_TC, "sr/", "enter_tc.h") \
+	X(STREAM_TC, "", "stream_tc.bpf.c") \
+	X(STREAM_IN_TC, "stream/", "stream_in_tc.h")
 
 enum ws_file {
 	WS_FILE_NONE,

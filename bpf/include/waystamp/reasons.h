@@ -62,7 +62,7 @@
 	X(INNER_HOP_LIMIT, "the hop limit or TTL of the inner packet is used up")     \
 	X(EDGE_HOP_LIMIT, "the hop limit or TTL of a packet for a chain is used up at the headend") \
 	X(ECN, "congestion was marked on a packet whose inner header does not take marks", SPENT) \
-	X(WRONG_CHAIN, "the inner packet belongs to another chain than its proof", SPENT) \
+	X(WRONG_CHAIN, "the inner packet belongs to another chain than its proof", SEVERAL | SPENT) \
 	X(RND_EXHAUSTED, "this headend has used up its numbers for the path")  \
 	X(NO_LANE, "the plan has no lane for this CPU of the headend")         \
 	X(CHAIN_MTU, "the packet is larger than what its chain can carry")     \
@@ -85,7 +85,7 @@
 	X(WRITE_FAILED, "the kernel could not write the outer header", SEVERAL)         \
 	X(VLAN_TAGS, "a frame has VLAN tags that hide what it holds", SEVERAL) \
 	X(PULL_FAILED, "the kernel could not make the headers contiguous")     \
-	X(HEADEND_MISSING_BUG, "a classification rule names a headend entry that is not there") \
+	X(HEADEND_MISSING_BUG, "a classification rule, or what is behind a function, names a headend entry that is not there", SEVERAL) \
 	X(HEADEND_LENGTH_BUG, "a headend entry has an impossible header length") \
 	X(EGRESS_MISSING_BUG, "an egress SID names a verifier entry that is not there") \
 	X(COUNTER_MISSING_BUG, "a headend entry names a counter that is not there") \
@@ -112,7 +112,11 @@
 	X(RULES_MISSING_BUG, "the tables that would say whether a chain takes or requires the packet are not there, or not all of them", SEVERAL | SPENT) \
 	X(PORTS_UNREAD, "another chain, by protocol or ports, may be this packet's, and they cannot be read", SEVERAL) \
 	X(ARGUMENT, "the argument of the SID is not the one that the plan has for the path") \
-	X(ORIGIN_UNMATCHED, "a function made this packet itself, and no chain through the function takes it")
+	X(ORIGIN_UNMATCHED, "a function made this packet itself, and no chain through the function takes it") \
+	X(STREAM_UNKNOWN, "a packet to or from a function on byte streams is of no connection that was opened through its chain", SEVERAL) \
+	X(STREAM_NOT_TCP, "a packet to or from a function on byte streams is not TCP, or is a fragment, or its TCP header is not the first in it", SEVERAL) \
+	X(STREAM_DOWN, "the worker of a function on byte streams is not there") \
+	X(STREAMS_FULL, "no room is left for another connection through a function on byte streams", SEVERAL)
 
 enum ws_reason {
 #define X(name, ...) WS_REASON_##name,

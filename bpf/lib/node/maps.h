@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /* Every map of the data path. Programs write ws_stats, ws_refusals, ws_errors,
- * ws_scratch, ws_path_mtus, ws_exits, ws_nexthops and ws_events, what is in
+ * ws_scratch, ws_path_mtus, ws_exits, ws_nexthops, ws_conns, ws_conns_new and ws_events, what is in
  * ws_windows, and the last numbers in ws_numbers; user space writes all else. It
  * may lower max_entries of the arrays that are marked so, to what a node needs.
  */
@@ -13,6 +13,7 @@
 
 #define WS_CHAINS_MAX 65536
 #define WS_PROXIES_MAX 1024
+#define WS_CONNS_MAX 262144
 
 volatile const struct ws_config cfg = {};
 
@@ -235,6 +236,32 @@ struct {
 	__type(value, struct ws_proxy);
 	__uint(max_entries, WS_PROXIES_MAX);
 } ws_proxies SEC(".maps");
+
+/* About 80 bytes per live entry. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __be32);
+	__type(value, struct ws_stream);
+	__uint(max_entries, WS_CHAINS_MAX);
+} ws_streams SEC(".maps");
+
+/* About 120 bytes per live entry. User space takes out those that are over. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct ws_conn_key);
+	__type(value, struct ws_conn);
+	__uint(max_entries, WS_CONNS_MAX);
+} ws_conns SEC(".maps");
+
+/* 1 MB. A flood of SYNs evicts none but others that nobody has gone on with. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__type(key, struct ws_conn_key);
+	__type(value, struct ws_conn);
+	__uint(max_entries, 8192);
+} ws_conns_new SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);

@@ -30,7 +30,8 @@ static __always_inline int dt46_tc(struct __sk_buff *skb, struct endpoint *ep,
 	if (!e)
 		return ws_refuse(skb, REASON(EGRESS_MISSING_BUG), 0);
 	/* Read with what is judged: the entry may be another path's later. */
-	report = e->on_violation == WS_ON_VIOLATION_REPORT;
+	report = e->on_violation == WS_ON_VIOLATION_REPORT &&
+		 ep->hop->behaviour == WS_BEHAVIOUR_END_DT46;
 	outer = outer_len(&ep->outer);
 	headers = sizeof(struct eth_hdr) + outer;
 	judged = egress_judge(ep, e);
@@ -71,6 +72,7 @@ static __always_inline int dt46_tc(struct __sk_buff *skb, struct endpoint *ep,
 	frames = gso_frames_at_least(skb, outer_inner(&ep->outer), headers);
 	bytes = ip_len(&inner);
 	stats = ep->hop->stats;
+	skb->cb[0] = ep->tlv->path;
 	/* Moves the packet: every pointer taken before is gone. */
 	rc = strip(skb, outer, is_ip4);
 	if (rc)
@@ -81,6 +83,8 @@ static __always_inline int dt46_tc(struct __sk_buff *skb, struct endpoint *ep,
 	if (skb->len > sizeof(struct eth_hdr) + bytes)
 		bpf_skb_change_tail(skb, sizeof(struct eth_hdr) + bytes, 0);
 	stats_add(stats, frames, bytes);
+	if (ep->hop->behaviour == WS_BEHAVIOUR_STREAM)
+		return step_on(s, STEP_STREAM, 0);
 	skb->tc_index = WS_INDEX_PROVEN;
 	return step_on(s, is_ip4 ? STEP_DELIVER_IP4 : STEP_DELIVER_IP6, stats);
 }

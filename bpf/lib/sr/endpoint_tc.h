@@ -22,6 +22,7 @@
 #include "lib/sr/endpoint.h"
 #include "lib/sr/endpoint_refuse_tc.h"
 #include "lib/sr/step.h"
+#include "lib/stream/stream_in_tc.h"
 #include "lib/wire/net.h"
 
 /* What to do about a packet whose flow could not be read: more of it may have to
@@ -94,6 +95,7 @@ __noinline int ws_endpoint_step(struct __sk_buff *skb, int first,
 	case WS_BEHAVIOUR_END:
 		return end_tc(skb, &ep, first, s);
 	case WS_BEHAVIOUR_END_DT46:
+	case WS_BEHAVIOUR_STREAM:
 		return dt46_tc(skb, &ep, s);
 	}
 	return ws_refuse(skb, REASON(BEHAVIOUR_BUG), 0);
@@ -137,6 +139,8 @@ static __always_inline int endpoint_tc(struct __sk_buff *skb, bool first)
 		return ws_deliver(skb, s.exit, false);
 	case STEP_DELIVER_IP4:
 		return ws_deliver(skb, s.exit, true);
+	case STEP_STREAM:
+		return ws_stream_in(skb);
 	}
 	return ws_refuse(skb, REASON(LOOP), 0);
 }

@@ -13,6 +13,8 @@ enum step_next {
 	STEP_FORWARD, /* on to another node */
 	STEP_DELIVER_IP6, /* verified, and without its outer header */
 	STEP_DELIVER_IP4,
+	/* As DELIVER, to a function on byte streams; skb->cb[0]: the path that it came by */
+	STEP_STREAM,
 };
 
 /* Zero before a visit. */

@@ -86,7 +86,10 @@ struct tcp_hdr {
 };
 _Static_assert(sizeof(struct tcp_hdr) == 20, "TCP header");
 
+#define TCP_FIN 0x01
 #define TCP_SYN 0x02
+#define TCP_RST 0x04
+#define TCP_ACK 0x10
 
 #define IP4_TOS_RT_MASK 0x1c /* what the kernel routes by */
 #define IP4_DONT_FRAGMENT bpf_htons(0x4000)

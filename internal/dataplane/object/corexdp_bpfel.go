@@ -18,6 +18,8 @@ import (
 const (
 	coreXDPMapWsBuckets     = "ws_buckets"
 	coreXDPMapWsCache       = "ws_cache"
+	coreXDPMapWsConns       = "ws_conns"
+	coreXDPMapWsConnsNew    = "ws_conns_new"
 	coreXDPMapWsCopies      = "ws_copies"
 	coreXDPMapWsEgressIndex = "ws_egress_index"
 	coreXDPMapWsEgresses    = "ws_egresses"
@@ -47,6 +49,7 @@ const (
 	coreXDPMapWsSlots       = "ws_slots"
 	coreXDPMapWsSources     = "ws_sources"
 	coreXDPMapWsStats       = "ws_stats"
+	coreXDPMapWsStreams     = "ws_streams"
 	coreXDPMapWsWindows     = "ws_windows"
 	coreXDPProgWsCoreXdp    = "ws_core_xdp"
 	coreXDPVarCfg           = "cfg"
@@ -103,6 +106,8 @@ type coreXDPProgramSpecs struct {
 type coreXDPMapSpecs struct {
 	WsBuckets     *ebpf.MapSpec `ebpf:"ws_buckets"`
 	WsCache       *ebpf.MapSpec `ebpf:"ws_cache"`
+	WsConns       *ebpf.MapSpec `ebpf:"ws_conns"`
+	WsConnsNew    *ebpf.MapSpec `ebpf:"ws_conns_new"`
 	WsCopies      *ebpf.MapSpec `ebpf:"ws_copies"`
 	WsEgressIndex *ebpf.MapSpec `ebpf:"ws_egress_index"`
 	WsEgresses    *ebpf.MapSpec `ebpf:"ws_egresses"`
@@ -132,6 +137,7 @@ type coreXDPMapSpecs struct {
 	WsSlots       *ebpf.MapSpec `ebpf:"ws_slots"`
 	WsSources     *ebpf.MapSpec `ebpf:"ws_sources"`
 	WsStats       *ebpf.MapSpec `ebpf:"ws_stats"`
+	WsStreams     *ebpf.MapSpec `ebpf:"ws_streams"`
 	WsWindows     *ebpf.MapSpec `ebpf:"ws_windows"`
 }
 
@@ -164,6 +170,8 @@ func (o *coreXDPObjects) Close() error {
 type coreXDPMaps struct {
 	WsBuckets     *ebpf.Map `ebpf:"ws_buckets"`
 	WsCache       *ebpf.Map `ebpf:"ws_cache"`
+	WsConns       *ebpf.Map `ebpf:"ws_conns"`
+	WsConnsNew    *ebpf.Map `ebpf:"ws_conns_new"`
 	WsCopies      *ebpf.Map `ebpf:"ws_copies"`
 	WsEgressIndex *ebpf.Map `ebpf:"ws_egress_index"`
 	WsEgresses    *ebpf.Map `ebpf:"ws_egresses"`
@@ -193,6 +201,7 @@ type coreXDPMaps struct {
 	WsSlots       *ebpf.Map `ebpf:"ws_slots"`
 	WsSources     *ebpf.Map `ebpf:"ws_sources"`
 	WsStats       *ebpf.Map `ebpf:"ws_stats"`
+	WsStreams     *ebpf.Map `ebpf:"ws_streams"`
 	WsWindows     *ebpf.Map `ebpf:"ws_windows"`
 }
 
@@ -200,6 +209,8 @@ func (m *coreXDPMaps) Close() error {
 	return _CoreXDPClose(
 		m.WsBuckets,
 		m.WsCache,
+		m.WsConns,
+		m.WsConnsNew,
 		m.WsCopies,
 		m.WsEgressIndex,
 		m.WsEgresses,
@@ -229,6 +240,7 @@ func (m *coreXDPMaps) Close() error {
 		m.WsSlots,
 		m.WsSources,
 		m.WsStats,
+		m.WsStreams,
 		m.WsWindows,
 	)
 }

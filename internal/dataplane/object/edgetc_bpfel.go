@@ -18,6 +18,8 @@ import (
 const (
 	edgeTCMapWsBuckets     = "ws_buckets"
 	edgeTCMapWsCache       = "ws_cache"
+	edgeTCMapWsConns       = "ws_conns"
+	edgeTCMapWsConnsNew    = "ws_conns_new"
 	edgeTCMapWsCopies      = "ws_copies"
 	edgeTCMapWsEgressIndex = "ws_egress_index"
 	edgeTCMapWsEgresses    = "ws_egresses"
@@ -47,6 +49,7 @@ const (
 	edgeTCMapWsSlots       = "ws_slots"
 	edgeTCMapWsSources     = "ws_sources"
 	edgeTCMapWsStats       = "ws_stats"
+	edgeTCMapWsStreams     = "ws_streams"
 	edgeTCMapWsWindows     = "ws_windows"
 	edgeTCProgWsEdgeTc     = "ws_edge_tc"
 	edgeTCVarCfg           = "cfg"
@@ -103,6 +106,8 @@ type edgeTCProgramSpecs struct {
 type edgeTCMapSpecs struct {
 	WsBuckets     *ebpf.MapSpec `ebpf:"ws_buckets"`
 	WsCache       *ebpf.MapSpec `ebpf:"ws_cache"`
+	WsConns       *ebpf.MapSpec `ebpf:"ws_conns"`
+	WsConnsNew    *ebpf.MapSpec `ebpf:"ws_conns_new"`
 	WsCopies      *ebpf.MapSpec `ebpf:"ws_copies"`
 	WsEgressIndex *ebpf.MapSpec `ebpf:"ws_egress_index"`
 	WsEgresses    *ebpf.MapSpec `ebpf:"ws_egresses"`
@@ -132,6 +137,7 @@ type edgeTCMapSpecs struct {
 	WsSlots       *ebpf.MapSpec `ebpf:"ws_slots"`
 	WsSources     *ebpf.MapSpec `ebpf:"ws_sources"`
 	WsStats       *ebpf.MapSpec `ebpf:"ws_stats"`
+	WsStreams     *ebpf.MapSpec `ebpf:"ws_streams"`
 	WsWindows     *ebpf.MapSpec `ebpf:"ws_windows"`
 }
 
@@ -164,6 +170,8 @@ func (o *edgeTCObjects) Close() error {
 type edgeTCMaps struct {
 	WsBuckets     *ebpf.Map `ebpf:"ws_buckets"`
 	WsCache       *ebpf.Map `ebpf:"ws_cache"`
+	WsConns       *ebpf.Map `ebpf:"ws_conns"`
+	WsConnsNew    *ebpf.Map `ebpf:"ws_conns_new"`
 	WsCopies      *ebpf.Map `ebpf:"ws_copies"`
 	WsEgressIndex *ebpf.Map `ebpf:"ws_egress_index"`
 	WsEgresses    *ebpf.Map `ebpf:"ws_egresses"`
@@ -193,6 +201,7 @@ type edgeTCMaps struct {
 	WsSlots       *ebpf.Map `ebpf:"ws_slots"`
 	WsSources     *ebpf.Map `ebpf:"ws_sources"`
 	WsStats       *ebpf.Map `ebpf:"ws_stats"`
+	WsStreams     *ebpf.Map `ebpf:"ws_streams"`
 	WsWindows     *ebpf.Map `ebpf:"ws_windows"`
 }
 
@@ -200,6 +209,8 @@ func (m *edgeTCMaps) Close() error {
 	return _EdgeTCClose(
 		m.WsBuckets,
 		m.WsCache,
+		m.WsConns,
+		m.WsConnsNew,
 		m.WsCopies,
 		m.WsEgressIndex,
 		m.WsEgresses,
@@ -229,6 +240,7 @@ func (m *edgeTCMaps) Close() error {
 		m.WsSlots,
 		m.WsSources,
 		m.WsStats,
+		m.WsStreams,
 		m.WsWindows,
 	)
 }

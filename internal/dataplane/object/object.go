@@ -18,6 +18,7 @@ const (
 	EdgeOutTC   = edgeOutTCProgWsEdgeOutTc
 	ExtTC       = extTCProgWsExtTc
 	OriginateTC = originateTCProgWsOriginateTc
+	StreamTC    = streamTCProgWsStreamTc
 )
 
 // VarConfig is the variable that each object is configured by, an abi.Config.
@@ -42,7 +43,17 @@ var All = []Object{
 	{EdgeOutTC, loadEdgeOutTC, &_EdgeOutTCBytes},
 	{ExtTC, loadExtTC, &_ExtTCBytes},
 	{OriginateTC, loadOriginateTC, &_OriginateTCBytes},
+	{StreamTC, loadStreamTC, &_StreamTCBytes},
 }
+
+// The program of a worker's namespace, which has maps of its own and is of no generation.
+const (
+	StreamLookup    = streamLookupProgWsStreamLookup
+	StreamListeners = streamLookupMapWsListeners
+)
+
+// LoadStreamLookup reads its object.
+func LoadStreamLookup() (*ebpf.CollectionSpec, error) { return loadStreamLookup() }
 
 // Load reads the object of a program.
 func Load(program string) (*ebpf.CollectionSpec, error) {

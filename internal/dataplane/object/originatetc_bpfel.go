@@ -18,6 +18,8 @@ import (
 const (
 	originateTCMapWsBuckets      = "ws_buckets"
 	originateTCMapWsCache        = "ws_cache"
+	originateTCMapWsConns        = "ws_conns"
+	originateTCMapWsConnsNew     = "ws_conns_new"
 	originateTCMapWsCopies       = "ws_copies"
 	originateTCMapWsEgressIndex  = "ws_egress_index"
 	originateTCMapWsEgresses     = "ws_egresses"
@@ -47,6 +49,7 @@ const (
 	originateTCMapWsSlots        = "ws_slots"
 	originateTCMapWsSources      = "ws_sources"
 	originateTCMapWsStats        = "ws_stats"
+	originateTCMapWsStreams      = "ws_streams"
 	originateTCMapWsWindows      = "ws_windows"
 	originateTCProgWsOriginateTc = "ws_originate_tc"
 	originateTCVarCfg            = "cfg"
@@ -103,6 +106,8 @@ type originateTCProgramSpecs struct {
 type originateTCMapSpecs struct {
 	WsBuckets     *ebpf.MapSpec `ebpf:"ws_buckets"`
 	WsCache       *ebpf.MapSpec `ebpf:"ws_cache"`
+	WsConns       *ebpf.MapSpec `ebpf:"ws_conns"`
+	WsConnsNew    *ebpf.MapSpec `ebpf:"ws_conns_new"`
 	WsCopies      *ebpf.MapSpec `ebpf:"ws_copies"`
 	WsEgressIndex *ebpf.MapSpec `ebpf:"ws_egress_index"`
 	WsEgresses    *ebpf.MapSpec `ebpf:"ws_egresses"`
@@ -132,6 +137,7 @@ type originateTCMapSpecs struct {
 	WsSlots       *ebpf.MapSpec `ebpf:"ws_slots"`
 	WsSources     *ebpf.MapSpec `ebpf:"ws_sources"`
 	WsStats       *ebpf.MapSpec `ebpf:"ws_stats"`
+	WsStreams     *ebpf.MapSpec `ebpf:"ws_streams"`
 	WsWindows     *ebpf.MapSpec `ebpf:"ws_windows"`
 }
 
@@ -164,6 +170,8 @@ func (o *originateTCObjects) Close() error {
 type originateTCMaps struct {
 	WsBuckets     *ebpf.Map `ebpf:"ws_buckets"`
 	WsCache       *ebpf.Map `ebpf:"ws_cache"`
+	WsConns       *ebpf.Map `ebpf:"ws_conns"`
+	WsConnsNew    *ebpf.Map `ebpf:"ws_conns_new"`
 	WsCopies      *ebpf.Map `ebpf:"ws_copies"`
 	WsEgressIndex *ebpf.Map `ebpf:"ws_egress_index"`
 	WsEgresses    *ebpf.Map `ebpf:"ws_egresses"`
@@ -193,6 +201,7 @@ type originateTCMaps struct {
 	WsSlots       *ebpf.Map `ebpf:"ws_slots"`
 	WsSources     *ebpf.Map `ebpf:"ws_sources"`
 	WsStats       *ebpf.Map `ebpf:"ws_stats"`
+	WsStreams     *ebpf.Map `ebpf:"ws_streams"`
 	WsWindows     *ebpf.Map `ebpf:"ws_windows"`
 }
 
@@ -200,6 +209,8 @@ func (m *originateTCMaps) Close() error {
 	return _OriginateTCClose(
 		m.WsBuckets,
 		m.WsCache,
+		m.WsConns,
+		m.WsConnsNew,
 		m.WsCopies,
 		m.WsEgressIndex,
 		m.WsEgresses,
@@ -229,6 +240,7 @@ func (m *originateTCMaps) Close() error {
 		m.WsSlots,
 		m.WsSources,
 		m.WsStats,
+		m.WsStreams,
 		m.WsWindows,
 	)
 }

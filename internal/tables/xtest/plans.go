@@ -388,6 +388,8 @@ func DoOp(t tables.Contents, o tables.Op) {
 			set(t.Proxies, k, o.Value)
 		case tables.MapPaths:
 			set(t.Paths, k, o.Value)
+		case tables.MapStreams:
+			set(t.Streams, k, o.Value)
 		case tables.MapGuards:
 			set(t.Guards, k, o.Value)
 		default:
@@ -412,7 +414,7 @@ func CloneTables(t tables.Contents) tables.Contents {
 		origins[o] = tables.Prefixes{Dst: maps.Clone(p.Dst), Src: maps.Clone(p.Src)}
 	}
 	return tables.Contents{
-		Hops: maps.Clone(t.Hops), Sids: maps.Clone(t.Sids), Sources: maps.Clone(t.Sources), Egresses: maps.Clone(t.Egresses), Headends: maps.Clone(t.Headends), Paths: maps.Clone(t.Paths), Guards: maps.Clone(t.Guards),
+		Hops: maps.Clone(t.Hops), Sids: maps.Clone(t.Sids), Sources: maps.Clone(t.Sources), Egresses: maps.Clone(t.Egresses), Headends: maps.Clone(t.Headends), Paths: maps.Clone(t.Paths), Guards: maps.Clone(t.Guards), Streams: maps.Clone(t.Streams),
 		MatchDst: maps.Clone(t.MatchDst), MatchSrc: maps.Clone(t.MatchSrc), GuardDst: maps.Clone(t.GuardDst), GuardSrc: maps.Clone(t.GuardSrc), Ports: maps.Clone(t.Ports),
 		Proxies: maps.Clone(t.Proxies), LocalDst: maps.Clone(t.LocalDst), LocalSrc: maps.Clone(t.LocalSrc), Rules: maps.Clone(t.Rules),
 		Origins: origins,
@@ -421,7 +423,7 @@ func CloneTables(t tables.Contents) tables.Contents {
 
 func EqualTables(a, b tables.Contents) bool {
 	return maps.Equal(a.Hops, b.Hops) && maps.Equal(a.Sids, b.Sids) && maps.Equal(a.Sources, b.Sources) && maps.Equal(a.Egresses, b.Egresses) &&
-		maps.Equal(a.Headends, b.Headends) && maps.Equal(a.Paths, b.Paths) && maps.Equal(a.Guards, b.Guards) && maps.Equal(a.MatchDst, b.MatchDst) && maps.Equal(a.MatchSrc, b.MatchSrc) &&
+		maps.Equal(a.Headends, b.Headends) && maps.Equal(a.Paths, b.Paths) && maps.Equal(a.Guards, b.Guards) && maps.Equal(a.Streams, b.Streams) && maps.Equal(a.MatchDst, b.MatchDst) && maps.Equal(a.MatchSrc, b.MatchSrc) &&
 		maps.Equal(a.GuardDst, b.GuardDst) && maps.Equal(a.GuardSrc, b.GuardSrc) && maps.Equal(a.Ports, b.Ports) &&
 		maps.Equal(a.Proxies, b.Proxies) && maps.Equal(a.LocalDst, b.LocalDst) && maps.Equal(a.LocalSrc, b.LocalSrc) && maps.Equal(a.Rules, b.Rules) &&
 		maps.EqualFunc(originsOf(a), originsOf(b), tables.Prefixes.Equal)

@@ -1,0 +1,107 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* Connections through functions on byte streams. What is not of one gets to no such
+ * function, and nothing that is not of one comes from there. TC only.
+ */
+#pragma once
+
+#include "lib/hook.h"
+#include "lib/node/maps.h"
+#include "lib/skb/pull.h"
+#include "lib/wire/ip.h"
+#include "lib/wire/net.h"
+
+#define SECOND_COARSE_NS 1000000000ULL
+
+/* Bytes of a frame that are looked at: IPv4 may have options. */
+#define CONN_PULL (sizeof(struct eth_hdr) + 60 + sizeof(struct tcp_hdr))
+
+/* A segment of TCP, as it is in a frame. */
+struct segment {
+	struct ws_conn_key key; /* as if its sender were the client */
+	__u32 flags;
+};
+
+/* Moves the packet. False: it is not TCP, or its TCP header is not right behind the IP
+ * header. s->key.proxy is left as it is.
+ */
+static __always_inline bool segment_read(struct __sk_buff *skb,
+					 struct segment *s)
+{
+	const struct tcp_hdr *tcp;
+	const struct ip4_hdr *ip4;
+	const struct ip6_hdr *ip6;
+	const struct eth_hdr *eth;
+	struct cursor c;
+	struct addrs a;
+	struct ip in;
+
+	pull(skb, CONN_PULL);
+	c = ctx_cursor(skb);
+	eth = cursor_take(&c, struct eth_hdr);
+	if (!eth || !eth_is_ip(eth) || !ip_take(&c, eth_is_ip4(eth), &in) ||
+	    !ip_is_its_version(&in))
+		return false;
+	ip4 = in.hdr;
+	ip6 = in.hdr;
+	if (in.is_ip4) {
+		if (ip4->protocol != NEXTHDR_TCP || ip4_is_fragment(ip4))
+			return false;
+		c.pos += ip4_header_len(ip4) - sizeof(*ip4);
+	} else if (ip6->nexthdr != NEXTHDR_TCP) {
+		return false;
+	}
+	a = ip_addrs(&in);
+	tcp = cursor_take(&c, struct tcp_hdr);
+	if (!tcp)
+		return false;
+	s->key.client[0] = a.src[0];
+	s->key.client[1] = a.src[1];
+	s->key.server[0] = a.dst[0];
+	s->key.server[1] = a.dst[1];
+	s->key.client_port = tcp->sport;
+	s->key.server_port = tcp->dport;
+	s->flags = tcp->flags;
+	return true;
+}
+
+/* The same segment, as if its receiver were the client. */
+static __always_inline void conn_swap(struct ws_conn_key *k)
+{
+	__be64 hi = k->client[0], lo = k->client[1];
+	__be16 port = k->client_port;
+
+	k->client[0] = k->server[0];
+	k->client[1] = k->server[1];
+	k->client_port = k->server_port;
+	k->server[0] = hi;
+	k->server[1] = lo;
+	k->server_port = port;
+}
+
+/* NULL: there is none. *is_new: the function has not gone on with it. */
+static __always_inline struct ws_conn *conn_find(const struct ws_conn_key *k,
+						 bool *is_new)
+{
+	struct ws_conn *c = bpf_map_lookup_elem(&ws_conns, k);
+
+	*is_new = !c;
+	return c ? c : bpf_map_lookup_elem(&ws_conns_new, k);
+}
+
+/* Notes a segment of it; fin: WS_CONN_* for one that ends its direction, or 0. Writes
+ * seldom, since all CPUs share the entry.
+ */
+static __always_inline void conn_note(struct ws_conn *c, __u32 flags, __u32 fin)
+{
+	__u64 now = bpf_ktime_get_coarse_ns();
+	__u32 seen = c->seen;
+
+	if (flags & TCP_FIN)
+		seen |= fin;
+	if (flags & TCP_RST)
+		seen |= WS_CONN_RST;
+	if (seen != c->seen)
+		c->seen = seen;
+	if (now - c->used > SECOND_COARSE_NS)
+		c->used = now;
+}

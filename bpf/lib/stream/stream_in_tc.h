@@ -1,0 +1,73 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* What was verified, to a function on byte streams. TC ingress only. */
+#pragma once
+
+#include "lib/detour/detour.h"
+#include "lib/hook.h"
+#include "lib/node/maps.h"
+#include "lib/node/refuse.h"
+#include "lib/reason.h"
+#include "lib/stream/conn_tc.h"
+
+/* A SYN without ACK: it asks for a connection. */
+static __always_inline bool segment_opens(const struct segment *s)
+{
+	return (s->flags & (TCP_SYN | TCP_ACK | TCP_RST)) == TCP_SYN;
+}
+
+/* Which connection a packet is of that came by t; a SYN makes one. */
+static __always_inline reason_t stream_admit(struct segment *s,
+					     const struct ws_stream *t)
+{
+	struct ws_conn fresh = { .part = t->part };
+	struct ws_conn *c;
+	bool is_new;
+
+	if (!t->opens)
+		conn_swap(&s->key);
+	c = conn_find(&s->key, &is_new);
+	if (!c) {
+		if (!t->opens || !segment_opens(s))
+			return REASON(STREAM_UNKNOWN);
+		fresh.used = bpf_ktime_get_coarse_ns();
+		/* Of two SYNs on two CPUs one is the first. */
+		bpf_map_update_elem(&ws_conns_new, &s->key, &fresh,
+				    BPF_NOEXIST);
+		c = bpf_map_lookup_elem(&ws_conns_new, &s->key);
+		if (!c)
+			return REASON(STREAMS_FULL);
+	}
+	if (c->part != (t->opens ? t->part : t->other))
+		return REASON(WRONG_CHAIN);
+	/* Ports are used again: what the last connection had seen is over. */
+	if (segment_opens(s) && c->seen)
+		c->seen = 0;
+	conn_note(c, s->flags,
+		  t->opens ? WS_CONN_CLIENT_FIN : WS_CONN_SERVER_FIN);
+	return WS_REASON_NONE;
+}
+
+/* A packet without its outer header, which was verified; skb->cb[0]: the path that it
+ * came by. Returns the verdict.
+ */
+__noinline int ws_stream_in(struct __sk_buff *skb)
+{
+	__be32 path = skb->cb[0];
+	const struct ws_stream *t = bpf_map_lookup_elem(&ws_streams, &path);
+	const struct ws_proxy *p = t ? proxy_find(t->proxy) : NULL;
+	struct segment s = {};
+	reason_t r;
+
+	if (!p)
+		return ws_refuse(skb, REASON(PROXY_MISSING_BUG), 0);
+	if (p->gone)
+		return ws_refuse(skb, REASON(STREAM_DOWN), 0);
+	s.key.proxy = t->proxy;
+	if (!segment_read(skb, &s))
+		return ws_refuse(skb, REASON(STREAM_NOT_TCP), 0);
+	r = stream_admit(&s, t);
+	if (r)
+		return ws_refuse(skb, r, 0);
+	proxy_received(p, 1);
+	return bpf_redirect_peer(p->to, 0);
+}

@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* In the namespace of a function on byte streams, whatever TCP connection is asked for is for
+ * the worker. Attached to the namespace (sk_lookup); it needs nothing of the plan.
+ */
+#include <linux/bpf.h>
+#include <linux/types.h>
+#include <bpf/bpf_helpers.h>
+#include <waystamp/abi.h>
+
+#define LISTENER_IP6 0
+#define LISTENER_IP4 1
+
+#define FAMILY_IP4 2 /* AF_INET */
+#define PROTOCOL_TCP 6
+
+/* The worker's listeners, one of each version of IP: the kernel spreads connections over
+ * the others that share its port. One that is closed is not here any more.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_SOCKMAP);
+	__type(key, __u32);
+	__type(value, __u64);
+	__uint(max_entries, 2);
+} ws_listeners SEC(".maps");
+
+SEC("sk_lookup")
+int ws_stream_lookup(struct bpf_sk_lookup *ctx)
+{
+	__u32 key = ctx->family == FAMILY_IP4 ? LISTENER_IP4 : LISTENER_IP6;
+	struct bpf_sock *sk;
+	long rc;
+
+	if (ctx->protocol != PROTOCOL_TCP)
+		return SK_DROP;
+	/* Without a listener the kernel answers with RST. */
+	sk = bpf_map_lookup_elem(&ws_listeners, &key);
+	if (!sk)
+		return SK_PASS;
+	rc = bpf_sk_assign(ctx, sk, 0);
+	bpf_sk_release(sk);
+	return rc ? SK_DROP : SK_PASS;
+}
+
+char _license[] SEC("license") = "Dual BSD/GPL";

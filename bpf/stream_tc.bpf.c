@@ -1,0 +1,102 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* What comes from a function on byte streams: the connection that a packet is of says which
+ * part of its chain it takes, and this node is that part's headend. function_tc.bpf.c
+ * hands all of it over; nothing else goes on.
+ */
+#include "lib/hook.h"
+#include "lib/detour/detour.h"
+#include "lib/node/maps.h"
+#include "lib/sr/edge_tc.h"
+#include "lib/sr/enter_tc.h"
+#include "lib/stream/conn_tc.h"
+
+/* A connection that the function goes on with is kept for good. */
+static __always_inline reason_t conn_promote(const struct ws_conn_key *k,
+					     const struct ws_conn *c)
+{
+	struct ws_conn kept = { .used = c->used, .part = c->part };
+
+	/* Where another CPU was first, its entry is as good. */
+	if (bpf_map_update_elem(&ws_conns, k, &kept, BPF_NOEXIST) &&
+	    !bpf_map_lookup_elem(&ws_conns, k))
+		return REASON(STREAMS_FULL);
+	bpf_map_delete_elem(&ws_conns_new, k);
+	return WS_REASON_NONE;
+}
+
+/* Where a packet goes: the headend of the path that its connection takes, into skb->cb[0].
+ * A function of its own, for its stack. Returns a reason_t.
+ */
+__noinline int ws_stream_path(struct __sk_buff *skb)
+{
+	__u32 ifindex = skb->ifindex;
+	const struct ws_port *port = bpf_map_lookup_elem(&ws_ports, &ifindex);
+	const struct ws_proxy *p = port ? proxy_find(port->proxy) : NULL;
+	const struct ws_stream *t;
+	struct segment s = {};
+	bool is_new, onward = true;
+	const __u32 *index;
+	struct ws_conn *c;
+	__be32 path;
+	reason_t r;
+
+	if (!p)
+		return REASON(PROXY_MISSING_BUG);
+	s.key.proxy = port->proxy;
+	if (!segment_read(skb, &s))
+		return REASON(STREAM_NOT_TCP);
+	c = conn_find(&s.key, &is_new);
+	if (!c) {
+		onward = false;
+		conn_swap(&s.key);
+		c = conn_find(&s.key, &is_new);
+	}
+	if (!c)
+		return REASON(STREAM_UNKNOWN);
+	path = c->part;
+	conn_note(c, s.flags, 0);
+	if (onward && is_new) {
+		r = conn_promote(&s.key, c);
+		if (r)
+			return r;
+	}
+	t = bpf_map_lookup_elem(&ws_streams, &path);
+	/* The plan has dropped the chain meanwhile. */
+	if (!t)
+		return REASON(STREAM_UNKNOWN);
+	path = onward ? t->onward : t->back;
+	index = bpf_map_lookup_elem(&ws_paths, &path);
+	if (!index)
+		return REASON(HEADEND_MISSING_BUG);
+	skb->cb[0] = *index;
+	proxy_count(p, tx_success);
+	return WS_REASON_NONE;
+}
+
+SEC("tc")
+int ws_stream_tc(struct __sk_buff *skb)
+{
+	const struct eth_hdr *eth;
+	struct cursor c;
+	struct ip in;
+	int verdict;
+	reason_t r;
+
+	skb->tc_index = 0;
+	skb->mark = 0;
+	r = ws_stream_path(skb);
+	if (r)
+		return ws_refuse(skb, r, 0);
+	c = ctx_cursor(skb);
+	eth = cursor_take(&c, struct eth_hdr);
+	if (!eth || !ip_take(&c, eth_is_ip4(eth), &in))
+		return ws_refuse(skb, REASON(BOUNDS_BUG), 0);
+	verdict = edge_boundary(skb, &in);
+	if (verdict != CTX_PASS)
+		return verdict;
+	if (ip_is_unsteered(&in))
+		return ws_refuse(skb, REASON(STREAM_UNKNOWN), 0);
+	return enter(skb, c, &in, skb->cb[0]);
+}
+
+char _license[] SEC("license") = "Dual BSD/GPL";

@@ -1,0 +1,330 @@
+package agent
+
+import (
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/waystamp/waystamp/internal/api"
+	"github.com/waystamp/waystamp/internal/dataplane"
+	"github.com/waystamp/waystamp/internal/host"
+	"github.com/waystamp/waystamp/internal/plan"
+	"github.com/waystamp/waystamp/internal/stream"
+)
+
+// streamPlaces is what an agent asks of the machine for functions of kind stream.
+type streamPlaces interface {
+	// Start makes a function's place, with its interface on the node, and a worker in it.
+	Start(p plan.Proxy, config []byte) (streamWorker, error)
+}
+
+// streamWorker is a worker in its place. Both end with the agent.
+type streamWorker interface {
+	Ended() <-chan struct{}
+	Err() error // why; only then
+	PID() int
+	Statistics() stream.Statistics
+	Close() error // and removes the place
+}
+
+// kernelStreams has a namespace without a name for each function, which ends with its
+// worker and the agent.
+type kernelStreams struct{ node *host.Net }
+
+// What is in a worker's namespace.
+const (
+	streamLink  = "waystamp"
+	streamPort  = 8080 // that its listeners are bound to; the program gives them all others, too
+	streamAlias = "waystamp stream"
+)
+
+var streamGateway = netip.MustParseAddr("fe80::1")
+
+func (k kernelStreams) Start(p plan.Proxy, config []byte) (_ streamWorker, err error) {
+	ns, err := host.Anonymous()
+	if err != nil {
+		return nil, err
+	}
+	w := &kernelWorker{node: k.node, ns: ns, link: p.To}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, w.Close())
+		}
+	}()
+	if err := w.place(p); err != nil {
+		return nil, err
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return nil, fmt.Errorf("find the program of workers: %w", err)
+	}
+	var listeners []*os.File
+	w.Process, listeners, err = stream.Start(ns, self, config)
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		for _, f := range listeners {
+			err = errors.Join(err, f.Close())
+		}
+	}()
+	w.listeners, err = dataplane.GiveConnections(ns, listeners)
+	return w, err
+}
+
+type kernelWorker struct {
+	*stream.Process
+	node      *host.Net
+	ns        *host.NetNS
+	link      string
+	made      bool
+	listeners *dataplane.Listeners
+}
+
+// place makes the pair of interfaces, and the namespace's routes.
+func (w *kernelWorker) place(p plan.Proxy) (err error) {
+	switch l, err := w.node.Link(p.To); {
+	case errors.Is(err, host.ErrNoLink):
+	case err != nil:
+		return err
+	case l.Alias != streamAlias:
+		return fmt.Errorf("an interface %s is there and not waystamp's; remove or rename it, or give the function another name", p.To)
+	default: // of an agent before
+		if err := w.node.DeleteLink(p.To); err != nil {
+			return err
+		}
+	}
+	mac := func(side string) (m [6]byte) {
+		sum := sha256.Sum256([]byte(p.To + "\x00" + side))
+		copy(m[:], sum[:])
+		m[0] = m[0]&^1 | 2 // locally administered, of one station
+		return m
+	}
+	if err := w.node.AddVeth(host.Veth{Name: p.To, PeerName: streamLink, Peer: w.ns, MTU: p.Stream.MTU, MAC: mac("node"), PeerMAC: mac("inside")}); err != nil {
+		return err
+	}
+	w.made = true
+	if err := w.node.SetAlias(p.To, streamAlias); err != nil {
+		return err
+	}
+	inside, err := host.Open(w.ns)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, inside.Close()) }()
+	// What the worker sends is looked at by the programs alone. Nobody else speaks there.
+	for _, s := range []struct {
+		n          *host.Net
+		key, value string
+	}{
+		{w.node, "net/ipv6/conf/" + p.To + "/disable_ipv6", "0"},
+		{w.node, "net/ipv6/conf/" + p.To + "/addr_gen_mode", "1"},
+		{w.node, "net/ipv6/conf/" + p.To + "/accept_ra", "0"},
+		{w.node, "net/ipv4/conf/" + p.To + "/forwarding", "1"}, // or it is not asked for ways
+		{w.node, "net/ipv6/conf/" + p.To + "/forwarding", "1"},
+		{inside, "net/ipv6/conf/" + streamLink + "/disable_ipv6", "0"},
+		{inside, "net/ipv6/conf/" + streamLink + "/addr_gen_mode", "1"},
+		{inside, "net/ipv6/conf/" + streamLink + "/accept_ra", "0"},
+	} {
+		if err := s.n.SetSysctl(s.key, s.value); err != nil {
+			return err
+		}
+	}
+	if err := w.node.SetUp(p.To); err != nil {
+		return err
+	}
+	return stream.Place{Link: streamLink, Gateway: streamGateway, GatewayMAC: mac("node")}.Prepare(inside)
+}
+
+func (w *kernelWorker) Close() error {
+	var errs []error
+	if w.Process != nil {
+		errs = append(errs, w.Process.Close())
+	}
+	if w.listeners != nil {
+		errs = append(errs, w.listeners.Close())
+	}
+	if w.made {
+		if err := w.node.DeleteLink(w.link); err != nil && !errors.Is(err, host.ErrNoLink) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(append(errs, w.ns.Close())...)
+}
+
+// streamFunction is a function of kind stream and its worker.
+type streamFunction struct {
+	config   string       // of the worker, and its MTU
+	worker   streamWorker // nil: there is none
+	err      error        // why
+	restarts int
+	failed   int       // times in a row
+	after    time.Time // it is not started again before
+}
+
+// A worker that ends is started again after a while, which doubles each time.
+const (
+	streamPauseMin = time.Second / 4
+	streamPauseMax = 30 * time.Second
+	streamWell     = time.Minute // after which it counts as the first time
+)
+
+// streams are the functions of kind stream that are there. The loop alone changes them.
+type streams struct {
+	mu     sync.Mutex // readers look, too
+	by     map[string]*streamFunction
+	kept   map[string]dataplane.Connections // as last counted
+	wakeUp chan struct{}                    // a worker has ended
+}
+
+// ensureStreams starts the workers of a plan that are not there, and ends those of functions
+// that are gone. A function without a worker gets no packets.
+func (a *agent) ensureStreams(n plan.Node, withheld map[string]error) {
+	a.streams.mu.Lock()
+	defer a.streams.mu.Unlock()
+	wanted := map[string]bool{}
+	for _, p := range n.Proxies {
+		if p.Stream == nil {
+			continue
+		}
+		wanted[p.Function] = true
+		if err := a.ensureStreamLocked(p); err != nil {
+			withheld[p.Function] = err
+		}
+	}
+	for name, f := range a.streams.by {
+		if !wanted[name] {
+			a.endStream(name, f)
+			delete(a.streams.by, name)
+		}
+	}
+}
+
+func (a *agent) endStream(name string, f *streamFunction) {
+	if f.worker == nil {
+		return
+	}
+	if err := f.worker.Close(); err != nil {
+		a.cfg.Log.Error("a worker, or its place, could not be removed", "function", name, "err", err)
+	}
+	f.worker = nil
+}
+
+func (a *agent) ensureStreamLocked(p plan.Proxy) error {
+	s := p.Stream
+	text, err := stream.Text(p.Function, streamPort, 1, s.Run, s.Back, stream.Limits{
+		Connections: s.Connections, Buffer: s.Buffer, Idle: s.Idle, HalfClosed: s.HalfClosed,
+	})
+	if err != nil {
+		return err
+	}
+	config := fmt.Sprintf("%s %d", text, s.MTU)
+	f := a.streams.by[p.Function]
+	if f == nil || f.config != config {
+		if f != nil {
+			a.endStream(p.Function, f) // its connections are reset
+		}
+		f = &streamFunction{config: config}
+		a.streams.by[p.Function] = f
+	}
+	if f.worker != nil {
+		select {
+		case <-f.worker.Ended():
+			f.err = fmt.Errorf("its worker ended: %w", f.worker.Err())
+			f.failed++
+			f.restarts++
+			pause := min(streamPauseMax, streamPauseMin<<min(f.failed-1, 10))
+			f.after = time.Now().Add(pause)
+			a.cfg.Log.Error("a worker ended; its connections are reset", "function", p.Function, "err", f.worker.Err(), "again in", pause)
+			a.endStream(p.Function, f)
+		default:
+			return nil
+		}
+	}
+	if wait := time.Until(f.after); wait > 0 {
+		time.AfterFunc(wait, func() { notify(a.streams.wakeUp) })
+		return f.err
+	}
+	worker, err := a.places.Start(p, text)
+	if err != nil {
+		f.err, f.failed = err, f.failed+1
+		f.after = time.Now().Add(min(streamPauseMax, streamPauseMin<<min(f.failed-1, 10)))
+		time.AfterFunc(time.Until(f.after), func() { notify(a.streams.wakeUp) })
+		return err
+	}
+	if time.Since(f.after) > streamWell {
+		f.failed = 0
+	}
+	f.worker, f.err = worker, nil
+	go func() {
+		<-worker.Ended()
+		notify(a.streams.wakeUp)
+	}()
+	a.cfg.Log.Info("a worker runs", "function", p.Function, "process", worker.PID())
+	return nil
+}
+
+// endStreams ends all workers.
+func (a *agent) endStreams() {
+	a.streams.mu.Lock()
+	defer a.streams.mu.Unlock()
+	for name, f := range a.streams.by {
+		a.endStream(name, f)
+	}
+}
+
+// followStreams reconciles if a worker has ended, or may be started again.
+func (a *agent) followStreams() {
+	if a.plan != nil && slices.ContainsFunc(a.plan.Proxies, func(p plan.Proxy) bool { return p.Stream != nil }) {
+		a.reconcile()
+	}
+}
+
+// sweepConnections takes out connections of functions of kind stream that are over. The
+// worker ends those that are idle for too long; what it has ended is not kept much longer.
+func (a *agent) sweepConnections() {
+	idle := map[string]time.Duration{}
+	for _, p := range a.plan.Proxies {
+		if p.Stream != nil {
+			idle[p.Function] = max(p.Stream.Idle, p.Stream.HalfClosed) + streamWell
+		}
+	}
+	if len(idle) == 0 {
+		return
+	}
+	kept, err := a.dp.SweepConnections(idle)
+	if err != nil {
+		a.fail("connections that are over could not be taken out", err)
+		return
+	}
+	a.streams.mu.Lock()
+	defer a.streams.mu.Unlock()
+	a.streams.kept = kept
+}
+
+// streamsOf is what is known of the functions of kind stream.
+func (a *agent) streamsOf() map[string]*api.Stream {
+	a.streams.mu.Lock()
+	defer a.streams.mu.Unlock()
+	out := map[string]*api.Stream{}
+	for name, f := range a.streams.by {
+		s := &api.Stream{Restarts: f.restarts, Kept: a.streams.kept[name].Open + a.streams.kept[name].New}
+		out[name] = s
+		if f.worker == nil {
+			if f.err != nil {
+				s.Error = f.err.Error()
+			}
+			continue
+		}
+		n := f.worker.Statistics()
+		s.Worker, s.Now, s.Opened, s.Refused, s.Ended, s.Unreached = f.worker.PID(), n.Now, n.Opened, n.Refused, n.Ended, n.Unreached
+		s.ResetByClient, s.ResetByServer, s.ResetByFunction, s.ResetByLimit = n.ResetByClient, n.ResetByServer, n.ResetByFunction, n.ResetByLimit
+		s.ToServer, s.ToClient = api.StreamBytes(n.ToServer), api.StreamBytes(n.ToClient)
+	}
+	return out
+}

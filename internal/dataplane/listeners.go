@@ -1,0 +1,72 @@
+package dataplane
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+
+	"github.com/waystamp/waystamp/internal/dataplane/object"
+	"github.com/waystamp/waystamp/internal/host"
+)
+
+// Listeners give all TCP connections that are asked for in a network namespace to a
+// worker's listeners, until they are closed, or the process ends.
+type Listeners struct {
+	program *ebpf.Program
+	sockets *ebpf.Map
+	link    link.Link
+}
+
+// GiveConnections attaches the program of a worker's namespace. listeners are one of IPv6
+// and one of IPv4, which stay the caller's.
+func GiveConnections(ns *host.NetNS, listeners []*os.File) (_ *Listeners, err error) {
+	l := &Listeners{}
+	defer func() {
+		if err != nil {
+			err = errors.Join(fmt.Errorf("give connections to a worker: %w", err), l.Close())
+		}
+	}()
+	spec, err := object.LoadStreamLookup()
+	if err != nil {
+		return nil, err
+	}
+	c, err := ebpf.NewCollection(spec)
+	if err != nil {
+		return nil, err
+	}
+	l.program, l.sockets = c.DetachProgram(object.StreamLookup), c.DetachMap(object.StreamListeners)
+	c.Close()
+	for i, f := range listeners {
+		if err := l.sockets.Put(uint32(i), uint64(f.Fd())); err != nil {
+			return nil, fmt.Errorf("write a listener to map %s: %w", object.StreamListeners, err)
+		}
+	}
+	err = ns.Do(func() error {
+		here, err := os.Open("/proc/thread-self/ns/net")
+		if err != nil {
+			return err
+		}
+		defer here.Close()
+		l.link, err = link.AttachNetNs(int(here.Fd()), l.program)
+		return err
+	})
+	return l, err
+}
+
+// Close takes the program off.
+func (l *Listeners) Close() error {
+	var errs []error
+	if l.link != nil {
+		errs = append(errs, l.link.Close())
+	}
+	if l.program != nil {
+		errs = append(errs, l.program.Close())
+	}
+	if l.sockets != nil {
+		errs = append(errs, l.sockets.Close())
+	}
+	return errors.Join(errs...)
+}

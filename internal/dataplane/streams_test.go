@@ -1,0 +1,328 @@
+package dataplane
+
+import (
+	"encoding/binary"
+	"errors"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"github.com/waystamp/waystamp/internal/abi"
+	"github.com/waystamp/waystamp/internal/dataplane/object"
+	"github.com/waystamp/waystamp/internal/host"
+	"github.com/waystamp/waystamp/internal/model"
+	"github.com/waystamp/waystamp/internal/plan"
+	"github.com/waystamp/waystamp/internal/pot"
+	"github.com/waystamp/waystamp/internal/srv6"
+	"github.com/waystamp/waystamp/internal/tables"
+	"github.com/waystamp/waystamp/internal/tables/xtest"
+)
+
+// streamBed is node r2 of r1, r2, r3, with function zip between the hosts behind r1 and
+// those behind r3: chain web for IPv6, legacy for IPv4.
+type streamBed struct {
+	*proxyRun
+	domain *plan.Domain
+	rnd    uint64
+}
+
+func newStreamBed(t *testing.T) *streamBed {
+	node := func(name, n string, interfaces ...model.Interface) model.Node {
+		return model.Node{Name: name, Address: xtest.Addr("fd00:1::" + n), Locator: xtest.Prefix("fc00:0:0:" + n + "00::/56"), Interfaces: interfaces}
+	}
+	edge, core := model.Interface{Name: "edge", Role: model.RoleEdge}, model.Interface{Name: "core", Role: model.RoleCore}
+	chain := func(name, destination string) model.Chain {
+		return model.Chain{
+			Name: name, Ingress: []string{"r1"}, Functions: []string{"zip"}, Egress: "r3", Both: true,
+			Match: model.Match{Destination: xtest.Prefix(destination)}, Proof: model.Proof{Scheme: model.SchemeKeyed},
+		}
+	}
+	d, err := plan.Compile(model.Domain{
+		Block: xtest.Prefix("fc00::/48"),
+		Nodes: []model.Node{
+			node("r1", "5", edge, core),
+			node("r2", "6", model.Interface{Name: "in", Role: model.RoleCore}, model.Interface{Name: "side", Role: model.RoleCore}),
+			node("r3", "7", edge, core),
+		},
+		Functions: []model.Function{{Name: "zip", Node: "r2", Kind: model.KindStream, Proxy: model.StreamDetour("zip"), Stream: model.Stream{
+			Run: []string{`"identity"`}, Connections: 10, Buffer: model.StreamBufferDefault, Idle: model.StreamIdleDefault, HalfClosed: model.StreamHalfClosedDefault,
+		}}},
+		Chains: []model.Chain{chain("web", "2001:db8:8::/48"), chain("legacy", "198.51.100.0/24")},
+	}, plan.NewKeyring(rand.NewChaCha8([32]byte{1}), nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := newProxyBed(t)
+	b.addVeth("wss-zip")
+	s := &streamBed{&proxyRun{b, b.open(), map[string][6]byte{}, map[string]uint32{}}, d, 100}
+	s.plan()
+	for _, name := range []string{"in", "side", "wss-zip"} {
+		l, err := b.net.Link(name)
+		b.must(err)
+		s.macs[name], s.index[name] = l.MAC, uint32(l.Index)
+	}
+	for _, name := range []string{"r1", "r3"} {
+		l := s.domain.Nodes[slices.IndexFunc(s.domain.Nodes, func(n plan.Node) bool { return n.Name == name })].Locator
+		b.must(b.net.AddRoute(host.Route{Destination: l, Via: xtest.Addr("fd00:5::2"), Device: "side"}))
+	}
+	return s
+}
+
+func (s *streamBed) plan() {
+	s.Helper()
+	s.must(s.apply(s.d, s.domain.Nodes[1]))
+}
+
+func (s *streamBed) path(chain, way string) plan.Path {
+	s.Helper()
+	i := slices.IndexFunc(s.domain.Paths, func(p plan.Path) bool { return p.Chain == chain && p.Way() == way })
+	if i < 0 {
+		s.Fatalf("no path %s of %s", way, chain)
+	}
+	return s.domain.Paths[i]
+}
+
+// proven is a packet at the end of a path, with the proof that belongs there.
+func (s *streamBed) proven(p plan.Path, inner []byte) []byte {
+	s.rnd++
+	last := len(p.Shares) - 1
+	steps := pot.WalkFlow(p.Header(), s.rnd, flowOf(inner), p.Shares[:last]...)
+	out := steps[last-1].WireOut
+	sid := p.Hops[len(p.Hops)-1].SID
+	x := srv6.Packet{
+		Ethernet: &srv6.Ethernet{Type: srv6.EtherTypeIPv6},
+		Header:   srv6.Header{HopLimit: 63, Source: p.Ingress[0].Address, Destination: sid},
+		SRH: &srv6.SRH{NextHeader: srv6.NextHeaderIPv6, Segments: []netip.Addr{sid},
+			TLVs: []srv6.TLV{srv6.Proof{Scheme: p.Scheme, Epoch: p.Epoch, Path: p.Path, RND: out.RND, CML: out.CML}.TLV()}},
+		Payload: inner,
+	}
+	if inner[0]>>4 == 4 {
+		x.SRH.NextHeader = srv6.NextHeaderIPv4
+	}
+	s.must(x.Fix())
+	return frameOf(x)
+}
+
+// segmentOf is a segment of TCP.
+func segmentOf(from, to netip.AddrPort, flags byte) []byte {
+	b := make([]byte, 20)
+	binary.BigEndian.PutUint16(b, from.Port())
+	binary.BigEndian.PutUint16(b[2:], to.Port())
+	b[12], b[13] = 0x50, flags
+	if from.Addr().Is4() {
+		return sentBy4(from.Addr().String(), to.Addr().String(), 6, 0, b...)
+	}
+	return sentBy(from.Addr().String(), to.Addr().String(), 6, b...)
+}
+
+const (
+	fin, syn, rst, ack = 1, 2, 4, 16
+)
+
+// wantIn holds that a packet gets to the function, without its outer header.
+func (s *streamBed) wantIn(frame, inner []byte) {
+	s.Helper()
+	verdict, out, err := s.run(object.CoreTC, "in", frame, 0)
+	if err != nil || verdict != verdictRedirect || !slices.Equal(out[srv6.EthernetLen:], inner) {
+		s.Errorf("verdict %d, %v, refusals %v, %x; want it at the function", int32(verdict), err, s.refusals(), out)
+	}
+}
+
+// wantOut holds that what the function sends takes a path, with its first stamp.
+func (s *streamBed) wantOut(p plan.Path, inner []byte) {
+	s.Helper()
+	verdict, out, err := s.run(object.FunctionTC, "wss-zip", ether(inner), 0)
+	if err != nil || verdict != verdictRedirect {
+		s.Errorf("verdict %d, %v, refusals %v; want it to take %s", int32(verdict), err, s.refusals(), p.PathID)
+		return
+	}
+	x, err := srv6.DecodeFrame(out)
+	if err != nil || x.SRH == nil {
+		s.Errorf("it came out as %x: %v", out, err)
+		return
+	}
+	proof, _ := x.Proof()
+	values, err := pot.Model{}.Stamp(p.Shares[0], p.Header(), flowOf(inner), pot.Values{RND: proof.RND})
+	s.must(err)
+	if proof.Path != p.Path || proof.CML != values.CML || x.Header.Destination != p.Hops[1].SID || !slices.Equal(x.Payload, hopped(inner)) {
+		s.Errorf("proof %+v to %s around %x; want path %s, values %+v", proof, x.Header.Destination, x.Payload, p.PathID, values)
+	}
+}
+
+func (s *streamBed) wantNotOut(reason abi.Reason, inner []byte) {
+	s.Helper()
+	s.wantRefused(reason, object.FunctionTC, "wss-zip", ether(inner), 0)
+}
+
+func (s *streamBed) wantNotIn(reason abi.Reason, frame []byte) {
+	s.Helper()
+	s.wantRefused(reason, object.CoreTC, "in", frame, 0)
+}
+
+// A connection that a verified SYN of the chain opens gets to the function, and what the
+// function sends of it takes the next part, and the part back. Nothing else passes in either way.
+func TestConnectionsPassAStreamFunction(t *testing.T) {
+	for _, c := range []struct{ chain, client, server, other string }{
+		{"web", "[fd00:7::2]:40000", "[2001:db8:8::2]:80", "[2001:db8:8::3]:80"},
+		{"legacy", "192.0.2.2:40000", "198.51.100.2:80", "198.51.100.3:80"},
+	} {
+		t.Run(c.chain, func(t *testing.T) {
+			s := newStreamBed(t)
+			client, server, other := netip.MustParseAddrPort(c.client), netip.MustParseAddrPort(c.server), netip.MustParseAddrPort(c.other)
+			in, on := s.path(c.chain, "forward, up to zip"), s.path(c.chain, "forward, from zip on")
+			answers, back := s.path(c.chain, "reverse, up to zip"), s.path(c.chain, "reverse, from zip on")
+			open := segmentOf(client, server, syn)
+
+			s.wantNotIn(abi.ReasonStreamUnknown, s.proven(in, segmentOf(client, server, ack)))
+			s.wantNotIn(abi.ReasonStreamUnknown, s.proven(in, segmentOf(client, server, syn|ack)))
+			s.wantNotIn(abi.ReasonStreamUnknown, s.proven(answers, segmentOf(server, client, syn)))
+			s.wantNotOut(abi.ReasonStreamUnknown, open)
+			s.wantNotIn(abi.ReasonUnproven, ether(open))
+
+			forged := s.proven(in, open)
+			forged[srv6.EthernetLen+40+8+16+20]++ // of the CML
+			s.wantNotIn(abi.ReasonProof, forged)
+			s.wantNotOut(abi.ReasonStreamUnknown, segmentOf(server, client, syn|ack))
+
+			first := s.proven(in, open)
+			s.wantIn(first, open)
+			s.wantNotIn(abi.ReasonReplay, first)
+			s.wantOut(back, segmentOf(server, client, syn|ack))
+			s.wantIn(s.proven(in, segmentOf(client, server, ack)), segmentOf(client, server, ack))
+			s.wantNotOut(abi.ReasonStreamUnknown, segmentOf(client, other, syn))
+			s.wantOut(on, open) // the function goes on with it
+			s.wantIn(s.proven(answers, segmentOf(server, client, syn|ack)), segmentOf(server, client, syn|ack))
+			s.wantOut(on, segmentOf(client, server, ack))
+			s.wantOut(back, segmentOf(server, client, ack))
+			s.wantNotIn(abi.ReasonStreamUnknown, s.proven(answers, segmentOf(other, client, ack)))
+			s.wantIn(s.proven(in, segmentOf(client, server, fin|ack)), segmentOf(client, server, fin|ack))
+			s.wantIn(s.proven(answers, segmentOf(server, client, rst)), segmentOf(server, client, rst))
+
+			conns := map[abi.ConnKey]abi.Conn{}
+			s.must(readMap(s.d.gen, tables.MapConns, conns))
+			if len(conns) != 1 {
+				t.Fatalf("connections %+v; want one", conns)
+			}
+			for k, have := range conns {
+				if have.Part != abi.BE32(in.Path) || have.Seen != abi.ConnClientFin|abi.ConnRst {
+					t.Errorf("%+v: %+v; want it of path %#x, ended by the client and reset", k, have, in.Path)
+				}
+				// The proof of another chain for the same flow, as after a change of plans.
+				have.Part = abi.BE32(on.Path)
+				s.must(s.d.gen.maps[tables.MapConns].Put(k, have))
+				s.wantNotIn(abi.ReasonWrongChain, s.proven(in, segmentOf(client, server, ack)))
+				s.wantNotIn(abi.ReasonWrongChain, s.proven(answers, segmentOf(server, client, ack)))
+				s.wantNotIn(abi.ReasonWrongChain, s.proven(in, open))
+			}
+		})
+	}
+}
+
+// A proof of the chain's other part, or for packets that are not the chain's, opens
+// nothing at the function.
+func TestProofsOfOthersOpenNothingAtAStreamFunction(t *testing.T) {
+	s := newStreamBed(t)
+	in, legacy := s.path("web", "forward, up to zip"), s.path("legacy", "forward, up to zip")
+	client, server := netip.MustParseAddrPort("[fd00:7::2]:40000"), netip.MustParseAddrPort("[2001:db8:8::2]:80")
+	s.wantNotIn(abi.ReasonWrongChain, s.proven(legacy, segmentOf(client, server, syn)))
+	s.wantNotIn(abi.ReasonWrongChain, s.proven(in, segmentOf(client, netip.MustParseAddrPort("[2001:db8:9::2]:80"), syn)))
+	s.wantNotIn(abi.ReasonWrongChain, s.proven(s.path("web", "reverse, up to zip"), segmentOf(client, server, syn)))
+}
+
+func TestWhatIsNotTCPIsRefusedAtAStreamFunction(t *testing.T) {
+	s := newStreamBed(t)
+	in, legacy := s.path("web", "forward, up to zip"), s.path("legacy", "forward, up to zip")
+	for name, inner := range map[string][]byte{
+		"UDP":                 sentBy("fd00:7::2", "2001:db8:8::2", 17, 0, 80, 0, 81, 0, 8, 0, 0),
+		"an echo":             sentBy("fd00:7::2", "2001:db8:8::2", 58, 128, 0, 0, 0, 0, 0, 0, 0),
+		"behind an extension": sentBy("fd00:7::2", "2001:db8:8::2", 60, append([]byte{6, 0, 1, 4, 0, 0, 0, 0}, segmentOf(netip.MustParseAddrPort("[fd00:7::2]:4"), netip.MustParseAddrPort("[2001:db8:8::2]:80"), syn)[40:]...)...),
+		"a header cut short":  sentBy("fd00:7::2", "2001:db8:8::2", 6, make([]byte, 19)...),
+		"a fragment of IPv6":  sentBy("fd00:7::2", "2001:db8:8::2", 44, append([]byte{6, 0, 0, 1, 0, 0, 0, 1}, make([]byte, 24)...)...),
+		"a fragment of IPv4":  sentBy4("192.0.2.2", "198.51.100.2", 6, 0x2000, make([]byte, 24)...),
+		"UDP in IPv4":         sentBy4("192.0.2.2", "198.51.100.2", 17, 0, make([]byte, 24)...),
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := &streamBed{&proxyRun{s.bed.in(t), s.d, s.macs, s.index}, s.domain, s.rnd}
+			p := in
+			if inner[0]>>4 == 4 {
+				p = legacy
+			}
+			s.wantNotIn(abi.ReasonStreamNotTcp, s.proven(p, inner))
+			s.wantNotOut(abi.ReasonStreamNotTcp, inner)
+		})
+		s.rnd += 10
+	}
+	arp := slices.Concat(make([]byte, 12), []byte{8, 6}, make([]byte, 28))
+	s.wantRefused(abi.ReasonStreamNotTcp, object.FunctionTC, "wss-zip", arp, 0)
+}
+
+func TestAStreamFunctionWithoutAWorkerGetsNothing(t *testing.T) {
+	s := newStreamBed(t)
+	client, server := netip.MustParseAddrPort("[fd00:7::2]:40000"), netip.MustParseAddrPort("[2001:db8:8::2]:80")
+	in, open := s.path("web", "forward, up to zip"), segmentOf(client, server, syn)
+	s.wantIn(s.proven(in, open), open)
+	s.d.Withhold(map[string]error{"zip": errors.New("no worker")})
+	if err := s.do(s.d.Reconcile); err == nil {
+		t.Error("a function that gets no packets is no problem")
+	}
+	s.wantNotIn(abi.ReasonStreamDown, s.proven(in, open))
+	s.wantOut(s.path("web", "reverse, from zip on"), segmentOf(server, client, rst)) // that it is gone may be said
+}
+
+func TestAFullTableOfConnectionsRefusesMore(t *testing.T) {
+	s := newStreamBed(t)
+	client, server := netip.MustParseAddrPort("[fd00:7::2]:40000"), netip.MustParseAddrPort("[2001:db8:8::2]:80")
+	open := segmentOf(client, server, syn)
+	s.wantIn(s.proven(s.path("web", "forward, up to zip"), open), open)
+	conns := s.d.gen.maps[tables.MapConns]
+	keys, values := make([]abi.ConnKey, conns.MaxEntries()), make([]abi.Conn, conns.MaxEntries())
+	for i := range keys {
+		keys[i].Client[0] = uint64(i)
+	}
+	if _, err := conns.BatchUpdate(keys, values, &ebpf.BatchOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	s.wantNotOut(abi.ReasonStreamsFull, open)
+	s.must(conns.Delete(keys[0]))
+	s.wantOut(s.path("web", "forward, from zip on"), open)
+}
+
+// What is over is taken out: ended for a while, without a packet for too long, or of a
+// function that is gone. All else stays.
+func TestConnectionsThatAreOverAreTakenOut(t *testing.T) {
+	s := newStreamBed(t)
+	keys, err := tables.ProxyKeys(s.domain.Nodes[1].Proxies)
+	s.must(err)
+	var ts unix.Timespec
+	s.must(unix.ClockGettime(unix.CLOCK_MONOTONIC_COARSE, &ts))
+	ago := func(d time.Duration) uint64 { return uint64(ts.Nano()) - uint64(d) }
+	put := func(m tables.Map, port uint16, proxy uint32, c abi.Conn) {
+		s.must(s.d.gen.maps[m].Put(abi.ConnKey{ClientPort: port, Proxy: proxy}, c))
+	}
+	zip := keys["zip"]
+	put(tables.MapConns, 1, zip, abi.Conn{Used: ago(0)})
+	put(tables.MapConns, 2, zip, abi.Conn{Used: ago(time.Second), Seen: abi.ConnRst})
+	put(tables.MapConns, 3, zip, abi.Conn{Used: ago(3 * time.Second), Seen: abi.ConnClientFin})
+	put(tables.MapConns, 4, zip, abi.Conn{Used: ago(20 * time.Second)})
+	put(tables.MapConns, 5, zip+1, abi.Conn{Used: ago(0)})
+	put(tables.MapConnsNew, 6, zip, abi.Conn{Used: ago(0)})
+	sweep := func(idle time.Duration, want Connections) {
+		t.Helper()
+		got, err := s.d.SweepConnections(map[string]time.Duration{"zip": idle})
+		if err != nil || got["zip"] != want {
+			t.Errorf("%+v, %v left of those that may be idle for %s; want %+v", got, err, idle, want)
+		}
+	}
+	sweep(time.Minute, Connections{Open: 4, New: 1})
+	sweep(10*time.Second, Connections{Open: 3, New: 1})
+	put(tables.MapConns, 2, zip, abi.Conn{Used: ago(connEnded + time.Second), Seen: abi.ConnRst})
+	put(tables.MapConns, 3, zip, abi.Conn{Used: ago(connEnded + time.Second), Seen: abi.ConnClientFin | abi.ConnServerFin})
+	put(tables.MapConns, 7, zip, abi.Conn{Used: ago(connEnded + time.Second), Seen: abi.ConnClientFin})
+	put(tables.MapConnsNew, 6, zip, abi.Conn{Used: ago(connEnded + time.Second)})
+	sweep(time.Hour, Connections{Open: 2})
+}

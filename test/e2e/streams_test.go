@@ -1,0 +1,174 @@
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/waystamp/waystamp/internal/lab"
+	"github.com/waystamp/waystamp/internal/plan"
+)
+
+// Functions on byte streams, from examples/streams.yaml: h1 - r1 - r2 (zip) - r3 (unzip) -
+// r6 - h2.
+
+// part is a part of a chain, by what it is called.
+func (w *world) part(chain, way string) plan.Path {
+	w.t.Helper()
+	for _, p := range w.plan.Paths {
+		if p.Chain == chain && p.Way() == way {
+			return p
+		}
+	}
+	w.t.Fatalf("chain %s has no part %s", chain, way)
+	panic("unreachable")
+}
+
+// worker is the process of a node's worker.
+func (w *world) worker(node string) (int, error) {
+	m, err := w.Member(node)
+	if err != nil {
+		return 0, err
+	}
+	list, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%[1]d/children", m.Agent.PID))
+	if err != nil {
+		return 0, err
+	}
+	all, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", m.Agent.PID))
+	if err != nil {
+		return 0, err
+	}
+	for _, task := range all {
+		b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/task/%s/children", m.Agent.PID, task.Name()))
+		list = append(append(list, ' '), b...)
+	}
+	for _, pid := range strings.Fields(string(list)) {
+		line, _ := os.ReadFile("/proc/" + pid + "/cmdline")
+		if strings.Contains(string(line), "\x00worker\x00") {
+			return strconv.Atoi(pid)
+		}
+	}
+	return 0, fmt.Errorf("the agent of %s has no worker", node)
+}
+
+// text moves a text from one host to another, which asks for it, and checks it.
+func (w *world) text(from, to, text string) {
+	w.t.Helper()
+	var l net.Listener
+	must(w.t, w.Do(from, func() (err error) {
+		l, err = net.Listen("tcp", net.JoinHostPort(w.addr(from).String(), "0"))
+		return err
+	}))
+	defer l.Close()
+	sent := make(chan error, 1)
+	go func() {
+		c, err := l.Accept()
+		if err == nil {
+			_, err = io.WriteString(c, text)
+			err = errors.Join(err, c.Close())
+		}
+		sent <- err
+	}()
+	must(w.t, w.Do(to, func() error {
+		c, err := net.DialTimeout("tcp", l.Addr().String(), settleTime)
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		got, err := io.ReadAll(c)
+		if err == nil && string(got) != text {
+			err = fmt.Errorf("%d bytes came, and are not the %d that were sent", len(got), len(text))
+		}
+		return err
+	}))
+	must(w.t, <-sent)
+}
+
+// A download is compressed between r2 and r3 and comes out as it went in, over both
+// versions of IP; each part stamps and verifies.
+func TestStreamFunctionsCompressADownload(t *testing.T) {
+	t.Parallel()
+	w := build(t, example(t, "streams.yaml"))
+	for _, chain := range []string{"web", "web4"} {
+		w.ipv4 = chain == "web4"
+		first, middle, last := w.part(chain, "forward, up to zip"), w.part(chain, "forward, from zip to unzip"), w.part(chain, "forward, from unzip on")
+		back := w.part(chain, "reverse, from unzip to zip")
+		var since []func() flow
+		for _, p := range []plan.Path{first, middle, last, back} {
+			since = append(since, w.counting(p))
+		}
+		r := w.download("h2", "h1", 20_000_000) // which no compressor makes smaller
+		t.Logf("%s: %.2f Gb/s", chain, gigabits(r))
+		before, err := w.function("r2", "zip")
+		must(t, err)
+		w.text("h2", "h1", strings.Repeat("All work and no play makes Jack a dull boy.\n", 100_000))
+		after, err := w.function("r2", "zip")
+		must(t, err)
+		in, out := after.Stream.ToClient.In-before.Stream.ToClient.In, after.Stream.ToClient.Out-before.Stream.ToClient.Out
+		t.Logf("%s: %d bytes came to r2 as %d", chain, out, in)
+		if out < 4_400_000 || in > out/10 {
+			t.Errorf("%s: %d bytes became %d at r2; want 4400000 or more, of a tenth at most", chain, in, out)
+		}
+		for i, f := range since {
+			if n := f().frames(); n == 0 {
+				t.Errorf("%s: part %d was not taken", chain, i)
+			}
+		}
+	}
+}
+
+// What no verified SYN has opened is refused, wherever it comes from.
+func TestStreamFunctionsRefuseWhatIsNotTheirs(t *testing.T) {
+	t.Parallel()
+	w := build(t, example(t, "streams.yaml"))
+	w.download("h2", "h1", 100_000)
+	// Not TCP.
+	w.isCutOff("h1", "h2", 3)
+	w.refused("r2", "stream-not-tcp", 3)
+	// Without a proof: r1's own packets take no chain, and r2 asks for one.
+	if got := w.ping("r1", "h2", lab.PingConfig{Count: 2, Timeout: lostTime}); got != 0 {
+		t.Errorf("%d of 2 echo requests without a proof were answered", got)
+	}
+	w.refused("r2", "unproven", 2)
+}
+
+// A worker that is killed resets its connections: a truncated stream does not look
+// complete. The agent starts another one, and connections pass again.
+func TestAKilledWorkerResetsItsConnections(t *testing.T) {
+	t.Parallel()
+	w := build(t, example(t, "streams.yaml"))
+	s := w.stream("h2", "h1")
+	s.more(1 << 20)
+	old, err := w.worker("r2")
+	must(t, err)
+	must(t, unix.Kill(old, unix.SIGKILL))
+	if err := <-s.ended; !errors.Is(err, unix.ECONNRESET) {
+		t.Errorf("the receiver's stream ended with %v; want a reset", err)
+	}
+	if err := <-s.sent; !errors.Is(err, unix.ECONNRESET) && !errors.Is(err, unix.EPIPE) {
+		t.Errorf("the sender's stream ended with %v; want a reset", err)
+	}
+	eventually(t, func() error {
+		now, err := w.worker("r2")
+		if err == nil && now == old {
+			err = errors.New("the worker is the one that was killed")
+		}
+		return err
+	})
+	w.download("h2", "h1", 1_000_000)
+	f, err := w.function("r2", "zip")
+	must(t, err)
+	if s := f.Stream; s == nil || s.Restarts != 1 || s.Opened == 0 || s.ToClient.Out < 1_000_000 {
+		t.Errorf("zip says %+v; want a worker that was started again and has passed a download", s)
+	}
+	// While there was no worker, packets of the old connection came.
+	w.mayRefuse("r2", "stream-down")
+	w.mayRefuse("r2", "stream-unknown")
+}
