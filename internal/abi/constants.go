@@ -132,6 +132,11 @@ const (
 	// Buckets of flows, for equal-cost routes. A power of two.
 	Flows = 16
 
+	// Headers of ws_slots that a CPU fills in turn for one function, so that they
+	// stay in its cache; all others wait for packets that stay in the function for
+	// longer.
+	SlotsNear = 64
+
 	// ws_buckets: where in ws_cache the packets are that are recognised by
 	// content. One cache line; way w of bucket b is entry b * WS_WAYS + w there.
 	Ways = 7

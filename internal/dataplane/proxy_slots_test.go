@@ -1,6 +1,8 @@
 package dataplane
 
 import (
+	"bytes"
+	"encoding/binary"
 	"fmt"
 	"net/netip"
 	"runtime"
@@ -18,6 +20,7 @@ import (
 	"github.com/waystamp/waystamp/internal/abi"
 	"github.com/waystamp/waystamp/internal/dataplane/object"
 	"github.com/waystamp/waystamp/internal/model"
+	"github.com/waystamp/waystamp/internal/srv6"
 	"github.com/waystamp/waystamp/internal/tables"
 )
 
@@ -72,7 +75,7 @@ func calling(t *testing.T, p *ebpf.Program, do asm.Instructions) *ebpf.Program {
 	return before
 }
 
-// keptSlot is a slot that a header is kept in.
+// keptSlot is a slot that a header is kept in; the header's fingerprint is the packet's index.
 func (r *proxyRun) keptSlot() (index uint32, kept abi.Cached) {
 	r.Helper()
 	var i uint32
@@ -204,7 +207,8 @@ func TestIndexIsReadBeforeOwnAddresses(t *testing.T) {
 	r.must(r.net.AddAddress("side", netip.PrefixFrom(address, 128)))
 	r.must(r.d.SetLocal([]netip.Addr{address}))
 	r.in(1, own)
-	index, _ := r.keptSlot()
+	_, kept := r.keptSlot()
+	index := uint32(kept.Fingerprint)
 	program := byMark(t, r.d.gen.programs[object.FunctionTC])
 	run := func(index uint32) uint32 {
 		t.Helper()
@@ -225,5 +229,205 @@ func TestIndexIsReadBeforeOwnAddresses(t *testing.T) {
 	}
 	if f := r.function("fw"); f.TxSuccess != 1 || f.TxIgnored != 2 || f.TxNotCached != 0 {
 		t.Errorf("%+v", f)
+	}
+}
+
+func rndOf(t *testing.T, p srv6.Packet) uint64 {
+	t.Helper()
+	proof, ok := p.Proof()
+	if !ok {
+		t.Fatalf("%+v has no proof", p)
+	}
+	return proof.RND
+}
+
+// However many packets are in the function, and in whatever order they come back, each gets
+// its own header, and a copy of one that was back before, or one that is late, gets none:
+// its header's place may be another's by then.
+func TestIndexFindsItsOwnHeaderOrNone(t *testing.T) {
+	n := proxyNode()
+	n.Proxies[0].Recognise, n.Proxies[0].Segments = model.RecogniseMetadata, model.SegmentsKeep
+	n.Proxies[0].Cache, n.Proxies[0].Lifetime = 1000, time.Hour
+	r := newProxyRun(t, n)
+	slots := r.d.gen.maps[tables.MapSlots]
+	program := byMark(t, r.d.gen.programs[object.FunctionTC])
+	back := func(index uint32, payload byte) (uint32, []byte) {
+		t.Helper()
+		frame, mac := ether(udp(payload)), r.macs["from"]
+		copy(frame, mac[:])
+		opts := ebpf.RunOptions{Data: frame, DataOut: make([]byte, 512), Context: skb{Mark: index, IngressIfindex: r.index["from"], Ifindex: r.index["from"]}}
+		verdict, err := program.Run(&opts)
+		r.must(err)
+		return verdict, opts.DataOut
+	}
+	// kept is where the headers are, by the packets' numbers.
+	type place struct{ slot, index uint32 }
+	kept := func() map[uint64]place {
+		t.Helper()
+		out := map[uint64]place{}
+		var i uint32
+		var c abi.Cached
+		it := slots.Iterate()
+		for it.Next(&i, &c) {
+			if c.Expires > 1 {
+				p, err := srv6.Decode(append(slices.Clone(c.Outer[:c.OuterLen]), udp(0)...))
+				r.must(err)
+				out[rndOf(t, p)] = place{i, uint32(c.Fingerprint)}
+			}
+		}
+		r.must(it.Err())
+		return out
+	}
+	number := uint64(0)
+	send := func() uint64 {
+		t.Helper()
+		number++
+		frame, mac := frameOf(outerOf(1, 1, model.SchemeKeyed, number, udp(1))), r.macs["in"]
+		copy(frame, mac[:])
+		v, err := r.d.gen.programs[object.CoreTC].Run(&ebpf.RunOptions{
+			Data: frame, DataOut: make([]byte, 512), Context: skb{IngressIfindex: r.index["in"], Ifindex: r.index["in"]},
+		})
+		if err != nil || v != verdictRedirect {
+			t.Fatalf("packet %d: verdict %d, %v, refusals %v", number, int32(v), err, r.refusals())
+		}
+		return number
+	}
+	want := func(rnd uint64, index uint32) {
+		t.Helper()
+		v, out := back(index, 1)
+		p, err := srv6.Decode(out[srv6.EthernetLen:])
+		if v != verdictRedirect || err != nil || rndOf(t, p) != rnd {
+			t.Fatalf("packet %d with index %d: verdict %d, %v, got the header of %+v; refusals %v", rnd, index, int32(v), err, p, r.refusals())
+		}
+	}
+	none := func(index uint32, what string) {
+		t.Helper()
+		before := r.refusals()[abi.ReasonNotCached]
+		if v, _ := back(index, 1); v != verdictShot || r.refusals()[abi.ReasonNotCached] != before+1 {
+			t.Fatalf("%s with index %d: verdict %d, refusals %v; want it refused", what, index, int32(v), r.refusals())
+		}
+	}
+	// Each CPU has slots of its own.
+	r.must(onCPU(r.net.NetNS(), 0, func() error {
+		for range 300 {
+			send()
+		}
+		all := kept()
+		near := 0
+		for rnd, p := range all {
+			if p.slot != p.index {
+				near++
+			}
+			want(rnd, p.index)
+			none(p.index, "a copy")
+		}
+		if len(all) != 300 || near == 0 {
+			t.Errorf("of %d packets %d had their headers near", len(all), near)
+		}
+		// One by one they go through the same few slots, and each copy comes when
+		// the next packet is in the function.
+		used := map[uint32]bool{}
+		last := uint32(0)
+		for range 3 * abi.SlotsNear {
+			rnd := send()
+			p := kept()[rnd]
+			used[p.slot] = true
+			if last != 0 {
+				none(last, "a copy")
+			}
+			want(rnd, p.index)
+			last = p.index
+		}
+		if len(used) > abi.SlotsNear {
+			t.Errorf("%d packets, one at a time, had their headers in %d slots, want at most %d", 3*abi.SlotsNear, len(used), abi.SlotsNear)
+		}
+		// One is late, and its slot is given to another.
+		lost := send()
+		late := kept()[lost]
+		var c abi.Cached
+		r.must(slots.Lookup(late.slot, &c))
+		c.Expires = 2
+		r.must(slots.Put(late.slot, c))
+		for i := 0; ; i++ {
+			rnd := send()
+			p := kept()[rnd]
+			if p.slot == late.slot {
+				none(late.index, "a late packet")
+				want(rnd, p.index)
+				break
+			}
+			want(rnd, p.index)
+			if i > 2*abi.SlotsNear {
+				t.Fatal("the slot of a late packet is given to nobody")
+			}
+		}
+		return nil
+	}))
+}
+
+// Three fragments of a datagram come back as connection tracking makes them, all with the
+// first one's index, IPv6's with another identification: each gets a header of its own, and
+// a fourth is refused, as is one of other hosts.
+func TestFragmentsOfADatagramShareTheirHeaders(t *testing.T) {
+	n := proxyNode()
+	n.Proxies[0].Recognise, n.Proxies[0].Segments = model.RecogniseMetadata, model.SegmentsKeep
+	n.Proxies[0].Lifetime = time.Hour
+	r := newProxyRun(t, n)
+	program := byMark(t, r.d.gen.programs[object.FunctionTC])
+	fragment := func(i, id int) []byte {
+		flags := uint16(i * 24)
+		if i < 2 {
+			flags |= 1
+		}
+		head := binary.BigEndian.AppendUint16([]byte{17, 0}, flags)
+		return innerOf(44, append(binary.BigEndian.AppendUint32(head, uint32(id)), bytes.Repeat([]byte{byte(i)}, 24)...))
+	}
+	index := uint32(0)
+	for i := range 3 {
+		v, _, err := r.run(object.CoreTC, "in", frameOf(outerOf(1, 1, model.SchemeKeyed, uint64(i+1), fragment(i, 7))), 0)
+		if err != nil || v != verdictRedirect {
+			t.Fatalf("verdict %d, %v, refusals %v", int32(v), err, r.refusals())
+		}
+		if i == 0 {
+			_, kept := r.keptSlot()
+			index = uint32(kept.Fingerprint)
+		}
+	}
+	back := func(inner []byte) (uint32, []byte) {
+		t.Helper()
+		frame, mac := ether(inner), r.macs["from"]
+		copy(frame, mac[:])
+		opts := ebpf.RunOptions{Data: frame, DataOut: make([]byte, 512), Context: skb{Mark: index, IngressIfindex: r.index["from"], Ifindex: r.index["from"]}}
+		var verdict uint32
+		r.must(r.do(func() (err error) {
+			verdict, err = program.Run(&opts)
+			return err
+		}))
+		return verdict, opts.DataOut
+	}
+	numbers := map[uint64]bool{}
+	for i := range 3 {
+		if i == 1 {
+			other := fragment(i, 99)
+			other[23]++ // the source's last byte
+			if v, _ := back(other); v != verdictShot {
+				t.Errorf("a fragment of another host: verdict %d", int32(v))
+			}
+		}
+		v, out := back(fragment(i, 99))
+		p, err := srv6.Decode(out[srv6.EthernetLen:])
+		if v != verdictRedirect || err != nil {
+			t.Fatalf("fragment %d: verdict %d, %v, refusals %v", i, int32(v), err, r.refusals())
+		}
+		numbers[rndOf(t, p)] = true
+	}
+	if len(numbers) != 3 || !numbers[1] || !numbers[2] || !numbers[3] {
+		t.Errorf("the fragments have the numbers %v, want those of the three that came", numbers)
+	}
+	if v, _ := back(fragment(2, 99)); v != verdictShot {
+		t.Errorf("a fourth fragment of three: verdict %d", int32(v))
+	}
+	if f := r.function("fw"); f.TxSuccess != 3 || f.TxNotCached != 2 || *f.InFlight != 0 || r.refusals()[abi.ReasonNotCached] != 2 {
+		t.Errorf("%+v, refusals %v", f, r.refusals())
 	}
 }

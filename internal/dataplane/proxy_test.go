@@ -768,28 +768,6 @@ func TestSlotIsGivenAgainOnlyWhenNobodyHasIt(t *testing.T) {
 	}
 }
 
-// Who is late finds its header, or none, but not another's, as long as there is room
-// for others.
-func TestWhatHasExpiredIsGivenLast(t *testing.T) {
-	n := proxyNode()
-	n.Proxies[0].Recognise, n.Proxies[0].Segments = model.RecogniseMetadata, model.SegmentsKeep
-	n.Proxies[0].Cache, n.Proxies[0].Lifetime = 100, time.Minute
-	r := newProxyRun(t, n)
-	m := r.d.gen.maps[tables.MapSlots]
-	for i := uint32(1); i < m.MaxEntries(); i++ {
-		var c abi.Cached
-		r.must(m.Lookup(i, &c))
-		c.Expires = 2 * uint64(i%2) // every other one is late
-		r.must(m.Put(i, c))
-	}
-	for i := range 5 {
-		r.in(1, udp(byte(i)))
-	}
-	if f := r.function("fw"); f.Expired != 0 || f.RxSuccess != 5 {
-		t.Errorf("%+v; want the free ones to be given", f)
-	}
-}
-
 // Functions of a node do not take each other's room.
 func TestFullCacheOfAFunctionTakesNothingFromAnother(t *testing.T) {
 	n := proxyNode()

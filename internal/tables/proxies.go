@@ -70,13 +70,14 @@ func byName(proxies []plan.Proxy) []plan.Proxy {
 func SlotsPerCPU(proxies []plan.Proxy, cpus int) (map[string]uint32, error) {
 	out := map[string]uint32{}
 	total, asked := 0, 0
+	room := func(n uint32) int { return int(slotRoom(n, cpus)) }
 	for _, p := range proxies {
 		if p.Recognise != model.RecogniseMetadata {
 			continue
 		}
 		asked += p.Cache
 		out[p.Function] = ceilPower(min(p.Cache, slotsMax+1))
-		total += int(out[p.Function]) * cpus
+		total += room(out[p.Function])
 	}
 	for total > slotsMax {
 		most := ""
@@ -89,10 +90,21 @@ func SlotsPerCPU(proxies []plan.Proxy, cpus int) (map[string]uint32, error) {
 		if most == "" {
 			return nil, fmt.Errorf("functions that are recognised by metadata are to keep %d headers on %d CPUs, but a node can tell only %d apart: make their caches smaller", asked, cpus, slotsMax)
 		}
+		total -= room(out[most])
 		out[most] /= 2
-		total -= int(out[most]) * cpus
+		total += room(out[most])
 	}
 	return out, nil
+}
+
+// slotRoom is what a function with n slots for each CPU takes of ws_slots at most. Those of
+// fewer than abi.SlotsNear may leave some unused before the next one's: see struct ws_proxy.
+func slotRoom(n uint32, cpus int) uint32 {
+	size := n * uint32(cpus)
+	if n < abi.SlotsNear {
+		size = (size + abi.SlotsNear - 1) / abi.SlotsNear * abi.SlotsNear
+	}
+	return size
 }
 
 // ceilPower is the lowest power of two that is not below n.
@@ -130,7 +142,7 @@ func (l Limits) needCaches(n plan.Node, cpus int) (Limits, error) {
 	}
 	total := 1 // entry 0 is none
 	for _, s := range slots {
-		total += int(s) * cpus
+		total += int(slotRoom(s, cpus))
 	}
 	l.Slots = ceilPower(total)
 	return l, nil
@@ -197,13 +209,22 @@ func (r *ranges) Get(id, n uint32, cpus int) (first, each uint32, err error) {
 		if u.first > first && u.first-first >= size {
 			break
 		}
-		first = max(first, u.end)
+		first = r.place(max(first, u.end), n)
 	}
 	if first+size > r.limit {
 		return 0, 0, fmt.Errorf("%w: no %d entries are left for headers", ErrCapacity, size)
 	}
 	r.add(entries{first, first + size})
 	return first, n, nil
+}
+
+// place is the first entry from first on where a range may begin that has n for each CPU:
+// see struct ws_proxy.
+func (r *ranges) place(first, n uint32) uint32 {
+	if !r.exact || n < abi.SlotsNear {
+		return first
+	}
+	return (first+abi.SlotsNear-2)/abi.SlotsNear*abi.SlotsNear + 1
 }
 
 func (r *ranges) add(e entries) {

@@ -487,10 +487,71 @@ func TestWhatNetfilterDoesToAPacketAndItsProof(t *testing.T) {
 			})
 		}
 	}
+	for _, kind := range filterKinds {
+		for _, ipv4 := range []bool{false, true} {
+			t.Run("fragments, "+kind+map[bool]string{false: ", IPv6", true: ", IPv4"}[ipv4], func(t *testing.T) {
+				all.in(t, ipv4).fragmentsPass(kind)
+			})
+		}
+	}
 	t.Run("flowtable", func(t *testing.T) {
 		for _, ipv4 := range []bool{false, true} {
 			all.in(t, ipv4).throughAFlowtable("own")
 		}
+	})
+}
+
+// fragmentsPass sends datagrams of several fragments, as large answers of DNS are, through
+// connection tracking, and back: it puts them together, and all fragments that it makes
+// have the first one's index.
+func (w *filterWorld) fragmentsPass(kind string) {
+	const size, datagrams = 4000, 20
+	server := socketAt(w.t, w.ns(kind), netip.AddrPortFrom(w.addr(kind), portAccept))
+	client := socketAt(w.t, w.ns("guest"), netip.AddrPortFrom(w.addr("guest"), 0))
+	payload := func(i int) []byte {
+		b := bytes.Repeat([]byte{byte(i)}, size)
+		for j := range b {
+			b[j] += byte(j >> 4)
+		}
+		return b
+	}
+	buf := make([]byte, 2*size)
+	pass := func(i int, wait time.Duration) error {
+		from, to := client, server
+		for range 2 {
+			at := to.LocalAddr().(*net.UDPAddr).AddrPort()
+			if _, err := from.WriteToUDPAddrPort(payload(i), netip.AddrPortFrom(at.Addr().Unmap(), at.Port())); err != nil {
+				return err
+			}
+			if err := to.SetReadDeadline(time.Now().Add(wait)); err != nil {
+				return err
+			}
+			n, err := to.Read(buf)
+			if err != nil {
+				return err
+			}
+			if !bytes.Equal(buf[:n], payload(i)) {
+				return fmt.Errorf("datagram %d arrived with %d bytes, or others than it was sent with", i, n)
+			}
+			from, to = to, from
+		}
+		return nil
+	}
+	// The headends say how long a packet may be; what they say it of is lost.
+	eventually(w.t, func() error { return pass(0, 100*time.Millisecond) })
+	function := w.tally(kind)
+	for i := range datagrams {
+		must(w.t, pass(i+1, settleTime))
+	}
+	eventually(w.t, func() error {
+		more, err := function.more()
+		if err != nil {
+			return err
+		}
+		if more.RxSuccess < 2*2*datagrams || more.RxSuccess != more.TxSuccess || more.TxNotCached != 0 {
+			return fmt.Errorf("after %d datagrams of %d bytes to and fro: %+v; want as many fragments out as in, at least two of each", datagrams, size, more)
+		}
+		return nil
 	})
 }
 

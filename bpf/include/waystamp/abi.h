@@ -576,7 +576,8 @@ struct ws_proxy {
 	__u64 lifetime_ns; /* of a cached header */
 	__u32 to; /* interface that the inner packet leaves by; 0: local */
 	/* Metadata: its first entry of ws_slots, from 1, and how many each CPU
-	 * has, a power of two. Content: its first entry of ws_buckets, and how
+	 * has, a power of two. Where that is WS_SLOTS_NEAR at least, the first one
+	 * is a multiple of it, and 1. Content: its first entry of ws_buckets, and how
 	 * many it has.
 	 */
 	__u32 slot;
@@ -614,7 +615,10 @@ struct ws_cached {
 	/* CLOCK_MONOTONIC, ns. In ws_slots, 0: free, 1: some CPU has it. */
 	__u64 expires;
 	struct ws_hop_key hop;
-	__u64 fingerprint; /* in ws_cache, with the proxy and the copy in it */
+	/* In ws_cache, with the proxy and the copy in it; in ws_slots, the index
+	 * that the packet has.
+	 */
+	__u64 fingerprint;
 	__u32 proxy;
 	__u16 outer_len;
 	__u16 tlv_off; /* of the proof TLV, from the outer header's start */
@@ -622,6 +626,11 @@ struct ws_cached {
 };
 _Static_assert(sizeof(struct ws_cached) == 40 + WS_CACHED_MAX,
 	       "ws_cached is ABI");
+
+/* Headers of ws_slots that a CPU fills in turn for one function, so that they stay
+ * in its cache; all others wait for packets that stay in the function for longer.
+ */
+#define WS_SLOTS_NEAR 64
 
 /* ws_buckets: where in ws_cache the packets are that are recognised by content.
  * One cache line; way w of bucket b is entry b * WS_WAYS + w there.

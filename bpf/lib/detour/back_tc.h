@@ -6,6 +6,7 @@
 #include "lib/detour/content.h"
 #include "lib/detour/detour.h"
 #include "lib/detour/fingerprint.h"
+#include "lib/detour/fragments_tc.h"
 #include "lib/detour/out_tc.h"
 #include "lib/detour/slots.h"
 #include "lib/hook.h"
@@ -51,7 +52,7 @@ static __always_inline void by_metadata(struct __sk_buff *skb,
 					__u32 slot, struct back *back)
 {
 	__u64 now = bpf_ktime_get_coarse_ns(), expires = 0;
-	struct ws_cached *c = slot_claim(slot, id, now, &expires);
+	struct ws_cached *c = slot_back(skb, id, slot, now, &expires);
 	long err = 0;
 
 	if (!c)

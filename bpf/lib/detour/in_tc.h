@@ -6,6 +6,7 @@
 
 #include "lib/detour/content.h"
 #include "lib/detour/detour.h"
+#include "lib/detour/fragments_tc.h"
 #include "lib/detour/gso_keep_tc.h"
 #include "lib/detour/slots.h"
 #include "lib/encap/strip_tc.h"
@@ -104,7 +105,7 @@ static __always_inline bool metadata_keep(ctx_t *ctx, const struct endpoint *ep,
 {
 	struct header_ref k = header_ref_of(ep, outer_len);
 	__u64 now = bpf_ktime_get_coarse_ns();
-	struct ws_cached *c = slot_take(p, now, index);
+	struct ws_cached *c = slot_take(p, k.proxy, now, index);
 	bool ok;
 
 	if (!c)
@@ -132,7 +133,7 @@ static __always_inline int ad_tc(struct __sk_buff *skb, struct endpoint *ep,
 	struct outer_next next;
 	struct ip inner;
 	reason_t r;
-	bool is_ip4;
+	bool is_ip4, fragment;
 	long rc;
 
 	r = end_check(ep, first, &next);
@@ -177,12 +178,16 @@ static __always_inline int ad_tc(struct __sk_buff *skb, struct endpoint *ep,
 		return ws_refuse(skb, REASON(FUNCTION_MTU), mtu);
 
 	is_ip4 = inner.is_ip4;
+	fragment = ip_may_be_fragment(&inner);
 	outer_advance(&ep->outer, &next, first);
 	if (frames ? !ws_gso_keep(skb) :
 		     !proxy_keep(skb, ep, p, outer, &index)) {
 		proxy_count(p, rx_ignored);
 		return ws_refuse(skb, REASON(CACHE_FULL), 0);
 	}
+	if (fragment && index &&
+	    ws_fragment_read(skb, sizeof(struct eth_hdr) + outer, is_ip4, id))
+		ws_fragment_keep(index);
 	/* Moves the packet: every pointer taken before is gone. */
 	rc = strip(skb, outer, is_ip4);
 	if (rc)

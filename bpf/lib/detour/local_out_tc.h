@@ -5,6 +5,7 @@
 #pragma once
 
 #include "lib/detour/detour.h"
+#include "lib/detour/fragments_tc.h"
 #include "lib/detour/in_tc.h"
 #include "lib/detour/out_tc.h"
 #include "lib/encap/ext_tc.h"
@@ -38,7 +39,7 @@ static __always_inline int local_out(struct __sk_buff *skb, __u32 slot,
 		return CTX_PASS; /* on its way to a function */
 	skb->tc_index = 0;
 	now = bpf_ktime_get_coarse_ns();
-	c = p && !p->to ? slot_claim(slot, proxy, now, &expires) : NULL;
+	c = p && !p->to ? slot_back(skb, proxy, slot, now, &expires) : NULL;
 	if (!c || !whole) {
 		if (p)
 			proxy_count(p, tx_not_cached);

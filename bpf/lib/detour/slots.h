@@ -1,12 +1,16 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /* The outer headers of packets that are recognised by metadata: an index that
- * stays with the packet names a slot. Whoever turns its expires to SLOT_BUSY has
- * the slot, and no two have it at once. Nothing in the packet says which of the
- * slot's headers is its own: one that comes back when its slot has been given to
- * another takes that one's. So what has expired is given last. TC only.
+ * stays with the packet names one. Each CPU has a range of indexes for each function
+ * and gives them in turn; an index is not given again while its header waits. The
+ * header is near, at one of the first WS_SLOTS_NEAR slots of the range, or far, at
+ * the slot of the index itself, where the near one is in use. A slot says which
+ * index its header is for, so that a packet whose header has given way finds none,
+ * and not another's. Whoever turns a slot's expires to SLOT_BUSY has the slot, and
+ * no two have it at once. TC only.
  */
 #pragma once
 
+#include "lib/detour/cache.h"
 #include "lib/detour/detour.h"
 #include "lib/hook.h"
 #include "lib/node/maps.h"
@@ -23,90 +27,182 @@ static __always_inline void slot_give(struct ws_cached *c, __u64 expires)
 	__sync_lock_test_and_set(&c->expires, expires);
 }
 
-/* A free slot of this CPU, the caller's to fill in and then to give to the packet,
- * as what goes into skb->tc_index; 0: there is none. Only this CPU takes from its
- * range. A function of its own, for its stack.
- */
-__noinline __u32 ws_slot_take(const struct ws_proxy *p, __u64 now)
+/* NULL: the index is none. */
+static __always_inline struct slot_block *slot_block(__u32 index)
 {
-	__u32 base, stats, index, old = 0, *next;
-	struct ws_cached *c;
+	__u32 block = (index - 1) / WS_SLOTS_NEAR;
+
+	return index ? bpf_map_lookup_elem(&ws_slot_blocks, &block) : NULL;
+}
+
+static __always_inline __u64 slot_bit(__u32 index)
+{
+	return 1ULL << (index - 1) % WS_SLOTS_NEAR;
+}
+
+/* The near slot of an index. */
+static __always_inline __u32 slot_near(__u32 first, __u32 index)
+{
+	return first + (index - 1) % WS_SLOTS_NEAR;
+}
+
+/* Takes a slot of this CPU, which nobody else gives to a packet, if it is free or its
+ * packet is too late. NULL: it is in use.
+ */
+static __always_inline struct ws_cached *slot_use(const struct ws_proxy *p,
+						  __u32 slot, __u64 now)
+{
+	struct ws_cached *c = bpf_map_lookup_elem(&ws_slots, &slot);
 	__u64 expires;
+
+	if (!c)
+		return NULL;
+	expires = READ_ONCE(c->expires);
+	if (expires == SLOT_FREE)
+		return c;
+	/* Its packet is late, or never comes; or it is coming back just now. */
+	if (expires == SLOT_BUSY || expires > now ||
+	    __sync_val_compare_and_swap(&c->expires, expires, SLOT_BUSY) !=
+		    expires)
+		return NULL;
+	proxy_count(p, expired);
+	return c;
+}
+
+/* Is this index in use near? */
+static __always_inline bool slot_is_of(__u32 slot, __u32 index)
+{
+	const struct ws_cached *c = bpf_map_lookup_elem(&ws_slots, &slot);
+
+	return c && c->fingerprint == index;
+}
+
+/* A slot of this CPU, the caller's to fill in and then to give to the packet: in
+ * the upper half its number, in the lower half the index that goes into
+ * skb->tc_index; 0: there is none. id: the proxy's. A function of its own, for its
+ * stack.
+ */
+__noinline __u64 ws_slot_take(const struct ws_proxy *p, __u32 id, __u64 now)
+{
+	__u32 base, stats, slots, index, slot, at, *next;
+	struct slot_block *b;
+	struct ws_cached *c;
+	bool near;
 
 	if (!p)
 		return 0;
-	base = p->slot + bpf_get_smp_processor_id() * p->slots;
+	slots = p->slots;
+	base = p->slot + bpf_get_smp_processor_id() * slots;
 	stats = p->stats;
 	next = bpf_map_lookup_elem(&ws_slot_next, &stats);
-	if (!next || !p->slots)
+	if (!next || !slots)
 		return 0;
+	near = slots >= WS_SLOTS_NEAR && (p->slot - 1) % WS_SLOTS_NEAR == 0;
 	/* Packets that were in the function before these maps were come out with
 	 * the indexes that were given first then.
 	 */
 	if (!*next)
 		*next = bpf_get_prandom_u32();
 	for (__u32 i = 0; i < SLOT_TRIES; i++) {
-		index = base + (*next & (p->slots - 1));
+		at = *next & (slots - 1);
+		index = base + at;
 		*next += 1;
-		c = bpf_map_lookup_elem(&ws_slots, &index);
-		if (!c || index >= WS_INDEX_LET_GO)
+		b = slot_block(index);
+		if (!b || index >= WS_INDEX_LET_GO)
 			return 0;
-		expires = READ_ONCE(c->expires);
-		if (expires == SLOT_FREE)
-			return index;
-		if (!old && expires != SLOT_BUSY && expires <= now)
-			old = index;
+		if (near && (b->first != base || b->proxy != id)) {
+			b->proxy = id;
+			b->first = base;
+		} else if (!near && b->first) {
+			b->first = 0;
+		}
+		slot = index;
+		if (near && !(READ_ONCE(b->far) & slot_bit(index))) {
+			slot = slot_near(base, index);
+			c = slot_use(p, slot, now);
+			if (c)
+				goto found;
+			if (slot_is_of(slot, index))
+				continue;
+			/* The near slots are the first of the range: their own
+			 * indexes have no far ones.
+			 */
+			if (at < WS_SLOTS_NEAR) {
+				if (slots > WS_SLOTS_NEAR)
+					*next += WS_SLOTS_NEAR - 1 - at;
+				continue;
+			}
+			slot = index;
+		}
+		c = slot_use(p, slot, now);
+		if (!c)
+			continue;
+		if (near)
+			__sync_fetch_and_or(&b->far, slot_bit(index));
+found:
+		c->fingerprint = index;
+		return (__u64)slot << 32 | index;
 	}
-	/* None is free. This one's packet is late, or never comes; or it is coming
-	 * back just now.
-	 */
-	index = old;
-	c = old ? bpf_map_lookup_elem(&ws_slots, &index) : NULL;
-	if (!c)
-		return 0;
-	expires = READ_ONCE(c->expires);
-	if (expires == SLOT_BUSY || expires > now ||
-	    __sync_val_compare_and_swap(&c->expires, expires, SLOT_BUSY) !=
-		    expires)
-		return 0;
-	proxy_count(p, expired);
-	return index;
+	return 0;
 }
 
-static __always_inline struct ws_cached *slot_take(const struct ws_proxy *p,
-						   __u64 now, __u32 *index)
+static __always_inline struct ws_cached *
+slot_take(const struct ws_proxy *p, __u32 id, __u64 now, __u32 *index)
 {
-	*index = ws_slot_take(p, now);
-	return *index ? bpf_map_lookup_elem(&ws_slots, index) : NULL;
+	__u64 taken = ws_slot_take(p, id, now);
+	__u32 slot = taken >> 32;
+
+	*index = taken;
+	return taken ? bpf_map_lookup_elem(&ws_slots, &slot) : NULL;
 }
 
-/* Whose slot it is; 0: nobody's. */
+/* Whose index it is; 0: nobody's. */
 static __always_inline __u32 slot_proxy(__u32 index)
 {
-	const struct ws_cached *c = bpf_map_lookup_elem(&ws_slots, &index);
+	const struct slot_block *b = slot_block(index);
+	const struct ws_cached *c;
 
+	if (b && b->first)
+		return b->proxy;
+	c = bpf_map_lookup_elem(&ws_slots, &index);
 	return c ? c->proxy : 0;
 }
 
 /* The slot that a packet's index names, the caller's to use and then to give to
- * nobody; NULL: it was not for this packet. *expires: when it would have been
- * too late. A copy that the function made of a packet finds its slot taken, and
- * what comes from another function than it was sent to finds it is not its own.
+ * nobody; 0: it was not for this packet. *expires: when it would have been
+ * too late. A copy that the function made of a packet finds its slot taken or
+ * another's, and what comes from another function than it was sent to finds it is
+ * not its own.
  */
-static __always_inline struct ws_cached *slot_claim(__u32 index, __u32 proxy,
-						    __u64 now, __u64 *expires)
+static __always_inline __u32 slot_claim(__u32 index, __u32 proxy, __u64 now,
+					__u64 *expires)
 {
+	struct slot_block *b = slot_block(index);
+	__u32 slot = index;
 	struct ws_cached *c;
+	bool far;
 
-	if (!index)
-		return NULL;
-	c = bpf_map_lookup_elem(&ws_slots, &index);
+	if (!b)
+		return 0;
+	far = b->first && READ_ONCE(b->far) & slot_bit(index);
+	if (b->first && !far)
+		slot = slot_near(b->first, index);
+	c = bpf_map_lookup_elem(&ws_slots, &slot);
 	if (!c)
-		return NULL;
+		return 0;
 	*expires = READ_ONCE(c->expires);
-	if (*expires <= now || c->proxy != proxy ||
+	if (*expires <= now || c->fingerprint != index || c->proxy != proxy ||
 	    __sync_val_compare_and_swap(&c->expires, *expires, SLOT_BUSY) !=
 		    *expires)
-		return NULL;
-	return c;
+		return 0;
+	/* The clock ticks slowly: between the two it may have been given to the
+	 * next packet, until the same time.
+	 */
+	if (READ_ONCE(c->fingerprint) != index) {
+		slot_give(c, *expires);
+		return 0;
+	}
+	if (far)
+		__sync_fetch_and_and(&b->far, ~slot_bit(index));
+	return slot;
 }

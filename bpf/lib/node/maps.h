@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /* Every map of the data path. Programs write ws_stats, ws_refusals, ws_errors,
- * ws_scratch, ws_path_mtus, ws_exits, ws_nexthops, ws_conns, ws_conns_new and ws_events, what is in
+ * ws_scratch, ws_path_mtus, ws_exits, ws_nexthops, ws_conns, ws_conns_new and ws_events,
+ * ws_slots and the other maps of functions' headers, what is in
  * ws_windows, and the last numbers in ws_numbers; user space writes all else. It
  * may lower max_entries of the arrays that are marked so, to what a node needs.
  */
@@ -305,6 +306,34 @@ struct {
 	__type(value, struct ws_cached);
 	__uint(max_entries, 65536);
 } ws_slots SEC(".maps");
+
+/* For each WS_SLOTS_NEAR indexes of ws_slots, from 1 on: whose they are, and where
+ * their headers are.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__uint(value_size, sizeof(struct slot_block)); /* no type of Go's */
+	__uint(max_entries, 65536 / WS_SLOTS_NEAR);
+} ws_slot_blocks SEC(".maps");
+
+/* Datagrams of which fragments are in functions that are recognised by metadata; key:
+ * struct fragment.datagram. About 200 bytes per entry.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__type(key, __u64);
+	__uint(value_size, sizeof(struct fragments)); /* no type of Go's */
+	__uint(max_entries, 4096);
+} ws_fragments SEC(".maps");
+
+/* Which datagram the fragment was of that an index was given to last. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__type(key, __u32);
+	__type(value, __u64);
+	__uint(max_entries, 16384);
+} ws_fragment_of SEC(".maps");
 
 /* Where a CPU looks for a free slot next. */
 struct {

@@ -42,6 +42,24 @@ struct gso_keep {
 	__u32 count;
 };
 
+/* WS_SLOTS_NEAR indexes in a row (detour/slots.h). */
+struct slot_block {
+	__u32 first; /* slot of the range that they are in; 0: all of it is far */
+	__u32 proxy; /* whose they are, where first is not 0 */
+	__u64 far; /* a bit for each: its header is at its own slot */
+};
+
+/* Indexes of a datagram's fragments, in the order in which they came; the last ones,
+ * if there are more (detour/fragments_tc.h).
+ */
+#define FRAGMENTS_MAX 64
+struct fragments {
+	__u64 ends; /* between whom, by which protocol, through which function */
+	__u32 in; /* how many came */
+	__u32 out; /* how many of them have been given away */
+	__u16 index[FRAGMENTS_MAX];
+};
+
 /* TCP's options before and after they are changed, and zeros. */
 struct tcp_options {
 	__u8 was[40];
@@ -59,7 +77,14 @@ struct scratch {
 		struct icmp4_message m4;
 		struct gso_keep gso;
 		struct tcp_options options;
+		struct fragments fragments; /* as a new one begins */
 	};
+	/* Which datagram a fragment is of, and without its identification. */
+	struct {
+		__be64 addr[4];
+		__u64 datagram;
+		__u64 ends;
+	} fragment;
 	/* The way of a packet while it is made ready for it. */
 	struct bpf_fib_lookup way;
 	struct bpf_redir_neigh nh;

@@ -26,6 +26,8 @@ const (
 	extTCMapWsErrors      = "ws_errors"
 	extTCMapWsEvents      = "ws_events"
 	extTCMapWsExits       = "ws_exits"
+	extTCMapWsFragmentOf  = "ws_fragment_of"
+	extTCMapWsFragments   = "ws_fragments"
 	extTCMapWsGuards      = "ws_guards"
 	extTCMapWsHeadends    = "ws_headends"
 	extTCMapWsHopIndex    = "ws_hop_index"
@@ -45,6 +47,7 @@ const (
 	extTCMapWsRules       = "ws_rules"
 	extTCMapWsScratch     = "ws_scratch"
 	extTCMapWsSids        = "ws_sids"
+	extTCMapWsSlotBlocks  = "ws_slot_blocks"
 	extTCMapWsSlotNext    = "ws_slot_next"
 	extTCMapWsSlots       = "ws_slots"
 	extTCMapWsSources     = "ws_sources"
@@ -114,6 +117,8 @@ type extTCMapSpecs struct {
 	WsErrors      *ebpf.MapSpec `ebpf:"ws_errors"`
 	WsEvents      *ebpf.MapSpec `ebpf:"ws_events"`
 	WsExits       *ebpf.MapSpec `ebpf:"ws_exits"`
+	WsFragmentOf  *ebpf.MapSpec `ebpf:"ws_fragment_of"`
+	WsFragments   *ebpf.MapSpec `ebpf:"ws_fragments"`
 	WsGuards      *ebpf.MapSpec `ebpf:"ws_guards"`
 	WsHeadends    *ebpf.MapSpec `ebpf:"ws_headends"`
 	WsHopIndex    *ebpf.MapSpec `ebpf:"ws_hop_index"`
@@ -133,6 +138,7 @@ type extTCMapSpecs struct {
 	WsRules       *ebpf.MapSpec `ebpf:"ws_rules"`
 	WsScratch     *ebpf.MapSpec `ebpf:"ws_scratch"`
 	WsSids        *ebpf.MapSpec `ebpf:"ws_sids"`
+	WsSlotBlocks  *ebpf.MapSpec `ebpf:"ws_slot_blocks"`
 	WsSlotNext    *ebpf.MapSpec `ebpf:"ws_slot_next"`
 	WsSlots       *ebpf.MapSpec `ebpf:"ws_slots"`
 	WsSources     *ebpf.MapSpec `ebpf:"ws_sources"`
@@ -178,6 +184,8 @@ type extTCMaps struct {
 	WsErrors      *ebpf.Map `ebpf:"ws_errors"`
 	WsEvents      *ebpf.Map `ebpf:"ws_events"`
 	WsExits       *ebpf.Map `ebpf:"ws_exits"`
+	WsFragmentOf  *ebpf.Map `ebpf:"ws_fragment_of"`
+	WsFragments   *ebpf.Map `ebpf:"ws_fragments"`
 	WsGuards      *ebpf.Map `ebpf:"ws_guards"`
 	WsHeadends    *ebpf.Map `ebpf:"ws_headends"`
 	WsHopIndex    *ebpf.Map `ebpf:"ws_hop_index"`
@@ -197,6 +205,7 @@ type extTCMaps struct {
 	WsRules       *ebpf.Map `ebpf:"ws_rules"`
 	WsScratch     *ebpf.Map `ebpf:"ws_scratch"`
 	WsSids        *ebpf.Map `ebpf:"ws_sids"`
+	WsSlotBlocks  *ebpf.Map `ebpf:"ws_slot_blocks"`
 	WsSlotNext    *ebpf.Map `ebpf:"ws_slot_next"`
 	WsSlots       *ebpf.Map `ebpf:"ws_slots"`
 	WsSources     *ebpf.Map `ebpf:"ws_sources"`
@@ -217,6 +226,8 @@ func (m *extTCMaps) Close() error {
 		m.WsErrors,
 		m.WsEvents,
 		m.WsExits,
+		m.WsFragmentOf,
+		m.WsFragments,
 		m.WsGuards,
 		m.WsHeadends,
 		m.WsHopIndex,
@@ -236,6 +247,7 @@ func (m *extTCMaps) Close() error {
 		m.WsRules,
 		m.WsScratch,
 		m.WsSids,
+		m.WsSlotBlocks,
 		m.WsSlotNext,
 		m.WsSlots,
 		m.WsSources,

@@ -26,6 +26,8 @@ const (
 	originateTCMapWsErrors       = "ws_errors"
 	originateTCMapWsEvents       = "ws_events"
 	originateTCMapWsExits        = "ws_exits"
+	originateTCMapWsFragmentOf   = "ws_fragment_of"
+	originateTCMapWsFragments    = "ws_fragments"
 	originateTCMapWsGuards       = "ws_guards"
 	originateTCMapWsHeadends     = "ws_headends"
 	originateTCMapWsHopIndex     = "ws_hop_index"
@@ -45,6 +47,7 @@ const (
 	originateTCMapWsRules        = "ws_rules"
 	originateTCMapWsScratch      = "ws_scratch"
 	originateTCMapWsSids         = "ws_sids"
+	originateTCMapWsSlotBlocks   = "ws_slot_blocks"
 	originateTCMapWsSlotNext     = "ws_slot_next"
 	originateTCMapWsSlots        = "ws_slots"
 	originateTCMapWsSources      = "ws_sources"
@@ -114,6 +117,8 @@ type originateTCMapSpecs struct {
 	WsErrors      *ebpf.MapSpec `ebpf:"ws_errors"`
 	WsEvents      *ebpf.MapSpec `ebpf:"ws_events"`
 	WsExits       *ebpf.MapSpec `ebpf:"ws_exits"`
+	WsFragmentOf  *ebpf.MapSpec `ebpf:"ws_fragment_of"`
+	WsFragments   *ebpf.MapSpec `ebpf:"ws_fragments"`
 	WsGuards      *ebpf.MapSpec `ebpf:"ws_guards"`
 	WsHeadends    *ebpf.MapSpec `ebpf:"ws_headends"`
 	WsHopIndex    *ebpf.MapSpec `ebpf:"ws_hop_index"`
@@ -133,6 +138,7 @@ type originateTCMapSpecs struct {
 	WsRules       *ebpf.MapSpec `ebpf:"ws_rules"`
 	WsScratch     *ebpf.MapSpec `ebpf:"ws_scratch"`
 	WsSids        *ebpf.MapSpec `ebpf:"ws_sids"`
+	WsSlotBlocks  *ebpf.MapSpec `ebpf:"ws_slot_blocks"`
 	WsSlotNext    *ebpf.MapSpec `ebpf:"ws_slot_next"`
 	WsSlots       *ebpf.MapSpec `ebpf:"ws_slots"`
 	WsSources     *ebpf.MapSpec `ebpf:"ws_sources"`
@@ -178,6 +184,8 @@ type originateTCMaps struct {
 	WsErrors      *ebpf.Map `ebpf:"ws_errors"`
 	WsEvents      *ebpf.Map `ebpf:"ws_events"`
 	WsExits       *ebpf.Map `ebpf:"ws_exits"`
+	WsFragmentOf  *ebpf.Map `ebpf:"ws_fragment_of"`
+	WsFragments   *ebpf.Map `ebpf:"ws_fragments"`
 	WsGuards      *ebpf.Map `ebpf:"ws_guards"`
 	WsHeadends    *ebpf.Map `ebpf:"ws_headends"`
 	WsHopIndex    *ebpf.Map `ebpf:"ws_hop_index"`
@@ -197,6 +205,7 @@ type originateTCMaps struct {
 	WsRules       *ebpf.Map `ebpf:"ws_rules"`
 	WsScratch     *ebpf.Map `ebpf:"ws_scratch"`
 	WsSids        *ebpf.Map `ebpf:"ws_sids"`
+	WsSlotBlocks  *ebpf.Map `ebpf:"ws_slot_blocks"`
 	WsSlotNext    *ebpf.Map `ebpf:"ws_slot_next"`
 	WsSlots       *ebpf.Map `ebpf:"ws_slots"`
 	WsSources     *ebpf.Map `ebpf:"ws_sources"`
@@ -217,6 +226,8 @@ func (m *originateTCMaps) Close() error {
 		m.WsErrors,
 		m.WsEvents,
 		m.WsExits,
+		m.WsFragmentOf,
+		m.WsFragments,
 		m.WsGuards,
 		m.WsHeadends,
 		m.WsHopIndex,
@@ -236,6 +247,7 @@ func (m *originateTCMaps) Close() error {
 		m.WsRules,
 		m.WsScratch,
 		m.WsSids,
+		m.WsSlotBlocks,
 		m.WsSlotNext,
 		m.WsSlots,
 		m.WsSources,

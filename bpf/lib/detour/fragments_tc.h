@@ -1,0 +1,185 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* Fragments through a function by metadata. Connection tracking puts a datagram
+ * together and makes new fragments of it, all with the index of the first one. So the
+ * indexes of a datagram's fragments are also written down, first in, first out, and
+ * one that comes back and whose own index is used up gets the header of the next. They
+ * go to the same end with the same proof, so that it does not matter which. No more get
+ * through than came. IPv6's have another identification then: the datagram is found
+ * by the index. TC only.
+ */
+#pragma once
+
+#include "lib/detour/fingerprint.h"
+#include "lib/detour/slots.h"
+#include "lib/hook.h"
+#include "lib/node/maps.h"
+#include "lib/out/route_tc.h"
+#include "lib/proof/siphash.h"
+#include "lib/wire/ip.h"
+#include "lib/wire/net.h"
+#include "lib/wire/tuple.h"
+
+/* Indexes that are looked at for one fragment: its own one is among them. */
+#define FRAGMENT_TRIES 4
+
+/* Might this header be a fragment's? */
+static __always_inline bool ip_may_be_fragment(const struct ip *in)
+{
+	const struct ip6_hdr *ip6 = in->hdr;
+
+	return in->is_ip4 ? ip4_is_fragment(in->hdr) :
+			    nexthdr_is(ip6->nexthdr, EXT_KNOWN);
+}
+
+/* The Fragment header of an IPv6 packet at off from the start of the frame: its
+ * identification, and in *next what it says comes next. False: there is none.
+ */
+static __always_inline bool ip6_fragment_find(struct __sk_buff *skb, __u32 off,
+					      __be32 *id, __u8 *next)
+{
+	struct ip6_extension head;
+	__u8 kind;
+
+	if (bpf_skb_load_bytes(skb, off + 6, &kind, sizeof(kind)))
+		return false;
+	off += sizeof(struct ip6_hdr);
+	for (__u32 i = 0; i <= FINGERPRINT_HEADERS; i++) {
+		if (!nexthdr_is(kind,
+				EXT_OPTIONS | EXT_ROUTING | EXT_FRAGMENT) ||
+		    bpf_skb_load_bytes(skb, off, &head, sizeof(head)))
+			return false;
+		if (nexthdr_is(kind, EXT_FRAGMENT)) {
+			__builtin_memcpy(id, head.pad, sizeof(*id));
+			*next = head.nexthdr;
+			return true;
+		}
+		kind = head.nexthdr;
+		off += (head.len + 1) * 8;
+	}
+	return false;
+}
+
+/* Leaves in the scratch memory which datagram a packet is of that is at off from
+ * the start of the frame; false: it is no fragment. A function of its own, for its
+ * stack, as all below.
+ */
+__noinline int ws_fragment_read(struct __sk_buff *skb, __u32 off, int is_ip4,
+				__u32 proxy)
+{
+	__u64 key[2] = { cfg.fingerprint_key[0], cfg.fingerprint_key[1] };
+	struct scratch *sc = scratch();
+	struct siphash s;
+	__be32 id = 0;
+	__u8 next = 0;
+
+	if (!sc)
+		return 0;
+	if (is_ip4) {
+		struct ip4_hdr ip4;
+
+		if (bpf_skb_load_bytes(skb, off, &ip4, sizeof(ip4)) ||
+		    !ip4_is_fragment(&ip4))
+			return 0;
+		sc->fragment.addr[0] = 0;
+		sc->fragment.addr[1] = ip4.src;
+		sc->fragment.addr[2] = 0;
+		sc->fragment.addr[3] = ip4.dst;
+		id = ip4.id;
+		next = ip4.protocol;
+	} else if (!ip6_fragment_find(skb, off, &id, &next) ||
+		   bpf_skb_load_bytes(skb, off + 8, sc->fragment.addr,
+				      sizeof(sc->fragment.addr))) {
+		return 0;
+	}
+	s = siphash_begin(key);
+	siphash13_word(&s, sc->fragment.addr[0]);
+	siphash13_word(&s, sc->fragment.addr[1]);
+	siphash13_word(&s, sc->fragment.addr[2]);
+	siphash13_word(&s, sc->fragment.addr[3]);
+	sc->fragment.ends = siphash13_end(&s, (__u64)proxy << 8 | next);
+	sc->fragment.datagram = sc->fragment.ends ^
+				(id + 1ULL) * 0x9e3779b97f4a7c15ULL;
+	return 1;
+}
+
+/* A fragment, as ws_fragment_read has left it, has its header kept under index: it
+ * can also go back with others of its datagram.
+ */
+__noinline int ws_fragment_keep(__u32 index)
+{
+	struct scratch *s = scratch();
+	struct fragments *q;
+	__u64 datagram;
+	__u32 at;
+
+	if (!s)
+		return 0;
+	datagram = s->fragment.datagram;
+	q = bpf_map_lookup_elem(&ws_fragments, &datagram);
+	if (!q) {
+		__builtin_memset(&s->fragments, 0, sizeof(s->fragments));
+		s->fragments.ends = s->fragment.ends;
+		bpf_map_update_elem(&ws_fragments, &datagram, &s->fragments,
+				    BPF_NOEXIST);
+		q = bpf_map_lookup_elem(&ws_fragments, &datagram);
+		if (!q)
+			return 0;
+	}
+	bpf_map_update_elem(&ws_fragment_of, &index, &datagram, BPF_ANY);
+	at = __sync_fetch_and_add(&q->in, 1) % FRAGMENTS_MAX;
+	q->index[at] = index;
+	return 0;
+}
+
+/* A fragment, as ws_fragment_read has left it, has come back with an index that names
+ * no header: one of its datagram's. Returns its slot, the caller's to use and then to
+ * give to nobody; 0: there is none left. *expires: as of slot_claim.
+ */
+__noinline __u32 ws_fragment_claim(__u32 proxy, __u32 index, __u64 *expires)
+{
+	__u64 now = bpf_ktime_get_coarse_ns(), datagram, *of;
+	const struct scratch *s = scratch();
+	struct fragments *q;
+	__u32 out, next;
+
+	if (!expires || !s)
+		return 0;
+	of = bpf_map_lookup_elem(&ws_fragment_of, &index);
+	if (!of)
+		return 0;
+	datagram = *of;
+	q = bpf_map_lookup_elem(&ws_fragments, &datagram);
+	if (!q || q->ends != s->fragment.ends)
+		return 0;
+	/* What more fragments have overwritten is gone. */
+	out = READ_ONCE(q->out);
+	if (q->in - out > FRAGMENTS_MAX)
+		__sync_val_compare_and_swap(&q->out, out,
+					    q->in - FRAGMENTS_MAX);
+	for (__u32 i = 0; i < FRAGMENT_TRIES; i++) {
+		out = READ_ONCE(q->out);
+		if (out == READ_ONCE(q->in))
+			return 0;
+		next = READ_ONCE(q->index[out % FRAGMENTS_MAX]);
+		if (__sync_val_compare_and_swap(&q->out, out, out + 1) != out)
+			continue;
+		next = slot_claim(next, proxy, now, expires);
+		if (next)
+			return next;
+	}
+	return 0;
+}
+
+/* The header that is kept for a packet that has come back; see slot_claim. */
+static __always_inline struct ws_cached *slot_back(struct __sk_buff *skb,
+						   __u32 proxy, __u32 index,
+						   __u64 now, __u64 *expires)
+{
+	__u32 slot = slot_claim(index, proxy, now, expires);
+
+	if (!slot && index &&
+	    ws_fragment_read(skb, sizeof(struct eth_hdr), skb_is_ip4(skb),
+			     proxy))
+		slot = ws_fragment_claim(proxy, index, expires);
+	return slot ? bpf_map_lookup_elem(&ws_slots, &slot) : NULL;
+}
