@@ -149,6 +149,7 @@ type agent struct {
 	silence silenceWatch
 	seen    string // digest of the plan file as last read; "": it cannot be read
 	again   []byte // plan that the machine was not ready for
+	said    string // to systemd, as the status
 
 	insecure string // why the plan file should not have been taken, as last told
 
@@ -233,6 +234,7 @@ func run(ctx context.Context, cfg Config, on func(context.Context, Config) (mach
 		return err
 	}
 	cfg.Log.Info("the data path is armed", "node", first.Name, "after", time.Since(began).Round(time.Millisecond))
+	a.sayStatus()
 	a.say(daemon.SdNotifyReady)
 	defer a.say(daemon.SdNotifyStopping)
 	return a.serve(ctx, listener, changes)
@@ -391,7 +393,6 @@ func (a *agent) report(d *dataplane.DegradedError) {
 		}
 	}
 	problems = append(problems, a.filters.problems...)
-	a.sayStatus(problems)
 	fresh, whole := a.status.degraded(problems)
 	for _, p := range fresh {
 		a.cfg.Log.Warn("the plan is in force, but not whole", "err", p)
@@ -496,6 +497,7 @@ func (a *agent) serve(ctx context.Context, l *listener, changes *fileWatch) erro
 				}
 				a.saveWindows()
 				a.renewNumbers()
+				a.sayStatus()
 				if a.unseen {
 					a.lookAgain(ctx)
 				}

@@ -2,6 +2,7 @@ package agent
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -19,15 +20,21 @@ func (a *agent) say(state string) {
 	}
 }
 
-// sayStatus tells what systemctl status shows.
-func (a *agent) sayStatus(problems []string) {
-	if a.plan == nil {
+// sayStatus tells what systemctl status shows, if that is news.
+func (a *agent) sayStatus() {
+	now := a.status.get()
+	wrong := slices.Clone(now.Problems)
+	if now.Error != "" {
+		wrong = append(wrong, now.Error)
+	}
+	s := fmt.Sprintf("the plan of node %s is in force", now.Node)
+	if len(wrong) > 0 {
+		s += "; " + strings.Join(wrong, "; ")
+	}
+	if s == a.said {
 		return
 	}
-	s := fmt.Sprintf("the plan of node %s is in force", a.plan.Name)
-	if len(problems) > 0 {
-		s += ", but not whole: " + strings.Join(problems, "; ")
-	}
+	a.said = s
 	a.say("STATUS=" + strings.ReplaceAll(s, "\n", " "))
 }
 

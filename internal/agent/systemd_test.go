@@ -64,6 +64,10 @@ func TestSystemdHearsOfTheAgent(t *testing.T) {
 	hears("READY=1", "WATCHDOG")
 	hears("WATCHDOG=1")
 	hears("WATCHDOG=1")
+	n.write([]byte("{"))
+	hears("STATUS=the plan of node r1 is in force; the new plan is refused")
+	n.write(n.encode(r1(t, nil)))
+	hears("STATUS=the plan of node r1 is in force")
 	if err := s.halt(); err != nil && !strings.Contains(err.Error(), "context canceled") {
 		t.Fatal(err)
 	}
