@@ -146,7 +146,7 @@ func TestWrongUsageIsToldInOneSentence(t *testing.T) {
 		{[]string{"plan"}, 2, "-f is missing"},
 		{[]string{"plan", "-f", missing}, 1, "no such file"},
 		{[]string{"plan", "--frob"}, 2, "unknown flag: --frob"},
-		{[]string{"agent"}, 2, "--plan is missing"},
+		{[]string{"agent"}, 2, "--plan or --controller is missing"},
 		{[]string{"agent", "--yes", "--plan", missing}, 2, "--yes goes with --detach"},
 		{[]string{"agent", "--plan", missing, "--run-dir", runDir}, 1, "no such file"},
 		{[]string{"agent", "--instance", "../x", "--plan", missing}, 2, "--instance"},
