@@ -18,6 +18,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"maps"
 	"os"
 	"os/exec"
@@ -192,9 +193,31 @@ func tryKernel(ctx context.Context, work, name string, o options, steps []step, 
 // bootsMost is how often a kernel is booted that dies before its first process.
 const bootsMost = 3
 
-// boot runs the machine until it turns itself off.
+// silenceMost is how long a machine may say nothing. Its longest test takes a minute
+// where nothing else runs.
+const silenceMost = 10 * time.Minute
+
+// heard starts the timer anew with each read that has something.
+type heard struct {
+	io.Reader
+	silence *time.Timer
+}
+
+func (h heard) Read(b []byte) (int, error) {
+	n, err := h.Reader.Read(b)
+	if n > 0 {
+		h.silence.Reset(silenceMost)
+	}
+	return n, err
+}
+
+// boot runs the machine until it turns itself off, or says nothing for too long.
 func boot(ctx context.Context, kernel, image, console string, r *report) error {
-	cmd := exec.CommandContext(ctx, "qemu-system-x86_64", "-accel", "tcg", "-cpu", "max", "-m", "4096", "-smp", "2",
+	alive, end := context.WithCancel(ctx)
+	defer end()
+	silence := time.AfterFunc(silenceMost, end)
+	defer silence.Stop()
+	cmd := exec.CommandContext(alive, "qemu-system-x86_64", "-accel", "tcg", "-cpu", "max", "-m", "4096", "-smp", "2",
 		"-kernel", kernel, "-initrd", image, "-append", "console=ttyS0 panic=-1 quiet",
 		"-nodefaults", "-display", "none", "-monitor", "none", "-no-reboot", "-serial", "file:"+console, "-serial", "stdio")
 	out, err := cmd.StdoutPipe()
@@ -205,10 +228,14 @@ func boot(ctx context.Context, kernel, image, console string, r *report) error {
 	if err := cmd.Start(); err != nil {
 		return err
 	}
-	readErr := r.read(out)
+	readErr := r.read(heard{out, silence})
 	err = errors.Join(readErr, cmd.Wait())
 	if ctx.Err() != nil {
 		return errors.New("interrupted")
+	}
+	if alive.Err() != nil {
+		said, _ := os.ReadFile(console)
+		return fmt.Errorf("the machine said nothing for %s, and was ended; its console says:\n%s", silenceMost, said[max(0, len(said)-4000):])
 	}
 	if err == nil && !r.ended() {
 		said, _ := os.ReadFile(console)
