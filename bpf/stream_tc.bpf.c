@@ -14,7 +14,9 @@
 static __always_inline reason_t conn_promote(const struct ws_conn_key *k,
 					     const struct ws_conn *c)
 {
-	struct ws_conn kept = { .used = c->used, .part = c->part };
+	struct ws_conn kept = { .used = c->used,
+				.seen = c->seen,
+				.part = c->part };
 
 	/* Where another CPU was first, its entry is as good. */
 	if (bpf_map_update_elem(&ws_conns, k, &kept, BPF_NOEXIST) &&
@@ -59,6 +61,11 @@ __noinline int ws_stream_path(struct __sk_buff *skb)
 		r = conn_promote(&s.key, c);
 		if (r)
 			return r;
+	} else if (onward && segment_opens(&s) && c->seen) {
+		/* Ports are used again: what the last connection had seen is
+		 * over, now that the function goes on with another.
+		 */
+		c->seen = 0;
 	}
 	t = bpf_map_lookup_elem(&ws_streams, &path);
 	/* The plan has dropped the chain meanwhile. */

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Makes the Debian packages of what is in bin/: waystamp, which a node needs, and
 # waystamp-lab, which shows and measures it on one machine. The same commit gives
-# the same bytes: times are the commit's, or SOURCE_DATE_EPOCH.
+# the same bytes: times are the commit's, or SOURCE_DATE_EPOCH. Where there is no git,
+# SOURCE_DATE_EPOCH and PACKAGE_VERSION have to be given.
 #
 #   packaging/build.sh BIN ARCHITECTURE OUT    packaging/build.sh bin amd64 dist
 set -euo pipefail
@@ -17,13 +18,18 @@ cd "$(dirname "$0")/.."
 command -v dpkg-deb >/dev/null || fail "there is no dpkg-deb: packages are made on Debian and what comes from it"
 [ -x "$bin/waystamp" ] && [ -x "$bin/waystamp-lab" ] || fail "$bin has no waystamp and waystamp-lab; run make build"
 
+if [ -z "${SOURCE_DATE_EPOCH:-}" ] || [ -z "${PACKAGE_VERSION:-}" ]; then
+	git rev-parse HEAD >/dev/null || fail "without git, give SOURCE_DATE_EPOCH (seconds) and PACKAGE_VERSION"
+fi
 export SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct)}
 export LC_ALL=C.UTF-8 TZ=UTC
 umask 022
 
 # A version that dpkg orders: a tag's, with the commits since then; before the
 # first tag, by the commit's time.
-if tag=$(git describe --tags --match 'v[0-9]*' 2>/dev/null); then
+if [ -n "${PACKAGE_VERSION:-}" ]; then
+	version=$PACKAGE_VERSION
+elif tag=$(git describe --tags --match 'v[0-9]*' 2>/dev/null); then
 	version=$(sed -E 's/^v//; s/-rc/~rc/; s/-([0-9]+)-g/+\1.g/' <<<"$tag")
 else
 	version=0~$(date -u -d "@$SOURCE_DATE_EPOCH" +%Y%m%d%H%M%S).$(git rev-parse --short=10 HEAD)

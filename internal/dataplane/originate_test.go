@@ -247,7 +247,8 @@ func TestWhatLostItsHeaderIsNotMadeByTheFunction(t *testing.T) {
 	if v, _, err := r.run(object.CoreTC, "in", frameOf(argued(1, 1, argumentOwn, inner)), 0); err != nil || v != verdictRedirect {
 		t.Fatalf("verdict %d, %v, refusals %v", int32(v), err, r.refusals())
 	}
-	index, _ := r.keptSlot()
+	_, kept := r.keptSlot()
+	index := uint32(kept.Fingerprint)
 	run := func(index uint32) uint32 {
 		t.Helper()
 		mac, frame := r.macs["from"], ether(inner)

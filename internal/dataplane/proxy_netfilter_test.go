@@ -311,7 +311,8 @@ func TestMarkOfARuleEndsWithTheOuterHeader(t *testing.T) {
 	if v, _, _ := r.runMarked(object.CoreTC, "in", frameOf(p), 0); v != verdictUnspec {
 		t.Fatalf("verdict %d, refusals %v", int32(v), r.refusals())
 	}
-	index, _ := r.keptSlot()
+	_, kept := r.keptSlot()
+	index := uint32(kept.Fingerprint)
 	program := setsIndex(t, r.d.program(object.CoreOutTC), index)
 	mac := r.macs["side"]
 	frame := ether(udp(1))
@@ -372,7 +373,8 @@ func TestWithheldFunctionGetsNoPackets(t *testing.T) {
 	refuses(1)
 	takes(2)
 	// What is in it may still come back.
-	index, _ := r.keptSlot()
+	_, kept := r.keptSlot()
+	index := uint32(kept.Fingerprint)
 	back := setsIndex(t, d.program(object.FunctionTC), index)
 	mac, frame := r.macs["from"], ether(udp(1))
 	copy(frame, mac[:])

@@ -76,21 +76,21 @@ func calling(t *testing.T, p *ebpf.Program, do asm.Instructions) *ebpf.Program {
 }
 
 // keptSlot is a slot that a header is kept in; the header's fingerprint is the packet's index.
-func (r *proxyRun) keptSlot() (index uint32, kept abi.Cached) {
+func (r *proxyRun) keptSlot() (slot uint32, kept abi.Cached) {
 	r.Helper()
 	var i uint32
 	var c abi.Cached
 	it := r.d.gen.maps[tables.MapSlots].Iterate()
 	for it.Next(&i, &c) {
 		if c.Expires > 1 {
-			index, kept = i, c
+			slot, kept = i, c
 		}
 	}
 	r.must(it.Err())
-	if index == 0 {
+	if slot == 0 {
 		r.Fatal("no slot has a header")
 	}
-	return index, kept
+	return slot, kept
 }
 
 // testRun is what BPF_PROG_TEST_RUN takes (linux/bpf.h): made once and given to

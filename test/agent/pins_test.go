@@ -203,7 +203,7 @@ func TestRemovedPinsAreBackAtOnce(t *testing.T) {
 	for _, id := range before {
 		kinds[strings.Fields(id)[0]]++
 	}
-	if kinds["link"] != 3 || kinds["program"] < 5 || kinds["map"] < 20 {
+	if kinds["link"] != 3 || kinds["program"] < 4 || kinds["map"] < 20 {
 		t.Fatalf("pins %v: %v", kinds, before)
 	}
 	find := func(pattern string) string {

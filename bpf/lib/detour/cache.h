@@ -27,6 +27,7 @@
 #define COPIES_TRIES 32 /* copies that are passed over for one packet */
 
 #define READ_ONCE(x) (*(const volatile typeof(x) *)&(x))
+#define WRITE_ONCE(x, v) (*(volatile typeof(x) *)&(x) = (v))
 
 /* Tags and buckets have times in ticks of 2^20 ns. */
 static __always_inline __u32 tick(__u64 ns)

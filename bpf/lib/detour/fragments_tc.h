@@ -102,19 +102,33 @@ __noinline int ws_fragment_read(struct __sk_buff *skb, __u32 off, int is_ip4,
 	return 1;
 }
 
-/* A fragment, as ws_fragment_read has left it, has its header kept under index: it
- * can also go back with others of its datagram.
+/* What a slot says of a datagram; never 0. */
+static __always_inline __u32 fragment_of(__u64 datagram)
+{
+	return datagram >> 32 | 1;
+}
+
+/* A fragment, as ws_fragment_read has left it, has its header kept under index, which
+ * this CPU has given to it: it can also go back with others of its datagram.
  */
 __noinline int ws_fragment_keep(__u32 index)
 {
+	struct slot_block *b = slot_block(index);
 	struct scratch *s = scratch();
+	struct ws_cached *c;
 	struct fragments *q;
 	__u64 datagram;
-	__u32 at;
+	__u32 at, slot;
+	bool far;
 
-	if (!s)
+	if (!s || !b)
+		return 0;
+	slot = slot_of(b, index, &far);
+	c = bpf_map_lookup_elem(&ws_slots, &slot);
+	if (!c || !slot_is_for(c, index, 0))
 		return 0;
 	datagram = s->fragment.datagram;
+	WRITE_ONCE(c->fingerprint, (__u64)fragment_of(datagram) << 32 | index);
 	q = bpf_map_lookup_elem(&ws_fragments, &datagram);
 	if (!q) {
 		__builtin_memset(&s->fragments, 0, sizeof(s->fragments));
@@ -125,6 +139,12 @@ __noinline int ws_fragment_keep(__u32 index)
 		if (!q)
 			return 0;
 	}
+	/* The last one is too late, and so are all before it: others had the same
+	 * identification.
+	 */
+	if (READ_ONCE(q->expires) <= bpf_ktime_get_coarse_ns())
+		WRITE_ONCE(q->out, READ_ONCE(q->in));
+	WRITE_ONCE(q->expires, READ_ONCE(c->expires));
 	bpf_map_update_elem(&ws_fragment_of, &index, &datagram, BPF_ANY);
 	at = __sync_fetch_and_add(&q->in, 1) % FRAGMENTS_MAX;
 	q->index[at] = index;
@@ -163,7 +183,8 @@ __noinline __u32 ws_fragment_claim(__u32 proxy, __u32 index, __u64 *expires)
 		next = READ_ONCE(q->index[out % FRAGMENTS_MAX]);
 		if (__sync_val_compare_and_swap(&q->out, out, out + 1) != out)
 			continue;
-		next = slot_claim(next, proxy, now, expires);
+		next = slot_claim(next, proxy, fragment_of(datagram), now,
+				  expires);
 		if (next)
 			return next;
 	}
@@ -175,7 +196,7 @@ static __always_inline struct ws_cached *slot_back(struct __sk_buff *skb,
 						   __u32 proxy, __u32 index,
 						   __u64 now, __u64 *expires)
 {
-	__u32 slot = slot_claim(index, proxy, now, expires);
+	__u32 slot = slot_claim(index, proxy, 0, now, expires);
 
 	if (!slot && index &&
 	    ws_fragment_read(skb, sizeof(struct eth_hdr), skb_is_ip4(skb),

@@ -4,8 +4,9 @@
  * and gives them in turn; an index is not given again while its header waits. The
  * header is near, at one of the first WS_SLOTS_NEAR slots of the range, or far, at
  * the slot of the index itself, where the near one is in use. A slot says which
- * index its header is for, so that a packet whose header has given way finds none,
- * and not another's. Whoever turns a slot's expires to SLOT_BUSY has the slot, and
+ * index its header is for (the lower half of its fingerprint), so that a packet whose
+ * header has given way finds none, and not another's; and for a fragment, of which
+ * datagram (the upper half, else 0). Whoever turns a slot's expires to SLOT_BUSY has the slot, and
  * no two have it at once. TC only.
  */
 #pragma once
@@ -74,7 +75,7 @@ static __always_inline bool slot_is_of(__u32 slot, __u32 index)
 {
 	const struct ws_cached *c = bpf_map_lookup_elem(&ws_slots, &slot);
 
-	return c && c->fingerprint == index;
+	return c && (__u32)c->fingerprint == index;
 }
 
 /* A slot of this CPU, the caller's to fill in and then to give to the packet: in
@@ -168,37 +169,55 @@ static __always_inline __u32 slot_proxy(__u32 index)
 	return c ? c->proxy : 0;
 }
 
-/* The slot that a packet's index names, the caller's to use and then to give to
- * nobody; 0: it was not for this packet. *expires: when it would have been
- * too late. A copy that the function made of a packet finds its slot taken or
- * another's, and what comes from another function than it was sent to finds it is
- * not its own.
+/* Where the header of an index is, and in *far whether that is its far slot. */
+static __always_inline __u32 slot_of(const struct slot_block *b, __u32 index,
+				     bool *far)
+{
+	*far = b->first && READ_ONCE(b->far) & slot_bit(index);
+	return b->first && !*far ? slot_near(b->first, index) : index;
+}
+
+/* Is a slot's header for this index? of: and for a fragment of this datagram; 0: of
+ * any, or for none.
  */
-static __always_inline __u32 slot_claim(__u32 index, __u32 proxy, __u64 now,
-					__u64 *expires)
+static __always_inline bool slot_is_for(const struct ws_cached *c, __u32 index,
+					__u32 of)
+{
+	__u64 is = READ_ONCE(c->fingerprint);
+
+	return (__u32)is == index && (!of || is >> 32 == of);
+}
+
+/* The slot that a packet's index names, the caller's to use and then to give to
+ * nobody; 0: it was not for this packet. of: as for slot_is_for. *expires: when it
+ * would have been too late. A copy that the function made of a packet finds its slot
+ * taken or another's, and what comes from another function than it was sent to finds
+ * it is not its own.
+ */
+static __always_inline __u32 slot_claim(__u32 index, __u32 proxy, __u32 of,
+					__u64 now, __u64 *expires)
 {
 	struct slot_block *b = slot_block(index);
-	__u32 slot = index;
 	struct ws_cached *c;
+	__u32 slot;
 	bool far;
 
 	if (!b)
 		return 0;
-	far = b->first && READ_ONCE(b->far) & slot_bit(index);
-	if (b->first && !far)
-		slot = slot_near(b->first, index);
+	slot = slot_of(b, index, &far);
 	c = bpf_map_lookup_elem(&ws_slots, &slot);
 	if (!c)
 		return 0;
 	*expires = READ_ONCE(c->expires);
-	if (*expires <= now || c->fingerprint != index || c->proxy != proxy ||
+	if (*expires <= now || !slot_is_for(c, index, of) ||
+	    c->proxy != proxy ||
 	    __sync_val_compare_and_swap(&c->expires, *expires, SLOT_BUSY) !=
 		    *expires)
 		return 0;
 	/* The clock ticks slowly: between the two it may have been given to the
 	 * next packet, until the same time.
 	 */
-	if (READ_ONCE(c->fingerprint) != index) {
+	if (!slot_is_for(c, index, of)) {
 		slot_give(c, *expires);
 		return 0;
 	}

@@ -57,6 +57,7 @@ struct fragments {
 	__u64 ends; /* between whom, by which protocol, through which function */
 	__u32 in; /* how many came */
 	__u32 out; /* how many of them have been given away */
+	__u64 expires; /* when the last one is too late */
 	__u16 index[FRAGMENTS_MAX];
 };
 

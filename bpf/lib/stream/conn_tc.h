@@ -21,6 +21,12 @@ struct segment {
 	__u32 flags;
 };
 
+/* A SYN without ACK: it asks for a connection. */
+static __always_inline bool segment_opens(const struct segment *s)
+{
+	return (s->flags & (TCP_SYN | TCP_ACK | TCP_RST)) == TCP_SYN;
+}
+
 /* Moves the packet. False: it is not TCP, or its TCP header is not right behind the IP
  * header. s->key.proxy is left as it is.
  */

@@ -9,12 +9,6 @@
 #include "lib/reason.h"
 #include "lib/stream/conn_tc.h"
 
-/* A SYN without ACK: it asks for a connection. */
-static __always_inline bool segment_opens(const struct segment *s)
-{
-	return (s->flags & (TCP_SYN | TCP_ACK | TCP_RST)) == TCP_SYN;
-}
-
 /* Which connection a packet is of that came by t; a SYN makes one. */
 static __always_inline reason_t stream_admit(struct segment *s,
 					     const struct ws_stream *t)
@@ -29,6 +23,14 @@ static __always_inline reason_t stream_admit(struct segment *s,
 	if (!c) {
 		if (!t->opens || !segment_opens(s))
 			return REASON(STREAM_UNKNOWN);
+		/* Not between the ends of one that is there, the other way round: what
+		 * the function sends could not be told apart.
+		 */
+		conn_swap(&s->key);
+		c = conn_find(&s->key, &is_new);
+		conn_swap(&s->key);
+		if (c)
+			return REASON(STREAM_UNKNOWN);
 		fresh.used = bpf_ktime_get_coarse_ns();
 		/* Of two SYNs on two CPUs one is the first. */
 		bpf_map_update_elem(&ws_conns_new, &s->key, &fresh,
@@ -39,9 +41,6 @@ static __always_inline reason_t stream_admit(struct segment *s,
 	}
 	if (c->part != (t->opens ? t->part : t->other))
 		return REASON(WRONG_CHAIN);
-	/* Ports are used again: what the last connection had seen is over. */
-	if (segment_opens(s) && c->seen)
-		c->seen = 0;
 	conn_note(c, s->flags,
 		  t->opens ? WS_CONN_CLIENT_FIN : WS_CONN_SERVER_FIN);
 	return WS_REASON_NONE;

@@ -26,7 +26,7 @@ func argument(i uint32) uint32 { return dataArg + 8*i }
 // arguments. The kernel remembers that they are, so that they cost next to nothing.
 var always = append([]uint32{
 	unix.SYS_READ, unix.SYS_WRITE, unix.SYS_SPLICE, unix.SYS_CLOSE, unix.SYS_ACCEPT4, unix.SYS_BIND, unix.SYS_CONNECT,
-	unix.SYS_SHUTDOWN, unix.SYS_GETSOCKNAME, unix.SYS_GETSOCKOPT, unix.SYS_EPOLL_CTL, unix.SYS_EPOLL_PWAIT, unix.SYS_PIPE2, unix.SYS_FCNTL,
+	unix.SYS_SHUTDOWN, unix.SYS_GETSOCKNAME, unix.SYS_GETSOCKOPT, unix.SYS_EPOLL_CTL, unix.SYS_EPOLL_PWAIT, unix.SYS_PIPE2,
 	unix.SYS_EVENTFD2, unix.SYS_GETRANDOM,
 	// The runtime: threads, signals, memory, time.
 	unix.SYS_FUTEX, unix.SYS_SCHED_YIELD, unix.SYS_SCHED_GETAFFINITY, unix.SYS_NANOSLEEP, unix.SYS_CLOCK_GETTIME, unix.SYS_GETTID, unix.SYS_GETPID,
@@ -90,6 +90,19 @@ func program(pid int) []bpf.Instruction {
 				when(bpf.JumpEqual, o[1], func() { end(allow) })
 			})
 		}
+		end(refuse)
+	})
+	// No signals to others by way of O_ASYNC and F_SETOWN.
+	when(bpf.JumpEqual, unix.SYS_FCNTL, func() {
+		load(argument(1))
+		for _, c := range []uint32{unix.F_SETPIPE_SZ, unix.F_GETPIPE_SZ, unix.F_GETFD, unix.F_SETFD, unix.F_GETFL} {
+			when(bpf.JumpEqual, c, func() { end(allow) })
+		}
+		when(bpf.JumpEqual, unix.F_SETFL, func() {
+			load(argument(2))
+			when(bpf.JumpBitsSet, unix.O_ASYNC, func() { end(refuse) })
+			end(allow)
+		})
 		end(refuse)
 	})
 	// Threads, and no processes.
