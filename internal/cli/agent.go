@@ -134,10 +134,15 @@ func (o *agentOptions) runMember(ctx context.Context, cfg agent.Config) error {
 	token := o.join
 	if name, ok := strings.CutPrefix(token, "@"); ok {
 		b, err := os.ReadFile(name)
-		if err != nil {
+		switch {
+		case err == nil:
+			token = strings.TrimSpace(string(b))
+		case member.HasJoined(filepath.Join(cfg.StateDir, "member")):
+			cfg.Log.Warn("the token cannot be read, and is left aside: this node has joined before", "err", err)
+			token = ""
+		default:
 			return fmt.Errorf("--join: %w", err)
 		}
-		token = strings.TrimSpace(string(b))
 	}
 	m, err := member.Open(member.Config{
 		Controller: o.controller, Token: token, Dir: filepath.Join(cfg.StateDir, "member"), Node: o.node, Log: cfg.Log,

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"unicode"
 
 	"connectrpc.com/connect"
 
@@ -84,6 +85,13 @@ var errToken = errors.New("the token is not valid: it was used, has expired, or 
 
 // Join implements the service.
 func (s node) Join(ctx context.Context, r *connect.Request[v1.JoinRequest]) (*connect.Response[v1.JoinResponse], error) {
+	// First what costs least: anybody may call.
+	hash := identity.HashToken(r.Msg.Token)
+	if have, err := s.c.store.Snapshot(ctx, keyTokens+hash); err != nil {
+		return nil, failed(err)
+	} else if len(have.Records) == 0 {
+		return nil, connect.NewError(connect.CodePermissionDenied, errToken)
+	}
 	key, err := identity.RequestedKey(r.Msg.CertificateRequest)
 	if err != nil {
 		return nil, connect.NewError(connect.CodeInvalidArgument, err)
@@ -96,7 +104,6 @@ func (s node) Join(ctx context.Context, r *connect.Request[v1.JoinRequest]) (*co
 	if err != nil {
 		return nil, failed(err)
 	}
-	hash := identity.HashToken(r.Msg.Token)
 	token, ok := v.tokens[hash]
 	now := s.c.cfg.Now()
 	if !ok || now.After(token.Expires) {
@@ -108,6 +115,10 @@ func (s node) Join(ctx context.Context, r *connect.Request[v1.JoinRequest]) (*co
 	n := v.nodes[token.Node]
 	if n.Revoked && !token.Reinstate {
 		return nil, refuse(connect.CodePermissionDenied, "node %s was revoked", token.Node)
+	}
+	// Else the fresh secrets that it gives to all others would never be made.
+	if n.Revoked && (v.state.Now != 0 || v.state.Next != 0) && !slices.Contains(v.state.Revoked, token.Node) {
+		return nil, refuse(connect.CodeAborted, "the revocation of node %s is not carried out yet; try again", token.Node)
 	}
 	if slices.Contains(n.RevokedKeys, keyID) {
 		return nil, refuse(connect.CodePermissionDenied, "the key was revoked; join with another one: remove the node's identity")
@@ -254,7 +265,13 @@ const (
 )
 
 func short(s string) string {
-	s = strings.ToValidUTF8(s, "?")
+	// An operator's terminal shows it.
+	s = strings.Map(func(r rune) rune {
+		if !unicode.IsPrint(r) {
+			return ' '
+		}
+		return r
+	}, strings.ToValidUTF8(s, "?"))
 	if len(s) > textMax {
 		s = strings.ToValidUTF8(s[:textMax], "") + " …"
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log"
 	"net"
 	"net/http"
@@ -57,6 +58,9 @@ func listenUnix(path string) (net.Listener, error) {
 		conn.Close()
 		return nil, fmt.Errorf("listen on %s: somebody listens there already", path)
 	} else if errors.Is(err, syscall.ECONNREFUSED) {
+		if info, err := os.Lstat(path); err == nil && info.Mode().Type() != fs.ModeSocket {
+			return nil, fmt.Errorf("listen on %s: a file that is no socket is there; remove it, or name another path", path)
+		}
 		if err := os.Remove(path); err != nil {
 			return nil, fmt.Errorf("listen on a socket: %w", err)
 		}
@@ -110,9 +114,10 @@ func callerOf(ctx context.Context) caller {
 	return c
 }
 
-// pings find out within half a minute that a peer is gone.
-func pings() *http.HTTP2Config {
-	return &http.HTTP2Config{SendPingTimeout: 15 * time.Second, PingTimeout: 10 * time.Second, WriteByteTimeout: 30 * time.Second}
+// http2 finds out within half a minute that a peer is gone, and bounds what a connection
+// can ask for at once: a node has one stream and a call or two.
+func http2() *http.HTTP2Config {
+	return &http.HTTP2Config{MaxConcurrentStreams: 16, SendPingTimeout: 15 * time.Second, PingTimeout: 10 * time.Second, WriteByteTimeout: 30 * time.Second}
 }
 
 // serve answers on one listener until ctx ends, and closes it.
@@ -128,7 +133,7 @@ func (c *Controller) serve(ctx context.Context, l Listener) error {
 		ReadHeaderTimeout: 10 * time.Second,
 		IdleTimeout:       2 * time.Minute,
 		MaxHeaderBytes:    64 << 10,
-		HTTP2:             pings(),
+		HTTP2:             http2(),
 		BaseContext:       func(net.Listener) context.Context { return ctx },
 		ErrorLog:          log.New(io.Discard, "", 0), // of connections that end; the audit has the calls
 		ConnContext: func(ctx context.Context, conn net.Conn) context.Context {

@@ -30,6 +30,8 @@ const (
 	// CAValid is how long a root lasts, CertificateValid what it signs.
 	CAValid          = 10 * 365 * 24 * time.Hour
 	CertificateValid = 24 * time.Hour
+	// requestMax is more than a request for a P-256 key takes.
+	requestMax = 4096
 	// skew is how far behind a node's clock may be.
 	skew = 5 * time.Minute
 )
@@ -173,9 +175,16 @@ func Request(key *ecdsa.PrivateKey) ([]byte, error) {
 
 // RequestedKey is the key of a request that is whole.
 func RequestedKey(request []byte) (crypto.PublicKey, error) {
+	if len(request) > requestMax {
+		return nil, fmt.Errorf("the certificate request has %d bytes; expect %d at most", len(request), requestMax)
+	}
 	r, err := x509.ParseCertificateRequest(request)
 	if err != nil {
 		return nil, fmt.Errorf("read the certificate request: %w", err)
+	}
+	// Before the signature is checked: that takes as long as whoever made an RSA key wants.
+	if key, ok := r.PublicKey.(*ecdsa.PublicKey); !ok || key.Curve != elliptic.P256() {
+		return nil, errors.New("the certificate request is for a key of another kind than P-256")
 	}
 	if err := r.CheckSignature(); err != nil {
 		return nil, fmt.Errorf("the certificate request is not signed by its key: %w", err)

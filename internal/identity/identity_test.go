@@ -4,6 +4,7 @@ import (
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
+	"crypto/rsa"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
@@ -126,6 +127,21 @@ func TestARequestIsSignedByItsKey(t *testing.T) {
 	r[len(r)-1] ^= 1
 	if _, err := RequestedKey(r); err == nil {
 		t.Error("a request that was changed is taken")
+	}
+	// What takes long to check is not checked.
+	other, err := rsa.GenerateKey(rand.Reader, 2048)
+	if err != nil {
+		t.Fatal(err)
+	}
+	slow, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{}, other)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := RequestedKey(slow); err == nil || !strings.Contains(err.Error(), "another kind than P-256") {
+		t.Errorf("a request for an RSA key: %v", err)
+	}
+	if _, err := RequestedKey(make([]byte, requestMax+1)); err == nil || !strings.Contains(err.Error(), "at most") {
+		t.Errorf("a long request: %v", err)
 	}
 	rsaLike, err := ecdsa.GenerateKey(elliptic.P384(), rand.Reader)
 	if err != nil {

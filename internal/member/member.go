@@ -82,6 +82,7 @@ type Member struct {
 	have    plan.Node     // of the plan file; Revision 0: there is none
 	digest  string
 	planned chan struct{} // closed with the first plan on disk
+	first   sync.Once     // closes planned
 }
 
 // identityFile is a node's identity on disk.
@@ -127,11 +128,6 @@ func Open(cfg Config) (*Member, error) {
 	if cfg.Now == nil {
 		cfg.Now = time.Now
 	}
-	if cfg.Token != "" {
-		if _, err := identity.ParseToken(cfg.Token); err != nil {
-			return nil, err
-		}
-	}
 	m := &Member{cfg: cfg, reports: make(chan struct{}, 1), planned: make(chan struct{})}
 	if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {
 		return nil, fmt.Errorf("make the directory of the node's identity: %w", err)
@@ -148,6 +144,14 @@ func Open(cfg Config) (*Member, error) {
 		}
 		m.id.set(id)
 	}
+	if cfg.Token != "" {
+		if _, err := identity.ParseToken(cfg.Token); err != nil && m.id.get() == nil {
+			return nil, err
+		} else if err != nil {
+			cfg.Log.Warn("the token is left aside: this node has joined before", "err", err)
+			m.cfg.Token = ""
+		}
+	}
 	if m.id.get() == nil && cfg.Token == "" {
 		return nil, errors.New("this node has not joined yet; print a token on the controller (waystamp node token NAME), and give it with --join")
 	}
@@ -162,9 +166,15 @@ func Open(cfg Config) (*Member, error) {
 			return nil, fmt.Errorf("%s: %w; remove it, and the controller sends it anew", m.PlanFile(), err)
 		}
 		m.have, m.digest = n, digest(b)
-		close(m.planned)
+		m.first.Do(func() { close(m.planned) })
 	}
 	return m, nil
+}
+
+// HasJoined tells whether a directory has the identity of a node that has joined.
+func HasJoined(dir string) bool {
+	_, err := os.Stat((&Member{cfg: Config{Dir: dir}}).identityPath())
+	return err == nil
 }
 
 func (m *Member) identityPath() string { return filepath.Join(m.cfg.Dir, "identity.json") }
@@ -307,16 +317,25 @@ func (m *Member) client(t *tls.Config) client {
 func (m *Member) Run(ctx context.Context) error {
 	pause := pauseMin
 	for {
-		began := m.cfg.Now()
+		began := time.Now()
 		err := m.session(ctx)
 		if ctx.Err() != nil {
 			return nil
 		}
-		if errors.Is(err, errRenewed) || m.cfg.Now().Sub(began) > pauseMax {
+		if time.Since(began) > pauseMax {
 			pause = pauseMin
 		}
-		if err != nil && !errors.Is(err, errRenewed) {
-			m.cfg.Log.Warn("no connection to the controller; the data path stays as it is", "controller", m.cfg.Controller, "err", err, "again in", pause.Round(time.Millisecond))
+		if err != nil {
+			again := pause.Round(time.Millisecond)
+			switch renewed := errors.Is(err, errRenewed); {
+			case renewed && pause == pauseMin:
+				pause *= 2
+				continue
+			case renewed:
+				m.cfg.Log.Warn("the certificate is renewed again and again: is this machine's clock right?", "again in", again)
+			default:
+				m.cfg.Log.Warn("no connection to the controller; the data path stays as it is", "controller", m.cfg.Controller, "err", err, "again in", again)
+			}
 			select {
 			case <-ctx.Done():
 				return nil
@@ -372,10 +391,16 @@ func (m *Member) session(ctx context.Context) error {
 			return err
 		}
 		if id == nil || id.file.Token != identity.HashToken(token.Secret) {
-			if id, err = m.join(ctx, token); err != nil {
+			joined, err := m.join(ctx, token)
+			switch {
+			case err == nil:
+				id = joined
+				m.cfg.Log.Info("this node has joined", "node", id.name, "controller", m.cfg.Controller)
+			case id == nil || ctx.Err() != nil:
 				return fmt.Errorf("join: %w", err)
+			default: // the token was used, perhaps; the node has joined before
+				m.cfg.Log.Warn("this node cannot join anew, and goes on with the identity that it has", "node", id.name, "err", err)
 			}
-			m.cfg.Log.Info("this node has joined", "node", id.name, "controller", m.cfg.Controller)
 		}
 	}
 	if m.cfg.Now().After(m.renewAt(id, 1, 2)) {
@@ -495,12 +520,14 @@ func (m *Member) receive(r *v1.PlansResponse, name string) error {
 	if err != nil {
 		return err
 	}
-	have, _ := m.onDisk()
+	have, had := m.onDisk()
 	switch {
 	case n.Name != name:
 		return fmt.Errorf("it is for node %s, and this is %s", n.Name, name)
 	case n.Revision != r.Revision || n.Revision == 0:
 		return fmt.Errorf("its revision is %d, and it came as %d", n.Revision, r.Revision)
+	case n.Revision == have.Revision && r.Digest != had:
+		return fmt.Errorf("it is another plan than the one on this node's disk, of the same revision %d; if the controller's records are of a backup, remove %s by hand", n.Revision, m.PlanFile())
 	case n.Revision < have.Revision:
 		return fmt.Errorf("%w: revision %d, and that has %d; if the controller's records are of a backup, remove %s by hand", ErrOlder, n.Revision, have.Revision, m.PlanFile())
 	}
@@ -508,9 +535,7 @@ func (m *Member) receive(r *v1.PlansResponse, name string) error {
 		return fmt.Errorf("keep it: %w", err)
 	}
 	m.mu.Lock()
-	if m.have.Revision == 0 {
-		close(m.planned)
-	}
+	m.first.Do(func() { close(m.planned) })
 	m.have, m.digest = n, r.Digest
 	m.mu.Unlock()
 	if m.cfg.Received != nil {

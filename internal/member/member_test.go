@@ -100,6 +100,12 @@ func TestAPlanIsTakenIfItIsTheNodesAndNotOlder(t *testing.T) {
 	if err := m.receive(planOf(t, "r1", 4), "r1"); !errors.Is(err, ErrOlder) {
 		t.Errorf("got %v", err)
 	}
+	other := planOf(t, "r1", 5)
+	other.Plan = append(other.Plan, '\n')
+	other.Digest = digest(other.Plan)
+	if err := m.receive(other, "r1"); err == nil || !strings.Contains(err.Error(), "of the same revision 5") {
+		t.Errorf("another plan of a revision that is on disk: %v", err)
+	}
 	must(t, m.receive(planOf(t, "r1", 6), "r1"))
 	for _, name := range []string{m.PlanFile(), m.identityPath()} {
 		if info, err := os.Stat(name); err != nil || info.Mode().Perm() != 0o600 {
@@ -124,7 +130,9 @@ func TestAnIdentityOnDiskIsCheckedBeforeItIsUsed(t *testing.T) {
 		"readable by all": {func(_ *Config, f string) { must(t, os.Chmod(f, 0o644)) }, "chmod 600"},
 		"damaged":         {func(_ *Config, f string) { must(t, os.WriteFile(f, []byte("{}"), 0o600)) }, "remove it, and join"},
 		"gone":            {func(_ *Config, f string) { must(t, os.Remove(f)) }, "has not joined yet"},
-		"no token":        {func(cfg *Config, _ string) { cfg.Token = "secret" }, "it is not a token"},
+		"no token":        {func(cfg *Config, f string) { cfg.Token = "secret"; must(t, os.Remove(f)) }, "it is not a token"},
+		"no token needed": {func(cfg *Config, _ string) { cfg.Token = "" }, ""},
+		"a broken token":  {func(cfg *Config, _ string) { cfg.Token = "secret" }, ""}, // nothing asks for it
 	} {
 		t.Run(name, func(t *testing.T) {
 			cfg := joined(t, "r1")
