@@ -365,10 +365,17 @@ func TestIndexFindsItsOwnHeaderOrNone(t *testing.T) {
 	}))
 }
 
-// Three fragments of a datagram come back as connection tracking makes them, all with the
-// first one's index, IPv6's with another identification: each gets a header of its own, and
-// a fourth is refused, as is one of other hosts.
-func TestFragmentsOfADatagramShareTheirHeaders(t *testing.T) {
+// fragments are the three of a datagram, in a function.
+type fragments struct {
+	*proxyRun
+	fragment func(i, id int) []byte
+	// back gives a packet to the program as what comes back from the function does, with the
+	// index of the first.
+	back func(inner []byte) (verdict uint32, out []byte)
+}
+
+func fragmentsInAFunction(t *testing.T) fragments {
+	t.Helper()
 	n := proxyNode()
 	n.Proxies[0].Recognise, n.Proxies[0].Segments = model.RecogniseMetadata, model.SegmentsKeep
 	n.Proxies[0].Lifetime = time.Hour
@@ -393,7 +400,7 @@ func TestFragmentsOfADatagramShareTheirHeaders(t *testing.T) {
 			index = uint32(kept.Fingerprint)
 		}
 	}
-	back := func(inner []byte) (uint32, []byte) {
+	return fragments{r, fragment, func(inner []byte) (uint32, []byte) {
 		t.Helper()
 		frame, mac := ether(inner), r.macs["from"]
 		copy(frame, mac[:])
@@ -404,7 +411,15 @@ func TestFragmentsOfADatagramShareTheirHeaders(t *testing.T) {
 			return err
 		}))
 		return verdict, opts.DataOut
-	}
+	}}
+}
+
+// Three fragments of a datagram come back as connection tracking makes them, all with the
+// first one's index, IPv6's with another identification: each gets a header of its own, and
+// a fourth is refused, as is one of other hosts.
+func TestFragmentsOfADatagramShareTheirHeaders(t *testing.T) {
+	r := fragmentsInAFunction(t)
+	fragment, back := r.fragment, r.back
 	numbers := map[uint64]bool{}
 	for i := range 3 {
 		if i == 1 {
@@ -429,5 +444,36 @@ func TestFragmentsOfADatagramShareTheirHeaders(t *testing.T) {
 	}
 	if f := r.function("fw"); f.TxSuccess != 3 || f.TxNotCached != 2 || *f.InFlight != 0 || r.refusals()[abi.ReasonNotCached] != 2 {
 		t.Errorf("%+v, refusals %v", f, r.refusals())
+	}
+}
+
+// An index is given again, to another packet. Whose header it then names is no fragment's of
+// the datagram that it was given to before.
+func TestAFragmentDoesNotTakeTheHeaderOfAnotherPacket(t *testing.T) {
+	r := fragmentsInAFunction(t)
+	slots := r.d.gen.maps[tables.MapSlots]
+	var at uint32
+	var c abi.Cached
+	given := 0
+	for it := slots.Iterate(); it.Next(&at, &c); {
+		if c.Expires <= 1 {
+			continue
+		}
+		if given++; given == 2 {
+			c.Fingerprint = uint64(uint32(c.Fingerprint)) // of a packet that is no fragment
+			r.must(slots.Put(at, c))
+		}
+	}
+	if given != 3 {
+		t.Fatalf("%d headers are kept", given)
+	}
+	passed := 0
+	for i := range 3 {
+		if v, _ := r.back(r.fragment(i, 99)); v == verdictRedirect {
+			passed++
+		}
+	}
+	if f := r.function("fw"); passed != 2 || f.TxSuccess != 2 || f.TxNotCached != 1 || *f.InFlight != 1 {
+		t.Errorf("%d passed, %+v; want two, and the header of the other packet kept", passed, f)
 	}
 }
