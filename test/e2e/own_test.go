@@ -116,30 +116,37 @@ func (w *world) upload(from, to string, port uint16, mark int, bytes int64) {
 		w.t.Fatalf("%d of %d bytes sent: %v", sent, bytes, err)
 	}
 	must(w.t, <-received)
-	w.closed(to, l.Addr().(*net.TCPAddr).Port)
+	w.closed(from, to, l.Addr().(*net.TCPAddr).Port)
 }
 
-// closed waits until no connection to a port of a host is left, so that the last
-// acknowledgement has come.
-func (w *world) closed(node string, port int) {
+// closed waits until no connection from a client to a port of a server is left, so that
+// the last acknowledgement has come.
+func (w *world) closed(client, server string, port int) {
 	w.t.Helper()
-	eventually(w.t, func() error {
+	const listen, timeWait = "0A", "06" // enum of include/net/tcp_states.h
+	left := func(node string, column int) error {
 		var list []byte
-		if err := w.ns(node).Do(func() (err error) {
-			list, err = os.ReadFile("/proc/thread-self/net/tcp6")
-			return err
+		if err := w.ns(node).Do(func() error {
+			for _, file := range []string{"tcp", "tcp6"} {
+				b, err := os.ReadFile("/proc/thread-self/net/" + file)
+				if err != nil {
+					return err
+				}
+				list = append(list, b...)
+			}
+			return nil
 		}); err != nil {
 			return err
 		}
-		const listen, timeWait = "0A", "06" // enum of include/net/tcp_states.h
 		for line := range strings.Lines(string(list)) {
 			f := strings.Fields(line) // number, local address, remote address, state, ...
-			if len(f) > 3 && strings.HasSuffix(f[1], fmt.Sprintf(":%04X", port)) && f[3] != listen && f[3] != timeWait {
+			if len(f) > 3 && strings.HasSuffix(f[column], fmt.Sprintf(":%04X", port)) && f[3] != listen && f[3] != timeWait {
 				return fmt.Errorf("%s: a connection to port %d is left, in state %s", node, port, f[3])
 			}
 		}
 		return nil
-	})
+	}
+	eventually(w.t, func() error { return errors.Join(left(client, 2), left(server, 1)) })
 }
 
 type zeros struct{}

@@ -419,6 +419,8 @@ func (w *world) download(from, to string, bytes int64) lab.Transfer {
 	defer server.Close()
 	r, err := lab.Download(soon(w.t), w.ns(to), server.Addr(), content)
 	must(w.t, err)
+	must(w.t, server.Close())
+	w.closed(to, from, int(server.Addr().Port()))
 	return r
 }
 
