@@ -111,15 +111,14 @@ build: ## bin/waystamp and bin/waystamp-lab
 	go build -trimpath -buildvcs=false -ldflags '-X $(MODULE)/internal/command.version=$(VERSION)' -o "$$tmp/" ./cmd/...; \
 	mv -f "$$tmp"/waystamp "$$tmp"/waystamp-lab bin/
 
-GOARCH ?= $(shell go env GOARCH)
+ARCH ?= $(shell go env GOARCH)
 
-# GOARCH=arm64 make package works, too: man pages and completions come from a build
-# for this machine.
+# Completions come from the build for this machine, whatever ARCH is.
 .PHONY: package
 package: build ## Debian packages in dist/, the same bytes for the same commit
 	@mkdir -p dist; tmp=$$(mktemp -d dist/.build.XXXXXX); trap 'rm -rf "$$tmp"' EXIT; \
-	GOARCH=$(GOARCH) go build -trimpath -buildvcs=false -ldflags '-s -w -X $(MODULE)/internal/command.version=$(VERSION)' -o "$$tmp/" ./cmd/...; \
-	PACKAGE_RUN=bin packaging/build.sh "$$tmp" $(GOARCH) dist
+	GOARCH=$(ARCH) go build -trimpath -buildvcs=false -ldflags '-s -w -X $(MODULE)/internal/command.version=$(VERSION)' -o "$$tmp/" ./cmd/...; \
+	PACKAGE_RUN=bin packaging/build.sh "$$tmp" $(ARCH) dist
 
 .PHONY: format
 format: deps-clang ## gofmt and clang-format, in place

@@ -9,18 +9,18 @@ import (
 	"github.com/coreos/go-systemd/v22/daemon"
 )
 
-// Where systemd runs the agent as a unit of Type=notify, it is told when the data
-// path is armed, what is wrong with the plan in force, and that the loop which keeps
-// the data path still goes round (sd_notify(3)). Elsewhere nothing is said.
+// In a unit of Type=notify the agent reports to systemd when the data path is armed,
+// what is wrong with the plan in force, and that its loop runs (sd_notify(3)). Without
+// NOTIFY_SOCKET these functions do nothing.
 
-// say tells systemd. That it cannot be told is worth a line, and harms nothing here.
+// say sends one state to systemd. A failure is logged and changes nothing else.
 func (a *agent) say(state string) {
 	if _, err := daemon.SdNotify(false, state); err != nil {
 		a.cfg.Log.Warn("systemd cannot be told of the agent's state", "err", err)
 	}
 }
 
-// sayStatus tells what systemctl status shows, if that is news.
+// sayStatus sends the line that systemctl status shows, if it has changed.
 func (a *agent) sayStatus() {
 	now := a.status.get()
 	wrong := slices.Clone(now.Problems)
@@ -38,7 +38,7 @@ func (a *agent) sayStatus() {
 	a.say("STATUS=" + strings.ReplaceAll(s, "\n", " "))
 }
 
-// watchdog is how often systemd is to be told that the loop goes round; 0: never.
+// watchdog is the interval of the loop's signs of life; 0: systemd expects none.
 func (a *agent) watchdog() time.Duration {
 	limit, err := daemon.SdWatchdogEnabled(false)
 	if err != nil {

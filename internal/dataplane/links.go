@@ -198,7 +198,7 @@ func programFor(r model.Role, h hook) string {
 	return object.CoreTC
 }
 
-// programs are those that a plan needs on its interfaces.
+// programsOf names the programs that a plan needs on its interfaces.
 func programsOf(n plan.Node, bs []binding) []string {
 	need := map[string]bool{object.ExtTC: true} // others jump to it
 	for _, b := range bs {
