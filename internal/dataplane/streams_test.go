@@ -212,6 +212,20 @@ func TestConnectionsPassAStreamFunction(t *testing.T) {
 				if have.Part != abi.BE32(in.Path) || have.Seen != abi.ConnClientFin|abi.ConnRst {
 					t.Errorf("%+v: %+v; want it of path %#x, ended by the client and reset", k, have, in.Path)
 				}
+				// Ports are used again when the function opens another connection, and not before.
+				seen := func() uint32 {
+					var now abi.Conn
+					s.must(s.d.gen.maps[tables.MapConns].Lookup(k, &now))
+					return uint32(now.Seen)
+				}
+				s.wantIn(s.proven(in, open), open)
+				if seen() != uint32(have.Seen) {
+					t.Errorf("a SYN of the client's: seen %v, want %v still", seen(), have.Seen)
+				}
+				s.wantOut(on, open)
+				if seen() != 0 {
+					t.Errorf("the function opens another connection: seen %v", seen())
+				}
 				// The proof of another chain for the same flow, as after a change of plans.
 				have.Part = abi.BE32(on.Path)
 				s.must(s.d.gen.maps[tables.MapConns].Put(k, have))
@@ -221,6 +235,38 @@ func TestConnectionsPassAStreamFunction(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A reset that comes before the function goes on with a connection is not forgotten: else its
+// entry would stay as long as that of a connection which is idle.
+func TestAResetBeforeAConnectionIsKeptIsKnown(t *testing.T) {
+	s := newStreamBed(t)
+	in, on := s.path("web", "forward, up to zip"), s.path("web", "forward, from zip on")
+	client, server := netip.MustParseAddrPort("[fd00:7::2]:40000"), netip.MustParseAddrPort("[2001:db8:8::2]:80")
+	s.wantIn(s.proven(in, segmentOf(client, server, syn)), segmentOf(client, server, syn))
+	s.wantIn(s.proven(in, segmentOf(client, server, rst)), segmentOf(client, server, rst))
+	s.wantOut(on, segmentOf(client, server, syn))
+	conns := map[abi.ConnKey]abi.Conn{}
+	s.must(readMap(s.d.gen, tables.MapConns, conns))
+	for _, c := range conns {
+		if c.Seen != abi.ConnRst {
+			t.Errorf("seen %v, want the reset", c.Seen)
+		}
+	}
+	if len(conns) != 1 {
+		t.Errorf("connections %+v; want one", conns)
+	}
+}
+
+// Between the ends of a connection nobody opens another one the other way round: packets of
+// the function could not be told apart.
+func TestNobodyOpensAConnectionTheOtherWayRound(t *testing.T) {
+	s := newStreamBed(t)
+	in := s.path("web", "forward, up to zip")
+	client, server := netip.MustParseAddrPort("[2001:db8:8::5]:40000"), netip.MustParseAddrPort("[2001:db8:8::2]:80")
+	s.wantIn(s.proven(in, segmentOf(client, server, syn)), segmentOf(client, server, syn))
+	s.wantNotIn(abi.ReasonStreamUnknown, s.proven(in, segmentOf(server, client, syn)))
+	s.wantIn(s.proven(in, segmentOf(client, server, ack)), segmentOf(client, server, ack))
 }
 
 // A proof of the chain's other part, or for packets that are not the chain's, opens
