@@ -23,6 +23,7 @@ var level = map[string]int{
 	"internal/rpc":              1,
 	"internal/pot":              1,
 	"internal/srv6":             1,
+	"internal/mpls":             1,
 	"internal/identity":         2,
 	"internal/manifest":         2,
 	"internal/plan":             2,
@@ -66,7 +67,7 @@ var onlyTests = []string{"internal/tables/xtest", "test"}
 
 // pure are the packages that do no I/O and know nothing of the kernel.
 var pure = []string{
-	"internal/abi", "internal/api", "internal/await", "internal/event", "internal/explain", "internal/manifest", "internal/model", "internal/pcapng", "internal/plan",
+	"internal/abi", "internal/api", "internal/await", "internal/event", "internal/explain", "internal/manifest", "internal/model", "internal/mpls", "internal/pcapng", "internal/plan",
 	"internal/pot", "internal/routing", "internal/srv6", "internal/stream/function", "internal/tables", "internal/yamlfile",
 }
 

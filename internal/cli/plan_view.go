@@ -16,6 +16,7 @@ import (
 type planView struct {
 	Version   int                `json:"version"`
 	Block     netip.Prefix       `json:"block"`
+	MPLS      *planMPLSView      `json:"mpls,omitempty"`
 	Paths     []planPathView     `json:"paths"`
 	Nodes     []planNodeView     `json:"nodes"`
 	Functions []planFunctionView `json:"functions,omitempty"` // those that have a proxy
@@ -107,19 +108,57 @@ type planSegmentView struct {
 	SID      netip.Addr `json:"sid"`
 	Argument uint32     `json:"argument,omitempty"` // for the function
 
+	NodeLabel    uint32 `json:"node_label,omitempty"` // of a path over labels
+	ServiceLabel uint32 `json:"service_label,omitempty"`
+
 	hidden bool // the argument is in the plans alone
 }
 
+// planMPLSView is what the domain says of labels.
+type planMPLSView struct {
+	First uint32 `json:"service_labels_first"`
+	Last  uint32 `json:"service_labels_last"`
+	MTU   int    `json:"mtu_bytes,omitempty"` // behind the Ethernet header, on each link of the core
+}
+
 // planSentView is how the segments are written into packets: those that leave
-// the headend have this destination and this list.
+// the headend have this destination and this list, or these labels.
 type planSentView struct {
-	SIDs        model.SIDs   `json:"sids"`
-	Reduced     bool         `json:"reduced"`
-	Destination netip.Addr   `json:"destination"`
-	List        []netip.Addr `json:"segment_list"` // in the order of the visit
+	Type        model.EncapsulationType `json:"type,omitzero"` // none: srv6
+	SIDs        model.SIDs              `json:"sids"`
+	Reduced     bool                    `json:"reduced"`
+	Destination netip.Addr              `json:"destination,omitzero"`
+	List        []netip.Addr            `json:"segment_list,omitempty"` // in the order of the visit
+	Labels      []uint32                `json:"labels,omitempty"`       // without entropy indicator and label, which are behind the first
+}
+
+func newPlanSentView(p plan.Path) planSentView {
+	v := planSentView{Type: p.Encapsulation.Type, SIDs: p.Encapsulation.SIDs, Reduced: p.Encapsulation.Reduced}
+	if !p.OverLabels() {
+		v.Destination, v.List = p.Segments()[0], p.Carried()
+		return v
+	}
+	for _, h := range p.Hops[1:] {
+		v.Labels = append(v.Labels, h.NodeLabel, h.ServiceLabel)
+	}
+	return v
 }
 
 func (v planSentView) table(b *strings.Builder) {
+	if v.Type == model.EncapsulationSRMPLS {
+		b.WriteString("  sent as a stack of labels:")
+		for i, l := range v.Labels {
+			if i == 1 {
+				b.WriteString(", entropy indicator and label")
+			}
+			if i > 0 {
+				b.WriteByte(',')
+			}
+			fmt.Fprintf(b, " %d", l)
+		}
+		b.WriteByte('\n')
+		return
+	}
 	e := model.Encapsulation{SIDs: v.SIDs, Reduced: v.Reduced}
 	if e == (model.Encapsulation{}) {
 		return // what the table of positions says
@@ -135,6 +174,8 @@ type planNodeView struct {
 	Name      string       `json:"name"`
 	Address   netip.Addr   `json:"address"`
 	Locator   netip.Prefix `json:"locator"`
+	Label     uint32       `json:"label,omitempty"`
+	To        netip.Addr   `json:"label_address,omitzero"` // that packets with the label are routed to
 	SIDs      int          `json:"sids"`
 	Room      int          `json:"sids_max"`
 	Headends  int          `json:"headends"`
@@ -204,7 +245,7 @@ func newPlanView(d *plan.Domain, epochs bool) planView {
 			DSCP:        p.Match.DSCP,
 			Mark:        p.Match.Mark,
 			OwnTraffic:  p.OwnTraffic,
-			Sent:        planSentView{p.Encapsulation.SIDs, p.Encapsulation.Reduced, p.Segments()[0], p.Carried()},
+			Sent:        newPlanSentView(p),
 			Overhead:    p.OuterLen(),
 			MTU:         p.MTU,
 			Clamp:       p.MSS,
@@ -230,6 +271,7 @@ func newPlanView(d *plan.Domain, epochs bool) planView {
 			}
 			pv.Segments = append(pv.Segments, planSegmentView{
 				Position: j + 1, Node: h.Node, Function: h.Function, SID: h.SID, Argument: h.Argument,
+				NodeLabel: h.NodeLabel, ServiceLabel: h.ServiceLabel,
 				hidden: p.Encapsulation.SIDs == model.SIDsCompressed,
 			})
 		}
@@ -237,7 +279,14 @@ func newPlanView(d *plan.Domain, epochs bool) planView {
 		v.Paths = append(v.Paths, pv)
 	}
 	for _, n := range d.Nodes {
+		var own plan.MPLSNode
+		if m := n.MPLS; m != nil {
+			own, _ = m.NodeOf(m.Label)
+			v.MPLS = &planMPLSView{First: m.Services, Last: m.Services + model.ServiceLabels - 1, MTU: m.MTU}
+		}
 		v.Nodes = append(v.Nodes, planNodeView{
+			Label:     own.Label,
+			To:        own.Address,
 			Name:      n.Name,
 			Address:   n.Address,
 			Locator:   n.Locator,
@@ -312,6 +361,9 @@ func (v planView) table(w io.Writer) error {
 		t.add(n.Name, n.Address, n.Locator, n.SIDs, n.Room, n.Headends, n.Endpoints, n.Egresses, n.Replay)
 	}
 	t.write(&b, "")
+	if v.MPLS != nil {
+		v.labels(&b)
+	}
 	if len(v.Functions) > 0 {
 		t := planTable{head: []string{"FUNCTION", "NODE", "ATTACHED", "RECOGNISED BY", "SEGMENTS", "ON UNKNOWN", ">LIFETIME", ">CACHE", ">CACHE BYTES"}}
 		for _, f := range v.Functions {
@@ -330,6 +382,22 @@ func (v planView) table(w io.Writer) error {
 	}
 	_, err := io.WriteString(w, b.String())
 	return err
+}
+
+func (v planView) labels(b *strings.Builder) {
+	t := planTable{head: []string{"NODE", ">LABEL", "ADDRESS FOR LABELS"}}
+	for _, n := range v.Nodes {
+		if n.Label != 0 {
+			t.add(n.Name, n.Label, n.To)
+		}
+	}
+	b.WriteByte('\n')
+	t.write(b, "")
+	fmt.Fprintf(b, "service labels are %d to %d", v.MPLS.First, v.MPLS.Last)
+	if v.MPLS.MTU > 0 {
+		fmt.Fprintf(b, "; links of the core carry %d bytes, labels included", v.MPLS.MTU)
+	}
+	b.WriteByte('\n')
 }
 
 func (p planPathView) table(b *strings.Builder) {
@@ -356,8 +424,12 @@ func (p planPathView) table(b *strings.Builder) {
 	}
 	b.WriteByte('\n')
 	t := planTable{head: []string{">POSITION", "NODE", "FUNCTION", "SID"}}
+	labels := p.Sent.Type == model.EncapsulationSRMPLS
+	if labels {
+		t.head = append(t.head, ">NODE LABEL", ">SERVICE LABEL")
+	}
 	for _, in := range p.Ingress {
-		t.add(0, in.Node, fmt.Sprintf("(headend, lanes %d-%d)", in.Lane, in.Lane+in.Lanes-1), "")
+		t.add(0, in.Node, fmt.Sprintf("(headend, lanes %d-%d)", in.Lane, in.Lane+in.Lanes-1))
 	}
 	for _, s := range p.Segments {
 		if s.Waypoint {
@@ -377,7 +449,11 @@ func (p planPathView) table(b *strings.Builder) {
 		case s.Argument > 0:
 			function += fmt.Sprintf(", argument %d", s.Argument)
 		}
-		t.add(s.Position, s.Node, function, s.SID)
+		cells := []any{s.Position, s.Node, function, s.SID}
+		if labels {
+			cells = append(cells, s.NodeLabel, s.ServiceLabel)
+		}
+		t.add(cells...)
 	}
 	t.write(b, "  ")
 	p.Sent.table(b)

@@ -11,7 +11,6 @@ import (
 	"github.com/waystamp/waystamp/internal/host"
 	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/plan"
-	"github.com/waystamp/waystamp/internal/srv6"
 )
 
 // Network is a node's network, as the checks of settings read it.
@@ -170,7 +169,7 @@ func chainMTU(net Network, n plan.Node) (out []Finding) {
 		if m.Is4() {
 			return
 		}
-		if h := srv6.OuterLen(len(srv6.Carried(segments, p.Encapsulation))); h > most.header {
+		if h := plan.OuterLen(p.Encapsulation, segments); h > most.header {
 			most = need{p.Chain, h}
 			if p.Direction != model.Forward {
 				most.chain = fmt.Sprintf("%s (%s)", p.Chain, p.Direction)

@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/waystamp/waystamp/internal/model"
+	"github.com/waystamp/waystamp/internal/mpls"
 	"github.com/waystamp/waystamp/internal/srv6"
 )
 
@@ -21,6 +22,7 @@ type checker struct {
 	claims    map[claim]claimant
 	compared  []*chain                // whose matches are held against each other
 	tight     map[*iface]*chain       // the longest chain that does not fit an interface
+	tightMPLS *chain                  // that does not fit the MTU of domain.mpls
 	ends      map[string][]passage    // by node: the paths that end there
 	locals    map[*function][]passage // the paths through a local function
 }
@@ -91,6 +93,7 @@ func (c *checker) checkNodes() {
 		}
 	}
 	c.checkOverlap()
+	c.checkNodeLabels()
 }
 
 // checkOverlap finds locators that overlap. In the order of their addresses,
@@ -117,6 +120,116 @@ func (c *checker) checkOverlap() {
 		}
 		around = n
 	}
+}
+
+func (f *file) mplsModel() model.MPLS {
+	return model.MPLS{Services: uint32(f.mpls.services.value), MTU: f.mpls.mtu.value}
+}
+
+// checkNodeLabels holds that a label or an address is one node's.
+func (c *checker) checkNodeLabels() {
+	labels, addresses := map[int]string{}, map[netip.Addr]string{}
+	for i := range c.file.nodes.value {
+		n := &c.file.nodes.value[i]
+		m := &n.mpls
+		if m.at == (place{}) {
+			continue
+		}
+		if c.file.mpls.at == (place{}) {
+			c.problemf(m.at, "%s has a label, and the domain has no service labels; give domain an mpls such as {services: 100000, mtu: 1500}", n.name.value)
+			continue
+		}
+		if m.label.ok {
+			if c.file.mpls.services.ok {
+				if err := c.file.mplsModel().CheckNodeLabel(uint32(m.label.value)); err != nil {
+					c.problemf(m.label.at, "%d %v", m.label.value, err)
+				}
+			}
+			if other, ok := labels[m.label.value]; ok {
+				c.problemf(m.label.at, "%d is the label of %s already", m.label.value, other)
+			} else {
+				labels[m.label.value] = n.name.value
+			}
+		}
+		if m.address.ok {
+			if c.file.block.ok && c.file.block.value.Contains(m.address.value) {
+				c.problemf(m.address.at, "%q is within the SID block %s; a node's address is outside", m.address.value, c.file.block.value)
+			}
+			if other, ok := addresses[m.address.value]; ok {
+				c.problemf(m.address.at, "%q is the address for labels of %s already", m.address.value, other)
+			} else {
+				addresses[m.address.value] = n.name.value
+			}
+		}
+	}
+}
+
+// checkLabels holds what a chain over labels needs. whole: its functions are known.
+func (c *checker) checkLabels(ch *chain, whole bool) {
+	if !ch.carrier.ok || ch.carrier.value != model.EncapsulationSRMPLS {
+		return
+	}
+	m := ch.model()
+	if !whole {
+		m.Functions = nil
+	}
+	at := map[string]place{"sids": ch.sids.at, "reduced": ch.reduced.at, "own-traffic": ch.own.at, "mark": ch.mark.at}
+	for _, p := range m.CheckLabels(func(name string) model.Function {
+		return model.Function{Kind: c.functions[name].kind.value}
+	}) {
+		where, ok := at[p.Field]
+		switch p.Field {
+		case "waypoints":
+			where, ok = ch.waypoints[p.Index].sid.at, true
+		case "functions":
+			where, ok = ch.functions.value[p.Index].at, true
+		}
+		if ok {
+			c.problemf(where, "%v", p.Err)
+		}
+	}
+	if c.file.mpls.at == (place{}) {
+		c.problemf(ch.carrier.at, "the domain has no service labels; give domain an mpls such as {services: 100000, mtu: 1500}")
+		return
+	}
+	if !whole {
+		return
+	}
+	visited := func(name item[string], node string) {
+		if n := c.nodes[node]; n != nil && n.mpls.at == (place{}) {
+			c.problemf(name.at, "%s has no label, and chain %s is of type %s; give the node an mpls such as {label: 16002, address: 192.0.2.2}", node, ch.name.value, ch.carrier.value)
+		}
+	}
+	for _, name := range ch.functions.value {
+		visited(name, c.functions[name.value].node.value)
+	}
+	visited(ch.egress, ch.egress.value)
+	if ch.both.value {
+		visited(ch.ingress.value[0], ch.ingress.value[0].value)
+	}
+	if c.file.mpls.mtu.given() {
+		return
+	}
+	for _, n := range c.nodesOf(ch) {
+		for _, i := range n.interfaces.value {
+			if i.role.value == model.RoleCore && !i.mtu.given() {
+				c.problemf(ch.carrier.at, "the MTU of the core is not known, and no router can tell it for packets with labels: give domain.mpls an mtu, or every core interface of the chain's nodes (%s of %s has none)", i.name.value, n.name.value)
+				return
+			}
+		}
+	}
+}
+
+// nodesOf are the nodes of a chain whose references are known.
+func (c *checker) nodesOf(ch *chain) []*node {
+	var list []*node
+	for _, in := range ch.ingress.value {
+		list = append(list, c.nodes[in.value])
+	}
+	for _, name := range ch.functions.value {
+		list = append(list, c.nodes[c.functions[name.value].node.value])
+	}
+	return append(list, c.nodes[ch.egress.value])
 }
 
 func (c *checker) checkFunctions() {
@@ -231,7 +344,9 @@ func (c *checker) checkChain(ch *chain) {
 	if egress := terminal(ch.egress, "egress"); egress != nil {
 		nodes = append(nodes, egress)
 	}
-	if !whole || len(ch.ingress.value) == 0 || len(ch.functions.value) == 0 {
+	whole = whole && len(ch.ingress.value) > 0 && len(ch.functions.value) > 0
+	c.checkLabels(ch, whole)
+	if !whole {
 		return
 	}
 
@@ -269,6 +384,14 @@ func (c *checker) checkClamp(ch *chain, nodes []*node) {
 			}
 		}
 	}
+	if m := c.coreMTU(ch); m.given() {
+		if !m.ok {
+			return // reported
+		}
+		if least == 0 || m.value < least {
+			least = m.value
+		}
+	}
 	mtu := 0
 	if least > 0 {
 		mtu = least - ch.outer()
@@ -281,8 +404,20 @@ func (c *checker) checkClamp(ch *chain, nodes []*node) {
 	}
 }
 
+// coreMTU is the MTU that the domain declares for the links of a chain.
+func (c *checker) coreMTU(ch *chain) item[int] {
+	if ch.carrier.value == model.EncapsulationSRMPLS {
+		return c.file.mpls.mtu
+	}
+	return item[int]{}
+}
+
 // checkMTU holds that what a chain leaves for the inner packet is enough.
 func (c *checker) checkMTU(ch *chain, nodes []*node) {
+	m := c.coreMTU(ch)
+	if m.ok && m.value-ch.outer() < model.MTUMin && (c.tightMPLS == nil || c.tightMPLS.outer() < ch.outer()) {
+		c.tightMPLS = ch
+	}
 	for _, n := range nodes {
 		for j := range n.interfaces.value {
 			i := &n.interfaces.value[j]
@@ -296,14 +431,27 @@ func (c *checker) checkMTU(ch *chain, nodes []*node) {
 
 // reportTight reports what checkMTU found, once for each interface.
 func (c *checker) reportTight() {
+	report := func(mtu item[int], ch *chain) {
+		c.problemf(mtu.at, "%d leaves %d bytes to the packets of chain %s, whose headers take %d; expect %d or more",
+			mtu.value, mtu.value-ch.outer(), ch.name.value, ch.outer(), model.MTUMin+ch.outer())
+	}
 	for i, ch := range c.tight {
-		c.problemf(i.mtu.at, "%d leaves %d bytes to the packets of chain %s, whose headers take %d; expect %d or more",
-			i.mtu.value, i.mtu.value-ch.outer(), ch.name.value, ch.outer(), model.MTUMin+ch.outer())
+		report(i.mtu, ch)
+	}
+	if ch := c.tightMPLS; ch != nil {
+		report(c.file.mpls.mtu, ch)
 	}
 }
 
 // outer is the length of the headers that the chain needs.
-func (ch *chain) outer() int { return srv6.ChainLen(ch.model()) }
+func (ch *chain) outer() int { return outerLen(ch.model()) }
+
+func outerLen(c model.Chain) int {
+	if c.Encapsulation.Type == model.EncapsulationSRMPLS {
+		return mpls.OuterLen(c.Segments())
+	}
+	return srv6.ChainLen(c)
+}
 
 // claim is a match at a node, where only one path may have it.
 type claim struct {
@@ -487,8 +635,14 @@ func (f file) domain(name string) model.Domain {
 		functions[f.functions.value[i].name.value] = &f.functions.value[i]
 	}
 	d := model.Domain{Block: f.block.value}
+	if f.mpls.at != (place{}) {
+		d.MPLS = new(f.mplsModel())
+	}
 	for _, n := range f.nodes.value {
 		m := model.Node{Name: n.name.value, Address: n.address.value, Locator: n.locator.value, CPUs: n.cpus.value, Advertise: n.advertise.value}
+		if n.mpls.at != (place{}) {
+			m.MPLS = &model.NodeMPLS{Label: uint32(n.mpls.label.value), Address: n.mpls.address.value}
+		}
 		for _, i := range n.interfaces.value {
 			m.Interfaces = append(m.Interfaces, model.Interface{
 				Name:      i.name.value,
@@ -534,7 +688,7 @@ func (ch *chain) model() model.Chain {
 		Match:         ch.matched(),
 		OwnTraffic:    ch.own.value,
 		Both:          ch.both.value,
-		Encapsulation: model.Encapsulation{SIDs: ch.sids.value, Reduced: ch.reduced.value},
+		Encapsulation: model.Encapsulation{SIDs: ch.sids.value, Reduced: ch.reduced.value, Type: ch.carrier.value},
 		Clamp:         ch.clamp.value,
 		Proof:         model.Proof{Scheme: ch.scheme.value, OnViolation: ch.onViolation.value, Window: ch.window.value},
 		Guard:         ch.guard.value,

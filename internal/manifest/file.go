@@ -33,10 +33,25 @@ func (r *reader) version(root cursor) bool {
 type file struct {
 	at        place
 	block     item[netip.Prefix]
+	mpls      domainMPLS
 	nodes     item[[]node]
 	functions item[[]function]
 	chains    item[[]chain]
 	lab       *lab
+}
+
+// domainMPLS is what a domain says of labels; at is zero where it says nothing.
+type domainMPLS struct {
+	at       place
+	services item[int]
+	mtu      item[int]
+}
+
+// nodeMPLS is what a node says of them.
+type nodeMPLS struct {
+	at      place
+	label   item[int]
+	address item[netip.Addr]
 }
 
 type node struct {
@@ -46,6 +61,7 @@ type node struct {
 	locator    item[netip.Prefix]
 	cpus       item[int]
 	advertise  item[model.Advertise]
+	mpls       nodeMPLS
 	interfaces item[[]iface]
 }
 
@@ -135,6 +151,7 @@ type chain struct {
 	mark        item[model.Mark]
 	own         item[bool]
 	both        item[bool]
+	carrier     item[model.EncapsulationType]
 	sids        item[model.SIDs]
 	reduced     item[bool]
 	clamp       item[model.Clamp]
@@ -204,7 +221,10 @@ func (r *reader) file(root cursor) file {
 	root.fields(
 		field{"version", true, func(c cursor) { c.takes("the number 1") }},
 		field{"domain", true, func(c cursor) {
-			c.fields(field{"block", true, into(&f.block, prefixBy("IPv6 prefix, a /48", model.CheckBlock))})
+			c.fields(
+				field{"block", true, into(&f.block, prefixBy("IPv6 prefix, a /48", model.CheckBlock))},
+				field{"mpls", false, f.mpls.read},
+			)
 		}},
 		field{"nodes", true, list(&f.nodes, readNode)},
 		field{"functions", false, list(&f.functions, readFunction)},
@@ -248,9 +268,43 @@ func readNode(c cursor) node {
 		field{"locator", true, into(&n.locator, prefixBy("IPv6 prefix, a /49 to /64", model.CheckPrefix))},
 		field{"cpus", false, into(&n.cpus, func(c cursor) item[int] { return c.integer(1, model.LanesMax) })},
 		field{"advertise", false, into(&n.advertise, enum[model.Advertise])},
+		field{"mpls", false, n.mpls.read},
 		field{"interfaces", true, list(&n.interfaces, readInterface)},
 	)
 	return n
+}
+
+func (m *domainMPLS) read(c cursor) {
+	m.at = c.at
+	c.fields(
+		field{"services", true, into(&m.services, func(c cursor) item[int] {
+			if c.takes("label from %d to %d", model.LabelMin, model.ServicesMax) {
+				return item[int]{}
+			}
+			v := c.integer(0, model.LabelMax)
+			if v.ok {
+				if err := model.CheckServices(uint32(v.value)); err != nil {
+					c.r.problemf(c.at, "%d %v", v.value, err)
+					v.ok = false
+				}
+			}
+			return v
+		})},
+		field{"mtu", false, into(&m.mtu, mtu)},
+	)
+}
+
+func (m *nodeMPLS) read(c cursor) {
+	m.at = c.at
+	c.fields(
+		field{"label", true, into(&m.label, func(c cursor) item[int] { return c.integer(model.LabelMin, model.LabelMax) })},
+		field{"address", true, into(&m.address, func(c cursor) item[netip.Addr] {
+			if c.takes("IPv4 or IPv6 address") {
+				return item[netip.Addr]{}
+			}
+			return parsed(c, netip.ParseAddr, "is not an IP address", model.CheckNodeMPLSAddress)
+		})},
+	)
 }
 
 func readInterface(c cursor) iface {
@@ -460,6 +514,7 @@ func readChain(c cursor) chain {
 		field{"direction", false, into(&ch.both, direction)},
 		field{"encapsulation", false, func(c cursor) {
 			c.fields(
+				field{"type", false, into(&ch.carrier, enum[model.EncapsulationType])},
 				field{"sids", false, into(&ch.sids, enum[model.SIDs])},
 				field{"reduced", false, into(&ch.reduced, cursor.boolean)},
 			)

@@ -40,6 +40,14 @@ func Sections() []Section {
 			Text: "What all nodes share.",
 		},
 		{
+			Path: "domain.mpls", Title: "domain: mpls",
+			Text: "Labels for chains of type `sr-mpls`. A visit has a *service label*: `services` plus the 16 bits of its SID behind the block. Node labels are of [nodes](#nodes-mpls). No label is allocated by a protocol: routers of the core know node labels by static routes or by an IGP with the same label for a node everywhere (RFC 8402 section 3.1.2).",
+			Rules: []string{
+				"The 65536 labels from `services` on are service labels. No node has one of them.",
+				"A chain of type `sr-mpls` needs an `mtu` here, or one at every core interface of its nodes: no router answers packets with labels that are too long.",
+			},
+		},
+		{
 			Path: "nodes[]", Title: "nodes",
 			Text: "A node is a Linux machine that runs `waystamp agent`. Routers in between that only forward IPv6 are not listed.",
 			Rules: []string{
@@ -48,6 +56,13 @@ func Sections() []Section {
 				"An address is outside of the block, and of one node only.",
 				"`advertise: sids` needs a locator of /63 or shorter.",
 				"The replay windows of one node take at most 1 GiB; see `cpus` and `proof.window`.",
+			},
+		},
+		{
+			Path: "nodes[].mpls", Title: "nodes: mpls",
+			Text: "How packets with labels reach the node. A node that a chain of type `sr-mpls` visits, or ends at, needs it, and so does the domain ([mpls](#domain-mpls)).",
+			Rules: []string{
+				"A label and an address are one node's. An address is outside of the block.",
 			},
 		},
 		{
@@ -134,7 +149,11 @@ func Sections() []Section {
 		},
 		{
 			Path: "chains[].encapsulation", Title: "chains: encapsulation",
-			Text: "How the headend writes the outer headers ([ADR 0014](../adr/0014-compressed-sids-are-a-property-of-the-path.md)).",
+			Text: "What the headend puts around packets ([ADR 0014](../adr/0014-compressed-sids-are-a-property-of-the-path.md), [ADR 0067](../adr/0067-labels-are-another-spelling-of-sids.md)).",
+			Rules: []string{
+				"`sids: compressed` and `reduced` are of type `srv6`. So are waypoints, `own-traffic`, matches by `mark` and functions of other kinds than `forward`.",
+				"Agents of this version refuse plans of domains with `mpls`: `plan` compiles them, and the programs do not carry labels yet.",
+			},
 		},
 		{
 			Path: "chains[].proof", Title: "chains: proof",
@@ -182,6 +201,7 @@ func Descriptions() map[string]Description {
 		"version":      {"", "The version of this format."},
 		"domain":       {"", "What all nodes share."},
 		"domain.block": {"", "The block that all SIDs are cut from (RFC 8986 section 3.1). It is routable within the domain, and nothing else uses it."},
+		"domain.mpls":  {" none", "Labels, for chains of type `sr-mpls`; see [mpls](#domain-mpls)."},
 		"nodes":        {"", "The machines of the domain that run waystamp; at least one."},
 		"functions":    {" none", "What packets have to visit."},
 		"chains":       {" none", "Which packets visit which functions, in which order."},
@@ -192,7 +212,14 @@ func Descriptions() map[string]Description {
 		"nodes[].locator":    {"", "The node's part of the block (RFC 8986 section 3.1). The agent adds a route for it; the routing between nodes has to lead it here."},
 		"nodes[].cpus":       {strconv.Itoa(model.CPUsDefault), "How many CPUs the machine has, at most. As a headend it gets as many lanes, and replay windows at the egress take memory for each. An agent refuses a plan with fewer lanes than its machine has CPUs."},
 		"nodes[].advertise":  {model.AdvertiseLocator.String(), "Which routes the agent adds for routing daemons to announce. `locator`: one for the locator. `sids`: also one for each SID, withdrawn while the SID's function is gone ([how to](../how-to/routing.md))."},
+		"nodes[].mpls":       {" none", "The node's label; see [mpls](#nodes-mpls)."},
 		"nodes[].interfaces": {"", "The network devices that waystamp attaches to."},
+
+		"domain.mpls.services": {"", "The service label of the block's SID 0."},
+		"domain.mpls.mtu":      {" not known", "Bytes behind the Ethernet header, labels included, that every link of the core carries."},
+
+		"nodes[].mpls.label":   {"", "The node's label, the same all over the domain: a prefix SID's index and base in the words of RFC 8402."},
+		"nodes[].mpls.address": {"", "An address of the node that the routing of the core leads to, IPv4 or IPv6. Other nodes take the next hop for packets with the node's label from the route to it."},
 
 		"nodes[].interfaces[].name":      {"", "The device, as `ip link` shows it."},
 		"nodes[].interfaces[].role":      {"", "`edge` leads outside: chains take what comes in there, and nothing of segment routing passes in or out. `core` leads to other nodes."},
@@ -262,6 +289,7 @@ func Descriptions() map[string]Description {
 		"chains[].match.dscp":             {" any", "Differentiated services code point (RFC 2474)."},
 		"chains[].match.mark":             {" any", "The kernel's packet mark when the packet leaves the headend by a `core` interface, as nftables, `SO_MARK` or a cgroup sets it. It has at least one bit set."},
 
+		"chains[].encapsulation.type":    {model.EncapsulationSRv6.String(), "`srv6` is an IPv6 header with a segment list (RFC 8754), `sr-mpls` a stack of labels (RFC 8660), for cores that speak MPLS."},
 		"chains[].encapsulation.sids":    {model.SIDsPlain.String(), "`plain` is one SID per entry of the segment list, `compressed` up to five (NEXT-C-SID, RFC 9800 section 4.1)."},
 		"chains[].encapsulation.reduced": {"false", "`true` leaves the first segment out of the list: it is in the destination address alone (H.Encaps.Red, RFC 8986 section 5.2)."},
 

@@ -129,6 +129,7 @@ chains:
     encapsulation:
       reduced: false
       #chains[].encapsulation.sids
+      #chains[].encapsulation.type
     #chains[].mss-clamp
     proof:
       on-violation: drop

@@ -59,6 +59,9 @@ func (c Clamp) MSS(mtu int, ipv4 bool) (int, error) {
 }
 
 func (e Encapsulation) String() string {
+	if e.Type == EncapsulationSRMPLS {
+		return "labels"
+	}
 	if e.Reduced {
 		return e.SIDs.String() + " SIDs, reduced"
 	}

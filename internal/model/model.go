@@ -256,6 +256,7 @@ func (d *Direction) UnmarshalText(b []byte) error {
 // Domain is everything under one controller.
 type Domain struct {
 	Block     netip.Prefix // a /48 that all SIDs are cut from
+	MPLS      *MPLS        // nil: no chain is carried by labels
 	Nodes     []Node
 	Functions []Function
 	Chains    []Chain
@@ -268,6 +269,7 @@ type Node struct {
 	Locator    netip.Prefix // the node's share of the block, /49 to /64
 	CPUs       int          // lanes that the node gets as a headend
 	Advertise  Advertise
+	MPLS       *NodeMPLS // nil: no packet with labels is sent to it
 	Interfaces []Interface
 }
 
@@ -401,6 +403,7 @@ type Encapsulation struct {
 	// Reduced is H.Encaps.Red (RFC 8986 section 5.2): the first entry of the
 	// segment list is in the destination address alone.
 	Reduced bool
+	Type    EncapsulationType
 }
 
 // Chain is an ordered list of functions that matching traffic must take.

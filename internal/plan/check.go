@@ -80,6 +80,7 @@ func (n Node) check() error {
 	for _, f := range n.Interfaces {
 		c.devices[f.Name] = "the node"
 	}
+	c.labels(&p)
 	for i, h := range n.Headends {
 		p.within(part("headends", i, h.PathID), func(p *problems) { c.headend(p, h) })
 	}
@@ -157,6 +158,7 @@ func (c *nodeChecker) headend(p *problems, h Headend) {
 		p.addf("own-traffic: a part that starts at a function takes its connections, and nothing else")
 	}
 	checkSegments(p, c.node.Block, h.PathID, h.Segments)
+	c.nodeLabels(p, h)
 	checkLanes(p, h.Lane, h.Lanes)
 	p.add(checkMTU(h.MTU), "mtu %d", h.MTU)
 	p.add(checkMSS(h.MSS, h.MTU, h.Match), "mss-clamp %d", h.MSS)
@@ -496,6 +498,7 @@ func (id PathID) check(p *problems) {
 		p.addf("path is 0; a path has another number")
 	}
 	p.add(model.CheckName(id.Chain), "chain %q", id.Chain)
+	checkEncapsulation(p, id.Encapsulation)
 	if id.From != "" {
 		p.add(model.CheckName(id.From), "from %q", id.From)
 	}

@@ -149,11 +149,47 @@ type nodeFile struct {
 	Address    netip.Addr      `json:"address"`
 	Locator    netip.Prefix    `json:"locator"`
 	Advertise  model.Advertise `json:"advertise,omitzero"`
+	MPLS       *mplsFile       `json:"mpls,omitempty"`
 	Interfaces []interfaceFile `json:"interfaces"`
 	Headends   []headendFile   `json:"headends"`
 	Endpoints  []endpointFile  `json:"endpoints"`
 	Egresses   []egressFile    `json:"egresses"`
 	Proxies    []proxyFile     `json:"proxies,omitempty"`
+}
+
+type mplsFile struct {
+	Services uint32         `json:"services"`
+	Label    uint32         `json:"label,omitempty"`
+	MTU      int            `json:"mtu,omitempty"`
+	Nodes    []mplsNodeFile `json:"nodes"`
+}
+
+type mplsNodeFile struct {
+	Name    string     `json:"name"`
+	Label   uint32     `json:"label"`
+	Address netip.Addr `json:"address"`
+}
+
+func mplsToFile(m *MPLS) *mplsFile {
+	if m == nil {
+		return nil
+	}
+	f := &mplsFile{Services: m.Services, Label: m.Label, MTU: m.MTU, Nodes: []mplsNodeFile{}}
+	for _, n := range m.Nodes {
+		f.Nodes = append(f.Nodes, mplsNodeFile(n))
+	}
+	return f
+}
+
+func (f *mplsFile) mpls() *MPLS {
+	if f == nil {
+		return nil
+	}
+	m := &MPLS{Services: f.Services, Label: f.Label, MTU: f.MTU}
+	for _, n := range f.Nodes {
+		m.Nodes = append(m.Nodes, MPLSNode(n))
+	}
+	return m
 }
 
 type interfaceFile struct {
@@ -173,13 +209,14 @@ type pathIDFile struct {
 	From      string          `json:"from,omitempty"`
 	To        string          `json:"to,omitempty"`
 	Scheme    model.Scheme    `json:"scheme"`
-	// Without it: plain SIDs, not reduced.
+	// Without it: SRv6, plain SIDs, not reduced.
 	Encapsulation encapsulationFile `json:"encapsulation,omitzero"`
 }
 
 type encapsulationFile struct {
-	SIDs    model.SIDs `json:"sids"`
-	Reduced bool       `json:"reduced"`
+	SIDs    model.SIDs              `json:"sids"`
+	Reduced bool                    `json:"reduced"`
+	Type    model.EncapsulationType `json:"type,omitzero"`
 }
 
 type matchFile struct {
@@ -198,11 +235,13 @@ type headendFile struct {
 	Match    matchFile    `json:"match"`
 	Own      bool         `json:"own-traffic,omitempty"`
 	Segments []netip.Addr `json:"segments"`
-	Lane     uint16       `json:"lane"`
-	Lanes    uint16       `json:"lanes"`
-	MTU      int          `json:"mtu,omitempty"`
-	MSS      int          `json:"mss-clamp,omitempty"`
-	Share    shareFile    `json:"share"`
+	// NodeLabels are parallel to segments, where packets have labels.
+	NodeLabels []uint32  `json:"node-labels,omitempty"`
+	Lane       uint16    `json:"lane"`
+	Lanes      uint16    `json:"lanes"`
+	MTU        int       `json:"mtu,omitempty"`
+	MSS        int       `json:"mss-clamp,omitempty"`
+	Share      shareFile `json:"share"`
 }
 
 type endpointFile struct {
@@ -344,7 +383,10 @@ type hopFile struct {
 	Waypoints []netip.Addr `json:"waypoints,omitempty"`
 	SID       netip.Addr   `json:"sid,omitzero"`
 	Argument  uint32       `json:"argument,omitempty"`
-	Share     shareFile    `json:"share"`
+	// The labels that lead to the hop, of a path over labels.
+	NodeLabel    uint32    `json:"node-label,omitempty"`
+	ServiceLabel uint32    `json:"service-label,omitempty"`
+	Share        shareFile `json:"share"`
 }
 
 // durationFile is a time with its unit.
@@ -445,6 +487,7 @@ func nodeToFile(n Node) nodeFile {
 		Address:    n.Address,
 		Locator:    n.Locator,
 		Advertise:  n.Advertise,
+		MPLS:       mplsToFile(n.MPLS),
 		Interfaces: []interfaceFile{},
 		Headends:   []headendFile{},
 		Endpoints:  []endpointFile{},
@@ -459,6 +502,7 @@ func nodeToFile(n Node) nodeFile {
 			Match:      matchFile(h.Match),
 			Own:        h.Own,
 			Segments:   h.Segments,
+			NodeLabels: h.NodeLabels,
 			Lane:       h.Lane,
 			Lanes:      h.Lanes,
 			MTU:        h.MTU,
@@ -501,21 +545,22 @@ func nodeToFile(n Node) nodeFile {
 }
 
 func (f nodeFile) node() Node {
-	n := Node{Name: f.Name, Revision: f.Revision, Block: f.Block, Address: f.Address, Locator: f.Locator, Advertise: f.Advertise}
+	n := Node{Name: f.Name, Revision: f.Revision, Block: f.Block, Address: f.Address, Locator: f.Locator, Advertise: f.Advertise, MPLS: f.MPLS.mpls()}
 	for _, i := range f.Interfaces {
 		n.Interfaces = append(n.Interfaces, model.Interface(i))
 	}
 	for _, h := range f.Headends {
 		n.Headends = append(n.Headends, Headend{
-			PathID:   h.pathID(),
-			Match:    model.Match(h.Match),
-			Own:      h.Own,
-			Segments: h.Segments,
-			Lane:     h.Lane,
-			Lanes:    h.Lanes,
-			MTU:      h.MTU,
-			MSS:      h.MSS,
-			Share:    h.Share.share(),
+			PathID:     h.pathID(),
+			Match:      model.Match(h.Match),
+			Own:        h.Own,
+			Segments:   h.Segments,
+			NodeLabels: h.NodeLabels,
+			Lane:       h.Lane,
+			Lanes:      h.Lanes,
+			MTU:        h.MTU,
+			MSS:        h.MSS,
+			Share:      h.Share.share(),
 		})
 	}
 	for _, e := range f.Endpoints {
@@ -643,7 +688,7 @@ func pathToFile(p Path) pathFile {
 		f.Ingress = append(f.Ingress, ingressFile(in))
 	}
 	for j, h := range p.Hops {
-		f.Hops = append(f.Hops, hopFile{Node: h.Node, Function: h.Function, Waypoints: h.Waypoints, SID: h.SID, Argument: h.Argument, Share: shareToFile(p.Shares[j])})
+		f.Hops = append(f.Hops, hopFile{Node: h.Node, Function: h.Function, Waypoints: h.Waypoints, SID: h.SID, Argument: h.Argument, NodeLabel: h.NodeLabel, ServiceLabel: h.ServiceLabel, Share: shareToFile(p.Shares[j])})
 	}
 	return f
 }
@@ -664,7 +709,7 @@ func (f pathFile) path() Path {
 		p.Ingress = append(p.Ingress, Ingress(in))
 	}
 	for _, h := range f.Hops {
-		p.Hops = append(p.Hops, Hop{Node: h.Node, Function: h.Function, Waypoints: h.Waypoints, SID: h.SID, Argument: h.Argument})
+		p.Hops = append(p.Hops, Hop{Node: h.Node, Function: h.Function, Waypoints: h.Waypoints, SID: h.SID, Argument: h.Argument, NodeLabel: h.NodeLabel, ServiceLabel: h.ServiceLabel})
 		p.Shares = append(p.Shares, h.Share.share())
 	}
 	return p

@@ -11,7 +11,6 @@ import (
 	"slices"
 
 	"github.com/waystamp/waystamp/internal/model"
-	"github.com/waystamp/waystamp/internal/srv6"
 )
 
 // Compile makes the plan of a domain. The keyring is read, not changed: the
@@ -62,6 +61,7 @@ func Compile(d model.Domain, keys *Keyring) (*Domain, error) {
 	paths = append(paths, short...)
 	assignPathIDs(paths)
 	for i := range paths {
+		c.assignLabels(&paths[i])
 		if err := keys.secrets(&paths[i]); err != nil {
 			return nil, err
 		}
@@ -168,6 +168,9 @@ func (c *compiler) check(ch model.Chain) error {
 	if err := ch.CheckStreams(c.isStream, c.nodeOf); err != nil {
 		return err
 	}
+	if err := c.checkLabels(ch); err != nil {
+		return err
+	}
 	for _, a := range ch.Arguments {
 		if a.Of < 0 || a.Of >= len(ch.Functions) {
 			return fmt.Errorf("an argument is of function %d of %d", a.Of+1, len(ch.Functions))
@@ -191,9 +194,9 @@ func (c *compiler) check(ch model.Chain) error {
 		}
 	}
 	mtu, declared := c.coreMTU(ch)
-	if declared && mtu-srv6.ChainLen(ch) < model.MTUMin {
+	if declared && mtu-chainLen(ch) < model.MTUMin {
 		return fmt.Errorf("its headers take %d of the %d bytes that its nodes' core interfaces carry, which leaves less than %d to packets; raise the MTU to %d or shorten the chain",
-			srv6.ChainLen(ch), mtu, model.MTUMin, model.MTUMin+srv6.ChainLen(ch))
+			chainLen(ch), mtu, model.MTUMin, model.MTUMin+chainLen(ch))
 	}
 	if _, err := ch.Clamp.MSS(c.innerMTU(ch), ch.Match.Is4()); err != nil {
 		return fmt.Errorf("mss-clamp: %w", err)
@@ -251,8 +254,12 @@ func window(ch model.Chain) int {
 	return ch.Proof.Window
 }
 
-// coreMTU is the least MTU that a core interface of the chain's nodes declares.
+// coreMTU is the least MTU that a core interface of the chain's nodes declares, or the domain for
+// packets with labels.
 func (c *compiler) coreMTU(ch model.Chain) (mtu int, declared bool) {
+	if m := c.domain.MPLS; m != nil && m.MTU != 0 && ch.Encapsulation.Type == model.EncapsulationSRMPLS {
+		mtu, declared = m.MTU, true
+	}
 	names := append(slices.Clone(ch.Ingress), ch.Egress)
 	for _, f := range ch.Functions {
 		names = append(names, c.functions[f].Node)
@@ -270,7 +277,7 @@ func (c *compiler) coreMTU(ch model.Chain) (mtu int, declared bool) {
 // innerMTU is what the chain leaves to packets; 0: not known.
 func (c *compiler) innerMTU(ch model.Chain) int {
 	if mtu, declared := c.coreMTU(ch); declared {
-		return mtu - srv6.ChainLen(ch)
+		return mtu - chainLen(ch)
 	}
 	return 0
 }
@@ -412,6 +419,7 @@ func nodePlans(d model.Domain, paths []Path) []Node {
 			Address:    n.Address,
 			Locator:    n.Locator,
 			Advertise:  n.Advertise,
+			MPLS:       mplsOf(d, n),
 			Interfaces: slices.Clone(n.Interfaces),
 		}
 		index[n.Name] = &nodes[i]
@@ -439,15 +447,16 @@ func nodePlans(d model.Domain, paths []Path) []Node {
 		for _, in := range p.Ingress {
 			n := index[in.Node]
 			n.Headends = append(n.Headends, Headend{
-				PathID:   p.PathID,
-				Match:    p.Match,
-				Own:      p.OwnTraffic,
-				Segments: p.Segments(),
-				Lane:     in.Lane,
-				Lanes:    in.Lanes,
-				MTU:      p.MTU,
-				MSS:      p.MSS,
-				Share:    p.Shares[0],
+				PathID:     p.PathID,
+				Match:      p.Match,
+				Own:        p.OwnTraffic,
+				Segments:   p.Segments(),
+				NodeLabels: p.NodeLabels(),
+				Lane:       in.Lane,
+				Lanes:      in.Lanes,
+				MTU:        p.MTU,
+				MSS:        p.MSS,
+				Share:      p.Shares[0],
 			})
 		}
 		last := len(p.Hops) - 1

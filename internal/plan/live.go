@@ -95,6 +95,9 @@ func sameNode(o, n Node) error {
 	if o.Block != n.Block || o.Locator != n.Locator || o.Address != n.Address {
 		return errors.New("its address, its locator or the block changes, and a node has one of each; take its chains off it first, or give the machine a new node name")
 	}
+	if err := sameLabels(o.MPLS, n.MPLS); err != nil {
+		return fmt.Errorf("%w; take the chains over labels away first", err)
+	}
 	return nil
 }
 

@@ -28,6 +28,7 @@ type Node struct {
 	Address    netip.Addr
 	Locator    netip.Prefix
 	Advertise  model.Advertise
+	MPLS       *MPLS // nil: the domain has no labels
 	Interfaces []model.Interface
 	Headends   []Headend
 	Endpoints  []Endpoint
@@ -87,11 +88,13 @@ type Headend struct {
 	Match    model.Match
 	Own      bool         // also for what the node sends itself
 	Segments []netip.Addr // the whole list in the order of the visit: SIDs, or containers of them
-	Lane     uint16       // of CPU 0
-	Lanes    uint16       // CPUs that have one, from Lane on
-	MTU      int          // of inner packets; 0: not known
-	MSS      int          // that TCP's SYNs may say at most; 0: they are left alone
-	Share    pot.Share    // Position 0
+	// NodeLabels are the labels of the nodes of Segments, for a path over labels; else nil.
+	NodeLabels []uint32
+	Lane       uint16    // of CPU 0
+	Lanes      uint16    // CPUs that have one, from Lane on
+	MTU        int       // of inner packets; 0: not known
+	MSS        int       // that TCP's SYNs may say at most; 0: they are left alone
+	Share      pot.Share // Position 0
 }
 
 // Endpoint is one visit of a path to a function on the node.
@@ -215,7 +218,7 @@ func (p Path) Carried() []netip.Addr {
 }
 
 // OuterLen is the length in bytes of the outer headers of the path's packets.
-func (p Path) OuterLen() int { return srv6.OuterLen(len(p.Carried())) }
+func (p Path) OuterLen() int { return OuterLen(p.Encapsulation, p.Segments()) }
 
 // Lanes is how many the path has, over all its headends.
 func (p Path) Lanes() uint16 {
@@ -272,8 +275,11 @@ type Hop struct {
 	Waypoints []netip.Addr // SIDs of others, visited on the way to this hop; not proven
 	SID       netip.Addr   // zero for the headend; without the argument
 	Argument  uint32       // for a function of kind netfilter; 0: none
+	// Of a path over labels; else, and for the headend, 0.
+	NodeLabel, ServiceLabel uint32
 }
 
+// equal says whether hops have the same place and task. Labels lead to a place, and may change.
 func (h Hop) equal(o Hop) bool {
 	return h.Node == o.Node && h.Function == o.Function && h.SID == o.SID && h.Argument == o.Argument &&
 		slices.Equal(h.Waypoints, o.Waypoints)

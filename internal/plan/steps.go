@@ -68,6 +68,10 @@ func MakeSteps(last []Path, was []Node, next *Domain) (Steps, error) {
 			errs = append(errs, fmt.Errorf("node %s: its address, its locator or the block changes, and a node has one of each; carry this change out in one step, without --keep-epochs", n.Name))
 			continue
 		}
+		if err := sameLabels(o.MPLS, n.MPLS); err != nil {
+			errs = append(errs, fmt.Errorf("node %s: %w; carry this change out in one step, without --keep-epochs", n.Name, err))
+			continue
+		}
 		both, turn := bothEpochs(o, n, stays), turned(o, n, stays)
 		for step, p := range map[string]Node{"1": both, "2": turn} {
 			if err := p.check(); err != nil {
@@ -144,9 +148,10 @@ func bothEndpoints(o, n Node) []Endpoint {
 	return all
 }
 
-// withOld is n with the interfaces and functions of o that it has no more.
+// withOld is n with the interfaces, functions and labels of o that it has no more.
 func withOld(o, n Node) Node {
 	n.Interfaces, n.Proxies = slices.Clone(n.Interfaces), slices.Clone(n.Proxies)
+	n.MPLS = bothLabels(o.MPLS, n.MPLS)
 	for _, i := range o.Interfaces {
 		if !slices.ContainsFunc(n.Interfaces, func(x model.Interface) bool { return x.Name == i.Name }) {
 			n.Interfaces = append(n.Interfaces, i)

@@ -127,8 +127,16 @@ func netfilters() *rapid.Generator[model.Netfilter] {
 func domains() *rapid.Generator[model.Domain] {
 	return rapid.Custom(func(t *rapid.T) model.Domain {
 		d := model.Domain{Block: netip.MustParsePrefix("fd00:5::/48")}
+		if rapid.Bool().Draw(t, "labels") {
+			d.MPLS = &model.MPLS{Services: 100000, MTU: 1600}
+		}
 		for i := range rapid.IntRange(2, 6).Draw(t, "nodes") {
+			var labels *model.NodeMPLS
+			if d.MPLS != nil {
+				labels = &model.NodeMPLS{Label: 16000 + uint32(i), Address: netip.AddrFrom4([4]byte{192, 0, 2, byte(i + 1)})}
+			}
 			d.Nodes = append(d.Nodes, model.Node{
+				MPLS:      labels,
 				Name:      fmt.Sprintf("n%d", i),
 				Address:   netip.MustParseAddr(fmt.Sprintf("fd00:1::%d", i+1)),
 				Locator:   netip.MustParsePrefix(fmt.Sprintf("fd00:5:0:%x00::/56", i)),
@@ -186,7 +194,16 @@ func domains() *rapid.Generator[model.Domain] {
 					OnViolation: rapid.SampledFrom([]model.OnViolation{model.OnViolationDrop, model.OnViolationReport}).Draw(t, "on-violation"),
 				},
 			}
+			forward := slices.DeleteFunc(slices.Clone(d.Functions), func(f model.Function) bool { return f.Kind != model.KindForward })
+			overLabels := d.MPLS != nil && len(forward) > 0 && rapid.Bool().Draw(t, "over labels")
+			if overLabels {
+				ch.Encapsulation = model.Encapsulation{Type: model.EncapsulationSRMPLS}
+			}
 			for range rapid.IntRange(1, 15).Draw(t, "length") {
+				if overLabels {
+					ch.Functions = append(ch.Functions, rapid.SampledFrom(forward).Draw(t, "forward function").Name)
+					continue
+				}
 				f := rapid.SampledFrom(d.Functions).Draw(t, "function")
 				values := slices.Sorted(maps.Values(f.Netfilter.Arguments))
 				if f.Netfilter.Zones && slices.Contains(ch.Functions, f.Name) {
@@ -200,7 +217,11 @@ func domains() *rapid.Generator[model.Domain] {
 					})
 				}
 			}
-			for range rapid.IntRange(0, 15-len(ch.Functions)).Draw(t, "waypoints") {
+			waypointsMax := 15 - len(ch.Functions)
+			if overLabels {
+				waypointsMax = 0
+			}
+			for range rapid.IntRange(0, waypointsMax).Draw(t, "waypoints") {
 				ch.Waypoints = append(ch.Waypoints, model.Waypoint{
 					Before: rapid.IntRange(0, len(ch.Functions)).Draw(t, "before"),
 					SID:    netip.MustParseAddr(fmt.Sprintf("fd00:5:0:ff%02x::", rapid.IntRange(0, 3).Draw(t, "waypoint"))),
