@@ -108,11 +108,12 @@ type Result struct {
 	Reported []Reason // that were counted, and the packet let go on
 	Packet   []byte   // from the IP header; nil for Pass and Drop
 	IPv4     bool     // Packet is one of IPv4
+	Labels   bool     // Packet begins with a label stack
 	// Error is the ICMP error that a dropped packet's sender is told by, from
 	// its IP header on; nil: nothing is said.
 	Error []byte
 	// Encapsulated: this node wrote the outer header. Its flow label is zero
-	// in Packet, and anything but zero on the wire.
+	// in Packet, and anything but zero on the wire; an entropy label anything from 16 on.
 	Encapsulated bool
 	Clamped      bool // the inner packet's MSS is lower than it was
 	// ToFunction: Packet is the inner one, and goes up to a function in the node's own
@@ -140,6 +141,9 @@ type Visit struct {
 func (n Node) Process(a Arrival) Result {
 	p := &packet{node: n, arrival: a}
 	ip := p.unframe()
+	if r, ok := p.labels(); ok {
+		return r
+	}
 	switch {
 	case a.Interface.Role != model.RoleCore && hasTag(a.Frame):
 		return p.drop(VLANTags)
@@ -327,6 +331,9 @@ func (p *packet) enterIPv6() bool {
 
 // headend is H.Encaps (RFC 8986 5.1) with the first stamp.
 func (p *packet) headend(h *plan.Headend) Result {
+	if h.OverLabels() {
+		return p.labelHeadend(h)
+	}
 	inner, _ := headerOf(p.b, p.v4)
 	next := uint8(srv6.NextHeaderIPv6)
 	if p.v4 {
@@ -457,6 +464,9 @@ func (p *packet) endpoint() (r Result, again bool) {
 	}
 	if proof.Scheme != h.id.Scheme {
 		return p.drop(Scheme), false
+	}
+	if h.id.OverLabels() {
+		return p.drop(Encapsulation), false
 	}
 	if !slices.Contains(h.sources, ip.source()) {
 		return p.drop(Source), false
@@ -680,6 +690,10 @@ func judge(srh *header, proof srv6.Proof, binding pot.Binding, e *plan.Egress) (
 	if !slices.Equal(srv6.Reversed(carried), want) {
 		return Segments, 0
 	}
+	return judgeValues(proof, binding, e)
+}
+
+func judgeValues(proof srv6.Proof, binding pot.Binding, e *plan.Egress) (violation Reason, rnd uint64) {
 	values, result := e.Verifier.VerifyFlow(e.Share, header4(proof), pot.Values{RND: proof.RND, CML: proof.CML}, binding)
 	switch result {
 	case pot.Verified:

@@ -52,11 +52,35 @@ func arrival(p packets.Packet) Arrival {
 }
 
 func TestPacketsOfScapy(t *testing.T) {
-	w := world(t)
 	all, err := packets.All()
 	if err != nil {
 		t.Fatal(err)
 	}
+	ofScapy(t, world(t), all)
+}
+
+func TestPacketsOfScapyWithLabels(t *testing.T) {
+	all, err := packets.MPLS()
+	if err != nil {
+		t.Fatal(err)
+	}
+	w, err := packets.LoadMPLSWorld()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ofScapy(t, w, all)
+	made := map[Reason]bool{}
+	for _, p := range all {
+		made[Reason(p.Reason)] = true
+	}
+	for _, r := range LabelReasons() {
+		if !made[r] {
+			t.Errorf("no packet of test/packets/mpls makes %s", r)
+		}
+	}
+}
+
+func ofScapy(t *testing.T, w packets.World, all []packets.Packet) {
 	for _, p := range all {
 		t.Run(p.Name, func(t *testing.T) {
 			before := bytes.Clone(p.Frame)

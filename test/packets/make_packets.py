@@ -633,10 +633,10 @@ class File:
     def drop(self, name, reason, packet, note, **kw):
         self.add(name, packet, note, expect="drop " + reason, **kw)
 
-    def write(self):
-        with open(os.path.join(HERE, self.name + ".txt"), "w") as f:
-            f.write("# %s\n# Made by make_packets.py; do not edit.\n\n" %
-                    self.theme)
+    def write(self, folder="", by="make_packets.py"):
+        with open(os.path.join(HERE, folder, self.name + ".txt"), "w") as f:
+            f.write("# %s\n# Made by %s; do not edit.\n\n" %
+                    (self.theme, by))
             f.write("\n\n".join(self.blocks) + "\n")
 
 
@@ -2649,4 +2649,5 @@ def main():
         f.write()
 
 
-main()
+if __name__ == "__main__":
+    main()

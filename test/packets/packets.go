@@ -21,7 +21,7 @@ import (
 	"github.com/waystamp/waystamp/internal/pot"
 )
 
-//go:embed *.txt world.json
+//go:embed *.txt world.json mpls/*.txt mpls/world.json
 var files embed.FS
 
 // Verdict is what must become of a packet.
@@ -52,13 +52,19 @@ type Packet struct {
 	Reason           string   // of a drop, as in reasons.h
 	Reports          []string // reasons that are reported while it goes on
 	Frame            []byte   // from the Ethernet header
-	Out              []byte   // from the IPv6 header; a headend's flow label is 0
+	Out              []byte   // from the IPv6 header, or the label stack; a headend's flow label or entropy label is 0
 	Error            []byte   // that its source is told of a drop by, from the IPv6 header; see Errors
 }
 
-// All are all packets, by file and then as they stand there.
-func All() ([]Packet, error) {
-	names, err := fs.Glob(files, "*.txt")
+// All are all packets but those of MPLS, by file and then as they stand there.
+func All() ([]Packet, error) { return all("") }
+
+// MPLS are the packets of chains over labels, in the world of LoadMPLSWorld; see
+// make_mpls.py.
+func MPLS() ([]Packet, error) { return all("mpls/") }
+
+func all(folder string) ([]Packet, error) {
+	names, err := fs.Glob(files, folder+"*.txt")
 	if err != nil {
 		return nil, err
 	}
@@ -219,30 +225,35 @@ type worldFile struct {
 	Block   netip.Prefix `json:"block"`
 	Lane    uint16       `json:"lane"`
 	Lanes   uint16       `json:"lanes"`
-	Nodes   []struct {
+	// Services is the label of the block's SID 0; 0: there are no labels.
+	Services uint32 `json:"services"`
+	Nodes    []struct {
 		Name    string       `json:"name"`
 		Address netip.Addr   `json:"address"`
 		Locator netip.Prefix `json:"locator"`
 		Local   []netip.Addr `json:"local"`
 		Routes  []Route      `json:"routes"`
+		Label   uint32       `json:"label"`
+		LabelAt netip.Addr   `json:"label_address"`
 	} `json:"nodes"`
 	Paths []pathFile `json:"paths"`
 }
 
 type pathFile struct {
-	Chain       string            `json:"chain"`
-	Path        uint32            `json:"path"`
-	Epoch       uint8             `json:"epoch"`
-	Scheme      model.Scheme      `json:"scheme"`
-	OnViolation model.OnViolation `json:"on_violation"`
-	Guard       model.Guard       `json:"guard"`
-	Destination netip.Prefix      `json:"destination"`
-	Source      netip.Prefix      `json:"source"`
-	MTU         int               `json:"mtu"`
-	MSS         int               `json:"mss"`
-	SIDs        model.SIDs        `json:"sids"`
-	Reduced     bool              `json:"reduced"`
-	Rule        *ruleFile         `json:"rule"`
+	Chain       string                  `json:"chain"`
+	Path        uint32                  `json:"path"`
+	Epoch       uint8                   `json:"epoch"`
+	Scheme      model.Scheme            `json:"scheme"`
+	OnViolation model.OnViolation       `json:"on_violation"`
+	Guard       model.Guard             `json:"guard"`
+	Destination netip.Prefix            `json:"destination"`
+	Source      netip.Prefix            `json:"source"`
+	MTU         int                     `json:"mtu"`
+	MSS         int                     `json:"mss"`
+	SIDs        model.SIDs              `json:"sids"`
+	Reduced     bool                    `json:"reduced"`
+	Type        model.EncapsulationType `json:"type"`
+	Rule        *ruleFile               `json:"rule"`
 	Hops        []struct {
 		Node      string `json:"node"`
 		Function  string `json:"function"`
@@ -293,8 +304,13 @@ func (r *ruleFile) match(m model.Match) model.Match {
 }
 
 // LoadWorld reads the world. Every call makes a new one.
-func LoadWorld() (World, error) {
-	text, err := files.ReadFile("world.json")
+func LoadWorld() (World, error) { return loadWorld("world.json") }
+
+// LoadMPLSWorld reads the world of chains over labels.
+func LoadMPLSWorld() (World, error) { return loadWorld("mpls/world.json") }
+
+func loadWorld(file string) (World, error) {
+	text, err := files.ReadFile(file)
 	if err != nil {
 		return World{}, err
 	}
@@ -302,13 +318,26 @@ func LoadWorld() (World, error) {
 	d.DisallowUnknownFields()
 	var f worldFile
 	if err := d.Decode(&f); err != nil {
-		return World{}, fmt.Errorf("world.json: %w", err)
+		return World{}, fmt.Errorf("%s: %w", file, err)
 	}
 	var w World
+	labels := map[string]plan.MPLSNode{}
+	var all []plan.MPLSNode
+	for _, n := range f.Nodes {
+		if n.Label != 0 {
+			labels[n.Name] = plan.MPLSNode{Name: n.Name, Label: n.Label, Address: n.LabelAt}
+			all = append(all, labels[n.Name])
+		}
+	}
 	for _, p := range f.Paths {
 		path, err := p.path()
 		if err != nil {
-			return World{}, fmt.Errorf("world.json: path %s: %w", p.Chain, err)
+			return World{}, fmt.Errorf("%s: path %s: %w", file, p.Chain, err)
+		}
+		for i := range path.Hops[1:] {
+			if h := &path.Hops[i+1]; path.OverLabels() {
+				h.NodeLabel, h.ServiceLabel = labels[h.Node].Label, model.MPLS{Services: f.Services}.Service(h.SID)
+			}
 		}
 		for _, n := range f.Nodes {
 			if n.Name == path.Hops[0].Node {
@@ -319,6 +348,9 @@ func LoadWorld() (World, error) {
 	}
 	for _, n := range f.Nodes {
 		node := Node{Node: plan.Node{Name: n.Name, Block: f.Block, Address: n.Address, Locator: n.Locator}, Local: n.Local, Routes: n.Routes}
+		if f.Services != 0 {
+			node.MPLS = &plan.MPLS{Services: f.Services, Label: n.Label, Nodes: all}
+		}
 		for i, p := range w.Paths {
 			node.add(p)
 			node.addNetfilter(f.Paths[i])
@@ -332,7 +364,7 @@ func (f pathFile) path() (plan.Path, error) {
 	p := plan.Path{
 		PathID: plan.PathID{
 			Path: f.Path, Epoch: f.Epoch, Chain: f.Chain, Scheme: f.Scheme,
-			Encapsulation: model.Encapsulation{SIDs: f.SIDs, Reduced: f.Reduced},
+			Encapsulation: model.Encapsulation{SIDs: f.SIDs, Reduced: f.Reduced, Type: f.Type},
 		},
 		Match:       f.Rule.match(model.Match{Destination: f.Destination, Source: f.Source}),
 		MTU:         f.MTU,
@@ -390,7 +422,7 @@ func (n *Node) add(p plan.Path) {
 		share := p.Shares[j]
 		switch j {
 		case 0:
-			hd := plan.Headend{PathID: p.PathID, Match: p.Match, Segments: segments, Lane: p.Ingress[0].Lane, Lanes: p.Ingress[0].Lanes, MTU: p.MTU, MSS: p.MSS, Share: share}
+			hd := plan.Headend{PathID: p.PathID, Match: p.Match, Segments: segments, NodeLabels: p.NodeLabels(), Lane: p.Ingress[0].Lane, Lanes: p.Ingress[0].Lanes, MTU: p.MTU, MSS: p.MSS, Share: share}
 			if last := len(n.Headends) - 1; last >= 0 && n.Headends[last].Path == p.Path {
 				n.Headends[last] = hd
 			} else {

@@ -1,7 +1,10 @@
 package packets
 
 import (
+	"encoding/hex"
 	"net/netip"
+	"os"
+	"slices"
 	"strings"
 	"testing"
 
@@ -19,6 +22,25 @@ func TestPacketsAreWhole(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	whole(t, all, w)
+	if len(all) < 200 {
+		t.Errorf("only %d packets were found", len(all))
+	}
+	labelled, err := MPLS()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if w, err = LoadMPLSWorld(); err != nil {
+		t.Fatal(err)
+	}
+	whole(t, labelled, w)
+	if len(labelled) < 100 {
+		t.Errorf("only %d packets with labels were found", len(labelled))
+	}
+}
+
+func whole(t *testing.T, all []Packet, w World) {
+	t.Helper()
 	seen := make(map[string]bool)
 	for _, p := range all {
 		if seen[p.Name] {
@@ -39,9 +61,6 @@ func TestPacketsAreWhole(t *testing.T) {
 		default:
 			t.Errorf("%s: verdict %q is not known", p.Name, p.Verdict)
 		}
-	}
-	if len(all) < 200 {
-		t.Errorf("only %d packets were found", len(all))
 	}
 }
 
@@ -67,10 +86,17 @@ func TestParseNamesTheLine(t *testing.T) {
 
 // Python's secrets must be such as the model takes, and its stamps the model's.
 func TestWorldIsConsistent(t *testing.T) {
-	w, err := LoadWorld()
-	if err != nil {
-		t.Fatal(err)
+	for name, load := range map[string]func() (World, error){"SRv6": LoadWorld, "labels": LoadMPLSWorld} {
+		w, err := load()
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Run(name, func(t *testing.T) { consistent(t, w) })
 	}
+}
+
+func consistent(t *testing.T, w World) {
+	t.Helper()
 	for _, p := range w.Paths {
 		last := len(p.Shares) - 1
 		if err := p.Verifier.Check(p.Scheme, p.Shares[last]); err != nil {
@@ -104,5 +130,29 @@ func TestWorldIsConsistent(t *testing.T) {
 	}
 	if reports != 1 {
 		t.Errorf("%d paths report, want 1", reports)
+	}
+}
+
+// The vectors of the documentation are Scapy's packets.
+func TestDocumentedLabelsAreScapys(t *testing.T) {
+	text, err := os.ReadFile("../../docs/protocol/mpls.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, vectors, _ := strings.Cut(string(text), "## Vectors")
+	vectors = strings.Join(strings.Fields(vectors), "")
+	all, err := MPLS()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"mpls-keyed-1", "mpls-keyed-2", "mpls-keyed-3"} {
+		i := slices.IndexFunc(all, func(p Packet) bool { return p.Name == name })
+		if i < 0 {
+			t.Fatalf("no packet is called %s", name)
+		}
+		const ethernet, headers = 14, 60 // for three visits
+		if want := hex.EncodeToString(all[i].Frame[ethernet:][:headers]); !strings.Contains(vectors, want) {
+			t.Errorf("docs/protocol/mpls.md lacks %s: %s", name, want)
+		}
 	}
 }
