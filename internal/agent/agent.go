@@ -16,6 +16,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"net/netip"
 	"os"
@@ -44,6 +45,9 @@ const ReconcileEvery = 30 * time.Second
 // Config says which node an agent is for.
 type Config struct {
 	PlanFile string
+	// Fallback is a file with the plan that was in force before, from which the agent starts
+	// if it cannot from PlanFile. It need not be there. "": there is none.
+	Fallback string
 	// InsecurePlan takes the plan file also if others can read or change it.
 	InsecurePlan bool
 	// Force takes a plan also if none of its addresses is on this machine, or if it is
@@ -159,6 +163,8 @@ type agent struct {
 	repairAfter time.Time // nor what others have changed repaired
 	unseen      bool      // devices have changed meanwhile
 
+	fallsBack bool // the plan that is being applied was in force before a later one was tried
+
 	noSIDs bool // no SID is announced, and none is to be
 
 	refused uint64   // the revision of the plan that was refused last; 0: none since one is in force
@@ -187,9 +193,13 @@ func run(ctx context.Context, cfg Config, on func(context.Context, Config) (mach
 	a := &agent{cfg: cfg, node: cfg.Node, log: newHistory(), readers: newReaders(), loaded: map[string][]netfilter.Ruleset{}}
 	a.status = newStatusBoard(cfg.Instance)
 
-	first, err := a.readPlan(ctx)
+	latest, refused := a.readPlan(ctx)
+	before, err := a.readFallback(ctx)
 	if err != nil {
 		return err
+	}
+	if refused != nil && before == nil {
+		return refused
 	}
 	m, err := on(ctx, cfg)
 	if err != nil {
@@ -230,10 +240,10 @@ func run(ctx context.Context, cfg Config, on func(context.Context, Config) (mach
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	if err := a.start(first); err != nil {
+	if err := a.begin(latest, refused, before); err != nil {
 		return err
 	}
-	cfg.Log.Info("the data path is armed", "node", first.Name, "after", time.Since(began).Round(time.Millisecond))
+	cfg.Log.Info("the data path is armed", "node", a.plan.Name, "after", time.Since(began).Round(time.Millisecond))
 	a.sayStatus()
 	a.say(daemon.SdNotifyReady)
 	defer a.say(daemon.SdNotifyStopping)
@@ -242,6 +252,31 @@ func run(ctx context.Context, cfg Config, on func(context.Context, Config) (mach
 
 // inNamespace runs f on a thread in the node's network namespace.
 func (a *agent) inNamespace(f func() error) error { return a.net.Do(f) }
+
+// begin starts from the plan file, or from the plan that was in force before: then the later one
+// is refused as if it had come just now. refused is why the plan file could not be read.
+func (a *agent) begin(latest readPlan, refused error, before *readPlan) error {
+	if refused == nil {
+		refused = a.start(latest.node)
+	}
+	if _, isPlan := errors.AsType[*PlanError](refused); !isPlan || before == nil {
+		return refused
+	}
+	seen := a.seen
+	a.seen, a.fallsBack = digest(before.content), true
+	err := a.start(before.node)
+	a.seen, a.fallsBack = seen, false
+	if e, isPlan := errors.AsType[*PlanError](err); isPlan {
+		err = e.Err
+	}
+	if err != nil {
+		return fmt.Errorf("%w; nor can the agent start from the plan before it, %s: %w", refused, a.cfg.Fallback, err)
+	}
+	a.again, a.retryAfter, a.refused = latest.content, time.Now().Add(failurePause), latest.node.Revision
+	a.refuse(refused, true)
+	a.tell()
+	return nil
+}
 
 // start applies the first plan, and takes back what it did if it cannot.
 func (a *agent) start(n plan.Node) error {
@@ -292,7 +327,7 @@ func (a *agent) apply(n plan.Node) error {
 
 func (a *agent) applyPlan(n plan.Node) error {
 	before := a.state.get()
-	if err := before.older(n); err != nil {
+	if err := before.older(n); err != nil && !a.fallsBack {
 		if !a.cfg.Force {
 			return fmt.Errorf("%w; take the latest plan, or give the agent --force", err)
 		}
@@ -590,13 +625,47 @@ func (a *agent) refuse(err error, anew bool) {
 	}
 }
 
+// readPlan is a plan as its file has it.
+type readPlan struct {
+	content []byte // nil: it cannot be tried again
+	node    plan.Node
+}
+
 // readPlan reads the plan file and checks whose plan it is.
-func (a *agent) readPlan(ctx context.Context) (plan.Node, error) {
+func (a *agent) readPlan(ctx context.Context) (readPlan, error) {
 	b, err := a.readFile(ctx)
 	if err != nil {
-		return plan.Node{}, &PlanError{a.cfg.PlanFile, err}
+		return readPlan{}, &PlanError{a.cfg.PlanFile, err}
 	}
-	return a.decode(ctx, b)
+	n, err := a.decode(ctx, b)
+	if err != nil {
+		return readPlan{}, err
+	}
+	return readPlan{b, n}, nil
+}
+
+// readFallback reads the plan that was in force before; nil: there is none that can be used.
+func (a *agent) readFallback(ctx context.Context) (*readPlan, error) {
+	if a.cfg.Fallback == "" {
+		return nil, nil
+	}
+	r, err := await.Do(ctx, func() (*readPlan, error) {
+		b, err := planfile.Read(a.cfg.Fallback)
+		if err != nil {
+			return nil, err
+		}
+		n, err := plan.DecodeNode(b)
+		return &readPlan{b, n}, err
+	})
+	switch {
+	case ctx.Err() != nil:
+		return nil, context.Cause(ctx)
+	case err == nil:
+		return r, nil
+	case !errors.Is(err, fs.ErrNotExist):
+		a.cfg.Log.Warn("the plan that was in force before cannot be used", "file", a.cfg.Fallback, "err", err)
+	}
+	return nil, nil
 }
 
 func (a *agent) decode(ctx context.Context, b []byte) (plan.Node, error) {

@@ -626,3 +626,96 @@ func TestAnAgentThatStartsHeedsItsEnd(t *testing.T) {
 		}
 	}
 }
+
+// The plan on disk was replaced by one that the kernel refuses, and the agent starts, perhaps after a reboot.
+func TestAnAgentStartsFromThePlanBeforeIfItCannotFromTheLatest(t *testing.T) {
+	good := r1(t, nil)
+	good.Revision = 1
+	latest := r1(t, func(d *model.Domain) { d.Nodes[0].Locator = netip.MustParsePrefix("fc00:0:0:900::/56") })
+	latest.Revision = 2
+	broken := errors.New("broken")
+	const step = "announce fc00:0:0:900::/56" // of the latest alone
+	prepare := func(t *testing.T) (*node, chan InForce) {
+		n := newNode(t)
+		n.cfg.Fallback = filepath.Join(filepath.Dir(n.cfg.PlanFile), "before.json")
+		n.must(os.WriteFile(n.cfg.Fallback, n.encode(good), 0o600))
+		n.write(n.encode(latest))
+		n.fail(step, broken)
+		reports := make(chan InForce, 10)
+		n.cfg.Report = func(f InForce) { reports <- f }
+		return n, reports
+	}
+	check := func(t *testing.T, n *node, s *started, reports chan InForce) {
+		t.Helper()
+		in := <-reports
+		for in.Refused == 0 {
+			in = <-reports
+		}
+		if in.Revision != 1 || in.Digest != digest(n.encode(good)) || in.Refused != 2 || !strings.Contains(in.Error, "broken") {
+			t.Errorf("reported %+v; want revision 1 in force and 2 refused", in)
+		}
+		if st := s.status(); !st.Ready || !strings.Contains(st.Error, "broken") {
+			t.Errorf("status %+v", st)
+		}
+		n.fail(step, nil)
+		s.eventually("somebody who watches links", func() bool { return n.tell(host.ChangeLinks) == nil })
+		n.log.Wait("the new plan is in force")
+		for in = <-reports; in.Revision != 2; in = <-reports {
+		}
+		if in.Digest != digest(n.encode(latest)) || in.Refused != 0 || in.Error != "" {
+			t.Errorf("reported %+v; want revision 2 in force", in)
+		}
+	}
+	t.Run("refused", func(t *testing.T) {
+		n, reports := prepare(t)
+		check(t, n, n.start(), reports)
+	})
+	t.Run("in the midst of which the agent before died", func(t *testing.T) {
+		n, reports := prepare(t)
+		n.must(os.MkdirAll(n.cfg.RunDir, 0o750))
+		left, err := openState(n.cfg.RunDir)
+		n.must(err)
+		n.must(left.put(stateOf(latest, n.cfg.Instance)))
+		check(t, n, n.start(), reports)
+	})
+	t.Run("damaged", func(t *testing.T) {
+		n, reports := prepare(t)
+		n.write([]byte("{"))
+		s := n.start()
+		if in := <-reports; in.Revision != 1 {
+			t.Errorf("reported %+v", in)
+		}
+		n.log.Wait("the new plan is refused")
+		n.fail(step, nil)
+		n.write(n.encode(latest))
+		n.log.Wait("the new plan is in force")
+		if st := s.status(); st.Error != "" {
+			t.Errorf("status %+v", st)
+		}
+	})
+	for name, c := range map[string]struct {
+		spoil func(n *node)
+		says  []string
+	}{
+		"and that is not there": {func(n *node) { n.must(os.Remove(n.cfg.Fallback)) }, []string{"broken"}},
+		"and that is damaged":   {func(n *node) { n.must(os.WriteFile(n.cfg.Fallback, []byte("{"), 0o600)) }, []string{"broken"}},
+		"nor from that":         {func(n *node) { n.fail("apply", errors.New("too old")) }, []string{"broken", "nor can the agent start from the plan before it", "too old"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n, _ := prepare(t)
+			c.spoil(n)
+			err := run(t.Context(), n.cfg, n.on)
+			if _, is := errors.AsType[*PlanError](err); !is {
+				t.Fatalf("ends with %v", err)
+			}
+			for _, want := range c.says {
+				if !strings.Contains(err.Error(), want) {
+					t.Errorf("ends with %v; want %q in it", err, want)
+				}
+			}
+			if _, err := os.Stat(statePath(n.cfg.RunDir)); !errors.Is(err, fs.ErrNotExist) {
+				t.Errorf("its state is left: %v", err)
+			}
+		})
+	}
+}

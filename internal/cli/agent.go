@@ -47,7 +47,8 @@ to standard output.
 With --controller the plan comes from a controller. The first time, --join is a token that waystamp
 node token has printed there; the key that the node then makes never leaves it. The last plan is kept
 in the state directory: the agent starts from it also when no controller answers, and takes none with a
-lower revision.
+lower revision. If the kernel refuses it, the agent starts from the plan that was in force before, and the
+controller is told why.
 
 A plan holds keys. It is refused if somebody but its owner can read or write the
 file (mode 0600), if the file or its directory belongs to others than root and who
@@ -150,24 +151,17 @@ func (o *agentOptions) runMember(ctx context.Context, cfg agent.Config) error {
 	if err != nil {
 		return err
 	}
-	cfg.PlanFile = m.PlanFile()
+	cfg.PlanFile, cfg.Fallback = m.PlanFile(), m.FallbackFile()
 	cfg.Report = func(f agent.InForce) { m.Report(member.Report(f)) }
 	ctx, cancel := context.WithCancel(ctx)
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return m.Run(ctx) })
 	group.Go(func() error {
 		defer cancel()
-		select {
-		case <-m.Planned():
-		default:
-			cfg.Log.Info("waiting for the first plan of the controller", "controller", o.controller)
-			select {
-			case <-m.Planned():
-			case <-ctx.Done():
-				return nil
-			}
-		}
-		return agent.Run(ctx, cfg)
+		return m.Serve(ctx, func(ctx context.Context) error { return agent.Run(ctx, cfg) }, func(err error) bool {
+			_, refused := errors.AsType[*agent.PlanError](err)
+			return refused
+		})
 	})
 	return group.Wait()
 }

@@ -108,7 +108,7 @@ func (c *Controller) check(ctx context.Context, v *view, w wantedRecord, d model
 	if err != nil {
 		return err
 	}
-	g, err := c.compileDomain(ctx, v, last, w, d, true)
+	g, _, err := c.compileDomain(ctx, v, last, w, d, nil)
 	if err != nil || v.state.Next != 0 {
 		return err
 	}

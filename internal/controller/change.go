@@ -88,13 +88,10 @@ func (c *Controller) commit(ctx context.Context, v *view, what string, t store.T
 	t.If = append(t.If, v.at(keyState))
 	t.Put[keyState] = encode(v.state)
 	if _, err := c.store.Commit(ctx, t); err != nil {
+		c.forget() // it has generations that are not committed
 		return false, time.Time{}, fmt.Errorf("%s: %w", what, err)
 	}
-	live := []uint64{v.state.Now, v.state.Next}
-	for _, o := range v.state.Old {
-		live = append(live, o.Generation)
-	}
-	c.forget(live...)
+	c.forget(v.state.live()...)
 	c.cfg.Log.Info("the domain goes on", "commit", what, "generation", v.state.Generation, "step", string(v.state.Step), "nodes", len(v.state.Waiting))
 	return true, time.Time{}, nil
 }
@@ -127,21 +124,17 @@ func (c *Controller) prepare(ctx context.Context, v *view) error {
 	if err != nil {
 		return err
 	}
-	next, err := c.compile(ctx, v, now, v.wanted, false)
+	next, err := c.compile(ctx, v, now, v.wanted)
 	if err != nil {
 		return err
 	}
 	if err := c.room(ctx, v, next); err != nil {
 		return err
 	}
-	b, err := next.encode()
-	if err != nil {
+	t := store.Txn{Put: map[string][]byte{}, If: []store.Condition{v.at(keyWanted)}}
+	if s.Next, err = c.add(v, next, &t); err != nil {
 		return err
 	}
-	s.Generation++
-	s.Next = s.Generation
-	c.keep(s.Next, next)
-	t := store.Txn{Put: map[string][]byte{keyGeneration(s.Next): b}, If: []store.Condition{v.at(keyWanted)}}
 	if s.Waiting, err = c.plans(ctx, v, &t); err != nil {
 		return err
 	}
@@ -282,47 +275,157 @@ func (s stateRecord) live() (numbers []uint64) {
 	return numbers
 }
 
-// exclude gives all that a revoked node was on fresh secrets, in one step: whatever is under way
-// under the old ones is refused from now on, and so is the change that was being prepared.
+// exclude gives the chains that revoked nodes were on fresh secrets, in one step: whatever is
+// under way under the old ones is refused from now on. It begins from the generations that
+// nodes hold, each of which gets such chains anew and is otherwise as it was: a change that is
+// under way goes on, and waits for whom it waited.
 func (c *Controller) exclude(ctx context.Context, v *view) (bool, time.Time, error) {
 	s := &v.state
-	base := s.Now
-	if s.Next != 0 { // nodes know its epochs, whose numbers must not be given out again
-		base = s.Next
-	}
-	was, err := c.generation(ctx, base)
-	if err != nil {
-		return false, time.Time{}, err
-	}
-	next, err := c.compile(ctx, v, was, wantedRecord{Serial: was.Serial, File: was.File, Deleted: was.Deleted, Rotate: was.Rotated}, true)
-	if err != nil {
-		return false, time.Time{}, fmt.Errorf("exclude %s: %w", strings.Join(v.revoked(), ", "), err)
-	}
-	b, err := next.encode()
-	if err != nil {
-		return false, time.Time{}, err
-	}
 	given := s.live()
-	s.Generation++
-	s.Now, s.Next, s.Old = s.Generation, 0, nil
-	c.keep(s.Now, next)
-	s.Serial, s.Step, s.Since, s.Revoked = was.Serial, stepTurn, c.cfg.Now(), v.revoked()
-	t := store.Txn{Put: map[string][]byte{keyGeneration(s.Now): b}}
+	out := slices.DeleteFunc(v.revoked(), func(n string) bool { return slices.Contains(s.Revoked, n) })
+	t := store.Txn{Put: map[string][]byte{}}
+	if err := c.replace(ctx, v, out, &t); err != nil {
+		return false, time.Time{}, fmt.Errorf("exclude %s: %w", strings.Join(out, ", "), err)
+	}
+	s.Revoked = v.revoked()
 	for _, name := range v.revoked() {
 		t.Delete = append(t.Delete, keyNode(name, partPlan), keyNode(name, partAck), keyPlans+name)
 		delete(v.plans, name)
 		delete(v.acks, name)
 		t.If = append(t.If, v.at(keyNode(name, partID)))
 	}
-	if s.Waiting, err = c.plans(ctx, v, &t); err != nil {
+	changed, err := c.plans(ctx, v, &t)
+	if err != nil {
 		return false, time.Time{}, err
 	}
+	if s.Step == stepNone {
+		s.Step, s.Since, s.Waiting = stepTurn, c.cfg.Now(), nil
+	}
+	waiting := maps.Clone(changed)
+	for name, revision := range s.Waiting {
+		if _, anew := changed[name]; !anew && !v.nodes[name].Revoked {
+			waiting[name] = revision
+		}
+	}
+	s.Waiting = waiting
+	live := s.live()
 	for _, n := range given {
+		if slices.Contains(live, n) {
+			continue
+		}
 		if err := c.giveUp(ctx, v, n, &t); err != nil {
 			return false, time.Time{}, err
 		}
 	}
 	return c.commit(ctx, v, "exclude", t)
+}
+
+// replace puts others in the place of the generations that have chains on the nodes that are
+// out. Secrets that these nodes know are in none of them.
+func (c *Controller) replace(ctx context.Context, v *view, out []string, t *store.Txn) error {
+	s := &v.state
+	now, err := c.generation(ctx, s.Now)
+	if err != nil {
+		return err
+	}
+	is := *s // as the compilations need to see it
+	fresh := chainsOn(now.domain.Paths, out)
+	paths := now.domain.Paths
+	if len(fresh) > 0 {
+		again, err := c.compileAgain(ctx, v, now, paths, fresh)
+		if err != nil {
+			return err
+		}
+		paths = again.domain.Paths
+		if is.Now, err = c.add(v, again, t); err != nil {
+			return err
+		}
+	}
+	if s.Next != 0 {
+		next, err := c.generation(ctx, s.Next)
+		if err != nil {
+			return err
+		}
+		// Fresh secrets of Now serve here, too, but for paths that Now has not.
+		var last []plan.Path
+		anew, only := map[uint32]bool{}, map[string]bool{}
+		for _, p := range paths {
+			if fresh[p.Chain] {
+				last, anew[p.Path] = append(last, p), true
+			}
+		}
+		for _, p := range next.domain.Paths {
+			if !anew[p.Path] {
+				last, only[p.Chain] = append(last, p), true
+			}
+		}
+		also := chainsOn(next.domain.Paths, out)
+		maps.DeleteFunc(also, func(chain string, _ bool) bool { return fresh[chain] && !only[chain] })
+		if len(fresh) > 0 || len(also) > 0 {
+			again, err := c.compileAgain(ctx, v, next, last, also, paths...)
+			if err != nil {
+				return err
+			}
+			if is.Next, err = c.add(v, again, t); err != nil {
+				return err
+			}
+		}
+	}
+	is.Old = nil
+	for _, o := range s.Old {
+		g, err := c.generation(ctx, o.Generation)
+		if err != nil {
+			return err
+		}
+		if gone := chainsOn(g.domain.Paths, out); len(gone) > 0 {
+			rest := &generation{g.generationRecord, g.domain.Drop(func(chain string) bool { return gone[chain] })}
+			if o.Generation, err = c.add(v, rest, t); err != nil {
+				return err
+			}
+		}
+		is.Old = append(is.Old, o)
+	}
+	is.Generation = s.Generation
+	*s = is
+	return nil
+}
+
+// compileAgain compiles what a generation was made from, without the nodes that are out, and
+// with fresh secrets for some chains. last are the paths that it goes on from, and more those
+// of another generation that is being made.
+func (c *Controller) compileAgain(ctx context.Context, v *view, g *generation, last []plan.Path, fresh map[string]bool, more ...plan.Path) (*generation, error) {
+	from := &generation{g.generationRecord, &plan.Domain{Paths: last}}
+	w := wantedRecord{Serial: g.Serial, File: g.File, Deleted: g.Deleted, Rotate: g.Rotated}
+	d, err := c.domainOf(ctx, w)
+	if err != nil {
+		return nil, err
+	}
+	again, _, err := c.compileDomain(ctx, v, from, w, d, fresh, more...)
+	return again, err
+}
+
+// add puts a generation into the transaction, and returns its number.
+func (c *Controller) add(v *view, g *generation, t *store.Txn) (uint64, error) {
+	b, err := g.encode()
+	if err != nil {
+		return 0, err
+	}
+	v.state.Generation++
+	n := v.state.Generation
+	t.Put[keyGeneration(n)] = b
+	c.keep(n, g)
+	return n, nil
+}
+
+// chainsOn are the chains of which some path passes one of the nodes.
+func chainsOn(paths []plan.Path, nodes []string) map[string]bool {
+	chains := map[string]bool{}
+	for _, p := range paths {
+		if slices.ContainsFunc(nodes, func(n string) bool { return on(p, n) }) {
+			chains[p.Chain] = true
+		}
+	}
+	return chains
 }
 
 // keep has a generation that is being committed in memory.
@@ -438,41 +541,43 @@ func digest(b []byte) string {
 // errWait means that a request has to wait until other epochs are gone.
 var errWait = errors.New("it waits")
 
-// compile makes the next generation from the one before and what is wanted. urgent: without
-// errWait.
-func (c *Controller) compile(ctx context.Context, v *view, last *generation, w wantedRecord, urgent bool) (*generation, error) {
-	var file fileRecord
-	if err := c.record(ctx, keyFile(w.File), &file); err != nil {
-		return nil, err
-	}
-	m, err := parse(file)
+// compile makes the next generation from the one before and what is wanted.
+func (c *Controller) compile(ctx context.Context, v *view, last *generation, w wantedRecord) (*generation, error) {
+	d, err := c.domainOf(ctx, w)
 	if err != nil {
 		return nil, err
 	}
-	return c.compileDomain(ctx, v, last, w, m.Domain, urgent)
+	g, held, err := c.compileDomain(ctx, v, last, w, d, nil)
+	if err != nil {
+		return nil, err
+	}
+	return g, mayHave(last.domain, g.domain, v.state, held)
 }
 
-func (c *Controller) compileDomain(ctx context.Context, v *view, last *generation, w wantedRecord, d model.Domain, urgent bool) (*generation, error) {
-	d.Chains = slices.DeleteFunc(slices.Clone(d.Chains), func(ch model.Chain) bool { return slices.Contains(w.Deleted, ch.Name) })
-	revoked := v.revoked()
-	blocked := block(&d, revoked)
-
-	fresh := map[string]bool{}
-	for _, p := range last.domain.Paths {
-		for _, name := range revoked {
-			if !slices.Contains(v.state.Revoked, name) && on(p, name) {
-				fresh[p.Chain] = true
-			}
-		}
+// domainOf is what the file of a request says.
+func (c *Controller) domainOf(ctx context.Context, w wantedRecord) (model.Domain, error) {
+	var file fileRecord
+	if err := c.record(ctx, keyFile(w.File), &file); err != nil {
+		return model.Domain{}, err
 	}
-	var also []plan.Path
+	m, err := parse(file)
+	return m.Domain, err
+}
+
+// compileDomain compiles a domain behind another generation. Chains in fresh get other
+// secrets though nothing else changes, as those do that a request rotates. Epochs and SIDs that nodes hold, and
+// those of more, are not given out again. It returns which epochs some node may hold.
+func (c *Controller) compileDomain(ctx context.Context, v *view, last *generation, w wantedRecord, d model.Domain, fresh map[string]bool, more ...plan.Path) (*generation, map[pathEpoch]bool, error) {
+	d.Chains = slices.DeleteFunc(slices.Clone(d.Chains), func(ch model.Chain) bool { return slices.Contains(w.Deleted, ch.Name) })
+	blocked := block(&d, v.revoked())
+	live := slices.Clone(more)
 	held := map[pathEpoch]bool{}
 	for _, n := range v.state.live() {
 		g, err := c.generation(ctx, n)
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
-		also = append(also, g.domain.Paths...)
+		live = append(live, g.domain.Paths...)
 		for _, p := range g.domain.Paths {
 			held[pathEpoch{p.Path, p.Epoch}] = true
 		}
@@ -483,20 +588,18 @@ func (c *Controller) compileDomain(ctx context.Context, v *view, last *generatio
 		}
 	}
 	keys := plan.NewKeyring(rand.Reader, last.domain.Paths)
-	keys.KeepSIDs(also...)
+	keys.KeepSIDs(live...)
+	keys.Beyond(live...)
 	keys.Rotate(func(chain string) bool { return fresh[chain] || w.Rotate[chain] > last.Rotated[chain] })
 	out, err := plan.Compile(d, keys)
 	if err != nil {
-		return nil, err
-	}
-	if err := mayHave(last.domain, out, v.state, held); err != nil && !urgent {
-		return nil, err
+		return nil, nil, err
 	}
 	g := &generation{domain: out.Without(func(chain string) bool { return blocked[chain] != "" })}
 	g.generationRecord = generationRecord{
 		Serial: w.Serial, File: w.File, Deleted: w.Deleted, Rotated: w.Rotate, Blocked: blocked, Drain: c.cfg.Drain + longestLifetime(d),
 	}
-	return g, nil
+	return g, held, nil
 }
 
 // mayHave is errWait if some node may hold an epoch under other secrets, or too much drains.

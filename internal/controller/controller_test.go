@@ -360,6 +360,141 @@ func TestARevocationDoesNotWaitForAChange(t *testing.T) {
 	}
 }
 
+// twoChains is a domain whose chain web needs r2 and whose chain mail does not.
+var twoChains = edit(file,
+	"functions:\n", `  - {name: r5, address: "fc00:5::1", locator: "fc00:0:0:500::/56", cpus: 2, interfaces: [{name: r5-r1, role: core}, {name: r5-r3, role: core}]}`+
+		"\nfunctions:\n  - {name: av, node: r5, kind: forward}\n",
+	", direction: both", "") +
+	`  - {name: mail, ingress: [r1], functions: [av], egress: r3, match: {destination: "2001:db8:25::/48"}}` + "\n"
+
+// A node is away, and a change waits for it. Another one is revoked meanwhile: what that one was on gets
+// fresh secrets at once, and chains that it was not on lose no packet.
+func TestARevocationInTheMidstOfAChangeLeavesOtherChainsAlone(t *testing.T) {
+	for _, c := range []struct {
+		away string // what the change waits for
+		step step
+	}{{"r5", stepPrepare}, {"r1", stepTurn}} {
+		t.Run(string(c.step), func(t *testing.T) {
+			w := newWorld(t)
+			w.drain = time.Second
+			w.start()
+			agents := map[string]*fake{}
+			names := []string{"r1", "r2", "r3", "r5"}
+			for _, name := range names {
+				agents[name] = w.join(name)
+			}
+			w.until("settled", settled(w.apply(twoChains)))
+			agents[c.away].stop()
+			serial := w.rotate()
+			waits := func(s *v1.State) bool {
+				return s.Step == string(c.step) && slices.Equal(s.WaitingFor, []string{c.away})
+			}
+			w.until(c.away+" is waited for", waits)
+			_, err := w.admin.Revoke(t.Context(), connect.NewRequest(&v1.RevokeRequest{Node: "r2"}))
+			w.must(err)
+			chain := func(s *v1.State, name string) string {
+				return s.Chains[slices.IndexFunc(s.Chains, func(ch *v1.ChainState) bool { return ch.Name == name })].State
+			}
+			w.until("r2 is out", func(s *v1.State) bool {
+				return chain(s, "web") == chainBlocked && waits(s) && nodeIn(s, "r3").State == nodeReady
+			})
+			// No secret of web that r2 had is good for anything.
+			if _, takes := epochsOf(agents["r3"].now(), "web"); !slices.Equal(takes, []uint8{3}) {
+				t.Errorf("r3 takes epochs %v of web, want 3", takes)
+			}
+			// What r1 sends of mail is taken all the way, as it was before.
+			sends, _ := epochsOf(agents["r1"].now(), "mail")
+			if !slices.Equal(sends, []uint8{1}) {
+				t.Errorf("r1 sends epochs %v of mail, want 1: the change has not ended", sends)
+			}
+			for _, name := range []string{"r3", "r5"} {
+				if _, takes := epochsOf(agents[name].now(), "mail"); !slices.Contains(takes, 1) {
+					t.Errorf("%s takes epochs %v of mail, and r1 sends 1", name, takes)
+				}
+			}
+			agents[c.away].run("")
+			s := w.until("settled", settled(serial))
+			if chain(s, "mail") != chainActive || chain(s, "web") != chainBlocked {
+				t.Errorf("chains %v", s.Chains)
+			}
+			w.until("drained", drained)
+			if sends, _ := epochsOf(agents["r1"].now(), "mail"); !slices.Equal(sends, []uint8{2}) {
+				t.Errorf("r1 sends epochs %v of mail, want 2", sends)
+			}
+			at := func(name string) plan.Node { return agents[name].now() }
+			if n := w.accepted(at, "r1", "r3", "r5"); n != 1 {
+				t.Errorf("%d paths are sent into, want that of mail", n)
+			}
+			oneSecretEach(t, agents)
+			// The epochs that were given up are forgotten in the end, and a chain turns again.
+			w.until("rotated", settled(w.rotate()))
+		})
+	}
+}
+
+// A chain that comes with the change goes on to come without the node.
+func TestARevocationInTheMidstOfAChangeIsOfTheChainsThatComeToo(t *testing.T) {
+	w, agents := domain(t)
+	r5 := w.join("r5")
+	agents["r5"] = r5
+	r5.hush()
+	// web moves to r5, and a chain comes that passes r2.
+	next := edit(twoChains, "{name: fw, node: r2, kind: forward}", "{name: fw, node: r5, kind: forward}", "{name: av, node: r5, kind: forward}", "{name: av, node: r2, kind: forward}",
+		"egress: r3, match: {destination: \"2001:db8:3::/48\"}", "egress: r3, direction: both, match: {destination: \"2001:db8:3::/48\"}")
+	serial := w.apply(next)
+	w.until("r5 is waited for", func(s *v1.State) bool { return slices.Equal(s.WaitingFor, []string{"r5"}) })
+	_, err := w.admin.Revoke(t.Context(), connect.NewRequest(&v1.RevokeRequest{Node: "r2"}))
+	w.must(err)
+	w.until("web is blocked", func(s *v1.State) bool {
+		return s.Chains[0].State == chainBlocked && nodeIn(s, "r1").State == nodeReady && nodeIn(s, "r3").State == nodeReady
+	})
+	if len(agents["r1"].now().Headends) != 0 {
+		t.Errorf("r1 starts %v", agents["r1"].now().Headends)
+	}
+	r5.speak()
+	s := w.until("settled", settled(serial))
+	if len(s.Chains) != 2 || s.Chains[0].State != chainActive || s.Chains[1].State != chainBlocked {
+		t.Errorf("chains %v; want web on r5, and mail blocked", s.Chains)
+	}
+	w.until("drained", drained)
+	at := func(name string) plan.Node { return agents[name].now() }
+	if n := w.accepted(at, "r1", "r3", "r5"); n != 2 {
+		t.Errorf("%d paths are sent into, want those of web", n)
+	}
+	oneSecretEach(t, agents)
+}
+
+// oneSecretEach holds that no epoch's number was used under two secrets, by what agents were sent.
+func oneSecretEach(t *testing.T, agents map[string]*fake) {
+	t.Helper()
+	secrets := map[string]string{} // by path, epoch and position
+	for name, a := range agents {
+		for _, p := range a.plans() {
+			hold := func(id plan.PathID, position int, key []byte) {
+				at := fmt.Sprint(id.Path, " epoch ", id.Epoch, " position ", position)
+				if was, ok := secrets[at]; ok && was != string(key) {
+					t.Errorf("%s: %s: %s has two secrets", name, id, at)
+				}
+				secrets[at] = string(key)
+			}
+			for _, h := range p.Headends {
+				hold(h.PathID, 0, h.Share.Key[:])
+			}
+			for _, e := range p.Endpoints {
+				hold(e.PathID, int(e.Share.Position), e.Share.Key[:])
+			}
+			for _, e := range p.Egresses {
+				for i, k := range e.Verifier.Keys {
+					hold(e.PathID, i, k[:])
+				}
+			}
+		}
+	}
+	if len(secrets) == 0 {
+		t.Error("no agent was sent a secret")
+	}
+}
+
 func TestAChainIsBlockedThatCannotBeWithoutTheNode(t *testing.T) {
 	domain := func() *model.Domain {
 		return &model.Domain{

@@ -81,8 +81,12 @@ type Member struct {
 	reports chan struct{} // a report is new
 	have    plan.Node     // of the plan file; Revision 0: there is none
 	digest  string
+	inForce bool          // it is
 	planned chan struct{} // closed with the first plan on disk
 	first   sync.Once     // closes planned
+	arrived chan struct{} // a plan is new on disk
+
+	files sync.Mutex // of the two plan files; taken before mu
 }
 
 // identityFile is a node's identity on disk.
@@ -128,7 +132,7 @@ func Open(cfg Config) (*Member, error) {
 	if cfg.Now == nil {
 		cfg.Now = time.Now
 	}
-	m := &Member{cfg: cfg, reports: make(chan struct{}, 1), planned: make(chan struct{})}
+	m := &Member{cfg: cfg, reports: make(chan struct{}, 1), planned: make(chan struct{}), arrived: make(chan struct{}, 1)}
 	if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {
 		return nil, fmt.Errorf("make the directory of the node's identity: %w", err)
 	}
@@ -181,6 +185,10 @@ func (m *Member) identityPath() string { return filepath.Join(m.cfg.Dir, "identi
 
 // PlanFile is where the node's plan is.
 func (m *Member) PlanFile() string { return filepath.Join(m.cfg.Dir, "plan.json") }
+
+// FallbackFile is where the plan is that was in force last, while the one in PlanFile has not
+// been yet.
+func (m *Member) FallbackFile() string { return filepath.Join(m.cfg.Dir, "plan-before.json") }
 
 // Planned is closed when the plan file is there.
 func (m *Member) Planned() <-chan struct{} { return m.planned }
@@ -271,11 +279,75 @@ func replace(name string, b []byte) error {
 	if err != nil {
 		return errors.Join(err, os.Remove(tmp.Name()))
 	}
+	return syncDir(dir)
+}
+
+// syncDir makes names in a directory last.
+func syncDir(dir string) error {
 	d, err := os.Open(dir)
 	if err != nil {
 		return err
 	}
 	return errors.Join(d.Sync(), d.Close())
+}
+
+// keepPlan puts a plan in the place of the one before. That one is kept beside it if it is in
+// force, or if no other is kept: until the new one is in force, the agent can start from it.
+func (m *Member) keepPlan(n plan.Node, digest string, b []byte) error {
+	m.files.Lock()
+	defer m.files.Unlock()
+	m.mu.Lock()
+	had, inForce := m.have.Revision != 0, m.inForce
+	m.mu.Unlock()
+	if _, err := os.Lstat(m.FallbackFile()); had && (inForce || errors.Is(err, fs.ErrNotExist)) {
+		if err := link(m.PlanFile(), m.FallbackFile()); err != nil {
+			return fmt.Errorf("keep the plan before it: %w", err)
+		}
+	}
+	if err := replace(m.PlanFile(), b); err != nil { // and this makes both names last
+		return fmt.Errorf("keep it: %w", err)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.have, m.digest, m.inForce = n, digest, false
+	return nil
+}
+
+// link gives a file a second name, in the place of what has it; or copies it, where the file
+// system has no links.
+func link(file, name string) error {
+	tmp := name + ".new"
+	if err := os.Remove(tmp); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if err := os.Link(file, tmp); err == nil {
+		return os.Rename(tmp, name)
+	}
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return err
+	}
+	return replace(name, b)
+}
+
+// settle forgets the plan before if the one on disk is in force: its secrets are void.
+func (m *Member) settle(r Report) {
+	m.files.Lock()
+	defer m.files.Unlock()
+	m.mu.Lock()
+	m.inForce = r.Revision != 0 && r.Revision == m.have.Revision && r.Digest == m.digest
+	inForce := m.inForce
+	m.mu.Unlock()
+	if !inForce {
+		return
+	}
+	err := os.Remove(m.FallbackFile())
+	if err == nil {
+		err = syncDir(m.cfg.Dir)
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		m.cfg.Log.Error("the plan before, which is void, cannot be removed", "err", err)
+	}
 }
 
 // client calls the controller over one set of connections; close ends them.
@@ -531,13 +603,14 @@ func (m *Member) receive(r *v1.PlansResponse, name string) error {
 	case n.Revision < have.Revision:
 		return fmt.Errorf("%w: revision %d, and that has %d; if the controller's records are of a backup, remove %s by hand", ErrOlder, n.Revision, have.Revision, m.PlanFile())
 	}
-	if err := replace(m.PlanFile(), r.Plan); err != nil {
-		return fmt.Errorf("keep it: %w", err)
+	if err := m.keepPlan(n, r.Digest, r.Plan); err != nil {
+		return err
 	}
-	m.mu.Lock()
 	m.first.Do(func() { close(m.planned) })
-	m.have, m.digest = n, r.Digest
-	m.mu.Unlock()
+	select {
+	case m.arrived <- struct{}{}:
+	default:
+	}
 	if m.cfg.Received != nil {
 		m.cfg.Received(n, r.Digest)
 	}
@@ -553,8 +626,44 @@ func (m *Member) refuse(revision uint64, err error) {
 	m.Report(r)
 }
 
+// Serve runs the agent from the first plan on, until it ends. If it cannot start from
+// the plans on disk, as refused tells of its error, the controller is told why, and the agent is run again with the next
+// plan, or in a while: what the machine lacks may come.
+func (m *Member) Serve(ctx context.Context, agent func(context.Context) error, refused func(error) bool) error {
+	select {
+	case <-m.planned:
+	default:
+		m.cfg.Log.Info("waiting for the first plan of the controller", "controller", m.cfg.Controller)
+	}
+	select {
+	case <-m.planned:
+	case <-ctx.Done():
+		return nil
+	}
+	for {
+		select {
+		case <-m.arrived: // the agent reads it
+		default:
+		}
+		have, _ := m.onDisk()
+		err := agent(ctx)
+		if err == nil || ctx.Err() != nil || !refused(err) {
+			return err
+		}
+		m.cfg.Log.Error("the agent cannot start from its plan; it waits for another one", "revision", have.Revision, "err", err)
+		m.Report(Report{Refused: have.Revision, Error: err.Error()})
+		select {
+		case <-m.arrived:
+		case <-time.After(jitter(pauseMax)):
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
 // Report is what the kernel holds from now on; the controller is told as soon as it can be.
 func (m *Member) Report(r Report) {
+	m.settle(r)
 	m.mu.Lock()
 	m.report = r
 	m.mu.Unlock()

@@ -6,6 +6,7 @@ import (
 	"crypto/rand"
 	"crypto/x509"
 	"errors"
+	"io/fs"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -172,4 +173,63 @@ func TestPausesAreSpread(t *testing.T) {
 	if len(seen) < 90 {
 		t.Errorf("of 100 pauses %d differ", len(seen))
 	}
+}
+
+// revisionAt is that of a plan file; 0: it is not there.
+func revisionAt(t *testing.T, name string) uint64 {
+	t.Helper()
+	b, err := os.ReadFile(name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return 0
+	}
+	must(t, err)
+	n, err := plan.DecodeNode(b)
+	must(t, err)
+	return n.Revision
+}
+
+// Until a plan is in force, the last one that was stays on disk; then its secrets are void.
+func TestThePlanBeforeStaysUntilTheNextIsInForce(t *testing.T) {
+	cfg := joined(t, "r1")
+	m, err := Open(cfg)
+	must(t, err)
+	receive := func(revision, before uint64) {
+		t.Helper()
+		must(t, m.receive(planOf(t, "r1", revision), "r1"))
+		if now, have := revisionAt(t, m.PlanFile()), revisionAt(t, m.FallbackFile()); now != revision || have != before {
+			t.Errorf("received %d: the plan on disk is %d, the one before %d, want %d", revision, now, have, before)
+		}
+	}
+	report := func(r Report, before uint64) {
+		t.Helper()
+		m.Report(r)
+		if have := revisionAt(t, m.FallbackFile()); have != before {
+			t.Errorf("reported %+v: the plan before is %d, want %d", r, have, before)
+		}
+	}
+	inForce := func(revision uint64) Report {
+		return Report{Revision: revision, Digest: planOf(t, "r1", revision).Digest}
+	}
+	receive(5, 0)
+	report(inForce(5), 0)
+	receive(6, 5)
+	refused := inForce(5)
+	refused.Refused, refused.Error = 6, "no room"
+	report(refused, 5)
+	receive(7, 5) // and not 6, which was never in force
+	m, err = Open(cfg)
+	must(t, err)
+	report(inForce(5), 5) // the agent has started from it
+	receive(8, 5)
+	report(Report{Revision: 8, Digest: "another file's"}, 5)
+	report(inForce(8), 0)
+	receive(9, 8)
+	if info, err := os.Stat(m.FallbackFile()); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("mode %v, %v", info.Mode(), err)
+	}
+	// An agent that was killed before it said anything: 9 may be in force.
+	m, err = Open(cfg)
+	must(t, err)
+	must(t, os.Remove(m.FallbackFile()))
+	receive(10, 9)
 }

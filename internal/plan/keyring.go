@@ -23,6 +23,8 @@ type Keyring struct {
 	rotate func(chain string) bool
 	keep   bool   // no SID of the last compilation is given to another path, or place
 	also   []Path // nor are those of these
+
+	beyond map[uint32][]uint8 // by path: epochs before which none is given out any more
 }
 
 // direction names a path by what the operator wrote.
@@ -50,6 +52,14 @@ func (k *Keyring) KeepSIDs(also ...Path) { k.keep, k.also = true, also }
 
 // Rotate gives paths of these chains the next epoch and fresh secrets though nothing changes.
 func (k *Keyring) Rotate(chain func(name string) bool) { k.rotate = chain }
+
+// Beyond gives fresh secrets an epoch later than any that the same path has in these.
+func (k *Keyring) Beyond(paths ...Path) {
+	k.beyond = map[uint32][]uint8{}
+	for _, p := range paths {
+		k.beyond[p.Path] = append(k.beyond[p.Path], p.Epoch)
+	}
+}
 
 // kept are the SIDs that nothing new may have.
 func (k *Keyring) kept() map[netip.Addr]bool {
@@ -101,6 +111,11 @@ func (k *Keyring) secrets(p *Path) error {
 			return nil
 		}
 		p.Epoch = last.Epoch + 1 // after 255 comes 0
+		for _, e := range k.beyond[p.Path] {
+			if int8(e-p.Epoch) >= 0 {
+				p.Epoch = e + 1
+			}
+		}
 	}
 	var err error
 	p.Shares, p.Verifier, err = pot.Generate(k.random, p.Scheme, len(p.Hops))

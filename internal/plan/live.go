@@ -162,3 +162,35 @@ func (d *Domain) Without(blocked func(chain string) bool) *Domain {
 	}
 	return out
 }
+
+// Drop is a domain without the paths of chains of these names, as if those had never been in
+// it. What nodes and functions are otherwise stays.
+func (d *Domain) Drop(chain func(name string) bool) *Domain {
+	out := &Domain{Block: d.Block}
+	for _, p := range d.Paths {
+		if !chain(p.Chain) {
+			out.Paths = append(out.Paths, p)
+		}
+	}
+	for _, n := range d.Nodes {
+		heads, visits, ends := n.Headends, n.Endpoints, n.Egresses
+		n.Headends, n.Endpoints, n.Egresses = nil, nil, nil
+		for _, h := range heads {
+			if !chain(h.Chain) {
+				n.Headends = append(n.Headends, h)
+			}
+		}
+		for _, e := range visits {
+			if !chain(e.Chain) {
+				n.Endpoints = append(n.Endpoints, e)
+			}
+		}
+		for _, e := range ends {
+			if !chain(e.Chain) {
+				n.Egresses = append(n.Egresses, e)
+			}
+		}
+		out.Nodes = append(out.Nodes, n)
+	}
+	return out
+}

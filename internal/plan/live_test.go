@@ -1,11 +1,14 @@
 package plan
 
 import (
+	"crypto/rand"
 	"slices"
 	"strings"
 	"testing"
 
 	"pgregory.net/rapid"
+
+	"github.com/waystamp/waystamp/internal/model"
 )
 
 // Three domains in a row, the first of which still drains when the third is prepared and turned
@@ -146,4 +149,25 @@ func TestABlockedChainIsStillRequiredAtItsEgress(t *testing.T) {
 			}
 		}
 	})
+}
+
+// Nodes may hold later epochs of a path than those that a compilation goes on from.
+func TestFreshSecretsGetAnEpochBeyondAllThatNodesHold(t *testing.T) {
+	for _, c := range []struct {
+		last uint8
+		held []uint8
+		want uint8
+	}{{1, nil, 2}, {1, []uint8{1}, 2}, {1, []uint8{2}, 3}, {1, []uint8{5, 2, 1}, 6}, {3, []uint8{1, 2}, 4}, {255, []uint8{1, 0}, 2}, {254, []uint8{255}, 0}, {2, []uint8{250}, 3}} {
+		p := Path{PathID: PathID{Path: 7, Epoch: c.last, Chain: "web", Scheme: model.SchemeKeyed}, Hops: make([]Hop, 3)}
+		keys := NewKeyring(rand.Reader, []Path{p})
+		keys.Rotate(func(string) bool { return true })
+		held := []Path{{PathID: PathID{Path: 8, Epoch: 100}}}
+		for _, e := range c.held {
+			held = append(held, Path{PathID: PathID{Path: 7, Epoch: e}})
+		}
+		keys.Beyond(held...)
+		if err := keys.secrets(&p); err != nil || p.Epoch != c.want {
+			t.Errorf("behind epoch %d, with %v held: %d, %v; want %d", c.last, c.held, p.Epoch, err, c.want)
+		}
+	}
 }

@@ -297,6 +297,27 @@ func TestRefusedPlanIsTriedAgainWhenAnInterfaceComes(t *testing.T) {
 	}
 }
 
+// After a reboot nothing is in the kernel, and the latest plan does not go.
+func TestPlanBeforeGuardsWhileTheLatestDoesNotGo(t *testing.T) {
+	b := newBed(t)
+	b.cfg.Fallback = b.cfg.PlanFile + ".before"
+	b.writePlan(b.nodes["r1"])
+	b.must(os.Rename(b.cfg.PlanFile, b.cfg.Fallback))
+	n := b.nodes["r1"]
+	n.Interfaces = append(slices.Clone(n.Interfaces), model.Interface{Name: "late", Role: model.RoleCore})
+	b.writePlan(n)
+	r := b.start()
+	b.log.Wait("the new plan is refused")
+	if s := r.status(); !strings.Contains(s.Error, "late") || len(s.Interfaces) != 2 || !s.Interfaces[0].TC || !s.Interfaces[1].TC {
+		t.Errorf("status %+v; want the plan before in force, and the error", s)
+	}
+	b.must(b.net.AddVeth(host.Veth{Name: "late", PeerName: "late-peer"}))
+	b.log.Wait("the new plan is in force")
+	if s := r.status(); s.Error != "" || len(s.Interfaces) != 3 || !s.Interfaces[2].TC {
+		t.Errorf("status %+v", s)
+	}
+}
+
 func TestInterfaceThatIsMadeAnewIsGuardedAtOnce(t *testing.T) {
 	b := newBed(t)
 	b.writePlan(b.nodes["r1"])
