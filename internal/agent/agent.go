@@ -165,7 +165,8 @@ type agent struct {
 
 	fallsBack bool // the plan that is being applied was in force before a later one was tried
 
-	noSIDs bool // no SID is announced, and none is to be
+	noSIDs       bool // no SID is announced, and none is to be
+	noNeighbours bool // none are kept, and the plan has no labels
 
 	refused uint64   // the revision of the plan that was refused last; 0: none since one is in force
 	told    *InForce // by Report
@@ -394,6 +395,7 @@ func (a *agent) applyPlan(n plan.Node) error {
 		a.fail(failedFilters, notRemoved)
 	}
 	a.report(degraded)
+	a.keepNeighbours()
 	a.lookAtForwarding()
 	return nil
 }
@@ -445,6 +447,7 @@ func (a *agent) serve(ctx context.Context, l *listener, changes *fileWatch) erro
 	links := make(chan struct{}, 1)
 	plans := make(chan struct{}, 1)
 	settings := make(chan struct{}, 1)
+	routes := make(chan struct{}, 1)
 	pins := make(chan struct{}, 1)
 
 	group.Go(func() error { return a.dp.Events(ctx, a.log.add) })
@@ -475,6 +478,12 @@ func (a *agent) serve(ctx context.Context, l *listener, changes *fileWatch) erro
 		}
 		return a.net.Watch(ctx, kinds, func() error {
 			notify(links)
+			return nil
+		})
+	})
+	group.Go(func() error {
+		return a.net.Watch(ctx, host.ChangeLinks|host.ChangeRoutes, func() error {
+			notify(routes)
 			return nil
 		})
 	})
@@ -517,6 +526,8 @@ func (a *agent) serve(ctx context.Context, l *listener, changes *fileWatch) erro
 				a.followPlan(ctx)
 			case <-links:
 				a.lookAgain(ctx)
+			case <-routes:
+				a.keepNeighbours()
 			case <-settings:
 				a.lookAtForwarding()
 			case <-a.streams.wakeUp:
@@ -542,6 +553,7 @@ func (a *agent) serve(ctx context.Context, l *listener, changes *fileWatch) erro
 				a.followPlan(ctx)
 				a.retry(ctx)
 				a.reconcile()
+				a.keepNeighbours()
 				a.sweepConnections()
 				notify(pins)
 			}

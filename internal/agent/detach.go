@@ -71,6 +71,8 @@ func Detach(cfg Config) (_ Detached, err error) {
 		out.SIDs += sids
 		errs = append(errs, err, n.WithdrawLocator(l))
 	}
+	_, _, err = n.ManageNeighbours(nil)
+	errs = append(errs, err)
 	for _, f := range s.Filters {
 		errs = append(errs, removeFilter(kernelFilter{n}, f, nil))
 	}

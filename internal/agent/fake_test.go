@@ -29,8 +29,10 @@ type fakeMachine struct {
 
 	locators []netip.Prefix
 	sids     []netip.Prefix
-	others   []host.Route // to SIDs
-	gone     []string     // functions
+	others   []host.Route                // to SIDs
+	gone     []string                    // functions
+	hops     map[string][]host.Neighbour // by address
+	managed  []host.Neighbour
 	cutters  []string
 	links    map[string]host.Link
 	sysctls  map[string]string
@@ -187,6 +189,30 @@ func (n fakeNet) WithdrawLocator(l netip.Prefix) error {
 		n.f.locators = slices.DeleteFunc(n.f.locators, func(o netip.Prefix) bool { return o == l })
 	})
 	return nil
+}
+
+func (n fakeNet) NextHops(to netip.Addr) ([]host.Neighbour, error) {
+	n.f.mu.Lock()
+	defer n.f.mu.Unlock()
+	if err := n.f.fails["next hops to "+to.String()]; err != nil {
+		return nil, err
+	}
+	hops, ok := n.f.hops[to.String()]
+	if !ok {
+		return nil, host.ErrNoWay
+	}
+	return hops, nil
+}
+
+func (n fakeNet) ManageNeighbours(want []host.Neighbour) (added, removed int, err error) {
+	if len(want)+len(n.f.managed) == 0 {
+		return 0, 0, nil // nothing is changed
+	}
+	if err := n.f.step("manage neighbours %d", len(want)); err != nil {
+		return 0, 0, err
+	}
+	n.f.set(func() { n.f.managed = want })
+	return 0, 0, nil
 }
 
 func (n fakeNet) SIDs(locator netip.Prefix) (announced []netip.Prefix, others []host.Route, err error) {

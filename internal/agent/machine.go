@@ -54,6 +54,7 @@ type network interface {
 	AnnounceLocator(locator netip.Prefix) error
 	WithdrawLocator(locator netip.Prefix) error
 	sidRoutes
+	neighbours
 
 	CutOnSend(name string) error
 	EnsureCutter(c host.Cutter) (made bool, err error)

@@ -58,6 +58,21 @@ func carriesIPv4(n plan.Node) bool {
 		slices.ContainsFunc(n.Egresses, func(e plan.Egress) bool { return ipv4(e.Match) })
 }
 
+// labelsByIPv4: packets with labels take routes of IPv4, and the kernel tells programs of these
+// where it forwards IPv4 alone.
+func labelsByIPv4(n plan.Node) bool {
+	return n.MPLS != nil && slices.ContainsFunc(n.MPLS.Nodes, func(to plan.MPLSNode) bool { return to.Address.Is4() })
+}
+
+// withoutIPv6: nothing of the node's core is of IPv6.
+func withoutIPv6(n plan.Node) bool {
+	other := func(p plan.PathID) bool { return !p.OverLabels() }
+	return labelsByIPv4(n) && !slices.ContainsFunc(n.MPLS.Nodes, func(to plan.MPLSNode) bool { return !to.Address.Is4() }) &&
+		!slices.ContainsFunc(n.Headends, func(h plan.Headend) bool { return other(h.PathID) }) &&
+		!slices.ContainsFunc(n.Endpoints, func(e plan.Endpoint) bool { return other(e.PathID) }) &&
+		!slices.ContainsFunc(n.Egresses, func(e plan.Egress) bool { return other(e.PathID) })
+}
+
 // setting reads a setting of an interface; false: the interface is not there.
 func setting(net Network, version, name, key string) (value string, there bool, err error) {
 	value, err = net.Sysctl("net/" + version + "/conf/" + name + "/" + key)
@@ -71,7 +86,7 @@ func setting(net Network, version, name, key string) (value string, there bool, 
 // told of no way.
 func forwarding(net Network, n plan.Node) (out []Finding) {
 	versions := []string{"ipv6"}
-	if carriesIPv4(n) {
+	if carriesIPv4(n) || labelsByIPv4(n) {
 		versions = append(versions, "ipv4")
 	}
 	for _, name := range forwards(n) {
@@ -95,6 +110,9 @@ func forwarding(net Network, n plan.Node) (out []Finding) {
 
 // ipv6: an interface without IPv6 has no link-local address, and takes no packet of a chain.
 func ipv6(net Network, n plan.Node) (out []Finding) {
+	if withoutIPv6(n) {
+		return nil
+	}
 	for _, i := range n.Interfaces {
 		if i.Role != model.RoleCore {
 			continue

@@ -1,0 +1,70 @@
+package agent
+
+import (
+	"errors"
+	"io"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/waystamp/waystamp/internal/host"
+	"github.com/waystamp/waystamp/internal/plan"
+)
+
+func neighbour(device, address string) host.Neighbour {
+	return host.Neighbour{Device: device, Address: netip.MustParseAddr(address)}
+}
+
+func TestNextHopsOfLabelsFollowRoutes(t *testing.T) {
+	m := newFakeMachine()
+	a := &agent{net: fakeNet{m}, cfg: Config{Log: slog.New(slog.NewTextHandler(io.Discard, nil))}, status: newStatusBoard("test")}
+	node := func(name, address string, label uint32) plan.MPLSNode {
+		return plan.MPLSNode{Name: name, Label: label, Address: netip.MustParseAddr(address)}
+	}
+	a.plan = &plan.Node{Name: "r1", MPLS: &plan.MPLS{Services: 100000, Label: 16001, Nodes: []plan.MPLSNode{
+		node("r1", "192.0.2.1", 16001), node("r2", "192.0.2.2", 16002), node("r3", "192.0.2.3", 16003), node("r6", "2001:db8::6", 16006),
+	}}}
+	r2, other := neighbour("r1-r2", "192.0.2.2"), neighbour("r1-r4", "fe80::4")
+	m.hops = map[string][]host.Neighbour{"192.0.2.2": {r2}, "192.0.2.3": {r2}, "2001:db8::6": {r2, other}}
+	kept := func(what string, want ...host.Neighbour) {
+		t.Helper()
+		a.keepNeighbours()
+		if !slices.Equal(m.managed, want) {
+			t.Errorf("%s: %v; want %v", what, m.managed, want)
+		}
+	}
+	kept("all routes are there", r2, other)
+	if steps := m.taken(); !slices.Equal(steps, []string{"manage neighbours 2"}) {
+		t.Errorf("steps: %v; the node's own address has no next hop", steps)
+	}
+
+	m.hops["2001:db8::6"] = []host.Neighbour{other}
+	delete(m.hops, "192.0.2.3")
+	kept("a route is gone", r2, other)
+	if w := a.status.get().Warnings; len(w) != 1 || !strings.Contains(w[0], "192.0.2.3, where packets with the label of r3 (16003)") {
+		t.Errorf("warnings: %q", w)
+	}
+
+	// What is in use stays where routes cannot be read.
+	m.fail("next hops to 192.0.2.2", errors.New("no memory"))
+	m.hops["2001:db8::6"] = nil
+	kept("routes cannot be read", r2, other)
+	if e := a.status.get().Error; !strings.Contains(e, failedNeighbours) || !strings.Contains(e, "no memory") {
+		t.Errorf("error: %q", e)
+	}
+	m.fail("next hops to 192.0.2.2", nil)
+	kept("they can be read again", r2)
+
+	// A plan without labels lets all go, once.
+	a.plan = &plan.Node{Name: "r1"}
+	m.taken()
+	kept("no labels")
+	kept("still none")
+	if diff := cmp.Diff([]string{"manage neighbours 0"}, m.taken()); diff != "" {
+		t.Errorf("steps without labels:\n%s", diff)
+	}
+}

@@ -1,0 +1,191 @@
+package host
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/netip"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+// Neighbour is an address on the link of a device.
+type Neighbour struct {
+	Device  string
+	Address netip.Addr
+}
+
+func (n Neighbour) compare(o Neighbour) int {
+	return cmp.Or(cmp.Compare(n.Device, o.Device), n.Address.Compare(o.Address))
+}
+
+// ErrNoWay is that no route leads to an address, or one that refuses.
+var ErrNoWay = errors.New("no route leads there")
+
+// NextHops are the neighbours that packets to an address may be sent to, of all equally good routes.
+// There are none for an address of the namespace itself.
+func (n *Net) NextHops(to netip.Addr) ([]Neighbour, error) {
+	list, err := n.h.RouteGetWithOptions(net.IP(to.AsSlice()), &netlink.RouteGetOptions{FIBMatch: true})
+	for _, none := range []error{unix.ENETUNREACH, unix.EHOSTUNREACH, unix.EACCES, unix.EINVAL, unix.ESRCH} {
+		if errors.Is(err, none) {
+			err = ErrNoWay
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("find the next hops to %s in %s: %w", to, n.ns, permission(err))
+	}
+	var out []Neighbour
+	add := func(link int, gw net.IP, via netlink.Destination) error {
+		l, err := n.h.LinkByIndex(link)
+		if err != nil {
+			return fmt.Errorf("find the device of the next hop to %s in %s: %w", to, n.ns, err)
+		}
+		hop := Neighbour{Device: l.Attrs().Name, Address: to}
+		if a, ok := netip.AddrFromSlice(gw); ok {
+			hop.Address = a.Unmap()
+		}
+		if v, ok := via.(*netlink.Via); ok {
+			if a, ok := netip.AddrFromSlice(v.Addr); ok {
+				hop.Address = a
+			}
+		}
+		out = append(out, hop)
+		return nil
+	}
+	for _, r := range list {
+		switch {
+		case r.Type == unix.RTN_LOCAL:
+		case r.Type != unix.RTN_UNICAST:
+			return nil, fmt.Errorf("find the next hops to %s in %s: %w", to, n.ns, ErrNoWay)
+		case len(r.MultiPath) > 0:
+			for _, p := range r.MultiPath {
+				if err := add(p.LinkIndex, p.Gw, p.Via); err != nil {
+					return nil, err
+				}
+			}
+		default:
+			if err := add(r.LinkIndex, r.Gw, r.Via); err != nil {
+				return nil, err
+			}
+		}
+	}
+	slices.SortFunc(out, Neighbour.compare)
+	return slices.Compact(out), nil
+}
+
+// ManageNeighbours has the kernel keep the link-layer addresses of these neighbours, though it
+// sends nothing to them itself (NTF_EXT_MANAGED), and lets others go that it was told to keep before. They
+// carry waystamp's mark; those of anybody else stay as they are. On an error it has
+// done as much as it could.
+func (n *Net) ManageNeighbours(want []Neighbour) (added, removed int, err error) {
+	have, err := n.ManagedNeighbours()
+	if err != nil {
+		return 0, 0, err
+	}
+	var errs []error
+	for _, w := range want {
+		if slices.Contains(have, w) {
+			continue
+		}
+		if err := n.changeNeighbour("keep", unix.RTM_NEWNEIGH, unix.NLM_F_CREATE|unix.NLM_F_REPLACE, w); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		added++
+	}
+	for _, h := range have {
+		if slices.Contains(want, h) {
+			continue
+		}
+		if err := n.changeNeighbour("let go", unix.RTM_DELNEIGH, 0, h); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			errs = append(errs, err)
+			continue
+		}
+		removed++
+	}
+	return added, removed, errors.Join(errs...)
+}
+
+// ManagedNeighbours are those that ManageNeighbours has the kernel keep, by their mark.
+func (n *Net) ManagedNeighbours() ([]Neighbour, error) {
+	links, err := n.Links()
+	if err != nil {
+		return nil, err
+	}
+	names := make(map[uint32]string, len(links))
+	for _, l := range links {
+		names[uint32(l.Index)] = l.Name
+	}
+	var msgs [][]byte
+	err = n.ns.Do(func() error {
+		var err error
+		msgs, err = dump(func() ([][]byte, error) {
+			req := nl.NewNetlinkRequest(unix.RTM_GETNEIGH, unix.NLM_F_DUMP)
+			req.AddData(&netlink.Ndmsg{})
+			return req.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWNEIGH)
+		})
+		return err
+	})
+	var out []Neighbour
+	for _, m := range msgs {
+		const header = 12 // struct ndmsg
+		if len(m) < header {
+			continue
+		}
+		attrs, bad := nl.ParseRouteAttr(m[header:])
+		if bad != nil {
+			err = errors.Join(err, bad)
+			continue
+		}
+		one := Neighbour{Device: names[nl.NativeEndian().Uint32(m[4:])]}
+		ours, managed := false, false
+		for _, a := range attrs {
+			switch a.Attr.Type {
+			case netlink.NDA_DST:
+				one.Address, _ = netip.AddrFromSlice(a.Value)
+			case netlink.NDA_PROTOCOL:
+				ours = len(a.Value) > 0 && Protocol(a.Value[0]) == ProtocolWaystamp
+			case netlink.NDA_FLAGS_EXT:
+				managed = len(a.Value) >= 4 && nl.NativeEndian().Uint32(a.Value)&netlink.NTF_EXT_MANAGED != 0
+			}
+		}
+		if ours && managed && one.Device != "" {
+			out = append(out, one)
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list neighbours in %s: %w", n.ns, permission(err))
+	}
+	slices.SortFunc(out, Neighbour.compare)
+	return out, nil
+}
+
+func (n *Net) changeNeighbour(verb string, message, flags int, w Neighbour) error {
+	l, err := n.link(w.Device)
+	if err == nil {
+		family := unix.AF_INET6
+		if w.Address.Is4() {
+			family = unix.AF_INET
+		}
+		err = n.ns.Do(func() error {
+			req := nl.NewNetlinkRequest(message, flags|unix.NLM_F_ACK)
+			req.AddData(&netlink.Ndmsg{Family: uint8(family), Index: uint32(l.Attrs().Index)})
+			req.AddData(nl.NewRtAttr(netlink.NDA_DST, w.Address.AsSlice()))
+			req.AddData(nl.NewRtAttr(netlink.NDA_PROTOCOL, []byte{byte(ProtocolWaystamp)}))
+			if message == unix.RTM_NEWNEIGH {
+				req.AddData(nl.NewRtAttr(netlink.NDA_FLAGS_EXT, nl.Uint32Attr(netlink.NTF_EXT_MANAGED)))
+			}
+			_, err := req.Execute(unix.NETLINK_ROUTE, 0)
+			return err
+		})
+	}
+	if err != nil {
+		return fmt.Errorf("%s neighbour %s on %s in %s: %w", verb, w.Address, w.Device, n.ns, permission(err))
+	}
+	return nil
+}
