@@ -109,6 +109,9 @@ func (n *Net) route(r Route) (*netlink.Route, error) {
 	}
 	switch r.Type {
 	case RouteUnicast:
+		if r.Destination.Addr().Is4() && !r.Via.IsValid() {
+			out.Scope = unix.RT_SCOPE_LINK // else it cannot lead to gateways
+		}
 	case RouteProhibit:
 		out.Type = unix.RTN_PROHIBIT
 	case RouteBlackhole:

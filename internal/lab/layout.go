@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/waystamp/waystamp/internal/host"
 	"github.com/waystamp/waystamp/internal/model"
@@ -28,6 +29,7 @@ type station struct {
 	name       string
 	role       Role
 	loopback   netip.Addr // zero: none
+	labels     netip.Addr // also on the loopback: where packets with the node's label are routed to; zero: none
 	interfaces []iface
 	routes     []host.Route
 	speaker    *routing.Speaker // nil: it has no BGP
@@ -41,6 +43,8 @@ type iface struct {
 	name      string
 	addresses []netip.Prefix
 	plain     bool // frames leave with their checksums
+	noIPv6    bool
+	frames    bool // the kernel sends frames, and no super-packets
 }
 
 // wire is a veth pair between two stations. Its ends are named A-B and B-A, but
@@ -69,6 +73,9 @@ func (k wire) ends() (a, b string) {
 // the neighbour whose name sorts first, hence never in a circle: the next one is
 // always one link nearer. Hosts forward nothing. Where FRR routes, nodes and routers
 // announce the same prefixes instead, and are to learn all others.
+//
+// In a core of IPv4 links between nodes have no addresses: routes lead to the addresses of
+// the nodes' labels, and nowhere else.
 func layOut(d model.Domain, l model.Lab) (layout, error) {
 	var w layout
 	var fabric []string          // what forwards
@@ -86,9 +93,14 @@ func layOut(d model.Domain, l model.Lab) (layout, error) {
 		w.stations = append(w.stations, s)
 	}
 	for _, n := range d.Nodes {
-		add(station{name: n.Name, role: RoleNode, loopback: n.Address})
-		fabric = append(fabric, n.Name)
+		s := station{name: n.Name, role: RoleNode, loopback: n.Address}
 		reach[n.Name] = []dest{{prefix: single(n.Address)}, {prefix: n.Locator}}
+		if n.MPLS != nil && n.MPLS.Address != n.Address {
+			s.labels = n.MPLS.Address
+			reach[n.Name] = append(reach[n.Name], dest{prefix: single(s.labels), labels: true})
+		}
+		add(s)
+		fabric = append(fabric, n.Name)
 	}
 	for _, r := range l.Routers {
 		add(station{name: r.Name, role: RoleRouter, loopback: r.Address})
@@ -112,10 +124,11 @@ func layOut(d model.Domain, l model.Lab) (layout, error) {
 			return fmt.Errorf("a link of the lab ends at %q, which is no node, router or host", at)
 		}
 		s := &w.stations[i]
-		s.interfaces = append(s.interfaces, iface{
-			name:      at + "-" + peer,
-			addresses: append(more, netip.PrefixFrom(linkLocal(at), 64)),
-		})
+		f := iface{name: at + "-" + peer, addresses: append(more, netip.PrefixFrom(linkLocal(at), 64))}
+		if len(more) == 0 && l.Core == model.LabIPv4 {
+			f.addresses, f.noIPv6 = nil, true
+		}
+		s.interfaces = append(s.interfaces, f)
 		return nil
 	}
 	for _, k := range l.Links {
@@ -143,6 +156,8 @@ func layOut(d model.Domain, l model.Lab) (layout, error) {
 			return layout{}, err
 		}
 		s := &w.stations[index[h.Name]]
+		// A headend puts labels on frames.
+		s.interfaces[len(s.interfaces)-1].frames = slices.ContainsFunc(d.Chains, func(c model.Chain) bool { return c.Encapsulation.Type == model.EncapsulationSRMPLS })
 		s.routes = append(s.routes, host.Route{
 			Destination: netip.PrefixFrom(netip.IPv6Unspecified(), 0),
 			Via:         hostSide(h.Prefix, 1),
@@ -179,9 +194,15 @@ func layOut(d model.Domain, l model.Lab) (layout, error) {
 			}
 			s := &w.stations[index[from]]
 			for _, d := range reach[to] {
+				if l.Core == model.LabIPv4 {
+					if r := labelRoute(d, from, hop, to, w.stations[index[hop]].labels, s.labels); d.labels {
+						s.routes = append(s.routes, r)
+					}
+					continue
+				}
 				r := host.Route{Destination: d.prefix, Via: linkLocal(hop), Device: from + "-" + hop, Source: s.loopback}
 				if d.prefix.Addr().Is4() {
-					if !kernels[from] {
+					if !kernels[from] && !d.labels {
 						continue
 					}
 					r.Source = netip.Addr{}
@@ -193,6 +214,13 @@ func layOut(d model.Domain, l model.Lab) (layout, error) {
 				s.routes = append(s.routes, r)
 			}
 		}
+	}
+	for i := range w.stations {
+		if l.Core != model.LabIPv4 {
+			break
+		}
+		// A neighbour's own route, which has no gateway, is what others are reached by.
+		slices.SortStableFunc(w.stations[i].routes, func(a, b host.Route) int { return cmp.Compare(a.Via.BitLen(), b.Via.BitLen()) })
 	}
 	if l.Routing == model.LabFRR {
 		for n, name := range fabric {
@@ -220,6 +248,17 @@ func layOut(d model.Domain, l model.Lab) (layout, error) {
 type dest struct {
 	prefix netip.Prefix
 	sid    bool // of a router: the kernel's own End
+	labels bool // of a node: where its label leads
+}
+
+// labelRoute is a route of a core without addresses on its links: on the link to a neighbour, and
+// by that neighbour to all behind it.
+func labelRoute(d dest, from, hop, to string, via, source netip.Addr) host.Route {
+	r := host.Route{Destination: d.prefix, Device: from + "-" + hop, Source: source}
+	if hop != to {
+		r.Via = via
+	}
+	return r
 }
 
 // nextHops returns for every station from which there is a way to a
@@ -311,9 +350,24 @@ func (s station) address(n *host.Net) error {
 			return err
 		}
 	}
+	if s.labels.IsValid() {
+		if err := n.AddAddress("lo", single(s.labels)); err != nil {
+			return err
+		}
+	}
 	for _, i := range s.interfaces {
+		if i.noIPv6 {
+			if err := n.SetSysctl("net/ipv6/conf/"+i.name+"/disable_ipv6", "1"); err != nil {
+				return err
+			}
+		}
 		for _, a := range i.addresses {
 			if err := n.AddAddress(i.name, a); err != nil {
+				return err
+			}
+		}
+		if i.frames {
+			if err := n.SetOffload(i.name, host.TSO, false); err != nil {
 				return err
 			}
 		}

@@ -124,3 +124,49 @@ func TestLayoutIsTheSameEveryTime(t *testing.T) {
 		}
 	}
 }
+
+// A core of IPv4 has routes to the addresses of labels alone, and links without addresses.
+func TestACoreOfIPv4LeadsToLabels(t *testing.T) {
+	t.Parallel()
+	d, l := paper()
+	l.Core, l.Routers = model.LabIPv4, nil
+	l.Links = l.Links[:0]
+	for _, pair := range [][2]string{{"r1", "r2"}, {"r2", "r3"}, {"r3", "r6"}} {
+		l.Links = append(l.Links, model.LabLink{A: pair[0], B: pair[1]})
+	}
+	d.MPLS = &model.MPLS{Services: 100000, MTU: 1500}
+	for i := range d.Nodes {
+		d.Nodes[i].MPLS = &model.NodeMPLS{Label: 16000 + uint32(i), Address: netip.AddrFrom4([4]byte{192, 0, 2, byte(i + 1)})}
+	}
+	w, err := layOut(d, l)
+	must(t, err)
+	s := stationOf(t, w, "r1")
+	var got []string
+	for _, r := range s.routes {
+		got = append(got, fmt.Sprintf("%s via %s dev %s src %s", r.Destination, r.Via, r.Device, r.Source))
+	}
+	want := []string{
+		"192.0.2.2/32 via invalid IP dev r1-r2 src 192.0.2.1",
+		"192.0.2.3/32 via 192.0.2.2 dev r1-r2 src 192.0.2.1",
+		"192.0.2.4/32 via 192.0.2.2 dev r1-r2 src 192.0.2.1",
+	}
+	if fmt.Sprint(got) != fmt.Sprint(want) {
+		t.Errorf("routes of r1:\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+	for _, i := range s.interfaces {
+		if core := i.name == "r1-r2"; i.noIPv6 != core || core && len(i.addresses) > 0 {
+			t.Errorf("%s: no IPv6: %t, addresses %v", i.name, i.noIPv6, i.addresses)
+		}
+	}
+	// In a core of IPv6 they are reached beside everything else.
+	l.Core = model.LabIPv6
+	w, err = layOut(d, l)
+	must(t, err)
+	found := false
+	for _, r := range stationOf(t, w, "r1").routes {
+		found = found || r.Destination.String() == "192.0.2.4/32" && r.Device == "r1-r2" && r.Via.String() == "fe80::2"
+	}
+	if !found {
+		t.Error("r1 has no route to the address of r6's label in a core of IPv6")
+	}
+}

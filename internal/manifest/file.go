@@ -182,6 +182,7 @@ type lab struct {
 	links     item[[]link]
 	functions item[[]labFunction]
 	routing   item[model.LabRouting]
+	core      item[model.LabCore]
 }
 
 type labFunction struct {
@@ -631,6 +632,7 @@ func readLab(c cursor) *lab {
 		field{"links", true, list(&l.links, readLink)},
 		field{"functions", false, list(&l.functions, readLabFunction)},
 		field{"routing", false, into(&l.routing, enum[model.LabRouting])},
+		field{"core", false, into(&l.core, enum[model.LabCore])},
 	)
 	return l
 }

@@ -53,6 +53,31 @@ func (c *checker) checkLab(l *lab) {
 	lc.checkLinks()
 	lc.checkFunctions()
 	lc.checkInterfaces()
+	lc.checkCore()
+}
+
+// checkCore holds that a core without IPv6 carries all chains.
+func (c *labChecker) checkCore() {
+	core := c.lab.core
+	if !core.ok || core.value != model.LabIPv4 {
+		return
+	}
+	for _, n := range c.file.nodes.value {
+		if a := n.mpls.address; n.name.ok && (n.mpls.at == place{} || a.ok && !a.value.Is4()) {
+			c.problemf(core.at, "a core of IPv4 leads to nodes by the IPv4 address of their labels, and %s has none; give it an mpls such as {label: 16002, address: 192.0.2.2}", n.name.value)
+		}
+	}
+	for _, ch := range c.file.chains.value {
+		if ch.carrier.value != model.EncapsulationSRMPLS {
+			c.problemf(core.at, "a core of IPv4 carries chains of type sr-mpls, and %s is of type %s", ch.name.value, ch.carrier.value)
+		}
+	}
+	for _, r := range c.lab.routers.value {
+		c.problemf(r.at, "%s is a router of IPv6; a core of IPv4 has nodes alone, which pass labels on", r.name.value)
+	}
+	if c.lab.routing.value != model.LabStatic {
+		c.problemf(c.lab.routing.at, "%s routes IPv6; the routes of a core of IPv4 are static", c.lab.routing.value)
+	}
 }
 
 // station enters a namespace under its name.
@@ -345,7 +370,7 @@ func (c *labChecker) checkInterfaces() {
 }
 
 func (l *lab) model() *model.Lab {
-	m := &model.Lab{MTU: mtuDefault, Routing: l.routing.value}
+	m := &model.Lab{MTU: mtuDefault, Routing: l.routing.value, Core: l.core.value}
 	if l.mtu.ok {
 		m.MTU = l.mtu.value
 	}

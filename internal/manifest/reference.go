@@ -302,6 +302,7 @@ func Descriptions() map[string]Description {
 		"lab.routers":   {" none", "Plain routers."},
 		"lab.links":     {"", "Links between nodes and routers."},
 		"lab.functions": {" none", "What unaware functions are made of."},
+		"lab.core":      {model.LabIPv6.String(), "What links between nodes speak. `ipv4`: no IPv6, and static routes to the addresses of labels alone; for chains of type `sr-mpls`, without routers."},
 		"lab.routing":   {model.LabStatic.String(), "Where routes of nodes and routers come from. `static`: the lab computes them. `frr`: zebra and bgpd of FRR run in each namespace; IPv4 routes stay static."},
 
 		"lab.hosts[].name":    {"", "The host's name, and its namespace's."},

@@ -149,6 +149,7 @@ chains:
 lab:
   #lab.mtu
   #lab.routing
+  #lab.core
   hosts:
     - name: h
       node: a

@@ -12,6 +12,7 @@ type Lab struct {
 	Links     []LabLink
 	Functions []LabFunction // every function of kind unaware that is behind interfaces has one
 	Routing   LabRouting
+	Core      LabCore
 }
 
 // LabHost is an end system behind an edge interface of a node. In Prefix the
@@ -75,6 +76,29 @@ func (k LabKind) MarshalText() ([]byte, error) {
 // UnmarshalText implements encoding.TextUnmarshaler.
 func (k *LabKind) UnmarshalText(b []byte) error {
 	return enumUnmarshal(k, "kind of function in a lab", labKindNames, b)
+}
+
+// LabCore is what links between nodes and routers speak.
+type LabCore uint8
+
+const (
+	LabIPv6 LabCore = iota
+	// LabIPv4: no IPv6 at all, and routes to the addresses of labels alone.
+	LabIPv4
+)
+
+var labCoreNames = []string{"ipv6", "ipv4"}
+
+func (c LabCore) String() string { return enumString("LabCore", labCoreNames, int(c)) }
+
+// MarshalText implements encoding.TextMarshaler.
+func (c LabCore) MarshalText() ([]byte, error) {
+	return enumMarshal("core of a lab", labCoreNames, int(c))
+}
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (c *LabCore) UnmarshalText(b []byte) error {
+	return enumUnmarshal(c, "core of a lab", labCoreNames, b)
 }
 
 // LabRouting is where the routes of a lab's nodes and routers come from.
