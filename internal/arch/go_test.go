@@ -36,6 +36,8 @@ var level = map[string]int{
 	"internal/dataplane":        4,
 	"internal/netfilter":        4,
 	"internal/stream":           4,
+	"internal/gateway":          4,
+	"internal/gateway/policy":   1,
 	"internal/stream/function":  1,
 	"internal/stream/sandbox":   3,
 	"internal/agent":            6,
@@ -67,7 +69,7 @@ var onlyTests = []string{"internal/tables/xtest", "test"}
 
 // pure are the packages that do no I/O and know nothing of the kernel.
 var pure = []string{
-	"internal/abi", "internal/api", "internal/await", "internal/event", "internal/explain", "internal/manifest", "internal/model", "internal/mpls", "internal/pcapng", "internal/plan",
+	"internal/abi", "internal/api", "internal/await", "internal/event", "internal/explain", "internal/gateway/policy", "internal/manifest", "internal/model", "internal/mpls", "internal/pcapng", "internal/plan",
 	"internal/pot", "internal/routing", "internal/srv6", "internal/stream/function", "internal/tables", "internal/yamlfile",
 }
 

@@ -44,6 +44,7 @@ func newRoot(in surroundings) *cobra.Command {
 		NewExplainCommand(),
 		NewRoutingCommand(),
 		NewPotCommand(dataplane.NewEngine),
+		NewAuditCommand(),
 		newWorkerCommand(),
 	}
 	for _, c := range InLab {

@@ -65,6 +65,18 @@ func CheckTrustDomain(name string) error {
 	return err
 }
 
+// SPIFFEDomain is the trust domain of a SPIFFE ID, which has a path: it names a workload.
+func SPIFFEDomain(uri string) (string, error) {
+	id, err := spiffeid.FromString(uri)
+	if err != nil {
+		return "", fmt.Errorf("%q is not a SPIFFE ID: %w", uri, err)
+	}
+	if id.Path() == "" {
+		return "", fmt.Errorf("%q names a trust domain and no workload", uri)
+	}
+	return id.TrustDomain().Name(), nil
+}
+
 // CA signs certificates. Its key never leaves the controller.
 type CA struct {
 	domain spiffeid.TrustDomain

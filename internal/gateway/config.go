@@ -1,0 +1,90 @@
+package gateway
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"time"
+
+	"context"
+
+	"github.com/waystamp/waystamp/internal/gateway/policy"
+)
+
+// Dialer opens connections to origins. It alone knows how a chain is chosen. client is the client's
+// address and port, which the origin sees where the path allows.
+type Dialer interface {
+	Dial(ctx context.Context, identity, chain string, client, origin netip.AddrPort) (net.Conn, error)
+}
+
+// Config is what a gateway is made of.
+type Config struct {
+	Services []Service
+	Dialer   Dialer
+	Audit    *Audit
+	Limits   Limits
+	Log      *slog.Logger
+	Now      func() time.Time
+}
+
+// Service is what a gateway serves under its hosts' names.
+type Service struct {
+	Name        string
+	Hosts       []string // lower case
+	Port        uint16   // that clients may name beside the host
+	Certificate tls.Certificate
+	Clients     *Clients
+	Rules       policy.Rules
+	Origin      Origin
+}
+
+// Origin is where requests go on to.
+type Origin struct {
+	Address netip.AddrPort
+	Roots   *x509.CertPool // nil: plain HTTP
+	Name    string         // that its certificate is for
+}
+
+// Limits bound what clients take.
+type Limits struct {
+	Handshakes          int           // at once
+	HandshakesOf        int           // at once, of one /64 of IPv6 or one address of IPv4
+	HandshakeTime       time.Duration // of each
+	Connections         int           // open at once
+	ConnectionsIdentity int           // of one identity
+	Streams             int           // requests at once of an HTTP/2 connection
+	HeaderBytes         int           // of a request, its line included
+	HeaderTime          time.Duration // until the headers of a request have come
+	Idle                time.Duration // of a connection without a request, and of a body without a byte
+}
+
+// DefaultLimits are what a gateway has whose file names none.
+func DefaultLimits() Limits {
+	return Limits{
+		Handshakes: 256, HandshakesOf: 16, HandshakeTime: 10 * time.Second, Connections: 10000, ConnectionsIdentity: 128, Streams: 100,
+		HeaderBytes: 32 << 10, HeaderTime: 10 * time.Second, Idle: 2 * time.Minute,
+	}
+}
+
+func (l Limits) check() error {
+	for what, n := range map[string]int{"handshakes": l.Handshakes, "handshakes of one source": l.HandshakesOf, "connections": l.Connections,
+		"connections of one identity": l.ConnectionsIdentity, "streams": l.Streams, "bytes of headers": l.HeaderBytes,
+		"time of a handshake": int(l.HandshakeTime), "time of headers": int(l.HeaderTime), "idle time": int(l.Idle)} {
+		if n <= 0 {
+			return fmt.Errorf("the limit of %s is %d; a gateway has a limit of each", what, n)
+		}
+	}
+	return nil
+}
+
+func (c Config) check() error {
+	switch {
+	case c.Dialer == nil, c.Audit == nil, c.Log == nil, c.Now == nil:
+		return errors.New("a gateway needs a dialer, an audit log, a logger and a clock")
+	}
+	return c.Limits.check()
+}

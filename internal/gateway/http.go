@@ -1,0 +1,285 @@
+package gateway
+
+import (
+	"context"
+	"crypto/tls"
+	"encoding/base64"
+	"errors"
+	"io"
+	"log"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httputil"
+	"net/textproto"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/waystamp/waystamp/internal/gateway/policy"
+)
+
+type sessionKey struct{}
+type decisionKey struct{}
+
+// server reads HTTP/1.1 and HTTP/2 from connections that have shaken hands.
+func (g *Gateway) server() *http.Server {
+	l := g.config.Limits
+	h := &handler{gateway: g}
+	h.proxy = &httputil.ReverseProxy{
+		Rewrite:        h.rewrite,
+		Transport:      h,
+		ModifyResponse: h.answer,
+		ErrorHandler:   h.failed,
+		FlushInterval:  -1, // both directions may speak at once
+		ErrorLog:       log.New(io.Discard, "", 0),
+	}
+	return &http.Server{
+		Handler:                      h,
+		DisableGeneralOptionsHandler: true,
+		ReadHeaderTimeout:            l.HeaderTime,
+		IdleTimeout:                  l.Idle,
+		MaxHeaderBytes:               l.HeaderBytes,
+		HTTP2:                        &http.HTTP2Config{MaxConcurrentStreams: l.Streams},
+		ErrorLog:                     slog.NewLogLogger(g.config.Log.Handler(), slog.LevelDebug), // strangers write there
+		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
+			return context.WithValue(ctx, sessionKey{}, c.(*tls.Conn).NetConn().(*conn).session)
+		},
+	}
+}
+
+// handler decides about requests.
+type handler struct {
+	gateway *Gateway
+	proxy   *httputil.ReverseProxy
+}
+
+// decision is what was decided about a request that is let in.
+type decision struct {
+	session *session
+	service *service
+	chain   string
+	path    string // as it goes on, encoded
+	cleaned string // decoded
+	plain   bool   // the path goes on as it came
+	http2   bool   // to the origin
+	counted *counter
+}
+
+func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	g := h.gateway
+	s := r.Context().Value(sessionKey{}).(*session)
+	about := Record{Session: s.id, Service: s.service, Client: s.client.String(), Identity: s.identity, Serial: s.serial,
+		Method: shorten(r.Method, 64), Host: shorten(r.Host, 300), Path: shorten(r.URL.EscapedPath(), 2048)}
+	d, asked, rule, err := g.decide(s, r)
+	if err != nil {
+		g.note(about, err)
+		deny(w, r, reasonOf(err, RuleNone))
+		return
+	}
+	number, ok := s.begin(inFlight{asked, d.chain})
+	if !ok {
+		panic(http.ErrAbortHandler) // its connection is closed
+	}
+	defer s.done(number)
+	about.Event, about.Request, about.Rule, about.Chain = EventDecided, number, rule+1, d.chain
+	if err := g.config.Audit.Write(about); err != nil {
+		g.note(about, &Refusal{AuditFailed, err})
+		deny(w, r, AuditFailed)
+		return
+	}
+	control := http.NewResponseController(w)
+	r.Body = &patient{r.Body, control, g.config.Limits.Idle}
+	counted := &counter{ResponseWriter: w, control: control, idle: g.config.Limits.Idle}
+	control.SetWriteDeadline(time.Time{}) // of the request before
+	defer func() {
+		if r.ProtoMajor == 1 {
+			control.SetWriteDeadline(time.Now().Add(g.config.Limits.Idle)) // for what the server still holds
+		}
+		end := Record{Event: EventEnded, Session: s.id, Request: number, Service: s.service, Identity: s.identity, Chain: d.chain, Status: counted.status, Bytes: counted.bytes}
+		if err := g.config.Audit.Write(end); err != nil {
+			g.config.Log.Error("the end of a request is not in the audit log", "err", err)
+		}
+	}()
+	d.counted = counted
+	h.proxy.ServeHTTP(counted, r.WithContext(context.WithValue(r.Context(), decisionKey{}, d)))
+}
+
+// decide finds the rule for a request.
+func (g *Gateway) decide(s *session, r *http.Request) (d *decision, asked policy.Request, rule int, err error) {
+	g.mu.Lock()
+	in := g.services[s.service]
+	g.mu.Unlock()
+	if in == nil {
+		return nil, asked, 0, refuse(SNIUnknown, "the service is not there any more")
+	}
+	host, port, found := strings.Cut(strings.ToLower(r.Host), ":")
+	if host != s.host || found && port != strconv.Itoa(int(in.Port)) {
+		return nil, asked, 0, refuse(HostMismatch, "the request is for host %q, the connection for %s", shorten(r.Host, 300), s.host)
+	}
+	// OPTIONS * is about the server and no path; TRACE would show the client what the gateway adds.
+	if r.Method == http.MethodConnect || r.Method == http.MethodTrace || r.URL.Path == "*" {
+		return nil, asked, 0, refuse(MethodRefused, "method %s for %q is not served", shorten(r.Method, 64), shorten(r.URL.Path, 64))
+	}
+	raw := r.URL.EscapedPath()
+	if raw == "" {
+		raw = "/" // RFC 9110 section 4.2.3
+	}
+	path, err := policy.Clean(raw)
+	if err != nil {
+		return nil, asked, 0, refuse(PathAmbiguous, "the path %w", err)
+	}
+	asked = policy.Request{Identity: s.identity, Host: host, Method: r.Method, Path: path, Header: r.Header.Clone().Values}
+	if rule = in.Rules.Decide(asked); rule < 0 {
+		return nil, asked, 0, refuse(RuleNone, "no rule lets %s %s in", shorten(r.Method, 64), shorten(path, 300))
+	}
+	unescaped, _ := url.PathUnescape(raw)
+	d = &decision{session: s, service: in, chain: in.Rules[rule].Chain(), cleaned: path, path: raw, plain: unescaped == path, http2: needsHTTP2(r)}
+	return d, asked, rule, nil
+}
+
+// needsHTTP2 reports whether a request means something in HTTP/2 alone: gRPC.
+func needsHTTP2(r *http.Request) bool {
+	kind := r.Header.Get("Content-Type")
+	return r.ProtoMajor == 2 && (kind == "application/grpc" || strings.HasPrefix(kind, "application/grpc+") || strings.HasPrefix(kind, "application/grpc;"))
+}
+
+var statuses = map[Reason]int{
+	HostMismatch: http.StatusMisdirectedRequest, PathAmbiguous: http.StatusBadRequest, MethodRefused: http.StatusMethodNotAllowed,
+	RuleNone: http.StatusForbidden, SNIUnknown: http.StatusMisdirectedRequest, AuditFailed: http.StatusServiceUnavailable, OriginFailed: http.StatusBadGateway,
+}
+
+// deny answers a request that is not let in. The page says no more than the status.
+func deny(w http.ResponseWriter, r *http.Request, why Reason) {
+	status := statuses[why]
+	if status == 0 {
+		status = http.StatusForbidden
+	}
+	w.Header().Set("Cache-Control", "no-store")
+	if r.ProtoMajor == 1 {
+		// Its body is not read, or in part, and not waited for.
+		w.Header().Set("Connection", "close")
+		http.NewResponseController(w).SetReadDeadline(time.Now().Add(time.Second))
+	}
+	http.Error(w, http.StatusText(status), status)
+}
+
+// Headers that speak to the origin about the client, or change what was decided about: from the gateway alone. Underscores are as good as hyphens, since many read both alike.
+var removed = []string{
+	"Client-Cert", "Client-Cert-Chain", "Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto", "X-Forwarded-Port", "X-Forwarded-Prefix",
+	"X-Forwarded-Server", "X-Forwarded-Client-Cert", "X-Real-Ip", "X-Original-Url", "X-Rewrite-Url", "X-Original-Host", "X-Http-Method-Override", "X-Http-Method", "X-Method-Override",
+}
+
+func isRemoved(name string) bool {
+	return slices.Contains(removed, textproto.CanonicalMIMEHeaderKey(strings.ReplaceAll(name, "_", "-")))
+}
+
+// rewrite makes the request for the origin. Headers of one hop, and those that Connection names, are gone already.
+func (h *handler) rewrite(p *httputil.ProxyRequest) {
+	d := p.In.Context().Value(decisionKey{}).(*decision)
+	out := p.Out
+	for name := range out.Header {
+		if isRemoved(name) {
+			delete(out.Header, name)
+		}
+	}
+	out.Trailer = nil // a client's trailers come behind all checks
+	out.Header.Del("Trailer")
+	// What follows h2c would be HTTP that nobody decides about.
+	if up := strings.ToLower(out.Header.Get("Upgrade")); up != "" && up != "websocket" {
+		out.Header.Del("Upgrade")
+		out.Header.Del("Connection")
+	}
+	// RFC 9440 section 2.2: a byte sequence of structured fields.
+	out.Header.Set("Client-Cert", ":"+base64.StdEncoding.EncodeToString(d.session.shown[0].Raw)+":")
+	out.Host = d.session.host
+	out.URL.Scheme, out.URL.Host = "http", d.session.host // the transport knows the address and the seal
+	if d.service.Origin.Roots != nil {
+		out.URL.Scheme = "https"
+	}
+	if !d.plain {
+		out.URL.Path, out.URL.RawPath = d.cleaned, ""
+	}
+	out.URL.RawQuery = p.In.URL.RawQuery
+	out.URL.User, out.URL.Fragment = nil, ""
+}
+
+// RoundTrip sends a request to the origin, by the client's own connections.
+func (h *handler) RoundTrip(r *http.Request) (*http.Response, error) {
+	d := r.Context().Value(decisionKey{}).(*decision)
+	return h.gateway.onward.roundTrip(r, d)
+}
+
+func (h *handler) answer(r *http.Response) error {
+	r.Header.Del("Alt-Svc") // leads around the gateway
+	r.Header.Del("Client-Cert")
+	if r.StatusCode == http.StatusSwitchingProtocols {
+		r.Request.Context().Value(decisionKey{}).(*decision).counted.status = r.StatusCode
+	}
+	return nil
+}
+
+func (h *handler) failed(w http.ResponseWriter, r *http.Request, err error) {
+	d := r.Context().Value(decisionKey{}).(*decision)
+	if errors.Is(err, context.Canceled) && r.Context().Err() != nil {
+		panic(http.ErrAbortHandler) // the client has gone
+	}
+	h.gateway.note(Record{Session: d.session.id, Service: d.session.service, Client: d.session.client.String(), Identity: d.session.identity, Chain: d.chain},
+		&Refusal{OriginFailed, err})
+	deny(w, r, OriginFailed)
+}
+
+// counter notes the status of an answer and its length. The client has so long for each part of it.
+type counter struct {
+	http.ResponseWriter
+	control *http.ResponseController
+	idle    time.Duration
+	status  int
+	bytes   int64
+}
+
+func (c *counter) WriteHeader(status int) {
+	if c.status < 200 {
+		c.status = status
+	}
+	c.ResponseWriter.WriteHeader(status)
+}
+
+func (c *counter) Write(b []byte) (int, error) {
+	if c.status < 200 {
+		c.status = http.StatusOK
+	}
+	c.control.SetWriteDeadline(time.Now().Add(c.idle))
+	n, err := c.ResponseWriter.Write(b)
+	c.control.SetWriteDeadline(time.Time{})
+	c.bytes += int64(n)
+	return n, err
+}
+
+// FlushError is what the proxy calls behind each part.
+func (c *counter) FlushError() error {
+	c.control.SetWriteDeadline(time.Now().Add(c.idle))
+	defer c.control.SetWriteDeadline(time.Time{})
+	return c.control.Flush()
+}
+
+// Unwrap lets connections be upgraded.
+func (c *counter) Unwrap() http.ResponseWriter { return c.ResponseWriter }
+
+// patient is a body that has so long for each byte.
+type patient struct {
+	io.ReadCloser
+	control *http.ResponseController
+	idle    time.Duration
+}
+
+func (p *patient) Read(b []byte) (int, error) {
+	p.control.SetReadDeadline(time.Now().Add(p.idle))
+	n, err := p.ReadCloser.Read(b)
+	if err == io.EOF {
+		p.control.SetReadDeadline(time.Time{})
+	}
+	return n, err
+}

@@ -1,0 +1,131 @@
+package gateway
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"net"
+	"net/http"
+	"net/netip"
+	"sync"
+	"time"
+)
+
+// onward keeps connections to origins. One that a client has opened serves that identity, address and chain alone.
+type onward struct {
+	dialer Dialer
+	limits Limits
+	now    func() time.Time
+
+	mu   sync.Mutex
+	open map[onwardKey]*route
+}
+
+type onwardKey struct {
+	service, identity, chain, name string
+	client                         netip.Addr
+	origin                         netip.AddrPort
+	roots                          *x509.CertPool
+	http2                          bool
+}
+
+// route is the connections of one key.
+type route struct {
+	transport *http.Transport
+	requests  int
+	used      time.Time
+}
+
+const (
+	routeIdle         = 90 * time.Second
+	routeDialTime     = 10 * time.Second
+	answerHeaderBytes = 256 << 10
+)
+
+func newOnward(d Dialer, l Limits, now func() time.Time) *onward {
+	return &onward{dialer: d, limits: l, now: now, open: map[onwardKey]*route{}}
+}
+
+func (o *onward) roundTrip(r *http.Request, d *decision) (*http.Response, error) {
+	to := d.service.Origin
+	key := onwardKey{d.session.service, d.session.identity, d.chain, to.Name, d.session.client.Addr(), to.Address, to.Roots, d.http2}
+	o.mu.Lock()
+	way := o.open[key]
+	if way == nil {
+		way = &route{transport: o.transport(key, d.session.client)}
+		o.open[key] = way
+	}
+	way.requests++
+	o.mu.Unlock()
+	answer, err := way.transport.RoundTrip(r)
+	o.mu.Lock()
+	way.requests--
+	way.used = o.now()
+	o.mu.Unlock()
+	return answer, err
+}
+
+func (o *onward) transport(key onwardKey, client netip.AddrPort) *http.Transport {
+	protocols := &http.Protocols{}
+	protocols.SetHTTP1(!key.http2)
+	protocols.SetHTTP2(key.http2)
+	protocols.SetUnencryptedHTTP2(key.http2)
+	t := &http.Transport{
+		Protocols:              protocols,
+		DialContext:            func(ctx context.Context, _, _ string) (net.Conn, error) { return o.dial(ctx, key, client) },
+		DisableCompression:     true, // bodies go as they come
+		MaxIdleConnsPerHost:    8,
+		IdleConnTimeout:        routeIdle,
+		TLSHandshakeTimeout:    routeDialTime,
+		ExpectContinueTimeout:  time.Second,
+		MaxResponseHeaderBytes: answerHeaderBytes,
+	}
+	if key.roots != nil {
+		t.TLSClientConfig = &tls.Config{
+			MinVersion:       tls.VersionTLS13,
+			CurvePreferences: []tls.CurveID{tls.X25519MLKEM768, tls.X25519, tls.CurveP256},
+			RootCAs:          key.roots,
+			ServerName:       key.name, // and not the host of the request
+		}
+	}
+	return t
+}
+
+func (o *onward) dial(ctx context.Context, key onwardKey, client netip.AddrPort) (net.Conn, error) {
+	ctx, stop := context.WithTimeout(ctx, routeDialTime)
+	defer stop()
+	return o.dialer.Dial(ctx, key.identity, key.chain, client, key.origin)
+}
+
+// sweep gives up what nobody has used for a while.
+func (o *onward) sweep() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	now := o.now()
+	for key, way := range o.open {
+		if way.requests == 0 && now.Sub(way.used) > routeIdle {
+			way.transport.CloseIdleConnections()
+			delete(o.open, key)
+		}
+	}
+}
+
+// drop gives up what is idle of an identity whose session was ended.
+func (o *onward) drop(service, identity string) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for key, way := range o.open {
+		if key.service == service && key.identity == identity {
+			way.transport.CloseIdleConnections()
+		}
+	}
+}
+
+func (o *onward) close() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for key, way := range o.open {
+		way.transport.CloseIdleConnections()
+		delete(o.open, key)
+	}
+}

@@ -1,0 +1,144 @@
+// Package policy decides requests: which rule of a service is the first to match an
+// identity, a host, a method, a path and headers, and which chain it names. It cleans paths,
+// so that gateway and origin mean the same by one. It does no I/O and knows no certificates;
+// internal/gateway asks it for each request, internal/manifest when it reads a file.
+package policy
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/waystamp/waystamp/internal/model"
+)
+
+// Request is what rules look at.
+type Request struct {
+	Identity string // as the clients' kind of identity writes it
+	Host     string // lower case, without a port
+	Method   string
+	Path     string // as Clean gave it
+	// Header gives all values of a header.
+	Header func(name string) []string
+}
+
+// Rules of a service, in the order in which they are tried.
+type Rules []Rule
+
+// Rule is one that has been checked.
+type Rule struct {
+	who     pattern
+	hosts   []string
+	methods []string
+	path    pattern
+	headers []header
+	chain   string
+}
+
+type header struct{ name, value string }
+
+// Chain is the chain that requests of the rule take.
+func (r Rule) Chain() string { return r.chain }
+
+// Compile checks the rules of a service with these hosts.
+func Compile(list []model.ServiceRule, kind model.IdentityKind, hosts []string) (Rules, error) {
+	rules := Rules{}
+	for i, r := range list {
+		c, err := compile(r, kind, hosts)
+		if err != nil {
+			return nil, fmt.Errorf("rule %d: %w", i+1, err)
+		}
+		if j := rules.hiddenBy(c); j >= 0 {
+			return nil, fmt.Errorf("rule %d is never reached: rule %d takes all its requests before; put it in front, or remove it", i+1, j+1)
+		}
+		rules = append(rules, c)
+	}
+	return rules, nil
+}
+
+func compile(r model.ServiceRule, kind model.IdentityKind, hosts []string) (c Rule, err error) {
+	if c.who, err = whoPattern(r.Who, kind); err != nil {
+		return c, err
+	}
+	path := r.Path
+	if path == "" {
+		path = "/**"
+	}
+	if c.path, err = pathPattern(path); err != nil {
+		return c, err
+	}
+	for _, h := range r.Hosts {
+		if !slices.Contains(hosts, h) {
+			return c, fmt.Errorf("host %q is not one of the service", h)
+		}
+	}
+	c.hosts = r.Hosts
+	for _, m := range r.Methods {
+		if err := CheckMethod(m); err != nil {
+			return c, err
+		}
+	}
+	c.methods = r.Methods
+	for _, h := range r.Headers {
+		if !isToken(h.Name) {
+			return c, fmt.Errorf("header %q is not a name of a header", h.Name)
+		}
+		c.headers = append(c.headers, header{h.Name, h.Value})
+	}
+	c.chain = r.Chain
+	return c, nil
+}
+
+// CheckMethod holds the rule for methods of rules. CONNECT and TRACE are answered by the
+// gateway itself, with a refusal.
+func CheckMethod(m string) error {
+	switch {
+	case !isToken(m) || strings.ToUpper(m) != m:
+		return fmt.Errorf("method %q is not one of HTTP, in capital letters", m)
+	case m == "CONNECT" || m == "TRACE":
+		return fmt.Errorf("method %s is refused for everybody; leave it out", m)
+	}
+	return nil
+}
+
+// Decide finds the first rule that matches, by its index. -1: none does, and the request is refused.
+func (rs Rules) Decide(r Request) int {
+	return slices.IndexFunc(rs, func(rule Rule) bool { return rule.matches(r) })
+}
+
+// Knows reports whether some request of the identity could be let in.
+func (rs Rules) Knows(identity string) bool {
+	return slices.ContainsFunc(rs, func(rule Rule) bool { return rule.who.matches(identity) })
+}
+
+func (rule Rule) matches(r Request) bool {
+	return rule.who.matches(r.Identity) &&
+		(len(rule.hosts) == 0 || slices.Contains(rule.hosts, r.Host)) &&
+		(len(rule.methods) == 0 || slices.Contains(rule.methods, r.Method)) &&
+		rule.path.matches(r.Path) &&
+		!slices.ContainsFunc(rule.headers, func(h header) bool {
+			// A header that is there twice means what its reader makes of it.
+			v := r.Header(h.name)
+			return len(v) != 1 || v[0] != h.value
+		})
+}
+
+// hiddenBy finds a rule that takes every request of r; -1: there is none. It finds one by one,
+// not what several take together.
+func (rs Rules) hiddenBy(r Rule) int {
+	return slices.IndexFunc(rs, func(earlier Rule) bool {
+		covers := func(wide, narrow []string) bool {
+			return len(wide) == 0 || len(narrow) > 0 && !slices.ContainsFunc(narrow, func(s string) bool { return !slices.Contains(wide, s) })
+		}
+		return earlier.who.covers(r.who) && earlier.path.covers(r.path) && covers(earlier.hosts, r.hosts) && covers(earlier.methods, r.methods) &&
+			!slices.ContainsFunc(earlier.headers, func(h header) bool {
+				return !slices.ContainsFunc(r.headers, func(o header) bool { return strings.EqualFold(o.name, h.name) && o.value == h.value })
+			})
+	})
+}
+
+func isToken(s string) bool {
+	return s != "" && !strings.ContainsFunc(s, func(c rune) bool {
+		return c > '~' || c <= ' ' || strings.ContainsRune(`()<>@,;:\"/[]?={}`, c)
+	})
+}

@@ -1,0 +1,57 @@
+package gateway
+
+import (
+	"errors"
+	"fmt"
+)
+
+// Reason says why a client or a request was refused.
+type Reason string
+
+// The reasons. docs/reference/zero-trust.md explains them.
+const (
+	CertMissing     Reason = "cert-missing"
+	CertUntrusted   Reason = "cert-untrusted"
+	CertExpired     Reason = "cert-expired"
+	CertRevoked     Reason = "cert-revoked"
+	CertIdentity    Reason = "cert-identity"
+	RevocationStale Reason = "revocation-stale"
+	SNIUnknown      Reason = "sni-unknown"
+	HostMismatch    Reason = "host-mismatch"
+	RuleNone        Reason = "rule-none"
+	PathAmbiguous   Reason = "path-ambiguous"
+	MethodRefused   Reason = "method-refused"
+	Limit           Reason = "limit"
+	Handshake       Reason = "handshake"
+	AuditFailed     Reason = "audit-failed"
+	OriginFailed    Reason = "origin-failed"
+)
+
+// Reasons are all reasons, in the order of the reference.
+func Reasons() []Reason {
+	return []Reason{CertMissing, CertUntrusted, CertExpired, CertRevoked, CertIdentity, RevocationStale, SNIUnknown, HostMismatch,
+		RuleNone, PathAmbiguous, MethodRefused, Limit, Handshake, AuditFailed, OriginFailed}
+}
+
+// Refusal is an error with its reason.
+type Refusal struct {
+	Reason Reason
+	Err    error
+}
+
+func (r *Refusal) Error() string { return string(r.Reason) + ": " + r.Err.Error() }
+
+// Unwrap gives the cause.
+func (r *Refusal) Unwrap() error { return r.Err }
+
+func refuse(r Reason, format string, args ...any) error {
+	return &Refusal{r, fmt.Errorf(format, args...)}
+}
+
+// reasonOf is the reason of an error, or another one if it has none.
+func reasonOf(err error, otherwise Reason) Reason {
+	if r, ok := errors.AsType[*Refusal](err); ok {
+		return r.Reason
+	}
+	return otherwise
+}

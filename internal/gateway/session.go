@@ -1,0 +1,297 @@
+package gateway
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"strings"
+	"sync"
+)
+
+// session is a connection of a client that has shaken hands.
+type session struct {
+	id       uint64
+	service  string // its name; the settings may change
+	host     string // the server name that the client asked for
+	identity string
+	shown    []*x509.Certificate
+	serial   string
+	client   netip.AddrPort
+	conn     net.Conn
+	known    bool // some rule was for the identity when it came
+
+	mu       sync.Mutex
+	requests map[uint64]inFlight
+	last     uint64
+	over     bool
+}
+
+func (s *session) underWay() []inFlight {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var list []inFlight
+	for _, r := range s.requests {
+		list = append(list, r)
+	}
+	return list
+}
+
+// begin enters a request. It is false if the session has ended.
+func (s *session) begin(r inFlight) (number uint64, ok bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.over {
+		return 0, false
+	}
+	s.last++
+	s.requests[s.last] = r
+	return s.last, true
+}
+
+func (s *session) done(number uint64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.requests, number)
+}
+
+// conn is a client's connection, below TLS.
+type conn struct {
+	net.Conn
+	session *session // once it has shaken hands
+	closed  func()   // called once
+	once    sync.Once
+}
+
+func (c *conn) Close() error {
+	err := c.Conn.Close()
+	c.once.Do(c.closed)
+	return err
+}
+
+func remote(c net.Conn) netip.AddrPort {
+	a, err := netip.ParseAddrPort(c.RemoteAddr().String())
+	if err != nil {
+		return netip.AddrPort{}
+	}
+	return netip.AddrPortFrom(a.Addr().Unmap(), a.Port())
+}
+
+// source is what handshakes are counted by: one client has a whole /64 of IPv6.
+func source(a netip.Addr) netip.Prefix {
+	bits := 64
+	if a.Is4() {
+		bits = 32
+	}
+	p, _ := a.Prefix(bits)
+	return p
+}
+
+// admit counts a handshake that begins, before anything is computed for it.
+func (g *Gateway) admit(from netip.Prefix) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	l := g.config.Limits
+	switch {
+	case g.handshakes >= l.Handshakes:
+		return refuse(Limit, "%d handshakes are under way", g.handshakes)
+	case g.sources[from] >= l.HandshakesOf:
+		return refuse(Limit, "%d handshakes of %s are under way", g.sources[from], from)
+	case len(g.sessions) >= l.Connections:
+		return refuse(Limit, "%d connections are open", len(g.sessions))
+	}
+	g.handshakes++
+	g.sources[from]++
+	return nil
+}
+
+func (g *Gateway) release(from netip.Prefix) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.handshakes--
+	if g.sources[from]--; g.sources[from] == 0 {
+		delete(g.sources, from)
+	}
+}
+
+// take shakes hands, and hands the connection to the server of HTTP.
+func (g *Gateway) take(ctx context.Context, raw net.Conn) {
+	client := remote(raw)
+	about := Record{Client: client.String()}
+	from := source(client.Addr())
+	if err := g.admit(from); err != nil {
+		raw.Close()
+		g.note(about, err)
+		return
+	}
+	c := &conn{Conn: raw, closed: func() {}}
+	h := &handshake{gateway: g, client: client}
+	secured := tls.Server(c, &tls.Config{GetConfigForClient: h.settings, MinVersion: tls.VersionTLS13})
+	limited, stop := context.WithTimeout(ctx, g.config.Limits.HandshakeTime)
+	err := secured.HandshakeContext(limited)
+	stop()
+	g.release(from)
+	about.Service, about.Host = h.service, shorten(h.host, 300)
+	if err != nil {
+		c.Close()
+		g.note(about, h.why(err))
+		return
+	}
+	state := secured.ConnectionState()
+	s := &session{
+		service: h.service, host: h.host, identity: h.identity, shown: state.PeerCertificates,
+		serial: fmt.Sprintf("%x", state.PeerCertificates[0].SerialNumber), client: client, conn: c, known: h.known, requests: map[uint64]inFlight{},
+	}
+	about.Identity, about.Serial, about.Resumed = s.identity, s.serial, state.DidResume
+	c.session, c.closed = s, func() { g.forget(s) }
+	if err := g.open(s, about); err != nil {
+		c.Close()
+		g.note(about, err)
+		return
+	}
+	// What has changed since the handshake, before the session could be found, counts.
+	if err := g.allowed(s, g.config.Now()); err != nil {
+		g.endSession(s, err)
+		return
+	}
+	select {
+	case g.ready <- secured:
+	case <-g.ended:
+		c.Close()
+	case <-ctx.Done():
+		c.Close()
+	}
+}
+
+// open enters a session, if the log takes it.
+func (g *Gateway) open(s *session, about Record) error {
+	key := s.service + "\x00" + s.identity
+	g.mu.Lock()
+	if n := g.identities[key]; n >= g.config.Limits.ConnectionsIdentity {
+		g.mu.Unlock()
+		return refuse(Limit, "%d connections of %s are open", n, s.identity)
+	}
+	g.identities[key]++
+	g.lastID++
+	s.id = g.lastID
+	g.mu.Unlock()
+	about.Event, about.Session = EventOpened, s.id
+	err := g.config.Audit.Write(about)
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if err != nil {
+		g.leaveLocked(key)
+		return &Refusal{AuditFailed, err}
+	}
+	g.sessions[s] = true
+	return nil
+}
+
+func (g *Gateway) leaveLocked(key string) {
+	if g.identities[key]--; g.identities[key] == 0 {
+		delete(g.identities, key)
+	}
+}
+
+func (g *Gateway) drop(s *session) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if !g.sessions[s] {
+		return false
+	}
+	delete(g.sessions, s)
+	g.leaveLocked(s.service + "\x00" + s.identity)
+	return true
+}
+
+// forget is the end of a session, whoever has closed its connection.
+func (g *Gateway) forget(s *session) {
+	if !g.drop(s) {
+		return
+	}
+	if err := g.config.Audit.Write(Record{Event: EventClosed, Session: s.id, Service: s.service, Client: s.client.String(), Identity: s.identity}); err != nil {
+		g.config.Log.Error("the end of a session is not in the audit log", "err", err)
+	}
+}
+
+// endSession closes a connection that would not be let in any more.
+func (g *Gateway) endSession(s *session, why error) {
+	s.mu.Lock()
+	first := !s.over
+	s.over = true
+	s.mu.Unlock()
+	if !first {
+		return
+	}
+	g.note(Record{Session: s.id, Service: s.service, Client: s.client.String(), Identity: s.identity, Serial: s.serial}, why)
+	s.conn.Close()
+	g.onward.drop(s.service, s.identity)
+}
+
+func (g *Gateway) closeAll() {
+	g.mu.Lock()
+	var all []*session
+	for s := range g.sessions {
+		all = append(all, s)
+	}
+	g.mu.Unlock()
+	for _, s := range all {
+		s.mu.Lock()
+		s.over = true
+		s.mu.Unlock()
+		s.conn.Close()
+	}
+}
+
+// handshake is what is known of a connection until it has shaken hands.
+type handshake struct {
+	gateway  *Gateway
+	client   netip.AddrPort
+	service  string
+	host     string
+	identity string
+	known    bool
+	refusal  error
+}
+
+// settings finds the service that a client asks for. Without a certificate TLS answers unrecognized_name.
+func (h *handshake) settings(hello *tls.ClientHelloInfo) (*tls.Config, error) {
+	h.host = strings.ToLower(hello.ServerName)
+	h.gateway.mu.Lock()
+	s := h.gateway.hosts[h.host]
+	var settings *tls.Config
+	if s != nil {
+		settings = s.tls.Clone()
+	}
+	h.gateway.mu.Unlock()
+	if s == nil {
+		h.refusal = refuse(SNIUnknown, "no service has host %q", shorten(h.host, 300))
+		if h.host == "" {
+			h.refusal = refuse(SNIUnknown, "the client names no host")
+		}
+		return &tls.Config{MinVersion: tls.VersionTLS13}, nil
+	}
+	h.service = s.Name
+	settings.VerifyConnection = func(state tls.ConnectionState) error {
+		h.identity, h.refusal = s.Clients.Verify(state.PeerCertificates, h.gateway.config.Now())
+		h.known = s.Rules.Knows(h.identity)
+		return h.refusal
+	}
+	return settings, nil
+}
+
+// why is the reason for which a handshake has failed.
+func (h *handshake) why(err error) error {
+	switch {
+	case h.refusal != nil:
+		return h.refusal
+	case strings.Contains(err.Error(), "client didn't provide a certificate"):
+		return &Refusal{CertMissing, errors.New("the client shows no certificate")}
+	case errors.Is(err, context.DeadlineExceeded):
+		return refuse(Limit, "the handshake took longer than %s", h.gateway.config.Limits.HandshakeTime)
+	}
+	return &Refusal{Handshake, err}
+}

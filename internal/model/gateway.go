@@ -1,0 +1,139 @@
+package model
+
+import (
+	"encoding"
+	"fmt"
+	"net/netip"
+	"strings"
+	"time"
+)
+
+// IdentityKind says which subject alternative name of a certificate is its holder's identity.
+type IdentityKind string
+
+// Kinds of identities.
+const (
+	IdentitySPIFFE IdentityKind = "spiffe"
+	IdentityEmail  IdentityKind = "email"
+	IdentityDNS    IdentityKind = "dns"
+	IdentityURI    IdentityKind = "uri"
+)
+
+// Clients are the holders of certificates of one authority.
+type Clients struct {
+	Name string
+	CA   string // a file
+	Kind IdentityKind
+	// Within is the trust domain, mail domain, DNS suffix or beginning of the URI that
+	// identities have.
+	Within string
+	// Revocation is by a list, or by short lives alone.
+	CRL       string        // a file; "": none
+	OlderThan time.Duration // a list of before is none
+	Lifetime  time.Duration // no certificate lives longer; 0: any may
+	At        Source        // of the CA, for messages
+	CRLAt     Source
+}
+
+// Service is what a gateway serves.
+type Service struct {
+	Name        string
+	Hosts       []string // lower case
+	Nodes       []string
+	Address     netip.AddrPort
+	Certificate string // a file
+	Key         string // a file
+	Clients     string
+	Origin      Origin
+	Rules       []ServiceRule
+
+	At, CertificateAt, KeyAt Source
+}
+
+// Origin is where requests go on to.
+type Origin struct {
+	Address netip.AddrPort
+	CA      string // a file; "": plain
+	Name    string // that the origin's certificate is for
+	CAAt    Source
+}
+
+// Plain reports whether nothing seals what goes to the origin.
+func (o Origin) Plain() bool { return o.CA == "" }
+
+// ServiceRule lets requests in, by a chain. Empty fields take all.
+type ServiceRule struct {
+	Who     string
+	Hosts   []string
+	Methods []string
+	Path    string
+	Headers []ServiceHeader
+	Chain   string
+}
+
+// ServiceHeader is a header of a request that has one value, this one.
+type ServiceHeader struct{ Name, Value string }
+
+// Bounds of what gateways have.
+const (
+	HostsMax          = 64   // of a service
+	ServiceRulesMax   = 1024 // of a service
+	OlderThanMin      = time.Minute
+	OlderThanMax      = 30 * 24 * time.Hour
+	ClientLifetimeMin = time.Minute
+	ClientLifetimeMax = 30 * 24 * time.Hour
+)
+
+var _ encoding.TextUnmarshaler = (*IdentityKind)(nil)
+
+// UnmarshalText reads a kind.
+func (k *IdentityKind) UnmarshalText(text []byte) error {
+	switch v := IdentityKind(text); v {
+	case IdentitySPIFFE, IdentityEmail, IdentityDNS, IdentityURI:
+		*k = v
+		return nil
+	}
+	return fmt.Errorf("%q is not a kind of identity; expect spiffe, email, dns or uri", text)
+}
+
+// CheckHost holds the rule for names of hosts: DNS names of two labels or more, in small letters.
+func CheckHost(s string) error {
+	const most = 253
+	if len(s) > most || !strings.Contains(s, ".") || strings.ToLower(s) != s {
+		return fmt.Errorf("is not a name of a host such as shop.example.org, in small letters")
+	}
+	for label := range strings.SplitSeq(s, ".") {
+		ok := label != "" && len(label) <= 63 && label[0] != '-' && label[len(label)-1] != '-'
+		for _, c := range label {
+			ok = ok && (c >= 'a' && c <= 'z' || c >= '0' && c <= '9' || c == '-')
+		}
+		if !ok {
+			return fmt.Errorf("is not a name of a host such as shop.example.org, in small letters")
+		}
+	}
+	if _, err := netip.ParseAddr(s); err == nil {
+		return fmt.Errorf("is an address; TLS names hosts alone (RFC 6066 section 3)")
+	}
+	return nil
+}
+
+// CheckWithin holds the rule for what identities of a kind are within.
+func CheckWithin(kind IdentityKind, s string) error {
+	switch kind {
+	case IdentityDNS, IdentityEmail:
+		return CheckHost(s)
+	case IdentitySPIFFE:
+		ok := s != "" && len(s) <= 255
+		for _, c := range s {
+			ok = ok && (c >= 'a' && c <= 'z' || c >= '0' && c <= '9' || c == '-' || c == '.' || c == '_')
+		}
+		if !ok {
+			return fmt.Errorf("is not a trust domain such as staff.example, in small letters")
+		}
+	case IdentityURI:
+		if !strings.Contains(s, ":") || !strings.HasSuffix(s, "/") && !strings.HasSuffix(s, ":") {
+			return fmt.Errorf("is not the beginning of a URI, up to a slash or colon, such as https://id.example.org/")
+		}
+	}
+	return nil
+}
