@@ -2,6 +2,7 @@
 /* TC ingress of an interface inside the domain: endpoints, egress, guard. The
  * complete data path; core_xdp.bpf.c is its fast half.
  */
+#include "lib/encap/labels_tc.h"
 #include "lib/encap/seen_tc.h"
 #include "lib/hook.h"
 #include "lib/node/boundary.h"
@@ -47,6 +48,8 @@ int ws_core_tc(struct __sk_buff *skb)
 			sizeof(struct eth_hdr) + sizeof(struct ip6_hdr));
 	c = ctx_cursor(skb);
 	eth = cursor_take(&c, struct eth_hdr);
+	if (eth && cfg.services && eth->proto == bpf_htons(ETH_P_MPLS_UC))
+		return labels_program(skb, LABELS_ARRIVE, 0);
 	if (!eth || !eth_is_ip(eth))
 		return CTX_PASS;
 	if (!ip_take(&c, eth_is_ip4(eth), &in))

@@ -26,7 +26,7 @@ int ws_core_xdp(struct xdp_md *ctx)
 		return CTX_PASS;
 	switch (ep.hop->behaviour) {
 	case WS_BEHAVIOUR_END:
-		return end_xdp(&ep, node);
+		return end_xdp(ctx, &ep, node);
 	case WS_BEHAVIOUR_END_DT46:
 		return dt46_xdp(ctx, &ep, node);
 	case WS_BEHAVIOUR_END_AD:

@@ -34,6 +34,8 @@ int ws_edge_out_tc(struct __sk_buff *skb)
 		return vlan_planned(skb) & WS_VLAN_STACKED ?
 			       CTX_PASS :
 			       ws_refuse(skb, REASON(VLAN_TAGS), 0);
+	if (eth && has_labels(eth))
+		return ws_refuse(skb, REASON(LEAK_MPLS), 0);
 	if (eth && eth_is_ip(eth)) {
 		if (!ip_take(&c, eth_is_ip4(eth), &in))
 			return ws_refuse(skb, REASON(LEAVE_TRUNCATED), rc);

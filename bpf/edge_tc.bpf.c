@@ -32,7 +32,9 @@ int ws_edge_tc(struct __sk_buff *skb)
 				EDGE_L4_MAX);
 	c = ctx_cursor(skb);
 	eth = cursor_take(&c, struct eth_hdr);
-	/* What is not IP at all, such as ARP, is not forwarded by the kernel. */
+	if (eth && has_labels(eth))
+		return ws_refuse(skb, REASON(OUTSIDE_MPLS), 0);
+	/* What else is not IP, such as ARP, is not forwarded by the kernel. */
 	if (!eth || !eth_is_ip(eth))
 		return eth && eth_has_tag(eth) ?
 			       ws_refuse(skb, REASON(VLAN_TAGS), 0) :

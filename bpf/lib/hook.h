@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* What differs between the two hooks. The only place with an #ifdef: a file
- * that defines WS_XDP before its includes is an XDP program, else TC.
+/* What differs between the two hooks: a file that defines WS_XDP before its includes is
+ * an XDP program, else TC. The only place with an #ifdef but for lib/encap/outer*.h, which
+ * choose the outer header: one that defines WS_MPLS knows labels, else SRv6.
  */
 #pragma once
 

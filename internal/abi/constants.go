@@ -142,12 +142,13 @@ const (
 	Ways = 7
 
 	// ws_programs: that for packets with options before their SRH, that for
-	// packets that a function has made, and that for packets of functions on byte
-	// streams.
+	// packets that a function has made, that for packets of functions on byte
+	// streams, and that for packets with labels and of paths over labels.
 	ProgramExt       = 0
 	ProgramOriginate = 1
 	ProgramStream    = 2
-	Programs         = 3
+	ProgramMPLS      = 3
+	Programs         = 4
 	ConnClientFin    = 1
 
 	// from the client

@@ -40,12 +40,15 @@ const (
 	FileSrLeaveTC        File = 30
 	FileEncapSRH         File = 31
 	FileEncapTLVTC       File = 32
-	FileEncapSrv6        File = 33
-	FileEncapSrv6TC      File = 34
+	FileEncapSRv6        File = 33
+	FileEncapSRv6TC      File = 34
 	FileOriginateTC      File = 35
 	FileSrEnterTC        File = 36
 	FileStreamTC         File = 37
 	FileStreamInTC       File = 38
+	FileMPLSTC           File = 39
+	FileEncapMPLS        File = 40
+	FileEncapLabelsTC    File = 41
 )
 
 var fileNames = [...]string{
@@ -88,6 +91,9 @@ var fileNames = [...]string{
 	"sr/enter_tc.h",
 	"stream_tc.bpf.c",
 	"stream/stream_in_tc.h",
+	"mpls_tc.bpf.c",
+	"encap/mpls.h",
+	"encap/labels_tc.h",
 }
 
 // String returns the name: lower case, words joined by hyphens. A number that
@@ -137,7 +143,7 @@ const (
 	ReasonMappedAddress       Reason = 27  // an IPv6 packet has an address below ::ffff:0:0/96, where nothing can be sent
 	ReasonIp4Length           Reason = 28  // the total length of an IPv4 packet for a chain, or behind a proof, does not fit what carries it
 	ReasonIp4Checksum         Reason = 29  // the header checksum of an IPv4 packet for a chain is wrong
-	ReasonHopLimit            Reason = 30  // the hop limit is used up
+	ReasonHopLimit            Reason = 30  // the hop limit, or the TTL of a label, is used up
 	ReasonSegments            Reason = 31  // the segment list carried is not the path's
 	ReasonProof               Reason = 32  // the proof does not verify
 	ReasonRange               Reason = 33  // the proof's values are not below its prime
@@ -208,6 +214,22 @@ const (
 	ReasonStreamNotTcp        Reason = 98  // a packet to or from a function on byte streams is not TCP, or is a fragment, or its TCP header is not the first in it
 	ReasonStreamDown          Reason = 99  // the worker of a function on byte streams is not there
 	ReasonStreamsFull         Reason = 100 // no room is left for another connection through a function on byte streams
+	ReasonEncapsulation       Reason = 101 // a packet with labels has a proof of a path over SRv6, or the other way round
+	ReasonLabelsTruncated     Reason = 102 // a label stack runs past the end of the packet
+	ReasonLabelsTooMany       Reason = 103 // none of the first 40 entries of a label stack is its bottom
+	ReasonLabelsBottom        Reason = 104 // a label stack ends where a service label or an entropy label should follow
+	ReasonLabelNull           Reason = 105 // a label stack has an explicit null where a label of this node should be
+	ReasonLabelAlert          Reason = 106 // a label stack has a router alert where a label of this node should be
+	ReasonLabelUnknown        Reason = 107 // a label is neither this node's nor another node's of the domain
+	ReasonLabelTrain          Reason = 108 // a super-packet has labels, or would get some, and nobody could cut it then
+	ReasonWordTruncated       Reason = 109 // the word behind a label stack runs past the end of the packet
+	ReasonWordVersion         Reason = 110 // what is behind a label stack is no word, or one of another version
+	ReasonWordNext            Reason = 111 // the word behind a label stack names a next header that is neither IPv4 nor IPv6
+	ReasonProofTruncated      Reason = 112 // the proof behind a label stack runs past the end of the packet
+	ReasonNoNeighbour         Reason = 113 // the link-layer address of the next hop of a packet with labels is not known
+	ReasonOutsideMPLS         Reason = 114 // a packet from outside has labels
+	ReasonLeakMPLS            Reason = 115 // a packet that would leave the domain has labels
+	ReasonLabelsProgramBug    Reason = 116 // the program for paths over labels is not there
 )
 
 var reasonNames = [...]string{
@@ -312,6 +334,22 @@ var reasonNames = [...]string{
 	"stream-not-tcp",
 	"stream-down",
 	"streams-full",
+	"encapsulation",
+	"labels-truncated",
+	"labels-too-many",
+	"labels-bottom",
+	"label-null",
+	"label-alert",
+	"label-unknown",
+	"label-train",
+	"word-truncated",
+	"word-version",
+	"word-next",
+	"proof-truncated",
+	"no-neighbour",
+	"outside-mpls",
+	"leak-mpls",
+	"labels-program-bug",
 }
 
 // String returns the name: lower case, words joined by hyphens. A number that
@@ -358,7 +396,7 @@ var reasonTexts = [...]string{
 	"an IPv6 packet has an address below ::ffff:0:0/96, where nothing can be sent",
 	"the total length of an IPv4 packet for a chain, or behind a proof, does not fit what carries it",
 	"the header checksum of an IPv4 packet for a chain is wrong",
-	"the hop limit is used up",
+	"the hop limit, or the TTL of a label, is used up",
 	"the segment list carried is not the path's",
 	"the proof does not verify",
 	"the proof's values are not below its prime",
@@ -429,6 +467,22 @@ var reasonTexts = [...]string{
 	"a packet to or from a function on byte streams is not TCP, or is a fragment, or its TCP header is not the first in it",
 	"the worker of a function on byte streams is not there",
 	"no room is left for another connection through a function on byte streams",
+	"a packet with labels has a proof of a path over SRv6, or the other way round",
+	"a label stack runs past the end of the packet",
+	"none of the first 40 entries of a label stack is its bottom",
+	"a label stack ends where a service label or an entropy label should follow",
+	"a label stack has an explicit null where a label of this node should be",
+	"a label stack has a router alert where a label of this node should be",
+	"a label is neither this node's nor another node's of the domain",
+	"a super-packet has labels, or would get some, and nobody could cut it then",
+	"the word behind a label stack runs past the end of the packet",
+	"what is behind a label stack is no word, or one of another version",
+	"the word behind a label stack names a next header that is neither IPv4 nor IPv6",
+	"the proof behind a label stack runs past the end of the packet",
+	"the link-layer address of the next hop of a packet with labels is not known",
+	"a packet from outside has labels",
+	"a packet that would leave the domain has labels",
+	"the program for paths over labels is not there",
 }
 
 // Text says in a sentence without capital or full stop what the packet or the
@@ -452,7 +506,7 @@ func Reasons() []Reason {
 
 // ReasonCount is the number of reasons, ReasonNone included: the size of the
 // map ws_refusals.
-const ReasonCount = 101
+const ReasonCount = 117
 
 // SpentReasons are those for which a packet may be refused after its number was
 // spent at the replay window.
@@ -499,6 +553,34 @@ func (v Scheme) MarshalText() ([]byte, error) { return []byte(v.String()), nil }
 // UnmarshalText takes what MarshalText gives.
 func (v *Scheme) UnmarshalText(b []byte) error {
 	return enumUnmarshal((*uint8)(v), "Scheme", schemeNames[:], string(b))
+}
+
+// Form is what carries packets of a path between nodes.
+type Form uint8
+
+const (
+	FormSRv6   Form = 0
+	FormCSID   Form = 1 // SRv6, of the NEXT-C-SID flavour (RFC 9800 4.1)
+	FormLabels Form = 2 // a stack of labels (RFC 8660)
+)
+
+var formNames = [...]string{
+	"srv6",
+	"csid",
+	"labels",
+}
+
+// String returns the name: lower case, words joined by hyphens. A number that
+// this build does not know prints as Form(N).
+func (v Form) String() string { return enumString("Form", formNames[:], uint8(v)) }
+
+// MarshalText gives what String gives, also for unknown numbers: programs that
+// outlived an upgrade may be newer than their reader.
+func (v Form) MarshalText() ([]byte, error) { return []byte(v.String()), nil }
+
+// UnmarshalText takes what MarshalText gives.
+func (v *Form) UnmarshalText(b []byte) error {
+	return enumUnmarshal((*uint8)(v), "Form", formNames[:], string(b))
 }
 
 // Behaviour is what a node does with a packet addressed to one of its SIDs.

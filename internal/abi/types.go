@@ -18,6 +18,8 @@ type Config struct {
 	IcmpIntervalNs uint64
 	IcmpBurstNs    uint64
 	DecapL3        uint32
+	Services       uint32
+	Label          uint32
 	Pad            uint32
 }
 
@@ -70,7 +72,7 @@ type Hop struct {
 	Behaviour uint8
 	Scheme    uint8
 	Position  uint8
-	NextCsid  uint8
+	Form      uint8
 	Stats     uint32
 	Proxy     uint32
 	Argument  uint32
@@ -138,7 +140,8 @@ type Headend struct {
 	Mtu      uint16
 	Mss      uint16
 	Own      uint8
-	Pad      [7]uint8
+	Form     uint8
+	Pad      [6]uint8
 	Share    Share
 	Outer    [328]uint8
 }
@@ -406,6 +409,13 @@ type Errors struct {
 	Unreachable  uint64
 	Suppressed   uint64
 	Unanswerable uint64
+}
+
+// Label is struct ws_label. ws_labels: key is the label of a node, value where
+// that is.
+type Label struct {
+	_    structs.HostLayout
+	Addr [2]uint64
 }
 
 // Stream is struct ws_stream. ws_streams: key is a path that ends at a function

@@ -16,10 +16,11 @@ const encapC = "bpf/lib/encap"
 // encapsulation is what names the outer headers of SRv6 in C: a rule each.
 var encapsulation = map[string]*regexp.Regexp{
 	"the segment routing header":                   regexp.MustCompile(`\bstruct srh\b|\bsrh_\w+|\bROUTING_TYPE_SRH\b|\bSRH_\w+_OFF\b|\b(?:segments_left|last_entry|hdrlen)\b`),
-	"the segment list":                             regexp.MustCompile(`\bsegments_equal\b|\bcsid_\w+|\bCSID_\w+|\bnext_csid\b`),
+	"the segment list":                             regexp.MustCompile(`\bsegments_equal\b|\bcsid_\w+|\bCSID_\w+|\bWS_FORM_CSID\b`),
 	"a field of struct outer or struct outer_head": regexp.MustCompile(`\b(?:outer|outer_head|head|marks)(?:->|\.)(?:end|ip6|srh|list|segments|ext|vtc_flow)\b|\b(?:[a-ln-z]|\w{2,})->(?:ip6|srh)\b`),
 	"an outer header as an IPv6 header":            regexp.MustCompile(`ip6_hdr \*\)\s*\(?\w+->outer\b`),
 	"room for an outer header":                     regexp.MustCompile(`\bBPF_F_ADJ_ROOM_(?:EN|DE)CAP_\w+`),
+	"a label stack":                                regexp.MustCompile(`\bentry_(?:label|ttl|of|written)\(|\bshape_\w+\(|\bENTRY_\w+|\bLABEL_ENTROPY\b`),
 	"the flow label":                               regexp.MustCompile(`\bflow_label\(|->flowinfo\b`),
 }
 

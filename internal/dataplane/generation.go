@@ -447,7 +447,7 @@ func constants(id ebpf.MapID) (b []byte, err error) {
 // kernel forgets them when nothing outside of it holds the map any more: no pin, and
 // no process.
 func (g *generation) connect() error {
-	for at, program := range map[uint32]string{abi.ProgramExt: object.ExtTC, abi.ProgramOriginate: object.OriginateTC, abi.ProgramStream: object.StreamTC} {
+	for at, program := range map[uint32]string{abi.ProgramExt: object.ExtTC, abi.ProgramOriginate: object.OriginateTC, abi.ProgramStream: object.StreamTC, abi.ProgramMPLS: object.MPLSTC} {
 		p := g.programs[program]
 		if p == nil {
 			continue // nothing asks for it; a jump there would go on, and refuse the packet

@@ -209,6 +209,9 @@ func programsOf(n plan.Node, bs []binding) []string {
 			need[programFor(b.Role, b.hookXDP())] = true
 		}
 	}
+	if n.MPLS != nil {
+		need[object.MPLSTC] = true
+	}
 	for _, p := range n.Proxies {
 		if p.OnUnknown == model.OnUnknownOriginate {
 			need[object.OriginateTC] = true

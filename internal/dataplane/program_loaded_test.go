@@ -36,6 +36,9 @@ type loaded struct {
 	possible int                      // CPUs that per-CPU maps have values for
 }
 
+// labelPrograms are those that tests of labels run.
+var labelPrograms = []string{object.CoreTC, object.EdgeTC, object.EdgeOutTC, object.MPLSTC}
+
 // atRest are those that no test has, by what they were loaded with: their
 // programs know it as constants.
 var atRest struct {
@@ -64,7 +67,10 @@ func load(cfg abi.Config) (_ *loaded, err error) {
 	}()
 	var programs []string
 	for _, o := range object.All {
-		programs = append(programs, o.Program)
+		// Each node has a label of its own, and so programs of its own.
+		if cfg.Services == 0 || slices.Contains(labelPrograms, o.Program) {
+			programs = append(programs, o.Program)
+		}
 	}
 	if err := new(Dataplane).loadObjects(l.g, cfg, nil, programs); err != nil {
 		return nil, err

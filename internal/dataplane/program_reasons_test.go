@@ -100,6 +100,12 @@ func reasonCases() map[abi.Reason]reasonCase {
 	}
 }
 
+// reasonNamed is the reason of that name.
+func reasonNamed(name string) abi.Reason {
+	all := abi.Reasons()
+	return all[slices.IndexFunc(all, func(r abi.Reason) bool { return reasonName(r) == name })]
+}
+
 // headendEntry is the entry of a path, with its key.
 func headendEntry(r *rig, path uint32) (uint32, abi.Headend) {
 	for k, h := range r.have.Headends {
@@ -139,9 +145,23 @@ func TestEveryReasonIsProduced(t *testing.T) {
 	} {
 		produced[r] = "proxy_test.go"
 	}
+	for _, r := range []abi.Reason{abi.ReasonNoNeighbour, abi.ReasonLeakMPLS, abi.ReasonLabelsProgramBug} {
+		produced[r] = "program_labels_test.go"
+	}
 	all, err := packets.All()
 	if err != nil {
 		t.Fatal(err)
+	}
+	labelled, err := packets.MPLS()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range labelled {
+		for _, r := range oracle.LabelReasons() {
+			if string(r) == p.Reason {
+				produced[reasonNamed(p.Reason)] = p.Name
+			}
+		}
 	}
 	for _, p := range all {
 		for _, name := range append(slices.Clone(p.Reports), p.Reason) {

@@ -82,6 +82,7 @@ type rigSpec struct {
 	routes         []rigRoute
 	oldKernel      bool // as if it lacked what is younger than Linux 6.1
 	cpu            int  // that the programs run on
+	mpls           *plan.MPLS
 }
 
 // rig is one node: a network namespace with interfaces, routes and a neighbour,
@@ -252,7 +253,7 @@ func (r *rig) network() error {
 
 // load takes programs and maps for the rig.
 func (r *rig) load() error {
-	cfg, err := tables.EncodeConfig(plan.Node{Name: r.spec.name, Block: r.spec.block, Locator: r.spec.locator, Address: r.spec.address})
+	cfg, err := tables.EncodeConfig(plan.Node{Name: r.spec.name, Block: r.spec.block, Locator: r.spec.locator, Address: r.spec.address, MPLS: r.spec.mpls})
 	if err != nil {
 		return err
 	}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -23,20 +24,26 @@ const verifierRoom = 1_000_000 * 3 / 4
 // Every program in every configuration loads, and is far from the verifier's limits. The
 // lines "verifier: …" are read by test/kernels, which compares them with those of before.
 func TestVerifierHasRoom(t *testing.T) {
-	configurations := []abi.Config{{}}
+	configurations := []abi.Config{{}, {Services: 100000, Label: 16001}}
 	if have, err := haveDecapL3(); err != nil {
 		t.Fatal(err)
 	} else if have {
-		configurations = append(configurations, abi.Config{DecapL3: 1})
+		configurations = append(configurations, abi.Config{DecapL3: 1}, abi.Config{DecapL3: 1, Services: 100000, Label: 16001})
 	}
 	for _, cfg := range configurations {
 		for _, o := range object.All {
+			if cfg.Services != 0 && !slices.Contains(labelPrograms, o.Program) {
+				continue // nothing in it asks for labels
+			}
 			flags := []uint32{unix.BPF_F_XDP_HAS_FRAGS, 0}
 			if !strings.HasSuffix(o.Program, "xdp") {
 				flags = flags[1:]
 			}
 			for _, f := range flags {
 				name := fmt.Sprintf("%s/decap_l3=%d", o.Program, cfg.DecapL3)
+				if cfg.Services != 0 {
+					name += "/labels"
+				}
 				if f != 0 {
 					name += "/frags"
 				}

@@ -441,3 +441,9 @@ func (p Proof) TLV() TLV {
 	v = binary.BigEndian.AppendUint64(v, p.CML)
 	return TLV{Type: TLVProof, Value: v}
 }
+
+// Bytes is the TLV as it is on the wire.
+func (p Proof) Bytes() [ProofLen]byte {
+	t := p.TLV()
+	return [ProofLen]byte(append([]byte{t.Type, uint8(len(t.Value))}, t.Value...))
+}

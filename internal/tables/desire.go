@@ -29,6 +29,10 @@ type Wanted struct {
 func Desire(n plan.Node, at Wiring, local []netip.Addr, have Contents, ix Indexes) (Wanted, error) {
 	w := Wanted{Contents: New(), Numbers: map[uint32]CounterKey{}, Windows: map[uint32]Window{}}
 	w.Ports = at.Ports
+	var err error
+	if w.Labels, err = encodeLabels(n.MPLS); err != nil {
+		return Wanted{}, err
+	}
 	proxyOf, err := w.desireProxies(n, at, have, ix)
 	if err != nil {
 		return Wanted{}, err
@@ -253,7 +257,7 @@ func (w *Wanted) addHop(n plan.Node, id plan.PathID, sid netip.Addr, sources []n
 	w.Hops[k] = entry
 	w.Sids[EncodeHopKey(sid, id.Path, 0)] = 1
 	w.Sids[EncodeHopKey(sid, 0, 0)] = 1
-	if len(sources) > 1 {
+	if len(sources) > 1 && !id.OverLabels() {
 		for _, a := range sources {
 			w.Sources[abi.SourceKey{Path: abi.BE32(id.Path), Addr: Words(a)}] = 1
 		}
@@ -279,6 +283,7 @@ func (w *Wanted) checkSizes() error {
 		{"rules of local functions by destination", len(w.LocalDst), ChainsMax},
 		{"rules of local functions by source", len(w.LocalSrc), ChainsMax},
 		{"interfaces", len(w.Ports), 4096},
+		{"nodes with labels", len(w.Labels), ChainsMax},
 	} {
 		if m.have > m.max {
 			return fmt.Errorf("the plan has %d %s, more than the %d that a node holds", m.have, m.what, m.max)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/waystamp/waystamp/internal/abi"
 	"github.com/waystamp/waystamp/internal/model"
+	"github.com/waystamp/waystamp/internal/mpls"
 	"github.com/waystamp/waystamp/internal/plan"
 	"github.com/waystamp/waystamp/internal/pot"
 	"github.com/waystamp/waystamp/internal/srv6"
@@ -62,7 +63,16 @@ func EncodeConfig(n plan.Node) (abi.Config, error) {
 	if !n.Address.Is6() || n.Address.Is4In6() {
 		return abi.Config{}, fmt.Errorf("address %s of node %s is not an IPv6 address", n.Address, n.Name)
 	}
+	var services, label uint32
+	if n.MPLS != nil {
+		services, label = n.MPLS.Services, n.MPLS.Label
+		if n.Block.Bits() != 48 {
+			return abi.Config{}, fmt.Errorf("block %s of node %s has labels, which name the 16 bits behind 48", n.Block, n.Name)
+		}
+	}
 	return abi.Config{
+		Services:       services,
+		Label:          label,
 		Address:        Words(n.Address),
 		IcmpIntervalNs: 1e9 / errorsPerSecond,
 		IcmpBurstNs:    1e9 / errorsPerSecond * errorsAtOnce,
@@ -104,17 +114,17 @@ func EncodeHopKey(sid netip.Addr, path uint32, epoch uint8) abi.HopKey {
 }
 
 // encodeSource is what an entry of ws_hops says of the headends of its path: the
-// one, or :: where there are several.
-func encodeSource(sources []netip.Addr) ([2]uint64, error) {
+// one, or :: where there are several, or where packets have labels, which name none.
+func encodeSource(id plan.PathID, sources []netip.Addr) ([2]uint64, error) {
 	for _, a := range sources {
 		if !a.Is6() || a.Is4In6() || a.Zone() != "" || a.IsUnspecified() {
 			return [2]uint64{}, fmt.Errorf("headend address %s is not a plain IPv6 address", a)
 		}
 	}
-	switch len(sources) {
-	case 0:
+	switch {
+	case len(sources) == 0:
 		return [2]uint64{}, errors.New("no headend; packets must come from one")
-	case 1:
+	case len(sources) == 1 && !id.OverLabels():
 		return Words(sources[0]), nil
 	}
 	return [2]uint64{}, nil
@@ -132,7 +142,7 @@ func encodeHop(e plan.Endpoint, statsIndex, proxy uint32) (abi.Hop, error) {
 	if err != nil {
 		return abi.Hop{}, err
 	}
-	from, err := encodeSource(e.Sources)
+	from, err := encodeSource(e.PathID, e.Sources)
 	if err != nil {
 		return abi.Hop{}, err
 	}
@@ -145,28 +155,65 @@ func encodeHop(e plan.Endpoint, statsIndex, proxy uint32) (abi.Hop, error) {
 	}
 	return abi.Hop{
 		Behaviour: uint8(behaviour), Scheme: uint8(e.Scheme), Position: e.Share.Position,
-		NextCsid: nextCSID(e.PathID), Stats: statsIndex, Share: s, Proxy: proxy, Argument: e.Argument, Source: from,
+		Form: uint8(formOf(e.PathID)), Stats: statsIndex, Share: s, Proxy: proxy, Argument: e.Argument, Source: from,
 	}, nil
 }
 
-// nextCSID: the path's SIDs are of the NEXT-C-SID flavour.
-func nextCSID(id plan.PathID) uint8 {
-	if id.Encapsulation.SIDs == model.SIDsCompressed {
-		return 1
+// formOf is what carries the path's packets.
+func formOf(id plan.PathID) abi.Form {
+	switch {
+	case id.OverLabels():
+		return abi.FormLabels
+	case id.Encapsulation.SIDs == model.SIDsCompressed:
+		return abi.FormCSID
 	}
-	return 0
+	return abi.FormSRv6
+}
+
+// encodeOuter is what the headend of a path puts before its packets.
+func encodeOuter(n plan.Node, h plan.Headend) ([]byte, error) {
+	proof := srv6.Proof{Scheme: h.Scheme, Epoch: h.Epoch, Path: h.Path}
+	if !h.OverLabels() {
+		return srv6.Outer(n.Address, h.Segments, h.Encapsulation, proof)
+	}
+	if n.MPLS == nil || len(h.NodeLabels) != len(h.Segments) {
+		return nil, fmt.Errorf("%d node labels for %d visits", len(h.NodeLabels), len(h.Segments))
+	}
+	visits := make([]mpls.Visit, len(h.Segments))
+	for i, s := range h.Segments {
+		visits[i] = mpls.Visit{Node: h.NodeLabels[i], Service: n.MPLS.Service(s)}
+	}
+	return mpls.Outer(visits, proof.Bytes())
+}
+
+// encodeLabels says where the nodes are that have labels.
+func encodeLabels(m *plan.MPLS) (map[uint32]abi.Label, error) {
+	out := map[uint32]abi.Label{}
+	if m == nil {
+		return out, nil
+	}
+	for _, n := range m.Nodes {
+		if !n.Address.IsValid() || n.Address.Zone() != "" {
+			return nil, fmt.Errorf("node %s has label %d and no address that packets with it go to", n.Name, n.Label)
+		}
+		if _, twice := out[n.Label]; twice {
+			return nil, fmt.Errorf("label %d is of two nodes, node %s among them", n.Label, n.Name)
+		}
+		out[n.Label] = abi.Label{Addr: Words(n.Address)}
+	}
+	return out, nil
 }
 
 // EncodeEgress gives both entries of an egress: the one that its SID is found
 // by, and the verifier's. windowIndex is that of its replay window.
 func EncodeEgress(e plan.Egress, statsIndex uint32) (abi.Hop, abi.Egress, error) {
-	from, err := encodeSource(e.Sources)
+	from, err := encodeSource(e.PathID, e.Sources)
 	if err != nil {
 		return abi.Hop{}, abi.Egress{}, err
 	}
 	h := abi.Hop{
 		Behaviour: uint8(abi.BehaviourEndDT46), Scheme: uint8(e.Scheme), Position: e.Share.Position,
-		NextCsid: nextCSID(e.PathID), Stats: statsIndex, Argument: abi.BE32(e.Requires()), Source: from,
+		Form: uint8(formOf(e.PathID)), Stats: statsIndex, Argument: abi.BE32(e.Requires()), Source: from,
 	}
 	if err := model.CheckWindow(e.Window); err != nil {
 		return abi.Hop{}, abi.Egress{}, fmt.Errorf("window %d %w", e.Window, err)
@@ -227,14 +274,14 @@ func EncodeHeadend(n plan.Node, h plan.Headend, statsIndex, counterIndex uint32)
 	if h.MSS < 0 || h.MSS > math.MaxUint16 {
 		return abi.Headend{}, fmt.Errorf("MSS %d does not fit the option of TCP", h.MSS)
 	}
-	outer, err := srv6.Outer(n.Address, h.Segments, h.Encapsulation, srv6.Proof{Scheme: h.Scheme, Epoch: h.Epoch, Path: h.Path})
+	outer, err := encodeOuter(n, h)
 	if err != nil {
 		return abi.Headend{}, err
 	}
 	out := abi.Headend{
 		OuterLen: uint16(len(outer)), Lane: h.Lane, Lanes: h.Lanes,
 		Scheme: uint8(h.Scheme), Epoch: h.Epoch, Path: abi.BE32(h.Path),
-		Counter: counterIndex, Stats: statsIndex, Mtu: uint16(h.MTU), Mss: uint16(h.MSS), Share: s,
+		Counter: counterIndex, Stats: statsIndex, Mtu: uint16(h.MTU), Mss: uint16(h.MSS), Share: s, Form: uint8(formOf(h.PathID)),
 	}
 	if h.Own {
 		out.Own = 1

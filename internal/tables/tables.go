@@ -24,6 +24,7 @@ type Contents struct {
 	Headends map[uint32]abi.Headend
 	Paths    map[uint32]uint32     // that it is a headend of, as __be32: index in headends
 	Streams  map[uint32]abi.Stream // by the path as __be32 that ends at a function on byte streams
+	Labels   map[uint32]abi.Label  // where nodes are, by their label
 	Guards   map[uint32]uint32     // what the chain of a path that ends here says, by the path as __be32
 	MatchDst map[DstKey]Match
 	MatchSrc map[SrcKey]Match
@@ -42,7 +43,7 @@ type Contents struct {
 func New() Contents {
 	return Contents{
 		Hops: map[abi.HopKey]abi.Hop{}, Sids: map[abi.HopKey]uint32{}, Sources: map[abi.SourceKey]uint32{}, Egresses: map[abi.EgressKey]abi.Egress{},
-		Headends: map[uint32]abi.Headend{}, Paths: map[uint32]uint32{}, Guards: map[uint32]uint32{}, Streams: map[uint32]abi.Stream{},
+		Headends: map[uint32]abi.Headend{}, Paths: map[uint32]uint32{}, Guards: map[uint32]uint32{}, Streams: map[uint32]abi.Stream{}, Labels: map[uint32]abi.Label{},
 		MatchDst: map[DstKey]Match{}, MatchSrc: map[SrcKey]Match{},
 		GuardDst: map[DstKey]Match{}, GuardSrc: map[SrcKey]Match{},
 		Ports: map[uint32]abi.Port{}, Proxies: map[uint32]abi.Proxy{},
@@ -104,6 +105,7 @@ const (
 	MapErrors      Map = "ws_errors"
 	MapEvents      Map = "ws_events"
 	MapPrograms    Map = "ws_programs"
+	MapLabels      Map = "ws_labels"
 )
 
 // Op is one change of one map: a pointer to the value is put, or without one
@@ -166,6 +168,7 @@ func Changes(have, want Contents) []Op {
 	ops = Puts(ops, MapSources, have.Sources, want.Sources)
 	ops = Puts(ops, MapEgresses, have.Egresses, want.Egresses)
 	ops = Puts(ops, MapPorts, have.Ports, want.Ports)
+	ops = Puts(ops, MapLabels, have.Labels, want.Labels)
 	ops = Puts(ops, MapHeadends, have.Headends, want.Headends)
 	ops = Puts(ops, MapPaths, have.Paths, want.Paths)
 	ops = Puts(ops, MapStreams, have.Streams, want.Streams)
@@ -185,6 +188,7 @@ func Changes(have, want Contents) []Op {
 	ops = Deletes(ops, MapStreams, have.Streams, want.Streams)
 	ops = Deletes(ops, MapPaths, have.Paths, want.Paths)
 	ops = Deletes(ops, MapHeadends, have.Headends, want.Headends)
+	ops = Deletes(ops, MapLabels, have.Labels, want.Labels)
 	ops = Deletes(ops, MapEgresses, have.Egresses, want.Egresses)
 	ops = Deletes(ops, MapSources, have.Sources, want.Sources)
 	ops = Deletes(ops, MapSIDs, have.Sids, want.Sids)

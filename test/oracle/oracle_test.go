@@ -148,7 +148,7 @@ func TestReasonsAreTheContracts(t *testing.T) {
 	// part of a frame here.
 	// Nor is the proxy modelled, but for the way into a function in the node's own kernel. Nor are
 	// connections of functions on byte streams.
-	kernel := regexp.MustCompile(`^(NONE|NOT_CACHED|ORIGIN_UNMATCHED|CACHE_FULL|FUNCTION_[A-Z]+|STREAM_[A-Z_]+|STREAMS_FULL|CANNOT_CUT|SHARE_GONE|[A-Z_]+_FAILED|[A-Z_]+_BUG)$`)
+	kernel := regexp.MustCompile(`^(NONE|NOT_CACHED|ORIGIN_UNMATCHED|CACHE_FULL|FUNCTION_[A-Z]+|STREAM_[A-Z_]+|STREAMS_FULL|CANNOT_CUT|NO_NEIGHBOUR|LEAK_MPLS|SHARE_GONE|[A-Z_]+_FAILED|[A-Z_]+_BUG)$`)
 	text, err := os.ReadFile("../../bpf/include/waystamp/reasons.h")
 	if err != nil {
 		t.Fatal(err)
@@ -160,7 +160,7 @@ func TestReasonsAreTheContracts(t *testing.T) {
 		}
 	}
 	var got []string
-	for _, r := range Reasons() {
+	for _, r := range append(Reasons(), LabelReasons()...) {
 		got = append(got, string(r))
 	}
 	slices.Sort(want)

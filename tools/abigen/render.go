@@ -16,8 +16,8 @@ const (
 
 // goWords are the words of C names that Go does not write as Capital-lower.
 var goWords = map[string]string{
-	"DT46": "DT46", "MTU": "MTU", "OPOT": "OPoT", "POT": "PoT", "RND": "RND",
-	"SID": "SID", "SRH": "SRH", "TC": "TC", "TLV": "TLV", "TLVS": "TLVs",
+	"DT46": "DT46", "CSID": "CSID", "MPLS": "MPLS", "MTU": "MTU", "OPOT": "OPoT", "POT": "PoT", "RND": "RND",
+	"SID": "SID", "SRH": "SRH", "SRV6": "SRv6", "TC": "TC", "TLV": "TLV", "TLVS": "TLVs",
 	"VLAN": "VLAN", "XDP": "XDP",
 }
 
@@ -27,6 +27,7 @@ var goEnums = map[string]struct{ typ, doc string }{
 	"ws_reason":       {"Reason", "Reason says why a packet was refused. A number keeps its meaning for ever."},
 	"ws_file":         {"File", "File is a source file of the data path, below bpf/lib or bpf, that refuses packets."},
 	"ws_scheme":       {"Scheme", "Scheme is how the hops of a path prove that a packet visited them; the number is the wire's."},
+	"ws_form":         {"Form", "Form is what carries packets of a path between nodes."},
 	"ws_behaviour":    {"Behaviour", "Behaviour is what a node does with a packet addressed to one of its SIDs."},
 	"ws_on_violation": {"OnViolation", "OnViolation says what an egress does with a packet whose proof is refused."},
 	"ws_guard":        {"Guard", "Guard says what the guard does with a packet that a chain requires and that has no proof."},

@@ -57,6 +57,13 @@ enum ws_scheme {
 	WS_SCHEME_KEYED_FLOW = 3,
 };
 
+/* What carries packets of a path between nodes. */
+enum ws_form {
+	WS_FORM_SRV6 = 0,
+	WS_FORM_CSID = 1, /* SRv6, of the NEXT-C-SID flavour (RFC 9800 4.1) */
+	WS_FORM_LABELS = 2, /* a stack of labels (RFC 8660) */
+};
+
 enum ws_behaviour {
 	WS_BEHAVIOUR_NONE = 0,
 	WS_BEHAVIOUR_END = 1, /* RFC 8986 4.1, and the stamp */
@@ -128,6 +135,11 @@ struct ws_config {
 	__u64 icmp_burst_ns; /* as many intervals as may be sent at once */
 	/* 1: the kernel has BPF_F_ADJ_ROOM_DECAP_L3_IPV4 and its like, since 6.3 */
 	__u32 decap_l3;
+	/* Of a domain with labels: the service label of SID 0 of the block, that of
+	 * another being as far above; 0: the domain has none.
+	 */
+	__u32 services;
+	__u32 label; /* the node's own; 0: it has none */
 	__u32 pad;
 };
 
@@ -193,7 +205,7 @@ struct ws_hop {
 	__u8 behaviour; /* enum ws_behaviour */
 	__u8 scheme; /* enum ws_scheme */
 	__u8 position; /* 1 .. k-1 */
-	__u8 next_csid; /* 1: of the NEXT-C-SID flavour (RFC 9800 4.1) */
+	__u8 form; /* enum ws_form */
 	__u32 stats; /* index into ws_stats */
 	__u32 proxy; /* End.AD, STREAM: key in ws_proxies; else 0 */
 	/* End.AD: that of its SID in the list; 0: none. End.DT46: as __be32 the path that
@@ -202,7 +214,7 @@ struct ws_hop {
 	 */
 	__u32 argument;
 	/* The path's headend, which its packets come from (RFC 8754 5.1); ::
-	 * where it has several: those are in ws_sources.
+	 * where it has several: those are in ws_sources. Labels have no source.
 	 */
 	__be64 source[2];
 	struct ws_share share; /* keyed's is in the entry's first 64 bytes */
@@ -272,7 +284,7 @@ _Static_assert(sizeof(struct ws_egress) == 544, "ws_egress is ABI");
 
 /* ws_headends: the index is what rules name. All zero: none. */
 struct ws_headend {
-	__u16 outer_len; /* 72 + 16 * entries of the segment list */
+	__u16 outer_len; /* SRv6: 72 + 16 * entries of the segment list; labels: 36 + 8 * visits */
 	__u16 lane; /* lane of CPU 0 */
 	__u16 lanes; /* CPUs that have one */
 	__u8 scheme;
@@ -283,11 +295,12 @@ struct ws_headend {
 	__u16 mtu; /* of the inner packet; 0: not known */
 	__u16 mss; /* the most that TCP's SYNs may say; 0: they are left alone */
 	__u8 own; /* 1: the path takes what this node sends itself, too */
-	__u8 pad[7];
+	__u8 form; /* enum ws_form */
+	__u8 pad[6];
 	struct ws_share share;
 	/* The outer header as sent, but for payload length, traffic class, flow
-	 * label, RND and CML, which are zero here, and the SRH's next header,
-	 * which is that of IPv6.
+	 * or entropy label, RND and CML, which are zero here, and the next header of
+	 * SRH or word, which is that of IPv6.
 	 */
 	__u8 outer[WS_OUTER_MAX];
 };
@@ -691,13 +704,21 @@ struct ws_errors {
 };
 _Static_assert(sizeof(struct ws_errors) == 64, "ws_errors is ABI");
 
+/* ws_labels: key is the label of a node, value where that is. */
+struct ws_label {
+	__be64 addr[2]; /* IPv4 as ::ffff:a.b.c.d */
+};
+_Static_assert(sizeof(struct ws_label) == 16, "ws_label is ABI");
+
 /* ws_programs: that for packets with options before their SRH, that for packets
- * that a function has made, and that for packets of functions on byte streams.
+ * that a function has made, that for packets of functions on byte streams, and that
+ * for packets with labels and of paths over labels.
  */
 #define WS_PROGRAM_EXT 0
 #define WS_PROGRAM_ORIGINATE 1
 #define WS_PROGRAM_STREAM 2
-#define WS_PROGRAMS 3
+#define WS_PROGRAM_MPLS 3
+#define WS_PROGRAMS 4
 
 /* ws_streams: key is a path that ends at a function on byte streams; all paths are in
  * network order.

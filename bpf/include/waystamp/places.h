@@ -43,7 +43,10 @@
 	X(ORIGINATE_TC, "", "originate_tc.bpf.c") \
 	X(SR_ENTER_TC, "sr/", "enter_tc.h") \
 	X(STREAM_TC, "", "stream_tc.bpf.c") \
-	X(STREAM_IN_TC, "stream/", "stream_in_tc.h")
+	X(STREAM_IN_TC, "stream/", "stream_in_tc.h") \
+	X(MPLS_TC, "", "mpls_tc.bpf.c") \
+	X(ENCAP_MPLS, "encap/", "mpls.h") \
+	X(ENCAP_LABELS_TC, "encap/", "labels_tc.h")
 
 enum ws_file {
 	WS_FILE_NONE,

@@ -32,21 +32,21 @@
 	X(SRH_SEGMENTS_LEFT, "Segments Left is beyond Last Entry + 1")         \
 	X(SRH_TOO_LONG, "more segments, or more bytes of TLVs, than this node takes") \
 	X(TLV_OVERRUN, "a TLV runs past the end of the segment routing header") \
-	X(TLV_LENGTH, "the proof TLV has a wrong length")                      \
+	X(TLV_LENGTH, "the proof TLV has a wrong length", SEVERAL)             \
 	X(TLV_ALIGNMENT, "the proof TLV does not start on an 8-byte boundary") \
 	X(TLV_DUPLICATE, "more than one proof TLV")                            \
-	X(TLV_MISSING, "no proof TLV")                                         \
+	X(TLV_MISSING, "no proof TLV", SEVERAL)                                \
 	X(UNKNOWN_SID, "the SID lies in this node's locator, but nothing is there") \
 	X(UNKNOWN_PATH, "the proof names a path that does not visit this SID") \
 	X(UNKNOWN_EPOCH, "the proof names an epoch that this SID does not know") \
 	X(SCHEME, "the proof's scheme is not the one that the plan has for its path") \
-	X(UPPER_LAYER, "no segments are left, but the SID is not the path's egress") \
+	X(UPPER_LAYER, "no segments are left, but the SID is not the path's egress", SEVERAL) \
 	X(SEGMENTS_REMAIN, "segments are left at the path's egress")           \
 	X(SEGMENT_OUTSIDE, "the next segment is not a SID of the domain")      \
 	X(MAPPED_ADDRESS, "an IPv6 packet has an address below ::ffff:0:0/96, where nothing can be sent") \
 	X(IP4_LENGTH, "the total length of an IPv4 packet for a chain, or behind a proof, does not fit what carries it", SEVERAL) \
 	X(IP4_CHECKSUM, "the header checksum of an IPv4 packet for a chain is wrong") \
-	X(HOP_LIMIT, "the hop limit is used up")                               \
+	X(HOP_LIMIT, "the hop limit, or the TTL of a label, is used up", SEVERAL) \
 	X(SEGMENTS, "the segment list carried is not the path's", REPORT) \
 	X(PROOF, "the proof does not verify", REPORT) \
 	X(RANGE, "the proof's values are not below its prime", REPORT) \
@@ -84,7 +84,7 @@
 	X(STRIP_FAILED, "the kernel could not remove the outer header", SEVERAL | SPENT) \
 	X(WRITE_FAILED, "the kernel could not write the outer header", SEVERAL)         \
 	X(VLAN_TAGS, "a frame has VLAN tags that hide what it holds", SEVERAL) \
-	X(PULL_FAILED, "the kernel could not make the headers contiguous")     \
+	X(PULL_FAILED, "the kernel could not make the headers contiguous", SEVERAL) \
 	X(HEADEND_MISSING_BUG, "a classification rule, or what is behind a function, names a headend entry that is not there", SEVERAL) \
 	X(HEADEND_LENGTH_BUG, "a headend entry has an impossible header length") \
 	X(EGRESS_MISSING_BUG, "an egress SID names a verifier entry that is not there") \
@@ -116,7 +116,23 @@
 	X(STREAM_UNKNOWN, "a packet to or from a function on byte streams is of no connection that was opened through its chain", SEVERAL) \
 	X(STREAM_NOT_TCP, "a packet to or from a function on byte streams is not TCP, or is a fragment, or its TCP header is not the first in it", SEVERAL) \
 	X(STREAM_DOWN, "the worker of a function on byte streams is not there") \
-	X(STREAMS_FULL, "no room is left for another connection through a function on byte streams", SEVERAL)
+	X(STREAMS_FULL, "no room is left for another connection through a function on byte streams", SEVERAL) \
+	X(ENCAPSULATION, "a packet with labels has a proof of a path over SRv6, or the other way round") \
+	X(LABELS_TRUNCATED, "a label stack runs past the end of the packet", SEVERAL) \
+	X(LABELS_TOO_MANY, "none of the first 40 entries of a label stack is its bottom", SEVERAL) \
+	X(LABELS_BOTTOM, "a label stack ends where a service label or an entropy label should follow", SEVERAL) \
+	X(LABEL_NULL, "a label stack has an explicit null where a label of this node should be") \
+	X(LABEL_ALERT, "a label stack has a router alert where a label of this node should be") \
+	X(LABEL_UNKNOWN, "a label is neither this node's nor another node's of the domain") \
+	X(LABEL_TRAIN, "a super-packet has labels, or would get some, and nobody could cut it then", SEVERAL) \
+	X(WORD_TRUNCATED, "the word behind a label stack runs past the end of the packet") \
+	X(WORD_VERSION, "what is behind a label stack is no word, or one of another version") \
+	X(WORD_NEXT, "the word behind a label stack names a next header that is neither IPv4 nor IPv6") \
+	X(PROOF_TRUNCATED, "the proof behind a label stack runs past the end of the packet") \
+	X(NO_NEIGHBOUR, "the link-layer address of the next hop of a packet with labels is not known") \
+	X(OUTSIDE_MPLS, "a packet from outside has labels", SEVERAL) \
+	X(LEAK_MPLS, "a packet that would leave the domain has labels") \
+	X(LABELS_PROGRAM_BUG, "the program for paths over labels is not there")
 
 enum ws_reason {
 #define X(name, ...) WS_REASON_##name,

@@ -5,7 +5,7 @@
 #include "lib/detour/content.h"
 #include "lib/detour/detour.h"
 #include "lib/detour/restore.h"
-#include "lib/encap/srv6.h"
+#include "lib/encap/outer.h"
 #include "lib/hook.h"
 #include "lib/node/boundary.h"
 #include "lib/node/refuse.h"
@@ -103,5 +103,5 @@ static __always_inline int back_xdp(ctx_t *ctx, const struct ws_proxy *p,
 		return ws_refuse(ctx, REASON(RESTORE_FAILED), 0);
 	stats_add(on.hop->stats, 1, len);
 	proxy_waited(p, query.now, expires);
-	return nexthop_take(eth, on.way, false);
+	return nexthop_take(eth, on.way, OUTER_PROTO);
 }

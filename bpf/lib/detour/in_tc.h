@@ -9,7 +9,7 @@
 #include "lib/detour/fragments_tc.h"
 #include "lib/detour/gso_keep_tc.h"
 #include "lib/detour/slots.h"
-#include "lib/encap/strip_tc.h"
+#include "lib/encap/outer_strip_tc.h"
 #include "lib/hook.h"
 #include "lib/node/boundary.h"
 #include "lib/node/maps.h"
@@ -179,7 +179,7 @@ static __always_inline int ad_tc(struct __sk_buff *skb, struct endpoint *ep,
 
 	is_ip4 = inner.is_ip4;
 	fragment = ip_may_be_fragment(&inner);
-	outer_advance(&ep->outer, &next, first);
+	outer_advance(skb, &ep->outer, &next, first);
 	if (frames ? !ws_gso_keep(skb) :
 		     !proxy_keep(skb, ep, p, outer, &index)) {
 		proxy_count(p, rx_ignored);

@@ -66,7 +66,7 @@ static __always_inline int ad_xdp(ctx_t *ctx, const struct endpoint *ep,
 	entry = content_reserve(ctx, ep, p, outer, &query);
 	if (!entry)
 		return CTX_PASS;
-	outer_advance(&ep->outer, &next, true);
+	outer_advance(ctx, &ep->outer, &next, true);
 	ref = header_ref_of(ep, outer);
 	/* The second one moves the packet: every pointer into it is gone. */
 	if (!content_fill(ctx, &ref, &query, entry) ||

@@ -9,7 +9,7 @@
 #include "lib/detour/in_tc.h"
 #include "lib/detour/out_tc.h"
 #include "lib/encap/ext_tc.h"
-#include "lib/encap/srv6.h"
+#include "lib/encap/outer.h"
 #include "lib/encap/srv6_kept.h"
 #include "lib/hook.h"
 #include "lib/node/boundary.h"

@@ -17,6 +17,15 @@
 #include "lib/wire/ip.h"
 #include "lib/wire/net.h"
 
+/* The kernel finds the way, and sends by it. */
+#define OUTER_IS_IP true
+#define OUTER_PROTO ETH_P_IPV6
+
+static __always_inline bool form_is_outer(__u32 form)
+{
+	return form != WS_FORM_LABELS;
+}
+
 /* The outer header of a packet for a SID of this node. */
 struct outer {
 	void *end; /* of the packet */
@@ -113,7 +122,7 @@ static __always_inline bool outer_is_from_headend(const struct outer *o,
 static __always_inline bool argument_is_csids(const struct outer *o,
 					      const struct ws_hop *hop)
 {
-	return hop->next_csid && o->ip6->dst[1];
+	return hop->form == WS_FORM_CSID && o->ip6->dst[1];
 }
 
 /* Is the argument of a function's SID the plan's? A field on the wire chooses no
@@ -122,7 +131,7 @@ static __always_inline bool argument_is_csids(const struct outer *o,
 static __always_inline bool outer_argument_is_planned(const struct outer *o,
 						      const struct ws_hop *hop)
 {
-	return hop->next_csid ||
+	return hop->form == WS_FORM_CSID ||
 	       o->ip6->dst[1] == bpf_cpu_to_be64(hop->argument);
 }
 
@@ -161,15 +170,25 @@ static __always_inline reason_t outer_find_next(const struct outer *o,
 }
 
 /* RFC 8986 4.1 S12 to S14, RFC 9800 4.1 N05 to N07. */
-static __always_inline void
-outer_advance(const struct outer *o, const struct outer_next *next, bool first)
+static __always_inline void outer_advance(ctx_t *ctx, const struct outer *o,
+					  const struct outer_next *next,
+					  bool first)
 {
+	(void)ctx;
 	o->ip6->dst[0] = next->sid.hi;
 	o->ip6->dst[1] = next->sid.lo;
 	if (first)
 		o->ip6->hop_limit--;
 	if (!next->shifted)
 		o->srh->segments_left--;
+}
+
+/* Where an advanced packet goes: the upper 64 bits of a SID. */
+static __always_inline __be64 outer_advanced_sid(const struct outer *o,
+						 const struct outer_next *next)
+{
+	(void)next;
+	return outer_sid(o);
 }
 
 /* At an egress: are there segments behind it, in the list or in the destination? */
@@ -196,6 +215,17 @@ static __always_inline const struct outer_head *outer_head_of(const __u8 *outer)
 static __always_inline __be64 outer_head_sid(const struct outer_head *h)
 {
 	return h->ip6.dst[0];
+}
+
+/* The same as what a way is remembered by: all packets to there take it. */
+static __always_inline __be64 outer_head_to(const struct outer_head *h)
+{
+	return outer_head_sid(h);
+}
+
+static __always_inline __be64 outer_next_to(const struct outer_next *next)
+{
+	return next->sid.hi;
 }
 
 /* What an outer header says of its packet: class, ECN and flow. */

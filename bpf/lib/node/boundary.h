@@ -21,6 +21,14 @@ static __always_inline bool in_locator(__be64 hi)
 	return (hi & cfg.locator_mask) == cfg.locator;
 }
 
+/* Has a frame labels that the domain's nodes go by? The boundary lets none in or out,
+ * where the kernel or another router could take them off.
+ */
+static __always_inline bool has_labels(const struct eth_hdr *eth)
+{
+	return cfg.services && eth_is_mpls(eth);
+}
+
 /* NULL until a whole plan is in the maps. */
 static __always_inline const struct ws_node *node_armed(void)
 {

@@ -372,7 +372,16 @@ static __always_inline struct scratch *scratch(void)
 	return bpf_map_lookup_elem(&ws_scratch, &zero);
 }
 
-/* What a program hands packets over to; see encap/ext_tc.h. */
+/* Where nodes are that have labels; about 80 bytes per entry. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u32);
+	__type(value, struct ws_label);
+	__uint(max_entries, WS_CHAINS_MAX);
+} ws_labels SEC(".maps");
+
+/* What a program hands packets over to; see encap/ext_tc.h and encap/labels_tc.h. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);
 	__type(key, __u32);

@@ -2,10 +2,10 @@
 /* The way out of a node on TC, for a packet that has its final headers. */
 #pragma once
 
-#include "lib/encap/srv6.h"
-#include "lib/encap/srv6_frame_tc.h"
-#include "lib/encap/srv6_way_tc.h"
-#include "lib/encap/strip_tc.h"
+#include "lib/encap/outer.h"
+#include "lib/encap/outer_frame_tc.h"
+#include "lib/encap/outer_way_tc.h"
+#include "lib/encap/outer_strip_tc.h"
 #include "lib/hook.h"
 #include "lib/node/boundary.h"
 #include "lib/node/maps.h"
@@ -82,14 +82,14 @@ __noinline int ws_exit_is_known(__u32 exit, __u64 to, __u32 flow, __u32 len)
 }
 
 static __always_inline int exit_take(struct __sk_buff *skb,
-				     const struct ws_nexthop *n, bool is_ip4)
+				     const struct ws_nexthop *n, __u32 proto)
 {
 	struct cursor c = ctx_cursor(skb);
 	struct eth_hdr *eth = cursor_take(&c, struct eth_hdr);
 
 	if (!eth)
 		return ws_refuse(skb, REASON(NO_ROUTE), 0);
-	return nexthop_take(eth, n, is_ip4);
+	return nexthop_take(eth, n, proto);
 }
 
 /* Of an inner packet. exit: that of its egress, or EXIT_NONE. */
@@ -183,6 +183,31 @@ static __always_inline int route_take(struct __sk_buff *skb,
 	return bpf_redirect_neigh(p->ifindex, &nh, sizeof(nh), 0);
 }
 
+/* The same, where the packet has its outer header. The kernel sends no packet with
+ * labels to a neighbour: this has its address already, or goes nowhere. Nobody is told
+ * of one that is too long, since labels name no source.
+ */
+static __always_inline int outer_take(struct __sk_buff *skb,
+				      const struct bpf_fib_lookup *p, long rc)
+{
+	struct cursor c = ctx_cursor(skb);
+	struct eth_hdr *eth;
+
+	if (OUTER_IS_IP)
+		return route_take(skb, p, rc);
+	if (rc == BPF_FIB_LKUP_RET_FRAG_NEEDED)
+		return ws_refuse(skb, REASON(TOO_BIG), p->mtu_result);
+	if (rc == BPF_FIB_LKUP_RET_NO_NEIGH)
+		return ws_refuse(skb, REASON(NO_NEIGHBOUR), 0);
+	eth = cursor_take(&c, struct eth_hdr);
+	if (!eth)
+		return ws_refuse(skb, REASON(NO_ROUTE), 0);
+	__builtin_memcpy(eth->dst, p->dmac, sizeof(eth->dst));
+	__builtin_memcpy(eth->src, p->smac, sizeof(eth->src));
+	eth->proto = bpf_htons(OUTER_PROTO);
+	return bpf_redirect(p->ifindex, 0);
+}
+
 /* The packet has its outer header, and the kernel's table has no way to the next
  * segment; rc: what it said. Whoever made the header is told (RFC 8754 4.3.1.1
  * S15), as in ws_too_big.
@@ -193,6 +218,8 @@ __noinline int ws_no_way(struct __sk_buff *skb, int rc)
 	__u32 outer = outer_own(skb, &is_ip4);
 
 	ws_refuse(skb, REASON(NO_ROUTE), rc);
+	if (!OUTER_IS_IP) /* names nobody to tell */
+		return CTX_REFUSED;
 	if (!outer)
 		return icmp_no_way(skb, rc, false);
 	/* ICMP is about a plain packet. */
@@ -219,19 +246,18 @@ __noinline int ws_forward(struct __sk_buff *skb, __u32 exit, int found)
 	if (!h)
 		return ws_refuse(skb, REASON(NO_ROUTE), 0);
 	if ((found == WAY_UNKNOWN || found == WAY_KNOWN) && exit != EXIT_NONE) {
-		known = exit_known(exit, outer_head_sid(h), outer_head_flow(h),
+		known = exit_known(exit, outer_head_to(h), outer_head_flow(h),
 				   len);
 		if (known)
-			return exit_take(skb, known, false);
+			return exit_take(skb, known, OUTER_PROTO);
 	}
 	if (found == WAY_UNKNOWN || found == WAY_KNOWN)
 		found = outer_route_find(skb, h, &s->way);
 	if (!route_is_way(found))
 		return ws_no_way(skb, found);
 	if (found == BPF_FIB_LKUP_RET_SUCCESS && exit != EXIT_NONE)
-		exit_learn(&s->way, exit, outer_head_sid(h),
-			   outer_head_flow(h));
-	return route_take(skb, &s->way, found);
+		exit_learn(&s->way, exit, outer_head_to(h), outer_head_flow(h));
+	return outer_take(skb, &s->way, found);
 }
 
 /* Towards the next segment at a TC egress of a core interface, if the way of such
@@ -248,17 +274,17 @@ __noinline int ws_leave_known(struct __sk_buff *skb, __u32 exit)
 
 	if (!h)
 		return ws_refuse(skb, REASON(NO_ROUTE), 0);
-	known = exit_known(exit, outer_head_sid(h), outer_head_flow(h),
+	known = exit_known(exit, outer_head_to(h), outer_head_flow(h),
 			   frame_longest(skb));
 	if (!known)
 		return WAY_UNKNOWN;
 	if (known->ifindex != skb->ifindex)
-		return exit_take(skb, known, false);
+		return exit_take(skb, known, OUTER_PROTO);
 	c = ctx_cursor(skb);
 	eth = cursor_take(&c, struct eth_hdr);
 	if (!eth)
 		return ws_refuse(skb, REASON(NO_ROUTE), 0);
-	nexthop_write(eth, known, false);
+	nexthop_write(eth, known, OUTER_PROTO);
 	return CTX_PASS;
 }
 
@@ -297,7 +323,7 @@ static __always_inline int deliver_known(struct __sk_buff *skb, __u32 exit,
 	if (!n || ip_hops(&in) <= 1 || frame_longest(skb) > n->mtu)
 		return WAY_UNKNOWN;
 	ip_decrement(&in);
-	return exit_take(skb, n, is_ip4);
+	return exit_take(skb, n, ip_proto(is_ip4));
 }
 
 __noinline int ws_deliver_known(struct __sk_buff *skb, __u32 exit, int is_ip4)

@@ -85,20 +85,22 @@ nexthop_inner(__u32 exit, const struct ws_nexthop_key *k, __u32 ways)
 	return nexthop_find(k, ways);
 }
 
-/* The Ethernet header of frames that go that way; eth is in bounds. */
+/* The Ethernet header of frames that go that way; eth is in bounds. proto: its type, in
+ * the host's order.
+ */
 static __always_inline void
-nexthop_write(struct eth_hdr *eth, const struct ws_nexthop *n, bool is_ip4)
+nexthop_write(struct eth_hdr *eth, const struct ws_nexthop *n, __u32 proto)
 {
 	/* Both addresses, which lie beside each other here and there. */
 	*(__u64 *)eth->dst = *(const __u64 *)n->dmac;
 	*(__u32 *)(eth->src + 2) = *(const __u32 *)(n->smac + 2);
-	eth->proto = is_ip4 ? bpf_htons(ETH_P_IP) : bpf_htons(ETH_P_IPV6);
+	eth->proto = bpf_htons(proto);
 }
 
 /* Sends the packet that way; eth is in bounds. Returns the verdict. */
 static __always_inline int nexthop_take(struct eth_hdr *eth,
-					const struct ws_nexthop *n, bool is_ip4)
+					const struct ws_nexthop *n, __u32 proto)
 {
-	nexthop_write(eth, n, is_ip4);
+	nexthop_write(eth, n, proto);
 	return bpf_redirect(n->ifindex, 0);
 }

@@ -4,7 +4,7 @@
  */
 #pragma once
 
-#include "lib/encap/srv6_frame_tc.h"
+#include "lib/encap/outer_frame_tc.h"
 #include "lib/hook.h"
 #include "lib/wire/cursor.h"
 #include "lib/wire/ip.h"

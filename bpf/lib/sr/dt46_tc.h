@@ -2,7 +2,7 @@
 /* End.DT46 (RFC 8986 4.8) behind the verdict, on TC. */
 #pragma once
 
-#include "lib/encap/strip_tc.h"
+#include "lib/encap/outer_strip_tc.h"
 #include "lib/hook.h"
 #include "lib/match/rules.h"
 #include "lib/node/refuse.h"

@@ -81,7 +81,7 @@ static __always_inline int deliver_xdp(ctx_t *ctx, const struct endpoint *ep,
 	ip_decrement(&inner);
 	ip_set_ecn(&inner, ecn);
 	stats_add(stats, 1, len);
-	return nexthop_take(eth, &way, is_ip4);
+	return nexthop_take(eth, &way, ip_proto(is_ip4));
 }
 
 static __always_inline int dt46_xdp(ctx_t *ctx, const struct endpoint *ep,

@@ -98,12 +98,14 @@ __noinline int ws_edge_vlan(struct __sk_buff *skb)
 	rc = pull(skb, sizeof(*eth) + sizeof(struct ip6_hdr));
 	c = ctx_cursor(skb);
 	eth = cursor_take(&c, struct eth_hdr);
-	if (!eth || (!eth_is_ip(eth) && !eth_has_tag(eth)))
+	if (!eth || (!eth_is_ip(eth) && !eth_has_tag(eth) && !has_labels(eth)))
 		return CTX_PASS;
 	if (eth_has_tag(eth))
 		return ws_refuse(skb, REASON(VLAN_TAGS), 0);
 	if (!frame_is_tagged(skb))
 		return CTX_PASS; /* for somebody else */
+	if (has_labels(eth))
+		return ws_refuse(skb, REASON(OUTSIDE_MPLS), 0);
 	if (!ip_take(&c, eth_is_ip4(eth), &in))
 		return ws_refuse(skb, REASON(EDGE_TRUNCATED), rc);
 	return ip_is_its_version(&in) ? edge_boundary(skb, &in) : CTX_PASS;

@@ -21,12 +21,12 @@ static __always_inline int end_tc(struct __sk_buff *skb, struct endpoint *ep,
 	r = end_check(ep, first, &next);
 	if (r)
 		return endpoint_refuse(skb, ep, r);
-	outer_advance(&ep->outer, &next, first);
+	outer_advance(skb, &ep->outer, &next, first);
 	end_stamp(ep);
 	stats_add(ep->hop->stats,
 		  gso_frames(skb, outer_inner(&ep->outer), headers),
 		  skb->len - headers);
-	if (in_locator(outer_sid(&ep->outer)))
+	if (in_locator(outer_advanced_sid(&ep->outer, &next)))
 		return step_on(s, STEP_AGAIN, 0);
 	return step_on(s, STEP_FORWARD, ep->hop->stats);
 }

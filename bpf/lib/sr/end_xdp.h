@@ -8,7 +8,7 @@
 #include "lib/out/nexthop_xdp.h"
 #include "lib/sr/endpoint.h"
 
-static __always_inline int end_xdp(const struct endpoint *ep,
+static __always_inline int end_xdp(ctx_t *ctx, const struct endpoint *ep,
 				   const struct ws_node *node)
 {
 	const struct ws_nexthop *n;
@@ -16,12 +16,12 @@ static __always_inline int end_xdp(const struct endpoint *ep,
 
 	if (end_check(ep, true, &next) || in_locator(next.sid.hi))
 		return CTX_PASS;
-	n = nexthop_to_sid(ep->hop->stats, outer_flow(&ep->outer), next.sid.hi,
-			   node->ways);
+	n = nexthop_to_sid(ep->hop->stats, outer_flow(&ep->outer),
+			   outer_next_to(&next), node->ways);
 	if (!nexthop_takes(n, ep->len))
 		return CTX_PASS;
-	outer_advance(&ep->outer, &next, true);
+	outer_advance(ctx, &ep->outer, &next, true);
 	end_stamp(ep);
 	stats_add(ep->hop->stats, 1, ep->len - outer_len(&ep->outer));
-	return nexthop_take(ep->eth, n, false);
+	return nexthop_take(ep->eth, n, OUTER_PROTO);
 }

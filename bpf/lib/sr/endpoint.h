@@ -4,7 +4,7 @@
  */
 #pragma once
 
-#include "lib/encap/srv6.h"
+#include "lib/encap/outer.h"
 #include "lib/match/classify.h"
 #include "lib/node/boundary.h"
 #include "lib/node/lookup.h"
@@ -67,7 +67,8 @@ static __always_inline reason_t endpoint_find_hop(struct endpoint *ep)
 	if (ep->tlv->scheme != ep->hop->scheme)
 		return REASON(SCHEME);
 	if (!outer_is_from_headend(&ep->outer, ep->hop, ep->tlv->path))
-		return REASON(SOURCE);
+		return form_is_outer(ep->hop->form) ? REASON(SOURCE) :
+						      REASON(ENCAPSULATION);
 	return WS_REASON_NONE;
 }
 

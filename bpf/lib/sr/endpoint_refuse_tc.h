@@ -2,7 +2,7 @@
 /* What a SID answers to whoever sent it a packet that it refuses. TC only. */
 #pragma once
 
-#include "lib/encap/srv6_error_tc.h"
+#include "lib/encap/outer_error.h"
 #include "lib/hook.h"
 #include "lib/node/refuse.h"
 #include "lib/out/icmp_tc.h"

@@ -3,11 +3,12 @@
 #pragma once
 
 #include "lib/detour/in_tc.h"
+#include "lib/encap/ext_error_tc.h"
 #include "lib/encap/ext_tc.h"
-#include "lib/encap/srv6.h"
-#include "lib/encap/srv6_error_tc.h"
-#include "lib/encap/srv6_tc.h"
-#include "lib/encap/strip_tc.h"
+#include "lib/encap/outer.h"
+#include "lib/encap/outer_error.h"
+#include "lib/encap/outer_tc.h"
+#include "lib/encap/outer_strip_tc.h"
 #include "lib/hook.h"
 #include "lib/match/rules_tc.h"
 #include "lib/node/maps.h"
@@ -87,7 +88,7 @@ __noinline int ws_endpoint_step(struct __sk_buff *skb, int first,
 	if (r)
 		return endpoint_refuse(skb, &ep, r == TLV_BAD ? ep.tlv_bad : r);
 	/* A function may change the flow; what it sends is stamped. */
-	if (ep.hop->behaviour == WS_BEHAVIOUR_END_AD)
+	if (OUTER_IS_IP && ep.hop->behaviour == WS_BEHAVIOUR_END_AD)
 		return ad_tc(skb, &ep, first);
 	if (!endpoint_bind(&ep))
 		return endpoint_pull_flow(skb, &ep, s);

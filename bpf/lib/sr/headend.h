@@ -2,8 +2,8 @@
 /* What a headend makes of a packet, on either hook. */
 #pragma once
 
-#include "lib/encap/srv6.h"
-#include "lib/encap/srv6_headend.h"
+#include "lib/encap/outer.h"
+#include "lib/encap/outer_headend.h"
 #include "lib/node/boundary.h"
 #include "lib/node/maps.h"
 #include "lib/out/path_mtu.h"
@@ -84,6 +84,12 @@ static __always_inline bool headend_finish(const struct ws_headend *h,
 static __always_inline __be64 headend_first(const struct ws_headend *h)
 {
 	return outer_head_sid(outer_head_of(h->outer));
+}
+
+/* What the way there is remembered by. */
+static __always_inline __be64 headend_to(const struct ws_headend *h)
+{
+	return outer_head_to(outer_head_of(h->outer));
 }
 
 static __always_inline bool headend_first_is_local(const struct ws_headend *h)

@@ -2,9 +2,10 @@
 /* H.Encaps (RFC 8986 5.1) with the first stamp, on TC. */
 #pragma once
 
-#include "lib/encap/push_tc.h"
-#include "lib/encap/srv6.h"
-#include "lib/encap/srv6_way_tc.h"
+#include "lib/encap/labels_tc.h"
+#include "lib/encap/outer_push_tc.h"
+#include "lib/encap/outer.h"
+#include "lib/encap/outer_way_tc.h"
 #include "lib/hook.h"
 #include "lib/node/maps.h"
 #include "lib/node/refuse.h"
@@ -52,7 +53,7 @@ static __always_inline long headend_way(struct __sk_buff *skb,
 					__u32 packet_len,
 					struct bpf_fib_lookup *p)
 {
-	if (ws_exit_is_known(h->stats, headend_first(h),
+	if (ws_exit_is_known(h->stats, headend_to(h),
 			     outer_marks_flow(pkt->marks),
 			     packet_len + pkt->outer_len))
 		return WAY_KNOWN;
@@ -95,6 +96,11 @@ static __always_inline int headend_tc(struct __sk_buff *skb, struct cursor c,
 
 	if (!h || !s)
 		return ws_refuse(skb, REASON(HEADEND_MISSING_BUG), 0);
+	/* No plan has one for what leaves. */
+	if (!form_is_outer(h->form))
+		return OUTER_IS_IP && !leaves ?
+			       labels_program(skb, LABELS_ENTER, index) :
+			       ws_refuse(skb, REASON(HEADEND_MISSING_BUG), 0);
 	pkt.binding = 0;
 	pkt.routed = leaves;
 	if (h->scheme == WS_SCHEME_KEYED_FLOW) {
@@ -149,7 +155,11 @@ static __always_inline int headend_tc(struct __sk_buff *skb, struct cursor c,
 	if (rc || !headend_finish(h, ctx_cursor(skb), &pkt))
 		return ws_refuse(skb, REASON(WRITE_FAILED), rc);
 	stats_add(h->stats, frames, pkt.inner_len);
-	if (headend_first_is_local(h))
-		return leaves ? headend_in(skb) : endpoint_tc(skb, false);
+	if (headend_first_is_local(h)) {
+		if (leaves)
+			return headend_in(skb);
+		return OUTER_IS_IP ? endpoint_tc(skb, false) :
+				     labels_program(skb, LABELS_AGAIN, 0);
+	}
 	return ws_forward(skb, h->stats, found);
 }

@@ -54,8 +54,8 @@ static __always_inline int headend_xdp(ctx_t *ctx, struct cursor c,
 		return CTX_PASS;
 	pkt.routed = false;
 	pkt.marks = outer_marks_of(c, in);
-	n = nexthop_to_sid(h->stats, outer_marks_flow(pkt.marks),
-			   headend_first(h), node->ways);
+	n = nexthop_to_sid(h->stats, outer_marks_flow(pkt.marks), headend_to(h),
+			   node->ways);
 	if (!nexthop_takes(n, len + h->outer_len) ||
 	    !binding_find((struct cursor){ in->hdr, c.end }, next, &h->share,
 			  h->scheme, &pkt.binding))
@@ -79,5 +79,5 @@ static __always_inline int headend_xdp(ctx_t *ctx, struct cursor c,
 		return ws_refuse(ctx, REASON(WRITE_FAILED), 0);
 	ip_decrement(&inner);
 	stats_add(h->stats, 1, pkt.inner_len);
-	return nexthop_take(eth, n, false);
+	return nexthop_take(eth, n, OUTER_PROTO);
 }

@@ -10,6 +10,8 @@
 
 #define ETH_P_IP 0x0800
 #define ETH_P_IPV6 0x86DD
+#define ETH_P_MPLS_UC 0x8847 /* RFC 5332 3 */
+#define ETH_P_MPLS_MC 0x8848
 #define ETH_P_8021Q 0x8100
 #define ETH_P_8021AD 0x88A8
 #define ETH_P_QINQ1 0x9100 /* tags from before IEEE 802.1ad */
@@ -181,6 +183,19 @@ static __always_inline bool eth_is_ip4(const struct eth_hdr *eth)
 static __always_inline bool eth_is_ip(const struct eth_hdr *eth)
 {
 	return eth->proto == bpf_htons(ETH_P_IPV6) || eth_is_ip4(eth);
+}
+
+/* Has the packet labels? */
+static __always_inline bool eth_is_mpls(const struct eth_hdr *eth)
+{
+	return eth->proto == bpf_htons(ETH_P_MPLS_UC) ||
+	       eth->proto == bpf_htons(ETH_P_MPLS_MC);
+}
+
+/* The type of a frame with a packet of that version, in the host's order. */
+static __always_inline __u32 ip_proto(bool is_ip4)
+{
+	return is_ip4 ? ETH_P_IP : ETH_P_IPV6;
 }
 
 static __always_inline bool ip6_is_ip6(const struct ip6_hdr *ip6)

@@ -32,6 +32,7 @@ const (
 	coreOutTCMapWsHeadends    = "ws_headends"
 	coreOutTCMapWsHopIndex    = "ws_hop_index"
 	coreOutTCMapWsHops        = "ws_hops"
+	coreOutTCMapWsLabels      = "ws_labels"
 	coreOutTCMapWsMatch       = "ws_match"
 	coreOutTCMapWsNexthops    = "ws_nexthops"
 	coreOutTCMapWsNode        = "ws_node"
@@ -123,6 +124,7 @@ type coreOutTCMapSpecs struct {
 	WsHeadends    *ebpf.MapSpec `ebpf:"ws_headends"`
 	WsHopIndex    *ebpf.MapSpec `ebpf:"ws_hop_index"`
 	WsHops        *ebpf.MapSpec `ebpf:"ws_hops"`
+	WsLabels      *ebpf.MapSpec `ebpf:"ws_labels"`
 	WsMatch       *ebpf.MapSpec `ebpf:"ws_match"`
 	WsNexthops    *ebpf.MapSpec `ebpf:"ws_nexthops"`
 	WsNode        *ebpf.MapSpec `ebpf:"ws_node"`
@@ -190,6 +192,7 @@ type coreOutTCMaps struct {
 	WsHeadends    *ebpf.Map `ebpf:"ws_headends"`
 	WsHopIndex    *ebpf.Map `ebpf:"ws_hop_index"`
 	WsHops        *ebpf.Map `ebpf:"ws_hops"`
+	WsLabels      *ebpf.Map `ebpf:"ws_labels"`
 	WsMatch       *ebpf.Map `ebpf:"ws_match"`
 	WsNexthops    *ebpf.Map `ebpf:"ws_nexthops"`
 	WsNode        *ebpf.Map `ebpf:"ws_node"`
@@ -232,6 +235,7 @@ func (m *coreOutTCMaps) Close() error {
 		m.WsHeadends,
 		m.WsHopIndex,
 		m.WsHops,
+		m.WsLabels,
 		m.WsMatch,
 		m.WsNexthops,
 		m.WsNode,

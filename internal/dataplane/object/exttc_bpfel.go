@@ -32,6 +32,7 @@ const (
 	extTCMapWsHeadends    = "ws_headends"
 	extTCMapWsHopIndex    = "ws_hop_index"
 	extTCMapWsHops        = "ws_hops"
+	extTCMapWsLabels      = "ws_labels"
 	extTCMapWsMatch       = "ws_match"
 	extTCMapWsNexthops    = "ws_nexthops"
 	extTCMapWsNode        = "ws_node"
@@ -123,6 +124,7 @@ type extTCMapSpecs struct {
 	WsHeadends    *ebpf.MapSpec `ebpf:"ws_headends"`
 	WsHopIndex    *ebpf.MapSpec `ebpf:"ws_hop_index"`
 	WsHops        *ebpf.MapSpec `ebpf:"ws_hops"`
+	WsLabels      *ebpf.MapSpec `ebpf:"ws_labels"`
 	WsMatch       *ebpf.MapSpec `ebpf:"ws_match"`
 	WsNexthops    *ebpf.MapSpec `ebpf:"ws_nexthops"`
 	WsNode        *ebpf.MapSpec `ebpf:"ws_node"`
@@ -190,6 +192,7 @@ type extTCMaps struct {
 	WsHeadends    *ebpf.Map `ebpf:"ws_headends"`
 	WsHopIndex    *ebpf.Map `ebpf:"ws_hop_index"`
 	WsHops        *ebpf.Map `ebpf:"ws_hops"`
+	WsLabels      *ebpf.Map `ebpf:"ws_labels"`
 	WsMatch       *ebpf.Map `ebpf:"ws_match"`
 	WsNexthops    *ebpf.Map `ebpf:"ws_nexthops"`
 	WsNode        *ebpf.Map `ebpf:"ws_node"`
@@ -232,6 +235,7 @@ func (m *extTCMaps) Close() error {
 		m.WsHeadends,
 		m.WsHopIndex,
 		m.WsHops,
+		m.WsLabels,
 		m.WsMatch,
 		m.WsNexthops,
 		m.WsNode,

@@ -32,6 +32,7 @@ const (
 	functionTCMapWsHeadends    = "ws_headends"
 	functionTCMapWsHopIndex    = "ws_hop_index"
 	functionTCMapWsHops        = "ws_hops"
+	functionTCMapWsLabels      = "ws_labels"
 	functionTCMapWsMatch       = "ws_match"
 	functionTCMapWsNexthops    = "ws_nexthops"
 	functionTCMapWsNode        = "ws_node"
@@ -123,6 +124,7 @@ type functionTCMapSpecs struct {
 	WsHeadends    *ebpf.MapSpec `ebpf:"ws_headends"`
 	WsHopIndex    *ebpf.MapSpec `ebpf:"ws_hop_index"`
 	WsHops        *ebpf.MapSpec `ebpf:"ws_hops"`
+	WsLabels      *ebpf.MapSpec `ebpf:"ws_labels"`
 	WsMatch       *ebpf.MapSpec `ebpf:"ws_match"`
 	WsNexthops    *ebpf.MapSpec `ebpf:"ws_nexthops"`
 	WsNode        *ebpf.MapSpec `ebpf:"ws_node"`
@@ -190,6 +192,7 @@ type functionTCMaps struct {
 	WsHeadends    *ebpf.Map `ebpf:"ws_headends"`
 	WsHopIndex    *ebpf.Map `ebpf:"ws_hop_index"`
 	WsHops        *ebpf.Map `ebpf:"ws_hops"`
+	WsLabels      *ebpf.Map `ebpf:"ws_labels"`
 	WsMatch       *ebpf.Map `ebpf:"ws_match"`
 	WsNexthops    *ebpf.Map `ebpf:"ws_nexthops"`
 	WsNode        *ebpf.Map `ebpf:"ws_node"`
@@ -232,6 +235,7 @@ func (m *functionTCMaps) Close() error {
 		m.WsHeadends,
 		m.WsHopIndex,
 		m.WsHops,
+		m.WsLabels,
 		m.WsMatch,
 		m.WsNexthops,
 		m.WsNode,

@@ -19,6 +19,7 @@ const (
 	ExtTC       = extTCProgWsExtTc
 	OriginateTC = originateTCProgWsOriginateTc
 	StreamTC    = streamTCProgWsStreamTc
+	MPLSTC      = mplsTCProgWsMplsTc
 )
 
 // VarConfig is the variable that each object is configured by, an abi.Config.
@@ -44,6 +45,7 @@ var All = []Object{
 	{ExtTC, loadExtTC, &_ExtTCBytes},
 	{OriginateTC, loadOriginateTC, &_OriginateTCBytes},
 	{StreamTC, loadStreamTC, &_StreamTCBytes},
+	{MPLSTC, loadMplsTC, &_MplsTCBytes},
 }
 
 // The program of a worker's namespace, which has maps of its own and is of no generation.

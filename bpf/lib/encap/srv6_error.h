@@ -43,28 +43,3 @@ static __always_inline __u32 outer_error(reason_t r, const struct outer *o)
 		return 0;
 	}
 }
-
-/* Refuses a packet for what ws_ext_find has found before its SRH. */
-static __always_inline int ext_refuse(struct __sk_buff *skb,
-				      const struct ext_found *f)
-{
-	int verdict = ws_refuse(skb, f->bad, 0);
-	__u32 code;
-
-	if (!f->pointer)
-		return verdict;
-	switch (reason_of(f->bad)) {
-	/* RFC 8986 4.1.1 */
-	case WS_REASON_NO_SRH:
-		code = ICMP6_PARAMETER_UPPER;
-		break;
-	/* RFC 8200 4.2 */
-	case WS_REASON_OPTION_UNKNOWN:
-		code = ICMP6_PARAMETER_OPTION;
-		break;
-	default: /* RFC 8200 4: what stands there is none that we process. */
-		code = ICMP6_PARAMETER_NEXT;
-	}
-	return ws_icmp6(skb, sizeof(struct eth_hdr),
-			ICMP6_ERROR(ICMP6_PARAMETER, code, 0), f->pointer);
-}

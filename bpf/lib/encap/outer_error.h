@@ -1,0 +1,9 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* What that kind answers to a refusal. TC only. */
+#pragma once
+
+#ifdef WS_MPLS
+#include "lib/encap/mpls_error.h"
+#else
+#include "lib/encap/srv6_error.h"
+#endif

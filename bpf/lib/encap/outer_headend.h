@@ -1,0 +1,9 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* A headend's outer header of that kind. Both hooks. */
+#pragma once
+
+#ifdef WS_MPLS
+#include "lib/encap/mpls_headend.h"
+#else
+#include "lib/encap/srv6_headend.h"
+#endif

@@ -1,0 +1,63 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* Packets with labels, from an interface inside the domain, and packets that take a path
+ * over labels, at whatever hook of TC they were: the program there hands them over
+ * (lib/encap/labels_tc.h). The same sources as its own, compiled for another outer
+ * header.
+ */
+#define WS_MPLS
+#include "lib/hook.h"
+#include "lib/encap/labels_tc.h"
+#include "lib/node/boundary.h"
+#include "lib/sr/endpoint_tc.h"
+#include "lib/sr/headend_tc.h"
+
+static __always_inline int arrive(struct __sk_buff *skb)
+{
+	struct cursor c;
+	__be32 *top;
+	long rc;
+
+	if (!node_is_armed())
+		return unarmed(skb, true);
+	if (skb->gso_size)
+		return ws_refuse(skb, REASON(LABEL_TRAIN), 0);
+	rc = pull(skb, sizeof(struct eth_hdr) + sizeof(struct outer_head));
+	if (rc)
+		return ws_refuse(skb, REASON(PULL_FAILED), rc);
+	c = ctx_cursor(skb);
+	cursor_take(&c, struct eth_hdr);
+	top = cursor_take(&c, __be32);
+	if (top && label_is_others(*top))
+		return label_count_ttl(top) ?
+			       ws_forward(skb, EXIT_NONE, WAY_UNKNOWN) :
+			       ws_refuse(skb, REASON(HOP_LIMIT), 0);
+	return endpoint_tc(skb, skb->cb[0] != LABELS_AGAIN);
+}
+
+/* Its header has been checked, and is linear. */
+static __always_inline int enter_labels(struct __sk_buff *skb)
+{
+	__u32 index = skb->cb[1];
+	bool whole;
+	struct cursor c;
+	struct ip in;
+
+	if (skb->gso_size)
+		return ws_refuse(skb, REASON(LABEL_TRAIN), 0);
+	/* Not at once: verifiers of before would forget which of them it was. */
+	if (skb_is_ip4(skb))
+		whole = forward_ip(skb, true, &c, &in);
+	else
+		whole = forward_ip(skb, false, &c, &in);
+	if (!whole)
+		return ws_refuse(skb, REASON(BOUNDS_BUG), 0);
+	return headend_tc(skb, c, &in, ip_len(&in), index, false);
+}
+
+SEC("tc")
+int ws_mpls_tc(struct __sk_buff *skb)
+{
+	return skb->cb[0] == LABELS_ENTER ? enter_labels(skb) : arrive(skb);
+}
+
+char _license[] SEC("license") = "Dual BSD/GPL";
