@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/waystamp/waystamp/internal/api"
+	"github.com/waystamp/waystamp/internal/mpls"
 	"github.com/waystamp/waystamp/internal/srv6"
 )
 
@@ -25,6 +26,13 @@ type packetText struct {
 // readPacket reads the first bytes of a frame.
 func readPacket(frame []byte) (t packetText) {
 	if len(frame) <= srv6.EthernetLen {
+		return t
+	}
+	if l, err := mpls.ParseFrame(frame, func(uint32) bool { return true }); err == nil && l.Proof != nil {
+		if proof, ok := srv6.ReadProof(*l.Proof); ok {
+			t.outer, t.path, t.epoch = true, proof.Path, proof.Epoch
+			t.flow, t.known = srv6.ReadFlow(l.Word.NextHeader, l.Payload)
+		}
 		return t
 	}
 	p, err := srv6.DecodeFrame(frame)
@@ -94,7 +102,7 @@ func (t packetText) text(names pathNames) string {
 			chain = fmt.Sprintf("of path %#x", t.path)
 		}
 		parts = append(parts, fmt.Sprintf("chain %s, epoch %d", chain, t.epoch))
-		if f := names.function[half(t.to)]; f != "" {
+		if f := names.function[half(t.to)]; t.to.IsValid() && f != "" {
 			parts = append(parts, "to function "+f)
 		}
 	}

@@ -61,6 +61,8 @@ type Explanation struct {
 	// reduced list has no first entry, as planned.
 	Carried []Segment `json:"carried,omitempty"`
 	Planned []Segment `json:"planned,omitempty"`
+	// Labels are those that a packet with a label stack still has.
+	Labels []Label `json:"labels,omitempty"`
 	// Malformed says what is wrong with the packet's headers.
 	Malformed string `json:"malformed,omitempty"`
 
@@ -185,10 +187,17 @@ type explainer struct {
 	path    *plan.Path // that the proof names, with its epoch if that is known
 	// place is the position of the path that the packet is addressed to, or -1.
 	place int
+
+	labelled bool  // it has a label stack
+	next     uint8 // of its word
 }
 
 func (x *explainer) decode() {
 	x.place = -1
+	if x.isLabelled() {
+		x.decodeLabels()
+		return
+	}
 	p, err := srv6.DecodeFrame(x.event.Packet)
 	x.packet = p
 	x.decoded = p.Header.Source.IsValid()
@@ -381,6 +390,9 @@ func (x *explainer) owner(sid netip.Addr) (*plan.Path, int) {
 // proof is looked at.
 func (x *explainer) flow() pot.Flow {
 	f, _ := x.packet.InnerFlow()
+	if x.labelled {
+		f, _ = srv6.ReadFlow(x.next, x.packet.Payload)
+	}
 	return pot.Flow{
 		Source: f.Source, Destination: f.Destination, Protocol: f.Protocol,
 		SourcePort: f.SourcePort, DestinationPort: f.DestinationPort,

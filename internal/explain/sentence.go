@@ -282,6 +282,9 @@ func (x *explainer) sentence() string {
 		return fmt.Sprintf("%s; the packet cannot be read: %s", x.text(), x.out.Malformed)
 	}
 	between := fmt.Sprintf("from %s to %s", x.from, x.sidName(x.to))
+	if x.labelled {
+		between = "with labels to " + x.labelNames()
+	}
 	switch x.out.Reason {
 	case "proof", "range", "segments", "replay", "stale":
 		if x.out.Tried {
@@ -410,6 +413,9 @@ func (x *explainer) nothingSentence() string {
 
 // listClause compares the carried segment list with the planned one.
 func (x *explainer) listClause() string {
+	if x.labelled {
+		return "; its labels say " + x.labelNames()
+	}
 	if x.path == nil || !x.packet.Encapsulated() {
 		return ""
 	}

@@ -81,6 +81,12 @@ func Wrap(source netip.Addr, segments []netip.Addr, proof Proof, next uint8, pac
 	return p.Append(nil)
 }
 
+// ReadProof reads a proof TLV as it is on the wire; false: it is another one, or of another length.
+func ReadProof(b [ProofLen]byte) (Proof, bool) {
+	p, err := ParseProof(TLV{Type: b[0], Value: b[2:]})
+	return p, err == nil && int(b[1]) == ProofLen-2
+}
+
 // Encapsulated says whether the packet has outer headers with a segment list,
 // waystamp's or somebody else's.
 func (p Packet) Encapsulated() bool { return p.SRH != nil }
