@@ -46,3 +46,11 @@ const NetfilterName = "examples/netfilter.yaml"
 //
 //go:embed netfilter.yaml
 var Netfilter []byte
+
+// MPLSName is what messages about MPLS call it.
+const MPLSName = "examples/mpls.yaml"
+
+// MPLS is a domain whose chains go over labels, through a core of IPv4.
+//
+//go:embed mpls.yaml
+var MPLS []byte
