@@ -80,6 +80,41 @@ __noinline int ws_stream_path(struct __sk_buff *skb)
 	return WS_REASON_NONE;
 }
 
+/* A SYN that has waited, and that the function's TCP shall have now: it goes back to where it
+ * came from, as what it is. The interface, into skb->cb[0]. A function of its own, for its
+ * stack. Returns a reason_t.
+ */
+__noinline int ws_stream_let_in(struct __sk_buff *skb)
+{
+	__u32 ifindex = skb->ifindex;
+	const struct ws_port *port = bpf_map_lookup_elem(&ws_ports, &ifindex);
+	const struct ws_proxy *p = port ? proxy_find(port->proxy) : NULL;
+	struct segment s = {};
+	struct eth_hdr eth;
+	bool is_new;
+	__u8 first;
+
+	if (!p)
+		return REASON(PROXY_MISSING_BUG);
+	s.key.proxy = port->proxy;
+	if (bpf_skb_load_bytes(skb, 0, &eth, sizeof(eth)) ||
+	    bpf_skb_load_bytes(skb, sizeof(eth), &first, 1))
+		return REASON(STREAM_NOT_TCP);
+	if (eth_set_proto(skb,
+			  bpf_htons(first >> 4 == 4 ? ETH_P_IP : ETH_P_IPV6)) ||
+	    bpf_skb_store_bytes(skb, offsetof(struct eth_hdr, dst), eth.src,
+				sizeof(eth.src), 0) ||
+	    bpf_skb_store_bytes(skb, offsetof(struct eth_hdr, src), eth.dst,
+				sizeof(eth.dst), 0))
+		return REASON(BOUNDS_BUG);
+	if (!segment_read(skb, &s))
+		return REASON(STREAM_NOT_TCP);
+	if (!segment_opens(&s) || !conn_find(&s.key, &is_new))
+		return REASON(STREAM_UNKNOWN);
+	skb->cb[0] = p->to;
+	return WS_REASON_NONE;
+}
+
 SEC("tc")
 int ws_stream_tc(struct __sk_buff *skb)
 {
@@ -91,6 +126,10 @@ int ws_stream_tc(struct __sk_buff *skb)
 
 	skb->tc_index = 0;
 	skb->mark = 0;
+	if (skb->protocol == bpf_htons(WS_ETH_P_HELD)) {
+		r = ws_stream_let_in(skb);
+		return r ? ws_refuse(skb, r, 0) : bpf_redirect(skb->cb[0], 0);
+	}
 	r = ws_stream_path(skb);
 	if (r)
 		return ws_refuse(skb, r, 0);

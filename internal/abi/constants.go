@@ -149,7 +149,13 @@ const (
 	ProgramStream    = 2
 	ProgramMPLS      = 3
 	Programs         = 4
-	ConnClientFin    = 1
+
+	// Ethertype, of those for experiments (IEEE 802), of a SYN that waits at a
+	// function on byte streams: the kernel has no use for it there, and the
+	// worker's packet socket gets it. The worker sends it the same way when the
+	// function's TCP shall have it.
+	EthPHeld      = 34997
+	ConnClientFin = 1
 
 	// from the client
 	ConnServerFin = 2

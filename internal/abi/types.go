@@ -428,7 +428,8 @@ type Stream struct {
 	Other  uint32
 	Proxy  uint32
 	Opens  uint8
-	Pad    [3]uint8
+	First  uint8
+	Pad    [2]uint8
 }
 
 // ConnKey is struct ws_conn_key. ws_conns and ws_conns_new: a connection

@@ -65,6 +65,7 @@ func (f *fakeMachine) on(ctx context.Context, cfg Config) (machine, error) {
 	return machine{
 		net:    fakeNet{f},
 		filter: fakeFilter{f},
+		places: fakePlaces{},
 		check:  func() error { return f.step("check") },
 		open: func() (dataPath, error) {
 			if err := f.step("open"); err != nil {
@@ -464,3 +465,11 @@ func (p fakeFilter) forget(namespace string, functions ...string) {
 		})
 	})
 }
+
+// fakePlaces has no workers.
+type fakePlaces struct{}
+
+func (fakePlaces) Start(plan.Proxy, []byte) (streamWorker, error) {
+	return nil, errors.New("no workers here")
+}
+func (fakePlaces) RemoveStrays([]string) error { return nil }

@@ -94,7 +94,7 @@ func thisMachine(ctx context.Context, cfg Config) (machine, error) {
 	return machine{
 		net:    kernelNet{n},
 		filter: kernelFilter{n},
-		places: kernelStreams{n},
+		places: kernelStreams{n, cfg.Instance},
 		check:  dataplane.Check,
 		open: func() (dataPath, error) {
 			d := cfg.dataplane(n)

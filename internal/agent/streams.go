@@ -21,6 +21,8 @@ import (
 type streamPlaces interface {
 	// Start makes a function's place, with its interface on the node, and a worker in it.
 	Start(p plan.Proxy, config []byte) (streamWorker, error)
+	// RemoveStrays removes interfaces that an agent of the instance has left, but for these.
+	RemoveStrays(keep []string) error
 }
 
 // streamWorker is a worker in its place. Both end with the agent.
@@ -34,13 +36,37 @@ type streamWorker interface {
 
 // kernelStreams has a namespace without a name for each function, which ends with its
 // worker and the agent.
-type kernelStreams struct{ node *host.Net }
+type kernelStreams struct {
+	node     *host.Net
+	instance string
+}
+
+// alias marks an instance's interfaces.
+func (k kernelStreams) alias() string { return "waystamp stream " + k.instance }
+
+func (k kernelStreams) RemoveStrays(keep []string) error {
+	links, err := k.node.Links()
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, l := range links {
+		if l.Alias != k.alias() || slices.Contains(keep, l.Name) {
+			continue
+		}
+		if err := k.node.DeleteLink(l.Name); !errors.Is(err, host.ErrNoLink) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
 
 // What is in a worker's namespace.
 const (
-	streamLink  = "waystamp"
-	streamPort  = 8080 // that its listeners are bound to; the program gives them all others, too
-	streamAlias = "waystamp stream"
+	streamLink = "waystamp"
+	streamPort = 8080 // that its listeners are bound to; the program gives them all others, too
+	// Frames of a super-packet: more are refused behind the interface.
+	streamFrames = 63
 )
 
 var streamGateway = netip.MustParseAddr("fe80::1")
@@ -50,7 +76,7 @@ func (k kernelStreams) Start(p plan.Proxy, config []byte) (_ streamWorker, err e
 	if err != nil {
 		return nil, err
 	}
-	w := &kernelWorker{node: k.node, ns: ns, link: p.To}
+	w := &kernelWorker{node: k.node, ns: ns, link: p.To, alias: k.alias()}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, w.Close())
@@ -63,8 +89,15 @@ func (k kernelStreams) Start(p plan.Proxy, config []byte) (_ streamWorker, err e
 	if err != nil {
 		return nil, fmt.Errorf("find the program of workers: %w", err)
 	}
+	var held *os.File
+	if !p.Stream.Early {
+		if held, err = w.heldSocket(); err != nil {
+			return nil, err
+		}
+		defer func() { err = errors.Join(err, held.Close()) }()
+	}
 	var listeners []*os.File
-	w.Process, listeners, err = stream.Start(ns, self, config)
+	w.Process, listeners, err = stream.Start(ns, self, config, held)
 	if err != nil {
 		return nil, err
 	}
@@ -82,6 +115,7 @@ type kernelWorker struct {
 	node      *host.Net
 	ns        *host.NetNS
 	link      string
+	alias     string
 	made      bool
 	listeners *dataplane.Listeners
 }
@@ -92,31 +126,26 @@ func (w *kernelWorker) place(p plan.Proxy) (err error) {
 	case errors.Is(err, host.ErrNoLink):
 	case err != nil:
 		return err
-	case l.Alias != streamAlias:
+	case l.Alias != w.alias:
 		return fmt.Errorf("an interface %s is there and not waystamp's; remove or rename it, or give the function another name", p.To)
 	default: // of an agent before
 		if err := w.node.DeleteLink(p.To); err != nil {
 			return err
 		}
 	}
-	mac := func(side string) (m [6]byte) {
-		sum := sha256.Sum256([]byte(p.To + "\x00" + side))
-		copy(m[:], sum[:])
-		m[0] = m[0]&^1 | 2 // locally administered, of one station
-		return m
-	}
-	if err := w.node.AddVeth(host.Veth{Name: p.To, PeerName: streamLink, Peer: w.ns, MTU: p.Stream.MTU, MAC: mac("node"), PeerMAC: mac("inside")}); err != nil {
+	node, inside := streamMACs(p.To)
+	if err := w.node.AddVeth(host.Veth{Name: p.To, PeerName: streamLink, Peer: w.ns, MTU: p.Stream.MTU, MAC: node, PeerMAC: inside}); err != nil {
 		return err
 	}
 	w.made = true
-	if err := w.node.SetAlias(p.To, streamAlias); err != nil {
+	if err := w.node.SetAlias(p.To, w.alias); err != nil {
 		return err
 	}
-	inside, err := host.Open(w.ns)
+	place, err := host.Open(w.ns)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, inside.Close()) }()
+	defer func() { err = errors.Join(err, place.Close()) }()
 	// What the worker sends is looked at by the programs alone. Nobody else speaks there.
 	for _, s := range []struct {
 		n          *host.Net
@@ -127,18 +156,53 @@ func (w *kernelWorker) place(p plan.Proxy) (err error) {
 		{w.node, "net/ipv6/conf/" + p.To + "/accept_ra", "0"},
 		{w.node, "net/ipv4/conf/" + p.To + "/forwarding", "1"}, // or it is not asked for ways
 		{w.node, "net/ipv6/conf/" + p.To + "/forwarding", "1"},
-		{inside, "net/ipv6/conf/" + streamLink + "/disable_ipv6", "0"},
-		{inside, "net/ipv6/conf/" + streamLink + "/addr_gen_mode", "1"},
-		{inside, "net/ipv6/conf/" + streamLink + "/accept_ra", "0"},
+		{place, "net/ipv6/conf/" + streamLink + "/disable_ipv6", "0"},
+		{place, "net/ipv6/conf/" + streamLink + "/addr_gen_mode", "1"},
+		{place, "net/ipv6/conf/" + streamLink + "/accept_ra", "0"},
 	} {
 		if err := s.n.SetSysctl(s.key, s.value); err != nil {
 			return err
 		}
 	}
+	if err := place.SetSuperPacketMax(streamLink, streamFrames); err != nil {
+		return err
+	}
 	if err := w.node.SetUp(p.To); err != nil {
 		return err
 	}
-	return stream.Place{Link: streamLink, Gateway: streamGateway, GatewayMAC: mac("node")}.Prepare(inside)
+	return stream.Place{Link: streamLink, Gateway: streamGateway, GatewayMAC: node}.Prepare(place)
+}
+
+// streamMACs are the addresses of a pair of interfaces, the same each time that it is made.
+func streamMACs(link string) (node, inside [6]byte) {
+	of := func(side string) (m [6]byte) {
+		sum := sha256.Sum256([]byte(link + "\x00" + side))
+		copy(m[:], sum[:])
+		m[0] = m[0]&^1 | 2 // locally administered, of one station
+		return m
+	}
+	return of("node"), of("inside")
+}
+
+// heldSocket is where SYNs wait in the place.
+func (w *kernelWorker) heldSocket() (held *os.File, err error) {
+	place, err := host.Open(w.ns)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, place.Close()) }()
+	l, err := place.Link(streamLink)
+	if err != nil {
+		return nil, err
+	}
+	err = w.ns.Do(func() error {
+		held, err = stream.HeldSocket(l.Index)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("make the socket that SYNs wait at: %w", err)
+	}
+	return held, nil
 }
 
 func (w *kernelWorker) Close() error {
@@ -164,6 +228,7 @@ type streamFunction struct {
 	err      error        // why
 	restarts int
 	failed   int       // times in a row
+	since    time.Time // when the worker started
 	after    time.Time // it is not started again before
 }
 
@@ -180,6 +245,7 @@ type streams struct {
 	by     map[string]*streamFunction
 	kept   map[string]dataplane.Connections // as last counted
 	wakeUp chan struct{}                    // a worker has ended
+	swept  bool                             // nothing is left of an agent before
 }
 
 // ensureStreams starts the workers of a plan that are not there, and ends those of functions
@@ -188,11 +254,13 @@ func (a *agent) ensureStreams(n plan.Node, withheld map[string]error) {
 	a.streams.mu.Lock()
 	defer a.streams.mu.Unlock()
 	wanted := map[string]bool{}
+	var links []string
 	for _, p := range n.Proxies {
 		if p.Stream == nil {
 			continue
 		}
 		wanted[p.Function] = true
+		links = append(links, p.To)
 		if err := a.ensureStreamLocked(p); err != nil {
 			withheld[p.Function] = err
 		}
@@ -202,6 +270,14 @@ func (a *agent) ensureStreams(n plan.Node, withheld map[string]error) {
 			a.endStream(name, f)
 			delete(a.streams.by, name)
 		}
+	}
+	// An agent that was killed could not remove them; there are no others that it did not make.
+	if !a.streams.swept {
+		if err := a.places.RemoveStrays(links); err != nil {
+			a.cfg.Log.Error("what an agent before has left of functions of kind stream could not be removed", "err", err)
+			return
+		}
+		a.streams.swept = true
 	}
 }
 
@@ -217,7 +293,12 @@ func (a *agent) endStream(name string, f *streamFunction) {
 
 func (a *agent) ensureStreamLocked(p plan.Proxy) error {
 	s := p.Stream
-	text, err := stream.Text(p.Function, streamPort, 1, s.Run, s.Back, stream.Limits{
+	var hold *stream.Hold
+	if !s.Early {
+		node, inside := streamMACs(p.To)
+		hold = &stream.Hold{Node: node, Worker: inside}
+	}
+	text, err := stream.Text(p.Function, streamPort, 1, s.Run, s.Back, hold, stream.Limits{
 		Connections: s.Connections, Buffer: s.Buffer, Idle: s.Idle, HalfClosed: s.HalfClosed,
 	})
 	if err != nil {
@@ -236,6 +317,9 @@ func (a *agent) ensureStreamLocked(p plan.Proxy) error {
 		select {
 		case <-f.worker.Ended():
 			f.err = fmt.Errorf("its worker ended: %w", f.worker.Err())
+			if time.Since(f.since) > streamWell {
+				f.failed = 0
+			}
 			f.failed++
 			f.restarts++
 			pause := min(streamPauseMax, streamPauseMin<<min(f.failed-1, 10))
@@ -257,10 +341,7 @@ func (a *agent) ensureStreamLocked(p plan.Proxy) error {
 		time.AfterFunc(time.Until(f.after), func() { notify(a.streams.wakeUp) })
 		return err
 	}
-	if time.Since(f.after) > streamWell {
-		f.failed = 0
-	}
-	f.worker, f.err = worker, nil
+	f.worker, f.err, f.since = worker, nil, time.Now()
 	go func() {
 		<-worker.Ended()
 		notify(a.streams.wakeUp)

@@ -14,7 +14,7 @@ import (
 // starts it, with the configuration on its standard input and the memory for its
 // statistics behind a descriptor.
 func newWorkerCommand() *cobra.Command {
-	var statistics, parent int
+	var statistics, parent, held int
 	var user uint32
 	cmd := &cobra.Command{
 		Use:    "worker --statistics-fd FD",
@@ -30,6 +30,9 @@ alone. The configuration is JSON, on standard input:
    "run": ["count", {"xor": {"passes": 2}}],
    "limits": {"connections": 100000, "buffer": 1048576, "idle": "2h", "half-closed": "10m"}}
 
+With "hold", which names the MAC addresses of both ends of the interface ("node" and
+"worker"), a client is answered when its server has answered.
+
 "run" is the list towards the server, "back" towards the client; without "back" it is
 "run" in reverse, with each function's inverse.
 
@@ -40,15 +43,18 @@ the file system, and all system calls that it does not need.`,
 			if statistics < 3 {
 				return command.Usagef("--statistics-fd is %d; pass the memory for statistics as descriptor 3 or above", statistics)
 			}
-			var up *os.File
-			if parent != 0 {
-				up = os.NewFile(uintptr(parent), "parent")
+			given := func(fd int, name string) *os.File {
+				if fd == 0 {
+					return nil
+				}
+				return os.NewFile(uintptr(fd), name)
 			}
-			return stream.Serve(cmd.Context(), cmd.InOrStdin(), os.NewFile(uintptr(statistics), "statistics"), up, user)
+			return stream.Serve(cmd.Context(), cmd.InOrStdin(), given(statistics, "statistics"), given(parent, "parent"), given(held, "held"), user)
 		},
 	}
 	cmd.Flags().IntVar(&statistics, "statistics-fd", 0, "descriptor of the memory that statistics are written to")
 	cmd.Flags().IntVar(&parent, "parent-fd", 0, "descriptor of a socket that listeners are sent to, and whose end is the worker's (0: none)")
+	cmd.Flags().IntVar(&held, "held-fd", 0, "descriptor of the socket that SYNs wait at (0: clients are answered at once)")
 	cmd.Flags().Uint32Var(&user, "user", sandbox.Nobody, "number of the `user`, and group, that a worker started by root becomes")
 	return cmd
 }

@@ -124,13 +124,29 @@ const (
 	fin, syn, rst, ack = 1, 2, 4, 16
 )
 
-// wantIn holds that a packet gets to the function, without its outer header.
+// wantIn holds that a packet gets to the function, without its outer header: to its TCP, or to
+// its worker alone if it opens a connection and the server is asked first.
 func (s *streamBed) wantIn(frame, inner []byte) {
 	s.Helper()
-	verdict, out, err := s.run(object.CoreTC, "in", frame, 0)
-	if err != nil || verdict != verdictRedirect || !slices.Equal(out[srv6.EthernetLen:], inner) {
-		s.Errorf("verdict %d, %v, refusals %v, %x; want it at the function", int32(verdict), err, s.refusals(), out)
+	protocol, flags := uint16(srv6.EtherTypeIPv6), 40+13
+	if inner[0]>>4 == 4 {
+		protocol, flags = srv6.EtherTypeIPv4, 20+13
 	}
+	if !s.domain.Nodes[1].Proxies[0].Stream.Early && inner[flags]&(syn|ack) == syn {
+		protocol = abi.EthPHeld
+	}
+	verdict, out, err := s.run(object.CoreTC, "in", frame, 0)
+	if err != nil || verdict != verdictRedirect || !slices.Equal(out[srv6.EthernetLen:], inner) || binary.BigEndian.Uint16(out[12:]) != protocol {
+		s.Errorf("verdict %d, %v, refusals %v, %x; want it at the function, as Ethertype %#x", int32(verdict), err, s.refusals(), out, protocol)
+	}
+}
+
+// held is a frame with a SYN as the worker sends it once TCP shall have it.
+func held(inner []byte) []byte {
+	b := ether(inner)
+	copy(b[6:], []byte{2, 3, 3, 3, 3, 3})
+	binary.BigEndian.PutUint16(b[12:], abi.EthPHeld)
+	return b
 }
 
 // wantOut holds that what the function sends takes a path, with its first stamp.
@@ -233,6 +249,58 @@ func TestConnectionsPassAStreamFunction(t *testing.T) {
 				s.wantNotIn(abi.ReasonWrongChain, s.proven(answers, segmentOf(server, client, ack)))
 				s.wantNotIn(abi.ReasonWrongChain, s.proven(in, open))
 			}
+		})
+	}
+}
+
+// The client is answered at once where the file says so.
+func TestSYNsOfAnEarlyFunctionDoNotWait(t *testing.T) {
+	s := newStreamBed(t)
+	s.domain.Nodes[1].Proxies[0].Stream.Early = true
+	s.plan()
+	open := segmentOf(netip.MustParseAddrPort("[fd00:7::2]:40000"), netip.MustParseAddrPort("[2001:db8:8::2]:80"), syn)
+	s.wantIn(s.proven(s.path("web", "forward, up to zip"), open), open)
+}
+
+// What the worker lets in comes back to the function, and to nobody else; it can be nothing but a
+// SYN of a connection that was admitted.
+func TestASYNThatHasWaitedComesBackToTheFunction(t *testing.T) {
+	for _, c := range []struct {
+		chain, client, server string
+		protocol              uint16
+	}{
+		{"web", "[fd00:7::2]:40000", "[2001:db8:8::2]:80", srv6.EtherTypeIPv6},
+		{"legacy", "192.0.2.2:40000", "198.51.100.2:80", srv6.EtherTypeIPv4},
+	} {
+		t.Run(c.chain, func(t *testing.T) {
+			s := newStreamBed(t)
+			client, server := netip.MustParseAddrPort(c.client), netip.MustParseAddrPort(c.server)
+			open := segmentOf(client, server, syn)
+			refused := func(reason abi.Reason, frame []byte) {
+				t.Helper()
+				s.wantRefused(reason, object.FunctionTC, "wss-zip", frame, 0)
+			}
+			refused(abi.ReasonStreamUnknown, held(open))
+			s.wantIn(s.proven(s.path(c.chain, "forward, up to zip"), open), open)
+			verdict, out, err := s.run(object.FunctionTC, "wss-zip", held(open), 0)
+			node := s.macs["wss-zip"]
+			want := slices.Concat([]byte{2, 3, 3, 3, 3, 3}, node[:], binary.BigEndian.AppendUint16(nil, c.protocol), open)
+			if err != nil || verdict != verdictRedirect || !slices.Equal(out, want) {
+				t.Errorf("verdict %d, %v, refusals %v, %x; want it back, as %x", int32(verdict), err, s.refusals(), out, want)
+			}
+			refused(abi.ReasonStreamUnknown, held(segmentOf(client, server, ack)))
+			refused(abi.ReasonStreamUnknown, held(segmentOf(client, server, syn|ack)))
+			refused(abi.ReasonStreamUnknown, held(segmentOf(server, client, syn)))
+			refused(abi.ReasonStreamNotTcp, held(open[:len(open)-1]))
+			refused(abi.ReasonStreamNotTcp, held([]byte{0x70, 0, 0, 0}))
+			udp := slices.Clone(open)
+			if c.protocol == srv6.EtherTypeIPv4 {
+				udp[9] = 17
+			} else {
+				udp[6] = 17
+			}
+			refused(abi.ReasonStreamNotTcp, held(udp))
+			s.wantOut(s.path(c.chain, "reverse, from zip on"), segmentOf(server, client, rst|ack)) // the server's refusal
 		})
 	}
 }

@@ -6,10 +6,12 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"strings"
 	"sync"
+	"time"
 )
 
 // session is a connection of a client that has shaken hands.
@@ -117,6 +119,23 @@ func (g *Gateway) release(from netip.Prefix) {
 	}
 }
 
+// A client of TLS 1.3 may have sent a request before the alert that refuses its certificate
+// comes. Closed with bytes that nobody has read, TCP would send RST, and the client's
+// system would forget the alert.
+const (
+	unreadTime  = 500 * time.Millisecond
+	unreadBytes = 64 << 10
+)
+
+// closeUnread ends what is sent, and takes what the client sends still for a moment.
+func closeUnread(c net.Conn) {
+	half, ok := c.(interface{ CloseWrite() error })
+	if !ok || half.CloseWrite() != nil || c.SetReadDeadline(time.Now().Add(unreadTime)) != nil {
+		return
+	}
+	io.CopyN(io.Discard, c, unreadBytes)
+}
+
 // take shakes hands, and hands the connection to the server of HTTP.
 func (g *Gateway) take(ctx context.Context, raw net.Conn) {
 	client := remote(raw)
@@ -136,8 +155,9 @@ func (g *Gateway) take(ctx context.Context, raw net.Conn) {
 	g.release(from)
 	about.Service, about.Host = h.service, shorten(h.host, 300)
 	if err != nil {
-		c.Close()
 		g.note(about, h.why(err))
+		closeUnread(c.Conn)
+		c.Close()
 		return
 	}
 	state := secured.ConnectionState()

@@ -147,6 +147,11 @@ func (n *Net) SetMTU(name string, mtu int) error {
 	return n.onLink("set the MTU of", name, func(l netlink.Link) error { return n.h.LinkSetMTU(l, mtu) })
 }
 
+// SetSuperPacketMax bounds how many frames a super-packet has that is sent by an interface.
+func (n *Net) SetSuperPacketMax(name string, frames int) error {
+	return n.onLink("set the super-packets of", name, func(l netlink.Link) error { return n.h.LinkSetGSOMaxSegs(l, frames) })
+}
+
 // AddAddress gives an interface an address, without asking around whether it is
 // a duplicate. The namespace can use it at once; see WaitUp for its neighbours.
 func (n *Net) AddAddress(link string, p netip.Prefix) error {

@@ -82,7 +82,7 @@ func Sections() []Section {
 				"`attach` is required for kind `unaware`. `attach`, `recognise` and `segments` are of that kind alone.",
 				"`namespace`, `arguments`, `zones`, `address`, `rules` and `rules-file` are of kind `netfilter` alone. Kind `forward` has none of the fields below `kind`.",
 				"Each of `arguments` is a variable in the rules (`$guest`) and the packet mark of its visits' packets. A name has letters, digits and underscores, and starts with a letter. Values are 1 to 4294967295, each once; a function has at most " + strconv.Itoa(model.ArgumentsMax) + ".",
-				"`run`, `back`, `connect`, `other` and `limits` are of kind `stream` alone, which needs `run` and `connect` ([how to](../how-to/streams.md)). Its interface on the node is `wss-NAME`.",
+				"`run`, `back`, `connect`, `other` and `limits` are of kind `stream` alone, which needs `run` ([how to](../how-to/streams.md)). Its interface on the node is `wss-NAME`.",
 				"The interfaces of a `netfilter` function on its node are `wsi-NAME` (to it) and `wso-NAME` (from it); of a long name, its first four characters and a hash.",
 				"`attach: local` needs `recognise: metadata`; `rewrites: true` needs it too; `recognise: metadata` needs `segments: keep`.",
 				"A function is local with `attach: local` or `namespace: node`. No chain ends at the node of a local function that its packets go through.",
@@ -242,7 +242,7 @@ func Descriptions() map[string]Description {
 		"functions[].rules-file": {" none", "The file that has the rules, instead of `rules`."},
 		"functions[].run":        {" none", "What becomes of the bytes towards the server: these functions, one after the other."},
 		"functions[].back":       {" `run` in reverse, each one's inverse", "The same towards the client."},
-		"functions[].connect":    {" none", "When the server is asked. `early`: the client is answered at once, and connecting to the server begins then; a server that refuses shows as a reset."},
+		"functions[].connect":    {"first", "When the client is answered. `first`: when its server has answered, so that one that refuses or is silent shows as it would without the function. `early`: at once, which saves a round trip on long links; a server that refuses shows as a reset."},
 		"functions[].other":      {"refuse", "What becomes of packets that are not TCP: `refuse` refuses them (`stream-not-tcp`)."},
 		"functions[].limits":     {" none", "What connections may take; see [limits](#functions-limits)."},
 

@@ -103,7 +103,7 @@ functions:
     node: a
     kind: stream
     run: [identity]
-    connect: early
+    #functions[].connect
     #functions[].other
     limits:
       #functions[].limits.connections

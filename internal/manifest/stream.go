@@ -102,14 +102,11 @@ func (c cursor) value(depth int) any {
 }
 
 func readConnect(c cursor) item[string] {
-	return c.checked("early", func(s string) error {
-		switch s {
-		case "early":
-			return nil
-		case "first":
-			return fmt.Errorf("is not there yet: the client is answered before its server is; expect early")
+	return c.checked("first or early", func(s string) error {
+		if s != "first" && s != "early" {
+			return fmt.Errorf("is not a setting of connect; expect first or early")
 		}
-		return fmt.Errorf("is not a setting of connect; expect early")
+		return nil
 	})
 }
 
@@ -148,7 +145,7 @@ func (f *function) streamModel() model.Stream {
 		return model.Stream{}
 	}
 	s := model.Stream{
-		Run: f.run.value, Back: f.back.value,
+		Run: f.run.value, Back: f.back.value, Early: f.connect.value == "early",
 		Connections: model.StreamConnectionsDefault, Buffer: model.StreamBufferDefault,
 		Idle: model.StreamIdleDefault, HalfClosed: model.StreamHalfClosedDefault,
 	}
@@ -177,7 +174,5 @@ func (c *checker) checkStream(f *function) {
 		c.problemf(f.run.at, "no functions; say run: [identity] for one that changes nothing")
 	case f.back.given() && f.back.ok && len(f.back.value) == 0:
 		c.problemf(f.back.at, "no functions; leave it out for each one's inverse, or say back: [identity] for no change")
-	case !f.connect.given():
-		c.problemf(f.at, "\"connect\" is missing; say connect: early: the client is answered at once, and the server is asked meanwhile")
 	}
 }

@@ -13,6 +13,9 @@ type Stream struct {
 	// one's inverse.
 	Run, Back []string
 
+	// Early: the client is answered at once; else when its server has answered.
+	Early bool
+
 	Connections int           // open at once
 	Buffer      int           // bytes held per connection and direction
 	Idle        time.Duration // without a byte, until a connection is reset

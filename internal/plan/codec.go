@@ -312,6 +312,7 @@ type proxyFile struct {
 type streamFile struct {
 	Run         []string     `json:"run"`
 	Back        []string     `json:"back,omitempty"`
+	Early       bool         `json:"early,omitempty"`
 	Connections int          `json:"connections"`
 	Buffer      int          `json:"buffer"`
 	Idle        durationFile `json:"idle"`
@@ -616,7 +617,7 @@ func proxyToFile(p Proxy) proxyFile {
 	}
 	if s := p.Stream; s != nil {
 		f.Stream = &streamFile{
-			Run: s.Run, Back: s.Back, Connections: s.Connections, Buffer: s.Buffer,
+			Run: s.Run, Back: s.Back, Early: s.Early, Connections: s.Connections, Buffer: s.Buffer,
 			Idle: durationFile(s.Idle), HalfClosed: durationFile(s.HalfClosed), MTU: s.MTU,
 		}
 	}
@@ -651,7 +652,7 @@ func (f proxyFile) proxy() Proxy {
 	if s := f.Stream; s != nil {
 		p.Stream = &Stream{
 			Stream: model.Stream{
-				Run: s.Run, Back: s.Back, Connections: s.Connections, Buffer: s.Buffer,
+				Run: s.Run, Back: s.Back, Early: s.Early, Connections: s.Connections, Buffer: s.Buffer,
 				Idle: time.Duration(s.Idle), HalfClosed: time.Duration(s.HalfClosed),
 			},
 			MTU: s.MTU,

@@ -22,6 +22,7 @@ type Config struct {
 	Run   []function.Entry // towards the server
 	Back  []function.Entry // towards the client
 	Keys  function.Keys
+	Hold  *Hold // clients are answered when their servers have answered; nil: at once
 	Limits
 }
 
@@ -52,6 +53,7 @@ type jsonConfig struct {
 	Run    []json.RawMessage        `json:"run"`
 	Back   []json.RawMessage        `json:"back"`
 	Keys   map[uint32]*function.Key `json:"keys"`
+	Hold   *jsonHold                `json:"hold"`
 	Limits struct {
 		Connections int      `json:"connections"`
 		Buffer      int      `json:"buffer"`
@@ -117,6 +119,13 @@ func ReadConfig(r io.Reader) (*Config, error) {
 	if c.HalfClosed < time.Second {
 		bad("limits.half-closed is %s; expect 1s or more", c.HalfClosed)
 	}
+	var err error
+	if c.Hold, err = in.Hold.hold(); err != nil {
+		bad("hold: %w", err)
+	}
+	if c.Hold != nil && in.Loops != 1 {
+		bad("loops is %d, and one loop alone can hold SYNs; say 1, or leave hold out", in.Loops)
+	}
 	for n, k := range in.Keys {
 		if k == nil {
 			bad("keys: number %d has no key", n)
@@ -124,7 +133,6 @@ func ReadConfig(r io.Reader) (*Config, error) {
 		}
 		c.Keys[n] = *k
 	}
-	var err error
 	if c.Run, err = function.ParseList("run", in.Run); err != nil {
 		errs = append(errs, err)
 	}

@@ -17,6 +17,8 @@ type conn struct {
 	connecting bool // the server has not answered yet
 	queued     bool // in loop.again
 
+	wait *waiting // the client's side is not there yet; else nil
+
 	dir [2]direction // function.ToServer reads from fd[0] and writes to fd[1]; ToClient the reverse
 }
 
@@ -50,6 +52,9 @@ func (l *loop) ready(c *conn, side int, events uint32) {
 		}
 		c.connecting = false
 		c.active = l.seconds()
+		if c.wait != nil {
+			l.serverAnswered(c)
+		}
 	}
 	from, to := &c.dir[side], &c.dir[1-side]
 	if events&(unix.EPOLLIN|unix.EPOLLRDHUP|unix.EPOLLHUP|unix.EPOLLPRI) != 0 {
@@ -64,7 +69,7 @@ func (l *loop) ready(c *conn, side int, events uint32) {
 	if events&unix.EPOLLOUT != 0 {
 		to.writable = true
 	}
-	if !c.connecting && !c.queued {
+	if !c.connecting && c.wait == nil && !c.queued {
 		l.pump(c)
 	}
 }
@@ -74,6 +79,8 @@ func (l *loop) ready(c *conn, side int, events uint32) {
 // all that came before.
 func (l *loop) failed(c *conn, side int) {
 	switch {
+	case side == 1 && c.connecting && c.wait != nil:
+		l.serverFailed(c)
 	case side == 1 && c.connecting:
 		l.reset(c, wordUnreached)
 	case side == 1:
@@ -144,6 +151,9 @@ func (l *loop) release(c *conn, word int) {
 	// Counted first: whoever sees the end on the wire sees it in the statistics, too.
 	l.words[word].Add(1)
 	l.w.connections.Add(-1)
+	if c.wait != nil {
+		delete(l.waiting, c.wait.ends)
+	}
 	for side := range c.dir {
 		d := &c.dir[side]
 		if d.flow != nil {

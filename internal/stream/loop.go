@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"math"
 	"net/netip"
 	"os"
 	"runtime"
@@ -31,6 +32,7 @@ const (
 const (
 	aboutWake     = -1
 	aboutListener = -2 // and below, one for each listener
+	aboutHeld     = math.MinInt32
 )
 
 // loop is one event loop. It runs on a thread of its own, and nothing in it is used by
@@ -42,6 +44,9 @@ type loop struct {
 	spare int // a descriptor to give up, so that a connection can be refused when none is left
 
 	listeners []int
+	held      int                    // a HeldSocket; -1: clients are answered at once
+	frame     []byte                 // from there
+	waiting   map[ends]uint32        // connections whose clients have not been accepted
 	functions [2][]function.Function // of each side
 
 	conns  [][]conn // slabs; a connection stays at its place
@@ -64,7 +69,7 @@ type loop struct {
 type pipe struct{ r, w int32 }
 
 func newLoop(w *Worker, words []atomic.Uint64) (_ *loop, err error) {
-	l := &loop{w: w, epoll: -1, wake: -1, spare: -1, start: w.start, words: words}
+	l := &loop{w: w, epoll: -1, wake: -1, spare: -1, held: -1, start: w.start, words: words}
 	defer func() {
 		if err != nil {
 			l.close()
@@ -125,12 +130,12 @@ func (l *loop) close() {
 		p.close()
 	}
 	l.pipes = nil
-	for _, fd := range append(l.listeners, l.epoll, l.wake, l.spare) {
+	for _, fd := range append(l.listeners, l.held, l.epoll, l.wake, l.spare) {
 		if fd >= 0 {
 			unix.Close(fd)
 		}
 	}
-	l.listeners, l.epoll, l.wake, l.spare = nil, -1, -1, -1
+	l.listeners, l.held, l.epoll, l.wake, l.spare = nil, -1, -1, -1, -1
 }
 
 func (p pipe) close() {
@@ -200,6 +205,8 @@ func (l *loop) handle(e *unix.EpollEvent) {
 	case e.Fd == aboutWake:
 		var b [8]byte
 		unix.Read(l.wake, b[:])
+	case e.Fd == aboutHeld:
+		l.takeHeld()
 	case e.Fd <= aboutListener:
 		l.accept(l.listeners[aboutListener-e.Fd])
 	default:
@@ -280,6 +287,10 @@ func (l *loop) keepSpare() {
 
 // accepted takes a client's connection and begins the one to its server.
 func (l *loop) accepted(fd int, client netip.AddrPort) {
+	if l.held >= 0 {
+		l.acceptedHeld(fd, client)
+		return
+	}
 	if l.w.connections.Add(1) > int64(l.w.config.Connections) {
 		l.w.connections.Add(-1)
 		l.words[wordRefused].Add(1)
@@ -295,7 +306,7 @@ func (l *loop) accepted(fd int, client netip.AddrPort) {
 		return
 	}
 	l.openHandlers(c, function.Connection{Client: client, Server: addrPort(to)})
-	if err := l.connectOnward(c, client, addrPort(to)); err != nil {
+	if err := l.connectOnward(c, client, addrPort(to), classDefault); err != nil {
 		l.reset(c, wordUnreached)
 		return
 	}
@@ -305,9 +316,10 @@ func (l *loop) accepted(fd int, client netip.AddrPort) {
 }
 
 // connectOnward begins the connection to the server. It needs no connection of the
-// client's: one that waits for its server before it is answered begins here.
-func (l *loop) connectOnward(c *conn, client, server netip.AddrPort) error {
-	fd, err := connect(client, server)
+// client's: one that waits for its server before it is answered begins here. class is
+// its packets' traffic class, or classDefault.
+func (l *loop) connectOnward(c *conn, client, server netip.AddrPort, class int) error {
+	fd, err := connect(client, server, class)
 	if err != nil {
 		return err
 	}
@@ -353,6 +365,10 @@ func (l *loop) sweep() {
 		for j := range l.conns[i] {
 			c := &l.conns[i][j]
 			if !c.open {
+				continue
+			}
+			if c.quiet(now) {
+				l.reset(c, wordUnreached)
 				continue
 			}
 			if quiet := now - c.active; quiet > idle || quiet > half && (c.dir[0].done || c.dir[1].done) {

@@ -54,7 +54,7 @@ func (t *tail) String() string {
 }
 
 // Text is the configuration as ReadConfig takes it; run and back are entries in JSON.
-func Text(name string, port uint16, loops int, run, back []string, l Limits) ([]byte, error) {
+func Text(name string, port uint16, loops int, run, back []string, h *Hold, l Limits) ([]byte, error) {
 	list := func(entries []string) []json.RawMessage {
 		var out []json.RawMessage
 		for _, e := range entries {
@@ -66,6 +66,9 @@ func Text(name string, port uint16, loops int, run, back []string, l Limits) ([]
 		"name": name, "port": port, "loops": loops, "run": list(run),
 		"limits": map[string]any{"connections": l.Connections, "buffer": l.Buffer, "idle": l.Idle.String(), "half-closed": l.HalfClosed.String()},
 	}
+	if h != nil {
+		m["hold"] = h.text()
+	}
 	if back != nil {
 		m["back"] = list(back)
 	}
@@ -76,8 +79,9 @@ func Text(name string, port uint16, loops int, run, back []string, l Limits) ([]
 const startTime = 10 * time.Second
 
 // Start runs `program worker` in a place, and waits until it listens. listeners are one of
-// IPv6 and one of IPv4; the caller closes them, and then they are the worker's alone.
-func Start(ns *host.NetNS, program string, config []byte) (p *Process, listeners []*os.File, err error) {
+// IPv6 and one of IPv4; the caller closes them, and then they are the worker's alone. held is
+// a HeldSocket if the configuration has SYNs wait; else nil. The caller closes it.
+func Start(ns *host.NetNS, program string, config []byte, held *os.File) (p *Process, listeners []*os.File, err error) {
 	p = &Process{ended: make(chan struct{})}
 	if p.Config, err = ReadConfig(bytes.NewReader(config)); err != nil {
 		return nil, nil, err
@@ -92,7 +96,13 @@ func Start(ns *host.NetNS, program string, config []byte) (p *Process, listeners
 	p.up = os.NewFile(uintptr(fds[0]), "worker")
 	child := os.NewFile(uintptr(fds[1]), "parent")
 	p.cmd = host.Command(context.Background(), ns, program, "worker", "--statistics-fd", "3", "--parent-fd", "4")
+	if held != nil {
+		p.cmd.Args = append(p.cmd.Args, "--held-fd", "5")
+	}
 	p.cmd.Stdin, p.cmd.Stderr, p.cmd.ExtraFiles = bytes.NewReader(config), &p.stderr, []*os.File{p.memory.File(), child}
+	if held != nil {
+		p.cmd.ExtraFiles = append(p.cmd.ExtraFiles, held)
+	}
 	if err := errors.Join(p.cmd.Start(), child.Close()); err != nil {
 		return nil, nil, errors.Join(fmt.Errorf("start the worker of function %s: %w", p.Config.Name, err), p.up.Close(), p.memory.Close())
 	}

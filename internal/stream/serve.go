@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strconv"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -13,13 +15,41 @@ import (
 	"github.com/waystamp/waystamp/internal/stream/sandbox"
 )
 
+// raiseDescriptors has the process hold as many descriptors as its connections take, if it may:
+// two sockets each, some of them with pipes. Where it may not, connections without
+// descriptors are refused.
+func raiseDescriptors(connections int) error {
+	var have unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &have); err != nil {
+		return os.NewSyscallError("getrlimit RLIMIT_NOFILE", err)
+	}
+	want := uint64(3*connections + 256)
+	if have.Max >= want {
+		return nil // Go has raised the soft limit to it
+	}
+	text, err := os.ReadFile("/proc/sys/fs/nr_open")
+	if err != nil {
+		return fmt.Errorf("read how many descriptors a process can have: %w", err)
+	}
+	if most, err := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 64); err == nil {
+		want = max(min(want, most), have.Max)
+	}
+	err = unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: want, Max: want})
+	if errors.Is(err, unix.EPERM) {
+		return nil
+	}
+	return os.NewSyscallError("setrlimit RLIMIT_NOFILE", err)
+}
+
 // Serve is the life of a worker's process: it reads its configuration, listens, gives up
 // what it does not need, and serves until the context ends. It takes over statistics,
 // memory of NewStatistics. A process of root's becomes the user.
 //
 // parent, unless it is nil, is one end of a pair of sockets: the worker sends a listener of
-// each version of IP, IPv6 first, and ends when the other end is closed.
-func Serve(ctx context.Context, config io.Reader, statistics, parent *os.File, user uint32) error {
+// each version of IP, IPv6 first, and ends when the other end is closed. held is a
+// HeldSocket, if the configuration has SYNs wait. With a parent, the limit of descriptors is
+// raised to what the configuration takes.
+func Serve(ctx context.Context, config io.Reader, statistics, parent, held *os.File, user uint32) error {
 	c, err := ReadConfig(config)
 	if err != nil {
 		return err
@@ -29,7 +59,7 @@ func Serve(ctx context.Context, config io.Reader, statistics, parent *os.File, u
 		return fmt.Errorf("open the memory for statistics: %w", err)
 	}
 	defer memory.Close()
-	w, err := New(c, memory)
+	w, err := New(c, memory, held)
 	if err != nil {
 		return err
 	}
@@ -37,6 +67,9 @@ func Serve(ctx context.Context, config io.Reader, statistics, parent *os.File, u
 		fd := int(parent.Fd()) // blocks from now on
 		if err := unix.Sendmsg(fd, []byte{0}, unix.UnixRights(w.loops[0].listeners...), nil, 0); err != nil {
 			return errors.Join(fmt.Errorf("hand the listeners to the parent: %w", err), w.Close())
+		}
+		if err := raiseDescriptors(c.Connections); err != nil {
+			return errors.Join(err, w.Close())
 		}
 		var stop context.CancelFunc
 		ctx, stop = context.WithCancel(ctx)

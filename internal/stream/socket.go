@@ -82,13 +82,17 @@ func setOptions(fd int) error {
 	return nil
 }
 
+const classDefault = -1
+
 // connect begins a connection to the server, from the client's address and port. The
 // address need not be one of this machine (IP_FREEBIND, which takes no privilege); that
-// packets may have it as their source is the namespace's doing, see Place.
-func connect(client, server netip.AddrPort) (fd int, err error) {
-	family, level, freebind := unix.AF_INET6, unix.IPPROTO_IPV6, unix.IPV6_FREEBIND
+// packets may have it as their source is the namespace's doing, see Place. class is the
+// traffic class of IPv6, or type of service of IPv4, of its packets but for ECN, which is
+// TCP's; classDefault leaves it to the kernel.
+func connect(client, server netip.AddrPort, class int) (fd int, err error) {
+	family, level, freebind, classOf := unix.AF_INET6, unix.IPPROTO_IPV6, unix.IPV6_FREEBIND, unix.IPV6_TCLASS
 	if server.Addr().Is4() {
-		family, level, freebind = unix.AF_INET, unix.IPPROTO_IP, unix.IP_FREEBIND
+		family, level, freebind, classOf = unix.AF_INET, unix.IPPROTO_IP, unix.IP_FREEBIND, unix.IP_TOS
 	}
 	fd, err = unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, unix.IPPROTO_TCP)
 	if err != nil {
@@ -97,6 +101,9 @@ func connect(client, server netip.AddrPort) (fd int, err error) {
 	err = setOptions(fd)
 	if err == nil {
 		err = os.NewSyscallError("setsockopt FREEBIND", unix.SetsockoptInt(fd, level, freebind, 1))
+	}
+	if err == nil && class != classDefault {
+		err = os.NewSyscallError("setsockopt traffic class", unix.SetsockoptInt(fd, level, classOf, class&^3))
 	}
 	if err == nil {
 		err = os.NewSyscallError("bind", unix.Bind(fd, sockaddr(client)))

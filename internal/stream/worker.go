@@ -10,6 +10,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -27,10 +28,14 @@ type Worker struct {
 }
 
 // New makes a worker that listens and does not accept yet. Its statistics go to memory
-// of NewStatistics, which must stay mapped until Run has returned.
-func New(config *Config, memory *host.SharedWords) (_ *Worker, err error) {
+// of NewStatistics, which must stay mapped until Run has returned. held is a HeldSocket if
+// config.Hold is set, which the worker takes over; else nil.
+func New(config *Config, memory *host.SharedWords, held *os.File) (_ *Worker, err error) {
 	if len(memory.Words) < config.Loops*wordsOfLoop {
 		return nil, fmt.Errorf("the memory for statistics has %d words; %d loops need %d", len(memory.Words), config.Loops, config.Loops*wordsOfLoop)
+	}
+	if (config.Hold != nil) != (held != nil) {
+		return nil, fmt.Errorf("worker of function %s: SYNs wait where there is a socket for them, and nowhere else", config.Name)
 	}
 	w := &Worker{config: config, start: time.Now()}
 	for i := range config.Loops {
@@ -39,6 +44,11 @@ func New(config *Config, memory *host.SharedWords) (_ *Worker, err error) {
 			return nil, errors.Join(fmt.Errorf("worker of function %s: %w", config.Name, err), w.Close())
 		}
 		w.loops = append(w.loops, l)
+	}
+	if held != nil {
+		if err := w.loops[0].hold(held); err != nil {
+			return nil, errors.Join(fmt.Errorf("worker of function %s: %w", config.Name, err), w.Close())
+		}
 	}
 	return w, nil
 }

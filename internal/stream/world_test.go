@@ -39,7 +39,7 @@ const asWorker = "WAYSTAMP_TEST_WORKER"
 func TestMain(m *testing.M) {
 	if os.Getenv(asWorker) != "" {
 		ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
-		err := Serve(ctx, os.Stdin, os.NewFile(3, "statistics"), nil, 0)
+		err := Serve(ctx, os.Stdin, os.NewFile(3, "statistics"), nil, nil, 0)
 		stop()
 		if err != nil {
 			fmt.Fprintln(os.Stderr, err)

@@ -131,7 +131,7 @@ func Desire(n plan.Node, at Wiring, local []netip.Addr, have Contents, ix Indexe
 			return Wanted{}, PartError(e.PathID, "egress: %w", err)
 		}
 		if e.To != "" {
-			if h, err = w.addStream(e, h, proxyOf[e.To]); err != nil {
+			if h, err = w.addStream(n, e, h, proxyOf[e.To]); err != nil {
 				return Wanted{}, PartError(e.PathID, "egress: %w", err)
 			}
 		}
@@ -176,7 +176,7 @@ func Desire(n plan.Node, at Wiring, local []netip.Addr, have Contents, ix Indexe
 
 // addStream notes what is behind the function on byte streams that a path ends at. It
 // returns the path's hop, which h is but for the function.
-func (w *Wanted) addStream(e plan.Egress, h abi.Hop, proxy uint32) (abi.Hop, error) {
+func (w *Wanted) addStream(n plan.Node, e plan.Egress, h abi.Hop, proxy uint32) (abi.Hop, error) {
 	if proxy == 0 || e.Through == nil {
 		return abi.Hop{}, fmt.Errorf("the node has no function %s, or no way on from it", e.To)
 	}
@@ -189,6 +189,11 @@ func (w *Wanted) addStream(e plan.Egress, h abi.Hop, proxy uint32) (abi.Hop, err
 	}
 	if e.Through.Opens {
 		s.Opens = 1
+	}
+	for _, p := range n.Proxies {
+		if p.Function == e.To && p.Stream != nil && !p.Stream.Early {
+			s.First = 1
+		}
 	}
 	w.Streams[abi.BE32(e.Path)] = s
 	h.Behaviour, h.Proxy = uint8(abi.BehaviourStream), proxy

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/netip"
 	"os"
 	"strconv"
 	"strings"
@@ -12,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/waystamp/waystamp/internal/host"
 	"github.com/waystamp/waystamp/internal/lab"
 	"github.com/waystamp/waystamp/internal/plan"
 )
@@ -171,4 +173,77 @@ func TestAKilledWorkerResetsItsConnections(t *testing.T) {
 	// While there was no worker, packets of the old connection came.
 	w.mayRefuse("r2", "stream-down")
 	w.mayRefuse("r2", "stream-unknown")
+}
+
+// A client learns from its server what it would learn without the function: that nobody
+// listens, or nothing at all. It is not answered before.
+func TestAClientIsAnsweredWhenItsServerIs(t *testing.T) {
+	t.Parallel()
+	w := build(t, example(t, "streams.yaml"))
+	for _, w.ipv4 = range []bool{false, true} {
+		closed := net.JoinHostPort(w.addr("h2").String(), "9")
+		must(t, w.Do("h1", func() error {
+			c, err := net.DialTimeout("tcp", closed, settleTime)
+			if err == nil {
+				c.Close()
+			}
+			if !errors.Is(err, unix.ECONNREFUSED) {
+				return fmt.Errorf("a connection to %s, where nobody listens: %v; want it refused", closed, err)
+			}
+			return nil
+		}))
+	}
+	// An address that nobody has: SYNs go there, and nothing comes back.
+	w.ipv4 = false
+	before, err := w.function("r2", "zip")
+	must(t, err)
+	nobody := w.addr("h2").As16()
+	nobody[15] ^= 0x80
+	silent := netip.AddrPortFrom(netip.AddrFrom16(nobody), 80)
+	must(t, w.Do("h1", func() error {
+		c, err := net.DialTimeout("tcp", silent.String(), lostTime)
+		if err == nil {
+			c.Close()
+		}
+		if e, ok := errors.AsType[net.Error](err); !ok || !e.Timeout() {
+			return fmt.Errorf("a connection to %s, where nobody is: %v; want no answer", silent, err)
+		}
+		return nil
+	}))
+	after, err := w.function("r2", "zip")
+	must(t, err)
+	if n := after.Stream.Opened - before.Stream.Opened; n != 1 {
+		t.Errorf("zip has begun %d connections to %s; want one that waits", n, silent)
+	}
+	w.download("h2", "h1", 100_000)
+}
+
+// An agent that is killed leaves its function's interface. The next one takes the function up
+// again; detaching removes what is left.
+func TestNothingIsLeftOfAStreamFunction(t *testing.T) {
+	t.Parallel()
+	w := build(t, example(t, "streams.yaml"))
+	w.download("h2", "h1", 100_000)
+	there := func() bool {
+		_, err := w.net("r2").Link("wss-zip")
+		if err != nil && !errors.Is(err, host.ErrNoLink) {
+			t.Fatal(err)
+		}
+		return err == nil
+	}
+	w.kill("r2")
+	must(t, w.StartAgent(soon(t), "r2"))
+	w.download("h2", "h1", 100_000)
+	w.kill("r2")
+	if r := w.detach("r2", "--yes"); r.code != 0 {
+		t.Fatal(r)
+	}
+	if there() {
+		t.Error("wss-zip is there after detaching")
+	}
+	must(t, w.StartAgent(soon(t), "r2"))
+	w.download("h2", "h1", 100_000)
+	w.mayRefuse("r2", "stream-down")
+	w.mayRefuse("r2", "stream-unknown")
+	w.mayRefuse("r3", "stream-unknown")
 }

@@ -730,9 +730,16 @@ struct ws_stream {
 	__be32 other; /* the part that ends at the function in the other direction */
 	__u32 proxy; /* the function: key in ws_proxies */
 	__u8 opens; /* 1: connections are opened in this direction */
-	__u8 pad[3];
+	__u8 first; /* 1: clients are answered when their servers have answered */
+	__u8 pad[2];
 };
 _Static_assert(sizeof(struct ws_stream) == 24, "ws_stream is ABI");
+
+/* Ethertype, of those for experiments (IEEE 802), of a SYN that waits at a function on byte
+ * streams: the kernel has no use for it there, and the worker's packet socket gets it. The
+ * worker sends it the same way when the function's TCP shall have it.
+ */
+#define WS_ETH_P_HELD 0x88b5
 
 /* ws_conns and ws_conns_new: a connection through a function on byte streams, by the
  * addresses and ports of both ends; IPv4 as ::ffff:a.b.c.d. In the second are those

@@ -27,6 +27,13 @@ static __always_inline bool segment_opens(const struct segment *s)
 	return (s->flags & (TCP_SYN | TCP_ACK | TCP_RST)) == TCP_SYN;
 }
 
+/* Returns 0, or an error of the helper's. */
+static __always_inline long eth_set_proto(struct __sk_buff *skb, __be16 proto)
+{
+	return bpf_skb_store_bytes(skb, offsetof(struct eth_hdr, proto), &proto,
+				   sizeof(proto), 0);
+}
+
 /* Moves the packet. False: it is not TCP, or its TCP header is not right behind the IP
  * header. s->key.proxy is left as it is.
  */

@@ -46,6 +46,15 @@ static __always_inline reason_t stream_admit(struct segment *s,
 	return WS_REASON_NONE;
 }
 
+/* A SYN that the worker gets and the kernel does not, until the server has answered. */
+static __always_inline int stream_hold(struct __sk_buff *skb,
+				       const struct ws_proxy *p)
+{
+	if (eth_set_proto(skb, bpf_htons(WS_ETH_P_HELD)))
+		return ws_refuse(skb, REASON(BOUNDS_BUG), 0);
+	return bpf_redirect(p->to, 0);
+}
+
 /* A packet without its outer header, which was verified; skb->cb[0]: the path that it
  * came by. Returns the verdict.
  */
@@ -68,5 +77,7 @@ __noinline int ws_stream_in(struct __sk_buff *skb)
 	if (r)
 		return ws_refuse(skb, r, 0);
 	proxy_received(p, 1);
+	if (t->first && t->opens && segment_opens(&s))
+		return stream_hold(skb, p);
 	return bpf_redirect_peer(p->to, 0);
 }

@@ -41,6 +41,7 @@ var options = [][2]uint32{
 	{unix.SOL_SOCKET, unix.SO_LINGER}, {unix.SOL_SOCKET, unix.SO_REUSEADDR}, {unix.SOL_SOCKET, unix.SO_KEEPALIVE},
 	{unix.SOL_SOCKET, unix.SO_OOBINLINE}, {unix.IPPROTO_TCP, unix.TCP_NODELAY},
 	{unix.IPPROTO_IP, unix.IP_FREEBIND}, {unix.IPPROTO_IPV6, unix.IPV6_FREEBIND},
+	{unix.IPPROTO_IP, unix.IP_TOS}, {unix.IPPROTO_IPV6, unix.IPV6_TCLASS},
 }
 
 const (

@@ -1,0 +1,330 @@
+package stream
+
+import (
+	"encoding/binary"
+	"errors"
+	"net"
+	"net/netip"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/waystamp/waystamp/internal/abi"
+	"github.com/waystamp/waystamp/internal/stream/function"
+)
+
+// A client is answered when its server has answered: the node's program gives a SYN to the
+// worker, in a frame that TCP does not know, and the worker sends the frame back once TCP
+// shall have it. The worker's connection to the server begins meanwhile. A server that
+// refuses is answered for with RST; of one that is silent or cannot be reached the client
+// hears nothing.
+
+const (
+	heldMax   = 64 << 10 // bytes of a frame
+	heldTurn  = 64       // SYNs taken before others have their turn
+	heldQuiet = 75       // seconds without a SYN of the client's, or without its connection, until one is given up
+	heldShare = 4        // of all connections, so many may wait for their servers: one in this number
+	heldLeast = 16       // may wait in any case
+)
+
+// Hold are the MAC addresses of the pair of interfaces that SYNs wait at.
+type Hold struct{ Node, Worker [6]byte }
+
+type jsonHold struct {
+	Node   string `json:"node"`
+	Worker string `json:"worker"`
+}
+
+func (h *Hold) text() *jsonHold {
+	if h == nil {
+		return nil
+	}
+	return &jsonHold{net.HardwareAddr(h.Node[:]).String(), net.HardwareAddr(h.Worker[:]).String()}
+}
+
+func (j *jsonHold) hold() (*Hold, error) {
+	if j == nil {
+		return nil, nil
+	}
+	node, err := net.ParseMAC(j.Node)
+	worker, werr := net.ParseMAC(j.Worker)
+	if err = errors.Join(err, werr); err != nil {
+		return nil, err
+	}
+	if len(node) != 6 || len(worker) != 6 {
+		return nil, errors.New("a MAC address has six bytes")
+	}
+	return &Hold{[6]byte(node), [6]byte(worker)}, nil
+}
+
+// HeldSocket makes the socket that SYNs come by, in a place: it takes no other frames, and
+// sends what it is given. It takes a privilege that a worker does not have.
+func HeldSocket(link int) (_ *os.File, err error) {
+	protocol := uint16(abi.EthPHeld<<8&0xff00 | abi.EthPHeld>>8)
+	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, os.NewSyscallError("socket", err)
+	}
+	if err := unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: protocol, Ifindex: link}); err != nil {
+		unix.Close(fd)
+		return nil, os.NewSyscallError("bind", err)
+	}
+	return os.NewFile(uintptr(fd), "held"), nil
+}
+
+// ends are both ends of a connection.
+type ends struct{ client, server netip.AddrPort }
+
+// waiting is what a connection has until its client's side is there.
+type waiting struct {
+	ends
+	syn   []byte // the frame
+	since uint32 // when the last SYN came, in seconds of the loop's clock
+}
+
+// Where fields are in frames and headers (RFC 791, RFC 8200, RFC 9293).
+const (
+	etherLen  = 14
+	etherType = 12
+
+	ip4Len, ip4Class, ip4Source, ip4Destination = 20, 1, 12, 16
+	ip6Len, ip6Source, ip6Destination           = 40, 8, 24
+
+	tcpLen, tcpFlags, tcpChecksum = 20, 13, 16
+
+	tcpFIN, tcpSYN, tcpRST, tcpACK = 1, 2, 4, 16
+)
+
+// segment is a frame with a segment of TCP, in parts that share its memory.
+type segment struct {
+	ends
+	class byte // traffic class, or type of service
+	ip    []byte
+	tcp   []byte // with what it carries
+}
+
+// readSegment takes a frame apart. The node's program lets no other frames through; a
+// worker does not depend on it.
+func readSegment(frame []byte) (s segment, ok bool) {
+	if len(frame) < etherLen+1 {
+		return s, false
+	}
+	b := frame[etherLen:]
+	var source, destination netip.Addr
+	switch {
+	case b[0]>>4 == 4 && len(b) >= ip4Len:
+		head, all := int(b[0]&15)*4, int(binary.BigEndian.Uint16(b[2:]))
+		if head < ip4Len || all < head || all > len(b) || b[9] != unix.IPPROTO_TCP {
+			return s, false
+		}
+		s.ip, s.tcp, s.class = b[:head], b[head:all], b[ip4Class]
+		source, _ = netip.AddrFromSlice(b[ip4Source : ip4Source+4])
+		destination, _ = netip.AddrFromSlice(b[ip4Destination : ip4Destination+4])
+	case b[0]>>4 == 6 && len(b) >= ip6Len:
+		all := ip6Len + int(binary.BigEndian.Uint16(b[4:]))
+		if all > len(b) || b[6] != unix.IPPROTO_TCP {
+			return s, false
+		}
+		s.ip, s.tcp, s.class = b[:ip6Len], b[ip6Len:all], b[0]<<4|b[1]>>4
+		source, _ = netip.AddrFromSlice(b[ip6Source : ip6Source+16])
+		destination, _ = netip.AddrFromSlice(b[ip6Destination : ip6Destination+16])
+	default:
+		return s, false
+	}
+	if len(s.tcp) < tcpLen || int(s.tcp[12]>>4)*4 < tcpLen || int(s.tcp[12]>>4)*4 > len(s.tcp) {
+		return s, false
+	}
+	s.client = netip.AddrPortFrom(source, binary.BigEndian.Uint16(s.tcp))
+	s.server = netip.AddrPortFrom(destination, binary.BigEndian.Uint16(s.tcp[2:]))
+	return s, true
+}
+
+func (s segment) opens() bool { return s.tcp[tcpFlags]&(tcpSYN|tcpACK|tcpRST|tcpFIN) == tcpSYN }
+
+// check sets the segment's checksum (RFC 9293 section 3.1): between interfaces of one
+// machine none has been computed yet.
+func (s segment) check() {
+	binary.BigEndian.PutUint16(s.tcp[tcpChecksum:], 0)
+	var sum uint64
+	add := func(b []byte) {
+		for ; len(b) >= 2; b = b[2:] {
+			sum += uint64(binary.BigEndian.Uint16(b))
+		}
+		if len(b) == 1 {
+			sum += uint64(b[0]) << 8
+		}
+	}
+	if len(s.ip) == ip6Len && s.ip[0]>>4 == 6 {
+		add(s.ip[ip6Source:ip6Len])
+	} else {
+		add(s.ip[ip4Source:ip4Len])
+	}
+	sum += uint64(len(s.tcp)) + unix.IPPROTO_TCP
+	add(s.tcp)
+	binary.BigEndian.PutUint16(s.tcp[tcpChecksum:], fold(sum))
+}
+
+// fold is the Internet checksum (RFC 1071) of a sum of words.
+func fold(sum uint64) uint16 {
+	for sum>>16 != 0 {
+		sum = sum&0xffff + sum>>16
+	}
+	return ^uint16(sum)
+}
+
+// refusal is the frame with the RST that answers a SYN to a closed port (RFC 9293 section
+// 3.10.7.1).
+func (s segment) refusal(h Hold) []byte {
+	six := s.ip[0]>>4 == 6
+	head := ip4Len
+	if six {
+		head = ip6Len
+	}
+	b := make([]byte, etherLen+head+tcpLen)
+	copy(b, h.Node[:])
+	copy(b[6:], h.Worker[:])
+	ip := b[etherLen:]
+	if six {
+		binary.BigEndian.PutUint16(b[etherType:], unix.ETH_P_IPV6)
+		ip[0] = 6 << 4
+		binary.BigEndian.PutUint16(ip[4:], tcpLen)
+		ip[6], ip[7] = unix.IPPROTO_TCP, 64
+		copy(ip[ip6Source:], s.ip[ip6Destination:ip6Len])
+		copy(ip[ip6Destination:], s.ip[ip6Source:ip6Destination])
+	} else {
+		binary.BigEndian.PutUint16(b[etherType:], unix.ETH_P_IP)
+		ip[0] = 4<<4 | ip4Len/4
+		binary.BigEndian.PutUint16(ip[2:], ip4Len+tcpLen)
+		ip[6] = 0x40 // do not fragment
+		ip[8], ip[9] = 64, unix.IPPROTO_TCP
+		copy(ip[ip4Source:], s.ip[ip4Destination:ip4Len])
+		copy(ip[ip4Destination:], s.ip[ip4Source:ip4Destination])
+		var sum uint64
+		for i := 0; i < ip4Len; i += 2 {
+			sum += uint64(binary.BigEndian.Uint16(ip[i:]))
+		}
+		binary.BigEndian.PutUint16(ip[10:], fold(sum))
+	}
+	tcp := ip[head:]
+	copy(tcp, s.tcp[2:4])
+	copy(tcp[2:], s.tcp[:2])
+	length := uint32(len(s.tcp)-int(s.tcp[12]>>4)*4) + 1 // the SYN counts as a byte
+	binary.BigEndian.PutUint32(tcp[8:], binary.BigEndian.Uint32(s.tcp[4:])+length)
+	tcp[12], tcp[tcpFlags] = tcpLen/4<<4, tcpRST|tcpACK
+	segment{ip: ip[:head], tcp: tcp}.check()
+	return b
+}
+
+// hold takes over a HeldSocket.
+func (l *loop) hold(held *os.File) error {
+	// The descriptor alone is kept: the file would close it.
+	fd, err := unix.FcntlInt(held.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return os.NewSyscallError("fcntl F_DUPFD_CLOEXEC", err)
+	}
+	l.held, l.frame, l.waiting = fd, make([]byte, heldMax), map[ends]uint32{}
+	return errors.Join(held.Close(), unix.SetNonblock(fd, true), l.watch(fd, unix.EPOLLIN, aboutHeld, 0))
+}
+
+// takeHeld takes SYNs that wait.
+func (l *loop) takeHeld() {
+	for range heldTurn {
+		n, err := unix.Read(l.held, l.frame)
+		switch {
+		case err == unix.EINTR:
+			continue
+		case err != nil:
+			return // there are no more; what else can be wrong shows as clients that try again
+		}
+		s, ok := readSegment(l.frame[:n])
+		if !ok || !s.opens() {
+			continue
+		}
+		l.takeSYN(s, l.frame[:n])
+	}
+}
+
+func (l *loop) takeSYN(s segment, frame []byte) {
+	if number, ok := l.waiting[s.ends]; ok {
+		c := l.at(number)
+		c.wait.since = l.seconds()
+		if !c.connecting { // it was let in, and the answer did not come to the client
+			l.letIn(s, frame)
+		}
+		return
+	}
+	if most := max(l.w.config.Connections/heldShare, heldLeast); len(l.waiting) >= most {
+		l.words[wordRefused].Add(1)
+		return // the client tries again
+	}
+	if l.w.connections.Add(1) > int64(l.w.config.Connections) {
+		l.w.connections.Add(-1)
+		l.words[wordRefused].Add(1)
+		l.send(s.refusal(*l.w.config.Hold))
+		return
+	}
+	c := l.newConn()
+	l.words[wordOpened].Add(1)
+	c.wait = &waiting{ends: s.ends, syn: append([]byte(nil), frame...), since: l.seconds()}
+	l.waiting[s.ends] = c.number
+	l.openHandlers(c, function.Connection{Client: s.client, Server: s.server})
+	switch err := l.connectOnward(c, s.client, s.server, int(s.class)); {
+	case err == nil:
+	case errors.Is(err, unix.EADDRNOTAVAIL) || errors.Is(err, unix.EADDRINUSE):
+		// There is such a connection: TCP knows what to answer (RFC 9293 section 3.10.7.4).
+		l.reset(c, wordUnreached)
+		l.letIn(s, frame)
+	default:
+		l.send(s.refusal(*l.w.config.Hold))
+		l.reset(c, wordUnreached)
+	}
+}
+
+// acceptedHeld takes a client's connection that has waited for its server's.
+func (l *loop) acceptedHeld(fd int, client netip.AddrPort) {
+	to, err := unix.Getsockname(fd)
+	number, ok := l.waiting[ends{client, addrPort(to)}]
+	if err != nil || !ok {
+		unix.Close(fd) // its server has reset it meanwhile
+		return
+	}
+	c := l.at(number)
+	delete(l.waiting, c.wait.ends)
+	c.wait, c.fd[0], c.active = nil, int32(fd), l.seconds()
+	if err := l.watchSide(c, 0); err != nil {
+		l.reset(c, wordByClient)
+	}
+}
+
+// letIn gives a SYN to TCP, by way of the node's program.
+func (l *loop) letIn(s segment, frame []byte) {
+	s.check()
+	copy(frame, l.w.config.Hold.Node[:])
+	copy(frame[6:], l.w.config.Hold.Worker[:])
+	binary.BigEndian.PutUint16(frame[etherType:], abi.EthPHeld)
+	l.send(frame)
+}
+
+// send sends a frame. One that is not sent is lost, as on any link; the client tries again.
+func (l *loop) send(frame []byte) { unix.Write(l.held, frame) }
+
+// serverAnswered has a client answered whose connection waits.
+func (l *loop) serverAnswered(c *conn) {
+	c.wait.since = l.seconds()
+	if s, ok := readSegment(c.wait.syn); ok {
+		l.letIn(s, c.wait.syn)
+	}
+	c.wait.syn = nil // another one would come with a frame of its own
+}
+
+// serverFailed answers for a server that did not let itself be connected to.
+func (l *loop) serverFailed(c *conn) {
+	err := socketError(int(c.fd[1]))
+	if s, ok := readSegment(c.wait.syn); ok && err == unix.ECONNREFUSED {
+		l.send(s.refusal(*l.w.config.Hold))
+	}
+	l.reset(c, wordUnreached)
+}
+
+// quiet tells whether a client that waits is not there any more, or never came.
+func (c *conn) quiet(now uint32) bool { return c.wait != nil && now-c.wait.since > heldQuiet }

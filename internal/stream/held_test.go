@@ -1,0 +1,62 @@
+package stream
+
+import (
+	"bytes"
+	"encoding/hex"
+	"testing"
+)
+
+// SYNs to port 9, with options and without, and the RSTs that answer them (RFC 9293 section
+// 3.10.7.1), as Scapy makes them.
+var refusals = []struct{ name, syn, rst string }{
+	{
+		"IPv6",
+		"02000000000102000000000286dd6000000000280640fc000007000000000000000000000002fc0000080000000000000000000000029c4000090000006400000000a002fd20b6300000020405a00402080a000000010000000001030307",
+		"02000000000102000000000286dd6000000000140640fc000008000000000000000000000002fc00000700000000000000000000000200099c400000000000000065501400001b0e0000",
+	},
+	{
+		"IPv4",
+		"0200000000010200000000020800450000280000400040064e98c0000202c63364029c40000900000064000000005002200006fd0000",
+		"0200000000010200000000020800450000280000400040064e98c6336402c000020200099c4000000000000000655014000026ea0000",
+	},
+}
+
+func TestARefusalIsWhatAHostSays(t *testing.T) {
+	for _, c := range refusals {
+		t.Run(c.name, func(t *testing.T) {
+			syn, err := hex.DecodeString(c.syn)
+			must(t, err)
+			want, err := hex.DecodeString(c.rst)
+			must(t, err)
+			s, ok := readSegment(syn)
+			if !ok || !s.opens() {
+				t.Fatalf("it is no SYN: %v", s)
+			}
+			got := s.refusal(Hold{Node: [6]byte{2, 0, 0, 0, 0, 1}, Worker: [6]byte{2, 0, 0, 0, 0, 2}})
+			if !bytes.Equal(got, want) {
+				t.Errorf("%x\nwant\n%x", got, want)
+			}
+		})
+	}
+}
+
+// A frame of any bytes does no harm, and one that is taken can be answered.
+func FuzzReadSegment(f *testing.F) {
+	for _, c := range refusals {
+		b, err := hex.DecodeString(c.syn)
+		must(f, err)
+		f.Add(b)
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		s, ok := readSegment(b)
+		if !ok {
+			return
+		}
+		s.opens()
+		s.check()
+		back, ok := readSegment(s.refusal(Hold{}))
+		if !ok || back.client != s.server || back.server != s.client {
+			t.Errorf("%x: its refusal is from %v to %v", b, back.client, back.server)
+		}
+	})
+}
