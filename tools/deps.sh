@@ -4,7 +4,7 @@
 # nothing to do. Safe to run beside itself.
 #
 #   tools/deps.sh run      for bin/waystamp and its tests: the bpf file system, and what demo and tutorial call
-#   tools/deps.sh test     for the tests alone: a load for those of the bench, two decoders of others, FRR, clients of TLS, and what reads units
+#   tools/deps.sh test     for the tests alone: a load for those of the bench, two decoders of others, FRR, etcd, clients of TLS, and what reads units
 #   tools/deps.sh bare     for tools/bare-root.sh: debootstrap
 #   tools/deps.sh kernels  for make test-kernels: qemu, and what its machines run
 #   tools/deps.sh clang    for make generate and make check: the pinned compiler
@@ -89,6 +89,7 @@ for what in "$@"; do
 	test)
 		install curl=curl openssl=openssl iperf3=iperf3 tshark=tshark scapy=python3-scapy systemd-analyze=systemd
 		command -v vtysh >/dev/null || without_service install vtysh=frr
+		command -v etcd >/dev/null || without_service install etcd=etcd-server
 		;;
 	bare) install debootstrap=debootstrap ;;
 	kernels)

@@ -85,6 +85,8 @@ var home = map[string][]string{
 	"github.com/cilium/ebpf":           {"internal/dataplane", "internal/bench/meter", "tools/abigen"},
 	"github.com/spf13/cobra":           {"internal/cli", "internal/command", "internal/labcli", "tools/refgen"},
 	"go.etcd.io/bbolt":                 {"internal/store"},
+	"go.etcd.io/etcd":                  {"internal/store"},
+	"go.uber.org/zap":                  {"internal/store"},
 	"connectrpc.com/connect":           {"internal/cli", "internal/controller", "internal/member", "internal/rpc"},
 	"google.golang.org/protobuf":       {"internal/controller", "internal/rpc", "tools/protogen"},
 	"github.com/bufbuild/protocompile": {"tools/protogen"},

@@ -107,7 +107,7 @@ func (c *Controller) begin(ctx context.Context, v *view) (bool, error) {
 		if ctx.Err() != nil {
 			return false, context.Cause(ctx)
 		}
-		if errors.Is(err, store.ErrConflict) {
+		if _, passes := errors.AsType[*store.Failure](err); passes || errors.Is(err, store.ErrConflict) {
 			return false, err
 		}
 		c.failed = attempt

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"connectrpc.com/connect"
 
@@ -120,19 +121,30 @@ func TestANodeThatHasJoinedGoesOnThoughItCannotJoinAnew(t *testing.T) {
 // stuck is a store in which the state of the domain cannot be written.
 type stuck struct {
 	store.Store
-	mu sync.Mutex
-	is bool
+	mu      sync.Mutex
+	is      bool
+	refused chan struct{} // a commit was
 }
 
-var errStuck = errors.New("the disk is full")
+var errStuck = &store.Failure{Did: "write to", Err: errors.New("the disk is full")}
 
 func (s *stuck) Commit(ctx context.Context, t store.Txn) (uint64, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if _, state := t.Put[keyState]; state && s.is {
+		notify(s.refused)
 		return 0, errStuck
 	}
 	return s.Store.Commit(ctx, t)
+}
+
+// wait is until it has refused a commit.
+func (s *stuck) wait(t *testing.T) {
+	select {
+	case <-s.refused:
+	case <-time.After(patience):
+		t.Fatal("nothing was committed")
+	}
 }
 
 func (s *stuck) set(is bool) {
@@ -146,7 +158,7 @@ func TestANodeComesBackOnlyWhenItsRevocationIsCarriedOut(t *testing.T) {
 	w := newWorld(t)
 	var disk *stuck
 	w.wrap = func(s store.Store) store.Store {
-		disk = &stuck{Store: s}
+		disk = &stuck{Store: s, refused: make(chan struct{}, 1)}
 		return disk
 	}
 	w.start()
@@ -213,5 +225,26 @@ func TestWhatANodeSaysIsKeptToALength(t *testing.T) {
 	}
 	if l := shortAll(make([]string, 2*textsMax)); len(l) != textsMax {
 		t.Errorf("%d texts are kept", len(l))
+	}
+}
+
+// A request is not to blame for a store that fails: it is begun when that goes again.
+func TestAChangeIsBegunWhenTheStoreGoesAgain(t *testing.T) {
+	w := newWorld(t)
+	var disk *stuck
+	w.wrap = func(s store.Store) store.Store {
+		disk = &stuck{Store: s, refused: make(chan struct{}, 1)}
+		return disk
+	}
+	w.start()
+	for _, name := range []string{"r1", "r2", "r3"} {
+		w.join(name)
+	}
+	disk.set(true)
+	serial := w.apply(file)
+	disk.wait(t)
+	disk.set(false)
+	if s := w.until("settled", settled(serial)); s.Problem != "" {
+		t.Errorf("the problem is %q", s.Problem)
 	}
 }

@@ -113,15 +113,10 @@ func (b *Bolt) Snapshot(ctx context.Context, prefix string) (Snapshot, error) {
 
 // Commit implements Store.
 func (b *Bolt) Commit(ctx context.Context, t Txn) (revision uint64, err error) {
-	keys := slices.Clone(t.Delete)
-	for k := range t.Put {
-		if slices.Contains(t.Delete, k) {
-			return 0, fmt.Errorf("write to the store: %s is put and deleted at once", k)
-		}
-		keys = append(keys, k)
+	keys, err := t.keys()
+	if err != nil {
+		return 0, err
 	}
-	slices.Sort(keys)
-	keys = slices.Compact(keys)
 	if ctx.Err() != nil {
 		return 0, context.Cause(ctx)
 	}
@@ -243,5 +238,8 @@ func boltError(did string, err error) error {
 	if errors.Is(err, bbolt.ErrDatabaseNotOpen) {
 		return ErrClosed
 	}
-	return fmt.Errorf("%s the store: %w", did, err)
+	if errors.Is(err, ErrConflict) || errors.Is(err, ErrCompacted) {
+		return err
+	}
+	return &Failure{did, err}
 }

@@ -1,12 +1,14 @@
 // Package store keeps the controller's records: keys with values, transactions that
 // compare before they write, and a watch of what was written. It knows nothing of
-// what the records say. Bolt is the one on this machine's disk; another implementation has
-// to pass the same contract test. Only internal/controller calls it.
+// what the records say. Bolt is on this machine's disk, for one process; Etcd is an etcd that several
+// share. Both pass the same contract test. Only internal/controller calls it.
 package store
 
 import (
 	"context"
 	"errors"
+	"fmt"
+	"slices"
 )
 
 // Store is a set of records with one revision, which each commit raises by one.
@@ -25,6 +27,24 @@ type Store interface {
 	Watch(ctx context.Context, prefix string, after uint64, f func(Commit) error) error
 	// Close ends all watches with ErrClosed.
 	Close() error
+}
+
+// Shared is a store that several processes have open at once. One of them leads.
+type Shared interface {
+	Store
+	// Lead waits until this process leads. From then on Commit is fenced: when another
+	// process leads, it returns ErrDeposed, until Lead is called again. self is what
+	// Leader tells the others.
+	Lead(ctx context.Context, self string) (Leadership, error)
+	// Leader is what the process that leads said of itself, or will soon; ErrNoLeader: there
+	// is none.
+	Leader(ctx context.Context) (string, error)
+}
+
+// Leadership lasts until Lost is closed, or Resign was called; call it in any case.
+type Leadership struct {
+	Lost   <-chan struct{}
+	Resign func() error
 }
 
 // Snapshot is records at one revision of the store.
@@ -67,7 +87,35 @@ var (
 	ErrCompacted = errors.New("the store has forgotten the changes since then")
 	// ErrClosed means that the store was closed.
 	ErrClosed = errors.New("the store is closed")
+	// ErrDeposed means that another process leads now.
+	ErrDeposed = errors.New("another controller leads now")
+	// ErrNoLeader means that no process leads.
+	ErrNoLeader = errors.New("no controller leads at the moment")
 )
+
+// Failure is an error of the store itself, and not of what it was asked: it may pass.
+type Failure struct {
+	Did string // read, write to or watch
+	Err error
+}
+
+func (f *Failure) Error() string { return f.Did + " the store: " + f.Err.Error() }
+
+// Unwrap gives the cause.
+func (f *Failure) Unwrap() error { return f.Err }
+
+// keys are all that a transaction touches, sorted.
+func (t Txn) keys() ([]string, error) {
+	keys := slices.Clone(t.Delete)
+	for k := range t.Put {
+		if slices.Contains(t.Delete, k) {
+			return nil, fmt.Errorf("write to the store: %s is put and deleted at once", k)
+		}
+		keys = append(keys, k)
+	}
+	slices.Sort(keys)
+	return slices.Compact(keys), nil
+}
 
 // HistoryMax is how many commits a store remembers at least for those who watch.
 const HistoryMax = 1024

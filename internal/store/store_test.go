@@ -12,16 +12,29 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"go.uber.org/goleak"
 	"pgregory.net/rapid"
+
+	"github.com/waystamp/waystamp/test/etcdtest"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
+		etcdtest.Stop()
+		os.Exit(code)
+	}), goleak.IgnoreAnyFunction("github.com/waystamp/waystamp/test/etcdtest.start.func1"))
+}
 
-// implementations are all stores; open opens the one that is kept in a directory.
-var implementations = map[string]func(dir string) (Store, error){
-	"bolt": func(dir string) (Store, error) { return OpenBolt(filepath.Join(dir, "store")) },
+// implementations are all stores; open opens the one that is kept in a directory, or under its name.
+var implementations = map[string]func(t *testing.T, dir string) (Store, error){
+	"bolt": func(_ *testing.T, dir string) (Store, error) { return OpenBolt(filepath.Join(dir, "store")) },
+	"etcd": func(t *testing.T, dir string) (Store, error) { return OpenEtcd(t.Context(), etcdOf(t, dir)) },
+}
+
+func etcdOf(t *testing.T, dir string) EtcdConfig {
+	return EtcdConfig{Endpoints: []string{etcdtest.Shared(t).Endpoint}, Prefix: "test" + dir, Lease: 2 * time.Second}
 }
 
 // each runs a test on every implementation. open opens the same store each time.
@@ -30,7 +43,7 @@ func each(t *testing.T, f func(t *testing.T, open func() Store)) {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
 			f(t, func() Store {
-				s, err := open(dir)
+				s, err := open(t, dir)
 				if err != nil {
 					t.Fatal(err)
 				}
