@@ -56,7 +56,7 @@ __noinline int ws_stream_path(struct __sk_buff *skb)
 	if (!c)
 		return REASON(STREAM_UNKNOWN);
 	path = c->part;
-	conn_note(c, s.flags, 0);
+	conn_note(c, s.flags, 0, onward ? WS_CONN_ANSWERED : 0);
 	if (onward && is_new) {
 		r = conn_promote(&s.key, c);
 		if (r)

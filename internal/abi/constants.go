@@ -160,4 +160,7 @@ const (
 	// from the client
 	ConnServerFin = 2
 	ConnRst       = 4
+
+	// from either
+	ConnAnswered = 8
 )

@@ -57,7 +57,7 @@ func (d *Dataplane) SweepConnections(idle map[string]time.Duration) (map[string]
 		for it.Next(&k, &c) {
 			name, known := functions[k.Proxy]
 			limit := idle[name]
-			if isOver(c) || t == tables.MapConnsNew {
+			if isOver(c) || t == tables.MapConnsNew || c.Seen&abi.ConnAnswered == 0 {
 				limit = min(limit, connEnded)
 			}
 			if !known || now > c.Used && time.Duration(now-c.Used) > limit {

@@ -225,8 +225,8 @@ func TestConnectionsPassAStreamFunction(t *testing.T) {
 				t.Fatalf("connections %+v; want one", conns)
 			}
 			for k, have := range conns {
-				if have.Part != abi.BE32(in.Path) || have.Seen != abi.ConnClientFin|abi.ConnRst {
-					t.Errorf("%+v: %+v; want it of path %#x, ended by the client and reset", k, have, in.Path)
+				if have.Part != abi.BE32(in.Path) || have.Seen != abi.ConnAnswered|abi.ConnClientFin|abi.ConnRst {
+					t.Errorf("%+v: %+v; want it of path %#x, answered, ended by the client and reset", k, have, in.Path)
 				}
 				// Ports are used again when the function opens another connection, and not before.
 				seen := func() uint32 {
@@ -419,10 +419,10 @@ func TestConnectionsThatAreOverAreTakenOut(t *testing.T) {
 		s.must(s.d.gen.maps[m].Put(abi.ConnKey{ClientPort: port, Proxy: proxy}, c))
 	}
 	zip := keys["zip"]
-	put(tables.MapConns, 1, zip, abi.Conn{Used: ago(0)})
+	put(tables.MapConns, 1, zip, abi.Conn{Used: ago(0), Seen: abi.ConnAnswered})
 	put(tables.MapConns, 2, zip, abi.Conn{Used: ago(time.Second), Seen: abi.ConnRst})
-	put(tables.MapConns, 3, zip, abi.Conn{Used: ago(3 * time.Second), Seen: abi.ConnClientFin})
-	put(tables.MapConns, 4, zip, abi.Conn{Used: ago(20 * time.Second)})
+	put(tables.MapConns, 3, zip, abi.Conn{Used: ago(3 * time.Second), Seen: abi.ConnAnswered | abi.ConnClientFin})
+	put(tables.MapConns, 4, zip, abi.Conn{Used: ago(20 * time.Second), Seen: abi.ConnAnswered})
 	put(tables.MapConns, 5, zip+1, abi.Conn{Used: ago(0)})
 	put(tables.MapConnsNew, 6, zip, abi.Conn{Used: ago(0)})
 	sweep := func(idle time.Duration, want Connections) {
@@ -436,7 +436,8 @@ func TestConnectionsThatAreOverAreTakenOut(t *testing.T) {
 	sweep(10*time.Second, Connections{Open: 3, New: 1})
 	put(tables.MapConns, 2, zip, abi.Conn{Used: ago(connEnded + time.Second), Seen: abi.ConnRst})
 	put(tables.MapConns, 3, zip, abi.Conn{Used: ago(connEnded + time.Second), Seen: abi.ConnClientFin | abi.ConnServerFin})
-	put(tables.MapConns, 7, zip, abi.Conn{Used: ago(connEnded + time.Second), Seen: abi.ConnClientFin})
+	put(tables.MapConns, 7, zip, abi.Conn{Used: ago(connEnded + time.Second), Seen: abi.ConnAnswered | abi.ConnClientFin})
+	put(tables.MapConns, 8, zip, abi.Conn{Used: ago(connEnded + time.Second)}) // its server has not answered
 	put(tables.MapConnsNew, 6, zip, abi.Conn{Used: ago(connEnded + time.Second)})
 	sweep(time.Hour, Connections{Open: 2})
 }

@@ -18,6 +18,7 @@ type conn struct {
 	queued     bool // in loop.again
 
 	wait *waiting // the client's side is not there yet; else nil
+	ends *ends    // its SYN has waited; else nil
 
 	dir [2]direction // function.ToServer reads from fd[0] and writes to fd[1]; ToClient the reverse
 }
@@ -153,6 +154,9 @@ func (l *loop) release(c *conn, word int) {
 	l.w.connections.Add(-1)
 	if c.wait != nil {
 		delete(l.waiting, c.wait.ends)
+	}
+	if c.ends != nil {
+		delete(l.taken, *c.ends)
 	}
 	for side := range c.dir {
 		d := &c.dir[side]

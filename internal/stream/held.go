@@ -80,6 +80,7 @@ type waiting struct {
 	ends
 	syn   []byte // the frame
 	since uint32 // when the last SYN came, in seconds of the loop's clock
+	began uint32 // when the first did
 }
 
 // Where fields are in frames and headers (RFC 791, RFC 8200, RFC 9293).
@@ -223,6 +224,7 @@ func (l *loop) hold(held *os.File) error {
 		return os.NewSyscallError("fcntl F_DUPFD_CLOEXEC", err)
 	}
 	l.held, l.frame, l.waiting = fd, make([]byte, heldMax), map[ends]uint32{}
+	l.taken = map[ends]bool{}
 	return errors.Join(held.Close(), unix.SetNonblock(fd, true), l.watch(fd, unix.EPOLLIN, aboutHeld, 0))
 }
 
@@ -254,8 +256,7 @@ func (l *loop) takeSYN(s segment, frame []byte) {
 		return
 	}
 	if most := max(l.w.config.Connections/heldShare, heldLeast); len(l.waiting) >= most {
-		l.words[wordRefused].Add(1)
-		return // the client tries again
+		l.giveUpOne()
 	}
 	if l.w.connections.Add(1) > int64(l.w.config.Connections) {
 		l.w.connections.Add(-1)
@@ -265,18 +266,45 @@ func (l *loop) takeSYN(s segment, frame []byte) {
 	}
 	c := l.newConn()
 	l.words[wordOpened].Add(1)
-	c.wait = &waiting{ends: s.ends, syn: append([]byte(nil), frame...), since: l.seconds()}
+	c.wait = &waiting{ends: s.ends, syn: append([]byte(nil), frame...), since: l.seconds(), began: l.seconds()}
 	l.waiting[s.ends] = c.number
 	l.openHandlers(c, function.Connection{Client: s.client, Server: s.server})
 	switch err := l.connectOnward(c, s.client, s.server, int(s.class)); {
 	case err == nil:
-	case errors.Is(err, unix.EADDRNOTAVAIL) || errors.Is(err, unix.EADDRINUSE):
-		// There is such a connection: TCP knows what to answer (RFC 9293 section 3.10.7.4).
-		l.reset(c, wordUnreached)
-		l.letIn(s, frame)
-	default:
+	case errors.Is(err, unix.ECONNREFUSED):
 		l.send(s.refusal(*l.w.config.Hold))
 		l.reset(c, wordUnreached)
+	default:
+		// The server has not refused. The client tries again; meanwhile the one before, of the
+		// same ends, may be over. If the client still has it, TCP knows what to answer (RFC 9293
+		// section 3.10.7.4).
+		l.reset(c, wordUnreached)
+		if l.taken[s.ends] {
+			l.letIn(s, frame)
+		}
+	}
+}
+
+// giveUpLooks is how many that wait are looked at to give one up.
+const giveUpLooks = 16
+
+// giveUpOne makes room for another SYN: of some that wait for a server, whichever they are, the
+// one that has waited longest gives way. Servers that answer are asked for a moment only, so
+// that a client whose servers do not answer gives up its own.
+func (l *loop) giveUpOne() {
+	var oldest *conn
+	looks := 0
+	for _, number := range l.waiting {
+		c := l.at(number)
+		if oldest == nil || c.connecting && (!oldest.connecting || c.wait.began < oldest.wait.began) {
+			oldest = c
+		}
+		if looks++; looks == giveUpLooks {
+			break
+		}
+	}
+	if oldest != nil {
+		l.reset(oldest, wordUnreached)
 	}
 }
 
@@ -290,6 +318,8 @@ func (l *loop) acceptedHeld(fd int, client netip.AddrPort) {
 	}
 	c := l.at(number)
 	delete(l.waiting, c.wait.ends)
+	c.ends = &ends{c.wait.client, c.wait.server}
+	l.taken[*c.ends] = true
 	c.wait, c.fd[0], c.active = nil, int32(fd), l.seconds()
 	if err := l.watchSide(c, 0); err != nil {
 		l.reset(c, wordByClient)

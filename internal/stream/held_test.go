@@ -3,6 +3,8 @@ package stream
 import (
 	"bytes"
 	"encoding/hex"
+	"net/netip"
+	"slices"
 	"testing"
 )
 
@@ -59,4 +61,36 @@ func FuzzReadSegment(f *testing.F) {
 			t.Errorf("%x: its refusal is from %v to %v", b, back.client, back.server)
 		}
 	})
+}
+
+// Where too many wait, the one gives way that has waited longest for a server; those whose servers
+// have answered stay.
+func TestOneThatWaitsGivesWay(t *testing.T) {
+	memory, err := NewStatistics()
+	must(t, err)
+	defer memory.Close()
+	w := &Worker{config: &Config{}}
+	l := &loop{w: w, held: -1, words: loopWords(memory, 0), waiting: map[ends]uint32{}, taken: map[ends]bool{}}
+	var conns []*conn
+	for i, connecting := range []bool{false, true, true, true} {
+		c := l.newConn()
+		c.connecting = connecting
+		c.wait = &waiting{ends: ends{netip.AddrPortFrom(client6, uint16(i)), towards["IPv6"]}, began: []uint32{1, 7, 5, 9}[i]}
+		l.waiting[c.wait.ends] = c.number
+		conns = append(conns, c)
+	}
+	left := func() (open []int) {
+		for i, c := range conns {
+			if c.open {
+				open = append(open, i)
+			}
+		}
+		return open
+	}
+	for _, want := range [][]int{{0, 1, 3}, {0, 3}, {0}} {
+		l.giveUpOne()
+		if got := left(); !slices.Equal(got, want) || len(l.waiting) != len(want) {
+			t.Fatalf("%v wait; want %v", got, want)
+		}
+	}
 }

@@ -47,6 +47,7 @@ type loop struct {
 	held      int                    // a HeldSocket; -1: clients are answered at once
 	frame     []byte                 // from there
 	waiting   map[ends]uint32        // connections whose clients have not been accepted
+	taken     map[ends]bool          // the others, of a loop that holds SYNs
 	functions [2][]function.Function // of each side
 
 	conns  [][]conn // slabs; a connection stays at its place

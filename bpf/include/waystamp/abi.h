@@ -764,6 +764,7 @@ _Static_assert(sizeof(struct ws_conn) == 16, "ws_conn is ABI");
 #define WS_CONN_CLIENT_FIN 1 /* from the client */
 #define WS_CONN_SERVER_FIN 2
 #define WS_CONN_RST 4 /* from either */
+#define WS_CONN_ANSWERED 8 /* the function acknowledges what the server says */
 
 /* ws_refusals: per CPU, by reason. */
 struct ws_refusal {

@@ -247,7 +247,9 @@ struct {
 	__uint(max_entries, WS_CHAINS_MAX);
 } ws_streams SEC(".maps");
 
-/* About 120 bytes per live entry. User space takes out those that are over. */
+/* About 120 bytes per live entry. User space takes out those that are over, and those whose
+ * server has not answered for two minutes: a SYN is enough to make one.
+ */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);

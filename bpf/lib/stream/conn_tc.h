@@ -101,16 +101,19 @@ static __always_inline struct ws_conn *conn_find(const struct ws_conn_key *k,
 	return c ? c : bpf_map_lookup_elem(&ws_conns_new, k);
 }
 
-/* Notes a segment of it; fin: WS_CONN_* for one that ends its direction, or 0. Writes
- * seldom, since all CPUs share the entry.
+/* Notes a segment of it; fin, ack: WS_CONN_* for one that ends its direction, and for one
+ * that acknowledges, or 0. Writes seldom, since all CPUs share the entry.
  */
-static __always_inline void conn_note(struct ws_conn *c, __u32 flags, __u32 fin)
+static __always_inline void conn_note(struct ws_conn *c, __u32 flags, __u32 fin,
+				      __u32 ack)
 {
 	__u64 now = bpf_ktime_get_coarse_ns();
 	__u32 seen = c->seen;
 
 	if (flags & TCP_FIN)
 		seen |= fin;
+	if (flags & TCP_ACK)
+		seen |= ack;
 	if (flags & TCP_RST)
 		seen |= WS_CONN_RST;
 	if (seen != c->seen)

@@ -42,7 +42,7 @@ static __always_inline reason_t stream_admit(struct segment *s,
 	if (c->part != (t->opens ? t->part : t->other))
 		return REASON(WRONG_CHAIN);
 	conn_note(c, s->flags,
-		  t->opens ? WS_CONN_CLIENT_FIN : WS_CONN_SERVER_FIN);
+		  t->opens ? WS_CONN_CLIENT_FIN : WS_CONN_SERVER_FIN, 0);
 	return WS_REASON_NONE;
 }
 
