@@ -155,19 +155,28 @@ func lockInstance(dir string, create bool) (*os.File, error) {
 // not say, as of one outside of this PID namespace.
 func lockHolder(f *os.File) string {
 	var st unix.Stat_t
-	locks, err := os.ReadFile("/proc/locks")
-	if err != nil || unix.Fstat(int(f.Fd()), &st) != nil {
+	if unix.Fstat(int(f.Fd()), &st) != nil {
 		return ""
 	}
 	file := fmt.Sprintf("%02x:%02x:%d", unix.Major(st.Dev), unix.Minor(st.Dev), st.Ino)
-	for line := range strings.Lines(string(locks)) {
-		// 1: FLOCK  ADVISORY  WRITE 4242 00:1f:4711 0 EOF
-		if x := strings.Fields(line); len(x) >= 6 && x[1] == "FLOCK" && x[5] == file && x[4] != "0" {
-			return " (process " + x[4] + ")"
+	// The list is read in pieces, and passes over locks while others come and go.
+	for range lockReads {
+		locks, err := os.ReadFile("/proc/locks")
+		if err != nil {
+			return ""
+		}
+		for line := range strings.Lines(string(locks)) {
+			// 1: FLOCK  ADVISORY  WRITE 4242 00:1f:4711 0 EOF
+			if x := strings.Fields(line); len(x) >= 6 && x[1] == "FLOCK" && x[5] == file && x[4] != "0" {
+				return " (process " + x[4] + ")"
+			}
 		}
 	}
 	return ""
 }
+
+// lockReads is how often the list of locks is read to find one that is there.
+const lockReads = 10
 
 func isNotEmpty(err error) bool {
 	return errors.Is(err, unix.ENOTEMPTY) || errors.Is(err, fs.ErrExist)
