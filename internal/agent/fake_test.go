@@ -118,6 +118,10 @@ func (f *fakeMachine) set(change func()) {
 	change()
 }
 
+// watchersOfAgent is for how many sets of changes an agent watches; until all are there,
+// some of them would miss what is told.
+const watchersOfAgent = 4
+
 // tell calls those who watch for a kind of change.
 func (f *fakeMachine) tell(kind host.Change) error {
 	f.mu.Lock()
@@ -127,7 +131,11 @@ func (f *fakeMachine) tell(kind host.Change) error {
 			to = append(to, list...)
 		}
 	}
+	all := len(f.watchers)
 	f.mu.Unlock()
+	if all < watchersOfAgent {
+		return fmt.Errorf("%d of %d watch", all, watchersOfAgent)
+	}
 	if len(to) == 0 {
 		return fmt.Errorf("nobody watches for changes of kind %v", kind)
 	}

@@ -54,7 +54,7 @@ func TestLabelsNeedTheIPOfTheirRoutes(t *testing.T) {
 	if got := wrong(); !strings.Contains(got, "does not forward IPv4") || strings.Contains(got, "IPv6 is switched off") {
 		t.Errorf("of a node over labels:\n%s", got)
 	}
-	n.Egresses = []plan.Egress{{}}
+	n.Egresses = []plan.Egress{{Segments: []netip.Addr{netip.MustParseAddr("fc00:0:0:600::")}}}
 	if got := wrong(); !strings.Contains(got, "IPv6 is switched off") {
 		t.Errorf("with a path over SRv6:\n%s", got)
 	}

@@ -83,13 +83,14 @@ func (n *Net) NextHops(to netip.Addr) ([]Neighbour, error) {
 // carry waystamp's mark; those of anybody else stay as they are. On an error it has
 // done as much as it could.
 func (n *Net) ManageNeighbours(want []Neighbour) (added, removed int, err error) {
-	have, err := n.ManagedNeighbours()
+	have, static, err := n.neighbours()
 	if err != nil {
 		return 0, 0, err
 	}
 	var errs []error
 	for _, w := range want {
-		if slices.Contains(have, w) {
+		// One that somebody has set needs no resolving, and would lose its address.
+		if slices.Contains(have, w) || slices.Contains(static, w) {
 			continue
 		}
 		if err := n.changeNeighbour("keep", unix.RTM_NEWNEIGH, unix.NLM_F_CREATE|unix.NLM_F_REPLACE, w); err != nil {
@@ -113,9 +114,16 @@ func (n *Net) ManageNeighbours(want []Neighbour) (added, removed int, err error)
 
 // ManagedNeighbours are those that ManageNeighbours has the kernel keep, by their mark.
 func (n *Net) ManagedNeighbours() ([]Neighbour, error) {
+	managed, _, err := n.neighbours()
+	return managed, err
+}
+
+// neighbours are those of ManagedNeighbours, and others' that do not change by themselves
+// (NUD_PERMANENT, NUD_NOARP).
+func (n *Net) neighbours() (out, static []Neighbour, err error) {
 	links, err := n.Links()
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	names := make(map[uint32]string, len(links))
 	for _, l := range links {
@@ -131,7 +139,6 @@ func (n *Net) ManagedNeighbours() ([]Neighbour, error) {
 		})
 		return err
 	})
-	var out []Neighbour
 	for _, m := range msgs {
 		const header = 12 // struct ndmsg
 		if len(m) < header {
@@ -154,15 +161,19 @@ func (n *Net) ManagedNeighbours() ([]Neighbour, error) {
 				managed = len(a.Value) >= 4 && nl.NativeEndian().Uint32(a.Value)&netlink.NTF_EXT_MANAGED != 0
 			}
 		}
-		if ours && managed && one.Device != "" {
+		switch state := nl.NativeEndian().Uint16(m[8:]); {
+		case one.Device == "":
+		case ours && managed:
 			out = append(out, one)
+		case state&(netlink.NUD_PERMANENT|netlink.NUD_NOARP) != 0:
+			static = append(static, one)
 		}
 	}
 	if err != nil {
-		return nil, fmt.Errorf("list neighbours in %s: %w", n.ns, permission(err))
+		return nil, nil, fmt.Errorf("list neighbours in %s: %w", n.ns, permission(err))
 	}
 	slices.SortFunc(out, Neighbour.compare)
-	return out, nil
+	return out, static, nil
 }
 
 func (n *Net) changeNeighbour(verb string, message, flags int, w Neighbour) error {

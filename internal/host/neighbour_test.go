@@ -125,3 +125,22 @@ func TestManagedNeighboursAreResolved(t *testing.T) {
 		t.Errorf("on a device that is not there: %v", err)
 	}
 }
+
+// An entry that somebody has set stays as it is: it is not resolved anew, and not let go later.
+func TestNeighboursOfOthersStay(t *testing.T) {
+	a, _ := pair(t, 1500)
+	must(t, a.AddAddress("a-b", netip.MustParsePrefix("192.0.2.1/30")))
+	must(t, a.WaitUp(soon(t), "a-b"))
+	set := Neighbour{"a-b", netip.MustParseAddr("192.0.2.2")}
+	mac := [6]byte{2, 0, 0, 0, 0, 9}
+	must(t, a.AddNeighbour(set.Device, set.Address, mac))
+	for _, want := range [][]Neighbour{{set}, nil} {
+		added, removed, err := a.ManageNeighbours(want)
+		if added != 0 || removed != 0 || err != nil {
+			t.Errorf("%v: %d added, %d removed, %v", want, added, removed, err)
+		}
+		if has, err := a.HasNeighbour(set.Device, set.Address, mac); !has || err != nil {
+			t.Errorf("%v: the entry is gone: %v", want, err)
+		}
+	}
+}

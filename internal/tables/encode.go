@@ -124,7 +124,11 @@ func encodeSource(id plan.PathID, sources []netip.Addr) ([2]uint64, error) {
 	switch {
 	case len(sources) == 0:
 		return [2]uint64{}, errors.New("no headend; packets must come from one")
-	case len(sources) == 1 && !id.OverLabels():
+	case id.OverLabels():
+		// No packet has it: one with the path's proof in headers of IPv6 is not of the path,
+		// also where the chain's epoch before was over SRv6.
+		return Words(netip.IPv6Loopback()), nil
+	case len(sources) == 1:
 		return Words(sources[0]), nil
 	}
 	return [2]uint64{}, nil
