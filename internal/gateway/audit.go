@@ -42,7 +42,7 @@ type Record struct {
 
 	Reason  Reason `json:"reason,omitempty"`
 	Text    string `json:"text,omitempty"`
-	Omitted uint64 `json:"omitted,omitempty"` // refusals since the line before that have none of their own
+	Omitted uint64 `json:"omitted,omitempty"` // refusals before that have no line of their own: with an identity, if this one has one, or without
 }
 
 // Event is what a line is about.

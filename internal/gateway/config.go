@@ -54,7 +54,7 @@ type Limits struct {
 	Handshakes          int           // at once
 	HandshakesOf        int           // at once, of one /64 of IPv6 or one address of IPv4
 	HandshakeTime       time.Duration // of each
-	Connections         int           // open at once
+	Connections         int           // open at once; each is verified again by one thread, at some 100 µs
 	ConnectionsIdentity int           // of one identity
 	Streams             int           // requests at once of an HTTP/2 connection
 	HeaderBytes         int           // of a request, its line included
@@ -65,7 +65,7 @@ type Limits struct {
 // DefaultLimits are what a gateway has whose file names none.
 func DefaultLimits() Limits {
 	return Limits{
-		Handshakes: 256, HandshakesOf: 16, HandshakeTime: 10 * time.Second, Connections: 10000, ConnectionsIdentity: 128, Streams: 100,
+		Handshakes: 256, HandshakesOf: 16, HandshakeTime: 10 * time.Second, Connections: 5000, ConnectionsIdentity: 128, Streams: 100,
 		HeaderBytes: 32 << 10, HeaderTime: 10 * time.Second, Idle: 2 * time.Minute,
 	}
 }

@@ -16,6 +16,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/waystamp/waystamp/internal/gateway/policy"
@@ -38,7 +39,8 @@ type Gateway struct {
 	handshakes int
 	lastID     uint64
 	refused    map[Reason]uint64
-	lines      lineBudget
+	strangers  lineBudget // of refusals without an identity
+	known      lineBudget // of others
 }
 
 // service is one with what lives longer than its configuration.
@@ -161,14 +163,25 @@ func (g *Gateway) Serve(ctx context.Context, l net.Listener) error {
 	wait.Go(func() { g.watch(ctx) })
 	wait.Go(func() { server.Serve(handedOver{g, l.Addr()}) })
 	var err error
+	var pause time.Duration
 	for {
 		var c net.Conn
 		if c, err = l.Accept(); err != nil {
 			if n, ok := errors.AsType[net.Error](err); ok && n.Timeout() {
 				continue
 			}
+			if passing(err) && ctx.Err() == nil {
+				pause = min(max(2*pause, shortestPause), longestPause)
+				g.config.Log.Warn("a connection could not be taken", "err", err, "again_in", pause)
+				select {
+				case <-time.After(pause):
+				case <-ctx.Done():
+				}
+				continue
+			}
 			break
 		}
+		pause = 0
 		wait.Go(func() { g.take(ctx, c) })
 	}
 	asked := ctx.Err() != nil
@@ -183,6 +196,17 @@ func (g *Gateway) Serve(ctx context.Context, l net.Listener) error {
 		return nil
 	}
 	return fmt.Errorf("accept connections: %w", err)
+}
+
+// How long the gateway waits for files and memory to come back before it takes the next connection.
+const (
+	shortestPause = 5 * time.Millisecond
+	longestPause  = 100 * time.Millisecond
+)
+
+// passing reports whether accept failed for want of what comes back: files of the process, files of the system, memory.
+func passing(err error) bool {
+	return slices.ContainsFunc([]error{syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM}, func(e error) bool { return errors.Is(err, e) })
 }
 
 // handedOver is the listener of the server of HTTP.
@@ -242,9 +266,7 @@ func (g *Gateway) Recheck() {
 
 // allowed reports why a session would not be let in any more.
 func (g *Gateway) allowed(s *session, now time.Time) error {
-	g.mu.Lock()
-	in := g.services[s.service]
-	g.mu.Unlock()
+	in := g.service(s.service)
 	if in == nil || !slices.Contains(in.Hosts, s.host) {
 		return refuse(SNIUnknown, "the service is not there any more")
 	}
@@ -270,6 +292,13 @@ func (g *Gateway) allowed(s *session, now time.Time) error {
 	return nil
 }
 
+// service is one as it is now; nil: it is not there any more.
+func (g *Gateway) service(name string) *service {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.services[name]
+}
+
 // Refused counts refusals by their reason.
 func (g *Gateway) Refused() map[Reason]uint64 {
 	g.mu.Lock()
@@ -288,16 +317,21 @@ func (g *Gateway) Sessions() int {
 	return len(g.sessions)
 }
 
-// note counts a refusal, and writes it into the audit log. Strangers cannot fill the log: what has no line is counted in the next one.
+// note counts a refusal, and writes it into the audit log. Strangers cannot fill the log, and not
+// take the lines of those who have an identity: each of the two has so many, and what has none is counted in the next one of its kind.
 func (g *Gateway) note(r Record, err error) {
 	r.Event, r.Reason, r.Text = EventRefused, reasonOf(err, Handshake), shorten(err.Error(), 500)
 	g.mu.Lock()
 	g.refused[r.Reason]++
-	write := g.lines.take(g.config.Now())
+	lines := &g.strangers
+	if r.Identity != "" {
+		lines = &g.known
+	}
+	write := lines.take(g.config.Now())
 	if write {
-		r.Omitted, g.lines.omitted = g.lines.omitted, 0
+		r.Omitted, lines.omitted = lines.omitted, 0
 	} else {
-		g.lines.omitted++
+		lines.omitted++
 	}
 	g.mu.Unlock()
 	if write {

@@ -73,15 +73,26 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s := r.Context().Value(sessionKey{}).(*session)
 	about := Record{Session: s.id, Service: s.service, Client: s.client.String(), Identity: s.identity, Serial: s.serial,
 		Method: shorten(r.Method, 64), Host: shorten(r.Host, 300), Path: shorten(r.URL.EscapedPath(), 2048)}
-	d, asked, rule, err := g.decide(s, r)
-	if err != nil {
-		g.note(about, err)
-		deny(w, r, reasonOf(err, RuleNone))
-		return
-	}
-	number, ok := s.begin(inFlight{asked, d.chain})
-	if !ok {
-		panic(http.ErrAbortHandler) // its connection is closed
+	var d *decision
+	var rule int
+	var number uint64
+	for {
+		var asked policy.Request
+		var err error
+		if d, asked, rule, err = g.decide(s, r); err != nil {
+			g.note(about, err)
+			deny(w, r, reasonOf(err, RuleNone))
+			return
+		}
+		var ok bool
+		if number, ok = s.begin(inFlight{asked, d.chain}); !ok {
+			panic(http.ErrAbortHandler) // its connection is closed
+		}
+		// Recheck sees it from here on. What has changed between the two is decided about anew.
+		if g.service(s.service) == d.service {
+			break
+		}
+		s.done(number)
 	}
 	defer s.done(number)
 	about.Event, about.Request, about.Rule, about.Chain = EventDecided, number, rule+1, d.chain
@@ -109,9 +120,7 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 // decide finds the rule for a request.
 func (g *Gateway) decide(s *session, r *http.Request) (d *decision, asked policy.Request, rule int, err error) {
-	g.mu.Lock()
-	in := g.services[s.service]
-	g.mu.Unlock()
+	in := g.service(s.service)
 	if in == nil {
 		return nil, asked, 0, refuse(SNIUnknown, "the service is not there any more")
 	}
@@ -123,6 +132,10 @@ func (g *Gateway) decide(s *session, r *http.Request) (d *decision, asked policy
 	if r.Method == http.MethodConnect || r.Method == http.MethodTrace || r.URL.Path == "*" {
 		return nil, asked, 0, refuse(MethodRefused, "method %s for %q is not served", shorten(r.Method, 64), shorten(r.URL.Path, 64))
 	}
+	// "x:http://host/a" has no path for net/url, and goes on whole.
+	if r.URL.Opaque != "" {
+		return nil, asked, 0, refuse(PathAmbiguous, "the target %q is neither a path nor a URL with a host", shorten(r.URL.String(), 300))
+	}
 	raw := r.URL.EscapedPath()
 	if raw == "" {
 		raw = "/" // RFC 9110 section 4.2.3
@@ -131,7 +144,7 @@ func (g *Gateway) decide(s *session, r *http.Request) (d *decision, asked policy
 	if err != nil {
 		return nil, asked, 0, refuse(PathAmbiguous, "the path %w", err)
 	}
-	asked = policy.Request{Identity: s.identity, Host: host, Method: r.Method, Path: path, Header: r.Header.Clone().Values}
+	asked = policy.Request{Identity: s.identity, Host: host, Method: r.Method, Path: path, Header: decidable(r.Header)}
 	if rule = in.Rules.Decide(asked); rule < 0 {
 		return nil, asked, 0, refuse(RuleNone, "no rule lets %s %s in", shorten(r.Method, 64), shorten(path, 300))
 	}
@@ -166,14 +179,62 @@ func deny(w http.ResponseWriter, r *http.Request, why Reason) {
 	http.Error(w, http.StatusText(status), status)
 }
 
-// Headers that speak to the origin about the client, or change what was decided about: from the gateway alone. Underscores are as good as hyphens, since many read both alike.
-var removed = []string{
-	"Client-Cert", "Client-Cert-Chain", "Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto", "X-Forwarded-Port", "X-Forwarded-Prefix",
-	"X-Forwarded-Server", "X-Forwarded-Client-Cert", "X-Real-Ip", "X-Original-Url", "X-Rewrite-Url", "X-Original-Host", "X-Http-Method-Override", "X-Http-Method", "X-Method-Override",
+// Headers that speak to the origin about the client, or change what was decided about: from the gateway alone.
+var (
+	removed = []string{
+		"Client-Cert", "Client-Cert-Chain", "Forwarded", "Forwarded-For", "X-Forwarded", "X-Real-Ip", "X-Http-Method-Override", "X-Http-Method", "X-Method-Override",
+		"X-Host", "X-Http-Host-Override", "True-Client-Ip", "Client-Ip", "X-Cluster-Client-Ip", "Cf-Connecting-Ip", "Cf-Connecting-Ipv6", "Fastly-Client-Ip", "Fly-Client-Ip",
+		"X-Proxyuser-Ip", "X-Spiffe-Id", "X-User", "X-Email", "X-Groups", "Proxy", "Proxy-User",
+	}
+	removedPrefixes = []string{
+		"X-Forwarded-", "X-Ssl-", "X-Tls-", "X-Original-", "X-Rewrite-", "X-Auth-Request-", "X-Authenticated-", "X-Client-", "X-Remote-", "X-Webauth-", "X-Envoy-", "X-Arr-",
+		"Remote-", "Ssl-", "Cf-Access-", "X-Amzn-Mtls-", "X-Amzn-Oidc-", "X-Goog-Authenticated-User-", "X-Goog-Iap-", "X-Ms-Client-Principal", "X-Ms-Token-",
+	}
+	// RFC 9110 section 7.6.1 and what is older. net/http takes Transfer-Encoding and Trailer out by itself.
+	hopByHop = []string{"Connection", "Proxy-Connection", "Keep-Alive", "Proxy-Authenticate", "Proxy-Authorization", "Te", "Trailer", "Transfer-Encoding", "Upgrade", "Http2-Settings"}
+)
+
+// hyphened is the name as which many read a header: for CGI and its heirs all signs but letters and digits are alike.
+func hyphened(name string) string {
+	return textproto.CanonicalMIMEHeaderKey(strings.Map(func(c rune) rune {
+		if c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' {
+			return c
+		}
+		return '-'
+	}, name))
 }
 
 func isRemoved(name string) bool {
-	return slices.Contains(removed, textproto.CanonicalMIMEHeaderKey(strings.ReplaceAll(name, "_", "-")))
+	name = hyphened(name)
+	return slices.Contains(removed, name) || slices.ContainsFunc(removedPrefixes, func(p string) bool { return strings.HasPrefix(name, p) })
+}
+
+// decidable gives the headers that rules look at: those that go on to the origin. One that is there under another name too,
+// or alone, which some read as the same, has no value that is sure.
+func decidable(all http.Header) func(name string) []string {
+	gone := slices.Clone(hopByHop)
+	for _, v := range all["Connection"] {
+		for name := range strings.SplitSeq(v, ",") {
+			gone = append(gone, textproto.CanonicalMIMEHeaderKey(textproto.TrimString(name)))
+		}
+	}
+	values, unsure := http.Header{}, map[string]bool{}
+	for name, v := range all {
+		plain := hyphened(name)
+		switch {
+		case slices.Contains(gone, name) || isRemoved(name):
+		case name == plain:
+			values[name] = slices.Clone(v)
+		default:
+			unsure[plain] = true
+		}
+	}
+	return func(name string) []string {
+		if unsure[textproto.CanonicalMIMEHeaderKey(name)] {
+			return nil
+		}
+		return values.Values(name)
+	}
 }
 
 // rewrite makes the request for the origin. Headers of one hop, and those that Connection names, are gone already.
@@ -195,15 +256,15 @@ func (h *handler) rewrite(p *httputil.ProxyRequest) {
 	// RFC 9440 section 2.2: a byte sequence of structured fields.
 	out.Header.Set("Client-Cert", ":"+base64.StdEncoding.EncodeToString(d.session.shown[0].Raw)+":")
 	out.Host = d.session.host
-	out.URL.Scheme, out.URL.Host = "http", d.session.host // the transport knows the address and the seal
+	// Of the client's URL nothing goes on but what is named here. The transport knows the address and the seal.
+	in := p.In.URL
+	out.URL = &url.URL{Scheme: "http", Host: d.session.host, Path: d.cleaned, RawQuery: in.RawQuery, ForceQuery: in.ForceQuery}
 	if d.service.Origin.Roots != nil {
 		out.URL.Scheme = "https"
 	}
-	if !d.plain {
-		out.URL.Path, out.URL.RawPath = d.cleaned, ""
+	if d.plain {
+		out.URL.RawPath = d.path // as it came
 	}
-	out.URL.RawQuery = p.In.URL.RawQuery
-	out.URL.User, out.URL.Fragment = nil, ""
 }
 
 // RoundTrip sends a request to the origin, by the client's own connections.

@@ -2,14 +2,21 @@ package gateway
 
 import (
 	"bufio"
+	"bytes"
 	"encoding/base64"
 	"fmt"
 	"io"
 	"net/http"
 	"net/netip"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+
+	"github.com/waystamp/waystamp/internal/model"
 )
 
 func TestRequestsOfOneConnectionTakeTheirOwnChains(t *testing.T) {
@@ -107,6 +114,10 @@ func TestRequestsAreAnsweredByTheirStatus(t *testing.T) {
 		{"/eng/alice", "GET", "//secret", "shop.example.org", 400, PathAmbiguous},
 		{"/eng/alice", "GET", "/..;/secret", "shop.example.org", 400, PathAmbiguous},
 		{"/eng/alice", "GET", "/../..", "shop.example.org", 400, PathAmbiguous},
+		{"/eng/alice", "GET", "/admin;x=1/secret", "shop.example.org", 400, PathAmbiguous},
+		{"/eng/alice", "GET", "/admin%3bx", "shop.example.org", 400, PathAmbiguous},
+		{"/eng/alice", "GET", "x:http://shop.example.org/admin/secret", "shop.example.org", 400, PathAmbiguous},
+		{"/eng/alice", "GET", "http:foo", "shop.example.org", 400, PathAmbiguous},
 		{"/eng/alice", "TRACE", "/", "shop.example.org", 405, MethodRefused},
 		{"/eng/alice", "OPTIONS", "*", "shop.example.org", 405, MethodRefused},
 		{"/eng/alice", "CONNECT", "shop.example.org:80", "shop.example.org", 421, HostMismatch},
@@ -135,11 +146,12 @@ func TestRequestsAreAnsweredByTheirStatus(t *testing.T) {
 
 func TestThePathGoesOnAsItWasDecided(t *testing.T) {
 	for target, want := range map[string]string{
-		"/a/./b/../c":   "/a/c",
-		"/a/b/..":       "/a/",
-		"/a%2db;p=%3b?": "/a%2db;p=%3b?", // as it came, where nothing was removed
-		"/a/%2e/b%3bc":  "/a/b;c",
-		"/a?b=/../c":    "/a?b=/../c",
+		"/a/./b/../c":                     "/a/c",
+		"/a/b/..":                         "/a/",
+		"/a%2db=%2c?":                     "/a%2db=%2c?", // as it came, where nothing was removed
+		"/a/%2e/b%2cc":                    "/a/b,c",
+		"http://u:p@shop.example.org/a?b": "/a?b",
+		"/a?b=/../c":                      "/a?b=/../c",
 	} {
 		w := newWorld(t, nil)
 		c := w.staff.client(t, "/eng/alice")
@@ -165,6 +177,7 @@ func TestTheOriginHearsFromTheGatewayAloneWhoTheClientIs(t *testing.T) {
 		"named, and not there":      {"Connection: client-cert"},
 		"named by Keep-Alive":       {"Keep-Alive: Client-Cert", "Proxy-Connection: Client-Cert"},
 		"to rewrite path, method":   {"X-Original-URL: /secret", "X-Rewrite-URL: /secret", "X-HTTP-Method-Override: DELETE"},
+		"by other proxies":          {"X-SSL-Client-Forwarded: x", "X-Client-Original: x", "Remote_User_Original: x", "X.Forwarded.For: 192.0.2.1", "X-ARR-ClientCert-Original: x"},
 		"the chain of certificates": {"Client-Cert-Chain: :AAAA:", "X-Forwarded-Client-Cert: By=x"},
 	} {
 		w.mu.Lock()
@@ -193,6 +206,98 @@ func TestTheOriginHearsFromTheGatewayAloneWhoTheClientIs(t *testing.T) {
 		if got.Get("X-Kept") != "yes" {
 			t.Errorf("%s: another header is lost", name)
 		}
+	}
+}
+
+// What net/http would refuse to send is sent frame by frame.
+func TestATargetWithoutAPathIsRefusedInHTTP2(t *testing.T) {
+	for _, target := range []string{"x:http://shop.example.org/admin/secret", "http:foo"} {
+		w := newWorld(t, nil)
+		c := w.staff.client(t, "/eng/alice")
+		conn, err := w.connect(w.tls(&c, "shop.example.org", "h2"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		io.WriteString(conn, http2.ClientPreface)
+		f := http2.NewFramer(conn, conn)
+		f.ReadMetaHeaders = hpack.NewDecoder(4096, nil)
+		var block bytes.Buffer
+		e := hpack.NewEncoder(&block)
+		for _, h := range [][2]string{{":method", "GET"}, {":scheme", "https"}, {":authority", "shop.example.org"}, {":path", target}} {
+			e.WriteField(hpack.HeaderField{Name: h[0], Value: h[1]})
+		}
+		f.WriteSettings()
+		f.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: block.Bytes(), EndStream: true, EndHeaders: true})
+		for {
+			frame, err := f.ReadFrame()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if h, ok := frame.(*http2.MetaHeadersFrame); ok {
+				if got := h.PseudoValue("status"); got != "400" {
+					t.Errorf("%s is answered with %s; want 400", target, got)
+				}
+				break
+			}
+		}
+		conn.Close()
+		w.refused(PathAmbiguous)
+		w.quiet()
+	}
+}
+
+func TestRulesLookAtHeadersThatGoOn(t *testing.T) {
+	for name, test := range map[string]struct {
+		headers []string
+		status  int
+	}{
+		"there":                    {[]string{"X-Env: test"}, 200},
+		"named by Connection":      {[]string{"X-Env: test", "Connection: x-env"}, 403},
+		"twice":                    {[]string{"X-Env: test", "X-Env: test"}, 403},
+		"also with an underscore":  {[]string{"X-Env: test", "X_Env: prod"}, 403},
+		"with an underscore alone": {[]string{"X_Env: test"}, 403},
+	} {
+		w := newWorld(t, func(w *world, c *Config) {
+			c.Services[0].Rules = w.rules(model.ServiceRule{Who: "**", Headers: []model.ServiceHeader{{Name: "X-Env", Value: "test"}}, Chain: "deep"})
+		})
+		c := w.staff.client(t, "/eng/alice")
+		conn, err := w.connect(w.tls(&c, "shop.example.org"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if r, err := ask(conn, "GET", "/x", "shop.example.org", test.headers...); err != nil || r.StatusCode != test.status {
+			t.Errorf("%s: %v, %v; want %d", name, r, err, test.status)
+		}
+		conn.Close()
+	}
+}
+
+// The rules change when a request has been decided about and is not yet among those that Recheck sees.
+func TestARequestIsDecidedByTheRulesOfNow(t *testing.T) {
+	w := newWorld(t, nil)
+	c := w.staff.client(t, "/eng/alice")
+	conn := w.held(&c)
+	w.gateway.mu.Lock()
+	var s *session
+	for s = range w.gateway.sessions {
+	}
+	w.gateway.mu.Unlock()
+	for s.mu.Lock(); len(s.requests) > 0; s.mu.Lock() { // the one before ends
+		s.mu.Unlock()
+		runtime.Gosched()
+	}
+	io.WriteString(conn, "GET /x HTTP/1.1\r\nHost: shop.example.org\r\n\r\n")
+	for all := make([]byte, 1<<20); !bytes.Contains(all[:runtime.Stack(all, true)], []byte("(*session).begin")); {
+		runtime.Gosched()
+	}
+	w.services[0].Rules = w.rules(model.ServiceRule{Who: "**", Path: "/y", Chain: "light"})
+	err := w.gateway.set(w.services)
+	s.mu.Unlock()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r, err := http.ReadResponse(bufio.NewReader(conn), nil); err != nil || r.StatusCode != 403 {
+		t.Errorf("answered with %v, %v; want 403", r, err)
 	}
 }
 

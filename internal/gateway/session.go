@@ -30,6 +30,7 @@ type session struct {
 	requests map[uint64]inFlight
 	last     uint64
 	over     bool
+	why      Reason // for which the gateway has ended it
 }
 
 func (s *session) underWay() []inFlight {
@@ -152,12 +153,12 @@ func (g *Gateway) take(ctx context.Context, raw net.Conn) {
 	limited, stop := context.WithTimeout(ctx, g.config.Limits.HandshakeTime)
 	err := secured.HandshakeContext(limited)
 	stop()
-	g.release(from)
 	about.Service, about.Host = h.service, shorten(h.host, 300)
 	if err != nil {
 		g.note(about, h.why(err))
 		closeUnread(c.Conn)
 		c.Close()
+		g.release(from) // and not before: who is refused and stays holds a file
 		return
 	}
 	state := secured.ConnectionState()
@@ -167,7 +168,9 @@ func (g *Gateway) take(ctx context.Context, raw net.Conn) {
 	}
 	about.Identity, about.Serial, about.Resumed = s.identity, s.serial, state.DidResume
 	c.session, c.closed = s, func() { g.forget(s) }
-	if err := g.open(s, about); err != nil {
+	err = g.open(s, about)
+	g.release(from)
+	if err != nil {
 		c.Close()
 		g.note(about, err)
 		return
@@ -232,7 +235,10 @@ func (g *Gateway) forget(s *session) {
 	if !g.drop(s) {
 		return
 	}
-	if err := g.config.Audit.Write(Record{Event: EventClosed, Session: s.id, Service: s.service, Client: s.client.String(), Identity: s.identity}); err != nil {
+	s.mu.Lock()
+	why := s.why
+	s.mu.Unlock()
+	if err := g.config.Audit.Write(Record{Event: EventClosed, Session: s.id, Service: s.service, Client: s.client.String(), Identity: s.identity, Reason: why}); err != nil {
 		g.config.Log.Error("the end of a session is not in the audit log", "err", err)
 	}
 }
@@ -241,7 +247,9 @@ func (g *Gateway) forget(s *session) {
 func (g *Gateway) endSession(s *session, why error) {
 	s.mu.Lock()
 	first := !s.over
-	s.over = true
+	if first {
+		s.over, s.why = true, reasonOf(why, Handshake)
+	}
 	s.mu.Unlock()
 	if !first {
 		return

@@ -8,7 +8,9 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"slices"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -240,6 +242,11 @@ func TestALiveConnectionEndsWithItsIdentity(t *testing.T) {
 			test.end(t, w, alice)
 			over(t, ends)
 			w.refused(test.why)
+			for deadline := time.Now().Add(10 * time.Second); !slices.ContainsFunc(w.log(), func(r Record) bool { return r.Event == EventClosed && r.Reason == test.why }); {
+				if time.Now().After(deadline) {
+					t.Fatalf("no end of a session is logged as %s", test.why)
+				}
+			}
 			alive(t, stays)
 		})
 	}
@@ -353,6 +360,109 @@ func TestHandshakesOfOneSourceAreBounded(t *testing.T) {
 		if time.Now().After(deadline) {
 			t.Fatal("an honest client is not let in after the others have gone")
 		}
+	}
+}
+
+// starved is a listener whose system has no files or memory for a while.
+type starved struct {
+	net.Listener
+	with []error
+}
+
+func (s *starved) Accept() (net.Conn, error) {
+	if len(s.with) > 0 {
+		err := s.with[0]
+		s.with = s.with[1:]
+		return nil, &net.OpError{Op: "accept", Err: os.NewSyscallError("accept4", err)}
+	}
+	return s.Listener.Accept()
+}
+
+func TestAGatewayOutlastsWantOfFilesAndMemory(t *testing.T) {
+	w := newWorld(t, nil)
+	g, err := New(w.gateway.config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.address = l.Addr().String()
+	ctx, stop := context.WithCancel(context.Background())
+	done := make(chan error)
+	go func() {
+		done <- g.Serve(ctx, &starved{l, []error{syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM}})
+	}()
+	c := w.staff.client(t, "/eng/alice")
+	if status, err := w.get(&c, "/x"); err != nil || status != 200 {
+		t.Errorf("answered with %d, %v; want 200", status, err)
+	}
+	stop()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
+// lingering is a connection whose gateway is about to read what a refused client sends still.
+type lingering struct {
+	*net.TCPConn
+	reached, leave chan struct{}
+}
+
+func (l *lingering) CloseWrite() error {
+	close(l.reached)
+	<-l.leave
+	return l.TCPConn.CloseWrite()
+}
+
+func TestARefusedClientThatStaysHasItsPlaceStill(t *testing.T) {
+	w := newWorld(t, nil)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	client, err := net.Dial("tcp", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	io.WriteString(client, "no TLS")
+	client.(*net.TCPConn).CloseWrite()
+	defer client.Close()
+	raw, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &lingering{raw.(*net.TCPConn), make(chan struct{}), make(chan struct{})}
+	done := make(chan struct{})
+	go func() { w.gateway.take(t.Context(), c); close(done) }()
+	places := func() int {
+		w.gateway.mu.Lock()
+		defer w.gateway.mu.Unlock()
+		return w.gateway.handshakes
+	}
+	<-c.reached
+	if n := places(); n != 1 {
+		t.Errorf("%d handshakes are counted while the client stays; want 1", n)
+	}
+	close(c.leave)
+	<-done
+	if n := places(); n != 0 {
+		t.Errorf("%d handshakes are counted; want none", n)
+	}
+}
+
+func TestStrangersDoNotTakeTheLinesOfIdentities(t *testing.T) {
+	at := time.Now()
+	w := newWorld(t, func(_ *world, c *Config) { c.Now = func() time.Time { return at } })
+	for range refusalsPerSecond + 5 {
+		w.gateway.note(Record{}, refuse(Handshake, "noise"))
+	}
+	w.gateway.note(Record{Identity: "x"}, refuse(RuleNone, "an identity"))
+	log := w.log()
+	if last := log[len(log)-1]; last.Identity != "x" || last.Omitted != 0 || len(log) != refusalsPerSecond+1 {
+		t.Errorf("the log has %d lines, and %+v is the last; want %d, and the identity's", len(log), last, refusalsPerSecond+1)
 	}
 }
 

@@ -18,7 +18,7 @@ type Request struct {
 	Host     string // lower case, without a port
 	Method   string
 	Path     string // as Clean gave it
-	// Header gives all values of a header.
+	// Header gives all values of a header. It gives none of one that does not go on, or is there under a second name that some read alike.
 	Header func(name string) []string
 }
 
@@ -82,6 +82,9 @@ func compile(r model.ServiceRule, kind model.IdentityKind, hosts []string) (c Ru
 	for _, h := range r.Headers {
 		if !isToken(h.Name) {
 			return c, fmt.Errorf("header %q is not a name of a header", h.Name)
+		}
+		if hyphened := strings.ReplaceAll(h.Name, "_", "-"); hyphened != h.Name {
+			return c, fmt.Errorf("header %q: many read an underscore as a hyphen, and no rule can tell the two apart; name %s", h.Name, hyphened)
 		}
 		c.headers = append(c.headers, header{h.Name, h.Value})
 	}
