@@ -16,7 +16,7 @@ VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo unre
 MODULE := github.com/waystamp/waystamp
 # Packages whose tests need neither root nor a kernel feature.
 UNIT := ./internal/abi ./internal/agent ./internal/api ./internal/arch ./internal/await ./internal/cli ./internal/command ./internal/controller ./internal/event ./internal/explain ./internal/gateway/... ./internal/identity ./internal/manifest \
-	./internal/member ./internal/model ./internal/pcapng ./internal/plan ./internal/pot ./internal/routing ./internal/srv6 ./internal/store ./internal/stream/function ./internal/tables ./internal/yamlfile ./test/oracle ./tools/...
+	./internal/member ./internal/model ./internal/mpls ./internal/pcapng ./internal/plan ./internal/pot ./internal/routing ./internal/srv6 ./internal/store ./internal/stream/function ./internal/tables ./internal/yamlfile ./test/oracle ./tools/...
 
 # The packages whose tests take longest, and wait a good part of it: they begin
 # first, beside each other.

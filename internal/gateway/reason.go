@@ -8,7 +8,7 @@ import (
 // Reason says why a client or a request was refused.
 type Reason string
 
-// The reasons. docs/reference/zero-trust.md explains them.
+// The reasons, as the audit log has them.
 const (
 	CertMissing     Reason = "cert-missing"
 	CertUntrusted   Reason = "cert-untrusted"

@@ -114,7 +114,7 @@ func EncodeHopKey(sid netip.Addr, path uint32, epoch uint8) abi.HopKey {
 }
 
 // encodeSource is what an entry of ws_hops says of the headends of its path: the
-// one, or :: where there are several, or where packets have labels, which name none.
+// one, or :: where there are several, whom ws_sources lists. Packets with labels name none.
 func encodeSource(id plan.PathID, sources []netip.Addr) ([2]uint64, error) {
 	for _, a := range sources {
 		if !a.Is6() || a.Is4In6() || a.Zone() != "" || a.IsUnspecified() {
