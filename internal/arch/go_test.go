@@ -38,6 +38,7 @@ var level = map[string]int{
 	"internal/stream":           4,
 	"internal/gateway":          4,
 	"internal/gateway/policy":   1,
+	"internal/gateway/worker":   5,
 	"internal/stream/function":  1,
 	"internal/stream/sandbox":   3,
 	"internal/agent":            6,

@@ -6,6 +6,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/waystamp/waystamp/internal/command"
+	"github.com/waystamp/waystamp/internal/gateway/worker"
 	"github.com/waystamp/waystamp/internal/stream"
 	"github.com/waystamp/waystamp/internal/stream/sandbox"
 )
@@ -55,6 +56,41 @@ the file system, and all system calls that it does not need.`,
 	cmd.Flags().IntVar(&statistics, "statistics-fd", 0, "descriptor of the memory that statistics are written to")
 	cmd.Flags().IntVar(&parent, "parent-fd", 0, "descriptor of a socket that listeners are sent to, and whose end is the worker's (0: none)")
 	cmd.Flags().IntVar(&held, "held-fd", 0, "descriptor of the socket that SYNs wait at (0: clients are answered at once)")
+	cmd.AddCommand(newGatewayWorkerCommand())
+	cmd.Flags().Uint32Var(&user, "user", sandbox.Nobody, "number of the `user`, and group, that a worker started by root becomes")
+	return cmd
+}
+
+// newGatewayWorkerCommand is "waystamp worker gateway". The agent starts it.
+func newGatewayWorkerCommand() *cobra.Command {
+	var parent, audit int
+	var listeners []int
+	var user uint32
+	cmd := &cobra.Command{
+		Use:    "gateway --parent-fd FD --audit-fd FD --listener-fd FD...",
+		Short:  "Run a gateway, as the process that is given its clients' connections",
+		Hidden: true,
+		Long: `End clients' mutual TLS, decide about their requests, and pass them on by the chains that the
+services' rules name. The configuration, with the content of all files, comes by the parent's socket, which is
+also asked for each connection onward.
+
+Before anything is read from there, the process gives up its user, its capabilities, the file
+system, and all system calls that it does not need.`,
+		Args: command.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if parent < 3 || audit < 3 || len(listeners) == 0 {
+				return command.Usagef("pass the socket to the parent, the audit log and the listeners as descriptors 3 and above")
+			}
+			var files []*os.File
+			for _, fd := range listeners {
+				files = append(files, os.NewFile(uintptr(fd), "listener"))
+			}
+			return worker.Serve(cmd.Context(), os.NewFile(uintptr(parent), "parent"), os.NewFile(uintptr(audit), "audit log"), files, cmd.ErrOrStderr(), user)
+		},
+	}
+	cmd.Flags().IntVar(&parent, "parent-fd", 0, "descriptor of the socket to the parent")
+	cmd.Flags().IntVar(&audit, "audit-fd", 0, "descriptor of the audit log")
+	cmd.Flags().IntSliceVar(&listeners, "listener-fd", nil, "descriptor of a listener")
 	cmd.Flags().Uint32Var(&user, "user", sandbox.Nobody, "number of the `user`, and group, that a worker started by root becomes")
 	return cmd
 }

@@ -72,18 +72,40 @@ type Audit struct {
 
 // OpenAudit goes on with a file, which is made if it is not there. The file is the log's from then on.
 func OpenAudit(name string, now func() time.Time) (*Audit, error) {
+	f, err := OpenAuditFile(name)
+	if err != nil {
+		return nil, err
+	}
+	a, err := GoOnAudit(f, name, now)
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return a, nil
+}
+
+// OpenAuditFile opens a file for GoOnAudit, and makes it if it is not there.
+func OpenAuditFile(name string) (*os.File, error) {
 	f, err := os.OpenFile(name, os.O_RDWR|os.O_APPEND|os.O_CREATE, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("open the audit log: %w", err)
 	}
+	return f, nil
+}
+
+// GoOnAudit goes on with a file of OpenAuditFile, which may have come from another process. The file is the log's from then on, if
+// there is no error.
+func GoOnAudit(f *os.File, name string, now func() time.Time) (*Audit, error) {
 	a, err := newAudit(f, now)
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("audit log %s: %w; move the file away, and look at it with waystamp audit verify", name, err), f.Close())
+		return nil, fmt.Errorf("audit log %s: %w; move the file away, and look at it with waystamp audit verify", name, err)
 	}
 	return a, nil
 }
 
 func newAudit(f *os.File, now func() time.Time) (*Audit, error) {
+	if _, err := f.Seek(0, io.SeekStart); err != nil {
+		return nil, err
+	}
 	v, err := VerifyAudit(f)
 	if err != nil {
 		return nil, err

@@ -34,8 +34,9 @@ type Config struct {
 // Service is what a gateway serves under its hosts' names.
 type Service struct {
 	Name        string
-	Hosts       []string // lower case
-	Port        uint16   // that clients may name beside the host
+	Hosts       []string       // lower case
+	Address     netip.AddrPort // that it is served at; zero: at any
+	Port        uint16         // that clients may name beside the host
 	Certificate tls.Certificate
 	Clients     *Clients
 	Rules       policy.Rules

@@ -6,10 +6,6 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
-	"io"
-	"io/fs"
-	"os"
-	"path/filepath"
 	"strings"
 	"time"
 
@@ -21,10 +17,14 @@ const fileMax = 1 << 20
 
 // LoadClients reads the files of clients, whose names count from a folder. Each error says which file is wrong, and how.
 func LoadClients(c model.Clients, folder string, now time.Time) (*Clients, error) {
+	return loadClients(c, Folder(folder), now)
+}
+
+func loadClients(c model.Clients, files Files, now time.Time) (*Clients, error) {
 	if err := model.CheckWithin(c.Kind, c.Within); err != nil {
 		return nil, fmt.Errorf("clients %s: %q %w", c.Name, c.Within, err)
 	}
-	authorities, err := readCertificates(folder, c.CA)
+	authorities, err := readCertificates(files, c.CA)
 	if err != nil {
 		return nil, fmt.Errorf("CA of clients %s: %w", c.Name, err)
 	}
@@ -34,33 +34,37 @@ func LoadClients(c model.Clients, folder string, now time.Time) (*Clients, error
 			return nil, fmt.Errorf("clients %s: say how old a list of revoked certificates may be", c.Name)
 		}
 		lists = NewRevocations(authorities, c.OlderThan)
-		if err := LoadLists(lists, folder, c.CRL, now); err != nil {
+		if err := loadLists(lists, files, c.CRL, now); err != nil {
 			return nil, fmt.Errorf("clients %s: %w", c.Name, err)
 		}
 	}
 	out, err := NewClients(c, authorities, lists)
 	if err != nil {
-		return nil, fmt.Errorf("CA of clients %s, %s: %w", c.Name, at(folder, c.CA), err)
+		return nil, fmt.Errorf("CA of clients %s, %s: %w", c.Name, files.At(c.CA), err)
 	}
 	return out, nil
 }
 
 // LoadLists takes in the lists of revoked certificates that a file has: PEM, of one or several, or DER of one.
 func LoadLists(r *Revocations, folder, name string, now time.Time) error {
-	text, err := readFile(folder, name, listMax)
+	return loadLists(r, Folder(folder), name, now)
+}
+
+func loadLists(r *Revocations, files Files, name string, now time.Time) error {
+	text, err := readFile(files, name, listMax)
 	if err != nil {
 		return err
 	}
 	blocks, err := pemBlocks(text, "X509 CRL")
 	if err != nil {
-		return fmt.Errorf("%s: %w", at(folder, name), err)
+		return fmt.Errorf("%s: %w", files.At(name), err)
 	}
 	if len(blocks) == 0 {
 		blocks = [][]byte{text} // DER
 	}
 	for _, b := range blocks {
 		if err := r.Take(b, now); err != nil {
-			return fmt.Errorf("%s: %w", at(folder, name), err)
+			return fmt.Errorf("%s: %w", files.At(name), err)
 		}
 	}
 	return nil
@@ -68,20 +72,23 @@ func LoadLists(r *Revocations, folder, name string, now time.Time) error {
 
 // LoadCertificate reads the certificate of a service and its key, which nobody else may read, and holds that it is for the service's hosts.
 func LoadCertificate(s model.Service, folder string, now time.Time) (tls.Certificate, error) {
+	return loadCertificate(s, Folder(folder), now)
+}
+
+func loadCertificate(s model.Service, files Files, now time.Time) (tls.Certificate, error) {
 	fail := func(name string, err error) (tls.Certificate, error) {
-		return tls.Certificate{}, fmt.Errorf("certificate of service %s, %s: %w", s.Name, at(folder, name), err)
+		return tls.Certificate{}, fmt.Errorf("certificate of service %s, %s: %w", s.Name, files.At(name), err)
 	}
-	chain, err := readCertificates(folder, s.Certificate)
+	chain, err := readCertificates(files, s.Certificate)
 	if err != nil {
 		return tls.Certificate{}, fmt.Errorf("certificate of service %s: %w", s.Name, err)
 	}
-	info, err := os.Stat(at(folder, s.Key))
-	if err == nil && info.Mode().Perm()&0o077 != 0 {
-		return fail(s.Key, fmt.Errorf("others may read the key (mode %04o); chmod 600 it", info.Mode().Perm()))
-	}
-	key, err := readFile(folder, s.Key, fileMax)
+	key, mode, err := files.Read(s.Key, fileMax)
 	if err != nil {
 		return tls.Certificate{}, fmt.Errorf("key of service %s: %w", s.Name, err)
+	}
+	if mode.Perm()&0o077 != 0 {
+		return fail(s.Key, fmt.Errorf("others may read the key (mode %04o); chmod 600 it", mode.Perm()))
 	}
 	var text []byte
 	for _, c := range chain {
@@ -90,7 +97,7 @@ func LoadCertificate(s model.Service, folder string, now time.Time) (tls.Certifi
 	pair, err := tls.X509KeyPair(text, key)
 	if err != nil {
 		if strings.Contains(err.Error(), "private key does not match") {
-			return fail(s.Certificate, fmt.Errorf("%s has the key of another certificate", at(folder, s.Key)))
+			return fail(s.Certificate, fmt.Errorf("%s has the key of another certificate", files.At(s.Key)))
 		}
 		return fail(s.Key, errors.New("there is no private key in PEM that could be read")) // the cause could quote it
 	}
@@ -113,6 +120,10 @@ func LoadCertificate(s model.Service, folder string, now time.Time) (tls.Certifi
 
 // LoadOrigin reads whose certificates an origin may have.
 func LoadOrigin(s model.Service, folder string) (Origin, error) {
+	return loadOrigin(s, Folder(folder))
+}
+
+func loadOrigin(s model.Service, files Files) (Origin, error) {
 	o := Origin{Address: s.Origin.Address, Name: s.Origin.Name}
 	if s.Origin.Plain() {
 		return o, nil
@@ -120,65 +131,43 @@ func LoadOrigin(s model.Service, folder string) (Origin, error) {
 	if o.Name == "" {
 		return o, fmt.Errorf("origin of service %s: say which name its certificate is for", s.Name)
 	}
-	authorities, err := readCertificates(folder, s.Origin.CA)
+	authorities, err := readCertificates(files, s.Origin.CA)
 	if err != nil {
 		return o, fmt.Errorf("CA of the origin of service %s: %w", s.Name, err)
 	}
 	o.Roots = x509.NewCertPool()
 	for _, a := range authorities {
 		if err := checkAuthority(a); err != nil {
-			return o, fmt.Errorf("CA of the origin of service %s, %s: %w", s.Name, at(folder, s.Origin.CA), err)
+			return o, fmt.Errorf("CA of the origin of service %s, %s: %w", s.Name, files.At(s.Origin.CA), err)
 		}
 		o.Roots.AddCert(a)
 	}
 	return o, nil
 }
 
-func at(folder, name string) string {
-	if filepath.IsAbs(name) {
-		return name
-	}
-	return filepath.Join(folder, name)
-}
-
-func readFile(folder, name string, most int64) ([]byte, error) {
-	name = at(folder, name)
-	f, err := os.Open(name)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("%s is not there", name)
-	}
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	text, err := io.ReadAll(io.LimitReader(f, most+1))
-	if err != nil {
-		return nil, fmt.Errorf("read %s: %w", name, err)
-	}
-	if int64(len(text)) > most {
-		return nil, fmt.Errorf("%s has more than %d bytes", name, most)
-	}
-	return text, nil
+func readFile(files Files, name string, most int64) ([]byte, error) {
+	text, _, err := files.Read(name, most)
+	return text, err
 }
 
 // readCertificates reads a file of certificates in PEM; there is at least one.
-func readCertificates(folder, name string) ([]*x509.Certificate, error) {
-	text, err := readFile(folder, name, fileMax)
+func readCertificates(files Files, name string) ([]*x509.Certificate, error) {
+	text, err := readFile(files, name, fileMax)
 	if err != nil {
 		return nil, err
 	}
 	blocks, err := pemBlocks(text, "CERTIFICATE")
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", at(folder, name), err)
+		return nil, fmt.Errorf("%s: %w", files.At(name), err)
 	}
 	if len(blocks) == 0 {
-		return nil, fmt.Errorf("%s has no certificate in PEM", at(folder, name))
+		return nil, fmt.Errorf("%s has no certificate in PEM", files.At(name))
 	}
 	var list []*x509.Certificate
 	for i, b := range blocks {
 		c, err := x509.ParseCertificate(b)
 		if err != nil {
-			return nil, fmt.Errorf("%s: certificate %d: %w", at(folder, name), i+1, err)
+			return nil, fmt.Errorf("%s: certificate %d: %w", files.At(name), i+1, err)
 		}
 		list = append(list, c)
 	}

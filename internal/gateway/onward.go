@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"errors"
 	"net"
 	"net/http"
 	"net/netip"
@@ -52,7 +53,7 @@ func (o *onward) roundTrip(r *http.Request, d *decision) (*http.Response, error)
 	o.mu.Lock()
 	way := o.open[key]
 	if way == nil {
-		way = &route{transport: o.transport(key, d.session.client)}
+		way = &route{transport: o.transport(key)}
 		o.open[key] = way
 	}
 	way.requests++
@@ -65,14 +66,14 @@ func (o *onward) roundTrip(r *http.Request, d *decision) (*http.Response, error)
 	return answer, err
 }
 
-func (o *onward) transport(key onwardKey, client netip.AddrPort) *http.Transport {
+func (o *onward) transport(key onwardKey) *http.Transport {
 	protocols := &http.Protocols{}
 	protocols.SetHTTP1(!key.http2)
 	protocols.SetHTTP2(key.http2)
 	protocols.SetUnencryptedHTTP2(key.http2)
 	t := &http.Transport{
 		Protocols:              protocols,
-		DialContext:            func(ctx context.Context, _, _ string) (net.Conn, error) { return o.dial(ctx, key, client) },
+		DialContext:            func(ctx context.Context, _, _ string) (net.Conn, error) { return o.dial(ctx, key) },
 		DisableCompression:     true, // bodies go as they come
 		MaxIdleConnsPerHost:    8,
 		IdleConnTimeout:        routeIdle,
@@ -91,10 +92,16 @@ func (o *onward) transport(key onwardKey, client netip.AddrPort) *http.Transport
 	return t
 }
 
-func (o *onward) dial(ctx context.Context, key onwardKey, client netip.AddrPort) (net.Conn, error) {
+// dial opens a connection for a request, whose context has who asks: the connection that the client has open now, and not the
+// first that it had.
+func (o *onward) dial(ctx context.Context, key onwardKey) (net.Conn, error) {
+	d, ok := ctx.Value(decisionKey{}).(*decision)
+	if !ok {
+		return nil, errors.New("nobody has asked for this connection")
+	}
 	ctx, stop := context.WithTimeout(ctx, routeDialTime)
 	defer stop()
-	return o.dialer.Dial(ctx, key.identity, key.chain, client, key.origin)
+	return o.dialer.Dial(ctx, key.identity, key.chain, d.session.client, key.origin)
 }
 
 // sweep gives up what nobody has used for a while.

@@ -75,8 +75,11 @@ func (c *conn) Close() error {
 	return err
 }
 
-func remote(c net.Conn) netip.AddrPort {
-	a, err := netip.ParseAddrPort(c.RemoteAddr().String())
+func remote(c net.Conn) netip.AddrPort { return addrPort(c.RemoteAddr()) }
+func local(c net.Conn) netip.AddrPort  { return addrPort(c.LocalAddr()) }
+
+func addrPort(of net.Addr) netip.AddrPort {
+	a, err := netip.ParseAddrPort(of.String())
 	if err != nil {
 		return netip.AddrPort{}
 	}
@@ -148,7 +151,7 @@ func (g *Gateway) take(ctx context.Context, raw net.Conn) {
 		return
 	}
 	c := &conn{Conn: raw, closed: func() {}}
-	h := &handshake{gateway: g, client: client}
+	h := &handshake{gateway: g, client: client, at: local(raw)}
 	secured := tls.Server(c, &tls.Config{GetConfigForClient: h.settings, MinVersion: tls.VersionTLS13})
 	limited, stop := context.WithTimeout(ctx, g.config.Limits.HandshakeTime)
 	err := secured.HandshakeContext(limited)
@@ -278,6 +281,7 @@ func (g *Gateway) closeAll() {
 type handshake struct {
 	gateway  *Gateway
 	client   netip.AddrPort
+	at       netip.AddrPort // that the client has connected to
 	service  string
 	host     string
 	identity string
@@ -290,13 +294,16 @@ func (h *handshake) settings(hello *tls.ClientHelloInfo) (*tls.Config, error) {
 	h.host = strings.ToLower(hello.ServerName)
 	h.gateway.mu.Lock()
 	s := h.gateway.hosts[h.host]
+	if s != nil && s.Address.IsValid() && s.Address != h.at {
+		s = nil // another address's
+	}
 	var settings *tls.Config
 	if s != nil {
 		settings = s.tls.Clone()
 	}
 	h.gateway.mu.Unlock()
 	if s == nil {
-		h.refusal = refuse(SNIUnknown, "no service has host %q", shorten(h.host, 300))
+		h.refusal = refuse(SNIUnknown, "no service at %s has host %q", h.at, shorten(h.host, 300))
 		if h.host == "" {
 			h.refusal = refuse(SNIUnknown, "the client names no host")
 		}

@@ -23,34 +23,10 @@ type Process struct {
 	cmd    *host.Cmd
 	memory *host.SharedWords
 	up     *os.File // the worker ends when it is closed
-	stderr tail
+	stderr host.Tail
 	ended  chan struct{}
 	err    error
 	once   sync.Once
-}
-
-// tailMost is how much is kept of what a worker says: a program in its place could
-// write for ever.
-const tailMost = 4 << 10
-
-// tail keeps the last bytes that are written to it.
-type tail struct {
-	mu sync.Mutex
-	b  []byte
-}
-
-func (t *tail) Write(b []byte) (int, error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.b = append(t.b, b[max(0, len(b)-tailMost):]...)
-	t.b = append(t.b[:0], t.b[max(0, len(t.b)-tailMost):]...)
-	return len(b), nil
-}
-
-func (t *tail) String() string {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return string(t.b)
 }
 
 // Text is the configuration as ReadConfig takes it; run and back are entries in JSON.

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"slices"
 	"unsafe"
 
 	"golang.org/x/net/bpf"
@@ -44,6 +45,15 @@ var options = [][2]uint32{
 	{unix.IPPROTO_IP, unix.IP_TOS}, {unix.IPPROTO_IPV6, unix.IPV6_TCLASS},
 }
 
+// ofGateways are calls that a gateway makes beside these: the audit log's, and net's where it has connected.
+var ofGateways = []uint32{unix.SYS_GETPEERNAME, unix.SYS_LSEEK, unix.SYS_FTRUNCATE, unix.SYS_FSYNC}
+
+// optionsOfGateways are those that net sets, too.
+var optionsOfGateways = [][2]uint32{
+	{unix.SOL_SOCKET, unix.SO_BROADCAST}, {unix.IPPROTO_IPV6, unix.IPV6_V6ONLY},
+	{unix.IPPROTO_TCP, unix.TCP_KEEPIDLE}, {unix.IPPROTO_TCP, unix.TCP_KEEPINTVL}, {unix.IPPROTO_TCP, unix.TCP_KEEPCNT},
+}
+
 const (
 	allow  = unix.SECCOMP_RET_ALLOW
 	refuse = unix.SECCOMP_RET_ERRNO | uint32(unix.EPERM)
@@ -54,7 +64,11 @@ const (
 
 // program is the filter. What is not in it fails with EPERM: unlike a killed process, a
 // call that a later Go runtime would like to make then costs no connection.
-func program(pid int) []bpf.Instruction {
+func program(pid int, gateway bool) []bpf.Instruction {
+	calls, options := always, options
+	if gateway {
+		calls, options = slices.Concat(calls, ofGateways), slices.Concat(options, optionsOfGateways)
+	}
 	var p []bpf.Instruction
 	load := func(offset uint32) { p = append(p, bpf.LoadAbsolute{Off: offset, Size: 4}) }
 	end := func(action uint32) { p = append(p, bpf.RetConstant{Val: action}) }
@@ -69,7 +83,7 @@ func program(pid int) []bpf.Instruction {
 	when(bpf.JumpNotEqual, auditArch, func() { end(kill) })
 	load(dataNumber)
 	when(bpf.JumpGreaterOrEqual, x32, func() { end(refuse) })
-	for _, n := range always {
+	for _, n := range calls {
 		when(bpf.JumpEqual, n, func() { end(allow) })
 	}
 	// TCP over IPv4 and IPv6, and no other sockets.
@@ -81,6 +95,9 @@ func program(pid int) []bpf.Instruction {
 		when(bpf.JumpNotEqual, unix.SOCK_STREAM, func() { end(refuse) })
 		load(argument(2))
 		when(bpf.JumpEqual, unix.IPPROTO_TCP, func() { end(allow) })
+		if gateway { // net names none, which is TCP
+			when(bpf.JumpEqual, unix.IPPROTO_IP, func() { end(allow) })
+		}
 		end(refuse)
 	})
 	when(bpf.JumpEqual, unix.SYS_SETSOCKOPT, func() {
@@ -129,11 +146,11 @@ func program(pid int) []bpf.Instruction {
 }
 
 // filterCalls puts the filter on all threads.
-func filterCalls() error {
+func filterCalls(gateway bool) error {
 	if auditArch == 0 {
 		return fmt.Errorf("there is no filter of system calls for %s; a worker runs on amd64 and arm64", runtime.GOARCH)
 	}
-	raw, err := bpf.Assemble(program(os.Getpid()))
+	raw, err := bpf.Assemble(program(os.Getpid(), gateway))
 	if err != nil {
 		return fmt.Errorf("assemble the filter of system calls: %w", err)
 	}

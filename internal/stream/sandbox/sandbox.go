@@ -1,7 +1,7 @@
 // Package sandbox takes from a process what a worker does not need: its user, its
 // capabilities, the file system, new privileges, and all system calls but those that move
 // bytes between TCP sockets. What it took does not come back. It is for all threads of the
-// process; internal/stream calls it before the first connection is accepted.
+// process; internal/stream and internal/gateway/worker call it before the first connection is accepted.
 package sandbox
 
 import (
@@ -22,6 +22,9 @@ type Options struct {
 	// User, also a group, that a process of root's becomes; 0: Nobody. Another user's process
 	// stays that user's.
 	User uint32
+	// Gateway lets the process make what net, net/http and an audit log need beside that: more
+	// socket options, and writes to files that it has open.
+	Gateway bool
 
 	noFilter bool // tests look at what is below the filter
 }
@@ -33,8 +36,10 @@ func Enter(o Options) error {
 	if err := unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{}); err != nil {
 		return fmt.Errorf("set the limit of core files: %w", err)
 	}
-	if err := unix.Setrlimit(unix.RLIMIT_FSIZE, &unix.Rlimit{}); err != nil {
-		return fmt.Errorf("set the limit of files' sizes: %w", err)
+	if !o.Gateway {
+		if err := unix.Setrlimit(unix.RLIMIT_FSIZE, &unix.Rlimit{}); err != nil {
+			return fmt.Errorf("set the limit of files' sizes: %w", err)
+		}
 	}
 	if os.Geteuid() == 0 {
 		if err := becomeUser(o.User); err != nil {
@@ -56,7 +61,7 @@ func Enter(o Options) error {
 	if o.noFilter {
 		return nil
 	}
-	return filterCalls()
+	return filterCalls(o.Gateway)
 }
 
 // becomeUser gives up root: its groups, its capabilities, and the file system, for an empty

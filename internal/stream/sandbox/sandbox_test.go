@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"os/signal"
 	"runtime"
 	"sync"
 	"testing"
@@ -16,12 +17,12 @@ import (
 )
 
 // asConfined, in the environment, has the test's binary enter the sandbox, try things,
-// and report. Its value: the filter is "on" or "off".
+// and report. Its value: the filter is "on" or "off", or that of a "gateway".
 const asConfined = "WAYSTAMP_TEST_CONFINED"
 
 func TestMain(m *testing.M) {
 	if how := os.Getenv(asConfined); how != "" {
-		if err := confined(how == "off"); err != nil {
+		if err := confined(how); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}
@@ -40,7 +41,8 @@ type report struct {
 	Bounding, Ambient uint64
 }
 
-func confined(noFilter bool) error {
+func confined(how string) error {
+	noFilter := how == "off"
 	// Threads that were there before are confined, too.
 	var ready, wait sync.WaitGroup
 	entered, results := make(chan bool), make(chan unix.Errno, 4)
@@ -55,7 +57,18 @@ func confined(noFilter bool) error {
 		})
 	}
 	ready.Wait()
-	if err := Enter(Options{noFilter: noFilter}); err != nil {
+	file, err := os.CreateTemp("", "")
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	if err := os.Remove(file.Name()); err != nil {
+		return err
+	}
+	written := int(file.Fd())
+	// What a worker of streams would end by.
+	signal.Ignore(unix.SIGXFSZ)
+	if err := Enter(Options{noFilter: noFilter, Gateway: how == "gateway"}); err != nil {
 		return err
 	}
 	close(entered)
@@ -126,6 +139,14 @@ func confined(noFilter bool) error {
 	try("SO_MARK", func() error { return unix.SetsockoptInt(tcp, unix.SOL_SOCKET, unix.SO_MARK, 1) })
 	try("IPV6_TRANSPARENT", func() error { return unix.SetsockoptInt(tcp, unix.IPPROTO_IPV6, unix.IPV6_TRANSPARENT, 1) })
 	try("IPV6_FREEBIND", func() error { return unix.SetsockoptInt(tcp, unix.IPPROTO_IPV6, unix.IPV6_FREEBIND, 1) })
+	try("TCP_KEEPIDLE", func() error { return unix.SetsockoptInt(tcp, unix.IPPROTO_TCP, unix.TCP_KEEPIDLE, 60) })
+	try("TCP_REPAIR", func() error { return unix.SetsockoptInt(tcp, unix.IPPROTO_TCP, unix.TCP_REPAIR, 1) })
+	try("SO_BINDTODEVICE", func() error { return unix.BindToDevice(tcp, "lo") })
+	try("TCP socket by the default", func() error { return fd(unix.Socket(unix.AF_INET6, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)) })
+	try("fsync", func() error { return unix.Fsync(written) })
+	try("ftruncate", func() error { return unix.Ftruncate(written, 1) })
+	try("fchmod", func() error { return unix.Fchmod(written, 0o666) })
+	try("write to a file", func() error { _, err := unix.Write(written, []byte("x")); return err })
 	try("pipe", func() error { var p [2]int; return unix.Pipe2(p[:], unix.O_CLOEXEC) })
 	// The runtime goes on: new threads, and garbage collection.
 	for range 8 {
@@ -184,18 +205,30 @@ func runConfined(t *testing.T, how string) report {
 }
 
 func TestAConfinedProcessMakesNoOtherCalls(t *testing.T) {
-	r := runConfined(t, "on")
-	works := map[string]bool{"TCP socket": true, "SO_LINGER": true, "IPV6_FREEBIND": true, "pipe": true}
-	for what, errno := range r.Tried {
-		switch {
-		case works[what] && errno != 0:
-			t.Errorf("%s: %v, want that it works", what, errno)
-		case !works[what] && errno != unix.EPERM:
-			t.Errorf("%s: %d (%v), want EPERM", what, errno, errno)
+	for how, others := range map[string][]string{
+		"on":      nil,
+		"gateway": {"TCP_KEEPIDLE", "TCP socket by the default", "fsync", "ftruncate", "write to a file"},
+	} {
+		r := runConfined(t, how)
+		works := map[string]bool{"TCP socket": true, "SO_LINGER": true, "IPV6_FREEBIND": true, "pipe": true}
+		for _, o := range others {
+			works[o] = true
 		}
-	}
-	if len(r.Tried) < 25 {
-		t.Errorf("only %d things were tried", len(r.Tried))
+		for what, errno := range r.Tried {
+			refused := unix.EPERM
+			if what == "write to a file" {
+				refused = unix.EFBIG // by a limit
+			}
+			switch {
+			case works[what] && errno != 0:
+				t.Errorf("%s, %s: %v, want that it works", how, what, errno)
+			case !works[what] && errno != refused:
+				t.Errorf("%s, %s: %d (%v), want %v", how, what, errno, errno, refused)
+			}
+		}
+		if len(r.Tried) < 33 {
+			t.Errorf("only %d things were tried", len(r.Tried))
+		}
 	}
 }
 
@@ -247,7 +280,9 @@ func TestTheFilterKnowsItsMachine(t *testing.T) {
 	if *(*byte)(unsafe.Pointer(&one)) != 1 {
 		t.Error("this machine is of big endian; the filter looks at the wrong halves of arguments")
 	}
-	if n := len(program(1)); n > unix.BPF_MAXINSNS || n < len(always) {
-		t.Errorf("the filter has %d instructions", n)
+	for _, gateway := range []bool{false, true} {
+		if n := len(program(1, gateway)); n > unix.BPF_MAXINSNS || n < len(always) {
+			t.Errorf("the filter has %d instructions", n)
+		}
 	}
 }

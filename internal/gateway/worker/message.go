@@ -1,0 +1,102 @@
+package worker
+
+import (
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/netip"
+
+	"github.com/waystamp/waystamp/internal/gateway"
+	"github.com/waystamp/waystamp/internal/model"
+)
+
+// A worker and its parent speak over a pair of sockets: each message is its length in bytes, 32 bits in
+// network order, and JSON.
+
+// The longest messages, in bytes. A configuration has lists of revoked certificates.
+const (
+	toWorkerMax = 256 << 20
+	toParentMax = 64 << 10
+)
+
+// Configuration is what a gateway does.
+type Configuration struct {
+	Clients  []model.Clients
+	Services []model.Service
+	Chains   []Chain // that rules name
+}
+
+// Chain is how connections onward take a chain.
+type Chain struct {
+	Name   string
+	Origin netip.AddrPort // the only one that it leads to
+	// Source ports of its connections; both 0: any.
+	First, Last uint16
+}
+
+// Ask is what a worker asks before it opens a connection onward.
+type Ask struct {
+	Chain  string
+	Client netip.AddrPort // whose request it is for, as it has connected
+	Source netip.AddrPort // that the connection will have: the client's address, and a port of the chain's
+	Origin netip.AddrPort
+}
+
+// toWorker is one of its fields.
+type toWorker struct {
+	Configuration *configuration `json:",omitempty"`
+	Answer        *answer        `json:",omitempty"`
+}
+
+type configuration struct {
+	Number uint64
+	Configuration
+	Files gateway.Snapshot
+	Audit string // the log's name, for messages
+}
+
+type answer struct {
+	Number uint64
+	Error  string // "": it is allowed
+}
+
+// toParent is one of its fields.
+type toParent struct {
+	Taken *answer `json:",omitempty"` // a configuration
+	Ask   *ask    `json:",omitempty"`
+}
+
+type ask struct {
+	Number uint64
+	Ask
+}
+
+func send(w io.Writer, message any, most int) error {
+	text, err := json.Marshal(message)
+	if err != nil {
+		return err
+	}
+	if len(text) > most {
+		return fmt.Errorf("a message has %d bytes; at most %d are sent", len(text), most)
+	}
+	_, err = w.Write(append(binary.BigEndian.AppendUint32(make([]byte, 0, 4+len(text)), uint32(len(text))), text...))
+	return err
+}
+
+// receive gives io.EOF if the other side has ended between two messages.
+func receive(r io.Reader, into any, most int) error {
+	var head [4]byte
+	if _, err := io.ReadFull(r, head[:]); err != nil {
+		return err
+	}
+	n := binary.BigEndian.Uint32(head[:])
+	if int64(n) > int64(most) {
+		return fmt.Errorf("a message has %d bytes; at most %d are read", n, most)
+	}
+	text := make([]byte, n)
+	if _, err := io.ReadFull(r, text); err != nil {
+		return fmt.Errorf("a message is not whole: %w", io.ErrUnexpectedEOF)
+	}
+	return json.Unmarshal(text, into)
+}

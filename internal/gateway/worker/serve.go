@@ -1,0 +1,340 @@
+// Package worker runs a gateway (internal/gateway) as a process of its own, which has no
+// privilege and opens no file: the listeners, the audit log and the content of all files
+// come from its parent, and it asks its parent for each connection onward. It has both
+// sides: Serve is the life of the process, Start is its parent's. internal/agent calls it, and
+// the hidden command "waystamp worker gateway".
+package worker
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/waystamp/waystamp/internal/gateway"
+	"github.com/waystamp/waystamp/internal/stream/sandbox"
+)
+
+// Serve takes over a socket to the parent, the audit log and listeners of each version of IP, confines
+// the process, and serves until the context ends or the parent does. Nothing that the parent
+// sends is read before. A process of root's becomes the user.
+func Serve(ctx context.Context, parent, audit *os.File, listeners []*os.File, stderr io.Writer, user uint32) error {
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	w := &worker{log: slog.New(slog.NewTextHandler(stderr, nil)), waiting: map[uint64]chan string{}}
+	c, err := net.FileConn(parent)
+	if err := errors.Join(err, parent.Close()); err != nil {
+		return fmt.Errorf("take over the socket to the parent: %w", err)
+	}
+	w.parent = c
+	defer c.Close()
+	l := &merged{got: make(chan accepted), closed: make(chan struct{})}
+	for _, f := range listeners {
+		one, err := net.FileListener(f)
+		if err := errors.Join(err, f.Close()); err != nil {
+			return fmt.Errorf("take over a listener: %w", err)
+		}
+		l.list = append(l.list, one)
+	}
+	defer l.Close()
+	if err := sandbox.Enter(sandbox.Options{User: user, Gateway: true}); err != nil {
+		return fmt.Errorf("confine the gateway: %w", err)
+	}
+	var first toWorker
+	if err := receive(c, &first, toWorkerMax); err != nil {
+		return fmt.Errorf("read the gateway's configuration: %w", err)
+	}
+	if first.Configuration == nil {
+		return errors.New("the gateway's configuration did not come first")
+	}
+	err = w.begin(first.Configuration, audit)
+	if err := w.taken(first.Configuration.Number, err); err != nil {
+		return err
+	}
+	if err != nil {
+		return err
+	}
+	go func() {
+		// It ends with the parent, and then nobody may let connections on.
+		if err := w.follow(); !errors.Is(err, io.EOF) && ctx.Err() == nil {
+			w.log.Error("the socket to the parent", "err", err)
+		}
+		stop()
+	}()
+	for _, one := range l.list {
+		go l.accept(one)
+	}
+	return errors.Join(w.gateway.Serve(ctx, l), w.audit.Close())
+}
+
+type worker struct {
+	log     *slog.Logger
+	parent  net.Conn
+	gateway *gateway.Gateway
+	audit   *gateway.Audit
+
+	writing sync.Mutex
+
+	mu      sync.Mutex
+	chains  map[string]*chain
+	waiting map[uint64]chan string // answers, by the number of what was asked
+	asked   uint64
+}
+
+// chain is one with the port that is tried next.
+type chain struct {
+	Chain
+	next uint16
+}
+
+func (w *worker) send(m toParent) error {
+	w.writing.Lock()
+	defer w.writing.Unlock()
+	return send(w.parent, m, toParentMax)
+}
+
+// textMax is the length in bytes of the longest error that the parent hears.
+const textMax = 8 << 10
+
+func (w *worker) taken(number uint64, err error) error {
+	a := &answer{Number: number}
+	if err != nil {
+		a.Error = err.Error()
+		a.Error = a.Error[:min(len(a.Error), textMax)]
+	}
+	return w.send(toParent{Taken: a})
+}
+
+func (w *worker) begin(c *configuration, audit *os.File) error {
+	services, err := gateway.Load(c.Files, c.Clients, c.Services, time.Now())
+	if err != nil {
+		return err
+	}
+	if w.audit, err = gateway.GoOnAudit(audit, c.Audit, time.Now); err != nil {
+		return err
+	}
+	w.setChains(c.Chains)
+	w.gateway, err = gateway.New(gateway.Config{Services: services, Dialer: w, Audit: w.audit, Limits: gateway.DefaultLimits(), Log: w.log, Now: time.Now})
+	return err
+}
+
+func (w *worker) setChains(list []Chain) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	before := w.chains
+	w.chains = map[string]*chain{}
+	for _, c := range list {
+		in := &chain{Chain: c}
+		if b := before[c.Name]; b != nil && b.Chain == c {
+			in.next = b.next
+		} else if n := uint32(c.Last) - uint32(c.First) + 1; c.First > 0 {
+			// Not the ports of the worker before, some of whose connections the origin still knows.
+			var b [4]byte
+			rand.Read(b[:])
+			in.next = c.First + uint16(binary.NativeEndian.Uint32(b[:])%n)
+		}
+		w.chains[c.Name] = in
+	}
+}
+
+// follow does what the parent says.
+func (w *worker) follow() error {
+	for {
+		var m toWorker
+		if err := receive(w.parent, &m, toWorkerMax); err != nil {
+			return err
+		}
+		if m.Answer != nil {
+			w.mu.Lock()
+			to := w.waiting[m.Answer.Number]
+			delete(w.waiting, m.Answer.Number)
+			w.mu.Unlock()
+			if to != nil {
+				to <- m.Answer.Error
+			}
+		}
+		if m.Configuration != nil {
+			if err := w.taken(m.Configuration.Number, w.change(m.Configuration)); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// change takes a configuration, or leaves all as it was.
+func (w *worker) change(c *configuration) error {
+	services, err := gateway.Load(c.Files, c.Clients, c.Services, time.Now())
+	if err != nil {
+		return err
+	}
+	w.setChains(c.Chains)
+	return w.gateway.Update(services)
+}
+
+// Dial opens a connection from the client's address by a chain, once the parent has let it.
+func (w *worker) Dial(ctx context.Context, _, name string, client, origin netip.AddrPort) (net.Conn, error) {
+	w.mu.Lock()
+	c := w.chains[name]
+	w.mu.Unlock()
+	if c == nil || c.Origin != origin {
+		return nil, fmt.Errorf("chain %s does not lead to %s", name, origin)
+	}
+	d := net.Dialer{ControlContext: func(ctx context.Context, _, _ string, raw syscall.RawConn) error {
+		var source netip.AddrPort
+		var err error
+		if rerr := raw.Control(func(fd uintptr) { source, err = w.bind(int(fd), c, client.Addr()) }); rerr != nil {
+			return rerr
+		}
+		if err != nil {
+			return err
+		}
+		return w.ask(ctx, Ask{Chain: name, Client: client, Source: source, Origin: origin})
+	}}
+	network := "tcp6"
+	if origin.Addr().Is4() {
+		network = "tcp4"
+	}
+	return d.DialContext(ctx, network, origin.String())
+}
+
+// bind gives a socket the client's address, which need not be one of this machine (IP_FREEBIND, which takes no privilege), and
+// the next port of the chain's that is free.
+func (w *worker) bind(fd int, c *chain, client netip.Addr) (netip.AddrPort, error) {
+	level, freebind := unix.IPPROTO_IPV6, unix.IPV6_FREEBIND
+	if client.Is4() {
+		level, freebind = unix.IPPROTO_IP, unix.IP_FREEBIND
+	}
+	if err := unix.SetsockoptInt(fd, level, freebind, 1); err != nil {
+		return netip.AddrPort{}, os.NewSyscallError("setsockopt FREEBIND", err)
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for range max(1, int(c.Last)-int(c.First)+1) {
+		port := c.next
+		if c.First > 0 {
+			if c.next++; port == c.Last {
+				c.next = c.First
+			}
+		}
+		var to unix.Sockaddr = &unix.SockaddrInet6{Port: int(port), Addr: client.As16()}
+		if client.Is4() {
+			to = &unix.SockaddrInet4{Port: int(port), Addr: client.As4()}
+		}
+		err := unix.Bind(fd, to)
+		if err == unix.EADDRINUSE {
+			continue
+		}
+		if err != nil {
+			return netip.AddrPort{}, os.NewSyscallError("bind", err)
+		}
+		if port == 0 {
+			return boundTo(fd)
+		}
+		return netip.AddrPortFrom(client, port), nil
+	}
+	return netip.AddrPort{}, fmt.Errorf("all ports of chain %s are in use, from %s", c.Name, client)
+}
+
+func boundTo(fd int) (netip.AddrPort, error) {
+	sa, err := unix.Getsockname(fd)
+	if err != nil {
+		return netip.AddrPort{}, os.NewSyscallError("getsockname", err)
+	}
+	switch sa := sa.(type) {
+	case *unix.SockaddrInet4:
+		return netip.AddrPortFrom(netip.AddrFrom4(sa.Addr), uint16(sa.Port)), nil
+	case *unix.SockaddrInet6:
+		return netip.AddrPortFrom(netip.AddrFrom16(sa.Addr), uint16(sa.Port)), nil
+	}
+	return netip.AddrPort{}, fmt.Errorf("the socket has an address of %T", sa)
+}
+
+// ask waits for the parent's answer.
+func (w *worker) ask(ctx context.Context, what Ask) error {
+	to := make(chan string, 1)
+	w.mu.Lock()
+	w.asked++
+	number := w.asked
+	w.waiting[number] = to
+	w.mu.Unlock()
+	defer func() {
+		w.mu.Lock()
+		delete(w.waiting, number)
+		w.mu.Unlock()
+	}()
+	if err := w.send(toParent{Ask: &ask{number, what}}); err != nil {
+		return fmt.Errorf("ask for the connection onward: %w", err)
+	}
+	select {
+	case text := <-to:
+		if text != "" {
+			return fmt.Errorf("the connection onward is refused: %s", text)
+		}
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// merged is several listeners as one.
+type merged struct {
+	list   []net.Listener
+	got    chan accepted
+	closed chan struct{}
+	once   sync.Once
+}
+
+type accepted struct {
+	conn net.Conn
+	err  error
+}
+
+func (m *merged) accept(l net.Listener) {
+	for {
+		c, err := l.Accept()
+		select {
+		case m.got <- accepted{c, err}:
+		case <-m.closed:
+			if err == nil {
+				c.Close()
+			}
+			return
+		}
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+	}
+}
+
+func (m *merged) Accept() (net.Conn, error) {
+	select {
+	case a := <-m.got:
+		return a.conn, a.err
+	case <-m.closed:
+		return nil, net.ErrClosed
+	}
+}
+
+func (m *merged) Close() error {
+	var errs []error
+	m.once.Do(func() {
+		close(m.closed)
+		for _, l := range m.list {
+			errs = append(errs, l.Close())
+		}
+	})
+	return errors.Join(errs...)
+}
+
+func (m *merged) Addr() net.Addr { return m.list[0].Addr() }

@@ -1,0 +1,479 @@
+package worker
+
+import (
+	"bytes"
+	"context"
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/big"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/waystamp/waystamp/internal/gateway"
+	"github.com/waystamp/waystamp/internal/model"
+	"github.com/waystamp/waystamp/internal/stream/sandbox"
+)
+
+// The test's binary is the worker's program, too.
+func TestMain(m *testing.M) {
+	if len(os.Args) > 2 && os.Args[1] == "worker" && os.Args[2] == "gateway" {
+		var listeners []*os.File
+		for _, a := range os.Args {
+			if a == "--listener-fd" {
+				listeners = append(listeners, os.NewFile(uintptr(5+len(listeners)), "listener"))
+			}
+		}
+		if err := Serve(context.Background(), os.NewFile(3, "parent"), os.NewFile(4, "audit"), listeners, os.Stderr, 0); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
+	os.Exit(m.Run())
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func eventually(t testing.TB, what string, is func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); !is(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("after 20 s still not: %s", what)
+		}
+	}
+}
+
+// issuer is an authority.
+type issuer struct {
+	cert *x509.Certificate
+	key  crypto.Signer
+}
+
+var serial int64 = 1000
+
+func (i *issuer) sign(t testing.TB, change func(*x509.Certificate)) (*x509.Certificate, *ecdsa.PrivateKey) {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	must(t, err)
+	serial++
+	c := &x509.Certificate{SerialNumber: big.NewInt(serial), Subject: pkix.Name{CommonName: "x"}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		BasicConstraintsValid: true, KeyUsage: x509.KeyUsageDigitalSignature}
+	change(c)
+	parent, signer := c, crypto.Signer(key)
+	if i != nil {
+		parent, signer = i.cert, i.key
+	}
+	der, err := x509.CreateCertificate(rand.Reader, c, parent, key.Public(), signer)
+	must(t, err)
+	cert, err := x509.ParseCertificate(der)
+	must(t, err)
+	return cert, key
+}
+
+func newIssuer(t testing.TB, name string) *issuer {
+	var none *issuer
+	cert, key := none.sign(t, func(c *x509.Certificate) {
+		c.Subject.CommonName, c.IsCA, c.KeyUsage = name, true, x509.KeyUsageCertSign|x509.KeyUsageCRLSign
+	})
+	return &issuer{cert, key}
+}
+
+// world is a gateway's process between clients and an origin.
+type world struct {
+	testing.TB
+	folder     string
+	staff, web *issuer
+	alice      *x509.Certificate
+	list       int64
+	address    netip.AddrPort
+	config     Configuration
+	process    *Process
+	options    Options
+
+	mu   sync.Mutex
+	asks []Ask
+	deny error
+	seen []string // paths that the origin has
+	log  bytes.Buffer
+}
+
+func (w *world) Write(b []byte) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.log.Write(b)
+}
+
+func (w *world) said() string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.log.String()
+}
+
+func (w *world) file(name string, blocks ...*pem.Block) {
+	w.Helper()
+	var text []byte
+	for _, b := range blocks {
+		text = append(text, pem.EncodeToMemory(b)...)
+	}
+	// As whoever replaces files should: nobody reads half of one.
+	next := filepath.Join(w.folder, name+".next")
+	must(w, os.WriteFile(next, text, 0o600))
+	must(w, os.Rename(next, filepath.Join(w.folder, name)))
+}
+
+func certificate(c *x509.Certificate) *pem.Block {
+	return &pem.Block{Type: "CERTIFICATE", Bytes: c.Raw}
+}
+
+func private(t testing.TB, k *ecdsa.PrivateKey) *pem.Block {
+	der, err := x509.MarshalPKCS8PrivateKey(k)
+	must(t, err)
+	return &pem.Block{Type: "PRIVATE KEY", Bytes: der}
+}
+
+// revoke writes the next list.
+func (w *world) revoke(list ...*x509.Certificate) {
+	w.Helper()
+	w.list++
+	l := &x509.RevocationList{Number: big.NewInt(w.list), ThisUpdate: time.Now().Add(-time.Minute), NextUpdate: time.Now().Add(time.Hour)}
+	for _, c := range list {
+		l.RevokedCertificateEntries = append(l.RevokedCertificateEntries, x509.RevocationListEntry{SerialNumber: c.SerialNumber, RevocationTime: time.Now()})
+	}
+	der, err := x509.CreateRevocationList(rand.Reader, l, w.staff.cert, w.staff.key)
+	must(w, err)
+	w.file("staff.crl", &pem.Block{Type: "X509 CRL", Bytes: der})
+}
+
+func (w *world) serverCertificate(name string) (*x509.Certificate, *ecdsa.PrivateKey) {
+	return w.web.sign(w, func(c *x509.Certificate) {
+		c.DNSNames, c.ExtKeyUsage = []string{name}, []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}
+	})
+}
+
+func (w *world) clientCertificate(file, path string) *x509.Certificate {
+	cert, key := w.staff.sign(w, func(c *x509.Certificate) {
+		c.URIs, c.ExtKeyUsage = []*url.URL{{Scheme: "spiffe", Host: "staff.example", Path: path}}, []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}
+	})
+	w.file(file, certificate(cert), private(w, key))
+	return cert
+}
+
+func newWorld(t testing.TB) *world {
+	t.Helper()
+	w := &world{TB: t, folder: t.TempDir(), staff: newIssuer(t, "staff"), web: newIssuer(t, "web")}
+	w.file("staff.pem", certificate(w.staff.cert))
+	w.file("web.pem", certificate(w.web.cert))
+	w.revoke()
+	w.alice = w.clientCertificate("alice.pem", "/eng/alice")
+	shop, key := w.serverCertificate("shop.example.org")
+	w.file("shop.pem", certificate(shop))
+	w.file("shop.key", private(t, key))
+	inside, key := w.serverCertificate("shop.internal")
+	origin := httptest.NewUnstartedServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+		w.mu.Lock()
+		w.seen = append(w.seen, r.URL.Path)
+		w.mu.Unlock()
+		io.WriteString(rw, "hello")
+	}))
+	origin.TLS = &tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{inside.Raw}, PrivateKey: key}}}
+	origin.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelDebug)
+	origin.StartTLS()
+	t.Cleanup(origin.Close)
+	to := netip.MustParseAddrPort(origin.Listener.Addr().String())
+
+	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	must(t, err)
+	w.address = netip.MustParseAddrPort(l.Addr().String())
+	file, err := l.(*net.TCPListener).File()
+	must(t, err)
+	must(t, l.Close())
+	t.Cleanup(func() { file.Close() })
+	audit, err := gateway.OpenAuditFile(filepath.Join(w.folder, "audit.log"))
+	must(t, err)
+	t.Cleanup(func() { audit.Close() })
+	self, err := os.Executable()
+	must(t, err)
+	w.options = Options{Program: self, Folder: w.folder, Audit: audit, Listeners: []*os.File{file}, Allow: w.allow, Log: slog.New(slog.NewTextHandler(w, nil))}
+	w.config = Configuration{
+		Clients: []model.Clients{{Name: "staff", CA: "staff.pem", Kind: model.IdentitySPIFFE, Within: "staff.example", CRL: "staff.crl", OlderThan: time.Hour}},
+		Services: []model.Service{{
+			Name: "shop", Hosts: []string{"shop.example.org"}, Address: w.address, Certificate: "shop.pem", Key: "shop.key", Clients: "staff",
+			Origin: model.Origin{Address: to, CA: "web.pem", Name: "shop.internal"},
+			Rules: []model.ServiceRule{
+				{Who: "spiffe://staff.example/eng/*", Methods: []string{"GET"}, Path: "/status", Chain: "light"},
+				{Who: "spiffe://staff.example/eng/**", Path: "/files/**", Chain: "deep"},
+			},
+		}},
+		Chains: []Chain{{Name: "light", Origin: to, First: 20000, Last: 20999}, {Name: "deep", Origin: to, First: 21000, Last: 21999}},
+	}
+	return w
+}
+
+func (w *world) start() {
+	w.Helper()
+	var err error
+	w.process, err = Start(w.options, w.config)
+	must(w, err)
+	w.Cleanup(func() {
+		if err := w.process.Close(); err != nil {
+			w.Error(err)
+		}
+	})
+}
+
+func (w *world) allow(a Ask) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.asks = append(w.asks, a)
+	return w.deny
+}
+
+// curl prints version, status and new connections of each request.
+func (w *world) curl(args ...string) string {
+	w.Helper()
+	if _, err := exec.LookPath("curl"); err != nil {
+		w.Fatal("curl is not installed; tools/deps.sh test installs it")
+	}
+	url := fmt.Sprintf("https://shop.example.org:%d", w.address.Port())
+	each := []string{"-sS", "-m", "20", "--noproxy", "*", "--cacert", filepath.Join(w.folder, "web.pem"), "-w", "|%{http_code} %{num_connects}\n",
+		"--resolve", fmt.Sprintf("shop.example.org:%d:127.0.0.1", w.address.Port())}
+	all := slices.Clone(each)
+	for _, a := range args {
+		if a == "--next" {
+			all = append(append(all, a), each...)
+		} else if strings.HasPrefix(a, "/") && !strings.HasSuffix(a, ".pem") {
+			all = append(all, url+a)
+		} else {
+			all = append(all, a)
+		}
+	}
+	out, _ := exec.CommandContext(w.Context(), "curl", all...).CombinedOutput() // how it ends, its text says
+	return string(out)
+}
+
+func (w *world) pem(name string) string { return filepath.Join(w.folder, name) }
+
+// events are those of the log, which must be whole.
+func (w *world) verified() uint64 {
+	w.Helper()
+	f, err := os.Open(w.pem("audit.log"))
+	must(w, err)
+	defer f.Close()
+	v, err := gateway.VerifyAudit(f)
+	must(w, err)
+	return v.Lines
+}
+
+func TestCurlIsServedByAConfinedProcess(t *testing.T) {
+	w := newWorld(t)
+	w.start()
+	alice := w.pem("alice.pem")
+	if got, want := w.curl("--cert", alice, "/status", "--next", "--cert", alice, "/files/a"), "hello|200 1\nhello|200 0\n"; got != want {
+		t.Errorf("curl prints %q; want %q\n%s", got, want, w.said())
+	}
+	if got := w.curl("--cert", alice, "/secret"); !strings.Contains(got, "|403 1") {
+		t.Errorf("curl prints %q for what no rule allows; want 403", got)
+	}
+	if got := w.curl("/status"); !strings.Contains(got, "certificate required") {
+		t.Errorf("curl without a certificate prints %q; want the alert certificate_required", got)
+	}
+	w.mu.Lock()
+	asks, seen := w.asks, w.seen
+	w.mu.Unlock()
+	if len(asks) != 2 || asks[0].Chain != "light" || asks[1].Chain != "deep" || asks[0].Client != asks[1].Client || !slices.Equal(seen, []string{"/status", "/files/a"}) {
+		t.Fatalf("asked for %+v, and the origin has seen %v", asks, seen)
+	}
+	for i, a := range asks {
+		c := w.config.Chains[i]
+		if a.Source.Addr() != a.Client.Addr() || a.Source.Port() < c.First || a.Source.Port() > c.Last || a.Origin != c.Origin {
+			t.Errorf("%+v: want the client's address and a port of %+v", a, c)
+		}
+	}
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", w.process.PID()))
+	must(t, err)
+	want := []string{"CapEff:\t0000000000000000", "CapPrm:\t0000000000000000", "NoNewPrivs:\t1", "Seccomp:\t2"}
+	if os.Geteuid() == 0 {
+		want = append(want, fmt.Sprintf("Uid:\t%d", sandbox.Nobody), "CapBnd:\t0000000000000000")
+	}
+	for _, line := range want {
+		if !strings.Contains(string(status), line) {
+			t.Errorf("the process has no %q:\n%s", line, status)
+		}
+	}
+	if n := w.verified(); n < 8 {
+		t.Errorf("the audit log has %d lines; want one at least of each session and request", n)
+	}
+}
+
+// What the parent refuses reaches nobody.
+func TestARefusedConnectionOnwardIsNotOpened(t *testing.T) {
+	w := newWorld(t)
+	w.deny = errors.New("not today")
+	w.start()
+	if got := w.curl("--cert", w.pem("alice.pem"), "/status"); !strings.Contains(got, "|502 1") {
+		t.Errorf("curl prints %q; want 502", got)
+	}
+	log, err := os.ReadFile(w.pem("audit.log"))
+	must(t, err)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if len(w.seen) > 0 || len(w.asks) == 0 || !bytes.Contains(log, []byte("not today")) {
+		t.Errorf("asked %+v, the origin has seen %v, and the log is %s", w.asks, w.seen, log)
+	}
+}
+
+// held is a client's connection that has made a request.
+func (w *world) held() *tls.Conn {
+	w.Helper()
+	pair, err := tls.LoadX509KeyPair(w.pem("alice.pem"), w.pem("alice.pem"))
+	must(w, err)
+	roots := x509.NewCertPool()
+	roots.AddCert(w.web.cert)
+	conn, err := tls.Dial("tcp", w.address.String(), &tls.Config{RootCAs: roots, ServerName: "shop.example.org", Certificates: []tls.Certificate{pair}})
+	must(w, err)
+	w.Cleanup(func() { conn.Close() })
+	must(w, conn.SetDeadline(time.Now().Add(20*time.Second)))
+	_, err = io.WriteString(conn, "GET /status HTTP/1.1\r\nHost: shop.example.org\r\n\r\n")
+	must(w, err)
+	b := make([]byte, 4096)
+	n, err := conn.Read(b)
+	if err != nil || !strings.HasPrefix(string(b[:n]), "HTTP/1.1 200") {
+		w.Fatalf("the gateway answers %q, %v", b[:n], err)
+	}
+	return conn
+}
+
+// A list that comes in while a client is connected ends what it revokes, and files that are wrong change nothing.
+func TestFilesThatChangeAreTakenIn(t *testing.T) {
+	w := newWorld(t)
+	w.start()
+	conn := w.held()
+	taken := func(n int, text string) {
+		t.Helper()
+		eventually(t, text, func() bool { return strings.Count(w.said(), text) == n })
+	}
+	w.file("staff.crl", &pem.Block{Type: "X509 CRL", Bytes: []byte("nonsense")})
+	taken(1, "cannot be taken in")
+	if got := w.curl("--cert", w.pem("alice.pem"), "/status"); got != "hello|200 1\n" {
+		t.Errorf("with a list that is none, curl prints %q; want the one before to count", got)
+	}
+	w.revoke()
+	taken(1, "has taken files in")
+	other, key := w.serverCertificate("shop.example.org")
+	w.file("both", certificate(other))
+	must(t, os.Rename(w.pem("both"), w.pem("shop.pem")))
+	w.file("shop.key", private(t, key))
+	eventually(t, "the new certificate is shown", func() bool {
+		c, err := tls.Dial("tcp", w.address.String(), &tls.Config{InsecureSkipVerify: true, ServerName: "shop.example.org"})
+		must(t, err)
+		defer c.Close()
+		return c.ConnectionState().PeerCertificates[0].Equal(other)
+	})
+	w.revoke(w.alice)
+	if n, err := io.Copy(io.Discard, conn); n > 4096 {
+		t.Errorf("the connection of a revoked certificate goes on: %d bytes, %v", n, err)
+	} else if nerr, ok := errors.AsType[net.Error](err); ok && nerr.Timeout() {
+		t.Error("the connection of a revoked certificate stays open")
+	}
+	if got := w.curl("--cert", w.pem("alice.pem"), "/status"); strings.Contains(got, "200") {
+		t.Errorf("with a revoked certificate curl prints %q", got)
+	}
+}
+
+// A configuration that is wrong says why, at the start and later; one that is right replaces the one before.
+func TestAConfigurationIsReplacedWhole(t *testing.T) {
+	w := newWorld(t)
+	bad := w.config
+	bad.Services = slices.Clone(bad.Services)
+	bad.Services[0].Key = "missing.key"
+	if _, err := Start(w.options, bad); err == nil || !strings.Contains(err.Error(), "missing.key is not there") {
+		t.Errorf("without its key the gateway starts with %v; want that missing.key is not there", err)
+	}
+	w.start()
+	if err := w.process.Configure(bad, time.Minute); err == nil || !strings.Contains(err.Error(), "missing.key is not there") {
+		t.Errorf("Configure says %v; want that missing.key is not there", err)
+	}
+	if got := w.curl("--cert", w.pem("alice.pem"), "/status"); got != "hello|200 1\n" {
+		t.Errorf("curl prints %q; want the configuration before", got)
+	}
+	other := w.config
+	other.Services = slices.Clone(other.Services)
+	other.Services[0].Rules = other.Services[0].Rules[1:]
+	must(t, w.process.Configure(other, time.Minute))
+	if got := w.curl("--cert", w.pem("alice.pem"), "/status"); !strings.Contains(got, "|403") {
+		t.Errorf("curl prints %q; want 403 by the rules that are left", got)
+	}
+	other.Services[0].Address = netip.AddrPortFrom(w.address.Addr(), w.address.Port()+1)
+	must(t, w.process.Configure(other, time.Minute))
+	if got := w.curl("--cert", w.pem("alice.pem"), "/files/a"); !strings.Contains(got, "unrecognized") {
+		t.Errorf("curl prints %q at another address than the service's; want the alert unrecognized_name", got)
+	}
+}
+
+// The process ends with its parent's end of the socket.
+func TestTheProcessEndsWithItsParent(t *testing.T) {
+	w := newWorld(t)
+	w.start()
+	conn := w.held()
+	must(t, w.process.Close())
+	if err := w.process.Err(); err == nil || err.Error() != "it ended" {
+		t.Errorf("the process ended with %v; want that it just ended", err)
+	}
+	conn.SetDeadline(time.Now().Add(20 * time.Second))
+	if _, err := io.Copy(io.Discard, conn); err != nil {
+		if nerr, ok := errors.AsType[net.Error](err); ok && nerr.Timeout() {
+			t.Error("a connection of the process is still open")
+		}
+	}
+	w.verified()
+}
+
+// A worker that was taken over sends what it likes.
+func TestMessagesAreBounded(t *testing.T) {
+	var b bytes.Buffer
+	must(t, send(&b, toParent{Ask: &ask{1, Ask{Chain: "light"}}}, toParentMax))
+	var m toParent
+	if err := receive(&b, &m, toParentMax); err != nil || m.Ask == nil || m.Ask.Chain != "light" {
+		t.Errorf("a message comes back as %+v, %v", m, err)
+	}
+	for name, c := range map[string]struct{ text, says string }{
+		"too long":   {"\x00\x01\x00\x01{}", "at most 65536 are read"},
+		"cut":        {"\x00\x00\x00\x05{}", "not whole"},
+		"cut early":  {"\x00\x00", "unexpected EOF"},
+		"no JSON":    {"\x00\x00\x00\x02xx", "invalid character"},
+		"wrong type": {"\x00\x00\x00\x0a{\"Ask\":[]}", "cannot unmarshal"},
+	} {
+		if err := receive(strings.NewReader(c.text), &m, toParentMax); err == nil || !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%s: %v; want %q", name, err, c.says)
+		}
+	}
+	if err := send(io.Discard, toParent{Ask: &ask{1, Ask{Chain: strings.Repeat("x", toParentMax)}}}, toParentMax); err == nil {
+		t.Error("a message of more than the most is sent")
+	}
+}
