@@ -84,7 +84,7 @@ func (s admin) Apply(ctx context.Context, r *connect.Request[v1.ApplyRequest]) (
 func (c *Controller) oldFiles(ctx context.Context, v *view) (keys []string) {
 	used := map[string]bool{keyFile(v.wanted.File): true}
 	for _, n := range v.state.live() {
-		g, err := c.generation(ctx, n)
+		g, err := c.generation(ctx, v, n)
 		if err != nil {
 			return nil // the next time
 		}
@@ -104,7 +104,7 @@ func (c *Controller) oldFiles(ctx context.Context, v *view) (keys []string) {
 
 // check compiles a domain on top of what is there or on its way, and gives nothing out.
 func (c *Controller) check(ctx context.Context, v *view, w wantedRecord, d model.Domain) error {
-	last, err := c.generation(ctx, cmp.Or(v.state.Next, v.state.Now))
+	last, err := c.generation(ctx, v, cmp.Or(v.state.Next, v.state.Now))
 	if err != nil {
 		return err
 	}

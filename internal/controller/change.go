@@ -88,9 +88,9 @@ func (c *Controller) commit(ctx context.Context, v *view, what string, t store.T
 	t.If = append(t.If, v.at(keyState))
 	t.Put[keyState] = encode(v.state)
 	if _, err := c.store.Commit(ctx, t); err != nil {
-		c.forget() // it has generations that are not committed
 		return false, time.Time{}, fmt.Errorf("%s: %w", what, err)
 	}
+	c.keep(v.made)
 	c.forget(v.state.live()...)
 	c.cfg.Log.Info("the domain goes on", "commit", what, "generation", v.state.Generation, "step", string(v.state.Step), "nodes", len(v.state.Waiting))
 	return true, time.Time{}, nil
@@ -111,7 +111,7 @@ func (c *Controller) begin(ctx context.Context, v *view) (bool, error) {
 			return false, err
 		}
 		c.failed = attempt
-		v.state = before
+		v.state, v.made = before, map[uint64]*generation{}
 		return c.problem(ctx, v, err)
 	}
 	return true, nil
@@ -120,7 +120,7 @@ func (c *Controller) begin(ctx context.Context, v *view) (bool, error) {
 // prepare is begin without what becomes of its errors.
 func (c *Controller) prepare(ctx context.Context, v *view) error {
 	s := &v.state
-	now, err := c.generation(ctx, s.Now)
+	now, err := c.generation(ctx, v, s.Now)
 	if err != nil {
 		return err
 	}
@@ -147,7 +147,7 @@ func (c *Controller) prepare(ctx context.Context, v *view) error {
 // room is an error if some node could not hold the next generation beside those that drain,
 // before and behind its turn.
 func (c *Controller) room(ctx context.Context, v *view, next *generation) error {
-	l, err := c.live(ctx, v.state)
+	l, err := c.live(ctx, v)
 	if err != nil {
 		return err
 	}
@@ -194,7 +194,7 @@ func (c *Controller) settle(ctx context.Context, v *view) (bool, time.Time, erro
 		if !o.Until.IsZero() {
 			continue
 		}
-		g, err := c.generation(ctx, o.Generation)
+		g, err := c.generation(ctx, v, o.Generation)
 		if err != nil {
 			return false, time.Time{}, err
 		}
@@ -230,14 +230,14 @@ func (c *Controller) erase(ctx context.Context, v *view) (bool, time.Time, error
 
 // giveUp takes a generation out of the store, once its plans are in the transaction.
 func (c *Controller) giveUp(ctx context.Context, v *view, number uint64, t *store.Txn) error {
-	gone, err := c.generation(ctx, number)
+	gone, err := c.generation(ctx, v, number)
 	if err != nil {
 		return err
 	}
 	t.Delete = append(t.Delete, keyGeneration(number))
 	live := map[pathEpoch]bool{}
 	for _, n := range v.state.live() {
-		g, err := c.generation(ctx, n)
+		g, err := c.generation(ctx, v, n)
 		if err != nil {
 			return err
 		}
@@ -324,7 +324,7 @@ func (c *Controller) exclude(ctx context.Context, v *view) (bool, time.Time, err
 // out. Secrets that these nodes know are in none of them.
 func (c *Controller) replace(ctx context.Context, v *view, out []string, t *store.Txn) error {
 	s := &v.state
-	now, err := c.generation(ctx, s.Now)
+	now, err := c.generation(ctx, v, s.Now)
 	if err != nil {
 		return err
 	}
@@ -342,7 +342,7 @@ func (c *Controller) replace(ctx context.Context, v *view, out []string, t *stor
 		}
 	}
 	if s.Next != 0 {
-		next, err := c.generation(ctx, s.Next)
+		next, err := c.generation(ctx, v, s.Next)
 		if err != nil {
 			return err
 		}
@@ -373,7 +373,7 @@ func (c *Controller) replace(ctx context.Context, v *view, out []string, t *stor
 	}
 	is.Old = nil
 	for _, o := range s.Old {
-		g, err := c.generation(ctx, o.Generation)
+		g, err := c.generation(ctx, v, o.Generation)
 		if err != nil {
 			return err
 		}
@@ -413,7 +413,7 @@ func (c *Controller) add(v *view, g *generation, t *store.Txn) (uint64, error) {
 	v.state.Generation++
 	n := v.state.Generation
 	t.Put[keyGeneration(n)] = b
-	c.keep(n, g)
+	v.made[n] = g
 	return n, nil
 }
 
@@ -428,29 +428,30 @@ func chainsOn(paths []plan.Path, nodes []string) map[string]bool {
 	return chains
 }
 
-// keep has a generation that is being committed in memory.
-func (c *Controller) keep(n uint64, g *generation) {
+// keep has generations in memory that were committed. Before that their numbers are nobody's.
+func (c *Controller) keep(made map[uint64]*generation) {
 	c.cache.Lock()
 	defer c.cache.Unlock()
-	c.cache.generations[n] = g
+	maps.Copy(c.cache.generations, made)
 }
 
 // live are the generations that nodes hold.
-func (c *Controller) live(ctx context.Context, s stateRecord) (l plan.Live, err error) {
+func (c *Controller) live(ctx context.Context, v *view) (l plan.Live, err error) {
+	s := v.state
 	for _, o := range s.Old {
-		g, err := c.generation(ctx, o.Generation)
+		g, err := c.generation(ctx, v, o.Generation)
 		if err != nil {
 			return l, err
 		}
 		l.Old = append(l.Old, g.domain)
 	}
-	now, err := c.generation(ctx, s.Now)
+	now, err := c.generation(ctx, v, s.Now)
 	if err != nil {
 		return l, err
 	}
 	l.Now = now.domain
 	if s.Next != 0 {
-		next, err := c.generation(ctx, s.Next)
+		next, err := c.generation(ctx, v, s.Next)
 		if err != nil {
 			return l, err
 		}
@@ -464,7 +465,7 @@ func (c *Controller) live(ctx context.Context, s stateRecord) (l plan.Live, err 
 // revision.
 func (c *Controller) plans(ctx context.Context, v *view, t *store.Txn) (changed map[string]uint64, err error) {
 	s := &v.state
-	l, err := c.live(ctx, *s)
+	l, err := c.live(ctx, v)
 	if err != nil {
 		return nil, err
 	}
@@ -573,7 +574,7 @@ func (c *Controller) compileDomain(ctx context.Context, v *view, last *generatio
 	live := slices.Clone(more)
 	held := map[pathEpoch]bool{}
 	for _, n := range v.state.live() {
-		g, err := c.generation(ctx, n)
+		g, err := c.generation(ctx, v, n)
 		if err != nil {
 			return nil, nil, err
 		}

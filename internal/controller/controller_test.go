@@ -811,3 +811,64 @@ func TestTheStateHasNoSecrets(t *testing.T) {
 		}
 	}
 }
+
+// forgetful is a store that cannot be read below a prefix.
+type forgetful struct {
+	store.Store
+	mu      sync.Mutex
+	prefix  string // "": all can be read
+	refused chan struct{}
+}
+
+func (f *forgetful) Snapshot(ctx context.Context, prefix string) (store.Snapshot, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.prefix != "" && strings.HasPrefix(prefix, f.prefix) {
+		notify(f.refused)
+		return store.Snapshot{}, &store.Failure{Did: "read", Err: errors.New("the disk is broken")}
+	}
+	return f.Store.Snapshot(ctx, prefix)
+}
+
+func (f *forgetful) set(prefix string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.prefix = prefix
+}
+
+// A generation's number is somebody's when it is committed: until then another controller may give it to another.
+func TestWhatWasNotCommittedIsNotRemembered(t *testing.T) {
+	w := newWorld(t)
+	var disk *forgetful
+	w.wrap = func(s store.Store) store.Store {
+		disk = &forgetful{Store: s, refused: make(chan struct{}, 1)}
+		return disk
+	}
+	w.start()
+	for _, name := range []string{"r1", "r2", "r3"} {
+		w.join(name)
+	}
+	w.until("settled", settled(w.apply(file)))
+	w.until("settled", settled(w.apply(edit(file, `  - {name: r2, address: "fc00:2::1", locator: "fc00:0:0:200::/56", cpus: 2, interfaces: [{name: r2-r1, role: core}, {name: r2-r3, role: core}]}`+"\n", "",
+		"  - {name: fw, node: r2, kind: forward}", "  - {name: fw, node: r1, kind: forward}"))))
+	w.until("drained", drained)
+	// What r2 shall hold, which has left, is made of what it held.
+	disk.set(keyPlans + "r2")
+	serial := w.rotate()
+	select {
+	case <-disk.refused:
+	case <-time.After(patience):
+		t.Fatal("r2's plan was not read")
+	}
+	v, err := readView(t.Context(), w.store)
+	w.must(err)
+	w.ctl.cache.Lock()
+	for n := range w.ctl.cache.generations {
+		if !slices.Contains(v.state.live(), n) {
+			t.Errorf("generation %d is remembered; those of the store are %v", n, v.state.live())
+		}
+	}
+	w.ctl.cache.Unlock()
+	disk.set("")
+	w.until("settled", settled(serial))
+}

@@ -54,11 +54,11 @@ func (c *Controller) describeView(ctx context.Context, v *view) (*v1.State, erro
 	}
 	out.Settled = s.Step == stepNone && s.Serial == v.wanted.Serial && slices.Equal(s.Revoked, v.revoked())
 
-	now, err := c.generation(ctx, s.Now)
+	now, err := c.generation(ctx, v, s.Now)
 	if err != nil {
 		return nil, err
 	}
-	next, err := c.generation(ctx, s.Next)
+	next, err := c.generation(ctx, v, s.Next)
 	if err != nil {
 		return nil, err
 	}
@@ -109,7 +109,7 @@ func (c *Controller) describeView(ctx context.Context, v *view) (*v1.State, erro
 	epochs(now, epochActive, nil)
 	epochs(next, epochPreparing, nil)
 	for _, o := range s.Old {
-		g, err := c.generation(ctx, o.Generation)
+		g, err := c.generation(ctx, v, o.Generation)
 		if err != nil {
 			return nil, err
 		}

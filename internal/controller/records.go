@@ -171,6 +171,8 @@ type view struct {
 	tokens map[string]tokenRecord // by hash
 
 	written map[string]uint64 // by key, for conditions
+
+	made map[uint64]*generation // by number: those of a commit that is not done yet
 }
 
 // at is the condition that a record has not changed since.
@@ -185,7 +187,7 @@ func readView(ctx context.Context, s store.Store) (*view, error) {
 	}
 	v := &view{
 		nodes: map[string]nodeRecord{}, plans: map[string]planRecord{}, acks: map[string]ackRecord{}, tokens: map[string]tokenRecord{},
-		written: map[string]uint64{},
+		written: map[string]uint64{}, made: map[uint64]*generation{},
 	}
 	for key, r := range snap.Records {
 		v.written[key] = r.Revision
@@ -258,10 +260,13 @@ func encode(record any) []byte {
 	return b
 }
 
-// generation reads one.
-func (c *Controller) generation(ctx context.Context, n uint64) (*generation, error) {
+// generation reads one, or takes it of those that the view's commit is to make.
+func (c *Controller) generation(ctx context.Context, v *view, n uint64) (*generation, error) {
 	if n == 0 {
 		return &generation{domain: &plan.Domain{}}, nil
+	}
+	if g, ok := v.made[n]; ok {
+		return g, nil
 	}
 	c.cache.Lock()
 	defer c.cache.Unlock()
