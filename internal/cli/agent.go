@@ -30,7 +30,8 @@ type agentOptions struct {
 	plan, instance, node, runDir, stateDir, pinDir string
 	detach, yes, verbose                           bool
 	insecurePlan, force                            bool
-	controller, join                               string
+	join                                           string
+	controllers                                    []string
 }
 
 // NewAgentCommand is "waystamp agent".
@@ -48,7 +49,7 @@ With --controller the plan comes from a controller. The first time, --join is a 
 node token has printed there; the key that the node then makes never leaves it. The last plan is kept
 in the state directory: the agent starts from it also when no controller answers, and takes none with a
 lower revision. If the kernel refuses it, the agent starts from the plan that was in force before, and the
-controller is told why.
+controller is told why. Where several controllers share the work, name each: they are tried in turn.
 
 A plan holds keys. It is refused if somebody but its owner can read or write the
 file (mode 0600), if the file or its directory belongs to others than root and who
@@ -68,13 +69,14 @@ instance takes them over without a gap. --detach --yes removes them when no agen
 and names the chains whose packets need no proof any more.`,
 		Example: `  waystamp agent --plan /etc/waystamp/r1.json
   waystamp agent --controller '[fd00::1]:7443' --join @/root/token
+  waystamp agent --controller '[fd00::1]:7443,[fd00::2]:7443,[fd00::3]:7443'
   waystamp agent --detach --yes`,
 		Args: command.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd) },
 	}
 	f := cmd.Flags()
 	f.StringVar(&o.plan, "plan", "", "plan `file` of this node")
-	f.StringVar(&o.controller, "controller", "", "`address` of the controller for nodes, instead of --plan: HOST:PORT")
+	f.StringSliceVar(&o.controllers, "controller", nil, "`address` of the controller for nodes, instead of --plan: HOST:PORT; of several controllers, each")
 	f.StringVar(&o.join, "join", "", "`token` with which the node joins, or @FILE that holds it; needed once")
 	f.BoolVar(&o.insecurePlan, "insecure-plan", false, "take the plan file also if others can read or change it, and warn")
 	f.BoolVar(&o.force, "force", false, "take the plan also if none of its node's addresses is on this machine, or if it is older than the plan before")
@@ -116,15 +118,15 @@ func (o *agentOptions) run(cmd *cobra.Command) error {
 		return command.Usagef("--yes goes with --detach")
 	}
 	switch {
-	case o.plan == "" && o.controller == "":
+	case o.plan == "" && len(o.controllers) == 0:
 		return command.Usagef("--plan or --controller is missing; see waystamp agent --help")
-	case o.plan != "" && o.controller != "":
+	case o.plan != "" && len(o.controllers) > 0:
 		return command.Usagef("--plan and --controller exclude each other: a plan has one source")
-	case o.join != "" && o.controller == "":
+	case o.join != "" && len(o.controllers) == 0:
 		return command.Usagef("--join goes with --controller")
 	}
 	warnVolatile(cfg)
-	if o.controller != "" {
+	if len(o.controllers) > 0 {
 		return o.runMember(cmd.Context(), cfg)
 	}
 	return agent.Run(cmd.Context(), cfg)
@@ -146,7 +148,7 @@ func (o *agentOptions) runMember(ctx context.Context, cfg agent.Config) error {
 		}
 	}
 	m, err := member.Open(member.Config{
-		Controller: o.controller, Token: token, Dir: filepath.Join(cfg.StateDir, "member"), Node: o.node, Log: cfg.Log,
+		Controllers: o.controllers, Token: token, Dir: filepath.Join(cfg.StateDir, "member"), Node: o.node, Log: cfg.Log,
 	})
 	if err != nil {
 		return err
@@ -184,7 +186,7 @@ func (o *agentOptions) runDetach(out io.Writer, cfg agent.Config) error {
 	if o.plan != "" {
 		return command.Usagef("--detach takes no --plan")
 	}
-	if o.controller != "" || o.join != "" {
+	if len(o.controllers) > 0 || o.join != "" {
 		return command.Usagef("--detach needs no controller: leave out --controller and --join")
 	}
 	if !o.yes {

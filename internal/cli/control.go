@@ -30,11 +30,11 @@ const (
 	controllerVariable      = "WAYSTAMP_CONTROLLER"
 )
 
-// controllerFlag says which controller is meant.
-type controllerFlag struct{ address string }
+// controllerFlag says which controller is meant, or several, which are tried in turn.
+type controllerFlag struct{ addresses []string }
 
 func (c *controllerFlag) add(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&c.address, "controller", "", "`address` of the controller's socket for operators (default $"+controllerVariable+", or unix:"+defaultControllerSocket+")")
+	cmd.Flags().StringSliceVar(&c.addresses, "controller", nil, "`address` of the controller's socket for operators; several are tried in turn (default $"+controllerVariable+", or unix:"+defaultControllerSocket+")")
 }
 
 // adminClient talks to a controller as an operator.
@@ -47,16 +47,25 @@ type adminClient struct {
 func (c adminClient) Close() { c.transport.CloseIdleConnections() }
 
 func (c *controllerFlag) connect() (adminClient, error) {
-	address := cmp.Or(c.address, os.Getenv(controllerVariable), "unix:"+defaultControllerSocket)
-	path, ok := strings.CutPrefix(address, "unix:")
-	if !ok || !filepath.IsAbs(path) {
-		return adminClient{}, command.Usagef("%q is not the address of a controller for operators; expect unix:/PATH, on the controller's machine", address)
+	addresses := c.addresses
+	if len(addresses) == 0 {
+		addresses = strings.Split(cmp.Or(os.Getenv(controllerVariable), "unix:"+defaultControllerSocket), ",")
 	}
-	t := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return new(net.Dialer).DialContext(ctx, "unix", path)
+	for _, a := range addresses {
+		if path, ok := strings.CutPrefix(a, "unix:"); !ok || !filepath.IsAbs(path) {
+			return adminClient{}, command.Usagef("%q is not the address of a controller for operators; expect unix:/PATH, on the controller's machine", a)
+		}
+	}
+	t := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (conn net.Conn, err error) {
+		for _, a := range addresses {
+			if conn, err = new(net.Dialer).DialContext(ctx, "unix", strings.TrimPrefix(a, "unix:")); err == nil {
+				return conn, nil
+			}
+		}
+		return nil, err
 	}}
 	return adminClient{
-		waystampv1connect.NewAdminClient(&http.Client{Transport: t}, "http://controller"), address, t,
+		waystampv1connect.NewAdminClient(&http.Client{Transport: t}, "http://controller"), strings.Join(addresses, ", "), t,
 	}, nil
 }
 
@@ -181,15 +190,45 @@ Exit code 2 if the file is refused: every problem is shown with its line.`,
 	return cmd
 }
 
+// followPatience is how long follow asks again when nobody answers: another controller has to be elected,
+// or the one that there is to start anew.
+const (
+	followPatience = 30 * time.Second
+	followPause    = 500 * time.Millisecond
+)
+
 // follow waits until a request is carried out.
 func follow(cmd *cobra.Command, c adminClient, serial uint64) error {
+	last, heard := "", time.Now()
+	for {
+		err := followOnce(cmd, c, serial, &last, &heard)
+		if err == nil || cmd.Context().Err() != nil || connect.CodeOf(err) != connect.CodeUnavailable || time.Since(heard) > followPatience {
+			return err
+		}
+		if line := "the controller does not answer; asking again"; line != last {
+			cmd.PrintErrln(line)
+			last = line
+		}
+		select {
+		case <-cmd.Context().Done():
+		case <-time.After(followPause):
+		}
+	}
+}
+
+// errEnded is a stream that the controller has ended.
+var errEnded = connect.NewError(connect.CodeUnavailable, errors.New("the controller has ended the connection; the change goes on"))
+
+func followOnce(cmd *cobra.Command, c adminClient, serial uint64, said *string, heard *time.Time) error {
 	stream, err := c.Follow(cmd.Context(), connect.NewRequest(&v1.FollowRequest{}))
 	if err != nil {
 		return err
 	}
 	defer stream.Close()
-	last := ""
+	last := *said
+	defer func() { *said = last }()
 	for stream.Receive() {
+		*heard = time.Now()
 		s := stream.Msg().State
 		if s.Settled && s.Serial >= serial {
 			return nil
@@ -209,7 +248,11 @@ func follow(cmd *cobra.Command, c adminClient, serial uint64) error {
 		}
 		last = line
 	}
-	return cmp.Or(stream.Err(), errors.New("the controller has ended the connection; the change goes on"))
+	err = stream.Err()
+	if err == nil || !connect.IsWireError(err) { // it was cut
+		return errEnded
+	}
+	return err
 }
 
 // NewDiffCommand is "waystamp diff".

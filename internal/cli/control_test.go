@@ -98,8 +98,9 @@ func TestOperatorsCommands(t *testing.T) {
 		{"diff -f " + planPaper, 3, "+ chain web\n", ""},
 		{"get chains --controller tcp:[::1]:7", 2, "\n", "expect unix:/PATH"},
 		{"get chains --controller unix:/nowhere", 1, "\n", "no controller answers at unix:/nowhere"},
+		{"get nodes --controller unix:/nowhere,%", 0, "NAME", ""}, // the next one is asked
 	} {
-		stdout, stderr, code := run(strings.Fields(c.args)...)
+		stdout, stderr, code := run(strings.Fields(strings.ReplaceAll(c.args, "%", os.Getenv(controllerVariable)))...)
 		whole := strings.HasSuffix(c.stdout, "\n")
 		if code != c.code || whole && stdout != strings.TrimPrefix(c.stdout, "\n") || !whole && !strings.Contains(stdout, c.stdout) || !strings.Contains(stderr, c.stderr) {
 			t.Errorf("waystamp %s: exit code %d\n%s%s\nwant %d, %q and %q", c.args, code, stdout, stderr, c.code, c.stdout, c.stderr)
@@ -139,6 +140,13 @@ func TestAControllerThatCannotStartSaysWhy(t *testing.T) {
 		{"--listen tcp:[::1]:0 --trust-domain a/b", "--trust-domain", 0o700, command.ExitUsage},
 		{"--listen [::1]:7443", "expect unix:/PATH for operators", 0o700, command.ExitUsage},
 		{"--listen unix:relative", "expect unix:/PATH for operators", 0o700, command.ExitUsage},
+		{"--store bolt:x --listen tcp:[::1]:7443", "it does not begin with etcd://", 0o700, command.ExitUsage},
+		{"--store etcd://[fd00::2]:2379 --listen tcp:[::1]:7443", "give the CA of etcd's certificates", 0o700, command.ExitFailed},
+		{"--store etcd://[::1]:2379", "add --listen tcp:HOST:PORT", 0o700, command.ExitUsage},
+		{"--store etcd://[::1]:2379 --listen tcp:[::]:7443", "name one that the other controllers reach; or say --advertise", 0o700, command.ExitUsage},
+		{"--store etcd://[::1]:2379 --listen tcp:[::]:7443 --advertise 7", "--advertise", 0o700, command.ExitUsage},
+		{"--advertise tcp:[::1]:7443", "go with --store", 0o700, command.ExitUsage},
+		{"--etcd-ca x", "go with --store", 0o700, command.ExitUsage},
 		{"", "chmod go-w", 0o777, command.ExitFailed},
 	} {
 		if err := os.Chmod(dir, c.mode); err != nil {

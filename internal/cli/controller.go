@@ -1,11 +1,14 @@
 package cli
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -19,8 +22,9 @@ const defaultDataDir = "/var/lib/waystamp/controller"
 
 // NewControllerCommand is "waystamp controller".
 func NewControllerCommand() *cobra.Command {
-	var data, domain string
+	var data, domain, records, advertise string
 	var listen []string
+	var etcd etcdFiles
 	cmd := &cobra.Command{
 		Use:   "controller",
 		Short: "Run the controller of a domain: one file in, its part to each node",
@@ -33,10 +37,18 @@ a controller that was killed goes on. Nodes go on without it.
 for nodes, over TLS with certificates on both sides; tls+unix:/PATH is the same on a socket, for
 nodes that are namespaces of this machine. Without --listen there is only the socket for operators.
 
-The data directory holds the key of the CA and the secrets of all paths, as they are: keep it,
+Several controllers share the work if each is given the same etcd: --store etcd://HOST:PORT,... One
+leads, and the others pass calls on to it; when it is gone another one carries its change on. Each
+needs a --listen tcp:HOST:PORT that the others reach; where they reach it by another name than it listens on,
+say --advertise.
+
+The data directory, or etcd, holds the key of the CA and the secrets of all paths, as they are: keep it,
 and keep it to yourself. Calls are logged on standard error (msg=audit), without secrets.`,
-		Example: `  waystamp controller --listen unix:/run/waystamp/controller.sock --listen tcp:[fd00::1]:7443`,
-		Args:    command.NoArgs,
+		Example: `  waystamp controller --listen unix:/run/waystamp/controller.sock --listen tcp:[fd00::1]:7443
+  waystamp controller --listen unix:/run/waystamp/controller.sock --listen tcp:[fd00::1]:7443 \
+      --store etcd://[fd00::1]:2379,[fd00::2]:2379,[fd00::3]:2379 \
+      --etcd-ca ca.pem --etcd-cert controller.pem --etcd-key controller-key.pem`,
+		Args: command.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
 			if domain != "" {
 				if err := identity.CheckTrustDomain(domain); err != nil {
@@ -46,21 +58,23 @@ and keep it to yourself. Calls are logged on standard error (msg=audit), without
 			if len(listen) == 0 {
 				listen = []string{"unix:" + defaultControllerSocket}
 			}
-			if err := os.MkdirAll(data, 0o700); err != nil {
-				return fmt.Errorf("make the data directory: %w", err)
-			}
-			if info, err := os.Stat(data); err != nil {
-				return fmt.Errorf("look at the data directory: %w", err)
-			} else if mode := info.Mode().Perm(); mode&0o022 != 0 {
-				return fmt.Errorf("the data directory %s has mode %04o: others can put another store in its place; try: chmod go-w %[1]s", data, mode)
-			}
 			log := slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), nil))
-			s, err := store.OpenBolt(filepath.Join(data, "store"))
+			var s store.Store
+			if records != "" {
+				if advertise, err = advertised(advertise, listen); err != nil {
+					return err
+				}
+				s, err = openEtcd(cmd, records, etcd)
+			} else if cmd.Flags().Changed("advertise") || etcd != (etcdFiles{}) {
+				return command.Usagef("--advertise, --etcd-ca, --etcd-cert and --etcd-key go with --store")
+			} else {
+				s, err = openData(data)
+			}
 			if err != nil {
 				return err
 			}
 			defer func() { err = errors.Join(err, s.Close()) }()
-			c, err := controller.New(cmd.Context(), controller.Config{Store: s, TrustDomain: domain, Log: log})
+			c, err := controller.New(cmd.Context(), controller.Config{Store: s, Advertise: advertise, TrustDomain: domain, Log: log})
 			if err != nil {
 				return err
 			}
@@ -78,12 +92,60 @@ and keep it to yourself. Calls are logged on standard error (msg=audit), without
 				listeners = append(listeners, l)
 				log.Info("listening", "address", address)
 			}
-			log.Warn("the secrets in the data directory are not sealed: whoever can read it has them all", "directory", data)
+			log.Warn("the secrets in the store are not sealed: whoever can read it has them all", "store", cmp.Or(records, data))
 			return c.Run(cmd.Context(), listeners...)
 		},
 	}
 	cmd.Flags().StringVar(&data, "data", defaultDataDir, "`directory` of the records; made if need be")
+	cmd.Flags().StringVar(&records, "store", "", "`etcd` that several controllers share, instead of --data: etcd://HOST:PORT,HOST:PORT[/PREFIX]")
+	cmd.Flags().StringVar(&etcd.ca, "etcd-ca", "", "`file` with the CA of etcd's certificates; needed unless etcd is on this machine")
+	cmd.Flags().StringVar(&etcd.cert, "etcd-cert", "", "`file` with the certificate that etcd asks of its clients")
+	cmd.Flags().StringVar(&etcd.key, "etcd-key", "", "`file` with the key of that certificate")
+	cmd.Flags().StringVar(&advertise, "advertise", "", "`address` where the other controllers reach this one: tcp:HOST:PORT (default: the first --listen tcp:)")
 	cmd.Flags().StringArrayVar(&listen, "listen", nil, "`address` to listen on; several are possible (default unix:"+defaultControllerSocket+")")
 	cmd.Flags().StringVar(&domain, "trust-domain", "", "`name` in the certificates, of a new data directory (default "+controller.DefaultTrustDomain+")")
 	return cmd
+}
+
+// etcdFiles are what connections to etcd are protected with.
+type etcdFiles struct{ ca, cert, key string }
+
+func openEtcd(cmd *cobra.Command, records string, f etcdFiles) (store.Store, error) {
+	c, err := store.ParseEtcd(records)
+	if err != nil {
+		return nil, command.Usagef("--store: %w", err)
+	}
+	c.CA, c.Cert, c.Key = f.ca, f.cert, f.key
+	return store.OpenEtcd(cmd.Context(), c)
+}
+
+// openData opens the store in a data directory, which it makes.
+func openData(data string) (store.Store, error) {
+	if err := os.MkdirAll(data, 0o700); err != nil {
+		return nil, fmt.Errorf("make the data directory: %w", err)
+	}
+	if info, err := os.Stat(data); err != nil {
+		return nil, fmt.Errorf("look at the data directory: %w", err)
+	} else if mode := info.Mode().Perm(); mode&0o022 != 0 {
+		return nil, fmt.Errorf("the data directory %s has mode %04o: others can put another store in its place; try: chmod go-w %[1]s", data, mode)
+	}
+	return store.OpenBolt(filepath.Join(data, "store"))
+}
+
+// advertised is where others reach this controller.
+func advertised(address string, listen []string) (string, error) {
+	if address != "" {
+		if err := controller.CheckAddress(address); err != nil {
+			return "", command.Usagef("--advertise: %w", err)
+		}
+		return address, nil
+	}
+	i := slices.IndexFunc(listen, func(l string) bool { return strings.HasPrefix(l, "tcp:") || strings.HasPrefix(l, "tls+unix:") })
+	if i < 0 {
+		return "", command.Usagef("with --store the other controllers have to reach this one; add --listen tcp:HOST:PORT")
+	}
+	if err := controller.CheckAddress(listen[i]); err != nil {
+		return "", command.Usagef("--listen: %w; or say --advertise", err)
+	}
+	return listen[i], nil
 }

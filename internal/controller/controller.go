@@ -16,6 +16,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/http"
 	"sync"
 	"time"
 
@@ -38,6 +39,7 @@ const (
 // Config says where a controller keeps its records, and who it is.
 type Config struct {
 	Store       store.Store // the caller closes it, when Run has returned
+	Advertise   string      // how other controllers reach this one, if the store is store.Shared: tcp:HOST:PORT
 	TrustDomain string      // of a new store; "": DefaultTrustDomain. One that has another is refused.
 	Log         *slog.Logger
 	// Admins tells which users may call Admin on the unix socket; nil: root, and who runs the
@@ -56,6 +58,16 @@ type Controller struct {
 	roots []*x509.Certificate
 
 	failed string // the attempt to begin that was in vain; of the loop alone
+
+	leading struct {
+		sync.Mutex
+		ctx context.Context // while this controller leads; else nil
+	}
+	passing struct {
+		sync.Mutex
+		address   string // of the controller that led last
+		transport *http.Transport
+	}
 
 	cache struct {
 		sync.Mutex
@@ -88,6 +100,11 @@ func New(ctx context.Context, cfg Config) (*Controller, error) {
 	if cfg.Admins == nil {
 		cfg.Admins = admins
 	}
+	if _, shared := cfg.Store.(store.Shared); shared {
+		if err := CheckAddress(cfg.Advertise); err != nil {
+			return nil, fmt.Errorf("several controllers may share this store: %w", err)
+		}
+	}
 	c := &Controller{cfg: cfg, store: cfg.Store}
 	c.cache.generations = map[uint64]*generation{}
 	c.sessions.open, c.sessions.news = map[string]int{}, make(chan struct{})
@@ -96,7 +113,7 @@ func New(ctx context.Context, cfg Config) (*Controller, error) {
 		return nil, err
 	}
 	if cfg.TrustDomain != "" && cfg.TrustDomain != c.ca.TrustDomain() {
-		return nil, fmt.Errorf("the store belongs to the trust domain %s, and not to %s; take another data directory", c.ca.TrustDomain(), cfg.TrustDomain)
+		return nil, fmt.Errorf("the store belongs to the trust domain %s, and not to %s; take another store", c.ca.TrustDomain(), cfg.TrustDomain)
 	}
 	root, err := x509.ParseCertificate(c.ca.Root())
 	if err != nil {
@@ -130,9 +147,13 @@ func (c *Controller) openCA(ctx context.Context) (*identity.CA, error) {
 	if err != nil {
 		return nil, err
 	}
-	if _, err := c.store.Commit(ctx, store.Txn{
+	_, err = c.store.Commit(ctx, store.Txn{
 		If: []store.Condition{{Key: keyCA}}, Put: map[string][]byte{keyCA: encode(caRecord{ca.Root(), key})},
-	}); err != nil {
+	})
+	if errors.Is(err, store.ErrConflict) { // another controller made one at the same time
+		return c.openCA(ctx)
+	}
+	if err != nil {
 		return nil, fmt.Errorf("keep the new CA: %w", err)
 	}
 	c.cfg.Log.Info("a CA was made", "trust domain", domain)
@@ -163,10 +184,17 @@ func (c *Controller) certificate() (*tls.Certificate, error) {
 	return c.own.certificate, nil
 }
 
-// Run carries changes out and serves on the listeners, until ctx ends; that is no error.
+func (c *Controller) rootsNow() []*x509.Certificate { return c.roots }
+
+// Run carries changes out, when it leads, and serves on the listeners, until ctx ends; that is no
+// error.
 func (c *Controller) Run(ctx context.Context, listeners ...Listener) error {
+	defer c.closePassing()
 	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error { return c.carry(ctx) })
+	if _, shared := c.store.(store.Shared); !shared {
+		c.setLeading(ctx) // before the first call
+	}
+	group.Go(func() error { return c.govern(ctx) })
 	for _, l := range listeners {
 		group.Go(func() error { return c.serve(ctx, l) })
 	}
@@ -192,7 +220,7 @@ func (c *Controller) carry(ctx context.Context) error {
 			switch {
 			case errors.Is(err, store.ErrConflict):
 				continue
-			case errors.Is(err, store.ErrClosed):
+			case errors.Is(err, store.ErrClosed), errors.Is(err, store.ErrDeposed):
 				return err
 			case err != nil:
 				c.cfg.Log.Error("the domain does not go on; nodes hold what they have", "err", err)
@@ -213,20 +241,27 @@ func (c *Controller) carry(ctx context.Context) error {
 	return group.Wait()
 }
 
-// watch calls f once, and after each change below a prefix.
+// watch calls f once, and after each change below a prefix. A store that fails is tried again.
 func (c *Controller) watch(ctx context.Context, prefix string, f func()) error {
 	for {
 		snap, err := c.store.Snapshot(ctx, prefix)
-		if err != nil {
-			return err
-		}
-		f()
-		err = c.store.Watch(ctx, prefix, snap.Revision, func(store.Commit) error {
+		if err == nil {
 			f()
-			return nil
-		})
-		if !errors.Is(err, store.ErrCompacted) {
+			err = c.store.Watch(ctx, prefix, snap.Revision, func(store.Commit) error {
+				f()
+				return nil
+			})
+		}
+		switch _, passes := errors.AsType[*store.Failure](err); {
+		case errors.Is(err, store.ErrCompacted):
+		case !passes || ctx.Err() != nil:
 			return err
+		default:
+			select {
+			case <-ctx.Done():
+				return context.Cause(ctx)
+			case <-time.After(failurePause):
+			}
 		}
 	}
 }

@@ -190,7 +190,7 @@ func TestNobodyIsSentAnothersSecret(t *testing.T) {
 
 // try joins, and does no more.
 func (f *fake) try(token, name string) error {
-	m, err := member.Open(member.Config{Controller: f.w.listen, Token: token, Dir: f.dir, Node: name, Now: f.w.now})
+	m, err := member.Open(member.Config{Controllers: []string{f.w.listen}, Token: token, Dir: f.dir, Node: name, Now: f.w.now})
 	if err != nil {
 		return err
 	}
@@ -252,7 +252,7 @@ func TestACertificateOfAnotherKeyOrTimeIsRefused(t *testing.T) {
 	first := &fake{w: w, name: "r1", dir: t.TempDir()}
 	w.must(first.try(w.token("r1"), "r1"))
 	call := func(f *fake) error {
-		m, err := member.Open(member.Config{Controller: w.listen, Dir: f.dir, Node: "r1", Now: w.now})
+		m, err := member.Open(member.Config{Controllers: []string{w.listen}, Dir: f.dir, Node: "r1", Now: w.now})
 		w.must(err)
 		return m.Call(t.Context())
 	}
@@ -262,7 +262,7 @@ func TestACertificateOfAnotherKeyOrTimeIsRefused(t *testing.T) {
 	if err := call(first); code(err) != connect.CodePermissionDenied || !strings.Contains(err.Error(), "has expired") {
 		t.Errorf("with an expired certificate: %v", err)
 	}
-	m, err := member.Open(member.Config{Controller: w.listen, Dir: first.dir, Node: "r1", Now: w.now})
+	m, err := member.Open(member.Config{Controllers: []string{w.listen}, Dir: first.dir, Node: "r1", Now: w.now})
 	w.must(err)
 	w.must(m.Renew(t.Context()))
 	w.must(call(first))
@@ -302,7 +302,7 @@ func TestARevokedNodeIsOut(t *testing.T) {
 	if n := len(agents["r2"].plans()); agents["r2"].plans()[n-1].Endpoints[0].Epoch != 1 {
 		t.Error("r2 was sent another plan")
 	}
-	m, err := member.Open(member.Config{Controller: w.listen, Dir: agents["r2"].dir})
+	m, err := member.Open(member.Config{Controllers: []string{w.listen}, Dir: agents["r2"].dir})
 	w.must(err)
 	for what, err := range map[string]error{"calls": m.Call(t.Context()), "renews": m.Renew(t.Context())} {
 		if code(err) != connect.CodePermissionDenied || !strings.Contains(err.Error(), "was revoked") {

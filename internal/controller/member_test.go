@@ -36,7 +36,7 @@ func TestANodeThatCannotStartSaysWhy(t *testing.T) {
 	agents["r3"].stop()
 	w.until("r3 is away", func(s *v1.State) bool { return nodeIn(s, "r3").State == nodeAway })
 	last := agents["r3"].now().Revision
-	m, err := member.Open(member.Config{Controller: w.listen, Dir: agents["r3"].dir, Node: "r3", Log: w.log})
+	m, err := member.Open(member.Config{Controllers: []string{w.listen}, Dir: agents["r3"].dir, Node: "r3", Log: w.log})
 	w.must(err)
 	ctx, cancel := context.WithCancel(t.Context())
 	var ended sync.WaitGroup

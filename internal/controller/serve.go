@@ -97,6 +97,9 @@ type caller struct {
 	peer   identity.Peer
 	err    error // why there is no peer
 	remote string
+	via    string // the controller that passes the call on; "": none
+
+	certificate []byte // DER, as it came; peer is what it says
 }
 
 func (c caller) String() string {
@@ -122,20 +125,14 @@ func http2() *http.HTTP2Config {
 
 // serve answers on one listener until ctx ends, and closes it.
 func (c *Controller) serve(ctx context.Context, l Listener) error {
-	mux := http.NewServeMux()
-	if l.Operators {
-		mux.Handle(waystampv1connect.NewAdminHandler(admin{c}, connect.WithInterceptors(c.audit()), connect.WithReadMaxBytes(adminReadMax)))
-	} else {
-		mux.Handle(waystampv1connect.NewNodeHandler(node{c}, connect.WithInterceptors(c.audit()), connect.WithReadMaxBytes(nodeReadMax)))
-	}
 	server := &http.Server{
-		Handler:           c.withCaller(mux),
+		Handler:           c.handler(),
 		ReadHeaderTimeout: 10 * time.Second,
 		IdleTimeout:       2 * time.Minute,
 		MaxHeaderBytes:    64 << 10,
 		HTTP2:             http2(),
-		BaseContext:       func(net.Listener) context.Context { return ctx },
-		ErrorLog:          log.New(io.Discard, "", 0), // of connections that end; the audit has the calls
+		BaseContext:       func(net.Listener) context.Context { return context.WithoutCancel(ctx) }, // calls end with the lead
+		ErrorLog:          log.New(io.Discard, "", 0),                                               // of connections that end; the audit has the calls
 		ConnContext: func(ctx context.Context, conn net.Conn) context.Context {
 			u, ok := conn.(*net.UnixConn)
 			if !ok {
@@ -164,19 +161,48 @@ func (c *Controller) serve(ctx context.Context, l Listener) error {
 	return context.Cause(ctx)
 }
 
-// withCaller notes who calls. Who has no right to anything here does not get further.
-func (c *Controller) withCaller(next http.Handler) http.Handler {
+// handler notes who calls, and answers or passes the call on. Who has no right to anything here does
+// not get further.
+func (c *Controller) handler() http.Handler {
+	operators, nodes := http.NewServeMux(), http.NewServeMux()
+	operators.Handle(waystampv1connect.NewAdminHandler(admin{c}, connect.WithInterceptors(c.audit()), connect.WithReadMaxBytes(adminReadMax)))
+	nodes.Handle(waystampv1connect.NewNodeHandler(node{c}, connect.WithInterceptors(c.audit()), connect.WithReadMaxBytes(nodeReadMax)))
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		who := callerOf(r.Context())
 		if r.TLS != nil {
 			who.remote = r.RemoteAddr
 			who.peer, who.err = identity.PeerOf(r.TLS, c.roots, c.cfg.Now())
+			if who.err == nil {
+				who.certificate = r.TLS.PeerCertificates[0].Raw
+			}
+			if header := r.Header.Get(headerPassed); header != "" && who.err == nil && who.peer.Controller {
+				var err error
+				if who, err = c.takePassed(who, header); err != nil {
+					refuseCall(w, r, connect.NewError(connect.CodeUnauthenticated, err))
+					return
+				}
+			}
 		} else if !who.known || !c.cfg.Admins(who.uid) {
 			c.cfg.Log.Warn("audit", "who", who.String(), "call", r.URL.Path, "result", "refused: not an operator")
 			http.Error(w, "only root and the user of the controller may call it here", http.StatusForbidden)
 			return
 		}
-		next.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), callerKey{}, who)))
+		leading := c.leads()
+		switch {
+		case leading != nil:
+			ctx, cancel := context.WithCancelCause(context.WithValue(r.Context(), callerKey{}, who))
+			defer cancel(nil)
+			defer context.AfterFunc(leading, func() { cancel(errLeadsNoMore) })()
+			mux := nodes
+			if who.known {
+				mux = operators
+			}
+			mux.ServeHTTP(w, r.WithContext(ctx))
+		case who.via != "": // by one that believes what was so a moment ago
+			refuseCall(w, r, errLeadsNoMore)
+		default:
+			c.passOn(w, r, who)
+		}
 	})
 }
 
@@ -232,7 +258,11 @@ func (a audited) line(ctx context.Context, procedure, about string, err error) {
 			result = "ended"
 		}
 	}
-	a.c.cfg.Log.Info("audit", "who", who.String(), "from", who.remote, "call", procedure, "about", about, "result", result)
+	line := []any{"who", who.String(), "from", who.remote, "call", procedure, "about", about, "result", result}
+	if who.via != "" {
+		line = append(line, "via", who.via)
+	}
+	a.c.cfg.Log.Info("audit", line...)
 }
 
 // WrapUnary implements connect.Interceptor.

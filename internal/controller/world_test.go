@@ -25,9 +25,15 @@ import (
 	v1 "github.com/waystamp/waystamp/internal/rpc/waystampv1"
 	"github.com/waystamp/waystamp/internal/rpc/waystampv1/waystampv1connect"
 	"github.com/waystamp/waystamp/internal/store"
+	"github.com/waystamp/waystamp/test/etcdtest"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
+		etcdtest.Stop()
+		os.Exit(code)
+	}), goleak.IgnoreAnyFunction("github.com/waystamp/waystamp/test/etcdtest.start.func1"))
+}
 
 // patience is for what must come; nothing waits that long when all is well.
 const patience = time.Minute
@@ -53,6 +59,7 @@ type world struct {
 	*testing.T
 	dir    string
 	listen string
+	seats  []string // the addresses of all controllers, if there are several
 	drain  time.Duration
 	now    func() time.Time
 	admins func(uint32) bool
@@ -153,7 +160,7 @@ func (f *fake) run(token string) {
 	f.w.Helper()
 	var err error
 	f.member, err = member.Open(member.Config{
-		Controller: f.w.listen, Token: token, Dir: f.dir, Node: f.name, Log: f.w.log.With("agent", f.name),
+		Controllers: f.w.listens(), Token: token, Dir: f.dir, Node: f.name, Log: f.w.log.With("agent", f.name),
 		Received: f.received, Transport: f.record,
 	})
 	f.w.must(err)
@@ -307,16 +314,29 @@ func (w *world) until(what string, f func(*v1.State) bool) *v1.State {
 	w.Helper()
 	ctx, cancel := context.WithTimeout(w.Context(), patience)
 	defer cancel()
-	stream, err := w.admin.Follow(ctx, connect.NewRequest(&v1.FollowRequest{}))
-	w.must(err)
-	defer stream.Close()
-	for stream.Receive() {
-		if s := stream.Msg().State; f(s) {
-			return s
+	for {
+		stream, err := w.admin.Follow(ctx, connect.NewRequest(&v1.FollowRequest{}))
+		w.must(err)
+		for stream.Receive() {
+			if s := stream.Msg().State; f(s) {
+				w.must(stream.Close())
+				return s
+			}
 		}
+		err = stream.Err()
+		stream.Close()
+		if ctx.Err() != nil || len(w.seats) == 0 {
+			w.Fatalf("%s: %v; now %v", what, err, w.state())
+		}
+		time.Sleep(20 * time.Millisecond) // another controller is about to lead, and nothing tells of it
 	}
-	w.Fatalf("%s: %v; now %v", what, stream.Err(), w.state())
-	return nil
+}
+
+func (w *world) listens() []string {
+	if len(w.seats) > 0 {
+		return w.seats
+	}
+	return []string{w.listen}
 }
 
 func settled(serial uint64) func(*v1.State) bool {

@@ -222,6 +222,18 @@ type Peer struct {
 	Expired bool // all else is in order
 }
 
+// VerifyRaw is Verify of a certificate in DER. Of none it is ErrNoCertificate.
+func VerifyRaw(der []byte, roots []*x509.Certificate, now time.Time) (Peer, error) {
+	if len(der) == 0 {
+		return Peer{}, ErrNoCertificate
+	}
+	cert, err := x509.ParseCertificate(der)
+	if err != nil {
+		return Peer{}, err
+	}
+	return Verify(cert, roots, now)
+}
+
 // Verify says who a certificate is of, if one of the roots has signed it.
 func Verify(cert *x509.Certificate, roots []*x509.Certificate, now time.Time) (Peer, error) {
 	pool := x509.NewCertPool()

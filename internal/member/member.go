@@ -46,13 +46,17 @@ const (
 	pauseMax = 30 * time.Second
 )
 
+// connectPatience is how long a controller may take to answer at all.
+const connectPatience = 10 * time.Second
+
 // Config says whose member a node is.
 type Config struct {
-	Controller string // tcp:HOST:PORT, HOST:PORT or tls+unix:/PATH
-	Token      string // as the operator has it; "": the node has joined before
-	Dir        string // of identity and plan; made with mode 0700
-	Node       string // the name that the controller must give it; "": any
-	Log        *slog.Logger
+	// Controllers are tcp:HOST:PORT, HOST:PORT or tls+unix:/PATH, one at least. They are tried in turn.
+	Controllers []string
+	Token       string // as the operator has it; "": the node has joined before
+	Dir         string // of identity and plan; made with mode 0700
+	Node        string // the name that the controller must give it; "": any
+	Log         *slog.Logger
 
 	Now func() time.Time // nil: time.Now
 	// Received is called when a plan is on disk; nil: nothing is.
@@ -77,6 +81,7 @@ type Member struct {
 	id  atomicIdentity
 
 	mu      sync.Mutex
+	at      int // in Controllers: whom it talks to
 	report  Report
 	reports chan struct{} // a report is new
 	have    plan.Node     // of the plan file; Revision 0: there is none
@@ -131,6 +136,9 @@ func Open(cfg Config) (*Member, error) {
 	}
 	if cfg.Now == nil {
 		cfg.Now = time.Now
+	}
+	if len(cfg.Controllers) == 0 {
+		return nil, errors.New("no controller is named")
 	}
 	m := &Member{cfg: cfg, reports: make(chan struct{}, 1), planned: make(chan struct{}), arrived: make(chan struct{}, 1)}
 	if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {
@@ -358,17 +366,32 @@ type client struct {
 
 func (c client) close() { c.transport.CloseIdleConnections() }
 
+// controller is the address of whom it talks to.
+func (m *Member) controller() string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.cfg.Controllers[m.at]
+}
+
+// turn goes on to the next controller.
+func (m *Member) turn() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.at = (m.at + 1) % len(m.cfg.Controllers)
+}
+
 func (m *Member) client(t *tls.Config) client {
 	t.NextProtos = []string{"h2", "http/1.1"}
 	transport := &http.Transport{
 		TLSClientConfig:     t,
 		ForceAttemptHTTP2:   true,
-		TLSHandshakeTimeout: 10 * time.Second,
+		DialContext:         (&net.Dialer{Timeout: connectPatience}).DialContext,
+		TLSHandshakeTimeout: connectPatience,
 		IdleConnTimeout:     2 * time.Minute,
 		// Finds out within half a minute that the controller is gone.
 		HTTP2: &http.HTTP2Config{SendPingTimeout: 15 * time.Second, PingTimeout: 10 * time.Second, WriteByteTimeout: 30 * time.Second},
 	}
-	host := strings.TrimPrefix(m.cfg.Controller, "tcp:")
+	host := strings.TrimPrefix(m.controller(), "tcp:")
 	if path, ok := strings.CutPrefix(host, "tls+unix:"); ok {
 		host = "controller"
 		transport.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -385,9 +408,9 @@ func (m *Member) client(t *tls.Config) client {
 }
 
 // Run is a member until ctx ends; that is no error. Whatever goes wrong with the connection is
-// tried again.
+// tried again, with the next controller; pauses are between rounds.
 func (m *Member) Run(ctx context.Context) error {
-	pause := pauseMin
+	pause, failed := pauseMin, 0
 	for {
 		began := time.Now()
 		err := m.session(ctx)
@@ -395,10 +418,10 @@ func (m *Member) Run(ctx context.Context) error {
 			return nil
 		}
 		if time.Since(began) > pauseMax {
-			pause = pauseMin
+			pause, failed = pauseMin, 0
 		}
 		if err != nil {
-			again := pause.Round(time.Millisecond)
+			again, at := pause.Round(time.Millisecond), m.controller()
 			switch renewed := errors.Is(err, errRenewed); {
 			case renewed && pause == pauseMin:
 				pause *= 2
@@ -406,7 +429,13 @@ func (m *Member) Run(ctx context.Context) error {
 			case renewed:
 				m.cfg.Log.Warn("the certificate is renewed again and again: is this machine's clock right?", "again in", again)
 			default:
-				m.cfg.Log.Warn("no connection to the controller; the data path stays as it is", "controller", m.cfg.Controller, "err", err, "again in", again)
+				m.turn()
+				if failed++; failed < len(m.cfg.Controllers) {
+					m.cfg.Log.Warn("no connection to this controller; the next one is tried", "controller", at, "err", err)
+					continue
+				}
+				failed = 0
+				m.cfg.Log.Warn("no connection to the controller; the data path stays as it is", "controller", at, "err", err, "again in", again)
 			}
 			select {
 			case <-ctx.Done():
@@ -467,7 +496,7 @@ func (m *Member) session(ctx context.Context) error {
 			switch {
 			case err == nil:
 				id = joined
-				m.cfg.Log.Info("this node has joined", "node", id.name, "controller", m.cfg.Controller)
+				m.cfg.Log.Info("this node has joined", "node", id.name, "controller", m.controller())
 			case id == nil || ctx.Err() != nil:
 				return fmt.Errorf("join: %w", err)
 			default: // the token was used, perhaps; the node has joined before
@@ -633,7 +662,7 @@ func (m *Member) Serve(ctx context.Context, agent func(context.Context) error, r
 	select {
 	case <-m.planned:
 	default:
-		m.cfg.Log.Info("waiting for the first plan of the controller", "controller", m.cfg.Controller)
+		m.cfg.Log.Info("waiting for the first plan of the controller", "controller", m.controller())
 	}
 	select {
 	case <-m.planned:

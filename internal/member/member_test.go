@@ -34,7 +34,7 @@ func joined(t *testing.T, node string) Config {
 	must(t, err)
 	token, err := identity.NewToken(ca.Pin())
 	must(t, err)
-	cfg := Config{Controller: "[::1]:1", Dir: filepath.Join(t.TempDir(), "member"), Token: token.Text()}
+	cfg := Config{Controllers: []string{"[::1]:1"}, Dir: filepath.Join(t.TempDir(), "member"), Token: token.Text()}
 	m, err := Open(cfg)
 	must(t, err)
 	_, err = m.take([][]byte{cert}, [][]byte{ca.Root()}, identityFile{Key: der, Token: identity.HashToken(token.Secret)})

@@ -439,7 +439,13 @@ func (e *Etcd) since(ctx context.Context, prefix string, after uint64) (commits 
 
 // Lead implements Shared.
 func (e *Etcd) Lead(ctx context.Context, self string) (Leadership, error) {
-	session, err := concurrency.NewSession(e.client, concurrency.WithTTL(int(e.lease/time.Second)))
+	limited, cancelGrant := context.WithTimeout(ctx, etcdPatience)
+	defer cancelGrant()
+	lease, err := e.client.Grant(limited, int64(e.lease/time.Second))
+	if err != nil {
+		return Leadership{}, e.fails(ctx, "lead with", err)
+	}
+	session, err := concurrency.NewSession(e.client, concurrency.WithLease(lease.ID))
 	if err != nil {
 		return Leadership{}, e.fails(ctx, "lead with", err)
 	}
