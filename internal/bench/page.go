@@ -53,6 +53,7 @@ const (
 	whyTables  = "Entries of so many chains do not fit into the CPU's caches. Each packet here is of another chain than the last, so that every entry, counter and window that it needs comes from memory."
 	whyPerHop  = "SipHash of three words takes that long on this CPU; it is computed one hop after the other, since each takes the last one's result."
 	whyCutting = "A super-packet that is cut for a function comes back frame by frame, and each is looked up, gets its header and is stamped and verified for itself."
+	whyStreams = "A part ends and another begins at the function's node, which verifies and stamps each segment once more than a node that forwards, on the CPU that also moves the bytes."
 	whyProxy   = "Taking the header off and putting it back is a table entry written, found and removed per packet, which plain routing does not have."
 )
 
@@ -94,6 +95,8 @@ func goals() []goal {
 		{"the same, 1 % dropped", "proxy/drop/unaware", 1, found, false, ""},
 		{"the same, 5 ms in the function, 10 000 headers", "proxy/delay/unaware-10000", 1, found, false, ""},
 		{"TCP through a function, 16 segments: × the rate with 2", "proxy/segments/16", 0.97, byRatio, false, whyList},
+		{"TCP through a function on byte streams, one transfer: × plain routing", "streams/one/stream", 1, byRatio, false, whyStreams},
+		{"SYN to SYN-ACK where the client waits for the server: µs more than plain routing", "streams/connect/stream", 200, moreThan("streams/connect/plain", 1), true, ""},
 	}
 }
 

@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
+	"strconv"
 	"strings"
 	"time"
 
@@ -46,6 +48,10 @@ func benchParts() []benchPart {
 			"nf", "Netfilter as a function, on one CPU",
 			"Sends packets through one node's netfilter as fast as a CPU goes: by plain forwarding, by\nthe kernel's static proxy (End.DT6, then H.Encaps), and by ours in a namespace of its own\nand in the node's; by packet size, number of rules and number of arguments. Needs nft.",
 			bench.Netfilter, 7, 3, 150 * time.Millisecond, 100 * time.Millisecond,
+		}, {
+			"streams", "Functions on byte streams, on one CPU",
+			"Moves bytes through a function of kind stream, whose node has one CPU: one download, eight at\nonce, and short connections, as ratios to plain routing, to a chain without such a function, and\nto a program with io.Copy in the function's place; and the time from SYN to SYN-ACK, with\nconnect: first and early.",
+			bench.Streams, 9, 6, time.Second, 300 * time.Millisecond,
 		}, {
 			"scale", "Cost over chains and segments",
 			"Measures what a packet costs at a node as the chains that visit it, and the segments of a\nchain, grow in number.",
@@ -148,7 +154,7 @@ of its own. Needs root, and an otherwise idle machine.`,
 		f.add(sub)
 		cmd.AddCommand(sub)
 	}
-	cmd.AddCommand(newBenchAllCommand(), newBenchCompareCommand(), newBenchDocsCommand())
+	cmd.AddCommand(newBenchAllCommand(), newBenchCompareCommand(), newBenchDocsCommand(), newBenchRelayCommand())
 	return cmd
 }
 
@@ -213,7 +219,7 @@ func newBenchAllCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "all",
 		Short: "All experiments, one after the other",
-		Long: `Run stamp, hop, paper, proxy and scale, and join their results. The result of each
+		Long: `Run stamp, hop, paper, proxy, nf, streams and scale, and join their results. The result of each
 part is written to --out before the next part begins, and shown also if the rest
 is interrupted. Takes some 25 minutes; --quick is shorter, with fewer cases and
 rounds.`,
@@ -272,6 +278,33 @@ pages.`,
 				return fmt.Errorf("write the page: %w", err)
 			}
 			return bench.WritePage(r, args[1])
+		},
+	}
+}
+
+// newBenchRelayCommand is what a worker of functions is held against, as a process of its
+// own. It is not for people.
+func newBenchRelayCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:    "relay PORT",
+		Short:  "Move the bytes of connections by io.Copy, until standard input ends",
+		Hidden: true,
+		Args:   command.UsageArgs(cobra.ExactArgs(1)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			port, err := strconv.ParseUint(args[0], 10, 16)
+			if err != nil {
+				return command.Usagef("PORT: %w", err)
+			}
+			ctx, cancel := context.WithCancel(cmd.Context())
+			defer cancel()
+			go func() {
+				io.Copy(io.Discard, cmd.InOrStdin())
+				cancel()
+			}()
+			return bench.Relay(ctx, uint16(port), func() error {
+				_, err := fmt.Fprintln(cmd.OutOrStdout(), "ready")
+				return err
+			})
 		},
 	}
 }

@@ -1,0 +1,196 @@
+package bench
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"math"
+	"net"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/waystamp/waystamp/internal/plan"
+	"github.com/waystamp/waystamp/internal/stream"
+	"github.com/waystamp/waystamp/internal/stream/sandbox"
+)
+
+// The test's binary is also what tracks start: the relay and the worker.
+func TestMain(m *testing.M) {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer stop()
+	var err error
+	switch args := strings.Join(os.Args[1:], " "); {
+	case strings.HasPrefix(args, "bench relay "):
+		ctx, cancel := context.WithCancel(ctx)
+		go func() {
+			os.Stdin.Read(make([]byte, 1))
+			cancel()
+		}()
+		err = Relay(ctx, streamPort, func() error {
+			_, err := fmt.Println("ready")
+			return err
+		})
+	case strings.HasPrefix(args, "worker "):
+		err = stream.Serve(ctx, os.Stdin, os.NewFile(3, "statistics"), os.NewFile(4, "parent"), nil, sandbox.Nobody)
+	default:
+		os.Exit(m.Run())
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+func TestStreamCasesAreDomainsAndHaveTheirBaselines(t *testing.T) {
+	for _, s := range streamSections() {
+		names := map[string]bool{}
+		for _, w := range s.ways {
+			names[s.figure(w)] = true
+		}
+		for _, w := range s.ways {
+			if b := s.series(w).Baseline; b != "" && !names[b] {
+				t.Errorf("%s is held against %s, which is not measured in the same rounds", s.figure(w), b)
+			}
+			if b, ok := streamBeside(w); ok && !names[s.figure(b)] {
+				t.Errorf("%s is held against %s, which is not measured in the same rounds", s.figure(w), b)
+			}
+			d, _ := w.domain()
+			p, err := plan.Compile(d, plan.NewKeyring(rand.Reader, nil))
+			if err != nil {
+				t.Fatalf("%s: %v", w, err)
+			}
+			want := 2
+			if w.stream() {
+				want = 4 // two parts for each direction
+			}
+			if len(p.Paths) != want {
+				t.Errorf("%s: %d paths; want %d", w, len(p.Paths), want)
+			}
+		}
+	}
+}
+
+func TestStreamFiguresAreHeldAgainstBothBaselines(t *testing.T) {
+	s := streamSections()[0]
+	var series []Series
+	tracks := map[streamWay]*streamTrack{}
+	for i, w := range s.ways {
+		one := s.series(w)
+		one.Samples = []float64{float64(10 * (i + 1))}
+		series = append(series, one)
+		tracks[w] = &streamTrack{}
+	}
+	tracks[streamCopy].work = []float64{1, 300} // the first run is not counted
+	tracks[streamWorker].work = []float64{2, 200}
+	figures, err := Figures(series)
+	must(t, err)
+	more, err := s.beside(figures)
+	must(t, err)
+	work, err := s.work(figures, tracks)
+	must(t, err)
+	got := map[string]string{}
+	for _, f := range append(append(figures, more...), work...) {
+		got[f.Name] = fmt.Sprintf("%.2f %s", f.Ratio, f.Baseline)
+	}
+	for name, want := range map[string]string{
+		"streams/one/worker":          "3.00 streams/one/plain",
+		"streams/one-to-copy/worker":  "1.50 streams/one/copy",
+		"streams/one-to-chain/stream": "1.25 streams/one/chain",
+		"streams/one-work/worker":     "1.50 streams/one-work/copy",
+	} {
+		if got[name] != want {
+			t.Errorf("%s: %q; want %q", name, got[name], want)
+		}
+	}
+}
+
+// What is measured is what it says: bytes go through the relay and the worker, whole and with
+// the client's address, and not past them.
+func TestStreamsGoThroughWhatIsMeasured(t *testing.T) {
+	for _, w := range []streamWay{streamPlain, streamCopy, streamWorker} {
+		t.Run(string(w), func(t *testing.T) {
+			t.Parallel()
+			self, err := os.Executable()
+			must(t, err)
+			track, err := newStreamTrack(t.Context(), Config{Binary: self, CPU: -1, Log: slog.New(slog.DiscardHandler)}, w)
+			must(t, err)
+			defer func() { must(t, track.close()) }()
+			for what, f := range map[string]func() (float64, error){
+				"transfers": func() (float64, error) { return track.transfers(t.Context(), 2, 50*time.Millisecond) },
+				"calls":     func() (float64, error) { return track.calls(t.Context(), 50*time.Millisecond) },
+				"answers":   func() (float64, error) { return track.answers(t.Context()) },
+			} {
+				if x, err := f(); err != nil || !(x > 0) || math.IsInf(x, 0) {
+					t.Errorf("%s: %v, %v", what, x, err)
+				}
+			}
+			if n := len(track.work); w == streamPlain && n != 0 || w != streamPlain && n != 2 {
+				t.Errorf("the work of %d runs is known", n)
+			}
+			track.ends(t)
+		})
+	}
+}
+
+// ends checks, with a server of its own, that it sees the client's address and port, that an
+// end passes as an end and a reset as a reset, and that one that is gone refuses.
+func (t *streamTrack) ends(test *testing.T) {
+	t.server.close()
+	t.server = nil
+	var l *net.TCPListener
+	must(test, t.lab.Do("h2", func() (err error) {
+		l, err = net.ListenTCP("tcp6", net.TCPAddrFromAddrPort(t.to))
+		return err
+	}))
+	defer l.Close()
+	pair := func() (client, server *net.TCPConn) {
+		must(test, t.lab.Do("h1", func() (err error) {
+			client, err = net.DialTCP("tcp6", nil, net.TCPAddrFromAddrPort(t.to))
+			return err
+		}))
+		l.SetDeadline(time.Now().Add(streamWait))
+		server, err := l.AcceptTCP()
+		must(test, err)
+		for _, c := range []*net.TCPConn{client, server} {
+			test.Cleanup(func() { c.Close() })
+			c.SetDeadline(time.Now().Add(streamWait))
+		}
+		return client, server
+	}
+	client, server := pair()
+	if got, want := server.RemoteAddr().String(), client.LocalAddr().String(); got != want {
+		test.Errorf("the server sees %s; want %s", got, want)
+	}
+	// The client ends its direction; the server answers, and then ends its own.
+	must(test, client.CloseWrite())
+	if b, err := io.ReadAll(server); err != nil || len(b) != 0 {
+		test.Errorf("the server read %q, %v; want the end", b, err)
+	}
+	_, err := server.Write([]byte("answer"))
+	must(test, errors.Join(err, server.CloseWrite()))
+	if b, err := io.ReadAll(client); err != nil || string(b) != "answer" {
+		test.Errorf("the client read %q, %v; want the answer and the end", b, err)
+	}
+	client, server = pair()
+	must(test, errors.Join(server.SetLinger(0), server.Close()))
+	if _, err := client.Read(make([]byte, 1)); !errors.Is(err, unix.ECONNRESET) {
+		test.Errorf("behind a reset the client read %v; want ECONNRESET", err)
+	}
+	must(test, l.Close())
+	must(test, t.lab.Do("h1", func() error {
+		err := callOnce(t.to)
+		if !errors.Is(err, unix.ECONNREFUSED) && !errors.Is(err, unix.ECONNRESET) && !errors.Is(err, unix.EPIPE) {
+			return fmt.Errorf("a connection to a server that is gone: %w; want it refused", err)
+		}
+		return nil
+	}))
+}
