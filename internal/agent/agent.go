@@ -690,6 +690,9 @@ func (a *agent) decode(ctx context.Context, b []byte) (plan.Node, error) {
 	if a.node != "" && n.Name != a.node {
 		return plan.Node{}, &PlanError{a.cfg.PlanFile, fmt.Errorf("%w: %s; this is the agent of %s", ErrOtherNode, n.Name, a.node)}
 	}
+	if err := refuseGateway(n); err != nil {
+		return plan.Node{}, &PlanError{a.cfg.PlanFile, err}
+	}
 	return n, nil
 }
 

@@ -50,6 +50,8 @@ func TestPlanShowsEveryPathAndNode(t *testing.T) {
 		"plan-compressed.txt":  {"-f", planCompressed},
 		"plan-compressed.json": {"-f", planCompressed, "-o", "json"},
 		"plan-streams.txt":     {"-f", "../../examples/streams.yaml"},
+		"plan-zerotrust.txt":   {"-f", "../../examples/zerotrust.yaml"},
+		"plan-zerotrust.json":  {"-f", "../../examples/zerotrust.yaml", "-o", "json"},
 		"plan-mpls.txt":        {"-f", "testdata/mpls.yaml"},
 		"plan-mpls.json":       {"-f", "testdata/mpls.yaml", "-o", "json"},
 		"plan-streams.json":    {"-f", "../../examples/streams.yaml", "-o", "json"},

@@ -21,6 +21,7 @@ type planView struct {
 	Nodes     []planNodeView     `json:"nodes"`
 	Functions []planFunctionView `json:"functions,omitempty"` // those that have a proxy
 	Streams   []planStreamView   `json:"streams,omitempty"`
+	Services  []planServiceView  `json:"services,omitempty"`
 }
 
 // planStreamView is a function of kind stream.
@@ -222,7 +223,7 @@ func newPlanView(d *plan.Domain, epochs bool) planView {
 	stream := map[string]bool{}
 	for _, n := range d.Nodes {
 		for _, p := range n.Proxies {
-			stream[p.Function] = p.Stream != nil
+			stream[p.Function] = n.IsStream(p.Function)
 		}
 	}
 	back := map[model.Direction]model.Direction{model.Forward: model.Reverse, model.Reverse: model.Forward}
@@ -298,6 +299,10 @@ func newPlanView(d *plan.Domain, epochs bool) planView {
 			Replay:    model.WindowSlabs(replay[n.Name]),
 		})
 		for _, p := range n.Proxies {
+			if p.Gateway != nil {
+				v.Services = append(v.Services, newPlanServiceViews(n.Name, p.Gateway, d.Paths)...)
+				continue
+			}
 			f := planFunctionView{
 				Name:       p.Function,
 				Node:       n.Name,
@@ -380,6 +385,7 @@ func (v planView) table(w io.Writer) error {
 		b.WriteByte('\n')
 		t.write(&b, "")
 	}
+	services(&b, v.Services)
 	_, err := io.WriteString(w, b.String())
 	return err
 }

@@ -25,6 +25,11 @@ type checker struct {
 	tightMPLS *chain                  // that does not fit the MTU of domain.mpls
 	ends      map[string][]passage    // by node: the paths that end there
 	locals    map[*function][]passage // the paths through a local function
+
+	chains  map[string]*chain
+	clients map[string]*clients
+	served  map[served]*service
+	leads   map[*chain]*service // the first whose rules name the chain
 }
 
 // check holds the rules across the file and makes the model of it. Without
@@ -42,10 +47,14 @@ func (r *reader) check(f file) Manifest {
 		tight:     map[*iface]*chain{},
 		ends:      map[string][]passage{},
 		locals:    map[*function][]passage{},
+		chains:    map[string]*chain{},
+		served:    map[served]*service{},
+		leads:     map[*chain]*service{},
 	}
 	c.checkNodes()
 	c.checkFunctions()
 	c.checkProxies()
+	c.checkServices()
 	c.checkChains()
 	c.checkLocals()
 	c.checkRoom()
@@ -346,7 +355,7 @@ func (c *checker) checkChain(ch *chain) {
 	}
 	whole = whole && len(ch.ingress.value) > 0 && len(ch.functions.value) > 0
 	c.checkLabels(ch, whole)
-	if !whole {
+	if !c.checkOnward(ch, whole) || !whole {
 		return
 	}
 
@@ -492,7 +501,7 @@ func (c *checker) checkAmbiguity(ch *chain) bool {
 				continue // an ingress that is given twice is reported as that
 			}
 			reported[other.chain] = true
-			c.problemf(ch.match, "%s matches the same packets as %s (%s), and %s is the %s of both; give one of them a longer prefix",
+			c.problemf(ch.matchAt(), "%s matches the same packets as %s (%s), and %s is the %s of both; give one of them a longer prefix",
 				direct("this chain", d), direct("chain "+other.chain.name.value, other.direction), cl.match, cl.node, cl.as)
 		}
 	}
@@ -506,7 +515,7 @@ func (c *checker) checkOverlaps() {
 		chains[i] = ch.model()
 	}
 	for _, o := range model.FindOverlaps(chains, model.OverlapsMax) {
-		c.problemf(c.compared[o.Chain].match, "%v", o.Err)
+		c.problemf(c.compared[o.Chain].matchAt(), "%v", o.Err)
 	}
 }
 
@@ -623,8 +632,19 @@ func (n *node) has(role model.Role) bool {
 	}) || !n.interfaces.ok
 }
 
+// matchAt is the place of the match, or of the chain if rules name it.
+func (ch *chain) matchAt() place {
+	if ch.match == (place{}) {
+		return ch.at
+	}
+	return ch.match
+}
+
 // matches reports whether the match was read as it is meant.
 func (ch *chain) matches() bool {
+	if ch.onward != nil {
+		return true
+	}
 	read := func(p item[netip.Prefix]) bool { return p.ok || !p.given() }
 	return read(ch.destination) && read(ch.source) && (ch.destination.ok || ch.source.ok || ch.priority.ok)
 }
@@ -671,6 +691,7 @@ func (f file) domain(name string) model.Domain {
 		}
 		d.Chains = append(d.Chains, m)
 	}
+	d.Clients, d.Services = f.gatewayModels(name)
 	return d
 }
 
@@ -692,6 +713,7 @@ func (ch *chain) model() model.Chain {
 		Clamp:         ch.clamp.value,
 		Proof:         model.Proof{Scheme: ch.scheme.value, OnViolation: ch.onViolation.value, Window: ch.window.value},
 		Guard:         ch.guard.value,
+		Onward:        ch.onward,
 	}
 }
 
@@ -704,6 +726,9 @@ func values[T any](list []item[T]) []T {
 }
 
 func (ch *chain) matched() model.Match {
+	if ch.onward != nil {
+		return ch.onward.Match()
+	}
 	m := model.NewMatch(ch.destination.value, ch.source.value)
 	m.Priority, m.Protocol, m.DSCP, m.Mark = uint16(ch.priority.value), ch.protocol.value, ch.dscp.value, ch.mark.value
 	m.SourcePort, m.DestinationPort = ch.sourcePort.value, ch.destPort.value

@@ -37,6 +37,8 @@ type file struct {
 	nodes     item[[]node]
 	functions item[[]function]
 	chains    item[[]chain]
+	clients   item[[]clients]
+	services  item[[]service]
 	lab       *lab
 }
 
@@ -159,6 +161,9 @@ type chain struct {
 	onViolation item[model.OnViolation]
 	window      item[int]
 	guard       item[model.Guard]
+
+	named  *rule         // the first that names it; found when all is read
+	onward *model.Onward // of one that rules name
 }
 
 // argument is that of an entry of a chain's functions. reverse is forward where the
@@ -230,6 +235,8 @@ func (r *reader) file(root cursor) file {
 		field{"nodes", true, list(&f.nodes, readNode)},
 		field{"functions", false, list(&f.functions, readFunction)},
 		field{"chains", false, list(&f.chains, readChain)},
+		field{"clients", false, list(&f.clients, readClients)},
+		field{"services", false, list(&f.services, readService)},
 		field{"lab", false, func(c cursor) { f.lab = readLab(c) }},
 	)
 	for i := range f.nodes.value {
@@ -488,7 +495,7 @@ func readChain(c cursor) chain {
 		field{"ingress", true, list(&ch.ingress, nameOf("node"))},
 		field{"functions", true, ch.readFunctions},
 		field{"egress", true, into(&ch.egress, nameOf("node"))},
-		field{"match", true, func(c cursor) {
+		field{"match", false, func(c cursor) {
 			ch.match = c.at
 			before := len(c.r.problems)
 			c.fields(

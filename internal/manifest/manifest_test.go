@@ -90,6 +90,7 @@ func parse1(t testing.TB, file string) Manifest {
 var equal = cmp.Options{
 	cmp.Comparer(func(a, b netip.Addr) bool { return a == b }),
 	cmp.Comparer(func(a, b netip.Prefix) bool { return a == b }),
+	cmp.Comparer(func(a, b netip.AddrPort) bool { return a == b }),
 }
 
 func TestPaperExampleMeansWhatItSays(t *testing.T) {

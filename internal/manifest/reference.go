@@ -163,6 +163,67 @@ func Sections() []Section {
 			},
 		},
 		{
+			Path: "clients[]", Title: "clients",
+			Text: "Holders of certificates of one authority, who may use services.",
+			Rules: []string{
+				"Files are on the node of the gateway, and are read there: no plan has a key. Their names count from the root, or from the folder of the agent's `--gateway-files`.",
+			},
+		},
+		{
+			Path: "clients[].identity", Title: "clients: identity",
+			Text: "Which subject alternative name of a certificate says who its holder is. A certificate has exactly one of the kind, and the domain is one's own: `spiffe: staff.example` takes `spiffe://staff.example/ops/alice`.",
+			Rules: []string{
+				"One kind.",
+			},
+		},
+		{
+			Path: "clients[].revocation", Title: "clients: revocation",
+			Text: "What ends a certificate before its time ([ADR 0073](../adr/0073-a-gateway-asks-again.md)).",
+			Rules: []string{
+				"`crl` with `older-than`, or `lifetime`, or all three.",
+			},
+		},
+		{
+			Path: "services[]", Title: "services",
+			Text: "What clients reach through a gateway, which knows them by their certificates and chooses a chain for each request ([how to](../how-to/gateway.md), [ADR 0074](../adr/0074-ports-say-which-chain.md)). Agents do not run gateways yet: they refuse a plan with one.",
+			Rules: []string{
+				"A chain that rules name has no `match`. It takes connections of the gateway alone, and `direction: both`; its one ingress is the gateway's node. It has `keyed` or `keyed-flow` proofs over SRv6, and neither `own-traffic` nor `on-violation: report` nor a `guard` but `enforce`.",
+				"Such a chain has no function of kind `stream`, none in the node's own kernel, and none that `rewrites`.",
+				"A chain leads to one origin, and at most " + strconv.Itoa(model.OnwardChainsMax) + " chains to the same one. Each has " + strconv.Itoa(model.OnwardPorts) + " source ports of its own: so many connections to an origin can be open for one client's address by one chain.",
+				"Two services with the same address have different hosts.",
+				"The egress refuses packets to the address and port of an origin that did not come by a chain of its services, on whatever interface. Other ports of the origin are not guarded.",
+				"A match with priority 1 or 2 does not take packets to an origin, or from it.",
+			},
+		},
+		{
+			Path: "services[].gateway", Title: "services: gateway",
+			Text: "Where the service's gateway is.",
+		},
+		{
+			Path: "services[].certificate", Title: "services: certificate",
+			Text: "What the gateway shows to clients. It is for all hosts of the service. Nobody but its owner may read the key's file.",
+		},
+		{
+			Path: "services[].origin", Title: "services: origin",
+			Text: "Where requests go on to. The gateway's packets come from the client's address, and from a port of the chain.",
+			Rules: []string{
+				"Its address is of the same version of IP as the gateway's.",
+			},
+		},
+		{
+			Path: "services[].origin.tls", Title: "services: origin: tls",
+			Text: "The gateway verifies the origin. An origin without TLS is not there yet: its egress would have to seal the way to it.",
+		},
+		{
+			Path: "services[].rules[]", Title: "services: rules",
+			Text: "The first rule that matches a request decides; without one the request is refused (403, `rule-none`).",
+			Rules: []string{
+				"In patterns `*` stands for one segment, `**` at the end for one or more. Segments of a path and of an identity of kind `spiffe` or `uri` are between slashes; `*@example.org` and `*.example.org` are for mail addresses and for one label of a host.",
+				"A path is compared as it goes on: decoded once, without dot segments.",
+				"A rule that no request reaches is an error: an earlier one takes all of its requests.",
+			},
+		},
+		{
 			Path: "lab", Title: "lab",
 			Text: "What `waystamp lab up` builds around the nodes, all in network namespaces of one machine. Every interface of every node has its link here, and every function behind interfaces its entry.",
 			Rules: []string{
@@ -205,6 +266,8 @@ func Descriptions() map[string]Description {
 		"nodes":        {"", "The machines of the domain that run waystamp; at least one."},
 		"functions":    {" none", "What packets have to visit."},
 		"chains":       {" none", "Which packets visit which functions, in which order."},
+		"clients":      {" none", "Who may use services."},
+		"services":     {" none", "What clients reach through a gateway."},
 		"lab":          {" none", "A laboratory around the domain, for `waystamp lab`."},
 
 		"nodes[].name":       {"", "The node's name; chains, functions and commands use it."},
@@ -268,7 +331,7 @@ func Descriptions() map[string]Description {
 		"chains[].ingress":       {"", "Nodes where packets enter the chain: its headends."},
 		"chains[].functions":     {"", "What packets visit, in order: functions, and waypoints between them."},
 		"chains[].egress":        {"", "The node where packets leave the chain, and where proofs are verified."},
-		"chains[].match":         {"", "Which packets the chain takes; see [match](#chains-match)."},
+		"chains[].match":         {" none, for a chain that rules of [services](#services) name", "Which packets the chain takes; see [match](#chains-match)."},
 		"chains[].own-traffic":   {"false", "Whether the chain takes packets that its headends originate. Without it such packets leave without a proof, and the egress refuses them (`unproven`)."},
 		"chains[].direction":     {"forward", "`both` adds the reverse chain: from the egress through the same functions in the opposite order to the ingress."},
 		"chains[].encapsulation": {" as its fields", "Forms of the outer headers; see [encapsulation](#chains-encapsulation)."},
@@ -296,6 +359,47 @@ func Descriptions() map[string]Description {
 		"chains[].proof.scheme":       {model.SchemeKeyed.String(), "`keyed` is a chain of SipHash tags with one key per hop; `keyed-flow` binds it to the inner packet's flow; `opot` and `pot` are of draft-ietf-sfc-proof-of-transit-08, with and without masks, and resist no adversary."},
 		"chains[].proof.on-violation": {model.OnViolationDrop.String(), "`drop` refuses packets whose proof or segment list is wrong; `report` counts them and lets them go on. Packets without a proof are a matter of `guard`."},
 		"chains[].proof.window":       {strconv.Itoa(model.WindowDefault), "How many packet numbers of each lane the replay window tells apart. Larger windows are for networks that reorder more."},
+
+		"clients[].name":       {"", "The name; services use it."},
+		"clients[].ca":         {"", "Certificates of authorities, in PEM. Those that have signed themselves are trusted, and the others complete chains to them."},
+		"clients[].identity":   {"", "Who a certificate's holder is; see [identity](#clients-identity)."},
+		"clients[].revocation": {"", "What ends a certificate before its time; see [revocation](#clients-revocation)."},
+
+		"clients[].identity.spiffe": {" none", "The trust domain of SPIFFE ids."},
+		"clients[].identity.email":  {" none", "The domain of mail addresses."},
+		"clients[].identity.dns":    {" none", "The domain that names of hosts are within."},
+		"clients[].identity.uri":    {" none", "What URIs begin with."},
+
+		"clients[].revocation.crl":        {" none", "Lists of revoked certificates (RFC 5280), PEM or DER, one for each authority. It is read again when the file changes."},
+		"clients[].revocation.older-than": {" none", "A list of before is none, and who is missing a list is refused."},
+		"clients[].revocation.lifetime":   {" any", "A certificate that lives longer is refused, whatever it has left."},
+
+		"services[].name":        {"", "The service's name; the audit log has it."},
+		"services[].hosts":       {"", "Names that clients know it by: of TLS (SNI), and of each request. At most " + strconv.Itoa(model.HostsMax) + "."},
+		"services[].gateway":     {"", "Where the gateway is; see [gateway](#services-gateway)."},
+		"services[].certificate": {"", "What the gateway shows to clients; see [certificate](#services-certificate)."},
+		"services[].clients":     {"", "Who may use the service."},
+		"services[].origin":      {"", "Where requests go on to; see [origin](#services-origin)."},
+		"services[].rules":       {"", "Which requests are let in, and by which chain; see [rules](#services-rules). At most " + strconv.Itoa(model.ServiceRulesMax) + "."},
+
+		"services[].gateway.nodes":   {"", "The node of the gateway: one, which is the ingress of all chains that the rules name."},
+		"services[].gateway.address": {"", "Where clients connect to. The gateway takes what comes in for it at `edge` interfaces of its node."},
+		"services[].gateway.mode":    {"transparent", "`transparent`: the address is the service's own, and the node has it on no interface."},
+
+		"services[].certificate.file": {"", "The certificate, and those between it and its root, in PEM."},
+		"services[].certificate.key":  {"", "Its private key, in PEM."},
+
+		"services[].origin.address":  {"", "The server's address and port, behind the egress of the chains."},
+		"services[].origin.tls":      {"", "How the server is known; see [tls](#services-origin-tls)."},
+		"services[].origin.tls.ca":   {"", "Certificates of authorities that the server's certificate may be of, in PEM."},
+		"services[].origin.tls.name": {"", "The name that it is for (RFC 9525)."},
+
+		"services[].rules[].who":     {"", "Whose requests the rule is for: a pattern of identities."},
+		"services[].rules[].hosts":   {" all of the service", "Hosts of the request."},
+		"services[].rules[].methods": {" all", "Methods of the request. CONNECT and TRACE are refused for everybody."},
+		"services[].rules[].path":    {" all", "The path of the request: a pattern."},
+		"services[].rules[].headers": {" any", "Headers that the request has once, with these values."},
+		"services[].rules[].chain":   {"", "The chain that the request takes."},
 
 		"lab.mtu":       {strconv.Itoa(mtuDefault), "MTU of links and functions that name none."},
 		"lab.hosts":     {" none", "End systems."},

@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/waystamp/waystamp/internal/model"
 )
 
 func TestEveryFieldIsDescribed(t *testing.T) {
@@ -146,6 +148,23 @@ chains:
     proof:
       scheme: keyed
       #chains[].proof.on-violation
+  - {name: light, ingress: [a], functions: [fw], egress: b, direction: both}
+clients:
+  - name: staff
+    ca: ca.pem
+    identity: {spiffe: staff.example}
+    revocation: {lifetime: 1h}
+services:
+  - name: shop
+    hosts: [shop.example.org]
+    gateway:
+      nodes: [a]
+      address: "[2001:db8:1::2]:443"
+      #services[].gateway.mode
+    certificate: {file: shop.pem, key: shop.key}
+    clients: staff
+    origin: {address: "[2001:db8:1::2]:443", tls: {ca: origin.pem, name: shop.internal}}
+    rules: [{who: "**", chain: light}]
 lab:
   #lab.mtu
   #lab.routing
@@ -206,5 +225,10 @@ func resolved(m Manifest) Manifest {
 		}
 	}
 	m.Lab = &lab
+	m.Domain.Clients, m.Domain.Services = nil, slices.Clone(m.Domain.Services)
+	for i := range m.Domain.Services {
+		s := &m.Domain.Services[i]
+		s.At, s.CertificateAt, s.KeyAt, s.Origin.CAAt = model.Source{}, model.Source{}, model.Source{}, model.Source{} // the line moves
+	}
 	return m
 }

@@ -260,6 +260,8 @@ type Domain struct {
 	Nodes     []Node
 	Functions []Function
 	Chains    []Chain
+	Clients   []Clients // of services
+	Services  []Service
 }
 
 // Node is a Linux host in the domain.
@@ -420,7 +422,8 @@ type Chain struct {
 	Encapsulation Encapsulation
 	Clamp         Clamp
 	Proof         Proof
-	Guard         Guard // of its egress, for packets without a proof
+	Guard         Guard   // of its egress, for packets without a proof
+	Onward        *Onward // of a chain that rules of services name; Match is its match then
 }
 
 // Waypoint is a segment of a node that is not waystamp's, such as a router with an

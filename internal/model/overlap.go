@@ -35,6 +35,14 @@ func checkOverlap(a, b Chain, dir Direction) error {
 	if before(b.Match, a.Match) {
 		inner, outer = b, a
 	}
+	// What would go around a service's gateway is to be refused.
+	if inner.Onward != nil {
+		return nil
+	}
+	if outer.Onward != nil {
+		return fmt.Errorf("chain %s, %s: its match (%s) takes packets of the service behind chain %s around its gateway; give it a priority above %d, or keep it apart from %s",
+			inner.Name, dir, inner.Match, outer.Name, onwardPriorityRest, outer.Match)
+	}
 	// Nobody but the headend sees a mark: no egress requires such a chain, nor
 	// holds it against a packet that it has taken another.
 	if inner.Match.ByMark() {

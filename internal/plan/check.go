@@ -298,9 +298,12 @@ func (c *nodeChecker) stream(p *problems, x Proxy) {
 	}
 }
 
-// IsStream says whether a function is of the node, and of kind stream.
+// IsStream says whether a function is of the node, and of kind stream, or stands for the node's
+// gateway: connections end there, and name the paths that begin there.
 func (n Node) IsStream(function string) bool {
-	return function != "" && slices.ContainsFunc(n.Proxies, func(x Proxy) bool { return x.Function == function && x.Stream != nil })
+	return function != "" && slices.ContainsFunc(n.Proxies, func(x Proxy) bool {
+		return x.Function == function && (x.Stream != nil || x.Gateway != nil)
+	})
 }
 
 // proxy checks a function without segment routing.
@@ -314,7 +317,10 @@ func (c *nodeChecker) proxy(p *problems, x Proxy) {
 		p.list = append(p.list, err)
 		return
 	}
-	if x.Stream != nil {
+	if x.Gateway != nil {
+		delete(c.proxies, x.Function)
+		c.gateway(p, x)
+	} else if x.Stream != nil {
 		delete(c.proxies, x.Function) // its visits are egresses
 		c.stream(p, x)
 	} else if x.Netfilter != nil {

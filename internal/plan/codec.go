@@ -307,6 +307,7 @@ type proxyFile struct {
 	Matches   []matchFile     `json:"matches,omitempty"`
 	Netfilter *netfilterFile  `json:"netfilter,omitempty"`
 	Stream    *streamFile     `json:"stream,omitempty"`
+	Gateway   *gatewayFile    `json:"gateway,omitempty"`
 }
 
 type streamFile struct {
@@ -621,6 +622,7 @@ func proxyToFile(p Proxy) proxyFile {
 			Idle: durationFile(s.Idle), HalfClosed: durationFile(s.HalfClosed), MTU: s.MTU,
 		}
 	}
+	f.Gateway = gatewayToFile(p.Gateway)
 	if n := p.Netfilter; n != nil {
 		f.Netfilter = &netfilterFile{Namespace: n.Namespace, Arguments: n.Arguments, Rules: n.Rules, Addresses: n.Addresses}
 		if n.Zones {
@@ -658,6 +660,7 @@ func (f proxyFile) proxy() Proxy {
 			MTU: s.MTU,
 		}
 	}
+	p.Gateway = f.Gateway.gateway()
 	if n := f.Netfilter; n != nil {
 		p.Netfilter = &Netfilter{
 			Netfilter: model.Netfilter{

@@ -48,6 +48,7 @@ func Compile(d model.Domain, keys *Keyring) (*Domain, error) {
 	for _, o := range model.FindOverlaps(d.Chains, model.OverlapsMax) {
 		c.errs = append(c.errs, o.Err)
 	}
+	c.checkServices()
 	if len(c.errs) > 0 {
 		return nil, errors.Join(c.errs...)
 	}
@@ -290,7 +291,7 @@ func (c *compiler) path(ch model.Chain, dir model.Direction) Path {
 		Match:       ch.Match,
 		OwnTraffic:  ch.OwnTraffic,
 		OnViolation: ch.Proof.OnViolation,
-		Guard:       ch.Guard,
+		Guard:       guardOf(ch),
 		Window:      window(ch),
 		Hops:        []Hop{{Node: ch.Ingress[0]}},
 	}
@@ -441,6 +442,7 @@ func nodePlans(d model.Domain, paths []Path) []Node {
 			n.Proxies = append(n.Proxies, x)
 		}
 	}
+	gateways(d, paths, index)
 	guarded := guardPaths(paths)
 	through := throughs(d, paths)
 	for _, p := range paths {

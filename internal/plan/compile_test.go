@@ -81,6 +81,7 @@ func fnv1a(s string) uint32 {
 var equal = cmp.Options{
 	cmp.Comparer(func(a, b netip.Addr) bool { return a == b }),
 	cmp.Comparer(func(a, b netip.Prefix) bool { return a == b }),
+	cmp.Comparer(func(a, b netip.AddrPort) bool { return a == b }),
 }
 
 func TestEveryCompiledPathIsSoundAndVerifies(t *testing.T) {

@@ -47,6 +47,7 @@ type Proxy struct {
 
 	Netfilter *Netfilter // of kind netfilter; else nil
 	Stream    *Stream    // of kind stream; else nil
+	Gateway   *Gateway   // of model.GatewayName; else nil
 }
 
 // Stream is what the agent keeps for a function of kind stream.
@@ -75,6 +76,7 @@ type PathID struct {
 	From string
 	// To is the function of kind stream that the path ends at. From and To of kind
 	// stream: it is a part of its chain. "": the path ends at the chain's egress.
+	// Both may be model.GatewayName, which is handled as a function of kind stream.
 	To     string
 	Scheme model.Scheme
 	// Encapsulation says what Segments holds: the nodes of the path must agree

@@ -79,6 +79,13 @@ func (c *compiler) parts(ch model.Chain, dir model.Direction) []Path {
 	for _, part := range ch.Directed(dir).Parts(c.isStream, c.nodeOf) {
 		p := c.path(part.Chain, model.Forward)
 		p.Direction, p.From, p.To = dir, part.From, part.To
+		switch {
+		case ch.Onward == nil:
+		case dir == model.Forward:
+			p.From = model.GatewayName
+		default:
+			p.To = model.GatewayName
+		}
 		if p.To != "" {
 			p.OnViolation = model.OnViolationDrop
 		}
@@ -116,6 +123,7 @@ func throughs(d model.Domain, paths []Path) map[uint32]*Through {
 	for _, f := range d.Functions {
 		stream[f.Name] = f.Kind == model.KindStream
 	}
+	stream[model.GatewayName] = len(d.Services) > 0
 	type side struct {
 		chain     string
 		direction model.Direction
@@ -132,6 +140,12 @@ func throughs(d model.Domain, paths []Path) map[uint32]*Through {
 	out := map[uint32]*Through{}
 	for _, p := range paths {
 		if p.To == "" {
+			continue
+		}
+		if p.To == model.GatewayName && stream[p.To] {
+			// Nothing comes to it by a chain but answers to what it sends.
+			onward := begins[side{p.Chain, model.Forward, p.To}]
+			out[p.Path] = &Through{Part: p.Path, Onward: onward, Back: onward, Other: p.Path}
 			continue
 		}
 		other := model.Forward

@@ -98,6 +98,9 @@ func bothEpochs(o, n Node, stays map[uint32]bool) Node {
 	for i := range b.Proxies {
 		if j := slices.IndexFunc(o.Proxies, func(x Proxy) bool { return x.Function == b.Proxies[i].Function }); j >= 0 {
 			b.Proxies[i].OnUnknown = o.Proxies[j].OnUnknown
+			if g := o.Proxies[j].Gateway; g != nil { // its rules name chains that begin at the node
+				b.Proxies[i].Gateway = g
+			}
 		}
 	}
 	b.Endpoints = bothEndpoints(o, n)

@@ -5,6 +5,7 @@
 package policy
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -44,16 +45,34 @@ func (r Rule) Chain() string { return r.chain }
 func Compile(list []model.ServiceRule, kind model.IdentityKind, hosts []string) (Rules, error) {
 	rules := Rules{}
 	for i, r := range list {
-		c, err := compile(r, kind, hosts)
+		more, err := rules.Append(r, kind, hosts)
+		if hidden, ok := errors.AsType[*HiddenError](err); ok {
+			return nil, fmt.Errorf("rule %d is never reached: rule %d takes all its requests before; put it in front, or remove it", i+1, hidden.By+1)
+		}
 		if err != nil {
 			return nil, fmt.Errorf("rule %d: %w", i+1, err)
 		}
-		if j := rules.hiddenBy(c); j >= 0 {
-			return nil, fmt.Errorf("rule %d is never reached: rule %d takes all its requests before; put it in front, or remove it", i+1, j+1)
-		}
-		rules = append(rules, c)
+		rules = more
 	}
 	return rules, nil
+}
+
+// HiddenError is that no request reaches a rule: an earlier one takes them all.
+type HiddenError struct{ By int } // its index
+
+func (e *HiddenError) Error() string { return fmt.Sprintf("hidden by rule %d", e.By+1) }
+
+// Append checks one rule more of a service with these hosts, and puts it behind the others. The
+// error is a HiddenError if no request reaches it.
+func (rs Rules) Append(r model.ServiceRule, kind model.IdentityKind, hosts []string) (Rules, error) {
+	c, err := compile(r, kind, hosts)
+	if err != nil {
+		return rs, err
+	}
+	if j := rs.hiddenBy(c); j >= 0 {
+		return rs, &HiddenError{By: j}
+	}
+	return append(rs, c), nil
 }
 
 func compile(r model.ServiceRule, kind model.IdentityKind, hosts []string) (c Rule, err error) {

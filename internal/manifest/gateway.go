@@ -1,0 +1,468 @@
+package manifest
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/waystamp/waystamp/internal/gateway/policy"
+	"github.com/waystamp/waystamp/internal/model"
+)
+
+// clients mirrors an entry of clients.
+type clients struct {
+	at        place
+	name      item[string]
+	ca        item[string]
+	kinds     map[model.IdentityKind]item[string] // what identities are within
+	identity  place
+	revoked   place
+	crl       item[string]
+	olderThan item[time.Duration]
+	lifetime  item[time.Duration]
+}
+
+// service mirrors an entry of services.
+type service struct {
+	at          place
+	name        item[string]
+	hosts       item[[]item[string]]
+	nodes       item[[]item[string]]
+	address     item[netip.AddrPort]
+	mode        item[string]
+	certificate item[string]
+	key         item[string]
+	clients     item[string]
+	origin      item[netip.AddrPort]
+	originCA    item[string]
+	originName  item[string]
+	rules       item[[]rule]
+}
+
+// rule mirrors one of a service.
+type rule struct {
+	at      place
+	who     item[string]
+	hosts   item[[]item[string]]
+	methods item[[]item[string]]
+	path    item[string]
+	headers []header
+	chain   item[string]
+	whole   bool // all of it could be read
+}
+
+type header struct{ name, value string }
+
+// identityKinds are in the order of the page.
+var identityKinds = []model.IdentityKind{model.IdentitySPIFFE, model.IdentityEmail, model.IdentityDNS, model.IdentityURI}
+
+func readClients(c cursor) clients {
+	cl := clients{at: c.at, kinds: map[model.IdentityKind]item[string]{}}
+	c.fields(
+		field{"name", true, into(&cl.name, name)},
+		field{"ca", true, into(&cl.ca, fileName)},
+		field{"identity", true, func(c cursor) {
+			cl.identity = c.at
+			what := map[model.IdentityKind]string{
+				model.IdentitySPIFFE: "trust domain, such as staff.example",
+				model.IdentityEmail:  "domain of mail addresses, such as example.org",
+				model.IdentityDNS:    "domain of hosts, such as example.org",
+				model.IdentityURI:    "beginning of URIs up to a slash or colon, such as https://id.example.org/",
+			}
+			var fields []field
+			for _, k := range identityKinds {
+				fields = append(fields, field{string(k), false, func(c cursor) {
+					cl.kinds[k] = c.checked(what[k], func(s string) error { return model.CheckWithin(k, s) })
+				}})
+			}
+			before := len(c.r.problems)
+			c.fields(fields...)
+			if c.r.outline == nil && len(cl.kinds) != 1 && len(c.r.problems) == before {
+				c.r.problemf(c.at, "has %d kinds of identity; expect one, as in {spiffe: staff.example}", len(cl.kinds))
+			}
+		}},
+		field{"revocation", true, func(c cursor) {
+			cl.revoked = c.at
+			before := len(c.r.problems)
+			c.fields(
+				field{"crl", false, into(&cl.crl, fileName)},
+				field{"older-than", false, into(&cl.olderThan, func(c cursor) item[time.Duration] {
+					return c.duration(model.OlderThanMin, model.OlderThanMax)
+				})},
+				field{"lifetime", false, into(&cl.lifetime, func(c cursor) item[time.Duration] {
+					return c.duration(model.ClientLifetimeMin, model.ClientLifetimeMax)
+				})},
+			)
+			switch {
+			case c.r.outline != nil || len(c.r.problems) > before:
+			case !cl.crl.given() && cl.olderThan.given():
+				c.r.problemf(cl.olderThan.at, "older-than is of a list of revoked certificates, and there is none; give crl")
+			case cl.crl.given() && !cl.olderThan.given():
+				c.r.problemf(cl.crl.at, "says not how old the list may be; give older-than, as in {crl: staff.crl, older-than: 24h}")
+			case !cl.crl.given() && !cl.lifetime.given():
+				c.r.problemf(c.at, "nothing ends what a stolen key may do; expect {crl: FILE, older-than: TIME}, or {lifetime: TIME} for short-lived certificates alone")
+			}
+		}},
+	)
+	return cl
+}
+
+func readService(c cursor) service {
+	s := service{at: c.at}
+	c.fields(
+		field{"name", true, into(&s.name, name)},
+		field{"hosts", true, list(&s.hosts, hostName)},
+		field{"gateway", true, func(c cursor) {
+			c.fields(
+				field{"nodes", true, list(&s.nodes, nameOf("node"))},
+				field{"address", true, into(&s.address, serviceAddress)},
+				field{"mode", false, into(&s.mode, readGatewayMode)},
+			)
+		}},
+		field{"certificate", true, func(c cursor) {
+			c.fields(
+				field{"file", true, into(&s.certificate, fileName)},
+				field{"key", true, into(&s.key, fileName)},
+			)
+		}},
+		field{"clients", true, into(&s.clients, nameOf("clients entry"))},
+		field{"origin", true, func(c cursor) {
+			c.fields(
+				field{"address", true, into(&s.origin, serviceAddress)},
+				field{"tls", true, func(c cursor) {
+					c.fields(
+						field{"ca", true, into(&s.originCA, fileName)},
+						field{"name", true, into(&s.originName, hostName)},
+					)
+				}},
+			)
+		}},
+		field{"rules", true, list(&s.rules, readRule)},
+	)
+	return s
+}
+
+func readRule(c cursor) rule {
+	r := rule{at: c.at}
+	before := len(c.r.problems)
+	text := func(what string) func(cursor) item[string] {
+		return func(c cursor) item[string] { c.takes("%s", what); return c.text() }
+	}
+	c.fields(
+		field{"who", true, into(&r.who, text("`**` for everybody, or a pattern of identities: `spiffe://staff.example/ops/*`, `*@example.org`, `*.example.org`"))},
+		field{"hosts", false, list(&r.hosts, hostName)},
+		field{"methods", false, list(&r.methods, readMethod)},
+		field{"path", false, into(&r.path, text("pattern of paths, such as /status, /a/*/c or /files/**"))},
+		field{"headers", false, func(c cursor) {
+			if c.takes("mapping of names of headers to values, as in {X-Version: beta}") {
+				return
+			}
+			c.entries(func(name string, c cursor) { r.headers = append(r.headers, header{name, c.text().value}) })
+		}},
+		field{"chain", true, into(&r.chain, nameOf("chain"))},
+	)
+	r.whole = len(c.r.problems) == before
+	return r
+}
+
+func readMethod(c cursor) item[string] {
+	if c.takes("method of HTTP, in capital letters") {
+		return item[string]{}
+	}
+	t := c.text()
+	if err := policy.CheckMethod(t.value); t.ok && err != nil {
+		c.r.problemf(c.at, "%v", err)
+		t.ok = false
+	}
+	return t
+}
+
+func fileName(c cursor) item[string] {
+	return c.checked("name of a file on the gateway's node, from the root or from the folder that its agent takes files of gateways from", model.CheckFile)
+}
+
+func hostName(c cursor) item[string] {
+	return c.checked("name of a host, such as shop.example.org", model.CheckHost)
+}
+
+func serviceAddress(c cursor) item[netip.AddrPort] {
+	if c.takes("address and port, such as `[2001:db8::1]:443` or `192.0.2.1:443`") {
+		return item[netip.AddrPort]{}
+	}
+	return parsed(c, netip.ParseAddrPort, "is not an address with a port, such as [2001:db8::1]:443 or 192.0.2.1:443", model.CheckServiceAddress)
+}
+
+func readGatewayMode(c cursor) item[string] {
+	return c.checked("transparent", func(s string) error {
+		switch s {
+		case "transparent":
+			return nil
+		case "own", "connect":
+			return errors.New("is not there yet: a gateway takes the service's own address where clients' packets come in; expect transparent")
+		}
+		return errors.New("is not a mode of gateways; expect transparent")
+	})
+}
+
+// checkServices holds the rules for clients and services, and gives the chains that rules name their
+// match. It comes before the chains are checked.
+func (c *checker) checkServices() {
+	c.clients = map[string]*clients{}
+	for i := range c.file.clients.value {
+		cl := &c.file.clients.value[i]
+		claimName(c.reader, c.clients, cl.name, cl, func(cl *clients) place { return cl.name.at })
+	}
+	for i := range c.file.chains.value {
+		if ch := &c.file.chains.value[i]; ch.name.ok {
+			if _, twice := c.chains[ch.name.value]; !twice {
+				c.chains[ch.name.value] = ch
+			}
+		}
+	}
+	names := map[string]*service{}
+	used := map[string]bool{}
+	for i := range c.file.services.value {
+		s := &c.file.services.value[i]
+		claimName(c.reader, names, s.name, s, func(s *service) place { return s.name.at })
+		used[s.clients.value] = true
+		c.checkService(s)
+	}
+	for name, cl := range c.clients {
+		if !used[name] {
+			c.warnf(cl.name.at, "%q are clients of no service", name)
+		}
+	}
+	if f := c.functions[model.GatewayName]; f != nil && len(c.file.services.value) > 0 {
+		c.problemf(f.name.at, "%q stands for the gateways of services; give the function another name", model.GatewayName)
+	}
+	c.giveOnward()
+}
+
+// served is what only one service may have.
+type served struct {
+	address netip.AddrPort
+	host    string
+}
+
+func (c *checker) checkService(s *service) {
+	if s.hosts.ok && len(s.hosts.value) == 0 {
+		c.problemf(s.hosts.at, "no hosts; a service has at least one")
+	} else if n := len(s.hosts.value); n > model.HostsMax {
+		c.problemf(s.hosts.at, "%d hosts; a service has at most %d", n, model.HostsMax)
+	}
+	for _, h := range s.hosts.value {
+		if !h.ok || !s.address.ok {
+			continue
+		}
+		k := served{s.address.value, h.value}
+		switch other := c.served[k]; {
+		case other == s:
+			c.problemf(h.at, "%q is given twice", h.value)
+		case other != nil:
+			c.problemf(h.at, "%q at %s is a host of service %s already, in line %d; a request could be for either", h.value, k.address, other.name.value, other.at.line)
+		default:
+			c.served[k] = s
+		}
+	}
+	var node *node
+	switch {
+	case s.nodes.ok && len(s.nodes.value) == 0:
+		c.problemf(s.nodes.at, "no node; a service has one gateway")
+	case len(s.nodes.value) > 1:
+		c.problemf(s.nodes.value[1].at, "a second node; several gateways of one service are not there yet: expect one node")
+	case s.nodes.ok:
+		if node = resolve(c.reader, s.nodes.value[0], c.nodes, "node"); node != nil && !node.has(model.RoleEdge) {
+			c.problemf(s.nodes.value[0].at, "%q has no interface with role edge; clients could not come in", node.name.value)
+		}
+	}
+	for _, a := range []item[netip.AddrPort]{s.address, s.origin} {
+		if a.ok && c.file.block.ok && c.file.block.value.Contains(a.value.Addr()) {
+			c.problemf(a.at, "%s is within the SID block %s, where nothing from outside may go", a.value, c.file.block.value)
+		}
+	}
+	if s.address.ok && s.origin.ok && s.address.value.Addr().Is4() != s.origin.value.Addr().Is4() {
+		c.problemf(s.origin.at, "%s is of another version of IP than %s, where clients connect to, and the origin sees the client's address; give both of one version", s.origin.value, s.address.value)
+	}
+	cl := resolve(c.reader, s.clients, c.clients, "clients entry")
+	c.checkServiceRules(s, cl)
+}
+
+// checkServiceRules holds that each rule can be read, is reached, and names a chain.
+func (c *checker) checkServiceRules(s *service, cl *clients) {
+	if s.rules.ok && len(s.rules.value) == 0 {
+		c.problemf(s.rules.at, "no rules; without one every request is refused")
+	} else if n := len(s.rules.value); n > model.ServiceRulesMax {
+		c.problemf(s.rules.at, "%d rules; a service has at most %d", n, model.ServiceRulesMax)
+		return
+	}
+	kind, known := cl.kind()
+	known = known && !slices.ContainsFunc(s.hosts.value, func(h item[string]) bool { return !h.ok })
+	var rules policy.Rules
+	var lines []int // of rules
+	for i := range s.rules.value {
+		r := &s.rules.value[i]
+		if ch := resolve(c.reader, r.chain, c.chains, "chain"); ch != nil {
+			if ch.named == nil {
+				ch.named = r
+			}
+			c.lead(ch, s, r)
+		}
+		if !known || !r.whole {
+			continue
+		}
+		more, err := rules.Append(r.model(), kind, values(s.hosts.value))
+		if hidden, ok := errors.AsType[*policy.HiddenError](err); ok {
+			c.problemf(r.at, "no request reaches this rule: the one in line %d takes them all before; put this one in front of it, or remove it", lines[hidden.By])
+			continue
+		}
+		if err != nil {
+			c.problemf(r.at, "%v", err)
+			continue
+		}
+		rules, lines = more, append(lines, r.at.line)
+	}
+}
+
+// kind is that of the clients' identities, if it could be read.
+func (cl *clients) kind() (model.IdentityKind, bool) {
+	if cl == nil || len(cl.kinds) != 1 {
+		return "", false
+	}
+	for k := range maps.Keys(cl.kinds) {
+		return k, true
+	}
+	return "", false
+}
+
+// lead enters where a chain that a rule names leads to.
+func (c *checker) lead(ch *chain, s *service, r *rule) {
+	if !s.origin.ok {
+		return
+	}
+	to, led := c.leads[ch]
+	switch {
+	case !led:
+		c.leads[ch] = s
+	case to.origin.value != s.origin.value:
+		c.problemf(r.chain.at, "%q leads to %s, the origin of service %s (line %d), and this service's is %s; make another chain for it",
+			ch.name.value, to.origin.value, to.name.value, to.at.line, s.origin.value)
+	case len(to.nodes.value) == 1 && len(s.nodes.value) == 1 && to.nodes.value[0].value != s.nodes.value[0].value:
+		c.problemf(r.chain.at, "%q begins at the gateway of service %s (line %d), on another node; make another chain for this service",
+			ch.name.value, to.name.value, to.at.line)
+	}
+}
+
+// giveOnward gives chains that rules name the match that the plan has for them.
+func (c *checker) giveOnward() {
+	to := map[netip.AddrPort][]string{}
+	first := map[netip.AddrPort]*service{}
+	for i := range c.file.chains.value {
+		ch := &c.file.chains.value[i]
+		if s, ok := c.leads[ch]; ok {
+			to[s.origin.value] = append(to[s.origin.value], ch.name.value)
+			if first[s.origin.value] == nil {
+				first[s.origin.value] = s
+			}
+		}
+	}
+	for origin, names := range to {
+		if len(names) > model.OnwardChainsMax {
+			c.problemf(first[origin].rules.at, "rules name %d chains to %s; each has ports of its own, which are enough for %d", len(names), origin, model.OnwardChainsMax)
+			continue
+		}
+		for name, o := range model.OnwardTo(origin, names) {
+			c.chains[name].onward = &o
+		}
+	}
+}
+
+// checkOnward holds what a chain that rules name must be like. whole: its functions are known.
+// It tells whether the match is what it should be.
+func (c *checker) checkOnward(ch *chain, whole bool) bool {
+	switch {
+	case ch.named == nil && ch.match == (place{}) && !ch.name.given():
+		return false // reported
+	case ch.named == nil && ch.match == (place{}):
+		c.problemf(ch.at, "%q is missing; it says which packets the chain takes, unless a rule of a service names the chain", "match")
+		return false
+	case ch.named == nil:
+		return true
+	case ch.match != (place{}):
+		c.problemf(ch.match, "the rule in line %d names this chain, which then takes the connections of its gateway and nothing else; remove the match, or make another chain for the rule", ch.named.at.line)
+		return false
+	}
+	s := c.leads[ch]
+	if s == nil || len(s.nodes.value) != 1 || !s.nodes.value[0].ok {
+		return false // reported
+	}
+	m := ch.model()
+	if !whole {
+		m.Functions = nil
+	}
+	m.Guard = ch.guard.value
+	at := map[string]place{
+		"ingress": ch.ingress.at, "direction": ch.both.at, "own-traffic": ch.own.at, "type": ch.carrier.at,
+		"scheme": ch.scheme.at, "on-violation": ch.onViolation.at, "guard": ch.guard.at,
+	}
+	problems := m.CheckOnward(s.nodes.value[0].value, func(name string) model.Function {
+		f := c.functions[name]
+		return model.Function{Kind: f.kind.value, Proxy: f.proxy()}
+	})
+	for _, p := range problems {
+		where := at[p.Field]
+		if p.Field == "functions" {
+			where = ch.functions.value[p.Index].at
+		}
+		message := p.Err.Error()
+		switch {
+		case p.Field == "ingress" && len(ch.ingress.value) == 0:
+			continue // reported
+		case p.Field == "direction" && ch.both.at == ch.at: // not said
+			message = fmt.Sprintf("\"direction\" is missing: the rule in line %d names this chain, and answers take the same chain as requests; say direction: both", ch.named.at.line)
+		}
+		c.problemf(where, "%s", message)
+	}
+	return len(problems) == 0
+}
+
+func (r *rule) model() model.ServiceRule {
+	m := model.ServiceRule{
+		Who: r.who.value, Hosts: values(r.hosts.value), Methods: values(r.methods.value), Path: r.path.value, Chain: r.chain.value,
+	}
+	for _, h := range r.headers {
+		m.Headers = append(m.Headers, model.ServiceHeader{Name: h.name, Value: h.value})
+	}
+	return m
+}
+
+func (p place) source(file string) model.Source {
+	return model.Source{File: file, Line: p.line, Column: p.column}
+}
+
+// gatewayModels are the clients and services of the file.
+func (f *file) gatewayModels(name string) (cl []model.Clients, services []model.Service) {
+	for _, c := range f.clients.value {
+		kind, _ := c.kind()
+		cl = append(cl, model.Clients{
+			Name: c.name.value, CA: c.ca.value, Kind: kind, Within: c.kinds[kind].value,
+			CRL: c.crl.value, OlderThan: c.olderThan.value, Lifetime: c.lifetime.value,
+			At: c.ca.at.source(name), CRLAt: c.crl.at.source(name),
+		})
+	}
+	for _, s := range f.services.value {
+		m := model.Service{
+			Name: s.name.value, Hosts: values(s.hosts.value), Nodes: values(s.nodes.value), Address: s.address.value,
+			Certificate: s.certificate.value, Key: s.key.value, Clients: s.clients.value,
+			Origin: model.Origin{Address: s.origin.value, CA: s.originCA.value, Name: s.originName.value, CAAt: s.originCA.at.source(name)},
+			At:     s.at.source(name), CertificateAt: s.certificate.at.source(name), KeyAt: s.key.at.source(name),
+		}
+		for i := range s.rules.value {
+			m.Rules = append(m.Rules, s.rules.value[i].model())
+		}
+		services = append(services, m)
+	}
+	return cl, services
+}
