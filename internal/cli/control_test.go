@@ -113,6 +113,42 @@ func TestOperatorsCommands(t *testing.T) {
 	}
 }
 
+func TestABackupComesBack(t *testing.T) {
+	run := controlled(t)
+	file, data := filepath.Join(t.TempDir(), "backup"), filepath.Join(t.TempDir(), "data")
+	damaged := filepath.Join(t.TempDir(), "damaged")
+	for _, c := range []struct {
+		args   string
+		code   int
+		stderr string
+	}{
+		{"apply -f " + planPaper, 0, ""},
+		{"node revoke r3 --yes", 0, ""},
+		{"controller backup " + file, 0, ""},
+		{"controller backup " + file, 1, "file exists"},
+		{"controller restore " + damaged + " --data " + data, 1, "it is no backup, or not whole"},
+		{"controller restore " + file + " --data " + data, 0, "revoked in it: r3; revoke again who was revoked since\nthe controller will wait for what these nodes hold: r1, r2, r6\n"},
+		{"controller restore " + file + " --data " + data, 1, "restore into an empty one"},
+	} {
+		if strings.Contains(c.args, damaged) {
+			b, err := os.ReadFile(file)
+			if err == nil {
+				err = os.WriteFile(damaged, b[:len(b)-10], 0o600)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		stdout, stderr, code := run(strings.Fields(c.args)...)
+		if code != c.code || !strings.Contains(stderr, c.stderr) {
+			t.Errorf("waystamp %s: exit code %d\n%s%s\nwant %d and %q", c.args, code, stdout, stderr, c.code, c.stderr)
+		}
+	}
+	if info, err := os.Stat(file); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("the backup has mode %v, %v", info.Mode(), err)
+	}
+}
+
 func TestAnAgentHasOneSourceOfPlans(t *testing.T) {
 	for args, says := range map[string]string{
 		"agent":                                             "--plan or --controller is missing",

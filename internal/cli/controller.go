@@ -96,11 +96,9 @@ and keep it to yourself. Calls are logged on standard error (msg=audit), without
 			return c.Run(cmd.Context(), listeners...)
 		},
 	}
+	cmd.AddCommand(newBackupCommand(), newRestoreCommand())
 	cmd.Flags().StringVar(&data, "data", defaultDataDir, "`directory` of the records; made if need be")
-	cmd.Flags().StringVar(&records, "store", "", "`etcd` that several controllers share, instead of --data: etcd://HOST:PORT,HOST:PORT[/PREFIX]")
-	cmd.Flags().StringVar(&etcd.ca, "etcd-ca", "", "`file` with the CA of etcd's certificates; needed unless etcd is on this machine")
-	cmd.Flags().StringVar(&etcd.cert, "etcd-cert", "", "`file` with the certificate that etcd asks of its clients")
-	cmd.Flags().StringVar(&etcd.key, "etcd-key", "", "`file` with the key of that certificate")
+	etcd.add(cmd, &records)
 	cmd.Flags().StringVar(&advertise, "advertise", "", "`address` where the other controllers reach this one: tcp:HOST:PORT (default: the first --listen tcp:)")
 	cmd.Flags().StringArrayVar(&listen, "listen", nil, "`address` to listen on; several are possible (default unix:"+defaultControllerSocket+")")
 	cmd.Flags().StringVar(&domain, "trust-domain", "", "`name` in the certificates, of a new data directory (default "+controller.DefaultTrustDomain+")")
@@ -109,6 +107,13 @@ and keep it to yourself. Calls are logged on standard error (msg=audit), without
 
 // etcdFiles are what connections to etcd are protected with.
 type etcdFiles struct{ ca, cert, key string }
+
+func (f *etcdFiles) add(cmd *cobra.Command, records *string) {
+	cmd.Flags().StringVar(records, "store", "", "`etcd` that several controllers share, instead of --data: etcd://HOST:PORT,HOST:PORT[/PREFIX]")
+	cmd.Flags().StringVar(&f.ca, "etcd-ca", "", "`file` with the CA of etcd's certificates; needed unless etcd is on this machine")
+	cmd.Flags().StringVar(&f.cert, "etcd-cert", "", "`file` with the certificate that etcd asks of its clients")
+	cmd.Flags().StringVar(&f.key, "etcd-key", "", "`file` with the key of that certificate")
+}
 
 func openEtcd(cmd *cobra.Command, records string, f etcdFiles) (store.Store, error) {
 	c, err := store.ParseEtcd(records)

@@ -30,6 +30,7 @@ const OldMax = 8
 //	erase    it has drained: nodes and the store give up its secrets
 //	forget   all have acknowledged that: the epochs' numbers may be given out again
 //	exclude  a node was revoked: whatever it was on gets fresh secrets at once
+//	resume   the records are of a backup, and all nodes have said what they hold: all get fresh secrets at once
 //
 // advance does the one that is due. It returns whether it did, and else when one may be
 // due without a record changing; zero: never.
@@ -39,6 +40,12 @@ func (c *Controller) advance(ctx context.Context) (did bool, wake time.Time, err
 		return false, time.Time{}, err
 	}
 	s := &v.state
+	if !s.Restored.IsZero() {
+		if len(v.unheard()) > 0 {
+			return false, time.Time{}, nil
+		}
+		return c.resume(ctx, v)
+	}
 	if excluded := slices.DeleteFunc(v.revoked(), func(n string) bool { return slices.Contains(s.Revoked, n) }); len(excluded) > 0 && s.Now != 0 {
 		return c.exclude(ctx, v)
 	}

@@ -124,6 +124,11 @@ func New(ctx context.Context, cfg Config) (*Controller, error) {
 }
 
 func (c *Controller) openCA(ctx context.Context) (*identity.CA, error) {
+	if snap, err := c.store.Snapshot(ctx, keyRestoring); err != nil {
+		return nil, err
+	} else if len(snap.Records) > 0 {
+		return nil, errHalfRestored
+	}
 	snap, err := c.store.Snapshot(ctx, keyCA)
 	if err != nil {
 		return nil, err

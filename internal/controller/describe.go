@@ -6,6 +6,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -52,7 +53,11 @@ func (c *Controller) describeView(ctx context.Context, v *view) (*v1.State, erro
 	if s.ProblemSerial != v.wanted.Serial {
 		out.Problem = ""
 	}
-	out.Settled = s.Step == stepNone && s.Serial == v.wanted.Serial && slices.Equal(s.Revoked, v.revoked())
+	if !s.Restored.IsZero() {
+		out.Problem = fmt.Sprintf("it waits: the records are of a backup of %s, and these nodes have not said yet what they hold since: %s; waystamp node revoke NAME goes on without one",
+			s.Restored.UTC().Format(time.RFC3339), strings.Join(v.unheard(), ", "))
+	}
+	out.Settled = s.Restored.IsZero() && s.Step == stepNone && s.Serial == v.wanted.Serial && slices.Equal(s.Revoked, v.revoked())
 
 	now, err := c.generation(ctx, v, s.Now)
 	if err != nil {

@@ -172,6 +172,9 @@ func (s node) Plans(ctx context.Context, r *connect.Request[v1.PlansRequest], st
 		cancel()
 		<-watched
 	}()
+	if err := s.c.hear(ctx, name, r.Msg); err != nil {
+		return failed(err)
+	}
 	sent, have := uint64(0), r.Msg
 	for {
 		select {
@@ -207,6 +210,9 @@ func (c *Controller) planOf(ctx context.Context, name string) (p planRecord, con
 			return p, nil, err
 		}
 		p = v.plans[name]
+		if !v.state.Restored.IsZero() { // what the records have is older than what nodes hold
+			p.Revision = 0
+		}
 		if p.Revision == 0 {
 			return p, nil, nil
 		}
@@ -230,6 +236,9 @@ func (s node) Acknowledge(ctx context.Context, r *connect.Request[v1.Acknowledge
 	v, err := readView(ctx, s.c.store)
 	if err != nil {
 		return nil, failed(err)
+	}
+	if !v.state.Restored.IsZero() { // what it holds, it says when it asks for plans
+		return connect.NewResponse(&v1.AcknowledgeResponse{}), nil
 	}
 	m := r.Msg
 	a := ackRecord{Revision: m.Revision, Digest: m.Digest, Refused: m.Refused, Error: short(m.Error), Problems: shortAll(m.Problems), Warnings: shortAll(m.Warnings)}

@@ -21,11 +21,12 @@ const (
 	keyControl     = "control/"
 	keyState       = "control/state"
 	keyWanted      = "control/wanted"
-	keyNodes       = "control/node/"  // NAME/{id,plan,ack}
+	keyNodes       = "control/node/"  // NAME/{id,plan,ack,held}
 	keyTokens      = "control/token/" // hash of the secret
 	keyFiles       = "file/"          // serial
 	keyGenerations = "generation/"    // number
 	keyPlans       = "plan/"          // node
+	keyRestoring   = "restoring"      // while a restore is not through
 )
 
 func keyNode(name, part string) string { return keyNodes + name + "/" + part }
@@ -37,6 +38,7 @@ const (
 	partID   = "id"
 	partPlan = "plan"
 	partAck  = "ack"
+	partHeld = "held" // only after a restore
 )
 
 // caRecord is the controller's own key.
@@ -77,6 +79,10 @@ type stateRecord struct {
 
 	Revoked []string        `json:"revoked,omitempty"` // nodes without which Now was made
 	Erasing []erasingRecord `json:"erasing,omitempty"`
+
+	// Restored is when the backup was made that the records are of; zero: they are of none, or nodes
+	// have said what they hold since.
+	Restored time.Time `json:"restored,omitzero"`
 
 	// Problem is why the request in wanted of that serial is not begun.
 	Problem       string `json:"problem,omitempty"`
@@ -154,6 +160,12 @@ type ackRecord struct {
 	At       time.Time `json:"at"`
 }
 
+// heldRecord is what a node has on its disk that these records know nothing of.
+type heldRecord struct {
+	Revision uint64      `json:"revision"`
+	Epochs   []pathEpoch `json:"epochs,omitempty"` // the latest of each path
+}
+
 // tokenRecord is a token that nobody has used yet.
 type tokenRecord struct {
 	Node      string    `json:"node"`
@@ -168,6 +180,7 @@ type view struct {
 	nodes  map[string]nodeRecord
 	plans  map[string]planRecord
 	acks   map[string]ackRecord
+	held   map[string]heldRecord
 	tokens map[string]tokenRecord // by hash
 
 	written map[string]uint64 // by key, for conditions
@@ -186,7 +199,7 @@ func readView(ctx context.Context, s store.Store) (*view, error) {
 		return nil, err
 	}
 	v := &view{
-		nodes: map[string]nodeRecord{}, plans: map[string]planRecord{}, acks: map[string]ackRecord{}, tokens: map[string]tokenRecord{},
+		nodes: map[string]nodeRecord{}, plans: map[string]planRecord{}, acks: map[string]ackRecord{}, held: map[string]heldRecord{}, tokens: map[string]tokenRecord{},
 		written: map[string]uint64{}, made: map[uint64]*generation{},
 	}
 	for key, r := range snap.Records {
@@ -215,6 +228,8 @@ func (v *view) read(key string, value []byte) error {
 		return into(v.plans, name, value)
 	case partAck:
 		return into(v.acks, name, value)
+	case partHeld:
+		return into(v.held, name, value)
 	}
 	return fmt.Errorf("this program does not know it")
 }

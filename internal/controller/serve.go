@@ -243,6 +243,8 @@ func subject(request any) string {
 			return "all chains"
 		}
 		return strings.Join(r.Chains, ", ")
+	case *v1.BackupRequest:
+		return "all records"
 	case *v1.ApplyRequest:
 		return r.File.GetName()
 	}

@@ -589,7 +589,7 @@ func (m *Member) renew(ctx context.Context, id *nodeIdentity) (*nodeIdentity, er
 // follow puts each plan on disk that the controller sends.
 func (m *Member) follow(ctx context.Context, c client, name string) error {
 	have, digest := m.onDisk()
-	stream, err := c.Plans(ctx, connect.NewRequest(&v1.PlansRequest{Revision: have.Revision, Digest: digest}))
+	stream, err := c.Plans(ctx, connect.NewRequest(&v1.PlansRequest{Revision: have.Revision, Digest: digest, Held: latest(have)}))
 	if err != nil {
 		return err
 	}
@@ -601,6 +601,24 @@ func (m *Member) follow(ctx context.Context, c client, name string) error {
 		}
 	}
 	return cmp.Or(stream.Err(), errors.New("the controller has ended the connection"))
+}
+
+// latest are the latest epochs of all paths in a plan, which a controller goes on above whose records
+// are of a backup.
+func latest(n plan.Node) (held []*v1.HeldEpoch) {
+	at := map[uint32]*v1.HeldEpoch{}
+	for id := range n.PathIDs() {
+		have, ok := at[id.Path]
+		if !ok {
+			have = &v1.HeldEpoch{Path: id.Path, Epoch: uint32(id.Epoch)}
+			at[id.Path] = have
+			held = append(held, have)
+		}
+		if int8(id.Epoch-uint8(have.Epoch)) > 0 { // after 255 comes 0
+			have.Epoch = uint32(id.Epoch)
+		}
+	}
+	return held
 }
 
 func (m *Member) onDisk() (plan.Node, string) {
@@ -628,9 +646,9 @@ func (m *Member) receive(r *v1.PlansResponse, name string) error {
 	case n.Revision != r.Revision || n.Revision == 0:
 		return fmt.Errorf("its revision is %d, and it came as %d", n.Revision, r.Revision)
 	case n.Revision == have.Revision && r.Digest != had:
-		return fmt.Errorf("it is another plan than the one on this node's disk, of the same revision %d; if the controller's records are of a backup, remove %s by hand", n.Revision, m.PlanFile())
+		return fmt.Errorf("it is another plan than the one on this node's disk, of the same revision %d; records of a backup are to be put back with waystamp controller restore", n.Revision)
 	case n.Revision < have.Revision:
-		return fmt.Errorf("%w: revision %d, and that has %d; if the controller's records are of a backup, remove %s by hand", ErrOlder, n.Revision, have.Revision, m.PlanFile())
+		return fmt.Errorf("%w: revision %d, and that has %d; records of a backup are to be put back with waystamp controller restore", ErrOlder, n.Revision, have.Revision)
 	}
 	if err := m.keepPlan(n, r.Digest, r.Plan); err != nil {
 		return err

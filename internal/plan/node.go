@@ -10,6 +10,7 @@ package plan
 import (
 	"encoding/binary"
 	"fmt"
+	"iter"
 	"net/netip"
 	"slices"
 
@@ -285,6 +286,27 @@ type Hop struct {
 func (h Hop) equal(o Hop) bool {
 	return h.Node == o.Node && h.Function == o.Function && h.SID == o.SID && h.Argument == o.Argument &&
 		slices.Equal(h.Waypoints, o.Waypoints)
+}
+
+// PathIDs are the paths and epochs that a node has a part in; some come several times.
+func (n Node) PathIDs() iter.Seq[PathID] {
+	return func(yield func(PathID) bool) {
+		for _, h := range n.Headends {
+			if !yield(h.PathID) {
+				return
+			}
+		}
+		for _, e := range n.Endpoints {
+			if !yield(e.PathID) {
+				return
+			}
+		}
+		for _, e := range n.Egresses {
+			if !yield(e.PathID) {
+				return
+			}
+		}
+	}
 }
 
 // Unenforced are the guards of a node that do not refuse packets, a sentence each.

@@ -353,6 +353,86 @@ func (x *Difference) GetChange() string {
 	return ""
 }
 
+type BackupRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BackupRequest) Reset() {
+	*x = BackupRequest{}
+	mi := &file_waystamp_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BackupRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BackupRequest) ProtoMessage() {}
+
+func (x *BackupRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_waystamp_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BackupRequest.ProtoReflect.Descriptor instead.
+func (*BackupRequest) Descriptor() ([]byte, []int) {
+	return file_waystamp_proto_rawDescGZIP(), []int{6}
+}
+
+type BackupResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Part          []byte                 `protobuf:"bytes,1,opt,name=part,proto3" json:"part,omitempty"` // of the file, in order
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BackupResponse) Reset() {
+	*x = BackupResponse{}
+	mi := &file_waystamp_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BackupResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BackupResponse) ProtoMessage() {}
+
+func (x *BackupResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_waystamp_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BackupResponse.ProtoReflect.Descriptor instead.
+func (*BackupResponse) Descriptor() ([]byte, []int) {
+	return file_waystamp_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *BackupResponse) GetPart() []byte {
+	if x != nil {
+		return x.Part
+	}
+	return nil
+}
+
 type GetRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -361,7 +441,7 @@ type GetRequest struct {
 
 func (x *GetRequest) Reset() {
 	*x = GetRequest{}
-	mi := &file_waystamp_proto_msgTypes[6]
+	mi := &file_waystamp_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -373,7 +453,7 @@ func (x *GetRequest) String() string {
 func (*GetRequest) ProtoMessage() {}
 
 func (x *GetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[6]
+	mi := &file_waystamp_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -386,7 +466,7 @@ func (x *GetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetRequest.ProtoReflect.Descriptor instead.
 func (*GetRequest) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{6}
+	return file_waystamp_proto_rawDescGZIP(), []int{8}
 }
 
 type GetResponse struct {
@@ -398,7 +478,7 @@ type GetResponse struct {
 
 func (x *GetResponse) Reset() {
 	*x = GetResponse{}
-	mi := &file_waystamp_proto_msgTypes[7]
+	mi := &file_waystamp_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -410,7 +490,7 @@ func (x *GetResponse) String() string {
 func (*GetResponse) ProtoMessage() {}
 
 func (x *GetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[7]
+	mi := &file_waystamp_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -423,7 +503,7 @@ func (x *GetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetResponse.ProtoReflect.Descriptor instead.
 func (*GetResponse) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{7}
+	return file_waystamp_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *GetResponse) GetState() *State {
@@ -441,7 +521,7 @@ type FollowRequest struct {
 
 func (x *FollowRequest) Reset() {
 	*x = FollowRequest{}
-	mi := &file_waystamp_proto_msgTypes[8]
+	mi := &file_waystamp_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -453,7 +533,7 @@ func (x *FollowRequest) String() string {
 func (*FollowRequest) ProtoMessage() {}
 
 func (x *FollowRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[8]
+	mi := &file_waystamp_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -466,7 +546,7 @@ func (x *FollowRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FollowRequest.ProtoReflect.Descriptor instead.
 func (*FollowRequest) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{8}
+	return file_waystamp_proto_rawDescGZIP(), []int{10}
 }
 
 type FollowResponse struct {
@@ -478,7 +558,7 @@ type FollowResponse struct {
 
 func (x *FollowResponse) Reset() {
 	*x = FollowResponse{}
-	mi := &file_waystamp_proto_msgTypes[9]
+	mi := &file_waystamp_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -490,7 +570,7 @@ func (x *FollowResponse) String() string {
 func (*FollowResponse) ProtoMessage() {}
 
 func (x *FollowResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[9]
+	mi := &file_waystamp_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -503,7 +583,7 @@ func (x *FollowResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FollowResponse.ProtoReflect.Descriptor instead.
 func (*FollowResponse) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{9}
+	return file_waystamp_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *FollowResponse) GetState() *State {
@@ -532,7 +612,7 @@ type State struct {
 
 func (x *State) Reset() {
 	*x = State{}
-	mi := &file_waystamp_proto_msgTypes[10]
+	mi := &file_waystamp_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -544,7 +624,7 @@ func (x *State) String() string {
 func (*State) ProtoMessage() {}
 
 func (x *State) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[10]
+	mi := &file_waystamp_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -557,7 +637,7 @@ func (x *State) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use State.ProtoReflect.Descriptor instead.
 func (*State) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{10}
+	return file_waystamp_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *State) GetWantedSerial() uint64 {
@@ -652,7 +732,7 @@ type NodeState struct {
 
 func (x *NodeState) Reset() {
 	*x = NodeState{}
-	mi := &file_waystamp_proto_msgTypes[11]
+	mi := &file_waystamp_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -664,7 +744,7 @@ func (x *NodeState) String() string {
 func (*NodeState) ProtoMessage() {}
 
 func (x *NodeState) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[11]
+	mi := &file_waystamp_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -677,7 +757,7 @@ func (x *NodeState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeState.ProtoReflect.Descriptor instead.
 func (*NodeState) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{11}
+	return file_waystamp_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *NodeState) GetName() string {
@@ -740,7 +820,7 @@ type ChainState struct {
 
 func (x *ChainState) Reset() {
 	*x = ChainState{}
-	mi := &file_waystamp_proto_msgTypes[12]
+	mi := &file_waystamp_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -752,7 +832,7 @@ func (x *ChainState) String() string {
 func (*ChainState) ProtoMessage() {}
 
 func (x *ChainState) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[12]
+	mi := &file_waystamp_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -765,7 +845,7 @@ func (x *ChainState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChainState.ProtoReflect.Descriptor instead.
 func (*ChainState) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{12}
+	return file_waystamp_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ChainState) GetName() string {
@@ -804,7 +884,7 @@ type EpochState struct {
 
 func (x *EpochState) Reset() {
 	*x = EpochState{}
-	mi := &file_waystamp_proto_msgTypes[13]
+	mi := &file_waystamp_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -816,7 +896,7 @@ func (x *EpochState) String() string {
 func (*EpochState) ProtoMessage() {}
 
 func (x *EpochState) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[13]
+	mi := &file_waystamp_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -829,7 +909,7 @@ func (x *EpochState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EpochState.ProtoReflect.Descriptor instead.
 func (*EpochState) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{13}
+	return file_waystamp_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *EpochState) GetChain() string {
@@ -890,7 +970,7 @@ type DeleteRequest struct {
 
 func (x *DeleteRequest) Reset() {
 	*x = DeleteRequest{}
-	mi := &file_waystamp_proto_msgTypes[14]
+	mi := &file_waystamp_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -902,7 +982,7 @@ func (x *DeleteRequest) String() string {
 func (*DeleteRequest) ProtoMessage() {}
 
 func (x *DeleteRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[14]
+	mi := &file_waystamp_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -915,7 +995,7 @@ func (x *DeleteRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteRequest.ProtoReflect.Descriptor instead.
 func (*DeleteRequest) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{14}
+	return file_waystamp_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *DeleteRequest) GetChain() string {
@@ -933,7 +1013,7 @@ type DeleteResponse struct {
 
 func (x *DeleteResponse) Reset() {
 	*x = DeleteResponse{}
-	mi := &file_waystamp_proto_msgTypes[15]
+	mi := &file_waystamp_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -945,7 +1025,7 @@ func (x *DeleteResponse) String() string {
 func (*DeleteResponse) ProtoMessage() {}
 
 func (x *DeleteResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[15]
+	mi := &file_waystamp_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -958,7 +1038,7 @@ func (x *DeleteResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteResponse.ProtoReflect.Descriptor instead.
 func (*DeleteResponse) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{15}
+	return file_waystamp_proto_rawDescGZIP(), []int{17}
 }
 
 type RotateRequest struct {
@@ -971,7 +1051,7 @@ type RotateRequest struct {
 
 func (x *RotateRequest) Reset() {
 	*x = RotateRequest{}
-	mi := &file_waystamp_proto_msgTypes[16]
+	mi := &file_waystamp_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -983,7 +1063,7 @@ func (x *RotateRequest) String() string {
 func (*RotateRequest) ProtoMessage() {}
 
 func (x *RotateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[16]
+	mi := &file_waystamp_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -996,7 +1076,7 @@ func (x *RotateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateRequest.ProtoReflect.Descriptor instead.
 func (*RotateRequest) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{16}
+	return file_waystamp_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *RotateRequest) GetChains() []string {
@@ -1022,7 +1102,7 @@ type RotateResponse struct {
 
 func (x *RotateResponse) Reset() {
 	*x = RotateResponse{}
-	mi := &file_waystamp_proto_msgTypes[17]
+	mi := &file_waystamp_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1034,7 +1114,7 @@ func (x *RotateResponse) String() string {
 func (*RotateResponse) ProtoMessage() {}
 
 func (x *RotateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[17]
+	mi := &file_waystamp_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1047,7 +1127,7 @@ func (x *RotateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateResponse.ProtoReflect.Descriptor instead.
 func (*RotateResponse) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{17}
+	return file_waystamp_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *RotateResponse) GetSerial() uint64 {
@@ -1068,7 +1148,7 @@ type CreateTokenRequest struct {
 
 func (x *CreateTokenRequest) Reset() {
 	*x = CreateTokenRequest{}
-	mi := &file_waystamp_proto_msgTypes[18]
+	mi := &file_waystamp_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1080,7 +1160,7 @@ func (x *CreateTokenRequest) String() string {
 func (*CreateTokenRequest) ProtoMessage() {}
 
 func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[18]
+	mi := &file_waystamp_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1093,7 +1173,7 @@ func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenRequest.ProtoReflect.Descriptor instead.
 func (*CreateTokenRequest) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{18}
+	return file_waystamp_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *CreateTokenRequest) GetNode() string {
@@ -1127,7 +1207,7 @@ type CreateTokenResponse struct {
 
 func (x *CreateTokenResponse) Reset() {
 	*x = CreateTokenResponse{}
-	mi := &file_waystamp_proto_msgTypes[19]
+	mi := &file_waystamp_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1139,7 +1219,7 @@ func (x *CreateTokenResponse) String() string {
 func (*CreateTokenResponse) ProtoMessage() {}
 
 func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[19]
+	mi := &file_waystamp_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1152,7 +1232,7 @@ func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenResponse.ProtoReflect.Descriptor instead.
 func (*CreateTokenResponse) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{19}
+	return file_waystamp_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *CreateTokenResponse) GetToken() string {
@@ -1178,7 +1258,7 @@ type RevokeRequest struct {
 
 func (x *RevokeRequest) Reset() {
 	*x = RevokeRequest{}
-	mi := &file_waystamp_proto_msgTypes[20]
+	mi := &file_waystamp_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1190,7 +1270,7 @@ func (x *RevokeRequest) String() string {
 func (*RevokeRequest) ProtoMessage() {}
 
 func (x *RevokeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[20]
+	mi := &file_waystamp_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1203,7 +1283,7 @@ func (x *RevokeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeRequest.ProtoReflect.Descriptor instead.
 func (*RevokeRequest) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{20}
+	return file_waystamp_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *RevokeRequest) GetNode() string {
@@ -1222,7 +1302,7 @@ type RevokeResponse struct {
 
 func (x *RevokeResponse) Reset() {
 	*x = RevokeResponse{}
-	mi := &file_waystamp_proto_msgTypes[21]
+	mi := &file_waystamp_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1234,7 +1314,7 @@ func (x *RevokeResponse) String() string {
 func (*RevokeResponse) ProtoMessage() {}
 
 func (x *RevokeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[21]
+	mi := &file_waystamp_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1247,7 +1327,7 @@ func (x *RevokeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeResponse.ProtoReflect.Descriptor instead.
 func (*RevokeResponse) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{21}
+	return file_waystamp_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *RevokeResponse) GetBlocked() []string {
@@ -1268,7 +1348,7 @@ type JoinRequest struct {
 
 func (x *JoinRequest) Reset() {
 	*x = JoinRequest{}
-	mi := &file_waystamp_proto_msgTypes[22]
+	mi := &file_waystamp_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1280,7 +1360,7 @@ func (x *JoinRequest) String() string {
 func (*JoinRequest) ProtoMessage() {}
 
 func (x *JoinRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[22]
+	mi := &file_waystamp_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1293,7 +1373,7 @@ func (x *JoinRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinRequest.ProtoReflect.Descriptor instead.
 func (*JoinRequest) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{22}
+	return file_waystamp_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *JoinRequest) GetToken() string {
@@ -1327,7 +1407,7 @@ type JoinResponse struct {
 
 func (x *JoinResponse) Reset() {
 	*x = JoinResponse{}
-	mi := &file_waystamp_proto_msgTypes[23]
+	mi := &file_waystamp_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1339,7 +1419,7 @@ func (x *JoinResponse) String() string {
 func (*JoinResponse) ProtoMessage() {}
 
 func (x *JoinResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[23]
+	mi := &file_waystamp_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1352,7 +1432,7 @@ func (x *JoinResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinResponse.ProtoReflect.Descriptor instead.
 func (*JoinResponse) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{23}
+	return file_waystamp_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *JoinResponse) GetCertificates() [][]byte {
@@ -1377,7 +1457,7 @@ type RenewRequest struct {
 
 func (x *RenewRequest) Reset() {
 	*x = RenewRequest{}
-	mi := &file_waystamp_proto_msgTypes[24]
+	mi := &file_waystamp_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1389,7 +1469,7 @@ func (x *RenewRequest) String() string {
 func (*RenewRequest) ProtoMessage() {}
 
 func (x *RenewRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[24]
+	mi := &file_waystamp_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1402,7 +1482,7 @@ func (x *RenewRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewRequest.ProtoReflect.Descriptor instead.
 func (*RenewRequest) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{24}
+	return file_waystamp_proto_rawDescGZIP(), []int{26}
 }
 
 type RenewResponse struct {
@@ -1415,7 +1495,7 @@ type RenewResponse struct {
 
 func (x *RenewResponse) Reset() {
 	*x = RenewResponse{}
-	mi := &file_waystamp_proto_msgTypes[25]
+	mi := &file_waystamp_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1427,7 +1507,7 @@ func (x *RenewResponse) String() string {
 func (*RenewResponse) ProtoMessage() {}
 
 func (x *RenewResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[25]
+	mi := &file_waystamp_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1440,7 +1520,7 @@ func (x *RenewResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewResponse.ProtoReflect.Descriptor instead.
 func (*RenewResponse) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{25}
+	return file_waystamp_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *RenewResponse) GetCertificates() [][]byte {
@@ -1461,13 +1541,14 @@ type PlansRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Revision      uint64                 `protobuf:"varint,1,opt,name=revision,proto3" json:"revision,omitempty"` // of the plan on the node's disk; 0: none
 	Digest        string                 `protobuf:"bytes,2,opt,name=digest,proto3" json:"digest,omitempty"`
+	Held          []*HeldEpoch           `protobuf:"bytes,3,rep,name=held,proto3" json:"held,omitempty"` // the latest of each path in that plan
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *PlansRequest) Reset() {
 	*x = PlansRequest{}
-	mi := &file_waystamp_proto_msgTypes[26]
+	mi := &file_waystamp_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1479,7 +1560,7 @@ func (x *PlansRequest) String() string {
 func (*PlansRequest) ProtoMessage() {}
 
 func (x *PlansRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[26]
+	mi := &file_waystamp_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1492,7 +1573,7 @@ func (x *PlansRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlansRequest.ProtoReflect.Descriptor instead.
 func (*PlansRequest) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{26}
+	return file_waystamp_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *PlansRequest) GetRevision() uint64 {
@@ -1509,6 +1590,65 @@ func (x *PlansRequest) GetDigest() string {
 	return ""
 }
 
+func (x *PlansRequest) GetHeld() []*HeldEpoch {
+	if x != nil {
+		return x.Held
+	}
+	return nil
+}
+
+type HeldEpoch struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Path          uint32                 `protobuf:"varint,1,opt,name=path,proto3" json:"path,omitempty"`
+	Epoch         uint32                 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HeldEpoch) Reset() {
+	*x = HeldEpoch{}
+	mi := &file_waystamp_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HeldEpoch) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HeldEpoch) ProtoMessage() {}
+
+func (x *HeldEpoch) ProtoReflect() protoreflect.Message {
+	mi := &file_waystamp_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HeldEpoch.ProtoReflect.Descriptor instead.
+func (*HeldEpoch) Descriptor() ([]byte, []int) {
+	return file_waystamp_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *HeldEpoch) GetPath() uint32 {
+	if x != nil {
+		return x.Path
+	}
+	return 0
+}
+
+func (x *HeldEpoch) GetEpoch() uint32 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
 type PlansResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Revision      uint64                 `protobuf:"varint,1,opt,name=revision,proto3" json:"revision,omitempty"`
@@ -1520,7 +1660,7 @@ type PlansResponse struct {
 
 func (x *PlansResponse) Reset() {
 	*x = PlansResponse{}
-	mi := &file_waystamp_proto_msgTypes[27]
+	mi := &file_waystamp_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1532,7 +1672,7 @@ func (x *PlansResponse) String() string {
 func (*PlansResponse) ProtoMessage() {}
 
 func (x *PlansResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[27]
+	mi := &file_waystamp_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1545,7 +1685,7 @@ func (x *PlansResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlansResponse.ProtoReflect.Descriptor instead.
 func (*PlansResponse) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{27}
+	return file_waystamp_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *PlansResponse) GetRevision() uint64 {
@@ -1583,7 +1723,7 @@ type AcknowledgeRequest struct {
 
 func (x *AcknowledgeRequest) Reset() {
 	*x = AcknowledgeRequest{}
-	mi := &file_waystamp_proto_msgTypes[28]
+	mi := &file_waystamp_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1595,7 +1735,7 @@ func (x *AcknowledgeRequest) String() string {
 func (*AcknowledgeRequest) ProtoMessage() {}
 
 func (x *AcknowledgeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[28]
+	mi := &file_waystamp_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1608,7 +1748,7 @@ func (x *AcknowledgeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcknowledgeRequest.ProtoReflect.Descriptor instead.
 func (*AcknowledgeRequest) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{28}
+	return file_waystamp_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *AcknowledgeRequest) GetRevision() uint64 {
@@ -1661,7 +1801,7 @@ type AcknowledgeResponse struct {
 
 func (x *AcknowledgeResponse) Reset() {
 	*x = AcknowledgeResponse{}
-	mi := &file_waystamp_proto_msgTypes[29]
+	mi := &file_waystamp_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1673,7 +1813,7 @@ func (x *AcknowledgeResponse) String() string {
 func (*AcknowledgeResponse) ProtoMessage() {}
 
 func (x *AcknowledgeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[29]
+	mi := &file_waystamp_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1686,7 +1826,7 @@ func (x *AcknowledgeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcknowledgeResponse.ProtoReflect.Descriptor instead.
 func (*AcknowledgeResponse) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{29}
+	return file_waystamp_proto_rawDescGZIP(), []int{32}
 }
 
 var File_waystamp_proto protoreflect.FileDescriptor
@@ -1718,7 +1858,10 @@ const file_waystamp_proto_rawDesc = "" +
 	"Difference\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x16\n" +
-	"\x06change\x18\x03 \x01(\tR\x06change\"\f\n" +
+	"\x06change\x18\x03 \x01(\tR\x06change\"\x0f\n" +
+	"\rBackupRequest\"$\n" +
+	"\x0eBackupResponse\x12\x12\n" +
+	"\x04part\x18\x01 \x01(\fR\x04part\"\f\n" +
 	"\n" +
 	"GetRequest\"7\n" +
 	"\vGetResponse\x12(\n" +
@@ -1791,10 +1934,14 @@ const file_waystamp_proto_rawDesc = "" +
 	"\fRenewRequest\"I\n" +
 	"\rRenewResponse\x12\"\n" +
 	"\fcertificates\x18\x01 \x03(\fR\fcertificates\x12\x14\n" +
-	"\x05roots\x18\x02 \x03(\fR\x05roots\"B\n" +
+	"\x05roots\x18\x02 \x03(\fR\x05roots\"n\n" +
 	"\fPlansRequest\x12\x1a\n" +
 	"\brevision\x18\x01 \x01(\x04R\brevision\x12\x16\n" +
-	"\x06digest\x18\x02 \x01(\tR\x06digest\"W\n" +
+	"\x06digest\x18\x02 \x01(\tR\x06digest\x12*\n" +
+	"\x04held\x18\x03 \x03(\v2\x16.waystamp.v1.HeldEpochR\x04held\"5\n" +
+	"\tHeldEpoch\x12\x12\n" +
+	"\x04path\x18\x01 \x01(\rR\x04path\x12\x14\n" +
+	"\x05epoch\x18\x02 \x01(\rR\x05epoch\"W\n" +
 	"\rPlansResponse\x12\x1a\n" +
 	"\brevision\x18\x01 \x01(\x04R\brevision\x12\x16\n" +
 	"\x06digest\x18\x02 \x01(\tR\x06digest\x12\x12\n" +
@@ -1806,7 +1953,7 @@ const file_waystamp_proto_rawDesc = "" +
 	"\bproblems\x18\x04 \x03(\tR\bproblems\x12\x1a\n" +
 	"\bwarnings\x18\x05 \x03(\tR\bwarnings\x12\x18\n" +
 	"\arefused\x18\x06 \x01(\x04R\arefused\"\x15\n" +
-	"\x13AcknowledgeResponse2\x9e\x04\n" +
+	"\x13AcknowledgeResponse2\xe3\x04\n" +
 	"\x05Admin\x12>\n" +
 	"\x05Apply\x12\x19.waystamp.v1.ApplyRequest\x1a\x1a.waystamp.v1.ApplyResponse\x12;\n" +
 	"\x04Diff\x12\x18.waystamp.v1.DiffRequest\x1a\x19.waystamp.v1.DiffResponse\x128\n" +
@@ -1815,7 +1962,8 @@ const file_waystamp_proto_rawDesc = "" +
 	"\x06Delete\x12\x1a.waystamp.v1.DeleteRequest\x1a\x1b.waystamp.v1.DeleteResponse\x12A\n" +
 	"\x06Rotate\x12\x1a.waystamp.v1.RotateRequest\x1a\x1b.waystamp.v1.RotateResponse\x12P\n" +
 	"\vCreateToken\x12\x1f.waystamp.v1.CreateTokenRequest\x1a .waystamp.v1.CreateTokenResponse\x12A\n" +
-	"\x06Revoke\x12\x1a.waystamp.v1.RevokeRequest\x1a\x1b.waystamp.v1.RevokeResponse2\x97\x02\n" +
+	"\x06Revoke\x12\x1a.waystamp.v1.RevokeRequest\x1a\x1b.waystamp.v1.RevokeResponse\x12C\n" +
+	"\x06Backup\x12\x1a.waystamp.v1.BackupRequest\x1a\x1b.waystamp.v1.BackupResponse0\x012\x97\x02\n" +
 	"\x04Node\x12;\n" +
 	"\x04Join\x12\x18.waystamp.v1.JoinRequest\x1a\x19.waystamp.v1.JoinResponse\x12>\n" +
 	"\x05Renew\x12\x19.waystamp.v1.RenewRequest\x1a\x1a.waystamp.v1.RenewResponse\x12@\n" +
@@ -1834,7 +1982,7 @@ func file_waystamp_proto_rawDescGZIP() []byte {
 	return file_waystamp_proto_rawDescData
 }
 
-var file_waystamp_proto_msgTypes = make([]protoimpl.MessageInfo, 31)
+var file_waystamp_proto_msgTypes = make([]protoimpl.MessageInfo, 34)
 var file_waystamp_proto_goTypes = []any{
 	(*File)(nil),                  // 0: waystamp.v1.File
 	(*ApplyRequest)(nil),          // 1: waystamp.v1.ApplyRequest
@@ -1842,77 +1990,83 @@ var file_waystamp_proto_goTypes = []any{
 	(*DiffRequest)(nil),           // 3: waystamp.v1.DiffRequest
 	(*DiffResponse)(nil),          // 4: waystamp.v1.DiffResponse
 	(*Difference)(nil),            // 5: waystamp.v1.Difference
-	(*GetRequest)(nil),            // 6: waystamp.v1.GetRequest
-	(*GetResponse)(nil),           // 7: waystamp.v1.GetResponse
-	(*FollowRequest)(nil),         // 8: waystamp.v1.FollowRequest
-	(*FollowResponse)(nil),        // 9: waystamp.v1.FollowResponse
-	(*State)(nil),                 // 10: waystamp.v1.State
-	(*NodeState)(nil),             // 11: waystamp.v1.NodeState
-	(*ChainState)(nil),            // 12: waystamp.v1.ChainState
-	(*EpochState)(nil),            // 13: waystamp.v1.EpochState
-	(*DeleteRequest)(nil),         // 14: waystamp.v1.DeleteRequest
-	(*DeleteResponse)(nil),        // 15: waystamp.v1.DeleteResponse
-	(*RotateRequest)(nil),         // 16: waystamp.v1.RotateRequest
-	(*RotateResponse)(nil),        // 17: waystamp.v1.RotateResponse
-	(*CreateTokenRequest)(nil),    // 18: waystamp.v1.CreateTokenRequest
-	(*CreateTokenResponse)(nil),   // 19: waystamp.v1.CreateTokenResponse
-	(*RevokeRequest)(nil),         // 20: waystamp.v1.RevokeRequest
-	(*RevokeResponse)(nil),        // 21: waystamp.v1.RevokeResponse
-	(*JoinRequest)(nil),           // 22: waystamp.v1.JoinRequest
-	(*JoinResponse)(nil),          // 23: waystamp.v1.JoinResponse
-	(*RenewRequest)(nil),          // 24: waystamp.v1.RenewRequest
-	(*RenewResponse)(nil),         // 25: waystamp.v1.RenewResponse
-	(*PlansRequest)(nil),          // 26: waystamp.v1.PlansRequest
-	(*PlansResponse)(nil),         // 27: waystamp.v1.PlansResponse
-	(*AcknowledgeRequest)(nil),    // 28: waystamp.v1.AcknowledgeRequest
-	(*AcknowledgeResponse)(nil),   // 29: waystamp.v1.AcknowledgeResponse
-	nil,                           // 30: waystamp.v1.File.RulesEntry
-	(*timestamppb.Timestamp)(nil), // 31: google.protobuf.Timestamp
+	(*BackupRequest)(nil),         // 6: waystamp.v1.BackupRequest
+	(*BackupResponse)(nil),        // 7: waystamp.v1.BackupResponse
+	(*GetRequest)(nil),            // 8: waystamp.v1.GetRequest
+	(*GetResponse)(nil),           // 9: waystamp.v1.GetResponse
+	(*FollowRequest)(nil),         // 10: waystamp.v1.FollowRequest
+	(*FollowResponse)(nil),        // 11: waystamp.v1.FollowResponse
+	(*State)(nil),                 // 12: waystamp.v1.State
+	(*NodeState)(nil),             // 13: waystamp.v1.NodeState
+	(*ChainState)(nil),            // 14: waystamp.v1.ChainState
+	(*EpochState)(nil),            // 15: waystamp.v1.EpochState
+	(*DeleteRequest)(nil),         // 16: waystamp.v1.DeleteRequest
+	(*DeleteResponse)(nil),        // 17: waystamp.v1.DeleteResponse
+	(*RotateRequest)(nil),         // 18: waystamp.v1.RotateRequest
+	(*RotateResponse)(nil),        // 19: waystamp.v1.RotateResponse
+	(*CreateTokenRequest)(nil),    // 20: waystamp.v1.CreateTokenRequest
+	(*CreateTokenResponse)(nil),   // 21: waystamp.v1.CreateTokenResponse
+	(*RevokeRequest)(nil),         // 22: waystamp.v1.RevokeRequest
+	(*RevokeResponse)(nil),        // 23: waystamp.v1.RevokeResponse
+	(*JoinRequest)(nil),           // 24: waystamp.v1.JoinRequest
+	(*JoinResponse)(nil),          // 25: waystamp.v1.JoinResponse
+	(*RenewRequest)(nil),          // 26: waystamp.v1.RenewRequest
+	(*RenewResponse)(nil),         // 27: waystamp.v1.RenewResponse
+	(*PlansRequest)(nil),          // 28: waystamp.v1.PlansRequest
+	(*HeldEpoch)(nil),             // 29: waystamp.v1.HeldEpoch
+	(*PlansResponse)(nil),         // 30: waystamp.v1.PlansResponse
+	(*AcknowledgeRequest)(nil),    // 31: waystamp.v1.AcknowledgeRequest
+	(*AcknowledgeResponse)(nil),   // 32: waystamp.v1.AcknowledgeResponse
+	nil,                           // 33: waystamp.v1.File.RulesEntry
+	(*timestamppb.Timestamp)(nil), // 34: google.protobuf.Timestamp
 }
 var file_waystamp_proto_depIdxs = []int32{
-	30, // 0: waystamp.v1.File.rules:type_name -> waystamp.v1.File.RulesEntry
+	33, // 0: waystamp.v1.File.rules:type_name -> waystamp.v1.File.RulesEntry
 	0,  // 1: waystamp.v1.ApplyRequest.file:type_name -> waystamp.v1.File
 	5,  // 2: waystamp.v1.ApplyResponse.differences:type_name -> waystamp.v1.Difference
 	0,  // 3: waystamp.v1.DiffRequest.file:type_name -> waystamp.v1.File
 	5,  // 4: waystamp.v1.DiffResponse.differences:type_name -> waystamp.v1.Difference
-	10, // 5: waystamp.v1.GetResponse.state:type_name -> waystamp.v1.State
-	10, // 6: waystamp.v1.FollowResponse.state:type_name -> waystamp.v1.State
-	31, // 7: waystamp.v1.State.since:type_name -> google.protobuf.Timestamp
-	11, // 8: waystamp.v1.State.nodes:type_name -> waystamp.v1.NodeState
-	12, // 9: waystamp.v1.State.chains:type_name -> waystamp.v1.ChainState
-	13, // 10: waystamp.v1.State.epochs:type_name -> waystamp.v1.EpochState
-	31, // 11: waystamp.v1.NodeState.since:type_name -> google.protobuf.Timestamp
-	31, // 12: waystamp.v1.EpochState.until:type_name -> google.protobuf.Timestamp
-	31, // 13: waystamp.v1.CreateTokenResponse.expires:type_name -> google.protobuf.Timestamp
-	1,  // 14: waystamp.v1.Admin.Apply:input_type -> waystamp.v1.ApplyRequest
-	3,  // 15: waystamp.v1.Admin.Diff:input_type -> waystamp.v1.DiffRequest
-	6,  // 16: waystamp.v1.Admin.Get:input_type -> waystamp.v1.GetRequest
-	8,  // 17: waystamp.v1.Admin.Follow:input_type -> waystamp.v1.FollowRequest
-	14, // 18: waystamp.v1.Admin.Delete:input_type -> waystamp.v1.DeleteRequest
-	16, // 19: waystamp.v1.Admin.Rotate:input_type -> waystamp.v1.RotateRequest
-	18, // 20: waystamp.v1.Admin.CreateToken:input_type -> waystamp.v1.CreateTokenRequest
-	20, // 21: waystamp.v1.Admin.Revoke:input_type -> waystamp.v1.RevokeRequest
-	22, // 22: waystamp.v1.Node.Join:input_type -> waystamp.v1.JoinRequest
-	24, // 23: waystamp.v1.Node.Renew:input_type -> waystamp.v1.RenewRequest
-	26, // 24: waystamp.v1.Node.Plans:input_type -> waystamp.v1.PlansRequest
-	28, // 25: waystamp.v1.Node.Acknowledge:input_type -> waystamp.v1.AcknowledgeRequest
-	2,  // 26: waystamp.v1.Admin.Apply:output_type -> waystamp.v1.ApplyResponse
-	4,  // 27: waystamp.v1.Admin.Diff:output_type -> waystamp.v1.DiffResponse
-	7,  // 28: waystamp.v1.Admin.Get:output_type -> waystamp.v1.GetResponse
-	9,  // 29: waystamp.v1.Admin.Follow:output_type -> waystamp.v1.FollowResponse
-	15, // 30: waystamp.v1.Admin.Delete:output_type -> waystamp.v1.DeleteResponse
-	17, // 31: waystamp.v1.Admin.Rotate:output_type -> waystamp.v1.RotateResponse
-	19, // 32: waystamp.v1.Admin.CreateToken:output_type -> waystamp.v1.CreateTokenResponse
-	21, // 33: waystamp.v1.Admin.Revoke:output_type -> waystamp.v1.RevokeResponse
-	23, // 34: waystamp.v1.Node.Join:output_type -> waystamp.v1.JoinResponse
-	25, // 35: waystamp.v1.Node.Renew:output_type -> waystamp.v1.RenewResponse
-	27, // 36: waystamp.v1.Node.Plans:output_type -> waystamp.v1.PlansResponse
-	29, // 37: waystamp.v1.Node.Acknowledge:output_type -> waystamp.v1.AcknowledgeResponse
-	26, // [26:38] is the sub-list for method output_type
-	14, // [14:26] is the sub-list for method input_type
-	14, // [14:14] is the sub-list for extension type_name
-	14, // [14:14] is the sub-list for extension extendee
-	0,  // [0:14] is the sub-list for field type_name
+	12, // 5: waystamp.v1.GetResponse.state:type_name -> waystamp.v1.State
+	12, // 6: waystamp.v1.FollowResponse.state:type_name -> waystamp.v1.State
+	34, // 7: waystamp.v1.State.since:type_name -> google.protobuf.Timestamp
+	13, // 8: waystamp.v1.State.nodes:type_name -> waystamp.v1.NodeState
+	14, // 9: waystamp.v1.State.chains:type_name -> waystamp.v1.ChainState
+	15, // 10: waystamp.v1.State.epochs:type_name -> waystamp.v1.EpochState
+	34, // 11: waystamp.v1.NodeState.since:type_name -> google.protobuf.Timestamp
+	34, // 12: waystamp.v1.EpochState.until:type_name -> google.protobuf.Timestamp
+	34, // 13: waystamp.v1.CreateTokenResponse.expires:type_name -> google.protobuf.Timestamp
+	29, // 14: waystamp.v1.PlansRequest.held:type_name -> waystamp.v1.HeldEpoch
+	1,  // 15: waystamp.v1.Admin.Apply:input_type -> waystamp.v1.ApplyRequest
+	3,  // 16: waystamp.v1.Admin.Diff:input_type -> waystamp.v1.DiffRequest
+	8,  // 17: waystamp.v1.Admin.Get:input_type -> waystamp.v1.GetRequest
+	10, // 18: waystamp.v1.Admin.Follow:input_type -> waystamp.v1.FollowRequest
+	16, // 19: waystamp.v1.Admin.Delete:input_type -> waystamp.v1.DeleteRequest
+	18, // 20: waystamp.v1.Admin.Rotate:input_type -> waystamp.v1.RotateRequest
+	20, // 21: waystamp.v1.Admin.CreateToken:input_type -> waystamp.v1.CreateTokenRequest
+	22, // 22: waystamp.v1.Admin.Revoke:input_type -> waystamp.v1.RevokeRequest
+	6,  // 23: waystamp.v1.Admin.Backup:input_type -> waystamp.v1.BackupRequest
+	24, // 24: waystamp.v1.Node.Join:input_type -> waystamp.v1.JoinRequest
+	26, // 25: waystamp.v1.Node.Renew:input_type -> waystamp.v1.RenewRequest
+	28, // 26: waystamp.v1.Node.Plans:input_type -> waystamp.v1.PlansRequest
+	31, // 27: waystamp.v1.Node.Acknowledge:input_type -> waystamp.v1.AcknowledgeRequest
+	2,  // 28: waystamp.v1.Admin.Apply:output_type -> waystamp.v1.ApplyResponse
+	4,  // 29: waystamp.v1.Admin.Diff:output_type -> waystamp.v1.DiffResponse
+	9,  // 30: waystamp.v1.Admin.Get:output_type -> waystamp.v1.GetResponse
+	11, // 31: waystamp.v1.Admin.Follow:output_type -> waystamp.v1.FollowResponse
+	17, // 32: waystamp.v1.Admin.Delete:output_type -> waystamp.v1.DeleteResponse
+	19, // 33: waystamp.v1.Admin.Rotate:output_type -> waystamp.v1.RotateResponse
+	21, // 34: waystamp.v1.Admin.CreateToken:output_type -> waystamp.v1.CreateTokenResponse
+	23, // 35: waystamp.v1.Admin.Revoke:output_type -> waystamp.v1.RevokeResponse
+	7,  // 36: waystamp.v1.Admin.Backup:output_type -> waystamp.v1.BackupResponse
+	25, // 37: waystamp.v1.Node.Join:output_type -> waystamp.v1.JoinResponse
+	27, // 38: waystamp.v1.Node.Renew:output_type -> waystamp.v1.RenewResponse
+	30, // 39: waystamp.v1.Node.Plans:output_type -> waystamp.v1.PlansResponse
+	32, // 40: waystamp.v1.Node.Acknowledge:output_type -> waystamp.v1.AcknowledgeResponse
+	28, // [28:41] is the sub-list for method output_type
+	15, // [15:28] is the sub-list for method input_type
+	15, // [15:15] is the sub-list for extension type_name
+	15, // [15:15] is the sub-list for extension extendee
+	0,  // [0:15] is the sub-list for field type_name
 }
 
 func init() { file_waystamp_proto_init() }
@@ -1926,7 +2080,7 @@ func file_waystamp_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_waystamp_proto_rawDesc), len(file_waystamp_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   31,
+			NumMessages:   34,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

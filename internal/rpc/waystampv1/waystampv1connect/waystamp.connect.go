@@ -53,6 +53,8 @@ const (
 	AdminCreateTokenProcedure = "/waystamp.v1.Admin/CreateToken"
 	// AdminRevokeProcedure is the fully-qualified name of the Admin's Revoke RPC.
 	AdminRevokeProcedure = "/waystamp.v1.Admin/Revoke"
+	// AdminBackupProcedure is the fully-qualified name of the Admin's Backup RPC.
+	AdminBackupProcedure = "/waystamp.v1.Admin/Backup"
 	// NodeJoinProcedure is the fully-qualified name of the Node's Join RPC.
 	NodeJoinProcedure = "/waystamp.v1.Node/Join"
 	// NodeRenewProcedure is the fully-qualified name of the Node's Renew RPC.
@@ -81,6 +83,8 @@ type AdminClient interface {
 	CreateToken(context.Context, *connect.Request[waystampv1.CreateTokenRequest]) (*connect.Response[waystampv1.CreateTokenResponse], error)
 	// Revoke throws a node out of the domain.
 	Revoke(context.Context, *connect.Request[waystampv1.RevokeRequest]) (*connect.Response[waystampv1.RevokeResponse], error)
+	// Backup is all records of the controller, with all secrets, as a file.
+	Backup(context.Context, *connect.Request[waystampv1.BackupRequest]) (*connect.ServerStreamForClient[waystampv1.BackupResponse], error)
 }
 
 // NewAdminClient constructs a client for the waystamp.v1.Admin service. By default, it uses the
@@ -142,6 +146,12 @@ func NewAdminClient(httpClient connect.HTTPClient, baseURL string, opts ...conne
 			connect.WithSchema(adminMethods.ByName("Revoke")),
 			connect.WithClientOptions(opts...),
 		),
+		backup: connect.NewClient[waystampv1.BackupRequest, waystampv1.BackupResponse](
+			httpClient,
+			baseURL+AdminBackupProcedure,
+			connect.WithSchema(adminMethods.ByName("Backup")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
@@ -155,6 +165,7 @@ type adminClient struct {
 	rotate      *connect.Client[waystampv1.RotateRequest, waystampv1.RotateResponse]
 	createToken *connect.Client[waystampv1.CreateTokenRequest, waystampv1.CreateTokenResponse]
 	revoke      *connect.Client[waystampv1.RevokeRequest, waystampv1.RevokeResponse]
+	backup      *connect.Client[waystampv1.BackupRequest, waystampv1.BackupResponse]
 }
 
 // Apply calls waystamp.v1.Admin.Apply.
@@ -197,6 +208,11 @@ func (c *adminClient) Revoke(ctx context.Context, req *connect.Request[waystampv
 	return c.revoke.CallUnary(ctx, req)
 }
 
+// Backup calls waystamp.v1.Admin.Backup.
+func (c *adminClient) Backup(ctx context.Context, req *connect.Request[waystampv1.BackupRequest]) (*connect.ServerStreamForClient[waystampv1.BackupResponse], error) {
+	return c.backup.CallServerStream(ctx, req)
+}
+
 // AdminHandler is an implementation of the waystamp.v1.Admin service.
 type AdminHandler interface {
 	// Apply makes a domain file the one that is wanted, or says everything that is wrong with it.
@@ -215,6 +231,8 @@ type AdminHandler interface {
 	CreateToken(context.Context, *connect.Request[waystampv1.CreateTokenRequest]) (*connect.Response[waystampv1.CreateTokenResponse], error)
 	// Revoke throws a node out of the domain.
 	Revoke(context.Context, *connect.Request[waystampv1.RevokeRequest]) (*connect.Response[waystampv1.RevokeResponse], error)
+	// Backup is all records of the controller, with all secrets, as a file.
+	Backup(context.Context, *connect.Request[waystampv1.BackupRequest], *connect.ServerStream[waystampv1.BackupResponse]) error
 }
 
 // NewAdminHandler builds an HTTP handler from the service implementation. It returns the path on
@@ -272,6 +290,12 @@ func NewAdminHandler(svc AdminHandler, opts ...connect.HandlerOption) (string, h
 		connect.WithSchema(adminMethods.ByName("Revoke")),
 		connect.WithHandlerOptions(opts...),
 	)
+	adminBackupHandler := connect.NewServerStreamHandler(
+		AdminBackupProcedure,
+		svc.Backup,
+		connect.WithSchema(adminMethods.ByName("Backup")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/waystamp.v1.Admin/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case AdminApplyProcedure:
@@ -290,6 +314,8 @@ func NewAdminHandler(svc AdminHandler, opts ...connect.HandlerOption) (string, h
 			adminCreateTokenHandler.ServeHTTP(w, r)
 		case AdminRevokeProcedure:
 			adminRevokeHandler.ServeHTTP(w, r)
+		case AdminBackupProcedure:
+			adminBackupHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -329,6 +355,10 @@ func (UnimplementedAdminHandler) CreateToken(context.Context, *connect.Request[w
 
 func (UnimplementedAdminHandler) Revoke(context.Context, *connect.Request[waystampv1.RevokeRequest]) (*connect.Response[waystampv1.RevokeResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("waystamp.v1.Admin.Revoke is not implemented"))
+}
+
+func (UnimplementedAdminHandler) Backup(context.Context, *connect.Request[waystampv1.BackupRequest], *connect.ServerStream[waystampv1.BackupResponse]) error {
+	return connect.NewError(connect.CodeUnimplemented, errors.New("waystamp.v1.Admin.Backup is not implemented"))
 }
 
 // NodeClient is a client for the waystamp.v1.Node service.
