@@ -150,6 +150,12 @@ const (
 	ProgramMPLS      = 3
 	Programs         = 4
 
+	// ws_programs_xdp: those for packets with labels, and for packets that take a
+	// path over labels.
+	ProgramXDPCore = 0
+	ProgramXDPEdge = 1
+	ProgramsXDP    = 2
+
 	// Ethertype, of those for experiments (IEEE 802), of a SYN that waits at a
 	// function on byte streams: the kernel has no use for it there, and the
 	// worker's packet socket gets it. The worker sends it the same way when the

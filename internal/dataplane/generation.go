@@ -443,17 +443,31 @@ func constants(id ebpf.MapID) (b []byte, err error) {
 	return m.LookupBytes(uint32(0))
 }
 
+// jumps say where programs find those that they hand packets over to.
+var jumps = []struct {
+	table   tables.Map
+	at      uint32
+	program string
+}{
+	{tables.MapPrograms, abi.ProgramExt, object.ExtTC},
+	{tables.MapPrograms, abi.ProgramOriginate, object.OriginateTC},
+	{tables.MapPrograms, abi.ProgramStream, object.StreamTC},
+	{tables.MapPrograms, abi.ProgramMPLS, object.MPLSTC},
+	{tables.MapProgramsXDP, abi.ProgramXDPCore, object.MPLSCoreXDP},
+	{tables.MapProgramsXDP, abi.ProgramXDPEdge, object.MPLSEdgeXDP},
+}
+
 // connect gives the programs of g those that they hand packets over to. The
 // kernel forgets them when nothing outside of it holds the map any more: no pin, and
 // no process.
 func (g *generation) connect() error {
-	for at, program := range map[uint32]string{abi.ProgramExt: object.ExtTC, abi.ProgramOriginate: object.OriginateTC, abi.ProgramStream: object.StreamTC, abi.ProgramMPLS: object.MPLSTC} {
-		p := g.programs[program]
+	for _, j := range jumps {
+		p := g.programs[j.program]
 		if p == nil {
-			continue // nothing asks for it; a jump there would go on, and refuse the packet
+			continue // nothing asks for it; a jump there would go on, and TC would refuse the packet
 		}
-		if err := g.maps[tables.MapPrograms].Put(at, p); err != nil {
-			return fmt.Errorf("write to map %s: %w", tables.MapPrograms, err)
+		if err := g.maps[j.table].Put(j.at, p); err != nil {
+			return fmt.Errorf("write to map %s: %w", j.table, err)
 		}
 	}
 	return nil

@@ -198,6 +198,9 @@ func programFor(r model.Role, h hook) string {
 	return object.CoreTC
 }
 
+// overLabels are those that programs on XDP hand packets over to, in domains with labels.
+var overLabels = map[string]string{object.CoreXDP: object.MPLSCoreXDP, object.EdgeXDP: object.MPLSEdgeXDP}
+
 // programsOf names the programs that a plan needs on its interfaces.
 func programsOf(n plan.Node, bs []binding) []string {
 	need := map[string]bool{object.ExtTC: true} // others jump to it
@@ -206,7 +209,11 @@ func programsOf(n plan.Node, bs []binding) []string {
 			need[programFor(b.Role, h)] = true
 		}
 		if b.triesXDP() {
-			need[programFor(b.Role, b.hookXDP())] = true
+			p := programFor(b.Role, b.hookXDP())
+			need[p] = true
+			if over := overLabels[p]; over != "" && n.MPLS != nil {
+				need[over] = true
+			}
 		}
 	}
 	if n.MPLS != nil {

@@ -111,6 +111,67 @@ func (l *labelRun) runFrame(node string, f frame) (o outcome, m moved) {
 	return o, m
 }
 
+// spending is what a node's headends and egresses have counted.
+type spending struct {
+	words   map[tables.CounterKey][]uint64
+	numbers map[uint32]uint64
+}
+
+func (r *rig) spending() spending {
+	s := spending{map[tables.CounterKey][]uint64{}, map[uint32]uint64{}}
+	for k, w := range r.windows {
+		for i := range uint32(w.End() - w.At) {
+			s.words[k] = append(s.words[k], r.word(k, i).Load())
+		}
+	}
+	for _, h := range r.have.Headends {
+		s.numbers[h.Counter] = r.mem.numbers.readNumbers(h.Counter).start
+	}
+	return s
+}
+
+func (r *rig) setSpending(s spending) {
+	for k, words := range s.words {
+		for i, word := range words {
+			r.word(k, uint32(i)).Store(word)
+		}
+	}
+	for counter, last := range s.numbers {
+		r.mem.numbers.putLast(counter, last)
+	}
+}
+
+// both gives a frame to TC and then, as if it came for the first time, to XDP, with the ways
+// that TC has learned. XDP must leave the frame as it is or do what TC did; took says which.
+func (l *labelRun) both(node string, f frame) (o outcome, m moved, took bool) {
+	l.Helper()
+	r := l.rigs[node]
+	before := r.spending()
+	o, m = l.runFrame(node, f)
+	if f.gsoSize > 0 {
+		return o, m, false
+	}
+	after := r.spending()
+	r.setSpending(before)
+	f.b = arriving(f.b)
+	r.must(r.in(func() (err error) {
+		if _, took, err = r.checkXDP(f, o); err != nil {
+			return err
+		}
+		if took {
+			return r.checkMoved("XDP", m)
+		}
+		return r.checkMoved("XDP", moved{})
+	}))
+	if !took {
+		r.setSpending(after) // a headend may have taken a number in vain
+	}
+	if got := r.spending(); !cmp.Equal(got, after, cmp.AllowUnexported(spending{})) {
+		l.Errorf("%s: XDP has spent other numbers than TC", node)
+	}
+	return o, m, took
+}
+
 // sent holds that a node has sent the frame on to its neighbour, and gives the packet with its labels.
 func (l *labelRun) sent(node string, o outcome, m moved) mpls.Packet {
 	l.Helper()
@@ -193,7 +254,15 @@ func (l *labelRun) carry(chain string) {
 	for _, h := range path.Hops[1:] {
 		visits = append(visits, mpls.Visit{Node: h.NodeLabel, Service: h.ServiceLabel})
 	}
-	o, m := l.run("r1", portEdge, ether(inner))
+	both := func(node, port string, b []byte) (outcome, moved) {
+		l.Helper()
+		o, m, took := l.both(node, frame{port: port, b: b})
+		if took != (node != "r4") {
+			l.Errorf("%s: XDP finished the packet at %s: %t", chain, node, took)
+		}
+		return o, m
+	}
+	o, m := both("r1", portEdge, ether(inner))
 	p := l.sent("r1", o, m)
 	entropy, ok := p.Entropy()
 	if !ok || entropy < mpls.LabelMin {
@@ -226,13 +295,13 @@ func (l *labelRun) carry(chain string) {
 	for at, name := range []string{"r2", "r3"} {
 		// r4 is on the way, and only passes it on.
 		before := arriving(o.b)
-		if o, m = l.run("r4", portCore, before); m.stats != nil && len(m.stats) > 0 {
+		if o, m = both("r4", portCore, before); m.stats != nil && len(m.stats) > 0 {
 			l.Errorf("%s: r4 counted %v", chain, m.stats)
 		}
 		less := slices.Clone(stack)
 		less[0] = less[0].WithTTL(less[0].TTL() - 1)
 		want("r4", l.sent("r4", o, m), less, at)
-		o, m = l.run(name, portCore, before)
+		o, m = both(name, portCore, before)
 		if stack, ok = mpls.Advance(stack); !ok {
 			l.Fatal("the codec finds no next visit")
 		}
@@ -242,7 +311,7 @@ func (l *labelRun) carry(chain string) {
 		}
 	}
 	for again, reason := range []abi.Reason{abi.ReasonNone, abi.ReasonReplay} {
-		o6, m := l.run("r6", portCore, arriving(o.b))
+		o6, m := both("r6", portCore, arriving(o.b))
 		if reason != abi.ReasonNone {
 			if o6.verdict != tcDrop || !slices.Equal(m.dropped, []string{reasonName(reason)}) {
 				l.Errorf("%s: the same packet again: verdict %d, %v; want %s", chain, o6.verdict, m.dropped, reason)
@@ -275,6 +344,7 @@ func TestProgramsDoWithScapysLabelsWhatTheyMust(t *testing.T) {
 		l.rigs[n.Name] = newRig(t, rigSpec{name: n.Name, block: n.Block, locator: n.Locator, address: n.Address, own: n.Local, routes: refusing(n), mpls: n.MPLS})
 	}
 	s := &scapyRigs{T: t, world: w, rigs: l.rigs}
+	finished := map[string]bool{} // by XDP
 	for _, p := range all {
 		t.Run(p.Name, func(t *testing.T) {
 			r := s.at(t, p)
@@ -283,7 +353,10 @@ func TestProgramsDoWithScapysLabelsWhatTheyMust(t *testing.T) {
 			if p.Frames > 1 {
 				f.gsoSize, f.gsoSegs = 20, uint32(p.Frames)
 			}
-			o, m := l.runFrame(p.Node, f)
+			o, m, took := l.both(p.Node, f)
+			if took {
+				finished[p.Name] = true
+			}
 			verdict := map[packets.Verdict]uint32{packets.Pass: tcPass, packets.Deliver: tcPass, packets.Drop: tcDrop, packets.Forward: tcRedirect}[p.Verdict]
 			var dropped []string
 			if p.Reason != "" {
@@ -309,6 +382,22 @@ func TestProgramsDoWithScapysLabelsWhatTheyMust(t *testing.T) {
 			}
 		})
 	}
+	for _, p := range all {
+		if why, took := leftToTC[p.Name], finished[p.Name]; p.Verdict == packets.Forward && took == (why != "") {
+			t.Errorf("%s (%s): XDP finished it: %t; said to be TC's: %q", p.Name, p.Note, took, why)
+		}
+	}
+}
+
+// leftToTC are Scapy's packets with labels that leave the node, and that XDP does not finish.
+var leftToTC = map[string]string{
+	"mpls-two-visits":     "more than one visit",
+	"mpls-three-visits":   "more than one visit",
+	"mpls-transit-r4":     "on its way to another node",
+	"mpls-transit-r3":     "on its way to another node",
+	"mpls-transit-others": "on its way to another node",
+	"mpls-reported":       "refused, and let go",
+	"mpls-padded":         "longer than what is inside",
 }
 
 // onLabels is a packet of chain web as it comes to a position, the egress being 3.
@@ -338,6 +427,14 @@ func TestAStackNeedNotBeAsOursAre(t *testing.T) {
 	pair := []mpls.Entry{mpls.NewEntry(mpls.LabelEntropy, 0, false, 9), mpls.NewEntry(0x777, 0, false, 0)}
 	own := func(n uint32) mpls.Entry { return mpls.NewEntry(testNodeLabel+n, 0, false, 63) }
 	number := uint64(0)
+	both := func(node string, b []byte) (outcome, moved) {
+		t.Helper()
+		o, m, took := l.both(node, frame{port: portCore, b: b})
+		if !took {
+			t.Errorf("XDP did not finish it at %s", node)
+		}
+		return o, m
+	}
 	for name, change := range map[string]func(s []mpls.Entry, n uint32) []mpls.Entry{
 		"popped":                     func(s []mpls.Entry, _ uint32) []mpls.Entry { return s[1:] },
 		"popped, no entropy label":   func(s []mpls.Entry, _ uint32) []mpls.Entry { return s[3:] },
@@ -355,7 +452,7 @@ func TestAStackNeedNotBeAsOursAre(t *testing.T) {
 			p := l.onLabels(1, number)
 			p.Stack = change(p.Stack, 2)
 			length := len(p.Stack)
-			o, m := l.run("r2", portCore, p.Append(nil))
+			o, m := both("r2", p.Append(nil))
 			got := l.sent("r2", o, m)
 			if labels := withoutRepeated(got.Labels()); len(got.Stack) != length || !slices.Equal(labels, []uint32{16003, 100768, 16006, 101536}) {
 				t.Fatalf("r2 sends %v", got.Stack)
@@ -363,19 +460,19 @@ func TestAStackNeedNotBeAsOursAre(t *testing.T) {
 			if got.Stack[0].TTL() != got.Stack[serviceAt(got)].TTL() || got.Stack[0].TTL() >= mpls.TTL {
 				t.Errorf("TTLs of %v", got.Stack)
 			}
-			o, m = l.run("r3", portCore, arriving(o.b))
+			o, m = both("r3", arriving(o.b))
 			got = l.sent("r3", o, m)
 			if labels := withoutRepeated(got.Labels()); len(got.Stack) != length || !slices.Equal(labels, []uint32{16006, 101536}) {
 				t.Fatalf("r3 sends %v", got.Stack)
 			}
-			if o, m = l.run("r6", portCore, arriving(o.b)); o.verdict != tcRedirect || len(m.dropped) > 0 {
+			if o, m = both("r6", arriving(o.b)); o.verdict != tcRedirect || len(m.dropped) > 0 {
 				t.Errorf("r6: verdict %d, refused for %v, %v", int32(o.verdict), m.dropped, got.Stack)
 			}
 			// At the egress itself.
 			number++
 			p = l.onLabels(3, number)
 			p.Stack = change(p.Stack, 6)
-			if o, m = l.run("r6", portCore, p.Append(nil)); o.verdict != tcRedirect || len(m.dropped) > 0 {
+			if o, m = both("r6", p.Append(nil)); o.verdict != tcRedirect || len(m.dropped) > 0 {
 				t.Errorf("at the egress: verdict %d, refused for %v, %v", int32(o.verdict), m.dropped, p.Stack)
 			}
 		})
@@ -398,6 +495,12 @@ func TestPacketsWithLabelsAreRefusedForTheirReasons(t *testing.T) {
 			Proof: model.Proof{Scheme: model.SchemeKeyed},
 		})
 	})
+	// What is refused below is refused with a way out that XDP knows.
+	for node, at := range map[string]int{"r2": 1, "r6": 3} {
+		if _, m, took := l.both(node, frame{port: portCore, b: l.onLabels(at, 800).Append(nil)}); !took {
+			t.Fatalf("%s: XDP does not finish what is in order: %v", node, m.dropped)
+		}
+	}
 	for name, c := range labelRefusals(l) {
 		t.Run(name, func(t *testing.T) {
 			frames := [][]byte{}
@@ -409,7 +512,10 @@ func TestPacketsWithLabelsAreRefusedForTheirReasons(t *testing.T) {
 				frames = append(frames, p.Append(nil))
 			}
 			for _, b := range frames {
-				o, m := l.runFrame(c.node, frame{port: c.port, b: b, gsoSize: c.gso, gsoSegs: min(c.gso, 2)})
+				o, m, took := l.both(c.node, frame{port: c.port, b: b, gsoSize: c.gso, gsoSegs: min(c.gso, 2)})
+				if took != (c.reason == abi.ReasonProof) {
+					t.Errorf("XDP refused it: %t", took)
+				}
 				if o.verdict != tcDrop || !slices.Equal(m.dropped, []string{reasonName(c.reason)}) {
 					t.Errorf("verdict %d, refused for %v; want %s: %x", int32(o.verdict), m.dropped, c.reason, b)
 				}
@@ -556,6 +662,28 @@ func TestPacketsWithLabelsGoWhereTheyCan(t *testing.T) {
 	r = rigWith()
 	r.must(r.g.maps[tables.MapPrograms].Delete(uint32(abi.ProgramMPLS)))
 	wants("no program", abi.ReasonLabelsProgramBug, r)
+}
+
+// Where XDP has no programs for labels, TC does the work.
+func TestWithoutProgramsForLabelsXDPLeavesThemToTC(t *testing.T) {
+	t.Parallel()
+	l := newLabelRun(t, model.SchemeKeyed, 4, nil)
+	inner, _ := testInner("web")
+	for _, want := range []bool{true, false} {
+		for _, c := range []struct {
+			node, port string
+			b          []byte
+		}{{"r1", portEdge, ether(inner)}, {"r2", portCore, l.onLabels(1, 5).Append(nil)}} {
+			if o, _, took := l.both(c.node, frame{port: c.port, b: c.b}); took != want || o.verdict != tcRedirect {
+				t.Errorf("%s: TC's verdict is %d, XDP finished it: %t; want %t", c.node, int32(o.verdict), took, want)
+			}
+			for _, j := range jumps {
+				if r := l.rigs[c.node]; j.table == tables.MapProgramsXDP && want {
+					r.must(r.g.maps[j.table].Delete(j.at))
+				}
+			}
+		}
+	}
 }
 
 func r2MPLS(n plan.Node) netip.Addr {

@@ -37,7 +37,7 @@ type loaded struct {
 }
 
 // labelPrograms are those that tests of labels run.
-var labelPrograms = []string{object.CoreTC, object.EdgeTC, object.EdgeOutTC, object.MPLSTC}
+var labelPrograms = []string{object.CoreTC, object.EdgeTC, object.EdgeOutTC, object.MPLSTC, object.CoreXDP, object.EdgeXDP, object.MPLSCoreXDP, object.MPLSEdgeXDP}
 
 // atRest are those that no test has, by what they were loaded with: their
 // programs know it as constants.

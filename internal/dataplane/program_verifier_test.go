@@ -14,7 +14,9 @@ import (
 
 	"github.com/waystamp/waystamp/internal/abi"
 	"github.com/waystamp/waystamp/internal/dataplane/object"
+	"github.com/waystamp/waystamp/internal/plan"
 	"github.com/waystamp/waystamp/internal/tables"
+	"github.com/waystamp/waystamp/internal/tables/xtest"
 )
 
 // verifierRoom is how many instructions a program may take the verifier: three quarters of
@@ -24,11 +26,13 @@ const verifierRoom = 1_000_000 * 3 / 4
 // Every program in every configuration loads, and is far from the verifier's limits. The
 // lines "verifier: …" are read by test/kernels, which compares them with those of before.
 func TestVerifierHasRoom(t *testing.T) {
-	configurations := []abi.Config{{}, {Services: 100000, Label: 16001}}
+	plain, labels := verifiedConfig(t, nil), verifiedConfig(t, &plan.MPLS{Services: 100000, Label: 16001})
+	configurations := []abi.Config{plain, labels}
 	if have, err := haveDecapL3(); err != nil {
 		t.Fatal(err)
 	} else if have {
-		configurations = append(configurations, abi.Config{DecapL3: 1}, abi.Config{DecapL3: 1, Services: 100000, Label: 16001})
+		plain.DecapL3, labels.DecapL3 = 1, 1
+		configurations = append(configurations, plain, labels)
 	}
 	for _, cfg := range configurations {
 		for _, o := range object.All {
@@ -60,6 +64,18 @@ func TestVerifierHasRoom(t *testing.T) {
 			}
 		}
 	}
+}
+
+// verifiedConfig is that of a node: for one without a block the verifier would leave out what
+// asks for SIDs.
+func verifiedConfig(t *testing.T, m *plan.MPLS) abi.Config {
+	cfg, err := tables.EncodeConfig(plan.Node{
+		Name: "r1", Block: xtest.Prefix("fc00::/48"), Locator: xtest.Prefix("fc00:0:0:100::/56"), Address: xtest.Addr("fc00:1::1"), MPLS: m,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cfg
 }
 
 // verifierSaid is what the verifier says of a program that it takes.

@@ -105,6 +105,7 @@ const (
 	MapErrors      Map = "ws_errors"
 	MapEvents      Map = "ws_events"
 	MapPrograms    Map = "ws_programs"
+	MapProgramsXDP Map = "ws_programs_xdp"
 	MapLabels      Map = "ws_labels"
 )
 

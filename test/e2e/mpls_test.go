@@ -1,9 +1,12 @@
 package e2e
 
 import (
+	"fmt"
 	"testing"
+	"time"
 
 	"github.com/waystamp/waystamp/examples"
+	"github.com/waystamp/waystamp/internal/host"
 	"github.com/waystamp/waystamp/internal/lab"
 	"github.com/waystamp/waystamp/internal/model"
 )
@@ -35,6 +38,51 @@ func TestChainsGoOverLabelsThroughACoreOfIPv4(t *testing.T) {
 					t.Errorf("%s: %d frames were stamped and verified; want 3000 or more", v.chain, f.frames())
 				}
 			}
+		}
+	})
+}
+
+// On XDP headend, hops and verdict are XDP's alone, but for the packets that keep its ways
+// fresh; r4 and r5, which pass labels on, leave that to TC.
+func TestChainsGoOverLabelsOnXDP(t *testing.T) {
+	t.Parallel()
+	countRuns(t)
+	boundToo(t, func(t *testing.T, s model.Scheme) {
+		w := build(t, string(examples.MPLS), proven(s), datapath(model.DatapathXDP))
+		for name, link := range map[string]string{"h1": "h1-r1", "h2": "h2-r6"} {
+			must(t, w.net(name).SetOffload(link, host.GRO, true))
+			must(t, w.net(name).SetOffload(link, host.TransmitSum, false))
+		}
+		visited := []place{{"r1", "edge"}, {"r1", "core"}, {"r2", "core"}, {"r3", "core"}, {"r6", "core"}, {"r6", "edge"}}
+		for _, v := range []struct {
+			chain string
+			ipv4  bool
+		}{{"web4", true}, {"web6", false}} {
+			w.ipv4 = v.ipv4
+			forward, reverse := w.path(v.chain, model.Forward), w.path(v.chain, model.Reverse)
+			eventually(t, func() error {
+				const n = 40
+				var tc []func() uint64
+				for _, p := range visited {
+					tc = append(tc, w.runs(p.node, p.program("tc")))
+				}
+				since, back := w.counting(forward), w.counting(reverse)
+				if got := w.ping("h1", "h2", lab.PingConfig{Count: n, Interval: time.Millisecond, Timeout: settleTime}); got != n {
+					t.Fatalf("%s: %d of %d echo requests were answered", v.chain, got, n)
+				}
+				if a, b := since().frames(), back().frames(); a != n || b != n {
+					t.Fatalf("%s: %d frames stamped and verified forward, %d back, want %d each", v.chain, a, b, n)
+				}
+				for i, p := range visited {
+					if ran := tc[i](); ran > n/4 {
+						return fmt.Errorf("%s: %s %s: TC ran %d times for %d packets", v.chain, p.node, p.kind, ran, n)
+					}
+				}
+				return nil
+			})
+			since := w.counting(forward)
+			r := w.download("h1", "h2", 5_000_000)
+			t.Logf("%s: %.1f Gb/s, %d frames", v.chain, gigabits(r), since().frames())
 		}
 	})
 }

@@ -720,6 +720,13 @@ _Static_assert(sizeof(struct ws_label) == 16, "ws_label is ABI");
 #define WS_PROGRAM_MPLS 3
 #define WS_PROGRAMS 4
 
+/* ws_programs_xdp: those for packets with labels, and for packets that take a path over
+ * labels.
+ */
+#define WS_PROGRAM_XDP_CORE 0
+#define WS_PROGRAM_XDP_EDGE 1
+#define WS_PROGRAMS_XDP 2
+
 /* ws_streams: key is a path that ends at a function on byte streams; all paths are in
  * network order.
  */

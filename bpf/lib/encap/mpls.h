@@ -210,11 +210,44 @@ __noinline int ws_labels_next(ctx_t *ctx, __u32 service, __u32 bottom)
 	return 0;
 }
 
+/* The shape of a stack as our own headends and hops write it, or -1: of any other, and of
+ * those that have no shape. One walk from pair to pair, in place of three from entry to entry.
+ */
+__noinline int ws_labels_plain(ctx_t *ctx)
+{
+	struct cursor c = ctx_cursor(ctx);
+	__u32 at = SERVICE_AT + 1, next = 0;
+	const __be32 *entry;
+
+	cursor_take(&c, struct eth_hdr);
+	entry = cursor_take_bytes(&c, (SERVICE_AT + 1) * sizeof(*entry));
+	if (!entry || entry_label(entry[0]) != cfg.label ||
+	    entry_label(entry[1]) != LABEL_ENTROPY ||
+	    entry_label(entry[SERVICE_AT]) - cfg.services > 0xffff ||
+	    (entry[0] | entry[1] | entry[2]) & bpf_htonl(ENTRY_BOTTOM))
+		return -1;
+	if (entry[SERVICE_AT] & bpf_htonl(ENTRY_BOTTOM))
+		return SERVICE_AT | SERVICE_AT << 8;
+	for (__u32 i = 1; i < WS_SEGS_MAX; i++, at += 2) {
+		entry = cursor_take_bytes(&c, 2 * sizeof(*entry));
+		if (!entry || entry[0] & bpf_htonl(ENTRY_BOTTOM))
+			return -1;
+		if (!next && entry_label(entry[0]) != LABEL_ENTROPY)
+			next = at;
+		if (entry[1] & bpf_htonl(ENTRY_BOTTOM))
+			return (at + 1) | SERVICE_AT << 8 | next << 16;
+	}
+	return -1;
+}
+
 /* The shape of the stack behind the Ethernet header, or a negative reason. */
 static __always_inline int labels_read(ctx_t *ctx)
 {
-	int service = ws_labels_service(ctx), bottom, next;
+	int service, bottom, next, plain = ws_labels_plain(ctx);
 
+	if (plain >= 0)
+		return plain;
+	service = ws_labels_service(ctx);
 	if (service < 0)
 		return service;
 	bottom = ws_labels_bottom(ctx);

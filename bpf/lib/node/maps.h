@@ -391,6 +391,14 @@ struct {
 	__uint(max_entries, WS_PROGRAMS);
 } ws_programs SEC(".maps");
 
+/* The same on XDP: a map has programs of one hook. See encap/labels_xdp.h. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);
+	__type(key, __u32);
+	__type(value, __u32);
+	__uint(max_entries, WS_PROGRAMS_XDP);
+} ws_programs_xdp SEC(".maps");
+
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 512 * 1024);

@@ -91,6 +91,7 @@ struct scratch {
 	struct bpf_redir_neigh nh;
 	struct ws_nexthop learned; /* it, as it is remembered */
 	__u32 entered; /* bytes of an IPv4 packet that enters a chain */
+	__u32 headend; /* index of the one that XDP hands a packet over for */
 	/* What rules look at, and the rules that it fits; see match/rules.h. */
 	struct tuple tuple;
 	__u32 dscp;

@@ -4,7 +4,7 @@
  */
 #pragma once
 
-#include "lib/encap/srv6_xdp.h"
+#include "lib/encap/outer_xdp.h"
 #include "lib/hook.h"
 #include "lib/reason.h"
 #include "lib/sr/endpoint.h"

@@ -2,7 +2,8 @@
 /* H.Encaps (RFC 8986 5.1) with the first stamp, on XDP. */
 #pragma once
 
-#include "lib/encap/srv6_xdp.h"
+#include "lib/encap/labels_xdp.h"
+#include "lib/encap/outer_xdp.h"
 #include "lib/hook.h"
 #include "lib/node/refuse.h"
 #include "lib/node/stats.h"
@@ -47,8 +48,11 @@ static __always_inline int headend_xdp(ctx_t *ctx, struct cursor c,
 	struct ip inner;
 	__u32 len, pad;
 
-	if (!h || headend_first_is_local(h) ||
-	    !enter_len(ctx, &c, in, &len, &pad))
+	if (!h)
+		return CTX_PASS;
+	if (!form_is_outer(h->form))
+		return OUTER_IS_IP ? labels_enter_xdp(ctx, index) : CTX_PASS;
+	if (headend_first_is_local(h) || !enter_len(ctx, &c, in, &len, &pad))
 		return CTX_PASS;
 	if (h->mss && mss_may_be_said(c, in))
 		return CTX_PASS;

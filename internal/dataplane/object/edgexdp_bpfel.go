@@ -42,6 +42,7 @@ const (
 	edgeXDPMapWsPlaces      = "ws_places"
 	edgeXDPMapWsPorts       = "ws_ports"
 	edgeXDPMapWsPrograms    = "ws_programs"
+	edgeXDPMapWsProgramsXdp = "ws_programs_xdp"
 	edgeXDPMapWsProxies     = "ws_proxies"
 	edgeXDPMapWsProxyStats  = "ws_proxy_stats"
 	edgeXDPMapWsRefusals    = "ws_refusals"
@@ -134,6 +135,7 @@ type edgeXDPMapSpecs struct {
 	WsPlaces      *ebpf.MapSpec `ebpf:"ws_places"`
 	WsPorts       *ebpf.MapSpec `ebpf:"ws_ports"`
 	WsPrograms    *ebpf.MapSpec `ebpf:"ws_programs"`
+	WsProgramsXdp *ebpf.MapSpec `ebpf:"ws_programs_xdp"`
 	WsProxies     *ebpf.MapSpec `ebpf:"ws_proxies"`
 	WsProxyStats  *ebpf.MapSpec `ebpf:"ws_proxy_stats"`
 	WsRefusals    *ebpf.MapSpec `ebpf:"ws_refusals"`
@@ -202,6 +204,7 @@ type edgeXDPMaps struct {
 	WsPlaces      *ebpf.Map `ebpf:"ws_places"`
 	WsPorts       *ebpf.Map `ebpf:"ws_ports"`
 	WsPrograms    *ebpf.Map `ebpf:"ws_programs"`
+	WsProgramsXdp *ebpf.Map `ebpf:"ws_programs_xdp"`
 	WsProxies     *ebpf.Map `ebpf:"ws_proxies"`
 	WsProxyStats  *ebpf.Map `ebpf:"ws_proxy_stats"`
 	WsRefusals    *ebpf.Map `ebpf:"ws_refusals"`
@@ -245,6 +248,7 @@ func (m *edgeXDPMaps) Close() error {
 		m.WsPlaces,
 		m.WsPorts,
 		m.WsPrograms,
+		m.WsProgramsXdp,
 		m.WsProxies,
 		m.WsProxyStats,
 		m.WsRefusals,

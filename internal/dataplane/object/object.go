@@ -20,6 +20,8 @@ const (
 	OriginateTC = originateTCProgWsOriginateTc
 	StreamTC    = streamTCProgWsStreamTc
 	MPLSTC      = mplsTCProgWsMplsTc
+	MPLSCoreXDP = mplsCoreXDPProgWsMplsCoreXdp
+	MPLSEdgeXDP = mplsEdgeXDPProgWsMplsEdgeXdp
 )
 
 // VarConfig is the variable that each object is configured by, an abi.Config.
@@ -46,6 +48,8 @@ var All = []Object{
 	{OriginateTC, loadOriginateTC, &_OriginateTCBytes},
 	{StreamTC, loadStreamTC, &_StreamTCBytes},
 	{MPLSTC, loadMplsTC, &_MplsTCBytes},
+	{MPLSCoreXDP, loadMplsCoreXDP, &_MplsCoreXDPBytes},
+	{MPLSEdgeXDP, loadMplsEdgeXDP, &_MplsEdgeXDPBytes},
 }
 
 // The program of a worker's namespace, which has maps of its own and is of no generation.
