@@ -42,8 +42,6 @@ static __always_inline int enter_labels(struct __sk_buff *skb)
 	struct cursor c;
 	struct ip in;
 
-	if (skb->gso_size)
-		return ws_refuse(skb, REASON(LABEL_TRAIN), 0);
 	/* Not at once: verifiers of before would forget which of them it was. */
 	if (skb_is_ip4(skb))
 		whole = forward_ip(skb, true, &c, &in);

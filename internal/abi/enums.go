@@ -171,7 +171,7 @@ const (
 	ReasonNotCached           Reason = 55  // a function sent a packet that no header is kept for
 	ReasonCacheFull           Reason = 56  // the proxy has no room to keep one more header
 	ReasonFunctionMTU         Reason = 57  // the packet is larger than what its function's interface takes
-	ReasonCannotCut           Reason = 58  // a super-packet must be cut for its function, and the node has no cutter
+	ReasonCannotCut           Reason = 58  // a super-packet must be cut for its function or for labels, and the node has no cutter
 	ReasonFunctionTruncated   Reason = 59  // the IP header of a packet from a function runs past its end
 	ReasonRestoreFailed       Reason = 60  // the kernel could not put the outer header back
 	ReasonProxyMissingBug     Reason = 61  // a SID or an interface names a proxy that is not there
@@ -221,7 +221,7 @@ const (
 	ReasonLabelNull           Reason = 105 // a label stack has an explicit null where a label of this node should be
 	ReasonLabelAlert          Reason = 106 // a label stack has a router alert where a label of this node should be
 	ReasonLabelUnknown        Reason = 107 // a label is neither this node's nor another node's of the domain
-	ReasonLabelTrain          Reason = 108 // a super-packet has labels, or would get some, and nobody could cut it then
+	ReasonLabelTrain          Reason = 108 // a super-packet has labels, or comes out of what should have cut it for them
 	ReasonWordTruncated       Reason = 109 // the word behind a label stack runs past the end of the packet
 	ReasonWordVersion         Reason = 110 // what is behind a label stack is no word, or one of another version
 	ReasonWordNext            Reason = 111 // the word behind a label stack names a next header that is neither IPv4 nor IPv6
@@ -424,7 +424,7 @@ var reasonTexts = [...]string{
 	"a function sent a packet that no header is kept for",
 	"the proxy has no room to keep one more header",
 	"the packet is larger than what its function's interface takes",
-	"a super-packet must be cut for its function, and the node has no cutter",
+	"a super-packet must be cut for its function or for labels, and the node has no cutter",
 	"the IP header of a packet from a function runs past its end",
 	"the kernel could not put the outer header back",
 	"a SID or an interface names a proxy that is not there",
@@ -474,7 +474,7 @@ var reasonTexts = [...]string{
 	"a label stack has an explicit null where a label of this node should be",
 	"a label stack has a router alert where a label of this node should be",
 	"a label is neither this node's nor another node's of the domain",
-	"a super-packet has labels, or would get some, and nobody could cut it then",
+	"a super-packet has labels, or comes out of what should have cut it for them",
 	"the word behind a label stack runs past the end of the packet",
 	"what is behind a label stack is no word, or one of another version",
 	"the word behind a label stack names a next header that is neither IPv4 nor IPv6",

@@ -25,16 +25,19 @@ type Config struct {
 
 // Node is struct ws_node. ws_node[0]. Zero, as the map is made: refuse.
 type Node struct {
-	_              structs.HostLayout
-	Armed          uint32
-	CutIfindex     uint32
-	CutBackIfindex uint32
-	CutDmac        [6]uint8
-	CutBackDmac    [6]uint8
-	Xdp            uint32
-	Ways           uint32
-	Rules          uint32
-	Own            uint32
+	_               structs.HostLayout
+	Armed           uint32
+	CutIfindex      uint32
+	CutBackIfindex  uint32
+	CutDmac         [6]uint8
+	CutBackDmac     [6]uint8
+	Xdp             uint32
+	Ways            uint32
+	Rules           uint32
+	Own             uint32
+	CutEnterIfindex uint32
+	CutEnterDmac    [6]uint8
+	Pad             [2]uint8
 }
 
 // Share is struct ws_share. Proof parameters of one position. Which of them

@@ -36,7 +36,6 @@ import (
 	"github.com/waystamp/waystamp/internal/netfilter"
 	"github.com/waystamp/waystamp/internal/plan"
 	"github.com/waystamp/waystamp/internal/planfile"
-	"github.com/waystamp/waystamp/internal/tables"
 )
 
 // ReconcileEvery is how long what somebody else has changed stays changed.
@@ -363,10 +362,8 @@ func (a *agent) applyPlan(n plan.Node) error {
 	}
 	a.plan = &n
 	a.inForce.Store(&n)
-	if !tables.NeedsCutters(n) {
-		if err := a.removeCutters(cutters(a.cfg.Instance)); err != nil {
-			return err
-		}
+	if err := a.removeCutters(unneededCutters(a.cfg.Instance, n)); err != nil {
+		return err
 	}
 	for _, old := range next.Locators {
 		if old != n.Locator {

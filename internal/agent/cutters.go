@@ -2,6 +2,7 @@ package agent
 
 import (
 	"errors"
+	"slices"
 
 	"github.com/waystamp/waystamp/internal/host"
 	"github.com/waystamp/waystamp/internal/model"
@@ -13,21 +14,27 @@ import (
 // super-packets with. They carry its name, so that another instance, or somebody
 // else, keeps theirs.
 func cutters(instance string) []host.Cutter {
-	owner := "waystamp " + instance
 	to, back := tables.CutterPairs()
-	return []host.Cutter{
-		{In: to.In, Out: to.Out, Owner: owner},
-		{In: back.In, Out: back.Out, Owner: owner},
+	return ownCutters(instance, []tables.CutterPair{to, back, tables.EnterCutter()})
+}
+
+func ownCutters(instance string, pairs []tables.CutterPair) (out []host.Cutter) {
+	for _, p := range pairs {
+		out = append(out, host.Cutter{In: p.In, Out: p.Out, Owner: "waystamp " + instance})
 	}
+	return out
+}
+
+// unneededCutters are those that a plan has no use for.
+func unneededCutters(instance string, n plan.Node) []host.Cutter {
+	needed := ownCutters(instance, tables.Cutters(n))
+	return slices.DeleteFunc(cutters(instance), func(c host.Cutter) bool { return slices.Contains(needed, c) })
 }
 
 // ensureCutters makes those that a plan needs, before it is applied. It returns
 // what it made, on an error too. Where a function's own device can cut what is sent
 // to it, it is made to: that saves each frame the way through a cutter.
 func (a *agent) ensureCutters(n plan.Node) (made []host.Cutter, err error) {
-	if !tables.NeedsCutters(n) {
-		return nil, nil
-	}
 	for _, p := range n.Proxies {
 		if p.Local || p.Segments != model.SegmentsCut {
 			continue
@@ -36,7 +43,7 @@ func (a *agent) ensureCutters(n plan.Node) (made []host.Cutter, err error) {
 			a.cfg.Log.Debug("super-packets for a function go through a cutter", "function", p.Function, "err", err)
 		}
 	}
-	for _, c := range cutters(a.cfg.Instance) {
+	for _, c := range ownCutters(a.cfg.Instance, tables.Cutters(n)) {
 		fresh, err := a.net.EnsureCutter(c)
 		if fresh {
 			made = append(made, c)

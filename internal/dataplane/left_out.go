@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+
+	"github.com/waystamp/waystamp/internal/model"
 )
 
 // AttachError means that a program could not be attached to an interface.
@@ -75,6 +77,8 @@ func (b binding) unattached(h hook) string {
 	switch {
 	case h == hookXDP || h == hookFromXDP:
 		return "TC does all the work on " + b.Name
+	case b.cutter && b.Role == model.RoleEdge:
+		return "super-packets are not segmented for chains over labels"
 	case b.cutter:
 		return "super-packets are not segmented for functions"
 	case h == hookFrom:
@@ -104,6 +108,8 @@ func (t topology) without(l *leftOut) topology {
 			case b.device.Index != k.index || k.hook == hookFromXDP:
 			case b.cutter && b.from:
 				t.node.CutBackIfindex, t.node.CutBackDmac = 0, [6]uint8{}
+			case b.cutter && b.Role == model.RoleEdge:
+				t.node.CutEnterIfindex, t.node.CutEnterDmac = 0, [6]uint8{}
 			case b.cutter:
 				t.node.CutIfindex, t.node.CutDmac = 0, [6]uint8{}
 			case b.from:

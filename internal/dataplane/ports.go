@@ -86,7 +86,7 @@ func (b binding) settings(target bool) abi.Port {
 		p.Edge = 1
 		p.Guard = uint32(b.Guard)
 	}
-	if b.cutter && b.from {
+	if b.cutter && (b.from || b.Role == model.RoleEdge) {
 		p.Cutter = 1
 	}
 	return p
@@ -199,9 +199,7 @@ func resolve(n plan.Node, devices func(string) (host.Device, error), withheld ma
 			t.reach[p.Function] = tables.Reach{To: uint32(to.Index), Dmac: found[0].MAC, Cuts: to.Cuts}
 		}
 	}
-	if tables.NeedsCutters(n) {
-		t.resolveCutters(look, take)
-	}
+	t.resolveCutters(n, look, take)
 	t.resolveVLANs()
 	slices.SortStableFunc(t.bindings, func(a, b binding) int { return a.order() - b.order() })
 	return t, nil
@@ -245,17 +243,23 @@ func (t *topology) hasVLANs(b binding) bool {
 	})
 }
 
-func (t *topology) resolveCutters(look func(name, what string) (host.Device, bool), take func(binding, string) bool) {
+func (t *topology) resolveCutters(n plan.Node, look func(name, what string) (host.Device, bool), take func(binding, string) bool) {
 	to, back := tables.CutterPairs()
+	needed := tables.Cutters(n)
 	for _, c := range []struct {
 		pair    tables.CutterPair
+		role    model.Role
 		from    bool
 		ifindex *uint32
 		dmac    *[6]uint8
 	}{
-		{to, false, &t.node.CutIfindex, &t.node.CutDmac},
-		{back, true, &t.node.CutBackIfindex, &t.node.CutBackDmac},
+		{to, model.RoleCore, false, &t.node.CutIfindex, &t.node.CutDmac},
+		{back, model.RoleCore, true, &t.node.CutBackIfindex, &t.node.CutBackDmac},
+		{tables.EnterCutter(), model.RoleEdge, false, &t.node.CutEnterIfindex, &t.node.CutEnterDmac},
 	} {
+		if !slices.Contains(needed, c.pair) {
+			continue
+		}
 		what := fmt.Sprintf("cutter %s-%s", c.pair.In, c.pair.Out)
 		in, ok := look(c.pair.In, what)
 		out, okOut := look(c.pair.Out, what)
@@ -263,7 +267,9 @@ func (t *topology) resolveCutters(look func(name, what string) (host.Device, boo
 			continue
 		}
 		if take(binding{
-			Interface: model.Interface{Name: c.pair.Out, Role: model.RoleCore, Datapath: model.DatapathTC},
+			// A packet that no chain takes any more when it is cut may be of an interface where
+			// such are dropped.
+			Interface: model.Interface{Name: c.pair.Out, Role: c.role, Datapath: model.DatapathTC, Unmatched: model.UnmatchedDrop},
 			device:    out, cutter: true, from: c.from,
 		}, what) {
 			*c.ifindex, *c.dmac = uint32(in.Index), out.MAC

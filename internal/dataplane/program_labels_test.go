@@ -598,7 +598,7 @@ func labelRefusals(l *labelRun) map[string]labelRefusal {
 		"a hop skipped":                 {node: "r6", port: portCore, at: 3, edit: func(p *mpls.Packet) { p.Proof = l.onLabels(2, 900).Proof }, reason: abi.ReasonProof},
 		"another chain's packet inside": end(abi.ReasonWrongChain, func(p *mpls.Packet) { p.Payload = sentBy("2001:db8:1::1", "2001:db8:7::9", 6, make([]byte, 40)...) }),
 		"a super-packet":                {node: "r2", port: portCore, at: 1, edit: func(*mpls.Packet) {}, gso: 20, reason: abi.ReasonLabelTrain},
-		"a super-packet for a chain":    {node: "r1", port: portEdge, frame: ether(inner), gso: 20, reason: abi.ReasonLabelTrain},
+		"a super-packet for a chain":    {node: "r1", port: portEdge, frame: ether(inner), gso: 20, reason: abi.ReasonCannotCut},
 		"a proof of a path over SRv6": hop(abi.ReasonEncapsulation, func(p *mpls.Packet) {
 			p.Stack[3] = p.Stack[3].WithLabel(testServices + uint32(segments.Hops[1].SID.As16()[7]) + 0x200)
 			b := srv6.Proof{Scheme: segments.Scheme, Epoch: segments.Epoch, Path: segments.Path}.Bytes()
@@ -683,6 +683,43 @@ func TestWithoutProgramsForLabelsXDPLeavesThemToTC(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// A super-packet that a path over labels takes is cut before it gets them, and comes back in
+// frames; whether these fit is asked before.
+func TestSuperPacketsAreCutBeforeTheyGetLabels(t *testing.T) {
+	t.Parallel()
+	l := newLabelRun(t, model.SchemeKeyed, 4, func(d *model.Domain) { d.MPLS.MTU = 1400 })
+	r := l.rigs["r1"]
+	mac := [6]byte{2, 0, 0, 0, 0, 0x77}
+	r.must(r.g.setNode(abi.Node{Armed: 1, CutEnterIfindex: r.ports[portOut], CutEnterDmac: mac}))
+	for _, v := range []int{4, 6} {
+		long := func(payload int) []byte {
+			tcp := slices.Concat([]byte{4, 1, 1, 187, 0, 0, 0, 1, 0, 0, 0, 1, 0x50, 0x10, 0, 64, 0, 0, 0, 0}, make([]byte, payload))
+			if v == 4 {
+				return ether(sentBy4("203.0.113.1", "198.51.100.9", 6, 0, tcp...))
+			}
+			return ether(sentBy("2001:db8:1::1", "2001:db8:8::9", 6, tcp...))
+		}
+		before := r.spending()
+		b := long(3000)
+		o, m := l.runFrame("r1", frame{port: portEdge, b: b, gsoSize: 1200, gsoSegs: 3})
+		if want := slices.Concat(mac[:], arriving(b)[6:]); o.verdict != tcRedirect || !slices.Equal(o.b, want) || len(m.dropped)+len(m.stats) > 0 {
+			t.Errorf("IPv%d: verdict %d, refused for %v, counted %v, frame\n%s\nwant it unchanged for the cutter", v, int32(o.verdict), m.dropped, m.stats, layers(o.b))
+		}
+		if !cmp.Equal(r.spending(), before, cmp.AllowUnexported(spending{})) {
+			t.Errorf("IPv%d: it has taken a number", v)
+		}
+		if o, m = l.runFrame("r1", frame{port: portEdge, b: b, gsoSize: 1330, gsoSegs: 3}); !slices.Equal(m.dropped, []string{reasonName(abi.ReasonChainMTU)}) {
+			t.Errorf("IPv%d: frames that do not fit: verdict %d, refused for %v", v, int32(o.verdict), m.dropped)
+		}
+	}
+	inner, _ := testInner("web")
+	at := r.ports[portEdge]
+	r.must(r.put(tables.MapPorts, &at, &abi.Port{Edge: 1, Cutter: 1}))
+	if o, m := l.runFrame("r1", frame{port: portEdge, b: ether(inner), gsoSize: 20, gsoSegs: 2}); o.verdict != tcDrop || !slices.Equal(m.dropped, []string{reasonName(abi.ReasonLabelTrain)}) {
+		t.Errorf("out of the cutter: verdict %d, refused for %v; want LABEL_TRAIN, or it goes round", int32(o.verdict), m.dropped)
 	}
 }
 

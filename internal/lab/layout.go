@@ -44,7 +44,6 @@ type iface struct {
 	addresses []netip.Prefix
 	plain     bool // frames leave with their checksums
 	noIPv6    bool
-	frames    bool // the kernel sends frames, and no super-packets
 }
 
 // wire is a veth pair between two stations. Its ends are named A-B and B-A, but
@@ -156,8 +155,6 @@ func layOut(d model.Domain, l model.Lab) (layout, error) {
 			return layout{}, err
 		}
 		s := &w.stations[index[h.Name]]
-		// A headend puts labels on frames.
-		s.interfaces[len(s.interfaces)-1].frames = slices.ContainsFunc(d.Chains, func(c model.Chain) bool { return c.Encapsulation.Type == model.EncapsulationSRMPLS })
 		s.routes = append(s.routes, host.Route{
 			Destination: netip.PrefixFrom(netip.IPv6Unspecified(), 0),
 			Via:         hostSide(h.Prefix, 1),
@@ -363,11 +360,6 @@ func (s station) address(n *host.Net) error {
 		}
 		for _, a := range i.addresses {
 			if err := n.AddAddress(i.name, a); err != nil {
-				return err
-			}
-		}
-		if i.frames {
-			if err := n.SetOffload(i.name, host.TSO, false); err != nil {
 				return err
 			}
 		}

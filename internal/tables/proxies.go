@@ -342,6 +342,27 @@ func CutterPairs() (to, back CutterPair) {
 	return CutterPair{"wscut0", "wscut1"}, CutterPair{"wsback0", "wsback1"}
 }
 
+// EnterCutter is the one before headends of paths over labels.
+func EnterCutter() CutterPair { return CutterPair{"wsenter0", "wsenter1"} }
+
+// Cutters are all that a node needs.
+func Cutters(n plan.Node) (out []CutterPair) {
+	if NeedsCutters(n) {
+		to, back := CutterPairs()
+		out = append(out, to, back)
+	}
+	if NeedsEnterCutter(n) {
+		out = append(out, EnterCutter())
+	}
+	return out
+}
+
+// NeedsEnterCutter tells whether a node is the headend of a path over labels. The kernel cuts
+// no super-packet that has them.
+func NeedsEnterCutter(n plan.Node) bool {
+	return slices.ContainsFunc(n.Headends, func(h plan.Headend) bool { return h.OverLabels() })
+}
+
 func HasLocal(n plan.Node) bool {
 	return slices.ContainsFunc(n.Proxies, func(p plan.Proxy) bool { return p.Local })
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/waystamp/waystamp/internal/host"
 	"github.com/waystamp/waystamp/internal/lab"
 	"github.com/waystamp/waystamp/internal/model"
+	"github.com/waystamp/waystamp/internal/tables"
 )
 
 // Over a core without IPv6, with nodes in it that only pass labels on: every packet of both
@@ -24,6 +25,10 @@ func TestChainsGoOverLabelsThroughACoreOfIPv4(t *testing.T) {
 			w.ipv4 = v.ipv4
 			forward, reverse := w.path(v.chain, model.Forward), w.path(v.chain, model.Reverse)
 			since, back := w.counting(forward), w.counting(reverse)
+			cut := map[string]uint64{}
+			for _, node := range []string{"r1", "r6"} {
+				cut[node] = w.received(node, tables.EnterCutter().Out)
+			}
 			w.reaches("h1", "h2")
 			w.reaches("h2", "h1")
 			if got := w.ping("h1", "h2", lab.PingConfig{Size: 1400}); got != 1 {
@@ -32,6 +37,12 @@ func TestChainsGoOverLabelsThroughACoreOfIPv4(t *testing.T) {
 			for _, way := range [][2]string{{"h1", "h2"}, {"h2", "h1"}} {
 				r := w.download(way[0], way[1], 5_000_000)
 				t.Logf("%s, from %s: %.1f Gb/s", v.chain, way[0], gigabits(r))
+			}
+			// The hosts send super-packets, which are cut before they get labels.
+			for node, before := range cut {
+				if n := w.received(node, tables.EnterCutter().Out) - before; n < 2_000 {
+					t.Errorf("%s: %d frames came out of the cutter of %s; want 2000 or more", v.chain, n, node)
+				}
 			}
 			for _, f := range []flow{since(), back()} {
 				if f.frames() < 3_000 {
@@ -85,4 +96,12 @@ func TestChainsGoOverLabelsOnXDP(t *testing.T) {
 			t.Logf("%s: %.1f Gb/s, %d frames", v.chain, gigabits(r), since().frames())
 		}
 	})
+}
+
+// received is how many packets have come in by a device of a node.
+func (w *world) received(node, link string) uint64 {
+	w.t.Helper()
+	n, err := w.net(node).Received(link)
+	must(w.t, err)
+	return n
 }

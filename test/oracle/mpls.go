@@ -307,15 +307,13 @@ func (p *packet) labelEgress(s stack, outer int, v4 bool, proof srv6.Proof, bind
 	return p.forward(InnerNoRoute)
 }
 
-// labelHeadend is H.Encaps over labels, with the first stamp.
+// labelHeadend is H.Encaps over labels, with the first stamp. A super-packet is segmented
+// before.
 func (p *packet) labelHeadend(h *plan.Headend) Result {
 	inner, _ := headerOf(p.b, p.v4)
 	next := uint8(srv6.NextHeaderIPv6)
 	if p.v4 {
 		next = srv6.NextHeaderIPv4
-	}
-	if p.arrival.Frames > 1 {
-		return p.drop(LabelTrain)
 	}
 	binding, ok := bind(h.Share, h.Scheme, next, p.b)
 	outer := mpls.OuterLen(len(h.Segments))

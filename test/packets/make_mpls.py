@@ -446,10 +446,8 @@ def refused():
     f.drop("mpls-unproven", "UNPROVEN", None, "without labels, and a chain over "
            "labels requires them", node="r6",
            frame=frame(inner(dst=host(web)), type=0x86dd))
-    f.drop("mpls-headend-train", "LABEL_TRAIN", None, "a super-packet of two frames",
-           node="r1", port="edge", counter=9, frames=2, frame=frame(bytes(
-               IPv6(src=H1, dst=host(web), hlim=64) / TCP() /
-               Raw(bytes(2000))), type=0x86dd))
+    f.drop("mpls-train", "LABEL_TRAIN", None, "a super-packet of two frames",
+           node="r2", frames=2, frame=frame(labelled(web, 1)))
     f.drop("mpls-chain-mtu", "CHAIN_MTU", None, "1301 bytes, 1300 fit", node="r1",
            port="edge", counter=9, frame=frame(bytes(
                IPv6(src=H1, dst=host(direct), hlim=64) / TCP() /

@@ -156,7 +156,8 @@ struct ws_node {
 	/* Veth pairs of the agent's own that cut super-packets: what is sent
 	 * into one comes back frame by frame at its peer, which has that MAC
 	 * address. The first one's peer has the core program, the second one's
-	 * the function program. 0: there is none.
+	 * the function program, and the third one's, below, the edge program.
+	 * 0: there is none.
 	 */
 	__u32 cut_ifindex;
 	__u32 cut_back_ifindex;
@@ -167,8 +168,11 @@ struct ws_node {
 	__u32 rules; /* enum ws_rules_state */
 	/* 1: some path takes what this node sends itself, or what is marked */
 	__u32 own;
+	__u32 cut_enter_ifindex;
+	__u8 cut_enter_dmac[6];
+	__u8 pad[2];
 };
-_Static_assert(sizeof(struct ws_node) == 40, "ws_node is ABI");
+_Static_assert(sizeof(struct ws_node) == 52, "ws_node is ABI");
 
 /* Proof parameters of one position. Which of them count is the scheme's
  * matter: keyed uses key, keyed-flow bind_key too, pot and opot the rest (pot
@@ -533,7 +537,7 @@ struct ws_stats {
 struct ws_port {
 	__u8 xdp_target; /* 1: takes XDP redirects */
 	__u8 unmatched_drop; /* edge: refuse what matches no chain */
-	__u8 cutter; /* 1: the proxy is in skb->tc_index */
+	__u8 cutter; /* 1: a cutter's; where it is the functions', the proxy is in skb->tc_index */
 	__u8 edge; /* 1: outside, where nothing encapsulated goes */
 	__u32 proxy; /* of the function that is behind it; 0: none is */
 	/* VLAN interfaces on top of it that are in the plan: VLAN id, with

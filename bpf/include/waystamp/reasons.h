@@ -74,7 +74,7 @@
 	X(NOT_CACHED, "a function sent a packet that no header is kept for", SEVERAL)   \
 	X(CACHE_FULL, "the proxy has no room to keep one more header")         \
 	X(FUNCTION_MTU, "the packet is larger than what its function's interface takes") \
-	X(CANNOT_CUT, "a super-packet must be cut for its function, and the node has no cutter") \
+	X(CANNOT_CUT, "a super-packet must be cut for its function or for labels, and the node has no cutter") \
 	X(FUNCTION_TRUNCATED, "the IP header of a packet from a function runs past its end") \
 	X(RESTORE_FAILED, "the kernel could not put the outer header back", SEVERAL) \
 	X(PROXY_MISSING_BUG, "a SID or an interface names a proxy that is not there", SEVERAL) \
@@ -124,7 +124,7 @@
 	X(LABEL_NULL, "a label stack has an explicit null where a label of this node should be") \
 	X(LABEL_ALERT, "a label stack has a router alert where a label of this node should be") \
 	X(LABEL_UNKNOWN, "a label is neither this node's nor another node's of the domain") \
-	X(LABEL_TRAIN, "a super-packet has labels, or would get some, and nobody could cut it then", SEVERAL) \
+	X(LABEL_TRAIN, "a super-packet has labels, or comes out of what should have cut it for them", SEVERAL) \
 	X(WORD_TRUNCATED, "the word behind a label stack runs past the end of the packet") \
 	X(WORD_VERSION, "what is behind a label stack is no word, or one of another version") \
 	X(WORD_NEXT, "the word behind a label stack names a next header that is neither IPv4 nor IPv6") \

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Super-packets that must be segmented for a function, or were merged by it: a veth
- * pair of the agent's segments them. TC only.
+/* Super-packets that must be segmented for a function, or were merged by it, or take a
+ * path over labels: a veth pair of the agent's segments them. TC only.
  */
 #pragma once
 
@@ -50,4 +50,22 @@ static __always_inline int segment_back(struct __sk_buff *skb,
 		return ws_refuse(skb, REASON(BOUNDS_BUG), 0);
 	skb->tc_index = proxy;
 	return segment(skb, eth, n->cut_back_ifindex, n->cut_back_dmac);
+}
+
+/* To an ingress with the edge program, from an ingress of the edge. The segmenter's own
+ * gives none back: its frames would go round.
+ */
+static __always_inline int segment_enter(struct __sk_buff *skb)
+{
+	__u32 ifindex = skb->ifindex;
+	const struct ws_port *port = bpf_map_lookup_elem(&ws_ports, &ifindex);
+	const struct ws_node *n = node_find();
+	struct cursor c = ctx_cursor(skb);
+	struct eth_hdr *eth = cursor_take(&c, struct eth_hdr);
+
+	if (!n || !eth)
+		return ws_refuse(skb, REASON(BOUNDS_BUG), 0);
+	if (port && port->cutter)
+		return ws_refuse(skb, REASON(LABEL_TRAIN), 0);
+	return segment(skb, eth, n->cut_enter_ifindex, n->cut_enter_dmac);
 }

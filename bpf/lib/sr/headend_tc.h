@@ -17,6 +17,7 @@
 #include "lib/proof/rnd.h"
 #include "lib/reason.h"
 #include "lib/skb/gso.h"
+#include "lib/skb/segmenter.h"
 #include "lib/sr/endpoint_tc.h"
 #include "lib/sr/headend.h"
 #include "lib/sr/mss_tc.h"
@@ -131,6 +132,9 @@ static __always_inline int headend_tc(struct __sk_buff *skb, struct cursor c,
 					      found, in->is_ip4);
 		}
 	}
+	/* The kernel cuts nothing that has labels. */
+	if (!OUTER_IS_IP && skb->gso_size)
+		return segment_enter(skb);
 	r = rnd_take(h, frames, &pkt.rnd);
 	if (r)
 		return ws_refuse(skb, r, 0);
