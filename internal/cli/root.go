@@ -45,6 +45,7 @@ func newRoot(in surroundings) *cobra.Command {
 		NewRoutingCommand(),
 		NewPotCommand(dataplane.NewEngine),
 		NewAuditCommand(),
+		NewGatewayCommand(),
 		newWorkerCommand(),
 	}
 	for _, c := range InLab {

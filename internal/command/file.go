@@ -7,9 +7,13 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
+	"time"
 
 	"github.com/waystamp/waystamp/internal/await"
+	"github.com/waystamp/waystamp/internal/gateway"
 	"github.com/waystamp/waystamp/internal/manifest"
+	"github.com/waystamp/waystamp/internal/model"
 )
 
 // UnlessAsked runs what leaves nothing behind wherever it is ended, and does not wait
@@ -20,7 +24,7 @@ func UnlessAsked(ctx context.Context, f func() error) error {
 }
 
 // ReadManifest reads a domain's file, or stdin for "-", and the rules of its functions,
-// checks both and prints warnings.
+// checks both and prints warnings. Files of services are checked if they are here.
 func ReadManifest(ctx context.Context, name string, stdin io.Reader, stderr io.Writer) (manifest.Manifest, error) {
 	m, err := await.Do(ctx, func() (manifest.Manifest, error) { return parseManifest(name, stdin) })
 	if err != nil {
@@ -32,7 +36,21 @@ func ReadManifest(ctx context.Context, name string, stdin io.Reader, stderr io.W
 	if err := completeRules(ctx, &m.Domain, name, stderr); err != nil {
 		return manifest.Manifest{}, err
 	}
+	_, err = await.Do(ctx, func() (struct{}, error) { return struct{}{}, checkServices(m.Domain, name) })
+	if err != nil {
+		return manifest.Manifest{}, err
+	}
 	return m, nil
+}
+
+// checkServices looks at the certificates, keys and lists that services name, from the folder of the
+// domain's file. Those that are not there are the gateway's node's to check.
+func checkServices(d model.Domain, name string) error {
+	errs := gateway.CheckFiles(d.Clients, d.Services, gateway.Folder(filepath.Dir(name)), time.Now())
+	if err := errors.Join(errs...); err != nil {
+		return &ExitError{Code: ExitUsage, Err: err}
+	}
+	return nil
 }
 
 // ShownName is what messages call a file.

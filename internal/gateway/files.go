@@ -39,7 +39,7 @@ func (f Folder) Read(name string, most int64) ([]byte, fs.FileMode, error) {
 	name = f.At(name)
 	file, err := os.Open(name)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, 0, fmt.Errorf("%s is not there", name)
+		return nil, 0, missing(name)
 	}
 	if err != nil {
 		return nil, 0, err
@@ -58,6 +58,13 @@ func (f Folder) Read(name string, most int64) ([]byte, fs.FileMode, error) {
 	}
 	return text, info.Mode(), nil
 }
+
+// missing is that a file is not there.
+type missing string
+
+func (m missing) Error() string { return string(m) + " is not there" }
+
+func (m missing) Is(target error) bool { return target == fs.ErrNotExist }
 
 // Snapshot has the content of files, for a process that opens none. It has keys: it goes
 // to nobody else.

@@ -124,33 +124,50 @@ func (g *Gateway) decide(s *session, r *http.Request) (d *decision, asked policy
 	if in == nil {
 		return nil, asked, 0, refuse(SNIUnknown, "the service is not there any more")
 	}
-	host, port, found := strings.Cut(strings.ToLower(r.Host), ":")
-	if host != s.host || found && port != strconv.Itoa(int(in.Port)) {
-		return nil, asked, 0, refuse(HostMismatch, "the request is for host %q, the connection for %s", shorten(r.Host, 300), s.host)
+	asked, raw, err := in.asked(s.identity, s.host, r)
+	if err != nil {
+		return nil, asked, 0, err
+	}
+	if rule, err = decide(in.Rules, asked); err != nil {
+		return nil, asked, 0, err
+	}
+	unescaped, _ := url.PathUnescape(raw)
+	d = &decision{session: s, service: in, chain: in.Rules[rule].Chain(), cleaned: asked.Path, path: raw, plain: unescaped == asked.Path, http2: needsHTTP2(r)}
+	return d, asked, rule, nil
+}
+
+// asked is what rules look at of a request on a connection of a host; raw is its path as it came.
+func (s *Service) asked(identity, host string, r *http.Request) (asked policy.Request, raw string, err error) {
+	its, port, found := strings.Cut(strings.ToLower(r.Host), ":")
+	if its != host || found && port != strconv.Itoa(int(s.Port)) {
+		return asked, "", refuse(HostMismatch, "the request is for host %q, the connection for %s", shorten(r.Host, 300), host)
 	}
 	// OPTIONS * is about the server and no path; TRACE would show the client what the gateway adds.
 	if r.Method == http.MethodConnect || r.Method == http.MethodTrace || r.URL.Path == "*" {
-		return nil, asked, 0, refuse(MethodRefused, "method %s for %q is not served", shorten(r.Method, 64), shorten(r.URL.Path, 64))
+		return asked, "", refuse(MethodRefused, "method %s for %q is not served", shorten(r.Method, 64), shorten(r.URL.Path, 64))
 	}
 	// "x:http://host/a" has no path for net/url, and goes on whole.
 	if r.URL.Opaque != "" {
-		return nil, asked, 0, refuse(PathAmbiguous, "the target %q is neither a path nor a URL with a host", shorten(r.URL.String(), 300))
+		return asked, "", refuse(PathAmbiguous, "the target %q is neither a path nor a URL with a host", shorten(r.URL.String(), 300))
 	}
-	raw := r.URL.EscapedPath()
+	raw = r.URL.EscapedPath()
 	if raw == "" {
 		raw = "/" // RFC 9110 section 4.2.3
 	}
 	path, err := policy.Clean(raw)
 	if err != nil {
-		return nil, asked, 0, refuse(PathAmbiguous, "the path %w", err)
+		return asked, raw, refuse(PathAmbiguous, "the path %w", err)
 	}
-	asked = policy.Request{Identity: s.identity, Host: host, Method: r.Method, Path: path, Header: decidable(r.Header)}
-	if rule = in.Rules.Decide(asked); rule < 0 {
-		return nil, asked, 0, refuse(RuleNone, "no rule lets %s %s in", shorten(r.Method, 64), shorten(path, 300))
+	return policy.Request{Identity: identity, Host: its, Method: r.Method, Path: path, Header: decidable(r.Header)}, raw, nil
+}
+
+// decide finds the rule that lets a request in.
+func decide(rules policy.Rules, asked policy.Request) (int, error) {
+	rule := rules.Decide(asked)
+	if rule < 0 {
+		return rule, refuse(RuleNone, "no rule lets %s %s in", shorten(asked.Method, 64), shorten(asked.Path, 300))
 	}
-	unescaped, _ := url.PathUnescape(raw)
-	d = &decision{session: s, service: in, chain: in.Rules[rule].Chain(), cleaned: path, path: raw, plain: unescaped == path, http2: needsHTTP2(r)}
-	return d, asked, rule, nil
+	return rule, nil
 }
 
 // needsHTTP2 reports whether a request means something in HTTP/2 alone: gRPC.

@@ -242,10 +242,7 @@ func (c *checker) checkServices() {
 }
 
 // served is what only one service may have.
-type served struct {
-	address netip.AddrPort
-	host    string
-}
+type served struct{ node, host string }
 
 func (c *checker) checkService(s *service) {
 	if s.hosts.ok && len(s.hosts.value) == 0 {
@@ -254,15 +251,15 @@ func (c *checker) checkService(s *service) {
 		c.problemf(s.hosts.at, "%d hosts; a service has at most %d", n, model.HostsMax)
 	}
 	for _, h := range s.hosts.value {
-		if !h.ok || !s.address.ok {
+		if !h.ok || len(s.nodes.value) == 0 || !s.nodes.value[0].ok {
 			continue
 		}
-		k := served{s.address.value, h.value}
+		k := served{s.nodes.value[0].value, h.value}
 		switch other := c.served[k]; {
 		case other == s:
 			c.problemf(h.at, "%q is given twice", h.value)
 		case other != nil:
-			c.problemf(h.at, "%q at %s is a host of service %s already, in line %d; a request could be for either", h.value, k.address, other.name.value, other.at.line)
+			c.problemf(h.at, "%q is a host of service %s already, in line %d, by the gateway on %s too; a request could be for either", h.value, other.name.value, other.at.line, k.node)
 		default:
 			c.served[k] = s
 		}

@@ -190,7 +190,7 @@ func Sections() []Section {
 				"A chain that rules name has no `match`. It takes connections of the gateway alone, and `direction: both`; its one ingress is the gateway's node. It has `keyed` or `keyed-flow` proofs over SRv6, and neither `own-traffic` nor `on-violation: report` nor a `guard` but `enforce`.",
 				"Such a chain has no function of kind `stream`, none in the node's own kernel, and none that `rewrites`.",
 				"A chain leads to one origin, and at most " + strconv.Itoa(model.OnwardChainsMax) + " chains to the same one. Each has " + strconv.Itoa(model.OnwardPorts) + " source ports of its own: so many connections to an origin can be open for one client's address by one chain.",
-				"Two services with the same address have different hosts.",
+				"Services of one gateway have different hosts, also at different addresses.",
 				"The egress refuses packets to the address and port of an origin that did not come by a chain of its services, on whatever interface. Other ports of the origin are not guarded.",
 				"A match with priority 1 or 2 does not take packets to an origin, or from it.",
 			},

@@ -170,11 +170,7 @@ func (g *Gateway) check() error {
 		}
 		chains[c.Chain] = c
 	}
-	type name struct {
-		address netip.AddrPort
-		host    string
-	}
-	hosts, services, used := map[name]string{}, map[string]bool{}, map[string]bool{}
+	hosts, services, used := map[string]string{}, map[string]bool{}, map[string]bool{}
 	for _, s := range g.Services {
 		if err := s.Check(); err != nil {
 			return fmt.Errorf("service %s: %w", s.Name, err)
@@ -184,10 +180,10 @@ func (g *Gateway) check() error {
 		}
 		services[s.Name] = true
 		for _, h := range s.Hosts {
-			if other, taken := hosts[name{s.Address, h}]; taken {
-				return fmt.Errorf("service %s: host %s at %s is that of service %s already", s.Name, h, s.Address, other)
+			if other, taken := hosts[h]; taken {
+				return fmt.Errorf("service %s: host %s is that of service %s already", s.Name, h, other)
 			}
-			hosts[name{s.Address, h}] = s.Name
+			hosts[h] = s.Name
 		}
 		kind, ok := kinds[s.Clients]
 		if !ok {

@@ -895,6 +895,7 @@ func (n Node) guard(ip ip, at, otherwise model.Guard) model.Guard {
 // headend is the path that a packet from outside takes from here, or nil. unread:
 // for all that can be read of it, it could be another one's.
 func (n Node) headend(ip ip) (h *plan.Headend, unread bool) {
+	n.Headends = outside(n.Headends)
 	matches, unmarked := n.headendMatches(), func(int) bool { return false }
 	i := choose(matches, ip, fits, unmarked)
 	unread = choose(matches, ip, couldFit, unmarked) != i
@@ -907,6 +908,16 @@ func (n Node) headend(ip ip) (h *plan.Headend, unread bool) {
 		unread = unread || choose(others, ip, couldFit, unmarked) >= 0
 	}
 	return &n.Headends[i], unread
+}
+
+// outside are the headends of what comes from outside, or is the node's own, and not of what a
+// function or a gateway sends.
+func outside(headends []plan.Headend) []plan.Headend {
+	inside := func(h plan.Headend) bool { return h.From != "" }
+	if !slices.ContainsFunc(headends, inside) {
+		return headends
+	}
+	return slices.DeleteFunc(slices.Clone(headends), inside)
 }
 
 func (n Node) headendMatches() []model.Match {

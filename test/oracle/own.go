@@ -32,6 +32,7 @@ func (n Node) Out(a Arrival, d Departure, mark uint32) Result {
 // leaving is the path that takes a packet on its way out: one by its mark, or if
 // it is the node's own also another that asks for those. Nil: none.
 func (n Node) leaving(ip ip, own bool, mark uint32) *plan.Headend {
+	n.Headends = outside(n.Headends)
 	matches := n.headendMatches()
 	i := choose(matches, ip, fits, func(i int) bool { return mark&matches[i].Mark.Mask == matches[i].Mark.Value })
 	if i < 0 {

@@ -133,16 +133,28 @@ func (rs Rules) Knows(identity string) bool {
 	return slices.ContainsFunc(rs, func(rule Rule) bool { return rule.who.matches(identity) })
 }
 
-func (rule Rule) matches(r Request) bool {
-	return rule.who.matches(r.Identity) &&
-		(len(rule.hosts) == 0 || slices.Contains(rule.hosts, r.Host)) &&
-		(len(rule.methods) == 0 || slices.Contains(rule.methods, r.Method)) &&
-		rule.path.matches(r.Path) &&
-		!slices.ContainsFunc(rule.headers, func(h header) bool {
-			// A header that is there twice means what its reader makes of it.
-			v := r.Header(h.name)
-			return len(v) != 1 || v[0] != h.value
-		})
+func (rule Rule) matches(r Request) bool { return rule.Misses(r) == "" }
+
+// Misses is the first part of the rule that a request does not match: who, host, method, path or
+// "header NAME". "": it matches all.
+func (rule Rule) Misses(r Request) string {
+	switch {
+	case !rule.who.matches(r.Identity):
+		return "who"
+	case len(rule.hosts) > 0 && !slices.Contains(rule.hosts, r.Host):
+		return "host"
+	case len(rule.methods) > 0 && !slices.Contains(rule.methods, r.Method):
+		return "method"
+	case !rule.path.matches(r.Path):
+		return "path"
+	}
+	for _, h := range rule.headers {
+		// A header that is there twice means what its reader makes of it.
+		if v := r.Header(h.name); len(v) != 1 || v[0] != h.value {
+			return "header " + h.name
+		}
+	}
+	return ""
 }
 
 // hiddenBy finds a rule that takes every request of r; -1: there is none. It finds one by one,

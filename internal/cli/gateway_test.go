@@ -1,0 +1,171 @@
+package cli
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/json"
+	"encoding/pem"
+	"math/big"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/waystamp/waystamp/internal/command"
+)
+
+// clientFiles makes a folder with the example's domain file, the files of its clients, and certificates of alice,
+// of ops, and of mallory, who is revoked.
+func clientFiles(t *testing.T) (folder string, until time.Time) {
+	t.Helper()
+	folder = t.TempDir()
+	write := func(name, kind string, der []byte) {
+		t.Helper()
+		if err := os.WriteFile(filepath.Join(folder, name), pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	now := time.Now().UTC().Truncate(time.Second)
+	until = now.Add(time.Hour)
+	issue := func(name string, serial int64, by *x509.Certificate, key *ecdsa.PrivateKey, change func(*x509.Certificate)) (*x509.Certificate, *ecdsa.PrivateKey) {
+		t.Helper()
+		own, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := &x509.Certificate{SerialNumber: big.NewInt(serial), Subject: pkix.Name{CommonName: name}, NotBefore: now.Add(-time.Minute), NotAfter: until,
+			KeyUsage: x509.KeyUsageDigitalSignature, BasicConstraintsValid: true}
+		change(c)
+		if by == nil {
+			by, key = c, own
+		}
+		der, err := x509.CreateCertificate(rand.Reader, c, by, own.Public(), key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		write(name+".pem", "CERTIFICATE", der)
+		if c, err = x509.ParseCertificate(der); err != nil {
+			t.Fatal(err)
+		}
+		return c, own
+	}
+	ca, key := issue("staff-ca", 1, nil, nil, func(c *x509.Certificate) { c.IsCA, c.KeyUsage = true, x509.KeyUsageCertSign|x509.KeyUsageCRLSign })
+	client := func(path string) func(*x509.Certificate) {
+		return func(c *x509.Certificate) {
+			c.ExtKeyUsage, c.URIs = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}, []*url.URL{{Scheme: "spiffe", Host: "staff.example", Path: path}}
+		}
+	}
+	issue("alice", 10, ca, key, client("/ops/alice"))
+	issue("bob", 11, ca, key, client("/shop/bob"))
+	issue("mallory", 12, ca, key, client("/ops/mallory"))
+	list, err := x509.CreateRevocationList(rand.Reader, &x509.RevocationList{Number: big.NewInt(1), ThisUpdate: now.Add(-time.Minute), NextUpdate: until,
+		RevokedCertificateEntries: []x509.RevocationListEntry{{SerialNumber: big.NewInt(12), RevocationTime: now.Add(-time.Minute)}}}, ca, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	write("staff.crl", "X509 CRL", list)
+	text, err := os.ReadFile("../../examples/zerotrust.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(folder, "domain.yaml"), text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return folder, until
+}
+
+func TestGatewayExplainSaysTheRule(t *testing.T) {
+	folder, until := clientFiles(t)
+	explain := func(args ...string) (stdout, stderr string, code int) {
+		t.Helper()
+		var out, errs strings.Builder
+		code = Main(t.Context(), append([]string{"gateway", "explain", "-f", filepath.Join(folder, "domain.yaml")}, args...), strings.NewReader(""), &out, &errs)
+		return out.String(), errs.String(), code
+	}
+	for _, test := range []struct {
+		cert, path string
+		code       int
+		want       string
+	}{
+		{"alice", "/cart", command.ExitDone, `service   shop, at [fc00:8::2]:443, gateway on r1
+client    spiffe://staff.example/ops/alice (certificate a, valid until UNTIL)
+request   GET shop.example.org/cart
+decision  let in by rule 1, by chain deep: fw2, dpi, out at r6
+
+  RULE  WHO                           CHAIN  THE REQUEST
+     1  spiffe://staff.example/ops/*  deep   matches, and the rule decides
+     2  spiffe://staff.example/**     light  has another path; not asked
+`},
+		{"bob", "/public/../cart", command.ExitRefused, `service   shop, at [fc00:8::2]:443, gateway on r1
+client    spiffe://staff.example/shop/bob (certificate b, valid until UNTIL)
+request   GET shop.example.org/cart
+decision  refused (rule-none): no rule lets GET /cart in
+
+  RULE  WHO                           CHAIN  THE REQUEST
+     1  spiffe://staff.example/ops/*  deep   is of another identity
+     2  spiffe://staff.example/**     light  has another path
+`},
+		{"mallory", "/", command.ExitRefused, `service   shop, at [fc00:8::2]:443, gateway on r1
+client    not known (certificate c, valid until UNTIL)
+request   GET shop.example.org/
+decision  refused (cert-revoked): `},
+		{"alice", "/a%2fb", command.ExitRefused, `service   shop, at [fc00:8::2]:443, gateway on r1
+client    spiffe://staff.example/ops/alice (certificate a, valid until UNTIL)
+request   GET shop.example.org/a%2fb
+decision  refused (path-ambiguous): the path has an encoded slash
+`},
+	} {
+		stdout, stderr, code := explain("--cert", filepath.Join(folder, test.cert+".pem"), "--path", test.path)
+		stdout = strings.ReplaceAll(stdout, until.Format(time.RFC3339), "UNTIL")
+		if code != test.code || stderr != "" || !strings.HasPrefix(stdout, test.want) {
+			t.Errorf("%s %s: exit code %d, %q\n%s\nwant:\n%s", test.cert, test.path, code, stderr, stdout, test.want)
+		}
+	}
+
+	stdout, _, code := explain("-o", "json", "--header", "X-A: b")
+	var v struct {
+		Allowed bool
+		Reason  string
+		Rules   []any
+	}
+	if err := json.Unmarshal([]byte(stdout), &v); err != nil || code != command.ExitRefused || v.Allowed || v.Reason != "cert-missing" || v.Rules != nil {
+		t.Errorf("without a certificate: exit code %d, %v\n%s", code, err, stdout)
+	}
+
+	for _, test := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"--host", "www.example.org"}, "no service has host www.example.org"},
+		{[]string{"--service", "desk"}, "service desk has no host shop.example.org"},
+		{[]string{"--header", "X-A"}, "is not a header"},
+		{[]string{"-o", "yaml"}, "not a format"},
+		{[]string{"--path", "cart"}, `GET "cart" is no request`},
+		{[]string{"--cert", filepath.Join(folder, "nobody.pem")}, "is not there"},
+		{[]string{"--files", t.TempDir()}, "is not there"},
+	} {
+		if stdout, stderr, code := explain(test.args...); code == command.ExitDone || stdout != "" || !strings.Contains(stderr, test.want) {
+			t.Errorf("%s: exit code %d, %q, %q; want %q", test.args, code, stdout, stderr, test.want)
+		}
+	}
+}
+
+// A file that is here and wrong is refused where the domain is compiled, with the line that names it.
+func TestPlanChecksFilesOfServicesThatAreHere(t *testing.T) {
+	folder, _ := clientFiles(t)
+	file := filepath.Join(folder, "domain.yaml")
+	if _, stderr, code := runPlan(t, "", "-f", file); code != command.ExitDone {
+		t.Fatalf("exit code %d: %s", code, stderr)
+	}
+	if err := os.Rename(filepath.Join(folder, "alice.pem"), filepath.Join(folder, "staff-ca.pem")); err != nil {
+		t.Fatal(err)
+	}
+	if _, stderr, code := runPlan(t, "", "-f", file); code != command.ExitUsage || !strings.Contains(stderr, "domain.yaml:72:9: CA of clients staff, ") || !strings.Contains(stderr, "is a leaf and no authority") {
+		t.Errorf("exit code %d: %s", code, stderr)
+	}
+}
