@@ -184,10 +184,19 @@ func (c *Controller) differences(ctx context.Context, v *view, next model.Domain
 		for i := range d.Functions { // where a rule stands in a file is no difference
 			d.Functions[i].Netfilter.RulesAt = model.Source{}
 		}
+		for i := range d.Clients {
+			d.Clients[i].At, d.Clients[i].CRLAt = model.Source{}, model.Source{}
+		}
+		for i := range d.Services {
+			x := &d.Services[i]
+			x.At, x.CertificateAt, x.KeyAt, x.Origin.CAAt = model.Source{}, model.Source{}, model.Source{}, model.Source{}
+		}
 	}
 	out = append(out, compare("node", was.Nodes, next.Nodes, func(n model.Node) string { return n.Name })...)
 	out = append(out, compare("function", was.Functions, next.Functions, func(f model.Function) string { return f.Name })...)
-	return append(out, compare("chain", was.Chains, next.Chains, func(ch model.Chain) string { return ch.Name })...), nil
+	out = append(out, compare("chain", was.Chains, next.Chains, func(ch model.Chain) string { return ch.Name })...)
+	out = append(out, compare("clients", was.Clients, next.Clients, func(cl model.Clients) string { return cl.Name })...)
+	return append(out, compare("service", was.Services, next.Services, func(x model.Service) string { return x.Name })...), nil
 }
 
 func compare[T any](kind string, was, next []T, name func(T) string) (out []*v1.Difference) {
@@ -220,6 +229,11 @@ func (s admin) Delete(ctx context.Context, r *connect.Request[v1.DeleteRequest])
 		}
 		if !hasChain(d, r.Msg.Chain) {
 			return store.Txn{}, refuse(connect.CodeNotFound, "there is no chain %s", r.Msg.Chain)
+		}
+		for _, x := range d.Services {
+			if slices.ContainsFunc(x.Rules, func(rule model.ServiceRule) bool { return rule.Chain == r.Msg.Chain }) {
+				return store.Txn{}, refuse(connect.CodeFailedPrecondition, "a rule of service %s names chain %s; take the rule out of the domain file first, and apply that", x.Name, r.Msg.Chain)
+			}
 		}
 		w := v.wanted
 		w.Serial++

@@ -707,6 +707,46 @@ func TestDifferencesAreNamed(t *testing.T) {
 	}
 }
 
+// A rule that changes is a change of the domain, and where it stands in the file is none.
+func TestServicesAreDifferencesToo(t *testing.T) {
+	w, _ := domain(t)
+	diff := func(text string) (out []string) {
+		r, err := w.admin.Diff(t.Context(), connect.NewRequest(&v1.DiffRequest{File: &v1.File{Name: "x.yaml", Source: []byte(text)}}))
+		w.must(err)
+		for _, d := range r.Msg.Differences {
+			out = append(out, d.Kind+" "+d.Name+" "+d.Change)
+		}
+		return out
+	}
+	const rule = `{who: "**", path: /a, chain: light}`
+	served := file + `  - {name: light, ingress: [r1], functions: [fw], egress: r3, direction: both}
+clients:
+  - {name: staff, ca: ca.pem, identity: {spiffe: staff.example}, revocation: {lifetime: 1h}}
+services:
+  - name: shop
+    hosts: [shop.example.org]
+    gateway: {nodes: [r1], address: "[2001:db8:7::2]:443"}
+    certificate: {file: shop.pem, key: shop.key}
+    clients: staff
+    origin: {address: "[2001:db8:7::2]:443", tls: {ca: origin.pem, name: shop.internal}}
+    rules: [` + rule + `]
+`
+	if d := diff(served); !slices.Equal(d, []string{"chain light added", "clients staff added", "service shop added"}) {
+		t.Errorf("differences %v", d)
+	}
+	w.until("served", settled(w.apply(served)))
+	if d := diff(edit(served, "clients:\n", "# a comment\nclients:\n")); len(d) != 0 {
+		t.Errorf("differences %v", d)
+	}
+	if d := diff(edit(served, "path: /a", "path: /b")); !slices.Equal(d, []string{"service shop changed"}) {
+		t.Errorf("differences %v", d)
+	}
+	_, err := w.admin.Delete(t.Context(), connect.NewRequest(&v1.DeleteRequest{Chain: "light"}))
+	if code(err) != connect.CodeFailedPrecondition || !strings.Contains(err.Error(), "a rule of service shop names chain light") {
+		t.Errorf("a chain that a rule names is deleted: %v", err)
+	}
+}
+
 func TestOnlyOperatorsCallTheSocketAndOnlyNodesTheOthers(t *testing.T) {
 	w := newWorld(t)
 	w.admins = func(uint32) bool { return false }

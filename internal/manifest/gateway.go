@@ -304,6 +304,9 @@ func (c *checker) checkServiceRules(s *service, cl *clients) {
 		if ch := resolve(c.reader, r.chain, c.chains, "chain"); ch != nil {
 			if ch.named == nil {
 				ch.named = r
+				if ch.scheme.at == ch.at { // not said
+					ch.scheme.value = model.SchemeKeyedFlow
+				}
 			}
 			c.lead(ch, s, r)
 		}

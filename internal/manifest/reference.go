@@ -187,7 +187,7 @@ func Sections() []Section {
 			Path: "services[]", Title: "services",
 			Text: "What clients reach through a gateway, which knows them by their certificates and chooses a chain for each request ([how to](../how-to/gateway.md), [ADR 0074](../adr/0074-ports-say-which-chain.md)). Agents do not run gateways yet: they refuse a plan with one.",
 			Rules: []string{
-				"A chain that rules name has no `match`. It takes connections of the gateway alone, and `direction: both`; its one ingress is the gateway's node. It has `keyed` or `keyed-flow` proofs over SRv6, and neither `own-traffic` nor `on-violation: report` nor a `guard` but `enforce`.",
+				"A chain that rules name has no `match`. It takes connections of the gateway alone, and `direction: both`; its one ingress is the gateway's node. Its proofs are of scheme `keyed-flow`, which is its default, over SRv6; it has neither `own-traffic` nor `on-violation: report` nor a `guard` but `enforce`.",
 				"Such a chain has no function of kind `stream`, none in the node's own kernel, and none that `rewrites`.",
 				"A chain leads to one origin, and at most " + strconv.Itoa(model.OnwardChainsMax) + " chains to the same one. Each has " + strconv.Itoa(model.OnwardPorts) + " source ports of its own: so many connections to an origin can be open for one client's address by one chain.",
 				"Services of one gateway have different hosts, also at different addresses.",
@@ -356,7 +356,7 @@ func Descriptions() map[string]Description {
 		"chains[].encapsulation.sids":    {model.SIDsPlain.String(), "`plain` is one SID per entry of the segment list, `compressed` up to five (NEXT-C-SID, RFC 9800 section 4.1)."},
 		"chains[].encapsulation.reduced": {"false", "`true` leaves the first segment out of the list: it is in the destination address alone (H.Encaps.Red, RFC 8986 section 5.2)."},
 
-		"chains[].proof.scheme":       {model.SchemeKeyed.String(), "`keyed` is a chain of SipHash tags with one key per hop; `keyed-flow` binds it to the inner packet's flow; `opot` and `pot` are of draft-ietf-sfc-proof-of-transit-08, with and without masks, and resist no adversary."},
+		"chains[].proof.scheme":       {model.SchemeKeyed.String(), "For a chain that rules of [services](#services) name, `keyed-flow` is the default, and nothing else is taken. `keyed` is a chain of SipHash tags with one key per hop; `keyed-flow` binds it to the inner packet's flow; `opot` and `pot` are of draft-ietf-sfc-proof-of-transit-08, with and without masks, and resist no adversary."},
 		"chains[].proof.on-violation": {model.OnViolationDrop.String(), "`drop` refuses packets whose proof or segment list is wrong; `report` counts them and lets them go on. Packets without a proof are a matter of `guard`."},
 		"chains[].proof.window":       {strconv.Itoa(model.WindowDefault), "How many packet numbers of each lane the replay window tells apart. Larger windows are for networks that reorder more."},
 

@@ -106,8 +106,11 @@ func (c Chain) CheckOnward(node string, function func(name string) Function) (li
 	if c.Encapsulation.Type != EncapsulationSRv6 {
 		add("type", 0, "%s is not there yet for chains that rules name; expect %s", c.Encapsulation.Type, EncapsulationSRv6)
 	}
-	if !c.Proof.Scheme.Keyed() {
-		add("scheme", 0, "%s resists no adversary, and a service relies on the proof; expect %s or %s", c.Proof.Scheme, SchemeKeyed, SchemeKeyedFlow)
+	switch {
+	case !c.Proof.Scheme.Keyed():
+		add("scheme", 0, "%s resists no adversary, and a service relies on the proof; expect %s", c.Proof.Scheme, SchemeKeyedFlow)
+	case c.Proof.Scheme != SchemeKeyedFlow:
+		add("scheme", 0, "%s is bound to no packet: who holds one back on the way could put a packet of its own to the service under its proof; expect %s", c.Proof.Scheme, SchemeKeyedFlow)
 	}
 	if c.Proof.OnViolation != OnViolationDrop {
 		add("on-violation", 0, "%s lets packets on to the service whose proof is wrong; leave it out", c.Proof.OnViolation)

@@ -15,7 +15,7 @@ import (
 // serving is paper with a service behind r6, whose gateway is on r1: rules name the chains web,
 // by fw and dpi, and light, by fw alone.
 func serving() model.Domain {
-	d := paper(model.SchemeKeyed)
+	d := paper(model.SchemeKeyedFlow)
 	origin := netip.MustParseAddrPort("[fc00:8::2]:443")
 	light := d.Chains[0]
 	light.Name, light.Functions = "light", []string{"fw"}
@@ -188,13 +188,14 @@ func TestServicesThatDoNotHoldAreRefused(t *testing.T) {
 		"a match of its own": {func(d *model.Domain) {
 			d.Chains[0].Match = model.Match{Destination: netip.MustParsePrefix("fc00:9::/64")}
 		}, "a match of its own"},
-		"no rule names it":     {func(d *model.Domain) { d.Services[0].Rules = d.Services[0].Rules[:1] }, "if and only if a rule"},
-		"no such chain":        {func(d *model.Domain) { d.Services[0].Rules[0].Chain = "nowhere" }, "nowhere, which is not there"},
-		"one direction":        {func(d *model.Domain) { d.Chains[0].Both = false }, "direction: both"},
-		"another ingress":      {func(d *model.Domain) { d.Services[0].Nodes = []string{"r2"} }, "is not the gateway's node alone"},
-		"two gateways":         {func(d *model.Domain) { d.Services[0].Nodes = []string{"r1", "r2"} }, "has one gateway yet"},
-		"a weak scheme":        {func(d *model.Domain) { d.Chains[0].Proof.Scheme = model.SchemeOPoT }, "resists no adversary"},
-		"a guard that lets by": {func(d *model.Domain) { d.Chains[0].Guard = model.GuardAudit }, "have no proof"},
+		"no rule names it":      {func(d *model.Domain) { d.Services[0].Rules = d.Services[0].Rules[:1] }, "if and only if a rule"},
+		"no such chain":         {func(d *model.Domain) { d.Services[0].Rules[0].Chain = "nowhere" }, "nowhere, which is not there"},
+		"one direction":         {func(d *model.Domain) { d.Chains[0].Both = false }, "direction: both"},
+		"another ingress":       {func(d *model.Domain) { d.Services[0].Nodes = []string{"r2"} }, "is not the gateway's node alone"},
+		"two gateways":          {func(d *model.Domain) { d.Services[0].Nodes = []string{"r1", "r2"} }, "has one gateway yet"},
+		"a weak scheme":         {func(d *model.Domain) { d.Chains[0].Proof.Scheme = model.SchemeOPoT }, "resists no adversary"},
+		"a proof of any packet": {func(d *model.Domain) { d.Chains[0].Proof.Scheme = model.SchemeKeyed }, "bound to no packet"},
+		"a guard that lets by":  {func(d *model.Domain) { d.Chains[0].Guard = model.GuardAudit }, "have no proof"},
 		"the name of gateways": {func(d *model.Domain) {
 			d.Functions[0].Name = "gateway"
 			d.Chains[0].Functions[0] = "gateway"
