@@ -1,6 +1,7 @@
 package arch
 
 import (
+	"fmt"
 	"net/url"
 	"path"
 	"regexp"
@@ -274,6 +275,40 @@ func TestTheIndexOfDecisionsIsTheirHeadings(t *testing.T) {
 	}
 	if n == 0 {
 		t.Error("there are no decisions in docs/adr")
+	}
+}
+
+// The page on zero trust names tests that are there, for each row that it ticks, and counts right.
+func TestThePageOnZeroTrustNamesItsTests(t *testing.T) {
+	tr := repository(t)
+	tests := map[string]bool{}
+	for _, p := range tr.files {
+		if strings.HasSuffix(p, "_test.go") {
+			for _, m := range regexp.MustCompile(`(?m)^func (Test\w+)\(`).FindAllStringSubmatch(tr.read(t, p), -1) {
+				tests[m[1]] = true
+			}
+		}
+	}
+	const page = "docs/reference/zero-trust.md"
+	text := tr.read(t, page)
+	count := map[string]int{}
+	for _, row := range regexp.MustCompile(`(?m)^\| ([A-Z][^|]*) \| \*+(yes|in part|no)\*+ \|.*\|([^|]*)\|$`).FindAllStringSubmatch(text, -1) {
+		count[row[2]]++
+		shown := reInline.FindAllStringSubmatch(row[3], -1)
+		if row[2] != "no" && len(shown) == 0 {
+			t.Errorf("%s: %q says %s, and names no test", page, row[1], row[2])
+		}
+		for _, s := range shown {
+			if !tests[s[1]] {
+				t.Errorf("%s: %q names %s, which is no test", page, row[1], s[1])
+			}
+		}
+	}
+	if n := count["yes"] + count["in part"] + count["no"]; n != 16 {
+		t.Errorf("%s has %d rows; the table has 16", page, n)
+	}
+	if want := fmt.Sprintf("%d of 16 are there as a whole, %d in part.", count["yes"], count["in part"]); !strings.Contains(text, want) {
+		t.Errorf("%s does not say %q", page, want)
 	}
 }
 

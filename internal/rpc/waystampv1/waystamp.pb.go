@@ -295,7 +295,7 @@ func (x *DiffResponse) GetWarnings() []string {
 
 type Difference struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Kind          string                 `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"` // domain, node, function or chain
+	Kind          string                 `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"` // domain, node, function, chain, clients or service
 	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
 	Change        string                 `protobuf:"bytes,3,opt,name=change,proto3" json:"change,omitempty"` // added, changed or removed
 	unknownFields protoimpl.UnknownFields
