@@ -54,3 +54,12 @@ const MPLSName = "examples/mpls.yaml"
 //
 //go:embed mpls.yaml
 var MPLS []byte
+
+// StreamsName is what messages about Streams call it.
+const StreamsName = "examples/streams.yaml"
+
+// Streams is a domain with functions on the bytes of TCP connections: between two nodes they
+// are compressed.
+//
+//go:embed streams.yaml
+var Streams []byte

@@ -1,9 +1,10 @@
 // Package demo is waystamp in a minute: the network of the paper's Fig. 7a as a
 // lab on this machine, real traffic through a proven chain, then one tampering
-// after the other, each refused and explained; and then the same with functions
-// that know nothing of segment routing. Nothing in it is acted: it edits the
-// files that agents follow, stops and detaches agents, changes a firewall's
-// rules, and reads what the kernel counted. internal/cli calls it.
+// after the other, each refused and explained; and then the same with netfilter, with
+// functions on byte streams, over labels, and with functions that know nothing of
+// segment routing. Nothing in it is acted: it edits the files that agents follow,
+// stops and detaches agents, kills a worker, changes a firewall's rules, and reads
+// what the kernel counted. internal/labcli calls it.
 package demo
 
 import (
@@ -72,13 +73,21 @@ func Run(ctx context.Context, c Config) error {
 	if err != nil {
 		return err
 	}
+	streams, err := manifest.Parse(examples.StreamsName, examples.Streams)
+	if err != nil {
+		return err
+	}
+	labels, err := manifest.Parse(examples.MPLSName, examples.MPLS)
+	if err != nil {
+		return err
+	}
 	if err := host.Require(host.FeatureNetAdmin, host.FeatureNamespaces, host.FeatureSEG6Local); err != nil {
 		return err
 	}
 	if err := host.RequireNft(); err != nil {
 		return fmt.Errorf("the demo has a firewall: %w", err)
 	}
-	s := &stage{Config: c}
+	s := &stage{Config: c, chain: "web"}
 	s.printf("%s", prologue)
 	for _, scheme := range c.Schemes {
 		s.printf("\n== proof: %s ==\n", scheme)
@@ -90,6 +99,15 @@ func Run(ctx context.Context, c Config) error {
 	if err := s.play(ctx, netfilter, c.Schemes[0], s.netfilterScenes, false); err != nil {
 		return err
 	}
+	s.printf("%s", streamsPrologue)
+	if err := s.play(ctx, streams, c.Schemes[0], s.streamScenes, false); err != nil {
+		return err
+	}
+	s.printf("%s", labelsPrologue)
+	if err := s.play(ctx, labels, c.Schemes[0], s.labelScenes, false); err != nil {
+		return err
+	}
+	s.chain = "web"
 	s.printf("%s", functionsPrologue)
 	scheme := c.Schemes[0]
 	if scheme == model.SchemeKeyedFlow {
@@ -115,6 +133,7 @@ type stage struct {
 	lab      *lab.Lab
 	plan     *plan.Domain
 	scheme   model.Scheme
+	chain    string // that path finds
 	names    explain.Names
 	h1, h2   *host.NetNS
 }
@@ -269,14 +288,14 @@ func (s *stage) wrongOrder() string {
 	return "r3 (dpi) stamped this packet before r2 (fw)"
 }
 
-// path is chain web in one direction, with everybody's secrets.
+// path is the chain in one direction, with everybody's secrets.
 func (s *stage) path(d model.Direction) plan.Path {
 	for _, p := range s.plan.Paths {
-		if p.Chain == "web" && p.Direction == d {
+		if p.Chain == s.chain && p.Direction == d {
 			return p
 		}
 	}
-	panic("the example has no chain web in direction " + d.String())
+	panic("the example has no chain " + s.chain + " in direction " + d.String())
 }
 
 func (s *stage) sidOf(router string) netip.Addr {
@@ -348,7 +367,7 @@ func (s *stage) sameCounts(ctx context.Context, p plan.Path) (line string, err e
 				return "", err
 			}
 		}
-		line = p.Direction.String() + ":"
+		line = p.Way() + ":"
 		for i, h := range p.Hops {
 			verb := "stamped"
 			if i == len(p.Hops)-1 {

@@ -25,9 +25,11 @@ func NewDemoCommand() *cobra.Command {
 		Short: "The whole idea in a minute, on this machine",
 		Long: `Build the network of examples/paper.yaml in network namespaces of this machine, send
 real traffic through its chain, then tamper with the path in four ways and show why
-each packet is refused. Repeat it with functions without segment routing, as in
-examples/functions.yaml: an nftables firewall, a program in user space, a NAT. All
-packets go through the kernel. Needs root and nft. Changes nothing outside its
+each packet is refused. Then other functions: netfilter, as in
+examples/netfilter.yaml; compression of TCP connections, as in examples/streams.yaml;
+a chain over labels, as in examples/mpls.yaml; and functions without segment routing,
+as in examples/functions.yaml: an nftables firewall, a program in user space, a NAT.
+All packets go through the kernel. Needs root and nft. Changes nothing outside its
 namespaces, and removes them at the end, also after Ctrl-C, or when the terminal or
 the reader of its output is gone.`,
 		Example: `  waystamp demo
