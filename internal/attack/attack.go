@@ -44,12 +44,13 @@ const (
 )
 
 // The ports that are listened at behind the egress. Chain c takes what goes to
-// rulePort, chain d what goes to filterPort.
+// rulePort, chain d what goes to filterPort, chains e and f what goes to labelPort.
 const (
 	servicePort = 4242
 	otherPort   = 4243
 	rulePort    = 4244
 	filterPort  = 4245
+	labelPort   = 4246
 )
 
 // Config says which attacks are mounted, and where.
@@ -256,7 +257,7 @@ func open(ctx context.Context, c Config) (_ *stage, err error) {
 		s.wait.Go(func() { s.follow(watching, n.Name) })
 	}
 	for _, h := range []string{"h2", "h3"} {
-		for _, port := range []uint16{servicePort, otherPort, rulePort, filterPort} {
+		for _, port := range []uint16{servicePort, otherPort, rulePort, filterPort, labelPort} {
 			if err := s.serve(h, port); err != nil {
 				return nil, err
 			}
@@ -472,6 +473,7 @@ func (s *stage) mount(ctx context.Context, a attack, scheme model.Scheme) (Resul
 		end, err = s.await(ctx, m.tag, m.ends)
 	}
 	s.router.Set(nil)
+	s.router.SetLabels(nil)
 	if m.after != nil {
 		err = errors.Join(err, m.after())
 	}

@@ -21,6 +21,7 @@ import (
 	"github.com/waystamp/waystamp/internal/host"
 	"github.com/waystamp/waystamp/internal/lab"
 	"github.com/waystamp/waystamp/internal/model"
+	"github.com/waystamp/waystamp/internal/mpls"
 	"github.com/waystamp/waystamp/internal/netfilter"
 	"github.com/waystamp/waystamp/internal/plan"
 	"github.com/waystamp/waystamp/internal/pot"
@@ -234,6 +235,39 @@ func attacks() []attack {
 				return whole(p), err
 			}),
 			always(refused("r2", "outside-sid", "a packet from outside is addressed to the SID block"))},
+		labelled("labels-skip-hop", "a packet with labels is sent past r2", "r1", func(_ *mounting, p mpls.Packet) []lab.Sent {
+			stack, ok := mpls.Advance(p.Stack)
+			if !ok {
+				return nil
+			}
+			p.Stack = stack
+			return stacked(p)
+		}, proof(neverStamped)),
+		labelled("labels-node", "the label of r2 is changed to that of r3", "r1", func(m *mounting, p mpls.Packet) []lab.Sent {
+			return stacked(relabelled(p, 0, m.labels("e")[1].NodeLabel))
+		}, always(refused("r3", "unknown-sid", "the service label of a packet is that of r2 (fw), which r3 has not"))),
+		labelled("labels-service", "the service label of a visit is changed to that of chain f on the same node", "r1", func(m *mounting, p mpls.Packet) []lab.Sent {
+			return stacked(relabelled(p, serviceAt, m.labels("f")[0].ServiceLabel))
+		}, always(refused("r2", "unknown-path", "names chain $-e, which has another SID there"))),
+		labelled("labels-bottom", "the bottom of the stack is moved up to the first service label", "r1", func(_ *mounting, p mpls.Packet) []lab.Sent {
+			p.Stack = slices.Clone(p.Stack)
+			p.Stack[serviceAt] = p.Stack[serviceAt].WithBottom(true)
+			p.Stack[len(p.Stack)-1] = p.Stack[len(p.Stack)-1].WithBottom(false)
+			return stacked(p)
+		}, always(refused("r2", "word-version", "what is behind a label stack is no word"))),
+		labelled("labels-entropy", "the entropy label is forged", "r1", func(_ *mounting, p mpls.Packet) []lab.Sent {
+			return stacked(relabelled(p, serviceAt-1, p.Stack[serviceAt-1].Label()^0x5a5a0|16))
+		}, always(delivered())),
+		{Attack{"labels-replay", "a whole packet with labels is sent again", onLink},
+			replayLabels,
+			always(refused("r6", "replay", "has been here before"))},
+		{Attack{"labels-wrong-chain", "labels and the complete proof of a packet of chain e are put around a packet of chain f", onLink},
+			wrongChainLabels,
+			but(model.SchemeKeyedFlow, refused("r6", "proof", nothingFits),
+				always(refused("r6", "wrong-chain", "came with a proof of chain $-e, but chain $-f takes it")))},
+		{Attack{"labels-outside", "a host sends a whole packet with labels that was captured inside", outside},
+			labelsOutside,
+			always(refused("r1", "outside-mpls", "a packet from outside has labels"))},
 		// The last one: it gives the path other secrets.
 		{Attack{"stale-epoch", "a whole packet that was held back is sent when the path has a new epoch", onLink},
 			staleEpoch,

@@ -542,6 +542,9 @@ func (x *explainer) unknownSentence() string {
 	at := x.sidName(x.to)
 	switch x.out.Reason {
 	case "unknown-sid":
+		if x.labelled {
+			return fmt.Sprintf("the service label of a packet is that of %s, which %s has not", at, x.event.Node)
+		}
 		return fmt.Sprintf("a packet is addressed to %s, where there is nothing", at)
 	case "unknown-path":
 		if x.path == nil {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/waystamp/waystamp/internal/host"
 	"github.com/waystamp/waystamp/internal/model"
+	"github.com/waystamp/waystamp/internal/mpls"
 	"github.com/waystamp/waystamp/internal/srv6"
 )
 
@@ -23,30 +24,36 @@ type Router struct {
 	domain model.Domain
 	hosts  []model.LabHost
 	ports  map[string]*host.Frames // by neighbour
+	labels map[string]*host.Frames // the same, for frames with labels; empty: the domain has none
 	macs   map[string][6]byte      // of the neighbours' ends
 	wait   sync.WaitGroup
 
 	mu     sync.Mutex
 	rule   Rule
+	swap   LabelRule
 	tap    func(from string, p srv6.Packet)
 	failed []error
 }
 
-// Sent is an IPv6 packet that goes out: to whom its destination belongs, or to
-// the neighbour that is named.
+// Sent is a packet that goes out: to whom its destination, or the label on its top,
+// belongs, or to the neighbour that is named.
 type Sent struct {
 	Packet []byte
 	To     string
+	Labels bool // the packet begins with a stack of labels; else with an IPv6 header
 }
 
 // Rule makes of a packet that came from a neighbour what goes on in its place.
 // raw are its bytes from the IPv6 header on. Neither is changed.
 type Rule func(from string, p srv6.Packet, raw []byte) []Sent
 
+// LabelRule does the same with a packet that has labels.
+type LabelRule func(from string, p mpls.Packet) []Sent
+
 // TakeOver takes a router of the lab, whose plan and links are d and w. Close
 // gives it back, and leaves it forwarding nothing.
 func (l *Lab) TakeOver(router string, d model.Domain, w model.Lab) (_ *Router, err error) {
-	h := &Router{name: router, domain: d, hosts: w.Hosts, ports: map[string]*host.Frames{}, macs: map[string][6]byte{}}
+	h := &Router{name: router, domain: d, hosts: w.Hosts, ports: map[string]*host.Frames{}, labels: map[string]*host.Frames{}, macs: map[string][6]byte{}}
 	defer func() {
 		if err != nil {
 			h.Close()
@@ -72,30 +79,49 @@ func (l *Lab) TakeOver(router string, d model.Domain, w model.Lab) (_ *Router, e
 		if h.ports[peer], err = host.OpenFrames(n.NetNS(), router+"-"+peer, unix.ETH_P_IPV6); err != nil {
 			return nil, err
 		}
+		if d.MPLS != nil {
+			if h.labels[peer], err = host.OpenFrames(n.NetNS(), router+"-"+peer, unix.ETH_P_MPLS_UC); err != nil {
+				return nil, err
+			}
+		}
 		if h.macs[peer], err = l.macOf(peer, peer+"-"+router); err != nil {
 			return nil, err
 		}
 	}
-	for peer, p := range h.ports {
-		h.wait.Go(func() {
-			if err := p.Receive(make([]byte, 1<<16), func(frame []byte) { h.frame(peer, bytes.Clone(frame)) }); err != nil {
-				h.fail(fmt.Errorf("receive from %s: %w", peer, err))
-			}
-		})
+	for _, side := range []struct {
+		ports map[string]*host.Frames
+		take  func(from string, frame []byte)
+	}{{h.ports, h.frame}, {h.labels, h.labelled}} {
+		for peer, p := range side.ports {
+			h.wait.Go(func() {
+				if err := p.Receive(make([]byte, 1<<16), func(frame []byte) { side.take(peer, bytes.Clone(frame)) }); err != nil {
+					h.fail(fmt.Errorf("receive from %s: %w", peer, err))
+				}
+			})
+		}
 	}
 	return h, nil
 }
 
-// frameOf is an IPv6 packet as a frame.
-func frameOf(from *host.Frames, to [6]byte, packet []byte) []byte {
+// frameOf is a packet as a frame.
+func frameOf(from *host.Frames, to [6]byte, etherType uint16, packet []byte) []byte {
 	frame := make([]byte, 0, srv6.EthernetLen+len(packet))
 	frame = append(append(frame, to[:]...), from.MAC[:]...)
-	frame = binary.BigEndian.AppendUint16(frame, srv6.EtherTypeIPv6)
+	frame = binary.BigEndian.AppendUint16(frame, etherType)
 	return append(frame, packet...)
 }
 
 // SendFrom sends IPv6 packets from a member to a neighbour, past its kernel.
 func (l *Lab) SendFrom(member, neighbour string, packets ...[]byte) error {
+	return l.sendFrom(member, neighbour, srv6.EtherTypeIPv6, packets)
+}
+
+// SendLabelsFrom does the same with packets that begin with a stack of labels.
+func (l *Lab) SendLabelsFrom(member, neighbour string, packets ...[]byte) error {
+	return l.sendFrom(member, neighbour, unix.ETH_P_MPLS_UC, packets)
+}
+
+func (l *Lab) sendFrom(member, neighbour string, etherType uint16, packets [][]byte) error {
 	ns, err := l.NetNS(member)
 	if err != nil {
 		return err
@@ -105,13 +131,13 @@ func (l *Lab) SendFrom(member, neighbour string, packets ...[]byte) error {
 	if err != nil {
 		return err
 	}
-	link, err := host.OpenFrames(ns, member+"-"+neighbour, unix.ETH_P_IPV6)
+	link, err := host.OpenFrames(ns, member+"-"+neighbour, etherType)
 	if err != nil {
 		return err
 	}
 	defer link.Close()
 	for _, p := range packets {
-		if err := link.Send(frameOf(link, to, p)); err != nil {
+		if err := link.Send(frameOf(link, to, etherType, p)); err != nil {
 			return fmt.Errorf("send from %s: %w", member, err)
 		}
 	}
@@ -129,8 +155,10 @@ func (l *Lab) macOf(member, link string) (mac [6]byte, err error) {
 
 // Close ends what the program does.
 func (h *Router) Close() {
-	for _, p := range h.ports {
-		p.Close()
+	for _, ports := range []map[string]*host.Frames{h.ports, h.labels} {
+		for _, p := range ports {
+			p.Close()
+		}
 	}
 	h.wait.Wait()
 }
@@ -157,7 +185,14 @@ func (h *Router) Set(r Rule) {
 	h.rule = r
 }
 
-// Listen has all packets shown to f before anything is done to them; nil: to
+// SetLabels puts a rule for packets with labels in force, nil for none.
+func (h *Router) SetLabels(r LabelRule) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.swap = r
+}
+
+// Listen has all IPv6 packets shown to f before anything is done to them; nil: to
 // nobody.
 func (h *Router) Listen(f func(from string, p srv6.Packet)) {
 	h.mu.Lock()
@@ -186,23 +221,56 @@ func (h *Router) frame(from string, frame []byte) {
 	}
 }
 
+func (h *Router) labelled(from string, frame []byte) {
+	p, err := mpls.ParseFrame(frame, h.domain.MPLS.IsService)
+	if err != nil || p.Ethernet.Destination != h.ports[from].MAC {
+		h.fail(fmt.Errorf("%s sent a frame with labels that are none: %w", from, err))
+		return
+	}
+	h.mu.Lock()
+	out := []Sent{{Packet: frame[srv6.EthernetLen:], Labels: true}}
+	if h.swap != nil {
+		out = h.swap(from, p)
+	}
+	h.mu.Unlock()
+	for _, s := range out {
+		h.Send(s)
+	}
+}
+
 // Send passes a packet on; Err tells if it could not.
 func (h *Router) Send(s Sent) {
-	if len(s.Packet) < srv6.IPv6Len {
+	least, etherType := srv6.IPv6Len, uint16(srv6.EtherTypeIPv6)
+	if s.Labels {
+		least, etherType = mpls.EntryLen, unix.ETH_P_MPLS_UC
+	}
+	if len(s.Packet) < least {
 		h.fail(fmt.Errorf("a packet of %d bytes was to be sent", len(s.Packet)))
 		return
 	}
-	if s.To == "" {
+	if s.To == "" && s.Labels {
+		s.To = h.labelOwner(mpls.Entry(binary.BigEndian.Uint32(s.Packet)).Label())
+	} else if s.To == "" {
 		s.To = h.owner(netip.AddrFrom16([16]byte(s.Packet[24:40])))
 	}
 	p, ok := h.ports[s.To]
 	if !ok {
-		h.fail(fmt.Errorf("no neighbour of %s has %s", h.name, netip.AddrFrom16([16]byte(s.Packet[24:40]))))
+		h.fail(fmt.Errorf("no neighbour of %s has what a packet begins with: %x", h.name, s.Packet[:min(len(s.Packet), srv6.IPv6Len)]))
 		return
 	}
-	if err := p.Send(frameOf(p, h.macs[s.To], s.Packet)); err != nil {
+	if err := p.Send(frameOf(p, h.macs[s.To], etherType, s.Packet)); err != nil {
 		h.fail(fmt.Errorf("send to %s: %w", s.To, err))
 	}
+}
+
+// labelOwner is the node that a label leads to.
+func (h *Router) labelOwner(label uint32) string {
+	for _, n := range h.domain.Nodes {
+		if n.MPLS != nil && n.MPLS.Label == label {
+			return n.Name
+		}
+	}
+	return ""
 }
 
 // owner is the node that an address belongs to, or is behind.
