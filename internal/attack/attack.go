@@ -44,13 +44,15 @@ const (
 )
 
 // The ports that are listened at behind the egress. Chain c takes what goes to
-// rulePort, chain d what goes to filterPort, chains e and f what goes to labelPort.
+// rulePort, chain d what goes to filterPort, chains e and f what goes to labelPort,
+// chains g and h connections to streamPort.
 const (
 	servicePort = 4242
 	otherPort   = 4243
 	rulePort    = 4244
 	filterPort  = 4245
 	labelPort   = 4246
+	streamPort  = 4247
 )
 
 // Config says which attacks are mounted, and where.
@@ -202,10 +204,11 @@ type stage struct {
 	cancel   context.CancelFunc
 	wait     sync.WaitGroup
 
-	senders map[model.Scheme]*net.UDPConn
-	count   int  // of tags
-	linked  bool // x has a link to r6
-	ledger  map[refusal]uint64
+	senders     map[model.Scheme]*net.UDPConn
+	connections map[string]*net.TCPConn // by scheme and host
+	count       int                     // of tags
+	linked      bool                    // x has a link to r6
+	ledger      map[refusal]uint64
 
 	mu   sync.Mutex
 	seen []sighting
@@ -225,7 +228,7 @@ type sighting struct {
 
 // open builds the lab and watches it.
 func open(ctx context.Context, c Config) (_ *stage, err error) {
-	s := &stage{ledger: map[refusal]uint64{}, news: make(chan struct{}), senders: map[model.Scheme]*net.UDPConn{}}
+	s := &stage{ledger: map[refusal]uint64{}, news: make(chan struct{}), senders: map[model.Scheme]*net.UDPConn{}, connections: map[string]*net.TCPConn{}}
 	if s.manifest, err = manifest.Parse(examples.AttacksName, examples.Attacks); err != nil {
 		return nil, err
 	}
@@ -261,6 +264,9 @@ func open(ctx context.Context, c Config) (_ *stage, err error) {
 			if err := s.serve(h, port); err != nil {
 				return nil, err
 			}
+		}
+		if err := s.serveConnections(watching, h); err != nil {
+			return nil, err
 		}
 	}
 	for _, scheme := range c.Schemes {
@@ -350,6 +356,10 @@ func (s *stage) socket(name string, port uint16) (conn *net.UDPConn, err error) 
 	}
 	s.closers = append(s.closers, conn.Close)
 	return conn, nil
+}
+
+func (s *stage) service(host string, port uint16) netip.AddrPort {
+	return netip.AddrPortFrom(s.address(host), port)
 }
 
 // address is that of a host.

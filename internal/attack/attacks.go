@@ -42,6 +42,7 @@ const (
 	insider = "r3 itself"
 	outside = "a host outside"
 	inside  = "root of the function's namespace on r2"
+	worker  = "the process of a function on byte streams on r2"
 )
 
 // The ends of sentences that explanations have.
@@ -268,6 +269,39 @@ func attacks() []attack {
 		{Attack{"labels-outside", "a host sends a whole packet with labels that was captured inside", outside},
 			labelsOutside,
 			always(refused("r1", "outside-mpls", "a packet from outside has labels"))},
+		{Attack{"stream-plain", "data of a connection that is open comes to the function on byte streams without any outer header", onLink},
+			plainSegment(tcpACK | tcpPSH),
+			always(refused("r2", "unproven", "which chain $-g requires, came without proof"))},
+		{Attack{"stream-reset", "a RST of a connection that is open comes to the function without any outer header", onLink},
+			plainSegment(tcpRST),
+			always(refused("r2", "unproven", "which chain $-g requires, came without proof"))},
+		{Attack{"stream-unopened", "a host sends data of a connection that it has not opened", outside},
+			func(_ context.Context, m *mounting) error { return m.fromHost(asIs(unopened(m))) },
+			always(refused("r2", "stream-unknown", "is of no connection that was opened through its chain"))},
+		{Attack{"stream-wrong-chain", "data of a connection of chain g comes with the complete proof of a packet of chain h, to the same function", onLink},
+			ofConnection(func(ctx context.Context, m *mounting, segment func(uint8) []byte) error {
+				p, err := m.heldSegment(ctx, "h3", segment(tcpACK|tcpPSH))
+				if err != nil {
+					return err
+				}
+				return m.inject(whole(p))
+			}),
+			but(model.SchemeKeyedFlow, refused("r2", "proof", nothingFits), always(refused("r2", "wrong-chain", "came with a proof of chain $-h")))},
+		{Attack{"stream-replay", "a whole packet of a connection is sent to the function again", onLink},
+			replaySegment,
+			always(refused("r2", "replay", "has been here before"))},
+		{Attack{"stream-other-data", "a packet of a connection is held back, and sent on with other data of the same length", onLink},
+			otherData,
+			always(delivered())},
+		{Attack{"stream-past", "a packet that is on its way to the function is sent to the chain's egress instead", onLink},
+			ofConnection(pastFunction),
+			always(refused("r6", "unknown-path", "names chain $-g"))},
+		{Attack{"stream-worker", "the function's process sends data of a connection that nobody has opened", worker},
+			fromWorker(unopened),
+			always(refused("r2", "stream-unknown", "is of no connection that was opened through its chain"))},
+		{Attack{"stream-worker-udp", "the function's process sends a datagram", worker},
+			fromWorker(func(m *mounting) []byte { return udp(m.host(), m.service("h2", servicePort), []byte(m.tag)) }),
+			always(refused("r2", "stream-not-tcp", "is not TCP"))},
 		// The last one: it gives the path other secrets.
 		{Attack{"stale-epoch", "a whole packet that was held back is sent when the path has a new epoch", onLink},
 			staleEpoch,
@@ -294,10 +328,6 @@ func (m *mounting) chain(name string) plan.Path {
 		}
 	}
 	return found
-}
-
-func (m *mounting) service(host string, port uint16) netip.AddrPort {
-	return netip.AddrPortFrom(m.address(host), port)
 }
 
 // host is where the scheme's traffic comes from.

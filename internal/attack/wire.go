@@ -40,16 +40,22 @@ func udp(from, to netip.AddrPort, payload []byte) []byte {
 	d = binary.BigEndian.AppendUint16(d, to.Port())
 	d = binary.BigEndian.AppendUint16(d, uint16(length))
 	d = append(append(d, 0, 0), payload...)
-	src, dst := from.Addr().As16(), to.Addr().As16()
-	pseudo := append(append([]byte{}, src[:]...), dst[:]...)
-	pseudo = binary.BigEndian.AppendUint32(pseudo, uint32(length))
-	pseudo = binary.BigEndian.AppendUint32(pseudo, unix.IPPROTO_UDP)
-	sum := checksum(append(pseudo, d...))
+	sum := pseudoSum(from.Addr(), to.Addr(), unix.IPPROTO_UDP, d)
 	if sum == 0 {
 		sum = 0xffff
 	}
 	binary.BigEndian.PutUint16(d[6:], sum)
 	return append(b, d...)
+}
+
+// pseudoSum is the checksum of what a packet holds, with the pseudo-header before it (RFC 8200
+// section 8.1).
+func pseudoSum(from, to netip.Addr, protocol uint32, d []byte) uint16 {
+	src, dst := from.As16(), to.As16()
+	pseudo := append(append([]byte{}, src[:]...), dst[:]...)
+	pseudo = binary.BigEndian.AppendUint32(pseudo, uint32(len(d)))
+	pseudo = binary.BigEndian.AppendUint32(pseudo, protocol)
+	return checksum(append(pseudo, d...))
 }
 
 // checksum is that of RFC 1071.

@@ -97,6 +97,16 @@ func removeEmpty(name string) bool {
 	return err == nil && st.Mode().IsRegular() && st.Size() == 0 && os.Remove(name) == nil
 }
 
+// OpenProcess opens the namespace that a process is in.
+func OpenProcess(pid int) (*NetNS, error) {
+	name := fmt.Sprintf("/proc/%d/ns/net", pid)
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, fmt.Errorf("open the network namespace of process %d: %w", pid, err)
+	}
+	return newNetNS(name, f)
+}
+
 // Anonymous makes a namespace without a name. It is gone when the handle and
 // everything that runs in it are. Its loopback interface is down.
 func Anonymous() (*NetNS, error) {
