@@ -9,6 +9,7 @@ import (
 
 	"github.com/waystamp/waystamp/internal/dataplane"
 	"github.com/waystamp/waystamp/internal/model"
+	"github.com/waystamp/waystamp/internal/mpls"
 	"github.com/waystamp/waystamp/internal/plan"
 	"github.com/waystamp/waystamp/internal/pot"
 	"github.com/waystamp/waystamp/internal/srv6"
@@ -31,6 +32,12 @@ const block = "fc00::/48"
 const (
 	headAddress = "fc00:1::1"
 	innerSource = "2001:db8:1::1"
+)
+
+// Labels: those of visits are behind serviceLabels, those of nodes behind nodeLabels.
+const (
+	serviceLabels = 100_000
+	nodeLabels    = 16_001
 )
 
 // chainsMax is as many chains as the nodes have SIDs for, with two segments each:
@@ -83,6 +90,7 @@ type worldSpec struct {
 	chains     int
 	xdp        bool
 	compressed bool   // SIDs, and reduced headers
+	labels     bool   // in place of SRv6
 	ipv4       bool   // what comes in
 	ordered    bool   // chains are chosen by rules with a priority
 	filter     string // the function at the hop is netfilter in this namespace; "": it is End
@@ -121,6 +129,12 @@ func newWorld(spec worldSpec) (world, error) {
 		},
 		Functions: []model.Function{{Name: "here", Node: nodeHop}, {Name: "there", Node: nodeFar}},
 	}
+	if spec.labels {
+		d.MPLS = &model.MPLS{Services: serviceLabels, MTU: rigMTU}
+		for i := range d.Nodes {
+			d.Nodes[i].MPLS = &model.NodeMPLS{Label: nodeLabels + uint32(i), Address: d.Nodes[i].Address}
+		}
+	}
 	functions := []string{"here"}
 	for range spec.segments - 2 {
 		functions = append(functions, "there")
@@ -138,6 +152,9 @@ func newWorld(spec worldSpec) (world, error) {
 		}
 		if spec.compressed {
 			c.Encapsulation = model.Encapsulation{SIDs: model.SIDsCompressed, Reduced: true}
+		}
+		if spec.labels {
+			c.Encapsulation = model.Encapsulation{Type: model.EncapsulationSRMPLS}
 		}
 		d.Chains = append(d.Chains, c)
 	}
@@ -255,6 +272,10 @@ func (w world) stampedFrame(chain, number, segment, size int, to [6]byte) ([]byt
 	}
 	steps := pot.WalkFlow(path.Header(), (trainMax-1)<<42|uint64(number), flow, path.Shares[:segment+1]...)
 	wire := steps[len(steps)-1].WireOut
+	proof := srv6.Proof{Scheme: path.Scheme, Epoch: path.Epoch, Path: path.Path, RND: wire.RND, CML: wire.CML}
+	if w.labels {
+		return labelledFrame(path, segment, next, proof, payload, to)
+	}
 	destination, srh := srv6.Encapsulate(path.Segments(), path.Encapsulation)
 	for range segment {
 		// As each segment before has left it: the next C-SID, or the next entry.
@@ -270,7 +291,7 @@ func (w world) stampedFrame(chain, number, segment, size int, to [6]byte) ([]byt
 		destination = srh.Segments[srh.SegmentsLeft]
 	}
 	srh.NextHeader = next
-	srh.TLVs = []srv6.TLV{srv6.Proof{Scheme: path.Scheme, Epoch: path.Epoch, Path: path.Path, RND: wire.RND, CML: wire.CML}.TLV()}
+	srh.TLVs = []srv6.TLV{proof.TLV()}
 	p := srv6.Packet{
 		Header:  srv6.Header{HopLimit: 64, FlowLabel: 0x12345, Source: netip.MustParseAddr(headAddress), Destination: destination},
 		SRH:     srh,
@@ -284,4 +305,26 @@ func (w world) stampedFrame(chain, number, segment, size int, to [6]byte) ([]byt
 		return nil, err
 	}
 	return framed(packet, to), nil
+}
+
+// labelledFrame is such a frame with a stack of labels, as it comes to the segment with that
+// index.
+func labelledFrame(path plan.Path, segment int, next uint8, proof srv6.Proof, payload []byte, to [6]byte) ([]byte, error) {
+	var visits []mpls.Visit
+	for _, h := range path.Hops[1:] {
+		visits = append(visits, mpls.Visit{Node: h.NodeLabel, Service: h.ServiceLabel})
+	}
+	const entropy = 0x12345 // as the flow label of the others
+	stack := mpls.Stack(visits, entropy, 0, mpls.TTL)
+	for range segment {
+		var ok bool
+		if stack, ok = mpls.Advance(stack); !ok {
+			return nil, fmt.Errorf("the stack of chain %s ends before segment %d", path.Chain, segment)
+		}
+	}
+	tlv := proof.Bytes()
+	return mpls.Packet{
+		Ethernet: &mpls.Ethernet{Destination: to, Source: [6]byte{2, 0, 0, 0, 0, 1}, Type: unix.ETH_P_MPLS_UC},
+		Stack:    stack, Word: &mpls.Word{NextHeader: next}, Proof: &tlv, Payload: payload,
+	}.Append(nil), nil
 }

@@ -48,6 +48,7 @@ type hop struct {
 
 	inner      int  // bytes of the packet inside, where it is not size that says how long frames are
 	compressed bool // SIDs of five to an entry, and headers as short as can be
+	labels     bool // in place of SRv6
 	ipv4       bool // packets inside
 	ordered    bool // chains by rules with a priority
 	cores      int  // CPUs that packets come in on; 0: one
@@ -81,7 +82,7 @@ func (h hop) kernel() hop {
 }
 
 func (h hop) spec() worldSpec {
-	return worldSpec{scheme: h.scheme, segments: h.segments, chains: h.chains, xdp: h.by == byXDP, compressed: h.compressed, ipv4: h.ipv4, ordered: h.ordered}
+	return worldSpec{scheme: h.scheme, segments: h.segments, chains: h.chains, xdp: h.by == byXDP, compressed: h.compressed, labels: h.labels, ipv4: h.ipv4, ordered: h.ordered}
 }
 
 // cpus are those that packets go through the node on: the last ones.

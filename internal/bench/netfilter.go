@@ -12,7 +12,6 @@ import (
 	"github.com/waystamp/waystamp/internal/host"
 	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/netfilter"
-	"github.com/waystamp/waystamp/internal/tables"
 )
 
 // filterBy is who brings packets to the node's netfilter and away from it.
@@ -200,12 +199,6 @@ func (f filtering) setUp(r *rig, w world) error {
 	}
 	if f.by != filterByNode {
 		return nil
-	}
-	to, back := tables.CutterPairs()
-	for _, pair := range []tables.CutterPair{to, back} {
-		if _, err := r.node.EnsureCutter(host.Cutter{In: pair.In, Out: pair.Out, Owner: "waystamp bench"}); err != nil {
-			return err
-		}
 	}
 	p, err := w.node(nodeHop)
 	if err != nil {

@@ -54,6 +54,8 @@ const (
 	whyPerHop  = "SipHash of three words takes that long on this CPU; it is computed one hop after the other, since each takes the last one's result."
 	whyCutting = "A super-packet that is cut for a function comes back frame by frame, and each is looked up, gets its header and is stamped and verified for itself."
 	whyStreams = "A part ends and another begins at the function's node, which verifies and stamps each segment once more than a node that forwards, on the CPU that also moves the bytes."
+	whyTail    = "On XDP, packets with labels come to their programs by a tail call, and find the end of a stack, which has no length, by reading it."
+	whyTags    = "No helper of the kernel says that a packet has labels, or has none any more: two VLAN tags are pushed and popped for it."
 	whyProxy   = "Taking the header off and putting it back is a table entry written, found and removed per packet, which plain routing does not have."
 )
 
@@ -97,6 +99,14 @@ func goals() []goal {
 		{"TCP through a function, 16 segments: × the rate with 2", "proxy/segments/16", 0.97, byRatio, false, whyList},
 		{"TCP through a function on byte streams, one transfer: × plain routing", "streams/one/stream", 1, byRatio, false, whyStreams},
 		{"SYN to SYN-ACK where the client waits for the server: µs more than plain routing", "streams/connect/stream", 200, moreThan("streams/connect/plain", 1), true, ""},
+		{"End + keyed over labels on XDP: × the packet rate over SRv6", "mpls/end-keyed-xdp/labels", 1, byRatio, false, whyTail},
+		{"the same, opot", "mpls/end-opot-xdp/labels", 1, byRatio, false, whyTail},
+		{"End + keyed over labels on TC: × the packet rate over SRv6", "mpls/end-keyed-tc/labels", 1, byRatio, false, ""},
+		{"headend + keyed over labels on XDP: × SRv6", "mpls/headend-keyed-xdp/labels", 1, byRatio, false, whyTail},
+		{"the same, 16 segments", "mpls/headend-keyed-xdp/labels/segments-16", 1, byRatio, false, ""},
+		{"headend + keyed over labels on TC: × SRv6", "mpls/headend-keyed-tc/labels", 1, byRatio, false, whyTags},
+		{"verify keyed over labels on XDP: × SRv6", "mpls/verify-keyed-xdp/labels", 1, byRatio, false, whyTail},
+		{"verify keyed over labels on TC: × SRv6", "mpls/verify-keyed-tc/labels", 0.75, byRatio, false, whyTags},
 	}
 }
 

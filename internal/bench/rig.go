@@ -18,6 +18,7 @@ import (
 	"github.com/waystamp/waystamp/internal/dataplane"
 	"github.com/waystamp/waystamp/internal/host"
 	"github.com/waystamp/waystamp/internal/plan"
+	"github.com/waystamp/waystamp/internal/tables"
 )
 
 // Devices of the node that is measured. Behind devIn is the generator, behind
@@ -152,6 +153,11 @@ func (r *rig) apply(p plan.Node) (err error) {
 	}
 	if err := r.node.AnnounceLocator(p.Locator); err != nil {
 		return err
+	}
+	for _, c := range tables.Cutters(p) {
+		if _, err := r.node.EnsureCutter(host.Cutter{In: c.In, Out: c.Out, Owner: "waystamp bench"}); err != nil {
+			return err
+		}
 	}
 	if r.stateDir, err = os.MkdirTemp("", "waystamp-bench-"); err != nil {
 		return fmt.Errorf("make a directory for packet numbers: %w", err)

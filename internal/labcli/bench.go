@@ -53,6 +53,10 @@ func benchParts() []benchPart {
 			"Moves bytes through a function of kind stream, whose node has one CPU: one download, eight at\nonce, and short connections, as ratios to plain routing, to a chain without such a function, and\nto a program with io.Copy in the function's place; and the time from SYN to SYN-ACK, with\nconnect: first and early.",
 			bench.Streams, 9, 6, time.Second, 300 * time.Millisecond,
 		}, {
+			"mpls", "Labels beside SRv6, one node under load on one CPU",
+			"Sends packets through one node as fast as a CPU goes, with a stack of labels and with an SRv6\nheader around the same packet: End, headend and verdict, on XDP and on TC.",
+			bench.MPLS, 9, 6, 150 * time.Millisecond, 100 * time.Millisecond,
+		}, {
 			"scale", "Cost over chains and segments",
 			"Measures what a packet costs at a node as the chains that visit it, and the segments of a\nchain, grow in number.",
 			bench.Scale, 7, 6, 150 * time.Millisecond, 100 * time.Millisecond,
@@ -219,7 +223,7 @@ func newBenchAllCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "all",
 		Short: "All experiments, one after the other",
-		Long: `Run stamp, hop, paper, proxy, nf, streams and scale, and join their results. The result of each
+		Long: `Run stamp, hop, paper, proxy, nf, streams, mpls and scale, and join their results. The result of each
 part is written to --out before the next part begins, and shown also if the rest
 is interrupted. Takes some 25 minutes; --quick is shorter, with fewer cases and
 rounds.`,
