@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/waystamp/waystamp/internal/abi"
+	"github.com/waystamp/waystamp/internal/dataplane/object"
 	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/mpls"
 	"github.com/waystamp/waystamp/internal/plan"
@@ -660,6 +661,7 @@ func TestPacketsWithLabelsGoWhereTheyCan(t *testing.T) {
 	r.must(r.in(r.forgetNeighbour))
 	wants("no neighbour", abi.ReasonNoNeighbour, r)
 	r = rigWith()
+	r.program(object.EdgeTC) // with which the other comes
 	r.must(r.g.maps[tables.MapPrograms].Delete(uint32(abi.ProgramMPLS)))
 	wants("no program", abi.ReasonLabelsProgramBug, r)
 }
@@ -679,6 +681,7 @@ func TestWithoutProgramsForLabelsXDPLeavesThemToTC(t *testing.T) {
 			}
 			for _, j := range jumps {
 				if r := l.rigs[c.node]; j.table == tables.MapProgramsXDP && want {
+					r.program(j.program)
 					r.must(r.g.maps[j.table].Delete(j.at))
 				}
 			}

@@ -27,9 +27,12 @@ import (
 
 // runLeave gives the frame to the program at an edge's egress.
 func (r *rig) runLeave(f frame, d oracle.Departure) (outcome, error) {
-	prog := r.g.programs[object.EdgeOutTC]
+	prog := r.program(object.EdgeOutTC)
 	if i := leaveIndex(d); i != 0 {
-		prog = r.leave[i]
+		var err error
+		if prog, err = r.leaveWith(i); err != nil {
+			return outcome{}, err
+		}
 	}
 	const nowhere = 1 // the loopback device, which no plan has
 	from := map[oracle.Origin]uint32{oracle.FromNode: 0, oracle.FromPlan: r.ports[portCore], oracle.FromElsewhere: nowhere}[d.From]
@@ -218,7 +221,7 @@ func newEdgeLive(t *testing.T) *live {
 		}
 		fd, err := l.socket(v.PeerName, 0)
 		l.in["extra"] = fd
-		return errors.Join(err, l.attachAt(l.g.programs[object.EdgeOutTC], portOut, ebpf.AttachTCXEgress))
+		return errors.Join(err, l.attachAt(l.program(object.EdgeOutTC), portOut, ebpf.AttachTCXEgress))
 	}))
 	return l
 }

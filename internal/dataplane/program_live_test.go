@@ -60,9 +60,9 @@ func (r *rig) goLive() *live {
 	l := &live{rig: r, in: map[string]int{}}
 	r.must(r.in(func() error {
 		for _, port := range []string{portCore, portEdge, portEdgeDrop} {
-			prog := r.g.programs[object.EdgeTC]
+			prog := r.program(object.EdgeTC)
 			if port == portCore {
-				prog = r.g.programs[object.CoreTC]
+				prog = r.program(object.CoreTC)
 			}
 			if err := l.attach(prog, port); err != nil {
 				return err
@@ -476,7 +476,7 @@ func TestPacketThatWasATunnelsIsEncapsulatedAgain(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		return errors.Join(netlink.LinkSetHardwareAddr(peer, neighbourMAC[:]), l.attach(l.g.programs[object.EdgeTC], portOut+"-peer"))
+		return errors.Join(netlink.LinkSetHardwareAddr(peer, neighbourMAC[:]), l.attach(l.program(object.EdgeTC), portOut+"-peer"))
 	}))
 	for _, mss := range []int{0, 1000} {
 		l.must(l.freshEvents())

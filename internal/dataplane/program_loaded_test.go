@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -24,19 +25,19 @@ import (
 )
 
 // loaded are the programs that ship with one set of maps, as an agent loads them.
-// That takes the verifier most of a second, so a process loads no more of them
-// than its tests have in hand at the same time: who gives them back empties the
-// maps.
+// A program takes the verifier a tenth of a second or three, so that each is loaded
+// when a test first runs it, and a process loads no more sets than its tests have in
+// hand at the same time: who gives one back empties the maps.
 type loaded struct {
 	cfg      abi.Config
 	g        *generation
 	events   *ringbuf.Reader
-	leave    map[uint32]*ebpf.Program // sets skb->tc_index and calls the program of an edge's egress
+	leave    map[uint32]*ebpf.Program // by skb->tc_index; see leaveWith
 	calls    *ebpf.Map                // by this
 	possible int                      // CPUs that per-CPU maps have values for
 }
 
-// labelPrograms are those that tests of labels run.
+// labelPrograms are those that packets with labels may come to.
 var labelPrograms = []string{object.CoreTC, object.EdgeTC, object.EdgeOutTC, object.MPLSTC, object.CoreXDP, object.EdgeXDP, object.MPLSCoreXDP, object.MPLSEdgeXDP}
 
 // atRest are those that no test has, by what they were loaded with: their
@@ -65,27 +66,44 @@ func load(cfg abi.Config) (_ *loaded, err error) {
 			err = errors.Join(err, l.close())
 		}
 	}()
-	var programs []string
-	for _, o := range object.All {
-		// Each node has a label of its own, and so programs of its own.
-		if cfg.Services == 0 || slices.Contains(labelPrograms, o.Program) {
-			programs = append(programs, o.Program)
-		}
-	}
-	if err := new(Dataplane).loadObjects(l.g, cfg, nil, programs); err != nil {
+	if err := new(Dataplane).loadObjects(l.g, cfg, nil, nil); err != nil {
 		return nil, err
 	}
 	if l.possible, err = ebpf.PossibleCPU(); err != nil {
 		return nil, err
 	}
-	if l.events, err = ringbuf.NewReader(l.g.maps[tables.MapEvents]); err != nil {
-		return nil, err
+	l.events, err = ringbuf.NewReader(l.g.maps[tables.MapEvents])
+	return l, err
+}
+
+// program is one of them, loaded with those that it hands packets to.
+func (l *loaded) program(name string) *ebpf.Program {
+	want := []string{name}
+	switch {
+	case name == object.CoreXDP && l.cfg.Services != 0:
+		want = append(want, object.MPLSCoreXDP)
+	case name == object.EdgeXDP && l.cfg.Services != 0:
+		want = append(want, object.MPLSEdgeXDP)
+	case strings.HasSuffix(name, "_xdp"):
+	case l.cfg.Services != 0:
+		want = append(want, object.MPLSTC)
+	default:
+		want = append(want, object.ExtTC)
 	}
-	return l, l.indexed(l.g.programs[object.EdgeOutTC], abi.IndexProven, abi.IndexLetGo)
+	want = slices.DeleteFunc(want, func(n string) bool { return l.g.programs[n] != nil })
+	if len(want) > 0 {
+		if err := new(Dataplane).loadPrograms(l.g, l.cfg, want); err != nil {
+			panic(err)
+		}
+	}
+	return l.g.programs[name]
 }
 
 func (l *loaded) close() error {
-	errs := []error{l.g.close(), l.calls.Close()}
+	errs := []error{l.g.close()}
+	if l.calls != nil {
+		errs = append(errs, l.calls.Close())
+	}
 	for _, p := range l.leave {
 		errs = append(errs, p.Close())
 	}
@@ -98,31 +116,39 @@ func (l *loaded) close() error {
 // tcIndex is the offset of tc_index in struct __sk_buff.
 const tcIndex = 44
 
-// indexed makes programs that set skb->tc_index, which a test run cannot, and call p.
-func (l *loaded) indexed(p *ebpf.Program, indexes ...uint32) (err error) {
-	l.calls, err = ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.ProgramArray, KeySize: 4, ValueSize: 4, MaxEntries: 1})
-	if err != nil {
-		return err
+// leaveWith is a program that sets skb->tc_index, which a test run cannot, and calls
+// that of an edge's egress.
+func (l *loaded) leaveWith(index uint32) (p *ebpf.Program, err error) {
+	if p := l.leave[index]; p != nil {
+		return p, nil
 	}
-	l.leave = map[uint32]*ebpf.Program{}
-	for _, index := range indexes {
-		l.leave[index], err = ebpf.NewProgram(&ebpf.ProgramSpec{
-			Type: ebpf.SchedCLS, License: "Dual BSD/GPL",
-			Instructions: asm.Instructions{
-				asm.Mov.Imm(asm.R2, int32(index)),
-				asm.StoreMem(asm.R1, tcIndex, asm.R2, asm.Word),
-				asm.LoadMapPtr(asm.R2, l.calls.FD()),
-				asm.Mov.Imm(asm.R3, 0),
-				asm.FnTailCall.Call(),
-				asm.Mov.Imm(asm.R0, 77), // the call failed
-				asm.Return(),
-			},
-		})
+	if l.calls == nil {
+		l.calls, err = ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.ProgramArray, KeySize: 4, ValueSize: 4, MaxEntries: 1})
 		if err != nil {
-			return fmt.Errorf("load a program that calls another: %w", err)
+			return nil, err
 		}
+		if err := l.calls.Put(uint32(0), l.program(object.EdgeOutTC)); err != nil {
+			return nil, err
+		}
+		l.leave = map[uint32]*ebpf.Program{}
 	}
-	return l.calls.Put(uint32(0), p)
+	p, err = ebpf.NewProgram(&ebpf.ProgramSpec{
+		Type: ebpf.SchedCLS, License: "Dual BSD/GPL",
+		Instructions: asm.Instructions{
+			asm.Mov.Imm(asm.R2, int32(index)),
+			asm.StoreMem(asm.R1, tcIndex, asm.R2, asm.Word),
+			asm.LoadMapPtr(asm.R2, l.calls.FD()),
+			asm.Mov.Imm(asm.R3, 0),
+			asm.FnTailCall.Call(),
+			asm.Mov.Imm(asm.R0, 77), // the call failed
+			asm.Return(),
+		},
+	})
+	if err != nil {
+		return nil, fmt.Errorf("load a program that calls another: %w", err)
+	}
+	l.leave[index] = p
+	return p, nil
 }
 
 // giveBack empties the maps and lets other tests have them. Where that fails
@@ -259,7 +285,7 @@ func TestWhatIsGivenBackIsAsNew(t *testing.T) {
 		}
 		// It is in the namespace of the test and armed by nobody: an event.
 		opts := ebpf.RunOptions{Data: plainPacket("fd00::1", "fc00:0:0:901::"), DataOut: make([]byte, 500)}
-		if _, err := used.g.programs[object.EdgeTC].Run(&opts); err != nil {
+		if _, err := used.program(object.EdgeTC).Run(&opts); err != nil {
 			t.Fatal(err)
 		}
 	})

@@ -87,7 +87,7 @@ func (r *rig) comes(p packets.Packet) (outcome, error) {
 func leaves(prog string, from oracle.Origin) func(*rig, packets.Packet) (outcome, error) {
 	return func(r *rig, p packets.Packet) (outcome, error) {
 		if prog == object.CoreOutTC {
-			return r.run(r.g.programs[prog], ebpf.RunOptions{Data: p.Frame, Context: skb{Ifindex: r.ports[portCore]}})
+			return r.run(r.program(prog), ebpf.RunOptions{Data: p.Frame, Context: skb{Ifindex: r.ports[portCore]}})
 		}
 		return r.runLeave(frame{b: p.Frame}, oracle.Departure{From: from})
 	}

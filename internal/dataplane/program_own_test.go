@@ -32,7 +32,7 @@ func (r *rig) checkOwn(b []byte, d oracle.Departure, mark uint32, labels *oracle
 	if err != nil {
 		return want, err
 	}
-	got, err := r.run(r.g.programs[object.CoreOutTC], ebpf.RunOptions{Data: b, Context: skb{Ifindex: r.ports[portCore], IngressIfindex: from, Mark: mark}})
+	got, err := r.run(r.program(object.CoreOutTC), ebpf.RunOptions{Data: b, Context: skb{Ifindex: r.ports[portCore], IngressIfindex: from, Mark: mark}})
 	if err != nil {
 		return want, err
 	}

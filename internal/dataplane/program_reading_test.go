@@ -391,7 +391,7 @@ func ruleOf(rules []model.Match, v4 bool, read reading) int {
 
 // readingDatagrams is how many datagrams are read three times; WAYSTAMP_READINGS
 // sets another number.
-const readingDatagrams = 3000
+const readingDatagrams = 2000
 
 // Whatever headers somebody puts in front of a datagram, and however they cut it
 // to pieces: if a Linux host behind a plain router gets it, then its packets have

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/waystamp/waystamp/internal/abi"
+	"github.com/waystamp/waystamp/internal/dataplane/object"
 	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/plan"
 	"github.com/waystamp/waystamp/internal/pot"
@@ -86,6 +87,7 @@ func reasonCases() map[abi.Reason]reasonCase {
 			return r.g.maps[tables.MapWindows].Delete(r.have.Egresses[webKey].Window / abi.WindowSlab)
 		}},
 		abi.ReasonExtensionProgramBug: {node: "r2", packet: "options-hop-by-hop-1", damage: func(r *rig) error {
+			r.program(object.CoreTC) // with which the other comes
 			return r.g.maps[tables.MapPrograms].Delete(uint32(abi.ProgramExt))
 		}},
 		abi.ReasonRulesMissingBug: {node: "r6", packet: "unproven", damage: func(r *rig) error {

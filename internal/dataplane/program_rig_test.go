@@ -609,9 +609,9 @@ type outcome struct {
 // runTC gives the frame to the TC program of its interface. Like all that runs
 // programs it belongs into a job.
 func (r *rig) runTC(f frame) (outcome, error) {
-	prog := r.g.programs[object.EdgeTC]
+	prog := r.program(object.EdgeTC)
 	if f.port == portCore {
-		prog = r.g.programs[object.CoreTC]
+		prog = r.program(object.CoreTC)
 	}
 	at := r.ports[f.port]
 	ctx := skb{Ifindex: at, IngressIfindex: at, GSOSegs: f.gsoSegs, GSOSize: f.gsoSize}
@@ -624,9 +624,9 @@ func (r *rig) runTC(f frame) (outcome, error) {
 // runXDP gives the frame to the XDP program of its interface. The kernel says
 // that it came by the loopback device.
 func (r *rig) runXDP(f frame) (outcome, error) {
-	prog := r.g.programs[object.EdgeXDP]
+	prog := r.program(object.EdgeXDP)
 	if f.port == portCore {
-		prog = r.g.programs[object.CoreXDP]
+		prog = r.program(object.CoreXDP)
 	}
 	return r.run(prog, ebpf.RunOptions{Data: f.b})
 }

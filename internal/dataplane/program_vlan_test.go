@@ -130,7 +130,7 @@ func TestTagsAreNoWayOut(t *testing.T) {
 				if err := l.attachAt(push, portOut, ebpf.AttachTCXEgress); err != nil {
 					return err
 				}
-				if err := l.attachAt(l.g.programs[object.EdgeOutTC], portOut, ebpf.AttachTCXEgress); err != nil {
+				if err := l.attachAt(l.program(object.EdgeOutTC), portOut, ebpf.AttachTCXEgress); err != nil {
 					return err
 				}
 				l.in[portOut], err = l.socket(portOut, 0)
@@ -221,7 +221,7 @@ func TestNoStackOfTagsHidesAPacket(t *testing.T) {
 	}
 	l := newScapyRig(t, "r1").goLive()
 	l.must(l.rig.in(func() (err error) {
-		if err := l.attachAt(l.g.programs[object.EdgeOutTC], portOut, ebpf.AttachTCXEgress); err != nil {
+		if err := l.attachAt(l.program(object.EdgeOutTC), portOut, ebpf.AttachTCXEgress); err != nil {
 			return err
 		}
 		l.in[portOut], err = l.socket(portOut, 0)

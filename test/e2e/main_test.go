@@ -45,12 +45,24 @@ func TestMain(m *testing.M) {
 			end(errInterrupted)
 		}
 	}()
-	goleak.VerifyTestMain(m,
+	goleak.VerifyTestMain(tests{m},
 		goleak.IgnoreCurrent(),
 		goleak.Cleanup(func(code int) {
 			os.RemoveAll(dir)
 			os.Exit(code)
 		}))
+}
+
+// tests are all tests, and then no lab is left that they have shared.
+type tests struct{ *testing.M }
+
+func (m tests) Run() int {
+	code := m.M.Run()
+	if err := takeAwayRested(); err != nil {
+		fmt.Fprintln(os.Stderr, "test/e2e: take away the labs that tests have shared:", err)
+		return max(code, 1)
+	}
+	return code
 }
 
 // prepare checks that the tests can run and builds what they test.

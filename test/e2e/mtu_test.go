@@ -243,7 +243,7 @@ func (w *world) offloadsOff(node, link string) {
 // (RFC 2473 3.1), by their nodes' addresses.
 func TestHopLimitsShowTheNodes(t *testing.T) {
 	t.Parallel()
-	w := build(t, narrowing)
+	w := borrow(t, narrowing)
 	w.reaches("h1", "h2")
 	var conn *icmp.PacketConn
 	must(t, w.ns("h1").Do(func() (err error) {
@@ -321,7 +321,7 @@ func unreachableCode(conn *icmp.PacketConn, there netip.Addr) (from string, code
 // between them the headend is told.
 func TestSendersLearnThatThereIsNoWay(t *testing.T) {
 	t.Parallel()
-	w := build(t, narrowing)
+	w := borrow(t, narrowing)
 	w.reaches("h1", "h2")
 	listen := func(node string) (conn *icmp.PacketConn) {
 		must(t, w.ns(node).Do(func() (err error) {

@@ -116,7 +116,7 @@ func TestARejectReachesTheClientWithAProof(t *testing.T) {
 	t.Parallel()
 	for _, s := range []model.Scheme{model.SchemeKeyed, model.SchemeKeyedFlow, model.SchemeOPoT} {
 		t.Run(s.String(), func(t *testing.T) {
-			w := build(t, rejecting, proven(s))
+			w := borrow(t, rejecting, proven(s))
 			for _, c := range []struct {
 				chain   string
 				ipv4    bool
@@ -173,7 +173,7 @@ func (w *world) fwHas(before, more api.Function) {
 // gets a proof.
 func TestNobodyElseOriginatesAtAFunction(t *testing.T) {
 	t.Parallel()
-	w := build(t, rejecting)
+	w := borrow(t, rejecting)
 	w.reaches("h1", "h2")
 	before, err := w.function("r2", "fw")
 	must(t, err)
@@ -245,7 +245,7 @@ func TestNobodyElseOriginatesAtAFunction(t *testing.T) {
 // the first. They get their headers back, and none of them is taken for the function's own.
 func TestFragmentsAreNotMadeByTheFunction(t *testing.T) {
 	t.Parallel()
-	w := build(t, rejecting)
+	w := borrow(t, rejecting)
 	w.reaches("h1", "h2")
 	rest := w.counting(w.fromFW("web", model.Forward))
 	before, err := w.function("r2", "fw")

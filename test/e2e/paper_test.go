@@ -24,7 +24,7 @@ var paper = string(examples.Paper)
 func TestEveryFrameIsStampedByAllAndVerified(t *testing.T) {
 	t.Parallel()
 	bothSchemes(t, func(t *testing.T, s model.Scheme) {
-		w := build(t, paper, proven(s))
+		w := borrow(t, paper, proven(s))
 		forward, reverse := w.path("web", model.Forward), w.path("web", model.Reverse)
 
 		since, back := w.counting(forward), w.counting(reverse)
@@ -71,7 +71,7 @@ func gigabits(r lab.Transfer) float64 { return float64(r.Bytes) * 8 / r.Duration
 func TestSuperPacketsMayBeCutAndMergedAnywhere(t *testing.T) {
 	t.Parallel()
 	boundToo(t, func(t *testing.T, s model.Scheme) {
-		w := build(t, paper, proven(s))
+		w := borrow(t, paper, proven(s))
 		p := w.path("web", model.Forward)
 		for _, link := range []struct {
 			from, to string
@@ -120,7 +120,7 @@ func packets(f flow) (out []uint64) {
 func TestFragmentsTakeTheirChain(t *testing.T) {
 	t.Parallel()
 	boundToo(t, func(t *testing.T, s model.Scheme) {
-		w := build(t, paper, proven(s))
+		w := borrow(t, paper, proven(s))
 		since := w.counting(w.path("web", model.Forward))
 		if got := w.ping("h1", "h2", lab.PingConfig{Count: 5, Size: 4000, Timeout: settleTime}); got != 5 {
 			t.Errorf("%d of 5 echo requests were answered", got)

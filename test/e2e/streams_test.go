@@ -97,7 +97,7 @@ func (w *world) text(from, to, text string) {
 // versions of IP; each part stamps and verifies.
 func TestStreamFunctionsCompressADownload(t *testing.T) {
 	t.Parallel()
-	w := build(t, example(t, "streams.yaml"))
+	w := borrow(t, example(t, "streams.yaml"))
 	for _, chain := range []string{"web", "web4"} {
 		w.ipv4 = chain == "web4"
 		first, middle, last := w.part(chain, "forward, up to zip"), w.part(chain, "forward, from zip to unzip"), w.part(chain, "forward, from unzip on")
@@ -129,7 +129,7 @@ func TestStreamFunctionsCompressADownload(t *testing.T) {
 // What no verified SYN has opened is refused, wherever it comes from.
 func TestStreamFunctionsRefuseWhatIsNotTheirs(t *testing.T) {
 	t.Parallel()
-	w := build(t, example(t, "streams.yaml"))
+	w := borrow(t, example(t, "streams.yaml"))
 	w.download("h2", "h1", 100_000)
 	// Not TCP.
 	w.isCutOff("h1", "h2", 3)

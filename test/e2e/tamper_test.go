@@ -317,7 +317,7 @@ func TestNothingTamperedWithGetsThrough(t *testing.T) {
 			if c.hook == "xdp" {
 				d = model.DatapathXDP
 			}
-			w := build(t, star, proven(c.scheme), datapath(d))
+			w := borrow(t, star, proven(c.scheme), datapath(d))
 			for _, l := range [][2]string{{"h1", "h1-r1"}, {"h2", "h2-r6"}, {"h3", "h3-r6"}, {"m", "m-r1"}, {"m", "m-r2"}, {"m", "m-r3"}, {"m", "m-r6"}} {
 				must(t, w.net(l[0]).SetOffload(l[1], host.GRO, c.hook == "xdp")) // else it takes no redirects
 			}
@@ -356,7 +356,7 @@ func (sc scene) play(w *world, m *meddler, hook string) {
 func TestAReportingChainLetsViolationsThrough(t *testing.T) {
 	t.Parallel()
 	bothSchemes(t, func(t *testing.T, s model.Scheme) {
-		w := build(t, star, proven(s))
+		w := borrow(t, star, proven(s))
 		db := w.path("db", model.Forward)
 		m := w.meddle("m")
 		last := func(do func(srv6.Packet) srv6.Packet) tamper {
@@ -424,7 +424,7 @@ func TestAReportingChainLetsViolationsThrough(t *testing.T) {
 // requires one, and travels where none does.
 func TestAPlainPacketOnACoreLinkIsRefused(t *testing.T) {
 	t.Parallel()
-	w := build(t, star)
+	w := borrow(t, star)
 	m := w.meddle("m")
 	plain := func(to netip.Addr) srv6.Packet {
 		return srv6.Packet{
@@ -464,7 +464,7 @@ func TestAPlainPacketOnACoreLinkIsRefused(t *testing.T) {
 // Nothing of segment routing comes in from outside.
 func TestOutsidersCannotUseTheDomain(t *testing.T) {
 	t.Parallel()
-	w := build(t, star)
+	w := borrow(t, star)
 	h1 := openPort(t, w.ns("h1"), "h1-r1", unix.ETH_P_IPV6)
 	r1 := openPort(t, w.ns("r1"), "r1-h1", unix.ETH_P_IPV6)
 	web := w.path("web", model.Forward)

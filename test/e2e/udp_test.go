@@ -45,7 +45,7 @@ func TestSuperPacketsOfUDPGoThroughAChain(t *testing.T) {
 				changes = append(changes, inIPv4)
 			}
 			bothSchemes(t, func(t *testing.T, s model.Scheme) {
-				w := build(t, narrowing, append(changes, proven(s))...)
+				w := borrow(t, narrowing, append(changes, proven(s))...)
 				w.ipv4 = v4
 				w.reaches("h1", "h2")
 				var conn *net.UDPConn

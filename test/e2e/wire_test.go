@@ -116,7 +116,7 @@ type meddler struct {
 // place; each packet is sent to whom its destination belongs.
 type tamper func(from string, p srv6.Packet) []srv6.Packet
 
-// meddle takes a router of the lab over.
+// meddle takes a router of the lab over, while the test runs.
 func (w *world) meddle(router string) *meddler {
 	w.t.Helper()
 	r, err := w.TakeOver(router, w.manifest.Domain, *w.manifest.Lab)
@@ -124,6 +124,9 @@ func (w *world) meddle(router string) *meddler {
 	w.t.Cleanup(func() {
 		r.Close()
 		if err := r.Err(); err != nil {
+			w.t.Errorf("%s: %v", router, err)
+		}
+		if err := w.net(router).SetSysctl("net/ipv6/conf/all/forwarding", "1"); err != nil {
 			w.t.Errorf("%s: %v", router, err)
 		}
 	})

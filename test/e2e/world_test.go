@@ -49,6 +49,7 @@ type world struct {
 	t        *testing.T
 	manifest manifest.Manifest
 	plan     *plan.Domain
+	runDir   string
 	silent   bool // without agents
 	ipv4     bool // its hosts speak IPv4
 
@@ -188,6 +189,100 @@ func newDir(t *testing.T) string {
 	return dir
 }
 
+// atRest are the labs that no test has, the newest last, with what they were made of.
+// Making one takes the verifier most of a second for each node, which is half of what
+// these tests take.
+var atRest struct {
+	mu   sync.Mutex
+	labs []rested
+}
+
+type rested struct {
+	of string
+	w  *world
+}
+
+// restedMost is how many labs are kept for other tests; their agents are at work.
+const restedMost = 6
+
+// borrow is build for tests that leave the lab as it was, its hosts and links too. One
+// that others have used before is as good, and the next test gets it, unless this one
+// fails. A test has it for itself meanwhile.
+func borrow(t *testing.T, text string, changes ...change) *world {
+	t.Helper()
+	m := parse(t, text, changes...)
+	of := fmt.Sprintf("%#v %#v", m.Domain, *m.Lab)
+	w := takeRested(of)
+	if w == nil {
+		dir, err := os.MkdirTemp("", "ws-e2e-")
+		must(t, err)
+		if w, err = up(t, m, lab.Config{RunDir: dir}); err != nil {
+			t.Fatal(errors.Join(err, os.RemoveAll(dir)))
+		}
+	}
+	t.Cleanup(func() {
+		if !t.Failed() {
+			w.in(t).checkRefusals()
+		}
+		var gone []*world
+		if t.Failed() {
+			w.in(t).tellAll()
+			gone = append(gone, w)
+		} else {
+			gone = rest(of, w)
+		}
+		for _, w := range gone {
+			if err := w.takeAway(); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	return w.in(t)
+}
+
+func takeRested(of string) *world {
+	atRest.mu.Lock()
+	defer atRest.mu.Unlock()
+	i := slices.IndexFunc(atRest.labs, func(r rested) bool { return r.of == of })
+	if i < 0 {
+		return nil
+	}
+	w := atRest.labs[i].w
+	atRest.labs = slices.Delete(atRest.labs, i, i+1)
+	return w
+}
+
+// rest keeps a lab for the next test, and gives those that are too many.
+func rest(of string, w *world) (gone []*world) {
+	atRest.mu.Lock()
+	defer atRest.mu.Unlock()
+	atRest.labs = append(atRest.labs, rested{of, w})
+	for len(atRest.labs) > restedMost {
+		gone = append(gone, atRest.labs[0].w)
+		atRest.labs = slices.Delete(atRest.labs, 0, 1)
+	}
+	return gone
+}
+
+// takeAwayRested takes all labs away that tests have left.
+func takeAwayRested() error {
+	atRest.mu.Lock()
+	defer atRest.mu.Unlock()
+	var errs []error
+	for _, r := range atRest.labs {
+		errs = append(errs, r.w.takeAway())
+	}
+	atRest.labs = nil
+	return errors.Join(errs...)
+}
+
+// takeAway takes a borrowed lab down, with its directory.
+func (w *world) takeAway() error {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	return errors.Join(w.Down(ctx), left(w.runDir, w.Prefix()), os.RemoveAll(w.runDir))
+}
+
 // build makes a lab of a domain file, with agents, and checks when the test ends
 // that no other packet was refused than those that the test expected, and
 // that nothing of the lab is left.
@@ -198,24 +293,34 @@ func build(t *testing.T, text string, changes ...change) *world {
 
 func buildFrom(t *testing.T, m manifest.Manifest, options ...func(*lab.Config)) *world {
 	t.Helper()
-	if interrupted.Err() != nil {
-		t.Fatal(context.Cause(interrupted))
-	}
-	w := &world{t: t, manifest: m, ledger: &ledger{expected: map[refusal]uint64{}}}
-	var err error
-	w.plan, err = plan.Compile(m.Domain, nil)
-	must(t, err)
-	c := lab.Config{Domain: m.Domain, Lab: *m.Lab, Plan: w.plan, Prefix: newPrefix(), RunDir: newDir(t), Binary: program}
+	c := lab.Config{Prefix: newPrefix(), RunDir: newDir(t)}
 	for _, o := range options {
 		o(&c)
 	}
-	w.silent = c.WithoutAgents
 	// Also what a lab leaves that never came up.
 	t.Cleanup(func() { leavesNothing(t, c.RunDir, c.Prefix) })
-	w.Lab, err = lab.Up(soon(t), c)
+	w, err := up(t, m, c)
 	must(t, err)
 	t.Cleanup(w.close)
 	return w
+}
+
+// up makes a lab with what c says beside the domain.
+func up(t *testing.T, m manifest.Manifest, c lab.Config) (w *world, err error) {
+	t.Helper()
+	if interrupted.Err() != nil {
+		return nil, context.Cause(interrupted)
+	}
+	w = &world{t: t, manifest: m, runDir: c.RunDir, silent: c.WithoutAgents, ledger: &ledger{expected: map[refusal]uint64{}}}
+	if w.plan, err = plan.Compile(m.Domain, nil); err != nil {
+		return nil, err
+	}
+	if c.Prefix == "" {
+		c.Prefix = newPrefix()
+	}
+	c.Domain, c.Lab, c.Plan, c.Binary = m.Domain, *m.Lab, w.plan, program
+	w.Lab, err = lab.Up(soon(t), c)
+	return w, err
 }
 
 func (w *world) close() {
@@ -262,26 +367,39 @@ func pins(t *testing.T, prefix string) []string {
 	return entries(t, dataplane.DefaultPinDir, prefix)
 }
 
-func entries(t *testing.T, dir, prefix string) (out []string) {
+func entries(t *testing.T, dir, prefix string) []string {
 	t.Helper()
-	all, err := os.ReadDir(dir)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+	out, err := entriesOf(dir, prefix)
+	if err != nil {
 		t.Error(err)
+	}
+	return out
+}
+
+func entriesOf(dir, prefix string) (out []string, err error) {
+	all, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		err = nil
 	}
 	for _, e := range all {
 		if strings.HasPrefix(e.Name(), prefix) {
 			out = append(out, e.Name())
 		}
 	}
-	return out
+	return out, err
 }
 
 // processes are those one of whose arguments starts with a prefix, as agents'
 // instances do.
-func processes(t *testing.T, prefix string) (out []string) {
+func processes(t *testing.T, prefix string) []string {
 	t.Helper()
-	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	out, err := processesOf(prefix)
 	must(t, err)
+	return out
+}
+
+func processesOf(prefix string) (out []string, err error) {
+	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
 	for _, f := range files {
 		b, err := os.ReadFile(f)
 		if err != nil {
@@ -292,23 +410,33 @@ func processes(t *testing.T, prefix string) (out []string) {
 			out = append(out, filepath.Base(filepath.Dir(f))+" "+strings.Join(args, " "))
 		}
 	}
-	return out
+	return out, err
 }
 
 // leavesNothing checks that of a lab no namespace, pin, process and record is
 // there.
 func leavesNothing(t *testing.T, runDir, prefix string) {
 	t.Helper()
+	if err := left(runDir, prefix); err != nil {
+		t.Error(err)
+	}
+}
+
+func left(runDir, prefix string) error {
+	named, err1 := entriesOf(host.NamespaceDir, prefix+"-")
+	functions, err2 := entriesOf(host.NamespaceDir, "waystamp-"+prefix+"-")
+	pinned, err3 := entriesOf(dataplane.DefaultPinDir, prefix+"-")
+	running, err4 := processesOf(prefix + "-")
+	records, err5 := entriesOf(runDir, prefix)
+	errs := []error{err1, err2, err3, err4, err5}
 	for what, left := range map[string][]string{
-		"namespaces": append(entries(t, host.NamespaceDir, prefix+"-"), entries(t, host.NamespaceDir, "waystamp-"+prefix+"-")...),
-		"pins":       pins(t, prefix+"-"),
-		"processes":  processes(t, prefix+"-"),
-		"records":    entries(t, runDir, prefix),
+		"namespaces": append(named, functions...), "pins": pinned, "processes": running, "records": records,
 	} {
 		if len(left) > 0 {
-			t.Errorf("left of lab %s: %s %q", prefix, what, left)
+			errs = append(errs, fmt.Errorf("left of lab %s: %s %q", prefix, what, left))
 		}
 	}
+	return errors.Join(errs...)
 }
 
 // nodes are the names of the domain's nodes.
