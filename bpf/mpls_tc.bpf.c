@@ -6,6 +6,9 @@
  */
 #define WS_MPLS
 #include "lib/hook.h"
+#include "lib/detour/cache.h"
+#include "lib/detour/detour.h"
+#include "lib/detour/out_tc.h"
 #include "lib/encap/labels_tc.h"
 #include "lib/node/boundary.h"
 #include "lib/sr/endpoint_tc.h"
@@ -52,10 +55,54 @@ static __always_inline int enter_labels(struct __sk_buff *skb)
 	return headend_tc(skb, c, &in, ip_len(&in), index, false);
 }
 
+/* Back from a function, with the labels that were kept. A function of its own, for its
+ * stack. back is never NULL.
+ */
+__noinline int ws_labels_restore(struct __sk_buff *skb, __u32 entry,
+				 struct back *back)
+{
+	struct ws_cached *c = cache_entry(entry);
+	const struct ws_proxy *p;
+	__u64 now, expires;
+	long err = 0;
+
+	if (!c || !back)
+		return 0;
+	now = bpf_ktime_get_coarse_ns();
+	expires = c->expires;
+	p = proxy_find(c->proxy);
+	back->found = true;
+	back->bad = skb->gso_size ? REASON(LABEL_TRAIN) :
+				    restore(skb, c, &back->exit, &err);
+	back->err = err;
+	cache_give(entry, TAG_FREE);
+	if (!back->bad && p)
+		proxy_waited(p, now, expires);
+	return 0;
+}
+
+static __always_inline int back_labels(struct __sk_buff *skb)
+{
+	struct back back = {};
+
+	ws_labels_restore(skb, skb->cb[1], &back);
+	if (!back.found)
+		return ws_refuse(skb, REASON(BOUNDS_BUG), 0);
+	if (back.bad)
+		return ws_refuse(skb, back.bad, back.err);
+	return restored_next(skb, back.exit);
+}
+
 SEC("tc")
 int ws_mpls_tc(struct __sk_buff *skb)
 {
-	return skb->cb[0] == LABELS_ENTER ? enter_labels(skb) : arrive(skb);
+	switch (skb->cb[0]) {
+	case LABELS_ENTER:
+		return enter_labels(skb);
+	case LABELS_BACK:
+		return back_labels(skb);
+	}
+	return arrive(skb);
 }
 
 char _license[] SEC("license") = "Dual BSD/GPL";

@@ -43,7 +43,11 @@ func (d *Dataplane) TestRun(role model.Role, xdp bool, frame []byte, repeat int)
 		return 0, 0, errors.New("test run: no plan is in force")
 	}
 	name := programFor(role, h)
-	err := d.need(d.gen, []string{name})
+	needed := []string{name}
+	if over := overLabels[name]; over != "" && d.node != nil && d.node.MPLS != nil {
+		needed = append(needed, over)
+	}
+	err := d.need(d.gen, needed)
 	if err != nil {
 		d.mu.Unlock()
 		return 0, 0, fmt.Errorf("test run: %w", err)

@@ -42,9 +42,8 @@ type labelRun struct {
 	rigs   map[string]*rig
 }
 
-// core: the version of the addresses that node labels lead to.
-func newLabelRun(t *testing.T, scheme model.Scheme, core int, edit func(*model.Domain)) *labelRun {
-	t.Helper()
+// labelDomain is that domain. core: the version of the addresses that node labels lead to.
+func labelDomain(scheme model.Scheme, core int) model.Domain {
 	d := model.Domain{Block: xtest.Prefix("fc00::/48"), MPLS: &model.MPLS{Services: testServices, MTU: 9000}}
 	for _, n := range []int{1, 2, 3, 4, 6} {
 		s := strconv.Itoa(n)
@@ -66,6 +65,12 @@ func newLabelRun(t *testing.T, scheme model.Scheme, core int, edit func(*model.D
 		})
 	}
 	slices.SortFunc(d.Chains, func(a, b model.Chain) int { return len(a.Name) - len(b.Name) })
+	return d
+}
+
+func newLabelRun(t *testing.T, scheme model.Scheme, core int, edit func(*model.Domain)) *labelRun {
+	t.Helper()
+	d := labelDomain(scheme, core)
 	if edit != nil {
 		edit(&d)
 	}
@@ -403,8 +408,12 @@ var leftToTC = map[string]string{
 
 // onLabels is a packet of chain web as it comes to a position, the egress being 3.
 func (l *labelRun) onLabels(at int, number uint64) mpls.Packet {
-	path := l.path("web")
-	inner, next := testInner("web")
+	return l.onLabelsOf("web", at, number)
+}
+
+func (l *labelRun) onLabelsOf(chain string, at int, number uint64) mpls.Packet {
+	path := l.path(chain)
+	inner, next := testInner(chain)
 	var visits []mpls.Visit
 	for _, h := range path.Hops[1:] {
 		visits = append(visits, mpls.Visit{Node: h.NodeLabel, Service: h.ServiceLabel})

@@ -151,7 +151,7 @@ func Sections() []Section {
 			Path: "chains[].encapsulation", Title: "chains: encapsulation",
 			Text: "What the headend puts around packets ([ADR 0014](../adr/0014-compressed-sids-are-a-property-of-the-path.md), [ADR 0067](../adr/0067-labels-are-another-spelling-of-sids.md)).",
 			Rules: []string{
-				"`sids: compressed` and `reduced` are of type `srv6`. So are waypoints, `own-traffic`, matches by `mark` and functions of other kinds than `forward`.",
+				"`sids: compressed` and `reduced` are of type `srv6`. So are waypoints, `own-traffic`, matches by `mark`, and functions but those of kind `forward` and those of kind `unaware` that are recognised by content, with `segments: cut`.",
 				"Super-packets (TSO, GRO) are cut into frames before they get labels ([ADR 0080](../adr/0080-super-packets-are-cut-before-they-get-labels.md)).",
 			},
 		},

@@ -133,8 +133,14 @@ func (c Chain) CheckLabels(function func(name string) Function) (list []LabelPro
 		add("mark", 0, "is not there over sr-mpls yet; use type srv6")
 	}
 	for i, name := range c.Functions {
-		if f := function(name); f.Kind != KindForward {
-			add("functions", i, "%s is of kind %s, and over sr-mpls there is kind %s alone yet; use type srv6", name, f.Kind, KindForward)
+		switch f := function(name); {
+		case f.Kind == KindForward:
+		case f.Kind != KindUnaware:
+			add("functions", i, "%s is of kind %s, and over sr-mpls there are kinds %s and %s alone yet; use type srv6", name, f.Kind, KindForward, KindUnaware)
+		case f.Proxy.Local || f.Proxy.Recognise != RecogniseContent:
+			add("functions", i, "%s is recognised by %s, and over sr-mpls functions are by %s alone yet; use type srv6", name, RecogniseMetadata, RecogniseContent)
+		case f.Proxy.Segments != SegmentsCut:
+			add("functions", i, "%s has segments: %s, and over sr-mpls there are no super-packets; leave it out", name, f.Proxy.Segments)
 		}
 	}
 	return list

@@ -110,7 +110,18 @@ func TestChainsOverLabelsThatCannotBeAreRefused(t *testing.T) {
 			d.Chains[0].Both = false
 			d.Chains[0].Match.Priority, d.Chains[0].Match.Mark = 1, model.Mark{Value: 1, Mask: 1}
 		}, "mark"},
-		{func(d *model.Domain) { d.Functions = functions().Functions }, "fw is of kind unaware"},
+		{func(d *model.Domain) {
+			d.Functions = functions().Functions
+			d.Functions[0].Proxy.Recognise, d.Functions[0].Proxy.Segments = model.RecogniseMetadata, model.SegmentsKeep
+		}, "fw is recognised by metadata"},
+		{func(d *model.Domain) {
+			d.Functions = functions().Functions
+			d.Functions[0].Proxy = d.Functions[2].Proxy
+		}, "fw is recognised by metadata"},
+		{func(d *model.Domain) {
+			d.Functions = functions().Functions
+			d.Functions[0].Proxy.Segments = model.SegmentsKeep
+		}, "fw has segments: keep"},
 	} {
 		d := labelled()
 		c.edit(&d)

@@ -9,6 +9,7 @@
 #include "lib/detour/fragments_tc.h"
 #include "lib/detour/out_tc.h"
 #include "lib/detour/slots.h"
+#include "lib/encap/labels_tc.h"
 #include "lib/hook.h"
 #include "lib/node/refuse.h"
 #include "lib/reason.h"
@@ -38,14 +39,6 @@ static __always_inline int unknown(struct __sk_buff *skb,
 		return ws_refuse(skb, REASON(BOUNDS_BUG), 0);
 	return guard_plain(skb, &in);
 }
-
-/* What became of a packet that has come back. */
-struct back {
-	bool found; /* a header was kept for it */
-	reason_t bad; /* why the packet cannot have it */
-	__s32 err; /* of a helper */
-	__u32 exit; /* where its way is remembered */
-};
 
 static __always_inline void by_metadata(struct __sk_buff *skb,
 					const struct ws_proxy *p, __u32 id,
@@ -88,6 +81,10 @@ static __always_inline void by_content(struct __sk_buff *skb,
 	back->found = true;
 	back->bad = restore(skb, c, &back->exit, &err);
 	back->err = err;
+	if (back->bad == KEPT_OTHER) {
+		back->labels = entry;
+		return;
+	}
 	cache_give(entry, TAG_FREE);
 	if (!back->bad)
 		proxy_waited(p, now, expires);
@@ -108,11 +105,23 @@ __noinline int ws_back(struct __sk_buff *skb, const struct ws_proxy *p,
 	return 0;
 }
 
+/* A packet whose header is one of labels goes on in their program, which gives the entry
+ * up. Returns the verdict where there is none.
+ */
+static __always_inline int labels_back(struct __sk_buff *skb, __u32 entry)
+{
+	labels_jump(skb, LABELS_BACK, entry);
+	cache_give(entry, TAG_FREE);
+	return labels_program(skb, LABELS_BACK, 0);
+}
+
 /* On with a packet whose header was found. Returns the verdict. */
 static __always_inline int back_next(struct __sk_buff *skb,
 				     const struct back *back)
 {
 	skb->tc_index = 0;
+	if (back->labels)
+		return labels_back(skb, back->labels);
 	if (back->bad)
 		return ws_refuse(skb, back->bad, back->err);
 	return restored_next(skb, back->exit);

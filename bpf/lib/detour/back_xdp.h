@@ -46,7 +46,8 @@ static __always_inline bool onward_find(struct cursor inner, __u32 len,
 	__u32 unused;
 
 	on->hop = hop_find(&w, &unused);
-	if (!on->hop || in_locator(outer_head_sid(outer)) ||
+	if (!on->hop || !form_is_outer(on->hop->form) ||
+	    in_locator(outer_head_sid(outer)) ||
 	    !binding_find(inner, NEXTHDR_IPV6, &on->hop->share, on->hop->scheme,
 			  &on->binding))
 		return false;

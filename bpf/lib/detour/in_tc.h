@@ -153,7 +153,10 @@ static __always_inline int ad_tc(struct __sk_buff *skb, struct endpoint *ep,
 		return ws_refuse(skb, REASON(PROXY_MISSING_BUG), 0);
 	if (p->gone)
 		return ws_refuse(skb, REASON(FUNCTION_GONE), 0);
-	if (skb->gso_size && p->cut) {
+	/* No plan has another one over labels. */
+	if (!OUTER_IS_IP && (p->recognise == WS_RECOGNISE_METADATA || !p->to))
+		return ws_refuse(skb, REASON(PROXY_MISSING_BUG), 0);
+	if (OUTER_IS_IP && skb->gso_size && p->cut) {
 		proxy_count(p, rx_cut);
 		frames = p->cuts ? gso_keep_begin(skb, ep, p, outer) : 0;
 		if (!frames)

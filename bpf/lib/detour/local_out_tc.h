@@ -10,7 +10,7 @@
 #include "lib/detour/out_tc.h"
 #include "lib/encap/ext_tc.h"
 #include "lib/encap/outer.h"
-#include "lib/encap/srv6_kept.h"
+#include "lib/encap/outer_kept.h"
 #include "lib/hook.h"
 #include "lib/node/boundary.h"
 #include "lib/reason.h"

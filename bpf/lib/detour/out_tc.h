@@ -11,7 +11,7 @@
 #include "lib/encap/ext_tc.h"
 #include "lib/encap/outer_push_tc.h"
 #include "lib/encap/outer.h"
-#include "lib/encap/srv6_kept.h"
+#include "lib/encap/outer_kept.h"
 #include "lib/encap/outer_way_tc.h"
 #include "lib/hook.h"
 #include "lib/node/boundary.h"
@@ -26,8 +26,22 @@
 #include "lib/sr/endpoint_tc.h"
 #include "lib/wire/net.h"
 
-/* Puts the header back that was kept. Returns a reason. *exit: where the way of
- * such packets is remembered.
+/* What became of a packet that has come back. */
+struct back {
+	bool found; /* a header was kept for it */
+	reason_t bad; /* why the packet cannot have it */
+	__s32 err; /* of a helper */
+	__u32 exit; /* where its way is remembered */
+	__u32 labels; /* the entry of its header, which is one of labels; 0: it is not */
+};
+
+/* Beyond all reasons: the packet is as it was, and its header is of the other kind. A
+ * verifier cannot tell that one from WS_REASON_NONE, which it is not.
+ */
+#define KEPT_OTHER 0xffff
+
+/* Puts the header back that was kept. Returns a reason, or KEPT_OTHER. *exit: where the
+ * way of such packets is remembered.
  */
 static __always_inline reason_t restore(struct __sk_buff *skb,
 					const struct ws_cached *c, __u32 *exit,
@@ -44,6 +58,8 @@ static __always_inline reason_t restore(struct __sk_buff *skb,
 
 	if (!hop)
 		return REASON(SHARE_GONE);
+	if (!form_is_outer(hop->form))
+		return KEPT_OTHER;
 	barrier_var(outer_len);
 	if (outer_len > WS_CACHED_MAX)
 		return REASON(BOUNDS_BUG);
@@ -75,7 +91,7 @@ static __always_inline int restored_next(struct __sk_buff *skb, __u32 exit)
 
 	if (h && in_locator(outer_head_sid(h)))
 		return endpoint_tc(skb, false);
-	if (h && outer_head_has_options(h))
+	if (OUTER_IS_IP && h && outer_head_has_options(h))
 		return ext_program(skb, EXT_LEAVES, exit);
 	return ws_forward(skb, exit, WAY_UNKNOWN);
 }

@@ -2,7 +2,7 @@
 /* A packet that has its outer header back, before it goes on. Both hooks. */
 #pragma once
 
-#include "lib/encap/srv6_kept.h"
+#include "lib/encap/outer_kept.h"
 #include "lib/hook.h"
 #include "lib/node/maps.h"
 #include "lib/proof/stamp.h"

@@ -15,13 +15,22 @@
 /* It takes a path: cb[1] is the index of its headend. */
 #define LABELS_ENTER 1
 #define LABELS_AGAIN 2 /* it has labels, and its TTL has been counted */
+/* It comes back from a function: cb[1] is the entry of its header in ws_cache plus 1. */
+#define LABELS_BACK 3
 
-/* Hands a packet over, for good. Returns the verdict where that fails. */
-static __always_inline int labels_program(struct __sk_buff *skb, __u32 todo,
-					  __u32 index)
+/* Hands a packet over, for good; returns where that fails. */
+static __always_inline void labels_jump(struct __sk_buff *skb, __u32 todo,
+					__u32 index)
 {
 	skb->cb[0] = todo;
 	skb->cb[1] = index;
 	bpf_tail_call(skb, &ws_programs, WS_PROGRAM_MPLS);
+}
+
+/* Returns the verdict where that fails. */
+static __always_inline int labels_program(struct __sk_buff *skb, __u32 todo,
+					  __u32 index)
+{
+	labels_jump(skb, todo, index);
 	return ws_refuse(skb, REASON(LABELS_PROGRAM_BUG), 0);
 }

@@ -88,7 +88,7 @@ __noinline int ws_endpoint_step(struct __sk_buff *skb, int first,
 	if (r)
 		return endpoint_refuse(skb, &ep, r == TLV_BAD ? ep.tlv_bad : r);
 	/* A function may change the flow; what it sends is stamped. */
-	if (OUTER_IS_IP && ep.hop->behaviour == WS_BEHAVIOUR_END_AD)
+	if (ep.hop->behaviour == WS_BEHAVIOUR_END_AD)
 		return ad_tc(skb, &ep, first);
 	if (!endpoint_bind(&ep))
 		return endpoint_pull_flow(skb, &ep, s);

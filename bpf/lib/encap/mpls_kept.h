@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* Labels that were kept while their packet was in a function. */
+#pragma once
+
+#include "lib/encap/mpls.h"
+#include "lib/hook.h"
+#include "lib/wire/cursor.h"
+#include "lib/wire/net.h"
+
+static __always_inline bool outer_head_has_options(const struct outer_head *h)
+{
+	(void)h;
+	return false;
+}
+
+/* After a function: labels that were kept have been written before what the function has
+ * sent, and say nothing of its length. Returns the proof, which is not stamped; NULL: the
+ * packet is not what was given to the function, or a bug.
+ */
+static __always_inline struct proof_tlv *
+outer_finish_kept(ctx_t *ctx, __u32 tlv_off, __u32 outer_len, __u32 inner_len)
+{
+	struct cursor c = ctx_cursor(ctx);
+	struct proof_tlv *tlv;
+	const struct word *word;
+	const __u8 *inner;
+
+	(void)outer_len;
+	(void)inner_len;
+	if (!cursor_take(&c, struct eth_hdr))
+		return NULL;
+	tlv_off -= sizeof(*word);
+	barrier_var(tlv_off);
+	word = c.pos + (tlv_off & 255);
+	tlv = (void *)(word + 1);
+	inner = (void *)(tlv + 1);
+	if ((void *)(inner + 1) > c.end)
+		return NULL;
+	/* The word says what was given to the function: this must be that. */
+	if (word->nexthdr != (*inner >> 4 == 4 ? NEXTHDR_IPV4 : NEXTHDR_IPV6))
+		return NULL;
+	return tlv;
+}
