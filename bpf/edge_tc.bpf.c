@@ -7,6 +7,7 @@
 #include "lib/sr/edge_tc.h"
 #include "lib/skb/vlan.h"
 #include "lib/sr/enter_tc.h"
+#include "lib/stream/service_tc.h"
 #include "lib/match/rules_tc.h"
 
 SEC("tc")
@@ -16,6 +17,7 @@ int ws_edge_tc(struct __sk_buff *skb)
 	struct ws_match m;
 	struct ip in;
 	struct cursor c;
+	const struct ws_node *node;
 	struct addrs a;
 	int verdict;
 	long rc;
@@ -49,8 +51,13 @@ int ws_edge_tc(struct __sk_buff *skb)
 	verdict = edge_boundary(skb, &in);
 	if (verdict != CTX_PASS)
 		return verdict;
-	if (!node_is_armed())
+	node = node_armed();
+	if (!node)
 		return unarmed(skb, !ws_is_local(skb, in.is_ip4));
+	if (node->services && ws_service_of(skb, in.is_ip4)) {
+		bpf_tail_call(skb, &ws_programs, WS_PROGRAM_GATEWAY);
+		return ws_refuse(skb, REASON(PROXY_MISSING_BUG), 0);
+	}
 
 	a = ip_addrs(&in);
 	m = ruled(skb, sizeof(*eth), in.is_ip4, WS_RULE_STEER, classify(&a));

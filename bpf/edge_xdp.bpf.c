@@ -31,7 +31,8 @@ static __always_inline int enter_xdp(ctx_t *ctx, struct cursor c, bool is_ip4)
 	if (!is_ip4 && ip6->nexthdr == NEXTHDR_ICMP6 && !icmp6_informs(c))
 		return CTX_PASS;
 	node = node_armed();
-	if (!node)
+	/* What is for a gateway, TC finds. */
+	if (!node || node->services)
 		return CTX_PASS;
 	a = ip_addrs(&in);
 	m = classify(&a);

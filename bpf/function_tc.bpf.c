@@ -37,6 +37,10 @@ int ws_function_tc(struct __sk_buff *skb)
 	if (port && port->cutter)
 		id = index;
 	p = proxy_find(id);
+	if (p && p->stream == WS_BYTES_GATEWAY) {
+		bpf_tail_call(skb, &ws_programs, WS_PROGRAM_GATEWAY);
+		return ws_refuse(skb, REASON(PROXY_MISSING_BUG), 0);
+	}
 	if (p && p->stream) {
 		bpf_tail_call(skb, &ws_programs, WS_PROGRAM_STREAM);
 		return ws_refuse(skb, REASON(PROXY_MISSING_BUG), 0);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /* What comes from a function on byte streams: the connection that a packet is of says which
  * part of its chain it takes, and this node is that part's headend. function_tc.bpf.c
- * hands all of it over; nothing else goes on.
+ * hands all of it over; nothing else goes on. Of a gateway
+ * gateway_tc.bpf.c does so, and what it lets by is on its way to an origin.
  */
 #include "lib/hook.h"
 #include "lib/detour/detour.h"
@@ -9,22 +10,6 @@
 #include "lib/sr/edge_tc.h"
 #include "lib/sr/enter_tc.h"
 #include "lib/stream/conn_tc.h"
-
-/* A connection that the function goes on with is kept for good. */
-static __always_inline reason_t conn_promote(const struct ws_conn_key *k,
-					     const struct ws_conn *c)
-{
-	struct ws_conn kept = { .used = c->used,
-				.seen = c->seen,
-				.part = c->part };
-
-	/* Where another CPU was first, its entry is as good. */
-	if (bpf_map_update_elem(&ws_conns, k, &kept, BPF_NOEXIST) &&
-	    !bpf_map_lookup_elem(&ws_conns, k))
-		return REASON(STREAMS_FULL);
-	bpf_map_delete_elem(&ws_conns_new, k);
-	return WS_REASON_NONE;
-}
 
 /* Where a packet goes: the headend of the path that its connection takes, into skb->cb[0].
  * A function of its own, for its stack. Returns a reason_t.
@@ -49,6 +34,9 @@ __noinline int ws_stream_path(struct __sk_buff *skb)
 		return REASON(STREAM_NOT_TCP);
 	c = conn_find(&s.key, &is_new);
 	if (!c) {
+		/* Its clients are not behind a path. */
+		if (p->stream == WS_BYTES_GATEWAY)
+			return REASON(STREAM_UNKNOWN);
 		onward = false;
 		conn_swap(&s.key);
 		c = conn_find(&s.key, &is_new);
@@ -56,7 +44,10 @@ __noinline int ws_stream_path(struct __sk_buff *skb)
 	if (!c)
 		return REASON(STREAM_UNKNOWN);
 	path = c->part;
-	conn_note(c, s.flags, 0, onward ? WS_CONN_ANSWERED : 0);
+	/* Of others the client itself says that it ends. */
+	conn_note(c, s.flags,
+		  p->stream == WS_BYTES_GATEWAY ? WS_CONN_CLIENT_FIN : 0,
+		  onward ? WS_CONN_ANSWERED : 0);
 	if (onward && is_new) {
 		r = conn_promote(&s.key, c);
 		if (r)

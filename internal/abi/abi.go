@@ -35,6 +35,11 @@ func enumUnmarshal(dst *uint8, typ string, names []string, s string) error {
 	return fmt.Errorf("%q is not a %s that this version knows", s, typ)
 }
 
+// BE16 is v such that its bytes in memory are in network order (__be16).
+func BE16(v uint16) uint16 {
+	return binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, v))
+}
+
 // BE32 is v such that its bytes in memory are in network order (__be32), and the
 // number that the bytes of a __be32 are in network order.
 func BE32(v uint32) uint32 {

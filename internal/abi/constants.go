@@ -148,7 +148,8 @@ const (
 	ProgramOriginate = 1
 	ProgramStream    = 2
 	ProgramMPLS      = 3
-	Programs         = 4
+	ProgramGateway   = 4
+	Programs         = 5
 
 	// ws_programs_xdp: those for packets with labels, and for packets that take a
 	// path over labels.
@@ -160,7 +161,11 @@ const (
 	// function on byte streams: the kernel has no use for it there, and the
 	// worker's packet socket gets it. The worker sends it the same way when the
 	// function's TCP shall have it.
-	EthPHeld      = 34997
+	EthPHeld = 34997
+
+	// In ws_conn_key.proxy: a client's connection to the gateway. Without it: one
+	// that the gateway has opened, which may have the same addresses and ports.
+	ConnAccepted  = 2147483648
 	ConnClientFin = 1
 
 	// from the client

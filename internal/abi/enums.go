@@ -49,6 +49,8 @@ const (
 	FileMPLSTC           File = 39
 	FileEncapMPLS        File = 40
 	FileEncapLabelsTC    File = 41
+	FileGatewayTC        File = 42
+	FileStreamConnTC     File = 43
 )
 
 var fileNames = [...]string{
@@ -94,6 +96,8 @@ var fileNames = [...]string{
 	"mpls_tc.bpf.c",
 	"encap/mpls.h",
 	"encap/labels_tc.h",
+	"gateway_tc.bpf.c",
+	"stream/conn_tc.h",
 }
 
 // String returns the name: lower case, words joined by hyphens. A number that
@@ -210,10 +214,10 @@ const (
 	ReasonPortsUnread         Reason = 94  // another chain, by protocol or ports, may be this packet's, and they cannot be read
 	ReasonArgument            Reason = 95  // the argument of the SID is not the one that the plan has for the path
 	ReasonOriginUnmatched     Reason = 96  // a function made this packet itself, and no chain through the function takes it
-	ReasonStreamUnknown       Reason = 97  // a packet to or from a function on byte streams is of no connection that was opened through its chain
-	ReasonStreamNotTcp        Reason = 98  // a packet to or from a function on byte streams is not TCP, or is a fragment, or its TCP header is not the first in it
-	ReasonStreamDown          Reason = 99  // the worker of a function on byte streams is not there
-	ReasonStreamsFull         Reason = 100 // no room is left for another connection through a function on byte streams
+	ReasonStreamUnknown       Reason = 97  // a packet to or from a function on byte streams, or the gateway, is of no connection that was opened through its chain, or let open
+	ReasonStreamNotTcp        Reason = 98  // a packet to or from a function on byte streams, or the gateway, is not TCP, or is a fragment, or its TCP header is not the first in it
+	ReasonStreamDown          Reason = 99  // the worker of a function on byte streams, or of the gateway, is not there
+	ReasonStreamsFull         Reason = 100 // no room is left for another connection through a function on byte streams, or the gateway
 	ReasonEncapsulation       Reason = 101 // a packet with labels has a proof of a path over SRv6, or the other way round
 	ReasonLabelsTruncated     Reason = 102 // a label stack runs past the end of the packet
 	ReasonLabelsTooMany       Reason = 103 // none of the first 40 entries of a label stack is its bottom
@@ -463,10 +467,10 @@ var reasonTexts = [...]string{
 	"another chain, by protocol or ports, may be this packet's, and they cannot be read",
 	"the argument of the SID is not the one that the plan has for the path",
 	"a function made this packet itself, and no chain through the function takes it",
-	"a packet to or from a function on byte streams is of no connection that was opened through its chain",
-	"a packet to or from a function on byte streams is not TCP, or is a fragment, or its TCP header is not the first in it",
-	"the worker of a function on byte streams is not there",
-	"no room is left for another connection through a function on byte streams",
+	"a packet to or from a function on byte streams, or the gateway, is of no connection that was opened through its chain, or let open",
+	"a packet to or from a function on byte streams, or the gateway, is not TCP, or is a fragment, or its TCP header is not the first in it",
+	"the worker of a function on byte streams, or of the gateway, is not there",
+	"no room is left for another connection through a function on byte streams, or the gateway",
 	"a packet with labels has a proof of a path over SRv6, or the other way round",
 	"a label stack runs past the end of the packet",
 	"none of the first 40 entries of a label stack is its bottom",
@@ -867,4 +871,32 @@ func (v RuleUse) MarshalText() ([]byte, error) { return []byte(v.String()), nil 
 // UnmarshalText takes what MarshalText gives.
 func (v *RuleUse) UnmarshalText(b []byte) error {
 	return enumUnmarshal((*uint8)(v), "RuleUse", ruleUseNames[:], string(b))
+}
+
+// Bytes is what a function does with the bytes of TCP connections.
+type Bytes uint8
+
+const (
+	BytesNone    Bytes = 0
+	BytesStream  Bytes = 1
+	BytesGateway Bytes = 2
+)
+
+var bytesNames = [...]string{
+	"none",
+	"stream",
+	"gateway",
+}
+
+// String returns the name: lower case, words joined by hyphens. A number that
+// this build does not know prints as Bytes(N).
+func (v Bytes) String() string { return enumString("Bytes", bytesNames[:], uint8(v)) }
+
+// MarshalText gives what String gives, also for unknown numbers: programs that
+// outlived an upgrade may be newer than their reader.
+func (v Bytes) MarshalText() ([]byte, error) { return []byte(v.String()), nil }
+
+// UnmarshalText takes what MarshalText gives.
+func (v *Bytes) UnmarshalText(b []byte) error {
+	return enumUnmarshal((*uint8)(v), "Bytes", bytesNames[:], string(b))
 }

@@ -38,6 +38,7 @@ type Node struct {
 	CutEnterIfindex uint32
 	CutEnterDmac    [6]uint8
 	Pad             [2]uint8
+	Services        uint32
 }
 
 // Share is struct ws_share. Proof parameters of one position. Which of them
@@ -433,6 +434,16 @@ type Stream struct {
 	Opens  uint8
 	First  uint8
 	Pad    [2]uint8
+}
+
+// ServiceKey is struct ws_service_key. ws_services: where clients connect to a
+// gateway, which takes it before any chain does. The value is the gateway's key
+// in ws_proxies. IPv4 as ::ffff:a.b.c.d.
+type ServiceKey struct {
+	_    structs.HostLayout
+	Addr [2]uint64
+	Port uint16
+	Pad  [3]uint16
 }
 
 // ConnKey is struct ws_conn_key. ws_conns and ws_conns_new: a connection

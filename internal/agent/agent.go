@@ -57,8 +57,11 @@ type Config struct {
 	RunDir   string // socket and what only matters while the machine is up
 	StateDir string // what must survive a reboot; see dataplane.Config
 	PinDir   string // "": dataplane.DefaultPinDir
-	Log      *slog.Logger
-	Stdout   io.Writer // gets one line of JSON when the data path is armed
+	// GatewayFiles is the folder that names of a gateway's files count from, and GatewayAudit its log.
+	GatewayFiles string
+	GatewayAudit string
+	Log          *slog.Logger
+	Stdout       io.Writer // gets one line of JSON when the data path is armed
 
 	// Report is called, from one goroutine, with what is in force when that has changed; nil:
 	// nobody wants to know.
@@ -686,9 +689,6 @@ func (a *agent) decode(ctx context.Context, b []byte) (plan.Node, error) {
 	}
 	if a.node != "" && n.Name != a.node {
 		return plan.Node{}, &PlanError{a.cfg.PlanFile, fmt.Errorf("%w: %s; this is the agent of %s", ErrOtherNode, n.Name, a.node)}
-	}
-	if err := refuseGateway(n); err != nil {
-		return plan.Node{}, &PlanError{a.cfg.PlanFile, err}
 	}
 	return n, nil
 }

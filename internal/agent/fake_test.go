@@ -361,6 +361,9 @@ func (d fakeDataPath) SaveNews() error                 { return nil }
 func (d fakeDataPath) SaveWindows() error              { return d.f.step("save windows") }
 func (d fakeDataPath) RenewNumbers() error             { return nil }
 
+func (d fakeDataPath) OpenOnward(client, service, source, origin netip.AddrPort, back uint32) error {
+	return d.f.step("open onward %s %s %s %s %#x", client, service, source, origin, back)
+}
 func (d fakeDataPath) SweepConnections(map[string]time.Duration) (map[string]dataplane.Connections, error) {
 	return nil, nil
 }
@@ -479,5 +482,8 @@ type fakePlaces struct{}
 
 func (fakePlaces) Start(plan.Proxy, []byte) (streamWorker, error) {
 	return nil, errors.New("no workers here")
+}
+func (fakePlaces) StartGateway(plan.Proxy, gatewayStart) (gatewayWorker, error) {
+	return nil, errors.New("no gateway here")
 }
 func (fakePlaces) RemoveStrays([]string) error { return nil }

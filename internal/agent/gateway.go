@@ -1,16 +1,224 @@
 package agent
 
 import (
+	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
 
+	"github.com/waystamp/waystamp/internal/dataplane"
+	"github.com/waystamp/waystamp/internal/gateway"
+	"github.com/waystamp/waystamp/internal/gateway/worker"
+	"github.com/waystamp/waystamp/internal/host"
+	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/plan"
+	"github.com/waystamp/waystamp/internal/stream"
 )
 
-// refuseGateway refuses a plan with a gateway: the data path has none yet.
-func refuseGateway(n plan.Node) error {
-	g := n.Gateway()
-	if g == nil {
+// gatewayWorker is a gateway's process in its place.
+type gatewayWorker interface {
+	streamWorker
+	// Configure replaces the configuration. On an error the one before counts.
+	Configure(c worker.Configuration) error
+}
+
+// gatewayIdle is how long a connection may be without a packet: the gateway asks its peers for signs of life (keep-alives) far
+// more often.
+const gatewayIdle = 10 * time.Minute
+
+// gatewayConfiguration is what the plan has for a gateway's process.
+func gatewayConfiguration(g *plan.Gateway) worker.Configuration {
+	c := worker.Configuration{Clients: g.Clients, Services: g.Services}
+	for _, ch := range g.Chains {
+		c.Chains = append(c.Chains, worker.Chain{Name: ch.Chain, Origin: ch.Origin, First: ch.Ports.First, Last: ch.Ports.Last})
+	}
+	return c
+}
+
+// ensureGatewayLocked starts the node's gateway, or gives it what has changed. If it does not take that, it is
+// ended: what the plan does not say any more is served to nobody.
+func (a *agent) ensureGatewayLocked(p plan.Proxy) error {
+	c := gatewayConfiguration(p.Gateway)
+	text, err := json.Marshal(c)
+	if err != nil {
+		return err
+	}
+	err = a.ensureWorkerLocked(p.Function, fmt.Sprintf("gateway %d", p.Gateway.MTU), func() (streamWorker, error) {
+		w, err := a.places.StartGateway(p, gatewayStart{Configuration: c, Folder: a.cfg.GatewayFiles, Audit: a.cfg.GatewayAudit, Allow: a.allowOnward, Log: a.cfg.Log})
+		if err != nil {
+			return nil, err
+		}
+		return w, nil
+	})
+	f := a.streams.by[p.Function]
+	if err != nil {
+		f.told = ""
+		return err
+	}
+	if f.told == "" { // it has just started
+		f.told = string(text)
+	}
+	if f.told == string(text) {
 		return nil
 	}
-	return fmt.Errorf("this program runs no gateways yet, and service %s has its gateway on node %s; take services out of the domain file", g.Services[0].Name, n.Name)
+	f.told = string(text)
+	if err := f.worker.(gatewayWorker).Configure(c); err != nil {
+		f.told = ""
+		a.endStream(p.Function, f)
+		return a.failedToStart(f, fmt.Errorf("the gateway does not take the plan: %w", err))
+	}
+	return nil
+}
+
+// allowOnward answers the gateway's worker, whose word is not trusted: a connection onward is for a client that is connected to a
+// service, from its address, to the origin of a chain that the service's rules name, from that chain's ports. It runs
+// beside the loop.
+func (a *agent) allowOnward(q worker.Ask) error {
+	n := a.inForce.Load()
+	if n == nil || n.Gateway() == nil {
+		return errors.New("the plan in force has no gateway")
+	}
+	g := n.Gateway()
+	i := slices.IndexFunc(g.Chains, func(c plan.GatewayChain) bool { return c.Chain == q.Chain })
+	if i < 0 {
+		return fmt.Errorf("no rule names chain %q", q.Chain)
+	}
+	c := g.Chains[i]
+	switch {
+	case q.Origin != c.Origin:
+		return fmt.Errorf("chain %s leads to %s, and not to %s", c.Chain, c.Origin, q.Origin)
+	case q.Source.Addr() != q.Client.Addr():
+		return fmt.Errorf("%s is not the address of client %s", q.Source, q.Client)
+	case q.Source.Port() < c.Ports.First || q.Source.Port() > c.Ports.Last:
+		return fmt.Errorf("port %d is not one of chain %s (%s)", q.Source.Port(), c.Chain, c.Ports)
+	case slices.Contains(g.Addresses(), q.Source):
+		return fmt.Errorf("%s is a service's own address", q.Source)
+	}
+	for _, s := range g.Services {
+		if !slices.ContainsFunc(s.Rules, func(r model.ServiceRule) bool { return r.Chain == c.Chain }) {
+			continue
+		}
+		err := a.dp.OpenOnward(q.Client, s.Address, q.Source, q.Origin, c.Reverse)
+		if !errors.Is(err, dataplane.ErrNoClient) {
+			return err
+		}
+	}
+	return fmt.Errorf("%w: %s", dataplane.ErrNoClient, q.Client)
+}
+
+// gatewayStart is what a gateway's process is started with.
+type gatewayStart struct {
+	worker.Configuration
+	Folder string // that names of files count from
+	Audit  string // the log's name
+	Allow  func(worker.Ask) error
+	Log    *slog.Logger
+}
+
+func (k kernelStreams) StartGateway(p plan.Proxy, s gatewayStart) (_ gatewayWorker, err error) {
+	ns, err := host.Anonymous()
+	if err != nil {
+		return nil, err
+	}
+	w := &kernelGateway{kernelWorker: kernelWorker{node: k.node, ns: ns, link: p.To, alias: k.alias()}}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, w.Close())
+		}
+	}()
+	if err := w.place(p.To, p.Gateway.MTU); err != nil {
+		return nil, err
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return nil, fmt.Errorf("find the program of workers: %w", err)
+	}
+	if err := os.MkdirAll(filepath.Dir(s.Audit), 0o700); err != nil {
+		return nil, fmt.Errorf("make the directory of the audit log: %w", err)
+	}
+	audit, err := gateway.OpenAuditFile(s.Audit)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, audit.Close()) }()
+	var listeners []*os.File
+	defer func() {
+		for _, f := range listeners { // the worker's alone from now on
+			err = errors.Join(err, f.Close())
+		}
+	}()
+	for _, network := range []string{"tcp6", "tcp4"} {
+		f, err := gatewayListener(ns, network)
+		if err != nil {
+			return nil, err
+		}
+		listeners = append(listeners, f)
+	}
+	if w.listeners, err = dataplane.GiveConnections(ns, listeners); err != nil {
+		return nil, err
+	}
+	w.process, err = worker.Start(worker.Options{NS: ns, Program: self, Folder: s.Folder, Audit: audit, Listeners: listeners, Allow: s.Allow, Log: s.Log}, s.Configuration)
+	if err != nil {
+		return nil, err
+	}
+	return w, nil
+}
+
+// gatewayListener listens in a gateway's namespace. The program gives it connections to all addresses and ports.
+func gatewayListener(ns *host.NetNS, network string) (f *os.File, err error) {
+	config := net.ListenConfig{}
+	config.SetMultipathTCP(false) // accepted sockets are plain TCP
+	err = ns.Do(func() error {
+		l, err := config.Listen(context.Background(), network, fmt.Sprintf(":%d", streamPort))
+		if err != nil {
+			return err
+		}
+		f, err = l.(*net.TCPListener).File()
+		return errors.Join(err, l.Close())
+	})
+	if err != nil {
+		return nil, fmt.Errorf("listen for the gateway's clients: %w", err)
+	}
+	return f, nil
+}
+
+// kernelGateway is a gateway's process in a namespace without a name.
+type kernelGateway struct {
+	kernelWorker
+	process *worker.Process
+}
+
+func (w *kernelGateway) Ended() <-chan struct{} { return w.process.Ended() }
+func (w *kernelGateway) Err() error             { return w.process.Err() }
+func (w *kernelGateway) PID() int               { return w.process.PID() }
+
+// Statistics are of the clients' connections: sessions, and what was refused for any reason.
+func (w *kernelGateway) Statistics() stream.Statistics {
+	n := w.process.Statistics()
+	s := stream.Statistics{Now: uint64(max(0, n.Now)), Opened: n.Opened}
+	for _, c := range n.Refused {
+		s.Refused += c
+	}
+	return s
+}
+
+// configureTime bounds how long a gateway takes to take a configuration.
+const configureTime = 10 * time.Second
+
+func (w *kernelGateway) Configure(c worker.Configuration) error {
+	return w.process.Configure(c, configureTime)
+}
+
+func (w *kernelGateway) Close() error {
+	var err error
+	if w.process != nil {
+		err = w.process.Close()
+	}
+	return errors.Join(err, w.kernelWorker.Close())
 }

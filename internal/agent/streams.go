@@ -21,6 +21,8 @@ import (
 type streamPlaces interface {
 	// Start makes a function's place, with its interface on the node, and a worker in it.
 	Start(p plan.Proxy, config []byte) (streamWorker, error)
+	// StartGateway does so for the node's gateway.
+	StartGateway(p plan.Proxy, s gatewayStart) (gatewayWorker, error)
 	// RemoveStrays removes interfaces that an agent of the instance has left, but for these.
 	RemoveStrays(keep []string) error
 }
@@ -82,7 +84,7 @@ func (k kernelStreams) Start(p plan.Proxy, config []byte) (_ streamWorker, err e
 			err = errors.Join(err, w.Close())
 		}
 	}()
-	if err := w.place(p); err != nil {
+	if err := w.place(p.To, p.Stream.MTU); err != nil {
 		return nil, err
 	}
 	self, err := os.Executable()
@@ -121,24 +123,24 @@ type kernelWorker struct {
 }
 
 // place makes the pair of interfaces, and the namespace's routes.
-func (w *kernelWorker) place(p plan.Proxy) (err error) {
-	switch l, err := w.node.Link(p.To); {
+func (w *kernelWorker) place(link string, mtu int) (err error) {
+	switch l, err := w.node.Link(link); {
 	case errors.Is(err, host.ErrNoLink):
 	case err != nil:
 		return err
 	case l.Alias != w.alias:
-		return fmt.Errorf("an interface %s is there and not waystamp's; remove or rename it, or give the function another name", p.To)
+		return fmt.Errorf("an interface %s is there and not waystamp's; remove or rename it, or give the function another name", link)
 	default: // of an agent before
-		if err := w.node.DeleteLink(p.To); err != nil {
+		if err := w.node.DeleteLink(link); err != nil {
 			return err
 		}
 	}
-	node, inside := streamMACs(p.To)
-	if err := w.node.AddVeth(host.Veth{Name: p.To, PeerName: streamLink, Peer: w.ns, MTU: p.Stream.MTU, MAC: node, PeerMAC: inside}); err != nil {
+	node, inside := streamMACs(link)
+	if err := w.node.AddVeth(host.Veth{Name: link, PeerName: streamLink, Peer: w.ns, MTU: mtu, MAC: node, PeerMAC: inside}); err != nil {
 		return err
 	}
 	w.made = true
-	if err := w.node.SetAlias(p.To, w.alias); err != nil {
+	if err := w.node.SetAlias(link, w.alias); err != nil {
 		return err
 	}
 	place, err := host.Open(w.ns)
@@ -151,11 +153,11 @@ func (w *kernelWorker) place(p plan.Proxy) (err error) {
 		n          *host.Net
 		key, value string
 	}{
-		{w.node, "net/ipv6/conf/" + p.To + "/disable_ipv6", "0"},
-		{w.node, "net/ipv6/conf/" + p.To + "/addr_gen_mode", "1"},
-		{w.node, "net/ipv6/conf/" + p.To + "/accept_ra", "0"},
-		{w.node, "net/ipv4/conf/" + p.To + "/forwarding", "1"}, // or it is not asked for ways
-		{w.node, "net/ipv6/conf/" + p.To + "/forwarding", "1"},
+		{w.node, "net/ipv6/conf/" + link + "/disable_ipv6", "0"},
+		{w.node, "net/ipv6/conf/" + link + "/addr_gen_mode", "1"},
+		{w.node, "net/ipv6/conf/" + link + "/accept_ra", "0"},
+		{w.node, "net/ipv4/conf/" + link + "/forwarding", "1"}, // or it is not asked for ways
+		{w.node, "net/ipv6/conf/" + link + "/forwarding", "1"},
 		{place, "net/ipv6/conf/" + streamLink + "/disable_ipv6", "0"},
 		{place, "net/ipv6/conf/" + streamLink + "/addr_gen_mode", "1"},
 		{place, "net/ipv6/conf/" + streamLink + "/accept_ra", "0"},
@@ -167,7 +169,7 @@ func (w *kernelWorker) place(p plan.Proxy) (err error) {
 	if err := place.SetSuperPacketMax(streamLink, streamFrames); err != nil {
 		return err
 	}
-	if err := w.node.SetUp(p.To); err != nil {
+	if err := w.node.SetUp(link); err != nil {
 		return err
 	}
 	return stream.Place{Link: streamLink, Gateway: streamGateway, GatewayMAC: node}.Prepare(place)
@@ -230,6 +232,7 @@ type streamFunction struct {
 	failed   int       // times in a row
 	since    time.Time // when the worker started
 	after    time.Time // it is not started again before
+	told     string    // a gateway's configuration; "": it has none
 }
 
 // A worker that ends is started again after a while, which doubles each time.
@@ -256,12 +259,16 @@ func (a *agent) ensureStreams(n plan.Node, withheld map[string]error) {
 	wanted := map[string]bool{}
 	var links []string
 	for _, p := range n.Proxies {
-		if p.Stream == nil {
+		ensure := a.ensureStreamLocked
+		switch {
+		case p.Gateway != nil:
+			ensure = a.ensureGatewayLocked
+		case p.Stream == nil:
 			continue
 		}
 		wanted[p.Function] = true
 		links = append(links, p.To)
-		if err := a.ensureStreamLocked(p); err != nil {
+		if err := ensure(p); err != nil {
 			withheld[p.Function] = err
 		}
 	}
@@ -304,14 +311,18 @@ func (a *agent) ensureStreamLocked(p plan.Proxy) error {
 	if err != nil {
 		return err
 	}
-	config := fmt.Sprintf("%s %d", text, s.MTU)
-	f := a.streams.by[p.Function]
+	return a.ensureWorkerLocked(p.Function, fmt.Sprintf("%s %d", text, s.MTU), func() (streamWorker, error) { return a.places.Start(p, text) })
+}
+
+// ensureWorkerLocked starts a function's worker, unless one of that configuration runs, or has just failed.
+func (a *agent) ensureWorkerLocked(function, config string, start func() (streamWorker, error)) error {
+	f := a.streams.by[function]
 	if f == nil || f.config != config {
 		if f != nil {
-			a.endStream(p.Function, f) // its connections are reset
+			a.endStream(function, f) // its connections are reset
 		}
 		f = &streamFunction{config: config}
-		a.streams.by[p.Function] = f
+		a.streams.by[function] = f
 	}
 	if f.worker != nil {
 		select {
@@ -324,8 +335,8 @@ func (a *agent) ensureStreamLocked(p plan.Proxy) error {
 			f.restarts++
 			pause := min(streamPauseMax, streamPauseMin<<min(f.failed-1, 10))
 			f.after = time.Now().Add(pause)
-			a.cfg.Log.Error("a worker ended; its connections are reset", "function", p.Function, "err", f.worker.Err(), "again in", pause)
-			a.endStream(p.Function, f)
+			a.cfg.Log.Error("a worker ended; its connections are reset", "function", function, "err", f.worker.Err(), "again in", pause)
+			a.endStream(function, f)
 		default:
 			return nil
 		}
@@ -334,20 +345,25 @@ func (a *agent) ensureStreamLocked(p plan.Proxy) error {
 		time.AfterFunc(wait, func() { notify(a.streams.wakeUp) })
 		return f.err
 	}
-	worker, err := a.places.Start(p, text)
+	worker, err := start()
 	if err != nil {
-		f.err, f.failed = err, f.failed+1
-		f.after = time.Now().Add(min(streamPauseMax, streamPauseMin<<min(f.failed-1, 10)))
-		time.AfterFunc(time.Until(f.after), func() { notify(a.streams.wakeUp) })
-		return err
+		return a.failedToStart(f, err)
 	}
 	f.worker, f.err, f.since = worker, nil, time.Now()
 	go func() {
 		<-worker.Ended()
 		notify(a.streams.wakeUp)
 	}()
-	a.cfg.Log.Info("a worker runs", "function", p.Function, "process", worker.PID())
+	a.cfg.Log.Info("a worker runs", "function", function, "process", worker.PID())
 	return nil
+}
+
+// failedToStart tries again after a while.
+func (a *agent) failedToStart(f *streamFunction, err error) error {
+	f.err, f.failed = err, f.failed+1
+	f.after = time.Now().Add(min(streamPauseMax, streamPauseMin<<min(f.failed-1, 10)))
+	time.AfterFunc(time.Until(f.after), func() { notify(a.streams.wakeUp) })
+	return err
 }
 
 // endStreams ends all workers.
@@ -361,7 +377,7 @@ func (a *agent) endStreams() {
 
 // followStreams reconciles if a worker has ended, or may be started again.
 func (a *agent) followStreams() {
-	if a.plan != nil && slices.ContainsFunc(a.plan.Proxies, func(p plan.Proxy) bool { return p.Stream != nil }) {
+	if a.plan != nil && slices.ContainsFunc(a.plan.Proxies, func(p plan.Proxy) bool { return p.Stream != nil || p.Gateway != nil }) {
 		a.reconcile()
 	}
 }
@@ -373,6 +389,9 @@ func (a *agent) sweepConnections() {
 	for _, p := range a.plan.Proxies {
 		if p.Stream != nil {
 			idle[p.Function] = max(p.Stream.Idle, p.Stream.HalfClosed) + streamWell
+		}
+		if p.Gateway != nil {
+			idle[p.Function] = gatewayIdle
 		}
 	}
 	if len(idle) == 0 {

@@ -23,7 +23,9 @@ import (
 const (
 	defaultRunDir   = "/run/waystamp"
 	defaultStateDir = "/var/lib/waystamp"
-	defaultInstance = "default"
+
+	defaultGatewayFiles = "/etc/waystamp/gateway"
+	defaultInstance     = "default"
 )
 
 type agentOptions struct {
@@ -32,6 +34,7 @@ type agentOptions struct {
 	insecurePlan, force                            bool
 	join                                           string
 	controllers                                    []string
+	gatewayFiles, gatewayAudit                     string
 }
 
 // NewAgentCommand is "waystamp agent".
@@ -84,6 +87,8 @@ and names the chains whose packets need no proof any more.`,
 	f.StringVar(&o.node, "node", "", "take plans for the node of this `name` only (default: that of the first plan)")
 	f.StringVar(&o.runDir, "run-dir", "", "`directory` of the agent's socket (default "+defaultRunDir+"/INSTANCE)")
 	f.StringVar(&o.stateDir, "state-dir", "", "`directory` of what must survive a reboot (default "+defaultStateDir+"/INSTANCE)")
+	f.StringVar(&o.gatewayFiles, "gateway-files", defaultGatewayFiles, "`directory` that names of a gateway's certificates, keys and lists count from")
+	f.StringVar(&o.gatewayAudit, "gateway-audit", "", "`file` of a gateway's audit log (default gateway-audit.log in the state directory)")
 	f.StringVar(&o.pinDir, "pin-dir", dataplane.DefaultPinDir, "`directory` on a bpf filesystem for programs and maps")
 	f.BoolVar(&o.detach, "detach", false, "remove the data path instead, with its guard and the locator route")
 	f.BoolVar(&o.yes, "yes", false, "with --detach: do it")
@@ -110,6 +115,10 @@ func (o *agentOptions) run(cmd *cobra.Command) error {
 	}
 	if cfg.StateDir == "" {
 		cfg.StateDir = filepath.Join(defaultStateDir, o.instance)
+	}
+	cfg.GatewayFiles, cfg.GatewayAudit = o.gatewayFiles, o.gatewayAudit
+	if cfg.GatewayAudit == "" {
+		cfg.GatewayAudit = filepath.Join(cfg.StateDir, "gateway-audit.log")
 	}
 	if o.detach {
 		return o.runDetach(cmd.OutOrStdout(), cfg)

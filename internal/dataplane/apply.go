@@ -121,6 +121,7 @@ func (d *Dataplane) applyInPlace(n plan.Node, t *topology, left *leftOut) (probl
 		either.Rules = uint32(abi.RulesStateMaybe)
 	}
 	either.Own |= reduced.node.Own
+	either.Services |= reduced.node.Services
 	u.add(func() error { return g.setNode(node) }, nil)
 	if either != node {
 		if err := g.setNode(either); err != nil {

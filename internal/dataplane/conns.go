@@ -3,12 +3,14 @@ package dataplane
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 	"time"
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
 	"github.com/waystamp/waystamp/internal/abi"
+	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/tables"
 )
 
@@ -21,6 +23,58 @@ const connEnded = 2 * time.Minute
 type Connections struct {
 	Open int // the function has gone on with them
 	New  int // it has not, yet
+}
+
+// ErrNoClient says that a client is not connected to the gateway.
+var ErrNoClient = errors.New("no client of the gateway has that address and port")
+
+// OpenOnward lets the gateway open a connection, from source to origin, for a client that is connected to a service: answers come by the
+// path back, and what the gateway sends takes the path that the plan has with it. What was there of the same addresses and ports is
+// over.
+func (d *Dataplane) OpenOnward(client, service, source, origin netip.AddrPort, back uint32) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.gen == nil || d.node == nil {
+		return errors.New("there is no data path")
+	}
+	keys, err := tables.ProxyKeys(d.node.Proxies)
+	if err != nil {
+		return err
+	}
+	gateway, ok := keys[model.GatewayName]
+	if !ok {
+		return errors.New("the plan has no gateway")
+	}
+	var c abi.Conn
+	accepted := tables.ConnKey(gateway|abi.ConnAccepted, client, service)
+	err = d.gen.maps[tables.MapConns].Lookup(accepted, &c)
+	if errors.Is(err, ebpf.ErrKeyNotExist) {
+		return ErrNoClient
+	}
+	if err != nil {
+		return fmt.Errorf("read map %s: %w", tables.MapConns, err)
+	}
+	if c.Seen&abi.ConnRst != 0 {
+		return ErrNoClient
+	}
+	now, err := coarseTime()
+	if err != nil {
+		return err
+	}
+	c = abi.Conn{Used: now, Part: abi.BE32(back)}
+	if err := d.gen.maps[tables.MapConns].Put(tables.ConnKey(gateway, source, origin), c); err != nil {
+		return fmt.Errorf("write to map %s: %w", tables.MapConns, err)
+	}
+	return nil
+}
+
+// coarseTime is what programs read by bpf_ktime_get_coarse_ns.
+func coarseTime() (uint64, error) {
+	var ts unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC_COARSE, &ts); err != nil {
+		return 0, fmt.Errorf("read the clock: %w", err)
+	}
+	return uint64(ts.Nano()), nil
 }
 
 // SweepConnections takes out connections that are over: ended, or without a packet for
@@ -43,11 +97,10 @@ func (d *Dataplane) SweepConnections(idle map[string]time.Duration) (map[string]
 			functions[key] = name
 		}
 	}
-	var ts unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC_COARSE, &ts); err != nil {
-		return nil, fmt.Errorf("read the clock: %w", err)
+	now, err := coarseTime()
+	if err != nil {
+		return nil, err
 	}
-	now := uint64(ts.Nano())
 	for _, t := range []tables.Map{tables.MapConns, tables.MapConnsNew} {
 		m := d.gen.maps[t]
 		var over []abi.ConnKey
@@ -55,7 +108,7 @@ func (d *Dataplane) SweepConnections(idle map[string]time.Duration) (map[string]
 		var c abi.Conn
 		it := m.Iterate()
 		for it.Next(&k, &c) {
-			name, known := functions[k.Proxy]
+			name, known := functions[k.Proxy&^abi.ConnAccepted]
 			limit := idle[name]
 			if isOver(c) || t == tables.MapConnsNew || c.Seen&abi.ConnAnswered == 0 {
 				limit = min(limit, connEnded)

@@ -453,6 +453,7 @@ var jumps = []struct {
 	{tables.MapPrograms, abi.ProgramOriginate, object.OriginateTC},
 	{tables.MapPrograms, abi.ProgramStream, object.StreamTC},
 	{tables.MapPrograms, abi.ProgramMPLS, object.MPLSTC},
+	{tables.MapPrograms, abi.ProgramGateway, object.GatewayTC},
 	{tables.MapProgramsXDP, abi.ProgramXDPCore, object.MPLSCoreXDP},
 	{tables.MapProgramsXDP, abi.ProgramXDPEdge, object.MPLSEdgeXDP},
 }

@@ -45,6 +45,7 @@ func (g *generation) read() (tables.Contents, error) {
 		readHeadends(g, t.Headends), readMap(g, tables.MapPaths, t.Paths),
 		readMap(g, tables.MapGuards, t.Guards),
 		readMap(g, tables.MapStreams, t.Streams),
+		readMap(g, tables.MapServices, t.Services),
 		readMap(g, tables.MapLabels, t.Labels),
 		readRules(g, t.Rules),
 		readMap(g, tables.MapPorts, t.Ports),

@@ -223,8 +223,11 @@ func programsOf(n plan.Node, bs []binding) []string {
 		if p.OnUnknown == model.OnUnknownOriginate {
 			need[object.OriginateTC] = true
 		}
-		if p.Stream != nil {
+		if p.Stream != nil || p.Gateway != nil {
 			need[object.StreamTC] = true
+		}
+		if p.Gateway != nil {
+			need[object.GatewayTC] = true
 		}
 	}
 	return slices.Sorted(maps.Keys(need))

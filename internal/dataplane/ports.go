@@ -114,6 +114,9 @@ func resolve(n plan.Node, devices func(string) (host.Device, error), withheld ma
 	if tables.HasOwn(n) {
 		t.node.Own = 1
 	}
+	if n.Gateway() != nil {
+		t.node.Services = 1
+	}
 	uses := map[int]string{}
 	look := func(name, what string) (host.Device, bool) {
 		dev, err := devices(name)

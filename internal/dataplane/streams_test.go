@@ -93,11 +93,13 @@ func (s *streamBed) proven(p plan.Path, inner []byte) []byte {
 	last := len(p.Shares) - 1
 	steps := pot.WalkFlow(p.Header(), s.rnd, flowOf(inner), p.Shares[:last]...)
 	out := steps[last-1].WireOut
-	sid := p.Hops[len(p.Hops)-1].SID
+	segments := p.SIDs()
+	slices.Reverse(segments) // the last segment comes first
+	sid := segments[0]
 	x := srv6.Packet{
 		Ethernet: &srv6.Ethernet{Type: srv6.EtherTypeIPv6},
 		Header:   srv6.Header{HopLimit: 63, Source: p.Ingress[0].Address, Destination: sid},
-		SRH: &srv6.SRH{NextHeader: srv6.NextHeaderIPv6, Segments: []netip.Addr{sid},
+		SRH: &srv6.SRH{NextHeader: srv6.NextHeaderIPv6, Segments: segments,
 			TLVs: []srv6.TLV{srv6.Proof{Scheme: p.Scheme, Epoch: p.Epoch, Path: p.Path, RND: out.RND, CML: out.CML}.TLV()}},
 		Payload: inner,
 	}

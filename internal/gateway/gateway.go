@@ -317,6 +317,13 @@ func (g *Gateway) Sessions() int {
 	return len(g.sessions)
 }
 
+// Opened is how many sessions have been opened.
+func (g *Gateway) Opened() uint64 {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.lastID
+}
+
 // note counts a refusal, and writes it into the audit log. Strangers cannot fill the log, and not
 // take the lines of those who have an identity: each of the two has so many, and what has none is counted in the next one of its kind.
 func (g *Gateway) note(r Record, err error) {

@@ -41,10 +41,14 @@ func (l *Lab) StartAgent(ctx context.Context, node string) (err error) {
 	if err := l.updateAgent(node, a); err != nil {
 		return err
 	}
+	args := []string{"agent", "--plan", a.Plan, "--instance", a.Instance, "--run-dir", a.RunDir, "--state-dir", a.RunDir}
+	if files := l.files(); files != "" {
+		args = append(args, "--gateway-files", files)
+	}
 	return l.launch(ctx, m, func(p process) error {
 		a.PID, a.Start = p.pid, p.start
 		return l.updateAgent(node, a)
-	}, "agent", "--plan", a.Plan, "--instance", a.Instance, "--run-dir", a.RunDir, "--state-dir", a.RunDir)
+	}, args...)
 }
 
 // StopAgent ends a node's agent; its data path and guard stay. An agent that

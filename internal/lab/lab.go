@@ -55,6 +55,7 @@ type Config struct {
 	Prefix string       // of namespaces and instances; "": a random one
 	RunDir string       // of all labs; "": DefaultRunDir
 	Binary string       // waystamp, that agents are run from; "": the one beside this program, or in PATH
+	Files  string       // directory that names of gateways' files count from; "": the agents' own
 	// WithoutAgents leaves the nodes plain routers, whose plans are written but
 	// not carried out.
 	WithoutAgents bool
@@ -223,7 +224,7 @@ func create(c Config) (_ *Lab, unlock func(), err error) {
 		return nil, nil, err
 	}
 	l.state = state{
-		Version: stateVersion, Prefix: prefix, Created: time.Now().UTC().Truncate(time.Second), Binary: c.Binary,
+		Version: stateVersion, Prefix: prefix, Created: time.Now().UTC().Truncate(time.Second), Binary: c.Binary, Files: c.Files,
 		Owner: &Owner{me.pid, me.start},
 	}
 	return l, unlock, l.update(func(*state) {})
@@ -512,6 +513,12 @@ func (l *Lab) Members() []Member {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return slices.Clone(l.state.Members)
+}
+
+func (l *Lab) files() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.state.Files
 }
 
 func (l *Lab) binary() string {

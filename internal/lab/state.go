@@ -67,6 +67,7 @@ type state struct {
 	Created time.Time `json:"created"`
 	Up      bool      `json:"up"` // false: half built
 	Binary  string    `json:"binary"`
+	Files   string    `json:"files,omitempty"` // of gateways
 	Owner   *Owner    `json:"owner,omitempty"` // nil: it stays until somebody takes it down
 	Members []Member  `json:"members"`
 }

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"log/slog"
 	"os"
+	"path/filepath"
 	"strings"
 	"time"
 
@@ -105,9 +106,15 @@ closed terminal does nothing.`,
 			if m.Lab == nil {
 				return fmt.Errorf("%s has no lab section, which says what hosts and links there are; see examples/paper.yaml", file)
 			}
+			files := ""
+			if file != "-" {
+				if files, err = filepath.Abs(filepath.Dir(file)); err != nil {
+					return err
+				}
+			}
 			ownLabs(cmd, o.runDir)
 			l, err := lab.Up(cmd.Context(), lab.Config{
-				Domain: m.Domain, Lab: *m.Lab,
+				Domain: m.Domain, Lab: *m.Lab, Files: files,
 				Prefix: o.prefix, RunDir: o.runDir, WithoutAgents: noAgents, Log: o.log(cmd),
 				Progress: func(node string, ready, of int) {
 					fmt.Fprintf(cmd.ErrOrStderr(), "the agent of %s is ready (%d of %d)\n", node, ready, of)

@@ -161,6 +161,11 @@ func Desire(n plan.Node, at Wiring, local []netip.Addr, have Contents, ix Indexe
 		}
 	}
 
+	if g := n.Gateway(); g != nil {
+		for _, a := range g.Addresses() {
+			w.Services[ServiceKey(a)] = proxyOf[model.GatewayName]
+		}
+	}
 	own := ownKeys(local)
 	w.MatchDst, w.MatchSrc = expand(steer, have.MatchSrc, own)
 	w.GuardDst, w.GuardSrc = expand(require, have.GuardSrc, own)
@@ -198,6 +203,16 @@ func (w *Wanted) addStream(n plan.Node, e plan.Egress, h abi.Hop, proxy uint32) 
 	w.Streams[abi.BE32(e.Path)] = s
 	h.Behaviour, h.Proxy = uint8(abi.BehaviourStream), proxy
 	return h, nil
+}
+
+// ServiceKey is the key of an address that clients connect to.
+func ServiceKey(a netip.AddrPort) abi.ServiceKey {
+	return abi.ServiceKey{Addr: Words(a.Addr()), Port: abi.BE16(a.Port())}
+}
+
+// ConnKey is the key of a connection through a function on byte streams, by its proxy.
+func ConnKey(proxy uint32, client, server netip.AddrPort) abi.ConnKey {
+	return abi.ConnKey{Client: Words(client.Addr()), Server: Words(server.Addr()), ClientPort: abi.BE16(client.Port()), ServerPort: abi.BE16(server.Port()), Proxy: proxy}
 }
 
 func ownKeys(local []netip.Addr) []DstKey {

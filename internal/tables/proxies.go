@@ -318,7 +318,10 @@ func encodeProxy(p plan.Proxy, r Reach, statsIndex uint32) abi.Proxy {
 		}
 	}
 	if p.Stream != nil {
-		out.Stream, out.Peer = 1, 1
+		out.Stream, out.Peer = uint8(abi.BytesStream), 1
+	}
+	if p.Gateway != nil {
+		out.Stream, out.Peer = uint8(abi.BytesGateway), 1
 	}
 	if p.Via.IsValid() {
 		out.HasVia, out.Via = 1, p.Via.As16()

@@ -22,10 +22,11 @@ type Contents struct {
 	Sources  map[abi.SourceKey]uint32
 	Egresses map[abi.EgressKey]abi.Egress
 	Headends map[uint32]abi.Headend
-	Paths    map[uint32]uint32     // that it is a headend of, as __be32: index in headends
-	Streams  map[uint32]abi.Stream // by the path as __be32 that ends at a function on byte streams
-	Labels   map[uint32]abi.Label  // where nodes are, by their label
-	Guards   map[uint32]uint32     // what the chain of a path that ends here says, by the path as __be32
+	Paths    map[uint32]uint32         // that it is a headend of, as __be32: index in headends
+	Streams  map[uint32]abi.Stream     // by the path as __be32 that ends at a function on byte streams
+	Services map[abi.ServiceKey]uint32 // where clients connect to a gateway: its proxy
+	Labels   map[uint32]abi.Label      // where nodes are, by their label
+	Guards   map[uint32]uint32         // what the chain of a path that ends here says, by the path as __be32
 	MatchDst map[DstKey]Match
 	MatchSrc map[SrcKey]Match
 	GuardDst map[DstKey]Match
@@ -43,7 +44,7 @@ type Contents struct {
 func New() Contents {
 	return Contents{
 		Hops: map[abi.HopKey]abi.Hop{}, Sids: map[abi.HopKey]uint32{}, Sources: map[abi.SourceKey]uint32{}, Egresses: map[abi.EgressKey]abi.Egress{},
-		Headends: map[uint32]abi.Headend{}, Paths: map[uint32]uint32{}, Guards: map[uint32]uint32{}, Streams: map[uint32]abi.Stream{}, Labels: map[uint32]abi.Label{},
+		Headends: map[uint32]abi.Headend{}, Paths: map[uint32]uint32{}, Guards: map[uint32]uint32{}, Streams: map[uint32]abi.Stream{}, Services: map[abi.ServiceKey]uint32{}, Labels: map[uint32]abi.Label{},
 		MatchDst: map[DstKey]Match{}, MatchSrc: map[SrcKey]Match{},
 		GuardDst: map[DstKey]Match{}, GuardSrc: map[SrcKey]Match{},
 		Ports: map[uint32]abi.Port{}, Proxies: map[uint32]abi.Proxy{},
@@ -85,7 +86,8 @@ const (
 	MapPaths       Map = "ws_paths"
 	MapGuards      Map = "ws_guards"
 	MapStreams     Map = "ws_streams"
-	MapConns       Map = "ws_conns"     // programs write it
+	MapServices    Map = "ws_services"
+	MapConns       Map = "ws_conns"     // programs write it, and user space for a gateway
 	MapConnsNew    Map = "ws_conns_new" // the same
 	MapPathMTUs    Map = "ws_path_mtus"
 	MapNumbers     Map = "ws_numbers"
@@ -130,7 +132,8 @@ func (o Op) Remove() bool { return o.Value == nil }
 //   - a rule is there only while its headend, and its source class, are;
 //   - what a function makes is refused until its own rules are there;
 //   - what is behind a function on byte streams is known before packets come to it, and
-//     names paths that are there.
+//     names paths that are there;
+//   - clients come to a gateway while all of its chains are there.
 //
 // There is no such order where together says so.
 //
@@ -179,7 +182,9 @@ func Changes(have, want Contents) []Op {
 		swap(use, before, both)
 	}
 	ops = Puts(ops, MapRules, have.Rules, want.Rules)
+	ops = Puts(ops, MapServices, have.Services, want.Services)
 
+	ops = Deletes(ops, MapServices, have.Services, want.Services)
 	ops = Deletes(ops, MapRules, have.Rules, want.Rules)
 	swap(abi.MatchUseSteer, both, after)
 	for _, use := range origins {

@@ -38,6 +38,7 @@ var goEnums = map[string]struct{ typ, doc string }{
 	"ws_match_action": {"MatchAction", "MatchAction is what a classification rule says of a packet that it matches."},
 	"ws_rules_state":  {"RulesState", "RulesState tells whether a node has ordered rules."},
 	"ws_match_use":    {"MatchUse", "MatchUse is what a table of prefixes is for."},
+	"ws_bytes":        {"Bytes", "Bytes is what a function does with the bytes of TCP connections."},
 }
 
 // camel turns SRH_LAST_ENTRY into SRHLastEntry.

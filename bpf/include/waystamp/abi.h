@@ -171,8 +171,9 @@ struct ws_node {
 	__u32 cut_enter_ifindex;
 	__u8 cut_enter_dmac[6];
 	__u8 pad[2];
+	__u32 services; /* 1: there is something in ws_services */
 };
-_Static_assert(sizeof(struct ws_node) == 52, "ws_node is ABI");
+_Static_assert(sizeof(struct ws_node) == 56, "ws_node is ABI");
 
 /* Proof parameters of one position. Which of them count is the scheme's
  * matter: keyed uses key, keyed-flow bind_key too, pot and opot the rest (pot
@@ -614,8 +615,7 @@ struct ws_proxy {
 	 * counted from 1
 	 */
 	__u8 origin;
-	/* 1: it is on byte streams; what it sends belongs to connections */
-	__u8 stream;
+	__u8 stream; /* enum ws_bytes */
 	__u8 via[16];
 	/* Where its ICMP errors come from, which are routed if no chain takes them;
 	 * ::: there is none. IPv4 as ::ffff:a.b.c.d.
@@ -722,7 +722,8 @@ _Static_assert(sizeof(struct ws_label) == 16, "ws_label is ABI");
 #define WS_PROGRAM_ORIGINATE 1
 #define WS_PROGRAM_STREAM 2
 #define WS_PROGRAM_MPLS 3
-#define WS_PROGRAMS 4
+#define WS_PROGRAM_GATEWAY 4
+#define WS_PROGRAMS 5
 
 /* ws_programs_xdp: those for packets with labels, and for packets that take a path over
  * labels.
@@ -752,6 +753,31 @@ _Static_assert(sizeof(struct ws_stream) == 24, "ws_stream is ABI");
  */
 #define WS_ETH_P_HELD 0x88b5
 
+/* ws_proxy.stream: what a function does with bytes. STREAM: what it sends belongs to
+ * connections that came to it. GATEWAY: it ends those of clients from outside; what it
+ * opens, user space has put into ws_conns before, with the path that answers come by.
+ */
+enum ws_bytes {
+	WS_BYTES_NONE = 0,
+	WS_BYTES_STREAM = 1,
+	WS_BYTES_GATEWAY = 2,
+};
+
+/* ws_services: where clients connect to a gateway, which takes it before any chain does.
+ * The value is the gateway's key in ws_proxies. IPv4 as ::ffff:a.b.c.d.
+ */
+struct ws_service_key {
+	__be64 addr[2];
+	__be16 port;
+	__u16 pad[3];
+};
+_Static_assert(sizeof(struct ws_service_key) == 24, "ws_service_key is ABI");
+
+/* In ws_conn_key.proxy: a client's connection to the gateway. Without it: one that the
+ * gateway has opened, which may have the same addresses and ports.
+ */
+#define WS_CONN_ACCEPTED 0x80000000
+
 /* ws_conns and ws_conns_new: a connection through a function on byte streams, by the
  * addresses and ports of both ends; IPv4 as ::ffff:a.b.c.d. In the second are those
  * that the function has not gone on with yet.
@@ -767,7 +793,10 @@ _Static_assert(sizeof(struct ws_conn_key) == 40, "ws_conn_key is ABI");
 
 struct ws_conn {
 	__u64 used; /* bpf_ktime_get_coarse_ns of the last packet, but for a second */
-	__be32 part; /* that the client's packets come by */
+	/* That the client's packets come by; of a connection that a gateway has opened, that
+	 * the server's come by; 0 for one of its client's.
+	 */
+	__be32 part;
 	__u32 seen; /* WS_CONN_* */
 };
 _Static_assert(sizeof(struct ws_conn) == 16, "ws_conn is ABI");

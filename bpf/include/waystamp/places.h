@@ -46,7 +46,9 @@
 	X(STREAM_IN_TC, "stream/", "stream_in_tc.h") \
 	X(MPLS_TC, "", "mpls_tc.bpf.c") \
 	X(ENCAP_MPLS, "encap/", "mpls.h") \
-	X(ENCAP_LABELS_TC, "encap/", "labels_tc.h")
+	X(ENCAP_LABELS_TC, "encap/", "labels_tc.h") \
+	X(GATEWAY_TC, "", "gateway_tc.bpf.c") \
+	X(STREAM_CONN_TC, "stream/", "conn_tc.h")
 
 enum ws_file {
 	WS_FILE_NONE,

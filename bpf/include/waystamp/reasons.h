@@ -113,10 +113,10 @@
 	X(PORTS_UNREAD, "another chain, by protocol or ports, may be this packet's, and they cannot be read", SEVERAL) \
 	X(ARGUMENT, "the argument of the SID is not the one that the plan has for the path") \
 	X(ORIGIN_UNMATCHED, "a function made this packet itself, and no chain through the function takes it") \
-	X(STREAM_UNKNOWN, "a packet to or from a function on byte streams is of no connection that was opened through its chain", SEVERAL) \
-	X(STREAM_NOT_TCP, "a packet to or from a function on byte streams is not TCP, or is a fragment, or its TCP header is not the first in it", SEVERAL) \
-	X(STREAM_DOWN, "the worker of a function on byte streams is not there") \
-	X(STREAMS_FULL, "no room is left for another connection through a function on byte streams", SEVERAL) \
+	X(STREAM_UNKNOWN, "a packet to or from a function on byte streams, or the gateway, is of no connection that was opened through its chain, or let open", SEVERAL) \
+	X(STREAM_NOT_TCP, "a packet to or from a function on byte streams, or the gateway, is not TCP, or is a fragment, or its TCP header is not the first in it", SEVERAL) \
+	X(STREAM_DOWN, "the worker of a function on byte streams, or of the gateway, is not there", SEVERAL) \
+	X(STREAMS_FULL, "no room is left for another connection through a function on byte streams, or the gateway", SEVERAL) \
 	X(ENCAPSULATION, "a packet with labels has a proof of a path over SRv6, or the other way round") \
 	X(LABELS_TRUNCATED, "a label stack runs past the end of the packet", SEVERAL) \
 	X(LABELS_TOO_MANY, "none of the first 40 entries of a label stack is its bottom", SEVERAL) \

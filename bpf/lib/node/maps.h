@@ -247,6 +247,15 @@ struct {
 	__uint(max_entries, WS_CHAINS_MAX);
 } ws_streams SEC(".maps");
 
+/* About 80 bytes per live entry. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct ws_service_key);
+	__type(value, __u32);
+	__uint(max_entries, 4096);
+} ws_services SEC(".maps");
+
 /* About 120 bytes per live entry. User space takes out those that are over, and those whose
  * server has not answered for two minutes: a SYN is enough to make one.
  */

@@ -121,3 +121,19 @@ static __always_inline void conn_note(struct ws_conn *c, __u32 flags, __u32 fin,
 	if (now - c->used > SECOND_COARSE_NS)
 		c->used = now;
 }
+
+/* A connection that the function goes on with is kept for good. */
+static __always_inline reason_t conn_promote(const struct ws_conn_key *k,
+					     const struct ws_conn *c)
+{
+	struct ws_conn kept = { .used = c->used,
+				.seen = c->seen,
+				.part = c->part };
+
+	/* Where another CPU was first, its entry is as good. */
+	if (bpf_map_update_elem(&ws_conns, k, &kept, BPF_NOEXIST) &&
+	    !bpf_map_lookup_elem(&ws_conns, k))
+		return REASON(STREAMS_FULL);
+	bpf_map_delete_elem(&ws_conns_new, k);
+	return WS_REASON_NONE;
+}

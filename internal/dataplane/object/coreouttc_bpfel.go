@@ -48,6 +48,7 @@ const (
 	coreOutTCMapWsRefusals    = "ws_refusals"
 	coreOutTCMapWsRules       = "ws_rules"
 	coreOutTCMapWsScratch     = "ws_scratch"
+	coreOutTCMapWsServices    = "ws_services"
 	coreOutTCMapWsSids        = "ws_sids"
 	coreOutTCMapWsSlotBlocks  = "ws_slot_blocks"
 	coreOutTCMapWsSlotNext    = "ws_slot_next"
@@ -141,6 +142,7 @@ type coreOutTCMapSpecs struct {
 	WsRefusals    *ebpf.MapSpec `ebpf:"ws_refusals"`
 	WsRules       *ebpf.MapSpec `ebpf:"ws_rules"`
 	WsScratch     *ebpf.MapSpec `ebpf:"ws_scratch"`
+	WsServices    *ebpf.MapSpec `ebpf:"ws_services"`
 	WsSids        *ebpf.MapSpec `ebpf:"ws_sids"`
 	WsSlotBlocks  *ebpf.MapSpec `ebpf:"ws_slot_blocks"`
 	WsSlotNext    *ebpf.MapSpec `ebpf:"ws_slot_next"`
@@ -210,6 +212,7 @@ type coreOutTCMaps struct {
 	WsRefusals    *ebpf.Map `ebpf:"ws_refusals"`
 	WsRules       *ebpf.Map `ebpf:"ws_rules"`
 	WsScratch     *ebpf.Map `ebpf:"ws_scratch"`
+	WsServices    *ebpf.Map `ebpf:"ws_services"`
 	WsSids        *ebpf.Map `ebpf:"ws_sids"`
 	WsSlotBlocks  *ebpf.Map `ebpf:"ws_slot_blocks"`
 	WsSlotNext    *ebpf.Map `ebpf:"ws_slot_next"`
@@ -254,6 +257,7 @@ func (m *coreOutTCMaps) Close() error {
 		m.WsRefusals,
 		m.WsRules,
 		m.WsScratch,
+		m.WsServices,
 		m.WsSids,
 		m.WsSlotBlocks,
 		m.WsSlotNext,

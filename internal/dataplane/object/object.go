@@ -22,6 +22,7 @@ const (
 	MPLSTC      = mplsTCProgWsMplsTc
 	MPLSCoreXDP = mplsCoreXDPProgWsMplsCoreXdp
 	MPLSEdgeXDP = mplsEdgeXDPProgWsMplsEdgeXdp
+	GatewayTC   = gatewayTCProgWsGatewayTc
 )
 
 // VarConfig is the variable that each object is configured by, an abi.Config.
@@ -50,6 +51,7 @@ var All = []Object{
 	{MPLSTC, loadMplsTC, &_MplsTCBytes},
 	{MPLSCoreXDP, loadMplsCoreXDP, &_MplsCoreXDPBytes},
 	{MPLSEdgeXDP, loadMplsEdgeXDP, &_MplsEdgeXDPBytes},
+	{GatewayTC, loadGatewayTC, &_GatewayTCBytes},
 }
 
 // The program of a worker's namespace, which has maps of its own and is of no generation.

@@ -48,6 +48,7 @@ const (
 	originateTCMapWsRefusals     = "ws_refusals"
 	originateTCMapWsRules        = "ws_rules"
 	originateTCMapWsScratch      = "ws_scratch"
+	originateTCMapWsServices     = "ws_services"
 	originateTCMapWsSids         = "ws_sids"
 	originateTCMapWsSlotBlocks   = "ws_slot_blocks"
 	originateTCMapWsSlotNext     = "ws_slot_next"
@@ -141,6 +142,7 @@ type originateTCMapSpecs struct {
 	WsRefusals    *ebpf.MapSpec `ebpf:"ws_refusals"`
 	WsRules       *ebpf.MapSpec `ebpf:"ws_rules"`
 	WsScratch     *ebpf.MapSpec `ebpf:"ws_scratch"`
+	WsServices    *ebpf.MapSpec `ebpf:"ws_services"`
 	WsSids        *ebpf.MapSpec `ebpf:"ws_sids"`
 	WsSlotBlocks  *ebpf.MapSpec `ebpf:"ws_slot_blocks"`
 	WsSlotNext    *ebpf.MapSpec `ebpf:"ws_slot_next"`
@@ -210,6 +212,7 @@ type originateTCMaps struct {
 	WsRefusals    *ebpf.Map `ebpf:"ws_refusals"`
 	WsRules       *ebpf.Map `ebpf:"ws_rules"`
 	WsScratch     *ebpf.Map `ebpf:"ws_scratch"`
+	WsServices    *ebpf.Map `ebpf:"ws_services"`
 	WsSids        *ebpf.Map `ebpf:"ws_sids"`
 	WsSlotBlocks  *ebpf.Map `ebpf:"ws_slot_blocks"`
 	WsSlotNext    *ebpf.Map `ebpf:"ws_slot_next"`
@@ -254,6 +257,7 @@ func (m *originateTCMaps) Close() error {
 		m.WsRefusals,
 		m.WsRules,
 		m.WsScratch,
+		m.WsServices,
 		m.WsSids,
 		m.WsSlotBlocks,
 		m.WsSlotNext,

@@ -63,8 +63,16 @@ type answer struct {
 
 // toParent is one of its fields.
 type toParent struct {
-	Taken *answer `json:",omitempty"` // a configuration
-	Ask   *ask    `json:",omitempty"`
+	Taken      *answer     `json:",omitempty"` // a configuration
+	Ask        *ask        `json:",omitempty"`
+	Statistics *Statistics `json:",omitempty"`
+}
+
+// Statistics are a worker's numbers since its start. They are its word.
+type Statistics struct {
+	Now     int    // sessions that are open
+	Opened  uint64 // sessions
+	Refused map[gateway.Reason]uint64
 }
 
 type ask struct {

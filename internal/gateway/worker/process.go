@@ -51,6 +51,7 @@ type Process struct {
 	stamp   string // of the files that the worker has
 	number  uint64
 	pending map[uint64]chan error // of configurations that are sent
+	numbers Statistics
 }
 
 const (
@@ -179,6 +180,11 @@ func (p *Process) follow() {
 				to <- err
 			}
 		}
+		if m.Statistics != nil {
+			p.mu.Lock()
+			p.numbers = *m.Statistics
+			p.mu.Unlock()
+		}
 		if m.Ask != nil {
 			a := &answer{Number: m.Ask.Number}
 			if err := p.options.Allow(m.Ask.Ask); err != nil {
@@ -216,6 +222,13 @@ func (p *Process) watch() {
 			p.options.Log.Error("files of the gateway have changed and cannot be taken in; it goes on with those before", "err", err)
 		}
 	}
+}
+
+// Statistics are the worker's numbers, of a second ago at most.
+func (p *Process) Statistics() Statistics {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.numbers
 }
 
 // Ended is closed when the process is gone.

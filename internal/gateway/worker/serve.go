@@ -16,6 +16,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"reflect"
 	"sync"
 	"syscall"
 	"time"
@@ -75,6 +76,7 @@ func Serve(ctx context.Context, parent, audit *os.File, listeners []*os.File, st
 	for _, one := range l.list {
 		go l.accept(one)
 	}
+	go w.tell(ctx)
 	return errors.Join(w.gateway.Serve(ctx, l), w.audit.Close())
 }
 
@@ -145,6 +147,31 @@ func (w *worker) setChains(list []Chain) {
 			in.next = c.First + uint16(binary.NativeEndian.Uint32(b[:])%n)
 		}
 		w.chains[c.Name] = in
+	}
+}
+
+// tellTime is how often the parent hears what has changed.
+const tellTime = time.Second
+
+// tell sends numbers that have changed.
+func (w *worker) tell(ctx context.Context) {
+	t := time.NewTicker(tellTime)
+	defer t.Stop()
+	var last Statistics
+	for {
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+			return
+		}
+		now := Statistics{w.gateway.Sessions(), w.gateway.Opened(), w.gateway.Refused()}
+		if reflect.DeepEqual(now, last) {
+			continue
+		}
+		if w.send(toParent{Statistics: &now}) != nil {
+			return
+		}
+		last = now
 	}
 }
 

@@ -326,6 +326,10 @@ func TestCurlIsServedByAConfinedProcess(t *testing.T) {
 			t.Errorf("the process has no %q:\n%s", line, status)
 		}
 	}
+	eventually(t, "the parent knows of two sessions and two refusals", func() bool {
+		s := w.process.Statistics()
+		return s.Opened == 2 && s.Now == 0 && s.Refused[gateway.CertMissing] == 1 && s.Refused[gateway.RuleNone] == 1
+	})
 	if n := w.verified(); n < 8 {
 		t.Errorf("the audit log has %d lines; want one at least of each session and request", n)
 	}

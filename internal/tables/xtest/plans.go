@@ -364,6 +364,8 @@ func DoOp(t tables.Contents, o tables.Op) {
 				delete(t.Hops, *k)
 			}
 		}
+	case *abi.ServiceKey:
+		set(t.Services, k, o.Value)
 	case *abi.SourceKey:
 		set(t.Sources, k, o.Value)
 	case *abi.EgressKey:

@@ -1,0 +1,425 @@
+package e2e
+
+import (
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/big"
+	"net"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/waystamp/waystamp/internal/gateway"
+	"github.com/waystamp/waystamp/internal/lab"
+	"github.com/waystamp/waystamp/internal/model"
+)
+
+// A gateway on r1 of the paper's network, before an origin on h2: requests for /status take the firewall
+// alone, others the DPI, too. The service has the origin's address.
+func gatewayDomain(t *testing.T, address string) string {
+	t.Helper()
+	before, rest, ok := strings.Cut(paper, "\nchains:\n")
+	_, after, ok2 := strings.Cut(rest, "\nlab:\n")
+	if !ok || !ok2 {
+		t.Fatal("examples/paper.yaml has no chains before its lab")
+	}
+	return before + `
+clients:
+  - name: staff
+    ca: staff.pem
+    identity: {spiffe: staff.example}
+    revocation: {crl: staff.crl, older-than: 1h}
+
+services:
+  - name: shop
+    hosts: [shop.example.org]
+    gateway: {nodes: [r1], address: "` + address + `"}
+    certificate: {file: shop.pem, key: shop.key}
+    clients: staff
+    origin: {address: "` + address + `", tls: {ca: web.pem, name: shop.internal}}
+    rules:
+      - {who: "spiffe://staff.example/**", methods: [GET], path: /status, chain: light}
+      - {who: "spiffe://staff.example/eng/*", path: /files/**, chain: deep}
+
+chains:
+  - {name: light, ingress: [r1], functions: [fw], egress: r6, direction: both, proof: {scheme: keyed-flow}}
+  - {name: deep, ingress: [r1], functions: [fw, dpi], egress: r6, direction: both, proof: {scheme: keyed-flow}}
+
+lab:
+` + after
+}
+
+// authority signs certificates of a test.
+type authority struct {
+	t      *testing.T
+	folder string
+	cert   *x509.Certificate
+	key    crypto.Signer
+	serial int64
+}
+
+func (a *authority) sign(change func(*x509.Certificate)) (*x509.Certificate, *ecdsa.PrivateKey) {
+	a.t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	must(a.t, err)
+	a.serial++
+	c := &x509.Certificate{SerialNumber: big.NewInt(a.serial), Subject: pkix.Name{CommonName: "x"}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(24 * time.Hour),
+		BasicConstraintsValid: true, KeyUsage: x509.KeyUsageDigitalSignature}
+	change(c)
+	parent, signer := c, crypto.Signer(key)
+	if a.cert != nil {
+		parent, signer = a.cert, a.key
+	}
+	der, err := x509.CreateCertificate(rand.Reader, c, parent, key.Public(), signer)
+	must(a.t, err)
+	cert, err := x509.ParseCertificate(der)
+	must(a.t, err)
+	return cert, key
+}
+
+// write replaces a file whole.
+func (a *authority) write(name string, blocks ...*pem.Block) {
+	a.t.Helper()
+	var text []byte
+	for _, b := range blocks {
+		text = append(text, pem.EncodeToMemory(b)...)
+	}
+	next := filepath.Join(a.folder, name+".next")
+	must(a.t, errors.Join(os.WriteFile(next, text, 0o600), os.Rename(next, filepath.Join(a.folder, name))))
+}
+
+func newAuthority(t *testing.T, folder, name string) *authority {
+	t.Helper()
+	a := &authority{t: t, folder: folder, serial: 100}
+	a.cert, a.key = a.sign(func(c *x509.Certificate) {
+		c.Subject.CommonName, c.IsCA, c.KeyUsage = name, true, x509.KeyUsageCertSign|x509.KeyUsageCRLSign
+	})
+	a.write(name+".pem", &pem.Block{Type: "CERTIFICATE", Bytes: a.cert.Raw})
+	return a
+}
+
+// issue writes a certificate and its key.
+func (a *authority) issue(file, keyFile string, change func(*x509.Certificate)) tls.Certificate {
+	a.t.Helper()
+	cert, key := a.sign(change)
+	der, err := x509.MarshalPKCS8PrivateKey(key)
+	must(a.t, err)
+	c, k := &pem.Block{Type: "CERTIFICATE", Bytes: cert.Raw}, &pem.Block{Type: "PRIVATE KEY", Bytes: der}
+	if file == keyFile {
+		a.write(file, c, k)
+	} else {
+		a.write(file, c)
+		a.write(keyFile, k)
+	}
+	return tls.Certificate{Certificate: [][]byte{cert.Raw}, PrivateKey: key, Leaf: cert}
+}
+
+func (a *authority) server(file, keyFile, name string) tls.Certificate {
+	return a.issue(file, keyFile, func(c *x509.Certificate) {
+		c.DNSNames, c.ExtKeyUsage = []string{name}, []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}
+	})
+}
+
+func (a *authority) client(file, path string) tls.Certificate {
+	return a.issue(file, file, func(c *x509.Certificate) {
+		c.URIs, c.ExtKeyUsage = []*url.URL{{Scheme: "spiffe", Host: "staff.example", Path: path}}, []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}
+	})
+}
+
+func (a *authority) revoke(file string, number int64, list ...*x509.Certificate) {
+	a.t.Helper()
+	l := &x509.RevocationList{Number: big.NewInt(number), ThisUpdate: time.Now().Add(-time.Minute), NextUpdate: time.Now().Add(time.Hour)}
+	for _, c := range list {
+		l.RevokedCertificateEntries = append(l.RevokedCertificateEntries, x509.RevocationListEntry{SerialNumber: c.SerialNumber, RevocationTime: time.Now()})
+	}
+	der, err := x509.CreateRevocationList(rand.Reader, l, a.cert, a.key)
+	must(a.t, err)
+	a.write(file, &pem.Block{Type: "X509 CRL", Bytes: der})
+}
+
+// shop is a lab with a gateway, and an origin on h2 that says from where it is asked and what the client's certificate is.
+type shop struct {
+	*world
+	folder     string
+	staff, web *authority
+	alice      tls.Certificate
+	at         netip.AddrPort
+
+	mu   sync.Mutex
+	seen []string // "path client" of each request that the origin has got
+}
+
+func newShop(t *testing.T, address string) *shop {
+	s := &shop{folder: newDir(t), at: netip.MustParseAddrPort(address)}
+	s.staff, s.web = newAuthority(t, s.folder, "staff"), newAuthority(t, s.folder, "web")
+	s.staff.revoke("staff.crl", 1)
+	s.alice = s.staff.client("alice.pem", "/eng/alice")
+	s.staff.client("olga.pem", "/ops/olga")
+	s.web.server("shop.pem", "shop.key", "shop.example.org")
+	inside := s.web.server("inside.pem", "inside.key", "shop.internal")
+	m := parse(t, gatewayDomain(t, address))
+	s.world = buildFrom(t, m, func(c *lab.Config) { c.Files = s.folder })
+	var l net.Listener
+	must(t, s.Do("h2", func() (err error) {
+		l, err = net.Listen("tcp", address)
+		return err
+	}))
+	server := &http.Server{
+		Handler: http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+			s.mu.Lock()
+			s.seen = append(s.seen, r.URL.Path+" "+r.RemoteAddr)
+			s.mu.Unlock()
+			if r.Header.Get("Client-Cert") == "" {
+				http.Error(rw, "who?", http.StatusTeapot)
+				return
+			}
+			if r.URL.Path == "/files/large" {
+				io.CopyN(rw, nulls{}, 20_000_000)
+				return
+			}
+			io.Copy(io.Discard, r.Body)
+			io.WriteString(rw, "hello")
+		}),
+		TLSConfig: &tls.Config{Certificates: []tls.Certificate{inside}, MinVersion: tls.VersionTLS13},
+		ErrorLog:  slog.NewLogLogger(slog.DiscardHandler, slog.LevelDebug),
+	}
+	go server.ServeTLS(l, "", "")
+	t.Cleanup(func() { server.Close() })
+	return s
+}
+
+type nulls struct{}
+
+func (nulls) Read(b []byte) (int, error) { clear(b); return len(b), nil }
+
+// curl asks for paths from h1, on one connection if it can, and prints the answer's end, status, and how many connections it made.
+func (s *shop) curl(cert, version string, paths ...string) string {
+	s.t.Helper()
+	var args []string
+	for i, p := range paths {
+		if i > 0 {
+			args = append(args, "--next")
+		}
+		args = append(args, "-sS", "-m", "40", "--noproxy", "*", "--cacert", filepath.Join(s.folder, "web.pem"), "--http"+version,
+			"--resolve", fmt.Sprintf("shop.example.org:%d:[%s]", s.at.Port(), s.at.Addr()), "-w", "|%{size_download} %{http_code} %{num_connects}\n")
+		if p == "/files/large" {
+			args = append(args, "-o", "/dev/null")
+		}
+		if cert != "" {
+			args = append(args, "--cert", filepath.Join(s.folder, cert))
+		}
+		args = append(args, fmt.Sprintf("https://shop.example.org:%d%s", s.at.Port(), p))
+	}
+	var out []byte
+	must(s.t, s.Do("h1", func() error {
+		out, _ = exec.CommandContext(soon(s.t), "curl", args...).CombinedOutput() // how it ends, its text says
+		return nil
+	}))
+	return string(out)
+}
+
+// Requests of one connection take the chains that their rules name; who shows no certificate, or has no rule, reaches nothing.
+func TestAGatewaySendsRequestsByTheirChains(t *testing.T) {
+	t.Parallel()
+	for name, address := range map[string]string{"IPv6": "[fc00:8::2]:443"} {
+		t.Run(name, func(t *testing.T) {
+			s := newShop(t, address)
+			light, deep := s.path("light", model.Forward), s.path("deep", model.Forward)
+			lightBack, deepBack := s.path("light", model.Reverse), s.path("deep", model.Reverse)
+			for _, version := range []string{"1.1", "2"} {
+				var since []func() flow
+				for _, p := range []func() func() flow{
+					func() func() flow { return s.counting(light) }, func() func() flow { return s.counting(deep) },
+					func() func() flow { return s.counting(lightBack) }, func() func() flow { return s.counting(deepBack) },
+				} {
+					since = append(since, p())
+				}
+				if got, want := s.curl("alice.pem", version, "/status"), "hello|5 200 1\n"; got != want {
+					t.Fatalf("curl prints %q; want %q", got, want)
+				}
+				// Later, connections that are kept have signs of life.
+				if a, b := since[0]().frames(), since[1]().frames(); a == 0 || b != 0 && version == "1.1" {
+					t.Errorf("HTTP/%s: a request for /status took %d frames by light and %d by deep; want it by light alone", version, a, b)
+				}
+				before := s.counting(deep)
+				if got, want := s.curl("alice.pem", version, "/status", "/files/a"), "hello|5 200 1\nhello|5 200 0\n"; got != want {
+					t.Errorf("curl prints %q; want %q", got, want)
+				}
+				if n := before().frames(); n == 0 {
+					t.Errorf("HTTP/%s: a request for /files/a took no frame by deep", version)
+				}
+				for i, f := range since[2:] {
+					if f().frames() == 0 {
+						t.Errorf("HTTP/%s: answers took no frame by the way back of chain %d", version, i)
+					}
+				}
+			}
+			if got := s.curl("olga.pem", "1.1", "/files/a"); !strings.Contains(got, "|10 403 1") {
+				t.Errorf("curl prints %q for what no rule allows; want 403", got)
+			}
+			if got := s.curl("", "1.1", "/status"); !strings.Contains(got, "certificate required") {
+				t.Errorf("curl without a certificate prints %q; want the alert certificate_required", got)
+			}
+			if got, want := s.curl("alice.pem", "1.1", "/files/large"), "|20000000 200 1\n"; got != want {
+				t.Errorf("curl prints %q for 20 MB; want %q", got, want)
+			}
+			s.mu.Lock()
+			seen := slices.Clone(s.seen)
+			s.mu.Unlock()
+			for _, r := range seen {
+				path, from, _ := strings.Cut(r, " ")
+				chain := deep
+				if path == "/status" {
+					chain = light
+				}
+				if p := netip.MustParseAddrPort(from); p.Addr() != s.addr("h1") || p.Port() < chain.Match.SourcePort.First && chain.Match.SourcePort.First > 0 {
+					t.Errorf("the origin has %s; want it from h1, by a port of chain %s", r, chain.Chain)
+				}
+			}
+			if len(seen) != 7 {
+				t.Errorf("the origin has %q; want seven requests", seen)
+			}
+			m, err := s.Member("r1")
+			must(t, err)
+			f, err := os.Open(filepath.Join(m.Agent.RunDir, "gateway-audit.log"))
+			must(t, err)
+			defer f.Close()
+			if v, err := gateway.VerifyAudit(f); err != nil || v.Lines < 20 {
+				t.Errorf("the audit log has %d lines, %v", v.Lines, err)
+			}
+		})
+	}
+}
+
+// Past the gateway nothing reaches the service, and nothing that was not let open leaves the worker's place.
+func TestNothingGetsAroundTheGateway(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, "[fc00:8::2]:443")
+	if got, want := s.curl("alice.pem", "1.1", "/status"), "hello|5 200 1\n"; got != want {
+		t.Fatalf("curl prints %q; want %q", got, want)
+	}
+	closed := func(what string, err error) {
+		t.Helper()
+		if n, ok := errors.AsType[net.Error](err); !ok || !n.Timeout() {
+			t.Errorf("%s: %v; want that nobody answers", what, err)
+		}
+	}
+	dial := func() error {
+		c, err := net.DialTimeout("tcp", s.at.String(), lostTime)
+		if err == nil {
+			c.Close()
+		}
+		return err
+	}
+	// From a router in the middle, and from a node that is on both chains: the egress wants a proof.
+	for _, from := range []string{"r5", "r3"} {
+		closed("from "+from, dialIn(s, from, dial))
+		s.refusedSome("r6", "unproven")
+	}
+	// From the worker's own place, by a program that is not it.
+	pid, err := s.worker("r1")
+	must(t, err)
+	before, err := s.refusals()
+	must(t, err)
+	for _, port := range []string{"1024", "10000", "40000"} {
+		// The worker binds to such addresses by IP_FREEBIND, which curl does not know.
+		out, _ := exec.CommandContext(soon(t), "nsenter", fmt.Sprintf("--net=/proc/%d/ns/net", pid), "sh", "-c",
+			"echo 1 >/proc/sys/net/ipv6/ip_nonlocal_bind && exec curl -sS -m 2 --noproxy '*' -k --interface "+s.addr("h1").String()+" --local-port "+port+" https://["+s.at.Addr().String()+"]").CombinedOutput()
+		if !strings.Contains(string(out), "timed out") {
+			t.Errorf("a connection that nobody has let open: curl prints %s", out)
+		}
+	}
+	s.refusedSome("r1", "stream-unknown")
+	after, err := s.refusals()
+	must(t, err)
+	if r := (refusal{Node: "r1", Reason: "stream-unknown"}); after[r] < before[r]+3 {
+		t.Errorf("%d refusals of what the worker's place sends, %d before; want three more at least", after[r], before[r])
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.seen) != 1 {
+		t.Errorf("the origin has %q; want the one request through the gateway", s.seen)
+	}
+}
+
+func dialIn(s *shop, at string, dial func() error) (err error) {
+	must(s.t, s.Do(at, func() error { err = dial(); return nil }))
+	return err
+}
+
+// A list that revokes a certificate ends its connections, wherever they are; a worker that is killed is started again.
+func TestARevokedClientIsCutOff(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, "[fc00:8::2]:443")
+	roots := x509.NewCertPool()
+	roots.AddCert(s.web.cert)
+	var conn *tls.Conn
+	must(t, s.Do("h1", func() error {
+		raw, err := net.DialTimeout("tcp", s.at.String(), settleTime)
+		if err != nil {
+			return err
+		}
+		conn = tls.Client(raw, &tls.Config{RootCAs: roots, ServerName: "shop.example.org", Certificates: []tls.Certificate{s.alice}})
+		return conn.HandshakeContext(soon(t))
+	}))
+	defer conn.Close()
+	ask := func() error {
+		if _, err := io.WriteString(conn, "GET /status HTTP/1.1\r\nHost: shop.example.org\r\n\r\n"); err != nil {
+			return err
+		}
+		b := make([]byte, 4096)
+		n, err := conn.Read(b)
+		if err == nil && !strings.HasPrefix(string(b[:n]), "HTTP/1.1 200") {
+			err = fmt.Errorf("the gateway answers %q", b[:n])
+		}
+		return err
+	}
+	must(t, conn.SetDeadline(time.Now().Add(patience)))
+	must(t, ask())
+	s.staff.revoke("staff.crl", 2, s.alice.Leaf)
+	began := time.Now()
+	_, err := io.Copy(io.Discard, conn)
+	if n, ok := errors.AsType[net.Error](err); ok && n.Timeout() {
+		t.Errorf("the connection of a revoked certificate stays open: %v", err)
+	}
+	t.Logf("the connection ended %s after the list was there", time.Since(began).Round(time.Millisecond))
+	if got := s.curl("alice.pem", "1.1", "/status"); strings.Contains(got, "200") {
+		t.Errorf("with a revoked certificate curl prints %q", got)
+	}
+	if got, want := s.curl("olga.pem", "1.1", "/status"), "hello|5 200 1\n"; got != want {
+		t.Errorf("curl of another client prints %q; want %q", got, want)
+	}
+	pid, err := s.worker("r1")
+	must(t, err)
+	p, err := os.FindProcess(pid)
+	must(t, errors.Join(err, p.Kill()))
+	eventually(t, func() error {
+		if now, err := s.worker("r1"); err != nil || now == pid {
+			return fmt.Errorf("no other worker: %d, %v", now, err)
+		}
+		if got, want := s.curl("olga.pem", "1.1", "/status"), "hello|5 200 1\n"; got != want {
+			return fmt.Errorf("curl prints %q; want %q", got, want)
+		}
+		return nil
+	})
+	s.mayRefuse("r1", "stream-down")
+	s.mayRefuse("r1", "stream-unknown")
+}
