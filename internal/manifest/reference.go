@@ -185,7 +185,7 @@ func Sections() []Section {
 		},
 		{
 			Path: "services[]", Title: "services",
-			Text: "What clients reach through a gateway, which knows them by their certificates and chooses a chain for each request ([how to](../how-to/gateway.md), [ADR 0074](../adr/0074-ports-say-which-chain.md)). Agents do not run gateways yet: they refuse a plan with one.",
+			Text: "What clients reach through a gateway, which knows them by their certificates and chooses a chain for each request ([how to](../how-to/gateway.md), [ADR 0074](../adr/0074-ports-say-which-chain.md)).",
 			Rules: []string{
 				"A chain that rules name has no `match`. It takes connections of the gateway alone, and `direction: both`; its one ingress is the gateway's node. Its proofs are of scheme `keyed-flow`, which is its default, over SRv6; it has neither `own-traffic` nor `on-violation: report` nor a `guard` but `enforce`.",
 				"Such a chain has no function of kind `stream`, none in the node's own kernel, and none that `rewrites`.",
