@@ -22,6 +22,8 @@ UNIT := ./internal/abi ./internal/agent ./internal/api ./internal/arch ./interna
 # first, beside each other.
 LONG := ./internal/dataplane ./test/e2e
 
+UNIT += ./internal/metrics
+
 export CGO_ENABLED := 0
 
 .PHONY: help
@@ -83,7 +85,7 @@ check-generated: clang-pinned
 	@tmp=$$(mktemp -d); trap 'rm -rf "$$tmp"' EXIT; \
 	cp -a Makefile go.mod go.sum bpf internal tools docs examples "$$tmp"; \
 	rm -f "$$tmp"/internal/dataplane/object/*_bpfe[lb].{go,o} "$$tmp"/internal/abi/{constants,enums,types}.go \
-		"$$tmp"/docs/reference/{refusals,domain-file,commands,json}.md; \
+		"$$tmp"/docs/reference/{refusals,domain-file,commands,json,metrics}.md; \
 	rm -f "$$tmp"/internal/rpc/waystampv1/{waystamp.pb.go,waystampv1connect/waystamp.connect.go}; \
 	$(MAKE) --no-print-directory -s -C "$$tmp" generate; \
 	for d in internal/dataplane/object internal/abi internal/rpc docs/reference; do \

@@ -32,6 +32,7 @@ var level = map[string]int{
 	"internal/planfile":         3,
 	"internal/routing":          3,
 	"internal/store":            3,
+	"internal/metrics":          1,
 	"internal/tables":           3,
 	"internal/dataplane":        4,
 	"internal/netfilter":        4,
@@ -70,7 +71,7 @@ var onlyTests = []string{"internal/tables/xtest", "test"}
 
 // pure are the packages that do no I/O and know nothing of the kernel.
 var pure = []string{
-	"internal/abi", "internal/api", "internal/await", "internal/event", "internal/explain", "internal/gateway/policy", "internal/manifest", "internal/model", "internal/mpls", "internal/pcapng", "internal/plan",
+	"internal/abi", "internal/api", "internal/await", "internal/event", "internal/explain", "internal/gateway/policy", "internal/manifest", "internal/metrics", "internal/model", "internal/mpls", "internal/pcapng", "internal/plan",
 	"internal/pot", "internal/routing", "internal/srv6", "internal/stream/function", "internal/tables", "internal/yamlfile",
 }
 

@@ -206,6 +206,7 @@ func TestAControllerThatCannotStartSaysWhy(t *testing.T) {
 		{"--store etcd://[::1]:2379 --listen tcp:[::]:7443", "name one that the other controllers reach; or say --advertise", 0o700, command.ExitUsage},
 		{"--store etcd://[::1]:2379 --listen tcp:[::]:7443 --advertise 7", "--advertise", 0o700, command.ExitUsage},
 		{"--advertise tcp:[::1]:7443", "go with --store", 0o700, command.ExitUsage},
+		{"--metrics :9464", "expect HOST:PORT", 0o700, command.ExitUsage},
 		{"--etcd-ca x", "go with --store", 0o700, command.ExitUsage},
 		{"", "chmod go-w", 0o777, command.ExitFailed},
 	} {

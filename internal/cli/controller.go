@@ -22,7 +22,7 @@ const defaultDataDir = "/var/lib/waystamp/controller"
 
 // NewControllerCommand is "waystamp controller".
 func NewControllerCommand() *cobra.Command {
-	var data, domain, records, advertise string
+	var data, domain, records, advertise, metrics string
 	var listen []string
 	var etcd etcdFiles
 	cmd := &cobra.Command{
@@ -92,6 +92,13 @@ and keep it to yourself. Calls are logged on standard error (msg=audit), without
 				listeners = append(listeners, l)
 				log.Info("listening", "address", address)
 			}
+			if metrics != "" {
+				l, err := controller.ListenMetrics(metrics)
+				if err != nil {
+					return command.Usagef("--metrics: %w", err)
+				}
+				listeners = append(listeners, l)
+			}
 			log.Warn("the secrets in the store are not sealed: whoever can read it has them all", "store", cmp.Or(records, data))
 			return c.Run(cmd.Context(), listeners...)
 		},
@@ -101,6 +108,7 @@ and keep it to yourself. Calls are logged on standard error (msg=audit), without
 	etcd.add(cmd, &records)
 	cmd.Flags().StringVar(&advertise, "advertise", "", "`address` where the other controllers reach this one: tcp:HOST:PORT (default: the first --listen tcp:)")
 	cmd.Flags().StringArrayVar(&listen, "listen", nil, "`address` to listen on; several are possible (default unix:"+defaultControllerSocket+")")
+	cmd.Flags().StringVar(&metrics, "metrics", "", "`address` to serve Prometheus' metrics on, to everybody who reaches it: HOST:PORT, as in [::1]:9464")
 	cmd.Flags().StringVar(&domain, "trust-domain", "", "`name` in the certificates, of a new data directory (default "+controller.DefaultTrustDomain+")")
 	return cmd
 }

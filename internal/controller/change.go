@@ -97,10 +97,20 @@ func (c *Controller) commit(ctx context.Context, v *view, what string, t store.T
 	if _, err := c.store.Commit(ctx, t); err != nil {
 		return false, time.Time{}, fmt.Errorf("%s: %w", what, err)
 	}
+	c.counted.Add(metricCommits, 1, what)
 	c.keep(v.made)
 	c.forget(v.state.live()...)
 	c.cfg.Log.Info("the domain goes on", "commit", what, "generation", v.state.Generation, "step", string(v.state.Step), "nodes", len(v.state.Waiting))
 	return true, time.Time{}, nil
+}
+
+// ended is a commit that ends a step.
+func (c *Controller) ended(ctx context.Context, v *view, what string, t store.Txn, was step, since time.Time) (bool, time.Time, error) {
+	did, wake, err := c.commit(ctx, v, what, t)
+	if err == nil {
+		c.counted.Observe(metricTook, c.cfg.Now().Sub(since).Seconds(), string(was))
+	}
+	return did, wake, err
 }
 
 // begin compiles what is wanted, and prepares it.
@@ -184,13 +194,14 @@ func (c *Controller) turn(ctx context.Context, v *view) (bool, time.Time, error)
 	if s.Now != 0 {
 		s.Old = append(slices.Clone(s.Old), oldRecord{Generation: s.Now})
 	}
+	since := s.Since
 	s.Now, s.Next, s.Step, s.Since = s.Next, 0, stepTurn, c.cfg.Now()
 	var t store.Txn
 	var err error
 	if s.Waiting, err = c.plans(ctx, v, &t); err != nil {
 		return false, time.Time{}, err
 	}
-	return c.commit(ctx, v, "turn", t)
+	return c.ended(ctx, v, "turn", t, stepPrepare, since)
 }
 
 // settle begins the time in which packets of the old epochs may still come.
@@ -207,8 +218,9 @@ func (c *Controller) settle(ctx context.Context, v *view) (bool, time.Time, erro
 		}
 		s.Old[i].Until = c.cfg.Now().Add(g.Drain)
 	}
+	since := s.Since
 	s.Step, s.Since, s.Waiting = stepNone, c.cfg.Now(), nil
-	return c.commit(ctx, v, "settle", store.Txn{})
+	return c.ended(ctx, v, "settle", store.Txn{}, stepTurn, since)
 }
 
 // erase takes out generations that have drained.

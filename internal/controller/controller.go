@@ -23,6 +23,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/waystamp/waystamp/internal/identity"
+	"github.com/waystamp/waystamp/internal/metrics"
 	"github.com/waystamp/waystamp/internal/store"
 )
 
@@ -58,6 +59,8 @@ type Controller struct {
 	roots []*x509.Certificate
 
 	failed string // the attempt to begin that was in vain; of the loop alone
+
+	counted *metrics.Set // what only grows
 
 	leading struct {
 		sync.Mutex
@@ -105,7 +108,8 @@ func New(ctx context.Context, cfg Config) (*Controller, error) {
 			return nil, fmt.Errorf("several controllers may share this store: %w", err)
 		}
 	}
-	c := &Controller{cfg: cfg, store: cfg.Store}
+	c := &Controller{cfg: cfg, store: cfg.Store, counted: metrics.NewSet(Metrics)}
+	c.counted.Add(metricFailures, 0)
 	c.cache.generations = map[uint64]*generation{}
 	c.sessions.open, c.sessions.news = map[string]int{}, make(chan struct{})
 	var err error
@@ -201,6 +205,10 @@ func (c *Controller) Run(ctx context.Context, listeners ...Listener) error {
 	}
 	group.Go(func() error { return c.govern(ctx) })
 	for _, l := range listeners {
+		if l.metrics {
+			group.Go(func() error { return c.serveMetrics(ctx, l) })
+			continue
+		}
 		group.Go(func() error { return c.serve(ctx, l) })
 	}
 	err := group.Wait()
@@ -228,6 +236,7 @@ func (c *Controller) carry(ctx context.Context) error {
 			case errors.Is(err, store.ErrClosed), errors.Is(err, store.ErrDeposed):
 				return err
 			case err != nil:
+				c.counted.Add(metricFailures, 1)
 				c.cfg.Log.Error("the domain does not go on; nodes hold what they have", "err", err)
 				timer = time.After(failurePause)
 			case did:

@@ -29,6 +29,7 @@ import (
 type Listener struct {
 	net.Listener
 	Operators bool
+	metrics   bool // ListenMetrics
 }
 
 // Listen opens a listener: unix:PATH for operators, tcp:HOST:PORT for nodes, tls+unix:PATH for
@@ -38,16 +39,16 @@ func Listen(address string) (Listener, error) {
 	switch {
 	case ok && kind == "unix" && filepath.IsAbs(at):
 		l, err := listenUnix(at)
-		return Listener{l, true}, err
+		return Listener{Listener: l, Operators: true}, err
 	case ok && kind == "tls+unix" && filepath.IsAbs(at):
 		l, err := listenUnix(at)
-		return Listener{l, false}, err
+		return Listener{Listener: l}, err
 	case ok && kind == "tcp" && at != "":
 		l, err := net.Listen("tcp", at)
 		if err != nil {
 			return Listener{}, fmt.Errorf("listen for nodes on %s: %w", at, err)
 		}
-		return Listener{l, false}, nil
+		return Listener{Listener: l}, nil
 	}
 	return Listener{}, fmt.Errorf("%q is no address to listen on; expect unix:/PATH for operators, tcp:HOST:PORT or tls+unix:/PATH for nodes", address)
 }
@@ -260,6 +261,7 @@ func (a audited) line(ctx context.Context, procedure, about string, err error) {
 			result = "ended"
 		}
 	}
+	a.c.counted.Add(metricCalls, 1, strings.TrimPrefix(procedure, "/waystamp.v1."), result)
 	line := []any{"who", who.String(), "from", who.remote, "call", procedure, "about", about, "result", result}
 	if who.via != "" {
 		line = append(line, "via", who.via)

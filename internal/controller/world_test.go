@@ -57,12 +57,13 @@ chains:
 // world is a controller that can die, and its fake agents.
 type world struct {
 	*testing.T
-	dir    string
-	listen string
-	seats  []string // the addresses of all controllers, if there are several
-	drain  time.Duration
-	now    func() time.Time
-	admins func(uint32) bool
+	dir       string
+	listen    string
+	listeners []Listener // more than the usual
+	seats     []string   // the addresses of all controllers, if there are several
+	drain     time.Duration
+	now       func() time.Time
+	admins    func(uint32) bool
 
 	store  store.Store
 	wrap   func(store.Store) store.Store
@@ -109,7 +110,7 @@ func (w *world) start() {
 	w.listen = nodes.Addr().String() // the same one the next time
 	ctx, cancel := context.WithCancel(context.Background())
 	w.cancel, w.ended = cancel, make(chan error, 1)
-	go func() { w.ended <- w.ctl.Run(ctx, operators, nodes) }()
+	go func() { w.ended <- w.ctl.Run(ctx, append([]Listener{operators, nodes}, w.listeners...)...) }()
 	w.Cleanup(w.stop)
 }
 

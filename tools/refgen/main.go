@@ -1,5 +1,5 @@
 // Command refgen writes the pages of docs/reference that follow from Go code:
-// domain-file.md from the field lists of internal/manifest, commands.md from the
+// metrics.md from the table of internal/controller, domain-file.md from the field lists of internal/manifest, commands.md from the
 // commands of internal/cli and internal/labcli. It writes no sentence of its own about a field or a
 // command; what a page says stands beside the code. `make generate` runs it, and
 // abigen, which writes the pages that follow from C.
@@ -14,6 +14,7 @@ import (
 
 	"github.com/waystamp/waystamp/internal/cli"
 	"github.com/waystamp/waystamp/internal/command"
+	"github.com/waystamp/waystamp/internal/controller"
 	"github.com/waystamp/waystamp/internal/labcli"
 	"github.com/waystamp/waystamp/internal/manifest"
 )
@@ -43,6 +44,7 @@ func run(dir string) error {
 		"domain-file.md": domainFile(manifest.Sections(), manifest.Fields(), manifest.Descriptions()),
 		"commands.md":    commands(command.Whole(cli.NewRootCommand(), labcli.NewRootCommand())),
 		"json.md":        types,
+		"metrics.md":     metricsPage(controller.Metrics),
 	} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
 			return fmt.Errorf("write reference page: %w", err)

@@ -1,0 +1,151 @@
+package controller
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"github.com/waystamp/waystamp/internal/metrics"
+)
+
+// Names of the metrics below.
+const (
+	metricLeads     = "waystamp_controller_leads"
+	metricRevision  = "waystamp_controller_revision"
+	metricSettled   = "waystamp_controller_settled"
+	metricProblem   = "waystamp_controller_problem"
+	metricStep      = "waystamp_controller_step_seconds"
+	metricWaiting   = "waystamp_controller_waiting_nodes"
+	metricNodes     = "waystamp_controller_nodes"
+	metricConnected = "waystamp_controller_connected_nodes"
+	metricChains    = "waystamp_controller_chains"
+	metricEpochs    = "waystamp_controller_epochs"
+	metricCommits   = "waystamp_controller_commits_total"
+	metricTook      = "waystamp_controller_steps_seconds"
+	metricFailures  = "waystamp_controller_failures_total"
+	metricCalls     = "waystamp_controller_calls_total"
+	metricRoot      = "waystamp_controller_root_expires_timestamp_seconds"
+)
+
+// Metrics is what a controller counts. All but those that say so are there on the one that leads alone.
+var Metrics = metrics.Table{
+	{Name: metricLeads, Type: metrics.Gauge, Help: "1 if this controller leads, 0 if another one does. On every controller."},
+	{Name: metricRevision, Type: metrics.Gauge, Help: "The last revision that a plan got."},
+	{Name: metricSettled, Type: metrics.Gauge, Help: "1 if all headends send what the last request asked for."},
+	{Name: metricProblem, Type: metrics.Gauge, Help: "1 if what is wanted is not begun; waystamp get nodes says why."},
+	{Name: metricStep, Type: metrics.Gauge, Labels: []string{"step"}, Help: "How long the step has lasted that the change is in, prepare or turn; absent if no change is under way."},
+	{Name: metricWaiting, Type: metrics.Gauge, Help: "Nodes that the step waits for."},
+	{Name: metricNodes, Type: metrics.Gauge, Labels: []string{"state"}, Help: "Nodes, by state: ready, behind, refusing, away, expected or revoked."},
+	{Name: metricConnected, Type: metrics.Gauge, Help: "Nodes that have a connection on which plans come."},
+	{Name: metricChains, Type: metrics.Gauge, Labels: []string{"state"}, Help: "Chains, by state: active, preparing or blocked."},
+	{Name: metricEpochs, Type: metrics.Gauge, Labels: []string{"state"}, Help: "Epochs of paths that nodes hold, by state: active, preparing or draining."},
+	{Name: metricCommits, Type: metrics.Counter, Labels: []string{"commit"}, Help: "Steps of changes that this controller has recorded: begin, turn, settle, erase, forget, exclude, resume or problem. On every controller."},
+	{Name: metricTook, Type: metrics.Summary, Labels: []string{"step"}, Help: "How long steps have taken that this controller has ended. On every controller."},
+	{Name: metricFailures, Type: metrics.Counter, Help: "How often a change could not go on, for want of the store for instance. On every controller."},
+	{Name: metricCalls, Type: metrics.Counter, Labels: []string{"call", "result"}, Help: "Calls that this controller has answered, by what became of them: done, ended, or an error's code. On every controller."},
+	{Name: metricRoot, Type: metrics.Gauge, Help: "When the certificate of the CA ends, in seconds since 1970. On every controller."},
+}
+
+// ListenMetrics opens a listener for whoever reads metrics. They have names of nodes, and no secrets.
+func ListenMetrics(address string) (Listener, error) {
+	if host, _, err := net.SplitHostPort(address); err != nil || host == "" {
+		return Listener{}, fmt.Errorf("%q is no address for metrics; expect HOST:PORT, as in [::1]:9464", address)
+	}
+	l, err := net.Listen("tcp", address)
+	if err != nil {
+		return Listener{}, fmt.Errorf("listen for readers of metrics on %s: %w", address, err)
+	}
+	return Listener{Listener: l, metrics: true}, nil
+}
+
+// gauges are the numbers of this moment.
+func (c *Controller) gauges(ctx context.Context) (*metrics.Set, error) {
+	s := metrics.NewSet(Metrics)
+	s.Set(metricRoot, float64(c.roots[0].NotAfter.Unix()))
+	if c.leads() == nil {
+		s.Set(metricLeads, 0)
+		return s, nil
+	}
+	s.Set(metricLeads, 1)
+	v, err := readView(ctx, c.store)
+	if err != nil {
+		return nil, err
+	}
+	s.Set(metricRevision, float64(v.state.Revision))
+	d, err := c.describe(ctx)
+	if err != nil {
+		return nil, err
+	}
+	s.Set(metricSettled, truth(d.Settled))
+	s.Set(metricProblem, truth(d.Problem != ""))
+	s.Set(metricWaiting, float64(len(d.WaitingFor)))
+	if d.Step != "" {
+		s.Set(metricStep, c.cfg.Now().Sub(d.Since.AsTime()).Seconds(), d.Step)
+	}
+	connected, _ := c.connected()
+	s.Set(metricConnected, float64(len(connected)))
+	count := func(name string, all []string, states func(yield func(string))) {
+		n := map[string]int{}
+		states(func(state string) { n[state]++ })
+		for _, state := range all {
+			s.Set(name, float64(n[state]), state)
+		}
+	}
+	count(metricNodes, []string{nodeReady, nodeBehind, nodeRefusing, nodeAway, nodeExpected, nodeRevoked}, func(yield func(string)) {
+		for _, n := range d.Nodes {
+			yield(n.State)
+		}
+	})
+	count(metricChains, []string{chainActive, chainPreparing, chainBlocked}, func(yield func(string)) {
+		for _, ch := range d.Chains {
+			yield(ch.State)
+		}
+	})
+	count(metricEpochs, []string{epochActive, epochPreparing, epochDraining}, func(yield func(string)) {
+		for _, e := range d.Epochs {
+			yield(e.State)
+		}
+	})
+	return s, nil
+}
+
+func truth(b bool) float64 {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// serveMetrics answers readers of metrics until ctx ends.
+func (c *Controller) serveMetrics(ctx context.Context, l Listener) error {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, r *http.Request) {
+		now, err := c.gauges(r.Context())
+		if err != nil {
+			http.Error(w, connect.NewError(connect.CodeUnavailable, err).Message(), http.StatusServiceUnavailable)
+			return
+		}
+		w.Header().Set("Content-Type", metrics.ContentType)
+		// Whoever has gone misses nothing.
+		_ = metrics.Write(w, Metrics, c.counted, now)
+	})
+	server := &http.Server{
+		Handler: mux, ReadHeaderTimeout: 10 * time.Second, WriteTimeout: 30 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 16 << 10,
+		ErrorLog: log.New(io.Discard, "", 0),
+	}
+	stopped := make(chan error, 1)
+	stop := context.AfterFunc(ctx, func() { stopped <- server.Close() })
+	err := server.Serve(l)
+	if stop() { // it ended by itself
+		return fmt.Errorf("serve metrics on %s: %w", l.Addr(), errors.Join(err, server.Close()))
+	}
+	<-stopped
+	return context.Cause(ctx)
+}
