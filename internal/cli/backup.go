@@ -44,7 +44,10 @@ key of the CA and the secrets of all paths, in clear: keep it as you keep the co
 				if _, err := controller.CheckBackup(all); err != nil {
 					return fmt.Errorf("what the controller has sent: %w", err)
 				}
-				return writeNew(args[0], all)
+				if err := writeNew(args[0], all); err != nil {
+					return fmt.Errorf("write the backup: %w", err)
+				}
+				return nil
 			})
 		},
 	}
@@ -56,11 +59,11 @@ key of the CA and the secrets of all paths, in clear: keep it as you keep the co
 func writeNew(name string, b []byte) error {
 	f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
-		return fmt.Errorf("write the backup: %w", err)
+		return err
 	}
 	_, err = f.Write(b)
 	if err = errors.Join(cmp.Or(err, f.Sync()), f.Close()); err != nil {
-		return errors.Join(fmt.Errorf("write the backup: %w", err), os.Remove(name))
+		return errors.Join(err, os.Remove(name))
 	}
 	return nil
 }

@@ -31,10 +31,27 @@ const (
 )
 
 // controllerFlag says which controller is meant, or several, which are tried in turn.
-type controllerFlag struct{ addresses []string }
+type controllerFlag struct {
+	addresses []string
+	identity  string // a file; for addresses over TCP
+}
 
 func (c *controllerFlag) add(cmd *cobra.Command) {
-	cmd.Flags().StringSliceVar(&c.addresses, "controller", nil, "`address` of the controller's socket for operators; several are tried in turn (default $"+controllerVariable+", or unix:"+defaultControllerSocket+")")
+	cmd.Flags().StringSliceVar(&c.addresses, "controller", nil, "`address` of the controller: unix:/PATH on its machine, or tcp:HOST:PORT; several are tried in turn (default $"+controllerVariable+", or unix:"+defaultControllerSocket+")")
+	cmd.Flags().StringVar(&c.identity, "identity", "", "`file` of waystamp operator add, for tcp: (default $"+identityVariable+")")
+}
+
+// checkOperatorsAddress holds the rule for addresses of controllers that operators call.
+func checkOperatorsAddress(a string) error {
+	if path, ok := strings.CutPrefix(a, "unix:"); ok && filepath.IsAbs(path) {
+		return nil
+	}
+	if at, ok := strings.CutPrefix(a, "tcp:"); ok {
+		if host, port, err := net.SplitHostPort(at); err == nil && host != "" && port != "" {
+			return nil
+		}
+	}
+	return command.Usagef("%q is not the address of a controller for operators; expect unix:/PATH on the controller's machine, or tcp:HOST:PORT", a)
 }
 
 // adminClient talks to a controller as an operator.
@@ -51,19 +68,11 @@ func (c *controllerFlag) connect() (adminClient, error) {
 	if len(addresses) == 0 {
 		addresses = strings.Split(cmp.Or(os.Getenv(controllerVariable), "unix:"+defaultControllerSocket), ",")
 	}
-	for _, a := range addresses {
-		if path, ok := strings.CutPrefix(a, "unix:"); !ok || !filepath.IsAbs(path) {
-			return adminClient{}, command.Usagef("%q is not the address of a controller for operators; expect unix:/PATH, on the controller's machine", a)
-		}
+	dial, err := c.dialer(addresses)
+	if err != nil {
+		return adminClient{}, err
 	}
-	t := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (conn net.Conn, err error) {
-		for _, a := range addresses {
-			if conn, err = new(net.Dialer).DialContext(ctx, "unix", strings.TrimPrefix(a, "unix:")); err == nil {
-				return conn, nil
-			}
-		}
-		return nil, err
-	}}
+	t := &http.Transport{DialContext: dial}
 	return adminClient{
 		waystampv1connect.NewAdminClient(&http.Client{Transport: t}, "http://controller"), strings.Join(addresses, ", "), t,
 	}, nil
@@ -86,7 +95,7 @@ func (c adminClient) said(ctx context.Context, err error) error {
 		return fmt.Errorf("the controller: %w", err)
 	}
 	if errors.Is(err, os.ErrNotExist) || errors.Is(err, os.ErrPermission) || connect.CodeOf(err) == connect.CodeUnavailable {
-		return fmt.Errorf("no controller answers at %s: %w; run this on its machine as root, or name it with --controller", c.address, errors.Unwrap(err))
+		return fmt.Errorf("no controller answers at %s: %w; run this on its machine as root, or name it with --controller and --identity", c.address, errors.Unwrap(err))
 	}
 	return err
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -21,12 +22,28 @@ import (
 // command.
 func controlled(t *testing.T) func(args ...string) (stdout, stderr string, code int) {
 	t.Helper()
+	run, _, _ := controlledOverTCP(t)
+	return run
+}
+
+// controlledOverTCP is the same, with the address for callers over TLS, and the audit file.
+func controlledOverTCP(t *testing.T) (run func(args ...string) (stdout, stderr string, code int), address, audit string) {
+	t.Helper()
 	dir := t.TempDir()
+	audit = filepath.Join(dir, "audit.jsonl")
+	trail, err := controller.OpenAudit(audit)
+	if err != nil {
+		t.Fatal(err)
+	}
+	over, err := controller.Listen("tcp:127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
 	s, err := store.OpenBolt(filepath.Join(dir, "store"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	c, err := controller.New(t.Context(), controller.Config{Store: s})
+	c, err := controller.New(t.Context(), controller.Config{Store: s, Audit: trail})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -36,10 +53,10 @@ func controlled(t *testing.T) func(args ...string) (stdout, stderr string, code 
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
-	go func() { ended <- c.Run(ctx, l) }()
+	go func() { ended <- c.Run(ctx, l, over) }()
 	t.Cleanup(func() {
 		cancel()
-		if err := errors.Join(<-ended, s.Close()); err != nil {
+		if err := errors.Join(<-ended, s.Close(), trail.Close()); err != nil {
 			t.Error(err)
 		}
 	})
@@ -48,6 +65,82 @@ func controlled(t *testing.T) func(args ...string) (stdout, stderr string, code 
 		var out, errs bytes.Buffer
 		code := command.Run(t.Context(), NewRootCommand(), args, strings.NewReader(""), &out, &errs)
 		return out.String(), errs.String(), code
+	}, "tcp:" + over.Addr().String(), audit
+}
+
+// An operator on another machine may do what his role says, until he is removed, and each call is on record.
+func TestOperatorsOverTheNetwork(t *testing.T) {
+	run, at, audit := controlledOverTCP(t)
+	dir := t.TempDir()
+	reader, admin, again := filepath.Join(dir, "reader.json"), filepath.Join(dir, "admin.json"), filepath.Join(dir, "again.json")
+	as := func(file string) string { return " --controller " + at + " --identity " + file }
+	for _, c := range []struct {
+		args           string
+		code           int
+		stdout, stderr string // parts
+	}{
+		{"operator add alice --role reader --out " + reader, 0, "", "for operator alice, reader, until"},
+		{"operator add alice --role reader --out " + reader, 1, "", "is there already"},
+		{"operator add carol --role admin --out " + admin, 0, "", "for operator carol, admin, until"},
+		{"get nodes" + as(reader), 0, "NAME", ""},
+		{"diff -f " + planPaper + as(reader), 3, "+ chain web", ""},
+		{"apply -f " + planPaper + as(reader), 1, "", "operator alice is a reader, and this takes an admin"},
+		{"node token r1" + as(reader), 1, "", "takes an admin"},
+		{"controller backup " + filepath.Join(dir, "b") + as(reader), 1, "", "takes an admin"},
+		{"operator add eve --role admin --out " + filepath.Join(dir, "e") + as(reader), 1, "", "takes an admin"},
+		{"apply -f " + planPaper + as(admin), 0, "+ chain web", ""},
+		{"node token r1" + as(admin), 0, "ws1.", ""},
+		{"operator list" + as(reader), 0, "alice  reader", ""},
+		// A role is changed, and the file before is void.
+		{"operator add alice --role admin --out " + again + as(admin), 0, "", "admin"},
+		{"get nodes" + as(reader), 1, "", "operator alice was given another key since"},
+		{"rotate --all" + as(again), 0, "", ""},
+		{"operator remove alice" + as(admin), 0, "", ""},
+		{"get nodes" + as(again), 1, "", "operator alice was removed"},
+		{"get nodes --controller unix:/nowhere," + at + " --identity " + admin, 0, "NAME", ""},
+		{"get nodes --controller " + at + " --identity " + planPaper, 1, "", "read the operator's identity"},
+	} {
+		stdout, stderr, code := run(strings.Fields(c.args)...)
+		if code != c.code || !strings.Contains(stdout, c.stdout) || !strings.Contains(stderr, c.stderr) {
+			t.Errorf("waystamp %s: exit code %d\n%s%s\nwant %d, %q and %q", c.args, code, stdout, stderr, c.code, c.stdout, c.stderr)
+		}
+	}
+	if info, err := os.Stat(reader); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("the identity has mode %v, %v", info.Mode(), err)
+	}
+	b, err := os.ReadFile(audit)
+	if err != nil {
+		t.Fatal(err)
+	}
+	type line struct{ Who, Call, About, Result string }
+	var lines []line
+	for _, text := range strings.Split(strings.TrimSpace(string(b)), "\n") {
+		var l line
+		if err := json.Unmarshal([]byte(text), &l); err != nil {
+			t.Fatalf("%q: %v", text, err)
+		}
+		lines = append(lines, l)
+	}
+	const service = "/waystamp.v1.Admin/"
+	for _, want := range []line{
+		{"operator alice", service + "Get", "", "done"},
+		{"operator alice", service + "Apply", "paper.yaml", "permission_denied"},
+		{"operator alice", service + "Backup", "", "permission_denied"},
+		{"operator carol", service + "CreateToken", "r1", "done"},
+		{"operator carol", service + "AddOperator", "alice as admin", "done"},
+		{"operator alice", service + "Rotate", "all chains", "done"},
+		{"operator alice", service + "Get", "", "permission_denied"},
+	} {
+		if !slices.ContainsFunc(lines, func(l line) bool {
+			return l.Who == want.Who && l.Call == want.Call && strings.HasSuffix(l.About, want.About) && l.Result == want.Result
+		}) {
+			t.Errorf("the audit file has no line %+v:\n%s", want, b)
+		}
+	}
+	for _, secret := range []string{"ws1.", "PRIVATE"} {
+		if strings.Contains(string(b), secret) {
+			t.Errorf("the audit file has %q", secret)
+		}
 	}
 }
 
@@ -107,7 +200,12 @@ func TestOperatorsCommands(t *testing.T) {
 		{"delete nope", 2, "\n", "there is no chain nope"},
 		{"delete web", 0, "\n", ""},
 		{"diff -f " + planPaper, 3, "+ chain web\n", ""},
-		{"get chains --controller tcp:[::1]:7", 2, "\n", "expect unix:/PATH"},
+		{"get chains --controller [::1]:7", 2, "\n", "expect unix:/PATH"},
+		{"get chains --controller tcp:[::1]", 2, "\n", "expect unix:/PATH"},
+		{"get chains --controller tcp:[::1]:7", 2, "\n", "name the file that waystamp operator add has made"},
+		{"operator add bob --role king --out @/bob.json", 2, "\n", "expect reader or admin"},
+		{"operator add bob", 2, "\n", "--role and --out are needed"},
+		{"operator remove bob", 2, "\n", "there is no operator bob"},
 		{"get chains --controller unix:/nowhere", 1, "\n", "no controller answers at unix:/nowhere"},
 		{"get nodes --controller unix:/nowhere,%", 0, "NAME", ""}, // the next one is asked
 	} {

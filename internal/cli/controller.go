@@ -22,7 +22,7 @@ const defaultDataDir = "/var/lib/waystamp/controller"
 
 // NewControllerCommand is "waystamp controller".
 func NewControllerCommand() *cobra.Command {
-	var data, domain, records, advertise, metrics string
+	var data, domain, records, advertise, metrics, audit string
 	var listen []string
 	var etcd etcdFiles
 	cmd := &cobra.Command{
@@ -34,7 +34,7 @@ nobody else's secrets. A change of a path goes by epochs, each step recorded bef
 a controller that was killed goes on. Nodes go on without it.
 
 --listen unix:/PATH is for operators: root and the user of the controller. --listen tcp:HOST:PORT is
-for nodes, over TLS with certificates on both sides; tls+unix:/PATH is the same on a socket, for
+for nodes, and for operators that waystamp operator add has given a certificate, over TLS with certificates on both sides; tls+unix:/PATH is the same on a socket, for
 nodes that are namespaces of this machine. Without --listen there is only the socket for operators.
 
 Several controllers share the work if each is given the same etcd: --store etcd://HOST:PORT,... One
@@ -43,7 +43,7 @@ needs a --listen tcp:HOST:PORT that the others reach; where they reach it by ano
 say --advertise.
 
 The data directory, or etcd, holds the key of the CA and the secrets of all paths, as they are: keep it,
-and keep it to yourself. Calls are logged on standard error (msg=audit), without secrets.`,
+and keep it to yourself. Calls are logged on standard error (msg=audit), and in the file of --audit, without secrets.`,
 		Example: `  waystamp controller --listen unix:/run/waystamp/controller.sock --listen tcp:[fd00::1]:7443
   waystamp controller --listen unix:/run/waystamp/controller.sock --listen tcp:[fd00::1]:7443 \
       --store etcd://[fd00::1]:2379,[fd00::2]:2379,[fd00::3]:2379 \
@@ -74,7 +74,17 @@ and keep it to yourself. Calls are logged on standard error (msg=audit), without
 				return err
 			}
 			defer func() { err = errors.Join(err, s.Close()) }()
-			c, err := controller.New(cmd.Context(), controller.Config{Store: s, Advertise: advertise, TrustDomain: domain, Log: log})
+			var trail *controller.Audit
+			if audit == "" && records == "" {
+				audit = filepath.Join(data, "audit.jsonl")
+			}
+			if audit != "" {
+				if trail, err = controller.OpenAudit(audit); err != nil {
+					return err
+				}
+				defer func() { err = errors.Join(err, trail.Close()) }()
+			}
+			c, err := controller.New(cmd.Context(), controller.Config{Store: s, Advertise: advertise, TrustDomain: domain, Log: log, Audit: trail})
 			if err != nil {
 				return err
 			}
@@ -109,6 +119,7 @@ and keep it to yourself. Calls are logged on standard error (msg=audit), without
 	cmd.Flags().StringVar(&advertise, "advertise", "", "`address` where the other controllers reach this one: tcp:HOST:PORT (default: the first --listen tcp:)")
 	cmd.Flags().StringArrayVar(&listen, "listen", nil, "`address` to listen on; several are possible (default unix:"+defaultControllerSocket+")")
 	cmd.Flags().StringVar(&metrics, "metrics", "", "`address` to serve Prometheus' metrics on, to everybody who reaches it: HOST:PORT, as in [::1]:9464")
+	cmd.Flags().StringVar(&audit, "audit", "", "`file` of calls, a JSON object per line; at 16 MiB it is put aside, and four of these are kept (default audit.jsonl in the data directory; with --store none)")
 	cmd.Flags().StringVar(&domain, "trust-domain", "", "`name` in the certificates, of a new data directory (default "+controller.DefaultTrustDomain+")")
 	return cmd
 }

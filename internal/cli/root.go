@@ -37,6 +37,7 @@ func newRoot(in surroundings) *cobra.Command {
 		NewDeleteCommand(),
 		NewRotateCommand(),
 		NewNodeCommand(),
+		NewOperatorCommand(),
 		NewDoctorCommand(),
 		newStatusCommand(in),
 		newGetCommand(in),

@@ -17,6 +17,7 @@ import (
 	"github.com/waystamp/waystamp/internal/manifest"
 	"github.com/waystamp/waystamp/internal/model"
 	v1 "github.com/waystamp/waystamp/internal/rpc/waystampv1"
+	"github.com/waystamp/waystamp/internal/rpc/waystampv1/waystampv1connect"
 	"github.com/waystamp/waystamp/internal/store"
 )
 
@@ -298,7 +299,7 @@ const (
 
 // CreateToken implements the service.
 func (s admin) CreateToken(ctx context.Context, r *connect.Request[v1.CreateTokenRequest]) (*connect.Response[v1.CreateTokenResponse], error) {
-	if err := checkNode(r.Msg.Node); err != nil {
+	if err := checkName("node", r.Msg.Node); err != nil {
 		return nil, err
 	}
 	valid := tokenValid
@@ -394,6 +395,9 @@ func (s admin) Follow(ctx context.Context, _ *connect.Request[v1.FollowRequest],
 		<-watched
 	}()
 	for {
+		if err := s.c.authorize(ctx, waystampv1connect.AdminFollowProcedure); err != nil { // he may have been removed
+			return err
+		}
 		_, sessions := s.c.connected()
 		state, err := s.c.describe(ctx)
 		if err != nil {

@@ -46,6 +46,8 @@ type Config struct {
 	// Admins tells which users may call Admin on the unix socket; nil: root, and who runs the
 	// controller.
 	Admins func(uid uint32) bool
+	// Audit gets a line for each call that somebody has to answer for; nil: only Log does.
+	Audit *Audit
 
 	Drain time.Duration    // 0: DefaultDrain
 	Now   func() time.Time // nil: time.Now

@@ -14,6 +14,7 @@ import (
 	"github.com/waystamp/waystamp/internal/identity"
 	"github.com/waystamp/waystamp/internal/model"
 	v1 "github.com/waystamp/waystamp/internal/rpc/waystampv1"
+	"github.com/waystamp/waystamp/internal/rpc/waystampv1/waystampv1connect"
 	"github.com/waystamp/waystamp/internal/store"
 )
 
@@ -138,7 +139,7 @@ func (s node) Join(ctx context.Context, r *connect.Request[v1.JoinRequest]) (*co
 	} else if err != nil {
 		return nil, failed(err)
 	}
-	s.c.cfg.Log.Info("audit", "who", "a token", "from", callerOf(ctx).remote, "joined as", token.Node, "key", keyID)
+	s.c.note(auditLine{Who: "a token", From: callerOf(ctx).remote, Via: callerOf(ctx).via, Call: waystampv1connect.NodeJoinProcedure, About: token.Node + " with key " + keyID, Result: "joined"}, true)
 	return connect.NewResponse(&v1.JoinResponse{Certificates: [][]byte{der}, Roots: [][]byte{s.c.ca.Root()}}), nil
 }
 
@@ -294,10 +295,10 @@ func shortAll(list []string) (out []string) {
 	return out
 }
 
-// checkNode holds the rule for names of nodes.
-func checkNode(name string) error {
+// checkName holds the rule for names of nodes and operators.
+func checkName(what, name string) error {
 	if err := model.CheckName(name); err != nil {
-		return refuse(connect.CodeInvalidArgument, "node %q %w", name, err)
+		return refuse(connect.CodeInvalidArgument, "%s %q %w", what, name, err)
 	}
 	return nil
 }

@@ -21,12 +21,13 @@ const (
 	keyControl     = "control/"
 	keyState       = "control/state"
 	keyWanted      = "control/wanted"
-	keyNodes       = "control/node/"  // NAME/{id,plan,ack,held}
-	keyTokens      = "control/token/" // hash of the secret
-	keyFiles       = "file/"          // serial
-	keyGenerations = "generation/"    // number
-	keyPlans       = "plan/"          // node
-	keyRestoring   = "restoring"      // while a restore is not through
+	keyNodes       = "control/node/"     // NAME/{id,plan,ack,held}
+	keyTokens      = "control/token/"    // hash of the secret
+	keyOperators   = "control/operator/" // NAME
+	keyFiles       = "file/"             // serial
+	keyGenerations = "generation/"       // number
+	keyPlans       = "plan/"             // node
+	keyRestoring   = "restoring"         // while a restore is not through
 )
 
 func keyNode(name, part string) string { return keyNodes + name + "/" + part }
@@ -173,6 +174,13 @@ type tokenRecord struct {
 	Reinstate bool      `json:"reinstate,omitempty"`
 }
 
+// operatorRecord is who may call Admin over TLS.
+type operatorRecord struct {
+	Key     string    `json:"key"` // its identity.KeyID
+	Role    string    `json:"role"`
+	Expires time.Time `json:"expires"` // his certificate
+}
+
 // view is the control records at one revision.
 type view struct {
 	state  stateRecord
@@ -182,6 +190,8 @@ type view struct {
 	acks   map[string]ackRecord
 	held   map[string]heldRecord
 	tokens map[string]tokenRecord // by hash
+
+	operators map[string]operatorRecord
 
 	written map[string]uint64 // by key, for conditions
 
@@ -199,7 +209,7 @@ func readView(ctx context.Context, s store.Store) (*view, error) {
 		return nil, err
 	}
 	v := &view{
-		nodes: map[string]nodeRecord{}, plans: map[string]planRecord{}, acks: map[string]ackRecord{}, held: map[string]heldRecord{}, tokens: map[string]tokenRecord{},
+		nodes: map[string]nodeRecord{}, plans: map[string]planRecord{}, acks: map[string]ackRecord{}, held: map[string]heldRecord{}, tokens: map[string]tokenRecord{}, operators: map[string]operatorRecord{},
 		written: map[string]uint64{}, made: map[uint64]*generation{},
 	}
 	for key, r := range snap.Records {
@@ -219,6 +229,8 @@ func (v *view) read(key string, value []byte) error {
 		return json.Unmarshal(value, &v.wanted)
 	case strings.HasPrefix(key, keyTokens):
 		return into(v.tokens, strings.TrimPrefix(key, keyTokens), value)
+	case strings.HasPrefix(key, keyOperators):
+		return into(v.operators, strings.TrimPrefix(key, keyOperators), value)
 	}
 	name, part, _ := strings.Cut(strings.TrimPrefix(key, keyNodes), "/")
 	switch part {

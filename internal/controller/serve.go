@@ -107,7 +107,7 @@ func (c caller) String() string {
 	switch {
 	case c.known:
 		return fmt.Sprintf("uid %d", c.uid)
-	case c.err == nil && c.peer.Node != "":
+	case c.err == nil && (c.peer.Node != "" || c.peer.Operator != ""):
 		return c.peer.ID.String()
 	}
 	return "nobody known"
@@ -166,8 +166,8 @@ func (c *Controller) serve(ctx context.Context, l Listener) error {
 // not get further.
 func (c *Controller) handler() http.Handler {
 	operators, nodes := http.NewServeMux(), http.NewServeMux()
-	operators.Handle(waystampv1connect.NewAdminHandler(admin{c}, connect.WithInterceptors(c.audit()), connect.WithReadMaxBytes(adminReadMax)))
-	nodes.Handle(waystampv1connect.NewNodeHandler(node{c}, connect.WithInterceptors(c.audit()), connect.WithReadMaxBytes(nodeReadMax)))
+	operators.Handle(waystampv1connect.NewAdminHandler(admin{c}, connect.WithInterceptors(audited{c, true}), connect.WithReadMaxBytes(adminReadMax)))
+	nodes.Handle(waystampv1connect.NewNodeHandler(node{c}, connect.WithInterceptors(audited{c, false}), connect.WithReadMaxBytes(nodeReadMax)))
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		who := callerOf(r.Context())
 		if r.TLS != nil {
@@ -184,7 +184,7 @@ func (c *Controller) handler() http.Handler {
 				}
 			}
 		} else if !who.known || !c.cfg.Admins(who.uid) {
-			c.cfg.Log.Warn("audit", "who", who.String(), "call", r.URL.Path, "result", "refused: not an operator")
+			c.note(auditLine{Who: who.String(), From: who.remote, Call: r.URL.Path, Result: "refused: not an operator"}, true)
 			http.Error(w, "only root and the user of the controller may call it here", http.StatusForbidden)
 			return
 		}
@@ -195,7 +195,7 @@ func (c *Controller) handler() http.Handler {
 			defer cancel(nil)
 			defer context.AfterFunc(leading, func() { cancel(errLeadsNoMore) })()
 			mux := nodes
-			if who.known {
+			if who.known || who.err == nil && who.peer.Operator != "" {
 				mux = operators
 			}
 			mux.ServeHTTP(w, r.WithContext(ctx))
@@ -225,10 +225,19 @@ func peerUID(u *net.UnixConn) (uint32, error) {
 }
 
 // audited writes a line for each call: who, what, from where, and what became of it. Requests and answers
-// hold secrets and are not in it.
-type audited struct{ c *Controller }
+// hold secrets and are not in it. Who may not call does not get further.
+type audited struct {
+	c         *Controller
+	operators bool // the service is theirs
+}
 
-func (c *Controller) audit() connect.Interceptor { return audited{c} }
+// allowed is an error if the caller of a service for operators may not do that.
+func (a audited) allowed(ctx context.Context, procedure string) error {
+	if !a.operators {
+		return nil // each call looks the node up
+	}
+	return a.c.authorize(ctx, procedure)
+}
 
 // subject is what a call is about.
 func subject(request any) string {
@@ -244,6 +253,10 @@ func subject(request any) string {
 			return "all chains"
 		}
 		return strings.Join(r.Chains, ", ")
+	case *v1.AddOperatorRequest:
+		return short(r.Name) + " as " + short(r.Role)
+	case *v1.RemoveOperatorRequest:
+		return short(r.Name)
 	case *v1.BackupRequest:
 		return "all records"
 	case *v1.ApplyRequest:
@@ -262,16 +275,18 @@ func (a audited) line(ctx context.Context, procedure, about string, err error) {
 		}
 	}
 	a.c.counted.Add(metricCalls, 1, strings.TrimPrefix(procedure, "/waystamp.v1."), result)
-	line := []any{"who", who.String(), "from", who.remote, "call", procedure, "about", about, "result", result}
-	if who.via != "" {
-		line = append(line, "via", who.via)
-	}
-	a.c.cfg.Log.Info("audit", line...)
+	// What nodes do all the time is in the log alone.
+	often := !a.operators && (result == "done" || result == "ended") && (procedure == waystampv1connect.NodePlansProcedure || procedure == waystampv1connect.NodeAcknowledgeProcedure)
+	a.c.note(auditLine{Who: who.String(), From: who.remote, Via: who.via, Call: procedure, About: about, Result: result}, !often)
 }
 
 // WrapUnary implements connect.Interceptor.
 func (a audited) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 	return func(ctx context.Context, r connect.AnyRequest) (connect.AnyResponse, error) {
+		if err := a.allowed(ctx, r.Spec().Procedure); err != nil {
+			a.line(ctx, r.Spec().Procedure, subject(r.Any()), err)
+			return nil, err
+		}
 		answer, err := next(ctx, r)
 		a.line(ctx, r.Spec().Procedure, subject(r.Any()), err)
 		return answer, err
@@ -286,7 +301,10 @@ func (a audited) WrapStreamingClient(next connect.StreamingClientFunc) connect.S
 // WrapStreamingHandler implements connect.Interceptor.
 func (a audited) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.StreamingHandlerFunc {
 	return func(ctx context.Context, conn connect.StreamingHandlerConn) error {
-		err := next(ctx, conn)
+		err := a.allowed(ctx, conn.Spec().Procedure)
+		if err == nil {
+			err = next(ctx, conn)
+		}
 		a.line(ctx, conn.Spec().Procedure, "", err)
 		return err
 	}

@@ -30,21 +30,27 @@ const (
 	// CAValid is how long a root lasts, CertificateValid what it signs.
 	CAValid          = 10 * 365 * 24 * time.Hour
 	CertificateValid = 24 * time.Hour
+	// OperatorValid is how long an operator's certificate lasts, which nobody renews by itself.
+	OperatorValid = 90 * 24 * time.Hour
 	// requestMax is more than a request for a P-256 key takes.
 	requestMax = 4096
 	// skew is how far behind a node's clock may be.
 	skew = 5 * time.Minute
 )
 
-// ID is a caller: the controller, or a node.
+// ID is a caller: a controller, a node or an operator.
 type ID struct {
-	Node       string // "" for the controller
+	Node       string // else ""
+	Operator   string // else ""
 	Controller bool
 }
 
 func (i ID) String() string {
-	if i.Controller {
+	switch {
+	case i.Controller:
 		return "the controller"
+	case i.Operator != "":
+		return "operator " + i.Operator
 	}
 	return "node " + i.Node
 }
@@ -52,6 +58,9 @@ func (i ID) String() string {
 func (i ID) spiffe(domain spiffeid.TrustDomain) (spiffeid.ID, error) {
 	if i.Controller {
 		return spiffeid.FromPath(domain, "/controller")
+	}
+	if i.Operator != "" {
+		return spiffeid.FromSegments(domain, "operator", i.Operator)
 	}
 	return spiffeid.FromSegments(domain, "node", i.Node)
 }
@@ -166,7 +175,11 @@ func (c *CA) Issue(id ID, key crypto.PublicKey, now time.Time) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", id, err)
 	}
-	t, err := template(now, CertificateValid, sid)
+	valid := CertificateValid
+	if id.Operator != "" {
+		valid = OperatorValid
+	}
+	t, err := template(now, valid, sid)
 	if err != nil {
 		return nil, err
 	}
@@ -270,13 +283,16 @@ func Verify(cert *x509.Certificate, roots []*x509.Certificate, now time.Time) (P
 	}
 	path := strings.TrimPrefix(id.Path(), "/")
 	node, isNode := strings.CutPrefix(path, "node/")
+	operator, isOperator := strings.CutPrefix(path, "operator/")
 	switch {
 	case path == "controller":
 		p.Controller = true
 	case isNode && node != "" && !strings.Contains(node, "/"):
 		p.Node = node
+	case isOperator && operator != "" && !strings.Contains(operator, "/"):
+		p.Operator = operator
 	default:
-		return Peer{}, fmt.Errorf("the certificate is of %s, which is neither a node nor a controller", id)
+		return Peer{}, fmt.Errorf("the certificate is of %s, which is neither a node, an operator nor a controller", id)
 	}
 	return p, nil
 }

@@ -353,6 +353,346 @@ func (x *Difference) GetChange() string {
 	return ""
 }
 
+type AddOperatorRequest struct {
+	state              protoimpl.MessageState `protogen:"open.v1"`
+	Name               string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Role               string                 `protobuf:"bytes,2,opt,name=role,proto3" json:"role,omitempty"`                                                       // reader or admin
+	CertificateRequest []byte                 `protobuf:"bytes,3,opt,name=certificate_request,json=certificateRequest,proto3" json:"certificate_request,omitempty"` // PKCS #10, DER, of a P-256 key
+	unknownFields      protoimpl.UnknownFields
+	sizeCache          protoimpl.SizeCache
+}
+
+func (x *AddOperatorRequest) Reset() {
+	*x = AddOperatorRequest{}
+	mi := &file_waystamp_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AddOperatorRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AddOperatorRequest) ProtoMessage() {}
+
+func (x *AddOperatorRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_waystamp_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AddOperatorRequest.ProtoReflect.Descriptor instead.
+func (*AddOperatorRequest) Descriptor() ([]byte, []int) {
+	return file_waystamp_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *AddOperatorRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *AddOperatorRequest) GetRole() string {
+	if x != nil {
+		return x.Role
+	}
+	return ""
+}
+
+func (x *AddOperatorRequest) GetCertificateRequest() []byte {
+	if x != nil {
+		return x.CertificateRequest
+	}
+	return nil
+}
+
+type AddOperatorResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Certificates  [][]byte               `protobuf:"bytes,1,rep,name=certificates,proto3" json:"certificates,omitempty"` // DER
+	Roots         [][]byte               `protobuf:"bytes,2,rep,name=roots,proto3" json:"roots,omitempty"`
+	Expires       *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=expires,proto3" json:"expires,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AddOperatorResponse) Reset() {
+	*x = AddOperatorResponse{}
+	mi := &file_waystamp_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AddOperatorResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AddOperatorResponse) ProtoMessage() {}
+
+func (x *AddOperatorResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_waystamp_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AddOperatorResponse.ProtoReflect.Descriptor instead.
+func (*AddOperatorResponse) Descriptor() ([]byte, []int) {
+	return file_waystamp_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *AddOperatorResponse) GetCertificates() [][]byte {
+	if x != nil {
+		return x.Certificates
+	}
+	return nil
+}
+
+func (x *AddOperatorResponse) GetRoots() [][]byte {
+	if x != nil {
+		return x.Roots
+	}
+	return nil
+}
+
+func (x *AddOperatorResponse) GetExpires() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Expires
+	}
+	return nil
+}
+
+type RemoveOperatorRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemoveOperatorRequest) Reset() {
+	*x = RemoveOperatorRequest{}
+	mi := &file_waystamp_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoveOperatorRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoveOperatorRequest) ProtoMessage() {}
+
+func (x *RemoveOperatorRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_waystamp_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoveOperatorRequest.ProtoReflect.Descriptor instead.
+func (*RemoveOperatorRequest) Descriptor() ([]byte, []int) {
+	return file_waystamp_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *RemoveOperatorRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+type RemoveOperatorResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemoveOperatorResponse) Reset() {
+	*x = RemoveOperatorResponse{}
+	mi := &file_waystamp_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoveOperatorResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoveOperatorResponse) ProtoMessage() {}
+
+func (x *RemoveOperatorResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_waystamp_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoveOperatorResponse.ProtoReflect.Descriptor instead.
+func (*RemoveOperatorResponse) Descriptor() ([]byte, []int) {
+	return file_waystamp_proto_rawDescGZIP(), []int{9}
+}
+
+type OperatorsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *OperatorsRequest) Reset() {
+	*x = OperatorsRequest{}
+	mi := &file_waystamp_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *OperatorsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*OperatorsRequest) ProtoMessage() {}
+
+func (x *OperatorsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_waystamp_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use OperatorsRequest.ProtoReflect.Descriptor instead.
+func (*OperatorsRequest) Descriptor() ([]byte, []int) {
+	return file_waystamp_proto_rawDescGZIP(), []int{10}
+}
+
+type OperatorsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Operators     []*OperatorState       `protobuf:"bytes,1,rep,name=operators,proto3" json:"operators,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *OperatorsResponse) Reset() {
+	*x = OperatorsResponse{}
+	mi := &file_waystamp_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *OperatorsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*OperatorsResponse) ProtoMessage() {}
+
+func (x *OperatorsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_waystamp_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use OperatorsResponse.ProtoReflect.Descriptor instead.
+func (*OperatorsResponse) Descriptor() ([]byte, []int) {
+	return file_waystamp_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *OperatorsResponse) GetOperators() []*OperatorState {
+	if x != nil {
+		return x.Operators
+	}
+	return nil
+}
+
+type OperatorState struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Role          string                 `protobuf:"bytes,2,opt,name=role,proto3" json:"role,omitempty"`
+	Expires       *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=expires,proto3" json:"expires,omitempty"` // his certificate
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *OperatorState) Reset() {
+	*x = OperatorState{}
+	mi := &file_waystamp_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *OperatorState) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*OperatorState) ProtoMessage() {}
+
+func (x *OperatorState) ProtoReflect() protoreflect.Message {
+	mi := &file_waystamp_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use OperatorState.ProtoReflect.Descriptor instead.
+func (*OperatorState) Descriptor() ([]byte, []int) {
+	return file_waystamp_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *OperatorState) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *OperatorState) GetRole() string {
+	if x != nil {
+		return x.Role
+	}
+	return ""
+}
+
+func (x *OperatorState) GetExpires() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Expires
+	}
+	return nil
+}
+
 type BackupRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -361,7 +701,7 @@ type BackupRequest struct {
 
 func (x *BackupRequest) Reset() {
 	*x = BackupRequest{}
-	mi := &file_waystamp_proto_msgTypes[6]
+	mi := &file_waystamp_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -373,7 +713,7 @@ func (x *BackupRequest) String() string {
 func (*BackupRequest) ProtoMessage() {}
 
 func (x *BackupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[6]
+	mi := &file_waystamp_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -386,7 +726,7 @@ func (x *BackupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupRequest.ProtoReflect.Descriptor instead.
 func (*BackupRequest) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{6}
+	return file_waystamp_proto_rawDescGZIP(), []int{13}
 }
 
 type BackupResponse struct {
@@ -398,7 +738,7 @@ type BackupResponse struct {
 
 func (x *BackupResponse) Reset() {
 	*x = BackupResponse{}
-	mi := &file_waystamp_proto_msgTypes[7]
+	mi := &file_waystamp_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -410,7 +750,7 @@ func (x *BackupResponse) String() string {
 func (*BackupResponse) ProtoMessage() {}
 
 func (x *BackupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[7]
+	mi := &file_waystamp_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -423,7 +763,7 @@ func (x *BackupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupResponse.ProtoReflect.Descriptor instead.
 func (*BackupResponse) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{7}
+	return file_waystamp_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *BackupResponse) GetPart() []byte {
@@ -441,7 +781,7 @@ type GetRequest struct {
 
 func (x *GetRequest) Reset() {
 	*x = GetRequest{}
-	mi := &file_waystamp_proto_msgTypes[8]
+	mi := &file_waystamp_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -453,7 +793,7 @@ func (x *GetRequest) String() string {
 func (*GetRequest) ProtoMessage() {}
 
 func (x *GetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[8]
+	mi := &file_waystamp_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -466,7 +806,7 @@ func (x *GetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetRequest.ProtoReflect.Descriptor instead.
 func (*GetRequest) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{8}
+	return file_waystamp_proto_rawDescGZIP(), []int{15}
 }
 
 type GetResponse struct {
@@ -478,7 +818,7 @@ type GetResponse struct {
 
 func (x *GetResponse) Reset() {
 	*x = GetResponse{}
-	mi := &file_waystamp_proto_msgTypes[9]
+	mi := &file_waystamp_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -490,7 +830,7 @@ func (x *GetResponse) String() string {
 func (*GetResponse) ProtoMessage() {}
 
 func (x *GetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[9]
+	mi := &file_waystamp_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -503,7 +843,7 @@ func (x *GetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetResponse.ProtoReflect.Descriptor instead.
 func (*GetResponse) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{9}
+	return file_waystamp_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *GetResponse) GetState() *State {
@@ -521,7 +861,7 @@ type FollowRequest struct {
 
 func (x *FollowRequest) Reset() {
 	*x = FollowRequest{}
-	mi := &file_waystamp_proto_msgTypes[10]
+	mi := &file_waystamp_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -533,7 +873,7 @@ func (x *FollowRequest) String() string {
 func (*FollowRequest) ProtoMessage() {}
 
 func (x *FollowRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[10]
+	mi := &file_waystamp_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -546,7 +886,7 @@ func (x *FollowRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FollowRequest.ProtoReflect.Descriptor instead.
 func (*FollowRequest) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{10}
+	return file_waystamp_proto_rawDescGZIP(), []int{17}
 }
 
 type FollowResponse struct {
@@ -558,7 +898,7 @@ type FollowResponse struct {
 
 func (x *FollowResponse) Reset() {
 	*x = FollowResponse{}
-	mi := &file_waystamp_proto_msgTypes[11]
+	mi := &file_waystamp_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -570,7 +910,7 @@ func (x *FollowResponse) String() string {
 func (*FollowResponse) ProtoMessage() {}
 
 func (x *FollowResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[11]
+	mi := &file_waystamp_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -583,7 +923,7 @@ func (x *FollowResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FollowResponse.ProtoReflect.Descriptor instead.
 func (*FollowResponse) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{11}
+	return file_waystamp_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *FollowResponse) GetState() *State {
@@ -612,7 +952,7 @@ type State struct {
 
 func (x *State) Reset() {
 	*x = State{}
-	mi := &file_waystamp_proto_msgTypes[12]
+	mi := &file_waystamp_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -624,7 +964,7 @@ func (x *State) String() string {
 func (*State) ProtoMessage() {}
 
 func (x *State) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[12]
+	mi := &file_waystamp_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -637,7 +977,7 @@ func (x *State) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use State.ProtoReflect.Descriptor instead.
 func (*State) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{12}
+	return file_waystamp_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *State) GetWantedSerial() uint64 {
@@ -732,7 +1072,7 @@ type NodeState struct {
 
 func (x *NodeState) Reset() {
 	*x = NodeState{}
-	mi := &file_waystamp_proto_msgTypes[13]
+	mi := &file_waystamp_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -744,7 +1084,7 @@ func (x *NodeState) String() string {
 func (*NodeState) ProtoMessage() {}
 
 func (x *NodeState) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[13]
+	mi := &file_waystamp_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -757,7 +1097,7 @@ func (x *NodeState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeState.ProtoReflect.Descriptor instead.
 func (*NodeState) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{13}
+	return file_waystamp_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *NodeState) GetName() string {
@@ -820,7 +1160,7 @@ type ChainState struct {
 
 func (x *ChainState) Reset() {
 	*x = ChainState{}
-	mi := &file_waystamp_proto_msgTypes[14]
+	mi := &file_waystamp_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -832,7 +1172,7 @@ func (x *ChainState) String() string {
 func (*ChainState) ProtoMessage() {}
 
 func (x *ChainState) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[14]
+	mi := &file_waystamp_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -845,7 +1185,7 @@ func (x *ChainState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChainState.ProtoReflect.Descriptor instead.
 func (*ChainState) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{14}
+	return file_waystamp_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ChainState) GetName() string {
@@ -884,7 +1224,7 @@ type EpochState struct {
 
 func (x *EpochState) Reset() {
 	*x = EpochState{}
-	mi := &file_waystamp_proto_msgTypes[15]
+	mi := &file_waystamp_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -896,7 +1236,7 @@ func (x *EpochState) String() string {
 func (*EpochState) ProtoMessage() {}
 
 func (x *EpochState) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[15]
+	mi := &file_waystamp_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -909,7 +1249,7 @@ func (x *EpochState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EpochState.ProtoReflect.Descriptor instead.
 func (*EpochState) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{15}
+	return file_waystamp_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *EpochState) GetChain() string {
@@ -970,7 +1310,7 @@ type DeleteRequest struct {
 
 func (x *DeleteRequest) Reset() {
 	*x = DeleteRequest{}
-	mi := &file_waystamp_proto_msgTypes[16]
+	mi := &file_waystamp_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -982,7 +1322,7 @@ func (x *DeleteRequest) String() string {
 func (*DeleteRequest) ProtoMessage() {}
 
 func (x *DeleteRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[16]
+	mi := &file_waystamp_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -995,7 +1335,7 @@ func (x *DeleteRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteRequest.ProtoReflect.Descriptor instead.
 func (*DeleteRequest) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{16}
+	return file_waystamp_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *DeleteRequest) GetChain() string {
@@ -1013,7 +1353,7 @@ type DeleteResponse struct {
 
 func (x *DeleteResponse) Reset() {
 	*x = DeleteResponse{}
-	mi := &file_waystamp_proto_msgTypes[17]
+	mi := &file_waystamp_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1025,7 +1365,7 @@ func (x *DeleteResponse) String() string {
 func (*DeleteResponse) ProtoMessage() {}
 
 func (x *DeleteResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[17]
+	mi := &file_waystamp_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1038,7 +1378,7 @@ func (x *DeleteResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteResponse.ProtoReflect.Descriptor instead.
 func (*DeleteResponse) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{17}
+	return file_waystamp_proto_rawDescGZIP(), []int{24}
 }
 
 type RotateRequest struct {
@@ -1051,7 +1391,7 @@ type RotateRequest struct {
 
 func (x *RotateRequest) Reset() {
 	*x = RotateRequest{}
-	mi := &file_waystamp_proto_msgTypes[18]
+	mi := &file_waystamp_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1063,7 +1403,7 @@ func (x *RotateRequest) String() string {
 func (*RotateRequest) ProtoMessage() {}
 
 func (x *RotateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[18]
+	mi := &file_waystamp_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1076,7 +1416,7 @@ func (x *RotateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateRequest.ProtoReflect.Descriptor instead.
 func (*RotateRequest) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{18}
+	return file_waystamp_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *RotateRequest) GetChains() []string {
@@ -1102,7 +1442,7 @@ type RotateResponse struct {
 
 func (x *RotateResponse) Reset() {
 	*x = RotateResponse{}
-	mi := &file_waystamp_proto_msgTypes[19]
+	mi := &file_waystamp_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1114,7 +1454,7 @@ func (x *RotateResponse) String() string {
 func (*RotateResponse) ProtoMessage() {}
 
 func (x *RotateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[19]
+	mi := &file_waystamp_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1127,7 +1467,7 @@ func (x *RotateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateResponse.ProtoReflect.Descriptor instead.
 func (*RotateResponse) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{19}
+	return file_waystamp_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *RotateResponse) GetSerial() uint64 {
@@ -1148,7 +1488,7 @@ type CreateTokenRequest struct {
 
 func (x *CreateTokenRequest) Reset() {
 	*x = CreateTokenRequest{}
-	mi := &file_waystamp_proto_msgTypes[20]
+	mi := &file_waystamp_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1160,7 +1500,7 @@ func (x *CreateTokenRequest) String() string {
 func (*CreateTokenRequest) ProtoMessage() {}
 
 func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[20]
+	mi := &file_waystamp_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1173,7 +1513,7 @@ func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenRequest.ProtoReflect.Descriptor instead.
 func (*CreateTokenRequest) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{20}
+	return file_waystamp_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *CreateTokenRequest) GetNode() string {
@@ -1207,7 +1547,7 @@ type CreateTokenResponse struct {
 
 func (x *CreateTokenResponse) Reset() {
 	*x = CreateTokenResponse{}
-	mi := &file_waystamp_proto_msgTypes[21]
+	mi := &file_waystamp_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1219,7 +1559,7 @@ func (x *CreateTokenResponse) String() string {
 func (*CreateTokenResponse) ProtoMessage() {}
 
 func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[21]
+	mi := &file_waystamp_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1232,7 +1572,7 @@ func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenResponse.ProtoReflect.Descriptor instead.
 func (*CreateTokenResponse) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{21}
+	return file_waystamp_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *CreateTokenResponse) GetToken() string {
@@ -1258,7 +1598,7 @@ type RevokeRequest struct {
 
 func (x *RevokeRequest) Reset() {
 	*x = RevokeRequest{}
-	mi := &file_waystamp_proto_msgTypes[22]
+	mi := &file_waystamp_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1270,7 +1610,7 @@ func (x *RevokeRequest) String() string {
 func (*RevokeRequest) ProtoMessage() {}
 
 func (x *RevokeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[22]
+	mi := &file_waystamp_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1283,7 +1623,7 @@ func (x *RevokeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeRequest.ProtoReflect.Descriptor instead.
 func (*RevokeRequest) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{22}
+	return file_waystamp_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *RevokeRequest) GetNode() string {
@@ -1302,7 +1642,7 @@ type RevokeResponse struct {
 
 func (x *RevokeResponse) Reset() {
 	*x = RevokeResponse{}
-	mi := &file_waystamp_proto_msgTypes[23]
+	mi := &file_waystamp_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1314,7 +1654,7 @@ func (x *RevokeResponse) String() string {
 func (*RevokeResponse) ProtoMessage() {}
 
 func (x *RevokeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[23]
+	mi := &file_waystamp_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1327,7 +1667,7 @@ func (x *RevokeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeResponse.ProtoReflect.Descriptor instead.
 func (*RevokeResponse) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{23}
+	return file_waystamp_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *RevokeResponse) GetBlocked() []string {
@@ -1348,7 +1688,7 @@ type JoinRequest struct {
 
 func (x *JoinRequest) Reset() {
 	*x = JoinRequest{}
-	mi := &file_waystamp_proto_msgTypes[24]
+	mi := &file_waystamp_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1360,7 +1700,7 @@ func (x *JoinRequest) String() string {
 func (*JoinRequest) ProtoMessage() {}
 
 func (x *JoinRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[24]
+	mi := &file_waystamp_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1373,7 +1713,7 @@ func (x *JoinRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinRequest.ProtoReflect.Descriptor instead.
 func (*JoinRequest) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{24}
+	return file_waystamp_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *JoinRequest) GetToken() string {
@@ -1407,7 +1747,7 @@ type JoinResponse struct {
 
 func (x *JoinResponse) Reset() {
 	*x = JoinResponse{}
-	mi := &file_waystamp_proto_msgTypes[25]
+	mi := &file_waystamp_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1419,7 +1759,7 @@ func (x *JoinResponse) String() string {
 func (*JoinResponse) ProtoMessage() {}
 
 func (x *JoinResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[25]
+	mi := &file_waystamp_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1432,7 +1772,7 @@ func (x *JoinResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinResponse.ProtoReflect.Descriptor instead.
 func (*JoinResponse) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{25}
+	return file_waystamp_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *JoinResponse) GetCertificates() [][]byte {
@@ -1457,7 +1797,7 @@ type RenewRequest struct {
 
 func (x *RenewRequest) Reset() {
 	*x = RenewRequest{}
-	mi := &file_waystamp_proto_msgTypes[26]
+	mi := &file_waystamp_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1469,7 +1809,7 @@ func (x *RenewRequest) String() string {
 func (*RenewRequest) ProtoMessage() {}
 
 func (x *RenewRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[26]
+	mi := &file_waystamp_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1482,7 +1822,7 @@ func (x *RenewRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewRequest.ProtoReflect.Descriptor instead.
 func (*RenewRequest) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{26}
+	return file_waystamp_proto_rawDescGZIP(), []int{33}
 }
 
 type RenewResponse struct {
@@ -1495,7 +1835,7 @@ type RenewResponse struct {
 
 func (x *RenewResponse) Reset() {
 	*x = RenewResponse{}
-	mi := &file_waystamp_proto_msgTypes[27]
+	mi := &file_waystamp_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1507,7 +1847,7 @@ func (x *RenewResponse) String() string {
 func (*RenewResponse) ProtoMessage() {}
 
 func (x *RenewResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[27]
+	mi := &file_waystamp_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1520,7 +1860,7 @@ func (x *RenewResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewResponse.ProtoReflect.Descriptor instead.
 func (*RenewResponse) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{27}
+	return file_waystamp_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *RenewResponse) GetCertificates() [][]byte {
@@ -1548,7 +1888,7 @@ type PlansRequest struct {
 
 func (x *PlansRequest) Reset() {
 	*x = PlansRequest{}
-	mi := &file_waystamp_proto_msgTypes[28]
+	mi := &file_waystamp_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1560,7 +1900,7 @@ func (x *PlansRequest) String() string {
 func (*PlansRequest) ProtoMessage() {}
 
 func (x *PlansRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[28]
+	mi := &file_waystamp_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1573,7 +1913,7 @@ func (x *PlansRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlansRequest.ProtoReflect.Descriptor instead.
 func (*PlansRequest) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{28}
+	return file_waystamp_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *PlansRequest) GetRevision() uint64 {
@@ -1607,7 +1947,7 @@ type HeldEpoch struct {
 
 func (x *HeldEpoch) Reset() {
 	*x = HeldEpoch{}
-	mi := &file_waystamp_proto_msgTypes[29]
+	mi := &file_waystamp_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1619,7 +1959,7 @@ func (x *HeldEpoch) String() string {
 func (*HeldEpoch) ProtoMessage() {}
 
 func (x *HeldEpoch) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[29]
+	mi := &file_waystamp_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1632,7 +1972,7 @@ func (x *HeldEpoch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeldEpoch.ProtoReflect.Descriptor instead.
 func (*HeldEpoch) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{29}
+	return file_waystamp_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *HeldEpoch) GetPath() uint32 {
@@ -1660,7 +2000,7 @@ type PlansResponse struct {
 
 func (x *PlansResponse) Reset() {
 	*x = PlansResponse{}
-	mi := &file_waystamp_proto_msgTypes[30]
+	mi := &file_waystamp_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1672,7 +2012,7 @@ func (x *PlansResponse) String() string {
 func (*PlansResponse) ProtoMessage() {}
 
 func (x *PlansResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[30]
+	mi := &file_waystamp_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1685,7 +2025,7 @@ func (x *PlansResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlansResponse.ProtoReflect.Descriptor instead.
 func (*PlansResponse) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{30}
+	return file_waystamp_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *PlansResponse) GetRevision() uint64 {
@@ -1723,7 +2063,7 @@ type AcknowledgeRequest struct {
 
 func (x *AcknowledgeRequest) Reset() {
 	*x = AcknowledgeRequest{}
-	mi := &file_waystamp_proto_msgTypes[31]
+	mi := &file_waystamp_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1735,7 +2075,7 @@ func (x *AcknowledgeRequest) String() string {
 func (*AcknowledgeRequest) ProtoMessage() {}
 
 func (x *AcknowledgeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[31]
+	mi := &file_waystamp_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1748,7 +2088,7 @@ func (x *AcknowledgeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcknowledgeRequest.ProtoReflect.Descriptor instead.
 func (*AcknowledgeRequest) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{31}
+	return file_waystamp_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *AcknowledgeRequest) GetRevision() uint64 {
@@ -1801,7 +2141,7 @@ type AcknowledgeResponse struct {
 
 func (x *AcknowledgeResponse) Reset() {
 	*x = AcknowledgeResponse{}
-	mi := &file_waystamp_proto_msgTypes[32]
+	mi := &file_waystamp_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1813,7 +2153,7 @@ func (x *AcknowledgeResponse) String() string {
 func (*AcknowledgeResponse) ProtoMessage() {}
 
 func (x *AcknowledgeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[32]
+	mi := &file_waystamp_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1826,7 +2166,7 @@ func (x *AcknowledgeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcknowledgeResponse.ProtoReflect.Descriptor instead.
 func (*AcknowledgeResponse) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{32}
+	return file_waystamp_proto_rawDescGZIP(), []int{39}
 }
 
 var File_waystamp_proto protoreflect.FileDescriptor
@@ -1858,7 +2198,25 @@ const file_waystamp_proto_rawDesc = "" +
 	"Difference\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x16\n" +
-	"\x06change\x18\x03 \x01(\tR\x06change\"\x0f\n" +
+	"\x06change\x18\x03 \x01(\tR\x06change\"m\n" +
+	"\x12AddOperatorRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
+	"\x04role\x18\x02 \x01(\tR\x04role\x12/\n" +
+	"\x13certificate_request\x18\x03 \x01(\fR\x12certificateRequest\"\x85\x01\n" +
+	"\x13AddOperatorResponse\x12\"\n" +
+	"\fcertificates\x18\x01 \x03(\fR\fcertificates\x12\x14\n" +
+	"\x05roots\x18\x02 \x03(\fR\x05roots\x124\n" +
+	"\aexpires\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\aexpires\"+\n" +
+	"\x15RemoveOperatorRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\"\x18\n" +
+	"\x16RemoveOperatorResponse\"\x12\n" +
+	"\x10OperatorsRequest\"M\n" +
+	"\x11OperatorsResponse\x128\n" +
+	"\toperators\x18\x01 \x03(\v2\x1a.waystamp.v1.OperatorStateR\toperators\"m\n" +
+	"\rOperatorState\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
+	"\x04role\x18\x02 \x01(\tR\x04role\x124\n" +
+	"\aexpires\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\aexpires\"\x0f\n" +
 	"\rBackupRequest\"$\n" +
 	"\x0eBackupResponse\x12\x12\n" +
 	"\x04part\x18\x01 \x01(\fR\x04part\"\f\n" +
@@ -1953,7 +2311,7 @@ const file_waystamp_proto_rawDesc = "" +
 	"\bproblems\x18\x04 \x03(\tR\bproblems\x12\x1a\n" +
 	"\bwarnings\x18\x05 \x03(\tR\bwarnings\x12\x18\n" +
 	"\arefused\x18\x06 \x01(\x04R\arefused\"\x15\n" +
-	"\x13AcknowledgeResponse2\xe3\x04\n" +
+	"\x13AcknowledgeResponse2\xdc\x06\n" +
 	"\x05Admin\x12>\n" +
 	"\x05Apply\x12\x19.waystamp.v1.ApplyRequest\x1a\x1a.waystamp.v1.ApplyResponse\x12;\n" +
 	"\x04Diff\x12\x18.waystamp.v1.DiffRequest\x1a\x19.waystamp.v1.DiffResponse\x128\n" +
@@ -1963,7 +2321,10 @@ const file_waystamp_proto_rawDesc = "" +
 	"\x06Rotate\x12\x1a.waystamp.v1.RotateRequest\x1a\x1b.waystamp.v1.RotateResponse\x12P\n" +
 	"\vCreateToken\x12\x1f.waystamp.v1.CreateTokenRequest\x1a .waystamp.v1.CreateTokenResponse\x12A\n" +
 	"\x06Revoke\x12\x1a.waystamp.v1.RevokeRequest\x1a\x1b.waystamp.v1.RevokeResponse\x12C\n" +
-	"\x06Backup\x12\x1a.waystamp.v1.BackupRequest\x1a\x1b.waystamp.v1.BackupResponse0\x012\x97\x02\n" +
+	"\x06Backup\x12\x1a.waystamp.v1.BackupRequest\x1a\x1b.waystamp.v1.BackupResponse0\x01\x12P\n" +
+	"\vAddOperator\x12\x1f.waystamp.v1.AddOperatorRequest\x1a .waystamp.v1.AddOperatorResponse\x12Y\n" +
+	"\x0eRemoveOperator\x12\".waystamp.v1.RemoveOperatorRequest\x1a#.waystamp.v1.RemoveOperatorResponse\x12J\n" +
+	"\tOperators\x12\x1d.waystamp.v1.OperatorsRequest\x1a\x1e.waystamp.v1.OperatorsResponse2\x97\x02\n" +
 	"\x04Node\x12;\n" +
 	"\x04Join\x12\x18.waystamp.v1.JoinRequest\x1a\x19.waystamp.v1.JoinResponse\x12>\n" +
 	"\x05Renew\x12\x19.waystamp.v1.RenewRequest\x1a\x1a.waystamp.v1.RenewResponse\x12@\n" +
@@ -1982,91 +2343,107 @@ func file_waystamp_proto_rawDescGZIP() []byte {
 	return file_waystamp_proto_rawDescData
 }
 
-var file_waystamp_proto_msgTypes = make([]protoimpl.MessageInfo, 34)
+var file_waystamp_proto_msgTypes = make([]protoimpl.MessageInfo, 41)
 var file_waystamp_proto_goTypes = []any{
-	(*File)(nil),                  // 0: waystamp.v1.File
-	(*ApplyRequest)(nil),          // 1: waystamp.v1.ApplyRequest
-	(*ApplyResponse)(nil),         // 2: waystamp.v1.ApplyResponse
-	(*DiffRequest)(nil),           // 3: waystamp.v1.DiffRequest
-	(*DiffResponse)(nil),          // 4: waystamp.v1.DiffResponse
-	(*Difference)(nil),            // 5: waystamp.v1.Difference
-	(*BackupRequest)(nil),         // 6: waystamp.v1.BackupRequest
-	(*BackupResponse)(nil),        // 7: waystamp.v1.BackupResponse
-	(*GetRequest)(nil),            // 8: waystamp.v1.GetRequest
-	(*GetResponse)(nil),           // 9: waystamp.v1.GetResponse
-	(*FollowRequest)(nil),         // 10: waystamp.v1.FollowRequest
-	(*FollowResponse)(nil),        // 11: waystamp.v1.FollowResponse
-	(*State)(nil),                 // 12: waystamp.v1.State
-	(*NodeState)(nil),             // 13: waystamp.v1.NodeState
-	(*ChainState)(nil),            // 14: waystamp.v1.ChainState
-	(*EpochState)(nil),            // 15: waystamp.v1.EpochState
-	(*DeleteRequest)(nil),         // 16: waystamp.v1.DeleteRequest
-	(*DeleteResponse)(nil),        // 17: waystamp.v1.DeleteResponse
-	(*RotateRequest)(nil),         // 18: waystamp.v1.RotateRequest
-	(*RotateResponse)(nil),        // 19: waystamp.v1.RotateResponse
-	(*CreateTokenRequest)(nil),    // 20: waystamp.v1.CreateTokenRequest
-	(*CreateTokenResponse)(nil),   // 21: waystamp.v1.CreateTokenResponse
-	(*RevokeRequest)(nil),         // 22: waystamp.v1.RevokeRequest
-	(*RevokeResponse)(nil),        // 23: waystamp.v1.RevokeResponse
-	(*JoinRequest)(nil),           // 24: waystamp.v1.JoinRequest
-	(*JoinResponse)(nil),          // 25: waystamp.v1.JoinResponse
-	(*RenewRequest)(nil),          // 26: waystamp.v1.RenewRequest
-	(*RenewResponse)(nil),         // 27: waystamp.v1.RenewResponse
-	(*PlansRequest)(nil),          // 28: waystamp.v1.PlansRequest
-	(*HeldEpoch)(nil),             // 29: waystamp.v1.HeldEpoch
-	(*PlansResponse)(nil),         // 30: waystamp.v1.PlansResponse
-	(*AcknowledgeRequest)(nil),    // 31: waystamp.v1.AcknowledgeRequest
-	(*AcknowledgeResponse)(nil),   // 32: waystamp.v1.AcknowledgeResponse
-	nil,                           // 33: waystamp.v1.File.RulesEntry
-	(*timestamppb.Timestamp)(nil), // 34: google.protobuf.Timestamp
+	(*File)(nil),                   // 0: waystamp.v1.File
+	(*ApplyRequest)(nil),           // 1: waystamp.v1.ApplyRequest
+	(*ApplyResponse)(nil),          // 2: waystamp.v1.ApplyResponse
+	(*DiffRequest)(nil),            // 3: waystamp.v1.DiffRequest
+	(*DiffResponse)(nil),           // 4: waystamp.v1.DiffResponse
+	(*Difference)(nil),             // 5: waystamp.v1.Difference
+	(*AddOperatorRequest)(nil),     // 6: waystamp.v1.AddOperatorRequest
+	(*AddOperatorResponse)(nil),    // 7: waystamp.v1.AddOperatorResponse
+	(*RemoveOperatorRequest)(nil),  // 8: waystamp.v1.RemoveOperatorRequest
+	(*RemoveOperatorResponse)(nil), // 9: waystamp.v1.RemoveOperatorResponse
+	(*OperatorsRequest)(nil),       // 10: waystamp.v1.OperatorsRequest
+	(*OperatorsResponse)(nil),      // 11: waystamp.v1.OperatorsResponse
+	(*OperatorState)(nil),          // 12: waystamp.v1.OperatorState
+	(*BackupRequest)(nil),          // 13: waystamp.v1.BackupRequest
+	(*BackupResponse)(nil),         // 14: waystamp.v1.BackupResponse
+	(*GetRequest)(nil),             // 15: waystamp.v1.GetRequest
+	(*GetResponse)(nil),            // 16: waystamp.v1.GetResponse
+	(*FollowRequest)(nil),          // 17: waystamp.v1.FollowRequest
+	(*FollowResponse)(nil),         // 18: waystamp.v1.FollowResponse
+	(*State)(nil),                  // 19: waystamp.v1.State
+	(*NodeState)(nil),              // 20: waystamp.v1.NodeState
+	(*ChainState)(nil),             // 21: waystamp.v1.ChainState
+	(*EpochState)(nil),             // 22: waystamp.v1.EpochState
+	(*DeleteRequest)(nil),          // 23: waystamp.v1.DeleteRequest
+	(*DeleteResponse)(nil),         // 24: waystamp.v1.DeleteResponse
+	(*RotateRequest)(nil),          // 25: waystamp.v1.RotateRequest
+	(*RotateResponse)(nil),         // 26: waystamp.v1.RotateResponse
+	(*CreateTokenRequest)(nil),     // 27: waystamp.v1.CreateTokenRequest
+	(*CreateTokenResponse)(nil),    // 28: waystamp.v1.CreateTokenResponse
+	(*RevokeRequest)(nil),          // 29: waystamp.v1.RevokeRequest
+	(*RevokeResponse)(nil),         // 30: waystamp.v1.RevokeResponse
+	(*JoinRequest)(nil),            // 31: waystamp.v1.JoinRequest
+	(*JoinResponse)(nil),           // 32: waystamp.v1.JoinResponse
+	(*RenewRequest)(nil),           // 33: waystamp.v1.RenewRequest
+	(*RenewResponse)(nil),          // 34: waystamp.v1.RenewResponse
+	(*PlansRequest)(nil),           // 35: waystamp.v1.PlansRequest
+	(*HeldEpoch)(nil),              // 36: waystamp.v1.HeldEpoch
+	(*PlansResponse)(nil),          // 37: waystamp.v1.PlansResponse
+	(*AcknowledgeRequest)(nil),     // 38: waystamp.v1.AcknowledgeRequest
+	(*AcknowledgeResponse)(nil),    // 39: waystamp.v1.AcknowledgeResponse
+	nil,                            // 40: waystamp.v1.File.RulesEntry
+	(*timestamppb.Timestamp)(nil),  // 41: google.protobuf.Timestamp
 }
 var file_waystamp_proto_depIdxs = []int32{
-	33, // 0: waystamp.v1.File.rules:type_name -> waystamp.v1.File.RulesEntry
+	40, // 0: waystamp.v1.File.rules:type_name -> waystamp.v1.File.RulesEntry
 	0,  // 1: waystamp.v1.ApplyRequest.file:type_name -> waystamp.v1.File
 	5,  // 2: waystamp.v1.ApplyResponse.differences:type_name -> waystamp.v1.Difference
 	0,  // 3: waystamp.v1.DiffRequest.file:type_name -> waystamp.v1.File
 	5,  // 4: waystamp.v1.DiffResponse.differences:type_name -> waystamp.v1.Difference
-	12, // 5: waystamp.v1.GetResponse.state:type_name -> waystamp.v1.State
-	12, // 6: waystamp.v1.FollowResponse.state:type_name -> waystamp.v1.State
-	34, // 7: waystamp.v1.State.since:type_name -> google.protobuf.Timestamp
-	13, // 8: waystamp.v1.State.nodes:type_name -> waystamp.v1.NodeState
-	14, // 9: waystamp.v1.State.chains:type_name -> waystamp.v1.ChainState
-	15, // 10: waystamp.v1.State.epochs:type_name -> waystamp.v1.EpochState
-	34, // 11: waystamp.v1.NodeState.since:type_name -> google.protobuf.Timestamp
-	34, // 12: waystamp.v1.EpochState.until:type_name -> google.protobuf.Timestamp
-	34, // 13: waystamp.v1.CreateTokenResponse.expires:type_name -> google.protobuf.Timestamp
-	29, // 14: waystamp.v1.PlansRequest.held:type_name -> waystamp.v1.HeldEpoch
-	1,  // 15: waystamp.v1.Admin.Apply:input_type -> waystamp.v1.ApplyRequest
-	3,  // 16: waystamp.v1.Admin.Diff:input_type -> waystamp.v1.DiffRequest
-	8,  // 17: waystamp.v1.Admin.Get:input_type -> waystamp.v1.GetRequest
-	10, // 18: waystamp.v1.Admin.Follow:input_type -> waystamp.v1.FollowRequest
-	16, // 19: waystamp.v1.Admin.Delete:input_type -> waystamp.v1.DeleteRequest
-	18, // 20: waystamp.v1.Admin.Rotate:input_type -> waystamp.v1.RotateRequest
-	20, // 21: waystamp.v1.Admin.CreateToken:input_type -> waystamp.v1.CreateTokenRequest
-	22, // 22: waystamp.v1.Admin.Revoke:input_type -> waystamp.v1.RevokeRequest
-	6,  // 23: waystamp.v1.Admin.Backup:input_type -> waystamp.v1.BackupRequest
-	24, // 24: waystamp.v1.Node.Join:input_type -> waystamp.v1.JoinRequest
-	26, // 25: waystamp.v1.Node.Renew:input_type -> waystamp.v1.RenewRequest
-	28, // 26: waystamp.v1.Node.Plans:input_type -> waystamp.v1.PlansRequest
-	31, // 27: waystamp.v1.Node.Acknowledge:input_type -> waystamp.v1.AcknowledgeRequest
-	2,  // 28: waystamp.v1.Admin.Apply:output_type -> waystamp.v1.ApplyResponse
-	4,  // 29: waystamp.v1.Admin.Diff:output_type -> waystamp.v1.DiffResponse
-	9,  // 30: waystamp.v1.Admin.Get:output_type -> waystamp.v1.GetResponse
-	11, // 31: waystamp.v1.Admin.Follow:output_type -> waystamp.v1.FollowResponse
-	17, // 32: waystamp.v1.Admin.Delete:output_type -> waystamp.v1.DeleteResponse
-	19, // 33: waystamp.v1.Admin.Rotate:output_type -> waystamp.v1.RotateResponse
-	21, // 34: waystamp.v1.Admin.CreateToken:output_type -> waystamp.v1.CreateTokenResponse
-	23, // 35: waystamp.v1.Admin.Revoke:output_type -> waystamp.v1.RevokeResponse
-	7,  // 36: waystamp.v1.Admin.Backup:output_type -> waystamp.v1.BackupResponse
-	25, // 37: waystamp.v1.Node.Join:output_type -> waystamp.v1.JoinResponse
-	27, // 38: waystamp.v1.Node.Renew:output_type -> waystamp.v1.RenewResponse
-	30, // 39: waystamp.v1.Node.Plans:output_type -> waystamp.v1.PlansResponse
-	32, // 40: waystamp.v1.Node.Acknowledge:output_type -> waystamp.v1.AcknowledgeResponse
-	28, // [28:41] is the sub-list for method output_type
-	15, // [15:28] is the sub-list for method input_type
-	15, // [15:15] is the sub-list for extension type_name
-	15, // [15:15] is the sub-list for extension extendee
-	0,  // [0:15] is the sub-list for field type_name
+	41, // 5: waystamp.v1.AddOperatorResponse.expires:type_name -> google.protobuf.Timestamp
+	12, // 6: waystamp.v1.OperatorsResponse.operators:type_name -> waystamp.v1.OperatorState
+	41, // 7: waystamp.v1.OperatorState.expires:type_name -> google.protobuf.Timestamp
+	19, // 8: waystamp.v1.GetResponse.state:type_name -> waystamp.v1.State
+	19, // 9: waystamp.v1.FollowResponse.state:type_name -> waystamp.v1.State
+	41, // 10: waystamp.v1.State.since:type_name -> google.protobuf.Timestamp
+	20, // 11: waystamp.v1.State.nodes:type_name -> waystamp.v1.NodeState
+	21, // 12: waystamp.v1.State.chains:type_name -> waystamp.v1.ChainState
+	22, // 13: waystamp.v1.State.epochs:type_name -> waystamp.v1.EpochState
+	41, // 14: waystamp.v1.NodeState.since:type_name -> google.protobuf.Timestamp
+	41, // 15: waystamp.v1.EpochState.until:type_name -> google.protobuf.Timestamp
+	41, // 16: waystamp.v1.CreateTokenResponse.expires:type_name -> google.protobuf.Timestamp
+	36, // 17: waystamp.v1.PlansRequest.held:type_name -> waystamp.v1.HeldEpoch
+	1,  // 18: waystamp.v1.Admin.Apply:input_type -> waystamp.v1.ApplyRequest
+	3,  // 19: waystamp.v1.Admin.Diff:input_type -> waystamp.v1.DiffRequest
+	15, // 20: waystamp.v1.Admin.Get:input_type -> waystamp.v1.GetRequest
+	17, // 21: waystamp.v1.Admin.Follow:input_type -> waystamp.v1.FollowRequest
+	23, // 22: waystamp.v1.Admin.Delete:input_type -> waystamp.v1.DeleteRequest
+	25, // 23: waystamp.v1.Admin.Rotate:input_type -> waystamp.v1.RotateRequest
+	27, // 24: waystamp.v1.Admin.CreateToken:input_type -> waystamp.v1.CreateTokenRequest
+	29, // 25: waystamp.v1.Admin.Revoke:input_type -> waystamp.v1.RevokeRequest
+	13, // 26: waystamp.v1.Admin.Backup:input_type -> waystamp.v1.BackupRequest
+	6,  // 27: waystamp.v1.Admin.AddOperator:input_type -> waystamp.v1.AddOperatorRequest
+	8,  // 28: waystamp.v1.Admin.RemoveOperator:input_type -> waystamp.v1.RemoveOperatorRequest
+	10, // 29: waystamp.v1.Admin.Operators:input_type -> waystamp.v1.OperatorsRequest
+	31, // 30: waystamp.v1.Node.Join:input_type -> waystamp.v1.JoinRequest
+	33, // 31: waystamp.v1.Node.Renew:input_type -> waystamp.v1.RenewRequest
+	35, // 32: waystamp.v1.Node.Plans:input_type -> waystamp.v1.PlansRequest
+	38, // 33: waystamp.v1.Node.Acknowledge:input_type -> waystamp.v1.AcknowledgeRequest
+	2,  // 34: waystamp.v1.Admin.Apply:output_type -> waystamp.v1.ApplyResponse
+	4,  // 35: waystamp.v1.Admin.Diff:output_type -> waystamp.v1.DiffResponse
+	16, // 36: waystamp.v1.Admin.Get:output_type -> waystamp.v1.GetResponse
+	18, // 37: waystamp.v1.Admin.Follow:output_type -> waystamp.v1.FollowResponse
+	24, // 38: waystamp.v1.Admin.Delete:output_type -> waystamp.v1.DeleteResponse
+	26, // 39: waystamp.v1.Admin.Rotate:output_type -> waystamp.v1.RotateResponse
+	28, // 40: waystamp.v1.Admin.CreateToken:output_type -> waystamp.v1.CreateTokenResponse
+	30, // 41: waystamp.v1.Admin.Revoke:output_type -> waystamp.v1.RevokeResponse
+	14, // 42: waystamp.v1.Admin.Backup:output_type -> waystamp.v1.BackupResponse
+	7,  // 43: waystamp.v1.Admin.AddOperator:output_type -> waystamp.v1.AddOperatorResponse
+	9,  // 44: waystamp.v1.Admin.RemoveOperator:output_type -> waystamp.v1.RemoveOperatorResponse
+	11, // 45: waystamp.v1.Admin.Operators:output_type -> waystamp.v1.OperatorsResponse
+	32, // 46: waystamp.v1.Node.Join:output_type -> waystamp.v1.JoinResponse
+	34, // 47: waystamp.v1.Node.Renew:output_type -> waystamp.v1.RenewResponse
+	37, // 48: waystamp.v1.Node.Plans:output_type -> waystamp.v1.PlansResponse
+	39, // 49: waystamp.v1.Node.Acknowledge:output_type -> waystamp.v1.AcknowledgeResponse
+	34, // [34:50] is the sub-list for method output_type
+	18, // [18:34] is the sub-list for method input_type
+	18, // [18:18] is the sub-list for extension type_name
+	18, // [18:18] is the sub-list for extension extendee
+	0,  // [0:18] is the sub-list for field type_name
 }
 
 func init() { file_waystamp_proto_init() }
@@ -2080,7 +2457,7 @@ func file_waystamp_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_waystamp_proto_rawDesc), len(file_waystamp_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   34,
+			NumMessages:   41,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -55,6 +55,12 @@ const (
 	AdminRevokeProcedure = "/waystamp.v1.Admin/Revoke"
 	// AdminBackupProcedure is the fully-qualified name of the Admin's Backup RPC.
 	AdminBackupProcedure = "/waystamp.v1.Admin/Backup"
+	// AdminAddOperatorProcedure is the fully-qualified name of the Admin's AddOperator RPC.
+	AdminAddOperatorProcedure = "/waystamp.v1.Admin/AddOperator"
+	// AdminRemoveOperatorProcedure is the fully-qualified name of the Admin's RemoveOperator RPC.
+	AdminRemoveOperatorProcedure = "/waystamp.v1.Admin/RemoveOperator"
+	// AdminOperatorsProcedure is the fully-qualified name of the Admin's Operators RPC.
+	AdminOperatorsProcedure = "/waystamp.v1.Admin/Operators"
 	// NodeJoinProcedure is the fully-qualified name of the Node's Join RPC.
 	NodeJoinProcedure = "/waystamp.v1.Node/Join"
 	// NodeRenewProcedure is the fully-qualified name of the Node's Renew RPC.
@@ -85,6 +91,12 @@ type AdminClient interface {
 	Revoke(context.Context, *connect.Request[waystampv1.RevokeRequest]) (*connect.Response[waystampv1.RevokeResponse], error)
 	// Backup is all records of the controller, with all secrets, as a file.
 	Backup(context.Context, *connect.Request[waystampv1.BackupRequest]) (*connect.ServerStreamForClient[waystampv1.BackupResponse], error)
+	// AddOperator gives an operator a certificate, with which he calls over TLS.
+	AddOperator(context.Context, *connect.Request[waystampv1.AddOperatorRequest]) (*connect.Response[waystampv1.AddOperatorResponse], error)
+	// RemoveOperator refuses that certificate from now on.
+	RemoveOperator(context.Context, *connect.Request[waystampv1.RemoveOperatorRequest]) (*connect.Response[waystampv1.RemoveOperatorResponse], error)
+	// Operators are those who have a certificate.
+	Operators(context.Context, *connect.Request[waystampv1.OperatorsRequest]) (*connect.Response[waystampv1.OperatorsResponse], error)
 }
 
 // NewAdminClient constructs a client for the waystamp.v1.Admin service. By default, it uses the
@@ -152,20 +164,41 @@ func NewAdminClient(httpClient connect.HTTPClient, baseURL string, opts ...conne
 			connect.WithSchema(adminMethods.ByName("Backup")),
 			connect.WithClientOptions(opts...),
 		),
+		addOperator: connect.NewClient[waystampv1.AddOperatorRequest, waystampv1.AddOperatorResponse](
+			httpClient,
+			baseURL+AdminAddOperatorProcedure,
+			connect.WithSchema(adminMethods.ByName("AddOperator")),
+			connect.WithClientOptions(opts...),
+		),
+		removeOperator: connect.NewClient[waystampv1.RemoveOperatorRequest, waystampv1.RemoveOperatorResponse](
+			httpClient,
+			baseURL+AdminRemoveOperatorProcedure,
+			connect.WithSchema(adminMethods.ByName("RemoveOperator")),
+			connect.WithClientOptions(opts...),
+		),
+		operators: connect.NewClient[waystampv1.OperatorsRequest, waystampv1.OperatorsResponse](
+			httpClient,
+			baseURL+AdminOperatorsProcedure,
+			connect.WithSchema(adminMethods.ByName("Operators")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
 // adminClient implements AdminClient.
 type adminClient struct {
-	apply       *connect.Client[waystampv1.ApplyRequest, waystampv1.ApplyResponse]
-	diff        *connect.Client[waystampv1.DiffRequest, waystampv1.DiffResponse]
-	get         *connect.Client[waystampv1.GetRequest, waystampv1.GetResponse]
-	follow      *connect.Client[waystampv1.FollowRequest, waystampv1.FollowResponse]
-	delete      *connect.Client[waystampv1.DeleteRequest, waystampv1.DeleteResponse]
-	rotate      *connect.Client[waystampv1.RotateRequest, waystampv1.RotateResponse]
-	createToken *connect.Client[waystampv1.CreateTokenRequest, waystampv1.CreateTokenResponse]
-	revoke      *connect.Client[waystampv1.RevokeRequest, waystampv1.RevokeResponse]
-	backup      *connect.Client[waystampv1.BackupRequest, waystampv1.BackupResponse]
+	apply          *connect.Client[waystampv1.ApplyRequest, waystampv1.ApplyResponse]
+	diff           *connect.Client[waystampv1.DiffRequest, waystampv1.DiffResponse]
+	get            *connect.Client[waystampv1.GetRequest, waystampv1.GetResponse]
+	follow         *connect.Client[waystampv1.FollowRequest, waystampv1.FollowResponse]
+	delete         *connect.Client[waystampv1.DeleteRequest, waystampv1.DeleteResponse]
+	rotate         *connect.Client[waystampv1.RotateRequest, waystampv1.RotateResponse]
+	createToken    *connect.Client[waystampv1.CreateTokenRequest, waystampv1.CreateTokenResponse]
+	revoke         *connect.Client[waystampv1.RevokeRequest, waystampv1.RevokeResponse]
+	backup         *connect.Client[waystampv1.BackupRequest, waystampv1.BackupResponse]
+	addOperator    *connect.Client[waystampv1.AddOperatorRequest, waystampv1.AddOperatorResponse]
+	removeOperator *connect.Client[waystampv1.RemoveOperatorRequest, waystampv1.RemoveOperatorResponse]
+	operators      *connect.Client[waystampv1.OperatorsRequest, waystampv1.OperatorsResponse]
 }
 
 // Apply calls waystamp.v1.Admin.Apply.
@@ -213,6 +246,21 @@ func (c *adminClient) Backup(ctx context.Context, req *connect.Request[waystampv
 	return c.backup.CallServerStream(ctx, req)
 }
 
+// AddOperator calls waystamp.v1.Admin.AddOperator.
+func (c *adminClient) AddOperator(ctx context.Context, req *connect.Request[waystampv1.AddOperatorRequest]) (*connect.Response[waystampv1.AddOperatorResponse], error) {
+	return c.addOperator.CallUnary(ctx, req)
+}
+
+// RemoveOperator calls waystamp.v1.Admin.RemoveOperator.
+func (c *adminClient) RemoveOperator(ctx context.Context, req *connect.Request[waystampv1.RemoveOperatorRequest]) (*connect.Response[waystampv1.RemoveOperatorResponse], error) {
+	return c.removeOperator.CallUnary(ctx, req)
+}
+
+// Operators calls waystamp.v1.Admin.Operators.
+func (c *adminClient) Operators(ctx context.Context, req *connect.Request[waystampv1.OperatorsRequest]) (*connect.Response[waystampv1.OperatorsResponse], error) {
+	return c.operators.CallUnary(ctx, req)
+}
+
 // AdminHandler is an implementation of the waystamp.v1.Admin service.
 type AdminHandler interface {
 	// Apply makes a domain file the one that is wanted, or says everything that is wrong with it.
@@ -233,6 +281,12 @@ type AdminHandler interface {
 	Revoke(context.Context, *connect.Request[waystampv1.RevokeRequest]) (*connect.Response[waystampv1.RevokeResponse], error)
 	// Backup is all records of the controller, with all secrets, as a file.
 	Backup(context.Context, *connect.Request[waystampv1.BackupRequest], *connect.ServerStream[waystampv1.BackupResponse]) error
+	// AddOperator gives an operator a certificate, with which he calls over TLS.
+	AddOperator(context.Context, *connect.Request[waystampv1.AddOperatorRequest]) (*connect.Response[waystampv1.AddOperatorResponse], error)
+	// RemoveOperator refuses that certificate from now on.
+	RemoveOperator(context.Context, *connect.Request[waystampv1.RemoveOperatorRequest]) (*connect.Response[waystampv1.RemoveOperatorResponse], error)
+	// Operators are those who have a certificate.
+	Operators(context.Context, *connect.Request[waystampv1.OperatorsRequest]) (*connect.Response[waystampv1.OperatorsResponse], error)
 }
 
 // NewAdminHandler builds an HTTP handler from the service implementation. It returns the path on
@@ -296,6 +350,24 @@ func NewAdminHandler(svc AdminHandler, opts ...connect.HandlerOption) (string, h
 		connect.WithSchema(adminMethods.ByName("Backup")),
 		connect.WithHandlerOptions(opts...),
 	)
+	adminAddOperatorHandler := connect.NewUnaryHandler(
+		AdminAddOperatorProcedure,
+		svc.AddOperator,
+		connect.WithSchema(adminMethods.ByName("AddOperator")),
+		connect.WithHandlerOptions(opts...),
+	)
+	adminRemoveOperatorHandler := connect.NewUnaryHandler(
+		AdminRemoveOperatorProcedure,
+		svc.RemoveOperator,
+		connect.WithSchema(adminMethods.ByName("RemoveOperator")),
+		connect.WithHandlerOptions(opts...),
+	)
+	adminOperatorsHandler := connect.NewUnaryHandler(
+		AdminOperatorsProcedure,
+		svc.Operators,
+		connect.WithSchema(adminMethods.ByName("Operators")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/waystamp.v1.Admin/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case AdminApplyProcedure:
@@ -316,6 +388,12 @@ func NewAdminHandler(svc AdminHandler, opts ...connect.HandlerOption) (string, h
 			adminRevokeHandler.ServeHTTP(w, r)
 		case AdminBackupProcedure:
 			adminBackupHandler.ServeHTTP(w, r)
+		case AdminAddOperatorProcedure:
+			adminAddOperatorHandler.ServeHTTP(w, r)
+		case AdminRemoveOperatorProcedure:
+			adminRemoveOperatorHandler.ServeHTTP(w, r)
+		case AdminOperatorsProcedure:
+			adminOperatorsHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -359,6 +437,18 @@ func (UnimplementedAdminHandler) Revoke(context.Context, *connect.Request[waysta
 
 func (UnimplementedAdminHandler) Backup(context.Context, *connect.Request[waystampv1.BackupRequest], *connect.ServerStream[waystampv1.BackupResponse]) error {
 	return connect.NewError(connect.CodeUnimplemented, errors.New("waystamp.v1.Admin.Backup is not implemented"))
+}
+
+func (UnimplementedAdminHandler) AddOperator(context.Context, *connect.Request[waystampv1.AddOperatorRequest]) (*connect.Response[waystampv1.AddOperatorResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("waystamp.v1.Admin.AddOperator is not implemented"))
+}
+
+func (UnimplementedAdminHandler) RemoveOperator(context.Context, *connect.Request[waystampv1.RemoveOperatorRequest]) (*connect.Response[waystampv1.RemoveOperatorResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("waystamp.v1.Admin.RemoveOperator is not implemented"))
+}
+
+func (UnimplementedAdminHandler) Operators(context.Context, *connect.Request[waystampv1.OperatorsRequest]) (*connect.Response[waystampv1.OperatorsResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("waystamp.v1.Admin.Operators is not implemented"))
 }
 
 // NodeClient is a client for the waystamp.v1.Node service.
