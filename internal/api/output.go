@@ -67,6 +67,22 @@ type ControlNode struct {
 	Problems []string   `json:"problems"` // parts of the plan that are not in force, and warnings
 }
 
+// ChangesOutput is "get changes".
+type ChangesOutput struct {
+	Version int              `json:"version"`
+	Step    string           `json:"step"` // prepare, turn, or nothing if no change is under way
+	Since   *time.Time       `json:"since"`
+	Waiting []ControlWaiting `json:"waiting"`
+}
+
+// ControlWaiting is a node that a change waits for.
+type ControlWaiting struct {
+	Node   string    `json:"node"`
+	State  string    `json:"state"` // as in ControlNode
+	Reason string    `json:"reason"`
+	Since  time.Time `json:"since"` // when it refused its plan; else since when the step lasts
+}
+
 // ChainsOutput is "get chains".
 type ChainsOutput struct {
 	Version int            `json:"version"`

@@ -34,6 +34,7 @@ var outputs = []struct {
 	{"get functions", FunctionsOutput{}},
 	{"get interfaces", InterfacesOutput{}},
 	{"get nodes", NodesOutput{}},
+	{"get changes", ChangesOutput{}},
 	{"get chains", ChainsOutput{}},
 	{"get epochs", EpochsOutput{}},
 }

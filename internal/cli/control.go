@@ -248,8 +248,8 @@ func followOnce(cmd *cobra.Command, c adminClient, serial uint64, said *string, 
 		line := s.Problem
 		if s.Step != "" {
 			line = s.Step
-			if len(s.WaitingFor) > 0 {
-				line += ": waiting for " + strings.Join(s.WaitingFor, ", ")
+			if len(s.Waiting) > 0 {
+				line += ": waiting for " + strings.Join(waits(s), ", ")
 			}
 		}
 		if line != "" && line != last {
@@ -430,6 +430,18 @@ refused at the egress until a file is applied in which it does without. Needs --
 	return cmd
 }
 
+// waits are the nodes that a change waits for, with what hinders those that refuse.
+func waits(s *v1.State) (names []string) {
+	for _, w := range s.Waiting {
+		name := w.Node
+		if w.State == "refusing" {
+			name += fmt.Sprintf(" (it refuses its plan since %s: %s)", w.Since.AsTime().Local().Format(time.DateTime), w.Reason)
+		}
+		names = append(names, name)
+	}
+	return names
+}
+
 // newControllerNoun is a noun of get that the controller answers.
 func newControllerNoun(noun, short, long string, read func(s *v1.State) reading) *cobra.Command {
 	var at controllerFlag
@@ -455,7 +467,7 @@ func newControllerNoun(noun, short, long string, read func(s *v1.State) reading)
 				if s.Step != "" {
 					cmd.PrintErrf("a change is under way since %s: %s", s.Since.AsTime().Local().Format(time.DateTime), s.Step)
 					if len(s.WaitingFor) > 0 {
-						cmd.PrintErr(", waiting for ", strings.Join(s.WaitingFor, ", "))
+						cmd.PrintErr(", waiting for ", strings.Join(waits(s), ", "))
 					}
 					cmd.PrintErrln()
 				}
@@ -481,6 +493,10 @@ path goes on); expected, before it has joined; or revoked.`
 	helpChains = `The chains of the controller's domain. A chain is active; preparing, until all of its nodes hold it;
 or blocked: it needs a node that was revoked, and its packets are refused at the egress.`
 
+	helpChanges = `The change that is under way, a line for each node that it waits for. It is in step prepare, until functions
+and egresses know the new epochs, or turn, until headends send them. A node that refuses its plan holds it up, SINCE
+then: mend what REASON says, or revoke the node. What is applied meanwhile comes behind.`
+
 	helpEpochs = `The epochs that nodes hold. An epoch is preparing, while functions and egresses get its secrets;
 active: headends send it; or draining: its last packets may be under way, UNTIL then.`
 )
@@ -496,6 +512,21 @@ func readNodes(s *v1.State) reading {
 		}
 		out.Nodes = append(out.Nodes, x)
 		r.rows = append(r.rows, []any{n.Name, n.State, n.Revision, n.WantedRevision, strings.Join(slices.DeleteFunc(append([]string{n.Reason}, n.Problems...), func(s string) bool { return s == "" }), "; ")})
+	}
+	r.output = out
+	return r
+}
+
+func readChanges(s *v1.State) reading {
+	out := api.ChangesOutput{Version: api.Version, Step: s.Step, Waiting: []api.ControlWaiting{}}
+	if s.Since != nil {
+		since := s.Since.AsTime()
+		out.Since = &since
+	}
+	r := reading{header: []string{"STEP", "NODE", "STATE", "SINCE", "REASON"}}
+	for _, w := range s.Waiting {
+		out.Waiting = append(out.Waiting, api.ControlWaiting{Node: w.Node, State: w.State, Reason: w.Reason, Since: w.Since.AsTime()})
+		r.rows = append(r.rows, []any{s.Step, w.Node, w.State, w.Since.AsTime().Local().Format(time.DateTime), w.Reason})
 	}
 	r.output = out
 	return r

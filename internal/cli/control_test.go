@@ -185,6 +185,7 @@ func TestOperatorsCommands(t *testing.T) {
 		{"apply", 2, "\n", "-f is missing"},
 		{"get nodes", 0, "expected", "waiting for r1, r2, r3, r6"},
 		{"get chains", 0, "preparing", ""},
+		{"get changes", 0, "prepare  r1    expected", ""},
 		{"get epochs", 0, "web    reverse        1  preparing", ""},
 		{"node token r1", 0, "ws1.", "for node r1, once, until"},
 		{"node token ../r1", 2, "\n", "../r1"},

@@ -33,6 +33,7 @@ func newGetCommand(in surroundings) *cobra.Command {
 		newNounCommand(in, "streams", "Connections through functions of kind stream", helpStreams, readStreams),
 		newControllerNoun("nodes", "Nodes of the controller, and which plan each holds", helpNodes, readNodes),
 		newControllerNoun("chains", "Chains of the controller: active, preparing or blocked", helpChains, readChains),
+		newControllerNoun("changes", "The controller's change that is under way, and for whom it waits", helpChanges, readChanges),
 		newControllerNoun("epochs", "Epochs that the controller's nodes hold", helpEpochs, readEpochs),
 		newNounCommand(in, "interfaces", "Programs attached to each interface", helpInterfaces, readInterfaces),
 	)

@@ -78,6 +78,15 @@ func (c *Controller) describeView(ctx context.Context, v *view) (*v1.State, erro
 		out.Nodes = append(out.Nodes, describeNode(v, name, connected[name]))
 	}
 
+	for _, name := range out.WaitingFor {
+		n := describeNode(v, name, connected[name])
+		w := &v1.WaitingState{Node: name, State: n.State, Reason: n.Reason, Since: timestamppb.New(s.Since)}
+		if n.State == nodeRefusing {
+			w.Since = n.Since
+		}
+		out.Waiting = append(out.Waiting, w)
+	}
+
 	seen := map[string]bool{}
 	for _, g := range []*generation{now, next} {
 		for _, p := range g.domain.Paths {
@@ -92,8 +101,16 @@ func (c *Controller) describeView(ctx context.Context, v *view) (*v1.State, erro
 				ch.State, ch.Reason = chainBlocked, why
 			case g == next || s.Step == stepTurn && s.Next == 0 && len(s.Old) == 0:
 				ch.State = chainPreparing
-				if w := v.waitingFor(); len(w) > 0 {
-					ch.Reason = "waits for " + strings.Join(w, ", ")
+				var waits []string
+				for _, w := range out.Waiting {
+					text := w.Node
+					if w.State == nodeRefusing {
+						text += ", which refuses its plan: " + w.Reason
+					}
+					waits = append(waits, text)
+				}
+				if len(waits) > 0 {
+					ch.Reason = "waits for " + strings.Join(waits, ", ")
 				}
 			}
 			out.Chains = append(out.Chains, ch)
@@ -138,7 +155,7 @@ func describeNode(v *view, name string, connected bool) *v1.NodeState {
 		out.State = nodeRevoked
 	case n.Key == "":
 		out.State, out.Reason = nodeExpected, "it has not joined; make a token: waystamp node token "+name
-	case a.Refused > a.Revision && a.Refused == p.Revision:
+	case v.refuses(name):
 		out.State, out.Reason = nodeRefusing, a.Error
 	case !connected:
 		out.State, out.Reason = nodeAway, "its agent has no connection"

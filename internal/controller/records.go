@@ -268,6 +268,12 @@ func (v *view) revoked() (names []string) {
 // holds tells whether a node's kernel has a plan of at least this revision.
 func (v *view) holds(name string, revision uint64) bool { return v.acks[name].Revision >= revision }
 
+// refuses tells whether a node could not put the plan in force that it shall hold.
+func (v *view) refuses(name string) bool {
+	a := v.acks[name]
+	return a.Refused > a.Revision && a.Refused == v.plans[name].Revision
+}
+
 // waitingFor are the nodes that have not ended the step.
 func (v *view) waitingFor() (names []string) {
 	for _, name := range slices.Sorted(maps.Keys(v.state.Waiting)) {

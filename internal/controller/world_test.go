@@ -139,6 +139,10 @@ type fake struct {
 	wire     bytes.Buffer
 	silent   bool // it does not acknowledge
 	released []member.Report
+	refuses  func(plan.Node) bool // plans that its kernel does not take; nil: none
+	inForce  member.Report
+	refused  func()      // takes the plan that was refused last
+	offered  []plan.Node // all that came, also refused ones
 }
 
 func (w *world) token(name string) string {
@@ -182,11 +186,29 @@ func (f *fake) run(token string) {
 
 func (f *fake) received(n plan.Node, digest string) {
 	f.mu.Lock()
+	f.offered = append(f.offered, n)
+	f.mu.Unlock()
+	f.take(n, digest)
+}
+
+// take puts a plan in force, or refuses it.
+func (f *fake) take(n plan.Node, digest string) {
+	f.mu.Lock()
+	f.refused = nil
+	if f.refuses != nil && f.refuses(n) {
+		r := f.inForce
+		r.Refused, r.Error = n.Revision, "the kernel lacks something"
+		f.refused = func() { f.take(n, digest) }
+		f.mu.Unlock()
+		f.member.Report(r)
+		return
+	}
 	if len(f.held) > 0 {
 		f.agrees(f.held[len(f.held)-1], n)
 	}
 	f.held = append(f.held, n)
 	r := member.Report{Revision: n.Revision, Digest: digest}
+	f.inForce = r
 	silent := f.silent
 	if silent {
 		f.released = append(f.released, r)

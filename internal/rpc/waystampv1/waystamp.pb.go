@@ -946,6 +946,7 @@ type State struct {
 	Epochs        []*EpochState          `protobuf:"bytes,9,rep,name=epochs,proto3" json:"epochs,omitempty"`
 	Settled       bool                   `protobuf:"varint,10,opt,name=settled,proto3" json:"settled,omitempty"` // nothing is to be done any more but to wait for old epochs to drain
 	TrustDomain   string                 `protobuf:"bytes,11,opt,name=trust_domain,json=trustDomain,proto3" json:"trust_domain,omitempty"`
+	Waiting       []*WaitingState        `protobuf:"bytes,12,rep,name=waiting,proto3" json:"waiting,omitempty"` // the same nodes as waiting_for
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1057,6 +1058,82 @@ func (x *State) GetTrustDomain() string {
 	return ""
 }
 
+func (x *State) GetWaiting() []*WaitingState {
+	if x != nil {
+		return x.Waiting
+	}
+	return nil
+}
+
+// WaitingState is a node that the step waits for.
+type WaitingState struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Node          string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	State         string                 `protobuf:"bytes,2,opt,name=state,proto3" json:"state,omitempty"` // as in NodeState
+	Reason        string                 `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
+	Since         *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=since,proto3" json:"since,omitempty"` // when it refused, else since when the step waits
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WaitingState) Reset() {
+	*x = WaitingState{}
+	mi := &file_waystamp_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WaitingState) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WaitingState) ProtoMessage() {}
+
+func (x *WaitingState) ProtoReflect() protoreflect.Message {
+	mi := &file_waystamp_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WaitingState.ProtoReflect.Descriptor instead.
+func (*WaitingState) Descriptor() ([]byte, []int) {
+	return file_waystamp_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *WaitingState) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *WaitingState) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
+func (x *WaitingState) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *WaitingState) GetSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Since
+	}
+	return nil
+}
+
 type NodeState struct {
 	state          protoimpl.MessageState `protogen:"open.v1"`
 	Name           string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -1072,7 +1149,7 @@ type NodeState struct {
 
 func (x *NodeState) Reset() {
 	*x = NodeState{}
-	mi := &file_waystamp_proto_msgTypes[20]
+	mi := &file_waystamp_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1084,7 +1161,7 @@ func (x *NodeState) String() string {
 func (*NodeState) ProtoMessage() {}
 
 func (x *NodeState) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[20]
+	mi := &file_waystamp_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1097,7 +1174,7 @@ func (x *NodeState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeState.ProtoReflect.Descriptor instead.
 func (*NodeState) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{20}
+	return file_waystamp_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *NodeState) GetName() string {
@@ -1160,7 +1237,7 @@ type ChainState struct {
 
 func (x *ChainState) Reset() {
 	*x = ChainState{}
-	mi := &file_waystamp_proto_msgTypes[21]
+	mi := &file_waystamp_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1172,7 +1249,7 @@ func (x *ChainState) String() string {
 func (*ChainState) ProtoMessage() {}
 
 func (x *ChainState) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[21]
+	mi := &file_waystamp_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1185,7 +1262,7 @@ func (x *ChainState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChainState.ProtoReflect.Descriptor instead.
 func (*ChainState) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{21}
+	return file_waystamp_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ChainState) GetName() string {
@@ -1224,7 +1301,7 @@ type EpochState struct {
 
 func (x *EpochState) Reset() {
 	*x = EpochState{}
-	mi := &file_waystamp_proto_msgTypes[22]
+	mi := &file_waystamp_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1236,7 +1313,7 @@ func (x *EpochState) String() string {
 func (*EpochState) ProtoMessage() {}
 
 func (x *EpochState) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[22]
+	mi := &file_waystamp_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1249,7 +1326,7 @@ func (x *EpochState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EpochState.ProtoReflect.Descriptor instead.
 func (*EpochState) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{22}
+	return file_waystamp_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *EpochState) GetChain() string {
@@ -1310,7 +1387,7 @@ type DeleteRequest struct {
 
 func (x *DeleteRequest) Reset() {
 	*x = DeleteRequest{}
-	mi := &file_waystamp_proto_msgTypes[23]
+	mi := &file_waystamp_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1322,7 +1399,7 @@ func (x *DeleteRequest) String() string {
 func (*DeleteRequest) ProtoMessage() {}
 
 func (x *DeleteRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[23]
+	mi := &file_waystamp_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1335,7 +1412,7 @@ func (x *DeleteRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteRequest.ProtoReflect.Descriptor instead.
 func (*DeleteRequest) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{23}
+	return file_waystamp_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *DeleteRequest) GetChain() string {
@@ -1353,7 +1430,7 @@ type DeleteResponse struct {
 
 func (x *DeleteResponse) Reset() {
 	*x = DeleteResponse{}
-	mi := &file_waystamp_proto_msgTypes[24]
+	mi := &file_waystamp_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1365,7 +1442,7 @@ func (x *DeleteResponse) String() string {
 func (*DeleteResponse) ProtoMessage() {}
 
 func (x *DeleteResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[24]
+	mi := &file_waystamp_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1378,7 +1455,7 @@ func (x *DeleteResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteResponse.ProtoReflect.Descriptor instead.
 func (*DeleteResponse) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{24}
+	return file_waystamp_proto_rawDescGZIP(), []int{25}
 }
 
 type RotateRequest struct {
@@ -1391,7 +1468,7 @@ type RotateRequest struct {
 
 func (x *RotateRequest) Reset() {
 	*x = RotateRequest{}
-	mi := &file_waystamp_proto_msgTypes[25]
+	mi := &file_waystamp_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1403,7 +1480,7 @@ func (x *RotateRequest) String() string {
 func (*RotateRequest) ProtoMessage() {}
 
 func (x *RotateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[25]
+	mi := &file_waystamp_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1416,7 +1493,7 @@ func (x *RotateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateRequest.ProtoReflect.Descriptor instead.
 func (*RotateRequest) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{25}
+	return file_waystamp_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *RotateRequest) GetChains() []string {
@@ -1442,7 +1519,7 @@ type RotateResponse struct {
 
 func (x *RotateResponse) Reset() {
 	*x = RotateResponse{}
-	mi := &file_waystamp_proto_msgTypes[26]
+	mi := &file_waystamp_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1454,7 +1531,7 @@ func (x *RotateResponse) String() string {
 func (*RotateResponse) ProtoMessage() {}
 
 func (x *RotateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[26]
+	mi := &file_waystamp_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1467,7 +1544,7 @@ func (x *RotateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateResponse.ProtoReflect.Descriptor instead.
 func (*RotateResponse) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{26}
+	return file_waystamp_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *RotateResponse) GetSerial() uint64 {
@@ -1488,7 +1565,7 @@ type CreateTokenRequest struct {
 
 func (x *CreateTokenRequest) Reset() {
 	*x = CreateTokenRequest{}
-	mi := &file_waystamp_proto_msgTypes[27]
+	mi := &file_waystamp_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1500,7 +1577,7 @@ func (x *CreateTokenRequest) String() string {
 func (*CreateTokenRequest) ProtoMessage() {}
 
 func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[27]
+	mi := &file_waystamp_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1513,7 +1590,7 @@ func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenRequest.ProtoReflect.Descriptor instead.
 func (*CreateTokenRequest) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{27}
+	return file_waystamp_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *CreateTokenRequest) GetNode() string {
@@ -1547,7 +1624,7 @@ type CreateTokenResponse struct {
 
 func (x *CreateTokenResponse) Reset() {
 	*x = CreateTokenResponse{}
-	mi := &file_waystamp_proto_msgTypes[28]
+	mi := &file_waystamp_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1559,7 +1636,7 @@ func (x *CreateTokenResponse) String() string {
 func (*CreateTokenResponse) ProtoMessage() {}
 
 func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[28]
+	mi := &file_waystamp_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1572,7 +1649,7 @@ func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenResponse.ProtoReflect.Descriptor instead.
 func (*CreateTokenResponse) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{28}
+	return file_waystamp_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *CreateTokenResponse) GetToken() string {
@@ -1598,7 +1675,7 @@ type RevokeRequest struct {
 
 func (x *RevokeRequest) Reset() {
 	*x = RevokeRequest{}
-	mi := &file_waystamp_proto_msgTypes[29]
+	mi := &file_waystamp_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1610,7 +1687,7 @@ func (x *RevokeRequest) String() string {
 func (*RevokeRequest) ProtoMessage() {}
 
 func (x *RevokeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[29]
+	mi := &file_waystamp_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1623,7 +1700,7 @@ func (x *RevokeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeRequest.ProtoReflect.Descriptor instead.
 func (*RevokeRequest) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{29}
+	return file_waystamp_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *RevokeRequest) GetNode() string {
@@ -1642,7 +1719,7 @@ type RevokeResponse struct {
 
 func (x *RevokeResponse) Reset() {
 	*x = RevokeResponse{}
-	mi := &file_waystamp_proto_msgTypes[30]
+	mi := &file_waystamp_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1654,7 +1731,7 @@ func (x *RevokeResponse) String() string {
 func (*RevokeResponse) ProtoMessage() {}
 
 func (x *RevokeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[30]
+	mi := &file_waystamp_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1667,7 +1744,7 @@ func (x *RevokeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeResponse.ProtoReflect.Descriptor instead.
 func (*RevokeResponse) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{30}
+	return file_waystamp_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *RevokeResponse) GetBlocked() []string {
@@ -1688,7 +1765,7 @@ type JoinRequest struct {
 
 func (x *JoinRequest) Reset() {
 	*x = JoinRequest{}
-	mi := &file_waystamp_proto_msgTypes[31]
+	mi := &file_waystamp_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1700,7 +1777,7 @@ func (x *JoinRequest) String() string {
 func (*JoinRequest) ProtoMessage() {}
 
 func (x *JoinRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[31]
+	mi := &file_waystamp_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1713,7 +1790,7 @@ func (x *JoinRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinRequest.ProtoReflect.Descriptor instead.
 func (*JoinRequest) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{31}
+	return file_waystamp_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *JoinRequest) GetToken() string {
@@ -1747,7 +1824,7 @@ type JoinResponse struct {
 
 func (x *JoinResponse) Reset() {
 	*x = JoinResponse{}
-	mi := &file_waystamp_proto_msgTypes[32]
+	mi := &file_waystamp_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1759,7 +1836,7 @@ func (x *JoinResponse) String() string {
 func (*JoinResponse) ProtoMessage() {}
 
 func (x *JoinResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[32]
+	mi := &file_waystamp_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1772,7 +1849,7 @@ func (x *JoinResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinResponse.ProtoReflect.Descriptor instead.
 func (*JoinResponse) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{32}
+	return file_waystamp_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *JoinResponse) GetCertificates() [][]byte {
@@ -1797,7 +1874,7 @@ type RenewRequest struct {
 
 func (x *RenewRequest) Reset() {
 	*x = RenewRequest{}
-	mi := &file_waystamp_proto_msgTypes[33]
+	mi := &file_waystamp_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1809,7 +1886,7 @@ func (x *RenewRequest) String() string {
 func (*RenewRequest) ProtoMessage() {}
 
 func (x *RenewRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[33]
+	mi := &file_waystamp_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1822,7 +1899,7 @@ func (x *RenewRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewRequest.ProtoReflect.Descriptor instead.
 func (*RenewRequest) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{33}
+	return file_waystamp_proto_rawDescGZIP(), []int{34}
 }
 
 type RenewResponse struct {
@@ -1835,7 +1912,7 @@ type RenewResponse struct {
 
 func (x *RenewResponse) Reset() {
 	*x = RenewResponse{}
-	mi := &file_waystamp_proto_msgTypes[34]
+	mi := &file_waystamp_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1847,7 +1924,7 @@ func (x *RenewResponse) String() string {
 func (*RenewResponse) ProtoMessage() {}
 
 func (x *RenewResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[34]
+	mi := &file_waystamp_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1860,7 +1937,7 @@ func (x *RenewResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewResponse.ProtoReflect.Descriptor instead.
 func (*RenewResponse) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{34}
+	return file_waystamp_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *RenewResponse) GetCertificates() [][]byte {
@@ -1888,7 +1965,7 @@ type PlansRequest struct {
 
 func (x *PlansRequest) Reset() {
 	*x = PlansRequest{}
-	mi := &file_waystamp_proto_msgTypes[35]
+	mi := &file_waystamp_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1900,7 +1977,7 @@ func (x *PlansRequest) String() string {
 func (*PlansRequest) ProtoMessage() {}
 
 func (x *PlansRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[35]
+	mi := &file_waystamp_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1913,7 +1990,7 @@ func (x *PlansRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlansRequest.ProtoReflect.Descriptor instead.
 func (*PlansRequest) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{35}
+	return file_waystamp_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *PlansRequest) GetRevision() uint64 {
@@ -1947,7 +2024,7 @@ type HeldEpoch struct {
 
 func (x *HeldEpoch) Reset() {
 	*x = HeldEpoch{}
-	mi := &file_waystamp_proto_msgTypes[36]
+	mi := &file_waystamp_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1959,7 +2036,7 @@ func (x *HeldEpoch) String() string {
 func (*HeldEpoch) ProtoMessage() {}
 
 func (x *HeldEpoch) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[36]
+	mi := &file_waystamp_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1972,7 +2049,7 @@ func (x *HeldEpoch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeldEpoch.ProtoReflect.Descriptor instead.
 func (*HeldEpoch) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{36}
+	return file_waystamp_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *HeldEpoch) GetPath() uint32 {
@@ -2000,7 +2077,7 @@ type PlansResponse struct {
 
 func (x *PlansResponse) Reset() {
 	*x = PlansResponse{}
-	mi := &file_waystamp_proto_msgTypes[37]
+	mi := &file_waystamp_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2012,7 +2089,7 @@ func (x *PlansResponse) String() string {
 func (*PlansResponse) ProtoMessage() {}
 
 func (x *PlansResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[37]
+	mi := &file_waystamp_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2025,7 +2102,7 @@ func (x *PlansResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlansResponse.ProtoReflect.Descriptor instead.
 func (*PlansResponse) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{37}
+	return file_waystamp_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *PlansResponse) GetRevision() uint64 {
@@ -2063,7 +2140,7 @@ type AcknowledgeRequest struct {
 
 func (x *AcknowledgeRequest) Reset() {
 	*x = AcknowledgeRequest{}
-	mi := &file_waystamp_proto_msgTypes[38]
+	mi := &file_waystamp_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2075,7 +2152,7 @@ func (x *AcknowledgeRequest) String() string {
 func (*AcknowledgeRequest) ProtoMessage() {}
 
 func (x *AcknowledgeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[38]
+	mi := &file_waystamp_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2088,7 +2165,7 @@ func (x *AcknowledgeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcknowledgeRequest.ProtoReflect.Descriptor instead.
 func (*AcknowledgeRequest) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{38}
+	return file_waystamp_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *AcknowledgeRequest) GetRevision() uint64 {
@@ -2141,7 +2218,7 @@ type AcknowledgeResponse struct {
 
 func (x *AcknowledgeResponse) Reset() {
 	*x = AcknowledgeResponse{}
-	mi := &file_waystamp_proto_msgTypes[39]
+	mi := &file_waystamp_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2153,7 +2230,7 @@ func (x *AcknowledgeResponse) String() string {
 func (*AcknowledgeResponse) ProtoMessage() {}
 
 func (x *AcknowledgeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[39]
+	mi := &file_waystamp_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2166,7 +2243,7 @@ func (x *AcknowledgeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcknowledgeResponse.ProtoReflect.Descriptor instead.
 func (*AcknowledgeResponse) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{39}
+	return file_waystamp_proto_rawDescGZIP(), []int{40}
 }
 
 var File_waystamp_proto protoreflect.FileDescriptor
@@ -2226,7 +2303,7 @@ const file_waystamp_proto_rawDesc = "" +
 	"\x05state\x18\x01 \x01(\v2\x12.waystamp.v1.StateR\x05state\"\x0f\n" +
 	"\rFollowRequest\":\n" +
 	"\x0eFollowResponse\x12(\n" +
-	"\x05state\x18\x01 \x01(\v2\x12.waystamp.v1.StateR\x05state\"\x92\x03\n" +
+	"\x05state\x18\x01 \x01(\v2\x12.waystamp.v1.StateR\x05state\"\xc7\x03\n" +
 	"\x05State\x12#\n" +
 	"\rwanted_serial\x18\x01 \x01(\x04R\fwantedSerial\x12\x16\n" +
 	"\x06serial\x18\x02 \x01(\x04R\x06serial\x12\x12\n" +
@@ -2240,7 +2317,13 @@ const file_waystamp_proto_rawDesc = "" +
 	"\x06epochs\x18\t \x03(\v2\x17.waystamp.v1.EpochStateR\x06epochs\x12\x18\n" +
 	"\asettled\x18\n" +
 	" \x01(\bR\asettled\x12!\n" +
-	"\ftrust_domain\x18\v \x01(\tR\vtrustDomain\"\xe0\x01\n" +
+	"\ftrust_domain\x18\v \x01(\tR\vtrustDomain\x123\n" +
+	"\awaiting\x18\f \x03(\v2\x19.waystamp.v1.WaitingStateR\awaiting\"\x82\x01\n" +
+	"\fWaitingState\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x12\x14\n" +
+	"\x05state\x18\x02 \x01(\tR\x05state\x12\x16\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\x120\n" +
+	"\x05since\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\"\xe0\x01\n" +
 	"\tNodeState\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05state\x18\x02 \x01(\tR\x05state\x12\x16\n" +
@@ -2343,7 +2426,7 @@ func file_waystamp_proto_rawDescGZIP() []byte {
 	return file_waystamp_proto_rawDescData
 }
 
-var file_waystamp_proto_msgTypes = make([]protoimpl.MessageInfo, 41)
+var file_waystamp_proto_msgTypes = make([]protoimpl.MessageInfo, 42)
 var file_waystamp_proto_goTypes = []any{
 	(*File)(nil),                   // 0: waystamp.v1.File
 	(*ApplyRequest)(nil),           // 1: waystamp.v1.ApplyRequest
@@ -2365,85 +2448,88 @@ var file_waystamp_proto_goTypes = []any{
 	(*FollowRequest)(nil),          // 17: waystamp.v1.FollowRequest
 	(*FollowResponse)(nil),         // 18: waystamp.v1.FollowResponse
 	(*State)(nil),                  // 19: waystamp.v1.State
-	(*NodeState)(nil),              // 20: waystamp.v1.NodeState
-	(*ChainState)(nil),             // 21: waystamp.v1.ChainState
-	(*EpochState)(nil),             // 22: waystamp.v1.EpochState
-	(*DeleteRequest)(nil),          // 23: waystamp.v1.DeleteRequest
-	(*DeleteResponse)(nil),         // 24: waystamp.v1.DeleteResponse
-	(*RotateRequest)(nil),          // 25: waystamp.v1.RotateRequest
-	(*RotateResponse)(nil),         // 26: waystamp.v1.RotateResponse
-	(*CreateTokenRequest)(nil),     // 27: waystamp.v1.CreateTokenRequest
-	(*CreateTokenResponse)(nil),    // 28: waystamp.v1.CreateTokenResponse
-	(*RevokeRequest)(nil),          // 29: waystamp.v1.RevokeRequest
-	(*RevokeResponse)(nil),         // 30: waystamp.v1.RevokeResponse
-	(*JoinRequest)(nil),            // 31: waystamp.v1.JoinRequest
-	(*JoinResponse)(nil),           // 32: waystamp.v1.JoinResponse
-	(*RenewRequest)(nil),           // 33: waystamp.v1.RenewRequest
-	(*RenewResponse)(nil),          // 34: waystamp.v1.RenewResponse
-	(*PlansRequest)(nil),           // 35: waystamp.v1.PlansRequest
-	(*HeldEpoch)(nil),              // 36: waystamp.v1.HeldEpoch
-	(*PlansResponse)(nil),          // 37: waystamp.v1.PlansResponse
-	(*AcknowledgeRequest)(nil),     // 38: waystamp.v1.AcknowledgeRequest
-	(*AcknowledgeResponse)(nil),    // 39: waystamp.v1.AcknowledgeResponse
-	nil,                            // 40: waystamp.v1.File.RulesEntry
-	(*timestamppb.Timestamp)(nil),  // 41: google.protobuf.Timestamp
+	(*WaitingState)(nil),           // 20: waystamp.v1.WaitingState
+	(*NodeState)(nil),              // 21: waystamp.v1.NodeState
+	(*ChainState)(nil),             // 22: waystamp.v1.ChainState
+	(*EpochState)(nil),             // 23: waystamp.v1.EpochState
+	(*DeleteRequest)(nil),          // 24: waystamp.v1.DeleteRequest
+	(*DeleteResponse)(nil),         // 25: waystamp.v1.DeleteResponse
+	(*RotateRequest)(nil),          // 26: waystamp.v1.RotateRequest
+	(*RotateResponse)(nil),         // 27: waystamp.v1.RotateResponse
+	(*CreateTokenRequest)(nil),     // 28: waystamp.v1.CreateTokenRequest
+	(*CreateTokenResponse)(nil),    // 29: waystamp.v1.CreateTokenResponse
+	(*RevokeRequest)(nil),          // 30: waystamp.v1.RevokeRequest
+	(*RevokeResponse)(nil),         // 31: waystamp.v1.RevokeResponse
+	(*JoinRequest)(nil),            // 32: waystamp.v1.JoinRequest
+	(*JoinResponse)(nil),           // 33: waystamp.v1.JoinResponse
+	(*RenewRequest)(nil),           // 34: waystamp.v1.RenewRequest
+	(*RenewResponse)(nil),          // 35: waystamp.v1.RenewResponse
+	(*PlansRequest)(nil),           // 36: waystamp.v1.PlansRequest
+	(*HeldEpoch)(nil),              // 37: waystamp.v1.HeldEpoch
+	(*PlansResponse)(nil),          // 38: waystamp.v1.PlansResponse
+	(*AcknowledgeRequest)(nil),     // 39: waystamp.v1.AcknowledgeRequest
+	(*AcknowledgeResponse)(nil),    // 40: waystamp.v1.AcknowledgeResponse
+	nil,                            // 41: waystamp.v1.File.RulesEntry
+	(*timestamppb.Timestamp)(nil),  // 42: google.protobuf.Timestamp
 }
 var file_waystamp_proto_depIdxs = []int32{
-	40, // 0: waystamp.v1.File.rules:type_name -> waystamp.v1.File.RulesEntry
+	41, // 0: waystamp.v1.File.rules:type_name -> waystamp.v1.File.RulesEntry
 	0,  // 1: waystamp.v1.ApplyRequest.file:type_name -> waystamp.v1.File
 	5,  // 2: waystamp.v1.ApplyResponse.differences:type_name -> waystamp.v1.Difference
 	0,  // 3: waystamp.v1.DiffRequest.file:type_name -> waystamp.v1.File
 	5,  // 4: waystamp.v1.DiffResponse.differences:type_name -> waystamp.v1.Difference
-	41, // 5: waystamp.v1.AddOperatorResponse.expires:type_name -> google.protobuf.Timestamp
+	42, // 5: waystamp.v1.AddOperatorResponse.expires:type_name -> google.protobuf.Timestamp
 	12, // 6: waystamp.v1.OperatorsResponse.operators:type_name -> waystamp.v1.OperatorState
-	41, // 7: waystamp.v1.OperatorState.expires:type_name -> google.protobuf.Timestamp
+	42, // 7: waystamp.v1.OperatorState.expires:type_name -> google.protobuf.Timestamp
 	19, // 8: waystamp.v1.GetResponse.state:type_name -> waystamp.v1.State
 	19, // 9: waystamp.v1.FollowResponse.state:type_name -> waystamp.v1.State
-	41, // 10: waystamp.v1.State.since:type_name -> google.protobuf.Timestamp
-	20, // 11: waystamp.v1.State.nodes:type_name -> waystamp.v1.NodeState
-	21, // 12: waystamp.v1.State.chains:type_name -> waystamp.v1.ChainState
-	22, // 13: waystamp.v1.State.epochs:type_name -> waystamp.v1.EpochState
-	41, // 14: waystamp.v1.NodeState.since:type_name -> google.protobuf.Timestamp
-	41, // 15: waystamp.v1.EpochState.until:type_name -> google.protobuf.Timestamp
-	41, // 16: waystamp.v1.CreateTokenResponse.expires:type_name -> google.protobuf.Timestamp
-	36, // 17: waystamp.v1.PlansRequest.held:type_name -> waystamp.v1.HeldEpoch
-	1,  // 18: waystamp.v1.Admin.Apply:input_type -> waystamp.v1.ApplyRequest
-	3,  // 19: waystamp.v1.Admin.Diff:input_type -> waystamp.v1.DiffRequest
-	15, // 20: waystamp.v1.Admin.Get:input_type -> waystamp.v1.GetRequest
-	17, // 21: waystamp.v1.Admin.Follow:input_type -> waystamp.v1.FollowRequest
-	23, // 22: waystamp.v1.Admin.Delete:input_type -> waystamp.v1.DeleteRequest
-	25, // 23: waystamp.v1.Admin.Rotate:input_type -> waystamp.v1.RotateRequest
-	27, // 24: waystamp.v1.Admin.CreateToken:input_type -> waystamp.v1.CreateTokenRequest
-	29, // 25: waystamp.v1.Admin.Revoke:input_type -> waystamp.v1.RevokeRequest
-	13, // 26: waystamp.v1.Admin.Backup:input_type -> waystamp.v1.BackupRequest
-	6,  // 27: waystamp.v1.Admin.AddOperator:input_type -> waystamp.v1.AddOperatorRequest
-	8,  // 28: waystamp.v1.Admin.RemoveOperator:input_type -> waystamp.v1.RemoveOperatorRequest
-	10, // 29: waystamp.v1.Admin.Operators:input_type -> waystamp.v1.OperatorsRequest
-	31, // 30: waystamp.v1.Node.Join:input_type -> waystamp.v1.JoinRequest
-	33, // 31: waystamp.v1.Node.Renew:input_type -> waystamp.v1.RenewRequest
-	35, // 32: waystamp.v1.Node.Plans:input_type -> waystamp.v1.PlansRequest
-	38, // 33: waystamp.v1.Node.Acknowledge:input_type -> waystamp.v1.AcknowledgeRequest
-	2,  // 34: waystamp.v1.Admin.Apply:output_type -> waystamp.v1.ApplyResponse
-	4,  // 35: waystamp.v1.Admin.Diff:output_type -> waystamp.v1.DiffResponse
-	16, // 36: waystamp.v1.Admin.Get:output_type -> waystamp.v1.GetResponse
-	18, // 37: waystamp.v1.Admin.Follow:output_type -> waystamp.v1.FollowResponse
-	24, // 38: waystamp.v1.Admin.Delete:output_type -> waystamp.v1.DeleteResponse
-	26, // 39: waystamp.v1.Admin.Rotate:output_type -> waystamp.v1.RotateResponse
-	28, // 40: waystamp.v1.Admin.CreateToken:output_type -> waystamp.v1.CreateTokenResponse
-	30, // 41: waystamp.v1.Admin.Revoke:output_type -> waystamp.v1.RevokeResponse
-	14, // 42: waystamp.v1.Admin.Backup:output_type -> waystamp.v1.BackupResponse
-	7,  // 43: waystamp.v1.Admin.AddOperator:output_type -> waystamp.v1.AddOperatorResponse
-	9,  // 44: waystamp.v1.Admin.RemoveOperator:output_type -> waystamp.v1.RemoveOperatorResponse
-	11, // 45: waystamp.v1.Admin.Operators:output_type -> waystamp.v1.OperatorsResponse
-	32, // 46: waystamp.v1.Node.Join:output_type -> waystamp.v1.JoinResponse
-	34, // 47: waystamp.v1.Node.Renew:output_type -> waystamp.v1.RenewResponse
-	37, // 48: waystamp.v1.Node.Plans:output_type -> waystamp.v1.PlansResponse
-	39, // 49: waystamp.v1.Node.Acknowledge:output_type -> waystamp.v1.AcknowledgeResponse
-	34, // [34:50] is the sub-list for method output_type
-	18, // [18:34] is the sub-list for method input_type
-	18, // [18:18] is the sub-list for extension type_name
-	18, // [18:18] is the sub-list for extension extendee
-	0,  // [0:18] is the sub-list for field type_name
+	42, // 10: waystamp.v1.State.since:type_name -> google.protobuf.Timestamp
+	21, // 11: waystamp.v1.State.nodes:type_name -> waystamp.v1.NodeState
+	22, // 12: waystamp.v1.State.chains:type_name -> waystamp.v1.ChainState
+	23, // 13: waystamp.v1.State.epochs:type_name -> waystamp.v1.EpochState
+	20, // 14: waystamp.v1.State.waiting:type_name -> waystamp.v1.WaitingState
+	42, // 15: waystamp.v1.WaitingState.since:type_name -> google.protobuf.Timestamp
+	42, // 16: waystamp.v1.NodeState.since:type_name -> google.protobuf.Timestamp
+	42, // 17: waystamp.v1.EpochState.until:type_name -> google.protobuf.Timestamp
+	42, // 18: waystamp.v1.CreateTokenResponse.expires:type_name -> google.protobuf.Timestamp
+	37, // 19: waystamp.v1.PlansRequest.held:type_name -> waystamp.v1.HeldEpoch
+	1,  // 20: waystamp.v1.Admin.Apply:input_type -> waystamp.v1.ApplyRequest
+	3,  // 21: waystamp.v1.Admin.Diff:input_type -> waystamp.v1.DiffRequest
+	15, // 22: waystamp.v1.Admin.Get:input_type -> waystamp.v1.GetRequest
+	17, // 23: waystamp.v1.Admin.Follow:input_type -> waystamp.v1.FollowRequest
+	24, // 24: waystamp.v1.Admin.Delete:input_type -> waystamp.v1.DeleteRequest
+	26, // 25: waystamp.v1.Admin.Rotate:input_type -> waystamp.v1.RotateRequest
+	28, // 26: waystamp.v1.Admin.CreateToken:input_type -> waystamp.v1.CreateTokenRequest
+	30, // 27: waystamp.v1.Admin.Revoke:input_type -> waystamp.v1.RevokeRequest
+	13, // 28: waystamp.v1.Admin.Backup:input_type -> waystamp.v1.BackupRequest
+	6,  // 29: waystamp.v1.Admin.AddOperator:input_type -> waystamp.v1.AddOperatorRequest
+	8,  // 30: waystamp.v1.Admin.RemoveOperator:input_type -> waystamp.v1.RemoveOperatorRequest
+	10, // 31: waystamp.v1.Admin.Operators:input_type -> waystamp.v1.OperatorsRequest
+	32, // 32: waystamp.v1.Node.Join:input_type -> waystamp.v1.JoinRequest
+	34, // 33: waystamp.v1.Node.Renew:input_type -> waystamp.v1.RenewRequest
+	36, // 34: waystamp.v1.Node.Plans:input_type -> waystamp.v1.PlansRequest
+	39, // 35: waystamp.v1.Node.Acknowledge:input_type -> waystamp.v1.AcknowledgeRequest
+	2,  // 36: waystamp.v1.Admin.Apply:output_type -> waystamp.v1.ApplyResponse
+	4,  // 37: waystamp.v1.Admin.Diff:output_type -> waystamp.v1.DiffResponse
+	16, // 38: waystamp.v1.Admin.Get:output_type -> waystamp.v1.GetResponse
+	18, // 39: waystamp.v1.Admin.Follow:output_type -> waystamp.v1.FollowResponse
+	25, // 40: waystamp.v1.Admin.Delete:output_type -> waystamp.v1.DeleteResponse
+	27, // 41: waystamp.v1.Admin.Rotate:output_type -> waystamp.v1.RotateResponse
+	29, // 42: waystamp.v1.Admin.CreateToken:output_type -> waystamp.v1.CreateTokenResponse
+	31, // 43: waystamp.v1.Admin.Revoke:output_type -> waystamp.v1.RevokeResponse
+	14, // 44: waystamp.v1.Admin.Backup:output_type -> waystamp.v1.BackupResponse
+	7,  // 45: waystamp.v1.Admin.AddOperator:output_type -> waystamp.v1.AddOperatorResponse
+	9,  // 46: waystamp.v1.Admin.RemoveOperator:output_type -> waystamp.v1.RemoveOperatorResponse
+	11, // 47: waystamp.v1.Admin.Operators:output_type -> waystamp.v1.OperatorsResponse
+	33, // 48: waystamp.v1.Node.Join:output_type -> waystamp.v1.JoinResponse
+	35, // 49: waystamp.v1.Node.Renew:output_type -> waystamp.v1.RenewResponse
+	38, // 50: waystamp.v1.Node.Plans:output_type -> waystamp.v1.PlansResponse
+	40, // 51: waystamp.v1.Node.Acknowledge:output_type -> waystamp.v1.AcknowledgeResponse
+	36, // [36:52] is the sub-list for method output_type
+	20, // [20:36] is the sub-list for method input_type
+	20, // [20:20] is the sub-list for extension type_name
+	20, // [20:20] is the sub-list for extension extendee
+	0,  // [0:20] is the sub-list for field type_name
 }
 
 func init() { file_waystamp_proto_init() }
@@ -2457,7 +2543,7 @@ func file_waystamp_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_waystamp_proto_rawDesc), len(file_waystamp_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   41,
+			NumMessages:   42,
 			NumExtensions: 0,
 			NumServices:   2,
 		},
