@@ -25,7 +25,22 @@ func Run(ctx context.Context, root *cobra.Command, args []string, stdin io.Reade
 	started := false
 	onStart(root, func() { started = true })
 
+	// To --help behind such a name, too, the name is what is wrong.
+	var wrong error
+	help := root.HelpFunc()
+	root.SetHelpFunc(func(cmd *cobra.Command, args []string) {
+		if cmd.HasSubCommands() && cmd.Args != nil {
+			wrong = cmd.Args(cmd, cmd.Flags().Args())
+		}
+		if wrong == nil {
+			help(cmd, args)
+		}
+	})
+
 	cmd, err := root.ExecuteContextC(ctx)
+	if err == nil {
+		err = wrong
+	}
 	if err == nil {
 		return ExitDone
 	}

@@ -56,6 +56,7 @@ func TestMainPrintsAnErrorOnceAndReturnsItsCode(t *testing.T) {
 		{args: "", code: 0},
 
 		{args: "nonesuch", code: 2, stderr: "waystamp: \"nonesuch\" is not a command of waystamp\ntry: waystamp --help\n"},
+		{args: "nonesuch --help", code: 2, stderr: "waystamp: \"nonesuch\" is not a command of waystamp\ntry: waystamp --help\n"},
 		{args: "versoin", code: 2, stderr: "waystamp: \"versoin\" is not a command of waystamp; did you mean version?\ntry: waystamp --help\n"},
 		{args: "group fail", code: 2, stderr: "waystamp: \"fail\" is not a command of waystamp group; did you mean fails?\ntry: waystamp group --help\n"},
 		{args: "--nonesuch", code: 2, stderr: "waystamp: unknown flag: --nonesuch\ntry: waystamp --help\n"},
