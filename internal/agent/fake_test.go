@@ -53,8 +53,8 @@ func newFakeMachine() *fakeMachine {
 	return &fakeMachine{
 		fails: map[string]error{}, watchers: map[host.Change][]func() error{},
 		links: map[string]host.Link{
-			"r1-h1": {Name: "r1-h1", Index: 2, MTU: 1500},
-			"r1-r2": {Name: "r1-r2", Index: 3, MTU: 1700},
+			"r1-h1": {Name: "r1-h1", Index: 2, MTU: 1500, Up: true},
+			"r1-r2": {Name: "r1-r2", Index: 3, MTU: 1700, Up: true},
 		},
 		tables: map[string]netfilter.Ruleset{}, sysctls: map[string]string{}, own: []netip.Addr{netip.MustParseAddr("fc00:1::1")},
 	}

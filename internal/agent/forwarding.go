@@ -8,6 +8,7 @@ type warningKind struct{ fresh, gone string }
 var (
 	warnSettings = warningKind{"node settings block packets", "node settings no longer block packets"}
 	warnGuard    = warningKind{"the guard does not refuse packets without a proof", "the guard refuses packets without a proof again"}
+	warnDown     = warningKind{"an interface is down", "an interface is up again, or no longer in the plan"}
 	warnSilence  = warningKind{"a function gives no packets back", "the function gives packets back again"}
 )
 
@@ -18,6 +19,7 @@ func (a *agent) lookAtForwarding() {
 	}
 	a.warn(warnGuard, a.plan.Unenforced())
 	a.warn(warnSettings, doctor.Wrong(doctor.Settings(a.net, *a.plan)))
+	a.warn(warnDown, doctor.Wrong(doctor.Down(a.net, *a.plan)))
 }
 
 // warn shows the warnings of a kind, and logs those that are new or gone.

@@ -551,19 +551,40 @@ func TestEpochsGoRound(t *testing.T) {
 func TestALinkTooNarrowForItsChainIsToldOf(t *testing.T) {
 	n := newNode(t)
 	n.write(n.encode(r1(t, nil)))
-	n.links["r1-r2"] = host.Link{Name: "r1-r2", Index: 3, MTU: 1300}
-	n.links["r1-h1"] = host.Link{Name: "r1-h1", Index: 2, MTU: 1300} // has no headers
+	n.links["r1-r2"] = host.Link{Name: "r1-r2", Index: 3, MTU: 1300, Up: true}
+	n.links["r1-h1"] = host.Link{Name: "r1-h1", Index: 2, MTU: 1300, Up: true} // has no headers
 	s := n.start()
 	s.eventually("somebody who watches settings", func() bool { return n.tell(host.ChangeForwarding) == nil })
 	want := "interface r1-r2 has an MTU of 1300, and the headers of chain web take 104, so that its packets that leave by it keep 1196 bytes, and IPv6 needs 1280: ip link set r1-r2 mtu 1384, at both ends of the link"
 	if st := s.status(); !slices.Equal(st.Warnings, []string{want}) || !st.Ready {
 		t.Errorf("status %+v; want %q", st, want)
 	}
-	n.set(func() { n.links["r1-r2"] = host.Link{Name: "r1-r2", Index: 3, MTU: 1384} })
+	n.set(func() { n.links["r1-r2"] = host.Link{Name: "r1-r2", Index: 3, MTU: 1384, Up: true} })
 	n.must(n.tell(host.ChangeForwarding))
 	n.log.Wait("node settings no longer block packets")
 	if st := s.status(); len(st.Warnings) != 0 {
 		t.Errorf("it is wide enough, and the status warns: %q", st.Warnings)
+	}
+}
+
+// Nothing is wrong with the data path then, but no packet comes.
+func TestAnInterfaceThatIsDownIsToldOf(t *testing.T) {
+	n := newNode(t)
+	n.write(n.encode(r1(t, nil)))
+	down := host.Link{Name: "r1-r2", Index: 3, MTU: 1700}
+	n.links["r1-r2"] = down
+	s := n.start()
+	s.eventually("somebody who watches settings", func() bool { return n.tell(host.ChangeForwarding) == nil })
+	want := "core interface r1-r2 is down, so that no packet comes or goes by it: ip link set r1-r2 up, at both ends"
+	if st := s.status(); !slices.Equal(st.Warnings, []string{want}) || !st.Ready {
+		t.Errorf("status %+v; want %q", st, want)
+	}
+	down.Up = true
+	n.set(func() { n.links["r1-r2"] = down })
+	n.must(n.tell(host.ChangeLinks))
+	n.log.Wait("an interface is up again")
+	if st := s.status(); len(st.Warnings) != 0 {
+		t.Errorf("it is up, and the status warns: %q", st.Warnings)
 	}
 }
 

@@ -58,7 +58,7 @@ func (m Machine) place() []Finding {
 
 // node compares the network with the plan.
 func (m Machine) node() []Finding {
-	return slices.Concat([]Finding{m.address()}, m.interfaces(), m.tools(), Settings(m.Net, *m.Plan), m.offloads())
+	return slices.Concat([]Finding{m.address()}, Interfaces(m.Net, *m.Plan), m.tools(), Settings(m.Net, *m.Plan), m.offloads())
 }
 
 func kernelVersion() Finding {
@@ -288,41 +288,6 @@ func (m Machine) address() Finding {
 	}
 	return c.no("the agent does not start", fmt.Sprintf("ip address add %s/128 dev lo, or take the plan of this node", m.Plan.Address),
 		"no interface has the address %s of node %s", m.Plan.Address, m.Plan.Name)
-}
-
-// interfaces are those of the plan, and of its functions.
-func (m Machine) interfaces() (out []Finding) {
-	type one struct{ name, of string }
-	var all []one
-	for _, i := range m.Plan.Interfaces {
-		all = append(all, one{i.Name, fmt.Sprintf("%s interface %s", i.Role, i.Name)})
-	}
-	for _, p := range m.Plan.Proxies {
-		if p.Local || p.Netfilter != nil { // the agent makes them
-			continue
-		}
-		all = append(all, one{p.To, fmt.Sprintf("interface %s to function %s", p.To, p.Function)})
-		if p.From != p.To {
-			all = append(all, one{p.From, fmt.Sprintf("interface %s from function %s", p.From, p.Function)})
-		}
-	}
-	for _, i := range all {
-		c := check{"interface", i.name, Warning}
-		l, err := m.Net.Link(i.name)
-		switch {
-		case errors.Is(err, host.ErrNoLink):
-			out = append(out, c.no("what would come by it is not processed", "make it, or correct the domain's file", "%s is not there", i.of))
-		case err != nil:
-			out = append(out, c.unknown(err))
-		case l.Frame != "ether":
-			out = append(out, c.no("no program is attached to it", "choose an Ethernet interface", "%s has frames of type %s", i.of, l.Frame))
-		case !l.Up:
-			out = append(out, c.no("no packet comes or goes by it", fmt.Sprintf("ip link set %s up, at both ends", i.name), "%s is down", i.of))
-		default:
-			out = append(out, c.yes("%s is up (%s)", i.of, l.Kind))
-		}
-	}
-	return out
 }
 
 // tools are programs that functions need.

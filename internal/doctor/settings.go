@@ -25,6 +25,66 @@ func Settings(net Network, n plan.Node) []Finding {
 	return slices.Concat(forwarding(net, n), ipv6(net, n), seg6(net, n), mtu(net, n), chainMTU(net, n))
 }
 
+// used is an interface that the packets of a plan need, and how to speak of it.
+type used struct{ name, of string }
+
+func usedBy(n plan.Node) (all []used) {
+	for _, i := range n.Interfaces {
+		all = append(all, used{i.Name, fmt.Sprintf("%s interface %s", i.Role, i.Name)})
+	}
+	for _, p := range n.Proxies {
+		if p.Local || p.Netfilter != nil || p.To == "" { // the agent makes them, or there are none
+			continue
+		}
+		all = append(all, used{p.To, fmt.Sprintf("interface %s to function %s", p.To, p.Function)})
+		if p.From != p.To {
+			all = append(all, used{p.From, fmt.Sprintf("interface %s from function %s", p.From, p.Function)})
+		}
+	}
+	return all
+}
+
+func (i used) check() check { return check{"interface", i.name, Warning} }
+
+func (i used) down() Finding {
+	return i.check().no("no packet comes or goes by it", fmt.Sprintf("ip link set %s up, at both ends", i.name), "%s is down", i.of)
+}
+
+// Down finds interfaces of a node's plan that are there and not up.
+func Down(net Network, n plan.Node) (out []Finding) {
+	for _, i := range usedBy(n) {
+		switch l, err := net.Link(i.name); {
+		case errors.Is(err, host.ErrNoLink):
+		case err != nil:
+			out = append(out, i.check().unknown(err))
+		case !l.Up:
+			out = append(out, i.down())
+		}
+	}
+	return out
+}
+
+// Interfaces looks whether the interfaces of a node's plan are there, of Ethernet, and up.
+func Interfaces(net Network, n plan.Node) (out []Finding) {
+	for _, i := range usedBy(n) {
+		c := i.check()
+		l, err := net.Link(i.name)
+		switch {
+		case errors.Is(err, host.ErrNoLink):
+			out = append(out, c.no("what would come by it is not processed", "make it, or correct the domain's file", "%s is not there", i.of))
+		case err != nil:
+			out = append(out, c.unknown(err))
+		case l.Frame != "ether":
+			out = append(out, c.no("no program is attached to it", "choose an Ethernet interface", "%s has frames of type %s", i.of, l.Frame))
+		case !l.Up:
+			out = append(out, i.down())
+		default:
+			out = append(out, c.yes("%s is up (%s)", i.of, l.Kind))
+		}
+	}
+	return out
+}
+
 // Wrong are the findings that say no, or could not tell, as sentences.
 func Wrong(all []Finding) (sentences []string) {
 	for _, f := range all {
