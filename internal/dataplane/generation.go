@@ -63,6 +63,9 @@ type generation struct {
 	limits   tables.Limits
 	maps     map[tables.Map]*ebpf.Map
 	programs map[string]*ebpf.Program // those that a plan has needed; see need
+
+	inner     map[string]*ebpf.Map // what outer maps name, by innerName; see openInner
+	constants map[string]*ebpf.Map // that the programs were loaded with
 }
 
 func (g *generation) close() error {
@@ -73,8 +76,14 @@ func (g *generation) close() error {
 	for _, m := range g.maps {
 		errs = append(errs, m.Close())
 	}
+	for _, m := range g.inner {
+		errs = append(errs, m.Close())
+	}
 	for _, p := range g.programs {
 		errs = append(errs, p.Close())
+	}
+	for _, m := range g.constants {
+		errs = append(errs, m.Close())
 	}
 	return errors.Join(errs...)
 }
@@ -150,6 +159,7 @@ func openGeneration(dir string, log *slog.Logger) (*generation, error) {
 func (g *generation) load() error {
 	g.maps = map[tables.Map]*ebpf.Map{}
 	g.programs = map[string]*ebpf.Program{}
+	g.constants = map[string]*ebpf.Map{}
 	for _, o := range object.All {
 		spec, err := o.Load()
 		if err != nil {
@@ -181,15 +191,17 @@ func (g *generation) load() error {
 			return fmt.Errorf("program %s: %w", o.Program, err)
 		}
 		g.programs[o.Program] = p
+		if g.constants[o.Program], err = ebpf.LoadPinnedMap(filepath.Join(g.dir, constantsPin(o.Program)), nil); err != nil {
+			return fmt.Errorf("constants of program %s: %w", o.Program, err)
+		}
 	}
 	if len(g.programs) == 0 {
 		return errors.New("none of its programs is there")
 	}
-	steer, err := g.openMatch(abi.MatchUseSteer)
+	steer, err := g.openInner(tables.MapMatch, uint32(abi.MatchUseSteer))
 	if err != nil {
 		return err
 	}
-	defer steer.Close()
 	g.limits = tables.Limits{
 		Lines:    steer.MaxEntries(),
 		Headends: g.maps[tables.MapHeadends].MaxEntries(), Stats: g.maps[tables.MapStats].MaxEntries(),
@@ -233,7 +245,7 @@ func (d *Dataplane) buildGeneration(cfg abi.Config, l tables.Limits, carry map[t
 	g := &generation{
 		identity: identityOf(cfg), limits: l,
 		dir:  filepath.Join(d.dir, "new-"+rand.Text()),
-		maps: map[tables.Map]*ebpf.Map{}, programs: map[string]*ebpf.Program{},
+		maps: map[tables.Map]*ebpf.Map{}, programs: map[string]*ebpf.Program{}, constants: map[string]*ebpf.Map{},
 	}
 	whole, _, err := generationDirs(d.dir)
 	if err != nil {
@@ -292,6 +304,13 @@ func (d *Dataplane) pinPrograms(g *generation, programs []string) error {
 		if err := g.programs[name].Pin(filepath.Join(g.dir, name)); err != nil {
 			return fmt.Errorf("pin program %s: %w", name, err)
 		}
+		// Somebody has removed the program's pin alone.
+		if err := os.Remove(filepath.Join(g.dir, constantsPin(name))); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("remove the constants of another program %s: %w", name, err)
+		}
+		if err := g.constants[name].Pin(filepath.Join(g.dir, constantsPin(name))); err != nil {
+			return fmt.Errorf("pin the constants of program %s: %w", name, err)
+		}
 	}
 	return nil
 }
@@ -331,7 +350,7 @@ func (d *Dataplane) loadPrograms(g *generation, cfg abi.Config, programs []strin
 		}
 		specs[i] = spec
 	}
-	loaded := make([]*ebpf.Program, len(programs))
+	loaded, constants := make([]*ebpf.Program, len(programs)), make([]*ebpf.Map, len(programs))
 	var load errgroup.Group
 	load.SetLimit(runtime.GOMAXPROCS(0))
 	var broken error
@@ -340,14 +359,20 @@ func (d *Dataplane) loadPrograms(g *generation, cfg abi.Config, programs []strin
 			break
 		}
 		load.Go(func() (err error) {
-			loaded[i], err = loadProgram(name, specs[i], g.maps)
+			loaded[i], constants[i], err = loadProgram(name, specs[i], g.maps)
+			if err == nil && constants[i] == nil {
+				err = fmt.Errorf("the object of %s has no constants", name)
+			}
 			return err
 		})
 	}
 	err := errors.Join(broken, load.Wait())
+	if g.constants == nil {
+		g.constants = map[string]*ebpf.Map{}
+	}
 	for i, p := range loaded {
 		if p != nil { // also if another could not be loaded: g closes it
-			g.programs[programs[i]] = p
+			g.programs[programs[i]], g.constants[programs[i]] = p, constants[i]
 		}
 	}
 	if err != nil {
@@ -374,8 +399,10 @@ func (d *Dataplane) need(g *generation, programs []string) (err error) {
 		}
 		for _, name := range missing {
 			if p := g.programs[name]; p != nil {
-				err = errors.Join(err, p.Unpin(), p.Close())
+				c := g.constants[name]
+				err = errors.Join(err, p.Unpin(), p.Close(), c.Unpin(), c.Close())
 				delete(g.programs, name)
+				delete(g.constants, name)
 			}
 		}
 	}()
@@ -389,58 +416,36 @@ func (d *Dataplane) need(g *generation, programs []string) (err error) {
 	return d.pinPrograms(g, missing)
 }
 
-// config is what the programs of g were loaded with. Nothing but they holds the key
+// constantsPin is the pin of a program's constants. By its id, which the program tells, the kernel opens
+// them for CAP_SYS_ADMIN alone.
+func constantsPin(program string) string { return program + "-constants" }
+
+// config is what the programs of g were loaded with. Nothing but their constants holds the key
 // of the caches.
-func (g *generation) config() (abi.Config, error) {
-	for name, p := range g.programs {
-		return configOf(name, p)
+func (g *generation) config() (cfg abi.Config, err error) {
+	for name := range g.programs {
+		return configOf(name, g.constants[name])
 	}
-	return abi.Config{}, errors.New("none is there")
+	return cfg, errors.New("none is there")
 }
 
 // configOf reads the constants of a program.
-func configOf(name string, p *ebpf.Program) (cfg abi.Config, err error) {
+func configOf(name string, constants *ebpf.Map) (cfg abi.Config, err error) {
 	spec, err := object.Load(name)
 	if err != nil {
 		return cfg, err
 	}
 	v := spec.Variables[object.VarConfig]
-	info, err := p.Info()
+	b, err := constants.LookupBytes(uint32(0))
 	if err != nil {
-		return cfg, err
+		return cfg, fmt.Errorf("read the constants of %s: %w", name, err)
 	}
-	ids, _ := info.MapIDs()
-	for _, id := range ids {
-		b, err := constants(id)
-		if err != nil {
-			return cfg, fmt.Errorf("read the constants of %s: %w", name, err)
-		}
-		if b == nil {
-			continue
-		}
-		if from := int(v.Offset); from+int(v.Size()) <= len(b) {
-			_, err = binary.Decode(b[from:], binary.NativeEndian, &cfg)
-			return cfg, err
-		}
+	from := int(v.Offset)
+	if from+int(v.Size()) > len(b) {
+		return cfg, fmt.Errorf("the constants of %s are %d bytes", name, len(b))
 	}
-	return cfg, fmt.Errorf("%s has no constants", name)
-}
-
-// constants are those of a program, if that is what the map holds; else nil.
-func constants(id ebpf.MapID) (b []byte, err error) {
-	m, err := ebpf.NewMapFromID(id)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { err = errors.Join(err, m.Close()) }()
-	info, err := m.Info()
-	if err != nil {
-		return nil, err
-	}
-	if !strings.HasSuffix(info.Name, ".rodata") {
-		return nil, nil
-	}
-	return m.LookupBytes(uint32(0))
+	_, err = binary.Decode(b[from:], binary.NativeEndian, &cfg)
+	return cfg, err
 }
 
 // jumps say where programs find those that they hand packets over to.
@@ -520,7 +525,8 @@ func (g *generation) sizeMaps(spec *ebpf.CollectionSpec) error {
 }
 
 // loadProgram loads one object's program, to use those of the maps that it names.
-func loadProgram(program string, spec *ebpf.CollectionSpec, maps map[tables.Map]*ebpf.Map) (*ebpf.Program, error) {
+// The caller closes both. An object without constants gives nil for them.
+func loadProgram(program string, spec *ebpf.CollectionSpec, maps map[tables.Map]*ebpf.Map) (_ *ebpf.Program, constants *ebpf.Map, err error) {
 	shared := map[string]*ebpf.Map{}
 	for name := range spec.Maps {
 		if !internalMap(name) {
@@ -529,14 +535,19 @@ func loadProgram(program string, spec *ebpf.CollectionSpec, maps map[tables.Map]
 	}
 	coll, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: shared})
 	if err != nil {
-		return nil, fmt.Errorf("load %s into the kernel: %w", program, err)
+		return nil, nil, fmt.Errorf("load %s into the kernel: %w", program, err)
 	}
 	defer coll.Close()
 	p := coll.DetachProgram(program)
 	if p == nil {
-		return nil, fmt.Errorf("the object of %s has no program of that name", program)
+		return nil, nil, fmt.Errorf("the object of %s has no program of that name", program)
 	}
-	return p, nil
+	for name := range coll.Maps {
+		if strings.HasSuffix(name, ".rodata") {
+			constants = coll.DetachMap(name)
+		}
+	}
+	return p, constants, nil
 }
 
 // newMap makes a map, or takes one over that is just like it.

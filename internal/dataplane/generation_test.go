@@ -68,8 +68,8 @@ func TestProgramsAreLoadedWhenAPlanNeedsThem(t *testing.T) {
 		t.Errorf("the generation at work is another: %s, was %s", d.gen.dir, at)
 	}
 	var first abi.Config
-	for name, p := range d.gen.programs {
-		cfg, err := configOf(name, p)
+	for name := range d.gen.programs {
+		cfg, err := configOf(name, d.gen.constants[name])
 		b.must(err)
 		if first == (abi.Config{}) {
 			first = cfg

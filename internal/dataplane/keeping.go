@@ -97,6 +97,10 @@ func (d *Dataplane) keepObjects() error {
 		}
 		for _, name := range slices.Sorted(maps.Keys(g.programs)) {
 			keep(filepath.Join(g.dir, name), programPin{g.programs[name]})
+			keep(filepath.Join(g.dir, constantsPin(name)), mapPin{g.constants[name]})
+		}
+		for _, name := range slices.Sorted(maps.Keys(g.inner)) {
+			keep(filepath.Join(g.dir, name), mapPin{g.inner[name]})
 		}
 		for _, k := range []slabKind{windowSlabs(), numberSlabs(d.cpus)} {
 			at := slabs{slabKind: k, instance: d.dir}

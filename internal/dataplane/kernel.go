@@ -127,7 +127,7 @@ func (d *Dataplane) run(g *generation, ops []tables.Op) (err error) {
 			continue
 		}
 		if o.Table == tables.MapMatch {
-			if err := putPrefixes(m, g.limits.Lines, *o.Key.(*uint32), *o.Value.(*tables.Prefixes)); err != nil {
+			if err := g.putPrefixes(abi.MatchUse(*o.Key.(*uint32)), *o.Value.(*tables.Prefixes)); err != nil {
 				return err
 			}
 			continue

@@ -894,7 +894,7 @@ func TestReconcileRepairsWhatOthersHaveDone(t *testing.T) {
 
 	foreign := tables.EncodeHopKey(xtest.OwnSID(77), 99, 0)
 	b.must(d.run(d.gen, []tables.Op{{Table: tables.MapHops, Key: &foreign, Value: &abi.Hop{Of: foreign, Behaviour: 1}}}))
-	b.must(putPrefixes(d.gen.maps[tables.MapMatch], d.gen.limits.Lines, uint32(abi.MatchUseRequire), tables.Prefixes{}))
+	b.must(d.gen.putPrefixes(abi.MatchUseRequire, tables.Prefixes{}))
 	b.must(d.gen.maps[tables.MapNode].Put(uint32(0), abi.Node{}))
 	b.must(os.Remove(filepath.Join(d.gen.dir, "ws_egresses")))
 	for _, a := range d.links {

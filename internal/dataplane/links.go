@@ -388,7 +388,7 @@ func (d *Dataplane) moveLink(a *attached, b binding, h hook, p *ebpf.Program, u 
 	if id, ok := info.ID(); ok && id == current {
 		return nil
 	}
-	old, err := ebpf.NewProgramFromID(current)
+	old, err := d.openProgram(current)
 	if err != nil {
 		return fmt.Errorf("hold the %s program of interface %s: %w", h, b.Name, err)
 	}

@@ -170,9 +170,8 @@ func TestWithoutATableOfPrefixesNothingGoesOn(t *testing.T) {
 	}
 	for at, cases := range of {
 		r := rigs[at.node]
-		whole, err := r.g.openMatch(at.use)
+		whole, err := r.g.openInner(tables.MapMatch, uint32(at.use))
 		r.must(err)
-		defer whole.Close()
 		for how, damage := range missingTables {
 			for _, c := range cases {
 				if c.xdp {

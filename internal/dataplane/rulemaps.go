@@ -19,32 +19,54 @@ func matchMap(lines uint32) *ebpf.MapSpec {
 	}
 }
 
-// putPrefixes makes a map of rules and puts it into ws_match, in one step for the
-// packets.
-func putPrefixes(outer *ebpf.Map, lines uint32, use uint32, p tables.Prefixes) error {
+// newPrefixes makes a map of rules for ws_match.
+func newPrefixes(lines uint32, p tables.Prefixes) (_ *ebpf.Map, err error) {
 	b, err := p.Encode()
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if err := roomForLines(b, lines); err != nil {
-		return err
+		return nil, err
 	}
 	m, err := ebpf.NewMap(matchMap(lines))
 	if err != nil {
-		return fmt.Errorf("make a map of prefixes: %w", err)
+		return nil, fmt.Errorf("make a map of prefixes: %w", err)
 	}
-	defer m.Close() // ws_match has it
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, m.Close())
+		}
+	}()
 	memory, err := m.Memory()
 	if err != nil {
-		return fmt.Errorf("map a map of prefixes: %w", err)
+		return nil, fmt.Errorf("map a map of prefixes: %w", err)
 	}
 	if _, err := memory.WriteAt(b, 0); err != nil {
-		return fmt.Errorf("write a map of prefixes: %w", err)
+		return nil, fmt.Errorf("write a map of prefixes: %w", err)
+	}
+	return m, nil
+}
+
+// putPrefixes makes a map of rules and puts it into a ws_match that is no generation's.
+func putPrefixes(outer *ebpf.Map, lines uint32, use uint32, p tables.Prefixes) error {
+	m, err := newPrefixes(lines, p)
+	if err != nil {
+		return err
 	}
 	if err := outer.Put(use, m); err != nil {
-		return fmt.Errorf("write to map %s: %w", tables.MapMatch, err)
+		return errors.Join(fmt.Errorf("write to map %s: %w", tables.MapMatch, err), m.Close())
 	}
-	return nil
+	return m.Close() // outer has it
+}
+
+// putPrefixes makes a map of rules and puts it into ws_match, in one step for the
+// packets.
+func (g *generation) putPrefixes(use abi.MatchUse, p tables.Prefixes) error {
+	m, err := newPrefixes(g.limits.Lines, p)
+	if err != nil {
+		return err
+	}
+	return g.putInner(tables.MapMatch, uint32(use), m)
 }
 
 func roomForLines(b []byte, lines uint32) error {
@@ -54,26 +76,12 @@ func roomForLines(b []byte, lines uint32) error {
 	return nil
 }
 
-// openMatch opens what ws_match holds.
-func (g *generation) openMatch(use abi.MatchUse) (*ebpf.Map, error) {
-	var id ebpf.MapID
-	if err := g.maps[tables.MapMatch].Lookup(uint32(use), &id); err != nil {
-		return nil, fmt.Errorf("read map %s: %w", tables.MapMatch, err)
-	}
-	m, err := ebpf.NewMapFromID(id)
-	if err != nil {
-		return nil, fmt.Errorf("open what map %s holds: %w", tables.MapMatch, err)
-	}
-	return m, nil
-}
-
 // readPrefixes reads what ws_match holds for a use.
 func (g *generation) readPrefixes(use abi.MatchUse, p *tables.Prefixes) error {
-	m, err := g.openMatch(use)
+	m, err := g.openInner(tables.MapMatch, uint32(use))
 	if err != nil {
 		return err
 	}
-	defer m.Close()
 	memory, err := m.Memory()
 	if err != nil {
 		return fmt.Errorf("map what map %s holds: %w", tables.MapMatch, err)
@@ -92,7 +100,7 @@ func (g *generation) readPrefixes(use abi.MatchUse, p *tables.Prefixes) error {
 // large they are.
 func (g *generation) emptyMatch() error {
 	for use := range uint32(abi.MatchUses) {
-		if err := putPrefixes(g.maps[tables.MapMatch], g.limits.Lines, use, tables.Prefixes{}); err != nil {
+		if err := g.putPrefixes(abi.MatchUse(use), tables.Prefixes{}); err != nil {
 			return err
 		}
 	}
@@ -101,19 +109,13 @@ func (g *generation) emptyMatch() error {
 
 // readRules reads what ws_rules holds: a map in it, or none.
 func readRules(g *generation, into map[uint32]abi.Ruleset) error {
-	var id ebpf.MapID
-	err := g.maps[tables.MapRules].Lookup(uint32(0), &id)
+	m, err := g.openInner(tables.MapRules, 0)
 	if errors.Is(err, ebpf.ErrKeyNotExist) {
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("read map %s: %w", tables.MapRules, err)
+		return err
 	}
-	m, err := ebpf.NewMapFromID(id)
-	if err != nil {
-		return fmt.Errorf("open what map %s holds: %w", tables.MapRules, err)
-	}
-	defer m.Close()
 	s := new(abi.Ruleset)
 	if err := m.Lookup(uint32(0), s); err != nil {
 		return fmt.Errorf("read what map %s holds: %w", tables.MapRules, err)
@@ -131,12 +133,11 @@ func (g *generation) putRules(s *abi.Ruleset) error {
 	if err != nil {
 		return fmt.Errorf("make a map of rules: %w", err)
 	}
-	defer m.Close() // ws_rules has it
 	if err := m.Put(uint32(0), s); err != nil {
-		return fmt.Errorf("write a map of rules: %w", err)
+		return errors.Join(fmt.Errorf("write a map of rules: %w", err), m.Close())
 	}
-	if err := g.maps[tables.MapRules].Put(uint32(0), m); err != nil {
-		return fmt.Errorf("write to map %s: %w", tables.MapRules, err)
+	if err := g.putInner(tables.MapRules, 0, m); err != nil {
+		return err
 	}
 	return nil
 }

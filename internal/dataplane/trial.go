@@ -83,11 +83,11 @@ func tryProgram(o object.Object, cfg abi.Config, limits tables.Limits) (err erro
 	if err := new(Dataplane).makeMaps(g, spec, nil); err != nil {
 		return err
 	}
-	p, err := loadProgram(o.Program, spec, g.maps)
+	p, constants, err := loadProgram(o.Program, spec, g.maps)
 	if err != nil {
 		return err
 	}
-	return p.Close()
+	return errors.Join(p.Close(), constants.Close())
 }
 
 // lastLines is an error with the end of what the verifier said, where it says why.

@@ -318,19 +318,30 @@ func (n *NetNS) Do(f func() error) error {
 			return
 		}
 		defer func() {
-			if own.setns(int(home.Fd())) == nil {
+			if isHere(home) || own.setns(int(home.Fd())) == nil {
 				runtime.UnlockOSThread()
 			}
 			home.Close()
 			done <- result
 		}()
-		if err := own.setns(int(own.file.Fd())); err != nil {
-			result = fmt.Errorf("enter %s: %w", n, permission(err))
-			return
+		// To enter a namespace takes CAP_SYS_ADMIN, also if the thread is in it already.
+		if !isHere(own.file) {
+			if err := own.setns(int(own.file.Fd())); err != nil {
+				result = fmt.Errorf("enter %s: %w", n, permission(err))
+				return
+			}
 		}
 		result = f()
 	}()
 	return <-done
+}
+
+// isHere tells whether the calling thread is in a namespace. The caller has locked
+// its goroutine to the thread.
+func isHere(ns *os.File) bool {
+	var here, there unix.Stat_t
+	return unix.Stat("/proc/thread-self/ns/net", &here) == nil && unix.Fstat(int(ns.Fd()), &there) == nil &&
+		here.Dev == there.Dev && here.Ino == there.Ino
 }
 
 // Cmd is an exec.Cmd that runs inside a namespace. Only the network is the

@@ -217,4 +217,21 @@ func TestSystemdAcceptsTheUnit(t *testing.T) {
 	if out, err := run(t, "systemd-analyze", "security", "--offline=yes", "--threshold=56", "--no-pager", unit); err != nil {
 		t.Errorf("systemd-analyze security: %v\n%s", err, out)
 	}
+
+	// The same without root.
+	more, err := os.ReadFile("../../packaging/unprivileged.conf")
+	if err != nil {
+		t.Fatal(err)
+	}
+	more = bytes.ReplaceAll(more, []byte("/usr/bin/waystamp"), []byte(self))
+	more = bytes.ReplaceAll(more, []byte("=waystamp\n"), []byte("=daemon\n")) // a user that is here
+	if err := os.WriteFile(unit, append(append(b[:bytes.Index(b, []byte("[Install]"))], more...), b[bytes.Index(b, []byte("[Install]")):]...), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := run(t, "systemd-analyze", "verify", unit); err != nil || strings.TrimSpace(out) != "" {
+		t.Errorf("systemd-analyze verify, without root: %v\n%s", err, out)
+	}
+	if out, err := run(t, "systemd-analyze", "security", "--offline=yes", "--threshold=30", "--no-pager", unit); err != nil {
+		t.Errorf("systemd-analyze security, without root: %v\n%s", err, out)
+	}
 }

@@ -1,0 +1,178 @@
+package e2e
+
+import (
+	"crypto/rand"
+	"crypto/sha256"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/waystamp/waystamp/internal/agent"
+	"github.com/waystamp/waystamp/internal/lab"
+	"github.com/waystamp/waystamp/internal/model"
+	"github.com/waystamp/waystamp/internal/plan"
+)
+
+// The user that agents run as here, and all that it may do.
+const nobody = 65534
+
+var agentCapabilities = []uintptr{unix.CAP_BPF, unix.CAP_NET_ADMIN, unix.CAP_PERFMON}
+
+// unprivileged is a world whose agents run as a user of their own.
+type unprivileged struct {
+	*world
+	dir, pins string // the user's
+	agents    map[string]*process
+}
+
+func buildUnprivileged(t *testing.T, text string, changes ...change) *unprivileged {
+	t.Helper()
+	w := buildFrom(t, parse(t, text, changes...), func(c *lab.Config) { c.WithoutAgents = true })
+	u := &unprivileged{world: w, dir: newDir(t), pins: filepath.Join("/sys/fs/bpf", newPrefix()), agents: map[string]*process{}}
+	must(t, os.Mkdir(u.pins, 0o700))
+	t.Cleanup(func() {
+		if err := os.Remove(u.pins); err != nil { // only if detaching has emptied it
+			t.Error(err)
+		}
+	})
+	for _, d := range []string{u.dir, u.pins} {
+		must(t, os.Chown(d, nobody, nobody))
+	}
+	return u
+}
+
+// command is an agent of a node, as the user.
+func (u *unprivileged) command(node string, more ...string) *process {
+	at := filepath.Join(u.dir, node)
+	p := prepared(u.t.Context(), u.t, append([]string{"agent", "--instance", node, "--pin-dir", u.pins, "--run-dir", at, "--state-dir", at}, more...))
+	p.cmd.Dir = "/"
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{
+		Setpgid: true, Credential: &syscall.Credential{Uid: nobody, Gid: nobody}, AmbientCaps: agentCapabilities,
+	}
+	return p
+}
+
+func (u *unprivileged) planPath(node string) string { return filepath.Join(u.dir, node+".json") }
+
+// carry gives a node's agent a plan.
+func (u *unprivileged) carry(n plan.Node) {
+	u.t.Helper()
+	must(u.t, u.WriteNodePlan(n.Name, n))
+	b, err := os.ReadFile(u.NodePlanPath(n.Name))
+	must(u.t, err)
+	next := u.planPath(n.Name) + ".tmp"
+	must(u.t, os.WriteFile(next, b, 0o600))
+	must(u.t, os.Chown(next, nobody, nobody))
+	must(u.t, os.Rename(next, u.planPath(n.Name)))
+}
+
+// inForce waits until an agent has the plan that it was given, without any problem.
+func (u *unprivileged) inForce(node string) {
+	u.t.Helper()
+	b, err := os.ReadFile(u.planPath(node))
+	must(u.t, err)
+	c := agent.NewClient(agent.SocketPath(filepath.Join(u.dir, node)))
+	defer c.Close()
+	eventually(u.t, func() error {
+		s, err := c.Status(soon(u.t))
+		if err != nil {
+			return fmt.Errorf("%w; it says: %s", err, u.agents[node].stderr)
+		}
+		if want := fmt.Sprintf("%x", sha256.Sum256(b)); !s.Ready || s.Plan != want || s.Error != "" || len(s.Problems) > 0 {
+			return fmt.Errorf("%s has plan %.8s in force, want %.8s; error %q, problems %q", node, s.Plan, want, s.Error, s.Problems)
+		}
+		return nil
+	})
+}
+
+func (u *unprivileged) start(node string) {
+	u.t.Helper()
+	p := u.command(node, "--plan", u.planPath(node))
+	must(u.t, u.ns(node).Do(p.cmd.Start))
+	u.agents[node] = p
+	u.inForce(node)
+}
+
+func (u *unprivileged) stop(node string) {
+	u.t.Helper()
+	p := u.agents[node]
+	delete(u.agents, node)
+	must(u.t, p.cmd.Process.Signal(unix.SIGTERM))
+	r := p.wait()
+	if r.code != 0 || strings.Contains(r.stderr, "level=ERROR") || strings.Contains(strings.ToLower(r.stderr), "not permitted") {
+		u.t.Errorf("the agent of %s: %s", node, r)
+	}
+}
+
+// An agent needs three capabilities and no user's rights, through all of its life: a start, another plan, another
+// set of programs, a restart over what is pinned, and its end.
+func TestAgentsNeedNoRoot(t *testing.T) {
+	for name, how := range map[string]struct {
+		text    string
+		changes []change
+	}{
+		"TC":       {star, nil},
+		"XDP":      {fast, nil},
+		"function": {withFunction(routing, forwards), nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			u := buildUnprivileged(t, how.text, how.changes...)
+			for _, n := range u.plan.Nodes {
+				u.carry(n)
+				u.start(n.Name)
+			}
+			u.reaches("h1", "h2")
+
+			// Other secrets, other programs, and other rules.
+			d := u.manifest.Domain
+			d.Chains = append([]model.Chain{}, d.Chains...)
+			for i := range d.Chains {
+				d.Chains[i].Proof.Scheme = model.SchemeOPoT
+			}
+			next, err := plan.Compile(d, plan.NewKeyring(rand.Reader, u.plan.Paths))
+			must(t, err)
+			for _, n := range next.Nodes {
+				u.carry(n)
+			}
+			for _, n := range next.Nodes {
+				u.inForce(n.Name)
+			}
+			u.reaches("h1", "h2")
+
+			for _, n := range u.nodes() {
+				u.stop(n)
+			}
+			u.reaches("h1", "h2") // the data path is still there
+			for _, n := range u.nodes() {
+				u.start(n)
+			}
+			u.reaches("h1", "h2")
+
+			for _, n := range u.nodes() {
+				u.stop(n)
+			}
+			detach := func(node string) {
+				t.Helper()
+				p := u.command(node, "--detach", "--yes")
+				must(t, u.ns(node).Do(p.cmd.Start))
+				if r := p.wait(); r.code != 0 {
+					t.Errorf("detach %s: %s", node, r)
+				}
+			}
+			detach("r1")
+			u.isCutOff("h1", "h2", probes) // the guard at r6 stands
+			for _, n := range u.nodes() {
+				if n != "r1" {
+					detach(n)
+				}
+			}
+			u.reaches("h1", "h2")
+		})
+	}
+}
