@@ -70,8 +70,9 @@ type Controller struct {
 	}
 	passing struct {
 		sync.Mutex
-		address   string // of the controller that led last
-		transport *http.Transport
+		address     string           // of the controller that led last
+		certificate *tls.Certificate // with which it is called
+		transport   *http.Transport
 	}
 
 	cache struct {

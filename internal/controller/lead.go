@@ -104,6 +104,7 @@ func (c *Controller) reign(ctx context.Context) error {
 	defer func() {
 		c.setLeading(nil)
 		cancel()
+		c.forget() // whoever leads now erases secrets, and nobody tells of it
 	}()
 	return c.carry(leading)
 }
@@ -186,13 +187,22 @@ func refuseCall(w http.ResponseWriter, r *http.Request, err error) {
 
 // toLeader is the way to the controller that leads.
 func (c *Controller) toLeader(ctx context.Context) (string, *http.Transport, error) {
-	address, err := c.store.(store.Shared).Leader(ctx)
+	shared, ok := c.store.(store.Shared)
+	if !ok { // it is about to end
+		return "", nil, errLeadsNoMore
+	}
+	address, err := shared.Leader(ctx)
+	if err != nil {
+		return "", nil, err
+	}
+	certificate, err := c.certificate()
 	if err != nil {
 		return "", nil, err
 	}
 	c.passing.Lock()
 	defer c.passing.Unlock()
-	if c.passing.address == address {
+	// A connection is good for as long as the certificate that opened it, and streams may keep it open for longer.
+	if c.passing.address == address && c.passing.certificate == certificate {
 		return address, c.passing.transport, nil
 	}
 	if c.passing.transport != nil {
@@ -204,7 +214,7 @@ func (c *Controller) toLeader(ctx context.Context) (string, *http.Transport, err
 	}
 	t := identity.ClientTLS(c.rootsNow, c.certificate, c.cfg.Now)
 	t.NextProtos = []string{"h2", "http/1.1"}
-	c.passing.address = address
+	c.passing.address, c.passing.certificate = address, certificate
 	c.passing.transport = &http.Transport{
 		TLSClientConfig:     t,
 		ForceAttemptHTTP2:   true,

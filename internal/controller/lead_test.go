@@ -3,6 +3,7 @@ package controller
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
 	"encoding/base64"
 	"encoding/json"
 	"errors"
@@ -10,15 +11,18 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"connectrpc.com/connect"
 
+	"github.com/waystamp/waystamp/internal/identity"
 	"github.com/waystamp/waystamp/internal/member"
 	"github.com/waystamp/waystamp/internal/plan"
 	v1 "github.com/waystamp/waystamp/internal/rpc/waystampv1"
@@ -32,6 +36,7 @@ type seat struct {
 	number int
 	socket string
 	trap   *trap
+	ctl    *Controller
 	*store.Etcd
 	cancel context.CancelFunc
 	ended  chan error
@@ -113,9 +118,12 @@ func (s *seat) kill(t *testing.T) {
 }
 
 // cluster is several controllers on one etcd.
-func cluster(t *testing.T, n int, log *slog.Logger) (*world, []*seat, *trap) {
+func cluster(t *testing.T, n int, log *slog.Logger, with ...func(*world)) (*world, []*seat, *trap) {
 	t.Helper()
 	w := newWorld(t)
+	for _, f := range with {
+		f(w)
+	}
 	if log != nil {
 		w.log = log
 	}
@@ -130,8 +138,9 @@ func cluster(t *testing.T, n int, log *slog.Logger) (*world, []*seat, *trap) {
 		s := &seat{number: i, socket: filepath.Join(w.dir, fmt.Sprint("s", i)), trap: trap, Etcd: etcd, ended: make(chan error, 1), dead: make(chan struct{})}
 		operators, err := Listen("unix:" + s.socket)
 		w.must(err)
-		c, err := New(t.Context(), Config{Store: s, Advertise: "tcp:" + nodes.Addr().String(), Log: w.log.With("controller", i), Drain: drain})
+		c, err := New(t.Context(), Config{Store: s, Advertise: "tcp:" + nodes.Addr().String(), Log: w.log.With("controller", i), Drain: drain, Now: w.now})
 		w.must(err)
+		s.ctl = c
 		ctx, cancel := context.WithCancel(context.Background())
 		s.cancel = cancel
 		go func() { s.ended <- c.Run(ctx, operators, nodes) }()
@@ -306,6 +315,9 @@ func TestCallsArePassedOnToTheControllerThatLeads(t *testing.T) {
 		w.must(<-seats[0].ended)
 		w.must(seats[0].Etcd.Close())
 	})
+	if n := len(seats[0].ctl.cache.generations); n != 0 {
+		t.Errorf("one that leads no more has the secrets of %d generations in memory", n)
+	}
 	var serial uint64
 	for {
 		r, err := w.admin.Rotate(t.Context(), connect.NewRequest(&v1.RotateRequest{All: true}))
@@ -319,6 +331,44 @@ func TestCallsArePassedOnToTheControllerThatLeads(t *testing.T) {
 		time.Sleep(20 * time.Millisecond) // nothing tells of it
 	}
 	w.until("settled", settled(serial))
+}
+
+// A connection between controllers may be older than the certificate that opened it, as long as there are streams on it.
+func TestCallsArePassedOnForLongerThanACertificateLasts(t *testing.T) {
+	var later atomic.Int64
+	w, seats, _ := cluster(t, 2, nil, func(w *world) {
+		w.now = func() time.Time { return time.Now().Add(time.Duration(later.Load())) }
+	})
+	w.admin = adminAt(t, seats[1].socket)
+	stream, err := w.admin.Follow(t.Context(), connect.NewRequest(&v1.FollowRequest{}))
+	w.must(err)
+	defer stream.Close()
+	if !stream.Receive() {
+		t.Fatal(stream.Err())
+	}
+	for range 5 {
+		later.Add(int64(identity.CertificateValid / 3))
+		w.state()
+	}
+	w.token("r1") // it is a change: the stream tells of it
+	if !stream.Receive() {
+		t.Error(stream.Err())
+	}
+}
+
+// A call that is passed on by somebody unknown is not one of nobody, who may join.
+func TestACallThatSomebodyUnknownPassesOnIsRefused(t *testing.T) {
+	w := newWorld(t)
+	w.start()
+	r := httptest.NewRequest(http.MethodPost, waystampv1connect.NodeRenewProcedure, strings.NewReader("{}"))
+	r.Header.Set("Content-Type", "application/json")
+	r.Header.Set(headerPassed, base64.StdEncoding.EncodeToString(encode(passed{Operator: true})))
+	r.TLS = &tls.ConnectionState{}
+	answer := httptest.NewRecorder()
+	w.ctl.handler().ServeHTTP(answer, r)
+	if text := answer.Body.String(); answer.Code != http.StatusUnauthorized || !strings.Contains(text, "whoever passes the call on") {
+		t.Errorf("%d %s", answer.Code, text)
+	}
 }
 
 // Of two that are started on an empty store at once, both have the same CA.

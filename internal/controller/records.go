@@ -323,7 +323,9 @@ func (c *Controller) generation(ctx context.Context, v *view, n uint64) (*genera
 		g.domain.Nodes = append(g.domain.Nodes, x)
 		g.domain.Block = x.Block
 	}
-	c.cache.generations[n] = g
+	if c.leads() != nil { // else nobody would forget it
+		c.cache.generations[n] = g
+	}
 	return g, nil
 }
 

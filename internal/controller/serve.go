@@ -176,7 +176,12 @@ func (c *Controller) handler() http.Handler {
 			if who.err == nil {
 				who.certificate = r.TLS.PeerCertificates[0].Raw
 			}
-			if header := r.Header.Get(headerPassed); header != "" && who.err == nil && who.peer.Controller {
+			header := r.Header.Get(headerPassed)
+			if header != "" && who.err != nil { // a controller, perhaps, whose clock is wrong: its caller is not nobody
+				refuseCall(w, r, refuse(connect.CodeUnauthenticated, "the certificate of whoever passes the call on: %w; are the clocks right?", who.err))
+				return
+			}
+			if header != "" && who.peer.Controller {
 				var err error
 				if who, err = c.takePassed(who, header); err != nil {
 					refuseCall(w, r, connect.NewError(connect.CodeUnauthenticated, err))

@@ -450,18 +450,38 @@ func (e *Etcd) Lead(ctx context.Context, self string) (Leadership, error) {
 		return Leadership{}, e.fails(ctx, "lead with", err)
 	}
 	election := concurrency.NewElection(session, e.prefix+"leader")
-	campaign, cancel := context.WithCancel(ctx)
-	defer cancel()
-	stop := context.AfterFunc(session.Ctx(), cancel)
+	campaign, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	stop := context.AfterFunc(session.Ctx(), func() { cancel(errLeaseEnded) })
 	defer stop()
-	if err := election.Campaign(campaign, self); err != nil {
+	done := make(chan error, 1)
+	go func() { done <- election.Campaign(campaign, self) }()
+	select {
+	case err = <-done:
+	case <-campaign.Done(): // without an answer of etcd Campaign ends with the client, and not before
+		err = context.Cause(campaign)
+	}
+	if err != nil {
 		return Leadership{}, errors.Join(e.fails(ctx, "lead with", err), endSession(session))
 	}
+	// Those before it are gone; its own key may be, too.
+	r, err := e.do(ctx, "lead with", []clientv3.Cmp{clientv3.Compare(clientv3.CreateRevision(election.Key()), "=", election.Rev())},
+		[]clientv3.Op{clientv3.OpGet(e.meta(), clientv3.WithKeysOnly())}, nil)
+	if err == nil && !r.Succeeded {
+		err = e.fails(ctx, "lead with", errLeaseEnded)
+	}
+	if err != nil {
+		return Leadership{}, errors.Join(err, endSession(session))
+	}
+	e.tidy(r.Header.Revision) // the one before had no time to, perhaps
 	e.mu.Lock()
 	e.fence = &fence{election.Key(), election.Rev()}
 	e.mu.Unlock()
 	return Leadership{Lost: session.Done(), Resign: func() error { return endSession(session) }}, nil
 }
+
+// errLeaseEnded means that etcd has not heard from this process for too long.
+var errLeaseEnded = errors.New("the lease has ended during the election")
 
 // endSession gives up what a lease holds. Without an answer it ends by itself.
 func endSession(s *concurrency.Session) error {

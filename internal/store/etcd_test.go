@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -129,6 +131,129 @@ func TestALeaderThatIsGoneIsFollowedWhenItsLeaseEnds(t *testing.T) {
 	}
 }
 
+// One whose own key is gone when those before it are does not lead.
+func TestAKeyThatIsGoneWinsNoElection(t *testing.T) {
+	dir := t.TempDir()
+	a, b := openEtcd(t, dir), openEtcd(t, dir)
+	first := lead(t, a, "a")
+	ended := make(chan error)
+	go func() {
+		l, err := b.Lead(context.Background(), "b")
+		if err == nil {
+			l.Resign()
+		}
+		ended <- err
+	}()
+	stands(t, a, "b")
+	own, err := a.client.Get(t.Context(), a.prefix+"leader/", clientv3.WithLastCreate()...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := a.client.Delete(t.Context(), string(own.Kvs[0].Key)); err != nil {
+		t.Fatal(err)
+	}
+	if err := first.Resign(); err != nil {
+		t.Error(err)
+	}
+	if err := <-ended; !errors.Is(err, errLeaseEnded) {
+		t.Errorf("it leads without its key: %v", err)
+	}
+}
+
+// stands waits until a process is the last that wants to lead.
+func stands(t *testing.T, e *Etcd, who string) {
+	t.Helper()
+	for limit := time.Now().Add(patience); ; time.Sleep(time.Millisecond) { // nothing tells of it
+		r, err := e.client.Get(t.Context(), e.prefix+"leader/", clientv3.WithLastCreate()...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(r.Kvs) > 0 && string(r.Kvs[0].Value) == who {
+			return
+		}
+		if time.Now().After(limit) {
+			t.Fatalf("%s does not want to lead", who)
+		}
+	}
+}
+
+// A process that waits for its turn can be ended while etcd does not answer.
+func TestWhoeverWaitsToLeadEndsWithoutEtcd(t *testing.T) {
+	c := etcdOf(t, t.TempDir())
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	to := c.Endpoints[0]
+	var group sync.WaitGroup
+	var mu sync.Mutex
+	var conns []net.Conn
+	group.Go(func() {
+		for {
+			near, err := l.Accept()
+			if err != nil {
+				return
+			}
+			far, err := net.Dial("tcp", to)
+			if err != nil {
+				near.Close()
+				continue
+			}
+			mu.Lock()
+			conns = append(conns, near, far)
+			mu.Unlock()
+			for _, pair := range [][2]net.Conn{{near, far}, {far, near}} {
+				group.Go(func() {
+					io.Copy(pair[0], pair[1])
+					pair[0].Close()
+				})
+			}
+		}
+	})
+	cut := sync.OnceFunc(func() {
+		l.Close()
+		mu.Lock()
+		defer mu.Unlock()
+		for _, c := range conns {
+			c.Close()
+		}
+	})
+	t.Cleanup(func() {
+		cut()
+		group.Wait()
+	})
+	a, err := OpenEtcd(t.Context(), c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	first := lead(t, a, "a")
+	defer first.Resign()
+	c.Endpoints = []string{l.Addr().String()}
+	b, err := OpenEtcd(t.Context(), c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { b.Close() })
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() {
+		_, err := b.Lead(ctx, "b")
+		ended <- err
+	}()
+	stands(t, a, "b")
+	cut()
+	cancel()
+	select {
+	case err := <-ended:
+		if !errors.Is(err, context.Canceled) {
+			t.Error(err)
+		}
+	case <-time.After(patience):
+		t.Error("it has not ended")
+	}
+}
+
 // Processes that write at once take turns: each commit has a revision of its own, and none is lost.
 func TestSeveralProcessesLoseNoWrite(t *testing.T) {
 	dir := t.TempDir()
@@ -161,16 +286,29 @@ func TestSeveralProcessesLoseNoWrite(t *testing.T) {
 
 // An erased secret is in no history of etcd's.
 func TestEtcdForgetsWhatWasErased(t *testing.T) {
-	e := openEtcd(t, t.TempDir())
+	dir := t.TempDir()
+	e := openEtcd(t, dir)
 	commit(t, e, Txn{Put: put("k", "secret")})
 	before, err := e.client.Get(t.Context(), e.data("k"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	commit(t, e, Txn{Delete: []string{"k"}})
+	// It ends before it has seen to that. Whoever leads next does.
+	if err := e.Close(); err != nil {
+		t.Fatal(err)
+	}
+	e = openEtcd(t, dir)
+	defer lead(t, e, "e").Resign()
 	e.mu.Lock()
-	e.compact.Reset(0)
+	due := e.compact != nil
+	if due {
+		e.compact.Reset(0)
+	}
 	e.mu.Unlock()
+	if !due {
+		t.Fatal("nothing is to be forgotten")
+	}
 	for limit := time.Now().Add(patience); ; time.Sleep(time.Millisecond) { // nothing tells of it
 		old, err := e.client.Get(t.Context(), e.data("k"), clientv3.WithRev(before.Header.Revision))
 		if err != nil {
