@@ -35,6 +35,10 @@ func (b *bed) pinIDs(d *Dataplane) map[string]uint32 {
 	}
 	for name, p := range d.gen.programs {
 		add(filepath.Join(d.gen.dir, name), programPin{p})
+		add(filepath.Join(d.gen.dir, constantsPin(name)), mapPin{d.gen.constants[name]})
+	}
+	for name, m := range d.gen.inner {
+		add(filepath.Join(d.gen.dir, name), mapPin{m})
 	}
 	for _, kind := range []string{windowsName, numbersName} {
 		slabs, err := filepath.Glob(filepath.Join(b.dir(), kind, "slab-*"))
