@@ -129,6 +129,9 @@ func lockInstance(dir string, create bool) (*os.File, error) {
 			}
 			return nil, fmt.Errorf("%s: %w", dir, ErrNotThere)
 		}
+		if errors.Is(err, fs.ErrPermission) {
+			return nil, fmt.Errorf("open the instance's pin directory: %w; run as root, or as the user whose agent made it", err)
+		}
 		if err != nil {
 			return nil, fmt.Errorf("open the instance's pin directory: %w", err)
 		}
