@@ -38,11 +38,12 @@ __noinline int ws_client_in(struct __sk_buff *skb)
 		c = bpf_map_lookup_elem(&ws_conns_new, &s.key);
 		if (!c)
 			return ws_refuse(skb, REASON(STREAMS_FULL), 0);
-	} else if (segment_opens(&s) && c->seen) {
-		/* Ports are used again; the gateway has forgotten the last one, or
-		 * answers for it.
+	} else if (c->seen & WS_CONN_RST && !(s.flags & (TCP_SYN | TCP_RST))) {
+		/* The reset was not the client's: TCP ignores one with a number
+		 * that is wrong (RFC 5961 3.2). Where it was, the gateway resets
+		 * it again.
 		 */
-		c->seen = 0;
+		c->seen &= ~WS_CONN_RST;
 	}
 	conn_note(c, s.flags, WS_CONN_CLIENT_FIN, 0);
 	proxy_received(p, 1);
@@ -53,9 +54,10 @@ __noinline int ws_client_in(struct __sk_buff *skb)
 #define TO_CLIENT 0
 #define TO_ORIGIN 1
 
-/* Where a packet of the gateway's goes, into skb->cb[0]. Whoever does not answer it holds no
- * place for good: a SYN and the answer to it are not enough. A function of its own, for
- * its stack. Returns a reason_t.
+/* Where a packet of the gateway's goes, into skb->cb[0]. It opens no connection to a client.
+ * Who sends with another's address holds no place for good: TCP acknowledges what it sends,
+ * but the gateway says nothing before the handshake of TCP is complete, and TLS begins with its
+ * answer. A function of its own, for its stack. Returns a reason_t.
  */
 __noinline int ws_gateway_to(struct __sk_buff *skb)
 {
@@ -63,8 +65,8 @@ __noinline int ws_gateway_to(struct __sk_buff *skb)
 	const struct ws_port *port = bpf_map_lookup_elem(&ws_ports, &ifindex);
 	const struct ws_proxy *p = port ? proxy_find(port->proxy) : NULL;
 	struct segment s = {};
+	bool is_new, says;
 	struct ws_conn *c;
-	bool is_new;
 
 	if (!p)
 		return REASON(PROXY_MISSING_BUG);
@@ -78,13 +80,17 @@ __noinline int ws_gateway_to(struct __sk_buff *skb)
 	conn_swap(&s.key);
 	s.key.proxy |= WS_CONN_ACCEPTED;
 	c = conn_find(&s.key, &is_new);
-	if (!c)
+	if (!c || segment_opens(&s))
 		return REASON(STREAM_UNKNOWN);
-	conn_note(c, s.flags, WS_CONN_SERVER_FIN, WS_CONN_ANSWERED);
+	/* Ports are used again: with its SYN the gateway's TCP begins another one, which no
+	 * SYN of whoever makes it do while it has the last.
+	 */
+	if (s.flags & TCP_SYN && c->seen)
+		c->seen = 0;
+	says = s.has_payload && !(s.flags & (TCP_SYN | TCP_RST));
+	conn_note(c, s.flags, WS_CONN_SERVER_FIN, says ? WS_CONN_ANSWERED : 0);
 	proxy_count(p, tx_success);
-	return is_new && !(s.flags & (TCP_SYN | TCP_RST)) ?
-		       conn_promote(&s.key, c) :
-		       WS_REASON_NONE;
+	return is_new && says ? conn_promote(&s.key, c) : WS_REASON_NONE;
 }
 
 SEC("tc")

@@ -43,6 +43,12 @@ __noinline int ws_stream_path(struct __sk_buff *skb)
 	}
 	if (!c)
 		return REASON(STREAM_UNKNOWN);
+	/* A gateway is let open one connection at a time. Until it has acknowledged the
+	 * origin's SYN there was none.
+	 */
+	if (p->stream == WS_BYTES_GATEWAY && segment_opens(&s) &&
+	    c->seen & WS_CONN_ANSWERED)
+		return REASON(STREAM_UNKNOWN);
 	path = c->part;
 	/* Of others the client itself says that it ends. */
 	conn_note(c, s.flags,

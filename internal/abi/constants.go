@@ -172,6 +172,7 @@ const (
 	ConnServerFin = 2
 	ConnRst       = 4
 
-	// from either
+	// The function acknowledges what the server says; of a gateway's client: the
+	// gateway has sent payload.
 	ConnAnswered = 8
 )

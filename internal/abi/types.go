@@ -449,7 +449,7 @@ type ServiceKey struct {
 // ConnKey is struct ws_conn_key. ws_conns and ws_conns_new: a connection
 // through a function on byte streams, by the addresses and ports of both ends;
 // IPv4 as ::ffff:a.b.c.d. In the second are those that the function has not
-// gone on with yet.
+// gone on with yet, and clients that a gateway has sent no payload.
 type ConnKey struct {
 	_          structs.HostLayout
 	Client     [2]uint64

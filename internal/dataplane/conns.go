@@ -19,18 +19,23 @@ import (
 // and sockets wait for them.
 const connEnded = 2 * time.Minute
 
+// onwardMax is how many connections onward a gateway has at most, half of the table (WS_CONNS_MAX): the others are for its clients, and for
+// functions on byte streams.
+const onwardMax = 1 << 17
+
 // Connections are those that programs keep of a function on byte streams.
 type Connections struct {
 	Open int // the function has gone on with them
 	New  int // it has not, yet
 }
 
-// ErrNoClient says that a client is not connected to the gateway.
+// ErrNoClient says that a client is not connected to the gateway: it never was, or the gateway has sent it no payload, or the
+// connection has ended.
 var ErrNoClient = errors.New("no client of the gateway has that address and port")
 
 // OpenOnward lets the gateway open a connection, from source to origin, for a client that is connected to a service: answers come by the
-// path back, and what the gateway sends takes the path that the plan has with it. What was there of the same addresses and ports is
-// over.
+// path back, and what the gateway sends takes the path that the plan has with it. It is one connection: for another one, also of the same addresses and ports, the
+// gateway has to be let again. What was there of them is over.
 func (d *Dataplane) OpenOnward(client, service, source, origin netip.AddrPort, back uint32) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -54,7 +59,7 @@ func (d *Dataplane) OpenOnward(client, service, source, origin netip.AddrPort, b
 	if err != nil {
 		return fmt.Errorf("read map %s: %w", tables.MapConns, err)
 	}
-	if c.Seen&abi.ConnRst != 0 {
+	if c.Seen&abi.ConnAnswered == 0 || isOver(c) {
 		return ErrNoClient
 	}
 	now, err := coarseTime()
@@ -62,7 +67,16 @@ func (d *Dataplane) OpenOnward(client, service, source, origin netip.AddrPort, b
 		return err
 	}
 	c = abi.Conn{Used: now, Part: abi.BE32(back)}
-	if err := d.gen.maps[tables.MapConns].Put(tables.ConnKey(gateway, source, origin), c); err != nil {
+	conns, key := d.gen.maps[tables.MapConns], tables.ConnKey(gateway, source, origin)
+	if err := conns.Lookup(key, new(abi.Conn)); errors.Is(err, ebpf.ErrKeyNotExist) {
+		if d.onward >= onwardMax {
+			return fmt.Errorf("the gateway has %d connections onward, and may have no more; those that are over are taken out with time", d.onward)
+		}
+		d.onward++
+	} else if err != nil {
+		return fmt.Errorf("read map %s: %w", tables.MapConns, err)
+	}
+	if err := conns.Put(key, c); err != nil {
 		return fmt.Errorf("write to map %s: %w", tables.MapConns, err)
 	}
 	return nil
@@ -101,6 +115,7 @@ func (d *Dataplane) SweepConnections(idle map[string]time.Duration) (map[string]
 	if err != nil {
 		return nil, err
 	}
+	onward := 0
 	for _, t := range []tables.Map{tables.MapConns, tables.MapConnsNew} {
 		m := d.gen.maps[t]
 		var over []abi.ConnKey
@@ -116,6 +131,9 @@ func (d *Dataplane) SweepConnections(idle map[string]time.Duration) (map[string]
 			if !known || now > c.Used && time.Duration(now-c.Used) > limit {
 				over = append(over, k)
 				continue
+			}
+			if gateway, ok := keys[model.GatewayName]; ok && k.Proxy == gateway {
+				onward++
 			}
 			n := out[name]
 			if t == tables.MapConns {
@@ -135,6 +153,7 @@ func (d *Dataplane) SweepConnections(idle map[string]time.Duration) (map[string]
 			}
 		}
 	}
+	d.onward = onward
 	return out, nil
 }
 

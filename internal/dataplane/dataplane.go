@@ -152,6 +152,7 @@ type Dataplane struct {
 	problems []error
 	withheld map[string]error // functions that get no packets; see Withhold
 	back     []string         // pins that were put back; see KeepPins
+	onward   int              // connections that the gateway was let open, those over included until they are swept
 
 	made     made                         // by the change that is under way
 	counting map[uint32]tables.CounterKey // the numbers of the plan in force, by slot

@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -181,16 +182,11 @@ func TestConnectionsPassTheGateway(t *testing.T) {
 			g.notFromOutside(abi.ReasonStreamUnknown, segmentOf(client, at, ack))
 			g.notFromOutside(abi.ReasonStreamUnknown, segmentOf(client, at, syn|ack))
 			g.notOut(abi.ReasonStreamUnknown, segmentOf(at, client, syn|ack))
-			if err := g.do(func() error { return g.d.OpenOnward(client, at, source, at, chain.Reverse) }); !errors.Is(err, ErrNoClient) {
-				t.Errorf("for a client that is not there: %v", err)
-			}
-			g.fromOutside(segmentOf(client, at, syn))
-			g.toOutside(segmentOf(at, client, syn|ack))
-			if err := g.do(func() error { return g.d.OpenOnward(client, at, source, at, chain.Reverse) }); !errors.Is(err, ErrNoClient) {
-				t.Errorf("for a client that has sent a SYN alone: %v", err)
-			}
-			g.fromOutside(segmentOf(client, at, ack))
-			g.toOutside(segmentOf(at, client, ack))
+			g.noClient("that is not there", client, at, source, chain)
+			g.connect(client, at, source, chain)
+			// A worker that was taken over opens a connection to whoever has sent a SYN.
+			g.notOut(abi.ReasonStreamUnknown, segmentOf(at, client, syn))
+			g.notOut(abi.ReasonStreamUnknown, segmentOf(at, client, syn|fin))
 			g.notOut(abi.ReasonStreamUnknown, segmentOf(at, netip.AddrPortFrom(client.Addr(), 40001), ack))
 
 			// A worker that was taken over dials by itself.
@@ -199,8 +195,14 @@ func TestConnectionsPassTheGateway(t *testing.T) {
 			g.wantRefused(abi.ReasonStreamUnknown, object.CoreTC, "side", g.proven(back, segmentOf(at, source, syn|ack)), 0)
 			g.must(g.do(func() error { return g.d.OpenOnward(client, at, source, at, chain.Reverse) }))
 			g.onward(forward, segmentOf(source, at, syn))
+			// The origin still has an old connection, and the gateway's TCP begins anew (RFC 9293 section 3.5.1).
+			g.back(back, segmentOf(at, source, ack))
+			g.onward(forward, segmentOf(source, at, rst))
+			g.onward(forward, segmentOf(source, at, syn))
 			g.back(back, segmentOf(at, source, syn|ack))
+			g.onward(forward, segmentOf(source, at, syn))
 			g.onward(forward, segmentOf(source, at, ack))
+			g.notOut(abi.ReasonStreamUnknown, segmentOf(source, at, syn))
 			g.notOut(abi.ReasonStreamUnknown, segmentOf(netip.AddrPortFrom(source.Addr(), source.Port()+1), at, syn))
 			g.notOut(abi.ReasonStreamUnknown, segmentOf(source, netip.AddrPortFrom(at.Addr(), 80), syn))
 			short := segmentOf(source, at, syn)
@@ -234,14 +236,16 @@ func TestConnectionsPassTheGateway(t *testing.T) {
 			if len(conns) != 2 {
 				t.Errorf("connections %+v; want the client's and the one onward", conns)
 			}
+			g.noClient("whose connection has ended", client, at, source, chain)
+			g.notOut(abi.ReasonStreamUnknown, segmentOf(source, at, syn))
 			// Ports are used again.
-			g.fromOutside(segmentOf(client, at, syn))
+			g.connect(client, at, source, chain)
 			g.must(g.do(func() error { return g.d.OpenOnward(client, at, source, at, chain.Reverse) }))
 			g.onward(forward, segmentOf(source, at, syn))
 			g.must(readMap(g.d.gen, tables.MapConns, conns))
 			for k, have := range conns {
-				if have.Seen != 0 {
-					t.Errorf("%+v: %+v of a connection that begins", k, have)
+				if want := k.Proxy & abi.ConnAccepted / abi.ConnAccepted * abi.ConnAnswered; have.Seen != want {
+					t.Errorf("%+v: %+v of a connection that begins; want %d seen", k, have, want)
 				}
 			}
 			counts, err := g.d.SweepConnections(map[string]time.Duration{model.GatewayName: time.Hour})
@@ -249,6 +253,76 @@ func TestConnectionsPassTheGateway(t *testing.T) {
 				t.Errorf("%+v, %v; want two connections to be kept", counts, err)
 			}
 		})
+	}
+}
+
+// connect holds that a client is connected when the gateway has something to say to it, and not before: who sends with
+// another's address gets that far that TCP acknowledges what it has sent.
+func (g *gatewayBed) connect(client, at, source netip.AddrPort, chain plan.GatewayChain) {
+	g.Helper()
+	g.fromOutside(segmentOf(client, at, syn))
+	g.noClient("that has sent a SYN", client, at, source, chain)
+	g.toOutside(segmentOf(at, client, syn|ack))
+	g.noClient("that has been sent a SYN", client, at, source, chain)
+	g.fromOutside(segmentOf(client, at, syn))
+	g.toOutside(segmentOf(at, client, ack))
+	g.noClient("that has sent two SYNs", client, at, source, chain)
+	g.fromOutside(segmentOf(client, at, ack, 22, 3, 1))
+	g.toOutside(segmentOf(at, client, ack))
+	g.noClient("that has been sent no payload", client, at, source, chain)
+	g.toOutside(segmentOf(at, client, ack, 22, 3, 3))
+}
+
+func (g *gatewayBed) noClient(which string, client, at, source netip.AddrPort, chain plan.GatewayChain) {
+	g.Helper()
+	if err := g.do(func() error { return g.d.OpenOnward(client, at, source, at, chain.Reverse) }); !errors.Is(err, ErrNoClient) {
+		g.Errorf("for a client %s: %v; want that it is none", which, err)
+	}
+}
+
+// Who sends resets with a client's address ends nothing: the client is one again with its next segment. A new SYN makes nobody one.
+func TestAResetThatIsNotTheClientsIsForgotten(t *testing.T) {
+	g := newGatewayBed(t)
+	client := netip.MustParseAddrPort("[fd00:7::2]:40000")
+	chain := g.chain("light")
+	source := netip.AddrPortFrom(client.Addr(), chain.Ports.First)
+	g.connect(client, shopAt, source, chain)
+	g.fromOutside(segmentOf(client, shopAt, rst))
+	g.noClient("that was reset", client, shopAt, source, chain)
+	g.fromOutside(segmentOf(client, shopAt, syn))
+	g.noClient("that was reset, and has sent a SYN", client, shopAt, source, chain)
+	g.fromOutside(segmentOf(client, shopAt, ack, 23, 3, 3))
+	g.must(g.do(func() error { return g.d.OpenOnward(client, shopAt, source, shopAt, chain.Reverse) }))
+	g.fromOutside(segmentOf(client, shopAt, rst))
+	g.fromOutside(segmentOf(client, shopAt, ack))
+	g.toOutside(segmentOf(shopAt, client, rst))
+	g.noClient("that the gateway has reset", client, shopAt, source, chain)
+}
+
+// A worker that was taken over cannot fill the table of connections with those onward.
+func TestConnectionsOnwardAreBounded(t *testing.T) {
+	g := newGatewayBed(t)
+	client := netip.MustParseAddrPort("[fd00:7::2]:40000")
+	chain := g.chain("light")
+	source := netip.AddrPortFrom(client.Addr(), chain.Ports.First)
+	next := netip.AddrPortFrom(client.Addr(), chain.Ports.First+1)
+	open := func(source netip.AddrPort) error {
+		return g.do(func() error { return g.d.OpenOnward(client, shopAt, source, shopAt, chain.Reverse) })
+	}
+	g.connect(client, shopAt, source, chain)
+	g.must(open(source))
+	g.d.onward = onwardMax
+	if err := open(next); err == nil || !strings.Contains(err.Error(), "may have no more") {
+		t.Errorf("beyond what it may have: %v", err)
+	}
+	g.notOut(abi.ReasonStreamUnknown, segmentOf(next, shopAt, syn))
+	g.must(open(source)) // it has its place
+	if _, err := g.d.SweepConnections(map[string]time.Duration{model.GatewayName: time.Hour}); err != nil || g.d.onward != 1 {
+		t.Errorf("%v, and %d connections onward; want one", err, g.d.onward)
+	}
+	g.must(open(next))
+	if g.d.onward != 2 {
+		t.Errorf("%d connections onward; want two", g.d.onward)
 	}
 }
 

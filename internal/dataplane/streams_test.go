@@ -111,11 +111,12 @@ func (s *streamBed) proven(p plan.Path, inner []byte) []byte {
 }
 
 // segmentOf is a segment of TCP.
-func segmentOf(from, to netip.AddrPort, flags byte) []byte {
-	b := make([]byte, 20)
+func segmentOf(from, to netip.AddrPort, flags byte, payload ...byte) []byte {
+	b := make([]byte, 20, 20+len(payload))
 	binary.BigEndian.PutUint16(b, from.Port())
 	binary.BigEndian.PutUint16(b[2:], to.Port())
 	b[12], b[13] = 0x50, flags
+	b = append(b, payload...)
 	if from.Addr().Is4() {
 		return sentBy4(from.Addr().String(), to.Addr().String(), 6, 0, b...)
 	}

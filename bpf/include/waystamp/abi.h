@@ -780,7 +780,8 @@ _Static_assert(sizeof(struct ws_service_key) == 24, "ws_service_key is ABI");
 
 /* ws_conns and ws_conns_new: a connection through a function on byte streams, by the
  * addresses and ports of both ends; IPv4 as ::ffff:a.b.c.d. In the second are those
- * that the function has not gone on with yet.
+ * that the function has not gone on with yet, and clients that a gateway has sent no
+ * payload.
  */
 struct ws_conn_key {
 	__be64 client[2];
@@ -804,7 +805,10 @@ _Static_assert(sizeof(struct ws_conn) == 16, "ws_conn is ABI");
 #define WS_CONN_CLIENT_FIN 1 /* from the client */
 #define WS_CONN_SERVER_FIN 2
 #define WS_CONN_RST 4 /* from either */
-#define WS_CONN_ANSWERED 8 /* the function acknowledges what the server says */
+/* The function acknowledges what the server says; of a gateway's client: the gateway has sent
+ * payload.
+ */
+#define WS_CONN_ANSWERED 8
 
 /* ws_refusals: per CPU, by reason. */
 struct ws_refusal {

@@ -19,6 +19,7 @@
 struct segment {
 	struct ws_conn_key key; /* as if its sender were the client */
 	__u32 flags;
+	bool has_payload; /* by the length in the IP header */
 };
 
 /* A SYN without ACK: it asks for a connection. */
@@ -74,6 +75,11 @@ static __always_inline bool segment_read(struct __sk_buff *skb,
 	s->key.client_port = tcp->sport;
 	s->key.server_port = tcp->dport;
 	s->flags = tcp->flags;
+	s->has_payload = (in.is_ip4 ?
+				  bpf_ntohs(ip4->len) :
+				  sizeof(*ip6) + bpf_ntohs(ip6->payload_len)) >
+			 (in.is_ip4 ? ip4_header_len(ip4) : sizeof(*ip6)) +
+				 (tcp->offset >> 4) * 4;
 	return true;
 }
 
