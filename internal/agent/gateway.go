@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -90,6 +91,11 @@ func (a *agent) allowOnward(q worker.Ask) error {
 		return fmt.Errorf("no rule names chain %q", q.Chain)
 	}
 	c := g.Chains[i]
+	for _, at := range []netip.AddrPort{q.Client, q.Source, q.Origin} {
+		if at.Addr().Is4In6() || at.Addr().Zone() != "" {
+			return fmt.Errorf("%s is not an address as those of packets are", at)
+		}
+	}
 	switch {
 	case q.Origin != c.Origin:
 		return fmt.Errorf("chain %s leads to %s, and not to %s", c.Chain, c.Origin, q.Origin)

@@ -46,6 +46,12 @@ func TestTheGatewaysWorkerIsNotTrusted(t *testing.T) {
 	c, other := g.Chains[0], g.Chains[1]
 	client := netip.MustParseAddrPort("[fc00:7::2]:40000")
 	right := worker.Ask{Chain: c.Chain, Client: client, Source: netip.AddrPortFrom(client.Addr(), c.Ports.First), Origin: c.Origin}
+	at := func(client string) func(*worker.Ask) {
+		return func(q *worker.Ask) {
+			q.Client = netip.AddrPortFrom(netip.MustParseAddr(client), q.Client.Port())
+			q.Source = netip.AddrPortFrom(q.Client.Addr(), q.Source.Port())
+		}
+	}
 	for name, test := range map[string]struct {
 		change func(*worker.Ask)
 		says   string // "": it is let
@@ -59,6 +65,8 @@ func TestTheGatewaysWorkerIsNotTrusted(t *testing.T) {
 		"port 0":               {func(q *worker.Ask) { q.Source = netip.AddrPortFrom(client.Addr(), 0) }, "is not one of chain"},
 		"another address":      {func(q *worker.Ask) { q.Source = netip.AddrPortFrom(netip.MustParseAddr("fc00:7::3"), c.Ports.First) }, "is not the address of client"},
 		"no addresses":         {func(q *worker.Ask) { q.Source, q.Client = netip.AddrPort{}, netip.AddrPort{} }, "is not one of chain"},
+		"IPv4 as IPv6":         {at("::ffff:192.0.2.2"), "is not an address as"},
+		"a zone":               {at("fe80::2%eth0"), "is not an address as"},
 	} {
 		f := newFakeMachine()
 		a := &agent{dp: fakeDataPath{f}}

@@ -44,9 +44,11 @@ type Process struct {
 	stop    chan struct{}
 	wait    sync.WaitGroup
 
+	handing sync.Mutex // a configuration over: files are read, and sent, in the order of the numbers
 	writing sync.Mutex
 
-	mu      sync.Mutex
+	mu      sync.Mutex // the last to be taken
+	broken  error      // why the process was killed
 	now     Configuration
 	stamp   string // of the files that the worker has
 	number  uint64
@@ -109,17 +111,51 @@ func (p *Process) send(m toWorker) error {
 		return err
 	}
 	err := send(p.conn, m, toWorkerMax)
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		p.kill(fmt.Errorf("it has read nothing for %s", endTime))
+	}
 	if err != nil {
 		p.conn.Close() // half a message could be there
 	}
 	return err
 }
 
+// kill ends a process that cannot be spoken with; Err says why.
+func (p *Process) kill(why error) {
+	p.mu.Lock()
+	if p.broken == nil {
+		p.broken = why
+	}
+	p.mu.Unlock()
+	if err := p.cmd.Process.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		p.options.Log.Error("the gateway's worker cannot be killed", "err", err)
+	}
+}
+
 // Configure hands over a configuration with the files as they are, and waits until the worker has taken it. On an error the worker
 // goes on with the one before.
 func (p *Process) Configure(c Configuration, most time.Duration) error {
+	p.handing.Lock()
 	// Before the files are read: what changes meanwhile is seen.
+	return p.handLocked(c, gateway.Stamp(p.options.Folder, c.Clients, c.Services), most)
+}
+
+// refresh hands over the configuration again that was the last, if files of it have changed; did says whether they have.
+func (p *Process) refresh(most time.Duration) (did bool, err error) {
+	p.handing.Lock()
+	p.mu.Lock()
+	c, before := p.now, p.stamp
+	p.mu.Unlock()
 	stamp := gateway.Stamp(p.options.Folder, c.Clients, c.Services)
+	if stamp == before {
+		p.handing.Unlock()
+		return false, nil
+	}
+	return true, p.handLocked(c, stamp, most)
+}
+
+// handLocked unlocks p.handing once the configuration is sent.
+func (p *Process) handLocked(c Configuration, stamp string, most time.Duration) error {
 	m := &configuration{Configuration: c, Files: gateway.TakeSnapshot(p.options.Folder, c.Clients, c.Services), Audit: p.options.Audit.Name()}
 	done := make(chan error, 1)
 	p.mu.Lock()
@@ -133,7 +169,9 @@ func (p *Process) Configure(c Configuration, most time.Duration) error {
 		delete(p.pending, m.Number)
 		p.mu.Unlock()
 	}()
-	if err := p.send(toWorker{Configuration: m}); err != nil {
+	err := p.send(toWorker{Configuration: m})
+	p.handing.Unlock()
+	if err != nil {
 		select {
 		case <-p.ended:
 			return p.Err()
@@ -156,15 +194,25 @@ func (p *Process) Configure(c Configuration, most time.Duration) error {
 	}
 }
 
-// follow answers the worker.
+// follow answers the worker, and kills it if it goes on although it cannot be spoken with any more.
 func (p *Process) follow() {
+	defer func() {
+		p.conn.Close()
+		select {
+		case <-p.ended:
+		case <-time.After(endTime):
+			p.kill(errors.New("its socket was closed, and it did not end"))
+		}
+	}()
+	var asks bucket
 	for {
 		var m toParent
 		if err := receive(p.conn, &m, toParentMax); err != nil {
-			if !errors.Is(err, io.EOF) && !errors.Is(err, net.ErrClosed) {
-				p.options.Log.Error("what the gateway's worker says cannot be read; it ends", "err", err)
+			gone := errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, unix.ECONNRESET) || errors.Is(err, net.ErrClosed)
+			if !gone {
+				p.options.Log.Error("what the gateway's worker says cannot be read; it is killed", "err", err)
+				p.kill(fmt.Errorf("what it says cannot be read: %w", err))
 			}
-			p.conn.Close()
 			return
 		}
 		if m.Taken != nil {
@@ -187,7 +235,9 @@ func (p *Process) follow() {
 		}
 		if m.Ask != nil {
 			a := &answer{Number: m.Ask.Number}
-			if err := p.options.Allow(m.Ask.Ask); err != nil {
+			if !asks.take(time.Now()) {
+				a.Error = fmt.Sprintf("more than %d connections onward in a second", asksPerSecond)
+			} else if err := p.options.Allow(m.Ask.Ask); err != nil {
 				a.Error = err.Error()
 			}
 			if p.send(toWorker{Answer: a}) != nil {
@@ -195,6 +245,26 @@ func (p *Process) follow() {
 			}
 		}
 	}
+}
+
+// A worker may ask for asksPerSecond connections onward, and for twice as many after a pause.
+const asksPerSecond = 2000
+
+// bucket counts what a worker asks for. The zero value is full.
+type bucket struct {
+	taken float64
+	at    time.Time
+}
+
+// take says whether the worker may ask now.
+func (b *bucket) take(now time.Time) bool {
+	b.taken = max(0, b.taken-now.Sub(b.at).Seconds()*asksPerSecond)
+	b.at = now
+	if b.taken+1 > 2*asksPerSecond {
+		return false
+	}
+	b.taken++
+	return true
 }
 
 // watch hands files over that have changed.
@@ -209,13 +279,8 @@ func (p *Process) watch() {
 		case <-p.ended:
 			return
 		}
-		p.mu.Lock()
-		c, stamp := p.now, p.stamp
-		p.mu.Unlock()
-		if gateway.Stamp(p.options.Folder, c.Clients, c.Services) == stamp {
-			continue
-		}
-		switch err := p.Configure(c, startTime); {
+		switch did, err := p.refresh(startTime); {
+		case !did:
 		case err == nil:
 			p.options.Log.Info("the gateway has taken files in that have changed")
 		default:
@@ -240,7 +305,11 @@ func (p *Process) PID() int { return p.cmd.Process.Pid }
 // Err says why the process is gone; only then.
 func (p *Process) Err() error {
 	said := strings.TrimSpace(p.stderr.String())
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	switch {
+	case p.broken != nil:
+		return fmt.Errorf("it was killed: %w", p.broken)
 	case p.err == nil:
 		return errors.New("it ended")
 	case said != "":

@@ -59,6 +59,7 @@ func Serve(ctx context.Context, parent, audit *os.File, listeners []*os.File, st
 	if first.Configuration == nil {
 		return errors.New("the gateway's configuration did not come first")
 	}
+	w.number = first.Configuration.Number
 	err = w.begin(first.Configuration, audit)
 	if err := w.taken(first.Configuration.Number, err); err != nil {
 		return err
@@ -85,6 +86,7 @@ type worker struct {
 	parent  net.Conn
 	gateway *gateway.Gateway
 	audit   *gateway.Audit
+	number  uint64 // of the last configuration that came
 
 	writing sync.Mutex
 
@@ -201,6 +203,10 @@ func (w *worker) follow() error {
 
 // change takes a configuration, or leaves all as it was.
 func (w *worker) change(c *configuration) error {
+	if c.Number <= w.number {
+		return fmt.Errorf("configuration %d comes after %d", c.Number, w.number)
+	}
+	w.number = c.Number
 	services, err := gateway.Load(c.Files, c.Clients, c.Services, time.Now())
 	if err != nil {
 		return err

@@ -44,6 +44,9 @@ func TestMain(m *testing.M) {
 				listeners = append(listeners, os.NewFile(uintptr(5+len(listeners)), "listener"))
 			}
 		}
+		if as := os.Getenv(rogue); as != "" {
+			turnedRogue(as)
+		}
 		if err := Serve(context.Background(), os.NewFile(3, "parent"), os.NewFile(4, "audit"), listeners, os.Stderr, 0); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
@@ -51,6 +54,161 @@ func TestMain(m *testing.M) {
 		return
 	}
 	os.Exit(m.Run())
+}
+
+// rogue is the environment's variable that says what a worker does once it has its configuration.
+const rogue = "WAYSTAMP_TEST_ROGUE"
+
+func turnedRogue(as string) {
+	parent := os.NewFile(3, "parent")
+	var m toWorker
+	if err := receive(parent, &m, toWorkerMax); err != nil {
+		panic(err)
+	}
+	if err := send(parent, toParent{Taken: &answer{Number: m.Configuration.Number}}, toParentMax); err != nil {
+		panic(err)
+	}
+	switch as {
+	case "babbles":
+		parent.Write([]byte("\x00\x00\x00\x04nope"))
+	case "shouts":
+		parent.Write([]byte("\xff\xff\xff\xff"))
+	case "hangs up":
+		parent.Close()
+	case "is deaf":
+	}
+	for {
+		time.Sleep(time.Hour)
+	}
+}
+
+// A worker that cannot be spoken with any more does not go on.
+func TestAWorkerThatCannotBeSpokenWithIsKilled(t *testing.T) {
+	for as, says := range map[string]string{
+		"babbles": "what it says cannot be read", "shouts": "what it says cannot be read", "hangs up": "its socket was closed", "is deaf": "it has read nothing",
+	} {
+		t.Run(as, func(t *testing.T) {
+			t.Setenv(rogue, as)
+			w := newWorld(t)
+			w.start()
+			if as == "is deaf" {
+				long := w.config
+				long.Chains = []Chain{{Name: strings.Repeat("x", 4<<20)}} // more than the socket holds
+				if err := w.process.Configure(long, time.Minute); err == nil || !strings.Contains(err.Error(), says) {
+					t.Errorf("Configure says %v; want that %s", err, says)
+				}
+			}
+			select {
+			case <-w.process.Ended():
+				if err := w.process.Err(); !strings.Contains(err.Error(), says) {
+					t.Errorf("it ended since %v; want that %s", err, says)
+				}
+			case <-time.After(time.Minute):
+				t.Error("it goes on")
+			}
+		})
+	}
+}
+
+// Files that change while a configuration comes in do not bring the one before back.
+func TestTheLastConfigurationStays(t *testing.T) {
+	ours, its := net.Pipe()
+	folder := t.TempDir()
+	must(t, os.WriteFile(filepath.Join(folder, "ca.pem"), make([]byte, 1<<16), 0o600))
+	audit, err := gateway.OpenAuditFile(filepath.Join(folder, "audit.log"))
+	must(t, err)
+	defer audit.Close()
+	p := &Process{options: Options{Folder: folder, Audit: audit}, conn: ours, pending: map[uint64]chan error{}, ended: make(chan struct{})}
+	const last = 60
+	taken := make(chan error, 1)
+	go func() {
+		number, name := uint64(0), 0
+		for name < last {
+			var m toWorker
+			if err := receive(its, &m, toWorkerMax); err != nil {
+				taken <- err
+				return
+			}
+			c := m.Configuration
+			if c.Number <= number || len(c.Chains[0].Name) < name {
+				taken <- fmt.Errorf("configuration %d of chain %q comes after %d of %d letters", c.Number, c.Chains[0].Name, number, name)
+				return
+			}
+			number, name = c.Number, len(c.Chains[0].Name)
+			p.mu.Lock()
+			to := p.pending[number]
+			p.mu.Unlock()
+			to <- nil
+		}
+		taken <- nil
+	}()
+	of := func(n int) Configuration {
+		return Configuration{Clients: []model.Clients{{Name: "staff", Kind: model.IdentitySPIFFE, CA: "ca.pem"}}, Chains: []Chain{{Name: strings.Repeat("x", n)}}}
+	}
+	if err := p.Configure(of(1), 10*time.Second); err != nil {
+		t.Fatal(err, <-taken)
+	}
+	stop, stopped := make(chan struct{}), sync.WaitGroup{}
+	for range 4 {
+		stopped.Go(func() {
+			for i := 1; ; i++ {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				must(t, os.Chtimes(filepath.Join(folder, "ca.pem"), time.Time{}, time.Unix(int64(i), 0)))
+				p.refresh(time.Minute) // the reader ends before it hears them all
+			}
+		})
+	}
+	go func() {
+		for i := 2; i <= last; i++ {
+			p.Configure(of(i), time.Minute)
+		}
+	}()
+	if err := <-taken; err != nil {
+		t.Error(err)
+	}
+	close(stop)
+	its.Close()
+	close(p.ended)
+	stopped.Wait()
+}
+
+// A worker does not go back to a configuration before the one that it has, and leaves no trace of it.
+func TestAnOlderConfigurationIsRefused(t *testing.T) {
+	w := &worker{number: 7, chains: map[string]*chain{}}
+	for _, n := range []uint64{6, 7} {
+		c := &configuration{Number: n, Configuration: Configuration{Chains: []Chain{{Name: "old"}}}}
+		if err := w.change(c); err == nil || !strings.Contains(err.Error(), "comes after 7") || len(w.chains) > 0 {
+			t.Errorf("configuration %d: %v, chains %v; want it refused, since 7 was there", n, err, w.chains)
+		}
+	}
+}
+
+func TestAsksAreBounded(t *testing.T) {
+	var b bucket
+	now := time.Unix(1000, 0)
+	let := func() (n int) {
+		for range 5 * asksPerSecond {
+			if b.take(now) {
+				n++
+			}
+		}
+		return n
+	}
+	if n := let(); n != 2*asksPerSecond {
+		t.Errorf("%d asks at once; want %d", n, 2*asksPerSecond)
+	}
+	now = now.Add(time.Second / 2)
+	if n := let(); n != asksPerSecond/2 {
+		t.Errorf("%d asks after half a second; want %d", n, asksPerSecond/2)
+	}
+	now = now.Add(time.Hour)
+	if n := let(); n != 2*asksPerSecond {
+		t.Errorf("%d asks after an hour; want %d", n, 2*asksPerSecond)
+	}
 }
 
 func must(t testing.TB, err error) {
