@@ -24,6 +24,7 @@ import (
 
 	"github.com/waystamp/waystamp/internal/agent"
 	"github.com/waystamp/waystamp/internal/dataplane"
+	"github.com/waystamp/waystamp/internal/dataplane/object"
 	"github.com/waystamp/waystamp/internal/host"
 )
 
@@ -46,7 +47,7 @@ func (b *bed) pins() map[string]string {
 		}
 		name, err := filepath.Rel(b.pinDir(), path)
 		b.must(err)
-		id, err := idAt(path, strings.HasPrefix(name, "links/"), strings.Contains(name, "_tc") || strings.Contains(name, "_xdp"))
+		id, err := idAt(path, strings.HasPrefix(name, "links/"), isProgram(filepath.Base(name)))
 		if err == nil {
 			out[name] = id
 		} else if !errors.Is(err, fs.ErrNotExist) {
@@ -55,6 +56,10 @@ func (b *bed) pins() map[string]string {
 		return nil
 	})
 	return out
+}
+
+func isProgram(pin string) bool {
+	return slices.ContainsFunc(object.All, func(o object.Object) bool { return o.Program == pin })
 }
 
 func idAt(path string, isLink, isProgram bool) (string, error) {
