@@ -300,6 +300,9 @@ func (a *agent) endStream(name string, f *streamFunction) {
 
 func (a *agent) ensureStreamLocked(p plan.Proxy) error {
 	s := p.Stream
+	if s.Intrusive {
+		return errors.New("it is intrusive, and no worker opens what is sealed yet")
+	}
 	var hold *stream.Hold
 	if !s.Early {
 		node, inside := streamMACs(p.To)

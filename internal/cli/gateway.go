@@ -163,6 +163,8 @@ type gatewayExplainView struct {
 	Why      string               `json:"why,omitempty"`
 	Rules    []gatewayExplainRule `json:"rules,omitempty"` // those that were looked at
 
+	Readers []string `json:"readers,omitempty"` // that have the request in clear
+
 	functions []string
 	egress    string
 }
@@ -203,10 +205,21 @@ func (o *gatewayExplain) explain(d model.Domain, s model.Service, header http.He
 	v.Allowed, v.Rule, v.Chain = true, x.Rule+1, s.Rules[x.Rule].Chain
 	for _, c := range d.Chains {
 		if c.Name == v.Chain {
-			v.functions, v.egress = c.Functions, c.Egress
+			v.functions, v.egress, v.Readers = c.Functions, c.Egress, readersOf(d, c, s)
 		}
 	}
 	return v, nil
+}
+
+// readersOf are who has payload of a service in clear that goes by a chain.
+func readersOf(d model.Domain, c model.Chain, s model.Service) []string {
+	out := []string{"the gateway on " + s.Nodes[0]}
+	for _, name := range c.Functions {
+		if f, _ := d.Function(name); f.Intrusive {
+			out = append(out, name+" on "+f.Node)
+		}
+	}
+	return append(out, "the server "+s.Origin.Name)
 }
 
 func (v gatewayExplainView) table(w io.Writer) error {
@@ -228,6 +241,7 @@ func (v gatewayExplainView) table(w io.Writer) error {
 	fmt.Fprintf(&b, "request   %s %s%s\n", v.Method, v.Host, path)
 	if v.Allowed {
 		fmt.Fprintf(&b, "decision  let in by rule %d, by chain %s: %s, out at %s\n", v.Rule, v.Chain, strings.Join(v.functions, ", "), v.egress)
+		fmt.Fprintf(&b, "read by   %s\n", strings.Join(v.Readers, ", "))
 	} else {
 		fmt.Fprintf(&b, "decision  refused (%s): %s\n", v.Reason, v.Why)
 	}

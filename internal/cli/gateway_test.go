@@ -96,6 +96,7 @@ func TestGatewayExplainSaysTheRule(t *testing.T) {
 client    spiffe://staff.example/ops/alice (certificate a, valid until UNTIL)
 request   GET shop.example.org/cart
 decision  let in by rule 1, by chain deep: fw2, dpi, out at r6
+read by   the gateway on r1, the server shop.internal
 
   RULE  WHO                           CHAIN  THE REQUEST
      1  spiffe://staff.example/ops/*  deep   matches, and the rule decides
@@ -127,7 +128,19 @@ decision  refused (path-ambiguous): the path has an encoded slash
 		}
 	}
 
-	stdout, _, code := explain("-o", "json", "--header", "X-A: b")
+	text, err := os.ReadFile("testdata/sealed.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(folder, "sealed.yaml"), text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	stdout, stderr, code := explain("-f", filepath.Join(folder, "sealed.yaml"), "--cert", filepath.Join(folder, "alice.pem"))
+	if want := "read by   the gateway on r1, dpi on r3, the server shop.internal\n"; code != command.ExitDone || stderr != "" || !strings.Contains(stdout, want) {
+		t.Errorf("by a chain that dpi reads: exit code %d, %q\n%s\nwant: %s", code, stderr, stdout, want)
+	}
+
+	stdout, _, code = explain("-o", "json", "--header", "X-A: b")
 	var v struct {
 		Allowed bool
 		Reason  string

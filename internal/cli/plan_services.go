@@ -43,13 +43,70 @@ type planServiceHeader struct {
 
 // planOnwardView is a chain that rules name.
 type planOnwardView struct {
-	Chain  string      `json:"chain"`
-	Ports  model.Ports `json:"source_ports"` // of connections by it
-	Egress string      `json:"egress"`
-	Sees   []string    `json:"functions"` // that see its packets, whose payload is sealed
+	Chain   string         `json:"chain"`
+	Ports   model.Ports    `json:"source_ports"` // of connections by it
+	Egress  string         `json:"egress"`
+	Parts   []planSealView `json:"parts"`   // in the order of the way to the origin
+	Readers []string       `json:"readers"` // that have payload in clear
 }
 
-func newPlanServiceViews(node string, g *plan.Gateway, paths []plan.Path) []planServiceView {
+// planSealView is what is sealed between two ends.
+type planSealView struct {
+	From   string   `json:"from"`
+	FromID string   `json:"from_identity,omitempty"` // that its certificate says; none: it shows none to the other end
+	To     string   `json:"to"`
+	ToID   string   `json:"to_identity"`
+	Sees   []string `json:"functions,omitempty"` // that see packets, and no payload
+}
+
+// newPlanOnwardView finds the parts of a gateway's chain. ends are the functions that open what is sealed.
+func newPlanOnwardView(c plan.GatewayChain, s model.Service, ends map[string]bool, paths []plan.Path) planOnwardView {
+	v := planOnwardView{Chain: c.Chain, Ports: c.Ports}
+	at := func(function, node string) string {
+		if function == model.GatewayName {
+			function = "the gateway"
+		}
+		return function + " on " + node
+	}
+	for _, p := range paths {
+		if p.Chain != c.Chain || p.Direction != model.Forward || p.From != model.GatewayName && !ends[p.From] {
+			continue
+		}
+		last := len(p.Hops) - 1
+		part := planSealView{From: at(p.From, p.Hops[0].Node), To: "the server " + s.Origin.Name, ToID: s.Origin.Name}
+		if p.To != "" {
+			part.FromID = model.SealName(p.Hops[0].Node, p.From)
+			part.To, part.ToID = at(p.To, p.Hops[last].Node), model.SealName(p.Hops[last].Node, p.To)
+		}
+		for _, h := range p.Hops[1:last] {
+			part.Sees = append(part.Sees, h.Function+" on "+h.Node)
+		}
+		v.Egress = p.Hops[last].Node // of the last part in the end
+		v.Parts, v.Readers = append(v.Parts, part), append(v.Readers, part.From)
+	}
+	v.Readers = append(v.Readers, "the server "+s.Origin.Name)
+	return v
+}
+
+// clear says where payload of a service is not sealed.
+func clear(v planServiceView) string {
+	inside := fmt.Sprintf("payload of %s is in clear inside the gateway on %s", v.Name, v.Node)
+	var functions []string
+	for _, c := range v.Chains {
+		for i, p := range c.Parts {
+			if i > 0 { // else the gateway
+				functions = append(functions, fmt.Sprintf("%s (chain %s)", p.From, c.Chain))
+			}
+		}
+	}
+	if len(functions) > 0 {
+		inside += ", inside " + strings.Join(functions, ", inside ") + ","
+	}
+	return fmt.Sprintf("%s and inside the server that shows a certificate of %s at %s; on the way between, also in other functions of its chains, it is sealed by TLS",
+		inside, v.OriginName, v.Origin)
+}
+
+func newPlanServiceViews(node string, g *plan.Gateway, ends map[string]bool, paths []plan.Path) []planServiceView {
 	var out []planServiceView
 	for _, s := range g.Services {
 		v := planServiceView{
@@ -72,21 +129,9 @@ func newPlanServiceViews(node string, g *plan.Gateway, paths []plan.Path) []plan
 			if !slices.ContainsFunc(s.Rules, func(r model.ServiceRule) bool { return r.Chain == c.Chain }) {
 				continue
 			}
-			ov := planOnwardView{Chain: c.Chain, Ports: c.Ports}
-			for _, p := range paths {
-				if p.Path != c.Forward {
-					continue
-				}
-				last := len(p.Hops) - 1
-				for _, h := range p.Hops[1:last] {
-					ov.Sees = append(ov.Sees, h.Function+" on "+h.Node)
-				}
-				ov.Egress = p.Hops[last].Node
-			}
-			v.Chains = append(v.Chains, ov)
+			v.Chains = append(v.Chains, newPlanOnwardView(c, s, ends, paths))
 		}
-		v.Clear = fmt.Sprintf("payload of %s is in clear inside the gateway on %s and inside the server that shows a certificate of %s at %s; on the way between, also in the functions of its chains, it is sealed by TLS",
-			s.Name, node, s.Origin.Name, s.Origin.Address)
+		v.Clear = clear(v)
 		out = append(out, v)
 	}
 	return out
@@ -117,9 +162,13 @@ func services(b *strings.Builder, list []planServiceView) {
 		}
 		t.add("", "else", "", "", "", "", "refused")
 		t.write(b, "  ")
-		t = planTable{head: []string{"CHAIN", ">SOURCE PORTS", "SEALED THROUGH", "TO"}}
+		t = planTable{head: []string{"CHAIN", ">SOURCE PORTS", "SEALED FROM", "THROUGH", "TO"}}
 		for _, c := range v.Chains {
-			t.add(c.Chain, c.Ports, strings.Join(c.Sees, ", "), c.Egress)
+			chain, ports := c.Chain, c.Ports.String()
+			for _, p := range c.Parts {
+				t.add(chain, ports, p.From, strings.Join(p.Sees, ", "), p.To)
+				chain, ports = "", ""
+			}
 		}
 		t.write(b, "  ")
 		fmt.Fprintf(b, "  %s\n", v.Clear)

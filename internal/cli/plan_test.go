@@ -53,6 +53,8 @@ func TestPlanShowsEveryPathAndNode(t *testing.T) {
 		"plan-zerotrust.txt":   {"-f", "../../examples/zerotrust.yaml"},
 		"plan-zerotrust.json":  {"-f", "../../examples/zerotrust.yaml", "-o", "json"},
 		"plan-mpls.txt":        {"-f", "testdata/mpls.yaml"},
+		"plan-sealed.txt":      {"-f", "testdata/sealed.yaml"},
+		"plan-sealed.json":     {"-f", "testdata/sealed.yaml", "-o", "json"},
 		"plan-mpls.json":       {"-f", "testdata/mpls.yaml", "-o", "json"},
 		"plan-streams.json":    {"-f", "../../examples/streams.yaml", "-o", "json"},
 		"plan-functions.json":  {"-f", planFunctions, "-o", "json"},

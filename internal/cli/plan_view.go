@@ -33,7 +33,8 @@ type planStreamView struct {
 	Back        []json.RawMessage `json:"back,omitempty"` // none: run in reverse, each one's inverse
 	MTU         int               `json:"mtu_bytes"`
 	Connections int               `json:"connections"`
-	Buffer      int               `json:"buffer_bytes"` // per connection and direction
+	Buffer      int               `json:"buffer_bytes"`        // per connection and direction
+	Intrusive   bool              `json:"intrusive,omitempty"` // it reads what its chains seal
 	Idle        string            `json:"idle"`
 	HalfClosed  string            `json:"half_closed"`
 }
@@ -220,10 +221,11 @@ func newPlanView(d *plan.Domain, epochs bool) planView {
 	for i := range d.Paths {
 		ways[way{d.Paths[i].Chain, d.Paths[i].Direction}] = true
 	}
-	stream := map[string]bool{}
+	stream, ends := map[string]bool{}, map[string]bool{}
 	for _, n := range d.Nodes {
 		for _, p := range n.Proxies {
 			stream[p.Function] = n.IsStream(p.Function)
+			ends[p.Function] = p.Stream != nil && p.Stream.Intrusive
 		}
 	}
 	back := map[model.Direction]model.Direction{model.Forward: model.Reverse, model.Reverse: model.Forward}
@@ -300,7 +302,7 @@ func newPlanView(d *plan.Domain, epochs bool) planView {
 		})
 		for _, p := range n.Proxies {
 			if p.Gateway != nil {
-				v.Services = append(v.Services, newPlanServiceViews(n.Name, p.Gateway, d.Paths)...)
+				v.Services = append(v.Services, newPlanServiceViews(n.Name, p.Gateway, ends, d.Paths)...)
 				continue
 			}
 			f := planFunctionView{
@@ -323,7 +325,7 @@ func newPlanView(d *plan.Domain, epochs bool) planView {
 			if x := p.Stream; x != nil {
 				v.Streams = append(v.Streams, planStreamView{
 					Name: p.Function, Node: n.Name, Link: p.To, Run: rawList(x.Run), Back: rawList(x.Back), MTU: x.MTU,
-					Connections: x.Connections, Buffer: x.Buffer, Idle: x.Idle.String(), HalfClosed: x.HalfClosed.String(),
+					Connections: x.Connections, Buffer: x.Buffer, Idle: x.Idle.String(), HalfClosed: x.HalfClosed.String(), Intrusive: x.Intrusive,
 				})
 				continue
 			}

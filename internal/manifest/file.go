@@ -83,6 +83,8 @@ type function struct {
 	node item[string]
 	kind item[model.Kind]
 
+	intrusive item[bool]
+
 	// Of kind unaware.
 	attach    item[attachment]
 	recognise item[model.Recognise]
@@ -161,6 +163,7 @@ type chain struct {
 	onViolation item[model.OnViolation]
 	window      item[int]
 	guard       item[model.Guard]
+	seal        item[bool]
 
 	named  *rule         // the first that names it; found when all is read
 	onward *model.Onward // of one that rules name
@@ -334,6 +337,7 @@ func readFunction(c cursor) function {
 		field{"name", true, into(&f.name, name)},
 		field{"node", true, into(&f.node, nameOf("node"))},
 		field{"kind", true, into(&f.kind, enum[model.Kind])},
+		field{"intrusive", false, into(&f.intrusive, cursor.boolean)},
 		field{"attach", false, into(&f.attach, readAttachment)},
 		field{"recognise", false, into(&f.recognise, enum[model.Recognise])},
 		field{"segments", false, into(&f.segments, enum[model.Segments])},
@@ -536,6 +540,7 @@ func readChain(c cursor) chain {
 			)
 		}},
 		field{"guard", false, into(&ch.guard, enum[model.Guard])},
+		field{"seal", false, into(&ch.seal, cursor.boolean)},
 	)
 	return ch
 }

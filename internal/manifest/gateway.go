@@ -389,7 +389,15 @@ func (c *checker) checkOnward(ch *chain, whole bool) bool {
 		c.problemf(ch.at, "%q is missing; it says which packets the chain takes, unless a rule of a service names the chain", "match")
 		return false
 	case ch.named == nil:
-		return true
+		m := ch.model()
+		if !whole {
+			m.Functions = nil
+		}
+		problems := m.CheckSeal(c.function)
+		for _, p := range problems {
+			c.problemf(ch.placeOf(p), "%s", p.Err)
+		}
+		return len(problems) == 0
 	case ch.match != (place{}):
 		c.problemf(ch.match, "the rule in line %d names this chain, which then takes the connections of its gateway and nothing else; remove the match, or make another chain for the rule", ch.named.at.line)
 		return false
@@ -403,19 +411,9 @@ func (c *checker) checkOnward(ch *chain, whole bool) bool {
 		m.Functions = nil
 	}
 	m.Guard = ch.guard.value
-	at := map[string]place{
-		"ingress": ch.ingress.at, "direction": ch.both.at, "own-traffic": ch.own.at, "type": ch.carrier.at,
-		"scheme": ch.scheme.at, "on-violation": ch.onViolation.at, "guard": ch.guard.at,
-	}
-	problems := m.CheckOnward(s.nodes.value[0].value, func(name string) model.Function {
-		f := c.functions[name]
-		return model.Function{Kind: f.kind.value, Proxy: f.proxy()}
-	})
+	problems := m.CheckOnward(s.nodes.value[0].value, c.function)
 	for _, p := range problems {
-		where := at[p.Field]
-		if p.Field == "functions" {
-			where = ch.functions.value[p.Index].at
-		}
+		where := ch.placeOf(p)
 		message := p.Err.Error()
 		switch {
 		case p.Field == "ingress" && len(ch.ingress.value) == 0:
@@ -426,6 +424,23 @@ func (c *checker) checkOnward(ch *chain, whole bool) bool {
 		c.problemf(where, "%s", message)
 	}
 	return len(problems) == 0
+}
+
+// function is one that is there, as far as chains ask.
+func (c *checker) function(name string) model.Function {
+	f := c.functions[name]
+	return model.Function{Kind: f.kind.value, Proxy: f.proxy(), Intrusive: f.intrusive.value}
+}
+
+// placeOf is where the file says what a problem is about.
+func (ch *chain) placeOf(p model.OnwardProblem) place {
+	if p.Field == "functions" {
+		return ch.functions.value[p.Index].at
+	}
+	return map[string]place{
+		"ingress": ch.ingress.at, "direction": ch.both.at, "own-traffic": ch.own.at, "type": ch.carrier.at,
+		"scheme": ch.scheme.at, "on-violation": ch.onViolation.at, "guard": ch.guard.at, "seal": ch.seal.at,
+	}[p.Field]
 }
 
 func (r *rule) model() model.ServiceRule {

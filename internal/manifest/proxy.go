@@ -78,6 +78,9 @@ func (c *checker) checkProxies() {
 			continue
 		}
 		c.refuseOthers(f)
+		if err := model.CheckIntrusive(f.intrusive.value, f.kind.value); err != nil {
+			c.problemf(f.intrusive.at, "%v", err)
+		}
 		if f.stream() {
 			c.checkStream(f)
 			c.checkDevices(f, devices)

@@ -116,6 +116,7 @@ func Sections() []Section {
 				"A chain with functions of kind `stream` has `direction: both` and no match by mark, and visits each of them once. It is cut at them into parts, each a path of its own, which begins and ends at different nodes.",
 				"A chain has at least one function, and at most " + strconv.Itoa(model.SegmentsMax-1) + " functions and waypoints. A function may occur more than once.",
 				"The egress is not an ingress of the same chain.",
+				"`seal: true` is for chains that rules of [services](#services) name. Functions of kind `stream` on one are `intrusive`, and an `intrusive` function is on such chains alone ([ADR 0085](../adr/0085-a-part-is-sealed-between-its-two-ends.md)).",
 				"`direction: both` needs exactly one ingress.",
 				"The ingress nodes of a chain have at most " + strconv.Itoa(model.LanesMax) + " `cpus` together.",
 				"Where a core interface of the chain's nodes declares an `mtu`, at least 1280 bytes have to remain for the packet inside: an MTU of 1280 plus the headers' length, which `waystamp plan` prints.",
@@ -188,7 +189,7 @@ func Sections() []Section {
 			Text: "What clients reach through a gateway, which knows them by their certificates and chooses a chain for each request ([how to](../how-to/gateway.md), [ADR 0074](../adr/0074-ports-say-which-chain.md)).",
 			Rules: []string{
 				"A chain that rules name has no `match`. It takes connections of the gateway alone, and `direction: both`; its one ingress is the gateway's node. Its proofs are of scheme `keyed-flow`, which is its default, over SRv6; it has neither `own-traffic` nor `on-violation: report` nor a `guard` but `enforce`.",
-				"Such a chain has no function of kind `stream`, none in the node's own kernel, and none that `rewrites`.",
+				"Such a chain has no function in the node's own kernel, and none that `rewrites`; functions of kind `stream` only with `seal: true`, if they are `intrusive`.",
 				"A chain leads to one origin, and at most " + strconv.Itoa(model.OnwardChainsMax) + " chains to the same one. Each has " + strconv.Itoa(model.OnwardPorts) + " source ports of its own: so many connections to an origin can be open for one client's address by one chain.",
 				"Services of one gateway have different hosts, also at different addresses.",
 				"The egress refuses packets to the address and port of an origin that did not come by a chain of its services, on whatever interface. Other ports of the origin are not guarded.",
@@ -294,6 +295,7 @@ func Descriptions() map[string]Description {
 		"functions[].name":       {"", "The function's name."},
 		"functions[].node":       {"", "The node that the function is on, or behind."},
 		"functions[].kind":       {"", "`forward` is the node itself: the packet passes it and is stamped. `unaware` is a function without segment routing: the node takes the outer header off, hands the packet over, and puts the header back. `netfilter` is the kernel's packet filter, with rules that see the inner packet. `stream` gets the bytes of TCP connections."},
+		"functions[].intrusive":  {"false", "Of kind `stream`: it reads payload, and so it is an end of what `seal: true` seals on its chains. It takes sealed connections and nothing else. Agents do not run such functions yet."},
 		"functions[].attach":     {" none", "Where the function is; see [attach](#functions-attach)."},
 		"functions[].recognise":  {" `content`; `metadata` with `attach: local`", "How a packet that returns finds its header: `content` by addresses, ports and first bytes, `metadata` by an index that stays with the packet in the kernel."},
 		"functions[].segments":   {" `cut`; `keep` with `recognise: metadata`", "What becomes of super-packets (GSO): `cut` into frames before the function, or `keep` whole."},
@@ -337,6 +339,7 @@ func Descriptions() map[string]Description {
 		"chains[].encapsulation": {" as its fields", "Forms of the outer headers; see [encapsulation](#chains-encapsulation)."},
 		"chains[].mss-clamp":     {"false", "`true` lowers the MSS in TCP SYNs to what fits the chain, a number to that many bytes. The MSS in a SYN limits the other direction: clamp both, as `direction: both` does."},
 		"chains[].guard":         {" that of the interface, or `enforce`", "What becomes at the egress of a packet that the chain requires and that has no proof: `enforce` refuses it (`unproven`, `unverified`), `audit` counts it and forwards it, `off` forwards it. For putting a chain into a network step by step ([how to](../how-to/change-a-chain.md#put-a-chain-into-a-live-network))."},
+		"chains[].seal":          {"false", "`true`: the gateway's connections are sealed between the ends of each part, and ends are the gateway, each `intrusive` function and the origin. Functions between see IP and TCP headers over payload that they cannot read. Without an intrusive function it is sealed from the gateway to the origin, as without `seal`."},
 		"chains[].proof":         {" as its fields", "Scheme and policy; see [proof](#chains-proof)."},
 
 		"chains[].functions[].name":     {" none", "The function, where the entry has an argument."},

@@ -105,6 +105,7 @@ functions:
     node: a
     kind: stream
     run: [identity]
+    #functions[].intrusive
     #functions[].connect
     #functions[].other
     limits:
@@ -128,6 +129,7 @@ chains:
     match: {destination: "2001:db8::/64"}
     #chains[].own-traffic
     #chains[].direction
+    #chains[].seal
     encapsulation:
       reduced: false
       #chains[].encapsulation.sids

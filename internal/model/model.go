@@ -291,6 +291,8 @@ type Function struct {
 	Node  string
 	Kind  Kind
 	Proxy Proxy // of the kinds unaware, netfilter and stream
+	// Intrusive: it reads and changes payload, and is an end of what its chains seal.
+	Intrusive bool
 
 	Netfilter Netfilter // of kind netfilter
 	Stream    Stream    // of kind stream
@@ -424,6 +426,7 @@ type Chain struct {
 	Proof         Proof
 	Guard         Guard   // of its egress, for packets without a proof
 	Onward        *Onward // of a chain that rules of services name; Match is its match then
+	Seal          bool    // nobody reads its payload but its ends and its intrusive functions
 }
 
 // Waypoint is a segment of a node that is not waystamp's, such as a router with an

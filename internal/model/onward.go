@@ -118,10 +118,11 @@ func (c Chain) CheckOnward(node string, function func(name string) Function) (li
 	if c.Guard != GuardUnset && c.Guard != GuardEnforce {
 		add("guard", 0, "%s lets packets on to the service that have no proof; leave it out", c.Guard)
 	}
+	list = append(list, c.CheckSeal(function)...)
 	for i, name := range c.Functions {
 		switch f := function(name); {
-		case f.Kind == KindStream:
-			add("functions", i, "%q is of kind stream, which is not there yet on chains that rules name: what it gets would be sealed for the origin", name)
+		case f.Kind == KindStream && !c.Seal:
+			add("functions", i, "%q is of kind stream, and what it would get is sealed for the origin; say seal: true, by which intrusive functions have a session of their own with what comes before and behind them", name)
 		case f.Proxy.Local:
 			add("functions", i, "%q is in the node's own kernel, which tells packets by prefixes alone, and a gateway's connections are told by their ports; %s", name, elsewhere(f.Kind))
 		case f.Proxy.Rewrites:
@@ -154,6 +155,11 @@ func (d Domain) CheckServices() error {
 	var errs []error
 	for _, c := range d.Chains {
 		node := d.gatewayOf(c.Name)
+		if c.Onward == nil {
+			for _, p := range c.CheckSeal(func(name string) Function { f, _ := d.Function(name); return f }) {
+				errs = append(errs, fmt.Errorf("chain %s: %s: %w", c.Name, p.Field, p.Err))
+			}
+		}
 		switch {
 		case (node == "") != (c.Onward == nil):
 			errs = append(errs, fmt.Errorf("chain %s: it takes a gateway's connections if and only if a rule of a service names it", c.Name))

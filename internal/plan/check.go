@@ -159,6 +159,7 @@ func (c *nodeChecker) headend(p *problems, h Headend) {
 	}
 	checkSegments(p, c.node.Block, h.PathID, h.Segments)
 	c.nodeLabels(p, h)
+	c.sealDials(p, h)
 	checkLanes(p, h.Lane, h.Lanes)
 	p.add(checkMTU(h.MTU), "mtu %d", h.MTU)
 	p.add(checkMSS(h.MSS, h.MTU, h.Match), "mss-clamp %d", h.MSS)
@@ -210,6 +211,7 @@ func (c *nodeChecker) egress(p *problems, e Egress) {
 		p.addf("of 0x%08x: only a path that starts or ends at a function opens the guard for another one", e.Of)
 	}
 	c.through(p, e)
+	c.sealTakes(p, e)
 	if e.Of == 0 {
 		claimMatch(p, c.ends, e.Match, e.Path)
 	} else if of, ok := c.whole[e.Of]; !ok || of.Chain != e.Chain || of.Direction != e.Direction {
@@ -418,6 +420,7 @@ func (path Path) check(p *problems) {
 	p.add(checkMTU(path.MTU), "mtu %d", path.MTU)
 	p.add(checkMSS(path.MSS, path.MTU, path.Match), "mss-clamp %d", path.MSS)
 	p.add(model.CheckWindow(path.Window), "window %d", path.Window)
+	path.Seal.check(p, path)
 	last := len(path.Hops) - 1
 	if last < 1 || last > model.SegmentsMax || len(path.Shares) != len(path.Hops) {
 		p.addf("has %d hops and %d shares; a path has 2 to %d of each", len(path.Hops), len(path.Shares), model.SegmentsMax+1)

@@ -242,6 +242,9 @@ type headendFile struct {
 	MTU        int       `json:"mtu,omitempty"`
 	MSS        int       `json:"mss-clamp,omitempty"`
 	Share      shareFile `json:"share"`
+
+	Seal    *sealFile        `json:"seal,omitempty"`
+	Origins []sealOriginFile `json:"origins,omitempty"`
 }
 
 type endpointFile struct {
@@ -268,6 +271,7 @@ type egressFile struct {
 	Window      int               `json:"window"`
 	Share       shareFile         `json:"share"`
 	Verifier    verifierFile      `json:"verifier"`
+	Seal        *sealFile         `json:"seal,omitempty"`
 }
 
 type throughFile struct {
@@ -319,6 +323,7 @@ type streamFile struct {
 	Idle        durationFile `json:"idle"`
 	HalfClosed  durationFile `json:"half-closed"`
 	MTU         int          `json:"mtu"`
+	Intrusive   bool         `json:"intrusive,omitempty"`
 }
 
 type netfilterFile struct {
@@ -369,6 +374,7 @@ type pathFile struct {
 	Ingress     []ingressFile     `json:"ingress"`
 	Hops        []hopFile         `json:"hops"`
 	Verifier    verifierFile      `json:"verifier"`
+	Seal        *pathSealFile     `json:"seal,omitempty"`
 }
 
 type ingressFile struct {
@@ -510,6 +516,8 @@ func nodeToFile(n Node) nodeFile {
 			MTU:        h.MTU,
 			MSS:        h.MSS,
 			Share:      shareToFile(h.Share),
+			Seal:       sealToFile(h.Seal),
+			Origins:    sealOriginsToFile(h.Origins),
 		})
 	}
 	for _, e := range n.Endpoints {
@@ -538,6 +546,7 @@ func nodeToFile(n Node) nodeFile {
 			Window:      e.Window,
 			Share:       shareToFile(e.Share),
 			Verifier:    verifierToFile(e.Verifier),
+			Seal:        sealToFile(e.Seal),
 		})
 	}
 	for _, p := range n.Proxies {
@@ -563,6 +572,8 @@ func (f nodeFile) node() Node {
 			MTU:        h.MTU,
 			MSS:        h.MSS,
 			Share:      h.Share.share(),
+			Seal:       h.Seal.seal(),
+			Origins:    sealOriginsOf(h.Origins),
 		})
 	}
 	for _, e := range f.Endpoints {
@@ -591,6 +602,7 @@ func (f nodeFile) node() Node {
 			Window:      e.Window,
 			Share:       e.Share.share(),
 			Verifier:    e.Verifier.verifier(),
+			Seal:        e.Seal.seal(),
 		})
 	}
 	for _, p := range f.Proxies {
@@ -619,7 +631,7 @@ func proxyToFile(p Proxy) proxyFile {
 	if s := p.Stream; s != nil {
 		f.Stream = &streamFile{
 			Run: s.Run, Back: s.Back, Early: s.Early, Connections: s.Connections, Buffer: s.Buffer,
-			Idle: durationFile(s.Idle), HalfClosed: durationFile(s.HalfClosed), MTU: s.MTU,
+			Idle: durationFile(s.Idle), HalfClosed: durationFile(s.HalfClosed), MTU: s.MTU, Intrusive: s.Intrusive,
 		}
 	}
 	f.Gateway = gatewayToFile(p.Gateway)
@@ -657,7 +669,8 @@ func (f proxyFile) proxy() Proxy {
 				Run: s.Run, Back: s.Back, Early: s.Early, Connections: s.Connections, Buffer: s.Buffer,
 				Idle: time.Duration(s.Idle), HalfClosed: time.Duration(s.HalfClosed),
 			},
-			MTU: s.MTU,
+			MTU:       s.MTU,
+			Intrusive: s.Intrusive,
 		}
 	}
 	p.Gateway = f.Gateway.gateway()
@@ -687,6 +700,7 @@ func pathToFile(p Path) pathFile {
 		MTU:         p.MTU,
 		MSS:         p.MSS,
 		Verifier:    verifierToFile(p.Verifier),
+		Seal:        pathSealToFile(p.Seal),
 	}
 	for _, in := range p.Ingress {
 		f.Ingress = append(f.Ingress, ingressFile(in))
@@ -708,6 +722,7 @@ func (f pathFile) path() Path {
 		MTU:         f.MTU,
 		MSS:         f.MSS,
 		Verifier:    f.Verifier.verifier(),
+		Seal:        f.Seal.seal(),
 	}
 	for _, in := range f.Ingress {
 		p.Ingress = append(p.Ingress, Ingress(in))

@@ -90,6 +90,9 @@ type compiler struct {
 // checkProxy holds what a node cannot be given a function without, whether a
 // chain uses it or not.
 func (c *compiler) checkProxy(f model.Function) error {
+	if err := model.CheckIntrusive(f.Intrusive, f.Kind); err != nil {
+		return fmt.Errorf("intrusive: %w", err)
+	}
 	if !f.Kind.Behaviour().Proxied() && f.Kind != model.KindStream {
 		return nil
 	}
@@ -430,7 +433,7 @@ func nodePlans(d model.Domain, paths []Path) []Node {
 		behaviour[f.Name] = f.Kind.Behaviour()
 		if f.Kind == model.KindStream {
 			n := index[f.Node]
-			n.Proxies = append(n.Proxies, Proxy{Function: f.Name, Proxy: f.Proxy, Stream: &Stream{Stream: f.Stream, MTU: streamMTU(f.Name, paths)}})
+			n.Proxies = append(n.Proxies, Proxy{Function: f.Name, Proxy: f.Proxy, Stream: &Stream{Stream: f.Stream, MTU: streamMTU(f.Name, paths), Intrusive: f.Intrusive}})
 		}
 		if behaviour[f.Name].Proxied() {
 			n := index[f.Node]
@@ -446,6 +449,7 @@ func nodePlans(d model.Domain, paths []Path) []Node {
 	guarded := guardPaths(paths)
 	through := throughs(d, paths)
 	for _, p := range paths {
+		from, to := sealEnds(d, p)
 		for _, in := range p.Ingress {
 			n := index[in.Node]
 			n.Headends = append(n.Headends, Headend{
@@ -459,6 +463,8 @@ func nodePlans(d model.Domain, paths []Path) []Node {
 				MTU:        p.MTU,
 				MSS:        p.MSS,
 				Share:      p.Shares[0],
+				Seal:       from,
+				Origins:    sealOrigins(d, p),
 			})
 		}
 		last := len(p.Hops) - 1
@@ -493,6 +499,7 @@ func nodePlans(d model.Domain, paths []Path) []Node {
 			Window:      p.Window,
 			Share:       p.Shares[last],
 			Verifier:    p.Verifier,
+			Seal:        to,
 		})
 	}
 	return nodes

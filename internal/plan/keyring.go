@@ -107,7 +107,7 @@ func (k *Keyring) secrets(p *Path) error {
 	p.Epoch = epochFirst
 	if last, ok := k.paths[p.direction()]; ok {
 		if last.sameSecrets(*p) && !k.rotate(p.Chain) {
-			p.Epoch, p.Shares, p.Verifier = last.Epoch, last.Shares, last.Verifier
+			p.Epoch, p.Shares, p.Verifier, p.Seal = last.Epoch, last.Shares, last.Verifier, last.Seal
 			return nil
 		}
 		p.Epoch = last.Epoch + 1 // after 255 comes 0
@@ -122,6 +122,11 @@ func (k *Keyring) secrets(p *Path) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", p.PathID, err)
 	}
+	if p.Seal != nil {
+		if err := p.Seal.fresh(k.random); err != nil {
+			return fmt.Errorf("%s: %w", p.PathID, err)
+		}
+	}
 	return nil
 }
 
@@ -132,5 +137,6 @@ func (k *Keyring) secrets(p *Path) error {
 // list in each.
 func (p Path) sameSecrets(q Path) bool {
 	return p.Path == q.Path && p.Scheme == q.Scheme && p.Encapsulation == q.Encapsulation && len(p.Shares) == len(q.Hops) &&
-		slices.EqualFunc(p.Hops, q.Hops, Hop.equal) && slices.Equal(p.Ingress, q.Ingress) && p.Window == q.Window
+		slices.EqualFunc(p.Hops, q.Hops, Hop.equal) && slices.Equal(p.Ingress, q.Ingress) && p.Window == q.Window &&
+		(p.Seal == nil) == (q.Seal == nil)
 }

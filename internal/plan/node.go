@@ -55,6 +55,9 @@ type Proxy struct {
 type Stream struct {
 	model.Stream
 	MTU int // of packets that its namespace sends, so that they fit all parts that begin at it
+	// Intrusive: it is an end of what its chains seal, takes nothing unsealed, and sends nothing
+	// unsealed.
+	Intrusive bool
 }
 
 // Netfilter is what the agent keeps for a function of that kind.
@@ -98,6 +101,9 @@ type Headend struct {
 	MTU        int       // of inner packets; 0: not known
 	MSS        int       // that TCP's SYNs may say at most; 0: they are left alone
 	Share      pot.Share // Position 0
+
+	Seal    *Seal        // of a sealed part to another end of the domain, which this end dials; else nil
+	Origins []SealOrigin // of a path from its chain's last intrusive function, which dials the origin
 }
 
 // Endpoint is one visit of a path to a function on the node.
@@ -129,6 +135,7 @@ type Egress struct {
 	Window   int       // numbers of each lane that its replay window tells apart
 	Share    pot.Share // its Polynomial counts for pot and opot
 	Verifier pot.Verifier
+	Seal     *Seal // of a sealed part to an intrusive function; else nil
 }
 
 // Through says how the connections of a part go on behind the function of kind stream that
@@ -160,8 +167,9 @@ type Path struct {
 	Hops        []Hop     // position 0 is the (first) headend, the last is the egress
 	Shares      []pot.Share
 	Verifier    pot.Verifier
-	MTU         int // of inner packets; 0: not known
-	MSS         int // that TCP's SYNs may say at most; 0: they are left alone
+	MTU         int       // of inner packets; 0: not known
+	MSS         int       // that TCP's SYNs may say at most; 0: they are left alone
+	Seal        *PathSeal // of a part that is sealed between two ends of the domain; else nil
 }
 
 // Ingress is one headend of a path.

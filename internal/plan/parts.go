@@ -81,10 +81,13 @@ func (c *compiler) parts(ch model.Chain, dir model.Direction) []Path {
 		p.Direction, p.From, p.To = dir, part.From, part.To
 		switch {
 		case ch.Onward == nil:
-		case dir == model.Forward:
+		case dir == model.Forward && p.From == "":
 			p.From = model.GatewayName
-		default:
+		case dir == model.Reverse && p.To == "":
 			p.To = model.GatewayName
+		}
+		if sealed(ch, p) {
+			p.Seal = new(PathSeal) // whose keys the keyring has
 		}
 		if p.To != "" {
 			p.OnViolation = model.OnViolationDrop

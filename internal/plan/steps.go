@@ -101,6 +101,12 @@ func bothEpochs(o, n Node, stays map[uint32]bool) Node {
 			if g := o.Proxies[j].Gateway; g != nil { // its rules name chains that begin at the node
 				b.Proxies[i].Gateway = g
 			}
+			// Parts that end at it have keys if and only if it is intrusive.
+			if is, was := b.Proxies[i].Stream, o.Proxies[j].Stream; is != nil && was != nil && is.Intrusive != was.Intrusive {
+				s := *is
+				s.Intrusive = was.Intrusive
+				b.Proxies[i].Stream = &s
+			}
 		}
 	}
 	b.Endpoints = bothEndpoints(o, n)

@@ -1,0 +1,296 @@
+package plan
+
+import (
+	"crypto/ed25519"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/netip"
+	"strings"
+
+	"github.com/waystamp/waystamp/internal/model"
+	"github.com/waystamp/waystamp/internal/pot"
+)
+
+// SealKey is the secret of one end of a sealed part: an Ed25519 seed (RFC 8032 section 5.1.5). It
+// says who the end is, and seals nothing itself: sessions have keys of their own. It prints as
+// pot.Redacted, and refuses to be marshalled.
+type SealKey [ed25519.SeedSize]byte
+
+// SealPublic is the public key of an end (RFC 8032 section 5.1.5).
+type SealPublic [ed25519.PublicKeySize]byte
+
+// Public is what the other end takes.
+func (k SealKey) Public() (p SealPublic) {
+	copy(p[:], ed25519.NewKeyFromSeed(k[:])[ed25519.SeedSize:])
+	return p
+}
+
+func (SealKey) String() string               { return pot.Redacted }
+func (SealKey) GoString() string             { return pot.Redacted }
+func (SealKey) Format(f fmt.State, _ rune)   { _, _ = io.WriteString(f, pot.Redacted) }
+func (SealKey) LogValue() slog.Value         { return slog.StringValue(pot.Redacted) }
+func (SealKey) MarshalText() ([]byte, error) { return nil, errSealMarshal }
+
+var errSealMarshal = errors.New("a key of a sealed part is not written by accident: the encoder of a file that holds it must name its fields")
+
+// PathSeal are the keys of the ends of a sealed part, in one epoch of its path in the chain's
+// forward direction. Connections are sealed both ways.
+type PathSeal struct {
+	From, To SealKey // From dials
+}
+
+// Seal is what one end of a sealed part holds, in one epoch.
+type Seal struct {
+	Name    string // of this end: model.SealName
+	Key     SealKey
+	Peer    string     // name of the other end
+	PeerKey SealPublic // the only one that is taken from it
+	// Origin and Ports tell the chain's connections at each of its parts: where they lead to,
+	// and where they come from.
+	Origin netip.AddrPort
+	Ports  model.Ports
+}
+
+// SealOrigin says how a chain's last intrusive function opens a session with a service's origin.
+type SealOrigin struct {
+	Service string
+	CA      string // a file on the function's node
+	Name    string // that the origin's certificate is for
+}
+
+// sealed says whether connections of a part are sealed between two ends of the domain: the path
+// has the keys. The last part is sealed between a function and the origin.
+func sealed(ch model.Chain, p Path) bool {
+	return ch.Seal && p.Direction == model.Forward && p.To != ""
+}
+
+// fresh makes the keys of both ends.
+func (s *PathSeal) fresh(random io.Reader) error {
+	for _, k := range []*SealKey{&s.From, &s.To} {
+		if _, err := io.ReadFull(random, k[:]); err != nil {
+			return fmt.Errorf("make a key of a sealed part: %w", err)
+		}
+	}
+	return nil
+}
+
+// sealEnds are what the two ends of a path hold; nil, nil: it is not sealed between two ends of
+// the domain.
+func sealEnds(d model.Domain, p Path) (from, to *Seal) {
+	if p.Seal == nil {
+		return nil, nil
+	}
+	o := chainOf(d, p.Chain).Onward
+	from = &Seal{Name: model.SealName(p.Hops[0].Node, p.From), Key: p.Seal.From, PeerKey: p.Seal.To.Public(), Origin: o.Origin, Ports: o.Ports}
+	to = &Seal{Name: model.SealName(p.Hops[len(p.Hops)-1].Node, p.To), Key: p.Seal.To, PeerKey: p.Seal.From.Public(), Origin: o.Origin, Ports: o.Ports}
+	from.Peer, to.Peer = to.Name, from.Name
+	return from, to
+}
+
+// sealOrigins say how the path's first end opens sessions with the origins; none if that is not an
+// intrusive function, or another one comes behind it.
+func sealOrigins(d model.Domain, p Path) (out []SealOrigin) {
+	if p.Direction != model.Forward || p.From == "" || p.From == model.GatewayName || p.To != "" || len(d.Services) == 0 {
+		return nil
+	}
+	if f, _ := d.Function(p.From); !f.Intrusive {
+		return nil
+	}
+	for _, s := range d.Services {
+		for _, r := range s.Rules {
+			if r.Chain == p.Chain {
+				out = append(out, SealOrigin{s.Name, s.Origin.CA, s.Origin.Name})
+				break
+			}
+		}
+	}
+	return out
+}
+
+func chainOf(d model.Domain, name string) model.Chain {
+	for _, c := range d.Chains {
+		if c.Name == name {
+			return c
+		}
+	}
+	return model.Chain{}
+}
+
+// intrusive says whether a function is of the node, and reads payload.
+func (n Node) intrusive(function string) bool {
+	for _, x := range n.Proxies {
+		if x.Function == function && x.Stream != nil {
+			return x.Stream.Intrusive
+		}
+	}
+	return false
+}
+
+func (n Node) isGateway(function string) bool {
+	return function == model.GatewayName && n.Gateway() != nil
+}
+
+// sealDials checks what a headend says about seals: nothing goes on unsealed from an end.
+func (c *nodeChecker) sealDials(p *problems, h Headend) {
+	intrusive := c.node.intrusive(h.From)
+	end := h.Direction == model.Forward && (intrusive || c.node.isGateway(h.From))
+	switch {
+	case end && h.To != "" && h.Seal == nil:
+		p.addf("seal: has no key for its end at function %s; what goes on from an end of a sealed chain is sealed", h.To)
+	case h.Seal != nil && !(end && h.To != ""):
+		p.addf("seal: only a path from a gateway or an intrusive function to an intrusive function has a key")
+	case end && intrusive && h.To == "" && len(h.Origins) == 0:
+		p.addf("origins: are missing; the last intrusive function of a chain opens the session with the origin")
+	case len(h.Origins) > 0 && !(end && intrusive && h.To == ""):
+		p.addf("origins: only a path from the last intrusive function of a chain has them")
+	}
+	if h.Seal != nil {
+		h.Seal.check(p, model.SealName(c.node.Name, h.From), h.To)
+	}
+	services := map[string]bool{}
+	for i, o := range h.Origins {
+		p.within(fmt.Sprintf("origins[%d]", i), func(p *problems) {
+			p.add(model.CheckName(o.Service), "service %q", o.Service)
+			if services[o.Service] {
+				p.addf("service %q is given twice", o.Service)
+			}
+			services[o.Service] = true
+			p.add(model.CheckFile(o.CA), "ca %q", o.CA)
+			p.add(model.CheckHost(o.Name), "name %q", o.Name)
+		})
+	}
+}
+
+// sealTakes checks what an egress says about seals: an intrusive function takes nothing unsealed.
+func (c *nodeChecker) sealTakes(p *problems, e Egress) {
+	part := e.Through != nil && e.Through.Part == e.Path // and not of what a function on the way makes
+	end := part && e.Direction == model.Forward && c.node.intrusive(e.To)
+	switch {
+	case end && e.Seal == nil:
+		p.addf("seal: has no key; function %s is intrusive, and takes nothing that is not sealed for it", e.To)
+	case !end && e.Seal != nil:
+		p.addf("seal: only a part that ends at an intrusive function has a key")
+	case end:
+		e.Seal.check(p, model.SealName(c.node.Name, e.To), e.From)
+	}
+}
+
+// check holds what one end can know; name is its own, and function that of the other end.
+func (s Seal) check(p *problems, name, function string) {
+	p.within("seal", func(p *problems) {
+		if s.Name != name {
+			p.addf("name %q is not that of this end, %s", s.Name, name)
+		}
+		if node, ok := strings.CutSuffix(s.Peer, "/function/"+function); !ok || s.Peer == s.Name || model.CheckName(strings.TrimPrefix(node, "spiffe://waystamp/node/")) != nil {
+			p.addf("peer %q is not function %s of another node", s.Peer, function)
+		}
+		switch {
+		case s.Key == SealKey{}:
+			p.addf("key: is missing")
+		case s.PeerKey == SealPublic{}:
+			p.addf("peer-key: is missing")
+		case s.PeerKey == s.Key.Public():
+			p.addf("peer-key: is this end's own; the other end has a key of its own")
+		}
+		p.add(model.CheckServiceAddress(s.Origin), "origin %q", s.Origin)
+		if s.Ports.First < 1024 || s.Ports.Last < s.Ports.First {
+			p.addf("ports %s: are no range that connections come from", s.Ports)
+		}
+	})
+}
+
+// check holds what the controller can know.
+func (s *PathSeal) check(p *problems, path Path) {
+	switch {
+	case s == nil:
+	case path.Direction != model.Forward || path.From == "" || path.To == "":
+		p.addf("seal: only a part between two ends, in the chain's forward direction, has keys")
+	case s.From == SealKey{} || s.To == SealKey{} || s.From == s.To:
+		p.addf("seal: its two ends have a key each")
+	}
+}
+
+// What follows mirrors the files.
+
+type pathSealFile struct {
+	From sealKeyFile `json:"from"`
+	To   sealKeyFile `json:"to"`
+}
+
+type sealFile struct {
+	Name    string         `json:"name"`
+	Key     sealKeyFile    `json:"key"`
+	Peer    string         `json:"peer"`
+	PeerKey sealKeyFile    `json:"peer-key"`
+	Origin  netip.AddrPort `json:"origin"`
+	Ports   model.Ports    `json:"ports"`
+}
+
+type sealOriginFile struct {
+	Service string `json:"service"`
+	CA      string `json:"ca"`
+	Name    string `json:"name"`
+}
+
+func pathSealToFile(s *PathSeal) *pathSealFile {
+	if s == nil {
+		return nil
+	}
+	return &pathSealFile{sealKeyFile(s.From), sealKeyFile(s.To)}
+}
+
+func (f *pathSealFile) seal() *PathSeal {
+	if f == nil {
+		return nil
+	}
+	return &PathSeal{SealKey(f.From), SealKey(f.To)}
+}
+
+func sealToFile(s *Seal) *sealFile {
+	if s == nil {
+		return nil
+	}
+	return &sealFile{s.Name, sealKeyFile(s.Key), s.Peer, sealKeyFile(s.PeerKey), s.Origin, s.Ports}
+}
+
+func (f *sealFile) seal() *Seal {
+	if f == nil {
+		return nil
+	}
+	return &Seal{f.Name, SealKey(f.Key), f.Peer, SealPublic(f.PeerKey), f.Origin, f.Ports}
+}
+
+func sealOriginsToFile(list []SealOrigin) (out []sealOriginFile) {
+	for _, o := range list {
+		out = append(out, sealOriginFile(o))
+	}
+	return out
+}
+
+func sealOriginsOf(list []sealOriginFile) (out []SealOrigin) {
+	for _, o := range list {
+		out = append(out, SealOrigin(o))
+	}
+	return out
+}
+
+// sealKeyFile is a key of an end in a file, secret or public: 64 hexadecimal digits.
+type sealKeyFile [32]byte
+
+func (k sealKeyFile) MarshalText() ([]byte, error) { return hex.AppendEncode(nil, k[:]), nil }
+
+func (k *sealKeyFile) UnmarshalText(b []byte) error {
+	if len(b) != 2*len(k) {
+		return fmt.Errorf("a key of a sealed part is not %d hexadecimal digits", 2*len(k))
+	}
+	if _, err := hex.Decode(k[:], b); err != nil {
+		return fmt.Errorf("a key of a sealed part is not %d hexadecimal digits", 2*len(k))
+	}
+	return nil
+}
+
+func (sealKeyFile) String() string   { return pot.Redacted }
+func (sealKeyFile) GoString() string { return pot.Redacted }

@@ -1,0 +1,352 @@
+package plan
+
+import (
+	"bytes"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/waystamp/waystamp/internal/model"
+)
+
+// sealing is serving, whose chain web is sealed: by fw, which reads nothing, and dpi on r3 and av on
+// r4, which read payload.
+func sealing() model.Domain {
+	d := serving()
+	s := streaming() // for r4 and what functions of kind stream are like
+	d.Nodes = append(d.Nodes, s.Nodes[4])
+	for i, f := range []struct{ name, node string }{{"dpi", "r3"}, {"av", "r4"}} {
+		is := s.Functions[len(s.Functions)-1]
+		is.Name, is.Node, is.Proxy, is.Intrusive = f.name, f.node, model.StreamDetour(f.name), true
+		if i == 0 {
+			d.Functions[1] = is
+		} else {
+			d.Functions = append(d.Functions, is)
+		}
+	}
+	d.Chains[0].Functions, d.Chains[0].Seal = []string{"fw", "dpi", "av"}, true
+	return d
+}
+
+// What is sealed is cut at the functions that read it, and each end of a part takes the other end's
+// key alone.
+func TestEachPartIsSealedBetweenItsTwoEnds(t *testing.T) {
+	d := sealing()
+	c := compile(t, d, NewKeyring(random(1), nil))
+	type end struct {
+		way     string
+		origins []SealOrigin
+		*Seal
+	}
+	var dials, takes []end
+	var got []string
+	for _, n := range c.Nodes {
+		again, err := DecodeNode(unchecked(t, n))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(n, again, equal); diff != "" {
+			t.Errorf("%s read again (-written +read):\n%s", n.Name, diff)
+		}
+		for _, h := range n.Headends {
+			if h.Seal != nil || h.Origins != nil {
+				dials = append(dials, end{n.Name + ": " + h.String(), h.Origins, h.Seal})
+			}
+		}
+		for _, e := range n.Egresses {
+			if e.Seal != nil {
+				takes = append(takes, end{n.Name + ": " + e.String(), nil, e.Seal})
+			}
+		}
+	}
+	for _, list := range [][]end{dials, takes} {
+		for _, e := range list {
+			if e.Seal == nil {
+				got = append(got, fmt.Sprintf("%s: %v", e.way, e.origins))
+				continue
+			}
+			if e.Origin != d.Chains[0].Onward.Origin || e.Ports != d.Chains[0].Onward.Ports {
+				t.Errorf("%s tells its connections by %s and %s", e.way, e.Origin, e.Ports)
+			}
+			got = append(got, fmt.Sprintf("%s: %s with %s", e.way, e.Name, e.Peer))
+		}
+	}
+	const id = "spiffe://waystamp/node/"
+	if diff := cmp.Diff([]string{
+		"r1: chain web, forward, from gateway to dpi: " + id + "r1/function/gateway with " + id + "r3/function/dpi",
+		"r3: chain web, forward, from dpi to av: " + id + "r3/function/dpi with " + id + "r4/function/av",
+		"r4: chain web, forward, from av on: [{shop origin-ca.pem shop.internal}]",
+		"r3: chain web, forward, from gateway to dpi: " + id + "r3/function/dpi with " + id + "r1/function/gateway",
+		"r4: chain web, forward, from dpi to av: " + id + "r4/function/av with " + id + "r3/function/dpi",
+	}, got); diff != "" {
+		t.Fatalf("ends (-want +got):\n%s", diff)
+	}
+	seen := map[SealKey]bool{}
+	for i, is := range takes {
+		if dials[i].Key.Public() != is.PeerKey || is.Key.Public() != dials[i].PeerKey {
+			t.Errorf("%s: the ends do not take each other's keys", is.way)
+		}
+		for _, k := range []SealKey{dials[i].Key, is.Key} {
+			if seen[k] || k == (SealKey{}) {
+				t.Errorf("%s: an end has the key of another", is.way)
+			}
+			seen[k] = true
+		}
+	}
+	if g := c.Nodes[0].Gateway(); len(g.Chains) != 2 {
+		t.Errorf("the gateway has %d chains", len(g.Chains))
+	}
+	b, err := EncodePaths(c.Paths)
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := DecodePaths(b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(c.Paths, again, equal); diff != "" {
+		t.Errorf("paths read again (-written +read):\n%s", diff)
+	}
+}
+
+// A key is in the plan of its own end, and nowhere else: neither the other end nor a node between
+// has it.
+func TestAKeyIsAtItsOwnEndAlone(t *testing.T) {
+	c := compile(t, sealing(), NewKeyring(random(1), nil))
+	keys := 0
+	for _, p := range c.Paths {
+		if p.Seal == nil {
+			continue
+		}
+		for _, k := range []struct {
+			key SealKey
+			at  string
+		}{{p.Seal.From, p.Hops[0].Node}, {p.Seal.To, p.Hops[len(p.Hops)-1].Node}} {
+			keys++
+			public := k.key.Public()
+			for _, n := range c.Nodes {
+				file := unchecked(t, n)
+				if has := bytes.Contains(file, hex.AppendEncode(nil, k.key[:])); has != (n.Name == k.at) {
+					t.Errorf("%s: the key of %s is in the plan of %s: %t", p.PathID, k.at, n.Name, has)
+				}
+				other := n.Name == p.Hops[0].Node || n.Name == p.Hops[len(p.Hops)-1].Node
+				if has := bytes.Contains(file, hex.AppendEncode(nil, public[:])); has != (other && n.Name != k.at) {
+					t.Errorf("%s: the public key of %s is in the plan of %s: %t", p.PathID, k.at, n.Name, has)
+				}
+			}
+		}
+	}
+	if keys != 4 {
+		t.Errorf("looked for %d keys; two parts have 4", keys)
+	}
+}
+
+func TestAKeyOfAnEndIsNotPrinted(t *testing.T) {
+	k := SealKey{0xab, 0xcd}
+	s := Seal{Key: k}
+	var log bytes.Buffer
+	slog.New(slog.NewTextHandler(&log, nil)).Info("key", "k", k)
+	for _, text := range []string{fmt.Sprintf("%v %+v %#v %x %s %d", k, k, k, k, k, k), fmt.Sprintf("%v %+v", s, s), log.String()} {
+		if strings.Contains(text, "abcd") || strings.Contains(text, "171") {
+			t.Errorf("printed: %s", text)
+		}
+	}
+	if b, err := json.Marshal(s); err == nil {
+		t.Errorf("marshalled: %s", b)
+	}
+}
+
+// Keys change with their part's epoch, and with nothing else.
+func TestKeysOfEndsChangeWithTheEpoch(t *testing.T) {
+	last := compile(t, sealing(), NewKeyring(random(1), nil))
+	same := compile(t, sealing(), NewKeyring(random(2), last.Paths))
+	if diff := cmp.Diff(last.Paths, same.Paths, equal); diff != "" {
+		t.Errorf("the same domain (-first +second):\n%s", diff)
+	}
+	keys := NewKeyring(random(3), last.Paths)
+	keys.KeepSIDs()
+	keys.Rotate(func(string) bool { return true })
+	next := compile(t, sealing(), keys)
+	for i, p := range next.Paths {
+		was := last.Paths[i]
+		if p.Epoch != was.Epoch+1 || p.Seal != nil && (p.Seal.From == was.Seal.From || p.Seal.To == was.Seal.To) {
+			t.Errorf("%s has epoch %d; were its keys kept?", p.PathID, p.Epoch)
+		}
+	}
+	s, err := MakeSteps(last.Paths, last.Nodes, next)
+	if err != nil {
+		t.Fatal(err)
+	}
+	live := Live{Now: last, Next: next}
+	nodes, err := live.Nodes()
+	if err != nil {
+		t.Fatal(err)
+	}
+	// While nodes change one after the other, an end takes what either epoch dials.
+	dialled := func(n Node, from string) (Headend, bool) {
+		for _, h := range n.Headends {
+			if h.From == from && h.Seal != nil {
+				return h, true
+			}
+		}
+		return Headend{}, false
+	}
+	takes := func(n Node, h Headend) bool {
+		for _, e := range n.Egresses {
+			if e.Path == h.Path && e.Epoch == h.Epoch && e.Seal != nil && e.Seal.Key.Public() == h.Seal.PeerKey && e.Seal.PeerKey == h.Seal.Key.Public() {
+				return true
+			}
+		}
+		return false
+	}
+	for _, step := range []struct {
+		name           string
+		dialling, took []Node
+		want           bool
+	}{
+		{"old to both", last.Nodes, s.Both, true},
+		{"both to old", s.Both, last.Nodes, true},
+		{"both to turn", s.Both, s.Turn, true},
+		{"turn to both", s.Turn, s.Both, true},
+		{"turn to new", s.Turn, next.Nodes, true},
+		{"new to turn", next.Nodes, s.Turn, true},
+		{"live", nodes, nodes, true},
+		{"old to new", last.Nodes, next.Nodes, false},
+	} {
+		h, ok := dialled(step.dialling[0], model.GatewayName)
+		if !ok || takes(step.took[2], h) != step.want {
+			t.Errorf("%s: dpi takes the gateway: %t; want %t", step.name, !step.want, step.want)
+		}
+		if h, ok = dialled(step.dialling[2], "dpi"); !ok || takes(step.took[4], h) != step.want {
+			t.Errorf("%s: av takes dpi: %t; want %t", step.name, !step.want, step.want)
+		}
+	}
+}
+
+// A function becomes intrusive with the chains that it is on.
+func TestAFunctionBecomesIntrusiveInSteps(t *testing.T) {
+	before := sealing()
+	before.Functions[1].Intrusive = false
+	before.Chains[0].Seal, before.Chains[0].Functions = false, []string{"fw"}
+	last := compile(t, before, NewKeyring(random(1), nil))
+	keys := NewKeyring(random(2), last.Paths)
+	keys.KeepSIDs()
+	next := compile(t, sealing(), keys)
+	if _, err := MakeSteps(last.Paths, last.Nodes, next); err != nil {
+		t.Error(err)
+	}
+	keys = NewKeyring(random(3), next.Paths)
+	keys.KeepSIDs()
+	if _, err := MakeSteps(next.Paths, next.Nodes, compile(t, before, keys)); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestChainsThatCannotBeSealedAreRefused(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(*model.Domain)
+		want   string
+	}{
+		"without a gateway": {func(d *model.Domain) {
+			d.Chains[1].Onward, d.Chains[1].Seal, d.Chains[1].Match.Priority = nil, true, 9
+			d.Services[0].Rules = d.Services[0].Rules[1:]
+		}, "only what a gateway sends is sealed yet"},
+		"by a function that reads nothing": {func(d *model.Domain) { d.Functions[1].Intrusive = false }, `"dpi" is of kind stream, and would get sealed bytes`},
+		"not at all":                       {func(d *model.Domain) { d.Chains[0].Seal = false }, "say seal: true"},
+		"an intrusive one of another kind": {func(d *model.Domain) { d.Functions[0].Intrusive = true }, "function fw: intrusive: is of functions of kind stream alone"},
+		"an intrusive one on a plain chain": {func(d *model.Domain) {
+			f := d.Functions[1]
+			f.Name, f.Proxy = "ids", model.StreamDetour("ids")
+			d.Functions = append(d.Functions, f)
+			p := around(7)
+			p.Functions, p.Both = []string{"ids"}, true
+			d.Chains = append(d.Chains, p)
+		}, `"ids" is intrusive, and takes what is sealed for it and nothing else`},
+		"one direction":       {func(d *model.Domain) { d.Chains[0].Both = false }, "direction: both"},
+		"with pot":            {func(d *model.Domain) { d.Chains[0].Proof.Scheme = model.SchemePoT }, "resists no adversary"},
+		"at the gateway":      {func(d *model.Domain) { d.Functions[1].Node = "r1" }, "a part needs two nodes"},
+		"at the egress":       {func(d *model.Domain) { d.Functions[len(d.Functions)-1].Node = "r6" }, "a part needs two nodes"},
+		"two on a node":       {func(d *model.Domain) { d.Functions[len(d.Functions)-1].Node = "r3" }, "put both into one function"},
+		"a name of two parts": {func(d *model.Domain) { d.Chains[0].Functions = []string{"dpi", "fw", "dpi"} }, "visits function dpi twice"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := sealing()
+			c.change(&d)
+			if _, err := Compile(d, NewKeyring(random(1), nil)); err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("got %v; want %q", err, c.want)
+			}
+		})
+	}
+}
+
+// A chain that is sealed has no part that is not, whatever its plan was made to say.
+func TestNodeRefusesSealsThatDoNotHold(t *testing.T) {
+	const r1, r3, r4 = 0, 2, 4
+	head := func(from string, change func(*Headend)) func(*Node) {
+		return func(n *Node) {
+			for i := range n.Headends {
+				if n.Headends[i].From == from && n.Headends[i].Direction == model.Forward && n.Headends[i].Chain == "web" {
+					change(&n.Headends[i])
+				}
+			}
+		}
+	}
+	end := func(change func(*Egress)) func(*Node) {
+		return func(n *Node) {
+			for i := range n.Egresses {
+				if n.Egresses[i].Seal != nil {
+					change(&n.Egresses[i])
+				}
+			}
+		}
+	}
+	for name, c := range map[string]struct {
+		node   int
+		change func(*Node)
+		want   string
+	}{
+		"a gateway without a key":          {r1, head("gateway", func(h *Headend) { h.Seal = nil }), "what goes on from an end of a sealed chain is sealed"},
+		"a function that goes on in clear": {r3, head("dpi", func(h *Headend) { h.Seal = nil }), "what goes on from an end of a sealed chain is sealed"},
+		"a function that takes it so":      {r3, end(func(e *Egress) { e.Seal = nil }), "takes nothing that is not sealed for it"},
+		"no origin":                        {r4, head("av", func(h *Headend) { h.Origins = nil }), "opens the session with the origin"},
+		"an origin that is not behind":     {r3, head("dpi", func(h *Headend) { h.Origins = []SealOrigin{{"shop", "ca.pem", "shop.internal"}} }), "only a path from the last intrusive function"},
+		"an origin without a name":         {r4, head("av", func(h *Headend) { h.Origins[0].Name = "" }), "is not a name of a host"},
+		"an origin's file elsewhere":       {r4, head("av", func(h *Headend) { h.Origins[0].CA = "../ca.pem" }), "lead elsewhere"},
+		"an origin twice":                  {r4, head("av", func(h *Headend) { h.Origins = append(h.Origins, h.Origins[0]) }), "given twice"},
+		"a key that is none":               {r3, end(func(e *Egress) { e.Seal.Key = SealKey{} }), "key: is missing"},
+		"a peer without a key":             {r3, end(func(e *Egress) { e.Seal.PeerKey = SealPublic{} }), "peer-key: is missing"},
+		"its own key as the other's":       {r3, end(func(e *Egress) { e.Seal.PeerKey = e.Seal.Key.Public() }), "is this end's own"},
+		"the name of another end":          {r3, end(func(e *Egress) { e.Seal.Name = e.Seal.Peer }), "is not that of this end"},
+		"a peer of no function":            {r3, end(func(e *Egress) { e.Seal.Peer = "spiffe://waystamp/node/r1/function/fw" }), "is not function gateway"},
+		"a peer that is itself":            {r3, head("dpi", func(h *Headend) { h.Seal.Peer = h.Seal.Name }), "is not function av"},
+		"ports that are none":              {r3, end(func(e *Egress) { e.Seal.Ports = model.Ports{First: 80, Last: 90} }), "no range that connections come from"},
+		"a function that is not intrusive": {r3, func(n *Node) { n.Proxies[0].Stream.Intrusive = false }, "only a part that ends at an intrusive function has a key"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := compile(t, sealing(), NewKeyring(random(1), nil)).Nodes[c.node]
+			if err := n.check(); err != nil {
+				t.Fatalf("refused before the change: %v", err)
+			}
+			c.change(&n)
+			if _, err := DecodeNode(unchecked(t, n)); err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("got %v; want %q", err, c.want)
+			}
+		})
+	}
+	for name, change := range map[string]func(*Path){
+		"a key for both":    func(p *Path) { p.Seal.To = p.Seal.From },
+		"in the other way":  func(p *Path) { p.Direction = model.Reverse },
+		"a key that is not": func(p *Path) { p.Seal.To = SealKey{} },
+	} {
+		paths := compile(t, sealing(), NewKeyring(random(1), nil)).Paths
+		change(&paths[0])
+		if _, err := EncodePaths(paths); err == nil || !strings.Contains(err.Error(), "seal: ") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
