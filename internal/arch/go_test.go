@@ -22,6 +22,7 @@ var level = map[string]int{
 	"internal/event":            1,
 	"internal/rpc":              1,
 	"internal/pot":              1,
+	"internal/seal":             1,
 	"internal/srv6":             1,
 	"internal/mpls":             1,
 	"internal/identity":         2,

@@ -1,0 +1,35 @@
+package seal
+
+import (
+	"crypto/tls"
+	"errors"
+)
+
+// Reason is why an end has refused a connection of the other one.
+type Reason string
+
+// Reasons, each of which is counted.
+const (
+	PartMismatch Reason = "part-mismatch" // its first record names another part than its packets came by
+	Unsealed     Reason = "unsealed"      // what came is no TLS
+	Peer         Reason = "peer"          // it is not who the plan names, or its bytes were changed
+	Key          Reason = "key"           // this end has no key for the part
+	Gone         Reason = "gone"          // it ended, or said nothing, before it had said what it is for
+)
+
+// ReasonOf tells why Accept has failed.
+func ReasonOf(err error) Reason {
+	if _, ok := errors.AsType[tls.RecordHeaderError](err); ok {
+		return Unsealed
+	}
+	var timeout interface{ Timeout() bool }
+	switch {
+	case errors.Is(err, errKey):
+		return Key
+	case errors.Is(err, ErrMismatch):
+		return PartMismatch
+	case errors.Is(err, ErrTruncated), errors.As(err, &timeout) && timeout.Timeout():
+		return Gone
+	}
+	return Peer
+}

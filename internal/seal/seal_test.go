@@ -1,0 +1,263 @@
+package seal
+
+import (
+	"bytes"
+	"context"
+	"crypto/ecdh"
+	"crypto/ed25519"
+	"crypto/sha512"
+	"crypto/tls"
+	"encoding/binary"
+	"errors"
+	"strings"
+	"testing"
+)
+
+func TestPartCarriesBothDirections(t *testing.T) {
+	dials, accepts := newPart(t)
+	payload, back := bytes.Repeat([]byte("request "), 10_000), bytes.Repeat([]byte("answer "), 10_000)
+	d, a, there, home := newWires()
+	s := talk(t, dials, accepts, d, a, payload, back)
+	if !s.whole(payload, back) {
+		t.Fatalf("a session failed: %v %v %v %v", s.dialErr, s.acceptErr, s.err, s.errBack)
+	}
+	if want := (Hello{Chain: "deep", Path: 7, Epoch: 3, Service: "shop", Protocol: HTTP1}); s.hello != want {
+		t.Errorf("the other end heard %+v; want %+v", s.hello, want)
+	}
+	for _, q := range []*queue{there, home} {
+		for _, text := range []string{"request ", "answer ", "deep", "shop", "dpi"} {
+			if bytes.Contains(q.seen, []byte(text)) {
+				t.Errorf("%q is on the wire in clear", text)
+			}
+		}
+	}
+	if !bytes.Contains(there.seen, []byte(ServerName)) {
+		t.Error("the name that is in clear was not found; the search for others shows nothing")
+	}
+}
+
+func TestPartRefuses(t *testing.T) {
+	other, otherKey := newKey(t)
+	for name, c := range map[string]struct {
+		change func(d, a *Part)
+		reason Reason // of who accepts; "": who dials refuses first
+		said   string // by who refuses
+	}{
+		"a key of somebody else dials":     {func(d, _ *Part) { d.Key = otherKey }, Peer, "its key is not that of spiffe://waystamp/node/r1/function/gateway"},
+		"a key of somebody else accepts":   {func(_, a *Part) { a.Key = otherKey }, "", "its key is not that of spiffe://waystamp/node/r3/function/dpi"},
+		"a name of somebody else dials":    {func(d, _ *Part) { d.Name = Name("r9", "gateway") }, Peer, "not of spiffe://waystamp/node/r1/function/gateway"},
+		"a name of somebody else accepts":  {func(_, a *Part) { a.Name = Name("r3", "ids") }, "", "not of spiffe://waystamp/node/r3/function/dpi"},
+		"another chain":                    {func(d, _ *Part) { d.Chain = "light" }, PartMismatch, `chain "light"`},
+		"another path":                     {func(d, _ *Part) { d.Path = 8 }, PartMismatch, "path 0x00000008"},
+		"another epoch than its key's":     {func(d, _ *Part) { d.Epoch = 4 }, PartMismatch, "epoch 4"},
+		"a key of an epoch that is over":   {func(_, a *Part) { a.Peers = map[uint32]ed25519.PublicKey{4: other} }, Peer, "its key is not"},
+		"who accepts has no key":           {func(_, a *Part) { a.Key = nil }, Key, "has no key of epoch 3"},
+		"who accepts does not know anyone": {func(_, a *Part) { a.Peers = nil }, Key, "is not known"},
+		"who dials has no key":             {func(d, _ *Part) { d.Key = nil }, "", "has no key of epoch 3"},
+		"who dials does not know anyone":   {func(d, _ *Part) { d.Peers = nil }, "", "is not known"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dials, accepts := newPart(t)
+			c.change(dials, accepts)
+			d, a, _, _ := newWires()
+			s := talk(t, dials, accepts, d, a, []byte("request"), []byte("answer"))
+			if len(s.got)+len(s.gotBack) > 0 || s.dialErr == nil {
+				t.Errorf("%q and %q arrived, and who dials heard %v", s.got, s.gotBack, s.dialErr)
+			}
+			refuses := s.acceptErr
+			if c.reason == "" {
+				refuses = s.dialErr
+			} else if got := ReasonOf(s.acceptErr); got != c.reason {
+				t.Errorf("the reason is %s (%v); want %s", got, s.acceptErr, c.reason)
+			}
+			if refuses == nil || !strings.Contains(refuses.Error(), c.said) {
+				t.Errorf("it says %v; want %q in it", refuses, c.said)
+			}
+		})
+	}
+}
+
+// While epochs change, ends show keys of different ones.
+func TestPartTakesKeysOfEpochsThatLive(t *testing.T) {
+	dials, accepts := newPart(t)
+	next, nextKey := newKey(t)
+	accepts.Peers[4] = next
+	for range 2 { // before the change and behind it
+		d, a, _, _ := newWires()
+		if s := talk(t, dials, accepts, d, a, []byte("request"), nil); string(s.got) != "request" || s.hello.Epoch != dials.Epoch {
+			t.Fatalf("epoch %d: %v %v", dials.Epoch, s.dialErr, s.acceptErr)
+		}
+		dials.Key, dials.Epoch = nextKey, 4
+	}
+}
+
+func TestPlainBytesAreUnsealed(t *testing.T) {
+	for _, text := range []string{"GET / HTTP/1.1\r\nHost: shop.example.org\r\n\r\n", "\x00\x00\x00\x00\x00\x00\x00\x00"} {
+		_, accepts := newPart(t)
+		d, a, _, _ := newWires()
+		d.Write([]byte(text))
+		_, _, err := accepts.Accept(t.Context(), a)
+		if got := ReasonOf(err); got != Unsealed {
+			t.Errorf("%q is refused as %s (%v); want %s", text, got, err, Unsealed)
+		}
+	}
+}
+
+func TestRefusalComesBack(t *testing.T) {
+	dials, accepts := newPart(t)
+	d, a, _, _ := newWires()
+	go func() {
+		c, _, err := accepts.Accept(t.Context(), a)
+		if err == nil {
+			c.Answer(Answer{Failure: FailureCertificate, Text: strings.Repeat("x", 10_000)})
+		}
+	}()
+	_, err := dials.Dial(t.Context(), d, "shop", HTTP2)
+	r, ok := errors.AsType[*Refusal](err)
+	if !ok || r.Failure != FailureCertificate || len(r.Text) != textMax || KindOf(err) != FailureCertificate {
+		t.Errorf("who dials hears %v", err)
+	}
+}
+
+func TestWaitingIsBounded(t *testing.T) {
+	dials, accepts := newPart(t)
+	ctx, stop := context.WithCancel(t.Context())
+	d, a, _, _ := newWires()
+	done := make(chan error)
+	go func() {
+		_, err := dials.Dial(ctx, d, "shop", HTTP1)
+		done <- err
+	}()
+	if _, _, err := accepts.Accept(t.Context(), a); err != nil { // and no answer
+		t.Fatal(err)
+	}
+	stop()
+	if err := <-done; err == nil {
+		t.Error("who dials has an answer that nobody gave")
+	}
+}
+
+// unprotected is whether nothing speaks for a byte of a flight: in a record that is not encrypted, the version that RFC 8446 section
+// 5.1 has everybody ignore.
+func unprotected(flight []byte, at int) bool {
+	for i := 0; i+5 <= len(flight); i += 5 + int(binary.BigEndian.Uint16(flight[i+3:])) {
+		if kind := flight[i]; (at == i+1 || at == i+2) && kind != 23 {
+			return true
+		}
+	}
+	return false
+}
+
+func TestFlippedBytesAreNotDelivered(t *testing.T) {
+	dials, accepts := newPart(t)
+	payload, back := bytes.Repeat([]byte("request "), 20), bytes.Repeat([]byte("answer "), 20)
+	d, a, there, home := newWires()
+	if s := talk(t, dials, accepts, d, a, payload, back); !s.whole(payload, back) {
+		t.Fatalf("a session that nobody changes failed: %+v", s)
+	}
+	flights := [2][]byte{there.seen, home.seen}
+	flipped, went := 0, 0
+	for side, flight := range flights {
+		for at := range flight {
+			d, a, there, home := newWires()
+			[]*queue{there, home}[side].flip = at
+			s := talk(t, dials, accepts, d, a, payload, back)
+			flipped++
+			if s.whole(payload, back) {
+				if !unprotected(flight, at) {
+					t.Errorf("byte %d of flight %d was flipped, and nobody saw it", at, side)
+				}
+				went++
+				continue
+			}
+			switch side {
+			case 0:
+				// One record has the payload, so that nothing of it may arrive.
+				if len(s.got) != 0 && !(bytes.Equal(s.got, payload) && s.err != nil) {
+					t.Errorf("byte %d of flight %d was flipped, and %d bytes arrived (%v)", at, side, len(s.got), s.err)
+				}
+			default:
+				if len(s.gotBack) != 0 && !(bytes.Equal(s.gotBack, back) && s.errBack != nil) {
+					t.Errorf("byte %d of flight %d was flipped, and %d bytes arrived (%v)", at, side, len(s.gotBack), s.errBack)
+				}
+			}
+		}
+	}
+	if flipped < 3000 || went == 0 || went > 20 {
+		t.Errorf("%d bytes were flipped, %d of them unprotected", flipped, went)
+	}
+}
+
+func TestTruncationNeverLooksComplete(t *testing.T) {
+	dials, accepts := newPart(t)
+	payload := bytes.Repeat([]byte("x"), 300)
+	d, a, there, _ := newWires()
+	if s := talk(t, dials, accepts, d, a, payload, nil); !s.whole(payload, nil) {
+		t.Fatalf("a session that nobody cuts failed: %+v", s)
+	}
+	delivered := false
+	for at := range there.seen {
+		d, a, there, _ := newWires()
+		there.cut = at
+		s := talk(t, dials, accepts, d, a, payload, nil)
+		if s.acceptErr == nil && s.err == nil {
+			t.Errorf("cut at byte %d, the end looks complete with %d bytes", at, len(s.got))
+		}
+		// Between the payload's record and that of its end, TLS alone would see an end.
+		if bytes.Equal(s.got, payload) {
+			delivered = true
+			if !errors.Is(s.err, ErrTruncated) {
+				t.Errorf("cut at byte %d: %v", at, s.err)
+			}
+		}
+	}
+	if !delivered {
+		t.Error("no cut was behind the payload")
+	}
+}
+
+// Who has recorded a session and gets all keys of the plan afterwards cannot open it. With what the
+// ends had in memory it opens, so that the record is whole.
+func TestKeysOfThePlanOpenNothing(t *testing.T) {
+	dials, accepts := newPart(t)
+	var log bytes.Buffer
+	dials.adjust = func(c *tls.Config) {
+		c.KeyLogWriter = &log
+		c.CurvePreferences = []tls.CurveID{tls.X25519} // without ML-KEM, which is ephemeral by its nature
+	}
+	payload := []byte("marker-in-a-request")
+	d, a, there, home := newWires()
+	if s := talk(t, dials, accepts, d, a, payload, nil); !s.whole(payload, nil) {
+		t.Fatalf("the session failed: %+v", s)
+	}
+	recorded := newRecording(t, there.seen, home.seen)
+	secret := secretOf(t, log.String(), "CLIENT_TRAFFIC_SECRET_0")
+	if text := recorded.openApplication(secret); !bytes.Contains(text, payload) {
+		t.Fatalf("the session's own secret does not open the record; the test could not find anything: %q", text)
+	}
+	// An Ed25519 key is good for X25519, too (RFC 8032 section 5.1.5): the secrets that a session
+	// without ephemeral keys would have are those between these and the keys in the record.
+	opened := func(parts ...*Part) bool {
+		for _, p := range parts {
+			h := sha512.Sum512(p.Key.Seed())
+			for _, scalar := range [][]byte{h[:32], p.Key.Seed()} {
+				k, err := ecdh.X25519().NewPrivateKey(scalar)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if recorded.openedBy(k) {
+					return true
+				}
+			}
+		}
+		return false
+	}
+	if opened(dials, accepts) {
+		t.Error("a key of the plan opens a recorded session")
+	}
+	// The same search finds the key of an exchange when it is given one.
+	k, known := exchangeWithKnownKey(t, accepts)
+	if !known.openedBy(k) {
+		t.Error("the search does not find a session whose exchange is known; that it finds no other shows nothing")
+	}
+}
