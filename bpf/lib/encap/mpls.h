@@ -326,20 +326,22 @@ static __always_inline bool outer_argument_is_planned(const struct outer *o,
 	return true;
 }
 
-/* From the stack, where c stands, to the proof, of which *bad is what is wrong where
- * false is returned. len: bytes from there to the end of the frame.
+/* From the stack, where c stands, to the proof. len: bytes from there to the end of the frame.
  */
-static __always_inline bool labels_parse(ctx_t *ctx, struct cursor c,
-					 struct outer *o,
-					 struct proof_tlv **proof, __u32 len,
-					 __s32 *bad)
+static __always_inline reason_t labels_parse(ctx_t *ctx, struct cursor c,
+					     struct outer *o,
+					     struct proof_tlv **proof,
+					     __u32 len)
 {
 	const __be32 *service;
 	int shape = labels_read(ctx);
+	reason_t bad;
 
 	if (shape < 0) {
-		*bad = -shape;
-		return false;
+		bad = -shape;
+		barrier_var(
+			bad); /* else the verifier has to know that it is not 0 */
+		return bad ? bad : REASON(BOUNDS_BUG);
 	}
 	o->end = c.end;
 	o->top = c.pos;
@@ -348,37 +350,23 @@ static __always_inline bool labels_parse(ctx_t *ctx, struct cursor c,
 	o->word = (void *)(o->top + 1) + 4 * shape_bottom(shape);
 	service = o->top + shape_service(shape);
 	*proof = (void *)(o->word + 1);
-	if ((void *)(o->word + 1) > o->end) {
-		*bad = REASON(WORD_TRUNCATED);
-		return false;
-	}
-	if (o->word->version) {
-		*bad = REASON(WORD_VERSION);
-		return false;
-	}
+	if ((void *)(o->word + 1) > o->end)
+		return REASON(WORD_TRUNCATED);
+	if (o->word->version)
+		return REASON(WORD_VERSION);
 	if (o->word->nexthdr != NEXTHDR_IPV4 &&
-	    o->word->nexthdr != NEXTHDR_IPV6) {
-		*bad = REASON(WORD_NEXT);
-		return false;
-	}
-	if ((void *)(*proof + 1) > o->end) {
-		*bad = REASON(PROOF_TRUNCATED);
-		return false;
-	}
-	if ((*proof)->type != WS_TLV_TYPE) {
-		*bad = REASON(TLV_MISSING);
-		return false;
-	}
-	if ((*proof)->len != WS_TLV_LEN) {
-		*bad = REASON(TLV_LENGTH);
-		return false;
-	}
-	if ((void *)(service + 1) > o->end || (void *)(o->top + 5) > o->end) {
-		*bad = REASON(BOUNDS_BUG);
-		return false;
-	}
+	    o->word->nexthdr != NEXTHDR_IPV6)
+		return REASON(WORD_NEXT);
+	if ((void *)(*proof + 1) > o->end)
+		return REASON(PROOF_TRUNCATED);
+	if ((*proof)->type != WS_TLV_TYPE)
+		return REASON(TLV_MISSING);
+	if ((*proof)->len != WS_TLV_LEN)
+		return REASON(TLV_LENGTH);
+	if ((void *)(service + 1) > o->end || (void *)(o->top + 5) > o->end)
+		return REASON(BOUNDS_BUG);
 	o->sid = label_sid(entry_label(*service));
-	return true;
+	return WS_REASON_NONE;
 }
 
 /* Is the stack as our own headends and hops write it? */

@@ -11,8 +11,6 @@
 #include "lib/wire/cursor.h"
 #include "lib/wire/net.h"
 
-#define TLV_BAD 0xffff /* beyond all reasons */
-
 /* All that may be before an inner packet. */
 #define LABELS_LEN                                                             \
 	(sizeof(struct eth_hdr) + 4 * LABELS_MAX + sizeof(struct word) +       \
@@ -26,20 +24,15 @@ static __always_inline long outer_pull(struct __sk_buff *skb,
 	return rules_pull(skb, LABELS_LEN, LABELS_LEN + sizeof(struct ip6_hdr));
 }
 
-/* From the stack, where c stands, to the proof, of which *bad is what is wrong where
- * TLV_BAD is returned.
- */
+/* From the stack, where c stands, to the proof. */
 static __always_inline reason_t outer_parse(struct __sk_buff *skb,
 					    struct cursor c, struct outer *o,
 					    struct proof_tlv **proof,
-					    __s32 *bad,
 					    const struct ext_found *found)
 {
 	(void)found;
-	return labels_parse(skb, c, o, proof, skb->len - sizeof(struct eth_hdr),
-			    bad) ?
-		       WS_REASON_NONE :
-		       TLV_BAD;
+	return labels_parse(skb, c, o, proof,
+			    skb->len - sizeof(struct eth_hdr));
 }
 
 /* Is the packet on its way to another node of the domain? */

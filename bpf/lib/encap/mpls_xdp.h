@@ -29,10 +29,8 @@ static __always_inline bool
 outer_parse_xdp(ctx_t *ctx, const struct eth_hdr *eth, struct cursor c,
 		struct outer *o, struct proof_tlv **proof, __u32 *len)
 {
-	__s32 bad;
-
 	if (eth->proto != bpf_htons(ETH_P_MPLS_UC) || eth_is_for_many(eth) ||
-	    !labels_parse(ctx, c, o, proof, 0, &bad))
+	    labels_parse(ctx, c, o, proof, 0) != WS_REASON_NONE)
 		return false;
 	o->len = labels_frame_len(ctx, o);
 	*len = o->len;

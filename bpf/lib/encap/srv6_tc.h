@@ -14,8 +14,6 @@
 #include "lib/wire/cursor.h"
 #include "lib/wire/net.h"
 
-#define TLV_BAD 0xffff /* beyond all reasons */
-
 /* Makes all headers linear that will be read, up to the inner one, and no more:
  * pulling payload would copy it. Finds out what is before the SRH, for
  * outer_parse to judge.
@@ -47,15 +45,14 @@ static __always_inline long outer_pull(struct __sk_buff *skb,
 	return rules_pull(skb, len, len + sizeof(struct ip6_hdr));
 }
 
-/* The proof, in whatever place it is. TLV_BAD: *bad is the reason. A verifier
- * cannot tell that one from WS_REASON_NONE, which TLV_BAD is not.
- */
+/* The proof, in whatever place it is. */
 static __always_inline reason_t tlv_locate(struct __sk_buff *skb,
 					   const struct outer *o,
-					   struct proof_tlv **proof, __s32 *bad)
+					   struct proof_tlv **proof)
 {
 	__u32 list_len = 16 * o->segments;
 	void *tlvs = (void *)o->list + list_len;
+	reason_t bad;
 	int off = 0;
 
 	*proof = tlvs;
@@ -68,21 +65,21 @@ static __always_inline reason_t tlv_locate(struct __sk_buff *skb,
 				  outer_ext(o) + sizeof(struct srh) + list_len,
 			  o->srh->hdrlen * 8 - list_len);
 	if (off < 0) {
-		*bad = -off;
-		return TLV_BAD;
+		bad = -off;
+		barrier_var(
+			bad); /* else the verifier has to know that it is not 0 */
+		return bad ? bad : REASON(BOUNDS_BUG);
 	}
 	*proof = tlvs + (off & (2 * WS_TLVS_LEN_MAX - 1));
 	return (void *)(*proof + 1) <= o->end ? WS_REASON_NONE :
 						REASON(BOUNDS_BUG);
 }
 
-/* From the outer header, where c stands, to the proof, of which *bad is what is wrong
- * where TLV_BAD is returned. EXT_DECIDES: found says what is to be done.
+/* From the outer header, where c stands, to the proof. EXT_DECIDES: found says what is to be done.
  */
 static __always_inline reason_t outer_parse(struct __sk_buff *skb,
 					    struct cursor c, struct outer *o,
 					    struct proof_tlv **proof,
-					    __s32 *bad,
 					    const struct ext_found *found)
 {
 	reason_t r;
@@ -116,5 +113,5 @@ static __always_inline reason_t outer_parse(struct __sk_buff *skb,
 	if (r)
 		return r;
 	o->list = c.pos;
-	return tlv_locate(skb, o, proof, bad);
+	return tlv_locate(skb, o, proof);
 }

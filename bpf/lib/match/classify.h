@@ -11,16 +11,8 @@
 #include "lib/node/maps.h"
 #include "lib/wire/ip.h"
 
-/* In the place of a path or of a headend: which one it is cannot be told. XDP leaves
- * such packets to TC.
- */
-#define MATCH_UNKNOWN (~0U)
-/* No rule takes the packet, but if more of it could be read, one might. */
-#define MATCH_UNREAD (MATCH_UNKNOWN - 1)
-/* The set of rules that would say so is not there. */
-#define MATCH_NO_SET (MATCH_UNKNOWN - 2)
-/* Beside a headend: it takes the packet, unless a prefix takes it as well. */
-#define MATCH_UNLESS_PREFIX (1U << 29)
+/* In the place of a path: the tables that would name it are incomplete. */
+#define PATH_UNKNOWN (~0U)
 /* In ws_match.action, as no table has it: another chain would take such a packet. */
 #define WS_MATCH_UNREAD 4
 
@@ -28,7 +20,7 @@
 static __always_inline __be32 match_path(const struct ws_match *m)
 {
 	if (m->action == WS_MATCH_MISSING)
-		return MATCH_UNKNOWN;
+		return PATH_UNKNOWN;
 	return m->action == WS_MATCH_PATH ? m->target : 0;
 }
 
@@ -55,15 +47,12 @@ static __always_inline __be32 guard_by_destination(const __be64 *dst)
 	return m.action == WS_MATCH_PATH ? m.target : 0;
 }
 
-/* The path that chains that end here require of an inner packet, by prefixes; 0:
- * none. May be MATCH_UNKNOWN.
- */
-static __always_inline __be32 inner_guard(const struct ip *in)
+/* What chains that end here require of an inner packet, by prefixes. */
+static __always_inline struct ws_match inner_guard(const struct ip *in)
 {
 	struct addrs a = ip_addrs(in);
-	struct ws_match m = guard(&a);
 
-	return match_path(&m);
+	return guard(&a);
 }
 
 /* What chains through a function take of what it makes itself: target as classify's.

@@ -197,6 +197,17 @@ static __always_inline bool rules_read_as(struct cursor c, struct scratch *s,
 	return true;
 }
 
+/* What ordered rules say of a packet. */
+enum rules_answer {
+	RULES_NONE, /* nothing: prefixes decide */
+	RULES_TAKE, /* the target in the scratch memory */
+	RULES_TAKE_UNLESS_PREFIX, /* the same, unless a prefix takes it as well */
+	RULES_UNREAD, /* none takes it; if more of it could be read, one might */
+	/* An earlier rule could fit what cannot be read. XDP leaves it to TC. */
+	RULES_UNKNOWN,
+	RULES_MISSING, /* there should be rules, and are none */
+};
+
 static __noinline bool rules_read(ctx_t *ctx, struct scratch *s, __u32 off,
 				  int is_ip4)
 {
@@ -237,26 +248,26 @@ static __noinline void fit_upper_layer(struct scratch *s,
 }
 
 /* The rules that a packet fits by all but its mark are left in s->fit; if not all
- * that they ask for can be read, in s->could those that it could fit. Returns 0
- * where it fits none, or 1, or, on XDP, MATCH_UNKNOWN. off: of the IP header, from
- * the start of the frame. proven: by WS_RULE_REQUIRE the path of the proof, else
- * nothing.
+ * that they ask for can be read, in s->could those that it could fit. Returns
+ * RULES_NONE where it fits none, RULES_TAKE, or, on XDP, RULES_UNKNOWN. off: of the IP
+ * header, from the start of the frame. proven: by WS_RULE_REQUIRE the path of the
+ * proof, else nothing.
  */
-static __always_inline __u32 rules_fit(ctx_t *ctx, struct scratch *s,
-				       const struct ws_ruleset *set, __u32 off,
-				       __u32 use, int is_ip4, __u32 proven)
+static __always_inline enum rules_answer
+rules_fit(ctx_t *ctx, struct scratch *s, const struct ws_ruleset *set,
+	  __u32 off, __u32 use, int is_ip4, __u32 proven)
 {
 	s->tuple.known = TUPLE_PORTS;
 	if (!rules_read(ctx, s, off, is_ip4))
-		return 0;
+		return RULES_NONE;
 	if (s->tuple.known < TUPLE_PROTOCOL && WS_HOOK == WS_HOOK_XDP)
-		return MATCH_UNKNOWN;
+		return RULES_UNKNOWN;
 	__builtin_memcpy(&s->fit, set->use[use][is_ip4 & 1], sizeof(s->fit));
 	fit_and(&s->fit, set->dscp[s->dscp & 63]);
 	fit_addr(&s->fit, &set->dst, s->tuple.dst);
 	if (fit_is_empty(&s->fit)) {
 		s->tuple.known = TUPLE_PORTS; /* nobody asks for more */
-		return 0;
+		return RULES_NONE;
 	}
 	fit_addr(&s->fit, &set->src, s->tuple.src);
 	fit_upper_layer(s, set);
@@ -264,31 +275,30 @@ static __always_inline __u32 rules_fit(ctx_t *ctx, struct scratch *s,
 		__builtin_memcpy(&s->fit, &s->could, sizeof(s->fit));
 	if (use == WS_RULE_REQUIRE)
 		fit_proven(&s->fit, set, proven);
-	return !fit_is_empty(&s->fit);
+	return fit_is_empty(&s->fit) ? RULES_NONE : RULES_TAKE;
 }
 
-/* The rule's word on a packet of which a rule may ask for more than can be read:
- * else who hides that would choose the chain. It takes the packet if no rule before
- * it could; of a later fragment, which may be anything, if none behind it could,
- * either. fits: some rule fits it as it is.
+/* What rules say of a packet of which a rule may ask for more than can be read:
+ * else who hides that would choose the chain. A rule takes the packet if no rule
+ * before it could; of a later fragment, which may be anything, if none behind it
+ * could, either. fits: some rule fits it as it is.
  */
-static __noinline __u32 rules_unread(const struct scratch *s,
-				     const struct ws_ruleset *set, bool fits)
+static __noinline enum rules_answer
+rules_unread(struct scratch *s, const struct ws_ruleset *set, bool fits)
 {
 	__u32 first;
 
 	if (fit_is_empty(&s->could))
-		return 0;
+		return RULES_NONE;
 	first = fit_first(&s->could);
 	if (!fits || fit_first(&s->fit) != first)
-		return fits ? MATCH_UNKNOWN : MATCH_UNREAD;
+		return fits ? RULES_UNKNOWN : RULES_UNREAD;
 	first &= WS_RULES_MAX - 1;
+	s->rule_target = set->steer[first] & WS_RULE_TARGET;
 	if (s->tuple.known != TUPLE_LATER ||
 	    set->any_protocol[first / 64] >> (first & 63) & 1)
-		return set->steer[first] & WS_RULE_TARGET;
-	if (!fit_is_one(&s->could))
-		return MATCH_UNKNOWN;
-	return (set->steer[first] & WS_RULE_TARGET) | MATCH_UNLESS_PREFIX;
+		return RULES_TAKE;
+	return fit_is_one(&s->could) ? RULES_TAKE_UNLESS_PREFIX : RULES_UNKNOWN;
 }
 
 /* Do rules of this use name a headend? */
@@ -297,41 +307,39 @@ static __always_inline bool rules_steer(__u32 use)
 	return use == WS_RULE_STEER || use >= WS_RULE_ORIGIN;
 }
 
-/* The rule's word on a packet: ws_ruleset.steer, without the bits, or .require of
- * the first rule that fits it; 0: none does. See rules_fit. Where rules_steer
- * MATCH_UNKNOWN where an earlier rule could fit what cannot be read, MATCH_UNREAD
- * where none but such does, and MATCH_UNLESS_PREFIX. MATCH_NO_SET, and by
- * WS_RULE_REQUIRE MATCH_UNKNOWN, where the set is missing. Not for WS_RULE_LEAVE.
+/* The target of the first rule that fits a packet is left in the scratch memory; see
+ * rules_fit. Only where rules_steer RULES_TAKE_UNLESS_PREFIX, RULES_UNREAD and, on TC,
+ * RULES_UNKNOWN. Not for WS_RULE_LEAVE.
  */
-static __always_inline __u32 rules_find(ctx_t *ctx, __u32 off, __u32 use,
-					int is_ip4, __u32 proven)
+static __always_inline enum rules_answer
+rules_find(ctx_t *ctx, __u32 off, __u32 use, int is_ip4, __u32 proven)
 {
 	const struct ws_ruleset *set = rules_set();
 	struct scratch *s = scratch();
-	__u32 first, rc;
+	enum rules_answer fits;
+	__u32 first;
 
-	if (!set || !s) {
-		if (!rules_are_missed())
-			return 0;
-		return use == WS_RULE_REQUIRE ? MATCH_UNKNOWN : MATCH_NO_SET;
-	}
-	rc = rules_fit(ctx, s, set, off, use, is_ip4, proven);
-	if (rc == MATCH_UNKNOWN)
-		return rc;
+	if (!set || !s)
+		return rules_are_missed() ? RULES_MISSING : RULES_NONE;
+	fits = rules_fit(ctx, s, set, off, use, is_ip4, proven);
+	if (fits == RULES_UNKNOWN)
+		return fits;
 	if (rules_steer(use) && s->tuple.known != TUPLE_PORTS)
-		return rules_unread(s, set, rc);
-	if (!rc)
-		return 0;
+		return rules_unread(s, set, fits == RULES_TAKE);
+	if (fits == RULES_NONE)
+		return fits;
 	first = fit_first(&s->fit) & (WS_RULES_MAX - 1);
-	return rules_steer(use) ? set->steer[first] & WS_RULE_TARGET :
-				  set->require[first];
+	s->rule_target = rules_steer(use) ? set->steer[first] & WS_RULE_TARGET :
+					    set->require[first];
+	return s->rule_target ? RULES_TAKE : RULES_NONE;
 }
 
-/* The path that chains that end here require of the inner packet at off; 0: none.
- * What inner_guard says, with the addresses in the scratch memory: the stack is full.
+/* What chains that end here require of the inner packet at off, as rules_find says
+ * it. What inner_guard says, with the addresses in the scratch memory: the stack is
+ * full.
  */
-static __always_inline __be32 required_by_prefixes(ctx_t *ctx, __u32 off,
-						   int is_ip4)
+static __always_inline enum rules_answer
+required_by_prefixes(ctx_t *ctx, __u32 off, int is_ip4)
 {
 	struct cursor c = ctx_cursor(ctx);
 	struct scratch *s = scratch();
@@ -341,24 +349,58 @@ static __always_inline __be32 required_by_prefixes(ctx_t *ctx, __u32 off,
 	barrier_var(off);
 	c.pos += off & 1023;
 	if (!s || !ip_take(&c, is_ip4, &in))
-		return 0;
+		return RULES_NONE;
 	tuple_addrs(&s->tuple, &in);
 	m = prefix_find(WS_MATCH_REQUIRE, s->tuple.dst, s->tuple.src);
-	return match_path(&m);
+	if (m.action == WS_MATCH_MISSING)
+		return RULES_MISSING;
+	if (m.action != WS_MATCH_PATH)
+		return RULES_NONE;
+	s->rule_target = m.target;
+	return RULES_TAKE;
 }
 
-/* The same. By WS_RULE_REQUIRE, where no rule fits, the path by prefixes: one
+/* As rules_find. By WS_RULE_REQUIRE, where no rule fits, the path by prefixes: one
  * function less to call has room on the stack.
  */
-__noinline __u32 ws_rules_find(ctx_t *ctx, __u32 off, __u32 use, int is_ip4,
-			       __u32 proven)
+__noinline enum rules_answer ws_rules_find(ctx_t *ctx, __u32 off, __u32 use,
+					   int is_ip4, __u32 proven)
 {
-	__u32 found = 0;
+	enum rules_answer found = RULES_NONE;
 
 	use &= WS_RULE_USES - 1;
 	if (rules_are_there())
 		found = rules_find(ctx, off, use, is_ip4, proven);
-	if (found || use != WS_RULE_REQUIRE)
+	if (found != RULES_NONE || use != WS_RULE_REQUIRE)
 		return found;
 	return required_by_prefixes(ctx, off, is_ip4);
+}
+
+/* What the rule says that took the packet; 0: none did. */
+static __always_inline __u32 rule_target(void)
+{
+	const struct scratch *s = scratch();
+
+	return s ? s->rule_target : 0;
+}
+
+/* The path that chains that end here require of the inner packet at off. On XDP
+ * WS_MATCH_MISSING also where too little of the packet can be read.
+ */
+static __always_inline struct ws_match required_find(ctx_t *ctx, __u32 off,
+						     int is_ip4, __u32 proven)
+{
+	struct ws_match m = {};
+
+	switch (ws_rules_find(ctx, off, WS_RULE_REQUIRE, is_ip4, proven)) {
+	case RULES_NONE:
+		return m;
+	case RULES_TAKE:
+		m.action = WS_MATCH_PATH;
+		m.target = rule_target();
+		return m;
+	default:
+		m.action = WS_MATCH_MISSING;
+		return m;
+	}
 }

@@ -19,32 +19,33 @@ static __always_inline struct ws_match ruled(struct __sk_buff *skb, __u32 off,
 					     bool is_ip4, __u32 use,
 					     struct ws_match m)
 {
-	__u32 target;
-
 	if (!rules_are_there())
 		return m;
-	target = ws_rules_find(skb, off, use, is_ip4, 0);
-	if (!target)
+	switch (ws_rules_find(skb, off, use, is_ip4, 0)) {
+	case RULES_NONE:
 		return m;
-	if (target == MATCH_NO_SET) {
+	case RULES_MISSING:
 		m.action = WS_MATCH_MISSING;
 		return m;
-	}
-	if (rules_steer(use) && target >= MATCH_UNREAD) {
-		if (target == MATCH_UNKNOWN || m.action == WS_MATCH_PATH)
+	case RULES_UNKNOWN:
+		m.action = WS_MATCH_UNREAD;
+		return m;
+	case RULES_UNREAD:
+		if (m.action == WS_MATCH_PATH)
 			m.action = WS_MATCH_UNREAD;
 		return m;
-	}
-	if (rules_steer(use) && target & MATCH_UNLESS_PREFIX) {
-		if (m.action == WS_MATCH_MISSING)
-			return m;
-		if (m.action == WS_MATCH_PATH) {
+	case RULES_TAKE_UNLESS_PREFIX:
+		if (m.action == WS_MATCH_PATH)
 			m.action = WS_MATCH_UNREAD;
+		if (m.action == WS_MATCH_UNREAD || m.action == WS_MATCH_MISSING)
 			return m;
-		}
-		target &= ~MATCH_UNLESS_PREFIX;
+		break;
+	case RULES_TAKE:
+		break;
 	}
 	m.action = WS_MATCH_PATH;
-	m.target = rules_steer(use) ? target - 1 : target;
+	m.target = rule_target();
+	if (rules_steer(use))
+		m.target--;
 	return m;
 }

@@ -10,14 +10,18 @@
 static __always_inline bool ruled_xdp(ctx_t *ctx, const struct ws_node *node,
 				      bool is_ip4, struct ws_match *m)
 {
-	__u32 target = 0;
+	enum rules_answer found = RULES_NONE;
 
 	if (node->rules)
-		target = ws_rules_find(ctx, sizeof(struct eth_hdr),
-				       WS_RULE_STEER, is_ip4, 0);
-	if (target >= MATCH_NO_SET)
+		found = ws_rules_find(ctx, sizeof(struct eth_hdr),
+				      WS_RULE_STEER, is_ip4, 0);
+	switch (found) {
+	case RULES_NONE:
+		return m->action == WS_MATCH_PATH;
+	case RULES_TAKE:
+		m->target = rule_target() - 1;
+		return true;
+	default:
 		return false;
-	if (target)
-		m->target = target - 1;
-	return target || m->action == WS_MATCH_PATH;
+	}
 }

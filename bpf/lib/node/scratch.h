@@ -99,4 +99,9 @@ struct scratch {
 	struct rules_fit marked;
 	/* Those that a packet could fit of which not all can be read. */
 	struct rules_fit could;
+	/* Of the rule that takes the packet: the headend's index + 1, or by
+	 * WS_RULE_REQUIRE the path, in network order.
+	 */
+	__u32 rule_target;
+	__u32 rule_by; /* WS_RULE_BY_MARK, WS_RULE_BY_DSCP */
 };

@@ -60,9 +60,9 @@ static __always_inline int dt46_tc(struct __sk_buff *skb, struct endpoint *ep,
 		if (r)
 			ws_report(skb, r);
 	}
-	r = inner_check(ep, &inner,
-			ws_rules_find(skb, headers, WS_RULE_REQUIRE,
-				      inner.is_ip4, endpoint_chain(ep)));
+	r = inner_check(
+		ep, &inner,
+		required_find(skb, headers, inner.is_ip4, endpoint_chain(ep)));
 	if (r)
 		return ws_refuse(skb, r, 0);
 

@@ -27,7 +27,7 @@ static __always_inline int deliver_xdp(ctx_t *ctx, const struct endpoint *ep,
 	struct ip inner;
 	reason_t r;
 	struct cursor c;
-	__be32 path;
+	struct ws_match required = {};
 	long rc;
 
 	if (inner_find(ep, is_ip4, &inner) || inner_fits(ep, &inner, len, true))
@@ -49,16 +49,19 @@ static __always_inline int deliver_xdp(ctx_t *ctx, const struct endpoint *ep,
 	/* What the guard has said of this destination holds as long as the way,
 	 * where no rule says more.
 	 */
-	path = way.path;
-	if (node->rules)
-		path = ws_rules_find(ctx, sizeof(*eth) + outer, WS_RULE_REQUIRE,
-				     is_ip4, endpoint_chain(ep));
-	else if (!path)
-		path = inner_guard(&inner);
+	if (node->rules) {
+		required = required_find(ctx, sizeof(*eth) + outer, is_ip4,
+					 endpoint_chain(ep));
+	} else if (way.path) {
+		required.action = WS_MATCH_PATH;
+		required.target = way.path;
+	} else {
+		required = inner_guard(&inner);
+	}
 	/* XDP's redirects meet no program at the edge's egress, which looks for
 	 * an SRH.
 	 */
-	if (inner_check(ep, &inner, path) ||
+	if (inner_check(ep, &inner, required) ||
 	    (!is_ip4 && ip6_has_extension(inner.hdr)) || ip_hops(&inner) <= 1)
 		return CTX_PASS;
 	/* Nothing is left that TC would have to look at: it would find the

@@ -27,7 +27,6 @@ struct endpoint {
 	__be64 sid; /* that it came for, upper 64 bits */
 	__u64 binding; /* of the inner packet, where the scheme wants it */
 	__u32 egress; /* where its verifier probably is */
-	__s32 tlv_bad; /* see outer_parse */
 };
 
 /* Sets ep->binding, which the stamp and the verdict need. */
@@ -177,16 +176,17 @@ static __always_inline __be32 endpoint_chain(const struct endpoint *ep)
 }
 
 /* What is inside must be what the proof is for: a proof for one chain opens no
- * other. path: what the inner packet requires, or 0, or
- * MATCH_UNKNOWN.
+ * other. required: the path that the inner packet requires.
  */
 static __always_inline reason_t inner_check(const struct endpoint *ep,
-					    const struct ip *in, __be32 path)
+					    const struct ip *in,
+					    struct ws_match required)
 {
-	if (path == MATCH_UNKNOWN)
+	if (required.action == WS_MATCH_MISSING)
 		return REASON(RULES_MISSING_BUG);
 	/* What no headend steers is no chain's either. */
-	if (!path || path != endpoint_chain(ep) || inner_is_strange(in))
+	if (required.action != WS_MATCH_PATH ||
+	    required.target != endpoint_chain(ep) || inner_is_strange(in))
 		return REASON(WRONG_CHAIN);
 	/* RFC 6040 4.2: a mark that the inner packet cannot carry drops it. */
 	if (outer_ecn(&ep->outer) == ECN_CE && ip_ecn(in) == ECN_NOT_ECT)

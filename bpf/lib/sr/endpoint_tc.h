@@ -58,7 +58,7 @@ static __always_inline reason_t endpoint_parse(struct __sk_buff *skb,
 	ep->eth = cursor_take(&c, struct eth_hdr);
 	if (!ep->eth)
 		return REASON(BOUNDS_BUG);
-	r = outer_parse(skb, c, &ep->outer, &ep->tlv, &ep->tlv_bad, found);
+	r = outer_parse(skb, c, &ep->outer, &ep->tlv, found);
 	if (r)
 		return r;
 	return endpoint_find_hop(ep);
@@ -86,7 +86,7 @@ __noinline int ws_endpoint_step(struct __sk_buff *skb, int first,
 		return EXT_LEN_MAX ? ext_refuse(skb, &ext) :
 				     step_on(s, STEP_EXT, 0);
 	if (r)
-		return endpoint_refuse(skb, &ep, r == TLV_BAD ? ep.tlv_bad : r);
+		return endpoint_refuse(skb, &ep, r);
 	/* A function may change the flow; what it sends is stamped. */
 	if (ep.hop->behaviour == WS_BEHAVIOUR_END_AD)
 		return ad_tc(skb, &ep, first);

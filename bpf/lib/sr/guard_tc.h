@@ -72,7 +72,7 @@ static __always_inline __u32 guard_of_path(__u32 port, __be32 path, __u32 unset)
 {
 	const __u32 *chain = bpf_map_lookup_elem(&ws_guards, &path);
 
-	if (path == MATCH_UNKNOWN)
+	if (path == PATH_UNKNOWN)
 		return WS_GUARD_ENFORCE;
 	return guard_at(port, chain ? *chain : WS_GUARD_UNSET, unset);
 }

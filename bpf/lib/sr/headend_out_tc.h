@@ -96,72 +96,108 @@ static long mark_step(__u64 n, struct mark_walk *w)
 	return 0;
 }
 
-/* ws_ruleset.steer of the first rule that fits a packet that leaves, with the mark
- * that it has now; 0: none does. MATCH_UNKNOWN: the set is missing.
+/* The first rule that fits a packet that leaves, with the mark that it has now:
+ * RULES_NONE, RULES_MISSING, or RULES_TAKE, with target and rule_by in the scratch
+ * memory.
  */
-__noinline __u32 ws_rules_leave(struct __sk_buff *skb, int is_ip4)
+__noinline enum rules_answer ws_rules_leave(struct __sk_buff *skb, int is_ip4)
 {
 	struct mark_walk w = { .set = rules_set(), .mark = skb->mark };
 	struct scratch *s = scratch();
+	__u32 steer;
 
 	if (!w.set || !s)
-		return rules_are_missed() ? MATCH_UNKNOWN : 0;
+		return rules_are_missed() ? RULES_MISSING : RULES_NONE;
 	if (rules_fit(skb, s, w.set, sizeof(struct eth_hdr), WS_RULE_LEAVE,
-		      is_ip4, 0) != 1)
-		return 0;
+		      is_ip4, 0) != RULES_TAKE)
+		return RULES_NONE;
 	__builtin_memcpy(&s->marked, w.set->any_mark, sizeof(s->marked));
 	bpf_loop(w.set->masks, mark_step, &w, 0);
 	fit_and(&s->fit, s->marked.word);
 	if (fit_is_empty(&s->fit))
-		return 0;
-	return w.set->steer[fit_first(&s->fit) & (WS_RULES_MAX - 1)];
+		return RULES_NONE;
+	steer = w.set->steer[fit_first(&s->fit) & (WS_RULES_MAX - 1)];
+	s->rule_by = steer & ~WS_RULE_TARGET;
+	s->rule_target = steer & WS_RULE_TARGET;
+	return RULES_TAKE;
 }
 
-/* ws_ruleset.steer of the path that takes the packet; 0: none does, and the kernel
- * sends it as it is. MATCH_UNKNOWN: what rules say is missing.
- */
-static __always_inline __u32 out_path(struct __sk_buff *skb,
-				      const struct ip *in)
+/* The rule that takes a packet that leaves. action is WS_MATCH_NONE, _PATH, _MISSING. */
+struct rule_out {
+	struct ws_match match;
+	__u32 by; /* as scratch.rule_by */
+};
+
+static __always_inline struct rule_out rule_out(struct __sk_buff *skb,
+						int is_ip4)
 {
+	const struct scratch *s = scratch();
+	struct rule_out r = {};
+
+	if (!rules_are_there())
+		return r;
+	switch (ws_rules_leave(skb, is_ip4)) {
+	case RULES_NONE:
+		break;
+	case RULES_TAKE:
+		if (s && s->rule_target) {
+			r.match.action = WS_MATCH_PATH;
+			r.match.target = s->rule_target - 1;
+			r.by = s->rule_by;
+		}
+		break;
+	default:
+		r.match.action = WS_MATCH_MISSING;
+	}
+	return r;
+}
+
+/* The headend that takes the packet, in target. WS_MATCH_NONE: none does, and the
+ * kernel sends it as it is. WS_MATCH_MISSING: what rules say is missing.
+ */
+static __always_inline struct ws_match out_path(struct __sk_buff *skb,
+						const struct ip *in)
+{
+	const struct ws_match none = {};
 	struct addrs a = ip_addrs(in);
 	struct ws_match m = classify(&a);
 	const struct ws_headend *h;
-	__u32 found = 0;
+	struct rule_out rule;
+	bool own;
 
 	if (m.action != WS_MATCH_MISSING && is_local(skb, &m, in->is_ip4))
-		return 0;
-	if (rules_are_there())
-		found = ws_rules_leave(skb, in->is_ip4);
-	if (found == MATCH_UNKNOWN) /* who knows what has a mark */
-		return is_from_this_node(skb, in) && is_control(in) ? 0 : found;
-	if (found & WS_RULE_BY_MARK)
-		return found & WS_RULE_TARGET;
-	if (!is_from_this_node(skb, in) ||
-	    (is_control(in) && !(found & WS_RULE_BY_DSCP)))
-		return 0;
-	found &= WS_RULE_TARGET;
-	if (!found && m.action == WS_MATCH_MISSING)
-		return MATCH_UNKNOWN;
-	if (!found && m.action == WS_MATCH_PATH)
-		found = m.target + 1;
-	h = found ? headend_find(found - 1) : NULL;
+		return none;
+	rule = rule_out(skb, in->is_ip4);
+	if (rule.by & WS_RULE_BY_MARK)
+		return rule.match;
+	own = is_from_this_node(skb, in);
+	/* Any packet may have a mark that a rule asks for. */
+	if (rule.match.action == WS_MATCH_MISSING)
+		return own && is_control(in) ? none : rule.match;
+	if (!own || (is_control(in) && !(rule.by & WS_RULE_BY_DSCP)))
+		return none;
+	if (rule.match.action == WS_MATCH_PATH)
+		m = rule.match;
+	if (m.action != WS_MATCH_PATH)
+		return m;
+	h = headend_find(m.target);
 	/* That one is missing is for the headend to say. */
-	return h && !h->own ? 0 : found;
+	return h && !h->own ? none : m;
 }
 
 /* c stands behind the packet's header. Returns the verdict. */
 static __always_inline int headend_out(struct __sk_buff *skb, struct cursor c,
 				       struct ip *in)
 {
-	__u32 found;
+	struct ws_match m;
 
 	if (out_is_exempt(skb, c, in))
 		return CTX_PASS;
-	found = out_path(skb, in);
-	if (!found)
-		return CTX_PASS;
-	if (found == MATCH_UNKNOWN)
+	m = out_path(skb, in);
+	if (m.action == WS_MATCH_MISSING)
 		return ws_refuse(skb, REASON(RULES_MISSING_BUG), 0);
+	if (m.action != WS_MATCH_PATH)
+		return CTX_PASS;
 	return headend_tc(skb, c, in, skb->len - sizeof(struct eth_hdr),
-			  found - 1, true);
+			  m.target, true);
 }
