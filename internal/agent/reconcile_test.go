@@ -535,6 +535,51 @@ func TestAnOlderPlanIsRefused(t *testing.T) {
 	n.must(n.start().halt())
 }
 
+// What a node holds tells which epochs it has given up.
+func TestANodeTakesNoEpochThatItHasGivenUp(t *testing.T) {
+	holds := func(sends int, takes ...uint8) plan.Node {
+		p := r1(t, nil)
+		head, visit := p.Headends[0], plan.Endpoint{}
+		p.Headends, p.Egresses = nil, nil
+		if sends >= 0 {
+			head.Epoch = uint8(sends)
+			p.Headends = []plan.Headend{head}
+		}
+		for _, e := range takes {
+			visit.PathID = head.PathID
+			visit.Epoch = e
+			p.Endpoints = append(p.Endpoints, visit)
+		}
+		return p
+	}
+	for i, c := range []struct {
+		was, next plan.Node
+		refused   bool
+	}{
+		{holds(-1, 1, 2), holds(-1, 1), false}, // nobody has sent 2
+		{holds(-1, 1, 2), holds(-1, 1, 3), false},
+		{holds(-1, 1, 3), holds(-1, 1, 2), true},
+		{holds(-1, 2), holds(-1, 1, 2), true},
+		{holds(-1, 2), holds(-1, 1), true},
+		{holds(-1, 255, 0), holds(-1, 255, 1), false},
+		{holds(-1, 0), holds(-1, 255), true},
+		{holds(1), holds(2), false},
+		{holds(2), holds(1), true},
+		{holds(2, 1, 2), holds(1, 1, 2), true}, // it holds 1, and does not send it any more
+		{holds(1, 1, 2), holds(1, 1), false},
+		{holds(1, 1, 2), plan.Node{}, false},
+	} {
+		if err := stateOf(c.was, "x").older(c.next); (err != nil) != c.refused {
+			t.Errorf("%d: %v", i, err)
+		}
+	}
+	// An agent of before kept the latest alone.
+	before := state{Epochs: []epoch{{Path: holds(1).Headends[0].Path, Epoch: 2}}}
+	if before.older(holds(-1, 1, 2)) != nil || before.older(holds(-1, 1)) == nil {
+		t.Error("the state of an earlier agent is not understood")
+	}
+}
+
 // Epochs have eight bits.
 func TestEpochsGoRound(t *testing.T) {
 	for _, c := range []struct {

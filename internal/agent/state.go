@@ -36,24 +36,34 @@ type epoch struct {
 	Chain     string          `json:"chain"`
 	Direction model.Direction `json:"direction"`
 	Path      uint32          `json:"path"`
-	Epoch     uint8           `json:"epoch"`
+	Epoch     uint8           `json:"epoch"`           // the latest
+	Holds     []int           `json:"holds,omitempty"` // all; none: an agent wrote this that kept the latest alone
+	Sends     []int           `json:"sends,omitempty"` // that of a headend
 }
 
-// epochsOf are the epochs of a plan's paths, each once. Where a path has several, the
-// latest counts.
+// epochsOf are the epochs of a plan's paths, each path once.
 func epochsOf(n plan.Node) (out []epoch) {
-	add := func(p plan.PathID) {
-		e := epoch{p.Chain, p.Direction, p.Path, p.Epoch}
-		i := slices.IndexFunc(out, func(o epoch) bool { return o.Path == e.Path })
-		switch {
-		case i < 0:
-			out = append(out, e)
-		case olderEpoch(out[i].Epoch, e.Epoch):
-			out[i] = e
+	at := map[uint32]int{} // by path: in out
+	add := func(p plan.PathID) *epoch {
+		i, ok := at[p.Path]
+		if !ok {
+			i = len(out)
+			at[p.Path] = i
+			out = append(out, epoch{Chain: p.Chain, Direction: p.Direction, Path: p.Path, Epoch: p.Epoch})
 		}
+		e := &out[i]
+		if olderEpoch(e.Epoch, p.Epoch) {
+			e.Epoch = p.Epoch
+		}
+		if !slices.Contains(e.Holds, int(p.Epoch)) {
+			e.Holds = append(e.Holds, int(p.Epoch))
+		}
+		return e
 	}
 	for _, h := range n.Headends {
-		add(h.PathID)
+		if e := add(h.PathID); !slices.Contains(e.Sends, int(h.Epoch)) {
+			e.Sends = append(e.Sends, int(h.Epoch))
+		}
 	}
 	for _, e := range n.Endpoints {
 		add(e.PathID)
@@ -64,21 +74,47 @@ func epochsOf(n plan.Node) (out []epoch) {
 	return out
 }
 
+// earlier is an epoch of next that the node has given up: one that it does not hold though it holds a
+// later one, or one that a headend sent before the one that it sends. A node may give up the
+// latest that it holds and go on with one beside it, whose numbers and windows it has.
+func (e epoch) earlier(next epoch) (epoch uint8, is bool) {
+	if len(e.Holds) == 0 {
+		return next.Epoch, olderEpoch(next.Epoch, e.Epoch)
+	}
+	for _, h := range next.Holds {
+		if olderEpoch(uint8(h), e.Epoch) && !slices.Contains(e.Holds, h) {
+			return uint8(h), true
+		}
+	}
+	for _, s := range next.Sends {
+		for _, sent := range e.Sends {
+			if olderEpoch(uint8(s), uint8(sent)) {
+				return uint8(s), true
+			}
+		}
+	}
+	return 0, false
+}
+
 // olderEpoch: epochs count up, and after 255 comes 0.
 func olderEpoch(e, than uint8) bool { return int8(e-than) < 0 }
 
-// older is an error if the plan has an earlier epoch of some path than s, or a lower revision.
+// older is an error if the plan has an epoch of some path that s is beyond, or a lower revision.
 func (s state) older(n plan.Node) error {
 	if n.Revision < s.Revision {
 		return fmt.Errorf("the plan is older than the one before: it has revision %d of the controller's, and that had %d", n.Revision, s.Revision)
 	}
-	was := map[uint32]uint8{}
+	was := map[uint32]epoch{}
 	for _, e := range s.Epochs {
-		was[e.Path] = e.Epoch
+		was[e.Path] = e
 	}
 	for _, e := range epochsOf(n) {
-		if have, ok := was[e.Path]; ok && olderEpoch(e.Epoch, have) {
-			return fmt.Errorf("the plan is older than the one before: chain %s has epoch %d, and had %d already", guarded{e.Chain, e.Direction, e.Path}, e.Epoch, have)
+		have, ok := was[e.Path]
+		if !ok {
+			continue
+		}
+		if epoch, is := have.earlier(e); is {
+			return fmt.Errorf("the plan is older than the one before: chain %s has epoch %d, and had %d already", guarded{e.Chain, e.Direction, e.Path}, epoch, have.Epoch)
 		}
 	}
 	return nil

@@ -62,7 +62,7 @@ later: the plan before stays in force, and the status says why. --insecure-plan
 takes it all the same.
 
 A plan is also refused at the start if no interface has an address of its node, and
-at any time if some path of it has an earlier epoch than the plan before had:
+at any time if it has an epoch of some path that the node has given up for a later one:
 --force takes it.
 
 SIGINT, SIGTERM and SIGHUP stop it; SIGHUP does not if it was ignored when the

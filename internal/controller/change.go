@@ -1,6 +1,7 @@
 package controller
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"crypto/sha256"
@@ -24,7 +25,8 @@ const OldMax = 8
 // A domain changes by these commits, and only by these. What comes next follows from the
 // records and the clock alone, so that a controller that died goes on where it was:
 //
-//	begin    a request is compiled; functions and egresses get its epochs beside those in force
+//	begin    a request is compiled; functions and egresses get its epochs beside those in force.
+//	         A change is given up for another file if it waits for a node that may never come
 //	turn     all have acknowledged: headends get the new epochs and give up the old ones
 //	settle   all have acknowledged: from now on the old generation drains
 //	erase    it has drained: nodes and the store give up its secrets
@@ -35,6 +37,7 @@ const OldMax = 8
 // advance does the one that is due. It returns whether it did, and else when one may be
 // due without a record changing; zero: never.
 func (c *Controller) advance(ctx context.Context) (did bool, wake time.Time, err error) {
+	c.watchful = false
 	v, err := readView(ctx, c.store)
 	if err != nil {
 		return false, time.Time{}, err
@@ -55,6 +58,13 @@ func (c *Controller) advance(ctx context.Context) (did bool, wake time.Time, err
 		}
 		return c.settle(ctx, v)
 	}
+	wentOver := func(o oldRecord) bool { return o.Waiting != nil }
+	if slices.ContainsFunc(s.Old, func(o oldRecord) bool { return wentOver(o) && v.turnedFrom(o) }) {
+		if err := c.drain(ctx, v, wentOver); err != nil {
+			return false, time.Time{}, err
+		}
+		return c.commit(ctx, v, "settle", store.Txn{})
+	}
 	for _, o := range s.Old {
 		if o.Until.IsZero() {
 			continue
@@ -70,21 +80,54 @@ func (c *Controller) advance(ctx context.Context) (did bool, wake time.Time, err
 		s.Erasing = slices.Delete(slices.Clone(s.Erasing), i, i+1)
 		return c.commit(ctx, v, "forget", store.Txn{})
 	}
-	if s.Step == stepNone && v.wanted.File != 0 && (v.wanted.Serial != s.Serial || !slices.Equal(v.revoked(), s.Revoked)) {
+	due := s.Step == stepNone && v.wanted.File != 0 && (v.wanted.Serial != s.Serial || !slices.Equal(v.revoked(), s.Revoked))
+	if !due && s.Step != stepNone {
+		if due, err = c.goesOver(ctx, v); err != nil {
+			return false, time.Time{}, err
+		}
+	}
+	if due {
 		did, err := c.begin(ctx, v)
 		return did, wake, err
 	}
 	return false, wake, nil
 }
 
-// erased: all nodes that held these epochs have said that they do not, or are out.
-func (v *view) erased(e erasingRecord) bool {
-	for name, revision := range e.Nodes {
-		if !v.holds(name, revision) && !v.nodes[name].Revoked {
-			return false
-		}
+// goesOver tells whether another change may begin though one is under way: it waits for a node that refuses
+// its plan or has no connection, and another domain is wanted since. Only a domain that differs counts, so
+// that rotations do not use up the epochs while a node is away.
+func (c *Controller) goesOver(ctx context.Context, v *view) (bool, error) {
+	s := v.state
+	if c.watchful = v.wanted.Serial != s.Serial; !c.watchful {
+		return false, nil
 	}
-	return true
+	connected, _ := c.connected()
+	if !slices.ContainsFunc(v.waitingFor(), func(name string) bool { return v.refuses(name) || !connected[name] }) {
+		return false, nil
+	}
+	g, err := c.generation(ctx, v, cmp.Or(s.Next, s.Now))
+	if err != nil {
+		return false, err
+	}
+	if !slices.Equal(g.Deleted, v.wanted.Deleted) {
+		return true, nil
+	}
+	var carried, wanted fileRecord
+	if err := c.record(ctx, keyFile(g.File), &carried); err != nil {
+		return false, err
+	}
+	if err := c.record(ctx, keyFile(v.wanted.File), &wanted); err != nil {
+		return false, err
+	}
+	return !slices.Equal(encode(carried), encode(wanted)), nil
+}
+
+// erased: all nodes that held these epochs have said that they do not, or are out.
+func (v *view) erased(e erasingRecord) bool { return len(v.without(e.Nodes)) == 0 }
+
+// turnedFrom: no headend sends what drains there any more, and it has not begun to drain.
+func (v *view) turnedFrom(o oldRecord) bool {
+	return o.Until.IsZero() && len(v.without(o.Waiting)) == 0
 }
 
 // commit writes the state with what belongs to it.
@@ -149,11 +192,34 @@ func (c *Controller) prepare(ctx context.Context, v *view) error {
 		return err
 	}
 	t := store.Txn{Put: map[string][]byte{}, If: []store.Condition{v.at(keyWanted)}}
+	waiting, givenUp := map[string]uint64{}, s.Next
+	for _, name := range v.waitingFor() { // there are some if it goes over a change
+		waiting[name] = s.Waiting[name]
+	}
+	if s.Step == stepTurn {
+		s.Old = slices.Clone(s.Old)
+		for i, o := range s.Old {
+			if o.Until.IsZero() && o.Waiting == nil {
+				s.Old[i].Waiting = waiting
+			}
+		}
+		waiting = nil // what they hold beside that turn, they have acknowledged
+	}
 	if s.Next, err = c.add(v, next, &t); err != nil {
 		return err
 	}
-	if s.Waiting, err = c.plans(ctx, v, &t); err != nil {
+	changed, err := c.plans(ctx, v, &t)
+	if err != nil {
 		return err
+	}
+	s.Waiting = map[string]uint64{}
+	maps.Copy(s.Waiting, waiting)
+	maps.Copy(s.Waiting, changed)
+	maps.DeleteFunc(s.Waiting, func(name string, _ uint64) bool { return !v.needs(name) })
+	if givenUp != 0 {
+		if err := c.giveUp(ctx, v, givenUp, true, &t); err != nil {
+			return err
+		}
 	}
 	s.Serial, s.Step, s.Since, s.Revoked = v.wanted.Serial, stepPrepare, c.cfg.Now(), v.revoked()
 	s.Problem, s.ProblemSerial = "", 0
@@ -207,20 +273,29 @@ func (c *Controller) turn(ctx context.Context, v *view) (bool, time.Time, error)
 // settle begins the time in which packets of the old epochs may still come.
 func (c *Controller) settle(ctx context.Context, v *view) (bool, time.Time, error) {
 	s := &v.state
-	s.Old = slices.Clone(s.Old)
-	for i, o := range s.Old {
-		if !o.Until.IsZero() {
-			continue
-		}
-		g, err := c.generation(ctx, v, o.Generation)
-		if err != nil {
-			return false, time.Time{}, err
-		}
-		s.Old[i].Until = c.cfg.Now().Add(g.Drain)
+	if err := c.drain(ctx, v, func(oldRecord) bool { return true }); err != nil {
+		return false, time.Time{}, err
 	}
 	since := s.Since
 	s.Step, s.Since, s.Waiting = stepNone, c.cfg.Now(), nil
 	return c.ended(ctx, v, "settle", store.Txn{}, stepTurn, since)
+}
+
+// drain begins that time of the generations, of those that are due, that no headend sends any more.
+func (c *Controller) drain(ctx context.Context, v *view, due func(oldRecord) bool) error {
+	s := &v.state
+	s.Old = slices.Clone(s.Old)
+	for i, o := range s.Old {
+		if !v.turnedFrom(o) || !due(o) {
+			continue
+		}
+		g, err := c.generation(ctx, v, o.Generation)
+		if err != nil {
+			return err
+		}
+		s.Old[i].Until, s.Old[i].Waiting = c.cfg.Now().Add(g.Drain), nil
+	}
+	return nil
 }
 
 // erase takes out generations that have drained.
@@ -240,15 +315,16 @@ func (c *Controller) erase(ctx context.Context, v *view) (bool, time.Time, error
 		return false, time.Time{}, err
 	}
 	for _, o := range due {
-		if err := c.giveUp(ctx, v, o.Generation, &t); err != nil {
+		if err := c.giveUp(ctx, v, o.Generation, false, &t); err != nil {
 			return false, time.Time{}, err
 		}
 	}
 	return c.commit(ctx, v, "erase", t)
 }
 
-// giveUp takes a generation out of the store, once its plans are in the transaction.
-func (c *Controller) giveUp(ctx context.Context, v *view, number uint64, t *store.Txn) error {
+// giveUp takes a generation out of the store, once its plans are in the transaction. unsent: no headend
+// was sent its epochs.
+func (c *Controller) giveUp(ctx context.Context, v *view, number uint64, unsent bool, t *store.Txn) error {
 	gone, err := c.generation(ctx, v, number)
 	if err != nil {
 		return err
@@ -264,7 +340,7 @@ func (c *Controller) giveUp(ctx context.Context, v *view, number uint64, t *stor
 			live[pathEpoch{p.Path, p.Epoch}] = true
 		}
 	}
-	e := erasingRecord{Nodes: map[string]uint64{}}
+	e := erasingRecord{Nodes: map[string]uint64{}, Unsent: unsent}
 	for _, p := range gone.domain.Paths {
 		if id := (pathEpoch{p.Path, p.Epoch}); !live[id] {
 			e.Epochs = append(e.Epochs, id)
@@ -332,7 +408,7 @@ func (c *Controller) exclude(ctx context.Context, v *view) (bool, time.Time, err
 		if slices.Contains(live, n) {
 			continue
 		}
-		if err := c.giveUp(ctx, v, n, &t); err != nil {
+		if err := c.giveUp(ctx, v, n, false, &t); err != nil {
 			return false, time.Time{}, err
 		}
 	}
@@ -528,7 +604,11 @@ func (c *Controller) plans(ctx context.Context, v *view, t *store.Txn) (changed 
 		if err != nil {
 			return nil, err
 		}
-		r := planRecord{Revision: revision, Digest: digest(b), Content: digest(content)}
+		was := v.plans[n.Name]
+		r := planRecord{Revision: revision, Digest: digest(b), Content: digest(content), HeldRevision: was.HeldRevision, HeldContent: was.HeldContent}
+		if was.Revision != 0 && v.holds(n.Name, was.Revision) {
+			r.HeldRevision, r.HeldContent = was.Revision, was.Content
+		}
 		v.plans[n.Name] = r
 		t.Put[keyNode(n.Name, partPlan)] = encode(r)
 		t.Put[keyPlans+n.Name] = b
@@ -586,7 +666,8 @@ func (c *Controller) domainOf(ctx context.Context, w wantedRecord) (model.Domain
 
 // compileDomain compiles a domain behind another generation. Chains in fresh get other
 // secrets though nothing else changes, as those do that a request rotates. Epochs and SIDs that nodes hold, and
-// those of more, are not given out again. It returns which epochs some node may hold.
+// those of more, are not given out again. It returns which epochs some node may hold; false: but no
+// headend has sent them.
 func (c *Controller) compileDomain(ctx context.Context, v *view, last *generation, w wantedRecord, d model.Domain, fresh map[string]bool, more ...plan.Path) (*generation, map[pathEpoch]bool, error) {
 	d.Chains = slices.DeleteFunc(slices.Clone(d.Chains), func(ch model.Chain) bool { return slices.Contains(w.Deleted, ch.Name) })
 	blocked := block(&d, v.revoked())
@@ -599,17 +680,22 @@ func (c *Controller) compileDomain(ctx context.Context, v *view, last *generatio
 		}
 		live = append(live, g.domain.Paths...)
 		for _, p := range g.domain.Paths {
-			held[pathEpoch{p.Path, p.Epoch}] = true
+			id := pathEpoch{p.Path, p.Epoch}
+			held[id] = held[id] || n != v.state.Next
 		}
 	}
+	beyond := slices.Clone(live)
 	for _, e := range v.state.Erasing {
 		for _, id := range e.Epochs {
-			held[id] = true
+			held[id] = held[id] || !e.Unsent
+			if e.Unsent {
+				beyond = append(beyond, plan.Path{PathID: plan.PathID{Path: id.Path, Epoch: id.Epoch}})
+			}
 		}
 	}
 	keys := plan.NewKeyring(rand.Reader, last.domain.Paths)
 	keys.KeepSIDs(live...)
-	keys.Beyond(live...)
+	keys.Beyond(beyond...)
 	keys.Rotate(func(chain string) bool { return fresh[chain] || w.Rotate[chain] > last.Rotated[chain] })
 	out, err := plan.Compile(d, keys)
 	if err != nil {
@@ -628,18 +714,25 @@ func mayHave(last, next *plan.Domain, s stateRecord, held map[pathEpoch]bool) er
 	comes := func(p plan.Path) bool {
 		return slices.ContainsFunc(next.Paths, func(q plan.Path) bool { return q.Path == p.Path && q.Epoch == p.Epoch })
 	}
+	// A node takes no epoch that is new to it and not later than all that it holds of the path.
+	holds := map[uint32][]pathEpoch{}
+	for id := range held {
+		holds[id.Path] = append(holds[id.Path], id)
+	}
 	for _, p := range turning {
-		if held[pathEpoch{p.Path, p.Epoch}] {
-			return fmt.Errorf("%w: %s would get epoch %d, which some node may still hold", errWait, p.PathID, p.Epoch)
+		for _, id := range holds[p.Path] {
+			if int8(p.Epoch-id.Epoch) <= 0 { // after 255 comes 0
+				return fmt.Errorf("%w: %s would get epoch %d, and some node may still hold %d", errWait, p.PathID, p.Epoch, id.Epoch)
+			}
 		}
 	}
 	for _, p := range lossy {
 		if !comes(p) {
 			continue
 		}
-		// Its epochs begin anew, and a node takes no earlier one than it has.
-		for id := range held {
-			if id.Path == p.Path {
+		// Its epochs begin anew, but for those that nobody has sent.
+		for _, id := range holds[p.Path] {
+			if held[id] || int8(p.Epoch-id.Epoch) <= 0 {
 				return fmt.Errorf("%w: %s was there before, and some node may still hold its epoch %d", errWait, p.PathID, id.Epoch)
 			}
 		}

@@ -60,7 +60,9 @@ type Controller struct {
 	ca    *identity.CA
 	roots []*x509.Certificate
 
-	failed string // the attempt to begin that was in vain; of the loop alone
+	// Of the loop alone:
+	failed   string // the attempt to begin that was in vain
+	watchful bool   // a node whose connection ends makes something due
 
 	counted *metrics.Set // what only grows
 
@@ -228,7 +230,11 @@ func (c *Controller) carry(ctx context.Context) error {
 	group.Go(func() error { return c.watch(ctx, keyControl, func() { notify(changed) }) })
 	group.Go(func() error {
 		for {
+			_, news := c.connected()
 			did, wake, err := c.advance(ctx)
+			if !c.watchful {
+				news = nil
+			}
 			if ctx.Err() != nil {
 				return context.Cause(ctx)
 			}
@@ -251,6 +257,7 @@ func (c *Controller) carry(ctx context.Context) error {
 			case <-ctx.Done():
 				return context.Cause(ctx)
 			case <-changed:
+			case <-news:
 			case <-timer:
 			}
 		}

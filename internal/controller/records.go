@@ -103,12 +103,15 @@ const (
 type oldRecord struct {
 	Generation uint64    `json:"generation"`
 	Until      time.Time `json:"until,omitzero"` // zero: not all headends have turned yet
+	// Waiting is for which nodes' turn it waits, with the plan's revision; none: for those of the step.
+	Waiting map[string]uint64 `json:"waiting,omitempty"`
 }
 
 // erasingRecord is epochs that some nodes may still hold.
 type erasingRecord struct {
 	Epochs []pathEpoch       `json:"epochs"`
-	Nodes  map[string]uint64 `json:"nodes"` // by name: the plan's revision that is without them
+	Nodes  map[string]uint64 `json:"nodes"`            // by name: the plan's revision that is without them
+	Unsent bool              `json:"unsent,omitempty"` // no headend ever had them: their change was given up
 }
 
 type pathEpoch struct {
@@ -148,6 +151,17 @@ type planRecord struct {
 	Revision uint64 `json:"revision"`
 	Digest   string `json:"digest"`  // of the plan with its revision
 	Content  string `json:"content"` // digest of the plan without
+
+	// The last that the node has acknowledged before it was to hold this one.
+	HeldRevision uint64 `json:"held-revision,omitempty"`
+	HeldContent  string `json:"held-content,omitempty"`
+}
+
+// needs tells whether a node has to take its plan for what all others do. It need not if the
+// plan has only what it held before: whatever came between had that, too.
+func (v *view) needs(name string) bool {
+	p := v.plans[name]
+	return p.HeldRevision == 0 || p.HeldContent != p.Content || !v.holds(name, p.HeldRevision)
 }
 
 // ackRecord is what a node's kernel holds.
@@ -275,9 +289,12 @@ func (v *view) refuses(name string) bool {
 }
 
 // waitingFor are the nodes that have not ended the step.
-func (v *view) waitingFor() (names []string) {
-	for _, name := range slices.Sorted(maps.Keys(v.state.Waiting)) {
-		if !v.holds(name, v.state.Waiting[name]) && !v.nodes[name].Revoked {
+func (v *view) waitingFor() []string { return v.without(v.state.Waiting) }
+
+// without are the nodes that do not hold their plan of a revision yet, or a later one.
+func (v *view) without(revisions map[string]uint64) (names []string) {
+	for _, name := range slices.Sorted(maps.Keys(revisions)) {
+		if !v.holds(name, revisions[name]) && !v.nodes[name].Revoked {
 			names = append(names, name)
 		}
 	}

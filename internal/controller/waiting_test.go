@@ -37,7 +37,8 @@ func TestAChangeSaysWhichNodeHoldsItUp(t *testing.T) {
 	if x.Node != "r2" || x.Reason != "the kernel lacks something" || s.Step != string(stepPrepare) || x.Since.AsTime().Before(s.Since.AsTime()) {
 		t.Errorf("step %s since %v waits for %v", s.Step, s.Since, x)
 	}
-	serial = w.apply(file + `  - {name: voice, ingress: [r1], functions: [fw], egress: r3, match: {destination: "2001:db8:50::/48"}}` + "\n")
+	// Another rotation waits: it would meet the same refusal.
+	serial = w.rotate()
 	s = w.state()
 	if len(s.WaitingFor) != 1 || s.WaitingFor[0] != "r2" || s.Serial == s.WantedSerial {
 		t.Errorf("state %v", s)

@@ -169,6 +169,11 @@ func (f *fake) run(token string) {
 		Received: f.received, Transport: f.record,
 	})
 	f.w.must(err)
+	if b, err := os.ReadFile(f.member.PlanFile()); err == nil { // as an agent does that starts again
+		n, err := plan.DecodeNode(b)
+		f.w.must(err)
+		f.take(n, digest(b))
+	}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() {
@@ -203,10 +208,12 @@ func (f *fake) take(n plan.Node, digest string) {
 		f.member.Report(r)
 		return
 	}
-	if len(f.held) > 0 {
-		f.agrees(f.held[len(f.held)-1], n)
+	if last := len(f.held) - 1; last < 0 || f.held[last].Revision != n.Revision {
+		if last >= 0 {
+			f.agrees(f.held[last], n)
+		}
+		f.held = append(f.held, n)
 	}
-	f.held = append(f.held, n)
 	r := member.Report{Revision: n.Revision, Digest: digest}
 	f.inForce = r
 	silent := f.silent
@@ -219,30 +226,61 @@ func (f *fake) take(n plan.Node, digest string) {
 	}
 }
 
-// agrees holds what an agent refuses: an earlier epoch of a path than the latest that it has.
+// agrees holds what an agent refuses: an epoch of a path that is new to it and earlier than the latest
+// that it has, or a headend that goes back; and that no epoch changes its secrets.
 func (f *fake) agrees(was, now plan.Node) {
-	latest := func(n plan.Node) map[uint32]uint8 {
-		m := map[uint32]uint8{}
-		add := func(id plan.PathID) {
-			if have, ok := m[id.Path]; !ok || int8(id.Epoch-have) > 0 {
-				m[id.Path] = id.Epoch
+	type held struct {
+		latest uint8
+		all    map[uint8]string
+		sends  []uint8
+	}
+	holds := func(n plan.Node) map[uint32]*held {
+		m := map[uint32]*held{}
+		add := func(id plan.PathID, secret string) *held {
+			h, ok := m[id.Path]
+			if !ok {
+				h = &held{id.Epoch, map[uint8]string{}, nil}
+				m[id.Path] = h
 			}
+			if int8(id.Epoch-h.latest) > 0 {
+				h.latest = id.Epoch
+			}
+			h.all[id.Epoch] += secret
+			return h
 		}
 		for _, h := range n.Headends {
-			add(h.PathID)
+			x := add(h.PathID, "")
+			x.sends = append(x.sends, h.Epoch)
 		}
 		for _, e := range n.Endpoints {
-			add(e.PathID)
+			add(e.PathID, string(e.Share.Key[:]))
 		}
 		for _, e := range n.Egresses {
-			add(e.PathID)
+			add(e.PathID, "")
 		}
 		return m
 	}
-	before := latest(was)
-	for path, epoch := range latest(now) {
-		if have, ok := before[path]; ok && int8(epoch-have) < 0 {
-			f.w.Errorf("%s: revision %d has epoch %d of path %x, and %d had %d", f.name, now.Revision, epoch, path, was.Revision, have)
+	before := holds(was)
+	for path, h := range holds(now) {
+		b, ok := before[path]
+		if !ok {
+			continue
+		}
+		for e, secret := range h.all {
+			s, had := b.all[e]
+			if !had && int8(e-b.latest) < 0 {
+				f.w.Errorf("%s: revision %d has epoch %d of path %x, and %d was at %d", f.name, now.Revision, e, path, was.Revision, b.latest)
+			}
+			if had && s != "" && secret != "" && s != secret {
+				f.w.Errorf("%s: revision %d has other secrets in epoch %d of path %x than %d", f.name, now.Revision, e, path, was.Revision)
+			}
+		}
+		for _, e := range h.sends {
+			for _, s := range b.sends {
+				if int8(e-s) < 0 {
+					f.w.Errorf("%s: revision %d sends epoch %d of path %x, and %d sent %d", f.name, now.Revision, e, path, was.Revision, s)
+				}
+			}
 		}
 	}
 }

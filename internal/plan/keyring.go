@@ -111,10 +111,10 @@ func (k *Keyring) secrets(p *Path) error {
 			return nil
 		}
 		p.Epoch = last.Epoch + 1 // after 255 comes 0
-		for _, e := range k.beyond[p.Path] {
-			if int8(e-p.Epoch) >= 0 {
-				p.Epoch = e + 1
-			}
+	}
+	for _, e := range k.beyond[p.Path] {
+		if int8(e-p.Epoch) >= 0 {
+			p.Epoch = e + 1
 		}
 	}
 	var err error
