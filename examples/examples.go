@@ -47,6 +47,14 @@ const NetfilterName = "examples/netfilter.yaml"
 //go:embed netfilter.yaml
 var Netfilter []byte
 
+// ZeroTrustName is what messages about ZeroTrust call it.
+const ZeroTrustName = "examples/zerotrust.yaml"
+
+// ZeroTrust is a domain with a service behind a gateway. Files that it names are the reader's to make.
+//
+//go:embed zerotrust.yaml
+var ZeroTrust []byte
+
 // MPLSName is what messages about MPLS call it.
 const MPLSName = "examples/mpls.yaml"
 

@@ -95,12 +95,22 @@ func TestGatewayExplainSaysTheRule(t *testing.T) {
 		{"alice", "/cart", command.ExitDone, `service   shop, at [fc00:8::2]:443, gateway on r1
 client    spiffe://staff.example/ops/alice (certificate a, valid until UNTIL)
 request   GET shop.example.org/cart
-decision  let in by rule 1, by chain deep: fw2, dpi, out at r6
+decision  let in by rule 2, by chain deep: fw2, dpi, out at r6
 read by   the gateway on r1, the server shop.internal
 
   RULE  WHO                           CHAIN  THE REQUEST
-     1  spiffe://staff.example/ops/*  deep   matches, and the rule decides
-     2  spiffe://staff.example/**     light  has another path; not asked
+     1  spiffe://staff.example/**     light  has another path
+     2  spiffe://staff.example/ops/*  deep   matches, and the rule decides
+`},
+		{"alice", "/public/a", command.ExitDone, `service   shop, at [fc00:8::2]:443, gateway on r1
+client    spiffe://staff.example/ops/alice (certificate a, valid until UNTIL)
+request   GET shop.example.org/public/a
+decision  let in by rule 1, by chain light: fw, out at r6
+read by   the gateway on r1, the server shop.internal
+
+  RULE  WHO                           CHAIN  THE REQUEST
+     1  spiffe://staff.example/**     light  matches, and the rule decides
+     2  spiffe://staff.example/ops/*  deep   matches; not asked
 `},
 		{"bob", "/public/../cart", command.ExitRefused, `service   shop, at [fc00:8::2]:443, gateway on r1
 client    spiffe://staff.example/shop/bob (certificate b, valid until UNTIL)
@@ -108,8 +118,8 @@ request   GET shop.example.org/cart
 decision  refused (rule-none): no rule lets GET /cart in
 
   RULE  WHO                           CHAIN  THE REQUEST
-     1  spiffe://staff.example/ops/*  deep   is of another identity
-     2  spiffe://staff.example/**     light  has another path
+     1  spiffe://staff.example/**     light  has another path
+     2  spiffe://staff.example/ops/*  deep   is of another identity
 `},
 		{"mallory", "/", command.ExitRefused, `service   shop, at [fc00:8::2]:443, gateway on r1
 client    not known (certificate c, valid until UNTIL)

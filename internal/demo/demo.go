@@ -1,7 +1,7 @@
 // Package demo is waystamp in a minute: the network of the paper's Fig. 7a as a
 // lab on this machine, real traffic through a proven chain, then one tampering
 // after the other, each refused and explained; and then the same with netfilter, with
-// functions on byte streams, over labels, and with functions that know nothing of
+// functions on byte streams, with a gateway, over labels, and with functions that know nothing of
 // segment routing. Nothing in it is acted: it edits the files that agents follow,
 // stops and detaches agents, kills a worker, changes a firewall's rules, and reads
 // what the kernel counted. internal/labcli calls it.
@@ -77,6 +77,10 @@ func Run(ctx context.Context, c Config) error {
 	if err != nil {
 		return err
 	}
+	service, err := manifest.Parse(examples.ZeroTrustName, examples.ZeroTrust)
+	if err != nil {
+		return err
+	}
 	labels, err := manifest.Parse(examples.MPLSName, examples.MPLS)
 	if err != nil {
 		return err
@@ -101,6 +105,15 @@ func Run(ctx context.Context, c Config) error {
 	}
 	s.printf("%s", streamsPrologue)
 	if err := s.play(ctx, streams, c.Schemes[0], s.streamScenes, false); err != nil {
+		return err
+	}
+	s.printf("%s", gatewayPrologue)
+	err = s.playShop(ctx, func(files string, scenes func() []scene) error {
+		s.files = files
+		defer func() { s.files = "" }()
+		return s.play(ctx, service, model.SchemeKeyedFlow, scenes, false) // the only one of services
+	})
+	if err != nil {
 		return err
 	}
 	s.printf("%s", labelsPrologue)
@@ -134,6 +147,7 @@ type stage struct {
 	plan     *plan.Domain
 	scheme   model.Scheme
 	chain    string // that path finds
+	files    string // directory of a gateway's files; "": there is no gateway
 	names    explain.Names
 	h1, h2   *host.NetNS
 }
@@ -171,7 +185,7 @@ func (s *stage) play(ctx context.Context, m manifest.Manifest, scheme model.Sche
 	started := time.Now()
 	s.lab, err = lab.Up(ctx, lab.Config{
 		Domain: d, Lab: *s.manifest.Lab, Plan: s.plan,
-		Prefix: s.Prefix, RunDir: s.RunDir, Binary: s.Binary, Own: true, Log: s.Log,
+		Prefix: s.Prefix, RunDir: s.RunDir, Binary: s.Binary, Files: s.files, Own: true, Log: s.Log,
 	})
 	if err != nil {
 		return err

@@ -27,8 +27,9 @@ func NewDemoCommand() *cobra.Command {
 real traffic through its chain, then tamper with the path in four ways and show why
 each packet is refused. Then other functions: netfilter, as in
 examples/netfilter.yaml; compression of TCP connections, as in examples/streams.yaml;
-a chain over labels, as in examples/mpls.yaml; and functions without segment routing,
-as in examples/functions.yaml: an nftables firewall, a program in user space, a NAT.
+a service behind a gateway, as in examples/zerotrust.yaml; a chain over labels, as in
+examples/mpls.yaml; and functions without segment routing, as in
+examples/functions.yaml: an nftables firewall, a program in user space, a NAT.
 All packets go through the kernel. Needs root and nft. Changes nothing outside its
 namespaces, and removes them at the end, also after Ctrl-C, or when the terminal or
 the reader of its output is gone.`,

@@ -1,0 +1,384 @@
+package demo
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/waystamp/waystamp/internal/gateway"
+	"github.com/waystamp/waystamp/internal/model"
+	"github.com/waystamp/waystamp/internal/plan"
+)
+
+const gatewayPrologue = `
+== a service behind a gateway ==
+
+                  ------ r4 (fw) ------
+                /                       \
+    h1 ---- r1 (gateway)                 r6 ---- h2 (shop)
+                \                       /
+                  r2 (fw2) --- r3 (dpi)
+
+Clients show certificates. r1 ends their TLS, and chooses a chain for each of their
+requests: what is public goes by light (fw), all else that operators do by deep (fw2, dpi).
+To the shop r1 speaks TLS of its own.
+`
+
+// bobAsks is what bob asks for, which his rule lets him.
+const bobAsks = "/public/prices"
+
+// shop is the service of the example, its origin on h2, and its clients on h1.
+type shop struct {
+	*stage
+	folder     string // of the gateway's files
+	staff, web *authority
+	alice, bob tls.Certificate
+	at         netip.AddrPort
+}
+
+// openShop makes certificates of the example into a folder.
+func (s *stage) openShop(folder string) (*shop, error) {
+	x := &shop{stage: s, folder: folder}
+	var errs [5]error
+	x.staff, errs[0] = newAuthority(folder, "staff-ca.pem")
+	x.web, errs[1] = newAuthority(folder, "origin-ca.pem")
+	if err := errors.Join(errs[:]...); err != nil {
+		return nil, err
+	}
+	_, errs[0] = x.web.server("shop.pem", "shop.key", "shop.example.org")
+	x.alice, errs[1] = x.staff.client("/ops/alice")
+	x.bob, errs[2] = x.staff.client("/sales/bob")
+	errs[3] = x.staff.revoke("staff.crl")
+	return x, errors.Join(errs[:]...)
+}
+
+// serve answers on h2 until it is stopped.
+func (x *shop) serve(ctx context.Context) (stop func() error, err error) {
+	inside, err := x.web.server("origin.pem", "origin.key", "shop.internal")
+	if err != nil {
+		return nil, err
+	}
+	var l net.Listener
+	err = x.h2.Do(func() (err error) {
+		l, err = new(net.ListenConfig).Listen(ctx, "tcp", x.at.String())
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	server := &http.Server{
+		Handler: http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+			fmt.Fprintf(rw, "%s for %s\n", r.URL.Path, r.RemoteAddr)
+		}),
+		TLSConfig:   &tls.Config{Certificates: []tls.Certificate{inside}, MinVersion: tls.VersionTLS13},
+		ReadTimeout: settleTime, WriteTimeout: settleTime,
+	}
+	done := make(chan error, 1)
+	go func() { done <- server.ServeTLS(l, "", "") }()
+	return func() error {
+		err := server.Close()
+		if served := <-done; !errors.Is(served, http.ErrServerClosed) {
+			err = errors.Join(err, served)
+		}
+		return err
+	}, nil
+}
+
+func (x *shop) scenes() []scene {
+	return []scene{
+		{"Two requests of one connection take two chains",
+			"alice, an operator, asked the shop for /public/prices and for /orders, on one connection",
+			x.twoChains},
+		{"A client without a certificate reaches nothing",
+			"bob asked for " + bobAsks + " without his certificate, and then with it",
+			x.withoutCertificate},
+		{"A certificate is revoked",
+			"bob asked again, and kept his connection; then his certificate was put on the list of revoked ones, and he connected anew",
+			x.revoked},
+		{"Somebody changes the audit log",
+			"r1's audit log was verified; then, in a copy, the chain of one request was changed",
+			x.changedLog},
+	}
+}
+
+// inShop plays a scene with the origin there.
+func (x *shop) inShop(scenes []scene) []scene {
+	for i := range scenes {
+		run := scenes[i].run
+		scenes[i].run = func(ctx context.Context) (saw []string, err error) {
+			stop, err := x.serve(ctx)
+			if err != nil {
+				return nil, err
+			}
+			saw, err = run(ctx)
+			return saw, errors.Join(err, stop())
+		}
+	}
+	return scenes
+}
+
+// connection is one of a client's.
+type connection struct {
+	*tls.Conn
+	reader *bufio.Reader
+}
+
+// connect opens a connection from h1 to the service. TLS 1.3 tells a client what the server thinks of its
+// certificate when it reads.
+func (x *shop) connect(ctx context.Context, shown ...tls.Certificate) (*connection, error) {
+	roots := x509.NewCertPool()
+	roots.AddCert(x.web.cert)
+	var c net.Conn
+	err := x.h1.Do(func() (err error) {
+		c, err = (&net.Dialer{Timeout: settleTime}).DialContext(ctx, "tcp", x.at.String())
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	c.SetDeadline(time.Now().Add(settleTime))
+	t := tls.Client(c, &tls.Config{RootCAs: roots, Certificates: shown, ServerName: "shop.example.org", MinVersion: tls.VersionTLS13})
+	if err := t.HandshakeContext(ctx); err != nil {
+		return nil, errors.Join(err, c.Close())
+	}
+	return &connection{t, bufio.NewReader(t)}, nil
+}
+
+// get asks for a path, and reads the whole answer.
+func (c *connection) get(path string) (status int, err error) {
+	if _, err := fmt.Fprintf(c, "GET %s HTTP/1.1\r\nHost: shop.example.org\r\n\r\n", path); err != nil {
+		return 0, err
+	}
+	answer, err := http.ReadResponse(c.reader, nil)
+	if err != nil {
+		return 0, err
+	}
+	_, err = io.Copy(io.Discard, answer.Body)
+	return answer.StatusCode, errors.Join(err, answer.Body.Close())
+}
+
+// twoChains shows that each request is decided about, by the frames that each chain's headend has sent.
+func (x *shop) twoChains(ctx context.Context) (saw []string, err error) {
+	c, err := x.connect(ctx, x.alice)
+	if err != nil {
+		return nil, err
+	}
+	defer c.Close()
+	chains := []string{"light", "deep"}
+	for i, path := range []string{"/public/prices", "/orders"} {
+		var before, sent [2]uint64
+		for j, name := range chains {
+			if before[j], err = x.sent(ctx, name); err != nil {
+				return saw, err
+			}
+		}
+		status, err := c.get(path)
+		if err != nil {
+			return saw, err
+		}
+		for j, name := range chains {
+			now, err := x.sent(ctx, name)
+			if err != nil {
+				return saw, err
+			}
+			sent[j] = now - before[j]
+		}
+		saw = append(saw, fmt.Sprintf("GET %s: status %d; r1 sent %d frames by light, %d by deep", path, status, sent[0], sent[1]))
+		if status != http.StatusOK || sent[i] == 0 {
+			return saw, fmt.Errorf("want it answered, by chain %s", chains[i])
+		}
+		if i == 0 && sent[1] != 0 { // later, what was opened before has signs of life
+			return saw, errors.New("want none by deep")
+		}
+	}
+	for _, name := range chains {
+		line, err := x.sameCounts(ctx, x.onward(name))
+		saw = append(saw, name+", "+line)
+		if err != nil {
+			return saw, err
+		}
+	}
+	return saw, nil
+}
+
+// onward is the path of a chain that begins at the gateway.
+func (x *shop) onward(chain string) plan.Path {
+	for _, p := range x.plan.Paths {
+		if p.Chain == chain && p.From == model.GatewayName {
+			return p
+		}
+	}
+	panic("the example has no chain " + chain + " from a gateway on")
+}
+
+// sent is how many frames the gateway has sent by a chain.
+func (x *shop) sent(ctx context.Context, chain string) (uint64, error) {
+	return x.frames(ctx, "r1", x.onward(chain), 0)
+}
+
+// refusedClient shows what a client hears that is refused, and what the log says.
+func (x *shop) refusedClient(ctx context.Context, reason gateway.Reason, shown ...tls.Certificate) (saw []string, err error) {
+	before, err := x.log()
+	if err != nil {
+		return nil, err
+	}
+	c, err := x.connect(ctx, shown...)
+	if err == nil {
+		_, err = c.get(bobAsks)
+		c.Close()
+	}
+	if _, alert := errors.AsType[tls.AlertError](err); !alert && !strings.Contains(fmt.Sprint(err), "remote error: tls") {
+		return nil, fmt.Errorf("bob got %w; want an alert", err)
+	}
+	saw = append(saw, fmt.Sprintf("bob's TLS ended: %v", err))
+	deadline := time.Now().Add(settleTime)
+	for { // the line may come behind the alert
+		lines, err := x.log()
+		if err != nil {
+			return saw, err
+		}
+		for _, l := range lines[len(before):] {
+			if l.Event == gateway.EventRefused && l.Reason == reason {
+				return append(saw, fmt.Sprintf("the audit log has it in line %d: refused, %s", l.Number, l.Text)), nil
+			}
+		}
+		if time.Now().After(deadline) {
+			return saw, fmt.Errorf("no line of the audit log says %s", reason)
+		}
+		if err := wait(ctx, 20*time.Millisecond); err != nil {
+			return saw, err
+		}
+	}
+}
+
+func (x *shop) withoutCertificate(ctx context.Context) (saw []string, err error) {
+	if saw, err = x.refusedClient(ctx, gateway.CertMissing); err != nil {
+		return saw, err
+	}
+	c, err := x.connect(ctx, x.bob)
+	if err != nil {
+		return saw, err
+	}
+	defer c.Close()
+	for _, test := range []struct {
+		path string
+		want int
+	}{{bobAsks, http.StatusOK}, {"/orders", http.StatusForbidden}} {
+		status, err := c.get(test.path)
+		saw = append(saw, fmt.Sprintf("with his certificate, GET %s: status %d", test.path, status))
+		if err != nil || status != test.want {
+			return saw, errors.Join(err, fmt.Errorf("want status %d", test.want))
+		}
+	}
+	return saw, nil
+}
+
+func (x *shop) revoked(ctx context.Context) (saw []string, err error) {
+	c, err := x.connect(ctx, x.bob)
+	if err != nil {
+		return nil, err
+	}
+	defer c.Close()
+	status, err := c.get(bobAsks)
+	if err != nil || status != http.StatusOK {
+		return nil, errors.Join(err, fmt.Errorf("GET %s: status %d", bobAsks, status))
+	}
+	started := time.Now()
+	if err := x.staff.revoke("staff.crl", x.bob.Leaf); err != nil {
+		return nil, err
+	}
+	if n, err := c.reader.Read(make([]byte, 1)); n != 0 || err == nil {
+		return nil, errors.New("bob's connection is still there")
+	} else if netErr, ok := errors.AsType[net.Error](err); ok && netErr.Timeout() {
+		return nil, fmt.Errorf("bob's connection is still there after %s", settleTime)
+	}
+	saw = append(saw, fmt.Sprintf("bob's open connection ended %.0f ms after the new list was there", time.Since(started).Seconds()*1000))
+	more, err := x.refusedClient(ctx, gateway.CertRevoked, x.bob)
+	return append(saw, more...), err
+}
+
+func (x *shop) logName() string { return filepath.Join(x.lab.AgentDir("r1"), "gateway-audit.log") }
+
+// log is the gateway's audit log.
+func (x *shop) log() (out []gateway.Record, err error) {
+	text, err := os.ReadFile(x.logName())
+	if err != nil {
+		return nil, err
+	}
+	for line := range bytes.Lines(text) {
+		var r gateway.Record
+		if err := json.Unmarshal(line, &r); err != nil {
+			return nil, fmt.Errorf("line %d of the audit log: %w", len(out)+1, err)
+		}
+		out = append(out, r)
+	}
+	return out, nil
+}
+
+func (x *shop) changedLog(context.Context) (saw []string, err error) {
+	text, err := os.ReadFile(x.logName())
+	if err != nil {
+		return nil, err
+	}
+	v, err := gateway.VerifyAudit(bytes.NewReader(text))
+	if err != nil {
+		return nil, err
+	}
+	saw = append(saw, fmt.Sprintf("%d lines, of which each has the hash of the one before", v.Lines))
+	lines, err := x.log()
+	if err != nil {
+		return saw, err
+	}
+	changed := bytes.Clone(text)
+	var at uint64
+	for _, l := range lines {
+		if l.Event == gateway.EventDecided && l.Chain == "deep" {
+			at = l.Number
+			saw = append(saw, fmt.Sprintf("line %d: %s may %s %s by rule %d, chain %s", l.Number, l.Identity, l.Method, l.Path, l.Rule, l.Chain))
+			break
+		}
+	}
+	if at == 0 {
+		return saw, errors.New("no request was let in by chain deep")
+	}
+	all := bytes.SplitAfter(changed, []byte("\n"))
+	all[at-1] = bytes.Replace(all[at-1], []byte(`"chain":"deep"`), []byte(`"chain":"none"`), 1)
+	_, err = gateway.VerifyAudit(bytes.NewReader(bytes.Join(all, nil)))
+	if err == nil {
+		return saw, errors.New("the change was not found")
+	}
+	saw = append(saw, fmt.Sprintf("with another chain in it: %v", err))
+	if !strings.Contains(err.Error(), fmt.Sprintf("line %d", at+1)) && !strings.Contains(err.Error(), fmt.Sprintf("line %d", at)) {
+		return saw, fmt.Errorf("it does not name line %d", at)
+	}
+	return saw, nil
+}
+
+// playShop plays the scenes of a gateway, in a lab whose gateway's files are of this hour.
+func (s *stage) playShop(ctx context.Context, play func(files string, scenes func() []scene) error) error {
+	folder, err := os.MkdirTemp("", "waystamp-demo-")
+	if err != nil {
+		return err
+	}
+	x, err := s.openShop(folder)
+	if err == nil {
+		err = play(folder, func() []scene {
+			x.at = s.manifest.Domain.Services[0].Address
+			return x.inShop(x.scenes())
+		})
+	}
+	return errors.Join(err, os.RemoveAll(folder))
+}
