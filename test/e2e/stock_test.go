@@ -1,7 +1,7 @@
 //go:build stock
 
 // Tests of what distributions' kernels have and a small one may lack: VLAN
-// interfaces and netem. make test-kernels builds and runs them.
+// interfaces, netem, and MPLS routing. make test-kernels builds and runs them.
 
 package e2e
 
@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/waystamp/waystamp/examples"
 	"github.com/waystamp/waystamp/internal/host"
 	"github.com/waystamp/waystamp/internal/lab"
 	"github.com/waystamp/waystamp/internal/manifest"
@@ -278,4 +279,65 @@ func TestStockChainOverVLANInterfaces(t *testing.T) {
 			t.Errorf("the chain has taken %d frames of a VLAN that is not in the plan", n)
 		}
 	})
+}
+
+// Between nodes of a chain over labels are routers of Linux's own (mpls_router), which have no
+// program and no plan. They swap the label of a node for the same one, as all routers of a
+// segment routing domain with one SRGB do; or, one hop before the node, take it off.
+func TestStockRoutersPassLabelsOn(t *testing.T) {
+	for _, v := range []struct {
+		name string
+		pops bool // the router before a node takes its label off (RFC 3031 3.16)
+	}{{"swap", false}, {"pop", true}} {
+		t.Run(v.name, func(t *testing.T) {
+			w := buildFrom(t, parse(t, string(examples.MPLS), proven(model.SchemeKeyed)), func(c *lab.Config) { c.WithoutAgents = true })
+			w.route("r4", v.pops, map[string]string{"r1": "r1", "r2": "r2", "r3": "r2", "r5": "r2", "r6": "r2"})
+			w.route("r5", v.pops, map[string]string{"r6": "r6", "r3": "r3", "r2": "r3", "r4": "r3", "r1": "r3"})
+			for _, n := range w.nodes() {
+				if n != "r4" && n != "r5" {
+					must(t, w.StartAgent(soon(t), n))
+				}
+			}
+			for _, c := range []struct {
+				chain string
+				ipv4  bool
+			}{{"web4", true}, {"web6", false}} {
+				w.ipv4 = c.ipv4
+				since, back := w.counting(w.path(c.chain, model.Forward)), w.counting(w.path(c.chain, model.Reverse))
+				w.reaches("h1", "h2")
+				w.reaches("h2", "h1")
+				const size = 1_000_000
+				r := w.download("h1", "h2", size)
+				there, andBack := since().frames(), back().frames()
+				t.Logf("%s: %.2f Gb/s, %d frames were stamped and verified forward, %d back", c.chain, gigabits(r), there, andBack)
+				if least := uint64(size / 1500); there+andBack < least {
+					t.Errorf("%s: %d frames; want %d or more", c.chain, there+andBack, least)
+				}
+			}
+		})
+	}
+}
+
+// route makes a node without an agent an MPLS router of the kernel's: of labels of nodes, by the
+// neighbour that leads to each.
+func (w *world) route(router string, pops bool, by map[string]string) {
+	w.t.Helper()
+	n := w.net(router)
+	must(w.t, n.SetSysctl("net/mpls/platform_labels", "20000"))
+	nodes := map[string]*model.NodeMPLS{}
+	for _, m := range w.manifest.Domain.Nodes {
+		nodes[m.Name] = m.MPLS
+		if m.Name == router {
+			for _, i := range m.Interfaces {
+				must(w.t, n.SetSysctl("net/mpls/conf/"+i.Name+"/input", "1"))
+			}
+		}
+	}
+	for to, neighbour := range by {
+		args := []string{"ip", "-f", "mpls", "route", "add", fmt.Sprint(nodes[to].Label)}
+		if !pops || to != neighbour {
+			args = append(args, "as", fmt.Sprint(nodes[to].Label))
+		}
+		w.shell(router, append(args, "via", "inet", nodes[neighbour].Address.String(), "dev", router+"-"+neighbour)...)
+	}
 }
