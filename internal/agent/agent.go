@@ -18,6 +18,7 @@ import (
 	"io"
 	"io/fs"
 	"log/slog"
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -36,6 +37,7 @@ import (
 	"github.com/waystamp/waystamp/internal/netfilter"
 	"github.com/waystamp/waystamp/internal/plan"
 	"github.com/waystamp/waystamp/internal/planfile"
+	"github.com/waystamp/waystamp/internal/scrape"
 )
 
 // ReconcileEvery is how long what somebody else has changed stays changed.
@@ -60,6 +62,7 @@ type Config struct {
 	// GatewayFiles is the folder that names of a gateway's files count from, and GatewayAudit its log.
 	GatewayFiles string
 	GatewayAudit string
+	Metrics      string // HOST:PORT to serve Prometheus' metrics on; "": on the socket alone
 	Log          *slog.Logger
 	Stdout       io.Writer // gets one line of JSON when the data path is armed
 
@@ -239,6 +242,13 @@ func run(ctx context.Context, cfg Config, on func(context.Context, Config) (mach
 		return err
 	}
 	defer listener.Close()
+	var scraped net.Listener
+	if cfg.Metrics != "" {
+		if scraped, err = scrape.Listen(cfg.Metrics); err != nil {
+			return err
+		}
+		defer scraped.Close()
+	}
 
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -250,7 +260,7 @@ func run(ctx context.Context, cfg Config, on func(context.Context, Config) (mach
 	a.sayStatus()
 	a.say(daemon.SdNotifyReady)
 	defer a.say(daemon.SdNotifyStopping)
-	return a.serve(ctx, listener, changes)
+	return a.serve(ctx, listener, scraped, changes)
 }
 
 // inNamespace runs f on a thread in the node's network namespace.
@@ -440,7 +450,7 @@ func (a *agent) report(d *dataplane.DegradedError) {
 }
 
 // serve follows all that can change, until ctx ends.
-func (a *agent) serve(ctx context.Context, l *listener, changes *fileWatch) error {
+func (a *agent) serve(ctx context.Context, l *listener, scraped net.Listener, changes *fileWatch) error {
 	group, ctx := errgroup.WithContext(ctx)
 	// Each of these says "look again"; one message stands for any number.
 	addresses := make(chan []netip.Addr)
@@ -452,6 +462,9 @@ func (a *agent) serve(ctx context.Context, l *listener, changes *fileWatch) erro
 
 	group.Go(func() error { return a.dp.Events(ctx, a.log.add) })
 	group.Go(func() error { return a.serveHTTP(ctx, l) })
+	if scraped != nil {
+		group.Go(func() error { return scrape.Serve(ctx, scraped, Metrics, a.metrics) })
+	}
 	group.Go(func() error {
 		return changes.run(ctx, func() { notify(plans) }, func() { notify(pins) })
 	})

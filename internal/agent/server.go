@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/waystamp/waystamp/internal/api"
+	"github.com/waystamp/waystamp/internal/scrape"
 )
 
 // socketMode lets the group of the run directory's owner look, too. All that
@@ -99,6 +100,7 @@ func (a *agent) serveHTTP(ctx context.Context, l *listener) error {
 		writeJSON(w, api.Functions{Version: api.Version, Node: a.status.get().Node, Functions: functions})
 	})
 	mux.HandleFunc("GET "+api.PathEvents, a.serveEvents)
+	mux.HandleFunc("GET "+scrape.Path, scrape.Handler(Metrics, a.metrics))
 
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

@@ -32,6 +32,7 @@ var level = map[string]int{
 	"internal/host":             3,
 	"internal/planfile":         3,
 	"internal/routing":          3,
+	"internal/scrape":           3,
 	"internal/store":            3,
 	"internal/metrics":          1,
 	"internal/tables":           3,

@@ -35,6 +35,7 @@ type agentOptions struct {
 	join                                           string
 	controllers                                    []string
 	gatewayFiles, gatewayAudit                     string
+	metrics                                        string
 }
 
 // NewAgentCommand is "waystamp agent".
@@ -88,6 +89,7 @@ and names the chains whose packets need no proof any more.`,
 	f.StringVar(&o.runDir, "run-dir", "", "`directory` of the agent's socket (default "+defaultRunDir+"/INSTANCE)")
 	f.StringVar(&o.stateDir, "state-dir", "", "`directory` of what must survive a reboot (default "+defaultStateDir+"/INSTANCE)")
 	f.StringVar(&o.gatewayFiles, "gateway-files", defaultGatewayFiles, "`directory` that names of a gateway's certificates, keys and lists count from")
+	f.StringVar(&o.metrics, "metrics", "", "`address` to serve Prometheus' metrics on, to everybody who reaches it: HOST:PORT, as in [::1]:9465")
 	f.StringVar(&o.gatewayAudit, "gateway-audit", "", "`file` of a gateway's audit log (default gateway-audit.log in the state directory)")
 	f.StringVar(&o.pinDir, "pin-dir", dataplane.DefaultPinDir, "`directory` on a bpf filesystem for programs and maps")
 	f.BoolVar(&o.detach, "detach", false, "remove the data path instead, with its guard and the locator route")
@@ -116,7 +118,7 @@ func (o *agentOptions) run(cmd *cobra.Command) error {
 	if cfg.StateDir == "" {
 		cfg.StateDir = filepath.Join(defaultStateDir, o.instance)
 	}
-	cfg.GatewayFiles, cfg.GatewayAudit = o.gatewayFiles, o.gatewayAudit
+	cfg.GatewayFiles, cfg.GatewayAudit, cfg.Metrics = o.gatewayFiles, o.gatewayAudit, o.metrics
 	if cfg.GatewayAudit == "" {
 		cfg.GatewayAudit = filepath.Join(cfg.StateDir, "gateway-audit.log")
 	}

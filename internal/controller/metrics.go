@@ -2,17 +2,9 @@ package controller
 
 import (
 	"context"
-	"errors"
-	"fmt"
-	"io"
-	"log"
-	"net"
-	"net/http"
-	"time"
-
-	"connectrpc.com/connect"
 
 	"github.com/waystamp/waystamp/internal/metrics"
+	"github.com/waystamp/waystamp/internal/scrape"
 )
 
 // Names of the metrics below.
@@ -55,14 +47,8 @@ var Metrics = metrics.Table{
 
 // ListenMetrics opens a listener for whoever reads metrics. They have names of nodes, and no secrets.
 func ListenMetrics(address string) (Listener, error) {
-	if host, _, err := net.SplitHostPort(address); err != nil || host == "" {
-		return Listener{}, fmt.Errorf("%q is no address for metrics; expect HOST:PORT, as in [::1]:9464", address)
-	}
-	l, err := net.Listen("tcp", address)
-	if err != nil {
-		return Listener{}, fmt.Errorf("listen for readers of metrics on %s: %w", address, err)
-	}
-	return Listener{Listener: l, metrics: true}, nil
+	l, err := scrape.Listen(address)
+	return Listener{Listener: l, metrics: true}, err
 }
 
 // gauges are the numbers of this moment.
@@ -125,27 +111,8 @@ func truth(b bool) float64 {
 
 // serveMetrics answers readers of metrics until ctx ends.
 func (c *Controller) serveMetrics(ctx context.Context, l Listener) error {
-	mux := http.NewServeMux()
-	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, r *http.Request) {
-		now, err := c.gauges(r.Context())
-		if err != nil {
-			http.Error(w, connect.NewError(connect.CodeUnavailable, err).Message(), http.StatusServiceUnavailable)
-			return
-		}
-		w.Header().Set("Content-Type", metrics.ContentType)
-		// Whoever has gone misses nothing.
-		_ = metrics.Write(w, Metrics, c.counted, now)
+	return scrape.Serve(ctx, l.Listener, Metrics, func(ctx context.Context) ([]*metrics.Set, error) {
+		now, err := c.gauges(ctx)
+		return []*metrics.Set{c.counted, now}, err
 	})
-	server := &http.Server{
-		Handler: mux, ReadHeaderTimeout: 10 * time.Second, WriteTimeout: 30 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 16 << 10,
-		ErrorLog: log.New(io.Discard, "", 0),
-	}
-	stopped := make(chan error, 1)
-	stop := context.AfterFunc(ctx, func() { stopped <- server.Close() })
-	err := server.Serve(l)
-	if stop() { // it ended by itself
-		return fmt.Errorf("serve metrics on %s: %w", l.Addr(), errors.Join(err, server.Close()))
-	}
-	<-stopped
-	return context.Cause(ctx)
 }

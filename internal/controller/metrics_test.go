@@ -10,8 +10,8 @@ import (
 	v1 "github.com/waystamp/waystamp/internal/rpc/waystampv1"
 )
 
-// scrape is what a reader of metrics gets.
-func scrape(t *testing.T, l Listener) string {
+// scraped is what a reader of metrics gets.
+func scraped(t *testing.T, l Listener) string {
 	t.Helper()
 	defer http.DefaultClient.CloseIdleConnections()
 	r, err := http.Get("http://" + l.Addr().String() + "/metrics")
@@ -43,7 +43,7 @@ func TestMetricsTellHowTheDomainIs(t *testing.T) {
 	agents["r2"].hush()
 	w.rotate()
 	w.until("r2 is waited for", func(s *v1.State) bool { return slices.Equal(s.WaitingFor, []string{"r2"}) })
-	text := scrape(t, l)
+	text := scraped(t, l)
 	for _, line := range []string{
 		"waystamp_controller_leads 1", "waystamp_controller_settled 0", "waystamp_controller_problem 0", "waystamp_controller_waiting_nodes 1",
 		`waystamp_controller_nodes{state="ready"} 2`, `waystamp_controller_nodes{state="behind"} 1`, `waystamp_controller_nodes{state="revoked"} 0`,
@@ -66,7 +66,7 @@ func TestMetricsTellHowTheDomainIs(t *testing.T) {
 	agents["r2"].speak()
 	w.until("drained", drained)
 	for _, line := range []string{"waystamp_controller_settled 1", "waystamp_controller_waiting_nodes 0"} {
-		if text := scrape(t, l); !strings.Contains(text, "\n"+line+"\n") || strings.Contains(text, "waystamp_controller_step_seconds{") {
+		if text := scraped(t, l); !strings.Contains(text, "\n"+line+"\n") || strings.Contains(text, "waystamp_controller_step_seconds{") {
 			t.Errorf("there is no line %q, or still a step, in\n%s", line, text)
 		}
 	}

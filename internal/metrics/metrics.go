@@ -92,6 +92,11 @@ func (s *Set) Observe(name string, x float64, labels ...string) {
 	s.change(name, Summary, labels, func(v value) value { return value{v.is + x, v.count + 1} })
 }
 
+// AddAll adds observations to a summary that were made elsewhere: their sum, and how many they are.
+func (s *Set) AddAll(name string, sum float64, count uint64, labels ...string) {
+	s.change(name, Summary, labels, func(v value) value { return value{v.is + sum, v.count + count} })
+}
+
 // Write writes all numbers of some sets of one table, in the order of the table. What two sets
 // have is written of the last.
 func Write(w io.Writer, table Table, sets ...*Set) error {

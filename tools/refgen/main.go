@@ -1,5 +1,5 @@
 // Command refgen writes the pages of docs/reference that follow from Go code:
-// metrics.md from the table of internal/controller, domain-file.md from the field lists of internal/manifest, commands.md from the
+// metrics.md from the tables of internal/agent and internal/controller, domain-file.md from the field lists of internal/manifest, commands.md from the
 // commands of internal/cli and internal/labcli. It writes no sentence of its own about a field or a
 // command; what a page says stands beside the code. `make generate` runs it, and
 // abigen, which writes the pages that follow from C.
@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/waystamp/waystamp/internal/agent"
 	"github.com/waystamp/waystamp/internal/cli"
 	"github.com/waystamp/waystamp/internal/command"
 	"github.com/waystamp/waystamp/internal/controller"
@@ -44,7 +45,7 @@ func run(dir string) error {
 		"domain-file.md": domainFile(manifest.Sections(), manifest.Fields(), manifest.Descriptions()),
 		"commands.md":    commands(command.Whole(cli.NewRootCommand(), labcli.NewRootCommand())),
 		"json.md":        types,
-		"metrics.md":     metricsPage(controller.Metrics),
+		"metrics.md":     metricsPage(agent.Metrics, controller.Metrics),
 	} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
 			return fmt.Errorf("write reference page: %w", err)

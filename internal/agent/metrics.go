@@ -1,0 +1,194 @@
+package agent
+
+import (
+	"context"
+
+	"github.com/waystamp/waystamp/internal/api"
+	"github.com/waystamp/waystamp/internal/metrics"
+)
+
+// Names of the metrics below.
+const (
+	metricReady      = "waystamp_agent_ready"
+	metricInfo       = "waystamp_agent_info"
+	metricError      = "waystamp_agent_error"
+	metricProblems   = "waystamp_agent_problems"
+	metricWarnings   = "waystamp_agent_warnings"
+	metricRevision   = "waystamp_plan_revision"
+	metricSince      = "waystamp_plan_since_timestamp_seconds"
+	metricAttached   = "waystamp_interface_attached"
+	metricEpoch      = "waystamp_path_epoch"
+	metricEpochs     = "waystamp_path_epochs"
+	metricSummed     = "waystamp_paths_summed"
+	metricPackets    = "waystamp_packets_total"
+	metricFrames     = "waystamp_frames_total"
+	metricBytes      = "waystamp_bytes_total"
+	metricRefused    = "waystamp_refused_packets_total"
+	metricReported   = "waystamp_reported_packets_total"
+	metricErrors     = "waystamp_icmp_errors_total"
+	metricUnsent     = "waystamp_icmp_errors_unsent_total"
+	metricFunction   = "waystamp_function_packets_total"
+	metricWaited     = "waystamp_function_seconds"
+	metricWorker     = "waystamp_worker_up"
+	metricRestarts   = "waystamp_worker_restarts_total"
+	metricOpen       = "waystamp_worker_connections"
+	metricConns      = "waystamp_worker_connections_total"
+	metricWorkerData = "waystamp_worker_bytes_total"
+	metricReaders    = "waystamp_event_readers"
+	metricMissed     = "waystamp_events_missed_total"
+)
+
+// pathLabels name a role of the node in a path.
+var pathLabels = []string{"role", "chain", "direction", "function"}
+
+// Metrics is what an agent tells of its node.
+var Metrics = metrics.Table{
+	{Name: metricReady, Type: metrics.Gauge, Help: "1 if the whole plan is in force, 0 if parts of it are not."},
+	{Name: metricInfo, Type: metrics.Gauge, Labels: []string{"node", "data_path", "plan"}, Help: "1; its labels say which node it is, the name of its data path (--instance), and the digest of the plan file in force."},
+	{Name: metricError, Type: metrics.Gauge, Help: "1 if the latest plan was refused, or something else does not work; waystamp status says what."},
+	{Name: metricProblems, Type: metrics.Gauge, Help: "Parts of the plan that are not in force."},
+	{Name: metricWarnings, Type: metrics.Gauge, Help: "Warnings, as in waystamp status."},
+	{Name: metricRevision, Type: metrics.Gauge, Help: "The revision of the plan in force; 0 if it is not a controller's."},
+	{Name: metricSince, Type: metrics.Gauge, Help: "When that plan came into force, in seconds since 1970."},
+	{Name: metricAttached, Type: metrics.Gauge, Labels: []string{"interface", "role", "hook"}, Help: "1 if the program at this hook of an interface is attached: tc, xdp or tc_egress; 0 if it is not, of xdp also where the plan or the device wants none."},
+	{Name: metricEpoch, Type: metrics.Gauge, Labels: pathLabels, Help: "The latest epoch of the path that the node holds in this role. After 255 comes 0."},
+	{Name: metricEpochs, Type: metrics.Gauge, Labels: pathLabels, Help: "How many epochs of the path it holds in this role; more than one while it changes."},
+	{Name: metricSummed, Type: metrics.Gauge, Help: "1 if the node has parts in so many paths that chain, direction and function are empty, and each role is summed."},
+	{Name: metricPackets, Type: metrics.Counter, Labels: pathLabels, Help: "Packets that the node has sent into a path, stamped or verified, by its role. A super-packet is one."},
+	{Name: metricFrames, Type: metrics.Counter, Labels: pathLabels, Help: "The same in frames on a wire."},
+	{Name: metricBytes, Type: metrics.Counter, Labels: pathLabels, Help: "Bytes of the inner packets."},
+	{Name: metricRefused, Type: metrics.Counter, Labels: []string{"reason"}, Help: "Packets that were refused, by reason; those reasons that occurred."},
+	{Name: metricReported, Type: metrics.Counter, Labels: []string{"reason"}, Help: "Packets that would have been refused, and went on: on-violation report, or guard audit."},
+	{Name: metricErrors, Type: metrics.Counter, Labels: []string{"type"}, Help: "ICMP errors that the programs have sent: too_big, time_exceeded, parameter_problem or unreachable."},
+	{Name: metricUnsent, Type: metrics.Counter, Labels: []string{"why"}, Help: "ICMP errors that were not sent: suppressed by their rate, or unanswerable for want of a receiver."},
+	{Name: metricFunction, Type: metrics.Counter, Labels: []string{"function", "what"}, Help: "What became of packets at a function that knows nothing of segment routing; the words are those of waystamp get functions."},
+	{Name: metricWaited, Type: metrics.Summary, Labels: []string{"function"}, Help: "How long packets were in the function."},
+	{Name: metricWorker, Type: metrics.Gauge, Labels: []string{"function"}, Help: "1 if the worker of a function on byte streams, or of a gateway, runs."},
+	{Name: metricRestarts, Type: metrics.Counter, Labels: []string{"function"}, Help: "How often that worker was started again."},
+	{Name: metricOpen, Type: metrics.Gauge, Labels: []string{"function"}, Help: "Connections that are open there."},
+	{Name: metricConns, Type: metrics.Counter, Labels: []string{"function", "what"}, Help: "Connections that were opened, and what became of others: refused, ended, unreached, reset_by_client, reset_by_server, reset_by_function or reset_by_limit."},
+	{Name: metricWorkerData, Type: metrics.Counter, Labels: []string{"function", "direction", "side"}, Help: "Bytes on these connections to_server or to_client: in are read from the sender, out written to the receiver."},
+	{Name: metricReaders, Type: metrics.Gauge, Help: "Readers of events, as waystamp watch."},
+	{Name: metricMissed, Type: metrics.Counter, Help: "Events that some reader was too slow for."},
+}
+
+// pathsMax is how many roles in paths have numbers of their own.
+const pathsMax = 1000
+
+// metrics are the numbers of this moment.
+func (a *agent) metrics(context.Context) ([]*metrics.Set, error) {
+	interfaces, err := a.dp.Interfaces()
+	if err != nil {
+		return nil, err
+	}
+	counts, err := a.dp.Counters()
+	if err != nil {
+		return nil, err
+	}
+	s := a.status.get()
+	s.Interfaces, s.Readers = wireEach(interfaces, wireInterface), a.readers.get()
+	revision := uint64(0)
+	if p := a.inForce.Load(); p != nil {
+		revision = p.Revision
+	}
+	return []*metrics.Set{measure(s, revision, wireCounters(s.Node, counts), a.streamsOf())}, nil
+}
+
+func measure(s api.Status, revision uint64, c api.Counters, streams map[string]*api.Stream) *metrics.Set {
+	m := metrics.NewSet(Metrics)
+	m.Set(metricReady, truth(s.Ready))
+	m.Set(metricInfo, 1, s.Node, s.Instance, s.Plan)
+	m.Set(metricError, truth(s.Error != ""))
+	m.Set(metricProblems, float64(len(s.Problems)))
+	m.Set(metricWarnings, float64(len(s.Warnings)))
+	m.Set(metricRevision, float64(revision))
+	m.Set(metricSince, float64(s.Since.Unix()))
+	for _, i := range s.Interfaces {
+		m.Set(metricAttached, truth(i.TC), i.Name, i.Role, "tc")
+		m.Set(metricAttached, truth(i.XDP), i.Name, i.Role, "xdp")
+		m.Set(metricAttached, truth(i.Out), i.Name, i.Role, "tc_egress")
+	}
+	measurePaths(m, s.Paths, c.Paths)
+	for _, r := range c.Refusals {
+		m.Add(metricRefused, r.Dropped, r.Reason)
+		m.Add(metricReported, r.Reported, r.Reason)
+	}
+	for what, n := range map[string]uint64{
+		"too_big": c.Errors.TooBig, "time_exceeded": c.Errors.TimeExceeded, "parameter_problem": c.Errors.Parameter, "unreachable": c.Errors.Unreachable,
+	} {
+		m.Add(metricErrors, n, what)
+	}
+	m.Add(metricUnsent, c.Errors.Suppressed, "suppressed")
+	m.Add(metricUnsent, c.Errors.Unanswerable, "unanswerable")
+	for _, f := range c.Functions {
+		for what, n := range map[string]uint64{
+			"rx_success": f.RxSuccess, "rx_ignored": f.RxIgnored, "rx_cut": f.RxCut, "rx_copies": f.RxCopies,
+			"tx_success": f.TxSuccess, "tx_ignored": f.TxIgnored, "tx_not_cached": f.TxNotCached, "tx_plain": f.TxPlain,
+			"tx_originated": f.TxOriginated, "tx_cut": f.TxCut, "expired": f.Expired, "evicted": f.Evicted,
+		} {
+			m.Add(metricFunction, n, f.Function, what)
+		}
+		m.AddAll(metricWaited, float64(f.WaitedNs)/1e9, f.TxSuccess, f.Function)
+	}
+	for name, w := range streams {
+		m.Set(metricWorker, truth(w.Worker != 0), name)
+		m.Add(metricRestarts, uint64(w.Restarts), name)
+		m.Set(metricOpen, float64(w.Now), name)
+		for what, n := range map[string]uint64{
+			"opened": w.Opened, "refused": w.Refused, "ended": w.Ended, "unreached": w.Unreached, "reset_by_client": w.ResetByClient,
+			"reset_by_server": w.ResetByServer, "reset_by_function": w.ResetByFunction, "reset_by_limit": w.ResetByLimit,
+		} {
+			m.Add(metricConns, n, name, what)
+		}
+		for direction, b := range map[string]api.StreamBytes{"to_server": w.ToServer, "to_client": w.ToClient} {
+			m.Add(metricWorkerData, b.In, name, direction, "in")
+			m.Add(metricWorkerData, b.Out, name, direction, "out")
+		}
+	}
+	m.Set(metricReaders, float64(s.Readers.Now))
+	m.Add(metricMissed, s.Readers.Missed)
+	return m
+}
+
+// measurePaths has the roles of the node, each by itself if they are not too many.
+func measurePaths(m *metrics.Set, held []api.PathState, counted []api.Path) {
+	summed := len(held) > pathsMax || len(counted) > pathsMax
+	m.Set(metricSummed, truth(summed))
+	for _, p := range counted {
+		labels := []string{p.Role, p.Chain, p.Direction, p.Function}
+		if summed {
+			labels = []string{p.Role, "", "", ""}
+		}
+		m.Add(metricPackets, p.Packets, labels...)
+		m.Add(metricFrames, p.Frames, labels...)
+		m.Add(metricBytes, p.Bytes, labels...)
+	}
+	if summed {
+		return
+	}
+	type role struct{ role, chain, direction, function string }
+	epochs := map[role]map[uint8]bool{}
+	latest := map[role]uint8{}
+	for _, p := range held {
+		r := role{p.Role, p.Chain, p.Direction, p.Function}
+		e := uint8(p.Epoch)
+		if epochs[r] == nil {
+			epochs[r], latest[r] = map[uint8]bool{}, e
+		}
+		epochs[r][e] = true
+		if olderEpoch(latest[r], e) {
+			latest[r] = e
+		}
+	}
+	for r, all := range epochs {
+		m.Set(metricEpoch, float64(latest[r]), r.role, r.chain, r.direction, r.function)
+		m.Set(metricEpochs, float64(len(all)), r.role, r.chain, r.direction, r.function)
+	}
+}
+
+func truth(b bool) float64 {
+	if b {
+		return 1
+	}
+	return 0
+}
