@@ -143,13 +143,15 @@ const (
 
 	// ws_programs: that for packets with options before their SRH, that for
 	// packets that a function has made, that for packets of functions on byte
-	// streams, and that for packets with labels and of paths over labels.
+	// streams, that for packets with labels and of paths over labels, that for
+	// services, and that which asks whether a function is done with a flow.
 	ProgramExt       = 0
 	ProgramOriginate = 1
 	ProgramStream    = 2
 	ProgramMPLS      = 3
 	ProgramGateway   = 4
-	Programs         = 5
+	ProgramBypass    = 5
+	Programs         = 6
 
 	// ws_programs_xdp: those for packets with labels, and for packets that take a
 	// path over labels.

@@ -348,6 +348,8 @@ type Proxy struct {
 	Stream     uint8
 	Via        [16]uint8
 	Address    [2][2]uint64
+	Bypass     uint32
+	Netns      int32
 }
 
 // Cached is struct ws_cached. What the proxy keeps of a packet: its outer
@@ -399,6 +401,7 @@ type ProxyStats struct {
 	Evicted      uint64
 	WaitedNs     uint64
 	TxOriginated uint64
+	Bypassed     uint64
 }
 
 // Errors is struct ws_errors. ws_errors[0]: per CPU, the ICMP errors that

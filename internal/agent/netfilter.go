@@ -159,8 +159,8 @@ func (a *agent) ensureFilters(n plan.Node) filters {
 			continue
 		}
 		ns := siteOf(a.cfg.Instance, p).namespace()
-		ns.Addresses = p.Netfilter.Addresses
-		if ns.Name != "" {
+		ns.Addresses, ns.Bypass = p.Netfilter.Addresses, p.Netfilter.Bypass
+		if ns.Name != "" || ns.Bypass {
 			state, err := a.filter.Ensure(ctx, ns)
 			if err != nil {
 				out.withheld[p.Function] = err
@@ -190,6 +190,7 @@ func rulesetOf(p plan.Proxy) netfilter.Ruleset {
 		Text:      p.Netfilter.Rules,
 		Arguments: p.Netfilter.Arguments,
 		Zones:     p.Netfilter.Groups,
+		Bypass:    p.Netfilter.BypassMark(p.Function),
 	}
 }
 
@@ -246,7 +247,7 @@ func (a *agent) areLoaded(ctx context.Context, ns netfilter.Namespace, sets []ne
 }
 
 func sameRuleset(a, b netfilter.Ruleset) bool {
-	return a.Function == b.Function && a.Text == b.Text && maps.Equal(a.Arguments, b.Arguments) &&
+	return a.Function == b.Function && a.Text == b.Text && a.Bypass == b.Bypass && maps.Equal(a.Arguments, b.Arguments) &&
 		slices.EqualFunc(a.Zones, b.Zones, slices.Equal)
 }
 

@@ -42,7 +42,7 @@ func wireFunction(f dataplane.FunctionCount) api.Function {
 	return api.Function{
 		Function: f.Function, Local: f.Local, Recognise: f.Recognise.String(), Cache: f.Cache,
 		RxSuccess: f.RxSuccess, RxIgnored: f.RxIgnored, RxCut: f.RxCut, RxCopies: f.RxCopies,
-		TxSuccess: f.TxSuccess, TxIgnored: f.TxIgnored, TxNotCached: f.TxNotCached, TxPlain: f.TxPlain, TxOriginated: f.TxOriginated, TxCut: f.TxCut,
+		TxSuccess: f.TxSuccess, TxIgnored: f.TxIgnored, TxNotCached: f.TxNotCached, TxPlain: f.TxPlain, TxOriginated: f.TxOriginated, Bypassed: f.Bypassed, TxCut: f.TxCut,
 		Expired: f.Expired, Evicted: f.Evicted, WaitedNs: f.WaitedNs, InFlight: f.InFlight,
 	}
 }

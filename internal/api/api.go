@@ -164,6 +164,7 @@ type Function struct {
 	TxPlain     uint64 `json:"tx_plain"`      // of them, forwarded by ordinary routing
 	// TxOriginated are those of them that a path from the function on took.
 	TxOriginated uint64 `json:"tx_originated"`
+	Bypassed     uint64 `json:"bypassed"`  // stamped without it: packets of flows that it is done with
 	TxCut        uint64 `json:"tx_cut"`    // super-packets that came back and were cut first
 	Expired      uint64 `json:"expired"`   // headers found too old
 	Evicted      uint64 `json:"evicted"`   // headers that gave way to newer ones

@@ -62,7 +62,7 @@ a super-packet of the kernel is several. BYTES are of the inner packets, without
 outer headers.`
 
 	helpFunctions = `Packets through this node's functions of the kinds unaware and netfilter. RX went to the
-function, TX came back from it. docs/how-to/functions.md says what each column counts;
+function, TX came back from it, BYPASSED went past it. docs/how-to/functions.md says what each column counts;
 CUT is rx_cut and tx_cut together, and more is in -o json.
 
 With the name of a function of kind netfilter: what its rules have counted, by argument
@@ -348,7 +348,7 @@ func readFunctions(ctx context.Context, c client) (reading, error) {
 	v, err := c.Functions(ctx)
 	r := reading{
 		node: v.Node, output: api.FunctionsOutput{Version: api.Version, Node: v.Node, Functions: v.Functions},
-		header: []string{"FUNCTION", "RECOGNISE", "RX_SUCCESS", "RX_IGNORED", "TX_SUCCESS", "TX_IGNORED", "TX_NOT_CACHED", "TX_PLAIN", "TX_ORIGINATED", "EXPIRED", "EVICTED", "CUT", "WAIT", "IN_FLIGHT", "CACHE"},
+		header: []string{"FUNCTION", "RECOGNISE", "RX_SUCCESS", "RX_IGNORED", "TX_SUCCESS", "TX_IGNORED", "TX_NOT_CACHED", "TX_PLAIN", "TX_ORIGINATED", "BYPASSED", "EXPIRED", "EVICTED", "CUT", "WAIT", "IN_FLIGHT", "CACHE"},
 		key:    1,
 	}
 	for _, f := range v.Functions {
@@ -357,7 +357,7 @@ func readFunctions(ctx context.Context, c client) (reading, error) {
 			inFlight = *f.InFlight
 		}
 		r.rows = append(r.rows, []any{
-			f.Function, f.Recognise, f.RxSuccess, f.RxIgnored, f.TxSuccess, f.TxIgnored, f.TxNotCached, f.TxPlain, f.TxOriginated, f.Expired, f.Evicted,
+			f.Function, f.Recognise, f.RxSuccess, f.RxIgnored, f.TxSuccess, f.TxIgnored, f.TxNotCached, f.TxPlain, f.TxOriginated, f.Bypassed, f.Expired, f.Evicted,
 			f.RxCut + f.TxCut, f.Wait().Round(time.Microsecond), gauge(inFlight), gauge(f.Cache),
 		})
 	}

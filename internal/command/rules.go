@@ -87,6 +87,7 @@ func ruleset(d model.Domain, f model.Function) netfilter.Ruleset {
 		Text:      f.Netfilter.Rules,
 		At:        netfilter.Source{File: at.File, Line: at.Line, Column: at.Column},
 		Arguments: f.Netfilter.Arguments,
+		Bypass:    f.Netfilter.BypassMark(f.Name),
 	}
 	if f.Netfilter.Zones { // whether the kernel has them is all that is asked
 		for _, v := range f.Netfilter.Arguments {

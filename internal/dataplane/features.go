@@ -71,6 +71,12 @@ func haveDecapL3() (bool, error) {
 	return rc == 0, nil
 }
 
+// errNoLookUp says that the kernel lets no program look flows up.
+var errNoLookUp = &host.UnsupportedError{
+	Feature: "look-up of flows in connection tracking by programs (bpf_skb_ct_lookup), which bypass: established needs",
+	Config:  "Linux 5.18 with CONFIG_NF_CONNTRACK, CONFIG_NF_CONNTRACK_MARK and CONFIG_DEBUG_INFO_BTF, and the module nf_conntrack loaded (modprobe nf_conntrack) where it is one",
+}
+
 // noTCX tells whether programs at TC are to be held by filters of clsact.
 func noTCX(c Config) (bool, error) {
 	if c.clsact {

@@ -30,6 +30,7 @@ type FunctionCount struct {
 	TxPlain     uint64          `json:"tx_plain"`      // of them, let go by ordinary routing
 	// TxOriginated are those of them that a path from the function on took.
 	TxOriginated uint64 `json:"tx_originated"`
+	Bypassed     uint64 `json:"bypassed"`  // stamped without it: packets of flows that it is done with
 	TxCut        uint64 `json:"tx_cut"`    // super-packets that came back and were cut first
 	Expired      uint64 `json:"expired"`   // headers found too old
 	Evicted      uint64 `json:"evicted"`   // headers that gave way to newer ones
@@ -49,6 +50,7 @@ func (c *FunctionCount) add(s abi.ProxyStats) {
 	c.TxNotCached += s.TxNotCached
 	c.TxPlain += s.TxPlain
 	c.TxOriginated += s.TxOriginated
+	c.Bypassed += s.Bypassed
 	c.TxCut += s.TxCut
 	c.Expired += s.Expired
 	c.Evicted += s.Evicted

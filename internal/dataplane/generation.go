@@ -360,6 +360,9 @@ func (d *Dataplane) loadPrograms(g *generation, cfg abi.Config, programs []strin
 		}
 		load.Go(func() (err error) {
 			loaded[i], constants[i], err = loadProgram(name, specs[i], g.maps)
+			if name == object.BypassTC && errors.Is(err, ebpf.ErrNotSupported) {
+				return errNoLookUp
+			}
 			if err == nil && constants[i] == nil {
 				err = fmt.Errorf("the object of %s has no constants", name)
 			}
@@ -459,6 +462,7 @@ var jumps = []struct {
 	{tables.MapPrograms, abi.ProgramStream, object.StreamTC},
 	{tables.MapPrograms, abi.ProgramMPLS, object.MPLSTC},
 	{tables.MapPrograms, abi.ProgramGateway, object.GatewayTC},
+	{tables.MapPrograms, abi.ProgramBypass, object.BypassTC},
 	{tables.MapProgramsXDP, abi.ProgramXDPCore, object.MPLSCoreXDP},
 	{tables.MapProgramsXDP, abi.ProgramXDPEdge, object.MPLSEdgeXDP},
 }

@@ -223,6 +223,9 @@ func programsOf(n plan.Node, bs []binding) []string {
 		if p.OnUnknown == model.OnUnknownOriginate {
 			need[object.OriginateTC] = true
 		}
+		if p.Netfilter != nil && p.Netfilter.Bypass {
+			need[object.BypassTC] = true
+		}
 		if p.Stream != nil || p.Gateway != nil {
 			need[object.StreamTC] = true
 		}

@@ -199,7 +199,7 @@ func resolve(n plan.Node, devices func(string) (host.Device, error), withheld ma
 		}
 		if len(found) == len(ends) && why == nil {
 			to := found[len(found)-1]
-			t.reach[p.Function] = tables.Reach{To: uint32(to.Index), Dmac: found[0].MAC, Cuts: to.Cuts}
+			t.reach[p.Function] = tables.Reach{To: uint32(to.Index), Dmac: found[0].MAC, Cuts: to.Cuts, Namespace: to.PeerNamespace}
 		}
 	}
 	t.resolveCutters(n, look, take)

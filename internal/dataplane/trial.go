@@ -34,10 +34,12 @@ func Extras() []Extra {
 		}
 		return err
 	}
+	lookup := haveLookUp()
 	return []Extra{
 		{"tcx (programs at TC by link)", "6.6", "filters of clsact hold the programs, which anybody who may configure the network can take away", tcx == nil, unsupported(tcx)},
 		{"the netlink family netdev", "6.3", "XDP leaves all packets to TC", redirects == nil, nil},
 		{"the flag DECAP_L3 of bpf_skb_adjust_room", "6.3", "each IPv4 packet pays one helper call more, and super-packets of IPv4 that were in a tunnel before their headend are refused", decap, err},
+		{"the function bpf_skb_ct_lookup (with the module nf_conntrack loaded)", "5.18", "plans with a function that has bypass: established are refused", lookup == nil, unsupported(lookup)},
 	}
 }
 
@@ -47,7 +49,24 @@ type Trial struct {
 	Err     error // the kernel's verifier has refused it
 }
 
-// TryPrograms loads each program, and attaches and pins none.
+// haveLookUp tries the one program that looks flows up.
+func haveLookUp() error {
+	if err := checkCapabilities(); err != nil {
+		return err
+	}
+	for _, o := range object.All {
+		if o.Program == object.BypassTC {
+			return tryProgram(o, abi.Config{}, trialLimits)
+		}
+	}
+	return fmt.Errorf("there is no program %s", object.BypassTC)
+}
+
+// trialLimits are as low as can be: sizes are nothing to the verifier.
+var trialLimits = tables.Limits{Lines: tables.LinesLeast, Headends: 1, Stats: 1, Hops: 1, Egresses: 1, Places: 1, Buckets: 1, Slots: 1}
+
+// TryPrograms loads each program, and attaches and pins none. What a kernel lacks that
+// Extras names is not tried.
 func TryPrograms() ([]Trial, error) {
 	cfg := abi.Config{}
 	if err := checkCapabilities(); err != nil {
@@ -58,11 +77,12 @@ func TryPrograms() ([]Trial, error) {
 	} else if have {
 		cfg.DecapL3 = 1
 	}
-	// As few as there can be: sizes are nothing to the verifier.
-	small := tables.Limits{Lines: tables.LinesLeast, Headends: 1, Stats: 1, Hops: 1, Egresses: 1, Places: 1, Buckets: 1, Slots: 1}
 	var out []Trial
 	for _, o := range object.All {
-		err := tryProgram(o, cfg, small)
+		err := tryProgram(o, cfg, trialLimits)
+		if o.Program == object.BypassTC && errors.Is(err, ebpf.ErrNotSupported) {
+			continue
+		}
 		out = append(out, Trial{o.Program, lastLines(err)})
 	}
 	return out, nil

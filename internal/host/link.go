@@ -31,6 +31,9 @@ type Link struct {
 	MAC   [6]byte
 	Alias string // text that somebody has marked it with (ifalias); "": none
 	VLAN  VLAN   // zero: it is none
+	// PeerNamespace is what this namespace calls the one that the other end is in (of a veth
+	// pair), counted from 1; 0: this one, or there is no other end.
+	PeerNamespace int
 }
 
 // VLAN is what a VLAN interface is of.
@@ -295,7 +298,7 @@ func linkOf(l netlink.Link) Link {
 	if a.OperState == netlink.OperUnknown { // loopback and drivers that do not say
 		up = a.Flags&net.FlagUp != 0 && a.RawFlags&unix.IFF_LOWER_UP != 0
 	}
-	out := Link{Name: a.Name, Index: a.Index, Kind: l.Type(), Frame: a.EncapType, MTU: a.MTU, Up: up, Alias: a.Alias}
+	out := Link{Name: a.Name, Index: a.Index, Kind: l.Type(), Frame: a.EncapType, MTU: a.MTU, Up: up, Alias: a.Alias, PeerNamespace: a.NetNsID + 1}
 	copy(out.MAC[:], a.HardwareAddr)
 	if v, ok := l.(*netlink.Vlan); ok {
 		out.VLAN = VLAN{Parent: a.ParentIndex, ID: uint16(v.VlanId), Provider: v.VlanProtocol == netlink.VLAN_PROTOCOL_8021AD}

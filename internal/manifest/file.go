@@ -94,6 +94,7 @@ type function struct {
 	namespace item[string]
 	arguments arguments
 	zones     item[bool]
+	bypass    item[bool]
 	addresses []item[netip.Addr]
 	rules     rules
 	rulesFile item[string]
@@ -344,6 +345,7 @@ func readFunction(c cursor) function {
 		field{"namespace", false, into(&f.namespace, namespace)},
 		field{"arguments", false, f.arguments.read},
 		field{"zones", false, into(&f.zones, zones)},
+		field{"bypass", false, into(&f.bypass, bypass)},
 		field{"address", false, f.readAddresses},
 		field{"rules", false, func(c cursor) { f.rules = readRules(c) }},
 		field{"rules-file", false, into(&f.rulesFile, func(c cursor) item[string] {
@@ -379,6 +381,18 @@ func zones(c cursor) item[bool] {
 		t.ok = false
 	}
 	return item[bool]{value: t.value == "argument", at: c.at, ok: t.ok}
+}
+
+func bypass(c cursor) item[bool] {
+	if c.takes("none or established") {
+		return item[bool]{}
+	}
+	t := c.text()
+	if t.ok && t.value != "none" && t.value != "established" {
+		c.r.problemf(c.at, "%s is not a setting of bypass; expect none or established", quote(t.value))
+		t.ok = false
+	}
+	return item[bool]{value: t.value == "established", at: c.at, ok: t.ok}
 }
 
 // argumentMax is the largest packet mark.

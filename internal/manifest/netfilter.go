@@ -3,6 +3,7 @@ package manifest
 import (
 	"maps"
 	"slices"
+	"strings"
 
 	"github.com/waystamp/waystamp/internal/model"
 )
@@ -28,6 +29,7 @@ func (f *function) netfilterModel(file string) model.Netfilter {
 	n := model.Netfilter{
 		Namespace: f.namespaceName(),
 		Zones:     f.zones.value,
+		Bypass:    f.bypass.value,
 		Rules:     f.rules.value,
 		RulesFile: f.rulesFile.value,
 	}
@@ -55,6 +57,17 @@ func (c *checker) checkNetfilter(f *function) {
 	}
 	if f.zones.value && len(f.arguments.values) == 0 {
 		c.problemf(f.zones.at, "flows cannot be told apart by an argument: the function has no arguments")
+	}
+	if f.bypass.value {
+		if err := model.CheckBypass(f.zones.value, f.rewrites.value); err != nil {
+			c.problemf(f.bypass.at, "established %v", err)
+		}
+		if v, taken := f.arguments.values[model.BypassVariable]; taken {
+			c.problemf(v.at, "%q is the conntrack mark of bypass: established; give the argument another name", model.BypassVariable)
+		}
+		if !f.rulesFile.given() && !strings.Contains(f.rules.value, "$"+model.BypassVariable) {
+			c.problemf(f.bypass.at, "no rule says which flows the function is done with; add one such as: ct state established ct mark set $%s accept", model.BypassVariable)
+		}
 	}
 	for i, a := range f.addresses {
 		switch {

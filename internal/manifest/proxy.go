@@ -148,6 +148,7 @@ func (c *checker) refuseOthers(f *function) {
 		{"namespace", f.namespace.at, netfilter},
 		{"arguments", f.arguments.at, netfilter},
 		{"zones", f.zones.at, netfilter},
+		{"bypass", f.bypass.at, netfilter},
 		{"rules", f.rules.at, netfilter},
 		{"rules-file", f.rulesFile.at, netfilter},
 		{"run", f.run.at, stream},

@@ -80,7 +80,7 @@ func Sections() []Section {
 			Text: "A function is a place that packets of a chain have to visit. [The how-to](../how-to/functions.md) says which kind to use when, and [netfilter](../how-to/netfilter.md) has its own page.",
 			Rules: []string{
 				"`attach` is required for kind `unaware`. `attach`, `recognise` and `segments` are of that kind alone.",
-				"`namespace`, `arguments`, `zones`, `address`, `rules` and `rules-file` are of kind `netfilter` alone. Kind `forward` has none of the fields below `kind`.",
+				"`namespace`, `arguments`, `zones`, `bypass`, `address`, `rules` and `rules-file` are of kind `netfilter` alone. Kind `forward` has none of the fields below `kind`.",
 				"Each of `arguments` is a variable in the rules (`$guest`) and the packet mark of its visits' packets. A name has letters, digits and underscores, and starts with a letter. Values are 1 to 4294967295, each once; a function has at most " + strconv.Itoa(model.ArgumentsMax) + ".",
 				"`run`, `back`, `connect`, `other` and `limits` are of kind `stream` alone, which needs `run` ([how to](../how-to/streams.md)). Its interface on the node is `wss-NAME`.",
 				"The interfaces of a `netfilter` function on its node are `wsi-NAME` (to it) and `wso-NAME` (from it); of a long name, its first four characters and a hash.",
@@ -302,6 +302,7 @@ func Descriptions() map[string]Description {
 		"functions[].namespace":  {model.NamespaceOwn, "The network namespace that the rules of kind `netfilter` run in: `own` is one that the agent makes, `node` the node's own, a name that of a namespace on the node (`ip netns list`) that somebody else keeps."},
 		"functions[].arguments":  {" none", "Names and values of what visits give to the rules."},
 		"functions[].zones":      {"none", "`argument` tracks connections of different arguments apart, each in a conntrack zone of its own; the two directions of a chain share one."},
+		"functions[].bypass":     {"none", "`established`: packets of flows whose conntrack entry the rules have given the mark `$bypass` go past the function, stamped, from then on."},
 		"functions[].address":    {" none", "The source of ICMP errors that the function's own namespace sends."},
 		"functions[].rules":      {" none", "The rules, in nft's language: the body of one table of family `inet`, at most " + strconv.Itoa(model.RulesMax>>20) + " MiB."},
 		"functions[].rules-file": {" none", "The file that has the rules, instead of `rules`."},

@@ -101,6 +101,7 @@ functions:
     kind: netfilter
     #functions[].namespace
     #functions[].zones
+    #functions[].bypass
   - name: zip
     node: a
     kind: stream

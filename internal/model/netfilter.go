@@ -1,12 +1,15 @@
 package model
 
 import (
+	"crypto/sha256"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"hash/fnv"
 	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 )
 
 // Netfilter is what the kernel's packet filter is as a function of a chain.
@@ -20,6 +23,9 @@ type Netfilter struct {
 	// RulesFile is where the rules are, if Rules is not the domain file's own text.
 	RulesFile string
 	RulesAt   Source
+	// Bypass: packets of flows whose conntrack entry the rules have given the mark $bypass
+	// go past the function.
+	Bypass    bool
 	Addresses []netip.Addr // of a namespace of NamespaceOwn: its ICMP errors come from them
 }
 
@@ -103,7 +109,52 @@ func (n Netfilter) Check() error {
 	if n.Namespace != NamespaceOwn && len(n.Addresses) > 0 {
 		return errors.New("address: only a namespace that the agent makes (own) gets an address")
 	}
+	return n.checkBypass()
+}
+
+// BypassVariable is the name that rules know the conntrack mark of a bypass by.
+const BypassVariable = "bypass"
+
+func (n Netfilter) checkBypass() error {
+	if !n.Bypass {
+		return nil
+	}
+	if err := CheckBypass(n.Zones, false); err != nil {
+		return fmt.Errorf("bypass: established %w", err)
+	}
+	if _, taken := n.Arguments[BypassVariable]; taken {
+		return fmt.Errorf("arguments: %q is the conntrack mark of bypass: established; give the argument another name", BypassVariable)
+	}
+	if !strings.Contains(n.Rules, "$"+BypassVariable) {
+		return fmt.Errorf("bypass: no rule says which flows the function is done with; add one such as: ct state established ct mark set $%s accept", BypassVariable)
+	}
 	return nil
+}
+
+// CheckBypass holds what a bypass cannot go with.
+func CheckBypass(zones, rewrites bool) error {
+	switch {
+	case rewrites:
+		return errors.New("cannot go with rewrites: true: a packet that goes past the rules is not rewritten; expect none")
+	case zones:
+		return errors.New("cannot go with zones: argument: flows are looked up in zone 0 alone; expect none")
+	}
+	return nil
+}
+
+// BypassMark is the conntrack mark of flows that a function's rules are done with, and is
+// never 0; 0 if it has no bypass. Other rules have another one, but for one chance in 2^32:
+// whoever changes them puts all flows to the test again.
+func (n Netfilter) BypassMark(function string) uint32 {
+	if !n.Bypass {
+		return 0
+	}
+	h := sha256.New()
+	fmt.Fprintf(h, "%q %q", function, n.Rules)
+	for _, name := range slices.Sorted(maps.Keys(n.Arguments)) {
+		fmt.Fprintf(h, " %s=%d", name, n.Arguments[name])
+	}
+	return max(1, binary.BigEndian.Uint32(h.Sum(nil)))
 }
 
 // OnUnknownDefault is what becomes of packets from a function of kind netfilter that no

@@ -49,6 +49,10 @@ type Namespace struct {
 	MTU       int          // of all four ends, in bytes of an IP packet; at least 1280
 	Addresses []netip.Addr // on the loopback interface of an own namespace, for ICMP errors
 
+	// Bypass: connection tracking does not see all packets of a flow, and must not take TCP
+	// segments for wrong because of those that it has not seen.
+	Bypass bool
+
 	// step is called before each change; tests stop there.
 	step func(what string) error
 }
@@ -90,12 +94,16 @@ func (n Namespace) Open() (*host.NetNS, error) {
 }
 
 // Ensure makes the namespace and its pairs, and repairs whatever of them is not as it
-// is to be; what is right it does not touch. It may be broken off anywhere, and called
+// is to be; what is right it does not touch. Of one without a name, which is the node's own,
+// it only says what is missing. It may be broken off anywhere, and called
 // again. The error is ErrTaken if a name belongs to somebody else, fs.ErrNotExist if
 // an existing namespace is not there.
 func (n Namespace) Ensure(ctx context.Context) (State, error) {
 	n = n.names()
 	var s State
+	if n.Name == "" {
+		return s, n.nodeMissing(&s)
+	}
 	err := n.ensure(ctx, &s)
 	if err != nil {
 		err = fmt.Errorf("namespace %s of the function behind %s and %s: %w", n.Name, n.To, n.From, err)
@@ -129,6 +137,34 @@ func (n Namespace) ensure(ctx context.Context, s *State) error {
 		}
 		return k.own()
 	})
+}
+
+// liberal is the setting by which connection tracking does not hold TCP segments against
+// those that it has seen. It is there with the module nf_conntrack.
+const liberal = "net/netfilter/nf_conntrack_tcp_be_liberal"
+
+// nodeMissing finds what the node's own namespace lacks.
+func (n Namespace) nodeMissing(s *State) error {
+	if !n.Bypass {
+		return nil
+	}
+	node, err := host.Open(n.Node)
+	if err != nil {
+		return err
+	}
+	defer node.Close()
+	return saysLiberal(node, "the node", s)
+}
+
+func saysLiberal(n *host.Net, whose string, s *State) error {
+	on, err := n.HasSysctl(liberal, "1")
+	if errors.Is(err, fs.ErrNotExist) { // nothing tracks connections yet
+		err = nil
+	}
+	if err == nil && !on {
+		s.Missing = append(s.Missing, whose+": with bypass: established, connection tracking drops nothing for its TCP sequence numbers only with net.netfilter.nf_conntrack_tcp_be_liberal = 1; set it there")
+	}
+	return err
 }
 
 func (n Namespace) inBoth(ns *host.NetNS, f func(node, inside *host.Net) error) error {
@@ -388,6 +424,11 @@ func (k *keeper) own() error {
 	}); err != nil {
 		return err
 	}
+	if k.Bypass {
+		if err := k.beLiberal(); err != nil {
+			return err
+		}
+	}
 	for _, a := range k.Addresses {
 		p := netip.PrefixFrom(a, a.BitLen())
 		if err := k.want("address "+a.String(),
@@ -411,6 +452,20 @@ func (k *keeper) own() error {
 	return nil
 }
 
+// beLiberal makes the setting, of whose module the kernel may not have had any use yet: rules
+// that track connections make it load that.
+func (k *keeper) beLiberal() error {
+	s := []setting{{liberal, "1"}}
+	err := k.settings(k.inside, s)
+	if !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if err := Check(k.ctx, Ruleset{Function: "conntrack", Text: "chain c {\n\ttype filter hook forward priority 0;\n\tct state new\n}\n"}); err != nil {
+		return fmt.Errorf("have the kernel track connections: %w", err)
+	}
+	return k.settings(k.inside, s)
+}
+
 // missing finds what a namespace lacks that is not ours to set.
 func (k *keeper) missing() error {
 	say := func(format string, args ...any) {
@@ -423,6 +478,11 @@ func (k *keeper) missing() error {
 	}
 	if !on {
 		say("it does not forward IPv6; set net.ipv6.conf.all.forwarding to 1 in it")
+	}
+	if k.Bypass {
+		if err := saysLiberal(k.inside, "namespace "+k.Name, k.state); err != nil {
+			return err
+		}
 	}
 	filter, err := k.inside.Sysctl("net/ipv4/conf/all/rp_filter")
 	if err != nil {

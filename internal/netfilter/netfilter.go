@@ -43,6 +43,10 @@ type Ruleset struct {
 	// Arguments are names that the rules can use as $NAME, and their packet marks.
 	Arguments map[string]uint32
 
+	// Bypass is the conntrack mark that the rules can use as $bypass, of flows that they
+	// are done with; 0: none.
+	Bypass uint32
+
 	// Zones are groups of marks with a conntrack zone each: the marks of one chain's
 	// two directions are one group. Marks in no group stay in zone 0. nil: none.
 	Zones [][]uint32
@@ -172,6 +176,9 @@ func addInterfaces(ns *host.NetNS, names []string) error {
 func (s Ruleset) defines(t *script) {
 	for _, name := range slices.Sorted(maps.Keys(s.Arguments)) {
 		t.line(fmt.Sprintf("define %s = %d", name, s.Arguments[name]), origin{argument: name})
+	}
+	if s.Bypass != 0 {
+		t.line(fmt.Sprintf("define bypass = %d", s.Bypass), origin{})
 	}
 }
 

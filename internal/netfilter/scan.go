@@ -112,7 +112,7 @@ func (s Ruleset) scan() *Error {
 		ps = append(ps, Problem{t.line, t.column, fmt.Sprintf(format, args...)})
 	}
 	ts := tokens(s.Text)
-	defined := map[string]bool{}
+	defined := map[string]bool{"bypass": s.Bypass != 0}
 	for i, t := range ts {
 		if i+1 < len(ts) && t.kind == tokenWord && t.text == "define" {
 			defined[ts[i+1].text] = true

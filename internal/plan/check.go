@@ -268,6 +268,11 @@ func (c *nodeChecker) netfilter(p *problems, x Proxy) {
 		p.list = append(p.list, fmt.Errorf("netfilter: %w", err))
 		return
 	}
+	if x.Netfilter.Bypass {
+		if err := model.CheckBypass(false, x.Rewrites); err != nil {
+			p.addf("netfilter: bypass: established %w", err)
+		}
+	}
 	is, want := x.Proxy, model.NetfilterDetour(x.Function, x.Netfilter.Namespace)
 	if err := model.CheckOnUnknown(is.OnUnknown, x.Netfilter.Namespace); err != nil {
 		p.addf("on-unknown: %q %w", is.OnUnknown, err)

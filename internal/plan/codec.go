@@ -332,6 +332,7 @@ type netfilterFile struct {
 	// Zones are arguments whose flows are tracked together, each group apart from the
 	// others; without it there is one zone for all.
 	Zones     [][]uint32   `json:"zones,omitzero"`
+	Bypass    bool         `json:"bypass,omitempty"`
 	Rules     string       `json:"rules,omitempty"`
 	Addresses []netip.Addr `json:"addresses,omitempty"`
 }
@@ -636,7 +637,7 @@ func proxyToFile(p Proxy) proxyFile {
 	}
 	f.Gateway = gatewayToFile(p.Gateway)
 	if n := p.Netfilter; n != nil {
-		f.Netfilter = &netfilterFile{Namespace: n.Namespace, Arguments: n.Arguments, Rules: n.Rules, Addresses: n.Addresses}
+		f.Netfilter = &netfilterFile{Namespace: n.Namespace, Arguments: n.Arguments, Bypass: n.Bypass, Rules: n.Rules, Addresses: n.Addresses}
 		if n.Zones {
 			f.Netfilter.Zones = append([][]uint32{}, n.Groups...)
 		}
@@ -680,6 +681,7 @@ func (f proxyFile) proxy() Proxy {
 				Namespace: n.Namespace,
 				Arguments: n.Arguments,
 				Zones:     n.Zones != nil,
+				Bypass:    n.Bypass,
 				Rules:     n.Rules,
 				Addresses: n.Addresses,
 			},

@@ -106,6 +106,11 @@ func (c *compiler) checkProxy(f model.Function) error {
 		if err := f.Netfilter.Check(); err != nil {
 			return err
 		}
+		if f.Netfilter.Bypass {
+			if err := model.CheckBypass(false, f.Proxy.Rewrites); err != nil {
+				return fmt.Errorf("bypass: established %w", err)
+			}
+		}
 	}
 	if f.Kind == model.KindStream {
 		return f.Stream.Check()

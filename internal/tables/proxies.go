@@ -29,6 +29,9 @@ type Reach struct {
 	To   uint32  // 0: it is local; noInterface: it is not there
 	Dmac [6]byte // of the interface that it sends to
 	Cuts bool    // by itself, what is sent to to
+	// Namespace is what the node's network namespace calls the one behind To, from 1 on,
+	// so that 0 is: it has no name for it.
+	Namespace int
 }
 
 // noInterface is the index of no device.
@@ -312,6 +315,13 @@ func encodeProxy(p plan.Proxy, r Reach, statsIndex uint32) abi.Proxy {
 		out.Mark = 1
 		if !p.Local {
 			out.Peer = 1
+		}
+		// What cannot be asked is not bypassed.
+		if out.Netns = -1; !p.Local {
+			out.Netns = int32(r.Namespace - 1)
+		}
+		if p.Local || r.Namespace > 0 {
+			out.Bypass = p.Netfilter.BypassMark(p.Function)
 		}
 		for i, a := range p.Netfilter.Addresses {
 			out.Address[i] = Words(a)

@@ -621,8 +621,14 @@ struct ws_proxy {
 	 * ::: there is none. IPv4 as ::ffff:a.b.c.d.
 	 */
 	__be64 address[2][2];
+	/* The conntrack mark of flows that its rules are done with, which go past it;
+	 * 0: none do. And where these are tracked: the namespace of this id, as the
+	 * node's numbers them; -1: the node's own.
+	 */
+	__u32 bypass;
+	__s32 netns;
 };
-_Static_assert(sizeof(struct ws_proxy) == 88, "ws_proxy is ABI");
+_Static_assert(sizeof(struct ws_proxy) == 96, "ws_proxy is ABI");
 
 /* What the proxy keeps of a packet: its outer header, already advanced to the
  * next segment but not stamped, and whose share stamps it. Entries of ws_slots
@@ -691,6 +697,7 @@ struct ws_proxy_stats {
 	__u64 waited_ns; /* of tx_success: time in the function, all together */
 	/* Of tx_not_cached: made by the function, and taken by a path from there on */
 	__u64 tx_originated;
+	__u64 bypassed; /* stamped without it: packets of flows that it is done with */
 };
 
 /* ws_errors[0]: per CPU, the ICMP errors that refused packets were answered
@@ -715,15 +722,17 @@ struct ws_label {
 _Static_assert(sizeof(struct ws_label) == 16, "ws_label is ABI");
 
 /* ws_programs: that for packets with options before their SRH, that for packets
- * that a function has made, that for packets of functions on byte streams, and that
- * for packets with labels and of paths over labels.
+ * that a function has made, that for packets of functions on byte streams, that
+ * for packets with labels and of paths over labels, that for services, and that which
+ * asks whether a function is done with a flow.
  */
 #define WS_PROGRAM_EXT 0
 #define WS_PROGRAM_ORIGINATE 1
 #define WS_PROGRAM_STREAM 2
 #define WS_PROGRAM_MPLS 3
 #define WS_PROGRAM_GATEWAY 4
-#define WS_PROGRAMS 5
+#define WS_PROGRAM_BYPASS 5
+#define WS_PROGRAMS 6
 
 /* ws_programs_xdp: those for packets with labels, and for packets that take a path over
  * labels.

@@ -4,6 +4,7 @@
  */
 #pragma once
 
+#include "lib/detour/bypass.h"
 #include "lib/detour/content.h"
 #include "lib/detour/detour.h"
 #include "lib/detour/fragments_tc.h"
@@ -17,9 +18,12 @@
 #include "lib/out/forward_tc.h"
 #include "lib/reason.h"
 #include "lib/skb/gso.h"
+#include "lib/skb/pull.h"
 #include "lib/skb/segmenter.h"
+#include "lib/sr/end_tc.h"
 #include "lib/sr/endpoint.h"
 #include "lib/sr/endpoint_refuse_tc.h"
+#include "lib/sr/step.h"
 #include "lib/wire/net.h"
 
 /* The way to a function that routes, for XDP to use. A function of its own, for
@@ -124,8 +128,54 @@ static __always_inline bool proxy_keep(ctx_t *ctx, const struct endpoint *ep,
 	return content_keep(ctx, ep, p, outer_len);
 }
 
+/* Makes more of a packet linear, for its ports to be read; false: all that they can be in
+ * is. Where the kernel cannot, that is tried until the visits end. Moves the packet. A
+ * function of its own: clang would join its reads of skb->data with the caller's, as 32-bit
+ * numbers.
+ */
+static __noinline bool bypass_pull(struct __sk_buff *skb, __u32 outer)
+{
+	__u32 need = sizeof(struct eth_hdr) + outer + TUPLE_LEN;
+	__u32 linear = skb->data_end - skb->data;
+
+	if (linear >= need || linear >= skb->len)
+		return false;
+	pull(skb, need);
+	return true;
+}
+
+/* Where a packet goes past its function, or that has yet to be found out: true, and
+ * *verdict. The inner packet is in bounds.
+ */
+static __always_inline bool
+bypass_tc(struct __sk_buff *skb, struct endpoint *ep, const struct ws_proxy *p,
+	  const struct ip *inner, const struct outer_next *next, bool first,
+	  struct step *s, int *verdict)
+{
+	__u32 outer = outer_len(&ep->outer);
+
+	switch (bypass_ask(ep, p, inner)) {
+	case BYPASS_PULL:
+		if (!bypass_pull(skb, outer))
+			return false;
+		*verdict = step_on(s, STEP_PULLED, 0);
+		return true;
+	case BYPASS_ASK:
+		*verdict = step_on(s, STEP_BYPASS, bypass_at(ep));
+		return true;
+	case BYPASS_YES:
+		if (!endpoint_bind(ep))
+			return false;
+		proxy_count(p, bypassed);
+		*verdict = end_go(skb, ep, next, first, s);
+		return true;
+	default:
+		return false;
+	}
+}
+
 static __always_inline int ad_tc(struct __sk_buff *skb, struct endpoint *ep,
-				 bool first)
+				 bool first, struct step *s)
 {
 	__u32 outer = outer_len(&ep->outer), index = 0, mtu = 0, frames = 0;
 	__u32 id = ep->hop->proxy;
@@ -134,6 +184,7 @@ static __always_inline int ad_tc(struct __sk_buff *skb, struct endpoint *ep,
 	struct ip inner;
 	reason_t r;
 	bool is_ip4, fragment;
+	int verdict;
 	long rc;
 
 	r = end_check(ep, first, &next);
@@ -153,6 +204,9 @@ static __always_inline int ad_tc(struct __sk_buff *skb, struct endpoint *ep,
 		return ws_refuse(skb, REASON(PROXY_MISSING_BUG), 0);
 	if (p->gone)
 		return ws_refuse(skb, REASON(FUNCTION_GONE), 0);
+	if (OUTER_IS_IP && !EXT_LEN_MAX && p->bypass &&
+	    bypass_tc(skb, ep, p, &inner, &next, first, s, &verdict))
+		return verdict;
 	/* No plan has another one over labels. */
 	if (!OUTER_IS_IP && (p->recognise == WS_RECOGNISE_METADATA || !p->to))
 		return ws_refuse(skb, REASON(PROXY_MISSING_BUG), 0);

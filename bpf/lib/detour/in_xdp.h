@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /* End.AD on XDP, towards a function that is recognised by content, behind a device
- * that takes redirects.
+ * that takes redirects; and past one that is done with a packet's flow.
  */
 #pragma once
 
+#include "lib/detour/bypass.h"
 #include "lib/detour/content.h"
 #include "lib/detour/detour.h"
 #include "lib/hook.h"
@@ -11,6 +12,7 @@
 #include "lib/node/refuse.h"
 #include "lib/out/nexthop_xdp.h"
 #include "lib/reason.h"
+#include "lib/sr/end_xdp.h"
 #include "lib/sr/endpoint.h"
 #include "lib/wire/net.h"
 
@@ -41,6 +43,23 @@ static __always_inline bool function_way(const struct ws_proxy *p, __u32 id,
 	return true;
 }
 
+/* As far as that is known here; else TC asks. */
+static __always_inline int bypass_xdp(ctx_t *ctx, const struct endpoint *ep,
+				      const struct ws_proxy *p,
+				      const struct ws_node *node)
+{
+	struct ip inner;
+	int verdict;
+
+	if (inner_find(ep, endpoint_has_ip4(ep), &inner) ||
+	    inner_is_strange(&inner) || bypass_ask(ep, p, &inner) != BYPASS_YES)
+		return CTX_PASS;
+	verdict = end_xdp(ctx, ep, node);
+	if (verdict != CTX_PASS)
+		proxy_count(p, bypassed);
+	return verdict;
+}
+
 static __always_inline int ad_xdp(ctx_t *ctx, const struct endpoint *ep,
 				  const struct ws_node *node)
 {
@@ -54,10 +73,13 @@ static __always_inline int ad_xdp(ctx_t *ctx, const struct endpoint *ep,
 	struct cursor c;
 	__u32 entry;
 
+	if (!outer_argument_is_planned(&ep->outer, ep->hop) || !p || p->gone)
+		return CTX_PASS;
+	if (p->bypass)
+		return bypass_xdp(ctx, ep, p, node);
 	if (end_check(ep, true, &next) || inner_find(ep, false, &inner) ||
-	    inner_is_strange(&inner) ||
-	    !outer_argument_is_planned(&ep->outer, ep->hop) || !p || p->gone ||
-	    !p->to || p->recognise != WS_RECOGNISE_CONTENT)
+	    inner_is_strange(&inner) || !p->to ||
+	    p->recognise != WS_RECOGNISE_CONTENT)
 		return CTX_PASS;
 	barrier_var(outer);
 	if (outer > WS_CACHED_MAX || !function_way(p, id, node, ep, &way) ||

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /* Every map of the data path. Programs write ws_stats, ws_refusals, ws_errors,
  * ws_scratch, ws_path_mtus, ws_exits, ws_nexthops, ws_conns, ws_conns_new and ws_events,
- * ws_slots and the other maps of functions' headers, what is in
+ * ws_slots and the other maps of functions' headers, ws_bypass_flows, what is in
  * ws_windows, and the last numbers in ws_numbers; user space writes all else. It
  * may lower max_entries of the arrays that are marked so, to what a node needs.
  */
@@ -15,6 +15,7 @@
 #define WS_CHAINS_MAX 65536
 #define WS_PROXIES_MAX 1024
 #define WS_CONNS_MAX 262144
+#define WS_BYPASS_FLOWS 4096
 
 volatile const struct ws_config cfg = {};
 
@@ -345,6 +346,14 @@ struct {
 	__type(value, __u64);
 	__uint(max_entries, 16384);
 } ws_fragment_of SEC(".maps");
+
+/* Flows of functions with a bypass, 256 KB for each CPU. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__type(key, __u32);
+	__uint(value_size, sizeof(struct bypass_flow)); /* no type of Go's */
+	__uint(max_entries, WS_BYPASS_FLOWS);
+} ws_bypass_flows SEC(".maps");
 
 /* Where a CPU looks for a free slot next. */
 struct {

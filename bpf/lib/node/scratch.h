@@ -61,6 +61,19 @@ struct fragments {
 	__u16 index[FRAGMENTS_MAX];
 };
 
+/* What a function said of a flow (detour/bypass.h). One cache line. */
+struct bypass_flow {
+	__be64 addr[4]; /* source and destination; IPv4 as ::ffff:a.b.c.d */
+	__be32 ports; /* as they lie in the packet */
+	__u32 mark; /* that of the function's rules */
+	__u16 proxy;
+	__u8 protocol;
+	__u8 done; /* 1: its packets go past the function */
+	__u32 left; /* packets until one goes through it nevertheless */
+	__u64 until; /* CLOCK_MONOTONIC_COARSE, ns: later it is asked again */
+	__u64 due; /* the same: when a packet goes through it nevertheless */
+};
+
 /* TCP's options before and after they are changed, and zeros. */
 struct tcp_options {
 	__u8 was[40];

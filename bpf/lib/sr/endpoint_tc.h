@@ -89,7 +89,7 @@ __noinline int ws_endpoint_step(struct __sk_buff *skb, int first,
 		return endpoint_refuse(skb, &ep, r);
 	/* A function may change the flow; what it sends is stamped. */
 	if (ep.hop->behaviour == WS_BEHAVIOUR_END_AD)
-		return ad_tc(skb, &ep, first);
+		return ad_tc(skb, &ep, first, s);
 	if (!endpoint_bind(&ep))
 		return endpoint_pull_flow(skb, &ep, s);
 	switch (ep.hop->behaviour) {
@@ -134,6 +134,11 @@ static __always_inline int endpoint_tc(struct __sk_buff *skb, bool first)
 		if (EXT_LEN_MAX)
 			break;
 		return ext_program(skb, first ? EXT_ARRIVES : EXT_AGAIN, 0);
+	case STEP_BYPASS:
+		skb->cb[0] = first;
+		skb->cb[1] = s.exit;
+		bpf_tail_call(skb, &ws_programs, WS_PROGRAM_BYPASS);
+		return ws_refuse(skb, REASON(PROXY_MISSING_BUG), 0);
 	case STEP_FORWARD:
 		return ws_forward(skb, s.exit, WAY_UNKNOWN);
 	case STEP_DELIVER_IP6:

@@ -10,6 +10,7 @@ enum step_next {
 	STEP_AGAIN, /* the next segment is on this node too */
 	STEP_PULLED, /* the visit, since more of the packet is linear now */
 	STEP_EXT, /* all of it, by the program for options */
+	STEP_BYPASS, /* the visit, by the program that asks whether its function is done */
 	STEP_FORWARD, /* on to another node */
 	STEP_DELIVER_IP6, /* verified, and without its outer header */
 	STEP_DELIVER_IP4,
@@ -20,7 +21,8 @@ enum step_next {
 /* Zero before a visit. */
 struct step {
 	__u32 next; /* enum step_next */
-	__u32 exit; /* of FORWARD and DELIVER: where the way is remembered */
+	/* Of FORWARD and DELIVER: where the way is remembered. Of BYPASS: the flow's entry. */
+	__u32 exit;
 };
 
 /* Returns what stands in for a verdict where there is none. */

@@ -88,6 +88,15 @@ struct tcp_hdr {
 };
 _Static_assert(sizeof(struct tcp_hdr) == 20, "TCP header");
 
+/* RFC 768 */
+struct udp_hdr {
+	__be16 sport;
+	__be16 dport;
+	__be16 len; /* of header and data */
+	__be16 checksum;
+};
+_Static_assert(sizeof(struct udp_hdr) == 8, "UDP header");
+
 #define TCP_FIN 0x01
 #define TCP_SYN 0x02
 #define TCP_RST 0x04

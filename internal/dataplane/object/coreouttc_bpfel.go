@@ -17,6 +17,7 @@ import (
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
 	coreOutTCMapWsBuckets     = "ws_buckets"
+	coreOutTCMapWsBypassFlows = "ws_bypass_flows"
 	coreOutTCMapWsCache       = "ws_cache"
 	coreOutTCMapWsConns       = "ws_conns"
 	coreOutTCMapWsConnsNew    = "ws_conns_new"
@@ -111,6 +112,7 @@ type coreOutTCProgramSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type coreOutTCMapSpecs struct {
 	WsBuckets     *ebpf.MapSpec `ebpf:"ws_buckets"`
+	WsBypassFlows *ebpf.MapSpec `ebpf:"ws_bypass_flows"`
 	WsCache       *ebpf.MapSpec `ebpf:"ws_cache"`
 	WsConns       *ebpf.MapSpec `ebpf:"ws_conns"`
 	WsConnsNew    *ebpf.MapSpec `ebpf:"ws_conns_new"`
@@ -181,6 +183,7 @@ func (o *coreOutTCObjects) Close() error {
 // It can be passed to loadCoreOutTCObjects or ebpf.CollectionSpec.LoadAndAssign.
 type coreOutTCMaps struct {
 	WsBuckets     *ebpf.Map `ebpf:"ws_buckets"`
+	WsBypassFlows *ebpf.Map `ebpf:"ws_bypass_flows"`
 	WsCache       *ebpf.Map `ebpf:"ws_cache"`
 	WsConns       *ebpf.Map `ebpf:"ws_conns"`
 	WsConnsNew    *ebpf.Map `ebpf:"ws_conns_new"`
@@ -226,6 +229,7 @@ type coreOutTCMaps struct {
 func (m *coreOutTCMaps) Close() error {
 	return _CoreOutTCClose(
 		m.WsBuckets,
+		m.WsBypassFlows,
 		m.WsCache,
 		m.WsConns,
 		m.WsConnsNew,

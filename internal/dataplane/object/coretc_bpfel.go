@@ -17,6 +17,7 @@ import (
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
 	coreTCMapWsBuckets     = "ws_buckets"
+	coreTCMapWsBypassFlows = "ws_bypass_flows"
 	coreTCMapWsCache       = "ws_cache"
 	coreTCMapWsConns       = "ws_conns"
 	coreTCMapWsConnsNew    = "ws_conns_new"
@@ -111,6 +112,7 @@ type coreTCProgramSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type coreTCMapSpecs struct {
 	WsBuckets     *ebpf.MapSpec `ebpf:"ws_buckets"`
+	WsBypassFlows *ebpf.MapSpec `ebpf:"ws_bypass_flows"`
 	WsCache       *ebpf.MapSpec `ebpf:"ws_cache"`
 	WsConns       *ebpf.MapSpec `ebpf:"ws_conns"`
 	WsConnsNew    *ebpf.MapSpec `ebpf:"ws_conns_new"`
@@ -181,6 +183,7 @@ func (o *coreTCObjects) Close() error {
 // It can be passed to loadCoreTCObjects or ebpf.CollectionSpec.LoadAndAssign.
 type coreTCMaps struct {
 	WsBuckets     *ebpf.Map `ebpf:"ws_buckets"`
+	WsBypassFlows *ebpf.Map `ebpf:"ws_bypass_flows"`
 	WsCache       *ebpf.Map `ebpf:"ws_cache"`
 	WsConns       *ebpf.Map `ebpf:"ws_conns"`
 	WsConnsNew    *ebpf.Map `ebpf:"ws_conns_new"`
@@ -226,6 +229,7 @@ type coreTCMaps struct {
 func (m *coreTCMaps) Close() error {
 	return _CoreTCClose(
 		m.WsBuckets,
+		m.WsBypassFlows,
 		m.WsCache,
 		m.WsConns,
 		m.WsConnsNew,

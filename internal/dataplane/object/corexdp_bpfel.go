@@ -17,6 +17,7 @@ import (
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
 	coreXDPMapWsBuckets     = "ws_buckets"
+	coreXDPMapWsBypassFlows = "ws_bypass_flows"
 	coreXDPMapWsCache       = "ws_cache"
 	coreXDPMapWsConns       = "ws_conns"
 	coreXDPMapWsConnsNew    = "ws_conns_new"
@@ -111,6 +112,7 @@ type coreXDPProgramSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type coreXDPMapSpecs struct {
 	WsBuckets     *ebpf.MapSpec `ebpf:"ws_buckets"`
+	WsBypassFlows *ebpf.MapSpec `ebpf:"ws_bypass_flows"`
 	WsCache       *ebpf.MapSpec `ebpf:"ws_cache"`
 	WsConns       *ebpf.MapSpec `ebpf:"ws_conns"`
 	WsConnsNew    *ebpf.MapSpec `ebpf:"ws_conns_new"`
@@ -181,6 +183,7 @@ func (o *coreXDPObjects) Close() error {
 // It can be passed to loadCoreXDPObjects or ebpf.CollectionSpec.LoadAndAssign.
 type coreXDPMaps struct {
 	WsBuckets     *ebpf.Map `ebpf:"ws_buckets"`
+	WsBypassFlows *ebpf.Map `ebpf:"ws_bypass_flows"`
 	WsCache       *ebpf.Map `ebpf:"ws_cache"`
 	WsConns       *ebpf.Map `ebpf:"ws_conns"`
 	WsConnsNew    *ebpf.Map `ebpf:"ws_conns_new"`
@@ -226,6 +229,7 @@ type coreXDPMaps struct {
 func (m *coreXDPMaps) Close() error {
 	return _CoreXDPClose(
 		m.WsBuckets,
+		m.WsBypassFlows,
 		m.WsCache,
 		m.WsConns,
 		m.WsConnsNew,

@@ -17,6 +17,7 @@ import (
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
 	edgeOutTCMapWsBuckets     = "ws_buckets"
+	edgeOutTCMapWsBypassFlows = "ws_bypass_flows"
 	edgeOutTCMapWsCache       = "ws_cache"
 	edgeOutTCMapWsConns       = "ws_conns"
 	edgeOutTCMapWsConnsNew    = "ws_conns_new"
@@ -111,6 +112,7 @@ type edgeOutTCProgramSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type edgeOutTCMapSpecs struct {
 	WsBuckets     *ebpf.MapSpec `ebpf:"ws_buckets"`
+	WsBypassFlows *ebpf.MapSpec `ebpf:"ws_bypass_flows"`
 	WsCache       *ebpf.MapSpec `ebpf:"ws_cache"`
 	WsConns       *ebpf.MapSpec `ebpf:"ws_conns"`
 	WsConnsNew    *ebpf.MapSpec `ebpf:"ws_conns_new"`
@@ -181,6 +183,7 @@ func (o *edgeOutTCObjects) Close() error {
 // It can be passed to loadEdgeOutTCObjects or ebpf.CollectionSpec.LoadAndAssign.
 type edgeOutTCMaps struct {
 	WsBuckets     *ebpf.Map `ebpf:"ws_buckets"`
+	WsBypassFlows *ebpf.Map `ebpf:"ws_bypass_flows"`
 	WsCache       *ebpf.Map `ebpf:"ws_cache"`
 	WsConns       *ebpf.Map `ebpf:"ws_conns"`
 	WsConnsNew    *ebpf.Map `ebpf:"ws_conns_new"`
@@ -226,6 +229,7 @@ type edgeOutTCMaps struct {
 func (m *edgeOutTCMaps) Close() error {
 	return _EdgeOutTCClose(
 		m.WsBuckets,
+		m.WsBypassFlows,
 		m.WsCache,
 		m.WsConns,
 		m.WsConnsNew,

@@ -17,6 +17,7 @@ import (
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
 	edgeTCMapWsBuckets     = "ws_buckets"
+	edgeTCMapWsBypassFlows = "ws_bypass_flows"
 	edgeTCMapWsCache       = "ws_cache"
 	edgeTCMapWsConns       = "ws_conns"
 	edgeTCMapWsConnsNew    = "ws_conns_new"
@@ -111,6 +112,7 @@ type edgeTCProgramSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type edgeTCMapSpecs struct {
 	WsBuckets     *ebpf.MapSpec `ebpf:"ws_buckets"`
+	WsBypassFlows *ebpf.MapSpec `ebpf:"ws_bypass_flows"`
 	WsCache       *ebpf.MapSpec `ebpf:"ws_cache"`
 	WsConns       *ebpf.MapSpec `ebpf:"ws_conns"`
 	WsConnsNew    *ebpf.MapSpec `ebpf:"ws_conns_new"`
@@ -181,6 +183,7 @@ func (o *edgeTCObjects) Close() error {
 // It can be passed to loadEdgeTCObjects or ebpf.CollectionSpec.LoadAndAssign.
 type edgeTCMaps struct {
 	WsBuckets     *ebpf.Map `ebpf:"ws_buckets"`
+	WsBypassFlows *ebpf.Map `ebpf:"ws_bypass_flows"`
 	WsCache       *ebpf.Map `ebpf:"ws_cache"`
 	WsConns       *ebpf.Map `ebpf:"ws_conns"`
 	WsConnsNew    *ebpf.Map `ebpf:"ws_conns_new"`
@@ -226,6 +229,7 @@ type edgeTCMaps struct {
 func (m *edgeTCMaps) Close() error {
 	return _EdgeTCClose(
 		m.WsBuckets,
+		m.WsBypassFlows,
 		m.WsCache,
 		m.WsConns,
 		m.WsConnsNew,

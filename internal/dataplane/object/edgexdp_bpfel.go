@@ -17,6 +17,7 @@ import (
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
 	edgeXDPMapWsBuckets     = "ws_buckets"
+	edgeXDPMapWsBypassFlows = "ws_bypass_flows"
 	edgeXDPMapWsCache       = "ws_cache"
 	edgeXDPMapWsConns       = "ws_conns"
 	edgeXDPMapWsConnsNew    = "ws_conns_new"
@@ -111,6 +112,7 @@ type edgeXDPProgramSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type edgeXDPMapSpecs struct {
 	WsBuckets     *ebpf.MapSpec `ebpf:"ws_buckets"`
+	WsBypassFlows *ebpf.MapSpec `ebpf:"ws_bypass_flows"`
 	WsCache       *ebpf.MapSpec `ebpf:"ws_cache"`
 	WsConns       *ebpf.MapSpec `ebpf:"ws_conns"`
 	WsConnsNew    *ebpf.MapSpec `ebpf:"ws_conns_new"`
@@ -181,6 +183,7 @@ func (o *edgeXDPObjects) Close() error {
 // It can be passed to loadEdgeXDPObjects or ebpf.CollectionSpec.LoadAndAssign.
 type edgeXDPMaps struct {
 	WsBuckets     *ebpf.Map `ebpf:"ws_buckets"`
+	WsBypassFlows *ebpf.Map `ebpf:"ws_bypass_flows"`
 	WsCache       *ebpf.Map `ebpf:"ws_cache"`
 	WsConns       *ebpf.Map `ebpf:"ws_conns"`
 	WsConnsNew    *ebpf.Map `ebpf:"ws_conns_new"`
@@ -226,6 +229,7 @@ type edgeXDPMaps struct {
 func (m *edgeXDPMaps) Close() error {
 	return _EdgeXDPClose(
 		m.WsBuckets,
+		m.WsBypassFlows,
 		m.WsCache,
 		m.WsConns,
 		m.WsConnsNew,

@@ -17,6 +17,7 @@ import (
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
 	extTCMapWsBuckets     = "ws_buckets"
+	extTCMapWsBypassFlows = "ws_bypass_flows"
 	extTCMapWsCache       = "ws_cache"
 	extTCMapWsConns       = "ws_conns"
 	extTCMapWsConnsNew    = "ws_conns_new"
@@ -111,6 +112,7 @@ type extTCProgramSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type extTCMapSpecs struct {
 	WsBuckets     *ebpf.MapSpec `ebpf:"ws_buckets"`
+	WsBypassFlows *ebpf.MapSpec `ebpf:"ws_bypass_flows"`
 	WsCache       *ebpf.MapSpec `ebpf:"ws_cache"`
 	WsConns       *ebpf.MapSpec `ebpf:"ws_conns"`
 	WsConnsNew    *ebpf.MapSpec `ebpf:"ws_conns_new"`
@@ -181,6 +183,7 @@ func (o *extTCObjects) Close() error {
 // It can be passed to loadExtTCObjects or ebpf.CollectionSpec.LoadAndAssign.
 type extTCMaps struct {
 	WsBuckets     *ebpf.Map `ebpf:"ws_buckets"`
+	WsBypassFlows *ebpf.Map `ebpf:"ws_bypass_flows"`
 	WsCache       *ebpf.Map `ebpf:"ws_cache"`
 	WsConns       *ebpf.Map `ebpf:"ws_conns"`
 	WsConnsNew    *ebpf.Map `ebpf:"ws_conns_new"`
@@ -226,6 +229,7 @@ type extTCMaps struct {
 func (m *extTCMaps) Close() error {
 	return _ExtTCClose(
 		m.WsBuckets,
+		m.WsBypassFlows,
 		m.WsCache,
 		m.WsConns,
 		m.WsConnsNew,

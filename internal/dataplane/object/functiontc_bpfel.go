@@ -17,6 +17,7 @@ import (
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
 	functionTCMapWsBuckets     = "ws_buckets"
+	functionTCMapWsBypassFlows = "ws_bypass_flows"
 	functionTCMapWsCache       = "ws_cache"
 	functionTCMapWsConns       = "ws_conns"
 	functionTCMapWsConnsNew    = "ws_conns_new"
@@ -111,6 +112,7 @@ type functionTCProgramSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type functionTCMapSpecs struct {
 	WsBuckets     *ebpf.MapSpec `ebpf:"ws_buckets"`
+	WsBypassFlows *ebpf.MapSpec `ebpf:"ws_bypass_flows"`
 	WsCache       *ebpf.MapSpec `ebpf:"ws_cache"`
 	WsConns       *ebpf.MapSpec `ebpf:"ws_conns"`
 	WsConnsNew    *ebpf.MapSpec `ebpf:"ws_conns_new"`
@@ -181,6 +183,7 @@ func (o *functionTCObjects) Close() error {
 // It can be passed to loadFunctionTCObjects or ebpf.CollectionSpec.LoadAndAssign.
 type functionTCMaps struct {
 	WsBuckets     *ebpf.Map `ebpf:"ws_buckets"`
+	WsBypassFlows *ebpf.Map `ebpf:"ws_bypass_flows"`
 	WsCache       *ebpf.Map `ebpf:"ws_cache"`
 	WsConns       *ebpf.Map `ebpf:"ws_conns"`
 	WsConnsNew    *ebpf.Map `ebpf:"ws_conns_new"`
@@ -226,6 +229,7 @@ type functionTCMaps struct {
 func (m *functionTCMaps) Close() error {
 	return _FunctionTCClose(
 		m.WsBuckets,
+		m.WsBypassFlows,
 		m.WsCache,
 		m.WsConns,
 		m.WsConnsNew,

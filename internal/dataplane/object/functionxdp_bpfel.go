@@ -17,6 +17,7 @@ import (
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
 	functionXDPMapWsBuckets      = "ws_buckets"
+	functionXDPMapWsBypassFlows  = "ws_bypass_flows"
 	functionXDPMapWsCache        = "ws_cache"
 	functionXDPMapWsConns        = "ws_conns"
 	functionXDPMapWsConnsNew     = "ws_conns_new"
@@ -111,6 +112,7 @@ type functionXDPProgramSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type functionXDPMapSpecs struct {
 	WsBuckets     *ebpf.MapSpec `ebpf:"ws_buckets"`
+	WsBypassFlows *ebpf.MapSpec `ebpf:"ws_bypass_flows"`
 	WsCache       *ebpf.MapSpec `ebpf:"ws_cache"`
 	WsConns       *ebpf.MapSpec `ebpf:"ws_conns"`
 	WsConnsNew    *ebpf.MapSpec `ebpf:"ws_conns_new"`
@@ -181,6 +183,7 @@ func (o *functionXDPObjects) Close() error {
 // It can be passed to loadFunctionXDPObjects or ebpf.CollectionSpec.LoadAndAssign.
 type functionXDPMaps struct {
 	WsBuckets     *ebpf.Map `ebpf:"ws_buckets"`
+	WsBypassFlows *ebpf.Map `ebpf:"ws_bypass_flows"`
 	WsCache       *ebpf.Map `ebpf:"ws_cache"`
 	WsConns       *ebpf.Map `ebpf:"ws_conns"`
 	WsConnsNew    *ebpf.Map `ebpf:"ws_conns_new"`
@@ -226,6 +229,7 @@ type functionXDPMaps struct {
 func (m *functionXDPMaps) Close() error {
 	return _FunctionXDPClose(
 		m.WsBuckets,
+		m.WsBypassFlows,
 		m.WsCache,
 		m.WsConns,
 		m.WsConnsNew,

@@ -17,6 +17,7 @@ import (
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
 	gatewayTCMapWsBuckets     = "ws_buckets"
+	gatewayTCMapWsBypassFlows = "ws_bypass_flows"
 	gatewayTCMapWsCache       = "ws_cache"
 	gatewayTCMapWsConns       = "ws_conns"
 	gatewayTCMapWsConnsNew    = "ws_conns_new"
@@ -111,6 +112,7 @@ type gatewayTCProgramSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type gatewayTCMapSpecs struct {
 	WsBuckets     *ebpf.MapSpec `ebpf:"ws_buckets"`
+	WsBypassFlows *ebpf.MapSpec `ebpf:"ws_bypass_flows"`
 	WsCache       *ebpf.MapSpec `ebpf:"ws_cache"`
 	WsConns       *ebpf.MapSpec `ebpf:"ws_conns"`
 	WsConnsNew    *ebpf.MapSpec `ebpf:"ws_conns_new"`
@@ -181,6 +183,7 @@ func (o *gatewayTCObjects) Close() error {
 // It can be passed to loadGatewayTCObjects or ebpf.CollectionSpec.LoadAndAssign.
 type gatewayTCMaps struct {
 	WsBuckets     *ebpf.Map `ebpf:"ws_buckets"`
+	WsBypassFlows *ebpf.Map `ebpf:"ws_bypass_flows"`
 	WsCache       *ebpf.Map `ebpf:"ws_cache"`
 	WsConns       *ebpf.Map `ebpf:"ws_conns"`
 	WsConnsNew    *ebpf.Map `ebpf:"ws_conns_new"`
@@ -226,6 +229,7 @@ type gatewayTCMaps struct {
 func (m *gatewayTCMaps) Close() error {
 	return _GatewayTCClose(
 		m.WsBuckets,
+		m.WsBypassFlows,
 		m.WsCache,
 		m.WsConns,
 		m.WsConnsNew,

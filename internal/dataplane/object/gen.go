@@ -16,6 +16,7 @@ package object
 //go:generate go tool bpf2go -cc $BPF_CLANG -strip $BPF_STRIP -target bpfel -no-global-types originateTC ../../../bpf/originate_tc.bpf.c -- -I../../../bpf/include -I../../../bpf -nostdinc -mcpu=v3 -O2 -g -Wall -Wextra -Werror
 //go:generate go tool bpf2go -cc $BPF_CLANG -strip $BPF_STRIP -target bpfel -no-global-types streamTC ../../../bpf/stream_tc.bpf.c -- -I../../../bpf/include -I../../../bpf -nostdinc -mcpu=v3 -O2 -g -Wall -Wextra -Werror
 //go:generate go tool bpf2go -cc $BPF_CLANG -strip $BPF_STRIP -target bpfel -no-global-types gatewayTC ../../../bpf/gateway_tc.bpf.c -- -I../../../bpf/include -I../../../bpf -nostdinc -mcpu=v3 -O2 -g -Wall -Wextra -Werror
+//go:generate go tool bpf2go -cc $BPF_CLANG -strip $BPF_STRIP -target bpfel -no-global-types bypassTC ../../../bpf/bypass_tc.bpf.c -- -I../../../bpf/include -I../../../bpf -nostdinc -mcpu=v3 -O2 -g -Wall -Wextra -Werror
 //go:generate go tool bpf2go -cc $BPF_CLANG -strip $BPF_STRIP -target bpfel -no-global-types mplsTC ../../../bpf/mpls_tc.bpf.c -- -I../../../bpf/include -I../../../bpf -nostdinc -mcpu=v3 -O2 -g -Wall -Wextra -Werror
 //go:generate go tool bpf2go -cc $BPF_CLANG -strip $BPF_STRIP -target bpfel -no-global-types mplsCoreXDP ../../../bpf/mpls_core_xdp.bpf.c -- -I../../../bpf/include -I../../../bpf -nostdinc -mcpu=v3 -O2 -g -Wall -Wextra -Werror
 //go:generate go tool bpf2go -cc $BPF_CLANG -strip $BPF_STRIP -target bpfel -no-global-types mplsEdgeXDP ../../../bpf/mpls_edge_xdp.bpf.c -- -I../../../bpf/include -I../../../bpf -nostdinc -mcpu=v3 -O2 -g -Wall -Wextra -Werror

@@ -17,6 +17,7 @@ import (
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
 	mplsCoreXDPMapWsBuckets      = "ws_buckets"
+	mplsCoreXDPMapWsBypassFlows  = "ws_bypass_flows"
 	mplsCoreXDPMapWsCache        = "ws_cache"
 	mplsCoreXDPMapWsConns        = "ws_conns"
 	mplsCoreXDPMapWsConnsNew     = "ws_conns_new"
@@ -111,6 +112,7 @@ type mplsCoreXDPProgramSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type mplsCoreXDPMapSpecs struct {
 	WsBuckets     *ebpf.MapSpec `ebpf:"ws_buckets"`
+	WsBypassFlows *ebpf.MapSpec `ebpf:"ws_bypass_flows"`
 	WsCache       *ebpf.MapSpec `ebpf:"ws_cache"`
 	WsConns       *ebpf.MapSpec `ebpf:"ws_conns"`
 	WsConnsNew    *ebpf.MapSpec `ebpf:"ws_conns_new"`
@@ -181,6 +183,7 @@ func (o *mplsCoreXDPObjects) Close() error {
 // It can be passed to loadMplsCoreXDPObjects or ebpf.CollectionSpec.LoadAndAssign.
 type mplsCoreXDPMaps struct {
 	WsBuckets     *ebpf.Map `ebpf:"ws_buckets"`
+	WsBypassFlows *ebpf.Map `ebpf:"ws_bypass_flows"`
 	WsCache       *ebpf.Map `ebpf:"ws_cache"`
 	WsConns       *ebpf.Map `ebpf:"ws_conns"`
 	WsConnsNew    *ebpf.Map `ebpf:"ws_conns_new"`
@@ -226,6 +229,7 @@ type mplsCoreXDPMaps struct {
 func (m *mplsCoreXDPMaps) Close() error {
 	return _MplsCoreXDPClose(
 		m.WsBuckets,
+		m.WsBypassFlows,
 		m.WsCache,
 		m.WsConns,
 		m.WsConnsNew,

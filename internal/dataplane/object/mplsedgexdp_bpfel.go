@@ -17,6 +17,7 @@ import (
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
 	mplsEdgeXDPMapWsBuckets      = "ws_buckets"
+	mplsEdgeXDPMapWsBypassFlows  = "ws_bypass_flows"
 	mplsEdgeXDPMapWsCache        = "ws_cache"
 	mplsEdgeXDPMapWsConns        = "ws_conns"
 	mplsEdgeXDPMapWsConnsNew     = "ws_conns_new"
@@ -111,6 +112,7 @@ type mplsEdgeXDPProgramSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type mplsEdgeXDPMapSpecs struct {
 	WsBuckets     *ebpf.MapSpec `ebpf:"ws_buckets"`
+	WsBypassFlows *ebpf.MapSpec `ebpf:"ws_bypass_flows"`
 	WsCache       *ebpf.MapSpec `ebpf:"ws_cache"`
 	WsConns       *ebpf.MapSpec `ebpf:"ws_conns"`
 	WsConnsNew    *ebpf.MapSpec `ebpf:"ws_conns_new"`
@@ -181,6 +183,7 @@ func (o *mplsEdgeXDPObjects) Close() error {
 // It can be passed to loadMplsEdgeXDPObjects or ebpf.CollectionSpec.LoadAndAssign.
 type mplsEdgeXDPMaps struct {
 	WsBuckets     *ebpf.Map `ebpf:"ws_buckets"`
+	WsBypassFlows *ebpf.Map `ebpf:"ws_bypass_flows"`
 	WsCache       *ebpf.Map `ebpf:"ws_cache"`
 	WsConns       *ebpf.Map `ebpf:"ws_conns"`
 	WsConnsNew    *ebpf.Map `ebpf:"ws_conns_new"`
@@ -226,6 +229,7 @@ type mplsEdgeXDPMaps struct {
 func (m *mplsEdgeXDPMaps) Close() error {
 	return _MplsEdgeXDPClose(
 		m.WsBuckets,
+		m.WsBypassFlows,
 		m.WsCache,
 		m.WsConns,
 		m.WsConnsNew,

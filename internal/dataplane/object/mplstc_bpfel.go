@@ -17,6 +17,7 @@ import (
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
 	mplsTCMapWsBuckets     = "ws_buckets"
+	mplsTCMapWsBypassFlows = "ws_bypass_flows"
 	mplsTCMapWsCache       = "ws_cache"
 	mplsTCMapWsConns       = "ws_conns"
 	mplsTCMapWsConnsNew    = "ws_conns_new"
@@ -111,6 +112,7 @@ type mplsTCProgramSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type mplsTCMapSpecs struct {
 	WsBuckets     *ebpf.MapSpec `ebpf:"ws_buckets"`
+	WsBypassFlows *ebpf.MapSpec `ebpf:"ws_bypass_flows"`
 	WsCache       *ebpf.MapSpec `ebpf:"ws_cache"`
 	WsConns       *ebpf.MapSpec `ebpf:"ws_conns"`
 	WsConnsNew    *ebpf.MapSpec `ebpf:"ws_conns_new"`
@@ -181,6 +183,7 @@ func (o *mplsTCObjects) Close() error {
 // It can be passed to loadMplsTCObjects or ebpf.CollectionSpec.LoadAndAssign.
 type mplsTCMaps struct {
 	WsBuckets     *ebpf.Map `ebpf:"ws_buckets"`
+	WsBypassFlows *ebpf.Map `ebpf:"ws_bypass_flows"`
 	WsCache       *ebpf.Map `ebpf:"ws_cache"`
 	WsConns       *ebpf.Map `ebpf:"ws_conns"`
 	WsConnsNew    *ebpf.Map `ebpf:"ws_conns_new"`
@@ -226,6 +229,7 @@ type mplsTCMaps struct {
 func (m *mplsTCMaps) Close() error {
 	return _MplsTCClose(
 		m.WsBuckets,
+		m.WsBypassFlows,
 		m.WsCache,
 		m.WsConns,
 		m.WsConnsNew,

@@ -23,6 +23,7 @@ const (
 	MPLSCoreXDP = mplsCoreXDPProgWsMplsCoreXdp
 	MPLSEdgeXDP = mplsEdgeXDPProgWsMplsEdgeXdp
 	GatewayTC   = gatewayTCProgWsGatewayTc
+	BypassTC    = bypassTCProgWsBypassTc
 )
 
 // VarConfig is the variable that each object is configured by, an abi.Config.
@@ -52,6 +53,7 @@ var All = []Object{
 	{MPLSCoreXDP, loadMplsCoreXDP, &_MplsCoreXDPBytes},
 	{MPLSEdgeXDP, loadMplsEdgeXDP, &_MplsEdgeXDPBytes},
 	{GatewayTC, loadGatewayTC, &_GatewayTCBytes},
+	{BypassTC, loadBypassTC, &_BypassTCBytes},
 }
 
 // The program of a worker's namespace, which has maps of its own and is of no generation.

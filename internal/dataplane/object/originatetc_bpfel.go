@@ -17,6 +17,7 @@ import (
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
 	originateTCMapWsBuckets      = "ws_buckets"
+	originateTCMapWsBypassFlows  = "ws_bypass_flows"
 	originateTCMapWsCache        = "ws_cache"
 	originateTCMapWsConns        = "ws_conns"
 	originateTCMapWsConnsNew     = "ws_conns_new"
@@ -111,6 +112,7 @@ type originateTCProgramSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type originateTCMapSpecs struct {
 	WsBuckets     *ebpf.MapSpec `ebpf:"ws_buckets"`
+	WsBypassFlows *ebpf.MapSpec `ebpf:"ws_bypass_flows"`
 	WsCache       *ebpf.MapSpec `ebpf:"ws_cache"`
 	WsConns       *ebpf.MapSpec `ebpf:"ws_conns"`
 	WsConnsNew    *ebpf.MapSpec `ebpf:"ws_conns_new"`
@@ -181,6 +183,7 @@ func (o *originateTCObjects) Close() error {
 // It can be passed to loadOriginateTCObjects or ebpf.CollectionSpec.LoadAndAssign.
 type originateTCMaps struct {
 	WsBuckets     *ebpf.Map `ebpf:"ws_buckets"`
+	WsBypassFlows *ebpf.Map `ebpf:"ws_bypass_flows"`
 	WsCache       *ebpf.Map `ebpf:"ws_cache"`
 	WsConns       *ebpf.Map `ebpf:"ws_conns"`
 	WsConnsNew    *ebpf.Map `ebpf:"ws_conns_new"`
@@ -226,6 +229,7 @@ type originateTCMaps struct {
 func (m *originateTCMaps) Close() error {
 	return _OriginateTCClose(
 		m.WsBuckets,
+		m.WsBypassFlows,
 		m.WsCache,
 		m.WsConns,
 		m.WsConnsNew,

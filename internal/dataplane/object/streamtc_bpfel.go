@@ -17,6 +17,7 @@ import (
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
 	streamTCMapWsBuckets     = "ws_buckets"
+	streamTCMapWsBypassFlows = "ws_bypass_flows"
 	streamTCMapWsCache       = "ws_cache"
 	streamTCMapWsConns       = "ws_conns"
 	streamTCMapWsConnsNew    = "ws_conns_new"
@@ -111,6 +112,7 @@ type streamTCProgramSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type streamTCMapSpecs struct {
 	WsBuckets     *ebpf.MapSpec `ebpf:"ws_buckets"`
+	WsBypassFlows *ebpf.MapSpec `ebpf:"ws_bypass_flows"`
 	WsCache       *ebpf.MapSpec `ebpf:"ws_cache"`
 	WsConns       *ebpf.MapSpec `ebpf:"ws_conns"`
 	WsConnsNew    *ebpf.MapSpec `ebpf:"ws_conns_new"`
@@ -181,6 +183,7 @@ func (o *streamTCObjects) Close() error {
 // It can be passed to loadStreamTCObjects or ebpf.CollectionSpec.LoadAndAssign.
 type streamTCMaps struct {
 	WsBuckets     *ebpf.Map `ebpf:"ws_buckets"`
+	WsBypassFlows *ebpf.Map `ebpf:"ws_bypass_flows"`
 	WsCache       *ebpf.Map `ebpf:"ws_cache"`
 	WsConns       *ebpf.Map `ebpf:"ws_conns"`
 	WsConnsNew    *ebpf.Map `ebpf:"ws_conns_new"`
@@ -226,6 +229,7 @@ type streamTCMaps struct {
 func (m *streamTCMaps) Close() error {
 	return _StreamTCClose(
 		m.WsBuckets,
+		m.WsBypassFlows,
 		m.WsCache,
 		m.WsConns,
 		m.WsConnsNew,
