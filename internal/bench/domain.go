@@ -94,6 +94,7 @@ type worldSpec struct {
 	ipv4       bool   // what comes in
 	ordered    bool   // chains are chosen by rules with a priority
 	filter     string // the function at the hop is netfilter in this namespace; "": it is End
+	bypass     bool   // it lets flows go past it that its rules are done with
 }
 
 // world is a compiled worldSpec.
@@ -159,7 +160,7 @@ func newWorld(spec worldSpec) (world, error) {
 		d.Chains = append(d.Chains, c)
 	}
 	if spec.filter != "" {
-		withFilter(&d, spec.filter)
+		withFilter(&d, spec.filter, spec.bypass)
 	}
 	compiled, err := plan.Compile(d, plan.NewKeyring(rand.Reader, nil))
 	if err != nil {

@@ -9,9 +9,11 @@ import (
 	"strings"
 
 	"github.com/waystamp/waystamp/internal/bench/meter"
+	"github.com/waystamp/waystamp/internal/dataplane"
 	"github.com/waystamp/waystamp/internal/host"
 	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/netfilter"
+	"github.com/waystamp/waystamp/internal/srv6"
 )
 
 // filterBy is who brings packets to the node's netfilter and away from it.
@@ -23,9 +25,23 @@ const (
 	filterByStatic filterBy = "static" // the kernel: End.DT6 or End.DX4, netfilter, H.Encaps
 	filterByOwn    filterBy = "own"    // ours, in a namespace of the function's own
 	filterByNode   filterBy = "node"   // ours, in the node's own
+
+	// As own, with rules that are done with the flow: ours on TC, and on XDP.
+	filterByBypass    filterBy = "bypass"
+	filterByBypassXDP filterBy = "bypass-xdp"
 )
 
-func (b filterBy) ours() bool { return b == filterByOwn || b == filterByNode }
+func (b filterBy) ours() bool { return b == filterByOwn || b == filterByNode || b.bypasses() }
+
+func (b filterBy) bypasses() bool { return b == filterByBypass || b == filterByBypassXDP }
+
+// namespace is that of ours.
+func (b filterBy) namespace() string {
+	if b == filterByNode {
+		return model.NamespaceNode
+	}
+	return model.NamespaceOwn
+}
 
 // filtering is one case of netfilter as a function under load.
 type filtering struct {
@@ -57,7 +73,7 @@ func (f filtering) name() string { return "nf/" + f.group() + "/" + string(f.by)
 func (f filtering) spec() worldSpec {
 	s := worldSpec{scheme: model.SchemeKeyed, segments: 2, chains: max(1, f.visits), ipv4: f.ipv4}
 	if f.by.ours() {
-		s.filter = string(f.by)
+		s.filter, s.bypass, s.xdp = f.by.namespace(), f.by.bypasses(), f.by == filterByBypassXDP
 	}
 	return s
 }
@@ -73,6 +89,8 @@ func (f filtering) hop() hop {
 		h.task, h.by = taskEnd, byKernel
 	case filterByStatic:
 		h.task, h.by = taskEgress, byKernel // as the last segment, which is taken off
+	case filterByBypassXDP:
+		h.task, h.by = taskEnd, byXDP
 	default:
 		h.task = taskEnd
 	}
@@ -138,17 +156,24 @@ func (f filtering) prepare(c Config, result *Result) (_ *trial, err error) {
 			err = joinClose(err, r)
 		}
 	}()
-	if err := r.listen(meter.TC); err != nil {
+	sink := meter.TC
+	if h.by == byXDP {
+		sink = meter.XDP
+	}
+	if err := r.listen(sink); err != nil {
 		return nil, err
 	}
-	if err := r.node.SetOffload(devIn, host.GRO, true); err != nil {
-		return nil, err
-	}
-	if err := f.setUp(r, w); err != nil {
-		return nil, err
+	if h.by != byXDP {
+		if err := r.node.SetOffload(devIn, host.GRO, true); err != nil {
+			return nil, err
+		}
 	}
 	frame, head, err := h.frame(w, 0, r.mac)
 	if err != nil {
+		return nil, err
+	}
+	inner := frame[srv6.EthernetLen+w.outerLen():]
+	if err := f.setUp(r, w, inner); err != nil {
 		return nil, err
 	}
 	fields, err := h.fields(w, r.mac, frame, head)
@@ -158,11 +183,37 @@ func (f filtering) prepare(c Config, result *Result) (_ *trial, err error) {
 	if err := r.generate(frame, head, fields...); err != nil {
 		return nil, err
 	}
-	return &trial{measure: func(ctx context.Context) (float64, error) { return h.measure(ctx, c, r, result) }, close: r.close}, nil
+	return &trial{measure: func(ctx context.Context) (float64, error) {
+		before, err := bypassed(r)
+		if err != nil {
+			return 0, err
+		}
+		each, err := h.measure(ctx, c, r, result)
+		if err != nil || !f.by.bypasses() {
+			return each, err
+		}
+		after, err := bypassed(r)
+		if past, through := after.Bypassed-before.Bypassed, after.RxSuccess-before.RxSuccess; err == nil && past < 10*through {
+			err = fmt.Errorf("%d packets went past the function, and %d through it", past, through)
+		}
+		return each, err
+	}, close: r.close}, nil
 }
 
-// setUp makes the node do the task.
-func (f filtering) setUp(r *rig, w world) error {
+// bypassed is what the one function of the node has counted.
+func bypassed(r *rig) (f dataplane.FunctionCount, err error) {
+	if r.dp == nil {
+		return f, nil
+	}
+	c, err := r.dp.Counters()
+	if err == nil && len(c.Functions) > 0 {
+		f = c.Functions[0]
+	}
+	return f, err
+}
+
+// setUp makes the node do the task. inner is a packet as the function gets it.
+func (f filtering) setUp(r *rig, w world, inner []byte) error {
 	ctx := context.Background()
 	sid := func(i int) netip.Prefix { return netip.PrefixFrom(w.plan.Paths[0].SIDs()[i], 64) }
 	switch f.by {
@@ -172,20 +223,24 @@ func (f filtering) setUp(r *rig, w world) error {
 		if err := f.setUpStatic(r, w, sid(1)); err != nil {
 			return err
 		}
-	case filterByOwn:
+	case filterByOwn, filterByBypass, filterByBypassXDP:
 		p, err := w.node(nodeHop)
 		if err != nil {
 			return err
 		}
 		ns := netfilter.Namespace{
-			Name: "waystamp-" + instancePrefix(os.Getpid()) + f.group(), Node: r.node.NetNS(),
+			Name: "waystamp-" + instancePrefix(os.Getpid()) + f.group() + "-" + string(f.by), Node: r.node.NetNS(),
 			To: p.Proxies[0].To, From: p.Proxies[0].From, MTU: model.NetfilterMTU,
 		}
 		r.closers = append(r.closers, func() error { return ns.Remove(ctx) })
 		if _, err := ns.Ensure(ctx); err != nil {
 			return err
 		}
-		if text := f.ruleset(); text != "" {
+		if f.by.bypasses() {
+			if err := bypass(ctx, ns, p.Proxies[0], inner); err != nil {
+				return err
+			}
+		} else if text := f.ruleset(); text != "" {
 			if err := ns.Load(ctx, netfilter.Ruleset{Function: filterTable, Text: text}); err != nil {
 				return err
 			}
@@ -234,7 +289,7 @@ func (f filtering) setUpStatic(r *rig, w world, sid netip.Prefix) error {
 
 func filterSetup(c Config) []string {
 	return []string{
-		fmt.Sprintf("Netfilter as a function: one node on CPU %d, generator and sink as in `hop`, GRO on at the node, which counts at a TC sink. Packets come with two segments. ip: plain forwarding through the same rules, without an outer header; end: the kernel's End, which netfilter does not see; static: the kernel's End.DT6 (inner IPv4: End.DX4) takes the outer header off, the packet meets the rules, H.Encaps at the route to its destination puts another one on; own and node: ours, which put the packet's own header back and stamp, in a namespace of the function's own and in the node's.", c.cpu()),
+		fmt.Sprintf("Netfilter as a function: one node on CPU %d, generator and sink as in `hop`, GRO on at the node, which counts at a TC sink. Packets come with two segments. ip: plain forwarding through the same rules, without an outer header; end: the kernel's End, which netfilter does not see; static: the kernel's End.DT6 (inner IPv4: End.DX4) takes the outer header off, the packet meets the rules, H.Encaps at the route to its destination puts another one on; own and node: ours, which put the packet's own header back and stamp, in a namespace of the function's own and in the node's; bypass and bypass-xdp: ours, with connection tracking and rules that are done with the flow (bypass: established), on TC and on XDP, which has the cheaper sink.", c.cpu()),
 		"size-N: inner packets of N bytes, without hooks. rules-N: N rules in the chain at forward, which all match and decide nothing, with chains at prerouting and postrouting. unused-N: N chains that nothing refers to. tracked-1: connection tracking. arguments-N: N chains, each with an argument of its own, and a verdict by a map from marks; ours alone, since the kernel's static way knows no argument.",
 	}
 }
@@ -257,8 +312,9 @@ func filterCases(quick bool) [][]filtering {
 		return list
 	}
 	seen := slices.DeleteFunc(slices.Clone(all), func(b filterBy) bool { return b == filterByEnd })
+	sized := append(slices.Clone(all), filterByBypass, filterByBypassXDP)
 	out := [][]filtering{
-		section(all, "size", sizes, func(f *filtering, n int) { f.size = n }),
+		section(sized, "size", sizes, func(f *filtering, n int) { f.size = n }),
 		section(seen, "rules", rules, func(f *filtering, n int) { f.hooked, f.rules = true, n }),
 		section(seen, "tracked", []int{1}, func(f *filtering, _ int) { f.hooked, f.tracked = true, true }),
 		section([]filterBy{filterByOwn, filterByNode}, "arguments", arguments, func(f *filtering, n int) { f.hooked, f.mapped, f.visits = true, true, n }),
@@ -268,7 +324,7 @@ func filterCases(quick bool) [][]filtering {
 	}
 	return append(out,
 		section(seen, "unused", rules, func(f *filtering, n int) { f.hooked, f.regular, f.rules = true, true, n }),
-		section(all, "size", []int{126, 1518}, func(f *filtering, n int) { f.size, f.ipv4 = n, true }))
+		section(sized, "size", []int{126, 1518}, func(f *filtering, n int) { f.size, f.ipv4 = n, true }))
 }
 
 // baseline is the case that f is held against.
@@ -346,10 +402,13 @@ func toEnd(of []Figure) ([]Figure, error) {
 }
 
 // withFilter makes the function at the hop netfilter.
-func withFilter(d *model.Domain, namespace string) {
+func withFilter(d *model.Domain, namespace string, bypass bool) {
 	f := &d.Functions[0]
 	f.Kind, f.Proxy = model.KindNetfilter, model.NetfilterDetour(f.Name, namespace)
 	f.Netfilter = model.Netfilter{Namespace: namespace, Arguments: map[string]uint32{}}
+	if bypass {
+		f.Netfilter.Bypass, f.Netfilter.Rules = true, bypassRules
+	}
 	for i := range d.Chains {
 		v := uint32(i + 1)
 		f.Netfilter.Arguments[fmt.Sprintf("a%d", v)] = v

@@ -31,7 +31,7 @@ func TestEveryCaseOfNetfilterHasANameAndItsBaseline(t *testing.T) {
 			}
 		}
 	}
-	for _, name := range []string{"nf/size-126/own", "nf/size-1518-ipv4/node", "nf/rules-128/node", "nf/unused-8/static", "nf/arguments-1024/own"} {
+	for _, name := range []string{"nf/size-126/own", "nf/size-126/bypass", "nf/size-126-ipv4/bypass-xdp", "nf/size-1518-ipv4/node", "nf/rules-128/node", "nf/unused-8/static", "nf/arguments-1024/own"} {
 		if !all[name] {
 			t.Errorf("nothing is measured under the name %s", name)
 		}
