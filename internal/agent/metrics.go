@@ -124,7 +124,7 @@ func measure(s api.Status, revision uint64, c api.Counters, streams map[string]*
 		for what, n := range map[string]uint64{
 			"rx_success": f.RxSuccess, "rx_ignored": f.RxIgnored, "rx_cut": f.RxCut, "rx_copies": f.RxCopies,
 			"tx_success": f.TxSuccess, "tx_ignored": f.TxIgnored, "tx_not_cached": f.TxNotCached, "tx_plain": f.TxPlain,
-			"tx_originated": f.TxOriginated, "tx_cut": f.TxCut, "expired": f.Expired, "evicted": f.Evicted,
+			"tx_originated": f.TxOriginated, "bypassed": f.Bypassed, "tx_cut": f.TxCut, "expired": f.Expired, "evicted": f.Evicted,
 		} {
 			m.Add(metricFunction, n, f.Function, what)
 		}

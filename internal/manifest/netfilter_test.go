@@ -34,7 +34,7 @@ functions:
         accept
       }
   - {name: here, node: b, kind: netfilter, namespace: node, rules-file: rules/here.nft}
-  - {name: there, node: a, kind: netfilter, namespace: ct_1.x, rules: "chain c { }"}
+  - {name: there, node: a, kind: netfilter, namespace: ct_1.x, bypass: established, rules: "chain c { ct mark set $bypass; }"}
 chains:
   - name: web
     ingress: [a]
@@ -60,7 +60,7 @@ chains:
 		}},
 		{Name: "here", Node: "b", Kind: model.KindNetfilter, Proxy: node, Netfilter: model.Netfilter{Namespace: "node", RulesFile: "rules/here.nft"}},
 		{Name: "there", Node: "a", Kind: model.KindNetfilter, Proxy: named, Netfilter: model.Netfilter{
-			Namespace: "ct_1.x", Rules: "chain c { }", RulesAt: model.Source{File: "dir/x.yaml", Line: 24, Column: 71},
+			Namespace: "ct_1.x", Bypass: true, Rules: "chain c { ct mark set $bypass; }", RulesAt: model.Source{File: "dir/x.yaml", Line: 24, Column: 92},
 		}},
 	}
 	if diff := cmp.Diff(want, m.Domain.Functions, equal); diff != "" {
