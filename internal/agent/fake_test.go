@@ -18,6 +18,7 @@ import (
 	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/netfilter"
 	"github.com/waystamp/waystamp/internal/plan"
+	"github.com/waystamp/waystamp/internal/stream"
 )
 
 // fakeMachine stands for a node's kernel: its network and its data path. It notes
@@ -364,6 +365,9 @@ func (d fakeDataPath) RenewNumbers() error             { return nil }
 func (d fakeDataPath) OpenOnward(client, service, source, origin netip.AddrPort, back uint32) error {
 	return d.f.step("open onward %s %s %s %s %#x", client, service, source, origin, back)
 }
+func (d fakeDataPath) ConnectionPart(function string, client, server netip.AddrPort) (uint32, error) {
+	return 0, d.f.step("part of %s %s %s", function, client, server)
+}
 func (d fakeDataPath) SweepConnections(map[string]time.Duration) (map[string]dataplane.Connections, error) {
 	return nil, nil
 }
@@ -480,7 +484,7 @@ func (p fakeFilter) forget(namespace string, functions ...string) {
 // fakePlaces has no workers.
 type fakePlaces struct{}
 
-func (fakePlaces) Start(plan.Proxy, []byte) (streamWorker, error) {
+func (fakePlaces) Start(plan.Proxy, []byte, func(stream.Ask) (*stream.Ends, error)) (streamWorker, error) {
 	return nil, errors.New("no workers here")
 }
 func (fakePlaces) StartGateway(plan.Proxy, gatewayStart) (gatewayWorker, error) {

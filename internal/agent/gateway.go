@@ -19,6 +19,7 @@ import (
 	"github.com/waystamp/waystamp/internal/host"
 	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/plan"
+	"github.com/waystamp/waystamp/internal/seal"
 	"github.com/waystamp/waystamp/internal/stream"
 )
 
@@ -34,18 +35,18 @@ type gatewayWorker interface {
 const gatewayIdle = 10 * time.Minute
 
 // gatewayConfiguration is what the plan has for a gateway's process.
-func gatewayConfiguration(g *plan.Gateway) worker.Configuration {
+func gatewayConfiguration(n plan.Node, g *plan.Gateway) worker.Configuration {
 	c := worker.Configuration{Clients: g.Clients, Services: g.Services}
 	for _, ch := range g.Chains {
-		c.Chains = append(c.Chains, worker.Chain{Name: ch.Chain, Origin: ch.Origin, First: ch.Ports.First, Last: ch.Ports.Last})
+		c.Chains = append(c.Chains, worker.Chain{Name: ch.Chain, Origin: ch.Origin, First: ch.Ports.First, Last: ch.Ports.Last, Sealed: sealOnward(n, ch) != nil})
 	}
 	return c
 }
 
 // ensureGatewayLocked starts the node's gateway, or gives it what has changed. If it does not take that, it is
 // ended: what the plan does not say any more is served to nobody.
-func (a *agent) ensureGatewayLocked(p plan.Proxy) error {
-	c := gatewayConfiguration(p.Gateway)
+func (a *agent) ensureGatewayLocked(n plan.Node, p plan.Proxy) error {
+	c := gatewayConfiguration(n, p.Gateway)
 	text, err := json.Marshal(c)
 	if err != nil {
 		return err
@@ -80,42 +81,45 @@ func (a *agent) ensureGatewayLocked(p plan.Proxy) error {
 // allowOnward answers the gateway's worker, whose word is not trusted: a connection onward is for a client that is connected to a
 // service, from its address, to the origin of a chain that the service's rules name, from that chain's ports. It runs
 // beside the loop.
-func (a *agent) allowOnward(q worker.Ask) error {
+func (a *agent) allowOnward(q worker.Ask) (*seal.Part, error) {
 	n := a.inForce.Load()
 	if n == nil || n.Gateway() == nil {
-		return errors.New("the plan in force has no gateway")
+		return nil, errors.New("the plan in force has no gateway")
 	}
 	g := n.Gateway()
 	i := slices.IndexFunc(g.Chains, func(c plan.GatewayChain) bool { return c.Chain == q.Chain })
 	if i < 0 {
-		return fmt.Errorf("no rule names chain %q", q.Chain)
+		return nil, fmt.Errorf("no rule names chain %q", q.Chain)
 	}
 	c := g.Chains[i]
 	for _, at := range []netip.AddrPort{q.Client, q.Source, q.Origin} {
 		if at.Addr().Is4In6() || at.Addr().Zone() != "" {
-			return fmt.Errorf("%s is not an address as those of packets are", at)
+			return nil, fmt.Errorf("%s is not an address as those of packets are", at)
 		}
 	}
 	switch {
 	case q.Origin != c.Origin:
-		return fmt.Errorf("chain %s leads to %s, and not to %s", c.Chain, c.Origin, q.Origin)
+		return nil, fmt.Errorf("chain %s leads to %s, and not to %s", c.Chain, c.Origin, q.Origin)
 	case q.Source.Addr() != q.Client.Addr():
-		return fmt.Errorf("%s is not the address of client %s", q.Source, q.Client)
+		return nil, fmt.Errorf("%s is not the address of client %s", q.Source, q.Client)
 	case q.Source.Port() < c.Ports.First || q.Source.Port() > c.Ports.Last:
-		return fmt.Errorf("port %d is not one of chain %s (%s)", q.Source.Port(), c.Chain, c.Ports)
+		return nil, fmt.Errorf("port %d is not one of chain %s (%s)", q.Source.Port(), c.Chain, c.Ports)
 	case slices.Contains(g.Addresses(), q.Source):
-		return fmt.Errorf("%s is a service's own address", q.Source)
+		return nil, fmt.Errorf("%s is a service's own address", q.Source)
 	}
 	for _, s := range g.Services {
 		if !slices.ContainsFunc(s.Rules, func(r model.ServiceRule) bool { return r.Chain == c.Chain }) {
 			continue
 		}
 		err := a.dp.OpenOnward(q.Client, s.Address, q.Source, q.Origin, c.Reverse)
+		if err == nil {
+			return sealOnward(*n, c), nil
+		}
 		if !errors.Is(err, dataplane.ErrNoClient) {
-			return err
+			return nil, err
 		}
 	}
-	return fmt.Errorf("%w: %s", dataplane.ErrNoClient, q.Client)
+	return nil, fmt.Errorf("%w: %s", dataplane.ErrNoClient, q.Client)
 }
 
 // gatewayStart is what a gateway's process is started with.
@@ -123,7 +127,7 @@ type gatewayStart struct {
 	worker.Configuration
 	Folder string // that names of files count from
 	Audit  string // the log's name
-	Allow  func(worker.Ask) error
+	Allow  func(worker.Ask) (*seal.Part, error)
 	Log    *slog.Logger
 }
 

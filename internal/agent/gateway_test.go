@@ -73,7 +73,7 @@ func TestTheGatewaysWorkerIsNotTrusted(t *testing.T) {
 		a.inForce.Store(&n)
 		q := right
 		test.change(&q)
-		err := a.allowOnward(q)
+		_, err := a.allowOnward(q)
 		if test.says == "" && (err != nil || len(f.steps) != 1 || !strings.HasPrefix(f.steps[0], "open onward "+client.String())) {
 			t.Errorf("%s: %v, after %q; want that it is let", name, err, f.steps)
 		}
@@ -84,11 +84,11 @@ func TestTheGatewaysWorkerIsNotTrusted(t *testing.T) {
 	f := newFakeMachine()
 	f.fails["open onward"] = dataplane.ErrNoClient
 	a := &agent{dp: fakeDataPath{f}}
-	if err := a.allowOnward(right); err == nil {
+	if _, err := a.allowOnward(right); err == nil {
 		t.Error("without a plan a connection is let")
 	}
 	a.inForce.Store(&n)
-	if err := a.allowOnward(right); err == nil || !strings.Contains(err.Error(), client.String()) {
+	if _, err := a.allowOnward(right); err == nil || !strings.Contains(err.Error(), client.String()) {
 		t.Errorf("for a client that is not there: %v", err)
 	}
 }

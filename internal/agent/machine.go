@@ -33,6 +33,7 @@ type dataPath interface {
 	Gone() []string // functions whose packets are refused as function-gone
 
 	OpenOnward(client, service, source, origin netip.AddrPort, back uint32) error
+	ConnectionPart(function string, client, server netip.AddrPort) (uint32, error)
 	SweepConnections(idle map[string]time.Duration) (map[string]dataplane.Connections, error)
 	Counters() (dataplane.Counts, error)
 	Refusals() ([]dataplane.RefusalCount, error)

@@ -20,7 +20,8 @@ import (
 // streamPlaces is what an agent asks of the machine for functions of kind stream.
 type streamPlaces interface {
 	// Start makes a function's place, with its interface on the node, and a worker in it.
-	Start(p plan.Proxy, config []byte) (streamWorker, error)
+	// ends answers for the keys of sealed connections; nil: there are none.
+	Start(p plan.Proxy, config []byte, ends func(stream.Ask) (*stream.Ends, error)) (streamWorker, error)
 	// StartGateway does so for the node's gateway.
 	StartGateway(p plan.Proxy, s gatewayStart) (gatewayWorker, error)
 	// RemoveStrays removes interfaces that an agent of the instance has left, but for these.
@@ -73,7 +74,7 @@ const (
 
 var streamGateway = netip.MustParseAddr("fe80::1")
 
-func (k kernelStreams) Start(p plan.Proxy, config []byte) (_ streamWorker, err error) {
+func (k kernelStreams) Start(p plan.Proxy, config []byte, ends func(stream.Ask) (*stream.Ends, error)) (_ streamWorker, err error) {
 	ns, err := host.Anonymous()
 	if err != nil {
 		return nil, err
@@ -99,7 +100,7 @@ func (k kernelStreams) Start(p plan.Proxy, config []byte) (_ streamWorker, err e
 		defer func() { err = errors.Join(err, held.Close()) }()
 	}
 	var listeners []*os.File
-	w.Process, listeners, err = stream.Start(ns, self, config, held)
+	w.Process, listeners, err = stream.Start(ns, self, config, held, ends)
 	if err != nil {
 		return nil, err
 	}
@@ -268,7 +269,7 @@ func (a *agent) ensureStreams(n plan.Node, withheld map[string]error) {
 		}
 		wanted[p.Function] = true
 		links = append(links, p.To)
-		if err := ensure(p); err != nil {
+		if err := ensure(n, p); err != nil {
 			withheld[p.Function] = err
 		}
 	}
@@ -298,23 +299,20 @@ func (a *agent) endStream(name string, f *streamFunction) {
 	f.worker = nil
 }
 
-func (a *agent) ensureStreamLocked(p plan.Proxy) error {
+func (a *agent) ensureStreamLocked(_ plan.Node, p plan.Proxy) error {
 	s := p.Stream
-	if s.Intrusive {
-		return errors.New("it is intrusive, and no worker opens what is sealed yet")
-	}
 	var hold *stream.Hold
 	if !s.Early {
 		node, inside := streamMACs(p.To)
 		hold = &stream.Hold{Node: node, Worker: inside}
 	}
-	text, err := stream.Text(p.Function, streamPort, 1, s.Run, s.Back, hold, stream.Limits{
+	text, err := stream.Text(p.Function, streamPort, 1, s.Run, s.Back, hold, s.Intrusive, stream.Limits{
 		Connections: s.Connections, Buffer: s.Buffer, Idle: s.Idle, HalfClosed: s.HalfClosed,
 	})
 	if err != nil {
 		return err
 	}
-	return a.ensureWorkerLocked(p.Function, fmt.Sprintf("%s %d", text, s.MTU), func() (streamWorker, error) { return a.places.Start(p, text) })
+	return a.ensureWorkerLocked(p.Function, fmt.Sprintf("%s %d", text, s.MTU), func() (streamWorker, error) { return a.places.Start(p, text, a.endsOf(p)) })
 }
 
 // ensureWorkerLocked starts a function's worker, unless one of that configuration runs, or has just failed.
@@ -427,6 +425,7 @@ func (a *agent) streamsOf() map[string]*api.Stream {
 		n := f.worker.Statistics()
 		s.Worker, s.Now, s.Opened, s.Refused, s.Ended, s.Unreached = f.worker.PID(), n.Now, n.Opened, n.Refused, n.Ended, n.Unreached
 		s.ResetByClient, s.ResetByServer, s.ResetByFunction, s.ResetByLimit = n.ResetByClient, n.ResetByServer, n.ResetByFunction, n.ResetByLimit
+		s.PartMismatch, s.Unsealed, s.Peer, s.NoKey = n.PartMismatch, n.Unsealed, n.Peer, n.NoKey
 		s.ToServer, s.ToClient = api.StreamBytes(n.ToServer), api.StreamBytes(n.ToClient)
 	}
 	return out

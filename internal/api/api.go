@@ -180,21 +180,27 @@ type Function struct {
 // Stream is what became of the connections of a function of kind stream since its worker
 // was started. The numbers are the worker's word.
 type Stream struct {
-	Worker          int         `json:"worker"`          // the process; 0: there is none
-	Error           string      `json:"error,omitempty"` // why
-	Restarts        int         `json:"restarts"`        // of the worker, since the agent started
-	Kept            int         `json:"kept"`            // connections that the data path knows, those that have just ended among them
-	Now             uint64      `json:"now"`             // connections that are open
-	Opened          uint64      `json:"opened"`
-	Refused         uint64      `json:"refused"`   // reset at once: limits of connections or descriptors
-	Ended           uint64      `json:"ended"`     // in order, by both sides
-	Unreached       uint64      `json:"unreached"` // the server refused, or there was no way to it
-	ResetByClient   uint64      `json:"reset_by_client"`
-	ResetByServer   uint64      `json:"reset_by_server"`
-	ResetByFunction uint64      `json:"reset_by_function"`
-	ResetByLimit    uint64      `json:"reset_by_limit"` // idle, or half-closed for too long
-	ToServer        StreamBytes `json:"to_server"`
-	ToClient        StreamBytes `json:"to_client"`
+	Worker          int    `json:"worker"`          // the process; 0: there is none
+	Error           string `json:"error,omitempty"` // why
+	Restarts        int    `json:"restarts"`        // of the worker, since the agent started
+	Kept            int    `json:"kept"`            // connections that the data path knows, those that have just ended among them
+	Now             uint64 `json:"now"`             // connections that are open
+	Opened          uint64 `json:"opened"`
+	Refused         uint64 `json:"refused"`   // reset at once: limits of connections or descriptors
+	Ended           uint64 `json:"ended"`     // in order, by both sides
+	Unreached       uint64 `json:"unreached"` // the server refused, or there was no way to it
+	ResetByClient   uint64 `json:"reset_by_client"`
+	ResetByServer   uint64 `json:"reset_by_server"`
+	ResetByFunction uint64 `json:"reset_by_function"`
+	// Of an intrusive function: connections refused that were sealed for another part than they came by, were
+	// not sealed, were of another end than the plan names, or for whose part there is no key.
+	PartMismatch uint64      `json:"part_mismatch"`
+	Unsealed     uint64      `json:"unsealed"`
+	Peer         uint64      `json:"peer"`
+	NoKey        uint64      `json:"no_key"`
+	ResetByLimit uint64      `json:"reset_by_limit"` // idle, or half-closed for too long
+	ToServer     StreamBytes `json:"to_server"`
+	ToClient     StreamBytes `json:"to_client"`
 }
 
 // StreamBytes are the bytes of one direction.

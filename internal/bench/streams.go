@@ -263,14 +263,14 @@ func (t *streamTrack) startWorker(cfg Config, ns *host.NetNS) (pid int, err erro
 			return 0, fmt.Errorf("find the program of the worker: %w", err)
 		}
 	}
-	text, err := stream.Text("fn", streamPort, 1, []string{`"identity"`}, nil, nil, stream.Limits{
+	text, err := stream.Text("fn", streamPort, 1, []string{`"identity"`}, nil, nil, false, stream.Limits{
 		Connections: model.StreamConnectionsDefault, Buffer: model.StreamBufferDefault,
 		Idle: model.StreamIdleDefault, HalfClosed: model.StreamHalfClosedDefault,
 	})
 	if err != nil {
 		return 0, err
 	}
-	p, listeners, err := stream.Start(ns, program, text, nil)
+	p, listeners, err := stream.Start(ns, program, text, nil, nil)
 	if err != nil {
 		return 0, err
 	}

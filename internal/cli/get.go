@@ -377,7 +377,7 @@ func readStreams(ctx context.Context, c client) (reading, error) {
 			r.problems = append(r.problems, "function "+f.Function+" gets no connections: "+s.Error)
 		}
 		r.rows = append(r.rows, []any{
-			f.Function, gauge(s.Worker), gauge(s.Restarts), gauge(s.Now), s.Opened, s.Refused, s.Unreached,
+			f.Function, gauge(s.Worker), gauge(s.Restarts), gauge(s.Now), s.Opened, s.Refused + s.PartMismatch + s.Unsealed + s.Peer + s.NoKey, s.Unreached,
 			s.ResetByClient + s.ResetByServer + s.ResetByFunction + s.ResetByLimit, s.ToServer.In + s.ToClient.In, s.ToServer.Out + s.ToClient.Out,
 		})
 	}

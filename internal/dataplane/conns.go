@@ -82,6 +82,38 @@ func (d *Dataplane) OpenOnward(client, service, source, origin netip.AddrPort, b
 	return nil
 }
 
+// ErrNoConnection says that no verified SYN has made a connection of a function's.
+var ErrNoConnection = errors.New("the function has no connection between these addresses and ports")
+
+// ConnectionPart is the path that a connection of a function on byte streams has come by: the one whose
+// proof its SYN had.
+func (d *Dataplane) ConnectionPart(function string, client, server netip.AddrPort) (uint32, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.gen == nil || d.node == nil {
+		return 0, errors.New("there is no data path")
+	}
+	keys, err := tables.ProxyKeys(d.node.Proxies)
+	if err != nil {
+		return 0, err
+	}
+	key, ok := keys[function]
+	if !ok {
+		return 0, fmt.Errorf("the plan has no function %s", function)
+	}
+	for _, t := range []tables.Map{tables.MapConns, tables.MapConnsNew, tables.MapConns} { // it moves from one to the other
+		var c abi.Conn
+		err := d.gen.maps[t].Lookup(tables.ConnKey(key, client, server), &c)
+		switch {
+		case err == nil:
+			return abi.BE32(c.Part), nil
+		case !errors.Is(err, ebpf.ErrKeyNotExist):
+			return 0, fmt.Errorf("read map %s: %w", t, err)
+		}
+	}
+	return 0, fmt.Errorf("%w: function %s, %s to %s", ErrNoConnection, function, client, server)
+}
+
 // coarseTime is what programs read by bpf_ktime_get_coarse_ns.
 func coarseTime() (uint64, error) {
 	var ts unix.Timespec

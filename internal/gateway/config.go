@@ -18,7 +18,18 @@ import (
 // Dialer opens connections to origins. It alone knows how a chain is chosen. client is the client's
 // address and port, which the origin sees where the path allows.
 type Dialer interface {
-	Dial(ctx context.Context, identity, chain string, client, origin netip.AddrPort) (net.Conn, error)
+	Dial(ctx context.Context, to Onward) (net.Conn, error)
+	// Sealed says whether a chain's next end opens the session with the origin: what Dial gives is
+	// sealed up to there already.
+	Sealed(chain string) bool
+}
+
+// Onward is a connection that is asked for.
+type Onward struct {
+	Identity, Chain, Service string
+	Client, Origin           netip.AddrPort
+	Sealed                   bool // as it was decided; a Dialer that cannot keep to it refuses
+	HTTP2                    bool // what the origin is spoken with
 }
 
 // Config is what a gateway is made of.

@@ -65,6 +65,7 @@ type decision struct {
 	cleaned string // decoded
 	plain   bool   // the path goes on as it came
 	http2   bool   // to the origin
+	sealed  bool   // another end opens the session with the origin
 	counted *counter
 }
 
@@ -133,6 +134,7 @@ func (g *Gateway) decide(s *session, r *http.Request) (d *decision, asked policy
 	}
 	unescaped, _ := url.PathUnescape(raw)
 	d = &decision{session: s, service: in, chain: in.Rules[rule].Chain(), cleaned: asked.Path, path: raw, plain: unescaped == asked.Path, http2: needsHTTP2(r)}
+	d.sealed = g.config.Dialer.Sealed(d.chain)
 	return d, asked, rule, nil
 }
 
@@ -276,7 +278,7 @@ func (h *handler) rewrite(p *httputil.ProxyRequest) {
 	// Of the client's URL nothing goes on but what is named here. The transport knows the address and the seal.
 	in := p.In.URL
 	out.URL = &url.URL{Scheme: "http", Host: d.session.host, Path: d.cleaned, RawQuery: in.RawQuery, ForceQuery: in.ForceQuery}
-	if d.service.Origin.Roots != nil {
+	if d.service.Origin.Roots != nil && !d.sealed {
 		out.URL.Scheme = "https"
 	}
 	if d.plain {

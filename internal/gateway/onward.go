@@ -26,8 +26,8 @@ type onwardKey struct {
 	service, identity, chain, name string
 	client                         netip.Addr
 	origin                         netip.AddrPort
-	roots                          *x509.CertPool
-	http2                          bool
+	roots                          *x509.CertPool // nil: the connection is plain, or sealed already
+	sealed, http2                  bool
 }
 
 // route is the connections of one key.
@@ -49,7 +49,10 @@ func newOnward(d Dialer, l Limits, now func() time.Time) *onward {
 
 func (o *onward) roundTrip(r *http.Request, d *decision) (*http.Response, error) {
 	to := d.service.Origin
-	key := onwardKey{d.session.service, d.session.identity, d.chain, to.Name, d.session.client.Addr(), to.Address, to.Roots, d.http2}
+	key := onwardKey{d.session.service, d.session.identity, d.chain, to.Name, d.session.client.Addr(), to.Address, to.Roots, d.sealed, d.http2}
+	if d.sealed {
+		key.roots = nil // an end further on has them
+	}
 	o.mu.Lock()
 	way := o.open[key]
 	if way == nil {
@@ -101,7 +104,9 @@ func (o *onward) dial(ctx context.Context, key onwardKey) (net.Conn, error) {
 	}
 	ctx, stop := context.WithTimeout(ctx, routeDialTime)
 	defer stop()
-	return o.dialer.Dial(ctx, key.identity, key.chain, d.session.client, key.origin)
+	return o.dialer.Dial(ctx, Onward{
+		Identity: key.identity, Chain: key.chain, Service: key.service, Client: d.session.client, Origin: key.origin, Sealed: key.sealed, HTTP2: key.http2,
+	})
 }
 
 // sweep gives up what nobody has used for a while.

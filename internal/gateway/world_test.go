@@ -164,16 +164,19 @@ type world struct {
 func (w *world) now() time.Time { return time.Now().Add(time.Duration(w.offset.Load())) }
 
 // Dial opens plain connections, and notes for whom.
-func (w *world) Dial(ctx context.Context, identity, chain string, client, origin netip.AddrPort) (net.Conn, error) {
-	c, err := (&net.Dialer{}).DialContext(ctx, "tcp", origin.String())
+func (w *world) Dial(ctx context.Context, to Onward) (net.Conn, error) {
+	c, err := (&net.Dialer{}).DialContext(ctx, "tcp", to.Origin.String())
 	if err != nil {
 		return nil, err
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.dials = append(w.dials, dialled{identity, chain, client, c})
+	w.dials = append(w.dials, dialled{to.Identity, to.Chain, to.Client, c})
 	return c, nil
 }
+
+// Sealed says that no chain is.
+func (w *world) Sealed(string) bool { return false }
 
 func (w *world) rules(list ...model.ServiceRule) policy.Rules {
 	w.t.Helper()

@@ -17,11 +17,11 @@ import (
 // onDisk writes an end's key and certificate where OpenSSL reads them.
 func onDisk(t *testing.T, p *Part) (certificate, key string) {
 	t.Helper()
-	c, err := p.certificate()
+	c, err := p.certificate(p.Epochs[0].Key)
 	if err != nil {
 		t.Fatal(err)
 	}
-	der, err := x509.MarshalPKCS8PrivateKey(p.Key)
+	der, err := x509.MarshalPKCS8PrivateKey(p.Epochs[0].Key)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -58,7 +58,7 @@ func TestOpenSSLDials(t *testing.T) {
 		reason Reason // "": it is let in
 	}{
 		"the right key":           {hello: hello},
-		"a wrong key":             {key: func(p *Part) { p.Key = wrong }, hello: hello, reason: Peer},
+		"a wrong key":             {key: func(p *Part) { p.Epochs[0].Key = wrong }, hello: hello, reason: Peer},
 		"no certificate":          {bare: true, hello: hello, reason: Peer},
 		"TLS 1.2":                 {args: []string{"-tls1_2"}, hello: hello, reason: Peer},
 		"another protocol":        {args: []string{"-alpn", "http/1.1"}, hello: hello, reason: Peer},
@@ -78,7 +78,7 @@ func TestOpenSSLDials(t *testing.T) {
 			defer l.Close()
 			certificate, key := onDisk(t, dials)
 			args := []string{"s_client", "-connect", l.Addr().String(), "-quiet", "-no_ign_eof"}
-			for _, with := range [][]string{{"-servername", ServerName}, {"-alpn", Protocol}} {
+			for _, with := range [][]string{{"-servername", serverName(3)}, {"-alpn", Protocol}} {
 				if !strings.Contains(strings.Join(c.args, " "), with[0]) {
 					args = append(args, with...)
 				}
@@ -149,13 +149,14 @@ func TestOpenSSLAccepts(t *testing.T) {
 		said string // "": who dials goes on
 	}{
 		"the right key":    {},
-		"a wrong key":      {key: func(p *Part) { p.Key = wrong }, said: "its key is not that of"},
+		"a wrong key":      {key: func(p *Part) { p.Epochs[0].Key = wrong }, said: "its key is not that of"},
 		"TLS 1.2":          {args: []string{"-tls1_2"}, said: "protocol version"},
 		"another protocol": {args: []string{"-alpn", "h2"}, said: "no application protocol"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dials, accepts := newPart(t)
 			shown := *accepts
+			shown.Epochs = []Epoch{accepts.Epochs[0]}
 			if c.key != nil {
 				c.key(&shown)
 			}

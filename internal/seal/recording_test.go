@@ -156,7 +156,7 @@ func exchangeWithKnownKey(t *testing.T, accepts *Part) (*ecdh.PrivateKey, record
 	}
 	var extensions []byte
 	for _, e := range [][]byte{
-		extension(0, sized(2, append([]byte{0}, sized(2, []byte(ServerName))...))),
+		extension(0, sized(2, append([]byte{0}, sized(2, []byte(serverName(3)))...))),
 		extension(10, []byte{0, 2, 0, 29}),      // X25519
 		extension(13, []byte{0, 2, 0x08, 0x07}), // Ed25519
 		extension(16, sized(2, sized(1, []byte(Protocol)))),

@@ -3,7 +3,7 @@
 // which service; the other answers whether the way onward is open, up to the origin. Package
 // seal opens no connection and decides about no packet: it is given connections.
 //
-// Nothing calls it yet: internal/stream and internal/gateway/worker will.
+// internal/stream and internal/gateway/worker use it.
 package seal
 
 import (
@@ -21,25 +21,29 @@ import (
 	"time"
 )
 
-const (
-	// ServerName is the same for all parts (RFC 6066 section 3): it tells observers nothing.
-	ServerName = "part.waystamp.internal"
-	// Protocol is that of ALPN (RFC 7301).
-	Protocol = "waystamp/1"
-)
+// Protocol is that of ALPN (RFC 7301).
+const Protocol = "waystamp/1"
+
+// serverName is what who dials asks for (RFC 6066 section 3). It is the same for all parts but for
+// the epoch, which says what key to show; stamps have it in clear, too.
+func serverName(epoch uint32) string { return fmt.Sprintf("epoch-%d.waystamp.internal", epoch) }
 
 // Part is what one end of a part knows of it.
 type Part struct {
-	Chain string
-	Path  uint32 // of the part, in the direction of who dials
-	Epoch uint32 // whose key this end shows
-	Name  string // of this end, a SPIFFE URI
-	Key   ed25519.PrivateKey
-
-	Other string                       // the other end's name
-	Peers map[uint32]ed25519.PublicKey // the other end's keys, by epoch: those of one now, before and next
+	Chain  string
+	Path   uint32  // of the part, in the direction of who dials
+	Name   string  // of this end, a SPIFFE URI
+	Other  string  // the other end's
+	Epochs []Epoch // who accepts knows all that live; who dials takes the first
 
 	adjust func(*tls.Config) // for tests of this package alone
+}
+
+// Epoch are the keys of a part in one of its epochs.
+type Epoch struct {
+	Number uint32
+	Key    ed25519.PrivateKey // this end's
+	Peer   ed25519.PublicKey  // the only one that is taken from the other end
 }
 
 // Name is what an end of a part is called, as a URI (SPIFFE-ID section 2).
@@ -47,26 +51,21 @@ func Name(node, function string) string {
 	return (&url.URL{Scheme: "spiffe", Host: "waystamp", Path: "/node/" + node + "/function/" + function}).String()
 }
 
-func (p *Part) check() error {
+func (p *Part) check(e Epoch) error {
 	switch {
-	case len(p.Key) != ed25519.PrivateKeySize:
-		return fmt.Errorf("%w: chain %s, path 0x%08x: this end has no key of epoch %d", errKey, p.Chain, p.Path, p.Epoch)
-	case len(p.Peers) == 0:
-		return fmt.Errorf("%w: chain %s, path 0x%08x: the other end's key is not known", errKey, p.Chain, p.Path)
+	case len(e.Key) != ed25519.PrivateKeySize:
+		return fmt.Errorf("%w: chain %s, path 0x%08x: this end has no key of epoch %d", errKey, p.Chain, p.Path, e.Number)
+	case len(e.Peer) != ed25519.PublicKeySize:
+		return fmt.Errorf("%w: chain %s, path 0x%08x: the other end's key of epoch %d is not known", errKey, p.Chain, p.Path, e.Number)
 	case p.Name == "" || p.Other == "":
 		return fmt.Errorf("%w: chain %s, path 0x%08x: an end has no name", errKey, p.Chain, p.Path)
-	}
-	for epoch, k := range p.Peers {
-		if len(k) != ed25519.PublicKeySize {
-			return fmt.Errorf("%w: chain %s, path 0x%08x: the other end's key of epoch %d has %d bytes; expect %d", errKey, p.Chain, p.Path, epoch, len(k), ed25519.PublicKeySize)
-		}
 	}
 	return nil
 }
 
 // certificate is of the end's key, signed by it. The other end looks at the key and the name
 // alone: times and serial number say nothing.
-func (p *Part) certificate() (tls.Certificate, error) {
+func (p *Part) certificate(key ed25519.PrivateKey) (tls.Certificate, error) {
 	name, err := url.Parse(p.Name)
 	if err != nil {
 		return tls.Certificate{}, fmt.Errorf("the name of an end: %w", err)
@@ -78,20 +77,19 @@ func (p *Part) certificate() (tls.Certificate, error) {
 		NotAfter:     time.Date(9999, 12, 31, 23, 59, 59, 0, time.UTC), // RFC 5280 section 4.1.2.5: no end
 		KeyUsage:     x509.KeyUsageDigitalSignature,
 	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, p.Key.Public(), p.Key)
+	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
 	if err != nil {
 		return tls.Certificate{}, fmt.Errorf("make the certificate of %s: %w", p.Name, err)
 	}
-	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: p.Key}, nil
+	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, nil
 }
 
-// config is the same on both sides but for who asks for a certificate. epoch is where that
-// of the other end's key is written.
-func (p *Part) config(epoch *uint32) (*tls.Config, error) {
-	if err := p.check(); err != nil {
+// config is the same on both sides but for who asks for a certificate.
+func (p *Part) config(e Epoch) (*tls.Config, error) {
+	if err := p.check(e); err != nil {
 		return nil, err
 	}
-	own, err := p.certificate()
+	own, err := p.certificate(e.Key)
 	if err != nil {
 		return nil, err
 	}
@@ -100,12 +98,12 @@ func (p *Part) config(epoch *uint32) (*tls.Config, error) {
 		CurvePreferences:       []tls.CurveID{tls.X25519MLKEM768, tls.X25519},
 		Certificates:           []tls.Certificate{own},
 		NextProtos:             []string{Protocol},
-		ServerName:             ServerName,
+		ServerName:             serverName(e.Number),
 		SessionTicketsDisabled: true,
 		// No authority signs these certificates: VerifyConnection takes one key.
 		InsecureSkipVerify: true,
 		ClientAuth:         tls.RequireAnyClientCert,
-		VerifyConnection:   func(s tls.ConnectionState) (err error) { *epoch, err = p.verify(s); return err },
+		VerifyConnection:   func(s tls.ConnectionState) error { return p.verify(s, e) },
 	}
 	if p.adjust != nil {
 		p.adjust(c)
@@ -113,33 +111,31 @@ func (p *Part) config(epoch *uint32) (*tls.Config, error) {
 	return c, nil
 }
 
-// verify holds the other end to its name and its key, and gives the key's epoch. That it has
-// the key, TLS has shown (RFC 8446 section 4.4.3).
-func (p *Part) verify(s tls.ConnectionState) (epoch uint32, err error) {
+// verify holds the other end to its name and to its key in one epoch. That it has the key,
+// TLS has shown (RFC 8446 section 4.4.3).
+func (p *Part) verify(s tls.ConnectionState, e Epoch) error {
 	switch {
 	case s.Version != tls.VersionTLS13 || s.DidResume:
-		return 0, fmt.Errorf("%w: it did not shake hands anew in TLS 1.3", ErrPeer)
-	case s.ServerName != ServerName:
-		return 0, fmt.Errorf("%w: it asks for %q; expect %s", ErrPeer, s.ServerName, ServerName)
+		return fmt.Errorf("%w: it did not shake hands anew in TLS 1.3", ErrPeer)
+	case s.ServerName != serverName(e.Number):
+		return fmt.Errorf("%w: it asks for %q; expect %s", ErrPeer, s.ServerName, serverName(e.Number))
 	case s.NegotiatedProtocol != Protocol:
-		return 0, fmt.Errorf("%w: it does not speak %s", ErrPeer, Protocol)
+		return fmt.Errorf("%w: it does not speak %s", ErrPeer, Protocol)
 	case len(s.PeerCertificates) != 1:
-		return 0, fmt.Errorf("%w: it shows %d certificates; expect 1", ErrPeer, len(s.PeerCertificates))
+		return fmt.Errorf("%w: it shows %d certificates; expect 1", ErrPeer, len(s.PeerCertificates))
 	}
 	c := s.PeerCertificates[0]
 	if len(c.URIs) != 1 || c.URIs[0].String() != p.Other {
-		return 0, fmt.Errorf("%w: its certificate is not of %s", ErrPeer, p.Other)
+		return fmt.Errorf("%w: its certificate is not of %s", ErrPeer, p.Other)
 	}
 	shown, ok := c.PublicKey.(ed25519.PublicKey)
 	if !ok {
-		return 0, fmt.Errorf("%w: its key is %T; expect Ed25519", ErrPeer, c.PublicKey)
+		return fmt.Errorf("%w: its key is %T; expect Ed25519", ErrPeer, c.PublicKey)
 	}
-	for epoch, k := range p.Peers {
-		if k.Equal(shown) {
-			return epoch, nil
-		}
+	if !e.Peer.Equal(shown) {
+		return fmt.Errorf("%w: its key is not that of %s in epoch %d", ErrPeer, p.Other, e.Number)
 	}
-	return 0, fmt.Errorf("%w: its key is not that of %s", ErrPeer, p.Other)
+	return nil
 }
 
 // Conn is an end's connection. Read gives io.EOF only after the other end has said that
@@ -177,8 +173,10 @@ func shake(ctx context.Context, c *tls.Conn, under net.Conn) (*Conn, error) {
 // the answer; all of that before the context ends. The connection stays the caller's if that
 // fails.
 func (p *Part) Dial(ctx context.Context, under net.Conn, service, protocol string) (*Conn, error) {
-	var epoch uint32
-	config, err := p.config(&epoch)
+	if len(p.Epochs) == 0 {
+		return nil, p.wrap(fmt.Errorf("%w: there is none of any epoch", errKey))
+	}
+	config, err := p.config(p.Epochs[0])
 	if err != nil {
 		return nil, err
 	}
@@ -189,7 +187,7 @@ func (p *Part) Dial(ctx context.Context, under net.Conn, service, protocol strin
 	// What follows is bounded by the context, too.
 	stop := context.AfterFunc(ctx, func() { under.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
-	if err := send(c, Hello{Chain: p.Chain, Path: p.Path, Epoch: p.Epoch, Service: service, Protocol: protocol}); err != nil {
+	if err := send(c, Hello{Chain: p.Chain, Path: p.Path, Epoch: p.Epochs[0].Number, Service: service, Protocol: protocol}); err != nil {
 		return nil, p.wrap(err)
 	}
 	var a Answer
@@ -211,11 +209,21 @@ func (p *Part) Dial(ctx context.Context, under net.Conn, service, protocol strin
 func (p *Part) Accept(ctx context.Context, under net.Conn) (*Conn, Hello, error) {
 	var h Hello
 	var epoch uint32
-	config, err := p.config(&epoch)
-	if err != nil {
-		return nil, h, err
-	}
-	c, err := shake(ctx, tls.Server(transport{under}, config), under)
+	c, err := shake(ctx, tls.Server(transport{under}, &tls.Config{
+		MinVersion: tls.VersionTLS13,
+		GetConfigForClient: func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
+			for _, e := range p.Epochs {
+				if hello.ServerName == serverName(e.Number) {
+					epoch = e.Number
+					return p.config(e)
+				}
+			}
+			if len(p.Epochs) == 0 {
+				return nil, fmt.Errorf("%w: there is none of any epoch", errKey)
+			}
+			return nil, fmt.Errorf("%w: it asks for %q; expect one of the epochs that live", ErrPeer, hello.ServerName)
+		},
+	}), under)
 	if err != nil {
 		return nil, h, p.wrap(err)
 	}

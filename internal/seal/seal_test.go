@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"crypto/ecdh"
-	"crypto/ed25519"
 	"crypto/sha512"
 	"crypto/tls"
 	"encoding/binary"
@@ -31,7 +30,7 @@ func TestPartCarriesBothDirections(t *testing.T) {
 			}
 		}
 	}
-	if !bytes.Contains(there.seen, []byte(ServerName)) {
+	if !bytes.Contains(there.seen, []byte(serverName(3))) {
 		t.Error("the name that is in clear was not found; the search for others shows nothing")
 	}
 }
@@ -43,18 +42,18 @@ func TestPartRefuses(t *testing.T) {
 		reason Reason // of who accepts; "": who dials refuses first
 		said   string // by who refuses
 	}{
-		"a key of somebody else dials":     {func(d, _ *Part) { d.Key = otherKey }, Peer, "its key is not that of spiffe://waystamp/node/r1/function/gateway"},
-		"a key of somebody else accepts":   {func(_, a *Part) { a.Key = otherKey }, "", "its key is not that of spiffe://waystamp/node/r3/function/dpi"},
+		"a key of somebody else dials":     {func(d, _ *Part) { d.Epochs[0].Key = otherKey }, Peer, "its key is not that of spiffe://waystamp/node/r1/function/gateway"},
+		"a key of somebody else accepts":   {func(_, a *Part) { a.Epochs[0].Key = otherKey }, "", "its key is not that of spiffe://waystamp/node/r3/function/dpi"},
 		"a name of somebody else dials":    {func(d, _ *Part) { d.Name = Name("r9", "gateway") }, Peer, "not of spiffe://waystamp/node/r1/function/gateway"},
 		"a name of somebody else accepts":  {func(_, a *Part) { a.Name = Name("r3", "ids") }, "", "not of spiffe://waystamp/node/r3/function/dpi"},
 		"another chain":                    {func(d, _ *Part) { d.Chain = "light" }, PartMismatch, `chain "light"`},
 		"another path":                     {func(d, _ *Part) { d.Path = 8 }, PartMismatch, "path 0x00000008"},
-		"another epoch than its key's":     {func(d, _ *Part) { d.Epoch = 4 }, PartMismatch, "epoch 4"},
-		"a key of an epoch that is over":   {func(_, a *Part) { a.Peers = map[uint32]ed25519.PublicKey{4: other} }, Peer, "its key is not"},
-		"who accepts has no key":           {func(_, a *Part) { a.Key = nil }, Key, "has no key of epoch 3"},
-		"who accepts does not know anyone": {func(_, a *Part) { a.Peers = nil }, Key, "is not known"},
-		"who dials has no key":             {func(d, _ *Part) { d.Key = nil }, "", "has no key of epoch 3"},
-		"who dials does not know anyone":   {func(d, _ *Part) { d.Peers = nil }, "", "is not known"},
+		"an epoch that does not live":      {func(d, _ *Part) { d.Epochs[0].Number = 4 }, Peer, "epoch-4"},
+		"a key that is over":               {func(_, a *Part) { a.Epochs[0].Peer = other }, Peer, "its key is not"},
+		"who accepts has no key":           {func(_, a *Part) { a.Epochs[0].Key = nil }, Key, "has no key of epoch 3"},
+		"who accepts does not know anyone": {func(_, a *Part) { a.Epochs = nil }, Key, "of any epoch"},
+		"who dials has no key":             {func(d, _ *Part) { d.Epochs[0].Key = nil }, "", "has no key of epoch 3"},
+		"who dials does not know anyone":   {func(d, _ *Part) { d.Epochs[0].Peer = nil }, "", "is not known"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dials, accepts := newPart(t)
@@ -77,17 +76,24 @@ func TestPartRefuses(t *testing.T) {
 	}
 }
 
-// While epochs change, ends show keys of different ones.
-func TestPartTakesKeysOfEpochsThatLive(t *testing.T) {
+// While epochs change, who accepts knows two, and shows the key of the one that who dials is in.
+func TestPartTakesEpochsThatLive(t *testing.T) {
 	dials, accepts := newPart(t)
-	next, nextKey := newKey(t)
-	accepts.Peers[4] = next
-	for range 2 { // before the change and behind it
+	nextDials, nextAccepts := newPart(t)
+	nextDials.Epochs[0].Number, nextAccepts.Epochs[0].Number = 4, 4
+	accepts.Epochs = append(accepts.Epochs, nextAccepts.Epochs...)
+	for _, from := range []*Part{dials, nextDials} {
 		d, a, _, _ := newWires()
-		if s := talk(t, dials, accepts, d, a, []byte("request"), nil); string(s.got) != "request" || s.hello.Epoch != dials.Epoch {
-			t.Fatalf("epoch %d: %v %v", dials.Epoch, s.dialErr, s.acceptErr)
+		if s := talk(t, from, accepts, d, a, []byte("request"), nil); string(s.got) != "request" || s.hello.Epoch != from.Epochs[0].Number {
+			t.Fatalf("epoch %d: %v %v", from.Epochs[0].Number, s.dialErr, s.acceptErr)
 		}
-		dials.Key, dials.Epoch = nextKey, 4
+	}
+	// A key of one epoch is none of the other.
+	mixed := *dials
+	mixed.Epochs = []Epoch{{3, nextDials.Epochs[0].Key, dials.Epochs[0].Peer}}
+	d, a, _, _ := newWires()
+	if s := talk(t, &mixed, accepts, d, a, []byte("request"), nil); ReasonOf(s.acceptErr) != Peer {
+		t.Errorf("the key of another epoch: %v", s.acceptErr)
 	}
 }
 
@@ -239,8 +245,8 @@ func TestKeysOfThePlanOpenNothing(t *testing.T) {
 	// without ephemeral keys would have are those between these and the keys in the record.
 	opened := func(parts ...*Part) bool {
 		for _, p := range parts {
-			h := sha512.Sum512(p.Key.Seed())
-			for _, scalar := range [][]byte{h[:32], p.Key.Seed()} {
+			h := sha512.Sum512(p.Epochs[0].Key.Seed())
+			for _, scalar := range [][]byte{h[:32], p.Epochs[0].Key.Seed()} {
 				k, err := ecdh.X25519().NewPrivateKey(scalar)
 				if err != nil {
 					t.Fatal(err)

@@ -28,8 +28,8 @@ func newPart(t *testing.T) (dials, accepts *Part) {
 	pd, kd := newKey(t)
 	pa, ka := newKey(t)
 	gateway, dpi := Name("r1", "gateway"), Name("r3", "dpi")
-	return &Part{Chain: "deep", Path: 7, Epoch: 3, Name: gateway, Key: kd, Other: dpi, Peers: map[uint32]ed25519.PublicKey{3: pa}},
-		&Part{Chain: "deep", Path: 7, Epoch: 3, Name: dpi, Key: ka, Other: gateway, Peers: map[uint32]ed25519.PublicKey{3: pd}}
+	return &Part{Chain: "deep", Path: 7, Name: gateway, Other: dpi, Epochs: []Epoch{{3, kd, pa}}},
+		&Part{Chain: "deep", Path: 7, Name: dpi, Other: gateway, Epochs: []Epoch{{3, ka, pd}}}
 }
 
 // queue is one direction of a connection in memory, which takes what is written and never blocks.

@@ -22,7 +22,10 @@ type Config struct {
 	Run   []function.Entry // towards the server
 	Back  []function.Entry // towards the client
 	Keys  function.Keys
-	Hold  *Hold // clients are answered when their servers have answered; nil: at once
+	// Sealed: all connections are sealed on both sides, and nothing else is taken; the parent is
+	// asked by which keys.
+	Sealed bool
+	Hold   *Hold // clients are answered when their servers have answered; nil: at once
 	Limits
 }
 
@@ -53,6 +56,7 @@ type jsonConfig struct {
 	Run    []json.RawMessage        `json:"run"`
 	Back   []json.RawMessage        `json:"back"`
 	Keys   map[uint32]*function.Key `json:"keys"`
+	Sealed bool                     `json:"sealed"`
 	Hold   *jsonHold                `json:"hold"`
 	Limits struct {
 		Connections int      `json:"connections"`
@@ -90,7 +94,7 @@ func ReadConfig(r io.Reader) (*Config, error) {
 	if d.More() {
 		return nil, errors.New("the worker's configuration has something behind its object; remove it")
 	}
-	c := &Config{Name: in.Name, Port: in.Port, Loops: in.Loops, Keys: function.Keys{}, Limits: Limits{
+	c := &Config{Name: in.Name, Port: in.Port, Loops: in.Loops, Keys: function.Keys{}, Sealed: in.Sealed, Limits: Limits{
 		Connections: in.Limits.Connections,
 		Buffer:      in.Limits.Buffer,
 		Idle:        time.Duration(in.Limits.Idle),

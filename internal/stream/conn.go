@@ -18,7 +18,9 @@ type conn struct {
 	queued     bool // in loop.again
 
 	wait *waiting // the client's side is not there yet; else nil
-	ends *ends    // its SYN has waited; else nil
+	ends *ends    // its SYN has waited, or it is to be sealed; else nil
+
+	sealed *sealed // goroutines have taken it over; else nil
 
 	dir [2]direction // function.ToServer reads from fd[0] and writes to fd[1]; ToClient the reverse
 }
@@ -94,6 +96,10 @@ func (l *loop) failed(c *conn, side int) {
 // pump moves bytes in both directions as far as they go now. The connection may be
 // closed behind it.
 func (l *loop) pump(c *conn) {
+	if l.w.config.Sealed {
+		l.handOver(c)
+		return
+	}
 	for side := range c.dir {
 		d := &c.dir[side]
 		if d.done || d.waits {
@@ -152,6 +158,11 @@ func (l *loop) release(c *conn, word int) {
 	// Counted first: whoever sees the end on the wire sees it in the statistics, too.
 	l.words[word].Add(1)
 	l.w.connections.Add(-1)
+	l.forget(c)
+}
+
+// forget gives up what a connection has, and its place.
+func (l *loop) forget(c *conn) {
 	if c.wait != nil {
 		delete(l.waiting, c.wait.ends)
 	}

@@ -17,6 +17,8 @@ type flow struct {
 	next    int             // the one to be told next
 	moment  function.Moment // Pause or End
 	flushed bool            // all were told of the end
+	gathers bool            // what comes out of the last handler is kept in out, and not written
+	out     []byte
 }
 
 type stage struct {
@@ -237,6 +239,12 @@ func (f *flow) step(c *conn, side, i int, p []byte, at function.Moment) outcome 
 
 // emit writes what comes out of the last handler.
 func (f *flow) emit(c *conn, side int, p []byte) outcome {
+	if f.gathers {
+		if f.out = append(f.out, p...); len(f.out) >= pieceMax {
+			return blocked
+		}
+		return flows
+	}
 	d := &c.dir[side]
 	n := 0
 	if len(d.rest) == 0 {

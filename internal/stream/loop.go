@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"runtime"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -65,6 +66,12 @@ type loop struct {
 
 	words []atomic.Uint64
 	steps [2][][]atomic.Uint64
+
+	// Of sealed connections, which goroutines have taken over.
+	working  sync.Mutex // functions, scratch, and the flows of such connections
+	sealing  sync.WaitGroup
+	over     sync.Mutex
+	finished []uint32 // numbers of connections that are over
 }
 
 type pipe struct{ r, w int32 }
@@ -122,11 +129,15 @@ func newLoop(w *Worker, words []atomic.Uint64) (_ *loop, err error) {
 func (l *loop) close() {
 	for i := range l.conns {
 		for j := range l.conns[i] {
-			if c := &l.conns[i][j]; c.open {
+			if c := &l.conns[i][j]; c.open && c.sealed != nil {
+				c.sealed.end(wordByWorker)
+			} else if c.open {
 				l.reset(c, wordByWorker)
 			}
 		}
 	}
+	l.sealing.Wait()
+	l.takeFinished()
 	for _, p := range l.pipes {
 		p.close()
 	}
@@ -181,6 +192,7 @@ func (l *loop) run() error {
 			}
 		}
 		l.fireTimers()
+		l.takeFinished()
 		if l.now-l.swept >= time.Second {
 			l.swept = l.now
 			l.sweep()
@@ -213,7 +225,7 @@ func (l *loop) handle(e *unix.EpollEvent) {
 	default:
 		c := l.at(uint32(e.Fd))
 		// The event may be older than the connection that now has the number.
-		if c.open && c.gen&generation == uint32(e.Pad)>>1 {
+		if c.open && c.sealed == nil && c.gen&generation == uint32(e.Pad)>>1 {
 			l.ready(c, int(e.Pad&1), e.Events)
 		}
 	}
@@ -306,6 +318,9 @@ func (l *loop) accepted(fd int, client netip.AddrPort) {
 		l.reset(c, wordByClient)
 		return
 	}
+	if l.w.config.Sealed {
+		c.ends = &ends{client, addrPort(to)}
+	}
 	l.openHandlers(c, function.Connection{Client: client, Server: addrPort(to)})
 	if err := l.connectOnward(c, client, addrPort(to), classDefault); err != nil {
 		l.reset(c, wordUnreached)
@@ -336,6 +351,10 @@ func (l *loop) watchSide(c *conn, side int) error {
 
 // openHandlers asks the functions for their handlers of both directions.
 func (l *loop) openHandlers(c *conn, about function.Connection) {
+	if l.w.config.Sealed {
+		l.working.Lock()
+		defer l.working.Unlock()
+	}
 	for side := range c.dir {
 		d := &c.dir[side]
 		var stages []stage
@@ -370,6 +389,12 @@ func (l *loop) sweep() {
 			}
 			if c.quiet(now) {
 				l.reset(c, wordUnreached)
+				continue
+			}
+			if c.sealed != nil {
+				if quiet := now - min(now, c.sealed.active.Load()); quiet > idle || quiet > half && c.sealed.half.Load() {
+					c.sealed.end(wordByLimit)
+				}
 				continue
 			}
 			if quiet := now - c.active; quiet > idle || quiet > half && (c.dir[0].done || c.dir[1].done) {

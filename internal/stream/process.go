@@ -27,10 +27,12 @@ type Process struct {
 	ended  chan struct{}
 	err    error
 	once   sync.Once
+
+	answering sync.WaitGroup
 }
 
 // Text is the configuration as ReadConfig takes it; run and back are entries in JSON.
-func Text(name string, port uint16, loops int, run, back []string, h *Hold, l Limits) ([]byte, error) {
+func Text(name string, port uint16, loops int, run, back []string, h *Hold, sealed bool, l Limits) ([]byte, error) {
 	list := func(entries []string) []json.RawMessage {
 		var out []json.RawMessage
 		for _, e := range entries {
@@ -41,6 +43,9 @@ func Text(name string, port uint16, loops int, run, back []string, h *Hold, l Li
 	m := map[string]any{
 		"name": name, "port": port, "loops": loops, "run": list(run),
 		"limits": map[string]any{"connections": l.Connections, "buffer": l.Buffer, "idle": l.Idle.String(), "half-closed": l.HalfClosed.String()},
+	}
+	if sealed {
+		m["sealed"] = true
 	}
 	if h != nil {
 		m["hold"] = h.text()
@@ -56,8 +61,9 @@ const startTime = 10 * time.Second
 
 // Start runs `program worker` in a place, and waits until it listens. listeners are one of
 // IPv6 and one of IPv4; the caller closes them, and then they are the worker's alone. held is
-// a HeldSocket if the configuration has SYNs wait; else nil. The caller closes it.
-func Start(ns *host.NetNS, program string, config []byte, held *os.File) (p *Process, listeners []*os.File, err error) {
+// a HeldSocket if the configuration has SYNs wait; else nil. The caller closes it. answer says how a
+// connection is sealed, if the configuration has them sealed; the worker hears the error.
+func Start(ns *host.NetNS, program string, config []byte, held *os.File, answer func(Ask) (*Ends, error)) (p *Process, listeners []*os.File, err error) {
 	p = &Process{ended: make(chan struct{})}
 	if p.Config, err = ReadConfig(bytes.NewReader(config)); err != nil {
 		return nil, nil, err
@@ -89,6 +95,9 @@ func Start(ns *host.NetNS, program string, config []byte, held *os.File) (p *Pro
 	listeners, err = p.receive()
 	if err != nil {
 		return nil, nil, errors.Join(fmt.Errorf("worker of function %s: %w", p.Config.Name, err), p.Close())
+	}
+	if answer != nil {
+		p.answering.Go(func() { p.answer(answer) })
 	}
 	return p, listeners, nil
 }
@@ -135,6 +144,49 @@ func (p *Process) receive() (files []*os.File, err error) {
 	return files, nil
 }
 
+// askMax bounds what a worker asks, in bytes.
+const askMax = 512
+
+// answer answers what the worker asks, one after the other, until the process ends. Its word is
+// not to be trusted: what it hears is about its own connections.
+func (p *Process) answer(answer func(Ask) (*Ends, error)) {
+	fd := int(p.up.Fd())
+	buf := make([]byte, askMax)
+	for {
+		n, _, flags, _, err := unix.Recvmsg(fd, buf, nil, unix.MSG_CMSG_CLOEXEC)
+		if err == unix.EINTR || err == unix.EAGAIN { // a time-out: it has nothing to ask
+			select {
+			case <-p.ended:
+				return
+			default:
+			}
+			continue
+		}
+		if err != nil || n == 0 {
+			return
+		}
+		var q jsonAsk
+		if flags&unix.MSG_TRUNC != 0 || json.Unmarshal(buf[:n], &q) != nil {
+			p.cmd.Process.Kill() // it cannot be spoken with
+			return
+		}
+		a := jsonEnds{Number: q.Number}
+		if a.Ends, err = answer(q.Ask); err != nil {
+			a.Ends, a.Error = nil, err.Error()
+		}
+		text, err := json.Marshal(a)
+		if err == nil && len(text) > messageMax {
+			text, err = json.Marshal(jsonEnds{Number: q.Number, Error: fmt.Sprintf("the files of origins' authorities take %d bytes; at most %d are handed over", len(text), messageMax)})
+		}
+		if err != nil {
+			return
+		}
+		if _, err := unix.Write(fd, text); err != nil {
+			return
+		}
+	}
+}
+
 // Ended is closed when the process is gone.
 func (p *Process) Ended() <-chan struct{} { return p.ended }
 
@@ -159,7 +211,13 @@ func (p *Process) Statistics() Statistics { return ReadStatistics(p.memory, p.Co
 // Close ends the process: its connections are reset.
 func (p *Process) Close() (err error) {
 	p.once.Do(func() {
-		err = p.up.Close()
+		// Who waits for the worker to ask hears of the end, too.
+		err = os.NewSyscallError("shutdown", unix.Shutdown(int(p.up.Fd()), unix.SHUT_RDWR))
+		if errors.Is(err, unix.ENOTCONN) || errors.Is(err, unix.EPIPE) {
+			err = nil
+		}
+		p.answering.Wait()
+		err = errors.Join(err, p.up.Close())
 		select {
 		case <-p.ended:
 		case <-time.After(startTime):

@@ -74,15 +74,15 @@ func Serve(ctx context.Context, config io.Reader, statistics, parent, held *os.F
 		var stop context.CancelFunc
 		ctx, stop = context.WithCancel(ctx)
 		defer stop()
+		a := &asking{file: parent, fd: fd, waiting: map[uint64]chan jsonEnds{}}
+		w.ask = a.ask
 		go func() {
-			// Nothing is ever sent; it ends with the process at the latest.
-			for {
-				if n, err := unix.Read(fd, make([]byte, 1)); n == 0 || err != nil && err != unix.EINTR {
-					stop()
-					return
-				}
-			}
+			a.follow() // it ends with the process at the latest
+			stop()
 		}()
+	}
+	if c.Sealed && parent == nil {
+		return errors.Join(fmt.Errorf("worker of function %s: there is no parent to ask for keys of sealed connections", c.Name), w.Close())
 	}
 	if err := sandbox.Enter(sandbox.Options{User: user}); err != nil {
 		return errors.Join(fmt.Errorf("confine the worker of function %s: %w", c.Name, err), w.Close())

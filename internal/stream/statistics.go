@@ -23,6 +23,10 @@ const (
 	wordByFunction        // connections reset by a function
 	wordByLimit           // connections reset for being idle or half-closed for too long
 	wordByWorker          // connections reset when the worker ended
+	wordMismatch          // sealed connections refused: for another part than they came by, or another service
+	wordUnsealed          // what came was not sealed
+	wordPeer              // the other end was not who it must be, or its bytes were changed on the way
+	wordNoKey             // there was no key for them
 	wordSides             // from here on wordsOfSide for each side
 )
 
@@ -72,6 +76,10 @@ type Statistics struct {
 	ResetByFunction uint64   `json:"resetByFunction"` // by a verdict
 	ResetByLimit    uint64   `json:"resetByLimit"`    // idle, or half-closed for too long
 	ResetByWorker   uint64   `json:"resetByWorker"`   // when it ended
+	PartMismatch    uint64   `json:"partMismatch"`    // refused: sealed for another part, or another service
+	Unsealed        uint64   `json:"unsealed"`        // refused: not sealed
+	Peer            uint64   `json:"peer"`            // refused: by another end than the plan names
+	NoKey           uint64   `json:"noKey"`           // refused: there was no key for the part
 	ToServer        Bytes    `json:"toServer"`
 	ToClient        Bytes    `json:"toClient"`
 	Run             []Step   `json:"run"`
@@ -106,6 +114,10 @@ func ReadStatistics(memory *host.SharedWords, c *Config) Statistics {
 		s.ResetByFunction += w[wordByFunction].Load()
 		s.ResetByLimit += w[wordByLimit].Load()
 		s.ResetByWorker += w[wordByWorker].Load()
+		s.PartMismatch += w[wordMismatch].Load()
+		s.Unsealed += w[wordUnsealed].Load()
+		s.Peer += w[wordPeer].Load()
+		s.NoKey += w[wordNoKey].Load()
 		s.Refused += w[wordRefused].Load()
 		s.Opened += w[wordOpened].Load()
 		for side, b := range []*Bytes{&s.ToServer, &s.ToClient} {
@@ -123,7 +135,8 @@ func ReadStatistics(memory *host.SharedWords, c *Config) Statistics {
 			}
 		}
 	}
-	closed := s.Ended + s.Unreached + s.ResetByClient + s.ResetByServer + s.ResetByFunction + s.ResetByLimit + s.ResetByWorker
+	closed := s.Ended + s.Unreached + s.ResetByClient + s.ResetByServer + s.ResetByFunction + s.ResetByLimit + s.ResetByWorker +
+		s.PartMismatch + s.Unsealed + s.Peer + s.NoKey
 	s.Now = s.Opened - min(closed, s.Opened)
 	return s
 }

@@ -25,6 +25,8 @@ type Worker struct {
 	start       time.Time
 	connections atomic.Int64 // open, in all loops
 	stopping    atomic.Bool
+	// ask asks by which keys a connection is sealed; nil: there is nobody to ask.
+	ask func(context.Context, Ask) (*Ends, error)
 }
 
 // New makes a worker that listens and does not accept yet. Its statistics go to memory

@@ -39,7 +39,11 @@ const asWorker = "WAYSTAMP_TEST_WORKER"
 func TestMain(m *testing.M) {
 	if os.Getenv(asWorker) != "" {
 		ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
-		err := Serve(ctx, os.Stdin, os.NewFile(3, "statistics"), nil, nil, 0)
+		var parent *os.File
+		if len(os.Args) > 1 { // of Start
+			parent = os.NewFile(4, "parent")
+		}
+		err := Serve(ctx, os.Stdin, os.NewFile(3, "statistics"), parent, nil, 0)
 		stop()
 		if err != nil {
 			fmt.Fprintln(os.Stderr, err)

@@ -168,6 +168,10 @@ type shop struct {
 }
 
 func newShop(t *testing.T, address string) *shop {
+	return newShopOf(t, gatewayDomain(t, address), address)
+}
+
+func newShopOf(t *testing.T, domain, address string) *shop {
 	s := &shop{folder: newDir(t), at: netip.MustParseAddrPort(address)}
 	s.staff, s.web = newAuthority(t, s.folder, "staff"), newAuthority(t, s.folder, "web")
 	s.staff.revoke("staff.crl", 1)
@@ -175,7 +179,7 @@ func newShop(t *testing.T, address string) *shop {
 	s.staff.client("olga.pem", "/ops/olga")
 	s.web.server("shop.pem", "shop.key", "shop.example.org")
 	inside := s.web.server("inside.pem", "inside.key", "shop.internal")
-	m := parse(t, gatewayDomain(t, address))
+	m := parse(t, domain)
 	s.world = buildFrom(t, m, func(c *lab.Config) { c.Files = s.folder })
 	var l net.Listener
 	must(t, s.Do("h2", func() (err error) {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/waystamp/waystamp/internal/gateway"
 	"github.com/waystamp/waystamp/internal/model"
+	"github.com/waystamp/waystamp/internal/seal"
 )
 
 // A worker and its parent speak over a pair of sockets: each message is its length in bytes, 32 bits in
@@ -33,6 +34,9 @@ type Chain struct {
 	Origin netip.AddrPort // the only one that it leads to
 	// Source ports of its connections; both 0: any.
 	First, Last uint16
+	// Sealed: its next end opens the session with the origin, and connections are sealed up to there
+	// with what the answer to an Ask has.
+	Sealed bool
 }
 
 // Ask is what a worker asks before it opens a connection onward.
@@ -58,7 +62,8 @@ type configuration struct {
 
 type answer struct {
 	Number uint64
-	Error  string // "": it is allowed
+	Error  string     // "": it is allowed
+	Seal   *seal.Part `json:",omitempty"` // of a sealed chain
 }
 
 // toParent is one of its fields.

@@ -17,6 +17,7 @@ import (
 
 	"github.com/waystamp/waystamp/internal/gateway"
 	"github.com/waystamp/waystamp/internal/host"
+	"github.com/waystamp/waystamp/internal/seal"
 )
 
 // Options are what Start needs. The caller closes the files.
@@ -27,8 +28,8 @@ type Options struct {
 	Audit     *os.File    // of gateway.OpenAuditFile
 	Listeners []*os.File  // one of each version of IP
 	// Allow answers what the worker asks before it opens a connection, one after the other. The worker's word is not to be
-	// trusted. The error goes to the worker.
-	Allow func(Ask) error
+	// trusted. The error goes to the worker, and so does the part of a sealed chain.
+	Allow func(Ask) (*seal.Part, error)
 	Log   *slog.Logger
 }
 
@@ -237,8 +238,10 @@ func (p *Process) follow() {
 			a := &answer{Number: m.Ask.Number}
 			if !asks.take(time.Now()) {
 				a.Error = fmt.Sprintf("more than %d connections onward in a second", asksPerSecond)
-			} else if err := p.options.Allow(m.Ask.Ask); err != nil {
+			} else if part, err := p.options.Allow(m.Ask.Ask); err != nil {
 				a.Error = err.Error()
+			} else {
+				a.Seal = part
 			}
 			if p.send(toWorker{Answer: a}) != nil {
 				return

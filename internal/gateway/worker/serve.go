@@ -24,6 +24,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/waystamp/waystamp/internal/gateway"
+	"github.com/waystamp/waystamp/internal/seal"
 	"github.com/waystamp/waystamp/internal/stream/sandbox"
 )
 
@@ -33,7 +34,7 @@ import (
 func Serve(ctx context.Context, parent, audit *os.File, listeners []*os.File, stderr io.Writer, user uint32) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
-	w := &worker{log: slog.New(slog.NewTextHandler(stderr, nil)), waiting: map[uint64]chan string{}}
+	w := &worker{log: slog.New(slog.NewTextHandler(stderr, nil)), waiting: map[uint64]chan answer{}}
 	c, err := net.FileConn(parent)
 	if err := errors.Join(err, parent.Close()); err != nil {
 		return fmt.Errorf("take over the socket to the parent: %w", err)
@@ -92,7 +93,7 @@ type worker struct {
 
 	mu      sync.Mutex
 	chains  map[string]*chain
-	waiting map[uint64]chan string // answers, by the number of what was asked
+	waiting map[uint64]chan answer // answers, by the number of what was asked
 	asked   uint64
 }
 
@@ -190,7 +191,7 @@ func (w *worker) follow() error {
 			delete(w.waiting, m.Answer.Number)
 			w.mu.Unlock()
 			if to != nil {
-				to <- m.Answer.Error
+				to <- *m.Answer
 			}
 		}
 		if m.Configuration != nil {
@@ -215,31 +216,75 @@ func (w *worker) change(c *configuration) error {
 	return w.gateway.Update(services)
 }
 
-// Dial opens a connection from the client's address by a chain, once the parent has let it.
-func (w *worker) Dial(ctx context.Context, _, name string, client, origin netip.AddrPort) (net.Conn, error) {
+// Sealed says whether a chain is sealed up to its next end.
+func (w *worker) Sealed(name string) bool {
 	w.mu.Lock()
+	defer w.mu.Unlock()
 	c := w.chains[name]
+	return c != nil && c.Sealed
+}
+
+// Dial opens a connection from the client's address by a chain, once the parent has let it. In a sealed
+// chain it is sealed up to the next end, which has opened the session with the origin.
+func (w *worker) Dial(ctx context.Context, to gateway.Onward) (net.Conn, error) {
+	w.mu.Lock()
+	c := w.chains[to.Chain]
 	w.mu.Unlock()
-	if c == nil || c.Origin != origin {
-		return nil, fmt.Errorf("chain %s does not lead to %s", name, origin)
+	if c == nil || c.Origin != to.Origin {
+		return nil, fmt.Errorf("chain %s does not lead to %s", to.Chain, to.Origin)
 	}
+	if c.Sealed != to.Sealed {
+		return nil, fmt.Errorf("chain %s has changed whether it is sealed", to.Chain)
+	}
+	var part *seal.Part
 	d := net.Dialer{ControlContext: func(ctx context.Context, _, _ string, raw syscall.RawConn) error {
 		var source netip.AddrPort
 		var err error
-		if rerr := raw.Control(func(fd uintptr) { source, err = w.bind(int(fd), c, client.Addr()) }); rerr != nil {
+		if rerr := raw.Control(func(fd uintptr) { source, err = w.bind(int(fd), c, to.Client.Addr()) }); rerr != nil {
 			return rerr
 		}
 		if err != nil {
 			return err
 		}
-		return w.ask(ctx, Ask{Chain: name, Client: client, Source: source, Origin: origin})
+		part, err = w.ask(ctx, Ask{Chain: to.Chain, Client: to.Client, Source: source, Origin: to.Origin})
+		return err
 	}}
 	network := "tcp6"
-	if origin.Addr().Is4() {
+	if to.Origin.Addr().Is4() {
 		network = "tcp4"
 	}
-	return d.DialContext(ctx, network, origin.String())
+	under, err := d.DialContext(ctx, network, to.Origin.String())
+	if err != nil || !c.Sealed {
+		return under, err
+	}
+	conn, err := w.seal(ctx, under, part, to)
+	if err != nil {
+		under.Close()
+		return nil, err
+	}
+	return conn, nil
 }
+
+// seal shakes hands with the next end of a sealed chain. Nothing goes on where there is no key.
+func (w *worker) seal(ctx context.Context, under net.Conn, part *seal.Part, to gateway.Onward) (net.Conn, error) {
+	if part == nil {
+		return nil, fmt.Errorf("chain %s is sealed, and there is no key for it", to.Chain)
+	}
+	protocol := seal.HTTP1
+	if to.HTTP2 {
+		protocol = seal.HTTP2
+	}
+	conn, err := part.Dial(ctx, under, to.Service, protocol)
+	if err != nil {
+		return nil, err
+	}
+	return onwardConn{conn}, nil
+}
+
+// onwardConn says that nothing more comes when it is closed: net/http has then read all that it wants.
+type onwardConn struct{ *seal.Conn }
+
+func (c onwardConn) Close() error { return c.Conn.Conn.Close() }
 
 // bind gives a socket the client's address, which need not be one of this machine (IP_FREEBIND, which takes no privilege), and
 // the next port of the chain's that is free.
@@ -294,8 +339,8 @@ func boundTo(fd int) (netip.AddrPort, error) {
 }
 
 // ask waits for the parent's answer.
-func (w *worker) ask(ctx context.Context, what Ask) error {
-	to := make(chan string, 1)
+func (w *worker) ask(ctx context.Context, what Ask) (*seal.Part, error) {
+	to := make(chan answer, 1)
 	w.mu.Lock()
 	w.asked++
 	number := w.asked
@@ -307,16 +352,16 @@ func (w *worker) ask(ctx context.Context, what Ask) error {
 		w.mu.Unlock()
 	}()
 	if err := w.send(toParent{Ask: &ask{number, what}}); err != nil {
-		return fmt.Errorf("ask for the connection onward: %w", err)
+		return nil, fmt.Errorf("ask for the connection onward: %w", err)
 	}
 	select {
-	case text := <-to:
-		if text != "" {
-			return fmt.Errorf("the connection onward is refused: %s", text)
+	case a := <-to:
+		if a.Error != "" {
+			return nil, fmt.Errorf("the connection onward is refused: %s", a.Error)
 		}
-		return nil
+		return a.Seal, nil
 	case <-ctx.Done():
-		return ctx.Err()
+		return nil, ctx.Err()
 	}
 }
 

@@ -1,10 +1,12 @@
 package worker
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"crypto"
 	"crypto/ecdsa"
+	"crypto/ed25519"
 	"crypto/elliptic"
 	"crypto/rand"
 	"crypto/tls"
@@ -32,6 +34,7 @@ import (
 
 	"github.com/waystamp/waystamp/internal/gateway"
 	"github.com/waystamp/waystamp/internal/model"
+	"github.com/waystamp/waystamp/internal/seal"
 	"github.com/waystamp/waystamp/internal/stream/sandbox"
 )
 
@@ -277,7 +280,8 @@ type world struct {
 	mu   sync.Mutex
 	asks []Ask
 	deny error
-	seen []string // paths that the origin has
+	part *seal.Part // of sealed chains
+	seen []string   // paths that the origin has
 	log  bytes.Buffer
 }
 
@@ -405,11 +409,11 @@ func (w *world) start() {
 	})
 }
 
-func (w *world) allow(a Ask) error {
+func (w *world) allow(a Ask) (*seal.Part, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.asks = append(w.asks, a)
-	return w.deny
+	return w.part, w.deny
 }
 
 // curl prints version, status and new connections of each request.
@@ -637,5 +641,69 @@ func TestMessagesAreBounded(t *testing.T) {
 	}
 	if err := send(io.Discard, toParent{Ask: &ask{1, Ask{Chain: strings.Repeat("x", toParentMax)}}}, toParentMax); err == nil {
 		t.Error("a message of more than the most is sent")
+	}
+}
+
+// On a sealed chain a request goes to the next end in TLS with its key, and nothing goes where there is no key.
+func TestASealedChainIsDialledWithItsKey(t *testing.T) {
+	w := newWorld(t)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	must(t, err)
+	defer l.Close()
+	to := netip.MustParseAddrPort(l.Addr().String())
+	pd, kd, err := ed25519.GenerateKey(rand.Reader)
+	must(t, err)
+	pa, ka, err := ed25519.GenerateKey(rand.Reader)
+	must(t, err)
+	gateway, dpi := seal.Name("r1", "gateway"), seal.Name("r3", "dpi")
+	end := seal.Part{Chain: "deep", Path: 7, Name: dpi, Other: gateway, Epochs: []seal.Epoch{{Number: 3, Key: ka, Peer: pd}}}
+	var hellos []seal.Hello
+	var errs []error
+	heard := make(chan struct{}, 16)
+	go func() {
+		for {
+			under, err := l.Accept()
+			if err != nil {
+				return
+			}
+			c, h, err := end.Accept(t.Context(), under)
+			w.mu.Lock()
+			hellos, errs = append(hellos, h), append(errs, err)
+			w.mu.Unlock()
+			if err == nil && c.Answer(seal.Answer{}) == nil {
+				if _, err := http.ReadRequest(bufio.NewReader(c)); err == nil {
+					io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Length: 5\r\nConnection: close\r\n\r\n"+"hello")
+				}
+			}
+			under.Close()
+			heard <- struct{}{}
+		}
+	}()
+	w.config.Services[0].Origin.Address = to
+	w.config.Chains = []Chain{{Name: "light", Origin: to, First: 20000, Last: 20999}, {Name: "deep", Origin: to, First: 21000, Last: 21999, Sealed: true}}
+	w.part = &seal.Part{Chain: "deep", Path: 7, Name: gateway, Other: dpi, Epochs: []seal.Epoch{{Number: 3, Key: kd, Peer: pa}}}
+	w.start()
+
+	ask := func() string {
+		return w.curl("--cert", filepath.Join(w.folder, "alice.pem"), "/files/a")
+	}
+	if got := ask(); got != "hello|200 1\n" {
+		t.Errorf("curl prints %q; want 200", got)
+	}
+	<-heard
+	w.mu.Lock()
+	if want := (seal.Hello{Chain: "deep", Path: 7, Epoch: 3, Service: "shop", Protocol: seal.HTTP1}); len(hellos) != 1 || errs[0] != nil || hellos[0] != want {
+		t.Errorf("the next end heard %+v, %v; want %+v", hellos, errs, want)
+	}
+	w.part = nil
+	w.mu.Unlock()
+	if got := ask(); !strings.Contains(got, "502") {
+		t.Errorf("curl prints %q without a key; want 502", got)
+	}
+	<-heard
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if len(errs) != 2 || errs[1] == nil {
+		t.Errorf("without a key something came to the next end: %v", errs)
 	}
 }

@@ -1,0 +1,107 @@
+package agent
+
+import (
+	"crypto/ed25519"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/waystamp/waystamp/internal/gateway"
+	"github.com/waystamp/waystamp/internal/model"
+	"github.com/waystamp/waystamp/internal/plan"
+	"github.com/waystamp/waystamp/internal/seal"
+	"github.com/waystamp/waystamp/internal/stream"
+)
+
+// rootsMax bounds the files of origins' authorities, in bytes: they are handed over with each
+// connection.
+const rootsMax = 64 << 10
+
+func epochOf(p plan.PathID, s *plan.Seal) seal.Epoch {
+	return seal.Epoch{Number: uint32(p.Epoch), Key: ed25519.NewKeyFromSeed(s.Key[:]), Peer: ed25519.PublicKey(s.PeerKey[:])}
+}
+
+func partOf(p plan.PathID, s *plan.Seal) *seal.Part {
+	return &seal.Part{Chain: p.Chain, Path: p.Path, Name: s.Name, Other: s.Peer, Epochs: []seal.Epoch{epochOf(p, s)}}
+}
+
+// sealOnward is how connections of the gateway's are sealed that take a chain; nil: up to the origin
+// they are not.
+func sealOnward(n plan.Node, c plan.GatewayChain) *seal.Part {
+	for _, h := range n.Headends {
+		if h.Path == c.Forward && h.From == model.GatewayName && h.Seal != nil {
+			return partOf(h.PathID, h.Seal)
+		}
+	}
+	return nil
+}
+
+// endsOf answers an intrusive function's worker; nil: the function is none. The worker hears of connections
+// alone that its packets, verified, have made, and gets the keys of their part and of the next. It runs beside
+// the loop.
+func (a *agent) endsOf(p plan.Proxy) func(stream.Ask) (*stream.Ends, error) {
+	if !p.Stream.Intrusive {
+		return nil
+	}
+	var told time.Time
+	return func(q stream.Ask) (ends *stream.Ends, err error) {
+		defer func() {
+			// The worker may ask for anything, so that it does not fill the log.
+			if err != nil && time.Since(told) > time.Second {
+				told = time.Now()
+				a.cfg.Log.Warn("a sealed connection has no key, and is reset", "function", p.Function, "client", q.Client, "server", q.Server, "err", err)
+			}
+		}()
+		n := a.inForce.Load()
+		if n == nil {
+			return nil, errors.New("there is no plan in force")
+		}
+		path, err := a.dp.ConnectionPart(p.Function, q.Client, q.Server)
+		if err != nil {
+			return nil, err
+		}
+		return sealEnds(*n, p.Function, path, q, func(name string) (string, error) {
+			text, _, err := gateway.Folder(a.cfg.GatewayFiles).Read(name, rootsMax)
+			return string(text), err
+		})
+	}
+}
+
+// sealEnds are both ends of a function's connection, which came by a path; read reads files of origins' authorities.
+func sealEnds(n plan.Node, function string, path uint32, q stream.Ask, read func(name string) (string, error)) (*stream.Ends, error) {
+	var ends *stream.Ends
+	for _, e := range n.Egresses {
+		if e.Path != path || e.To != function || e.Direction != model.Forward || e.Seal == nil {
+			continue
+		}
+		if q.Server != e.Seal.Origin || q.Client.Port() < e.Seal.Ports.First || q.Client.Port() > e.Seal.Ports.Last {
+			return nil, fmt.Errorf("a connection from %s to %s is not one of chain %s, by whose path 0x%08x it came", q.Client, q.Server, e.Chain, path)
+		}
+		if ends == nil {
+			ends = &stream.Ends{From: *partOf(e.PathID, e.Seal)}
+			continue
+		}
+		ends.From.Epochs = append(ends.From.Epochs, epochOf(e.PathID, e.Seal))
+	}
+	if ends == nil {
+		return nil, fmt.Errorf("path 0x%08x is none of a sealed part that ends at function %s", path, function)
+	}
+	for _, h := range n.Headends {
+		if h.From != function || h.Chain != ends.From.Chain || h.Direction != model.Forward || h.Seal == nil && len(h.Origins) == 0 {
+			continue
+		}
+		if h.Seal != nil {
+			ends.To = partOf(h.PathID, h.Seal)
+			return ends, nil
+		}
+		for _, o := range h.Origins {
+			roots, err := read(o.CA)
+			if err != nil {
+				return nil, fmt.Errorf("service %s: the authority of its origin: %w", o.Service, err)
+			}
+			ends.Origins = append(ends.Origins, stream.SealedOrigin{Service: o.Service, Roots: roots, Name: o.Name})
+		}
+		return ends, nil
+	}
+	return nil, fmt.Errorf("nothing says how chain %s goes on behind function %s", ends.From.Chain, function)
+}

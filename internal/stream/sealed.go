@@ -1,0 +1,560 @@
+package stream
+
+import (
+	"context"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/waystamp/waystamp/internal/seal"
+	"github.com/waystamp/waystamp/internal/stream/function"
+)
+
+// An intrusive function's connections are sealed on both sides. Their event loop opens them as
+// any; once both sockets are connected it hands them over to goroutines of their own, since
+// crypto/tls waits. Nothing of them goes on before both ends are who they have to be.
+
+// Ask is what a worker asks its parent about a connection that has come to it.
+type Ask struct{ Client, Server netip.AddrPort }
+
+// Ends says how a connection is sealed: by the part that its SYN has come by, and onward by the next
+// part or to the origin.
+type Ends struct {
+	From    seal.Part
+	To      *seal.Part     // nil: the origin is next
+	Origins []SealedOrigin // of services; the first record names one
+}
+
+// SealedOrigin is how a session with a service's origin is opened.
+type SealedOrigin struct {
+	Service string
+	Roots   string // certificates in PEM that its own is signed by
+	Name    string // that its certificate is for
+}
+
+type jsonAsk struct {
+	Number uint64 `json:"number"`
+	Ask
+}
+
+type jsonEnds struct {
+	Number uint64 `json:"number"`
+	Ends   *Ends  `json:"ends,omitempty"`
+	Error  string `json:"error,omitempty"`
+}
+
+// messageMax bounds what parent and worker say to each other, in bytes; sockets take as much at once.
+const messageMax = 160 << 10
+
+// sealTime bounds how long both ends take to shake hands, up to the origin.
+const sealTime = 10 * time.Second
+
+// asking is a worker's side of its parent's socket.
+type asking struct {
+	file *os.File // kept: it would be closed when it is collected
+	fd   int      // its descriptor, which blocks
+
+	mu      sync.Mutex
+	number  uint64
+	waiting map[uint64]chan jsonEnds
+}
+
+// follow takes answers until the parent's end is closed.
+func (a *asking) follow() {
+	buf := make([]byte, messageMax)
+	for {
+		n, err := unix.Read(a.fd, buf)
+		if err == unix.EINTR {
+			continue
+		}
+		if n == 0 || err != nil {
+			return
+		}
+		var m jsonEnds
+		if json.Unmarshal(buf[:n], &m) != nil {
+			continue // who waits for it gives up
+		}
+		a.mu.Lock()
+		to := a.waiting[m.Number]
+		delete(a.waiting, m.Number)
+		a.mu.Unlock()
+		if to != nil {
+			to <- m
+		}
+	}
+}
+
+func (a *asking) ask(ctx context.Context, about Ask) (*Ends, error) {
+	to := make(chan jsonEnds, 1)
+	a.mu.Lock()
+	a.number++
+	number := a.number
+	a.waiting[number] = to
+	a.mu.Unlock()
+	defer func() {
+		a.mu.Lock()
+		delete(a.waiting, number)
+		a.mu.Unlock()
+	}()
+	text, err := json.Marshal(jsonAsk{number, about})
+	if err != nil {
+		return nil, err
+	}
+	// One message is one write (unix(7), SOCK_SEQPACKET).
+	if _, err := unix.Write(a.fd, text); err != nil {
+		return nil, os.NewSyscallError("write", err)
+	}
+	select {
+	case m := <-to:
+		if m.Ends == nil {
+			return nil, errors.New(m.Error)
+		}
+		return m.Ends, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+// socketFile is a socket that goroutines read and write.
+type socketFile struct {
+	*os.File
+	raw interface {
+		Read(func(fd uintptr) bool) error
+		Control(func(fd uintptr)) error
+	}
+	pause func() error // called before a read that has to wait; nil: nothing is
+}
+
+func newSocketFile(fd int32) (*socketFile, error) {
+	// Its descriptor does not block, so that the file does not either.
+	f := os.NewFile(uintptr(fd), "connection")
+	raw, err := f.SyscallConn()
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return &socketFile{File: f, raw: raw}, nil
+}
+
+func (f *socketFile) Read(p []byte) (n int, err error) {
+	for wait := f.pause == nil; ; wait = true {
+		var rerr error
+		done := false
+		if err := f.raw.Read(func(fd uintptr) bool {
+			for {
+				n, rerr = unix.Read(int(fd), p)
+				if rerr != unix.EINTR {
+					break
+				}
+			}
+			done = rerr != unix.EAGAIN
+			return done || !wait
+		}); err != nil {
+			return 0, err
+		}
+		switch {
+		case done && rerr != nil:
+			return 0, os.NewSyscallError("read", rerr)
+		case done && n == 0 && len(p) > 0:
+			return 0, io.EOF
+		case done:
+			return n, nil
+		}
+		if err := f.pause(); err != nil {
+			return 0, err
+		}
+	}
+}
+
+func (f *socketFile) LocalAddr() net.Addr  { return nil }
+func (f *socketFile) RemoteAddr() net.Addr { return nil }
+
+// endWrites sends FIN behind what is written.
+func (f *socketFile) endWrites() error {
+	var err error
+	if cerr := f.raw.Control(func(fd uintptr) { err = unix.Shutdown(int(fd), unix.SHUT_WR) }); cerr != nil {
+		return cerr
+	}
+	return os.NewSyscallError("shutdown", err)
+}
+
+// orderly lets the socket, once it is closed, send what is left, and FIN.
+func (f *socketFile) orderly() { f.raw.Control(func(fd uintptr) { orderly(int(fd)) }) }
+
+// sealed is a connection that goroutines have taken over.
+type sealed struct {
+	l      *loop
+	number uint32
+	about  Ask
+	socket [2]*socketFile
+	flow   [2]*flow
+	gates  [2][]function.Gate
+	once   sync.Once
+	quit   context.Context // ends when the connection has to
+	stop   context.CancelFunc
+	word   atomic.Int32  // why, if it was ended from outside; else -1
+	active atomic.Uint32 // when bytes moved last, in seconds of the loop's clock
+	half   atomic.Bool   // one side has ended
+}
+
+// handOver has goroutines go on with a connection whose sockets are both connected.
+func (l *loop) handOver(c *conn) {
+	s := &sealed{l: l, number: c.number, about: Ask{c.ends.client, c.ends.server}}
+	s.quit, s.stop = context.WithCancel(context.Background())
+	s.active.Store(l.seconds())
+	for side := range c.fd {
+		fd := c.fd[side]
+		if err := unix.EpollCtl(l.epoll, unix.EPOLL_CTL_DEL, int(fd), nil); err != nil {
+			l.reset(c, wordByWorker)
+			return
+		}
+	}
+	for side := range c.fd {
+		f, err := newSocketFile(c.fd[side])
+		c.fd[side] = -1 // the file's, also where that has failed
+		if err != nil {
+			if s.socket[0] != nil {
+				s.socket[0].Close()
+			}
+			l.reset(c, wordByWorker)
+			return
+		}
+		s.socket[side] = f
+		d := &c.dir[side]
+		s.flow[side], s.gates[side], d.flow, d.gates = d.flow, d.gates, nil, nil
+		if s.flow[side] != nil {
+			s.flow[side].gathers = true
+		}
+	}
+	c.sealed = s
+	l.sealing.Go(s.run)
+}
+
+// end ends a connection from outside of its goroutines.
+func (s *sealed) end(word int) {
+	s.count(word)
+	s.stop()
+	s.close()
+}
+
+// count counts the end of the connection, before anybody sees it. What comes first counts.
+func (s *sealed) count(word int) {
+	s.once.Do(func() {
+		s.l.words[word].Add(1)
+		s.l.w.connections.Add(-1)
+	})
+}
+
+func (s *sealed) close() {
+	for _, f := range s.socket {
+		f.Close() // whoever reads and writes fails
+	}
+}
+
+func (s *sealed) run() {
+	word := s.serve()
+	s.count(word)
+	if word == wordEnded {
+		for _, f := range s.socket {
+			f.orderly()
+		}
+	}
+	s.stop()
+	s.close()
+	s.l.working.Lock()
+	for _, f := range s.flow {
+		if f != nil {
+			f.close()
+		}
+	}
+	s.l.working.Unlock()
+	s.l.over.Lock()
+	s.l.finished = append(s.l.finished, s.number)
+	s.l.over.Unlock()
+	s.l.wakeUp()
+}
+
+var refusedWords = map[seal.Reason]int{
+	seal.PartMismatch: wordMismatch, seal.Unsealed: wordUnsealed, seal.Peer: wordPeer, seal.Key: wordNoKey, seal.Gone: wordByClient,
+}
+
+// serve is a connection's life; word is how it ends.
+func (s *sealed) serve() (word int) {
+	ctx, stop := context.WithTimeout(s.quit, sealTime)
+	defer stop()
+	defer context.AfterFunc(ctx, func() {
+		if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+			s.end(wordByLimit)
+		}
+	})()
+	ends, err := s.l.w.ask(ctx, s.about)
+	if err != nil {
+		return wordNoKey
+	}
+	from, hello, err := ends.From.Accept(ctx, s.socket[0])
+	if err != nil {
+		return refusedWords[seal.ReasonOf(err)]
+	}
+	to, failure, err := s.onward(ctx, ends, hello)
+	if err != nil {
+		word = wordUnreached
+		if failure == seal.FailureService {
+			word = wordMismatch
+		}
+		s.count(word)
+		s.refuse(ctx, from, seal.Answer{Failure: failure, Text: err.Error()})
+		return word
+	}
+	if err := from.Answer(seal.Answer{}); err != nil {
+		return wordByClient
+	}
+	stop() // no bound of time from here on but those of connections
+	return s.carry([2]*seal.Conn{from, to})
+}
+
+// onward opens the next session.
+func (s *sealed) onward(ctx context.Context, ends *Ends, hello seal.Hello) (*seal.Conn, seal.Failure, error) {
+	if ends.To != nil {
+		to, err := ends.To.Dial(ctx, s.socket[1], hello.Service, hello.Protocol)
+		if err != nil {
+			if f := seal.KindOf(err); f != seal.FailureTLS {
+				return nil, f, err
+			}
+			return nil, seal.FailurePart, err
+		}
+		return to, "", nil
+	}
+	for _, o := range ends.Origins {
+		if o.Service != hello.Service {
+			continue
+		}
+		roots := x509.NewCertPool()
+		if !roots.AppendCertsFromPEM([]byte(o.Roots)) {
+			return nil, seal.FailureCertificate, fmt.Errorf("service %s: the file of the origin's authority has no certificate", o.Service)
+		}
+		to, err := seal.Origin(ctx, s.socket[1], roots, o.Name, hello.Protocol)
+		if err != nil {
+			return nil, seal.KindOf(err), err
+		}
+		return to, "", nil
+	}
+	return nil, seal.FailureService, fmt.Errorf("chain %s has no service %q", hello.Chain, hello.Service)
+}
+
+// refuse answers, and waits until the other end has gone: a reset would overtake the answer.
+func (s *sealed) refuse(ctx context.Context, from *seal.Conn, a seal.Answer) {
+	s.socket[1].Close()
+	if from.Answer(a) != nil || from.CloseWrite() != nil {
+		return
+	}
+	s.socket[0].orderly()
+	for b := make([]byte, 512); ctx.Err() == nil; {
+		if _, err := from.Read(b); err != nil {
+			return
+		}
+	}
+}
+
+// carry moves bytes in both directions until both have ended, or one fails.
+func (s *sealed) carry(conns [2]*seal.Conn) int {
+	words := make(chan int, 2)
+	for side := range conns {
+		go func() {
+			word := s.move(side, conns[side], conns[1-side])
+			if word != wordEnded {
+				s.end(word) // RST: what was cut off never looks complete
+			}
+			words <- word
+		}()
+	}
+	first, second := <-words, <-words
+	if first != wordEnded {
+		return first
+	}
+	return second
+}
+
+// pieceMax is how much is read at once, in bytes: a record of TLS.
+const pieceMax = 16 << 10
+
+// move moves the bytes of one direction.
+func (s *sealed) move(side int, from, to *seal.Conn) int {
+	reads, writes := wordByClient, wordByServer
+	if side == 1 {
+		reads, writes = writes, reads
+	}
+	words := s.l.words[wordSides+side*wordsOfSide:]
+	buf := make([]byte, min(pieceMax, len(s.l.buf)))
+	out := func(p []byte) bool {
+		n, err := to.Write(p)
+		words[wordOut].Add(uint64(n))
+		s.active.Store(s.now())
+		return err == nil
+	}
+	through := func(begin func(f *flow) outcome) (word int) {
+		word = s.work(side, begin, out)
+		if word == wordByServer { // of writing
+			word = writes
+		}
+		return word
+	}
+	fed := false
+	var paused int
+	s.socket[side].pause = func() error {
+		if !fed || s.flow[side] == nil {
+			return nil
+		}
+		fed = false
+		paused = through(func(f *flow) outcome { f.sweep(function.Pause); return flows })
+		if paused != wordEnded {
+			return errStopped
+		}
+		return nil
+	}
+	for {
+		want := s.allow(side, len(buf))
+		if want == 0 {
+			return wordByWorker
+		}
+		n, err := from.Read(buf[:want])
+		if want > n {
+			s.unused(side, want-n)
+		}
+		if n > 0 {
+			words[wordIn].Add(uint64(n))
+			s.active.Store(s.now())
+			fed = true
+			if s.flow[side] == nil {
+				if !out(buf[:n]) {
+					return writes
+				}
+			} else if word := through(func(f *flow) outcome { return f.push(nil, side, 0, buf[:n], function.More) }); word != wordEnded {
+				return word
+			}
+		}
+		switch {
+		case err == nil:
+			continue
+		case errors.Is(err, errStopped):
+			return paused
+		case !errors.Is(err, io.EOF):
+			return reads
+		}
+		// The other end has said that nothing more comes.
+		if s.flow[side] != nil {
+			if word := through(func(f *flow) outcome { f.sweep(function.End); return flows }); word != wordEnded {
+				return word
+			}
+		}
+		if err := errors.Join(to.CloseWrite(), s.socket[1-side].endWrites()); err != nil && !s.half.Load() {
+			return writes // who has ended itself may be gone already
+		}
+		s.half.Store(true)
+		return wordEnded
+	}
+}
+
+var errStopped = errors.New("a function has ended the connection")
+
+// work runs functions, which are the loop's, one connection at a time, and writes what comes out of them
+// without holding the others up. It gives wordEnded if all went on.
+func (s *sealed) work(side int, begin func(f *flow) outcome, out func([]byte) bool) int {
+	f := s.flow[side]
+	for step := begin; ; step = func(*flow) outcome { return flows } {
+		s.l.working.Lock()
+		o := step(f)
+		if o == flows {
+			o = f.resume(nil, side)
+		}
+		gathered := f.out
+		f.out = nil
+		passes := o == flows && f.passes()
+		s.l.working.Unlock()
+		if len(gathered) > 0 && !out(gathered) {
+			return wordByServer
+		}
+		switch {
+		case o == refuse:
+			return wordByFunction
+		case o == closed:
+			return wordByWorker
+		case o == flows:
+			if passes && !f.sweeps {
+				f.close()
+				s.flow[side] = nil
+			}
+			return wordEnded
+		}
+	}
+}
+
+func (s *sealed) now() uint32 { return uint32(time.Since(s.l.start) / time.Second) }
+
+// allow waits until gates let bytes be read, and says how many of want. 0: the connection has ended.
+func (s *sealed) allow(side, want int) int {
+	for len(s.gates[side]) > 0 {
+		n, wait := s.takeGates(side, want)
+		if n > 0 {
+			return n
+		}
+		t := time.NewTimer(wait)
+		select {
+		case <-t.C:
+		case <-s.quit.Done():
+			t.Stop()
+			return 0
+		}
+	}
+	return want
+}
+
+func (s *sealed) takeGates(side, want int) (n int, wait time.Duration) {
+	s.l.working.Lock()
+	defer s.l.working.Unlock()
+	for i, g := range s.gates[side] {
+		n, wait := g.Take(want, time.Since(s.l.start))
+		if n < want {
+			for _, before := range s.gates[side][:i] {
+				before.Return(want - n)
+			}
+		}
+		if n == 0 {
+			return 0, wait
+		}
+		want = n
+	}
+	return want, 0
+}
+
+func (s *sealed) unused(side, n int) {
+	if len(s.gates[side]) == 0 {
+		return
+	}
+	s.l.working.Lock()
+	defer s.l.working.Unlock()
+	for _, g := range s.gates[side] {
+		g.Return(n)
+	}
+}
+
+// takeFinished gives up connections whose goroutines have ended.
+func (l *loop) takeFinished() {
+	l.over.Lock()
+	list := l.finished
+	l.finished = nil
+	l.over.Unlock()
+	for _, number := range list {
+		if c := l.at(number); c.open && c.sealed != nil {
+			l.forget(c)
+		}
+	}
+}

@@ -1,0 +1,180 @@
+package e2e
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/waystamp/waystamp/internal/api"
+	"github.com/waystamp/waystamp/internal/plan"
+)
+
+// The gateway's network with a DPI that reads payload: the chain deep is sealed from the gateway to it, and from
+// there to the origin.
+func sealedDomain(t *testing.T) string {
+	t.Helper()
+	text := gatewayDomain(t, "[fc00:8::2]:443")
+	for _, c := range [][2]string{
+		{"{name: dpi, node: r3, kind: forward}", "{name: dpi, node: r3, kind: stream, intrusive: true, run: [" +
+			"{match: {literals: [seal-marker], then: mark}}, {match: {literals: [seal-evil], then: reset}}]}"},
+		{"functions: [fw, dpi], egress: r6, direction: both,", "functions: [fw, dpi], egress: r6, direction: both, seal: true,"},
+	} {
+		if !strings.Contains(text, c[0]) {
+			t.Fatalf("the domain has no %q", c[0])
+		}
+		text = strings.Replace(text, c[0], c[1], 1)
+	}
+	return text
+}
+
+const sealMarker = "seal-marker-in-a-request"
+
+// Who reads payload on a sealed chain is the function that has to, and nobody else.
+func TestASealedChainIsReadByItsFunctionAlone(t *testing.T) {
+	t.Parallel()
+	s := newShopOf(t, sealedDomain(t), "[fc00:8::2]:443")
+	dpi := func() *api.Stream {
+		t.Helper()
+		f, err := s.function("r3", "dpi")
+		must(t, err)
+		return f.Stream
+	}
+	// All that comes in by any interface of any machine.
+	type at struct{ place, link string }
+	readers := map[at]*recorder[int]{}
+	for _, place := range []string{"r1", "r2", "r3", "r4", "r5", "r6", "h1", "h2"} {
+		links, err := s.net(place).Links()
+		must(t, err)
+		for _, l := range links {
+			if l.Name == "lo" {
+				continue
+			}
+			r := &recorder[int]{}
+			r.start(s.world, place, l.Name, 64<<10, func(frame []byte) (int, bool) { return len(frame), bytes.Contains(frame, []byte("seal-marker")) })
+			readers[at{place, l.Name}] = r
+		}
+	}
+	frames := s.counting(s.part("deep", "forward, from gateway to dpi"))
+	for _, version := range []string{"1.1", "2"} {
+		if got, want := s.curl("alice.pem", version, "/files/"+sealMarker), "hello|5 200 1\n"; got != want {
+			t.Errorf("curl prints %q; want %q", got, want)
+		}
+		if got, want := s.post("alice.pem", version, "/files/form", sealMarker), "hello|200\n"; got != want {
+			t.Errorf("curl prints %q for what it posts; want %q", got, want)
+		}
+	}
+	if frames().frames() == 0 {
+		t.Error("nothing went by the sealed part")
+	}
+	n := dpi()
+	if n.Ended+n.Now == 0 || n.PartMismatch+n.Unsealed+n.Peer+n.NoKey != 0 || n.ToServer.In == 0 {
+		t.Errorf("dpi has counted %+v", n)
+	}
+	// What dpi refuses ends there.
+	s.mu.Lock()
+	before := len(s.seen)
+	s.mu.Unlock()
+	if got := s.curl("alice.pem", "1.1", "/files/seal-evil"); !strings.Contains(got, " 502 ") {
+		t.Errorf("curl prints %q for what dpi refuses; want 502", got)
+	}
+	s.mu.Lock()
+	if after := len(s.seen); after != before {
+		t.Errorf("the origin has got %q", s.seen[before:])
+	}
+	s.mu.Unlock()
+	if n := dpi(); n.ResetByFunction == 0 {
+		t.Errorf("dpi has counted %+v; want a connection that it has reset", n)
+	}
+	if got, want := s.curl("alice.pem", "1.1", "/files/large"), "|20000000 200 1\n"; got != want {
+		t.Errorf("curl prints %q for 20 MB; want %q", got, want)
+	}
+	if got, want := s.curl("alice.pem", "1.1", "/status"), "hello|5 200 1\n"; got != want {
+		t.Errorf("curl prints %q by the other chain; want %q", got, want)
+	}
+	for where, r := range readers {
+		if found := r.soFar(); len(found) > 0 {
+			t.Errorf("%d frames that came in by %s of %s have the marker in clear", len(found), where.link, where.place)
+		}
+	}
+	// The same search finds what is in clear.
+	must(t, s.Do("h1", func() error {
+		c, err := net.Dial("udp", "[fc00:8::2]:9")
+		if err != nil {
+			return err
+		}
+		_, err = c.Write([]byte(sealMarker))
+		return errors.Join(err, c.Close())
+	}))
+	eventually(t, func() error {
+		if len(readers[at{"r1", "r1-h1"}].soFar()) == 0 {
+			return errors.New("a datagram in clear was not found at r1-h1; that nothing else was shows nothing")
+		}
+		return nil
+	})
+}
+
+// An origin that is not who the service names is not spoken with: the client sees 502, and the gateway's log says why.
+func TestTheLastEndHoldsTheOriginToItsName(t *testing.T) {
+	t.Parallel()
+	s := newShopOf(t, strings.Replace(sealedDomain(t), "name: shop.internal", "name: other.internal", 1), "[fc00:8::2]:443")
+	if got := s.curl("alice.pem", "1.1", "/files/a"); !strings.Contains(got, " 502 ") {
+		t.Errorf("curl prints %q; want 502", got)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.seen) != 0 {
+		t.Errorf("the origin has got %q", s.seen)
+	}
+	m, err := s.Member("r1")
+	must(t, err)
+	text, err := os.ReadFile(filepath.Join(m.Agent.RunDir, "gateway-audit.log"))
+	must(t, err)
+	if !bytes.Contains(text, []byte("origin-certificate")) {
+		t.Errorf("the gateway's audit log does not say why:\n%s", text)
+	}
+}
+
+// An end of another key than the plan names is refused.
+func TestAnEndOfAnotherKeyIsRefused(t *testing.T) {
+	t.Parallel()
+	s := newShopOf(t, sealedDomain(t), "[fc00:8::2]:443")
+	i := slices.IndexFunc(s.plan.Nodes, func(n plan.Node) bool { return n.Name == "r1" })
+	n := s.plan.Nodes[i]
+	n.Headends = slices.Clone(n.Headends)
+	j := slices.IndexFunc(n.Headends, func(h plan.Headend) bool { return h.Seal != nil })
+	other := *n.Headends[j].Seal
+	other.Key[0] ^= 1
+	n.Headends[j].Seal = &other
+	s.follow(n)
+	eventually(t, func() error {
+		got := s.curl("alice.pem", "1.1", "/files/a")
+		f, err := s.function("r3", "dpi")
+		if err == nil && (!strings.Contains(got, " 502 ") || f.Stream.Peer == 0) {
+			err = fmt.Errorf("curl prints %q, and dpi has refused %d", got, f.Stream.Peer)
+		}
+		return err
+	})
+	if got, want := s.curl("alice.pem", "1.1", "/status"), "hello|5 200 1\n"; got != want {
+		t.Errorf("curl prints %q by the other chain; want %q", got, want)
+	}
+}
+
+// post sends a body, and prints the answer and status.
+func (s *shop) post(cert, version, path, body string) string {
+	s.t.Helper()
+	var out []byte
+	must(s.t, s.Do("h1", func() error {
+		out, _ = exec.CommandContext(soon(s.t), "curl", "-sS", "-m", "40", "--noproxy", "*", "--cacert", filepath.Join(s.folder, "web.pem"), "--http"+version,
+			"--resolve", fmt.Sprintf("shop.example.org:%d:[%s]", s.at.Port(), s.at.Addr()), "-w", "|%{http_code}\n", "--cert", filepath.Join(s.folder, cert),
+			"--data-binary", body, fmt.Sprintf("https://shop.example.org:%d%s", s.at.Port(), path)).CombinedOutput()
+		return nil
+	}))
+	return string(out)
+}
