@@ -528,6 +528,11 @@ func readChanges(s *v1.State) reading {
 		out.Waiting = append(out.Waiting, api.ControlWaiting{Node: w.Node, State: w.State, Reason: w.Reason, Since: w.Since.AsTime()})
 		r.rows = append(r.rows, []any{s.Step, w.Node, w.State, w.Since.AsTime().Local().Format(time.DateTime), w.Reason})
 	}
+	if s.NextRotation != nil {
+		at := s.NextRotation.AsTime()
+		out.NextRotation = &at
+		r.rows = append(r.rows, []any{"rotate", "-", "due", at.Local().Format(time.DateTime), "by the controller's clock"})
+	}
 	r.output = out
 	return r
 }

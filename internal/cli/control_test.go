@@ -12,9 +12,12 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/protobuf/types/known/timestamppb"
+
 	"github.com/waystamp/waystamp/internal/api"
 	"github.com/waystamp/waystamp/internal/command"
 	"github.com/waystamp/waystamp/internal/controller"
+	v1 "github.com/waystamp/waystamp/internal/rpc/waystampv1"
 	"github.com/waystamp/waystamp/internal/store"
 )
 
@@ -305,6 +308,7 @@ func TestAControllerThatCannotStartSaysWhy(t *testing.T) {
 		{"--store etcd://[::1]:2379 --listen tcp:[::]:7443", "name one that the other controllers reach; or say --advertise", 0o700, command.ExitUsage},
 		{"--store etcd://[::1]:2379 --listen tcp:[::]:7443 --advertise 7", "--advertise", 0o700, command.ExitUsage},
 		{"--advertise tcp:[::1]:7443", "go with --store", 0o700, command.ExitUsage},
+		{"--rotate-every 5s", "expect 10s or more", 0o700, command.ExitUsage},
 		{"--metrics :9464", "expect HOST:PORT", 0o700, command.ExitUsage},
 		{"--etcd-ca x", "go with --store", 0o700, command.ExitUsage},
 		{"", "chmod go-w", 0o777, command.ExitFailed},
@@ -317,5 +321,19 @@ func TestAControllerThatCannotStartSaysWhy(t *testing.T) {
 		if code != c.code || !strings.Contains(errs.String(), c.says) {
 			t.Errorf("waystamp controller %s: exit code %d, %q; want %d and %q", c.args, code, errs.String(), c.code, c.says)
 		}
+	}
+}
+
+func TestChangesSayWhenTheClockRotates(t *testing.T) {
+	at := time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
+	r := readChanges(&v1.State{NextRotation: timestamppb.New(at)})
+	if want := []any{"rotate", "-", "due", at.Local().Format(time.DateTime), "by the controller's clock"}; len(r.rows) != 1 || !slices.Equal(r.rows[0], want) {
+		t.Errorf("rows %v, want %v", r.rows, want)
+	}
+	if out := r.output.(api.ChangesOutput); out.NextRotation == nil || !out.NextRotation.Equal(at) {
+		t.Errorf("output %+v", out)
+	}
+	if r := readChanges(&v1.State{}); len(r.rows) != 0 || r.output.(api.ChangesOutput).NextRotation != nil {
+		t.Errorf("without a clock: %+v", r)
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -25,6 +26,7 @@ func NewControllerCommand() *cobra.Command {
 	var data, domain, records, advertise, metrics, audit string
 	var listen []string
 	var etcd etcdFiles
+	var rotate time.Duration
 	cmd := &cobra.Command{
 		Use:   "controller",
 		Short: "Run the controller of a domain: one file in, its part to each node",
@@ -55,6 +57,9 @@ and keep it to yourself. Calls are logged on standard error (msg=audit), and in 
 					return command.Usagef("--trust-domain %q: %w", domain, err)
 				}
 			}
+			if cmd.Flags().Changed("rotate-every") && rotate < controller.RotateMin {
+				return command.Usagef("--rotate-every %s: expect %s or more", rotate, controller.RotateMin)
+			}
 			if len(listen) == 0 {
 				listen = []string{"unix:" + defaultControllerSocket}
 			}
@@ -84,7 +89,7 @@ and keep it to yourself. Calls are logged on standard error (msg=audit), and in 
 				}
 				defer func() { err = errors.Join(err, trail.Close()) }()
 			}
-			c, err := controller.New(cmd.Context(), controller.Config{Store: s, Advertise: advertise, TrustDomain: domain, Log: log, Audit: trail})
+			c, err := controller.New(cmd.Context(), controller.Config{Store: s, Advertise: advertise, TrustDomain: domain, RotateEvery: rotate, Log: log, Audit: trail})
 			if err != nil {
 				return err
 			}
@@ -119,6 +124,7 @@ and keep it to yourself. Calls are logged on standard error (msg=audit), and in 
 	cmd.Flags().StringVar(&advertise, "advertise", "", "`address` where the other controllers reach this one: tcp:HOST:PORT (default: the first --listen tcp:)")
 	cmd.Flags().StringArrayVar(&listen, "listen", nil, "`address` to listen on; several are possible (default unix:"+defaultControllerSocket+")")
 	cmd.Flags().StringVar(&metrics, "metrics", "", "`address` to serve Prometheus' metrics on, to everybody who reaches it: HOST:PORT, as in [::1]:9464")
+	cmd.Flags().DurationVar(&rotate, "rotate-every", 0, "`time` after which all chains get fresh secrets, up to a tenth earlier: 10s at least, as in 1h (default: never)")
 	cmd.Flags().StringVar(&audit, "audit", "", "`file` of calls, a JSON object per line; at 16 MiB it is put aside, and four of these are kept (default audit.jsonl in the data directory; with --store none)")
 	cmd.Flags().StringVar(&domain, "trust-domain", "", "`name` in the certificates, of a new data directory (default "+controller.DefaultTrustDomain+")")
 	return cmd

@@ -61,6 +61,9 @@ func (s admin) Apply(ctx context.Context, r *connect.Request[v1.ApplyRequest]) (
 		w := v.wanted
 		w.Serial++
 		w.File, w.Deleted = w.Serial, nil
+		if v.state.Now == 0 && v.state.Next == 0 { // all secrets will be fresh
+			w.Rotated = s.c.cfg.Now()
+		}
 		if err := s.c.check(ctx, v, w, m.Domain); err != nil {
 			return store.Txn{}, connect.NewError(connect.CodeInvalidArgument, err)
 		}
@@ -272,6 +275,7 @@ func (s admin) Rotate(ctx context.Context, r *connect.Request[v1.RotateRequest])
 			for _, ch := range d.Chains {
 				chains = append(chains, ch.Name)
 			}
+			w.Rotated = s.c.cfg.Now()
 		}
 		if len(chains) == 0 {
 			return store.Txn{}, refuse(connect.CodeInvalidArgument, "no chain is named; name one, or all")

@@ -90,6 +90,15 @@ func (c *Controller) advance(ctx context.Context) (did bool, wake time.Time, err
 		did, err := c.begin(ctx, v)
 		return did, wake, err
 	}
+	// Not while something else waits: secrets do not get fresher by a second request.
+	if at := c.rotatesAt(v); !at.IsZero() && s.Step == stepNone && v.wanted.Serial == s.Serial {
+		if !c.cfg.Now().Before(at) {
+			return c.rotate(ctx, v)
+		}
+		if wake.IsZero() || at.Before(wake) {
+			wake = at
+		}
+	}
 	return false, wake, nil
 }
 

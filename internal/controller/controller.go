@@ -49,6 +49,9 @@ type Config struct {
 	// Audit gets a line for each call that somebody has to answer for; nil: only Log does.
 	Audit *Audit
 
+	// RotateEvery is how often all chains get fresh secrets without an operator; 0: never. RotateMin at least.
+	RotateEvery time.Duration
+
 	Drain time.Duration    // 0: DefaultDrain
 	Now   func() time.Time // nil: time.Now
 }
@@ -107,6 +110,9 @@ func New(ctx context.Context, cfg Config) (*Controller, error) {
 	}
 	if cfg.Admins == nil {
 		cfg.Admins = admins
+	}
+	if cfg.RotateEvery != 0 && cfg.RotateEvery < RotateMin {
+		return nil, fmt.Errorf("secrets cannot be rotated every %s; %s is the least", cfg.RotateEvery, RotateMin)
 	}
 	if _, shared := cfg.Store.(store.Shared); shared {
 		if err := CheckAddress(cfg.Advertise); err != nil {

@@ -266,6 +266,15 @@ func TestACertificateOfAnotherKeyOrTimeIsRefused(t *testing.T) {
 	w.must(err)
 	w.must(m.Renew(t.Context()))
 	w.must(call(first))
+	// For longer than that, and it joins like a new one.
+	now = now.Add(identity.CertificateValid + identity.LateMax - time.Hour)
+	w.must(m.Renew(t.Context()))
+	now = now.Add(identity.CertificateValid + identity.LateMax + time.Hour)
+	if err := m.Renew(t.Context()); code(err) != connect.CodePermissionDenied || !strings.Contains(err.Error(), "more than 90 days ago") {
+		t.Errorf("with a certificate that expired long ago: %v", err)
+	}
+	w.must(first.try(w.token("r1"), "r1"))
+	w.must(call(first))
 	// Another machine joins under its name.
 	second := &fake{w: w, name: "r1", dir: t.TempDir()}
 	w.must(second.try(w.token("r1"), "r1"))

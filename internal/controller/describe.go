@@ -59,6 +59,10 @@ func (c *Controller) describeView(ctx context.Context, v *view) (*v1.State, erro
 	}
 	out.Settled = s.Restored.IsZero() && s.Step == stepNone && s.Serial == v.wanted.Serial && slices.Equal(s.Revoked, v.revoked())
 
+	if at := c.rotatesAt(v); !at.IsZero() && s.Restored.IsZero() {
+		out.NextRotation = timestamppb.New(at)
+	}
+
 	now, err := c.generation(ctx, v, s.Now)
 	if err != nil {
 		return nil, err

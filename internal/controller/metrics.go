@@ -38,7 +38,7 @@ var Metrics = metrics.Table{
 	{Name: metricConnected, Type: metrics.Gauge, Help: "Nodes that have a connection on which plans come."},
 	{Name: metricChains, Type: metrics.Gauge, Labels: []string{"state"}, Help: "Chains, by state: active, preparing or blocked."},
 	{Name: metricEpochs, Type: metrics.Gauge, Labels: []string{"state"}, Help: "Epochs of paths that nodes hold, by state: active, preparing or draining."},
-	{Name: metricCommits, Type: metrics.Counter, Labels: []string{"commit"}, Help: "Steps of changes that this controller has recorded: begin, turn, settle, erase, forget, exclude, resume or problem. On every controller."},
+	{Name: metricCommits, Type: metrics.Counter, Labels: []string{"commit"}, Help: "Steps of changes that this controller has recorded: begin, turn, settle, erase, forget, exclude, resume, rotate or problem. On every controller."},
 	{Name: metricTook, Type: metrics.Summary, Labels: []string{"step"}, Help: "How long steps have taken that this controller has ended. On every controller."},
 	{Name: metricFailures, Type: metrics.Counter, Help: "How often a change could not go on, for want of the store for instance. On every controller."},
 	{Name: metricCalls, Type: metrics.Counter, Labels: []string{"call", "result"}, Help: "Calls that this controller has answered, by what became of them: done, ended, or an error's code. On every controller."},

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 	"unicode"
 
 	"connectrpc.com/connect"
@@ -62,6 +63,8 @@ func (r nodeRecord) takes(p identity.Peer, late bool) error {
 		return fmt.Errorf("node %s has not joined", p.Node)
 	case r.Key != p.KeyID:
 		return fmt.Errorf("node %s has joined with another key since", p.Node)
+	case p.TooLate:
+		return fmt.Errorf("the certificate of node %s has expired more than %d days ago, and is not renewed any more; join with a token: waystamp node token %[1]s", p.Node, identity.LateMax/(24*time.Hour))
 	case p.Expired && !late:
 		return fmt.Errorf("the certificate of node %s has expired; renew it", p.Node)
 	}

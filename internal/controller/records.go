@@ -54,6 +54,8 @@ type wantedRecord struct {
 	File    uint64            `json:"file"` // the serial of keyFile; 0: no file was applied yet
 	Deleted []string          `json:"deleted,omitempty"`
 	Rotate  map[string]uint64 `json:"rotate,omitempty"` // by chain: the serial of the last request
+	// Rotated is when fresh secrets of all chains were asked for last; zero: nobody knows.
+	Rotated time.Time `json:"rotated,omitzero"`
 }
 
 // fileRecord is a domain file.

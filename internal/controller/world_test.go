@@ -65,6 +65,8 @@ type world struct {
 	now       func() time.Time
 	admins    func(uint32) bool
 
+	rotateEvery time.Duration
+
 	store  store.Store
 	wrap   func(store.Store) store.Store
 	ctl    *Controller
@@ -101,7 +103,7 @@ func (w *world) start() {
 	if w.wrap != nil {
 		w.store = w.wrap(bolt)
 	}
-	w.ctl, err = New(w.Context(), Config{Store: w.store, Log: w.log, Drain: w.drain, Now: w.now, Admins: w.admins})
+	w.ctl, err = New(w.Context(), Config{Store: w.store, Log: w.log, Drain: w.drain, Now: w.now, Admins: w.admins, RotateEvery: w.rotateEvery})
 	w.must(err)
 	operators, err := Listen("unix:" + filepath.Join(w.dir, "s"))
 	w.must(err)

@@ -32,6 +32,8 @@ const (
 	CertificateValid = 24 * time.Hour
 	// OperatorValid is how long an operator's certificate lasts, which nobody renews by itself.
 	OperatorValid = 90 * 24 * time.Hour
+	// LateMax is how long behind its end a certificate may still be renewed.
+	LateMax = 90 * 24 * time.Hour
 	// requestMax is more than a request for a P-256 key takes.
 	requestMax = 4096
 	// skew is how far behind a node's clock may be.
@@ -233,6 +235,7 @@ type Peer struct {
 	KeyID   string
 	Key     crypto.PublicKey
 	Expired bool // all else is in order
+	TooLate bool // it has been for longer than LateMax
 }
 
 // VerifyRaw is Verify of a certificate in DER. Of none it is ErrNoCertificate.
@@ -277,7 +280,7 @@ func Verify(cert *x509.Certificate, roots []*x509.Certificate, now time.Time) (P
 	if !ours {
 		return Peer{}, fmt.Errorf("the certificate is of %s, which is another trust domain", id)
 	}
-	p := Peer{Key: cert.PublicKey, Expired: now.After(cert.NotAfter)}
+	p := Peer{Key: cert.PublicKey, Expired: now.After(cert.NotAfter), TooLate: now.After(cert.NotAfter.Add(LateMax))}
 	if p.KeyID, err = KeyID(cert.PublicKey); err != nil {
 		return Peer{}, err
 	}

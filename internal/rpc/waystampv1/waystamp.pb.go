@@ -946,7 +946,8 @@ type State struct {
 	Epochs        []*EpochState          `protobuf:"bytes,9,rep,name=epochs,proto3" json:"epochs,omitempty"`
 	Settled       bool                   `protobuf:"varint,10,opt,name=settled,proto3" json:"settled,omitempty"` // nothing is to be done any more but to wait for old epochs to drain
 	TrustDomain   string                 `protobuf:"bytes,11,opt,name=trust_domain,json=trustDomain,proto3" json:"trust_domain,omitempty"`
-	Waiting       []*WaitingState        `protobuf:"bytes,12,rep,name=waiting,proto3" json:"waiting,omitempty"` // the same nodes as waiting_for
+	Waiting       []*WaitingState        `protobuf:"bytes,12,rep,name=waiting,proto3" json:"waiting,omitempty"`                               // the same nodes as waiting_for
+	NextRotation  *timestamppb.Timestamp `protobuf:"bytes,13,opt,name=next_rotation,json=nextRotation,proto3" json:"next_rotation,omitempty"` // by the controller's clock; not set: never
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1061,6 +1062,13 @@ func (x *State) GetTrustDomain() string {
 func (x *State) GetWaiting() []*WaitingState {
 	if x != nil {
 		return x.Waiting
+	}
+	return nil
+}
+
+func (x *State) GetNextRotation() *timestamppb.Timestamp {
+	if x != nil {
+		return x.NextRotation
 	}
 	return nil
 }
@@ -2303,7 +2311,7 @@ const file_waystamp_proto_rawDesc = "" +
 	"\x05state\x18\x01 \x01(\v2\x12.waystamp.v1.StateR\x05state\"\x0f\n" +
 	"\rFollowRequest\":\n" +
 	"\x0eFollowResponse\x12(\n" +
-	"\x05state\x18\x01 \x01(\v2\x12.waystamp.v1.StateR\x05state\"\xc7\x03\n" +
+	"\x05state\x18\x01 \x01(\v2\x12.waystamp.v1.StateR\x05state\"\x88\x04\n" +
 	"\x05State\x12#\n" +
 	"\rwanted_serial\x18\x01 \x01(\x04R\fwantedSerial\x12\x16\n" +
 	"\x06serial\x18\x02 \x01(\x04R\x06serial\x12\x12\n" +
@@ -2318,7 +2326,8 @@ const file_waystamp_proto_rawDesc = "" +
 	"\asettled\x18\n" +
 	" \x01(\bR\asettled\x12!\n" +
 	"\ftrust_domain\x18\v \x01(\tR\vtrustDomain\x123\n" +
-	"\awaiting\x18\f \x03(\v2\x19.waystamp.v1.WaitingStateR\awaiting\"\x82\x01\n" +
+	"\awaiting\x18\f \x03(\v2\x19.waystamp.v1.WaitingStateR\awaiting\x12?\n" +
+	"\rnext_rotation\x18\r \x01(\v2\x1a.google.protobuf.TimestampR\fnextRotation\"\x82\x01\n" +
 	"\fWaitingState\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x14\n" +
 	"\x05state\x18\x02 \x01(\tR\x05state\x12\x16\n" +
@@ -2488,48 +2497,49 @@ var file_waystamp_proto_depIdxs = []int32{
 	22, // 12: waystamp.v1.State.chains:type_name -> waystamp.v1.ChainState
 	23, // 13: waystamp.v1.State.epochs:type_name -> waystamp.v1.EpochState
 	20, // 14: waystamp.v1.State.waiting:type_name -> waystamp.v1.WaitingState
-	42, // 15: waystamp.v1.WaitingState.since:type_name -> google.protobuf.Timestamp
-	42, // 16: waystamp.v1.NodeState.since:type_name -> google.protobuf.Timestamp
-	42, // 17: waystamp.v1.EpochState.until:type_name -> google.protobuf.Timestamp
-	42, // 18: waystamp.v1.CreateTokenResponse.expires:type_name -> google.protobuf.Timestamp
-	37, // 19: waystamp.v1.PlansRequest.held:type_name -> waystamp.v1.HeldEpoch
-	1,  // 20: waystamp.v1.Admin.Apply:input_type -> waystamp.v1.ApplyRequest
-	3,  // 21: waystamp.v1.Admin.Diff:input_type -> waystamp.v1.DiffRequest
-	15, // 22: waystamp.v1.Admin.Get:input_type -> waystamp.v1.GetRequest
-	17, // 23: waystamp.v1.Admin.Follow:input_type -> waystamp.v1.FollowRequest
-	24, // 24: waystamp.v1.Admin.Delete:input_type -> waystamp.v1.DeleteRequest
-	26, // 25: waystamp.v1.Admin.Rotate:input_type -> waystamp.v1.RotateRequest
-	28, // 26: waystamp.v1.Admin.CreateToken:input_type -> waystamp.v1.CreateTokenRequest
-	30, // 27: waystamp.v1.Admin.Revoke:input_type -> waystamp.v1.RevokeRequest
-	13, // 28: waystamp.v1.Admin.Backup:input_type -> waystamp.v1.BackupRequest
-	6,  // 29: waystamp.v1.Admin.AddOperator:input_type -> waystamp.v1.AddOperatorRequest
-	8,  // 30: waystamp.v1.Admin.RemoveOperator:input_type -> waystamp.v1.RemoveOperatorRequest
-	10, // 31: waystamp.v1.Admin.Operators:input_type -> waystamp.v1.OperatorsRequest
-	32, // 32: waystamp.v1.Node.Join:input_type -> waystamp.v1.JoinRequest
-	34, // 33: waystamp.v1.Node.Renew:input_type -> waystamp.v1.RenewRequest
-	36, // 34: waystamp.v1.Node.Plans:input_type -> waystamp.v1.PlansRequest
-	39, // 35: waystamp.v1.Node.Acknowledge:input_type -> waystamp.v1.AcknowledgeRequest
-	2,  // 36: waystamp.v1.Admin.Apply:output_type -> waystamp.v1.ApplyResponse
-	4,  // 37: waystamp.v1.Admin.Diff:output_type -> waystamp.v1.DiffResponse
-	16, // 38: waystamp.v1.Admin.Get:output_type -> waystamp.v1.GetResponse
-	18, // 39: waystamp.v1.Admin.Follow:output_type -> waystamp.v1.FollowResponse
-	25, // 40: waystamp.v1.Admin.Delete:output_type -> waystamp.v1.DeleteResponse
-	27, // 41: waystamp.v1.Admin.Rotate:output_type -> waystamp.v1.RotateResponse
-	29, // 42: waystamp.v1.Admin.CreateToken:output_type -> waystamp.v1.CreateTokenResponse
-	31, // 43: waystamp.v1.Admin.Revoke:output_type -> waystamp.v1.RevokeResponse
-	14, // 44: waystamp.v1.Admin.Backup:output_type -> waystamp.v1.BackupResponse
-	7,  // 45: waystamp.v1.Admin.AddOperator:output_type -> waystamp.v1.AddOperatorResponse
-	9,  // 46: waystamp.v1.Admin.RemoveOperator:output_type -> waystamp.v1.RemoveOperatorResponse
-	11, // 47: waystamp.v1.Admin.Operators:output_type -> waystamp.v1.OperatorsResponse
-	33, // 48: waystamp.v1.Node.Join:output_type -> waystamp.v1.JoinResponse
-	35, // 49: waystamp.v1.Node.Renew:output_type -> waystamp.v1.RenewResponse
-	38, // 50: waystamp.v1.Node.Plans:output_type -> waystamp.v1.PlansResponse
-	40, // 51: waystamp.v1.Node.Acknowledge:output_type -> waystamp.v1.AcknowledgeResponse
-	36, // [36:52] is the sub-list for method output_type
-	20, // [20:36] is the sub-list for method input_type
-	20, // [20:20] is the sub-list for extension type_name
-	20, // [20:20] is the sub-list for extension extendee
-	0,  // [0:20] is the sub-list for field type_name
+	42, // 15: waystamp.v1.State.next_rotation:type_name -> google.protobuf.Timestamp
+	42, // 16: waystamp.v1.WaitingState.since:type_name -> google.protobuf.Timestamp
+	42, // 17: waystamp.v1.NodeState.since:type_name -> google.protobuf.Timestamp
+	42, // 18: waystamp.v1.EpochState.until:type_name -> google.protobuf.Timestamp
+	42, // 19: waystamp.v1.CreateTokenResponse.expires:type_name -> google.protobuf.Timestamp
+	37, // 20: waystamp.v1.PlansRequest.held:type_name -> waystamp.v1.HeldEpoch
+	1,  // 21: waystamp.v1.Admin.Apply:input_type -> waystamp.v1.ApplyRequest
+	3,  // 22: waystamp.v1.Admin.Diff:input_type -> waystamp.v1.DiffRequest
+	15, // 23: waystamp.v1.Admin.Get:input_type -> waystamp.v1.GetRequest
+	17, // 24: waystamp.v1.Admin.Follow:input_type -> waystamp.v1.FollowRequest
+	24, // 25: waystamp.v1.Admin.Delete:input_type -> waystamp.v1.DeleteRequest
+	26, // 26: waystamp.v1.Admin.Rotate:input_type -> waystamp.v1.RotateRequest
+	28, // 27: waystamp.v1.Admin.CreateToken:input_type -> waystamp.v1.CreateTokenRequest
+	30, // 28: waystamp.v1.Admin.Revoke:input_type -> waystamp.v1.RevokeRequest
+	13, // 29: waystamp.v1.Admin.Backup:input_type -> waystamp.v1.BackupRequest
+	6,  // 30: waystamp.v1.Admin.AddOperator:input_type -> waystamp.v1.AddOperatorRequest
+	8,  // 31: waystamp.v1.Admin.RemoveOperator:input_type -> waystamp.v1.RemoveOperatorRequest
+	10, // 32: waystamp.v1.Admin.Operators:input_type -> waystamp.v1.OperatorsRequest
+	32, // 33: waystamp.v1.Node.Join:input_type -> waystamp.v1.JoinRequest
+	34, // 34: waystamp.v1.Node.Renew:input_type -> waystamp.v1.RenewRequest
+	36, // 35: waystamp.v1.Node.Plans:input_type -> waystamp.v1.PlansRequest
+	39, // 36: waystamp.v1.Node.Acknowledge:input_type -> waystamp.v1.AcknowledgeRequest
+	2,  // 37: waystamp.v1.Admin.Apply:output_type -> waystamp.v1.ApplyResponse
+	4,  // 38: waystamp.v1.Admin.Diff:output_type -> waystamp.v1.DiffResponse
+	16, // 39: waystamp.v1.Admin.Get:output_type -> waystamp.v1.GetResponse
+	18, // 40: waystamp.v1.Admin.Follow:output_type -> waystamp.v1.FollowResponse
+	25, // 41: waystamp.v1.Admin.Delete:output_type -> waystamp.v1.DeleteResponse
+	27, // 42: waystamp.v1.Admin.Rotate:output_type -> waystamp.v1.RotateResponse
+	29, // 43: waystamp.v1.Admin.CreateToken:output_type -> waystamp.v1.CreateTokenResponse
+	31, // 44: waystamp.v1.Admin.Revoke:output_type -> waystamp.v1.RevokeResponse
+	14, // 45: waystamp.v1.Admin.Backup:output_type -> waystamp.v1.BackupResponse
+	7,  // 46: waystamp.v1.Admin.AddOperator:output_type -> waystamp.v1.AddOperatorResponse
+	9,  // 47: waystamp.v1.Admin.RemoveOperator:output_type -> waystamp.v1.RemoveOperatorResponse
+	11, // 48: waystamp.v1.Admin.Operators:output_type -> waystamp.v1.OperatorsResponse
+	33, // 49: waystamp.v1.Node.Join:output_type -> waystamp.v1.JoinResponse
+	35, // 50: waystamp.v1.Node.Renew:output_type -> waystamp.v1.RenewResponse
+	38, // 51: waystamp.v1.Node.Plans:output_type -> waystamp.v1.PlansResponse
+	40, // 52: waystamp.v1.Node.Acknowledge:output_type -> waystamp.v1.AcknowledgeResponse
+	37, // [37:53] is the sub-list for method output_type
+	21, // [21:37] is the sub-list for method input_type
+	21, // [21:21] is the sub-list for extension type_name
+	21, // [21:21] is the sub-list for extension extendee
+	0,  // [0:21] is the sub-list for field type_name
 }
 
 func init() { file_waystamp_proto_init() }
