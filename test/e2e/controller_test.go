@@ -108,7 +108,7 @@ func (c *controlled) ready(name string) {
 
 // One file goes to a controller, and each agent gets its part. While datagrams go both ways and TCP one,
 // secrets change each second, the functions change their order, the controller is killed in the
-// midst of a change, and an agent is killed and starts without a controller: no datagram is lost, and no
+// midst of a change, an agent is killed and starts without a controller, and a change is given up whose node is away: no datagram is lost, and no
 // packet refused. Then a node is revoked, and its chain is blocked.
 func TestAControllerChangesChainsUnderTraffic(t *testing.T) {
 	t.Parallel()
@@ -166,6 +166,22 @@ func TestAControllerChangesChainsUnderTraffic(t *testing.T) {
 	flows()
 	c.start()
 	c.must("rotate", "web", "--wait")
+	flows()
+
+	// A node's agent is gone in the midst of a change. A file that does without the node goes on over that.
+	c.killAgent("r2")
+	c.must("apply", "-f", file)
+	eventually(t, func() error {
+		if r := c.must("get", "changes"); !strings.Contains(r.stdout, "prepare") || !strings.Contains(r.stdout, "away") {
+			return fmt.Errorf("%s", r)
+		}
+		return nil
+	})
+	c.must("apply", "-f", write(t, "without.yaml", strings.Replace(paper, "functions: [fw, dpi]", "functions: [dpi]", 1)), "--wait")
+	flows()
+	c.agent("r2", "")
+	c.ready("r2")
+	c.must("apply", "-f", other, "--wait")
 	flows()
 
 	s.finish()
