@@ -70,6 +70,9 @@ type Config struct {
 	// nobody wants to know.
 	Report func(InForce)
 
+	// CertificateEnds is when the node's certificate does; nil: it has no controller.
+	CertificateEnds func() time.Time
+
 	// Net is the network of the node; nil: that of the process. Run does not
 	// close it.
 	Net *host.Net

@@ -16,6 +16,7 @@ const (
 	metricWarnings   = "waystamp_agent_warnings"
 	metricRevision   = "waystamp_plan_revision"
 	metricSince      = "waystamp_plan_since_timestamp_seconds"
+	metricExpires    = "waystamp_certificate_expires_timestamp_seconds"
 	metricAttached   = "waystamp_interface_attached"
 	metricEpoch      = "waystamp_path_epoch"
 	metricEpochs     = "waystamp_path_epochs"
@@ -50,6 +51,7 @@ var Metrics = metrics.Table{
 	{Name: metricWarnings, Type: metrics.Gauge, Help: "Warnings, as in waystamp status."},
 	{Name: metricRevision, Type: metrics.Gauge, Help: "The revision of the plan in force; 0 if it is not a controller's."},
 	{Name: metricSince, Type: metrics.Gauge, Help: "When that plan came into force, in seconds since 1970."},
+	{Name: metricExpires, Type: metrics.Gauge, Help: "When the node's certificate ends, in seconds since 1970; it is renewed after half its life, so that one that ends soon says that the controller has not been reached. Absent if the node has no controller."},
 	{Name: metricAttached, Type: metrics.Gauge, Labels: []string{"interface", "role", "hook"}, Help: "1 if the program at this hook of an interface is attached: tc, xdp or tc_egress; 0 if it is not, of xdp also where the plan or the device wants none."},
 	{Name: metricEpoch, Type: metrics.Gauge, Labels: pathLabels, Help: "The latest epoch of the path that the node holds in this role. After 255 comes 0."},
 	{Name: metricEpochs, Type: metrics.Gauge, Labels: pathLabels, Help: "How many epochs of the path it holds in this role; more than one while it changes."},
@@ -91,7 +93,11 @@ func (a *agent) metrics(context.Context) ([]*metrics.Set, error) {
 	if p := a.inForce.Load(); p != nil {
 		revision = p.Revision
 	}
-	return []*metrics.Set{measure(s, revision, wireCounters(s.Node, counts), a.streamsOf())}, nil
+	m := measure(s, revision, wireCounters(s.Node, counts), a.streamsOf())
+	if a.cfg.CertificateEnds != nil {
+		m.Set(metricExpires, float64(a.cfg.CertificateEnds().Unix()))
+	}
+	return []*metrics.Set{m}, nil
 }
 
 func measure(s api.Status, revision uint64, c api.Counters, streams map[string]*api.Stream) *metrics.Set {

@@ -189,6 +189,14 @@ func HasJoined(dir string) bool {
 	return err == nil
 }
 
+// CertificateEnds is when the node's certificate does; the zero time while it has none.
+func (m *Member) CertificateEnds() time.Time {
+	if id := m.id.get(); id != nil {
+		return id.cert.NotAfter
+	}
+	return time.Time{}
+}
+
 func (m *Member) identityPath() string { return filepath.Join(m.cfg.Dir, "identity.json") }
 
 // PlanFile is where the node's plan is.

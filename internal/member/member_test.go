@@ -138,7 +138,12 @@ func TestAnIdentityOnDiskIsCheckedBeforeItIsUsed(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			cfg := joined(t, "r1")
 			c.spoil(&cfg, filepath.Join(cfg.Dir, "identity.json"))
-			_, err := Open(cfg)
+			m, err := Open(cfg)
+			if err == nil {
+				if left := time.Until(m.CertificateEnds()); left > identity.CertificateValid || left < identity.CertificateValid-time.Hour {
+					t.Errorf("the certificate ends in %s", left)
+				}
+			}
 			if c.says == "" && err != nil || c.says != "" && (err == nil || !strings.Contains(err.Error(), c.says)) {
 				t.Errorf("got %v, want %q", err, c.says)
 			}
