@@ -76,6 +76,9 @@ func (n Node) check() error {
 		ends:     map[model.Match]uint32{},
 		proxies:  map[string]model.Behaviour{},
 		devices:  map[string]string{},
+
+		sealKeys:  map[SealPublic]string{},
+		sealPorts: map[string]model.Onward{},
 	}
 	for _, f := range n.Interfaces {
 		c.devices[f.Name] = "the node"
@@ -121,6 +124,9 @@ type nodeChecker struct {
 	ends     map[model.Match]uint32
 	proxies  map[string]model.Behaviour // by function
 	devices  map[string]string          // interfaces, and whose they are
+
+	sealKeys  map[SealPublic]string   // of ends, and what they are of
+	sealPorts map[string]model.Onward // of sealed chains
 }
 
 // visit is what a node finds its part in a path by.
@@ -405,12 +411,21 @@ func checkPaths(paths []Path) error {
 	var p problems
 	ids := map[uint32]bool{}
 	directions := map[direction]bool{}
+	seals := map[SealKey]bool{}
 	for i, path := range paths {
 		p.within(part("paths", i, path.PathID), func(p *problems) {
 			if ids[path.Path] || directions[path.direction()] {
 				p.addf("is given already; there is one path for each direction of a chain, or part of one, and one from each of its functions")
 			}
 			ids[path.Path], directions[path.direction()] = true, true
+			if path.Seal != nil {
+				for _, k := range []SealKey{path.Seal.From, path.Seal.To} {
+					if seals[k] {
+						p.addf("seal: a key is given already; each end of each part has one of its own")
+					}
+					seals[k] = true
+				}
+			}
 			path.check(p)
 		})
 	}

@@ -103,13 +103,13 @@ func sameNode(o, n Node) error {
 
 // staying are the paths of both.
 func staying(was, is *Domain) map[uint32]bool {
-	before := map[direction]uint32{}
+	before := map[direction]Path{}
 	for _, p := range was.Paths {
-		before[p.direction()] = p.Path
+		before[p.direction()] = p
 	}
 	stays := map[uint32]bool{}
 	for _, p := range is.Paths {
-		if id, ok := before[p.direction()]; ok && id == p.Path {
+		if q, ok := before[p.direction()]; ok && q.sameWay(p) {
 			stays[p.Path] = true
 		}
 	}
@@ -127,7 +127,7 @@ func (d *Domain) Turning(next *Domain) (turning, lossy []Path) {
 		q, ok := before[p.direction()]
 		delete(before, p.direction())
 		switch {
-		case !ok || q.Path != p.Path:
+		case !ok || !q.sameWay(p):
 			lossy = append(lossy, p)
 		case q.Epoch != p.Epoch:
 			turning = append(turning, p)

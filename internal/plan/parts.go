@@ -127,6 +127,10 @@ func throughs(d model.Domain, paths []Path) map[uint32]*Through {
 		stream[f.Name] = f.Kind == model.KindStream
 	}
 	stream[model.GatewayName] = len(d.Services) > 0
+	intrusive := map[string]bool{}
+	for _, f := range d.Functions {
+		intrusive[f.Name] = f.Intrusive
+	}
 	type side struct {
 		chain     string
 		direction model.Direction
@@ -160,7 +164,8 @@ func throughs(d model.Domain, paths []Path) map[uint32]*Through {
 			Onward: begins[side{p.Chain, p.Direction, p.To}],
 			Back:   begins[side{p.Chain, other, p.To}],
 			Other:  ends[side{p.Chain, other, p.To}],
-			Opens:  p.Direction == model.Forward,
+			// To an intrusive function only the end before opens connections.
+			Opens: p.Direction == model.Forward && (p.From == "" || stream[p.From] || !intrusive[p.To]),
 		}
 	}
 	return out

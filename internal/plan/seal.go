@@ -8,6 +8,7 @@ import (
 	"io"
 	"log/slog"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"github.com/waystamp/waystamp/internal/model"
@@ -133,6 +134,42 @@ func (n Node) isGateway(function string) bool {
 	return function == model.GatewayName && n.Gateway() != nil
 }
 
+// sameWay says whether two compilations' paths are one, which goes on while it gets another epoch: they are
+// of one name, and both are sealed, or neither is.
+func (p Path) sameWay(q Path) bool {
+	return p.Path == q.Path && (p.Seal == nil) == (q.Seal == nil)
+}
+
+// withOrigins gives headends the origins that others have, too: while nodes change one after the
+// other, a gateway may be ahead of the last end, or behind.
+func withOrigins(heads, others []Headend) []Headend {
+	heads = slices.Clone(heads)
+	for i, h := range heads {
+		j := slices.IndexFunc(others, func(o Headend) bool { return o.Path == h.Path })
+		if len(h.Origins) == 0 || j < 0 {
+			continue
+		}
+		heads[i].Origins = slices.Clone(h.Origins)
+		for _, o := range others[j].Origins {
+			if !slices.ContainsFunc(h.Origins, func(x SealOrigin) bool { return x.Service == o.Service }) {
+				heads[i].Origins = append(heads[i].Origins, o)
+			}
+		}
+	}
+	return heads
+}
+
+// takesAs is an egress that takes the packets that another epoch of its path does.
+func (e Egress) takesAs(o Egress) Egress {
+	e.Match, e.Guard = o.Match, o.Guard
+	if e.Seal != nil && o.Seal != nil {
+		s := *e.Seal
+		s.Origin, s.Ports = o.Seal.Origin, o.Seal.Ports
+		e.Seal = &s
+	}
+	return e
+}
+
 // sealDials checks what a headend says about seals: nothing goes on unsealed from an end.
 func (c *nodeChecker) sealDials(p *problems, h Headend) {
 	intrusive := c.node.intrusive(h.From)
@@ -148,7 +185,7 @@ func (c *nodeChecker) sealDials(p *problems, h Headend) {
 		p.addf("origins: only a path from the last intrusive function of a chain has them")
 	}
 	if h.Seal != nil {
-		h.Seal.check(p, model.SealName(c.node.Name, h.From), h.To)
+		c.seal(p, h.PathID, h.Match, *h.Seal, model.SealName(c.node.Name, h.From), h.To)
 	}
 	services := map[string]bool{}
 	for i, o := range h.Origins {
@@ -174,13 +211,40 @@ func (c *nodeChecker) sealTakes(p *problems, e Egress) {
 	case !end && e.Seal != nil:
 		p.addf("seal: only a part that ends at an intrusive function has a key")
 	case end:
-		e.Seal.check(p, model.SealName(c.node.Name, e.To), e.From)
+		c.seal(p, e.PathID, e.Match, *e.Seal, model.SealName(c.node.Name, e.To), e.From)
+	case e.Direction == model.Forward && e.Through != nil && c.node.intrusive(e.To):
+		// What a function on the way makes belongs to the connections of a part that is sealed.
+		if e.Through.Opens {
+			p.addf("through: opens connections; to function %s they come from the end before alone", e.To)
+		}
+		if !slices.ContainsFunc(c.node.Egresses, func(o Egress) bool {
+			return o.Path == e.Through.Part && o.To == e.To && o.Chain == e.Chain && o.Direction == e.Direction && o.Seal != nil
+		}) {
+			p.addf("through: part 0x%08x is none that ends at function %s sealed", e.Through.Part, e.To)
+		}
 	}
 }
 
-// check holds what one end can know; name is its own, and function that of the other end.
-func (s Seal) check(p *problems, name, function string) {
+// seal checks what one end can know of a part; name is its own, and function that of the other end.
+func (c *nodeChecker) seal(p *problems, id PathID, match model.Match, s Seal, name, function string) {
 	p.within("seal", func(p *problems) {
+		// Certificates say what who holds a key has them say: keys alone tell ends apart.
+		for _, k := range []SealPublic{s.Key.Public(), s.PeerKey} {
+			if other, twice := c.sealKeys[k]; twice {
+				p.addf("a key is that of %s, too; each end of each part has one of its own in each epoch", other)
+			}
+			c.sealKeys[k] = fmt.Sprintf("%s in epoch %d", id, id.Epoch)
+		}
+		o := model.Onward{Origin: s.Origin, Ports: s.Ports}
+		if rest := (model.Onward{Origin: s.Origin, Ports: s.Ports, Rest: true}); match != o.Match() && match != rest.Match() {
+			p.addf("origin %s and ports %s: are not those of the path's match (%s)", s.Origin, s.Ports, match)
+		}
+		for other, o := range c.sealPorts {
+			if other != id.Chain && o.Origin == s.Origin && o.Ports.First <= s.Ports.Last && s.Ports.First <= o.Ports.Last {
+				p.addf("ports %s: are those of chain %s, too", s.Ports, other)
+			}
+		}
+		c.sealPorts[id.Chain] = o
 		if s.Name != name {
 			p.addf("name %q is not that of this end, %s", s.Name, name)
 		}
@@ -192,8 +256,6 @@ func (s Seal) check(p *problems, name, function string) {
 			p.addf("key: is missing")
 		case s.PeerKey == SealPublic{}:
 			p.addf("peer-key: is missing")
-		case s.PeerKey == s.Key.Public():
-			p.addf("peer-key: is this end's own; the other end has a key of its own")
 		}
 		p.add(model.CheckServiceAddress(s.Origin), "origin %q", s.Origin)
 		if s.Ports.First < 1024 || s.Ports.Last < s.Ports.First {
@@ -208,7 +270,7 @@ func (s *PathSeal) check(p *problems, path Path) {
 	case s == nil:
 	case path.Direction != model.Forward || path.From == "" || path.To == "":
 		p.addf("seal: only a part between two ends, in the chain's forward direction, has keys")
-	case s.From == SealKey{} || s.To == SealKey{} || s.From == s.To:
+	case s.From == SealKey{} || s.To == SealKey{}:
 		p.addf("seal: its two ends have a key each")
 	}
 }

@@ -6,6 +6,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
+	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -320,10 +322,21 @@ func TestNodeRefusesSealsThatDoNotHold(t *testing.T) {
 		"an origin twice":                  {r4, head("av", func(h *Headend) { h.Origins = append(h.Origins, h.Origins[0]) }), "given twice"},
 		"a key that is none":               {r3, end(func(e *Egress) { e.Seal.Key = SealKey{} }), "key: is missing"},
 		"a peer without a key":             {r3, end(func(e *Egress) { e.Seal.PeerKey = SealPublic{} }), "peer-key: is missing"},
-		"its own key as the other's":       {r3, end(func(e *Egress) { e.Seal.PeerKey = e.Seal.Key.Public() }), "is this end's own"},
+		"its own key as the other's":       {r3, end(func(e *Egress) { e.Seal.PeerKey = e.Seal.Key.Public() }), "a key is that of"},
 		"the name of another end":          {r3, end(func(e *Egress) { e.Seal.Name = e.Seal.Peer }), "is not that of this end"},
 		"a peer of no function":            {r3, end(func(e *Egress) { e.Seal.Peer = "spiffe://waystamp/node/r1/function/fw" }), "is not function gateway"},
 		"a peer that is itself":            {r3, head("dpi", func(h *Headend) { h.Seal.Peer = h.Seal.Name }), "is not function av"},
+		"a key of two parts": {r3, func(n *Node) {
+			head("dpi", func(h *Headend) { h.Seal.Key = n.Egresses[0].Seal.Key })(n)
+		}, "a key is that of"},
+		"another origin than packets go to": {r3, end(func(e *Egress) { e.Seal.Origin = netip.MustParseAddrPort("[2001:db8:77::1]:9") }), "are not those of the path's match"},
+		"a part that is not there": {r3, func(n *Node) {
+			for i := range n.Egresses {
+				if n.Egresses[i].Seal != nil {
+					n.Egresses[i].Seal, n.Egresses[i].Through.Part = nil, 7
+				}
+			}
+		}, "is none that ends at function dpi sealed"},
 		"ports that are none":              {r3, end(func(e *Egress) { e.Seal.Ports = model.Ports{First: 80, Last: 90} }), "no range that connections come from"},
 		"a function that is not intrusive": {r3, func(n *Node) { n.Proxies[0].Stream.Intrusive = false }, "only a part that ends at an intrusive function has a key"},
 	} {
@@ -340,13 +353,103 @@ func TestNodeRefusesSealsThatDoNotHold(t *testing.T) {
 	}
 	for name, change := range map[string]func(*Path){
 		"a key for both":    func(p *Path) { p.Seal.To = p.Seal.From },
+		"a key of another":  nil,
 		"in the other way":  func(p *Path) { p.Direction = model.Reverse },
 		"a key that is not": func(p *Path) { p.Seal.To = SealKey{} },
 	} {
 		paths := compile(t, sealing(), NewKeyring(random(1), nil)).Paths
-		change(&paths[0])
+		if change == nil {
+			paths[1].Seal.From = paths[0].Seal.To
+		} else {
+			change(&paths[0])
+		}
 		if _, err := EncodePaths(paths); err == nil || !strings.Contains(err.Error(), "seal: ") {
 			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// A plain chain with functions of kind stream becomes a sealed one, and back: what is between them is not
+// the path that it was.
+func TestAPlainChainBecomesSealedInSteps(t *testing.T) {
+	before := sealing()
+	for i := range before.Functions {
+		before.Functions[i].Intrusive = false
+	}
+	before.Chains, before.Services, before.Clients = before.Chains[:1], nil, nil
+	c := &before.Chains[0]
+	c.Seal, c.Onward, c.Match = false, nil, model.Match{Destination: netip.MustParsePrefix("fc00:8::/64")}
+	plain, sealed := before, sealing()
+	for _, change := range [][2]model.Domain{{plain, sealed}, {sealed, plain}} {
+		last := compile(t, change[0], NewKeyring(random(1), nil))
+		keys := NewKeyring(random(2), last.Paths)
+		keys.KeepSIDs()
+		next := compile(t, change[1], keys)
+		s, err := MakeSteps(last.Paths, last.Nodes, next)
+		if err != nil {
+			t.Error(err)
+		}
+		if _, err := (Live{Now: last, Next: next}).Nodes(); err != nil {
+			t.Error(err)
+		}
+		if _, err := (Live{Old: []*Domain{last}, Now: next}).Nodes(); err != nil {
+			t.Error(err)
+		}
+		if i := slices.IndexFunc(s.Lossy, func(p Path) bool { return p.From == "dpi" && p.To == "av" && p.Direction == model.Forward }); i < 0 {
+			t.Error("the part from dpi to av only turns; its connections are of another kind")
+		}
+	}
+}
+
+// What fw makes itself belongs to connections that the gateway has opened.
+func TestOnlyTheEndBeforeOpensSealedConnections(t *testing.T) {
+	d := sealing()
+	nf := originating().Functions[0]
+	nf.Netfilter.Zones, nf.Netfilter.Arguments = false, nil
+	d.Functions[0] = nf
+	c := compile(t, d, NewKeyring(random(1), nil))
+	opens := map[string]bool{}
+	for _, e := range c.Nodes[2].Egresses {
+		if e.Direction == model.Forward && e.To == "dpi" {
+			opens[e.Way()] = e.Through.Opens
+		}
+	}
+	if diff := cmp.Diff(map[string]bool{"forward, from gateway to dpi": true, "forward, from fw to dpi": false}, opens); diff != "" {
+		t.Errorf("what opens connections to dpi (-want +got):\n%s", diff)
+	}
+	n := c.Nodes[2]
+	if err := n.check(); err != nil {
+		t.Fatal(err)
+	}
+	for i := range n.Egresses {
+		if n.Egresses[i].From == "fw" && n.Egresses[i].To == "dpi" {
+			n.Egresses[i].Through.Opens = true
+		}
+	}
+	if err := n.check(); err == nil || !strings.Contains(err.Error(), "opens connections") {
+		t.Errorf("got %v; want it refused", err)
+	}
+}
+
+// A service that comes to a chain is known to the last end before its gateway sends for it.
+func TestTheLastEndKnowsOriginsOfBothSteps(t *testing.T) {
+	last := compile(t, sealing(), NewKeyring(random(1), nil))
+	d := sealing()
+	more := d.Services[0]
+	more.Name, more.Hosts, more.Rules = "desk", []string{"desk.example.org"}, []model.ServiceRule{{Who: "**", Chain: "web"}}
+	d.Services = append(d.Services, more)
+	keys := NewKeyring(random(2), last.Paths)
+	keys.KeepSIDs()
+	next := compile(t, d, keys)
+	s, err := MakeSteps(last.Paths, last.Nodes, next)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for step, nodes := range map[string][]Node{"1": s.Both, "2": s.Turn, "3": next.Nodes} {
+		for _, h := range nodes[4].Headends {
+			if h.From == "av" && h.Direction == model.Forward && len(h.Origins) != 2 {
+				t.Errorf("in step %s av knows %v; want both services", step, h.Origins)
+			}
 		}
 	}
 }

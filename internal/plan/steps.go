@@ -39,7 +39,7 @@ func MakeSteps(last []Path, was []Node, next *Domain) (Steps, error) {
 	for _, p := range next.Paths {
 		q, ok := before[p.direction()]
 		delete(before, p.direction())
-		if !ok || q.Path != p.Path {
+		if !ok || !q.sameWay(p) {
 			s.Lossy = append(s.Lossy, p)
 			continue
 		}
@@ -93,7 +93,7 @@ func MakeSteps(last []Path, was []Node, next *Domain) (Steps, error) {
 // bothEpochs is what a node holds until all nodes know the new epochs.
 func bothEpochs(o, n Node, stays map[uint32]bool) Node {
 	b := withOld(o, n)
-	b.Headends = o.Headends
+	b.Headends = withOrigins(o.Headends, n.Headends)
 	// What a function makes takes paths of its own: those of the headends.
 	for i := range b.Proxies {
 		if j := slices.IndexFunc(o.Proxies, func(x Proxy) bool { return x.Function == b.Proxies[i].Function }); j >= 0 {
@@ -117,7 +117,7 @@ func bothEpochs(o, n Node, stays map[uint32]bool) Node {
 		}
 		// A path takes the same packets in all its epochs, and has one guard.
 		if i := slices.IndexFunc(o.Egresses, func(x Egress) bool { return x.Path == e.Path }); i >= 0 {
-			e.Match, e.Guard = o.Egresses[i].Match, o.Egresses[i].Guard
+			e = e.takesAs(o.Egresses[i])
 		}
 		b.Egresses = append(b.Egresses, e)
 	}
@@ -127,7 +127,7 @@ func bothEpochs(o, n Node, stays map[uint32]bool) Node {
 // turned is what a node holds while packets of the old epochs are under way.
 func turned(o, n Node, stays map[uint32]bool) Node {
 	b := withOld(o, n)
-	b.Headends = n.Headends
+	b.Headends = withOrigins(n.Headends, o.Headends)
 	b.Endpoints = bothEndpoints(o, n)
 	b.Egresses = slices.Clone(n.Egresses)
 	for _, e := range o.Egresses {
@@ -135,7 +135,7 @@ func turned(o, n Node, stays map[uint32]bool) Node {
 			continue
 		}
 		if i := slices.IndexFunc(n.Egresses, func(x Egress) bool { return x.Path == e.Path }); i >= 0 {
-			e.Match, e.Guard = n.Egresses[i].Match, n.Egresses[i].Guard
+			e = e.takesAs(n.Egresses[i])
 		}
 		b.Egresses = append(b.Egresses, e)
 	}
