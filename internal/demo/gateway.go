@@ -15,7 +15,9 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/waystamp/waystamp/internal/gateway"
@@ -30,12 +32,21 @@ const gatewayPrologue = `
                 /                       \
     h1 ---- r1 (gateway)                 r6 ---- h2 (shop)
                 \                       /
-                  r2 (fw2) --- r3 (dpi)
+                  r2 (fw2) --- r3 (dpi, av)
 
 Clients show certificates. r1 ends their TLS, and chooses a chain for each of their
-requests: what is public goes by light (fw), all else that operators do by deep (fw2, dpi).
-To the shop r1 speaks TLS of its own.
+requests: what is public goes by light (fw), what staff uploads by scan (fw2, av), all else that
+operators do by deep (fw2, dpi). To the shop r1 speaks TLS of its own, and on scan
+to av, which reads what is uploaded, and seals it anew.
 `
+
+// What bob uploads: what nobody but av and the shop may find, and what av lets nobody have (the test
+// file of EICAR has this in it).
+const (
+	upload    = "/upload/note"
+	marker    = "a-secret-that-bob-uploads"
+	signature = "EICAR-STANDARD-ANTIVIRUS-TEST-FILE"
+)
 
 // bobAsks is what bob asks for, which his rule lets him.
 const bobAsks = "/public/prices"
@@ -47,6 +58,9 @@ type shop struct {
 	staff, web *authority
 	alice, bob tls.Certificate
 	at         netip.AddrPort
+
+	mu  sync.Mutex
+	got []string // bodies of what was uploaded
 }
 
 // openShop makes certificates of the example into a folder.
@@ -81,6 +95,15 @@ func (x *shop) serve(ctx context.Context) (stop func() error, err error) {
 	}
 	server := &http.Server{
 		Handler: http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+			body, err := io.ReadAll(io.LimitReader(r.Body, 1<<20))
+			if err != nil {
+				return // it was cut off
+			}
+			if r.Method == http.MethodPost {
+				x.mu.Lock()
+				x.got = append(x.got, string(body))
+				x.mu.Unlock()
+			}
 			fmt.Fprintf(rw, "%s for %s\n", r.URL.Path, r.RemoteAddr)
 		}),
 		TLSConfig:   &tls.Config{Certificates: []tls.Certificate{inside}, MinVersion: tls.VersionTLS13},
@@ -105,6 +128,9 @@ func (x *shop) scenes() []scene {
 		{"A client without a certificate reaches nothing",
 			"bob asked for " + bobAsks + " without his certificate, and then with it",
 			x.withoutCertificate},
+		{"An upload is read by one function alone",
+			"bob uploaded a secret, and then a file with a virus's signature; all frames on all interfaces of all machines were searched for the secret",
+			x.uploads},
 		{"A certificate is revoked",
 			"bob asked again, and kept his connection; then his certificate was put on the list of revoked ones, and he connected anew",
 			x.revoked},
@@ -159,7 +185,15 @@ func (x *shop) connect(ctx context.Context, shown ...tls.Certificate) (*connecti
 
 // get asks for a path, and reads the whole answer.
 func (c *connection) get(path string) (status int, err error) {
-	if _, err := fmt.Fprintf(c, "GET %s HTTP/1.1\r\nHost: shop.example.org\r\n\r\n", path); err != nil {
+	return c.ask("GET " + path + " HTTP/1.1\r\nHost: shop.example.org\r\n\r\n")
+}
+
+func (c *connection) post(path, body string) (status int, err error) {
+	return c.ask(fmt.Sprintf("POST %s HTTP/1.1\r\nHost: shop.example.org\r\nContent-Length: %d\r\n\r\n%s", path, len(body), body))
+}
+
+func (c *connection) ask(request string) (status int, err error) {
+	if _, err := io.WriteString(c, request); err != nil {
 		return 0, err
 	}
 	answer, err := http.ReadResponse(c.reader, nil)
@@ -284,6 +318,57 @@ func (x *shop) withoutCertificate(ctx context.Context) (saw []string, err error)
 		}
 	}
 	return saw, nil
+}
+
+// uploads shows that payload is in clear in the function that reads it, and on no link.
+func (x *shop) uploads(ctx context.Context) (saw []string, err error) {
+	search := &search{words: []string{marker, "shop.internal"}}
+	defer func() { err = errors.Join(err, search.close()) }()
+	if err := search.everywhere(x.lab); err != nil {
+		return nil, err
+	}
+	before, err := x.byteStream(ctx, "r3", "av")
+	if err != nil {
+		return nil, err
+	}
+	c, err := x.connect(ctx, x.bob)
+	if err != nil {
+		return nil, err
+	}
+	defer c.Close()
+	status, err := c.post(upload, marker)
+	saw = append(saw, fmt.Sprintf("POST %s with the secret: status %d", upload, status))
+	if err != nil || status != http.StatusOK {
+		return saw, errors.Join(err, errors.New("want status 200"))
+	}
+	x.mu.Lock()
+	got := slices.Clone(x.got)
+	x.mu.Unlock()
+	if !slices.Equal(got, []string{marker}) {
+		return saw, fmt.Errorf("the shop has got %q", got)
+	}
+	frames, found, err := search.found(ctx)
+	if err != nil {
+		return saw, err
+	}
+	saw = append(saw,
+		fmt.Sprintf("the shop has got it; none of %d frames on %d interfaces has it", frames, len(search.ports)),
+		fmt.Sprintf("the same search finds the name that av asks the shop for, which TLS has in clear, in %d frames", found[1]))
+	if found[0] != 0 || found[1] == 0 {
+		return saw, fmt.Errorf("the secret was in %d frames, and the name in %d", found[0], found[1])
+	}
+	status, err = c.post(upload, "a file with "+signature)
+	after, wrong := x.byteStream(ctx, "r3", "av")
+	if err := errors.Join(err, wrong); err != nil {
+		return saw, err
+	}
+	saw = append(saw, fmt.Sprintf("POST %s with the signature: status %d; av has ended %d connection for what it found in it", upload, status, after.ResetByFunction-before.ResetByFunction))
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if status != http.StatusBadGateway || after.ResetByFunction == before.ResetByFunction || len(x.got) != 1 {
+		return saw, fmt.Errorf("want status 502, and nothing at the shop; it has got %q", x.got[1:])
+	}
+	return append(saw, "the shop has got nothing of it"), nil
 }
 
 func (x *shop) revoked(ctx context.Context) (saw []string, err error) {

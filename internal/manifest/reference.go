@@ -295,7 +295,7 @@ func Descriptions() map[string]Description {
 		"functions[].name":       {"", "The function's name."},
 		"functions[].node":       {"", "The node that the function is on, or behind."},
 		"functions[].kind":       {"", "`forward` is the node itself: the packet passes it and is stamped. `unaware` is a function without segment routing: the node takes the outer header off, hands the packet over, and puts the header back. `netfilter` is the kernel's packet filter, with rules that see the inner packet. `stream` gets the bytes of TCP connections."},
-		"functions[].intrusive":  {"false", "Of kind `stream`: it reads payload, and so it is an end of what `seal: true` seals on its chains. It takes sealed connections and nothing else. Agents do not run such functions yet."},
+		"functions[].intrusive":  {"false", "Of kind `stream`: it reads payload, and so it is an end of what `seal: true` seals on its chains. It takes sealed connections and nothing else ([how to](../how-to/gateway.md#let-a-function-read-payload))."},
 		"functions[].attach":     {" none", "Where the function is; see [attach](#functions-attach)."},
 		"functions[].recognise":  {" `content`; `metadata` with `attach: local`", "How a packet that returns finds its header: `content` by addresses, ports and first bytes, `metadata` by an index that stays with the packet in the kernel."},
 		"functions[].segments":   {" `cut`; `keep` with `recognise: metadata`", "What becomes of super-packets (GSO): `cut` into frames before the function, or `keep` whole."},
