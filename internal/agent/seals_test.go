@@ -1,12 +1,16 @@
 package agent
 
 import (
+	"context"
+	"crypto/rand"
 	"errors"
+	"net"
 	"net/netip"
 	"os"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/waystamp/waystamp/internal/manifest"
 	"github.com/waystamp/waystamp/internal/model"
@@ -15,8 +19,8 @@ import (
 	"github.com/waystamp/waystamp/internal/stream"
 )
 
-// sealedNodes are those of the example with a dpi that reads payload.
-func sealedNodes(t *testing.T) (gateway, dpi plan.Node) {
+// sealedDomain is the example with a dpi that reads payload.
+func sealedDomain(t *testing.T) model.Domain {
 	t.Helper()
 	const file = "../../examples/zerotrust.yaml"
 	b, err := os.ReadFile(file)
@@ -37,12 +41,21 @@ func sealedNodes(t *testing.T) (gateway, dpi plan.Node) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d, err := plan.Compile(m.Domain, nil)
+	return m.Domain
+}
+
+func sealedNodes(t *testing.T) (gateway, dpi plan.Node) {
+	t.Helper()
+	d, err := plan.Compile(sealedDomain(t), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
+	return gatewayAndDPI(d.Nodes)
+}
+
+func gatewayAndDPI(nodes []plan.Node) (gateway, dpi plan.Node) {
 	at := func(name string) plan.Node {
-		return d.Nodes[slices.IndexFunc(d.Nodes, func(n plan.Node) bool { return n.Name == name })]
+		return nodes[slices.IndexFunc(nodes, func(n plan.Node) bool { return n.Name == name })]
 	}
 	return at("r1"), at("r3")
 }
@@ -98,5 +111,62 @@ func TestEndsAreOfTheConnectionsPath(t *testing.T) {
 	r3.Headends = nil
 	if _, err := sealEnds(r3, "dpi", chain.Forward, right, read); err == nil {
 		t.Error("a worker gets keys for a chain that does not go on")
+	}
+}
+
+// While keys change in steps, which nodes take one after the other, ends shake hands. An end that skipped a step does not.
+func TestEndsShakeHandsWhileKeysChange(t *testing.T) {
+	last, err := plan.Compile(sealedDomain(t), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	keys := plan.NewKeyring(rand.Reader, last.Paths)
+	keys.KeepSIDs()
+	keys.Rotate(func(string) bool { return true })
+	next, err := plan.Compile(sealedDomain(t), keys)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := plan.MakeSteps(last.Paths, last.Nodes, next)
+	if err != nil {
+		t.Fatal(err)
+	}
+	shake := func(dials, takes []plan.Node) error {
+		r1, _ := gatewayAndDPI(dials)
+		_, r3 := gatewayAndDPI(takes)
+		chains := r1.Gateway().Chains
+		chain := chains[slices.IndexFunc(chains, func(c plan.GatewayChain) bool { return c.Chain == "deep" })]
+		q := stream.Ask{Client: netip.AddrPortFrom(netip.MustParseAddr("fc00:7::2"), chain.Ports.First), Server: chain.Origin}
+		ends, err := sealEnds(r3, "dpi", chain.Forward, q, func(string) (string, error) { return "", nil })
+		if err != nil {
+			return err
+		}
+		ctx, stop := context.WithTimeout(t.Context(), 20*time.Second)
+		defer stop()
+		near, far := net.Pipe()
+		defer near.Close()
+		taken := make(chan error, 1)
+		go func() {
+			c, _, err := ends.From.Accept(ctx, far)
+			if err == nil {
+				err = c.Answer(seal.Answer{})
+			}
+			taken <- errors.Join(err, far.Close())
+		}()
+		_, err = sealOnward(r1, chain).Dial(ctx, near, "shop", seal.HTTP1)
+		near.Close()
+		return errors.Join(err, <-taken)
+	}
+	steps := [][]plan.Node{last.Nodes, s.Both, s.Turn, next.Nodes}
+	for i, dials := range steps {
+		for j, takes := range steps {
+			err := shake(dials, takes)
+			if apart := i - j; (err == nil) != (apart >= -1 && apart <= 1) && apart*apart != 4 {
+				t.Errorf("an end at step %d dials one at step %d: %v", i, j, err)
+			}
+		}
+	}
+	if shake(last.Nodes, next.Nodes) == nil || shake(next.Nodes, last.Nodes) == nil {
+		t.Error("ends of different epochs take each other")
 	}
 }
