@@ -79,6 +79,7 @@ type ChangesOutput struct {
 
 // ControlWaiting is a node that a change waits for.
 type ControlWaiting struct {
+	Step   string    `json:"step"` // prepare, or turn; that one also if another change went over it
 	Node   string    `json:"node"`
 	State  string    `json:"state"` // as in ControlNode
 	Reason string    `json:"reason"`

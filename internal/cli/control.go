@@ -242,7 +242,7 @@ func followOnce(cmd *cobra.Command, c adminClient, serial uint64, said *string, 
 		if s.Settled && s.Serial >= serial {
 			return nil
 		}
-		if s.Problem != "" && s.Step == "" && s.WantedSerial == serial && !strings.HasPrefix(s.Problem, "it waits") {
+		if s.Problem != "" && s.WantedSerial == serial && !strings.HasPrefix(s.Problem, "it waits") {
 			return &command.ExitError{Code: command.ExitFailed, Err: errors.New(s.Problem)}
 		}
 		line := s.Problem
@@ -495,7 +495,8 @@ or blocked: it needs a node that was revoked, and its packets are refused at the
 
 	helpChanges = `The change that is under way, a line for each node that it waits for. It is in step prepare, until functions
 and egresses know the new epochs, or turn, until headends send them. A node that refuses its plan holds it up, SINCE
-then: mend what REASON says, or revoke the node. What is applied meanwhile comes behind.`
+then: mend what REASON says, revoke the node, or apply another file: that goes over the change. A turn that another
+change went over is there until all headends have turned.`
 
 	helpEpochs = `The epochs that nodes hold. An epoch is preparing, while functions and egresses get its secrets;
 active: headends send it; or draining: its last packets may be under way, UNTIL then.`
@@ -525,8 +526,8 @@ func readChanges(s *v1.State) reading {
 	}
 	r := reading{header: []string{"STEP", "NODE", "STATE", "SINCE", "REASON"}}
 	for _, w := range s.Waiting {
-		out.Waiting = append(out.Waiting, api.ControlWaiting{Node: w.Node, State: w.State, Reason: w.Reason, Since: w.Since.AsTime()})
-		r.rows = append(r.rows, []any{s.Step, w.Node, w.State, w.Since.AsTime().Local().Format(time.DateTime), w.Reason})
+		out.Waiting = append(out.Waiting, api.ControlWaiting{Step: w.Step, Node: w.Node, State: w.State, Reason: w.Reason, Since: w.Since.AsTime()})
+		r.rows = append(r.rows, []any{w.Step, w.Node, w.State, w.Since.AsTime().Local().Format(time.DateTime), w.Reason})
 	}
 	if s.NextRotation != nil {
 		at := s.NextRotation.AsTime()

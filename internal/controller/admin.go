@@ -349,8 +349,8 @@ func (s admin) Revoke(ctx context.Context, r *connect.Request[v1.RevokeRequest])
 		if err != nil {
 			return store.Txn{}, err
 		}
-		n, joined := v.nodes[r.Msg.Node]
-		if !joined && !slices.ContainsFunc(d.Nodes, func(n model.Node) bool { return n.Name == r.Msg.Node }) {
+		n, known := v.nodes[r.Msg.Node]
+		if _, planned := v.plans[r.Msg.Node]; !known && !planned && !slices.ContainsFunc(d.Nodes, func(n model.Node) bool { return n.Name == r.Msg.Node }) {
 			return store.Txn{}, refuse(connect.CodeNotFound, "there is no node %s", r.Msg.Node)
 		}
 		d.Chains = slices.Clone(d.Chains)

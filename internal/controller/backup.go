@@ -221,7 +221,7 @@ func (c *Controller) resume(ctx context.Context, v *view) (bool, time.Time, erro
 		if s.Now, err = c.add(v, again, &t); err != nil {
 			return false, time.Time{}, err
 		}
-		s.Next, s.Old, s.Erasing, s.Revoked = 0, nil, nil, v.revoked()
+		s.Next, s.Old, s.Erasing, s.Late, s.Revoked = 0, nil, nil, nil, v.revoked()
 		for _, name := range v.revoked() {
 			t.Delete = append(t.Delete, keyNode(name, partPlan), keyPlans+name)
 			delete(v.plans, name)

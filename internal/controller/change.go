@@ -23,7 +23,8 @@ import (
 const OldMax = 8
 
 // A domain changes by these commits, and only by these. What comes next follows from the
-// records and the clock alone, so that a controller that died goes on where it was:
+// records and the clock, so that a controller that died goes on where it was; but for whether
+// another file goes over a change, which depends on who is connected to the one that leads:
 //
 //	begin    a request is compiled; functions and egresses get its epochs beside those in force.
 //	         A change is given up for another file if it waits for a node that may never come
@@ -202,29 +203,27 @@ func (c *Controller) prepare(ctx context.Context, v *view) error {
 	}
 	t := store.Txn{Put: map[string][]byte{}, If: []store.Condition{v.at(keyWanted)}}
 	waiting, givenUp := map[string]uint64{}, s.Next
-	for _, name := range v.waitingFor() { // there are some if it goes over a change
-		waiting[name] = s.Waiting[name]
-	}
-	if s.Step == stepTurn {
+	if s.Step == stepTurn { // it goes over one
+		for _, name := range v.waitingFor() {
+			waiting[name] = s.Waiting[name]
+		}
 		s.Old = slices.Clone(s.Old)
 		for i, o := range s.Old {
 			if o.Until.IsZero() && o.Waiting == nil {
 				s.Old[i].Waiting = waiting
 			}
 		}
-		waiting = nil // what they hold beside that turn, they have acknowledged
 	}
+	v.leave(waiting, s.Since)
 	if s.Next, err = c.add(v, next, &t); err != nil {
 		return err
 	}
-	changed, err := c.plans(ctx, v, &t)
-	if err != nil {
+	if _, err := c.plans(ctx, v, &t); err != nil {
 		return err
 	}
-	s.Waiting = map[string]uint64{}
-	maps.Copy(s.Waiting, waiting)
-	maps.Copy(s.Waiting, changed)
-	maps.DeleteFunc(s.Waiting, func(name string, _ uint64) bool { return !v.needs(name) })
+	if s.Waiting, err = c.asked(ctx, v); err != nil {
+		return err
+	}
 	if givenUp != 0 {
 		if err := c.giveUp(ctx, v, givenUp, true, &t); err != nil {
 			return err
@@ -234,6 +233,64 @@ func (c *Controller) prepare(ctx context.Context, v *view) error {
 	s.Problem, s.ProblemSerial = "", 0
 	_, _, err = c.commit(ctx, v, "begin", t)
 	return err
+}
+
+// asked are the nodes that have to know something before the generation that is prepared may be sent, with the
+// revision of the plan that has it. Of the others nothing is asked but what those before asked of them: they have
+// acknowledged that, or it is sent without them already.
+func (c *Controller) asked(ctx context.Context, v *view) (map[string]uint64, error) {
+	with, err := c.contents(ctx, v, true)
+	if err != nil {
+		return nil, err
+	}
+	without, err := c.contents(ctx, v, false)
+	if err != nil {
+		return nil, err
+	}
+	asked := map[string]uint64{}
+	for name, content := range with {
+		if had, ok := without[name]; (!ok || had != content) && !v.nodes[name].Revoked {
+			asked[name] = v.plans[name].Revision
+		}
+	}
+	return asked, nil
+}
+
+// contents are digests of what nodes hold of all generations, with the one that is prepared or without it.
+func (c *Controller) contents(ctx context.Context, v *view, next bool) (map[string]string, error) {
+	l, err := c.live(ctx, v)
+	if err != nil {
+		return nil, err
+	}
+	if !next {
+		l.Next = nil
+	}
+	nodes, err := l.Nodes()
+	if err != nil {
+		return nil, err
+	}
+	out := map[string]string{}
+	for _, n := range nodes {
+		b, err := sorted(n)
+		if err != nil {
+			return nil, err
+		}
+		out[n.Name] = digest(b)
+	}
+	return out, nil
+}
+
+// sorted is a node's plan, without a revision and with what has no order in an order.
+func sorted(n plan.Node) ([]byte, error) {
+	n.Revision = 0
+	n.Endpoints, n.Egresses = slices.Clone(n.Endpoints), slices.Clone(n.Egresses)
+	slices.SortStableFunc(n.Endpoints, func(a, b plan.Endpoint) int {
+		return cmp.Or(a.SID.Compare(b.SID), cmp.Compare(a.Path, b.Path), cmp.Compare(a.Epoch, b.Epoch))
+	})
+	slices.SortStableFunc(n.Egresses, func(a, b plan.Egress) int {
+		return cmp.Or(a.SID.Compare(b.SID), cmp.Compare(a.Path, b.Path), cmp.Compare(a.Epoch, b.Epoch))
+	})
+	return plan.EncodeNode(n)
 }
 
 // room is an error if some node could not hold the next generation beside those that drain,
@@ -360,9 +417,18 @@ func (c *Controller) giveUp(ctx context.Context, v *view, number uint64, unsent 
 			e.Nodes[name] = r.Revision
 		}
 	}
-	if len(e.Epochs) > 0 {
-		v.state.Erasing = append(slices.Clone(v.state.Erasing), e)
+	if len(e.Epochs) == 0 {
+		return nil
 	}
+	v.state.Erasing = slices.Clone(v.state.Erasing)
+	for i, x := range v.state.Erasing { // one record for the same nodes, which the last to be erased ends
+		if x.Unsent == e.Unsent && maps.EqualFunc(x.Nodes, e.Nodes, func(_, _ uint64) bool { return true }) {
+			e.Epochs = slices.Concat(x.Epochs, slices.DeleteFunc(e.Epochs, func(id pathEpoch) bool { return slices.Contains(x.Epochs, id) }))
+			v.state.Erasing[i] = e // no plan's revision goes down
+			return nil
+		}
+	}
+	v.state.Erasing = append(v.state.Erasing, e)
 	return nil
 }
 
@@ -385,9 +451,13 @@ func (s stateRecord) live() (numbers []uint64) {
 // under way goes on, and waits for whom it waited.
 func (c *Controller) exclude(ctx context.Context, v *view) (bool, time.Time, error) {
 	s := &v.state
-	given := s.live()
+	given, unsent := s.live(), s.Next
 	out := slices.DeleteFunc(v.revoked(), func(n string) bool { return slices.Contains(s.Revoked, n) })
 	t := store.Txn{Put: map[string][]byte{}}
+	before, err := c.contents(ctx, v, false)
+	if err != nil {
+		return false, time.Time{}, err
+	}
 	if err := c.replace(ctx, v, out, &t); err != nil {
 		return false, time.Time{}, fmt.Errorf("exclude %s: %w", strings.Join(out, ", "), err)
 	}
@@ -402,8 +472,17 @@ func (c *Controller) exclude(ctx context.Context, v *view) (bool, time.Time, err
 	if err != nil {
 		return false, time.Time{}, err
 	}
-	if s.Step == stepNone {
+	switch s.Step {
+	case stepNone:
 		s.Step, s.Since, s.Waiting = stepTurn, c.cfg.Now(), nil
+	case stepPrepare: // the fresh secrets are sent at once, whatever becomes of what is prepared
+		after, err := c.contents(ctx, v, false)
+		if err != nil {
+			return false, time.Time{}, err
+		}
+		anew := maps.Clone(changed)
+		maps.DeleteFunc(anew, func(name string, _ uint64) bool { return before[name] == after[name] })
+		v.leave(anew, c.cfg.Now())
 	}
 	waiting := maps.Clone(changed)
 	for name, revision := range s.Waiting {
@@ -417,7 +496,7 @@ func (c *Controller) exclude(ctx context.Context, v *view) (bool, time.Time, err
 		if slices.Contains(live, n) {
 			continue
 		}
-		if err := c.giveUp(ctx, v, n, false, &t); err != nil {
+		if err := c.giveUp(ctx, v, n, n == unsent, &t); err != nil {
 			return false, time.Time{}, err
 		}
 	}
@@ -577,6 +656,9 @@ func (c *Controller) plans(ctx context.Context, v *view, t *store.Txn) (changed 
 	if err != nil {
 		return nil, err
 	}
+	if t.Put == nil {
+		t.Put = map[string][]byte{}
+	}
 	in := map[string]bool{}
 	for _, n := range nodes {
 		in[n.Name] = true
@@ -585,14 +667,17 @@ func (c *Controller) plans(ctx context.Context, v *view, t *store.Txn) (changed 
 		if in[name] {
 			continue
 		}
+		if v.nodes[name].Key == "" { // it has never joined, so it holds nothing
+			t.If = append(t.If, v.at(keyNode(name, partID)))
+			t.Delete = append(t.Delete, keyNode(name, partPlan), keyPlans+name)
+			delete(v.plans, name)
+			continue
+		}
 		n, err := c.left(ctx, name)
 		if err != nil {
 			return nil, err
 		}
 		nodes = append(nodes, n)
-	}
-	if t.Put == nil {
-		t.Put = map[string][]byte{}
 	}
 	changed = map[string]uint64{}
 	revision := s.Revision + 1
@@ -613,11 +698,7 @@ func (c *Controller) plans(ctx context.Context, v *view, t *store.Txn) (changed 
 		if err != nil {
 			return nil, err
 		}
-		was := v.plans[n.Name]
-		r := planRecord{Revision: revision, Digest: digest(b), Content: digest(content), HeldRevision: was.HeldRevision, HeldContent: was.HeldContent}
-		if was.Revision != 0 && v.holds(n.Name, was.Revision) {
-			r.HeldRevision, r.HeldContent = was.Revision, was.Content
-		}
+		r := planRecord{Revision: revision, Digest: digest(b), Content: digest(content)}
 		v.plans[n.Name] = r
 		t.Put[keyNode(n.Name, partPlan)] = encode(r)
 		t.Put[keyPlans+n.Name] = b
@@ -748,6 +829,15 @@ func mayHave(last, next *plan.Domain, s stateRecord, held map[pathEpoch]bool) er
 	}
 	if len(turning) > 0 && len(s.Old) >= OldMax {
 		return fmt.Errorf("%w: %d generations drain already", errWait, len(s.Old))
+	}
+	var sent int
+	for _, o := range s.Old {
+		if o.Until.IsZero() {
+			sent++
+		}
+	}
+	if sent >= OldMax {
+		return fmt.Errorf("%w: there are %d generations already that headends have to turn from", errWait, sent)
 	}
 	return nil
 }

@@ -50,6 +50,12 @@ func (c *Controller) describeView(ctx context.Context, v *view) (*v1.State, erro
 	if s.Step != stepNone {
 		out.Since = timestamppb.New(s.Since)
 	}
+	late := v.late()
+	if s.Step == stepNone && len(late) > 0 { // another change went over it, and it is not through
+		out.Step = string(stepTurn)
+		first := slices.MinFunc(late, func(a, b string) int { return s.Late[a].Since.Compare(s.Late[b].Since) })
+		out.Since = timestamppb.New(s.Late[first].Since)
+	}
 	if s.ProblemSerial != v.wanted.Serial {
 		out.Problem = ""
 	}
@@ -57,7 +63,7 @@ func (c *Controller) describeView(ctx context.Context, v *view) (*v1.State, erro
 		out.Problem = fmt.Sprintf("it waits: the records are of a backup of %s, and these nodes have not said yet what they hold since: %s; waystamp node revoke NAME goes on without one",
 			s.Restored.UTC().Format(time.RFC3339), strings.Join(v.unheard(), ", "))
 	}
-	out.Settled = s.Restored.IsZero() && s.Step == stepNone && s.Serial == v.wanted.Serial && slices.Equal(s.Revoked, v.revoked())
+	out.Settled = s.Restored.IsZero() && s.Step == stepNone && s.Serial == v.wanted.Serial && slices.Equal(s.Revoked, v.revoked()) && len(v.late()) == 0
 
 	if at := c.rotatesAt(v); !at.IsZero() && s.Restored.IsZero() {
 		out.NextRotation = timestamppb.New(at)
@@ -82,15 +88,30 @@ func (c *Controller) describeView(ctx context.Context, v *view) (*v1.State, erro
 		out.Nodes = append(out.Nodes, describeNode(v, name, connected[name]))
 	}
 
-	for _, name := range out.WaitingFor {
+	wait := func(name string, in step, since time.Time) *v1.WaitingState {
 		n := describeNode(v, name, connected[name])
-		w := &v1.WaitingState{Node: name, State: n.State, Reason: n.Reason, Since: timestamppb.New(s.Since)}
+		w := &v1.WaitingState{Node: name, State: n.State, Reason: n.Reason, Since: timestamppb.New(since), Step: string(in)}
 		if n.State == nodeRefusing {
 			w.Since = n.Since
 		}
-		out.Waiting = append(out.Waiting, w)
+		return w
+	}
+	for _, name := range out.WaitingFor {
+		out.Waiting = append(out.Waiting, wait(name, s.Step, s.Since))
+	}
+	ofStep, behind := slices.Clone(out.Waiting), map[string]*v1.WaitingState{}
+	for _, name := range late {
+		behind[name] = wait(name, stepTurn, s.Late[name].Since)
+		if !slices.Contains(out.WaitingFor, name) {
+			out.WaitingFor = append(out.WaitingFor, name)
+			out.Waiting = append(out.Waiting, behind[name])
+		}
 	}
 
+	lacking, err := c.lacking(ctx, v, now)
+	if err != nil {
+		return nil, err
+	}
 	seen := map[string]bool{}
 	for _, g := range []*generation{now, next} {
 		for _, p := range g.domain.Paths {
@@ -105,17 +126,14 @@ func (c *Controller) describeView(ctx context.Context, v *view) (*v1.State, erro
 				ch.State, ch.Reason = chainBlocked, why
 			case g == next || s.Step == stepTurn && s.Next == 0 && len(s.Old) == 0:
 				ch.State = chainPreparing
-				var waits []string
-				for _, w := range out.Waiting {
-					text := w.Node
-					if w.State == nodeRefusing {
-						text += ", which refuses its plan: " + w.Reason
-					}
-					waits = append(waits, text)
+				ch.Reason = waitsFor(ofStep)
+			case len(lacking[p.Chain]) > 0:
+				ch.State = chainPreparing
+				var all []*v1.WaitingState
+				for _, name := range lacking[p.Chain] {
+					all = append(all, behind[name])
 				}
-				if len(waits) > 0 {
-					ch.Reason = "waits for " + strings.Join(waits, ", ")
-				}
+				ch.Reason = waitsFor(all)
 			}
 			out.Chains = append(out.Chains, ch)
 		}
@@ -146,6 +164,50 @@ func (c *Controller) describeView(ctx context.Context, v *view) (*v1.State, erro
 		epochs(g, epochDraining, until)
 	}
 	return out, nil
+}
+
+// waitsFor says so of nodes; "" if there are none.
+func waitsFor(nodes []*v1.WaitingState) string {
+	var waits []string
+	for _, w := range nodes {
+		text := w.Node
+		if w.State == nodeRefusing {
+			text += ", which refuses its plan: " + w.Reason
+		}
+		waits = append(waits, text)
+	}
+	if len(waits) == 0 {
+		return ""
+	}
+	return "waits for " + strings.Join(waits, ", ")
+}
+
+// lacking are the nodes, by chain, that have not turned to what all others hold of it, because they
+// have not ended a turn that another change went over.
+func (c *Controller) lacking(ctx context.Context, v *view, now *generation) (map[string][]string, error) {
+	nodes := map[string][]string{}
+	for _, name := range v.late() {
+		has := map[pathEpoch]bool{} // of the oldest generation that it may still send
+		for _, o := range v.state.Old {
+			if revision, ok := o.Waiting[name]; !ok || v.holds(name, revision) {
+				continue
+			}
+			g, err := c.generation(ctx, v, o.Generation)
+			if err != nil {
+				return nil, err
+			}
+			for _, p := range g.domain.Paths {
+				has[pathEpoch{p.Path, p.Epoch}] = true
+			}
+			break
+		}
+		for _, p := range now.domain.Paths {
+			if on(p, name) && !has[pathEpoch{p.Path, p.Epoch}] && !slices.Contains(nodes[p.Chain], name) {
+				nodes[p.Chain] = append(nodes[p.Chain], name)
+			}
+		}
+	}
+	return nodes, nil
 }
 
 func describeNode(v *view, name string, connected bool) *v1.NodeState {

@@ -106,9 +106,9 @@ func TestAnotherFileGoesOnOverAHeadendThatDoesNotTurn(t *testing.T) {
 	agents["r4"] = w.join("r4")
 	serial := w.apply(edit(file, "functions:\n", `  - {name: r4, address: "fc00:4::1", locator: "fc00:0:0:400::/56", cpus: 2, interfaces: [{name: r4-r2, role: core}, {name: r4-h4, role: edge}]}`+"\nfunctions:\n") +
 		`  - {name: voice, ingress: [r3], functions: [fw], egress: r4, match: {destination: "2001:db8:50::/48"}}` + "\n")
-	w.until("voice", settled(serial))
-	w.until("nothing drains but what r1 sends", func(s *v1.State) bool {
-		return !slices.ContainsFunc(s.Epochs, func(e *v1.EpochState) bool { return e.Until != nil }) &&
+	w.until("voice, and nothing drains but what r1 sends", func(s *v1.State) bool {
+		active := slices.ContainsFunc(s.Chains, func(ch *v1.ChainState) bool { return ch.Name == "voice" && ch.State == chainActive })
+		return active && s.Serial == serial && onlyLate(s, "r1") && !slices.ContainsFunc(s.Epochs, func(e *v1.EpochState) bool { return e.Until != nil }) &&
 			!slices.ContainsFunc(s.Nodes, func(n *v1.NodeState) bool { return n.State == nodeBehind })
 	})
 	at := func(name string) plan.Node { return agents[name].now() }

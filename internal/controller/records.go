@@ -80,6 +80,9 @@ type stateRecord struct {
 	Since   time.Time         `json:"since,omitzero"`    // of the step
 	Waiting map[string]uint64 `json:"waiting,omitempty"` // by node: the plan's revision that ends the step
 
+	// Late are nodes that have not ended a turn that another change went over.
+	Late map[string]lateRecord `json:"late,omitempty"`
+
 	Revoked []string        `json:"revoked,omitempty"` // nodes without which Now was made
 	Erasing []erasingRecord `json:"erasing,omitempty"`
 
@@ -107,6 +110,12 @@ type oldRecord struct {
 	Until      time.Time `json:"until,omitzero"` // zero: not all headends have turned yet
 	// Waiting is for which nodes' turn it waits, with the plan's revision; none: for those of the step.
 	Waiting map[string]uint64 `json:"waiting,omitempty"`
+}
+
+// lateRecord is what a node has not put in force yet, and all others go on without.
+type lateRecord struct {
+	Revision uint64    `json:"revision"` // the plan's that ends it
+	Since    time.Time `json:"since"`    // of the first such turn
 }
 
 // erasingRecord is epochs that some nodes may still hold.
@@ -153,17 +162,6 @@ type planRecord struct {
 	Revision uint64 `json:"revision"`
 	Digest   string `json:"digest"`  // of the plan with its revision
 	Content  string `json:"content"` // digest of the plan without
-
-	// The last that the node has acknowledged before it was to hold this one.
-	HeldRevision uint64 `json:"held-revision,omitempty"`
-	HeldContent  string `json:"held-content,omitempty"`
-}
-
-// needs tells whether a node has to take its plan for what all others do. It need not if the
-// plan has only what it held before: whatever came between had that, too.
-func (v *view) needs(name string) bool {
-	p := v.plans[name]
-	return p.HeldRevision == 0 || p.HeldContent != p.Content || !v.holds(name, p.HeldRevision)
 }
 
 // ackRecord is what a node's kernel holds.
@@ -293,14 +291,42 @@ func (v *view) refuses(name string) bool {
 // waitingFor are the nodes that have not ended the step.
 func (v *view) waitingFor() []string { return v.without(v.state.Waiting) }
 
-// without are the nodes that do not hold their plan of a revision yet, or a later one.
+// without are the nodes that do not hold their plan of a revision yet, or a later one. Nodes that
+// were revoked, or have no plan, are out.
 func (v *view) without(revisions map[string]uint64) (names []string) {
 	for _, name := range slices.Sorted(maps.Keys(revisions)) {
-		if !v.holds(name, revisions[name]) && !v.nodes[name].Revoked {
+		if _, in := v.plans[name]; in && !v.holds(name, revisions[name]) && !v.nodes[name].Revoked {
 			names = append(names, name)
 		}
 	}
 	return names
+}
+
+// late are the nodes that have not ended a turn that another change went over.
+func (v *view) late() []string {
+	revisions := map[string]uint64{}
+	for name, l := range v.state.Late {
+		revisions[name] = l.Revision
+	}
+	return v.without(revisions)
+}
+
+// leave notes that what comes next goes on without these nodes, which end a turn with plans of these
+// revisions; and forgets of whom that is not true any more.
+func (v *view) leave(revisions map[string]uint64, since time.Time) {
+	late := map[string]lateRecord{}
+	for _, name := range v.late() {
+		late[name] = v.state.Late[name]
+	}
+	for name, revision := range revisions {
+		l, ok := late[name]
+		if !ok {
+			l.Since = since
+		}
+		l.Revision = max(l.Revision, revision)
+		late[name] = l
+	}
+	v.state.Late = late
 }
 
 // encode is JSON of one of the records above, which can always be encoded.

@@ -1073,13 +1073,14 @@ func (x *State) GetNextRotation() *timestamppb.Timestamp {
 	return nil
 }
 
-// WaitingState is a node that the step waits for.
+// WaitingState is a node that a change waits for.
 type WaitingState struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Node          string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
 	State         string                 `protobuf:"bytes,2,opt,name=state,proto3" json:"state,omitempty"` // as in NodeState
 	Reason        string                 `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
 	Since         *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=since,proto3" json:"since,omitempty"` // when it refused, else since when the step waits
+	Step          string                 `protobuf:"bytes,5,opt,name=step,proto3" json:"step,omitempty"`   // prepare, or turn; that one also if another change went over it, and it is not through
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1140,6 +1141,13 @@ func (x *WaitingState) GetSince() *timestamppb.Timestamp {
 		return x.Since
 	}
 	return nil
+}
+
+func (x *WaitingState) GetStep() string {
+	if x != nil {
+		return x.Step
+	}
+	return ""
 }
 
 type NodeState struct {
@@ -2327,12 +2335,13 @@ const file_waystamp_proto_rawDesc = "" +
 	" \x01(\bR\asettled\x12!\n" +
 	"\ftrust_domain\x18\v \x01(\tR\vtrustDomain\x123\n" +
 	"\awaiting\x18\f \x03(\v2\x19.waystamp.v1.WaitingStateR\awaiting\x12?\n" +
-	"\rnext_rotation\x18\r \x01(\v2\x1a.google.protobuf.TimestampR\fnextRotation\"\x82\x01\n" +
+	"\rnext_rotation\x18\r \x01(\v2\x1a.google.protobuf.TimestampR\fnextRotation\"\x96\x01\n" +
 	"\fWaitingState\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x14\n" +
 	"\x05state\x18\x02 \x01(\tR\x05state\x12\x16\n" +
 	"\x06reason\x18\x03 \x01(\tR\x06reason\x120\n" +
-	"\x05since\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\"\xe0\x01\n" +
+	"\x05since\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x12\n" +
+	"\x04step\x18\x05 \x01(\tR\x04step\"\xe0\x01\n" +
 	"\tNodeState\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05state\x18\x02 \x01(\tR\x05state\x12\x16\n" +
