@@ -26,6 +26,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -91,7 +92,8 @@ type Member struct {
 	first   sync.Once     // closes planned
 	arrived chan struct{} // a plan is new on disk
 
-	files sync.Mutex // of the two plan files; taken before mu
+	files  sync.Mutex // of the two plan files and passed; taken before mu
+	passed []passed   // the oldest first
 }
 
 // identityFile is a node's identity on disk.
@@ -319,6 +321,13 @@ func (m *Member) keepPlan(n plan.Node, digest string, b []byte) error {
 		if err := link(m.PlanFile(), m.FallbackFile()); err != nil {
 			return fmt.Errorf("keep the plan before it: %w", err)
 		}
+	} else if had {
+		// The agent may have read it, and be about to say that it is in force.
+		was, err := os.ReadFile(m.PlanFile())
+		if err != nil {
+			return fmt.Errorf("keep the plan before it: %w", err)
+		}
+		m.passed = append(m.passed[max(0, len(m.passed)+1-passedMax):], passed{m.have.Revision, m.digest, was})
 	}
 	if err := replace(m.PlanFile(), b); err != nil { // and this makes both names last
 		return fmt.Errorf("keep it: %w", err)
@@ -346,16 +355,36 @@ func link(file, name string) error {
 	return replace(name, b)
 }
 
-// settle forgets the plan before if the one on disk is in force: its secrets are void.
-func (m *Member) settle(r Report) {
+// passed is a plan that is on disk no more, and that the agent may be putting in force.
+type passed struct {
+	revision uint64
+	digest   string
+	content  []byte
+}
+
+// passedMax is how many of them there are at most: an agent says what became of a plan in seconds.
+const passedMax = 16
+
+// settle makes what is in force last. It forgets the plan before if the one on disk is in force: its secrets are
+// void. If one is that came between the two, it is the plan before from now on: the controller counts on
+// it that the node goes back behind it no more. An error means that the controller must not be told.
+func (m *Member) settle(r Report) error {
 	m.files.Lock()
 	defer m.files.Unlock()
+	i := slices.IndexFunc(m.passed, func(p passed) bool { return p.revision == r.Revision && p.digest == r.Digest })
+	if i >= 0 {
+		if err := replace(m.FallbackFile(), m.passed[i].content); err != nil {
+			return err
+		}
+	}
+	read := max(r.Revision, r.Refused) // and it reads none before that any more
+	m.passed = slices.DeleteFunc(m.passed, func(p passed) bool { return p.revision <= read })
 	m.mu.Lock()
 	m.inForce = r.Revision != 0 && r.Revision == m.have.Revision && r.Digest == m.digest
 	inForce := m.inForce
 	m.mu.Unlock()
 	if !inForce {
-		return
+		return nil
 	}
 	err := os.Remove(m.FallbackFile())
 	if err == nil {
@@ -364,6 +393,7 @@ func (m *Member) settle(r Report) {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		m.cfg.Log.Error("the plan before, which is void, cannot be removed", "err", err)
 	}
+	return nil
 }
 
 // client calls the controller over one set of connections; close ends them.
@@ -718,7 +748,10 @@ func (m *Member) Serve(ctx context.Context, agent func(context.Context) error, r
 
 // Report is what the kernel holds from now on; the controller is told as soon as it can be.
 func (m *Member) Report(r Report) {
-	m.settle(r)
+	if err := m.settle(r); err != nil {
+		m.cfg.Log.Error("a plan is in force that cannot be kept; the controller is not told", "revision", r.Revision, "err", err)
+		return
+	}
 	m.mu.Lock()
 	m.report = r
 	m.mu.Unlock()

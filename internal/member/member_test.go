@@ -232,9 +232,21 @@ func TestThePlanBeforeStaysUntilTheNextIsInForce(t *testing.T) {
 	if info, err := os.Stat(m.FallbackFile()); err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("mode %v, %v", info.Mode(), err)
 	}
-	// An agent that was killed before it said anything: 9 may be in force.
+	// Another plan comes while the agent puts one in force: whoever is told of that one counts on it.
+	receive(10, 8)
+	receive(11, 8)
+	report(inForce(10), 10)
+	refused = inForce(10)
+	refused.Refused = 11
+	report(refused, 10)
+	m, err = Open(cfg)
+	must(t, err)
+	report(inForce(10), 10)
+	report(inForce(11), 0)
+	receive(12, 11)
+	// An agent that was killed before it said anything: 12 may be in force.
 	m, err = Open(cfg)
 	must(t, err)
 	must(t, os.Remove(m.FallbackFile()))
-	receive(10, 9)
+	receive(13, 12)
 }
