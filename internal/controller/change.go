@@ -87,12 +87,24 @@ func (c *Controller) advance(ctx context.Context) (did bool, wake time.Time, err
 			return false, time.Time{}, err
 		}
 	}
+	var owed map[string][]string
+	if !due && s.Step == stepNone {
+		now, err := c.generation(ctx, v, s.Now)
+		if err != nil {
+			return false, time.Time{}, err
+		}
+		owed = c.owed(v, now)
+		c.watchful = len(owed) > 0
+		for _, stuck := range owed {
+			due = due || len(stuck) == 0
+		}
+	}
 	if due {
 		did, err := c.begin(ctx, v)
 		return did, wake, err
 	}
 	// Not while something else waits: secrets do not get fresher by a second request.
-	if at := c.rotatesAt(v); !at.IsZero() && s.Step == stepNone && v.wanted.Serial == s.Serial {
+	if at := c.rotatesAt(v); !at.IsZero() && s.Step == stepNone && v.wanted.Serial == s.Serial && len(owed) == 0 {
 		if !c.cfg.Now().Before(at) {
 			return c.rotate(ctx, v)
 		}
@@ -194,9 +206,26 @@ func (c *Controller) prepare(ctx context.Context, v *view) error {
 	if err != nil {
 		return err
 	}
-	next, err := c.compile(ctx, v, now, v.wanted)
+	w := v.wanted
+	w.Rotate = maps.Clone(w.Rotate)
+	for chain, stuck := range c.owed(v, now) {
+		// What was asked for before would wait again, and take this with it.
+		if tried := w.Rotate[chain] <= s.Serial; len(stuck) > 0 && (tried || s.Step != stepNone) {
+			w.Rotate[chain] = now.Rotated[chain]
+		}
+	}
+	next, err := c.compile(ctx, v, now, w)
 	if err != nil {
 		return err
+	}
+	had := map[pathEpoch]bool{}
+	for _, p := range now.domain.Paths {
+		had[pathEpoch{p.Path, p.Epoch}] = true
+	}
+	for chain, at := range v.wanted.Rotate { // of what changes anyway the secrets are fresh
+		if !slices.ContainsFunc(next.domain.Paths, func(p plan.Path) bool { return p.Chain == chain && had[pathEpoch{p.Path, p.Epoch}] }) {
+			next.Rotated[chain] = at
+		}
 	}
 	if err := c.room(ctx, v, next); err != nil {
 		return err
@@ -291,6 +320,27 @@ func sorted(n plan.Node) ([]byte, error) {
 		return cmp.Or(a.SID.Compare(b.SID), cmp.Compare(a.Path, b.Path), cmp.Compare(a.Epoch, b.Epoch))
 	})
 	return plan.EncodeNode(n)
+}
+
+// owed are the chains whose fresh secrets were asked for and that have not got them, with the nodes on their way
+// that refuse their plan or have no connection: a file that goes over a change leaves out what would wait for those.
+func (c *Controller) owed(v *view, now *generation) map[string][]string {
+	connected, _ := c.connected()
+	owed := map[string][]string{}
+	for _, p := range now.domain.Paths {
+		if v.wanted.Rotate[p.Chain] <= now.Rotated[p.Chain] || now.Blocked[p.Chain] != "" {
+			continue
+		}
+		stuck := owed[p.Chain]
+		for name := range v.plans {
+			if on(p, name) && (v.refuses(name) || !connected[name]) && !slices.Contains(stuck, name) {
+				stuck = append(stuck, name)
+			}
+		}
+		slices.Sort(stuck)
+		owed[p.Chain] = stuck
+	}
+	return owed
 }
 
 // room is an error if some node could not hold the next generation beside those that drain,

@@ -73,6 +73,15 @@ func (c *Controller) describeView(ctx context.Context, v *view) (*v1.State, erro
 	if err != nil {
 		return nil, err
 	}
+	if s.Restored.IsZero() && s.Step == stepNone && s.Serial == v.wanted.Serial {
+		owed := c.owed(v, now)
+		out.Settled = out.Settled && len(owed) == 0
+		for _, chain := range slices.Sorted(maps.Keys(owed)) {
+			if stuck := owed[chain]; len(stuck) > 0 && out.Problem == "" {
+				out.Problem = fmt.Sprintf("it waits: chain %s gets fresh secrets as soon as %s can take them", chain, strings.Join(stuck, ", "))
+			}
+		}
+	}
 	next, err := c.generation(ctx, v, s.Next)
 	if err != nil {
 		return nil, err

@@ -235,3 +235,34 @@ func TestARevocationReplacesWhatNobodyHasSent(t *testing.T) {
 		t.Errorf("%d paths are sent into", n)
 	}
 }
+
+// A rotation waits for a node. Files that ask nothing of that node go over it without the rotation, and use up no epochs. It
+// is not through before the node is back, and comes then by itself.
+func TestAFileGoesOnOverARotation(t *testing.T) {
+	w, agents := domain(t)
+	agents["r4"] = w.join("r4")
+	base := edit(file, "functions:\n", spareNode)
+	w.until("r4", settled(w.apply(base)))
+	w.until("drained", drained)
+	agents["r2"].stop()
+	w.rotate()
+	w.until("it waits for r2", stuckIn(stepPrepare, "r2"))
+	for i := range 3 {
+		serial := w.apply(base + fmt.Sprintf(`  - {name: x%d, ingress: [r1], functions: [spare], egress: r3, match: {destination: "2001:db8:5%d::/48"}}`+"\n", i, i))
+		s := w.until("a chain that is not on r2", func(s *v1.State) bool { return s.Serial == serial && s.Step == "" && s.Problem != "" })
+		if s.Settled || s.Problem != "it waits: chain web gets fresh secrets as soon as r2 can take them" {
+			t.Errorf("settled %v, problem %q", s.Settled, s.Problem)
+		}
+	}
+	if sends, _ := epochsOf(agents["r1"].now(), "web"); !slices.Equal(sends, []uint8{1}) {
+		t.Errorf("r1 sends %v", sends)
+	}
+	agents["r2"].run("")
+	w.until("drained", drained)
+	if sends, _ := epochsOf(agents["r1"].now(), "web"); !slices.Equal(sends, []uint8{3}) {
+		t.Errorf("r1 sends %v; nobody sent 2, and all that came between had 1", sends)
+	}
+	if n := w.accepted(func(name string) plan.Node { return agents[name].now() }, "r1", "r2", "r3", "r4"); n != 3 {
+		t.Errorf("%d paths are sent into", n)
+	}
+}
