@@ -149,7 +149,7 @@ func TestEndsShakeHandsWhileKeysChange(t *testing.T) {
 		go func() {
 			c, _, err := ends.From.Accept(ctx, far)
 			if err == nil {
-				err = c.Answer(seal.Answer{})
+				err = c.Answer(t.Context(), seal.Answer{})
 			}
 			taken <- errors.Join(err, far.Close())
 		}()

@@ -7,6 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
+	"strings"
+	"unicode"
 )
 
 // messageMax bounds what ends say to each other before the bytes of a service, in bytes.
@@ -24,6 +27,7 @@ type Hello struct {
 
 // Answer is the first that the other end says.
 type Answer struct {
+	Open    bool    `json:"open"`              // send sets it: without a Failure
 	Failure Failure `json:"failure,omitempty"` // "": the way onward is open
 	Text    string  `json:"text,omitempty"`    // for the gateway's log
 }
@@ -40,8 +44,35 @@ const (
 	FailurePart        Failure = "part"               // the next part is not open
 )
 
-// textMax bounds an answer's text, in bytes.
+var failures = []Failure{FailureCertificate, FailureTLS, FailureProtocol, FailureService, FailurePart}
+
+// textMax bounds texts in messages, in bytes.
 const textMax = 512
+
+// checkText refuses what would forge lines of a log.
+func checkText(what, text string) error {
+	if len(text) > textMax {
+		return fmt.Errorf("%w: %s has %d bytes; at most %d are read", ErrMismatch, what, len(text), textMax)
+	}
+	if strings.ContainsFunc(text, unicode.IsControl) {
+		return fmt.Errorf("%w: %s has control characters", ErrMismatch, what)
+	}
+	return nil
+}
+
+func (h *Hello) check() error {
+	return errors.Join(checkText("the chain", h.Chain), checkText("the service", h.Service), checkText("the protocol", h.Protocol))
+}
+
+func (a *Answer) check() error {
+	switch {
+	case a.Open != (a.Failure == ""):
+		return fmt.Errorf("%w: an answer says neither that the way onward is open nor why not", ErrMismatch)
+	case !a.Open && !slices.Contains(failures, a.Failure):
+		return fmt.Errorf("%w: an answer has an unknown failure", ErrMismatch)
+	}
+	return checkText("the text", a.Text)
+}
 
 // Refusal is an answer that says that the way onward is not open.
 type Refusal struct{ Answer }
@@ -60,7 +91,14 @@ var (
 
 func send(w io.Writer, message any) error {
 	if a, ok := message.(Answer); ok {
-		a.Text = a.Text[:min(len(a.Text), textMax)]
+		a.Open = a.Failure == ""
+		a.Text = strings.Map(func(r rune) rune {
+			if unicode.IsControl(r) {
+				return ' '
+			}
+			return r
+		}, a.Text)
+		a.Text = strings.ToValidUTF8(a.Text[:min(len(a.Text), textMax)], "")
 		message = a
 	}
 	text, err := json.Marshal(message)
@@ -74,7 +112,8 @@ func send(w io.Writer, message any) error {
 	return err
 }
 
-func receive(r io.Reader, into any) error {
+// receive reads a message and checks it.
+func receive(r io.Reader, into interface{ check() error }) error {
 	var head [2]byte
 	if _, err := io.ReadFull(r, head[:]); err != nil {
 		return cut(err)
@@ -95,7 +134,7 @@ func receive(r io.Reader, into any) error {
 	if _, err := d.Token(); !errors.Is(err, io.EOF) {
 		return fmt.Errorf("%w: a message has something behind its object", ErrMismatch)
 	}
-	return nil
+	return into.check()
 }
 
 // cut says that an end in the midst of a message is not an end.

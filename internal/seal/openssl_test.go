@@ -125,13 +125,13 @@ func TestOpenSSLDials(t *testing.T) {
 			if _, err := io.ReadFull(conn, got); err != nil || string(got) != "request" {
 				t.Errorf("%q came: %v", got, err)
 			}
-			if err := conn.Answer(Answer{}); err != nil {
+			if err := conn.Answer(t.Context(), Answer{}); err != nil {
 				t.Error(err)
 			}
 			io.WriteString(conn, "answer")
 			conn.CloseWrite()
 			cmd.Wait()
-			if want := message(t, Answer{}) + "answer"; out.String() != want {
+			if want := message(t, Answer{Open: true}) + "answer"; out.String() != want {
 				t.Errorf("openssl got %q; want %q", out.String(), want)
 			}
 			if files, _ := filepath.Glob(ticket); len(files) > 0 {
@@ -185,7 +185,7 @@ func TestOpenSSLAccepts(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer under.Close()
-			io.WriteString(in, message(t, Answer{})+"answer\n")
+			io.WriteString(in, message(t, Answer{Open: true})+"answer\n")
 			conn, err := dials.Dial(t.Context(), under, "shop", HTTP1)
 			if c.said != "" {
 				if err == nil || !strings.Contains(err.Error(), c.said) {

@@ -25,18 +25,24 @@ func Origin(ctx context.Context, under net.Conn, roots *x509.CertPool, name, pro
 	if protocol != HTTP1 && protocol != HTTP2 {
 		return nil, fmt.Errorf("%w: %q is not spoken with origins", ErrMismatch, protocol)
 	}
-	c, err := shake(ctx, tls.Client(transport{under}, &tls.Config{
+	stop := bound(ctx, under)
+	defer stop()
+	t := &transport{Conn: under}
+	c, err := shake(tls.Client(t, &tls.Config{
 		MinVersion:       tls.VersionTLS13,
 		CurvePreferences: []tls.CurveID{tls.X25519MLKEM768, tls.X25519, tls.CurveP256},
 		RootCAs:          roots,
 		ServerName:       name,
 		NextProtos:       []string{protocol},
-	}), under)
+	}), t)
 	if err != nil {
 		return nil, fmt.Errorf("origin %s: %w", name, err)
 	}
 	if got := c.ConnectionState().NegotiatedProtocol; got != protocol && (got != "" || protocol != HTTP1) {
 		return nil, fmt.Errorf("origin %s: %w: it speaks %q, not %s", name, errProtocol, got, protocol)
+	}
+	if err := stop(); err != nil {
+		return nil, fmt.Errorf("origin %s: %w", name, err)
 	}
 	return c, nil
 }

@@ -1,8 +1,12 @@
 package seal
 
 import (
+	"context"
 	"crypto/tls"
 	"errors"
+	"net"
+	"slices"
+	"syscall"
 )
 
 // Reason is why an end has refused a connection of the other one.
@@ -23,12 +27,15 @@ func ReasonOf(err error) Reason {
 		return Unsealed
 	}
 	var timeout interface{ Timeout() bool }
+	isAny := func(of ...error) bool {
+		return slices.ContainsFunc(of, func(e error) bool { return errors.Is(err, e) })
+	}
 	switch {
 	case errors.Is(err, errKey):
 		return Key
 	case errors.Is(err, ErrMismatch):
 		return PartMismatch
-	case errors.Is(err, ErrTruncated), errors.As(err, &timeout) && timeout.Timeout():
+	case isAny(ErrTruncated, context.Canceled, net.ErrClosed, syscall.ECONNRESET, syscall.EPIPE), errors.As(err, &timeout) && timeout.Timeout():
 		return Gone
 	}
 	return Peer

@@ -18,10 +18,13 @@ import (
 	"math/big"
 	"net"
 	"net/url"
+	"sync"
+	"sync/atomic"
 	"time"
 )
 
-// Protocol is that of ALPN (RFC 7301).
+// Protocol is that of ALPN (RFC 7301). Ends refuse fields of messages that they do not know, so
+// one more field is another protocol.
 const Protocol = "waystamp/1"
 
 // serverName is what who dials asks for (RFC 6066 section 3). It is the same for all parts but for
@@ -46,6 +49,12 @@ type Epoch struct {
 	Peer   ed25519.PublicKey  // the only one that is taken from the other end
 }
 
+// String leaves the key out.
+func (e Epoch) String() string { return fmt.Sprintf("{epoch %d}", e.Number) }
+
+// GoString leaves the key out.
+func (e Epoch) GoString() string { return e.String() }
+
 // Name is what an end of a part is called, as a URI (SPIFFE-ID section 2).
 func Name(node, function string) string {
 	return (&url.URL{Scheme: "spiffe", Host: "waystamp", Path: "/node/" + node + "/function/" + function}).String()
@@ -63,9 +72,25 @@ func (p *Part) check(e Epoch) error {
 	return nil
 }
 
+// certificates are those of keys that this process has shown. Signing takes longer than the rest
+// of what an end does before the other one has said anything.
+var certificates = struct {
+	sync.Mutex
+	of map[string]tls.Certificate
+}{of: map[string]tls.Certificate{}}
+
+// certificatesMax bounds them: parts have a few keys each.
+const certificatesMax = 1024
+
 // certificate is of the end's key, signed by it. The other end looks at the key and the name
 // alone: times and serial number say nothing.
 func (p *Part) certificate(key ed25519.PrivateKey) (tls.Certificate, error) {
+	of := p.Name + " " + string(key)
+	certificates.Lock()
+	defer certificates.Unlock()
+	if c, ok := certificates.of[of]; ok {
+		return c, nil
+	}
 	name, err := url.Parse(p.Name)
 	if err != nil {
 		return tls.Certificate{}, fmt.Errorf("the name of an end: %w", err)
@@ -81,7 +106,12 @@ func (p *Part) certificate(key ed25519.PrivateKey) (tls.Certificate, error) {
 	if err != nil {
 		return tls.Certificate{}, fmt.Errorf("make the certificate of %s: %w", p.Name, err)
 	}
-	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, nil
+	if len(certificates.of) >= certificatesMax {
+		clear(certificates.of)
+	}
+	c := tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
+	certificates.of[of] = c
+	return c, nil
 }
 
 // config is the same on both sides but for who asks for a certificate.
@@ -143,18 +173,36 @@ func (p *Part) verify(s tls.ConnectionState, e Epoch) error {
 // ErrTruncated. Close alone says nothing to the other end, CloseWrite does.
 type Conn struct {
 	*tls.Conn
-	under net.Conn
+	transport *transport
 }
 
 // Close closes the connection below without a close_notify, so that what was cut off never
 // looks complete. What CloseWrite has said before, it has said.
-func (c *Conn) Close() error { return c.under.Close() }
+func (c *Conn) Close() error { return c.transport.Conn.Close() }
+
+// CloseWrite sends a close_notify. Like any Write it waits for as long as the other end reads
+// nothing: crypto/tls would give up after 5 s, and what is complete would look cut off.
+func (c *Conn) CloseWrite() error {
+	c.transport.waits.Store(true)
+	defer c.transport.waits.Store(false)
+	return c.Conn.CloseWrite()
+}
 
 // transport tells a connection that just ended from one whose end TLS has said: crypto/tls
 // takes both for the end, between two records.
-type transport struct{ net.Conn }
+type transport struct {
+	net.Conn
+	waits atomic.Bool // deadlines for writing are not set
+}
 
-func (t transport) Read(p []byte) (int, error) {
+func (t *transport) SetWriteDeadline(at time.Time) error {
+	if t.waits.Load() {
+		return nil
+	}
+	return t.Conn.SetWriteDeadline(at)
+}
+
+func (t *transport) Read(p []byte) (int, error) {
 	n, err := t.Conn.Read(p)
 	if errors.Is(err, io.EOF) {
 		err = ErrTruncated
@@ -162,11 +210,24 @@ func (t transport) Read(p []byte) (int, error) {
 	return n, err
 }
 
-func shake(ctx context.Context, c *tls.Conn, under net.Conn) (*Conn, error) {
-	if err := c.HandshakeContext(ctx); err != nil {
+// bound has all reads and writes fail when the context ends, until stop is called. stop gives the
+// context's error if it has ended by then.
+func bound(ctx context.Context, under net.Conn) (stop func() error) {
+	unbound := context.AfterFunc(ctx, func() { under.SetDeadline(time.Unix(1, 0)) })
+	return func() error {
+		if !unbound() {
+			return context.Cause(ctx)
+		}
+		return nil
+	}
+}
+
+// shake is bounded by its caller: HandshakeContext would close the connection, which is not ours.
+func shake(c *tls.Conn, t *transport) (*Conn, error) {
+	if err := c.HandshakeContext(context.Background()); err != nil {
 		return nil, fmt.Errorf("shake hands: %w", err)
 	}
-	return &Conn{c, under}, nil
+	return &Conn{c, t}, nil
 }
 
 // Dial shakes hands over a connection to the other end, says what it is for, and waits for
@@ -178,15 +239,15 @@ func (p *Part) Dial(ctx context.Context, under net.Conn, service, protocol strin
 	}
 	config, err := p.config(p.Epochs[0])
 	if err != nil {
-		return nil, err
+		return nil, p.wrap(err)
 	}
-	c, err := shake(ctx, tls.Client(transport{under}, config), under)
+	stop := bound(ctx, under)
+	defer stop()
+	t := &transport{Conn: under}
+	c, err := shake(tls.Client(t, config), t)
 	if err != nil {
 		return nil, p.wrap(err)
 	}
-	// What follows is bounded by the context, too.
-	stop := context.AfterFunc(ctx, func() { under.SetDeadline(time.Unix(1, 0)) })
-	defer stop()
 	if err := send(c, Hello{Chain: p.Chain, Path: p.Path, Epoch: p.Epochs[0].Number, Service: service, Protocol: protocol}); err != nil {
 		return nil, p.wrap(err)
 	}
@@ -197,8 +258,8 @@ func (p *Part) Dial(ctx context.Context, under net.Conn, service, protocol strin
 	if a.Failure != "" {
 		return nil, &Refusal{a}
 	}
-	if !stop() {
-		return nil, p.wrap(ctx.Err())
+	if err := stop(); err != nil {
+		return nil, p.wrap(err)
 	}
 	return c, nil
 }
@@ -209,7 +270,10 @@ func (p *Part) Dial(ctx context.Context, under net.Conn, service, protocol strin
 func (p *Part) Accept(ctx context.Context, under net.Conn) (*Conn, Hello, error) {
 	var h Hello
 	var epoch uint32
-	c, err := shake(ctx, tls.Server(transport{under}, &tls.Config{
+	stop := bound(ctx, under)
+	defer stop()
+	t := &transport{Conn: under}
+	c, err := shake(tls.Server(t, &tls.Config{
 		MinVersion: tls.VersionTLS13,
 		GetConfigForClient: func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
 			for _, e := range p.Epochs {
@@ -223,26 +287,31 @@ func (p *Part) Accept(ctx context.Context, under net.Conn) (*Conn, Hello, error)
 			}
 			return nil, fmt.Errorf("%w: it asks for %q; expect one of the epochs that live", ErrPeer, hello.ServerName)
 		},
-	}), under)
+	}), t)
 	if err != nil {
 		return nil, h, p.wrap(err)
 	}
-	stop := context.AfterFunc(ctx, func() { under.SetDeadline(time.Unix(1, 0)) })
-	defer stop()
 	if err := receive(c, &h); err != nil {
 		return nil, h, p.wrap(fmt.Errorf("read what the connection is for: %w", err))
 	}
 	if h.Chain != p.Chain || h.Path != p.Path || h.Epoch != epoch {
 		return nil, h, p.wrap(fmt.Errorf("%w: it is for chain %q, path 0x%08x in epoch %d, and its key is of epoch %d", ErrMismatch, h.Chain, h.Path, h.Epoch, epoch))
 	}
-	if !stop() {
-		return nil, h, p.wrap(ctx.Err())
+	if err := stop(); err != nil {
+		return nil, h, p.wrap(err)
 	}
 	return c, h, nil
 }
 
-// Answer says how the way onward is.
-func (c *Conn) Answer(a Answer) error { return send(c, a) }
+// Answer says how the way onward is, before the context ends.
+func (c *Conn) Answer(ctx context.Context, a Answer) error {
+	stop := bound(ctx, c.transport.Conn)
+	defer stop()
+	if err := send(c, a); err != nil {
+		return err
+	}
+	return stop()
+}
 
 func (p *Part) wrap(err error) error {
 	return fmt.Errorf("chain %s, path 0x%08x, with %s: %w", p.Chain, p.Path, p.Other, err)

@@ -8,8 +8,14 @@ import (
 	"crypto/tls"
 	"encoding/binary"
 	"errors"
+	"fmt"
+	"io"
+	"net"
 	"strings"
+	"sync/atomic"
+	"syscall"
 	"testing"
+	"time"
 )
 
 func TestPartCarriesBothDirections(t *testing.T) {
@@ -115,7 +121,7 @@ func TestRefusalComesBack(t *testing.T) {
 	go func() {
 		c, _, err := accepts.Accept(t.Context(), a)
 		if err == nil {
-			c.Answer(Answer{Failure: FailureCertificate, Text: strings.Repeat("x", 10_000)})
+			c.Answer(t.Context(), Answer{Failure: FailureCertificate, Text: strings.Repeat("x", 10_000)})
 		}
 	}()
 	_, err := dials.Dial(t.Context(), d, "shop", HTTP2)
@@ -140,6 +146,122 @@ func TestWaitingIsBounded(t *testing.T) {
 	stop()
 	if err := <-done; err == nil {
 		t.Error("who dials has an answer that nobody gave")
+	}
+}
+
+// A handshake that lasts too long leaves the connection to its caller, who resets it.
+func TestAHandshakeThatIsGivenUpEndsInAReset(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	silent, err := net.Dial("tcp", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer silent.Close()
+	c, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, accepts := newPart(t)
+	ctx, stop := context.WithCancel(t.Context())
+	stop()
+	if _, _, err := accepts.Accept(ctx, c); ReasonOf(err) != Gone {
+		t.Errorf("who says nothing is refused as %s (%v); want %s", ReasonOf(err), err, Gone)
+	}
+	if err := errors.Join(c.(*net.TCPConn).SetLinger(0), c.Close()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := silent.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("who said nothing reads %v; want a reset", err)
+	}
+}
+
+// deadlines counts those for writing.
+type deadlines struct {
+	wire
+	set atomic.Int32
+}
+
+func (d *deadlines) SetWriteDeadline(time.Time) error {
+	d.set.Add(1)
+	return nil
+}
+
+// The end of a stream waits for a slow reader, as its bytes do.
+func TestTheEndOfAStreamHasNoDeadline(t *testing.T) {
+	dials, accepts := newPart(t)
+	d, a, _, _ := newWires()
+	over := make(chan error)
+	go func() {
+		c, _, err := accepts.Accept(t.Context(), a)
+		if err == nil {
+			err = c.Answer(t.Context(), Answer{})
+		}
+		if err == nil {
+			_, err = io.ReadAll(c)
+		}
+		over <- err
+	}()
+	under := &deadlines{wire: d}
+	c, err := dials.Dial(t.Context(), under, "shop", HTTP1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(c.CloseWrite(), <-over); err != nil {
+		t.Error(err)
+	}
+	if n := under.set.Load(); n != 0 {
+		t.Errorf("%d deadlines were set for writing", n)
+	}
+}
+
+// What the other end says has bounds, and forges no line of a log.
+func TestMessagesOfTheOtherEndAreChecked(t *testing.T) {
+	for text, ok := range map[string]bool{
+		`{"open":true}`: true,
+		`{"open":false,"failure":"origin-tls","text":"a"}`: true,
+		`{}`:                                   false,
+		`null`:                                 false,
+		`{"open":true,"failure":"origin-tls"}`: false,
+		`{"open":false,"failure":"whatever"}`:  false,
+		`{"open":false,"failure":"service","text":"a\nb"}`:              false,
+		`{"open":true,"text":"` + strings.Repeat("x", textMax+1) + `"}`: false,
+		`{"open":true,"more":1}`:                                        false,
+	} {
+		var a Answer
+		b := append(binary.BigEndian.AppendUint16(nil, uint16(len(text))), text...)
+		if err := receive(bytes.NewReader(b), &a); (err == nil) != ok {
+			t.Errorf("%s: %v", text, err)
+		}
+	}
+	var sent bytes.Buffer
+	if err := send(&sent, Answer{Failure: FailureTLS, Text: "a\nb" + strings.Repeat("ä", textMax)}); err != nil {
+		t.Fatal(err)
+	}
+	var a Answer
+	if err := receive(&sent, &a); err != nil || !strings.HasPrefix(a.Text, "a b") {
+		t.Errorf("%v: %q", err, a.Text)
+	}
+	var h Hello
+	if err := send(&sent, Hello{Chain: "deep", Service: "shop\nforged"}); err != nil {
+		t.Fatal(err)
+	}
+	if err := receive(&sent, &h); !errors.Is(err, ErrMismatch) {
+		t.Errorf("a name of two lines: %v", err)
+	}
+}
+
+func TestKeysAreNotPrinted(t *testing.T) {
+	dials, _ := newPart(t)
+	for _, text := range []string{fmt.Sprintf("%v %+v %#v", *dials, *dials, dials.Epochs), fmt.Sprint(dials)} {
+		for _, form := range []string{"%v", "%x", "%d"} {
+			if secret := fmt.Sprintf(form, []byte(dials.Epochs[0].Key)[:8]); strings.Contains(text, strings.Trim(secret, "[]")) {
+				t.Errorf("a key is in %q", text)
+			}
+		}
 	}
 }
 

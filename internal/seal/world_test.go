@@ -167,7 +167,7 @@ func talk(t *testing.T, dials, accepts *Part, d, a wire, payload, back []byte) (
 			return
 		}
 		s.hello = h
-		if s.acceptErr = c.Answer(Answer{}); s.acceptErr != nil {
+		if s.acceptErr = c.Answer(ctx, Answer{}); s.acceptErr != nil {
 			return
 		}
 		s.got, s.err = io.ReadAll(c)

@@ -314,7 +314,7 @@ func (s *sealed) serve() (word int) {
 		s.refuse(ctx, from, seal.Answer{Failure: failure, Text: err.Error()})
 		return word
 	}
-	if err := from.Answer(seal.Answer{}); err != nil {
+	if err := from.Answer(ctx, seal.Answer{}); err != nil {
 		return wordByClient
 	}
 	stop() // no bound of time from here on but those of connections
@@ -353,7 +353,7 @@ func (s *sealed) onward(ctx context.Context, ends *Ends, hello seal.Hello) (*sea
 // refuse answers, and waits until the other end has gone: a reset would overtake the answer.
 func (s *sealed) refuse(ctx context.Context, from *seal.Conn, a seal.Answer) {
 	s.socket[1].Close()
-	if from.Answer(a) != nil || from.CloseWrite() != nil {
+	if from.Answer(ctx, a) != nil || from.CloseWrite() != nil {
 		return
 	}
 	s.socket[0].orderly()

@@ -670,7 +670,7 @@ func TestASealedChainIsDialledWithItsKey(t *testing.T) {
 			w.mu.Lock()
 			hellos, errs = append(hellos, h), append(errs, err)
 			w.mu.Unlock()
-			if err == nil && c.Answer(seal.Answer{}) == nil {
+			if err == nil && c.Answer(context.Background(), seal.Answer{}) == nil {
 				if _, err := http.ReadRequest(bufio.NewReader(c)); err == nil {
 					io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Length: 5\r\nConnection: close\r\n\r\n"+"hello")
 				}
