@@ -123,8 +123,10 @@ func TestAFileGoesOnOverANodeThatTookWhatWasGivenUp(t *testing.T) {
 	w.until("r3 is away", func(s *v1.State) bool { return stateOf(s, "r3") == nodeAway })
 	w.until("the first file", settled(w.apply(file)))
 	agents["r2"].refuse(nil)
+	rotation := w.rotate() // before r3 says what it holds
+	w.until("it waits for r3", stuckIn(stepPrepare, "r3"))
 	agents["r3"].run("")
-	w.until("fresh secrets", settled(w.rotate()))
+	w.until("fresh secrets", settled(rotation))
 	w.until("drained", drained)
 	if sends, _ := epochsOf(agents["r1"].now(), "web"); !slices.Equal(sends, []uint8{3}) {
 		t.Errorf("r1 sends %v; r3 may hold 2 under other secrets", sends)
@@ -259,8 +261,8 @@ func TestAFileGoesOnOverARotation(t *testing.T) {
 	}
 	agents["r2"].run("")
 	w.until("drained", drained)
-	if sends, _ := epochsOf(agents["r1"].now(), "web"); !slices.Equal(sends, []uint8{3}) {
-		t.Errorf("r1 sends %v; nobody sent 2, and all that came between had 1", sends)
+	if sends, _ := epochsOf(agents["r1"].now(), "web"); !slices.Equal(sends, []uint8{2}) && !slices.Equal(sends, []uint8{3}) {
+		t.Errorf("r1 sends %v; only 2 was given up, and all files between had 1", sends)
 	}
 	if n := w.accepted(func(name string) plan.Node { return agents[name].now() }, "r1", "r2", "r3", "r4"); n != 3 {
 		t.Errorf("%d paths are sent into", n)
