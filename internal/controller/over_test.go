@@ -126,7 +126,8 @@ func TestAnotherFileGoesOnOverAHeadendThatDoesNotTurn(t *testing.T) {
 }
 
 // Nodes refuse, relent, go away and come back while files follow each other: none is sent back (fake.agrees),
-// what headends send of the chain that all files have is taken everywhere, and in the end all is as
+// what headends send of the chain that all files have is taken everywhere, no file waits for a node that it asks
+// nothing of, and in the end all is as
 // the last file says.
 func TestChangesGoOnOverRandomRefusals(t *testing.T) {
 	for seed := range uint64(12) {
@@ -197,6 +198,7 @@ func randomRefusals(t *testing.T, seed uint64) {
 		if s.Step != "" && s.Serial == serial {
 			over++
 		}
+		waitsForGood(w, stuck)
 		sentIsTaken(t, agents)
 	}
 	for name, how := range maps.Clone(stuck) {
@@ -213,6 +215,30 @@ func randomRefusals(t *testing.T, seed uint64) {
 		t.Errorf("%d paths are sent into", n)
 	}
 	t.Logf("%d changes waited for a node", over)
+}
+
+// waitsForGood: what is prepared waits for a node that does not come by itself only if some path that is new, or has
+// another epoch than headends send, passes that node.
+func waitsForGood(w *world, stuck map[string]string) {
+	w.Helper()
+	v, err := readView(w.Context(), w.store)
+	w.must(err)
+	if v.state.Step != stepPrepare {
+		return
+	}
+	now, err := w.ctl.generation(w.Context(), v, v.state.Now)
+	w.must(err)
+	next, err := w.ctl.generation(w.Context(), v, v.state.Next)
+	w.must(err)
+	had := map[pathEpoch]bool{}
+	for _, p := range now.domain.Paths {
+		had[pathEpoch{p.Path, p.Epoch}] = true
+	}
+	for _, name := range v.waitingFor() {
+		if stuck[name] != "" && !slices.ContainsFunc(next.domain.Paths, func(p plan.Path) bool { return on(p, name) && !had[pathEpoch{p.Path, p.Epoch}] }) {
+			w.Errorf("serial %d waits for %s, which is %s, and asks nothing of it", v.state.Serial, name, stuck[name])
+		}
+	}
 }
 
 // sentIsTaken follows what headends send of web, at a moment at which all nodes held what they are seen with.
