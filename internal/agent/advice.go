@@ -75,13 +75,13 @@ func (l loss) enough() int {
 func (l loss) advice() string {
 	switch {
 	case l.full > 0:
-		return fmt.Sprintf("its cache is full: set a cache of %d, or a shorter lifetime if it drops many packets", l.enough())
+		return fmt.Sprintf("its cache is full: set a cache of %d, or a shorter lifetime if the function drops many packets", l.enough())
 	case l.evicted > 0:
-		return fmt.Sprintf("headers gave way to newer ones before their packets came back: set a cache of %d, or a shorter lifetime if it drops many packets", l.enough())
+		return fmt.Sprintf("headers were evicted before their packets returned: set a cache of %d, or a shorter lifetime if the function drops many packets", l.enough())
 	case l.Expired > 0:
-		return "headers were too old when their packets came back: set a longer lifetime"
+		return "headers expired before their packets returned: set a longer lifetime"
 	}
-	return "the function makes packets of its own, or changes them in a way that they are not recognised by: see the refusals not-cached, recognise and on-unknown"
+	return "the function originates packets, or changes bytes that recognition uses: see the refusal not-cached, and the settings recognise and on-unknown"
 }
 
 // adviseCaches says which functions have lost packets, and what helps.

@@ -44,11 +44,11 @@ func TestAdviceFitsTheLoss(t *testing.T) {
 		want string
 	}{
 		{loss{full: 1, FunctionCount: dataplane.FunctionCount{Cache: 10}}, "a cache of 20,"},
-		{loss{missed: 1, evicted: 1, FunctionCount: dataplane.FunctionCount{Cache: 1000}}, "gave way to newer ones before their packets came back: set a cache of 2000"},
+		{loss{missed: 1, evicted: 1, FunctionCount: dataplane.FunctionCount{Cache: 1000}}, "evicted before their packets returned: set a cache of 2000"},
 		// 5 ms at a million packets per second, and as much again.
 		{loss{evicted: 1, rate: 1e6, FunctionCount: dataplane.FunctionCount{Cache: 1000, TxSuccess: 10, WaitedNs: 50e6}}, "set a cache of 10000,"},
 		{loss{missed: 1, FunctionCount: dataplane.FunctionCount{Cache: 1000, Expired: 3}}, "longer lifetime"},
-		{loss{missed: 1, FunctionCount: dataplane.FunctionCount{Cache: 1000}}, "of its own"},
+		{loss{missed: 1, FunctionCount: dataplane.FunctionCount{Cache: 1000}}, "originates packets"},
 	} {
 		if got := c.l.advice(); !strings.Contains(got, c.want) {
 			t.Errorf("%+v: %q; want %q in it", c.l, got, c.want)

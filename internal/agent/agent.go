@@ -286,7 +286,7 @@ func (a *agent) begin(latest readPlan, refused error, before *readPlan) error {
 		err = e.Err
 	}
 	if err != nil {
-		return fmt.Errorf("%w; nor can the agent start from the plan before it, %s: %w", refused, a.cfg.Fallback, err)
+		return fmt.Errorf("%w; the agent cannot start from the previous plan %s either: %w", refused, a.cfg.Fallback, err)
 	}
 	a.again, a.retryAfter, a.refused = latest.content, time.Now().Add(failurePause), latest.node.Revision
 	a.refuse(refused, true)
@@ -445,7 +445,7 @@ func (a *agent) report(d *dataplane.DegradedError) {
 	problems = append(problems, a.filters.problems...)
 	fresh, whole := a.status.degraded(problems)
 	for _, p := range fresh {
-		a.cfg.Log.Warn("the plan is in force, but not whole", "err", p)
+		a.cfg.Log.Warn("the plan is in force, but not completely", "err", p)
 	}
 	if whole {
 		a.cfg.Log.Info("the plan is whole again")
@@ -475,7 +475,7 @@ func (a *agent) serve(ctx context.Context, l *listener, scraped net.Listener, ch
 	group.Go(func() error {
 		// Without it what is unmounted is noticed with the next tick.
 		if err := watchMounts(ctx, func() { notify(pins) }); ctx.Err() == nil {
-			a.cfg.Log.Warn("nothing tells when the bpf filesystem is unmounted: it is noticed later", "within", a.cfg.ReconcileEvery, "err", err)
+			a.cfg.Log.Warn("an unmount of the bpf filesystem cannot be watched, and is detected later", "within", a.cfg.ReconcileEvery, "err", err)
 		}
 		return nil
 	})
@@ -611,7 +611,7 @@ func (a *agent) saveWindows() {
 	}
 	switch news := a.status.saved(err); {
 	case news && err != nil:
-		a.cfg.Log.Error("a restarted machine may take replayed packets", "err", err)
+		a.cfg.Log.Error("after a reboot the machine may accept replayed packets", "err", err)
 	case news:
 		a.cfg.Log.Info("the replay windows are saved again")
 	}
@@ -634,7 +634,7 @@ func (a *agent) renewNumbers() {
 // Parts of a plan in force that could not be brought about.
 const (
 	failedSIDs    = "the routes of SIDs could not be brought to the plan"
-	failedFilters = "what functions that are gone had could not be removed"
+	failedFilters = "resources of removed functions could not be removed"
 )
 
 // fail shows an error until a reconciliation succeeds, and logs it once.
@@ -724,7 +724,7 @@ func (a *agent) followPlan(ctx context.Context) {
 	if a.seen == "" && digest(b) == a.status.get().Plan { // the one in force is back
 		a.seen, a.again = digest(b), nil
 		a.status.refused(nil)
-		a.cfg.Log.Info("the plan file is that of the plan in force again")
+		a.cfg.Log.Info("the plan file contains the plan in force again")
 		return
 	}
 	if digest(b) != a.seen {
@@ -840,7 +840,7 @@ func (a *agent) readFile(ctx context.Context) ([]byte, error) {
 		what = r.insecure.Error()
 	}
 	if what != "" && what != a.insecure {
-		a.cfg.Log.Warn("others can read or change the plan, and it is taken all the same", "err", what)
+		a.cfg.Log.Warn("other users can read or change the plan file; the agent uses it because of --insecure-plan", "err", what)
 	}
 	a.insecure = what
 	return r.b, nil

@@ -62,7 +62,7 @@ func (c *Client) Function(ctx context.Context, name string) (api.Function, error
 			return f, nil
 		}
 	}
-	return api.Function{}, fmt.Errorf("the agent knows no function %s", name)
+	return api.Function{}, fmt.Errorf("the agent has no function %s; waystamp get functions lists its functions", name)
 }
 
 // ErrDropped means that the agent has dropped a reader of its events, since that took
@@ -135,7 +135,7 @@ func (c *Client) whyCut(ctx context.Context, reader string) error {
 	if err != nil || reader == "" || !slices.Contains(s.Readers.LastDropped, reader) {
 		return io.EOF
 	}
-	return fmt.Errorf("%w, at %s, which took none while some waited for it: read faster, and begin again (%d readers were dropped so since the agent started)",
+	return fmt.Errorf("%w, at %s, because it did not read pending events: read faster, and connect again (%d readers were dropped for this since the agent started)",
 		ErrDropped, c.socket, s.Readers.Dropped)
 }
 

@@ -43,7 +43,7 @@ func Detach(cfg Config) (_ Detached, err error) {
 	f, err := openState(cfg.RunDir)
 	if err != nil {
 		// It only has names: what is pinned is removed all the same.
-		cfg.Log.Warn("the chains can be told by their numbers only", "err", err)
+		cfg.Log.Warn("the names of chains are not known; their ids are shown", "err", err)
 		f = &stateFile{}
 	}
 	s := f.get()
@@ -85,7 +85,7 @@ func Detach(cfg Config) (_ Detached, err error) {
 	}
 	for _, path := range []string{statePath(cfg.RunDir), SocketPath(cfg.RunDir)} {
 		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return out, fmt.Errorf("remove what the agent has left: %w", err)
+			return out, fmt.Errorf("remove the agent's socket and state: %w", err)
 		}
 	}
 	return out, nil

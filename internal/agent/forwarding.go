@@ -9,7 +9,7 @@ var (
 	warnSettings = warningKind{"node settings block packets", "node settings no longer block packets"}
 	warnGuard    = warningKind{"the guard does not refuse packets without a proof", "the guard refuses packets without a proof again"}
 	warnDown     = warningKind{"an interface is down", "an interface is up again, or no longer in the plan"}
-	warnSilence  = warningKind{"a function gives no packets back", "the function gives packets back again"}
+	warnSilence  = warningKind{"a function returns no packets", "the function returns packets again"}
 )
 
 // lookAtForwarding shows what it has found of the node's settings, once.

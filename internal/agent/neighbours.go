@@ -37,7 +37,7 @@ func nextHops(net neighbours, n plan.Node) (hops []host.Neighbour, noWay []strin
 		more, err := net.NextHops(to.Address)
 		switch {
 		case errors.Is(err, host.ErrNoWay):
-			noWay = append(noWay, fmt.Sprintf("no route leads to %s, where packets with the label of %s (%d) go: they are refused (no-route); give routing that address, or look at it with ip route get %[1]s",
+			noWay = append(noWay, fmt.Sprintf("no route leads to %s, so packets with the label of %s (%d) are refused (no-route); add a route to that address, and check it with ip route get %[1]s",
 				to.Address, to.Name, to.Label))
 		case err != nil:
 			errs = append(errs, err)

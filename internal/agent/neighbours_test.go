@@ -45,7 +45,7 @@ func TestNextHopsOfLabelsFollowRoutes(t *testing.T) {
 	m.hops["2001:db8::6"] = []host.Neighbour{other}
 	delete(m.hops, "192.0.2.3")
 	kept("a route is gone", r2, other)
-	if w := a.status.get().Warnings; len(w) != 1 || !strings.Contains(w[0], "192.0.2.3, where packets with the label of r3 (16003)") {
+	if w := a.status.get().Warnings; len(w) != 1 || !strings.Contains(w[0], "192.0.2.3, so packets with the label of r3 (16003) are refused") {
 		t.Errorf("warnings: %q", w)
 	}
 

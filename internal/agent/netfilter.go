@@ -213,7 +213,7 @@ func (a *agent) loadFilters(ctx context.Context, ns netfilter.Namespace, all []n
 			functions = nil // and the table that they share
 		}
 		if err := a.filter.Unload(ctx, ns, functions...); err != nil {
-			out.problems = append(out.problems, fmt.Sprintf("rules of function %s, which has none any more, stay in force: %v", strings.Join(without, ", "), err))
+			out.problems = append(out.problems, fmt.Sprintf("rules of function %s could not be removed, and stay in force although the plan has none: %v", strings.Join(without, ", "), err))
 		}
 	}
 	if len(sets) == 0 || slices.EqualFunc(a.loaded[ns.Name], sets, sameRuleset) && a.areLoaded(ctx, ns, sets) {
@@ -231,7 +231,7 @@ func (a *agent) loadFilters(ctx context.Context, ns netfilter.Namespace, all []n
 			continue
 		}
 		if a.areLoaded(ctx, ns, []netfilter.Ruleset{s}) {
-			out.problems = append(out.problems, fmt.Sprintf("the rules before stay in force: %v", why))
+			out.problems = append(out.problems, fmt.Sprintf("the previous rules stay in force: %v", why))
 		} else {
 			out.withheld[s.Function] = why
 		}

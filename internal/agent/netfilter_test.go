@@ -194,7 +194,7 @@ func TestRefusedRulesLeaveTheOldOnesAndTheFunctionAtWork(t *testing.T) {
 	n.write(n.encode(filtered(t, filter("nf", model.NamespaceOwn, otherRules))))
 	n.log.Wait("the new plan is in force")
 	st := s.status()
-	if len(st.Problems) != 1 || !strings.Contains(st.Problems[0], "the rules before stay in force: ") || !strings.Contains(st.Problems[0], "syntax error of nf") || st.Generation != 2 || st.Error != "" {
+	if len(st.Problems) != 1 || !strings.Contains(st.Problems[0], "the previous rules stay in force: ") || !strings.Contains(st.Problems[0], "syntax error of nf") || st.Generation != 2 || st.Error != "" {
 		t.Errorf("status %+v; want the new plan in force with the rules before", st)
 	}
 	if got := n.withheldNow(); got != nil {
@@ -271,7 +271,7 @@ func TestRulesThatAPlanHasNoMoreAreRemoved(t *testing.T) {
 	n.fail("unload", errors.New("nft was killed"))
 	n.write(n.encode(filtered(t, filter("nf", "c1", ""), filter("ids", "c1", ""))))
 	n.log.Wait("the new plan is in force")
-	if st := s.status(); len(st.Problems) != 1 || !strings.Contains(st.Problems[0], "rules of function ids, which has none any more, stay in force: nft was killed") {
+	if st := s.status(); len(st.Problems) != 1 || !strings.Contains(st.Problems[0], "rules of function ids could not be removed, and stay in force although the plan has none: nft was killed") {
 		t.Errorf("status %+v", st)
 	}
 	n.fail("unload", nil)

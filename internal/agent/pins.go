@@ -18,7 +18,7 @@ func (a *agent) keepPins(ctx context.Context, w *fileWatch, look <-chan struct{}
 	for ctx.Err() == nil {
 		fresh, err := w.watchPins(a.dp.PinDir())
 		if err != nil && watching {
-			a.cfg.Log.Warn("nothing tells when a pin is removed: it is noticed later", "within", a.cfg.ReconcileEvery, "err", err)
+			a.cfg.Log.Warn("removal of pins cannot be watched, and is detected later", "within", a.cfg.ReconcileEvery, "err", err)
 		}
 		watching = err == nil
 		back, ok := a.lookAtPins()
@@ -47,12 +47,12 @@ func (a *agent) keepPins(ctx context.Context, w *fileWatch, look <-chan struct{}
 func (a *agent) lookAtPins() (back, ok bool) {
 	names, err := a.dp.KeepPins()
 	if len(names) > 0 {
-		a.cfg.Log.Warn("pins were removed, and are back", "below", a.dp.PinDir(), "pins", len(names), "first", names[0])
+		a.cfg.Log.Warn("pins were removed, and the agent has restored them", "below", a.dp.PinDir(), "pins", len(names), "first", names[0])
 		a.status.pinsLost(a.dp.PinDir(), len(names))
 	}
 	switch news := a.status.pinned(err); {
 	case news && err != nil:
-		a.cfg.Log.Error("the guard would end with the agent", "err", err)
+		a.cfg.Log.Error("pins are missing, so the guard would end with the agent", "err", err)
 	case news:
 		a.cfg.Log.Info("all pins are there again")
 	}

@@ -95,7 +95,7 @@ func (a *agent) serveEvents(w http.ResponseWriter, r *http.Request) {
 	}
 	if !a.readers.enter() {
 		w.Header().Set("Connection", "close")
-		http.Error(w, fmt.Sprintf("%d readers of events are there already, as many as an agent takes: end one of them (waystamp watch), and try again", a.readers.get().Most), http.StatusServiceUnavailable)
+		http.Error(w, fmt.Sprintf("%d readers of events are connected, the most that an agent serves: end one of them (waystamp watch), and try again", a.readers.get().Most), http.StatusServiceUnavailable)
 		return
 	}
 	defer a.readers.leave()
@@ -109,7 +109,7 @@ func (a *agent) serveEvents(w http.ResponseWriter, r *http.Request) {
 	switch {
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		a.readers.dropped(name)
-		a.cfg.Log.Warn("a reader of events was dropped: it took none while some waited for it", "for", a.readers.within)
+		a.cfg.Log.Warn("a reader of events was dropped: it did not read pending events", "for", a.readers.within)
 	case err != nil && r.Context().Err() == nil:
 		a.cfg.Log.Debug("a reader of events is gone", "err", err)
 	}

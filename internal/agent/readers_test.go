@@ -190,7 +190,7 @@ func TestOneReaderTooManyIsRefused(t *testing.T) {
 	defer cancel()
 	for range 2 {
 		err := s.client.Events(ctx, true, func(event.Event) error { return nil })
-		if err == nil || !strings.Contains(err.Error(), "3 readers of events are there already, as many as an agent takes: end one of them (waystamp watch), and try again") {
+		if err == nil || !strings.Contains(err.Error(), "3 readers of events are connected, the most that an agent serves: end one of them (waystamp watch), and try again") {
 			t.Errorf("got %v, want the sentence", err)
 		}
 	}

@@ -259,7 +259,7 @@ func TestARefusedPlanLeavesTheOneBefore(t *testing.T) {
 	check("that is gone", "no such file")
 	n.log.Forget()
 	n.write(good)
-	n.log.Wait("the plan file is that of the plan in force again")
+	n.log.Wait("the plan file contains the plan in force again")
 	if st := s.status(); st.Error != "" || st.Generation != before.Generation {
 		t.Errorf("with the plan back: %+v", st)
 	}
@@ -322,7 +322,7 @@ func TestWhatOthersChangeIsRepairedAndToldOnce(t *testing.T) {
 	s.eventually("no error", func() bool { return s.status().Error == "" })
 
 	n.set(func() { n.degraded = []error{errors.New("interface r1-h1 is gone")} })
-	n.log.Wait("the plan is in force, but not whole")
+	n.log.Wait("the plan is in force, but not completely")
 	if st := s.status(); !slices.Equal(st.Problems, []string{"interface r1-h1 is gone"}) || st.Error != "" || !st.Ready {
 		t.Errorf("status %+v", st)
 	}
@@ -344,7 +344,7 @@ func TestAnInterfaceThatCannotBeAttachedIsTriedAgain(t *testing.T) {
 	n.taken()
 	begin := time.Now()
 	s.eventually("somebody who watches devices", func() bool { return n.tell(host.ChangeLinks) == nil })
-	n.log.Wait("the plan is in force, but not whole")
+	n.log.Wait("the plan is in force, but not completely")
 	if st := s.status(); !slices.Equal(st.Problems, []string{why.Error()}) || st.Error != "" || !st.Ready {
 		t.Errorf("status %+v; want the problem, and the plan in force", st)
 	}
@@ -403,7 +403,7 @@ func TestAPlanThatOthersCanReadIsRefused(t *testing.T) {
 			t.Errorf("%s with mode %o: status %+v; want %q and the plan of the start", c.path, c.bad, st, c.says)
 		}
 		chmod(c.path, c.good)
-		n.log.Wait("the plan file is that of the plan in force again")
+		n.log.Wait("the plan file contains the plan in force again")
 		if st := s.status(); st.Error != "" || st.Generation != before.Generation {
 			t.Errorf("%s with mode %o again: status %+v", c.path, c.good, st)
 		}
@@ -430,7 +430,7 @@ func TestAPlanThatOthersCanReadIsRefused(t *testing.T) {
 	n.cfg.InsecurePlan = true
 	n.log.Forget()
 	s = n.start()
-	n.log.Wait("others can read or change the plan, and it is taken all the same")
+	n.log.Wait("other users can read or change the plan file; the agent uses it because of --insecure-plan")
 	n.must(s.halt())
 }
 
@@ -600,7 +600,7 @@ func TestALinkTooNarrowForItsChainIsToldOf(t *testing.T) {
 	n.links["r1-h1"] = host.Link{Name: "r1-h1", Index: 2, MTU: 1300, Up: true} // has no headers
 	s := n.start()
 	s.eventually("somebody who watches settings", func() bool { return n.tell(host.ChangeForwarding) == nil })
-	want := "interface r1-r2 has an MTU of 1300, and the headers of chain web take 104, so that its packets that leave by it keep 1196 bytes, and IPv6 needs 1280: ip link set r1-r2 mtu 1384, at both ends of the link"
+	want := "interface r1-r2 has an MTU of 1300, and the headers of chain web take 104, so that the chain's packets can have only 1196 bytes on this interface, and IPv6 needs 1280: ip link set r1-r2 mtu 1384, at both ends of the link"
 	if st := s.status(); !slices.Equal(st.Warnings, []string{want}) || !st.Ready {
 		t.Errorf("status %+v; want %q", st, want)
 	}
@@ -620,7 +620,7 @@ func TestAnInterfaceThatIsDownIsToldOf(t *testing.T) {
 	n.links["r1-r2"] = down
 	s := n.start()
 	s.eventually("somebody who watches settings", func() bool { return n.tell(host.ChangeForwarding) == nil })
-	want := "core interface r1-r2 is down, so that no packet comes or goes by it: ip link set r1-r2 up, at both ends"
+	want := "core interface r1-r2 is down, so that no packet can arrive on it or leave by it: ip link set r1-r2 up, at both ends"
 	if st := s.status(); !slices.Equal(st.Warnings, []string{want}) || !st.Ready {
 		t.Errorf("status %+v; want %q", st, want)
 	}
@@ -662,7 +662,7 @@ func TestAFunctionThatGivesNothingBackIsToldOf(t *testing.T) {
 	w = silenceWatch{}
 	w.look(now, []dataplane.FunctionCount{{Function: "fw"}})
 	got := w.look(now.Add(time.Minute), []dataplane.FunctionCount{{Function: "fw", RxSuccess: 50}})
-	if len(got) != 1 || !strings.Contains(got[0], "function fw takes packets and gives none back: check that it forwards") || !strings.Contains(got[0], "via inet6") {
+	if len(got) != 1 || !strings.Contains(got[0], "function fw receives packets and returns none: check that it forwards") || !strings.Contains(got[0], "via inet6") {
 		t.Errorf("it says %q", got)
 	}
 	// What comes back without a header is back: another advice is for that.
@@ -765,7 +765,7 @@ func TestAnAgentStartsFromThePlanBeforeIfItCannotFromTheLatest(t *testing.T) {
 	}{
 		"and that is not there": {func(n *node) { n.must(os.Remove(n.cfg.Fallback)) }, []string{"broken"}},
 		"and that is damaged":   {func(n *node) { n.must(os.WriteFile(n.cfg.Fallback, []byte("{"), 0o600)) }, []string{"broken"}},
-		"nor from that":         {func(n *node) { n.fail("apply", errors.New("too old")) }, []string{"broken", "nor can the agent start from the plan before it", "too old"}},
+		"nor from that":         {func(n *node) { n.fail("apply", errors.New("too old")) }, []string{"broken", "the agent cannot start from the previous plan", "too old"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			n, _ := prepare(t)

@@ -47,11 +47,11 @@ func (w *silenceWatch) look(now time.Time, counts []dataplane.FunctionCount) (wa
 
 // silentText has no numbers: a text that changes would be logged anew each time.
 func silentText(c dataplane.FunctionCount) string {
-	check := "check that it forwards (net.ipv6.conf.all.forwarding=1, for IPv4 net.ipv4.ip_forward=1), that it has a route to the destinations by the interface back to the node (for IPv4: ip route add default via inet6 ADDRESS dev INTERFACE), and what its rules drop"
+	check := "check that it forwards (net.ipv6.conf.all.forwarding=1, for IPv4 net.ipv4.ip_forward=1), that it has a route to the destinations by the interface back to the node (for IPv4: ip route add default via inet6 ADDRESS dev INTERFACE), and which packets its rules drop"
 	if c.Local {
-		check = "check what the rules of this node drop"
+		check = "check which packets the rules of this node drop"
 	}
-	return fmt.Sprintf("function %s takes packets and gives none back: %s; waystamp get functions counts them", c.Function, check)
+	return fmt.Sprintf("function %s receives packets and returns none: %s; waystamp get functions counts them", c.Function, check)
 }
 
 // adviseSilence shows the functions that are silent.

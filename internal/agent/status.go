@@ -147,7 +147,7 @@ func (b *statusBoard) get() api.Status {
 		s.Warnings = append(s.Warnings, b.warnings[kind]...)
 	}
 	if b.lost > 0 && time.Since(b.lostAt) < lostTold {
-		s.Warnings = append(s.Warnings, fmt.Sprintf("pins below %s were removed, the last one at %s, and the agent has put %d back since it started: find out who removes them; while they are gone the guard would end with the agent",
+		s.Warnings = append(s.Warnings, fmt.Sprintf("pins below %s were removed, the last one at %s, and the agent has put %d back since it started: find the program that removes them; without pins the guard ends when the agent ends",
 			b.lostOf, b.lostAt.Format(time.RFC3339), b.lost))
 	}
 	if err := errors.Join(b.plan, b.working, b.saving, b.pinning); err != nil {

@@ -130,7 +130,7 @@ func (w *kernelWorker) place(link string, mtu int) (err error) {
 	case err != nil:
 		return err
 	case l.Alias != w.alias:
-		return fmt.Errorf("an interface %s is there and not waystamp's; remove or rename it, or give the function another name", link)
+		return fmt.Errorf("interface %s exists and is not waystamp's; remove or rename it, or give the function another name", link)
 	default: // of an agent before
 		if err := w.node.DeleteLink(link); err != nil {
 			return err
@@ -282,7 +282,7 @@ func (a *agent) ensureStreams(n plan.Node, withheld map[string]error) {
 	// An agent that was killed could not remove them; there are no others that it did not make.
 	if !a.streams.swept {
 		if err := a.places.RemoveStrays(links); err != nil {
-			a.cfg.Log.Error("what an agent before has left of functions of kind stream could not be removed", "err", err)
+			a.cfg.Log.Error("resources of a previous agent for functions of kind stream could not be removed", "err", err)
 			return
 		}
 		a.streams.swept = true
@@ -400,7 +400,7 @@ func (a *agent) sweepConnections() {
 	}
 	kept, err := a.dp.SweepConnections(idle)
 	if err != nil {
-		a.fail("connections that are over could not be taken out", err)
+		a.fail("closed connections could not be removed from the table", err)
 		return
 	}
 	a.streams.mu.Lock()

@@ -16,7 +16,7 @@ import (
 // say sends one state to systemd. A failure is logged and changes nothing else.
 func (a *agent) say(state string) {
 	if _, err := daemon.SdNotify(false, state); err != nil {
-		a.cfg.Log.Warn("systemd cannot be told of the agent's state", "err", err)
+		a.cfg.Log.Warn("the agent's state could not be reported to systemd", "err", err)
 	}
 }
 

@@ -43,22 +43,22 @@ func NewAgentCommand() *cobra.Command {
 	var o agentOptions
 	cmd := &cobra.Command{
 		Use:   "agent --plan FILE | --controller ADDRESS",
-		Short: "Run the daemon of a node: make its plan true and keep it so",
-		Long: `Run the daemon of a node. It loads and attaches the data path that its plan
-asks for, announces the node's locator in the kernel's table, and follows the
-plan file when that changes. When the data path is armed, it writes {"ready":true}
+		Short: "Run the daemon of a node: apply its plan and keep it in force",
+		Long: `Run the daemon of a node. It loads and attaches the data path of its plan, adds a
+route for the node's locator to the kernel's table, and applies the plan file again
+when it changes. When the data path is in force, the agent writes {"ready":true}
 to standard output.
 
-With --controller the plan comes from a controller. The first time, --join is a token that waystamp
-node token has printed there; the key that the node then makes never leaves it. The last plan is kept
-in the state directory: the agent starts from it also when no controller answers, and takes none with a
-lower revision. If the kernel refuses it, the agent starts from the plan that was in force before, and the
-controller is told why. Where several controllers share the work, name each: they are tried in turn.
+With --controller the plan comes from a controller. At the first start, give --join a token that waystamp
+node token has printed on the controller; the agent then makes a key, which never leaves the node. The agent keeps the last plan
+in the state directory: it starts from this plan also when no controller answers, and refuses plans with a
+lower revision. If the kernel refuses the plan, the agent starts from the plan that was in force before, and
+reports the reason to the controller. If several controllers share the work, name each: the agent tries them in turn.
 
-A plan holds keys. It is refused if somebody but its owner can read or write the
-file (mode 0600), if the file or its directory belongs to others than root and who
-runs the agent, or if others can write to that directory and it is not sticky; the
-directory of a symbolic link counts, too. That goes for a file that becomes so
+A plan holds keys. It is refused if other users than its owner can read or write the
+file (mode 0600), if the file or its directory belongs neither to root nor to the user who
+runs the agent, or if other users can write to that directory and it is not sticky; the same
+rules hold for the directory of a symbolic link. That goes for a file that becomes so
 later: the plan before stays in force, and the status says why. --insecure-plan
 takes it all the same.
 
@@ -85,16 +85,16 @@ and names the chains whose packets need no proof any more.`,
 	f.BoolVar(&o.insecurePlan, "insecure-plan", false, "take the plan file also if others can read or change it, and warn")
 	f.BoolVar(&o.force, "force", false, "take the plan also if none of its node's addresses is on this machine, or if it is older than the plan before")
 	f.StringVar(&o.instance, "instance", defaultInstance, "`name` of this node's data path on the machine")
-	f.StringVar(&o.node, "node", "", "take plans for the node of this `name` only (default: that of the first plan)")
+	f.StringVar(&o.node, "node", "", "take plans for the node of this `name` only (default: the node of the first plan)")
 	f.StringVar(&o.runDir, "run-dir", "", "`directory` of the agent's socket (default "+defaultRunDir+"/INSTANCE)")
-	f.StringVar(&o.stateDir, "state-dir", "", "`directory` of what must survive a reboot (default "+defaultStateDir+"/INSTANCE)")
-	f.StringVar(&o.gatewayFiles, "gateway-files", defaultGatewayFiles, "`directory` that names of a gateway's certificates, keys and lists count from")
-	f.StringVar(&o.metrics, "metrics", "", "`address` to serve Prometheus' metrics on, to everybody who reaches it: HOST:PORT, as in [::1]:9465")
+	f.StringVar(&o.stateDir, "state-dir", "", "`directory` for state that must survive a reboot (default "+defaultStateDir+"/INSTANCE)")
+	f.StringVar(&o.gatewayFiles, "gateway-files", defaultGatewayFiles, "`directory` that relative names of a gateway's certificates, keys and lists start from")
+	f.StringVar(&o.metrics, "metrics", "", "`address` to serve Prometheus metrics on, without authentication: HOST:PORT, as in [::1]:9465")
 	f.StringVar(&o.gatewayAudit, "gateway-audit", "", "`file` of a gateway's audit log (default gateway-audit.log in the state directory)")
 	f.StringVar(&o.pinDir, "pin-dir", dataplane.DefaultPinDir, "`directory` on a bpf filesystem for programs and maps")
 	f.BoolVar(&o.detach, "detach", false, "remove the data path instead, with its guard and the locator route")
 	f.BoolVar(&o.yes, "yes", false, "with --detach: do it")
-	f.BoolVarP(&o.verbose, "verbose", "v", false, "say more on standard error")
+	f.BoolVarP(&o.verbose, "verbose", "v", false, "log more on standard error")
 	return cmd
 }
 

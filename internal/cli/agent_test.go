@@ -248,7 +248,7 @@ func TestWatchPrintsWhatIsRemembered(t *testing.T) {
 	socket := fakeAgent(t, api.Status{}, api.Counters{}, watchedEvents())
 	stdout, stderr, code := runMain(t, "watch", "--once", "--socket", socket)
 	want := `2026-01-02 03:04:05.678  r6  r6-r3  refused  proof  1514 bytes at tc (proof/verify.h:102): the proof does not verify
-    7 events of r6 were missed here: they came faster than they were read
+    7 events of r6 were lost here: they were not read fast enough
 2026-01-02 03:04:05.678  r6  r6-r5  reported  segments  200 bytes at xdp: the segment list carried is not the path's
     12 more like it were not shown before
 2026-01-02 03:04:05.678  r6  r6-r5  audited  unproven  60 bytes at tc: a chain requires this packet, yet it came without proof

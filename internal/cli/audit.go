@@ -28,11 +28,11 @@ func newAuditVerifyCommand() *cobra.Command {
 command reads the log to its end, and names the first line that does not follow
 from the one before. FILE - is standard input.
 
-It prints how many lines there are, and the hash of the last one. Keep both
-elsewhere: whoever can write the file can shorten it, or write all of it anew, and
-only the hash tells that.
+It prints the number of lines, and the hash of the last line. Keep both on another
+machine: a user who can write the file can shorten it, or write all of it again, and
+only this hash shows the change.
 
-Exit code 0 if every line follows, 4 if one does not.`,
+Exit code 0 if every line follows, 4 if a line does not.`,
 		Example: `  waystamp audit verify audit.log`,
 		Args:    command.UsageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {

@@ -24,7 +24,7 @@ func newBackupCommand() *cobra.Command {
 		Use:   "backup FILE",
 		Short: "Write all records of the controller to a file, with all secrets",
 		Long: `Write all records of the running controller, as they are at one moment, to a new file of mode 0600. It holds the
-key of the CA and the secrets of all paths, in clear: keep it as you keep the controller's machine.`,
+key of the CA and the secrets of all paths, in clear text: protect it like the controller's machine.`,
 		Example: `  waystamp controller backup waystamp.backup`,
 		Args:    command.UsageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -42,7 +42,7 @@ key of the CA and the secrets of all paths, in clear: keep it as you keep the co
 					return err
 				}
 				if _, err := controller.CheckBackup(all); err != nil {
-					return fmt.Errorf("what the controller has sent: %w", err)
+					return fmt.Errorf("read the records that the controller sent: %w", err)
 				}
 				if err := writeNew(args[0], all); err != nil {
 					return fmt.Errorf("write the backup: %w", err)
@@ -74,11 +74,11 @@ func newRestoreCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "restore FILE",
 		Short: "Put a backup into an empty store, before the controller is started",
-		Long: `Put the records of a backup into an empty data directory, or an empty etcd, while no controller runs on it. Nodes have gone on since the
-backup was made: the controller that is started then sends nothing until each of them has said what it holds, and goes on above that, with
-fresh secrets for all chains. Packets that are under way when it does are refused. Revoke nodes that do not come back.
+		Long: `Put the records of a backup into an empty data directory, or an empty etcd, while no controller runs on it. Nodes may hold later plans than
+the backup. So the controller, when you start it, sends nothing until each node has reported its revision and epochs, and continues with higher ones and
+fresh secrets for all chains. Packets that are under way at this moment are refused. Revoke nodes that do not connect again.
 
-Nodes that were revoked since the backup was made are not revoked in it: revoke them again at once. Nodes that joined since need a new token.`,
+The backup does not contain revocations that were made later: revoke these nodes again at once. Nodes that joined later need a new token.`,
 		Example: `  waystamp controller restore waystamp.backup --data /var/lib/waystamp/controller`,
 		Args:    command.UsageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
@@ -109,9 +109,9 @@ Nodes that were revoked since the backup was made are not revoked in it: revoke 
 				return fmt.Errorf("restore %s: %w", args[0], err)
 			}
 			cmd.PrintErrf("restored: the records of %s\n", r.Made.Local().Format(time.DateTime))
-			cmd.PrintErrf("revoked in it: %s; revoke again who was revoked since\n", cmp.Or(strings.Join(r.Revoked, ", "), "nobody"))
+			cmd.PrintErrf("revoked nodes in the backup: %s; revoke again the nodes that were revoked later\n", cmp.Or(strings.Join(r.Revoked, ", "), "none"))
 			if len(r.Waits) > 0 {
-				cmd.PrintErrf("the controller will wait for what these nodes hold: %s\n", strings.Join(r.Waits, ", "))
+				cmd.PrintErrf("the controller will wait for the reports of these nodes: %s\n", strings.Join(r.Waits, ", "))
 			}
 			return nil
 		},

@@ -160,15 +160,15 @@ func NewApplyCommand() *cobra.Command {
 	var dry, wait bool
 	cmd := &cobra.Command{
 		Use:   "apply -f FILE",
-		Short: "Make a domain file true, through the controller",
-		Long: `Give a domain file to the controller, which checks it, compiles it and carries the change
-out: whatever changes about a path is a new epoch, that all nodes know before a
-headend sends it. What is in the file and was not there is made, what is gone is
-removed. Printed is what changes: + added, ~ changed, - removed.
+		Short: "Put a domain file in force, through the controller",
+		Long: `Send a domain file to the controller. The controller checks and compiles it, and carries
+out the change. A changed path gets a new epoch; all nodes have the epoch before a
+headend sends packets in it. Chains that are new in the file are added, and chains that
+are not in the file are removed. The command prints the changes: + added, ~ changed, - removed.
 
-Without --wait the command ends when the controller has taken the file. With --wait it
-ends when all headends have turned, and says on standard error for whom it waits; to
-interrupt it does not stop the change.
+Without --wait the command ends when the controller has accepted the file. With --wait it
+ends when all headends send in the new epochs, and prints on standard error the nodes that it
+waits for. If you interrupt the command, the change continues.
 
 Exit code 2 if the file is refused: every problem is shown with its line.`,
 		Example: `  waystamp apply -f domain.yaml --dry-run
@@ -193,7 +193,7 @@ Exit code 2 if the file is refused: every problem is shown with its line.`,
 		},
 	}
 	cmd.Flags().StringVarP(&file, "file", "f", "", "domain `file`; - is standard input")
-	cmd.Flags().BoolVar(&dry, "dry-run", false, "only say what would change")
+	cmd.Flags().BoolVar(&dry, "dry-run", false, "only print what would change")
 	cmd.Flags().BoolVar(&wait, "wait", false, "wait until all headends have turned")
 	at.add(cmd)
 	return cmd
@@ -270,9 +270,9 @@ func NewDiffCommand() *cobra.Command {
 	var file string
 	cmd := &cobra.Command{
 		Use:   "diff -f FILE",
-		Short: "Compare a domain file with the one that the controller has",
-		Long: `Print what waystamp apply would change: + added, ~ changed, - removed. Exit code 3 if
-there is anything.`,
+		Short: "Compare a domain file with the controller's domain file",
+		Long: `Print the changes that waystamp apply would make: + added, ~ changed, - removed. Exit
+code 3 if there are changes.`,
 		Example: `  waystamp diff -f domain.yaml`,
 		Args:    command.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -304,8 +304,8 @@ func NewDeleteCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "delete CHAIN",
 		Short: "Take a chain out of the domain, until the next apply",
-		Long: `Take a chain out of what the controller keeps. Its packets need no proof any more. The
-next waystamp apply of a file that has the chain makes it again.`,
+		Long: `Remove a chain from the controller's domain. Packets that match the chain then need no
+proof. If a file with this chain is applied later, the controller adds the chain again.`,
 		Example: `  waystamp delete web`,
 		Args:    command.UsageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -326,15 +326,15 @@ func NewRotateCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "rotate CHAIN...",
 		Short: "Give chains fresh secrets, without losing a packet",
-		Long: `Give chains the next epoch with fresh secrets. All nodes know them before a headend sends
-with them, and the old ones are erased when their packets have had time to arrive. Rotations that are asked for
-while a change is under way are one behind it.`,
+		Long: `Give chains the next epoch with fresh secrets. All nodes have the new secrets before a headend uses
+them, and the old secrets are erased after their last packets have had time to arrive. Rotations that are requested
+during a change are joined into one, which follows the change.`,
 		Example: `  waystamp rotate web
   waystamp rotate --all --wait`,
 		Args: command.UsageArgs(cobra.ArbitraryArgs),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if all == (len(args) > 0) {
-				return command.Usagef("name chains, or say --all")
+				return command.Usagef("name chains, or give --all")
 			}
 			return at.with(cmd.Context(), func(c adminClient) error {
 				r, err := c.Rotate(cmd.Context(), connect.NewRequest(&v1.RotateRequest{Chains: args, All: all}))
@@ -355,7 +355,7 @@ while a change is under way are one behind it.`,
 func NewNodeCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "node",
-		Short: "Let nodes join the controller, and throw them out",
+		Short: "Let nodes join the controller, and revoke nodes",
 	}
 	cmd.AddCommand(newTokenCommand(), newRevokeCommand())
 	return cmd
@@ -368,9 +368,9 @@ func newTokenCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "token NAME",
 		Short: "Print a token with which one machine can join as a node, once",
-		Long: `Print a token for waystamp agent --join. Whoever has it can become that node until it is
-used or has expired: hand it over as you would a password. It holds the fingerprint of the
-controller's root, so that the machine takes no other controller.`,
+		Long: `Print a token for waystamp agent --join. Until the token is used or expires, every machine that
+has it can join as this node: protect it like a password. It contains the fingerprint of the
+controller's root, so that the machine accepts no other controller.`,
 		Example: `  waystamp node token r1
   waystamp node token r1 --valid 10m`,
 		Args: command.UsageArgs(cobra.ExactArgs(1)),
@@ -391,7 +391,7 @@ controller's root, so that the machine takes no other controller.`,
 			})
 		},
 	}
-	cmd.Flags().DurationVar(&valid, "valid", time.Hour, "`time` for which it is valid")
+	cmd.Flags().DurationVar(&valid, "valid", time.Hour, "`time` for which the token is valid")
 	cmd.Flags().BoolVar(&reinstate, "reinstate", false, "also for a node that was revoked: its machine was set up anew")
 	at.add(cmd)
 	return cmd
@@ -402,16 +402,16 @@ func newRevokeCommand() *cobra.Command {
 	var yes bool
 	cmd := &cobra.Command{
 		Use:   "revoke NAME",
-		Short: "Throw a node out: its certificate and its secrets are void at once",
-		Long: `End the connections of a node, refuse its key for ever, and give all paths that it was on
-fresh secrets, without waiting for anybody. Packets of these paths that are under way are refused.
-A chain that needs the node (a function, the egress, its only headend) is blocked: its packets are
-refused at the egress until a file is applied in which it does without. Needs --yes.`,
+		Short: "Revoke a node: its certificate and its secrets become invalid at once",
+		Long: `End the connections of a node, refuse its key permanently, and give fresh secrets to all paths through
+it, without waiting for other nodes. Packets of these paths that are under way are refused.
+A chain that needs the node (a function, the egress, its only headend) is blocked: the egress refuses
+its packets until you apply a file in which the chain does not need the node. Needs --yes.`,
 		Example: `  waystamp node revoke r2 --yes`,
 		Args:    command.UsageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if !yes {
-				return command.Usagef("node %s would be thrown out, and chains that need it be blocked; add --yes to do it", args[0])
+				return command.Usagef("node %s would be revoked, and chains that need it blocked; add --yes to revoke it", args[0])
 			}
 			return at.with(cmd.Context(), func(c adminClient) error {
 				r, err := c.Revoke(cmd.Context(), connect.NewRequest(&v1.RevokeRequest{Node: args[0]}))
@@ -462,7 +462,7 @@ func newControllerNoun(noun, short, long string, read func(s *v1.State) reading)
 				}
 				s := answer.Msg.State
 				if s.Problem != "" {
-					cmd.PrintErrln("waystamp: warning: what was applied last is not begun:", s.Problem)
+					cmd.PrintErrln("waystamp: warning: the last applied domain file is not in progress:", s.Problem)
 				}
 				if s.Step != "" {
 					cmd.PrintErrf("a change is under way since %s: %s", s.Since.AsTime().Local().Format(time.DateTime), s.Step)
@@ -485,21 +485,21 @@ func newControllerNoun(noun, short, long string, read func(s *v1.State) reading)
 }
 
 const (
-	helpNodes = `The nodes of the controller's domain. REVISION is that of the plan that the node's
-kernel holds, WANTED of the one that it shall hold. A node is ready; behind, as long as it
-has not acknowledged; refusing, if it could not put the plan in force; away, without a connection (its data
-path goes on); expected, before it has joined; or revoked.`
+	helpNodes = `The nodes of the controller's domain. REVISION is the revision of the plan that the node's
+kernel holds, WANTED the revision of the plan that the node should hold. A node is ready; behind, until it
+has acknowledged its plan; refusing, if it could not put the plan in force; away, without a connection (its data
+path stays in force); expected, before it has joined; or revoked.`
 
 	helpChains = `The chains of the controller's domain. A chain is active; preparing, until all of its nodes hold it;
 or blocked: it needs a node that was revoked, and its packets are refused at the egress.`
 
-	helpChanges = `The change that is under way, a line for each node that it waits for. It is in step prepare, until functions
-and egresses know the new epochs, or turn, until headends send them. A node that refuses its plan holds it up, SINCE
-then: mend what REASON says, revoke the node, or apply another file: that goes over the change. A turn that another
-change went over is there until all headends have turned.`
+	helpChanges = `The change in progress, with a line for each node that it waits for. The step is prepare, until functions
+and egresses hold the new epochs, or turn, until headends send in them. A node that refuses its plan delays the change; SINCE
+is the time of the first refusal. Correct the cause in REASON, revoke the node, or apply another file, which replaces the
+change. If the change was already in step turn, it stays listed until all headends have turned.`
 
 	helpEpochs = `The epochs that nodes hold. An epoch is preparing, while functions and egresses get its secrets;
-active: headends send it; or draining: its last packets may be under way, UNTIL then.`
+active: headends send in it; or draining: its last packets may be under way until UNTIL.`
 )
 
 func readNodes(s *v1.State) reading {

@@ -198,7 +198,7 @@ func TestOperatorsCommands(t *testing.T) {
 		{"node revoke r3 --yes", 0, "chain web: blocked\n", ""},
 		{"node token r3", 2, "\n", "--reinstate"},
 		{"get nodes", 0, "revoked", ""},
-		{"rotate", 2, "\n", "name chains, or say --all"},
+		{"rotate", 2, "\n", "name chains, or give --all"},
 		{"rotate nope", 2, "\n", "there is no chain nope"},
 		{"rotate --all", 0, "\n", ""},
 		{"delete nope", 2, "\n", "there is no chain nope"},
@@ -248,7 +248,7 @@ func TestABackupComesBack(t *testing.T) {
 		{"controller backup " + file, 0, ""},
 		{"controller backup " + file, 1, "file exists"},
 		{"controller restore " + damaged + " --data " + data, 1, "it is no backup, or not whole"},
-		{"controller restore " + file + " --data " + data, 0, "revoked in it: r3; revoke again who was revoked since\nthe controller will wait for what these nodes hold: r1, r2, r6\n"},
+		{"controller restore " + file + " --data " + data, 0, "revoked nodes in the backup: r3; revoke again the nodes that were revoked later\nthe controller will wait for the reports of these nodes: r1, r2, r6\n"},
 		{"controller restore " + file + " --data " + data, 1, "restore into an empty one"},
 	} {
 		if strings.Contains(c.args, damaged) {

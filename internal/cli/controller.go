@@ -29,20 +29,20 @@ func NewControllerCommand() *cobra.Command {
 	var rotate time.Duration
 	cmd := &cobra.Command{
 		Use:   "controller",
-		Short: "Run the controller of a domain: one file in, its part to each node",
-		Long: `Run the controller of a domain. Operators give it a domain file (waystamp apply), agents
-that have joined (waystamp agent --controller) get their own part of the plans, and
-nobody else's secrets. A change of a path goes by epochs, each step recorded before anything is sent:
-a controller that was killed goes on. Nodes go on without it.
+		Short: "Run the controller of a domain: compile its file, and send each node its plan",
+		Long: `Run the controller of a domain. Operators send it a domain file (waystamp apply). Agents
+that have joined (waystamp agent --controller) get only the plan of their node, without
+secrets of other nodes. A change of a path uses epochs, and each step is recorded before it is sent, so that
+a controller continues after a crash. The data paths of nodes do not depend on a running controller.
 
 --listen unix:/PATH is for operators: root and the user of the controller. --listen tcp:HOST:PORT is
-for nodes, and for operators that waystamp operator add has given a certificate, over TLS with certificates on both sides; tls+unix:/PATH is the same on a socket, for
-nodes that are namespaces of this machine. Without --listen there is only the socket for operators.
+for nodes, and for operators with a certificate from waystamp operator add, over TLS with certificates on both sides; tls+unix:/PATH is TLS on a Unix socket, for
+nodes in namespaces of this machine. Without --listen there is only the socket for operators.
 
-Several controllers share the work if each is given the same etcd: --store etcd://HOST:PORT,... One
-leads, and the others pass calls on to it; when it is gone another one carries its change on. Each
-needs a --listen tcp:HOST:PORT that the others reach; where they reach it by another name than it listens on,
-say --advertise.
+Several controllers share the work if each gets the same etcd: --store etcd://HOST:PORT,... One of them
+leads, and the others forward calls to it. If the leader fails, another controller leads and continues its change. Each
+needs a --listen tcp:HOST:PORT that the others can reach; if they reach it by another address than it listens on,
+give --advertise.
 
 The data directory, or etcd, holds the key of the CA and the secrets of all paths, as they are: keep it,
 and keep it to yourself. Calls are logged on standard error (msg=audit), and in the file of --audit, without secrets.`,
@@ -114,7 +114,7 @@ and keep it to yourself. Calls are logged on standard error (msg=audit), and in 
 				}
 				listeners = append(listeners, l)
 			}
-			log.Warn("the secrets in the store are not sealed: whoever can read it has them all", "store", cmp.Or(records, data))
+			log.Warn("the secrets in the store are not encrypted: every reader of the store gets all of them", "store", cmp.Or(records, data))
 			return c.Run(cmd.Context(), listeners...)
 		},
 	}
@@ -123,9 +123,9 @@ and keep it to yourself. Calls are logged on standard error (msg=audit), and in 
 	etcd.add(cmd, &records)
 	cmd.Flags().StringVar(&advertise, "advertise", "", "`address` where the other controllers reach this one: tcp:HOST:PORT (default: the first --listen tcp:)")
 	cmd.Flags().StringArrayVar(&listen, "listen", nil, "`address` to listen on; several are possible (default unix:"+defaultControllerSocket+")")
-	cmd.Flags().StringVar(&metrics, "metrics", "", "`address` to serve Prometheus' metrics on, to everybody who reaches it: HOST:PORT, as in [::1]:9464")
+	cmd.Flags().StringVar(&metrics, "metrics", "", "`address` to serve Prometheus metrics on, without authentication: HOST:PORT, as in [::1]:9464")
 	cmd.Flags().DurationVar(&rotate, "rotate-every", 0, "`time` after which all chains get fresh secrets, up to a tenth earlier: 10s at least, as in 1h (default: never)")
-	cmd.Flags().StringVar(&audit, "audit", "", "`file` of calls, a JSON object per line; at 16 MiB it is put aside, and four of these are kept (default audit.jsonl in the data directory; with --store none)")
+	cmd.Flags().StringVar(&audit, "audit", "", "`file` for a log of calls, a JSON object per line; it is rotated at 16 MiB, and four old files are kept (default audit.jsonl in the data directory; with --store none)")
 	cmd.Flags().StringVar(&domain, "trust-domain", "", "`name` in the certificates, of a new data directory (default "+controller.DefaultTrustDomain+")")
 	return cmd
 }
@@ -136,7 +136,7 @@ type etcdFiles struct{ ca, cert, key string }
 func (f *etcdFiles) add(cmd *cobra.Command, records *string) {
 	cmd.Flags().StringVar(records, "store", "", "`etcd` that several controllers share, instead of --data: etcd://HOST:PORT,HOST:PORT[/PREFIX]")
 	cmd.Flags().StringVar(&f.ca, "etcd-ca", "", "`file` with the CA of etcd's certificates; needed unless etcd is on this machine")
-	cmd.Flags().StringVar(&f.cert, "etcd-cert", "", "`file` with the certificate that etcd asks of its clients")
+	cmd.Flags().StringVar(&f.cert, "etcd-cert", "", "`file` with a client certificate for etcd")
 	cmd.Flags().StringVar(&f.key, "etcd-key", "", "`file` with the key of that certificate")
 }
 

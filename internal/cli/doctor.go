@@ -28,18 +28,18 @@ func NewDoctorCommand() *cobra.Command {
 	var o doctorOptions
 	cmd := &cobra.Command{
 		Use:   "doctor",
-		Short: "Find out whether this machine can run a node, and what to mend",
-		Long: `Find out whether this machine can run a node: its kernel, the rights of this process,
+		Short: "Check whether this machine can run a node, and print how to correct problems",
+		Long: `Check whether this machine can run a node: its kernel, the rights of this process,
 the directories of an agent, and, with a plan, the interfaces and their settings. Each
-check says yes, no, or that it could not tell; what then does not work; and the command
-that mends it. Programs are loaded into the kernel and taken out again; nothing else is
-changed, and no agent needs to run.
+check has the result yes, no or unknown; its effect; and the command that corrects the
+problem. The command loads programs into the kernel and removes them again; it changes nothing
+else, and no agent needs to run.
 
---fix mounts the bpf file system, and switches off what loses forwarded packets. It
-changes nothing that could open a hole, such as forwarding.
+--fix mounts the bpf file system, and switches off settings that lose forwarded packets. It
+changes no setting that could let unchecked packets pass, such as forwarding.
 
-Exit code 0 if the machine is fit, 1 if it is not, 3 if a check could not tell. Checks of
-what merely costs time, such as a feature of newer kernels, do not change it.`,
+Exit code 0 if the machine is fit, 1 if it is not, 3 if a check is unknown. Checks that
+only concern speed, such as a feature of newer kernels, do not change the exit code.`,
 		Example: `  waystamp doctor
   waystamp doctor --plan /etc/waystamp/r1.json
   waystamp doctor --plan /etc/waystamp/r1.json --fix
@@ -51,10 +51,10 @@ what merely costs time, such as a feature of newer kernels, do not change it.`,
 	f.StringVar(&o.plan, "plan", "", "plan `file` of the node, to compare the machine with")
 	f.StringVar(&o.instance, "instance", defaultInstance, "`name` of the node's data path on the machine")
 	f.StringVar(&o.runDir, "run-dir", "", "`directory` of the agent's socket (default "+defaultRunDir+"/INSTANCE)")
-	f.StringVar(&o.stateDir, "state-dir", "", "`directory` of what must survive a reboot (default "+defaultStateDir+"/INSTANCE)")
+	f.StringVar(&o.stateDir, "state-dir", "", "`directory` for state that must survive a reboot (default "+defaultStateDir+"/INSTANCE)")
 	f.StringVar(&o.pinDir, "pin-dir", dataplane.DefaultPinDir, "`directory` on a bpf filesystem for programs and maps")
-	f.BoolVar(&o.fix, "fix", false, "mend what can be mended without opening a hole")
-	f.BoolVar(&o.all, "all", false, "show also what is as it should be")
+	f.BoolVar(&o.fix, "fix", false, "correct problems whose correction lets no further packets pass")
+	f.BoolVar(&o.all, "all", false, "also show checks without a problem")
 	command.OutputFlag(cmd, &o.output, "text", "json", "yaml")
 	return cmd
 }
@@ -149,7 +149,7 @@ func writeReport(out io.Writer, r doctor.Report, all bool) error {
 			}
 		}
 	}
-	fit := map[doctor.Verdict]string{doctor.Yes: "this machine is fit", doctor.No: "this machine is not fit", doctor.Unknown: "nothing is wrong as far as can be told"}
+	fit := map[doctor.Verdict]string{doctor.Yes: "this machine is fit", doctor.No: "this machine is not fit", doctor.Unknown: "no problem was found, but some checks could not be made"}
 	fmt.Fprintf(&b, "%s: %d checks, %d ok, %d not, %d could not tell\n", fit[r.Fit()], len(r.Findings), counts[doctor.Yes], counts[doctor.No], counts[doctor.Unknown])
 	_, err := io.WriteString(out, b.String())
 	return err

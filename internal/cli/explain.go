@@ -30,16 +30,16 @@ func NewExplainCommand() *cobra.Command {
 	var o explainOptions
 	cmd := &cobra.Command{
 		Use:   "explain --paths FILE [EVENTS]",
-		Short: "Say what refused packets show",
-		Long: `Say in a sentence what each refused packet shows. EVENTS is a file of events as
+		Short: "Explain why packets were refused",
+		Long: `Explain in a sentence why each packet was refused. EVENTS is a file of events as
 waystamp watch -o json prints them, one JSON object a line; without it, or with -,
 they are read from standard input.
 
-The paths file holds the secrets of all hops. With them everything is tried that
-may have happened to a packet: hops left out, in another order or visited again,
-secrets of another epoch or chain, a bit changed on the way. What is said gives
-exactly the values that the packet carried; if nothing does, that is said. A file
-of secrets that others can read or change is refused: its mode is 0600.`,
+The paths file holds the secrets of all hops. With them the command tries hypotheses:
+hops left out, in another order or visited again, secrets of another epoch or chain,
+a bit changed on the path. It prints a hypothesis only if it gives exactly the values
+that the packet carried; if none does, it prints that. A file of secrets that other
+users can read or change is refused: its mode must be 0600.`,
 		Example: `  waystamp watch -o json | waystamp explain --paths paths.json
   waystamp explain --paths paths.json --name fc00:0:0:401::=r4 events.jsonl`,
 		Args: command.UsageArgs(cobra.MaximumNArgs(1)),

@@ -31,9 +31,9 @@ func newGetCommand(in surroundings) *cobra.Command {
 		newNounCommand(in, "paths", "Packets stamped and verified, by path", helpPaths, readPathCounts),
 		newFunctionsCommand(in),
 		newNounCommand(in, "streams", "Connections through functions of kind stream", helpStreams, readStreams),
-		newControllerNoun("nodes", "Nodes of the controller, and which plan each holds", helpNodes, readNodes),
+		newControllerNoun("nodes", "Nodes of the controller, and the plan of each", helpNodes, readNodes),
 		newControllerNoun("chains", "Chains of the controller: active, preparing or blocked", helpChains, readChains),
-		newControllerNoun("changes", "The controller's change that is under way, and for whom it waits", helpChanges, readChanges),
+		newControllerNoun("changes", "The controller's change in progress, and the nodes that it waits for", helpChanges, readChanges),
 		newControllerNoun("epochs", "Epochs that the controller's nodes hold", helpEpochs, readEpochs),
 		newNounCommand(in, "interfaces", "Programs attached to each interface", helpInterfaces, readInterfaces),
 	)
@@ -42,14 +42,14 @@ func newGetCommand(in surroundings) *cobra.Command {
 
 const helpWatch = `
 
-Without --socket, --instance and --lab all agents of this machine are asked, but for
-those of labs. --watch prints what is counted per second, each --interval, until
+Without --socket, --instance and --lab the command reads all agents of this machine,
+except agents of labs. --watch prints rates per second, at each --interval, until
 Ctrl-C; with -o json or yaml it prints the counters themselves.`
 
 const (
 	helpRefusals = `Packets that the node has refused, by reason. Reasons without packets are left out.
-REPORTED packets were forwarded all the same, by on-violation: report of their chain or,
-of reasons unproven and unverified, by guard: audit; DROPPED ones were not. waystamp
+REPORTED packets were forwarded because of on-violation: report of their chain or, for
+the reasons unproven and unverified, guard: audit. DROPPED packets were dropped. waystamp
 watch prints them one by one, and docs/reference/refusals.md lists all reasons.`
 
 	helpErrors = `ICMP errors that the node has sent for packets that it refused. Each of those packets
@@ -57,27 +57,27 @@ counts as a refusal, too. The number of errors per second is limited (rate limit
 and some packets get none, such as ICMP errors.`
 
 	helpPaths = `Packets of each path that the node is on: a headend and an endpoint count the packets
-that they stamped, an egress those that it verified. FRAMES counts frames on a wire;
-a super-packet of the kernel is several. BYTES are of the inner packets, without
-outer headers.`
+that they stamped, an egress the packets that it verified. FRAMES counts frames on a
+wire; a super-packet of the kernel counts as several frames. BYTES counts bytes of the
+inner packets, without outer headers.`
 
-	helpFunctions = `Packets through this node's functions of the kinds unaware and netfilter. RX went to the
-function, TX came back from it, BYPASSED went past it. docs/how-to/functions.md says what each column counts;
-CUT is rx_cut and tx_cut together, and more is in -o json.
+	helpFunctions = `Packets through this node's functions of the kinds unaware and netfilter. RX counts packets to
+the function, TX packets from it, BYPASSED packets that went past it. docs/how-to/functions.md
+explains each column; CUT is the sum of rx_cut and tx_cut. -o json has further counters.
 
-With the name of a function of kind netfilter: what its rules have counted, by argument
-(packets as they came in) and by named counter.`
+With the name of a function of kind netfilter: the counters of its rules, by argument
+(packets as they entered) and by named counter.`
 
 	helpStreams = `Connections through this node's functions of kind stream, since each one's worker was
-started. NOW are open; REFUSED met a limit; UNREACHED found no server; RESET were ended
-by one side, a function, or the limits of idle connections. IN and OUT are bytes that
-came to the function and left it, both directions together; those that were never copied
-are in -o json.`
+started. NOW counts open connections; REFUSED connections above a limit; UNREACHED connections
+without a server; RESET connections that one side, a function, or a limit on idle connections
+ended. IN and OUT count bytes to the function and from it, both directions together; -o json
+also has the bytes that were not copied.`
 
 	helpInterfaces = `The interfaces of the node's plan and of its functions, and where the data path is
 attached to them: TC and XDP at ingress, OUT at TC egress. Errors and warnings are on
 standard error: a new plan that was refused, parts of the plan that are not in force,
-node settings that block packets, pins that somebody has removed.`
+node settings that block packets, pins that were removed.`
 )
 
 // gauge is a number that is no counter: it has no rate.
@@ -125,7 +125,7 @@ func newNounCommand(in surroundings, noun, short, long string, read reader) *cob
 // newFunctionsCommand is a noun that takes the name of one function.
 func newFunctionsCommand(in surroundings) *cobra.Command {
 	var name string
-	cmd := newNounCommand(in, "functions", "Packets through functions without SRv6, and what their rules count", helpFunctions, func(ctx context.Context, c client) (reading, error) {
+	cmd := newNounCommand(in, "functions", "Packets through functions without SRv6, and the counters of their rules", helpFunctions, func(ctx context.Context, c client) (reading, error) {
 		if name != "" {
 			return readRules(ctx, c, name)
 		}
@@ -230,7 +230,7 @@ func (o *getOptions) print(cmd *cobra.Command, all []reading) error {
 		}
 	}
 	if !slices.ContainsFunc(all, func(r reading) bool { return r.lacks == "" }) {
-		cmd.PrintErrf("waystamp: warning: there is no %s at the nodes asked; waystamp get functions lists those that are there\n", all[0].lacks)
+		cmd.PrintErrf("waystamp: warning: the selected nodes have no %s; waystamp get functions lists their functions\n", all[0].lacks)
 	}
 	return writeReadings(cmd.OutOrStdout(), all)
 }

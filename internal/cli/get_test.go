@@ -20,7 +20,7 @@ func TestGetFunctionsWarnsOfANameThatNobodyHas(t *testing.T) {
 	for name, warned := range map[string]bool{"fw": false, "fww": true} {
 		agents := fakeAgents{"/1": rules(), "/2": rules("fw")}
 		_, stderr, code := agents.run(t, t.Context(), "get", "functions", name, "--socket", "/1", "--socket", "/2")
-		if got := strings.Contains(stderr, "warning: there is no function "+name+" at the nodes asked"); got != warned || code != command.ExitDone {
+		if got := strings.Contains(stderr, "warning: the selected nodes have no function "+name); got != warned || code != command.ExitDone {
 			t.Errorf("%s: exit code %d, %q; want a warning: %t", name, code, stderr, warned)
 		}
 	}

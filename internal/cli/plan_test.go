@@ -123,7 +123,7 @@ func TestPlanSaysWhatIsWrong(t *testing.T) {
 		"unknown flag":   {args: []string{"--nope"}, code: command.ExitUsage, want: "unknown flag"},
 		"file not there": {args: []string{"-f", "nowhere.yaml"}, code: command.ExitFailed, want: "open nowhere.yaml: no such file"},
 		"bad manifest":   {stdin: "version: 1\ndomain: {}\n", args: []string{"-f", "-"}, code: command.ExitUsage, want: "waystamp: <stdin>:1:1: \"nodes\" is missing; it is required here\n>    1 | version: 1\n       | ^\n<stdin>:2:9: domain: \"block\" is missing; it is required here\n     1 | version: 1\n>    2 | domain: {}\n       |         ^\n<stdin> has 2 problems\n"},
-		"compiled file":  {stdin: "{\n  \"version\": 1,\n  \"kind\": \"node-plan\"\n}\n", args: []string{"-f", "-"}, code: command.ExitUsage, want: `<stdin> is no domain file: its kind is "node-plan", as in what waystamp plan --out writes`},
+		"compiled file":  {stdin: "{\n  \"version\": 1,\n  \"kind\": \"node-plan\"\n}\n", args: []string{"-f", "-"}, code: command.ExitUsage, want: `<stdin> is not a domain file: its kind is "node-plan", as in files that waystamp plan --out writes`},
 		"locked":         {args: []string{"-f", planMinimal, "--out", locked}, code: command.ExitFailed, want: "another waystamp plan is writing to " + locked},
 		"foreign paths":  {args: []string{"-f", planMinimal, "--out", foreign}, code: command.ExitFailed, want: `its kind is "lunch"; expect "paths"; restore it, or move it away`},
 		"out is a file":  {args: []string{"-f", planMinimal, "--out", planMinimal}, code: command.ExitFailed, want: "make the directory for plans"},
@@ -419,7 +419,7 @@ func TestPlanTellsWhoClampsOneWay(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	const said, hint = "  lowers the MSS in SYNs of TCP to 1300 bytes, for what comes back\n", "  and has no way back itself"
+	const said, hint = "  lowers the MSS in TCP SYNs to 1300 bytes, for segments of the reverse direction\n", "  and has no reverse path"
 	for clamp, want := range map[string][2]bool{
 		"":                      {false, false},
 		"    mss-clamp: 1300\n": {true, true},

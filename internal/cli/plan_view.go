@@ -469,12 +469,12 @@ func (p planPathView) table(b *strings.Builder) {
 	if p.MTU > 0 {
 		fmt.Fprintf(b, "MTU of packets %d, MSS of TCP %d bytes\n", p.MTU, p.MSS)
 	} else {
-		b.WriteString("the MTU is not known: no core interface on the way declares one\n")
+		b.WriteString("the MTU is not known: no core interface on the path declares one\n")
 	}
 	if p.Clamp > 0 {
-		fmt.Fprintf(b, "  lowers the MSS in SYNs of TCP to %d bytes, for what comes back\n", p.Clamp)
+		fmt.Fprintf(b, "  lowers the MSS in TCP SYNs to %d bytes, for segments of the reverse direction\n", p.Clamp)
 		if p.oneWay {
-			b.WriteString("  and has no way back itself: the chain that answers take should clamp too, for what this one carries\n")
+			b.WriteString("  and has no reverse path: set mss-clamp also on the chain for the answers, to limit segments in this direction\n")
 		}
 	}
 	fmt.Fprintf(b, "  its replay window at %s takes %d bytes per live epoch (%d lanes, the last %d numbers of each)\n",

@@ -60,8 +60,8 @@ SIDs are those of a first plan. Where plans were changed since, as by "waystamp 
 	f := cmd.Flags()
 	f.StringVarP(&o.file, "file", "f", "", "domain `file`; - is standard input")
 	f.StringVar(&o.paths, "paths", "", "`file` with all paths, as waystamp plan writes it, for their SIDs")
-	f.Uint32Var(&o.as, "as", 0, "AS `number` of the node, unlike those of its neighbours; 0: 4200000000 and its place in the file")
-	f.StringArrayVar(&o.neighbours, "neighbour", nil, "`interface` with a neighbour behind it; several are possible (default those of role core)")
+	f.Uint32Var(&o.as, "as", 0, "AS `number` of the node, different from its neighbours'; 0: 4200000000 plus the node's place in the file")
+	f.StringArrayVar(&o.neighbours, "neighbour", nil, "`interface` to a neighbour; may be repeated (default: all interfaces of role core)")
 	return cmd
 }
 
@@ -107,7 +107,7 @@ func (o *routingOptions) frr(cmd *cobra.Command, node string) error {
 		s.Neighbours = o.neighbours
 	}
 	if len(s.Neighbours) == 0 {
-		return command.Usagef("%s has no interface of role core; name those with neighbours by --neighbour", node)
+		return command.Usagef("%s has no interface of role core; give the interfaces to its neighbours by --neighbour", node)
 	}
 	for _, n := range s.Neighbours {
 		if err := model.CheckInterfaceName(n); err != nil {

@@ -200,7 +200,7 @@ func TestStatusTellsOfADataPathWithoutAnAgent(t *testing.T) {
 	if err := os.WriteFile(state, []byte("{}"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	const left = "the agent of instance gone does not run, and the data path that it left stays in force: start it again"
+	const left = "the agent of instance gone does not run, but its data path is still in force: start the agent again"
 	for _, args := range []string{"status", "status --instance gone", "get refusals"} {
 		if _, stderr, code := run(strings.Fields(args)...); code != command.ExitFailed || !strings.Contains(stderr, left) {
 			t.Errorf("%s alone: exit code %d, %q", args, code, stderr)

@@ -61,7 +61,7 @@ func (t *targetFlags) add(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.StringArrayVar(&t.sockets, "socket", nil, "`path` of an agent's socket; several are possible (default: of all agents that run below "+defaultRunDir+")")
 	f.StringArrayVar(&t.instances, "instance", nil, "`name` of an agent's instance; several are possible")
-	f.StringArrayVar(&t.labs, "lab", nil, "`prefix` of a lab, all of whose agents are meant; several are possible")
+	f.StringArrayVar(&t.labs, "lab", nil, "`prefix` of a lab: read all its agents; may be repeated")
 	completeWith(cmd, "instance", func() []string { return t.in.instances() })
 	completeWith(cmd, "lab", func() []string {
 		labs, _ := lab.List(t.in.labs)
@@ -101,7 +101,7 @@ func (s surroundings) left() (out []string) {
 
 // leftBy says what became of an instance that is left.
 func leftBy(instance string) error {
-	return fmt.Errorf("the agent of instance %s does not run, and the data path that it left stays in force: start it again (waystamp agent --plan FILE --instance %[1]s), or remove what it left (waystamp agent --detach --instance %[1]s --yes)", instance)
+	return fmt.Errorf("the agent of instance %s does not run, but its data path is still in force: start the agent again (waystamp agent --plan FILE --instance %[1]s), or remove the data path (waystamp agent --detach --instance %[1]s --yes)", instance)
 }
 
 // running are the sockets of this node's agents: those that answer, or if none does,

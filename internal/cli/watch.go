@@ -67,7 +67,7 @@ interface, and the reason as a comment: the first bytes of each, as the node sen
 	f.StringVar(&o.paths, "paths", "", "`file` with the secrets of all paths, to explain with (default with --lab: the lab's)")
 	command.OutputFlag(cmd, &o.output, "text", "json")
 	f.StringVar(&o.pcap, "pcap", "", "write a capture to this `file` instead; - is standard output")
-	f.BoolVar(&o.once, "once", false, "print the remembered packets and end")
+	f.BoolVar(&o.once, "once", false, "print the packets in the agent's history, and exit")
 	return cmd
 }
 
@@ -86,7 +86,7 @@ func (o *watchOptions) run(cmd *cobra.Command) (failed error) {
 		return err
 	}
 	if o.pcap != "" && cmd.Flags().Changed("output") {
-		return command.Usagef("--pcap and --output do not go together; take one of them")
+		return command.Usagef("--pcap and --output exclude each other; give one of them")
 	}
 	p := eventPrinter{text: o.output == "text", out: cmd.OutOrStdout(), notes: cmd.ErrOrStderr()}
 	ctx := cmd.Context()
@@ -308,7 +308,7 @@ func printEvent(out io.Writer, e explained, packet string) error {
 	verdict := event.Verdict(e.Reason, e.Reported)
 	var err error
 	if e.Missed > 0 {
-		_, err = fmt.Fprintf(out, "    %d events of %s were missed here: they came faster than they were read\n", e.Missed, e.Node)
+		_, err = fmt.Fprintf(out, "    %d events of %s were lost here: they were not read fast enough\n", e.Missed, e.Node)
 	}
 	if err != nil {
 		return err

@@ -19,7 +19,7 @@ func newWorkerCommand() *cobra.Command {
 	var user uint32
 	cmd := &cobra.Command{
 		Use:    "worker --statistics-fd FD",
-		Short:  "Run the functions of kind stream, as the process that is given their connections",
+		Short:  "Run the functions of kind stream: the process that terminates their connections",
 		Hidden: true,
 		Long: `Accept TCP connections at a port, open others to their original destinations from
 the clients' own addresses and ports, and move the bytes between them through the
@@ -68,7 +68,7 @@ func newGatewayWorkerCommand() *cobra.Command {
 	var user uint32
 	cmd := &cobra.Command{
 		Use:    "gateway --parent-fd FD --audit-fd FD --listener-fd FD...",
-		Short:  "Run a gateway, as the process that is given its clients' connections",
+		Short:  "Run a gateway: the process that terminates its clients' connections",
 		Hidden: true,
 		Long: `End clients' mutual TLS, decide about their requests, and pass them on by the chains that the
 services' rules name. The configuration, with the content of all files, comes by the parent's socket, which is

@@ -79,7 +79,7 @@ func parseManifest(name string, stdin io.Reader) (manifest.Manifest, error) {
 	}
 	var written struct{ Kind string }
 	if json.Unmarshal(src, &written) == nil && written.Kind != "" {
-		return manifest.Manifest{}, Usagef("%s is no domain file: its kind is %q, as in what waystamp plan --out writes; give the file that was compiled", name, written.Kind)
+		return manifest.Manifest{}, Usagef("%s is not a domain file: its kind is %q, as in files that waystamp plan --out writes; give the domain file", name, written.Kind)
 	}
 	m, err := manifest.Parse(name, src)
 	if err != nil {

@@ -40,7 +40,7 @@ func completeRules(ctx context.Context, d *model.Domain, file string, stderr io.
 			continue
 		}
 		if at := netfilter.TranslatesAddresses(f.Netfilter.Rules); at > 0 && !f.Proxy.Rewrites {
-			errs = append(errs, fmt.Errorf("%s:%d: rules of function %s have a chain of type nat; say rewrites: true at the function, so that its packets are not bound to the addresses that they came with",
+			errs = append(errs, fmt.Errorf("%s:%d: rules of function %s have a chain of type nat; set rewrites: true at the function, so that its packets may leave with other addresses",
 				f.Netfilter.RulesAt.File, max(1, f.Netfilter.RulesAt.Line)+at-1, f.Name))
 		}
 	}
@@ -61,7 +61,7 @@ func readRules(n *model.Netfilter, folder string) error {
 	}
 	f, err := os.Open(name)
 	if errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("%s is not there; the name counts from the folder of the domain's file", name)
+		return fmt.Errorf("%s does not exist; a relative name starts from the folder of the domain's file", name)
 	}
 	if err != nil {
 		return err

@@ -54,9 +54,9 @@ func TestRulesOfAFileAreReadAndChecked(t *testing.T) {
 		t.Errorf("warnings %q; as root: %t", warnings, root)
 	}
 	for name, c := range map[string]struct{ rules, more, want string }{
-		"missing":        {"", "", "sub/fw.nft is not there; the name counts from the folder of the domain's file"},
+		"missing":        {"", "", "sub/fw.nft does not exist; a relative name starts from the folder of the domain's file"},
 		"other argument": {"chain c {\n\tmeta mark $staff accept\n}\n", "", "sub/fw.nft:2:12: rules of function fw: $staff is not an argument of the function"},
-		"nat":            {"chain c {\n\ttype nat hook postrouting priority srcnat;\n}\n", "", "sub/fw.nft:2: rules of function fw have a chain of type nat; say rewrites: true"},
+		"nat":            {"chain c {\n\ttype nat hook postrouting priority srcnat;\n}\n", "", "sub/fw.nft:2: rules of function fw have a chain of type nat; set rewrites: true"},
 		"too long":       {strings.Repeat("#", 1<<20+1), "", "has more than 1048576 bytes"},
 	} {
 		if _, _, err := readWith(t, c.rules, c.more); err == nil || !strings.Contains(err.Error(), c.want) {

@@ -73,7 +73,7 @@ func kernelVersion() Finding {
 		return c.unknown(fmt.Errorf("read the kernel's version %q: %w", release, err))
 	}
 	if have[0] < oldest[0] || have[0] == oldest[0] && have[1] < oldest[1] {
-		return c.no("nobody has tried the programs here", fmt.Sprintf("install Linux %d.%d or later", oldest[0], oldest[1]),
+		return c.no("the programs are not tested on this kernel", fmt.Sprintf("install Linux %d.%d or later", oldest[0], oldest[1]),
 			"this is Linux %s, older than %d.%d", release, oldest[0], oldest[1])
 	}
 	return c.yes("this is Linux %s", release)
@@ -113,7 +113,7 @@ func needs() Finding {
 	err := dataplane.Check()
 	switch {
 	case err == nil:
-		return c.yes("the kernel has what the programs need")
+		return c.yes("the kernel has all features that the programs need")
 	case errors.Is(err, errors.ErrUnsupported):
 		return c.no("programs cannot be loaded", "install a newer kernel", "%s", err)
 	}
@@ -160,11 +160,11 @@ func jit() Finding {
 	b, err := os.ReadFile("/proc/sys/net/core/bpf_jit_enable")
 	switch now := strings.TrimSpace(string(b)); {
 	case errors.Is(err, fs.ErrNotExist):
-		return c.unknown(errors.New("/proc/sys/net/core/bpf_jit_enable is not there: the kernel compiles programs always, or never, or this is a namespace that cannot know"))
+		return c.unknown(errors.New("/proc/sys/net/core/bpf_jit_enable does not exist: the kernel always or never compiles programs, or this network namespace does not show the setting"))
 	case err != nil:
 		return c.unknown(err)
 	case now == "0":
-		return c.no("they take many times as long", "sysctl -w net.core.bpf_jit_enable=1", "the kernel interprets programs")
+		return c.no("programs run many times slower", "sysctl -w net.core.bpf_jit_enable=1", "the kernel interprets programs")
 	}
 	return c.yes("the kernel compiles programs")
 }
@@ -225,14 +225,14 @@ func directory(name, dir string, lasts bool) Finding {
 	}
 	c.weight = Warning
 	if lasts && st.Type == unix.TMPFS_MAGIC {
-		return c.no("headends give out packet numbers again after a reboot", "choose another one with --"+name, "%s does not survive a reboot", dir)
+		return c.no("headends may reuse packet numbers after a reboot", "choose another one with --"+name, "%s does not survive a reboot", dir)
 	}
 	if room := st.Bavail * uint64(st.Bsize); lasts && room < stateRoom {
 		return c.no("packet numbers and replay windows may not be saved", "make room", "%s has %d MiB left, of %d that may be needed", at, room>>20, stateRoom>>20)
 	}
 	if lasts {
 		if err := syncs(at); err != nil {
-			return c.no("what is saved there may be lost with the power", "choose another one with --"+name, "%s cannot be written to disk: %s", at, err)
+			return c.no("saved state may be lost on a power failure", "choose another one with --"+name, "%s cannot be written to disk: %s", at, err)
 		}
 	}
 	return c.yes("%s can be written", dir)
@@ -255,7 +255,7 @@ func openFiles() Finding {
 		return c.unknown(fmt.Errorf("read the limit of open files: %w", err))
 	}
 	if r.Max < filesLeast {
-		return c.no("an agent with many interfaces runs out of them", fmt.Sprintf("ulimit -n %d, or LimitNOFILE= of the unit", filesLeast), "a process may have %d files open", r.Max)
+		return c.no("an agent with many interfaces runs out of file descriptors", fmt.Sprintf("ulimit -n %d, or LimitNOFILE= of the unit", filesLeast), "a process may have %d files open", r.Max)
 	}
 	return c.yes("a process may have %d files open", r.Max)
 }
@@ -269,7 +269,7 @@ func clock() Finding {
 	case err != nil:
 		return c.unknown(fmt.Errorf("ask whether the clock is synchronised: %w", err))
 	case state == unix.TIME_ERROR || t.Status&unix.STA_UNSYNC != 0:
-		return c.no("times of events on several nodes cannot be compared", "run an NTP client", "nobody keeps the clock")
+		return c.no("times of events on several nodes cannot be compared", "run an NTP client", "the clock is not synchronised")
 	}
 	return c.yes("the clock is synchronised")
 }
@@ -298,7 +298,7 @@ func (m Machine) tools() (out []Finding) {
 		}
 		c := check{"tool", "nft", Warning}
 		if at, err := exec.LookPath("nft"); err != nil {
-			return append(out, c.no("functions of kind netfilter get no packets (function-gone)", "apt install nftables", "the program nft is not there"))
+			return append(out, c.no("functions of kind netfilter get no packets (function-gone)", "apt install nftables", "the program nft is not installed"))
 		} else {
 			return append(out, c.yes("nft is %s", at))
 		}
@@ -318,7 +318,7 @@ func (m Machine) offloads() (out []Finding) {
 		case err != nil:
 			out = append(out, c.unknown(err))
 		case on:
-			f := c.no("merged packets cannot be forwarded as they came, and are lost", fmt.Sprintf("ethtool -K %s lro off", i.Name), "interface %s merges packets (LRO)", i.Name)
+			f := c.no("the kernel drops merged packets that it should forward", fmt.Sprintf("ethtool -K %s lro off", i.Name), "interface %s merges packets (LRO)", i.Name)
 			name := i.Name
 			f.fix = func() error { return m.Net.SwitchOff(name, "rx-lro") }
 			out = append(out, f)
@@ -343,7 +343,7 @@ func xdpMTU(net Network, name string) Finding {
 	case err != nil:
 		return c.unknown(err)
 	case l.Kind != "veth" && l.MTU > pageFrame:
-		return c.no("its driver may refuse XDP, and TC does all the work", fmt.Sprintf("ip link set %s mtu %d, if XDP is wanted", name, pageFrame),
+		return c.no("its driver may refuse XDP, and TC then handles all packets", fmt.Sprintf("ip link set %s mtu %d, if XDP is wanted", name, pageFrame),
 			"interface %s has an MTU of %d", name, l.MTU)
 	}
 	return c.yes("interface %s has an MTU of %d", name, l.MTU)

@@ -131,7 +131,7 @@ func TestTooNarrowForAChainIsFound(t *testing.T) {
 	if got := wrong(found); len(got) != 1 || got[0] != "chain-mtu no" {
 		t.Fatalf("found %q", got)
 	}
-	if s := Wrong(found); !strings.Contains(s[0], "the headers of chain web take 104, so that its packets that leave by it keep 1216 bytes, and IPv6 needs 1280: ip link set core mtu 1384") {
+	if s := Wrong(found); !strings.Contains(s[0], "the headers of chain web take 104, so that the chain's packets can have only 1216 bytes on this interface, and IPv6 needs 1280: ip link set core mtu 1384") {
 		t.Errorf("says %q", s)
 	}
 }

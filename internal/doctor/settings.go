@@ -47,7 +47,7 @@ func usedBy(n plan.Node) (all []used) {
 func (i used) check() check { return check{"interface", i.name, Warning} }
 
 func (i used) down() Finding {
-	return i.check().no("no packet comes or goes by it", fmt.Sprintf("ip link set %s up, at both ends", i.name), "%s is down", i.of)
+	return i.check().no("no packet can arrive on it or leave by it", fmt.Sprintf("ip link set %s up, at both ends", i.name), "%s is down", i.of)
 }
 
 // Down finds interfaces of a node's plan that are there and not up.
@@ -71,7 +71,7 @@ func Interfaces(net Network, n plan.Node) (out []Finding) {
 		l, err := net.Link(i.name)
 		switch {
 		case errors.Is(err, host.ErrNoLink):
-			out = append(out, c.no("what would come by it is not processed", "make it, or correct the domain's file", "%s is not there", i.of))
+			out = append(out, c.no("packets that should arrive on it are not processed", "create it, or correct the domain's file", "%s does not exist", i.of))
 		case err != nil:
 			out = append(out, c.unknown(err))
 		case l.Frame != "ether":
@@ -157,7 +157,7 @@ func forwarding(net Network, n plan.Node) (out []Finding) {
 			case err != nil:
 				out = append(out, c.unknown(err))
 			case there && now == "0":
-				out = append(out, c.no("packets for a chain that come in by it find no way (no-route, inner-no-route)",
+				out = append(out, c.no("packets for a chain that arrive on it have no route (no-route, inner-no-route)",
 					fmt.Sprintf("sysctl -w %s=1", sysctlName(v, name, "forwarding")),
 					"interface %s does not forward %s", name, called))
 			case there:
@@ -182,7 +182,7 @@ func ipv6(net Network, n plan.Node) (out []Finding) {
 		case err != nil:
 			out = append(out, c.unknown(err))
 		case there && now != "0":
-			out = append(out, c.no("it has no address and no neighbours there, and chains find no way by it",
+			out = append(out, c.no("the interface has no IPv6 address and no neighbours, and chains have no route through it",
 				fmt.Sprintf("sysctl -w %s=0", sysctlName("ipv6", i.Name, "disable_ipv6")),
 				"IPv6 is switched off on interface %s", i.Name))
 		case there:
@@ -224,7 +224,7 @@ func mtu(net Network, n plan.Node) (out []Finding) {
 		case err != nil:
 			out = append(out, c.unknown(err))
 		case l.MTU < i.MTU:
-			out = append(out, c.no("longer packets may be lost unseen",
+			out = append(out, c.no("longer packets may be lost without an ICMP error",
 				fmt.Sprintf("ip link set %s mtu %d, or write the smaller one into the domain's file", i.Name, i.MTU),
 				"interface %s has an MTU of %d, and the plan counts on %d", i.Name, l.MTU, i.MTU))
 		default:
@@ -272,7 +272,7 @@ func chainMTU(net Network, n plan.Node) (out []Finding) {
 		switch left := l.MTU - most.header; {
 		case err != nil: // mtu speaks of it, or Interfaces
 		case left < model.MTUMin:
-			out = append(out, c.no(fmt.Sprintf("its packets that leave by it keep %d bytes, and IPv6 needs %d", left, model.MTUMin),
+			out = append(out, c.no(fmt.Sprintf("the chain's packets can have only %d bytes on this interface, and IPv6 needs %d", left, model.MTUMin),
 				fmt.Sprintf("ip link set %s mtu %d, at both ends of the link", i.Name, model.MTUMin+most.header),
 				"interface %s has an MTU of %d, and the headers of chain %s take %d", i.Name, l.MTU, most.chain, most.header))
 		default:

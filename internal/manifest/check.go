@@ -94,10 +94,10 @@ func (c *checker) checkNodes() {
 			i := &n.interfaces.value[j]
 			claimName(c.reader, interfaces, i.name, i, func(i *iface) place { return i.name.at })
 			if i.unmatched.ok && i.role.ok && i.role.value != model.RoleEdge {
-				c.problemf(i.unmatched.at, "says what becomes of traffic that no chain takes; only an edge interface has such traffic")
+				c.problemf(i.unmatched.at, "is a setting of edge interfaces, where traffic arrives that no chain takes; remove it here")
 			}
 			if i.guard.ok && i.role.ok && i.role.value != model.RoleEdge {
-				c.problemf(i.guard.at, "is a setting of edge interfaces; at a core interface the guard of each chain counts alone: set it there")
+				c.problemf(i.guard.at, "is a setting of edge interfaces; at a core interface only the guard of each chain applies: set it there")
 			}
 		}
 	}
@@ -222,7 +222,7 @@ func (c *checker) checkLabels(ch *chain, whole bool) {
 	for _, n := range c.nodesOf(ch) {
 		for _, i := range n.interfaces.value {
 			if i.role.value == model.RoleCore && !i.mtu.given() {
-				c.problemf(ch.carrier.at, "the MTU of the core is not known, and no router can tell it for packets with labels: give domain.mpls an mtu, or every core interface of the chain's nodes (%s of %s has none)", i.name.value, n.name.value)
+				c.problemf(ch.carrier.at, "the MTU of the core is not known, and routers send no ICMP errors for packets with labels: give domain.mpls an mtu, or every core interface of the chain's nodes (%s of %s has none)", i.name.value, n.name.value)
 				return
 			}
 		}
@@ -309,7 +309,7 @@ func (c *checker) checkChain(ch *chain) {
 		c.problemf(ch.ingress.at, "these nodes declare %d CPUs together; the headends of one chain may have %d (see cpus)", cpus, model.LanesMax)
 	}
 	if ch.both.ok && ch.both.value && len(ch.ingress.value) > 1 {
-		c.problemf(ch.both.at, "a chain with %d ingress nodes has no reverse: answers could not know which of them to leave at; give each ingress a chain of its own", len(ch.ingress.value))
+		c.problemf(ch.both.at, "a chain with %d ingress nodes has no reverse, because the egress of answers would be ambiguous; give each ingress a chain of its own", len(ch.ingress.value))
 		whole = false
 	}
 

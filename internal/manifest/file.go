@@ -488,11 +488,11 @@ func readCache(c cursor) item[cache] {
 	switch {
 	case len(c.r.problems) > before:
 	case size.ok && (rate.ok || delay.ok):
-		c.r.problemf(size.at, "the size is said twice: it follows from rate and delay; give it, or those two")
+		c.r.problemf(size.at, "gives both a size, and rate and delay; give size, or rate and delay")
 	case size.ok:
 		v.ok = true
 	case !rate.ok || !delay.ok:
-		c.r.problemf(c.at, "says no size; expect {size: HEADERS}, or {rate: PACKETS-PER-SECOND, delay: TIME-IN-THE-FUNCTION}")
+		c.r.problemf(c.at, "gives no size; expect {size: HEADERS}, or {rate: PACKETS-PER-SECOND, delay: TIME-IN-THE-FUNCTION}")
 	default:
 		v.ok = true
 	}
@@ -583,7 +583,7 @@ func (ch *chain) readFunctions(c cursor) {
 		)
 		switch given := a.forward.given() || a.reverse.given(); {
 		case w.sid.given() && (function.given() || given):
-			c.r.problemf(w.sid.at, "a waypoint has a sid alone; name and argument are of a function")
+			c.r.problemf(w.sid.at, "a waypoint has only a sid; only a function has name and argument")
 		case w.sid.given():
 			ch.waypoints = append(ch.waypoints, w)
 		case function.given():

@@ -64,7 +64,7 @@ func (c *labChecker) checkCore() {
 	}
 	for _, n := range c.file.nodes.value {
 		if a := n.mpls.address; n.name.ok && (n.mpls.at == place{} || a.ok && !a.value.Is4()) {
-			c.problemf(core.at, "a core of IPv4 leads to nodes by the IPv4 address of their labels, and %s has none; give it an mpls such as {label: 16002, address: 192.0.2.2}", n.name.value)
+			c.problemf(core.at, "a core of IPv4 needs an IPv4 address of mpls for each node, and %s has none; give it an mpls such as {label: 16002, address: 192.0.2.2}", n.name.value)
 		}
 	}
 	for _, ch := range c.file.chains.value {
@@ -73,7 +73,7 @@ func (c *labChecker) checkCore() {
 		}
 	}
 	for _, r := range c.lab.routers.value {
-		c.problemf(r.at, "%s is a router of IPv6; a core of IPv4 has nodes alone, which pass labels on", r.name.value)
+		c.problemf(r.at, "%s is a router of IPv6; a core of IPv4 has only nodes, which forward labels; remove the router", r.name.value)
 	}
 	if c.lab.routing.value != model.LabStatic {
 		c.problemf(c.lab.routing.at, "%s routes IPv6; the routes of a core of IPv4 are static", c.lab.routing.value)
@@ -321,7 +321,7 @@ func (c *labChecker) checkFunctions() {
 	for i := range c.file.functions.value {
 		f := &c.file.functions.value[i]
 		if _, ok := made[f.name.value]; !ok && f.unaware() && f.attach.ok && !f.attach.value.local {
-			c.problemf(f.attach.at, "nothing in the functions of the lab section makes %q; a lab has what is written there", f.name.value)
+			c.problemf(f.attach.at, "the functions of the lab section do not make %q; add an entry for it there", f.name.value)
 		}
 	}
 }
@@ -332,13 +332,13 @@ func (c *labChecker) checkFunction(l *labFunction, f *function) {
 			c.problemf(l.kind.at, "%q needs a ruleset, as nft -f reads it", l.kind.value)
 		}
 	} else if l.kind.ok && l.ruleset.given() {
-		c.problemf(l.ruleset.at, "is of functions of kind nftables; one of kind %s has none", l.kind.value)
+		c.problemf(l.ruleset.at, "is for functions of kind nftables; a function of kind %s has no ruleset", l.kind.value)
 	}
 	switch {
 	case !f.kind.ok || f.unaware() && !f.attach.ok:
 		return // reported
 	case !f.unaware():
-		c.problemf(l.name.at, "%q is of kind %s: it is its node itself, and a lab makes nothing for it", l.name.value, f.kind.value)
+		c.problemf(l.name.at, "%q is of kind %s: the function is the node itself, so remove this entry", l.name.value, f.kind.value)
 		return
 	case f.attach.value.local:
 		if l.kind.ok && l.kind.value != model.LabNftables {
@@ -351,7 +351,7 @@ func (c *labChecker) checkFunction(l *labFunction, f *function) {
 	}
 	c.station(l.name)
 	if l.kind.ok && l.kind.value != model.LabRaw && !f.attach.value.via.given() {
-		c.problemf(f.attach.at, "has no via; what routes, as %s of kind %s does in the lab, takes only frames that are addressed to it: expect via: fe80::2 or the like", l.name.value, l.kind.value)
+		c.problemf(f.attach.at, "has no via; %s of kind %s routes in the lab, and accepts only frames to its own MAC address: expect via: fe80::2 or another address", l.name.value, l.kind.value)
 	}
 }
 
@@ -363,7 +363,7 @@ func (c *labChecker) checkInterfaces() {
 				continue
 			}
 			if _, ok := c.wires[end{n.name.value, i.name.value}]; !ok {
-				c.problemf(i.name.at, "no host or link of the lab section makes %q; a lab has what is written there", i.name.value)
+				c.problemf(i.name.at, "no host or link of the lab section makes %q; add one there", i.name.value)
 			}
 		}
 	}

@@ -56,7 +56,7 @@ func (c *checker) checkNetfilter(f *function) {
 		c.problemf(f.rulesFile.at, "the rules are given twice; give rules or rules-file")
 	}
 	if f.zones.value && len(f.arguments.values) == 0 {
-		c.problemf(f.zones.at, "flows cannot be told apart by an argument: the function has no arguments")
+		c.problemf(f.zones.at, "zones by argument need arguments, and the function has none; add arguments, or leave zones out")
 	}
 	if f.bypass.value {
 		if err := model.CheckBypass(f.zones.value, f.rewrites.value); err != nil {

@@ -89,7 +89,7 @@ func (c *checker) checkProxies() {
 			continue
 		}
 		if f.unaware() && !f.attach.given() {
-			c.problemf(f.at, `"attach" is missing; it says how a function of kind unaware is reached: local, or interfaces as in {to: eth2, from: eth3}`)
+			c.problemf(f.at, `"attach" is missing; a function of kind unaware needs it: local, or interfaces as in {to: eth2, from: eth3}`)
 		}
 		if f.netfilter() {
 			c.checkNetfilter(f)
@@ -125,7 +125,7 @@ func (c *checker) checkDevices(f *function, devices map[nodeDevice]*function) {
 		}
 		d := nodeDevice{f.node.value, name.value}
 		if other, ok := devices[d]; ok && other != f {
-			c.problemf(name.at, "%q is an interface of %s already; what comes back on it must be of one function", name.value, other.name.value)
+			c.problemf(name.at, "%q is an interface of %s already; packets on it must come from one function", name.value, other.name.value)
 			continue
 		}
 		devices[d] = f
@@ -176,7 +176,7 @@ func (c *checker) refuseOthers(f *function) {
 		if len(s.of) > 1 {
 			of += " and " + s.of[1].String()
 		}
-		c.problemf(s.at, "%s is of functions of kind %s; one of kind %s has none", s.name, of, f.kind.value)
+		c.problemf(s.at, "%s is for functions of kind %s; a function of kind %s has no such setting", s.name, of, f.kind.value)
 	}
 }
 
@@ -217,7 +217,7 @@ func (c *checker) checkProxy(f *function) {
 		}
 	}
 	if d := f.cache.value.delay; d.ok && (f.lifetime.ok || !f.lifetime.given()) && d.value >= p.Lifetime {
-		c.problemf(d.at, "%q is not less than the lifetime of a header, %s; no packet would find its own", d.value, p.Lifetime)
+		c.problemf(d.at, "%q is not less than the lifetime of a header, %s; headers would expire before their packets return", d.value, p.Lifetime)
 	}
 }
 

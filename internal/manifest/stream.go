@@ -65,7 +65,7 @@ func parseStreamEntry(text string) (streamfunction.Entry, error) {
 		return streamfunction.Entry{}, fmt.Errorf("%s", strings.TrimPrefix(err.Error(), "[0]: "))
 	}
 	if name := list[0].Name; name == "seal" || name == "open" {
-		return list[0], fmt.Errorf("%s needs a key, and nothing gives nodes keys of functions yet; leave it out", name)
+		return list[0], fmt.Errorf("%s needs a key, and keys of functions cannot be given to nodes yet; leave it out", name)
 	}
 	return list[0], nil
 }
@@ -116,7 +116,7 @@ func readOther(c cursor) item[string] {
 		case "refuse":
 			return nil
 		case "icmp", "relay":
-			return fmt.Errorf("is not there yet: what is not TCP is refused; expect refuse")
+			return fmt.Errorf("is not there yet: packets that are not TCP are refused; expect refuse")
 		}
 		return fmt.Errorf("is not a setting of other; expect refuse")
 	})
@@ -169,10 +169,10 @@ func (f *function) streamModel() model.Stream {
 func (c *checker) checkStream(f *function) {
 	switch {
 	case !f.run.given():
-		c.problemf(f.at, "\"run\" is missing; it says what a function of kind stream does with bytes, as in run: [gzip]")
+		c.problemf(f.at, "\"run\" is missing; a function of kind stream needs a list of operations on bytes, as in run: [gzip]")
 	case f.run.ok && len(f.run.value) == 0:
-		c.problemf(f.run.at, "no functions; say run: [identity] for one that changes nothing")
+		c.problemf(f.run.at, "no functions; give run: [identity] for a function that changes nothing")
 	case f.back.given() && f.back.ok && len(f.back.value) == 0:
-		c.problemf(f.back.at, "no functions; leave it out for each one's inverse, or say back: [identity] for no change")
+		c.problemf(f.back.at, "no functions; leave it out for the inverse of run, or give back: [identity] for no change")
 	}
 }

@@ -323,7 +323,7 @@ func TestInterfaceThatIsMadeAnewIsGuardedAtOnce(t *testing.T) {
 	b.writePlan(b.nodes["r1"])
 	r := b.start()
 	b.must(b.net.DeleteLink("r1-r2"))
-	b.log.Wait("not whole")
+	b.log.Wait("not completely")
 	if s := r.status(); len(s.Problems) != 1 || !strings.Contains(s.Problems[0], "r1-r2") || s.Interfaces[1].TC {
 		t.Errorf("without its interface: %+v", s)
 	}

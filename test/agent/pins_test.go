@@ -249,7 +249,7 @@ func TestRemovedPinsAreBackAtOnce(t *testing.T) {
 		b.must(c.remove())
 		b.pinsAreBack(c.name, before)
 	}
-	b.log.Wait("pins were removed, and are back")
+	b.log.Wait("pins were removed, and the agent has restored them")
 	s := r.status()
 	if s.Error != "" || len(s.Problems) != 0 || !slices.ContainsFunc(s.Warnings, func(w string) bool { return strings.Contains(w, "pins below "+b.pinDir()+" were removed") }) {
 		t.Errorf("status %+v; want a warning of it", s)
