@@ -154,7 +154,14 @@ func (t *streamTrack) ends(test *testing.T) {
 	defer l.Close()
 	pair := func() (client, server *net.TCPConn) {
 		must(test, t.lab.Do("h1", func() (err error) {
-			client, err = net.DialTCP("tcp6", nil, net.TCPAddrFromAddrPort(t.to))
+			// A function refuses where the client's port is that of a connection of before, which
+			// the server still remembers: the next try has another port.
+			for range 3 {
+				client, err = net.DialTCP("tcp6", nil, net.TCPAddrFromAddrPort(t.to))
+				if !errors.Is(err, unix.ECONNREFUSED) && !errors.Is(err, unix.ECONNRESET) {
+					break
+				}
+			}
 			return err
 		}))
 		l.SetDeadline(time.Now().Add(streamWait))
