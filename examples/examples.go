@@ -71,3 +71,11 @@ const StreamsName = "examples/streams.yaml"
 //
 //go:embed streams.yaml
 var Streams []byte
+
+// SpareName is what messages about Spare call it.
+const SpareName = "examples/spare.yaml"
+
+// Spare is a domain with a function that can take the place of another one.
+//
+//go:embed spare.yaml
+var Spare []byte

@@ -44,6 +44,8 @@ leads, and the others forward calls to it. If the leader fails, another controll
 needs a --listen tcp:HOST:PORT that the others can reach; if they reach it by another address than it listens on,
 give --advertise.
 
+When it listens, the controller writes {"ready":true} to standard output.
+
 The data directory, or etcd, holds the key of the CA and the secrets of all paths, as they are: keep it,
 and keep it to yourself. Calls are logged on standard error (msg=audit), and in the file of --audit, without secrets.`,
 		Example: `  waystamp controller --listen unix:/run/waystamp/controller.sock --listen tcp:[fd00::1]:7443
@@ -115,6 +117,9 @@ and keep it to yourself. Calls are logged on standard error (msg=audit), and in 
 				listeners = append(listeners, l)
 			}
 			log.Warn("the secrets in the store are not encrypted: every reader of the store gets all of them", "store", cmp.Or(records, data))
+			if _, err := fmt.Fprintln(cmd.OutOrStdout(), `{"ready":true}`); err != nil {
+				return fmt.Errorf("say that the controller is ready: %w", err)
+			}
 			return c.Run(cmd.Context(), listeners...)
 		},
 	}

@@ -192,9 +192,9 @@ func (t *targetFlags) find() (out []target, err error) {
 	return out, nil
 }
 
-// paths are those of the target's lab; none: it is of no lab.
+// paths are those of the target's lab; none: it is of no lab, or the lab's controller has them.
 func (t target) paths() ([]plan.Path, error) {
-	if t.lab == nil {
+	if t.lab == nil || t.lab.IsControlled() {
 		return nil, nil
 	}
 	return t.lab.Paths()

@@ -1,6 +1,6 @@
 // Package demo is waystamp in a minute: the network of the paper's Fig. 7a as a
 // lab on this machine, real traffic through a proven chain, then one tampering
-// after the other, each refused and explained; and then the same with netfilter, with
+// after the other, each refused and explained; then changes by a controller while traffic flows; and then the same with netfilter, with
 // functions on byte streams, with a gateway, over labels, and with functions that know nothing of
 // segment routing. Nothing in it is acted: it edits the files that agents follow,
 // stops and detaches agents, kills a worker, changes a firewall's rules, and reads
@@ -81,6 +81,10 @@ func Run(ctx context.Context, c Config) error {
 	if err != nil {
 		return err
 	}
+	spare, err := manifest.Parse(examples.SpareName, examples.Spare)
+	if err != nil {
+		return err
+	}
 	labels, err := manifest.Parse(examples.MPLSName, examples.MPLS)
 	if err != nil {
 		return err
@@ -98,6 +102,13 @@ func Run(ctx context.Context, c Config) error {
 		if err := s.play(ctx, paper, scheme, s.scenes, false); err != nil {
 			return err
 		}
+	}
+	s.printf("%s", controllerPrologue)
+	err = s.playControlled(ctx, func(scenes func() []scene) error {
+		return s.play(ctx, spare, model.SchemeKeyed, scenes, false) // as in the file that the controller reads
+	})
+	if err != nil {
+		return err
 	}
 	s.printf("%s", netfilterPrologue)
 	if err := s.play(ctx, netfilter, c.Schemes[0], s.netfilterScenes, false); err != nil {
@@ -148,6 +159,7 @@ type stage struct {
 	scheme   model.Scheme
 	chain    string // that path finds
 	files    string // directory of a gateway's files; "": there is no gateway
+	apply    string // file for the lab's controller; "": agents follow plan files
 	names    explain.Names
 	h1, h2   *host.NetNS
 }
@@ -185,7 +197,7 @@ func (s *stage) play(ctx context.Context, m manifest.Manifest, scheme model.Sche
 	started := time.Now()
 	s.lab, err = lab.Up(ctx, lab.Config{
 		Domain: d, Lab: *s.manifest.Lab, Plan: s.plan,
-		Prefix: s.Prefix, RunDir: s.RunDir, Binary: s.Binary, Files: s.files, Own: true, Log: s.Log,
+		Prefix: s.Prefix, RunDir: s.RunDir, Binary: s.Binary, Files: s.files, Apply: s.apply, Own: true, Log: s.Log,
 	})
 	if err != nil {
 		return err

@@ -41,7 +41,16 @@ func (l *Lab) StartAgent(ctx context.Context, node string) (err error) {
 	if err := l.updateAgent(node, a); err != nil {
 		return err
 	}
-	args := []string{"agent", "--plan", a.Plan, "--instance", a.Instance, "--run-dir", a.RunDir, "--state-dir", a.RunDir}
+	args := []string{"agent", "--instance", a.Instance, "--run-dir", a.RunDir, "--state-dir", a.RunDir}
+	if l.IsControlled() {
+		token, err := l.tokenFile(ctx, node)
+		if err != nil {
+			return err
+		}
+		args = append(args, "--controller", l.nodesAddress(), "--node", node, "--join", "@"+token)
+	} else {
+		args = append(args, "--plan", a.Plan)
+	}
 	if files := l.files(); files != "" {
 		args = append(args, "--gateway-files", files)
 	}

@@ -59,6 +59,10 @@ type Config struct {
 	// WithoutAgents leaves the nodes plain routers, whose plans are written but
 	// not carried out.
 	WithoutAgents bool
+	// Apply is a domain file, with Domain in it. A controller of the lab's own is given it, agents join that with
+	// tokens, and Plan is what routes and the lab's layout are made of, and no plan of anybody. "": plans are
+	// written to files.
+	Apply string
 	// Own: the lab is this process's, which takes it away before it ends, or keeps
 	// it.
 	Own bool
@@ -142,8 +146,10 @@ func Up(ctx context.Context, c Config) (_ *Lab, err error) {
 		}
 	}()
 	c.Log.Info("building", "lab", l.Prefix(), "dir", l.dir)
-	if err := l.writePlans(ctx, c.Plan); err != nil {
-		return nil, err
+	if c.Apply == "" {
+		if err := l.writePlans(ctx, c.Plan); err != nil {
+			return nil, err
+		}
 	}
 	if err := l.build(ctx, world); err != nil {
 		return nil, err
@@ -158,7 +164,13 @@ func Up(ctx context.Context, c Config) (_ *Lab, err error) {
 			}
 		}
 	}
-	if !c.WithoutAgents {
+	switch {
+	case c.WithoutAgents:
+	case c.Apply != "":
+		if err := l.control(ctx, c.Apply, c.Progress); err != nil {
+			return nil, err
+		}
+	default:
 		if err := l.startAgents(ctx, c.Progress); err != nil {
 			return nil, err
 		}
@@ -459,6 +471,7 @@ func (l *Lab) takeDown(ctx context.Context) error {
 		})
 	}
 	agents.Wait()
+	errs = append(errs, l.stopController(ctx))
 	for i, m := range members {
 		errs[i] = errors.Join(errs[i], l.deleteNamespace(m))
 	}

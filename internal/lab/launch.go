@@ -33,13 +33,18 @@ func (l *Lab) launch(ctx context.Context, m Member, record func(process) error, 
 		return err
 	}
 	defer ns.Close()
+	return l.launchIn(ctx, ns, m.Name, record, args...)
+}
+
+// launchIn is launch in any namespace. What the program writes is in the logs under name.
+func (l *Lab) launchIn(ctx context.Context, ns *host.NetNS, name string, record func(process) error, args ...string) error {
 	// Files, not pipes: it must be able to write when nobody is left to read.
-	out, err := os.Create(filepath.Join(l.dir, "logs", m.Name+".out"))
+	out, err := os.Create(filepath.Join(l.dir, "logs", name+".out"))
 	if err != nil {
 		return err
 	}
 	defer out.Close()
-	log, err := os.Create(filepath.Join(l.dir, "logs", m.Name+".log"))
+	log, err := os.Create(filepath.Join(l.dir, "logs", name+".log"))
 	if err != nil {
 		return err
 	}

@@ -60,6 +60,9 @@ func (l *Lab) WriteNodePlan(node string, n plan.Node) error {
 }
 
 func (l *Lab) writeNodePlan(ctx context.Context, node string, n plan.Node) error {
+	if l.IsControlled() {
+		return fmt.Errorf("write the plan of %s: %w", node, errControlled)
+	}
 	b, err := await.Do(ctx, func() ([]byte, error) { return plan.EncodeNode(n) })
 	if err == nil {
 		err = replaceFile(l.NodePlanPath(node), b)
@@ -75,6 +78,9 @@ func (l *Lab) NodePlan(node string) (plan.Node, error) {
 	if _, err := l.Member(node); err != nil {
 		return plan.Node{}, err
 	}
+	if l.IsControlled() {
+		return plan.Node{}, fmt.Errorf("read the plan of %s: %w", node, errControlled)
+	}
 	b, err := planfile.Read(l.NodePlanPath(node))
 	if err != nil {
 		return plan.Node{}, fmt.Errorf("read the plan of %s: %w", node, err)
@@ -84,6 +90,9 @@ func (l *Lab) NodePlan(node string) (plan.Node, error) {
 
 // Paths reads all paths with their secrets, as they were when the lab was built.
 func (l *Lab) Paths() ([]plan.Path, error) {
+	if l.IsControlled() {
+		return nil, fmt.Errorf("read the paths of lab %s: %w", l.Prefix(), errControlled)
+	}
 	b, err := planfile.Read(l.PathsPath())
 	if err != nil {
 		return nil, fmt.Errorf("read the paths of lab %s: %w", l.Prefix(), err)

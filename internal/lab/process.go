@@ -67,23 +67,30 @@ func (p process) open() (*os.File, error) {
 // stop asks the process to end and waits; after the grace it no longer asks.
 // A process that has ended before is no error.
 func (p process) stop(ctx context.Context, grace time.Duration) error {
+	return p.signal(ctx, grace, unix.SIGTERM, unix.SIGKILL)
+}
+
+// kill does not ask.
+func (p process) kill(ctx context.Context, grace time.Duration) error {
+	return p.signal(ctx, grace, unix.SIGKILL)
+}
+
+// signal sends one signal after the other until the process has ended, with a grace after each.
+func (p process) signal(ctx context.Context, grace time.Duration, signals ...unix.Signal) error {
 	f, err := p.open()
 	if err != nil || f == nil {
 		return err
 	}
 	defer f.Close()
-	for _, step := range []struct {
-		signal unix.Signal
-		wait   time.Duration
-	}{{unix.SIGTERM, grace}, {unix.SIGKILL, grace}} {
-		err := unix.PidfdSendSignal(int(f.Fd()), step.signal, nil, 0)
+	for _, signal := range signals {
+		err := unix.PidfdSendSignal(int(f.Fd()), signal, nil, 0)
 		if errors.Is(err, unix.ESRCH) {
 			return nil
 		}
 		if err != nil {
-			return fmt.Errorf("send %s to process %d: %w", unix.SignalName(step.signal), p.pid, err)
+			return fmt.Errorf("send %s to process %d: %w", unix.SignalName(signal), p.pid, err)
 		}
-		waiting, cancel := context.WithTimeout(ctx, step.wait)
+		waiting, cancel := context.WithTimeout(ctx, grace)
 		ended := awaitEnd(waiting, f)
 		cancel()
 		if ended {

@@ -47,8 +47,8 @@ type Agent struct {
 	Start    uint64 `json:"start"` // of the process, in ticks since the machine's start
 }
 
-// Program is the process that is a function of kind raw: recorded before it is
-// started, and until it is stopped.
+// Program is the process that is a function of kind raw, or the lab's controller: recorded
+// before it is started, and until it is stopped.
 type Program struct {
 	PID   int    `json:"pid"`   // 0: not known
 	Start uint64 `json:"start"` // as of Agent
@@ -70,6 +70,8 @@ type state struct {
 	Files   string    `json:"files,omitempty"` // of gateways
 	Owner   *Owner    `json:"owner,omitempty"` // nil: it stays until somebody takes it down
 	Members []Member  `json:"members"`
+	// Controller is recorded before it is first started; nil: agents follow plan files.
+	Controller *Program `json:"controller,omitempty"`
 }
 
 func (l *Lab) statePath() string { return filepath.Join(l.dir, "lab.json") }

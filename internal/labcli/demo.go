@@ -25,7 +25,8 @@ func NewDemoCommand() *cobra.Command {
 		Short: "The whole idea in a minute, on this machine",
 		Long: `Build the network of examples/paper.yaml in network namespaces of this machine, send
 real traffic through its chain, then tamper with the path in four ways and show why
-each packet is refused. Then other functions: netfilter, as in
+each packet is refused. Then a controller rotates secrets, replaces a function and revokes
+a node while traffic flows, in the network of examples/spare.yaml. Then other functions: netfilter, as in
 examples/netfilter.yaml; compression of TCP connections, as in examples/streams.yaml;
 a service behind a gateway, as in examples/zerotrust.yaml; a chain over labels, as in
 examples/mpls.yaml; and functions without segment routing, as in

@@ -84,6 +84,7 @@ func newLabUpCommand() *cobra.Command {
 		o        labCommand
 		file     string
 		noAgents bool
+		governed bool
 	)
 	cmd := &cobra.Command{
 		Use:   "up -f FILE",
@@ -91,8 +92,13 @@ func newLabUpCommand() *cobra.Command {
 		Long: `Build the domain of a file and the network of its lab section, start an agent per
 node, and wait until all are ready. Prints the prefix of the lab. On a failure, on
 Ctrl-C, or when the terminal is closed, everything is removed again. Under nohup a
-closed terminal does nothing.`,
+closed terminal does nothing.
+
+With --with-controller a controller is started on this machine and given the file, and each
+agent joins it with a token. Change the lab with waystamp apply, rotate, node and so on,
+with the --controller that is printed on standard error.`,
 		Example: `  waystamp lab up -f examples/paper.yaml
+  waystamp lab up -f examples/spare.yaml --with-controller
   waystamp lab up -f examples/paper.yaml --prefix mine`,
 		Args: command.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -103,19 +109,26 @@ closed terminal does nothing.`,
 			if err != nil {
 				return err
 			}
+			if governed && (file == "-" || noAgents) {
+				return command.Usagef("--with-controller goes neither with -f - nor with --no-agents")
+			}
 			if m.Lab == nil {
 				return fmt.Errorf("%s has no lab section, which says what hosts and links there are; see examples/paper.yaml", file)
 			}
-			files := ""
+			files, apply := "", ""
 			if file != "-" {
-				if files, err = filepath.Abs(filepath.Dir(file)); err != nil {
+				path, err := filepath.Abs(file)
+				if err != nil {
 					return err
+				}
+				if files = filepath.Dir(path); governed {
+					apply = path
 				}
 			}
 			ownLabs(cmd, o.runDir)
 			l, err := lab.Up(cmd.Context(), lab.Config{
 				Domain: m.Domain, Lab: *m.Lab, Files: files,
-				Prefix: o.prefix, RunDir: o.runDir, WithoutAgents: noAgents, Log: o.log(cmd),
+				Prefix: o.prefix, RunDir: o.runDir, WithoutAgents: noAgents, Apply: apply, Log: o.log(cmd),
 				Progress: func(node string, ready, of int) {
 					fmt.Fprintf(cmd.ErrOrStderr(), "the agent of %s is ready (%d of %d)\n", node, ready, of)
 				},
@@ -126,10 +139,14 @@ closed terminal does nothing.`,
 			n := countMembers(l)
 			fmt.Fprintf(cmd.ErrOrStderr(), "lab %s is up: %d nodes, %d routers, %d hosts, %d functions; state in %s\n",
 				l.Prefix(), n[lab.RoleNode], n[lab.RoleRouter], n[lab.RoleHost], n[lab.RoleFunction], l.Dir())
+			if governed {
+				fmt.Fprintf(cmd.ErrOrStderr(), "its controller: export WAYSTAMP_CONTROLLER=%s\n", l.ControllerAddress())
+			}
 			_, err = fmt.Fprintln(cmd.OutOrStdout(), l.Prefix())
 			return err
 		},
 	}
+	cmd.Flags().BoolVar(&governed, "with-controller", false, "start a controller that agents get their plans from, instead of plan files")
 	cmd.Flags().StringVarP(&file, "file", "f", "", "domain `file` with a lab section; - is standard input")
 	cmd.Flags().BoolVar(&noAgents, "no-agents", false, "leave the nodes plain routers, for comparison")
 	cmd.Flags().BoolVarP(&o.verbose, "verbose", "v", false, "say more on standard error")

@@ -226,3 +226,40 @@ func (c *controlled) killAgent(name string) {
 	p := c.agents[name]
 	c.kill(&p)
 }
+
+// A lab with a controller of its own, by commands alone: agents have joined, an operator's command
+// changes it, an agent that is started anew joins no second time, and nothing is left of it.
+func TestALabWithAControllerByCommands(t *testing.T) {
+	t.Parallel()
+	file := write(t, "domain.yaml", paper)
+	prefix, runDir := newPrefix(), newDir(t)
+	sweep(t, prefix, runDir)
+	in := func(cmd string, args ...string) []string {
+		return append([]string{"lab", cmd, "--prefix", prefix, "--run-dir", runDir}, args...)
+	}
+	done := func(args ...string) result {
+		t.Helper()
+		r := run(t, args...)
+		if r.code != 0 {
+			t.Fatal(r)
+		}
+		return r
+	}
+	address := "unix:" + filepath.Join(runDir, prefix, "controller", "operators")
+	if r := done(in("up", "-f", file, "--with-controller")...); !strings.Contains(r.stderr, "WAYSTAMP_CONTROLLER="+address) {
+		t.Errorf("%s\nwant the controller's address", r)
+	}
+	l, err := lab.Open(runDir, prefix, nil)
+	must(t, err)
+	must(t, l.StopAgent(t.Context(), "r2"))
+	must(t, l.StartAgent(t.Context(), "r2"))
+	done("rotate", "--all", "--wait", "--controller", address)
+	if r := done("get", "nodes", "--controller", address); strings.Count(r.stdout, "ready") != 4 {
+		t.Errorf("%s\nwant four nodes ready", r)
+	}
+	done(in("down")...)
+	leavesNothing(t, runDir, prefix)
+	if r := run(t, "get", "nodes", "--controller", address); r.code == 0 {
+		t.Errorf("the controller of a lab that is down answers: %s", r)
+	}
+}
