@@ -108,6 +108,10 @@ func Restore(ctx context.Context, s store.Store, b []byte) (r Restored, err erro
 			return r, fmt.Errorf("the record %s is damaged: %w", keyState, err)
 		}
 	}
+	if err := state.checkVersion(); err != nil {
+		return r, err
+	}
+	state.Version = recordsVersion
 	if state.Restored.IsZero() { // else it is a backup of records that were of a backup
 		state.Restored = f.Made
 	}

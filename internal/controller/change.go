@@ -158,6 +158,7 @@ func (c *Controller) commit(ctx context.Context, v *view, what string, t store.T
 		t.Put = map[string][]byte{}
 	}
 	t.If = append(t.If, v.at(keyState))
+	v.state.Version = recordsVersion
 	t.Put[keyState] = encode(v.state)
 	if _, err := c.store.Commit(ctx, t); err != nil {
 		return false, time.Time{}, fmt.Errorf("%s: %w", what, err)

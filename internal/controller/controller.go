@@ -124,6 +124,9 @@ func New(ctx context.Context, cfg Config) (*Controller, error) {
 	c.cache.generations = map[uint64]*generation{}
 	c.sessions.open, c.sessions.news = map[string]int{}, make(chan struct{})
 	var err error
+	if _, err := readView(ctx, c.store); errors.Is(err, errLater) {
+		return nil, err
+	}
 	if c.ca, err = c.openCA(ctx); err != nil {
 		return nil, err
 	}
@@ -248,7 +251,7 @@ func (c *Controller) carry(ctx context.Context) error {
 			switch {
 			case errors.Is(err, store.ErrConflict):
 				continue
-			case errors.Is(err, store.ErrClosed), errors.Is(err, store.ErrDeposed):
+			case errors.Is(err, store.ErrClosed), errors.Is(err, store.ErrDeposed), errors.Is(err, errLater):
 				return err
 			case err != nil:
 				c.counted.Add(metricFailures, 1)

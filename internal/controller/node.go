@@ -246,8 +246,10 @@ func (s node) Acknowledge(ctx context.Context, r *connect.Request[v1.Acknowledge
 	}
 	m := r.Msg
 	a := ackRecord{Revision: m.Revision, Digest: m.Digest, Refused: m.Refused, Error: short(m.Error), Problems: shortAll(m.Problems), Warnings: shortAll(m.Warnings)}
+	p := v.plans[name]
+	a.Refused = min(a.Refused, p.Revision) // it says so of a plan that this controller has not made
 	// Neither counts as a step done: it holds what this controller has not made.
-	switch p := v.plans[name]; {
+	switch {
 	case a.Revision > p.Revision:
 		a.Error = fmt.Sprintf("it holds revision %d, and %d is the last that this controller made for it", a.Revision, p.Revision)
 		a.Revision, a.Refused = 0, p.Revision
@@ -256,6 +258,11 @@ func (s node) Acknowledge(ctx context.Context, r *connect.Request[v1.Acknowledge
 		a.Revision, a.Refused = 0, p.Revision
 	}
 	was := v.acks[name]
+	// An earlier call may arrive behind a later one, through a controller that was cut off meanwhile. What a
+	// node holds, and what it has tried, only grows: one that joins anew has no such record.
+	if max(a.Revision, a.Refused) < max(was.Revision, was.Refused) {
+		return connect.NewResponse(&v1.AcknowledgeResponse{}), nil
+	}
 	a.At = was.At
 	if slices.Equal(encode(was), encode(a)) {
 		return connect.NewResponse(&v1.AcknowledgeResponse{}), nil

@@ -65,9 +65,26 @@ type fileRecord struct {
 	Rules  map[string]string `json:"rules,omitempty"` // by function
 }
 
+// recordsVersion grows with each change of the records that a program without it would undo: it writes back
+// only the fields that it knows.
+const recordsVersion = 1
+
+// errLater means that the records are of a later program. It does not lead over them, nor answer calls.
+var errLater = errors.New("the records are of a later version")
+
+// checkVersion is an error if a later program has written the state.
+func (s stateRecord) checkVersion() error {
+	if s.Version > recordsVersion {
+		return fmt.Errorf("%w: %d, and this program writes %d: it would lose what it does not know; run the later program, or one newer than that", errLater, s.Version, recordsVersion)
+	}
+	return nil
+}
+
 // stateRecord is how far the domain is. Each change of it is one commit, before anything is
 // sent to a node.
 type stateRecord struct {
+	Version int `json:"version"` // recordsVersion of the program that wrote it; 0: it is older than that
+
 	Revision   uint64 `json:"revision"`   // the last that a plan got
 	Generation uint64 `json:"generation"` // the last number
 	Serial     uint64 `json:"serial"`     // of the request that was begun last
@@ -228,6 +245,20 @@ func readView(ctx context.Context, s store.Store) (*view, error) {
 	}
 	for key, r := range snap.Records {
 		v.written[key] = r.Revision
+	}
+	// First, since a later program may have keys of its own.
+	if r, ok := snap.Records[keyState]; ok {
+		var version struct {
+			Version int `json:"version"`
+		}
+		if err := json.Unmarshal(r.Value, &version); err != nil {
+			return nil, fmt.Errorf("the record %s is damaged: %w", keyState, err)
+		}
+		if err := (stateRecord{Version: version.Version}).checkVersion(); err != nil {
+			return nil, err
+		}
+	}
+	for key, r := range snap.Records {
 		if err := v.read(key, r.Value); err != nil {
 			return nil, fmt.Errorf("the record %s is damaged: %w", key, err)
 		}

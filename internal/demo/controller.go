@@ -59,7 +59,12 @@ type governed struct {
 
 // write makes the domain's file one whose chain has this function behind fw.
 func (x *governed) write(function string) error {
-	text := bytes.Replace(examples.Spare, []byte("functions: [fw, dpi]"), []byte("functions: [fw, "+function+"]"), 1)
+	text := examples.Spare
+	if function == "spare" {
+		dpi, list := []byte("  - {name: dpi, node: r3, kind: forward}\n"), []byte("functions: [fw, dpi]")
+		text = bytes.Replace(text, dpi, append(dpi[:len(dpi):len(dpi)], "  - {name: spare, node: r5, kind: forward}\n"...), 1)
+		text = bytes.Replace(text, list, []byte("functions: [fw, spare]"), 1)
+	}
 	if err := os.WriteFile(x.file, text, 0o600); err != nil {
 		return fmt.Errorf("write the domain's file: %w", err)
 	}
