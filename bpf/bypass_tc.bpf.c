@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* A packet of a flow of which it is not known whether its function is done with it
- * (lib/detour/bypass.h), at whatever hook of TC it was: the program there hands it over.
- * This one asks the kernel's connection tracking, which not every kernel lets a program
- * do, and goes on where the other one was, with the same sources.
+/* A packet of a flow that may bypass its function (lib/detour/bypass.h),
+ * handed over by the program of any TC hook. This program asks the kernel's
+ * connection tracking, which some kernels do not offer to programs, and
+ * then repeats the endpoint's work; it is compiled from the same sources.
  */
 #include "lib/hook.h"
 #include "lib/detour/bypass.h"
@@ -11,7 +11,7 @@
 #include "lib/node/refuse.h"
 #include "lib/sr/endpoint_tc.h"
 
-/* Of the kernel's, what is read here; the loader finds out where it is. */
+/* The members of the kernel's structs that are read here; the loader relocates them (CO-RE). */
 #define KERNELS __attribute__((preserve_access_index))
 
 struct nf_ct_ext {
@@ -44,16 +44,16 @@ struct nf_conn {
 #define IPS_HELPER (1 << 13)
 
 #define DONE_HAS (IPS_SEEN_REPLY | IPS_CONFIRMED)
-/* What netfilter would change, follow or forget. */
+/* With one of these bits netfilter would change, follow or delete the flow. */
 #define DONE_LACKS                                                             \
 	(IPS_SRC_NAT | IPS_DST_NAT | IPS_SEQ_ADJUST | IPS_DYING |              \
 	 IPS_TEMPLATE | IPS_HELPER)
 
-#define EXT_HELPER                                                             \
-	0 /* NF_CT_EXT_HELPER: an entry has a helper where this is not 0 */
+/* NF_CT_EXT_HELPER: an entry has a helper if this offset is not 0. */
+#define EXT_HELPER 0
 #define TCP_STATE_ESTABLISHED 3 /* TCP_CONNTRACK_ESTABLISHED */
 
-/* struct bpf_ct_opts, as all kernels take it: they tell by its length. */
+/* struct bpf_ct_opts in its shortest version, which every kernel accepts by its length. */
 struct bpf_ct_opts {
 	__s32 netns_id;
 	__s32 error;
@@ -81,7 +81,7 @@ static __always_inline bool ct_is_done(const struct nf_conn *ct,
 	       ct->proto.tcp.state == TCP_STATE_ESTABLISHED;
 }
 
-/* A function of its own, for its stack. */
+/* A function of its own, to bound the stack. */
 static __noinline bool flow_is_done(struct __sk_buff *skb,
 				    const struct bypass_flow *f, __s32 netns)
 {

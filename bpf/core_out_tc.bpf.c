@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* TC egress of an interface inside the domain, on a node with functions in its
- * own kernel, or whose own packets or marked ones take chains.
+/* TC egress of an interface inside the domain, on a node that has
+ * functions in its own kernel, or whose own or marked packets take chains.
  */
 #include "lib/hook.h"
 #include "lib/skb/vlan.h"

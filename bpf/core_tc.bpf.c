@@ -11,7 +11,7 @@
 #include "lib/sr/guard_tc.h"
 #include "lib/encap/path_mtu_tc.h"
 
-/* IPv6 for a SID, or plain. */
+/* An IPv6 packet: addressed to a SID, or plain. */
 static __always_inline int core_ip6(struct __sk_buff *skb, const struct ip *in)
 {
 	const struct ip6_hdr *ip6 = in->hdr;
@@ -40,7 +40,7 @@ int ws_core_tc(struct __sk_buff *skb)
 	int verdict;
 	long rc;
 
-	/* What somebody else's namespace has left there names no slot of ours. */
+	/* Another namespace may have set tc_index: it is no index of a slot here. */
 	skb->tc_index = 0;
 	if (!frame_is_ours(skb, &verdict))
 		return verdict;
@@ -54,14 +54,14 @@ int ws_core_tc(struct __sk_buff *skb)
 		return CTX_PASS;
 	if (!ip_take(&c, eth_is_ip4(eth), &in))
 		return ws_refuse(skb, REASON(TRUNCATED), rc);
-	/* The kernel drops what is not of the version that the frame says, and
-	 * delivers what stays on the link or is for many.
+	/* The kernel drops a packet whose version differs from the frame's type. It
+	 * delivers link-local and multicast packets locally, and does not forward them.
 	 */
 	if (!ip_is_its_version(&in) || ip_to_is_never_forwarded(&in))
 		return CTX_PASS;
 	if (!in.is_ip4)
 		return core_ip6(skb, &in);
-	/* Nothing of the domain is addressed by IPv4. */
+	/* The domain itself uses no IPv4 addresses. */
 	return node_is_armed() ? guard_plain(skb, &in) : CTX_PASS;
 }
 

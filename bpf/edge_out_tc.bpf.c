@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* TC egress of an interface to the outside: the second guard, which lets out what
- * this node has verified, what it has sent itself, and what no chain requires.
+/* TC egress of an interface to the outside: the second guard. It lets out packets that this
+ * node has verified, packets that it has sent itself, and packets that no chain requires.
  */
 #include "lib/hook.h"
 #include "lib/skb/vlan.h"
@@ -25,10 +25,10 @@ int ws_edge_out_tc(struct __sk_buff *skb)
 	c = ctx_cursor(skb);
 	eth = cursor_take(&c, struct eth_hdr);
 	in.hdr = NULL;
-	/* Nothing reads below a tag in the frame. A VLAN interface that has others
-	 * of the plan on top sends such frames; their programs have judged them. A
-	 * bridge may pass on a frame with any tag, so a planned VLAN alone is no
-	 * reason to trust it: with one tag beside the frame it is judged here.
+	/* Nothing here reads below a tag inside the frame. A VLAN interface with other
+	 * planned VLAN interfaces on top sends such frames; their programs have checked
+	 * them. A bridge may forward a frame with any tag. So a planned VLAN alone is no
+	 * reason to trust a frame: one with its only tag in skb->vlan_tci is checked here.
 	 */
 	if (eth && eth_has_tag(eth))
 		return vlan_planned(skb) & WS_VLAN_STACKED ?
@@ -44,7 +44,7 @@ int ws_edge_out_tc(struct __sk_buff *skb)
 	}
 	if (index && index < WS_INDEX_LET_GO)
 		return local_out(skb, index, in.hdr, false);
-	/* tc_index stays set: below a VLAN interface the parent's program reads it. */
+	/* tc_index stays set: the program of a VLAN interface's parent reads it. */
 	if (!in.hdr || !ip_is_its_version(&in))
 		return CTX_PASS;
 
@@ -55,7 +55,7 @@ int ws_edge_out_tc(struct __sk_buff *skb)
 		return refuse_mapped(skb);
 	if (index == WS_INDEX_PROVEN)
 		return CTX_PASS;
-	/* The program of a planned VLAN interface has asked and counted already. */
+	/* The program of a planned VLAN interface has checked and counted the packet already. */
 	verdict = vlan_planned(skb) ? CTX_PASS : local_lost(skb, &in);
 	if (verdict != CTX_PASS || is_from_this_node(skb, &in))
 		return verdict;

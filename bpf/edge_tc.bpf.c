@@ -22,7 +22,7 @@ int ws_edge_tc(struct __sk_buff *skb)
 	int verdict;
 	long rc;
 
-	/* What somebody else's namespace has left there names no slot of ours. */
+	/* Another namespace may have set tc_index: it is no index of a slot here. */
 	skb->tc_index = 0;
 	if (skb->vlan_present &&
 	    (frame_is_tagged(skb) || skb->pkt_type != PACKET_HOST))
@@ -36,14 +36,14 @@ int ws_edge_tc(struct __sk_buff *skb)
 	eth = cursor_take(&c, struct eth_hdr);
 	if (eth && has_labels(eth))
 		return ws_refuse(skb, REASON(OUTSIDE_MPLS), 0);
-	/* What else is not IP, such as ARP, is not forwarded by the kernel. */
+	/* The kernel does not forward other protocols, such as ARP. */
 	if (!eth || !eth_is_ip(eth))
 		return eth && eth_has_tag(eth) ?
 			       ws_refuse(skb, REASON(VLAN_TAGS), 0) :
 			       CTX_PASS;
 	if (!ip_take(&c, eth_is_ip4(eth), &in))
 		return ws_refuse(skb, REASON(EDGE_TRUNCATED), rc);
-	/* Nor are these. */
+	/* The kernel does not forward these packets. */
 	if (!ip_is_its_version(&in) || ip_to_is_never_forwarded(&in) ||
 	    ip_from_is_never_forwarded(&in))
 		return CTX_PASS;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* XDP on an interface to the outside: the headend, for packets that it can
- * finish. All others go on, unchanged, to edge_tc.bpf.c, the boundary among
- * them.
+/* XDP on an interface to the outside: the headend, for packets
+ * that it can finish. All other packets, also those that the
+ * boundary check is for, go on unchanged to edge_tc.bpf.c.
  */
 #define WS_XDP
 #include "lib/hook.h"
@@ -11,7 +11,7 @@
 #include "lib/wire/icmp.h"
 #include "lib/wire/ip.h"
 
-/* c: behind the Ethernet header. is_ip4 is known when it is compiled. */
+/* c: behind the Ethernet header. is_ip4 is a constant at compile time. */
 static __always_inline int enter_xdp(ctx_t *ctx, struct cursor c, bool is_ip4)
 {
 	const struct ip6_hdr *ip6;
@@ -31,7 +31,7 @@ static __always_inline int enter_xdp(ctx_t *ctx, struct cursor c, bool is_ip4)
 	if (!is_ip4 && ip6->nexthdr == NEXTHDR_ICMP6 && !icmp6_informs(c))
 		return CTX_PASS;
 	node = node_armed();
-	/* What is for a gateway, TC finds. */
+	/* TC finds the packets for gateways. */
 	if (!node || node->services)
 		return CTX_PASS;
 	a = ip_addrs(&in);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* A packet for a SID of this node with options before its SRH, at whatever hook of
- * TC it was: the program there hands it over (lib/encap/ext_tc.h). The same sources as its
- * own, compiled with an offset that it does not have.
+/* A packet for a SID of this node with options before its SRH, handed
+ * over by the program of any TC hook (lib/encap/ext_tc.h). Compiled
+ * from the sources of that program, with a variable offset of the SRH.
  */
 #define WS_EXT
 #include "lib/hook.h"

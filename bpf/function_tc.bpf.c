@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* TC ingress of the interfaces that a function is behind: what went to it comes
- * back and gets its outer header. What the function made itself, or nobody sent
- * it, has none, by whichever of them it comes.
+/* TC ingress of the interfaces of a function: packets that come back from it get
+ * their outer headers again. A packet that the function made itself, or that was
+ * not sent to it, has none, on whichever of these interfaces it arrives.
  */
 #include "lib/hook.h"
 #include "lib/detour/back_tc.h"
@@ -26,7 +26,7 @@ int ws_function_tc(struct __sk_buff *skb)
 	int verdict;
 	long rc;
 
-	/* The function's namespace can write there what it likes. */
+	/* root in the function's namespace can set tc_index to any value. */
 	if (forged)
 		skb->tc_index = index = 0;
 	if (!frame_is_ours(skb, &verdict))
@@ -62,8 +62,8 @@ int ws_function_tc(struct __sk_buff *skb)
 	}
 	is_ip4 = in.is_ip4;
 	a = ip_addrs(&in);
-	/* Only a packet without a kept header can be for this node: the tables that
-	 * say so are not read for others.
+	/* Only a packet without a kept header can be for this node:
+	 * the tables of own addresses are not read for other packets.
 	 */
 	if (p && index && p->recognise == WS_RECOGNISE_METADATA &&
 	    !port->cutter && !(skb->gso_size && p->cut)) {
@@ -79,15 +79,15 @@ int ws_function_tc(struct __sk_buff *skb)
 	}
 	if (!p)
 		return ws_refuse(skb, REASON(PROXY_MISSING_BUG), 0);
-	/* The function has put frames together: each has a header of its own. */
+	/* The function has merged frames: each of them has a header of its own. */
 	if (skb->gso_size && p->cut && !port->cutter) {
-		/* One index for all of them, and that of one. */
+		/* All frames share one index, that of one frame. */
 		if (p->recognise == WS_RECOGNISE_METADATA) {
 			proxy_count(p, tx_not_cached);
 			return ws_refuse(skb, REASON(NOT_CACHED), 0);
 		}
 		proxy_count(p, tx_cut);
-		/* Some verifiers take pointers of before ws_back for lost. */
+		/* Some verifiers forget pointers taken before ws_back. */
 		c = ctx_cursor(skb);
 		eth = cursor_take(&c, struct eth_hdr);
 		return eth ? segment_back(skb, eth, id) :

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* XDP on an interface that a function sends to, where its packets are recognised
- * by content. A packet gets its header back here only if it can also be sent on;
- * any other goes on, unchanged, to function_tc.bpf.c, and its header is left for it
- * there.
+/* XDP on an interface that a function sends to, for functions whose
+ * packets are recognised by content. A packet gets its header back
+ * here only if it can also be sent on here; any other packet goes on,
+ * unchanged, to function_tc.bpf.c, and its header stays in the table.
  */
 #define WS_XDP
 #include "lib/hook.h"
@@ -11,8 +11,8 @@
 #include "lib/match/classify.h"
 #include "lib/node/boundary.h"
 
-/* Is the frame for this interface? It may be anything else's that the function
- * lets out.
+/* Is the frame for this interface? The function's side of
+ * the link may send frames to any address.
  */
 static __always_inline bool is_for(const struct eth_hdr *eth,
 				   const struct ws_proxy *p)
@@ -52,7 +52,7 @@ int ws_function_xdp(struct xdp_md *ctx)
 	p = proxy_find(port->proxy);
 	if (!p || p->recognise != WS_RECOGNISE_CONTENT || !is_for(eth, p))
 		return CTX_PASS;
-	/* The node's own addresses are asked for again by TC. */
+	/* TC checks own addresses again. */
 	if (guard(&a).local)
 		return CTX_PASS;
 	return back_xdp(ctx, p, port->proxy, in.hdr, node);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* What comes from clients to a gateway, which edge_tc.bpf.c hands over, and what the gateway
- * sends, which function_tc.bpf.c does: to its clients as it is, and to origins by
- * stream_tc.bpf.c. A program of its own, for the stack.
+/* Packets from clients to a gateway, which edge_tc.bpf.c hands over, and packets from the
+ * gateway, which function_tc.bpf.c hands over. A gateway's packets to clients leave as they are;
+ * its packets to origins go on to stream_tc.bpf.c. A program of its own, to bound the stack.
  */
 #include "lib/hook.h"
 #include "lib/detour/detour.h"
@@ -10,8 +10,8 @@
 #include "lib/stream/conn_tc.h"
 #include "lib/stream/service_tc.h"
 
-/* A client's packet to a gateway: a SYN makes a connection, and nothing else gets there
- * without one. A function of its own, for its stack. Returns the verdict.
+/* A client's packet to a gateway: a SYN creates a connection, and a packet without a
+ * connection is refused. A function of its own, to bound the stack. Returns the verdict.
  */
 __noinline int ws_client_in(struct __sk_buff *skb)
 {
@@ -39,9 +39,9 @@ __noinline int ws_client_in(struct __sk_buff *skb)
 		if (!c)
 			return ws_refuse(skb, REASON(STREAMS_FULL), 0);
 	} else if (c->seen & WS_CONN_RST && !(s.flags & (TCP_SYN | TCP_RST))) {
-		/* The reset was not the client's: TCP ignores one with a number
-		 * that is wrong (RFC 5961 3.2). Where it was, the gateway resets
-		 * it again.
+		/* The client goes on, so the RST before was invalid: TCP ignores
+		 * one with a wrong sequence number (RFC 5961 3.2). If it was
+		 * valid, the gateway answers this packet with another RST.
 		 */
 		c->seen &= ~WS_CONN_RST;
 	}
@@ -50,14 +50,14 @@ __noinline int ws_client_in(struct __sk_buff *skb)
 	return bpf_redirect_peer(p->to, 0);
 }
 
-/* In skb->cb[0], of what a gateway sends. */
+/* In skb->cb[0], for packets from a gateway. */
 #define TO_CLIENT 0
 #define TO_ORIGIN 1
 
-/* Where a packet of the gateway's goes, into skb->cb[0]. It opens no connection to a client.
- * Who sends with another's address holds no place for good: TCP acknowledges what it sends,
- * but the gateway says nothing before the handshake of TCP is complete, and TLS begins with its
- * answer. A function of its own, for its stack. Returns a reason_t.
+/* Where a packet from the gateway goes, into skb->cb[0]. A gateway opens no connection to a
+ * client. A client with a forged address cannot keep an entry in ws_conns: an entry moves
+ * there with the gateway's first payload, and the gateway sends payload only after TCP's
+ * handshake is complete. A function of its own, to bound the stack. Returns a reason_t.
  */
 __noinline int ws_gateway_to(struct __sk_buff *skb)
 {
@@ -82,8 +82,8 @@ __noinline int ws_gateway_to(struct __sk_buff *skb)
 	c = conn_find(&s.key, &is_new);
 	if (!c || segment_opens(&s))
 		return REASON(STREAM_UNKNOWN);
-	/* Ports are used again: with its SYN the gateway's TCP begins another one, which no
-	 * SYN of whoever makes it do while it has the last.
+	/* Ports are reused: the gateway's SYN/ACK begins a new connection. No SYN, from any
+	 * sender, makes the gateway's TCP send one while it still has the last connection.
 	 */
 	if (s.flags & TCP_SYN && c->seen)
 		c->seen = 0;
@@ -111,7 +111,7 @@ int ws_gateway_tc(struct __sk_buff *skb)
 		bpf_tail_call(skb, &ws_programs, WS_PROGRAM_STREAM);
 		return ws_refuse(skb, REASON(PROXY_MISSING_BUG), 0);
 	}
-	/* On a connection that was let in: the guard has nothing to ask. */
+	/* The connection was admitted already: the guard need not check its packets. */
 	skb->tc_index = WS_INDEX_PROVEN;
 	return ws_deliver(skb, EXIT_NONE, skb_is_ip4(skb));
 }

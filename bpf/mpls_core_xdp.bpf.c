@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Packets with labels from an interface inside the domain, on XDP: what core_xdp.bpf.c
- * is for SRv6, which hands them over. All that it cannot finish goes on to TC.
+/* Packets with labels from an interface inside the domain, on XDP; core_xdp.bpf.c does this
+ * for SRv6, and hands over packets with labels. Packets that XDP cannot finish go on to TC.
  */
 #define WS_XDP
 #define WS_MPLS

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* The headend of paths over labels, on XDP: edge_xdp.bpf.c has found out which path takes
- * the packet. All that it cannot finish goes on to TC.
+/* The headend of paths over labels, on XDP; edge_xdp.bpf.c has found the
+ * path that takes the packet. Packets that XDP cannot finish go on to TC.
  */
 #define WS_XDP
 #define WS_MPLS
@@ -9,7 +9,7 @@
 #include "lib/sr/headend_xdp.h"
 #include "lib/wire/ip.h"
 
-/* c: behind the Ethernet header. is_ip4 is known when it is compiled. */
+/* c: behind the Ethernet header. is_ip4 is a constant at compile time. */
 static __always_inline int enter_labels(ctx_t *ctx, struct cursor c,
 					bool is_ip4)
 {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Packets with labels, from an interface inside the domain, and packets that take a path
- * over labels, at whatever hook of TC they were: the program there hands them over
- * (lib/encap/labels_tc.h). The same sources as its own, compiled for another outer
- * header.
+/* Packets with labels from an interface inside the domain, and
+ * packets that take a path over labels, handed over by the
+ * program of any TC hook (lib/encap/labels_tc.h). Compiled
+ * from the sources of that program, for another outer header.
  */
 #define WS_MPLS
 #include "lib/hook.h"
@@ -37,7 +37,7 @@ static __always_inline int arrive(struct __sk_buff *skb)
 	return endpoint_tc(skb, skb->cb[0] != LABELS_AGAIN);
 }
 
-/* Its header has been checked, and is linear. */
+/* The packet's header has been checked, and is linear. */
 static __always_inline int enter_labels(struct __sk_buff *skb)
 {
 	__u32 index = skb->cb[1];
@@ -45,7 +45,7 @@ static __always_inline int enter_labels(struct __sk_buff *skb)
 	struct cursor c;
 	struct ip in;
 
-	/* Not at once: verifiers of before would forget which of them it was. */
+	/* Constants in two branches: older verifiers would forget the version. */
 	if (skb_is_ip4(skb))
 		whole = forward_ip(skb, true, &c, &in);
 	else
@@ -55,8 +55,8 @@ static __always_inline int enter_labels(struct __sk_buff *skb)
 	return headend_tc(skb, c, &in, ip_len(&in), index, false);
 }
 
-/* Back from a function, with the labels that were kept. A function of its own, for its
- * stack. back is never NULL.
+/* A packet comes back from a function, with the labels that were kept.
+ * A function of its own, to bound the stack. back is never NULL.
  */
 __noinline int ws_labels_restore(struct __sk_buff *skb, __u32 entry,
 				 struct back *back)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* A packet that a function has made, such as a reject's answer: what is left of its
- * chain behind the function is a path of its own, and this node that path's headend.
- * function_tc.bpf.c hands over what has no index, and so has never been in a tunnel
- * here; the function's interfaces are a boundary of the domain, as edges are.
+/* A packet that a function has made, such as the answer of a reject rule. The rest of its
+ * chain behind the function is a path with an id of its own, and this node is that path's
+ * headend. function_tc.bpf.c hands over packets without an index: these have never been in a
+ * tunnel here. A function's interfaces are a boundary of the domain, like edge interfaces.
  */
 #include "lib/hook.h"
 #include "lib/detour/detour.h"
@@ -14,8 +14,8 @@
 #include "lib/sr/guard_tc.h"
 #include "lib/wire/icmp.h"
 
-/* An ICMP error that comes from the function's own address. A function of its own, for
- * its stack. p is never NULL.
+/* An ICMP error from the function's own address. A function
+ * of its own, to bound the stack. p is never NULL.
  */
 __noinline int ws_is_own_error(struct __sk_buff *skb, const struct ws_proxy *p)
 {
@@ -49,7 +49,7 @@ __noinline int ws_is_own_error(struct __sk_buff *skb, const struct ws_proxy *p)
 	       icmp4_is_error(icmp->type);
 }
 
-/* The function behind the interface that the packet came by; NULL is a bug. */
+/* The function behind the interface on which the packet arrived; NULL is a bug. */
 static __always_inline const struct ws_proxy *
 origin_proxy(const struct __sk_buff *skb)
 {
@@ -59,7 +59,7 @@ origin_proxy(const struct __sk_buff *skb)
 	return proxy_find(port ? port->proxy : 0);
 }
 
-/* What chains through the function take of it. */
+/* The path of a chain through the function that takes the packet. */
 static __always_inline struct ws_match
 origin_find(struct __sk_buff *skb, const struct ip *in, __u32 origin)
 {
@@ -69,14 +69,14 @@ origin_find(struct __sk_buff *skb, const struct ip *in, __u32 origin)
 	if (!origin || origin > WS_ORIGINS_MAX || ip_is_unsteered(in))
 		return m;
 	m = classify_origin(&a, origin);
-	/* None of its rules is by prefixes, or they are about to come. */
+	/* The function has no rules by prefix, or user space is about to write them. */
 	if (m.action == WS_MATCH_MISSING)
 		m.action = WS_MATCH_NONE;
 	return ruled(skb, sizeof(struct eth_hdr), in->is_ip4,
 		     WS_RULE_ORIGIN - 1 + origin, m);
 }
 
-/* Whatever no chain takes. A function of its own, for its stack. */
+/* A packet that no chain takes. A function of its own, to bound the stack. */
 __noinline int ws_not_taken(struct __sk_buff *skb)
 {
 	const struct ws_proxy *p = origin_proxy(skb);
@@ -104,7 +104,7 @@ int ws_originate_tc(struct __sk_buff *skb)
 	if (!p)
 		return ws_refuse(skb, REASON(PROXY_MISSING_BUG), 0);
 	origin = p->origin;
-	/* It comes again, and is counted then. */
+	/* The packet comes in again, and is counted then. */
 	if (socket_is_tcp(skb) && socket_detach(skb)) {
 		proxy_uncount(p, tx_not_cached);
 		return CTX_COPIED;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* In the namespace of a function on byte streams, whatever TCP connection is asked for is for
- * the worker. Attached to the namespace (sk_lookup); it needs nothing of the plan.
+/* Directs every new TCP connection in the namespace of a function on byte streams to
+ * the worker. Attached to the namespace (sk_lookup); it needs nothing from the plan.
  */
 #include <linux/bpf.h>
 #include <linux/types.h>
@@ -13,8 +13,8 @@
 #define FAMILY_IP4 2 /* AF_INET */
 #define PROTOCOL_TCP 6
 
-/* The worker's listeners, one of each version of IP: the kernel spreads connections over
- * the others that share its port. One that is closed is not here any more.
+/* The worker's listeners, one for each version of IP: the kernel spreads connections over
+ * the other listeners on the same port. The kernel removes a closed listener from the map.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_SOCKMAP);

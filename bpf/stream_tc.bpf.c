@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* What comes from a function on byte streams: the connection that a packet is of says which
- * part of its chain it takes, and this node is that part's headend. function_tc.bpf.c
- * hands all of it over; nothing else goes on. Of a gateway
- * gateway_tc.bpf.c does so, and what it lets by is on its way to an origin.
+/* Packets from a function on byte streams. The connection of a packet determines which
+ * part of its chain the packet takes, and this node is that part's headend.
+ * function_tc.bpf.c hands over all packets of such functions, and all others are refused.
+ * A gateway's packets come by way of gateway_tc.bpf.c, which passes on those to origins.
  */
 #include "lib/hook.h"
 #include "lib/detour/detour.h"
@@ -11,8 +11,8 @@
 #include "lib/sr/enter_tc.h"
 #include "lib/stream/conn_tc.h"
 
-/* Where a packet goes: the headend of the path that its connection takes, into skb->cb[0].
- * A function of its own, for its stack. Returns a reason_t.
+/* The headend of the path that the packet's connection takes, into
+ * skb->cb[0]. A function of its own, to bound the stack. Returns a reason_t.
  */
 __noinline int ws_stream_path(struct __sk_buff *skb)
 {
@@ -34,7 +34,7 @@ __noinline int ws_stream_path(struct __sk_buff *skb)
 		return REASON(STREAM_NOT_TCP);
 	c = conn_find(&s.key, &is_new);
 	if (!c) {
-		/* Its clients are not behind a path. */
+		/* A gateway's clients are not behind a path. */
 		if (p->stream == WS_BYTES_GATEWAY)
 			return REASON(STREAM_UNKNOWN);
 		onward = false;
@@ -43,14 +43,14 @@ __noinline int ws_stream_path(struct __sk_buff *skb)
 	}
 	if (!c)
 		return REASON(STREAM_UNKNOWN);
-	/* A gateway is let open one connection at a time. Until it has acknowledged the
-	 * origin's SYN there was none.
+	/* User space admits each connection of a gateway once. Another SYN is a
+	 * retransmission until the gateway has acknowledged the origin's SYN.
 	 */
 	if (p->stream == WS_BYTES_GATEWAY && segment_opens(&s) &&
 	    c->seen & WS_CONN_ANSWERED)
 		return REASON(STREAM_UNKNOWN);
 	path = c->part;
-	/* Of others the client itself says that it ends. */
+	/* For other functions the client's own FIN counts. */
 	conn_note(c, s.flags,
 		  p->stream == WS_BYTES_GATEWAY ? WS_CONN_CLIENT_FIN : 0,
 		  onward ? WS_CONN_ANSWERED : 0);
@@ -59,13 +59,13 @@ __noinline int ws_stream_path(struct __sk_buff *skb)
 		if (r)
 			return r;
 	} else if (onward && segment_opens(&s) && c->seen) {
-		/* Ports are used again: what the last connection had seen is
-		 * over, now that the function goes on with another.
+		/* Ports are reused: the flags of the last connection no
+		 * longer hold, since the function opens a new connection.
 		 */
 		c->seen = 0;
 	}
 	t = bpf_map_lookup_elem(&ws_streams, &path);
-	/* The plan has dropped the chain meanwhile. */
+	/* The plan has removed the chain since then. */
 	if (!t)
 		return REASON(STREAM_UNKNOWN);
 	path = onward ? t->onward : t->back;
@@ -77,9 +77,9 @@ __noinline int ws_stream_path(struct __sk_buff *skb)
 	return WS_REASON_NONE;
 }
 
-/* A SYN that has waited, and that the function's TCP shall have now: it goes back to where it
- * came from, as what it is. The interface, into skb->cb[0]. A function of its own, for its
- * stack. Returns a reason_t.
+/* A held SYN that the function's TCP receives now: it goes back to the
+ * interface where it came from, with its own type. The interface, into
+ * skb->cb[0]. A function of its own, to bound the stack. Returns a reason_t.
  */
 __noinline int ws_stream_let_in(struct __sk_buff *skb)
 {

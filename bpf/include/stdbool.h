@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Ours: -nostdinc leaves the compiler's out. */
+/* Our own: with -nostdinc the compiler's header is not found. */
 #pragma once
 
 #define bool _Bool

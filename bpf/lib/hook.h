@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* What differs between the two hooks: a file that defines WS_XDP before its includes is
- * an XDP program, else TC. The only place with an #ifdef but for lib/encap/outer*.h, which
- * choose the outer header: one that defines WS_MPLS knows labels, else SRv6.
+/* The differences between the two hooks: a file that defines WS_XDP before its includes
+ * is an XDP program, else TC. Besides lib/encap/outer*.h this is the only file with an
+ * #ifdef. Those choose the outer header: labels if WS_MPLS is defined, else SRv6.
  */
 #pragma once
 
@@ -17,7 +17,7 @@
 #define WS_HOOK WS_HOOK_XDP
 typedef struct xdp_md ctx_t;
 
-#define EXT_LEN_MAX 0 /* TC's matter */
+#define EXT_LEN_MAX 0 /* TC handles them */
 
 #define CTX_DROP XDP_DROP
 #define CTX_PASS XDP_PASS
@@ -47,9 +47,9 @@ static __always_inline long ctx_load_bytes(ctx_t *ctx, __u32 off, void *to,
 #define WS_HOOK WS_HOOK_TC
 typedef struct __sk_buff ctx_t;
 
-/* Bytes of extension headers that a packet may have between its outer IPv6 header
- * and its SRH. There are some in the program for such packets alone, which
- * defines WS_EXT; all others are compiled as if there never were.
+/* Bytes of extension headers that a packet may have between its outer
+ * IPv6 header and its SRH. Only the program for such packets has any;
+ * it defines WS_EXT. All others are compiled without that code.
  */
 #ifdef WS_EXT
 #define EXT_LEN_MAX WS_EXT_MAX
@@ -58,7 +58,7 @@ typedef struct __sk_buff ctx_t;
 #endif
 
 #define CTX_DROP TC_ACT_SHOT
-/* Not dropped: a copy of the descriptor has the packet, and this one ends. */
+/* Not a drop: a copy of the descriptor has the packet, and this descriptor ends. */
 #define CTX_COPIED TC_ACT_SHOT
 /* Not TC_ACT_OK: that zeroes skb->tc_index. */
 #define CTX_PASS TC_ACT_UNSPEC

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Why a packet is refused, and where in the source that is decided. A function that
- * finds something wrong returns REASON(...); whoever gets it hands it to ws_refuse,
- * so that the event names the line that decided, however far up it is refused.
+/* The reason of a refusal, and its place in the source. A function that finds
+ * an error returns REASON(...); its caller passes it to ws_refuse, so that
+ * the event names the line that decided, even if a caller far above refuses.
  */
 #pragma once
 
@@ -9,8 +9,8 @@
 #include <waystamp/places.h>
 #include <waystamp/reasons.h>
 
-/* An enum ws_reason in the lowest byte, the line above it, and in the highest byte
- * an enum ws_file; WS_REASON_NONE, which is 0: nothing is wrong.
+/* An enum ws_reason in the lowest byte, the line above it, and in the
+ * highest byte an enum ws_file; WS_REASON_NONE, which is 0: no error.
  */
 typedef __u32 reason_t;
 
@@ -20,7 +20,7 @@ _Static_assert(WS_FILE_COUNT <= 128,
 
 #define WS_FILE_IF(name, folder, file)                                         \
 	!__builtin_strcmp(__FILE_NAME__, file) ? WS_FILE_##name:
-/* The file that is being compiled; the compiler compares the strings. */
+/* The file that is compiled; the compiler compares the strings. */
 #define WS_FILE (WS_FILES(WS_FILE_IF) WS_FILE_NONE)
 
 #define REASON(name)                                                           \

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* What a program knows of a value, said so that the verifiers of older kernels see
- * it too.
+/* Known bounds of a value, written so that the verifiers of
+ * older kernels find them too.
  */
 #pragma once
 
 #include <linux/types.h>
 
-/* v, which is not 0: verifiers before Linux 6.8 learn nothing from a comparison
- * with 0.
+/* v, which is not 0: verifiers before Linux 6.8 ignore a
+ * comparison with 0.
  */
 static __always_inline __u64 not_zero(__u64 v)
 {
@@ -15,8 +15,8 @@ static __always_inline __u64 not_zero(__u64 v)
 	return v;
 }
 
-/* v, which is not less than min nor more than max, both constants: verifiers before
- * Linux 6.3 forget bounds of what they have on the stack.
+/* v, which is in min to max, both constants: verifiers
+ * before Linux 6.3 forget the bounds of values on the stack.
  */
 #define within(v, min, max)                                                    \
 	({                                                                     \
@@ -29,9 +29,9 @@ static __always_inline __u64 not_zero(__u64 v)
 		within_v;                                                      \
 	})
 
-/* 0, which no verifier knows it to be. Verifiers before Linux 6.7 look at a callback of
- * bpf_loop once, with what the stack holds before the first turn, and take branches
- * away that only a later turn takes: what a callback changes must begin unknown.
+/* 0, but unknown to the verifier. Verifiers before Linux 6.7 check a callback of
+ * bpf_loop once, with the stack as it is before the first turn, and remove branches
+ * that only a later turn takes: values that a callback changes must begin unknown.
  */
 #define unknown_zero(skb)                                                      \
 	({                                                                     \

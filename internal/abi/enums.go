@@ -104,16 +104,16 @@ var fileNames = [...]string{
 // this build does not know prints as File(N).
 func (v File) String() string { return enumString("File", fileNames[:], uint8(v)) }
 
-// MarshalText gives what String gives, also for unknown numbers: programs that
-// outlived an upgrade may be newer than their reader.
+// MarshalText returns the text of String, also for unknown numbers: a program that
+// outlived an upgrade may be newer than its reader.
 func (v File) MarshalText() ([]byte, error) { return []byte(v.String()), nil }
 
-// UnmarshalText takes what MarshalText gives.
+// UnmarshalText reads the text of MarshalText.
 func (v *File) UnmarshalText(b []byte) error {
 	return enumUnmarshal((*uint8)(v), "File", fileNames[:], string(b))
 }
 
-// Reason says why a packet was refused. A number keeps its meaning for ever.
+// Reason says why a packet was refused. A number never changes its meaning.
 type Reason uint8
 
 const (
@@ -124,113 +124,113 @@ const (
 	ReasonUnconfigured        Reason = 4   // this node has no plan yet
 	ReasonOutsideSID          Reason = 5   // a packet from outside is addressed to the SID block
 	ReasonOutsideSRH          Reason = 6   // a packet from outside carries a segment routing header
-	ReasonUnmatched           Reason = 7   // no chain takes this packet and its interface drops those
-	ReasonUnproven            Reason = 8   // a chain requires this packet, yet it came without proof
-	ReasonNoSRH               Reason = 9   // addressed to a SID of this node, without a routing header next
-	ReasonRoutingType         Reason = 10  // addressed to a SID of this node, with a routing header that is not an SRH
+	ReasonUnmatched           Reason = 7   // no chain takes this packet, and its interface refuses such packets
+	ReasonUnproven            Reason = 8   // a chain requires this packet, and it has no proof
+	ReasonNoSRH               Reason = 9   // a packet for a SID of this node has no routing header next
+	ReasonRoutingType         Reason = 10  // a packet for a SID of this node has a routing header that is not an SRH
 	ReasonSRHTruncated        Reason = 11  // the segment routing header runs past the end of the packet
-	ReasonSRHLastEntry        Reason = 12  // Last Entry is beyond what Hdr Ext Len has room for
-	ReasonSRHSegmentsLeft     Reason = 13  // Segments Left is beyond Last Entry + 1
-	ReasonSRHTooLong          Reason = 14  // more segments, or more bytes of TLVs, than this node takes
+	ReasonSRHLastEntry        Reason = 12  // Last Entry is greater than Hdr Ext Len has room for
+	ReasonSRHSegmentsLeft     Reason = 13  // Segments Left is greater than Last Entry + 1
+	ReasonSRHTooLong          Reason = 14  // the segment routing header has more segments, or more bytes of TLVs, than this node accepts
 	ReasonTLVOverrun          Reason = 15  // a TLV runs past the end of the segment routing header
 	ReasonTLVLength           Reason = 16  // the proof TLV has a wrong length
 	ReasonTLVAlignment        Reason = 17  // the proof TLV does not start on an 8-byte boundary
-	ReasonTLVDuplicate        Reason = 18  // more than one proof TLV
-	ReasonTLVMissing          Reason = 19  // no proof TLV
-	ReasonUnknownSID          Reason = 20  // the SID lies in this node's locator, but nothing is there
+	ReasonTLVDuplicate        Reason = 18  // there is more than one proof TLV
+	ReasonTLVMissing          Reason = 19  // there is no proof TLV
+	ReasonUnknownSID          Reason = 20  // the SID is in this node's locator, but the node has no such SID
 	ReasonUnknownPath         Reason = 21  // the proof names a path that does not visit this SID
-	ReasonUnknownEpoch        Reason = 22  // the proof names an epoch that this SID does not know
-	ReasonScheme              Reason = 23  // the proof's scheme is not the one that the plan has for its path
+	ReasonUnknownEpoch        Reason = 22  // the proof names an epoch that this SID does not have
+	ReasonScheme              Reason = 23  // the proof's scheme differs from the plan's scheme for its path
 	ReasonUpperLayer          Reason = 24  // no segments are left, but the SID is not the path's egress
 	ReasonSegmentsRemain      Reason = 25  // segments are left at the path's egress
 	ReasonSegmentOutside      Reason = 26  // the next segment is not a SID of the domain
-	ReasonMappedAddress       Reason = 27  // an IPv6 packet has an address below ::ffff:0:0/96, where nothing can be sent
-	ReasonIp4Length           Reason = 28  // the total length of an IPv4 packet for a chain, or behind a proof, does not fit what carries it
+	ReasonMappedAddress       Reason = 27  // an IPv6 packet has an address in ::ffff:0:0/96, which stands for IPv4 addresses
+	ReasonIp4Length           Reason = 28  // the total length of an IPv4 packet for a chain, or behind a proof, does not fit the packet or header that contains it
 	ReasonIp4Checksum         Reason = 29  // the header checksum of an IPv4 packet for a chain is wrong
 	ReasonHopLimit            Reason = 30  // the hop limit, or the TTL of a label, is used up
-	ReasonSegments            Reason = 31  // the segment list carried is not the path's
+	ReasonSegments            Reason = 31  // the segment list differs from the path's
 	ReasonProof               Reason = 32  // the proof does not verify
-	ReasonRange               Reason = 33  // the proof's values are not below its prime
+	ReasonRange               Reason = 33  // the proof's values are not less than its prime
 	ReasonFlow                Reason = 34  // the stamp covers the inner addresses and ports, and they cannot be read
-	ReasonNumber              Reason = 35  // the proof is right, but its number is none that a headend of the path gives out
-	ReasonReplay              Reason = 36  // as many frames as this number stands for have been here before
-	ReasonStale               Reason = 37  // its number is older than what the replay window remembers
-	ReasonWindowMissingBug    Reason = 38  // a verifier entry names a replay window that is not there
-	ReasonWindowBusyBug       Reason = 39  // other CPUs changed the replay window more often than they can
-	ReasonInnerProtocol       Reason = 40  // what is inside is neither IPv4 nor IPv6, or not what a function here takes
+	ReasonNumber              Reason = 35  // the proof is correct, but no headend of the path assigns its number
+	ReasonReplay              Reason = 36  // the packet's number was used before, as often as it has frames
+	ReasonStale               Reason = 37  // the packet's number is older than the numbers in the replay window
+	ReasonWindowMissingBug    Reason = 38  // a verifier entry names a replay window that does not exist
+	ReasonWindowBusyBug       Reason = 39  // other CPUs changed the replay window more often than is possible
+	ReasonInnerProtocol       Reason = 40  // the inner packet is neither IPv4 nor IPv6, or its function does not accept it
 	ReasonInnerTruncated      Reason = 41  // the inner packet runs past the end of the packet
-	ReasonInnerVersion        Reason = 42  // the inner packet's version field is not its protocol's, or its header length is impossible
+	ReasonInnerVersion        Reason = 42  // the inner packet's version field does not match its protocol, or its header length is impossible
 	ReasonInnerHopLimit       Reason = 43  // the hop limit or TTL of the inner packet is used up
 	ReasonEdgeHopLimit        Reason = 44  // the hop limit or TTL of a packet for a chain is used up at the headend
-	ReasonEcn                 Reason = 45  // congestion was marked on a packet whose inner header does not take marks
+	ReasonEcn                 Reason = 45  // the outer header has a congestion mark, and the inner header does not support marks
 	ReasonWrongChain          Reason = 46  // the inner packet belongs to another chain than its proof
 	ReasonRNDExhausted        Reason = 47  // this headend has used up its numbers for the path
 	ReasonNoLane              Reason = 48  // the plan has no lane for this CPU of the headend
-	ReasonChainMTU            Reason = 49  // the packet is larger than what its chain can carry
+	ReasonChainMTU            Reason = 49  // the packet is larger than the MTU of its chain
 	ReasonTrainTooLong        Reason = 50  // a super-packet has more frames than one stamp can count
 	ReasonTrainTooBig         Reason = 51  // a super-packet with its outer header has more than 65535 bytes
-	ReasonTooBig              Reason = 52  // the packet exceeds the MTU of the way out
-	ReasonNoRoute             Reason = 53  // the kernel's table has no way to the next segment
-	ReasonInnerNoRoute        Reason = 54  // the kernel's table has no way to the inner destination
-	ReasonNotCached           Reason = 55  // a function sent a packet that no header is kept for
-	ReasonCacheFull           Reason = 56  // the proxy has no room to keep one more header
-	ReasonFunctionMTU         Reason = 57  // the packet is larger than what its function's interface takes
-	ReasonCannotCut           Reason = 58  // a super-packet must be cut for its function or for labels, and the node has no cutter
+	ReasonTooBig              Reason = 52  // the packet is larger than the MTU of its route
+	ReasonNoRoute             Reason = 53  // the kernel's table has no route to the next segment
+	ReasonInnerNoRoute        Reason = 54  // the kernel's table has no route to the inner destination
+	ReasonNotCached           Reason = 55  // a function sent a packet, and no header is kept for it
+	ReasonCacheFull           Reason = 56  // the proxy has no room for another header
+	ReasonFunctionMTU         Reason = 57  // the packet is larger than the MTU of its function's interface
+	ReasonCannotCut           Reason = 58  // a super-packet must be segmented for its function or for labels, and the node has no segmenter
 	ReasonFunctionTruncated   Reason = 59  // the IP header of a packet from a function runs past its end
 	ReasonRestoreFailed       Reason = 60  // the kernel could not put the outer header back
-	ReasonProxyMissingBug     Reason = 61  // a SID or an interface names a proxy that is not there
-	ReasonShareGone           Reason = 62  // the plan dropped a path while its packet was in the function
+	ReasonProxyMissingBug     Reason = 61  // a SID or an interface names a proxy that does not exist
+	ReasonShareGone           Reason = 62  // a new plan removed the path while its packet was in the function
 	ReasonLoop                Reason = 63  // more consecutive visits of SIDs on this node than a path has
 	ReasonPushFailed          Reason = 64  // the kernel could not make room for the outer header
 	ReasonStripFailed         Reason = 65  // the kernel could not remove the outer header
 	ReasonWriteFailed         Reason = 66  // the kernel could not write the outer header
-	ReasonVLANTags            Reason = 67  // a frame has VLAN tags that hide what it holds
+	ReasonVLANTags            Reason = 67  // a frame has VLAN tags that hide its contents
 	ReasonPullFailed          Reason = 68  // the kernel could not make the headers contiguous
-	ReasonHeadendMissingBug   Reason = 69  // a classification rule, or what is behind a function, names a headend entry that is not there
+	ReasonHeadendMissingBug   Reason = 69  // a classification rule, or the path behind a function, names a headend entry that does not exist
 	ReasonHeadendLengthBug    Reason = 70  // a headend entry has an impossible header length
-	ReasonEgressMissingBug    Reason = 71  // an egress SID names a verifier entry that is not there
-	ReasonCounterMissingBug   Reason = 72  // a headend entry names a counter that is not there
+	ReasonEgressMissingBug    Reason = 71  // an egress SID names a verifier entry that does not exist
+	ReasonCounterMissingBug   Reason = 72  // a headend entry names a counter that does not exist
 	ReasonBoundsBug           Reason = 73  // a bound that was checked before does not hold
-	ReasonBehaviourBug        Reason = 74  // a SID has a behaviour that this data path does not know
-	ReasonPathMTU             Reason = 75  // the packet is larger than what a node of its chain has said that a link takes
-	ReasonOutsideError        Reason = 76  // an ICMPv6 error from outside is about a packet of the domain's own
-	ReasonFunctionGone        Reason = 77  // an interface of the packet's function is not there
+	ReasonBehaviourBug        Reason = 74  // a SID has a behaviour that this data path does not support
+	ReasonPathMTU             Reason = 75  // the packet is larger than the MTU that a node of its chain has reported
+	ReasonOutsideError        Reason = 76  // an ICMPv6 error from outside is about a packet to a SID
+	ReasonFunctionGone        Reason = 77  // an interface of the packet's function is missing
 	ReasonOutsideSource       Reason = 78  // a packet from outside has a source in the SID block
 	ReasonSource              Reason = 79  // the outer source is not a headend of the proof's path
 	ReasonLeakSID             Reason = 80  // a packet that would leave the domain is addressed to the SID block
 	ReasonLeakSRH             Reason = 81  // a packet that would leave the domain carries a segment routing header
 	ReasonLeaveTruncated      Reason = 82  // the IPv6 header of a packet that would leave the domain runs past its end
-	ReasonUnverified          Reason = 83  // a chain requires this packet, yet it would leave the domain without having been verified here
-	ReasonOuterFragment       Reason = 84  // a packet for a SID of this node is a fragment outside: the domain makes none
-	ReasonInnerAddress        Reason = 85  // the inner packet for a function is from or to an address that no headend takes packets of
-	ReasonExtensionFirst      Reason = 86  // a packet for a SID of this node has more, longer or other extension headers before its routing header than waystamp takes there
-	ReasonIp6Length           Reason = 87  // the payload length of an IPv6 packet for a chain, or behind a proof, does not fit what carries it
+	ReasonUnverified          Reason = 83  // a chain requires this packet, and it would leave the domain without verification by this node
+	ReasonOuterFragment       Reason = 84  // a packet for a SID of this node is a fragment; waystamp nodes do not fragment such packets
+	ReasonInnerAddress        Reason = 85  // the inner packet for a function has a source or destination that no headend accepts
+	ReasonExtensionFirst      Reason = 86  // a packet for a SID of this node has more, longer or other extension headers before its routing header than waystamp accepts there
+	ReasonIp6Length           Reason = 87  // the payload length of an IPv6 packet for a chain, or behind a proof, does not fit the packet or header that contains it
 	ReasonExtensionTruncated  Reason = 88  // an extension header before the routing header runs past the end of the packet
 	ReasonOptionLength        Reason = 89  // a destination option before the routing header runs past the end of its header
-	ReasonOptionUnknown       Reason = 90  // a destination option before the routing header must not be passed over by who does not know it
-	ReasonHeaderTooLong       Reason = 91  // the outer header with its options is longer than what can be kept while the packet is in a function
-	ReasonExtensionProgramBug Reason = 92  // the program for packets with options before their routing header is not there
-	ReasonRulesMissingBug     Reason = 93  // the tables that would say whether a chain takes or requires the packet are not there, or not all of them
-	ReasonPortsUnread         Reason = 94  // another chain, by protocol or ports, may be this packet's, and they cannot be read
-	ReasonArgument            Reason = 95  // the argument of the SID is not the one that the plan has for the path
+	ReasonOptionUnknown       Reason = 90  // a destination option before the routing header is unknown, and by its type it must not be skipped
+	ReasonHeaderTooLong       Reason = 91  // the outer header with its options is too long to be kept while the packet is in a function
+	ReasonExtensionProgramBug Reason = 92  // the program for packets with options before their routing header is missing
+	ReasonRulesMissingBug     Reason = 93  // the tables of chains that take or require packets are missing, or incomplete
+	ReasonPortsUnread         Reason = 94  // another chain, by protocol or ports, could take this packet, and they cannot be read
+	ReasonArgument            Reason = 95  // the argument of the SID differs from the plan's argument for the path
 	ReasonOriginUnmatched     Reason = 96  // a function made this packet itself, and no chain through the function takes it
-	ReasonStreamUnknown       Reason = 97  // a packet to or from a function on byte streams, or the gateway, is of no connection that was opened through its chain, or let open
-	ReasonStreamNotTcp        Reason = 98  // a packet to or from a function on byte streams, or the gateway, is not TCP, or is a fragment, or its TCP header is not the first in it
-	ReasonStreamDown          Reason = 99  // the worker of a function on byte streams, or of the gateway, is not there
-	ReasonStreamsFull         Reason = 100 // no room is left for another connection through a function on byte streams, or the gateway
-	ReasonEncapsulation       Reason = 101 // a packet with labels has a proof of a path over SRv6, or the other way round
+	ReasonStreamUnknown       Reason = 97  // a packet to or from a function on byte streams, or a gateway, belongs to no connection that was opened through its chain, or that a gateway may open
+	ReasonStreamNotTcp        Reason = 98  // a packet to or from a function on byte streams, or a gateway, is not TCP, or is a fragment, or its TCP header is not the first in it
+	ReasonStreamDown          Reason = 99  // the worker of a function on byte streams, or of a gateway, is not running
+	ReasonStreamsFull         Reason = 100 // there is no room for another connection through a function on byte streams, or a gateway
+	ReasonEncapsulation       Reason = 101 // a packet with labels has a proof of a path over SRv6, or a packet over SRv6 has one of a path over labels
 	ReasonLabelsTruncated     Reason = 102 // a label stack runs past the end of the packet
 	ReasonLabelsTooMany       Reason = 103 // none of the first 40 entries of a label stack is its bottom
 	ReasonLabelsBottom        Reason = 104 // a label stack ends where a service label or an entropy label should follow
 	ReasonLabelNull           Reason = 105 // a label stack has an explicit null where a label of this node should be
 	ReasonLabelAlert          Reason = 106 // a label stack has a router alert where a label of this node should be
-	ReasonLabelUnknown        Reason = 107 // a label is neither this node's nor another node's of the domain
-	ReasonLabelTrain          Reason = 108 // a super-packet has labels, or comes out of what should have cut it for them
+	ReasonLabelUnknown        Reason = 107 // a label belongs neither to this node nor to another node of the domain
+	ReasonLabelTrain          Reason = 108 // a super-packet has labels, or was not segmented by the segmenter for paths over labels
 	ReasonWordTruncated       Reason = 109 // the word behind a label stack runs past the end of the packet
-	ReasonWordVersion         Reason = 110 // what is behind a label stack is no word, or one of another version
+	ReasonWordVersion         Reason = 110 // a label stack is not followed by a word, or by one of another version
 	ReasonWordNext            Reason = 111 // the word behind a label stack names a next header that is neither IPv4 nor IPv6
 	ReasonProofTruncated      Reason = 112 // the proof behind a label stack runs past the end of the packet
-	ReasonNoNeighbour         Reason = 113 // the link-layer address of the next hop of a packet with labels is not known
+	ReasonNoNeighbour         Reason = 113 // the link-layer address of the next hop of a packet with labels is unknown
 	ReasonOutsideMPLS         Reason = 114 // a packet from outside has labels
 	ReasonLeakMPLS            Reason = 115 // a packet that would leave the domain has labels
 	ReasonLabelsProgramBug    Reason = 116 // the program for paths over labels is not there
@@ -360,11 +360,11 @@ var reasonNames = [...]string{
 // this build does not know prints as Reason(N).
 func (v Reason) String() string { return enumString("Reason", reasonNames[:], uint8(v)) }
 
-// MarshalText gives what String gives, also for unknown numbers: programs that
-// outlived an upgrade may be newer than their reader.
+// MarshalText returns the text of String, also for unknown numbers: a program that
+// outlived an upgrade may be newer than its reader.
 func (v Reason) MarshalText() ([]byte, error) { return []byte(v.String()), nil }
 
-// UnmarshalText takes what MarshalText gives.
+// UnmarshalText reads the text of MarshalText.
 func (v *Reason) UnmarshalText(b []byte) error {
 	return enumUnmarshal((*uint8)(v), "Reason", reasonNames[:], string(b))
 }
@@ -377,113 +377,113 @@ var reasonTexts = [...]string{
 	"this node has no plan yet",
 	"a packet from outside is addressed to the SID block",
 	"a packet from outside carries a segment routing header",
-	"no chain takes this packet and its interface drops those",
-	"a chain requires this packet, yet it came without proof",
-	"addressed to a SID of this node, without a routing header next",
-	"addressed to a SID of this node, with a routing header that is not an SRH",
+	"no chain takes this packet, and its interface refuses such packets",
+	"a chain requires this packet, and it has no proof",
+	"a packet for a SID of this node has no routing header next",
+	"a packet for a SID of this node has a routing header that is not an SRH",
 	"the segment routing header runs past the end of the packet",
-	"Last Entry is beyond what Hdr Ext Len has room for",
-	"Segments Left is beyond Last Entry + 1",
-	"more segments, or more bytes of TLVs, than this node takes",
+	"Last Entry is greater than Hdr Ext Len has room for",
+	"Segments Left is greater than Last Entry + 1",
+	"the segment routing header has more segments, or more bytes of TLVs, than this node accepts",
 	"a TLV runs past the end of the segment routing header",
 	"the proof TLV has a wrong length",
 	"the proof TLV does not start on an 8-byte boundary",
-	"more than one proof TLV",
-	"no proof TLV",
-	"the SID lies in this node's locator, but nothing is there",
+	"there is more than one proof TLV",
+	"there is no proof TLV",
+	"the SID is in this node's locator, but the node has no such SID",
 	"the proof names a path that does not visit this SID",
-	"the proof names an epoch that this SID does not know",
-	"the proof's scheme is not the one that the plan has for its path",
+	"the proof names an epoch that this SID does not have",
+	"the proof's scheme differs from the plan's scheme for its path",
 	"no segments are left, but the SID is not the path's egress",
 	"segments are left at the path's egress",
 	"the next segment is not a SID of the domain",
-	"an IPv6 packet has an address below ::ffff:0:0/96, where nothing can be sent",
-	"the total length of an IPv4 packet for a chain, or behind a proof, does not fit what carries it",
+	"an IPv6 packet has an address in ::ffff:0:0/96, which stands for IPv4 addresses",
+	"the total length of an IPv4 packet for a chain, or behind a proof, does not fit the packet or header that contains it",
 	"the header checksum of an IPv4 packet for a chain is wrong",
 	"the hop limit, or the TTL of a label, is used up",
-	"the segment list carried is not the path's",
+	"the segment list differs from the path's",
 	"the proof does not verify",
-	"the proof's values are not below its prime",
+	"the proof's values are not less than its prime",
 	"the stamp covers the inner addresses and ports, and they cannot be read",
-	"the proof is right, but its number is none that a headend of the path gives out",
-	"as many frames as this number stands for have been here before",
-	"its number is older than what the replay window remembers",
-	"a verifier entry names a replay window that is not there",
-	"other CPUs changed the replay window more often than they can",
-	"what is inside is neither IPv4 nor IPv6, or not what a function here takes",
+	"the proof is correct, but no headend of the path assigns its number",
+	"the packet's number was used before, as often as it has frames",
+	"the packet's number is older than the numbers in the replay window",
+	"a verifier entry names a replay window that does not exist",
+	"other CPUs changed the replay window more often than is possible",
+	"the inner packet is neither IPv4 nor IPv6, or its function does not accept it",
 	"the inner packet runs past the end of the packet",
-	"the inner packet's version field is not its protocol's, or its header length is impossible",
+	"the inner packet's version field does not match its protocol, or its header length is impossible",
 	"the hop limit or TTL of the inner packet is used up",
 	"the hop limit or TTL of a packet for a chain is used up at the headend",
-	"congestion was marked on a packet whose inner header does not take marks",
+	"the outer header has a congestion mark, and the inner header does not support marks",
 	"the inner packet belongs to another chain than its proof",
 	"this headend has used up its numbers for the path",
 	"the plan has no lane for this CPU of the headend",
-	"the packet is larger than what its chain can carry",
+	"the packet is larger than the MTU of its chain",
 	"a super-packet has more frames than one stamp can count",
 	"a super-packet with its outer header has more than 65535 bytes",
-	"the packet exceeds the MTU of the way out",
-	"the kernel's table has no way to the next segment",
-	"the kernel's table has no way to the inner destination",
-	"a function sent a packet that no header is kept for",
-	"the proxy has no room to keep one more header",
-	"the packet is larger than what its function's interface takes",
-	"a super-packet must be cut for its function or for labels, and the node has no cutter",
+	"the packet is larger than the MTU of its route",
+	"the kernel's table has no route to the next segment",
+	"the kernel's table has no route to the inner destination",
+	"a function sent a packet, and no header is kept for it",
+	"the proxy has no room for another header",
+	"the packet is larger than the MTU of its function's interface",
+	"a super-packet must be segmented for its function or for labels, and the node has no segmenter",
 	"the IP header of a packet from a function runs past its end",
 	"the kernel could not put the outer header back",
-	"a SID or an interface names a proxy that is not there",
-	"the plan dropped a path while its packet was in the function",
+	"a SID or an interface names a proxy that does not exist",
+	"a new plan removed the path while its packet was in the function",
 	"more consecutive visits of SIDs on this node than a path has",
 	"the kernel could not make room for the outer header",
 	"the kernel could not remove the outer header",
 	"the kernel could not write the outer header",
-	"a frame has VLAN tags that hide what it holds",
+	"a frame has VLAN tags that hide its contents",
 	"the kernel could not make the headers contiguous",
-	"a classification rule, or what is behind a function, names a headend entry that is not there",
+	"a classification rule, or the path behind a function, names a headend entry that does not exist",
 	"a headend entry has an impossible header length",
-	"an egress SID names a verifier entry that is not there",
-	"a headend entry names a counter that is not there",
+	"an egress SID names a verifier entry that does not exist",
+	"a headend entry names a counter that does not exist",
 	"a bound that was checked before does not hold",
-	"a SID has a behaviour that this data path does not know",
-	"the packet is larger than what a node of its chain has said that a link takes",
-	"an ICMPv6 error from outside is about a packet of the domain's own",
-	"an interface of the packet's function is not there",
+	"a SID has a behaviour that this data path does not support",
+	"the packet is larger than the MTU that a node of its chain has reported",
+	"an ICMPv6 error from outside is about a packet to a SID",
+	"an interface of the packet's function is missing",
 	"a packet from outside has a source in the SID block",
 	"the outer source is not a headend of the proof's path",
 	"a packet that would leave the domain is addressed to the SID block",
 	"a packet that would leave the domain carries a segment routing header",
 	"the IPv6 header of a packet that would leave the domain runs past its end",
-	"a chain requires this packet, yet it would leave the domain without having been verified here",
-	"a packet for a SID of this node is a fragment outside: the domain makes none",
-	"the inner packet for a function is from or to an address that no headend takes packets of",
-	"a packet for a SID of this node has more, longer or other extension headers before its routing header than waystamp takes there",
-	"the payload length of an IPv6 packet for a chain, or behind a proof, does not fit what carries it",
+	"a chain requires this packet, and it would leave the domain without verification by this node",
+	"a packet for a SID of this node is a fragment; waystamp nodes do not fragment such packets",
+	"the inner packet for a function has a source or destination that no headend accepts",
+	"a packet for a SID of this node has more, longer or other extension headers before its routing header than waystamp accepts there",
+	"the payload length of an IPv6 packet for a chain, or behind a proof, does not fit the packet or header that contains it",
 	"an extension header before the routing header runs past the end of the packet",
 	"a destination option before the routing header runs past the end of its header",
-	"a destination option before the routing header must not be passed over by who does not know it",
-	"the outer header with its options is longer than what can be kept while the packet is in a function",
-	"the program for packets with options before their routing header is not there",
-	"the tables that would say whether a chain takes or requires the packet are not there, or not all of them",
-	"another chain, by protocol or ports, may be this packet's, and they cannot be read",
-	"the argument of the SID is not the one that the plan has for the path",
+	"a destination option before the routing header is unknown, and by its type it must not be skipped",
+	"the outer header with its options is too long to be kept while the packet is in a function",
+	"the program for packets with options before their routing header is missing",
+	"the tables of chains that take or require packets are missing, or incomplete",
+	"another chain, by protocol or ports, could take this packet, and they cannot be read",
+	"the argument of the SID differs from the plan's argument for the path",
 	"a function made this packet itself, and no chain through the function takes it",
-	"a packet to or from a function on byte streams, or the gateway, is of no connection that was opened through its chain, or let open",
-	"a packet to or from a function on byte streams, or the gateway, is not TCP, or is a fragment, or its TCP header is not the first in it",
-	"the worker of a function on byte streams, or of the gateway, is not there",
-	"no room is left for another connection through a function on byte streams, or the gateway",
-	"a packet with labels has a proof of a path over SRv6, or the other way round",
+	"a packet to or from a function on byte streams, or a gateway, belongs to no connection that was opened through its chain, or that a gateway may open",
+	"a packet to or from a function on byte streams, or a gateway, is not TCP, or is a fragment, or its TCP header is not the first in it",
+	"the worker of a function on byte streams, or of a gateway, is not running",
+	"there is no room for another connection through a function on byte streams, or a gateway",
+	"a packet with labels has a proof of a path over SRv6, or a packet over SRv6 has one of a path over labels",
 	"a label stack runs past the end of the packet",
 	"none of the first 40 entries of a label stack is its bottom",
 	"a label stack ends where a service label or an entropy label should follow",
 	"a label stack has an explicit null where a label of this node should be",
 	"a label stack has a router alert where a label of this node should be",
-	"a label is neither this node's nor another node's of the domain",
-	"a super-packet has labels, or comes out of what should have cut it for them",
+	"a label belongs neither to this node nor to another node of the domain",
+	"a super-packet has labels, or was not segmented by the segmenter for paths over labels",
 	"the word behind a label stack runs past the end of the packet",
-	"what is behind a label stack is no word, or one of another version",
+	"a label stack is not followed by a word, or by one of another version",
 	"the word behind a label stack names a next header that is neither IPv4 nor IPv6",
 	"the proof behind a label stack runs past the end of the packet",
-	"the link-layer address of the next hop of a packet with labels is not known",
+	"the link-layer address of the next hop of a packet with labels is unknown",
 	"a packet from outside has labels",
 	"a packet that would leave the domain has labels",
 	"the program for paths over labels is not there",
@@ -495,7 +495,7 @@ func (v Reason) Text() string {
 	if int(v) < len(reasonTexts) {
 		return reasonTexts[v]
 	}
-	return "refused for " + v.String() + ", which this version knows nothing of"
+	return "refused for " + v.String() + ", a reason that this version does not have"
 }
 
 // Reasons returns every reason to refuse a packet, in the order of their
@@ -528,8 +528,8 @@ var AuditReasons = []Reason{
 	ReasonUnverified,
 }
 
-// Scheme is how the hops of a path prove that a packet visited them; the number
-// is the wire's.
+// Scheme is the method by which the hops of a path prove that a packet visited
+// them. The number is the one on the wire.
 type Scheme uint8
 
 const (
@@ -550,16 +550,16 @@ var schemeNames = [...]string{
 // this build does not know prints as Scheme(N).
 func (v Scheme) String() string { return enumString("Scheme", schemeNames[:], uint8(v)) }
 
-// MarshalText gives what String gives, also for unknown numbers: programs that
-// outlived an upgrade may be newer than their reader.
+// MarshalText returns the text of String, also for unknown numbers: a program that
+// outlived an upgrade may be newer than its reader.
 func (v Scheme) MarshalText() ([]byte, error) { return []byte(v.String()), nil }
 
-// UnmarshalText takes what MarshalText gives.
+// UnmarshalText reads the text of MarshalText.
 func (v *Scheme) UnmarshalText(b []byte) error {
 	return enumUnmarshal((*uint8)(v), "Scheme", schemeNames[:], string(b))
 }
 
-// Form is what carries packets of a path between nodes.
+// Form is the outer header of a path's packets between nodes.
 type Form uint8
 
 const (
@@ -578,24 +578,24 @@ var formNames = [...]string{
 // this build does not know prints as Form(N).
 func (v Form) String() string { return enumString("Form", formNames[:], uint8(v)) }
 
-// MarshalText gives what String gives, also for unknown numbers: programs that
-// outlived an upgrade may be newer than their reader.
+// MarshalText returns the text of String, also for unknown numbers: a program that
+// outlived an upgrade may be newer than its reader.
 func (v Form) MarshalText() ([]byte, error) { return []byte(v.String()), nil }
 
-// UnmarshalText takes what MarshalText gives.
+// UnmarshalText reads the text of MarshalText.
 func (v *Form) UnmarshalText(b []byte) error {
 	return enumUnmarshal((*uint8)(v), "Form", formNames[:], string(b))
 }
 
-// Behaviour is what a node does with a packet addressed to one of its SIDs.
+// Behaviour is a node's processing of packets that are addressed to a SID.
 type Behaviour uint8
 
 const (
 	BehaviourNone    Behaviour = 0
 	BehaviourEnd     Behaviour = 1 // RFC 8986 4.1, and the stamp
 	BehaviourEndDT46 Behaviour = 2 // RFC 8986 4.8, after the verdict
-	BehaviourEndAd   Behaviour = 3 // The verdict, as END_DT46; what is verified goes to a function on byte streams.
-	BehaviourStream  Behaviour = 4
+	BehaviourEndAd   Behaviour = 3 // an unaware function, or netfilter
+	BehaviourStream  Behaviour = 4 // as END_DT46, to a function on bytes
 )
 
 var behaviourNames = [...]string{
@@ -610,11 +610,11 @@ var behaviourNames = [...]string{
 // this build does not know prints as Behaviour(N).
 func (v Behaviour) String() string { return enumString("Behaviour", behaviourNames[:], uint8(v)) }
 
-// MarshalText gives what String gives, also for unknown numbers: programs that
-// outlived an upgrade may be newer than their reader.
+// MarshalText returns the text of String, also for unknown numbers: a program that
+// outlived an upgrade may be newer than its reader.
 func (v Behaviour) MarshalText() ([]byte, error) { return []byte(v.String()), nil }
 
-// UnmarshalText takes what MarshalText gives.
+// UnmarshalText reads the text of MarshalText.
 func (v *Behaviour) UnmarshalText(b []byte) error {
 	return enumUnmarshal((*uint8)(v), "Behaviour", behaviourNames[:], string(b))
 }
@@ -623,8 +623,8 @@ func (v *Behaviour) UnmarshalText(b []byte) error {
 type Recognise uint8
 
 const (
-	RecogniseContent  Recognise = 0 // by what a function leaves as it is
-	RecogniseMetadata Recognise = 1 // by skb->tc_index, which stays with it
+	RecogniseContent  Recognise = 0 // by bytes that functions keep
+	RecogniseMetadata Recognise = 1 // by skb->tc_index, kept by the kernel
 )
 
 var recogniseNames = [...]string{
@@ -636,17 +636,16 @@ var recogniseNames = [...]string{
 // this build does not know prints as Recognise(N).
 func (v Recognise) String() string { return enumString("Recognise", recogniseNames[:], uint8(v)) }
 
-// MarshalText gives what String gives, also for unknown numbers: programs that
-// outlived an upgrade may be newer than their reader.
+// MarshalText returns the text of String, also for unknown numbers: a program that
+// outlived an upgrade may be newer than its reader.
 func (v Recognise) MarshalText() ([]byte, error) { return []byte(v.String()), nil }
 
-// UnmarshalText takes what MarshalText gives.
+// UnmarshalText reads the text of MarshalText.
 func (v *Recognise) UnmarshalText(b []byte) error {
 	return enumUnmarshal((*uint8)(v), "Recognise", recogniseNames[:], string(b))
 }
 
-// OnUnknown says what becomes of a packet from a function that no header is
-// kept for.
+// OnUnknown is the action for a packet from a function without a kept header.
 type OnUnknown uint8
 
 const (
@@ -665,16 +664,16 @@ var onUnknownNames = [...]string{
 // this build does not know prints as OnUnknown(N).
 func (v OnUnknown) String() string { return enumString("OnUnknown", onUnknownNames[:], uint8(v)) }
 
-// MarshalText gives what String gives, also for unknown numbers: programs that
-// outlived an upgrade may be newer than their reader.
+// MarshalText returns the text of String, also for unknown numbers: a program that
+// outlived an upgrade may be newer than its reader.
 func (v OnUnknown) MarshalText() ([]byte, error) { return []byte(v.String()), nil }
 
-// UnmarshalText takes what MarshalText gives.
+// UnmarshalText reads the text of MarshalText.
 func (v *OnUnknown) UnmarshalText(b []byte) error {
 	return enumUnmarshal((*uint8)(v), "OnUnknown", onUnknownNames[:], string(b))
 }
 
-// OnViolation says what an egress does with a packet whose proof is refused.
+// OnViolation is the action of an egress for a packet with a refused proof.
 type OnViolation uint8
 
 const (
@@ -691,24 +690,24 @@ var onViolationNames = [...]string{
 // this build does not know prints as OnViolation(N).
 func (v OnViolation) String() string { return enumString("OnViolation", onViolationNames[:], uint8(v)) }
 
-// MarshalText gives what String gives, also for unknown numbers: programs that
-// outlived an upgrade may be newer than their reader.
+// MarshalText returns the text of String, also for unknown numbers: a program that
+// outlived an upgrade may be newer than its reader.
 func (v OnViolation) MarshalText() ([]byte, error) { return []byte(v.String()), nil }
 
-// UnmarshalText takes what MarshalText gives.
+// UnmarshalText reads the text of MarshalText.
 func (v *OnViolation) UnmarshalText(b []byte) error {
 	return enumUnmarshal((*uint8)(v), "OnViolation", onViolationNames[:], string(b))
 }
 
-// Guard says what the guard does with a packet that a chain requires and that
-// has no proof.
+// Guard is the guard's action for a packet without the proof that a chain
+// requires.
 type Guard uint8
 
 const (
-	GuardUnset   Guard = 0 // says nothing; where neither does: ENFORCE
-	GuardOff     Guard = 1 // lets it go
-	GuardAudit   Guard = 2 // lets it go, and counts it
-	GuardEnforce Guard = 3 // refuses it
+	GuardUnset   Guard = 0 // not set; if neither is set: ENFORCE
+	GuardOff     Guard = 1 // forwards the packet
+	GuardAudit   Guard = 2 // forwards the packet, and counts it
+	GuardEnforce Guard = 3 // refuses the packet
 )
 
 var guardNames = [...]string{
@@ -722,11 +721,11 @@ var guardNames = [...]string{
 // this build does not know prints as Guard(N).
 func (v Guard) String() string { return enumString("Guard", guardNames[:], uint8(v)) }
 
-// MarshalText gives what String gives, also for unknown numbers: programs that
-// outlived an upgrade may be newer than their reader.
+// MarshalText returns the text of String, also for unknown numbers: a program that
+// outlived an upgrade may be newer than its reader.
 func (v Guard) MarshalText() ([]byte, error) { return []byte(v.String()), nil }
 
-// UnmarshalText takes what MarshalText gives.
+// UnmarshalText reads the text of MarshalText.
 func (v *Guard) UnmarshalText(b []byte) error {
 	return enumUnmarshal((*uint8)(v), "Guard", guardNames[:], string(b))
 }
@@ -748,22 +747,23 @@ var hookNames = [...]string{
 // this build does not know prints as Hook(N).
 func (v Hook) String() string { return enumString("Hook", hookNames[:], uint8(v)) }
 
-// MarshalText gives what String gives, also for unknown numbers: programs that
-// outlived an upgrade may be newer than their reader.
+// MarshalText returns the text of String, also for unknown numbers: a program that
+// outlived an upgrade may be newer than its reader.
 func (v Hook) MarshalText() ([]byte, error) { return []byte(v.String()), nil }
 
-// UnmarshalText takes what MarshalText gives.
+// UnmarshalText reads the text of MarshalText.
 func (v *Hook) UnmarshalText(b []byte) error {
 	return enumUnmarshal((*uint8)(v), "Hook", hookNames[:], string(b))
 }
 
-// MatchAction is what a classification rule says of a packet that it matches.
+// MatchAction is the result of a classification rule for a packet that it
+// matches.
 type MatchAction uint8
 
 const (
 	MatchActionNone    MatchAction = 0 // nothing: as if there were no rule
 	MatchActionPath    MatchAction = 1 // target: headend index, or at the guard the path
-	MatchActionSource  MatchAction = 2 // target: the head to look the source up in
+	MatchActionSource  MatchAction = 2 // target: the head of the source table
 	MatchActionMissing MatchAction = 3
 )
 
@@ -778,22 +778,22 @@ var matchActionNames = [...]string{
 // this build does not know prints as MatchAction(N).
 func (v MatchAction) String() string { return enumString("MatchAction", matchActionNames[:], uint8(v)) }
 
-// MarshalText gives what String gives, also for unknown numbers: programs that
-// outlived an upgrade may be newer than their reader.
+// MarshalText returns the text of String, also for unknown numbers: a program that
+// outlived an upgrade may be newer than its reader.
 func (v MatchAction) MarshalText() ([]byte, error) { return []byte(v.String()), nil }
 
-// UnmarshalText takes what MarshalText gives.
+// UnmarshalText reads the text of MarshalText.
 func (v *MatchAction) UnmarshalText(b []byte) error {
 	return enumUnmarshal((*uint8)(v), "MatchAction", matchActionNames[:], string(b))
 }
 
-// RulesState tells whether a node has ordered rules.
+// RulesState is whether a node has ordered rules.
 type RulesState uint8
 
 const (
 	RulesStateNone  RulesState = 0
-	RulesStateMaybe RulesState = 1 // while a plan with rules comes or goes
-	RulesStateThere RulesState = 2 // if not, nobody knows what it would say
+	RulesStateMaybe RulesState = 1 // while user space adds or removes a set
+	RulesStateThere RulesState = 2 // a missing set is an error
 )
 
 var rulesStateNames = [...]string{
@@ -806,22 +806,22 @@ var rulesStateNames = [...]string{
 // this build does not know prints as RulesState(N).
 func (v RulesState) String() string { return enumString("RulesState", rulesStateNames[:], uint8(v)) }
 
-// MarshalText gives what String gives, also for unknown numbers: programs that
-// outlived an upgrade may be newer than their reader.
+// MarshalText returns the text of String, also for unknown numbers: a program that
+// outlived an upgrade may be newer than its reader.
 func (v RulesState) MarshalText() ([]byte, error) { return []byte(v.String()), nil }
 
-// UnmarshalText takes what MarshalText gives.
+// UnmarshalText reads the text of MarshalText.
 func (v *RulesState) UnmarshalText(b []byte) error {
 	return enumUnmarshal((*uint8)(v), "RulesState", rulesStateNames[:], string(b))
 }
 
-// MatchUse is what a table of prefixes is for.
+// MatchUse is the use of a table of prefixes.
 type MatchUse uint8
 
 const (
 	MatchUseSteer   MatchUse = 0 // the headend's rules: target is its index
-	MatchUseRequire MatchUse = 1 // what chains that end here require: the path
-	MatchUseLocal   MatchUse = 2 // what must pass a local function: its proxy
+	MatchUseRequire MatchUse = 1 // the guard's rules: target is the path
+	MatchUseLocal   MatchUse = 2 // of local functions: target is the proxy
 )
 
 var matchUseNames = [...]string{
@@ -834,23 +834,23 @@ var matchUseNames = [...]string{
 // this build does not know prints as MatchUse(N).
 func (v MatchUse) String() string { return enumString("MatchUse", matchUseNames[:], uint8(v)) }
 
-// MarshalText gives what String gives, also for unknown numbers: programs that
-// outlived an upgrade may be newer than their reader.
+// MarshalText returns the text of String, also for unknown numbers: a program that
+// outlived an upgrade may be newer than its reader.
 func (v MatchUse) MarshalText() ([]byte, error) { return []byte(v.String()), nil }
 
-// UnmarshalText takes what MarshalText gives.
+// UnmarshalText reads the text of MarshalText.
 func (v *MatchUse) UnmarshalText(b []byte) error {
 	return enumUnmarshal((*uint8)(v), "MatchUse", matchUseNames[:], string(b))
 }
 
-// RuleUse is what a packet is looked up for in ordered rules.
+// RuleUse is the purpose of a look-up in ordered rules.
 type RuleUse uint8
 
 const (
-	RuleUseSteer   RuleUse = 0 // which headend takes what comes in
-	RuleUseRequire RuleUse = 1 // which path a packet must have a proof of
+	RuleUseSteer   RuleUse = 0 // the headend that takes a packet which arrives
+	RuleUseRequire RuleUse = 1 // the path whose proof a packet must have
 	RuleUseSuspect RuleUse = 2
-	RuleUseLeave   RuleUse = 3 // which headend takes what leaves, with its mark
+	RuleUseLeave   RuleUse = 3 // the headend that takes a packet which leaves
 )
 
 var ruleUseNames = [...]string{
@@ -864,16 +864,16 @@ var ruleUseNames = [...]string{
 // this build does not know prints as RuleUse(N).
 func (v RuleUse) String() string { return enumString("RuleUse", ruleUseNames[:], uint8(v)) }
 
-// MarshalText gives what String gives, also for unknown numbers: programs that
-// outlived an upgrade may be newer than their reader.
+// MarshalText returns the text of String, also for unknown numbers: a program that
+// outlived an upgrade may be newer than its reader.
 func (v RuleUse) MarshalText() ([]byte, error) { return []byte(v.String()), nil }
 
-// UnmarshalText takes what MarshalText gives.
+// UnmarshalText reads the text of MarshalText.
 func (v *RuleUse) UnmarshalText(b []byte) error {
 	return enumUnmarshal((*uint8)(v), "RuleUse", ruleUseNames[:], string(b))
 }
 
-// Bytes is what a function does with the bytes of TCP connections.
+// Bytes is the kind of a function on the bytes of TCP connections.
 type Bytes uint8
 
 const (
@@ -892,11 +892,11 @@ var bytesNames = [...]string{
 // this build does not know prints as Bytes(N).
 func (v Bytes) String() string { return enumString("Bytes", bytesNames[:], uint8(v)) }
 
-// MarshalText gives what String gives, also for unknown numbers: programs that
-// outlived an upgrade may be newer than their reader.
+// MarshalText returns the text of String, also for unknown numbers: a program that
+// outlived an upgrade may be newer than its reader.
 func (v Bytes) MarshalText() ([]byte, error) { return []byte(v.String()), nil }
 
-// UnmarshalText takes what MarshalText gives.
+// UnmarshalText reads the text of MarshalText.
 func (v *Bytes) UnmarshalText(b []byte) error {
 	return enumUnmarshal((*uint8)(v), "Bytes", bytesNames[:], string(b))
 }

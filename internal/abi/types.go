@@ -23,7 +23,7 @@ type Config struct {
 	Pad            uint32
 }
 
-// Node is struct ws_node. ws_node[0]. Zero, as the map is made: refuse.
+// Node is struct ws_node. ws_node[0]. All zero in a new map: refuse.
 type Node struct {
 	_               structs.HostLayout
 	Armed           uint32
@@ -41,9 +41,9 @@ type Node struct {
 	Services        uint32
 }
 
-// Share is struct ws_share. Proof parameters of one position. Which of them
-// count is the scheme's matter: keyed uses key, keyed-flow bind_key too, pot
-// and opot the rest (pot with masks of zero).
+// Share is struct ws_share. Proof parameters of one position. The scheme
+// decides which fields are used: keyed uses key, keyed-flow also bind_key, pot
+// and opot the others (pot with masks of zero).
 type Share struct {
 	_        structs.HostLayout
 	Key      [2]uint64
@@ -58,8 +58,8 @@ type Share struct {
 	DownCml  uint64
 }
 
-// HopKey is struct ws_hop_key. ws_hop_index: where in ws_hops the entry of a
-// SID, path and epoch is.
+// HopKey is struct ws_hop_key. ws_hop_index: the index in ws_hops of the entry
+// of a SID, path and epoch.
 type HopKey struct {
 	_     structs.HostLayout
 	Sid   uint64
@@ -68,8 +68,8 @@ type HopKey struct {
 	Pad   [3]uint8
 }
 
-// Hop is struct ws_hop. ws_hops: the first entry is none; the others never
-// change while something names them.
+// Hop is struct ws_hop. ws_hops. Entry 0 is reserved. An entry is immutable
+// while any index refers to it.
 type Hop struct {
 	_         structs.HostLayout
 	Of        HopKey
@@ -86,7 +86,7 @@ type Hop struct {
 }
 
 // SourceKey is struct ws_source_key. ws_sources: the headends of paths that
-// have several. The value says nothing.
+// have several. The value is not used.
 type SourceKey struct {
 	_    structs.HostLayout
 	Path uint32
@@ -95,17 +95,17 @@ type SourceKey struct {
 }
 
 // Place is struct ws_place. ws_places: where a SID's entries probably are, by
-// its place in the locator and its epoch's last bit. A SID has one path, as a
-// rule, and two epochs for a while; what else it has is found by ws_hop_index
-// and ws_egress_index alone.
+// the SID's place in the locator and the last bit of the epoch. A SID usually
+// has one path, and for a while two epochs; any other entry is found only by
+// ws_hop_index and ws_egress_index.
 type Place struct {
 	_      structs.HostLayout
 	Hop    uint32
 	Egress uint32
 }
 
-// EgressKey is struct ws_egress_key. ws_egress_index: where in ws_egresses the
-// entry of a path and epoch is.
+// EgressKey is struct ws_egress_key. ws_egress_index: the index in ws_egresses
+// of the entry of a path and epoch.
 type EgressKey struct {
 	_     structs.HostLayout
 	Path  uint32
@@ -113,7 +113,7 @@ type EgressKey struct {
 	Pad   [3]uint8
 }
 
-// Egress is struct ws_egress. ws_egresses: as ws_hops.
+// Egress is struct ws_egress. ws_egresses, by the rules of ws_hops.
 type Egress struct {
 	_           structs.HostLayout
 	Of          EgressKey
@@ -129,8 +129,8 @@ type Egress struct {
 	Key         [16][2]uint64
 }
 
-// Headend is struct ws_headend. ws_headends: the index is what rules name. All
-// zero: none.
+// Headend is struct ws_headend. ws_headends: the index is the target of rules.
+// All zero: none.
 type Headend struct {
 	_        structs.HostLayout
 	OuterLen uint16
@@ -150,8 +150,8 @@ type Headend struct {
 	Outer    [328]uint8
 }
 
-// PathMTU is struct ws_path_mtu. ws_path_mtus: what a node on the way has told
-// this headend; the index is that of its ws_stats.
+// PathMTU is struct ws_path_mtu. ws_path_mtus: the MTU that a node on the way
+// has reported to this headend, by the headend's index in ws_stats.
 type PathMTU struct {
 	_       structs.HostLayout
 	Expires uint64
@@ -159,7 +159,7 @@ type PathMTU struct {
 	Mtu     uint32
 }
 
-// Number is struct ws_number. On one CPU.
+// Number is struct ws_number. The numbers of one slot on one CPU.
 type Number struct {
 	_       structs.HostLayout
 	Last    uint64
@@ -167,18 +167,19 @@ type Number struct {
 }
 
 // MatchLine is struct ws_match_line. One cache line of such a table, which is
-// an array of them. A line is either a part of a head, or has entries. Prefixes
-// are kept by their length, those of each length in lines of their own, as a
-// hash table. A search looks for an address's prefixes of some lengths: that
-// one is there says that the longest match is that long at least, that none is
-// says that it is shorter. So it goes down a tree of lengths, which the head
-// holds: the most frequent one first, and from there on the middle of those
-// that are left. Where a longer prefix is to be found, an entry leads there at
-// each step of the way, whether it is itself a rule or not. The head of the
-// destinations is at line 0; heads of the sources, for rules that name one, are
-// where WS_MATCH_SOURCE says. Addresses are in the host's order, upper half
-// first; an IPv4 address is ::ffff:a.b.c.d; where a rule covers more than all
-// of these, one for them says that it does not mean them.
+// an array of lines. A line is either a part of a head, or has entries. A
+// prefix is stored under its length; the prefixes of one length form a hash
+// table with lines of its own. A search looks for the address's prefix of one
+// length after another: if there is an entry, the longest match has at least
+// that length; if there is none, it is shorter. So the search descends a tree
+// of lengths, which the head holds: the most frequent length first, and from
+// there on the middle of the remaining lengths. On the way to a longer prefix
+// there is an entry at each step, which need not be a rule itself. The head of
+// the destinations is at line 0; heads of the sources, for rules with a source,
+// are at the lines that WS_MATCH_SOURCE entries name. Addresses are in the
+// host's order, upper half first; an IPv4 address is ::ffff:a.b.c.d. If an IPv6
+// rule covers more than ::ffff:0:0/96, an entry for ::ffff:0:0/96 excludes the
+// IPv4 addresses.
 type MatchLine struct {
 	_      structs.HostLayout
 	Addr   [3][2]uint64
@@ -187,9 +188,9 @@ type MatchLine struct {
 	More   uint8
 }
 
-// MatchStep is struct ws_match_step. A length in a head, of which each line has
-// 8. The first one is none: its hit is where to begin, its base the number of
-// the source class, 0 for destinations.
+// MatchStep is struct ws_match_step. One length in a head; each line of a head
+// has 8. The first one is no length: its hit is the first step of the search,
+// its base the number of the source class, 0 for destinations.
 type MatchStep struct {
 	_      structs.HostLayout
 	Length uint8
@@ -205,7 +206,7 @@ type MatchHead struct {
 	Step [8]MatchStep
 }
 
-// Match is struct ws_match. What a search finds.
+// Match is struct ws_match. The result of a search.
 type Match struct {
 	_      structs.HostLayout
 	Target uint32
@@ -215,9 +216,9 @@ type Match struct {
 }
 
 // RuleAddrs is struct ws_rule_addrs. Addresses, in the host's order, upper half
-// first. From from[i] on, and below from[i + 1], fit[i] counts. from[0] is the
-// lowest there is; entries behind the last one repeat it, from the highest
-// there is.
+// first. fit[i] is for addresses from from[i] up to, but not including, from[i
+// + 1]. from[0] is the lowest address; the entries behind the last range repeat
+// it, with the highest address.
 type RuleAddrs struct {
 	_     structs.HostLayout
 	Step  uint32
@@ -226,8 +227,8 @@ type RuleAddrs struct {
 	Fit   [513][4]uint64
 }
 
-// RuleNumbers is struct ws_rule_numbers. The same for numbers: ports, and those
-// that are looked for exactly.
+// RuleNumbers is struct ws_rule_numbers. Numbers, with ranges as in
+// ws_rule_addrs: ports, and numbers that are compared exactly.
 type RuleNumbers struct {
 	_     structs.HostLayout
 	Step  uint32
@@ -237,8 +238,8 @@ type RuleNumbers struct {
 	Fit   [513][4]uint64
 }
 
-// RuleMask is struct ws_rule_mask. Marks that are compared under the same mask:
-// ws_ruleset.marks from first on.
+// RuleMask is struct ws_rule_mask. The marks that are compared under one mask:
+// in ws_ruleset.marks, from index first on.
 type RuleMask struct {
 	_     structs.HostLayout
 	Mask  uint32
@@ -246,8 +247,8 @@ type RuleMask struct {
 	Count uint16
 }
 
-// Ruleset is struct ws_ruleset. ws_rules: at 0, if there are any. A change
-// replaces all of it at once.
+// Ruleset is struct ws_ruleset. ws_rules[0], if the node has rules. A change
+// replaces the whole set at once.
 type Ruleset struct {
 	_           structs.HostLayout
 	Masks       uint32
@@ -292,8 +293,8 @@ type Port struct {
 	Guard         uint32
 }
 
-// Nexthop is struct ws_nexthop. A way out that TC has found and that may be
-// taken for a while.
+// Nexthop is struct ws_nexthop. A next hop that TC has found, valid for a short
+// time.
 type Nexthop struct {
 	_       structs.HostLayout
 	Expires uint64
@@ -309,16 +310,16 @@ type Nexthop struct {
 	Pad2    uint32
 }
 
-// Exit is struct ws_exit. ws_exits: per CPU, where packets of a path go from a
-// hop, a headend or an egress; the index is that of its ws_stats.
+// Exit is struct ws_exit. ws_exits: per CPU, the next hops of a path's packets
+// after a hop, a headend or an egress; the index is that of its ws_stats.
 type Exit struct {
 	_    structs.HostLayout
 	Flow [16]Nexthop
 }
 
-// NexthopKey is struct ws_nexthop_key. ws_nexthops: where inner packets go from
-// their egress, for paths to so many destinations that ws_exits cannot hold
-// them.
+// NexthopKey is struct ws_nexthop_key. ws_nexthops: the next hops of inner
+// packets behind their egress, for paths with more destinations than ws_exits
+// can hold.
 type NexthopKey struct {
 	_    structs.HostLayout
 	Addr [2]uint64
@@ -326,8 +327,8 @@ type NexthopKey struct {
 	Pad  uint32
 }
 
-// Proxy is struct ws_proxy. ws_proxies: one per function that knows nothing of
-// SRv6; key: never 0
+// Proxy is struct ws_proxy. ws_proxies: one per function of kind unaware; the
+// key is never 0
 type Proxy struct {
 	_          structs.HostLayout
 	LifetimeNs uint64
@@ -353,8 +354,8 @@ type Proxy struct {
 }
 
 // Cached is struct ws_cached. What the proxy keeps of a packet: its outer
-// header, already advanced to the next segment but not stamped, and whose share
-// stamps it. Entries of ws_slots and of ws_cache.
+// header, already advanced to the next segment but not stamped, and the hop
+// that stamps it. Entries of ws_slots and of ws_cache.
 type Cached struct {
 	_           structs.HostLayout
 	Expires     uint64
@@ -375,7 +376,7 @@ type Bucket struct {
 }
 
 // Copies is struct ws_copies. ws_copies: byte-identical packets, which are
-// interchangeable, beyond the first one. Key: their fingerprint. Copies are
+// interchangeable, after the first one. Key: their fingerprint. Copies are
 // numbered from 1.
 type Copies struct {
 	_     structs.HostLayout
@@ -384,8 +385,8 @@ type Copies struct {
 	Until uint64
 }
 
-// ProxyStats is struct ws_proxy_stats. ws_proxy_stats: per CPU; the names are
-// those of the paper.
+// ProxyStats is struct ws_proxy_stats. ws_proxy_stats: per CPU; named as in the
+// paper.
 type ProxyStats struct {
 	_            structs.HostLayout
 	RxSuccess    uint64
@@ -404,8 +405,8 @@ type ProxyStats struct {
 	Bypassed     uint64
 }
 
-// Errors is struct ws_errors. ws_errors[0]: per CPU, the ICMP errors that
-// refused packets were answered with.
+// Errors is struct ws_errors. ws_errors[0]: per CPU, the ICMP errors sent for
+// refused packets.
 type Errors struct {
 	_            structs.HostLayout
 	DueNs        uint64
@@ -418,15 +419,15 @@ type Errors struct {
 	Unanswerable uint64
 }
 
-// Label is struct ws_label. ws_labels: key is the label of a node, value where
-// that is.
+// Label is struct ws_label. ws_labels: the key is a node's label, the value the
+// node's address.
 type Label struct {
 	_    structs.HostLayout
 	Addr [2]uint64
 }
 
-// Stream is struct ws_stream. ws_streams: key is a path that ends at a function
-// on byte streams; all paths are in network order.
+// Stream is struct ws_stream. ws_streams: the key is a path that ends at a
+// function on byte streams; all paths are in network order.
 type Stream struct {
 	_      structs.HostLayout
 	Part   uint32
@@ -439,9 +440,10 @@ type Stream struct {
 	Pad    [2]uint8
 }
 
-// ServiceKey is struct ws_service_key. ws_services: where clients connect to a
-// gateway, which takes it before any chain does. The value is the gateway's key
-// in ws_proxies. IPv4 as ::ffff:a.b.c.d.
+// ServiceKey is struct ws_service_key. ws_services: addresses and ports of
+// gateways for clients. A gateway's packets are taken before chains are
+// matched. The value is the gateway's key in ws_proxies. IPv4 as
+// ::ffff:a.b.c.d.
 type ServiceKey struct {
 	_    structs.HostLayout
 	Addr [2]uint64
@@ -451,8 +453,8 @@ type ServiceKey struct {
 
 // ConnKey is struct ws_conn_key. ws_conns and ws_conns_new: a connection
 // through a function on byte streams, by the addresses and ports of both ends;
-// IPv4 as ::ffff:a.b.c.d. In the second are those that the function has not
-// gone on with yet, and clients that a gateway has sent no payload.
+// IPv4 as ::ffff:a.b.c.d. ws_conns_new has connections that the function has
+// not continued yet, and clients to which a gateway has sent no payload yet.
 type ConnKey struct {
 	_          structs.HostLayout
 	Client     [2]uint64

@@ -49,7 +49,7 @@ const (
 const (
 	nothingFits   = "nothing that was tried gives the values of this packet"
 	neverStamped  = "r2 (fw) never stamped this packet"
-	withoutHeader = "a function sent a packet that no header is kept for"
+	withoutHeader = "a function sent a packet, and no header is kept for it"
 )
 
 // always is one outcome for every scheme, whose explanation may name the scheme
@@ -102,7 +102,7 @@ func attacks() []attack {
 			always(refused("r6", "replay", "has been here before"))},
 		{Attack{"replay-late", "a packet that was held back is sent when 1100 younger ones have passed", onLink},
 			late,
-			always(refused("r6", "stale", "is older than what the replay window remembers"))},
+			always(refused("r6", "stale", "is older than the numbers in the replay window"))},
 		{Attack{"preplay", "the complete proof of a packet that was held back is put on another payload to another port", onLink},
 			preplay(otherPort),
 			but(model.SchemeKeyedFlow, refused("r6", "proof", "its destination port was 4242, here it is 4243"), always(delivered()))},
@@ -145,12 +145,12 @@ func attacks() []attack {
 			last(func(_ *mounting, p srv6.Packet) []lab.Sent {
 				return whole(p.WithSRH(func(s *srv6.SRH) { s.TLVs = nil }))
 			}),
-			always(refused("r6", "tlv-missing", "no proof TLV"))},
+			always(refused("r6", "tlv-missing", "there is no proof TLV"))},
 		{Attack{"tlv-doubled", "the proof is there twice", onLink},
 			last(func(_ *mounting, p srv6.Packet) []lab.Sent {
 				return whole(p.WithSRH(func(s *srv6.SRH) { s.TLVs = append(s.TLVs, s.TLVs...) }))
 			}),
-			always(refused("r6", "tlv-duplicate", "more than one proof TLV"))},
+			always(refused("r6", "tlv-duplicate", "there is more than one proof TLV"))},
 		{Attack{"tlv-truncated", "the last 8 bytes of the proof are cut off", onLink},
 			last(truncateTLV),
 			always(refused("r6", "tlv-overrun", "a TLV runs past the end"))},
@@ -158,7 +158,7 @@ func attacks() []attack {
 			last(func(_ *mounting, p srv6.Packet) []lab.Sent {
 				return whole(p.WithSRH(func(s *srv6.SRH) { s.TLVs[0].Type = 124 }))
 			}),
-			always(refused("r6", "tlv-missing", "no proof TLV"))},
+			always(refused("r6", "tlv-missing", "there is no proof TLV"))},
 		{Attack{"forged-stamp", "up to 512 packets are looked at on both links of r2, then one is stamped in its place", onBoth},
 			forge,
 			func(s model.Scheme) outcome {
@@ -175,7 +175,7 @@ func attacks() []attack {
 			always(refused("r6", "unverified", "without having been verified"))},
 		{Attack{"tagged-back-door", "the same, behind two priority tags, through a bridge that the egress's edge interface is in", "somebody on a bridge at r6"},
 			taggedBackDoor,
-			always(refused("r6", "vlan-tags", "has VLAN tags that hide what it holds"))},
+			always(refused("r6", "vlan-tags", "has VLAN tags that hide its contents"))},
 		{Attack{"foreign-source", "the outer source is changed to an address that is no headend's", onLink},
 			last(func(_ *mounting, p srv6.Packet) []lab.Sent {
 				p.Header.Source = netip.MustParseAddr("fc00:4::1")
@@ -193,7 +193,7 @@ func attacks() []attack {
 				binary.BigEndian.PutUint16(length, binary.BigEndian.Uint16(length)+8)
 				return whole(p)
 			}),
-			always(refused("r6", "ip6-length", "does not fit what carries it"))},
+			always(refused("r6", "ip6-length", "does not fit the packet or header that contains it"))},
 		{Attack{"outside-sid", "a host sends to a SID", outside},
 			fromOutside(func(m *mounting) (srv6.Packet, error) {
 				return m.plain(m.chain("a").Hops[1].SID), nil
@@ -215,13 +215,13 @@ func attacks() []attack {
 			always(refused("r1", "outside-source", "a packet from outside has a source in the SID block"))},
 		{Attack{"hidden-protocol", "a host puts a Fragment header and destination options before what chain c takes, to get it into chain a", outside},
 			hiddenProtocol,
-			always(refused("r1", "ports-unread", "another chain, by protocol or ports, may be this packet's"))},
+			always(refused("r1", "ports-unread", "another chain, by protocol or ports, could take this packet"))},
 		{Attack{"outside-captured", "a host sends a whole packet that was captured inside, from an address of the domain", outside},
 			capturedOutside,
 			always(refused("r1", "outside-sid", "a packet from outside is addressed to the SID block"))},
 		{Attack{"forged-argument", "a packet of chain d gets another argument in the SID of its function", onLink},
 			forgedArgument,
-			always(refused("r2", "argument", "the argument of the SID is not the one that the plan has"))},
+			always(refused("r2", "argument", "the argument of the SID differs from the plan's"))},
 		{Attack{"function-index", "a packet is sent from the namespace of chain d's function, with an index that no packet in it has", inside},
 			fromFunction(forgedIndex),
 			always(refused("r2", "not-cached", withoutHeader))},
@@ -255,7 +255,7 @@ func attacks() []attack {
 			p.Stack[serviceAt] = p.Stack[serviceAt].WithBottom(true)
 			p.Stack[len(p.Stack)-1] = p.Stack[len(p.Stack)-1].WithBottom(false)
 			return stacked(p)
-		}, always(refused("r2", "word-version", "what is behind a label stack is no word"))),
+		}, always(refused("r2", "word-version", "a label stack is not followed by a word"))),
 		labelled("labels-entropy", "the entropy label is forged", "r1", func(_ *mounting, p mpls.Packet) []lab.Sent {
 			return stacked(relabelled(p, serviceAt-1, p.Stack[serviceAt-1].Label()^0x5a5a0|16))
 		}, always(delivered())),
@@ -277,7 +277,7 @@ func attacks() []attack {
 			always(refused("r2", "unproven", "which chain $-g requires, came without proof"))},
 		{Attack{"stream-unopened", "a host sends data of a connection that it has not opened", outside},
 			func(_ context.Context, m *mounting) error { return m.fromHost(asIs(unopened(m))) },
-			always(refused("r2", "stream-unknown", "is of no connection that was opened through its chain"))},
+			always(refused("r2", "stream-unknown", "belongs to no connection that was opened through its chain"))},
 		{Attack{"stream-wrong-chain", "data of a connection of chain g comes with the complete proof of a packet of chain h, to the same function", onLink},
 			ofConnection(func(ctx context.Context, m *mounting, segment func(uint8) []byte) error {
 				p, err := m.heldSegment(ctx, "h3", segment(tcpACK|tcpPSH))
@@ -298,7 +298,7 @@ func attacks() []attack {
 			always(refused("r6", "unknown-path", "names chain $-g"))},
 		{Attack{"stream-worker", "the function's process sends data of a connection that nobody has opened", worker},
 			fromWorker(unopened),
-			always(refused("r2", "stream-unknown", "is of no connection that was opened through its chain"))},
+			always(refused("r2", "stream-unknown", "belongs to no connection that was opened through its chain"))},
 		{Attack{"stream-worker-udp", "the function's process sends a datagram", worker},
 			fromWorker(func(m *mounting) []byte { return udp(m.host(), m.service("h2", servicePort), []byte(m.tag)) }),
 			always(refused("r2", "stream-not-tcp", "is not TCP"))},

@@ -149,7 +149,7 @@ not sent: no valid receiver      500
 	for _, c := range []struct{ noun, want, warned string }{
 		{"refusals", `
 REASON    DROPPED  REPORTED  MEANING
-unproven        7         0  a chain requires this packet, yet it came without proof
+unproven        7         0  a chain requires this packet, and it has no proof
 proof       12345         1  the proof does not verify
 `, ""},
 		{"paths", `
@@ -208,8 +208,8 @@ func watchedEvents() []event.Event {
 	at := time.Date(2026, 1, 2, 3, 4, 5, 678e6, time.Local)
 	return []event.Event{
 		{Time: at, Node: "r6", Interface: "r6-r3", Hook: "tc", Reason: "proof", Text: "the proof does not verify", Place: "proof/verify.h:102", Len: 1514},
-		{Time: at, Node: "r6", Interface: "r6-r5", Hook: "xdp", Reason: "segments", Text: "the segment list carried is not the path's", Len: 200, Reported: true, Suppressed: 12, Missed: 7},
-		{Time: at, Node: "r6", Interface: "r6-r5", Hook: "tc", Reason: "unproven", Text: "a chain requires this packet, yet it came without proof", Len: 60, Reported: true},
+		{Time: at, Node: "r6", Interface: "r6-r5", Hook: "xdp", Reason: "segments", Text: "the segment list differs from the path's", Len: 200, Reported: true, Suppressed: 12, Missed: 7},
+		{Time: at, Node: "r6", Interface: "r6-r5", Hook: "tc", Reason: "unproven", Text: "a chain requires this packet, and it has no proof", Len: 60, Reported: true},
 	}
 }
 
@@ -223,7 +223,7 @@ func TestWatchWritesACapture(t *testing.T) {
 	}
 	for _, want := range []string{
 		"r6/r6-r3", "refused: proof: the proof does not verify, at tc (proof/verify.h:102)",
-		"r6/r6-r5", "reported: segments: the segment list carried is not the path's, at xdp", strings.Repeat("\xab", 60),
+		"r6/r6-r5", "reported: segments: the segment list differs from the path's, at xdp", strings.Repeat("\xab", 60),
 	} {
 		if !strings.Contains(toPipe, want) {
 			t.Errorf("the capture lacks %q", want)
@@ -249,9 +249,9 @@ func TestWatchPrintsWhatIsRemembered(t *testing.T) {
 	stdout, stderr, code := runMain(t, "watch", "--once", "--socket", socket)
 	want := `2026-01-02 03:04:05.678  r6  r6-r3  refused  proof  1514 bytes at tc (proof/verify.h:102): the proof does not verify
     7 events of r6 were lost here: they were not read fast enough
-2026-01-02 03:04:05.678  r6  r6-r5  reported  segments  200 bytes at xdp: the segment list carried is not the path's
+2026-01-02 03:04:05.678  r6  r6-r5  reported  segments  200 bytes at xdp: the segment list differs from the path's
     12 more like it were not shown before
-2026-01-02 03:04:05.678  r6  r6-r5  audited  unproven  60 bytes at tc: a chain requires this packet, yet it came without proof
+2026-01-02 03:04:05.678  r6  r6-r5  audited  unproven  60 bytes at tc: a chain requires this packet, and it has no proof
 `
 	if diff := cmp.Diff(want, stdout); diff != "" || code != 0 || stderr != "" {
 		t.Errorf("exit code %d, stderr %q, and:\n%s", code, stderr, diff)

@@ -411,7 +411,7 @@ func TestTheWindowsRefusalsNameTheNumber(t *testing.T) {
 		t.Fatal(err)
 	}
 	for reason, says := range map[string]string{
-		"REPLAY": "has been here before", "STALE": "is older than what the replay window remembers",
+		"REPLAY": "has been here before", "STALE": "is older than the numbers in the replay window",
 	} {
 		e := event.Event{Node: p.Node, Reason: reason, Packet: p.Frame, Len: uint32(len(p.Frame))}
 		want := "every hop of chain web stamped this packet in order, but number 7 of lane 5 (r1) " + says + same

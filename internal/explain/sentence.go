@@ -381,7 +381,7 @@ func (x *explainer) windowClause(h Hypothesis) string {
 	case "replay":
 		return number + " has been here before"
 	case "stale":
-		return number + " is older than what the replay window remembers"
+		return number + " is older than the numbers in the replay window"
 	}
 	return ""
 }

@@ -225,7 +225,7 @@ func TestEachPacketTakesTheChainThatMatchesBest(t *testing.T) {
 	w.isCutOff("h7", "h3", probes)
 	w.refused("r7", "unmatched", probes)
 	w.explained(w.event(since, "r7", "unmatched"),
-		"a packet from fc00:77::2 to fc00:9::2 was refused: no chain takes this packet and its interface drops those")
+		"a packet from fc00:77::2 to fc00:9::2 was refused: no chain takes this packet, and its interface refuses such packets")
 	// Nobody gets to h2 beside its chain, not even from next door.
 	since = time.Now()
 	w.isCutOff("h3", "h2", probes)
@@ -254,5 +254,5 @@ func TestAPacketTooBigForItsChainIsRefused(t *testing.T) {
 	}
 	w.refused("r1", "chain-mtu", 1)
 	w.explained(w.event(since, "r1", "chain-mtu"),
-		"a packet from fc00:7::2 to fc00:8::2 was refused: the packet is larger than what its chain can carry")
+		"a packet from fc00:7::2 to fc00:8::2 was refused: the packet is larger than the MTU of its chain")
 }

@@ -424,7 +424,7 @@ func TestWhatAFunctionMakesItself(t *testing.T) {
 			since := time.Now()
 			w.unheard(network)
 			w.refused("r2", "not-cached", 1)
-			w.explained(w.event(since, "r2", "not-cached"), "a packet from "+from+" to fc00:7::2 was refused: a function sent a packet that no header is kept for")
+			w.explained(w.event(since, "r2", "not-cached"), "a packet from "+from+" to fc00:7::2 was refused: a function sent a packet, and no header is kept for it")
 		}
 		w.counts(api.Function{RxSuccess: 2, TxNotCached: 2})
 	})

@@ -263,7 +263,7 @@ var scenes = []scene{
 			return p
 		})),
 		node: "r6", reason: "tlv-missing",
-		says: fixed("a packet from fc00:1::1 to r6 was refused: no proof TLV"),
+		says: fixed("a packet from fc00:1::1 to r6 was refused: there is no proof TLV"),
 	}, {
 		name: "the outer header is taken off",
 		tamper: between("r3", 0, one(func(p srv6.Packet) srv6.Packet {

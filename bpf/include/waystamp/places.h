@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* The files of the data path that refuse packets, in which an event names a line.
- * Append only: programs that outlive an upgrade still send the numbers of before.
+/* The files of the data path that refuse packets; an event names a line in one of
+ * them. Append only: programs that outlive an upgrade still send the old numbers.
  */
 #pragma once
 
-/* X(name, folder below bpf/lib or bpf, file): a file has its name to itself. */
+/* X(name, folder below bpf/lib or bpf, file): each file has a name of its own. */
 #define WS_FILES(X) \
 	X(CORE_OUT_TC, "", "core_out_tc.bpf.c") \
 	X(CORE_TC, "", "core_tc.bpf.c") \

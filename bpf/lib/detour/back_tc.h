@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* End.AD on TC, from a function: its packets get their headers back, or are unknown. */
+/* End.AD on TC, from a function: its packets get their headers back, or have none. */
 #pragma once
 
 #include "lib/detour/cache.h"
@@ -15,9 +15,9 @@
 #include "lib/reason.h"
 #include "lib/sr/guard_tc.h"
 
-/* A packet without a header kept for it. made: it has never had an index, so that
- * the function has made it; what has lost its header had one, and nobody has
- * verified it.
+/* A packet without a kept header. made: it never had an
+ * index, so the function has made it. A packet with an
+ * index has lost its header, and no egress has verified it.
  */
 static __always_inline int unknown(struct __sk_buff *skb,
 				   const struct ws_proxy *p, bool made)
@@ -32,7 +32,7 @@ static __always_inline int unknown(struct __sk_buff *skb,
 	if (p->on_unknown != WS_ON_UNKNOWN_PLAIN)
 		return ws_refuse(skb, REASON(NOT_CACHED), 0);
 	proxy_count(p, tx_plain);
-	/* Some verifiers take pointers of before a tail call for lost. */
+	/* Some verifiers forget pointers taken before a tail call. */
 	c = ctx_cursor(skb);
 	eth = cursor_take(&c, struct eth_hdr);
 	if (!eth || !ip_take(&c, eth_is_ip4(eth), &in))
@@ -90,8 +90,8 @@ static __always_inline void by_content(struct __sk_buff *skb,
 		proxy_waited(p, now, expires);
 }
 
-/* back is zero. A function of its own, for its stack, which is gone when the next
- * segment on this node is looked at. Neither p nor back is ever NULL.
+/* back is zero. A function of its own, so that its stack is free again when
+ * the next segment on this node is processed. Neither p nor back is ever NULL.
  */
 __noinline int ws_back(struct __sk_buff *skb, const struct ws_proxy *p,
 		       __u32 id, __u32 slot, struct back *back)
@@ -105,8 +105,8 @@ __noinline int ws_back(struct __sk_buff *skb, const struct ws_proxy *p,
 	return 0;
 }
 
-/* A packet whose header is one of labels goes on in their program, which gives the entry
- * up. Returns the verdict where there is none.
+/* A packet whose header is a stack of labels goes on in the program for labels,
+ * which frees the entry. Returns the verdict if there is no such program.
  */
 static __always_inline int labels_back(struct __sk_buff *skb, __u32 entry)
 {
@@ -115,7 +115,7 @@ static __always_inline int labels_back(struct __sk_buff *skb, __u32 entry)
 	return labels_program(skb, LABELS_BACK, 0);
 }
 
-/* On with a packet whose header was found. Returns the verdict. */
+/* Forwards a packet whose header was found. Returns the verdict. */
 static __always_inline int back_next(struct __sk_buff *skb,
 				     const struct back *back)
 {
@@ -127,8 +127,8 @@ static __always_inline int back_next(struct __sk_buff *skb,
 	return restored_next(skb, back->exit);
 }
 
-/* slot: the index that the packet came with, 0: none. forged: it was one that the node
- * gives to no packet for a function.
+/* slot: the packet's index, 0: none. forged: the packet had
+ * an index that this node gives to no packet for a function.
  */
 static __always_inline int from_function(struct __sk_buff *skb,
 					 const struct ws_proxy *p, __u32 id,

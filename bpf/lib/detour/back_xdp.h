@@ -15,8 +15,8 @@
 #include "lib/reason.h"
 #include "lib/verifier.h"
 
-/* The entry of a packet, its number plus 1; 0: there is none, or copies of the
- * packet are about, whose order TC keeps.
+/* The number of a packet's entry plus 1; 0: there is none, or
+ * the function has copies of the packet, whose order TC keeps.
  */
 static __always_inline __u32 entry_take(const struct cache_query *query)
 {
@@ -28,14 +28,14 @@ static __always_inline __u32 entry_take(const struct cache_query *query)
 	return fp_find(query);
 }
 
-/* What follows from a kept header: whose share stamps the packet, and its way. */
+/* Read from a kept header: the hop whose share stamps the packet, and the next hop. */
 struct onward {
 	const struct ws_hop *hop;
 	const struct ws_nexthop *way;
 	__u64 binding;
 };
 
-/* False: TC must look. */
+/* False: not for XDP. */
 static __always_inline bool onward_find(struct cursor inner, __u32 len,
 					const struct ws_cached *c,
 					const struct ws_node *node,
@@ -78,7 +78,7 @@ static __always_inline int back_xdp(ctx_t *ctx, const struct ws_proxy *p,
 	expires = c->expires;
 	outer_len = c->outer_len;
 	barrier_var(outer_len);
-	/* The last one moves the packet: every pointer into it is gone. */
+	/* The last call moves the packet: every pointer taken before is gone. */
 	if (outer_len > WS_CACHED_MAX ||
 	    outer_len < sizeof(struct outer_head) ||
 	    !onward_find(inner, len + outer_len, c, node, &on) ||
@@ -89,7 +89,7 @@ static __always_inline int back_xdp(ctx_t *ctx, const struct ws_proxy *p,
 	inner = ctx_cursor(ctx);
 	eth = cursor_take(&inner, struct eth_hdr);
 	if (eth)
-		eth->proto = bpf_htons(ETH_P_IPV6); /* what is inside */
+		eth->proto = bpf_htons(ETH_P_IPV6); /* the inner packet */
 	if (bpf_xdp_store_bytes(ctx, sizeof(*eth), c->outer,
 				within(outer_len, sizeof(struct outer_head),
 				       WS_CACHED_MAX)) ||

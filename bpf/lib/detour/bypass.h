@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Packets of flows that a function is done with: its rules have given the flow's entry
- * in the kernel's connection tracking the mark of the plan, and go on without it from
- * there on. Both hooks; what asks the kernel is bypass_tc.bpf.c.
+/* Packets of flows that bypass a function: its rules have set the plan's mark on the
+ * flow's entry in the kernel's connection tracking, and from then on packets of the
+ * flow skip the function. Both hooks; bypass_tc.bpf.c reads connection tracking.
  *
- * What it said is remembered for a short time, for each CPU. One packet in a second,
- * and one of many, goes through the function nevertheless: the flow's timeout and the
- * counters of rules live by those.
+ * Each CPU remembers the result for a short time. One packet per second, and one
+ * packet in BYPASS_THROUGH_EVERY, still goes through the function, to refresh the
+ * flow's timeout and the counters of rules.
  */
 #pragma once
 
@@ -18,8 +18,8 @@
 #include "lib/wire/ip.h"
 #include "lib/wire/net.h"
 
-/* In ns. The clock is that of the kernel's ticks, 10 ms apart at most: with two of
- * those a flow's answer lives for 50 ms.
+/* In ns. The clock is coarse, with ticks of up to 10 ms:
+ * with two ticks a result lives for 50 ms.
  */
 #define BYPASS_KNOWN_NS (30ULL * 1000 * 1000)
 #define BYPASS_THROUGH_NS (1000ULL * 1000 * 1000)
@@ -27,7 +27,7 @@
 
 enum bypass {
 	BYPASS_NO, /* through the function */
-	BYPASS_ASK, /* nobody knows: bypass_tc.bpf.c asks. TC only */
+	BYPASS_ASK, /* not known: bypass_tc.bpf.c reads it. TC only */
 	BYPASS_PULL, /* not enough of the packet is linear. TC only */
 	BYPASS_YES,
 };
@@ -39,8 +39,8 @@ struct bypass_packet {
 	__u8 ends; /* 1: it begins or ends a connection */
 };
 
-/* What connection tracking takes for a packet of a connection that is there; all others
- * are for the rules. c: behind the IP header; left: bytes of the packet from there on.
+/* Is this a packet that connection tracking assigns to an existing connection? The function
+ * gets all others. c: behind the IP header; left: bytes of the packet from there on.
  */
 static __always_inline enum bypass bypass_read_l4(struct cursor c, __u32 left,
 						  struct bypass_packet *b)
@@ -72,8 +72,8 @@ static __always_inline enum bypass bypass_read_l4(struct cursor c, __u32 left,
 		       BYPASS_NO;
 }
 
-/* c: at the inner packet. A function that routes would answer one whose hop limit is
- * used up.
+/* c: at the inner packet. A packet whose hop limit is used
+ * up goes to the function, which may answer it.
  */
 static __always_inline enum bypass bypass_read(struct cursor c, bool is_ip4,
 					       struct bypass_packet *b)
@@ -113,8 +113,8 @@ static __always_inline bool bypass_is_of(const struct bypass_flow *f,
 	       f->protocol == b->protocol;
 }
 
-/* Whether a packet of a flow whose entry this is goes past the function. What XDP leaves
- * to TC is counted there.
+/* Does a packet of the flow with this entry bypass the
+ * function? Packets that XDP leaves to TC are counted on TC.
  */
 static __always_inline enum bypass bypass_answer(struct bypass_flow *f)
 {
@@ -137,8 +137,8 @@ static __always_inline enum bypass bypass_answer(struct bypass_flow *f)
 
 #define BYPASS_IP4 (1U << 31)
 
-/* p has a bypass. who: its key, and BYPASS_IP4; at: the flow's entry; c: at the inner
- * packet. A function of its own, for its stack.
+/* p has a bypass. who: its key, and BYPASS_IP4; at: the flow's entry;
+ * c: at the inner packet. A function of its own, to bound the stack.
  */
 static __noinline enum bypass
 bypass_judge(struct cursor c, const struct ws_proxy *p, __u32 who, __u32 at)
@@ -157,13 +157,13 @@ bypass_judge(struct cursor c, const struct ws_proxy *p, __u32 who, __u32 at)
 	if (bypass_is_of(f, &b, proxy, mark)) {
 		if (!b.ends)
 			return bypass_answer(f);
-		f->until = 0; /* for what comes behind it */
+		f->until = 0; /* for the packets after it */
 		return BYPASS_NO;
 	}
 	if (b.ends)
 		return BYPASS_NO;
-	/* Flows that share an entry share its times too: none of them is kept from its
-	 * function for longer.
+	/* Flows that share an entry also share its times:
+	 * no flow skips its function for longer.
 	 */
 	if (WS_HOOK == WS_HOOK_TC) {
 		f->until = 0;
@@ -179,13 +179,13 @@ bypass_judge(struct cursor c, const struct ws_proxy *p, __u32 who, __u32 at)
 	return BYPASS_ASK;
 }
 
-/* Where a flow's entry is. Its label is of its addresses and ports, by the headend. */
+/* The index of a flow's entry. The headend computes the flow label from addresses and ports. */
 static __always_inline __u32 bypass_at(const struct endpoint *ep)
 {
 	return (outer_flow(&ep->outer) ^ ep->hop->proxy) % WS_BYPASS_FLOWS;
 }
 
-/* in: the inner packet, in bounds. What is cut off, netfilter would not see. */
+/* in: the inner packet, in bounds. A truncated packet goes to the function. */
 static __always_inline enum bypass bypass_ask(const struct endpoint *ep,
 					      const struct ws_proxy *p,
 					      const struct ip *in)

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* The outer headers of packets that are recognised by content: a table of our
- * own, in which an insertion sees what it overwrites. An entry is found by its
- * fingerprint in one of two buckets of seven. Whoever turns its tag to TAG_BUSY
- * has it, to fill in or to use, until he writes the tag again; so nobody reads
- * what another writes. Both hooks.
+/* The outer headers of packets that are recognised by content: a hash table
+ * of our own, in which an insertion sees the entry that it overwrites. A
+ * fingerprint has two buckets of seven entries each. The CPU that sets an
+ * entry's tag to TAG_BUSY owns the entry, to fill it in or to use it, until
+ * it writes the tag again; no other CPU reads it meanwhile. Both hooks.
  */
 #pragma once
 
@@ -15,33 +15,33 @@
 #define TAG_TIME 0xffffffULL
 #define TAG_TIME_SHIFT 20
 
-/* Bit 62 of a fingerprint is always set, so that no tag is free or busy; bit 63
- * in those of copies only, so that none of them is taken for a first one.
+/* Bit 62 of a fingerprint is always set, so that no tag equals TAG_FREE or TAG_BUSY;
+ * bit 63 is set only in copies, so that a copy never matches a first packet.
  */
 #define FP_SET (1ULL << 62)
 #define FP_COPY (1ULL << 63)
 
-/* A first bucket with more room than this needs no look at the second one. */
+/* If the first bucket has more free entries than this, the second is not read. */
 #define BUCKET_ROOMY 3
-#define CACHE_TRIES 4 /* when other CPUs are quicker */
-#define COPIES_TRIES 32 /* copies that are passed over for one packet */
+#define CACHE_TRIES 4 /* if other CPUs are faster */
+#define COPIES_TRIES 32 /* copies that are skipped for one packet */
 
 #define READ_ONCE(x) (*(const volatile typeof(x) *)&(x))
 #define WRITE_ONCE(x, v) (*(volatile typeof(x) *)&(x) = (v))
 
-/* Tags and buckets have times in ticks of 2^20 ns. */
+/* Times in tags and buckets are in ticks of 2^20 ns. */
 static __always_inline __u32 tick(__u64 ns)
 {
 	return ns >> TAG_TIME_SHIFT;
 }
 
-/* Ticks are compared by their distance: they wrap. */
+/* Ticks wrap, so they are compared by their difference. */
 static __always_inline bool tick_is_later(__u32 t, __u32 now)
 {
 	return (__s32)(t - now) > 0;
 }
 
-/* The life of an entry, rounded up so that its tag dies after it does. */
+/* The life of an entry, rounded up so that its tag expires after the entry. */
 static __always_inline __u32 query_life(const struct cache_query *a)
 {
 	return tick(a->lifetime) + 2;
@@ -77,14 +77,14 @@ static __always_inline __u64 fp_of_copy(__u64 fp, __u32 copy)
 	return (h ^ h >> 31) | FP_SET | FP_COPY;
 }
 
-/* What a look at a bucket has found, in one number: the higher, the better a
- * place for an entry.
+/* The result of reading a bucket, in one number: the higher the
+ * number, the better the bucket's best entry for a new header.
  */
 #define LOOK_WAY 7ULL
-#define LOOK_AGE_SHIFT 3 /* of the way: free, dead, or how long ago it came */
+#define LOOK_AGE_SHIFT 3 /* of the way: free, expired, or since insertion */
 #define LOOK_AGE_MAX ((1ULL << 26) - 1)
-#define LOOK_ROOM_SHIFT 32 /* ways that are free or dead */
-#define LOOK_SAME (1ULL << 48) /* the fingerprint is there already */
+#define LOOK_ROOM_SHIFT 32 /* ways that are free or expired */
+#define LOOK_SAME (1ULL << 48) /* the bucket has the fingerprint already */
 
 static __always_inline __u32 look_room(__u64 look)
 {
@@ -96,8 +96,8 @@ static __always_inline __u64 look_place(__u64 look)
 	return look & (LOOK_SAME - 1);
 }
 
-/* A function of its own, whose result tells the verifier nothing, and without
- * branches: else it would follow each way of going through the bucket.
+/* A function of its own, whose result is unknown to the verifier, and without
+ * branches: otherwise the verifier would follow each path through the bucket.
  */
 __noinline __u64 ws_bucket_look(__u32 bucket, __u64 fp, __u32 now, __u32 life)
 {
@@ -115,7 +115,7 @@ __noinline __u64 ws_bucket_look(__u32 bucket, __u64 fp, __u32 now, __u32 life)
 		__u64 tag = READ_ONCE(b->tag[w]);
 		__u64 left = (tag - now - 1) & TAG_TIME;
 		__u64 diff = (tag ^ fp) >> 24;
-		/* 1 or 0, by the sign of a difference. */
+		/* 1 or 0, from the sign of a difference. */
 		__u64 is_free = (tag - 1) >> 63 & ~(tag >> 63);
 		__u64 is_entry = ((tag - 2) >> 63 & ~(tag >> 63)) ^ 1;
 		__u64 is_live = (left - life) >> 63 & is_entry;
@@ -127,12 +127,12 @@ __noinline __u64 ws_bucket_look(__u32 bucket, __u64 fp, __u32 now, __u32 life)
 		barrier_var(diff);
 		same |= (diff - 1) >> 63 & is_live;
 		room += is_free + is_entry - is_live;
-		/* Busy: 0. Live: by age. Dead: more; free: most. */
+		/* Busy: 0. Live: the age. Expired: more. Free: most. */
 		age = is_live * (1 + TAG_TIME - left) +
 		      (is_entry - is_live) * (LOOK_AGE_MAX - 1) +
 		      is_free * LOOK_AGE_MAX;
 		place = age << LOOK_AGE_SHIFT | w;
-		/* The larger of the two. */
+		/* best = the larger of best and place. */
 		left = best - place;
 		barrier_var(left);
 		best -= left & (0 - (left >> 63));
@@ -145,7 +145,7 @@ static __always_inline struct ws_proxy_stats *stats_of(__u32 index)
 	return bpf_map_lookup_elem(&ws_proxy_stats, &index);
 }
 
-/* What an entry gives way to a new one for. */
+/* Counts an entry that is overwritten. */
 static __always_inline void count_overwritten(const struct cache_query *a,
 					      __u64 tag)
 {
@@ -159,8 +159,8 @@ static __always_inline void count_overwritten(const struct cache_query *a,
 		s->expired++;
 }
 
-/* Takes a place in bucket. Returns its number plus 1; 0: another CPU was
- * quicker.
+/* Takes an entry of bucket. Returns its number plus 1; 0:
+ * another CPU was faster.
  */
 static __always_inline __u32 bucket_take(const struct cache_query *a,
 					 __u32 bucket, __u64 look)
@@ -172,7 +172,7 @@ static __always_inline __u32 bucket_take(const struct cache_query *a,
 	if (!b || way >= WS_WAYS || !(look >> LOOK_AGE_SHIFT & LOOK_AGE_MAX))
 		return 0;
 	tag = READ_ONCE(b->tag[way]);
-	/* Nobody's entry is evicted for want of a second look. */
+	/* No live entry is evicted if the bucket still had room. */
 	if (tag == TAG_BUSY || (look_room(look) && tag &&
 				tag_is_live(tag, tick(a->now), query_life(a))))
 		return 0;
@@ -182,13 +182,13 @@ static __always_inline __u32 bucket_take(const struct cache_query *a,
 	return bucket * WS_WAYS + way + 1;
 }
 
-/* A packet like others that are, or were a moment ago, in the function: it goes
- * behind those. Returns its number among them; 0: there are none after all, or
- * no room to count them.
+/* A packet identical to others that are, or just were, in the
+ * function: it is queued behind them. Returns its number among them;
+ * 0: there are none after all, or there is no room to count them.
  */
 static __always_inline __u32 copy_number(const struct cache_query *a, bool same)
 {
-	__u64 fp = a->fp; /* a key on the stack: Linux 6.1 wants that */
+	__u64 fp = a->fp; /* Linux 6.1 requires a key on the stack */
 	struct ws_copies *c = bpf_map_lookup_elem(&ws_copies, &fp);
 	struct ws_copies none = {};
 
@@ -208,8 +208,8 @@ static __always_inline __u32 copy_number(const struct cache_query *a, bool same)
 	return __sync_fetch_and_add(&c->in, 1) + 1;
 }
 
-/* Finds out whether a packet is a copy of one that is in the function, and if
- * so makes its fingerprint that of a copy.
+/* Finds out whether an identical packet is in the function;
+ * if so, replaces the fingerprint by that of a copy.
  */
 static __always_inline void query_copy(struct cache_query *a, __u64 look)
 {
@@ -236,9 +236,9 @@ static __always_inline void query_copy(struct cache_query *a, __u64 look)
 		s->rx_copies++;
 }
 
-/* A place for one more header, the caller's to fill in and then to publish: its
- * number plus 1; 0: there is none. Byte-identical packets have different
- * fingerprints from here on.
+/* Reserves an entry for a header, which the caller fills in
+ * and then publishes: its number plus 1; 0: there is none.
+ * Identical packets have different fingerprints from here on.
  */
 __noinline __u32 ws_cache_reserve(struct cache_query *a)
 {
@@ -280,7 +280,7 @@ static __always_inline struct ws_cached *cache_entry(__u32 entry)
 	return entry ? bpf_map_lookup_elem(&ws_cache, &index) : NULL;
 }
 
-/* Whoever has the entry gives it up: to others, under a tag, or for good. */
+/* The owner of an entry releases it: with a tag, or as free. */
 static __always_inline void cache_give(__u32 entry, __u64 tag)
 {
 	__u32 bucket = (entry - 1) / WS_WAYS, way = (entry - 1) % WS_WAYS;
@@ -291,14 +291,14 @@ static __always_inline void cache_give(__u32 entry, __u64 tag)
 		__sync_lock_test_and_set(&b->tag[way], tag);
 }
 
-/* Puts an entry back that was taken, as if nobody had. */
+/* Puts back an entry that was taken, unchanged. */
 static __always_inline void cache_put_back(__u32 entry, __u64 fp, __u64 expires)
 {
 	cache_give(entry, (fp & ~TAG_TIME) | ((tick(expires) + 2) & TAG_TIME));
 }
 
-/* Looks for a fingerprint in one bucket, and takes its entry: its number plus 1,
- * or 0.
+/* Looks for a fingerprint in one bucket and takes its
+ * entry: its number plus 1, or 0.
  */
 __noinline __u32 ws_bucket_find(__u32 bucket, __u64 fp, __u64 now, __u32 stats)
 {
@@ -332,7 +332,7 @@ __noinline __u32 ws_bucket_find(__u32 bucket, __u64 fp, __u64 now, __u32 stats)
 	return 0;
 }
 
-/* In both buckets. */
+/* Looks in both buckets of the fingerprint. */
 static __always_inline __u32 fp_find(const struct cache_query *a)
 {
 	__u32 one = bucket_one(a), entry;
@@ -347,8 +347,8 @@ static __always_inline __u32 fp_find(const struct cache_query *a)
 	return ws_bucket_find(bucket_two(a), a->fp, a->now, a->stats);
 }
 
-/* The entry of a packet that has come back, the oldest one of those of copies:
- * its number plus 1, the caller's to use and then to give up; 0: there is none.
+/* The entry of a packet that has come back, for identical packets the oldest one:
+ * its number plus 1, which the caller uses and then releases; 0: there is none.
  */
 __noinline __u32 ws_cache_take(struct cache_query *a)
 {
@@ -375,7 +375,7 @@ __noinline __u32 ws_cache_take(struct cache_query *a)
 
 		if (out == c->in)
 			return 0;
-		/* Lost: another CPU took that one; the next is as good. */
+		/* Another CPU took that copy; the next one is as good. */
 		if (__sync_val_compare_and_swap(&c->out, out, out + 1) != out)
 			continue;
 		a->fp = fp_of_copy(fp, out + 1);

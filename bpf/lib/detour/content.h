@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* End.AD by content: the outer header of a packet that will be known by its
- * fingerprint. Both hooks.
+/* End.AD by content: keeps the outer header of a packet
+ * under the packet's fingerprint. Both hooks.
  */
 #pragma once
 
@@ -12,14 +12,14 @@
 #include "lib/sr/endpoint.h"
 #include "lib/wire/net.h"
 
-/* The same packet may be in another function of this node. */
+/* Makes fingerprints of different functions differ: a packet may be in several. */
 static __always_inline __u64 fp_of_proxy(__u64 fp, __u32 id)
 {
 	fp ^= id * 0x9e3779b97f4a7c15ULL;
 	return (fp | FP_SET) & ~FP_COPY;
 }
 
-/* What the table of headers is asked for a packet of a proxy. */
+/* The query for a packet of a proxy in the table of headers. */
 static __always_inline struct cache_query
 cache_query(const struct ws_proxy *p, __u32 id, __u64 fp, __u64 now)
 {
@@ -48,7 +48,7 @@ header_ref_of(const struct endpoint *ep, __u32 outer_len)
 	};
 }
 
-/* Writes down the outer header, which has been advanced. */
+/* Stores the outer header, which has been advanced. */
 static __always_inline bool cached_fill(ctx_t *ctx, struct ws_cached *c,
 					const struct header_ref *k)
 {
@@ -61,14 +61,14 @@ static __always_inline bool cached_fill(ctx_t *ctx, struct ws_cached *c,
 	barrier_var(outer_len);
 	if (outer_len < sizeof(struct outer_head))
 		return false;
-	barrier_var(outer_len); /* else the two become one, of a difference */
+	barrier_var(outer_len); /* clang would merge the comparisons */
 	return outer_len <= WS_CACHED_MAX &&
 	       !ctx_load_bytes(ctx, sizeof(struct eth_hdr), c->outer,
 			       outer_len);
 }
 
-/* Finds a place for the header of a packet, which is not changed. Returns its
- * number plus 1; 0: there is none.
+/* Reserves an entry for the header of a packet, which stays
+ * unchanged. Returns the entry's number plus 1; 0: there is none.
  */
 static __always_inline __u32 content_reserve(ctx_t *ctx,
 					     const struct endpoint *ep,
@@ -85,7 +85,7 @@ static __always_inline __u32 content_reserve(ctx_t *ctx,
 	return ws_cache_reserve(query);
 }
 
-/* Writes the header there. Whoever calls it gives the entry to others, or up. */
+/* Writes the header into the entry. The caller then publishes or frees the entry. */
 static __always_inline bool content_fill(ctx_t *ctx, const struct header_ref *k,
 					 const struct cache_query *query,
 					 __u32 entry)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* A function that knows nothing of SRv6: its entry and its counters. Its headers are
- * in cache.h and slots.h. Both hooks.
+/* The entry and the counters of a function of kind unaware.
+ * cache.h and slots.h keep its headers. Both hooks.
  */
 #pragma once
 
@@ -45,7 +45,7 @@ static __always_inline void proxy_received(const struct ws_proxy *p,
 		s->rx_success += frames;
 }
 
-/* How long a packet was in the function; it has come back now. */
+/* Counts a packet that has come back, and its time in the function. */
 static __always_inline void proxy_waited(const struct ws_proxy *p, __u64 now,
 					 __u64 expires)
 {
@@ -55,7 +55,7 @@ static __always_inline void proxy_waited(const struct ws_proxy *p, __u64 now,
 	if (!s)
 		return;
 	s->tx_success++;
-	/* Not so where the plan has changed the life of headers meanwhile. */
+	/* It is greater if a new plan has changed the life of headers. */
 	if (waited <= p->lifetime_ns)
 		s->waited_ns += waited;
 }

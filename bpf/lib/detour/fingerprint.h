@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* What a function that forwards a packet leaves as it is, in 64 bits. Hop limit,
- * traffic class, checksums and IPv4's options may change and do not count. Nor
- * does what the cutting of a super-packet may change in either of two ways: TCP's
- * CWR, and the identification of TCP over IPv4 that is not to be fragmented (RFC
- * 6864 4.1 gives it no meaning). Packets of one flow that agree in all of it and
- * in their length are taken for copies of one another, and may get each other's
- * header. Both hooks.
+/* A hash, in 64 bits, of the fields that a function which forwards a packet
+ * does not change. Hop limit, traffic class, checksums and IPv4's options
+ * may change and are left out. So are two fields that kernels set in
+ * different ways when they segment a super-packet: TCP's CWR flag, and the
+ * identification of TCP over IPv4 with Don't Fragment (RFC 6864 4.1 gives it
+ * no meaning). Packets of one flow with equal fields and equal length count
+ * as copies of one another, and may get each other's header. Both hooks.
  */
 #pragma once
 
@@ -16,16 +16,16 @@
 #include "lib/wire/ip.h"
 #include "lib/wire/net.h"
 
-#define FINGERPRINT_HEADERS 4 /* extension headers that are passed over */
+#define FINGERPRINT_HEADERS 4 /* extension headers that are skipped */
 #define FINGERPRINT_WORDS (WS_FINGERPRINT_LEN / 8)
 
-/* TCP's flags (RFC 9293 3.1), and where they are. */
+/* TCP's flags (RFC 9293 3.1), and their offset. */
 #define TCP_FLAGS_AT 13
 #define TCP_FIN 0x01
 #define TCP_PSH 0x08
 #define TCP_CWR 0x80
 
-/* What is behind the IP headers. */
+/* The bytes behind the IP headers. */
 union fp_body {
 	__u64 word[FINGERPRINT_WORDS];
 	__be32 quad[2 * FINGERPRINT_WORDS];
@@ -33,8 +33,8 @@ union fp_body {
 	__u8 byte[8 * FINGERPRINT_WORDS];
 };
 
-/* Where the checksum of an upper-layer header is, or -1 (RFC 9293 3.1, RFC 768,
- * RFC 792, RFC 4443 2.1).
+/* Offset of the checksum in an upper-layer header, or -1
+ * (RFC 9293 3.1, RFC 768, RFC 792, RFC 4443 2.1).
  */
 static __always_inline __s32 checksum_offset(__u32 protocol)
 {
@@ -50,11 +50,11 @@ static __always_inline __s32 checksum_offset(__u32 protocol)
 	return -1;
 }
 
-/* Offsets of an inner packet's headers are below this. */
+/* Offsets of an inner packet's headers are lower than this. */
 #define FINGERPRINT_OFF_MAX 2048
 
-/* Copies words of the packet, without a helper where they are in the linear
- * part. words: a constant. False: they are not all there.
+/* Copies words of the packet, without a helper if they are in the
+ * linear part. words: a constant. False: the packet ends before.
  */
 static __always_inline bool words_load(ctx_t *ctx, __u32 off, __u64 *to,
 				       const __u32 words)
@@ -73,10 +73,10 @@ static __always_inline bool words_load(ctx_t *ctx, __u32 off, __u64 *to,
 	return true;
 }
 
-/* Where a packet's upper layer is, and what of its IP headers counts. */
+/* The offset of a packet's upper layer, and the IP fields of the fingerprint. */
 struct fp_ip {
 	struct addrs addrs;
-	__u64 id; /* of the datagram, and which part of it this is */
+	__u64 id; /* of the datagram, and the fragment's offset */
 	__u32 off; /* from the start of the frame */
 	__u32 left; /* bytes of the packet from there on */
 	__u8 next; /* protocol */
@@ -101,7 +101,7 @@ static __always_inline bool fp_ip4(ctx_t *ctx, struct fp_ip *p)
 	p->first = NEXTHDR_IPV4;
 	p->later = ip4.fragment & IP4_OFFSET_MASK;
 	p->off += header;
-	/* A super-packet's total length may be 0; it still is on the way back. */
+	/* A super-packet's total length may be 0; it is also 0 on the way back. */
 	p->left = bpf_ntohs(ip4.len) - header;
 	return header >= sizeof(ip4);
 }
@@ -153,7 +153,7 @@ static __always_inline bool fp_headers(ctx_t *ctx, struct fp_ip *p, bool is_ip4)
 	return is_ip4 ? fp_ip4(ctx, p) : fp_ip6(ctx, p);
 }
 
-/* Takes out what does not count. */
+/* Clears the fields that are left out. */
 static __always_inline void fp_mask(union fp_body *body, __u32 protocol)
 {
 	__s32 checksum = checksum_offset(protocol);
@@ -164,7 +164,7 @@ static __always_inline void fp_mask(union fp_body *body, __u32 protocol)
 		body->byte[TCP_FLAGS_AT] &= ~TCP_CWR;
 }
 
-/* What the frames of a super-packet have in common. */
+/* Hashes the fields that all frames of a super-packet share. */
 static __always_inline struct siphash fp_begin(const struct fp_ip *p)
 {
 	__u64 key[2] = { cfg.fingerprint_key[0], cfg.fingerprint_key[1] };
@@ -187,8 +187,8 @@ static __always_inline __u64 fp_end(struct siphash s, const union fp_body *body,
 	return siphash13_end(&s, (__u64)left << 16 | next << 8 | first) | 1;
 }
 
-/* off: of the IP header, in bytes from the start of the frame. 0: the packet is
- * not whole. A function of its own, for its stack.
+/* off: of the IP header, in bytes from the start of the frame. 0: the
+ * packet is truncated. A function of its own, to bound the stack.
  */
 __noinline __u64 ws_fingerprint(ctx_t *ctx, __u32 off, int is_ip4)
 {
@@ -199,8 +199,8 @@ __noinline __u64 ws_fingerprint(ctx_t *ctx, __u32 off, int is_ip4)
 	if (!fp_headers(ctx, &p, is_ip4))
 		return 0;
 
-	/* A super-packet's payload length may be 0 (RFC 2675) and then does not
-	 * bound what follows; it is still the same on the way back.
+	/* A super-packet's payload length may be 0 (RFC 2675), also on
+	 * the way back; then it does not limit the bytes behind it.
 	 */
 	len = p.left;
 	barrier_var(len);

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Fragments through a function by metadata. Connection tracking puts a datagram
- * together and makes new fragments of it, all with the index of the first one. So the
- * indexes of a datagram's fragments are also written down, first in, first out, and
- * one that comes back and whose own index is used up gets the header of the next. They
- * go to the same end with the same proof, so that it does not matter which. No more get
- * through than came. IPv6's have another identification then: the datagram is found
- * by the index. TC only.
+/* Fragments through a function that is recognised by metadata. Connection tracking
+ * reassembles a datagram and makes new fragments, all with the index of the first
+ * one. So the indexes of a datagram's fragments are also queued, first in, first
+ * out. If the index of a returning fragment is used up, the fragment gets the next
+ * header of the queue. All these headers have the same destination and proof, so
+ * they are interchangeable. No more fragments pass than arrived. New IPv6 fragments
+ * have another identification: their datagram is found by the index. TC only.
  */
 #pragma once
 
@@ -19,10 +19,10 @@
 #include "lib/wire/net.h"
 #include "lib/wire/tuple.h"
 
-/* Indexes that are looked at for one fragment: its own one is among them. */
+/* Indexes that are tried for one fragment, its own among them. */
 #define FRAGMENT_TRIES 4
 
-/* Might this header be a fragment's? */
+/* May the packet be a fragment, by its IP header? */
 static __always_inline bool ip_may_be_fragment(const struct ip *in)
 {
 	const struct ip6_hdr *ip6 = in->hdr;
@@ -31,8 +31,8 @@ static __always_inline bool ip_may_be_fragment(const struct ip *in)
 			    nexthdr_is(ip6->nexthdr, EXT_KNOWN);
 }
 
-/* The Fragment header of an IPv6 packet at off from the start of the frame: its
- * identification, and in *next what it says comes next. False: there is none.
+/* Finds the Fragment header of an IPv6 packet at off from the start of the
+ * frame: its identification, and in *next its Next Header. False: there is none.
  */
 static __always_inline bool ip6_fragment_find(struct __sk_buff *skb, __u32 off,
 					      __be32 *id, __u8 *next)
@@ -59,9 +59,9 @@ static __always_inline bool ip6_fragment_find(struct __sk_buff *skb, __u32 off,
 	return false;
 }
 
-/* Leaves in the scratch memory which datagram a packet is of that is at off from
- * the start of the frame; false: it is no fragment. A function of its own, for its
- * stack, as all below.
+/* Writes the datagram of the packet at off, from the start of the
+ * frame, into the scratch memory; false: the packet is no fragment. A
+ * function of its own, to bound the stack, like all functions below.
  */
 __noinline int ws_fragment_read(struct __sk_buff *skb, __u32 off, int is_ip4,
 				__u32 proxy)
@@ -102,14 +102,14 @@ __noinline int ws_fragment_read(struct __sk_buff *skb, __u32 off, int is_ip4,
 	return 1;
 }
 
-/* What a slot says of a datagram; never 0. */
+/* The id of a datagram in a slot; never 0. */
 static __always_inline __u32 fragment_of(__u64 datagram)
 {
 	return datagram >> 32 | 1;
 }
 
-/* A fragment, as ws_fragment_read has left it, has its header kept under index, which
- * this CPU has given to it: it can also go back with others of its datagram.
+/* Queues the header of a fragment, which this CPU has kept under index, for
+ * all fragments of the datagram. ws_fragment_read has read the fragment.
  */
 __noinline int ws_fragment_keep(__u32 index)
 {
@@ -139,8 +139,8 @@ __noinline int ws_fragment_keep(__u32 index)
 		if (!q)
 			return 0;
 	}
-	/* The last one is too late, and so are all before it: others had the same
-	 * identification.
+	/* All queued headers have expired: they belong to
+	 * an earlier datagram with the same identification.
 	 */
 	if (READ_ONCE(q->expires) <= bpf_ktime_get_coarse_ns())
 		WRITE_ONCE(q->out, READ_ONCE(q->in));
@@ -151,9 +151,9 @@ __noinline int ws_fragment_keep(__u32 index)
 	return 0;
 }
 
-/* A fragment, as ws_fragment_read has left it, has come back with an index that names
- * no header: one of its datagram's. Returns its slot, the caller's to use and then to
- * give to nobody; 0: there is none left. *expires: as of slot_claim.
+/* Finds a header for a fragment that has come back with an index without a header: the
+ * next in its datagram's queue. ws_fragment_read has read the fragment. Returns a slot,
+ * which the caller uses and then frees; 0: there is none. *expires: see slot_claim.
  */
 __noinline __u32 ws_fragment_claim(__u32 proxy, __u32 index, __u64 *expires)
 {
@@ -171,7 +171,7 @@ __noinline __u32 ws_fragment_claim(__u32 proxy, __u32 index, __u64 *expires)
 	q = bpf_map_lookup_elem(&ws_fragments, &datagram);
 	if (!q || q->ends != s->fragment.ends)
 		return 0;
-	/* What more fragments have overwritten is gone. */
+	/* Skip indexes that later fragments have overwritten. */
 	out = READ_ONCE(q->out);
 	if (q->in - out > FRAGMENTS_MAX)
 		__sync_val_compare_and_swap(&q->out, out,
@@ -191,7 +191,7 @@ __noinline __u32 ws_fragment_claim(__u32 proxy, __u32 index, __u64 *expires)
 	return 0;
 }
 
-/* The header that is kept for a packet that has come back; see slot_claim. */
+/* The kept header of a packet that has come back; see slot_claim. */
 static __always_inline struct ws_cached *slot_back(struct __sk_buff *skb,
 						   __u32 proxy, __u32 index,
 						   __u64 now, __u64 *expires)

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* A super-packet goes to a function whose device will cut it. All of its frames'
- * headers are kept at once, each under the fingerprint that its frame will have.
- * They are alike, since a super-packet is stamped whole and its number says how
- * many frames it stands for; only the payload length differs, which is written
- * when a frame comes back.
+/* A super-packet goes to a function whose device segments it. The headers of all
+ * frames are kept at once, each under the fingerprint that its frame will have. They
+ * are equal, since a super-packet is stamped once and its number contains its frame
+ * count; only the payload length differs, and it is written when a frame comes back.
  *
- * TCP alone, whose cutting is the same on every kernel but for what a fingerprint
- * leaves out. What the function should merge again, or get whole, is cut on its
- * way back and found by the same fingerprints. TC only.
+ * TCP only, since every kernel segments TCP in the same way but for fields that a
+ * fingerprint leaves out. If the function merges the frames again, or gets them as
+ * one packet, they are segmented when they come back, and found by the same
+ * fingerprints. TC only.
  */
 #pragma once
 
@@ -22,12 +22,12 @@
 #include "lib/verifier.h"
 #include "lib/wire/net.h"
 
-/* A train has no more. */
+/* The highest frame count of a train. */
 #define GSO_FRAMES_MAX 64
 #define TCP_HEADER_MAX 60
 
-/* Notes what all frames have in common. Returns how many there are; 0: it is not
- * known how the kernel cuts this one.
+/* Notes the fields that all frames share. Returns the frame
+ * count; 0: it is not known how the kernel segments this packet.
  */
 static __always_inline bool gso_note(struct __sk_buff *skb, struct gso_keep *f,
 				     __u32 off, bool is_ip4)
@@ -55,7 +55,7 @@ static __always_inline bool gso_note(struct __sk_buff *skb, struct gso_keep *f,
 	return true;
 }
 
-/* A function of its own, for its stack. */
+/* A function of its own, to bound the stack. */
 __noinline __u32 ws_gso_note(struct __sk_buff *skb, __u32 off, int is_ip4)
 {
 	struct scratch *s = scratch();
@@ -73,8 +73,8 @@ __noinline __u32 ws_gso_note(struct __sk_buff *skb, __u32 off, int is_ip4)
 	return count <= GSO_FRAMES_MAX ? count : 0;
 }
 
-/* Makes ready for ws_gso_keep. Returns how many frames there are; 0: it is not
- * known how the kernel cuts them.
+/* Prepares for ws_gso_keep. Returns the frame count; 0: it
+ * is not known how the kernel segments this packet.
  */
 static __always_inline __u32 gso_keep_begin(struct __sk_buff *skb,
 					    const struct endpoint *ep,
@@ -94,7 +94,7 @@ static __always_inline __u32 gso_keep_begin(struct __sk_buff *skb,
 	return count;
 }
 
-/* The fingerprint of frame number i, without its proxy; 0: a bug. */
+/* The fingerprint of frame number i, without the proxy; 0: a bug. */
 __noinline __u64 ws_gso_fingerprint(struct __sk_buff *skb, __u32 i)
 {
 	struct scratch *s = scratch();
@@ -113,7 +113,7 @@ __noinline __u64 ws_gso_fingerprint(struct __sk_buff *skb, __u32 i)
 	if (left > f->size)
 		left = f->size;
 	left += f->head_len;
-	/* With as many bytes before its payload as its header has. */
+	/* head_len bytes before the frame's payload are read too; its header replaces them. */
 	if (left >= sizeof(body)) {
 		if (bpf_skb_load_bytes(skb, f->off + at, &body, sizeof(body)))
 			return 0;
@@ -156,8 +156,8 @@ __noinline int ws_gso_keep_one(struct __sk_buff *skb, __u32 i)
 	return ok;
 }
 
-/* The outer header has been advanced. False: not all of them could be kept; those
- * that were are waited for in vain.
+/* The outer header has been advanced. False: not all
+ * headers could be kept; the kept ones expire unused.
  */
 __noinline int ws_gso_keep(struct __sk_buff *skb)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* End.AD, towards the function: the outer header is kept, the inner packet goes
- * to a function that knows nothing of it. TC only.
+/* End.AD, towards the function: the outer header is kept, and
+ * the inner packet goes to a function of kind unaware. TC only.
  */
 #pragma once
 
@@ -26,8 +26,8 @@
 #include "lib/sr/step.h"
 #include "lib/wire/net.h"
 
-/* The way to a function that routes, for XDP to use. A function of its own, for
- * its stack; called only where there is XDP.
+/* Remembers the next hop to a function that routes, for XDP. A function
+ * of its own, to bound the stack; called only if there is XDP.
  */
 __noinline int ws_via_learn(struct __sk_buff *skb, __u32 id)
 {
@@ -56,8 +56,8 @@ __noinline int ws_via_learn(struct __sk_buff *skb, __u32 id)
 	return 0;
 }
 
-/* To the function. A local one is in this node's own kernel, which takes the
- * packet as if it had come plain.
+/* Hands the packet to the function. A local function is this
+ * node's own kernel, which processes the packet like a plain one.
  */
 static __always_inline int hand_over(struct __sk_buff *skb,
 				     const struct ws_proxy *p, __u32 id,
@@ -84,7 +84,7 @@ static __always_inline int hand_over(struct __sk_buff *skb,
 	return bpf_redirect(p->to, 0);
 }
 
-/* Keeps the outer header for a packet that will be known by its content. */
+/* Keeps the outer header of a packet that will be recognised by content. */
 static __always_inline bool content_keep(ctx_t *ctx, const struct endpoint *ep,
 					 const struct ws_proxy *p,
 					 __u32 outer_len)
@@ -102,7 +102,7 @@ static __always_inline bool content_keep(ctx_t *ctx, const struct endpoint *ep,
 	return ok;
 }
 
-/* And for one that will be known by *index, which goes into skb->tc_index. */
+/* Keeps the outer header of a packet that will be recognised by *index, for skb->tc_index. */
 static __always_inline bool metadata_keep(ctx_t *ctx, const struct endpoint *ep,
 					  const struct ws_proxy *p,
 					  __u32 outer_len, __u32 *index)
@@ -128,10 +128,10 @@ static __always_inline bool proxy_keep(ctx_t *ctx, const struct endpoint *ep,
 	return content_keep(ctx, ep, p, outer_len);
 }
 
-/* Makes more of a packet linear, for its ports to be read; false: all that they can be in
- * is. Where the kernel cannot, that is tried until the visits end. Moves the packet. A
- * function of its own: clang would join its reads of skb->data with the caller's, as 32-bit
- * numbers.
+/* Makes the bytes linear that may contain the ports; false: they are
+ * linear already. If the kernel cannot, the visits are repeated up to
+ * their limit. Moves the packet. A function of its own: otherwise clang
+ * merges its reads of skb->data with the caller's, as 32-bit numbers.
  */
 static __noinline bool bypass_pull(struct __sk_buff *skb, __u32 outer)
 {
@@ -144,8 +144,8 @@ static __noinline bool bypass_pull(struct __sk_buff *skb, __u32 outer)
 	return true;
 }
 
-/* Where a packet goes past its function, or that has yet to be found out: true, and
- * *verdict. The inner packet is in bounds.
+/* True, with *verdict: the packet bypasses its function, or a
+ * further step decides that. The inner packet is in bounds.
  */
 static __always_inline bool
 bypass_tc(struct __sk_buff *skb, struct endpoint *ep, const struct ws_proxy *p,
@@ -190,8 +190,8 @@ static __always_inline int ad_tc(struct __sk_buff *skb, struct endpoint *ep,
 	r = end_check(ep, first, &next);
 	if (!r)
 		r = inner_find(ep, endpoint_has_ip4(ep), &inner);
-	/* Nobody has verified it yet, and the function may be this node's kernel,
-	 * which would take neighbour discovery for its link's.
+	/* The packet is not verified yet, and the function may be this node's kernel,
+	 * which would process neighbour discovery as if it came from the link.
 	 */
 	if (!r && inner_is_strange(&inner))
 		r = REASON(INNER_ADDRESS);
@@ -207,7 +207,7 @@ static __always_inline int ad_tc(struct __sk_buff *skb, struct endpoint *ep,
 	if (OUTER_IS_IP && !EXT_LEN_MAX && p->bypass &&
 	    bypass_tc(skb, ep, p, &inner, &next, first, s, &verdict))
 		return verdict;
-	/* No plan has another one over labels. */
+	/* No plan has such a function on a path over labels. */
 	if (!OUTER_IS_IP && (p->recognise == WS_RECOGNISE_METADATA || !p->to))
 		return ws_refuse(skb, REASON(PROXY_MISSING_BUG), 0);
 	if (OUTER_IS_IP && skb->gso_size && p->cut) {
@@ -216,15 +216,15 @@ static __always_inline int ad_tc(struct __sk_buff *skb, struct endpoint *ep,
 		if (!frames)
 			return segment_in(skb, ep->eth);
 	}
-	/* Else the compiler computes it anew, and the verifier sees no bound. */
+	/* Otherwise the compiler computes it again, and the verifier loses its bound. */
 	barrier_var(outer);
 	if (outer > WS_CACHED_MAX)
 		return ws_refuse(skb,
 				 EXT_LEN_MAX ? REASON(HEADER_TOO_LONG) :
 					       REASON(BOUNDS_BUG),
 				 0);
-	/* The strip makes it that much smaller. The kernel does not say so of the
-	 * frames of a super-packet, and lets any of those pass.
+	/* The strip makes the packet shorter by outer. For frames of a super-packet
+	 * the kernel ignores this difference, and accepts every length.
 	 */
 	rc = p->to ? bpf_check_mtu(skb, p->to, &mtu, -(__s32)outer, 0) : 0;
 	if (rc < 0)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* End.AD on XDP, towards a function that is recognised by content, behind a device
- * that takes redirects; and past one that is done with a packet's flow.
+/* End.AD on XDP, towards a function that is recognised by content, behind a
+ * device that takes redirects; also for packets that bypass the function.
  */
 #pragma once
 
@@ -16,7 +16,7 @@
 #include "lib/sr/endpoint.h"
 #include "lib/wire/net.h"
 
-/* The Ethernet header towards the function; false: TC must look. */
+/* Writes the Ethernet header towards the function; false: not for XDP. */
 static __always_inline bool function_way(const struct ws_proxy *p, __u32 id,
 					 const struct ws_node *node,
 					 const struct endpoint *ep,
@@ -43,7 +43,7 @@ static __always_inline bool function_way(const struct ws_proxy *p, __u32 id,
 	return true;
 }
 
-/* As far as that is known here; else TC asks. */
+/* Applies a remembered bypass; TC finds out the others. */
 static __always_inline int bypass_xdp(ctx_t *ctx, const struct endpoint *ep,
 				      const struct ws_proxy *p,
 				      const struct ws_node *node)
@@ -90,7 +90,7 @@ static __always_inline int ad_xdp(ctx_t *ctx, const struct endpoint *ep,
 		return CTX_PASS;
 	outer_advance(ctx, &ep->outer, &next, true);
 	ref = header_ref_of(ep, outer);
-	/* The second one moves the packet: every pointer into it is gone. */
+	/* The second call moves the packet: every pointer taken before is gone. */
 	if (!content_fill(ctx, &ref, &query, entry) ||
 	    bpf_xdp_adjust_head(ctx, outer)) {
 		cache_give(entry, TAG_FREE);

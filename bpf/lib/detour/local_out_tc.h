@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* What comes out of a function in the node's own kernel gets its outer header
- * back, whichever way the kernel wanted to send it. TC egress only.
+/* Packets from a function in the node's own kernel get their outer headers
+ * back, whichever route the kernel has chosen for them. TC egress only.
  */
 #pragma once
 
@@ -17,9 +17,9 @@
 #include "lib/wire/ip.h"
 #include "lib/wire/net.h"
 
-/* A packet with the index of a kept header, below WS_INDEX_LET_GO. whole:
- * it is one of IP, with its header. core: this interface is inside the domain.
- * Returns the verdict.
+/* A packet with an index of a kept header, lower than
+ * WS_INDEX_LET_GO. whole: it is an IP packet with a complete header.
+ * core: this interface is inside the domain. Returns the verdict.
  */
 static __always_inline int local_out(struct __sk_buff *skb, __u32 slot,
 				     bool whole, bool core)
@@ -56,7 +56,7 @@ static __always_inline int local_out(struct __sk_buff *skb, __u32 slot,
 	cur = ctx_cursor(skb);
 	eth = cursor_take(&cur, struct eth_hdr);
 	head = cursor_take(&cur, struct outer_head);
-	/* A next segment on this node starts at an ingress again. */
+	/* A packet for a next segment on this node goes to an ingress again. */
 	if (eth && head && in_locator(outer_head_sid(head)))
 		return segment_in(skb, eth);
 	if (head && outer_head_has_options(head))
@@ -64,8 +64,8 @@ static __always_inline int local_out(struct __sk_buff *skb, __u32 slot,
 	return forward_out(skb, exit, core);
 }
 
-/* A packet without an index: plain, or it has lost it in the function. Returns
- * the verdict.
+/* A packet without an index: plain, or it has lost the
+ * index in the function. Returns the verdict.
  */
 static __always_inline int local_lost(struct __sk_buff *skb,
 				      const struct ip *in)

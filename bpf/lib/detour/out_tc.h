@@ -26,22 +26,22 @@
 #include "lib/sr/endpoint_tc.h"
 #include "lib/wire/net.h"
 
-/* What became of a packet that has come back. */
+/* The result for a packet that has come back. */
 struct back {
 	bool found; /* a header was kept for it */
-	reason_t bad; /* why the packet cannot have it */
+	reason_t bad; /* why the packet is refused */
 	__s32 err; /* of a helper */
-	__u32 exit; /* where its way is remembered */
-	__u32 labels; /* the entry of its header, which is one of labels; 0: it is not */
+	__u32 exit; /* index of the remembered next hop */
+	__u32 labels; /* the entry of its header if that is a stack of labels; else 0 */
 };
 
-/* Beyond all reasons: the packet is as it was, and its header is of the other kind. A
- * verifier cannot tell that one from WS_REASON_NONE, which it is not.
+/* Greater than every reason: the packet is unchanged, and its header is of
+ * the other kind. Not 0, so that a verifier can tell it from WS_REASON_NONE.
  */
 #define KEPT_OTHER 0xffff
 
-/* Puts the header back that was kept. Returns a reason, or KEPT_OTHER. *exit: where the
- * way of such packets is remembered.
+/* Puts the kept header back. Returns a reason, or
+ * KEPT_OTHER. *exit: the index of the remembered next hop.
  */
 static __always_inline reason_t restore(struct __sk_buff *skb,
 					const struct ws_cached *c, __u32 *exit,
@@ -63,10 +63,10 @@ static __always_inline reason_t restore(struct __sk_buff *skb,
 	barrier_var(outer_len);
 	if (outer_len > WS_CACHED_MAX)
 		return REASON(BOUNDS_BUG);
-	barrier_var(outer_len); /* else the two become one, of a difference */
+	barrier_var(outer_len); /* clang would merge the comparisons */
 	if (outer_len < sizeof(struct outer_head))
 		return REASON(BOUNDS_BUG);
-	/* Of what the function has sent: that is what is stamped. */
+	/* The binding of the packet as the function sent it: the stamp covers that. */
 	if (hop->scheme == WS_SCHEME_KEYED_FLOW &&
 	    !binding_pull_plain(skb, &hop->share, &binding))
 		return REASON(FLOW);
@@ -84,7 +84,7 @@ static __always_inline reason_t restore(struct __sk_buff *skb,
 	return WS_REASON_NONE;
 }
 
-/* On to the next segment, which may be on this node. */
+/* Forwards to the next segment, which may be on this node. */
 static __always_inline int restored_next(struct __sk_buff *skb, __u32 exit)
 {
 	const struct outer_head *h = outer_head(skb);

@@ -8,8 +8,8 @@
 #include "lib/proof/stamp.h"
 #include "lib/wire/net.h"
 
-/* Makes the header true of what the function has sent, and stamps. False: the packet
- * is none that the header was kept for.
+/* Adapts the header to the packet that the function has sent,
+ * and stamps it. False: the header was not kept for this packet.
  */
 static __always_inline bool
 restore_finish(ctx_t *ctx, const struct ws_cached *c, const struct ws_hop *hop,

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* The outer headers of packets that are recognised by metadata: an index that
- * stays with the packet names one. Each CPU has a range of indexes for each function
- * and gives them in turn; an index is not given again while its header waits. The
- * header is near, at one of the first WS_SLOTS_NEAR slots of the range, or far, at
- * the slot of the index itself, where the near one is in use. A slot says which
- * index its header is for (the lower half of its fingerprint), so that a packet whose
- * header has given way finds none, and not another's; and for a fragment, of which
- * datagram (the upper half, else 0). Whoever turns a slot's expires to SLOT_BUSY has the slot, and
- * no two have it at once. TC only.
+/* The outer headers of packets that are recognised by metadata: an index that the
+ * kernel keeps with the packet. Each CPU has a range of indexes for each function,
+ * and assigns them in turn; an index is not assigned again while its header is in
+ * use. A header is either near, in one of the first WS_SLOTS_NEAR slots of the
+ * range, or far, in the slot with the number of the index, if the near one is in
+ * use. A slot contains the index of its header (lower half of the fingerprint), so
+ * that a packet whose header was overwritten finds none instead of another packet's;
+ * and for a fragment its datagram (upper half, else 0). The CPU that sets a slot's
+ * expires to SLOT_BUSY owns the slot; no two CPUs own one at the same time. TC only.
  */
 #pragma once
 
@@ -16,19 +16,19 @@
 #include "lib/hook.h"
 #include "lib/node/maps.h"
 
-/* Slots that are looked at for one packet before it is given up. */
+/* Slots that are tried for one packet before the packet is refused. */
 #define SLOT_TRIES 8
 
 #define SLOT_FREE 0ULL
 #define SLOT_BUSY 1ULL
 
-/* Gives a slot to a packet, until then; or to nobody: SLOT_FREE. */
+/* Gives a slot to a packet until expires, or frees it: SLOT_FREE. */
 static __always_inline void slot_give(struct ws_cached *c, __u64 expires)
 {
 	__sync_lock_test_and_set(&c->expires, expires);
 }
 
-/* NULL: the index is none. */
+/* NULL: there is no such index. */
 static __always_inline struct slot_block *slot_block(__u32 index)
 {
 	__u32 block = (index - 1) / WS_SLOTS_NEAR;
@@ -47,8 +47,8 @@ static __always_inline __u32 slot_near(__u32 first, __u32 index)
 	return first + (index - 1) % WS_SLOTS_NEAR;
 }
 
-/* Takes a slot of this CPU, which nobody else gives to a packet, if it is free or its
- * packet is too late. NULL: it is in use.
+/* Takes a slot of this CPU, which no other CPU gives to a
+ * packet, if it is free or expired. NULL: it is in use.
  */
 static __always_inline struct ws_cached *slot_use(const struct ws_proxy *p,
 						  __u32 slot, __u64 now)
@@ -61,7 +61,7 @@ static __always_inline struct ws_cached *slot_use(const struct ws_proxy *p,
 	expires = READ_ONCE(c->expires);
 	if (expires == SLOT_FREE)
 		return c;
-	/* Its packet is late, or never comes; or it is coming back just now. */
+	/* Its packet is still in the function, or is coming back at this moment. */
 	if (expires == SLOT_BUSY || expires > now ||
 	    __sync_val_compare_and_swap(&c->expires, expires, SLOT_BUSY) !=
 		    expires)
@@ -70,7 +70,7 @@ static __always_inline struct ws_cached *slot_use(const struct ws_proxy *p,
 	return c;
 }
 
-/* Is this index in use near? */
+/* Does this near slot hold the header of index? */
 static __always_inline bool slot_is_of(__u32 slot, __u32 index)
 {
 	const struct ws_cached *c = bpf_map_lookup_elem(&ws_slots, &slot);
@@ -78,10 +78,10 @@ static __always_inline bool slot_is_of(__u32 slot, __u32 index)
 	return c && (__u32)c->fingerprint == index;
 }
 
-/* A slot of this CPU, the caller's to fill in and then to give to the packet: in
- * the upper half its number, in the lower half the index that goes into
- * skb->tc_index; 0: there is none. id: the proxy's. A function of its own, for its
- * stack.
+/* Takes a slot of this CPU, which the caller fills in and then
+ * gives to the packet. In the upper half the slot's number, in
+ * the lower half the index for skb->tc_index; 0: there is none.
+ * id: the proxy's. A function of its own, to bound the stack.
  */
 __noinline __u64 ws_slot_take(const struct ws_proxy *p, __u32 id, __u64 now)
 {
@@ -99,8 +99,8 @@ __noinline __u64 ws_slot_take(const struct ws_proxy *p, __u32 id, __u64 now)
 	if (!next || !slots)
 		return 0;
 	near = slots >= WS_SLOTS_NEAR && (p->slot - 1) % WS_SLOTS_NEAR == 0;
-	/* Packets that were in the function before these maps were come out with
-	 * the indexes that were given first then.
+	/* Packets that were in the function when these maps were made come
+	 * back with the indexes that were assigned first at that time.
 	 */
 	if (!*next)
 		*next = bpf_get_prandom_u32();
@@ -125,8 +125,8 @@ __noinline __u64 ws_slot_take(const struct ws_proxy *p, __u32 id, __u64 now)
 				goto found;
 			if (slot_is_of(slot, index))
 				continue;
-			/* The near slots are the first of the range: their own
-			 * indexes have no far ones.
+			/* Near slots are the first of the range:
+			 * indexes with their numbers have no far slots.
 			 */
 			if (at < WS_SLOTS_NEAR) {
 				if (slots > WS_SLOTS_NEAR)
@@ -157,7 +157,7 @@ slot_take(const struct ws_proxy *p, __u32 id, __u64 now, __u32 *index)
 	return taken ? bpf_map_lookup_elem(&ws_slots, &slot) : NULL;
 }
 
-/* Whose index it is; 0: nobody's. */
+/* The proxy of an index; 0: none. */
 static __always_inline __u32 slot_proxy(__u32 index)
 {
 	const struct slot_block *b = slot_block(index);
@@ -169,7 +169,7 @@ static __always_inline __u32 slot_proxy(__u32 index)
 	return c ? c->proxy : 0;
 }
 
-/* Where the header of an index is, and in *far whether that is its far slot. */
+/* The slot of an index's header; *far: it is the far one. */
 static __always_inline __u32 slot_of(const struct slot_block *b, __u32 index,
 				     bool *far)
 {
@@ -177,8 +177,8 @@ static __always_inline __u32 slot_of(const struct slot_block *b, __u32 index,
 	return b->first && !*far ? slot_near(b->first, index) : index;
 }
 
-/* Is a slot's header for this index? of: and for a fragment of this datagram; 0: of
- * any, or for none.
+/* Is a slot's header for this index? of: also for a
+ * fragment of this datagram; 0: for any packet.
  */
 static __always_inline bool slot_is_for(const struct ws_cached *c, __u32 index,
 					__u32 of)
@@ -188,11 +188,11 @@ static __always_inline bool slot_is_for(const struct ws_cached *c, __u32 index,
 	return (__u32)is == index && (!of || is >> 32 == of);
 }
 
-/* The slot that a packet's index names, the caller's to use and then to give to
- * nobody; 0: it was not for this packet. of: as for slot_is_for. *expires: when it
- * would have been too late. A copy that the function made of a packet finds its slot
- * taken or another's, and what comes from another function than it was sent to finds
- * it is not its own.
+/* Takes the slot of a packet's index, which the caller uses and then
+ * frees; 0: the index is not for this packet. of: see slot_is_for.
+ * *expires: the slot's. If a function sends a copy of a packet, the
+ * slot is taken or has another index; if a packet comes from another
+ * function than it was sent to, the slot has another proxy.
  */
 static __always_inline __u32 slot_claim(__u32 index, __u32 proxy, __u32 of,
 					__u64 now, __u64 *expires)
@@ -214,8 +214,8 @@ static __always_inline __u32 slot_claim(__u32 index, __u32 proxy, __u32 of,
 	    __sync_val_compare_and_swap(&c->expires, *expires, SLOT_BUSY) !=
 		    *expires)
 		return 0;
-	/* The clock ticks slowly: between the two it may have been given to the
-	 * next packet, until the same time.
+	/* The clock is coarse: meanwhile the slot may have
+	 * been given to the next packet with the same expiry.
 	 */
 	if (!slot_is_for(c, index, of)) {
 		slot_give(c, *expires);

@@ -11,8 +11,8 @@
 #define CSID_BITS 16
 #define CSID_MASK 0xffffULL
 
-/* N05 and N06: the argument moves up behind the block, zeros come in at the
- * end. addr: a destination, in network order.
+/* N05 and N06: shifts the argument up behind the block and fills
+ * the end with zeros. addr: a destination, in network order.
  */
 static __always_inline struct sid csid_shift(const __be64 *addr)
 {

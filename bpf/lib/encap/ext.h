@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Hop-by-hop and destination options between an outer IPv6 header and its SRH
- * (RFC 8200 4.1), which somebody else has put there. One program alone looks for
- * an SRH behind them; the others hand it over such packets.
+/* Hop-by-hop and destination options between an outer IPv6 header and its
+ * SRH (RFC 8200 4.1), which another node has inserted. Only one program
+ * looks for an SRH behind them; the others hand such packets over to it.
  */
 #pragma once
 
@@ -10,12 +10,12 @@
 #include "lib/wire/ip6_walk.h"
 #include "lib/wire/net.h"
 
-/* Hop-by-hop options, which are the first, and destination options. */
+/* Hop-by-hop options, which come first, and destination options. */
 #define EXT_HEADERS_MAX 2
 
-/* Bytes of such headers behind the IPv6 header at off, whose next header is next;
- * negative: it is none that we have let pass, since no routing header is behind
- * them. Their options are not looked at.
+/* Bytes of such headers behind the IPv6 header at off, whose next
+ * header is next; negative: this node has not passed such a packet,
+ * since no routing header follows. The options themselves are not read.
  */
 __noinline int ws_ext_skip(ctx_t *ctx, __u32 off, __u32 next)
 {

@@ -10,7 +10,7 @@
 #include "lib/wire/icmp.h"
 #include "lib/wire/net.h"
 
-/* Refuses a packet for what ws_ext_find has found before its SRH. */
+/* Refuses a packet for the result of ws_ext_find. */
 static __always_inline int ext_refuse(struct __sk_buff *skb,
 				      const struct ext_found *f)
 {
@@ -28,7 +28,7 @@ static __always_inline int ext_refuse(struct __sk_buff *skb,
 	case WS_REASON_OPTION_UNKNOWN:
 		code = ICMP6_PARAMETER_OPTION;
 		break;
-	default: /* RFC 8200 4: what stands there is none that we process. */
+	default: /* RFC 8200 4: the Next Header is unrecognized at this place. */
 		code = ICMP6_PARAMETER_NEXT;
 	}
 	return ws_icmp6(skb, sizeof(struct eth_hdr),

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* What is looked at in the extension headers before an SRH. TC only, and of its
- * programs one.
+/* The check of the extension headers before an SRH. TC only, and only
+ * in the program for packets with options.
  *
- * Hop-by-hop options are passed over: a node looks at them if it is told to (RFC
- * 8200 4.3), and nobody tells ours to. Destination options before a routing header
- * are for each node that it names (RFC 8200 4.1); of those we know none but
- * padding.
+ * Hop-by-hop options are skipped: a node processes them only if it is
+ * configured to (RFC 8200 4.3), and waystamp nodes are not. Destination
+ * options before a routing header are for each node in that header (RFC
+ * 8200 4.1); the only options that we support are padding.
  */
 #pragma once
 
@@ -19,16 +19,16 @@
 #include "lib/verifier.h"
 #include "lib/wire/net.h"
 
-/* What is left to be done to a packet that is handed over, in skb->cb[0]. */
-#define EXT_ARRIVES 0 /* all that is done at a SID */
-#define EXT_AGAIN 1 /* the same; its hop limit has been counted */
-#define EXT_LEAVES 2 /* on to another node; cb[1] is the exit */
-#define EXT_LEAVES_OUT 3 /* the same, at a TC egress */
+/* In skb->cb[0]: the remaining work for a packet that is handed over. */
+#define EXT_ARRIVES 0 /* all processing at a SID */
+#define EXT_AGAIN 1 /* as EXT_ARRIVES; the hop limit is decremented */
+#define EXT_LEAVES 2 /* to be sent to another node; cb[1] is the exit */
+#define EXT_LEAVES_OUT 3 /* as EXT_LEAVES, at a TC egress */
 
-/* No reason to refuse a packet: what is before its SRH decides. */
+/* Not a refusal: the headers before the SRH decide. */
 #define EXT_DECIDES (~0U)
 
-/* Hands a packet over, for good. Returns the verdict where that fails. */
+/* Hands a packet over by a tail call. Returns the verdict if that fails. */
 static __always_inline int ext_program(struct __sk_buff *skb, __u32 todo,
 				       __u32 exit)
 {
@@ -38,14 +38,14 @@ static __always_inline int ext_program(struct __sk_buff *skb, __u32 todo,
 	return ws_refuse(skb, REASON(EXTENSION_PROGRAM_BUG), 0);
 }
 
-/* Options in one header, padding among them. */
+/* Options in one header, including padding. */
 #define OPTIONS_MAX 32
 
 #define OPTION_PAD1 0
 #define OPTION_PADN 1
 
-/* RFC 8200 4.2: what a node does that does not know an option, in the highest bits
- * of its type. 3 differs from 2 for multicast alone, which no SID is.
+/* RFC 8200 4.2: the action for an unrecognized option, in the two highest bits
+ * of its type. 3 differs from 2 only for multicast, and no SID is multicast.
  */
 #define OPTION_ACTION_SHIFT 6
 #define OPTION_SKIP 0
@@ -53,10 +53,10 @@ static __always_inline int ext_program(struct __sk_buff *skb, __u32 todo,
 
 /* The extension headers of a packet before its SRH. */
 struct ext_found {
-	__u32 len; /* bytes, EXT_LEN_MAX at most; 0: there are none, or bad ones */
-	reason_t bad; /* why the packet is refused for them */
-	/* For bad: of the field that an ICMP error names, in bytes from the IPv6
-	 * header; 0: no error is sent.
+	__u32 len; /* bytes, EXT_LEN_MAX at most; 0: none, or bad headers */
+	reason_t bad; /* why the packet is refused */
+	/* For bad: the pointer of the ICMP error, in bytes
+	 * from the IPv6 header; 0: no error is sent.
 	 */
 	__u32 pointer;
 };
@@ -75,7 +75,7 @@ struct options {
 	struct ext_found *found;
 };
 
-/* One option. Returns 1 to end the walk. */
+/* Checks one option. Returns 1 to end the walk. */
 static long option_step(__attribute__((unused)) __u64 i, struct options *o)
 {
 	__u32 off = o->off, pointer = off - sizeof(struct eth_hdr), action;
@@ -96,7 +96,7 @@ static long option_step(__attribute__((unused)) __u64 i, struct options *o)
 	}
 	o->off = off + 2 + len;
 	action = type >> OPTION_ACTION_SHIFT;
-	if (action == OPTION_SKIP) /* PadN among them */
+	if (action == OPTION_SKIP) /* PadN included */
 		return 0;
 	if (action == OPTION_DISCARD)
 		pointer = 0;
@@ -104,9 +104,9 @@ static long option_step(__attribute__((unused)) __u64 i, struct options *o)
 	return 1;
 }
 
-/* A header of destination options, which is in bounds. off: from the start of the
- * frame; field: where its type is, from the IPv6 header. A function of its own, for
- * its stack.
+/* Checks a header of destination options, which is in bounds. off: from
+ * the start of the frame; field: offset from the IPv6 header of the Next
+ * Header field with its type. A function of its own, to bound the stack.
  */
 static __noinline void options_check(struct __sk_buff *skb, __u32 off,
 				     __u32 len, __u32 field,
@@ -124,8 +124,8 @@ static __noinline void options_check(struct __sk_buff *skb, __u32 off,
 		ext_bad(f, REASON(EXTENSION_FIRST), field);
 }
 
-/* The headers between the IPv6 header, which is in bounds, and a routing header.
- * f is zero. A function of its own, for its stack; f is never NULL.
+/* Checks the headers between the IPv6 header, which is in bounds, and a routing
+ * header. f is zero. A function of its own, to bound the stack; f is never NULL.
  */
 __noinline int ws_ext_find(struct __sk_buff *skb, struct ext_found *f)
 {
@@ -139,7 +139,7 @@ __noinline int ws_ext_find(struct __sk_buff *skb, struct ext_found *f)
 	for (__u32 i = 0; i <= EXT_HEADERS_MAX && !f->bad; i++) {
 		if (!nexthdr_is(next, EXT_OPTIONS))
 			break;
-		/* RFC 8200 4: this one is the first, or unknown where it is. */
+		/* RFC 8200 4: hop-by-hop options come first, or are unrecognized. */
 		if (i == EXT_HEADERS_MAX || (i && next == NEXTHDR_HOP)) {
 			ext_bad(f, REASON(EXTENSION_FIRST), field);
 			break;
@@ -176,7 +176,7 @@ __noinline int ws_ext_find(struct __sk_buff *skb, struct ext_found *f)
 	return 0;
 }
 
-/* Only the program for packets with options looks for them. Returns f->len. */
+/* Looks for the headers in the program for packets with options; 0 elsewhere. Returns f->len. */
 static __always_inline __u32 ext_find(struct __sk_buff *skb,
 				      struct ext_found *f)
 {

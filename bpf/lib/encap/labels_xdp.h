@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* XDP's half of labels_tc.h: packets with labels, and those that take a path over labels,
- * go on in programs of their own. Where there is none, TC does the work.
+/* labels_tc.h on XDP: packets with labels, and packets that take a path over labels,
+ * go on in programs of their own. If there is no such program, TC does the work.
  */
 #pragma once
 

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Labels (RFC 3032): a stack of entries, behind its bottom a word that says what is
- * inside, and then the proof. Programs that define WS_MPLS know this outer header and
- * no other; what is asked of it are the functions that srv6*.h have, too.
+/* Labels (RFC 3032): a stack of entries, then a word with the type of the inner
+ * packet, then the proof. Programs that define WS_MPLS process only this outer
+ * header; it has the same functions as srv6*.h.
  *
- * For each visit the stack has a pair: the label of a node, and the service label, which
- * names a SID of the block. Behind the first node label is an entropy indicator with its
- * label (RFC 6790). A hop writes the next pair over its own, and an entropy pair over
- * the next one, so that the packet keeps its length.
+ * For each visit the stack has a pair of labels: the label of a node, and the service
+ * label of a SID of the block. Behind the first node label there are an entropy
+ * indicator and its label (RFC 6790). A hop overwrites its own pair with the next
+ * pair, and the next pair with an entropy pair, so that the packet keeps its length.
  */
 #pragma once
 
@@ -18,12 +18,12 @@
 #include "lib/wire/ip.h"
 #include "lib/wire/net.h"
 
-/* Labels of RFC 3032 2.1 and RFC 6790 3. */
+/* Special-purpose labels of RFC 3032 2.1 and RFC 6790 3. */
 #define LABEL_IP4_NULL 0
 #define LABEL_ROUTER_ALERT 1
 #define LABEL_IP6_NULL 2
 #define LABEL_ENTROPY 7
-#define LABEL_LEAST 16 /* those below are special */
+#define LABEL_LEAST 16 /* lower labels are special-purpose */
 
 /* An entry: label 20 bits, traffic class 3, bottom of the stack 1, TTL 8. */
 #define ENTRY_LABEL_SHIFT 12
@@ -32,20 +32,20 @@
 #define ENTRY_BOTTOM 0x100U
 #define ENTRY_TTL 0xffU
 
-/* Entries that are looked at for the bottom. */
+/* Entries in which the bottom of the stack is searched. */
 #define LABELS_MAX 40
 
-/* Where our own headends put the service label of the first visit, and hops that of the
- * next one: behind the node label and the entropy pair.
+/* The entry in which our headends and hops write the service label
+ * of the next visit: behind the node label and the entropy pair.
  */
 #define SERVICE_AT 3
 
-/* Between stack and proof; see docs/protocol/mpls.md. */
+/* Between the stack and the proof; see docs/protocol/mpls.md. */
 struct word {
-	__u8 version; /* 0; its upper half keeps routers from taking it for IP (RFC 4385 3) */
+	__u8 version; /* 0; a router takes no packet with an upper half of 0 for IP (RFC 4385 3) */
 	__u8 flags;
 	__u8 reserved;
-	__u8 nexthdr; /* of what is behind the proof */
+	__u8 nexthdr; /* of the inner packet */
 };
 _Static_assert(sizeof(struct word) == 4, "word");
 
@@ -57,8 +57,8 @@ static __always_inline bool form_is_outer(__u32 form)
 	return form == WS_FORM_LABELS;
 }
 
-/* The outer header of a packet with labels, for a SID of this node. Numbers of entries
- * count from 0.
+/* The outer header of a packet with labels for a SID of
+ * this node. Entries are numbered from 0.
  */
 struct outer {
 	void *end; /* of the packet */
@@ -69,12 +69,12 @@ struct outer {
 	__u32 len; /* bytes from top to the end of the frame */
 };
 
-/* The beginning of an outer header, wherever it lies. Each has that much. */
+/* The beginning of an outer header, in a packet or in a map. Every outer header is this long. */
 struct outer_head {
 	__be32 entry[5];
 };
 
-/* Bytes of the shortest outer header: one visit. */
+/* Bytes of the shortest outer header, with one visit. */
 #define OUTER_LEN_MIN (4 * 4 + sizeof(struct word) + sizeof(struct proof_tlv))
 
 static __always_inline __u32 entry_label(__be32 entry)
@@ -87,7 +87,7 @@ static __always_inline __u32 entry_ttl(__be32 entry)
 	return bpf_ntohl(entry) & ENTRY_TTL;
 }
 
-/* The entry with another label and TTL, which is not the bottom. */
+/* The entry with another label and TTL, and without the bottom bit. */
 static __always_inline __be32 entry_of(__be32 entry, __u32 label, __u32 ttl)
 {
 	__u32 class = bpf_ntohl(entry) & 7 << ENTRY_CLASS_SHIFT;
@@ -95,7 +95,7 @@ static __always_inline __be32 entry_of(__be32 entry, __u32 label, __u32 ttl)
 	return bpf_htonl(label << ENTRY_LABEL_SHIFT | class | ttl);
 }
 
-/* Not 0, which no SID is: 0 where the label is none of the domain's services. */
+/* The SID of a service label, upper 64 bits; 0: the label is none of the domain's. */
 static __always_inline __be64 label_sid(__u32 label)
 {
 	__u32 place = label - cfg.services;
@@ -103,8 +103,8 @@ static __always_inline __be64 label_sid(__u32 label)
 	return place <= 0xffff ? cfg.block | bpf_cpu_to_be64((__u64)place) : 0;
 }
 
-/* What a stack says, in one number: the entry of the bottom, of the service label that
- * is this node's turn, and of the node label of the next visit, 0: there is none.
+/* The shape of a stack is three entry numbers in one number: the bottom, the service
+ * label of this visit, and the node label of the next visit, 0: there is none.
  */
 static __always_inline __u32 shape_bottom(__u32 shape)
 {
@@ -121,7 +121,7 @@ static __always_inline __u32 shape_next(__u32 shape)
 	return shape >> 16 & 63;
 }
 
-/* Why a label ends a stack that is before the service label, and not this node's. */
+/* The reason to refuse a stack for a label before the service label that is not this node's. */
 static __always_inline int label_bad(__u32 label)
 {
 	if (label == LABEL_IP4_NULL || label == LABEL_IP6_NULL)
@@ -131,10 +131,10 @@ static __always_inline int label_bad(__u32 label)
 	return -(int)REASON(LABEL_UNKNOWN);
 }
 
-/* The entry of the first service label, or a negative reason. Before it may be
- * this node's own label, more than once, or not, as the last router takes it off; and
- * entropy pairs. A function of its own as the next two, so that the verifier looks at the
- * loop once.
+/* The entry of the first service label, or a negative reason. This
+ * node's own label may come before it, also several times, or not at all
+ * if the last router has removed it; so may entropy pairs. A function of
+ * its own, like the next two, so that the verifier checks the loop once.
  */
 __noinline int ws_labels_service(ctx_t *ctx)
 {
@@ -186,7 +186,7 @@ __noinline int ws_labels_bottom(ctx_t *ctx)
 }
 
 /* The entry of the next visit's node label, 0: there is none, or a negative reason.
- * Behind the service label are entropy pairs where others were.
+ * Behind the service label, entropy pairs have replaced the pairs of earlier visits.
  */
 __noinline int ws_labels_next(ctx_t *ctx, __u32 service, __u32 bottom)
 {
@@ -210,8 +210,8 @@ __noinline int ws_labels_next(ctx_t *ctx, __u32 service, __u32 bottom)
 	return 0;
 }
 
-/* The shape of a stack as our own headends and hops write it, or -1: of any other, and of
- * those that have no shape. One walk from pair to pair, in place of three from entry to entry.
+/* The shape of a stack as our headends and hops write it; -1: any other stack, also
+ * one without a shape. One walk from pair to pair replaces three from entry to entry.
  */
 __noinline int ws_labels_plain(ctx_t *ctx)
 {
@@ -275,39 +275,39 @@ static __always_inline struct cursor outer_inner(const struct outer *o)
 	};
 }
 
-/* What is inside, as a Next Header value. */
+/* The inner packet's type, as a Next Header value. */
 static __always_inline __u32 outer_inner_is(const struct outer *o)
 {
 	return o->word->nexthdr;
 }
 
-/* Bytes from the outer header on: labels say none but the frame's. */
+/* Bytes from the outer header on: labels carry no length, so the frame's length counts. */
 static __always_inline __u32 outer_says_len(const struct outer *o)
 {
 	return o->len;
 }
 
-/* Where the packet goes now: the upper 64 bits of a SID. */
+/* The SID that the packet is addressed to, upper 64 bits. */
 static __always_inline __be64 outer_sid(const struct outer *o)
 {
 	return o->sid;
 }
 
-/* RFC 5129, congestion marks in labels, is not spoken. */
+/* RFC 5129, congestion marks in labels, is not supported. */
 static __always_inline __u32 outer_ecn(const struct outer *o)
 {
 	(void)o;
 	return ECN_NOT_ECT;
 }
 
-/* Of the proof, in bytes from the outer header. */
+/* Offset of the proof, in bytes from the outer header. */
 static __always_inline __u32 outer_offset(const struct outer *o,
 					  const struct proof_tlv *tlv)
 {
 	return (void *)tlv - (void *)o->top;
 }
 
-/* Labels name no source. So no path over labels has one, and none comes over SRv6. */
+/* Labels name no source. This only checks that the path is one over labels. */
 static __always_inline bool outer_is_from_headend(const struct outer *o,
 						  const struct ws_hop *hop,
 						  __be32 path)
@@ -317,7 +317,7 @@ static __always_inline bool outer_is_from_headend(const struct outer *o,
 	return form_is_outer(hop->form);
 }
 
-/* There is no room for an argument: the plan's counts alone. */
+/* Labels have no room for an argument: the plan's argument is used. */
 static __always_inline bool outer_argument_is_planned(const struct outer *o,
 						      const struct ws_hop *hop)
 {
@@ -326,7 +326,7 @@ static __always_inline bool outer_argument_is_planned(const struct outer *o,
 	return true;
 }
 
-/* From the stack, where c stands, to the proof. len: bytes from there to the end of the frame.
+/* Parses from the stack, at c, to the proof. len: bytes from c to the end of the frame.
  */
 static __always_inline reason_t labels_parse(ctx_t *ctx, struct cursor c,
 					     struct outer *o,
@@ -339,8 +339,8 @@ static __always_inline reason_t labels_parse(ctx_t *ctx, struct cursor c,
 
 	if (shape < 0) {
 		bad = -shape;
-		barrier_var(
-			bad); /* else the verifier has to know that it is not 0 */
+		barrier_var(bad);
+		/* The verifier does not know that bad is not 0. */
 		return bad ? bad : REASON(BOUNDS_BUG);
 	}
 	o->end = c.end;
@@ -369,7 +369,7 @@ static __always_inline reason_t labels_parse(ctx_t *ctx, struct cursor c,
 	return WS_REASON_NONE;
 }
 
-/* Is the stack as our own headends and hops write it? */
+/* Is the stack as our headends and hops write it? */
 static __always_inline bool outer_is_plain(const struct outer *o)
 {
 	return shape_service(o->shape) == SERVICE_AT &&
@@ -377,15 +377,15 @@ static __always_inline bool outer_is_plain(const struct outer *o)
 	       entry_label(o->top[1]) == LABEL_ENTROPY;
 }
 
-/* Where a packet goes next. */
+/* The packet's next destination. */
 struct outer_next {
 	struct sid sid;
-	__be32 *pair; /* that of the next visit, in bounds */
-	__u32 ttl; /* that it leaves with */
+	__be32 *pair; /* the pair of the next visit, in bounds */
+	__u32 ttl; /* of the packet when it leaves */
 };
 
-/* Has the packet a next visit, and may it go on? Changes nothing. first: false where
- * its TTL has been counted. It leaves with the least TTL of what is consumed, less one.
+/* Finds the next visit, and checks the TTL. Changes nothing. first: false if the TTL
+ * has been decremented. The new TTL is the least of the consumed labels' TTLs, less 1.
  */
 static __always_inline reason_t outer_find_next(const struct outer *o,
 						const struct ws_hop *hop,
@@ -415,9 +415,9 @@ static __always_inline reason_t outer_find_next(const struct outer *o,
 	return WS_REASON_NONE;
 }
 
-/* The n-th entry, if a stack of this shape begins with that of the next visit, which is
- * node and service. In one that came without its node label, and cannot become shorter
- * here, the next node's is there twice. bottom: of the entry that was there.
+/* The n-th of all entries up to the next visit's pair, in a stack that begins
+ * with that visit: node and service. A stack that came without its node label
+ * cannot become shorter here, so it gets the next node's label twice.
  */
 static __always_inline __be32 entry_written(__u32 n, __u32 all, __be32 node,
 					    __be32 service, __be32 entropy)
@@ -428,14 +428,14 @@ static __always_inline __be32 entry_written(__u32 n, __u32 all, __be32 node,
 		return node;
 	if (n == nodes + pairs)
 		return service;
-	/* In front of the service label and behind it are entropy pairs. */
+	/* Entropy pairs are before and behind the service label. */
 	if (n > nodes + pairs)
 		n--;
 	return (n - nodes) & 1 ? entropy :
 				 entry_of(node, LABEL_ENTROPY, entry_ttl(node));
 }
 
-/* The entropy label of a stack that begins so; there may be none. */
+/* The entropy label at the beginning of a stack, or LABEL_LEAST if there is none. */
 static __always_inline __u32 entropy_of(const __be32 *top)
 {
 	if (entry_label(top[0]) == LABEL_ENTROPY)
@@ -447,9 +447,9 @@ static __always_inline __u32 entropy_of(const __be32 *top)
 	return LABEL_LEAST;
 }
 
-/* Writes the entries up to the next visit's pair anew, which begins at entry next:
- * of a stack that is not as our own headends and hops write it. node and service: of
- * the next visit. A function of its own, as those above.
+/* Writes all entries up to the next visit's pair, which begins at entry next, in
+ * a stack that is not as our headends and hops write it. node and service: of the
+ * next visit. A function of its own, so that the verifier checks the loop once.
  */
 __noinline int ws_labels_write(ctx_t *ctx, __u32 next, __be32 node,
 			       __be32 service)
@@ -472,7 +472,7 @@ __noinline int ws_labels_write(ctx_t *ctx, __u32 next, __be32 node,
 	return 0;
 }
 
-/* Does not change the packet's length. */
+/* Moves on to the next visit. The packet keeps its length. */
 static __always_inline void outer_advance(ctx_t *ctx, const struct outer *o,
 					  const struct outer_next *next,
 					  bool first)
@@ -494,7 +494,7 @@ static __always_inline void outer_advance(ctx_t *ctx, const struct outer *o,
 	pair[1] = top[2] | bottom;
 }
 
-/* Where an advanced packet goes: the upper 64 bits of a SID. */
+/* The next SID of an advanced packet, upper 64 bits. */
 static __always_inline __be64 outer_advanced_sid(const struct outer *o,
 						 const struct outer_next *next)
 {
@@ -502,7 +502,7 @@ static __always_inline __be64 outer_advanced_sid(const struct outer *o,
 	return next->sid.hi;
 }
 
-/* At an egress: is there a visit behind it? */
+/* At an egress: does the stack have another visit? */
 static __always_inline bool outer_segments_remain(const struct outer *o,
 						  const struct ws_hop *hop)
 {
@@ -510,7 +510,7 @@ static __always_inline bool outer_segments_remain(const struct outer *o,
 	return shape_next(o->shape);
 }
 
-/* What was consumed is gone: the stamps alone say who was visited. */
+/* The stack no longer has the labels of earlier visits: only the stamps prove them. */
 static __always_inline bool outer_list_is_planned(const struct outer *o,
 						  const struct ws_egress *e)
 {
@@ -519,14 +519,14 @@ static __always_inline bool outer_list_is_planned(const struct outer *o,
 	return true;
 }
 
-/* What a map holds of an outer header, from its beginning. */
+/* The beginning of an outer header in a map. */
 static __always_inline const struct outer_head *outer_head_of(const __u8 *outer)
 {
 	return (const struct outer_head *)outer;
 }
 
-/* Where a packet with this header goes next: the upper 64 bits of a SID. The shapes are
- * those of entry_written.
+/* The next SID of a packet with this header, upper 64 bits.
+ * The stack is one of those that entry_written makes.
  */
 static __always_inline __be64 outer_head_sid(const struct outer_head *h)
 {
@@ -537,13 +537,13 @@ static __always_inline __be64 outer_head_sid(const struct outer_head *h)
 	return label_sid(entry_label(h->entry[2]));
 }
 
-/* And to which node, by its label. */
+/* The label of the next node of a packet with this header. */
 static __always_inline __u32 outer_head_node(const struct outer_head *h)
 {
 	return entry_label(h->entry[0]);
 }
 
-/* The same as what a way is remembered by: all packets to there take it. */
+/* The key of the remembered next hop: the label of the next node, which all SIDs there share. */
 static __always_inline __be64 outer_head_to(const struct outer_head *h)
 {
 	return outer_head_node(h);
@@ -554,14 +554,14 @@ static __always_inline __be64 outer_next_to(const struct outer_next *next)
 	return entry_label(next->pair[0]);
 }
 
-/* What an outer header says of its packet: class, and flow as entropy label. */
+/* The fields of an outer header that depend on the packet: class, and flow as entropy label. */
 struct outer_marks {
 	__u32 class; /* three bits */
 	__u32 entropy;
 };
 
-/* Those of a packet that gets its outer header. c stands behind its IP header. The class
- * is the class selector of its DSCP (RFC 2474 4.2.2, RFC 5462).
+/* The fields for a packet that gets its outer header. c: behind its IP header.
+ * The class is the class selector of its DSCP (RFC 2474 4.2.2, RFC 5462).
  */
 static __always_inline struct outer_marks outer_marks_of(struct cursor c,
 							 const struct ip *in)
@@ -574,7 +574,7 @@ static __always_inline struct outer_marks outer_marks_of(struct cursor c,
 	};
 }
 
-/* The flow of a packet that has, or will have, its outer header: the entropy label. */
+/* The flow of a packet with an outer header, or before it: the entropy label. */
 static __always_inline __u32 outer_marks_flow(struct outer_marks m)
 {
 	return m.entropy;
@@ -590,7 +590,7 @@ static __always_inline __u32 outer_flow(const struct outer *o)
 	return entropy_of(o->top);
 }
 
-/* Labels say no length. */
+/* Labels have no length field. */
 static __always_inline bool outer_can_hold(__u32 outer_len, __u32 inner_len)
 {
 	(void)outer_len;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* The answer to a packet with labels that a SID refuses: none, since they name nobody
- * to tell. TC only.
+/* The answer to a packet with labels that a SID refuses:
+ * none, since labels name no source. TC only.
  */
 #pragma once
 

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Whether a packet of which nothing else is known has labels that count. TC only. */
+/* Labels in a packet that is not parsed yet. TC only. */
 #pragma once
 
 #include "lib/hook.h"
 #include "lib/wire/cursor.h"
 #include "lib/wire/net.h"
 
-/* Bytes of the outer header, where this node's own headend has made it and can be told:
- * labels name no source.
+/* Bytes of the outer header if this node's headend has made
+ * it: always 0, since labels name no source.
  */
 static __always_inline __u32 outer_own(struct __sk_buff *skb, bool *is_ip4)
 {
@@ -16,7 +16,7 @@ static __always_inline __u32 outer_own(struct __sk_buff *skb, bool *is_ip4)
 	return 0;
 }
 
-/* Leaves c before a super-packet's IP header: no super-packet has labels here. */
+/* Moves c to a super-packet's IP header: no super-packet has labels here. */
 static __always_inline bool outer_pass(struct __sk_buff *skb, struct cursor *c,
 				       __u32 *len)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* A headend's stack of labels, of which a map has all but what differs by packet. Both
- * hooks.
+/* A headend's stack of labels: a map has all of it except
+ * the fields that differ by packet. Both hooks.
  */
 #pragma once
 
@@ -8,9 +8,9 @@
 #include "lib/wire/cursor.h"
 #include "lib/wire/net.h"
 
-/* At a headend: fills in what the prebuilt header leaves open, which has been
- * written at c, the frame's start. The class is in the entries that a router of the core
- * may find on top. Returns the proof, which is not stamped; NULL: a bug.
+/* At a headend: fills in the fields that are zero in the prebuilt header, which has
+ * been written at c, the frame's start. The class is in every entry that may be on
+ * top at a core router. Returns the proof, which is not stamped; NULL: a bug.
  */
 static __always_inline struct proof_tlv *
 outer_finish(struct cursor c, __u32 outer_len, __u32 inner_len, bool is_ip4,

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Labels that were kept while their packet was in a function. */
+/* Labels that are kept while their packet is in a function. */
 #pragma once
 
 #include "lib/encap/mpls.h"
@@ -13,9 +13,9 @@ static __always_inline bool outer_head_has_options(const struct outer_head *h)
 	return false;
 }
 
-/* After a function: labels that were kept have been written before what the function has
- * sent, and say nothing of its length. Returns the proof, which is not stamped; NULL: the
- * packet is not what was given to the function, or a bug.
+/* After a function: the kept labels have been written before the packet that the
+ * function sent; they have no length. Returns the proof, which is not stamped; NULL:
+ * the packet has another type than the one that went to the function, or a bug.
  */
 static __always_inline struct proof_tlv *
 outer_finish_kept(ctx_t *ctx, __u32 tlv_off, __u32 outer_len, __u32 inner_len)
@@ -36,7 +36,7 @@ outer_finish_kept(ctx_t *ctx, __u32 tlv_off, __u32 outer_len, __u32 inner_len)
 	inner = (void *)(tlv + 1);
 	if ((void *)(inner + 1) > c.end)
 		return NULL;
-	/* The word says what was given to the function: this must be that. */
+	/* The word has the type of the packet that went to the function. */
 	if (word->nexthdr != (*inner >> 4 == 4 ? NEXTHDR_IPV4 : NEXTHDR_IPV6))
 		return NULL;
 	return tlv;

@@ -6,9 +6,9 @@
 #include "lib/hook.h"
 #include "lib/wire/net.h"
 
-/* len bytes before a packet, which is one with labels then, also for a device that
- * computes checksums: one that knows them of IP alone would write a wrong one. Moves it:
- * every pointer taken before is gone.
+/* Inserts len bytes before a packet and makes it one of type MPLS, also
+ * for a device that computes checksums: with the type IP it would write
+ * wrong ones. Moves the packet: every pointer taken before is gone.
  */
 static __always_inline long push(struct __sk_buff *skb, __u32 len, bool is_ip4)
 {

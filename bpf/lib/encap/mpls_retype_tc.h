@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* What the kernel takes a packet for, on TC. */
+/* Sets the type of a packet for the kernel, on TC. */
 #pragma once
 
 #include "lib/hook.h"
@@ -7,10 +7,10 @@
 
 #define VLAN_BYTES 4
 
-/* Makes the frame's type, and what the kernel takes the packet for, one of proto, in the
- * host's order. No helper does that for labels. But a tag that is taken off names what was
- * behind it: of two tags one lies in the frame, and what is behind that is written over.
- * Moves the packet: every pointer taken before is gone.
+/* Sets the frame's type and skb->protocol to proto, in the host's order. No
+ * helper sets MPLS. But removing a VLAN tag sets the type that follows the tag:
+ * this pushes two tags, one of which lies in the frame, and overwrites the type
+ * behind that one. Moves the packet: every pointer taken before is gone.
  */
 static __always_inline long retype(struct __sk_buff *skb, __u32 proto)
 {

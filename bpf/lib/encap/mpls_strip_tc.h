@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Labels away, on TC. */
+/* Removes labels, on TC. */
 #pragma once
 
 #include "lib/encap/mpls_retype_tc.h"
 #include "lib/hook.h"
 #include "lib/wire/net.h"
 
-/* Takes len bytes from before a packet of that version. The kernel makes packets of IP
- * alone shorter. Moves it: every pointer taken before is gone.
+/* Removes len bytes before an inner packet of this version. The kernel shortens
+ * only IP packets. Moves the packet: every pointer taken before is gone.
  */
 static __always_inline long strip(struct __sk_buff *skb, __u32 len, bool is_ip4)
 {

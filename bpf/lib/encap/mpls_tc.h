@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* From the label stack of a packet for a SID to its proof, on TC. */
+/* Parses from the label stack of a packet for a SID to its proof, on TC. */
 #pragma once
 
 #include "lib/encap/ext_tc.h"
@@ -11,12 +11,12 @@
 #include "lib/wire/cursor.h"
 #include "lib/wire/net.h"
 
-/* All that may be before an inner packet. */
+/* The most bytes before an inner packet. */
 #define LABELS_LEN                                                             \
 	(sizeof(struct eth_hdr) + 4 * LABELS_MAX + sizeof(struct word) +       \
 	 sizeof(struct proof_tlv))
 
-/* Makes all headers linear that will be read, up to the inner one. */
+/* Makes all headers linear that are read, up to the inner one. */
 static __always_inline long outer_pull(struct __sk_buff *skb,
 				       struct ext_found *found)
 {
@@ -24,7 +24,7 @@ static __always_inline long outer_pull(struct __sk_buff *skb,
 	return rules_pull(skb, LABELS_LEN, LABELS_LEN + sizeof(struct ip6_hdr));
 }
 
-/* From the stack, where c stands, to the proof. */
+/* Parses from the stack, at c, to the proof. */
 static __always_inline reason_t outer_parse(struct __sk_buff *skb,
 					    struct cursor c, struct outer *o,
 					    struct proof_tlv **proof,
@@ -35,7 +35,7 @@ static __always_inline reason_t outer_parse(struct __sk_buff *skb,
 			    skb->len - sizeof(struct eth_hdr));
 }
 
-/* Is the packet on its way to another node of the domain? */
+/* Is this the label of another node of the domain? */
 static __always_inline bool label_is_others(__be32 top)
 {
 	__u32 label = entry_label(top);
@@ -43,7 +43,7 @@ static __always_inline bool label_is_others(__be32 top)
 	return label != cfg.label && bpf_map_lookup_elem(&ws_labels, &label);
 }
 
-/* Counts a router on the way. False: the TTL is used up. */
+/* Decrements the TTL. False: the TTL is used up. */
 static __always_inline bool label_count_ttl(__be32 *top)
 {
 	if (entry_ttl(*top) <= 1)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* The way to the next node, by its label: where it is says ws_labels, and how to get there
- * the kernel's table of routes. TC only.
+/* The route to the next node: ws_labels maps its label to its
+ * address, and the kernel's routing table has the route. TC only.
  */
 #pragma once
 
@@ -11,8 +11,8 @@
 
 #define ENOENT 2
 
-/* The outer header of a packet that has it, which was pulled before; NULL is a bug
- * that drops.
+/* The outer header of a packet, which was pulled before;
+ * NULL is a bug, and the packet is dropped.
  */
 static __always_inline const struct outer_head *
 outer_head(struct __sk_buff *skb)
@@ -24,8 +24,8 @@ outer_head(struct __sk_buff *skb)
 	return cursor_take(&c, struct outer_head);
 }
 
-/* The way of a packet of len bytes with its labels; see route_ask. Equal-cost routes are
- * chosen by the entropy label: as the flow label, or as ports.
+/* The route of a packet of len bytes with its labels; see route_ask. The entropy
+ * label selects among equal-cost routes: as the flow label, or as ports.
  */
 static __always_inline long label_route_ask(struct __sk_buff *skb, __u32 label,
 					    __u32 entropy, __u32 len,
@@ -52,7 +52,7 @@ static __always_inline long label_route_ask(struct __sk_buff *skb, __u32 label,
 	return bpf_fib_lookup(skb, p, sizeof(*p), 0);
 }
 
-/* The way of the packet as it is; see route_find. */
+/* The route of the packet as it is; see route_find. */
 static __always_inline long outer_route_find(struct __sk_buff *skb,
 					     const struct outer_head *h,
 					     struct bpf_fib_lookup *p)
@@ -61,7 +61,7 @@ static __always_inline long outer_route_find(struct __sk_buff *skb,
 			       frame_longest(skb), p);
 }
 
-/* The way of a packet that will have this header, and then len bytes; see route_ask. */
+/* The route of a packet that will have this header, and then len bytes; see route_ask. */
 static __always_inline long outer_route_ask(struct __sk_buff *skb,
 					    const struct outer_head *h,
 					    struct outer_marks marks, __u32 len,

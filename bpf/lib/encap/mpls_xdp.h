@@ -8,8 +8,8 @@
 #include "lib/wire/ip.h"
 #include "lib/wire/net.h"
 
-/* Bytes from the stack to the end of the frame. A frame that ends in the first buffer
- * just where the inner header says needs no helper to tell.
+/* Bytes from the stack to the end of the frame. No helper is called if
+ * the first buffer ends exactly where the inner header's length says.
  */
 static __always_inline __u32 labels_frame_len(ctx_t *ctx, const struct outer *o)
 {
@@ -22,8 +22,8 @@ static __always_inline __u32 labels_frame_len(ctx_t *ctx, const struct outer *o)
 	return ctx_len(ctx) - sizeof(struct eth_hdr);
 }
 
-/* From the stack, where c stands, of a packet for a SID of this node to its proof.
- * *len: bytes from the stack on. False: not for XDP.
+/* Parses a packet for a SID of this node from the stack, at c, to
+ * the proof. *len: bytes from the stack on. False: not for XDP.
  */
 static __always_inline bool
 outer_parse_xdp(ctx_t *ctx, const struct eth_hdr *eth, struct cursor c,
@@ -37,12 +37,12 @@ outer_parse_xdp(ctx_t *ctx, const struct eth_hdr *eth, struct cursor c,
 	return true;
 }
 
-/* Eights of bytes in every outer header, behind its first entry. */
+/* Pieces of 8 bytes in every outer header, behind its first entry. */
 #define OUTER_LEAST ((OUTER_LEN_MIN - 4) / 8)
 
-/* A pair of entries at a time, where a helper would take as long as a look-up. False: a
- * bug. len: in the bounds of ws_headend.outer, where outer lies, and 4 more than a
- * multiple of 8.
+/* Copies a pair of entries at a time: a helper would take as long as
+ * a look-up. False: a bug. len: in the bounds of ws_headend.outer,
+ * which outer points to, and a multiple of 8, plus 4.
  */
 static __always_inline bool outer_write(ctx_t *ctx, const __u8 *outer,
 					__u32 len)

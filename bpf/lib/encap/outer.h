@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* The outer header that this program is compiled for. Both hooks. */
+/* The outer header that this program is compiled for: SRv6 or labels. Both hooks. */
 #pragma once
 
 #ifdef WS_MPLS

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* What that kind answers to a refusal. TC only. */
+/* The ICMP errors for the outer header of outer.h. TC only. */
 #pragma once
 
 #ifdef WS_MPLS

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* That kind in a packet of which nothing else is known. TC only. */
+/* The outer header of outer.h in a packet that is not parsed yet. TC only. */
 #pragma once
 
 #ifdef WS_MPLS

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* A headend's outer header of that kind. Both hooks. */
+/* A headend's outer header, of the kind of outer.h. Both hooks. */
 #pragma once
 
 #ifdef WS_MPLS

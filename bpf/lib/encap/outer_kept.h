@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* That kind, as it was kept while its packet was in a function. Both hooks. */
+/* The outer header of outer.h, kept while its packet is in a function. Both hooks. */
 #pragma once
 
 #ifdef WS_MPLS

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Room for that kind. TC only. */
+/* Inserts room for the outer header of outer.h. TC only. */
 #pragma once
 
 #ifdef WS_MPLS

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* That kind away. TC only. */
+/* Removes the outer header of outer.h. TC only. */
 #pragma once
 
 #ifdef WS_MPLS

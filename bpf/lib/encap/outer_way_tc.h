@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* The way to the next visit for that kind. TC only. */
+/* The route to the next visit, by the outer header of outer.h. TC only. */
 #pragma once
 
 #ifdef WS_MPLS

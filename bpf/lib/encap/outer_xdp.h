@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* The parse of that kind, on XDP. */
+/* Parses the outer header of outer.h, on XDP. */
 #pragma once
 
 #ifdef WS_MPLS

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* A headend is told that a packet of its own was too long. TC only: nobody but a
- * node inside the domain says so.
+/* Processes ICMP errors for packets of a headend that were too
+ * long. TC only: only nodes inside the domain send such errors.
  */
 #pragma once
 
@@ -13,13 +13,13 @@
 #include "lib/wire/icmp.h"
 #include "lib/wire/net.h"
 
-/* RFC 8201 4: a larger size is tried again after ten minutes. */
+/* RFC 8201 4: a higher MTU is tried again after ten minutes. */
 #define PATH_MTU_LIFE_NS (600 * 1000000000ULL)
 
-/* A packet that is told of was sent this many numbers ago at most: some seconds. */
+/* The quoted packet must be one of this many latest packets: of the last seconds. */
 #define PATH_MTU_WINDOW (1ULL << 24)
 
-/* An ICMPv6 error as it begins, about a packet of a headend. */
+/* The beginning of an ICMPv6 error about a headend's packet. */
 struct quoted_packet {
 	struct icmp6_hdr icmp;
 	struct ip6_hdr ip6;
@@ -31,8 +31,8 @@ _Static_assert(sizeof(struct quoted_packet) == 56, "no gaps");
 
 #define QUOTED_OFF (sizeof(struct eth_hdr) + sizeof(struct ip6_hdr))
 
-/* Has this headend given out the number a moment ago? Who has not seen a packet
- * does not know one. The masks of opot hide it.
+/* Has this headend used the number a short time ago? Only nodes on the packet's way
+ * have seen its number. opot hides the number with masks, so it is not checked.
  */
 static __always_inline bool rnd_is_recent(const struct ws_headend *h, __u64 rnd)
 {
@@ -48,8 +48,8 @@ static __always_inline bool rnd_is_recent(const struct ws_headend *h, __u64 rnd)
 	return n && counter <= n->last && counter + PATH_MTU_WINDOW > n->last;
 }
 
-/* The entry of the headend that made the packet which t and tlv are of; NULL: none
- * of this node did.
+/* The entry of this node's headend that made the quoted
+ * packet t, with the proof tlv; NULL: there is none.
  */
 static __always_inline const struct ws_headend *
 path_mtu_headend(const struct quoted_packet *t, const struct proof_tlv *tlv)
@@ -69,8 +69,8 @@ path_mtu_headend(const struct quoted_packet *t, const struct proof_tlv *tlv)
 	return rnd_is_recent(h, bpf_be64_to_cpu(tlv->rnd)) ? h : NULL;
 }
 
-/* Remembers what a Packet Too Big for this node says of a path. Such a message
- * then goes up the stack as any other, which has no use for it.
+/* Remembers the MTU of a Packet Too Big for this node. The message then
+ * goes up the kernel's stack like any other, which does not use it.
  */
 __noinline int ws_path_mtu_learn(struct __sk_buff *skb)
 {
@@ -87,7 +87,7 @@ __noinline int ws_path_mtu_learn(struct __sk_buff *skb)
 	    t.ip6.src[0] != cfg.address[0] || t.ip6.src[1] != cfg.address[1] ||
 	    !in_block(t.ip6.dst[0]))
 		return 0;
-	/* Somebody on the way may have put options before the SRH. */
+	/* A node on the way may have put options before the SRH. */
 	ext = ws_ext_skip(skb, QUOTED_OFF + sizeof(t.icmp), t.ip6.nexthdr);
 	if (ext < 0 ||
 	    (ext && bpf_skb_load_bytes(skb, QUOTED_OFF + QUOTED_SRH + ext,
@@ -107,12 +107,12 @@ __noinline int ws_path_mtu_learn(struct __sk_buff *skb)
 	if (!m)
 		return 0;
 	mtu = bpf_ntohl(t.icmp.data);
-	/* RFC 8201 4: less than every link takes is not believed. */
+	/* RFC 8201 4: every link carries IP6_MIN_MTU, so a lower MTU is not accepted. */
 	if (mtu < IP6_MIN_MTU)
 		mtu = IP6_MIN_MTU;
 	mtu -= h->outer_len + ext;
 	now = bpf_ktime_get_coarse_ns();
-	/* Nor more than was told before. */
+	/* A lower MTU is still valid: a higher one is not accepted. */
 	if (m->path == h->path && m->expires > now && m->mtu < mtu)
 		return 0;
 	m->path = h->path;

@@ -8,12 +8,12 @@
 
 #define EALREADY 114
 
-/* linux/bpf.h since 6.3: what is left is IPv6. */
+/* linux/bpf.h since 6.3: the remaining packet is IPv6. */
 #define BPF_F_ADJ_ROOM_DECAP_L3_IPV6 (1ULL << 8)
 
-/* The packet is a tunnel's already, or once was: the kernel keeps one pair of
- * inner offsets, and it is taken. Without the flag that sets them nothing tells
- * the kernel either that an IPv4 packet is one of IPv6 now.
+/* The packet is or was encapsulated by a tunnel: the kernel keeps one pair
+ * of inner offsets, and they are in use. Without the flag that sets them
+ * the kernel also keeps the type IPv4 for a packet that becomes IPv6.
  */
 static __always_inline long push_again(struct __sk_buff *skb, __u32 len,
 				       bool is_ip4)
@@ -25,7 +25,7 @@ static __always_inline long push_again(struct __sk_buff *skb, __u32 len,
 		return bpf_skb_adjust_room(skb, len, BPF_ADJ_ROOM_MAC,
 					   BPF_F_ADJ_ROOM_FIXED_GSO);
 	if (!cfg.decap_l3) {
-		/* Of a super-packet it would change what is inside, too. */
+		/* For a super-packet the helper would also change the inner packet's type. */
 		if (skb->gso_size)
 			return -EALREADY;
 		rc = bpf_skb_change_proto(skb, bpf_htons(ETH_P_IPV6), 0);
@@ -42,8 +42,8 @@ static __always_inline long push_again(struct __sk_buff *skb, __u32 len,
 						BPF_F_ADJ_ROOM_FIXED_GSO);
 }
 
-/* len bytes before a packet of that version, which is one of IPv6 then. Moves
- * it: every pointer taken before is gone.
+/* Inserts len bytes before a packet of this version, and makes it an
+ * IPv6 packet. Moves the packet: every pointer taken before is gone.
  */
 static __always_inline long push(struct __sk_buff *skb, __u32 len, bool is_ip4)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Whether a packet is segment-routed, whoever made it so: what the boundary of the
- * domain lets neither in nor out. TC only.
+/* Is a packet segment-routed, by this domain or by another one? The
+ * boundary of the domain lets such packets neither in nor out. TC only.
  */
 #pragma once
 
@@ -9,13 +9,13 @@
 #include "lib/wire/ip6_walk.h"
 #include "lib/wire/net.h"
 
-/* Extension headers that are looked through for an SRH. */
+/* Extension headers in which an SRH is searched. */
 #define EXTENSIONS_MAX 4
 
-/* Is there an SRH among the headers before the upper layer? What has more of
- * them than we look through, or is not whole, counts as if there were. Of a
- * fragmented packet the first fragment has it, without which the others are
- * nothing.
+/* Is there an SRH among the headers before the upper layer? A
+ * packet with more headers, or a truncated one, counts as if
+ * it had an SRH. In a fragmented packet the first fragment
+ * has it; without the first the other fragments are useless.
  */
 __noinline int ws_has_srh(struct __sk_buff *skb)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* The segment list that a packet carries, beside that of the plan. */
+/* Compares the segment list in a packet with the plan's. */
 #pragma once
 
 #include <waystamp/abi.h>
@@ -10,10 +10,10 @@ static __always_inline __u64 sid_diff(const struct sid *a, const struct sid *b)
 	return (a->hi ^ b->hi) | (a->lo ^ b->lo);
 }
 
-/* carried: the segment list in the packet, n entries; end: of the packet. Two
- * entries at a time: behind the last one is the proof, which is longer than one.
- * Without a loop, whose counters the compiler would keep in memory. A function of
- * its own, for its registers.
+/* carried: the segment list in the packet, n entries; end: of the packet.
+ * Compares two entries at a time: the proof behind the last entry is
+ * longer than an entry. Without a loop, whose counters the compiler would
+ * keep in memory. A function of its own, to free registers.
  */
 static __noinline bool segments_equal(const struct sid *carried, __u32 n,
 				      const void *end,

@@ -9,7 +9,7 @@
 #include "lib/wire/ip6_walk.h"
 #include "lib/wire/net.h"
 
-/* RFC 8754 2; the segment list follows, its last segment first, then TLVs. */
+/* RFC 8754 2; then come the segment list, last segment first, and the TLVs. */
 struct srh {
 	__u8 nexthdr;
 	__u8 hdrlen; /* 8-octet units, not counting the first */
@@ -21,13 +21,13 @@ struct srh {
 };
 _Static_assert(sizeof(struct srh) == 8, "SRH");
 
-/* Offsets of fields that ICMP errors point at. */
+/* Offsets of fields, for ICMP errors. */
 #define SRH_HDRLEN_OFF 1
 #define SRH_SEGMENTS_LEFT_OFF 3
 
-/* Of a packet for a SID of this node: RFC 8754 4.3.1.1, S03 to S12, and our bounds. c stands at the SRH
- * and is moved to the segment list. *n: entries in the list, all in bounds, as
- * is the whole header.
+/* Checks the SRH of a packet for a SID of this node: RFC 8754 4.3.1.1, S03
+ * to S12, and our bounds. c is at the SRH, and moves to the segment list.
+ * *n: entries in the list. All entries, and the whole header, are in bounds.
  */
 static __always_inline reason_t srh_check(struct cursor *c, struct srh **out,
 					  __u32 *n)
@@ -44,8 +44,8 @@ static __always_inline reason_t srh_check(struct cursor *c, struct srh **out,
 	*n = srh->last_entry + 1;
 	if (2 * *n > srh->hdrlen)
 		return REASON(SRH_LAST_ENTRY);
-	/* One past the last entry is legal: a reduced SRH leaves its first
-	 * segment out.
+	/* Last Entry + 1 is legal: a reduced SRH does not
+	 * contain its first segment.
 	 */
 	if (srh->segments_left > *n)
 		return REASON(SRH_SEGMENTS_LEFT);
@@ -56,8 +56,8 @@ static __always_inline reason_t srh_check(struct cursor *c, struct srh **out,
 	return WS_REASON_NONE;
 }
 
-/* True where the proof TLV is the only one, right behind the segment list: what
- * our own headends send.
+/* Is the proof TLV the only TLV, directly behind the
+ * segment list? Our own headends send it there.
  */
 static __always_inline bool tlv_at_once(const struct srh *srh, __u32 n,
 					const struct proof_tlv *tlv)

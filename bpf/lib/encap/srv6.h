@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* SRv6: an IPv6 header, a segment routing header and, as a TLV of that, the proof.
- * All that the programs know of it is in this folder. Outside of it nobody reads a
- * field of struct outer or of struct outer_head; what is asked of them are the
- * functions of the files srv6*.h.
+/* SRv6: an IPv6 header, a segment routing header and in it, as
+ * a TLV, the proof. Only this folder contains code about these
+ * headers. Code outside of it reads no field of struct outer
+ * or struct outer_head; it uses the functions of srv6*.h.
  */
 #pragma once
 
@@ -17,7 +17,7 @@
 #include "lib/wire/ip.h"
 #include "lib/wire/net.h"
 
-/* The kernel finds the way, and sends by it. */
+/* The kernel routes and sends the packet by its outer header. */
 #define OUTER_IS_IP true
 #define OUTER_PROTO ETH_P_IPV6
 
@@ -32,18 +32,18 @@ struct outer {
 	struct ip6_hdr *ip6;
 	struct srh *srh;
 	struct sid *list;
-	__u32 segments; /* in the list carried */
+	__u32 segments; /* entries in the packet's list */
 	__u32 ext; /* bytes between ip6 and srh; see outer_ext */
 };
 
-/* The beginning of an outer header, wherever it lies: before a packet, or among what
- * a map holds. It says where the packet goes next.
+/* The beginning of an outer header, in a packet or in a
+ * map. It contains the packet's next destination.
  */
 struct outer_head {
 	struct ip6_hdr ip6;
 };
 
-/* Bytes of the shortest outer header: one segment, and no TLV but the proof. */
+/* Bytes of the shortest outer header: one segment, and no TLV except the proof. */
 #define OUTER_LEN_MIN (WS_OUTER_MAX - 16 * (WS_SEGS_MAX - 1))
 
 /* Bytes of extension headers before the SRH. */
@@ -67,19 +67,19 @@ static __always_inline struct cursor outer_inner(const struct outer *o)
 	};
 }
 
-/* What is inside, as a Next Header value. */
+/* The inner packet's type, as a Next Header value. */
 static __always_inline __u32 outer_inner_is(const struct outer *o)
 {
 	return o->srh->nexthdr;
 }
 
-/* Bytes from the outer header on, as it says; no frame is shorter. */
+/* Bytes from the outer header on, by its payload length; no frame is shorter. */
 static __always_inline __u32 outer_says_len(const struct outer *o)
 {
 	return ip6_len(o->ip6);
 }
 
-/* Where the packet goes now: the upper 64 bits of a SID. */
+/* The SID that the packet is addressed to, upper 64 bits. */
 static __always_inline __be64 outer_sid(const struct outer *o)
 {
 	return o->ip6->dst[0];
@@ -90,16 +90,16 @@ static __always_inline __u32 outer_ecn(const struct outer *o)
 	return ip6_ecn(o->ip6);
 }
 
-/* Of the proof, in bytes from the outer header. */
+/* Offset of the proof, in bytes from the outer header. */
 static __always_inline __u32 outer_offset(const struct outer *o,
 					  const struct proof_tlv *tlv)
 {
 	return (void *)tlv - (void *)o->ip6;
 }
 
-/* RFC 8754 5.1: a SID takes packets from sources of the domain only, and here
- * that means from the headends of the path. It tells strangers from insiders, as
- * far as routing lets nobody use another's address; it is no proof.
+/* RFC 8754 5.1: a SID accepts packets only from sources in the domain, and
+ * here only from headends of the path. This rejects outside senders only
+ * as far as routing prevents forged source addresses; it is no proof.
  */
 static __always_inline bool outer_is_from_headend(const struct outer *o,
 						  const struct ws_hop *hop,
@@ -108,7 +108,7 @@ static __always_inline bool outer_is_from_headend(const struct outer *o,
 	const __be64 *src = o->ip6->src, *one = hop->source;
 	struct ws_source_key k = { .path = path };
 
-	/* :: stands for several, and is none of them. */
+	/* :: means several headends, and is the address of none. */
 	if (one[0] | one[1])
 		return !((src[0] ^ one[0]) | (src[1] ^ one[1]));
 	k.addr[0] = src[0];
@@ -116,8 +116,8 @@ static __always_inline bool outer_is_from_headend(const struct outer *o,
 	return bpf_map_lookup_elem(&ws_sources, &k);
 }
 
-/* RFC 9800 4.1 N01: are there more C-SIDs in the destination? The plan says
- * whether the SID is of that flavour; to all others the argument says nothing.
+/* RFC 9800 4.1 N01: are there more C-SIDs in the destination? The plan has
+ * the SID's flavour; for other flavours the argument has no meaning here.
  */
 static __always_inline bool argument_is_csids(const struct outer *o,
 					      const struct ws_hop *hop)
@@ -125,8 +125,8 @@ static __always_inline bool argument_is_csids(const struct outer *o,
 	return hop->form == WS_FORM_CSID && o->ip6->dst[1];
 }
 
-/* Is the argument of a function's SID the plan's? A field on the wire chooses no
- * state. A compressed list has no room for arguments: there the plan's counts alone.
+/* Is the argument of a function's SID the plan's? A field of the packet must not select
+ * state. A compressed list has no room for arguments: there the plan's argument is used.
  */
 static __always_inline bool outer_argument_is_planned(const struct outer *o,
 						      const struct ws_hop *hop)
@@ -135,15 +135,15 @@ static __always_inline bool outer_argument_is_planned(const struct outer *o,
 	       o->ip6->dst[1] == bpf_cpu_to_be64(hop->argument);
 }
 
-/* Where a packet goes next. */
+/* The packet's next destination. */
 struct outer_next {
 	struct sid sid;
-	bool shifted; /* from the destination itself: Segments Left stays */
+	bool shifted; /* the segment comes from the destination: Segments Left stays */
 };
 
-/* RFC 8986 4.1 and RFC 9800 4.1: has the packet a next segment, and may it go on?
- * Changes nothing. first: false where a function of this node has just let it go,
- * so that its hop limit has been counted.
+/* RFC 8986 4.1 and RFC 9800 4.1: finds the next segment, and checks the
+ * hop limit. Changes nothing. first: false if a function of this node has
+ * just released the packet, so that its hop limit has been decremented.
  */
 static __always_inline reason_t outer_find_next(const struct outer *o,
 						const struct ws_hop *hop,
@@ -183,7 +183,7 @@ static __always_inline void outer_advance(ctx_t *ctx, const struct outer *o,
 		o->srh->segments_left--;
 }
 
-/* Where an advanced packet goes: the upper 64 bits of a SID. */
+/* The next SID of an advanced packet, upper 64 bits. */
 static __always_inline __be64 outer_advanced_sid(const struct outer *o,
 						 const struct outer_next *next)
 {
@@ -191,7 +191,7 @@ static __always_inline __be64 outer_advanced_sid(const struct outer *o,
 	return outer_sid(o);
 }
 
-/* At an egress: are there segments behind it, in the list or in the destination? */
+/* At an egress: are more segments left, in the list or in the destination? */
 static __always_inline bool outer_segments_remain(const struct outer *o,
 						  const struct ws_hop *hop)
 {
@@ -205,19 +205,19 @@ static __always_inline bool outer_list_is_planned(const struct outer *o,
 	return segments_equal(o->list, o->segments, o->end, e);
 }
 
-/* What a map holds of an outer header, from its beginning. */
+/* The beginning of an outer header in a map. */
 static __always_inline const struct outer_head *outer_head_of(const __u8 *outer)
 {
 	return (const struct outer_head *)outer;
 }
 
-/* Where a packet with this header goes next: the upper 64 bits of a SID. */
+/* The next SID of a packet with this header, upper 64 bits. */
 static __always_inline __be64 outer_head_sid(const struct outer_head *h)
 {
 	return h->ip6.dst[0];
 }
 
-/* The same as what a way is remembered by: all packets to there take it. */
+/* The key of the remembered next hop: the next SID, upper 64 bits. */
 static __always_inline __be64 outer_head_to(const struct outer_head *h)
 {
 	return outer_head_sid(h);
@@ -228,13 +228,13 @@ static __always_inline __be64 outer_next_to(const struct outer_next *next)
 	return next->sid.hi;
 }
 
-/* What an outer header says of its packet: class, ECN and flow. */
+/* The fields of an outer header that depend on the packet: class, ECN and flow. */
 struct outer_marks {
 	__be32 vtc_flow;
 };
 
-/* Those of a packet that gets its outer header. c stands behind its IP header. RFC
- * 8754 5.1 has the source set the flow label.
+/* The fields for a packet that gets its outer header. c: behind
+ * its IP header. By RFC 8754 5.1 the source sets the flow label.
  */
 static __always_inline struct outer_marks outer_marks_of(struct cursor c,
 							 const struct ip *in)
@@ -243,7 +243,7 @@ static __always_inline struct outer_marks outer_marks_of(struct cursor c,
 				     flow_label(flow_hash(c, in)) };
 }
 
-/* The flow of a packet that has, or will have, its outer header: the flow label. */
+/* The flow of a packet with an outer header, or before it: the flow label. */
 static __always_inline __u32 outer_marks_flow(struct outer_marks m)
 {
 	return bpf_ntohl(m.vtc_flow & IP6_FLOW_MASK);
@@ -259,14 +259,14 @@ static __always_inline __u32 outer_flow(const struct outer *o)
 	return bpf_ntohl(o->ip6->vtc_flow & IP6_FLOW_MASK);
 }
 
-/* Can a header of so many bytes say that so many are in it? */
+/* Does the sum of these lengths, in bytes, fit into the payload length? */
 static __always_inline bool outer_can_hold(__u32 outer_len, __u32 inner_len)
 {
 	return inner_len + outer_len - sizeof(struct ip6_hdr) <= 65535;
 }
 
-/* The headers at the beginning of a frame whose outer header has just been written,
- * and of which only the proof may lie elsewhere than the headers say.
+/* The headers at the beginning of a frame whose outer header has just been
+ * written. Only the proof may be at another place than behind the segment list.
  */
 struct outer_written {
 	struct eth_hdr *eth;
@@ -275,15 +275,15 @@ struct outer_written {
 	struct proof_tlv *tlv;
 };
 
-/* c: the frame's start; tlv_off: of the proof, from the outer header. False: a bug. */
+/* c: the frame's start; tlv_off: offset of the proof in the outer header. False: a bug. */
 static __always_inline bool outer_find_written(struct cursor c, __u32 tlv_off,
 					       struct outer_written *w)
 {
 	w->eth = cursor_take(&c, struct eth_hdr);
 	if (!w->eth)
 		return false;
-	/* Else the compiler adds before it subtracts, and the verifier sees a
-	 * pointer before the packet.
+	/* Otherwise the compiler adds before it subtracts,
+	 * and the verifier sees a pointer before the packet.
 	 */
 	barrier_var(tlv_off);
 	w->tlv = c.pos + (tlv_off & 511);

@@ -12,8 +12,8 @@
 #include "lib/wire/icmp.h"
 #include "lib/wire/net.h"
 
-/* What the source of a packet is told that a SID refused for r, as ICMP6_ERROR;
- * 0: nothing, which is the answer to whatever may be an attack.
+/* The ICMP error, as ICMP6_ERROR, for a packet that a SID refuses
+ * with reason r; 0: none. Packets that may be attacks get no error.
  */
 static __always_inline __u32 outer_error(reason_t r, const struct outer *o)
 {

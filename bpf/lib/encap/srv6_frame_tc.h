@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Whether a packet of which nothing else is known has an outer header, and how long
- * that is. TC only.
+/* The outer header, and its length, in a packet that is not
+ * parsed yet. TC only.
  */
 #pragma once
 
@@ -11,8 +11,8 @@
 #include "lib/wire/cursor.h"
 #include "lib/wire/net.h"
 
-/* Bytes of the outer header, where this node's own headend has made it; else 0.
- * *is_ip4: what is in it is IPv4.
+/* Bytes of the outer header if this node's own headend has
+ * made it; else 0. *is_ip4: the inner packet is IPv4.
  */
 static __always_inline __u32 outer_own(struct __sk_buff *skb, bool *is_ip4)
 {
@@ -34,8 +34,8 @@ static __always_inline __u32 outer_own(struct __sk_buff *skb, bool *is_ip4)
 	return sizeof(*ip6) + ext + (srh->hdrlen + 1) * 8;
 }
 
-/* Leaves c behind the outer header, of *len bytes, or before the packet if it has
- * none. False: the packet is cut off.
+/* Moves c behind the outer header, of *len bytes, or to the packet's
+ * IP header if it has no outer header. False: the packet is truncated.
  */
 static __always_inline bool outer_pass(struct __sk_buff *skb, struct cursor *c,
 				       __u32 *len)

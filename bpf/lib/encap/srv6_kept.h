@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* An outer header that was kept while its packet was in a function. Both hooks. */
+/* An outer header that is kept while its packet is in a function. Both hooks. */
 #pragma once
 
 #include "lib/encap/ext.h"
@@ -7,14 +7,14 @@
 #include "lib/hook.h"
 #include "lib/wire/net.h"
 
-/* Options stand before the SRH, which another program has to look for. */
+/* Are options before the SRH? Another program searches the SRH behind them. */
 static __always_inline bool outer_head_has_options(const struct outer_head *h)
 {
 	return nexthdr_is(h->ip6.nexthdr, EXT_OPTIONS);
 }
 
-/* What the SRH says is behind it, of a packet with options before it; -1: it has
- * none.
+/* The Next Header of the SRH, in a packet with options
+ * before the SRH; -1: there is no SRH.
  */
 static __always_inline int ext_inner(ctx_t *ctx, __u32 next)
 {
@@ -29,10 +29,10 @@ static __always_inline int ext_inner(ctx_t *ctx, __u32 next)
 	return inner;
 }
 
-/* After a function: an outer header that was kept has been written before what the
- * function has sent. What it has done to the packet's length is the payload
- * length's matter; all else is as it was kept. Returns the proof, which is not
- * stamped; NULL: the packet is not what was given to the function, or a bug.
+/* After a function: the kept outer header has been written before the packet that
+ * the function sent. Only the payload length changes, as the function may have
+ * changed the packet's length. Returns the proof, which is not stamped; NULL: the
+ * packet has another type than the one that went to the function, or a bug.
  */
 static __always_inline struct proof_tlv *
 outer_finish_kept(ctx_t *ctx, __u32 tlv_off, __u32 outer_len, __u32 inner_len)
@@ -42,7 +42,7 @@ outer_finish_kept(ctx_t *ctx, __u32 tlv_off, __u32 outer_len, __u32 inner_len)
 
 	if (!outer_find_written(ctx_cursor(ctx), tlv_off, &w))
 		return NULL;
-	/* The SRH says what was given to the function: this must be that. */
+	/* The SRH has the type of the packet that went to the function. */
 	wanted = eth_is_ip4(w.eth) ? NEXTHDR_IPV4 : NEXTHDR_IPV6;
 	if (w.ip6->nexthdr == NEXTHDR_ROUTING ?
 		    w.srh->nexthdr != wanted :

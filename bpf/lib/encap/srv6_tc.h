@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* From the outer header of a packet for a SID to its proof, on TC. */
+/* Parses from the outer header of a packet for a SID to its proof, on TC. */
 #pragma once
 
 #include "lib/encap/ext.h"
@@ -14,9 +14,9 @@
 #include "lib/wire/cursor.h"
 #include "lib/wire/net.h"
 
-/* Makes all headers linear that will be read, up to the inner one, and no more:
- * pulling payload would copy it. Finds out what is before the SRH, for
- * outer_parse to judge.
+/* Makes all headers linear that are read, up to the inner
+ * one, and no more: pulling payload would copy it. Finds
+ * the headers before the SRH, which outer_parse checks.
  */
 static __always_inline long outer_pull(struct __sk_buff *skb,
 				       struct ext_found *found)
@@ -40,12 +40,12 @@ static __always_inline long outer_pull(struct __sk_buff *skb,
 	}
 	srh = cursor_take(&c, struct srh);
 	if (!srh)
-		return 0; /* too short; whoever parses it says how */
+		return 0; /* too short; outer_parse finds the reason */
 	len += srh->hdrlen * 8;
 	return rules_pull(skb, len, len + sizeof(struct ip6_hdr));
 }
 
-/* The proof, in whatever place it is. */
+/* Finds the proof, wherever it is among the TLVs. */
 static __always_inline reason_t tlv_locate(struct __sk_buff *skb,
 					   const struct outer *o,
 					   struct proof_tlv **proof)
@@ -66,8 +66,8 @@ static __always_inline reason_t tlv_locate(struct __sk_buff *skb,
 			  o->srh->hdrlen * 8 - list_len);
 	if (off < 0) {
 		bad = -off;
-		barrier_var(
-			bad); /* else the verifier has to know that it is not 0 */
+		barrier_var(bad);
+		/* The verifier does not know that bad is not 0. */
 		return bad ? bad : REASON(BOUNDS_BUG);
 	}
 	*proof = tlvs + (off & (2 * WS_TLVS_LEN_MAX - 1));
@@ -75,7 +75,7 @@ static __always_inline reason_t tlv_locate(struct __sk_buff *skb,
 						REASON(BOUNDS_BUG);
 }
 
-/* From the outer header, where c stands, to the proof. EXT_DECIDES: found says what is to be done.
+/* Parses from the outer header, at c, to the proof. EXT_DECIDES: see found for the next step.
  */
 static __always_inline reason_t outer_parse(struct __sk_buff *skb,
 					    struct cursor c, struct outer *o,
@@ -87,7 +87,7 @@ static __always_inline reason_t outer_parse(struct __sk_buff *skb,
 
 	o->end = c.end;
 	o->ip6 = cursor_take(&c, struct ip6_hdr);
-	/* That the headers themselves are there has been seen before. */
+	/* The caller has checked that the headers themselves are there. */
 	if (!o->ip6 || sizeof(struct eth_hdr) + sizeof(*o->ip6) +
 				       bpf_ntohs(o->ip6->payload_len) >
 			       skb->len)
@@ -96,7 +96,7 @@ static __always_inline reason_t outer_parse(struct __sk_buff *skb,
 		if (found->bad)
 			return EXT_DECIDES;
 		ext = found->len;
-		barrier_var(ext); /* else it is read again, without its bound */
+		barrier_var(ext); /* clang would read it again, unbounded */
 		if (ext > EXT_LEN_MAX)
 			return REASON(BOUNDS_BUG);
 		o->ext = ext;

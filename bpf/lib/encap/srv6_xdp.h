@@ -10,8 +10,8 @@
 #include "lib/wire/cursor.h"
 #include "lib/wire/net.h"
 
-/* From the outer header, where c stands, of a packet for a SID of this node to its
- * proof. *len: bytes of the IP packet. False: not for XDP.
+/* Parses a packet for a SID of this node from the outer header, at
+ * c, to its proof. *len: bytes of the IP packet. False: not for XDP.
  */
 static __always_inline bool
 outer_parse_xdp(ctx_t *ctx, const struct eth_hdr *eth, struct cursor c,
@@ -38,8 +38,8 @@ outer_parse_xdp(ctx_t *ctx, const struct eth_hdr *eth, struct cursor c,
 /* Pieces of a segment's size in every outer header, behind its first 8 bytes. */
 #define OUTER_LEAST ((40 + 8 + 16 + 24 - 8) / sizeof(struct sid))
 
-/* A segment at a time, where a helper would take as long as a look-up. False: a
- * bug. len: in the bounds of ws_headend.outer, where outer lies, and 8 more than a multiple of 16.
+/* Copies a segment at a time: a helper would take as long as a look-up. False: a bug. len:
+ * in the bounds of ws_headend.outer, which outer points to, and a multiple of 16, plus 8.
  */
 static __always_inline bool outer_write(ctx_t *ctx, const __u8 *outer,
 					__u32 len)
@@ -51,7 +51,7 @@ static __always_inline bool outer_write(ctx_t *ctx, const __u8 *outer,
 	if (!cursor_take(&c, struct eth_hdr))
 		return false;
 	to = c.pos;
-	/* All have that much: IPv6 header, SRH, one segment, TLV. */
+	/* Every outer header has this length: IPv6 header, SRH, one segment, TLV. */
 	if ((void *)to + 8 + OUTER_LEAST * sizeof(*to) > c.end)
 		return false;
 	*(__u64 *)to = *(const __u64 *)outer;

@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* An outer header away, on TC. */
+/* Removes an outer header, on TC. */
 #pragma once
 
 #include "lib/hook.h"
 #include "lib/node/maps.h"
 #include "lib/wire/net.h"
 
-/* linux/bpf.h since 6.3: what is left is IPv4. */
+/* linux/bpf.h since 6.3: the remaining packet is IPv4. */
 #define BPF_F_ADJ_ROOM_DECAP_L3_IPV4 (1ULL << 7)
 
-/* Kernels before 6.3 know no flag that says that what is left is IPv4. What they
- * have turns the last bytes of the outer header into nothing, and the packet
- * into one of IPv4.
+/* Kernels before 6.3 have no flag for a remaining packet of
+ * IPv4. Their bpf_skb_change_proto removes the last bytes
+ * of the outer header, and makes the packet one of IPv4.
  */
 static __always_inline long strip_ip4_slowly(struct __sk_buff *skb, __u32 len)
 {
@@ -23,7 +23,7 @@ static __always_inline long strip_ip4_slowly(struct __sk_buff *skb, __u32 len)
 	return rc ? rc : bpf_skb_change_proto(skb, bpf_htons(ETH_P_IP), 0);
 }
 
-/* The frame says what the kernel knows. */
+/* Sets the frame's type to skb->protocol. */
 static __always_inline long strip_retype(struct __sk_buff *skb)
 {
 	const __be16 proto = bpf_htons(ETH_P_IP);
@@ -31,8 +31,8 @@ static __always_inline long strip_retype(struct __sk_buff *skb)
 	return bpf_skb_store_bytes(skb, 12, &proto, sizeof(proto), 0);
 }
 
-/* Takes len bytes from before a packet of that version. Moves it: every pointer
- * taken before is gone.
+/* Removes len bytes before an inner packet of this version.
+ * Moves the packet: every pointer taken before is gone.
  */
 static __always_inline long strip(struct __sk_buff *skb, __u32 len, bool is_ip4)
 {

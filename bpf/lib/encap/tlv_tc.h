@@ -12,7 +12,7 @@
 
 struct tlv_walk {
 	__u8 tlvs[WS_TLVS_LEN_MAX];
-	__u32 len; /* bytes that count in tlvs */
+	__u32 len; /* bytes of TLVs in tlvs */
 	__u32 off; /* of the next TLV */
 	__s32 found; /* offset of the proof, or a negative reason */
 };
@@ -22,7 +22,7 @@ static __always_inline __u32 tlv_byte(const struct tlv_walk *w, __u32 off)
 	return w->tlvs[off & (WS_TLVS_LEN_MAX - 1)];
 }
 
-/* One TLV. Returns 1 to end the walk. */
+/* Checks one TLV. Returns 1 to end the walk. */
 static long tlv_step(__attribute__((unused)) __u64 i, struct tlv_walk *w)
 {
 	__u32 off = w->off, type, len;
@@ -56,9 +56,9 @@ static long tlv_step(__attribute__((unused)) __u64 i, struct tlv_walk *w)
 	return 1;
 }
 
-/* The proof TLV's offset from start, which is where the TLVs begin, or a
- * negative reason. start: bytes from the start of the frame; len: bytes of TLVs,
- * WS_TLVS_LEN_MAX at most, and in bounds. Unknown TLVs are passed over.
+/* The proof TLV's offset from start, the beginning of the TLVs, or a
+ * negative reason. start: bytes from the start of the frame; len: bytes of
+ * TLVs, WS_TLVS_LEN_MAX at most, and in bounds. Unknown TLVs are skipped.
  */
 __noinline int ws_tlv_find(struct __sk_buff *ctx, __u32 start, __u32 len)
 {
@@ -68,7 +68,7 @@ __noinline int ws_tlv_find(struct __sk_buff *ctx, __u32 start, __u32 len)
 		.found = -REASON(TLV_MISSING) + zero,
 	};
 
-	/* The caller checked; this shows it to the verifier. */
+	/* The caller has checked it; this is for the verifier. */
 	if (len > WS_TLVS_LEN_MAX)
 		len = WS_TLVS_LEN_MAX;
 	w.len = len;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Which path a packet belongs to, by destination and source prefix: the longest
- * destination prefix, within it the longest source prefix. User space has
- * expanded the rules so that two look-ups give that answer; most rules name no
- * source and need one. IPv4 rules are below ::ffff:0:0/96.
+/* The path of a packet by destination and source prefix: the longest
+ * destination prefix, within it the longest source prefix. User space
+ * has expanded the rules so that two look-ups give this result; most
+ * rules have no source and need one. IPv4 rules are below ::ffff:0:0/96.
  */
 #pragma once
 
@@ -11,12 +11,12 @@
 #include "lib/node/maps.h"
 #include "lib/wire/ip.h"
 
-/* In the place of a path: the tables that would name it are incomplete. */
+/* In place of a path: its tables are incomplete. */
 #define PATH_UNKNOWN (~0U)
-/* In ws_match.action, as no table has it: another chain would take such a packet. */
+/* In ws_match.action, but in no table: a packet that could belong to several chains. */
 #define WS_MATCH_UNREAD 4
 
-/* The path that m names, at the guard; 0: none. */
+/* The path in m, at the guard; 0: none. */
 static __always_inline __be32 match_path(const struct ws_match *m)
 {
 	if (m->action == WS_MATCH_MISSING)
@@ -24,20 +24,20 @@ static __always_inline __be32 match_path(const struct ws_match *m)
 	return m->action == WS_MATCH_PATH ? m->target : 0;
 }
 
-/* The headend's rules: target is an index into ws_headends. */
+/* Looks up the headend's rules: target is an index into ws_headends. */
 static __always_inline struct ws_match classify(const struct addrs *a)
 {
 	return prefix_find(WS_MATCH_STEER, a->dst, a->src);
 }
 
-/* What chains that end here require: target is the path, in network order. */
+/* The chain that ends here and requires the packet: target is the path, in network order. */
 static __always_inline struct ws_match guard(const struct addrs *a)
 {
 	return prefix_find(WS_MATCH_REQUIRE, a->dst, a->src);
 }
 
-/* The path that all packets to a destination require, wherever they come from; 0:
- * there is none, or it is not for the destination alone to say.
+/* The path that all packets to a destination require, from
+ * any source; 0: there is none, or it depends on the source.
  */
 static __always_inline __be32 guard_by_destination(const __be64 *dst)
 {
@@ -47,7 +47,7 @@ static __always_inline __be32 guard_by_destination(const __be64 *dst)
 	return m.action == WS_MATCH_PATH ? m.target : 0;
 }
 
-/* What chains that end here require of an inner packet, by prefixes. */
+/* The chain that ends here and requires an inner packet, by prefixes. */
 static __always_inline struct ws_match inner_guard(const struct ip *in)
 {
 	struct addrs a = ip_addrs(in);
@@ -55,8 +55,8 @@ static __always_inline struct ws_match inner_guard(const struct ip *in)
 	return guard(&a);
 }
 
-/* What chains through a function take of what it makes itself: target as classify's.
- * The function's origin is not 0.
+/* The chain through a function that takes a packet which the function
+ * made: target as in classify. The function's origin is not 0.
  */
 static __always_inline struct ws_match classify_origin(const struct addrs *a,
 						       __u32 origin)
@@ -64,14 +64,14 @@ static __always_inline struct ws_match classify_origin(const struct addrs *a,
 	return prefix_find(WS_MATCH_ORIGIN - 1 + origin, a->dst, a->src);
 }
 
-/* What must pass a local function of this node: target is its proxy. */
+/* The local function that traffic must pass: target is its proxy. */
 static __always_inline struct ws_match local_guard(const struct addrs *a)
 {
 	return prefix_find(WS_MATCH_LOCAL, a->dst, a->src);
 }
 
-/* Are there rules by more than prefixes? See rules.h. User space says so before it
- * writes the first, and takes it back after it removed the last.
+/* Are there rules by more than prefixes? See rules.h. User space sets this
+ * before it writes the first rule, and clears it after it has removed the last.
  */
 static __always_inline bool rules_are_there(void)
 {
@@ -81,7 +81,7 @@ static __always_inline bool rules_are_there(void)
 	return n && n->rules;
 }
 
-/* The set is missed where there is none: what it would say nobody knows. */
+/* Is a missing set an error? Its answers are unknown. */
 static __always_inline bool rules_are_missed(void)
 {
 	__u32 zero = 0;

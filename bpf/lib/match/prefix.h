@@ -11,8 +11,8 @@
 #define PREFIX_ACTION ((__u64)WS_MATCH_KIND_ACTION << 32)
 #define PREFIX_LOCAL ((__u64)WS_MATCH_KIND_LOCAL << 32)
 
-/* Where something of a table is not there. That it may be an address of the node's
- * own has the kernel asked.
+/* A part of a table is missing. PREFIX_LOCAL makes the caller
+ * ask the kernel whether the address is the node's own.
  */
 #define PREFIX_MISSING ((__u64)WS_MATCH_MISSING << 32 | PREFIX_LOCAL)
 
@@ -69,8 +69,8 @@ static __always_inline __u64 prefix_step(void *table,
 	return 0;
 }
 
-/* What the longest prefix says, as a number; see prefix_in_line. head: its first
- * line.
+/* The entry of the longest prefix, as a number; see
+ * prefix_in_line. head: the first line of its head.
  */
 static __always_inline __u64 prefix_search(void *table, __u32 head, __u64 hi,
 					   __u64 lo)
@@ -112,14 +112,14 @@ static __always_inline __u64 prefix_no_table(void)
 	return n && n->armed ? PREFIX_MISSING : 0;
 }
 
-/* Beside a use: rules that name a source are not followed. */
+/* Flag beside a use: look-up by destination only. */
 #define PREFIX_BY_DESTINATION 256
 
-/* What the rules of a use say of a destination and, where they ask for it, of a
- * source: of both in one table, since by the time of the second search another one
- * may be in its place, whose heads are elsewhere. As a number; see prefix_in_line.
- * Addresses are in the host's order. A function of its own, so that the verifier of
- * the kernel looks at its loops once.
+/* The entry for a destination and, where the rules of the use require it,
+ * for a source. Both look-ups are in the same table: a change may replace
+ * the table in between, and the new one has other heads. As a number; see
+ * prefix_in_line. Addresses are in the host's order. A function of its
+ * own, so that the kernel's verifier checks its loops once.
  */
 __noinline __u64 ws_prefix_find(__u32 use, __u64 dst_hi, __u64 dst_lo,
 				__u64 src_hi, __u64 src_lo)

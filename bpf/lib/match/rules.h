@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Which path a packet belongs to, by rules with protocol, ports, DSCP and mark, in
- * the order of their priorities. The same at the headend and at the guard, but for
- * marks, which nobody sees at another node. What it costs depends little on how
- * many rules there are.
+/* The path of a packet by rules with protocol, ports, DSCP and
+ * mark, in the order of their priorities. Headend and guard
+ * have the same rules, except for marks, which other nodes
+ * cannot see. The cost depends little on the number of rules.
  */
 #pragma once
 
@@ -44,7 +44,7 @@ static __always_inline bool fit_meets(const struct rules_fit *f,
 	return any;
 }
 
-/* Is one rule in f, which is not empty, and no more? */
+/* Is exactly one rule in f? f is not empty. */
 static __always_inline bool fit_is_one(const struct rules_fit *f)
 {
 	__u64 more = 0, any = 0;
@@ -58,7 +58,7 @@ static __always_inline bool fit_is_one(const struct rules_fit *f)
 	return !more;
 }
 
-/* By the lowest bit times a de Bruijn number (B(2, 6), 0x03f79d71b4cb0a89). */
+/* Index: the lowest bit times a de Bruijn number (B(2, 6), 0x03f79d71b4cb0a89). */
 static const __u8 lowest_bit[64] = {
 	0,  1,	48, 2,	57, 49, 28, 3,	61, 58, 50, 42, 38, 29, 17, 4,
 	62, 55, 59, 36, 53, 51, 43, 22, 45, 39, 33, 30, 24, 18, 12, 5,
@@ -82,7 +82,7 @@ static __always_inline __u32 fit_first(const struct rules_fit *f)
 	return base + (lowest_bit[word * 0x03f79d71b4cb0a89ULL >> 58] & 63);
 }
 
-/* Steps that find one of 512; the 513th is looked at by itself. */
+/* Steps of a binary search in 512 values; value 513 is compared separately. */
 #define CUT_STEPS 9
 #define CUT_LAST (1U << CUT_STEPS)
 _Static_assert(CUT_LAST == WS_RULE_CUTS - 1, "a step is missing");
@@ -94,8 +94,8 @@ static __always_inline bool addr_is_from(const struct ws_rule_addrs *a, __u32 i,
 	       (hi == a->from[i][0] && lo >= a->from[i][1]);
 }
 
-/* Which range an address is in. start is 0, which the verifier does not know:
- * else it would follow each way through the steps by itself.
+/* The range of an address. start is 0, but unknown to the verifier:
+ * otherwise it would check each path through the steps separately.
  */
 static __noinline __u32 rule_addr_cut(const struct ws_rule_addrs *a, __u64 hi,
 				      __u64 lo)
@@ -156,9 +156,9 @@ static __always_inline const struct ws_ruleset *rules_set(void)
 	return rules ? bpf_map_lookup_elem(rules, &zero) : NULL;
 }
 
-/* What came with the proof of a path by mark had the mark; of what came without,
- * nobody knows. A function of its own, so that its prototype carries the set's
- * type into the object's BTF.
+/* A packet with the proof of a path by mark had the mark; without
+ * a proof, the mark is unknown. A function of its own, so that
+ * its prototype carries the set's type into the object's BTF.
  */
 static __noinline void fit_proven(struct rules_fit *f,
 				  const struct ws_ruleset *set, __u32 proven)
@@ -181,8 +181,8 @@ static __always_inline void tuple_addrs(struct tuple *t, const struct ip *in)
 	t->dst[1] = a.dst[1];
 }
 
-/* What rules look at of the packet at off, in s. False: there is nothing that a
- * rule could fit. TC has pulled what tuple_read reads.
+/* Reads the fields that rules compare from the packet at off, into s. False:
+ * no rule can match the packet. TC has pulled the bytes that tuple_read reads.
  */
 static __always_inline bool rules_read_as(struct cursor c, struct scratch *s,
 					  const bool is_ip4)
@@ -197,15 +197,15 @@ static __always_inline bool rules_read_as(struct cursor c, struct scratch *s,
 	return true;
 }
 
-/* What ordered rules say of a packet. */
+/* The result of the ordered rules for a packet. */
 enum rules_answer {
-	RULES_NONE, /* nothing: prefixes decide */
-	RULES_TAKE, /* the target in the scratch memory */
-	RULES_TAKE_UNLESS_PREFIX, /* the same, unless a prefix takes it as well */
-	RULES_UNREAD, /* none takes it; if more of it could be read, one might */
-	/* An earlier rule could fit what cannot be read. XDP leaves it to TC. */
+	RULES_NONE, /* no rule matches: prefixes decide */
+	RULES_TAKE, /* take the packet; target in the scratch memory */
+	RULES_TAKE_UNLESS_PREFIX, /* as RULES_TAKE, if no prefix takes the packet as well */
+	RULES_UNREAD, /* no rule matches; with all fields readable one might */
+	/* An earlier rule could match the unreadable fields. XDP leaves the packet to TC. */
 	RULES_UNKNOWN,
-	RULES_MISSING, /* there should be rules, and are none */
+	RULES_MISSING, /* the set of rules is missing */
 };
 
 static __noinline bool rules_read(ctx_t *ctx, struct scratch *s, __u32 off,
@@ -215,16 +215,16 @@ static __noinline bool rules_read(ctx_t *ctx, struct scratch *s, __u32 off,
 
 	barrier_var(off);
 	c.pos += off & 1023;
-	/* Asked once: a verifier may forget the answer. */
+	/* One test: a verifier may forget the result of an earlier one. */
 	return is_ip4 & 1 ? rules_read_as(c, s, true) :
 			    rules_read_as(c, s, false);
 }
 
-/* From the rules that fit the packet by addresses and DSCP, in s->fit, those that
- * fit it by what it says of its upper layer, and in s->could those that would fit
- * what its receiver may find there. A function of its own, as rules_unread is:
- * ws_rules_find and all that lead to it have 512 bytes of stack together, and Linux
- * 6.1 counts those of each in steps of 32.
+/* s->fit has the rules that match by addresses and DSCP. Keeps the rules
+ * there that match by the packet's upper layer, and puts into s->could the
+ * rules that could match what the receiver may find there. A function of
+ * its own, like rules_unread: ws_rules_find and its callers have 512 bytes
+ * of stack together, and Linux 6.1 rounds each stack frame up to 32 bytes.
  */
 static __noinline void fit_upper_layer(struct scratch *s,
 				       const struct ws_ruleset *set)
@@ -239,19 +239,19 @@ static __noinline void fit_upper_layer(struct scratch *s,
 	}
 	fit_port(&s->fit, &set->sport, s->tuple.sport);
 	fit_port(&s->fit, &set->dport, s->tuple.dport);
-	/* A datagram whose first fragment a rule by ports could take is refused with
-	 * that one. All others may be what this is a part of.
+	/* The first fragment may have another protocol: add the rules without ports of every
+	 * protocol. A first fragment that a rule by ports could take is refused itself.
 	 */
 	if (known == TUPLE_LATER)
 		fit_or(&s->could, s->fit.word);
 	fit_and(&s->fit, named);
 }
 
-/* The rules that a packet fits by all but its mark are left in s->fit; if not all
- * that they ask for can be read, in s->could those that it could fit. Returns
- * RULES_NONE where it fits none, RULES_TAKE, or, on XDP, RULES_UNKNOWN. off: of the IP
- * header, from the start of the frame. proven: by WS_RULE_REQUIRE the path of the
- * proof, else nothing.
+/* Leaves in s->fit the rules that a packet matches by all fields except
+ * its mark. If some of their fields are unreadable, s->could has the
+ * rules that could match. Returns RULES_NONE if none matches, RULES_TAKE,
+ * or, on XDP, RULES_UNKNOWN. off: of the IP header, from the start of the
+ * frame. proven: with WS_RULE_REQUIRE the path of the proof, else unused.
  */
 static __always_inline enum rules_answer
 rules_fit(ctx_t *ctx, struct scratch *s, const struct ws_ruleset *set,
@@ -266,7 +266,7 @@ rules_fit(ctx_t *ctx, struct scratch *s, const struct ws_ruleset *set,
 	fit_and(&s->fit, set->dscp[s->dscp & 63]);
 	fit_addr(&s->fit, &set->dst, s->tuple.dst);
 	if (fit_is_empty(&s->fit)) {
-		s->tuple.known = TUPLE_PORTS; /* nobody asks for more */
+		s->tuple.known = TUPLE_PORTS; /* no rule needs more fields */
 		return RULES_NONE;
 	}
 	fit_addr(&s->fit, &set->src, s->tuple.src);
@@ -278,10 +278,10 @@ rules_fit(ctx_t *ctx, struct scratch *s, const struct ws_ruleset *set,
 	return fit_is_empty(&s->fit) ? RULES_NONE : RULES_TAKE;
 }
 
-/* What rules say of a packet of which a rule may ask for more than can be read:
- * else who hides that would choose the chain. A rule takes the packet if no rule
- * before it could; of a later fragment, which may be anything, if none behind it
- * could, either. fits: some rule fits it as it is.
+/* The result for a packet with unreadable fields that a rule may need: otherwise a
+ * sender could choose the chain by hiding them. A rule takes the packet if no
+ * earlier rule could. A later fragment may belong to any datagram: a rule takes it
+ * only if no later rule could either. fits: a rule matches the readable fields.
  */
 static __noinline enum rules_answer
 rules_unread(struct scratch *s, const struct ws_ruleset *set, bool fits)
@@ -307,9 +307,9 @@ static __always_inline bool rules_steer(__u32 use)
 	return use == WS_RULE_STEER || use >= WS_RULE_ORIGIN;
 }
 
-/* The target of the first rule that fits a packet is left in the scratch memory; see
- * rules_fit. Only where rules_steer RULES_TAKE_UNLESS_PREFIX, RULES_UNREAD and, on TC,
- * RULES_UNKNOWN. Not for WS_RULE_LEAVE.
+/* Leaves the target of the first matching rule in the scratch memory;
+ * see rules_fit. RULES_TAKE_UNLESS_PREFIX, RULES_UNREAD and, on TC,
+ * RULES_UNKNOWN only if rules_steer(use). Not for WS_RULE_LEAVE.
  */
 static __always_inline enum rules_answer
 rules_find(ctx_t *ctx, __u32 off, __u32 use, int is_ip4, __u32 proven)
@@ -334,9 +334,9 @@ rules_find(ctx_t *ctx, __u32 off, __u32 use, int is_ip4, __u32 proven)
 	return s->rule_target ? RULES_TAKE : RULES_NONE;
 }
 
-/* What chains that end here require of the inner packet at off, as rules_find says
- * it. What inner_guard says, with the addresses in the scratch memory: the stack is
- * full.
+/* The path by prefixes that the inner packet at off requires,
+ * with the results of rules_find. Like inner_guard, with the
+ * addresses in the scratch memory, since the stack is full.
  */
 static __always_inline enum rules_answer
 required_by_prefixes(ctx_t *ctx, __u32 off, int is_ip4)
@@ -360,8 +360,8 @@ required_by_prefixes(ctx_t *ctx, __u32 off, int is_ip4)
 	return RULES_TAKE;
 }
 
-/* As rules_find. By WS_RULE_REQUIRE, where no rule fits, the path by prefixes: one
- * function less to call has room on the stack.
+/* As rules_find. With WS_RULE_REQUIRE, if no rule matches, the path
+ * by prefixes: the stack has no room for one more function call.
  */
 __noinline enum rules_answer ws_rules_find(ctx_t *ctx, __u32 off, __u32 use,
 					   int is_ip4, __u32 proven)
@@ -376,7 +376,7 @@ __noinline enum rules_answer ws_rules_find(ctx_t *ctx, __u32 off, __u32 use,
 	return required_by_prefixes(ctx, off, is_ip4);
 }
 
-/* What the rule says that took the packet; 0: none did. */
+/* The target of the rule that took the packet; 0: none did. */
 static __always_inline __u32 rule_target(void)
 {
 	const struct scratch *s = scratch();
@@ -384,8 +384,8 @@ static __always_inline __u32 rule_target(void)
 	return s ? s->rule_target : 0;
 }
 
-/* The path that chains that end here require of the inner packet at off. On XDP
- * WS_MATCH_MISSING also where too little of the packet can be read.
+/* The path that the inner packet at off requires, by the chains that end
+ * here. On XDP WS_MATCH_MISSING also if too little of the packet is readable.
  */
 static __always_inline struct ws_match required_find(ctx_t *ctx, __u32 off,
 						     int is_ip4, __u32 proven)

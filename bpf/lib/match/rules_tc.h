@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Rules beside what prefixes say, on TC. */
+/* Rules and prefixes together, on TC. */
 #pragma once
 
 #include "lib/hook.h"
@@ -7,14 +7,14 @@
 #include "lib/match/rules.h"
 #include "lib/skb/pull.h"
 
-/* Pulls what rules look at, if there are any, and at least len bytes. */
+/* Pulls the bytes that rules read, if there are rules, and at least len bytes. */
 static __always_inline long rules_pull(struct __sk_buff *skb, __u32 off,
 				       __u32 len)
 {
 	return pull(skb, rules_are_there() ? off + TUPLE_LEN : len);
 }
 
-/* m, unless a rule knows better. */
+/* The result of the ordered rules, or m if none of them matches. */
 static __always_inline struct ws_match ruled(struct __sk_buff *skb, __u32 off,
 					     bool is_ip4, __u32 use,
 					     struct ws_match m)

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Rules beside what prefixes say, on XDP. */
+/* Rules and prefixes together, on XDP. */
 #pragma once
 
 #include "lib/hook.h"
 #include "lib/match/classify.h"
 #include "lib/match/rules.h"
 
-/* The headend that takes the packet, in m->target; false: XDP finds none. */
+/* The headend that takes the packet, in m->target; false: not for XDP. */
 static __always_inline bool ruled_xdp(ctx_t *ctx, const struct ws_node *node,
 				      bool is_ip4, struct ws_match *m)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Which packets concern the domain. */
+/* The packets that concern the domain. */
 #pragma once
 
 #include "lib/hook.h"
@@ -15,21 +15,21 @@ static __always_inline bool in_block(__be64 hi)
 	return (hi & cfg.block_mask) == cfg.block;
 }
 
-/* A SID of this node, whether there is something at it or not. */
+/* Is this a SID of this node, with or without an entry? */
 static __always_inline bool in_locator(__be64 hi)
 {
 	return (hi & cfg.locator_mask) == cfg.locator;
 }
 
-/* Has a frame labels that the domain's nodes go by? The boundary lets none in or out,
- * where the kernel or another router could take them off.
+/* Does a frame have labels, in a domain with labels? The boundary lets
+ * none in or out: the kernel or another router could remove them there.
  */
 static __always_inline bool has_labels(const struct eth_hdr *eth)
 {
 	return cfg.services && eth_is_mpls(eth);
 }
 
-/* NULL until a whole plan is in the maps. */
+/* NULL until the maps hold a complete plan. */
 static __always_inline const struct ws_node *node_armed(void)
 {
 	__u32 zero = 0;
@@ -43,7 +43,7 @@ static __always_inline bool node_is_armed(void)
 	return node_armed();
 }
 
-/* Without a plan nothing that concerns a domain goes on. */
+/* Without a plan, packets that concern a domain are refused. */
 static __always_inline int unarmed(ctx_t *ctx, bool concerns)
 {
 	return concerns ? ws_refuse(ctx, REASON(UNCONFIGURED), 0) : CTX_PASS;

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* The entries of a SID, path and epoch. Where they are says an array by the SID's
- * place in the locator, which is read in a tenth of the time that a hash takes. It
- * only guesses: an entry counts if it says itself whose it is, and what the array
- * does not have is in the hashes.
+/* The entries of a SID, path and epoch. An array, indexed by the SID's
+ * place in the locator, has their numbers; it is ten times faster than
+ * a hash. Its numbers are only hints: an entry counts if its own key is
+ * equal. If the array has no valid hint, the hashes have the number.
  */
 #pragma once
 
 #include "lib/hook.h"
 #include "lib/node/maps.h"
 
-/* Whose an entry is, in words: what the maps' keys hold, without being in memory,
- * where the entries are compared with it.
+/* The key of an entry, in words. It has the fields of the maps'
+ * keys, but can stay in registers when entries are compared with it.
  */
 struct hop_id {
 	__be64 sid;
@@ -40,8 +40,8 @@ hop_id_egress_key(const struct hop_id *w)
 	};
 }
 
-/* ws_config.locator_mask is of the upper half. Outside of the array there is no
- * place, and any other SID's is as good a guess as none.
+/* ws_config.locator_mask covers the upper half. An index outside of the array finds
+ * no hint; an index of another SID finds a wrong one, which is as good as none.
  */
 static __always_inline __u32 place_of(const struct hop_id *w)
 {
@@ -60,7 +60,7 @@ static __always_inline const struct ws_hop *hop_at(__u32 index,
 		       NULL;
 }
 
-/* NULL: there is none. *egress: where to look for the path's verifier first. */
+/* NULL: there is none. *egress: a hint for egress_of. */
 static __always_inline const struct ws_hop *hop_find(const struct hop_id *w,
 						     __u32 *egress)
 {
@@ -86,11 +86,11 @@ static __always_inline const struct ws_egress *egress_at(__u32 index,
 {
 	const struct ws_egress *e = bpf_map_lookup_elem(&ws_egresses, &index);
 
-	/* Nobody's has no list, and may be taken for path 0's. */
+	/* A free entry has no segment list; its key could be taken for path 0. */
 	return e && e->segments && *(const __u64 *)&e->of == w->path ? e : NULL;
 }
 
-/* guess: of hop_find. NULL: there is none. */
+/* guess: the hint of hop_find. NULL: there is none. */
 static __always_inline const struct ws_egress *egress_of(const struct hop_id *w,
 							 __u32 guess)
 {

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /* Every map of the data path. Programs write ws_stats, ws_refusals, ws_errors,
- * ws_scratch, ws_path_mtus, ws_exits, ws_nexthops, ws_conns, ws_conns_new and ws_events,
- * ws_slots and the other maps of functions' headers, ws_bypass_flows, what is in
- * ws_windows, and the last numbers in ws_numbers; user space writes all else. It
- * may lower max_entries of the arrays that are marked so, to what a node needs.
+ * ws_scratch, ws_path_mtus, ws_exits, ws_nexthops, ws_conns, ws_conns_new, ws_events,
+ * ws_slots and the other maps of functions' headers, ws_bypass_flows, the contents of
+ * ws_windows, and the last numbers in ws_numbers; user space writes all else. User space
+ * may lower max_entries of the arrays that are marked so, to the size that a node needs.
  */
 #pragma once
 
@@ -52,7 +52,7 @@ struct {
 	__uint(max_entries, 2 * WS_CHAINS_MAX);
 } ws_places SEC(".maps");
 
-/* Only for the reason of a refusal; about 80 bytes per live entry. */
+/* Read only for the reason of a refusal; about 80 bytes per live entry. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -87,9 +87,9 @@ struct {
 	__uint(max_entries, 4 * WS_CHAINS_MAX);
 } ws_egresses SEC(".maps");
 
-/* What proof/replay.h keeps: a megabyte of words, in which windows lie one after the other.
- * All slabs are of one size, so that the kernel inlines both look-ups, and user
- * space maps them into its memory.
+/* The words of proof/replay.h: a megabyte, with one window after
+ * the other. All slabs have one size, so that the kernel inlines
+ * both look-ups, and user space maps them into its memory.
  */
 struct ws_window_slab {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -106,8 +106,8 @@ struct {
 	__array(values, struct ws_window_slab);
 } ws_windows SEC(".maps");
 
-/* 456 bytes per entry; lowered by user space. An entry never changes while a rule
- * names it.
+/* 456 bytes per entry; lowered by user space. An entry is
+ * immutable while a rule refers to it.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -117,16 +117,16 @@ struct {
 	__uint(max_entries, WS_CHAINS_MAX);
 } ws_headends SEC(".maps");
 
-/* The numbers of WS_NUMBER_SLOTS paths and epochs: 4 KB for each CPU, and as much for
- * whose they are. Not an array per CPU: user space raises a ceiling in its own memory,
- * beside a number that a program counts on. It sets max_entries to the CPUs that
- * there may be.
+/* The numbers of WS_NUMBER_SLOTS paths and epochs: 4 KB for each CPU, and
+ * 4 KB for their owners. This is no per-CPU array, so that user space can
+ * raise a ceiling in its own memory while programs change the number
+ * beside it. User space sets max_entries to the number of possible CPUs.
  */
 struct ws_number_slab {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
 	__type(key, __u32);
-	/* Of a map in a map the compiler would forget what is in its type. */
+	/* The compiler keeps no type information of a map in a map. */
 	__uint(value_size, sizeof(struct ws_number));
 	__uint(max_entries, 2 * WS_NUMBER_SLOTS);
 };
@@ -197,8 +197,8 @@ struct ws_rules_map {
 	__uint(max_entries, 1);
 };
 
-/* A map of maps, so that no packet meets half of the old rules and half of the
- * new.
+/* A map of maps, so that no packet is matched with a part
+ * of the old rules and a part of the new ones.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
@@ -257,8 +257,8 @@ struct {
 	__uint(max_entries, 4096);
 } ws_services SEC(".maps");
 
-/* About 120 bytes per live entry. User space takes out those that are over, and those whose
- * server has not answered for two minutes: a SYN is enough to make one.
+/* About 120 bytes per live entry. User space removes closed connections, and connections
+ * without an answer of the server for two minutes: a single SYN creates an entry.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
@@ -268,7 +268,7 @@ struct {
 	__uint(max_entries, WS_CONNS_MAX);
 } ws_conns SEC(".maps");
 
-/* 1 MB. A flood of SYNs evicts none but others that nobody has gone on with. */
+/* 1 MB. A flood of SYNs evicts only connections that the function has not continued yet. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__type(key, struct ws_conn_key);
@@ -283,8 +283,8 @@ struct {
 	__uint(max_entries, WS_PROXIES_MAX);
 } ws_proxy_stats SEC(".maps");
 
-/* Where in ws_cache a fingerprint is. 64 bytes per bucket of seven; user space
- * sets max_entries, here and of ws_cache, to what the functions of the node need.
+/* The index in ws_cache of a fingerprint. 64 bytes per bucket of seven; user space
+ * sets max_entries, here and of ws_cache, to the size that the node's functions need.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -309,8 +309,8 @@ struct {
 	__uint(max_entries, 16384);
 } ws_copies SEC(".maps");
 
-/* Packets that are recognised by metadata: skb->tc_index is the index here, and
- * 0 means none. 472 bytes per entry; lowered by user space.
+/* The headers of packets that are recognised by metadata: skb->tc_index is
+ * the index, and 0 means none. 472 bytes per entry; lowered by user space.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -319,27 +319,27 @@ struct {
 	__uint(max_entries, 65536);
 } ws_slots SEC(".maps");
 
-/* For each WS_SLOTS_NEAR indexes of ws_slots, from 1 on: whose they are, and where
- * their headers are.
+/* For each WS_SLOTS_NEAR indexes of ws_slots, from 1 on:
+ * their proxy, and the slots of their headers.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);
-	__uint(value_size, sizeof(struct slot_block)); /* no type of Go's */
+	__uint(value_size, sizeof(struct slot_block)); /* not shared with Go */
 	__uint(max_entries, 65536 / WS_SLOTS_NEAR);
 } ws_slot_blocks SEC(".maps");
 
-/* Datagrams of which fragments are in functions that are recognised by metadata; key:
- * struct fragment.datagram. About 200 bytes per entry.
+/* Datagrams with fragments in functions that are recognised by
+ * metadata; key: struct fragment.datagram. About 200 bytes per entry.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__type(key, __u64);
-	__uint(value_size, sizeof(struct fragments)); /* no type of Go's */
+	__uint(value_size, sizeof(struct fragments)); /* not shared with Go */
 	__uint(max_entries, 4096);
 } ws_fragments SEC(".maps");
 
-/* Which datagram the fragment was of that an index was given to last. */
+/* The datagram of the last fragment that got this index. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__type(key, __u32);
@@ -351,11 +351,11 @@ struct {
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__type(key, __u32);
-	__uint(value_size, sizeof(struct bypass_flow)); /* no type of Go's */
+	__uint(value_size, sizeof(struct bypass_flow)); /* not shared with Go */
 	__uint(max_entries, WS_BYPASS_FLOWS);
 } ws_bypass_flows SEC(".maps");
 
-/* Where a CPU looks for a free slot next. */
+/* The slot from which a CPU searches the next free one. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__type(key, __u32);
@@ -380,11 +380,11 @@ struct {
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__type(key, __u32);
-	__uint(value_size, sizeof(struct scratch)); /* no type of Go's */
+	__uint(value_size, sizeof(struct scratch)); /* not shared with Go */
 	__uint(max_entries, 1);
 } ws_scratch SEC(".maps");
 
-/* This CPU's. NULL is a bug. */
+/* The scratch memory of this CPU. NULL is a bug. */
 static __always_inline struct scratch *scratch(void)
 {
 	__u32 zero = 0;
@@ -392,7 +392,7 @@ static __always_inline struct scratch *scratch(void)
 	return bpf_map_lookup_elem(&ws_scratch, &zero);
 }
 
-/* Where nodes are that have labels; about 80 bytes per entry. */
+/* The addresses of the nodes with labels; about 80 bytes per entry. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -401,7 +401,7 @@ struct {
 	__uint(max_entries, WS_CHAINS_MAX);
 } ws_labels SEC(".maps");
 
-/* What a program hands packets over to; see encap/ext_tc.h and encap/labels_tc.h. */
+/* The programs for tail calls on TC; see encap/ext_tc.h and encap/labels_tc.h. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);
 	__type(key, __u32);
@@ -409,7 +409,7 @@ struct {
 	__uint(max_entries, WS_PROGRAMS);
 } ws_programs SEC(".maps");
 
-/* The same on XDP: a map has programs of one hook. See encap/labels_xdp.h. */
+/* The programs for tail calls on XDP: a map has programs of one hook. See encap/labels_xdp.h. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);
 	__type(key, __u32);

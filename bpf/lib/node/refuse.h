@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* The one door by which packets are refused: counted by reason, and sampled to
- * user space with their headers as they are now.
+/* The only place that refuses packets: it counts them by reason,
+ * and samples them to user space with their headers at this moment.
  */
 #pragma once
 
@@ -10,13 +10,13 @@
 
 #define SECOND_NS 1000000000ULL
 
-/* The verdict on a packet that ws_refuse has had already: for what still tries to
- * send an ICMP error for it.
+/* The verdict on a packet that ws_refuse has refused
+ * already, for code that then tries to send an ICMP error.
  */
 #define CTX_REFUSED CTX_DROP
 
-/* A function of its own, so that its prototype carries struct ws_event into the
- * object's BTF, where user space's type is made from.
+/* A function of its own, so that its prototype carries struct ws_event
+ * into the object's BTF, from which user space's type is generated.
  */
 static __noinline void event_fill(struct ws_event *e, ctx_t *ctx)
 {
@@ -67,7 +67,7 @@ static __always_inline void event_send(ctx_t *ctx, struct ws_refusal *r,
 	bpf_ringbuf_submit(e, 0);
 }
 
-/* Returns the verdict that drops. err: what a helper returned, or 0. */
+/* Counts a packet, and samples it. Returns the verdict that drops. err: of a helper, or 0. */
 __noinline int ws_refuse(ctx_t *ctx, reason_t why, int err)
 {
 	__u32 reason = reason_of(why);
@@ -80,7 +80,7 @@ __noinline int ws_refuse(ctx_t *ctx, reason_t why, int err)
 	return CTX_DROP;
 }
 
-/* Counts a packet that the plan lets go on. */
+/* Counts a packet that the plan lets pass. */
 __noinline int ws_report(ctx_t *ctx, reason_t why)
 {
 	__u32 reason = reason_of(why);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Counters of what went well. Per CPU, hence plain additions. */
+/* Counters of stamped and verified packets. Per CPU, hence plain additions. */
 #pragma once
 
 #include "lib/node/maps.h"

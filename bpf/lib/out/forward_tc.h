@@ -18,7 +18,7 @@
 #include "lib/wire/ip.h"
 #include "lib/wire/net.h"
 
-/* The node, if XDP is there to use what TC finds out; else NULL. */
+/* The node if XDP is in use and uses the next hops that TC finds; else NULL. */
 static __always_inline const struct ws_node *xdp_node(void)
 {
 	const struct ws_node *node = node_armed();
@@ -26,9 +26,9 @@ static __always_inline const struct ws_node *xdp_node(void)
 	return node && node->xdp ? node : NULL;
 }
 
-/* A way out, for as long as cfg says. Only what the kernel's neighbour table holds
- * as valid comes here. outer: of packets that have an outer header, which must
- * not leave at an edge: XDP's would meet no program there.
+/* Remembers a next hop for nexthop_ttl. Its entry in the kernel's neighbour
+ * table is valid. outer: the packets have an outer header and must not
+ * leave at an edge interface: redirects of XDP meet no program there.
  */
 static __always_inline void nexthop_fill(struct ws_nexthop *n,
 					 const struct bpf_fib_lookup *p,
@@ -49,7 +49,7 @@ static __always_inline void nexthop_fill(struct ws_nexthop *n,
 	n->expires = bpf_jiffies64() + cfg.nexthop_ttl;
 }
 
-/* Of a packet that has its outer header. */
+/* Remembers the next hop of a packet with its outer header. */
 static __always_inline void exit_learn(const struct bpf_fib_lookup *p,
 				       __u32 exit, __be64 to, __u32 flow)
 {
@@ -60,8 +60,8 @@ static __always_inline void exit_learn(const struct bpf_fib_lookup *p,
 		nexthop_fill(n, p, to, 0, node, true);
 }
 
-/* The way of a packet that has its outer header, if it is remembered and takes
- * len bytes; else NULL.
+/* The remembered next hop of a packet with its outer
+ * header, if its MTU is at least len bytes; else NULL.
  */
 static __always_inline const struct ws_nexthop *
 exit_known(__u32 exit, __be64 to, __u32 flow, __u32 len)
@@ -75,7 +75,7 @@ exit_known(__u32 exit, __be64 to, __u32 flow, __u32 len)
 	return n && len <= n->mtu ? n : NULL;
 }
 
-/* Is there one? A function of its own, for its stack. */
+/* Is there a remembered next hop? A function of its own, to bound the stack. */
 __noinline int ws_exit_is_known(__u32 exit, __u64 to, __u32 flow, __u32 len)
 {
 	return exit_known(exit, to, flow, len) != NULL;
@@ -92,7 +92,7 @@ static __always_inline int exit_take(struct __sk_buff *skb,
 	return nexthop_take(eth, n, proto);
 }
 
-/* Of an inner packet. exit: that of its egress, or EXIT_NONE. */
+/* Remembers the next hop of an inner packet. exit: of its egress, or EXIT_NONE. */
 static __always_inline void nexthop_learn(const struct bpf_fib_lookup *p,
 					  __u32 exit,
 					  const struct ws_nexthop_key *key)
@@ -106,9 +106,9 @@ static __always_inline void nexthop_learn(const struct bpf_fib_lookup *p,
 	if (!node || !s)
 		return;
 	n = &s->learned;
-	/* Before the guard is asked: should that change meanwhile, this is void. */
+	/* Read before the guard's rules: a later change of the rules makes this entry void. */
 	ways = node->ways;
-	/* The way to a function is no egress's. */
+	/* The next hop to a function belongs to no egress. */
 	n->path = exit == EXIT_NONE ? 0 : guard_by_destination(key->addr);
 	nexthop_fill(n, p, key->addr[0], key->addr[1], node, false);
 	n->ways = ways;
@@ -117,8 +117,8 @@ static __always_inline void nexthop_learn(const struct bpf_fib_lookup *p,
 		*own = *n;
 }
 
-/* To the kernel's forwarding, which takes one off the hop limit again: it gets back
- * what this node has taken. Nothing is refused here.
+/* Passes the packet to the kernel's forwarding, which decrements the
+ * hop limit again: adds what this node has subtracted. No refusal here.
  */
 static __always_inline int to_kernel(struct __sk_buff *skb)
 {
@@ -130,34 +130,34 @@ static __always_inline int to_kernel(struct __sk_buff *skb)
 	return CTX_PASS;
 }
 
-/* The IPv6 packet has its final headers and is longer than mtu, which is the most
- * that goes by its way. Whoever made the headers is told (RFC 4443 3.2, RFC 8754
- * 5.4); where that was this node's own headend, the inner packet's sender is, of
- * what is left beside them (RFC 2473 8.3). Returns the verdict.
+/* The IPv6 packet has its final headers and is longer than mtu, the MTU of its route.
+ * Sends an ICMP error to the node that made the headers (RFC 4443 3.2, RFC 8754 5.4).
+ * If this node's own headend made them, the error goes to the inner packet's sender,
+ * with the MTU less the outer header (RFC 2473 8.3). Returns the verdict.
  */
 __noinline int ws_too_big(struct __sk_buff *skb, __u32 mtu)
 {
 	bool is_ip4;
 	__u32 outer = outer_own(skb, &is_ip4);
 
-	/* Programs cannot make a message of a super-packet that is, or was, a
-	 * tunnel's. The kernel can: it finds the same way, and the packet too
-	 * long for it. Should the way be another one by now, the packet goes it.
-	 * Of what this node has encapsulated it would tell this node.
+	/* Programs cannot make an error of a super-packet that is or was encapsulated by
+	 * a tunnel. The kernel can: it finds the same route, on which the packet is too
+	 * long. If the route has changed, the kernel forwards the packet. If this node
+	 * has encapsulated the packet, the kernel would send the error to this node.
 	 */
 	if (!outer && !skb_is_ip4(skb) && skb->gso_size &&
 	    bpf_skb_change_tail(skb, skb->len, 0))
 		return to_kernel(skb);
 	ws_refuse(skb, REASON(TOO_BIG), mtu);
-	/* ICMP is about a plain packet. */
+	/* ICMP (IPv4) needs the packet without its outer header. */
 	if (is_ip4 && strip(skb, outer, true))
 		return CTX_REFUSED;
 	return icmp_too_big(skb, sizeof(struct eth_hdr) + outer, mtu, outer,
 			    is_ip4);
 }
 
-/* A super-packet whose frames are too long for the interface, whatever their
- * headers are. What the kernel's table said took these as they seemed to be.
+/* Are the frames of a super-packet too long for the interface, with any
+ * headers? The look-up in the kernel's table used an estimate of their length.
  */
 static __always_inline bool gso_is_too_long(struct __sk_buff *skb,
 					    __u32 ifindex, __u32 *mtu)
@@ -183,9 +183,9 @@ static __always_inline int route_take(struct __sk_buff *skb,
 	return bpf_redirect_neigh(p->ifindex, &nh, sizeof(nh), 0);
 }
 
-/* The same, where the packet has its outer header. The kernel sends no packet with
- * labels to a neighbour: this has its address already, or goes nowhere. Nobody is told
- * of one that is too long, since labels name no source.
+/* Sends a packet with its outer header by that route. The kernel sends no packet
+ * with labels to a neighbour: the route must have its MAC address. A packet with
+ * labels that is too long causes no ICMP error, since labels name no source.
  */
 static __always_inline int outer_take(struct __sk_buff *skb,
 				      const struct bpf_fib_lookup *p, long rc)
@@ -208,9 +208,9 @@ static __always_inline int outer_take(struct __sk_buff *skb,
 	return bpf_redirect(p->ifindex, 0);
 }
 
-/* The packet has its outer header, and the kernel's table has no way to the next
- * segment; rc: what it said. Whoever made the header is told (RFC 8754 4.3.1.1
- * S15), as in ws_too_big.
+/* The packet has its outer header, and the kernel's table has no
+ * route to the next segment; rc: of the look-up. Sends an ICMP
+ * error (RFC 8754 4.3.1.1 S15) to the same node as ws_too_big.
  */
 __noinline int ws_no_way(struct __sk_buff *skb, int rc)
 {
@@ -218,20 +218,20 @@ __noinline int ws_no_way(struct __sk_buff *skb, int rc)
 	__u32 outer = outer_own(skb, &is_ip4);
 
 	ws_refuse(skb, REASON(NO_ROUTE), rc);
-	if (!OUTER_IS_IP) /* names nobody to tell */
+	if (!OUTER_IS_IP) /* labels name no source */
 		return CTX_REFUSED;
 	if (!outer)
 		return icmp_no_way(skb, rc, false);
-	/* ICMP is about a plain packet. */
+	/* ICMP (IPv4) needs the packet without its outer header. */
 	if (is_ip4 && strip(skb, outer, true))
 		return CTX_REFUSED;
 	return icmp_no_tunnel(skb, sizeof(struct eth_hdr) + outer, rc, is_ip4);
 }
 
-/* Towards the next segment. exit: where to remember the way, or EXIT_NONE.
- * found: what route_ask returned of the way that is in ws_scratch, or WAY_UNKNOWN,
- * or WAY_KNOWN.
- * Returns the verdict.
+/* Sends the packet to the next segment. exit: index to
+ * remember the next hop, or EXIT_NONE. found: result of
+ * route_ask for the route in ws_scratch, or WAY_UNKNOWN, or
+ * WAY_KNOWN. Returns the verdict.
  */
 __noinline int ws_forward(struct __sk_buff *skb, __u32 exit, int found)
 {
@@ -260,10 +260,10 @@ __noinline int ws_forward(struct __sk_buff *skb, __u32 exit, int found)
 	return outer_take(skb, &s->way, found);
 }
 
-/* Towards the next segment at a TC egress of a core interface, if the way of such
- * packets is remembered. Where the packet leaves by this interface anyway, the frame
- * gets its MAC addresses and stays on its way. Returns the verdict, or WAY_UNKNOWN,
- * and the packet is as it was. A function of its own, for its stack.
+/* Sends the packet to the next segment from a TC egress of a core interface, if
+ * the next hop is remembered. If the packet already leaves by its interface, the
+ * frame gets its MAC addresses and continues. Returns the verdict, or WAY_UNKNOWN,
+ * and then the packet is unchanged. A function of its own, to bound the stack.
  */
 __noinline int ws_leave_known(struct __sk_buff *skb, __u32 exit)
 {
@@ -288,9 +288,9 @@ __noinline int ws_leave_known(struct __sk_buff *skb, __u32 exit)
 	return CTX_PASS;
 }
 
-/* Towards the next segment at a TC egress. exit: where to remember the way. here:
- * packets for a next segment may leave by this interface. What the kernel's
- * forwarding would answer as too long has left that behind.
+/* Sends the packet to the next segment from a TC egress. exit: index to remember the
+ * next hop. here: packets to a next segment may leave by this interface. The packet
+ * is past the place where the kernel sends errors for packets that are too long.
  */
 static __always_inline int forward_out(struct __sk_buff *skb, __u32 exit,
 				       bool here)
@@ -304,8 +304,8 @@ static __always_inline int forward_out(struct __sk_buff *skb, __u32 exit,
 				     verdict;
 }
 
-/* An inner packet whose way is remembered, and takes it. Returns the verdict, or
- * WAY_UNKNOWN, and the kernel must be asked. is_ip4 is known when it is compiled.
+/* Sends an inner packet by a remembered next hop. Returns the verdict, or
+ * WAY_UNKNOWN: the kernel must be asked. is_ip4 is a constant at compile time.
  */
 static __always_inline int deliver_known(struct __sk_buff *skb, __u32 exit,
 					 bool is_ip4)
@@ -332,8 +332,8 @@ __noinline int ws_deliver_known(struct __sk_buff *skb, __u32 exit, int is_ip4)
 			deliver_known(skb, exit, false);
 }
 
-/* An inner packet without its outer header: on by ordinary routing, or up where
- * it is for this node. exit: that of its egress. Returns the verdict.
+/* An inner packet without its outer header: forwarded by ordinary routing,
+ * or delivered to this node. exit: of its egress. Returns the verdict.
  */
 __noinline int ws_deliver(struct __sk_buff *skb, __u32 exit, int is_ip4)
 {
@@ -364,10 +364,10 @@ __noinline int ws_deliver(struct __sk_buff *skb, __u32 exit, int is_ip4)
 		ws_refuse(skb, REASON(INNER_HOP_LIMIT), 0);
 		return icmp_time_exceeded(skb, is_ip4);
 	}
-	/* Too long for the link behind the egress: the kernel cuts what may be
-	 * cut, as any router, and tells the sender of the rest. Not so a fragment:
-	 * connection tracking would put it together with others that nobody has
-	 * verified, and the whole would count as verified.
+	/* Too long for the link behind the egress: the kernel fragments the
+	 * packet if it may, like any router, or else sends an error. A fragment
+	 * is refused here: connection tracking would reassemble it with others
+	 * that are not verified, and the datagram would count as verified.
 	 */
 	if (is_ip4 && (rc == BPF_FIB_LKUP_RET_FRAG_NEEDED ||
 		       gso_is_too_long(skb, s->way.ifindex, &mtu))) {

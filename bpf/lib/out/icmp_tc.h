@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* A refused packet becomes the ICMP error that tells its sender why. TC only; XDP
- * leaves such packets to it.
+/* Turns a refused packet into the ICMP error for its
+ * sender. TC only; XDP leaves such packets to TC.
  */
 #pragma once
 
@@ -13,28 +13,28 @@
 #include "lib/wire/ip6_walk.h"
 #include "lib/wire/net.h"
 
-/* The outer headers of what we send leave with this. */
+/* Hop limit of the errors. */
 #define ICMP_HOP_LIMIT 64
 
-/* Bytes of a frame that nothing but an IPv6 header is in: the kernel cuts an IPv6
- * packet no shorter.
+/* Bytes of a frame with only an IPv6 header: the kernel
+ * makes no IPv6 packet shorter.
  */
 #define FRAME_LEAST (sizeof(struct eth_hdr) + sizeof(struct ip6_hdr))
-/* The most that the kernel cuts or adds at once. */
+/* The most bytes that the kernel removes or adds at once. */
 #define ROOM_MAX 4095
 
-/* Behind every header that a checksum can be left to the device in. */
+/* Longer than all headers in which a device may have to fill in a checksum. */
 #define FRAME_LONG 1600
 
-/* Makes the frame len bytes long, whatever it held and was: no super-packet, and
- * nothing left for a device to sum up. What is in it then means nothing. The
- * kernel forgets a checksum that a device is to compute once the place where it
- * begins is cut off; so the packet is cut at its front, and grows there.
+/* Makes the frame len bytes long, with undefined contents. Afterwards it
+ * is no super-packet, and no device has to compute a checksum in it. The
+ * kernel cancels such a checksum when the place where its range begins
+ * is removed; so the packet is shortened and extended at its front.
  */
 static __always_inline long frame_remake(struct __sk_buff *skb, __u32 len)
 {
-	/* Not possible where the packet is, or was, a tunnel's. Then the cut
-	 * alone has to do, which leaves a super-packet one.
+	/* Fails if the packet is or was encapsulated by a tunnel. Then
+	 * only the bytes are removed, and a super-packet would stay one.
 	 */
 	long rc = bpf_skb_change_tail(skb, FRAME_LONG, 0);
 
@@ -52,13 +52,13 @@ static __always_inline long frame_remake(struct __sk_buff *skb, __u32 len)
 		if (rc)
 			return rc;
 	}
-	/* An IPv4 packet that was a tunnel's may be shorter still. */
+	/* An IPv4 packet that was encapsulated by a tunnel may be even shorter. */
 	return bpf_skb_adjust_room(skb, (__s32)(len - skb->len),
 				   BPF_ADJ_ROOM_MAC, BPF_F_ADJ_ROOM_FIXED_GSO);
 }
 
-/* Token bucket: may this CPU send one more? What tells of sizes has a bucket of
- * its own, so that nobody makes a black hole by asking for other errors.
+/* Token bucket: may this CPU send one more error? Errors with an MTU have a
+ * bucket of their own: otherwise a flood of other errors would make a black hole.
  */
 static __always_inline bool icmp_may_send(struct ws_errors *e, bool too_big)
 {
@@ -77,17 +77,17 @@ static __always_inline bool icmp_may_send(struct ws_errors *e, bool too_big)
 	return true;
 }
 
-/* May the packet's sender be this node? What came in by an interface is somebody
- * else's, whatever its source says. TC egress has the node's own.
+/* May the packet's sender be this node? A packet that arrived on an interface is from
+ * another node, whatever its source. Packets of the node itself are at TC egress.
  */
 static __always_inline bool icmp_may_be_own(const struct __sk_buff *skb)
 {
 	return !skb->ingress_ifindex;
 }
 
-/* The message, which is whole, goes up this node's stack: it comes in by the
- * interface that the packet would have left by, whose address it comes from.
- * Returns the verdict.
+/* Delivers the complete message to this node's own stack, on
+ * the interface by which the refused packet would have left,
+ * from the packet's destination address. Returns the verdict.
  */
 static __always_inline int icmp_to_self(struct __sk_buff *skb)
 {
@@ -100,9 +100,9 @@ static __always_inline int icmp_to_self(struct __sk_buff *skb)
 	return bpf_redirect(skb->ifindex, BPF_F_INGRESS);
 }
 
-/* All but the checksum's own header, over the whole of the buffer: what is behind
- * the message is zero. Turns the pseudo-header into the header. The addresses are
- * there.
+/* Fills in the headers, except the addresses, which are there
+ * already. The checksum covers the whole buffer, as the bytes behind
+ * the message are zero. The IPv6 header is first the pseudo-header.
  */
 static __always_inline void icmp6_finish(struct icmp6_message *m, __u32 what,
 					 __u32 data, __u32 quoted)
@@ -114,8 +114,8 @@ static __always_inline void icmp6_finish(struct icmp6_message *m, __u32 what,
 	m->icmp.code = what >> 16;
 	m->icmp.checksum = 0;
 	m->icmp.data = bpf_htonl(data);
-	/* RFC 8200 8.1: addresses, length and next header; here the latter is
-	 * where its 16-bit word ends.
+	/* The pseudo-header (RFC 8200 8.1): addresses, length, and the next
+	 * header in the place of the hop limit, the low byte of its 16-bit word.
 	 */
 	m->ip6.vtc_flow = 0;
 	m->ip6.nexthdr = 0;
@@ -128,9 +128,9 @@ static __always_inline void icmp6_finish(struct icmp6_message *m, __u32 what,
 	m->ip6.hop_limit = ICMP_HOP_LIMIT;
 }
 
-/* Bytes of the IPv6 packet at off, without what is behind it; 0: it has no header.
- * A super-packet that is too long for its header says that it has no payload; it may
- * have stopped being one by now.
+/* Bytes of the IPv6 packet at off, without bytes behind it; 0: it has
+ * no header. A super-packet that is too long for its payload length
+ * field has 0 there, and keeps it when it is no longer a super-packet.
  */
 static __always_inline __u32 icmp6_about(struct __sk_buff *skb, __u32 off)
 {
@@ -145,8 +145,8 @@ static __always_inline __u32 icmp6_about(struct __sk_buff *skb, __u32 off)
 	return !payload || len > room ? room : len;
 }
 
-/* The message's buffer with as much of the packet of n bytes at off as fits; 0: it
- * cannot be had.
+/* Quotes as much of the packet at off, of n bytes, as fits
+ * into the message; returns the bytes, or 0 on an error.
  */
 static __always_inline __u32 icmp6_quote(struct __sk_buff *skb,
 					 struct icmp6_message *m, __u32 off,
@@ -157,7 +157,7 @@ static __always_inline __u32 icmp6_quote(struct __sk_buff *skb,
 	for (__u32 i = 0; i < sizeof(*m); i += 256) {
 		void *piece = (void *)m + i;
 
-		/* Else the pieces become one, which is a call to a library. */
+		/* Otherwise the compiler joins the pieces into one call of memset. */
 		barrier_var(piece);
 		__builtin_memset(piece, 0, 256);
 	}
@@ -167,12 +167,12 @@ static __always_inline __u32 icmp6_quote(struct __sk_buff *skb,
 	return bpf_skb_load_bytes(skb, off, m->quote, n) ? 0 : n;
 }
 
-/* Headers that are looked through for the upper layer: one less than this. */
+/* Headers in which the upper layer is searched: one less than this. */
 #define ICMP6_EXTENSIONS_MAX 5
 
-/* Is the packet at off an ICMPv6 error or a redirect, so that no error may answer
- * it (RFC 4443 2.4 e)? What is not whole, or has more headers than we look
- * through, counts as if it were.
+/* Is the packet at off an ICMPv6 error or a redirect? No
+ * error may answer it then (RFC 4443 2.4 e). A truncated
+ * packet, or one with too many headers, counts as one.
  */
 static __always_inline bool icmp6_is_error(struct __sk_buff *skb, __u32 off,
 					   __u32 len, __u32 next)
@@ -186,7 +186,7 @@ static __always_inline bool icmp6_is_error(struct __sk_buff *skb, __u32 off,
 		 ICMP6_EXTENSIONS_MAX, end);
 	if (w.cut)
 		return true;
-	/* Behind all fragments but the first is no header. */
+	/* A fragment that is not the first has no further header. */
 	if (w.later)
 		return w.next == NEXTHDR_ICMP6;
 	if (w.passed == ICMP6_EXTENSIONS_MAX)
@@ -199,7 +199,7 @@ static __always_inline bool icmp6_is_error(struct __sk_buff *skb, __u32 off,
 	return head[0] < ICMP6_INFORMATIONAL || head[0] == ICMP6_REDIRECT;
 }
 
-/* RFC 4443 2.4 e: not to many, not to nobody, not about an error. Nor to a SID. */
+/* RFC 4443 2.4 e: no error about an error or multicast; and none to a SID. */
 static __always_inline bool icmp6_has_answer(struct __sk_buff *skb,
 					     const struct icmp6_message *m,
 					     __u32 off, __u32 len)
@@ -211,10 +211,10 @@ static __always_inline bool icmp6_has_answer(struct __sk_buff *skb,
 	       !icmp6_is_error(skb, off, len, about->nexthdr);
 }
 
-/* What icmp6_send and icmp4_send return for a message to this node itself. */
+/* Result of icmp6_send and icmp4_send for a message to this node itself. */
 #define ICMP_TO_SELF 100
 
-/* By the way that the kernel's table has to its receiver. Writes the addresses. */
+/* Sends the message by the kernel's route to its receiver. Writes the addresses. */
 static __always_inline int icmp6_send(struct __sk_buff *skb, struct scratch *s)
 {
 	const struct ip6_hdr *about = (const struct ip6_hdr *)s->m.quote;
@@ -227,7 +227,7 @@ static __always_inline int icmp6_send(struct __sk_buff *skb, struct scratch *s)
 	__builtin_memset(&s->nh, 0, sizeof(s->nh));
 	rc = route_ask(skb, &s->m.ip6, 1, &s->way);
 	if (rc == BPF_FIB_LKUP_RET_NOT_FWDED && icmp_may_be_own(skb)) {
-		/* Filters of reverse paths take nothing from the node's own
+		/* Reverse path filters drop packets from the node's own
 		 * address. The destination is behind this interface.
 		 */
 		__builtin_memcpy(s->m.ip6.src, about->dst,
@@ -241,9 +241,9 @@ static __always_inline int icmp6_send(struct __sk_buff *skb, struct scratch *s)
 	return bpf_redirect_neigh(s->way.ifindex, &s->nh, sizeof(s->nh), 0);
 }
 
-/* Makes the packet, which has been refused, the error of that kind about itself,
- * and sends it. off: where the IPv6 header is that it is about, from the frame's
- * start. Returns the verdict, which drops where there is none to be sent.
+/* Turns the refused packet into an error of this kind about itself,
+ * and sends it. off: offset of the quoted IPv6 header from the frame's
+ * start. Returns the verdict, which drops if no error may be sent.
  */
 __noinline int ws_icmp6(struct __sk_buff *skb, __u32 off, __u32 what,
 			__u32 data)
@@ -279,7 +279,7 @@ __noinline int ws_icmp6(struct __sk_buff *skb, __u32 off, __u32 what,
 		e->unanswerable++;
 		return CTX_REFUSED;
 	}
-	/* It is ours, and no function's; nobody has marked it. */
+	/* The message is our own: no function's index, and no mark. */
 	skb->tc_index = WS_INDEX_PROVEN;
 	skb->mark = 0;
 	if (type == ICMP6_TOO_BIG)
@@ -293,7 +293,7 @@ __noinline int ws_icmp6(struct __sk_buff *skb, __u32 off, __u32 what,
 	return verdict == ICMP_TO_SELF ? icmp_to_self(skb) : verdict;
 }
 
-/* Who answers for a node without an IPv4 address (RFC 7600 4.8). */
+/* Source of errors of a node without an IPv4 address (RFC 7600 4.8). */
 #define IP4_DUMMY bpf_htonl(0xc0000008)
 
 static __always_inline bool icmp4_has_answer(const struct icmp4_message *m)
@@ -301,7 +301,7 @@ static __always_inline bool icmp4_has_answer(const struct icmp4_message *m)
 	const struct ip4_hdr *about = (const struct ip4_hdr *)m->quote;
 	__u32 options = ip4_header_len(about) - sizeof(*about);
 
-	/* RFC 1122 3.2.2: not about a fragment but the first. */
+	/* RFC 1122 3.2.2: among fragments only for the first. */
 	if (!ip4_is_ip4(about) || ip4_is_never_forwarded(about->src) ||
 	    ip4_is_never_forwarded(about->dst) ||
 	    about->fragment & IP4_OFFSET_MASK)
@@ -310,8 +310,8 @@ static __always_inline bool icmp4_has_answer(const struct icmp4_message *m)
 	       !icmp4_is_error(((const __u8 *)(about + 1))[options & 63]);
 }
 
-/* To the packet's sender, by the way and from the address that the kernel would
- * take (the latter since Linux 6.7); to this node itself as icmp6_send does.
+/* Sends the message to the packet's sender, by the route and from the address that the
+ * kernel would use (the address since Linux 6.7); to this node itself as icmp6_send.
  */
 static __always_inline int icmp4_send(struct __sk_buff *skb, struct scratch *s)
 {
@@ -343,7 +343,7 @@ static __always_inline int icmp4_send(struct __sk_buff *skb, struct scratch *s)
 	return bpf_redirect_neigh(s->way.ifindex, &s->nh, sizeof(s->nh), 0);
 }
 
-/* Behind what is quoted the buffer is zero. */
+/* The bytes of the buffer behind the quote are zero. */
 static __always_inline void icmp4_finish(struct icmp4_message *m, __u32 what,
 					 __u32 data, __u32 quoted)
 {
@@ -368,7 +368,7 @@ static __always_inline void icmp4_finish(struct icmp4_message *m, __u32 what,
 	m->icmp.checksum = ~ip4_fold(sum);
 }
 
-/* Bytes of the packet, without what Ethernet has padded it with; 0: a bug. */
+/* Bytes of the packet, without Ethernet's padding; 0: a bug. */
 static __always_inline __u32 ip4_quoted(struct __sk_buff *skb)
 {
 	__u32 all = skb->len - sizeof(struct eth_hdr), len;
@@ -381,14 +381,14 @@ static __always_inline __u32 ip4_quoted(struct __sk_buff *skb)
 	if (!ip4)
 		return 0;
 	len = bpf_ntohs(ip4->len);
-	/* A super-packet may be longer than its header can tell. */
+	/* A super-packet may be longer than its length field can be. */
 	return skb->gso_size || len > all ? all : len;
 }
 
 #define ICMP4_TOO_BIG                                                          \
 	ICMP6_ERROR(ICMP4_UNREACHABLE, ICMP4_FRAGMENTATION_NEEDED, 0)
 
-/* The same for a plain IPv4 packet, whose header was pulled before. */
+/* As ws_icmp6, for a plain IPv4 packet, whose header was pulled before. */
 __noinline int ws_icmp4(struct __sk_buff *skb, __u32 what, __u32 data)
 {
 	__u32 zero = 0, n;
@@ -446,8 +446,8 @@ __noinline int ws_icmp4(struct __sk_buff *skb, __u32 what, __u32 data)
 	return verdict == ICMP_TO_SELF ? icmp_to_self(skb) : verdict;
 }
 
-/* mtu: of the way out; outer: bytes of it that are not the packet's at off, which
- * is plain where it is one of IPv4.
+/* mtu: of the route; outer: bytes of it that are not for the
+ * packet at off. An IPv4 packet has no outer header any more.
  */
 static __always_inline int icmp_too_big(struct __sk_buff *skb, __u32 off,
 					__u32 mtu, __u32 outer, bool is_ip4)
@@ -458,7 +458,7 @@ static __always_inline int icmp_too_big(struct __sk_buff *skb, __u32 off,
 			mtu = IP4_MIN_MTU;
 		return ws_icmp4(skb, ICMP4_TOO_BIG, mtu);
 	}
-	/* An IPv6 sender sends packets of this size whatever it is told. */
+	/* An IPv6 sender sends packets of this size, even for a lower MTU. */
 	if (mtu < IP6_MIN_MTU)
 		mtu = IP6_MIN_MTU;
 	return ws_icmp6(skb, off, ICMP6_ERROR(ICMP6_TOO_BIG, 0, 0), mtu);
@@ -473,9 +473,9 @@ static __always_inline int icmp_time_exceeded(struct __sk_buff *skb,
 			ICMP6_ERROR(ICMP6_TIME_EXCEEDED, 0, 0), 0);
 }
 
-/* For a packet whose way the kernel's table does not have; rc: what it said. Its
- * sender is told what the kernel's own forwarding would tell of such a route, and
- * nothing of one that is a black hole.
+/* For a packet without a route in the kernel's table; rc: of the
+ * look-up. Sends the error that the kernel's own forwarding would
+ * send for such a route, and none for a route of type blackhole.
  */
 static __always_inline int icmp_no_way(struct __sk_buff *skb, long rc,
 				       bool is_ip4)
@@ -493,9 +493,9 @@ static __always_inline int icmp_no_way(struct __sk_buff *skb, long rc,
 			ICMP6_ERROR(ICMP6_UNREACHABLE, code, 0), 0);
 }
 
-/* The same for the packet at off that this node has encapsulated, or would have:
- * what its sender knows nothing of is the link to the destination (RFC 2473 8.3).
- * One of IPv4 is plain.
+/* For the packet at off without a route, which this node has
+ * encapsulated, or would have: its sender has no link to its destination
+ * (RFC 2473 8.3). An IPv4 packet has no outer header any more.
  */
 static __always_inline int icmp_no_tunnel(struct __sk_buff *skb, __u32 off,
 					  long rc, bool is_ip4)

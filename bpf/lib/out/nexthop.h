@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* The ways out that TC found, for XDP and TC to use for a short while. One expires,
- * so that one packet goes through the kernel's neighbour handling, which keeps its
- * table alive; user space makes all of them void when routes, links or neighbours
- * change.
+/* The next hops that TC found, for XDP and TC to use for a short
+ * time. They expire, so that packets regularly go through the
+ * kernel's neighbour handling, which refreshes its table; user space
+ * makes all of them void when routes, links or neighbours change.
  */
 #pragma once
 
@@ -11,11 +11,11 @@
 #include "lib/wire/ip.h"
 #include "lib/wire/net.h"
 
-/* For packets whose way nobody remembers. */
+/* For packets without a remembered next hop. */
 #define EXIT_NONE (~0U)
 
-/* Where the way of a hop's, a headend's or an egress's packets is remembered: exit
- * is the index of its ws_stats. NULL: nowhere.
+/* The remembered next hop of a hop's, a headend's or an egress's
+ * packets: exit is the index of its ws_stats. NULL: there is none.
  */
 static __always_inline struct ws_nexthop *exit_of(__u32 exit, __u32 flow)
 {
@@ -24,7 +24,7 @@ static __always_inline struct ws_nexthop *exit_of(__u32 exit, __u32 flow)
 	return e ? &e->flow[flow % WS_FLOWS] : NULL;
 }
 
-/* An inner packet's whole destination counts. */
+/* The key of an inner packet has the whole destination address. */
 static __always_inline struct ws_nexthop_key
 nexthop_key_inner(const struct ip *in, __u32 flow)
 {
@@ -36,7 +36,7 @@ nexthop_key_inner(const struct ip *in, __u32 flow)
 	return k;
 }
 
-/* The way to a function that routes. No flow of inner packets has its number. */
+/* The key of a function that routes. No flow of inner packets has such a number. */
 static __always_inline struct ws_nexthop_key via_key(const struct ws_proxy *p,
 						     __u32 id)
 {
@@ -46,7 +46,7 @@ static __always_inline struct ws_nexthop_key via_key(const struct ws_proxy *p,
 	return k;
 }
 
-/* Is this a way to that destination, and not too old? */
+/* Is this a next hop to that destination, and still valid? */
 static __always_inline bool nexthop_counts(const struct ws_nexthop *n,
 					   __be64 hi, __be64 lo, __u32 ways)
 {
@@ -54,7 +54,7 @@ static __always_inline bool nexthop_counts(const struct ws_nexthop *n,
 	       n->expires > bpf_jiffies64();
 }
 
-/* The way of packets whose destination is a SID; NULL: TC must ask the kernel. */
+/* The next hop of packets to a SID; NULL: TC must ask the kernel. */
 static __always_inline const struct ws_nexthop *
 nexthop_to_sid(__u32 exit, __u32 flow, __be64 sid, __u32 ways)
 {
@@ -63,7 +63,7 @@ nexthop_to_sid(__u32 exit, __u32 flow, __be64 sid, __u32 ways)
 	return n && nexthop_counts(n, sid, 0, ways) ? n : NULL;
 }
 
-/* The way of a key's packets, which only a hash holds. */
+/* The next hop of a key's packets, from the hash. */
 static __always_inline const struct ws_nexthop *
 nexthop_find(const struct ws_nexthop_key *k, __u32 ways)
 {
@@ -72,8 +72,8 @@ nexthop_find(const struct ws_nexthop_key *k, __u32 ways)
 	return n && nexthop_counts(n, k->addr[0], k->addr[1], ways) ? n : NULL;
 }
 
-/* The way of inner packets from their egress. What has several destinations in
- * one bucket is in the hash as well.
+/* The next hop of inner packets behind their egress. If several
+ * destinations share one bucket, the hash has all of them.
  */
 static __always_inline const struct ws_nexthop *
 nexthop_inner(__u32 exit, const struct ws_nexthop_key *k, __u32 ways)
@@ -85,19 +85,19 @@ nexthop_inner(__u32 exit, const struct ws_nexthop_key *k, __u32 ways)
 	return nexthop_find(k, ways);
 }
 
-/* The Ethernet header of frames that go that way; eth is in bounds. proto: its type, in
- * the host's order.
+/* Writes the Ethernet header of frames to that next hop;
+ * eth is in bounds. proto: its type, in the host's order.
  */
 static __always_inline void
 nexthop_write(struct eth_hdr *eth, const struct ws_nexthop *n, __u32 proto)
 {
-	/* Both addresses, which lie beside each other here and there. */
+	/* Both addresses at once: they are adjacent in both structs. */
 	*(__u64 *)eth->dst = *(const __u64 *)n->dmac;
 	*(__u32 *)(eth->src + 2) = *(const __u32 *)(n->smac + 2);
 	eth->proto = bpf_htons(proto);
 }
 
-/* Sends the packet that way; eth is in bounds. Returns the verdict. */
+/* Sends the packet to that next hop; eth is in bounds. Returns the verdict. */
 static __always_inline int nexthop_take(struct eth_hdr *eth,
 					const struct ws_nexthop *n, __u32 proto)
 {

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* What the links of a chain take, as a headend has been told (RFC 8201). The kernel
- * learns nothing from an error about a packet with an SRH: its destination when
- * it was too long is not the one that it was sent to.
+/* The MTU of a chain's links, from ICMP errors to the headend (RFC 8201).
+ * The kernel does not learn it from an error about a packet with an SRH: the
+ * packet's destination at that point was another segment than the first.
  */
 #pragma once
 
 #include "lib/node/maps.h"
 #include "lib/wire/icmp.h"
 
-/* The most that the chain is known to carry where a packet of that length is
- * longer; 0: it is not. An IPv6 sender sends 1280 bytes whatever it is told (RFC
- * 8200 5): to refuse those on somebody's word would be the end of its traffic.
+/* The known MTU of the chain if a packet of this length is longer;
+ * else 0. An IPv6 sender sends packets of 1280 bytes for any MTU (RFC
+ * 8200 5): refusing those for an ICMP error would stop its traffic.
  */
 static __always_inline __u32 path_mtu_exceeded(const struct ws_headend *h,
 					       __u32 packet_len, bool is_ip4)

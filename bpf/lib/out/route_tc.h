@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* The kernel's routes, its neighbour table and its MTUs, as TC asks for them. */
+/* Look-ups in the kernel's routes, its neighbour table and its MTUs, on TC. */
 #pragma once
 
 #include "lib/hook.h"
@@ -11,11 +11,11 @@
 #define AF_INET 2
 #define AF_INET6 10
 
-/* Not what bpf_fib_lookup returns. */
+/* Not results of bpf_fib_lookup. */
 #define WAY_UNKNOWN (-4096)
-#define WAY_KNOWN (-4097) /* remembered from another packet, a moment ago */
+#define WAY_KNOWN (-4097) /* remembered from another packet */
 
-/* The IPv6 header, which was pulled before; NULL is a bug that drops. */
+/* The IPv6 header, which was pulled before; NULL is a bug, and the packet is dropped. */
 static __always_inline struct ip6_hdr *forward_ip6(struct __sk_buff *skb)
 {
 	struct cursor c = ctx_cursor(skb);
@@ -25,10 +25,10 @@ static __always_inline struct ip6_hdr *forward_ip6(struct __sk_buff *skb)
 	return cursor_take(&c, struct ip6_hdr);
 }
 
-/* Asks the kernel's tables for the way of a packet of len bytes with these
- * addresses, 1 at least: for 0 the kernel would tell the device's MTU instead of
- * the route's. p is zero but for flowinfo. Returns what the helper does; where it
- * names an interface, that and the next hop are in p.
+/* Looks up the route of a packet of len bytes with these addresses. len
+ * is at least 1: for 0 the kernel would return the device's MTU instead
+ * of the route's. p is zero except for flowinfo. Returns the helper's
+ * result; if it finds an interface, p has it and the next hop.
  */
 static __always_inline long route_ask(struct __sk_buff *skb,
 				      const struct ip6_hdr *ip6, __u32 len,
@@ -42,14 +42,14 @@ static __always_inline long route_ask(struct __sk_buff *skb,
 	return bpf_fib_lookup(skb, p, sizeof(*p), 0);
 }
 
-/* Bytes of the IP packet; of a super-packet's longest frame on a wire. */
+/* Bytes of the IP packet; for a super-packet, of its longest frame. */
 static __always_inline __u32 frame_longest(struct __sk_buff *skb)
 {
 	return skb->gso_size ? gso_longest(skb) :
 			       skb->len - sizeof(struct eth_hdr);
 }
 
-/* The way of the packet as it is. */
+/* The route of the packet as it is. */
 static __always_inline long route_find(struct __sk_buff *skb,
 				       const struct ip6_hdr *ip6,
 				       struct bpf_fib_lookup *p)
@@ -59,8 +59,8 @@ static __always_inline long route_find(struct __sk_buff *skb,
 	return route_ask(skb, ip6, frame_longest(skb), p);
 }
 
-/* The same for IPv4. The next hop's address may be one of IPv6 (RFC 8950); then
- * p->family says so.
+/* The route of an IPv4 packet as it is. Its next hop may
+ * have an IPv6 address (RFC 8950), as p->family shows.
  */
 static __always_inline long route_find_ip4(struct __sk_buff *skb,
 					   const struct ip4_hdr *ip4,
@@ -79,14 +79,14 @@ static __always_inline long route_find_ip4(struct __sk_buff *skb,
 	return bpf_fib_lookup(skb, p, sizeof(*p), 0);
 }
 
-/* Of which version the packet is, the kernel knows. */
+/* Does the kernel process the packet as IPv4? */
 static __always_inline bool skb_is_ip4(const struct __sk_buff *skb)
 {
 	return skb->protocol == bpf_htons(ETH_P_IP);
 }
 
-/* The packet of that version, whose header was pulled before; c is left behind
- * the header. False is a bug that drops.
+/* The packet of this version, whose header was pulled before; moves
+ * c behind the header. False is a bug, and the packet is dropped.
  */
 static __always_inline bool forward_ip(struct __sk_buff *skb, bool is_ip4,
 				       struct cursor *c, struct ip *in)
@@ -95,8 +95,8 @@ static __always_inline bool forward_ip(struct __sk_buff *skb, bool is_ip4,
 	return cursor_take(c, struct eth_hdr) && ip_take(c, is_ip4, in);
 }
 
-/* Found, though the neighbour may have to be resolved or the packet be too big:
- * anything else is a route that refuses, an own address, or no route.
+/* Is there a route? The neighbour may be unresolved, or the packet too long.
+ * Other results are a route that refuses, an own address, or no route.
  */
 static __always_inline bool route_is_way(long rc)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* What keyed-flow binds its stamps to: the inner packet's flow. No length,
- * checksum or sequence number is in it, which super-packets change when they are
- * cut and put together.
+/* The binding of keyed-flow: a hash of the inner packet's flow, which
+ * the stamps include. It covers no length, checksum or sequence
+ * number, because segmenting and merging super-packets changes them.
  */
 #pragma once
 
@@ -26,9 +26,9 @@ static __always_inline __u64 tuple_binding(const __u64 key[2],
 				       BINDING_LEN << 56);
 }
 
-/* inner: at the inner packet's IP header; next: the Next Header value that says
- * what it is. False: addresses or ports cannot be read. A function of its own,
- * so that schemes without a binding do not carry its code and stack.
+/* inner: at the inner packet's IP header; next: its type, as a Next Header
+ * value. False: addresses or ports cannot be read. A function of its own,
+ * so that schemes without a binding do not need its code and stack.
  */
 static __noinline bool binding_read(struct cursor inner, __u32 next,
 				    const struct ws_share *s, __u64 *binding)
@@ -43,13 +43,13 @@ static __noinline bool binding_read(struct cursor inner, __u32 next,
 	return true;
 }
 
-/* What a stamp needs beside the proof. Schemes without a binding need nothing. */
+/* The binding for a stamp. Schemes without a binding need none. */
 static __always_inline bool binding_find(struct cursor inner, __u32 next,
 					 const struct ws_share *s, __u32 scheme,
 					 __u64 *binding)
 {
-	__u64 b =
-		0; /* so that only this and not all of the caller's needs memory */
+	/* A variable, so that only it needs memory, not the caller's struct. */
+	__u64 b = 0;
 	bool ok = scheme != WS_SCHEME_KEYED_FLOW ||
 		  binding_read(inner, next, s, &b);
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* The binding of a packet that has no outer header, or none yet, on TC. */
+/* The binding of a packet without an outer header, on TC. */
 #pragma once
 
 #include "lib/hook.h"
@@ -22,13 +22,13 @@ static __always_inline bool binding_read_plain(struct __sk_buff *skb,
 }
 
 /* Moves the packet: every pointer taken before is gone. A function of its own:
- * clang would join its reads of skb->data with the caller's, as 32-bit numbers.
+ * otherwise clang merges its reads of skb->data with the caller's, as 32-bit numbers.
  */
 static __noinline bool binding_pull_plain(struct __sk_buff *skb,
 					  const struct ws_share *s,
 					  __u64 *binding)
 {
-	/* Its headers are linear as a rule. */
+	/* Usually the headers are linear. */
 	if (binding_read_plain(skb, s, binding))
 		return true;
 	return !pull(skb, sizeof(struct eth_hdr) + TUPLE_LEN) &&

@@ -36,7 +36,7 @@ static __always_inline __u64 mod_add(__u64 a, __u64 b, __u64 p)
 	return t >= p ? t - p : t;
 }
 
-/* a mod p. What an honest hop sent is below p already. */
+/* a mod p. The value of a correct hop is less than p already. */
 static __always_inline __u64 mod_reduce(__u64 a, __u64 p)
 {
 	return a < p ? a : a % p;

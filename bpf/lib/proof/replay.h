@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* The verifier's window: how often each of the last numbers of a headend's CPU
- * (a lane) has been seen. A number stands for a train of frames, which links on
- * the way may have cut: it is good for as many as the train has.
+/* The verifier's replay window: for each of the last numbers of a headend's CPU
+ * (a lane), how often it was used. A number is for a train of frames, which a device
+ * on the way may segment: it may be used once for each frame of the train.
  *
  * A window is a run of words per path and epoch, W / 4 for each lane:
  *
@@ -10,8 +10,8 @@
  *  | counter >> w | uses 3 | uses 2 | uses 1 | uses 0 |   W = 2^w
  *  +--------------+--------+--------+--------+--------+
  *
- * Number c is uses c mod 4 of word (c >> 2) mod W/4. What the word's tag says of
- * older numbers is forgotten when a newer one comes, so a packet may be late by
+ * Number c is uses c mod 4 of word (c >> 2) mod W/4. A number with a newer tag
+ * resets the uses of the word's older numbers, so a packet may be late by
  * up to W - 4 numbers.
  */
 #pragma once
@@ -24,24 +24,24 @@
 #define WINDOW_USES_MASK 63ULL
 #define WINDOW_TAG_SHIFT 24
 #define WINDOW_ALL_USES ((1ULL << WINDOW_TAG_SHIFT) - 1)
-/* A try is lost only to a frame of the same word that was accepted meanwhile: of
- * the word's numbers there are 252, and no more of older ones.
+/* An attempt fails only if another frame of the same word is accepted
+ * meanwhile: the word's numbers allow 252 frames, and older numbers no more.
  */
 #define WINDOW_TRIES 504
 
-/* What a frame wants of its word. */
+/* A frame's request to its word. */
 struct window_claim {
 	__u64 *word;
-	__u64 found; /* in the word, when it was last looked at */
+	__u64 found; /* the word, when it was last read */
 	__u64 tag; /* of the frame's number */
-	__u32 at; /* of its uses in the word, in bits */
+	__u32 at; /* bit offset of the number's uses in the word */
 	__u32 frames;
 	__u32 train;
 	int reason;
 };
 
-/* Tries once, and says whether claim->reason is the answer: it is not where
- * another frame was faster.
+/* Tries once. Returns whether claim->reason is the result;
+ * false: another frame has changed the word meanwhile.
  */
 static __always_inline bool window_try(struct window_claim *claim)
 {
@@ -73,7 +73,7 @@ static long window_again(__attribute__((unused)) __u64 i,
 	return window_try(claim);
 }
 
-/* The word of a window that counts a number; NULL: there is no such window. */
+/* The word of a window for a number; NULL: there is no such window. */
 static __always_inline __u64 *window_word(const struct ws_egress *e, __u32 lane,
 					  __u64 counter)
 {
@@ -86,10 +86,10 @@ static __always_inline __u64 *window_word(const struct ws_egress *e, __u32 lane,
 	return all ? bpf_map_lookup_elem(all, &at) : NULL;
 }
 
-/* Spends frames of the number rnd, or says why not: then nothing has changed.
- * Only for a packet whose proof has verified. A function of its own, so that the
- * verifier of the kernel looks at it once, and with bpf_loop for what comes after
- * the first try: it looks at every turn of a loop. e is never NULL.
+/* Uses frames of the number rnd, or returns why not: then nothing has changed.
+ * Only for a packet whose proof is verified. A function of its own, so that
+ * the kernel's verifier checks it once; bpf_loop for further attempts, because
+ * the verifier checks every turn of a loop. e is never NULL.
  */
 __noinline int ws_window_take(const struct ws_egress *e, __u64 rnd,
 			      __u32 frames)
@@ -106,7 +106,7 @@ __noinline int ws_window_take(const struct ws_egress *e, __u64 rnd,
 
 	if (!e)
 		goto missing;
-	/* The bits above the lane make it one that no path has. */
+	/* With the bits above the lane set, the lane is not less than e->lanes. */
 	if (lane >= e->lanes || !counter || claim.train > WS_RND_FRAMES_MAX)
 		return REASON(NUMBER);
 	claim.tag = counter >> (e->window_log2 & 31);
@@ -117,7 +117,7 @@ __noinline int ws_window_take(const struct ws_egress *e, __u64 rnd,
 	claim.found = *(volatile __u64 *)claim.word;
 	if (window_try(&claim))
 		return claim.reason;
-	/* Only this one needs an address: what is above stays in registers. */
+	/* Only this struct needs an address: the one above stays in registers. */
 	again = claim;
 	bpf_loop(WINDOW_TRIES - 1, window_again, &again, 0);
 	return again.reason;

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* The numbers that a headend gives to packets: unique per path and epoch, since
- * a CPU counts in a lane of its own. See abi.h for the layout.
+/* The numbers that a headend assigns to packets: unique per path and epoch,
+ * since each CPU counts in a lane of its own. See abi.h for the layout.
  */
 #pragma once
 
 #include "lib/node/maps.h"
 #include "lib/reason.h"
 
-/* Where a CPU counts for a headend; NULL: nowhere. */
+/* The counter of a CPU for a headend; NULL: there is none. */
 static __always_inline struct ws_number *number_of(const struct ws_headend *h,
 						   __u32 cpu)
 {
@@ -18,8 +18,8 @@ static __always_inline struct ws_number *number_of(const struct ws_headend *h,
 	return numbers ? bpf_map_lookup_elem(numbers, &at) : NULL;
 }
 
-/* On success *rnd is the next number for a train of frames, else nothing has
- * changed.
+/* On success *rnd is the next number for a train of frames;
+ * otherwise nothing has changed.
  */
 static __always_inline reason_t rnd_take(const struct ws_headend *h,
 					 __u32 frames, __u64 *rnd)

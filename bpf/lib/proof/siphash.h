@@ -52,7 +52,7 @@ static __always_inline void siphash_word(struct siphash *s, __u64 m)
 	s->v0 ^= m;
 }
 
-/* Two words for two states that do not know of each other, in turns. */
+/* One word for each of two independent states, in turns, for the CPU's parallel units. */
 static __always_inline void siphash_word_beside(struct siphash *s, __u64 m,
 						struct siphash *t, __u64 n)
 {
@@ -78,7 +78,7 @@ static __always_inline __u64 siphash_end(struct siphash *s, __u64 last)
 	return s->v0 ^ s->v1 ^ s->v2 ^ s->v3;
 }
 
-/* SipHash-1-3: for hash tables, whose values nobody sees. */
+/* SipHash-1-3: for hash tables, whose values stay in the kernel. */
 static __always_inline void siphash13_word(struct siphash *s, __u64 m)
 {
 	s->v3 ^= m;

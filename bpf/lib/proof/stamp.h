@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* What a hop writes into the proof. It never judges what it finds there. */
+/* The stamp that a hop writes into the proof. A hop does not check earlier stamps. */
 #pragma once
 
 #include <waystamp/abi.h>
@@ -10,8 +10,8 @@
 #define KEYED_LEN 23ULL /* RND, T, Scheme, Epoch, Path, position */
 #define KEYED_FLOW_LEN 31ULL /* and B */
 
-/* T_j = SipHash-2-4(K_j, RND | T_{j-1} | Scheme | Epoch | Path | j). rnd and
- * prev are the fields' bytes as they lie in the packet, and so is the result.
+/* T_j = SipHash-2-4(K_j, RND | T_{j-1} | Scheme | Epoch | Path | j). rnd,
+ * prev and the result are the bytes of the fields as they are in the packet.
  */
 static __always_inline __u64 keyed_tag(const __u64 key[2],
 				       const struct proof_tlv *tlv, __u64 prev,
@@ -26,7 +26,7 @@ static __always_inline __u64 keyed_tag(const __u64 key[2],
 	return siphash_end(&s, head | position << 48 | KEYED_LEN << 56);
 }
 
-/* The same of keyed-flow, with B_j between T_{j-1} and Scheme. */
+/* The tag of keyed-flow: as keyed_tag, with B_j between T_{j-1} and Scheme. */
 static __always_inline __u64 keyed_flow_tag(const __u64 key[2],
 					    const struct proof_tlv *tlv,
 					    __u64 prev, __u64 binding,
@@ -41,8 +41,8 @@ static __always_inline __u64 keyed_flow_tag(const __u64 key[2],
 	return siphash_end(&s, head | position << 48 | KEYED_FLOW_LEN << 56);
 }
 
-/* CML + (f1(x) + f2(x)) * LPC mod p, with f2(x) = r + rest: r is one multiply,
- * all else is alpha.
+/* CML + (f1(x) + f2(x)) * LPC mod p, with f2(x) = r + rest:
+ * one multiplication for r; alpha contains all else.
  */
 static __always_inline __u64 opot_add(const struct ws_share *s, __u64 rnd,
 				      __u64 cml)

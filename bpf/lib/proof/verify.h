@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* What the egress thinks of a proof. It judges by its plan, never by what the
- * packet says of itself.
+/* The egress's verdict on a proof, from its plan, never
+ * from fields of the packet.
  */
 #pragma once
 
@@ -9,7 +9,7 @@
 #include "lib/reason.h"
 #include "lib/wire/net.h"
 
-/* One difference of whole words: nothing tells which byte was wrong. */
+/* Compares whole words, so that no timing shows which byte was wrong. */
 static __always_inline bool tag_equal(__u64 a, __u64 b)
 {
 	__u64 diff = a ^ b;
@@ -29,7 +29,7 @@ static __always_inline bool keyed_verify(const struct proof_tlv *tlv,
 	for (__u32 j = 0; j < WS_KEYS_MAX; j++) {
 		if (j >= e->keys)
 			break;
-		/* What RND makes of the next key does not wait for this tag. */
+		/* The part of the next key and RND does not depend on this tag. */
 		next = siphash_begin(e->key[(j + 1) % WS_KEYS_MAX]);
 		siphash_word_beside(&s, tag, &next, tlv->rnd);
 		tag = siphash_end(&s, head | (__u64)j << 48 | KEYED_LEN << 56);
@@ -67,12 +67,12 @@ static __always_inline bool opot_verify(const struct proof_tlv *tlv,
 	return diff == 0;
 }
 
-/* Values that are not below the prime are another finding than a wrong sum, and
- * are told only where the sum is right. Returns a reason_t.
+/* Values not less than the prime have a reason of their own, which is
+ * returned only if the sum is right. Returns a reason_t.
  *
- * A function of its own, so that the verifier of the kernel looks at the loops
- * once, and not for each way that a packet can come to them: that was most of the
- * time of a load. No argument is ever NULL; the verifier wants it asked.
+ * A function of its own, so that the kernel's verifier checks the loops
+ * once, and not for each path of the caller: that took most of the time
+ * of a load. No argument is ever NULL; the verifier requires the tests.
  */
 __noinline int ws_proof_verify(const struct proof_tlv *tlv,
 			       const struct ws_hop *hop,
@@ -87,8 +87,8 @@ __noinline int ws_proof_verify(const struct proof_tlv *tlv,
 		goto judged;
 	if (!e)
 		goto judged;
-	/* One key for each position before this one, or what is in the maps is no
-	 * plan's: without any, a tag of zero would do.
+	/* There must be one key for each earlier position, otherwise the map's
+	 * contents are no plan: without keys a tag of zero would be accepted.
 	 */
 	if (hop->scheme >= WS_SCHEME_KEYED &&
 	    (!e->keys || e->keys != hop->position))

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* A super-packet (GSO, GRO) is a train of frames: one stamp, many frames on a
- * wire. TC only.
+/* A super-packet (GSO, GRO) stands for a train of frames:
+ * one stamp, many frames on the link. TC only.
  */
 #pragma once
 
@@ -10,8 +10,8 @@
 #include "lib/wire/ip.h"
 #include "lib/wire/net.h"
 
-/* Bytes of the headers that each frame of the train has of its own, from the
- * inner IP header on, where c stands. known: they are not a guess.
+/* Bytes of the headers that each frame of the train has, from the inner
+ * IP header, at c, on. known: the result is exact, not an estimate.
  */
 static __always_inline __u32 gso_headers_known(struct cursor c, bool *known)
 {
@@ -48,9 +48,9 @@ static __always_inline __u32 gso_headers(struct cursor c)
 	return gso_headers_known(c, &known);
 }
 
-/* Frames that the packet is on a wire. outer: bytes before the inner packet,
- * where c stands. The kernel knows gso_segs but of packets from guests, and of
- * those whose headers we have changed and that it has not sent yet.
+/* Frames of the packet on the link. outer: bytes before the inner packet,
+ * at c. The kernel sets gso_segs, but not for packets from guests, nor
+ * for packets whose headers we have changed and that it has not sent yet.
  */
 static __always_inline __u32 gso_frames(const struct __sk_buff *skb,
 					struct cursor c, __u32 outer)
@@ -67,8 +67,8 @@ static __always_inline __u32 gso_frames(const struct __sk_buff *skb,
 	return (skb->len - headers + size - 1) / size;
 }
 
-/* The same, but never more than there are, since a replay window counts them:
- * one, where frames have headers that we do not know.
+/* As gso_frames, but never more than there are, since a replay window
+ * counts them: one, if the length of the frames' headers is unknown.
  */
 static __always_inline __u32 gso_frames_at_least(const struct __sk_buff *skb,
 						 struct cursor c, __u32 outer)
@@ -83,8 +83,8 @@ static __always_inline __u32 gso_frames_at_least(const struct __sk_buff *skb,
 	return known ? gso_frames(skb, c, outer) : 1;
 }
 
-/* Bytes of the longest frame's IP packet, of a packet of all bytes. c: at its IP
- * header.
+/* Bytes of the longest frame's IP packet, for a packet of
+ * all bytes. c: at its IP header.
  */
 static __always_inline __u32 gso_packet_len(const struct __sk_buff *skb,
 					    struct cursor c, __u32 all)
@@ -97,7 +97,7 @@ static __always_inline __u32 gso_packet_len(const struct __sk_buff *skb,
 	return longest < all ? longest : all;
 }
 
-/* The same of a packet that may have its outer header. Not 0. */
+/* As gso_packet_len, for a packet with or without an outer header. Not 0. */
 static __always_inline __u32 gso_longest(struct __sk_buff *skb)
 {
 	__u32 all = skb->len - sizeof(struct eth_hdr), outer, longest;

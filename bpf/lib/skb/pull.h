@@ -4,9 +4,9 @@
 
 #include "lib/hook.h"
 
-/* Moves the packet where less than len of its bytes are linear: every pointer
- * taken before is gone. Fails only where the kernel has no memory; a packet that
- * is shorter is made linear as a whole.
+/* Makes the first len bytes linear. If they are not, this moves the
+ * packet: every pointer taken before is gone. Fails only if the
+ * kernel has no memory; a shorter packet is made linear as a whole.
  */
 static __always_inline long pull(struct __sk_buff *skb, __u32 len)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Super-packets that must be segmented for a function, or were merged by it, or take a
- * path over labels: a veth pair of the agent's segments them. TC only.
+/* Segmenters: veth pairs of the agent that segment super-packets which a
+ * function cannot take, has merged, or which take a path over labels. TC only.
  */
 #pragma once
 
@@ -10,8 +10,8 @@
 #include "lib/reason.h"
 #include "lib/wire/net.h"
 
-/* Sends a super-packet into a segmenter. It comes back in frames, at an interface
- * with the MAC address dmac, unchanged but for that. Returns the verdict.
+/* Sends a super-packet into a segmenter. It comes back as frames, on an
+ * interface with the MAC address dmac, otherwise unchanged. Returns the verdict.
  */
 static __always_inline int segment(struct __sk_buff *skb, struct eth_hdr *eth,
 				   __u32 ifindex, const __u8 *dmac)
@@ -29,7 +29,7 @@ static __always_inline const struct ws_node *node_find(void)
 	return bpf_map_lookup_elem(&ws_node, &zero);
 }
 
-/* To an ingress with the core program. */
+/* The frames come back on an ingress with the core program. */
 static __always_inline int segment_in(struct __sk_buff *skb,
 				      struct eth_hdr *eth)
 {
@@ -40,7 +40,7 @@ static __always_inline int segment_in(struct __sk_buff *skb,
 	return segment(skb, eth, n->cut_ifindex, n->cut_dmac);
 }
 
-/* To an ingress with the function program, where the index names the proxy. */
+/* The frames come back on an ingress with the function program; tc_index is the proxy. */
 static __always_inline int segment_back(struct __sk_buff *skb,
 					struct eth_hdr *eth, __u32 proxy)
 {
@@ -52,8 +52,8 @@ static __always_inline int segment_back(struct __sk_buff *skb,
 	return segment(skb, eth, n->cut_back_ifindex, n->cut_back_dmac);
 }
 
-/* To an ingress with the edge program, from an ingress of the edge. The segmenter's own
- * gives none back: its frames would go round.
+/* From an ingress with the edge program; the frames come back on another one.
+ * The segmenter's own ingress sends nothing back: its frames would loop.
  */
 static __always_inline int segment_enter(struct __sk_buff *skb)
 {

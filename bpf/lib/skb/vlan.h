@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Which frames TC looks at. Whatever it leaves alone the kernel does not forward
- * from this interface.
+/* The frames that TC processes. The kernel forwards no
+ * other frame from this interface.
  */
 #pragma once
 
@@ -10,17 +10,17 @@
 #include "lib/reason.h"
 #include "lib/wire/net.h"
 
-#define PACKET_HOST 0 /* the kernel's: the frame has our MAC address */
+#define PACKET_HOST 0 /* of the kernel: the frame has our MAC address */
 #define VLAN_VID_MASK 0x0fff
 
-/* Of a VLAN; priority tags (IEEE 802.1Q 9.6) are none. */
+/* Does the frame belong to a VLAN? A priority tag (IEEE 802.1Q 9.6) is no VLAN. */
 static __always_inline bool frame_is_tagged(const struct __sk_buff *skb)
 {
 	return skb->vlan_present && skb->vlan_tci & VLAN_VID_MASK;
 }
 
-/* The entry in ws_port.vlans of the tag beside the frame; 0: there is no such tag,
- * or its VLAN has no interface in the plan.
+/* The entry in ws_port.vlans of the tag in skb->vlan_tci; 0:
+ * there is no tag, or its VLAN has no interface in the plan.
  */
 static __always_inline __u32 vlan_planned(const struct __sk_buff *skb)
 {
@@ -41,8 +41,8 @@ static __always_inline __u32 vlan_planned(const struct __sk_buff *skb)
 	return 0;
 }
 
-/* The kernel or the device moves the first tag into skb->vlan_tci. This is about
- * tags that are still in the frame.
+/* Is a tag still in the frame? The kernel or the device
+ * moves the first tag into skb->vlan_tci.
  */
 static __always_inline bool eth_has_tag(const struct eth_hdr *eth)
 {
@@ -53,7 +53,7 @@ static __always_inline bool eth_has_tag(const struct eth_hdr *eth)
 	       eth->proto == bpf_htons(ETH_P_QINQ3);
 }
 
-/* False: *verdict is the answer. */
+/* Is the frame for this interface's program? False: *verdict is the result. */
 static __always_inline bool frame_is_ours(struct __sk_buff *skb, int *verdict)
 {
 	long rc;
@@ -63,15 +63,15 @@ static __always_inline bool frame_is_ours(struct __sk_buff *skb, int *verdict)
 		return false;
 	if (!skb->vlan_present)
 		return true;
-	/* A VLAN's frames are its own interface's matter. Those of VLAN 0 have
-	 * a priority only (IEEE 802.1Q 9.6): the kernel takes them as untagged,
-	 * and so must a guard.
+	/* Frames of a VLAN are processed at the VLAN's own interface.
+	 * Frames of VLAN 0 have only a priority (IEEE 802.1Q 9.6):
+	 * the kernel treats them as untagged, and so must a guard.
 	 */
 	if (frame_is_tagged(skb))
 		return false;
 	rc = bpf_skb_vlan_pop(skb);
-	/* The kernel would take off any number of such tags, and we would not
-	 * see what is below; nobody needs a second one.
+	/* The kernel would remove any number of such tags, and the program
+	 * could not read the packet below them; no sender needs a second one.
 	 */
 	if (rc || skb->vlan_present) {
 		*verdict = ws_refuse(skb, REASON(VLAN_TAGS), rc);

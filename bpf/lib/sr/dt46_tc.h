@@ -29,7 +29,7 @@ static __always_inline int dt46_tc(struct __sk_buff *skb, struct endpoint *ep,
 	e = egress_find(ep);
 	if (!e)
 		return ws_refuse(skb, REASON(EGRESS_MISSING_BUG), 0);
-	/* Read with what is judged: the entry may be another path's later. */
+	/* Read together with the keys: the entry may be given to another path later. */
 	report = e->on_violation == WS_ON_VIOLATION_REPORT &&
 		 ep->hop->behaviour == WS_BEHAVIOUR_END_DT46;
 	outer = outer_len(&ep->outer);
@@ -39,16 +39,16 @@ static __always_inline int dt46_tc(struct __sk_buff *skb, struct endpoint *ep,
 		return ws_refuse(skb, judged, 0);
 	if (judged)
 		ws_report(skb, judged);
-	/* A super-packet cannot be cut, and each of its frames would have a part of
-	 * what is behind it.
+	/* A super-packet's end cannot be removed, and each of its
+	 * frames would carry a part of the bytes behind the packet.
 	 */
 	r = inner_find(ep, endpoint_has_ip4(ep), &inner);
 	if (!r)
 		r = inner_fits(ep, &inner, skb->len - headers, skb->gso_size);
 	if (r)
 		return endpoint_refuse(skb, ep, r);
-	/* Whoever made up a number, or changed a packet, must not use up one of
-	 * ours.
+	/* A packet with a forged number, or a changed
+	 * packet, must not use up a valid number.
 	 */
 	if (!judged) {
 		r = egress_window(ep, e,
@@ -68,7 +68,7 @@ static __always_inline int dt46_tc(struct __sk_buff *skb, struct endpoint *ep,
 
 	ip_set_ecn(&inner, outer_ecn(&ep->outer));
 	is_ip4 = inner.is_ip4;
-	/* Once more: kept so long it costs more of the stack than there is. */
+	/* Computed again: the stack has no room to keep it. */
 	frames = gso_frames_at_least(skb, outer_inner(&ep->outer), headers);
 	bytes = ip_len(&inner);
 	stats = ep->hop->stats;
@@ -77,8 +77,8 @@ static __always_inline int dt46_tc(struct __sk_buff *skb, struct endpoint *ep,
 	rc = strip(skb, outer, is_ip4);
 	if (rc)
 		return ws_refuse(skb, REASON(STRIP_FAILED), rc);
-	/* What is behind the packet is nobody's. Where this fails its receiver cuts
-	 * it off.
+	/* Removes the bytes behind the packet. If this
+	 * fails, the receiver removes them.
 	 */
 	if (skb->len > sizeof(struct eth_hdr) + bytes)
 		bpf_skb_change_tail(skb, sizeof(struct eth_hdr) + bytes, 0);

@@ -12,7 +12,7 @@
 #include "lib/wire/flow.h"
 #include "lib/wire/ip.h"
 
-/* End.DT46 of a verified packet. is_ip4 is known when it is compiled. */
+/* End.DT46 of a verified packet. is_ip4 is a constant at compile time. */
 static __always_inline int deliver_xdp(ctx_t *ctx, const struct endpoint *ep,
 				       const struct ws_egress *e, bool report,
 				       const struct ws_node *node, bool is_ip4)
@@ -38,16 +38,16 @@ static __always_inline int deliver_xdp(ctx_t *ctx, const struct endpoint *ep,
 	n = nexthop_inner(stats, &key, node->ways);
 	if (!n)
 		return CTX_PASS;
-	/* The entry may be another destination's the next moment, by another CPU's
-	 * doing. What is looked at here is what is gone by below.
+	/* Another CPU may change the entry to another destination at any
+	 * time. The copy that is checked here is the copy that is used below.
 	 */
 	way = *n;
 	barrier();
 	if (!nexthop_counts(&way, key.addr[0], key.addr[1], node->ways) ||
 	    !nexthop_takes(&way, len))
 		return CTX_PASS;
-	/* What the guard has said of this destination holds as long as the way,
-	 * where no rule says more.
+	/* The guard's result for this destination is valid as
+	 * long as the next hop, if there are no ordered rules.
 	 */
 	if (node->rules) {
 		required = required_find(ctx, sizeof(*eth) + outer, is_ip4,
@@ -58,21 +58,21 @@ static __always_inline int deliver_xdp(ctx_t *ctx, const struct endpoint *ep,
 	} else {
 		required = inner_guard(&inner);
 	}
-	/* XDP's redirects meet no program at the edge's egress, which looks for
-	 * an SRH.
+	/* Redirects of XDP meet no program at the edge's
+	 * egress, which would find an SRH.
 	 */
 	if (inner_check(ep, &inner, required) ||
 	    (!is_ip4 && ip6_has_extension(inner.hdr)) || ip_hops(&inner) <= 1)
 		return CTX_PASS;
-	/* Nothing is left that TC would have to look at: it would find the
-	 * number spent.
+	/* From here on no packet may be left to TC, which
+	 * would find its number used.
 	 */
 	r = egress_window(ep, e, 1);
 	if (r && report)
 		return CTX_PASS;
 	if (r)
 		return ws_refuse(ctx, r, 0);
-	/* Moves the packet: every pointer into it is gone. */
+	/* Moves the packet: every pointer taken before is gone. */
 	rc = bpf_xdp_adjust_head(ctx, outer);
 	if (rc)
 		return ws_refuse(ctx, REASON(STRIP_FAILED), rc);
@@ -99,7 +99,7 @@ static __always_inline int dt46_xdp(ctx_t *ctx, const struct endpoint *ep,
 	e = egress_find(ep);
 	if (!e)
 		return CTX_PASS;
-	/* Read with what is judged: the entry may be another path's later. */
+	/* Read together with the keys: the entry may be given to another path later. */
 	report = e->on_violation == WS_ON_VIOLATION_REPORT;
 	r = egress_judge(ep, e);
 	if (r && report)

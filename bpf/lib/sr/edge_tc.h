@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* What comes from outside and takes no chain. TC only. */
+/* Packets from outside that take no chain. TC only. */
 #pragma once
 
 #include "lib/encap/seen_tc.h"
@@ -15,11 +15,11 @@
 #include "lib/wire/ip.h"
 #include "lib/wire/net.h"
 
-/* What a headend reads behind the IPv6 header: a TCP header. */
+/* The bytes that a headend reads behind the IPv6 header: a TCP header. */
 #define EDGE_L4_MAX 20
 
-/* An ICMPv6 error about a packet to a SID. Those never leave the domain, so that
- * nobody outside has anything to say of them.
+/* Is this an ICMPv6 error about a packet to a SID? Such packets never
+ * leave the domain, so an error about one from outside is forged.
  */
 __noinline int ws_quotes_sid(struct __sk_buff *skb)
 {
@@ -42,7 +42,7 @@ static __always_inline bool unmatched_is_dropped(const struct __sk_buff *skb)
 	return port && port->unmatched_drop;
 }
 
-/* Where the interface says so, what no chain takes is not routed either. */
+/* The setting of the interface for a packet that no chain takes: route or refuse it. */
 static __always_inline int edge_plain(struct __sk_buff *skb)
 {
 	return unmatched_is_dropped(skb) ?
@@ -50,8 +50,8 @@ static __always_inline int edge_plain(struct __sk_buff *skb)
 		       CTX_PASS;
 }
 
-/* What some chain requires may not come in beside it: it would leave at this
- * node, the chain's egress, without having been anywhere.
+/* A packet that a chain requires must not come in beside the chain: if this
+ * node is the chain's egress, it would leave without having visited a function.
  */
 static __always_inline int edge_unmatched(struct __sk_buff *skb,
 					  const struct ip *in)
@@ -61,7 +61,7 @@ static __always_inline int edge_unmatched(struct __sk_buff *skb,
 	return verdict == CTX_PASS ? edge_plain(skb) : verdict;
 }
 
-/* RFC 8754 5.1: nothing of segment routing comes in. Only IPv6 is. */
+/* RFC 8754 5.1: segment-routed packets do not come in. Only IPv6 packets can be. */
 static __always_inline int edge_boundary(struct __sk_buff *skb,
 					 const struct ip *in)
 {
@@ -80,11 +80,11 @@ static __always_inline int edge_boundary(struct __sk_buff *skb,
 	return is_mapped(ip6) ? refuse_mapped(skb) : CTX_PASS;
 }
 
-/* A frame with a tag: of a VLAN, or of a priority with another tag below, which the
- * kernel looks for. The MAC address may be anybody's: a VLAN's interface may have one
- * of its own. Where that is in the plan, its program sees the frame next. Any
- * other forwards what it gets, and nothing of segment routing comes in by it
- * either. What chains take or require is not asked.
+/* A frame with a VLAN tag, or with a priority tag and another tag below,
+ * which the kernel also reads. Its MAC address may be any, since a VLAN's
+ * interface may have one of its own. If that interface is in the plan, its
+ * program sees the frame next. Any other interface forwards the frame, and
+ * so segment-routed packets are refused here too. Chains are not checked.
  */
 __noinline int ws_edge_vlan(struct __sk_buff *skb)
 {
@@ -103,7 +103,7 @@ __noinline int ws_edge_vlan(struct __sk_buff *skb)
 	if (eth_has_tag(eth))
 		return ws_refuse(skb, REASON(VLAN_TAGS), 0);
 	if (!frame_is_tagged(skb))
-		return CTX_PASS; /* for somebody else */
+		return CTX_PASS; /* for another interface */
 	if (has_labels(eth))
 		return ws_refuse(skb, REASON(OUTSIDE_MPLS), 0);
 	if (!ip_take(&c, eth_is_ip4(eth), &in))
@@ -111,10 +111,10 @@ __noinline int ws_edge_vlan(struct __sk_buff *skb)
 	return ip_is_its_version(&in) ? edge_boundary(skb, &in) : CTX_PASS;
 }
 
-/* An IPv4 packet that enters a chain: what the kernel would find out about it
- * and drop must not get past it in a tunnel. Moves the packet. Returns a reason_t;
- * *packet_len: in bytes, without Ethernet's padding. It is never NULL; the
- * verifier wants it asked.
+/* An IPv4 packet that enters a chain: it gets the checks that the kernel
+ * would make, which inside a tunnel the packet would bypass. Moves the
+ * packet. Returns a reason_t; *packet_len: in bytes, without Ethernet's
+ * padding. packet_len is never NULL; the verifier requires the test.
  */
 __noinline int ws_edge_ip4(struct __sk_buff *skb, __u32 *packet_len)
 {
@@ -130,7 +130,7 @@ __noinline int ws_edge_ip4(struct __sk_buff *skb, __u32 *packet_len)
 		return REASON(IP4_LENGTH);
 	header = ip4_header_len(ip4);
 	len = bpf_ntohs(ip4->len);
-	/* So long a super-packet that it cannot say so. */
+	/* A super-packet too long for its length field. */
 	if (!len && skb->gso_size)
 		len = room;
 	if (len < header || len > room || (skb->gso_size && len != room))

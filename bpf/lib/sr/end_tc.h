@@ -11,7 +11,7 @@
 #include "lib/sr/endpoint_refuse_tc.h"
 #include "lib/sr/step.h"
 
-/* For a packet that end_check lets go on. */
+/* For a packet that has passed end_check. */
 static __always_inline int end_go(struct __sk_buff *skb,
 				  const struct endpoint *ep,
 				  const struct outer_next *next, bool first,

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* A packet that is addressed to a SID of this node: what it must be like, and
- * what is done to it. Nothing here changes the packet but endpoint_advance.
+/* A packet addressed to a SID of this node: its checks and its
+ * processing. In this file only end_stamp changes the packet.
  */
 #pragma once
 
@@ -17,16 +17,16 @@
 #include "lib/wire/ip.h"
 #include "lib/wire/net.h"
 
-/* The proof and what the plan says of it, and the outer header that carries it. */
+/* The outer header, the proof in it, and their entry in the plan. */
 struct endpoint {
 	struct outer outer;
 	struct eth_hdr *eth;
 	struct proof_tlv *tlv;
 	const struct ws_hop *hop;
 	__u32 len; /* of the packet from its outer header on; XDP only */
-	__be64 sid; /* that it came for, upper 64 bits */
-	__u64 binding; /* of the inner packet, where the scheme wants it */
-	__u32 egress; /* where its verifier probably is */
+	__be64 sid; /* the SID that the packet came for, upper 64 bits */
+	__u64 binding; /* of the inner packet, if the scheme has one */
+	__u32 egress; /* a hint for egress_of */
 };
 
 /* Sets ep->binding, which the stamp and the verdict need. */
@@ -36,7 +36,7 @@ static __always_inline bool endpoint_bind(struct endpoint *ep)
 			    &ep->hop->share, ep->hop->scheme, &ep->binding);
 }
 
-/* Why there is no entry. The slow way: such a packet is refused anyway. */
+/* The reason why there is no entry. Slow, but such a packet is refused anyway. */
 static __always_inline reason_t hop_missing(const struct hop_id *w)
 {
 	struct ws_hop_key k = hop_id_key(w);
@@ -51,8 +51,8 @@ static __always_inline reason_t hop_missing(const struct hop_id *w)
 	return REASON(UNKNOWN_SID);
 }
 
-/* From the outer header and the proof to the entry of SID, path and epoch. The plan's scheme counts; a packet that
- * names another is refused.
+/* From the outer header and the proof to the entry of SID, path and
+ * epoch. A packet with another scheme than the plan's is refused.
  */
 static __always_inline reason_t endpoint_find_hop(struct endpoint *ep)
 {
@@ -79,8 +79,8 @@ static __always_inline reason_t end_check(const struct endpoint *ep, bool first,
 
 	if (r)
 		return r;
-	/* Else a list made up by somebody would let a packet out of the domain,
-	 * or past the guard of the egress that this node may be too.
+	/* A forged list could otherwise send a packet out of the
+	 * domain, or past the guard if this node is also an egress.
 	 */
 	if (!in_block(next->sid.hi))
 		return REASON(SEGMENT_OUTSIDE);
@@ -101,7 +101,7 @@ egress_find(const struct endpoint *ep)
 	return egress_of(&w, ep->egress);
 }
 
-/* The verdict on the proof. The plan says whether it refuses. */
+/* The verdict on the proof. The caller applies on-violation. */
 static __always_inline reason_t egress_judge(const struct endpoint *ep,
 					     const struct ws_egress *e)
 {
@@ -110,8 +110,8 @@ static __always_inline reason_t egress_judge(const struct endpoint *ep,
 	return ws_proof_verify(ep->tlv, ep->hop, e, ep->binding);
 }
 
-/* Whether this packet is none that was here before. Spends its number: the last
- * check on a hook that can still leave the packet to the other one.
+/* Refuses a packet that was here before. Uses up its number: on
+ * XDP this is the last check that may still leave a packet to TC.
  */
 static __always_inline reason_t egress_window(const struct endpoint *ep,
 					      const struct ws_egress *e,
@@ -122,13 +122,13 @@ static __always_inline reason_t egress_window(const struct endpoint *ep,
 		frames);
 }
 
-/* What the outer header says is behind it. */
+/* Is the inner packet IPv4, by the outer header? */
 static __always_inline bool endpoint_has_ip4(const struct endpoint *ep)
 {
 	return outer_inner_is(&ep->outer) == NEXTHDR_IPV4;
 }
 
-/* in->hdr is in bounds where this succeeds. */
+/* On success in->hdr is in bounds. */
 static __always_inline reason_t inner_find(const struct endpoint *ep,
 					   bool is_ip4, struct ip *in)
 {
@@ -143,8 +143,8 @@ static __always_inline reason_t inner_find(const struct endpoint *ep,
 	return WS_REASON_NONE;
 }
 
-/* Does the inner packet end within what carries it? all: bytes from its header to
- * the end of the frame; exact: none of them is behind the packet.
+/* Does the inner packet end within its outer header's length? all: bytes from
+ * its header to the end of the frame; exact: no bytes may follow the packet.
  */
 static __always_inline reason_t inner_fits(const struct endpoint *ep,
 					   const struct ip *in, __u32 all,
@@ -160,7 +160,7 @@ static __always_inline reason_t inner_fits(const struct endpoint *ep,
 	return WS_REASON_NONE;
 }
 
-/* Addresses that no headend takes packets from or to, so that none has sent this. */
+/* Addresses of packets that no headend takes: no headend has sent such a packet. */
 static __always_inline bool inner_is_strange(const struct ip *in)
 {
 	const struct ip6_hdr *ip6 = in->hdr;
@@ -169,14 +169,14 @@ static __always_inline bool inner_is_strange(const struct ip *in)
 						       in_block(ip6->src[0])));
 }
 
-/* The path that guards name for packets with this proof, at an egress. */
+/* The path that guards require of packets with this proof, at an egress. */
 static __always_inline __be32 endpoint_chain(const struct endpoint *ep)
 {
 	return ep->hop->argument;
 }
 
-/* What is inside must be what the proof is for: a proof for one chain opens no
- * other. required: the path that the inner packet requires.
+/* The inner packet must belong to the proof's chain: a proof for one chain is
+ * not valid for another. required: the path that the inner packet requires.
  */
 static __always_inline reason_t inner_check(const struct endpoint *ep,
 					    const struct ip *in,
@@ -184,11 +184,11 @@ static __always_inline reason_t inner_check(const struct endpoint *ep,
 {
 	if (required.action == WS_MATCH_MISSING)
 		return REASON(RULES_MISSING_BUG);
-	/* What no headend steers is no chain's either. */
+	/* Packets that no headend takes belong to no chain. */
 	if (required.action != WS_MATCH_PATH ||
 	    required.target != endpoint_chain(ep) || inner_is_strange(in))
 		return REASON(WRONG_CHAIN);
-	/* RFC 6040 4.2: a mark that the inner packet cannot carry drops it. */
+	/* RFC 6040 4.2: drop a packet with CE whose inner packet is Not-ECT. */
 	if (outer_ecn(&ep->outer) == ECN_CE && ip_ecn(in) == ECN_NOT_ECT)
 		return REASON(ECN);
 	return WS_REASON_NONE;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* What a SID answers to whoever sent it a packet that it refuses. TC only. */
+/* A SID's answer to the source of a packet that it refuses. TC only. */
 #pragma once
 
 #include "lib/encap/outer_error.h"
@@ -10,7 +10,7 @@
 #include "lib/sr/endpoint.h"
 #include "lib/wire/net.h"
 
-/* Refuses a packet at a SID, and tells its source where the standards say so. */
+/* Refuses a packet at a SID, and sends its source the ICMP error of the standards, if any. */
 static __always_inline int
 endpoint_refuse(struct __sk_buff *skb, const struct endpoint *ep, reason_t r)
 {

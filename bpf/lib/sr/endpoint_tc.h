@@ -26,8 +26,8 @@
 #include "lib/stream/stream_in_tc.h"
 #include "lib/wire/net.h"
 
-/* What to do about a packet whose flow could not be read: more of it may have to
- * be linear, once. Moves the packet.
+/* The next step for a packet whose flow could not be read: make
+ * more of it linear, once, or refuse it. Moves the packet.
  */
 static __always_inline int endpoint_pull_flow(struct __sk_buff *skb,
 					      const struct endpoint *ep,
@@ -45,8 +45,8 @@ static __always_inline int endpoint_pull_flow(struct __sk_buff *skb,
 	return ws_refuse(skb, REASON(FLOW), rc);
 }
 
-/* From the frame to the entry for its SID, path and epoch. Pointers in ep are
- * good until the packet is moved.
+/* From the frame to the entry for its SID, path and epoch.
+ * Pointers in ep are valid until the packet is moved.
  */
 static __always_inline reason_t endpoint_parse(struct __sk_buff *skb,
 					       struct endpoint *ep,
@@ -64,9 +64,9 @@ static __always_inline reason_t endpoint_parse(struct __sk_buff *skb,
 	return endpoint_find_hop(ep);
 }
 
-/* One visit. Returns the verdict, which counts where s->next is STEP_DONE. s is
- * never NULL. A function of its own, so that the verifier looks at it once and not
- * once per segment.
+/* One visit. Returns the verdict, which is valid if s->next
+ * is STEP_DONE. s is never NULL. A function of its own, so
+ * that the verifier checks it once and not once per segment.
  */
 __noinline int ws_endpoint_step(struct __sk_buff *skb, int first,
 				struct step *s)
@@ -87,7 +87,7 @@ __noinline int ws_endpoint_step(struct __sk_buff *skb, int first,
 				     step_on(s, STEP_EXT, 0);
 	if (r)
 		return endpoint_refuse(skb, &ep, r);
-	/* A function may change the flow; what it sends is stamped. */
+	/* A function may change the flow; the stamp covers the packet that it sends. */
 	if (ep.hop->behaviour == WS_BEHAVIOUR_END_AD)
 		return ad_tc(skb, &ep, first, s);
 	if (!endpoint_bind(&ep))
@@ -102,12 +102,12 @@ __noinline int ws_endpoint_step(struct __sk_buff *skb, int first,
 	return ws_refuse(skb, REASON(BEHAVIOUR_BUG), 0);
 }
 
-/* All positions but the headend, and one that finds nothing left. */
+/* All positions except the headend, and one visit that finds no next segment. */
 #define VISITS_MAX (WS_SEGS_MAX + 1)
 
-/* All visits that follow one another on this node. With plain SIDs Segments Left
- * falls with each one, and with C-SIDs no path of a plan has more than the bound:
- * only a list made up by somebody reaches it. Returns the verdict.
+/* All consecutive visits on this node. With plain SIDs each visit
+ * decrements Segments Left, and with C-SIDs no path of a plan has more
+ * than the bound: only a forged list reaches it. Returns the verdict.
  */
 static __always_inline int endpoint_tc(struct __sk_buff *skb, bool first)
 {
@@ -115,7 +115,7 @@ static __always_inline int endpoint_tc(struct __sk_buff *skb, bool first)
 	struct step s = {};
 	__u32 visits = 0;
 
-	/* One step more: a pull is no visit. */
+	/* One more step: a pull is no visit. */
 	for (__u32 i = 0; i <= VISITS_MAX; i++) {
 		s.next = STEP_DONE;
 		verdict = ws_endpoint_step(skb, first, &s);
@@ -130,7 +130,7 @@ static __always_inline int endpoint_tc(struct __sk_buff *skb, bool first)
 	switch (s.next) {
 	case STEP_DONE:
 		return verdict;
-	case STEP_EXT: /* of all programs but that one */
+	case STEP_EXT: /* of all programs except the one for options */
 		if (EXT_LEN_MAX)
 			break;
 		return ext_program(skb, first ? EXT_ARRIVES : EXT_AGAIN, 0);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* From a frame to the entry of its SID, on XDP: for packets as our own headends
- * send them. All others are left to TC.
+/* From a frame to the entry of its SID, on XDP: for packets
+ * as our own headends send them. TC handles all others.
  */
 #pragma once
 

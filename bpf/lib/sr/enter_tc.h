@@ -12,8 +12,8 @@
 #include "lib/wire/ip.h"
 #include "lib/wire/net.h"
 
-/* Bytes of an IPv6 packet in so many of its frame; 0: it cannot be as long as it
- * says.
+/* Bytes of an IPv6 packet in a frame with room for so many
+ * bytes; 0: its length is wrong.
  */
 static __always_inline __u32 enter_ip6_len(const struct __sk_buff *skb,
 					   const struct ip6_hdr *ip6,
@@ -23,13 +23,13 @@ static __always_inline __u32 enter_ip6_len(const struct __sk_buff *skb,
 
 	if (!skb->gso_size)
 		return len <= room ? len : 0;
-	/* So long a super-packet that it cannot say so. */
+	/* A super-packet too long for its length field has 0 there. */
 	return len == room || !ip6->payload_len ? room : 0;
 }
 
-/* A packet that a path takes, at an ingress. What the kernel would find out about
- * its length and drop must not get past it in a tunnel. IPv4 has more of this, after
- * which it must be found again.
+/* A packet that a path takes, at an ingress. Its length gets the checks
+ * that the kernel would make, which inside a tunnel it would bypass.
+ * IPv4 has more checks, after which the headers must be found again.
  */
 static __always_inline int enter(struct __sk_buff *skb, struct cursor c,
 				 struct ip *in, __u32 index)
@@ -50,7 +50,7 @@ static __always_inline int enter(struct __sk_buff *skb, struct cursor c,
 		if (!len)
 			return ws_refuse(skb, REASON(IP6_LENGTH), 0);
 	} else {
-		/* The stack is full. */
+		/* s->entered instead of the stack, which is full. */
 		if (!s)
 			return ws_refuse(skb, REASON(BOUNDS_BUG), 0);
 		r = ws_edge_ip4(skb, &s->entered);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* What must not pass a node as a plain packet. TC only. */
+/* The guard: packets that must not pass a node without a proof. TC only. */
 #pragma once
 
 #include "lib/hook.h"
@@ -12,9 +12,9 @@
 #include "lib/wire/ip.h"
 #include "lib/wire/net.h"
 
-/* Will the kernel keep this IP packet to itself? It does where it is for one of
- * the node's own addresses, and everywhere if it does not forward at all. For
- * the slow paths: the kernel's tables are asked.
+/* Does the kernel deliver this IP packet locally? It does so for the
+ * node's own addresses, and drops all others if it does not forward
+ * at all. For the slow paths: this looks up the kernel's tables.
  */
 __noinline int ws_is_local(struct __sk_buff *skb, int is_ip4)
 {
@@ -27,8 +27,8 @@ __noinline int ws_is_local(struct __sk_buff *skb, int is_ip4)
 		return false;
 	rc = is_ip4 ? route_find_ip4(skb, in.hdr, &p) :
 		      route_find(skb, in.hdr, &p);
-	/* The helper asks the interface. Of IPv6 the kernel asks the whole node, and
-	 * the loopback device is as that is.
+	/* The helper reads the forwarding setting of the interface. For IPv6 the
+	 * kernel uses the setting of the whole node, and the loopback device has that.
 	 */
 	if (rc == BPF_FIB_LKUP_RET_FWD_DISABLED && !is_ip4) {
 		p.ifindex = 1;
@@ -38,8 +38,8 @@ __noinline int ws_is_local(struct __sk_buff *skb, int is_ip4)
 	       rc == BPF_FIB_LKUP_RET_FWD_DISABLED;
 }
 
-/* A rule's word that an address is the node's own is asked for again: it may
- * have moved while no agent was there to see.
+/* Is the packet for an own address? If the tables say so, the kernel is
+ * asked again: the address may have moved while no agent was running.
  */
 static __always_inline bool is_local(struct __sk_buff *skb,
 				     const struct ws_match *m, bool is_ip4)
@@ -47,8 +47,8 @@ static __always_inline bool is_local(struct __sk_buff *skb,
 	return m->local && ws_is_local(skb, is_ip4);
 }
 
-/* The same addresses as IPv4 packets have, on IPv6 packets: none of ours, and no
- * rule may take one for the other.
+/* Does an IPv6 packet have an address that stands for IPv4 in our tables?
+ * No address of the domain is one, and a rule must not confuse the two.
  */
 static __always_inline bool is_mapped(const struct ip6_hdr *ip6)
 {
@@ -60,7 +60,7 @@ static __always_inline int refuse_mapped(struct __sk_buff *skb)
 	return ws_refuse(skb, REASON(MAPPED_ADDRESS), 0);
 }
 
-/* What a path's guard does at an interface. unset: where neither says. */
+/* The action of a path's guard at an interface. unset: if neither has a setting. */
 static __always_inline __u32 guard_at(__u32 port, __u32 chain, __u32 unset)
 {
 	__u32 says = port > chain ? port : chain;
@@ -77,9 +77,9 @@ static __always_inline __u32 guard_of_path(__u32 port, __be32 path, __u32 unset)
 	return guard_at(port, chain ? *chain : WS_GUARD_UNSET, unset);
 }
 
-/* Of a packet of which not all can be read: the strictest of the guards whose rules
- * it could fit, which ruled has left in the scratch memory. WS_GUARD_UNSET: all was
- * read.
+/* For a packet with unreadable fields: the strictest guard
+ * of the rules that could match it, which ruled has left in
+ * the scratch memory. WS_GUARD_UNSET: all fields were read.
  */
 static __always_inline __u32 guard_of_unread(__u32 port, __u32 unset)
 {
@@ -100,10 +100,10 @@ static __always_inline __u32 guard_of_unread(__u32 port, __u32 unset)
 	return strictest;
 }
 
-/* A packet without a proof that chains which end here require. path: the one that
- * takes it; prefix: the one that would, were there no ordered rules, 0: none. why:
- * the reason, if it is refused. let_go: the first guard has let it go, and the second
- * refuses it only where a chain or its interface says so.
+/* A packet without a proof, which a chain that ends here requires. path: of the
+ * chain that takes it; prefix: of the chain that would, without ordered rules, 0:
+ * none. why: the reason, if it is refused. let_go: the first guard has let the
+ * packet go; then it is refused only if the chain or this interface has a setting.
  */
 __noinline int ws_guard(struct __sk_buff *skb, __be32 path, __be32 prefix,
 			reason_t why, int let_go)
@@ -130,8 +130,8 @@ __noinline int ws_guard(struct __sk_buff *skb, __be32 path, __be32 prefix,
 	return CTX_PASS;
 }
 
-/* A plain packet: refused where some chain that ends here requires it, as ws_guard
- * says.
+/* A plain packet: ws_guard decides about it if a chain that
+ * ends here requires it.
  */
 static __always_inline int guard_plain(struct __sk_buff *skb,
 				       const struct ip *in)

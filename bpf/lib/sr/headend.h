@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* What a headend makes of a packet, on either hook. */
+/* The work of a headend on a packet, on both hooks. */
 #pragma once
 
 #include "lib/encap/outer.h"
@@ -15,18 +15,18 @@
 #include "lib/wire/ip.h"
 #include "lib/wire/net.h"
 
-/* Between the look at the inner packet and the outer header over it. */
+/* State between the checks of the inner packet and the writing of its outer header. */
 struct headend_packet {
 	__u64 rnd;
-	__u64 binding; /* where the scheme wants it */
+	__u64 binding; /* if the scheme has one */
 	struct outer_marks marks;
 	__u32 inner_len; /* bytes, from the inner IP header on */
 	__u32 outer_len; /* bytes; in the bounds of ws_headend.outer */
 	bool is_ip4;
-	bool routed; /* the kernel has, and counted the hop if there was one */
+	bool routed; /* the kernel has routed it, and decremented the hop limit if it was forwarded */
 };
 
-/* What rules name; NULL: there is nothing, which is a bug. */
+/* The headend that a rule names; NULL: there is none, which is a bug. */
 static __always_inline const struct ws_headend *headend_find(__u32 index)
 {
 	const struct ws_headend *h = bpf_map_lookup_elem(&ws_headends, &index);
@@ -34,8 +34,8 @@ static __always_inline const struct ws_headend *headend_find(__u32 index)
 	return h && h->outer_len ? h : NULL;
 }
 
-/* Whether the packet may enter. len: of the inner packet; packet_len: of its
- * longest frame. Changes nothing.
+/* Checks whether the packet may enter. len: of the inner
+ * packet; packet_len: of its longest frame. Changes nothing.
  */
 static __always_inline reason_t headend_check(const struct ws_headend *h,
 					      const struct ip *in, __u32 len,
@@ -46,7 +46,7 @@ static __always_inline reason_t headend_check(const struct ws_headend *h,
 
 	if (outer_len > WS_OUTER_MAX)
 		outer_len = 0;
-	barrier_var(outer_len); /* else the two become one, of a difference */
+	barrier_var(outer_len); /* clang would merge the comparisons */
 	if (outer_len < OUTER_LEN_MIN)
 		return REASON(HEADEND_LENGTH_BUG);
 	pkt->inner_len = len;
@@ -63,8 +63,8 @@ static __always_inline reason_t headend_check(const struct ws_headend *h,
 	return WS_REASON_NONE;
 }
 
-/* Fills in what the prebuilt header leaves open, and stamps. c: the frame's
- * start; the outer header has been written. False: a bug.
+/* Fills in the fields that are zero in the prebuilt header, and stamps.
+ * c: the frame's start; the outer header has been written. False: a bug.
  */
 static __always_inline bool headend_finish(const struct ws_headend *h,
 					   struct cursor c,
@@ -86,7 +86,7 @@ static __always_inline __be64 headend_first(const struct ws_headend *h)
 	return outer_head_sid(outer_head_of(h->outer));
 }
 
-/* What the way there is remembered by. */
+/* The key of the remembered next hop to the first segment. */
 static __always_inline __be64 headend_to(const struct ws_headend *h)
 {
 	return outer_head_to(outer_head_of(h->outer));

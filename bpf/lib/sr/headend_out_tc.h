@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* What a headend takes beside what comes in from outside: packets of the node's
- * own, and those that somebody on the node has marked. Marks of nftables are not
- * there before. TC egress of interfaces inside the domain only.
+/* The headend for packets that did not come from outside: packets that the
+ * node originates, and packets that were marked on the node. Marks of nftables
+ * exist only here, at egress. TC egress of interfaces inside the domain only.
  */
 #pragma once
 
@@ -18,11 +18,11 @@
 #include "lib/wire/ip.h"
 #include "lib/wire/net.h"
 
-/* RFC 4594 3.1: network control, CS6 and what is above it. */
+/* RFC 4594 3.1: network control, CS6 and CS7. */
 #define DSCP_CONTROL 48
 #define DSCP_CONTROL_ABOVE 56
 
-/* What routing daemons and the like send, as they mark it unasked. */
+/* Packets of routing daemons and similar programs, which mark them by default. */
 static __always_inline bool is_control(const struct ip *in)
 {
 	__u32 dscp = bpf_ntohl(ip_vtc(in)) >> 22 & 63;
@@ -30,23 +30,23 @@ static __always_inline bool is_control(const struct ip *in)
 	return dscp == DSCP_CONTROL || dscp == DSCP_CONTROL_ABOVE;
 }
 
-/* Router and neighbour discovery (RFC 4861 4), which may go between addresses of
- * any kind. c: behind the IPv6 header.
+/* Router and neighbour discovery (RFC 4861 4), which may
+ * use addresses of any scope. c: behind the IPv6 header.
  */
 static __always_inline bool is_discovery(const struct ip6_hdr *ip6,
 					 struct cursor c)
 {
 	const struct icmp6_hdr *icmp = c.pos;
 
-	/* The checksum may not be there. */
+	/* The checksum may be missing. */
 	if (ip6->nexthdr != NEXTHDR_ICMP6 || c.pos + sizeof(icmp->type) > c.end)
 		return false;
 	return icmp->type >= ICMP6_ROUTER_SOLICITATION &&
 	       icmp->type <= ICMP6_REDIRECT;
 }
 
-/* What no rule takes: what stays on the link, and what has a segment list, of the
- * domain or of the kernel's own. c: behind the IP header.
+/* Packets that no rule takes: link-local ones, and packets with a segment
+ * list, of the domain or of the kernel's own SRv6. c: behind the IP header.
  */
 static __always_inline bool out_is_exempt(struct __sk_buff *skb,
 					  struct cursor c, const struct ip *in)
@@ -59,14 +59,14 @@ static __always_inline bool out_is_exempt(struct __sk_buff *skb,
 			       is_discovery(ip6, c) || has_srh(skb, ip6));
 }
 
-/* The marks under one mask, which is the n-th: the packet's, if it is one of them. */
+/* Adds the rules by the packet's mark under mask number n. */
 static __noinline void fit_masked(const struct ws_ruleset *set,
 				  struct scratch *s, __u32 n, __u32 mark)
 {
 	const struct ws_rule_mask *m = &set->mask[n & (WS_RULES_MAX - 1)];
 	__u32 want = mark & m->mask, low = m->first, left = m->count;
 
-	/* The last that is not above. */
+	/* Finds the last mark that is not greater. */
 	for (__u32 i = 0; i < CUT_STEPS && left > 1; i++) {
 		__u32 half = left / 2;
 
@@ -96,9 +96,9 @@ static long mark_step(__u64 n, struct mark_walk *w)
 	return 0;
 }
 
-/* The first rule that fits a packet that leaves, with the mark that it has now:
- * RULES_NONE, RULES_MISSING, or RULES_TAKE, with target and rule_by in the scratch
- * memory.
+/* The first rule that matches a packet that leaves, with its
+ * present mark: RULES_NONE, RULES_MISSING, or RULES_TAKE,
+ * with target and rule_by in the scratch memory.
  */
 __noinline enum rules_answer ws_rules_leave(struct __sk_buff *skb, int is_ip4)
 {
@@ -122,7 +122,7 @@ __noinline enum rules_answer ws_rules_leave(struct __sk_buff *skb, int is_ip4)
 	return RULES_TAKE;
 }
 
-/* The rule that takes a packet that leaves. action is WS_MATCH_NONE, _PATH, _MISSING. */
+/* The rule that takes a packet that leaves. action is WS_MATCH_NONE, _PATH or _MISSING. */
 struct rule_out {
 	struct ws_match match;
 	__u32 by; /* as scratch.rule_by */
@@ -153,7 +153,7 @@ static __always_inline struct rule_out rule_out(struct __sk_buff *skb,
 }
 
 /* The headend that takes the packet, in target. WS_MATCH_NONE: none does, and the
- * kernel sends it as it is. WS_MATCH_MISSING: what rules say is missing.
+ * kernel sends the packet unchanged. WS_MATCH_MISSING: the rules are missing.
  */
 static __always_inline struct ws_match out_path(struct __sk_buff *skb,
 						const struct ip *in)
@@ -171,7 +171,7 @@ static __always_inline struct ws_match out_path(struct __sk_buff *skb,
 	if (rule.by & WS_RULE_BY_MARK)
 		return rule.match;
 	own = is_from_this_node(skb, in);
-	/* Any packet may have a mark that a rule asks for. */
+	/* A missing rule may be one for the packet's mark, so any packet is refused. */
 	if (rule.match.action == WS_MATCH_MISSING)
 		return own && is_control(in) ? none : rule.match;
 	if (!own || (is_control(in) && !(rule.by & WS_RULE_BY_DSCP)))
@@ -181,11 +181,11 @@ static __always_inline struct ws_match out_path(struct __sk_buff *skb,
 	if (m.action != WS_MATCH_PATH)
 		return m;
 	h = headend_find(m.target);
-	/* That one is missing is for the headend to say. */
+	/* A missing headend is refused by headend_tc. */
 	return h && !h->own ? none : m;
 }
 
-/* c stands behind the packet's header. Returns the verdict. */
+/* c: behind the packet's header. Returns the verdict. */
 static __always_inline int headend_out(struct __sk_buff *skb, struct cursor c,
 				       struct ip *in)
 {

@@ -24,7 +24,7 @@
 #include "lib/wire/ip.h"
 #include "lib/wire/net.h"
 
-/* What the sender of a packet is told that a headend refused for r. */
+/* Sends the ICMP error for a packet that a headend refused with reason r. */
 static __always_inline int headend_refuse(struct __sk_buff *skb,
 					  const struct ws_headend *h,
 					  reason_t r, __u32 packet_len,
@@ -44,9 +44,9 @@ static __always_inline int headend_refuse(struct __sk_buff *skb,
 	return verdict;
 }
 
-/* The way to the first segment, asked for before there is an outer header: so a
- * packet that is too long for it is still as its sender made it. packet_len: of
- * the longest frame. Returns what route_find does, or WAY_KNOWN.
+/* The route to the first segment, looked up before the outer header is added:
+ * if the packet is too long for it, it is still unchanged. packet_len: of the
+ * longest frame. Returns the result of route_find, or WAY_KNOWN.
  */
 static __always_inline long headend_way(struct __sk_buff *skb,
 					const struct ws_headend *h,
@@ -62,8 +62,8 @@ static __always_inline long headend_way(struct __sk_buff *skb,
 			       packet_len + pkt->outer_len, p);
 }
 
-/* A packet that leaves, for a SID of this node: in again by the interface that it
- * would have left by, whose address it comes from.
+/* A packet that would leave, for a SID of this node: it comes in again on
+ * the interface by which it would have left, from that interface's address.
  */
 static __always_inline int headend_in(struct __sk_buff *skb)
 {
@@ -71,7 +71,7 @@ static __always_inline int headend_in(struct __sk_buff *skb)
 	struct eth_hdr *eth = cursor_take(&c, struct eth_hdr);
 	__u32 mtu = 0;
 
-	/* The kernel would drop it without a word. */
+	/* The kernel would drop it without an error. */
 	if (!skb->gso_size && bpf_check_mtu(skb, 0, &mtu, 0, 0))
 		return ws_too_big(skb, mtu);
 	if (!eth)
@@ -80,8 +80,8 @@ static __always_inline int headend_in(struct __sk_buff *skb)
 	return bpf_redirect(skb->ifindex, BPF_F_INGRESS);
 }
 
-/* c stands behind the packet's header; len: of the packet, in bytes; leaves: it is
- * on its way out, and known when this is compiled.
+/* c: behind the packet's header; len: of the packet, in bytes;
+ * leaves: it is at TC egress; a constant at compile time.
  */
 static __always_inline int headend_tc(struct __sk_buff *skb, struct cursor c,
 				      struct ip *in, __u32 len, __u32 index,
@@ -97,7 +97,7 @@ static __always_inline int headend_tc(struct __sk_buff *skb, struct cursor c,
 
 	if (!h || !s)
 		return ws_refuse(skb, REASON(HEADEND_MISSING_BUG), 0);
-	/* No plan has one for what leaves. */
+	/* No plan has a path over labels for packets at egress. */
 	if (!form_is_outer(h->form))
 		return OUTER_IS_IP && !leaves ?
 			       labels_program(skb, LABELS_ENTER, index) :
@@ -132,7 +132,7 @@ static __always_inline int headend_tc(struct __sk_buff *skb, struct cursor c,
 					      found, in->is_ip4);
 		}
 	}
-	/* The kernel cuts nothing that has labels. */
+	/* The kernel segments no packet with labels. */
 	if (!OUTER_IS_IP && skb->gso_size)
 		return segment_enter(skb);
 	r = rnd_take(h, frames, &pkt.rnd);
@@ -141,8 +141,8 @@ static __always_inline int headend_tc(struct __sk_buff *skb, struct cursor c,
 
 	if (!leaves)
 		ip_decrement(in);
-	/* Ethernet's padding goes; where that fails, it ends up behind the outer
-	 * packet.
+	/* Removes Ethernet's padding; if that fails, the
+	 * padding ends up behind the outer packet.
 	 */
 	if (len < skb->len - sizeof(struct eth_hdr))
 		bpf_skb_change_tail(skb, sizeof(struct eth_hdr) + len, 0);

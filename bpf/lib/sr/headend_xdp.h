@@ -13,8 +13,8 @@
 #include "lib/wire/ip.h"
 #include "lib/wire/mss.h"
 
-/* Bytes of the packet, and those behind it that only pad its frame. False: TC must
- * look.
+/* Bytes of the packet, and bytes of padding behind it.
+ * False: not for XDP.
  */
 static __always_inline bool enter_len(ctx_t *ctx, const struct cursor *c,
 				      const struct ip *in, __u32 *len,
@@ -64,10 +64,10 @@ static __always_inline int headend_xdp(ctx_t *ctx, struct cursor c,
 	    !binding_find((struct cursor){ in->hdr, c.end }, next, &h->share,
 			  h->scheme, &pkt.binding))
 		return CTX_PASS;
-	/* A number is taken even if the next step fails: numbers may have gaps. */
+	/* A number is used up even if the next step fails: numbers may have gaps. */
 	if (headend_check(h, in, len, len, &pkt) || rnd_take(h, 1, &pkt.rnd))
 		return CTX_PASS;
-	/* Moves the packet: every pointer into it is gone. */
+	/* Moves the packet: every pointer taken before is gone. */
 	if (bpf_xdp_adjust_head(ctx, -(__s32)pkt.outer_len))
 		return CTX_PASS;
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* What may leave the domain. TC egress of interfaces to the outside. Here the
- * packets of all ways through the node come together, also of those that no
- * program of ours has seen: interfaces that are not in the plan or were made
- * anew, tunnels that end on the node, the kernel's own SRv6.
+/* The second guard: packets that may leave the domain. TC egress of interfaces
+ * to the outside. Every packet that leaves passes here, also one that no program
+ * of ours has seen before: from interfaces that are not in the plan or were made
+ * again, from tunnels that end on the node, from the kernel's own SRv6.
  */
 #pragma once
 
@@ -18,8 +18,8 @@
 #include "lib/wire/ip.h"
 #include "lib/wire/net.h"
 
-/* Nothing encapsulated leaves; the SIDs of a domain are its own matter (RFC 8754
- * 5.1 and 7.2).
+/* Encapsulated packets do not leave, nor does a packet for
+ * a SID of the domain (RFC 8754 5.1 and 7.2).
  */
 static __always_inline reason_t leak(struct __sk_buff *skb,
 				     const struct ip6_hdr *ip6)
@@ -31,9 +31,9 @@ static __always_inline reason_t leak(struct __sk_buff *skb,
 	return WS_REASON_NONE;
 }
 
-/* A packet that is neither verified here nor the node's own: refused where some
- * chain that ends here requires it, as ws_guard says. Unlike at an ingress no address is spared as
- * the node's own: what goes there does not leave.
+/* A packet that was neither verified nor originated here: ws_guard decides
+ * about it if a chain that ends here requires it. Own addresses are no
+ * exception here, unlike at an ingress: packets to them do not leave.
  */
 static __always_inline int leave_plain(struct __sk_buff *skb,
 				       const struct ip *in, bool let_go)

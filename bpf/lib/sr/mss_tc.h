@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* A headend lowers what a SYN asks for, where more would not fit the chain. TC
- * only. A SYN without the option asks for what always fits.
+/* A headend lowers the MSS option of a SYN to the size that fits the chain.
+ * TC only. A SYN without the option stands for an MSS that always fits.
  */
 #pragma once
 
@@ -17,7 +17,7 @@
 #define TCP_OPTION_MSS_LEN 4
 #define TCP_OPTIONS_MAX 40 /* bytes */
 
-/* Where a TCP header may be, in bytes from the frame's start. */
+/* The place of a TCP header, in bytes from the frame's start. */
 struct mss_at {
 	__u32 off; /* 0: there is none */
 	__u32 left; /* bytes of the IP packet from there on */
@@ -41,8 +41,8 @@ static __always_inline struct mss_at mss_at_ip4(struct __sk_buff *skb)
 	return at;
 }
 
-/* Passes over as many extension headers as tuple_read does. Not over AH, whose
- * receiver would find the change, nor into fragments.
+/* Skips as many extension headers as tuple_read. Not AH,
+ * whose receiver would detect the change, and not fragments.
  */
 static __always_inline struct mss_at mss_at_ip6(struct __sk_buff *skb)
 {
@@ -78,8 +78,8 @@ struct mss_walk {
 	bool lowered;
 };
 
-/* One option (RFC 9293 3.2). Returns 1 behind the last one, and at one that is
- * not whole: no receiver reads on there.
+/* Processes one option (RFC 9293 3.2). Returns 1 behind the
+ * last one, and at a truncated one: receivers stop there too.
  */
 static long mss_step(__attribute__((unused)) __u64 i, struct mss_walk *w)
 {
@@ -112,10 +112,10 @@ static long mss_step(__attribute__((unused)) __u64 i, struct mss_walk *w)
 	return 0;
 }
 
-/* Lowers the MSS that a packet without an outer header says to at most so many
- * bytes. Moves the packet: every pointer taken before is gone. Returns what the
- * kernel does where it cannot be written; a packet that says none, or not so that
- * it can be found, is left as it is.
+/* Lowers the MSS option of a packet without an outer header to most bytes,
+ * if it is higher. Moves the packet: every pointer taken before is gone.
+ * Returns the kernel's error if the option cannot be written; a packet
+ * without the option, or in which it cannot be found, stays unchanged.
  */
 __noinline int ws_mss_clamp(struct __sk_buff *skb, __u32 most, int is_ip4)
 {
@@ -148,8 +148,8 @@ __noinline int ws_mss_clamp(struct __sk_buff *skb, __u32 most, int is_ip4)
 	bpf_loop(TCP_OPTIONS_MAX, mss_step, &w, 0);
 	if (!w.lowered)
 		return 0;
-	/* RFC 1624. Options begin where a word does, so that an odd offset needs
-	 * nothing special. The helper leaves alone what a device is to compute.
+	/* RFC 1624. Options begin at a 16-bit word, so an odd offset needs no
+	 * special case. The helper skips a checksum that the device computes.
 	 */
 	diff = bpf_csum_diff((void *)s->options.was, sizeof(s->options.was),
 			     (void *)s->options.is, sizeof(s->options.is), 0);

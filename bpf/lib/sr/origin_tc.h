@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* What a node has sent itself. TC egress only. */
+/* Packets that a node originates. TC egress only. */
 #pragma once
 
 #include "lib/hook.h"
 #include "lib/wire/ip.h"
 #include "lib/wire/net.h"
 
-/* Has the node sent this itself, and not for somebody else? Fragments that the
- * kernel makes anew of a forwarded packet have forgotten where it came in; what a
- * socket sends still has the socket. A Fragment header may stand behind others.
+/* Does the node originate this packet? New fragments that the kernel makes of
+ * a forwarded packet have lost the ingress interface; a packet of a socket
+ * still has the socket. A Fragment header may be behind other headers.
  */
 static __always_inline bool is_from_this_node(const struct __sk_buff *skb,
 					      const struct ip *in)

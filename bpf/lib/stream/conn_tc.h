@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Connections through functions on byte streams. What is not of one gets to no such
- * function, and nothing that is not of one comes from there. TC only.
+/* Connections through functions on byte streams. Such a function
+ * receives and sends only packets of these connections. TC only.
  */
 #pragma once
 
@@ -12,10 +12,10 @@
 
 #define SECOND_COARSE_NS 1000000000ULL
 
-/* Bytes of a frame that are looked at: IPv4 may have options. */
+/* Bytes of a frame that are read: IPv4 may have options. */
 #define CONN_PULL (sizeof(struct eth_hdr) + 60 + sizeof(struct tcp_hdr))
 
-/* A segment of TCP, as it is in a frame. */
+/* A TCP segment in a frame. */
 struct segment {
 	struct ws_conn_key key; /* as if its sender were the client */
 	__u32 flags;
@@ -28,15 +28,15 @@ static __always_inline bool segment_opens(const struct segment *s)
 	return (s->flags & (TCP_SYN | TCP_ACK | TCP_RST)) == TCP_SYN;
 }
 
-/* Returns 0, or an error of the helper's. */
+/* Returns 0, or the helper's error. */
 static __always_inline long eth_set_proto(struct __sk_buff *skb, __be16 proto)
 {
 	return bpf_skb_store_bytes(skb, offsetof(struct eth_hdr, proto), &proto,
 				   sizeof(proto), 0);
 }
 
-/* Moves the packet. False: it is not TCP, or its TCP header is not right behind the IP
- * header. s->key.proxy is left as it is.
+/* Moves the packet. False: it is not TCP, or its TCP header is
+ * not right behind the IP header. s->key.proxy stays unchanged.
  */
 static __always_inline bool segment_read(struct __sk_buff *skb,
 					 struct segment *s)
@@ -83,7 +83,7 @@ static __always_inline bool segment_read(struct __sk_buff *skb,
 	return true;
 }
 
-/* The same segment, as if its receiver were the client. */
+/* Exchanges client and server in a key. */
 static __always_inline void conn_swap(struct ws_conn_key *k)
 {
 	__be64 hi = k->client[0], lo = k->client[1];
@@ -97,7 +97,7 @@ static __always_inline void conn_swap(struct ws_conn_key *k)
 	k->server_port = port;
 }
 
-/* NULL: there is none. *is_new: the function has not gone on with it. */
+/* NULL: there is none. *is_new: the function has not continued it yet. */
 static __always_inline struct ws_conn *conn_find(const struct ws_conn_key *k,
 						 bool *is_new)
 {
@@ -107,8 +107,8 @@ static __always_inline struct ws_conn *conn_find(const struct ws_conn_key *k,
 	return c ? c : bpf_map_lookup_elem(&ws_conns_new, k);
 }
 
-/* Notes a segment of it; fin, ack: WS_CONN_* for one that ends its direction, and for one
- * that acknowledges, or 0. Writes seldom, since all CPUs share the entry.
+/* Notes a segment of the connection; fin, ack: the WS_CONN_* flag to set for
+ * a FIN and for an ACK, or 0. Writes seldom, since all CPUs share the entry.
  */
 static __always_inline void conn_note(struct ws_conn *c, __u32 flags, __u32 fin,
 				      __u32 ack)
@@ -128,7 +128,7 @@ static __always_inline void conn_note(struct ws_conn *c, __u32 flags, __u32 fin,
 		c->used = now;
 }
 
-/* A connection that the function goes on with is kept for good. */
+/* Moves a connection that the function continues to ws_conns. */
 static __always_inline reason_t conn_promote(const struct ws_conn_key *k,
 					     const struct ws_conn *c)
 {
@@ -136,7 +136,7 @@ static __always_inline reason_t conn_promote(const struct ws_conn_key *k,
 				.seen = c->seen,
 				.part = c->part };
 
-	/* Where another CPU was first, its entry is as good. */
+	/* If another CPU was first, its entry is as good. */
 	if (bpf_map_update_elem(&ws_conns, k, &kept, BPF_NOEXIST) &&
 	    !bpf_map_lookup_elem(&ws_conns, k))
 		return REASON(STREAMS_FULL);

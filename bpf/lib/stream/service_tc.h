@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Where clients connect to a gateway. TC only. */
+/* The addresses on which clients connect to a gateway. TC only. */
 #pragma once
 
 #include "lib/hook.h"
@@ -7,9 +7,9 @@
 #include "lib/wire/ip.h"
 #include "lib/wire/net.h"
 
-/* The key in ws_proxies of the gateway that a packet is addressed to; 0: it is for none. TCP
- * that is not right behind the IP header, and what is in fragments, is for none: the guard of
- * the egress lets it on to no service. The packet stays where it is.
+/* The key in ws_proxies of the gateway that a packet is addressed to; 0: none.
+ * TCP not right behind the IP header, and fragments, are for no gateway: the
+ * egress's guard refuses them for services. Does not move the packet.
  */
 __noinline int ws_service_of(struct __sk_buff *skb, int is_ip4)
 {

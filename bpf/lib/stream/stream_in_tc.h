@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* What was verified, to a function on byte streams. TC ingress only. */
+/* Verified packets go to a function on byte streams. TC ingress only. */
 #pragma once
 
 #include "lib/detour/detour.h"
@@ -9,7 +9,7 @@
 #include "lib/reason.h"
 #include "lib/stream/conn_tc.h"
 
-/* Which connection a packet is of that came by t; a SYN makes one. */
+/* The connection of a packet that came by t; a SYN creates one. */
 static __always_inline reason_t stream_admit(struct segment *s,
 					     const struct ws_stream *t)
 {
@@ -23,8 +23,8 @@ static __always_inline reason_t stream_admit(struct segment *s,
 	if (!c) {
 		if (!t->opens || !segment_opens(s))
 			return REASON(STREAM_UNKNOWN);
-		/* Not between the ends of one that is there, the other way round: what
-		 * the function sends could not be told apart.
+		/* Refused if there is a connection between the same ends in the
+		 * other direction: packets from the function would be ambiguous.
 		 */
 		conn_swap(&s->key);
 		c = conn_find(&s->key, &is_new);
@@ -32,7 +32,7 @@ static __always_inline reason_t stream_admit(struct segment *s,
 		if (c)
 			return REASON(STREAM_UNKNOWN);
 		fresh.used = bpf_ktime_get_coarse_ns();
-		/* Of two SYNs on two CPUs one is the first. */
+		/* If two CPUs process two SYNs, one is first. */
 		bpf_map_update_elem(&ws_conns_new, &s->key, &fresh,
 				    BPF_NOEXIST);
 		c = bpf_map_lookup_elem(&ws_conns_new, &s->key);
@@ -46,7 +46,7 @@ static __always_inline reason_t stream_admit(struct segment *s,
 	return WS_REASON_NONE;
 }
 
-/* A SYN that the worker gets and the kernel does not, until the server has answered. */
+/* Gives a SYN to the worker, not to the kernel, until the server has answered. */
 static __always_inline int stream_hold(struct __sk_buff *skb,
 				       const struct ws_proxy *p)
 {
@@ -55,8 +55,8 @@ static __always_inline int stream_hold(struct __sk_buff *skb,
 	return bpf_redirect(p->to, 0);
 }
 
-/* A packet without its outer header, which was verified; skb->cb[0]: the path that it
- * came by. Returns the verdict.
+/* A verified packet without its outer header; skb->cb[0]:
+ * the path that it came by. Returns the verdict.
  */
 __noinline int ws_stream_in(struct __sk_buff *skb)
 {

@@ -36,9 +36,9 @@ static __always_inline __u32 flow_hash_ip4(struct cursor c,
 	return flow_mix(h);
 }
 
-/* c stands behind the header, before an IPv4 header's options. Fragments and
- * unknown protocols count by address alone, so that all of a datagram goes one
- * way.
+/* c: behind the header, before an IPv4 header's options.
+ * Fragments and unknown protocols are hashed by addresses
+ * only, so that all of a datagram takes one path.
  */
 static __always_inline __u32 flow_hash(struct cursor c, const struct ip *in)
 {
@@ -54,7 +54,7 @@ static __always_inline __u32 flow_hash(struct cursor c, const struct ip *in)
 	return flow_mix(h);
 }
 
-/* RFC 8754 5.1 has the source set the flow label; 0 would mean none. */
+/* By RFC 8754 5.1 the source sets the flow label; 0 would mean none. */
 static __always_inline __be32 flow_label(__u32 hash)
 {
 	__u32 label = hash & 0xfffff;

@@ -17,14 +17,14 @@
 
 #define ICMP6_NO_ROUTE 0 /* codes of the first (RFC 4443 3.1) */
 #define ICMP6_PROHIBITED 1
-#define ICMP6_ADDRESS 3 /* no way to it, of whatever other kind */
+#define ICMP6_ADDRESS 3 /* the address is unreachable for any other reason */
 
 #define ICMP6_PARAMETER_FIELD 0 /* an erroneous header field */
 #define ICMP6_PARAMETER_NEXT 1 /* an unrecognized Next Header type */
 #define ICMP6_PARAMETER_OPTION 2 /* an unrecognized option */
 #define ICMP6_PARAMETER_UPPER 4 /* SR upper-layer header error, RFC 8986 10.3 */
 
-/* RFC 8200 5: every link takes this. An error is not longer (RFC 4443 2.4 c). */
+/* RFC 8200 5: every link carries this. An error is not longer (RFC 4443 2.4 c). */
 #define IP6_MIN_MTU 1280
 
 struct icmp6_hdr {
@@ -51,14 +51,14 @@ _Static_assert(sizeof(struct icmp6_message) == IP6_MIN_MTU, "a whole message");
 #define ICMP4_REDIRECT 5
 #define ICMP4_TIME_EXCEEDED 11
 #define ICMP4_PARAMETER 12
-/* Codes of the first; RFC 1812 5.2.7.1 has the last. */
+/* Codes of ICMP4_UNREACHABLE; RFC 1812 5.2.7.1 has the last. */
 #define ICMP4_HOST 1
 #define ICMP4_FRAGMENTATION_NEEDED 4
 #define ICMP4_PROHIBITED 13
 
 /* RFC 1812 4.3.2.3 */
 #define ICMP4_LEN_MAX 576
-/* RFC 791 3.2: every link takes this. */
+/* RFC 791 3.2: every link carries this. */
 #define IP4_MIN_MTU 68
 
 #define ICMP4_QUOTE_MAX                                                        \
@@ -72,7 +72,7 @@ struct icmp4_message {
 _Static_assert(sizeof(struct icmp4_message) == ICMP4_LEN_MAX,
 	       "a whole message");
 
-/* What an error says, in one word: type, code, and a pointer where it has one. */
+/* Type, code and pointer of an error, in one word; pointer is 0 if there is none. */
 #define ICMP6_ERROR(type, code, pointer)                                       \
 	((__u32)(type) << 24 | (__u32)(code) << 16 | (pointer))
 
@@ -84,7 +84,7 @@ static __always_inline bool icmp6_informs(struct cursor c)
 	return icmp && icmp->type >= ICMP6_INFORMATIONAL;
 }
 
-/* RFC 1122 3.2.2: an error, so that no error may answer it. */
+/* RFC 1122 3.2.2: is this an error? No error may answer it. */
 static __always_inline bool icmp4_is_error(__u8 type)
 {
 	return type == ICMP4_UNREACHABLE || type == ICMP4_SOURCE_QUENCH ||

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* An inner packet, of either version of IP. Where is_ip4 is known when it is
- * compiled, nothing of the other version is left.
+/* An inner packet, of either version of IP. If is_ip4 is a constant
+ * at compile time, the code for the other version disappears.
  */
 #pragma once
 
@@ -13,7 +13,7 @@ struct ip {
 	bool is_ip4;
 };
 
-/* IPv4 addresses as ::ffff:a.b.c.d, which is what our tables hold. */
+/* IPv4 addresses are ::ffff:a.b.c.d, as in our tables. */
 struct addrs {
 	__be64 src[2];
 	__be64 dst[2];
@@ -25,8 +25,8 @@ static __always_inline __u32 ip_header_len(bool is_ip4)
 	return is_ip4 ? sizeof(struct ip4_hdr) : sizeof(struct ip6_hdr);
 }
 
-/* c: at the header; is left behind it, before any options. False: it runs past
- * the end.
+/* c: at the header; moves behind it, before any options.
+ * False: the header ends behind the packet's end.
  */
 static __always_inline bool ip_take(struct cursor *c, bool is_ip4,
 				    struct ip *in)
@@ -37,14 +37,14 @@ static __always_inline bool ip_take(struct cursor *c, bool is_ip4,
 	return in->hdr;
 }
 
-/* Bytes of the packet, as its header says. */
+/* Bytes of the packet, by its header. */
 static __always_inline __u32 ip_len(const struct ip *in)
 {
 	return in->is_ip4 ? bpf_ntohs(((const struct ip4_hdr *)in->hdr)->len) :
 			    ip6_len(in->hdr);
 }
 
-/* Does the version field say what carries it says? */
+/* Does the version field agree with the type in the header before? */
 static __always_inline bool ip_is_its_version(const struct ip *in)
 {
 	return in->is_ip4 ? ip4_is_ip4(in->hdr) : ip6_is_ip6(in->hdr);
@@ -66,8 +66,8 @@ static __always_inline struct addrs ip_addrs(const struct ip *in)
 	};
 }
 
-/* Addresses that the kernel forwards nothing to, or nothing from. It would forward
- * to ::, as by any default route.
+/* Addresses to and from which the kernel never forwards. It
+ * would forward to ::, for example by a default route.
  */
 static __always_inline bool ip_to_is_never_forwarded(const struct ip *in)
 {
@@ -87,7 +87,7 @@ static __always_inline bool ip_from_is_never_forwarded(const struct ip *in)
 		       ip6_is_unsteered(((const struct ip6_hdr *)in->hdr)->src);
 }
 
-/* What is never steered, whatever rules say. */
+/* Packets that are never steered, by any rule. */
 static __always_inline bool ip_is_unsteered(const struct ip *in)
 {
 	const struct ip4_hdr *ip4 = in->hdr;
@@ -120,8 +120,8 @@ static __always_inline __u32 ip_ecn(const struct ip *in)
 			    ip6_ecn(in->hdr);
 }
 
-/* The first word of an outer header for it, but for the flow label. RFC 6040 4.1
- * has ECN copied too.
+/* The first word of its outer header, without the flow
+ * label. By RFC 6040 4.1 ECN is copied too.
  */
 static __always_inline __be32 ip_vtc(const struct ip *in)
 {
@@ -133,7 +133,7 @@ static __always_inline __be32 ip_vtc(const struct ip *in)
 			    ip6->vtc_flow & ~IP6_FLOW_MASK;
 }
 
-/* RFC 6040 4.2, for what the egress let pass: the outer header's mark. */
+/* RFC 6040 4.2, for packets that the egress accepts: sets the outer header's mark. */
 static __always_inline void ip_set_ecn(const struct ip *in, __u32 outer)
 {
 	__u32 now = ip_ecn(in), ecn = now;

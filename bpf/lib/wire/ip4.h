@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* An IPv4 header's checksum: looked at once, where a packet enters, and then
- * only updated by what changes (RFC 1624), so that a wrong one stays wrong.
+/* An IPv4 header's checksum: verified once, when a packet enters, and then
+ * only updated by the changes (RFC 1624), so that a wrong one stays wrong.
  */
 #pragma once
 
@@ -17,7 +17,7 @@ static __always_inline __u32 ip4_fold(__u64 sum)
 	return (sum & 0xffff) + (sum >> 16);
 }
 
-/* The header's words without options, in the order of the wire. */
+/* The sum of the header's words without options, in the order of the wire. */
 static __always_inline __u64 ip4_sum(const struct ip4_hdr *ip4)
 {
 	const __u32 *word = (const void *)ip4;
@@ -45,7 +45,7 @@ static __always_inline bool ip4_sum_is_right(const struct ip4_hdr *ip4,
 	return ip4_fold(sum) == 0xffff;
 }
 
-/* Makes the checksum follow a word that changed (RFC 1624 3, equation 3). */
+/* Updates the checksum for a changed word (RFC 1624 3, equation 3). */
 static __always_inline void ip4_sum_update(struct ip4_hdr *ip4, __u16 before,
 					   __u16 now)
 {

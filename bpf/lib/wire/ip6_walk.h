@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* The walk over an IPv6 packet's extension headers, wherever they lie in the frame.
- * What asks a packet for its flow goes by wire/tuple.h instead, in linear data.
+/* The walk over an IPv6 packet's extension headers, anywhere in the
+ * frame. wire/tuple.h reads a packet's flow instead, in linear data.
  */
 #pragma once
 
@@ -10,24 +10,24 @@
 /* Routing Type of an SRH (RFC 8754 2). */
 #define ROUTING_TYPE_SRH 4
 
-/* Before a walk: where the first header is, and which. After it: the one that it
- * ended at, and what it has seen on the way.
+/* Before a walk: offset and type of the first header. After it: those
+ * of the header at which it ended, and which headers it has passed.
  */
 struct ip6_walk {
 	__u32 off; /* from the start of the frame */
 	__u8 next; /* Next Header value */
 	__u8 passed; /* headers */
-	bool srh; /* an SRH was among them */
-	/* The last one was the Fragment header of a fragment that is not the first:
-	 * what is at off is payload, of whatever next names.
+	bool srh; /* it has passed an SRH */
+	/* The last header was the Fragment header of a fragment that is not the
+	 * first: the bytes at off are payload, although next names a header.
 	 */
 	bool later;
-	bool cut; /* the header at off, which should be passed over, is not there */
+	bool cut; /* the header at off should be skipped, but the packet ends before its end */
 };
 
-/* Passes over headers of the kinds in over, at most so many; both are constants. end:
- * from the start of the frame; nothing is read behind it. Lengths are believed: one
- * may lead behind the end of the packet.
+/* Skips headers of the kinds in over, at most so many; both are
+ * constants. end: from the start of the frame; no byte behind it is read.
+ * Lengths are not checked: off may end up behind the end of the packet.
  */
 static __always_inline void ip6_walk(ctx_t *ctx, struct ip6_walk *w,
 				     const __u32 over, const __u32 most,

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* The largest segment that TCP asks for in a SYN (RFC 9293 3.7.1). Both hooks. */
+/* The MSS option of TCP in a SYN (RFC 9293 3.7.1). Both hooks. */
 #pragma once
 
 #include "lib/wire/cursor.h"
 #include "lib/wire/ip.h"
 #include "lib/wire/net.h"
 
-/* Is this a SYN, or a packet of TCP of which that cannot be told? c: behind an IP
- * header without options.
+/* Is this a SYN, or may it be one? c: behind an IP header
+ * without options.
  */
 static __always_inline bool mss_may_be_said(struct cursor c,
 					    const struct ip *in)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Headers as they are on the wire, all fields in network order, and the few
- * questions that are asked of addresses.
+/* Headers as they are on the wire, with all fields in
+ * network order, and tests of addresses.
  */
 #pragma once
 
@@ -102,7 +102,7 @@ _Static_assert(sizeof(struct udp_hdr) == 8, "UDP header");
 #define TCP_RST 0x04
 #define TCP_ACK 0x10
 
-#define IP4_TOS_RT_MASK 0x1c /* what the kernel routes by */
+#define IP4_TOS_RT_MASK 0x1c /* the bits that the kernel routes by */
 #define IP4_DONT_FRAGMENT bpf_htons(0x4000)
 #define IP4_MORE_FRAGMENTS bpf_htons(0x2000)
 #define IP4_OFFSET_MASK bpf_htons(0x1fff)
@@ -137,18 +137,18 @@ struct proof_tlv {
 };
 _Static_assert(sizeof(struct proof_tlv) == 24, "proof TLV");
 
-/* What stands behind an IPv6 header or an extension header, by its Next Header value:
- * one of these, or 0 for what no other header is behind (RFC 8200 4, and IANA's list
- * of extension headers). Not ESP: what it holds is for its receiver alone, as in any
- * other tunnel.
+/* Kinds of headers behind an IPv6 header or an extension header, by their
+ * Next Header value: one of these, or 0 for a header that no other header
+ * follows (RFC 8200 4, and IANA's list of extension headers). ESP is not one
+ * of them: only its receiver can read its contents, as in any other tunnel.
  */
 #define EXT_OPTIONS 1 /* hop-by-hop or destination options */
 #define EXT_ROUTING 2
 #define EXT_FRAGMENT 4
 #define EXT_AUTH 8
-/* Has others behind it, or may have, and cannot be passed over here. */
+/* Has or may have other headers behind it, and cannot be skipped here. */
 #define EXT_OPAQUE 16
-/* Those that are passed over. */
+/* Headers that can be skipped. */
 #define EXT_KNOWN (EXT_OPTIONS | EXT_ROUTING | EXT_FRAGMENT | EXT_AUTH)
 
 static __always_inline __u32 nexthdr_kind(__u32 nexthdr)
@@ -167,7 +167,7 @@ static __always_inline __u32 nexthdr_kind(__u32 nexthdr)
 	return 0;
 }
 
-/* kinds: a set of those above. */
+/* kinds: a set of EXT_* bits. */
 static __always_inline bool nexthdr_is(__u32 nexthdr, const __u32 kinds)
 {
 	return nexthdr_kind(nexthdr) & kinds;
@@ -201,7 +201,7 @@ static __always_inline bool eth_is_mpls(const struct eth_hdr *eth)
 	       eth->proto == bpf_htons(ETH_P_MPLS_MC);
 }
 
-/* The type of a frame with a packet of that version, in the host's order. */
+/* The type of a frame with an IP packet of this version, in the host's order. */
 static __always_inline __u32 ip_proto(bool is_ip4)
 {
 	return is_ip4 ? ETH_P_IP : ETH_P_IPV6;
@@ -228,7 +228,7 @@ static __always_inline __be64 ip4_mapped(__be32 addr)
 	return bpf_cpu_to_be64(0xffffULL << 32 | bpf_ntohl(addr));
 }
 
-/* Version 4, and a header that has room for itself. */
+/* Is the version 4, and the header length at least that of a header without options? */
 static __always_inline bool ip4_is_ip4(const struct ip4_hdr *ip4)
 {
 	return ip4->version_ihl >= 0x45 && ip4->version_ihl <= 0x4f;
@@ -239,7 +239,7 @@ static __always_inline bool ip6_has_extension(const struct ip6_hdr *ip6)
 	return nexthdr_is(ip6->nexthdr, EXT_KNOWN);
 }
 
-/* Bytes of the packet, as its header says. 40 is what of a jumbogram is no payload. */
+/* Bytes of the packet, by its header; 40 for a jumbogram, whose payload length is 0. */
 static __always_inline __u32 ip6_len(const struct ip6_hdr *ip6)
 {
 	return sizeof(*ip6) + bpf_ntohs(ip6->payload_len);
@@ -255,9 +255,9 @@ static __always_inline bool ip6_is_unspecified(const __be64 *addr)
 	return !(addr[0] | addr[1]);
 }
 
-/* Multicast ff00::/8 and link-local fe80::/10 are never steered, and are not
- * what a chain can require. Nor are :: and ::1, which no router may forward from
- * or to (RFC 4291 2.5.2, 2.5.3).
+/* Multicast ff00::/8 and link-local fe80::/10 are never steered,
+ * and no chain can require them. The same holds for :: and ::1,
+ * which no router may forward from or to (RFC 4291 2.5.2, 2.5.3).
  */
 static __always_inline bool ip6_is_unsteered(const __be64 *addr)
 {
@@ -275,8 +275,8 @@ static __always_inline bool ip6_is_mapped(const __be64 *addr)
 	return !addr[0] && bpf_be64_to_cpu(addr[1]) >> 32 == 0xffff;
 }
 
-/* What the kernel never forwards, neither from nor to: "this network" 0.0.0.0/8,
- * loopback 127.0.0.0/8, multicast 224.0.0.0/4, broadcast.
+/* Addresses that the kernel never forwards from or to: "this network"
+ * 0.0.0.0/8, loopback 127.0.0.0/8, multicast 224.0.0.0/4, broadcast.
  */
 static __always_inline bool ip4_is_never_forwarded(__be32 addr)
 {
@@ -291,7 +291,7 @@ static __always_inline bool ip4_is_link_local(__be32 addr)
 	return bpf_ntohl(addr) >> 16 == 0xa9fe;
 }
 
-/* Never steered, and not what a chain can require. */
+/* Never steered, and no chain can require them. */
 static __always_inline bool ip4_is_unsteered(__be32 addr)
 {
 	return ip4_is_never_forwarded(addr) || ip4_is_link_local(addr);

@@ -1,42 +1,42 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Who sends a packet to whom: addresses, protocol, ports. The same on both hooks
- * and for both versions of IP.
+/* A packet's flow: addresses, protocol, ports. The same on
+ * both hooks and for both versions of IP.
  */
 #pragma once
 
 #include "lib/wire/cursor.h"
 #include "lib/wire/net.h"
 
-/* Extension headers that are passed over, and how long they may be together:
- * beyond that a packet counts as not whole.
+/* The most extension headers that are skipped, and their
+ * length together: a packet with more counts as truncated.
  */
 #define TUPLE_EXTENSIONS 4
 #define TUPLE_EXTENSIONS_LEN 256
-/* Bytes from the IP header on that tuple_read looks at; an IPv4 header with
- * options is shorter.
+/* Bytes from the IP header on that tuple_read reads; an
+ * IPv4 header with options is shorter.
  */
 #define TUPLE_LEN (40 + TUPLE_EXTENSIONS_LEN + 4)
 
-/* What a packet says of its upper layer that its receiver would go by. */
+/* The fields of a packet's upper layer that can be read as its receiver reads them. */
 enum tuple_known {
-	TUPLE_CUT, /* nothing: it ends too early, or has too many headers */
-	/* What comes next may stand in front of another header, and cannot be
-	 * passed over: an unknown one, or one that is in other fragments.
+	TUPLE_CUT, /* none: it is truncated, or has too many headers */
+	/* none: the next header may be followed by another one, and cannot
+	 * be skipped: its type is unknown, or other fragments contain it.
 	 */
 	TUPLE_HIDDEN,
-	/* A later fragment of IPv6. It names a protocol, but its receiver goes by
-	 * the first one (RFC 8200 4.5).
+	/* A later fragment of IPv6. It names a protocol, but its receiver
+	 * uses the protocol of the first fragment (RFC 8200 4.5).
 	 */
 	TUPLE_LATER,
-	TUPLE_PROTOCOL, /* a fragment: the ports are in one of them at most */
-	TUPLE_PORTS, /* all, where the protocol has any */
+	TUPLE_PROTOCOL, /* the protocol: this is a fragment, and at most one fragment has the ports */
+	TUPLE_PORTS, /* all, if the protocol has ports */
 };
 
 struct tuple {
 	__be64 src[2]; /* IPv4: ::ffff:a.b.c.d */
 	__be64 dst[2];
-	/* The first header that is not passed over; of IPv6's fragments what the
-	 * Fragment header names. 0 where it is cut.
+	/* The first header that is not skipped; in fragments of IPv6 the
+	 * Next Header of the Fragment header. 0 if the packet is truncated.
 	 */
 	__u8 protocol;
 	__u8 known; /* enum tuple_known */
@@ -48,7 +48,7 @@ struct tuple {
 struct ip6_extension {
 	__u8 nexthdr;
 	__u8 len; /* 8-octet units, not counting the first; but see AH */
-	__be16 offset; /* of the Fragment header alone: units of 8, 3 bits of flags */
+	__be16 offset; /* of the Fragment header only: units of 8 bytes, 3 bits of flags */
 	__u8 pad[4];
 };
 
@@ -64,14 +64,14 @@ static __always_inline bool has_ports(__u32 protocol)
 	       protocol == NEXTHDR_UDPLITE;
 }
 
-/* May another header be behind it, whose ports a receiver would go by? */
+/* May another header follow, with ports that a receiver would use? */
 static __always_inline bool may_hide_ports(__u32 nexthdr)
 {
 	return nexthdr_kind(nexthdr);
 }
 
-/* c: behind all headers but the upper layer's; left: bytes of the IP packet from
- * there on.
+/* c: behind all headers before the upper layer; left: bytes
+ * of the IP packet from there on.
  */
 static __always_inline enum tuple_known tuple_ports(struct cursor c, __u32 left,
 						    struct tuple *t)
@@ -112,7 +112,7 @@ static __always_inline enum tuple_known tuple_read_ip4(struct cursor c,
 		return TUPLE_CUT;
 	if (!ip4_is_fragment(ip4))
 		return tuple_ports(c, len - header, t);
-	/* Fragments belong together by their protocol, too (RFC 791 3.2). */
+	/* The protocol is also part of a fragment's identity (RFC 791 3.2). */
 	return may_hide_ports(t->protocol) ? TUPLE_HIDDEN : TUPLE_PROTOCOL;
 }
 
@@ -165,12 +165,12 @@ static __always_inline enum tuple_known tuple_read_ip6(struct cursor c,
 			return tuple_fragment(t, x->offset);
 		c.pos += len - sizeof(*x);
 	}
-	/* Passed over are not so many. */
+	/* If the last header can be skipped, there are too many. */
 	return nexthdr_is(t->protocol, EXT_KNOWN) ? TUPLE_CUT :
 						    tuple_ports(c, left, t);
 }
 
-/* c: at the IP header. Addresses are read as soon as that is whole. */
+/* c: at the IP header. Sets the addresses as soon as that header is complete. */
 static __always_inline enum tuple_known tuple_read(struct cursor c, bool is_ip4,
 						   struct tuple *t)
 {
