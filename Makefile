@@ -22,7 +22,7 @@ UNIT := ./internal/abi ./internal/agent ./internal/api ./internal/arch ./interna
 # first, beside each other.
 LONG := ./internal/dataplane ./test/e2e
 
-UNIT += ./internal/metrics ./internal/seal
+UNIT += ./internal/metrics ./internal/ipfix ./internal/flowrecords ./internal/seal
 
 export CGO_ENABLED := 0
 

@@ -88,6 +88,7 @@ for what in "$@"; do
 		;;
 	test)
 		install curl=curl openssl=openssl iperf3=iperf3 tshark=tshark scapy=python3-scapy systemd-analyze=systemd
+		command -v nfcapd >/dev/null && command -v nfacctd >/dev/null || without_service install nfcapd=nfdump nfacctd=pmacct
 		command -v vtysh >/dev/null || without_service install vtysh=frr
 		command -v etcd >/dev/null || without_service install etcd=etcd-server
 		;;

@@ -63,6 +63,7 @@ type Config struct {
 	GatewayFiles string
 	GatewayAudit string
 	Metrics      string // HOST:PORT to serve Prometheus' metrics on; "": on the socket alone
+	Flows        FlowExport
 	Log          *slog.Logger
 	Stdout       io.Writer // gets one line of JSON when the data path is armed
 
@@ -159,6 +160,7 @@ type agent struct {
 	inForce atomic.Pointer[plan.Node] // the same, for other goroutines than the loop
 	loss    lossWatch
 	silence silenceWatch
+	flows   flowsSent
 	seen    string // digest of the plan file as last read; "": it cannot be read
 	again   []byte // plan that the machine was not ready for
 	said    string // to systemd, as the status
@@ -467,6 +469,9 @@ func (a *agent) serve(ctx context.Context, l *listener, scraped net.Listener, ch
 	group.Go(func() error { return a.serveHTTP(ctx, l) })
 	if scraped != nil {
 		group.Go(func() error { return scrape.Serve(ctx, scraped, Metrics, a.metrics) })
+	}
+	if a.cfg.Flows.Collector.IsValid() {
+		group.Go(func() error { return a.exportFlows(ctx) })
 	}
 	group.Go(func() error {
 		return changes.run(ctx, func() { notify(plans) }, func() { notify(pins) })

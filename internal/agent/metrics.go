@@ -37,6 +37,7 @@ const (
 	metricWorkerData = "waystamp_worker_bytes_total"
 	metricReaders    = "waystamp_event_readers"
 	metricMissed     = "waystamp_events_missed_total"
+	metricFlows      = "waystamp_flow_messages_total"
 )
 
 // pathLabels name a role of the node in a path.
@@ -72,6 +73,7 @@ var Metrics = metrics.Table{
 	{Name: metricWorkerData, Type: metrics.Counter, Labels: []string{"function", "direction", "side"}, Help: "Bytes on these connections to_server or to_client: in are read from the sender, out written to the receiver."},
 	{Name: metricReaders, Type: metrics.Gauge, Help: "Readers of events, as waystamp watch."},
 	{Name: metricMissed, Type: metrics.Counter, Help: "Events that some reader was too slow for."},
+	{Name: metricFlows, Type: metrics.Counter, Labels: []string{"what"}, Help: "Messages with flow records (--ipfix): sent, or failed where the network reported an error. UDP reports few."},
 }
 
 // pathsMax is how many roles in paths have numbers of their own.
@@ -94,6 +96,10 @@ func (a *agent) metrics(context.Context) ([]*metrics.Set, error) {
 		revision = p.Revision
 	}
 	m := measure(s, revision, wireCounters(s.Node, counts), a.streamsOf())
+	if a.cfg.Flows.Collector.IsValid() {
+		m.Add(metricFlows, a.flows.sent.Load(), "sent")
+		m.Add(metricFlows, a.flows.failed.Load(), "failed")
+	}
 	if a.cfg.CertificateEnds != nil {
 		m.Set(metricExpires, float64(a.cfg.CertificateEnds().Unix()))
 	}

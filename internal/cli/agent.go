@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
@@ -36,6 +37,9 @@ type agentOptions struct {
 	controllers                                    []string
 	gatewayFiles, gatewayAudit                     string
 	metrics                                        string
+	collector                                      string
+	flowEvery                                      time.Duration
+	enterprise                                     uint32
 }
 
 // NewAgentCommand is "waystamp agent".
@@ -90,6 +94,9 @@ and names the chains whose packets need no proof any more.`,
 	f.StringVar(&o.stateDir, "state-dir", "", "`directory` for state that must survive a reboot (default "+defaultStateDir+"/INSTANCE)")
 	f.StringVar(&o.gatewayFiles, "gateway-files", defaultGatewayFiles, "`directory` that relative names of a gateway's certificates, keys and lists start from")
 	f.StringVar(&o.metrics, "metrics", "", "`address` to serve Prometheus metrics on, without authentication: HOST:PORT, as in [::1]:9465")
+	f.StringVar(&o.collector, "ipfix", "", "`address` of a collector to send flow records to, over UDP: ADDRESS:PORT, as in [fd00::9]:4739")
+	f.DurationVar(&o.flowEvery, "ipfix-every", time.Minute, "with --ipfix: the `time` that one record is about")
+	f.Uint32Var(&o.enterprise, "ipfix-enterprise", 0, "with --ipfix: your private enterprise `number`; records then also have waystamp's own elements")
 	f.StringVar(&o.gatewayAudit, "gateway-audit", "", "`file` of a gateway's audit log (default gateway-audit.log in the state directory)")
 	f.StringVar(&o.pinDir, "pin-dir", dataplane.DefaultPinDir, "`directory` on a bpf filesystem for programs and maps")
 	f.BoolVar(&o.detach, "detach", false, "remove the data path instead, with its guard and the locator route")
@@ -122,6 +129,9 @@ func (o *agentOptions) run(cmd *cobra.Command) error {
 	if cfg.GatewayAudit == "" {
 		cfg.GatewayAudit = filepath.Join(cfg.StateDir, "gateway-audit.log")
 	}
+	if err := o.flows(&cfg.Flows); err != nil {
+		return err
+	}
 	if o.detach {
 		return o.runDetach(cmd.OutOrStdout(), cfg)
 	}
@@ -141,6 +151,24 @@ func (o *agentOptions) run(cmd *cobra.Command) error {
 		return o.runMember(cmd.Context(), cfg)
 	}
 	return agent.Run(cmd.Context(), cfg)
+}
+
+// flows reads where flow records go.
+func (o *agentOptions) flows(f *agent.FlowExport) error {
+	switch {
+	case o.collector == "" && (o.flowEvery != time.Minute || o.enterprise != 0):
+		return command.Usagef("--ipfix-every and --ipfix-enterprise go with --ipfix")
+	case o.collector == "":
+		return nil
+	case o.flowEvery < time.Second || o.flowEvery > time.Hour:
+		return command.Usagef("--ipfix-every: expect 1s to 1h, have %v", o.flowEvery)
+	}
+	c, err := agent.ParseCollector(o.collector)
+	if err != nil {
+		return command.Usagef("--ipfix: %w", err)
+	}
+	*f = agent.FlowExport{Collector: c, Every: o.flowEvery, Enterprise: o.enterprise}
+	return nil
 }
 
 // runMember runs an agent whose plans a controller sends.

@@ -43,6 +43,9 @@ var codepoints = map[model.Behaviour]Behaviour{model.BehaviourEnd: End, model.Be
 
 func (b Behaviour) String() string { return behaviourNames[b] }
 
+// Codepoint is the codepoint of a function's SID in plain lists.
+func Codepoint(b model.Behaviour) Behaviour { return codepoints[b] }
+
 // FirstAS is the first number for private use of 32 bits (RFC 6996). The first node
 // of a domain has the next one.
 const FirstAS uint32 = 4_200_000_000
