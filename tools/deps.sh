@@ -4,7 +4,7 @@
 # nothing to do. Safe to run beside itself.
 #
 #   tools/deps.sh run      for bin/waystamp and its tests: the bpf file system, and what demo and tutorial call
-#   tools/deps.sh test     for the tests alone: a load for those of the bench, two decoders of others, FRR, etcd, clients of TLS, and what reads units
+#   tools/deps.sh test     for the tests alone: a load for those of the bench and a proxy to hold ours against, two decoders of others, FRR, etcd, clients of TLS, and what reads units
 #   tools/deps.sh bare     for tools/bare-root.sh: debootstrap
 #   tools/deps.sh kernels  for make test-kernels: qemu, and what its machines run
 #   tools/deps.sh clang    for make generate and make check: the pinned compiler
@@ -91,6 +91,7 @@ for what in "$@"; do
 		command -v nfcapd >/dev/null && command -v nfacctd >/dev/null || without_service install nfcapd=nfdump nfacctd=pmacct
 		command -v vtysh >/dev/null || without_service install vtysh=frr
 		command -v etcd >/dev/null || without_service install etcd=etcd-server
+		command -v haproxy >/dev/null || without_service install haproxy=haproxy
 		;;
 	bare) install debootstrap=debootstrap ;;
 	kernels)

@@ -21,6 +21,8 @@ import (
 type delayer struct {
 	in, out int // packet sockets
 	delay   time.Duration
+	lose    float64 // part of the frames
+	dice    uint64  // of them; never 0
 	to      [6]byte // destination of what it writes
 	from    [6]byte
 	stop    context.CancelFunc
@@ -40,14 +42,14 @@ type delayed struct {
 }
 
 const (
-	delayerFrames = 1 << 15 // that wait at once: 5 ms of 6 million per second
-	delayerLook   = 100 * time.Microsecond
+	delayerFrames = 1 << 15                // that wait at once: 5 ms of 6 million per second
+	delayerLook   = 100 * time.Microsecond // at least, see look
 )
 
 // newDelayer starts a delayer in the namespace of n. next is the MAC address of
 // the node's end of out.
-func newDelayer(n *host.Net, in, out string, next [6]byte, delay time.Duration) (_ *delayer, err error) {
-	d := &delayer{in: -1, out: -1, delay: delay, to: next, ring: make([]delayed, delayerFrames)}
+func newDelayer(n *host.Net, in, out string, next [6]byte, delay time.Duration, lose float64) (_ *delayer, err error) {
+	d := &delayer{in: -1, out: -1, delay: delay, lose: lose, dice: 1 + uint64(monotonic()), to: next, ring: make([]delayed, delayerFrames)}
 	defer func() {
 		if err != nil {
 			err = errors.Join(fmt.Errorf("start a function that delays packets: %w", err), d.closeSockets())
@@ -112,7 +114,7 @@ func (d *delayer) receive(ctx context.Context) {
 	for ctx.Err() == nil {
 		read := d.read.Load()
 		if read-d.written.Load() == delayerFrames {
-			time.Sleep(delayerLook) // the socket's queue fills, and then loses
+			time.Sleep(d.look()) // the socket's queue fills, and then loses
 			continue
 		}
 		f := &d.ring[read%delayerFrames]
@@ -120,7 +122,7 @@ func (d *delayer) receive(ctx context.Context) {
 			f.frame = make([]byte, proxyMTU+srv6.EthernetLen)
 		}
 		n, _, err := unix.Recvfrom(d.in, f.frame, 0)
-		if err != nil || n < srv6.EthernetLen+srv6.IPv6Len || !forOthers(f.frame[srv6.EthernetLen:]) {
+		if err != nil || n < srv6.EthernetLen+srv6.IPv6Len || !forOthers(f.frame[srv6.EthernetLen:]) || d.loses() {
 			continue
 		}
 		copy(f.frame, d.to[:])
@@ -136,6 +138,18 @@ func forOthers(packet []byte) bool {
 	return packet[24] != 0xff && !(packet[24] == 0xfe && packet[25]&0xc0 == 0x80)
 }
 
+// loses tells whether the next frame is lost, of all others alike (Marsaglia's xorshift).
+func (d *delayer) loses() bool {
+	d.dice ^= d.dice << 13
+	d.dice ^= d.dice >> 7
+	d.dice ^= d.dice << 17
+	return float64(d.dice>>11)/(1<<53) < d.lose
+}
+
+// look is how long its goroutines wait for each other: no frame waits for longer than that
+// beyond its time.
+func (d *delayer) look() time.Duration { return max(delayerLook, d.delay/20) }
+
 // send ends when all that was read is written.
 func (d *delayer) send() {
 	defer d.done.Done()
@@ -145,7 +159,7 @@ func (d *delayer) send() {
 			if d.ended.Load() {
 				return
 			}
-			time.Sleep(delayerLook)
+			time.Sleep(d.look())
 			continue
 		}
 		f := &d.ring[written%delayerFrames]

@@ -41,6 +41,9 @@ func moreThan(other string, n float64) value {
 	}
 }
 
+// itself is the figure's median.
+func itself(f Figure, _ map[string]Figure) (float64, bool) { return f.Median, true }
+
 // Reasons that several goals share.
 const (
 	whyChecks  = "The goal is what a prototype without checks reached. This data path also checks every header as RFC 8754 asks, the proof's TLV, the path's source and the block of the next segment, and counts; each check is in the tests."
@@ -97,8 +100,17 @@ func goals() []goal {
 		{"the same, 1 % dropped", "proxy/drop/unaware", 1, found, false, ""},
 		{"the same, 5 ms in the function, 10 000 headers", "proxy/delay/unaware-10000", 1, found, false, ""},
 		{"TCP through a function, 16 segments: × the rate with 2", "proxy/segments/16", 0.97, byRatio, false, whyList},
-		{"TCP through a function on byte streams, one transfer: × plain routing", "streams/one/stream", 1, byRatio, false, whyStreams},
-		{"SYN to SYN-ACK where the client waits for the server: µs more than plain routing", "streams/connect/stream", 200, moreThan("streams/connect/plain", 1), true, ""},
+		{"TCP through a function on byte streams, one transfer: × plain routing", "streams/one/identity", 1, byRatio, false, whyStreams},
+		{"the same, a connection for each 100 KB", "streams/size-100KB/identity", 1, byRatio, false, whyStreams},
+		{"the same, a connection for each 10 MB", "streams/size-10MB/identity", 1, byRatio, false, whyStreams},
+		{"the same, a connection for each 1 KB, links of 1 ms", "streams/size-1KB/identity", 0.95, byRatio, false, whyStreams},
+		{"the same, a connection for each 1 KB, the node's CPU at its limit: × HAProxy", "streams-to-haproxy/size-1KB/identity", 1, byRatio, false, whyStreams},
+		{"the same, 1 % lost and 25 ms on all links: × plain routing", "streams/loss-all/identity", 1.8, byRatio, false, ""},
+		{"the same, 2 % lost and 50 ms behind the function's node", "streams/loss-behind/identity", 0.95, byRatio, false, ""},
+		{"two functions that change each byte, links of 1 Gbit/s: × plain routing", "streams/two/xor", 1, byRatio, false, whyStreams},
+		{"a function that changes each byte: × one that copies it", "streams/work-1/xor", 0.8, byRatio, false, ""},
+		{"memory of the worker for an idle connection, in bytes", "streams/idle/identity", 1024, itself, true, ""},
+		{"SYN to SYN-ACK where the client waits for the server: µs more than plain routing", "streams/connect/identity", 200, moreThan("streams/connect/router", 1), true, ""},
 		{"End + keyed over labels on XDP: × the packet rate over SRv6", "mpls/end-keyed-xdp/labels", 1, byRatio, false, whyTail},
 		{"the same, opot", "mpls/end-opot-xdp/labels", 1, byRatio, false, whyTail},
 		{"End + keyed over labels on TC: × the packet rate over SRv6", "mpls/end-keyed-tc/labels", 1, byRatio, false, ""},

@@ -337,7 +337,7 @@ func (t *proxyTrack) startDelayer() error {
 		if err := n.SetSysctl("net/ipv6/conf/all/forwarding", "0"); err != nil {
 			return err
 		}
-		t.delayer, err = newDelayer(n, proxyTo, proxyFrom, next, proxyDelay)
+		t.delayer, err = newDelayer(n, proxyTo, proxyFrom, next, proxyDelay, 0)
 		return err
 	})
 }

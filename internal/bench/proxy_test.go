@@ -115,7 +115,7 @@ func TestDelayerKeepsFramesForATime(t *testing.T) {
 	must(t, outside.WaitUp(t.Context(), "to", "from"))
 	next := [6]byte{2, 1, 2, 3, 4, 5}
 	const delay = 30 * time.Millisecond
-	d, err := newDelayer(inside, "to", "from", next, delay)
+	d, err := newDelayer(inside, "to", "from", next, delay, 0)
 	must(t, err)
 	send, err := packetSocket(outside, "to", 0)
 	must(t, err)

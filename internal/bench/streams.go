@@ -34,69 +34,76 @@ import (
 type streamWay string
 
 const (
-	streamPlain  streamWay = "plain"  // nobody: routing
-	streamChain  streamWay = "chain"  // a chain with a proof, whose function only forwards
-	streamCopy   streamWay = "copy"   // by routing, a program with io.Copy
-	streamWorker streamWay = "worker" // by routing, our worker with identity, at the same place
-	streamOurs   streamWay = "stream" // a chain with a proof, whose function is identity
-	streamEarly  streamWay = "early"  // the same, and clients are answered at once
+	streamRouter   streamWay = "router"   // nobody: routing
+	streamChain    streamWay = "chain"    // a chain with a proof, whose function only forwards
+	streamCopy     streamWay = "copy"     // by routing, a program with io.Copy
+	streamHAProxy  streamWay = "haproxy"  // by routing, HAProxy at the same place
+	streamWorker   streamWay = "worker"   // by routing, our worker with identity, at the same place
+	streamIdentity streamWay = "identity" // a chain with a proof, whose function is identity on byte streams
+	streamEarly    streamWay = "early"    // the same, and clients are answered at once
+	streamBytewise streamWay = "identity-copy"
+	streamXOR      streamWay = "xor"
 )
 
 func (w streamWay) agents() bool { return w == streamChain || w.stream() }
-func (w streamWay) stream() bool { return w == streamOurs || w == streamEarly }
-func (w streamWay) placed() bool { return w == streamCopy || w == streamWorker }
+func (w streamWay) stream() bool {
+	return w == streamIdentity || w == streamEarly || w == streamBytewise || w == streamXOR
+}
+func (w streamWay) placed() bool {
+	return w == streamCopy || w == streamHAProxy || w == streamWorker
+}
+
+// streamCase is a network that is measured.
+type streamCase struct {
+	way    streamWay
+	links  streamLinks
+	passes int // of streamXOR, over each byte
+}
 
 const (
 	streamPort = 8080 // of the server; also what the relay and the worker listen at
 	streamLink = "to-place"
 	placeLink  = "place"
 
-	streamMany   = 8       // transfers at once
-	streamCalls  = 16      // clients at once that open one connection after the other
-	streamBytes  = 1 << 10 // that each gets
-	streamTrips  = 200     // connections of which the median time is a run
+	streamMany   = 8    // transfers at once
+	streamLossy  = 16   // the same, where packets are lost
+	streamCalls  = 16   // clients at once that open one connection after the other
+	streamQuiet  = 3000 // connections at once that do nothing
+	streamTrips  = 200  // connections of which the median time is a run
 	streamServed = 256 << 10
 	streamWait   = 10 * time.Second // that a client waits for bytes at most
+	lossyFor     = 5                // runs last so many times as long where packets are lost
 )
 
 // What a client asks of the server, by the byte that it sends first.
 const (
 	askEndless = 'e' // bytes until the client is gone
-	askOnce    = 'o' // streamBytes, and then the end
+	askOne     = 'o' // a byte, and then nothing until the client ends
+	askSizes   = '0' // and above: so many bytes, and then the end
 )
 
-func (w streamWay) domain() (model.Domain, model.Lab) {
-	c := proxyCase{way: wayPlain}
-	d, l := c.domain()
-	f := model.Function{Name: "fn", Node: "r2"}
-	if w.stream() {
-		f.Kind, f.Proxy = model.KindStream, model.StreamDetour("fn")
-		f.Stream = model.Stream{
-			Run: []string{`"identity"`}, Early: w == streamEarly,
-			Connections: model.StreamConnectionsDefault, Buffer: model.StreamBufferDefault,
-			Idle: model.StreamIdleDefault, HalfClosed: model.StreamHalfClosedDefault,
-		}
-	}
-	d.Functions, l.Functions = []model.Function{f}, nil
-	return d, l
-}
+// streamSizes are what clients ask for, in bytes.
+var streamSizes = []int{1 << 10, 100 << 10, 10 << 20}
 
-// streamTrack is a lab of one way, with a server on h2.
+// streamTrack is a lab of one case, with a server on h2.
 type streamTrack struct {
-	way     streamWay
+	streamCase
 	lab     *lab.Lab
 	server  *streamServer
-	node    []int                       // CPUs of r2 and its function
-	others  []int                       // of all else
-	closers []func() error              // of what is made besides, the last one first
-	process func() (pid int, err error) // of the function; 0: none
-	work    []float64                   // what each run took of the process's time, see workUnit
-	to      netip.AddrPort              // of the server
+	node    []int                          // CPUs of r2 and its function
+	others  []int                          // of all else
+	closers []func() error                 // of what is made besides, the last one first
+	relays  []*delayer                     // in place of routers
+	process func() (pids []int, err error) // of the functions
+	work    []float64                      // what each run took of the processes' time, see workUnit
+	resting int64                          // memory of the process without a connection, in bytes; 0: not known
+	to      netip.AddrPort                 // of the server
 }
 
-func newStreamTrack(ctx context.Context, cfg Config, w streamWay) (_ *streamTrack, err error) {
-	d, l := w.domain()
-	t := &streamTrack{way: w, node: []int{cfg.cpu()}, process: func() (int, error) { return 0, nil }}
+func newStreamTrack(ctx context.Context, cfg Config, k streamCase) (_ *streamTrack, err error) {
+	d, l := k.domain()
+	w := k.way
+	t := &streamTrack{streamCase: k, node: []int{cfg.cpu()}, process: func() ([]int, error) { return nil, nil }}
 	for c := range runtime.NumCPU() {
 		if c != cfg.cpu() {
 			t.others = append(t.others, c)
@@ -123,14 +130,25 @@ func newStreamTrack(ctx context.Context, cfg Config, w streamWay) (_ *streamTrac
 		}
 	}
 	if w.stream() {
-		t.process = func() (int, error) { return streamFunction(ctx, t.lab) }
+		t.process = func() ([]int, error) { return streamFunctions(ctx, t.lab, k.nodes()) }
 	}
-	return t, t.steer()
+	return t, errors.Join(t.steer(), t.limit())
 }
 
-// streamFunction is the process of the worker of r2.
-func streamFunction(ctx context.Context, l *lab.Lab) (pid int, err error) {
-	c := agent.NewClient(agent.SocketPath(l.AgentDir("r2")))
+// streamFunctions are the processes of the workers of those nodes.
+func streamFunctions(ctx context.Context, l *lab.Lab, nodes []string) (pids []int, err error) {
+	for _, node := range nodes {
+		pid, err := streamFunction(ctx, l, node)
+		if err != nil {
+			return nil, err
+		}
+		pids = append(pids, pid)
+	}
+	return pids, nil
+}
+
+func streamFunction(ctx context.Context, l *lab.Lab, node string) (pid int, err error) {
+	c := agent.NewClient(agent.SocketPath(l.AgentDir(node)))
 	defer c.Close()
 	f, err := c.Functions(ctx)
 	if err != nil {
@@ -141,14 +159,14 @@ func streamFunction(ctx context.Context, l *lab.Lab) (pid int, err error) {
 			return f.Stream.Worker, nil
 		}
 	}
-	return 0, errors.New("the agent of r2 has no worker")
+	return 0, fmt.Errorf("the agent of %s has no worker", node)
 }
 
-// steer has the function's node work on its own CPU, and all other members on the others.
+// steer has the functions' nodes work on their own CPU, and all other members on the others.
 func (t *streamTrack) steer() error {
 	for _, m := range t.lab.Members() {
 		cpus := t.others
-		if m.Name == "r2" {
+		if slices.Contains(t.nodes(), m.Name) {
 			cpus = t.node
 		}
 		err := onMember(t.lab, m.Name, func(n *host.Net) error { return steerAll(n, cpus) })
@@ -213,12 +231,15 @@ func (t *streamTrack) place(ctx context.Context, cfg Config) error {
 		return err
 	}
 	var pid int
-	if t.way == streamCopy {
+	switch t.way {
+	case streamCopy:
 		pid, err = t.startRelay(ctx, ns)
-	} else {
+	case streamHAProxy:
+		pid, err = t.startHAProxy(ctx, ns)
+	default:
 		pid, err = t.startWorker(cfg, ns)
 	}
-	t.process = func() (int, error) { return pid, nil }
+	t.process = func() ([]int, error) { return []int{pid}, nil }
 	return err
 }
 
@@ -289,6 +310,9 @@ func (t *streamTrack) close() error {
 	if t.server != nil {
 		t.server.close()
 	}
+	for _, d := range t.relays {
+		err = errors.Join(err, d.close())
+	}
 	return errors.Join(err, t.lab.Down(context.Background()))
 }
 
@@ -337,12 +361,23 @@ func serveStream(c net.Conn) {
 		return
 	}
 	switch ask[0] {
-	case askOnce:
-		c.Write(zeroes[:streamBytes])
+	case askOne:
+		c.Write(zeroes[:1])
+		c.Read(ask[:])
 	case askEndless:
 		for {
 			if _, err := c.Write(zeroes[:]); err != nil {
 				return
+			}
+		}
+	default:
+		if i := int(ask[0]) - askSizes; i >= 0 && i < len(streamSizes) {
+			for left := streamSizes[i]; left > 0; {
+				n, err := c.Write(zeroes[:min(left, len(zeroes))])
+				if err != nil {
+					return
+				}
+				left -= n
 			}
 		}
 	}
@@ -399,9 +434,9 @@ func gone(fd int) error {
 
 // clients runs so many of f at once, each on a thread in h1, away from the node's CPU.
 func (t *streamTrack) clients(ctx context.Context, count int, f func(ctx context.Context) error) (err error) {
-	pid, err := t.process()
-	if err == nil && pid != 0 {
-		err = host.RunOn(pid, t.node...)
+	pids, err := t.process()
+	for _, pid := range pids {
+		err = errors.Join(err, host.RunOn(pid, t.node...))
 	}
 	if err = errors.Join(err, host.RunOn(0, t.others...)); err != nil {
 		return err
@@ -414,40 +449,40 @@ func (t *streamTrack) clients(ctx context.Context, count int, f func(ctx context
 	return g.Wait()
 }
 
-// working notes what f takes of the CPU time of the function's process, in nanoseconds for each
+// working notes what f takes of the CPU time of the functions' processes, in nanoseconds for each
 // of the pieces that f has moved. What the kernel does for packets meanwhile counts as the
 // process's, if it runs at that moment.
 func (t *streamTrack) working(f func() (pieces float64, err error)) error {
-	pid, err := t.process()
+	pids, err := t.process()
 	if err != nil {
 		return err
 	}
-	before, err := cpuTime(pid)
+	before, err := cpuTime(pids)
 	if err != nil {
 		return err
 	}
 	pieces, err := f()
-	if err != nil || pid == 0 {
+	if err != nil || len(pids) == 0 {
 		return err
 	}
-	after, err := cpuTime(pid)
+	after, err := cpuTime(pids)
 	if err == nil && pieces > 0 {
 		t.work = append(t.work, float64((after-before).Nanoseconds())/pieces)
 	}
 	return err
 }
 
-// cpuTime is what all threads of a process have run; 0 is none.
-func cpuTime(pid int) (time.Duration, error) {
-	if pid == 0 {
-		return 0, nil
-	}
+// cpuTime is what all threads of processes have run.
+func cpuTime(pids []int) (all time.Duration, err error) {
 	const processClock = 2 // CPUCLOCK_SCHED, of all threads; see clock_getcpuclockid(3)
-	var now unix.Timespec
-	if err := unix.ClockGettime(int32(^pid<<3|processClock), &now); err != nil {
-		return 0, fmt.Errorf("read the CPU time of process %d: %w", pid, os.NewSyscallError("clock_gettime", err))
+	for _, pid := range pids {
+		var now unix.Timespec
+		if err := unix.ClockGettime(int32(^pid<<3|processClock), &now); err != nil {
+			return 0, fmt.Errorf("read the CPU time of process %d: %w", pid, os.NewSyscallError("clock_gettime", err))
+		}
+		all += time.Duration(now.Nano())
 	}
-	return time.Duration(now.Nano()), nil
+	return all, nil
 }
 
 // transfers is Mbit/s of payload that so many clients get together.
@@ -488,13 +523,17 @@ func (t *streamTrack) transfers(ctx context.Context, count int, d time.Duration)
 	return float64(bytes.Load()) * 8 / 1e6 / d.Seconds(), err
 }
 
-// calls is connections per second, each of which moves streamBytes and ends in order.
-func (t *streamTrack) calls(ctx context.Context, d time.Duration) (float64, error) {
+// calls is connections per second, each of which moves so many bytes of streamSizes and ends in
+// order.
+func (t *streamTrack) calls(ctx context.Context, size int, d time.Duration) (float64, error) {
 	var done atomic.Int64
+	var took time.Duration
 	load := func() error {
-		return t.clients(ctx, streamCalls, func(ctx context.Context) error {
+		start := time.Now()
+		err := t.clients(ctx, streamCalls, func(ctx context.Context) error {
+			b := make([]byte, streamServed)
 			for end := time.Now().Add(d); time.Now().Before(end); {
-				if err := callOnce(t.to); err != nil {
+				if err := callOnce(t.to, size, b); err != nil {
 					return err
 				}
 				done.Add(1)
@@ -504,24 +543,32 @@ func (t *streamTrack) calls(ctx context.Context, d time.Duration) (float64, erro
 			}
 			return nil
 		})
+		took = time.Since(start) // with what was not over in time
+		return err
 	}
 	err := t.working(func() (float64, error) {
 		err := load()
 		return float64(done.Load()), err
 	})
-	return float64(done.Load()) / d.Seconds(), err
+	return float64(done.Load()) / took.Seconds(), err
 }
 
-func callOnce(to netip.AddrPort) (err error) {
-	fd, err := call(to, askOnce)
+// sized is Mbit/s of payload of such connections.
+func (t *streamTrack) sized(ctx context.Context, size int, d time.Duration) (float64, error) {
+	x, err := t.calls(ctx, size, d)
+	return x * float64(streamSizes[size]) * 8 / 1e6, err
+}
+
+// callOnce asks for one of streamSizes. b takes what comes.
+func callOnce(to netip.AddrPort, size int, b []byte) (err error) {
+	fd, err := call(to, askSizes+byte(size))
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, unix.Close(fd)) }()
-	var b [2 * streamBytes]byte
 	got := 0
 	for {
-		n, err := read(fd, b[:])
+		n, err := read(fd, b)
 		if err != nil {
 			return err
 		}
@@ -530,10 +577,72 @@ func callOnce(to netip.AddrPort) (err error) {
 		}
 		got += n
 	}
-	if got != streamBytes {
-		return fmt.Errorf("a connection moved %d bytes; want %d", got, streamBytes)
+	if got != streamSizes[size] {
+		return fmt.Errorf("a connection moved %d bytes; want %d", got, streamSizes[size])
 	}
 	return nil
+}
+
+// idle is what the function's process has of memory of its own, in bytes for each of count
+// connections that have moved a byte both ways and do nothing now.
+func (t *streamTrack) idle(ctx context.Context, count int) (_ float64, err error) {
+	pids, err := t.process()
+	if err != nil {
+		return 0, err
+	}
+	if t.resting == 0 {
+		if t.resting, err = ownMemory(pids); err != nil {
+			return 0, err
+		}
+	}
+	var mu sync.Mutex
+	var all []int
+	defer func() {
+		for _, fd := range all {
+			err = errors.Join(err, gone(fd))
+		}
+	}()
+	err = t.clients(ctx, streamCalls, func(ctx context.Context) error {
+		for {
+			fd, err := call(t.to, askOne)
+			if err != nil {
+				return err
+			}
+			mu.Lock()
+			all = append(all, fd)
+			enough := len(all) >= count
+			mu.Unlock()
+			var b [1]byte
+			if n, err := read(fd, b[:]); err != nil || n != 1 {
+				return errors.Join(err, fmt.Errorf("a connection moved %d bytes; want 1", n))
+			}
+			if err := context.Cause(ctx); err != nil || enough {
+				return err
+			}
+		}
+	})
+	if err != nil {
+		return 0, err
+	}
+	now, err := ownMemory(pids)
+	return float64(now-t.resting) / float64(len(all)), err
+}
+
+// ownMemory is what processes hold in pages that belong to no file, in bytes.
+func ownMemory(pids []int) (all int64, err error) {
+	for _, pid := range pids {
+		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+		if err != nil {
+			return 0, fmt.Errorf("read the memory of a process: %w", err)
+		}
+		_, after, ok := strings.Cut(string(text), "\nRssAnon:")
+		kb, err := strconv.ParseInt(strings.TrimSuffix(strings.TrimSpace(strings.SplitN(after, "\n", 2)[0]), " kB"), 10, 64)
+		if !ok || err != nil {
+			return 0, fmt.Errorf("read the memory of process %d: no RssAnon in its status", pid)
+		}
+		all += kb << 10
+	}
+	return all, nil
 }
 
 // answers is the median time in microseconds that opening a connection takes: from SYN to
@@ -564,36 +673,79 @@ func (t *streamTrack) answers(ctx context.Context) (float64, error) {
 // streamSection is cases that are measured in the same rounds.
 type streamSection struct {
 	name, what, unit string
-	workUnit         string // of the CPU time of the function's process; "": it is not shown
+	workUnit         string // of the CPU time of the functions' processes; "": it is not shown
 	better           Better
-	ways             []streamWay
+	ways             []streamWay // the first is the baseline of the others
 	measure          func(ctx context.Context, t *streamTrack, d time.Duration) (float64, error)
+
+	links  streamLinks
+	passes int
+	size   string // of what clients get: the figure beside HAProxy's is named by it; "": there is none
 }
 
+// kept tells whether a case's lab is of use to other sections.
+func (s streamSection) kept() bool { return s.links == linksFree && s.passes == 0 && s.name != "idle" }
+
+func (s streamSection) of(w streamWay) streamCase { return streamCase{w, s.links, s.passes} }
+
 func streamSections() []streamSection {
-	transfers := func(n int) func(context.Context, *streamTrack, time.Duration) (float64, error) {
+	type measure = func(context.Context, *streamTrack, time.Duration) (float64, error)
+	transfers := func(n int) measure {
 		return func(ctx context.Context, t *streamTrack, d time.Duration) (float64, error) {
 			return t.transfers(ctx, n, d)
 		}
 	}
-	all := []streamWay{streamPlain, streamCopy, streamWorker, streamChain, streamOurs}
-	return []streamSection{
-		{"one", "one transfer", "Mbit/s", "ns/KB", More, all, transfers(1)},
-		{"eight", "eight transfers", "Mbit/s", "ns/KB", More, all, transfers(streamMany)},
-		{"short", "1 KB connections", "1/s", "ns/connection", More, all, func(ctx context.Context, t *streamTrack, d time.Duration) (float64, error) { return t.calls(ctx, d) }},
-		{"connect", "SYN to SYN-ACK", "µs", "", Less, append(slices.Clone(all), streamEarly), func(ctx context.Context, t *streamTrack, _ time.Duration) (float64, error) { return t.answers(ctx) }},
+	lossy := func(ctx context.Context, t *streamTrack, d time.Duration) (float64, error) {
+		return t.transfers(ctx, streamLossy, lossyFor*d)
 	}
+	calls := func(ctx context.Context, t *streamTrack, d time.Duration) (float64, error) {
+		return t.calls(ctx, 0, d)
+	}
+	sized := func(size int) measure {
+		return func(ctx context.Context, t *streamTrack, d time.Duration) (float64, error) {
+			return t.sized(ctx, size, d)
+		}
+	}
+	answers := func(ctx context.Context, t *streamTrack, _ time.Duration) (float64, error) { return t.answers(ctx) }
+	idle := func(ctx context.Context, t *streamTrack, _ time.Duration) (float64, error) {
+		return t.idle(ctx, streamQuiet)
+	}
+	all := []streamWay{streamRouter, streamCopy, streamWorker, streamChain, streamIdentity}
+	proxied := []streamWay{streamRouter, streamCopy, streamHAProxy, streamWorker, streamChain, streamIdentity}
+	direct := []streamWay{streamRouter, streamIdentity}
+	out := []streamSection{
+		{name: "one", what: "one transfer", unit: "Mbit/s", workUnit: "ns/KB", better: More, ways: all, measure: transfers(1)},
+		{name: "eight", what: "eight transfers", unit: "Mbit/s", workUnit: "ns/KB", better: More, ways: all, measure: transfers(streamMany)},
+		{name: "short", what: "1 KB connections", unit: "1/s", workUnit: "ns/connection", better: More, ways: proxied, measure: calls, size: "size-1KB"},
+		{name: "size-100KB", what: "100 KB connections", unit: "Mbit/s", better: More, ways: []streamWay{streamRouter, streamHAProxy, streamChain, streamIdentity}, measure: sized(1), size: "size-100KB"},
+		{name: "size-10MB", what: "10 MB connections", unit: "Mbit/s", better: More, ways: []streamWay{streamRouter, streamHAProxy, streamChain, streamIdentity}, measure: sized(2), size: "size-10MB"},
+		{name: "connect", what: "SYN to SYN-ACK", unit: "µs", better: Less, ways: append(slices.Clone(all), streamEarly), measure: answers},
+		{name: "size-1KB", what: "1 KB connections, links of 1 ms", unit: "1/s", better: More, ways: direct, measure: calls, links: linksSlow},
+		{name: "loss-all", what: "1 % loss and 25 ms on all links", unit: "Mbit/s", better: More, ways: direct, measure: lossy, links: linksLossy},
+		{name: "loss-behind", what: "2 % loss and 50 ms behind the node", unit: "Mbit/s", better: More, ways: direct, measure: lossy, links: linksBehind},
+		{name: "two", what: "two functions at 1 Gbit/s", unit: "Mbit/s", better: More, ways: []streamWay{streamRouter, streamXOR}, measure: transfers(streamMany), links: linksTwo, passes: 1},
+	}
+	for _, n := range []int{1, 4, 16} {
+		out = append(out, streamSection{
+			name: fmt.Sprintf("work-%d", n), what: fmt.Sprintf("xor, %d passes", n), unit: "Mbit/s", workUnit: "ns/KB", better: More,
+			ways: []streamWay{streamBytewise, streamXOR}, measure: transfers(1), passes: n,
+		})
+	}
+	return append(out, streamSection{
+		name: "idle", what: "idle connections", unit: "B/connection", better: Less,
+		ways: []streamWay{streamCopy, streamHAProxy, streamIdentity}, measure: idle,
+	})
 }
 
-// streamBeside is what a way is held against besides plain routing.
+// streamBeside is what a way is held against besides a section's baseline.
 func streamBeside(w streamWay) (streamWay, bool) {
 	switch w {
 	case streamWorker:
 		return streamCopy, true
-	case streamOurs:
+	case streamIdentity:
 		return streamChain, true
 	case streamEarly:
-		return streamOurs, true
+		return streamIdentity, true
 	}
 	return "", false
 }
@@ -602,47 +754,54 @@ func (s streamSection) figure(w streamWay) string { return "streams/" + s.name +
 
 func (s streamSection) series(w streamWay) Series {
 	out := Series{Name: s.figure(w), Unit: s.unit, Better: s.better}
-	if w != streamPlain {
-		out.Baseline = s.figure(streamPlain)
+	if w != s.ways[0] {
+		out.Baseline = s.figure(s.ways[0])
 	}
 	return out
 }
 
-// beside holds the figures of a section against the second thing that they are held against.
+// beside holds the figures of a section against the other things that they are held against.
 func (s streamSection) beside(of []Figure) ([]Figure, error) {
 	by := map[string]Figure{}
 	for _, f := range of {
 		by[f.Name] = f
 	}
 	var out []Figure
-	for _, w := range s.ways {
-		base, ok := streamBeside(w)
+	hold := func(name string, w, base streamWay) error {
 		f, here := by[s.figure(w)]
 		b, there := by[s.figure(base)]
-		if !ok || !here || !there {
+		if !here || !there || b.Name == f.Baseline {
+			return nil
+		}
+		series := Series{Name: name, Unit: f.Unit, Better: f.Better, Baseline: b.Name, Samples: f.Samples}
+		held, err := series.figure(map[string]Series{b.Name: {Name: b.Name, Unit: b.Unit, Better: b.Better, Samples: b.Samples}})
+		out = append(out, held)
+		return err
+	}
+	for _, w := range s.ways {
+		base, ok := streamBeside(w)
+		if !ok {
 			continue
 		}
-		series := Series{
-			Name: fmt.Sprintf("streams/%s-to-%s/%s", s.name, base, w), Unit: f.Unit, Better: f.Better, Baseline: b.Name, Samples: f.Samples,
-		}
-		held, err := series.figure(map[string]Series{b.Name: {Name: b.Name, Unit: b.Unit, Better: b.Better, Samples: b.Samples}})
-		if err != nil {
+		if err := hold(fmt.Sprintf("streams/%s-to-%s/%s", s.name, base, w), w, base); err != nil {
 			return nil, err
 		}
-		out = append(out, held)
 	}
-	return out, nil
+	if s.size == "" {
+		return out, nil
+	}
+	return out, hold("streams-to-haproxy/"+s.size+"/"+string(streamIdentity), streamIdentity, streamHAProxy)
 }
 
 // work is the CPU time of the processes of the function, of the runs that figures are of.
-func (s streamSection) work(of []Figure, tracks map[streamWay]*streamTrack) ([]Figure, error) {
+func (s streamSection) work(of []Figure, tracks map[streamCase]*streamTrack) ([]Figure, error) {
 	if s.workUnit == "" {
 		return nil, nil
 	}
 	figure := func(w streamWay) string { return "streams/" + s.name + "-work/" + string(w) }
 	var series []Series
 	for _, w := range s.ways {
-		t := tracks[w]
+		t := tracks[s.of(w)]
 		i := slices.IndexFunc(of, func(f Figure) bool { return f.Name == s.figure(w) })
 		if t == nil || i < 0 || len(t.work) < of[i].N {
 			continue
@@ -661,18 +820,25 @@ func (s streamSection) work(of []Figure, tracks map[streamWay]*streamTrack) ([]F
 func Streams(ctx context.Context, c Config) (_ Result, err error) {
 	r := c.begin("streams",
 		fmt.Sprintf("Functions on byte streams: h1, r1, r2 with the function, r3, h2, in namespaces with veth pairs. All that r2 does, its function among it, is on CPU %d (receive packet steering), all that the others do elsewhere. Offloads are on, inner packets have up to 1500 bytes, links take 2000.", c.cpu()),
-		"plain: routing. copy: by routing, a Go program that ends each connection at r2 and moves bytes by io.Copy, two goroutines each. worker: in the same place, by the same routing, our worker with identity and one event loop, as agents start it. chain: a chain with keyed proofs whose function at r2 forwards. stream: a chain whose function is identity on byte streams: each part is stamped and verified, and clients are answered when the server has answered (connect: first); early: at once.",
-		fmt.Sprintf("one, eight: so many downloads at once, %s per run. short: %d clients that open one connection after the other, for %d bytes each, which end in order. connect: the median of %d connections that are opened one after the other; early does not wait for the server, nor do copy and worker.", c.Duration, streamCalls, streamBytes, streamTrips),
+		"router: routing. copy: by routing, a Go program that ends each connection at r2 and moves bytes by io.Copy, two goroutines each. haproxy: HAProxy in its place, transparent, with splice and one thread. worker: in the same place, by the same routing, our worker with identity and one event loop, as agents start it. chain: a chain with keyed proofs whose function at r2 forwards. identity: a chain whose function is identity on byte streams: each part is stamped and verified, and clients are answered when the server has answered (connect: first); early: at once. identity-copy and xor: the same with a function that copies each byte, and one that changes it.",
+		fmt.Sprintf("one, eight: so many downloads at once, %s per run. short: %d clients that open one connection after the other, for %d bytes each, which end in order; size-100KB, size-10MB: the same with more bytes. connect: the median of %d connections that are opened one after the other; early does not wait for the server, nor do copy, haproxy and worker.", c.Duration, streamCalls, streamSizes[0], streamTrips),
+		fmt.Sprintf("size-1KB: as short, with links of 1 ms before and behind r2. loss-all: %d downloads at once for %s, with 25 ms and 1 %% of the frames lost on both, and %s in hosts and worker; loss-behind: 50 ms and 2 %% behind r2 alone. A program in user space delays and loses, frame by frame. two: eight downloads through xor at r2 and again at r4, links of 1 Gbit/s (HTB). work-N: one download, with N passes over each byte. idle: memory of the function's process in pages that belong to no file (RssAnon), for each of %d connections that have moved a byte both ways; what the kernel has for them is not in it.", streamLossy, lossyFor*c.Duration, lossControl, streamQuiet),
 	)
-	r.Setup = append(r.Setup, "NAME-work: what the function's process takes of its CPU's time, in nanoseconds for each KB, or connection. NAME-to-BASE: the same figure as NAME, held against another baseline.")
+	r.Setup = append(r.Setup, "NAME-work: what the functions' processes take of their CPU's time, in nanoseconds for each KB, or connection. NAME-to-BASE: the same figure as NAME, held against another baseline; streams-to-haproxy/size-1KB is of short.")
 	c.note = r.note
-	tracks := map[streamWay]*streamTrack{}
+	if !haveHAProxy() {
+		r.note("HAProxy is not installed, so nothing is held against it: `make deps` installs it.")
+	}
+	tracks := map[streamCase]*streamTrack{}
 	defer func() {
 		for _, t := range tracks {
 			err = errors.Join(err, t.close())
 		}
 	}()
 	for _, s := range streamSections() {
+		if !haveHAProxy() {
+			s.ways = slices.DeleteFunc(slices.Clone(s.ways), func(w streamWay) bool { return w == streamHAProxy })
+		}
 		figures, err := c.streamSection(ctx, s, tracks)
 		if err != nil {
 			return Result{}, err
@@ -686,17 +852,17 @@ func Streams(ctx context.Context, c Config) (_ Result, err error) {
 	return r, nil
 }
 
-// streamSection measures one. Labs stay for the next one, in tracks.
-func (c Config) streamSection(ctx context.Context, s streamSection, tracks map[streamWay]*streamTrack) ([]Figure, error) {
+// streamSection measures one. Labs that are of use stay for the next one, in tracks.
+func (c Config) streamSection(ctx context.Context, s streamSection, tracks map[streamCase]*streamTrack) (_ []Figure, err error) {
 	var subjects []subject
 	for _, w := range s.ways {
 		subjects = append(subjects, subject{s.series(w), func() (_ *trial, err error) {
-			t := tracks[w]
+			t := tracks[s.of(w)]
 			if t == nil {
-				if t, err = newStreamTrack(ctx, c, w); err != nil {
+				if t, err = newStreamTrack(ctx, c, s.of(w)); err != nil {
 					return nil, err
 				}
-				tracks[w] = t
+				tracks[s.of(w)] = t
 			}
 			return &trial{measure: func(ctx context.Context) (float64, error) { return s.measure(ctx, t, c.Duration) }}, nil
 		}})
@@ -704,9 +870,27 @@ func (c Config) streamSection(ctx context.Context, s streamSection, tracks map[s
 	if c.skips(subjects) {
 		return nil, nil
 	}
+	if s.name == "idle" {
+		// Processes that have had no connection yet.
+		for k, t := range tracks {
+			err = errors.Join(err, t.close())
+			delete(tracks, k)
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
 	for _, t := range tracks {
 		t.work = nil // of the section before
 	}
+	defer func() {
+		for _, w := range s.ways {
+			if t := tracks[s.of(w)]; t != nil && !s.kept() {
+				err = errors.Join(err, t.close())
+				delete(tracks, s.of(w))
+			}
+		}
+	}()
 	figures, err := c.rounds(ctx, "streams, "+s.what, subjects)
 	if err != nil {
 		return nil, err

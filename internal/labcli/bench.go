@@ -50,7 +50,7 @@ func benchParts() []benchPart {
 			bench.Netfilter, 7, 3, 150 * time.Millisecond, 100 * time.Millisecond,
 		}, {
 			"streams", "Functions on byte streams, on one CPU",
-			"Moves bytes through a function of kind stream, whose node has one CPU: one download, eight at\nonce, and short connections, as ratios to plain routing, to a chain without such a function, and\nto a program with io.Copy in the function's place; and the time from SYN to SYN-ACK, with\nconnect: first and early.",
+			"Moves bytes through a function of kind stream, whose node has one CPU: one download, eight at\nonce, and connections for 1 KB, 100 KB and 10 MB, as ratios to plain routing, to a chain without\nsuch a function, to a program with io.Copy in the function's place, and to HAProxy there, if it is\ninstalled; the same on links that delay and lose; functions that change bytes; the time from SYN to\nSYN-ACK, with connect: first and early; and the memory that an idle connection takes.",
 			bench.Streams, 9, 6, time.Second, 300 * time.Millisecond,
 		}, {
 			"mpls", "Labels beside SRv6, one node under load on one CPU",

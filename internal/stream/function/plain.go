@@ -26,7 +26,7 @@ const PassesMax = 1 << 10
 const xorBlock = 4 << 10 // bytes of the repeated key; XORBytes works in vectors on whole blocks
 
 // xor changes each byte, several times over: work that grows with the number of passes.
-// An even number of passes gives back the bytes that came.
+// An even number of passes gives back the bytes that came; none copies them.
 type xor struct {
 	passes int
 	key    []byte // the byte, xorBlock times
@@ -40,8 +40,8 @@ func parseXOR(raw json.RawMessage) (Entry, error) {
 	if err := settingsOf(raw, &set); err != nil {
 		return Entry{}, err
 	}
-	if set.Passes < 1 || set.Passes > PassesMax {
-		return Entry{}, fmt.Errorf("passes is %d; expect 1 to %d", set.Passes, PassesMax)
+	if set.Passes < 0 || set.Passes > PassesMax {
+		return Entry{}, fmt.Errorf("passes is %d; expect 0 to %d", set.Passes, PassesMax)
 	}
 	x := &xor{passes: set.Passes, key: make([]byte, xorBlock)}
 	for i := range x.key {
