@@ -13,6 +13,7 @@ import (
 	"github.com/waystamp/waystamp/internal/api"
 	"github.com/waystamp/waystamp/internal/dataplane"
 	"github.com/waystamp/waystamp/internal/host"
+	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/plan"
 	"github.com/waystamp/waystamp/internal/stream"
 )
@@ -99,8 +100,19 @@ func (k kernelStreams) Start(p plan.Proxy, config []byte, ends func(stream.Ask) 
 		}
 		defer func() { err = errors.Join(err, held.Close()) }()
 	}
+	var through []*os.File
+	if a := p.Stream.Attached; a != (model.Attached{}) {
+		if through, err = w.attach(a); err != nil {
+			return nil, err
+		}
+		defer func() {
+			for _, f := range through {
+				err = errors.Join(err, f.Close())
+			}
+		}()
+	}
 	var listeners []*os.File
-	w.Process, listeners, err = stream.Start(ns, self, config, held, ends)
+	w.Process, listeners, err = stream.Start(ns, self, config, held, ends, through...)
 	if err != nil {
 		return nil, err
 	}
@@ -120,6 +132,8 @@ type kernelWorker struct {
 	link      string
 	alias     string
 	made      bool
+	behind    *host.NetNS // where plain connections come out of a function; nil: there is none
+	taken     []takenOver // of the function's interfaces
 	listeners *dataplane.Listeners
 }
 
@@ -215,6 +229,13 @@ func (w *kernelWorker) Close() error {
 	}
 	if w.listeners != nil {
 		errs = append(errs, w.listeners.Close())
+	}
+	// A namespace ends some time after its last process; the function's interfaces are free at once.
+	for _, t := range w.taken {
+		errs = append(errs, t.release())
+	}
+	if w.behind != nil {
+		errs = append(errs, w.behind.Close())
 	}
 	if w.made {
 		if err := w.node.DeleteLink(w.link); err != nil && !errors.Is(err, host.ErrNoLink) {
@@ -312,7 +333,7 @@ func (a *agent) ensureStreamLocked(_ plan.Node, p plan.Proxy) error {
 	if err != nil {
 		return err
 	}
-	return a.ensureWorkerLocked(p.Function, fmt.Sprintf("%s %d", text, s.MTU), func() (streamWorker, error) { return a.places.Start(p, text, a.endsOf(p)) })
+	return a.ensureWorkerLocked(p.Function, fmt.Sprintf("%s %d %v", text, s.MTU, s.Attached), func() (streamWorker, error) { return a.places.Start(p, text, a.endsOf(p)) })
 }
 
 // ensureWorkerLocked starts a function's worker, unless one of that configuration runs, or has just failed.

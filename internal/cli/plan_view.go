@@ -37,6 +37,19 @@ type planStreamView struct {
 	Intrusive   bool              `json:"intrusive,omitempty"` // it reads what its chains seal
 	Idle        string            `json:"idle"`
 	HalfClosed  string            `json:"half_closed"`
+
+	// In place of run: the node's interfaces by which connections go in plain through the function.
+	To   string     `json:"to,omitempty"`
+	From string     `json:"from,omitempty"`
+	Via  netip.Addr `json:"via,omitzero"`
+}
+
+// run is what a function does, in a word or two.
+func (f planStreamView) run() string {
+	if f.To == "" {
+		return listText(f.Run)
+	}
+	return "plain through " + f.To + ", " + f.From
 }
 
 func rawList(list []string) []json.RawMessage {
@@ -326,6 +339,7 @@ func newPlanView(d *plan.Domain, epochs bool) planView {
 				v.Streams = append(v.Streams, planStreamView{
 					Name: p.Function, Node: n.Name, Link: p.To, Run: rawList(x.Run), Back: rawList(x.Back), MTU: x.MTU,
 					Connections: x.Connections, Buffer: x.Buffer, Idle: x.Idle.String(), HalfClosed: x.HalfClosed.String(), Intrusive: x.Intrusive,
+					To: x.Attached.To, From: x.Attached.From, Via: x.Attached.Via,
 				})
 				continue
 			}
@@ -382,7 +396,7 @@ func (v planView) table(w io.Writer) error {
 	if len(v.Streams) > 0 {
 		t := planTable{head: []string{"STREAM FUNCTION", "NODE", "INTERFACE", "RUN", "BACK", ">MTU", ">CONNECTIONS", ">BUFFER", ">IDLE", ">HALF-CLOSED"}}
 		for _, f := range v.Streams {
-			t.add(f.Name, f.Node, f.Link, listText(f.Run), listText(f.Back), f.MTU, f.Connections, f.Buffer, f.Idle, f.HalfClosed)
+			t.add(f.Name, f.Node, f.Link, f.run(), listText(f.Back), f.MTU, f.Connections, f.Buffer, f.Idle, f.HalfClosed)
 		}
 		b.WriteByte('\n')
 		t.write(&b, "")

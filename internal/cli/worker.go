@@ -16,6 +16,7 @@ import (
 // statistics behind a descriptor.
 func newWorkerCommand() *cobra.Command {
 	var statistics, parent, held int
+	var through []int
 	var user uint32
 	cmd := &cobra.Command{
 		Use:    "worker --statistics-fd FD",
@@ -50,12 +51,17 @@ the file system, and all system calls that it does not need.`,
 				}
 				return os.NewFile(uintptr(fd), name)
 			}
-			return stream.Serve(cmd.Context(), cmd.InOrStdin(), given(statistics, "statistics"), given(parent, "parent"), given(held, "held"), user)
+			var files []*os.File
+			for _, fd := range through {
+				files = append(files, given(fd, "through"))
+			}
+			return stream.Serve(cmd.Context(), cmd.InOrStdin(), given(statistics, "statistics"), given(parent, "parent"), given(held, "held"), user, files...)
 		},
 	}
 	cmd.Flags().IntVar(&statistics, "statistics-fd", 0, "descriptor of the memory that statistics are written to")
 	cmd.Flags().IntVar(&parent, "parent-fd", 0, "descriptor of a socket that listeners are sent to, and whose end is the worker's (0: none)")
 	cmd.Flags().IntVar(&held, "held-fd", 0, "descriptor of the socket that SYNs wait at (0: clients are answered at once)")
+	cmd.Flags().IntSliceVar(&through, "through-fd", nil, "descriptors of listeners behind a function that sealed connections go through in plain (none: there is no such function)")
 	cmd.AddCommand(newGatewayWorkerCommand())
 	cmd.Flags().Uint32Var(&user, "user", sandbox.Nobody, "number of the `user`, and group, that a worker started by root becomes")
 	return cmd

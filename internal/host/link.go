@@ -112,6 +112,22 @@ func (n *Net) AddVeth(v Veth) error {
 	return nil
 }
 
+// AddPassthru makes an interface in another namespace that has all frames of one here (a macvlan
+// in mode passthru): what comes in by the one here comes in by the other, and the kernel of this
+// namespace does not see it. It ends with its namespace, and the one here stays.
+func (n *Net) AddPassthru(link, name string, to *NetNS) error {
+	return n.onLink("take over the frames of", link, func(l netlink.Link) error {
+		far, err := to.dup()
+		if err != nil {
+			return err
+		}
+		defer far.Close()
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name, attrs.ParentIndex, attrs.Namespace = name, l.Attrs().Index, netlink.NsFd(far.file.Fd())
+		return n.h.LinkAdd(&netlink.Macvlan{LinkAttrs: attrs, Mode: netlink.MACVLAN_MODE_PASSTHRU})
+	})
+}
+
 // Link returns an interface; the error is ErrNoLink if there is none.
 func (n *Net) Link(name string) (Link, error) {
 	l, err := n.link(name)

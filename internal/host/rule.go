@@ -3,6 +3,7 @@ package host
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -21,6 +22,10 @@ type Rule struct {
 	Priority int    // rules are tried from the lowest on
 	Input    string // only packets that come in by this interface; "": all
 	Table    int
+
+	Destination netip.Prefix // only packets to it; zero: to all
+	// Only packets from and to these ports of TCP and UDP, in host byte order; 0: all.
+	SourcePort, DestinationPort uint16
 }
 
 // AddRule adds a rule. It is no error if there is one already.
@@ -46,5 +51,14 @@ func (r Rule) netlink() *netlink.Rule {
 		out.Family = netlink.FAMILY_V4
 	}
 	out.Priority, out.IifName, out.Table = r.Priority, r.Input, r.Table
+	if r.Destination.IsValid() {
+		out.Dst = ipNet(r.Destination)
+	}
+	if p := r.SourcePort; p != 0 {
+		out.Sport = netlink.NewRulePortRange(p, p)
+	}
+	if p := r.DestinationPort; p != 0 {
+		out.Dport = netlink.NewRulePortRange(p, p)
+	}
 	return out
 }

@@ -33,7 +33,7 @@ var (
 func (w *layout) addFunctions(d model.Domain, l model.Lab) error {
 	for _, made := range l.Functions {
 		i := slices.IndexFunc(d.Functions, func(f model.Function) bool { return f.Name == made.Name })
-		if i < 0 || d.Functions[i].Kind != model.KindUnaware {
+		if i < 0 || d.Functions[i].Kind != model.KindUnaware && d.Functions[i].Stream.Attached == (model.Attached{}) {
 			return fmt.Errorf("the lab makes function %s, which is not one of kind unaware", made.Name)
 		}
 		f := d.Functions[i]
@@ -59,6 +59,10 @@ func (w *layout) addFunctions(d model.Domain, l model.Lab) error {
 // attach puts a function behind interfaces of its node.
 func (w *layout) attach(node int, f model.Function, made model.LabFunction, mtu int) error {
 	p := f.Proxy
+	plain := f.Stream.Attached != model.Attached{} // connections go through it both ways
+	if a := f.Stream.Attached; plain {
+		p.To, p.From, p.Via = a.To, a.From, a.Via
+	}
 	s := station{name: f.Name, role: RoleFunction}
 	here, there := nodeSide, functionSide
 	if via := p.Via; via.IsLinkLocalUnicast() {
@@ -92,6 +96,14 @@ func (w *layout) attach(node int, f model.Function, made model.LabFunction, mtu 
 			s.interfaces[0].addresses = append(s.interfaces[0].addresses, single(p.Via))
 		}
 		for _, all := range []netip.Addr{netip.IPv6Unspecified(), netip.IPv4Unspecified()} {
+			if plain { // what comes in by one leaves by the other, and what it sends itself goes to clients
+				s.routes = append(s.routes, host.Route{Destination: netip.PrefixFrom(all, 0), Via: here, Device: p.To})
+				for i, out := range []string{p.From, p.To} {
+					s.routes = append(s.routes, host.Route{Destination: netip.PrefixFrom(all, 0), Via: here, Device: out, Table: 1 + i})
+					s.rules = append(s.rules, host.Rule{IPv4: all.Is4(), Priority: 100 + i, Input: names[i], Table: 1 + i})
+				}
+				continue
+			}
 			s.routes = append(s.routes, host.Route{Destination: netip.PrefixFrom(all, 0), Via: here, Device: p.From})
 		}
 		if made.Kind == model.LabNftables {

@@ -32,6 +32,7 @@ type station struct {
 	labels     netip.Addr // also on the loopback: where packets with the node's label are routed to; zero: none
 	interfaces []iface
 	routes     []host.Route
+	rules      []host.Rule
 	speaker    *routing.Speaker // nil: it has no BGP
 	learned    []netip.Prefix   // by BGP
 	rulesets   []ruleset        // of a function of its own, or of a node's local ones
@@ -381,6 +382,11 @@ func (s station) route(ctx context.Context, n *host.Net) error {
 	}
 	for _, r := range s.routes {
 		if err := n.AddRoute(r); err != nil {
+			return err
+		}
+	}
+	for _, r := range s.rules {
+		if err := n.AddRule(r); err != nil {
 			return err
 		}
 	}

@@ -676,7 +676,7 @@ func (f file) domain(name string) model.Domain {
 		d.Nodes = append(d.Nodes, m)
 	}
 	for _, f := range f.functions.value {
-		d.Functions = append(d.Functions, model.Function{Name: f.name.value, Node: f.node.value, Kind: f.kind.value, Proxy: f.proxy(), Intrusive: f.intrusive.value, Netfilter: f.netfilterModel(name), Stream: f.streamModel()})
+		d.Functions = append(d.Functions, model.Function{Name: f.name.value, Node: f.node.value, Kind: f.modelKind(), Proxy: f.proxy(), Intrusive: f.intrusive.value, Netfilter: f.netfilterModel(name), Stream: f.streamModel()})
 	}
 	for i := range f.chains.value {
 		ch := &f.chains.value[i]

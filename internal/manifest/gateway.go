@@ -429,7 +429,7 @@ func (c *checker) checkOnward(ch *chain, whole bool) bool {
 // function is one that is there, as far as chains ask.
 func (c *checker) function(name string) model.Function {
 	f := c.functions[name]
-	return model.Function{Kind: f.kind.value, Proxy: f.proxy(), Intrusive: f.intrusive.value}
+	return model.Function{Kind: f.modelKind(), Proxy: f.proxy(), Intrusive: f.intrusive.value, Stream: f.streamModel()}
 }
 
 // placeOf is where the file says what a problem is about.

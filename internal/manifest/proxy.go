@@ -12,7 +12,9 @@ func (f *function) unaware() bool { return f.kind.ok && f.kind.value == model.Ki
 
 // proxied reports whether the function is known to get packets without their outer
 // headers.
-func (f *function) proxied() bool { return f.kind.ok && f.kind.value.Behaviour().Proxied() }
+func (f *function) proxied() bool {
+	return f.kind.ok && f.kind.value.Behaviour().Proxied() && !f.plain()
+}
 
 // local reports whether the function is known to be in its node's own kernel.
 func (f *function) local() bool {
@@ -78,7 +80,7 @@ func (c *checker) checkProxies() {
 			continue
 		}
 		c.refuseOthers(f)
-		if err := model.CheckIntrusive(f.intrusive.value, f.kind.value); err != nil {
+		if err := model.CheckIntrusive(f.intrusive.value, f.modelKind()); err != nil {
 			c.problemf(f.intrusive.at, "%v", err)
 		}
 		if f.stream() {
@@ -109,11 +111,15 @@ func (c *checker) checkDevices(f *function, devices map[nodeDevice]*function) {
 		return
 	}
 	to, from := f.attach.value.to, f.attach.value.from
+	names := []item[string]{to, from}
 	if p := f.proxy(); (f.netfilter() || f.stream()) && f.name.ok && !p.Local {
-		to, from = item[string]{p.To, f.at, true}, item[string]{p.From, f.at, true}
+		own := []item[string]{{p.To, f.at, true}, {p.From, f.at, true}}
+		if names = own; f.plain() {
+			names = append(own, to, from)
+		}
 	}
-	for i, name := range []item[string]{to, from} {
-		if !name.ok || i == 1 && to.ok && to.value == from.value {
+	for i, name := range names {
+		if !name.ok || i%2 == 1 && names[i-1].ok && names[i-1].value == name.value {
 			continue
 		}
 		if n := c.nodes[f.node.value]; n != nil {
@@ -169,7 +175,15 @@ func (c *checker) refuseOthers(f *function) {
 		}{"address", a.at, netfilter})
 	}
 	for _, s := range settings {
-		if s.at == (place{}) || slices.Contains(s.of, f.kind.value) {
+		fits := slices.Contains(s.of, f.kind.value)
+		if f.plain() {
+			fits = s.name == "attach" || s.name == "limits"
+		}
+		if s.at == (place{}) || fits {
+			continue
+		}
+		if f.plain() {
+			c.problemf(s.at, "%s is not for an intrusive function of kind %s: its node makes connections through it, and keeps no packet's header; leave it out", s.name, f.kind.value)
 			continue
 		}
 		of := s.of[0].String()

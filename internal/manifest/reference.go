@@ -80,6 +80,7 @@ func Sections() []Section {
 			Text: "A function is a place that packets of a chain have to visit. [The how-to](../how-to/functions.md) describes functions of kind `unaware`, [netfilter](../how-to/netfilter.md) and [streams](../how-to/streams.md) the other kinds.",
 			Rules: []string{
 				"`attach` is required for kind `unaware`. Only this kind may have `attach`, `recognise` and `segments`.",
+				"Kind `unaware` with `intrusive: true` has `attach` and `limits`, and none of the fields between: connections are opened through it in plain, at port " + strconv.Itoa(model.StreamPlainPort) + ". `to` and `from` are two devices, which the function has for itself, and `via` is its link-local address on both ([how to](../how-to/gateway.md#let-a-tool-read-payload)).",
 				"Only kind `netfilter` may have `namespace`, `arguments`, `zones`, `bypass`, `address`, `rules` and `rules-file`. Kind `forward` has none of the fields below `kind`.",
 				"Each of `arguments` is a variable in the rules (`$guest`). Its value is the packet mark of packets on visits with this argument. A name has letters, digits and underscores, and starts with a letter. Values are 1 to 4294967295, each once; a function has at most " + strconv.Itoa(model.ArgumentsMax) + ".",
 				"Only kind `stream` may have `run`, `back`, `connect`, `other` and `limits`; `run` is required ([how to](../how-to/streams.md)). The interface of the function on its node is `wss-NAME`.",
@@ -295,7 +296,7 @@ func Descriptions() map[string]Description {
 		"functions[].name":       {"", "The function's name."},
 		"functions[].node":       {"", "The node that the function is on, or behind."},
 		"functions[].kind":       {"", "`forward` is the node itself: it stamps and forwards the packet. `unaware` is a function without segment routing: the node removes the outer header, gives the packet to the function, and restores the header. `netfilter` is the kernel's packet filter, with rules for the inner packet. `stream` gets the bytes of TCP connections."},
-		"functions[].intrusive":  {"false", "Of kind `stream`: it reads payload, and so it is an end of what `seal: true` seals on its chains. It takes sealed connections and nothing else ([how to](../how-to/gateway.md#let-a-function-read-payload))."},
+		"functions[].intrusive":  {"false", "Of kind `stream` or `unaware`: it reads payload, and so it is an end of what `seal: true` seals on its chains. It takes sealed connections and nothing else ([how to](../how-to/gateway.md#let-a-function-read-payload))."},
 		"functions[].attach":     {" none", "Where the function is; see [attach](#functions-attach)."},
 		"functions[].recognise":  {" `content`; `metadata` with `attach: local`", "How the node finds the header of a packet that returns: `content` by addresses, ports and first bytes, `metadata` by an index that the kernel keeps with the packet."},
 		"functions[].segments":   {" `cut`; `keep` with `recognise: metadata`", "Handling of super-packets (GSO): `cut` segments them into frames before the function, `keep` leaves them whole."},

@@ -20,8 +20,23 @@ type streamLimits struct {
 	halfClosed  item[time.Duration]
 }
 
-// stream reports whether the function is known to be of this kind.
-func (f *function) stream() bool { return f.kind.ok && f.kind.value == model.KindStream }
+// stream reports whether the function is known to get connections: it is of this kind, or
+// intrusive and unaware.
+func (f *function) stream() bool {
+	return f.kind.ok && f.kind.value == model.KindStream || f.plain()
+}
+
+// plain reports whether the function is known to get plain connections: its node opens what is
+// sealed, and the function knows nothing of it.
+func (f *function) plain() bool { return f.unaware() && f.intrusive.ok && f.intrusive.value }
+
+// modelKind is the kind that the function has for its node.
+func (f *function) modelKind() model.Kind {
+	if f.plain() {
+		return model.KindStream
+	}
+	return f.kind.value
+}
 
 func (c *checker) isStream(name string) bool {
 	f := c.functions[name]
@@ -149,6 +164,9 @@ func (f *function) streamModel() model.Stream {
 		Connections: model.StreamConnectionsDefault, Buffer: model.StreamBufferDefault,
 		Idle: model.StreamIdleDefault, HalfClosed: model.StreamHalfClosedDefault,
 	}
+	if a := f.attach.value; f.plain() {
+		s.Attached = model.Attached{To: a.to.value, From: a.from.value, Via: a.via.value}
+	}
 	l := f.limits.value
 	if l.connections.ok {
 		s.Connections = l.connections.value
@@ -168,11 +186,29 @@ func (f *function) streamModel() model.Stream {
 // checkStream holds the rules for a function's own settings.
 func (c *checker) checkStream(f *function) {
 	switch {
+	case f.plain():
+		c.checkPlain(f)
 	case !f.run.given():
 		c.problemf(f.at, "\"run\" is missing; a function of kind stream needs a list of operations on bytes, as in run: [gzip]")
 	case f.run.ok && len(f.run.value) == 0:
 		c.problemf(f.run.at, "no functions; give run: [identity] for a function that changes nothing")
 	case f.back.given() && f.back.ok && len(f.back.value) == 0:
 		c.problemf(f.back.at, "no functions; leave it out for the inverse of run, or give back: [identity] for no change")
+	}
+}
+
+// checkPlain holds the rules for where plain connections go through.
+func (c *checker) checkPlain(f *function) {
+	a := f.attach.value
+	switch {
+	case !f.attach.given():
+		c.problemf(f.at, `"attach" is missing; plain connections go through interfaces of their own: expect as in {to: eth2, from: eth3}`)
+	case !f.attach.ok:
+	case a.local:
+		c.problemf(f.attach.at, "local is the node's own kernel, where what is opened would be in clear on all of the node; an intrusive function has interfaces: expect as in {to: eth2, from: eth3}")
+	default:
+		if err := f.streamModel().Attached.Check(); err != nil {
+			c.problemf(f.attach.at, "%v", err)
+		}
 	}
 }

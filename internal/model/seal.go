@@ -21,6 +21,8 @@ func (c Chain) CheckSeal(function func(name string) Function) (list []OnwardProb
 			add("functions", i, "%q is intrusive, and takes what is sealed for it and nothing else; say seal: true at the chain, or make a second function without intrusive", name)
 		case c.Seal && f.Kind == KindStream && !f.Intrusive:
 			add("functions", i, "%q is of kind stream, and would get sealed bytes that it has no key for; say intrusive: true at the function, or leave it out", name)
+		case c.Seal && f.Stream.Attached != Attached{} && c.Onward.Origin.Port() == StreamPlainPort:
+			add("functions", i, "%q gets plain connections to port %d, and the service's origin is at that port, so that they could not be told apart from sealed ones; give the origin another port", name, StreamPlainPort)
 		}
 	}
 	return list
@@ -29,7 +31,7 @@ func (c Chain) CheckSeal(function func(name string) Function) (list []OnwardProb
 // CheckIntrusive holds the rule for functions that read payload.
 func CheckIntrusive(intrusive bool, k Kind) error {
 	if intrusive && k != KindStream {
-		return errors.New("is of functions of kind stream alone yet: nothing opens what is sealed for others; leave it out")
+		return errors.New("is of functions of the kinds stream and unaware alone yet: nothing opens what is sealed for others; leave it out")
 	}
 	return nil
 }

@@ -3,6 +3,7 @@ package model
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 	"time"
 )
 
@@ -20,7 +21,22 @@ type Stream struct {
 	Buffer      int           // bytes held per connection and direction
 	Idle        time.Duration // without a byte, until a connection is reset
 	HalfClosed  time.Duration // the same, once one side has ended
+
+	// Attached: in place of Run, each connection goes in plain through what is behind two
+	// interfaces of the node, which knows nothing of waystamp. Zero: through nothing.
+	Attached Attached
 }
+
+// Attached is where a function is that plain connections go through.
+type Attached struct {
+	To   string     // interface that clients' packets leave by
+	From string     // interface that they come back on
+	Via  netip.Addr // the function's link-local address on both links; zero: it takes any frame, as a bridge does
+}
+
+// StreamPlainPort is the port of servers in plain connections through a function, so that tools
+// take them for HTTP. The origin of a service has another one.
+const StreamPlainPort = 80
 
 // Bounds and defaults of a function of kind stream.
 const (
@@ -39,8 +55,18 @@ const (
 // list says.
 func (s Stream) Check() error {
 	switch {
-	case len(s.Run) == 0:
+	case s.Attached == Attached{} && len(s.Run) == 0:
 		return errors.New("run: has no functions")
+	case s.Attached != Attached{} && (len(s.Run) > 0 || len(s.Back) > 0 || s.Early):
+		return errors.New("attached: what goes in plain through a function has no run, no back and no connect: early")
+	case s.Attached != Attached{} && (s.Attached.To == "" || s.Attached.From == ""):
+		return errors.New("attached: needs two interfaces, to and from")
+	case s.Attached != Attached{}:
+		if err := s.Attached.Check(); err != nil {
+			return fmt.Errorf("attached: %w", err)
+		}
+	}
+	switch {
 	case s.Connections < 1 || s.Connections > StreamConnectionsMax:
 		return fmt.Errorf("connections: %d is not from 1 to %d", s.Connections, StreamConnectionsMax)
 	case s.Buffer < StreamBufferMin || s.Buffer > StreamBufferMax:
@@ -49,6 +75,17 @@ func (s Stream) Check() error {
 		return fmt.Errorf("idle: %s is not from %s to %s", s.Idle, StreamLimitMin, StreamLimitMax)
 	case s.HalfClosed < StreamLimitMin || s.HalfClosed > StreamLimitMax:
 		return fmt.Errorf("half-closed: %s is not from %s to %s", s.HalfClosed, StreamLimitMin, StreamLimitMax)
+	}
+	return nil
+}
+
+// Check holds what the place of a function must keep by itself.
+func (a Attached) Check() error {
+	switch {
+	case a.To == a.From:
+		return fmt.Errorf("%q is to and from; an intrusive function has two interfaces, since both ends of a plain connection would meet on one", a.To)
+	case a.Via.IsValid() && !(a.Via.Is6() && a.Via.IsLinkLocalUnicast() && a.Via.Zone() == ""):
+		return fmt.Errorf("via %s is not a link-local address of IPv6; nothing else is routed on the links of an intrusive function: expect one such as fe80::2, which the function has on both", a.Via)
 	}
 	return nil
 }

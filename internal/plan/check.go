@@ -306,6 +306,13 @@ func (c *nodeChecker) stream(p *problems, x Proxy) {
 	if x.Proxy != model.StreamDetour(x.Function) || x.Netfilter != nil {
 		p.addf("stream: its interface or how its packets are recognised are not those of a function of kind stream")
 	}
+	if a := x.Stream.Attached; a != (model.Attached{}) {
+		if !x.Stream.Intrusive {
+			p.addf("stream: attached is for an intrusive function; others get no plain connections")
+		}
+		c.device(p, x.Function, a.To)
+		c.device(p, x.Function, a.From)
+	}
 	if x.Stream.MTU < model.MTUMin || x.Stream.MTU > model.MTUMax {
 		p.addf("stream: mtu %d is not from %d to %d", x.Stream.MTU, model.MTUMin, model.MTUMax)
 	}

@@ -324,6 +324,14 @@ type streamFile struct {
 	HalfClosed  durationFile `json:"half-closed"`
 	MTU         int          `json:"mtu"`
 	Intrusive   bool         `json:"intrusive,omitempty"`
+
+	Attached *attachedFile `json:"attached,omitempty"`
+}
+
+type attachedFile struct {
+	To   string     `json:"to"`
+	From string     `json:"from"`
+	Via  netip.Addr `json:"via,omitzero"`
 }
 
 type netfilterFile struct {
@@ -634,6 +642,10 @@ func proxyToFile(p Proxy) proxyFile {
 			Run: s.Run, Back: s.Back, Early: s.Early, Connections: s.Connections, Buffer: s.Buffer,
 			Idle: durationFile(s.Idle), HalfClosed: durationFile(s.HalfClosed), MTU: s.MTU, Intrusive: s.Intrusive,
 		}
+		if s.Attached != (model.Attached{}) {
+			a := attachedFile(s.Attached)
+			f.Stream.Attached = &a
+		}
 	}
 	f.Gateway = gatewayToFile(p.Gateway)
 	if n := p.Netfilter; n != nil {
@@ -672,6 +684,9 @@ func (f proxyFile) proxy() Proxy {
 			},
 			MTU:       s.MTU,
 			Intrusive: s.Intrusive,
+		}
+		if s.Attached != nil {
+			p.Stream.Attached = model.Attached(*s.Attached)
 		}
 	}
 	p.Gateway = f.Gateway.gateway()

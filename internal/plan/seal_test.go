@@ -260,7 +260,7 @@ func TestChainsThatCannotBeSealedAreRefused(t *testing.T) {
 		}, "only what a gateway sends is sealed yet"},
 		"by a function that reads nothing": {func(d *model.Domain) { d.Functions[1].Intrusive = false }, `"dpi" is of kind stream, and would get sealed bytes`},
 		"not at all":                       {func(d *model.Domain) { d.Chains[0].Seal = false }, "say seal: true"},
-		"an intrusive one of another kind": {func(d *model.Domain) { d.Functions[0].Intrusive = true }, "function fw: intrusive: is of functions of kind stream alone"},
+		"an intrusive one of another kind": {func(d *model.Domain) { d.Functions[0].Intrusive = true }, "function fw: intrusive: is of functions of the kinds stream and unaware alone"},
 		"an intrusive one on a plain chain": {func(d *model.Domain) {
 			f := d.Functions[1]
 			f.Name, f.Proxy = "ids", model.StreamDetour("ids")
@@ -339,6 +339,19 @@ func TestNodeRefusesSealsThatDoNotHold(t *testing.T) {
 		}, "is none that ends at function dpi sealed"},
 		"ports that are none":              {r3, end(func(e *Egress) { e.Seal.Ports = model.Ports{First: 80, Last: 90} }), "no range that connections come from"},
 		"a function that is not intrusive": {r3, func(n *Node) { n.Proxies[0].Stream.Intrusive = false }, "only a part that ends at an intrusive function has a key"},
+		"plain connections of another": {r3, func(n *Node) {
+			n.Proxies[0].Stream.Intrusive, n.Proxies[0].Stream.Run, n.Proxies[0].Stream.Attached = false, nil, model.Attached{To: "x", From: "y"}
+		}, "attached is for an intrusive function"},
+		"plain connections and operations": {r3, func(n *Node) { n.Proxies[0].Stream.Attached = model.Attached{To: "x", From: "y"} }, "has no run, no back"},
+		"plain connections by one interface": {r3, func(n *Node) {
+			n.Proxies[0].Stream.Run, n.Proxies[0].Stream.Attached = nil, model.Attached{To: "x", From: "x"}
+		}, "both ends of a plain connection would meet"},
+		"plain connections by its own interface": {r3, func(n *Node) {
+			n.Proxies[0].Stream.Run, n.Proxies[0].Stream.Attached = nil, model.Attached{To: "x", From: n.Proxies[0].To}
+		}, "a function has interfaces of its own"},
+		"plain connections by a router elsewhere": {r3, func(n *Node) {
+			n.Proxies[0].Stream.Run, n.Proxies[0].Stream.Attached = nil, model.Attached{To: "x", From: "y", Via: netip.MustParseAddr("2001:db8::1")}
+		}, "is not a link-local address"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := compile(t, sealing(), NewKeyring(random(1), nil)).Nodes[c.node]
@@ -451,5 +464,30 @@ func TestTheLastEndKnowsOriginsOfBothSteps(t *testing.T) {
 				t.Errorf("in step %s av knows %v; want both services", step, h.Origins)
 			}
 		}
+	}
+}
+
+// A function that knows nothing of seals has its interfaces in the plan of its node, and in its file.
+func TestAPlanSaysWherePlainConnectionsGo(t *testing.T) {
+	d := sealing()
+	for i := range d.Functions {
+		if f := &d.Functions[i]; f.Name == "dpi" {
+			f.Stream.Run, f.Stream.Attached = nil, model.Attached{To: "ids-to", From: "ids-from", Via: netip.MustParseAddr("fe80::2")}
+		}
+	}
+	n := compile(t, d, NewKeyring(random(1), nil)).Nodes[2]
+	if err := n.check(); err != nil {
+		t.Fatal(err)
+	}
+	text, err := EncodeNode(n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := DecodeNode(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if a := got.Proxies[0].Stream.Attached; a != n.Proxies[0].Stream.Attached || a.To != "ids-to" {
+		t.Errorf("the file of r3 has %+v", a)
 	}
 }

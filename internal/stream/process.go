@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -62,8 +63,9 @@ const startTime = 10 * time.Second
 // Start runs `program worker` in a place, and waits until it listens. listeners are one of
 // IPv6 and one of IPv4; the caller closes them, and then they are the worker's alone. held is
 // a HeldSocket if the configuration has SYNs wait; else nil. The caller closes it. answer says how a
-// connection is sealed, if the configuration has them sealed; the worker hears the error.
-func Start(ns *host.NetNS, program string, config []byte, held *os.File, answer func(Ask) (*Ends, error)) (p *Process, listeners []*os.File, err error) {
+// connection is sealed, if the configuration has them sealed; the worker hears the error. through are PlainListeners, if
+// connections go in plain through a function; the caller closes them, too.
+func Start(ns *host.NetNS, program string, config []byte, held *os.File, answer func(Ask) (*Ends, error), through ...*os.File) (p *Process, listeners []*os.File, err error) {
 	p = &Process{ended: make(chan struct{})}
 	if p.Config, err = ReadConfig(bytes.NewReader(config)); err != nil {
 		return nil, nil, err
@@ -84,6 +86,10 @@ func Start(ns *host.NetNS, program string, config []byte, held *os.File, answer 
 	p.cmd.Stdin, p.cmd.Stderr, p.cmd.ExtraFiles = bytes.NewReader(config), &p.stderr, []*os.File{p.memory.File(), child}
 	if held != nil {
 		p.cmd.ExtraFiles = append(p.cmd.ExtraFiles, held)
+	}
+	for _, f := range through {
+		p.cmd.Args = append(p.cmd.Args, "--through-fd", strconv.Itoa(3+len(p.cmd.ExtraFiles)))
+		p.cmd.ExtraFiles = append(p.cmd.ExtraFiles, f)
 	}
 	if err := errors.Join(p.cmd.Start(), child.Close()); err != nil {
 		return nil, nil, errors.Join(fmt.Errorf("start the worker of function %s: %w", p.Config.Name, err), p.up.Close(), p.memory.Close())

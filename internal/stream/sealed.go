@@ -204,6 +204,9 @@ type sealed struct {
 	word   atomic.Int32  // why, if it was ended from outside; else -1
 	active atomic.Uint32 // when bytes moved last, in seconds of the loop's clock
 	half   atomic.Bool   // one side has ended
+
+	more  sync.Mutex
+	plain [2]*socketFile // through a function that knows nothing of seals; else nil
 }
 
 // handOver has goroutines go on with a connection whose sockets are both connected.
@@ -258,6 +261,7 @@ func (s *sealed) close() {
 	for _, f := range s.socket {
 		f.Close() // whoever reads and writes fails
 	}
+	s.closePlain()
 }
 
 func (s *sealed) run() {
@@ -314,10 +318,21 @@ func (s *sealed) serve() (word int) {
 		s.refuse(ctx, from, seal.Answer{Failure: failure, Text: err.Error()})
 		return word
 	}
+	var in, out *socketFile
+	if s.l.w.plain != nil {
+		if in, out, err = s.through(ctx); err != nil {
+			s.count(wordByFunction)
+			s.refuse(ctx, from, seal.Answer{Failure: seal.FailurePart, Text: err.Error()})
+			return wordByFunction
+		}
+	}
 	if err := from.Answer(ctx, seal.Answer{}); err != nil {
 		return wordByClient
 	}
 	stop() // no bound of time from here on but those of connections
+	if in != nil {
+		return s.carryThrough(from, to, in, out)
+	}
 	return s.carry([2]*seal.Conn{from, to})
 }
 

@@ -16,14 +16,14 @@ import (
 )
 
 // raiseDescriptors has the process hold as many descriptors as its connections take, if it may:
-// two sockets each, some of them with pipes. Where it may not, connections without
+// two sockets each, some of them with pipes or two more. Where it may not, connections without
 // descriptors are refused.
 func raiseDescriptors(connections int) error {
 	var have unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &have); err != nil {
 		return os.NewSyscallError("getrlimit RLIMIT_NOFILE", err)
 	}
-	want := uint64(3*connections + 256)
+	want := uint64(4*connections + 256)
 	if have.Max >= want {
 		return nil // Go has raised the soft limit to it
 	}
@@ -47,9 +47,10 @@ func raiseDescriptors(connections int) error {
 //
 // parent, unless it is nil, is one end of a pair of sockets: the worker sends a listener of
 // each version of IP, IPv6 first, and ends when the other end is closed. held is a
-// HeldSocket, if the configuration has SYNs wait. With a parent, the limit of descriptors is
+// HeldSocket, if the configuration has SYNs wait. through are PlainListeners, if connections go in plain
+// through a function; else there are none. With a parent, the limit of descriptors is
 // raised to what the configuration takes.
-func Serve(ctx context.Context, config io.Reader, statistics, parent, held *os.File, user uint32) error {
+func Serve(ctx context.Context, config io.Reader, statistics, parent, held *os.File, user uint32, through ...*os.File) error {
 	c, err := ReadConfig(config)
 	if err != nil {
 		return err
@@ -83,6 +84,14 @@ func Serve(ctx context.Context, config io.Reader, statistics, parent, held *os.F
 	}
 	if c.Sealed && parent == nil {
 		return errors.Join(fmt.Errorf("worker of function %s: there is no parent to ask for keys of sealed connections", c.Name), w.Close())
+	}
+	if len(through) > 0 {
+		if !c.Sealed || len(c.Run) > 0 || len(c.Back) > 0 {
+			return errors.Join(fmt.Errorf("worker of function %s: sealed connections alone go in plain through a function, without run and back", c.Name), w.Close())
+		}
+		if w.plain, err = newPlain(through); err != nil {
+			return errors.Join(fmt.Errorf("worker of function %s: %w", c.Name, err), w.Close())
+		}
 	}
 	if err := sandbox.Enter(sandbox.Options{User: user}); err != nil {
 		return errors.Join(fmt.Errorf("confine the worker of function %s: %w", c.Name, err), w.Close())

@@ -27,6 +27,9 @@ type Worker struct {
 	stopping    atomic.Bool
 	// ask asks by which keys a connection is sealed; nil: there is nobody to ask.
 	ask func(context.Context, Ask) (*Ends, error)
+	// plain: sealed connections go in plain through a function that knows nothing of it; nil: they
+	// go through run and back.
+	plain *plain
 }
 
 // New makes a worker that listens and does not accept yet. Its statistics go to memory
@@ -63,7 +66,12 @@ func (w *Worker) Run(ctx context.Context) error {
 		close(stopped)
 	})
 	errs := make([]error, len(w.loops))
-	var wait sync.WaitGroup
+	var wait, accepting sync.WaitGroup
+	if w.plain != nil {
+		for _, l := range w.plain.listeners {
+			accepting.Go(func() { w.plain.accept(l) })
+		}
+	}
 	for i, l := range w.loops {
 		wait.Go(func() {
 			if errs[i] = l.run(); errs[i] != nil {
@@ -76,7 +84,9 @@ func (w *Worker) Run(ctx context.Context) error {
 	if !unless() {
 		<-stopped // before the descriptors that it writes to are closed
 	}
-	return errors.Join(append(errs, w.Close())...)
+	errs = append(errs, w.Close())
+	accepting.Wait()
+	return errors.Join(errs...)
 }
 
 func (w *Worker) stop() {
@@ -91,6 +101,9 @@ func (w *Worker) stop() {
 func (w *Worker) Close() error {
 	for _, l := range w.loops {
 		l.close()
+	}
+	if w.plain != nil {
+		w.plain.close()
 	}
 	return nil
 }

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -163,6 +164,138 @@ func TestAnEndOfAnotherKeyIsRefused(t *testing.T) {
 	})
 	if got, want := s.curl("alice.pem", "1.1", "/status"), "hello|5 200 1\n"; got != want {
 		t.Errorf("curl prints %q by the other chain; want %q", got, want)
+	}
+}
+
+// plainDomain is sealedDomain with functions that know nothing of seals.
+func plainDomain(t *testing.T, functions map[string]string, made string) string {
+	t.Helper()
+	text := sealedDomain(t)
+	lines := strings.Split(text, "\n")
+	for name, to := range functions {
+		i := slices.IndexFunc(lines, func(l string) bool { return strings.HasPrefix(l, "  - {name: "+name+", ") })
+		if i < 0 {
+			t.Fatalf("the domain has no function %s", name)
+		}
+		lines[i] = "  - {name: " + name + ", " + to + "}"
+	}
+	return strings.Join(lines, "\n") + "\n  functions:\n" + made
+}
+
+// record keeps the frames that come in anywhere, by any interface of any machine, and have the marker in clear.
+func (s *shop) record(places ...string) map[string]*recorder[int] {
+	s.t.Helper()
+	readers := map[string]*recorder[int]{}
+	for _, place := range places {
+		links, err := s.net(place).Links()
+		must(s.t, err)
+		for _, l := range links {
+			if l.Name == "lo" {
+				continue
+			}
+			r := &recorder[int]{}
+			r.start(s.world, place, l.Name, 64<<10, func(frame []byte) (int, bool) { return len(frame), bytes.Contains(frame, []byte("seal-marker")) })
+			readers[place+" "+l.Name] = r
+		}
+	}
+	return readers
+}
+
+// A firewall of nftables that routes, and knows nothing of all this, reads requests, and stops one. The
+// marker is on its own links and nowhere else.
+func TestAFunctionThatKnowsNothingOfSealsReadsItsConnections(t *testing.T) {
+	t.Parallel()
+	text := plainDomain(t, map[string]string{"dpi": `node: r3, kind: unaware, intrusive: true, attach: {to: dpi-to, from: dpi-from, via: "fe80::2"}`}, `
+    - name: dpi
+      kind: nftables
+      ruleset: |
+        table ip6 dpi {
+          chain forward {
+            type filter hook forward priority filter; policy accept;
+            tcp dport 80 @ih,88,72 0x7365616c2d6576696c counter reject with tcp reset
+          }
+        }
+`)
+	s := newShopOf(t, text, "[fc00:8::2]:443")
+	readers := s.record("r1", "r2", "r3", "r4", "r5", "r6", "h1", "h2", "dpi")
+	for _, version := range []string{"1.1", "2"} {
+		if got, want := s.curl("alice.pem", version, "/files/"+sealMarker), "hello|5 200 1\n"; got != want {
+			t.Errorf("curl prints %q; want %q", got, want)
+		}
+		if got, want := s.post("alice.pem", version, "/files/form", sealMarker), "hello|200\n"; got != want {
+			t.Errorf("curl prints %q for what it posts; want %q", got, want)
+		}
+	}
+	if got, want := s.curl("alice.pem", "1.1", "/files/large"), "|20000000 200 1\n"; got != want {
+		t.Errorf("curl prints %q for 20 MB; want %q", got, want)
+	}
+	// What the function stops has that effect.
+	s.mu.Lock()
+	before := len(s.seen)
+	s.mu.Unlock()
+	if got := s.curl("alice.pem", "1.1", "/files/seal-evil"); !strings.Contains(got, " 502 ") {
+		t.Errorf("curl prints %q for what dpi stops; want 502", got)
+	}
+	s.mu.Lock()
+	if after := len(s.seen); after != before {
+		t.Errorf("the origin has got %q", s.seen[before:])
+	}
+	s.mu.Unlock()
+	if out, err := s.Run(soon(t), "dpi", "nft", "list", "ruleset"); err != nil || !regexp.MustCompile("counter packets [1-9]").Match(out) {
+		t.Errorf("dpi has counted nothing: %v\n%s", err, out)
+	}
+	f, err := s.function("r3", "dpi")
+	must(t, err)
+	if n := f.Stream; n.ResetByFunction == 0 || n.PartMismatch+n.Unsealed+n.Peer+n.NoKey != 0 || n.ToServer.Out == 0 || n.ToClient.Out < 20_000_000 {
+		t.Errorf("dpi has counted %+v", n)
+	}
+	for where, r := range readers {
+		found, own := len(r.soFar()) > 0, where == "dpi dpi-to" || where == "r3 dpi-from"
+		if found != own {
+			t.Errorf("the marker in clear was found at %s: %t; want %t", where, found, own)
+		}
+	}
+}
+
+// Two functions that read payload, one after the other: a part from one to the other, and the second, which
+// takes any frame, knows nothing of it.
+func TestTwoFunctionsReadOneAfterTheOther(t *testing.T) {
+	t.Parallel()
+	text := plainDomain(t, map[string]string{
+		"fw":  "node: r2, kind: stream, intrusive: true, run: [{match: {literals: [seal-bad], then: reset}}]",
+		"dpi": "node: r3, kind: unaware, intrusive: true, attach: {to: dpi-to, from: dpi-from}",
+	}, "    - {name: dpi, kind: raw}\n")
+	text = strings.Replace(text, "name: light, ingress: [r1], functions: [fw], egress: r6, direction: both,", "name: light, ingress: [r1], functions: [fw], egress: r6, direction: both, seal: true,", 1)
+	s := newShopOf(t, text, "[fc00:8::2]:443")
+	readers := s.record("r1", "r2", "r3", "r4", "r5", "r6", "h1", "h2", "dpi")
+	frames := s.counting(s.part("deep", "forward, from fw to dpi"))
+	for _, version := range []string{"1.1", "2"} {
+		if got, want := s.post("alice.pem", version, "/files/form", sealMarker), "hello|200\n"; got != want {
+			t.Errorf("curl prints %q for what it posts; want %q", got, want)
+		}
+	}
+	if frames().frames() == 0 {
+		t.Error("nothing went by the part between the two functions")
+	}
+	if got, want := s.curl("alice.pem", "1.1", "/files/large"), "|20000000 200 1\n"; got != want {
+		t.Errorf("curl prints %q for 20 MB; want %q", got, want)
+	}
+	if got, want := s.curl("alice.pem", "1.1", "/status"), "hello|5 200 1\n"; got != want {
+		t.Errorf("curl prints %q by the chain of one function; want %q", got, want)
+	}
+	if got := s.curl("alice.pem", "1.1", "/files/seal-bad"); !strings.Contains(got, " 502 ") {
+		t.Errorf("curl prints %q for what fw refuses; want 502", got)
+	}
+	for where, r := range readers {
+		found, own := len(r.soFar()) > 0, where == "dpi dpi-to" || where == "r3 dpi-from"
+		if found != own {
+			t.Errorf("the marker in clear was found at %s: %t; want %t", where, found, own)
+		}
+	}
+	// Without what it goes through nothing goes.
+	must(t, s.net("dpi").DeleteLink("dpi-from"))
+	if got := s.curl("alice.pem", "1.1", "/files/a"); !strings.Contains(got, " 502 ") {
+		t.Errorf("curl prints %q without a link of dpi; want 502", got)
 	}
 }
 
