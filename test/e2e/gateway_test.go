@@ -210,6 +210,14 @@ func newShopOf(t *testing.T, domain, address string) *shop {
 	return s
 }
 
+// resolve is where curl finds the service.
+func (s *shop) resolve() string {
+	if s.at.Addr().Is4() {
+		return fmt.Sprintf("shop.example.org:%d:%s", s.at.Port(), s.at.Addr())
+	}
+	return fmt.Sprintf("shop.example.org:%d:[%s]", s.at.Port(), s.at.Addr())
+}
+
 type nulls struct{}
 
 func (nulls) Read(b []byte) (int, error) { clear(b); return len(b), nil }
@@ -223,7 +231,7 @@ func (s *shop) curl(cert, version string, paths ...string) string {
 			args = append(args, "--next")
 		}
 		args = append(args, "-sS", "-m", "40", "--noproxy", "*", "--cacert", filepath.Join(s.folder, "web.pem"), "--http"+version,
-			"--resolve", fmt.Sprintf("shop.example.org:%d:[%s]", s.at.Port(), s.at.Addr()), "-w", "|%{size_download} %{http_code} %{num_connects}\n")
+			"--resolve", s.resolve(), "-w", "|%{size_download} %{http_code} %{num_connects}\n")
 		if p == "/files/large" {
 			args = append(args, "-o", "/dev/null")
 		}

@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"bytes"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"net"
@@ -11,6 +12,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/waystamp/waystamp/internal/api"
@@ -19,9 +21,11 @@ import (
 
 // The gateway's network with a DPI that reads payload: the chain deep is sealed from the gateway to it, and from
 // there to the origin.
-func sealedDomain(t *testing.T) string {
+func sealedDomain(t *testing.T) string { return sealedDomainAt(t, "[fc00:8::2]:443") }
+
+func sealedDomainAt(t *testing.T, address string) string {
 	t.Helper()
-	text := gatewayDomain(t, "[fc00:8::2]:443")
+	text := gatewayDomain(t, address)
 	for _, c := range [][2]string{
 		{"{name: dpi, node: r3, kind: forward}", "{name: dpi, node: r3, kind: stream, intrusive: true, run: [" +
 			"{match: {literals: [seal-marker], then: mark}}, {match: {literals: [seal-evil], then: reset}}]}"},
@@ -168,9 +172,9 @@ func TestAnEndOfAnotherKeyIsRefused(t *testing.T) {
 }
 
 // plainDomain is sealedDomain with functions that know nothing of seals.
-func plainDomain(t *testing.T, functions map[string]string, made string) string {
+func plainDomain(t *testing.T, address string, functions map[string]string, made string) string {
 	t.Helper()
-	text := sealedDomain(t)
+	text := sealedDomainAt(t, address)
 	lines := strings.Split(text, "\n")
 	for name, to := range functions {
 		i := slices.IndexFunc(lines, func(l string) bool { return strings.HasPrefix(l, "  - {name: "+name+", ") })
@@ -205,7 +209,7 @@ func (s *shop) record(places ...string) map[string]*recorder[int] {
 // marker is on its own links and nowhere else.
 func TestAFunctionThatKnowsNothingOfSealsReadsItsConnections(t *testing.T) {
 	t.Parallel()
-	text := plainDomain(t, map[string]string{"dpi": `node: r3, kind: unaware, intrusive: true, attach: {to: dpi-to, from: dpi-from, via: "fe80::2"}`}, `
+	text := plainDomain(t, "[fc00:8::2]:443", map[string]string{"dpi": `node: r3, kind: unaware, intrusive: true, attach: {to: dpi-to, from: dpi-from, via: "fe80::2"}`}, `
     - name: dpi
       kind: nftables
       ruleset: |
@@ -261,7 +265,7 @@ func TestAFunctionThatKnowsNothingOfSealsReadsItsConnections(t *testing.T) {
 // takes any frame, knows nothing of it.
 func TestTwoFunctionsReadOneAfterTheOther(t *testing.T) {
 	t.Parallel()
-	text := plainDomain(t, map[string]string{
+	text := plainDomain(t, "[fc00:8::2]:443", map[string]string{
 		"fw":  "node: r2, kind: stream, intrusive: true, run: [{match: {literals: [seal-bad], then: reset}}]",
 		"dpi": "node: r3, kind: unaware, intrusive: true, attach: {to: dpi-to, from: dpi-from}",
 	}, "    - {name: dpi, kind: raw}\n")
@@ -299,13 +303,128 @@ func TestTwoFunctionsReadOneAfterTheOther(t *testing.T) {
 	}
 }
 
+// Hosts that speak IPv4: the part is sealed, and the plain connection is IPv4's.
+func TestAFunctionThatKnowsNothingOfSealsReadsIPv4(t *testing.T) {
+	t.Parallel()
+	const address = "198.51.100.2:443"
+	text := plainDomain(t, address, map[string]string{"dpi": `node: r3, kind: unaware, intrusive: true, attach: {to: dpi-to, from: dpi-from, via: "fe80::2"}`}, `
+    - name: dpi
+      kind: nftables
+      ruleset: |
+        table ip dpi {
+          chain forward {
+            type filter hook forward priority filter; policy accept;
+            tcp dport 80 @ih,88,72 0x7365616c2d6576696c counter reject with tcp reset
+          }
+        }
+`)
+	for host, prefix := range map[string]string{"h1": "192.0.2.0/24", "h2": "198.51.100.0/24"} {
+		line := regexp.MustCompile(`(\{name: ` + host + `,[^}]*)\}`)
+		if !line.MatchString(text) {
+			t.Fatalf("the lab has no host %s", host)
+		}
+		text = line.ReplaceAllString(text, "${1}, prefix4: "+prefix+"}")
+	}
+	s := newShopOf(t, text, address)
+	readers := s.record("r1", "r2", "r3", "r4", "r5", "r6", "h1", "h2", "dpi")
+	if got, want := s.post("alice.pem", "1.1", "/files/form", sealMarker), "hello|200\n"; got != want {
+		t.Errorf("curl prints %q for what it posts; want %q", got, want)
+	}
+	if got, want := s.curl("alice.pem", "2", "/files/large"), "|20000000 200 1\n"; got != want {
+		t.Errorf("curl prints %q for 20 MB; want %q", got, want)
+	}
+	if got := s.curl("alice.pem", "1.1", "/files/seal-evil"); !strings.Contains(got, " 502 ") {
+		t.Errorf("curl prints %q for what dpi stops; want 502", got)
+	}
+	for where, r := range readers {
+		found, own := len(r.soFar()) > 0, where == "dpi dpi-to" || where == "r3 dpi-from"
+		if found != own {
+			t.Errorf("the marker in clear was found at %s: %t; want %t", where, found, own)
+		}
+	}
+}
+
+// A chain gets fresh secrets and keys of its ends by steps, while clients ask by new connections and one large
+// answer is on its way: each gets all of it.
+func TestKeysOfEndsChangeUnderLoad(t *testing.T) {
+	t.Parallel()
+	s := newShopOf(t, sealedDomain(t), "[fc00:8::2]:443")
+	var asked atomic.Int64
+	done, wrong := make(chan struct{}), make(chan string, 3)
+	ask := func(paths []string, want string) {
+		for {
+			if got := s.curl("alice.pem", "1.1", paths...); got != want {
+				wrong <- fmt.Sprintf("curl prints %q for %q; want %q", got, paths, want)
+				return
+			}
+			asked.Add(1)
+			select {
+			case <-done:
+				wrong <- ""
+				return
+			default:
+			}
+		}
+	}
+	go ask([]string{"/files/a"}, "hello|5 200 1\n")
+	go ask([]string{"/files/b", "/files/c"}, "hello|5 200 1\nhello|5 200 0\n")
+	go ask([]string{"/files/large"}, "|20000000 200 1\n")
+	last := s.plan
+	shown := map[plan.SealPublic]bool{}
+	for range 2 {
+		keys := plan.NewKeyring(rand.Reader, last.Paths)
+		keys.KeepSIDs()
+		keys.Rotate(func(name string) bool { return name == "deep" })
+		next, err := plan.Compile(s.manifest.Domain, keys)
+		must(t, err)
+		steps, err := plan.MakeSteps(last.Paths, last.Nodes, next)
+		must(t, err)
+		if len(steps.Lossy) != 0 || len(steps.Turns) == 0 {
+			t.Fatalf("%d paths turn, %d are lossy; want some, and none", len(steps.Turns), len(steps.Lossy))
+		}
+		for _, p := range next.Paths {
+			if p.Seal != nil {
+				shown[p.Seal.From.Public()] = true
+			}
+		}
+		for _, step := range [][]plan.Node{steps.Both, steps.Turn, next.Nodes} {
+			for _, n := range step {
+				s.follow(n)
+			}
+			// Some by each of them.
+			before := asked.Load()
+			eventually(t, func() error {
+				if n := asked.Load() - before; n < 6 && len(wrong) == 0 {
+					return fmt.Errorf("clients have got %d answers in this step", n)
+				}
+				return nil
+			})
+		}
+		last = next
+	}
+	close(done)
+	for range 3 {
+		if problem := <-wrong; problem != "" {
+			t.Error(problem)
+		}
+	}
+	if len(shown) != 2 {
+		t.Errorf("the gateway's end had %d keys; want a fresh one each time", len(shown))
+	}
+	f, err := s.function("r3", "dpi")
+	must(t, err)
+	if n := f.Stream; n.PartMismatch+n.Unsealed+n.Peer+n.NoKey != 0 {
+		t.Errorf("dpi has counted %+v", n)
+	}
+}
+
 // post sends a body, and prints the answer and status.
 func (s *shop) post(cert, version, path, body string) string {
 	s.t.Helper()
 	var out []byte
 	must(s.t, s.Do("h1", func() error {
 		out, _ = exec.CommandContext(soon(s.t), "curl", "-sS", "-m", "40", "--noproxy", "*", "--cacert", filepath.Join(s.folder, "web.pem"), "--http"+version,
-			"--resolve", fmt.Sprintf("shop.example.org:%d:[%s]", s.at.Port(), s.at.Addr()), "-w", "|%{http_code}\n", "--cert", filepath.Join(s.folder, cert),
+			"--resolve", s.resolve(), "-w", "|%{http_code}\n", "--cert", filepath.Join(s.folder, cert),
 			"--data-binary", body, fmt.Sprintf("https://shop.example.org:%d%s", s.at.Port(), path)).CombinedOutput()
 		return nil
 	}))
