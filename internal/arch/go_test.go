@@ -93,7 +93,7 @@ var home = map[string][]string{
 	"go.etcd.io/bbolt":                 {"internal/store"},
 	"go.etcd.io/etcd":                  {"internal/store"},
 	"go.uber.org/zap":                  {"internal/store"},
-	"connectrpc.com/connect":           {"internal/cli", "internal/controller", "internal/member", "internal/rpc"},
+	"connectrpc.com/connect":           {"internal/cli", "internal/bench", "internal/controller", "internal/member", "internal/rpc"},
 	"google.golang.org/protobuf":       {"internal/controller", "internal/rpc", "tools/protogen"},
 	"github.com/bufbuild/protocompile": {"tools/protogen"},
 	"github.com/spiffe/go-spiffe":      {"internal/identity"},
