@@ -69,7 +69,7 @@ func writeNew(name string, b []byte) error {
 }
 
 func newRestoreCommand() *cobra.Command {
-	var data, records string
+	var data, records, seal string
 	var etcd etcdFiles
 	cmd := &cobra.Command{
 		Use:   "restore FILE",
@@ -100,6 +100,9 @@ The backup does not contain revocations that were made later: revoke these nodes
 			} else {
 				s, err = openData(data)
 			}
+			if err == nil {
+				s, err = sealedBy(s, seal)
+			}
 			if err != nil {
 				return err
 			}
@@ -118,5 +121,6 @@ The backup does not contain revocations that were made later: revoke these nodes
 	}
 	cmd.Flags().StringVar(&data, "data", defaultDataDir, "`directory` of the records; made if need be")
 	etcd.add(cmd, &records)
+	addSealKey(cmd, &seal)
 	return cmd
 }

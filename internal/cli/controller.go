@@ -16,6 +16,7 @@ import (
 	"github.com/waystamp/waystamp/internal/command"
 	"github.com/waystamp/waystamp/internal/controller"
 	"github.com/waystamp/waystamp/internal/identity"
+	"github.com/waystamp/waystamp/internal/planfile"
 	"github.com/waystamp/waystamp/internal/store"
 )
 
@@ -23,7 +24,7 @@ const defaultDataDir = "/var/lib/waystamp/controller"
 
 // NewControllerCommand is "waystamp controller".
 func NewControllerCommand() *cobra.Command {
-	var data, domain, records, advertise, metrics, audit string
+	var data, domain, records, advertise, metrics, audit, seal string
 	var listen []string
 	var etcd etcdFiles
 	var rotate time.Duration
@@ -46,8 +47,10 @@ give --advertise.
 
 When it listens, the controller writes {"ready":true} to standard output.
 
-The data directory, or etcd, holds the key of the CA and the secrets of all paths, as they are: keep it,
-and keep it to yourself. Calls are logged on standard error (msg=audit), and in the file of --audit, without secrets.`,
+The data directory, or etcd, holds the key of the CA and the secrets of all paths: keep it, and keep it to
+yourself. With --seal-key FILE all records are encrypted there, and whoever has the records alone learns nothing but names; without the
+file they are lost. Of several controllers each gets the same key. A store keeps to being sealed or not: to change that, or the
+key, back up and restore into an empty one. Calls are logged on standard error (msg=audit), and in the file of --audit, without secrets.`,
 		Example: `  waystamp controller --listen unix:/run/waystamp/controller.sock --listen tcp:[fd00::1]:7443
   waystamp controller --listen unix:/run/waystamp/controller.sock --listen tcp:[fd00::1]:7443 \
       --store etcd://[fd00::1]:2379,[fd00::2]:2379,[fd00::3]:2379 \
@@ -76,6 +79,9 @@ and keep it to yourself. Calls are logged on standard error (msg=audit), and in 
 				return command.Usagef("--advertise, --etcd-ca, --etcd-cert and --etcd-key go with --store")
 			} else {
 				s, err = openData(data)
+			}
+			if err == nil {
+				s, err = sealedBy(s, seal)
 			}
 			if err != nil {
 				return err
@@ -116,7 +122,9 @@ and keep it to yourself. Calls are logged on standard error (msg=audit), and in 
 				}
 				listeners = append(listeners, l)
 			}
-			log.Warn("the secrets in the store are not encrypted: every reader of the store gets all of them", "store", cmp.Or(records, data))
+			if seal == "" {
+				log.Warn("the secrets in the store are not encrypted: every reader of the store gets all of them; see --seal-key", "store", cmp.Or(records, data))
+			}
 			if _, err := fmt.Fprintln(cmd.OutOrStdout(), `{"ready":true}`); err != nil {
 				return fmt.Errorf("say that the controller is ready: %w", err)
 			}
@@ -126,6 +134,7 @@ and keep it to yourself. Calls are logged on standard error (msg=audit), and in 
 	cmd.AddCommand(newBackupCommand(), newRestoreCommand())
 	cmd.Flags().StringVar(&data, "data", defaultDataDir, "`directory` of the records; made if need be")
 	etcd.add(cmd, &records)
+	addSealKey(cmd, &seal)
 	cmd.Flags().StringVar(&advertise, "advertise", "", "`address` where the other controllers reach this one: tcp:HOST:PORT (default: the first --listen tcp:)")
 	cmd.Flags().StringArrayVar(&listen, "listen", nil, "`address` to listen on; several are possible (default unix:"+defaultControllerSocket+")")
 	cmd.Flags().StringVar(&metrics, "metrics", "", "`address` to serve Prometheus metrics on, without authentication: HOST:PORT, as in [::1]:9464")
@@ -133,6 +142,26 @@ and keep it to yourself. Calls are logged on standard error (msg=audit), and in 
 	cmd.Flags().StringVar(&audit, "audit", "", "`file` for a log of calls, a JSON object per line; it is rotated at 16 MiB, and four old files are kept (default audit.jsonl in the data directory; with --store none)")
 	cmd.Flags().StringVar(&domain, "trust-domain", "", "`name` in the certificates, of a new data directory (default "+controller.DefaultTrustDomain+")")
 	return cmd
+}
+
+func addSealKey(cmd *cobra.Command, seal *string) {
+	cmd.Flags().StringVar(seal, "seal-key", "", "`file` with a key that encrypts all records in the store: 64 hexadecimal digits, mode 0600; keep a copy elsewhere")
+}
+
+// sealedBy is a store whose records are sealed with the key in a file; "": as they are. It closes the store if it fails.
+func sealedBy(s store.Store, file string) (store.Store, error) {
+	if file == "" {
+		return s, nil
+	}
+	text, err := planfile.Read(file)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("read the seal key: %w", err), s.Close())
+	}
+	key, err := store.ParseSealKey(text)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("the seal key %s: %w", file, err), s.Close())
+	}
+	return store.Seal(s, key), nil
 }
 
 // etcdFiles are what connections to etcd are protected with.

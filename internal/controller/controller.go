@@ -152,6 +152,9 @@ func (c *Controller) openCA(ctx context.Context) (*identity.CA, error) {
 		return nil, err
 	}
 	if r, ok := snap.Records[keyCA]; ok {
+		if store.IsSealed(r.Value) {
+			return nil, store.ErrSealed
+		}
 		var ca caRecord
 		if err := json.Unmarshal(r.Value, &ca); err != nil {
 			return nil, fmt.Errorf("the record of the CA is damaged: %w", err)

@@ -1,9 +1,13 @@
 package controller
 
 import (
+	"bytes"
 	"context"
+	"encoding/base64"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -105,4 +109,56 @@ func TestALateAcknowledgementDoesNotReplaceANewerOne(t *testing.T) {
 	if n := say(&v1.AcknowledgeRequest{Revision: last.Revision, Digest: "another"}); n.State != nodeRefusing {
 		t.Errorf("with another digest r1 is %s, want %s", n.State, nodeRefusing)
 	}
+}
+
+// With a key no byte of the store has a secret: neither the CA's key, nor of any path, nor a token.
+func TestASealedStoreHasNoSecret(t *testing.T) {
+	w := newWorld(t)
+	key := store.SealKey{1, 2, 3}
+	w.wrap = func(s store.Store) store.Store { return store.Seal(s, key) }
+	w.start()
+	agents := map[string]*fake{}
+	for _, name := range []string{"r1", "r2", "r3"} {
+		agents[name] = w.join(name)
+	}
+	token := w.token("r4")
+	w.until("the first file", settled(w.apply(file)))
+	w.until("a rotation", settled(w.rotate()))
+	w.until("it is drained", drained)
+	secrets := map[string][]byte{"the token": []byte(token)}
+	var err error
+	secrets["the key of the CA"], err = w.ctl.ca.Key()
+	w.must(err)
+	for name, a := range agents {
+		for _, p := range a.plans() {
+			for i, s := range secretsOf(p) {
+				secrets[fmt.Sprintf("%s, revision %d, %d", name, p.Revision, i)] = s
+			}
+		}
+	}
+	w.stop()
+	b := readFile(t, filepath.Join(w.dir, "store"))
+	for what, s := range secrets {
+		for _, form := range []string{string(s), hex.EncodeToString(s), base64.StdEncoding.EncodeToString(s), base64.RawURLEncoding.EncodeToString(s)} {
+			if bytes.Contains(bytes.ToLower(b), bytes.ToLower([]byte(form))) {
+				t.Errorf("the store has %s", what)
+			}
+		}
+	}
+	if len(secrets) < 10 || !bytes.Contains(b, []byte("control/node/r1/id")) {
+		t.Errorf("%d secrets were looked for in %d bytes, which have no record", len(secrets), len(b))
+	}
+
+	// It goes on with the key, and not without.
+	bolt, err := store.OpenBolt(filepath.Join(w.dir, "store"))
+	w.must(err)
+	if _, err := New(t.Context(), Config{Store: bolt}); !errors.Is(err, store.ErrSealed) {
+		t.Errorf("without the key: %v", err)
+	}
+	if _, err := New(t.Context(), Config{Store: store.Seal(bolt, store.SealKey{3})}); !errors.Is(err, store.ErrSealKey) {
+		t.Errorf("with another key: %v", err)
+	}
+	w.must(bolt.Close())
+	w.start()
+	w.until("another rotation", settled(w.rotate()))
 }

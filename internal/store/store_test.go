@@ -31,6 +31,14 @@ func TestMain(m *testing.M) {
 var implementations = map[string]func(t *testing.T, dir string) (Store, error){
 	"bolt": func(_ *testing.T, dir string) (Store, error) { return OpenBolt(filepath.Join(dir, "store")) },
 	"etcd": func(t *testing.T, dir string) (Store, error) { return OpenEtcd(t.Context(), etcdOf(t, dir)) },
+	"sealed bolt": func(_ *testing.T, dir string) (Store, error) {
+		s, err := OpenBolt(filepath.Join(dir, "store"))
+		return Seal(s, sealKey(1)), err
+	},
+	"sealed etcd": func(t *testing.T, dir string) (Store, error) {
+		s, err := OpenEtcd(t.Context(), etcdOf(t, dir))
+		return Seal(s, sealKey(1)), err
+	},
 }
 
 func etcdOf(t *testing.T, dir string) EtcdConfig {

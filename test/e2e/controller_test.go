@@ -3,6 +3,7 @@ package e2e
 import (
 	"context"
 	"fmt"
+	"os"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -24,6 +25,7 @@ func buildControlled(t *testing.T, text string) *controlled {
 	t.Helper()
 	w := buildFrom(t, parse(t, text), func(c *lab.Config) { c.WithoutAgents = true })
 	c := &controlled{world: w, dir: newDir(t), agents: map[string]*process{}}
+	must(t, os.WriteFile(filepath.Join(c.dir, "seal.key"), []byte(strings.Repeat("5e", 32)), 0o600))
 	return c
 }
 
@@ -48,7 +50,7 @@ func (c *controlled) close() {
 
 func (c *controlled) start() {
 	c.t.Helper()
-	c.process = start(c.t, "controller", "--data", filepath.Join(c.dir, "data"), "--listen", "unix:"+filepath.Join(c.dir, "operators"), "--listen", "tls+unix:"+filepath.Join(c.dir, "nodes"))
+	c.process = start(c.t, "controller", "--data", filepath.Join(c.dir, "data"), "--seal-key", filepath.Join(c.dir, "seal.key"), "--listen", "unix:"+filepath.Join(c.dir, "operators"), "--listen", "tls+unix:"+filepath.Join(c.dir, "nodes"))
 	eventually(c.t, func() error {
 		// It is an operator's command that says whether it answers.
 		if r := c.run("get", "nodes"); r.code != 0 {
