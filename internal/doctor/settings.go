@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/waystamp/waystamp/internal/host"
@@ -17,12 +18,14 @@ import (
 type Network interface {
 	Link(name string) (host.Link, error)
 	Sysctl(key string) (string, error)
+	// NextHops are those of all equally good routes to an address; host.ErrNoWay: no route leads there.
+	NextHops(to netip.Addr) ([]host.Neighbour, error)
 }
 
 // Settings compares the settings of a node's interfaces with its plan. Of interfaces that
 // are not there it says nothing: Interfaces does, and so does the data path.
 func Settings(net Network, n plan.Node) []Finding {
-	return slices.Concat(forwarding(net, n), ipv6(net, n), seg6(net, n), mtu(net, n), chainMTU(net, n))
+	return slices.Concat(forwarding(net, n), ipv6(net, n), seg6(net, n), mtu(net, n), chainMTU(net, n), equalRoutes(net, n))
 }
 
 // used is an interface that the packets of a plan need, and how to speak of it.
@@ -277,6 +280,65 @@ func chainMTU(net Network, n plan.Node) (out []Finding) {
 				"interface %s has an MTU of %d, and the headers of chain %s take %d", i.Name, l.MTU, most.chain, most.header))
 		default:
 			out = append(out, c.yes("interface %s leaves %d bytes to packets of chain %s", i.Name, left, most.chain))
+		}
+	}
+	return out
+}
+
+// Fields of fib_multipath_hash_fields (FIB_MULTIPATH_HASH_FIELD of include/net/ip_fib.h).
+const (
+	hashFlowLabel = 1 << 3
+	hashPorts     = 1<<4 | 1<<5
+)
+
+// equalRoutes: programs ask for a way with the entropy label as ports of IPv4, or as a flow label of
+// IPv6. Where the kernel chooses among equal routes by something else, all packets of a chain go one way.
+func equalRoutes(net Network, n plan.Node) (out []Finding) {
+	if n.MPLS == nil {
+		return nil
+	}
+	for _, v := range []struct {
+		version, good string
+		is4           bool
+		policies      []string
+		fields        uint64
+	}{
+		{"ipv4", "1", true, []string{"1"}, hashPorts},
+		{"ipv6", "0", false, []string{"0", "2"}, hashFlowLabel},
+	} {
+		i := slices.IndexFunc(n.MPLS.Nodes, func(to plan.MPLSNode) bool {
+			if to.Name == n.Name || to.Address.Is4() != v.is4 {
+				return false
+			}
+			hops, err := net.NextHops(to.Address)
+			return err == nil && len(hops) > 1 // the agent speaks of errors
+		})
+		if i < 0 {
+			continue
+		}
+		to := n.MPLS.Nodes[i]
+		key := "net/" + v.version + "/fib_multipath_hash_"
+		c := check{"equal-routes", to.Name, Warning}
+		policy, err := net.Sysctl(key + "policy")
+		good := slices.Contains(v.policies, policy)
+		if err == nil && policy == "3" {
+			var fields string
+			if fields, err = net.Sysctl(key + "fields"); err == nil {
+				set, bad := strconv.ParseUint(fields, 0, 32)
+				good, err = set&v.fields != 0, bad
+			}
+		}
+		switch {
+		case errors.Is(err, fs.ErrNotExist): // a kernel without equal routes
+		case err != nil:
+			out = append(out, c.unknown(err))
+		case !good:
+			out = append(out, c.no("all packets with labels to one node take the same of these routes",
+				fmt.Sprintf("sysctl -w net.%s.fib_multipath_hash_policy=%s", v.version, v.good),
+				"equal routes lead to %s, the address of label %d (%s), and the kernel does not choose among them by the entropy label (fib_multipath_hash_policy is %s)",
+				to.Address, to.Label, to.Name, policy))
+		default:
+			out = append(out, c.yes("equal routes lead to %s, the address of label %d (%s), and the kernel chooses by the entropy label", to.Address, to.Label, to.Name))
 		}
 	}
 	return out

@@ -2,6 +2,7 @@ package doctor
 
 import (
 	"io/fs"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -36,6 +37,61 @@ func (s sysctls) Sysctl(key string) (string, error) {
 		return v, nil
 	}
 	return "", fs.ErrNotExist
+}
+
+func (s sysctls) NextHops(to netip.Addr) (hops []host.Neighbour, err error) {
+	if s[to.String()] == "" {
+		return nil, host.ErrNoWay
+	}
+	for by := range strings.FieldsSeq(s[to.String()]) {
+		hops = append(hops, host.Neighbour{Device: "core", Address: netip.MustParseAddr(by)})
+	}
+	return hops, nil
+}
+
+// Where several routes lead to a node, the kernel must choose by what the entropy label is put into.
+func TestEqualRoutesAreChosenByTheEntropyLabel(t *testing.T) {
+	const policy4, policy6 = "net/ipv4/fib_multipath_hash_policy", "net/ipv6/fib_multipath_hash_policy"
+	n := plan.Node{Name: "r1", MPLS: &plan.MPLS{Nodes: []plan.MPLSNode{
+		{Name: "r1", Label: 16001, Address: netip.MustParseAddr("192.0.2.1")},
+		{Name: "r2", Label: 16002, Address: netip.MustParseAddr("192.0.2.2")},
+		{Name: "r3", Label: 16003, Address: netip.MustParseAddr("2001:db8::3")},
+		{Name: "r4", Label: 16004, Address: netip.MustParseAddr("2001:db8::4")},
+	}}}
+	one := sysctls{"192.0.2.1": "198.51.100.1 198.51.100.2", "192.0.2.2": "198.51.100.1", "2001:db8::3": "fe80::1"}
+	four := sysctls{"192.0.2.2": "198.51.100.1 198.51.100.2"}
+	six := sysctls{"2001:db8::3": "fe80::1 fe80::2"}
+	with := func(s sysctls, more ...string) sysctls {
+		s = maps.Clone(s)
+		for i := 0; i < len(more); i += 2 {
+			s[more[i]] = more[i+1]
+		}
+		return s
+	}
+	for name, c := range map[string]struct {
+		s    sysctls
+		says string // ""; "yes"; or a part of what is wrong
+	}{
+		"one route":                {with(one, policy4, "0", policy6, "1"), ""},
+		"IPv4, by addresses":       {with(four, policy4, "0"), "equal routes lead to 192.0.2.2, the address of label 16002 (r2)"},
+		"IPv4, by ports":           {with(four, policy4, "1"), "yes"},
+		"IPv4, by fields":          {with(four, policy4, "3", "net/ipv4/fib_multipath_hash_fields", "0x37"), "yes"},
+		"IPv4, by other fields":    {with(four, policy4, "3", "net/ipv4/fib_multipath_hash_fields", "0x0007"), "sysctl -w net.ipv4.fib_multipath_hash_policy=1"},
+		"IPv4, fields of whatever": {with(four, policy4, "3", "net/ipv4/fib_multipath_hash_fields", "many"), "many"},
+		"IPv4, no such setting":    {four, ""},
+		"IPv6, by flow label":      {with(six, policy6, "0"), "yes"},
+		"IPv6, by ports":           {with(six, policy6, "1"), "sysctl -w net.ipv6.fib_multipath_hash_policy=0"},
+		"IPv6, by fields":          {with(six, policy6, "3", "net/ipv6/fib_multipath_hash_fields", "8"), "yes"},
+	} {
+		all := equalRoutes(c.s, n)
+		wrong := strings.Join(Wrong(all), "\n")
+		if ok := wrong == "" && c.says == map[bool]string{true: "yes"}[len(all) == 1]; !ok && (wrong == "" || c.says == "" || !strings.Contains(wrong, c.says)) {
+			t.Errorf("%s: %d findings, wrong: %q; want %q", name, len(all), wrong, c.says)
+		}
+	}
+	if all := equalRoutes(with(four, policy4, "0"), plan.Node{Name: "r1"}); len(all) != 0 {
+		t.Errorf("of a domain without labels: %v", all)
+	}
 }
 
 // A core that routes labels by IPv4 needs its forwarding, and no IPv6.
