@@ -54,13 +54,33 @@ func labelledCases(quick bool) (list []labelled) {
 }
 
 // MPLS measures labels beside SRv6.
-func MPLS(ctx context.Context, c Config) (Result, error) {
+func MPLS(ctx context.Context, c Config) (_ Result, err error) {
 	c.separate = true
 	r := c.begin("mpls",
 		fmt.Sprintf("One node under load on CPU %d, as in `hop`: generator, node and sink joined by veth pairs, ours on XDP with an XDP sink, on TC with a TC sink and GRO on at the node. The inner packet has %d bytes and the list %d segments where the name says nothing else; frames over labels are shorter, as labels are. Each is held against SRv6 at the same place, with the same scheme.", c.cpu(), mplsInner, hopSegments),
 		fmt.Sprintf("What a headend puts before a packet has to fit into the room of its buffer: %d segments of labels fit on veth, of SRv6 they do not and go by TC. Headends over labels have the interfaces that cut super-packets; frames do not pass them.", model.SegmentsMax),
+		"labels, drop, delay: the network of `proxy`, with a function behind interfaces that is recognised by content, and every packet there a frame; plain: routing through the function without labels. The number is how many visits the stack has labels for, function and egress among them: of 2 it has 6 labels, of 10 it has 22. Visits behind the function are stamps at r3, so that a longer stack is more work there, too. strip, return: what the kernel counts for the programs at r2, its clock included.",
 	)
 	c.note = r.note
+	if r.Figures, err = c.labelledHops(ctx, &r); err != nil {
+		return Result{}, err
+	}
+	c.separate = false
+	for _, s := range labelledProxies(c.Quick) {
+		figures, err := c.proxySection(ctx, s)
+		if err != nil {
+			return Result{}, err
+		}
+		r.Figures = append(r.Figures, figures...)
+	}
+	if len(r.Figures) == 0 {
+		return Result{}, &NoCaseError{c.Only}
+	}
+	r.end()
+	return r, nil
+}
+
+func (c Config) labelledHops(ctx context.Context, r *Result) ([]Figure, error) {
 	var subjects []subject
 	for _, l := range labelledCases(c.Quick) {
 		s := Series{Name: l.name(), Unit: "ns/packet", Better: Less}
@@ -69,13 +89,58 @@ func MPLS(ctx context.Context, c Config) (Result, error) {
 			l.labels = false
 			s.Baseline = l.name()
 		}
-		subjects = append(subjects, subject{s, func() (*trial, error) { return l.prepare(c, &r) }})
+		subjects = append(subjects, subject{s, func() (*trial, error) { return l.prepare(c, r) }})
 	}
-	figures, err := c.rounds(ctx, "mpls", subjects)
-	if err != nil {
-		return Result{}, err
+	if len(c.wanted(subjects)) == 0 {
+		return nil, nil
 	}
-	r.Figures = figures
-	r.end()
-	return r, nil
+	return c.rounds(ctx, "mpls", subjects)
+}
+
+// labelledProxies are the experiments of the paper on the caching SFC proxy, over the stack of labels
+// that it is about. Packets that go to the function are frames, since nothing is a super-packet with labels.
+func labelledProxies(quick bool) []proxySection {
+	visits, caches := []int{2, 4, 6, 8, 10}, []int{1000, 2500, 5000, 10000, 100000}
+	if quick {
+		visits, caches = []int{2, 10}, []int{10000}
+	}
+	over := func(n int, kind string, c proxyCase) proxyCase {
+		c.name, c.cut = fmt.Sprintf("labels-%d/%s", n, kind), true
+		c.params = map[string]float64{"labels": float64(n)}
+		if n > 0 {
+			c.way, c.labels, c.segments = wayOurs, true, n
+		}
+		if n > 2 {
+			c.baselines = []string{"labels-2/" + kind}
+		}
+		return c
+	}
+	stacks := []proxyCase{over(0, "plain", proxyCase{})}
+	programs := proxySection{"mpls", "programs", nil}
+	for _, n := range visits {
+		stacks = append(stacks, over(n, "content", proxyCase{}))
+	}
+	stacks[1].baselines = []string{"labels-0/plain"}
+	for _, p := range []struct{ name, program string }{{"strip", "ws_core_tc"}, {"return", "ws_function_tc"}} {
+		for _, n := range visits {
+			programs.cases = append(programs.cases, over(n, p.name, proxyCase{flood: flood{floodPackets, p.program}}))
+		}
+	}
+	drops := []proxyCase{
+		{name: "drop/plain"},
+		{name: "drop/content", way: wayOurs, labels: true, baselines: []string{"drop/plain"}},
+	}
+	for i := range drops {
+		drops[i].cut, drops[i].function = true, functionDrops
+	}
+	delays := []proxyCase{{name: "delay/plain"}}
+	for _, n := range caches {
+		delays = append(delays, proxyCase{name: fmt.Sprintf("delay/content-%d", n), way: wayOurs, labels: true, cache: n, baselines: []string{"delay/plain"}})
+	}
+	for i := range delays {
+		delays[i].cut, delays[i].function = true, functionDelays
+	}
+	return []proxySection{
+		{"mpls", "TCP by labels", stacks}, programs, {"mpls", "1 % dropped", drops}, {"mpls", "5 ms in the function", delays},
+	}
 }

@@ -29,6 +29,7 @@ type axis struct {
 var axes = map[string]axis{
 	"chains":    {"chains", true},
 	"cores":     {"CPUs", false},
+	"labels":    {"visits that the stack has labels for", false},
 	"gbit":      {"link speed, Gbit/s", false},
 	"rules":     {"rules", true},
 	"unused":    {"chains that nothing refers to", true},
@@ -73,6 +74,9 @@ func lines(figures []Figure) (by map[string][]line, rest []Figure) {
 				if s, ok := strings.CutSuffix(f.Name, end); ok {
 					return p, s
 				}
+			}
+			if before, after, ok := strings.Cut(f.Name, fmt.Sprintf("/%s-%.0f/", p, x)); ok {
+				return p, before + "/" + after
 			}
 		}
 		return "", ""

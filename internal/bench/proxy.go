@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/netip"
 	"os/exec"
 	"slices"
@@ -78,6 +79,8 @@ type proxyCase struct {
 	cache     int  // ours; 0: proxyCache
 	chains    int  // 0: one
 	segments  int  // ours; 0: two
+	labels    bool // ours: over labels, not SRv6
+	params    map[string]float64
 	flood     flood
 	baselines []string
 }
@@ -119,6 +122,15 @@ func (c proxyCase) domain() (model.Domain, model.Lab) {
 			Name: name, Address: netip.MustParseAddr(fmt.Sprintf("fc00:%d::1", i+1)),
 			Locator: netip.MustParsePrefix(fmt.Sprintf("fc00:0:0:%d00::/56", i+1)), Interfaces: interfaces[name],
 		})
+	}
+	if c.labels {
+		d.MPLS = &model.MPLS{Services: serviceLabels, MTU: proxyMTU}
+		for i := range d.Nodes {
+			d.Nodes[i].MPLS = &model.NodeMPLS{Label: nodeLabels + uint32(i), Address: d.Nodes[i].Address}
+		}
+		for i := range d.Chains {
+			d.Chains[i].Encapsulation.Type = model.EncapsulationSRMPLS
+		}
 	}
 	p := model.Proxy{To: proxyTo, From: proxyFrom, Via: proxyInside, Cache: proxyCache, Lifetime: time.Second, Segments: model.SegmentsKeep}
 	if c.cache > 0 {
@@ -522,6 +534,7 @@ func sendTCP(ctx context.Context, l *lab.Lab, from string, to netip.Addr, d time
 
 // proxySection are cases that are measured in the same rounds.
 type proxySection struct {
+	part  string // names begin with it
 	what  string
 	cases []proxyCase
 }
@@ -547,31 +560,35 @@ func proxySections(quick bool) []proxySection {
 		}
 		segments = append(segments, c)
 	}
-	return append([]proxySection{
-		{"super-packets whole", []proxyCase{
+	all := append([]proxySection{
+		{"", "super-packets whole", []proxyCase{
 			{name: "tcp/plain", way: wayPlain}, {name: "tcp/static", way: wayStatic},
 			{name: "tcp/unaware", way: wayOurs, baselines: []string{"tcp/plain", "tcp/static"}},
 			{name: "tcp/unaware-metadata", way: wayOurs, metadata: true, baselines: []string{"tcp/plain", "tcp/static"}},
 		}},
-		{"super-packets cut", []proxyCase{
+		{"", "super-packets cut", []proxyCase{
 			{name: "tcp-cut/plain", way: wayPlain, cut: true}, {name: "tcp-cut/static", way: wayStatic, cut: true},
 			{name: "tcp-cut/unaware", way: wayOurs, cut: true, baselines: []string{"tcp-cut/plain", "tcp-cut/static"}},
 		}},
-		{"1 % dropped", []proxyCase{
+		{"", "1 % dropped", []proxyCase{
 			{name: "drop/plain", way: wayPlain, cut: true, function: functionDrops}, {name: "drop/static", way: wayStatic, cut: true, function: functionDrops},
 			{name: "drop/unaware", way: wayOurs, cut: true, function: functionDrops, baselines: []string{"drop/plain", "drop/static"}},
 		}},
-		{"5 ms in the function", delays},
-		{"NAT", []proxyCase{
+		{"", "5 ms in the function", delays},
+		{"", "NAT", []proxyCase{
 			{name: "nat/plain", way: wayPlain, function: functionNAT},
 			{name: "nat/unaware", way: wayOurs, function: functionNAT, metadata: true, baselines: []string{"nat/plain"}},
 		}},
-		{"two chains", []proxyCase{
+		{"", "two chains", []proxyCase{
 			{name: "chains-2/plain", way: wayPlain, chains: 2}, {name: "chains-2/static", way: wayStatic, chains: 2},
 			{name: "chains-2/unaware", way: wayOurs, chains: 2, baselines: []string{"chains-2/plain", "chains-2/static"}},
 		}},
-		{"segment lists", segments},
+		{"", "segment lists", segments},
 	}, floodSections()...)
+	for i := range all {
+		all[i].part = "proxy"
+	}
+	return all
 }
 
 // proxySegments are the lengths of segment lists that are compared: from the
@@ -591,7 +608,7 @@ func floodSections() []proxySection {
 		{"super-cut", "super-packets, cut", floodSupers, true},
 	} {
 		f, base := flood{what: k.flood}, []string{k.name + "/plain", k.name + "/static"}
-		s := proxySection{k.what, []proxyCase{
+		s := proxySection{"", k.what, []proxyCase{
 			{name: base[0], way: wayPlain, cut: k.cut, flood: f}, {name: base[1], way: wayStatic, cut: k.cut, flood: f},
 			{name: k.name + "/unaware", way: wayOurs, cut: k.cut, flood: f, baselines: base},
 		}}
@@ -648,14 +665,15 @@ func (c Config) proxySection(ctx context.Context, s proxySection) (_ []Figure, e
 	}()
 	var subjects []subject
 	for _, pc := range s.cases {
-		series := Series{Name: "proxy/" + pc.name, Unit: "Mbit/s", Better: More}
+		series := Series{Name: s.part + "/" + pc.name, Unit: "Mbit/s", Better: More}
 		if pc.flood.what != floodNone {
 			series.Unit, series.Better = pc.flood.unit(), Less
 		}
 		if len(pc.baselines) > 0 {
-			series.Baseline = "proxy/" + pc.baselines[0]
+			series.Baseline = s.part + "/" + pc.baselines[0]
 		}
-		if pc.way == wayOurs {
+		series.Params = maps.Clone(pc.params)
+		if pc.way == wayOurs && series.Params == nil {
 			series.Params = map[string]float64{}
 		}
 		subjects = append(subjects, subject{series, func() (*trial, error) {
@@ -677,33 +695,33 @@ func (c Config) proxySection(ctx context.Context, s proxySection) (_ []Figure, e
 	if c.Only != "" && len(c.wanted(subjects)) == 0 {
 		return nil, nil
 	}
-	figures, err := c.rounds(ctx, "proxy, "+s.what, subjects)
+	figures, err := c.rounds(ctx, s.part+", "+s.what, subjects)
 	if err != nil {
 		return nil, err
 	}
-	return append(figures, secondBaselines(s.cases, figures)...), nil
+	return append(figures, secondBaselines(s, figures)...), nil
 }
 
 // secondBaselines are the same figures beside the second thing that they are held
 // against.
-func secondBaselines(cases []proxyCase, of []Figure) []Figure {
+func secondBaselines(s proxySection, of []Figure) []Figure {
 	by := map[string]Figure{}
 	for _, f := range of {
 		by[f.Name] = f
 	}
 	var out []Figure
-	for _, c := range cases {
-		f, ok := by["proxy/"+c.name]
+	for _, c := range s.cases {
+		f, ok := by[s.part+"/"+c.name]
 		if !ok || len(c.baselines) < 2 {
 			continue
 		}
-		base, ok := by["proxy/"+c.baselines[1]]
+		base, ok := by[s.part+"/"+c.baselines[1]]
 		if !ok || base.N != f.N {
 			continue
 		}
 		kind, rest, _ := strings.Cut(c.name, "/")
-		s := Series{Name: "proxy/" + kind + "-to-static/" + rest, Unit: f.Unit, Better: f.Better, Baseline: base.Name, Samples: f.Samples}
-		beside, err := s.figure(map[string]Series{base.Name: {Name: base.Name, Unit: base.Unit, Better: base.Better, Samples: base.Samples}})
+		second := Series{Name: s.part + "/" + kind + "-to-static/" + rest, Unit: f.Unit, Better: f.Better, Baseline: base.Name, Samples: f.Samples}
+		beside, err := second.figure(map[string]Series{base.Name: {Name: base.Name, Unit: base.Unit, Better: base.Better, Samples: base.Samples}})
 		if err == nil { // both were figures before
 			out = append(out, beside)
 		}

@@ -57,9 +57,9 @@ func TestProxyCasesAreDomainsAndHaveTheirBaselines(t *testing.T) {
 }
 
 func TestFigureIsHeldAgainstBothBaselines(t *testing.T) {
-	cases := proxySections(false)[0].cases
+	whole := proxySections(false)[0]
 	var series []Series
-	for i, c := range cases {
+	for i, c := range whole.cases {
 		s := Series{Name: "proxy/" + c.name, Unit: "Mbit/s", Better: More, Samples: []float64{float64(10 * (i + 1))}}
 		if len(c.baselines) > 0 {
 			s.Baseline = "proxy/" + c.baselines[0]
@@ -71,7 +71,7 @@ func TestFigureIsHeldAgainstBothBaselines(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := map[string]string{}
-	for _, f := range append(figures, secondBaselines(cases, figures)...) {
+	for _, f := range append(figures, secondBaselines(whole, figures)...) {
 		got[f.Name] = fmt.Sprintf("%.2f %s", f.Ratio, f.Baseline)
 	}
 	if got["proxy/tcp/unaware"] != "3.00 proxy/tcp/plain" || got["proxy/tcp-to-static/unaware"] != "1.50 proxy/tcp/static" {

@@ -53,8 +53,8 @@ func benchParts() []benchPart {
 			"Moves bytes through a function of kind stream, whose node has one CPU: one download, eight at\nonce, and connections for 1 KB, 100 KB and 10 MB, as ratios to plain routing, to a chain without\nsuch a function, to a program with io.Copy in the function's place, and to HAProxy there, if it is\ninstalled; the same on links that delay and lose; functions that change bytes; the time from SYN to\nSYN-ACK, with connect: first and early; and the memory that an idle connection takes.",
 			bench.Streams, 9, 6, time.Second, 300 * time.Millisecond,
 		}, {
-			"mpls", "Labels beside SRv6, one node under load on one CPU",
-			"Sends packets through one node as fast as a CPU goes, with a stack of labels and with an SRv6\nheader around the same packet: End, headend and verdict, on XDP and on TC.",
+			"mpls", "Labels beside SRv6, and TCP through a function by the number of labels",
+			"Sends packets through one node as fast as a CPU goes, with a stack of labels and with an SRv6\nheader around the same packet: End, headend and verdict, on XDP and on TC. Then repeats the\nexperiments of the paper on the caching SFC proxy over labels: TCP through a function by the\nnumber of labels, with packets dropped and delayed, and caches of different sizes. Needs\niperf3 and nft.",
 			bench.MPLS, 9, 6, 150 * time.Millisecond, 100 * time.Millisecond,
 		}, {
 			"scale", "Cost over chains and segments",
