@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
 --
--- For Wireshark and tshark, from 4.0 on: the proof TLV of segment routing headers,
--- as docs/protocol defines it.
+-- For Wireshark and tshark, from 4.0 on: the proof TLV of segment routing headers and
+-- behind stacks of labels, as docs/protocol defines it.
 --
 --   tshark -X lua_script:tools/wireshark/waystamp.lua -r FILE -O waystamp
 --
@@ -162,3 +162,101 @@ function waystamp.dissector(_, _, root)
 end
 
 register_postdissector(waystamp)
+
+-- Behind a stack with a service label: a word, the proof, and the inner packet. Which labels
+-- are services says the domain. Wireshark asks by the last label, which is that of a flow on
+-- the last link, so that any may be; what is not ours it gets back.
+local WORD_LENGTH = 4
+local SERVICES = 65536
+local ENTROPY_INDICATOR = 7
+local INNER = { [4] = "ip", [41] = "ipv6" }
+
+local behind = Proto("waystamp_labels", "Word behind labels, waystamp")
+behind.prefs.services = Pref.uint("First service label", 100000, "domain.mpls.services; all others are the 65535 behind it")
+
+local word = {
+	version = ProtoField.uint8("waystamp.word.version", "Version", base.DEC),
+	flags = ProtoField.uint8("waystamp.word.flags", "Flags", base.HEX),
+	next = ProtoField.uint8("waystamp.word.next", "Next header", base.DEC, { [4] = "IPv4", [41] = "IPv6" }),
+}
+behind.fields = word
+
+local wrong = {
+	cut = ProtoExpert.new("waystamp.word.cut", "The capture ends within the word, the proof or the inner packet", expert.group.UNDECODED, expert.severity.NOTE),
+	inner = ProtoExpert.new("waystamp.inner", "The inner packet cannot be read to its end", expert.group.MALFORMED, expert.severity.ERROR),
+}
+local function wrong_word(name, text)
+	wrong[name] = ProtoExpert.new("waystamp." .. name, text .. " (" .. name .. ")", expert.group.PROTOCOL, expert.severity.ERROR)
+end
+wrong_word("word-truncated", "The packet ends within the word")
+wrong_word("word-version", "Version of the word is not 0")
+wrong_word("word-next", "What is inside is neither IPv4 nor IPv6")
+wrong_word("proof-truncated", "The packet ends within the proof")
+wrong_word("tlv-missing", "No proof is behind the word")
+behind.experts = wrong
+
+local stack_labels = Field.new("mpls.label")
+
+-- has_service tells whether the stack has a service label, wherever it is.
+local function has_service()
+	local stack, first = { stack_labels() }, behind.prefs.services
+	table.sort(stack, function(a, b) return a.offset < b.offset end)
+	for i, label in ipairs(stack) do
+		local entropy = i > 1 and stack[i - 1].value == ENTROPY_INDICATOR
+		if not entropy and label.value >= first and label.value < first + SERVICES then
+			return true
+		end
+	end
+	return false
+end
+
+-- is_ours tells whether these bytes are a word with a proof, though no label says so.
+local function is_ours(tvb, there)
+	return there >= WORD_LENGTH + 2 and tvb(0, 1):uint() == 0 and INNER[tvb(3, 1):uint()] ~= nil
+		and tvb(WORD_LENGTH, 1):uint() == PROOF and tvb(WORD_LENGTH + 1, 1):uint() == PROOF_LENGTH
+end
+
+-- In the way and with the refusals of labels_parse in bpf/lib/encap/mpls.h, which ends at the
+-- first one.
+function behind.dissector(tvb, pinfo, root)
+	local there, all = tvb:captured_len(), tvb:reported_len()
+	if not has_service() and not is_ours(tvb, there) then
+		return 0
+	end
+	local tree = root:add(behind, tvb(0, math.min(WORD_LENGTH, there)))
+	local behind_proof = WORD_LENGTH + 2 + PROOF_LENGTH
+	if there < WORD_LENGTH then
+		tree:add_proto_expert_info(all < WORD_LENGTH and wrong["word-truncated"] or wrong.cut)
+		return there
+	end
+	local version, next = tvb(0, 1):uint(), tvb(3, 1):uint()
+	tree:add(word.version, tvb(0, 1))
+	tree:add(word.flags, tvb(1, 1))
+	tree:add(word.next, tvb(3, 1))
+	local bad
+	if version ~= 0 then
+		bad = "word-version"
+	elseif not INNER[next] then
+		bad = "word-next"
+	elseif all < behind_proof then
+		bad = "proof-truncated"
+	elseif there < behind_proof then
+		bad = "cut"
+	elseif tvb(WORD_LENGTH, 1):uint() ~= PROOF then
+		bad = "tlv-missing"
+	elseif tvb(WORD_LENGTH + 1, 1):uint() ~= PROOF_LENGTH then
+		bad = "length"
+	end
+	if bad then
+		tree:add_proto_expert_info(wrong[bad] or experts[bad])
+		return there
+	end
+	proof(tvb, WORD_LENGTH, root)
+	-- An error in another's dissector would end this one, and look as if it were its own.
+	if there > behind_proof and not pcall(Dissector.call, Dissector.get(INNER[next]), tvb(behind_proof):tvb(), pinfo, root) then
+		tree:add_proto_expert_info(there < all and wrong.cut or wrong.inner)
+	end
+	return there
+end
+
+DissectorTable.get("mpls.label"):add("16-1048575", behind)
