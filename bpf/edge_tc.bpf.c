@@ -19,11 +19,14 @@ int ws_edge_tc(struct __sk_buff *skb)
 	struct cursor c;
 	const struct ws_node *node;
 	struct addrs a;
+	__u32 left = skb->tc_index;
 	int verdict;
 	long rc;
 
 	/* Another namespace may have set tc_index: it is no index of a slot here. */
 	skb->tc_index = 0;
+	if (left && port_is_segmenter(skb))
+		return labels_program(skb, LABELS_CUT, left - 1);
 	if (skb->vlan_present &&
 	    (frame_is_tagged(skb) || skb->pkt_type != PACKET_HOST))
 		return ws_edge_vlan(skb);

@@ -51,6 +51,7 @@ const (
 	FileEncapLabelsTC    File = 41
 	FileGatewayTC        File = 42
 	FileStreamConnTC     File = 43
+	FileMPLSOutTC        File = 44
 )
 
 var fileNames = [...]string{
@@ -98,6 +99,7 @@ var fileNames = [...]string{
 	"encap/labels_tc.h",
 	"gateway_tc.bpf.c",
 	"stream/conn_tc.h",
+	"mpls_out_tc.bpf.c",
 }
 
 // String returns the name: lower case, words joined by hyphens. A number that

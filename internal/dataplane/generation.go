@@ -461,6 +461,7 @@ var jumps = []struct {
 	{tables.MapPrograms, abi.ProgramOriginate, object.OriginateTC},
 	{tables.MapPrograms, abi.ProgramStream, object.StreamTC},
 	{tables.MapPrograms, abi.ProgramMPLS, object.MPLSTC},
+	{tables.MapPrograms, abi.ProgramMPLSOut, object.MPLSOutTC},
 	{tables.MapPrograms, abi.ProgramGateway, object.GatewayTC},
 	{tables.MapPrograms, abi.ProgramBypass, object.BypassTC},
 	{tables.MapProgramsXDP, abi.ProgramXDPCore, object.MPLSCoreXDP},

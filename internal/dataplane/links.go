@@ -19,6 +19,7 @@ import (
 	"github.com/waystamp/waystamp/internal/host"
 	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/plan"
+	"github.com/waystamp/waystamp/internal/tables"
 )
 
 // linkKey is a place where a program is attached.
@@ -218,6 +219,9 @@ func programsOf(n plan.Node, bs []binding) []string {
 	}
 	if n.MPLS != nil {
 		need[object.MPLSTC] = true
+	}
+	if tables.HasOwnOverLabels(n) {
+		need[object.MPLSOutTC] = true
 	}
 	for _, p := range n.Proxies {
 		if p.OnUnknown == model.OnUnknownOriginate {

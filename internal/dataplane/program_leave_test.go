@@ -30,7 +30,7 @@ func (r *rig) runLeave(f frame, d oracle.Departure) (outcome, error) {
 	prog := r.program(object.EdgeOutTC)
 	if i := leaveIndex(d); i != 0 {
 		var err error
-		if prog, err = r.leaveWith(i); err != nil {
+		if prog, err = r.withIndex(object.EdgeOutTC, i); err != nil {
 			return outcome{}, err
 		}
 	}

@@ -32,13 +32,13 @@ type loaded struct {
 	cfg      abi.Config
 	g        *generation
 	events   *ringbuf.Reader
-	leave    map[uint32]*ebpf.Program // by skb->tc_index; see leaveWith
-	calls    *ebpf.Map                // by this
-	possible int                      // CPUs that per-CPU maps have values for
+	indexed  map[indexed]*ebpf.Program // see withIndex
+	calls    []*ebpf.Map               // by these
+	possible int                       // CPUs that per-CPU maps have values for
 }
 
 // labelPrograms are those that packets with labels may come to.
-var labelPrograms = []string{object.CoreTC, object.EdgeTC, object.EdgeOutTC, object.MPLSTC, object.CoreXDP, object.EdgeXDP, object.MPLSCoreXDP, object.MPLSEdgeXDP}
+var labelPrograms = []string{object.CoreTC, object.EdgeTC, object.EdgeOutTC, object.MPLSTC, object.MPLSOutTC, object.CoreXDP, object.EdgeXDP, object.MPLSCoreXDP, object.MPLSEdgeXDP}
 
 // atRest are those that no test has, by what they were loaded with: their
 // programs know it as constants.
@@ -86,7 +86,7 @@ func (l *loaded) program(name string) *ebpf.Program {
 		want = append(want, object.MPLSEdgeXDP)
 	case strings.HasSuffix(name, "_xdp"):
 	case l.cfg.Services != 0:
-		want = append(want, object.MPLSTC)
+		want = append(want, object.MPLSTC, object.MPLSOutTC)
 	default:
 		want = append(want, object.ExtTC)
 	}
@@ -117,10 +117,10 @@ func (l *loaded) loadMore(programs []string) error {
 
 func (l *loaded) close() error {
 	errs := []error{l.g.close()}
-	if l.calls != nil {
-		errs = append(errs, l.calls.Close())
+	for _, m := range l.calls {
+		errs = append(errs, m.Close())
 	}
-	for _, p := range l.leave {
+	for _, p := range l.indexed {
 		errs = append(errs, p.Close())
 	}
 	if l.events != nil {
@@ -132,28 +132,33 @@ func (l *loaded) close() error {
 // tcIndex is the offset of tc_index in struct __sk_buff.
 const tcIndex = 44
 
-// leaveWith is a program that sets skb->tc_index, which a test run cannot, and calls
-// that of an edge's egress.
-func (l *loaded) leaveWith(index uint32) (p *ebpf.Program, err error) {
-	if p := l.leave[index]; p != nil {
+// indexed is a program that gets packets with a value of skb->tc_index.
+type indexed struct {
+	program string
+	index   uint32
+}
+
+// withIndex is a program that sets skb->tc_index, which a test run cannot, and calls
+// another.
+func (l *loaded) withIndex(program string, index uint32) (p *ebpf.Program, err error) {
+	k := indexed{program, index}
+	if p := l.indexed[k]; p != nil {
 		return p, nil
 	}
-	if l.calls == nil {
-		l.calls, err = ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.ProgramArray, KeySize: 4, ValueSize: 4, MaxEntries: 1})
-		if err != nil {
-			return nil, err
-		}
-		if err := l.calls.Put(uint32(0), l.program(object.EdgeOutTC)); err != nil {
-			return nil, err
-		}
-		l.leave = map[uint32]*ebpf.Program{}
+	calls, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.ProgramArray, KeySize: 4, ValueSize: 4, MaxEntries: 1})
+	if err != nil {
+		return nil, err
+	}
+	l.calls = append(l.calls, calls)
+	if err := calls.Put(uint32(0), l.program(program)); err != nil {
+		return nil, err
 	}
 	p, err = ebpf.NewProgram(&ebpf.ProgramSpec{
 		Type: ebpf.SchedCLS, License: "Dual BSD/GPL",
 		Instructions: asm.Instructions{
 			asm.Mov.Imm(asm.R2, int32(index)),
 			asm.StoreMem(asm.R1, tcIndex, asm.R2, asm.Word),
-			asm.LoadMapPtr(asm.R2, l.calls.FD()),
+			asm.LoadMapPtr(asm.R2, calls.FD()),
 			asm.Mov.Imm(asm.R3, 0),
 			asm.FnTailCall.Call(),
 			asm.Mov.Imm(asm.R0, 77), // the call failed
@@ -163,7 +168,10 @@ func (l *loaded) leaveWith(index uint32) (p *ebpf.Program, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("load a program that calls another: %w", err)
 	}
-	l.leave[index] = p
+	if l.indexed == nil {
+		l.indexed = map[indexed]*ebpf.Program{}
+	}
+	l.indexed[k] = p
 	return p, nil
 }
 

@@ -182,7 +182,7 @@ func (c *checker) checkLabels(ch *chain, whole bool) {
 	if !whole {
 		m.Functions = nil
 	}
-	at := map[string]place{"sids": ch.sids.at, "reduced": ch.reduced.at, "own-traffic": ch.own.at, "mark": ch.mark.at}
+	at := map[string]place{"sids": ch.sids.at, "reduced": ch.reduced.at}
 	for _, p := range m.CheckLabels(func(name string) model.Function {
 		return model.Function{Kind: c.functions[name].kind.value}
 	}) {

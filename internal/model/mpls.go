@@ -126,12 +126,6 @@ func (c Chain) CheckLabels(function func(name string) Function) (list []LabelPro
 	for i, w := range c.Waypoints {
 		add("waypoints", i, "%s is a waypoint, and a router finds no SID in a stack of labels; leave it out, or use type srv6", w.SID)
 	}
-	if c.OwnTraffic {
-		add("own-traffic", 0, "is not there over sr-mpls yet; use type srv6")
-	}
-	if c.Match.ByMark() {
-		add("mark", 0, "is not there over sr-mpls yet; use type srv6")
-	}
 	for i, name := range c.Functions {
 		switch f := function(name); {
 		case f.Kind == KindForward:

@@ -102,14 +102,9 @@ func TestChainsOverLabelsThatCannotBeAreRefused(t *testing.T) {
 		{func(d *model.Domain) { d.MPLS.MTU = 1339 }, "leaves less than 1280"},
 		{func(d *model.Domain) { d.Chains[0].Encapsulation.SIDs = model.SIDsCompressed }, "sids: compressed"},
 		{func(d *model.Domain) { d.Chains[0].Encapsulation.Reduced = true }, "reduced: is a form"},
-		{func(d *model.Domain) { d.Chains[0].OwnTraffic = true }, "own-traffic"},
 		{func(d *model.Domain) {
 			d.Chains[0].Waypoints = []model.Waypoint{{SID: netip.MustParseAddr("fc00:0:0:f00::")}}
 		}, "waypoint"},
-		{func(d *model.Domain) {
-			d.Chains[0].Both = false
-			d.Chains[0].Match.Priority, d.Chains[0].Match.Mark = 1, model.Mark{Value: 1, Mask: 1}
-		}, "mark"},
 		{func(d *model.Domain) {
 			d.Functions = functions().Functions
 			d.Functions[0].Proxy.Recognise, d.Functions[0].Proxy.Segments = model.RecogniseMetadata, model.SegmentsKeep

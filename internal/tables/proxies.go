@@ -384,3 +384,8 @@ func HasLocal(n plan.Node) bool {
 func HasOwn(n plan.Node) bool {
 	return slices.ContainsFunc(n.Headends, func(h plan.Headend) bool { return h.Own || h.Match.ByMark() })
 }
+
+// HasOwnOverLabels: some path over labels does that.
+func HasOwnOverLabels(n plan.Node) bool {
+	return slices.ContainsFunc(n.Headends, func(h plan.Headend) bool { return h.OverLabels() && (h.Own || h.Match.ByMark()) })
+}

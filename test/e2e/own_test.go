@@ -76,7 +76,7 @@ func (w *world) upload(from, to string, port uint16, mark int, bytes int64) {
 	w.t.Helper()
 	var l *net.TCPListener
 	must(w.t, w.ns(to).Do(func() (err error) {
-		l, err = net.ListenTCP("tcp6", net.TCPAddrFromAddrPort(netip.AddrPortFrom(w.addr(to), port)))
+		l, err = net.ListenTCP("tcp", net.TCPAddrFromAddrPort(netip.AddrPortFrom(w.addr(to), port)))
 		return err
 	}))
 	defer l.Close()
@@ -107,7 +107,7 @@ func (w *world) upload(from, to string, port uint16, mark int, bytes int64) {
 	}}
 	var c net.Conn
 	must(w.t, w.ns(from).Do(func() (err error) {
-		c, err = d.DialContext(soon(w.t), "tcp6", l.Addr().String())
+		c, err = d.DialContext(soon(w.t), "tcp", l.Addr().String())
 		return err
 	}))
 	must(w.t, c.SetDeadline(limit))

@@ -722,7 +722,8 @@ _Static_assert(sizeof(struct ws_label) == 16, "ws_label is ABI");
 /* ws_programs: the programs for packets with options before their SRH,
  * for packets that a function has made, for packets of functions on byte
  * streams, for packets with labels and packets that take paths over
- * labels, for services, and for flows that may bypass their function.
+ * labels, for services, for flows that may bypass their function, and for
+ * packets that take paths over labels at egress.
  */
 #define WS_PROGRAM_EXT 0
 #define WS_PROGRAM_ORIGINATE 1
@@ -730,7 +731,8 @@ _Static_assert(sizeof(struct ws_label) == 16, "ws_label is ABI");
 #define WS_PROGRAM_MPLS 3
 #define WS_PROGRAM_GATEWAY 4
 #define WS_PROGRAM_BYPASS 5
-#define WS_PROGRAMS 6
+#define WS_PROGRAM_MPLS_OUT 6
+#define WS_PROGRAMS 7
 
 /* ws_programs_xdp: the programs for packets with labels,
  * and for packets that take a path over labels.

@@ -48,7 +48,8 @@
 	X(ENCAP_MPLS, "encap/", "mpls.h") \
 	X(ENCAP_LABELS_TC, "encap/", "labels_tc.h") \
 	X(GATEWAY_TC, "", "gateway_tc.bpf.c") \
-	X(STREAM_CONN_TC, "stream/", "conn_tc.h")
+	X(STREAM_CONN_TC, "stream/", "conn_tc.h") \
+	X(MPLS_OUT_TC, "", "mpls_out_tc.bpf.c")
 
 enum ws_file {
 	WS_FILE_NONE,

@@ -17,6 +17,9 @@
 #define LABELS_AGAIN 2 /* as LABELS_ARRIVE; the TTL is decremented */
 /* The packet comes back from a function: cb[1] is its header's entry in ws_cache, plus 1. */
 #define LABELS_BACK 3
+/* It takes a path as it leaves: cb[1] is the index of its headend. */
+#define LABELS_LEAVE 4
+#define LABELS_CUT 5 /* the same, in frames out of the segmenter */
 
 /* Hands a packet over by a tail call; returns only if that fails. */
 static __always_inline void labels_jump(struct __sk_buff *skb, __u32 todo,
@@ -24,7 +27,10 @@ static __always_inline void labels_jump(struct __sk_buff *skb, __u32 todo,
 {
 	skb->cb[0] = todo;
 	skb->cb[1] = index;
-	bpf_tail_call(skb, &ws_programs, WS_PROGRAM_MPLS);
+	bpf_tail_call(skb, &ws_programs,
+		      todo == LABELS_LEAVE || todo == LABELS_CUT ?
+			      WS_PROGRAM_MPLS_OUT :
+			      WS_PROGRAM_MPLS);
 }
 
 /* Hands a packet over by a tail call. Returns the verdict if that fails. */

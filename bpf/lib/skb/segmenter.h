@@ -52,20 +52,44 @@ static __always_inline int segment_back(struct __sk_buff *skb,
 	return segment(skb, eth, n->cut_back_ifindex, n->cut_back_dmac);
 }
 
-/* From an ingress with the edge program; the frames come back on another one.
- * The segmenter's own ingress sends nothing back: its frames would loop.
- */
-static __always_inline int segment_enter(struct __sk_buff *skb)
+/* Has the packet come out of a segmenter before edges? */
+static __always_inline bool port_is_segmenter(const struct __sk_buff *skb)
 {
 	__u32 ifindex = skb->ifindex;
 	const struct ws_port *port = bpf_map_lookup_elem(&ws_ports, &ifindex);
+
+	return port && port->cutter;
+}
+
+/* To an ingress with the edge program. What comes from there already is refused: its
+ * frames would go round. can: else it is refused, as where there is no segmenter.
+ */
+static __always_inline int segment_once(struct __sk_buff *skb, bool can)
+{
 	const struct ws_node *n = node_find();
 	struct cursor c = ctx_cursor(skb);
 	struct eth_hdr *eth = cursor_take(&c, struct eth_hdr);
 
 	if (!n || !eth)
 		return ws_refuse(skb, REASON(BOUNDS_BUG), 0);
-	if (port && port->cutter)
+	if (port_is_segmenter(skb))
 		return ws_refuse(skb, REASON(LABEL_TRAIN), 0);
-	return segment(skb, eth, n->cut_enter_ifindex, n->cut_enter_dmac);
+	return segment(skb, eth, can ? n->cut_enter_ifindex : 0,
+		       n->cut_enter_dmac);
+}
+
+/* The same, where the frames are classified as those from outside are. */
+static __always_inline int segment_enter(struct __sk_buff *skb)
+{
+	skb->tc_index = 0;
+	return segment_once(skb, true);
+}
+
+/* The same, where the index of a headend goes along with the frames: they take it as they
+ * leave. What tc_index cannot say is not cut.
+ */
+static __always_inline int segment_leave(struct __sk_buff *skb, __u32 headend)
+{
+	skb->tc_index = headend + 1;
+	return segment_once(skb, headend < 0xffff);
 }

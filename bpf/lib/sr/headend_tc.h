@@ -71,9 +71,13 @@ static __always_inline int headend_in(struct __sk_buff *skb)
 	struct eth_hdr *eth = cursor_take(&c, struct eth_hdr);
 	__u32 mtu = 0;
 
+	/* It has come out of the segmenter, and so is in already. */
+	if (!OUTER_IS_IP && port_is_segmenter(skb))
+		return labels_program(skb, LABELS_AGAIN, 0);
 	/* The kernel would drop it without an error. */
 	if (!skb->gso_size && bpf_check_mtu(skb, 0, &mtu, 0, 0))
-		return ws_too_big(skb, mtu);
+		return OUTER_IS_IP ? ws_too_big(skb, mtu) :
+				     ws_refuse(skb, REASON(TOO_BIG), mtu);
 	if (!eth)
 		return ws_refuse(skb, REASON(BOUNDS_BUG), 0);
 	__builtin_memcpy(eth->dst, eth->src, sizeof(eth->dst));
@@ -97,10 +101,12 @@ static __always_inline int headend_tc(struct __sk_buff *skb, struct cursor c,
 
 	if (!h || !s)
 		return ws_refuse(skb, REASON(HEADEND_MISSING_BUG), 0);
-	/* No plan has a path over labels for packets at egress. */
 	if (!form_is_outer(h->form))
-		return OUTER_IS_IP && !leaves ?
-			       labels_program(skb, LABELS_ENTER, index) :
+		return OUTER_IS_IP ?
+			       labels_program(skb,
+					      leaves ? LABELS_LEAVE :
+						       LABELS_ENTER,
+					      index) :
 			       ws_refuse(skb, REASON(HEADEND_MISSING_BUG), 0);
 	pkt.binding = 0;
 	pkt.routed = leaves;
@@ -134,7 +140,7 @@ static __always_inline int headend_tc(struct __sk_buff *skb, struct cursor c,
 	}
 	/* The kernel segments no packet with labels. */
 	if (!OUTER_IS_IP && skb->gso_size)
-		return segment_enter(skb);
+		return leaves ? segment_leave(skb, index) : segment_enter(skb);
 	r = rnd_take(h, frames, &pkt.rnd);
 	if (r)
 		return ws_refuse(skb, r, 0);

@@ -20,6 +20,7 @@ const (
 	OriginateTC = originateTCProgWsOriginateTc
 	StreamTC    = streamTCProgWsStreamTc
 	MPLSTC      = mplsTCProgWsMplsTc
+	MPLSOutTC   = mplsOutTCProgWsMplsOutTc
 	MPLSCoreXDP = mplsCoreXDPProgWsMplsCoreXdp
 	MPLSEdgeXDP = mplsEdgeXDPProgWsMplsEdgeXdp
 	GatewayTC   = gatewayTCProgWsGatewayTc
@@ -50,6 +51,7 @@ var All = []Object{
 	{OriginateTC, loadOriginateTC, &_OriginateTCBytes},
 	{StreamTC, loadStreamTC, &_StreamTCBytes},
 	{MPLSTC, loadMplsTC, &_MplsTCBytes},
+	{MPLSOutTC, loadMplsOutTC, &_MplsOutTCBytes},
 	{MPLSCoreXDP, loadMplsCoreXDP, &_MplsCoreXDPBytes},
 	{MPLSEdgeXDP, loadMplsEdgeXDP, &_MplsEdgeXDPBytes},
 	{GatewayTC, loadGatewayTC, &_GatewayTCBytes},
