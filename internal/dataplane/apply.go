@@ -122,6 +122,16 @@ func (d *Dataplane) applyInPlace(n plan.Node, t *topology, left *leftOut) (probl
 	}
 	either.Own |= reduced.node.Own
 	either.Services |= reduced.node.Services
+	// And the super-packets of either find their segmenter.
+	if n := reduced.node; n.CutIfindex != 0 {
+		either.CutIfindex, either.CutDmac = n.CutIfindex, n.CutDmac
+	}
+	if n := reduced.node; n.CutBackIfindex != 0 {
+		either.CutBackIfindex, either.CutBackDmac = n.CutBackIfindex, n.CutBackDmac
+	}
+	if n := reduced.node; n.CutEnterIfindex != 0 {
+		either.CutEnterIfindex, either.CutEnterDmac = n.CutEnterIfindex, n.CutEnterDmac
+	}
 	u.add(func() error { return g.setNode(node) }, nil)
 	if either != node {
 		if err := g.setNode(either); err != nil {

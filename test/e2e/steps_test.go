@@ -5,15 +5,57 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/waystamp/waystamp/internal/manifest"
 	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/plan"
 )
+
+// stepChange is one change of the domain that a lab was built of.
+type stepChange struct {
+	name   string
+	change func(*model.Domain)
+}
 
 // A chain changes by the steps of waystamp plan --keep-epochs, several times, while
 // datagrams go both ways and TCP one: none is lost, and no packet is refused.
 func TestAChangeInStepsLosesNoDatagram(t *testing.T) {
 	t.Parallel()
-	w := build(t, paper)
+	changesInSteps(t, build(t, paper),
+		stepChange{"order of functions", func(d *model.Domain) { d.Chains[0].Functions = []string{"dpi", "fw"} }},
+		stepChange{"scheme", func(d *model.Domain) { d.Chains[0].Proof.Scheme = model.SchemeOPoT }},
+		stepChange{"encapsulation", func(d *model.Domain) { d.Chains[0].Encapsulation.SIDs = model.SIDsCompressed }},
+		stepChange{"a function less, and on another node", func(d *model.Domain) {
+			d.Functions = []model.Function{{Name: "dpi", Node: "r2"}}
+			d.Chains[0].Functions = []string{"dpi"}
+		}},
+		stepChange{"as at first", func(*model.Domain) {}})
+}
+
+// So does one that goes over labels, back, and over labels with another order.
+func TestAChangeToLabelsAndBackLosesNoDatagram(t *testing.T) {
+	t.Parallel()
+	w := build(t, paper, func(m *manifest.Manifest) {
+		m.Domain.MPLS = &model.MPLS{Services: 100000, MTU: 1700}
+		for i := range m.Domain.Nodes {
+			n := &m.Domain.Nodes[i]
+			n.MPLS = &model.NodeMPLS{Label: 16001 + uint32(i), Address: n.Address}
+		}
+	})
+	labels := func(d *model.Domain) { d.Chains[0].Encapsulation.Type = model.EncapsulationSRMPLS }
+	changesInSteps(t, w,
+		stepChange{"to labels", labels},
+		stepChange{"back to SRv6", func(*model.Domain) {}},
+		stepChange{"to labels, with another order and scheme", func(d *model.Domain) {
+			labels(d)
+			d.Chains[0].Functions, d.Chains[0].Proof.Scheme = []string{"dpi", "fw"}, model.SchemeOPoT
+		}},
+		stepChange{"as at first", func(*model.Domain) {}})
+}
+
+// changesInSteps carries changes out one after the other, each by its steps, under traffic, and holds
+// that nothing of it is lost or refused.
+func changesInSteps(t *testing.T, w *world, changes ...stepChange) {
+	t.Helper()
 	there, back := w.ticking("h1", "h2"), w.ticking("h2", "h1")
 	s := w.stream("h1", "h2")
 	flows := func() {
@@ -24,19 +66,7 @@ func TestAChangeInStepsLosesNoDatagram(t *testing.T) {
 	}
 	flows()
 	last := w.plan
-	for _, c := range []struct {
-		name   string
-		change func(*model.Domain)
-	}{
-		{"order of functions", func(d *model.Domain) { d.Chains[0].Functions = []string{"dpi", "fw"} }},
-		{"scheme", func(d *model.Domain) { d.Chains[0].Proof.Scheme = model.SchemeOPoT }},
-		{"encapsulation", func(d *model.Domain) { d.Chains[0].Encapsulation.SIDs = model.SIDsCompressed }},
-		{"a function less, and on another node", func(d *model.Domain) {
-			d.Functions = []model.Function{{Name: "dpi", Node: "r2"}}
-			d.Chains[0].Functions = []string{"dpi"}
-		}},
-		{"as at first", func(*model.Domain) {}},
-	} {
+	for _, c := range changes {
 		d := w.manifest.Domain
 		d.Chains, d.Functions = slices.Clone(d.Chains), slices.Clone(d.Functions)
 		c.change(&d)
