@@ -28,16 +28,17 @@ const (
 	// Bytes of the packet that an event carries.
 	EventData = 448
 
-	// In skb->tc_index: verified by this node as its chain's egress, so that it
-	// needs no header on its way out. No slot has this index.
+	// In skb->tc_index: this node has verified the packet as its chain's egress,
+	// so that it needs no header when it leaves. No slot has this index.
 	IndexProven = 65535
 
-	// In skb->tc_index: the first guard let it go without a proof, by an enum
-	// ws_guard, so that the second does not count it again. No slot has this index
-	// either.
+	// In skb->tc_index: the first guard has let the packet go without a proof
+	// (enum ws_guard), so the second guard does not count it again. No slot has
+	// this index.
 	IndexLetGo = 65534
 
-	// Events per reason, CPU and second; the rest is counted in the next one.
+	// Events per reason, CPU and second; further ones are counted in the next
+	// event.
 	EventsPerSecond = 64
 
 	// The proof TLV: type 252 is experimental and, with its first bit set, may
@@ -53,30 +54,30 @@ const (
 	RNDCounterMax  = 4398046511103
 	Guards         = 4
 
-	// ws_windows: slabs of WS_WINDOW_SLAB words each, which are numbered through.
-	// A window is a run of words, whichever slabs they are in: WS_WINDOW_MIN / 4
-	// to WS_WINDOW_MAX / 4 of them for each lane of the path; see
-	// lib/proof/replay.h. Before them are WS_WINDOW_HEAD words that say whose they
-	// are, which are user space's. All generations share the slabs, and programs
-	// of other versions too: what is in them must not change.
+	// ws_windows: slabs of WS_WINDOW_SLAB words each; the words are numbered
+	// across slabs. A window is a run of words, in one slab or in several:
+	// WS_WINDOW_MIN / 4 to WS_WINDOW_MAX / 4 of them for each lane of the path;
+	// see lib/proof/replay.h. The WS_WINDOW_HEAD words before it belong to user
+	// space, and name its owner. All generations share the slabs, also programs of
+	// other versions: the meaning of their contents must not change.
 	WindowSlab  = 131072
 	WindowSlabs = 2048
 	WindowHead  = 8
 	WindowMin   = 64
 	WindowMax   = 65536
 
-	// ws_numbers: slabs of WS_NUMBER_SLOTS slots each, which are numbered through.
-	// A path and epoch that this node is a headend of has a slot. In a slab are as
-	// many ws_number in a row as it has slots: first a row that says whose they
-	// are, which is user space's, and then one for each CPU. All generations share
-	// the slabs, and programs of other versions too: what is in them must not
-	// change.
+	// ws_numbers: slabs of WS_NUMBER_SLOTS slots each; the slots are numbered
+	// across slabs. Each path and epoch whose headend this node is has a slot. A
+	// slab consists of rows, each with a ws_number for every slot: the first row
+	// belongs to user space and names the owners, and then each CPU has one row.
+	// All generations share the slabs, also programs of other versions: the
+	// meaning of their contents must not change.
 	NumberSlots = 256
 	NumberSlabs = 512
 	MatchUses   = 3
 
-	// From here on one for each function that packets originate at, by
-	// ws_proxy.origin: what its chains take of them, as WS_MATCH_STEER.
+	// From here on one table for each function whose own packets take chains, by
+	// ws_proxy.origin: target as with WS_MATCH_STEER.
 	MatchOrigin = 3
 	OriginsMax  = 60
 	MatchTables = 63
@@ -85,8 +86,8 @@ const (
 	MatchWays = 3
 
 	// In ws_match_line.kind, beside an enum ws_match_action; 0: there is no entry.
-	// LOCAL: see ws_match. LONGER: there may be longer ones. RULE: it is a rule;
-	// what others say is of the longest rule that covers them.
+	// LOCAL: see ws_match. LONGER: longer prefixes may exist. RULE: the entry is a
+	// rule; other entries repeat the longest rule that covers them.
 	MatchKindAction = 3
 	MatchKindLocal  = 4
 	MatchKindUsed   = 8
@@ -94,28 +95,28 @@ const (
 	MatchKindRule   = 32
 	MatchHeadSteps  = 8
 
-	// Steps of a search at most, and lines that an entry may be in: its own by the
-	// hash, and the next ones.
+	// The highest number of steps of a search, and of lines that an entry may be
+	// in: the line of its hash, and the lines after it.
 	MatchDepth = 9
 	MatchRun   = 4
 
-	// Of the hash, odd numbers that nothing else is asked of.
+	// Multipliers of the hash: odd, otherwise arbitrary.
 	MatchHashHi  = 11400714819323198485
 	MatchHashLo  = 14029467366897019727
 	MatchHashMix = 15485907386658061715
 
-	// Classification by more than prefixes. The rules of a node are numbered from
-	// 0 in the order of their priorities. A set of them is a vector of words: rule
-	// i is bit i % 64 of word i / 64. For each condition a table says which rules
-	// a packet fits; those that are in all vectors fit the packet, and the first
-	// of them counts.
+	// Classification by rules with ports, protocol, DSCP and mark. A node's rules
+	// are numbered from 0 in the order of their priorities. A set of rules is a
+	// vector of words: rule i is bit i % 64 of word i / 64. Each condition has a
+	// table of vectors: the rules whose condition the packet meets. Rules in all
+	// vectors match; the first of them counts.
 	RulesMax  = 256
 	RuleWords = 4
 
-	// Ranges that WS_RULES_MAX of them cut all values into.
+	// Ranges of values that WS_RULES_MAX rules can distinguish.
 	RuleCuts = 513
 
-	// From here on one for each function, as WS_MATCH_ORIGIN.
+	// From here on one for each function, as with WS_MATCH_ORIGIN.
 	RuleOrigin = 4
 	RuleUses   = 64
 
@@ -129,23 +130,24 @@ const (
 	// of IEEE 802.1ad, not 802.1Q
 	VLANStacked = 8192
 
-	// Buckets of flows, for equal-cost routes. A power of two.
+	// Buckets of flows, for equal-cost routes: a power of two.
 	Flows = 16
 
-	// Headers of ws_slots that a CPU fills in turn for one function, so that they
-	// stay in its cache; all others wait for packets that stay in the function for
-	// longer.
+	// Entries of ws_slots that a CPU fills in turn for one function, so that they
+	// stay in its cache; other entries are for packets that stay longer in the
+	// function.
 	SlotsNear = 64
 
-	// ws_buckets: where in ws_cache the packets are that are recognised by
-	// content. One cache line; way w of bucket b is entry b * WS_WAYS + w there.
+	// ws_buckets: the positions in ws_cache of packets that are recognised by
+	// content. One cache line; way w of bucket b is entry b * WS_WAYS + w of
+	// ws_cache.
 	Ways = 7
 
-	// ws_programs: that for packets with options before their SRH, that for
-	// packets that a function has made, that for packets of functions on byte
-	// streams, that for packets with labels and of paths over labels, that for
-	// services, that which asks whether a function is done with a flow, and that
-	// for packets which take a path over labels as they leave.
+	// ws_programs: the programs for packets with options before their SRH, for
+	// packets that a function has made, for packets of functions on byte streams,
+	// for packets with labels and packets that take paths over labels, for
+	// services, for flows that may bypass their function, and for packets that
+	// take paths over labels at egress.
 	ProgramExt       = 0
 	ProgramOriginate = 1
 	ProgramStream    = 2
@@ -155,20 +157,21 @@ const (
 	ProgramMPLSOut   = 6
 	Programs         = 7
 
-	// ws_programs_xdp: those for packets with labels, and for packets that take a
-	// path over labels.
+	// ws_programs_xdp: the programs for packets with labels, and for packets that
+	// take a path over labels.
 	ProgramXDPCore = 0
 	ProgramXDPEdge = 1
 	ProgramsXDP    = 2
 
-	// Ethertype, of those for experiments (IEEE 802), of a SYN that waits at a
-	// function on byte streams: the kernel has no use for it there, and the
-	// worker's packet socket gets it. The worker sends it the same way when the
-	// function's TCP shall have it.
+	// Ethertype (for experiments, IEEE 802) of a SYN that is held at a function on
+	// byte streams: the kernel ignores it there, and the worker's packet socket
+	// receives it. The worker sends it with the same type when the function's TCP
+	// may receive it.
 	EthPHeld = 34997
 
-	// In ws_conn_key.proxy: a client's connection to the gateway. Without it: one
-	// that the gateway has opened, which may have the same addresses and ports.
+	// In ws_conn_key.proxy: a client's connection to the gateway. Without this
+	// bit: a connection that the gateway has opened, which may have the same
+	// addresses and ports.
 	ConnAccepted  = 2147483648
 	ConnClientFin = 1
 
@@ -176,7 +179,7 @@ const (
 	ConnServerFin = 2
 	ConnRst       = 4
 
-	// The function acknowledges what the server says; of a gateway's client: the
-	// gateway has sent payload.
+	// The function has acknowledged the server's packets; a client of a gateway:
+	// the gateway has sent payload.
 	ConnAnswered = 8
 )

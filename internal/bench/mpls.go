@@ -2,6 +2,7 @@ package bench
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/waystamp/waystamp/internal/model"
@@ -60,6 +61,7 @@ func MPLS(ctx context.Context, c Config) (_ Result, err error) {
 		fmt.Sprintf("One node under load on CPU %d, as in `hop`: generator, node and sink joined by veth pairs, ours on XDP with an XDP sink, on TC with a TC sink and GRO on at the node. The inner packet has %d bytes and the list %d segments where the name says nothing else; frames over labels are shorter, as labels are. Each is held against SRv6 at the same place, with the same scheme.", c.cpu(), mplsInner, hopSegments),
 		fmt.Sprintf("What a headend puts before a packet has to fit into the room of its buffer: %d segments of labels fit on veth, of SRv6 they do not and go by TC. Headends over labels have the interfaces that cut super-packets; frames do not pass them.", model.SegmentsMax),
 		"labels, drop, delay: the network of `proxy`, with a function behind interfaces that is recognised by content, and every packet there a frame; plain: routing through the function without labels. The number is how many visits the stack has labels for, function and egress among them: of 2 it has 6 labels, of 10 it has 22. Visits behind the function are stamps at r3, so that a longer stack is more work there, too. strip, return: what the kernel counts for the programs at r2, its clock included.",
+		"tcp: the network and load of `paper`, keyed proofs on TC, with the MSS that each header leaves of 1500 bytes. With offloads on, a super-packet stays whole over SRv6, and is cut before it gets labels.",
 	)
 	c.note = r.note
 	if r.Figures, err = c.labelledHops(ctx, &r); err != nil {
@@ -68,6 +70,13 @@ func MPLS(ctx context.Context, c Config) (_ Result, err error) {
 	c.separate = false
 	for _, s := range labelledProxies(c.Quick) {
 		figures, err := c.proxySection(ctx, s)
+		if err != nil {
+			return Result{}, err
+		}
+		r.Figures = append(r.Figures, figures...)
+	}
+	for _, offload := range []bool{false, true} {
+		figures, err := c.labelledTCP(ctx, offload)
 		if err != nil {
 			return Result{}, err
 		}
@@ -95,6 +104,30 @@ func (c Config) labelledHops(ctx context.Context, r *Result) ([]Figure, error) {
 		return nil, nil
 	}
 	return c.rounds(ctx, "mpls", subjects)
+}
+
+// labelledWays are the schemes of the paper's network that are compared.
+var labelledWays = []way{
+	{name: "srv6", network: netOurs, scheme: model.SchemeKeyed},
+	{name: "labels", network: netLabels, scheme: model.SchemeKeyed, labels: true},
+}
+
+// labelledTCP is TCP through the network of the paper on ordered proof of transit, over both.
+func (c Config) labelledTCP(ctx context.Context, offload bool) (_ []Figure, err error) {
+	p := &paperRun{Config: c, offload: offload, list: labelledWays, nets: map[string]*paperNet{}}
+	defer func() { err = errors.Join(err, p.close()) }()
+	var subjects []subject
+	for _, w := range p.list {
+		s := Series{Name: "mpls/tcp" + p.suffix() + "/" + w.name, Unit: "Mbit/s", Better: More}
+		if w.labels {
+			s.Baseline = subjects[0].Name
+		}
+		subjects = append(subjects, subject{Series: s, prepare: p.trial(ctx, w, 0, p.load)})
+	}
+	if p.skips(subjects) {
+		return nil, nil
+	}
+	return c.rounds(ctx, "mpls, TCP"+p.words(), subjects)
 }
 
 // labelledProxies are the experiments of the paper on the caching SFC proxy, over the stack of labels

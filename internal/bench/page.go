@@ -119,6 +119,12 @@ func goals() []goal {
 		{"headend + keyed over labels on TC: × SRv6", "mpls/headend-keyed-tc/labels", 1, byRatio, false, whyTags},
 		{"verify keyed over labels on XDP: × SRv6", "mpls/verify-keyed-xdp/labels", 1, byRatio, false, whyTail},
 		{"verify keyed over labels on TC: × SRv6", "mpls/verify-keyed-tc/labels", 0.75, byRatio, false, whyTags},
+		{"TCP over labels, offloads off: × SRv6", "mpls/tcp/offload-off/labels", 1, byRatio, false, whyTags},
+		{"TCP through a function, labels for 10 visits: × the rate with 2", "mpls/labels-10/content", 0.98, byRatio, false, whyList},
+		{"labels taken off for a function, 10 visits: × the time with 2", "mpls/labels-10/strip", 1.03, byTime("mpls/labels-2/strip"), true, ""},
+		{"labels given back behind it, 10 visits: × the time with 2", "mpls/labels-10/return", 1.03, byTime("mpls/labels-2/return"), true, ""},
+		{"packets of a function that find their labels, 1 % dropped: part", "mpls/drop/content", 1, found, false, ""},
+		{"the same, 5 ms in the function, 10 000 headers", "mpls/delay/content-10000", 1, found, false, ""},
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 	"github.com/waystamp/waystamp/internal/host"
 	"github.com/waystamp/waystamp/internal/lab"
 	"github.com/waystamp/waystamp/internal/model"
+	"github.com/waystamp/waystamp/internal/mpls"
 	"github.com/waystamp/waystamp/internal/srv6"
 )
 
@@ -39,6 +40,7 @@ const (
 	netOurs   = "waystamp"
 	netProxy  = "proxy" // the functions' nodes take headers off and put them back
 	netXDP    = "xdp"
+	netLabels = "labels" // one of bench mpls
 )
 
 // way is a scheme of the paper's Table III, or one of ours beside them: how
@@ -50,6 +52,7 @@ type way struct {
 	srv6    bool // false in netKernel: plain IPv6
 	reduced bool // the kernel's H.Encaps.Red: one container needs no SRH
 	csid    bool // compressed SIDs: five in one entry
+	labels  bool // a stack of labels, not SRv6
 	scheme  model.Scheme
 }
 
@@ -116,6 +119,8 @@ func (w way) mss() int { return paperMTU - 60 - w.outer() }
 
 func (w way) outer() int {
 	switch {
+	case w.labels:
+		return mpls.OuterLen(paperSegments)
 	case w.ours():
 		return srv6.OuterLen(w.entries())
 	case w.reduced:
@@ -200,7 +205,16 @@ func paperDomain(network string, list []way) (model.Domain, model.Lab) {
 		if w.csid {
 			chain.Encapsulation = model.Encapsulation{SIDs: model.SIDsCompressed, Reduced: true}
 		}
+		if w.labels {
+			chain.Encapsulation.Type = model.EncapsulationSRMPLS
+			d.MPLS = &model.MPLS{Services: serviceLabels, MTU: paperMTU}
+		}
 		d.Chains = append(d.Chains, chain)
+	}
+	for i := range d.Nodes {
+		if d.MPLS != nil {
+			d.Nodes[i].MPLS = &model.NodeMPLS{Label: nodeLabels + uint32(i), Address: d.Nodes[i].Address}
+		}
 	}
 	return d, l
 }

@@ -36,12 +36,12 @@ func TestSchemesHaveThePapersMSS(t *testing.T) {
 // Headers of packets are as long as the segment sizes leave room for.
 func TestSchemesAreDomainsAndHaveTheirBaselines(t *testing.T) {
 	for _, offload := range []bool{true, false} {
-		list := ways(offload)
+		list := append(ways(offload), labelledWays[1])
 		names := map[string]way{}
 		for _, w := range list {
 			names[w.name] = w
 		}
-		for _, network := range []string{netOurs, netProxy, netXDP} {
+		for _, network := range []string{netOurs, netProxy, netXDP, netLabels} {
 			var in []way
 			for _, w := range list {
 				if b := names[w.baseline()]; w.network == network {
