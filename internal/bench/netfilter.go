@@ -61,6 +61,9 @@ type filtering struct {
 
 func (f filtering) group() string {
 	g := fmt.Sprintf("%s-%d", f.param, f.value)
+	if f.param == latency {
+		g = latencyMedian
+	}
 	if f.ipv4 {
 		g += "-ipv4"
 	}
@@ -143,10 +146,6 @@ func (f filtering) ruleset() string {
 
 func (f filtering) prepare(c Config, result *Result) (_ *trial, err error) {
 	h := f.hop()
-	w, err := newWorld(f.spec())
-	if err != nil {
-		return nil, err
-	}
 	r, err := newRig(c.cpu())
 	if err != nil {
 		return nil, err
@@ -163,17 +162,8 @@ func (f filtering) prepare(c Config, result *Result) (_ *trial, err error) {
 	if err := r.listen(sink); err != nil {
 		return nil, err
 	}
-	if h.by != byXDP {
-		if err := r.node.SetOffload(devIn, host.GRO, true); err != nil {
-			return nil, err
-		}
-	}
-	frame, head, err := h.frame(w, 0, r.mac)
+	w, frame, head, err := f.build(r)
 	if err != nil {
-		return nil, err
-	}
-	inner := frame[srv6.EthernetLen+w.outerLen():]
-	if err := f.setUp(r, w, inner); err != nil {
 		return nil, err
 	}
 	fields, err := h.fields(w, r.mac, frame, head)
@@ -183,21 +173,51 @@ func (f filtering) prepare(c Config, result *Result) (_ *trial, err error) {
 	if err := r.generate(frame, head, fields...); err != nil {
 		return nil, err
 	}
-	return &trial{measure: func(ctx context.Context) (float64, error) {
-		before, err := bypassed(r)
-		if err != nil {
-			return 0, err
-		}
-		each, err := h.measure(ctx, c, r, result)
-		if err != nil || !f.by.bypasses() {
-			return each, err
-		}
-		after, err := bypassed(r)
-		if past, through := after.Bypassed-before.Bypassed, after.RxSuccess-before.RxSuccess; err == nil && past < 10*through {
-			err = fmt.Errorf("%d packets went past the function, and %d through it", past, through)
-		}
+	return &trial{measure: func(ctx context.Context) (each float64, err error) {
+		err = f.goesPast(r, func() error {
+			each, err = h.measure(ctx, c, r, result)
+			return err
+		})
 		return each, err
 	}, close: r.close}, nil
+}
+
+// build sets the node up. It returns what comes to it, and how much of that may be changed
+// there. Whoever listens behind the node is there already.
+func (f filtering) build(r *rig) (w world, frame []byte, head int, err error) {
+	h := f.hop()
+	if w, err = newWorld(f.spec()); err != nil {
+		return w, nil, 0, err
+	}
+	if h.by != byXDP {
+		if err := r.node.SetOffload(devIn, host.GRO, true); err != nil {
+			return w, nil, 0, err
+		}
+	}
+	if frame, head, err = h.frame(w, 0, r.mac); err != nil {
+		return w, nil, 0, err
+	}
+	inner := frame
+	if h.task != taskForward {
+		inner = inner[w.outerLen():]
+	}
+	return w, frame, head, f.setUp(r, w, inner[srv6.EthernetLen:])
+}
+
+// goesPast runs load, and holds that a function with a bypass has seen next to none of it.
+func (f filtering) goesPast(r *rig, load func() error) error {
+	before, err := bypassed(r)
+	if err != nil {
+		return err
+	}
+	if err := load(); err != nil || !f.by.bypasses() {
+		return err
+	}
+	after, err := bypassed(r)
+	if past, through := after.Bypassed-before.Bypassed, after.RxSuccess-before.RxSuccess; err == nil && past < 10*through {
+		err = fmt.Errorf("%d packets went past the function, and %d through it", past, through)
+	}
+	return err
 }
 
 // bypassed is what the one function of the node has counted.
@@ -291,6 +311,8 @@ func filterSetup(c Config) []string {
 	return []string{
 		fmt.Sprintf("Netfilter as a function: one node on CPU %d, generator and sink as in `hop`, GRO on at the node, which counts at a TC sink. Packets come with two segments. ip: plain forwarding through the same rules, without an outer header; end: the kernel's End, which netfilter does not see; static: the kernel's End.DT6 (inner IPv4: End.DX4) takes the outer header off, the packet meets the rules, H.Encaps at the route to its destination puts another one on; own and node: ours, which put the packet's own header back and stamp, in a namespace of the function's own and in the node's; bypass and bypass-xdp: ours, with connection tracking and rules that are done with the flow (bypass: established), on TC and on XDP, which has the cheaper sink.", c.cpu()),
 		"size-N: inner packets of N bytes, without hooks. rules-N: N rules in the chain at forward, which all match and decide nothing, with chains at prerouting and postrouting. unused-N: N chains that nothing refers to. tracked-1: connection tracking. arguments-N: N chains, each with an argument of its own, and a verdict by a map from marks; ours alone, since the kernel's static way knows no argument.",
+		fmt.Sprintf("latency: one packet of 256 bytes each %s, from the call that sends it until a program at the sink has it; a thread at the generator sends it before all other tasks of CPU %d, where the kernel takes it all the way. Of each run the median, the mean and the 99th percentile; boxes show all packets.", latencyEvery, c.cpu()),
+		"tcp-on, tcp-off: one TCP stream of iperf3, a second per run, in the network of `proxy` with the firewall at r2, which tracks connections; TSO, GSO and GRO on or off at all links. plain: rules of r2 itself, reached by plain routing, beside which is node. routed: the same rules in a namespace behind two links, reached by plain routing, beside which are own and bypass. Bit rates count TCP payload at the receiver.",
 	}
 }
 
@@ -372,6 +394,17 @@ func Netfilter(ctx context.Context, c Config) (Result, error) {
 		}
 		r.Figures = append(append(r.Figures, figures...), more...)
 	}
+	for _, part := range []func(context.Context) ([]Figure, error){
+		c.filterLatency,
+		func(ctx context.Context) ([]Figure, error) { return c.filterTCPs(ctx, true) },
+		func(ctx context.Context) ([]Figure, error) { return c.filterTCPs(ctx, false) },
+	} {
+		figures, err := part(ctx)
+		if err != nil {
+			return Result{}, err
+		}
+		r.Figures = append(r.Figures, figures...)
+	}
 	if len(r.Figures) == 0 {
 		return Result{}, &NoCaseError{c.Only}
 	}
@@ -388,12 +421,12 @@ func toEnd(of []Figure) ([]Figure, error) {
 			continue
 		}
 		base := strings.Replace(end.Name, "nf/", "nf-to-end/", 1)
-		series = append(series, Series{Name: base, Unit: end.Unit, Better: end.Better, Samples: end.Samples})
+		series = append(series, Series{Name: base, Unit: end.Unit, Better: end.Better, Params: end.Params, Samples: end.Samples})
 		for _, f := range of {
 			by, ok := strings.CutPrefix(f.Name, group+"/")
 			if ok && filterBy(by).ours() {
 				series = append(series, Series{
-					Name: strings.Replace(f.Name, "nf/", "nf-to-end/", 1), Unit: f.Unit, Better: f.Better, Baseline: base, Samples: f.Samples,
+					Name: strings.Replace(f.Name, "nf/", "nf-to-end/", 1), Unit: f.Unit, Better: f.Better, Params: f.Params, Baseline: base, Samples: f.Samples,
 				})
 			}
 		}

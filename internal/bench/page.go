@@ -59,6 +59,8 @@ const (
 	whyStreams = "A part ends and another begins at the function's node, which verifies and stamps each segment once more than a node that forwards, on the CPU that also moves the bytes."
 	whyTail    = "On XDP, packets with labels come to their programs by a tail call, and find the end of a stack, which has no length, by reading it."
 	whyTags    = "No helper of the kernel says that a packet has labels, or has none any more: two VLAN tags are pushed and popped for it."
+	whyNode    = "Strip, the header kept, the stamp and the way back are on top of what netfilter and forwarding take, where the kernel's static way makes its header from a route."
+	whyOwn     = "The way into the namespace and back is two veth pairs, one of them with its queue, and packets enter the namespace one by one where the static way forwards lists that GRO made."
 	whyProxy   = "Taking the header off and putting it back is a table entry written, found and removed per packet, which plain routing does not have."
 )
 
@@ -100,6 +102,22 @@ func goals() []goal {
 		{"the same, 1 % dropped", "proxy/drop/unaware", 1, found, false, ""},
 		{"the same, 5 ms in the function, 10 000 headers", "proxy/delay/unaware-10000", 1, found, false, ""},
 		{"TCP through a function, 16 segments: × the rate with 2", "proxy/segments/16", 0.97, byRatio, false, whyList},
+		{"netfilter, flow past the rules, XDP: × the kernel's static way", "nf/size-126/bypass-xdp", 3, byRatio, false, ""},
+		{"the same: × the kernel's End", "nf-to-end/size-126/bypass-xdp", 2.5, byRatio, false, ""},
+		{"netfilter, flow past the rules, TC: × the kernel's static way", "nf/size-126/bypass", 1.6, byRatio, false, ""},
+		{"the same: × the kernel's End", "nf-to-end/size-126/bypass", 1.3, byRatio, false, ""},
+		{"netfilter of the node: × the kernel's static way", "nf/size-126/node", 1.1, byRatio, false, whyNode},
+		{"the same: × the kernel's End", "nf-to-end/size-126/node", 0.95, byRatio, false, whyNode},
+		{"netfilter of a namespace: × the kernel's static way", "nf/size-126/own", 0.95, byRatio, false, whyOwn},
+		{"netfilter of the node, one packet: × as quick as the static way", "nf/latency-median/node", 1, byRatio, false, whyNode},
+		{"netfilter of a namespace, one packet: × as quick as the static way", "nf/latency-median/own", 1, byRatio, false, whyOwn},
+		{"netfilter, flow past the rules, one packet: × as quick as the kernel's End", "nf-to-end/latency-median/bypass", 1, byRatio, false, ""},
+		{"netfilter of the node, 128 rules: × what they add to plain forwarding", "nf/rules-128/node", 1.1, added("nf/rules-%d/node", "nf/rules-%d/ip", 1, 128), true, ""},
+		{"netfilter of a namespace, 128 rules: × what they add to plain forwarding", "nf/rules-128/own", 1.1, added("nf/rules-%d/own", "nf/rules-%d/ip", 1, 128), true, ""},
+		{"netfilter, 1024 arguments: × the time of one", "nf/arguments-1024/own", 1.1, byTime("nf/arguments-1/own"), true, whyTables},
+		{"TCP through netfilter of the node, offloads on: × the same rules by plain routing", "nf/tcp-on/node", 0.97, byRatio, false, whyHosts},
+		{"TCP through netfilter of a namespace, offloads on: × the same rules by plain routing", "nf/tcp-on/own", 0.97, byRatio, false, whyHosts},
+		{"TCP past netfilter, offloads on: × the same rules by plain routing", "nf/tcp-on/bypass", 0.97, byRatio, false, whyHosts},
 		{"TCP through a function on byte streams, one transfer: × plain routing", "streams/one/identity", 1, byRatio, false, whyStreams},
 		{"the same, a connection for each 100 KB", "streams/size-100KB/identity", 1, byRatio, false, whyStreams},
 		{"the same, a connection for each 10 MB", "streams/size-10MB/identity", 1, byRatio, false, whyStreams},
@@ -125,6 +143,22 @@ func goals() []goal {
 		{"labels given back behind it, 10 visits: × the time with 2", "mpls/labels-10/return", 1.03, byTime("mpls/labels-2/return"), true, ""},
 		{"packets of a function that find their labels, 1 % dropped: part", "mpls/drop/content", 1, found, false, ""},
 		{"the same, 5 ms in the function, 10 000 headers", "mpls/delay/content-10000", 1, found, false, ""},
+	}
+}
+
+// added is what the step from few to many adds to a figure, as a multiple of what it adds to
+// another. Both are formats of names.
+func added(of, other string, few, many int) value {
+	return func(_ Figure, all map[string]Figure) (float64, bool) {
+		var x [4]float64
+		for i, name := range []string{fmt.Sprintf(of, many), fmt.Sprintf(of, few), fmt.Sprintf(other, many), fmt.Sprintf(other, few)} {
+			f, ok := all[name]
+			if !ok {
+				return 0, false
+			}
+			x[i] = f.Median
+		}
+		return (x[0] - x[1]) / (x[2] - x[3]), x[2] > x[3]
 	}
 }
 

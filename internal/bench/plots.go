@@ -75,8 +75,13 @@ func lines(figures []Figure) (by map[string][]line, rest []Figure) {
 					return p, s
 				}
 			}
-			if before, after, ok := strings.Cut(f.Name, fmt.Sprintf("/%s-%.0f/", p, x)); ok {
-				return p, before + "/" + after
+			// Or in the middle: nf/size-126/own.
+			before, after, ok := strings.Cut(f.Name, fmt.Sprintf("/%s-%.0f", p, x))
+			if by, ipv4 := strings.CutPrefix(after, "-ipv4"); ipv4 {
+				after = by + "-ipv4"
+			}
+			if ok && strings.HasPrefix(after, "/") {
+				return p, before + after
 			}
 		}
 		return "", ""
@@ -291,7 +296,7 @@ func rows(title string, figures []Figure) (p *plot.Plot, at func(i int) float64)
 // colourOf tells the kernel's figures from ours.
 func colourOf(f Figure) color.Color {
 	_, name, by := splitName(f.Name)
-	kernel := name == "ipv6" || strings.HasPrefix(name, "srv6") || strings.HasPrefix(by, "kernel") || by == "plain" || by == "static"
+	kernel := name == "ipv6" || strings.HasPrefix(name, "srv6") || strings.HasPrefix(by, "kernel") || by == "plain" || by == "static" || by == "ip" || by == "end" || by == "routed"
 	if kernel || f.Baseline == "" {
 		return colourBaseline
 	}

@@ -176,7 +176,7 @@ func CheckOnUnknown(u OnUnknown, namespace string) error {
 	case namespace == "":
 		return errors.New("is of functions of kind netfilter; expect drop or plain")
 	case namespace == NamespaceNode:
-		return errors.New("cannot go with namespace node, where packets that lost their header cannot be told from those that netfilter made; give the function a namespace (own), or expect drop or plain")
+		return errors.New("cannot go with namespace node, where netfilter answers also packets that are of no chain; give the function a namespace (own), or expect drop or plain")
 	}
 	return nil
 }

@@ -241,6 +241,48 @@ func NewSink(ifindex int, h Hook) (*Tap, error) {
 	})
 }
 
+// arrival is what a sink of NewArrivals keeps.
+type arrival struct {
+	Packets uint64
+	Ns      uint64 // when the last came, by CLOCK_MONOTONIC
+}
+
+// NewArrivals attaches a program at TC that notes when the last packet came, and drops it.
+// Packets must come one at a time.
+func NewArrivals(ifindex int) (*Tap, error) {
+	m, err := ebpf.NewMap(&ebpf.MapSpec{Name: "arrival", Type: ebpf.Array, KeySize: 4, ValueSize: 16, MaxEntries: 1})
+	if err != nil {
+		return nil, fmt.Errorf("make the sink's counter: %w", err)
+	}
+	t := &Tap{seen: m}
+	return t, t.attach(ifindex, TC, asm.Instructions{
+		asm.FnKtimeGetNs.Call(),
+		asm.Mov.Reg(asm.R6, asm.R0),
+		asm.StoreImm(asm.RFP, -4, 0, asm.Word),
+		asm.LoadMapPtr(asm.R1, m.FD()),
+		asm.Mov.Reg(asm.R2, asm.RFP),
+		asm.Add.Imm(asm.R2, -4),
+		asm.FnMapLookupElem.Call(),
+		asm.JEq.Imm(asm.R0, 0, "end"),
+		asm.StoreMem(asm.R0, 8, asm.R6, asm.DWord),
+		asm.LoadMem(asm.R1, asm.R0, 0, asm.DWord),
+		asm.Add.Imm(asm.R1, 1),
+		asm.StoreMem(asm.R0, 0, asm.R1, asm.DWord),
+		asm.Mov.Imm(asm.R0, tcShot).WithSymbol("end"),
+		asm.Return(),
+	})
+}
+
+// Arrived is what a sink of NewArrivals has counted, and when the last packet came by
+// CLOCK_MONOTONIC, in nanoseconds.
+func (t *Tap) Arrived() (packets, ns uint64, err error) {
+	var a arrival
+	if err := t.seen.Lookup(uint32(0), &a); err != nil {
+		return 0, 0, fmt.Errorf("read the sink's counter: %w", err)
+	}
+	return a.Packets, a.Ns, nil
+}
+
 // NewRedirect attaches an XDP program that sends every packet out of another
 // device, as it is.
 func NewRedirect(from, to int) (*Tap, error) {
