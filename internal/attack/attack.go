@@ -45,7 +45,7 @@ const (
 
 // The ports that are listened at behind the egress. Chain c takes what goes to
 // rulePort, chain d what goes to filterPort, chains e and f what goes to labelPort,
-// chains g and h connections to streamPort.
+// chains g and h connections to streamPort. Chain i takes what goes to h4.
 const (
 	servicePort = 4242
 	otherPort   = 4243
@@ -259,7 +259,7 @@ func open(ctx context.Context, c Config) (_ *stage, err error) {
 	for _, n := range s.plan.Nodes {
 		s.wait.Go(func() { s.follow(watching, n.Name) })
 	}
-	for _, h := range []string{"h2", "h3"} {
+	for _, h := range []string{"h2", "h3", "h4"} {
 		for _, port := range []uint16{servicePort, otherPort, rulePort, filterPort, labelPort} {
 			if err := s.serve(h, port); err != nil {
 				return nil, err

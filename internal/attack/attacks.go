@@ -236,6 +236,19 @@ func attacks() []attack {
 				return whole(p), err
 			}),
 			always(refused("r2", "outside-sid", "a packet from outside is addressed to the SID block"))},
+		{Attack{"function-made", "a packet of chain d is sent from the namespace of its function, and was at no headend", inside},
+			fromFunction(func(_ context.Context, m *mounting) ([]lab.Sent, error) { return asIs(m.ofFunction()), nil }),
+			always(delivered())},
+		{Attack{"function-as-whole", "the complete proof of such a packet is put where a packet of chain d has that of the whole chain", onLink},
+			madeAsWhole,
+			proof("this packet carries the stamps of chain $-d from nf on, while its proof names chain $-d")},
+		{Attack{"function-as-chain", "the complete proof of such a packet is put around a packet of chain b", onLink},
+			madeAroundOther,
+			but(model.SchemeKeyedFlow, refused("r6", "proof", nothingFits),
+				always(refused("r6", "wrong-chain", "but chain $-b takes it")))},
+		{Attack{"node-plain", "a packet that chain i requires comes without any outer header to r3, whose own netfilter is a function of the chain", onLink},
+			toNodesOwn,
+			always(refused("r3", "not-cached", withoutHeader))},
 		labelled("labels-skip-hop", "a packet with labels is sent past r2", "r1", func(_ *mounting, p mpls.Packet) []lab.Sent {
 			stack, ok := mpls.Advance(p.Stack)
 			if !ok {
@@ -938,6 +951,82 @@ func forgedIndex(_ context.Context, m *mounting) ([]lab.Sent, error) {
 	}
 	m.after = func() error { return errors.Join(net.UnsetIndex(netfilter.InsideOut), net.Close(), ns.Close()) }
 	return asIs(udp(m.host(), m.service("h2", filterPort), []byte(m.tag))), nil
+}
+
+// ofFunction is a datagram of chain d with the attack's tag.
+func (m *mounting) ofFunction() []byte {
+	return udp(m.host(), m.service("h2", filterPort), []byte(m.tag))
+}
+
+// captureMade has chain d's function make a datagram, and takes the packet on its last link. It does
+// not arrive.
+func (m *mounting) captureMade(ctx context.Context) (srv6.Packet, error) {
+	return m.take(ctx, m.tag, func() error {
+		return fromFunction(func(_ context.Context, m *mounting) ([]lab.Sent, error) { return asIs(m.ofFunction()), nil })(ctx, m)
+	})
+}
+
+// take takes the packet with a tag from its last link while do runs, and behind it.
+func (m *mounting) take(ctx context.Context, tag string, do func() error) (srv6.Packet, error) {
+	took := make(chan srv6.Packet, 1)
+	m.alter(tag, map[string]func(srv6.Packet, []byte) []lab.Sent{"r3": func(p srv6.Packet, _ []byte) []lab.Sent {
+		select {
+		case took <- p:
+		default:
+		}
+		return nil
+	}})
+	defer m.router.Set(nil)
+	if err := do(); err != nil {
+		return srv6.Packet{}, err
+	}
+	select {
+	case p := <-took:
+		return p, nil
+	case <-time.After(verdictTime):
+		return srv6.Packet{}, errors.New("no packet of chain d came to its last link")
+	case <-ctx.Done():
+		return srv6.Packet{}, context.Cause(ctx)
+	}
+}
+
+// madeAsWhole exchanges the values of a proof of chain d for those that the path from the
+// function on has given to a packet of its own.
+func madeAsWhole(ctx context.Context, m *mounting) error {
+	held, err := m.take(ctx, "<held back "+m.tag[1:], func() error { return m.send("<held back "+m.tag[1:], m.service("h2", filterPort)) })
+	if err != nil {
+		return err
+	}
+	made, err := m.captureMade(ctx)
+	if err != nil {
+		return err
+	}
+	values, _ := made.Proof()
+	held.Payload = made.Payload
+	return m.inject(whole(held.WithProof(func(v *srv6.Proof) { v.RND, v.CML = values.RND, values.CML })))
+}
+
+func madeAroundOther(ctx context.Context, m *mounting) error {
+	p, err := m.captureMade(ctx)
+	if err != nil {
+		return err
+	}
+	p.Payload = udp(m.host(), m.service("h3", servicePort), []byte(m.tag))
+	return m.inject(whole(p))
+}
+
+// toNodesOwn sends a plain packet of chain i to r3 when one with its header has passed.
+func toNodesOwn(ctx context.Context, m *mounting) error {
+	m.count++
+	passes := fmt.Sprintf("<passes %d of %s", m.count, m.tag[1:])
+	to := m.service("h4", servicePort)
+	if err := m.send(passes, to); err != nil {
+		return err
+	}
+	if end, err := m.await(ctx, passes, 1); err != nil || end.host == "" {
+		return errors.Join(err, errors.New("a packet of chain i was not delivered"))
+	}
+	return m.inject([]lab.Sent{{Packet: udp(m.host(), to, []byte(m.tag)), To: "r3"}})
 }
 
 // rotate gives a path a new epoch with fresh secrets, as compiling the plans
