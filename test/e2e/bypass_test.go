@@ -7,11 +7,13 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/waystamp/waystamp/internal/host"
+	"github.com/waystamp/waystamp/internal/lab"
 	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/plan"
 )
@@ -95,8 +97,7 @@ func (w *world) echoes(port uint16) *echo {
 // asks sends a datagram and waits for the answer.
 func (e *echo) asks() {
 	e.w.t.Helper()
-	_, err := e.conn.Write([]byte("anybody there?"))
-	must(e.w.t, err)
+	must(e.w.t, e.send())
 	must(e.w.t, e.conn.SetReadDeadline(time.Now().Add(settleTime)))
 	if _, err := e.conn.Read(make([]byte, 100)); err != nil {
 		e.w.t.Fatalf("no answer: %v", err)
@@ -170,4 +171,68 @@ func TestFlowsGoPastAFirewallThatHasAcceptedThem(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Connection tracking is that of the namespace that the rules are in, whose it ever is; and of a
+// packet that goes past the rules the stamp is bound to its flow, where the chain asks for that.
+func TestFlowsGoPastAFirewallWhereverItsRulesAre(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		namespace string
+		scheme    model.Scheme
+	}{{model.NamespaceOwn, model.SchemeKeyedFlow}, {model.NamespaceNode, model.SchemeKeyed}, {"named", model.SchemeKeyedFlow}} {
+		t.Run(c.namespace+" "+c.scheme.String(), func(t *testing.T) {
+			prefix := newPrefix()
+			name := c.namespace
+			theirs := &filterWorld{world: &world{t: t}, there: &there{name: "there-" + prefix}}
+			if c.namespace == "named" {
+				name = theirs.there.name
+				theirs.makeThere()
+				t.Cleanup(func() { must(t, theirs.theirs.Delete()) })
+			}
+			text := strings.Replace(bypassing, "bypass: established", "namespace: "+name+"\n    bypass: established", 1)
+			w := buildFrom(t, parse(t, text, proven(c.scheme)), func(l *lab.Config) { l.Prefix = prefix })
+			if c.namespace == "named" {
+				n, err := host.Open(theirs.theirs)
+				must(t, err)
+				t.Cleanup(func() { must(t, n.Close()) })
+				must(t, n.ReplaceRoute(host.Route{Destination: netip.MustParsePrefix("::/0"), Via: netip.MustParseAddr("fe80::1"), Device: "wso-fw"}))
+			}
+			e := w.echoes(4000)
+			there, back := w.counting(w.path("web", model.Forward)), w.counting(w.path("web", model.Reverse))
+			asked := uint64(0)
+			eventually(t, func() error {
+				for range 10 {
+					e.asks()
+				}
+				asked += 10
+				f, err := w.function("r2", "fw")
+				if err == nil && f.Bypassed < 100 {
+					err = fmt.Errorf("%d packets went past fw, %d through it", f.Bypassed, f.RxSuccess)
+				}
+				return err
+			})
+			f, err := w.function("r2", "fw")
+			must(t, err)
+			if f.Bypassed+f.RxSuccess != 2*asked || f.RxSuccess != f.TxSuccess {
+				t.Errorf("%d asked and answered; %d went past fw, %d to it and %d came back", asked, f.Bypassed, f.RxSuccess, f.TxSuccess)
+			}
+			// Egresses have verified each of them.
+			if a, b := there().frames(), back().frames(); a != asked || b != asked {
+				t.Errorf("%d asked; the chain has counted %d and %d", asked, a, b)
+			}
+			// A flow that the rules do not let in never gets there.
+			closed := w.echoes(4002)
+			must(t, errors.Join(closed.send(), closed.send()))
+			w.echoes(4001).asks()
+			if n := closed.heard.Load(); n != 0 {
+				t.Errorf("%d datagrams have come through rules that forbid them", n)
+			}
+		})
+	}
+}
+
+func (e *echo) send() error {
+	_, err := e.conn.Write([]byte("anybody there?"))
+	return err
 }
