@@ -138,7 +138,7 @@ with the --controller that is printed on standard error.`,
 			}
 			n := countMembers(l)
 			fmt.Fprintf(cmd.ErrOrStderr(), "lab %s is up: %d nodes, %d routers, %d hosts, %d functions; state in %s\n",
-				l.Prefix(), n[lab.RoleNode], n[lab.RoleRouter], n[lab.RoleHost], n[lab.RoleFunction], l.Dir())
+				l.Prefix(), n[lab.RoleNode], n[lab.RoleRouter], n[lab.RoleHost], len(m.Domain.Functions), l.Dir())
 			if governed {
 				fmt.Fprintf(cmd.ErrOrStderr(), "its controller: export WAYSTAMP_CONTROLLER=%s\n", l.ControllerAddress())
 			}

@@ -73,7 +73,7 @@ func TestLabFromUpToDown(t *testing.T) {
 			t.Fatal(err)
 		}
 		prefix := strings.TrimSpace(stdout)
-		if want := "lab " + prefix + " is up: 4 nodes, 2 routers, 2 hosts, 0 functions; state in " + filepath.Join(dir, prefix) + "\n"; stderr != want {
+		if want := "lab " + prefix + " is up: 4 nodes, 2 routers, 2 hosts, 2 functions; state in " + filepath.Join(dir, prefix) + "\n"; stderr != want {
 			t.Errorf("narration: got %q, want %q", stderr, want)
 		}
 		return prefix
