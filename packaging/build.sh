@@ -71,6 +71,7 @@ mkdir -p "$out"
 root=$work/waystamp
 install -D -m 0755 "$bin/waystamp" "$root/usr/bin/waystamp"
 install -D -m 0644 packaging/waystamp-agent@.service "$root/usr/lib/systemd/system/waystamp-agent@.service"
+install -D -m 0644 packaging/waystamp-controller.service "$root/usr/lib/systemd/system/waystamp-controller.service"
 install -D -m 0644 packaging/grafana.json "$root/usr/share/waystamp/grafana.json"
 install -D -m 0644 packaging/unprivileged.conf "$root/usr/share/waystamp/unprivileged.conf"
 install -D -m 0644 packaging/waystamp.sysusers "$root/usr/lib/sysusers.d/waystamp.conf"
@@ -90,6 +91,15 @@ rm -rf "$doc/docs/performance" "$doc/docs/next.md"
 mkdir "$doc/examples"
 install -m 0644 examples/*.yaml "$doc/examples"
 install -D -m 0644 tools/wireshark/waystamp.lua "$root/usr/share/waystamp/waystamp.lua"
+install -D -m 0755 tools/wireshark/waystamp-extcap "$root/usr/share/waystamp/waystamp-extcap"
+# Where Debian's Wireshark looks for programs to capture with.
+case $arch in
+amd64) triplet=x86_64-linux-gnu ;;
+arm64) triplet=aarch64-linux-gnu ;;
+*) fail "the folder of Wireshark's programs is not known for $arch" ;;
+esac
+mkdir -p "$root/usr/lib/$triplet/wireshark/extcap"
+ln -s /usr/share/waystamp/waystamp-extcap "$root/usr/lib/$triplet/wireshark/extcap/waystamp"
 control waystamp "$root" "Recommends: nftables" "Suggests: waystamp-lab, wireshark" <<'DESCRIPTION'
 service function chaining that proves itself
  Steers packets through an ordered list of network functions by SRv6. Each hop

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/coreos/go-systemd/v22/daemon"
 	"github.com/spf13/cobra"
 
 	"github.com/waystamp/waystamp/internal/command"
@@ -127,6 +128,9 @@ key, back up and restore into an empty one. Calls are logged on standard error (
 			}
 			if _, err := fmt.Fprintln(cmd.OutOrStdout(), `{"ready":true}`); err != nil {
 				return fmt.Errorf("say that the controller is ready: %w", err)
+			}
+			if _, err := daemon.SdNotify(false, daemon.SdNotifyReady); err != nil {
+				log.Warn("systemd does not hear that the controller is ready", "err", err)
 			}
 			return c.Run(cmd.Context(), listeners...)
 		},

@@ -42,6 +42,7 @@ func newRoot(in surroundings) *cobra.Command {
 		newStatusCommand(in),
 		newGetCommand(in),
 		newWatchCommand(in),
+		newExtcapCommand(in),
 		NewExplainCommand(),
 		NewRoutingCommand(),
 		NewPotCommand(dataplane.NewEngine),

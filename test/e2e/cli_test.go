@@ -22,6 +22,7 @@ import (
 	"github.com/waystamp/waystamp/internal/agent"
 	"github.com/waystamp/waystamp/internal/explain"
 	"github.com/waystamp/waystamp/internal/host"
+	"github.com/waystamp/waystamp/internal/lab"
 	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/srv6"
 )
@@ -419,12 +420,49 @@ func TestALabByCommands(t *testing.T) {
 		t.Errorf("explained: %+v", x)
 	}
 
+	sharkCaptures(t, runDir, prefix, "refused: outside-sid", sentence)
+
 	started := time.Now()
 	done(in("down")...)
 	t.Logf("down in %s", time.Since(started).Round(time.Millisecond))
 	leavesNothing(t, runDir, prefix)
 	if r := run(t, in("down")...); r.code != 1 || !strings.Contains(r.stderr, "there is no lab") {
 		t.Errorf("down again: %s", r)
+	}
+}
+
+// sharkCaptures has tshark list a lab as an interface, and capture the first packet that was refused there,
+// whose comment says all that is wanted. tshark of Debian 12 knows one extcap folder, of the
+// system: a mount namespace has ours in its place.
+func sharkCaptures(t *testing.T, runDir, prefix string, comment ...string) {
+	t.Helper()
+	folder := t.TempDir()
+	script, err := filepath.Abs("../../tools/wireshark/waystamp-extcap")
+	must(t, err)
+	must(t, os.Symlink(script, filepath.Join(folder, "waystamp")))
+	shark := func(args ...string) string {
+		t.Helper()
+		const mount = `set -e; extcap=$(tshark -G folders | sed -n 's/^Extcap path:[[:space:]]*//p')
+mount --bind "$1" "$extcap"; mount -t tmpfs none /run; mkdir -p "$3"; mount --bind "$2" "$3"; shift 3; exec tshark "$@"`
+		cmd := exec.CommandContext(soon(t), "unshare", append([]string{"-m", "sh", "-c", mount, "sh", folder, runDir, lab.DefaultRunDir}, args...)...)
+		cmd.Env = append(os.Environ(), "WAYSTAMP="+program, "LC_ALL=C.UTF-8", "HOME="+folder)
+		var said bytes.Buffer
+		cmd.Stderr = &said
+		out, err := cmd.Output()
+		if err != nil {
+			t.Fatalf("tshark %q: %v\n%s", args, err, said.String())
+		}
+		return string(out)
+	}
+	name := "waystamp-lab-" + prefix
+	if out := shark("-D"); !strings.Contains(out, name+" (Refused packets of waystamp lab "+prefix+")") {
+		t.Errorf("tshark has no %s among\n%s", name, out)
+	}
+	out := shark("-i", name, "-c", "1", "-T", "fields", "-e", "ipv6.dst", "-e", "frame.comment")
+	for _, want := range append(comment, "fc00:0:0:200::") {
+		if !strings.Contains(out, want) {
+			t.Errorf("tshark captured %q, want %q", out, want)
+		}
 	}
 }
 

@@ -10,7 +10,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
-	"slices"
 	"strings"
 	"testing"
 )
@@ -88,27 +87,42 @@ func TestWhatThePackagesSayOfThemselves(t *testing.T) {
 			t.Errorf("%s is no manual page:\n%s", gz, text)
 		}
 	}
-	// What the unit calls is a command with these flags.
-	unit, err := os.ReadFile(filepath.Join(root, "usr/lib/systemd/system/waystamp-agent@.service"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for line := range strings.Lines(string(unit)) {
-		call, ok := strings.CutPrefix(strings.TrimSpace(line), "ExecStart=")
-		if !ok {
-			continue
+	// What the units call are commands with these flags.
+	missing := filepath.Join(root, "no-such-file")
+	for unit, c := range map[string]struct{ from, to, says string }{
+		"waystamp-agent@.service":     {"/etc/waystamp/r1.json", missing, missing},
+		"waystamp-controller.service": {"/run/waystamp/controller/controller.sock", "no-path", "--listen"},
+	} {
+		b, err := os.ReadFile(filepath.Join(root, "usr/lib/systemd/system", unit))
+		if err != nil {
+			t.Fatal(err)
 		}
-		words := strings.Fields(strings.ReplaceAll(call, "%i", "r1"))
-		if words[0] != "/usr/bin/waystamp" {
-			t.Errorf("the unit calls %s", words[0])
+		var call string
+		variables := map[string]string{}
+		for line := range strings.Lines(strings.ReplaceAll(string(b), "%i", "r1")) {
+			line = strings.TrimSpace(line)
+			if v, ok := strings.CutPrefix(line, "ExecStart="); ok {
+				call = v
+			}
+			if v, ok := strings.CutPrefix(line, `Environment="WAYSTAMP_SOURCE=`); ok {
+				variables["WAYSTAMP_SOURCE"], _, _ = strings.Cut(v, `"`)
+			}
+		}
+		call = os.Expand(call, func(name string) string { return variables[name] })
+		words := strings.Fields(strings.NewReplacer(c.from, c.to, "/var/lib/waystamp/controller", filepath.Join(root, "data")).Replace(call))
+		if len(words) == 0 || words[0] != "/usr/bin/waystamp" {
+			t.Fatalf("%s calls %q", unit, words)
 		}
 		words[0] = filepath.Join(root, words[0])
-		missing := filepath.Join(root, "no-plan.json")
-		words[slices.Index(words, "--plan")+1] = missing
 		out, err := run(t, words[0], words[1:]...)
-		if err == nil || !strings.Contains(out, missing) {
-			t.Errorf("the unit's command without a plan: %v\n%s", err, out)
+		if err == nil || !strings.Contains(out, c.says) {
+			t.Errorf("%s with %s: %v\n%s", unit, c.to, err, out)
 		}
+	}
+	if target, err := os.Readlink(filepath.Join(root, "usr/lib/x86_64-linux-gnu/wireshark/extcap/waystamp")); err != nil {
+		t.Error(err)
+	} else if _, err := os.Stat(filepath.Join(root, target)); err != nil {
+		t.Error(err)
 	}
 }
 
@@ -215,6 +229,25 @@ func TestSystemdAcceptsTheUnit(t *testing.T) {
 		t.Errorf("systemd-analyze verify: %v\n%s", err, out)
 	}
 	if out, err := run(t, "systemd-analyze", "security", "--offline=yes", "--threshold=56", "--no-pager", unit); err != nil {
+		t.Errorf("systemd-analyze security: %v\n%s", err, out)
+	}
+
+	// The controller's has no capability at all.
+	controls := filepath.Join(root, "waystamp-controller.service")
+	c, err := os.ReadFile("../../packaging/waystamp-controller.service")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c = bytes.ReplaceAll(c, []byte("/usr/bin/waystamp"), []byte(self))
+	c = bytes.ReplaceAll(c, []byte("man:waystamp-controller(1) "), nil)
+	c = bytes.ReplaceAll(c, []byte("=waystamp-controller\n"), []byte("=daemon\n")) // a user that is here
+	if err := os.WriteFile(controls, c, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := run(t, "systemd-analyze", "verify", controls); err != nil || strings.TrimSpace(out) != "" {
+		t.Errorf("systemd-analyze verify: %v\n%s", err, out)
+	}
+	if out, err := run(t, "systemd-analyze", "security", "--offline=yes", "--threshold=20", "--no-pager", controls); err != nil {
 		t.Errorf("systemd-analyze security: %v\n%s", err, out)
 	}
 
