@@ -62,6 +62,8 @@ const (
 	whyNode    = "Strip, the header kept, the stamp and the way back are on top of what netfilter and forwarding take, where the kernel's static way makes its header from a route."
 	whyOwn     = "The way into the namespace and back is two veth pairs, one of them with its queue, and packets enter the namespace one by one where the static way forwards lists that GRO made."
 	whyProxy   = "Taking the header off and putting it back is a table entry written, found and removed per packet, which plain routing does not have."
+	whySealed  = "Client, gateway, functions, origin and all nodes share the machine's CPUs: what one more stage takes, all others lack. A function opens and seals record by record with crypto/tls, a system call each, and looks for its signature in between."
+	whyShaking = "Both ends of a part shake hands anew with each connection, by X25519MLKEM768 and certificates on both sides: there are no tickets between ends."
 )
 
 func goals() []goal {
@@ -129,6 +131,14 @@ func goals() []goal {
 		{"a function that changes each byte: × one that copies it", "streams/work-1/xor", 0.8, byRatio, false, ""},
 		{"memory of the worker for an idle connection, in bytes", "streams/idle/identity", 1024, itself, true, ""},
 		{"SYN to SYN-ACK where the client waits for the server: µs more than plain routing", "streams/connect/identity", 200, moreThan("streams/connect/router", 1), true, ""},
+		{"download through a function that reads what is sealed: × through one that sees headers", "zt/throughput/intrusive-1", 0.72, byRatio, false, whySealed},
+		{"the same, six functions", "zt/throughput/intrusive-6", 0.35, byRatio, false, whySealed},
+		{"the same, one function, links at the paper's 2.15 Gbit/s", "zt/paper-rate/intrusive-1", 0.95, byRatio, false, whySealed},
+		{"the same, six functions, links at the paper's 1.55 Gbit/s", "zt/paper-rate/intrusive-6", 0.75, byRatio, false, whySealed},
+		{"page of nine files through a function that reads what is sealed: × the time through one that sees headers", "zt/page/intrusive-1", 1.3, byTime("zt/page/forward-1"), true, whySealed},
+		{"the same, six functions", "zt/page/intrusive-6", 2, byTime("zt/page/forward-6"), true, whySealed},
+		{"CPU time of a function that reads what is sealed: × the gateway's", "zt/cpu/function-to-gateway/intrusive-1", 1, byTime("zt/cpu/gateway/intrusive-1"), true, whySealed},
+		{"CPU time of a new connection at a function that reads what is sealed, µs", "zt/connection/intrusive-1", 600, itself, true, whyShaking},
 		{"End + keyed over labels on XDP: × the packet rate over SRv6", "mpls/end-keyed-xdp/labels", 1, byRatio, false, whyTail},
 		{"the same, opot", "mpls/end-opot-xdp/labels", 1, byRatio, false, whyTail},
 		{"End + keyed over labels on TC: × the packet rate over SRv6", "mpls/end-keyed-tc/labels", 1, byRatio, false, ""},

@@ -29,6 +29,7 @@ type axis struct {
 var axes = map[string]axis{
 	"chains":    {"chains", true},
 	"cores":     {"CPUs", false},
+	"functions": {"functions", false},
 	"labels":    {"visits that the stack has labels for", false},
 	"gbit":      {"link speed, Gbit/s", false},
 	"rules":     {"rules", true},
@@ -70,7 +71,11 @@ func lines(figures []Figure) (by map[string][]line, rest []Figure) {
 			if !ok {
 				continue
 			}
-			for _, end := range []string{fmt.Sprintf("/%s-%.0f", p, x), fmt.Sprintf("/%.0f-%s", x, p)} {
+			ends := []string{fmt.Sprintf("/%s-%.0f", p, x), fmt.Sprintf("/%.0f-%s", x, p)}
+			if p == "functions" {
+				ends = append(ends, fmt.Sprintf("-%.0f", x))
+			}
+			for _, end := range ends {
 				if s, ok := strings.CutSuffix(f.Name, end); ok {
 					return p, s
 				}

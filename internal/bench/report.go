@@ -137,7 +137,7 @@ var commands = map[string]string{
 	"tcp": "paper --only tcp/", "tcp-to-ipv6": "paper --only tcp/", "rtt": "paper --only rtt/", "rtt-dense": "paper --only rtt-dense/",
 	"path": "paper --only path/", "path-to-ipv6": "paper --only path/",
 	"bit-rate": "paper --only bit-rate/", "packet-rate": "paper --only bit-rate/", "rho": "paper --only bit-rate/",
-	"proxy": "proxy", "streams": "streams", "streams-to-haproxy": "streams --only streams/short", "mpls": "mpls", "nf": "nf", "nf-to-end": "nf",
+	"proxy": "proxy", "streams": "streams", "streams-to-haproxy": "streams --only streams/short", "mpls": "mpls", "zt": "zerotrust", "nf": "nf", "nf-to-end": "nf",
 }
 
 // boxTable is the spread of single values.

@@ -53,6 +53,10 @@ func benchParts() []benchPart {
 			"Moves bytes through a function of kind stream, whose node has one CPU: one download, eight at\nonce, and connections for 1 KB, 100 KB and 10 MB, as ratios to plain routing, to a chain without\nsuch a function, to a program with io.Copy in the function's place, and to HAProxy there, if it is\ninstalled; the same on links that delay and lose; functions that change bytes; the time from SYN to\nSYN-ACK, with connect: first and early; and the memory that an idle connection takes.",
 			bench.Streams, 9, 6, time.Second, 300 * time.Millisecond,
 		}, {
+			"zerotrust", "Sealed chains whose functions read payload",
+			"Repeats the experiments of the paper on secure service function chaining in zero trust: throughput of\na download over 1 to 6 functions that read what is sealed, beside functions that see headers alone,\nunlimited and at the paper's own rates, and the time in which a page of nine files is there; CPU time\nof each process, and memory for each connection.",
+			bench.ZeroTrust, 7, 3, 2 * time.Second, time.Second,
+		}, {
 			"mpls", "Labels beside SRv6, and TCP through a function by the number of labels",
 			"Sends packets through one node as fast as a CPU goes, with a stack of labels and with an SRv6\nheader around the same packet: End, headend and verdict, on XDP and on TC. Then repeats the\nexperiments of the paper on the caching SFC proxy over labels: TCP through a function by the\nnumber of labels, with packets dropped and delayed, and caches of different sizes. Needs\niperf3 and nft.",
 			bench.MPLS, 9, 6, 150 * time.Millisecond, 100 * time.Millisecond,
@@ -227,7 +231,7 @@ func newBenchAllCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "all",
 		Short: "All experiments, one after the other",
-		Long: `Run stamp, hop, paper, proxy, nf, streams, mpls, scale and control, and join their results. The result of each
+		Long: `Run stamp, hop, paper, proxy, nf, streams, zerotrust, mpls, scale and control, and join their results. The result of each
 part is written to --out before the next part begins, and shown also if the rest
 is interrupted. Takes some 35 minutes; --quick is shorter, with fewer cases and
 rounds.`,

@@ -1,0 +1,59 @@
+package bench
+
+import (
+	"testing"
+
+	"github.com/waystamp/waystamp/internal/manifest"
+)
+
+func TestSealedCasesAreDomainsAndHaveTheirBaselines(t *testing.T) {
+	for _, quick := range []bool{true, false} {
+		var figures []Figure
+		for _, cases := range sealedCases(quick) {
+			names := map[string]bool{}
+			subjects := sealedSubjects(cases)
+			for _, s := range subjects {
+				if names[s.Name] {
+					t.Errorf("%s is measured twice", s.Name)
+				}
+				names[s.Name] = true
+				figures = append(figures, Figure{Name: s.Name, Unit: s.Unit, Params: s.Params})
+			}
+			for _, s := range subjects {
+				if s.Baseline != "" && !names[s.Baseline] || (s.Baseline == "") != (s.way == sealedForward || s.Unit == "µs") {
+					t.Errorf("%s is held against %q", s.Name, s.Baseline)
+				}
+			}
+			for _, c := range cases {
+				m, err := manifest.Parse(c.name(), []byte(c.domain()))
+				if err != nil {
+					t.Errorf("%s: %v", c.name(), err)
+					continue
+				}
+				if ch := m.Domain.Chains[0]; len(ch.Functions) != c.functions || !ch.Seal {
+					t.Errorf("%s has chain %+v", c.name(), ch)
+				}
+				for _, f := range m.Domain.Functions {
+					if f.Intrusive != (c.way != sealedForward) {
+						t.Errorf("%s has function %+v", c.name(), f)
+					}
+				}
+			}
+		}
+		// Fig. 4 of the paper: throughput by the number of functions, a line for each way.
+		by, _ := lines(figures)
+		drawn := map[string]int{}
+		for _, l := range by["functions"] {
+			drawn[l.name] = len(l.figures)
+		}
+		want := 6
+		if quick {
+			want = 2
+		}
+		for _, way := range []sealedWay{sealedForward, sealedIntrusive} {
+			if got := drawn["zt/throughput/"+string(way)]; got != want {
+				t.Errorf("the line of %s has %d points; want %d", way, got, want)
+			}
+		}
+	}
+}
