@@ -11,6 +11,64 @@
 #include "lib/sr/enter_tc.h"
 #include "lib/stream/conn_tc.h"
 
+/* An ICMP error that tells a client that its server cannot be reached, in the server's name:
+ * what the function hears of its own SYN it passes on. Nothing else but TCP goes out. Returns a
+ * reason_t; *key: of the connection. It is never NULL; the verifier wants it asked.
+ */
+__noinline int ws_stream_error(struct __sk_buff *skb, struct ws_conn_key *key)
+{
+	__be64 from[2] = {};
+	__be32 from4;
+	int what;
+
+	if (!key)
+		return REASON(STREAM_NOT_TCP);
+	what = ws_error_read(skb, key);
+	if (skb->protocol == bpf_htons(ETH_P_IP)) {
+		if (what >> 8 != ICMP4_UNREACHABLE ||
+		    what == ERROR_OF(ICMP4_UNREACHABLE,
+				     ICMP4_FRAGMENTATION_NEEDED) ||
+		    bpf_skb_load_bytes(skb,
+				       sizeof(struct eth_hdr) +
+					       offsetof(struct ip4_hdr, src),
+				       &from4, sizeof(from4)))
+			return REASON(STREAM_NOT_TCP);
+		from[1] = ip4_mapped(from4);
+	} else if (what >> 8 != ICMP6_UNREACHABLE ||
+		   bpf_skb_load_bytes(skb,
+				      sizeof(struct eth_hdr) +
+					      offsetof(struct ip6_hdr, src),
+				      from, sizeof(from))) {
+		return REASON(STREAM_NOT_TCP);
+	}
+	return from[0] == key->server[0] && from[1] == key->server[1] ?
+		       WS_REASON_NONE :
+		       REASON(STREAM_UNKNOWN);
+}
+
+/* The path back to the client of an error's connection, into *path. Returns a reason_t. */
+static __always_inline reason_t stream_error_path(struct __sk_buff *skb,
+						  struct ws_conn_key *key,
+						  __be32 *path)
+{
+	reason_t r = ws_stream_error(skb, key);
+	const struct ws_stream *t;
+	struct ws_conn *c;
+	bool is_new;
+
+	if (r)
+		return r;
+	c = conn_find(key, &is_new);
+	if (!c)
+		return REASON(STREAM_UNKNOWN);
+	*path = c->part;
+	t = bpf_map_lookup_elem(&ws_streams, path);
+	if (!t)
+		return REASON(STREAM_UNKNOWN);
+	*path = t->back;
+	return WS_REASON_NONE;
+}
+
 /* The headend of the path that the packet's connection takes, into
  * skb->cb[0]. A function of its own, to bound the stack. Returns a reason_t.
  */
@@ -30,8 +88,14 @@ __noinline int ws_stream_path(struct __sk_buff *skb)
 	if (!p)
 		return REASON(PROXY_MISSING_BUG);
 	s.key.proxy = port->proxy;
-	if (!segment_read(skb, &s))
-		return REASON(STREAM_NOT_TCP);
+	if (!segment_read(skb, &s)) {
+		if (p->stream == WS_BYTES_GATEWAY)
+			return REASON(STREAM_NOT_TCP);
+		r = stream_error_path(skb, &s.key, &path);
+		if (r)
+			return r;
+		goto found;
+	}
 	c = conn_find(&s.key, &is_new);
 	if (!c) {
 		/* A gateway's clients are not behind a path. */
@@ -69,6 +133,7 @@ __noinline int ws_stream_path(struct __sk_buff *skb)
 	if (!t)
 		return REASON(STREAM_UNKNOWN);
 	path = onward ? t->onward : t->back;
+found:
 	index = bpf_map_lookup_elem(&ws_paths, &path);
 	if (!index)
 		return REASON(HEADEND_MISSING_BUG);

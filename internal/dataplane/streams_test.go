@@ -144,6 +144,15 @@ func (s *streamBed) wantIn(frame, inner []byte) {
 	}
 }
 
+// wantInAsIs holds that a packet gets to the function's kernel, without its outer header.
+func (s *streamBed) wantInAsIs(frame, inner []byte) {
+	s.Helper()
+	verdict, out, err := s.run(object.CoreTC, "in", frame, 0)
+	if err != nil || verdict != verdictRedirect || !slices.Equal(out[srv6.EthernetLen:], inner) {
+		s.Errorf("verdict %d, %v, refusals %v, %x; want it at the function", int32(verdict), err, s.refusals(), out)
+	}
+}
+
 // held is a frame with a SYN as the worker sends it once TCP shall have it.
 func held(inner []byte) []byte {
 	b := ether(inner)
@@ -389,6 +398,85 @@ func TestAStreamFunctionWithoutAWorkerGetsNothing(t *testing.T) {
 	}
 	s.wantNotIn(abi.ReasonStreamDown, s.proven(in, open))
 	s.wantOut(s.path("web", "reverse, from zip on"), segmentOf(server, client, rst)) // that it is gone may be said
+}
+
+// The interface of a function ends with its agent, and with it the worker.
+func TestAStreamFunctionWhoseInterfaceIsGoneGetsNothing(t *testing.T) {
+	s := newStreamBed(t)
+	client, server := netip.MustParseAddrPort("[fd00:7::2]:40000"), netip.MustParseAddrPort("[2001:db8:8::2]:80")
+	in, open := s.path("web", "forward, up to zip"), segmentOf(client, server, syn)
+	s.wantIn(s.proven(in, open), open)
+	s.must(s.net.DeleteLink("wss-zip"))
+	s.wantNotIn(abi.ReasonStreamDown, s.proven(in, open))
+	s.wantNotIn(abi.ReasonStreamDown, s.proven(in, segmentOf(client, server, ack)))
+}
+
+// errorAbout is an ICMP error from an address about a packet, to that packet's sender.
+func errorAbout(from netip.Addr, kind, code byte, about []byte) []byte {
+	head := []byte{kind, code, 0, 0, 0, 0, 5, 0xdc}
+	if from.Is4() {
+		sender, _ := netip.AddrFromSlice(about[12:16])
+		return sentBy4(from.String(), sender.String(), 1, 0, append(head, about...)...)
+	}
+	sender, _ := netip.AddrFromSlice(about[8:24])
+	return sentBy(from.String(), sender.String(), 58, append(head, about...)...)
+}
+
+// Errors about segments of a connection get to the function from both sides, and none about others. Of
+// its own it may send that the server cannot be reached, to the client and in the server's name.
+func TestErrorsAboutConnectionsPassAStreamFunction(t *testing.T) {
+	for _, c := range []struct {
+		chain, client, server, other             string
+		unreachable, prohibited, sized, redirect byte
+		tooBig                                   byte // code of sized
+	}{
+		{"web", "[fd00:7::2]:40000", "[2001:db8:8::2]:80", "[2001:db8:8::3]:80", 1, 1, 2, 137, 0},
+		{"legacy", "192.0.2.2:40000", "198.51.100.2:80", "198.51.100.3:80", 3, 13, 3, 5, 4},
+	} {
+		t.Run(c.chain, func(t *testing.T) {
+			s := newStreamBed(t)
+			client, server, other := netip.MustParseAddrPort(c.client), netip.MustParseAddrPort(c.server), netip.MustParseAddrPort(c.other)
+			in, answers, back := s.path(c.chain, "forward, up to zip"), s.path(c.chain, "reverse, up to zip"), s.path(c.chain, "reverse, from zip on")
+			open, answer := segmentOf(client, server, syn), segmentOf(server, client, syn|ack)
+			unreachable := errorAbout(server.Addr(), c.unreachable, c.prohibited, open)
+
+			s.wantNotIn(abi.ReasonStreamUnknown, s.proven(answers, unreachable))
+			s.wantNotOut(abi.ReasonStreamUnknown, unreachable)
+			s.wantIn(s.proven(in, open), open)
+			// A router of the server's network says so, and that what was sent is too long.
+			router := errorAbout(other.Addr(), c.unreachable, c.prohibited, open)
+			s.wantInAsIs(s.proven(answers, router), router)
+			long := errorAbout(other.Addr(), c.sized, c.tooBig, open)
+			s.wantInAsIs(s.proven(answers, long), long)
+			// The client's side is told of what went there.
+			there := errorAbout(client.Addr(), c.sized, c.tooBig, answer)
+			s.wantInAsIs(s.proven(in, there), there)
+
+			s.wantNotIn(abi.ReasonStreamUnknown, s.proven(answers, errorAbout(other.Addr(), c.unreachable, 0, segmentOf(client, other, syn))))
+			s.wantNotIn(abi.ReasonStreamUnknown, s.proven(in, errorAbout(client.Addr(), c.unreachable, 0, segmentOf(other, client, ack))))
+			s.wantNotIn(abi.ReasonStreamNotTcp, s.proven(answers, errorAbout(other.Addr(), c.redirect, 0, open)))
+			s.wantNotIn(abi.ReasonStreamNotTcp, s.proven(answers, errorAbout(server.Addr(), c.unreachable, 0, open[:len(open)-18]))) // no ports
+
+			s.wantOut(back, unreachable)
+			s.wantNotOut(abi.ReasonStreamUnknown, router) // in nobody else's name
+			s.wantNotOut(abi.ReasonStreamNotTcp, errorAbout(server.Addr(), c.redirect, 0, open))
+			if c.chain == "web" {
+				s.wantNotOut(abi.ReasonStreamNotTcp, errorAbout(server.Addr(), c.sized, c.tooBig, open))
+			} else {
+				s.wantNotOut(abi.ReasonStreamNotTcp, errorAbout(server.Addr(), c.unreachable, c.tooBig, open))
+			}
+			s.wantNotOut(abi.ReasonStreamUnknown, errorAbout(server.Addr(), c.unreachable, c.prohibited, segmentOf(client, netip.AddrPortFrom(server.Addr(), 81), syn)))
+			s.wantNotOut(abi.ReasonStreamUnknown, errorAbout(client.Addr(), c.unreachable, c.prohibited, answer)) // not to the server
+
+			conns := map[abi.ConnKey]abi.Conn{}
+			s.must(readMap(s.d.gen, tables.MapConnsNew, conns))
+			for k, have := range conns {
+				have.Part = abi.BE32(back.Path)
+				s.must(s.d.gen.maps[tables.MapConnsNew].Put(k, have))
+			}
+			s.wantNotIn(abi.ReasonWrongChain, s.proven(answers, router))
+		})
+	}
 }
 
 func TestAFullTableOfConnectionsRefusesMore(t *testing.T) {

@@ -16,8 +16,8 @@ import (
 // A client is answered when its server has answered: the node's program gives a SYN to the
 // worker, in a frame that TCP does not know, and the worker sends the frame back once TCP
 // shall have it. The worker's connection to the server begins meanwhile. A server that
-// refuses is answered for with RST; of one that is silent or cannot be reached the client
-// hears nothing.
+// refuses is answered for with RST, and one that ICMP says cannot be reached with ICMP; of one
+// that is silent the client hears nothing.
 
 const (
 	heldMax   = 64 << 10 // bytes of a frame
@@ -146,23 +146,23 @@ func (s segment) opens() bool { return s.tcp[tcpFlags]&(tcpSYN|tcpACK|tcpRST|tcp
 // machine none has been computed yet.
 func (s segment) check() {
 	binary.BigEndian.PutUint16(s.tcp[tcpChecksum:], 0)
-	var sum uint64
-	add := func(b []byte) {
-		for ; len(b) >= 2; b = b[2:] {
-			sum += uint64(binary.BigEndian.Uint16(b))
-		}
-		if len(b) == 1 {
-			sum += uint64(b[0]) << 8
-		}
+	addresses := s.ip[ip4Source:ip4Len]
+	if s.ip[0]>>4 == 6 {
+		addresses = s.ip[ip6Source:ip6Len]
 	}
-	if len(s.ip) == ip6Len && s.ip[0]>>4 == 6 {
-		add(s.ip[ip6Source:ip6Len])
-	} else {
-		add(s.ip[ip4Source:ip4Len])
+	sum := uint64(len(s.tcp)) + unix.IPPROTO_TCP
+	binary.BigEndian.PutUint16(s.tcp[tcpChecksum:], fold(sum+words(addresses)+words(s.tcp)))
+}
+
+// words is the sum of the 16-bit words of b, the last one with a zero if it has a byte alone.
+func words(b []byte) (sum uint64) {
+	for ; len(b) >= 2; b = b[2:] {
+		sum += uint64(binary.BigEndian.Uint16(b))
 	}
-	sum += uint64(len(s.tcp)) + unix.IPPROTO_TCP
-	add(s.tcp)
-	binary.BigEndian.PutUint16(s.tcp[tcpChecksum:], fold(sum))
+	if len(b) == 1 {
+		sum += uint64(b[0]) << 8
+	}
+	return sum
 }
 
 // fold is the Internet checksum (RFC 1071) of a sum of words.
@@ -182,29 +182,23 @@ func (s segment) refusal(h Hold) []byte {
 		head = ip6Len
 	}
 	b := make([]byte, etherLen+head+tcpLen)
-	copy(b, h.Node[:])
-	copy(b[6:], h.Worker[:])
 	ip := b[etherLen:]
 	if six {
-		binary.BigEndian.PutUint16(b[etherType:], unix.ETH_P_IPV6)
+		h.address(b, unix.ETH_P_IPV6)
 		ip[0] = 6 << 4
 		binary.BigEndian.PutUint16(ip[4:], tcpLen)
 		ip[6], ip[7] = unix.IPPROTO_TCP, 64
 		copy(ip[ip6Source:], s.ip[ip6Destination:ip6Len])
 		copy(ip[ip6Destination:], s.ip[ip6Source:ip6Destination])
 	} else {
-		binary.BigEndian.PutUint16(b[etherType:], unix.ETH_P_IP)
+		h.address(b, unix.ETH_P_IP)
 		ip[0] = 4<<4 | ip4Len/4
 		binary.BigEndian.PutUint16(ip[2:], ip4Len+tcpLen)
 		ip[6] = 0x40 // do not fragment
 		ip[8], ip[9] = 64, unix.IPPROTO_TCP
 		copy(ip[ip4Source:], s.ip[ip4Destination:ip4Len])
 		copy(ip[ip4Destination:], s.ip[ip4Source:ip4Destination])
-		var sum uint64
-		for i := 0; i < ip4Len; i += 2 {
-			sum += uint64(binary.BigEndian.Uint16(ip[i:]))
-		}
-		binary.BigEndian.PutUint16(ip[10:], fold(sum))
+		binary.BigEndian.PutUint16(ip[10:], fold(words(ip[:ip4Len])))
 	}
 	tcp := ip[head:]
 	copy(tcp, s.tcp[2:4])
@@ -214,6 +208,60 @@ func (s segment) refusal(h Hold) []byte {
 	tcp[12], tcp[tcpFlags] = tcpLen/4<<4, tcpRST|tcpACK
 	segment{ip: ip[:head], tcp: tcp}.check()
 	return b
+}
+
+// unreachable is the frame with the ICMP error about a SYN, from its destination: what the kernel
+// made of an error about the connection to the server. nil: it was no such error.
+func (s segment) unreachable(h Hold, why error) []byte {
+	codes := map[error]struct{ six, four byte }{ // RFC 4443 section 3.1, RFC 792
+		unix.ENETUNREACH:  {0, 0}, // no route
+		unix.EHOSTUNREACH: {3, 1}, // no way to the address
+		unix.EACCES:       {1, 13},
+	}
+	code, ok := codes[why]
+	if !ok {
+		return nil
+	}
+	const icmpLen = 8
+	quote := append(append([]byte(nil), s.ip...), s.tcp...)
+	if s.ip[0]>>4 == 6 {
+		quote = quote[:min(len(quote), 1280-ip6Len-icmpLen)] // RFC 4443 section 2.4 (c)
+		b := make([]byte, etherLen+ip6Len+icmpLen+len(quote))
+		h.address(b, unix.ETH_P_IPV6)
+		ip, icmp := b[etherLen:], b[etherLen+ip6Len:]
+		ip[0] = 6 << 4
+		binary.BigEndian.PutUint16(ip[4:], uint16(len(icmp)))
+		ip[6], ip[7] = unix.IPPROTO_ICMPV6, 64
+		copy(ip[ip6Source:], s.ip[ip6Destination:ip6Len])
+		copy(ip[ip6Destination:], s.ip[ip6Source:ip6Destination])
+		icmp[0], icmp[1] = 1, code.six
+		copy(icmp[icmpLen:], quote)
+		sum := uint64(len(icmp)) + unix.IPPROTO_ICMPV6
+		binary.BigEndian.PutUint16(icmp[2:], fold(sum+words(ip[ip6Source:ip6Len])+words(icmp)))
+		return b
+	}
+	quote = quote[:min(len(quote), 576-ip4Len-icmpLen)] // RFC 1812 section 4.3.2.3
+	b := make([]byte, etherLen+ip4Len+icmpLen+len(quote))
+	h.address(b, unix.ETH_P_IP)
+	ip, icmp := b[etherLen:etherLen+ip4Len], b[etherLen+ip4Len:]
+	ip[0] = 4<<4 | ip4Len/4
+	binary.BigEndian.PutUint16(ip[2:], uint16(ip4Len+len(icmp)))
+	ip[6] = 0x40 // do not fragment
+	ip[8], ip[9] = 64, unix.IPPROTO_ICMP
+	copy(ip[ip4Source:], s.ip[ip4Destination:ip4Len])
+	copy(ip[ip4Destination:], s.ip[ip4Source:ip4Destination])
+	binary.BigEndian.PutUint16(ip[10:], fold(words(ip)))
+	icmp[0], icmp[1] = 3, code.four
+	copy(icmp[icmpLen:], quote)
+	binary.BigEndian.PutUint16(icmp[2:], fold(words(icmp)))
+	return b
+}
+
+// address sets a frame's Ethernet header, from the worker to the node.
+func (h Hold) address(frame []byte, protocol uint16) {
+	copy(frame, h.Node[:])
+	copy(frame[6:], h.Worker[:])
+	binary.BigEndian.PutUint16(frame[etherType:], protocol)
 }
 
 // hold takes over a HeldSocket.
@@ -350,8 +398,12 @@ func (l *loop) serverAnswered(c *conn) {
 // serverFailed answers for a server that did not let itself be connected to.
 func (l *loop) serverFailed(c *conn) {
 	err := socketError(int(c.fd[1]))
-	if s, ok := readSegment(c.wait.syn); ok && err == unix.ECONNREFUSED {
-		l.send(s.refusal(*l.w.config.Hold))
+	if s, ok := readSegment(c.wait.syn); ok {
+		if err == unix.ECONNREFUSED {
+			l.send(s.refusal(*l.w.config.Hold))
+		} else if frame := s.unreachable(*l.w.config.Hold, err); frame != nil {
+			l.send(frame)
+		}
 	}
 	l.reset(c, wordUnreached)
 }

@@ -193,6 +193,34 @@ func TestAClientIsAnsweredWhenItsServerIs(t *testing.T) {
 			return nil
 		}))
 	}
+	// Whoever filters before the server says so by ICMP, about the SYN of the last function's worker:
+	// each worker tells its own client.
+	ns, err := w.NetNS("h2")
+	must(t, err)
+	defer ns.Close()
+	const filtered = "10"
+	cmd := host.Command(t.Context(), ns, "nft", "-f", "-")
+	cmd.Stdin = strings.NewReader("table inet e2e { chain in { type filter hook input priority 0; tcp dport " + filtered + " reject with icmpx type admin-prohibited; }; }\n")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("nft: %v: %s", err, out)
+	}
+	for _, w.ipv4 = range []bool{false, true} {
+		want := unix.EACCES
+		if w.ipv4 {
+			want = unix.EHOSTUNREACH
+		}
+		to := net.JoinHostPort(w.addr("h2").String(), filtered)
+		must(t, w.Do("h1", func() error {
+			c, err := net.DialTimeout("tcp", to, settleTime)
+			if err == nil {
+				c.Close()
+			}
+			if !errors.Is(err, want) {
+				return fmt.Errorf("a connection to %s, which is filtered: %v; want %v", to, err, want)
+			}
+			return nil
+		}))
+	}
 	// An address that nobody has: SYNs go there, and nothing comes back.
 	w.ipv4 = false
 	before, err := w.function("r2", "zip")

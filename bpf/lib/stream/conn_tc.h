@@ -7,6 +7,7 @@
 #include "lib/hook.h"
 #include "lib/node/maps.h"
 #include "lib/skb/pull.h"
+#include "lib/wire/icmp.h"
 #include "lib/wire/ip.h"
 #include "lib/wire/net.h"
 
@@ -142,4 +143,74 @@ static __always_inline reason_t conn_promote(const struct ws_conn_key *k,
 		return REASON(STREAMS_FULL);
 	bpf_map_delete_elem(&ws_conns_new, k);
 	return WS_REASON_NONE;
+}
+
+/* What an ICMP error says, in one word: its type above its code. */
+#define ERROR_OF(type, code) ((type) << 8 | (code))
+
+/* The connection that an ICMP error is about, as if the sender of the segment that it quotes
+ * were the client. The segment's sender is to receive the error, else it is none.
+ * Returns ERROR_OF, or 0: it is no error about a segment of TCP. k is never NULL; the
+ * verifier wants it asked. k->proxy is left as it is.
+ */
+__noinline int ws_error_read(struct __sk_buff *skb, struct ws_conn_key *k)
+{
+	__u32 at = sizeof(struct eth_hdr);
+	struct icmp6_hdr icmp;
+	union {
+		struct ip4_hdr ip4;
+		struct ip6_hdr ip6;
+	} h;
+	__be64 to[2] = {};
+	__u8 first;
+
+	if (!k || bpf_skb_load_bytes(skb, at, &first, 1))
+		return 0;
+	if (first >> 4 == 4) {
+		if (bpf_skb_load_bytes(skb, at, &h.ip4, sizeof(h.ip4)) ||
+		    h.ip4.protocol != NEXTHDR_ICMP || ip4_is_fragment(&h.ip4))
+			return 0;
+		to[1] = ip4_mapped(h.ip4.dst);
+		at += ip4_header_len(&h.ip4);
+		if (bpf_skb_load_bytes(skb, at, &icmp, sizeof(icmp)) ||
+		    !icmp4_is_error(icmp.type) || icmp.type == ICMP4_REDIRECT ||
+		    icmp.type == ICMP4_SOURCE_QUENCH)
+			return 0;
+		at += sizeof(icmp);
+		if (bpf_skb_load_bytes(skb, at, &h.ip4, sizeof(h.ip4)) ||
+		    h.ip4.version_ihl >> 4 != 4 ||
+		    h.ip4.protocol != NEXTHDR_TCP || ip4_is_fragment(&h.ip4))
+			return 0;
+		k->client[0] = 0;
+		k->client[1] = ip4_mapped(h.ip4.src);
+		k->server[0] = 0;
+		k->server[1] = ip4_mapped(h.ip4.dst);
+		at += ip4_header_len(&h.ip4);
+	} else {
+		if (bpf_skb_load_bytes(skb, at, &h.ip6, sizeof(h.ip6)) ||
+		    h.ip6.nexthdr != NEXTHDR_ICMP6)
+			return 0;
+		to[0] = h.ip6.dst[0];
+		to[1] = h.ip6.dst[1];
+		at += sizeof(h.ip6);
+		if (bpf_skb_load_bytes(skb, at, &icmp, sizeof(icmp)) ||
+		    !icmp.type || icmp.type > ICMP6_PARAMETER)
+			return 0;
+		at += sizeof(icmp);
+		if (bpf_skb_load_bytes(skb, at, &h.ip6, sizeof(h.ip6)) ||
+		    !ip6_is_ip6(&h.ip6) || h.ip6.nexthdr != NEXTHDR_TCP)
+			return 0;
+		k->client[0] = h.ip6.src[0];
+		k->client[1] = h.ip6.src[1];
+		k->server[0] = h.ip6.dst[0];
+		k->server[1] = h.ip6.dst[1];
+		at += sizeof(h.ip6);
+	}
+	if (to[0] != k->client[0] || to[1] != k->client[1] ||
+	    bpf_skb_load_bytes(skb, at, &k->client_port,
+			       sizeof(k->client_port)) ||
+	    bpf_skb_load_bytes(skb, at + 2, &k->server_port,
+			       sizeof(k->server_port)))
+		return 0;
+	return ERROR_OF(icmp.type, icmp.code);
 }

@@ -46,6 +46,37 @@ static __always_inline reason_t stream_admit(struct segment *s,
 	return WS_REASON_NONE;
 }
 
+/* Which connection an ICMP error is about that came by t: the function's TCP goes by it, and
+ * by the sequence number in it.
+ */
+static __always_inline reason_t stream_admit_error(struct __sk_buff *skb,
+						   struct segment *s,
+						   const struct ws_stream *t)
+{
+	struct ws_conn *c;
+	bool is_new;
+
+	if (!ws_error_read(skb, &s->key))
+		return REASON(STREAM_NOT_TCP);
+	/* Of the two sides the client's is told of what went to the client. */
+	if (t->opens)
+		conn_swap(&s->key);
+	c = conn_find(&s->key, &is_new);
+	if (!c)
+		return REASON(STREAM_UNKNOWN);
+	return c->part == (t->opens ? t->part : t->other) ? WS_REASON_NONE :
+							    REASON(WRONG_CHAIN);
+}
+
+/* Is the function's interface there? It ends with the agent. */
+static __always_inline bool stream_is_up(struct __sk_buff *skb,
+					 const struct ws_proxy *p)
+{
+	__u32 mtu = 0;
+
+	return !p->gone && bpf_check_mtu(skb, p->to, &mtu, 0, 0) >= 0;
+}
+
 /* Gives a SYN to the worker, not to the kernel, until the server has answered. */
 static __always_inline int stream_hold(struct __sk_buff *skb,
 				       const struct ws_proxy *p)
@@ -68,11 +99,16 @@ __noinline int ws_stream_in(struct __sk_buff *skb)
 
 	if (!p)
 		return ws_refuse(skb, REASON(PROXY_MISSING_BUG), 0);
-	if (p->gone)
+	if (!stream_is_up(skb, p))
 		return ws_refuse(skb, REASON(STREAM_DOWN), 0);
 	s.key.proxy = t->proxy;
-	if (!segment_read(skb, &s))
-		return ws_refuse(skb, REASON(STREAM_NOT_TCP), 0);
+	if (!segment_read(skb, &s)) {
+		r = stream_admit_error(skb, &s, t);
+		if (r)
+			return ws_refuse(skb, r, 0);
+		proxy_received(p, 1);
+		return bpf_redirect_peer(p->to, 0);
+	}
 	r = stream_admit(&s, t);
 	if (r)
 		return ws_refuse(skb, r, 0);
