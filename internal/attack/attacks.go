@@ -300,6 +300,15 @@ func attacks() []attack {
 				return m.inject(whole(p))
 			}),
 			but(model.SchemeKeyedFlow, refused("r2", "proof", nothingFits), always(refused("r2", "wrong-chain", "came with a proof of chain $-h")))},
+		{Attack{"stream-wrong-syn", "a SYN for chain g comes with the complete proof of a packet of chain h, to the same function", onLink},
+			func(ctx context.Context, m *mounting) error {
+				p, err := m.heldSegment(ctx, "h3", tcp(m.service(m.scheme.String(), neverOpened), m.service("h2", streamPort), tcpSYN, []byte(m.tag)))
+				if err != nil {
+					return err
+				}
+				return m.inject(whole(p))
+			},
+			but(model.SchemeKeyedFlow, refused("r2", "proof", nothingFits), always(refused("r2", "wrong-chain", "came with a proof of chain $-h")))},
 		{Attack{"stream-replay", "a whole packet of a connection is sent to the function again", onLink},
 			replaySegment,
 			always(refused("r2", "replay", "has been here before"))},

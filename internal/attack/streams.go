@@ -28,6 +28,7 @@ const neverOpened = 9
 
 // Flags of a TCP header (RFC 9293 section 3.1).
 const (
+	tcpSYN = 1 << 1
 	tcpRST = 1 << 2
 	tcpPSH = 1 << 3
 	tcpACK = 1 << 4
@@ -88,8 +89,11 @@ func (s *stage) worker(ctx context.Context) (*host.NetNS, error) {
 	if err != nil {
 		return nil, err
 	}
-	if f.Stream == nil || f.Stream.Worker == 0 {
-		return nil, errors.New("the function tap has no worker")
+	if f.Stream == nil {
+		return nil, errors.New("the function tap is none on byte streams")
+	}
+	if f.Stream.Worker == 0 {
+		return nil, fmt.Errorf("the function tap has no worker: %s", f.Stream.Error)
 	}
 	return host.OpenProcess(f.Stream.Worker)
 }
