@@ -271,6 +271,24 @@ func TestNothingIsLeftOfAStreamFunction(t *testing.T) {
 	}
 	must(t, w.StartAgent(soon(t), "r2"))
 	w.download("h2", "h1", 100_000)
+	w.kill("r2")
+	// The place ends with the agent. What comes for the function is refused for that meanwhile.
+	eventually(t, func() error {
+		if there() {
+			return errors.New("wss-zip is there without an agent")
+		}
+		return nil
+	})
+	must(t, w.Do("h1", func() error {
+		c, err := net.DialTimeout("tcp", net.JoinHostPort(w.addr("h2").String(), "9"), lostTime)
+		if err == nil {
+			return errors.Join(errors.New("a connection without an agent"), c.Close())
+		}
+		return nil
+	}))
+	must(t, w.StartAgent(soon(t), "r2"))
+	w.refusedSome("r2", "stream-down")
+	w.download("h2", "h1", 100_000)
 	w.mayRefuse("r2", "stream-down")
 	w.mayRefuse("r2", "stream-unknown")
 	w.mayRefuse("r3", "stream-unknown")
