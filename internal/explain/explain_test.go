@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/waystamp/waystamp/internal/abi"
 	"github.com/waystamp/waystamp/internal/event"
 	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/plan"
@@ -130,6 +131,20 @@ func TestSentences(t *testing.T) {
 				t.Errorf("sentence (-want +got):\n%s", diff)
 			}
 		})
+	}
+}
+
+// What a function on byte streams cannot take is said with its reason, and with its connection's ends: its headers
+// are off by then.
+func TestRefusalsAtAFunctionOnByteStreamsAreSaid(t *testing.T) {
+	w := world(t)
+	for _, r := range []abi.Reason{abi.ReasonStreamDown, abi.ReasonStreamsFull} {
+		e := eventOf(t, "unproven")
+		e.Node, e.Reason, e.Text = "r2", r.String(), r.Text()
+		want := "a packet from fc00:7::2 to fc00:8::2 was refused: " + r.Text()
+		if got := Explain(e, w.Paths, nil).Sentence; got != want {
+			t.Errorf("%s: %s; want %s", e.Reason, got, want)
+		}
 	}
 }
 
