@@ -116,3 +116,18 @@ type ControlEpoch struct {
 	// Until when its packets may still come; null: that is not known yet.
 	Until *time.Time `json:"until"`
 }
+
+// RootsOutput is "get roots".
+type RootsOutput struct {
+	Version int           `json:"version"`
+	Roots   []ControlRoot `json:"roots"` // the one that signs first
+}
+
+// ControlRoot is a root that nodes and controllers trust.
+type ControlRoot struct {
+	Pin        string     `json:"pin"`   // SHA-256 of the certificate
+	State      string     `json:"state"` // signs, coming or going
+	Ends       time.Time  `json:"ends"`
+	Since      *time.Time `json:"since,omitempty"` // of coming and going
+	WaitingFor []string   `json:"waiting_for"`     // nodes
+}

@@ -37,6 +37,7 @@ var outputs = []struct {
 	{"get changes", ChangesOutput{}},
 	{"get chains", ChainsOutput{}},
 	{"get epochs", EpochsOutput{}},
+	{"get roots", RootsOutput{}},
 }
 
 // fields gives a line for each field of a value's JSON: where it is, and its type.

@@ -500,7 +500,28 @@ change. If the change was already in step turn, it stays listed until all headen
 
 	helpEpochs = `The epochs that nodes hold. An epoch is preparing, while functions and egresses get its secrets;
 active: headends send in it; or draining: its last packets may be under way until UNTIL.`
+
+	helpRoots = `The roots that nodes and controllers trust. One signs certificates. While the CA is replaced (waystamp controller
+rotate-ca) there is a second one: coming, until all nodes trust it; or going, until all nodes have certificates of the one
+that signs. WAITING FOR are the nodes that have not done that. ROOT is the start of the certificate's SHA-256.`
 )
+
+func readRoots(s *v1.State) reading {
+	out := api.RootsOutput{Version: api.Version, Roots: []api.ControlRoot{}}
+	r := reading{header: []string{"ROOT", "STATE", "ENDS", "SINCE", "WAITING FOR"}}
+	for _, x := range s.Roots {
+		root := api.ControlRoot{Pin: x.Pin, State: x.State, Ends: x.Ends.AsTime(), WaitingFor: append([]string{}, x.WaitingFor...)}
+		since := ""
+		if x.Since != nil {
+			t := x.Since.AsTime()
+			root.Since, since = &t, t.Local().Format(time.DateTime)
+		}
+		out.Roots = append(out.Roots, root)
+		r.rows = append(r.rows, []any{x.Pin[:min(12, len(x.Pin))], x.State, root.Ends.Local().Format(time.DateTime), since, strings.Join(x.WaitingFor, ", ")})
+	}
+	r.output = out
+	return r
+}
 
 func readNodes(s *v1.State) reading {
 	out := api.NodesOutput{Version: api.Version, Nodes: []api.ControlNode{}}

@@ -135,7 +135,7 @@ key, back up and restore into an empty one. Calls are logged on standard error (
 			return c.Run(cmd.Context(), listeners...)
 		},
 	}
-	cmd.AddCommand(newBackupCommand(), newRestoreCommand())
+	cmd.AddCommand(newBackupCommand(), newRestoreCommand(), newRotateCACommand())
 	cmd.Flags().StringVar(&data, "data", defaultDataDir, "`directory` of the records; made if need be")
 	etcd.add(cmd, &records)
 	addSealKey(cmd, &seal)

@@ -35,6 +35,7 @@ func newGetCommand(in surroundings) *cobra.Command {
 		newControllerNoun("chains", "Chains of the controller: active, preparing or blocked", helpChains, readChains),
 		newControllerNoun("changes", "The controller's change in progress, and the nodes that it waits for", helpChanges, readChanges),
 		newControllerNoun("epochs", "Epochs that the controller's nodes hold", helpEpochs, readEpochs),
+		newControllerNoun("roots", "Roots of the controller's CA that nodes trust", helpRoots, readRoots),
 		newNounCommand(in, "interfaces", "Programs attached to each interface", helpInterfaces, readInterfaces),
 	)
 	return cmd

@@ -246,3 +246,38 @@ func (c *controllerFlag) dialer(addresses []string) (func(context.Context, strin
 		return nil, errors.Join(all...)
 	}, nil
 }
+
+func newRotateCACommand() *cobra.Command {
+	var at controllerFlag
+	cmd := &cobra.Command{
+		Use:   "rotate-ca",
+		Short: "Replace the root of all certificates, without a node that joins anew",
+		Long: `Make a new root for the controller's CA. All nodes get it beside the one that they trust, and renew their
+certificates. When all trust it, it signs; when all have certificates of it, the old one is dropped, and what it
+has signed is refused. waystamp get roots shows how far it is, and for which nodes it waits; revoke nodes that do not
+come back. Traffic and changes of the domain go on.
+
+When the new root signs, tokens that nobody has used become invalid, and so do the certificates of operators, which
+the command lists: make new ones on the controller's machine. Make a new backup when the old root is dropped: the nodes
+would not trust a controller from an earlier one.
+
+A root that ends within 30 days is replaced in this way without the command.`,
+		Example: `  waystamp controller rotate-ca`,
+		Args:    command.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return at.with(cmd.Context(), func(c adminClient) error {
+				r, err := c.RotateCA(cmd.Context(), connect.NewRequest(&v1.RotateCARequest{}))
+				if err != nil {
+					return err
+				}
+				cmd.PrintErrln("a new root is on its way to all nodes; waystamp get roots shows how far it is")
+				for _, name := range r.Msg.Operators {
+					fmt.Fprintf(cmd.OutOrStdout(), "operator %s: needs a new certificate when the new root signs\n", name)
+				}
+				return nil
+			})
+		},
+	}
+	at.add(cmd)
+	return cmd
+}

@@ -313,7 +313,7 @@ func (s admin) CreateToken(ctx context.Context, r *connect.Request[v1.CreateToke
 	if valid > tokenValidMax {
 		return nil, refuse(connect.CodeInvalidArgument, "a token is valid for %s at most", tokenValidMax)
 	}
-	token, err := identity.NewToken(s.c.ca.Pin())
+	token, err := identity.NewToken(s.c.ca().Pin())
 	if err != nil {
 		return nil, connect.NewError(connect.CodeInternal, err)
 	}
@@ -403,6 +403,7 @@ func (s admin) Follow(ctx context.Context, _ *connect.Request[v1.FollowRequest],
 			return err
 		}
 		_, sessions := s.c.connected()
+		replaced := s.c.authority.Load().replaced
 		state, err := s.c.describe(ctx)
 		if err != nil {
 			return failed(err)
@@ -418,6 +419,7 @@ func (s admin) Follow(ctx context.Context, _ *connect.Request[v1.FollowRequest],
 			return failed(err)
 		case <-changed:
 		case <-sessions:
+		case <-replaced:
 		}
 	}
 }

@@ -43,6 +43,15 @@ func (c *Controller) advance(ctx context.Context) (did bool, wake time.Time, err
 	if err != nil {
 		return false, time.Time{}, err
 	}
+	did, caWake, err := c.advanceCA(ctx, v)
+	if did || err != nil {
+		return did, time.Time{}, err
+	}
+	defer func() {
+		if !did && err == nil && !caWake.IsZero() && (wake.IsZero() || caWake.Before(wake)) {
+			wake = caWake
+		}
+	}()
 	s := &v.state
 	if !s.Restored.IsZero() {
 		if len(v.unheard()) > 0 {

@@ -12,12 +12,12 @@ import (
 	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -60,8 +60,9 @@ type Config struct {
 type Controller struct {
 	cfg   Config
 	store store.Store
-	ca    *identity.CA
-	roots []*x509.Certificate
+
+	authority atomic.Pointer[authority]
+	replacing sync.Mutex // of authority; taken before own
 
 	// Of the loop alone:
 	failed   string // the attempt to begin that was in vain
@@ -127,39 +128,25 @@ func New(ctx context.Context, cfg Config) (*Controller, error) {
 	if _, err := readView(ctx, c.store); errors.Is(err, errLater) {
 		return nil, err
 	}
-	if c.ca, err = c.openCA(ctx); err != nil {
-		return nil, err
-	}
-	if cfg.TrustDomain != "" && cfg.TrustDomain != c.ca.TrustDomain() {
-		return nil, fmt.Errorf("the store belongs to the trust domain %s, and not to %s; take another store", c.ca.TrustDomain(), cfg.TrustDomain)
-	}
-	root, err := x509.ParseCertificate(c.ca.Root())
+	a, err := c.openCA(ctx)
 	if err != nil {
 		return nil, err
 	}
-	c.roots = []*x509.Certificate{root}
+	c.authority.Store(a)
+	if cfg.TrustDomain != "" && cfg.TrustDomain != c.ca().TrustDomain() {
+		return nil, fmt.Errorf("the store belongs to the trust domain %s, and not to %s; take another store", c.ca().TrustDomain(), cfg.TrustDomain)
+	}
 	return c, nil
 }
 
-func (c *Controller) openCA(ctx context.Context) (*identity.CA, error) {
+func (c *Controller) openCA(ctx context.Context) (*authority, error) {
 	if snap, err := c.store.Snapshot(ctx, keyRestoring); err != nil {
 		return nil, err
 	} else if len(snap.Records) > 0 {
 		return nil, errHalfRestored
 	}
-	snap, err := c.store.Snapshot(ctx, keyCA)
-	if err != nil {
-		return nil, err
-	}
-	if r, ok := snap.Records[keyCA]; ok {
-		if store.IsSealed(r.Value) {
-			return nil, store.ErrSealed
-		}
-		var ca caRecord
-		if err := json.Unmarshal(r.Value, &ca); err != nil {
-			return nil, fmt.Errorf("the record of the CA is damaged: %w", err)
-		}
-		return identity.LoadCA(ca.Root, ca.Key)
+	if a, err := readAuthority(ctx, c.store); err != nil || a != nil {
+		return a, err
 	}
 	domain := c.cfg.TrustDomain
 	if domain == "" {
@@ -174,7 +161,7 @@ func (c *Controller) openCA(ctx context.Context) (*identity.CA, error) {
 		return nil, err
 	}
 	_, err = c.store.Commit(ctx, store.Txn{
-		If: []store.Condition{{Key: keyCA}}, Put: map[string][]byte{keyCA: encode(caRecord{ca.Root(), key})},
+		If: []store.Condition{{Key: keyCA}}, Put: map[string][]byte{keyCA: encode(caRecord{Root: ca.Root(), Key: key})},
 	})
 	if errors.Is(err, store.ErrConflict) { // another controller made one at the same time
 		return c.openCA(ctx)
@@ -183,7 +170,7 @@ func (c *Controller) openCA(ctx context.Context) (*identity.CA, error) {
 		return nil, fmt.Errorf("keep the new CA: %w", err)
 	}
 	c.cfg.Log.Info("a CA was made", "trust domain", domain)
-	return ca, nil
+	return readAuthority(ctx, c.store)
 }
 
 // certificate is the controller's own, which it renews when half its life is over.
@@ -201,16 +188,17 @@ func (c *Controller) certificate() (*tls.Certificate, error) {
 		}
 		c.own.key = key
 	}
-	der, err := c.ca.Issue(identity.ID{Controller: true}, c.own.key.Public(), now)
+	ca := c.ca()
+	der, err := ca.Issue(identity.ID{Controller: true}, c.own.key.Public(), now)
 	if err != nil {
 		return nil, err
 	}
-	c.own.certificate = &tls.Certificate{Certificate: [][]byte{der, c.ca.Root()}, PrivateKey: c.own.key}
+	c.own.certificate = &tls.Certificate{Certificate: [][]byte{der, ca.Root()}, PrivateKey: c.own.key}
 	c.own.renew = now.Add(identity.CertificateValid / 2)
 	return c.own.certificate, nil
 }
 
-func (c *Controller) rootsNow() []*x509.Certificate { return c.roots }
+func (c *Controller) rootsNow() []*x509.Certificate { return c.authority.Load().roots }
 
 // Run carries changes out, when it leads, and serves on the listeners, until ctx ends; that is no
 // error.
@@ -221,6 +209,7 @@ func (c *Controller) Run(ctx context.Context, listeners ...Listener) error {
 		c.setLeading(ctx) // before the first call
 	}
 	group.Go(func() error { return c.govern(ctx) })
+	group.Go(func() error { return c.followCA(ctx) })
 	for _, l := range listeners {
 		if l.metrics {
 			group.Go(func() error { return c.serveMetrics(ctx, l) })
@@ -243,6 +232,7 @@ func (c *Controller) carry(ctx context.Context) error {
 	group.Go(func() error {
 		for {
 			_, news := c.connected()
+			replaced := c.authority.Load().replaced
 			did, wake, err := c.advance(ctx)
 			if !c.watchful {
 				news = nil
@@ -269,6 +259,7 @@ func (c *Controller) carry(ctx context.Context) error {
 			case <-ctx.Done():
 				return context.Cause(ctx)
 			case <-changed:
+			case <-replaced:
 			case <-news:
 			case <-timer:
 			}

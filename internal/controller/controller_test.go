@@ -176,7 +176,7 @@ func TestNobodyIsSentAnothersSecret(t *testing.T) {
 		if name == "r2" && len(own) != 4 { // one each way, in two epochs
 			t.Errorf("r2 has %d secrets, want 4", len(own))
 		}
-		key, err := w.ctl.ca.Key()
+		key, err := w.ctl.ca().Key()
 		w.must(err)
 		if in(key) {
 			t.Errorf("%s was sent the key of the CA", name)
@@ -220,7 +220,7 @@ func TestATokenIsForOneNodeOnceAndForATime(t *testing.T) {
 	if err := try(late, "r3"); code(err) != connect.CodePermissionDenied || !strings.Contains(err.Error(), "not valid") {
 		t.Errorf("an expired token: %v", err)
 	}
-	forged, err := identity.NewToken(w.ctl.ca.Pin())
+	forged, err := identity.NewToken(w.ctl.ca().Pin())
 	w.must(err)
 	if err := try(forged.Text(), "r1"); code(err) != connect.CodePermissionDenied {
 		t.Errorf("a token that nobody made: %v", err)
@@ -765,7 +765,7 @@ func TestOnlyOperatorsCallTheSocketAndOnlyNodesTheOthers(t *testing.T) {
 	}
 	// Without a certificate, but for Join.
 	m := &fake{w: w, dir: t.TempDir()}
-	token, err := identity.NewToken(w.ctl.ca.Pin())
+	token, err := identity.NewToken(w.ctl.ca().Pin())
 	w.must(err)
 	if err := m.try(token.Text(), ""); code(err) != connect.CodePermissionDenied {
 		t.Errorf("join: %v", err)
@@ -775,13 +775,13 @@ func TestOnlyOperatorsCallTheSocketAndOnlyNodesTheOthers(t *testing.T) {
 func TestAStoreBelongsToItsTrustDomain(t *testing.T) {
 	w := newWorld(t)
 	w.start()
-	root := w.ctl.ca.Root()
+	root := w.ctl.ca().Root()
 	w.stop()
 	bolt, err := store.OpenBolt(filepath.Join(w.dir, "store"))
 	w.must(err)
 	defer bolt.Close()
 	c, err := New(t.Context(), Config{Store: bolt})
-	if err != nil || !bytes.Equal(c.ca.Root(), root) {
+	if err != nil || !bytes.Equal(c.ca().Root(), root) {
 		t.Errorf("the CA is another one: %v", err)
 	}
 	if _, err := New(t.Context(), Config{Store: bolt, TrustDomain: "example.org"}); err == nil || !strings.Contains(err.Error(), "belongs to the trust domain waystamp") {

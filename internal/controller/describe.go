@@ -45,7 +45,7 @@ func (c *Controller) describeView(ctx context.Context, v *view) (*v1.State, erro
 	connected, _ := c.connected()
 	out := &v1.State{
 		WantedSerial: v.wanted.Serial, Serial: s.Serial, Step: string(s.Step), WaitingFor: v.waitingFor(), Problem: s.Problem,
-		TrustDomain: c.ca.TrustDomain(),
+		TrustDomain: c.ca().TrustDomain(), Roots: c.authority.Load().describe(v),
 	}
 	if s.Step != stepNone {
 		out.Since = timestamppb.New(s.Since)

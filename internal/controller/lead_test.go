@@ -389,7 +389,7 @@ func TestControllersThatStartAtOnceShareTheirCA(t *testing.T) {
 				t.Error(err)
 				return
 			}
-			pins[i] = c.ca.Pin()
+			pins[i] = c.ca().Pin()
 		})
 	}
 	group.Wait()

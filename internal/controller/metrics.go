@@ -54,7 +54,7 @@ func ListenMetrics(address string) (Listener, error) {
 // gauges are the numbers of this moment.
 func (c *Controller) gauges(ctx context.Context) (*metrics.Set, error) {
 	s := metrics.NewSet(Metrics)
-	s.Set(metricRoot, float64(c.roots[0].NotAfter.Unix()))
+	s.Set(metricRoot, float64(c.rootsNow()[0].NotAfter.Unix()))
 	if c.leads() == nil {
 		s.Set(metricLeads, 0)
 		return s, nil

@@ -127,23 +127,31 @@ func (s node) Join(ctx context.Context, r *connect.Request[v1.JoinRequest]) (*co
 	if slices.Contains(n.RevokedKeys, keyID) {
 		return nil, refuse(connect.CodePermissionDenied, "the key was revoked; join with another one: remove the node's identity")
 	}
-	der, err := s.c.ca.Issue(identity.ID{Node: token.Node}, key, now)
+	authority := s.c.authority.Load()
+	der, err := authority.ca.Issue(identity.ID{Node: token.Node}, key, now)
 	if err != nil {
 		return nil, connect.NewError(connect.CodeInvalidArgument, err)
 	}
 	n.Key, n.Joined, n.Revoked = keyID, now, false
 	// What the machine before acknowledged says nothing about this one.
 	if _, err := s.c.store.Commit(ctx, store.Txn{
-		If:     []store.Condition{v.at(keyTokens + hash), v.at(keyNode(token.Node, partID))},
+		// Not with the roots of before, of which nobody would know that it has them alone.
+		If:     []store.Condition{v.at(keyTokens + hash), v.at(keyNode(token.Node, partID)), {Key: keyCA, Revision: authority.revision}},
 		Put:    map[string][]byte{keyNode(token.Node, partID): encode(n)},
-		Delete: []string{keyTokens + hash, keyNode(token.Node, partAck)},
+		Delete: []string{keyTokens + hash, keyNode(token.Node, partAck), keyNode(token.Node, partRoots)},
 	}); errors.Is(err, store.ErrConflict) {
+		if err := s.c.reloadCA(ctx); err != nil {
+			return nil, failed(err)
+		}
+		if s.c.authority.Load() != authority {
+			return nil, refuse(connect.CodeAborted, "the CA was replaced meanwhile; try again")
+		}
 		return nil, connect.NewError(connect.CodePermissionDenied, errToken)
 	} else if err != nil {
 		return nil, failed(err)
 	}
 	s.c.note(auditLine{Who: "a token", From: callerOf(ctx).remote, Via: callerOf(ctx).via, Call: waystampv1connect.NodeJoinProcedure, About: token.Node + " with key " + keyID, Result: "joined"}, true)
-	return connect.NewResponse(&v1.JoinResponse{Certificates: [][]byte{der}, Roots: [][]byte{s.c.ca.Root()}}), nil
+	return connect.NewResponse(&v1.JoinResponse{Certificates: [][]byte{der}, Roots: authority.der()}), nil
 }
 
 // Renew implements the service.
@@ -152,11 +160,12 @@ func (s node) Renew(ctx context.Context, _ *connect.Request[v1.RenewRequest]) (*
 	if err != nil {
 		return nil, err
 	}
-	der, err := s.c.ca.Issue(identity.ID{Node: name}, callerOf(ctx).peer.Key, s.c.cfg.Now())
+	authority := s.c.authority.Load()
+	der, err := authority.ca.Issue(identity.ID{Node: name}, callerOf(ctx).peer.Key, s.c.cfg.Now())
 	if err != nil {
 		return nil, connect.NewError(connect.CodeInternal, err)
 	}
-	return connect.NewResponse(&v1.RenewResponse{Certificates: [][]byte{der}, Roots: [][]byte{s.c.ca.Root()}}), nil
+	return connect.NewResponse(&v1.RenewResponse{Certificates: [][]byte{der}, Roots: authority.der()}), nil
 }
 
 // Plans implements the service.
@@ -179,11 +188,25 @@ func (s node) Plans(ctx context.Context, r *connect.Request[v1.PlansRequest], st
 	if err := s.c.hear(ctx, name, r.Msg); err != nil {
 		return failed(err)
 	}
+	if err := s.c.trusted(ctx, name, r.Msg.Roots); err != nil {
+		return failed(err)
+	}
 	sent, have := uint64(0), r.Msg
+	told := uint64(0) // the revision of the CA for which it was told to renew
+	authority := s.c.authority.Load()
 	for {
+		if renew := s.c.renewal(authority, r.Msg.Roots); renew != nil && told != authority.revision {
+			if err := stream.Send(renew); err != nil {
+				return err
+			}
+			told = authority.revision
+		}
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)
+		case <-authority.replaced:
+			authority = s.c.authority.Load()
+			continue
 		case err := <-watched:
 			watched <- err
 			return failed(err)

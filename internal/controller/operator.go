@@ -82,7 +82,8 @@ func (s admin) AddOperator(ctx context.Context, r *connect.Request[v1.AddOperato
 		return nil, connect.NewError(connect.CodeInvalidArgument, err)
 	}
 	now := s.c.cfg.Now()
-	der, err := s.c.ca.Issue(identity.ID{Operator: r.Msg.Name}, key, now)
+	authority := s.c.authority.Load()
+	der, err := authority.ca.Issue(identity.ID{Operator: r.Msg.Name}, key, now)
 	if err != nil {
 		return nil, connect.NewError(connect.CodeInvalidArgument, err)
 	}
@@ -94,7 +95,7 @@ func (s admin) AddOperator(ctx context.Context, r *connect.Request[v1.AddOperato
 	if err != nil {
 		return nil, err
 	}
-	return connect.NewResponse(&v1.AddOperatorResponse{Certificates: [][]byte{der}, Roots: [][]byte{s.c.ca.Root()}, Expires: timestamppb.New(expires)}), nil
+	return connect.NewResponse(&v1.AddOperatorResponse{Certificates: [][]byte{der}, Roots: authority.der(), Expires: timestamppb.New(expires)}), nil
 }
 
 // RemoveOperator implements the service.

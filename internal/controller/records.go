@@ -21,7 +21,7 @@ const (
 	keyControl     = "control/"
 	keyState       = "control/state"
 	keyWanted      = "control/wanted"
-	keyNodes       = "control/node/"     // NAME/{id,plan,ack,held}
+	keyNodes       = "control/node/"     // NAME/{id,plan,ack,held,roots}
 	keyTokens      = "control/token/"    // hash of the secret
 	keyOperators   = "control/operator/" // NAME
 	keyFiles       = "file/"             // serial
@@ -40,12 +40,28 @@ const (
 	partPlan = "plan"
 	partAck  = "ack"
 	partHeld = "held" // only after a restore
+
+	partRoots = "roots" // only while the CA changes
 )
 
 // caRecord is the controller's own key.
 type caRecord struct {
-	Root []byte `json:"root"` // DER
+	Root  []byte    `json:"root"` // DER; what signs
+	Key   []byte    `json:"key"`
+	Next  *caKey    `json:"next,omitempty"` // what will sign; nil: none is to come
+	Old   []byte    `json:"old,omitempty"`  // the root before, which is still trusted; its key is gone
+	Since time.Time `json:"since,omitzero"` // of the last change
+}
+
+// caKey is a root with its key.
+type caKey struct {
+	Root []byte `json:"root"`
 	Key  []byte `json:"key"`
+}
+
+// rootsRecord is which roots a node trusts, as long as they change.
+type rootsRecord struct {
+	Pins []string `json:"pins"` // the first is that of its certificate
 }
 
 // wantedRecord is what operators have asked for. Serial grows with each request.
@@ -67,7 +83,7 @@ type fileRecord struct {
 
 // recordsVersion grows with each change of the records that a program without it would undo: it writes back
 // only the fields that it knows.
-const recordsVersion = 1
+const recordsVersion = 2
 
 // errLater means that the records are of a later program. It does not lead over them, nor answer calls.
 var errLater = errors.New("the records are of a later version")
@@ -220,6 +236,7 @@ type view struct {
 	plans  map[string]planRecord
 	acks   map[string]ackRecord
 	held   map[string]heldRecord
+	trusts map[string]rootsRecord
 	tokens map[string]tokenRecord // by hash
 
 	operators map[string]operatorRecord
@@ -240,7 +257,7 @@ func readView(ctx context.Context, s store.Store) (*view, error) {
 		return nil, err
 	}
 	v := &view{
-		nodes: map[string]nodeRecord{}, plans: map[string]planRecord{}, acks: map[string]ackRecord{}, held: map[string]heldRecord{}, tokens: map[string]tokenRecord{}, operators: map[string]operatorRecord{},
+		nodes: map[string]nodeRecord{}, plans: map[string]planRecord{}, acks: map[string]ackRecord{}, held: map[string]heldRecord{}, trusts: map[string]rootsRecord{}, tokens: map[string]tokenRecord{}, operators: map[string]operatorRecord{},
 		written: map[string]uint64{}, made: map[uint64]*generation{},
 	}
 	for key, r := range snap.Records {
@@ -287,6 +304,8 @@ func (v *view) read(key string, value []byte) error {
 		return into(v.acks, name, value)
 	case partHeld:
 		return into(v.held, name, value)
+	case partRoots:
+		return into(v.trusts, name, value)
 	}
 	return fmt.Errorf("this program does not know it")
 }

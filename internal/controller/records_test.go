@@ -51,7 +51,7 @@ func TestAnEarlierProgramDoesNotLeadOverLaterRecords(t *testing.T) {
 	bolt, err := store.OpenBolt(filepath.Join(w.dir, "store"))
 	w.must(err)
 	defer bolt.Close()
-	if _, err := New(t.Context(), Config{Store: bolt}); !errors.Is(err, errLater) || !strings.Contains(err.Error(), "2, and this program writes 1") {
+	if _, err := New(t.Context(), Config{Store: bolt}); !errors.Is(err, errLater) || !strings.Contains(err.Error(), fmt.Sprintf("%d, and this program writes %d", recordsVersion+1, recordsVersion)) {
 		t.Errorf("a controller is made over later records: %v", err)
 	}
 	b, err = bolt.Snapshot(t.Context(), keyState)
@@ -127,7 +127,7 @@ func TestASealedStoreHasNoSecret(t *testing.T) {
 	w.until("it is drained", drained)
 	secrets := map[string][]byte{"the token": []byte(token)}
 	var err error
-	secrets["the key of the CA"], err = w.ctl.ca.Key()
+	secrets["the key of the CA"], err = w.ctl.ca().Key()
 	w.must(err)
 	for name, a := range agents {
 		for _, p := range a.plans() {

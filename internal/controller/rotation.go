@@ -22,7 +22,7 @@ func (c *Controller) rotatesAt(v *view) time.Time {
 		return time.Time{}
 	}
 	at := v.wanted.Rotated
-	sum := sha256.Sum256(fmt.Appendf(nil, "%s %d", c.ca.TrustDomain(), at.UnixNano()))
+	sum := sha256.Sum256(fmt.Appendf(nil, "%s %d", c.ca().TrustDomain(), at.UnixNano()))
 	early := time.Duration(binary.BigEndian.Uint64(sum[:]) % uint64(c.cfg.RotateEvery/10))
 	return at.Add(c.cfg.RotateEvery - early)
 }

@@ -172,7 +172,7 @@ func (c *Controller) handler() http.Handler {
 		who := callerOf(r.Context())
 		if r.TLS != nil {
 			who.remote = r.RemoteAddr
-			who.peer, who.err = identity.PeerOf(r.TLS, c.roots, c.cfg.Now())
+			who.peer, who.err = identity.PeerOf(r.TLS, c.rootsNow(), c.cfg.Now())
 			if who.err == nil {
 				who.certificate = r.TLS.PeerCertificates[0].Raw
 			}

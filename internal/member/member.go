@@ -461,6 +461,8 @@ func (m *Member) Run(ctx context.Context) error {
 		if err != nil {
 			again, at := pause.Round(time.Millisecond), m.controller()
 			switch renewed := errors.Is(err, errRenewed); {
+			case errors.Is(err, errRoots):
+				m.cfg.Log.Info("the certificate was renewed, since the controller's roots have changed")
 			case renewed && pause == pauseMin:
 				pause *= 2
 				continue
@@ -493,6 +495,23 @@ func jitter(d time.Duration) time.Duration {
 	}
 	return d/2 + time.Duration(binary.BigEndian.Uint64(b[:])%uint64(d/2+1))
 }
+
+// renewWithinMax is how many milliseconds a controller may spread renewals over.
+const renewWithinMax = 600_000
+
+// draw is none to all of a time.
+func draw(d time.Duration) time.Duration { return 2*jitter(d) - d }
+
+// pins are the roots that the node trusts, as the controller is told them.
+func (id *nodeIdentity) pins() (pins []string) {
+	for _, r := range id.file.Roots {
+		pins = append(pins, digest(r))
+	}
+	return pins
+}
+
+// errRoots ends a session whose certificate was renewed because the controller said so.
+var errRoots = errors.New("the controller's roots have changed")
 
 // errRenewed ends a session whose certificate has been replaced.
 var errRenewed = errors.New("the certificate was renewed")
@@ -550,7 +569,7 @@ func (m *Member) session(ctx context.Context) error {
 	c := m.client(m.tls(id))
 	defer c.close()
 	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error { return m.follow(ctx, c, id.name) })
+	group.Go(func() error { return m.follow(ctx, c, id) })
 	group.Go(func() error { return m.acknowledge(ctx, c) })
 	group.Go(func() error {
 		// Between half and three quarters of its life.
@@ -625,15 +644,26 @@ func (m *Member) renew(ctx context.Context, id *nodeIdentity) (*nodeIdentity, er
 }
 
 // follow puts each plan on disk that the controller sends.
-func (m *Member) follow(ctx context.Context, c client, name string) error {
+func (m *Member) follow(ctx context.Context, c client, id *nodeIdentity) error {
 	have, digest := m.onDisk()
-	stream, err := c.Plans(ctx, connect.NewRequest(&v1.PlansRequest{Revision: have.Revision, Digest: digest, Held: latest(have)}))
+	stream, err := c.Plans(ctx, connect.NewRequest(&v1.PlansRequest{Revision: have.Revision, Digest: digest, Held: latest(have), Roots: id.pins()}))
 	if err != nil {
 		return err
 	}
 	defer stream.Close()
 	for stream.Receive() {
-		if err := m.receive(stream.Msg(), name); err != nil {
+		if r := stream.Msg(); r.Renew {
+			select {
+			case <-ctx.Done():
+				return context.Cause(ctx)
+			case <-time.After(draw(time.Duration(min(r.RenewWithinMilliseconds, renewWithinMax)) * time.Millisecond)):
+			}
+			if _, err := m.renew(ctx, id); err != nil {
+				return fmt.Errorf("renew the certificate, since the controller's roots have changed: %w", err)
+			}
+			return errRoots
+		}
+		if err := m.receive(stream.Msg(), id.name); err != nil {
 			m.cfg.Log.Error("a plan of the controller is refused, and the one before stays in force", "revision", stream.Msg().Revision, "err", err)
 			m.refuse(stream.Msg().Revision, err)
 		}

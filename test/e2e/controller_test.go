@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -167,6 +168,18 @@ func TestAControllerChangesChainsUnderTraffic(t *testing.T) {
 	c.ready("r2") // from what it has on disk
 	flows()
 	c.start()
+	c.must("rotate", "web", "--wait")
+	flows()
+
+	// All agents get certificates of another root meanwhile.
+	root := strings.Fields(c.must("get", "roots").stdout)
+	c.must("controller", "rotate-ca")
+	eventually(t, func() error {
+		if r := c.must("get", "roots"); strings.Contains(r.stdout, "coming") || strings.Contains(r.stdout, "going") || slices.Equal(strings.Fields(r.stdout), root) {
+			return fmt.Errorf("%s", r)
+		}
+		return nil
+	})
 	c.must("rotate", "web", "--wait")
 	flows()
 

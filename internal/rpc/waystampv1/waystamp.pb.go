@@ -553,6 +553,86 @@ func (*RemoveOperatorResponse) Descriptor() ([]byte, []int) {
 	return file_waystamp_proto_rawDescGZIP(), []int{9}
 }
 
+type RotateCARequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RotateCARequest) Reset() {
+	*x = RotateCARequest{}
+	mi := &file_waystamp_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RotateCARequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RotateCARequest) ProtoMessage() {}
+
+func (x *RotateCARequest) ProtoReflect() protoreflect.Message {
+	mi := &file_waystamp_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RotateCARequest.ProtoReflect.Descriptor instead.
+func (*RotateCARequest) Descriptor() ([]byte, []int) {
+	return file_waystamp_proto_rawDescGZIP(), []int{10}
+}
+
+type RotateCAResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Operators     []string               `protobuf:"bytes,1,rep,name=operators,proto3" json:"operators,omitempty"` // who need another certificate, before the old root is not shown any more
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RotateCAResponse) Reset() {
+	*x = RotateCAResponse{}
+	mi := &file_waystamp_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RotateCAResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RotateCAResponse) ProtoMessage() {}
+
+func (x *RotateCAResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_waystamp_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RotateCAResponse.ProtoReflect.Descriptor instead.
+func (*RotateCAResponse) Descriptor() ([]byte, []int) {
+	return file_waystamp_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *RotateCAResponse) GetOperators() []string {
+	if x != nil {
+		return x.Operators
+	}
+	return nil
+}
+
 type OperatorsRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -561,7 +641,7 @@ type OperatorsRequest struct {
 
 func (x *OperatorsRequest) Reset() {
 	*x = OperatorsRequest{}
-	mi := &file_waystamp_proto_msgTypes[10]
+	mi := &file_waystamp_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -573,7 +653,7 @@ func (x *OperatorsRequest) String() string {
 func (*OperatorsRequest) ProtoMessage() {}
 
 func (x *OperatorsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[10]
+	mi := &file_waystamp_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -586,7 +666,7 @@ func (x *OperatorsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OperatorsRequest.ProtoReflect.Descriptor instead.
 func (*OperatorsRequest) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{10}
+	return file_waystamp_proto_rawDescGZIP(), []int{12}
 }
 
 type OperatorsResponse struct {
@@ -598,7 +678,7 @@ type OperatorsResponse struct {
 
 func (x *OperatorsResponse) Reset() {
 	*x = OperatorsResponse{}
-	mi := &file_waystamp_proto_msgTypes[11]
+	mi := &file_waystamp_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -610,7 +690,7 @@ func (x *OperatorsResponse) String() string {
 func (*OperatorsResponse) ProtoMessage() {}
 
 func (x *OperatorsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[11]
+	mi := &file_waystamp_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -623,7 +703,7 @@ func (x *OperatorsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OperatorsResponse.ProtoReflect.Descriptor instead.
 func (*OperatorsResponse) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{11}
+	return file_waystamp_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *OperatorsResponse) GetOperators() []*OperatorState {
@@ -644,7 +724,7 @@ type OperatorState struct {
 
 func (x *OperatorState) Reset() {
 	*x = OperatorState{}
-	mi := &file_waystamp_proto_msgTypes[12]
+	mi := &file_waystamp_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -656,7 +736,7 @@ func (x *OperatorState) String() string {
 func (*OperatorState) ProtoMessage() {}
 
 func (x *OperatorState) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[12]
+	mi := &file_waystamp_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -669,7 +749,7 @@ func (x *OperatorState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OperatorState.ProtoReflect.Descriptor instead.
 func (*OperatorState) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{12}
+	return file_waystamp_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *OperatorState) GetName() string {
@@ -701,7 +781,7 @@ type BackupRequest struct {
 
 func (x *BackupRequest) Reset() {
 	*x = BackupRequest{}
-	mi := &file_waystamp_proto_msgTypes[13]
+	mi := &file_waystamp_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -713,7 +793,7 @@ func (x *BackupRequest) String() string {
 func (*BackupRequest) ProtoMessage() {}
 
 func (x *BackupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[13]
+	mi := &file_waystamp_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -726,7 +806,7 @@ func (x *BackupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupRequest.ProtoReflect.Descriptor instead.
 func (*BackupRequest) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{13}
+	return file_waystamp_proto_rawDescGZIP(), []int{15}
 }
 
 type BackupResponse struct {
@@ -738,7 +818,7 @@ type BackupResponse struct {
 
 func (x *BackupResponse) Reset() {
 	*x = BackupResponse{}
-	mi := &file_waystamp_proto_msgTypes[14]
+	mi := &file_waystamp_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -750,7 +830,7 @@ func (x *BackupResponse) String() string {
 func (*BackupResponse) ProtoMessage() {}
 
 func (x *BackupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[14]
+	mi := &file_waystamp_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -763,7 +843,7 @@ func (x *BackupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupResponse.ProtoReflect.Descriptor instead.
 func (*BackupResponse) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{14}
+	return file_waystamp_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *BackupResponse) GetPart() []byte {
@@ -781,7 +861,7 @@ type GetRequest struct {
 
 func (x *GetRequest) Reset() {
 	*x = GetRequest{}
-	mi := &file_waystamp_proto_msgTypes[15]
+	mi := &file_waystamp_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -793,7 +873,7 @@ func (x *GetRequest) String() string {
 func (*GetRequest) ProtoMessage() {}
 
 func (x *GetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[15]
+	mi := &file_waystamp_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -806,7 +886,7 @@ func (x *GetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetRequest.ProtoReflect.Descriptor instead.
 func (*GetRequest) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{15}
+	return file_waystamp_proto_rawDescGZIP(), []int{17}
 }
 
 type GetResponse struct {
@@ -818,7 +898,7 @@ type GetResponse struct {
 
 func (x *GetResponse) Reset() {
 	*x = GetResponse{}
-	mi := &file_waystamp_proto_msgTypes[16]
+	mi := &file_waystamp_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -830,7 +910,7 @@ func (x *GetResponse) String() string {
 func (*GetResponse) ProtoMessage() {}
 
 func (x *GetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[16]
+	mi := &file_waystamp_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -843,7 +923,7 @@ func (x *GetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetResponse.ProtoReflect.Descriptor instead.
 func (*GetResponse) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{16}
+	return file_waystamp_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *GetResponse) GetState() *State {
@@ -861,7 +941,7 @@ type FollowRequest struct {
 
 func (x *FollowRequest) Reset() {
 	*x = FollowRequest{}
-	mi := &file_waystamp_proto_msgTypes[17]
+	mi := &file_waystamp_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -873,7 +953,7 @@ func (x *FollowRequest) String() string {
 func (*FollowRequest) ProtoMessage() {}
 
 func (x *FollowRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[17]
+	mi := &file_waystamp_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -886,7 +966,7 @@ func (x *FollowRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FollowRequest.ProtoReflect.Descriptor instead.
 func (*FollowRequest) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{17}
+	return file_waystamp_proto_rawDescGZIP(), []int{19}
 }
 
 type FollowResponse struct {
@@ -898,7 +978,7 @@ type FollowResponse struct {
 
 func (x *FollowResponse) Reset() {
 	*x = FollowResponse{}
-	mi := &file_waystamp_proto_msgTypes[18]
+	mi := &file_waystamp_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -910,7 +990,7 @@ func (x *FollowResponse) String() string {
 func (*FollowResponse) ProtoMessage() {}
 
 func (x *FollowResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[18]
+	mi := &file_waystamp_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -923,7 +1003,7 @@ func (x *FollowResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FollowResponse.ProtoReflect.Descriptor instead.
 func (*FollowResponse) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{18}
+	return file_waystamp_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *FollowResponse) GetState() *State {
@@ -948,13 +1028,14 @@ type State struct {
 	TrustDomain   string                 `protobuf:"bytes,11,opt,name=trust_domain,json=trustDomain,proto3" json:"trust_domain,omitempty"`
 	Waiting       []*WaitingState        `protobuf:"bytes,12,rep,name=waiting,proto3" json:"waiting,omitempty"`                               // the same nodes as waiting_for
 	NextRotation  *timestamppb.Timestamp `protobuf:"bytes,13,opt,name=next_rotation,json=nextRotation,proto3" json:"next_rotation,omitempty"` // by the controller's clock; not set: never
+	Roots         []*RootState           `protobuf:"bytes,14,rep,name=roots,proto3" json:"roots,omitempty"`                                   // the one that signs first
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *State) Reset() {
 	*x = State{}
-	mi := &file_waystamp_proto_msgTypes[19]
+	mi := &file_waystamp_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -966,7 +1047,7 @@ func (x *State) String() string {
 func (*State) ProtoMessage() {}
 
 func (x *State) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[19]
+	mi := &file_waystamp_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -979,7 +1060,7 @@ func (x *State) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use State.ProtoReflect.Descriptor instead.
 func (*State) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{19}
+	return file_waystamp_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *State) GetWantedSerial() uint64 {
@@ -1073,6 +1154,90 @@ func (x *State) GetNextRotation() *timestamppb.Timestamp {
 	return nil
 }
 
+func (x *State) GetRoots() []*RootState {
+	if x != nil {
+		return x.Roots
+	}
+	return nil
+}
+
+// RootState is a root that nodes and controllers trust.
+type RootState struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Pin           string                 `protobuf:"bytes,1,opt,name=pin,proto3" json:"pin,omitempty"`     // SHA-256 of the certificate, hexadecimal
+	State         string                 `protobuf:"bytes,2,opt,name=state,proto3" json:"state,omitempty"` // signs, coming or going
+	Ends          *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=ends,proto3" json:"ends,omitempty"`
+	WaitingFor    []string               `protobuf:"bytes,4,rep,name=waiting_for,json=waitingFor,proto3" json:"waiting_for,omitempty"` // nodes, of coming and going
+	Since         *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=since,proto3" json:"since,omitempty"`                             // of coming and going
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RootState) Reset() {
+	*x = RootState{}
+	mi := &file_waystamp_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RootState) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RootState) ProtoMessage() {}
+
+func (x *RootState) ProtoReflect() protoreflect.Message {
+	mi := &file_waystamp_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RootState.ProtoReflect.Descriptor instead.
+func (*RootState) Descriptor() ([]byte, []int) {
+	return file_waystamp_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *RootState) GetPin() string {
+	if x != nil {
+		return x.Pin
+	}
+	return ""
+}
+
+func (x *RootState) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
+func (x *RootState) GetEnds() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Ends
+	}
+	return nil
+}
+
+func (x *RootState) GetWaitingFor() []string {
+	if x != nil {
+		return x.WaitingFor
+	}
+	return nil
+}
+
+func (x *RootState) GetSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Since
+	}
+	return nil
+}
+
 // WaitingState is a node that a change waits for.
 type WaitingState struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1087,7 +1252,7 @@ type WaitingState struct {
 
 func (x *WaitingState) Reset() {
 	*x = WaitingState{}
-	mi := &file_waystamp_proto_msgTypes[20]
+	mi := &file_waystamp_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1099,7 +1264,7 @@ func (x *WaitingState) String() string {
 func (*WaitingState) ProtoMessage() {}
 
 func (x *WaitingState) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[20]
+	mi := &file_waystamp_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1112,7 +1277,7 @@ func (x *WaitingState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitingState.ProtoReflect.Descriptor instead.
 func (*WaitingState) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{20}
+	return file_waystamp_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *WaitingState) GetNode() string {
@@ -1165,7 +1330,7 @@ type NodeState struct {
 
 func (x *NodeState) Reset() {
 	*x = NodeState{}
-	mi := &file_waystamp_proto_msgTypes[21]
+	mi := &file_waystamp_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1177,7 +1342,7 @@ func (x *NodeState) String() string {
 func (*NodeState) ProtoMessage() {}
 
 func (x *NodeState) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[21]
+	mi := &file_waystamp_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1190,7 +1355,7 @@ func (x *NodeState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeState.ProtoReflect.Descriptor instead.
 func (*NodeState) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{21}
+	return file_waystamp_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *NodeState) GetName() string {
@@ -1253,7 +1418,7 @@ type ChainState struct {
 
 func (x *ChainState) Reset() {
 	*x = ChainState{}
-	mi := &file_waystamp_proto_msgTypes[22]
+	mi := &file_waystamp_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1265,7 +1430,7 @@ func (x *ChainState) String() string {
 func (*ChainState) ProtoMessage() {}
 
 func (x *ChainState) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[22]
+	mi := &file_waystamp_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1278,7 +1443,7 @@ func (x *ChainState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChainState.ProtoReflect.Descriptor instead.
 func (*ChainState) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{22}
+	return file_waystamp_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ChainState) GetName() string {
@@ -1317,7 +1482,7 @@ type EpochState struct {
 
 func (x *EpochState) Reset() {
 	*x = EpochState{}
-	mi := &file_waystamp_proto_msgTypes[23]
+	mi := &file_waystamp_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1329,7 +1494,7 @@ func (x *EpochState) String() string {
 func (*EpochState) ProtoMessage() {}
 
 func (x *EpochState) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[23]
+	mi := &file_waystamp_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1342,7 +1507,7 @@ func (x *EpochState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EpochState.ProtoReflect.Descriptor instead.
 func (*EpochState) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{23}
+	return file_waystamp_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *EpochState) GetChain() string {
@@ -1403,7 +1568,7 @@ type DeleteRequest struct {
 
 func (x *DeleteRequest) Reset() {
 	*x = DeleteRequest{}
-	mi := &file_waystamp_proto_msgTypes[24]
+	mi := &file_waystamp_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1415,7 +1580,7 @@ func (x *DeleteRequest) String() string {
 func (*DeleteRequest) ProtoMessage() {}
 
 func (x *DeleteRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[24]
+	mi := &file_waystamp_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1428,7 +1593,7 @@ func (x *DeleteRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteRequest.ProtoReflect.Descriptor instead.
 func (*DeleteRequest) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{24}
+	return file_waystamp_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *DeleteRequest) GetChain() string {
@@ -1446,7 +1611,7 @@ type DeleteResponse struct {
 
 func (x *DeleteResponse) Reset() {
 	*x = DeleteResponse{}
-	mi := &file_waystamp_proto_msgTypes[25]
+	mi := &file_waystamp_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1458,7 +1623,7 @@ func (x *DeleteResponse) String() string {
 func (*DeleteResponse) ProtoMessage() {}
 
 func (x *DeleteResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[25]
+	mi := &file_waystamp_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1471,7 +1636,7 @@ func (x *DeleteResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteResponse.ProtoReflect.Descriptor instead.
 func (*DeleteResponse) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{25}
+	return file_waystamp_proto_rawDescGZIP(), []int{28}
 }
 
 type RotateRequest struct {
@@ -1484,7 +1649,7 @@ type RotateRequest struct {
 
 func (x *RotateRequest) Reset() {
 	*x = RotateRequest{}
-	mi := &file_waystamp_proto_msgTypes[26]
+	mi := &file_waystamp_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1496,7 +1661,7 @@ func (x *RotateRequest) String() string {
 func (*RotateRequest) ProtoMessage() {}
 
 func (x *RotateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[26]
+	mi := &file_waystamp_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1509,7 +1674,7 @@ func (x *RotateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateRequest.ProtoReflect.Descriptor instead.
 func (*RotateRequest) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{26}
+	return file_waystamp_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *RotateRequest) GetChains() []string {
@@ -1535,7 +1700,7 @@ type RotateResponse struct {
 
 func (x *RotateResponse) Reset() {
 	*x = RotateResponse{}
-	mi := &file_waystamp_proto_msgTypes[27]
+	mi := &file_waystamp_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1547,7 +1712,7 @@ func (x *RotateResponse) String() string {
 func (*RotateResponse) ProtoMessage() {}
 
 func (x *RotateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[27]
+	mi := &file_waystamp_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1560,7 +1725,7 @@ func (x *RotateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateResponse.ProtoReflect.Descriptor instead.
 func (*RotateResponse) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{27}
+	return file_waystamp_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *RotateResponse) GetSerial() uint64 {
@@ -1581,7 +1746,7 @@ type CreateTokenRequest struct {
 
 func (x *CreateTokenRequest) Reset() {
 	*x = CreateTokenRequest{}
-	mi := &file_waystamp_proto_msgTypes[28]
+	mi := &file_waystamp_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1593,7 +1758,7 @@ func (x *CreateTokenRequest) String() string {
 func (*CreateTokenRequest) ProtoMessage() {}
 
 func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[28]
+	mi := &file_waystamp_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1606,7 +1771,7 @@ func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenRequest.ProtoReflect.Descriptor instead.
 func (*CreateTokenRequest) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{28}
+	return file_waystamp_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *CreateTokenRequest) GetNode() string {
@@ -1640,7 +1805,7 @@ type CreateTokenResponse struct {
 
 func (x *CreateTokenResponse) Reset() {
 	*x = CreateTokenResponse{}
-	mi := &file_waystamp_proto_msgTypes[29]
+	mi := &file_waystamp_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1652,7 +1817,7 @@ func (x *CreateTokenResponse) String() string {
 func (*CreateTokenResponse) ProtoMessage() {}
 
 func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[29]
+	mi := &file_waystamp_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1665,7 +1830,7 @@ func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenResponse.ProtoReflect.Descriptor instead.
 func (*CreateTokenResponse) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{29}
+	return file_waystamp_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *CreateTokenResponse) GetToken() string {
@@ -1691,7 +1856,7 @@ type RevokeRequest struct {
 
 func (x *RevokeRequest) Reset() {
 	*x = RevokeRequest{}
-	mi := &file_waystamp_proto_msgTypes[30]
+	mi := &file_waystamp_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1703,7 +1868,7 @@ func (x *RevokeRequest) String() string {
 func (*RevokeRequest) ProtoMessage() {}
 
 func (x *RevokeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[30]
+	mi := &file_waystamp_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1716,7 +1881,7 @@ func (x *RevokeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeRequest.ProtoReflect.Descriptor instead.
 func (*RevokeRequest) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{30}
+	return file_waystamp_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *RevokeRequest) GetNode() string {
@@ -1735,7 +1900,7 @@ type RevokeResponse struct {
 
 func (x *RevokeResponse) Reset() {
 	*x = RevokeResponse{}
-	mi := &file_waystamp_proto_msgTypes[31]
+	mi := &file_waystamp_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1747,7 +1912,7 @@ func (x *RevokeResponse) String() string {
 func (*RevokeResponse) ProtoMessage() {}
 
 func (x *RevokeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[31]
+	mi := &file_waystamp_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1760,7 +1925,7 @@ func (x *RevokeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeResponse.ProtoReflect.Descriptor instead.
 func (*RevokeResponse) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{31}
+	return file_waystamp_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *RevokeResponse) GetBlocked() []string {
@@ -1781,7 +1946,7 @@ type JoinRequest struct {
 
 func (x *JoinRequest) Reset() {
 	*x = JoinRequest{}
-	mi := &file_waystamp_proto_msgTypes[32]
+	mi := &file_waystamp_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1793,7 +1958,7 @@ func (x *JoinRequest) String() string {
 func (*JoinRequest) ProtoMessage() {}
 
 func (x *JoinRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[32]
+	mi := &file_waystamp_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1806,7 +1971,7 @@ func (x *JoinRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinRequest.ProtoReflect.Descriptor instead.
 func (*JoinRequest) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{32}
+	return file_waystamp_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *JoinRequest) GetToken() string {
@@ -1840,7 +2005,7 @@ type JoinResponse struct {
 
 func (x *JoinResponse) Reset() {
 	*x = JoinResponse{}
-	mi := &file_waystamp_proto_msgTypes[33]
+	mi := &file_waystamp_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1852,7 +2017,7 @@ func (x *JoinResponse) String() string {
 func (*JoinResponse) ProtoMessage() {}
 
 func (x *JoinResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[33]
+	mi := &file_waystamp_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1865,7 +2030,7 @@ func (x *JoinResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinResponse.ProtoReflect.Descriptor instead.
 func (*JoinResponse) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{33}
+	return file_waystamp_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *JoinResponse) GetCertificates() [][]byte {
@@ -1890,7 +2055,7 @@ type RenewRequest struct {
 
 func (x *RenewRequest) Reset() {
 	*x = RenewRequest{}
-	mi := &file_waystamp_proto_msgTypes[34]
+	mi := &file_waystamp_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1902,7 +2067,7 @@ func (x *RenewRequest) String() string {
 func (*RenewRequest) ProtoMessage() {}
 
 func (x *RenewRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[34]
+	mi := &file_waystamp_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1915,7 +2080,7 @@ func (x *RenewRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewRequest.ProtoReflect.Descriptor instead.
 func (*RenewRequest) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{34}
+	return file_waystamp_proto_rawDescGZIP(), []int{37}
 }
 
 type RenewResponse struct {
@@ -1928,7 +2093,7 @@ type RenewResponse struct {
 
 func (x *RenewResponse) Reset() {
 	*x = RenewResponse{}
-	mi := &file_waystamp_proto_msgTypes[35]
+	mi := &file_waystamp_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1940,7 +2105,7 @@ func (x *RenewResponse) String() string {
 func (*RenewResponse) ProtoMessage() {}
 
 func (x *RenewResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[35]
+	mi := &file_waystamp_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1953,7 +2118,7 @@ func (x *RenewResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewResponse.ProtoReflect.Descriptor instead.
 func (*RenewResponse) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{35}
+	return file_waystamp_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *RenewResponse) GetCertificates() [][]byte {
@@ -1974,14 +2139,15 @@ type PlansRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Revision      uint64                 `protobuf:"varint,1,opt,name=revision,proto3" json:"revision,omitempty"` // of the plan on the node's disk; 0: none
 	Digest        string                 `protobuf:"bytes,2,opt,name=digest,proto3" json:"digest,omitempty"`
-	Held          []*HeldEpoch           `protobuf:"bytes,3,rep,name=held,proto3" json:"held,omitempty"` // the latest of each path in that plan
+	Held          []*HeldEpoch           `protobuf:"bytes,3,rep,name=held,proto3" json:"held,omitempty"`   // the latest of each path in that plan
+	Roots         []string               `protobuf:"bytes,4,rep,name=roots,proto3" json:"roots,omitempty"` // that the node trusts, by pin as in RootState; the first has signed its certificate
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *PlansRequest) Reset() {
 	*x = PlansRequest{}
-	mi := &file_waystamp_proto_msgTypes[36]
+	mi := &file_waystamp_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1993,7 +2159,7 @@ func (x *PlansRequest) String() string {
 func (*PlansRequest) ProtoMessage() {}
 
 func (x *PlansRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[36]
+	mi := &file_waystamp_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2006,7 +2172,7 @@ func (x *PlansRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlansRequest.ProtoReflect.Descriptor instead.
 func (*PlansRequest) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{36}
+	return file_waystamp_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *PlansRequest) GetRevision() uint64 {
@@ -2030,6 +2196,13 @@ func (x *PlansRequest) GetHeld() []*HeldEpoch {
 	return nil
 }
 
+func (x *PlansRequest) GetRoots() []string {
+	if x != nil {
+		return x.Roots
+	}
+	return nil
+}
+
 type HeldEpoch struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Path          uint32                 `protobuf:"varint,1,opt,name=path,proto3" json:"path,omitempty"`
@@ -2040,7 +2213,7 @@ type HeldEpoch struct {
 
 func (x *HeldEpoch) Reset() {
 	*x = HeldEpoch{}
-	mi := &file_waystamp_proto_msgTypes[37]
+	mi := &file_waystamp_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2052,7 +2225,7 @@ func (x *HeldEpoch) String() string {
 func (*HeldEpoch) ProtoMessage() {}
 
 func (x *HeldEpoch) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[37]
+	mi := &file_waystamp_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2065,7 +2238,7 @@ func (x *HeldEpoch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeldEpoch.ProtoReflect.Descriptor instead.
 func (*HeldEpoch) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{37}
+	return file_waystamp_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *HeldEpoch) GetPath() uint32 {
@@ -2083,17 +2256,19 @@ func (x *HeldEpoch) GetEpoch() uint32 {
 }
 
 type PlansResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Revision      uint64                 `protobuf:"varint,1,opt,name=revision,proto3" json:"revision,omitempty"`
-	Digest        string                 `protobuf:"bytes,2,opt,name=digest,proto3" json:"digest,omitempty"` // SHA-256 of plan, hexadecimal
-	Plan          []byte                 `protobuf:"bytes,3,opt,name=plan,proto3" json:"plan,omitempty"`     // the node's own, as plan.EncodeNode makes it
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	state                   protoimpl.MessageState `protogen:"open.v1"`
+	Revision                uint64                 `protobuf:"varint,1,opt,name=revision,proto3" json:"revision,omitempty"`
+	Digest                  string                 `protobuf:"bytes,2,opt,name=digest,proto3" json:"digest,omitempty"`                                                                     // SHA-256 of plan, hexadecimal
+	Plan                    []byte                 `protobuf:"bytes,3,opt,name=plan,proto3" json:"plan,omitempty"`                                                                         // the node's own, as plan.EncodeNode makes it
+	Renew                   bool                   `protobuf:"varint,4,opt,name=renew,proto3" json:"renew,omitempty"`                                                                      // instead of a plan: renew the certificate, the roots have changed
+	RenewWithinMilliseconds uint32                 `protobuf:"varint,5,opt,name=renew_within_milliseconds,json=renewWithinMilliseconds,proto3" json:"renew_within_milliseconds,omitempty"` // at a time that the node draws
+	unknownFields           protoimpl.UnknownFields
+	sizeCache               protoimpl.SizeCache
 }
 
 func (x *PlansResponse) Reset() {
 	*x = PlansResponse{}
-	mi := &file_waystamp_proto_msgTypes[38]
+	mi := &file_waystamp_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2105,7 +2280,7 @@ func (x *PlansResponse) String() string {
 func (*PlansResponse) ProtoMessage() {}
 
 func (x *PlansResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[38]
+	mi := &file_waystamp_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2118,7 +2293,7 @@ func (x *PlansResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlansResponse.ProtoReflect.Descriptor instead.
 func (*PlansResponse) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{38}
+	return file_waystamp_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *PlansResponse) GetRevision() uint64 {
@@ -2142,6 +2317,20 @@ func (x *PlansResponse) GetPlan() []byte {
 	return nil
 }
 
+func (x *PlansResponse) GetRenew() bool {
+	if x != nil {
+		return x.Renew
+	}
+	return false
+}
+
+func (x *PlansResponse) GetRenewWithinMilliseconds() uint32 {
+	if x != nil {
+		return x.RenewWithinMilliseconds
+	}
+	return 0
+}
+
 type AcknowledgeRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Revision      uint64                 `protobuf:"varint,1,opt,name=revision,proto3" json:"revision,omitempty"` // of the plan in force
@@ -2156,7 +2345,7 @@ type AcknowledgeRequest struct {
 
 func (x *AcknowledgeRequest) Reset() {
 	*x = AcknowledgeRequest{}
-	mi := &file_waystamp_proto_msgTypes[39]
+	mi := &file_waystamp_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2168,7 +2357,7 @@ func (x *AcknowledgeRequest) String() string {
 func (*AcknowledgeRequest) ProtoMessage() {}
 
 func (x *AcknowledgeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[39]
+	mi := &file_waystamp_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2181,7 +2370,7 @@ func (x *AcknowledgeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcknowledgeRequest.ProtoReflect.Descriptor instead.
 func (*AcknowledgeRequest) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{39}
+	return file_waystamp_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *AcknowledgeRequest) GetRevision() uint64 {
@@ -2234,7 +2423,7 @@ type AcknowledgeResponse struct {
 
 func (x *AcknowledgeResponse) Reset() {
 	*x = AcknowledgeResponse{}
-	mi := &file_waystamp_proto_msgTypes[40]
+	mi := &file_waystamp_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2246,7 +2435,7 @@ func (x *AcknowledgeResponse) String() string {
 func (*AcknowledgeResponse) ProtoMessage() {}
 
 func (x *AcknowledgeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[40]
+	mi := &file_waystamp_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2259,7 +2448,7 @@ func (x *AcknowledgeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcknowledgeResponse.ProtoReflect.Descriptor instead.
 func (*AcknowledgeResponse) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{40}
+	return file_waystamp_proto_rawDescGZIP(), []int{43}
 }
 
 var File_waystamp_proto protoreflect.FileDescriptor
@@ -2302,7 +2491,10 @@ const file_waystamp_proto_rawDesc = "" +
 	"\aexpires\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\aexpires\"+\n" +
 	"\x15RemoveOperatorRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\"\x18\n" +
-	"\x16RemoveOperatorResponse\"\x12\n" +
+	"\x16RemoveOperatorResponse\"\x11\n" +
+	"\x0fRotateCARequest\"0\n" +
+	"\x10RotateCAResponse\x12\x1c\n" +
+	"\toperators\x18\x01 \x03(\tR\toperators\"\x12\n" +
 	"\x10OperatorsRequest\"M\n" +
 	"\x11OperatorsResponse\x128\n" +
 	"\toperators\x18\x01 \x03(\v2\x1a.waystamp.v1.OperatorStateR\toperators\"m\n" +
@@ -2319,7 +2511,7 @@ const file_waystamp_proto_rawDesc = "" +
 	"\x05state\x18\x01 \x01(\v2\x12.waystamp.v1.StateR\x05state\"\x0f\n" +
 	"\rFollowRequest\":\n" +
 	"\x0eFollowResponse\x12(\n" +
-	"\x05state\x18\x01 \x01(\v2\x12.waystamp.v1.StateR\x05state\"\x88\x04\n" +
+	"\x05state\x18\x01 \x01(\v2\x12.waystamp.v1.StateR\x05state\"\xb6\x04\n" +
 	"\x05State\x12#\n" +
 	"\rwanted_serial\x18\x01 \x01(\x04R\fwantedSerial\x12\x16\n" +
 	"\x06serial\x18\x02 \x01(\x04R\x06serial\x12\x12\n" +
@@ -2335,7 +2527,15 @@ const file_waystamp_proto_rawDesc = "" +
 	" \x01(\bR\asettled\x12!\n" +
 	"\ftrust_domain\x18\v \x01(\tR\vtrustDomain\x123\n" +
 	"\awaiting\x18\f \x03(\v2\x19.waystamp.v1.WaitingStateR\awaiting\x12?\n" +
-	"\rnext_rotation\x18\r \x01(\v2\x1a.google.protobuf.TimestampR\fnextRotation\"\x96\x01\n" +
+	"\rnext_rotation\x18\r \x01(\v2\x1a.google.protobuf.TimestampR\fnextRotation\x12,\n" +
+	"\x05roots\x18\x0e \x03(\v2\x16.waystamp.v1.RootStateR\x05roots\"\xb6\x01\n" +
+	"\tRootState\x12\x10\n" +
+	"\x03pin\x18\x01 \x01(\tR\x03pin\x12\x14\n" +
+	"\x05state\x18\x02 \x01(\tR\x05state\x12.\n" +
+	"\x04ends\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x04ends\x12\x1f\n" +
+	"\vwaiting_for\x18\x04 \x03(\tR\n" +
+	"waitingFor\x120\n" +
+	"\x05since\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\"\x96\x01\n" +
 	"\fWaitingState\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x14\n" +
 	"\x05state\x18\x02 \x01(\tR\x05state\x12\x16\n" +
@@ -2393,18 +2593,21 @@ const file_waystamp_proto_rawDesc = "" +
 	"\fRenewRequest\"I\n" +
 	"\rRenewResponse\x12\"\n" +
 	"\fcertificates\x18\x01 \x03(\fR\fcertificates\x12\x14\n" +
-	"\x05roots\x18\x02 \x03(\fR\x05roots\"n\n" +
+	"\x05roots\x18\x02 \x03(\fR\x05roots\"\x84\x01\n" +
 	"\fPlansRequest\x12\x1a\n" +
 	"\brevision\x18\x01 \x01(\x04R\brevision\x12\x16\n" +
 	"\x06digest\x18\x02 \x01(\tR\x06digest\x12*\n" +
-	"\x04held\x18\x03 \x03(\v2\x16.waystamp.v1.HeldEpochR\x04held\"5\n" +
+	"\x04held\x18\x03 \x03(\v2\x16.waystamp.v1.HeldEpochR\x04held\x12\x14\n" +
+	"\x05roots\x18\x04 \x03(\tR\x05roots\"5\n" +
 	"\tHeldEpoch\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\rR\x04path\x12\x14\n" +
-	"\x05epoch\x18\x02 \x01(\rR\x05epoch\"W\n" +
+	"\x05epoch\x18\x02 \x01(\rR\x05epoch\"\xa9\x01\n" +
 	"\rPlansResponse\x12\x1a\n" +
 	"\brevision\x18\x01 \x01(\x04R\brevision\x12\x16\n" +
 	"\x06digest\x18\x02 \x01(\tR\x06digest\x12\x12\n" +
-	"\x04plan\x18\x03 \x01(\fR\x04plan\"\xb0\x01\n" +
+	"\x04plan\x18\x03 \x01(\fR\x04plan\x12\x14\n" +
+	"\x05renew\x18\x04 \x01(\bR\x05renew\x12:\n" +
+	"\x19renew_within_milliseconds\x18\x05 \x01(\rR\x17renewWithinMilliseconds\"\xb0\x01\n" +
 	"\x12AcknowledgeRequest\x12\x1a\n" +
 	"\brevision\x18\x01 \x01(\x04R\brevision\x12\x16\n" +
 	"\x06digest\x18\x02 \x01(\tR\x06digest\x12\x14\n" +
@@ -2412,7 +2615,7 @@ const file_waystamp_proto_rawDesc = "" +
 	"\bproblems\x18\x04 \x03(\tR\bproblems\x12\x1a\n" +
 	"\bwarnings\x18\x05 \x03(\tR\bwarnings\x12\x18\n" +
 	"\arefused\x18\x06 \x01(\x04R\arefused\"\x15\n" +
-	"\x13AcknowledgeResponse2\xdc\x06\n" +
+	"\x13AcknowledgeResponse2\xa5\a\n" +
 	"\x05Admin\x12>\n" +
 	"\x05Apply\x12\x19.waystamp.v1.ApplyRequest\x1a\x1a.waystamp.v1.ApplyResponse\x12;\n" +
 	"\x04Diff\x12\x18.waystamp.v1.DiffRequest\x1a\x19.waystamp.v1.DiffResponse\x128\n" +
@@ -2424,7 +2627,8 @@ const file_waystamp_proto_rawDesc = "" +
 	"\x06Revoke\x12\x1a.waystamp.v1.RevokeRequest\x1a\x1b.waystamp.v1.RevokeResponse\x12C\n" +
 	"\x06Backup\x12\x1a.waystamp.v1.BackupRequest\x1a\x1b.waystamp.v1.BackupResponse0\x01\x12P\n" +
 	"\vAddOperator\x12\x1f.waystamp.v1.AddOperatorRequest\x1a .waystamp.v1.AddOperatorResponse\x12Y\n" +
-	"\x0eRemoveOperator\x12\".waystamp.v1.RemoveOperatorRequest\x1a#.waystamp.v1.RemoveOperatorResponse\x12J\n" +
+	"\x0eRemoveOperator\x12\".waystamp.v1.RemoveOperatorRequest\x1a#.waystamp.v1.RemoveOperatorResponse\x12G\n" +
+	"\bRotateCA\x12\x1c.waystamp.v1.RotateCARequest\x1a\x1d.waystamp.v1.RotateCAResponse\x12J\n" +
 	"\tOperators\x12\x1d.waystamp.v1.OperatorsRequest\x1a\x1e.waystamp.v1.OperatorsResponse2\x97\x02\n" +
 	"\x04Node\x12;\n" +
 	"\x04Join\x12\x18.waystamp.v1.JoinRequest\x1a\x19.waystamp.v1.JoinResponse\x12>\n" +
@@ -2444,7 +2648,7 @@ func file_waystamp_proto_rawDescGZIP() []byte {
 	return file_waystamp_proto_rawDescData
 }
 
-var file_waystamp_proto_msgTypes = make([]protoimpl.MessageInfo, 42)
+var file_waystamp_proto_msgTypes = make([]protoimpl.MessageInfo, 45)
 var file_waystamp_proto_goTypes = []any{
 	(*File)(nil),                   // 0: waystamp.v1.File
 	(*ApplyRequest)(nil),           // 1: waystamp.v1.ApplyRequest
@@ -2456,99 +2660,107 @@ var file_waystamp_proto_goTypes = []any{
 	(*AddOperatorResponse)(nil),    // 7: waystamp.v1.AddOperatorResponse
 	(*RemoveOperatorRequest)(nil),  // 8: waystamp.v1.RemoveOperatorRequest
 	(*RemoveOperatorResponse)(nil), // 9: waystamp.v1.RemoveOperatorResponse
-	(*OperatorsRequest)(nil),       // 10: waystamp.v1.OperatorsRequest
-	(*OperatorsResponse)(nil),      // 11: waystamp.v1.OperatorsResponse
-	(*OperatorState)(nil),          // 12: waystamp.v1.OperatorState
-	(*BackupRequest)(nil),          // 13: waystamp.v1.BackupRequest
-	(*BackupResponse)(nil),         // 14: waystamp.v1.BackupResponse
-	(*GetRequest)(nil),             // 15: waystamp.v1.GetRequest
-	(*GetResponse)(nil),            // 16: waystamp.v1.GetResponse
-	(*FollowRequest)(nil),          // 17: waystamp.v1.FollowRequest
-	(*FollowResponse)(nil),         // 18: waystamp.v1.FollowResponse
-	(*State)(nil),                  // 19: waystamp.v1.State
-	(*WaitingState)(nil),           // 20: waystamp.v1.WaitingState
-	(*NodeState)(nil),              // 21: waystamp.v1.NodeState
-	(*ChainState)(nil),             // 22: waystamp.v1.ChainState
-	(*EpochState)(nil),             // 23: waystamp.v1.EpochState
-	(*DeleteRequest)(nil),          // 24: waystamp.v1.DeleteRequest
-	(*DeleteResponse)(nil),         // 25: waystamp.v1.DeleteResponse
-	(*RotateRequest)(nil),          // 26: waystamp.v1.RotateRequest
-	(*RotateResponse)(nil),         // 27: waystamp.v1.RotateResponse
-	(*CreateTokenRequest)(nil),     // 28: waystamp.v1.CreateTokenRequest
-	(*CreateTokenResponse)(nil),    // 29: waystamp.v1.CreateTokenResponse
-	(*RevokeRequest)(nil),          // 30: waystamp.v1.RevokeRequest
-	(*RevokeResponse)(nil),         // 31: waystamp.v1.RevokeResponse
-	(*JoinRequest)(nil),            // 32: waystamp.v1.JoinRequest
-	(*JoinResponse)(nil),           // 33: waystamp.v1.JoinResponse
-	(*RenewRequest)(nil),           // 34: waystamp.v1.RenewRequest
-	(*RenewResponse)(nil),          // 35: waystamp.v1.RenewResponse
-	(*PlansRequest)(nil),           // 36: waystamp.v1.PlansRequest
-	(*HeldEpoch)(nil),              // 37: waystamp.v1.HeldEpoch
-	(*PlansResponse)(nil),          // 38: waystamp.v1.PlansResponse
-	(*AcknowledgeRequest)(nil),     // 39: waystamp.v1.AcknowledgeRequest
-	(*AcknowledgeResponse)(nil),    // 40: waystamp.v1.AcknowledgeResponse
-	nil,                            // 41: waystamp.v1.File.RulesEntry
-	(*timestamppb.Timestamp)(nil),  // 42: google.protobuf.Timestamp
+	(*RotateCARequest)(nil),        // 10: waystamp.v1.RotateCARequest
+	(*RotateCAResponse)(nil),       // 11: waystamp.v1.RotateCAResponse
+	(*OperatorsRequest)(nil),       // 12: waystamp.v1.OperatorsRequest
+	(*OperatorsResponse)(nil),      // 13: waystamp.v1.OperatorsResponse
+	(*OperatorState)(nil),          // 14: waystamp.v1.OperatorState
+	(*BackupRequest)(nil),          // 15: waystamp.v1.BackupRequest
+	(*BackupResponse)(nil),         // 16: waystamp.v1.BackupResponse
+	(*GetRequest)(nil),             // 17: waystamp.v1.GetRequest
+	(*GetResponse)(nil),            // 18: waystamp.v1.GetResponse
+	(*FollowRequest)(nil),          // 19: waystamp.v1.FollowRequest
+	(*FollowResponse)(nil),         // 20: waystamp.v1.FollowResponse
+	(*State)(nil),                  // 21: waystamp.v1.State
+	(*RootState)(nil),              // 22: waystamp.v1.RootState
+	(*WaitingState)(nil),           // 23: waystamp.v1.WaitingState
+	(*NodeState)(nil),              // 24: waystamp.v1.NodeState
+	(*ChainState)(nil),             // 25: waystamp.v1.ChainState
+	(*EpochState)(nil),             // 26: waystamp.v1.EpochState
+	(*DeleteRequest)(nil),          // 27: waystamp.v1.DeleteRequest
+	(*DeleteResponse)(nil),         // 28: waystamp.v1.DeleteResponse
+	(*RotateRequest)(nil),          // 29: waystamp.v1.RotateRequest
+	(*RotateResponse)(nil),         // 30: waystamp.v1.RotateResponse
+	(*CreateTokenRequest)(nil),     // 31: waystamp.v1.CreateTokenRequest
+	(*CreateTokenResponse)(nil),    // 32: waystamp.v1.CreateTokenResponse
+	(*RevokeRequest)(nil),          // 33: waystamp.v1.RevokeRequest
+	(*RevokeResponse)(nil),         // 34: waystamp.v1.RevokeResponse
+	(*JoinRequest)(nil),            // 35: waystamp.v1.JoinRequest
+	(*JoinResponse)(nil),           // 36: waystamp.v1.JoinResponse
+	(*RenewRequest)(nil),           // 37: waystamp.v1.RenewRequest
+	(*RenewResponse)(nil),          // 38: waystamp.v1.RenewResponse
+	(*PlansRequest)(nil),           // 39: waystamp.v1.PlansRequest
+	(*HeldEpoch)(nil),              // 40: waystamp.v1.HeldEpoch
+	(*PlansResponse)(nil),          // 41: waystamp.v1.PlansResponse
+	(*AcknowledgeRequest)(nil),     // 42: waystamp.v1.AcknowledgeRequest
+	(*AcknowledgeResponse)(nil),    // 43: waystamp.v1.AcknowledgeResponse
+	nil,                            // 44: waystamp.v1.File.RulesEntry
+	(*timestamppb.Timestamp)(nil),  // 45: google.protobuf.Timestamp
 }
 var file_waystamp_proto_depIdxs = []int32{
-	41, // 0: waystamp.v1.File.rules:type_name -> waystamp.v1.File.RulesEntry
+	44, // 0: waystamp.v1.File.rules:type_name -> waystamp.v1.File.RulesEntry
 	0,  // 1: waystamp.v1.ApplyRequest.file:type_name -> waystamp.v1.File
 	5,  // 2: waystamp.v1.ApplyResponse.differences:type_name -> waystamp.v1.Difference
 	0,  // 3: waystamp.v1.DiffRequest.file:type_name -> waystamp.v1.File
 	5,  // 4: waystamp.v1.DiffResponse.differences:type_name -> waystamp.v1.Difference
-	42, // 5: waystamp.v1.AddOperatorResponse.expires:type_name -> google.protobuf.Timestamp
-	12, // 6: waystamp.v1.OperatorsResponse.operators:type_name -> waystamp.v1.OperatorState
-	42, // 7: waystamp.v1.OperatorState.expires:type_name -> google.protobuf.Timestamp
-	19, // 8: waystamp.v1.GetResponse.state:type_name -> waystamp.v1.State
-	19, // 9: waystamp.v1.FollowResponse.state:type_name -> waystamp.v1.State
-	42, // 10: waystamp.v1.State.since:type_name -> google.protobuf.Timestamp
-	21, // 11: waystamp.v1.State.nodes:type_name -> waystamp.v1.NodeState
-	22, // 12: waystamp.v1.State.chains:type_name -> waystamp.v1.ChainState
-	23, // 13: waystamp.v1.State.epochs:type_name -> waystamp.v1.EpochState
-	20, // 14: waystamp.v1.State.waiting:type_name -> waystamp.v1.WaitingState
-	42, // 15: waystamp.v1.State.next_rotation:type_name -> google.protobuf.Timestamp
-	42, // 16: waystamp.v1.WaitingState.since:type_name -> google.protobuf.Timestamp
-	42, // 17: waystamp.v1.NodeState.since:type_name -> google.protobuf.Timestamp
-	42, // 18: waystamp.v1.EpochState.until:type_name -> google.protobuf.Timestamp
-	42, // 19: waystamp.v1.CreateTokenResponse.expires:type_name -> google.protobuf.Timestamp
-	37, // 20: waystamp.v1.PlansRequest.held:type_name -> waystamp.v1.HeldEpoch
-	1,  // 21: waystamp.v1.Admin.Apply:input_type -> waystamp.v1.ApplyRequest
-	3,  // 22: waystamp.v1.Admin.Diff:input_type -> waystamp.v1.DiffRequest
-	15, // 23: waystamp.v1.Admin.Get:input_type -> waystamp.v1.GetRequest
-	17, // 24: waystamp.v1.Admin.Follow:input_type -> waystamp.v1.FollowRequest
-	24, // 25: waystamp.v1.Admin.Delete:input_type -> waystamp.v1.DeleteRequest
-	26, // 26: waystamp.v1.Admin.Rotate:input_type -> waystamp.v1.RotateRequest
-	28, // 27: waystamp.v1.Admin.CreateToken:input_type -> waystamp.v1.CreateTokenRequest
-	30, // 28: waystamp.v1.Admin.Revoke:input_type -> waystamp.v1.RevokeRequest
-	13, // 29: waystamp.v1.Admin.Backup:input_type -> waystamp.v1.BackupRequest
-	6,  // 30: waystamp.v1.Admin.AddOperator:input_type -> waystamp.v1.AddOperatorRequest
-	8,  // 31: waystamp.v1.Admin.RemoveOperator:input_type -> waystamp.v1.RemoveOperatorRequest
-	10, // 32: waystamp.v1.Admin.Operators:input_type -> waystamp.v1.OperatorsRequest
-	32, // 33: waystamp.v1.Node.Join:input_type -> waystamp.v1.JoinRequest
-	34, // 34: waystamp.v1.Node.Renew:input_type -> waystamp.v1.RenewRequest
-	36, // 35: waystamp.v1.Node.Plans:input_type -> waystamp.v1.PlansRequest
-	39, // 36: waystamp.v1.Node.Acknowledge:input_type -> waystamp.v1.AcknowledgeRequest
-	2,  // 37: waystamp.v1.Admin.Apply:output_type -> waystamp.v1.ApplyResponse
-	4,  // 38: waystamp.v1.Admin.Diff:output_type -> waystamp.v1.DiffResponse
-	16, // 39: waystamp.v1.Admin.Get:output_type -> waystamp.v1.GetResponse
-	18, // 40: waystamp.v1.Admin.Follow:output_type -> waystamp.v1.FollowResponse
-	25, // 41: waystamp.v1.Admin.Delete:output_type -> waystamp.v1.DeleteResponse
-	27, // 42: waystamp.v1.Admin.Rotate:output_type -> waystamp.v1.RotateResponse
-	29, // 43: waystamp.v1.Admin.CreateToken:output_type -> waystamp.v1.CreateTokenResponse
-	31, // 44: waystamp.v1.Admin.Revoke:output_type -> waystamp.v1.RevokeResponse
-	14, // 45: waystamp.v1.Admin.Backup:output_type -> waystamp.v1.BackupResponse
-	7,  // 46: waystamp.v1.Admin.AddOperator:output_type -> waystamp.v1.AddOperatorResponse
-	9,  // 47: waystamp.v1.Admin.RemoveOperator:output_type -> waystamp.v1.RemoveOperatorResponse
-	11, // 48: waystamp.v1.Admin.Operators:output_type -> waystamp.v1.OperatorsResponse
-	33, // 49: waystamp.v1.Node.Join:output_type -> waystamp.v1.JoinResponse
-	35, // 50: waystamp.v1.Node.Renew:output_type -> waystamp.v1.RenewResponse
-	38, // 51: waystamp.v1.Node.Plans:output_type -> waystamp.v1.PlansResponse
-	40, // 52: waystamp.v1.Node.Acknowledge:output_type -> waystamp.v1.AcknowledgeResponse
-	37, // [37:53] is the sub-list for method output_type
-	21, // [21:37] is the sub-list for method input_type
-	21, // [21:21] is the sub-list for extension type_name
-	21, // [21:21] is the sub-list for extension extendee
-	0,  // [0:21] is the sub-list for field type_name
+	45, // 5: waystamp.v1.AddOperatorResponse.expires:type_name -> google.protobuf.Timestamp
+	14, // 6: waystamp.v1.OperatorsResponse.operators:type_name -> waystamp.v1.OperatorState
+	45, // 7: waystamp.v1.OperatorState.expires:type_name -> google.protobuf.Timestamp
+	21, // 8: waystamp.v1.GetResponse.state:type_name -> waystamp.v1.State
+	21, // 9: waystamp.v1.FollowResponse.state:type_name -> waystamp.v1.State
+	45, // 10: waystamp.v1.State.since:type_name -> google.protobuf.Timestamp
+	24, // 11: waystamp.v1.State.nodes:type_name -> waystamp.v1.NodeState
+	25, // 12: waystamp.v1.State.chains:type_name -> waystamp.v1.ChainState
+	26, // 13: waystamp.v1.State.epochs:type_name -> waystamp.v1.EpochState
+	23, // 14: waystamp.v1.State.waiting:type_name -> waystamp.v1.WaitingState
+	45, // 15: waystamp.v1.State.next_rotation:type_name -> google.protobuf.Timestamp
+	22, // 16: waystamp.v1.State.roots:type_name -> waystamp.v1.RootState
+	45, // 17: waystamp.v1.RootState.ends:type_name -> google.protobuf.Timestamp
+	45, // 18: waystamp.v1.RootState.since:type_name -> google.protobuf.Timestamp
+	45, // 19: waystamp.v1.WaitingState.since:type_name -> google.protobuf.Timestamp
+	45, // 20: waystamp.v1.NodeState.since:type_name -> google.protobuf.Timestamp
+	45, // 21: waystamp.v1.EpochState.until:type_name -> google.protobuf.Timestamp
+	45, // 22: waystamp.v1.CreateTokenResponse.expires:type_name -> google.protobuf.Timestamp
+	40, // 23: waystamp.v1.PlansRequest.held:type_name -> waystamp.v1.HeldEpoch
+	1,  // 24: waystamp.v1.Admin.Apply:input_type -> waystamp.v1.ApplyRequest
+	3,  // 25: waystamp.v1.Admin.Diff:input_type -> waystamp.v1.DiffRequest
+	17, // 26: waystamp.v1.Admin.Get:input_type -> waystamp.v1.GetRequest
+	19, // 27: waystamp.v1.Admin.Follow:input_type -> waystamp.v1.FollowRequest
+	27, // 28: waystamp.v1.Admin.Delete:input_type -> waystamp.v1.DeleteRequest
+	29, // 29: waystamp.v1.Admin.Rotate:input_type -> waystamp.v1.RotateRequest
+	31, // 30: waystamp.v1.Admin.CreateToken:input_type -> waystamp.v1.CreateTokenRequest
+	33, // 31: waystamp.v1.Admin.Revoke:input_type -> waystamp.v1.RevokeRequest
+	15, // 32: waystamp.v1.Admin.Backup:input_type -> waystamp.v1.BackupRequest
+	6,  // 33: waystamp.v1.Admin.AddOperator:input_type -> waystamp.v1.AddOperatorRequest
+	8,  // 34: waystamp.v1.Admin.RemoveOperator:input_type -> waystamp.v1.RemoveOperatorRequest
+	10, // 35: waystamp.v1.Admin.RotateCA:input_type -> waystamp.v1.RotateCARequest
+	12, // 36: waystamp.v1.Admin.Operators:input_type -> waystamp.v1.OperatorsRequest
+	35, // 37: waystamp.v1.Node.Join:input_type -> waystamp.v1.JoinRequest
+	37, // 38: waystamp.v1.Node.Renew:input_type -> waystamp.v1.RenewRequest
+	39, // 39: waystamp.v1.Node.Plans:input_type -> waystamp.v1.PlansRequest
+	42, // 40: waystamp.v1.Node.Acknowledge:input_type -> waystamp.v1.AcknowledgeRequest
+	2,  // 41: waystamp.v1.Admin.Apply:output_type -> waystamp.v1.ApplyResponse
+	4,  // 42: waystamp.v1.Admin.Diff:output_type -> waystamp.v1.DiffResponse
+	18, // 43: waystamp.v1.Admin.Get:output_type -> waystamp.v1.GetResponse
+	20, // 44: waystamp.v1.Admin.Follow:output_type -> waystamp.v1.FollowResponse
+	28, // 45: waystamp.v1.Admin.Delete:output_type -> waystamp.v1.DeleteResponse
+	30, // 46: waystamp.v1.Admin.Rotate:output_type -> waystamp.v1.RotateResponse
+	32, // 47: waystamp.v1.Admin.CreateToken:output_type -> waystamp.v1.CreateTokenResponse
+	34, // 48: waystamp.v1.Admin.Revoke:output_type -> waystamp.v1.RevokeResponse
+	16, // 49: waystamp.v1.Admin.Backup:output_type -> waystamp.v1.BackupResponse
+	7,  // 50: waystamp.v1.Admin.AddOperator:output_type -> waystamp.v1.AddOperatorResponse
+	9,  // 51: waystamp.v1.Admin.RemoveOperator:output_type -> waystamp.v1.RemoveOperatorResponse
+	11, // 52: waystamp.v1.Admin.RotateCA:output_type -> waystamp.v1.RotateCAResponse
+	13, // 53: waystamp.v1.Admin.Operators:output_type -> waystamp.v1.OperatorsResponse
+	36, // 54: waystamp.v1.Node.Join:output_type -> waystamp.v1.JoinResponse
+	38, // 55: waystamp.v1.Node.Renew:output_type -> waystamp.v1.RenewResponse
+	41, // 56: waystamp.v1.Node.Plans:output_type -> waystamp.v1.PlansResponse
+	43, // 57: waystamp.v1.Node.Acknowledge:output_type -> waystamp.v1.AcknowledgeResponse
+	41, // [41:58] is the sub-list for method output_type
+	24, // [24:41] is the sub-list for method input_type
+	24, // [24:24] is the sub-list for extension type_name
+	24, // [24:24] is the sub-list for extension extendee
+	0,  // [0:24] is the sub-list for field type_name
 }
 
 func init() { file_waystamp_proto_init() }
@@ -2562,7 +2774,7 @@ func file_waystamp_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_waystamp_proto_rawDesc), len(file_waystamp_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   42,
+			NumMessages:   45,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

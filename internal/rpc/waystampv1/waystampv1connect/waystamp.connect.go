@@ -59,6 +59,8 @@ const (
 	AdminAddOperatorProcedure = "/waystamp.v1.Admin/AddOperator"
 	// AdminRemoveOperatorProcedure is the fully-qualified name of the Admin's RemoveOperator RPC.
 	AdminRemoveOperatorProcedure = "/waystamp.v1.Admin/RemoveOperator"
+	// AdminRotateCAProcedure is the fully-qualified name of the Admin's RotateCA RPC.
+	AdminRotateCAProcedure = "/waystamp.v1.Admin/RotateCA"
 	// AdminOperatorsProcedure is the fully-qualified name of the Admin's Operators RPC.
 	AdminOperatorsProcedure = "/waystamp.v1.Admin/Operators"
 	// NodeJoinProcedure is the fully-qualified name of the Node's Join RPC.
@@ -95,6 +97,8 @@ type AdminClient interface {
 	AddOperator(context.Context, *connect.Request[waystampv1.AddOperatorRequest]) (*connect.Response[waystampv1.AddOperatorResponse], error)
 	// RemoveOperator refuses that certificate from now on.
 	RemoveOperator(context.Context, *connect.Request[waystampv1.RemoveOperatorRequest]) (*connect.Response[waystampv1.RemoveOperatorResponse], error)
+	// RotateCA replaces the CA's root, step by step.
+	RotateCA(context.Context, *connect.Request[waystampv1.RotateCARequest]) (*connect.Response[waystampv1.RotateCAResponse], error)
 	// Operators are those who have a certificate.
 	Operators(context.Context, *connect.Request[waystampv1.OperatorsRequest]) (*connect.Response[waystampv1.OperatorsResponse], error)
 }
@@ -176,6 +180,12 @@ func NewAdminClient(httpClient connect.HTTPClient, baseURL string, opts ...conne
 			connect.WithSchema(adminMethods.ByName("RemoveOperator")),
 			connect.WithClientOptions(opts...),
 		),
+		rotateCA: connect.NewClient[waystampv1.RotateCARequest, waystampv1.RotateCAResponse](
+			httpClient,
+			baseURL+AdminRotateCAProcedure,
+			connect.WithSchema(adminMethods.ByName("RotateCA")),
+			connect.WithClientOptions(opts...),
+		),
 		operators: connect.NewClient[waystampv1.OperatorsRequest, waystampv1.OperatorsResponse](
 			httpClient,
 			baseURL+AdminOperatorsProcedure,
@@ -198,6 +208,7 @@ type adminClient struct {
 	backup         *connect.Client[waystampv1.BackupRequest, waystampv1.BackupResponse]
 	addOperator    *connect.Client[waystampv1.AddOperatorRequest, waystampv1.AddOperatorResponse]
 	removeOperator *connect.Client[waystampv1.RemoveOperatorRequest, waystampv1.RemoveOperatorResponse]
+	rotateCA       *connect.Client[waystampv1.RotateCARequest, waystampv1.RotateCAResponse]
 	operators      *connect.Client[waystampv1.OperatorsRequest, waystampv1.OperatorsResponse]
 }
 
@@ -256,6 +267,11 @@ func (c *adminClient) RemoveOperator(ctx context.Context, req *connect.Request[w
 	return c.removeOperator.CallUnary(ctx, req)
 }
 
+// RotateCA calls waystamp.v1.Admin.RotateCA.
+func (c *adminClient) RotateCA(ctx context.Context, req *connect.Request[waystampv1.RotateCARequest]) (*connect.Response[waystampv1.RotateCAResponse], error) {
+	return c.rotateCA.CallUnary(ctx, req)
+}
+
 // Operators calls waystamp.v1.Admin.Operators.
 func (c *adminClient) Operators(ctx context.Context, req *connect.Request[waystampv1.OperatorsRequest]) (*connect.Response[waystampv1.OperatorsResponse], error) {
 	return c.operators.CallUnary(ctx, req)
@@ -285,6 +301,8 @@ type AdminHandler interface {
 	AddOperator(context.Context, *connect.Request[waystampv1.AddOperatorRequest]) (*connect.Response[waystampv1.AddOperatorResponse], error)
 	// RemoveOperator refuses that certificate from now on.
 	RemoveOperator(context.Context, *connect.Request[waystampv1.RemoveOperatorRequest]) (*connect.Response[waystampv1.RemoveOperatorResponse], error)
+	// RotateCA replaces the CA's root, step by step.
+	RotateCA(context.Context, *connect.Request[waystampv1.RotateCARequest]) (*connect.Response[waystampv1.RotateCAResponse], error)
 	// Operators are those who have a certificate.
 	Operators(context.Context, *connect.Request[waystampv1.OperatorsRequest]) (*connect.Response[waystampv1.OperatorsResponse], error)
 }
@@ -362,6 +380,12 @@ func NewAdminHandler(svc AdminHandler, opts ...connect.HandlerOption) (string, h
 		connect.WithSchema(adminMethods.ByName("RemoveOperator")),
 		connect.WithHandlerOptions(opts...),
 	)
+	adminRotateCAHandler := connect.NewUnaryHandler(
+		AdminRotateCAProcedure,
+		svc.RotateCA,
+		connect.WithSchema(adminMethods.ByName("RotateCA")),
+		connect.WithHandlerOptions(opts...),
+	)
 	adminOperatorsHandler := connect.NewUnaryHandler(
 		AdminOperatorsProcedure,
 		svc.Operators,
@@ -392,6 +416,8 @@ func NewAdminHandler(svc AdminHandler, opts ...connect.HandlerOption) (string, h
 			adminAddOperatorHandler.ServeHTTP(w, r)
 		case AdminRemoveOperatorProcedure:
 			adminRemoveOperatorHandler.ServeHTTP(w, r)
+		case AdminRotateCAProcedure:
+			adminRotateCAHandler.ServeHTTP(w, r)
 		case AdminOperatorsProcedure:
 			adminOperatorsHandler.ServeHTTP(w, r)
 		default:
@@ -445,6 +471,10 @@ func (UnimplementedAdminHandler) AddOperator(context.Context, *connect.Request[w
 
 func (UnimplementedAdminHandler) RemoveOperator(context.Context, *connect.Request[waystampv1.RemoveOperatorRequest]) (*connect.Response[waystampv1.RemoveOperatorResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("waystamp.v1.Admin.RemoveOperator is not implemented"))
+}
+
+func (UnimplementedAdminHandler) RotateCA(context.Context, *connect.Request[waystampv1.RotateCARequest]) (*connect.Response[waystampv1.RotateCAResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("waystamp.v1.Admin.RotateCA is not implemented"))
 }
 
 func (UnimplementedAdminHandler) Operators(context.Context, *connect.Request[waystampv1.OperatorsRequest]) (*connect.Response[waystampv1.OperatorsResponse], error) {
