@@ -163,3 +163,53 @@ func TestTheCAIsReplacedBeforeItEndsAndWithoutWhomWasRevoked(t *testing.T) {
 		t.Error("the root is the same")
 	}
 }
+
+// Of several controllers the one that leads dies while the CA changes. The next one carries that on, and the others take
+// nodes with certificates of either root meanwhile, and of the new one alone in the end.
+func TestTheNextControllerCarriesAChangeOfTheCAOn(t *testing.T) {
+	w, seats, _ := cluster(t, 3, nil)
+	agents := map[string]*fake{}
+	names := []string{"r1", "r2", "r3"}
+	for _, name := range names {
+		agents[name] = w.join(name)
+	}
+	w.until("the first file", settled(w.apply(file)))
+	agents["r3"].stop()
+	if _, err := w.admin.RotateCA(t.Context(), connect.NewRequest(&v1.RotateCARequest{})); err != nil {
+		t.Fatal(err)
+	}
+	s := w.until("r3 is away", rootsAre("signs", "coming r3"))
+	coming := s.Roots[1].Pin
+	seats[0].kill(t)
+	w.until("another one leads", rootsAre("signs", "coming r3"))
+	agents["r3"].run("")
+	s = w.until("the old one is dropped", rootsAre("signs"))
+	if s.Roots[0].Pin != coming {
+		t.Errorf("the root is %s, want %s", s.Roots[0].Pin, coming)
+	}
+	for _, s := range seats[1:] {
+		for len(s.ctl.rootsNow()) != 1 { // it hears of it a moment later
+			select {
+			case <-t.Context().Done():
+				t.Fatalf("controller %d trusts %d roots", s.number, len(s.ctl.rootsNow()))
+			case <-time.After(10 * time.Millisecond):
+			}
+		}
+	}
+	w.until("all are connected", func(s *v1.State) bool {
+		return !slices.ContainsFunc(s.Nodes, func(n *v1.NodeState) bool { return n.State != nodeReady })
+	})
+	for _, name := range names {
+		agents[name].stop()
+		for _, at := range w.seats[1:] { // through a controller that leads, and one that does not
+			m, err := member.Open(member.Config{Controllers: []string{at}, Dir: agents[name].dir, Node: name})
+			w.must(err)
+			if err := m.Renew(t.Context()); err != nil {
+				t.Errorf("%s at %s: %v", name, at, err)
+			}
+		}
+		if got := agents[name].trustedBy(); !slices.Equal(got, []string{coming}) {
+			t.Errorf("%s trusts %q, want %s", name, got, coming)
+		}
+	}
+}
