@@ -21,9 +21,8 @@ type sidRoutes interface {
 	WithdrawSID(sid netip.Prefix) error
 }
 
-// advertised lists the SIDs that a plan wants routes for while these functions are gone,
-// in order and each once: those of its other functions, and those that it is the egress
-// of.
+// advertised lists the SIDs that need routes for a plan while these functions are gone, in order
+// and each once: the SIDs of the other functions, and the node's egress SIDs.
 func advertised(n plan.Node, gone []string) []netip.Prefix {
 	if n.Advertise != model.AdvertiseSIDs {
 		return nil
@@ -70,7 +69,7 @@ func setSIDs(r sidRoutes, locator netip.Prefix, want []netip.Prefix) (announced,
 		}
 		if err := r.AnnounceSID(sid); err == nil {
 			announced++
-		} else if !errors.Is(err, fs.ErrExist) { // else it is one of others
+		} else if !errors.Is(err, fs.ErrExist) { // otherwise the route belongs to another program
 			errs = append(errs, err)
 		}
 	}
@@ -84,7 +83,7 @@ var warnRoutes = warningKind{"a SID has a route that is not waystamp's", "the SI
 func (a *agent) advertise() error {
 	gone := a.dp.Gone()
 	want := advertised(*a.plan, gone)
-	planned := map[netip.Prefix]bool{} // also those of functions that are gone
+	planned := map[netip.Prefix]bool{} // includes SIDs of functions that are gone
 	for _, sid := range advertised(*a.plan, nil) {
 		planned[sid] = true
 	}

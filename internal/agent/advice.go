@@ -29,7 +29,7 @@ type lossSeen struct {
 	looked                time.Time
 }
 
-// loss is what has become worse at a function.
+// loss counts the packets that a function has lost since the last look.
 type loss struct {
 	dataplane.FunctionCount
 	full, missed, evicted uint64  // since it was last spoken of
@@ -61,8 +61,8 @@ func (w *lossWatch) look(now time.Time, counts []dataplane.FunctionCount) []loss
 	return out
 }
 
-// enough is a cache that what was seen lately would have fitted in, by Little's
-// law with as much again, and at least twice of what was too small.
+// enough is a cache size that would have sufficed for the latest traffic, by Little's law
+// doubled, and at least twice the size that was too small.
 func (l loss) enough() int {
 	n := 2 * l.Cache
 	if rate := int(l.rate); rate > 0 && rate <= model.RateMax {
@@ -71,7 +71,7 @@ func (l loss) enough() int {
 	return n
 }
 
-// advice says what to do about it.
+// advice names the remedy.
 func (l loss) advice() string {
 	switch {
 	case l.full > 0:
@@ -84,7 +84,7 @@ func (l loss) advice() string {
 	return "the function originates packets, or changes bytes that recognition uses: see the refusal not-cached, and the settings recognise and on-unknown"
 }
 
-// adviseCaches says which functions have lost packets, and what helps.
+// adviseCaches names functions that have lost packets, and the remedy.
 func (a *agent) adviseCaches() {
 	if a.plan == nil || len(a.plan.Proxies) == 0 {
 		a.adviseSilence(nil)

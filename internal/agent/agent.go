@@ -1,11 +1,10 @@
-// Package agent is the daemon of one node: it makes a plan file true on the
-// machine and keeps it so. It joins internal/dataplane (programs and maps) with
-// internal/host (routes, addresses, devices), and tells over a unix socket how
-// things are. What a plan says is internal/plan's matter, what a packet means
-// internal/explain's. waystamp agent, watch and get call it.
+// Package agent is the daemon of one node: it applies a plan file on the machine and keeps it
+// applied. It joins internal/dataplane (programs and maps) with internal/host (routes,
+// addresses, devices), and reports the state over a unix socket. internal/plan defines plans,
+// internal/explain explains packets. waystamp agent, watch and get call it.
 //
-// The data path does not depend on the daemon: when that stops, is killed or is
-// upgraded, programs, guard and locator route stay. Only Detach removes them.
+// The data path does not depend on the daemon: when that stops, is killed or is upgraded,
+// programs, guard and locator route stay. Only Detach removes them.
 package agent
 
 import (
@@ -40,24 +39,24 @@ import (
 	"github.com/waystamp/waystamp/internal/scrape"
 )
 
-// ReconcileEvery is how long what somebody else has changed stays changed.
+// ReconcileEvery is the interval after which changes by other programs are undone.
 const ReconcileEvery = 30 * time.Second
 
-// Config says which node an agent is for.
+// Config has the settings of an agent.
 type Config struct {
 	PlanFile string
-	// Fallback is a file with the plan that was in force before, from which the agent starts
-	// if it cannot from PlanFile. It need not be there. "": there is none.
+	// Fallback is a file with the plan that was in force before. The agent starts from it if it
+	// cannot start from PlanFile. It may be missing. "": there is none.
 	Fallback string
 	// InsecurePlan takes the plan file also if others can read or change it.
 	InsecurePlan bool
-	// Force takes a plan also if none of its addresses is on this machine, or if it is
-	// older than the one that was in force before.
+	// Force also accepts a plan without an address of this machine, or one that is older than
+	// the plan that was in force before.
 	Force    bool
 	Instance string // name of its pins; one agent each
-	Node     string // the only node whose plans are taken; "": that of the first
-	RunDir   string // socket and what only matters while the machine is up
-	StateDir string // what must survive a reboot; see dataplane.Config
+	Node     string // only plans of this node are accepted; "": the node of the first plan
+	RunDir   string // socket, and state that may be lost at a reboot
+	StateDir string // state that must survive a reboot; see dataplane.Config
 	PinDir   string // "": dataplane.DefaultPinDir
 	// GatewayFiles is the folder that names of a gateway's files count from, and GatewayAudit its log.
 	GatewayFiles string
@@ -67,8 +66,8 @@ type Config struct {
 	Log          *slog.Logger
 	Stdout       io.Writer // gets one line of JSON when the data path is armed
 
-	// Report is called, from one goroutine, with what is in force when that has changed; nil:
-	// nobody wants to know.
+	// Report is called, from one goroutine, with the plan in force when that has changed; nil:
+	// no reports.
 	Report func(InForce)
 
 	// CertificateEnds is when the node's certificate does; nil: it has no controller.
@@ -86,7 +85,7 @@ type InForce struct {
 	Revision uint64   // of the plan in force; 0: it is not a controller's
 	Digest   string   // of its file: SHA-256, hexadecimal
 	Refused  uint64   // the revision of a later plan that is not in force
-	Error    string   // why that is not, or what else is wrong
+	Error    string   // why the latest plan is not in force, or another error
 	Problems []string // parts of the plan that are not in force
 	Warnings []string
 }
@@ -113,7 +112,7 @@ func (c Config) dataplane(n *host.Net) dataplane.Config {
 	}
 }
 
-// forThisMachine refuses a plan none of whose addresses is on this machine.
+// forThisMachine refuses a plan without an address of this machine.
 func (a *agent) forThisMachine(n plan.Node, own []netip.Addr) error {
 	here := func(addr netip.Addr) bool { return addr == n.Address || n.Locator.Contains(addr) }
 	if a.cfg.Force || slices.ContainsFunc(own, here) {
@@ -134,7 +133,7 @@ type PlanError struct {
 
 func (e *PlanError) Error() string { return fmt.Sprintf("plan %s: %v", e.Path, e.Err) }
 
-// Unwrap gives the cause.
+// Unwrap returns the cause.
 func (e *PlanError) Unwrap() error { return e.Err }
 
 // agent is a running one. Its loop alone applies plans.
@@ -165,12 +164,12 @@ type agent struct {
 	again   []byte // plan that the machine was not ready for
 	said    string // to systemd, as the status
 
-	insecure string // why the plan file should not have been taken, as last told
+	insecure string // last logged reason why the plan file is insecure
 
 	saveAfter   time.Time // replay windows are not saved before
-	renewAfter  time.Time // nor packet numbers renewed
-	retryAfter  time.Time // nor is a plan tried again
-	repairAfter time.Time // nor what others have changed repaired
+	renewAfter  time.Time // packet numbers are not renewed before
+	retryAfter  time.Time // no plan is tried again before
+	repairAfter time.Time // changes by other programs are not undone before
 	unseen      bool      // devices have changed meanwhile
 
 	fallsBack bool // the plan that is being applied was in force before a later one was tried
@@ -182,10 +181,10 @@ type agent struct {
 	told    *InForce // by Report
 }
 
-// Run makes the plan file true, and follows its changes until ctx ends. It then
-// returns nil and leaves the data path at work. Whatever is wrong with the first
-// plan, the machine or the permissions is an error before anything is changed; a
-// later plan that is wrong is refused, and the one before stays in force.
+// Run applies the plan file, and follows its changes until ctx ends. It then returns nil and
+// leaves the data path in force. Any problem with the first plan, the machine or the permissions
+// is an error before anything is changed; a later bad plan is refused, and the earlier plan
+// stays in force.
 func Run(ctx context.Context, cfg Config) error { return run(ctx, cfg, thisMachine) }
 
 // run is Run on some machine.
@@ -223,7 +222,7 @@ func run(ctx context.Context, cfg Config, on func(context.Context, Config) (mach
 	if err := a.inNamespace(m.check); err != nil {
 		return err
 	}
-	// Before anything is read for good: a change from here on is seen.
+	// Before the final reading: later changes are seen.
 	changes, err := watchPlan(cfg.PlanFile)
 	if err != nil {
 		return err
@@ -296,7 +295,7 @@ func (a *agent) begin(latest readPlan, refused error, before *readPlan) error {
 	return nil
 }
 
-// start applies the first plan, and takes back what it did if it cannot.
+// start applies the first plan, and undoes its steps if it cannot.
 func (a *agent) start(n plan.Node) error {
 	own, err := a.net.Addresses()
 	if err != nil {
@@ -318,7 +317,7 @@ func (a *agent) start(n plan.Node) error {
 	return nil
 }
 
-// tell reports what is in force, if that has changed.
+// tell reports the plan in force, if that has changed.
 func (a *agent) tell() {
 	if a.cfg.Report == nil || a.plan == nil {
 		return
@@ -351,7 +350,7 @@ func (a *agent) applyPlan(n plan.Node) error {
 		}
 		a.cfg.Log.Warn("an older plan is taken, as --force says", "err", err)
 	}
-	// The locator first: what the programs do not take must not be forwarded by
+	// The locator first: a packet that the programs do not process must not be forwarded by
 	// another route, not even between two steps.
 	announced, err := a.announce(n.Locator)
 	if err != nil {
@@ -371,7 +370,7 @@ func (a *agent) applyPlan(n plan.Node) error {
 	degraded, inForce := errors.AsType[*dataplane.DegradedError](err)
 	if err != nil && !inForce {
 		err = errors.Join(err, a.removeCutters(made), a.removeFilters(next.Filters, before.Filters), a.withdraw(announced), a.state.put(before))
-		if a.plan != nil { // whose functions may have the rules of n by now
+		if a.plan != nil { // its functions may have the rules of n by now
 			a.filters = a.ensureFilters(*a.plan)
 			a.ensureStreams(*a.plan, a.filters.withheld)
 			a.dp.Withhold(a.filters.withheld)
@@ -436,7 +435,7 @@ func (a *agent) withdraw(locator netip.Prefix) error {
 	return a.net.WithdrawLocator(locator)
 }
 
-// report shows what of the plan is not in force; nil: nothing.
+// report shows the parts of the plan that are not in force; nil: all are.
 func (a *agent) report(d *dataplane.DegradedError) {
 	var problems []string
 	if d != nil {
@@ -457,7 +456,7 @@ func (a *agent) report(d *dataplane.DegradedError) {
 // serve follows all that can change, until ctx ends.
 func (a *agent) serve(ctx context.Context, l *listener, scraped net.Listener, changes *fileWatch) error {
 	group, ctx := errgroup.WithContext(ctx)
-	// Each of these says "look again"; one message stands for any number.
+	// Each message means "look again"; one stands for any number of changes.
 	addresses := make(chan []netip.Addr)
 	links := make(chan struct{}, 1)
 	plans := make(chan struct{}, 1)
@@ -478,7 +477,7 @@ func (a *agent) serve(ctx context.Context, l *listener, scraped net.Listener, ch
 	})
 	group.Go(func() error { return a.keepPins(ctx, changes, pins) })
 	group.Go(func() error {
-		// Without it what is unmounted is noticed with the next tick.
+		// Without it, the next tick notices an unmounted file system.
 		if err := watchMounts(ctx, func() { notify(pins) }); ctx.Err() == nil {
 			a.cfg.Log.Warn("an unmount of the bpf filesystem cannot be watched, and is detected later", "within", a.cfg.ReconcileEvery, "err", err)
 		}
@@ -558,7 +557,7 @@ func (a *agent) serve(ctx context.Context, l *listener, scraped net.Listener, ch
 			case <-losses.C:
 				a.adviseCaches()
 			case <-second.C:
-				// Nothing tells what happens at the other end of a veth.
+				// No event reports changes at the other end of a veth.
 				if err := a.inNamespace(a.dp.RefreshTargets); err != nil {
 					a.fail("XDP redirects could not be brought up to date", err)
 				}
@@ -569,7 +568,7 @@ func (a *agent) serve(ctx context.Context, l *listener, scraped net.Listener, ch
 					a.lookAgain(ctx)
 				}
 			case <-tick.C:
-				// Also finds what inotify does not tell, such as the target of a
+				// Also finds changes that inotify does not report, such as the target of a
 				// symbolic link.
 				a.followPlan(ctx)
 				a.retry(ctx)
@@ -603,8 +602,8 @@ func notify(c chan struct{}) {
 // and renewing numbers.
 const saveShare = 50
 
-// saveWindows keeps on disk what the egress has seen, each second, or as often
-// as it can be without taking much of a CPU.
+// saveWindows writes the egress's accepted numbers to disk, each second, or as often as possible
+// without much CPU time.
 func (a *agent) saveWindows() {
 	start := time.Now()
 	if start.Before(a.saveAfter) {
@@ -623,8 +622,8 @@ func (a *agent) saveWindows() {
 	a.saveAfter = time.Now().Add(saveShare * time.Since(start))
 }
 
-// renewNumbers gives headends more packet numbers in time, each second, or as
-// often as it can be without taking much of a CPU.
+// renewNumbers gives headends more packet numbers in time, each second, or as often as possible
+// without much CPU time.
 func (a *agent) renewNumbers() {
 	start := time.Now()
 	if start.Before(a.renewAfter) {
@@ -649,8 +648,8 @@ func (a *agent) fail(what string, err error) {
 	}
 }
 
-// refuse logs what is wrong with a new plan, and shows it until there is a plan that
-// can be put in force. anew: else it is logged only if it is not known.
+// refuse logs the error of a new plan, and shows it until a plan can be put in force. anew:
+// always log; otherwise only a new error.
 func (a *agent) refuse(err error, anew bool) {
 	const what = "the new plan is refused and the one before stays in force"
 	if a.status.refused(fmt.Errorf("%s: %w", what, err)) || anew {
@@ -664,7 +663,7 @@ type readPlan struct {
 	node    plan.Node
 }
 
-// readPlan reads the plan file and checks whose plan it is.
+// readPlan reads the plan file and checks its node.
 func (a *agent) readPlan(ctx context.Context) (readPlan, error) {
 	b, err := a.readFile(ctx)
 	if err != nil {
@@ -677,7 +676,7 @@ func (a *agent) readPlan(ctx context.Context) (readPlan, error) {
 	return readPlan{b, n}, nil
 }
 
-// readFallback reads the plan that was in force before; nil: there is none that can be used.
+// readFallback reads the plan that was in force before; nil: there is no usable one.
 func (a *agent) readFallback(ctx context.Context) (*readPlan, error) {
 	if a.cfg.Fallback == "" {
 		return nil, nil
@@ -738,9 +737,9 @@ func (a *agent) followPlan(ctx context.Context) {
 	}
 }
 
-// lookAgain does what has become possible or necessary since devices have changed. To
-// try in vain changes them, too (cutters come and go, filters are put and taken off):
-// without a pause behind what failed the agent would do nothing else.
+// lookAgain does the work that has become possible or necessary by changes of devices. A failed
+// attempt changes devices too (cutters and filters are added and removed): without a pause after
+// a failure the agent would repeat it all the time.
 func (a *agent) lookAgain(ctx context.Context) {
 	now := time.Now()
 	retry, repair := !now.Before(a.retryAfter), !now.Before(a.repairAfter)
@@ -753,7 +752,7 @@ func (a *agent) lookAgain(ctx context.Context) {
 	}
 }
 
-// failurePause is how long what has failed is not tried again because of devices.
+// failurePause is the time after a failure in which changes of devices cause no new attempt.
 const failurePause = time.Second
 
 // retry tries a plan again that the machine was not ready for.
@@ -782,7 +781,7 @@ func (a *agent) try(ctx context.Context, b []byte, anew bool) {
 	a.cfg.Log.Info("the new plan is in force", "node", n.Name)
 }
 
-// reconcile repairs what others have changed.
+// reconcile undoes changes by other programs.
 func (a *agent) reconcile() {
 	if _, err := a.ensureCutters(*a.plan); err != nil {
 		// Only functions that need them are affected: the rest is done.
@@ -823,8 +822,8 @@ func digest(b []byte) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// readFile reads the plan file, unless others can read or change it, and tells of it
-// if that does not matter.
+// readFile reads the plan file, unless other users can read or change it; with --insecure-plan it
+// only logs that.
 func (a *agent) readFile(ctx context.Context) ([]byte, error) {
 	type read struct {
 		b        []byte

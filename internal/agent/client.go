@@ -17,14 +17,13 @@ import (
 	"github.com/waystamp/waystamp/internal/event"
 )
 
-// Client asks an agent over its socket.
+// Client sends requests to an agent over its socket.
 type Client struct {
 	socket string
 	http   *http.Client
 }
 
-// NewClient returns a client for an agent's socket. It connects when asked
-// something.
+// NewClient returns a client for an agent's socket. It connects at the first request.
 func NewClient(socket string) *Client {
 	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
 		var d net.Dialer
@@ -36,22 +35,22 @@ func NewClient(socket string) *Client {
 // Close lets go of idle connections.
 func (c *Client) Close() { c.http.CloseIdleConnections() }
 
-// Status asks how the agent is.
+// Status returns the agent's status.
 func (c *Client) Status(ctx context.Context) (v api.Status, err error) {
 	return v, c.getJSON(ctx, api.PathStatus, &v, &v.Version)
 }
 
-// Counters asks what the programs have counted.
+// Counters returns the programs' counters.
 func (c *Client) Counters(ctx context.Context) (v api.Counters, err error) {
 	return v, c.getJSON(ctx, api.PathCounters, &v, &v.Version)
 }
 
-// Functions asks what the proxies of functions have counted and keep now.
+// Functions returns the counters and kept headers of functions' proxies.
 func (c *Client) Functions(ctx context.Context) (v api.Functions, err error) {
 	return v, c.getJSON(ctx, api.PathFunctions, &v, &v.Version)
 }
 
-// Function asks for the counters of one function's proxy.
+// Function returns the counters of one function's proxy.
 func (c *Client) Function(ctx context.Context, name string) (api.Function, error) {
 	v, err := c.Functions(ctx)
 	if err != nil {
@@ -69,9 +68,9 @@ func (c *Client) Function(ctx context.Context, name string) (api.Function, error
 // none for a while.
 var ErrDropped = errors.New("the agent has dropped this reader of events")
 
-// Events calls f for past events and, if follow is set, for new ones until ctx
-// ends (with its cause) or the agent stops (with io.EOF), or f fails. If f takes so
-// long that the agent gives up, the error is ErrDropped.
+// Events calls f for past events and, if follow is set, for new ones until ctx ends (with its
+// cause) or the agent stops (with io.EOF), or f fails. If f takes so long that the agent
+// disconnects, the error is ErrDropped.
 func (c *Client) Events(ctx context.Context, follow bool, f func(event.Event) error) error {
 	return c.Watch(ctx, follow, func(int) error { return nil }, f)
 }
@@ -111,7 +110,7 @@ func (c *Client) Watch(ctx context.Context, follow bool, begin func(past int) er
 	return nil
 }
 
-// cutReader notes that what it reads ends before its end.
+// cutReader notes that its stream ended early.
 type cutReader struct {
 	r   io.Reader
 	cut bool
@@ -125,8 +124,8 @@ func (r *cutReader) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// whyCut tells why a stream has ended: the agent says whom it has dropped. One that
-// says nothing has ended.
+// whyCut returns the reason why a stream has ended: the agent names the readers that it has
+// disconnected. Without an answer the agent has stopped.
 func (c *Client) whyCut(ctx context.Context, reader string) error {
 	s, err := c.Status(ctx)
 	if ctx.Err() != nil {
@@ -155,7 +154,7 @@ func (c *Client) getJSON(ctx context.Context, path string, into any, version *in
 	return nil
 }
 
-// do asks for something. The caller closes the body of the answer.
+// do sends a request. The caller closes the body of the answer.
 func (c *Client) do(ctx context.Context, path string) (*http.Response, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://agent"+path, nil)
 	if err != nil {
@@ -176,7 +175,7 @@ func (c *Client) do(ctx context.Context, path string) (*http.Response, error) {
 	return resp, nil
 }
 
-// unreachable says why there is no answer, and what to do.
+// unreachable has the reason why there is no answer, and the remedy.
 func (c *Client) unreachable(err error) error {
 	if errors.Is(err, fs.ErrPermission) {
 		return fmt.Errorf("ask the agent at %s: %w; run as root", c.socket, unwrapURL(err))

@@ -10,9 +10,8 @@ import (
 	"github.com/waystamp/waystamp/internal/tables"
 )
 
-// cutters are the pairs of devices that an instance's data path cuts
-// super-packets with. They carry its name, so that another instance, or somebody
-// else, keeps theirs.
+// cutters are the pairs of devices in which an instance's data path segments super-packets. They
+// have the instance's name, so that other instances and programs keep theirs.
 func cutters(instance string) []host.Cutter {
 	to, back := tables.CutterPairs()
 	return ownCutters(instance, []tables.CutterPair{to, back, tables.EnterCutter()})
@@ -25,15 +24,15 @@ func ownCutters(instance string, pairs []tables.CutterPair) (out []host.Cutter) 
 	return out
 }
 
-// unneededCutters are those that a plan has no use for.
+// unneededCutters are the cutters that a plan does not need.
 func unneededCutters(instance string, n plan.Node) []host.Cutter {
 	needed := ownCutters(instance, tables.Cutters(n))
 	return slices.DeleteFunc(cutters(instance), func(c host.Cutter) bool { return slices.Contains(needed, c) })
 }
 
-// ensureCutters makes those that a plan needs, before it is applied. It returns
-// what it made, on an error too. Where a function's own device can cut what is sent
-// to it, it is made to: that saves each frame the way through a cutter.
+// ensureCutters makes the cutters of a plan, before it is applied. It returns the new ones, also
+// with an error. If a function's own device can segment packets to it, the device does so: that
+// saves each frame the way through a cutter.
 func (a *agent) ensureCutters(n plan.Node) (made []host.Cutter, err error) {
 	for _, p := range n.Proxies {
 		if p.Local || p.Segments != model.SegmentsCut {

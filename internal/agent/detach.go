@@ -13,19 +13,18 @@ import (
 	"github.com/waystamp/waystamp/internal/host"
 )
 
-// Detached is what Detach has removed, or would remove.
+// Detached lists the objects that Detach has removed, or would remove.
 type Detached struct {
 	Links     int            // programs on interfaces
 	Locators  []netip.Prefix // routes
 	SIDs      int            // routes
-	Unguarded []string       // chains whose packets need no proof any more
+	Unguarded []string       // chains whose packets no longer need a proof
 }
 
-// Detach removes the data path of an instance, the routes of locators and SIDs that
-// its agent announced and what it left in its run directory. The record of used
-// packet numbers stays in the state directory: it must live as long as the
-// chains' secrets. Nothing to remove is no error. If an agent is running, the
-// error is dataplane.ErrBusy.
+// Detach removes the data path of an instance, the routes of locators and SIDs that its agent
+// announced, and its state in the run directory. The record of used packet numbers stays in the
+// state directory: it must exist as long as the chains' secrets. If there is nothing to remove,
+// that is no error. If an agent is running, the error is dataplane.ErrBusy.
 func Detach(cfg Config) (_ Detached, err error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
@@ -42,7 +41,7 @@ func Detach(cfg Config) (_ Detached, err error) {
 	}
 	f, err := openState(cfg.RunDir)
 	if err != nil {
-		// It only has names: what is pinned is removed all the same.
+		// Only the names are missing: pins are removed all the same.
 		cfg.Log.Warn("the names of chains are not known; their ids are shown", "err", err)
 		f = &stateFile{}
 	}
@@ -60,7 +59,7 @@ func Detach(cfg Config) (_ Detached, err error) {
 	if err != nil && !errors.Is(err, dataplane.ErrNotThere) {
 		return out, err
 	}
-	// An agent whose pins somebody has removed holds no lock that Detach could find.
+	// An agent whose pins were removed holds no lock that Detach could find.
 	if err != nil && answers(SocketPath(cfg.RunDir)) {
 		return out, fmt.Errorf("nothing is pinned, but an agent answers at %s: %w", SocketPath(cfg.RunDir), dataplane.ErrBusy)
 	}
@@ -91,7 +90,7 @@ func Detach(cfg Config) (_ Detached, err error) {
 	return out, nil
 }
 
-// WouldDetach tells what Detach would remove, as far as the agent has left word.
+// WouldDetach lists the objects that Detach would remove, as far as the agent has recorded them.
 func WouldDetach(cfg Config) (Detached, error) {
 	if err := CheckInstance(cfg.Instance); err != nil {
 		return Detached{}, fmt.Errorf("instance %q %w", cfg.Instance, err)
@@ -104,8 +103,8 @@ func WouldDetach(cfg Config) (Detached, error) {
 	return Detached{Locators: s.Locators, Unguarded: names(s, nil)}, nil
 }
 
-// names are those of all chains that an agent said it guards, and the numbers of
-// others that the programs did.
+// names are the names of all chains that the agent's record has as guarded, and the numbers of
+// further paths in the programs' maps.
 func names(s state, paths []uint32) []string {
 	known := map[uint32]bool{}
 	var out []string
@@ -115,7 +114,7 @@ func names(s state, paths []uint32) []string {
 	}
 	for _, p := range paths {
 		name := fmt.Sprintf("path %#x", p)
-		// What a function on the way makes has a path of its own, and the chain's name.
+		// The path of packets that a function makes has the chain's name, too.
 		if i := slices.IndexFunc(s.Epochs, func(e epoch) bool { return e.Path == p }); i >= 0 {
 			name = guarded{s.Epochs[i].Chain, s.Epochs[i].Direction, p}.String()
 		}

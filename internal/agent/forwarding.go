@@ -2,7 +2,7 @@ package agent
 
 import "github.com/waystamp/waystamp/internal/doctor"
 
-// warningKind is what the log says of warnings that come and go together.
+// warningKind has the log messages of warnings that come and go together.
 type warningKind struct{ fresh, gone string }
 
 var (
@@ -12,7 +12,7 @@ var (
 	warnSilence  = warningKind{"a function returns no packets", "the function returns packets again"}
 )
 
-// lookAtForwarding shows what it has found of the node's settings, once.
+// lookAtForwarding shows problems of the node's settings, once.
 func (a *agent) lookAtForwarding() {
 	if a.plan == nil {
 		return

@@ -30,11 +30,11 @@ type gatewayWorker interface {
 	Configure(c worker.Configuration) error
 }
 
-// gatewayIdle is how long a connection may be without a packet: the gateway asks its peers for signs of life (keep-alives) far
-// more often.
+// gatewayIdle is the longest time of a connection without a packet: the gateway sends
+// keep-alives much more often.
 const gatewayIdle = 10 * time.Minute
 
-// gatewayConfiguration is what the plan has for a gateway's process.
+// gatewayConfiguration is the configuration of a gateway's process, from the plan.
 func gatewayConfiguration(n plan.Node, g *plan.Gateway) worker.Configuration {
 	c := worker.Configuration{Clients: g.Clients, Services: g.Services}
 	for _, ch := range g.Chains {
@@ -43,8 +43,8 @@ func gatewayConfiguration(n plan.Node, g *plan.Gateway) worker.Configuration {
 	return c
 }
 
-// ensureGatewayLocked starts the node's gateway, or gives it what has changed. If it does not take that, it is
-// ended: what the plan does not say any more is served to nobody.
+// ensureGatewayLocked starts the node's gateway, or sends it changes. If it refuses them, it is
+// ended: nothing is served that the plan no longer contains.
 func (a *agent) ensureGatewayLocked(n plan.Node, p plan.Proxy) error {
 	c := gatewayConfiguration(n, p.Gateway)
 	text, err := json.Marshal(c)
@@ -78,9 +78,9 @@ func (a *agent) ensureGatewayLocked(n plan.Node, p plan.Proxy) error {
 	return nil
 }
 
-// allowOnward answers the gateway's worker, whose word is not trusted: a connection onward is for a client that is connected to a
-// service, from its address, to the origin of a chain that the service's rules name, from that chain's ports. It runs
-// beside the loop.
+// allowOnward answers the gateway's worker, which is not trusted: an onward connection must be
+// for a client that is connected to a service, from its address, to the origin of a chain in the
+// service's rules, from that chain's ports. It runs beside the loop.
 func (a *agent) allowOnward(q worker.Ask) (*seal.Part, error) {
 	n := a.inForce.Load()
 	if n == nil || n.Gateway() == nil {
@@ -122,7 +122,7 @@ func (a *agent) allowOnward(q worker.Ask) (*seal.Part, error) {
 	return nil, fmt.Errorf("%w: %s", dataplane.ErrNoClient, q.Client)
 }
 
-// gatewayStart is what a gateway's process is started with.
+// gatewayStart has the parameters of a gateway's process.
 type gatewayStart struct {
 	worker.Configuration
 	Folder string // that names of files count from
@@ -180,7 +180,8 @@ func (k kernelStreams) StartGateway(p plan.Proxy, s gatewayStart) (_ gatewayWork
 	return w, nil
 }
 
-// gatewayListener listens in a gateway's namespace. The program gives it connections to all addresses and ports.
+// gatewayListener listens in a gateway's namespace. The program directs connections to all
+// addresses and ports to it.
 func gatewayListener(ns *host.NetNS, network string) (f *os.File, err error) {
 	config := net.ListenConfig{}
 	config.SetMultipathTCP(false) // accepted sockets are plain TCP
@@ -208,7 +209,7 @@ func (w *kernelGateway) Ended() <-chan struct{} { return w.process.Ended() }
 func (w *kernelGateway) Err() error             { return w.process.Err() }
 func (w *kernelGateway) PID() int               { return w.process.PID() }
 
-// Statistics are of the clients' connections: sessions, and what was refused for any reason.
+// Statistics are the counters of clients' connections: sessions, and refusals for any reason.
 func (w *kernelGateway) Statistics() stream.Statistics {
 	n := w.process.Statistics()
 	s := stream.Statistics{Now: uint64(max(0, n.Now)), Opened: n.Opened}

@@ -16,8 +16,7 @@ const (
 	batch = 64
 )
 
-// history holds the last events for any number of readers, none of which can
-// hold up the others.
+// history holds the last events for any number of readers; no reader can delay the others.
 type history struct {
 	mu   sync.Mutex
 	ring [keep]event.Event
@@ -36,7 +35,7 @@ func (h *history) add(e event.Event) {
 	h.more = make(chan struct{})
 }
 
-// begin is where a new reader starts, and where what is past ends.
+// begin returns the position at which a new reader starts, and the end of past events.
 func (h *history) begin() (pos, end uint64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -59,8 +58,8 @@ func (h *history) from(pos uint64) (events []event.Event, missed, next uint64, m
 	return events, missed, pos, h.more
 }
 
-// follow calls f with past events, from pos up to end as begin gives them, and then,
-// unless follow is false, with each new one until ctx ends. flush is called when f has had all that there are for now,
+// follow calls f with past events, from pos to end as returned by begin, and then, unless follow
+// is false, with each new one until ctx ends. It calls flush when f has had all present events,
 // or a batch.
 func (h *history) follow(ctx context.Context, pos, end uint64, follow bool, f func(event.Event) error, flush func() error) error {
 	for {

@@ -11,10 +11,10 @@ import (
 	"github.com/waystamp/waystamp/internal/plan"
 )
 
-// dataPath is what an agent asks of internal/dataplane.
+// dataPath has the operations of internal/dataplane that an agent uses.
 type dataPath interface {
-	// Apply puts a plan in force, or leaves the one before. A *dataplane.DegradedError
-	// says that it is in force but for a part.
+	// Apply puts a plan in force, or leaves the earlier one. A *dataplane.DegradedError means
+	// that it is in force except for a part.
 	Apply(n plan.Node) error
 	Reconcile() error
 	// Withhold counts from the next Apply or Reconcile on.
@@ -44,7 +44,7 @@ type dataPath interface {
 	Close() error
 }
 
-// network is what an agent asks of internal/host, in the node's namespace.
+// network has the operations of internal/host that an agent uses, in the node's namespace.
 type network interface {
 	// Do runs f on a thread in the namespace.
 	Do(f func() error) error
@@ -68,12 +68,12 @@ type network interface {
 	WatchAddresses(ctx context.Context, f func([]netip.Addr)) error
 }
 
-// machine is what an agent runs on: this one's kernel, or one that a test makes up.
+// machine is the machine of an agent: this machine's kernel, or a test's fake.
 type machine struct {
 	net    network
 	filter packetFilter
 	places streamPlaces
-	check  func() error // of what the data path needs; in the namespace
+	check  func() error // checks the needs of the data path; in the namespace
 	open   func() (dataPath, error)
 	close  func() error
 }

@@ -23,8 +23,8 @@ const failedNeighbours = "the next hops of packets with labels could not be kept
 
 var warnWays = warningKind{"no route leads to a node of the domain's labels", "a route leads to the node of the domain's labels again"}
 
-// nextHops are those of all nodes of a plan's labels but its own, each once, and the nodes that
-// no route leads to.
+// nextHops are the next hops to all other nodes of a plan's labels, each once, and the nodes
+// without a route.
 func nextHops(net neighbours, n plan.Node) (hops []host.Neighbour, noWay []string, err error) {
 	if n.MPLS == nil {
 		return nil, nil, nil
@@ -59,7 +59,7 @@ func (a *agent) keepNeighbours() {
 	}
 	hops, noWay, err := nextHops(a.net, *a.plan)
 	added, removed := 0, 0
-	if err == nil { // else one that is in use could be let go
+	if err == nil { // after an error the list may lack a next hop in use
 		added, removed, err = a.net.ManageNeighbours(hops)
 	}
 	if added+removed > 0 {

@@ -17,8 +17,8 @@ import (
 	"github.com/waystamp/waystamp/internal/plan"
 )
 
-// packetFilter is what an agent asks of internal/netfilter. A namespace without a name
-// is the node's own.
+// packetFilter has the operations of internal/netfilter that an agent uses. A namespace without
+// a name is the node's own.
 type packetFilter interface {
 	Ensure(ctx context.Context, n netfilter.Namespace) (netfilter.State, error)
 	Load(ctx context.Context, n netfilter.Namespace, sets ...netfilter.Ruleset) error
@@ -95,14 +95,14 @@ func (k kernelFilter) Remove(ctx context.Context, n netfilter.Namespace) error {
 	return n.Remove(ctx)
 }
 
-// filterTimeout bounds what nft and the kernel take for all functions of a node.
+// filterTimeout bounds the time of nft and the kernel for all functions of a node.
 const filterTimeout = time.Minute
 
 // filterSite is where a function of kind netfilter is, as the state file keeps it.
 type filterSite struct {
 	Function  string `json:"function"`
 	Namespace string `json:"namespace,omitempty"` // "": the node's own
-	Existing  bool   `json:"existing,omitempty"`  // somebody else's
+	Existing  bool   `json:"existing,omitempty"`  // kept by another program
 	To        string `json:"to,omitempty"`
 	From      string `json:"from,omitempty"`
 }
@@ -129,8 +129,8 @@ func sitesOf(instance string, n plan.Node) (sites []filterSite) {
 	return sites
 }
 
-// namespace is where the rules run. In a namespace of somebody else each function has
-// ends of its own names.
+// namespace is where the rules run. In another program's namespace the interfaces of each
+// function have names of their own.
 func (s filterSite) namespace() netfilter.Namespace {
 	n := netfilter.Namespace{Name: s.Namespace, Existing: s.Existing, To: s.To, From: s.From, MTU: model.NetfilterMTU}
 	if s.Existing {
@@ -145,9 +145,9 @@ type filters struct {
 	problems []string         // of those that do
 }
 
-// ensureFilters makes the namespaces and loads the rules of a plan's functions. A new
-// function gets no packets before its rules are in force; one whose new rules are
-// refused keeps the old ones.
+// ensureFilters makes the namespaces and loads the rules of a plan's functions. A new function
+// gets no packets before its rules are in force; a function whose new rules are refused keeps
+// the old ones.
 func (a *agent) ensureFilters(n plan.Node) filters {
 	ctx, cancel := context.WithTimeout(context.Background(), filterTimeout)
 	defer cancel()
@@ -194,8 +194,8 @@ func rulesetOf(p plan.Proxy) netfilter.Ruleset {
 	}
 }
 
-// loadFilters loads what the functions of a namespace have, if it is not there, and
-// removes what those without rules had.
+// loadFilters loads the missing rules of the functions of a namespace, and removes those of
+// functions without rules.
 func (a *agent) loadFilters(ctx context.Context, ns netfilter.Namespace, all []netfilter.Ruleset, out *filters) {
 	var sets []netfilter.Ruleset
 	var without []string
@@ -238,7 +238,7 @@ func (a *agent) loadFilters(ctx context.Context, ns netfilter.Namespace, all []n
 	}
 }
 
-// areLoaded tells whether the tables of all these are there.
+// areLoaded reports whether the tables of all these rulesets exist.
 func (a *agent) areLoaded(ctx context.Context, ns netfilter.Namespace, sets []netfilter.Ruleset) bool {
 	return !slices.ContainsFunc(sets, func(s netfilter.Ruleset) bool {
 		_, err := a.filter.Counters(ctx, ns, s.Function)
@@ -277,8 +277,8 @@ type joinedErrors []error
 
 func (j joinedErrors) Unwrap() []error { return j }
 
-// removeOldFilters takes away what was made for functions that are not in the plan in
-// force, and has been left until now.
+// removeOldFilters removes the rules and namespaces of functions that are not in the plan in
+// force.
 func (a *agent) removeOldFilters() error {
 	s := a.state.get()
 	stay := sitesOf(a.cfg.Instance, *a.plan)
@@ -293,8 +293,8 @@ func (a *agent) removeOldFilters() error {
 	return a.state.put(s)
 }
 
-// removeFilters takes away what was made for functions at these sites, but for that of
-// those that stay. Packets must not go to them any more.
+// removeFilters removes the rules and namespaces of functions at gone, except those that
+// functions at stay use. No packets may go to these functions any more.
 func (a *agent) removeFilters(gone, stay []filterSite) error {
 	var errs []error
 	for _, s := range gone {
@@ -330,7 +330,7 @@ func removeFilter(f packetFilter, s filterSite, stay []filterSite) error {
 	return errors.Join(errs...)
 }
 
-// rulesOf reads what the rules of the plan's functions have counted.
+// rulesOf reads the counters of the rules of the plan's functions.
 func (a *agent) rulesOf(ctx context.Context, n *plan.Node) map[string]*api.Rules {
 	out := map[string]*api.Rules{}
 	if n == nil {

@@ -10,9 +10,8 @@ import (
 	"github.com/waystamp/waystamp/internal/dataplane"
 )
 
-// keepPins keeps the instance's pins: somebody may remove them while the agent runs,
-// and would take the guard away with the agent's end. look says that it may have
-// happened.
+// keepPins keeps the instance's pins: another program may remove them while the agent runs, and
+// then the guard would end with the agent. A value on look means that this may have happened.
 func (a *agent) keepPins(ctx context.Context, w *fileWatch, look <-chan struct{}) error {
 	watching, told := true, false
 	for ctx.Err() == nil {
@@ -23,7 +22,7 @@ func (a *agent) keepPins(ctx context.Context, w *fileWatch, look <-chan struct{}
 		watching = err == nil
 		back, ok := a.lookAtPins()
 		if fresh || back {
-			continue // what is new may have been removed before it was watched
+			continue // a new directory may have been removed before it was watched
 		}
 		if !told {
 			a.cfg.Log.Debug("the pins are watched", "below", a.dp.PinDir())
@@ -42,8 +41,7 @@ func (a *agent) keepPins(ctx context.Context, w *fileWatch, look <-chan struct{}
 	return context.Cause(ctx)
 }
 
-// lookAtPins puts back what is gone and tells of it; back: something was, ok: all of
-// them are there.
+// lookAtPins restores and logs missing pins; back: some were missing, ok: all exist.
 func (a *agent) lookAtPins() (back, ok bool) {
 	names, err := a.dp.KeepPins()
 	if len(names) > 0 {
@@ -85,7 +83,7 @@ func watchMounts(ctx context.Context, changed func()) error {
 	return fmt.Errorf("watch the mounts: %w", err)
 }
 
-// withoutPins are the problems but for those with pins, which lookAtPins tells of.
+// withoutPins are the problems except those with pins, which lookAtPins logs.
 func withoutPins(problems []error) (out []error) {
 	for _, p := range problems {
 		if _, pins := errors.AsType[*dataplane.PinsError](p); !pins {

@@ -13,9 +13,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// fileWatch tells when the plan file may have changed, and when pins may have. Of the
-// plan it watches the directory, since a new file is best put in place by a rename.
-// Both use one inotify instance, of which a user has 128.
+// fileWatch reports possible changes of the plan file, and of pins. For the plan it watches the
+// directory, since a new file is best put in place by a rename. Both use one inotify instance; a
+// user may have 128.
 type fileWatch struct {
 	file *os.File
 	dir  string
@@ -36,8 +36,8 @@ func watchPlan(path string) (*fileWatch, error) {
 		return nil, fmt.Errorf("watch the plan %s: %w", path, err)
 	}
 	w := &fileWatch{file: os.NewFile(uintptr(fd), "inotify"), dir: filepath.Dir(abs), name: filepath.Base(abs), pins: map[int]string{}}
-	// Each of these events stands for a whole file, never for half a write. Attributes
-	// say who can read it.
+	// Each of these events means a complete file, never half a write. Attributes include the
+	// permissions.
 	w.plan, err = unix.InotifyAddWatch(fd, w.dir, unix.IN_CLOSE_WRITE|unix.IN_MOVED_TO|unix.IN_DELETE|unix.IN_MOVED_FROM|unix.IN_ATTRIB)
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("watch the plan's directory %s: %w", w.dir, err), w.close())
@@ -47,11 +47,11 @@ func watchPlan(path string) (*fileWatch, error) {
 
 func (w *fileWatch) close() error { return w.file.Close() }
 
-// watchPins watches the directories that there are of an instance's pins, and tells
-// whether one of them was not watched before.
+// watchPins watches the existing directories of an instance's pins, and reports whether one of
+// them is new.
 func (w *fileWatch) watchPins(instance string) (fresh bool, err error) {
-	// That of all instances tells when this one is removed: its own cannot, while
-	// the agent has it open.
+	// The directory of all instances reports the removal of this one: its own cannot while the
+	// agent has it open.
 	dirs := map[string]string{filepath.Dir(instance): filepath.Base(instance), instance: ""}
 	entries, err := os.ReadDir(instance)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -111,7 +111,7 @@ func (w *fileWatch) run(ctx context.Context, planChanged, pinsChanged func()) er
 	}
 }
 
-// concerned tells whether inotify's events are of the plan file, or of pins.
+// concerned reports whether inotify's events concern the plan file, or pins.
 func (w *fileWatch) concerned(b []byte) (plan, pins bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

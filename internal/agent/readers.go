@@ -23,11 +23,11 @@ const (
 	readerWithin = 30 * time.Second
 )
 
-// readerHeader gives a reader of events its name, by which it finds out later why its
+// readerHeader gives a reader of events its name, by which it later finds the reason why its
 // stream has ended.
 const readerHeader = "Waystamp-Reader"
 
-// pastHeader says how many of a stream's events are past.
+// pastHeader is the number of a stream's past events.
 const pastHeader = "Waystamp-Past"
 
 // readers bounds and counts the readers of events.
@@ -50,7 +50,7 @@ func (r *readers) get() api.Readers {
 	return out
 }
 
-// enter tells whether there is room for one more, who has to leave again.
+// enter reports whether there is room for another reader, which must call leave.
 func (r *readers) enter() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -115,8 +115,8 @@ func (a *agent) serveEvents(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// streamEvents writes events until somebody ends it, or until what is written has not
-// been taken in time. The error is os.ErrDeadlineExceeded then.
+// streamEvents writes events until ctx ends, or until the reader has not read in time: then the
+// error is os.ErrDeadlineExceeded.
 func (a *agent) streamEvents(ctx context.Context, w http.ResponseWriter, pos, end uint64, follow bool) error {
 	out := http.NewResponseController(w)
 	inTime := func(write func() error) error {

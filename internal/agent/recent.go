@@ -17,8 +17,7 @@ const (
 	recentFor = time.Minute
 )
 
-// recentRefusals keeps what the counters of refusals were, to tell what was refused
-// lately.
+// recentRefusals keeps earlier counters of refusals, to find the recent ones.
 type recentRefusals struct {
 	mu      sync.Mutex
 	samples []refusalSample // the oldest first
@@ -38,7 +37,7 @@ func sampleRefusals(now time.Time, counts []dataplane.RefusalCount) refusalSampl
 	return s
 }
 
-// note keeps the counters of now, and forgets those that are too old to be of use.
+// note keeps the present counters, and deletes those that are too old.
 func (r *recentRefusals) note(now time.Time, counts []dataplane.RefusalCount) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -48,7 +47,7 @@ func (r *recentRefusals) note(now time.Time, counts []dataplane.RefusalCount) {
 	r.samples = append(r.samples, sampleRefusals(now, counts))
 }
 
-// since tells what was refused in the last minute, or for as long as is known.
+// since counts the refusals of the last minute, or of the time that is recorded.
 func (r *recentRefusals) since(now time.Time, counts []dataplane.RefusalCount) api.Recent {
 	r.mu.Lock()
 	defer r.mu.Unlock()

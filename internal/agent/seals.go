@@ -36,9 +36,9 @@ func sealOnward(n plan.Node, c plan.GatewayChain) *seal.Part {
 	return nil
 }
 
-// endsOf answers an intrusive function's worker; nil: the function is none. The worker hears of connections
-// alone that its packets, verified, have made, and gets the keys of their part and of the next. It runs beside
-// the loop.
+// endsOf answers an intrusive function's worker; nil: the function is not intrusive. The worker
+// gets keys only for connections that its verified packets have made: the keys of their part and
+// of the next. It runs beside the loop.
 func (a *agent) endsOf(p plan.Proxy) func(stream.Ask) (*stream.Ends, error) {
 	if !p.Stream.Intrusive {
 		return nil
@@ -46,7 +46,7 @@ func (a *agent) endsOf(p plan.Proxy) func(stream.Ask) (*stream.Ends, error) {
 	var told time.Time
 	return func(q stream.Ask) (ends *stream.Ends, err error) {
 		defer func() {
-			// The worker may ask for anything, so that it does not fill the log.
+			// A worker may send any number of requests; they must not fill the log.
 			if err != nil && time.Since(told) > time.Second {
 				told = time.Now()
 				a.cfg.Log.Warn("a sealed connection has no key, and is reset", "function", p.Function, "client", q.Client, "server", q.Server, "err", err)

@@ -18,14 +18,13 @@ import (
 	"github.com/waystamp/waystamp/internal/scrape"
 )
 
-// socketMode lets the group of the run directory's owner look, too. All that
-// the socket gives is what may be seen; nothing can be changed over it.
+// socketMode gives the group of the run directory's owner access, too. All data on the socket
+// may be read; nothing can be changed over it.
 const socketMode = 0o660
 
 type listener struct{ net.Listener }
 
-// listen takes the place of a socket that an agent before has left, but not of
-// one that somebody answers at.
+// listen replaces a socket that an earlier agent has left, but not one with a listener.
 func listen(path string) (*listener, error) {
 	if len(path) >= len(unix.RawSockaddrUnix{}.Path) {
 		return nil, fmt.Errorf("the path of the agent's socket %s has %d bytes, and a socket takes %d: give a shorter --run-dir", path, len(path), len(unix.RawSockaddrUnix{}.Path)-1)
@@ -48,7 +47,7 @@ func listen(path string) (*listener, error) {
 	return &listener{l}, nil
 }
 
-// answers: does somebody listen there?
+// answers reports whether a process listens there.
 func answers(path string) bool {
 	c, err := net.Dial("unix", path)
 	if err == nil {
@@ -107,8 +106,8 @@ func (a *agent) serveHTTP(ctx context.Context, l *listener) error {
 	s := &http.Server{
 		Handler:           mux,
 		ReadHeaderTimeout: 10 * time.Second,
-		// Nobody keeps an answer in memory by not taking it. Events have theirs anew
-		// for each write.
+		// A client that does not read must not keep an answer in memory. For events the limit
+		// begins again with each write.
 		WriteTimeout: a.readers.within,
 		IdleTimeout:  2 * time.Minute,
 		// Ends the streams of events.
@@ -126,7 +125,7 @@ func (a *agent) serveHTTP(ctx context.Context, l *listener) error {
 	grace, stop := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	defer stop()
 	if err := s.Shutdown(grace); err != nil {
-		s.Close() // what has not ended by now is cut off
+		s.Close() // ends the remaining connections
 	}
 	<-done
 	return cause

@@ -10,17 +10,17 @@ import (
 const (
 	// silentAfter is how long a function may take packets and give none back.
 	silentAfter = 20 * time.Second
-	// silentPackets is how many it has to have taken by then.
+	// silentPackets is the number of packets that it must have got by then.
 	silentPackets = 5
 )
 
-// silenceWatch finds functions that take packets and give none back: of a firewall
-// that drops everything, and of one that does not forward at all, nothing else shows.
+// silenceWatch finds functions that get packets and return none: a firewall that drops
+// everything, or a function that does not forward at all, shows no other sign.
 type silenceWatch struct {
 	seen map[string]silence
 }
 
-// silence is since when a function has given nothing back.
+// silence is the time since which a function has returned nothing.
 type silence struct {
 	tx    uint64 // packets that have come back, with or without a header
 	rx    uint64 // that it had taken when the last one came back
@@ -45,7 +45,7 @@ func (w *silenceWatch) look(now time.Time, counts []dataplane.FunctionCount) (wa
 	return warnings
 }
 
-// silentText has no numbers: a text that changes would be logged anew each time.
+// silentText has no numbers: a changing text would be logged each time.
 func silentText(c dataplane.FunctionCount) string {
 	check := "check that it forwards (net.ipv6.conf.all.forwarding=1, for IPv4 net.ipv4.ip_forward=1), that it has a route to the destinations by the interface back to the node (for IPv4: ip route add default via inet6 ADDRESS dev INTERFACE), and which packets its rules drop"
 	if c.Local {

@@ -19,8 +19,8 @@ import (
 
 func u32(b []byte) uint32 { return binary.NativeEndian.Uint32(b) }
 
-// state is what Detach must know of the last agent: what it announced, and the
-// names of what it guarded. It holds no secrets.
+// state is the record of the last agent for Detach: its announcements, and the names of the
+// chains that it guarded. It has no secrets.
 type state struct {
 	Version  int            `json:"version"`
 	Node     string         `json:"node,omitempty"`
@@ -31,7 +31,7 @@ type state struct {
 	Filters  []filterSite   `json:"filters,omitempty"`
 }
 
-// epoch is that of a path, of whose secrets it tells the generation.
+// epoch is an epoch of a path: the generation of its secrets.
 type epoch struct {
 	Chain     string          `json:"chain"`
 	Direction model.Direction `json:"direction"`
@@ -74,9 +74,9 @@ func epochsOf(n plan.Node) (out []epoch) {
 	return out
 }
 
-// earlier is an epoch of next that the node has given up: one that it does not hold though it holds a
-// later one, or one that a headend sent before the one that it sends. A node may give up the
-// latest that it holds and go on with one beside it, whose numbers and windows it has.
+// earlier is an epoch of next that the node has given up: one that it does not hold although it
+// holds a later one, or one that a headend used before its present one. A node may give up its
+// latest epoch and continue with another that it holds, since it has its numbers and windows.
 func (e epoch) earlier(next epoch) (epoch uint8, is bool) {
 	if len(e.Holds) == 0 {
 		return next.Epoch, olderEpoch(next.Epoch, e.Epoch)
@@ -147,7 +147,7 @@ func stateOf(n plan.Node, instance string) state {
 	return s
 }
 
-// with is what may be there while next takes the place of s.
+// with is the record while next replaces s.
 func (s state) with(next state) state {
 	for _, l := range s.Locators {
 		if !slices.Contains(next.Locators, l) {
@@ -176,14 +176,14 @@ type stateFile struct {
 
 func statePath(runDir string) string { return filepath.Join(runDir, "state.json") }
 
-// Left tells whether an agent with this run directory has ended without a Detach after
-// it: its data path may be in force.
+// Left reports whether an agent with this run directory has ended without a later Detach: its
+// data path may be in force.
 func Left(runDir string) bool {
 	_, err := os.Lstat(statePath(runDir))
 	return err == nil && !answers(SocketPath(runDir))
 }
 
-// openState reads what the agent before has left; no file is an empty state.
+// openState reads the record of the earlier agent; no file is an empty record.
 func openState(runDir string) (*stateFile, error) {
 	f := &stateFile{path: statePath(runDir), now: state{Version: 1}}
 	b, err := os.ReadFile(f.path)

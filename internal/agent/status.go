@@ -19,7 +19,7 @@ type statusBoard struct {
 	now     api.Status
 	loc     netip.Prefix
 	plan    error // why the plan file is not in force
-	working error // what went wrong with the one that is
+	working error // the error of the plan in force
 	saving  error // why the replay windows are not on disk
 	pinning error // why pins that were removed are not back
 
@@ -30,7 +30,7 @@ type statusBoard struct {
 	lostOf string    // directory
 }
 
-// lostTold is how long a status tells of pins that were removed and are back.
+// lostTold is the time for which a status shows pins that were removed and restored.
 const lostTold = time.Hour
 
 func newStatusBoard(instance string) *statusBoard {
@@ -70,19 +70,17 @@ func pathStates(n plan.Node) []api.PathState {
 	return out
 }
 
-// refused notes why a new plan is not in force, and tells whether that is news.
+// refused notes why a new plan is not in force, and reports whether that is new.
 func (b *statusBoard) refused(err error) (news bool) { return b.note(&b.plan, err) }
 
-// failed notes what went wrong with the plan in force, nil for that all is well,
-// and tells whether that is news.
+// failed notes the error of the plan in force, nil: no error, and reports whether that is new.
 func (b *statusBoard) failed(err error) (news bool) { return b.note(&b.working, err) }
 
-// saved notes why the replay windows could not be saved, nil for that they were,
-// and tells whether that is news.
+// saved notes why the replay windows could not be saved, nil: they were saved, and reports
+// whether that is new.
 func (b *statusBoard) saved(err error) (news bool) { return b.note(&b.saving, err) }
 
-// pinned notes why pins could not be put back, nil for that all are there, and tells
-// whether that is news.
+// pinned notes why pins could not be restored, nil: all exist, and reports whether that is new.
 func (b *statusBoard) pinned(err error) (news bool) { return b.note(&b.pinning, err) }
 
 // pinsLost notes that pins were removed and are back.
@@ -104,8 +102,7 @@ func (b *statusBoard) note(at *error, err error) (news bool) {
 	return err.Error() != before.Error()
 }
 
-// degraded notes the problems, and returns those that are new and whether there
-// are none any more.
+// degraded notes the problems, and returns the new ones and whether there are no more.
 func (b *statusBoard) degraded(problems []string) (fresh []string, whole bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -119,8 +116,7 @@ func (b *statusBoard) degraded(problems []string) (fresh []string, whole bool) {
 	return fresh, whole
 }
 
-// warned notes all warnings of a kind, and returns those that are new and those that
-// are gone.
+// warned notes all warnings of a kind, and returns the new ones and those that are gone.
 func (b *statusBoard) warned(kind string, warnings []string) (fresh, gone []string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

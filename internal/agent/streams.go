@@ -18,14 +18,15 @@ import (
 	"github.com/waystamp/waystamp/internal/stream"
 )
 
-// streamPlaces is what an agent asks of the machine for functions of kind stream.
+// streamPlaces has the operations on the machine for functions of kind stream.
 type streamPlaces interface {
 	// Start makes a function's place, with its interface on the node, and a worker in it.
 	// ends answers for the keys of sealed connections; nil: there are none.
 	Start(p plan.Proxy, config []byte, ends func(stream.Ask) (*stream.Ends, error)) (streamWorker, error)
 	// StartGateway does so for the node's gateway.
 	StartGateway(p plan.Proxy, s gatewayStart) (gatewayWorker, error)
-	// RemoveStrays removes interfaces that an agent of the instance has left, but for these.
+	// RemoveStrays removes interfaces that an earlier agent of the instance has left, except
+	// these.
 	RemoveStrays(keep []string) error
 }
 
@@ -65,10 +66,10 @@ func (k kernelStreams) RemoveStrays(keep []string) error {
 	return errors.Join(errs...)
 }
 
-// What is in a worker's namespace.
+// The interface and the port in a worker's namespace.
 const (
 	streamLink = "waystamp"
-	streamPort = 8080 // that its listeners are bound to; the program gives them all others, too
+	streamPort = 8080 // of its listeners; the program directs all other ports to them
 	// Frames of a super-packet: more are refused behind the interface.
 	streamFrames = 63
 )
@@ -163,7 +164,7 @@ func (w *kernelWorker) place(link string, mtu int) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, place.Close()) }()
-	// What the worker sends is looked at by the programs alone. Nobody else speaks there.
+	// Only the programs process the worker's packets. No other protocol is used there.
 	for _, s := range []struct {
 		n          *host.Net
 		key, value string
@@ -171,7 +172,7 @@ func (w *kernelWorker) place(link string, mtu int) (err error) {
 		{w.node, "net/ipv6/conf/" + link + "/disable_ipv6", "0"},
 		{w.node, "net/ipv6/conf/" + link + "/addr_gen_mode", "1"},
 		{w.node, "net/ipv6/conf/" + link + "/accept_ra", "0"},
-		{w.node, "net/ipv4/conf/" + link + "/forwarding", "1"}, // or it is not asked for ways
+		{w.node, "net/ipv4/conf/" + link + "/forwarding", "1"}, // otherwise the kernel answers no route look-ups for it
 		{w.node, "net/ipv6/conf/" + link + "/forwarding", "1"},
 		{place, "net/ipv6/conf/" + streamLink + "/disable_ipv6", "0"},
 		{place, "net/ipv6/conf/" + streamLink + "/addr_gen_mode", "1"},
@@ -273,8 +274,8 @@ type streams struct {
 	swept  bool                             // nothing is left of an agent before
 }
 
-// ensureStreams starts the workers of a plan that are not there, and ends those of functions
-// that are gone. A function without a worker gets no packets.
+// ensureStreams starts the missing workers of a plan, and ends workers of functions that are
+// gone. A function without a worker gets no packets.
 func (a *agent) ensureStreams(n plan.Node, withheld map[string]error) {
 	a.streams.mu.Lock()
 	defer a.streams.mu.Unlock()
@@ -404,8 +405,8 @@ func (a *agent) followStreams() {
 	}
 }
 
-// sweepConnections takes out connections of functions of kind stream that are over. The
-// worker ends those that are idle for too long; what it has ended is not kept much longer.
+// sweepConnections removes ended connections of functions of kind stream. The worker ends
+// connections that are idle for too long; they are kept only a little longer.
 func (a *agent) sweepConnections() {
 	idle := map[string]time.Duration{}
 	for _, p := range a.plan.Proxies {
@@ -429,7 +430,7 @@ func (a *agent) sweepConnections() {
 	a.streams.kept = kept
 }
 
-// streamsOf is what is known of the functions of kind stream.
+// streamsOf is the state of the functions of kind stream.
 func (a *agent) streamsOf() map[string]*api.Stream {
 	a.streams.mu.Lock()
 	defer a.streams.mu.Unlock()

@@ -9,9 +9,9 @@ import (
 	"github.com/coreos/go-systemd/v22/daemon"
 )
 
-// In a unit of Type=notify the agent reports to systemd when the data path is armed,
-// what is wrong with the plan in force, and that its loop runs (sd_notify(3)). Without
-// NOTIFY_SOCKET these functions do nothing.
+// In a unit of Type=notify the agent reports to systemd that the data path is armed, the
+// problems of the plan in force, and that its loop runs (sd_notify(3)). Without NOTIFY_SOCKET
+// these functions do nothing.
 
 // say sends one state to systemd. A failure is logged and changes nothing else.
 func (a *agent) say(state string) {

@@ -1,13 +1,11 @@
-// Package attack mounts every attack that waystamp knows of on a lab, for real:
-// somebody has taken over the router that all links of the domain meet at, and
-// a program there captures packets of real traffic by raw sockets and sends
-// altered ones, or others. Each attack has an outcome that must be seen for
-// each scheme: refused for one reason at one node, which the refusal's
-// explanation must tell, or not detected, which SECURITY.md says. That nothing
-// else was refused is held, too.
+// Package attack mounts every attack that waystamp knows of on a lab, with real packets: an
+// attacker controls the router that connects all links of the domain, and a program there
+// captures packets of real traffic by raw sockets and sends altered ones, or others. Each attack
+// has an outcome that must be seen for each scheme: refused for one reason at one node, with
+// that explanation, or not detected, as SECURITY.md says. No other packet may be refused.
 //
-// `waystamp lab attack` and test/attack call it. It knows no more than an
-// attacker would but where an attack says that an insider mounts it.
+// `waystamp lab attack` and test/attack call it. An attack uses only the knowledge of an outside
+// attacker, unless an insider mounts it.
 package attack
 
 import (
@@ -35,17 +33,16 @@ import (
 	"github.com/waystamp/waystamp/internal/plan"
 )
 
-// How long things may take on a busy machine. Where all is well none of it is
-// waited out.
+// Time limits on a busy machine. A run without errors waits for none of them.
 const (
 	verdictTime = 20 * time.Second // for a packet to arrive, or be refused
 	followTime  = 30 * time.Second // for an agent to follow its plan
 	pollEvery   = 2 * time.Millisecond
 )
 
-// The ports that are listened at behind the egress. Chain c takes what goes to
-// rulePort, chain d what goes to filterPort, chains e and f what goes to labelPort,
-// chains g and h connections to streamPort. Chain i takes what goes to h4.
+// The ports of the listeners behind the egress. Chain c takes packets to rulePort, chain d
+// packets to filterPort, chains e and f packets to labelPort, chains g and h connections to
+// streamPort. Chain i takes packets to h4.
 const (
 	servicePort = 4242
 	otherPort   = 4243
@@ -55,7 +52,7 @@ const (
 	streamPort  = 4247
 )
 
-// Config says which attacks are mounted, and where.
+// Config selects the attacks, and their place.
 type Config struct {
 	Schemes []model.Scheme // in this order; nil: all
 	Only    []string       // names of attacks; nil: all
@@ -74,8 +71,8 @@ type Result struct {
 	Scheme   string `json:"scheme"`
 	Expected string `json:"expected"` // "refused: REASON" or "not detected"
 	Observed string `json:"observed"`
-	OK       bool   `json:"ok"` // as expected, explained, and nothing else refused
-	// Explained is what the refusal's explanation says.
+	OK       bool   `json:"ok"` // as expected, explained, and no other packet refused
+	// Explained is the sentence of the refusal's explanation.
 	Explained string `json:"explained,omitempty"`
 	Problem   string `json:"problem,omitempty"` // if not OK
 }
@@ -83,7 +80,7 @@ type Result struct {
 // NotDetected is the outcome of an attack whose packet is delivered.
 const NotDetected = "not detected"
 
-// outcome is what becomes of an attack's packet.
+// outcome is the result for an attack's packet.
 type outcome struct {
 	node, reason string // reason "": it is delivered
 	says         string // part of the explanation
@@ -100,8 +97,8 @@ func (o outcome) String() string {
 	return "refused: " + o.reason
 }
 
-// Attacks are the names of all attacks with what each one is, in the order in
-// which they are mounted.
+// Attacks returns the names and descriptions of all attacks, in the order in which they are
+// mounted.
 func Attacks() []Attack {
 	var list []Attack
 	for _, a := range attacks() {
@@ -110,15 +107,15 @@ func Attacks() []Attack {
 	return list
 }
 
-// Attack says what an attack is.
+// Attack describes an attack.
 type Attack struct {
 	Name  string `json:"name"`
 	What  string `json:"what"` // in a sentence
-	Where string `json:"by"`   // who mounts it
+	Where string `json:"by"`   // the attacker
 }
 
-// Table is what came of all attacks, as a table of Markdown: a row for each
-// attack and a column for each scheme.
+// Table returns the outcomes of all attacks as a table of Markdown: a row for each attack and a
+// column for each scheme.
 func Table(results []Result) string {
 	var schemes []string
 	outcomes := map[string]map[string]string{}
@@ -198,7 +195,7 @@ type stage struct {
 	lab      *lab.Lab
 	manifest manifest.Manifest
 	plan     *plan.Domain
-	paths    []plan.Path // with those of epochs that are over
+	paths    []plan.Path // with paths of earlier epochs
 	router   *lab.Router
 	closers  []func() error
 	cancel   context.CancelFunc
@@ -292,7 +289,7 @@ func (s *stage) close(ctx context.Context) (err error) {
 	return errors.Join(err, s.lab.Down(ctx))
 }
 
-// follow watches what a node refuses.
+// follow watches the refusals of a node.
 func (s *stage) follow(ctx context.Context, node string) {
 	c := agent.NewClient(agent.SocketPath(s.lab.AgentDir(node)))
 	defer c.Close()
@@ -328,9 +325,9 @@ func (s *stage) serve(name string, port uint16) error {
 	return nil
 }
 
-// client opens the socket that a scheme's host sends by. Its packets have their
-// checksums when they are on the first link, since who captures them would
-// else capture packets that nobody takes.
+// client opens the socket by which a scheme's host sends. The host computes the checksums of its
+// packets, not the device: otherwise an attacker on the first link would capture packets with
+// wrong checksums.
 func (s *stage) client(scheme model.Scheme) error {
 	name := scheme.String()
 	n, err := s.lab.Net(name)
@@ -390,7 +387,7 @@ func (s *stage) broken(err error) {
 
 // await waits for the n-th end of a packet with a tag, counted from 1.
 func (s *stage) await(ctx context.Context, tag string, n int) (sighting, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, verdictTime, fmt.Errorf("a packet neither arrived nor was told of as refused within %s", verdictTime))
+	ctx, cancel := context.WithTimeoutCause(ctx, verdictTime, fmt.Errorf("a packet neither arrived nor was reported as refused within %s", verdictTime))
 	defer cancel()
 	for {
 		s.mu.Lock()
@@ -439,8 +436,8 @@ func (s *stage) refusals(ctx context.Context) (map[refusal]uint64, error) {
 	return out, nil
 }
 
-// balance says how the counters differ from what must have been refused so far.
-// A packet is counted before its refusal is told, so that nothing is waited for.
+// balance describes the difference between the counters and the expected refusals so far. A
+// packet is counted before its event is sent, so there is nothing to wait for.
 func (s *stage) balance(ctx context.Context) (problem string, err error) {
 	got, err := s.refusals(ctx)
 	if err != nil {
@@ -457,14 +454,14 @@ func (s *stage) balance(ctx context.Context) (problem string, err error) {
 			differ = append(differ, fmt.Sprintf("%s refused no packet as %s, want %d", k.node, k.reason, n))
 		}
 	}
-	s.ledger = got // so that one mistake is told once
+	s.ledger = got // report one mistake once
 	return strings.Join(differ, "; "), nil
 }
 
-// explained is what an event shows to whoever holds all secrets.
+// explained is the explanation of an event with all secrets.
 func (s *stage) explained(e event.Event) string { return explain.Explain(e, s.paths, nil).Sentence }
 
-// mount mounts one attack and looks at what becomes of it.
+// mount mounts one attack and records its outcome.
 func (s *stage) mount(ctx context.Context, a attack, scheme model.Scheme) (Result, error) {
 	s.count++
 	m := &mounting{stage: s, scheme: scheme, tag: fmt.Sprintf("<%s %s %d>", a.Name, scheme, s.count), ends: 1}
@@ -496,8 +493,8 @@ func (s *stage) mount(ctx context.Context, a attack, scheme model.Scheme) (Resul
 		r.Explained = s.explained(end.event)
 		s.ledger[refusal{got.node, got.reason}]++
 	}
-	// Whatever was under way has come to its end before a packet that was sent
-	// behind it; and the way is as good as before.
+	// A packet that is sent now arrives after all earlier packets; and the path is as good as
+	// before.
 	if err := m.honest(ctx); err != nil {
 		return r, err
 	}
@@ -512,8 +509,8 @@ func (s *stage) mount(ctx context.Context, a attack, scheme model.Scheme) (Resul
 	return r, s.router.Err()
 }
 
-// judge says whether an attack had its outcome. more: packets of it that came to
-// an end beside those that must; differ: what else was refused.
+// judge compares the outcome of an attack with the expected one. more: further packets of the
+// attack that arrived or were refused; differ: other refusals.
 func (r *Result) judge(want, got outcome, more int, differ string) {
 	r.Observed = got.String()
 	switch {

@@ -35,7 +35,7 @@ type attack struct {
 	expect func(model.Scheme) outcome
 }
 
-// Who mounts an attack.
+// The attackers.
 const (
 	onLink  = "somebody on core links"
 	onBoth  = "somebody on both links of r2"
@@ -52,8 +52,7 @@ const (
 	withoutHeader = "a function sent a packet, and no header is kept for it"
 )
 
-// always is one outcome for every scheme, whose explanation may name the scheme
-// as $.
+// always is one outcome for every scheme; $ in its explanation stands for the scheme.
 func always(o outcome) func(model.Scheme) outcome {
 	return func(s model.Scheme) outcome {
 		o := o
@@ -62,7 +61,7 @@ func always(o outcome) func(model.Scheme) outcome {
 	}
 }
 
-// but is what holds for one scheme in the place of another outcome.
+// but replaces the outcome for one scheme.
 func but(s model.Scheme, o outcome, rest func(model.Scheme) outcome) func(model.Scheme) outcome {
 	return func(is model.Scheme) outcome {
 		if is == s {
@@ -324,7 +323,7 @@ func attacks() []attack {
 		{Attack{"stream-worker-udp", "the function's process sends a datagram", worker},
 			fromWorker(func(m *mounting) []byte { return udp(m.host(), m.service("h2", servicePort), []byte(m.tag)) }),
 			always(refused("r2", "stream-not-tcp", "is not TCP"))},
-		// The last one: it gives the path other secrets.
+		// The last attack, since it changes the path's secrets.
 		{Attack{"stale-epoch", "a whole packet that was held back is sent when the path has a new epoch", onLink},
 			staleEpoch,
 			always(refused("r6", "unknown-epoch", "names epoch"))},
@@ -337,7 +336,7 @@ type mounting struct {
 	scheme model.Scheme
 	tag    string // in the payload of the attack's packets
 	ends   int    // of packets with the tag: the last is the one that counts
-	// after makes the lab what it was, when the packet has come to its end; nil: it is.
+	// after restores the lab when the packet has arrived or was refused; nil: no change.
 	after func() error
 }
 
@@ -581,7 +580,7 @@ func restoredList(_ context.Context, m *mounting) error {
 	return m.send(m.tag, m.service("h2", servicePort))
 }
 
-// largeRND is what r3 can do, which knows prime and mask: the sum stays right.
+// largeRND is possible for r3, which has prime and mask: the sum stays right.
 func largeRND(m *mounting, p srv6.Packet) []lab.Sent {
 	return whole(p.WithProof(func(v *srv6.Proof) {
 		if m.scheme.Keyed() {
@@ -618,11 +617,11 @@ const (
 	forgeTries = 300
 )
 
-// wiretap is what was seen of chain a's packets on both links of r2, by the CPU
-// of the headend that numbered them: the upper bits of RND tell them apart.
+// wiretap has the packets of chain a seen on both links of r2, by the CPU of the headend that
+// numbered them: the upper bits of RND identify it.
 type wiretap struct {
 	seen  map[uint64][]tapped // by rnd >> 42, in the order on the link to r2
-	index map[string]place    // by what is inside
+	index map[string]place    // by the inner packet
 }
 
 type place struct {
@@ -650,8 +649,8 @@ func (w *wiretap) listen(path uint32) func(from string, p srv6.Packet) {
 	}
 }
 
-// learn gives the forgers of those lanes of which enough was seen. They have
-// been tried on packets that they were not learned from.
+// learn returns forgers for the lanes with enough packets. Each was tried on packets from which
+// it was not learned.
 func (w *wiretap) learn() map[uint64]forger {
 	found := map[uint64]forger{}
 	for lane, seen := range w.seen {
@@ -683,8 +682,7 @@ func (w *wiretap) guess(lane uint64) forger {
 	}
 }
 
-// forge looks at packets on both links of r2 until it can stamp in r2's place,
-// or gives up and guesses.
+// forge observes packets on both links of r2 until it can compute stamps of r2, or else guesses.
 func forge(ctx context.Context, m *mounting) error {
 	w := &wiretap{seen: map[uint64][]tapped{}, index: map[string]place{}}
 	m.router.Listen(w.listen(m.chain("a").Path))
@@ -758,8 +756,8 @@ func fromOutside(what func(*mounting) (srv6.Packet, error)) func(context.Context
 
 func (m *mounting) fromHost(out []lab.Sent) error { return m.from(m.scheme.String(), "r1", out) }
 
-// hiddenProtocol sends a whole datagram in one fragment (RFC 6946), whose header
-// names an extension header and not UDP.
+// hiddenProtocol sends a whole datagram in one fragment (RFC 6946), whose header names an
+// extension header and not UDP.
 func hiddenProtocol(_ context.Context, m *mounting) error {
 	b := udp(m.host(), m.service("h2", rulePort), []byte(m.tag))
 	const fragment, options, pad = 44, 60, 1
@@ -773,8 +771,7 @@ func hiddenProtocol(_ context.Context, m *mounting) error {
 	return m.fromHost(asIs(b))
 }
 
-// backDoor sends a plain packet of chain a to its egress, by a link that nobody
-// has told r6's agent of.
+// backDoor sends a plain packet of chain a to its egress, by a link that is not in r6's plan.
 func backDoor(ctx context.Context, m *mounting) error {
 	if err := m.linkToEgress(ctx); err != nil {
 		return err
@@ -782,8 +779,8 @@ func backDoor(ctx context.Context, m *mounting) error {
 	return m.from("x", "r6", asIs(udp(m.host(), m.service("h2", servicePort), []byte(m.tag))))
 }
 
-// taggedBackDoor sends the same to h2 itself, as somebody does who is on one link
-// with it. Linux takes off as many priority tags as there are.
+// taggedBackDoor sends the packet of backDoor to h2 itself, from a host on one link with h2.
+// Linux removes any number of priority tags.
 func taggedBackDoor(ctx context.Context, m *mounting) error {
 	if err := m.linkToEgress(ctx); err != nil {
 		return err
@@ -823,7 +820,7 @@ func taggedBackDoor(ctx context.Context, m *mounting) error {
 	return link.Send(slices.Concat(mac[:], link.MAC[:], tag, tag, []byte{0x86, 0xdd}, udp(m.host(), m.service("h2", servicePort), []byte(m.tag))))
 }
 
-// linkToEgress connects r6 with somebody whom its agent knows nothing of.
+// linkToEgress connects r6 with a host that is not in its plan.
 func (m *mounting) linkToEgress(ctx context.Context) error {
 	if m.linked {
 		return nil
@@ -943,8 +940,8 @@ func (m *mounting) functionNamespace() (*host.NetNS, error) {
 	return host.OpenNamed("waystamp-" + m.lab.Instance("r2") + "-nf")
 }
 
-// forgedIndex makes a packet of chain d with an index of its own choice, as a filter of
-// the kernel's gives it.
+// forgedIndex makes a packet of chain d with an index of its own choice, as a filter of the
+// kernel can set it.
 func forgedIndex(_ context.Context, m *mounting) ([]lab.Sent, error) {
 	ns, err := m.functionNamespace()
 	if err != nil {

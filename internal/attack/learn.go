@@ -10,20 +10,20 @@ import (
 // values are RND and CML as they are on the wire.
 type values struct{ rnd, cml uint64 }
 
-// tapped is one packet as somebody saw it on both links of a hop.
+// tapped is one packet as captured on both links of a hop.
 type tapped struct{ in, out values }
 
 // forger makes a hop's stamp without the hop's secrets, of the packet that
 // comes so many packets after the first that was tapped.
 type forger func(in values, number int) values
 
-// errNothingLearned: what was seen fits no stamp of the kind.
+// errNothingLearned: no stamp of the kind fits the captured packets.
 var errNothingLearned = errors.New("what was seen on both links fits no stamp of this kind")
 
-// learnPlain learns a stamp of pot. A hop adds alpha + RND*LPC modulo p, all in
-// the clear. With D_i for what was added to packet i, and everything counted
-// from packet 0, D_i*RND_j and D_j*RND_i differ by a multiple of p: the greatest
-// common divisor of some of these is p, or a small multiple of it.
+// learnPlain learns a stamp of pot. A hop adds alpha + RND*LPC modulo p, all in the clear. D_i
+// is the value added to packet i. With all values relative to packet 0, D_i*RND_j and D_j*RND_i
+// differ by a multiple of p: the greatest common divisor of some of these differences is p, or a
+// small multiple of it.
 func learnPlain(seen []tapped) (forger, error) {
 	if len(seen) < 4 {
 		return nil, errNothingLearned
@@ -95,15 +95,15 @@ func primeIn(n *big.Int, most uint64) *big.Int {
 	return nil
 }
 
-// learnMasked learns a stamp of opot from packets whose numbers follow one
-// another. Masks stay the same for an epoch, so that RND's is undone by what
-// another packet's RND became. As to CML, what a link carries is
+// learnMasked learns a stamp of opot from packets with consecutive numbers. Masks stay the same
+// for an epoch, so another packet's RND before and after the hop cancels RND's mask. For CML, a
+// link carries
 //
 //	mask XOR (a + i*l mod p)
 //
-// for packet i: every stamp before is linear in RND, too. The lowest bits say
-// at which packets the sum went beyond p, as p is odd; with that known the sums
-// are a + i*l - k_i*p, and a, l and p follow bit by bit from the lowest.
+// for packet i: every earlier stamp is linear in RND, too. As p is odd, the lowest bits show at
+// which packets the sum exceeded p; then the sums are a + i*l - k_i*p, and a, l and p follow bit
+// by bit from the lowest.
 func learnMasked(seen []tapped) (forger, error) {
 	if len(seen) < 4 || !consecutive(seen) {
 		return nil, errNothingLearned
@@ -121,7 +121,7 @@ func learnMasked(seen []tapped) (forger, error) {
 	}
 	return func(in values, number int) values {
 		out := values{rnd: in.rnd ^ seen[0].in.rnd ^ seen[0].out.rnd}
-		// What most of those say that fit.
+		// The value that most fitting candidates agree on.
 		votes := map[uint64]int{}
 		for _, l := range lines {
 			cml := l.at(number)
@@ -134,7 +134,7 @@ func learnMasked(seen []tapped) (forger, error) {
 	}, nil
 }
 
-// consecutive: each RND is the one before plus one, under whatever mask.
+// consecutive: each RND is the RND before plus one, under any mask.
 func consecutive(seen []tapped) bool {
 	known, value := 0, uint64(0) // the lower bits of the first number that are known
 	for i := range len(seen) - 1 {
@@ -169,8 +169,7 @@ func (l line) at(i int) uint64 {
 	return sum.Uint64() ^ l.mask
 }
 
-// statesMax bounds the search: of tags, whose bits fit nothing, there are none
-// after a few bits; of sums, a handful.
+// statesMax bounds the search: for tags no state is left after a few bits; for sums, a handful.
 const statesMax = 1 << 14
 
 // linesThrough are the lines that carried may be, in as many packets as there
@@ -217,7 +216,7 @@ func liftLines(carried, beyond []uint64) (found []line) {
 	return found
 }
 
-// fits: one bit of all packets is as the line says, but for the mask's.
+// fits: one bit of all packets agrees with the line, apart from the mask's.
 func (l line) fits(carried, beyond []uint64, bit int) bool {
 	first := (carried[0] ^ l.a) >> bit & 1
 	for i, c := range carried {

@@ -20,7 +20,7 @@ import (
 	"github.com/waystamp/waystamp/internal/srv6"
 )
 
-// What is in the namespace of a worker.
+// The interface in a worker's namespace.
 const workerLink = "waystamp"
 
 // neverOpened is a port that no connection of chain g has on the client's side.
@@ -34,7 +34,7 @@ const (
 	tcpACK = 1 << 4
 )
 
-// serveConnections takes connections at a host, and what comes by them.
+// serveConnections accepts connections at a host, and reads their data.
 func (s *stage) serveConnections(ctx context.Context, name string) error {
 	if err := s.finish(name, name+"-r6"); err != nil {
 		return err
@@ -98,7 +98,7 @@ func (s *stage) worker(ctx context.Context) (*host.NetNS, error) {
 	return host.OpenProcess(f.Stream.Worker)
 }
 
-// finishWorker does the same with what the worker sends.
+// finishWorker finishes packets from the worker in the same way.
 func (s *stage) finishWorker(ctx context.Context) error {
 	ns, err := s.worker(ctx)
 	if err != nil {
@@ -137,7 +137,7 @@ func (m *mounting) connection(ctx context.Context, to string) (*net.TCPConn, err
 	return m.connections[key], nil
 }
 
-// say sends a text by a connection, and waits until it has arrived.
+// say sends a text on a connection, and waits until it has arrived.
 func (m *mounting) say(ctx context.Context, c *net.TCPConn, text string) error {
 	if _, err := c.Write([]byte(text)); err != nil {
 		return err
@@ -221,7 +221,7 @@ func (m *mounting) heldSegment(ctx context.Context, to string, segment []byte) (
 	return p, err
 }
 
-// otherData exchanges what a packet of a connection holds. TCP takes it for what its client sent.
+// otherData replaces the data in a packet of a connection. TCP accepts it as its client's.
 func otherData(ctx context.Context, m *mounting) error {
 	c, err := m.connection(ctx, "h2")
 	if err != nil {
@@ -298,7 +298,7 @@ func fromWorker(packet func(*mounting) []byte) func(context.Context, *mounting) 
 	}
 }
 
-// unopened is a segment of a connection that nobody has opened.
+// unopened is a segment of a connection that was never opened.
 func unopened(m *mounting) []byte {
 	return tcp(m.service(m.scheme.String(), neverOpened), m.service("h2", streamPort), tcpACK|tcpPSH, []byte(m.tag))
 }
@@ -309,7 +309,7 @@ func tcp(from, to netip.AddrPort, flags uint8, payload []byte) []byte {
 	b := make([]byte, header, header+len(payload))
 	binary.BigEndian.PutUint16(b, from.Port())
 	binary.BigEndian.PutUint16(b[2:], to.Port())
-	binary.BigEndian.PutUint32(b[4:], 1) // sequence number: nobody looks at it before the refusal
+	binary.BigEndian.PutUint32(b[4:], 1) // sequence number: not checked before the refusal
 	binary.BigEndian.PutUint32(b[8:], 1)
 	b[12], b[13] = header/4<<4, flags
 	binary.BigEndian.PutUint16(b[14:], 1<<15-1)

@@ -10,7 +10,7 @@ import (
 	"github.com/waystamp/waystamp/internal/srv6"
 )
 
-// What the router does to packets. None of it changes the packet given.
+// Changes by the router. None changes the given packet.
 
 func asIs(raw []byte) []lab.Sent { return []lab.Sent{{Packet: raw}} }
 
@@ -48,7 +48,7 @@ func udp(from, to netip.AddrPort, payload []byte) []byte {
 	return append(b, d...)
 }
 
-// pseudoSum is the checksum of what a packet holds, with the pseudo-header before it (RFC 8200
+// pseudoSum is the checksum of a packet's payload, with the pseudo-header before it (RFC 8200
 // section 8.1).
 func pseudoSum(from, to netip.Addr, protocol uint32, d []byte) uint16 {
 	src, dst := from.As16(), to.As16()

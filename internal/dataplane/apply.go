@@ -13,8 +13,8 @@ import (
 	"github.com/waystamp/waystamp/internal/tables"
 )
 
-// applyLocked makes n the plan in force on the devices of t. lenient: without the
-// places that no program can be attached to; else that is an error.
+// applyLocked puts n in force on the devices of t. lenient: without the places to which no
+// program can be attached; otherwise such a place is an error.
 func (d *Dataplane) applyLocked(n plan.Node, t topology, lenient bool) error {
 	cfg, err := tables.EncodeConfig(n)
 	if err != nil {
@@ -62,7 +62,7 @@ func (d *Dataplane) applyLocked(n plan.Node, t topology, lenient bool) error {
 	}
 	if err != nil {
 		if _, stuck := errors.AsType[*undoError](err); stuck {
-			return err // something may still name what was made
+			return err // other entries may still name the new ones
 		}
 		return errors.Join(err, d.unmake())
 	}
@@ -93,8 +93,8 @@ func (d *Dataplane) wiring(t topology, xdp func(binding) bool) tables.Wiring {
 	return tables.Wiring{Ports: portTable(t.bindings, xdp), Reach: t.reach, Cpus: d.cpus}
 }
 
-// applyInPlace changes the maps of the generation that is at work. It takes out of t
-// what had to be left out.
+// applyInPlace changes the maps of the generation in use. It removes from t the places that had
+// to be left out.
 func (d *Dataplane) applyInPlace(n plan.Node, t *topology, left *leftOut) (problems []error, err error) {
 	g := d.gen
 	var u undo
@@ -106,7 +106,7 @@ func (d *Dataplane) applyInPlace(n plan.Node, t *topology, left *leftOut) (probl
 	if err := d.need(g, programsOf(n, t.bindings)); err != nil {
 		return nil, err
 	}
-	// Before a packet goes to a function, what comes back from it is met.
+	// Programs for packets from a function come before packets to the function.
 	if err := d.attachReturns(g, t.bindings, &u, left); err != nil {
 		return nil, err
 	}
@@ -154,11 +154,11 @@ func (d *Dataplane) applyInPlace(n plan.Node, t *topology, left *leftOut) (probl
 	return slices.Concat(problems, left.problems(t.bindings), d.settle(g, t.bindings, want, u)), nil
 }
 
-// applyAnew builds a generation beside the one at work and moves the links over.
+// applyAnew builds a generation beside the one in use and moves the links to it.
 //
-// It starts with empty caches: the headers of packets that are in a function
-// meanwhile are forgotten, and these packets refused when they come back. It takes
-// out of t what had to be left out.
+// It starts with empty caches: the headers of packets that are in a function at that time are
+// lost, and these packets are refused when they come back. It removes from t the places that had
+// to be left out.
 func (d *Dataplane) applyAnew(n plan.Node, cfg abi.Config, t *topology, left *leftOut) (problems []error, err error) {
 	old := d.gen
 	had := tables.New()
@@ -177,7 +177,7 @@ func (d *Dataplane) applyAnew(n plan.Node, cfg abi.Config, t *topology, left *le
 	}
 	defer func() { err = errors.Join(err, mem.close()) }()
 	carry := d.carried()
-	// A function's counters always go on; what fills other maps starts anew.
+	// A function keeps its counters; the contents of other maps start empty.
 	fresh := func(l tables.Limits) tables.Indexes {
 		ix := tables.NewIndexes(l, mem.Placed)
 		ix.Proxies = tables.RecoverIndexes(had, l, mem.Placed).Proxies
@@ -274,8 +274,8 @@ func (d *Dataplane) carried() map[tables.Map]*ebpf.Map {
 	return out
 }
 
-// fill brings the maps of g to what a plan wants; without ports in the wiring
-// those stay. On an error the maps are as they were.
+// fill writes the wanted content of a plan into the maps of g; without ports in the wiring the
+// ports stay. After an error the maps are unchanged.
 func (d *Dataplane) fill(g *generation, n plan.Node, at tables.Wiring) (problems []error, before tables.Contents, want tables.Wanted, err error) {
 	if before, err = g.read(); err != nil {
 		return nil, tables.Contents{}, tables.Wanted{}, err
@@ -326,9 +326,9 @@ func (d *Dataplane) updateMapsLocked(n plan.Node) error {
 	return err
 }
 
-// settle finishes what cannot open a hole and need not be taken back: which
-// devices take redirects, what is attached where the plan has nothing, older
-// generations, and the windows and numbers of paths that are no more.
+// settle does the steps that cannot open a hole and are never undone: redirect targets, programs
+// at interfaces that are not in the plan, older generations, and the windows and numbers of
+// removed paths.
 func (d *Dataplane) settle(g *generation, bs []binding, w tables.Wanted, u undo) (problems []error) {
 	have := w.Contents
 	try := func(err error) {

@@ -14,12 +14,11 @@ import (
 	"github.com/waystamp/waystamp/internal/host"
 )
 
-// holding is what holds a program to an interface, and outlives the process: a
-// link of the kernel's, or at TC of kernels without tcx a filter of clsact. A pin
-// tells the next process of it.
+// holding attaches a program to an interface, and outlives the process: a link of the kernel, or
+// at TC of kernels without tcx a filter of clsact. A pin shows it to the next process.
 type holding interface {
-	// state tells the interface (0: there is no such device any more, or somebody
-	// has removed the filter) and the program.
+	// state returns the interface (0: the device is gone, or the filter was removed) and the
+	// program.
 	state() (index int, program ebpf.ProgramID, err error)
 	// move is one atomic step: a packet meets the old program or the new one.
 	move(p *ebpf.Program) error
@@ -68,8 +67,8 @@ const (
 	filterHandle     = 0x77730000 // "ws", and the hook
 )
 
-// Clsact tells whether filters of clsact hold the programs at TC, since the kernel
-// has no tcx.
+// Clsact reports whether filters of clsact attach the programs at TC, since the kernel has no
+// tcx.
 func (d *Dataplane) Clsact() bool { return d.clsact }
 
 func filterOf(instance string, h hook) host.Filter {
@@ -79,7 +78,7 @@ func filterOf(instance string, h hook) host.Filter {
 	}
 }
 
-// instanceOfFilter reads the name that filterOf gives.
+// instanceOfFilter returns the instance in a name from filterOf.
 func instanceOfFilter(name string) string {
 	if f := strings.Fields(name); len(f) == 3 && f[0] == "waystamp" {
 		return f[1]
@@ -87,9 +86,8 @@ func instanceOfFilter(name string) string {
 	return "NAME"
 }
 
-// filterHolding is a filter. It holds its program itself; what is pinned is an
-// empty map, which says that it was made. The pin comes before the filter, and
-// goes after it.
+// filterHolding is a filter. The filter itself refers to its program; the pin is an empty map,
+// which shows that the filter was made. The pin is made before the filter, and removed after it.
 type filterHolding struct {
 	net    Net
 	index  int
@@ -102,8 +100,8 @@ func newFilterHolding(c Config, k linkKey) *filterHolding {
 	return &filterHolding{net: c.Net, index: k.index, egress: k.hook == hookOut, filter: filterOf(c.Instance, k.hook)}
 }
 
-// attachFilter pins the mark and makes the filter. One of the same name is what a
-// process has left whose pins somebody has removed: it is taken over.
+// attachFilter pins the mark and makes the filter. It takes over a filter of the same name,
+// which a process with removed pins has left behind.
 func attachFilter(c Config, k linkKey, p *ebpf.Program, path string) (_ holding, err error) {
 	f := newFilterHolding(c, k)
 	f.mark, err = ebpf.NewMap(&ebpf.MapSpec{Name: "ws_filter", Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1})
@@ -183,7 +181,6 @@ func (f *filterHolding) detach() error {
 	return err
 }
 
-// Programs at TC are held by links below linksDir, or by filters that the pins in
-// filtersDir tell of.
+// Links below linksDir attach programs at TC, or filters with pins in filtersDir.
 func linksDir(dir string) string   { return filepath.Join(dir, "links") }
 func filtersDir(dir string) string { return filepath.Join(dir, "filters") }

@@ -27,11 +27,10 @@ func (d *Dataplane) ForgetWindows() (err error) {
 	return nil
 }
 
-// TestRun gives a frame to a program of the plan in force, repeat times, as if
-// it had come to an interface, and returns the kernel's own measurement per run
-// and the last verdict. The frame is copied in once: what the program changes
-// stays for the next repetition. It is for measurements; nothing leaves the
-// machine, though counters and packet numbers move on.
+// TestRun gives a frame to a program of the plan in force, repeat times, as if it had arrived on
+// an interface, and returns the kernel's own measurement per run and the last verdict. The frame
+// is copied in once: changes by the program stay for the next repetition. It is for
+// measurements; no packet leaves the machine, but counters and packet numbers advance.
 func (d *Dataplane) TestRun(role model.Role, xdp bool, frame []byte, repeat int) (time.Duration, uint32, error) {
 	h := hookTC
 	if xdp {

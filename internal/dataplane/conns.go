@@ -23,19 +23,20 @@ const connEnded = 2 * time.Minute
 // functions on byte streams.
 const onwardMax = 1 << 17
 
-// Connections are those that programs keep of a function on byte streams.
+// Connections are the programs' connections of a function on byte streams.
 type Connections struct {
 	Open int // the function has gone on with them
 	New  int // it has not, yet
 }
 
-// ErrNoClient says that a client is not connected to the gateway: it never was, or the gateway has sent it no payload, or the
-// connection has ended.
+// ErrNoClient means that a client is not connected to the gateway: it never was, or the gateway
+// has sent it no payload, or the connection has ended.
 var ErrNoClient = errors.New("no client of the gateway has that address and port")
 
-// OpenOnward lets the gateway open a connection, from source to origin, for a client that is connected to a service: answers come by the
-// path back, and what the gateway sends takes the path that the plan has with it. It is one connection: for another one, also of the same addresses and ports, the
-// gateway has to be let again. What was there of them is over.
+// OpenOnward lets the gateway open a connection, from source to origin, for a client that is
+// connected to a service: answers come by the path back, and the gateway's packets take the path
+// that the plan has for it. It is for one connection: each further one, also of the same
+// addresses and ports, needs another call. An earlier connection between them has ended.
 func (d *Dataplane) OpenOnward(client, service, source, origin netip.AddrPort, back uint32) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -82,11 +83,11 @@ func (d *Dataplane) OpenOnward(client, service, source, origin netip.AddrPort, b
 	return nil
 }
 
-// ErrNoConnection says that no verified SYN has made a connection of a function's.
+// ErrNoConnection means that no verified SYN has made such a connection of a function.
 var ErrNoConnection = errors.New("the function has no connection between these addresses and ports")
 
-// ConnectionPart is the path that a connection of a function on byte streams has come by: the one whose
-// proof its SYN had.
+// ConnectionPart is the path by which a connection of a function on byte streams has come: the
+// path of its SYN's proof.
 func (d *Dataplane) ConnectionPart(function string, client, server netip.AddrPort) (uint32, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -114,7 +115,7 @@ func (d *Dataplane) ConnectionPart(function string, client, server netip.AddrPor
 	return 0, fmt.Errorf("%w: function %s, %s to %s", ErrNoConnection, function, client, server)
 }
 
-// coarseTime is what programs read by bpf_ktime_get_coarse_ns.
+// coarseTime is the clock of bpf_ktime_get_coarse_ns.
 func coarseTime() (uint64, error) {
 	var ts unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC_COARSE, &ts); err != nil {
@@ -123,9 +124,9 @@ func coarseTime() (uint64, error) {
 	return uint64(ts.Nano()), nil
 }
 
-// SweepConnections takes out connections that are over: ended, or without a packet for
-// longer than idle says of their function. It counts what is left, by function. What is of
-// no function is over.
+// SweepConnections removes connections that have ended, or had no packet for longer than idle of
+// their function. It counts the remaining ones, by function. A connection of no function has
+// ended.
 func (d *Dataplane) SweepConnections(idle map[string]time.Duration) (map[string]Connections, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -175,7 +176,7 @@ func (d *Dataplane) SweepConnections(idle map[string]time.Duration) (map[string]
 			}
 			out[name] = n
 		}
-		// Programs add and delete meanwhile; what was passed over is met the next time.
+		// Programs add and delete at the same time; the next call finds skipped entries.
 		if err := it.Err(); err != nil && !errors.Is(err, ebpf.ErrIterationAborted) {
 			return nil, fmt.Errorf("read map %s: %w", t, err)
 		}
@@ -189,7 +190,7 @@ func (d *Dataplane) SweepConnections(idle map[string]time.Duration) (map[string]
 	return out, nil
 }
 
-// isOver says whether nothing but what is under way belongs to a connection any more.
+// isOver reports whether a connection has ended: only late packets can belong to it.
 func isOver(c abi.Conn) bool {
 	const both = abi.ConnClientFin | abi.ConnServerFin
 	return c.Seen&abi.ConnRst != 0 || c.Seen&both == both

@@ -10,7 +10,7 @@ import (
 	"github.com/waystamp/waystamp/internal/tables"
 )
 
-// Counts is what the programs have counted since they were first loaded.
+// Counts are the programs' counters since they were first loaded.
 type Counts struct {
 	Refusals  []RefusalCount  `json:"refusals"`  // by reason; those that occurred
 	Paths     []PathCount     `json:"paths"`     // in the plan's order
@@ -26,7 +26,7 @@ type ErrorCount struct {
 	Parameter    uint64 `json:"parameter_problem"`
 	Unreachable  uint64 `json:"unreachable"`
 	Suppressed   uint64 `json:"suppressed"`   // not sent: more than the rate allows
-	Unanswerable uint64 `json:"unanswerable"` // not sent: nobody may be, or can be, told
+	Unanswerable uint64 `json:"unanswerable"` // not sent: none may be sent, or there is no route
 }
 
 // RefusalCount counts the packets refused for one reason.
@@ -46,8 +46,8 @@ const (
 	RoleEgress   Role = "egress"
 )
 
-// PathCount counts what a node has done for a path in one of its roles: stamped
-// as headend or endpoint, verified as egress. All epochs together.
+// PathCount counts a node's packets of a path in one of its roles: stamped as headend or
+// endpoint, verified as egress. All epochs together.
 type PathCount struct {
 	Role      Role            `json:"role"`
 	Chain     string          `json:"chain"`
@@ -58,7 +58,7 @@ type PathCount struct {
 	Function  string          `json:"function,omitempty"`
 	SID       *netip.Addr     `json:"sid,omitempty"` // a headend has none
 	Packets   uint64          `json:"packets"`       // super-packets count once
-	Frames    uint64          `json:"frames"`        // what they are on a wire
+	Frames    uint64          `json:"frames"`        // frames on the link
 	Bytes     uint64          `json:"bytes"`         // of the inner packets
 }
 
@@ -183,7 +183,7 @@ func (d *Dataplane) readPathsLocked(out *Counts) error {
 	return nil
 }
 
-// InterfaceState is what waystamp does on an interface.
+// InterfaceState describes waystamp's programs on an interface.
 type InterfaceState struct {
 	Name      string         `json:"name"`
 	Role      model.Role     `json:"role"`
@@ -194,14 +194,14 @@ type InterfaceState struct {
 	// Out: a program is attached at TC egress: the second guard, and that of
 	// functions in the node's own kernel.
 	Out bool `json:"out,omitempty"`
-	// Clsact: filters of clsact hold what is at TC, since the kernel has no tcx.
+	// Clsact: filters of clsact attach the programs at TC, since the kernel has no tcx.
 	Clsact bool `json:"clsact,omitempty"`
 	// Functions send here: the program at TC ingress is that of their proxies.
 	Functions []string `json:"functions,omitempty"`
 }
 
-// Interfaces tells what is attached where: the plan's interfaces in its order,
-// then those that functions send to.
+// Interfaces lists the programs on each interface: the plan's interfaces in its order, then the
+// interfaces of functions.
 func (d *Dataplane) Interfaces() ([]InterfaceState, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

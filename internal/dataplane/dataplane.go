@@ -1,6 +1,6 @@
 // Package dataplane owns every eBPF object: it loads the programs of bpf/, pins
 // and attaches them, keeps their maps equal to a node's plan, replaces them
-// without a gap, and reads what they count and report. It decides nothing about
+// without a gap, and reads their counters and events. It decides nothing about
 // chains (internal/plan does) and touches no addresses, routes or devices
 // (internal/host does). The agent calls it; NewEngine is for `waystamp pot
 // eval`.
@@ -8,25 +8,24 @@
 // Programs and maps are pinned and outlive the process. Below
 // PinDir/Instance:
 //
-//	gen-SEQ-HASH/       the maps of one generation, and the programs that a plan
-//	                    has needed so far
+//	gen-SEQ-HASH/       the maps of one generation, and the programs that plans
+//	                    have needed so far
 //	links/HOOK-IFINDEX-NETNS
-//	                    what holds a program of it to an interface: at tc, xdp,
-//	                    from (where functions send to) or out (TC egress)
+//	                    the link of a program at an interface: at tc, xdp,
+//	                    from (interfaces of functions) or out (TC egress)
 //	filters/HOOK-IFINDEX-NETNS
-//	                    on kernels without tcx, at TC: says that there is a filter of
-//	                    clsact that does it
+//	                    on kernels without tcx, at TC: the mark of a filter of
+//	                    clsact in place of the link
 //	windows/slab-N      the replay windows of paths, shared by all generations
-//	numbers/slab-N      how far headends have counted for paths, shared so too
-//	new-RANDOM/         a generation that was never finished
+//	numbers/slab-N      the numbers of paths at headends, shared likewise
+//	new-RANDOM/         an unfinished generation
 //
 // A generation is built aside, filled and armed before its directory gets its
 // name; then the links are moved to its programs, one atomic step each. So the
-// generation with the highest number is always whole, and whoever finds links
-// that still hold an older one's programs moves them on. What somebody removes
-// of all this KeepPins puts back.
+// generation with the highest number is always complete, and a process that finds links
+// with programs of an older one moves them. KeepPins restores removed pins.
 //
-// All functions that meet a network interface must run on a thread in the
+// All functions that use a network interface must run on a thread in the
 // node's network namespace.
 package dataplane
 
@@ -48,29 +47,29 @@ import (
 	"github.com/waystamp/waystamp/internal/tables"
 )
 
-// DefaultPinDir is where instances are pinned when nothing else is said.
+// DefaultPinDir is the default directory of instances.
 const DefaultPinDir = "/sys/fs/bpf/waystamp"
 
-// Net is what a data path asks of its node's network; a *host.Net answers it.
+// Net has the operations on the node's network that a data path needs; *host.Net implements it.
 type Net interface {
 	// Device looks an interface up.
 	Device(name string) (host.Device, error)
 	// Filters are the classifiers at an end of clsact, in the order in which packets
 	// meet them; they hold programs at TC where the kernel has no tcx (before Linux 6.6).
 	Filters(index int, egress bool) ([]host.Filter, error)
-	// SetFilter makes one; fresh: the error is host.ErrFilterThere if it is there,
-	// which else gets another program in one step.
+	// SetFilter makes one; fresh: the error is host.ErrFilterThere if it exists; otherwise an
+	// existing filter gets the program in one step.
 	SetFilter(index int, egress bool, f host.Filter, program int, fresh bool) error
 	RemoveFilter(index int, egress bool, f host.Filter) error
 }
 
-// Config says where a node's data path lives.
+// Config has the places of a node's data path.
 type Config struct {
 	PinDir   string // on a bpf filesystem; "": DefaultPinDir
 	Instance string // a directory of its own below PinDir
 
-	// StateDir holds what must survive a reboot: the numbers that headends have
-	// given out. It must live as long as the secrets of the plan.
+	// StateDir has the state that must survive a reboot: the numbers that headends have used. It
+	// must exist as long as the secrets of the plan.
 	StateDir string
 
 	// Net is the network of the node. Detach may do without; then it cannot take
@@ -79,8 +78,8 @@ type Config struct {
 
 	Log *slog.Logger
 
-	// Building runs before each map is made and each program is loaded, which takes
-	// most of the time of Apply. An error ends that, and what was done is taken back.
+	// Building runs before each map is made and each program is loaded, which takes most of the
+	// time of Apply. An error stops Apply, which then undoes its steps.
 	Building func(step, what string) error
 
 	clsact bool // as if the kernel had no tcx; tests set it
@@ -128,7 +127,7 @@ func (e *DegradedError) Error() string {
 	return "in force, but not whole: " + errors.Join(e.Problems...).Error()
 }
 
-// Unwrap gives the problems.
+// Unwrap returns the problems.
 func (e *DegradedError) Unwrap() []error { return e.Problems }
 
 // Dataplane is the data path of one node. Its methods may be called by several
@@ -160,9 +159,8 @@ type Dataplane struct {
 	saved    *saved // nil: other programs than the generation's may be at work
 }
 
-// Open takes hold of an instance: what is pinned of it, if anything. It changes
-// nothing that packets could meet. Only one process at a time can hold an
-// instance.
+// Open opens an instance with its pins, if it has any. It changes nothing that packets could
+// meet. Only one process at a time can hold an instance.
 func Open(cfg Config) (_ *Dataplane, err error) {
 	if cfg.PinDir == "" {
 		cfg.PinDir = DefaultPinDir
@@ -246,9 +244,9 @@ func (d *Dataplane) Close() error {
 	return errors.Join(errs...)
 }
 
-// Apply makes a plan the one in force, on exactly the interfaces that it names.
-// If it cannot, it returns an error and the plan before stays in force; a
-// DegradedError means that the plan is in force except for what it names.
+// Apply puts a plan in force, on exactly the interfaces that it names. If it cannot, it returns
+// an error and the earlier plan stays in force; a DegradedError means that the plan is in force
+// except for the parts that it names.
 func (d *Dataplane) Apply(n plan.Node) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -265,20 +263,20 @@ func (d *Dataplane) Apply(n plan.Node) error {
 	return d.degraded()
 }
 
-// Withhold sets the functions that get no packets, and why, from the next Apply or
-// Reconcile on: their packets are refused (function-gone), and the interfaces of such a
-// function need not be there. All others get theirs. It keeps the map.
+// Withhold sets the functions that get no packets, and the reasons, from the next Apply or
+// Reconcile on: packets for them are refused (function-gone), and the interfaces of such a
+// function may be missing. All other functions get packets. It keeps the map.
 func (d *Dataplane) Withhold(functions map[string]error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.withheld = functions
 }
 
-// Reconcile brings the kernel back to the plan in force: what others have
-// changed or removed, what became of its interfaces, and headends that run out
-// of numbers. An interface that is not there, or that no program can be attached to
-// (AttachError), is reported in a DegradedError; all else is done, and the next call
-// tries again. What is attached to such an interface stays.
+// Reconcile restores the plan in force in the kernel: after changes and removals by others,
+// after changes of its interfaces, and for headends with few numbers left. It reports an
+// interface that is missing, or to which no program can be attached (AttachError), in a
+// DegradedError; it does all else, and the next call tries again. Programs that are attached to
+// such an interface stay.
 func (d *Dataplane) Reconcile() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -300,9 +298,8 @@ func (d *Dataplane) reconcileLocked() error {
 	return d.applyLocked(n, t, true)
 }
 
-// SetLocal tells which addresses are the node's own: traffic to them is never
-// steered and needs no proof. Where they outgrow the tables, a generation with larger
-// ones takes their place.
+// SetLocal sets the node's own addresses: traffic to them is never steered and needs no proof.
+// If they exceed the tables, a generation with larger tables replaces this one.
 func (d *Dataplane) SetLocal(addrs []netip.Addr) error {
 	local := make([]netip.Addr, 0, len(addrs))
 	for _, a := range addrs {

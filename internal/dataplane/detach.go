@@ -13,18 +13,18 @@ import (
 	"github.com/waystamp/waystamp/internal/tables"
 )
 
-// Removed is what Detach has taken away.
+// Removed lists the objects that Detach has removed.
 type Removed struct {
 	Links int // programs taken off interfaces
-	// Unguarded are the paths, in ascending order, whose packets the node no
-	// longer demands a proof from.
+	// Unguarded are the paths, in ascending order, for which the node no longer requires a
+	// proof.
 	Unguarded []uint32
 }
 
-// Detach removes the data path of an instance for good: its links, programs and
-// maps. It works on a broken one too, and goes on after errors; but what the replay
-// windows have seen must be on the disk before the maps go. The error is
-// ErrBusy if an agent holds the instance, ErrNotThere if there is nothing.
+// Detach removes the data path of an instance: its links, programs and maps. It also removes a
+// broken one, and continues after errors; but the contents of the replay windows must be on disk
+// before the maps are removed. The error is ErrBusy if an agent holds the instance, ErrNotThere
+// if there is none.
 func Detach(cfg Config) (Removed, error) {
 	if cfg.PinDir == "" {
 		cfg.PinDir = DefaultPinDir
@@ -72,7 +72,7 @@ func Detach(cfg Config) (Removed, error) {
 		r.Links++
 	}
 	if err := errors.Join(errs...); err != nil {
-		// What still holds a program must stay findable.
+		// The pin of an attached program must stay.
 		return r, err
 	}
 	if cfg.StateDir != "" {
@@ -98,7 +98,7 @@ func (p heldPin) openForDetach(c Config) (holding, error) {
 	return h, err
 }
 
-// filterWithoutMark is a filter whose pin goes with the directory.
+// filterWithoutMark is a filter whose pin is removed with the directory.
 type filterWithoutMark struct{ *filterHolding }
 
 func (filterWithoutMark) unpin() error { return nil }

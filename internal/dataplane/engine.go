@@ -114,8 +114,8 @@ func (e *engine) stampLocked(s pot.Share, h pot.Header, f pot.Flow, wire pot.Val
 	return pot.Values{RND: t.RND, CML: t.CML}, nil
 }
 
-// Verify implements pot.Engine. The program does not tell what it computed, so
-// the final values are those of the same share's stamp, not masked.
+// Verify implements pot.Engine. The program does not return its result, so the final values are
+// those of the same share's stamp, without masks.
 func (e *engine) Verify(s pot.Share, v pot.Verifier, h pot.Header, f pot.Flow, wire pot.Values) (pot.Values, pot.Result, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -179,8 +179,8 @@ func (e *engine) Verify(s pot.Share, v pot.Verifier, h pot.Header, f pot.Flow, w
 	case abi.ReasonRange:
 		return final, pot.Range, nil
 	case abi.ReasonNumber:
-		// Numbers do not count here, so the replay window has no lanes; it is
-		// asked after the proof has verified.
+		// Numbers are not checked here: the replay window has no lanes, and it is read after the
+		// proof has verified.
 		return final, pot.Verified, nil
 	}
 	return pot.Values{}, pot.Proof, fmt.Errorf("the program refused the packet: %s (%s)", refused, refused.Text())
@@ -204,10 +204,9 @@ func (e *engine) put(t tables.Map, key, value any) error {
 	return nil
 }
 
-// run sends a packet through the program that has come to the SID, with this
-// segment list as on the wire. It returns the packet as it is afterwards, and
-// why it was refused before the program counted it as stamped or verified. What
-// the machine's routes say of it afterwards does not matter.
+// run sends a packet through the program at the SID, with this segment list as on the wire. It
+// returns the packet as the program left it, and the reason if it was refused before the program
+// counted it as stamped or verified. The machine's routes have no effect.
 func (e *engine) run(h pot.Header, f pot.Flow, wire pot.Values, list ...string) (out []byte, refused abi.Reason, err error) {
 	frame, err := enginePacket(h, f, wire, list)
 	if err != nil {
@@ -260,8 +259,8 @@ func (e *engine) counts() (done uint64, refusals []uint64, err error) {
 	return done, refusals, nil
 }
 
-// innerPacket is a packet of that flow, and what it is by its Next Header value.
-// Without ports it is a fragment, which has none whatever its protocol.
+// innerPacket is a packet of that flow, and its type as a Next Header value. Without ports it is
+// a fragment, which has none with any protocol.
 func innerPacket(f pot.Flow) (b []byte, next uint8, err error) {
 	ports := binary.BigEndian.AppendUint16(nil, f.SourcePort)
 	ports = binary.BigEndian.AppendUint16(ports, f.DestinationPort)

@@ -58,7 +58,7 @@ func (s *eventSource) use(m *ebpf.Map) error {
 	return err
 }
 
-// label says what events are to be named after.
+// label sets the names in events.
 func (s *eventSource) label(node string, bs []binding) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -75,7 +75,7 @@ func (s *eventSource) close() error {
 	return s.dropLocked()
 }
 
-// dropLocked lets go of the ring buffer and wakes whoever reads it.
+// dropLocked closes the ring buffer and wakes its reader.
 func (s *eventSource) dropLocked() error {
 	var errs []error
 	if s.reader != nil {
@@ -119,10 +119,9 @@ func (s *eventSource) open(ctx context.Context) (*ringbuf.Reader, error) {
 	}
 }
 
-// Events calls f for each refused packet of which the programs send a sample,
-// and returns when ctx ends (with its cause) or the data path is closed (with
-// nil). Events that came while nobody read are given too, as far as the buffer
-// had room. There can be one call at a time: a record is read once.
+// Events calls f for each refused packet that the programs sample, and returns when ctx ends
+// (with its cause) or the data path is closed (with nil). It also returns earlier events, as far
+// as the buffer had room. There can be one call at a time: a record is read once.
 func (d *Dataplane) Events(ctx context.Context, f func(event.Event)) error {
 	s := d.events
 	s.mu.Lock()
@@ -164,7 +163,7 @@ func (d *Dataplane) Events(ctx context.Context, f func(event.Event)) error {
 // readAll returns nil when r was closed: there is another ring buffer now, or
 // none any more.
 func (s *eventSource) readAll(ctx context.Context, r *ringbuf.Reader, f func(event.Event)) error {
-	// Nothing else wakes a reader: its deadline is taken when it starts to wait.
+	// Only this wakes a reader: it reads its deadline when it starts to wait.
 	closed := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
 		r.Close()
@@ -216,8 +215,8 @@ func (s *eventSource) decode(raw []byte) (event.Event, error) {
 	}, nil
 }
 
-// decidedAt is the line of the source that decided on the packet; "" where programs of
-// before said none.
+// decidedAt is the line of the source that decided about the packet; "" for programs of an older
+// version, which have no line.
 func decidedAt(r abi.Event) string {
 	if r.File == 0 {
 		return ""

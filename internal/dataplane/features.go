@@ -13,8 +13,7 @@ import (
 	"github.com/waystamp/waystamp/internal/host"
 )
 
-// Check tells whether this process and this kernel can run the data path. It
-// changes nothing.
+// Check checks whether this process and this kernel can run the data path. It changes nothing.
 func Check() error {
 	if err := checkCapabilities(); err != nil {
 		return err
@@ -41,9 +40,9 @@ func Check() error {
 	return nil
 }
 
-// haveDecapL3 finds out whether the kernel can be told that what is inside an
-// outer header is IPv4 (Linux 6.3): it is let take 20 bytes off a packet of
-// zeros. Without that the programs have another way, with one more call.
+// haveDecapL3 finds out whether the kernel has a flag for an inner packet of IPv4 (Linux 6.3):
+// it removes 20 bytes from a packet of zeros. Without the flag the programs use another way,
+// with one more call.
 func haveDecapL3() (bool, error) {
 	const (
 		gone      = 20
@@ -71,13 +70,13 @@ func haveDecapL3() (bool, error) {
 	return rc == 0, nil
 }
 
-// errNoLookUp says that the kernel lets no program look flows up.
+// errNoLookUp means that the kernel does not allow programs to look up flows.
 var errNoLookUp = &host.UnsupportedError{
 	Feature: "look-up of flows in connection tracking by programs (bpf_skb_ct_lookup), which bypass: established needs",
 	Config:  "Linux 5.18 with CONFIG_NF_CONNTRACK, CONFIG_NF_CONNTRACK_MARK and CONFIG_DEBUG_INFO_BTF, and the module nf_conntrack loaded (modprobe nf_conntrack) where it is one",
 }
 
-// noTCX tells whether programs at TC are to be held by filters of clsact.
+// noTCX reports whether filters of clsact attach programs at TC.
 func noTCX(c Config) (bool, error) {
 	if c.clsact {
 		return true, nil
@@ -92,12 +91,11 @@ func noTCX(c Config) (bool, error) {
 	return true, nil
 }
 
-// haveLoop asks for the youngest thing that the programs cannot do without, and that
-// can be asked for: bpf_loop.
+// haveLoop checks for the newest necessary feature that can be checked: bpf_loop.
 func haveLoop() error { return features.HaveProgramHelper(ebpf.SchedCLS, asm.FnLoop) }
 
-// haveTCX asks what is attached to the loopback interface, which every
-// namespace has as its first.
+// haveTCX queries the programs of the loopback interface, which every namespace has as its
+// first.
 func haveTCX() error {
 	// Without them the library takes the refusal for a kernel that lacks the query.
 	if err := checkCapabilities(); err != nil {

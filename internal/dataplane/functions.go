@@ -13,8 +13,7 @@ import (
 	"github.com/waystamp/waystamp/internal/tables"
 )
 
-// FunctionCount counts what the proxy of a function has done. Super-packets
-// count once.
+// FunctionCount has the counters of a function's proxy. Super-packets count once.
 type FunctionCount struct {
 	Function    string          `json:"function"`
 	Local       bool            `json:"local,omitempty"`
@@ -28,12 +27,12 @@ type FunctionCount struct {
 	TxIgnored   uint64          `json:"tx_ignored"`    // came back, not for a chain: link-local, own address
 	TxNotCached uint64          `json:"tx_not_cached"` // came back, and no header was theirs
 	TxPlain     uint64          `json:"tx_plain"`      // of them, let go by ordinary routing
-	// TxOriginated are those of them that a path from the function on took.
+	// TxOriginated: of these, packets that a path from the function on took.
 	TxOriginated uint64 `json:"tx_originated"`
 	Bypassed     uint64 `json:"bypassed"`  // stamped without it: packets of flows that it is done with
 	TxCut        uint64 `json:"tx_cut"`    // super-packets that came back and were cut first
 	Expired      uint64 `json:"expired"`   // headers found too old
-	Evicted      uint64 `json:"evicted"`   // headers that gave way to newer ones
+	Evicted      uint64 `json:"evicted"`   // headers replaced by newer ones
 	WaitedNs     uint64 `json:"waited_ns"` // of tx_success: time in the function, all together
 	// InFlight are the headers that are kept now. Only FunctionsInFlight counts
 	// them.
@@ -65,8 +64,7 @@ func (c FunctionCount) Wait() time.Duration {
 	return time.Duration(c.WaitedNs / c.TxSuccess)
 }
 
-// Gone lists the functions of the plan in force whose packets are refused as
-// function-gone.
+// Gone lists the functions of the plan in force whose packets are refused as function-gone.
 func (d *Dataplane) Gone() []string {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -107,9 +105,9 @@ func (d *Dataplane) readFunctionsLocked() ([]FunctionCount, error) {
 	return out, nil
 }
 
-// FunctionsInFlight is Counters().Functions with the number of headers that are
-// kept now. It reads what tells where they are: a millisecond per 100 000 headers
-// by content, and some per 10 000 by metadata.
+// FunctionsInFlight is Counters().Functions with the number of headers that are kept now. It
+// reads their places: a millisecond per 100 000 headers by content, and some per 10 000 by
+// metadata.
 func (d *Dataplane) FunctionsInFlight() ([]FunctionCount, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -134,7 +132,7 @@ func (d *Dataplane) FunctionsInFlight() ([]FunctionCount, error) {
 	}
 	now := uint64(ts.Nano())
 	kept := map[uint32]uint64{}
-	byContent := map[uint32]uint32{} // whose bucket it is
+	byContent := map[uint32]uint32{} // the proxy of a bucket
 	for id, p := range have {
 		if p.Recognise == uint8(abi.RecogniseContent) {
 			for i := range p.Slots {

@@ -29,16 +29,16 @@ import (
 // and connections go on.
 var observed = []tables.Map{tables.MapConns, tables.MapConnsNew, tables.MapStats, tables.MapProxyStats, tables.MapRefusals, tables.MapErrors, tables.MapEvents}
 
-// identity says what a generation was made of. Two with the same objects share
-// the layout of their maps, two that are the same can be told by nothing but
-// what is in the maps, their sizes, and the key of their caches.
+// identity describes the contents of a generation. Two with the same objects have the same
+// layout of maps. Two equal generations differ only in the contents of their maps, the sizes,
+// and the key of their caches.
 type identity struct {
 	objects string
 	config  string
 }
 
 func identityOf(cfg abi.Config) identity {
-	cfg.FingerprintKey = [2]uint64{} // drawn anew for every generation
+	cfg.FingerprintKey = [2]uint64{} // random for every generation
 	obj := sha256.New()
 	for _, o := range object.All {
 		sum := sha256.Sum256(*o.ELF)
@@ -62,9 +62,9 @@ type generation struct {
 	dir      string
 	limits   tables.Limits
 	maps     map[tables.Map]*ebpf.Map
-	programs map[string]*ebpf.Program // those that a plan has needed; see need
+	programs map[string]*ebpf.Program // the programs that plans have needed; see need
 
-	inner     map[string]*ebpf.Map // what outer maps name, by innerName; see openInner
+	inner     map[string]*ebpf.Map // the maps in outer maps, by innerName; see openInner
 	constants map[string]*ebpf.Map // that the programs were loaded with
 }
 
@@ -104,8 +104,7 @@ func parseGenerationName(name string) (seq int, id identity, ok bool) {
 	return seq, identity{f[2], f[3]}, true
 }
 
-// generationDirs are the names of all generations, the newest first, and of
-// those that were never finished.
+// generationDirs are the names of all generations, the newest first, and of the unfinished ones.
 func generationDirs(dir string) (whole, unfinished []string, err error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -126,9 +125,8 @@ func generationDirs(dir string) (whole, unfinished []string, err error) {
 	return whole, unfinished, nil
 }
 
-// openGeneration opens the newest generation, if it is of the objects that this
-// binary holds and whole; any other is replaced by the next Apply. It removes
-// what was never finished.
+// openGeneration opens the newest generation, if it is complete and has the objects of this
+// binary; the next Apply replaces any other. It removes unfinished generations.
 func openGeneration(dir string, log *slog.Logger) (*generation, error) {
 	whole, unfinished, err := generationDirs(dir)
 	if err != nil {
@@ -212,11 +210,11 @@ func (g *generation) load() error {
 	return nil
 }
 
-// internalMap tells the maps that the compiler makes of variables.
+// internalMap reports whether the compiler made a map of variables.
 func internalMap(name string) bool { return strings.HasPrefix(name, ".") }
 
-// sizeOf is max_entries of a map: those that take their memory at once are made
-// as large as the plan needs, the others as bpf/lib/node/maps.h says.
+// sizeOf is max_entries of a map: maps that take their memory at once have the plan's size, the
+// others that of bpf/lib/node/maps.h.
 func sizeOf(t tables.Map, ms *ebpf.MapSpec, l tables.Limits) uint32 {
 	switch t {
 	case tables.MapHeadends:
@@ -239,8 +237,8 @@ func sizeOf(t tables.Map, ms *ebpf.MapSpec, l tables.Limits) uint32 {
 	return ms.MaxEntries
 }
 
-// buildGeneration loads programs with empty maps of their own and pins them in a
-// directory that nobody else looks at.
+// buildGeneration loads programs with empty maps of their own and pins them in a directory of
+// their own.
 func (d *Dataplane) buildGeneration(cfg abi.Config, l tables.Limits, carry map[tables.Map]*ebpf.Map, programs []string) (_ *generation, err error) {
 	g := &generation{
 		identity: identityOf(cfg), limits: l,
@@ -285,8 +283,8 @@ func (d *Dataplane) buildGeneration(cfg abi.Config, l tables.Limits, carry map[t
 	return g, nil
 }
 
-// newFingerprintKey makes the key of a content cache. Whoever knew it could make
-// packets that are taken for one another.
+// newFingerprintKey makes the key of a content cache. With the key, an attacker could make
+// different packets with equal fingerprints.
 func newFingerprintKey() (key [2]uint64, err error) {
 	var b [16]byte
 	if _, err := rand.Read(b[:]); err != nil {
@@ -304,7 +302,7 @@ func (d *Dataplane) pinPrograms(g *generation, programs []string) error {
 		if err := g.programs[name].Pin(filepath.Join(g.dir, name)); err != nil {
 			return fmt.Errorf("pin program %s: %w", name, err)
 		}
-		// Somebody has removed the program's pin alone.
+		// Only the program's pin was removed.
 		if err := os.Remove(filepath.Join(g.dir, constantsPin(name))); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return fmt.Errorf("remove the constants of another program %s: %w", name, err)
 		}
@@ -315,8 +313,8 @@ func (d *Dataplane) pinPrograms(g *generation, programs []string) error {
 	return nil
 }
 
-// loadObjects makes the maps of g, those that no program uses yet among them, and
-// loads programs with them.
+// loadObjects makes the maps of g, including maps without a program so far, and loads programs
+// with them.
 func (d *Dataplane) loadObjects(g *generation, cfg abi.Config, carry map[tables.Map]*ebpf.Map, programs []string) error {
 	for _, o := range object.All {
 		spec, err := o.Load()
@@ -384,8 +382,8 @@ func (d *Dataplane) loadPrograms(g *generation, cfg abi.Config, programs []strin
 	return g.connect()
 }
 
-// need loads what g lacks of the programs. They are configured as those that it has.
-// If one cannot be had, g is as it was.
+// need loads the programs that g lacks, with the configuration of its other programs. After an
+// error g is unchanged.
 func (d *Dataplane) need(g *generation, programs []string) (err error) {
 	var missing []string
 	for _, name := range programs {
@@ -419,12 +417,12 @@ func (d *Dataplane) need(g *generation, programs []string) (err error) {
 	return d.pinPrograms(g, missing)
 }
 
-// constantsPin is the pin of a program's constants. By its id, which the program tells, the kernel opens
-// them for CAP_SYS_ADMIN alone.
+// constantsPin is the pin of a program's constants. Opening them by their id, which the program
+// has, needs CAP_SYS_ADMIN.
 func constantsPin(program string) string { return program + "-constants" }
 
-// config is what the programs of g were loaded with. Nothing but their constants holds the key
-// of the caches.
+// config is the configuration with which the programs of g were loaded. Only their constants
+// have the key of the caches.
 func (g *generation) config() (cfg abi.Config, err error) {
 	for name := range g.programs {
 		return configOf(name, g.constants[name])
@@ -451,7 +449,7 @@ func configOf(name string, constants *ebpf.Map) (cfg abi.Config, err error) {
 	return cfg, err
 }
 
-// jumps say where programs find those that they hand packets over to.
+// jumps are the maps and keys of tail calls.
 var jumps = []struct {
 	table   tables.Map
 	at      uint32
@@ -468,14 +466,13 @@ var jumps = []struct {
 	{tables.MapProgramsXDP, abi.ProgramXDPEdge, object.MPLSEdgeXDP},
 }
 
-// connect gives the programs of g those that they hand packets over to. The
-// kernel forgets them when nothing outside of it holds the map any more: no pin, and
-// no process.
+// connect enters the programs of g into the maps for tail calls. The kernel clears such a map
+// when it has no more references: no pin, and no process.
 func (g *generation) connect() error {
 	for _, j := range jumps {
 		p := g.programs[j.program]
 		if p == nil {
-			continue // nothing asks for it; a jump there would go on, and TC would refuse the packet
+			continue // no packet takes this tail call; it would fail, and TC would refuse the packet
 		}
 		if err := g.maps[j.table].Put(j.at, p); err != nil {
 			return fmt.Errorf("write to map %s: %w", j.table, err)
@@ -505,7 +502,7 @@ func (d *Dataplane) makeMaps(g *generation, spec *ebpf.CollectionSpec, carry map
 	return nil
 }
 
-// sizeMaps gives the maps of an object the sizes that g has.
+// sizeMaps sets the sizes of g in the maps of an object.
 func (g *generation) sizeMaps(spec *ebpf.CollectionSpec) error {
 	for name, ms := range spec.Maps {
 		if internalMap(name) {
@@ -529,8 +526,8 @@ func (g *generation) sizeMaps(spec *ebpf.CollectionSpec) error {
 	return nil
 }
 
-// loadProgram loads one object's program, to use those of the maps that it names.
-// The caller closes both. An object without constants gives nil for them.
+// loadProgram loads one object's program, with the given maps in place of its own. The caller
+// closes both results. The constants are nil if the object has none.
 func loadProgram(program string, spec *ebpf.CollectionSpec, maps map[tables.Map]*ebpf.Map) (_ *ebpf.Program, constants *ebpf.Map, err error) {
 	shared := map[string]*ebpf.Map{}
 	for name := range spec.Maps {
@@ -563,7 +560,7 @@ func newMap(ms *ebpf.MapSpec, old *ebpf.Map) (*ebpf.Map, error) {
 	return ebpf.NewMap(ms)
 }
 
-// commit gives the generation its name, from which on it is the newest.
+// commit gives the generation its name, and with it makes it the newest.
 func (d *Dataplane) commit(g *generation) error {
 	if err := d.cfg.step(stepCommit, g.dir); err != nil {
 		return err
@@ -580,7 +577,7 @@ func (d *Dataplane) commit(g *generation) error {
 func (d *Dataplane) removeOthers(g *generation) error {
 	whole, unfinished, err := generationDirs(d.dir)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil // somebody has removed them; see KeepPins
+		return nil // they were removed; see KeepPins
 	}
 	if err != nil {
 		return err

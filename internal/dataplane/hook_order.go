@@ -13,10 +13,9 @@ import (
 	"github.com/waystamp/waystamp/internal/dataplane/object"
 )
 
-// checkPositions names the programs that stand before ours at TC: whatever they
-// let pass, ours do not see. To move ours is no remedy: the kernel takes a
-// program once per hook, so that there would be none for a moment; and whoever
-// put the other one there may do so again.
+// checkPositions names the programs before ours at TC: our programs do not see packets that
+// those accept. Moving ours is no remedy: the kernel accepts a program once per hook, so there
+// would be none for a moment; and the owner of the other program may attach it first again.
 func (d *Dataplane) checkPositions(bs []binding) (problems []error) {
 	for _, b := range bs {
 		for _, h := range b.hooks() {
@@ -62,10 +61,10 @@ func checkFirst(held holding, b binding, h hook) error {
 	return before(fmt.Sprintf("a filter of kind %s and preference %d", list[0].Kind, list[0].Preference))
 }
 
-// checkAlone refuses interfaces at which another instance's programs are. Both would
-// stamp and judge each packet, with the same numbers if they have the same plan.
-// Where a link of this instance is, it was alone when it came. It also gives the places
-// without one on these interfaces; the error has each interface once.
+// checkAlone refuses interfaces with programs of another instance. Both would process each
+// packet, with the same numbers if they have the same plan. A link of this instance was alone
+// when it was made. It also returns the places without a link on these interfaces; the error has
+// each interface once.
 func (d *Dataplane) checkAlone(bs []binding) (shared map[linkKey]*AttachError, err error) {
 	var errs []error
 	shared = map[linkKey]*AttachError{}
@@ -94,8 +93,8 @@ func (d *Dataplane) checkAlone(bs []binding) (shared map[linkKey]*AttachError, e
 	return shared, errors.Join(errs...)
 }
 
-// programsOn are those that this instance has on an interface, for whatever use: one
-// that a function was behind may have become another.
+// programsOn are this instance's programs on an interface, for any use: an interface of a
+// function may have become another one.
 func (d *Dataplane) programsOn(index int) (out []ebpf.ProgramID) {
 	for k, a := range d.links {
 		if k.index != index {
@@ -114,8 +113,8 @@ type resident struct {
 	instance string
 }
 
-// residents are the programs at a hook but for this instance's own filters. What
-// cannot be asked is left out: to attach says what is wrong.
+// residents are the programs at a hook, except this instance's own filters. A hook that cannot
+// be queried has none here: attaching to it returns the error.
 func (d *Dataplane) residents(index int, h hook) (out []resident) {
 	at, _ := h.attachType()
 	if q, err := link.QueryPrograms(link.QueryOptions{Target: index, Attach: at}); err == nil {
@@ -138,7 +137,7 @@ func (d *Dataplane) residents(index int, h hook) (out []resident) {
 	return out
 }
 
-// isOurs tells programs of waystamp, of whichever version, by their names.
+// isOurs recognises programs of waystamp, of any version, by their names.
 func isOurs(id ebpf.ProgramID) bool {
 	p, err := ebpf.NewProgramFromID(id)
 	if err != nil {
@@ -177,7 +176,7 @@ func instanceOf(pinDir string, id ebpf.ProgramID) string {
 	return "NAME" // its pins are elsewhere
 }
 
-// attachType is the hook of TC, and what people call it.
+// attachType is the hook of TC, and its usual name.
 func (h hook) attachType() (at ebpf.AttachType, where string) {
 	if h == hookOut {
 		return ebpf.AttachTCXEgress, "egress"
@@ -185,7 +184,7 @@ func (h hook) attachType() (at ebpf.AttachType, where string) {
 	return ebpf.AttachTCXIngress, "ingress"
 }
 
-// programName is what is known of somebody else's program.
+// programName describes a program of another owner.
 func programName(id ebpf.ProgramID) string {
 	p, err := ebpf.NewProgramFromID(id)
 	if err != nil {

@@ -12,17 +12,18 @@ import (
 	"github.com/waystamp/waystamp/internal/tables"
 )
 
-// The kernel opens a map by its id, which is all that an outer map tells about the maps in it, for
-// CAP_SYS_ADMIN alone. A generation therefore holds what its outer maps name, and pins it beside them.
+// An outer map has only the ids of the maps in it, and opening a map by its id needs
+// CAP_SYS_ADMIN. So a generation keeps the maps in its outer maps open, and pins them beside
+// those.
 
 func innerName(outer tables.Map, key uint32) string { return fmt.Sprintf("%s-%d", outer, key) }
 
 // nextPin is where a map is pinned before an outer map names it.
 func nextPin(path string) string { return path + "-next" }
 
-// putInner makes an outer map name m, in one step for the packets. m is g's from here on, also
-// after an error. What packets meet does not depend on pins: if somebody has taken their directory away,
-// KeepPins puts m's back with the others, or says that it cannot.
+// putInner puts m into an outer map, in one atomic step. m belongs to g from here on, also after
+// an error. Pins do not affect packets: if their directory was removed, KeepPins restores m's
+// with the others, or returns an error.
 func (g *generation) putInner(outer tables.Map, key uint32, m *ebpf.Map) (err error) {
 	path := filepath.Join(g.dir, innerName(outer, key))
 	pinned := false
@@ -51,7 +52,8 @@ func (g *generation) holdInner(outer tables.Map, key uint32, m *ebpf.Map) {
 	g.inner[innerName(outer, key)] = m
 }
 
-// openInner gives what an outer map names; it stays g's. ebpf.ErrKeyNotExist: nothing.
+// openInner returns a map in an outer map; it still belongs to g. ebpf.ErrKeyNotExist: there is
+// none.
 func (g *generation) openInner(outer tables.Map, key uint32) (*ebpf.Map, error) {
 	var id ebpf.MapID
 	if err := g.maps[outer].Lookup(key, &id); err != nil {
@@ -77,7 +79,7 @@ func (g *generation) openInner(outer tables.Map, key uint32) (*ebpf.Map, error) 
 // openInnerPin opens the map of that id by its pin. Without one the kernel wants CAP_SYS_ADMIN.
 func (g *generation) openInnerPin(outer tables.Map, key uint32, id ebpf.MapID) (*ebpf.Map, error) {
 	path := filepath.Join(g.dir, innerName(outer, key))
-	// Whoever pinned the next may have been ended before it took the other's name.
+	// The process that pinned the next one may have ended before it renamed the pin.
 	for _, at := range []string{path, nextPin(path)} {
 		m, err := ebpf.LoadPinnedMap(at, nil)
 		if errors.Is(err, fs.ErrNotExist) {

@@ -14,10 +14,9 @@ import (
 	"github.com/cilium/ebpf/link"
 )
 
-// Somebody may remove pins while a process still has the objects open, or unmount
-// the bpf filesystem that they are in. Nothing happens to the data path then, until
-// the process ends: the links go with it, and the guard with them. So they are put
-// back before that.
+// Another process may remove pins while this process has the objects open, or unmount their bpf
+// filesystem. The data path then works until this process ends: then the links are removed, and
+// with them the guard. So this process restores the pins before it ends.
 
 // PinsError means that pins were removed and cannot be put back.
 type PinsError struct {
@@ -36,10 +35,10 @@ func (e *PinsError) Unwrap() error { return e.Err }
 // with more of them.
 func (d *Dataplane) PinDir() string { return d.dir }
 
-// KeepPins puts back what somebody has removed of the instance's pins, mounts the bpf
-// filesystem again if need be, and returns the paths below PinDir of what is back
-// since the last call. A PinsError means that some are not, for one since another
-// process has taken their place (ErrBusy), which is left alone.
+// KeepPins restores removed pins of the instance, mounts the bpf filesystem again if necessary,
+// and returns the paths below PinDir of the pins restored since the last call. A PinsError means
+// that some could not be restored, for example because another process has made new ones
+// (ErrBusy), which stay.
 func (d *Dataplane) KeepPins() (back []string, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -122,9 +121,9 @@ func (d *Dataplane) keepObjects() error {
 	return first
 }
 
-// keepDirectory makes the instance's directory anew if it is not the one that is
-// locked, locks it, and returns the lock of the one before; nil: it is the same. The
-// caller holds the mutex already; but nothing waits here for a lock of an instance.
+// keepDirectory makes a new directory of the instance if the locked one is gone, locks it, and
+// returns the lock of the old one; nil: it is the same. The caller holds the mutex; nothing here
+// waits for the lock of an instance.
 func (d *Dataplane) keepDirectory() (before *os.File, err error) {
 	if there, err := d.ownsDirectory(); there || err != nil {
 		return nil, err
@@ -200,8 +199,8 @@ func (d *Dataplane) putBack(path string, o pinned) error {
 	if err := d.cfg.step(stepPin, path); err != nil {
 		return err
 	}
-	// Not the directories above: they may be gone with a mount, and are not to be made
-	// on what is beneath.
+	// Not the directories above: they may be gone with a mount, and must not be made in the
+	// filesystem below it.
 	if err := os.Mkdir(filepath.Dir(path), 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}

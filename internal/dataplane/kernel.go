@@ -11,7 +11,7 @@ import (
 	"github.com/waystamp/waystamp/internal/tables"
 )
 
-// read gives what the maps hold.
+// read returns the content of the maps.
 func (g *generation) read() (tables.Contents, error) {
 	t := tables.New()
 	for use, to := range map[abi.MatchUse]struct {
@@ -54,8 +54,7 @@ func (g *generation) read() (tables.Contents, error) {
 	return t, err
 }
 
-// readMap needs that nobody adds or deletes meanwhile: an instance has one
-// writer.
+// readMap requires that no process adds or deletes at the same time: an instance has one writer.
 func readMap[K comparable, V any](g *generation, t tables.Map, into map[K]V) error {
 	var k K
 	var v V
@@ -69,7 +68,7 @@ func readMap[K comparable, V any](g *generation, t tables.Map, into map[K]V) err
 	return nil
 }
 
-// readHeadends reads an array, in which what is not there is zero.
+// readHeadends reads an array, in which missing entries are zero.
 func readHeadends(g *generation, into map[uint32]abi.Headend) error {
 	err := readMap(g, tables.MapHeadends, into)
 	maps.DeleteFunc(into, func(_ uint32, h abi.Headend) bool { return h == abi.Headend{} })
@@ -139,8 +138,7 @@ func (d *Dataplane) run(g *generation, ops []tables.Op) (err error) {
 	return nil
 }
 
-// arm tells the programs that the maps hold a whole plan, and where the node's
-// cutters are.
+// arm tells the programs that the maps have a complete plan, and sets the node's cutters.
 func (d *Dataplane) arm(g *generation, n abi.Node) error {
 	if err := d.cfg.step(stepArm, ""); err != nil {
 		return err
@@ -148,7 +146,7 @@ func (d *Dataplane) arm(g *generation, n abi.Node) error {
 	return g.setNode(n)
 }
 
-// setNode also makes void what TC remembers of ways out.
+// setNode also makes the next hops that TC remembers void.
 func (g *generation) setNode(n abi.Node) error {
 	now, err := g.node()
 	if err != nil {
@@ -168,9 +166,8 @@ func (g *generation) node() (n abi.Node, err error) {
 	return n, nil
 }
 
-// prepare makes the array entries ready that new entries of other maps will
-// name. Those whose numbers could not be had are problems: their headends
-// refuse all packets.
+// prepare writes the array entries that new entries of other maps will name. Headends without
+// numbers are problems: they refuse all packets.
 func (d *Dataplane) prepare(g *generation, mem *memory, w tables.Wanted) (problems []error, err error) {
 	cpus, err := ebpf.PossibleCPU()
 	if err != nil {

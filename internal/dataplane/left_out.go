@@ -17,7 +17,7 @@ type AttachError struct {
 
 	at    linkKey
 	held  bool   // whether one is attached is not known
-	after string // what follows from it; "": nothing was left out
+	after string // the consequence; "": nothing was left out
 }
 
 func (e *AttachError) Error() string { return e.Err.Error() + e.after }
@@ -25,9 +25,9 @@ func (e *AttachError) Error() string { return e.Err.Error() + e.after }
 // Unwrap gives the cause.
 func (e *AttachError) Unwrap() error { return e.Err }
 
-// leftOut are the places of a plan that a reconciliation could not attach a program
-// to, as if their interface were missing: all else is brought to the plan. nil: such
-// an error ends the change, and what was there before stays.
+// leftOut are the places of a plan to which a reconciliation could not attach a program: they
+// are treated as if their interface were missing, and all else gets the plan. nil: such an error
+// ends the change, and the state before stays.
 type leftOut struct {
 	places map[linkKey]*AttachError
 	anew   bool // another generation takes the place of the one at work
@@ -50,7 +50,7 @@ func (l *leftOut) inPlace() bool { return l != nil && !l.anew }
 
 func (l *leftOut) any() bool { return l != nil && len(l.places) > 0 }
 
-// problems says of each place why it has no program, and what follows.
+// problems returns for each place the reason and the consequence.
 func (l *leftOut) problems(bs []binding) (out []error) {
 	if l == nil {
 		return nil
@@ -72,7 +72,7 @@ func (l *leftOut) problems(bs []binding) (out []error) {
 	return out
 }
 
-// unattached says what becomes of packets without a program at a hook.
+// unattached describes the consequence for packets at a hook without a program.
 func (b binding) unattached(h hook) string {
 	switch {
 	case h == hookXDP || h == hookFromXDP:

@@ -55,12 +55,12 @@ type heldPin struct {
 	path  string
 	key   linkKey
 	netns uint64
-	ours  bool // its name says what it is
-	link  bool // else a filter
+	ours  bool // its name has the form of ours
+	link  bool // otherwise a filter
 }
 
-// heldPins are those of an instance, links before filters, each in the order in
-// which they can be removed.
+// heldPins are the pins of an instance, links before filters, each in the order in which they
+// can be removed.
 func heldPins(dir string) (out []heldPin, err error) {
 	for _, from := range []string{linksDir(dir), filtersDir(dir)} {
 		entries, err := os.ReadDir(from)
@@ -92,7 +92,7 @@ func (p heldPin) open(c Config) (holding, error) {
 	return linkHolding{l}, nil
 }
 
-// elsewhere says what to do about a holding of another network namespace.
+// elsewhere is the remedy for a holding of another network namespace.
 func (p heldPin) elsewhere(dir string, here uint64) error {
 	return fmt.Errorf("instance %s is at work in another network namespace (inode %d, this is %d): choose another name, or detach it there", filepath.Base(dir), p.netns, here)
 }
@@ -149,8 +149,7 @@ func openLinks(c Config, dir string) (_ map[linkKey]*attached, err error) {
 	return out, nil
 }
 
-// dropDeadLinks forgets links whose device is gone. lenient: those that it cannot look
-// at stay.
+// dropDeadLinks removes links whose device is gone. lenient: links that cannot be read stay.
 func (d *Dataplane) dropDeadLinks(lenient bool) error {
 	for k, a := range d.links {
 		index, _, err := a.state()
@@ -199,7 +198,7 @@ func programFor(r model.Role, h hook) string {
 	return object.CoreTC
 }
 
-// overLabels are those that programs on XDP hand packets over to, in domains with labels.
+// overLabels are the programs for tail calls from programs on XDP, in domains with labels.
 var overLabels = map[string]string{object.CoreXDP: object.MPLSCoreXDP, object.EdgeXDP: object.MPLSEdgeXDP}
 
 // programsOf names the programs that a plan needs on its interfaces.
@@ -246,8 +245,7 @@ type undo []undoStep
 
 type undoStep struct{ back, keep func() error }
 
-// add notes how to take a step back, and what to let go of if it stays (may be
-// nil).
+// add notes how to undo a step, and what to release if it stays (may be nil).
 func (u *undo) add(back, keep func() error) { *u = append(*u, undoStep{back, keep}) }
 
 func (u undo) run() error {
@@ -296,9 +294,9 @@ func (d *Dataplane) attachReturns(g *generation, bs []binding, u *undo, left *le
 	return nil
 }
 
-// attach puts the other programs of g on all interfaces: by moving links that
-// there are, and with new links where there are none. They come in the order of
-// the bindings, and TC before XDP, which hands on what it cannot finish.
+// attach attaches the other programs of g to all interfaces: by moving existing links, or with
+// new ones. They come in the order of the bindings, and TC before XDP, which leaves packets to
+// TC.
 func (d *Dataplane) attach(g *generation, bs []binding, u *undo, left *leftOut) error {
 	for _, b := range bs {
 		if b.cutter {
@@ -369,9 +367,9 @@ func (d *Dataplane) attachNew(k linkKey, b binding, p *ebpf.Program) error {
 	return nil
 }
 
-// moveLink is one atomic step: a packet meets the old program or the new one. If it
-// fails, the old one is still there, whose maps may be those of another generation:
-// that is an AttachError only if the device has vanished.
+// moveLink is one atomic step: a packet meets the old program or the new one. If it fails, the
+// old program stays, whose maps may be of another generation: that is an AttachError only if the
+// device has vanished.
 func (d *Dataplane) moveLink(a *attached, b binding, h hook, p *ebpf.Program, u *undo, left *leftOut) error {
 	k := linkKey{h, b.device.Index}
 	vanished := func(err error) error {
@@ -422,13 +420,13 @@ func (d *Dataplane) moveLink(a *attached, b binding, h hook, p *ebpf.Program, u 
 	return nil
 }
 
-// dead: the device is gone, or somebody has taken the filter off.
+// dead: the device is gone, or the filter was removed.
 func (a *attached) dead() bool {
 	index, _, err := a.state()
 	return err == nil && index == 0
 }
 
-// attachProgram attaches a program and pins what holds it.
+// attachProgram attaches a program and pins its link or filter.
 func (d *Dataplane) attachProgram(b binding, k linkKey, p *ebpf.Program, path string) (holding, error) {
 	var l link.Link
 	var err error

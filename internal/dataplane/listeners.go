@@ -12,8 +12,8 @@ import (
 	"github.com/waystamp/waystamp/internal/host"
 )
 
-// Listeners give all TCP connections that are asked for in a network namespace to a
-// worker's listeners, until they are closed, or the process ends.
+// Listeners direct all new TCP connections in a network namespace to a worker's listeners, until
+// they are closed, or the process ends.
 type Listeners struct {
 	program *ebpf.Program
 	sockets *ebpf.Map

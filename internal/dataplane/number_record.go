@@ -13,20 +13,20 @@ import (
 )
 
 const (
-	// A headend is given numbers ahead, which must last for as long as an agent may
-	// be away. A reboot throws them away.
+	// A headend gets numbers in advance, which must last for as long as an agent may be away. A
+	// reboot discards them.
 	numbersLeast = 1 << 30
 	numbersMost  = 1 << 36
 	// numbersFor is how long they last, in seconds, at the highest pace so far.
 	numbersFor = 3600
-	// numbersPart: a reboot costs no more than this part of what is left, so that
-	// an epoch never ends by reboots; numbersFloor ends that.
+	// numbersPart: a reboot costs at most this part of the remaining numbers, so that reboots
+	// never end an epoch; numbersFloor is the lower limit.
 	numbersPart  = 1024
 	numbersFloor = 1 << 20
 )
 
-// ahead is how many numbers a headend that has given out the number last is
-// given. pace is in numbers a second.
+// ahead is the count of numbers in advance for a headend whose last number is last. pace is in
+// numbers per second.
 func ahead(last, pace uint64) uint64 {
 	left := abi.RNDCounterMax - min(last, abi.RNDCounterMax)
 	n := min(max(min(pace, numbersMost)*numbersFor, numbersLeast), numbersMost)
@@ -36,15 +36,15 @@ func ahead(last, pace uint64) uint64 {
 // span are the numbers start+1 to ceiling. None: start is not below ceiling.
 type span struct{ start, ceiling uint64 }
 
-// ration is a headend's numbers as they are, and how many it is to be given.
+// ration has a headend's present numbers, and the count that it gets.
 type ration struct {
 	span        // zero: it has none yet
 	pace uint64 // numbers a second
-	more bool   // else what it has will do
+	more bool   // otherwise its present numbers suffice
 }
 
-// NumbersError means that the record of the numbers that headends have given
-// out cannot be read or written. Without it numbers could be given out twice.
+// NumbersError means that the record of used numbers cannot be read or written. Without it
+// numbers could be used twice.
 type NumbersError struct {
 	Path string
 	Err  error
@@ -74,9 +74,9 @@ type numbersEntry struct {
 	Ceiling uint64 `json:"ceiling"` // no number up to here is free
 }
 
-// reserve gives headends that have no numbers some that nobody has had, and
-// those that want more a higher ceiling. It returns what they may use then. On
-// disk no ceiling is below one that is in use.
+// reserve gives unused numbers to headends that have none, and a higher ceiling to those that
+// need more. It returns the numbers that they may then use. On disk no ceiling is below one that
+// is in use.
 func (s *numbers) reserve(needs map[tables.CounterKey]ration) (map[tables.CounterKey]span, error) {
 	out := map[tables.CounterKey]span{}
 	err := s.update(func(ceilings map[tables.CounterKey]uint64) {
@@ -127,7 +127,7 @@ func (s *numbers) update(change func(map[tables.CounterKey]uint64)) error {
 	return nil
 }
 
-// read gives what is on the disk.
+// read returns the record on disk.
 func (s *numbers) read() (map[tables.CounterKey]uint64, error) {
 	entries, err := s.record.read()
 	if err != nil {

@@ -10,9 +10,9 @@ import (
 	"github.com/waystamp/waystamp/internal/tables"
 )
 
-// numbersName is the directory of the pins of all slabs of numbers, of
-// whichever generation. Programs count on in them while links are moved from one
-// generation to the next, and after a restart of the agent.
+// numbersName is the directory of the pins of all slabs of numbers, of all generations. Programs
+// continue counting in them while links are moved from one generation to the next, and after a
+// restart of the agent.
 const numbersName = "numbers"
 
 func numbersDir(dir string) string { return filepath.Join(dir, numbersName) }
@@ -24,8 +24,8 @@ type pace struct {
 	most uint64 // a second, on one CPU
 }
 
-// A slot of numbers says whose it is in the slab's first row: in its first word what
-// makes it one with path and epoch, in the other nothing. A free one is zero.
+// The slab's first row identifies the owner of a slot of numbers: its first word has a mark,
+// path and epoch, the other is unused. A free slot is zero.
 const numberMagic = 0x574e << 48
 
 // numberWord is where in the slabs a slot's number of a row is.
@@ -37,7 +37,7 @@ func (s *slabs) numberWord(slot uint32, row int) int {
 // cpus are the rows of a slab of numbers but the first.
 func (s *slabs) cpus() int { return s.words/numberSize/abi.NumberSlots - 1 }
 
-// readSlots finds all slots that are somebody's.
+// readSlots finds all slots that have an owner.
 func (s *slabs) readSlots() map[tables.CounterKey]uint32 {
 	out := map[tables.CounterKey]uint32{}
 	for i, one := range s.all {
@@ -72,7 +72,7 @@ func (s *slabs) zeroNumbers(slot uint32) {
 	s.putLast(slot, 0)
 }
 
-// readNumbers tells the last number given out, on whichever CPU, and the ceiling.
+// readNumbers returns the last used number, of all CPUs, and the ceiling.
 func (s *slabs) readNumbers(slot uint32) (out span) {
 	for cpu := range s.cpus() {
 		at := s.numberWord(slot, cpu+1)
@@ -81,7 +81,7 @@ func (s *slabs) readNumbers(slot uint32) (out span) {
 	return out
 }
 
-// putLast is for slots without a ceiling: else programs count there.
+// putLast is only for slots without a ceiling: in others programs count.
 func (s *slabs) putLast(slot uint32, v uint64) {
 	for cpu := range s.cpus() {
 		s.word(s.numberWord(slot, cpu+1)).Store(v)
@@ -94,8 +94,7 @@ func (s *slabs) putCeiling(slot uint32, v uint64) {
 	}
 }
 
-// RenewNumbers gives headends more numbers before theirs are used up. It is to be
-// called each second or so.
+// RenewNumbers gives headends more numbers before theirs are used up. Call it each second or so.
 func (d *Dataplane) RenewNumbers() (err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -111,10 +110,9 @@ func (d *Dataplane) RenewNumbers() (err error) {
 	return errors.Join(append(problems, err)...)
 }
 
-// raiseNumbers sees to it that headends have numbers ahead, which are on the disk
-// before they are in the map. Those whose numbers could not be had are problems:
-// they refuse all packets once what they have is used up. all: what they have is
-// compared with the disk even if it will do.
+// raiseNumbers gives headends numbers in advance; they are on disk before they are in the map.
+// Headends that get no numbers are problems: they refuse all packets when theirs are used up.
+// all: compare all headends with the disk, also those with enough numbers.
 func (d *Dataplane) raiseNumbers(in *slabs, who map[uint32]tables.CounterKey, all bool) (problems []error, err error) {
 	now := time.Now()
 	rations, at := map[tables.CounterKey]ration{}, map[tables.CounterKey]uint32{}
@@ -180,8 +178,8 @@ func (d *Dataplane) paceOf(k tables.CounterKey, last uint64, now time.Time) uint
 	return p.most
 }
 
-// takeBack ends headends for good: no program gets a number of theirs from here
-// on, and the disk knows where each has stopped.
+// takeBack ends headends: no program gets a number of theirs from here on, and their last
+// numbers are on disk.
 func (s *numbers) takeBack(mem *memory, who []tables.CounterKey) error {
 	used := map[tables.CounterKey]span{}
 	for _, k := range who {

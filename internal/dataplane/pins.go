@@ -76,9 +76,9 @@ func MountBPF() error {
 	return mountOnce()
 }
 
-// mountOnce mounts the bpf filesystem unless somebody has meanwhile: a second
-// one on top would hide the pins in the first. Agents may start at the same
-// time, so they take turns at the directory that lies beneath.
+// mountOnce mounts the bpf filesystem unless another process has done so meanwhile: a second
+// mount on top would hide the pins in the first. Agents may start at the same time, so they lock
+// the directory below it.
 func mountOnce() error {
 	beneath, err := os.Open(bpfRoot)
 	if err != nil {
@@ -97,8 +97,8 @@ func mountOnce() error {
 	return nil
 }
 
-// privateMounts tells whether this process has other mounts than its parent or
-// process 1. Where it may not look at those, it takes them for the same.
+// privateMounts reports whether this process has other mounts than its parent or process 1.
+// Mounts that it may not read count as the same.
 func privateMounts() (bool, error) {
 	own, err := os.Readlink("/proc/self/ns/mnt")
 	if err != nil {
@@ -113,8 +113,8 @@ func privateMounts() (bool, error) {
 	return false, nil
 }
 
-// lockInstance opens an instance's directory, makes it if asked to, and locks
-// it for as long as the file stays open.
+// lockInstance opens an instance's directory, makes it if create is set, and locks it for as
+// long as the file stays open.
 func lockInstance(dir string, create bool) (*os.File, error) {
 	for {
 		if create {
@@ -143,7 +143,7 @@ func lockInstance(dir string, create bool) (*os.File, error) {
 			}
 			return nil, fmt.Errorf("lock %s: %w", dir, err)
 		}
-		// Whoever held the lock before may have removed the directory.
+		// The former holder of the lock may have removed the directory.
 		held, err := f.Stat()
 		if err == nil {
 			if now, statErr := os.Stat(dir); statErr == nil && os.SameFile(held, now) {
@@ -154,8 +154,8 @@ func lockInstance(dir string, create bool) (*os.File, error) {
 	}
 }
 
-// lockHolder names the process that holds a lock on f; "" where the kernel does
-// not say, as of one outside of this PID namespace.
+// lockHolder names the process that holds a lock on f; "" if the kernel does not show it, as for
+// one outside of this PID namespace.
 func lockHolder(f *os.File) string {
 	var st unix.Stat_t
 	if unix.Fstat(int(f.Fd()), &st) != nil {
@@ -185,7 +185,7 @@ func isNotEmpty(err error) bool {
 	return errors.Is(err, unix.ENOTEMPTY) || errors.Is(err, fs.ErrExist)
 }
 
-// removeTree removes pins. Objects that nothing else holds go with them.
+// removeTree removes pins, and with them objects without other references.
 func removeTree(dir string) error {
 	if err := os.RemoveAll(dir); err != nil {
 		return fmt.Errorf("remove pins: %w", err)
@@ -193,7 +193,7 @@ func removeTree(dir string) error {
 	return nil
 }
 
-// netnsInode tells the network namespace of the calling thread.
+// netnsInode identifies the network namespace of the calling thread.
 func netnsInode() (uint64, error) {
 	var st unix.Stat_t
 	if err := unix.Stat("/proc/thread-self/ns/net", &st); err != nil {

@@ -25,8 +25,8 @@ const (
 	hookFromXDP hook = "fromxdp"
 )
 
-// hooksByRemoval: XDP hands on to TC; while TC takes packets to functions, what
-// comes back from them must be met.
+// hooksByRemoval: XDP leaves packets to TC; and while TC sends packets to functions, the
+// programs for packets from functions must be there.
 var hooksByRemoval = []hook{hookXDP, hookFromXDP, hookTC, hookOut, hookFrom}
 
 // binding is a device of this machine that programs are attached to: an
@@ -44,8 +44,8 @@ type binding struct {
 	vlans [abi.PortVlans]uint16
 }
 
-// hardware tells devices that gain by native XDP. On veth, tap and the like
-// packets arrive as super-packets, which XDP would force apart.
+// hardware reports whether a device gains by native XDP. On veth, tap and the like packets
+// arrive as super-packets, which XDP would segment.
 func (b binding) hardware() bool { return b.device.Kind == "device" && b.device.Name != "lo" }
 
 // triesXDP: attach XDP if it goes. needsXDP: or fail.
@@ -62,7 +62,7 @@ func (b binding) hookXDP() hook {
 	return hookXDP
 }
 
-// hooks are those that must have a program, without XDP.
+// hooks are the hooks that must have a program, without XDP.
 func (b binding) hooks() []hook {
 	switch {
 	case b.from:
@@ -95,17 +95,16 @@ func (b binding) settings(target bool) abi.Port {
 // topology is a plan's place on this machine.
 type topology struct {
 	bindings []binding               // see order
-	reach    map[string]tables.Reach // of functions whose interfaces are there
+	reach    map[string]tables.Reach // of functions whose interfaces exist
 	local    []string                // functions in the node's own kernel
 	node     abi.Node                // armed, with the cutters, and whether XDP is tried
-	missing  []error                 // what is not there, or cannot be as the plan says
-	withheld []error                 // why functions get no packets, whose interfaces may be there
+	missing  []error                 // interfaces that are missing, or differ from the plan
+	withheld []error                 // reasons why functions get no packets although their interfaces may exist
 }
 
-// resolve looks up all devices that a plan needs. What is missing, or clashes with
-// another device of the plan, is left out and listed; the error is about what can be
-// on no machine. Functions in withheld get no packets, for that reason, and their
-// interfaces need not be there.
+// resolve looks up all devices of a plan. It leaves out and lists devices that are missing, or
+// clash with another device of the plan; the error is for plans that fit no machine. Functions
+// in withheld get no packets, for that reason, and their interfaces may be missing.
 func resolve(n plan.Node, devices func(string) (host.Device, error), withheld map[string]error) (topology, error) {
 	t := topology{reach: map[string]tables.Reach{}, node: abi.Node{Armed: 1}}
 	if n.OrderedRules() > 0 {
@@ -168,8 +167,8 @@ func resolve(n plan.Node, devices func(string) (host.Device, error), withheld ma
 			}
 			continue
 		}
-		// Both are guarded, even if the function cannot be reached: what it sends by
-		// the one that it gets packets from has no more right to be forwarded.
+		// Both ends are guarded, even if the function cannot be reached: packets that it sends
+		// by the end at which it receives are no more trusted.
 		ends := []struct{ name, what string }{{p.From, fmt.Sprintf("interface %s from function %s", p.From, p.Function)}}
 		if p.To != p.From {
 			ends = append(ends, struct{ name, what string }{p.To, fmt.Sprintf("interface %s to function %s", p.To, p.Function)})
@@ -180,7 +179,7 @@ func resolve(n plan.Node, devices func(string) (host.Device, error), withheld ma
 			dev, ok := look(e.name, e.what)
 			if !ok {
 				if why != nil {
-					t.missing = missing // that is said
+					t.missing = missing // the reason is reported already
 				}
 				continue
 			}
@@ -208,9 +207,9 @@ func resolve(n plan.Node, devices func(string) (host.Device, error), withheld ma
 	return t, nil
 }
 
-// resolveVLANs tells interfaces which VLANs on top of them the plan has, so that
-// their frames are left to these. XDP sees the frames of a VLAN without their tag
-// and would take them for the interface's own; there TC does all the work.
+// resolveVLANs sets for each interface the planned VLANs on top of it, so that their own
+// interfaces process their frames. XDP sees the frames of a VLAN without their tag and would
+// process them as the interface's own; there TC does all the work.
 func (t *topology) resolveVLANs() {
 	for _, up := range t.bindings {
 		v := up.device.VLAN
@@ -239,7 +238,7 @@ func (t *topology) resolveVLANs() {
 	}
 }
 
-// hasVLANs tells whether a binding is a VLAN on top of b.
+// hasVLANs reports whether a binding is a VLAN on top of b.
 func (t *topology) hasVLANs(b binding) bool {
 	return slices.ContainsFunc(t.bindings, func(up binding) bool {
 		return up.device.VLAN.ID != 0 && up.device.VLAN.Parent == b.device.Index
@@ -280,9 +279,9 @@ func (t *topology) resolveCutters(n plan.Node, look func(name, what string) (hos
 	}
 }
 
-// order: what meets packets from functions is there before any goes to one, and
-// cutters before what sends into them. Inside comes before edge: verifiers and
-// stamping hops change before headends do.
+// order: the programs for packets from functions come before packets to functions, and cutters
+// before the programs that send into them. Inside comes before edge: verifiers and stamping hops
+// change before headends do.
 func (b binding) order() int {
 	switch {
 	case b.from:
@@ -298,7 +297,7 @@ func (b binding) order() int {
 // whole is an error that names all that is missing.
 func (t topology) whole() error { return errors.Join(t.missing...) }
 
-// portTable is ws_ports for these interfaces; target tells which of them take XDP
+// portTable is ws_ports for these interfaces; target reports whether an interface accepts XDP
 // redirects.
 func portTable(bs []binding, target func(binding) bool) map[uint32]abi.Port {
 	out := map[uint32]abi.Port{}

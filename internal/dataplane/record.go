@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// record is a file of what must survive a reboot: entries behind a header. It is
-// replaced whole, in one step, and synced before update returns.
+// record is a file of state that must survive a reboot: entries after a header. It is replaced
+// as a whole, in one step, and synced before update returns.
 type record[E any] struct {
 	path    string
 	kind    string // as the header names it
@@ -66,8 +66,8 @@ func (r record[E]) read() ([]E, error) {
 	return f.Entries, nil
 }
 
-// update reads the entries, lets change alter them, and writes what it returns, under
-// the lock of the directory, which it makes. changed false: the file stays as it is.
+// update reads the entries, lets change alter them, and writes its result, under the lock of the
+// directory, which it makes. changed false: the file stays.
 func (r record[E]) update(change func([]E) (after []E, changed bool, err error)) error {
 	dir, err := lockDir(filepath.Dir(r.path))
 	if err != nil {
@@ -105,9 +105,8 @@ func bootID() (string, error) {
 	return strings.TrimSpace(string(b)), nil
 }
 
-// recordTrouble says what is wrong with a record, what follows, and what to do. What
-// the system says is told without the name of a temporary file: the same trouble
-// makes the same words.
+// recordTrouble describes an error of a record, its consequence, and the remedy. It leaves the
+// name of a temporary file out of the system's text: the same error has the same words.
 func recordTrouble(err error, so string) string {
 	if errno, ok := errors.AsType[unix.Errno](err); ok {
 		return fmt.Sprintf("%v; %s: see to it that it can be read, and its directory be written to, with room for it", errno, so)
@@ -117,7 +116,7 @@ func recordTrouble(err error, so string) string {
 
 func pathText(path uint32) string { return fmt.Sprintf("0x%08x", path) }
 
-// parsePath reads what pathText wrote.
+// parsePath reads the output of pathText.
 func parsePath(s string) (uint32, error) {
 	var path uint32
 	if n, err := fmt.Sscanf(s, "0x%08x", &path); n != 1 || err != nil || s != pathText(path) {

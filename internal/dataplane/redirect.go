@@ -7,9 +7,8 @@ import (
 	"github.com/waystamp/waystamp/internal/tables"
 )
 
-// isTarget tells whether XDP programs may redirect to an interface. The kernel
-// knows best; a veth that has no XDP of its own is left to TC, since its peer may
-// stop to take frames at any time.
+// isTarget reports whether XDP programs may redirect to an interface. The kernel decides; a veth
+// without XDP of its own is left to TC, since its peer may stop accepting frames at any time.
 func (d *Dataplane) isTarget(b binding) bool {
 	if b.device.Kind == "veth" && !(b.triesXDP() && d.hasXDP(b)) {
 		return false
@@ -21,8 +20,8 @@ func (d *Dataplane) isTarget(b binding) bool {
 	return ok && err == nil
 }
 
-// RefreshTargets finds out again which interfaces take XDP redirects: that
-// changes when somebody attaches to, or detaches from, the other end of a veth.
+// RefreshTargets finds the interfaces that accept XDP redirects again: that changes with the
+// programs at the other end of a veth.
 func (d *Dataplane) RefreshTargets() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()

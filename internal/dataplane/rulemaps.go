@@ -12,7 +12,7 @@ import (
 	"github.com/waystamp/waystamp/internal/tables"
 )
 
-// matchMap is what ws_match holds for each use.
+// matchMap is the type of the maps in ws_match.
 func matchMap(lines uint32) *ebpf.MapSpec {
 	return &ebpf.MapSpec{
 		Name: "ws_match_map", Type: ebpf.Array, Flags: unix.BPF_F_MMAPABLE, KeySize: 4, ValueSize: tables.LineSize, MaxEntries: lines,
@@ -76,7 +76,7 @@ func roomForLines(b []byte, lines uint32) error {
 	return nil
 }
 
-// readPrefixes reads what ws_match holds for a use.
+// readPrefixes reads the table of a use in ws_match.
 func (g *generation) readPrefixes(use abi.MatchUse, p *tables.Prefixes) error {
 	m, err := g.openInner(tables.MapMatch, uint32(use))
 	if err != nil {
@@ -96,8 +96,7 @@ func (g *generation) readPrefixes(use abi.MatchUse, p *tables.Prefixes) error {
 	return nil
 }
 
-// emptyMatch gives each use a table without rules: by them an agent knows later how
-// large they are.
+// emptyMatch gives each use a table without rules: an agent later reads their size from them.
 func (g *generation) emptyMatch() error {
 	for use := range uint32(abi.MatchUses) {
 		if err := g.putPrefixes(abi.MatchUse(use), tables.Prefixes{}); err != nil {
@@ -107,7 +106,7 @@ func (g *generation) emptyMatch() error {
 	return nil
 }
 
-// readRules reads what ws_rules holds: a map in it, or none.
+// readRules reads the map in ws_rules, if there is one.
 func readRules(g *generation, into map[uint32]abi.Ruleset) error {
 	m, err := g.openInner(tables.MapRules, 0)
 	if errors.Is(err, ebpf.ErrKeyNotExist) {

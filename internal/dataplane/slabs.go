@@ -19,13 +19,12 @@ import (
 	"github.com/waystamp/waystamp/internal/tables"
 )
 
-// A slab is a map that holds the replay windows, or the packet numbers, of many
-// paths. It is older than the generation that names it and outlives it: all
-// generations have the same slabs, so that nothing is forgotten while the links are
-// moved from one to the next. What is in one says itself whose it is, so that
-// nothing else must be remembered to find it again.
+// A slab is a map with the replay windows, or the packet numbers, of many paths. It is older
+// than the generation that uses it and outlives it: all generations have the same slabs, so that
+// their contents stay while the links are moved from one to the next. Each window or slot in it
+// identifies its owner, so no other state is needed to find it again.
 
-// slabKind says what slabs hold.
+// slabKind describes the contents of slabs.
 type slabKind struct {
 	what  string     // for messages
 	dir   string     // of the pins, below the instance's
@@ -51,7 +50,7 @@ func windowSlabs() slabKind {
 const (
 	slabHeader  = 8                  // words
 	slabMagic   = 0x7761797374616d70 // "waystamp"
-	slabVersion = 1                  // of what the words before it mean
+	slabVersion = 1                  // of the meaning of the words before it
 )
 
 // numberSize is that of struct ws_number, in words.
@@ -83,8 +82,8 @@ type slabs struct {
 	all      []*slab
 }
 
-// openSlabs opens those that are pinned, and those that a generation has though
-// somebody has removed their pins, which KeepPins puts back.
+// openSlabs opens the pinned slabs, and slabs of a generation whose pins were removed, which
+// KeepPins restores.
 func openSlabs(k slabKind, instance string, from ...*generation) (_ *slabs, err error) {
 	s := &slabs{slabKind: k, instance: instance}
 	defer func() {
@@ -128,7 +127,7 @@ func openSlabs(k slabKind, instance string, from ...*generation) (_ *slabs, err 
 	return s, nil
 }
 
-// slabAt tells what an entry of an outer map names; 0: nothing.
+// slabAt is the map of an entry of an outer map; 0: none.
 func (g *generation) slabAt(t tables.Map, i int) (id ebpf.MapID, err error) {
 	err = g.maps[t].Lookup(uint32(i), &id)
 	if errors.Is(err, ebpf.ErrKeyNotExist) {
@@ -146,7 +145,7 @@ func (s *slabs) pin(i int) string {
 	return filepath.Join(s.instance, s.dir, fmt.Sprintf(slabPin, i))
 }
 
-// pins are the numbers of those that are pinned.
+// pins are the numbers of the pinned slabs.
 func (s *slabs) pins() (out []int) {
 	if s.instance == "" {
 		return nil
@@ -289,7 +288,7 @@ func (s *slabs) grow(end int, step func(step, what string) error) error {
 	return nil
 }
 
-// pinNew pins those that have not been yet.
+// pinNew pins the slabs without a pin.
 func (s *slabs) pinNew() error {
 	if s.instance == "" {
 		return nil
@@ -366,14 +365,14 @@ func (s *slabs) shrink(g *generation, end int) error {
 	return errors.Join(errs...)
 }
 
-// memory is what an instance has in slabs.
+// memory has the windows and slots of an instance in slabs.
 type memory struct {
 	windows, numbers *slabs
 	tables.Placed
 }
 
-// memory opens the slabs, and reads whose they are. Nothing else may change them
-// meanwhile but programs.
+// memory opens the slabs and reads the owners in them. Only programs may change them at the same
+// time.
 func (d *Dataplane) memory(from ...*generation) (_ *memory, err error) {
 	return openMemory(d.dir, d.cpus, from...)
 }
@@ -405,7 +404,7 @@ func (mem *memory) close() error {
 	return errors.Join(mem.windows.close(), mem.numbers.close())
 }
 
-// shrink gives slabs back that nothing is in.
+// shrink releases empty slabs.
 func (mem *memory) shrink(g *generation) error {
 	windows, numbers := 0, 0
 	for _, w := range mem.Placed.Windows {
@@ -417,15 +416,14 @@ func (mem *memory) shrink(g *generation) error {
 	return errors.Join(mem.windows.shrink(g, windows), mem.numbers.shrink(g, numbers))
 }
 
-// made is what a change of the plan has made so far.
+// made lists the windows and slots that a change of the plan has made so far.
 type made struct {
 	began   bool
 	windows []tables.WindowKey
 	numbers []tables.CounterKey
 }
 
-// prepareMemory makes room for what a plan wants and puts what is new into it. Nothing
-// names that yet.
+// prepareMemory makes the new windows and slots of a plan. No other entry names them yet.
 func (d *Dataplane) prepareMemory(g *generation, mem *memory, w tables.Wanted) error {
 	d.made.began = true
 	windows, numbers := mem.windows.end(), mem.numbers.end()
@@ -462,7 +460,7 @@ func (d *Dataplane) prepareMemory(g *generation, mem *memory, w tables.Wanted) e
 	return nil
 }
 
-// unmake gives back what was made for a plan that could not be put in force.
+// unmake removes the windows and slots of a plan that could not be put in force.
 func (d *Dataplane) unmake() (err error) {
 	windows, numbers := d.made.windows, d.made.numbers
 	if !d.made.began {
@@ -484,7 +482,7 @@ func (d *Dataplane) unmake() (err error) {
 	return mem.shrink(d.gen)
 }
 
-// free empties what no program can meet any more, and lets others have it.
+// free clears windows and slots that no program can use any more, for use by others.
 func (mem *memory) free(windows []tables.WindowKey, numbers []tables.CounterKey) {
 	for _, k := range windows {
 		if w, ok := mem.Placed.Windows[k]; ok {
@@ -500,9 +498,8 @@ func (mem *memory) free(windows []tables.WindowKey, numbers []tables.CounterKey)
 	}
 }
 
-// tidy removes the windows and numbers that the plan has no more, when what they
-// have seen is on the disk. safe: no program of another generation is on any
-// interface.
+// tidy removes the windows and numbers of removed paths when their contents are on disk. safe:
+// no program of another generation is on any interface.
 func (d *Dataplane) tidy(g *generation, want tables.Wanted, safe bool) (err error) {
 	mem, err := d.memory(g)
 	if err != nil {
@@ -536,7 +533,7 @@ func (d *Dataplane) tidy(g *generation, want tables.Wanted, safe bool) (err erro
 		errs = append(errs, fmt.Errorf("replay windows of paths that are gone are kept: %w", err))
 		windows = nil
 	}
-	// Numbers that cannot be given back are lost, and nothing else.
+	// Numbers that cannot be returned are lost; nothing else is.
 	errs = append(errs, d.numbers.takeBack(mem, numbers))
 	mem.free(windows, numbers)
 	return errors.Join(append(errs, mem.shrink(g))...)

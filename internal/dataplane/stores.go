@@ -12,13 +12,12 @@ import (
 	"github.com/waystamp/waystamp/internal/tables"
 )
 
-// The entries of hops and egresses lie in arrays, in places that nobody but this
-// file knows: an index in a hash says where, and ws_places makes a guess. A packet
-// that has met an entry goes on with it, so that no entry changes: what a key has
-// is written somewhere else, then named, and the old one cleared when no program
-// is at it any more.
+// The entries of hops and egresses are in arrays, at places that only this file determines: a
+// hash has the index of an entry, and ws_places a hint. A packet keeps using the entry that it
+// found, so entries never change: a changed entry is written at another place, then its index is
+// changed, and the old entry is cleared when no program uses it any more.
 
-// noPlace is an entry that nobody's is.
+// noPlace is the index of a reserved entry.
 const noPlace = 0
 
 // placeOf is place_of of bpf/lib/node/lookup.h, in an array of that size.
@@ -79,7 +78,7 @@ func (s *store[K, V]) leave(k K) {
 	}
 }
 
-// clear empties what nothing names. No program may be at it any more.
+// clear empties entries without an index. No program may use them any more.
 func (s *store[K, V]) clear() error {
 	var none V
 	for _, i := range s.old {
@@ -114,7 +113,7 @@ func (g *generation) openStores() (*stores, error) {
 func (s *stores) do(o tables.Op) error {
 	switch k := o.Key.(type) {
 	case *abi.HopKey:
-		// From here on what the index says counts.
+		// From here on the index alone counts.
 		if err := s.guess(*k, abi.Place{}); err != nil {
 			return err
 		}
@@ -139,8 +138,8 @@ func (s *stores) guess(k abi.HopKey, p abi.Place) error {
 	return nil
 }
 
-// finish makes the guesses right and clears what nothing names. Of several entries
-// for one place the newest epoch has it.
+// finish corrects the hints and clears entries without an index. Of several entries for one
+// place the newest epoch gets the hint.
 func (s *stores) finish() error {
 	for _, k := range slices.SortedFunc(maps.Keys(s.hops.at), tables.CompareHopKeys) {
 		p := abi.Place{Hop: s.hops.at[k], Egress: s.egresses.at[abi.EgressKey{Path: k.Path, Epoch: k.Epoch}]}
@@ -157,7 +156,7 @@ func (s *stores) finish() error {
 	return errors.Join(s.hops.clear(), s.egresses.clear())
 }
 
-// readStore gives what the entries of an array are that its index names.
+// readStore reads the entries of an array that its index names.
 func readStore[K comparable, V any](g *generation, array, index tables.Map, into map[K]V) error {
 	at := map[K]uint32{}
 	if err := readMap(g, index, at); err != nil {
@@ -197,7 +196,7 @@ func (g *generation) egressOf(k abi.EgressKey) (e abi.Egress, ok bool, err error
 	return e, true, nil
 }
 
-// checkRoom: what is there stays until what is new is written.
+// checkRoom: old entries stay until the new ones are written.
 func (g *generation) checkRoom(have, want tables.Contents) error {
 	hops := len(have.Hops) + len(tables.Puts(nil, tables.MapHops, have.Hops, want.Hops))
 	egresses := len(have.Egresses) + len(tables.Puts(nil, tables.MapEgresses, have.Egresses, want.Egresses))

@@ -65,8 +65,8 @@ func haveLookUp() error {
 // trialLimits are as low as can be: sizes are nothing to the verifier.
 var trialLimits = tables.Limits{Lines: tables.LinesLeast, Headends: 1, Stats: 1, Hops: 1, Egresses: 1, Places: 1, Buckets: 1, Slots: 1}
 
-// TryPrograms loads each program, and attaches and pins none. What a kernel lacks that
-// Extras names is not tried.
+// TryPrograms loads each program, and attaches and pins none. It does not try features of Extras
+// that the kernel lacks.
 func TryPrograms() ([]Trial, error) {
 	cfg := abi.Config{}
 	if err := checkCapabilities(); err != nil {
@@ -110,7 +110,7 @@ func tryProgram(o object.Object, cfg abi.Config, limits tables.Limits) (err erro
 	return errors.Join(p.Close(), constants.Close())
 }
 
-// lastLines is an error with the end of what the verifier said, where it says why.
+// lastLines is an error with the end of the verifier's log, which has the reason.
 func lastLines(err error) error {
 	var refused *ebpf.VerifierError
 	if !errors.As(err, &refused) {

@@ -20,8 +20,8 @@ const (
 	tagShift = 4 * usesBits
 )
 
-// WindowsError means that the record of what egresses have seen cannot be read
-// or written. Without it packets could be accepted twice.
+// WindowsError means that the record of used numbers at egresses cannot be read or written.
+// Without it packets could be accepted twice.
 type WindowsError struct {
 	Path string
 	Err  error
@@ -34,8 +34,8 @@ func (e *WindowsError) Error() string {
 // Unwrap gives the cause.
 func (e *WindowsError) Unwrap() error { return e.Err }
 
-// newest are the highest numbers that a window has accepted, by lane; 0: none.
-// words are those of its map.
+// newest are the highest numbers that a window has accepted, by lane; 0: none. words are the
+// words of its map.
 func newest(words []uint64, size int) []uint64 {
 	each := size / 4
 	out := make([]uint64, len(words)/each)
@@ -77,7 +77,7 @@ func begin(newest []uint64, size int) []uint64 {
 	return words
 }
 
-// seenNumbers are what windows have accepted: the newest numbers, by lane.
+// seenNumbers are the newest numbers that windows have accepted, by lane.
 func seenNumbers(windows map[tables.WindowKey]tables.WindowSlot, in *slabs) map[tables.WindowKey][]uint64 {
 	out := map[tables.WindowKey][]uint64{}
 	for k, w := range windows {
@@ -127,20 +127,20 @@ func (d *Dataplane) recalled() (map[tables.WindowKey]recallEntry, error) {
 	return openRecall(d.cfg.StateDir).read()
 }
 
-// recallWindow is what a new window begins with; nil: zeroes.
+// recallWindow is the initial content of a new window; nil: zeroes.
 func recallWindow(record map[tables.WindowKey]recallEntry, w tables.Window) []uint64 {
 	n := record[w.Key].Newest
 	if len(n) == 0 {
 		return nil
 	}
-	// What it says of lanes that there are no more does no harm.
+	// Entries of lanes that no longer exist do no harm.
 	lanes := make([]uint64, w.Lanes)
 	copy(lanes, n)
 	return begin(lanes, w.Size)
 }
 
-// recall is the record on disk of what replay windows have seen. What it says of
-// paths that the node has no more it keeps: they may come back.
+// recall is the record on disk of accepted numbers. It keeps the entries of removed paths: they
+// may come back.
 type recall struct{ record[recallEntry] }
 
 func openRecall(stateDir string) recall {
@@ -170,8 +170,8 @@ func (e recallEntry) key() (k tables.WindowKey, err error) {
 
 func secretsText(v uint64) string { return fmt.Sprintf("%016x", v) }
 
-// recallOld bounds what is kept of a path that has other secrets by now: it is for
-// those who put an old plan back, and grows with each rotation.
+// recallOld bounds the entries of a path with other secrets: they are for operators who put an
+// old plan back, and each rotation adds one.
 const recallOld = 16
 
 func (r recall) update(now map[tables.WindowKey][]uint64) error {
@@ -195,7 +195,7 @@ func (r recall) update(now map[tables.WindowKey][]uint64) error {
 	return nil
 }
 
-// forgetOld leaves of each path what is at work, and the newest few of the rest.
+// forgetOld keeps for each path the entry in use, and the newest few others.
 func forgetOld(all map[tables.WindowKey]recallEntry, now map[tables.WindowKey][]uint64) {
 	old := map[uint32][]tables.WindowKey{}
 	for k := range all {
@@ -213,7 +213,7 @@ func forgetOld(all map[tables.WindowKey]recallEntry, now map[tables.WindowKey][]
 	}
 }
 
-// read gives what is on the disk.
+// read returns the record on disk.
 func (r recall) read() (map[tables.WindowKey]recallEntry, error) {
 	entries, err := r.record.read()
 	if err != nil {

@@ -15,19 +15,19 @@ import (
 	"github.com/waystamp/waystamp/internal/tables"
 )
 
-// What an agent saves each second costs what has changed since: a program that has
-// spent a number counts the packet right after, for its path or as one of
-// abi.SpentReasons. So a window whose path has counted nothing holds what it held.
-// The tests hold those reasons against what all their packets do.
+// The cost of saving each second depends on the changes since the last time: a program that has
+// used a number then counts the packet, for its path or as one of abi.SpentReasons. So the
+// window of a path without new counts is unchanged. The tests compare those reasons with the
+// reasons of all their packets.
 
 // rereadTurns is how many savings it takes until each window has been read again,
 // whether it has changed or not.
 const rereadTurns = 64
 
-// saved is what the windows held when they were last read.
+// saved is the content of the windows at the last reading.
 type saved struct {
 	egresses map[tables.CounterKey][]uint32 // their entries of ws_stats
-	began    bool                           // what is below is there
+	began    bool                           // the fields below are valid
 	packets  []uint64                       // by entry of ws_stats, before the windows were read
 	refused  uint64                         // for one of abi.SpentReasons, too
 	newest   map[tables.WindowKey]savedWindow
@@ -40,7 +40,7 @@ type savedWindow struct {
 	newest []uint64 // by lane
 }
 
-// fileID tells a file from one that was put in its place.
+// fileID distinguishes a file from another one at the same name.
 type fileID struct {
 	info os.FileInfo
 	size int64
@@ -92,7 +92,7 @@ func (d *Dataplane) saveNews(s *saved) (err error) {
 		}
 		s.newest = map[tables.WindowKey]savedWindow{}
 	}
-	// Before the windows: what is counted later is looked at the next time.
+	// Before the windows: the next call processes what is counted later.
 	packets, refused, err := d.gen.readSpent(d.cpus)
 	if err != nil {
 		return err

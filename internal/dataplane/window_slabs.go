@@ -10,20 +10,19 @@ import (
 	"github.com/waystamp/waystamp/internal/tables"
 )
 
-// windowsName is the directory of the pins of all slabs of windows, of whichever
-// generation.
+// windowsName is the directory of the pins of all slabs of windows, of all generations.
 const windowsName = "windows"
 
 func windowsDir(dir string) string { return filepath.Join(dir, windowsName) }
 
-// The head of a window: in its first word what makes it one, which is written last;
-// then path and epoch; then the secrets. The rest is zero. Windows, and what is free
-// between them, begin at multiples of the head's length. What is free is zero.
+// The head of a window: a mark in its first word, which is written last; then path and epoch;
+// then the secrets. The rest is zero. Windows, and the free space between them, begin at
+// multiples of the head's length. Free space is zero.
 const (
 	windowMagic = 0x5753 << 48
 
 	// The state, in bits 47 to 40.
-	windowHalf   = 1 << 40 // being made or removed: nobody names it
+	windowHalf   = 1 << 40 // being made or removed: no entry names it
 	windowWhole  = 2 << 40
 	windowStates = 0xff << 40
 
@@ -83,8 +82,7 @@ func (s *slabs) windowAt(at int, mark uint64) (w tables.WindowSlot, state uint64
 	return w, state, true
 }
 
-// makeWindow makes one where nothing is. words: what it counts at first, all of it
-// or none.
+// makeWindow makes a window in free space. words: its initial content, complete or empty.
 func (s *slabs) makeWindow(w tables.WindowSlot, words []uint64) {
 	at := w.Head()
 	s.word(at).Store(windowMark(w.Window, windowHalf))
@@ -115,8 +113,8 @@ func (s *slabs) wordsOf(w tables.WindowSlot) []uint64 {
 	return out
 }
 
-// beginWindows makes the windows that are not there, where what is on the disk says
-// that those before them have ended.
+// beginWindows makes the missing windows, when the disk has the last numbers of their
+// predecessors.
 func (d *Dataplane) beginWindows(mem *memory, want map[uint32]tables.Window) error {
 	var record map[tables.WindowKey]recallEntry
 	for at, w := range want {

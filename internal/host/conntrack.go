@@ -24,8 +24,8 @@ func (n *Net) TrackAnswered(packet []byte, mark uint32) error {
 	return nil
 }
 
-// trackAnswered asks ctnetlink (linux/netfilter/nfnetlink_conntrack.h), in the namespace that the
-// thread is in.
+// trackAnswered adds an entry by ctnetlink (linux/netfilter/nfnetlink_conntrack.h), in the
+// thread's namespace.
 func trackAnswered(inner []byte, mark uint32) error {
 	const (
 		subsystem                       = 1 << 8 // NFNL_SUBSYS_CTNETLINK; message 0 makes an entry

@@ -9,29 +9,29 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// cutterMTU is the largest that a veth takes: what comes out of a cutter may be
-// as large as any frame of the node.
+// cutterMTU is the largest MTU of a veth: frames from a cutter may be as large as any frame of
+// the node.
 const cutterMTU = 65535
 
-// A Cutter is a veth pair within one namespace that cuts super-packets: what is
-// sent into In arrives at Out frame by frame. The namespace forwards what
-// arrives there; neither end has an address.
+// A Cutter is a veth pair within one namespace that segments super-packets: a super-packet sent
+// into In arrives at Out as frames. The namespace forwards packets that arrive there; neither
+// end has an address.
 type Cutter struct {
 	In, Out string
-	// Owner is what both devices are marked with (ifalias): only such are taken
-	// over, changed or removed.
+	// Owner is the mark of both devices (ifalias): only devices with this mark are taken over,
+	// changed or removed.
 	Owner string
 }
 
-// ErrForeignLink means that a name is taken by an interface of somebody else's.
+// ErrForeignLink means that another program's interface has the name.
 var ErrForeignLink = errors.New("the interface is somebody else's")
 
 func (c Cutter) foreign(l Link) error {
 	return fmt.Errorf("interface %s is needed to cut super-packets, but one of that name, of kind %s and not marked %q, is there: rename or remove it: %w", l.Name, l.Kind, c.Owner, ErrForeignLink)
 }
 
-// EnsureCutter makes a cutter, or takes over the one that is there and sets right
-// what is wrong with it. made: it was not there.
+// EnsureCutter makes a cutter, or takes over an existing one and corrects its settings. made: it
+// did not exist.
 func (n *Net) EnsureCutter(c Cutter) (made bool, err error) {
 	in, out, whole, err := n.findCutter(c)
 	if err != nil {
@@ -53,8 +53,7 @@ func (n *Net) EnsureCutter(c Cutter) (made bool, err error) {
 	return !whole, n.setCutter(c)
 }
 
-// RemoveCutter removes a cutter, or what is left of it; that it is not there is
-// no error.
+// RemoveCutter removes a cutter, or its remains; a missing cutter is no error.
 func (n *Net) RemoveCutter(c Cutter) error {
 	in, out, _, err := n.findCutter(c)
 	if errors.Is(err, ErrForeignLink) {
@@ -98,8 +97,7 @@ func (n *Net) findCutter(c Cutter) (in, out *Link, whole bool, err error) {
 	return in, out, whole, nil
 }
 
-// makeCutter gives the devices their names last: one that has the name is
-// marked.
+// makeCutter names the devices last: a device with the name has the mark.
 func (n *Net) makeCutter(c Cutter) error {
 	tmp := "ws" + strings.ToLower(rand.Text()[:11])
 	names := [2]string{tmp + "0", tmp + "1"}
@@ -122,7 +120,7 @@ func (n *Net) makeCutter(c Cutter) error {
 	return nil
 }
 
-// deleteAny removes the pair by whichever of the names it has.
+// deleteAny removes the pair by any of its names.
 func (n *Net) deleteAny(names ...string) error {
 	for _, name := range names {
 		if err := n.DeleteLink(name); !errors.Is(err, ErrNoLink) {
@@ -143,8 +141,8 @@ func (n *Net) setCutter(c Cutter) error {
 				return err
 			}
 		}
-		// The programs ask the kernel's tables for what arrives there, which
-		// answer only if it forwards.
+		// The programs look up routes for packets that arrive there, which works only if the
+		// device forwards.
 		for key, value := range map[string]string{
 			"net/ipv6/conf/" + name + "/disable_ipv6": "0",
 			"net/ipv6/conf/" + name + "/forwarding":   "1",

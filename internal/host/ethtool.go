@@ -36,7 +36,7 @@ func (o Offload) String() string {
 	return fmt.Sprintf("Offload(%d)", uint8(o))
 }
 
-// Offload tells whether a device has an offload on.
+// Offload reports whether an offload of a device is on.
 func (n *Net) Offload(link string, o Offload) (bool, error) {
 	if int(o) >= len(offloads) {
 		return false, fmt.Errorf("%s is not known", o)
@@ -71,7 +71,7 @@ func (n *Net) SetOffload(link string, o Offload, on bool) error {
 	return nil
 }
 
-// ethtool does an SIOCETHTOOL request that takes and gives one value.
+// ethtool makes an SIOCETHTOOL request that reads or writes one value.
 func (n *Net) ethtool(link string, cmd, data uint32) (uint32, error) {
 	buf := make([]byte, 8) // struct ethtool_value
 	binary.NativeEndian.PutUint32(buf, cmd)

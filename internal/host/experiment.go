@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What experiments need beside: the kernel's own SRv6 at its best, neighbours
-// that need no finding, links of a given speed.
+// Additional functions for experiments: the kernel's own SRv6 at its best, permanent neighbours,
+// links of a given speed.
 
 // HardwareAddress returns the MAC address of an Ethernet device.
 func (n *Net) HardwareAddress(link string) (mac [6]byte, err error) {
@@ -38,8 +38,8 @@ func (n *Net) Received(link string) (packets uint64, err error) {
 	return packets, err
 }
 
-// AddBridge makes a bridge with these ports, all of which forward from then on.
-// DeleteLink gives them back.
+// AddBridge makes a bridge with these ports, all of which forward from then on. DeleteLink
+// releases them.
 func (n *Net) AddBridge(name string, ports ...string) error {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = name
@@ -69,8 +69,7 @@ func (n *Net) SetIndex(link string, index uint16) error {
 	})
 }
 
-// UnsetIndex takes the filter of SetIndex away, with whatever else is at the link's
-// clsact.
+// UnsetIndex removes the filter of SetIndex, and all else at the link's clsact.
 func (n *Net) UnsetIndex(link string) error {
 	return n.onLink("leave alone the index of packets that leave by", link, func(l netlink.Link) error {
 		return n.h.QdiscDel(&netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{
@@ -79,7 +78,7 @@ func (n *Net) UnsetIndex(link string) error {
 	})
 }
 
-// AddNeighbour makes a neighbour known for good: the kernel never asks for it.
+// AddNeighbour adds a permanent neighbour: the kernel never resolves it.
 func (n *Net) AddNeighbour(link string, a netip.Addr, mac [6]byte) error {
 	family := unix.AF_INET6
 	if a.Is4() {
@@ -124,7 +123,7 @@ func (n *Net) AddKernelEgress4(sid netip.Prefix, link string, next netip.Addr) e
 	})
 }
 
-// Of <linux/seg6_iptunnel.h> and <linux/seg6_local.h>, what the library lacks.
+// Constants of <linux/seg6_iptunnel.h> and <linux/seg6_local.h> that the library lacks.
 const (
 	seg6EncapReduced     = 3 // SEG6_IPTUN_MODE_ENCAP_RED
 	seg6LocalFlavors     = 11
@@ -134,7 +133,7 @@ const (
 	seg6FlavorOpNextCSID = 4
 )
 
-// Lengths of waystamp's SIDs as the kernel wants them told, in bits.
+// Lengths of waystamp's SIDs as the kernel expects them, in bits.
 const (
 	csidBlockBits = 48
 	csidNodeBits  = 16
@@ -179,8 +178,8 @@ func (n *Net) SetTunnelSource(a netip.Addr) error {
 	return nil
 }
 
-// SetRate limits what leaves by a device to so many bits in a second, with the
-// HTB queueing discipline, as libvirt does it. 0 takes the limit away.
+// SetRate limits a device's sending rate to so many bits per second, with the HTB queueing
+// discipline, as libvirt does it. 0 removes the limit.
 func (n *Net) SetRate(link string, bitsPerSecond uint64) error {
 	return n.onLink("set the speed of", link, func(l netlink.Link) error {
 		root := netlink.QdiscAttrs{LinkIndex: l.Attrs().Index, Handle: netlink.MakeHandle(1, 0), Parent: netlink.HANDLE_ROOT}

@@ -23,7 +23,7 @@ const (
 	ethStringLen      = 32 // ETH_GSTRING_LEN
 )
 
-// cutsLate tells the features by which a device takes a super-packet whole.
+// cutsLate reports whether a device with this feature receives super-packets whole.
 func cutsLate(feature string) bool {
 	return strings.HasPrefix(feature, "tx-") &&
 		(strings.HasSuffix(feature, "-segmentation") || strings.HasPrefix(feature, "tx-gso-"))
@@ -51,8 +51,8 @@ func (n *Net) CutOnSend(link string) error {
 	return nil
 }
 
-// CutsOnSend tells whether the kernel cuts every kind of super-packet before it
-// reaches a device.
+// CutsOnSend reports whether the kernel segments every kind of super-packet before it reaches a
+// device.
 func (n *Net) CutsOnSend(link string) (bool, error) {
 	on, names, err := n.features(link)
 	if err != nil {
@@ -61,8 +61,8 @@ func (n *Net) CutsOnSend(link string) (bool, error) {
 	return len(wholeBy(names, on)) == 0, nil
 }
 
-// FeatureOn tells whether a device has a feature on, by the name that `ethtool -k` has in the
-// kernel ("rx-lro"). A feature that the kernel does not know is off.
+// FeatureOn reports whether a device's feature is on, by the name that `ethtool -k` has in the
+// kernel ("rx-lro"). A feature that the kernel does not have is off.
 func (n *Net) FeatureOn(link, name string) (bool, error) {
 	on, names, err := n.features(link)
 	if err != nil {
@@ -88,8 +88,8 @@ func (n *Net) SwitchOff(link, name string) error {
 	return err
 }
 
-// switchOff is a struct ethtool_sfeatures: for 32 features each which shall change, and to
-// what.
+// switchOff is a struct ethtool_sfeatures: for each 32 features, the ones to change, and their
+// new values.
 func switchOff(names []string, which func(string) bool) []byte {
 	blocks := (len(names) + 31) / 32
 	req := make([]byte, 8+8*blocks)
@@ -104,7 +104,7 @@ func switchOff(names []string, which func(string) bool) []byte {
 	return req
 }
 
-// wholeBy are the features that are on of those that leave super-packets whole.
+// wholeBy are the active features that leave super-packets whole.
 func wholeBy(names []string, on []bool) []string {
 	var out []string
 	for i, name := range names {
@@ -116,7 +116,7 @@ func wholeBy(names []string, on []bool) []string {
 	return out
 }
 
-// features are those that the kernel knows, and which of them a device has on.
+// features are the kernel's features, and whether each is on for a device.
 func (n *Net) features(link string) (on []bool, names []string, err error) {
 	count := make([]byte, 20) // struct ethtool_sset_info with one set
 	binary.NativeEndian.PutUint32(count, ethGetCount)

@@ -8,13 +8,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Filter is a classifier of the queueing discipline clsact: what runs a program
-// at TC on kernels that have no links there (before Linux 6.6).
+// Filter is a classifier of the queueing discipline clsact: it runs a program at TC on kernels
+// that have no links there (before Linux 6.6).
 type Filter struct {
 	Preference uint16 // the lowest one meets packets first
-	Handle     uint32 // tells those of one preference apart
+	Handle     uint32 // distinguishes filters of one preference
 	Kind       string // "bpf", "flower" …
-	Name       string // of kind bpf: what whoever made it calls it
+	Name       string // of kind bpf: the name from its creator
 	Program    uint32 // of kind bpf: the program's id
 }
 
@@ -28,9 +28,9 @@ func filterParent(egress bool) (parent uint32, where string) {
 	return netlink.HANDLE_MIN_INGRESS, "ingress"
 }
 
-// Filters gives the filters at an end of clsact of the interface with that index,
-// in the order in which packets meet them: none also if it has no clsact, or if
-// it does not exist.
+// Filters returns the filters at one direction of clsact of the interface with that index, in
+// the order in which packets meet them. It returns none if the interface has no clsact, or does
+// not exist.
 func (n *Net) Filters(index int, egress bool) ([]Filter, error) {
 	parent, where := filterParent(egress)
 	link := &netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: index}}
@@ -44,7 +44,7 @@ func (n *Net) Filters(index int, egress bool) ([]Filter, error) {
 	var out []Filter
 	for _, f := range list {
 		a := f.Attrs()
-		// The kernel tells each preference, too; another chain is met only by a jump.
+		// The kernel lists each preference, too; packets meet another chain only by a jump.
 		if a.Handle == 0 || a.Chain != nil && *a.Chain != 0 {
 			continue
 		}
@@ -57,10 +57,10 @@ func (n *Net) Filters(index int, egress bool) ([]Filter, error) {
 	return out, nil
 }
 
-// SetFilter puts a program (by its file descriptor) at an end of clsact, which is
-// made if it is not there. fresh: the error is ErrFilterThere if there is a filter
-// of that preference and handle; else that one is replaced in one step: a packet
-// meets the one or the other. Of filters of one preference the newest is the first.
+// SetFilter adds a program (by its file descriptor) at one direction of clsact, and makes clsact
+// if it is missing. fresh: the error is ErrFilterThere if there is a filter of that preference
+// and handle; otherwise that filter is replaced in one step: a packet meets the old or the new
+// one. Of filters of one preference the newest is the first.
 func (n *Net) SetFilter(index int, egress bool, f Filter, program int, fresh bool) error {
 	parent, where := filterParent(egress)
 	if err := n.ensureClsact(index); err != nil {
@@ -88,8 +88,8 @@ func (n *Net) SetFilter(index int, egress bool, f Filter, program int, fresh boo
 	return nil
 }
 
-// RemoveFilter takes away the filter of that preference and handle. That there is
-// none is no error. clsact stays: nobody can tell whose it is.
+// RemoveFilter removes the filter of that preference and handle. A missing filter is no error.
+// clsact stays: its creator is unknown.
 func (n *Net) RemoveFilter(index int, egress bool, f Filter) error {
 	parent, where := filterParent(egress)
 	err := n.h.FilterDel(&netlink.BpfFilter{FilterAttrs: netlink.FilterAttrs{

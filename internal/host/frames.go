@@ -20,17 +20,17 @@ type Frames struct {
 
 	mu       sync.Mutex
 	progress sync.Cond // of taken
-	queued   uint64    // by the kernel, as last asked
-	dropped  uint64    // by the kernel, for want of room, as last asked
+	queued   uint64    // by the kernel, at the last reading
+	dropped  uint64    // by the kernel, for lack of room, at the last reading
 	taken    uint64    // from the queue, and done with
 }
 
-// framesBuffer is what may wait for a reader, in bytes.
+// framesBuffer is the size of the buffer for a reader, in bytes.
 const framesBuffer = 64 << 20
 
-// OpenFrames opens an interface of a namespace for the frames of a protocol:
-// unix.ETH_P_IPV6 for those that come in, unix.ETH_P_ALL for all in both
-// directions, before any program at TC sees them.
+// OpenFrames opens an interface of a namespace for the frames of a protocol: unix.ETH_P_IPV6 for
+// frames that come in, unix.ETH_P_ALL for all frames in both directions, before any program at
+// TC sees them.
 func OpenFrames(ns *NetNS, name string, protocol uint16) (p *Frames, err error) {
 	p = &Frames{}
 	p.progress.L = &p.mu
@@ -76,8 +76,8 @@ func (p *Frames) Send(frame []byte) error {
 	return err
 }
 
-// Receive calls f for each frame that comes in until p is closed. Frames longer
-// than buf are cut; what f gets is buf's.
+// Receive calls f for each frame that comes in until p is closed. Frames longer than buf are
+// truncated; f must not keep its slice of buf.
 func (p *Frames) Receive(buf []byte, f func(frame []byte)) error {
 	raw, err := p.file.SyscallConn()
 	if err != nil {
@@ -111,9 +111,9 @@ func (p *Frames) Receive(buf []byte, f func(frame []byte)) error {
 	}
 }
 
-// CaughtUp waits until Receive, which another goroutine calls, is done with
-// every frame that the kernel has queued so far, and says how many frames it has
-// dropped since p was opened for want of room.
+// CaughtUp waits until Receive, which another goroutine calls, has processed every frame that
+// the kernel has queued so far. It returns the number of frames that the kernel has dropped for
+// lack of room since p was opened.
 func (p *Frames) CaughtUp(ctx context.Context) (dropped uint64, err error) {
 	defer context.AfterFunc(ctx, func() {
 		p.mu.Lock()
@@ -126,7 +126,7 @@ func (p *Frames) CaughtUp(ctx context.Context) (dropped uint64, err error) {
 	if err != nil {
 		return 0, err
 	}
-	var s *unix.TpacketStats // since it was last asked
+	var s *unix.TpacketStats // since the last reading
 	var failed error
 	if err := raw.Control(func(fd uintptr) {
 		s, failed = unix.GetsockoptTpacketStats(int(fd), unix.SOL_PACKET, unix.PACKET_STATISTICS)

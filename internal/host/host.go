@@ -1,11 +1,9 @@
-// Package host is the only place that talks to the kernel about a machine's
-// network: namespaces, links, addresses, routes, sysctls, device features. It
-// says what is there and makes what it is asked for; it decides nothing, knows
-// nothing of chains and proofs, and loads no programs (internal/dataplane
-// does). The agent, the lab and the bench call it.
+// Package host is the only place that talks to the kernel about a machine's network: namespaces,
+// links, addresses, routes, sysctls, device features. It reads and sets them; it decides
+// nothing, is independent of chains and proofs, and loads no programs (internal/dataplane does).
+// The agent, the lab and the bench call it.
 //
-// Inside the project addresses are netip; they become net.IP here and nowhere
-// else.
+// Inside the project addresses are netip; they become net.IP here and nowhere else.
 package host
 
 import (
@@ -28,9 +26,8 @@ type Net struct {
 	h  *netlink.Handle
 }
 
-// Open returns a handle on a namespace's network; nil means the namespace of
-// the process. The handle keeps the namespace alive until Close, whatever
-// becomes of ns.
+// Open returns a handle on a namespace's network; nil means the namespace of the process. The
+// handle keeps the namespace alive until Close, also after ns is closed.
 func Open(ns *NetNS) (_ *Net, err error) {
 	var own *NetNS
 	if ns == nil {
@@ -56,7 +53,7 @@ func Open(ns *NetNS) (_ *Net, err error) {
 // NetNS returns the namespace that n configures. It belongs to n.
 func (n *Net) NetNS() *NetNS { return n.ns }
 
-// Close gives the handle back. It may be called more than once.
+// Close releases the handle. It may be called more than once.
 func (n *Net) Close() error {
 	n.h.Close()
 	return n.ns.Close()
@@ -119,7 +116,7 @@ func ipNet(p netip.Prefix) *net.IPNet {
 	}
 }
 
-// prefixOf returns false for what is not a prefix, such as nil.
+// prefixOf returns false for values that are no prefix, such as nil.
 func prefixOf(n *net.IPNet) (netip.Prefix, bool) {
 	if n == nil {
 		return netip.Prefix{}, false

@@ -29,18 +29,18 @@ type Link struct {
 	MTU   int    // bytes of an IP packet
 	Up    bool   // set up, and able to carry packets
 	MAC   [6]byte
-	Alias string // text that somebody has marked it with (ifalias); "": none
-	VLAN  VLAN   // zero: it is none
+	Alias string // text of its creator (ifalias); "": none
+	VLAN  VLAN   // zero: the link is no VLAN
 	// PeerNamespace is what this namespace calls the one that the other end is in (of a veth
 	// pair), counted from 1; 0: this one, or there is no other end.
 	PeerNamespace int
 }
 
-// VLAN is what a VLAN interface is of.
+// VLAN describes a VLAN interface.
 type VLAN struct {
-	Parent   int    // index of the interface whose frames it has
+	Parent   int    // index of the interface that carries its frames
 	ID       uint16 // 1 to 4094
-	Provider bool   // tags of IEEE 802.1ad, else of 802.1Q
+	Provider bool   // tags of IEEE 802.1ad, otherwise of 802.1Q
 }
 
 // Device is a link, and whether the kernel cuts super-packets before they reach it.
@@ -49,8 +49,8 @@ type Device struct {
 	Cuts bool
 }
 
-// Device looks up a link as the data path needs it. The error is ErrNoLink, and
-// nothing else, if there is none of that name.
+// Device looks up a link with the fields for the data path. The error is exactly ErrNoLink if
+// there is none of that name.
 func (n *Net) Device(name string) (Device, error) {
 	l, err := n.Link(name)
 	if errors.Is(err, ErrNoLink) {
@@ -171,8 +171,8 @@ func (n *Net) SetSuperPacketMax(name string, frames int) error {
 	return n.onLink("set the super-packets of", name, func(l netlink.Link) error { return n.h.LinkSetGSOMaxSegs(l, frames) })
 }
 
-// AddAddress gives an interface an address, without asking around whether it is
-// a duplicate. The namespace can use it at once; see WaitUp for its neighbours.
+// AddAddress adds an address to an interface, without duplicate address detection. The namespace
+// can use it at once; see WaitUp for its neighbours.
 func (n *Net) AddAddress(link string, p netip.Prefix) error {
 	return n.onLink("add address "+p.String()+" to", link, func(l netlink.Link) error {
 		a := &netlink.Addr{IPNet: ipNet(p)}
@@ -249,9 +249,9 @@ type group struct {
 	addr  netip.Addr
 }
 
-// groups lists the groups that the namespace's interfaces have joined. The
-// kernel joins an address's solicited-node group some time after it has taken the
-// address, and tells of the address again (RTM_NEWADDR) when it has.
+// groups lists the groups that the namespace's interfaces have joined. The kernel joins an
+// address's solicited-node group some time after it has added the address, and then reports the
+// address again (RTM_NEWADDR).
 func (n *Net) groups() (map[group]bool, error) {
 	var b []byte
 	err := n.ns.Do(func() error {
@@ -279,8 +279,7 @@ func (n *Net) groups() (map[group]bool, error) {
 	return out, nil
 }
 
-// solicitedNode is the group where neighbours ask for an address (RFC 4291
-// section 2.7.1).
+// solicitedNode is the group for neighbour solicitations of an address (RFC 4291 section 2.7.1).
 func solicitedNode(a netip.Addr) netip.Addr {
 	b := a.As16()
 	return netip.AddrFrom16([16]byte{0xff, 2, 11: 1, 12: 0xff, 13: b[13], 14: b[14], 15: b[15]})
@@ -311,7 +310,7 @@ func (n *Net) link(name string) (netlink.Link, error) {
 func linkOf(l netlink.Link) Link {
 	a := l.Attrs()
 	up := a.OperState == netlink.OperUp
-	if a.OperState == netlink.OperUnknown { // loopback and drivers that do not say
+	if a.OperState == netlink.OperUnknown { // loopback, and drivers without an operational state
 		up = a.Flags&net.FlagUp != 0 && a.RawFlags&unix.IFF_LOWER_UP != 0
 	}
 	out := Link{Name: a.Name, Index: a.Index, Kind: l.Type(), Frame: a.EncapType, MTU: a.MTU, Up: up, Alias: a.Alias, PeerNamespace: a.NetNsID + 1}

@@ -20,8 +20,8 @@ type SharedWords struct {
 	memory []byte
 }
 
-// NewSharedWords makes n words of zero. The size of the memory cannot be changed by
-// whoever gets File, so that reading never faults.
+// NewSharedWords makes n words of zero. A holder of File cannot change the size of the memory,
+// so reading never faults.
 func NewSharedWords(name string, n int) (*SharedWords, error) {
 	fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
 	if err != nil {

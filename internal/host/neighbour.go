@@ -78,10 +78,10 @@ func (n *Net) NextHops(to netip.Addr) ([]Neighbour, error) {
 	return slices.Compact(out), nil
 }
 
-// ManageNeighbours has the kernel keep the link-layer addresses of these neighbours, though it
-// sends nothing to them itself (NTF_EXT_MANAGED), and lets others go that it was told to keep before. They
-// carry waystamp's mark; those of anybody else stay as they are. On an error it has
-// done as much as it could.
+// ManageNeighbours makes the kernel keep the link-layer addresses of these neighbours, although
+// it sends nothing to them itself (NTF_EXT_MANAGED), and ends this for neighbours of earlier
+// calls. The entries carry waystamp's mark; entries of other programs stay. After an error it
+// has done as much as possible.
 func (n *Net) ManageNeighbours(want []Neighbour) (added, removed int, err error) {
 	have, static, err := n.neighbours()
 	if err != nil {
@@ -89,7 +89,7 @@ func (n *Net) ManageNeighbours(want []Neighbour) (added, removed int, err error)
 	}
 	var errs []error
 	for _, w := range want {
-		// One that somebody has set needs no resolving, and would lose its address.
+		// An entry that another program has set needs no resolving, and would lose its address.
 		if slices.Contains(have, w) || slices.Contains(static, w) {
 			continue
 		}
@@ -112,13 +112,13 @@ func (n *Net) ManageNeighbours(want []Neighbour) (added, removed int, err error)
 	return added, removed, errors.Join(errs...)
 }
 
-// ManagedNeighbours are those that ManageNeighbours has the kernel keep, by their mark.
+// ManagedNeighbours are the entries of ManageNeighbours, by their mark.
 func (n *Net) ManagedNeighbours() ([]Neighbour, error) {
 	managed, _, err := n.neighbours()
 	return managed, err
 }
 
-// neighbours are those of ManagedNeighbours, and others' that do not change by themselves
+// neighbours are the entries of ManagedNeighbours, and permanent entries of other programs
 // (NUD_PERMANENT, NUD_NOARP).
 func (n *Net) neighbours() (out, static []Neighbour, err error) {
 	links, err := n.Links()

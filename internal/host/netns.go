@@ -15,8 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// NamespaceDir is where `ip netns` and everybody else looks for named network
-// namespaces.
+// NamespaceDir is the directory of named network namespaces, for `ip netns` and other programs.
 const NamespaceDir = "/run/netns"
 
 // NetNS is a handle on a network namespace. While it is open the namespace
@@ -84,7 +83,7 @@ func OpenNamed(name string) (*NetNS, error) {
 		return nil, fmt.Errorf("open network namespace %s: %w", name, err)
 	}
 	ns, err := newNetNS(name, f)
-	// Whoever made the name was killed before there was a namespace behind it.
+	// The process that made the name was killed before it mounted a namespace there.
 	if errors.Is(err, errNoNamespace) && removeEmpty(f.Name()) {
 		return nil, fmt.Errorf("open network namespace %s: %w", name, fs.ErrNotExist)
 	}
@@ -130,8 +129,8 @@ func Anonymous() (*NetNS, error) {
 	return newNetNS("", f)
 }
 
-// New makes a namespace that `ip netns` knows by name. The error is
-// fs.ErrExist if the name is taken.
+// New makes a namespace with a name for `ip netns`. The error is fs.ErrExist if the name is
+// taken.
 func New(name string) (*NetNS, error) {
 	ns, err := Anonymous()
 	if err != nil {
@@ -143,8 +142,8 @@ func New(name string) (*NetNS, error) {
 	return ns, nil
 }
 
-// Publish gives a namespace a name that `ip netns` knows. From then on the
-// namespace outlives the process, until Delete.
+// Publish gives a namespace a name for `ip netns`. From then on the namespace outlives the
+// process, until Delete.
 func (n *NetNS) Publish(name string) (err error) {
 	if err := checkName(name); err != nil {
 		return err
@@ -176,10 +175,9 @@ func (n *NetNS) Publish(name string) (err error) {
 	return nil
 }
 
-// lockNamespaceDir makes NamespaceDir what `ip netns` makes of it, a mount
-// that shares its events, so that a namespace deleted here is not kept alive by
-// another mount namespace. The lock is the one `ip netns` takes: two mounts at
-// once would hide one's names under the other's.
+// lockNamespaceDir makes NamespaceDir a mount with shared propagation, as `ip netns` does, so
+// that no other mount namespace keeps a namespace alive that is deleted here. The lock is that
+// of `ip netns`: of two mounts at the same time, one would hide the names of the other.
 func lockNamespaceDir() (unlock func(), err error) {
 	if err := os.MkdirAll(NamespaceDir, 0o755); err != nil {
 		return nil, err
@@ -208,7 +206,7 @@ func lockNamespaceDir() (unlock func(), err error) {
 	}, nil
 }
 
-// checkName refuses what would be a file elsewhere.
+// checkName refuses names that would be a file elsewhere.
 func checkName(name string) error {
 	if name == "" || name == "." || name == ".." || strings.ContainsAny(name, "/\x00") || len(name) > 255 {
 		return fmt.Errorf("%q is not a name for a network namespace", name)
@@ -219,7 +217,7 @@ func checkName(name string) error {
 // Name returns the namespace's name, or "".
 func (n *NetNS) Name() string { return n.name }
 
-// Inode returns the number that tells this namespace from all others that live.
+// Inode returns the number that distinguishes this namespace from all others that exist.
 func (n *NetNS) Inode() uint64 { return n.inode }
 
 func (n *NetNS) String() string {
@@ -229,8 +227,7 @@ func (n *NetNS) String() string {
 	return fmt.Sprintf("namespace net:[%d]", n.inode)
 }
 
-// Close gives the handle back; a named namespace stays. It may be called more
-// than once.
+// Close releases the handle; a named namespace stays. It may be called more than once.
 func (n *NetNS) Close() error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -267,7 +264,7 @@ func (n *NetNS) unpublish() error {
 		return fmt.Errorf("delete network namespace %s: %w", n.name, err)
 	}
 	if st.Ino != n.inode {
-		return nil // somebody else's by now
+		return nil // another namespace has the name by now
 	}
 	if err := unix.Unmount(path, unix.MNT_DETACH); err != nil {
 		return fmt.Errorf("delete network namespace %s: unmount %s: %w", n.name, path, permission(err))
@@ -294,13 +291,12 @@ func (n *NetNS) dup() (*NetNS, error) {
 
 var errGoexit = errors.New("the function ended its goroutine")
 
-// Do runs f inside the namespace, in a goroutine and on a thread of its own,
-// and waits for it. Sockets and processes that f makes belong to the
-// namespace, and stay there; goroutines that f starts do not. If the thread
-// cannot return to where it came from, it ends, and nothing else ever runs on
-// it.
+// Do runs f inside the namespace, in a goroutine and on a thread of its own, and waits for it.
+// Sockets and processes that f makes belong to the namespace, and stay there; goroutines that f
+// starts do not. If the thread cannot return to its former namespace, it ends, and no other
+// goroutine runs on it.
 func (n *NetNS) Do(f func() error) error {
-	// A handle of its own: Close must not hand the number to somebody else now.
+	// A handle of its own: after a Close the number may belong to another file.
 	own, err := n.dup()
 	if err != nil {
 		return fmt.Errorf("enter %w", err)
@@ -336,8 +332,8 @@ func (n *NetNS) Do(f func() error) error {
 	return <-done
 }
 
-// isHere tells whether the calling thread is in a namespace. The caller has locked
-// its goroutine to the thread.
+// isHere reports whether the calling thread is in a namespace. The caller has locked its
+// goroutine to the thread.
 func isHere(ns *os.File) bool {
 	var here, there unix.Stat_t
 	return unix.Stat("/proc/thread-self/ns/net", &here) == nil && unix.Fstat(int(ns.Fd()), &there) == nil &&

@@ -19,9 +19,8 @@ func RequireNft() error {
 	return nil
 }
 
-// LoadRuleset loads rules of nftables, as nft -f reads them, beside those that
-// the namespace has. nft does all of it or nothing. The error says where in the
-// ruleset it is wrong.
+// LoadRuleset adds nftables rules, in the format of nft -f, to the rules of the namespace. nft
+// loads all of them or none. The error has the position of a mistake in the ruleset.
 func (n *Net) LoadRuleset(ctx context.Context, ruleset string) error {
 	if err := RequireNft(); err != nil {
 		return err

@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What it takes to keep a namespace that belongs to a function, and the links to it:
-// each thing can be read before it is set, so that nothing is set that is right.
+// Operations to keep a namespace of a function, and the links to it: each setting can be read
+// before it is set, so that correct settings stay untouched.
 
 // OpenPath returns a handle on the namespace that a file is, such as
 // /proc/PID/ns/net. The error is fs.ErrNotExist if there is none.
@@ -38,8 +38,8 @@ func (n *Net) SetHardwareAddress(link string, mac [6]byte) error {
 	})
 }
 
-// ArePeers tells whether an interface here and one of another namespace are the two
-// ends of a veth pair. It is no error if one of them is not there.
+// ArePeers reports whether an interface here and one of another namespace are the two ends of a
+// veth pair. A missing interface is no error.
 func (n *Net) ArePeers(name string, other *Net, otherName string) (bool, error) {
 	a, err := n.link(name)
 	if err == nil {
@@ -75,7 +75,7 @@ func (n *Net) arePeers(a netlink.Link, other *Net, b netlink.Link) (bool, error)
 	return id >= 0 && a.Attrs().NetNsID == id, nil
 }
 
-// HasAddress tells whether an interface has an address.
+// HasAddress reports whether an interface has an address.
 func (n *Net) HasAddress(link string, p netip.Prefix) (has bool, err error) {
 	family := netlink.FAMILY_V6
 	if p.Addr().Is4() {
@@ -92,7 +92,7 @@ func (n *Net) HasAddress(link string, p netip.Prefix) (has bool, err error) {
 	return has, err
 }
 
-// HasNeighbour tells whether a neighbour is known for good, by this MAC address; see
+// HasNeighbour reports whether there is a permanent neighbour with this MAC address; see
 // AddNeighbour.
 func (n *Net) HasNeighbour(link string, a netip.Addr, mac [6]byte) (has bool, err error) {
 	family := netlink.FAMILY_V6
@@ -110,8 +110,8 @@ func (n *Net) HasNeighbour(link string, a netip.Addr, mac [6]byte) (has bool, er
 	return has, err
 }
 
-// HasRoute tells whether the main table has a route as AddRoute would add it, with
-// one next hop and no encapsulation.
+// HasRoute reports whether the main table has a route as AddRoute would add it, with one next
+// hop and no encapsulation.
 func (n *Net) HasRoute(r Route) (bool, error) {
 	want, err := n.route(r)
 	if err != nil {
@@ -132,8 +132,8 @@ func (n *Net) HasRoute(r Route) (bool, error) {
 	}), err
 }
 
-// RoutesLeaveBy tells whether a route of any table, other than those that the kernel
-// makes of addresses, leads out by an interface.
+// RoutesLeaveBy reports whether a route of any table, other than routes that the kernel adds for
+// addresses, leads out by an interface.
 func (n *Net) RoutesLeaveBy(link string, ipv4 bool) (bool, error) {
 	l, err := n.link(link)
 	if err != nil {
@@ -160,8 +160,8 @@ func (n *Net) routesBy(ipv4 bool, index int) ([]netlink.Route, error) {
 	return list, nil
 }
 
-// HasSysctl tells whether a kernel setting has a value. A setting that this kernel
-// lacks has none; the error is fs.ErrNotExist then.
+// HasSysctl reports whether a kernel setting has a value. If this kernel lacks the setting, the
+// error is fs.ErrNotExist.
 func (n *Net) HasSysctl(key, value string) (bool, error) {
 	have, err := n.Sysctl(key)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -170,8 +170,8 @@ func (n *Net) HasSysctl(key, value string) (bool, error) {
 	return have == value, err
 }
 
-// IsUp tells whether an interface has been set up. Unlike Link.Up it does not ask
-// whether it can carry packets, which takes the other end of a pair.
+// IsUp reports whether an interface has been set up. Unlike Link.Up it ignores whether the
+// interface can carry packets, which needs the other end of a pair.
 func (n *Net) IsUp(link string) (up bool, err error) {
 	err = n.onLink("look up", link, func(l netlink.Link) error {
 		up = l.Attrs().Flags&net.FlagUp != 0

@@ -7,8 +7,8 @@ import (
 	"path/filepath"
 )
 
-// Program finds another program of the product: beside the running one, or else in
-// PATH. The error says where it was looked for.
+// Program finds another program of waystamp: in the folder of the running one, or else in PATH.
+// The error names both.
 func Program(name string) (string, error) {
 	self, err := os.Executable()
 	if err != nil {

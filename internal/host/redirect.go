@@ -17,10 +17,9 @@ const (
 	netdevXDPNDOXmit   = 4 // takes redirected frames
 )
 
-// TakesRedirects asks the kernel whether a device takes frames that XDP
-// redirects to it now. Into one that does not they vanish without a word: into
-// a veth, for one, whose peer has neither an XDP program nor GRO. It asks in the
-// calling thread's namespace.
+// TakesRedirects asks the kernel whether a device accepts frames that XDP redirects to it now.
+// Other devices drop them without an error: for example a veth whose peer has neither an XDP
+// program nor GRO. It asks in the calling thread's namespace.
 func TakesRedirects(index int) (bool, error) {
 	features, err := xdpFeatures(index)
 	if err != nil {

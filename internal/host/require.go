@@ -11,10 +11,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// PermissionError says that the process may not do what was asked.
+// PermissionError means that the process lacks a permission.
 type PermissionError struct {
 	Capability string // CAP_NET_ADMIN
-	For        string // what it is needed for
+	For        string // the purpose
 }
 
 func (e *PermissionError) Error() string {
@@ -24,10 +24,10 @@ func (e *PermissionError) Error() string {
 // Is makes a PermissionError an fs.ErrPermission.
 func (e *PermissionError) Is(target error) bool { return target == fs.ErrPermission }
 
-// UnsupportedError says that the running kernel lacks a feature.
+// UnsupportedError means that the running kernel lacks a feature.
 type UnsupportedError struct {
 	Feature string
-	Config  string // what it must be built or started with; "": see Min
+	Config  string // the kernel option or parameter for it; "": see Min
 	Min     string // the first Linux version that has it
 }
 
@@ -60,7 +60,7 @@ const (
 	FeatureSEG6Local                 // the kernel's own SRv6 behaviours
 )
 
-// What the kernel may lack.
+// Features that the kernel may lack.
 var (
 	noNamespaces = &UnsupportedError{Feature: "network namespaces", Config: "CONFIG_NET_NS"}
 	noIPv6       = &UnsupportedError{Feature: "IPv6", Config: "CONFIG_IPV6 and no ipv6.disable=1 on its command line"}
@@ -88,11 +88,10 @@ func (f Feature) String() string {
 	return fmt.Sprintf("Feature(%d)", uint8(f))
 }
 
-// Require checks that the process and the kernel can do what will be asked of
-// them, in the order given, and names everything that is missing. It changes
-// nothing: devices and routes are tried in a namespace of their own. An error
-// that is neither fs.ErrPermission nor errors.ErrUnsupported means that it could
-// not tell.
+// Require checks that the process and the kernel have these features, in this order, and names
+// everything that is missing. It changes nothing: devices and routes are tried in a namespace of
+// their own. An error that is neither fs.ErrPermission nor errors.ErrUnsupported means that the
+// check itself failed.
 func Require(want ...Feature) error {
 	var errs []error
 	for _, f := range want {
@@ -185,7 +184,7 @@ func inScratch(f func(*Net) error) error {
 	return f(n)
 }
 
-// permission adds what to do to a refusal of the kernel.
+// permission adds the remedy to a refusal of the kernel.
 func permission(err error) error {
 	if errors.Is(err, fs.ErrPermission) {
 		return fmt.Errorf("%w; this needs CAP_SYS_ADMIN and CAP_NET_ADMIN: run as root", err)

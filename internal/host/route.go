@@ -13,23 +13,23 @@ import (
 	"github.com/waystamp/waystamp/internal/model"
 )
 
-// Protocol says who put a route into the kernel's table (rtm_protocol).
+// Protocol identifies the origin of a route in the kernel's table (rtm_protocol).
 type Protocol uint8
 
 const (
 	ProtocolStatic Protocol = unix.RTPROT_STATIC
 	ProtocolBGP    Protocol = unix.RTPROT_BGP
-	// ProtocolWaystamp marks what waystamp has put there, and may take away. A
-	// routing daemon can redistribute by it.
+	// ProtocolWaystamp marks waystamp's routes, which it may remove. A routing daemon can
+	// redistribute them by it.
 	ProtocolWaystamp Protocol = 119
 )
 
-// RouteType says what becomes of a packet that takes a route.
+// RouteType is the kernel's action for packets that match a route.
 type RouteType uint8
 
 const (
 	RouteUnicast   RouteType = iota // forwarded
-	RouteProhibit                   // refused, and the sender is told (ICMPv6 1/1)
+	RouteProhibit                   // drop, with an ICMPv6 error (1/1)
 	RouteBlackhole                  // dropped without a word
 	RouteEnd                        // the kernel's own SRv6 End (seg6local)
 	RouteEncap                      // the kernel's own H.Encaps, with Segments
@@ -41,7 +41,7 @@ type Route struct {
 	Destination netip.Prefix
 	Type        RouteType
 	Via         netip.Addr   // zero: the destination is on the link; of IPv6 also for a destination of IPv4
-	Device      string       // needed but for Prohibit and Blackhole
+	Device      string       // needed except for Prohibit and Blackhole
 	Source      netip.Addr   // preferred source; zero: the kernel's choice
 	Segments    []netip.Addr // of RouteEncap, in the order of the visit
 	Reduced     bool         // of RouteEncap: H.Encaps.Red; one segment then needs no SRH
@@ -110,7 +110,7 @@ func (n *Net) route(r Route) (*netlink.Route, error) {
 	switch r.Type {
 	case RouteUnicast:
 		if r.Destination.Addr().Is4() && !r.Via.IsValid() {
-			out.Scope = unix.RT_SCOPE_LINK // else it cannot lead to gateways
+			out.Scope = unix.RT_SCOPE_LINK // otherwise it cannot lead to gateways
 		}
 	case RouteProhibit:
 		out.Type = unix.RTN_PROHIBIT
@@ -147,9 +147,9 @@ func (n *Net) route(r Route) (*netlink.Route, error) {
 	return out, nil
 }
 
-// Routes returns the IPv6 routes of the main table that protocol has put
-// there. Of what waystamp's own routes never have (several next hops, other
-// encapsulations) only destination, protocol and metric are told.
+// Routes returns the IPv6 routes of the main table with this protocol. Of routes that waystamp
+// never makes (several next hops, other encapsulations) it returns only destination, protocol
+// and metric.
 func (n *Net) Routes(protocol Protocol) ([]Route, error) {
 	return n.routes(&netlink.Route{Table: unix.RT_TABLE_MAIN, Protocol: netlink.RouteProtocol(protocol)}, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_PROTOCOL)
 }
@@ -233,8 +233,8 @@ func (n *Net) AnnounceLocator(prefix netip.Prefix) error {
 	return n.AddRoute(locatorRoute(prefix))
 }
 
-// WithdrawLocator removes what AnnounceLocator put there, and no route of
-// anybody else's. Nothing to withdraw is no error.
+// WithdrawLocator removes the route of AnnounceLocator, and no other route. A missing route is
+// no error.
 func (n *Net) WithdrawLocator(prefix netip.Prefix) error {
 	err := n.DeleteRoute(locatorRoute(prefix))
 	if errors.Is(err, unix.ESRCH) {
@@ -243,7 +243,7 @@ func (n *Net) WithdrawLocator(prefix netip.Prefix) error {
 	return err
 }
 
-// Locators returns what is announced now, by waystamp's mark.
+// Locators returns the announced locators, by waystamp's mark.
 func (n *Net) Locators() ([]netip.Prefix, error) {
 	routes, err := n.Routes(ProtocolWaystamp)
 	if err != nil {
@@ -266,8 +266,7 @@ func sidRoute(sid netip.Prefix) Route {
 // error is fs.ErrExist if there is a route to the same prefix with the same metric.
 func (n *Net) AnnounceSID(sid netip.Prefix) error { return n.AddRoute(sidRoute(sid)) }
 
-// WithdrawSID removes what AnnounceSID put there, and no route of anybody else's. Nothing
-// to withdraw is no error.
+// WithdrawSID removes the route of AnnounceSID, and no other route. A missing route is no error.
 func (n *Net) WithdrawSID(sid netip.Prefix) error {
 	err := n.DeleteRoute(sidRoute(sid))
 	if errors.Is(err, unix.ESRCH) {
@@ -276,8 +275,8 @@ func (n *Net) WithdrawSID(sid netip.Prefix) error {
 	return err
 }
 
-// SIDs returns the /64s within a locator that the main table has routes to: those that
-// AnnounceSID put there, by their mark, and the routes of others.
+// SIDs returns the /64s within a locator that have routes in the main table: the routes of
+// AnnounceSID, by their mark, and other routes.
 func (n *Net) SIDs(locator netip.Prefix) (announced []netip.Prefix, others []Route, err error) {
 	all, err := n.routes(&netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE)
 	if err != nil {

@@ -18,7 +18,7 @@ const MainTable = unix.RT_TABLE_MAIN
 
 // Rule is a rule of policy routing (ip-rule(8)): which table packets look into.
 type Rule struct {
-	IPv4     bool   // else IPv6
+	IPv4     bool   // otherwise IPv6
 	Priority int    // rules are tried from the lowest on
 	Input    string // only packets that come in by this interface; "": all
 	Table    int

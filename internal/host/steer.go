@@ -9,9 +9,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// SteerReceived has what an interface receives handled on these CPUs (receive packet
-// steering), by flow; without any, on whichever it came in. It holds for each of the
-// interface's queues, and as long as the interface is there.
+// SteerReceived makes these CPUs process an interface's received packets (receive packet
+// steering), by flow; without CPUs, the CPU that received them. It applies to each of the
+// interface's queues, until the interface is removed.
 func (n *Net) SteerReceived(link string, cpus ...int) error {
 	// sysfs shows the interfaces of the namespace that it is mounted in. This mount is
 	// nowhere in the file system.
@@ -88,8 +88,8 @@ func cpuMask(cpus []int) string {
 	return strings.Join(text, ",")
 }
 
-// RunOn has all threads of a process, and those that they start, run on these CPUs alone;
-// without any, on all that the machine has. 0 is this process.
+// RunOn makes all threads of a process, and threads that they start, run only on these CPUs;
+// without CPUs, on all of the machine. pid 0 is this process.
 func RunOn(pid int, cpus ...int) error {
 	if pid == 0 {
 		pid = os.Getpid()
@@ -100,7 +100,7 @@ func RunOn(pid int, cpus ...int) error {
 	}
 	if len(cpus) == 0 {
 		for c := range len(set) * 64 {
-			set.Set(c) // the kernel takes those that there are
+			set.Set(c) // the kernel ignores CPUs that do not exist
 		}
 	}
 	placed := map[string]bool{}

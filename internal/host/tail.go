@@ -2,7 +2,7 @@ package host
 
 import "sync"
 
-// tailMost is how much is kept of what a process says: it could write for ever.
+// tailMost is the length that is kept of a process's output: it could write for ever.
 const tailMost = 4 << 10
 
 // Tail keeps the last bytes that are written to it. It is safe for concurrent use.

@@ -38,9 +38,9 @@ var changeGroups = []struct {
 	{ChangeForwarding, []int{unix.RTNLGRP_IPV4_NETCONF, unix.RTNLGRP_IPV6_NETCONF}},
 }
 
-// Watch calls f once, and again after changes of the kinds given: once for any
-// number of them that came meanwhile. It calls f from the caller's goroutine and
-// returns when ctx ends (with its cause) or f fails (with its error).
+// Watch calls f once, and again after changes of these kinds: once for any number of changes
+// since the last call. It calls f from the caller's goroutine and returns when ctx ends (with
+// its cause) or f fails (with its error).
 func (n *Net) Watch(ctx context.Context, kinds Change, f func() error) error {
 	var groups []int
 	for _, c := range changeGroups {
@@ -81,11 +81,10 @@ func (n *Net) WatchAddresses(ctx context.Context, f func([]netip.Addr)) error {
 	})
 }
 
-// Addresses returns the addresses that the namespace answers to, sorted and each
-// once, those of IPv4 with the broadcast addresses of their subnets. Loopback
-// addresses are not among them, nor link-local ones of IPv6 (of IPv4 they are:
-// the kernel would forward to others of those), nor those that turned out or may
-// yet turn out to be another's (duplicate address detection).
+// Addresses returns the namespace's own addresses, sorted and each once; for IPv4 with the
+// broadcast addresses of their subnets. It leaves out loopback addresses, link-local addresses
+// of IPv6 (but not of IPv4: the kernel would forward to other addresses of that kind), and
+// duplicate or tentative addresses (duplicate address detection).
 func (n *Net) Addresses() ([]netip.Addr, error) {
 	list, err := dump(func() ([]netlink.Addr, error) { return n.h.AddrList(nil, netlink.FAMILY_V6) })
 	if err != nil {
@@ -113,9 +112,8 @@ func (n *Net) Addresses() ([]netip.Addr, error) {
 	return slices.Compact(out), nil
 }
 
-// addresses4 is an IPv4 address and those that reach it with all others of its
-// subnet: the one that the kernel adds to each (net/ipv4/fib_frontend.c), and
-// the one that somebody has set.
+// addresses4 is an IPv4 address and the broadcast addresses of its subnet: the one that the
+// kernel adds (net/ipv4/fib_frontend.c), and the one that was configured.
 func addresses4(a netlink.Addr) []netip.Addr {
 	var out []netip.Addr
 	add := func(b []byte) {
@@ -139,9 +137,8 @@ func addresses4(a netlink.Addr) []netip.Addr {
 	return out
 }
 
-// subscription is a netlink socket of which only the fact counts that it has
-// something to say: what has changed is read afterwards, so that a message lost
-// in a full buffer does no harm.
+// subscription is a netlink socket whose messages only show that something has changed: the
+// state is read afterwards, so a message lost in a full buffer does no harm.
 type subscription struct {
 	file *os.File
 	raw  syscall.RawConn

@@ -72,10 +72,10 @@ outcome is as expected, 1 otherwise.`,
 	f := cmd.Flags()
 	f.StringSliceVar(&schemes, "scheme", nil, "proof `schemes` to attack: pot, opot, keyed, keyed-flow (default: all)")
 	f.StringSliceVar(&only, "only", nil, "`names` of the attacks to mount (default: all)")
-	f.BoolVar(&list, "list", false, "say what attacks there are, and mount none")
+	f.BoolVar(&list, "list", false, "list the attacks, and mount none")
 	f.StringVarP(&output, "output", "o", "table", "`format` of the result: table, json, or markdown as in SECURITY.md")
-	f.BoolVarP(&o.verbose, "verbose", "v", false, "say more on standard error")
-	o.flags(cmd, "what the `names` of namespaces and pins start with (default: random)")
+	f.BoolVarP(&o.verbose, "verbose", "v", false, "print more on standard error")
+	o.flags(cmd, "prefix of the `names` of namespaces and pins (default: random)")
 	return cmd
 }
 
@@ -137,7 +137,7 @@ func runAttacks(cmd *cobra.Command, c attack.Config, known []attack.Attack, outp
 	return nil
 }
 
-// writeAttack is one row, with what was said of the packet below it.
+// writeAttack writes one row, with the explanation of the packet below it.
 func writeAttack(w io.Writer, r attack.Result, known []attack.Attack) {
 	mark := "ok   "
 	if !r.OK {

@@ -29,7 +29,7 @@ type benchPart struct {
 func benchParts() []benchPart {
 	return []benchPart{
 		{
-			"stamp", "What the programs alone take",
+			"stamp", "The time of the programs alone",
 			"Runs each program on packets of its own with BPF_PROG_TEST_RUN, by scheme and number of\nsegments.",
 			bench.Stamp, 9, 6, 200 * time.Millisecond, 100 * time.Millisecond,
 		}, {
@@ -41,7 +41,7 @@ func benchParts() []benchPart {
 			"Repeats the experiments of the paper on ordered proof of transit: its seven schemes and ours,\nTCP through five segments, offloads on and off, links of 1 to 5 Gbit/s, round trips. Needs\niperf3.",
 			bench.Paper, 10, 3, time.Second, time.Second,
 		}, {
-			"proxy", "Functions that know nothing of SRv6, under TCP",
+			"proxy", "Functions without segment routing, under TCP",
 			"Repeats the experiments of the paper on the caching SFC proxy: TCP through a function by plain\nrouting, by the kernel's own proxy (End.DT6, then H.Encaps again) and by ours; with packets\ndropped, delayed, and changed by a NAT; caches of different sizes. Needs iperf3 and nft.",
 			bench.Proxy, 7, 3, time.Second, time.Second,
 		}, {
@@ -89,8 +89,8 @@ func (f *benchFlags) add(cmd *cobra.Command) {
 	fl.StringVar(&f.out, "out", "", "`directory` for results.json, report.md and plots")
 	fl.BoolVar(&f.quick, "quick", false, "fewer cases and shorter runs")
 	fl.IntVar(&f.cpu, "cpu", -1, "CPU that a node under load runs on (default: the last one)")
-	fl.StringVar(&f.only, "only", "", "only cases whose names have this `text` in them, and their baselines")
-	fl.BoolVarP(&f.verbose, "verbose", "v", false, "tell on standard error what labs do")
+	fl.StringVar(&f.only, "only", "", "only cases with this `text` in their names, and their baselines")
+	fl.BoolVarP(&f.verbose, "verbose", "v", false, "print the steps of labs on standard error")
 }
 
 func (f *benchFlags) check() error {
@@ -120,7 +120,7 @@ func (f *benchFlags) config(cmd *cobra.Command, p benchPart) bench.Config {
 	return c
 }
 
-// finish writes a result where it was asked for, and to standard output.
+// finish writes a result to the file of its flag, and to standard output.
 func (f *benchFlags) finish(cmd *cobra.Command, r bench.Result) error {
 	if f.out != "" {
 		if err := r.Write(f.out); err != nil {
@@ -177,9 +177,9 @@ func (f *benchFlags) ready() error {
 	return host.Require(host.FeatureNetAdmin, host.FeatureNamespaces, host.FeatureIPv6, host.FeatureVeth, host.FeatureSEG6Local)
 }
 
-// all runs the parts one after the other. What one has measured is written before
-// the next begins, and one that fails does not keep the others from measuring. Nor
-// does an interrupt take away what is there: it is shown, and what is not is named.
+// all runs the parts one after the other. It writes the result of each part before the next
+// begins, and continues after a part that fails. After an interrupt it shows the results so far,
+// and names the missing ones.
 func (f *benchFlags) all(cmd *cobra.Command, list []benchPart) error {
 	var parts []bench.Result
 	var failed []error
@@ -294,8 +294,8 @@ pages.`,
 	}
 }
 
-// newBenchRelayCommand is what a worker of functions is held against, as a process of its
-// own. It is not for people.
+// newBenchRelayCommand is the relay that a worker of functions is compared with, as a process of
+// its own. It is not for people.
 func newBenchRelayCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:    "relay PORT",

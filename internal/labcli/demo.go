@@ -62,9 +62,9 @@ the reader of its output is gone.`,
 	}
 	f := cmd.Flags()
 	f.StringSliceVar(&schemes, "scheme", []string{"keyed", "opot"}, "proof schemes to play the scenes for: keyed, keyed-flow, opot, pot")
-	f.StringVar(&prefix, "prefix", "", "what names of namespaces and pins start with (default: random)")
+	f.StringVar(&prefix, "prefix", "", "prefix of the names of namespaces and pins (default: random)")
 	f.StringVar(&runDir, "run-dir", "", "directory of labs (default: /run/waystamp/lab)")
-	f.BoolVar(&keep, "keep", false, "leave the last lab up and say what to try next")
-	f.BoolVarP(&verbose, "verbose", "v", false, "tell on standard error what the lab does")
+	f.BoolVar(&keep, "keep", false, "leave the last lab up and print commands to try next")
+	f.BoolVarP(&verbose, "verbose", "v", false, "print the steps of the lab on standard error")
 	return cmd
 }

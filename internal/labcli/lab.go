@@ -20,7 +20,7 @@ import (
 	"github.com/waystamp/waystamp/internal/lab/inline"
 )
 
-// labCommand is what the commands below "waystamp lab" have in common.
+// labCommand has the common parts of the commands below "waystamp lab".
 type labCommand struct {
 	prefix, runDir string
 	verbose        bool
@@ -113,7 +113,7 @@ with the --controller that is printed on standard error.`,
 				return command.Usagef("--with-controller goes neither with -f - nor with --no-agents")
 			}
 			if m.Lab == nil {
-				return fmt.Errorf("%s has no lab section, which says what hosts and links there are; see examples/paper.yaml", file)
+				return fmt.Errorf("%s has no lab section with hosts and links; see examples/paper.yaml", file)
 			}
 			files, apply := "", ""
 			if file != "-" {
@@ -149,8 +149,8 @@ with the --controller that is printed on standard error.`,
 	cmd.Flags().BoolVar(&governed, "with-controller", false, "start a controller that agents get their plans from, instead of plan files")
 	cmd.Flags().StringVarP(&file, "file", "f", "", "domain `file` with a lab section; - is standard input")
 	cmd.Flags().BoolVar(&noAgents, "no-agents", false, "leave the nodes plain routers, for comparison")
-	cmd.Flags().BoolVarP(&o.verbose, "verbose", "v", false, "say more on standard error")
-	o.flags(cmd, "what the `names` of namespaces and pins start with (default: random)")
+	cmd.Flags().BoolVarP(&o.verbose, "verbose", "v", false, "print more on standard error")
+	o.flags(cmd, "prefix of the `names` of namespaces and pins (default: random)")
 	return cmd
 }
 
@@ -240,7 +240,7 @@ are the machine's.`,
 			return l.Exec(name, argv, os.Environ())
 		},
 	}
-	// What follows the name is the command's, flags too.
+	// All arguments after the name belong to the command, flags too.
 	cmd.Flags().SetInterspersed(false)
 	o.flags(cmd, "`prefix` of the lab (default: the only one)")
 	return cmd
@@ -283,7 +283,7 @@ an orphan, if the command that should have removed it has ended before.`,
 	return cmd
 }
 
-// labsOutput is what "ls -o json" prints.
+// labsOutput is the output of "ls -o json".
 type labsOutput struct {
 	Version int       `json:"version"`
 	Labs    []labView `json:"labs"`
@@ -292,7 +292,7 @@ type labsOutput struct {
 // labView is a lab as "ls -o json" shows it.
 type labView struct {
 	Prefix  string       `json:"prefix"`
-	State   string       `json:"state"` // up, partial; orphan: who would have taken it down has ended
+	State   string       `json:"state"` // up, partial; orphan: the process that would have removed it has ended
 	Created time.Time    `json:"created"`
 	Dir     string       `json:"dir"`
 	Members []memberView `json:"members"`
@@ -306,7 +306,7 @@ type memberView struct {
 	Role      lab.Role   `json:"role"`
 	Namespace string     `json:"namespace"`
 	Agent     *agentView `json:"agent,omitempty"`
-	// Program is what a function of kind raw is.
+	// Program is the program of a function of kind raw.
 	Program *programView `json:"program,omitempty"`
 }
 
@@ -372,8 +372,8 @@ func countMembers(l *lab.Lab) map[lab.Role]int {
 	return n
 }
 
-// newLabInlineCommand is what a function of kind raw runs, as one process among
-// the others of its lab. It is not for people.
+// newLabInlineCommand is the command of a function of kind raw, as one process among the others
+// of its lab. It is not for people.
 func newLabInlineCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:    "inline TO FROM",

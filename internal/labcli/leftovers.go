@@ -28,10 +28,10 @@ func leftPins(instances []string) (out []command.Leftover) {
 	return out
 }
 
-// ownLabs says, if the command is ended early, which labs it leaves, and ends it if
-// nobody reads what it writes: call it before the command's outputs are asked for.
-// First it tells of those that others have left. What cannot be read now is told
-// by the commands that need it.
+// ownLabs names the labs that the command leaves if it is ended early, and ends the command if
+// the reader of its output is gone: call it before the command's outputs are used. First it
+// names labs that other commands have left. The commands that need a lab report one that cannot
+// be read now.
 func ownLabs(cmd *cobra.Command, runDir string) {
 	_, orphans, _ := lab.Owned(runDir)
 	warnOf(cmd, leftLabs(orphans, runDir))

@@ -1,7 +1,7 @@
-// Package labcli has the commands of the laboratory: a domain of network namespaces,
-// the demonstration in it, attacks on it, and measurements. They are a program of
-// their own, which waystamp hands them over to, so that what runs on a node has
-// neither them nor their libraries. One file per command; cmd/waystamp-lab calls it.
+// Package labcli has the commands of the laboratory: a domain of network namespaces, the
+// demonstration in it, attacks on it, and measurements. They are a program of their own, to
+// which waystamp hands them over, so that the program on a node has neither them nor their
+// libraries. One file per command; cmd/waystamp-lab calls it.
 package labcli
 
 import (
@@ -13,9 +13,8 @@ import (
 	"github.com/waystamp/waystamp/internal/command"
 )
 
-// Main runs one command line, without the program's name, to its end and
-// returns the exit code of the process. A cancelled ctx asks the command to clean
-// up and return.
+// Main runs one command line, without the program's name, to its end and returns the exit code
+// of the process. If ctx is cancelled, the command cleans up and returns.
 func Main(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	return command.Run(ctx, NewRootCommand(), args, stdin, stdout, stderr)
 }

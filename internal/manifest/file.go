@@ -413,7 +413,7 @@ func (a *arguments) read(c cursor) {
 		v := item[uint32]{value: uint32(n.value), at: n.at, ok: n.ok}
 		a.values[name] = v
 		if other, ok := by[v.value]; v.ok && ok {
-			c.r.problemf(c.at, "%d is argument %s already; rules could not tell them apart", v.value, other)
+			c.r.problemf(c.at, "%d is argument %s already; rules could not distinguish them", v.value, other)
 		} else if v.ok {
 			by[v.value] = name
 		}

@@ -66,7 +66,7 @@ func (c *checker) checkNetfilter(f *function) {
 			c.problemf(v.at, "%q is the conntrack mark of bypass: established; give the argument another name", model.BypassVariable)
 		}
 		if !f.rulesFile.given() && !strings.Contains(f.rules.value, "$"+model.BypassVariable) {
-			c.problemf(f.bypass.at, "no rule says which flows the function is done with; add one such as: ct state established ct mark set $%s accept", model.BypassVariable)
+			c.problemf(f.bypass.at, "no rule selects flows that bypass the function; add one such as: ct state established ct mark set $%s accept", model.BypassVariable)
 		}
 	}
 	for i, a := range f.addresses {

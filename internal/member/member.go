@@ -1,7 +1,7 @@
 // Package member is a node's side of its controller: it joins with a token, keeps the node's
-// identity and its last plan on disk, receives each later plan and says what the kernel
-// holds. It writes the plan where internal/agent reads it, and applies nothing itself. waystamp agent
-// --controller calls it.
+// identity and its last plan on disk, receives each later plan and reports the plan in the
+// kernel. It writes the plan where internal/agent reads it, and applies nothing itself. waystamp
+// agent --controller calls it.
 package member
 
 import (
@@ -50,7 +50,7 @@ const (
 // connectPatience is how long a controller may take to answer at all.
 const connectPatience = 10 * time.Second
 
-// Config says whose member a node is.
+// Config has the node's controllers and settings.
 type Config struct {
 	// Controllers are tcp:HOST:PORT, HOST:PORT or tls+unix:/PATH, one at least. They are tried in turn.
 	Controllers []string
@@ -62,11 +62,11 @@ type Config struct {
 	Now func() time.Time // nil: time.Now
 	// Received is called when a plan is on disk; nil: nothing is.
 	Received func(n plan.Node, digest string)
-	// Transport sees all that goes over the connections; nil: nobody does. For tests.
+	// Transport wraps the transport of all connections; nil: it stays as it is. For tests.
 	Transport func(http.RoundTripper) http.RoundTripper
 }
 
-// Report is what a node's kernel holds.
+// Report describes the plan in a node's kernel.
 type Report struct {
 	Revision uint64 // of the plan in force; 0: none
 	Digest   string // of that plan's file
@@ -82,10 +82,10 @@ type Member struct {
 	id  atomicIdentity
 
 	mu      sync.Mutex
-	at      int // in Controllers: whom it talks to
+	at      int // index in Controllers of the one in use
 	report  Report
 	reports chan struct{} // a report is new
-	have    plan.Node     // of the plan file; Revision 0: there is none
+	have    plan.Node     // from the plan file; Revision 0: there is none
 	digest  string
 	inForce bool          // it is
 	planned chan struct{} // closed with the first plan on disk
@@ -131,7 +131,7 @@ func (a *atomicIdentity) set(id *nodeIdentity) {
 	a.now = id
 }
 
-// Open reads what the node has on disk. It makes no connection.
+// Open reads the node's state on disk. It makes no connection.
 func Open(cfg Config) (*Member, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
@@ -177,7 +177,7 @@ func Open(cfg Config) (*Member, error) {
 	default:
 		n, err := plan.DecodeNode(b)
 		if err != nil {
-			return nil, fmt.Errorf("%s: %w; remove it, and the controller sends it anew", m.PlanFile(), err)
+			return nil, fmt.Errorf("%s: %w; remove it, and the controller sends it again", m.PlanFile(), err)
 		}
 		m.have, m.digest = n, digest(b)
 		m.first.Do(func() { close(m.planned) })
@@ -185,7 +185,7 @@ func Open(cfg Config) (*Member, error) {
 	return m, nil
 }
 
-// HasJoined tells whether a directory has the identity of a node that has joined.
+// HasJoined reports whether a directory has the identity of a node that has joined.
 func HasJoined(dir string) bool {
 	_, err := os.Stat((&Member{cfg: Config{Dir: dir}}).identityPath())
 	return err == nil
@@ -322,7 +322,7 @@ func (m *Member) keepPlan(n plan.Node, digest string, b []byte) error {
 			return fmt.Errorf("keep the plan before it: %w", err)
 		}
 	} else if had {
-		// The agent may have read it, and be about to say that it is in force.
+		// The agent may have read it, and be about to report it as in force.
 		was, err := os.ReadFile(m.PlanFile())
 		if err != nil {
 			return fmt.Errorf("keep the plan before it: %w", err)
@@ -338,8 +338,8 @@ func (m *Member) keepPlan(n plan.Node, digest string, b []byte) error {
 	return nil
 }
 
-// link gives a file a second name, in the place of what has it; or copies it, where the file
-// system has no links.
+// link gives a file a second name and replaces a file of that name; it copies the file if the
+// file system has no links.
 func link(file, name string) error {
 	tmp := name + ".new"
 	if err := os.Remove(tmp); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -355,19 +355,20 @@ func link(file, name string) error {
 	return replace(name, b)
 }
 
-// passed is a plan that is on disk no more, and that the agent may be putting in force.
+// passed is a plan that is no longer on disk, and that the agent may be putting in force.
 type passed struct {
 	revision uint64
 	digest   string
 	content  []byte
 }
 
-// passedMax is how many of them there are at most: an agent says what became of a plan in seconds.
+// passedMax is their highest number: an agent reports the result of a plan in seconds.
 const passedMax = 16
 
-// settle makes what is in force last. It forgets the plan before if the one on disk is in force: its secrets are
-// void. If one is that came between the two, it is the plan before from now on: the controller counts on
-// it that the node goes back behind it no more. An error means that the controller must not be told.
+// settle makes the plan in force the last one. If the plan on disk is in force, it deletes the
+// plan before: its secrets are void. If a plan between these two is in force, that one is the
+// plan before from now on: the controller relies on the node never going back behind it. After
+// an error the report must not reach the controller.
 func (m *Member) settle(r Report) error {
 	m.files.Lock()
 	defer m.files.Unlock()
@@ -404,7 +405,7 @@ type client struct {
 
 func (c client) close() { c.transport.CloseIdleConnections() }
 
-// controller is the address of whom it talks to.
+// controller is the address of the controller in use.
 func (m *Member) controller() string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -441,12 +442,12 @@ func (m *Member) client(t *tls.Config) client {
 		rt = m.cfg.Transport(rt)
 	}
 	return client{waystampv1connect.NewNodeClient(&http.Client{Transport: rt}, "https://"+host,
-		// Secrets are not compressed beside what others may choose.
+		// Secrets are not compressed together with data that others may choose.
 		connect.WithAcceptCompression("gzip", nil, nil), connect.WithReadMaxBytes(plan.FileMax+1<<20)), transport}
 }
 
-// Run is a member until ctx ends; that is no error. Whatever goes wrong with the connection is
-// tried again, with the next controller; pauses are between rounds.
+// Run is the member's loop until ctx ends; that is no error. After any error of the connection
+// it tries again, with the next controller; it pauses between rounds.
 func (m *Member) Run(ctx context.Context) error {
 	pause, failed := pauseMin, 0
 	for {
@@ -532,7 +533,7 @@ func (m *Member) Renew(ctx context.Context) error {
 	return err
 }
 
-// Call tells the controller the last report, once.
+// Call sends the last report to the controller, once.
 func (m *Member) Call(ctx context.Context) error {
 	c := m.client(m.tls(m.id.get()))
 	defer c.close()
@@ -557,7 +558,7 @@ func (m *Member) session(ctx context.Context) error {
 			case id == nil || ctx.Err() != nil:
 				return fmt.Errorf("join: %w", err)
 			default: // the token was used, perhaps; the node has joined before
-				m.cfg.Log.Warn("this node cannot join anew, and goes on with the identity that it has", "node", id.name, "err", err)
+				m.cfg.Log.Warn("this node cannot join again, and keeps its identity", "node", id.name, "err", err)
 			}
 		}
 	}
@@ -671,8 +672,8 @@ func (m *Member) follow(ctx context.Context, c client, id *nodeIdentity) error {
 	return cmp.Or(stream.Err(), errors.New("the controller has ended the connection"))
 }
 
-// latest are the latest epochs of all paths in a plan, which a controller goes on above whose records
-// are of a backup.
+// latest are the latest epochs of all paths in a plan. A controller with records from a backup
+// continues above them.
 func latest(n plan.Node) (held []*v1.HeldEpoch) {
 	at := map[uint32]*v1.HeldEpoch{}
 	for id := range n.PathIDs() {
@@ -741,9 +742,9 @@ func (m *Member) refuse(revision uint64, err error) {
 	m.Report(r)
 }
 
-// Serve runs the agent from the first plan on, until it ends. If it cannot start from
-// the plans on disk, as refused tells of its error, the controller is told why, and the agent is run again with the next
-// plan, or in a while: what the machine lacks may come.
+// Serve runs the agent from the first plan on, until it ends. If the agent cannot start from the
+// plans on disk, as refused reports of its error, Serve reports that to the controller, and runs
+// the agent again with the next plan, or later: the machine may have what it lacks by then.
 func (m *Member) Serve(ctx context.Context, agent func(context.Context) error, refused func(error) bool) error {
 	select {
 	case <-m.planned:
@@ -776,10 +777,10 @@ func (m *Member) Serve(ctx context.Context, agent func(context.Context) error, r
 	}
 }
 
-// Report is what the kernel holds from now on; the controller is told as soon as it can be.
+// Report sets the plan in the kernel; the controller receives it as soon as possible.
 func (m *Member) Report(r Report) {
 	if err := m.settle(r); err != nil {
-		m.cfg.Log.Error("a plan is in force that cannot be kept; the controller is not told", "revision", r.Revision, "err", err)
+		m.cfg.Log.Error("a plan in force cannot be stored, and is not reported to the controller", "revision", r.Revision, "err", err)
 		return
 	}
 	m.mu.Lock()
@@ -798,7 +799,7 @@ func (m *Member) tell(ctx context.Context, c client, r Report) error {
 	return err
 }
 
-// acknowledge tells the controller each report that is new, and the last one at first.
+// acknowledge sends each new report to the controller, and at first the last one.
 func (m *Member) acknowledge(ctx context.Context, c client) error {
 	var told *Report
 	for {
@@ -807,7 +808,7 @@ func (m *Member) acknowledge(ctx context.Context, c client) error {
 		m.mu.Unlock()
 		if told == nil || !reflect.DeepEqual(*told, r) {
 			err := m.tell(ctx, c, r)
-			if connect.CodeOf(err) == connect.CodeAborted { // somebody else wrote meanwhile
+			if connect.CodeOf(err) == connect.CodeAborted { // another controller wrote at the same time
 				continue
 			}
 			if err != nil {

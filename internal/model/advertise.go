@@ -5,8 +5,8 @@ import (
 	"net/netip"
 )
 
-// Advertise says which prefixes of a node the kernel's routing table has, where
-// routing daemons find them.
+// Advertise selects the prefixes of a node in the kernel's routing table, from which routing
+// daemons take them.
 type Advertise uint8
 
 const (
@@ -29,9 +29,9 @@ func (a *Advertise) UnmarshalText(b []byte) error {
 	return enumUnmarshal(a, "set of prefixes", advertiseNames, b)
 }
 
-// SIDMetric is the metric of the agent's routes of SIDs, by which routing daemons tell
-// them from others. In the kernel a usual route to the same prefix wins over them. FRR
-// takes the upper 8 bits of a metric for a distance, hence no more than 24 bits.
+// SIDMetric is the metric of the agent's routes of SIDs, by which routing daemons distinguish
+// them from others. In the kernel a usual route to the same prefix wins over them. FRR reads the
+// upper 8 bits of a metric as a distance, so it has no more than 24 bits.
 const SIDMetric = 1<<24 - 1
 
 // CheckAdvertise holds that the routes of SIDs are others than the locator's.

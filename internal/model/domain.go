@@ -14,21 +14,21 @@ const (
 	WindowMin     = 64
 	WindowMax     = 65536
 	WindowDefault = 1024
-	// WindowHead is what a replay window takes beside its words, and WindowSlab what
-	// a node takes memory for them by, in bytes.
+	// WindowHead is the overhead of a replay window beside its words, and WindowSlab the unit of
+	// memory for windows on a node, in bytes.
 	WindowHead = 64
 	WindowSlab = 1 << 20
 	// WindowMemoryMax bounds the replay windows of one node, in bytes.
 	WindowMemoryMax = 1 << 30
-	MTUMin          = 1280 // RFC 8200 section 5: what every IPv6 link must carry
+	MTUMin          = 1280 // RFC 8200 section 5: every IPv6 link must carry this
 	MTUMax          = 65535
-	// MSSMin is what the least MTU leaves to TCP with IPv6: less is never needed.
+	// MSSMin is the MSS of TCP over IPv6 with the least MTU: no chain needs less.
 	MSSMin = MTUMin - 60
 	MSSMax = MTUMax - 40
 )
 
-// MSS is what is left to a TCP segment of a packet of so many bytes: all but IP
-// and TCP headers without options (RFC 9293 section 3.7.1).
+// MSS is the size of a TCP segment in a packet of mtu bytes, without IP and TCP headers without
+// options (RFC 9293 section 3.7.1).
 func MSS(mtu int, ipv4 bool) int {
 	if ipv4 {
 		return mtu - 20 - 20
@@ -36,14 +36,14 @@ func MSS(mtu int, ipv4 bool) int {
 	return mtu - 40 - 20
 }
 
-// Clamp is what becomes of the MSS that TCP says in the SYNs of a chain.
+// Clamp limits the MSS in the SYNs of a chain.
 type Clamp struct {
 	On   bool // one that is larger is lowered
-	Most int  // to so many bytes; 0: to what fits the chain
+	Most int  // in bytes; 0: to the size that fits the chain
 }
 
-// MSS is the most that SYNs of a path may say, whose packets may have mtu bytes;
-// that is 0 where it is not known. 0: they are left alone.
+// MSS is the highest MSS in SYNs of a path whose packets may have mtu bytes; mtu is 0 if it is
+// not known. 0: SYNs stay unchanged.
 func (c Clamp) MSS(mtu int, ipv4 bool) (int, error) {
 	switch fits := MSS(mtu, ipv4); {
 	case !c.On:
@@ -76,8 +76,8 @@ func CheckWindow(w int) error {
 	return nil
 }
 
-// WindowMemory is what the replay window of a path takes at its egress in each
-// epoch, in bytes: four numbers in a word.
+// WindowMemory is the memory of a path's replay window at its egress in each epoch, in bytes:
+// four numbers in a word.
 func WindowMemory(lanes, window int) int { return WindowHead + lanes*window/4*8 }
 
 // Node finds a node by name.
@@ -90,7 +90,7 @@ func (d Domain) Function(name string) (Function, bool) {
 	return find(d.Functions, func(f Function) bool { return f.Name == name })
 }
 
-// Has says whether the node has an interface of the role.
+// Has reports whether the node has an interface of the role.
 func (n Node) Has(role Role) bool {
 	return slices.ContainsFunc(n.Interfaces, func(i Interface) bool { return i.Role == role })
 }
@@ -156,5 +156,5 @@ func find[T any](list []T, is func(T) bool) (T, bool) {
 	return none, false
 }
 
-// WindowSlabs rounds what replay windows take up to what a node takes for them.
+// WindowSlabs is the number of slabs for replay windows of so many bytes.
 func WindowSlabs(bytes int) int { return (bytes + WindowSlab - 1) / WindowSlab * WindowSlab }

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// IdentityKind says which subject alternative name of a certificate is its holder's identity.
+// IdentityKind is the kind of subject alternative name that identifies a certificate's holder.
 type IdentityKind string
 
 // Kinds of identities.
@@ -29,13 +29,13 @@ type Clients struct {
 	Within string
 	// Revocation is by a list, or by short lives alone.
 	CRL       string        // a file; "": none
-	OlderThan time.Duration // a list of before is none
+	OlderThan time.Duration // a list that is older counts as none
 	Lifetime  time.Duration // no certificate lives longer; 0: any may
 	At        Source        // of the CA, for messages
 	CRLAt     Source
 }
 
-// Service is what a gateway serves.
+// Service is a service behind a gateway.
 type Service struct {
 	Name        string
 	Hosts       []string // lower case
@@ -58,7 +58,7 @@ type Origin struct {
 	CAAt    Source
 }
 
-// Plain reports whether nothing seals what goes to the origin.
+// Plain reports whether connections to the origin are without TLS.
 func (o Origin) Plain() bool { return o.CA == "" }
 
 // ServiceRule lets requests in, by a chain. Empty fields take all.
@@ -74,7 +74,7 @@ type ServiceRule struct {
 // ServiceHeader is a header of a request that has one value, this one.
 type ServiceHeader struct{ Name, Value string }
 
-// Bounds of what gateways have.
+// Bounds of gateways.
 const (
 	HostsMax          = 64   // of a service
 	ServiceRulesMax   = 1024 // of a service
@@ -117,7 +117,7 @@ func CheckHost(s string) error {
 	return nil
 }
 
-// CheckWithin holds the rule for what identities of a kind are within.
+// CheckWithin checks a setting within for identities of a kind.
 func CheckWithin(kind IdentityKind, s string) error {
 	switch kind {
 	case IdentityDNS, IdentityEmail:

@@ -2,9 +2,8 @@ package model
 
 import "net/netip"
 
-// Lab is the world around a domain that `waystamp lab` builds on one machine:
-// what an operator's own network would give. The domain's nodes become network
-// namespaces too.
+// Lab is the network around a domain that `waystamp lab` builds on one machine, in place of an
+// operator's own network. The domain's nodes become network namespaces too.
 type Lab struct {
 	MTU       int // of links that name none, in bytes of an IP packet
 	Hosts     []LabHost
@@ -43,11 +42,10 @@ type LabLink struct {
 	MTU  int // 0: the lab's
 }
 
-// LabFunction is what a function of kind unaware is made of. One behind
-// interfaces gets a namespace of its name, with one veth pair to its node for To
-// and one for From, or one for both: the node's ends are named so, and those in
-// the namespace have the same names. Via is an address of the function's end of
-// To. A local one is a ruleset in its node's own namespace.
+// LabFunction is the implementation of a function of kind unaware. A function behind interfaces
+// gets a namespace of its name, with one veth pair to its node for To and one for From, or one
+// for both: both ends of a pair have the interface's name. Via is an address of the function's
+// end of To. A local function is a ruleset in its node's own namespace.
 type LabFunction struct {
 	Name    string // of the function
 	Kind    LabKind
@@ -55,7 +53,7 @@ type LabFunction struct {
 	MTU     int    // of its links; 0: the lab's
 }
 
-// LabKind is what a function of a lab does with packets.
+// LabKind is what a lab's function does with packets: it selects the program of the function.
 type LabKind uint8
 
 const (
@@ -78,7 +76,7 @@ func (k *LabKind) UnmarshalText(b []byte) error {
 	return enumUnmarshal(k, "kind of function in a lab", labKindNames, b)
 }
 
-// LabCore is what links between nodes and routers speak.
+// LabCore is the protocol of links between nodes and routers.
 type LabCore uint8
 
 const (

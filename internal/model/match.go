@@ -10,9 +10,9 @@ import (
 	"strings"
 )
 
-// Match says which packets a chain takes. What is zero matches all. A match by
-// more than prefixes has a priority; it comes before all that have none, and
-// those with a lower number come first.
+// Match selects the packets that a chain takes. A zero field matches all packets. A match by
+// more than prefixes has a priority; matches with a priority come before all others, and lower
+// priorities come first.
 type Match struct {
 	Destination     netip.Prefix
 	Source          netip.Prefix
@@ -29,9 +29,8 @@ var (
 	allIPv6 = netip.PrefixFrom(netip.IPv6Unspecified(), 0)
 )
 
-// NewMatch gives two conditions the one form that a Match has for them: ::/0,
-// and 0.0.0.0/0 beside another IPv4 prefix, say nothing. They are of one version
-// of IP (see CheckMatch).
+// NewMatch normalizes two conditions: ::/0, and 0.0.0.0/0 beside another IPv4 prefix, are no
+// conditions. Both are of one version of IP (see CheckMatch).
 func NewMatch(destination, source netip.Prefix) Match {
 	var m Match
 	if destination.IsValid() && destination.Bits() > 0 {
@@ -46,8 +45,8 @@ func NewMatch(destination, source netip.Prefix) Match {
 	return m
 }
 
-// Is4 says whether m is of IPv4 packets. A match is of one version, and one
-// without conditions of IPv6.
+// Is4 reports whether m is for IPv4 packets. A match is for one version; a match without
+// conditions is for IPv6.
 func (m Match) Is4() bool { return m.Destination.Addr().Is4() || m.Source.Addr().Is4() }
 
 // Whole are the prefixes that m stands for: where it has no condition, all
@@ -65,12 +64,11 @@ func (m Match) Whole() (destination, source netip.Prefix) {
 	return fill(m.Destination), fill(m.Source)
 }
 
-// Ordered says whether m is one of the rules that come in the order of their
-// priorities; the others go by the longest prefix.
+// Ordered reports whether m is a rule with a priority; other matches are by the longest prefix.
 func (m Match) Ordered() bool { return m.Priority != 0 }
 
-// ByMark says whether m is of packets with some mark. Nobody but the headend sees
-// it, and only on packets that leave.
+// ByMark reports whether m has a condition on the mark. Only the headend sees marks, and only on
+// packets that leave.
 func (m Match) ByMark() bool { return m.Mark != Mark{} }
 
 // Check holds the rules between the parts of a match.
@@ -92,8 +90,8 @@ const PriorityMax = 65535
 // OrderedMax is how many ordered rules a node holds.
 const OrderedMax = 256
 
-// Reverse matches the answers to what m matches. The mark is the same: it is that
-// of the node where the answers come in.
+// Reverse matches the answers to packets of m. The mark stays: it is that of the node at which
+// the answers come in.
 func (m Match) Reverse() Match {
 	r := NewMatch(m.Source, m.Destination)
 	m.Destination, m.Source = r.Destination, r.Source
@@ -101,14 +99,14 @@ func (m Match) Reverse() Match {
 	return m
 }
 
-// Covers says whether m matches a packet with these addresses, as far as they
-// tell.
+// Covers reports whether m matches packets with these addresses; other conditions are not
+// compared.
 func (m Match) Covers(destination, source netip.Addr) bool {
 	d, s := m.Whole()
 	return d.Contains(destination) && s.Contains(source)
 }
 
-// Overlaps says whether there is a packet that both match.
+// Overlaps reports whether a packet can match both.
 func (m Match) Overlaps(o Match) bool {
 	d, s := m.Whole()
 	od, os := o.Whole()
@@ -178,8 +176,8 @@ func (p Protocol) String() string {
 // MarshalText implements encoding.TextMarshaler.
 func (p Protocol) MarshalText() ([]byte, error) { return []byte(p.String()), nil }
 
-// UnmarshalText takes a name or a number. Extension headers of IPv6 are no
-// protocols: a packet is classified by what is behind them.
+// UnmarshalText reads a name or a number. Extension headers of IPv6 are no protocols: the header
+// behind them classifies a packet.
 func (p *Protocol) UnmarshalText(b []byte) error {
 	for n, name := range protocolNames {
 		if name == string(b) {
@@ -226,7 +224,7 @@ func (p *Ports) UnmarshalText(b []byte) error {
 // DSCP is the upper six bits of the traffic class (RFC 2474 3), plus one; 0: any.
 type DSCP uint8
 
-// Value is the code point, if one is asked for.
+// Value is the code point, if there is a condition.
 func (d DSCP) Value() (v uint8, ok bool) { return uint8(d) - 1, d != 0 }
 
 func (d DSCP) String() string {
@@ -249,8 +247,8 @@ func (d *DSCP) UnmarshalText(b []byte) error {
 	return nil
 }
 
-// Mark is a condition on the kernel's mark of a packet (SO_MARK, nftables' meta
-// mark): its bits in Mask are those of Value. Zero: any.
+// Mark is a condition on the kernel's mark of a packet (SO_MARK, nftables' meta mark): its bits
+// in Mask must equal Value. Zero: any.
 type Mark struct{ Value, Mask uint32 }
 
 func (m Mark) String() string {
@@ -266,8 +264,8 @@ func (m Mark) String() string {
 // MarshalText implements encoding.TextMarshaler.
 func (m Mark) MarshalText() ([]byte, error) { return []byte(m.String()), nil }
 
-// UnmarshalText takes a value, or a value and a mask with a slash between them.
-// What nobody has marked has 0, and no chain by mark takes that.
+// UnmarshalText reads a value, or a value and a mask with a slash between them. A packet without
+// a mark has 0, and no chain by mark takes it.
 func (m *Mark) UnmarshalText(b []byte) error {
 	value, mask, masked := strings.Cut(string(b), "/")
 	if !masked {
@@ -281,7 +279,7 @@ func (m *Mark) UnmarshalText(b []byte) error {
 	case v&^k != 0:
 		return fmt.Errorf("%q has bits set that its mask has not; expect a value within it, such as 0x10/0xf0", b)
 	case v == 0:
-		return fmt.Errorf("%q is what packets have that nobody has marked; expect a mark with a bit set", b)
+		return fmt.Errorf("%q is the mark of unmarked packets; expect a mark with a bit set", b)
 	}
 	*m = Mark{uint32(v), uint32(k)}
 	return nil

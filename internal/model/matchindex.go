@@ -6,9 +6,8 @@ import (
 	"sort"
 )
 
-// matchIndex finds, of many matches, those whose prefixes overlap those of another.
-// Of two prefixes that overlap one contains the other, so only the lengths that
-// there are need to be tried.
+// matchIndex finds, among many matches, those whose prefixes overlap those of another match. Of
+// two overlapping prefixes one contains the other, so only the lengths in use need to be tried.
 type matchIndex struct {
 	destinations map[netip.Prefix]*sourceIndex
 	lengths      []int // of the destinations
@@ -18,7 +17,7 @@ type matchIndex struct {
 type sourceIndex struct {
 	matches map[netip.Prefix][]int
 	lengths []int
-	sorted  []netip.Prefix // each before those that it contains
+	sorted  []netip.Prefix // each before the prefixes that it contains
 }
 
 func newMatchIndex(matches []Match) *matchIndex {
@@ -59,9 +58,8 @@ func comparePrefix(a, b netip.Prefix) int {
 	return a.Bits() - b.Bits()
 }
 
-// around calls yield for the matches whose destination is that of m, or contains it,
-// and whose source overlaps that of m, until it returns false. same: the
-// destination is that of m.
+// around calls yield for the matches whose destination equals or contains that of m, and whose
+// source overlaps that of m, until it returns false. same: the destinations are equal.
 func (x *matchIndex) around(m Match, yield func(i int, same bool) bool) bool {
 	d, s := m.Whole()
 	for _, bits := range x.lengths {
@@ -85,7 +83,7 @@ func (x *sourceIndex) overlapping(s netip.Prefix, yield func(int) bool) bool {
 		}
 		return true
 	}
-	for _, bits := range x.lengths { // those that contain s
+	for _, bits := range x.lengths { // prefixes that contain s
 		if bits < s.Bits() && !all(netip.PrefixFrom(s.Addr(), bits).Masked()) {
 			return false
 		}

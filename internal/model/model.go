@@ -1,8 +1,7 @@
-// Package model holds the values that everything else speaks of: the domain,
-// its nodes, functions and chains, as checked intent. It does no I/O, knows no
-// file format and nothing of the kernel. A value that internal/manifest
-// returned is valid as a whole: names are unique, references resolve, prefixes
-// do not overlap.
+// Package model has the types of a domain, its nodes, functions and chains, as checked intent;
+// all other packages use them. It does no I/O, and is independent of file formats and the
+// kernel. A value that internal/manifest returned is valid as a whole: names are unique,
+// references resolve, prefixes do not overlap.
 package model
 
 import (
@@ -25,7 +24,7 @@ const (
 	SchemeKeyedFlow Scheme = 3 // keyed, and bound to the inner flow
 )
 
-// Keyed says whether stamps are tags made with keys.
+// Keyed reports whether stamps are tags made with keys.
 func (s Scheme) Keyed() bool { return s == SchemeKeyed || s == SchemeKeyedFlow }
 
 var schemeNames = []string{"pot", "opot", "keyed", "keyed-flow"}
@@ -44,11 +43,11 @@ type Kind uint8
 const (
 	// KindForward is a node that a packet must pass: End with a stamp.
 	KindForward Kind = iota
-	// KindUnaware is a function that knows nothing of segment routing: the
-	// node's proxy gives it inner packets, and puts their headers back.
+	// KindUnaware is a function without segment routing: the node's proxy gives it inner
+	// packets, and puts their headers back.
 	KindUnaware
-	// KindNetfilter is the kernel's own packet filter, on inner packets: its rules
-	// know the visit by the packet mark.
+	// KindNetfilter is the kernel's own packet filter, on inner packets: the packet mark
+	// identifies the visit for its rules.
 	KindNetfilter
 	// KindStream gets the bytes of TCP connections: the node ends a connection, and
 	// opens another one to its server in the client's name. A chain is cut there into
@@ -66,16 +65,15 @@ func (k Kind) MarshalText() ([]byte, error) { return enumMarshal("kind", kindNam
 // UnmarshalText implements encoding.TextUnmarshaler.
 func (k *Kind) UnmarshalText(b []byte) error { return enumUnmarshal(k, "kind", kindNames, b) }
 
-// Behaviour is what a node does with a packet that is addressed to one of a function's
-// SIDs. An egress has no choice: its SIDs are End.DT46.
+// Behaviour is a node's processing of packets that are addressed to one of a function's SIDs. An
+// egress always has End.DT46.
 type Behaviour uint8
 
 const (
 	// BehaviourEnd is RFC 8986 4.1, with the stamp.
 	BehaviourEnd Behaviour = iota
-	// BehaviourEndAD is the dynamic proxy of draft-ietf-spring-sr-service-programming
-	// 6.3, with the stamp: a detour by a function that knows nothing of segment
-	// routing.
+	// BehaviourEndAD is the dynamic proxy of draft-ietf-spring-sr-service-programming 6.3, with
+	// the stamp: a detour by a function without segment routing.
 	BehaviourEndAD
 	// BehaviourEndAN is the SR-aware native function of the same draft, section 5: the
 	// argument of the SID reaches the function. The data path detours as for End.AD.
@@ -107,14 +105,14 @@ func (k Kind) Behaviour() Behaviour {
 	return BehaviourEnd
 }
 
-// Proxied says whether packets for the SID detour by a function, which gets them
-// without their outer headers.
+// Proxied reports whether packets for the SID take a detour by a function, without their outer
+// headers.
 func (b Behaviour) Proxied() bool { return b == BehaviourEndAD || b == BehaviourEndAN }
 
-// Arguments says whether the lower bits of the SID are an argument for the function.
+// Arguments reports whether the lower bits of the SID are an argument for the function.
 func (b Behaviour) Arguments() bool { return b == BehaviourEndAN }
 
-// Role says on which side of the domain's boundary an interface is.
+// Role is the side of the domain's boundary that an interface is on.
 type Role uint8
 
 const (
@@ -132,7 +130,7 @@ func (r Role) MarshalText() ([]byte, error) { return enumMarshal("role", roleNam
 // UnmarshalText implements encoding.TextUnmarshaler.
 func (r *Role) UnmarshalText(b []byte) error { return enumUnmarshal(r, "role", roleNames, b) }
 
-// Datapath says which hooks an interface uses. TC is attached always.
+// Datapath selects the hooks of an interface. TC is always attached.
 type Datapath uint8
 
 const (
@@ -155,7 +153,7 @@ func (d *Datapath) UnmarshalText(b []byte) error {
 	return enumUnmarshal(d, "datapath", datapathNames, b)
 }
 
-// Unmatched says what becomes of edge traffic that no chain takes.
+// Unmatched is the action for edge traffic that no chain takes.
 type Unmatched uint8
 
 const (
@@ -177,7 +175,7 @@ func (u *Unmatched) UnmarshalText(b []byte) error {
 	return enumUnmarshal(u, "setting of unmatched", unmatchedNames, b)
 }
 
-// OnViolation says what an egress does with a packet whose proof is refused.
+// OnViolation is the action of an egress for a packet with a refused proof.
 type OnViolation uint8
 
 const (
@@ -199,12 +197,12 @@ func (o *OnViolation) UnmarshalText(b []byte) error {
 	return enumUnmarshal(o, "setting of on-violation", onViolationNames, b)
 }
 
-// Guard says what becomes of a packet that a chain requires and that has no proof.
-// Of a chain's and an interface's, the higher number counts.
+// Guard is the guard's action for a packet without the proof that a chain requires. Of the
+// chain's and the interface's setting, the higher number counts.
 type Guard uint8
 
 const (
-	GuardUnset   Guard = iota // not said; where neither says: enforce
+	GuardUnset   Guard = iota // not set; if neither is set: enforce
 	GuardOff                  // forwarded
 	GuardAudit                // forwarded and counted
 	GuardEnforce              // refused
@@ -214,14 +212,13 @@ var guardNames = []string{"unset", "off", "audit", "enforce"}
 
 func (g Guard) String() string { return enumString("Guard", guardNames, int(g)) }
 
-// Enforces says whether packets are refused where nothing else is said.
+// Enforces reports whether packets are refused if the other setting is unset.
 func (g Guard) Enforces() bool { return g == GuardUnset || g == GuardEnforce }
 
 // MarshalText implements encoding.TextMarshaler.
 func (g Guard) MarshalText() ([]byte, error) { return enumMarshal("guard", guardNames, int(g)) }
 
-// UnmarshalText implements encoding.TextUnmarshaler. A file that does not say leaves
-// it out.
+// UnmarshalText implements encoding.TextUnmarshaler. A file without the setting leaves it out.
 func (g *Guard) UnmarshalText(b []byte) error {
 	var said Guard
 	if err := enumUnmarshal(&said, "setting of guard", guardNames[GuardOff:], b); err != nil {
@@ -291,17 +288,17 @@ type Function struct {
 	Node  string
 	Kind  Kind
 	Proxy Proxy // of the kinds unaware, netfilter and stream
-	// Intrusive: it reads and changes payload, and is an end of what its chains seal.
+	// Intrusive: it reads and changes payload, and is an end of its chains' seals.
 	Intrusive bool
 
 	Netfilter Netfilter // of kind netfilter
 	Stream    Stream    // of kind stream
 }
 
-// Proxy says how a function that knows nothing of segment routing is reached,
-// and how its packets are recognised when they come back.
+// Proxy is the attachment of a function without segment routing, and the method by which its
+// packets are recognised when they come back.
 type Proxy struct {
-	Local     bool       // in the node's own kernel; else behind To and From
+	Local     bool       // in the node's own kernel; otherwise behind To and From
 	To        string     // interface that inner packets leave by
 	From      string     // interface that they come back on; may be To
 	Via       netip.Addr // next hop on To; zero: the function takes any frame, as a bridge does
@@ -317,7 +314,7 @@ type Proxy struct {
 type Recognise uint8
 
 const (
-	RecogniseContent  Recognise = iota // by what the function leaves as it is
+	RecogniseContent  Recognise = iota // by bytes that functions keep
 	RecogniseMetadata                  // by an index that stays with it in the kernel
 )
 
@@ -335,8 +332,7 @@ func (r *Recognise) UnmarshalText(b []byte) error {
 	return enumUnmarshal(r, "setting of recognise", recogniseNames, b)
 }
 
-// OnUnknown says what becomes of a packet from a function that no header is
-// kept for.
+// OnUnknown is the action for a packet from a function without a kept header.
 type OnUnknown uint8
 
 const (
@@ -359,7 +355,7 @@ func (o *OnUnknown) UnmarshalText(b []byte) error {
 	return enumUnmarshal(o, "setting of on-unknown", onUnknownNames, b)
 }
 
-// Segments says what a proxy does with super-packets.
+// Segments is a proxy's treatment of super-packets.
 type Segments uint8
 
 const (
@@ -419,14 +415,14 @@ type Chain struct {
 	Waypoints     []Waypoint
 	Egress        string // node
 	Match         Match
-	OwnTraffic    bool // what its headends send themselves takes it, too
+	OwnTraffic    bool // it also takes packets that its headends originate
 	Both          bool // also the reverse chain, from Egress to every Ingress
 	Encapsulation Encapsulation
 	Clamp         Clamp
 	Proof         Proof
 	Guard         Guard   // of its egress, for packets without a proof
 	Onward        *Onward // of a chain that rules of services name; Match is its match then
-	Seal          bool    // nobody reads its payload but its ends and its intrusive functions
+	Seal          bool    // only its ends and its intrusive functions can read its payload
 }
 
 // Waypoint is a segment of a node that is not waystamp's, such as a router with an
@@ -436,8 +432,8 @@ type Waypoint struct {
 	SID    netip.Addr
 }
 
-// Argument is what a visit of a chain tells a function of kind netfilter, in each
-// direction: 0 is none.
+// Argument is the argument of a chain's visit for a function of kind netfilter, in each
+// direction; 0: none.
 type Argument struct {
 	Of               int // index of the function
 	Forward, Reverse uint32
@@ -447,7 +443,7 @@ type Argument struct {
 type Proof struct {
 	Scheme      Scheme
 	OnViolation OnViolation
-	Window      int // numbers of each lane that the egress tells apart; 0: WindowDefault
+	Window      int // numbers per lane that the egress remembers; 0: WindowDefault
 }
 
 func enumString(typ string, names []string, i int) string {

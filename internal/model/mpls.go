@@ -6,7 +6,7 @@ import (
 	"net/netip"
 )
 
-// EncapsulationType is what carries packets of a chain between nodes.
+// EncapsulationType is the type of a chain's outer headers.
 type EncapsulationType uint8
 
 const (
@@ -30,7 +30,7 @@ func (t *EncapsulationType) UnmarshalText(b []byte) error {
 	return enumUnmarshal(t, "type of encapsulation", encapsulationNames, b)
 }
 
-// Bounds of labels. Those below LabelMin are special-purpose (RFC 3032, RFC 7274).
+// Bounds of labels. Labels below LabelMin are special-purpose (RFC 3032, RFC 7274).
 const (
 	LabelMin    = 16
 	LabelMax    = 1<<20 - 1
@@ -39,7 +39,7 @@ const (
 	ServiceLabels = 1 << 16 // one for each SID of a block
 )
 
-// MPLS is what a domain says of labels.
+// MPLS has a domain's settings for labels.
 type MPLS struct {
 	Services uint32 // the service label of SID 0 of the block: that of another is as far above
 	MTU      int    // bytes behind the Ethernet header that each link of the core carries; 0: not declared
@@ -51,7 +51,7 @@ type NodeMPLS struct {
 	Address netip.Addr // IPv4 or IPv6, which routes lead to
 }
 
-// IsService says whether a label is one of the domain's service labels.
+// IsService reports whether a label is one of the domain's service labels.
 func (m MPLS) IsService(label uint32) bool {
 	return label >= m.Services && label-m.Services < ServiceLabels
 }
@@ -101,15 +101,15 @@ func CheckNodeMPLSAddress(a netip.Addr) error {
 	return nil
 }
 
-// LabelProblem is what a chain over labels cannot have.
+// LabelProblem is a setting that a chain over labels cannot have.
 type LabelProblem struct {
 	Field string // of the chain, as the domain file names it
 	Index int    // in its functions or waypoints
 	Err   error
 }
 
-// CheckLabels finds what a chain over labels cannot have: forms of segment lists, and what the
-// data path does over SRv6 alone.
+// CheckLabels finds settings that a chain over labels cannot have: forms of segment lists, and
+// features that the data path has only over SRv6.
 func (c Chain) CheckLabels(function func(name string) Function) (list []LabelProblem) {
 	if c.Encapsulation.Type != EncapsulationSRMPLS {
 		return nil

@@ -12,10 +12,10 @@ import (
 	"strings"
 )
 
-// Netfilter is what the kernel's packet filter is as a function of a chain.
+// Netfilter has the settings of the kernel's packet filter as a function of a chain.
 type Netfilter struct {
-	// Namespace is where the rules run: NamespaceOwn, NamespaceNode, or the name of a
-	// network namespace of the node that somebody else keeps.
+	// Namespace is where the rules run: NamespaceOwn, NamespaceNode, or the name of a network
+	// namespace of the node that another program keeps.
 	Namespace string
 	Arguments map[string]uint32 // packet marks, by the names that rules and chains use
 	Zones     bool              // flows of different arguments are tracked apart
@@ -23,8 +23,8 @@ type Netfilter struct {
 	// RulesFile is where the rules are, if Rules is not the domain file's own text.
 	RulesFile string
 	RulesAt   Source
-	// Bypass: packets of flows whose conntrack entry the rules have given the mark $bypass
-	// go past the function.
+	// Bypass: packets of flows whose conntrack entry has the mark $bypass skip the function; its
+	// rules set the mark.
 	Bypass    bool
 	Addresses []netip.Addr // of a namespace of NamespaceOwn: its ICMP errors come from them
 }
@@ -35,22 +35,22 @@ const (
 	NamespaceNode = "node" // the node's
 )
 
-// Source says where in which file a text begins, for messages.
+// Source is the position of a text in a file, for messages.
 type Source struct {
 	File   string
 	Line   int // of the first line, from 1; 0: not known
 	Column int // of each line's first character, from 1
 }
 
-// Bounds of what a function of kind netfilter has.
+// Bounds of functions of kind netfilter.
 const (
 	ArgumentsMax = 1024    // names of arguments
 	RulesMax     = 1 << 20 // bytes of rules
 	addressesMax = 2       // one of IPv6, one of IPv4
 )
 
-// NetfilterMTU is that of the links to a function's namespace: whatever reaches the
-// node fits, also where connection tracking has put fragments together.
+// NetfilterMTU is the MTU of the links to a function's namespace: every packet that reaches the
+// node fits, also one that connection tracking has reassembled.
 const NetfilterMTU = MTUMax
 
 // NetfilterDetour is how packets reach a function of kind netfilter and are recognised
@@ -83,8 +83,8 @@ func shortName(name string) string {
 	return fmt.Sprintf("%s%07x", name[:kept], h.Sum32()>>4)
 }
 
-// Check holds what one function of kind netfilter must keep by itself. Its errors start
-// with the name of the setting that breaks a rule.
+// Check checks one function of kind netfilter by itself. Its errors start with the name of the
+// setting that breaks a rule.
 func (n Netfilter) Check() error {
 	if err := CheckNamespace(n.Namespace); err != nil {
 		return fmt.Errorf("namespace: %q %w", n.Namespace, err)
@@ -112,7 +112,7 @@ func (n Netfilter) Check() error {
 	return n.checkBypass()
 }
 
-// BypassVariable is the name that rules know the conntrack mark of a bypass by.
+// BypassVariable is the name of the bypass's conntrack mark in rules.
 const BypassVariable = "bypass"
 
 func (n Netfilter) checkBypass() error {
@@ -126,25 +126,25 @@ func (n Netfilter) checkBypass() error {
 		return fmt.Errorf("arguments: %q is the conntrack mark of bypass: established; give the argument another name", BypassVariable)
 	}
 	if !strings.Contains(n.Rules, "$"+BypassVariable) {
-		return fmt.Errorf("bypass: no rule says which flows the function is done with; add one such as: ct state established ct mark set $%s accept", BypassVariable)
+		return fmt.Errorf("bypass: no rule selects flows that bypass the function; add one such as: ct state established ct mark set $%s accept", BypassVariable)
 	}
 	return nil
 }
 
-// CheckBypass holds what a bypass cannot go with.
+// CheckBypass refuses settings that a bypass cannot be combined with.
 func CheckBypass(zones, rewrites bool) error {
 	switch {
 	case rewrites:
-		return errors.New("cannot go with rewrites: true: a packet that goes past the rules is not rewritten; expect none")
+		return errors.New("cannot be combined with rewrites: true: a packet that bypasses the rules is not rewritten; expect none")
 	case zones:
-		return errors.New("cannot go with zones: argument: flows are looked up in zone 0 alone; expect none")
+		return errors.New("cannot be combined with zones: argument: flows are looked up only in zone 0; expect none")
 	}
 	return nil
 }
 
-// BypassMark is the conntrack mark of flows that a function's rules are done with, and is
-// never 0; 0 if it has no bypass. Other rules have another one, but for one chance in 2^32:
-// whoever changes them puts all flows to the test again.
+// BypassMark is the conntrack mark of flows that bypass a function, never 0; 0 if the function
+// has no bypass. It depends on the rules: with changed rules the mark is another one, except by
+// a chance of one in 2^32, and all flows go through the function again.
 func (n Netfilter) BypassMark(function string) uint32 {
 	if !n.Bypass {
 		return 0
@@ -157,9 +157,8 @@ func (n Netfilter) BypassMark(function string) uint32 {
 	return max(1, binary.BigEndian.Uint32(h.Sum(nil)))
 }
 
-// OnUnknownDefault is what becomes of packets from a function of kind netfilter that no
-// header is kept for, if nothing else is said. Nothing but its chains leads into a
-// namespace of our own.
+// OnUnknownDefault is the default action for packets from a function of kind netfilter without a
+// kept header. Only the function's chains lead into a namespace of our own.
 func OnUnknownDefault(namespace string) OnUnknown {
 	if namespace == NamespaceOwn {
 		return OnUnknownOriginate
@@ -167,8 +166,8 @@ func OnUnknownDefault(namespace string) OnUnknown {
 	return OnUnknownDrop
 }
 
-// CheckOnUnknown holds which functions may begin a chain's path: those of kind netfilter
-// whose packets come back by interfaces of their own. namespace is "" for other kinds.
+// CheckOnUnknown checks that only a function of kind netfilter whose packets come back by
+// interfaces of their own begins a chain's path. namespace is "" for other kinds.
 func CheckOnUnknown(u OnUnknown, namespace string) error {
 	switch {
 	case u != OnUnknownOriginate:
@@ -176,12 +175,12 @@ func CheckOnUnknown(u OnUnknown, namespace string) error {
 	case namespace == "":
 		return errors.New("is of functions of kind netfilter; expect drop or plain")
 	case namespace == NamespaceNode:
-		return errors.New("cannot go with namespace node, where netfilter answers also packets that are of no chain; give the function a namespace (own), or expect drop or plain")
+		return errors.New("cannot be combined with namespace node, where netfilter also answers packets of no chain; give the function a namespace (own), or expect drop or plain")
 	}
 	return nil
 }
 
-// CheckNamespace holds the rule for the name of a network namespace.
+// CheckNamespace checks the name of a network namespace.
 func CheckNamespace(s string) error {
 	switch {
 	case s == "":
@@ -213,7 +212,7 @@ func CheckArguments(arguments map[string]uint32) error {
 			return fmt.Errorf("%s is 0, which stands for no argument; expect 1 to 4294967295", name)
 		}
 		if other, ok := names[value]; ok {
-			return fmt.Errorf("%s and %s are both %d; rules could not tell them apart", other, name, value)
+			return fmt.Errorf("%s and %s are both %d; rules could not distinguish them", other, name, value)
 		}
 		names[value] = name
 	}

@@ -44,7 +44,7 @@ func TestBypassGoesWithItsRulesAlone(t *testing.T) {
 		t.Error(err)
 	}
 	for want, change := range map[string]func(*Netfilter){
-		"no rule says":    func(n *Netfilter) { n.Rules = "chain c { accept; }" },
+		"no rule selects": func(n *Netfilter) { n.Rules = "chain c { accept; }" },
 		"zones: argument": func(n *Netfilter) { n.Zones, n.Arguments = true, map[string]uint32{"x": 1} },
 		"another name":    func(n *Netfilter) { n.Arguments = map[string]uint32{"bypass": 1} },
 	} {

@@ -10,17 +10,18 @@ import (
 	"strings"
 )
 
-// GatewayName is what the chains that rules of services name begin at, and their way back ends
-// at. It stands where names of functions do; no function of such a domain has it.
+// GatewayName is the begin of chains in rules of services, and the end of their reverse
+// direction. It is used as a function's name; no function of such a domain has it.
 const GatewayName = "gateway"
 
-// Onward says which connections take a chain that rules of services name: those of its gateway to
-// one origin, from ports that are the chain's own. By the ports, answers find the chain that
-// their connection took, and the egress knows which proof a packet needs.
+// Onward selects the connections of a chain in rules of services: connections of its gateway to
+// one origin, from ports of the chain. The ports identify the chain of a connection's answers,
+// and the proof that the egress requires of a packet.
 type Onward struct {
 	Origin netip.AddrPort
 	Ports  Ports // that connections come from
-	// Rest: the guard at the egress asks for this chain also where the source port is of no chain.
+	// Rest: the guard at the egress also requires this chain if the source port belongs to no
+	// chain.
 	Rest bool
 }
 
@@ -51,9 +52,9 @@ func (o Onward) Match() Match {
 	return m
 }
 
-// OnwardTo gives ports to the chains that lead to one origin, at most OnwardChainsMax, each named
-// once. A chain keeps its ports while others come and go, unless hashes of names collide: each has
-// the first range that is free from its name's FNV-1a hash on, in the order of the names.
+// OnwardTo assigns ports to the chains to one origin, at most OnwardChainsMax, each named once.
+// A chain keeps its ports while others are added or removed, unless hashes of names collide:
+// each chain has the first free range from its name's FNV-1a hash on, in the order of the names.
 func OnwardTo(origin netip.AddrPort, chains []string) map[string]Onward {
 	chains = slices.Sorted(slices.Values(chains))
 	out := make(map[string]Onward, len(chains))
@@ -82,14 +83,15 @@ func OnwardTo(origin netip.AddrPort, chains []string) map[string]Onward {
 	return out
 }
 
-// OnwardProblem is what a chain that rules of services name cannot have.
+// OnwardProblem is a setting that a chain in rules of services cannot have.
 type OnwardProblem struct {
 	Field string // of the chain, as the domain file names it
 	Index int    // in its functions
 	Err   error
 }
 
-// CheckOnward finds what a chain that rules of services name cannot have. node is the gateway's.
+// CheckOnward finds settings that a chain in rules of services cannot have. node is the
+// gateway's.
 func (c Chain) CheckOnward(node string, function func(name string) Function) (list []OnwardProblem) {
 	add := func(field string, i int, format string, args ...any) {
 		list = append(list, OnwardProblem{field, i, fmt.Errorf(format, args...)})
@@ -101,7 +103,7 @@ func (c Chain) CheckOnward(node string, function func(name string) Function) (li
 		add("direction", 0, "is forward, and answers take the same chain as requests; say direction: both")
 	}
 	if c.OwnTraffic {
-		add("own-traffic", 0, "is for what the node sends itself; a chain that a rule names takes the gateway's connections alone: leave it out")
+		add("own-traffic", 0, "is for packets that the node originates; a chain that a rule names takes only the gateway's connections: leave it out")
 	}
 	if c.Encapsulation.Type != EncapsulationSRv6 {
 		add("type", 0, "%s is not there yet for chains that rules name; expect %s", c.Encapsulation.Type, EncapsulationSRv6)
@@ -110,10 +112,10 @@ func (c Chain) CheckOnward(node string, function func(name string) Function) (li
 	case !c.Proof.Scheme.Keyed():
 		add("scheme", 0, "%s resists no adversary, and a service relies on the proof; expect %s", c.Proof.Scheme, SchemeKeyedFlow)
 	case c.Proof.Scheme != SchemeKeyedFlow:
-		add("scheme", 0, "%s is bound to no packet: who holds one back on the way could put a packet of its own to the service under its proof; expect %s", c.Proof.Scheme, SchemeKeyedFlow)
+		add("scheme", 0, "%s does not bind a proof to its packet: an attacker on the way could hold a packet back and send another one with its proof to the service; expect %s", c.Proof.Scheme, SchemeKeyedFlow)
 	}
 	if c.Proof.OnViolation != OnViolationDrop {
-		add("on-violation", 0, "%s lets packets on to the service whose proof is wrong; leave it out", c.Proof.OnViolation)
+		add("on-violation", 0, "%s forwards packets with a wrong proof to the service; leave it out", c.Proof.OnViolation)
 	}
 	if c.Guard != GuardUnset && c.Guard != GuardEnforce {
 		add("guard", 0, "%s lets packets on to the service that have no proof; leave it out", c.Guard)
@@ -122,9 +124,9 @@ func (c Chain) CheckOnward(node string, function func(name string) Function) (li
 	for i, name := range c.Functions {
 		switch f := function(name); {
 		case f.Kind == KindStream && !c.Seal:
-			add("functions", i, "%q is of kind stream, and what it would get is sealed for the origin; say seal: true, by which intrusive functions have a session of their own with what comes before and behind them", name)
+			add("functions", i, "%q is of kind stream, and would receive data that is sealed for the origin; set seal: true, so that intrusive functions have sessions of their own with the ends before and behind them", name)
 		case f.Proxy.Local:
-			add("functions", i, "%q is in the node's own kernel, which tells packets by prefixes alone, and a gateway's connections are told by their ports; %s", name, elsewhere(f.Kind))
+			add("functions", i, "%q is in the node's own kernel, where packets are recognised only by prefixes, and a gateway's connections differ only by their ports; %s", name, elsewhere(f.Kind))
 		case f.Proxy.Rewrites:
 			add("functions", i, "%q changes addresses or ports, by which answers find the chain of a gateway's connection; leave it out", name)
 		}
@@ -205,11 +207,11 @@ func (c Clients) Check() error {
 	}
 	switch {
 	case c.CRL == "" && c.Lifetime == 0:
-		return errors.New("revocation: nothing ends what a stolen key may do; give a list of revoked certificates (crl), or bound their lifetime")
+		return errors.New("revocation: a stolen key would stay valid; give a list of revoked certificates (crl), or limit their lifetime")
 	case c.CRL != "" && (c.OlderThan < OlderThanMin || c.OlderThan > OlderThanMax):
 		return fmt.Errorf("revocation: older-than %s is not from %s to %s", c.OlderThan, OlderThanMin, OlderThanMax)
 	case c.CRL == "" && c.OlderThan != 0:
-		return errors.New("revocation: older-than is of a list (crl), and there is none")
+		return errors.New("revocation: older-than needs a list (crl), and there is none")
 	case c.Lifetime != 0 && (c.Lifetime < ClientLifetimeMin || c.Lifetime > ClientLifetimeMax):
 		return fmt.Errorf("revocation: lifetime %s is not from %s to %s", c.Lifetime, ClientLifetimeMin, ClientLifetimeMax)
 	}

@@ -6,11 +6,11 @@ import (
 	"slices"
 )
 
-// CheckOverlap refuses two chains whose matches overlap such that an honest packet
-// would be refused: it enters at a headend that knows only the less specific
-// chain, takes that, and the egress wants the proof of the more specific one.
-// Chains are compared in the same direction: in opposite ones a packet would
-// have to come from both sides at once. The error says what is wrong with a.
+// CheckOverlap refuses two chains with overlapping matches if a valid packet would be refused:
+// it enters at a headend that has only the less specific chain and takes that chain, and the
+// egress requires the proof of the more specific one. Chains are compared in the same direction:
+// in opposite directions a packet would have to come from both sides at once. The error
+// describes the problem of a.
 func CheckOverlap(a, b Chain) error {
 	for _, dir := range []Direction{Forward, Reverse} {
 		if !slices.Contains(a.Directions(), dir) || !slices.Contains(b.Directions(), dir) {
@@ -35,7 +35,7 @@ func checkOverlap(a, b Chain, dir Direction) error {
 	if before(b.Match, a.Match) {
 		inner, outer = b, a
 	}
-	// What would go around a service's gateway is to be refused.
+	// A packet that bypasses a service's gateway must be refused.
 	if inner.Onward != nil {
 		return nil
 	}
@@ -43,8 +43,8 @@ func checkOverlap(a, b Chain, dir Direction) error {
 		return fmt.Errorf("chain %s, %s: its match (%s) takes packets of the service behind chain %s around its gateway; give it a priority above %d, or keep it apart from %s",
 			inner.Name, dir, inner.Match, outer.Name, onwardPriorityRest, outer.Match)
 	}
-	// Nobody but the headend sees a mark: no egress requires such a chain, nor
-	// holds it against a packet that it has taken another.
+	// Only the headend sees a mark: no egress requires such a chain, or refuses a packet of
+	// another chain because of it.
 	if inner.Match.ByMark() {
 		return nil
 	}
@@ -55,14 +55,14 @@ func checkOverlap(a, b Chain, dir Direction) error {
 		}
 	}
 	if (outer.OwnTraffic || outer.Match.ByMark()) && !inner.OwnTraffic {
-		return fmt.Errorf("chain %s, %s: packets of its headends' own that it takes and that also match chain %s (%s) would be refused as wrong-chain or unproven, since %s takes no own traffic; say own-traffic: true there, too, or keep the matches apart",
+		return fmt.Errorf("chain %s, %s: own traffic of its headends that also matches chain %s (%s) would be refused as wrong-chain or unproven, since %s takes no own traffic; set own-traffic: true there too, or make the matches disjoint",
 			outer.Name, dir, inner.Name, inner.Match, inner.Name)
 	}
 	return nil
 }
 
-// OverlapsMax is how many overlaps are told of one domain. There may be as many as
-// pairs of chains.
+// OverlapsMax is the highest number of overlaps that are reported for one domain. There may be
+// as many as pairs of chains.
 const OverlapsMax = 10000
 
 // Overlap is two of a list of chains that CheckOverlap refuses.
@@ -72,9 +72,8 @@ type Overlap struct {
 	Err    error
 }
 
-// FindOverlaps holds each chain against all before it, and returns what
-// CheckOverlap says of them, in that order; at most so many. It compares only
-// chains whose prefixes overlap.
+// FindOverlaps compares each chain with all earlier ones, and returns the errors of CheckOverlap
+// in that order; at most so many. It compares only chains with overlapping prefixes.
 func FindOverlaps(chains []Chain, most int) []Overlap {
 	type pair struct{ chain, before int }
 	found := map[pair]error{}
@@ -86,7 +85,7 @@ func FindOverlaps(chains []Chain, most int) []Overlap {
 		var index []int // in chains
 		var matches []Match
 		for i, c := range chains {
-			// What has no ingress has no reverse; that is told elsewhere.
+			// A chain without ingress has no reverse direction; another check reports that.
 			if slices.Contains(c.Directions(), dir) && (dir == Forward || len(c.Ingress) > 0) {
 				directed = append(directed, c.Directed(dir))
 				index = append(index, i)
@@ -113,8 +112,8 @@ func FindOverlaps(chains []Chain, most int) []Overlap {
 	return list
 }
 
-// before says whether a packet that both match is a's: ordered rules come first,
-// by priority, then the longer prefixes.
+// before reports whether a takes a packet that matches both: ordered rules come first, by
+// priority, then the longer prefixes.
 func before(a, b Match) bool {
 	if a.Ordered() && b.Ordered() {
 		return a.Priority < b.Priority

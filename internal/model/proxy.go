@@ -8,17 +8,17 @@ import (
 	"time"
 )
 
-// Bounds of what a proxy keeps of packets that are in a function.
+// Bounds of the headers that a proxy keeps of packets in a function.
 const (
 	// CacheMax is how many headers the functions of one node keep together that
 	// are recognised by content.
 	CacheMax = 1 << 20
-	// SlotsMax is the same for those that are recognised by metadata: the index
-	// that stays with a packet has 16 bits, and 0 means none.
+	// SlotsMax is the bound for packets that are recognised by metadata: their index has 16
+	// bits, and 0 means none.
 	SlotsMax = 65535
 	// CacheDefault is for a function that declares nothing.
 	CacheDefault = 10000
-	// CacheForMin is the least that CacheFor gives: a burst is no rate.
+	// CacheForMin is the least result of CacheFor: a burst exceeds the rate.
 	CacheForMin = 1024
 
 	// RateMax is in packets per second.
@@ -40,9 +40,9 @@ const (
 // each header one packet in a million finds them all taken.
 const cacheSlack = 2
 
-// CacheFor is how many headers must be kept for a function that gets so many
-// packets per second, at most RateMax, and keeps each for so long, at most
-// LifetimeMax: Little's law, with as much again for what averages hide.
+// CacheFor is the number of headers that must be kept for a function with this rate of packets
+// per second, at most RateMax, and this delay of each packet, at most LifetimeMax: Little's law,
+// doubled, since rate and delay are averages.
 func CacheFor(rate int, delay time.Duration) int {
 	const second = uint64(time.Second)
 	high, low := bits.Mul64(2*uint64(rate), uint64(delay))
@@ -69,7 +69,7 @@ func (p Proxy) CacheEntries() int {
 	return cacheSlack * p.Cache
 }
 
-// Attachment says where the function is.
+// Attachment names the place of the function.
 func (p Proxy) Attachment() string {
 	switch {
 	case p.Local:
@@ -80,8 +80,8 @@ func (p Proxy) Attachment() string {
 	return "to " + p.To + ", from " + p.From
 }
 
-// Check holds what one proxy must keep by itself. Its errors start with the name
-// of the setting that breaks a rule.
+// Check checks one proxy by itself. Its errors start with the name of the setting that breaks a
+// rule.
 func (p Proxy) Check() error {
 	for _, c := range []struct {
 		setting string
@@ -146,21 +146,20 @@ func CheckVia(a netip.Addr) error {
 // CheckRecognise holds that packets can be recognised where the function is.
 func CheckRecognise(r Recognise, local bool) error {
 	if local && r == RecogniseContent {
-		return errors.New("cannot go with attach: local: what comes out of this node's kernel may have any content, and is known by its index; expect metadata")
+		return errors.New("cannot be combined with attach: local: packets from this node's kernel may have any content, and are recognised by their index; expect metadata")
 	}
 	return nil
 }
 
-// CheckRewrites holds that what a function rewrites is not what its packets are
-// recognised by.
+// CheckRewrites refuses a function that rewrites bytes by which its packets are recognised.
 func CheckRewrites(rewrites bool, r Recognise) error {
 	if rewrites && r == RecogniseContent {
-		return errors.New("cannot go with recognise: content: what the function rewrites cannot be recognised by content; use metadata, which stays with a packet only if the function is in the kernel")
+		return errors.New("cannot be combined with recognise: content: a packet that the function rewrites cannot be recognised by content; use metadata, which a packet keeps only if the function is in the kernel")
 	}
 	return nil
 }
 
-// CheckFlow holds that what a proof is bound to stays as it is on the way.
+// CheckFlow refuses a function that changes fields to which a proof is bound.
 func CheckFlow(s Scheme, f Function) error {
 	if s == SchemeKeyedFlow && f.Kind.Behaviour().Proxied() && f.Proxy.Rewrites {
 		return errors.New("rewrites addresses or ports, which the proofs of keyed-flow are bound to: every packet that it changes would be refused; expect another scheme, such as keyed")
@@ -171,7 +170,7 @@ func CheckFlow(s Scheme, f Function) error {
 // CheckSegments holds that super-packets and recognition fit together.
 func CheckSegments(s Segments, r Recognise) error {
 	if s == SegmentsCut && r == RecogniseMetadata {
-		return errors.New("cannot go with recognition by metadata: the index stays with whole super-packets, and is lost when they are cut or merged; expect keep")
+		return errors.New("cannot be combined with recognition by metadata: whole super-packets keep the index, and segmenting or merging loses it; expect keep")
 	}
 	return nil
 }

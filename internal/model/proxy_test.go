@@ -60,12 +60,12 @@ func TestProxyKeepsItsRules(t *testing.T) {
 		{func(p *Proxy) { p.Via = netip.MustParseAddr("192.0.2.1") }, "is an IPv4 address"},
 		{func(p *Proxy) { p.Via = netip.MustParseAddr("ff02::1") }, "is not the address of a neighbour"},
 		{func(p *Proxy) { p.Local = true }, "attach: is local and names interfaces"},
-		{func(p *Proxy) { *p = Proxy{Local: true, Cache: 1, Lifetime: time.Second} }, `recognise: "content" cannot go with attach: local`},
+		{func(p *Proxy) { *p = Proxy{Local: true, Cache: 1, Lifetime: time.Second} }, `recognise: "content" cannot be combined with attach: local`},
 		{func(p *Proxy) {
 			*p = Proxy{Local: true, Recognise: RecogniseMetadata, Segments: SegmentsKeep, Rewrites: true, Cache: SlotsMax, Lifetime: LifetimeMax}
 		}, ""},
-		{func(p *Proxy) { p.Rewrites = true }, "rewrites: true cannot go with recognise: content"},
-		{func(p *Proxy) { p.Recognise = RecogniseMetadata }, `segments: "cut" cannot go with recognition by metadata`},
+		{func(p *Proxy) { p.Rewrites = true }, "rewrites: true cannot be combined with recognise: content"},
+		{func(p *Proxy) { p.Recognise = RecogniseMetadata }, `segments: "cut" cannot be combined with recognition by metadata`},
 		{func(p *Proxy) { p.Segments = SegmentsKeep }, ""},
 		{func(p *Proxy) { p.Cache = 0 }, "cache: 0 keeps no header"},
 		{func(p *Proxy) { p.Cache = CacheMax }, ""},

@@ -70,8 +70,7 @@ func CheckAddress(a netip.Addr) error {
 	return nil
 }
 
-// CheckPrefix holds what is common to all prefixes: IPv6, and no bits set
-// beyond the length.
+// CheckPrefix checks the common rules of all prefixes: IPv6, and no bits set beyond the length.
 func CheckPrefix(p netip.Prefix) error {
 	switch {
 	case !p.IsValid():
@@ -112,8 +111,8 @@ func CheckLocator(block, p netip.Prefix) error {
 	return nil
 }
 
-// Room is how many SIDs a locator has room for. Instance 0 of the block is none:
-// in a compressed list it would be the end.
+// Room is the number of SIDs in a locator. Instance 0 of the block is reserved: in a compressed
+// list it marks the end.
 func Room(locator netip.Prefix) int {
 	room := 1 << (64 - locator.Bits())
 	if b := locator.Addr().As16(); b[6] == 0 && b[7] == 0 {
@@ -152,7 +151,7 @@ func CheckWaypoint(block netip.Prefix, sid netip.Addr, nodes []Node) error {
 	}
 	for _, n := range nodes {
 		if n.Locator.Contains(sid) {
-			return fmt.Errorf("is within the locator %s of node %s; a waypoint is a segment of somebody else's", n.Locator, n.Name)
+			return fmt.Errorf("is within the locator %s of node %s; a waypoint is a segment of a router without waystamp", n.Locator, n.Name)
 		}
 	}
 	if b := sid.As16(); b[6] == 0 && b[7] == 0 {

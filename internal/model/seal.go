@@ -5,38 +5,38 @@ import (
 	"fmt"
 )
 
-// CheckSeal finds what a chain cannot have for what it says about seals: that it has one, or that a
-// function on it reads payload. What every chain of a gateway keeps is CheckOnward's.
+// CheckSeal finds settings for seals that a chain cannot have: seal itself, or a
+// function that reads payload. CheckOnward has the rules of all chains of a gateway.
 func (c Chain) CheckSeal(function func(name string) Function) (list []OnwardProblem) {
 	add := func(field string, i int, format string, args ...any) {
 		list = append(list, OnwardProblem{field, i, fmt.Errorf(format, args...)})
 	}
 	if c.Seal && c.Onward == nil {
-		add("seal", 0, "no rule of a service names this chain, and only what a gateway sends is sealed yet; leave it out, or make a rule that names the chain")
+		add("seal", 0, "no rule of a service names this chain, and so far only a gateway's data is sealed; leave it out, or make a rule that names the chain")
 		return list
 	}
 	for i, name := range c.Functions {
 		switch f := function(name); {
 		case !c.Seal && f.Intrusive && c.Onward == nil:
-			add("functions", i, "%q is intrusive, and takes what is sealed for it and nothing else; say seal: true at the chain, or make a second function without intrusive", name)
+			add("functions", i, "%q is intrusive, and receives only data that is sealed for it; set seal: true at the chain, or make a second function without intrusive", name)
 		case c.Seal && f.Kind == KindStream && !f.Intrusive:
-			add("functions", i, "%q is of kind stream, and would get sealed bytes that it has no key for; say intrusive: true at the function, or leave it out", name)
+			add("functions", i, "%q is of kind stream, and would receive sealed bytes without a key for them; set intrusive: true at the function, or leave it out", name)
 		case c.Seal && f.Stream.Attached != Attached{} && c.Onward.Origin.Port() == StreamPlainPort:
-			add("functions", i, "%q gets plain connections to port %d, and the service's origin is at that port, so that they could not be told apart from sealed ones; give the origin another port", name, StreamPlainPort)
+			add("functions", i, "%q gets plain connections to port %d, and the service's origin is at that port, so the two kinds of connections could not be distinguished; give the origin another port", name, StreamPlainPort)
 		}
 	}
 	return list
 }
 
-// CheckIntrusive holds the rule for functions that read payload.
+// CheckIntrusive checks the kind of a function that reads payload.
 func CheckIntrusive(intrusive bool, k Kind) error {
 	if intrusive && k != KindStream {
-		return errors.New("is of functions of the kinds stream and unaware alone yet: nothing opens what is sealed for others; leave it out")
+		return errors.New("is so far only for functions of the kinds stream and unaware: other kinds cannot open sealed data; leave it out")
 	}
 	return nil
 }
 
-// SealName is what the certificate of an end says: a SPIFFE identity. function is GatewayName for
+// SealName is the name in the certificate of an end: a SPIFFE identity. function is GatewayName for
 // a gateway.
 func SealName(node, function string) string {
 	return "spiffe://waystamp/node/" + node + "/function/" + function

@@ -7,14 +7,14 @@ import (
 	"time"
 )
 
-// Stream is what a node does with the bytes of TCP connections, as a function of a chain.
+// Stream has a node's settings for a function on the bytes of TCP connections.
 type Stream struct {
 	// Run are the functions towards the server, Back towards the client, each entry as
 	// internal/stream/function reads it from JSON. Without Back: Run in reverse, each
 	// one's inverse.
 	Run, Back []string
 
-	// Early: the client is answered at once; else when its server has answered.
+	// Early: the client is accepted at once; otherwise when its server has accepted.
 	Early bool
 
 	Connections int           // open at once
@@ -51,8 +51,7 @@ const (
 	StreamLimitMax           = 30 * 24 * time.Hour
 )
 
-// Check holds what one function of kind stream must keep by itself, but for what its
-// list says.
+// Check checks one function of kind stream by itself, except the contents of its list.
 func (s Stream) Check() error {
 	switch {
 	case s.Attached == Attached{} && len(s.Run) == 0:
@@ -147,7 +146,7 @@ func (c Chain) Parts(stream func(function string) bool, node func(function strin
 	return out
 }
 
-// CheckStreams holds what a chain with functions of kind stream must be like.
+// CheckStreams checks a chain with functions of kind stream.
 func (c Chain) CheckStreams(stream func(function string) bool, node func(function string) string) error {
 	seen := map[string]bool{}
 	for _, f := range c.Functions {
@@ -155,7 +154,7 @@ func (c Chain) CheckStreams(stream func(function string) bool, node func(functio
 			continue
 		}
 		if seen[f] {
-			return fmt.Errorf("visits function %s twice, whose connections could not be told apart; make a second function of kind stream", f)
+			return fmt.Errorf("visits function %s twice, and the connections of the visits could not be distinguished; make a second function of kind stream", f)
 		}
 		seen[f] = true
 	}
@@ -163,7 +162,7 @@ func (c Chain) CheckStreams(stream func(function string) bool, node func(functio
 	case len(seen) == 0:
 		return nil
 	case !c.Both:
-		return errors.New("has functions of kind stream and one direction, so that answers would miss the connections; say direction: both")
+		return errors.New("has functions of kind stream and one direction, so that answers would not reach the function; set direction: both")
 	case c.Match.ByMark():
 		return errors.New("has functions of kind stream and a match by mark, which answers do not have; match by prefixes, protocol, ports or DSCP")
 	case len(c.Ingress) != 1:

@@ -12,14 +12,14 @@ import (
 	"github.com/waystamp/waystamp/internal/srv6"
 )
 
-// problems collects what is wrong with a plan.
+// problems collects the errors of a plan.
 type problems struct{ list []error }
 
 func (p *problems) addf(format string, args ...any) {
 	p.list = append(p.list, fmt.Errorf(format, args...))
 }
 
-// add reports err, if any, behind what it is about.
+// add reports err, if any, with the place that format names before it.
 func (p *problems) add(err error, format string, args ...any) {
 	if err != nil {
 		p.list = append(p.list, fmt.Errorf("%s %w", fmt.Sprintf(format, args...), err))
@@ -35,7 +35,7 @@ func (p *problems) within(part string, check func(*problems)) {
 	}
 }
 
-// check holds everything that a node can know about its own plan.
+// check checks everything that a node can check of its own plan.
 func (n Node) check() error {
 	var p problems
 	p.add(model.CheckName(n.Name), "name %q", n.Name)
@@ -47,7 +47,7 @@ func (n Node) check() error {
 		p.addf("address %s is within the SID block %s; a node's address is outside", n.Address, n.Block)
 	}
 	if len(p.list) > 0 {
-		return errors.Join(p.list...) // all else rests on these
+		return errors.Join(p.list...) // further checks need these
 	}
 
 	names := map[string]bool{}
@@ -111,7 +111,7 @@ func part(list string, i int, id PathID) string {
 	return fmt.Sprintf("%s[%d] (%s)", list, i, id)
 }
 
-// nodeChecker is what the parts of a node's plan must agree on.
+// nodeChecker has the state that the parts of a node's plan are compared with.
 type nodeChecker struct {
 	node     Node
 	ids      map[uint32]direction
@@ -123,13 +123,13 @@ type nodeChecker struct {
 	whole    map[uint32]PathID                 // paths from an ingress that end here
 	ends     map[model.Match]uint32
 	proxies  map[string]model.Behaviour // by function
-	devices  map[string]string          // interfaces, and whose they are
+	devices  map[string]string          // interfaces, and their users
 
-	sealKeys  map[SealPublic]string   // of ends, and what they are of
+	sealKeys  map[SealPublic]string   // keys of ends, and the parts that have them
 	sealPorts map[string]model.Onward // of sealed chains
 }
 
-// visit is what a node finds its part in a path by.
+// visit identifies a node's part in a path.
 type visit struct {
 	sid   netip.Addr
 	path  uint32
@@ -155,13 +155,13 @@ func (c *nodeChecker) headend(p *problems, h Headend) {
 	if c.starts[h.From] == nil {
 		c.starts[h.From] = map[model.Match]uint32{}
 	}
-	if !c.node.IsStream(h.From) { // where the connection says which path it is
+	if !c.node.IsStream(h.From) { // there the connection determines the path
 		claimMatch(p, c.starts[h.From], h.Match, h.Path)
 		if h.From != "" {
 			c.origin(p, h)
 		}
 	} else if h.Own {
-		p.addf("own-traffic: a part that starts at a function takes its connections, and nothing else")
+		p.addf("own-traffic: a part that starts at a function takes only the function's connections")
 	}
 	checkSegments(p, c.node.Block, h.PathID, h.Segments)
 	c.nodeLabels(p, h)
@@ -184,10 +184,10 @@ func (c *nodeChecker) origin(p *problems, h Headend) {
 		p.addf("from %q: is no function of this node of kind stream, or with on-unknown: originate", h.From)
 	}
 	if h.Own {
-		p.addf("own-traffic: a path that starts at a function takes what that makes, and nothing else")
+		p.addf("own-traffic: a path that starts at a function takes only packets that the function makes")
 	}
 	if h.Match.ByMark() {
-		p.addf("match: by a mark, which nobody sees but the chain's headend")
+		p.addf("match: by a mark, which only the chain's headend sees")
 	}
 }
 
@@ -234,7 +234,7 @@ func (c *nodeChecker) egress(p *problems, e Egress) {
 	if n > 0 && sids[n-1] != e.SID {
 		p.addf("segments: end with %s; the last one is the egress's own, %s", sids[n-1], e.SID)
 	}
-	// Fewer positions than SIDs: some are those of routers, which stamp nothing.
+	// Fewer positions than SIDs: some SIDs belong to routers, which do not stamp.
 	if at := int(e.Share.Position); at < 1 || at > n {
 		p.addf("share: has position %d; behind %d segments it is from 1 to %d", at, n, n)
 	}
@@ -268,7 +268,7 @@ func (c *nodeChecker) through(p *problems, e Egress) {
 	}
 }
 
-// netfilter checks a function of that kind, whose proxy is checked.
+// netfilter checks a function of kind netfilter; its proxy is checked already.
 func (c *nodeChecker) netfilter(p *problems, x Proxy) {
 	if err := x.Netfilter.Check(); err != nil {
 		p.list = append(p.list, fmt.Errorf("netfilter: %w", err))
@@ -285,7 +285,7 @@ func (c *nodeChecker) netfilter(p *problems, x Proxy) {
 	}
 	want.OnUnknown, want.Rewrites, want.Cache, want.Lifetime = is.OnUnknown, is.Rewrites, is.Cache, is.Lifetime
 	if is != want {
-		p.addf("netfilter: its interfaces or how its packets are recognised are not those of namespace %s", x.Netfilter.Namespace)
+		p.addf("netfilter: its interfaces, or its way to recognise packets, do not fit namespace %s", x.Netfilter.Namespace)
 	}
 	seen := map[uint32]bool{}
 	for _, g := range x.Netfilter.Groups {
@@ -304,7 +304,7 @@ func (c *nodeChecker) stream(p *problems, x Proxy) {
 		p.list = append(p.list, fmt.Errorf("stream: %w", err))
 	}
 	if x.Proxy != model.StreamDetour(x.Function) || x.Netfilter != nil {
-		p.addf("stream: its interface or how its packets are recognised are not those of a function of kind stream")
+		p.addf("stream: its interface, or its way to recognise packets, does not fit a function of kind stream")
 	}
 	if a := x.Stream.Attached; a != (model.Attached{}) {
 		if !x.Stream.Intrusive {
@@ -318,8 +318,8 @@ func (c *nodeChecker) stream(p *problems, x Proxy) {
 	}
 }
 
-// IsStream says whether a function is of the node, and of kind stream, or stands for the node's
-// gateway: connections end there, and name the paths that begin there.
+// IsStream reports whether a function of the node is of kind stream or stands for the node's
+// gateway: connections end there, and determine the paths that begin there.
 func (n Node) IsStream(function string) bool {
 	return function != "" && slices.ContainsFunc(n.Proxies, func(x Proxy) bool {
 		return x.Function == function && (x.Stream != nil || x.Gateway != nil)
@@ -362,7 +362,7 @@ func (c *nodeChecker) proxy(p *problems, x Proxy) {
 	var ends []model.Match
 	var egresses []Egress
 	for _, e := range c.node.Egresses {
-		if e.To == "" { // else it goes to a namespace
+		if e.To == "" { // otherwise it goes to a namespace
 			ends, egresses = append(ends, e.Match), append(egresses, e)
 		}
 	}
@@ -439,8 +439,8 @@ func checkPaths(paths []Path) error {
 	return errors.Join(p.list...)
 }
 
-// check holds what the controller can know about a path: everything but what
-// the block and the locators are.
+// check checks everything that the controller can check of a path, except the block and the
+// locators.
 func (path Path) check(p *problems) {
 	path.PathID.check(p)
 	checkMatch(p, netip.Prefix{}, path.Match)
@@ -513,7 +513,7 @@ func (path Path) check(p *problems) {
 	}
 }
 
-// formOfSID tells whether a can be a SID: an IPv6 address whose lower 64 bits, the
+// formOfSID reports whether a has the form of a SID: an IPv6 address whose lower 64 bits, the
 // argument, are zero.
 func formOfSID(a netip.Addr) bool {
 	return a.Is6() && !a.Is4In6() && netip.PrefixFrom(a, 64).Masked().Addr() == a
@@ -556,7 +556,7 @@ func checkMatch(p *problems, block netip.Prefix, m model.Match) {
 	p.add(model.CheckMatch(m.Destination, m.Source), "match")
 }
 
-// claimMatch holds that a match leads to one path, in whatever epochs.
+// claimMatch checks that a match leads to one path, in one or several epochs.
 func claimMatch(p *problems, claims map[model.Match]uint32, m model.Match, path uint32) {
 	m.Destination, m.Source = m.Whole()
 	if other, ok := claims[m]; ok && other != path {
@@ -623,18 +623,17 @@ func checkMSS(mss, mtu int, m model.Match) error {
 	return nil
 }
 
-// checkShare holds that a share has what its scheme and place need, and nothing
-// that another place should have.
+// checkShare checks that a share has the values of its scheme and position, and no others.
 func checkShare(p *problems, scheme model.Scheme, s pot.Share, egress bool) {
 	p.within("share", func(p *problems) {
 		if scheme.Keyed() {
 			switch {
 			case s.Polynomial != pot.Polynomial{}, scheme == model.SchemeKeyed && !absent(s.Bind):
-				p.addf("has more than a key; scheme %s needs no more", scheme)
+				p.addf("has more than a key; scheme %s uses only a key", scheme)
 			case scheme == model.SchemeKeyedFlow && absent(s.Bind):
 				p.addf("has no key of the binding")
 			case egress && !absent(s.Key):
-				p.addf("has a key; the egress stamps nothing, its keys are those of the verifier")
+				p.addf("has a key; an egress does not stamp, and uses the keys of the verifier")
 			case !egress && absent(s.Key):
 				p.addf("has no key")
 			}
@@ -663,7 +662,7 @@ func checkShare(p *problems, scheme model.Scheme, s pot.Share, egress bool) {
 	})
 }
 
-// absent says whether a key is the zero key, which stands for none.
+// absent reports whether a key is the zero key, which means no key.
 func absent(k pot.Key) bool {
 	var none pot.Key
 	return subtle.ConstantTimeCompare(k[:], none[:]) == 1

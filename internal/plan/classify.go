@@ -9,7 +9,7 @@ import (
 	"github.com/waystamp/waystamp/internal/model"
 )
 
-// Rule sends what a match covers to a target.
+// Rule maps the packets of a match to a target.
 type Rule struct {
 	Match  model.Match
 	Target uint32
@@ -22,23 +22,21 @@ type DstEntry struct {
 	Target uint32
 }
 
-// SrcEntry is an entry of the second look-up, by longest source prefix among
-// those of one class.
+// SrcEntry is an entry of the second look-up: the longest source prefix in one class.
 type SrcEntry struct {
 	Class  uint32
 	Prefix netip.Prefix // ::/0 or 0.0.0.0/0, and longer
 	Target uint32
 }
 
-// Classify compiles rules into tables for two look-ups that give, for every
-// packet, this answer: of the rules that cover it, those with the longest
-// destination prefix, and of these the one with the longest source prefix. A
-// source that the second look-up does not find has no rule. Classes are
-// numbered from 0 without gaps. Of rules with the same match the first counts.
-// Ordered rules are none of its business; see Ordered.
+// Classify compiles rules into tables for two look-ups. For every packet they find, of the rules
+// that match it, those with the longest destination prefix, and of these the rule with the
+// longest source prefix. If the second look-up finds no source, no rule matches. Classes are
+// numbered from 0 without gaps. Of several rules with the same match the first counts. Classify
+// does not handle ordered rules; see Ordered.
 //
-// Each destination's class has all the sources that matter below it: its own,
-// and of the next shorter destination's class those that its own do not hide.
+// The class of a destination has all relevant sources: its own, and those of the next shorter
+// destination's class that its own do not cover.
 func Classify(rules []Rule) (dst []DstEntry, src []SrcEntry) {
 	return classify(rules, math.MaxInt)
 }
@@ -103,8 +101,8 @@ func classify(rules []Rule, most int) (dst []DstEntry, src []SrcEntry) {
 	return dst, src
 }
 
-// Ordered are the rules that come before those that Classify compiles, the first
-// that covers a packet is its own.
+// Ordered returns the ordered rules, which are matched before the rules of Classify. The first
+// ordered rule that matches a packet counts.
 func Ordered(rules []Rule) []Rule {
 	var ordered []Rule
 	for _, r := range rules {
@@ -116,8 +114,7 @@ func Ordered(rules []Rule) []Rule {
 	return ordered
 }
 
-// inherit is the table of own entries, over those of an outer table that no own
-// one hides.
+// inherit returns the own entries, and the outer entries that no own entry covers.
 func inherit(own, outer []SrcEntry) []SrcEntry {
 	table := slices.Clone(own)
 	prefixes := make(map[netip.Prefix]bool, len(own))

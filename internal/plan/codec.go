@@ -27,8 +27,8 @@ const (
 	kindPaths   = "paths"
 )
 
-// EncodeNode makes the file that one node gets. It holds keys: write it with
-// mode 0600. A plan that DecodeNode would refuse is refused.
+// EncodeNode returns the file of one node. The file has keys: write it with mode 0600.
+// EncodeNode refuses a plan that DecodeNode would refuse.
 func EncodeNode(n Node) ([]byte, error) {
 	if err := n.check(); err != nil {
 		return nil, fmt.Errorf("encode the plan of node %s: %w", n.Name, err)
@@ -36,10 +36,9 @@ func EncodeNode(n Node) ([]byte, error) {
 	return encode(nodeToFile(n))
 }
 
-// DecodeNode reads what EncodeNode wrote, and checks everything that a node can
-// check about its own plan. The segment lists of headends may name any SIDs of
-// the block, also such that no path has: what a headend sends is for the egress
-// to judge.
+// DecodeNode reads the output of EncodeNode, and checks everything that a node can check of its
+// own plan. The segment lists of headends may name any SIDs of the block, also SIDs of no path:
+// the egress checks the packets of a headend.
 func DecodeNode(b []byte) (Node, error) {
 	var f nodeFile
 	if err := decode(b, kindNode, &f); err != nil {
@@ -65,8 +64,7 @@ func EncodePaths(paths []Path) ([]byte, error) {
 	return encode(f)
 }
 
-// DecodePaths reads what EncodePaths wrote, and checks that the shares of each
-// path verify.
+// DecodePaths reads the output of EncodePaths, and checks that the shares of each path verify.
 func DecodePaths(b []byte) ([]Path, error) {
 	var f pathsFile
 	if err := decode(b, kindPaths, &f); err != nil {
@@ -90,8 +88,8 @@ func encode(f any) ([]byte, error) {
 	return append(b, '\n'), nil
 }
 
-// decode reads one JSON value, after it was made sure that it is the kind of
-// file that is wanted: else the message would be about some unknown field.
+// decode reads one JSON value. It checks first that the file is of the expected kind: otherwise
+// the error would be about an unknown field.
 func decode(b []byte, kind string, f any) error {
 	var head fileHead
 	if len(b) > FileMax {
@@ -117,7 +115,7 @@ func decode(b []byte, kind string, f any) error {
 	return nil
 }
 
-// shortError is an error whose text repeats too much of a file.
+// shortError is an error whose text quotes too much of a file.
 type shortError struct{ error }
 
 func short(err error) error { return shortError{err} }
@@ -128,13 +126,13 @@ func (e shortError) Error() string {
 	if len(s) <= most {
 		return string(s)
 	}
-	return string(s[:most/2]) + "…" + string(s[len(s)-most/2:]) // what it says is at its ends
+	return string(s[:most/2]) + "…" + string(s[len(s)-most/2:]) // the informative parts are at both ends
 }
 
 func (e shortError) Unwrap() error { return e.error }
 
-// What follows mirrors the files. Numbers of more than 32 bits are text, since
-// many readers of JSON round them; secrets are types of their own.
+// The types below mirror the files. Numbers of more than 32 bits are text, since many readers of
+// JSON round them; secrets have types of their own.
 
 type fileHead struct {
 	Version int    `json:"version"`
@@ -337,8 +335,8 @@ type attachedFile struct {
 type netfilterFile struct {
 	Namespace string            `json:"namespace"`
 	Arguments map[string]uint32 `json:"arguments,omitempty"`
-	// Zones are arguments whose flows are tracked together, each group apart from the
-	// others; without it there is one zone for all.
+	// Zones are groups of arguments. The flows of a group are tracked together, apart from other
+	// groups; without Zones there is one zone for all.
 	Zones     [][]uint32   `json:"zones,omitzero"`
 	Bypass    bool         `json:"bypass,omitempty"`
 	Rules     string       `json:"rules,omitempty"`

@@ -13,12 +13,12 @@ import (
 	"github.com/waystamp/waystamp/internal/model"
 )
 
-// Compile makes the plan of a domain. The keyring is read, not changed: the
-// Paths of the result are what the next one is made of. Without one (nil) every
-// path is new, its secrets from crypto/rand.
+// Compile makes the plan of a domain. It reads the keyring and does not change it: the next
+// keyring is made of the result's Paths. Without a keyring (nil) every path is new, with secrets
+// from crypto/rand.
 //
-// The domain is one that internal/manifest has checked; what such a domain can
-// still lack (references, room, MTU) is an error here too, all of them joined.
+// internal/manifest has checked the domain. Compile joins the errors that such a domain can
+// still have: references, room, MTU.
 func Compile(d model.Domain, keys *Keyring) (*Domain, error) {
 	if keys == nil {
 		keys = NewKeyring(rand.Reader, nil)
@@ -87,8 +87,7 @@ type compiler struct {
 	errs      []error
 }
 
-// checkProxy holds what a node cannot be given a function without, whether a
-// chain uses it or not.
+// checkProxy checks the requirements of a function's proxy, also if no chain uses the function.
 func (c *compiler) checkProxy(f model.Function) error {
 	if err := model.CheckIntrusive(f.Intrusive, f.Kind); err != nil {
 		return fmt.Errorf("intrusive: %w", err)
@@ -121,7 +120,7 @@ func (c *compiler) checkProxy(f model.Function) error {
 	return nil
 }
 
-// check holds what a path cannot be made without.
+// check checks the requirements of a path.
 func (c *compiler) check(ch model.Chain) error {
 	switch {
 	case len(ch.Ingress) == 0:
@@ -163,12 +162,12 @@ func (c *compiler) check(ch model.Chain) error {
 		if _, ok := c.nodes[f.Node]; !ok {
 			return fmt.Errorf("node %q of function %s does not exist", f.Node, name)
 		}
-		// What lost its header there is known by its addresses alone.
+		// A packet that lost its header there is recognised by its addresses only.
 		if ch.Match.Ordered() && f.Proxy.Local {
 			return fmt.Errorf("its match has a priority, and function %s is in the node's own kernel, which takes only matches by prefixes; %s", name, instead(f))
 		}
 		if ch.OwnTraffic && f.Proxy.Local && (slices.Contains(ch.Ingress, f.Node) || ch.Both && f.Node == ch.Egress) {
-			return fmt.Errorf("it takes its headends' own traffic, and function %s is in the kernel of one of them, where own packets cannot be told from those that lost their header in it; %s", name, instead(f))
+			return fmt.Errorf("it takes its headends' own traffic, and function %s is in the kernel of one of them, where own packets cannot be distinguished from packets that lost their header in it; %s", name, instead(f))
 		}
 		if err := model.CheckFlow(ch.Proof.Scheme, f); err != nil {
 			return fmt.Errorf("function %s: %w", name, err)
@@ -213,7 +212,7 @@ func (c *compiler) check(ch model.Chain) error {
 	return nil
 }
 
-// instead says how a function is reached otherwise than in the node's own kernel.
+// instead names another way to attach a function than in the node's own kernel.
 func instead(f model.Function) string {
 	if f.Kind == model.KindNetfilter {
 		return "give the function a namespace (own)"
@@ -233,7 +232,7 @@ func (c *compiler) checkZones(ch model.Chain) error {
 			}
 			v := visitOf{name, directed.ArgumentOf(i)}
 			if seen[v] {
-				return fmt.Errorf("it visits function %s twice with the same argument, whose connection tracking would take the second visit for the first; give the visits different arguments", name)
+				return fmt.Errorf("it visits function %s twice with the same argument, and connection tracking could not distinguish the visits; give the visits different arguments", name)
 			}
 			seen[v] = true
 		}
@@ -283,7 +282,7 @@ func (c *compiler) coreMTU(ch model.Chain) (mtu int, declared bool) {
 	return mtu, declared
 }
 
-// innerMTU is what the chain leaves to packets; 0: not known.
+// innerMTU is the MTU of a chain's inner packets; 0: not known.
 func (c *compiler) innerMTU(ch model.Chain) int {
 	if mtu, declared := c.coreMTU(ch); declared {
 		return mtu - chainLen(ch)
@@ -314,16 +313,15 @@ func (c *compiler) path(ch model.Chain, dir model.Direction) Path {
 	}
 	p.Hops = append(p.Hops, Hop{Node: ch.Egress, Waypoints: ch.WaypointsBefore(len(ch.Functions))})
 	p.MTU = c.innerMTU(ch)
-	p.MSS, _ = ch.Clamp.MSS(p.MTU, ch.Match.Is4()) // check has asked
+	p.MSS, _ = ch.Clamp.MSS(p.MTU, ch.Match.Is4()) // check has reported the error
 	return p
 }
 
-// assignPathIDs numbers paths by what they are called, so that an id is the
-// same after edits elsewhere: the FNV-1a hash of "chain/direction", or
-// "chain/direction/function" where the path starts at a function, with ">function" behind
-// it where the path ends at one; the next
-// one that is free if two collide, in the order of the names, those of whole chains
-// first. No path is 0.
+// assignPathIDs derives a path's id from its name, so that an id does not change with edits
+// elsewhere. The id is the FNV-1a hash of "chain/direction", or of "chain/direction/function" if
+// the path starts at a function, with ">function" appended if the path ends at one. If two ids
+// collide, the later path gets the next free id; the order is that of the names, paths of whole
+// chains first. No path has id 0.
 func assignPathIDs(paths []Path) {
 	order := make([]*Path, len(paths))
 	for i := range paths {
@@ -356,8 +354,8 @@ func pathHash(p PathID) uint32 {
 	return h.Sum32()
 }
 
-// assignSIDs gives every visit a /64 of its node's locator: the one it had, or
-// else the lowest that is free, path by path.
+// assignSIDs assigns a /64 of its node's locator to every visit: its SID of the last
+// compilation, or else the lowest free SID, path by path.
 func (c *compiler) assignSIDs(paths []Path, keys *Keyring) error {
 	locators := map[string]netip.Prefix{}
 	for _, n := range c.domain.Nodes {
@@ -402,8 +400,8 @@ func (c *compiler) assignSIDs(paths []Path, keys *Keyring) error {
 	return nil
 }
 
-// instance is the n-th /64 of a locator. Instance 0 of the block is none: in a
-// compressed list (RFC 9800) it would be the end; its address is not valid here.
+// instance is the n-th /64 of a locator. Instance 0 of the block is reserved: in a compressed
+// list (RFC 9800) it marks the end; so its address is not valid here.
 func instance(locator netip.Prefix, n int) (sid netip.Addr, ok bool) {
 	if n >= 1<<(64-locator.Bits()) {
 		return netip.Addr{}, false
@@ -417,7 +415,7 @@ func instance(locator netip.Prefix, n int) (sid netip.Addr, ok bool) {
 	return netip.AddrFrom16(b), true
 }
 
-// nodePlans gives each node what it must hold, and no more.
+// nodePlans returns each node's plan, without the shares of other nodes.
 func nodePlans(d model.Domain, paths []Path) []Node {
 	nodes := make([]Node, len(d.Nodes))
 	index := make(map[string]*Node, len(d.Nodes))
@@ -575,7 +573,7 @@ func localMatches(f model.Function, paths []Path) []model.Match {
 	return matches
 }
 
-// WindowMemory is what the node's replay windows take, in bytes: whole slabs.
+// WindowMemory is the memory of the node's replay windows, in bytes: whole slabs.
 func (n Node) WindowMemory() int {
 	sum := 0
 	for _, e := range n.Egresses {
@@ -584,7 +582,7 @@ func (n Node) WindowMemory() int {
 	return model.WindowSlabs(sum)
 }
 
-// What the data path's maps hold at most.
+// Sizes of the data path's maps.
 const (
 	ProxiesMax  = 1023
 	OriginsMax  = 60 // functions that start paths
@@ -593,7 +591,7 @@ const (
 	RulesMax    = 65536 // entries of each of the two levels of a classifier
 )
 
-// fits says whether the data path has room for a node's plan.
+// fits checks whether the data path has room for a node's plan.
 func (n Node) fits() error {
 	if len(n.Headends) > HeadendsMax {
 		return fmt.Errorf("starts %d paths; a node can start %d", len(n.Headends), HeadendsMax)
@@ -633,7 +631,7 @@ func (n Node) fits() error {
 	return n.proxiesFit()
 }
 
-// proxiesFit says whether the node can keep the headers of all its functions.
+// proxiesFit checks whether the node can keep the headers of all its functions.
 func (n Node) proxiesFit() error {
 	if len(n.Proxies) > ProxiesMax {
 		return fmt.Errorf("has %d functions that get packets without outer headers; a node can have %d", len(n.Proxies), ProxiesMax)
@@ -682,7 +680,7 @@ func (n Node) OrderedRules() int {
 // index in Headends.
 func (n Node) HeadendRules() []Rule { return n.OriginRules("") }
 
-// OriginRules are the node's rules for what a function of it makes itself. The target is
+// OriginRules are the node's rules for packets that one of its functions makes. The target is
 // the index in Headends.
 func (n Node) OriginRules(function string) []Rule {
 	var rules []Rule
@@ -694,8 +692,8 @@ func (n Node) OriginRules(function string) []Rule {
 	return rules
 }
 
-// GuardRules are the node's rules for what leaves the domain at it. The target
-// is the path.
+// GuardRules are the node's rules for packets that leave the domain at this node. The target is
+// the path.
 func (n Node) GuardRules() []Rule {
 	var rules []Rule
 	for _, e := range n.Egresses {
@@ -706,10 +704,9 @@ func (n Node) GuardRules() []Rule {
 	return rules
 }
 
-// LocalRules are the node's rules for what leaves it without an outer header:
-// what they cover has lost one in a local function. The target is the index in
-// Proxies. Where several functions have the same match, one that drops what it
-// does not know comes first.
+// LocalRules are the node's rules for packets that leave it without an outer header: a packet
+// that matches has lost its header in a local function. The target is the index in Proxies. If
+// several functions have the same match, a function that drops unknown packets comes first.
 func (n Node) LocalRules() []Rule {
 	var rules []Rule
 	for _, u := range []model.OnUnknown{model.OnUnknownDrop, model.OnUnknownPlain} {

@@ -233,7 +233,7 @@ func TestFunctionsThatCannotBeAreRefused(t *testing.T) {
 		"node of an idle function": {func(d *model.Domain) {
 			d.Functions = append(d.Functions, model.Function{Name: "idle", Node: "r9", Kind: model.KindUnaware, Proxy: d.Functions[2].Proxy})
 		}, `function idle: node "r9" does not exist`},
-		"rule of a proxy": {func(d *model.Domain) { d.Functions[0].Proxy.Rewrites = true }, "function fw: rewrites: true cannot go with"},
+		"rule of a proxy": {func(d *model.Domain) { d.Functions[0].Proxy.Rewrites = true }, "function fw: rewrites: true cannot be combined with"},
 		"content caches":  {func(d *model.Domain) { d.Functions[0].Node = "r3"; d.Functions[0].Proxy.Cache = model.CacheMax }, "node r3: keeps 1068576 headers for functions that are recognised by content"},
 		"metadata caches": {func(d *model.Domain) {
 			f := d.Functions[2]

@@ -12,13 +12,13 @@ import (
 	"github.com/waystamp/waystamp/internal/model"
 )
 
-// Gateway is what the agent keeps for the services whose gateway is on the node. It names files on
-// the node, and holds no key.
+// Gateway is the agent's configuration for the services with a gateway on this node. It names
+// files on the node, and has no keys.
 type Gateway struct {
 	MTU      int             // of packets that its namespace sends, so that they fit all chains that begin at it
-	Clients  []model.Clients // those that Services name
+	Clients  []model.Clients // the clients of Services
 	Services []model.Service
-	Chains   []GatewayChain // those that rules of Services name, each once, in the order of their names
+	Chains   []GatewayChain // the chains in rules of Services, each once, sorted by name
 }
 
 // GatewayChain is a chain that rules name: two paths, one that begins at the gateway and one that
@@ -41,7 +41,7 @@ func (n Node) Gateway() *Gateway {
 	return nil
 }
 
-// Addresses are those of the services, each once: where clients connect to.
+// Addresses are the addresses of the services for clients, each once.
 func (g *Gateway) Addresses() []netip.AddrPort {
 	var out []netip.AddrPort
 	for _, s := range g.Services {
@@ -52,8 +52,8 @@ func (g *Gateway) Addresses() []netip.AddrPort {
 	return out
 }
 
-// guardOf is what becomes of packets that a chain requires. To a service nothing goes without a
-// proof, whatever the egress's interfaces say.
+// guardOf is the guard's action for packets that a chain requires. Packets to a service always
+// need a proof, also if an interface of the egress has another setting.
 func guardOf(ch model.Chain) model.Guard {
 	if ch.Onward != nil {
 		return model.GuardEnforce
@@ -61,7 +61,7 @@ func guardOf(ch model.Chain) model.Guard {
 	return ch.Guard
 }
 
-// checkServices holds what gateways cannot be made without.
+// checkServices checks the requirements of gateways.
 func (c *compiler) checkServices() {
 	if err := c.domain.CheckServices(); err != nil {
 		c.errs = append(c.errs, err)
@@ -83,7 +83,7 @@ func (c *compiler) checkServices() {
 	}
 }
 
-// gateways gives each node the gateway of its services, in the place of a function.
+// gateways adds the gateway of its services to each node, as a function.
 func gateways(d model.Domain, paths []Path, nodes map[string]*Node) {
 	for _, n := range d.Nodes {
 		if g := gatewayOn(d, n.Name, paths); g != nil {
@@ -143,7 +143,7 @@ func gatewayOn(d model.Domain, node string, paths []Path) *Gateway {
 	return g
 }
 
-// check holds what a gateway must be like, but for the paths of its chains.
+// check checks a gateway, except the paths of its chains.
 func (g *Gateway) check() error {
 	kinds := map[string]model.IdentityKind{}
 	for _, c := range g.Clients {
@@ -220,7 +220,7 @@ func (c *nodeChecker) gateway(p *problems, x Proxy) {
 		p.addf("gateway: it stands for function %q; expect %q", x.Function, model.GatewayName)
 	}
 	if x.Proxy != model.StreamDetour(x.Function) || x.Netfilter != nil || x.Stream != nil {
-		p.addf("gateway: its interface or how its packets are recognised are not those of a gateway")
+		p.addf("gateway: its interface, or its way to recognise packets, does not fit a gateway")
 	}
 	if err := x.Gateway.check(); err != nil {
 		p.list = append(p.list, fmt.Errorf("gateway: %w", err))
@@ -236,7 +236,7 @@ func (c *nodeChecker) gateway(p *problems, x Proxy) {
 	}
 }
 
-// What follows mirrors the file.
+// The types below mirror the file.
 
 type gatewayFile struct {
 	MTU      int                `json:"mtu"`

@@ -194,7 +194,7 @@ func TestServicesThatDoNotHoldAreRefused(t *testing.T) {
 		"another ingress":       {func(d *model.Domain) { d.Services[0].Nodes = []string{"r2"} }, "is not the gateway's node alone"},
 		"two gateways":          {func(d *model.Domain) { d.Services[0].Nodes = []string{"r1", "r2"} }, "has one gateway yet"},
 		"a weak scheme":         {func(d *model.Domain) { d.Chains[0].Proof.Scheme = model.SchemeOPoT }, "resists no adversary"},
-		"a proof of any packet": {func(d *model.Domain) { d.Chains[0].Proof.Scheme = model.SchemeKeyed }, "bound to no packet"},
+		"a proof of any packet": {func(d *model.Domain) { d.Chains[0].Proof.Scheme = model.SchemeKeyed }, "does not bind a proof"},
 		"a guard that lets by":  {func(d *model.Domain) { d.Chains[0].Guard = model.GuardAudit }, "have no proof"},
 		"the name of gateways": {func(d *model.Domain) {
 			d.Functions[0].Name = "gateway"

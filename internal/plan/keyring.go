@@ -13,21 +13,20 @@ import (
 // epochFirst is the epoch of a path that is new.
 const epochFirst = 1
 
-// Keyring keeps what must outlive a compilation, and makes what is new. A path
-// whose hops and headends did not change keeps its SIDs, epoch and secrets; one
-// that changed gets the next epoch and fresh secrets, since a node that is not
-// on it any more knows the old ones.
+// Keyring keeps the values that outlive a compilation, and makes new ones. A path with the same
+// hops and headends keeps its SIDs, epoch and secrets. A path with other hops or headends gets
+// the next epoch and fresh secrets, since a node that has left the path has the old secrets.
 type Keyring struct {
 	random io.Reader
 	paths  map[direction]Path
 	rotate func(chain string) bool
-	keep   bool   // no SID of the last compilation is given to another path, or place
-	also   []Path // nor are those of these
+	keep   bool   // a SID of the last compilation goes to no other path or place
+	also   []Path // their SIDs go to no other path or place either
 
-	beyond map[uint32][]uint8 // by path: epochs before which none is given out any more
+	beyond map[uint32][]uint8 // by path: a new epoch is later than all of these
 }
 
-// direction names a path by what the operator wrote.
+// direction is a path's name, from the operator's file.
 type direction struct {
 	chain string
 	is    model.Direction
@@ -46,14 +45,14 @@ func NewKeyring(random io.Reader, last []Path) *Keyring {
 	return k
 }
 
-// KeepSIDs gives no SID of the last compilation to anything else, so that nodes can hold
-// both; nor those of paths of earlier ones that nodes still hold.
+// KeepSIDs assigns no SID of the last compilation to another path or place, so that nodes can
+// hold both compilations. The same holds for SIDs of earlier paths that nodes still hold.
 func (k *Keyring) KeepSIDs(also ...Path) { k.keep, k.also = true, also }
 
-// Rotate gives paths of these chains the next epoch and fresh secrets though nothing changes.
+// Rotate gives the paths of these chains the next epoch and fresh secrets without a change.
 func (k *Keyring) Rotate(chain func(name string) bool) { k.rotate = chain }
 
-// Beyond gives fresh secrets an epoch later than any that the same path has in these.
+// Beyond gives fresh secrets a later epoch than the same path has in any of these paths.
 func (k *Keyring) Beyond(paths ...Path) {
 	k.beyond = map[uint32][]uint8{}
 	for _, p := range paths {
@@ -82,9 +81,8 @@ func (k *Keyring) kept() map[netip.Addr]bool {
 
 func (p PathID) direction() direction { return direction{p.Chain, p.Direction, p.From, p.To} }
 
-// sids are those of the hops behind the headend as the last compilation gave them
-// out, if the path still visits the same functions on nodes whose locators still
-// hold them.
+// sids are the SIDs of the hops behind the headend in the last compilation, if the path still
+// visits the same functions, on nodes whose locators still contain the SIDs.
 func (k *Keyring) sids(p Path, locators map[string]netip.Prefix) ([]netip.Addr, bool) {
 	last, ok := k.paths[p.direction()]
 	if !ok || len(last.Hops) != len(p.Hops) {
@@ -130,11 +128,10 @@ func (k *Keyring) secrets(p *Path) error {
 	return nil
 }
 
-// sameSecrets says whether the secrets of p serve q: the same positions at the
-// same places, no lane that another headend has used numbers of, and a replay
-// window of the same size, so that it need not be made anew and forget. Another
-// encapsulation or waypoint needs an epoch of its own: an egress takes one segment
-// list in each.
+// sameSecrets reports whether the secrets of p can be used for q: the positions and places are
+// the same, no lane has numbers that another headend used, and the replay window has the same
+// size, so that it is not replaced by an empty one. Another encapsulation or waypoint needs a
+// new epoch: an egress accepts one segment list per epoch.
 func (p Path) sameSecrets(q Path) bool {
 	return p.Path == q.Path && p.Scheme == q.Scheme && p.Encapsulation == q.Encapsulation && len(p.Shares) == len(q.Hops) &&
 		slices.EqualFunc(p.Hops, q.Hops, Hop.equal) && slices.Equal(p.Ingress, q.Ingress) && p.Window == q.Window &&

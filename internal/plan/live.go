@@ -5,21 +5,22 @@ import (
 	"fmt"
 )
 
-// Live is what nodes hold of several compilations of a domain at once, while it changes one
-// path's epoch after the other. With Next, the plans of step 1 of Steps; without, but with Old,
-// those of step 2, where more than one compilation may still drain.
+// Live are the compilations of a domain that nodes hold at the same time, while a change moves
+// one path after the other to its next epoch. With Next, its plans are those of step 1 of Steps.
+// Without Next but with Old, they are those of step 2, and packets of several old compilations
+// may be under way.
 type Live struct {
-	Old  []*Domain // whose packets may be under way, the oldest first
-	Now  *Domain   // whose epochs headends send
+	Old  []*Domain // packets of these may be under way; the oldest first
+	Now  *Domain   // headends send with its epochs
 	Next *Domain   // known to functions and egresses, and not sent yet; nil: none
 }
 
-// Nodes are the plans of all nodes of any of the compilations, each once: those of Next
-// or Now in its order, then those that have left. A node that has left sends into no path.
-// An error is one of a node that cannot hold all.
+// Nodes returns the plans of all nodes in any of the compilations, each once: the nodes of Next
+// or Now in its order, then nodes that have left. A node that has left sends into no path. It
+// returns an error if a node has no room for all of them.
 //
-// All compilations but the first were made with the keyring of the one before, which was
-// told to keep the SIDs of all that are live.
+// Each compilation but the first was made with the keyring of the one before, with KeepSIDs for
+// the SIDs of all live compilations.
 func (l Live) Nodes() ([]Node, error) {
 	var out []Node
 	var errs []error
@@ -58,7 +59,7 @@ func (l Live) Nodes() ([]Node, error) {
 	return out, errors.Join(errs...)
 }
 
-// drainingOn is what a node holds of Now, and of what drains.
+// drainingOn is a node's plan of Now, with the old paths whose packets may be under way.
 func (l Live) drainingOn(name string) (n Node, ok bool, err error) {
 	n, ok = l.Now.node(name)
 	for i := len(l.Old) - 1; i >= 0; i-- {
@@ -116,8 +117,8 @@ func staying(was, is *Domain) map[uint32]bool {
 	return stays
 }
 
-// Turning are the paths of next that have another epoch than in d; Lossy those that come or
-// go, whose packets are refused until all nodes have or have them not.
+// Turning returns the paths of next that have another epoch in d, and the paths that are added
+// or removed (lossy): their packets are refused until all nodes have changed.
 func (d *Domain) Turning(next *Domain) (turning, lossy []Path) {
 	before := map[direction]Path{}
 	for _, p := range d.Paths {
@@ -141,8 +142,8 @@ func (d *Domain) Turning(next *Domain) (turning, lossy []Path) {
 	return turning, lossy
 }
 
-// Without is a domain whose chains of these names carry nothing: no node has a share of them,
-// and their egresses still require proofs, which nobody can make.
+// Without returns the domain with these chains blocked: no node has a share of them, and their
+// egresses still require proofs, which no node can make.
 func (d *Domain) Without(blocked func(chain string) bool) *Domain {
 	out := &Domain{Block: d.Block, Paths: d.Paths}
 	for _, n := range d.Nodes {
@@ -163,8 +164,8 @@ func (d *Domain) Without(blocked func(chain string) bool) *Domain {
 	return out
 }
 
-// Drop is a domain without the paths of chains of these names, as if those had never been in
-// it. What nodes and functions are otherwise stays.
+// Drop returns the domain without the paths of these chains, as if the chains had never been in
+// it. Nodes and functions stay.
 func (d *Domain) Drop(chain func(name string) bool) *Domain {
 	out := &Domain{Block: d.Block}
 	for _, p := range d.Paths {

@@ -11,7 +11,7 @@ import (
 	"github.com/waystamp/waystamp/internal/srv6"
 )
 
-// MPLS is what a node knows of the domain's labels. None of it is secret.
+// MPLS has the labels of the domain's nodes for one node. It has no secrets.
 type MPLS struct {
 	Services uint32 // the service label of the block's SID 0
 	Label    uint32 // the node's own; 0: it has none, and packets with labels do not come to it
@@ -40,10 +40,10 @@ func (m *MPLS) NodeOf(label uint32) (MPLSNode, bool) {
 	return MPLSNode{}, false
 }
 
-// OverLabels says whether the path's packets have a stack of labels for outer headers.
+// OverLabels reports whether the path's outer headers are stacks of labels.
 func (p PathID) OverLabels() bool { return p.Encapsulation.Type == model.EncapsulationSRMPLS }
 
-// OverLabels says whether the node has a part in a path whose packets have labels.
+// OverLabels reports whether the node is on a path over labels.
 func (n Node) OverLabels() bool {
 	return slices.ContainsFunc(n.Headends, func(h Headend) bool { return h.OverLabels() }) ||
 		slices.ContainsFunc(n.Endpoints, func(e Endpoint) bool { return e.OverLabels() }) ||
@@ -66,7 +66,7 @@ func chainLen(ch model.Chain) int {
 	return srv6.ChainLen(ch)
 }
 
-// checkLabels holds what a path over labels cannot be made without.
+// checkLabels checks the requirements of a path over labels.
 func (c *compiler) checkLabels(ch model.Chain) error {
 	if ch.Encapsulation.Type != model.EncapsulationSRMPLS {
 		return nil
@@ -102,7 +102,7 @@ func (c *compiler) checkLabels(ch model.Chain) error {
 	return errors.Join(errs...)
 }
 
-// assignLabels gives each hop of a path over labels its pair.
+// assignLabels assigns its pair of labels to each hop of a path over labels.
 func (c *compiler) assignLabels(p *Path) {
 	if !p.OverLabels() {
 		return
@@ -125,7 +125,7 @@ func (p Path) NodeLabels() []uint32 {
 	return list
 }
 
-// mplsOf is what a node knows of the domain's labels; nil: there are none.
+// mplsOf has the domain's labels for a node; nil: there are none.
 func mplsOf(d model.Domain, node model.Node) *MPLS {
 	if d.MPLS == nil {
 		return nil
@@ -142,7 +142,7 @@ func mplsOf(d model.Domain, node model.Node) *MPLS {
 	return m
 }
 
-// labels checks what a node's plan says of labels.
+// labels checks the labels in a node's plan.
 func (c *nodeChecker) labels(p *problems) {
 	m := c.node.MPLS
 	if m == nil {
@@ -237,7 +237,7 @@ func sameLabels(o, n *MPLS) error {
 	return nil
 }
 
-// bothLabels is n with the nodes of o that it has no more.
+// bothLabels is n with the nodes of o that n no longer has.
 func bothLabels(o, n *MPLS) *MPLS {
 	if o == nil {
 		return n

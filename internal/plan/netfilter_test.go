@@ -135,8 +135,8 @@ func TestNodeRefusesNetfilterThatDoesNotHold(t *testing.T) {
 	}{
 		"argument of End":       {func(n *Node) { n.Endpoints[0].Behaviour = model.BehaviourEndAD }, "a function has a proxy if and only if"},
 		"End.AN without":        {func(n *Node) { n.Proxies[0].Netfilter = nil }, "a function has a proxy if and only if"},
-		"interface of another":  {func(n *Node) { n.Proxies[0].To = "eth9" }, "are not those of namespace own"},
-		"recognised by content": {func(n *Node) { n.Proxies[0].Recognise = model.RecogniseContent }, "are not those of namespace own"},
+		"interface of another":  {func(n *Node) { n.Proxies[0].To = "eth9" }, "do not fit namespace own"},
+		"recognised by content": {func(n *Node) { n.Proxies[0].Recognise = model.RecogniseContent }, "do not fit namespace own"},
 		"address of a container": {func(n *Node) {
 			n.Proxies[0].Netfilter.Namespace = "c1"
 			n.Proxies[0].Netfilter.Addresses = addresses("fd00::1")

@@ -1,10 +1,9 @@
-// Package plan compiles a domain into what each node must hold: SIDs, segment
-// lists, lanes, MTUs and secrets. It is pure: the same domain, keyring and
-// random bytes give the same plan. A node's plan holds no other node's share.
-// The package also has the two file formats for plans, which are the only
-// places that write keys, and compiles matches into the tables of the data
-// path. It does no I/O and knows nothing of eBPF. It is called by the commands,
-// internal/lab, internal/agent, internal/dataplane and internal/explain.
+// Package plan compiles a domain into the plans of its nodes: SIDs, segment lists, lanes, MTUs
+// and secrets. It is pure: the same domain, keyring and random bytes give the same plan. A
+// node's plan has no other node's share. The package also has the two file formats for plans,
+// which are the only places that write keys, and compiles matches into the tables of the data
+// path. It does no I/O and is independent of eBPF. The commands, internal/lab, internal/agent,
+// internal/dataplane and internal/explain call it.
 package plan
 
 import (
@@ -19,11 +18,11 @@ import (
 	"github.com/waystamp/waystamp/internal/srv6"
 )
 
-// Node is the whole of what one node must hold.
+// Node is the complete plan of one node.
 type Node struct {
 	Name string
-	// Revision tells a controller's plans apart, of which a later one has a higher; 0: it is
-	// not from a controller.
+	// Revision orders the plans of a controller: a later plan has a higher revision. 0: the plan
+	// is not from a controller.
 	Revision   uint64
 	Block      netip.Prefix
 	Address    netip.Addr
@@ -37,34 +36,33 @@ type Node struct {
 	Proxies    []Proxy // of the node's functions of the kinds unaware and netfilter
 }
 
-// Proxy is a function that knows nothing of segment routing; Endpoints name it
-// by Function.
+// Proxy is a function of kind unaware, netfilter or stream; Endpoints name it by Function.
 type Proxy struct {
 	Function string
 	model.Proxy
-	// Matches are what must pass the function if it is local: such a packet
-	// that leaves the node without an outer header has lost it.
+	// Matches are the matches of the chains through a local function: a matching packet that
+	// leaves the node without an outer header has lost it.
 	Matches []model.Match
 
-	Netfilter *Netfilter // of kind netfilter; else nil
-	Stream    *Stream    // of kind stream; else nil
-	Gateway   *Gateway   // of model.GatewayName; else nil
+	Netfilter *Netfilter // for kind netfilter; else nil
+	Stream    *Stream    // for kind stream; else nil
+	Gateway   *Gateway   // for model.GatewayName; else nil
 }
 
-// Stream is what the agent keeps for a function of kind stream.
+// Stream is the agent's configuration for a function of kind stream.
 type Stream struct {
 	model.Stream
 	MTU int // of packets that its namespace sends, so that they fit all parts that begin at it
-	// Intrusive: it is an end of what its chains seal, takes nothing unsealed, and sends nothing
-	// unsealed.
+	// Intrusive: the function is an end of its chains' seals. It receives and sends only sealed
+	// data.
 	Intrusive bool
 }
 
-// Netfilter is what the agent keeps for a function of that kind.
+// Netfilter is the agent's configuration for a function of kind netfilter.
 type Netfilter struct {
 	model.Netfilter
-	// Groups are arguments whose flows are tracked together, where the function has
-	// zones: those of a chain's two directions.
+	// Groups are the arguments whose flows are tracked together if the function has zones: the
+	// arguments of a chain's two directions.
 	Groups [][]uint32
 }
 
@@ -74,17 +72,17 @@ type PathID struct {
 	Epoch     uint8
 	Chain     string
 	Direction model.Direction
-	// From is the function that the path starts at, on the node that is its headend:
-	// what the function makes itself, or sends if it is of kind stream, takes the chain
-	// from there on. "": the path starts at the chain's ingress.
+	// From is the function at which the path starts, on the node that is its headend: packets
+	// that the function makes, or that a function of kind stream sends, take the chain from
+	// there on. "": the path starts at the chain's ingress.
 	From string
 	// To is the function of kind stream that the path ends at. From and To of kind
 	// stream: it is a part of its chain. "": the path ends at the chain's egress.
 	// Both may be model.GatewayName, which is handled as a function of kind stream.
 	To     string
 	Scheme model.Scheme
-	// Encapsulation says what Segments holds: the nodes of the path must agree
-	// on it as they do on the scheme.
+	// Encapsulation is the form of Segments: the nodes of the path must have the same one, like
+	// the scheme.
 	Encapsulation model.Encapsulation
 }
 
@@ -92,17 +90,17 @@ type PathID struct {
 type Headend struct {
 	PathID
 	Match    model.Match
-	Own      bool         // also for what the node sends itself
+	Own      bool         // also for packets that the node originates
 	Segments []netip.Addr // the whole list in the order of the visit: SIDs, or containers of them
 	// NodeLabels are the labels of the nodes of Segments, for a path over labels; else nil.
 	NodeLabels []uint32
 	Lane       uint16    // of CPU 0
 	Lanes      uint16    // CPUs that have one, from Lane on
 	MTU        int       // of inner packets; 0: not known
-	MSS        int       // that TCP's SYNs may say at most; 0: they are left alone
+	MSS        int       // highest MSS in SYNs; 0: SYNs stay unchanged
 	Share      pot.Share // Position 0
 
-	Seal    *Seal        // of a sealed part to another end of the domain, which this end dials; else nil
+	Seal    *Seal        // of a sealed part between two ends of the domain, for the end that opens it; else nil
 	Origins []SealOrigin // of a path from its chain's last intrusive function, which dials the origin
 }
 
@@ -126,24 +124,24 @@ type Egress struct {
 	Segments    []netip.Addr // the only list that verifies, whole, as a Headend has it
 	OnViolation model.OnViolation
 	Guard       model.Guard
-	// Of is the path whose packets it opens the guard for: where several paths of one
-	// direction of a chain end at the node, the first of them, which is a whole path or
-	// part. 0: itself.
+	// Of is the path for which the guard accepts the proof: if several paths of one direction of
+	// a chain end at the node, the first of them, which is a whole path or part. 0: the path
+	// itself.
 	Of       uint32
 	Through  *Through  // of a path to a function of kind stream; else nil
 	Lanes    uint16    // of the path, over all its headends
-	Window   int       // numbers of each lane that its replay window tells apart
+	Window   int       // numbers per lane in its replay window
 	Share    pot.Share // its Polynomial counts for pot and opot
 	Verifier pot.Verifier
 	Seal     *Seal // of a sealed part to an intrusive function; else nil
 }
 
-// Through says how the connections of a part go on behind the function of kind stream that
-// it ends at.
+// Through has the paths by which connections continue behind the function of kind stream at
+// which the part ends.
 type Through struct {
 	Part   uint32 // that the path is, or belongs to
 	Onward uint32 // the next part in the same direction
-	Back   uint32 // what answers take, from the function on
+	Back   uint32 // path of answers, from the function on
 	Other  uint32 // the part that ends at the function in the other direction
 	Opens  bool   // connections are opened in this direction: the chain's forward one
 }
@@ -155,7 +153,7 @@ type Domain struct {
 	Nodes []Node // in the order of the domain
 }
 
-// Path is a path as the controller knows it, with the secrets of all hops.
+// Path is a path with the secrets of all hops, as the controller has it.
 type Path struct {
 	PathID
 	Match       model.Match
@@ -168,7 +166,7 @@ type Path struct {
 	Shares      []pot.Share
 	Verifier    pot.Verifier
 	MTU         int       // of inner packets; 0: not known
-	MSS         int       // that TCP's SYNs may say at most; 0: they are left alone
+	MSS         int       // highest MSS in SYNs; 0: SYNs stay unchanged
 	Seal        *PathSeal // of a part that is sealed between two ends of the domain; else nil
 }
 
@@ -180,8 +178,8 @@ type Ingress struct {
 	Lanes   uint16
 }
 
-// SIDs are those that the path visits, without arguments, waypoints too, in this
-// order; the last is the egress's.
+// SIDs are the SIDs of the path in order, without arguments, with those of waypoints; the last
+// one is the egress's.
 func (p Path) SIDs() []netip.Addr {
 	sids := make([]netip.Addr, 0, len(p.Hops))
 	for _, h := range p.Hops[1:] {
@@ -274,7 +272,7 @@ func (e Egress) Requires() uint32 {
 	return e.Path
 }
 
-// Header is what the proof TLV of the path's packets says.
+// Header is the header of the proof TLV in the path's packets.
 func (p PathID) Header() pot.Header {
 	return pot.Header{Scheme: p.Scheme, Epoch: p.Epoch, Path: p.Path}
 }
@@ -286,11 +284,12 @@ type Hop struct {
 	Waypoints []netip.Addr // SIDs of others, visited on the way to this hop; not proven
 	SID       netip.Addr   // zero for the headend; without the argument
 	Argument  uint32       // for a function of kind netfilter; 0: none
-	// Of a path over labels; else, and for the headend, 0.
+	// For a path over labels; else, and for the headend, 0.
 	NodeLabel, ServiceLabel uint32
 }
 
-// equal says whether hops have the same place and task. Labels lead to a place, and may change.
+// equal reports whether hops have the same place and task. Labels are not compared: they may
+// change.
 func (h Hop) equal(o Hop) bool {
 	return h.Node == o.Node && h.Function == o.Function && h.SID == o.SID && h.Argument == o.Argument &&
 		slices.Equal(h.Waypoints, o.Waypoints)

@@ -6,11 +6,10 @@ import (
 	"github.com/waystamp/waystamp/internal/model"
 )
 
-// from is the part of a path behind one of its hops, as a path of its own: the hop's
-// node is its headend. It visits the rest of the hops at the SIDs where p does, and it
-// says of packets what p says, so that the node needs no number of SIDs more and a
-// sender sees one MTU. Its replay window is small: it holds what a function makes
-// itself. It has neither id nor secrets yet.
+// from is the part of a path behind one of its hops, as a path of its own; the hop's node is its
+// headend. It visits the remaining hops at the SIDs of p, with the match and MTU of p, so that
+// the node needs no further SIDs and a sender sees one MTU. Its replay window is small: only the
+// function sends packets into it. It has no id and no secrets yet.
 func (p Path) from(hop int, headend model.Node) Path {
 	start := p.Hops[hop]
 	id := p.PathID
@@ -27,14 +26,13 @@ func (p Path) from(hop int, headend model.Node) Path {
 	}
 }
 
-// fromFunctions are the paths that start at functions: for each path through one that
-// originates, what is left of it there. Where a path visits the function several times
-// it is the first visit: what was made at a later one then goes by more of the chain than
-// it need, and never by less. Nobody but the chain's headend sees a mark, so that chains
-// by mark have none.
+// fromFunctions are the paths that start at functions: for each path through a function with
+// on-unknown: originate, the rest of the path behind it. If a path visits the function several
+// times, the rest begins at the first visit: a packet that was made at a later visit then passes
+// more of the chain than necessary, and never less. Only the chain's headend sees a mark, so
+// chains by mark have no such path.
 //
-// Where two directions of chains take the same packets, nothing says which of them a
-// packet is of.
+// If two directions of chains match the same packets, the path of a packet is ambiguous.
 func (c *compiler) fromFunctions(paths []Path) ([]Path, error) {
 	var out []Path
 	type claim struct {
@@ -55,7 +53,7 @@ func (c *compiler) fromFunctions(paths []Path) ([]Path, error) {
 			k := claim{h.Function, p.Match}
 			k.match.Destination, k.match.Source = p.Match.Whole()
 			if other, ok := claims[k]; ok {
-				return nil, fmt.Errorf("function %s: %s and %s take the same packets (%s), so that nothing says which of them a packet is of that the function makes itself; say on-unknown: drop at the function, or make the matches differ",
+				return nil, fmt.Errorf("function %s: %s and %s take the same packets (%s), so the chain of a packet that the function makes would be ambiguous; set on-unknown: drop at the function, or make the matches differ",
 					h.Function, other, p.PathID, p.Match)
 			}
 			claims[k] = p.PathID
@@ -71,9 +69,9 @@ func (c *compiler) isStream(function string) bool {
 
 func (c *compiler) nodeOf(function string) string { return c.functions[function].Node }
 
-// parts are the paths of one direction of a chain: one, or as many as its functions of kind
-// stream cut it into. What a proof has found wrong is reported and let go at the chain's
-// own egress alone: a function gets no bytes that were not verified.
+// parts are the paths of one direction of a chain: functions of kind stream divide it.
+// on-violation: report applies only at the chain's own egress: a function gets no bytes that are
+// not verified.
 func (c *compiler) parts(ch model.Chain, dir model.Direction) []Path {
 	var out []Path
 	for _, part := range ch.Directed(dir).Parts(c.isStream, c.nodeOf) {
@@ -87,7 +85,7 @@ func (c *compiler) parts(ch model.Chain, dir model.Direction) []Path {
 			p.To = model.GatewayName
 		}
 		if sealed(ch, p) {
-			p.Seal = new(PathSeal) // whose keys the keyring has
+			p.Seal = new(PathSeal) // the keyring sets its keys
 		}
 		if p.To != "" {
 			p.OnViolation = model.OnViolationDrop
@@ -106,9 +104,8 @@ type end struct {
 
 func endOf(p Path) end { return end{p.Chain, p.Direction, p.Hops[len(p.Hops)-1].Node} }
 
-// guardPaths are the paths that guards name, at each node that a direction of a chain, or
-// a part of it, ends at: the first one. Whole paths and parts come before those of what
-// functions make.
+// guardPaths are the paths that guards require, for each node at which a direction of a chain,
+// or a part of it, ends: the first one. Whole paths and parts come before paths from functions.
 func guardPaths(paths []Path) map[end]uint32 {
 	first := map[end]uint32{}
 	for _, p := range paths {
@@ -119,8 +116,8 @@ func guardPaths(paths []Path) map[end]uint32 {
 	return first
 }
 
-// throughs says how connections go on behind functions of kind stream, by the paths that
-// end there.
+// throughs has the continuation of connections behind functions of kind stream, by the paths
+// that end there.
 func throughs(d model.Domain, paths []Path) map[uint32]*Through {
 	stream := map[string]bool{}
 	for _, f := range d.Functions {
@@ -139,7 +136,7 @@ func throughs(d model.Domain, paths []Path) map[uint32]*Through {
 	begins, ends := map[side]uint32{}, map[side]uint32{}
 	for _, p := range paths {
 		if p.From != "" && !stream[p.From] {
-			continue // of what a function makes
+			continue // it has packets that a function made
 		}
 		begins[side{p.Chain, p.Direction, p.From}] = p.Path
 		ends[side{p.Chain, p.Direction, p.To}] = p.Path
@@ -150,7 +147,7 @@ func throughs(d model.Domain, paths []Path) map[uint32]*Through {
 			continue
 		}
 		if p.To == model.GatewayName && stream[p.To] {
-			// Nothing comes to it by a chain but answers to what it sends.
+			// By a chain, it receives only answers.
 			onward := begins[side{p.Chain, model.Forward, p.To}]
 			out[p.Path] = &Through{Part: p.Path, Onward: onward, Back: onward, Other: p.Path}
 			continue
@@ -171,8 +168,8 @@ func throughs(d model.Domain, paths []Path) map[uint32]*Through {
 	return out
 }
 
-// streamMTU is the size in bytes of the packets that fit all parts that begin at a
-// function; where nothing declares one, what always fits.
+// streamMTU is the size in bytes of packets that fit all parts which begin at a function; if
+// none has an MTU, the size that always fits.
 func streamMTU(function string, paths []Path) int {
 	mtu := 0
 	for _, p := range paths {

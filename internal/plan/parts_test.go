@@ -158,7 +158,7 @@ func TestOriginationThatDoesNotHoldIsRefused(t *testing.T) {
 		"in the node's own kernel": {func(d *model.Domain) {
 			d.Functions[0].Netfilter.Namespace, d.Functions[0].Proxy = model.NamespaceNode, model.NetfilterDetour("fw", model.NamespaceNode)
 			d.Functions[0].Proxy.OnUnknown = model.OnUnknownOriginate
-		}, `function fw: on-unknown: "originate" cannot go with namespace node`},
+		}, `function fw: on-unknown: "originate" cannot be combined with namespace node`},
 		"of another kind": {func(d *model.Domain) {
 			d.Functions[0].Kind, d.Functions[0].Netfilter = model.KindUnaware, model.Netfilter{}
 			d.Chains[0].Arguments, d.Chains[1].Arguments = nil, nil
@@ -188,7 +188,7 @@ func TestNodeRefusesOriginationThatDoesNotHold(t *testing.T) {
 		"at a function that drops":    {r2, func(n *Node) { n.Proxies[0].OnUnknown = model.OnUnknownDrop }, `from "fw": is no function of this node`},
 		"at nothing":                  {r2, func(n *Node) { n.Headends[0].From = "dpi" }, `from "dpi": is no function of this node`},
 		"of own traffic":              {r2, func(n *Node) { n.Headends[0].Own = true }, "own-traffic: a path that starts at a function"},
-		"in the node's own namespace": {r2, func(n *Node) { n.Proxies[0].Netfilter.Namespace = model.NamespaceNode }, "cannot go with namespace node"},
+		"in the node's own namespace": {r2, func(n *Node) { n.Proxies[0].Netfilter.Namespace = model.NamespaceNode }, "cannot be combined with namespace node"},
 		"the same packets twice":      {r2, func(n *Node) { n.Headends[1].Match = n.Headends[0].Match }, "has the same"},
 		"an egress of nothing":        {r1, func(n *Node) { n.Egresses[len(n.Egresses)-1].Of = 7 }, "of 0x00000007: is not the whole path"},
 		"an egress of another chain":  {r1, func(n *Node) { n.Egresses[len(n.Egresses)-1].Of = n.Egresses[0].Path }, "is not the whole path of chain staff"},

@@ -15,15 +15,15 @@ import (
 	"github.com/waystamp/waystamp/internal/pot"
 )
 
-// SealKey is the secret of one end of a sealed part: an Ed25519 seed (RFC 8032 section 5.1.5). It
-// says who the end is, and seals nothing itself: sessions have keys of their own. It prints as
-// pot.Redacted, and refuses to be marshalled.
+// SealKey is the secret of one end of a sealed part: an Ed25519 seed (RFC 8032 section 5.1.5).
+// It authenticates the end and encrypts nothing itself: sessions have keys of their own. It
+// prints as pot.Redacted, and refuses to be marshalled.
 type SealKey [ed25519.SeedSize]byte
 
 // SealPublic is the public key of an end (RFC 8032 section 5.1.5).
 type SealPublic [ed25519.PublicKeySize]byte
 
-// Public is what the other end takes.
+// Public is the public key, which the other end accepts.
 func (k SealKey) Public() (p SealPublic) {
 	copy(p[:], ed25519.NewKeyFromSeed(k[:])[ed25519.SeedSize:])
 	return p
@@ -43,27 +43,28 @@ type PathSeal struct {
 	From, To SealKey // From dials
 }
 
-// Seal is what one end of a sealed part holds, in one epoch.
+// Seal has the keys of one end of a sealed part, in one epoch.
 type Seal struct {
 	Name    string // of this end: model.SealName
 	Key     SealKey
 	Peer    string     // name of the other end
 	PeerKey SealPublic // the only one that is taken from it
-	// Origin and Ports tell the chain's connections at each of its parts: where they lead to,
-	// and where they come from.
+	// Origin and Ports identify the chain's connections in each of its parts: their destination,
+	// and their source ports.
 	Origin netip.AddrPort
 	Ports  model.Ports
 }
 
-// SealOrigin says how a chain's last intrusive function opens a session with a service's origin.
+// SealOrigin has the settings with which a chain's last intrusive function opens a session with
+// a service's origin.
 type SealOrigin struct {
 	Service string
 	CA      string // a file on the function's node
 	Name    string // that the origin's certificate is for
 }
 
-// sealed says whether connections of a part are sealed between two ends of the domain: the path
-// has the keys. The last part is sealed between a function and the origin.
+// sealed reports whether a part is sealed between two ends of the domain: then the path has the
+// keys. The last part is sealed between a function and the origin.
 func sealed(ch model.Chain, p Path) bool {
 	return ch.Seal && p.Direction == model.Forward && p.To != ""
 }
@@ -78,8 +79,8 @@ func (s *PathSeal) fresh(random io.Reader) error {
 	return nil
 }
 
-// sealEnds are what the two ends of a path hold; nil, nil: it is not sealed between two ends of
-// the domain.
+// sealEnds are the seals of a path's two ends; nil, nil: the path is not sealed between two ends
+// of the domain.
 func sealEnds(d model.Domain, p Path) (from, to *Seal) {
 	if p.Seal == nil {
 		return nil, nil
@@ -91,8 +92,8 @@ func sealEnds(d model.Domain, p Path) (from, to *Seal) {
 	return from, to
 }
 
-// sealOrigins say how the path's first end opens sessions with the origins; none if that is not an
-// intrusive function, or another one comes behind it.
+// sealOrigins are the origins with which the path's first end opens sessions; none if that end
+// is no intrusive function, or is not the last one.
 func sealOrigins(d model.Domain, p Path) (out []SealOrigin) {
 	if p.Direction != model.Forward || p.From == "" || p.From == model.GatewayName || p.To != "" || len(d.Services) == 0 {
 		return nil
@@ -120,7 +121,7 @@ func chainOf(d model.Domain, name string) model.Chain {
 	return model.Chain{}
 }
 
-// intrusive says whether a function is of the node, and reads payload.
+// intrusive reports whether a function of the node reads payload.
 func (n Node) intrusive(function string) bool {
 	for _, x := range n.Proxies {
 		if x.Function == function && x.Stream != nil {
@@ -134,14 +135,14 @@ func (n Node) isGateway(function string) bool {
 	return function == model.GatewayName && n.Gateway() != nil
 }
 
-// sameWay says whether two compilations' paths are one, which goes on while it gets another epoch: they are
-// of one name, and both are sealed, or neither is.
+// sameWay reports whether the paths of two compilations are one path, whose connections continue
+// in the next epoch: they have one name, and both are sealed or both are not.
 func (p Path) sameWay(q Path) bool {
 	return p.Path == q.Path && (p.Seal == nil) == (q.Seal == nil)
 }
 
-// withOrigins gives headends the origins that others have, too: while nodes change one after the
-// other, a gateway may be ahead of the last end, or behind.
+// withOrigins adds the origins of other headends: while nodes change one after the other, a
+// gateway may change before the last end, or after it.
 func withOrigins(heads, others []Headend) []Headend {
 	heads = slices.Clone(heads)
 	for i, h := range heads {
@@ -170,13 +171,13 @@ func (e Egress) takesAs(o Egress) Egress {
 	return e
 }
 
-// sealDials checks what a headend says about seals: nothing goes on unsealed from an end.
+// sealDials checks the seals of a headend: an end sends nothing unsealed.
 func (c *nodeChecker) sealDials(p *problems, h Headend) {
 	intrusive := c.node.intrusive(h.From)
 	end := h.Direction == model.Forward && (intrusive || c.node.isGateway(h.From))
 	switch {
 	case end && h.To != "" && h.Seal == nil:
-		p.addf("seal: has no key for its end at function %s; what goes on from an end of a sealed chain is sealed", h.To)
+		p.addf("seal: has no key for its end at function %s; an end of a sealed chain sends only sealed data", h.To)
 	case h.Seal != nil && !(end && h.To != ""):
 		p.addf("seal: only a path from a gateway or an intrusive function to an intrusive function has a key")
 	case end && intrusive && h.To == "" && len(h.Origins) == 0:
@@ -201,9 +202,9 @@ func (c *nodeChecker) sealDials(p *problems, h Headend) {
 	}
 }
 
-// sealTakes checks what an egress says about seals: an intrusive function takes nothing unsealed.
+// sealTakes checks the seals of an egress: an intrusive function receives nothing unsealed.
 func (c *nodeChecker) sealTakes(p *problems, e Egress) {
-	part := e.Through != nil && e.Through.Part == e.Path // and not of what a function on the way makes
+	part := e.Through != nil && e.Through.Part == e.Path // and not a path from a function on the way
 	end := part && e.Direction == model.Forward && c.node.intrusive(e.To)
 	switch {
 	case end && e.Seal == nil:
@@ -213,22 +214,22 @@ func (c *nodeChecker) sealTakes(p *problems, e Egress) {
 	case end:
 		c.seal(p, e.PathID, e.Match, *e.Seal, model.SealName(c.node.Name, e.To), e.From)
 	case e.Direction == model.Forward && e.Through != nil && c.node.intrusive(e.To):
-		// What a function on the way makes belongs to the connections of a part that is sealed.
+		// Packets that a function on the way makes belong to the connections of a sealed part.
 		if e.Through.Opens {
 			p.addf("through: opens connections; to function %s they come from the end before alone", e.To)
 		}
 		if !slices.ContainsFunc(c.node.Egresses, func(o Egress) bool {
 			return o.Path == e.Through.Part && o.To == e.To && o.Chain == e.Chain && o.Direction == e.Direction && o.Seal != nil
 		}) {
-			p.addf("through: part 0x%08x is none that ends at function %s sealed", e.Through.Part, e.To)
+			p.addf("through: part 0x%08x is no sealed part that ends at function %s", e.Through.Part, e.To)
 		}
 	}
 }
 
-// seal checks what one end can know of a part; name is its own, and function that of the other end.
+// seal checks one end's seal of a part; name is this end's function, function the other end's.
 func (c *nodeChecker) seal(p *problems, id PathID, match model.Match, s Seal, name, function string) {
 	p.within("seal", func(p *problems) {
-		// Certificates say what who holds a key has them say: keys alone tell ends apart.
+		// A holder of a key may put any name into its certificate: only keys identify ends.
 		for _, k := range []SealPublic{s.Key.Public(), s.PeerKey} {
 			if other, twice := c.sealKeys[k]; twice {
 				p.addf("a key is that of %s, too; each end of each part has one of its own in each epoch", other)
@@ -237,7 +238,7 @@ func (c *nodeChecker) seal(p *problems, id PathID, match model.Match, s Seal, na
 		}
 		o := model.Onward{Origin: s.Origin, Ports: s.Ports}
 		if rest := (model.Onward{Origin: s.Origin, Ports: s.Ports, Rest: true}); match != o.Match() && match != rest.Match() {
-			p.addf("origin %s and ports %s: are not those of the path's match (%s)", s.Origin, s.Ports, match)
+			p.addf("origin %s and ports %s: differ from the path's match (%s)", s.Origin, s.Ports, match)
 		}
 		for other, o := range c.sealPorts {
 			if other != id.Chain && o.Origin == s.Origin && o.Ports.First <= s.Ports.Last && s.Ports.First <= o.Ports.Last {
@@ -264,7 +265,7 @@ func (c *nodeChecker) seal(p *problems, id PathID, match model.Match, s Seal, na
 	})
 }
 
-// check holds what the controller can know.
+// check checks everything that the controller can check.
 func (s *PathSeal) check(p *problems, path Path) {
 	switch {
 	case s == nil:
@@ -275,7 +276,7 @@ func (s *PathSeal) check(p *problems, path Path) {
 	}
 }
 
-// What follows mirrors the files.
+// The types below mirror the files.
 
 type pathSealFile struct {
 	From sealKeyFile `json:"from"`

@@ -257,10 +257,10 @@ func TestChainsThatCannotBeSealedAreRefused(t *testing.T) {
 		"without a gateway": {func(d *model.Domain) {
 			d.Chains[1].Onward, d.Chains[1].Seal, d.Chains[1].Match.Priority = nil, true, 9
 			d.Services[0].Rules = d.Services[0].Rules[1:]
-		}, "only what a gateway sends is sealed yet"},
-		"by a function that reads nothing": {func(d *model.Domain) { d.Functions[1].Intrusive = false }, `"dpi" is of kind stream, and would get sealed bytes`},
-		"not at all":                       {func(d *model.Domain) { d.Chains[0].Seal = false }, "say seal: true"},
-		"an intrusive one of another kind": {func(d *model.Domain) { d.Functions[0].Intrusive = true }, "function fw: intrusive: is of functions of the kinds stream and unaware alone"},
+		}, "so far only a gateway's data is sealed"},
+		"by a function that reads nothing": {func(d *model.Domain) { d.Functions[1].Intrusive = false }, `"dpi" is of kind stream, and would receive sealed bytes`},
+		"not at all":                       {func(d *model.Domain) { d.Chains[0].Seal = false }, "set seal: true"},
+		"an intrusive one of another kind": {func(d *model.Domain) { d.Functions[0].Intrusive = true }, "function fw: intrusive: is so far only for functions of the kinds stream and unaware"},
 		"an intrusive one on a plain chain": {func(d *model.Domain) {
 			f := d.Functions[1]
 			f.Name, f.Proxy = "ids", model.StreamDetour("ids")
@@ -268,7 +268,7 @@ func TestChainsThatCannotBeSealedAreRefused(t *testing.T) {
 			p := around(7)
 			p.Functions, p.Both = []string{"ids"}, true
 			d.Chains = append(d.Chains, p)
-		}, `"ids" is intrusive, and takes what is sealed for it and nothing else`},
+		}, `"ids" is intrusive, and receives only data that is sealed for it`},
 		"one direction":       {func(d *model.Domain) { d.Chains[0].Both = false }, "direction: both"},
 		"with pot":            {func(d *model.Domain) { d.Chains[0].Proof.Scheme = model.SchemePoT }, "resists no adversary"},
 		"at the gateway":      {func(d *model.Domain) { d.Functions[1].Node = "r1" }, "a part needs two nodes"},
@@ -312,8 +312,8 @@ func TestNodeRefusesSealsThatDoNotHold(t *testing.T) {
 		change func(*Node)
 		want   string
 	}{
-		"a gateway without a key":          {r1, head("gateway", func(h *Headend) { h.Seal = nil }), "what goes on from an end of a sealed chain is sealed"},
-		"a function that goes on in clear": {r3, head("dpi", func(h *Headend) { h.Seal = nil }), "what goes on from an end of a sealed chain is sealed"},
+		"a gateway without a key":          {r1, head("gateway", func(h *Headend) { h.Seal = nil }), "an end of a sealed chain sends only sealed data"},
+		"a function that goes on in clear": {r3, head("dpi", func(h *Headend) { h.Seal = nil }), "an end of a sealed chain sends only sealed data"},
 		"a function that takes it so":      {r3, end(func(e *Egress) { e.Seal = nil }), "takes nothing that is not sealed for it"},
 		"no origin":                        {r4, head("av", func(h *Headend) { h.Origins = nil }), "opens the session with the origin"},
 		"an origin that is not behind":     {r3, head("dpi", func(h *Headend) { h.Origins = []SealOrigin{{"shop", "ca.pem", "shop.internal"}} }), "only a path from the last intrusive function"},
@@ -329,14 +329,14 @@ func TestNodeRefusesSealsThatDoNotHold(t *testing.T) {
 		"a key of two parts": {r3, func(n *Node) {
 			head("dpi", func(h *Headend) { h.Seal.Key = n.Egresses[0].Seal.Key })(n)
 		}, "a key is that of"},
-		"another origin than packets go to": {r3, end(func(e *Egress) { e.Seal.Origin = netip.MustParseAddrPort("[2001:db8:77::1]:9") }), "are not those of the path's match"},
+		"another origin than packets go to": {r3, end(func(e *Egress) { e.Seal.Origin = netip.MustParseAddrPort("[2001:db8:77::1]:9") }), "differ from the path's match"},
 		"a part that is not there": {r3, func(n *Node) {
 			for i := range n.Egresses {
 				if n.Egresses[i].Seal != nil {
 					n.Egresses[i].Seal, n.Egresses[i].Through.Part = nil, 7
 				}
 			}
-		}, "is none that ends at function dpi sealed"},
+		}, "is no sealed part that ends at function dpi"},
 		"ports that are none":              {r3, end(func(e *Egress) { e.Seal.Ports = model.Ports{First: 80, Last: 90} }), "no range that connections come from"},
 		"a function that is not intrusive": {r3, func(n *Node) { n.Proxies[0].Stream.Intrusive = false }, "only a part that ends at an intrusive function has a key"},
 		"plain connections of another": {r3, func(n *Node) {

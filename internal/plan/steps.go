@@ -22,13 +22,14 @@ import (
 // A node that is not in the domain any more gets a last plan in step 2, with which it sends nothing
 // into a path; after step 3 its agent can be detached.
 type Steps struct {
-	Both, Turn []Node // in the order of the domain's nodes; those that leave it behind them
-	Turns      []Path // those that get another epoch, as they are in the end
-	Lossy      []Path // those that come or go, as they are or were
+	Both, Turn []Node // in the order of the domain's nodes; nodes that leave it come last
+	Turns      []Path // paths that get another epoch, with their new values
+	Lossy      []Path // paths that are added or removed, with their new or old values
 }
 
-// MakeSteps compares the paths and nodes of the last compilation with the next, whose keyring
-// was told to keep the SIDs of the last (Keyring.KeepSIDs). It shares parts of what it is given.
+// MakeSteps compares the paths and nodes of the last compilation with those of next. The keyring
+// of next has kept the SIDs of the last (Keyring.KeepSIDs). The result shares parts of the
+// arguments.
 func MakeSteps(last []Path, was []Node, next *Domain) (Steps, error) {
 	var s Steps
 	before := map[direction]Path{}
@@ -90,11 +91,11 @@ func MakeSteps(last []Path, was []Node, next *Domain) (Steps, error) {
 	return s, errors.Join(errs...)
 }
 
-// bothEpochs is what a node holds until all nodes know the new epochs.
+// bothEpochs is a node's plan until all nodes have the new epochs.
 func bothEpochs(o, n Node, stays map[uint32]bool) Node {
 	b := withOld(o, n)
 	b.Headends = withOrigins(o.Headends, n.Headends)
-	// What a function makes takes paths of its own: those of the headends.
+	// Packets that a function makes take paths of their own: those of the headends.
 	for i := range b.Proxies {
 		if j := slices.IndexFunc(o.Proxies, func(x Proxy) bool { return x.Function == b.Proxies[i].Function }); j >= 0 {
 			b.Proxies[i].OnUnknown = o.Proxies[j].OnUnknown
@@ -124,7 +125,7 @@ func bothEpochs(o, n Node, stays map[uint32]bool) Node {
 	return b
 }
 
-// turned is what a node holds while packets of the old epochs are under way.
+// turned is a node's plan while packets of the old epochs are under way.
 func turned(o, n Node, stays map[uint32]bool) Node {
 	b := withOld(o, n)
 	b.Headends = withOrigins(n.Headends, o.Headends)
@@ -144,7 +145,7 @@ func turned(o, n Node, stays map[uint32]bool) Node {
 
 func (e Egress) sameEpoch(o Egress) bool { return e.Path == o.Path && e.Epoch == o.Epoch }
 
-// bothEndpoints are the visits of both; what is the same in both is as in n.
+// bothEndpoints are the visits in both plans; a visit that both have is as in n.
 func bothEndpoints(o, n Node) []Endpoint {
 	all := slices.Clone(n.Endpoints)
 	for _, e := range o.Endpoints {
@@ -157,7 +158,7 @@ func bothEndpoints(o, n Node) []Endpoint {
 	return all
 }
 
-// withOld is n with the interfaces, functions and labels of o that it has no more.
+// withOld is n with the interfaces, functions and labels of o that n no longer has.
 func withOld(o, n Node) Node {
 	n.Interfaces, n.Proxies = slices.Clone(n.Interfaces), slices.Clone(n.Proxies)
 	n.MPLS = bothLabels(o.MPLS, n.MPLS)
@@ -172,7 +173,8 @@ func withOld(o, n Node) Node {
 			n.Proxies = append(n.Proxies, p)
 			continue
 		}
-		// What has lost its header in a local function is known by what its paths take.
+		// A packet that has lost its header in a local function is recognised by the matches of
+		// its paths.
 		m := slices.Clone(n.Proxies[i].Matches)
 		for _, x := range p.Matches {
 			if n.Proxies[i].Local && !slices.Contains(m, x) {

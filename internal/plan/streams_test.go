@@ -105,7 +105,7 @@ func TestChainsThatCannotBeCutAreRefused(t *testing.T) {
 		change func(*model.Domain)
 		want   string
 	}{
-		"one direction":  {func(d *model.Domain) { d.Chains[0].Both = false }, "say direction: both"},
+		"one direction":  {func(d *model.Domain) { d.Chains[0].Both = false }, "set direction: both"},
 		"twice":          {func(d *model.Domain) { d.Chains[0].Functions = []string{"zip", "fw", "zip"} }, "visits function zip twice"},
 		"at the ingress": {func(d *model.Domain) { d.Functions[len(d.Functions)-2].Node = "r1" }, "begins and ends its part from its ingress to function zip at the same node, r1"},
 		"at the egress":  {func(d *model.Domain) { d.Functions[len(d.Functions)-1].Node = "r6" }, "begins and ends its part from function unzip to its egress at the same node, r6"},

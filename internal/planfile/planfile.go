@@ -1,7 +1,6 @@
-// Package planfile reads files that hold keys: the plans of nodes, and the paths with
-// the secrets of all hops. It refuses what others can read or change, as ssh does
-// with private keys. What the files say is internal/plan's matter. Commands, internal/agent
-// and internal/lab call it.
+// Package planfile reads files with keys: the plans of nodes, and the paths with the secrets of
+// all hops. It refuses files that other users can read or change, as ssh does with private keys.
+// internal/plan parses the contents. Commands, internal/agent and internal/lab call it.
 package planfile
 
 import (
@@ -18,7 +17,7 @@ import (
 
 // InsecureError is a file, or its directory, that others can read or change.
 type InsecureError struct {
-	Path string // of what is wrong
+	Path string // the file or directory with the problem
 	What string
 	Mend string // a command
 }
@@ -37,7 +36,7 @@ func Read(path string) ([]byte, error) {
 	return b, nil
 }
 
-// ReadAnyway reads a file also where Read would refuse it, and says why that would.
+// ReadAnyway also reads a file that Read would refuse, and returns the reason of the refusal.
 func ReadAnyway(path string) (b []byte, insecure, err error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -45,7 +44,7 @@ func ReadAnyway(path string) (b []byte, insecure, err error) {
 	}
 	defer f.Close() // read only: nothing can be lost
 	if insecure, err = check(f, path); err != nil {
-		return nil, nil, fmt.Errorf("find out who can read %s: %w", path, err)
+		return nil, nil, fmt.Errorf("read the permissions of %s: %w", path, err)
 	}
 	b, err = io.ReadAll(io.LimitReader(f, plan.FileMax+1))
 	if err == nil && len(b) > plan.FileMax {
@@ -57,8 +56,8 @@ func ReadAnyway(path string) (b []byte, insecure, err error) {
 	return b, insecure, nil
 }
 
-// check looks at the file that is open, whatever its name leads to by now, and at
-// the directories that it, and its name, are in.
+// check checks the open file, even if its name now leads to another one, and the directories of
+// the file and of its name.
 func check(f *os.File, path string) (insecure, err error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
@@ -66,14 +65,14 @@ func check(f *os.File, path string) (insecure, err error) {
 	}
 	me := uint32(os.Geteuid())
 	if st.Uid != 0 && st.Uid != me {
-		return &InsecureError{path, fmt.Sprintf("belongs to user %d, who can read and change the keys in it, and is neither root nor who runs this", st.Uid),
+		return &InsecureError{path, fmt.Sprintf("belongs to user %d, who can read and change the keys in it, and is neither root nor the user of this process", st.Uid),
 			fmt.Sprintf("chown %d %s", me, path)}, nil
 	}
 	if mode := st.Mode & 0o7777; mode&0o077 != 0 {
 		return &InsecureError{path, fmt.Sprintf("has mode %04o: others can read or change the keys in it", mode), "chmod 600 " + path}, nil
 	}
 	if st.Mode&unix.S_IFMT != unix.S_IFREG {
-		return nil, nil // a pipe: nobody can put another in its place
+		return nil, nil // a pipe: no other user can replace it
 	}
 	real, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", f.Fd()))
 	if err != nil {
@@ -86,7 +85,7 @@ func check(f *os.File, path string) (insecure, err error) {
 		mode := st.Mode & 0o7777
 		switch {
 		case st.Uid != 0 && st.Uid != me:
-			return &InsecureError{dir, fmt.Sprintf("belongs to user %d, who can put another file in the place of %s, and is neither root nor who runs this", st.Uid, filepath.Base(path)),
+			return &InsecureError{dir, fmt.Sprintf("belongs to user %d, who can put another file in the place of %s, and is neither root nor the user of this process", st.Uid, filepath.Base(path)),
 				fmt.Sprintf("chown %d %s", me, dir)}, nil
 		case mode&0o022 != 0 && mode&unix.S_ISVTX == 0:
 			return &InsecureError{dir, fmt.Sprintf("has mode %04o: others can put another file in the place of %s", mode, filepath.Base(path)), "chmod go-w " + dir}, nil

@@ -12,8 +12,8 @@ import (
 // ChainsMax is WS_CHAINS_MAX of bpf/lib/node/maps.h, which the maps are sized by.
 const ChainsMax = 65536
 
-// Wanted is what the maps shall hold, and what must be prepared in the arrays
-// before anything names it.
+// Wanted is the wanted content of the maps, and the array entries that must be prepared before
+// other entries name them.
 type Wanted struct {
 	Contents
 	FreshStats   []uint32              // to be zeroed
@@ -22,10 +22,9 @@ type Wanted struct {
 	Windows      map[uint32]Window     // that egresses name, by first word
 }
 
-// Desire says what the maps of a node shall hold. It is pure: the same plan and
-// the same state before give the same. What it keeps of the state before are
-// the numbers by which entries name each other: ix, and the source classes in
-// have.
+// Desire computes the wanted content of a node's maps. It is pure: the same plan and the same
+// earlier state give the same result. From the earlier state it keeps the numbers by which
+// entries name each other: ix, and the source classes in have.
 func Desire(n plan.Node, at Wiring, local []netip.Addr, have Contents, ix Indexes) (Wanted, error) {
 	w := Wanted{Contents: New(), Numbers: map[uint32]CounterKey{}, Windows: map[uint32]Window{}}
 	w.Ports = at.Ports
@@ -179,8 +178,8 @@ func Desire(n plan.Node, at Wiring, local []netip.Addr, have Contents, ix Indexe
 	return w, w.checkSizes()
 }
 
-// addStream notes what is behind the function on byte streams that a path ends at. It
-// returns the path's hop, which h is but for the function.
+// addStream adds the entry of the function on byte streams at which a path ends. It returns the
+// path's hop: h with the function.
 func (w *Wanted) addStream(n plan.Node, e plan.Egress, h abi.Hop, proxy uint32) (abi.Hop, error) {
 	if proxy == 0 || e.Through == nil {
 		return abi.Hop{}, fmt.Errorf("the node has no function %s, or no way on from it", e.To)
@@ -334,10 +333,9 @@ func Need(n plan.Node, cpus int) (Limits, error) {
 	}.needCaches(n, cpus)
 }
 
-// Size chooses the arrays for what a plan needs: room to grow without a new
-// generation, since every change may need new numbers beside the old ones, yet
-// small where a node has little. Every entry costs memory on every CPU. The caches
-// of headers are sized by their functions.
+// Size chooses the sizes of arrays for a plan: with room to grow without a new generation, since
+// each change may need new numbers beside the old ones, but small on a small node, since each
+// entry takes memory on every CPU. The functions determine the sizes of the caches of headers.
 func (l Limits) Size() (Limits, error) {
 	fit := func(n, least, most uint32, what string) (uint32, error) {
 		if n > most {

@@ -16,13 +16,13 @@ import (
 	"github.com/waystamp/waystamp/internal/srv6"
 )
 
-// NexthopTTL is the life of a way out that TC has found and XDP uses, in
-// jiffies. How long one is only the kernel knows; where it is longest, 10 ms,
-// this is less than the second that a change of routes may take to be seen.
+// NexthopTTL is the life of a next hop that TC has found and XDP uses, in jiffies. The length of
+// a jiffy depends on the kernel; with the longest, 10 ms, this is less than the second in which
+// a change of routes must be seen.
 const NexthopTTL = 90
 
-// ICMP errors of one CPU: so many a second in the long run, and so many at once.
-// What tells of sizes is counted apart from the rest.
+// ICMP errors of one CPU: the average rate per second, and the burst. Errors with an MTU are
+// counted separately.
 const (
 	errorsPerSecond = 1000
 	errorsAtOnce    = 100
@@ -113,8 +113,8 @@ func EncodeHopKey(sid netip.Addr, path uint32, epoch uint8) abi.HopKey {
 	return abi.HopKey{Sid: Upper(sid), Path: abi.BE32(path), Epoch: epoch}
 }
 
-// encodeSource is what an entry of ws_hops says of the headends of its path: the
-// one, or :: where there are several, whom ws_sources lists. Packets with labels name none.
+// encodeSource is the source field of an entry of ws_hops: the path's headend, or :: if there
+// are several, which are in ws_sources. Packets with labels have no source.
 func encodeSource(id plan.PathID, sources []netip.Addr) ([2]uint64, error) {
 	for _, a := range sources {
 		if !a.Is6() || a.Is4In6() || a.Zone() != "" || a.IsUnspecified() {
@@ -163,7 +163,7 @@ func encodeHop(e plan.Endpoint, statsIndex, proxy uint32) (abi.Hop, error) {
 	}, nil
 }
 
-// formOf is what carries the path's packets.
+// formOf is the type of the path's outer headers.
 func formOf(id plan.PathID) abi.Form {
 	switch {
 	case id.OverLabels():
@@ -174,7 +174,7 @@ func formOf(id plan.PathID) abi.Form {
 	return abi.FormSRv6
 }
 
-// encodeOuter is what the headend of a path puts before its packets.
+// encodeOuter is the outer header of a path at its headend.
 func encodeOuter(n plan.Node, h plan.Headend) ([]byte, error) {
 	proof := srv6.Proof{Scheme: h.Scheme, Epoch: h.Epoch, Path: h.Path}
 	if !h.OverLabels() {
@@ -190,7 +190,7 @@ func encodeOuter(n plan.Node, h plan.Headend) ([]byte, error) {
 	return mpls.Outer(visits, proof.Bytes())
 }
 
-// encodeLabels says where the nodes are that have labels.
+// encodeLabels has the addresses of the nodes with labels.
 func encodeLabels(m *plan.MPLS) (map[uint32]abi.Label, error) {
 	out := map[uint32]abi.Label{}
 	if m == nil {
@@ -208,8 +208,8 @@ func encodeLabels(m *plan.MPLS) (map[uint32]abi.Label, error) {
 	return out, nil
 }
 
-// EncodeEgress gives both entries of an egress: the one that its SID is found
-// by, and the verifier's. windowIndex is that of its replay window.
+// EncodeEgress returns both entries of an egress: the entry of its SID, and the verifier's.
+// windowIndex is the index of its replay window.
 func EncodeEgress(e plan.Egress, statsIndex uint32) (abi.Hop, abi.Egress, error) {
 	from, err := encodeSource(e.PathID, e.Sources)
 	if err != nil {

@@ -16,21 +16,21 @@ import (
 // needed.
 var ErrCapacity = errors.New("the plan needs larger maps")
 
-// StatsKey says whose ws_stats entry it is: a headend's of a path (without
-// SID), or that of a SID on a path. Epochs share one.
+// StatsKey identifies an entry of ws_stats: of a path's headend (without SID), or of a SID on a
+// path. All epochs share one entry.
 type StatsKey struct {
 	Sid  uint64 // as in hopKey
 	Path uint32 // __be32
 }
 
-// CounterKey says whose slot of ws_numbers it is.
+// CounterKey identifies a slot of ws_numbers.
 type CounterKey struct {
 	Path  uint32 // __be32
 	Epoch uint8
 }
 
-// allocator gives out the lowest free numbers below limit. What was in use
-// before stays in use until the next allocator: a program may still be at it.
+// allocator assigns the lowest free numbers below limit. A number that was in use stays in use
+// until the next allocator: a program may still use it.
 type allocator[K comparable] struct {
 	Have  map[K]uint32
 	used  map[uint32]bool
@@ -71,10 +71,10 @@ func (a *allocator[K]) fresh() (uint32, error) {
 	return a.next, nil
 }
 
-// Indexes are the numbers by which entries of one map name those of another.
-// They are recovered from the maps, so that they outlive the agent.
+// Indexes are the numbers by which entries of one map name entries of another. They are
+// recovered from the maps, so that they outlive the agent.
 type Indexes struct {
-	headends *allocator[abi.Headend] // by content: what a rule names never changes
+	headends *allocator[abi.Headend] // by content: an entry that a rule names never changes
 	Stats    *allocator[StatsKey]
 	counters *allocator[CounterKey] // slots of ws_numbers
 	windows  *windowSpace           // words of ws_windows
@@ -111,10 +111,10 @@ func NewIndexes(l Limits, p Placed) Indexes {
 	return ix
 }
 
-// RecoverIndexes reads them off the entries, and off what is in slabs.
+// RecoverIndexes reads them from the entries and from the slabs.
 func RecoverIndexes(have Contents, l Limits, p Placed) Indexes {
 	ix := NewIndexes(l, p)
-	// In order, so that whichever of two wins does not change from run to run.
+	// In order, so that of two entries always the same one wins.
 	for _, i := range slices.Sorted(maps.Keys(have.Headends)) {
 		h := have.Headends[i]
 		ix.headends.keep(h, i)
@@ -142,9 +142,9 @@ func CompareHopKeys(a, b abi.HopKey) int {
 	return cmp.Or(cmp.Compare(a.Sid, b.Sid), cmp.Compare(a.Path, b.Path), cmp.Compare(a.Epoch, b.Epoch))
 }
 
-// classes gives source classes numbers. A destination rule and the class that
-// it names are two entries, so a class must not change while a rule names it:
-// one whose content is what it was keeps its number, any other gets a new one.
+// classes assigns numbers to source classes. A destination rule and the class that it names are
+// two entries, so a class must not change while a rule names it: a class with unchanged content
+// keeps its number, any other class gets a new one.
 func classes(have, want map[SrcKey]Match, dst map[DstKey]Match) (map[DstKey]Match, map[SrcKey]Match) {
 	used := map[uint32]bool{}
 	known := map[string]uint32{}

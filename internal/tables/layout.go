@@ -12,23 +12,23 @@ import (
 	"github.com/waystamp/waystamp/internal/model"
 )
 
-// Wiring is what desire must know of the machine.
+// Wiring describes the machine for Desire.
 type Wiring struct {
 	Ports map[uint32]abi.Port
 	Reach map[string]Reach
 	Cpus  int
 }
 
-// WindowKey says whose replay window it is. Other secrets have numbers of their
-// own, also under the same path and epoch: a chain that was taken out of the file
-// and put back begins at epoch 1 again.
+// WindowKey identifies a replay window. Other secrets have numbers of their own, also for the
+// same path and epoch: a chain that was removed from the file and added again begins at epoch 1
+// again.
 type WindowKey struct {
 	CounterKey
-	Secrets uint64 // digest of what the egress verifies with
+	Secrets uint64 // digest of the secrets with which the egress verifies
 }
 
-// SecretsOf tells the secrets of one epoch from those of another. It is the beginning of
-// a hash, in slabs and on the disk, and says nothing of them.
+// SecretsOf is a digest of one epoch's secrets: the beginning of a hash, in slabs and on disk,
+// which does not reveal them.
 func SecretsOf(e *abi.Egress) uint64 {
 	h := sha256.New()
 	fmt.Fprint(h, "waystamp replay window", e.Keys, e.Secret, e.Key)
@@ -48,7 +48,7 @@ type Window struct {
 
 func (w Window) String() string { return "replay window of " + w.Key.CounterKey.String() }
 
-// Words are those that count. Before them comes the head.
+// Words is the number of a window's words, without its head.
 func (w Window) Words() int { return w.Lanes * w.Size / 4 }
 
 // WindowSlot is where a window is.
@@ -60,13 +60,13 @@ type WindowSlot struct {
 func (w WindowSlot) Head() int { return w.At - abi.WindowHead }
 func (w WindowSlot) End() int  { return w.At + w.Words() }
 
-// Placed says where in the slabs everything is.
+// Placed has the places of all windows and slots in the slabs.
 type Placed struct {
 	Windows map[WindowKey]WindowSlot
 	Numbers map[CounterKey]uint32 // slot
 }
 
-// windowSpace gives windows room in the slabs.
+// windowSpace assigns places in the slabs to windows.
 type windowSpace struct {
 	have map[WindowKey]WindowSlot
 	used []WindowSlot // in their order

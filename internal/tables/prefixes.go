@@ -25,8 +25,8 @@ type SrcKey struct {
 	Addr      [16]uint8
 }
 
-// Match is what a rule by prefixes says: struct ws_match, but that the target of a
-// source's rule is its class.
+// Match is the result of a rule by prefixes: struct ws_match, except that the target of a rule
+// with sources is its class.
 type Match struct {
 	Target uint32
 	Action uint8
@@ -41,8 +41,8 @@ type Prefixes struct {
 
 func (p Prefixes) Equal(q Prefixes) bool { return maps.Equal(p.Dst, q.Dst) && maps.Equal(p.Src, q.Src) }
 
-// Over are p, and those of q that p does not replace. A class of both is the same
-// in both; see classes.
+// Over returns p, and the entries of q that p does not replace. A class in both is equal in
+// both; see classes.
 func (p Prefixes) Over(q Prefixes) Prefixes {
 	out := Prefixes{map[DstKey]Match{}, map[SrcKey]Match{}}
 	maps.Copy(out.Dst, q.Dst)
@@ -66,17 +66,17 @@ type PrefixEntry struct {
 	Kind   uint8
 }
 
-// PrefixStep is a step of a head, and what its lines will hold.
+// PrefixStep is a step of a head, and the content of its lines.
 type PrefixStep struct {
 	length, Hit, miss uint8
 	entries           map[[2]uint64]PrefixEntry
 }
 
-// prefixHead is what is looked up at once: the destinations, or a class.
+// prefixHead is one table of a search: the destinations, or a class.
 type prefixHead struct {
 	class uint32
 	rules [129]map[[2]uint64]Match // by length
-	steps []PrefixStep             // the first is none
+	steps []PrefixStep             // the first one is reserved
 	first uint8
 	line  uint32
 }
@@ -111,8 +111,8 @@ func (h *prefixHead) add(length uint32, addr [16]uint8, m Match) error {
 	return nil
 }
 
-// plan makes the tree of lengths: the one with the most rules is asked first, and
-// those on both its sides in halves.
+// plan makes the tree of lengths: first the length with the most rules, then halves of the
+// lengths on both its sides.
 func (h *prefixHead) plan() {
 	h.steps = []PrefixStep{{}}
 	var lengths []uint8
@@ -141,8 +141,8 @@ func (h *prefixHead) plan() {
 	h.first = tree(lengths, most)
 }
 
-// enter puts a rule where a search ends that its addresses begin, and what leads
-// there on the way.
+// enter puts a rule at the step where a search for its addresses ends, and entries that lead to
+// it at the steps before.
 func (h *prefixHead) enter(length uint8, addr [2]uint64, m Match) {
 	for i := h.first; i != 0; {
 		s := &h.steps[i]
@@ -195,7 +195,7 @@ func (h *prefixHead) fill(heads map[uint32]*prefixHead) {
 	}
 }
 
-// covering is what the longest rule says that covers a prefix.
+// covering is the result of the longest rule that covers a prefix.
 func (h *prefixHead) covering(length uint8, addr [2]uint64) Match {
 	for l := int(length); l >= 0; l-- {
 		if m, ok := h.rules[l][Masked(addr, uint8(l))]; ok {
@@ -240,7 +240,7 @@ func spread(entries map[[2]uint64]PrefixEntry, order [][2]uint64, log2 uint8) []
 	return lines[:last+1]
 }
 
-// Encode is what the map shall hold: a whole number of lines.
+// Encode is the content of the map: a whole number of lines.
 func (p Prefixes) Encode() ([]byte, error) {
 	heads := map[uint32]*prefixHead{0: {}}
 	head := func(class uint32) *prefixHead {
@@ -320,7 +320,7 @@ func (l Line) Append(b []byte) []byte {
 
 var errNotPrefixes = errors.New("a table of prefixes is damaged")
 
-// DecodePrefixes reads back what encode has written.
+// DecodePrefixes reads the output of Encode.
 func DecodePrefixes(b []byte) (Prefixes, error) {
 	out := Prefixes{map[DstKey]Match{}, map[SrcKey]Match{}}
 	seen := map[uint32]bool{}
@@ -331,7 +331,7 @@ func DecodePrefixes(b []byte) (Prefixes, error) {
 			return class, err
 		}
 		seen[head] = true
-		var read [256]bool // steps; those of a damaged table may lead round in a circle
+		var read [256]bool // steps; in a damaged table they may form a loop
 		for todo := []uint8{none.Hit}; len(todo) > 0; todo = todo[1:] {
 			if todo[0] == 0 || read[todo[0]] {
 				continue

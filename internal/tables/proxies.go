@@ -15,12 +15,12 @@ import (
 const (
 	// proxiesMax is WS_PROXIES_MAX of bpf/lib/node/maps.h.
 	proxiesMax = 1024
-	// slotsMax is what 16 bits of skb->tc_index can tell apart, less WS_INDEX_PROVEN
-	// and WS_INDEX_LET_GO.
+	// slotsMax is the number of values of the 16-bit skb->tc_index, without WS_INDEX_PROVEN and
+	// WS_INDEX_LET_GO.
 	slotsMax = abi.IndexLetGo - 1
-	// bucketsLeast is what one function has at least.
+	// BucketsLeast is the least number of buckets of one function.
 	BucketsLeast = 8
-	// cacheMost bounds the memory that a plan can ask for: 2 GB.
+	// cacheMost bounds the memory for a plan's caches: 2 GB.
 	cacheMost = 1 << 21
 )
 
@@ -28,18 +28,17 @@ const (
 type Reach struct {
 	To   uint32  // 0: it is local; noInterface: it is not there
 	Dmac [6]byte // of the interface that it sends to
-	Cuts bool    // by itself, what is sent to to
-	// Namespace is what the node's network namespace calls the one behind To, from 1 on,
-	// so that 0 is: it has no name for it.
+	Cuts bool    // the device To segments super-packets itself
+	// Namespace is the id of the namespace behind To in the node's network namespace, plus 1; 0:
+	// it has no id there.
 	Namespace int
 }
 
 // noInterface is the index of no device.
 const noInterface = ^uint32(0)
 
-// ProxyKeys gives each function its key in ws_proxies: 1 to 65533, made of its
-// name, so that a header that is kept names the same function after a change of
-// plans and of agents.
+// ProxyKeys gives each function its key in ws_proxies: 1 to 65533, derived from its name, so
+// that a kept header names the same function after a change of plans and of agents.
 func ProxyKeys(proxies []plan.Proxy) (map[string]uint32, error) {
 	if len(proxies) > proxiesMax {
 		return nil, fmt.Errorf("the plan has %d functions with a proxy, more than the %d that a node holds", len(proxies), proxiesMax)
@@ -67,9 +66,9 @@ func byName(proxies []plan.Proxy) []plan.Proxy {
 	return slices.SortedFunc(slices.Values(proxies), func(a, b plan.Proxy) int { return cmp.Compare(a.Function, b.Function) })
 }
 
-// SlotsPerCPU is how many slots each CPU gets for each function that is
-// recognised by metadata: if there is room, enough for all of its packets to come
-// by one CPU, and in total never fewer than the plan says.
+// SlotsPerCPU is the number of slots of each CPU for each function that is recognised by
+// metadata: if there is room, enough for all of its packets on one CPU, and in total at least
+// the number in the plan.
 func SlotsPerCPU(proxies []plan.Proxy, cpus int) (map[string]uint32, error) {
 	out := map[string]uint32{}
 	total, asked := 0, 0
@@ -100,8 +99,9 @@ func SlotsPerCPU(proxies []plan.Proxy, cpus int) (map[string]uint32, error) {
 	return out, nil
 }
 
-// slotRoom is what a function with n slots for each CPU takes of ws_slots at most. Those of
-// fewer than abi.SlotsNear may leave some unused before the next one's: see struct ws_proxy.
+// slotRoom is the highest number of entries of ws_slots for a function with n slots for each
+// CPU. With fewer than abi.SlotsNear slots some entries before the next function's may stay
+// unused: see struct ws_proxy.
 func slotRoom(n uint32, cpus int) uint32 {
 	size := n * uint32(cpus)
 	if n < abi.SlotsNear {
@@ -119,7 +119,7 @@ func ceilPower(n int) uint32 {
 	return p
 }
 
-// needCaches adds to l what the functions of a plan need.
+// needCaches adds the sizes for the functions of a plan to l.
 func (l Limits) needCaches(n plan.Node, cpus int) (Limits, error) {
 	byContent, buckets := 0, 0
 	for _, p := range n.Proxies {
@@ -143,7 +143,7 @@ func (l Limits) needCaches(n plan.Node, cpus int) (Limits, error) {
 	if err != nil {
 		return Limits{}, err
 	}
-	total := 1 // entry 0 is none
+	total := 1 // entry 0 is reserved
 	for _, s := range slots {
 		total += int(slotRoom(s, cpus))
 	}
@@ -166,11 +166,10 @@ func roomFor(n int) uint32 {
 	return uint32((n + step - 1) / step * step)
 }
 
-// ranges gives out parts of an array to proxies: of ws_slots or ws_buckets. What
-// was in use before stays in use until the next ones: a program may still be at
-// it.
+// ranges assigns parts of an array to proxies: of ws_slots or ws_buckets. A part that was in use
+// stays in use until the next ranges: a program may still use it.
 type ranges struct {
-	limit uint32 // entries that can be given out, and those before first
+	limit uint32 // entries that can be assigned, and those before first
 	have  map[uint32]abi.Proxy
 	used  []entries // ordered
 	// exact: a range of another length is no use.
@@ -179,7 +178,7 @@ type ranges struct {
 
 type entries struct{ first, end uint32 }
 
-// NewSlotRanges are of ws_slots. Entry 0 is nobody's.
+// NewSlotRanges are ranges of ws_slots. Entry 0 is reserved.
 func NewSlotRanges(limit uint32) *ranges {
 	return &ranges{limit: min(limit, slotsMax+1), have: map[uint32]abi.Proxy{}, used: []entries{{0, 1}}, exact: true}
 }
@@ -188,8 +187,8 @@ func NewBucketRanges(limit uint32) *ranges {
 	return &ranges{limit: limit, have: map[uint32]abi.Proxy{}}
 }
 
-// keep notes the range of a proxy. The map does not say on how many CPUs it has
-// slots; whoever takes a range for as many is told by get.
+// keep notes the range of a proxy. The map does not contain the number of CPUs that have slots:
+// Get receives that number.
 func (r *ranges) keep(id uint32, p abi.Proxy) {
 	if p.Slots > 0 {
 		r.have[id] = p
@@ -238,9 +237,9 @@ func (r *ranges) add(e entries) {
 	slices.SortFunc(r.used, func(a, b entries) int { return cmp.Or(cmp.Compare(a.first, b.first), cmp.Compare(a.end, b.end)) })
 }
 
-// desireProxies adds what the functions of a plan need. It returns their keys,
-// by function. Of those that cannot be reached the entry says that they are gone,
-// so that their packets are refused.
+// desireProxies adds the entries of a plan's functions. It returns their keys, by function. The
+// entry of a function that cannot be reached is marked as gone, so that packets for it are
+// refused.
 func (w *Wanted) desireProxies(n plan.Node, at Wiring, have Contents, ix Indexes) (map[string]uint32, error) {
 	keys, err := ProxyKeys(n.Proxies)
 	if err != nil {
@@ -316,7 +315,7 @@ func encodeProxy(p plan.Proxy, r Reach, statsIndex uint32) abi.Proxy {
 		if !p.Local {
 			out.Peer = 1
 		}
-		// What cannot be asked is not bypassed.
+		// Without a namespace id there is no bypass.
 		if out.Netns = -1; !p.Local {
 			out.Netns = int32(r.Namespace - 1)
 		}
@@ -339,15 +338,15 @@ func encodeProxy(p plan.Proxy, r Reach, statsIndex uint32) abi.Proxy {
 	return out
 }
 
-// NeedsCutters tells whether a node cuts super-packets for its functions, or
-// sends what a local one lets go to its own next segment, and so needs the two
-// pairs of devices that CutterPairs names.
+// NeedsCutters reports whether a node segments super-packets for its functions, or sends packets
+// from a local function to a next segment on the node itself; both need the two pairs of devices
+// that CutterPairs names.
 func NeedsCutters(n plan.Node) bool {
 	return slices.ContainsFunc(n.Proxies, func(p plan.Proxy) bool { return p.Local || p.Segments == model.SegmentsCut })
 }
 
-// CutterPair names a veth pair that cuts super-packets: what goes into In comes
-// out of Out frame by frame. Whoever calls Apply makes both before.
+// CutterPair names a veth pair that segments super-packets: a super-packet sent into In arrives
+// at Out as frames. The caller of Apply makes both before.
 type CutterPair struct{ In, Out string }
 
 // CutterPairs are those on the way to functions and on the way back from them.
@@ -370,8 +369,8 @@ func Cutters(n plan.Node) (out []CutterPair) {
 	return out
 }
 
-// NeedsEnterCutter tells whether a node is the headend of a path over labels. The kernel cuts
-// no super-packet that has them.
+// NeedsEnterCutter reports whether a node is the headend of a path over labels. The kernel
+// segments no super-packet with labels.
 func NeedsEnterCutter(n plan.Node) bool {
 	return slices.ContainsFunc(n.Headends, func(h plan.Headend) bool { return h.OverLabels() })
 }
@@ -380,7 +379,7 @@ func HasLocal(n plan.Node) bool {
 	return slices.ContainsFunc(n.Proxies, func(p plan.Proxy) bool { return p.Local })
 }
 
-// HasOwn: some path takes what the node sends itself, or what is marked on it.
+// HasOwn reports whether a path takes packets that the node originates, or marked packets.
 func HasOwn(n plan.Node) bool {
 	return slices.ContainsFunc(n.Headends, func(h plan.Headend) bool { return h.Own || h.Match.ByMark() })
 }

@@ -23,13 +23,12 @@ func setBit(b *ruleBits, i int) { b[i/64] |= 1 << (i % 64) }
 // orderedRule is one of a node's rules in the order of their priorities.
 type orderedRule struct {
 	plan.Rule
-	steers bool  // the target is a headend; else a path that must be proven
+	steers bool  // the target is a headend; else a path whose proof is required
 	origin uint8 // of a headend: the function that the rule is of; 0: none
 }
 
-// orderRules puts the ordered rules of headends, of egresses and of functions that
-// originate into one list, by priority. Which of them a packet meets is a matter of who
-// asks.
+// orderRules puts the ordered rules of headends, of egresses and of functions that originate
+// into one list, by priority. Each look-up has its own subset of them.
 func orderRules(steer, require []plan.Rule, origins map[uint8][]plan.Rule) ([]orderedRule, error) {
 	var all []orderedRule
 	for _, r := range plan.Ordered(steer) {
@@ -50,7 +49,7 @@ func orderRules(steer, require []plan.Rule, origins map[uint8][]plan.Rule) ([]or
 	return all, nil
 }
 
-// EncodeRules is what ws_rules shall hold. guards: see Contents.
+// EncodeRules is the content of ws_rules. guards: see Contents.
 func EncodeRules(steer, require []plan.Rule, guards map[uint32]uint32, origins map[uint8][]plan.Rule) (map[uint32]abi.Ruleset, error) {
 	all, err := orderRules(steer, require, origins)
 	if err != nil {
@@ -87,7 +86,7 @@ func EncodeRules(steer, require []plan.Rule, guards map[uint32]uint32, origins m
 	return map[uint32]abi.Ruleset{0: *s}, nil
 }
 
-// addUpperLayer says which protocols and DSCPs fit rule i.
+// addUpperLayer adds the protocols and DSCPs that match rule i.
 func addUpperLayer(s *abi.Ruleset, i int, m model.Match) {
 	for p := range s.Protocol {
 		if m.Protocol == 0 || int(m.Protocol) == p {
@@ -105,7 +104,7 @@ func addUpperLayer(s *abi.Ruleset, i int, m model.Match) {
 	}
 }
 
-// addUses says who meets rule i, and what it says then.
+// addUses adds rule i to its look-ups, with its targets.
 func addUses(s *abi.Ruleset, i int, r orderedRule) {
 	version := 0
 	if r.Match.Is4() {
@@ -136,7 +135,7 @@ func addUses(s *abi.Ruleset, i int, r orderedRule) {
 	}
 }
 
-// addMarks says which marks fit which rules.
+// addMarks adds the marks that match each rule.
 func addMarks(s *abi.Ruleset, all []orderedRule) {
 	byMark := map[model.Mark]ruleBits{}
 	for i, r := range all {
@@ -163,7 +162,7 @@ func addMarks(s *abi.Ruleset, all []orderedRule) {
 	}
 }
 
-// ruleSpan is what fits a rule of one condition, both ends included.
+// ruleSpan is the range of values that match a rule's condition, both ends included.
 type ruleSpan[K any] struct {
 	rule     int
 	from, to K
@@ -188,7 +187,7 @@ func addrSpan(rule int, p netip.Prefix) ruleSpan[[2]uint64] {
 	return ruleSpan[[2]uint64]{rule, from, to}
 }
 
-// ones is a number whose lowest n bits are set.
+// ones is a number with its lowest n bits set.
 func ones(n int) uint64 { return 1<<n - 1 }
 
 // HostWords are the two halves of an address as numbers.
@@ -215,8 +214,8 @@ func nextAddr(a [2]uint64) [2]uint64 {
 
 func nextNumber(n uint32) uint32 { return n + 1 }
 
-// cut cuts the axis where a span begins or ends, and says which rules fit in each
-// piece. It returns the first step of a binary search.
+// cut divides the axis at the ends of spans, and lists the rules that match each piece. It
+// returns the first step of a binary search.
 func (a axis[K]) cut(spans []ruleSpan[K], from []K, fit []ruleBits) (step uint32) {
 	var zero K
 	starts := []K{zero}

@@ -1,9 +1,8 @@
-// Package tables computes what the maps of a node's data path shall hold: from a
-// plan, from what the node's machine is like (Wiring), and from what the maps hold
-// already, in the layouts of internal/abi. It says in which order one content
-// follows another so that no step opens a hole, and where in the slabs of replay
-// windows and packet numbers each path has its place. It is pure: it reads and
-// writes no map; internal/dataplane does.
+// Package tables computes the wanted content of the maps of a node's data path: from a plan,
+// from a description of the node's machine (Wiring), and from the present content, in the
+// layouts of internal/abi. It determines the order in which one content replaces another so that
+// no step opens a hole, and the place of each path in the slabs of replay windows and packet
+// numbers. It is pure: it reads and writes no map; internal/dataplane does.
 package tables
 
 import (
@@ -14,8 +13,7 @@ import (
 	"github.com/waystamp/waystamp/internal/abi"
 )
 
-// Contents is what the maps hold that user space alone writes. Two of them are
-// compared to learn what must be done.
+// Contents is the content of the maps that only user space writes. Changes compares two of them.
 type Contents struct {
 	Hops     map[abi.HopKey]abi.Hop
 	Sids     map[abi.HopKey]uint32
@@ -26,7 +24,7 @@ type Contents struct {
 	Streams  map[uint32]abi.Stream     // by the path as __be32 that ends at a function on byte streams
 	Services map[abi.ServiceKey]uint32 // where clients connect to a gateway: its proxy
 	Labels   map[uint32]abi.Label      // where nodes are, by their label
-	Guards   map[uint32]uint32         // what the chain of a path that ends here says, by the path as __be32
+	Guards   map[uint32]uint32         // the guard setting of the chain of a path that ends here, by the path as __be32
 	MatchDst map[DstKey]Match
 	MatchSrc map[SrcKey]Match
 	GuardDst map[DstKey]Match
@@ -53,7 +51,7 @@ func New() Contents {
 	}
 }
 
-// ByUse are the rules by prefixes, by what they are for.
+// ByUse returns the rules by prefixes, by their use.
 func (t Contents) ByUse() map[abi.MatchUse]Prefixes {
 	uses := map[abi.MatchUse]Prefixes{
 		abi.MatchUseSteer:   {t.MatchDst, t.MatchSrc},
@@ -120,25 +118,25 @@ type Op struct {
 
 func (o Op) Remove() bool { return o.Value == nil }
 
-// Changes are the ops that lead from have to want, in an order in which a
-// packet meets a whole state at every step, or is refused:
+// Changes are the ops from have to want, in an order in which each
+// packet meets a complete state at every step, or is refused:
 //
-//   - what the guard requires is added first and given up last, so that no
-//     packet that needs a proof before and after slips by in between;
-//   - what a headend's packets need on this node is there before they come, and
-//     stays until they are gone;
-//   - a proxy is there before a SID, an interface or a rule names it, and what
-//     must pass a local function is known before the first packet comes to it;
-//   - a rule is there only while its headend, and its source class, are;
-//   - what a function makes is refused until its own rules are there;
-//   - what is behind a function on byte streams is known before packets come to it, and
-//     names paths that are there;
-//   - clients come to a gateway while all of its chains are there.
+//   - the guard's requirements are added first and removed last, so that no
+//     packet that needs a proof before and after passes without one in between;
+//   - the entries on this node for a headend's packets are added before the headend,
+//     and removed after it;
+//   - a proxy is added before a SID, an interface or a rule names it, and the matches
+//     of a local function before its first packet;
+//   - a rule exists only together with its headend, and its source class;
+//   - packets that a function makes are refused until the function's own rules exist;
+//   - the entries behind a function on byte streams are added before packets to it, and
+//     name existing paths;
+//   - clients reach a gateway only while all of its chains exist.
 //
-// There is no such order where together says so.
+// If Together is true, there is no such order.
 //
-// Rules by prefixes are replaced as a whole, twice: by the new ones over the old
-// ones, and by the new ones alone. A packet meets its old rule until it meets its
+// Rules by prefixes are replaced as a whole, twice: by the new rules over the old
+// ones, and by the new ones only. A packet meets its old rule until it meets its
 // new one, and never a third.
 func Changes(have, want Contents) []Op {
 	var ops []Op
@@ -208,10 +206,9 @@ func Changes(have, want Contents) []Op {
 // or back, at once. That needs a new generation.
 var ErrTogether = errors.New("ordered rules and prefixes change together")
 
-// Together: do the paths of ordered rules differ as well as those of prefixes?
-// Where only one of them does, a packet that an ordered rule covers meets either
-// its old path or its new one at every step, and any other packet, too. Tables by
-// source do not differ where those by destination do not: see classes.
+// Together reports whether both the paths of ordered rules and those of prefixes change. If only
+// one of them changes, every packet meets either its old path or its new one at every step.
+// Tables by source do not change unless tables by destination do: see classes.
 func Together(have, want Contents) bool {
 	if maps.Equal(have.rulesByPath(), want.rulesByPath()) {
 		return false
@@ -253,7 +250,7 @@ func (t Contents) rulesByPath() map[uint32]abi.Ruleset {
 				set.Steer[i] = t.Headends[steer&abi.RuleTarget-1].Path
 			}
 		}
-		set.Guard = [abi.Guards]ruleBits{} // whose packets they are does not depend on it
+		set.Guard = [abi.Guards]ruleBits{} // they do not determine the path of a packet
 		out[k] = set
 	}
 	return out
@@ -284,8 +281,8 @@ func LeftBehind(have, want Contents) []Op {
 	return Deletes(ops, MapProxies, have.Proxies, want.Proxies)
 }
 
-// withLocal adds this node's own addresses to rules: an entry each that says
-// what the longest rule covering the address says, and that it is local.
+// withLocal adds this node's own addresses to rules: each as an entry with the result of the
+// longest rule that covers the address, marked as local.
 func withLocal(dst map[DstKey]Match, local []DstKey) map[DstKey]Match {
 	out := maps.Clone(dst)
 	for _, k := range local {
@@ -296,7 +293,7 @@ func withLocal(dst map[DstKey]Match, local []DstKey) map[DstKey]Match {
 	return out
 }
 
-// Covering is what the longest rule says that covers the address k.
+// Covering is the result of the longest rule that covers the address k.
 func Covering(dst map[DstKey]Match, k DstKey) Match {
 	for bits := k.Prefixlen + 1; bits > 0; bits-- {
 		if m, ok := dst[truncated(k, bits-1)]; ok {

@@ -247,7 +247,7 @@ ruleset: |
 	t.Run("is refused before it is built, where it says so", func(t *testing.T) {
 		file := write(t, "nat.yaml", withFunction(routing+", rewrites: true", translates))
 		r := run(t, "plan", "-f", file)
-		if r.code != 2 || !strings.Contains(r.stderr, "cannot go with recognise: content") || !strings.Contains(r.stderr, "^") {
+		if r.code != 2 || !strings.Contains(r.stderr, "cannot be combined with recognise: content") || !strings.Contains(r.stderr, "^") {
 			t.Errorf("%s\nwant exit code 2, and where and why", r)
 		}
 	})
