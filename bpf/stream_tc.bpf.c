@@ -18,29 +18,33 @@
 __noinline int ws_stream_error(struct __sk_buff *skb, struct ws_conn_key *key)
 {
 	__be64 from[2] = {};
-	__be32 from4;
+	__be32 from4 = 0;
+	bool other;
 	int what;
 
 	if (!key)
 		return REASON(STREAM_NOT_TCP);
 	what = ws_error_read(skb, key);
 	if (skb->protocol == bpf_htons(ETH_P_IP)) {
-		if (what >> 8 != ICMP4_UNREACHABLE ||
-		    what == ERROR_OF(ICMP4_UNREACHABLE,
-				     ICMP4_FRAGMENTATION_NEEDED) ||
-		    bpf_skb_load_bytes(skb,
-				       sizeof(struct eth_hdr) +
-					       offsetof(struct ip4_hdr, src),
-				       &from4, sizeof(from4)))
-			return REASON(STREAM_NOT_TCP);
+		other = what >> 8 != ICMP4_UNREACHABLE ||
+			what == ERROR_OF(ICMP4_UNREACHABLE,
+					 ICMP4_FRAGMENTATION_NEEDED) ||
+			bpf_skb_load_bytes(
+				skb,
+				sizeof(struct eth_hdr) +
+					offsetof(struct ip4_hdr, src),
+				&from4, sizeof(from4));
 		from[1] = ip4_mapped(from4);
-	} else if (what >> 8 != ICMP6_UNREACHABLE ||
-		   bpf_skb_load_bytes(skb,
-				      sizeof(struct eth_hdr) +
-					      offsetof(struct ip6_hdr, src),
-				      from, sizeof(from))) {
-		return REASON(STREAM_NOT_TCP);
+	} else {
+		other = what >> 8 != ICMP6_UNREACHABLE ||
+			bpf_skb_load_bytes(
+				skb,
+				sizeof(struct eth_hdr) +
+					offsetof(struct ip6_hdr, src),
+				from, sizeof(from));
 	}
+	if (other)
+		return REASON(STREAM_NOT_TCP);
 	return from[0] == key->server[0] && from[1] == key->server[1] ?
 		       WS_REASON_NONE :
 		       REASON(STREAM_UNKNOWN);
