@@ -25,8 +25,8 @@ func TestReadConfigNamesEachMistake(t *testing.T) {
 		`{"name": "a", "port": 1} {}`:           {"something behind its object"},
 		`{}`:                                    {"name is missing", "port is missing"},
 		`{"name": "a", "port": 1, "loops": 65}`: {"loops is 65; expect 1 to 64"},
-		`{"name": "a", "port": 1, "run": ["gzp", {"a": 1, "b": 2}, {"xor": {"passes": 0}}, {"xor": {"pass": 1}}]}`: {
-			`run[0]: "gzp" is not a function; expect one of`, "run[1]: expect the name of a function", "run[2]: xor: passes is 0", `run[3]: xor: settings: json: unknown field "pass"`},
+		`{"name": "a", "port": 1, "run": ["gzp", {"a": 1, "b": 2}, {"xor": {"passes": -1}}, {"xor": {"pass": 1}}]}`: {
+			`run[0]: "gzp" is not a function; expect one of`, "run[1]: expect the name of a function", "run[2]: xor: passes is -1", `run[3]: xor: settings: json: unknown field "pass"`},
 		`{"name": "a", "port": 1, "limits": {"idle": "2"}}`:                                                       {`"2" is not a duration`},
 		`{"name": "a", "port": 1, "limits": {"idle": "1ms", "half-closed": "0s", "buffer": 1, "connections": 0}}`: {"limits.idle", "limits.half-closed", "limits.buffer", "limits.connections"},
 		`{"name": "a", "port": 1, "keys": {"7": "c2hvcnQ="}}`:                                                     {"a key is 32 bytes in base64"},
