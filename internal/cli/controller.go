@@ -149,7 +149,7 @@ key, back up and restore into an empty one. Calls are logged on standard error (
 }
 
 func addSealKey(cmd *cobra.Command, seal *string) {
-	cmd.Flags().StringVar(seal, "seal-key", "", "`file` with a key that encrypts all records in the store: 64 hexadecimal digits, mode 0600; keep a copy elsewhere")
+	cmd.Flags().StringVar(seal, "seal-key", "", "`file` with a key that encrypts all records in the store: 64 hexadecimal digits, mode 0600 or 0400, of the user who runs this or of root; keep a copy elsewhere")
 }
 
 // sealedBy is a store whose records are sealed with the key in a file; "": as they are. It closes the store if it fails.

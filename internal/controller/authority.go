@@ -157,12 +157,23 @@ func (c *Controller) followCA(ctx context.Context) error {
 	})
 }
 
+// currentCA is the CA as the records have it now. What is told to a node must not be older than what it has said
+// that it trusts, whichever controller it said it to.
+func (c *Controller) currentCA(ctx context.Context) (*authority, error) {
+	if err := c.reloadCA(ctx); err != nil {
+		return nil, err
+	}
+	return c.authority.Load(), nil
+}
+
 // commitCA replaces the record of the CA as it was seen.
 func (c *Controller) commitCA(ctx context.Context, a *authority, r caRecord, what string, t store.Txn) error {
 	r.Since = c.cfg.Now()
 	t.If = append(t.If, store.Condition{Key: keyCA, Revision: a.revision})
 	t.Put = map[string][]byte{keyCA: encode(r)}
-	if _, err := c.store.Commit(ctx, t); err != nil {
+	if _, err := c.store.Commit(ctx, t); errors.Is(err, store.ErrConflict) {
+		return errors.Join(err, c.reloadCA(ctx)) // else it would be tried in vain until the change is heard of
+	} else if err != nil {
 		return err
 	}
 	c.cfg.Log.Info("the CA changes", "commit", what)
@@ -187,6 +198,10 @@ func (c *Controller) beginCA(ctx context.Context, a *authority) error {
 // advanceCA does the commit that is due, if there is one, and else says when one may be.
 func (c *Controller) advanceCA(ctx context.Context, v *view) (did bool, wake time.Time, err error) {
 	a := c.authority.Load()
+	if v.revision < a.revision {
+		// It lacks whoever joined before the change began, and trusts the root of before alone.
+		return true, time.Time{}, nil
+	}
 	if a.record.Next == nil && a.record.Old == nil {
 		wake = a.roots[0].NotAfter.Add(-caRenewBefore)
 		if c.cfg.Now().Before(wake) || !v.state.Restored.IsZero() {
@@ -229,9 +244,9 @@ func (a *authority) waitsFor(v *view) (names []string) {
 // trusted notes which roots a node trusts, while they change.
 func (c *Controller) trusted(ctx context.Context, name string, pins []string) error {
 	for {
-		a := c.authority.Load()
-		if a.record.Next == nil && a.record.Old == nil {
-			return nil
+		a, err := c.currentCA(ctx)
+		if err != nil || a.record.Next == nil && a.record.Old == nil {
+			return err
 		}
 		if len(pins) > rootsMax {
 			return fmt.Errorf("node %s says that it trusts %d roots, which cannot be", name, len(pins))
@@ -248,9 +263,6 @@ func (c *Controller) trusted(ctx context.Context, name string, pins []string) er
 			Put: map[string][]byte{keyNode(name, partRoots): encode(rootsRecord{Pins: pins})},
 		})
 		if !errors.Is(err, store.ErrConflict) {
-			return err
-		}
-		if err := c.reloadCA(ctx); err != nil {
 			return err
 		}
 	}

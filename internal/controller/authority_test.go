@@ -1,8 +1,14 @@
 package controller
 
 import (
+	"bytes"
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
 	"crypto/x509"
 	"encoding/json"
+	"errors"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -14,6 +20,7 @@ import (
 	"github.com/waystamp/waystamp/internal/identity"
 	"github.com/waystamp/waystamp/internal/member"
 	v1 "github.com/waystamp/waystamp/internal/rpc/waystampv1"
+	"github.com/waystamp/waystamp/internal/store"
 )
 
 // roots are the states of all roots, with whom they wait for.
@@ -211,5 +218,140 @@ func TestTheNextControllerCarriesAChangeOfTheCAOn(t *testing.T) {
 		if got := agents[name].trustedBy(); !slices.Equal(got, []string{coming}) {
 			t.Errorf("%s trusts %q, want %s", name, got, coming)
 		}
+	}
+}
+
+// two are controllers on one new store, which do nothing by themselves, and hear of each other's changes only when they ask.
+func two(t *testing.T) (s store.Store, a, b *Controller) {
+	t.Helper()
+	s, err := store.OpenBolt(filepath.Join(t.TempDir(), "store"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	for _, c := range []**Controller{&a, &b} {
+		if *c, err = New(t.Context(), Config{Store: s}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return s, a, b
+}
+
+// joined writes the record of a node, and gives a context in which it calls.
+func joined(t *testing.T, s store.Store, name string) context.Context {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	id, err := identity.KeyID(key.Public())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Commit(t.Context(), store.Txn{Put: map[string][]byte{keyNode(name, partID): encode(nodeRecord{Key: id})}}); err != nil {
+		t.Fatal(err)
+	}
+	return context.WithValue(t.Context(), callerKey{}, caller{peer: identity.Peer{ID: identity.ID{Node: name}, KeyID: id, Key: key.Public()}})
+}
+
+// A controller that has not heard of a change of the CA does not tell a node the roots of before: the node has told
+// another one that it trusts the new root, perhaps, and would trust it no more when it signs.
+func TestARenewalHasTheRootsOfTheRecords(t *testing.T) {
+	s, a, late := two(t)
+	r1 := joined(t, s, "r1")
+	if err := a.beginCA(t.Context(), a.authority.Load()); err != nil {
+		t.Fatal(err)
+	}
+	want := a.authority.Load().der()
+	answer, err := node{late}.Renew(r1, connect.NewRequest(&v1.RenewRequest{}))
+	if err != nil || len(want) != 2 || !slices.EqualFunc(answer.Msg.Roots, want, bytes.Equal) {
+		t.Errorf("r1 is told other roots than the two of the records; %v", err)
+	}
+}
+
+// Nor does it leave unrecorded what a node says.
+func TestWhatANodeTrustsIsRecordedByAControllerThatIsLate(t *testing.T) {
+	s, a, late := two(t)
+	joined(t, s, "r1")
+	if err := a.beginCA(t.Context(), a.authority.Load()); err != nil {
+		t.Fatal(err)
+	}
+	if err := late.trusted(t.Context(), "r1", a.authority.Load().pins()); err != nil {
+		t.Fatal(err)
+	}
+	v, err := readView(t.Context(), s)
+	if waits := a.authority.Load().waitsFor(v); err != nil || len(waits) != 0 {
+		t.Errorf("it waits for %q; %v", waits, err)
+	}
+}
+
+// Nor does it try in vain to go over the change, again and again, until it hears of it.
+func TestAControllerThatIsLateWithTheCAReadsItAgain(t *testing.T) {
+	_, a, late := two(t)
+	if err := a.beginCA(t.Context(), a.authority.Load()); err != nil {
+		t.Fatal(err)
+	}
+	if err := late.beginCA(t.Context(), late.authority.Load()); !errors.Is(err, store.ErrConflict) {
+		t.Errorf("over the change: %v", err)
+	}
+	if got, want := late.authority.Load().pins(), a.authority.Load().pins(); !slices.Equal(got, want) {
+		t.Errorf("it trusts %q, want %q", got, want)
+	}
+}
+
+// Who joined after the records were read, and before the change began, trusts the root of before alone, and is waited for.
+func TestAChangeOfTheCAWaitsForWhoJoinedJustBefore(t *testing.T) {
+	s, c, _ := two(t)
+	before, err := readView(t.Context(), s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	joined(t, s, "r1")
+	if err := c.beginCA(t.Context(), c.authority.Load()); err != nil {
+		t.Fatal(err)
+	}
+	if did, _, err := c.advanceCA(t.Context(), before); !did || err != nil {
+		t.Errorf("it is not looked at again: %v, %v", did, err)
+	}
+	if c.authority.Load().record.Next == nil {
+		t.Fatal("the new root signs, and r1 does not trust it")
+	}
+	now, err := readView(t.Context(), s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if did, _, err := c.advanceCA(t.Context(), now); did || err != nil || c.authority.Load().record.Next == nil {
+		t.Errorf("it does not wait for r1: %v, %v", did, err)
+	}
+}
+
+// A CA is made for a new store alone: one whose record was taken away is not replaced, least of all in clear among
+// records that are sealed.
+func TestACAThatIsGoneIsNotMadeAnew(t *testing.T) {
+	bolt, err := store.OpenBolt(filepath.Join(t.TempDir(), "store"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer bolt.Close()
+	sealed := store.Seal(bolt, store.SealKey{1})
+	if _, err := New(t.Context(), Config{Store: sealed}); err != nil {
+		t.Fatal(err)
+	}
+	joined(t, sealed, "r1")
+	if _, err := bolt.Commit(t.Context(), store.Txn{Delete: []string{keyCA}}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := New(t.Context(), Config{Store: sealed}); !errors.Is(err, errNoCA) {
+		t.Errorf("with the key: %v", err)
+	}
+	if _, err := New(t.Context(), Config{Store: bolt}); !errors.Is(err, store.ErrSealed) {
+		t.Errorf("without it: %v", err)
+	}
+	if snap, err := bolt.Snapshot(t.Context(), keyCA); err != nil || len(snap.Records) != 0 {
+		t.Errorf("a CA was made; %v", err)
 	}
 }

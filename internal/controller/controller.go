@@ -139,6 +139,9 @@ func New(ctx context.Context, cfg Config) (*Controller, error) {
 	return c, nil
 }
 
+// errNoCA means that the record of the CA was taken away.
+var errNoCA = errors.New("there are records in the store, and the one of the CA is missing: somebody has deleted it; restore a backup into an empty store")
+
 func (c *Controller) openCA(ctx context.Context) (*authority, error) {
 	if snap, err := c.store.Snapshot(ctx, keyRestoring); err != nil {
 		return nil, err
@@ -147,6 +150,25 @@ func (c *Controller) openCA(ctx context.Context) (*authority, error) {
 	}
 	if a, err := readAuthority(ctx, c.store); err != nil || a != nil {
 		return a, err
+	}
+	// Only of a new store: a CA that somebody has deleted is not replaced by one that no node knows.
+	all, err := c.store.Snapshot(ctx, "")
+	if err != nil {
+		return nil, err
+	}
+	if _, ok := all.Records[keyCA]; ok { // another controller made one at the same time
+		return c.openCA(ctx)
+	}
+	if _, ok := all.Records[keyRestoring]; ok {
+		return nil, errHalfRestored
+	}
+	for _, r := range all.Records {
+		if store.IsSealed(r.Value) {
+			return nil, store.ErrSealed
+		}
+	}
+	if len(all.Records) > 0 {
+		return nil, errNoCA
 	}
 	domain := c.cfg.TrustDomain
 	if domain == "" {
@@ -161,9 +183,9 @@ func (c *Controller) openCA(ctx context.Context) (*authority, error) {
 		return nil, err
 	}
 	_, err = c.store.Commit(ctx, store.Txn{
-		If: []store.Condition{{Key: keyCA}}, Put: map[string][]byte{keyCA: encode(caRecord{Root: ca.Root(), Key: key})},
+		If: []store.Condition{{Key: keyCA}, {Key: keyRestoring}}, Put: map[string][]byte{keyCA: encode(caRecord{Root: ca.Root(), Key: key})},
 	})
-	if errors.Is(err, store.ErrConflict) { // another controller made one at the same time
+	if errors.Is(err, store.ErrConflict) { // another controller made one at the same time, or a restore has begun
 		return c.openCA(ctx)
 	}
 	if err != nil {

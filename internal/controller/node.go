@@ -160,7 +160,10 @@ func (s node) Renew(ctx context.Context, _ *connect.Request[v1.RenewRequest]) (*
 	if err != nil {
 		return nil, err
 	}
-	authority := s.c.authority.Load()
+	authority, err := s.c.currentCA(ctx)
+	if err != nil {
+		return nil, failed(err)
+	}
 	der, err := authority.ca.Issue(identity.ID{Node: name}, callerOf(ctx).peer.Key, s.c.cfg.Now())
 	if err != nil {
 		return nil, connect.NewError(connect.CodeInternal, err)

@@ -230,6 +230,8 @@ type operatorRecord struct {
 
 // view is the control records at one revision.
 type view struct {
+	revision uint64 // of the store
+
 	state  stateRecord
 	wanted wantedRecord
 	nodes  map[string]nodeRecord
@@ -257,7 +259,8 @@ func readView(ctx context.Context, s store.Store) (*view, error) {
 		return nil, err
 	}
 	v := &view{
-		nodes: map[string]nodeRecord{}, plans: map[string]planRecord{}, acks: map[string]ackRecord{}, held: map[string]heldRecord{}, trusts: map[string]rootsRecord{}, tokens: map[string]tokenRecord{}, operators: map[string]operatorRecord{},
+		revision: snap.Revision,
+		nodes:    map[string]nodeRecord{}, plans: map[string]planRecord{}, acks: map[string]ackRecord{}, held: map[string]heldRecord{}, trusts: map[string]rootsRecord{}, tokens: map[string]tokenRecord{}, operators: map[string]operatorRecord{},
 		written: map[string]uint64{}, made: map[uint64]*generation{},
 	}
 	for key, r := range snap.Records {
