@@ -210,7 +210,14 @@ func (c *Controller) advanceCA(ctx context.Context, v *view) (did bool, wake tim
 		return true, time.Time{}, c.beginCA(ctx, a)
 	}
 	if len(a.waitsFor(v)) > 0 {
-		return false, time.Time{}, nil
+		if a.record.Next == nil {
+			return false, time.Time{}, nil
+		}
+		// When the one that signs ends, nobody believes this controller any more: those who trust the other one will.
+		if end := a.roots[0].NotAfter; !c.cfg.Now().After(end) {
+			return false, end.Add(time.Second), nil
+		}
+		c.cfg.Log.Warn("the root that signs has ended; nodes that do not trust the next one have to join anew", "nodes", a.waitsFor(v))
 	}
 	r, what := a.record, "drop"
 	var t store.Txn

@@ -171,6 +171,24 @@ func TestTheCAIsReplacedBeforeItEndsAndWithoutWhomWasRevoked(t *testing.T) {
 	}
 }
 
+// A root that ends while a node is away takes no other node along: those who trust the next one go on.
+func TestARootThatEndsWaitsForNobody(t *testing.T) {
+	w := newWorld(t)
+	w.start()
+	w.must((&fake{w: w, dir: t.TempDir()}).try(w.token("r9"), "r9"))
+	at := func(beyond time.Duration) {
+		w.stop()
+		w.now = func() time.Time { return time.Now().Add(identity.CAValid + beyond) }
+		w.start()
+	}
+	at(-time.Hour)
+	coming := w.until("a root is to come", rootsAre("signs", "coming r9")).Roots[1].Pin
+	at(time.Hour)
+	if s := w.until("it signs", rootsAre("signs", "going r9")); s.Roots[0].Pin != coming {
+		t.Errorf("the roots are %v", s.Roots)
+	}
+}
+
 // Of several controllers the one that leads dies while the CA changes. The next one carries that on, and the others take
 // nodes with certificates of either root meanwhile, and of the new one alone in the end.
 func TestTheNextControllerCarriesAChangeOfTheCAOn(t *testing.T) {
