@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Directs every new TCP connection in the namespace of a function on byte streams to
- * the worker. Attached to the namespace (sk_lookup); it needs nothing from the plan.
+/* Directs every new TCP connection that comes to the namespace of a function on byte streams by
+ * the node's interface to the worker. Attached to the namespace (sk_lookup); it needs nothing from
+ * the plan.
  */
 #include <linux/bpf.h>
 #include <linux/types.h>
@@ -23,6 +24,11 @@ struct {
 	__uint(max_entries, 2);
 } ws_listeners SEC(".maps");
 
+/* Index of the interface, in the namespace, that leads to the node. Other interfaces lead to a function
+ * that gets plain connections, and opens none.
+ */
+volatile const __u32 ws_from_node = 0;
+
 SEC("sk_lookup")
 int ws_stream_lookup(struct bpf_sk_lookup *ctx)
 {
@@ -30,8 +36,9 @@ int ws_stream_lookup(struct bpf_sk_lookup *ctx)
 	struct bpf_sock *sk;
 	long rc;
 
-	if (ctx->protocol != PROTOCOL_TCP)
-		return SK_DROP;
+	if (ctx->protocol != PROTOCOL_TCP ||
+	    ctx->ingress_ifindex != ws_from_node)
+		return SK_DROP; /* TCP answers with RST */
 	/* Without a listener the kernel answers with RST. */
 	sk = bpf_map_lookup_elem(&ws_listeners, &key);
 	if (!sk)

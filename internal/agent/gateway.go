@@ -170,7 +170,7 @@ func (k kernelStreams) StartGateway(p plan.Proxy, s gatewayStart) (_ gatewayWork
 		}
 		listeners = append(listeners, f)
 	}
-	if w.listeners, err = dataplane.GiveConnections(ns, listeners); err != nil {
+	if w.listeners, err = dataplane.GiveConnections(ns, w.inside, listeners); err != nil {
 		return nil, err
 	}
 	w.process, err = worker.Start(worker.Options{NS: ns, Program: self, Folder: s.Folder, Audit: audit, Listeners: listeners, Allow: s.Allow, Log: s.Log}, s.Configuration)

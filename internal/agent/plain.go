@@ -12,8 +12,8 @@ import (
 )
 
 // An intrusive function that knows nothing of seals is behind two interfaces of the node. The worker's place
-// has all frames of the one, and a namespace of its own has those of the other: the node's kernel sees
-// neither.
+// gets the frames of the one, and a namespace of its own gets those of the other: the node's IP stack
+// routes none of them. The node's packet sockets see them.
 
 // The interfaces in these namespaces.
 const (
@@ -23,8 +23,29 @@ const (
 
 // takenOver is an interface in another namespace that has the frames of one of the node's.
 type takenOver struct {
-	ns   *host.NetNS
-	link string
+	ns    *host.NetNS
+	link  string
+	from  string // the node's
+	index int    // its index when it was taken over
+}
+
+// check gives an error if the node's interface is gone, or is another one of the same name. One that was made
+// anew has the kernel's settings, and has to be taken over again.
+func (t takenOver) check(node *host.Net) (err error) {
+	of, err := node.Link(t.from)
+	if err != nil {
+		return err
+	}
+	if of.Index != t.index {
+		return fmt.Errorf("interface %s was made anew", t.from)
+	}
+	n, err := host.Open(t.ns)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, n.Close()) }()
+	_, err = n.Link(t.link) // it went with the node's, whose index another one may have got
+	return err
 }
 
 func (t takenOver) release() (err error) {
@@ -69,10 +90,14 @@ func (w *kernelWorker) attach(a model.Attached) (listeners []*os.File, err error
 		if err := w.node.SetUp(s.from); err != nil {
 			return nil, err
 		}
+		of, err := w.node.Link(s.from)
+		if err != nil {
+			return nil, err
+		}
 		if err := w.node.AddPassthru(s.from, s.side.Link, s.ns); err != nil {
 			return nil, fmt.Errorf("%w; it has to be the function's alone", err)
 		}
-		w.taken = append(w.taken, takenOver{s.ns, s.side.Link})
+		w.taken = append(w.taken, takenOver{s.ns, s.side.Link, s.from, of.Index})
 		if s.net, err = host.Open(s.ns); err != nil {
 			return nil, err
 		}

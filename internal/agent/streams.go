@@ -34,6 +34,8 @@ type streamPlaces interface {
 type streamWorker interface {
 	Ended() <-chan struct{}
 	Err() error // why; only then
+	// Whole gives an error if the place lacks an interface that it has had.
+	Whole() error
 	PID() int
 	Statistics() stream.Statistics
 	Close() error // and removes the place
@@ -122,7 +124,7 @@ func (k kernelStreams) Start(p plan.Proxy, config []byte, ends func(stream.Ask) 
 			err = errors.Join(err, f.Close())
 		}
 	}()
-	w.listeners, err = dataplane.GiveConnections(ns, listeners)
+	w.listeners, err = dataplane.GiveConnections(ns, w.inside, listeners)
 	return w, err
 }
 
@@ -133,6 +135,7 @@ type kernelWorker struct {
 	link      string
 	alias     string
 	made      bool
+	inside    int         // index of the interface in the place
 	behind    *host.NetNS // where plain connections come out of a function; nil: there is none
 	taken     []takenOver // of the function's interfaces
 	listeners *dataplane.Listeners
@@ -164,6 +167,11 @@ func (w *kernelWorker) place(link string, mtu int) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, place.Close()) }()
+	l, err := place.Link(streamLink)
+	if err != nil {
+		return err
+	}
+	w.inside = l.Index
 	// Only the programs process the worker's packets. No other protocol is used there.
 	for _, s := range []struct {
 		n          *host.Net
@@ -204,23 +212,23 @@ func streamMACs(link string) (node, inside [6]byte) {
 
 // heldSocket is where SYNs wait in the place.
 func (w *kernelWorker) heldSocket() (held *os.File, err error) {
-	place, err := host.Open(w.ns)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { err = errors.Join(err, place.Close()) }()
-	l, err := place.Link(streamLink)
-	if err != nil {
-		return nil, err
-	}
 	err = w.ns.Do(func() error {
-		held, err = stream.HeldSocket(l.Index)
+		held, err = stream.HeldSocket(w.inside)
 		return err
 	})
 	if err != nil {
 		return nil, fmt.Errorf("make the socket that SYNs wait at: %w", err)
 	}
 	return held, nil
+}
+
+func (w *kernelWorker) Whole() error {
+	for _, t := range w.taken {
+		if err := t.check(w.node); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (w *kernelWorker) Close() error {
@@ -348,21 +356,28 @@ func (a *agent) ensureWorkerLocked(function, config string, start func() (stream
 		a.streams.by[function] = f
 	}
 	if f.worker != nil {
+		var why error
+		what := "a worker ended; its connections are reset"
 		select {
 		case <-f.worker.Ended():
-			f.err = fmt.Errorf("its worker ended: %w", f.worker.Err())
-			if time.Since(f.since) > streamWell {
-				f.failed = 0
-			}
-			f.failed++
-			f.restarts++
-			pause := min(streamPauseMax, streamPauseMin<<min(f.failed-1, 10))
-			f.after = time.Now().Add(pause)
-			a.cfg.Log.Error("a worker ended; its connections are reset", "function", function, "err", f.worker.Err(), "again in", pause)
-			a.endStream(function, f)
+			why = f.worker.Err()
+			f.err = fmt.Errorf("its worker ended: %w", why)
 		default:
-			return nil
+			if why = f.worker.Whole(); why == nil {
+				return nil
+			}
+			what = "a function lost an interface; its worker is ended, and its connections are reset"
+			f.err = why
 		}
+		if time.Since(f.since) > streamWell {
+			f.failed = 0
+		}
+		f.failed++
+		f.restarts++
+		pause := min(streamPauseMax, streamPauseMin<<min(f.failed-1, 10))
+		f.after = time.Now().Add(pause)
+		a.cfg.Log.Error(what, "function", function, "err", why, "again in", pause)
+		a.endStream(function, f)
 	}
 	if wait := time.Until(f.after); wait > 0 {
 		time.AfterFunc(wait, func() { notify(a.streams.wakeUp) })

@@ -12,7 +12,7 @@ import (
 	"github.com/waystamp/waystamp/internal/host"
 )
 
-// Listeners direct all new TCP connections in a network namespace to a worker's listeners, until
+// Listeners direct all new TCP connections that come by one interface to a worker's listeners, until
 // they are closed, or the process ends.
 type Listeners struct {
 	program *ebpf.Program
@@ -20,9 +20,10 @@ type Listeners struct {
 	link    link.Link
 }
 
-// GiveConnections attaches the program of a worker's namespace. listeners are one of IPv6
+// GiveConnections attaches the program of a worker's namespace. from is the index, there, of the
+// interface that connections come by; those that come by another are reset. listeners are one of IPv6
 // and one of IPv4, which stay the caller's.
-func GiveConnections(ns *host.NetNS, listeners []*os.File) (_ *Listeners, err error) {
+func GiveConnections(ns *host.NetNS, from int, listeners []*os.File) (_ *Listeners, err error) {
 	l := &Listeners{}
 	defer func() {
 		if err != nil {
@@ -32,6 +33,9 @@ func GiveConnections(ns *host.NetNS, listeners []*os.File) (_ *Listeners, err er
 	spec, err := object.LoadStreamLookup()
 	if err != nil {
 		return nil, err
+	}
+	if err := spec.Variables[object.StreamFromNode].Set(uint32(from)); err != nil {
+		return nil, fmt.Errorf("set variable %s: %w", object.StreamFromNode, err)
 	}
 	c, err := ebpf.NewCollection(spec)
 	if err != nil {

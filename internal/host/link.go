@@ -113,8 +113,9 @@ func (n *Net) AddVeth(v Veth) error {
 }
 
 // AddPassthru makes an interface in another namespace that has all frames of one here (a macvlan
-// in mode passthru): what comes in by the one here comes in by the other, and the kernel of this
-// namespace does not see it. It ends with its namespace, and the one here stays.
+// in mode passthru): what comes in by the one here comes in by the other, and the IP stack of this
+// namespace gets multicast and broadcast frames alone. Packet sockets here see all frames. It ends with its
+// namespace, or with the one here, which stays in the first case.
 func (n *Net) AddPassthru(link, name string, to *NetNS) error {
 	return n.onLink("take over the frames of", link, func(l netlink.Link) error {
 		far, err := to.dup()

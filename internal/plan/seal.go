@@ -131,6 +131,13 @@ func (n Node) intrusive(function string) bool {
 	return false
 }
 
+// attached reports whether a function gets plain connections by interfaces of its own.
+func (c *nodeChecker) attached(function string) bool {
+	return slices.ContainsFunc(c.node.Proxies, func(x Proxy) bool {
+		return x.Function == function && x.Stream != nil && x.Stream.Attached != (model.Attached{})
+	})
+}
+
 func (n Node) isGateway(function string) bool {
 	return function == model.GatewayName && n.Gateway() != nil
 }
@@ -212,6 +219,9 @@ func (c *nodeChecker) sealTakes(p *problems, e Egress) {
 	case !end && e.Seal != nil:
 		p.addf("seal: only a part that ends at an intrusive function has a key")
 	case end:
+		if e.Seal.Origin.Port() == model.StreamPlainPort && c.attached(e.To) {
+			p.addf("seal: origin %s: function %s gets plain connections to port %d, so the two kinds of connections could not be distinguished", e.Seal.Origin, e.To, model.StreamPlainPort)
+		}
 		c.seal(p, e.PathID, e.Match, *e.Seal, model.SealName(c.node.Name, e.To), e.From)
 	case e.Direction == model.Forward && e.Through != nil && c.node.intrusive(e.To):
 		// Packets that a function on the way makes belong to the connections of a sealed part.

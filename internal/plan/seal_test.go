@@ -343,6 +343,10 @@ func TestNodeRefusesSealsThatDoNotHold(t *testing.T) {
 			n.Proxies[0].Stream.Intrusive, n.Proxies[0].Stream.Run, n.Proxies[0].Stream.Attached = false, nil, model.Attached{To: "x", From: "y"}
 		}, "attached is for an intrusive function"},
 		"plain connections and operations": {r3, func(n *Node) { n.Proxies[0].Stream.Attached = model.Attached{To: "x", From: "y"} }, "has no run, no back"},
+		"plain connections and an origin at their port": {r3, func(n *Node) {
+			n.Proxies[0].Stream.Run, n.Proxies[0].Stream.Attached = nil, model.Attached{To: "x", From: "y"}
+			end(func(e *Egress) { e.Seal.Origin = netip.AddrPortFrom(e.Seal.Origin.Addr(), model.StreamPlainPort) })(n)
+		}, "the two kinds of connections could not be distinguished"},
 		"plain connections by one interface": {r3, func(n *Node) {
 			n.Proxies[0].Stream.Run, n.Proxies[0].Stream.Attached = nil, model.Attached{To: "x", From: "x"}
 		}, "both ends of a plain connection would meet"},

@@ -392,7 +392,7 @@ func (l *loop) sweep() {
 				continue
 			}
 			if c.sealed != nil {
-				if quiet := now - min(now, c.sealed.active.Load()); quiet > idle || quiet > half && c.sealed.half.Load() {
+				if quiet := now - min(now, c.sealed.active.Load()); quiet > idle || quiet > half && c.sealed.halfClosed() {
 					c.sealed.end(wordByLimit)
 				}
 				continue

@@ -35,12 +35,17 @@ type PlainSide struct {
 	ViaMAC  [6]byte    // zero: the function is asked
 }
 
-// plainTable is the routing table of plain connections in a worker's place.
-const plainTable = 80
+// plainTable is the routing table of plain connections in a worker's place. Without the function's
+// interface they have no route: a look-up that finds none would go on to the main table, which leads
+// to the node. So the table ends with a route that refuses.
+const (
+	plainTable  = 80
+	plainMetric = 1 << 20 // of that route; others have a smaller one
+)
 
-// Prepare makes the namespace have the side. Of what comes from the function it takes segments of
-// plain connections alone, so that the function reaches no other socket there, and neighbour discovery where
-// the function is a next hop.
+// Prepare makes the namespace have the side. Of what comes from the function it takes packets from or to the
+// plain port alone, and packets to link-local addresses where the function is a next hop. The worker's listeners
+// accept no connections from the function; see dataplane.GiveConnections.
 func (s PlainSide) Prepare(n *host.Net) (err error) {
 	defer func() {
 		if err != nil {
@@ -91,6 +96,9 @@ func (s PlainSide) Prepare(n *host.Net) (err error) {
 		} else {
 			rules[0].SourcePort = s.Port
 			way.Table = plainTable
+			if err := n.AddRoute(host.Route{Destination: any, Type: host.RouteProhibit, Table: plainTable, Metric: plainMetric}); err != nil {
+				return err
+			}
 			rules = append(rules, host.Rule{IPv4: ipv4, Priority: 200, DestinationPort: s.Port, Table: plainTable})
 		}
 		if asks && !ipv4 {
@@ -376,6 +384,9 @@ func (s *sealed) carryThrough(client, server *seal.Conn, in, out *socketFile) in
 	return word
 }
 
+// halfClosed reports whether one side has ended, also if a function keeps that to itself.
+func (s *sealed) halfClosed() bool { return s.half.Load() || s.ended[0].Load() || s.ended[1].Load() }
+
 func (s *sealed) carryLeg(g leg) (word int) {
 	words := s.l.words[wordSides+g.side*wordsOfSide:]
 	size := pieceMax
@@ -401,6 +412,12 @@ func (s *sealed) carryLeg(g leg) (word int) {
 		case err == nil:
 			continue
 		case !errors.Is(err, io.EOF):
+			return g.reads
+		case g.counts == wordIn:
+			s.ended[g.side].Store(true)
+		case !s.ended[g.side].Load():
+			// A FIN that the function, or somebody on its links, has made: it would make
+			// what was cut off look complete.
 			return g.reads
 		}
 		if err := g.end(); err != nil && !s.half.Load() {

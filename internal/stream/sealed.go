@@ -201,9 +201,10 @@ type sealed struct {
 	once   sync.Once
 	quit   context.Context // ends when the connection has to
 	stop   context.CancelFunc
-	word   atomic.Int32  // why, if it was ended from outside; else -1
-	active atomic.Uint32 // when bytes moved last, in seconds of the loop's clock
-	half   atomic.Bool   // one side has ended
+	word   atomic.Int32   // why, if it was ended from outside; else -1
+	active atomic.Uint32  // when bytes moved last, in seconds of the loop's clock
+	half   atomic.Bool    // one side has ended, and the other side has been told
+	ended  [2]atomic.Bool // by direction, of connections through a function: its sender has ended
 
 	more  sync.Mutex
 	plain [2]*socketFile // through a function that knows nothing of seals; else nil

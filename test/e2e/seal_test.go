@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,7 +16,10 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/waystamp/waystamp/internal/api"
+	"github.com/waystamp/waystamp/internal/host"
 	"github.com/waystamp/waystamp/internal/plan"
 )
 
@@ -248,6 +252,17 @@ func TestAFunctionThatKnowsNothingOfSealsReadsItsConnections(t *testing.T) {
 	if out, err := s.Run(soon(t), "dpi", "nft", "list", "ruleset"); err != nil || !regexp.MustCompile("counter packets [1-9]").Match(out) {
 		t.Errorf("dpi has counted nothing: %v\n%s", err, out)
 	}
+	// The function opens no connection to the node's side.
+	must(t, s.Do("dpi", func() error {
+		c, err := net.DialTimeout("tcp", "[fe80::1%dpi-to]:8443", settleTime)
+		if err == nil {
+			c.Close()
+		}
+		if !errors.Is(err, unix.ECONNREFUSED) {
+			t.Errorf("the function connects to the worker's place: %v; want %v", err, unix.ECONNREFUSED)
+		}
+		return nil
+	}))
 	f, err := s.function("r3", "dpi")
 	must(t, err)
 	if n := f.Stream; n.ResetByFunction == 0 || n.PartMismatch+n.Unsealed+n.Peer+n.NoKey != 0 || n.ToServer.Out == 0 || n.ToClient.Out < 20_000_000 {
@@ -300,6 +315,53 @@ func TestTwoFunctionsReadOneAfterTheOther(t *testing.T) {
 	must(t, s.net("dpi").DeleteLink("dpi-from"))
 	if got := s.curl("alice.pem", "1.1", "/files/a"); !strings.Contains(got, " 502 ") {
 		t.Errorf("curl prints %q without a link of dpi; want 502", got)
+	}
+	s.mayRefuse("r3", "stream-down") // it has no worker then
+	s.mayRefuse("r3", "stream-unknown")
+}
+
+// A function's interface is made anew: its connections are reset, the function is said to lack it, and
+// is attached again once it is there.
+func TestAFunctionThatKnowsNothingOfSealsIsAttachedAgain(t *testing.T) {
+	t.Parallel()
+	text := plainDomain(t, "[fc00:8::2]:443", map[string]string{
+		"dpi": `node: r3, kind: unaware, intrusive: true, attach: {to: dpi-to, from: dpi-from, via: "fe80::2"}`,
+	}, "    - {name: dpi, kind: forward}\n")
+	s := newShopOf(t, text, "[fc00:8::2]:443")
+	if got, want := s.curl("alice.pem", "1.1", "/files/a"), "hello|5 200 1\n"; got != want {
+		t.Fatalf("curl prints %q; want %q", got, want)
+	}
+	node, function := s.net("r3"), s.net("dpi")
+	for _, name := range []string{"dpi-from", "dpi-to"} {
+		was, err := node.Link(name)
+		must(t, err)
+		must(t, node.DeleteLink(name))
+		eventually(t, func() error {
+			f, err := s.function("r3", "dpi")
+			if err == nil && !strings.Contains(f.Stream.Error, name) {
+				err = fmt.Errorf("r3 says %q of dpi without %s", f.Stream.Error, name)
+			}
+			return err
+		})
+		must(t, node.AddVeth(host.Veth{Name: name, PeerName: name, Peer: s.ns("dpi"), MTU: was.MTU}))
+		must(t, function.AddAddress(name, netip.MustParsePrefix("fe80::2/64")))
+		must(t, function.SetUp(name))
+		table := map[string]int{"dpi-from": 1, "dpi-to": 2}[name]
+		for _, any := range []string{"::/0", "0.0.0.0/0"} {
+			must(t, function.AddRoute(host.Route{Destination: netip.MustParsePrefix(any), Via: netip.MustParseAddr("fe80::1"), Device: name, Table: table}))
+		}
+		eventually(t, func() error {
+			if got, want := s.curl("alice.pem", "1.1", "/files/a"), "hello|5 200 1\n"; got != want {
+				return fmt.Errorf("curl prints %q with a new %s; want %q", got, name, want)
+			}
+			return nil
+		})
+		if v, err := node.Sysctl("net/ipv6/conf/" + name + "/disable_ipv6"); err != nil || v != "1" {
+			t.Errorf("the new %s has disable_ipv6 %q (%v): the node's kernel takes packets of the function", name, v, err)
+		}
+	}
+	for _, reason := range []string{"function-gone", "stream-down", "stream-unknown"} {
+		s.mayRefuse("r3", reason)
 	}
 }
 

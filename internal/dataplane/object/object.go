@@ -62,6 +62,7 @@ var All = []Object{
 const (
 	StreamLookup    = streamLookupProgWsStreamLookup
 	StreamListeners = streamLookupMapWsListeners
+	StreamFromNode  = streamLookupVarWsFromNode
 )
 
 // LoadStreamLookup reads its object.

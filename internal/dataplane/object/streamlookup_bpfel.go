@@ -18,6 +18,7 @@ import (
 const (
 	streamLookupMapWsListeners     = "ws_listeners"
 	streamLookupProgWsStreamLookup = "ws_stream_lookup"
+	streamLookupVarWsFromNode      = "ws_from_node"
 )
 
 // loadStreamLookup returns the embedded CollectionSpec for streamLookup.
@@ -76,6 +77,7 @@ type streamLookupMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type streamLookupVariableSpecs struct {
+	WsFromNode *ebpf.VariableSpec `ebpf:"ws_from_node"`
 }
 
 // streamLookupObjects contains all objects after they have been loaded into the kernel.
@@ -111,6 +113,7 @@ func (m *streamLookupMaps) Close() error {
 //
 // It can be passed to loadStreamLookupObjects or ebpf.CollectionSpec.LoadAndAssign.
 type streamLookupVariables struct {
+	WsFromNode *ebpf.Variable `ebpf:"ws_from_node"`
 }
 
 // streamLookupPrograms contains all programs after they have been loaded into the kernel.

@@ -1,0 +1,58 @@
+package agent
+
+import (
+	"errors"
+	"log/slog"
+	"strings"
+	"testing"
+	"time"
+)
+
+// placedWorker is a worker whose place may lose an interface.
+type placedWorker struct {
+	streamWorker
+	lost   error
+	ended  chan struct{}
+	closed bool
+}
+
+func (w *placedWorker) Ended() <-chan struct{} { return w.ended }
+func (w *placedWorker) Whole() error           { return w.lost }
+func (w *placedWorker) PID() int               { return 1 }
+func (w *placedWorker) Close() error {
+	w.closed = true
+	close(w.ended)
+	return nil
+}
+
+// A function whose interface was made anew gets a new place, as if its worker had ended.
+func TestAWorkerIsEndedWithItsFunctionsInterface(t *testing.T) {
+	a := &agent{streams: streams{by: map[string]*streamFunction{}, wakeUp: make(chan struct{}, 1)}}
+	a.cfg.Log = slog.New(slog.DiscardHandler)
+	defer a.endStreams()
+	var started []*placedWorker
+	ensure := func() error {
+		return a.ensureWorkerLocked("dpi", "x", func() (streamWorker, error) {
+			w := &placedWorker{ended: make(chan struct{})}
+			started = append(started, w)
+			return w, nil
+		})
+	}
+	for range 2 { // a worker that runs in its place stays
+		if err := ensure(); err != nil || len(started) != 1 {
+			t.Fatalf("%d were started: %v", len(started), err)
+		}
+	}
+	started[0].lost = errors.New("interface dpi-to was made anew")
+	if err := ensure(); err == nil || !strings.Contains(err.Error(), "made anew") || !started[0].closed || len(started) != 1 {
+		t.Fatalf("%d were started, the first was closed: %t, and the function gets packets: %v", len(started), started[0].closed, err)
+	}
+	f := a.streams.by["dpi"]
+	if f.restarts != 1 || time.Until(f.after) <= 0 {
+		t.Errorf("%d restarts, and the next in %s; want one, and a pause", f.restarts, time.Until(f.after))
+	}
+	f.after = time.Time{}
+	if err := ensure(); err != nil || len(started) != 2 || started[1].closed {
+		t.Errorf("%d were started: %v; want a second one", len(started), err)
+	}
+}
