@@ -44,6 +44,11 @@ test: deps-run deps-test build ## every test, in the kernel and end to end (root
 test-kernels: deps-kernels ## the same, a part of them, on Debian's kernels 6.1 and 6.12 in qemu (no root)
 	@go run ./test/kernels $(KERNELS_ARGS)
 
+.PHONY: test-guests
+test-guests: build deps-kernels ## the Debian package on three machines with systemd, in qemu (root; RELEASE=trixie for that release)
+	@tools/deps.sh bare
+	@test/guests/run.sh $(RELEASE)
+
 .PHONY: check-kernels
 check-kernels: deps-kernels ## what every change must pass on the oldest and the newest kernels, in qemu (no root)
 	@go run ./test/kernels -gate $(KERNELS_ARGS)

@@ -72,8 +72,10 @@ root=$work/waystamp
 install -D -m 0755 "$bin/waystamp" "$root/usr/bin/waystamp"
 install -D -m 0644 packaging/waystamp-agent@.service "$root/usr/lib/systemd/system/waystamp-agent@.service"
 install -D -m 0644 packaging/waystamp-controller.service "$root/usr/lib/systemd/system/waystamp-controller.service"
+install -D -m 0644 packaging/waystamp-bpf.service "$root/usr/lib/systemd/system/waystamp-bpf.service"
 install -D -m 0644 packaging/grafana.json "$root/usr/share/waystamp/grafana.json"
 install -D -m 0644 packaging/unprivileged.conf "$root/usr/share/waystamp/unprivileged.conf"
+install -D -m 0644 packaging/waystamp.tmpfiles "$root/usr/lib/tmpfiles.d/waystamp.conf"
 install -D -m 0644 packaging/waystamp.sysusers "$root/usr/lib/sysusers.d/waystamp.conf"
 for shell in bash:usr/share/bash-completion/completions/waystamp zsh:usr/share/zsh/vendor-completions/_waystamp fish:usr/share/fish/vendor_completions.d/waystamp.fish; do
 	mkdir -p "$(dirname "$root/${shell#*:}")"

@@ -252,6 +252,13 @@ func TestSystemdAcceptsTheUnit(t *testing.T) {
 	}
 
 	// The same without root.
+	mount, err := os.ReadFile("../../packaging/waystamp-bpf.service")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(root, "waystamp-bpf.service"), mount, 0o644); err != nil {
+		t.Fatal(err)
+	}
 	more, err := os.ReadFile("../../packaging/unprivileged.conf")
 	if err != nil {
 		t.Fatal(err)

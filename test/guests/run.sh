@@ -1,0 +1,161 @@
+#!/usr/bin/env bash
+# Installs the Debian package on three machines of one release and runs the smallest domain on them, as docs/how-to/install.md
+# says: apt, systemd, a chain over virtio, an upgrade under load, the agent without root, a reboot, removal. The machines
+# are qemu guests without KVM, on a bus of datagrams on this machine's loopback; hosts are network namespaces in the guests.
+#
+#   test/guests/run.sh [bookworm|trixie]        (make test-package)
+#
+# It needs root, for debootstrap. Below /var/tmp it takes 2 GB until it ends, however it ends but by SIGKILL; guests
+# are its children, and end with it.
+set -euo pipefail
+
+release=${1:-bookworm}
+here=$(cd "$(dirname "$0")" && pwd)
+cd "$here/../.."
+
+say() { echo "guests: $*" >&2; }
+
+fail() {
+	say "$@"
+	exit 1
+}
+
+[ "$(id -u)" = 0 ] || fail "debootstrap needs root"
+for program in debootstrap qemu-system-x86_64 mke2fs busybox dpkg-deb; do
+	command -v $program >/dev/null || fail "there is no $program; run make deps-kernels, and tools/deps.sh bare"
+done
+
+for old in /var/tmp/waystamp-guests-*; do
+	pid=${old##*-}
+	[ -d "$old" ] && ! kill -0 "$pid" 2>/dev/null && rm -rf "$old"
+done
+work=/var/tmp/waystamp-guests-$$
+mkdir -m 0700 $work
+guests=()
+end() {
+	local g
+	for g in "${guests[@]}"; do kill "$g" 2>/dev/null || true; done
+	for g in "${guests[@]}"; do wait "$g" 2>/dev/null || true; done
+	rm -rf $work
+}
+trap end EXIT
+trap 'exit 130' INT TERM HUP
+
+# Two versions of the package, the second one later.
+made() {
+	PACKAGE_COMPRESSION=none PACKAGE_VERSION=$1 SOURCE_DATE_EPOCH=1700000000 packaging/build.sh bin amd64 $work/debs-"$1" >/dev/null
+	ls $work/debs-"$1"/waystamp_*.deb
+}
+say "making two versions of the package"
+first=$(made 1.0) second=$(made 1.1)
+
+began=$SECONDS
+root=$work/root
+mirror=$(apt-get indextargets --format '$(ORIGIN) $(REPO_URI) $(COMPONENT)' 'Identifier: Packages' | awk '$1 == "Debian" && $3 == "main" && $2 !~ /security/ {print $2; exit}')
+proxy=
+eval "$(apt-config shell proxy Acquire::http::Proxy)"
+[ -z "$proxy" ] || [ "$proxy" = DIRECT ] || export http_proxy=$proxy
+debootstrap --variant=minbase --include=systemd,systemd-sysv,udev,dbus,iproute2,iputils-ping,socat,procps,nftables,kmod,linux-image-amd64 \
+	"$release" $root "$mirror" >$work/debootstrap.log 2>&1 </dev/null || {
+	tail -n 20 $work/debootstrap.log >&2
+	fail "debootstrap failed"
+}
+say "made Debian $release in $((SECONDS - began)) s"
+kernel=$(ls $root/boot/vmlinuz-*)
+version=${kernel##*vmlinuz-}
+say "its kernel is $version"
+
+# Only the modules that a guest needs.
+find $root/lib/modules/"$version"/kernel/drivers -mindepth 1 -maxdepth 1 ! -name net ! -name virtio ! -name block ! -name char -exec rm -rf {} +
+find $root/lib/modules/"$version"/kernel/drivers/net -mindepth 1 -maxdepth 1 -type d -exec rm -rf {} +
+find $root/lib/modules/"$version"/kernel/{sound,fs} -mindepth 1 -maxdepth 1 ! -name 'ext4' ! -name 'jbd2' ! -name 'mbcache*' -exec rm -rf {} + 2>/dev/null || true
+cp $root/boot/vmlinuz-"$version" $work/vmlinuz
+rm -rf $root/boot/* $root/var/cache/apt/archives/*.deb
+
+cp "$first" $root/srv/first.deb
+cp "$second" $root/srv/second.deb
+cp "$here"/guest.sh "$here"/drive.sh $root/srv/
+chmod 0755 $root/srv/*.sh
+bin/waystamp plan -f examples/minimal.yaml --out $work/plans >/dev/null
+cp -r $work/plans/nodes $root/srv/plans
+cat >$root/etc/systemd/system/guest.service <<'UNIT'
+[Unit]
+After=multi-user.target
+[Service]
+Type=simple
+ExecStart=/srv/guest.sh
+StandardOutput=journal+console
+StandardError=journal+console
+[Install]
+WantedBy=multi-user.target
+UNIT
+chroot $root systemctl enable guest.service >/dev/null 2>&1
+chroot $root systemctl mask serial-getty@ttyS0.service getty@tty1.service systemd-networkd-wait-online.service apt-daily.timer >/dev/null 2>&1
+: >$root/etc/machine-id
+
+# What mounts the disk.
+mkdir -p $work/initramfs/{bin,proc,sys,dev,disk,lib}
+cp "$(command -v busybox)" $work/initramfs/bin/busybox
+for m in virtio_pci virtio_blk ext4 crc32c_generic; do
+	chroot $root modprobe -S "$version" --show-depends $m | sed -n "s|^insmod \([^ ]*\).*|$root\1|p"
+done | awk '!seen[$0]++' >$work/modules
+[ -s $work/modules ] || say "the kernel has all drivers built in"
+while read -r m; do
+	name=$(basename "$m")
+	case $m in
+	*.xz) xz -dc "$m" >$work/initramfs/lib/"${name%.xz}" && echo "${name%.xz}" ;;
+	*.zst) zstd -qdc "$m" >$work/initramfs/lib/"${name%.zst}" && echo "${name%.zst}" ;;
+	*) cp "$m" $work/initramfs/lib/ && echo "$name" ;;
+	esac
+done <$work/modules >$work/initramfs/order
+cat >$work/initramfs/init <<'INIT'
+#!/bin/busybox sh
+/bin/busybox mount -t proc proc /proc
+/bin/busybox mount -t sysfs sysfs /sys
+/bin/busybox mount -t devtmpfs devtmpfs /dev
+while read -r m; do /bin/busybox insmod /lib/$m; done </order
+until [ -b /dev/vda ]; do /bin/busybox sleep 0.1; done
+/bin/busybox mount -t ext4 /dev/vda /disk
+/bin/busybox umount /proc
+/bin/busybox umount /sys
+exec /bin/busybox switch_root /disk /sbin/init
+INIT
+chmod 0755 $work/initramfs/init
+(cd $work/initramfs && find . | busybox cpio -o -H newc 2>/dev/null) >$work/initramfs.cpio
+mke2fs -q -F -t ext4 -d $root $work/disk.img 2500M
+rm -rf $root
+
+# The port of the bus: nobody else's on this machine, most likely.
+port=$((20000 + $$ % 20000))
+boot() { # NODE NUMBER
+	qemu-system-x86_64 -accel tcg -cpu max -m 1024 -smp 1 -nodefaults -display none -monitor none -snapshot \
+		-kernel $work/vmlinuz -initrd $work/initramfs.cpio -append "console=ttyS0 quiet panic=-1 no_timer_check systemd.hostname=$1 systemd.show_status=0" \
+		-drive file=$work/disk.img,format=raw,if=virtio \
+		-netdev socket,id=bus,mcast=239.7.7.7:$port,localaddr=127.0.0.1 -device virtio-net-pci,netdev=bus,mac=52:54:00:07:07:0"$2" \
+		-serial file:$work/"$1".console -serial file:$work/"$1".said &
+	guests+=($!)
+}
+boot a 1
+boot b 2
+boot c 3
+say "booted three guests; what a says follows"
+began=$SECONDS
+tail -n +1 -F $work/a.said 2>/dev/null &
+guests+=($!)
+silence=0 size=0
+while ! grep -qsE '^(passed|failed)' $work/a.said; do
+	for g in "${guests[@]:0:3}"; do kill -0 "$g" 2>/dev/null || fail "a guest has ended: $(tail -n 20 $work/*.console)"; done
+	now=$(cat $work/*.said $work/*.console 2>/dev/null | wc -c || true)
+	if [ "$now" = $size ]; then silence=$((silence + 1)); else silence=0; fi
+	size=$now
+	[ $silence -lt 600 ] || fail "the guests say nothing for 600 s: $(tail -n 20 $work/*.console)"
+	sleep 1
+done
+if grep -E 'WARNING: CPU|Kernel panic|BUG: |KASAN' $work/*.console >&2; then
+	fail "a kernel complains"
+fi
+if grep -q '^failed' $work/a.said; then
+	tail -n 20 $work/*.console $work/a.said >&2
+	fail "the package does not do on $release ($version) what it must"
+fi
+say "Debian $release, Linux $version: $(sed -n 's/^passed //p' $work/a.said) steps passed in $((SECONDS - began)) s"
