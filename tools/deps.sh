@@ -93,7 +93,7 @@ for what in "$@"; do
 		command -v etcd >/dev/null || without_service install etcd=etcd-server
 		command -v haproxy >/dev/null || without_service install haproxy=haproxy
 		;;
-	bare) install debootstrap=debootstrap ;;
+	bare) install debootstrap=debootstrap mke2fs=e2fsprogs ;;
 	kernels)
 		install qemu-system-x86_64=qemu-system-x86 busybox=busybox-static ip=iproute2 nft=nftables ping=iputils-ping \
 			xz=xz-utils dpkg-deb=dpkg ldd=libc-bin

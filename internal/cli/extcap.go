@@ -41,10 +41,10 @@ func newExtcapCommand(in surroundings) *cobra.Command {
 machine, and its labs, as interfaces. A capture there has the packets that nodes refuse, as with
 waystamp watch --pcap: each with the reason as a comment, first those that the agents remember.
 
-Wireshark runs this by a script that has to be in one of its extcap folders (Help → About →
-Folders); the package has it in /usr/share/waystamp/waystamp-extcap, the source in tools/wireshark.
+Wireshark runs this by a script in its extcap folder (tshark -G folders shows the path). The package
+puts it there; the source has it in tools/wireshark.
 A user must be allowed to read the agents' sockets, as for waystamp watch.`,
-		Example: `  ln -s /usr/share/waystamp/waystamp-extcap ~/.local/lib/wireshark/extcap/waystamp
+		Example: `  ln -s /usr/share/waystamp/waystamp-extcap /usr/lib/x86_64-linux-gnu/wireshark/extcap/waystamp
   tshark -D
   tshark -i waystamp`,
 		Args: command.NoArgs,

@@ -23,14 +23,17 @@ func build(t *testing.T, env ...string) (waystamp, lab string) {
 	if b, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, b)
 	}
-	one := func(pattern string) string {
-		files, err := filepath.Glob(filepath.Join(out, pattern))
-		if err != nil || len(files) != 1 {
-			t.Fatalf("%s: %q, %v", pattern, files, err)
-		}
-		return files[0]
+	return one(t, filepath.Join(out, "waystamp_*.deb")), one(t, filepath.Join(out, "waystamp-lab_*.deb"))
+}
+
+// one is the only file of a pattern.
+func one(t *testing.T, pattern string) string {
+	t.Helper()
+	files, err := filepath.Glob(pattern)
+	if err != nil || len(files) != 1 {
+		t.Fatalf("%s: %q, %v", pattern, files, err)
 	}
-	return one("waystamp_*.deb"), one("waystamp-lab_*.deb")
+	return files[0]
 }
 
 func sum(t *testing.T, file string) string {
@@ -119,7 +122,7 @@ func TestWhatThePackagesSayOfThemselves(t *testing.T) {
 			t.Errorf("%s with %s: %v\n%s", unit, c.to, err, out)
 		}
 	}
-	if target, err := os.Readlink(filepath.Join(root, "usr/lib/x86_64-linux-gnu/wireshark/extcap/waystamp")); err != nil {
+	if target, err := os.Readlink(one(t, filepath.Join(root, "usr/lib/*/wireshark/extcap/waystamp"))); err != nil {
 		t.Error(err)
 	} else if _, err := os.Stat(filepath.Join(root, target)); err != nil {
 		t.Error(err)
