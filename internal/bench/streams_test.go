@@ -190,12 +190,18 @@ func (t *streamTrack) ends(test *testing.T) {
 		return client, server
 	}
 	client, server := pair()
+	// The server reads a byte first: HAProxy gives up a client that ends its direction before the
+	// server has answered HAProxy's SYN.
+	_, err := client.Write([]byte("q"))
+	must(test, err)
+	_, err = io.ReadFull(server, make([]byte, 1))
+	must(test, err)
 	// The client ends its direction; the server answers, and then ends its own.
 	must(test, client.CloseWrite())
 	if b, err := io.ReadAll(server); err != nil || len(b) != 0 {
 		test.Errorf("the server read %q, %v; want the end", b, err)
 	}
-	_, err := server.Write([]byte("answer"))
+	_, err = server.Write([]byte("answer"))
 	must(test, errors.Join(err, server.CloseWrite()))
 	if b, err := io.ReadAll(client); err != nil || string(b) != "answer" {
 		test.Errorf("the client read %q, %v; want the answer and the end", b, err)
