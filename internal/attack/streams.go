@@ -235,7 +235,7 @@ func otherData(ctx context.Context, m *mounting) error {
 	const sumAt = srv6.IPv6Len + 16
 	p.Payload = bytes.Replace(p.Payload, []byte(text), []byte(m.tag), 1)
 	p.Payload[sumAt], p.Payload[sumAt+1] = 0, 0
-	sum := pseudoSum(m.host().Addr(), m.address("h2"), unix.IPPROTO_TCP, p.Payload[srv6.IPv6Len:])
+	sum := srv6.UpperLayerChecksum(m.host().Addr(), m.address("h2"), unix.IPPROTO_TCP, p.Payload[srv6.IPv6Len:])
 	binary.BigEndian.PutUint16(p.Payload[sumAt:], sum)
 	return m.inject(whole(p))
 }
@@ -314,7 +314,7 @@ func tcp(from, to netip.AddrPort, flags uint8, payload []byte) []byte {
 	b[12], b[13] = header/4<<4, flags
 	binary.BigEndian.PutUint16(b[14:], 1<<15-1)
 	b = append(b, payload...)
-	binary.BigEndian.PutUint16(b[16:], pseudoSum(from.Addr(), to.Addr(), unix.IPPROTO_TCP, b))
+	binary.BigEndian.PutUint16(b[16:], srv6.UpperLayerChecksum(from.Addr(), to.Addr(), unix.IPPROTO_TCP, b))
 	h := srv6.Header{
 		NextHeader: unix.IPPROTO_TCP, HopLimit: 63, PayloadLength: uint16(len(b)),
 		Source: from.Addr(), Destination: to.Addr(),

@@ -2,6 +2,7 @@ package bench
 
 import (
 	"crypto/rand"
+	"encoding/binary"
 	"fmt"
 	"net/netip"
 
@@ -196,16 +197,19 @@ func innerPacket(chain, size int, ipv4 bool) ([]byte, error) {
 		return nil, fmt.Errorf("a packet of %d bytes has no room for headers of IP and UDP", size)
 	}
 	udp := make([]byte, payload)
-	copy(udp, []byte{0xc0, 0, 0, udpPort, byte(payload >> 8), byte(payload), 0xff, 0xff})
+	copy(udp, []byte{0xc0, 0, 0, udpPort, byte(payload >> 8), byte(payload)}) // without a checksum, as IPv4 may be (RFC 768)
 	if ipv4 {
 		return append(header4(chain, size), udp...), nil
 	}
 	to := innerNet(chain).Addr().As16()
 	to[15] = 1
+	from := netip.MustParseAddr(innerSource)
+	// Connection tracking takes a packet with a wrong checksum for invalid.
+	binary.BigEndian.PutUint16(udp[6:], srv6.UpperLayerChecksum(from, netip.AddrFrom16(to), unix.IPPROTO_UDP, udp))
 	p := srv6.Packet{
 		Header: srv6.Header{
 			NextHeader: 17, HopLimit: 64, FlowLabel: 0x12345,
-			Source: netip.MustParseAddr(innerSource), Destination: netip.AddrFrom16(to),
+			Source: from, Destination: netip.AddrFrom16(to),
 		},
 		Payload: udp,
 	}

@@ -310,7 +310,7 @@ func (f filtering) setUpStatic(r *rig, w world, sid netip.Prefix) error {
 func filterSetup(c Config) []string {
 	return []string{
 		fmt.Sprintf("Netfilter as a function: one node on CPU %d, generator and sink as in `hop`, GRO on at the node, which counts at a TC sink. Packets come with two segments. ip: plain forwarding through the same rules, without an outer header; end: the kernel's End, which netfilter does not see; static: the kernel's End.DT6 (inner IPv4: End.DX4) takes the outer header off, the packet meets the rules, H.Encaps at the route to its destination puts another one on; own and node: ours, which put the packet's own header back and stamp, in a namespace of the function's own and in the node's; bypass and bypass-xdp: ours, with connection tracking and rules that are done with the flow (bypass: established), on TC and on XDP, which has the cheaper sink.", c.cpu()),
-		"size-N: inner packets of N bytes, without hooks. rules-N: N rules in the chain at forward, which all match and decide nothing, with chains at prerouting and postrouting. unused-N: N chains that nothing refers to. tracked-1: connection tracking. arguments-N: N chains, each with an argument of its own, and a verdict by a map from marks; ours alone, since the kernel's static way knows no argument.",
+		"size-N: inner packets of N bytes, without hooks. rules-N: N rules in the chain at forward, which all match and decide nothing, with chains at prerouting and postrouting. unused-N: N chains that nothing refers to. tracked-1: connection tracking, beside plain forwarding, since it does not see what comes out of End.DT6. arguments-N: N chains, each with an argument of its own, and a verdict by a map from marks; ours alone, since the kernel's static way knows no argument.",
 		fmt.Sprintf("latency: one packet of 256 bytes each %s, from the call that sends it until a program at the sink has it; a thread at the generator sends it before all other tasks of CPU %d, where the kernel takes it all the way. Of each run the median, the mean and the 99th percentile; boxes show all packets.", latencyEvery, c.cpu()),
 		"tcp-on, tcp-off: one TCP stream of iperf3, a second per run, in the network of `proxy` with the firewall at r2, which tracks connections; TSO, GSO and GRO on or off at all links. plain: rules of r2 itself, reached by plain routing, beside which is node. routed: the same rules in a namespace behind two links, reached by plain routing, beside which are own and bypass. Bit rates count TCP payload at the receiver.",
 	}
@@ -338,7 +338,9 @@ func filterCases(quick bool) [][]filtering {
 	out := [][]filtering{
 		section(sized, "size", sizes, func(f *filtering, n int) { f.size = n }),
 		section(seen, "rules", rules, func(f *filtering, n int) { f.hooked, f.rules = true, n }),
-		section(seen, "tracked", []int{1}, func(f *filtering, _ int) { f.hooked, f.tracked = true, true }),
+		// After End.DT6 the inner packet is at forward and postrouting alone, so that connection
+		// tracking takes it for invalid.
+		section([]filterBy{filterByPlain, filterByOwn, filterByNode}, "tracked", []int{1}, func(f *filtering, _ int) { f.hooked, f.tracked = true, true }),
 		section([]filterBy{filterByOwn, filterByNode}, "arguments", arguments, func(f *filtering, n int) { f.hooked, f.mapped, f.visits = true, true, n }),
 	}
 	if quick {
@@ -354,8 +356,10 @@ func (f filtering) baseline() string {
 	switch {
 	case f.param == "arguments" && f.value > 1:
 		f.value = 1
-	case f.param == "arguments", f.by == filterByStatic, f.by == filterByEnd:
+	case f.param == "arguments", f.by == filterByStatic, f.by == filterByEnd, f.param == "tracked" && f.by == filterByPlain:
 		return ""
+	case f.param == "tracked":
+		f.by = filterByPlain
 	default:
 		f.by = filterByStatic
 	}

@@ -143,3 +143,26 @@ func IPv4Checksum(header []byte) uint16 {
 	}
 	return ^uint16(sum)
 }
+
+// UpperLayerChecksum is the checksum of payload, which begins with a header of protocol, and of
+// the pseudo-header before it (RFC 8200 section 8.1, RFC 1071). For IPv4 addresses the sum is the
+// same. The field of the header that it belongs in must be zero.
+func UpperLayerChecksum(from, to netip.Addr, protocol uint32, payload []byte) uint16 {
+	var sum uint32
+	add := func(b []byte) {
+		for len(b) > 1 {
+			sum, b = sum+uint32(binary.BigEndian.Uint16(b)), b[2:]
+		}
+		if len(b) == 1 {
+			sum += uint32(b[0]) << 8
+		}
+	}
+	add(from.AsSlice())
+	add(to.AsSlice())
+	add(payload)
+	sum += protocol + uint32(len(payload))>>16 + uint32(len(payload))&0xffff
+	for sum > 0xffff {
+		sum = sum&0xffff + sum>>16
+	}
+	return ^uint16(sum)
+}

@@ -364,3 +364,35 @@ func FuzzDecode(f *testing.F) {
 		}
 	})
 }
+
+// The checksums of UDP and TCP in Scapy's inner packets are those that this package computes.
+func TestChecksumsAreThoseOfScapysPackets(t *testing.T) {
+	all, err := packets.All()
+	if err != nil {
+		t.Fatal(err)
+	}
+	field := map[uint8]int{6: 16, 17: 6}
+	right := map[uint8]int{}
+	for _, p := range all {
+		d, err := srv6.DecodeFrame(p.Frame)
+		if err != nil {
+			continue
+		}
+		inner, b, err := d.Inner()
+		at, ok := field[inner.NextHeader]
+		if err != nil || !ok || inner.Version != 6 || len(b) < at+2 || srv6.IPv6Len+len(b) != int(inner.Length) {
+			continue
+		}
+		b = bytes.Clone(b)
+		want := uint16(b[at])<<8 | uint16(b[at+1])
+		b[at], b[at+1] = 0, 0
+		if got := srv6.UpperLayerChecksum(inner.Source, inner.Destination, uint32(inner.NextHeader), b); got == want {
+			right[inner.NextHeader]++
+		} else if p.Name != "inner-long-behind" { // longer in its IP header than in UDP's
+			t.Errorf("%s: %#x, want %#x", p.Name, got, want)
+		}
+	}
+	if right[6] < 20 || right[17] < 200 {
+		t.Errorf("TCP and UDP by protocol: only %v compared", right)
+	}
+}
