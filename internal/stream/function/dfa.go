@@ -1,6 +1,7 @@
 package function
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -56,21 +57,19 @@ const (
 // rune is a character that stands for all of its kind.
 func (b before) rune() rune { return [...]rune{-1, '\n', 'a', ' '}[b] }
 
-func kindOf(b byte) before {
-	switch {
-	case b == '\n':
-		return newline
-	case syntax.IsWordChar(rune(b)):
-		return word
-	}
-	return other
-}
-
 type dfaState struct {
 	threads []uint32    // instructions to follow at this position, sorted
 	before  before      //
 	matched bool        // a match ends here; no further state is made
 	next    []*dfaState // by class of byte; an entry of nil: not made yet
+	leaves  *leaves     // nil: not known yet
+}
+
+// leaves are the bytes behind which a search is at another state.
+type leaves struct {
+	count int
+	byte  [256]bool
+	only  byte // where count is 1
 }
 
 type dfa struct {
@@ -79,6 +78,7 @@ type dfa struct {
 	count   int        // of classes
 	states  map[string]*dfaState
 	first   *dfaState
+	asked   bool // an instruction asks what stands before a position
 
 	visited []uint32 // by instruction: the round that it was visited in
 	round   uint32
@@ -87,9 +87,10 @@ type dfa struct {
 
 func newDFA(prog *syntax.Prog) *dfa {
 	d := &dfa{prog: prog, states: map[string]*dfaState{}, visited: make([]uint32, len(prog.Inst))}
+	d.asked = slices.ContainsFunc(prog.Inst, func(i syntax.Inst) bool { return i.Op == syntax.InstEmptyWidth })
 	byKey := map[string]uint8{}
 	for b := range 256 {
-		key := []byte{byte(kindOf(byte(b)))}
+		key := []byte{byte(d.kindOf(byte(b)))}
 		for i := range prog.Inst {
 			if isRune(&prog.Inst[i]) {
 				if prog.Inst[i].MatchRune(rune(b)) {
@@ -107,8 +108,24 @@ func newDFA(prog *syntax.Prog) *dfa {
 		d.classes[b] = class
 	}
 	d.count = len(byKey)
-	d.first = d.state([]uint32{uint32(prog.Start)}, begin)
+	start := begin
+	if !d.asked {
+		start = other
+	}
+	d.first = d.state([]uint32{uint32(prog.Start)}, start)
 	return d
+}
+
+// kindOf is the same for all bytes where no instruction asks.
+func (d *dfa) kindOf(b byte) before {
+	switch {
+	case !d.asked:
+	case b == '\n':
+		return newline
+	case syntax.IsWordChar(rune(b)):
+		return word
+	}
+	return other
 }
 
 func isRune(i *syntax.Inst) bool {
@@ -203,12 +220,50 @@ func (d *dfa) step(s *dfaState, b byte) *dfaState {
 	if matched {
 		next = &dfaState{matched: true}
 	} else {
-		next = d.state(threads, kindOf(b))
+		next = d.state(threads, d.kindOf(b))
 	}
 	if s.next != nil {
 		s.next[class] = next
 	}
 	return next
+}
+
+// leavesMax is a number of bytes above which a search that skips has little to skip.
+const leavesMax = 64
+
+// skip returns how many of the first bytes of p leave a search at s, so that nobody has to walk
+// over them.
+func (d *dfa) skip(s *dfaState, p []byte) int {
+	if s.leaves == nil {
+		l := &leaves{}
+		for b := range 256 {
+			// The automaton may have been made anew meanwhile: then its states are others, and more bytes
+			// than have to be are taken for such that leave.
+			if d.step(s, byte(b)) != s {
+				l.byte[b], l.only = true, byte(b)
+				l.count++
+			}
+		}
+		s.leaves = l
+	}
+	l := s.leaves
+	switch {
+	case l.count == 0:
+		return len(p)
+	case l.count == 1:
+		if i := bytes.IndexByte(p, l.only); i >= 0 {
+			return i
+		}
+		return len(p)
+	case l.count > leavesMax:
+		return 0
+	}
+	for i, b := range p {
+		if l.byte[b] {
+			return i
+		}
+	}
+	return len(p)
 }
 
 // matchesAtEnd tells whether there is a match if the bytes end at a state.

@@ -349,7 +349,7 @@ func TestKeysDoNotPrint(t *testing.T) {
 
 // A search finds what regexp finds in the whole, whatever pieces the bytes come in.
 func TestMatchFindsWhatRegexpFinds(t *testing.T) {
-	patterns := []string{`abc`, `a+b`, `(ab|ba)*c`, `^ab`, `ba$`, `\bab\b`, `a.{3}b`, `(?i)aB`, `[^ab]a`, `(?m)^b`, `(?s)a.b`, `a\Bb`, `(?m)a$`, `a{3,5}b?c`}
+	patterns := []string{`abc`, `a+b`, `(ab|ba)*c`, `^ab`, `ba$`, `\bab\b`, `a.{3}b`, `(?i)aB`, `[^ab]a`, `(?m)^b`, `(?s)a.b`, `a\Bb`, `(?m)a$`, `a{3,5}b?c`, `b.?A`, `(a|A)b{2}`, `\n`}
 	rapid.Check(t, func(rt *rapid.T) {
 		pattern := rapid.SampledFrom(patterns).Draw(rt, "pattern")
 		data := []byte(rapid.StringOfN(rapid.SampledFrom([]rune("aabbc \nA")), 0, 40, -1).Draw(rt, "data"))

@@ -101,9 +101,15 @@ func (s *matching) Inspect(p []byte, at Moment) Verdict {
 		p, last = p[:left], true
 	}
 	s.seen += int64(len(p))
-	for _, b := range p {
-		if s.at = s.m.dfa.step(s.at, b); s.at.matched {
+	for i := 0; i < len(p); {
+		was := s.at
+		s.at = s.m.dfa.step(was, p[i])
+		i++
+		if s.at.matched {
 			return s.found()
+		}
+		if s.at == was {
+			i += s.m.dfa.skip(s.at, p[i:])
 		}
 	}
 	switch {
