@@ -31,6 +31,7 @@ import (
 
 	"github.com/waystamp/waystamp/internal/await"
 	"github.com/waystamp/waystamp/internal/dataplane"
+	"github.com/waystamp/waystamp/internal/event"
 	"github.com/waystamp/waystamp/internal/host"
 	"github.com/waystamp/waystamp/internal/model"
 	"github.com/waystamp/waystamp/internal/netfilter"
@@ -69,6 +70,10 @@ type Config struct {
 	// Report is called, from one goroutine, with the plan in force when that has changed; nil:
 	// no reports.
 	Report func(InForce)
+
+	// Refused is called, from one goroutine, with each refused packet that the node samples, and must
+	// not wait; nil: it is not.
+	Refused func(event.Event)
 
 	// CertificateEnds is when the node's certificate does; nil: it has no controller.
 	CertificateEnds func() time.Time
@@ -464,7 +469,14 @@ func (a *agent) serve(ctx context.Context, l *listener, scraped net.Listener, ch
 	routes := make(chan struct{}, 1)
 	pins := make(chan struct{}, 1)
 
-	group.Go(func() error { return a.dp.Events(ctx, a.log.add) })
+	group.Go(func() error {
+		return a.dp.Events(ctx, func(e event.Event) {
+			a.log.add(e)
+			if a.cfg.Refused != nil {
+				a.cfg.Refused(e)
+			}
+		})
+	})
 	group.Go(func() error { return a.serveHTTP(ctx, l) })
 	if scraped != nil {
 		group.Go(func() error { return scrape.Serve(ctx, scraped, Metrics, a.metrics) })

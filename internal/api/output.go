@@ -2,7 +2,7 @@ package api
 
 import "time"
 
-// These are printed by waystamp get NOUN -o json.
+// These are printed by waystamp get NOUN -o json, and waystamp describe.
 
 // RefusalsOutput is "get refusals".
 type RefusalsOutput struct {
@@ -58,13 +58,15 @@ type NodesOutput struct {
 // ControlNode is a node as its controller sees it.
 type ControlNode struct {
 	Name     string `json:"name"`
-	State    string `json:"state"` // ready, behind, refusing, away, expected or revoked
+	State    string `json:"state"` // ready, behind, refusing, incompatible, away, expected or revoked
 	Reason   string `json:"reason"`
 	Wanted   uint64 `json:"wanted_revision"` // of the plan that it shall hold
 	Revision uint64 `json:"revision"`        // of the plan that its kernel holds
 	// Since when it does; null: it has said nothing.
 	Since    *time.Time `json:"since"`
 	Problems []string   `json:"problems"` // parts of the plan that are not in force, and warnings
+	// StateSince is when it came into its state; null: before this controller began to lead.
+	StateSince *time.Time `json:"state_since"`
 }
 
 // ChangesOutput is "get changes".
@@ -97,6 +99,8 @@ type ControlChain struct {
 	Name   string `json:"name"`
 	State  string `json:"state"` // active, preparing or blocked
 	Reason string `json:"reason"`
+	// Since when; null: before this controller began to lead.
+	Since *time.Time `json:"since"`
 }
 
 // EpochsOutput is "get epochs".
@@ -114,7 +118,55 @@ type ControlEpoch struct {
 	Epoch     uint32 `json:"epoch"`
 	State     string `json:"state"` // preparing, active or draining
 	// Until when its packets may still come; null: that is not known yet.
-	Until *time.Time `json:"until"`
+	Until      *time.Time `json:"until"`
+	WaitingFor []string   `json:"waiting_for"` // nodes that have to acknowledge something before it goes on
+}
+
+// DescribeOutput is "describe".
+type DescribeOutput struct {
+	Version  int              `json:"version"`
+	Kind     string           `json:"kind"` // node, chain or function
+	Name     string           `json:"name"`
+	Facts    []ControlFact    `json:"facts"`    // of the domain file
+	Nodes    []ControlNode    `json:"nodes"`    // the node; of a function its node; of a chain those that it passes
+	Chains   []ControlChain   `json:"chains"`   // the chain; of a node and of a function those that pass it
+	Epochs   []ControlEpoch   `json:"epochs"`   // of these chains
+	Step     string           `json:"step"`     // of the change in progress, or nothing
+	Since    *time.Time       `json:"since"`    // of the step
+	Problem  string           `json:"problem"`  // why the last applied file is not in progress
+	Waiting  []ControlWaiting `json:"waiting"`  // those of Nodes
+	Refusals []ControlRefusal `json:"refusals"` // since this controller leads, the latest first
+	Events   []ControlEvent   `json:"events"`   // since this controller leads, the latest last
+}
+
+// ControlFact is something that the domain file says, for people.
+type ControlFact struct {
+	Name  string `json:"name"`
+	Value string `json:"value"`
+}
+
+// ControlRefusal is how many packets a node has refused for a reason, as far as it has told its controller.
+type ControlRefusal struct {
+	Node     string    `json:"node"`
+	Reason   string    `json:"reason"`
+	Packets  uint64    `json:"packets"`
+	Last     time.Time `json:"last"`
+	Sentence string    `json:"sentence"` // what the last one shows
+}
+
+// EventsOutput is "get events".
+type EventsOutput struct {
+	Version int            `json:"version"`
+	Since   time.Time      `json:"since"` // nothing is known of before
+	Events  []ControlEvent `json:"events"`
+}
+
+// ControlEvent is something that has happened in a controller's domain.
+type ControlEvent struct {
+	Time time.Time `json:"time"`
+	Kind string    `json:"kind"` // node, chain, change or call
+	Name string    `json:"name"` // of the node or the chain, the commit or the call
+	Text string    `json:"text"`
 }
 
 // RootsOutput is "get roots".

@@ -38,6 +38,8 @@ var outputs = []struct {
 	{"get chains", ChainsOutput{}},
 	{"get epochs", EpochsOutput{}},
 	{"get roots", RootsOutput{}},
+	{"describe", DescribeOutput{}},
+	{"get events", EventsOutput{}},
 }
 
 // fields gives a line for each field of a value's JSON: where it is, and its type.

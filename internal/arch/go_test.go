@@ -47,7 +47,7 @@ var level = map[string]int{
 	"internal/stream/function":  1,
 	"internal/stream/sandbox":   3,
 	"internal/agent":            6,
-	"internal/controller":       5,
+	"internal/controller":       6,
 	"internal/doctor":           5,
 	"internal/explain":          5,
 	"internal/lab":              5,

@@ -193,7 +193,7 @@ func (o *agentOptions) runMember(ctx context.Context, cfg agent.Config) error {
 		return err
 	}
 	cfg.PlanFile, cfg.Fallback = m.PlanFile(), m.FallbackFile()
-	cfg.CertificateEnds = m.CertificateEnds
+	cfg.CertificateEnds, cfg.Refused = m.CertificateEnds, m.Refused
 	cfg.Report = func(f agent.InForce) { m.Report(member.Report(f)) }
 	ctx, cancel := context.WithCancel(ctx)
 	group, ctx := errgroup.WithContext(ctx)

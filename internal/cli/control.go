@@ -157,7 +157,7 @@ func writeDifferences(out io.Writer, list []*v1.Difference) {
 func NewApplyCommand() *cobra.Command {
 	var at controllerFlag
 	var file string
-	var dry, wait bool
+	var dry, wait, force bool
 	cmd := &cobra.Command{
 		Use:   "apply -f FILE",
 		Short: "Put a domain file in force, through the controller",
@@ -170,6 +170,10 @@ Without --wait the command ends when the controller has accepted the file. With 
 ends when all headends send in the new epochs, and prints on standard error the nodes that it
 waits for. If you interrupt the command, the change continues.
 
+A chain that takes the packets between a node and the controller could cut the node off from
+the controller. The file is refused, with the names of these nodes, unless you give --force. The addresses
+are those of the connections of this moment.
+
 Exit code 2 if the file is refused: every problem is shown with its line.`,
 		Example: `  waystamp apply -f domain.yaml --dry-run
   waystamp apply -f domain.yaml --wait`,
@@ -180,9 +184,12 @@ Exit code 2 if the file is refused: every problem is shown with its line.`,
 				return err
 			}
 			return at.with(cmd.Context(), func(c adminClient) error {
-				r, err := c.Apply(cmd.Context(), connect.NewRequest(&v1.ApplyRequest{File: f, DryRun: dry}))
+				r, err := c.Apply(cmd.Context(), connect.NewRequest(&v1.ApplyRequest{File: f, DryRun: dry, Force: force}))
 				if err != nil {
 					return err
+				}
+				for _, w := range r.Msg.CutOff {
+					cmd.PrintErrln("waystamp: warning:", w)
 				}
 				writeDifferences(cmd.OutOrStdout(), r.Msg.Differences)
 				if dry || !wait {
@@ -195,6 +202,7 @@ Exit code 2 if the file is refused: every problem is shown with its line.`,
 	cmd.Flags().StringVarP(&file, "file", "f", "", "domain `file`; - is standard input")
 	cmd.Flags().BoolVar(&dry, "dry-run", false, "only print what would change")
 	cmd.Flags().BoolVar(&wait, "wait", false, "wait until all headends have turned")
+	cmd.Flags().BoolVar(&force, "force", false, "also if a chain takes the packets between nodes and the controller")
 	at.add(cmd)
 	return cmd
 }
@@ -316,6 +324,7 @@ proof. If a file with this chain is applied later, the controller adds the chain
 		},
 	}
 	at.add(cmd)
+	cmd.ValidArgsFunction = at.completeFirst(aboutChain)
 	return cmd
 }
 
@@ -348,6 +357,10 @@ during a change are joined into one, which follows the change.`,
 	cmd.Flags().BoolVar(&all, "all", false, "all chains")
 	cmd.Flags().BoolVar(&wait, "wait", false, "wait until all headends have turned")
 	at.add(cmd)
+	cmd.ValidArgsFunction = func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+		names := at.names(contextOf(cmd), aboutChain)
+		return slices.DeleteFunc(names, func(name string) bool { return slices.Contains(args, name) }), cobra.ShellCompDirectiveNoFileComp
+	}
 	return cmd
 }
 
@@ -394,6 +407,7 @@ controller's root, so that the machine accepts no other controller.`,
 	cmd.Flags().DurationVar(&valid, "valid", time.Hour, "`time` for which the token is valid")
 	cmd.Flags().BoolVar(&reinstate, "reinstate", false, "also for a node that was revoked: its machine was set up anew")
 	at.add(cmd)
+	cmd.ValidArgsFunction = at.completeFirst(aboutNode)
 	return cmd
 }
 
@@ -427,6 +441,7 @@ its packets until you apply a file in which the chain does not need the node. Ne
 	}
 	cmd.Flags().BoolVar(&yes, "yes", false, "do it")
 	at.add(cmd)
+	cmd.ValidArgsFunction = at.completeFirst(aboutNode)
 	return cmd
 }
 
@@ -487,7 +502,7 @@ func newControllerNoun(noun, short, long string, read func(s *v1.State) reading)
 const (
 	helpNodes = `The nodes of the controller's domain. REVISION is the revision of the plan that the node's
 kernel holds, WANTED the revision of the plan that the node should hold. A node is ready; behind, until it
-has acknowledged its plan; refusing, if it could not put the plan in force; away, without a connection (its data
+has acknowledged its plan; refusing, if it could not put the plan in force; incompatible, if its agent is too old for the plan, which is then not sent; away, without a connection (its data
 path stays in force); expected, before it has joined; or revoked.`
 
 	helpChains = `The chains of the controller's domain. A chain is active; preparing, until all of its nodes hold it;
@@ -499,7 +514,8 @@ is the time of the first refusal. Correct the cause in REASON, revoke the node, 
 change. If the change was already in step turn, it stays listed until all headends have turned.`
 
 	helpEpochs = `The epochs that nodes hold. An epoch is preparing, while functions and egresses get its secrets;
-active: headends send in it; or draining: its last packets may be under way until UNTIL.`
+active: headends send in it; or draining: its last packets may be under way until UNTIL. WAITING FOR are the nodes on its
+path that have to acknowledge their plans before it goes on.`
 
 	helpRoots = `The roots that nodes and controllers trust. One signs certificates. While the CA is replaced (waystamp controller
 rotate-ca) there is a second one: coming, until all nodes trust it; or going, until all nodes have certificates of the one
@@ -524,69 +540,107 @@ func readRoots(s *v1.State) reading {
 }
 
 func readNodes(s *v1.State) reading {
-	out := api.NodesOutput{Version: api.Version, Nodes: []api.ControlNode{}}
-	r := reading{header: []string{"NAME", "STATE", "REVISION", "WANTED", "REASON"}}
-	for _, n := range s.Nodes {
-		x := api.ControlNode{Name: n.Name, State: n.State, Reason: n.Reason, Wanted: n.WantedRevision, Revision: n.Revision, Problems: append([]string{}, n.Problems...)}
-		if n.Since != nil {
-			since := n.Since.AsTime()
-			x.Since = &since
-		}
-		out.Nodes = append(out.Nodes, x)
-		r.rows = append(r.rows, []any{n.Name, n.State, n.Revision, n.WantedRevision, strings.Join(slices.DeleteFunc(append([]string{n.Reason}, n.Problems...), func(s string) bool { return s == "" }), "; ")})
+	out := api.NodesOutput{Version: api.Version, Nodes: controlNodes(s.Nodes)}
+	r := reading{header: []string{"NAME", "STATE", "REVISION", "WANTED", "REASON"}, output: out}
+	for _, n := range out.Nodes {
+		r.rows = append(r.rows, []any{n.Name, n.State, n.Revision, n.Wanted, strings.Join(slices.DeleteFunc(append([]string{n.Reason}, n.Problems...), func(s string) bool { return s == "" }), "; ")})
 	}
-	r.output = out
 	return r
 }
 
+func controlNodes(list []*v1.NodeState) []api.ControlNode {
+	out := []api.ControlNode{}
+	for _, n := range list {
+		out = append(out, api.ControlNode{
+			Name: n.Name, State: n.State, Reason: n.Reason, Wanted: n.WantedRevision, Revision: n.Revision, Problems: append([]string{}, n.Problems...),
+			Since: timeOf(n.Since), StateSince: timeOf(n.StateSince),
+		})
+	}
+	return out
+}
+
+// timeOf is a time of an answer, which may not be set.
+func timeOf(t interface {
+	IsValid() bool
+	AsTime() time.Time
+}) *time.Time {
+	if !t.IsValid() {
+		return nil
+	}
+	at := t.AsTime()
+	return &at
+}
+
+// shownTime is a time as tables have it; nil: nothing.
+func shownTime(t *time.Time) string {
+	if t == nil {
+		return ""
+	}
+	return t.Local().Format(time.DateTime)
+}
+
+func controlWaiting(list []*v1.WaitingState) []api.ControlWaiting {
+	out := []api.ControlWaiting{}
+	for _, w := range list {
+		out = append(out, api.ControlWaiting{Step: w.Step, Node: w.Node, State: w.State, Reason: w.Reason, Since: w.Since.AsTime()})
+	}
+	return out
+}
+
+func controlChains(list []*v1.ChainState) []api.ControlChain {
+	out := []api.ControlChain{}
+	for _, c := range list {
+		out = append(out, api.ControlChain{Name: c.Name, State: c.State, Reason: c.Reason, Since: timeOf(c.Since)})
+	}
+	return out
+}
+
+func controlEpochs(list []*v1.EpochState) []api.ControlEpoch {
+	out := []api.ControlEpoch{}
+	for _, e := range list {
+		out = append(out, api.ControlEpoch{
+			Chain: e.Chain, Direction: e.Direction, From: e.From, Path: e.Path, Epoch: e.Epoch, State: e.State, Until: timeOf(e.Until), WaitingFor: append([]string{}, e.WaitingFor...),
+		})
+	}
+	return out
+}
+
 func readChanges(s *v1.State) reading {
-	out := api.ChangesOutput{Version: api.Version, Step: s.Step, Waiting: []api.ControlWaiting{}}
-	if s.Since != nil {
-		since := s.Since.AsTime()
-		out.Since = &since
+	out := api.ChangesOutput{Version: api.Version, Step: s.Step, Since: timeOf(s.Since), Waiting: controlWaiting(s.Waiting), NextRotation: timeOf(s.NextRotation)}
+	r := reading{header: []string{"STEP", "NODE", "STATE", "SINCE", "REASON"}, output: out}
+	for _, w := range out.Waiting {
+		r.rows = append(r.rows, []any{w.Step, w.Node, w.State, shownTime(&w.Since), w.Reason})
 	}
-	r := reading{header: []string{"STEP", "NODE", "STATE", "SINCE", "REASON"}}
-	for _, w := range s.Waiting {
-		out.Waiting = append(out.Waiting, api.ControlWaiting{Step: w.Step, Node: w.Node, State: w.State, Reason: w.Reason, Since: w.Since.AsTime()})
-		r.rows = append(r.rows, []any{w.Step, w.Node, w.State, w.Since.AsTime().Local().Format(time.DateTime), w.Reason})
+	if out.NextRotation != nil {
+		r.rows = append(r.rows, []any{"rotate", "-", "due", shownTime(out.NextRotation), "by the controller's clock"})
 	}
-	if s.NextRotation != nil {
-		at := s.NextRotation.AsTime()
-		out.NextRotation = &at
-		r.rows = append(r.rows, []any{"rotate", "-", "due", at.Local().Format(time.DateTime), "by the controller's clock"})
-	}
-	r.output = out
 	return r
 }
 
 func readChains(s *v1.State) reading {
-	out := api.ChainsOutput{Version: api.Version, Chains: []api.ControlChain{}}
-	r := reading{header: []string{"NAME", "STATE", "REASON"}}
-	for _, c := range s.Chains {
-		out.Chains = append(out.Chains, api.ControlChain{Name: c.Name, State: c.State, Reason: c.Reason})
+	out := api.ChainsOutput{Version: api.Version, Chains: controlChains(s.Chains)}
+	r := reading{header: []string{"NAME", "STATE", "REASON"}, output: out}
+	for _, c := range out.Chains {
 		r.rows = append(r.rows, []any{c.Name, c.State, c.Reason})
 	}
-	r.output = out
 	return r
 }
 
 func readEpochs(s *v1.State) reading {
-	out := api.EpochsOutput{Version: api.Version, Epochs: []api.ControlEpoch{}}
-	r := reading{header: []string{"CHAIN", "DIRECTION", "EPOCH", "STATE", "UNTIL"}}
-	for _, e := range s.Epochs {
-		x := api.ControlEpoch{Chain: e.Chain, Direction: e.Direction, From: e.From, Path: e.Path, Epoch: e.Epoch, State: e.State}
-		until := ""
-		if e.Until != nil {
-			t := e.Until.AsTime()
-			x.Until, until = &t, t.Local().Format(time.DateTime)
-		}
-		out.Epochs = append(out.Epochs, x)
+	out := api.EpochsOutput{Version: api.Version, Epochs: controlEpochs(s.Epochs)}
+	r := epochTable(out.Epochs)
+	r.output = out
+	return r
+}
+
+func epochTable(epochs []api.ControlEpoch) reading {
+	r := reading{header: []string{"CHAIN", "DIRECTION", "EPOCH", "STATE", "UNTIL", "WAITING FOR"}}
+	for _, e := range epochs {
 		direction := e.Direction
 		if e.From != "" {
 			direction += ", from " + e.From + " on"
 		}
-		r.rows = append(r.rows, []any{e.Chain, direction, uint64(e.Epoch), e.State, until})
+		r.rows = append(r.rows, []any{e.Chain, direction, uint64(e.Epoch), e.State, shownTime(e.Until), strings.Join(e.WaitingFor, ", ")})
 	}
-	r.output = out
 	return r
 }

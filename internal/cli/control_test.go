@@ -71,6 +71,57 @@ func controlledOverTCP(t *testing.T) (run func(args ...string) (stdout, stderr s
 	}, "tcp:" + over.Addr().String(), audit
 }
 
+// What a domain without agents has to tell.
+func TestDescribeAndEvents(t *testing.T) {
+	run, _, _ := controlledOverTCP(t)
+	for _, c := range []struct {
+		args   string
+		code   int
+		stdout []string
+		stderr string
+	}{
+		{"describe chain web", 2, nil, "there is no chain web"},
+		{"apply -f " + planPaper, 0, []string{"+ chain web"}, ""},
+		{"describe chain web", 0, []string{"chain web", "way ", "r1 -> fw (r2) -> ", "Nodes", "r2 ", "expected", "waystamp node token r2", "WAITING FOR"}, ""},
+		{"describe node r2", 0, []string{"node r2", "functions", "fw", "Chains"}, ""},
+		{"describe function fw -o yaml", 0, []string{"kind: function", "name: fw", "value: forward"}, ""},
+		{"describe function", 2, nil, "accepts 1 arg"},
+		{"describe router r1", 2, nil, "router"},
+		{"get events", 0, []string{"TIME", "call", "Apply", "change  begin", "request 1"}, ""},
+		{"get events nothing -o json", 0, []string{`"events":[]`}, ""},
+		{"watch --chain web --once", 0, nil, ""},
+		{"watch --chain web --lab x", 2, nil, "--lab is for agents of this machine"},
+		{"explain --chain web", 0, nil, "no node has told the controller of a refused packet"},
+		{"explain --chain web --paths x", 2, nil, "leave out --paths"},
+		{"__complete describe chain ", 0, []string{"web\n"}, ""},
+		{"__complete node revoke ", 0, []string{"r2\n"}, ""},
+		{"__complete rotate web ", 0, nil, "NoFileComp"},
+	} {
+		args := strings.Split(c.args, " ")
+		stdout, stderr, code := run(args...)
+		if args[0] == "apply" {
+			for began := time.Now(); ; time.Sleep(10 * time.Millisecond) { // the change begins by itself
+				if out, _, _ := run("get", "chains"); strings.Contains(out, "web") {
+					break
+				} else if time.Since(began) > time.Minute {
+					t.Fatalf("the change does not begin:\n%s", out)
+				}
+			}
+		}
+		if code != c.code || !strings.Contains(stderr, c.stderr) {
+			t.Errorf("waystamp %s: exit code %d\n%s%s\nwant %d and %q", c.args, code, stdout, stderr, c.code, c.stderr)
+		}
+		for _, part := range c.stdout {
+			if !strings.Contains(stdout, part) {
+				t.Errorf("waystamp %s says\n%s\nwithout %q", c.args, stdout, part)
+			}
+		}
+	}
+	if stdout, _, _ := run("__complete", "rotate", "web", ""); strings.Contains(stdout, "web\n") {
+		t.Errorf("web is offered twice:\n%s", stdout)
+	}
+}
+
 // An operator on another machine may do what his role says, until he is removed, and each call is on record.
 func TestOperatorsOverTheNetwork(t *testing.T) {
 	run, at, audit := controlledOverTCP(t)

@@ -23,13 +23,16 @@ type explainOptions struct {
 	paths  string
 	names  []string
 	output string
+
+	controller controllerFlag
+	chain      string
 }
 
 // NewExplainCommand is "waystamp explain".
 func NewExplainCommand() *cobra.Command {
 	var o explainOptions
 	cmd := &cobra.Command{
-		Use:   "explain --paths FILE [EVENTS]",
+		Use:   "explain --paths FILE [EVENTS] | --controller ADDRESS",
 		Short: "Explain why packets were refused",
 		Long: `Explain in a sentence why each packet was refused. EVENTS is a file of events as
 waystamp watch -o json prints them, one JSON object a line; without it, or with -,
@@ -39,8 +42,12 @@ The paths file holds the secrets of all hops. With them the command tries hypoth
 hops left out, in another order or visited again, secrets of another epoch or chain,
 a bit changed on the path. It prints a hypothesis only if it gives exactly the values
 that the packet carried; if none does, it prints that. A file of secrets that other
-users can read or change is refused: its mode must be 0600.`,
+users can read or change is refused: its mode must be 0600.
+
+With --controller, or --chain, and without --paths, the command prints the explanations of the controller: agents that have a
+controller send it their refused packets, and it keeps the last 10,000 of all nodes.`,
 		Example: `  waystamp watch -o json | waystamp explain --paths paths.json
+  waystamp explain --chain web
   waystamp explain --paths paths.json --name fc00:0:0:401::=r4 events.jsonl`,
 		Args: command.UsageArgs(cobra.MaximumNArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error { return o.run(cmd, args) },
@@ -48,6 +55,8 @@ users can read or change is refused: its mode must be 0600.`,
 	f := cmd.Flags()
 	f.StringVar(&o.paths, "paths", "", "`file` with the secrets of all paths, as waystamp plan writes it")
 	f.StringArrayVar(&o.names, "name", nil, "`SID=NAME` of something that is no part of the domain; several are possible")
+	o.controller.add(cmd)
+	o.controller.addChain(cmd, &o.chain)
 	f.StringVarP(&o.output, "output", "o", "text", "`format`: text, or json (one object a line)")
 	return cmd
 }
@@ -57,8 +66,17 @@ func (o *explainOptions) run(cmd *cobra.Command, args []string) error {
 }
 
 func (o *explainOptions) explain(cmd *cobra.Command, args []string) (err error) {
+	if len(o.controller.addresses) > 0 || o.chain != "" {
+		if err := command.CheckOutput(o.output, "text", "json"); err != nil {
+			return err
+		}
+		if o.paths != "" || len(o.names) > 0 || len(args) > 0 {
+			return command.Usagef("the controller explains what nodes have told it; leave out --paths, --name and EVENTS, or --controller and --chain")
+		}
+		return o.ask(cmd)
+	}
 	if o.paths == "" {
-		return command.Usagef("--paths is missing; see waystamp explain --help")
+		return command.Usagef("--paths is missing, or --controller; see waystamp explain --help")
 	}
 	var render func(io.Writer, explain.Explanation) error
 	switch o.output {

@@ -34,6 +34,7 @@ func newGetCommand(in surroundings) *cobra.Command {
 		newControllerNoun("nodes", "Nodes of the controller, and the plan of each", helpNodes, readNodes),
 		newControllerNoun("chains", "Chains of the controller: active, preparing or blocked", helpChains, readChains),
 		newControllerNoun("changes", "The controller's change in progress, and the nodes that it waits for", helpChanges, readChanges),
+		newEventsCommand(),
 		newControllerNoun("epochs", "Epochs that the controller's nodes hold", helpEpochs, readEpochs),
 		newControllerNoun("roots", "Roots of the controller's CA that nodes trust", helpRoots, readRoots),
 		newNounCommand(in, "interfaces", "Programs attached to each interface", helpInterfaces, readInterfaces),

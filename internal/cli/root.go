@@ -41,6 +41,7 @@ func newRoot(in surroundings) *cobra.Command {
 		NewDoctorCommand(),
 		newStatusCommand(in),
 		newGetCommand(in),
+		NewDescribeCommand(),
 		newWatchCommand(in),
 		newExtcapCommand(in),
 		NewExplainCommand(),

@@ -32,6 +32,9 @@ type watchOptions struct {
 	pcap    string
 	once    bool
 	again   time.Duration
+
+	controller controllerFlag
+	chain      string
 }
 
 func newWatchCommand(in surroundings) *cobra.Command {
@@ -53,11 +56,17 @@ where they are, each packet comes with a sentence that explains what happened to
 Without --socket, --instance and --lab all agents of this machine are watched, but
 for those of labs.
 
+With --controller, or --chain, the controller is asked instead: agents that have a controller
+send it their refused packets, and it explains each, because it has the secrets. It keeps the last 10,000 of all nodes in
+memory, and prints those first. At most 64 a second of one node arrive; the number of those that
+are lost is printed.
+
 With --pcap the packets are written as a capture (pcapng), each with its node and
 interface, and the reason as a comment: the first bytes of each, as the node sends them.`,
 		Example: `  waystamp watch
   waystamp watch --lab demo
   waystamp watch --instance r6 --paths paths.json -o json
+  waystamp watch --chain web
   waystamp watch --pcap - | wireshark -k -i -`,
 		Args: command.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd) },
@@ -66,6 +75,8 @@ interface, and the reason as a comment: the first bytes of each, as the node sen
 	f := cmd.Flags()
 	f.StringVar(&o.paths, "paths", "", "`file` with the secrets of all paths, to explain with (default with --lab: the lab's)")
 	command.OutputFlag(cmd, &o.output, "text", "json")
+	o.controller.add(cmd)
+	o.controller.addChain(cmd, &o.chain)
 	f.StringVar(&o.pcap, "pcap", "", "write a capture to this `file` instead; - is standard output")
 	f.BoolVar(&o.once, "once", false, "print the packets in the agent's history, and exit")
 	return cmd
@@ -90,6 +101,14 @@ func (o *watchOptions) run(cmd *cobra.Command) (failed error) {
 	}
 	p := eventPrinter{text: o.output == "text", out: cmd.OutOrStdout(), notes: cmd.ErrOrStderr()}
 	ctx := cmd.Context()
+	if len(o.controller.addresses) > 0 || o.chain != "" {
+		for _, local := range []string{"socket", "instance", "lab", "paths"} {
+			if cmd.Flags().Changed(local) {
+				return command.Usagef("--%s is for agents of this machine, and --controller and --chain ask the controller; give one of them", local)
+			}
+		}
+		return o.ask(cmd, &p)
+	}
 	agents, err := await.Do(ctx, o.agents)
 	if err != nil {
 		return withoutCancel(ctx, err)

@@ -67,6 +67,17 @@ func (s admin) Apply(ctx context.Context, r *connect.Request[v1.ApplyRequest]) (
 		if err := s.c.check(ctx, v, w, m.Domain); err != nil {
 			return store.Txn{}, connect.NewError(connect.CodeInvalidArgument, err)
 		}
+		was, err := s.c.wantedDomain(ctx, v)
+		if err != nil {
+			return store.Txn{}, err
+		}
+		answer.CutOff = nil
+		for _, cut := range cutOff(m.Domain, s.c.connections()) {
+			if cut.isNew(was) && !r.Msg.Force {
+				return store.Txn{}, refuse(connect.CodeFailedPrecondition, "%s; change its match, or apply with --force if these packets pass none of its headends and do not leave by its egress", cut)
+			}
+			answer.CutOff = append(answer.CutOff, cut.String())
+		}
 		answer.Serial = v.wanted.Serial
 		if r.Msg.DryRun {
 			return store.Txn{}, nil

@@ -133,7 +133,7 @@ func (c *Controller) goesOver(ctx context.Context, v *view) (bool, error) {
 		return false, nil
 	}
 	connected, _ := c.connected()
-	if !slices.ContainsFunc(v.waitingFor(), func(name string) bool { return v.refuses(name) || !connected[name] }) {
+	if !slices.ContainsFunc(v.waitingFor(), func(name string) bool { return c.stuck(v, name, connected) }) {
 		return false, nil
 	}
 	g, err := c.generation(ctx, v, cmp.Or(s.Next, s.Now))
@@ -151,6 +151,12 @@ func (c *Controller) goesOver(ctx context.Context, v *view) (bool, error) {
 		return false, err
 	}
 	return !slices.Equal(encode(carried), encode(wanted)), nil
+}
+
+// stuck tells whether a node cannot take its plan for now: its kernel refuses it, its agent does not know what is
+// in it, or has no connection.
+func (c *Controller) stuck(v *view, name string, connected map[string]bool) bool {
+	return v.refuses(name) || !connected[name] || len(c.incompatible(name)) > 0
 }
 
 // erased: all nodes that held these epochs have said that they do not, or are out.
@@ -173,10 +179,23 @@ func (c *Controller) commit(ctx context.Context, v *view, what string, t store.T
 		return false, time.Time{}, fmt.Errorf("%s: %w", what, err)
 	}
 	c.counted.Add(metricCommits, 1, what)
+	c.journal.add(c.cfg.Now(), aboutChange, what, v.state.text(what))
 	c.keep(v.made)
 	c.forget(v.state.live()...)
 	c.cfg.Log.Info("the domain goes on", "commit", what, "generation", v.state.Generation, "step", string(v.state.Step), "nodes", len(v.state.Waiting))
 	return true, time.Time{}, nil
+}
+
+// text is how far the domain is, for people.
+func (s *stateRecord) text(commit string) string {
+	if commit == "problem" {
+		return s.Problem
+	}
+	text := fmt.Sprintf("request %d", s.Serial)
+	if n := len(s.Waiting); s.Step != stepNone && n > 0 {
+		text += fmt.Sprintf(", step %s: nodes that have to acknowledge it: %d", s.Step, n)
+	}
+	return text
 }
 
 // ended is a commit that ends a step.
@@ -343,7 +362,7 @@ func (c *Controller) owed(v *view, now *generation) map[string][]string {
 		}
 		stuck := owed[p.Chain]
 		for name := range v.plans {
-			if on(p, name) && (v.refuses(name) || !connected[name]) && !slices.Contains(stuck, name) {
+			if on(p, name) && c.stuck(v, name, connected) && !slices.Contains(stuck, name) {
 				stuck = append(stuck, name)
 			}
 		}

@@ -15,7 +15,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/http"
+	"net/netip"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -93,9 +96,14 @@ type Controller struct {
 	}
 	sessions struct {
 		sync.Mutex
-		open map[string]int // by node: streams of plans
-		news chan struct{}  // closed with the next change
+		open map[string]int     // by node: streams of plans
+		of   map[string]session // by node: of the stream that was opened last
+		news chan struct{}      // closed with the next change
 	}
+
+	journal  journal
+	refusals refusals
+	limits   limits
 }
 
 // New reads who the controller is, or makes a CA if the store is new.
@@ -123,7 +131,7 @@ func New(ctx context.Context, cfg Config) (*Controller, error) {
 	c := &Controller{cfg: cfg, store: cfg.Store, counted: metrics.NewSet(Metrics)}
 	c.counted.Add(metricFailures, 0)
 	c.cache.generations = map[uint64]*generation{}
-	c.sessions.open, c.sessions.news = map[string]int{}, make(chan struct{})
+	c.sessions.open, c.sessions.of, c.sessions.news = map[string]int{}, map[string]session{}, make(chan struct{})
 	var err error
 	if _, err := readView(ctx, c.store); errors.Is(err, errLater) {
 		return nil, err
@@ -248,9 +256,15 @@ func (c *Controller) Run(ctx context.Context, listeners ...Listener) error {
 
 // carry does what is due whenever a record has changed or a time has come.
 func (c *Controller) carry(ctx context.Context) error {
-	changed := make(chan struct{}, 1)
+	changed, observed := make(chan struct{}, 1), make(chan struct{}, 1)
 	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error { return c.watch(ctx, keyControl, func() { notify(changed) }) })
+	group.Go(func() error {
+		return c.watch(ctx, keyControl, func() {
+			notify(changed)
+			notify(observed)
+		})
+	})
+	group.Go(func() error { return c.observe(ctx, observed) })
 	group.Go(func() error {
 		for {
 			_, news := c.connected()
@@ -322,16 +336,57 @@ func notify(c chan struct{}) {
 	}
 }
 
+// session is a stream of plans to a node.
+type session struct {
+	local, remote netip.AddrPort // of the connection, as this controller sees it; not valid: it is known to none
+	lacks         []string       // what the node's plan asks for, and its agent does not know
+}
+
 // session notes that a stream of plans to a node begins or ends.
-func (c *Controller) session(node string, by int) {
+func (c *Controller) session(node string, by int, s session) {
 	c.sessions.Lock()
 	defer c.sessions.Unlock()
 	c.sessions.open[node] += by
+	if by > 0 {
+		c.sessions.of[node] = s
+	}
 	if c.sessions.open[node] == 0 {
 		delete(c.sessions.open, node)
+		delete(c.sessions.of, node)
 	}
+	c.newsLocked()
+}
+
+func (c *Controller) newsLocked() {
 	close(c.sessions.news)
 	c.sessions.news = make(chan struct{})
+}
+
+// lacks notes what a connected node's agent does not know of its plan.
+func (c *Controller) lacks(node string, what []string) {
+	c.sessions.Lock()
+	defer c.sessions.Unlock()
+	s, ok := c.sessions.of[node]
+	if !ok || slices.Equal(s.lacks, what) {
+		return
+	}
+	s.lacks = what
+	c.sessions.of[node] = s
+	c.newsLocked()
+}
+
+// incompatible is what a connected node's agent does not know of its plan; none: it knows all.
+func (c *Controller) incompatible(node string) []string {
+	c.sessions.Lock()
+	defer c.sessions.Unlock()
+	return c.sessions.of[node].lacks
+}
+
+// connections are those of all nodes, by name.
+func (c *Controller) connections() map[string]session {
+	c.sessions.Lock()
+	defer c.sessions.Unlock()
+	return maps.Clone(c.sessions.of)
 }
 
 // connected tells which nodes have a stream, and gives a channel that is closed when that changes.

@@ -10,6 +10,7 @@ import (
 
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/waystamp/waystamp/internal/plan"
 	v1 "github.com/waystamp/waystamp/internal/rpc/waystampv1"
 )
 
@@ -19,6 +20,9 @@ const (
 	nodeBehind   = "behind"   // it has not acknowledged that yet
 	nodeRefusing = "refusing" // it could not put it in force
 	nodeAway     = "away"     // it has no connection
+
+	nodeIncompatible = "incompatible" // its agent does not know what its plan asks for, and is not sent it
+
 	nodeExpected = "expected" // it has not joined
 	nodeRevoked  = "revoked"
 
@@ -94,11 +98,11 @@ func (c *Controller) describeView(ctx context.Context, v *view) (*v1.State, erro
 		names[name] = true
 	}
 	for _, name := range slices.Sorted(maps.Keys(names)) {
-		out.Nodes = append(out.Nodes, describeNode(v, name, connected[name]))
+		out.Nodes = append(out.Nodes, c.describeNode(v, name, connected[name]))
 	}
 
 	wait := func(name string, in step, since time.Time) *v1.WaitingState {
-		n := describeNode(v, name, connected[name])
+		n := c.describeNode(v, name, connected[name])
 		w := &v1.WaitingState{Node: name, State: n.State, Reason: n.Reason, Since: timestamppb.New(since), Step: string(in)}
 		if n.State == nodeRefusing {
 			w.Since = n.Since
@@ -149,18 +153,26 @@ func (c *Controller) describeView(ctx context.Context, v *view) (*v1.State, erro
 	}
 
 	held := map[pathEpoch]bool{}
-	epochs := func(g *generation, state string, until *timestamppb.Timestamp) {
+	epochs := func(g *generation, state string, until *timestamppb.Timestamp, waiting []string) {
 		for _, p := range g.domain.Paths {
 			if id := (pathEpoch{p.Path, p.Epoch}); !held[id] {
 				held[id] = true
 				out.Epochs = append(out.Epochs, &v1.EpochState{
 					Chain: p.Chain, Direction: p.Direction.String(), From: p.From, Path: p.Path, Epoch: uint32(p.Epoch), State: state, Until: until,
+					WaitingFor: among(p, waiting),
 				})
 			}
 		}
 	}
-	epochs(now, epochActive, nil)
-	epochs(next, epochPreparing, nil)
+	var preparing, turning []string
+	switch s.Step {
+	case stepPrepare:
+		preparing = v.waitingFor()
+	case stepTurn:
+		turning = v.waitingFor()
+	}
+	epochs(now, epochActive, nil, turning)
+	epochs(next, epochPreparing, nil, preparing)
 	for _, o := range s.Old {
 		g, err := c.generation(ctx, v, o.Generation)
 		if err != nil {
@@ -170,9 +182,27 @@ func (c *Controller) describeView(ctx context.Context, v *view) (*v1.State, erro
 		if !o.Until.IsZero() {
 			until = timestamppb.New(o.Until)
 		}
-		epochs(g, epochDraining, until)
+		from := turning // headends that may still send it
+		switch {
+		case until != nil:
+			from = nil
+		case o.Waiting != nil:
+			from = v.without(o.Waiting)
+		}
+		epochs(g, epochDraining, until, from)
 	}
+	c.journal.stamp(c.cfg.Now(), out)
 	return out, nil
+}
+
+// among are those of some nodes that a path passes.
+func among(p plan.Path, nodes []string) (out []string) {
+	for _, name := range nodes {
+		if on(p, name) {
+			out = append(out, name)
+		}
+	}
+	return out
 }
 
 // waitsFor says so of nodes; "" if there are none.
@@ -189,6 +219,10 @@ func waitsFor(nodes []*v1.WaitingState) string {
 		return ""
 	}
 	return "waits for " + strings.Join(waits, ", ")
+}
+
+func notJoined(node string) string {
+	return "it has not joined; make a token: waystamp node token " + node
 }
 
 // lacking are the nodes, by chain, that have not turned to what all others hold of it, because they
@@ -219,7 +253,7 @@ func (c *Controller) lacking(ctx context.Context, v *view, now *generation) (map
 	return nodes, nil
 }
 
-func describeNode(v *view, name string, connected bool) *v1.NodeState {
+func (c *Controller) describeNode(v *view, name string, connected bool) *v1.NodeState {
 	n, p, a := v.nodes[name], v.plans[name], v.acks[name]
 	out := &v1.NodeState{Name: name, WantedRevision: p.Revision, Revision: a.Revision, Problems: slices.Concat(a.Problems, a.Warnings)}
 	if !a.At.IsZero() {
@@ -229,11 +263,14 @@ func describeNode(v *view, name string, connected bool) *v1.NodeState {
 	case n.Revoked:
 		out.State = nodeRevoked
 	case n.Key == "":
-		out.State, out.Reason = nodeExpected, "it has not joined; make a token: waystamp node token "+name
+		out.State, out.Reason = nodeExpected, notJoined(name)
 	case v.refuses(name):
 		out.State, out.Reason = nodeRefusing, a.Error
 	case !connected:
 		out.State, out.Reason = nodeAway, "its agent has no connection"
+	case len(c.incompatible(name)) > 0:
+		out.State, out.Reason = nodeIncompatible, fmt.Sprintf("its agent does not know what its plan of revision %d asks for (%s), and goes on with revision %d; install a later version there, or apply a file without it",
+			p.Revision, strings.Join(c.incompatible(name), ", "), a.Revision)
 	case a.Revision < p.Revision:
 		out.State, out.Reason = nodeBehind, fmt.Sprintf("it holds revision %d of %d", a.Revision, p.Revision)
 	default:

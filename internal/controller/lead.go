@@ -99,6 +99,8 @@ func (c *Controller) term(ctx context.Context, lead store.Leadership) error {
 func (c *Controller) reign(ctx context.Context) error {
 	c.forget()
 	c.failed = ""
+	c.journal.begin(c.cfg.Now())
+	c.refusals.begin()
 	leading, cancel := context.WithCancel(ctx)
 	c.setLeading(leading)
 	defer func() {

@@ -34,7 +34,7 @@ var Metrics = metrics.Table{
 	{Name: metricProblem, Type: metrics.Gauge, Help: "1 if what is wanted is not begun; waystamp get nodes says why."},
 	{Name: metricStep, Type: metrics.Gauge, Labels: []string{"step"}, Help: "How long the step has lasted that the change is in, prepare or turn; turn also for one that another change went over and that headends have not ended, unless that change is in a step. Absent if nothing is waited for."},
 	{Name: metricWaiting, Type: metrics.Gauge, Help: "Nodes that are waited for, by the step or by a turn that another change went over."},
-	{Name: metricNodes, Type: metrics.Gauge, Labels: []string{"state"}, Help: "Nodes, by state: ready, behind, refusing, away, expected or revoked."},
+	{Name: metricNodes, Type: metrics.Gauge, Labels: []string{"state"}, Help: "Nodes, by state: ready, behind, refusing, incompatible, away, expected or revoked."},
 	{Name: metricConnected, Type: metrics.Gauge, Help: "Nodes that have a connection on which plans come."},
 	{Name: metricChains, Type: metrics.Gauge, Labels: []string{"state"}, Help: "Chains, by state: active, preparing or blocked."},
 	{Name: metricEpochs, Type: metrics.Gauge, Labels: []string{"state"}, Help: "Epochs of paths that nodes hold, by state: active, preparing or draining."},
@@ -84,7 +84,7 @@ func (c *Controller) gauges(ctx context.Context) (*metrics.Set, error) {
 			s.Set(name, float64(n[state]), state)
 		}
 	}
-	count(metricNodes, []string{nodeReady, nodeBehind, nodeRefusing, nodeAway, nodeExpected, nodeRevoked}, func(yield func(string)) {
+	count(metricNodes, []string{nodeReady, nodeBehind, nodeRefusing, nodeIncompatible, nodeAway, nodeExpected, nodeRevoked}, func(yield func(string)) {
 		for _, n := range d.Nodes {
 			yield(n.State)
 		}

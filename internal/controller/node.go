@@ -5,6 +5,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
+	"net/http"
+	"net/netip"
 	"slices"
 	"strings"
 	"time"
@@ -14,6 +17,7 @@ import (
 
 	"github.com/waystamp/waystamp/internal/identity"
 	"github.com/waystamp/waystamp/internal/model"
+	"github.com/waystamp/waystamp/internal/plan"
 	v1 "github.com/waystamp/waystamp/internal/rpc/waystampv1"
 	"github.com/waystamp/waystamp/internal/rpc/waystampv1/waystampv1connect"
 	"github.com/waystamp/waystamp/internal/store"
@@ -90,10 +94,15 @@ var errToken = errors.New("the token is not valid: it was used, has expired, or 
 // Join implements the service.
 func (s node) Join(ctx context.Context, r *connect.Request[v1.JoinRequest]) (*connect.Response[v1.JoinResponse], error) {
 	// First what costs least: anybody may call.
+	from := callerOf(ctx).remote
+	if !s.c.limits.mayJoin(s.c.cfg.Now(), from) {
+		return nil, refuse(connect.CodeResourceExhausted, "too many tokens that are not valid have come from there; wait some seconds before the next one")
+	}
 	hash := identity.HashToken(r.Msg.Token)
 	if have, err := s.c.store.Snapshot(ctx, keyTokens+hash); err != nil {
 		return nil, failed(err)
 	} else if len(have.Records) == 0 {
+		s.c.limits.failedJoin(s.c.cfg.Now(), from)
 		return nil, connect.NewError(connect.CodePermissionDenied, errToken)
 	}
 	key, err := identity.RequestedKey(r.Msg.CertificateRequest)
@@ -150,6 +159,7 @@ func (s node) Join(ctx context.Context, r *connect.Request[v1.JoinRequest]) (*co
 	} else if err != nil {
 		return nil, failed(err)
 	}
+	s.c.journal.add(now, aboutCall, "Join", token.Node)
 	s.c.note(auditLine{Who: "a token", From: callerOf(ctx).remote, Via: callerOf(ctx).via, Call: waystampv1connect.NodeJoinProcedure, About: token.Node + " with key " + keyID, Result: "joined"}, true)
 	return connect.NewResponse(&v1.JoinResponse{Certificates: [][]byte{der}, Roots: authority.der()}), nil
 }
@@ -159,6 +169,9 @@ func (s node) Renew(ctx context.Context, _ *connect.Request[v1.RenewRequest]) (*
 	name, err := s.authenticate(ctx, true)
 	if err != nil {
 		return nil, err
+	}
+	if !s.c.limits.mayRenew(s.c.cfg.Now(), name) {
+		return nil, refuse(connect.CodeResourceExhausted, "node %s has had %d certificates within minutes; it gets another one each %s", name, renewMost, renewEvery)
 	}
 	authority, err := s.c.currentCA(ctx)
 	if err != nil {
@@ -177,8 +190,12 @@ func (s node) Plans(ctx context.Context, r *connect.Request[v1.PlansRequest], st
 	if err != nil {
 		return err
 	}
-	s.c.session(name, 1)
-	defer s.c.session(name, -1)
+	s.c.session(name, 1, sessionOf(ctx))
+	defer s.c.session(name, -1, session{})
+	knows := r.Msg.Knows
+	if len(knows) == 0 {
+		knows = plan.FirstFeatures
+	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	changed := make(chan struct{}, 1)
@@ -225,11 +242,45 @@ func (s node) Plans(ctx context.Context, r *connect.Request[v1.PlansRequest], st
 		if p.Revision <= sent || sent == 0 && p.Revision == have.Revision && p.Digest == have.Digest {
 			continue
 		}
+		lacks, err := lacking(content, knows)
+		if err != nil {
+			return connect.NewError(connect.CodeInternal, err)
+		}
+		if s.c.lacks(name, lacks); len(lacks) > 0 {
+			continue // it would refuse the plan without knowing why
+		}
 		if err := stream.Send(&v1.PlansResponse{Revision: p.Revision, Digest: p.Digest, Plan: content}); err != nil {
 			return err
 		}
 		sent = p.Revision
 	}
+}
+
+// sessionOf is where the connection of a call is from and to. Of a call that another controller has passed on, that
+// one is where it is to.
+func sessionOf(ctx context.Context) (s session) {
+	who := callerOf(ctx)
+	s.remote, _ = netip.ParseAddrPort(who.remote)
+	if at, ok := ctx.Value(http.LocalAddrContextKey).(net.Addr); ok {
+		s.local, _ = netip.ParseAddrPort(at.String())
+	}
+	if via, err := netip.ParseAddrPort(who.via); who.via != "" && err == nil {
+		s.local = netip.AddrPortFrom(via.Addr(), 0) // its port is that of the connection between the two
+	}
+	return s
+}
+
+// lacking is what a plan asks for that an agent does not know.
+func lacking(content []byte, knows []string) ([]string, error) {
+	out := func(name string) bool { return !slices.Contains(knows, name) }
+	if !slices.ContainsFunc(plan.Features(), out) { // it knows all that a plan can have
+		return nil, nil
+	}
+	n, err := plan.DecodeNode(content)
+	if err != nil {
+		return nil, err
+	}
+	return slices.DeleteFunc(n.Features(), func(name string) bool { return !out(name) }), nil
 }
 
 // planOf is what a node shall hold; revision 0: nothing yet.

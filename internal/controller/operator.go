@@ -24,6 +24,7 @@ const (
 // readable are the calls that change nothing and answer no secret.
 var readable = []string{
 	waystampv1connect.AdminDiffProcedure, waystampv1connect.AdminGetProcedure, waystampv1connect.AdminFollowProcedure, waystampv1connect.AdminOperatorsProcedure,
+	waystampv1connect.AdminDescribeProcedure, waystampv1connect.AdminEventsProcedure, waystampv1connect.AdminRefusalsProcedure,
 }
 
 func keyOperator(name string) string { return keyOperators + name }

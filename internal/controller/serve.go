@@ -10,7 +10,9 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -280,6 +282,16 @@ func (a audited) line(ctx context.Context, procedure, about string, err error) {
 		}
 	}
 	a.c.counted.Add(metricCalls, 1, strings.TrimPrefix(procedure, "/waystamp.v1."), result)
+	if procedure == waystampv1connect.NodeRefusedProcedure && err == nil {
+		return // once a second from each node that refuses packets
+	}
+	if a.operators && err == nil && !slices.Contains(readable, procedure) {
+		text := short(who.String())
+		if about != "" {
+			text += ": " + short(about)
+		}
+		a.c.journal.add(a.c.cfg.Now(), aboutCall, path.Base(procedure), text)
+	}
 	// What nodes do all the time is in the log alone.
 	often := !a.operators && (result == "done" || result == "ended") && (procedure == waystampv1connect.NodePlansProcedure || procedure == waystampv1connect.NodeAcknowledgeProcedure)
 	a.c.note(auditLine{Who: who.String(), From: who.remote, Via: who.via, Call: procedure, About: about, Result: result}, !often)

@@ -398,3 +398,13 @@ func (x *explainer) flow() pot.Flow {
 		SourcePort: f.SourcePort, DestinationPort: f.DestinationPort,
 	}
 }
+
+// PathOf is the path and the epoch that the packet of an event names in its proof, if it has one.
+func PathOf(e event.Event) (path uint32, epoch uint8) {
+	x := explainer{event: e}
+	x.decode()
+	if x.proof == nil {
+		return 0, 0
+	}
+	return x.proof.Path, x.proof.Epoch
+}

@@ -64,6 +64,8 @@ type Config struct {
 	Received func(n plan.Node, digest string)
 	// Transport wraps the transport of all connections; nil: it stays as it is. For tests.
 	Transport func(http.RoundTripper) http.RoundTripper
+	// Knows is what the agent takes of plans; nil: plan.Features. For tests.
+	Knows []string
 }
 
 // Report describes the plan in a node's kernel.
@@ -91,6 +93,8 @@ type Member struct {
 	planned chan struct{} // closed with the first plan on disk
 	first   sync.Once     // closes planned
 	arrived chan struct{} // a plan is new on disk
+
+	refusals refusals
 
 	files  sync.Mutex // of the two plan files and passed; taken before mu
 	passed []passed   // the oldest first
@@ -142,7 +146,10 @@ func Open(cfg Config) (*Member, error) {
 	if len(cfg.Controllers) == 0 {
 		return nil, errors.New("no controller is named")
 	}
-	m := &Member{cfg: cfg, reports: make(chan struct{}, 1), planned: make(chan struct{}), arrived: make(chan struct{}, 1)}
+	if cfg.Knows == nil {
+		cfg.Knows = plan.Features()
+	}
+	m := &Member{cfg: cfg, refusals: refusals{more: make(chan struct{}, 1)}, reports: make(chan struct{}, 1), planned: make(chan struct{}), arrived: make(chan struct{}, 1)}
 	if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {
 		return nil, fmt.Errorf("make the directory of the node's identity: %w", err)
 	}
@@ -572,6 +579,7 @@ func (m *Member) session(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return m.follow(ctx, c, id) })
 	group.Go(func() error { return m.acknowledge(ctx, c) })
+	group.Go(func() error { return m.tellRefusals(ctx, c) })
 	group.Go(func() error {
 		// Between half and three quarters of its life.
 		from, to := m.renewAt(id, 1, 2), m.renewAt(id, 3, 4)
@@ -647,7 +655,7 @@ func (m *Member) renew(ctx context.Context, id *nodeIdentity) (*nodeIdentity, er
 // follow puts each plan on disk that the controller sends.
 func (m *Member) follow(ctx context.Context, c client, id *nodeIdentity) error {
 	have, digest := m.onDisk()
-	stream, err := c.Plans(ctx, connect.NewRequest(&v1.PlansRequest{Revision: have.Revision, Digest: digest, Held: latest(have), Roots: id.pins()}))
+	stream, err := c.Plans(ctx, connect.NewRequest(&v1.PlansRequest{Revision: have.Revision, Digest: digest, Held: latest(have), Roots: id.pins(), Knows: m.cfg.Knows}))
 	if err != nil {
 		return err
 	}

@@ -89,6 +89,7 @@ type ApplyRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	File          *File                  `protobuf:"bytes,1,opt,name=file,proto3" json:"file,omitempty"`
 	DryRun        bool                   `protobuf:"varint,2,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"` // only say what would change
+	Force         bool                   `protobuf:"varint,3,opt,name=force,proto3" json:"force,omitempty"`                 // also if a chain takes the connection of a node with the controller
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -137,11 +138,19 @@ func (x *ApplyRequest) GetDryRun() bool {
 	return false
 }
 
+func (x *ApplyRequest) GetForce() bool {
+	if x != nil {
+		return x.Force
+	}
+	return false
+}
+
 type ApplyResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Warnings      []string               `protobuf:"bytes,1,rep,name=warnings,proto3" json:"warnings,omitempty"`
 	Differences   []*Difference          `protobuf:"bytes,2,rep,name=differences,proto3" json:"differences,omitempty"`
-	Serial        uint64                 `protobuf:"varint,3,opt,name=serial,proto3" json:"serial,omitempty"` // of the domain that is wanted now
+	Serial        uint64                 `protobuf:"varint,3,opt,name=serial,proto3" json:"serial,omitempty"`              // of the domain that is wanted now
+	CutOff        []string               `protobuf:"bytes,4,rep,name=cut_off,json=cutOff,proto3" json:"cut_off,omitempty"` // chains that take the connection of a node with the controller, in words
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -195,6 +204,13 @@ func (x *ApplyResponse) GetSerial() uint64 {
 		return x.Serial
 	}
 	return 0
+}
+
+func (x *ApplyResponse) GetCutOff() []string {
+	if x != nil {
+		return x.CutOff
+	}
+	return nil
 }
 
 type DiffRequest struct {
@@ -1318,12 +1334,13 @@ func (x *WaitingState) GetStep() string {
 type NodeState struct {
 	state          protoimpl.MessageState `protogen:"open.v1"`
 	Name           string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	State          string                 `protobuf:"bytes,2,opt,name=state,proto3" json:"state,omitempty"` // ready, behind, away, refusing, expected or revoked
+	State          string                 `protobuf:"bytes,2,opt,name=state,proto3" json:"state,omitempty"` // ready, behind, away, refusing, incompatible, expected or revoked
 	Reason         string                 `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
 	WantedRevision uint64                 `protobuf:"varint,4,opt,name=wanted_revision,json=wantedRevision,proto3" json:"wanted_revision,omitempty"`
 	Revision       uint64                 `protobuf:"varint,5,opt,name=revision,proto3" json:"revision,omitempty"` // acknowledged
 	Problems       []string               `protobuf:"bytes,6,rep,name=problems,proto3" json:"problems,omitempty"`
-	Since          *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=since,proto3" json:"since,omitempty"` // of what it acknowledged last
+	Since          *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=since,proto3" json:"since,omitempty"`                             // of what it acknowledged last
+	StateSince     *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=state_since,json=stateSince,proto3" json:"state_since,omitempty"` // not set: it was so when this controller began to lead
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -1407,11 +1424,19 @@ func (x *NodeState) GetSince() *timestamppb.Timestamp {
 	return nil
 }
 
+func (x *NodeState) GetStateSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.StateSince
+	}
+	return nil
+}
+
 type ChainState struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	State         string                 `protobuf:"bytes,2,opt,name=state,proto3" json:"state,omitempty"` // active, preparing or blocked
 	Reason        string                 `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
+	Since         *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=since,proto3" json:"since,omitempty"` // not set: it was so when this controller began to lead
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1467,6 +1492,13 @@ func (x *ChainState) GetReason() string {
 	return ""
 }
 
+func (x *ChainState) GetSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Since
+	}
+	return nil
+}
+
 type EpochState struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Chain         string                 `protobuf:"bytes,1,opt,name=chain,proto3" json:"chain,omitempty"`
@@ -1474,8 +1506,9 @@ type EpochState struct {
 	From          string                 `protobuf:"bytes,3,opt,name=from,proto3" json:"from,omitempty"`
 	Path          uint32                 `protobuf:"varint,4,opt,name=path,proto3" json:"path,omitempty"`
 	Epoch         uint32                 `protobuf:"varint,5,opt,name=epoch,proto3" json:"epoch,omitempty"`
-	State         string                 `protobuf:"bytes,6,opt,name=state,proto3" json:"state,omitempty"` // preparing, active, draining
-	Until         *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=until,proto3" json:"until,omitempty"` // when it has drained, if that is known
+	State         string                 `protobuf:"bytes,6,opt,name=state,proto3" json:"state,omitempty"`                             // preparing, active, draining
+	Until         *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=until,proto3" json:"until,omitempty"`                             // when it has drained, if that is known
+	WaitingFor    []string               `protobuf:"bytes,8,rep,name=waiting_for,json=waitingFor,proto3" json:"waiting_for,omitempty"` // nodes on its path that have to acknowledge before it goes on
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1559,6 +1592,665 @@ func (x *EpochState) GetUntil() *timestamppb.Timestamp {
 	return nil
 }
 
+func (x *EpochState) GetWaitingFor() []string {
+	if x != nil {
+		return x.WaitingFor
+	}
+	return nil
+}
+
+type DescribeRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Kind          string                 `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"` // node, chain or function
+	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"` // empty: the answer has names alone
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DescribeRequest) Reset() {
+	*x = DescribeRequest{}
+	mi := &file_waystamp_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DescribeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DescribeRequest) ProtoMessage() {}
+
+func (x *DescribeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_waystamp_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DescribeRequest.ProtoReflect.Descriptor instead.
+func (*DescribeRequest) Descriptor() ([]byte, []int) {
+	return file_waystamp_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *DescribeRequest) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *DescribeRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+type DescribeResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Facts         []*Fact                `protobuf:"bytes,1,rep,name=facts,proto3" json:"facts,omitempty"`       // of the domain file that is wanted
+	Nodes         []*NodeState           `protobuf:"bytes,2,rep,name=nodes,proto3" json:"nodes,omitempty"`       // the node; of a function its node; of a chain those that it passes
+	Chains        []*ChainState          `protobuf:"bytes,3,rep,name=chains,proto3" json:"chains,omitempty"`     // the chain; of a node and of a function those that pass it
+	Epochs        []*EpochState          `protobuf:"bytes,4,rep,name=epochs,proto3" json:"epochs,omitempty"`     // of these chains
+	Step          string                 `protobuf:"bytes,5,opt,name=step,proto3" json:"step,omitempty"`         // of the change under way, as in State
+	Since         *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=since,proto3" json:"since,omitempty"`       // of the step
+	Problem       string                 `protobuf:"bytes,7,opt,name=problem,proto3" json:"problem,omitempty"`   // as in State
+	Waiting       []*WaitingState        `protobuf:"bytes,8,rep,name=waiting,proto3" json:"waiting,omitempty"`   // those of nodes
+	Refusals      []*RefusalCount        `protobuf:"bytes,9,rep,name=refusals,proto3" json:"refusals,omitempty"` // since this controller leads
+	Events        []*Event               `protobuf:"bytes,10,rep,name=events,proto3" json:"events,omitempty"`    // about what was asked for, the latest last
+	Names         []string               `protobuf:"bytes,11,rep,name=names,proto3" json:"names,omitempty"`      // all of that kind
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DescribeResponse) Reset() {
+	*x = DescribeResponse{}
+	mi := &file_waystamp_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DescribeResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DescribeResponse) ProtoMessage() {}
+
+func (x *DescribeResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_waystamp_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DescribeResponse.ProtoReflect.Descriptor instead.
+func (*DescribeResponse) Descriptor() ([]byte, []int) {
+	return file_waystamp_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *DescribeResponse) GetFacts() []*Fact {
+	if x != nil {
+		return x.Facts
+	}
+	return nil
+}
+
+func (x *DescribeResponse) GetNodes() []*NodeState {
+	if x != nil {
+		return x.Nodes
+	}
+	return nil
+}
+
+func (x *DescribeResponse) GetChains() []*ChainState {
+	if x != nil {
+		return x.Chains
+	}
+	return nil
+}
+
+func (x *DescribeResponse) GetEpochs() []*EpochState {
+	if x != nil {
+		return x.Epochs
+	}
+	return nil
+}
+
+func (x *DescribeResponse) GetStep() string {
+	if x != nil {
+		return x.Step
+	}
+	return ""
+}
+
+func (x *DescribeResponse) GetSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Since
+	}
+	return nil
+}
+
+func (x *DescribeResponse) GetProblem() string {
+	if x != nil {
+		return x.Problem
+	}
+	return ""
+}
+
+func (x *DescribeResponse) GetWaiting() []*WaitingState {
+	if x != nil {
+		return x.Waiting
+	}
+	return nil
+}
+
+func (x *DescribeResponse) GetRefusals() []*RefusalCount {
+	if x != nil {
+		return x.Refusals
+	}
+	return nil
+}
+
+func (x *DescribeResponse) GetEvents() []*Event {
+	if x != nil {
+		return x.Events
+	}
+	return nil
+}
+
+func (x *DescribeResponse) GetNames() []string {
+	if x != nil {
+		return x.Names
+	}
+	return nil
+}
+
+// Fact is something that the domain file says, for people.
+type Fact struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Value         string                 `protobuf:"bytes,2,opt,name=value,proto3" json:"value,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Fact) Reset() {
+	*x = Fact{}
+	mi := &file_waystamp_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Fact) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Fact) ProtoMessage() {}
+
+func (x *Fact) ProtoReflect() protoreflect.Message {
+	mi := &file_waystamp_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Fact.ProtoReflect.Descriptor instead.
+func (*Fact) Descriptor() ([]byte, []int) {
+	return file_waystamp_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *Fact) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Fact) GetValue() string {
+	if x != nil {
+		return x.Value
+	}
+	return ""
+}
+
+// RefusalCount is how many packets were refused for a reason, as far as nodes have told.
+type RefusalCount struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Node          string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	Reason        string                 `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
+	Packets       uint64                 `protobuf:"varint,3,opt,name=packets,proto3" json:"packets,omitempty"`
+	Last          *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=last,proto3" json:"last,omitempty"`
+	Sentence      string                 `protobuf:"bytes,5,opt,name=sentence,proto3" json:"sentence,omitempty"` // what the last one shows
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RefusalCount) Reset() {
+	*x = RefusalCount{}
+	mi := &file_waystamp_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RefusalCount) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RefusalCount) ProtoMessage() {}
+
+func (x *RefusalCount) ProtoReflect() protoreflect.Message {
+	mi := &file_waystamp_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RefusalCount.ProtoReflect.Descriptor instead.
+func (*RefusalCount) Descriptor() ([]byte, []int) {
+	return file_waystamp_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *RefusalCount) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *RefusalCount) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *RefusalCount) GetPackets() uint64 {
+	if x != nil {
+		return x.Packets
+	}
+	return 0
+}
+
+func (x *RefusalCount) GetLast() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Last
+	}
+	return nil
+}
+
+func (x *RefusalCount) GetSentence() string {
+	if x != nil {
+		return x.Sentence
+	}
+	return ""
+}
+
+type EventsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	About         string                 `protobuf:"bytes,1,opt,name=about,proto3" json:"about,omitempty"` // a name; empty: all
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EventsRequest) Reset() {
+	*x = EventsRequest{}
+	mi := &file_waystamp_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EventsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EventsRequest) ProtoMessage() {}
+
+func (x *EventsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_waystamp_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
+func (*EventsRequest) Descriptor() ([]byte, []int) {
+	return file_waystamp_proto_rawDescGZIP(), []int{31}
+}
+
+func (x *EventsRequest) GetAbout() string {
+	if x != nil {
+		return x.About
+	}
+	return ""
+}
+
+type EventsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Events        []*Event               `protobuf:"bytes,1,rep,name=events,proto3" json:"events,omitempty"`
+	Since         *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=since,proto3" json:"since,omitempty"` // nothing is known of before
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EventsResponse) Reset() {
+	*x = EventsResponse{}
+	mi := &file_waystamp_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EventsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EventsResponse) ProtoMessage() {}
+
+func (x *EventsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_waystamp_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EventsResponse.ProtoReflect.Descriptor instead.
+func (*EventsResponse) Descriptor() ([]byte, []int) {
+	return file_waystamp_proto_rawDescGZIP(), []int{32}
+}
+
+func (x *EventsResponse) GetEvents() []*Event {
+	if x != nil {
+		return x.Events
+	}
+	return nil
+}
+
+func (x *EventsResponse) GetSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Since
+	}
+	return nil
+}
+
+// Event is something that has happened in the domain.
+type Event struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Time          *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=time,proto3" json:"time,omitempty"`
+	Kind          string                 `protobuf:"bytes,2,opt,name=kind,proto3" json:"kind,omitempty"` // node, chain, change or call
+	Name          string                 `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"` // of the node or the chain, the commit or the call
+	Text          string                 `protobuf:"bytes,4,opt,name=text,proto3" json:"text,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Event) Reset() {
+	*x = Event{}
+	mi := &file_waystamp_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Event) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Event) ProtoMessage() {}
+
+func (x *Event) ProtoReflect() protoreflect.Message {
+	mi := &file_waystamp_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Event.ProtoReflect.Descriptor instead.
+func (*Event) Descriptor() ([]byte, []int) {
+	return file_waystamp_proto_rawDescGZIP(), []int{33}
+}
+
+func (x *Event) GetTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Time
+	}
+	return nil
+}
+
+func (x *Event) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *Event) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Event) GetText() string {
+	if x != nil {
+		return x.Text
+	}
+	return ""
+}
+
+type RefusalsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Chain         string                 `protobuf:"bytes,1,opt,name=chain,proto3" json:"chain,omitempty"`    // empty: all, also packets of no chain
+	Follow        bool                   `protobuf:"varint,2,opt,name=follow,proto3" json:"follow,omitempty"` // go on with new ones
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RefusalsRequest) Reset() {
+	*x = RefusalsRequest{}
+	mi := &file_waystamp_proto_msgTypes[34]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RefusalsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RefusalsRequest) ProtoMessage() {}
+
+func (x *RefusalsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_waystamp_proto_msgTypes[34]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RefusalsRequest.ProtoReflect.Descriptor instead.
+func (*RefusalsRequest) Descriptor() ([]byte, []int) {
+	return file_waystamp_proto_rawDescGZIP(), []int{34}
+}
+
+func (x *RefusalsRequest) GetChain() string {
+	if x != nil {
+		return x.Chain
+	}
+	return ""
+}
+
+func (x *RefusalsRequest) GetFollow() bool {
+	if x != nil {
+		return x.Follow
+	}
+	return false
+}
+
+type RefusalsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Refusal       *Refusal               `protobuf:"bytes,1,opt,name=refusal,proto3" json:"refusal,omitempty"`
+	Present       bool                   `protobuf:"varint,2,opt,name=present,proto3" json:"present,omitempty"` // no refusal: those that were kept have been sent
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RefusalsResponse) Reset() {
+	*x = RefusalsResponse{}
+	mi := &file_waystamp_proto_msgTypes[35]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RefusalsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RefusalsResponse) ProtoMessage() {}
+
+func (x *RefusalsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_waystamp_proto_msgTypes[35]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RefusalsResponse.ProtoReflect.Descriptor instead.
+func (*RefusalsResponse) Descriptor() ([]byte, []int) {
+	return file_waystamp_proto_rawDescGZIP(), []int{35}
+}
+
+func (x *RefusalsResponse) GetRefusal() *Refusal {
+	if x != nil {
+		return x.Refusal
+	}
+	return nil
+}
+
+func (x *RefusalsResponse) GetPresent() bool {
+	if x != nil {
+		return x.Present
+	}
+	return false
+}
+
+// Refusal is a packet that a node has refused.
+type Refusal struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Event         []byte                 `protobuf:"bytes,1,opt,name=event,proto3" json:"event,omitempty"` // as the node has sent it, one JSON object
+	Chain         string                 `protobuf:"bytes,2,opt,name=chain,proto3" json:"chain,omitempty"` // that its proof names; empty: none that is known
+	Direction     string                 `protobuf:"bytes,3,opt,name=direction,proto3" json:"direction,omitempty"`
+	Sentence      string                 `protobuf:"bytes,4,opt,name=sentence,proto3" json:"sentence,omitempty"` // what it shows to who has the secrets; empty: it was not explained
+	Dropped       uint64                 `protobuf:"varint,5,opt,name=dropped,proto3" json:"dropped,omitempty"`  // refusals of this node before this one that are lost
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Refusal) Reset() {
+	*x = Refusal{}
+	mi := &file_waystamp_proto_msgTypes[36]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Refusal) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Refusal) ProtoMessage() {}
+
+func (x *Refusal) ProtoReflect() protoreflect.Message {
+	mi := &file_waystamp_proto_msgTypes[36]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Refusal.ProtoReflect.Descriptor instead.
+func (*Refusal) Descriptor() ([]byte, []int) {
+	return file_waystamp_proto_rawDescGZIP(), []int{36}
+}
+
+func (x *Refusal) GetEvent() []byte {
+	if x != nil {
+		return x.Event
+	}
+	return nil
+}
+
+func (x *Refusal) GetChain() string {
+	if x != nil {
+		return x.Chain
+	}
+	return ""
+}
+
+func (x *Refusal) GetDirection() string {
+	if x != nil {
+		return x.Direction
+	}
+	return ""
+}
+
+func (x *Refusal) GetSentence() string {
+	if x != nil {
+		return x.Sentence
+	}
+	return ""
+}
+
+func (x *Refusal) GetDropped() uint64 {
+	if x != nil {
+		return x.Dropped
+	}
+	return 0
+}
+
 type DeleteRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Chain         string                 `protobuf:"bytes,1,opt,name=chain,proto3" json:"chain,omitempty"`
@@ -1568,7 +2260,7 @@ type DeleteRequest struct {
 
 func (x *DeleteRequest) Reset() {
 	*x = DeleteRequest{}
-	mi := &file_waystamp_proto_msgTypes[27]
+	mi := &file_waystamp_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1580,7 +2272,7 @@ func (x *DeleteRequest) String() string {
 func (*DeleteRequest) ProtoMessage() {}
 
 func (x *DeleteRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[27]
+	mi := &file_waystamp_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1593,7 +2285,7 @@ func (x *DeleteRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteRequest.ProtoReflect.Descriptor instead.
 func (*DeleteRequest) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{27}
+	return file_waystamp_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *DeleteRequest) GetChain() string {
@@ -1611,7 +2303,7 @@ type DeleteResponse struct {
 
 func (x *DeleteResponse) Reset() {
 	*x = DeleteResponse{}
-	mi := &file_waystamp_proto_msgTypes[28]
+	mi := &file_waystamp_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1623,7 +2315,7 @@ func (x *DeleteResponse) String() string {
 func (*DeleteResponse) ProtoMessage() {}
 
 func (x *DeleteResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[28]
+	mi := &file_waystamp_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1636,7 +2328,7 @@ func (x *DeleteResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteResponse.ProtoReflect.Descriptor instead.
 func (*DeleteResponse) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{28}
+	return file_waystamp_proto_rawDescGZIP(), []int{38}
 }
 
 type RotateRequest struct {
@@ -1649,7 +2341,7 @@ type RotateRequest struct {
 
 func (x *RotateRequest) Reset() {
 	*x = RotateRequest{}
-	mi := &file_waystamp_proto_msgTypes[29]
+	mi := &file_waystamp_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1661,7 +2353,7 @@ func (x *RotateRequest) String() string {
 func (*RotateRequest) ProtoMessage() {}
 
 func (x *RotateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[29]
+	mi := &file_waystamp_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1674,7 +2366,7 @@ func (x *RotateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateRequest.ProtoReflect.Descriptor instead.
 func (*RotateRequest) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{29}
+	return file_waystamp_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *RotateRequest) GetChains() []string {
@@ -1700,7 +2392,7 @@ type RotateResponse struct {
 
 func (x *RotateResponse) Reset() {
 	*x = RotateResponse{}
-	mi := &file_waystamp_proto_msgTypes[30]
+	mi := &file_waystamp_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1712,7 +2404,7 @@ func (x *RotateResponse) String() string {
 func (*RotateResponse) ProtoMessage() {}
 
 func (x *RotateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[30]
+	mi := &file_waystamp_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1725,7 +2417,7 @@ func (x *RotateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateResponse.ProtoReflect.Descriptor instead.
 func (*RotateResponse) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{30}
+	return file_waystamp_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *RotateResponse) GetSerial() uint64 {
@@ -1746,7 +2438,7 @@ type CreateTokenRequest struct {
 
 func (x *CreateTokenRequest) Reset() {
 	*x = CreateTokenRequest{}
-	mi := &file_waystamp_proto_msgTypes[31]
+	mi := &file_waystamp_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1758,7 +2450,7 @@ func (x *CreateTokenRequest) String() string {
 func (*CreateTokenRequest) ProtoMessage() {}
 
 func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[31]
+	mi := &file_waystamp_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1771,7 +2463,7 @@ func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenRequest.ProtoReflect.Descriptor instead.
 func (*CreateTokenRequest) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{31}
+	return file_waystamp_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *CreateTokenRequest) GetNode() string {
@@ -1805,7 +2497,7 @@ type CreateTokenResponse struct {
 
 func (x *CreateTokenResponse) Reset() {
 	*x = CreateTokenResponse{}
-	mi := &file_waystamp_proto_msgTypes[32]
+	mi := &file_waystamp_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1817,7 +2509,7 @@ func (x *CreateTokenResponse) String() string {
 func (*CreateTokenResponse) ProtoMessage() {}
 
 func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[32]
+	mi := &file_waystamp_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1830,7 +2522,7 @@ func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenResponse.ProtoReflect.Descriptor instead.
 func (*CreateTokenResponse) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{32}
+	return file_waystamp_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *CreateTokenResponse) GetToken() string {
@@ -1856,7 +2548,7 @@ type RevokeRequest struct {
 
 func (x *RevokeRequest) Reset() {
 	*x = RevokeRequest{}
-	mi := &file_waystamp_proto_msgTypes[33]
+	mi := &file_waystamp_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1868,7 +2560,7 @@ func (x *RevokeRequest) String() string {
 func (*RevokeRequest) ProtoMessage() {}
 
 func (x *RevokeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[33]
+	mi := &file_waystamp_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1881,7 +2573,7 @@ func (x *RevokeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeRequest.ProtoReflect.Descriptor instead.
 func (*RevokeRequest) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{33}
+	return file_waystamp_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *RevokeRequest) GetNode() string {
@@ -1900,7 +2592,7 @@ type RevokeResponse struct {
 
 func (x *RevokeResponse) Reset() {
 	*x = RevokeResponse{}
-	mi := &file_waystamp_proto_msgTypes[34]
+	mi := &file_waystamp_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1912,7 +2604,7 @@ func (x *RevokeResponse) String() string {
 func (*RevokeResponse) ProtoMessage() {}
 
 func (x *RevokeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[34]
+	mi := &file_waystamp_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1925,7 +2617,7 @@ func (x *RevokeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeResponse.ProtoReflect.Descriptor instead.
 func (*RevokeResponse) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{34}
+	return file_waystamp_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *RevokeResponse) GetBlocked() []string {
@@ -1946,7 +2638,7 @@ type JoinRequest struct {
 
 func (x *JoinRequest) Reset() {
 	*x = JoinRequest{}
-	mi := &file_waystamp_proto_msgTypes[35]
+	mi := &file_waystamp_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1958,7 +2650,7 @@ func (x *JoinRequest) String() string {
 func (*JoinRequest) ProtoMessage() {}
 
 func (x *JoinRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[35]
+	mi := &file_waystamp_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1971,7 +2663,7 @@ func (x *JoinRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinRequest.ProtoReflect.Descriptor instead.
 func (*JoinRequest) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{35}
+	return file_waystamp_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *JoinRequest) GetToken() string {
@@ -2005,7 +2697,7 @@ type JoinResponse struct {
 
 func (x *JoinResponse) Reset() {
 	*x = JoinResponse{}
-	mi := &file_waystamp_proto_msgTypes[36]
+	mi := &file_waystamp_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2017,7 +2709,7 @@ func (x *JoinResponse) String() string {
 func (*JoinResponse) ProtoMessage() {}
 
 func (x *JoinResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[36]
+	mi := &file_waystamp_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2030,7 +2722,7 @@ func (x *JoinResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinResponse.ProtoReflect.Descriptor instead.
 func (*JoinResponse) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{36}
+	return file_waystamp_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *JoinResponse) GetCertificates() [][]byte {
@@ -2055,7 +2747,7 @@ type RenewRequest struct {
 
 func (x *RenewRequest) Reset() {
 	*x = RenewRequest{}
-	mi := &file_waystamp_proto_msgTypes[37]
+	mi := &file_waystamp_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2067,7 +2759,7 @@ func (x *RenewRequest) String() string {
 func (*RenewRequest) ProtoMessage() {}
 
 func (x *RenewRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[37]
+	mi := &file_waystamp_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2080,7 +2772,7 @@ func (x *RenewRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewRequest.ProtoReflect.Descriptor instead.
 func (*RenewRequest) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{37}
+	return file_waystamp_proto_rawDescGZIP(), []int{47}
 }
 
 type RenewResponse struct {
@@ -2093,7 +2785,7 @@ type RenewResponse struct {
 
 func (x *RenewResponse) Reset() {
 	*x = RenewResponse{}
-	mi := &file_waystamp_proto_msgTypes[38]
+	mi := &file_waystamp_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2105,7 +2797,7 @@ func (x *RenewResponse) String() string {
 func (*RenewResponse) ProtoMessage() {}
 
 func (x *RenewResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[38]
+	mi := &file_waystamp_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2118,7 +2810,7 @@ func (x *RenewResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewResponse.ProtoReflect.Descriptor instead.
 func (*RenewResponse) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{38}
+	return file_waystamp_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *RenewResponse) GetCertificates() [][]byte {
@@ -2141,13 +2833,14 @@ type PlansRequest struct {
 	Digest        string                 `protobuf:"bytes,2,opt,name=digest,proto3" json:"digest,omitempty"`
 	Held          []*HeldEpoch           `protobuf:"bytes,3,rep,name=held,proto3" json:"held,omitempty"`   // the latest of each path in that plan
 	Roots         []string               `protobuf:"bytes,4,rep,name=roots,proto3" json:"roots,omitempty"` // that the node trusts, by pin as in RootState; the first has signed its certificate
+	Knows         []string               `protobuf:"bytes,5,rep,name=knows,proto3" json:"knows,omitempty"` // kinds, schemes and encapsulations, as in plan.Features; none: those of plan.FirstFeatures
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *PlansRequest) Reset() {
 	*x = PlansRequest{}
-	mi := &file_waystamp_proto_msgTypes[39]
+	mi := &file_waystamp_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2159,7 +2852,7 @@ func (x *PlansRequest) String() string {
 func (*PlansRequest) ProtoMessage() {}
 
 func (x *PlansRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[39]
+	mi := &file_waystamp_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2172,7 +2865,7 @@ func (x *PlansRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlansRequest.ProtoReflect.Descriptor instead.
 func (*PlansRequest) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{39}
+	return file_waystamp_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *PlansRequest) GetRevision() uint64 {
@@ -2203,6 +2896,13 @@ func (x *PlansRequest) GetRoots() []string {
 	return nil
 }
 
+func (x *PlansRequest) GetKnows() []string {
+	if x != nil {
+		return x.Knows
+	}
+	return nil
+}
+
 type HeldEpoch struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Path          uint32                 `protobuf:"varint,1,opt,name=path,proto3" json:"path,omitempty"`
@@ -2213,7 +2913,7 @@ type HeldEpoch struct {
 
 func (x *HeldEpoch) Reset() {
 	*x = HeldEpoch{}
-	mi := &file_waystamp_proto_msgTypes[40]
+	mi := &file_waystamp_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2225,7 +2925,7 @@ func (x *HeldEpoch) String() string {
 func (*HeldEpoch) ProtoMessage() {}
 
 func (x *HeldEpoch) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[40]
+	mi := &file_waystamp_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2238,7 +2938,7 @@ func (x *HeldEpoch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeldEpoch.ProtoReflect.Descriptor instead.
 func (*HeldEpoch) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{40}
+	return file_waystamp_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *HeldEpoch) GetPath() uint32 {
@@ -2268,7 +2968,7 @@ type PlansResponse struct {
 
 func (x *PlansResponse) Reset() {
 	*x = PlansResponse{}
-	mi := &file_waystamp_proto_msgTypes[41]
+	mi := &file_waystamp_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2280,7 +2980,7 @@ func (x *PlansResponse) String() string {
 func (*PlansResponse) ProtoMessage() {}
 
 func (x *PlansResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[41]
+	mi := &file_waystamp_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2293,7 +2993,7 @@ func (x *PlansResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlansResponse.ProtoReflect.Descriptor instead.
 func (*PlansResponse) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{41}
+	return file_waystamp_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *PlansResponse) GetRevision() uint64 {
@@ -2345,7 +3045,7 @@ type AcknowledgeRequest struct {
 
 func (x *AcknowledgeRequest) Reset() {
 	*x = AcknowledgeRequest{}
-	mi := &file_waystamp_proto_msgTypes[42]
+	mi := &file_waystamp_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2357,7 +3057,7 @@ func (x *AcknowledgeRequest) String() string {
 func (*AcknowledgeRequest) ProtoMessage() {}
 
 func (x *AcknowledgeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[42]
+	mi := &file_waystamp_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2370,7 +3070,7 @@ func (x *AcknowledgeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcknowledgeRequest.ProtoReflect.Descriptor instead.
 func (*AcknowledgeRequest) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{42}
+	return file_waystamp_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *AcknowledgeRequest) GetRevision() uint64 {
@@ -2423,7 +3123,7 @@ type AcknowledgeResponse struct {
 
 func (x *AcknowledgeResponse) Reset() {
 	*x = AcknowledgeResponse{}
-	mi := &file_waystamp_proto_msgTypes[43]
+	mi := &file_waystamp_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2435,7 +3135,7 @@ func (x *AcknowledgeResponse) String() string {
 func (*AcknowledgeResponse) ProtoMessage() {}
 
 func (x *AcknowledgeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[43]
+	mi := &file_waystamp_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2448,7 +3148,103 @@ func (x *AcknowledgeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcknowledgeResponse.ProtoReflect.Descriptor instead.
 func (*AcknowledgeResponse) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{43}
+	return file_waystamp_proto_rawDescGZIP(), []int{53}
+}
+
+type RefusedRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Events        [][]byte               `protobuf:"bytes,1,rep,name=events,proto3" json:"events,omitempty"`    // one JSON object each, the earliest first
+	Dropped       uint64                 `protobuf:"varint,2,opt,name=dropped,proto3" json:"dropped,omitempty"` // that the agent could not send since the last call
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RefusedRequest) Reset() {
+	*x = RefusedRequest{}
+	mi := &file_waystamp_proto_msgTypes[54]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RefusedRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RefusedRequest) ProtoMessage() {}
+
+func (x *RefusedRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_waystamp_proto_msgTypes[54]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RefusedRequest.ProtoReflect.Descriptor instead.
+func (*RefusedRequest) Descriptor() ([]byte, []int) {
+	return file_waystamp_proto_rawDescGZIP(), []int{54}
+}
+
+func (x *RefusedRequest) GetEvents() [][]byte {
+	if x != nil {
+		return x.Events
+	}
+	return nil
+}
+
+func (x *RefusedRequest) GetDropped() uint64 {
+	if x != nil {
+		return x.Dropped
+	}
+	return 0
+}
+
+type RefusedResponse struct {
+	state             protoimpl.MessageState `protogen:"open.v1"`
+	PauseMilliseconds uint32                 `protobuf:"varint,1,opt,name=pause_milliseconds,json=pauseMilliseconds,proto3" json:"pause_milliseconds,omitempty"` // before the next call
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
+}
+
+func (x *RefusedResponse) Reset() {
+	*x = RefusedResponse{}
+	mi := &file_waystamp_proto_msgTypes[55]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RefusedResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RefusedResponse) ProtoMessage() {}
+
+func (x *RefusedResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_waystamp_proto_msgTypes[55]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RefusedResponse.ProtoReflect.Descriptor instead.
+func (*RefusedResponse) Descriptor() ([]byte, []int) {
+	return file_waystamp_proto_rawDescGZIP(), []int{55}
+}
+
+func (x *RefusedResponse) GetPauseMilliseconds() uint32 {
+	if x != nil {
+		return x.PauseMilliseconds
+	}
+	return 0
 }
 
 var File_waystamp_proto protoreflect.FileDescriptor
@@ -2463,14 +3259,16 @@ const file_waystamp_proto_rawDesc = "" +
 	"\n" +
 	"RulesEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"N\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"d\n" +
 	"\fApplyRequest\x12%\n" +
 	"\x04file\x18\x01 \x01(\v2\x11.waystamp.v1.FileR\x04file\x12\x17\n" +
-	"\adry_run\x18\x02 \x01(\bR\x06dryRun\"~\n" +
+	"\adry_run\x18\x02 \x01(\bR\x06dryRun\x12\x14\n" +
+	"\x05force\x18\x03 \x01(\bR\x05force\"\x97\x01\n" +
 	"\rApplyResponse\x12\x1a\n" +
 	"\bwarnings\x18\x01 \x03(\tR\bwarnings\x129\n" +
 	"\vdifferences\x18\x02 \x03(\v2\x17.waystamp.v1.DifferenceR\vdifferences\x12\x16\n" +
-	"\x06serial\x18\x03 \x01(\x04R\x06serial\"4\n" +
+	"\x06serial\x18\x03 \x01(\x04R\x06serial\x12\x17\n" +
+	"\acut_off\x18\x04 \x03(\tR\x06cutOff\"4\n" +
 	"\vDiffRequest\x12%\n" +
 	"\x04file\x18\x01 \x01(\v2\x11.waystamp.v1.FileR\x04file\"e\n" +
 	"\fDiffResponse\x129\n" +
@@ -2541,7 +3339,7 @@ const file_waystamp_proto_rawDesc = "" +
 	"\x05state\x18\x02 \x01(\tR\x05state\x12\x16\n" +
 	"\x06reason\x18\x03 \x01(\tR\x06reason\x120\n" +
 	"\x05since\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x12\n" +
-	"\x04step\x18\x05 \x01(\tR\x04step\"\xe0\x01\n" +
+	"\x04step\x18\x05 \x01(\tR\x04step\"\x9d\x02\n" +
 	"\tNodeState\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05state\x18\x02 \x01(\tR\x05state\x12\x16\n" +
@@ -2549,12 +3347,15 @@ const file_waystamp_proto_rawDesc = "" +
 	"\x0fwanted_revision\x18\x04 \x01(\x04R\x0ewantedRevision\x12\x1a\n" +
 	"\brevision\x18\x05 \x01(\x04R\brevision\x12\x1a\n" +
 	"\bproblems\x18\x06 \x03(\tR\bproblems\x120\n" +
-	"\x05since\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\x05since\"N\n" +
+	"\x05since\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12;\n" +
+	"\vstate_since\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\n" +
+	"stateSince\"\x80\x01\n" +
 	"\n" +
 	"ChainState\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05state\x18\x02 \x01(\tR\x05state\x12\x16\n" +
-	"\x06reason\x18\x03 \x01(\tR\x06reason\"\xc6\x01\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\x120\n" +
+	"\x05since\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\"\xe7\x01\n" +
 	"\n" +
 	"EpochState\x12\x14\n" +
 	"\x05chain\x18\x01 \x01(\tR\x05chain\x12\x1c\n" +
@@ -2563,7 +3364,56 @@ const file_waystamp_proto_rawDesc = "" +
 	"\x04path\x18\x04 \x01(\rR\x04path\x12\x14\n" +
 	"\x05epoch\x18\x05 \x01(\rR\x05epoch\x12\x14\n" +
 	"\x05state\x18\x06 \x01(\tR\x05state\x120\n" +
-	"\x05until\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\x05until\"%\n" +
+	"\x05until\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\x05until\x12\x1f\n" +
+	"\vwaiting_for\x18\b \x03(\tR\n" +
+	"waitingFor\"9\n" +
+	"\x0fDescribeRequest\x12\x12\n" +
+	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\"\xd9\x03\n" +
+	"\x10DescribeResponse\x12'\n" +
+	"\x05facts\x18\x01 \x03(\v2\x11.waystamp.v1.FactR\x05facts\x12,\n" +
+	"\x05nodes\x18\x02 \x03(\v2\x16.waystamp.v1.NodeStateR\x05nodes\x12/\n" +
+	"\x06chains\x18\x03 \x03(\v2\x17.waystamp.v1.ChainStateR\x06chains\x12/\n" +
+	"\x06epochs\x18\x04 \x03(\v2\x17.waystamp.v1.EpochStateR\x06epochs\x12\x12\n" +
+	"\x04step\x18\x05 \x01(\tR\x04step\x120\n" +
+	"\x05since\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x18\n" +
+	"\aproblem\x18\a \x01(\tR\aproblem\x123\n" +
+	"\awaiting\x18\b \x03(\v2\x19.waystamp.v1.WaitingStateR\awaiting\x125\n" +
+	"\brefusals\x18\t \x03(\v2\x19.waystamp.v1.RefusalCountR\brefusals\x12*\n" +
+	"\x06events\x18\n" +
+	" \x03(\v2\x12.waystamp.v1.EventR\x06events\x12\x14\n" +
+	"\x05names\x18\v \x03(\tR\x05names\"0\n" +
+	"\x04Fact\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value\"\xa0\x01\n" +
+	"\fRefusalCount\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x12\x16\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x18\n" +
+	"\apackets\x18\x03 \x01(\x04R\apackets\x12.\n" +
+	"\x04last\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x04last\x12\x1a\n" +
+	"\bsentence\x18\x05 \x01(\tR\bsentence\"%\n" +
+	"\rEventsRequest\x12\x14\n" +
+	"\x05about\x18\x01 \x01(\tR\x05about\"n\n" +
+	"\x0eEventsResponse\x12*\n" +
+	"\x06events\x18\x01 \x03(\v2\x12.waystamp.v1.EventR\x06events\x120\n" +
+	"\x05since\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\"s\n" +
+	"\x05Event\x12.\n" +
+	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x12\n" +
+	"\x04kind\x18\x02 \x01(\tR\x04kind\x12\x12\n" +
+	"\x04name\x18\x03 \x01(\tR\x04name\x12\x12\n" +
+	"\x04text\x18\x04 \x01(\tR\x04text\"?\n" +
+	"\x0fRefusalsRequest\x12\x14\n" +
+	"\x05chain\x18\x01 \x01(\tR\x05chain\x12\x16\n" +
+	"\x06follow\x18\x02 \x01(\bR\x06follow\"\\\n" +
+	"\x10RefusalsResponse\x12.\n" +
+	"\arefusal\x18\x01 \x01(\v2\x14.waystamp.v1.RefusalR\arefusal\x12\x18\n" +
+	"\apresent\x18\x02 \x01(\bR\apresent\"\x89\x01\n" +
+	"\aRefusal\x12\x14\n" +
+	"\x05event\x18\x01 \x01(\fR\x05event\x12\x14\n" +
+	"\x05chain\x18\x02 \x01(\tR\x05chain\x12\x1c\n" +
+	"\tdirection\x18\x03 \x01(\tR\tdirection\x12\x1a\n" +
+	"\bsentence\x18\x04 \x01(\tR\bsentence\x12\x18\n" +
+	"\adropped\x18\x05 \x01(\x04R\adropped\"%\n" +
 	"\rDeleteRequest\x12\x14\n" +
 	"\x05chain\x18\x01 \x01(\tR\x05chain\"\x10\n" +
 	"\x0eDeleteResponse\"9\n" +
@@ -2593,12 +3443,13 @@ const file_waystamp_proto_rawDesc = "" +
 	"\fRenewRequest\"I\n" +
 	"\rRenewResponse\x12\"\n" +
 	"\fcertificates\x18\x01 \x03(\fR\fcertificates\x12\x14\n" +
-	"\x05roots\x18\x02 \x03(\fR\x05roots\"\x84\x01\n" +
+	"\x05roots\x18\x02 \x03(\fR\x05roots\"\x9a\x01\n" +
 	"\fPlansRequest\x12\x1a\n" +
 	"\brevision\x18\x01 \x01(\x04R\brevision\x12\x16\n" +
 	"\x06digest\x18\x02 \x01(\tR\x06digest\x12*\n" +
 	"\x04held\x18\x03 \x03(\v2\x16.waystamp.v1.HeldEpochR\x04held\x12\x14\n" +
-	"\x05roots\x18\x04 \x03(\tR\x05roots\"5\n" +
+	"\x05roots\x18\x04 \x03(\tR\x05roots\x12\x14\n" +
+	"\x05knows\x18\x05 \x03(\tR\x05knows\"5\n" +
 	"\tHeldEpoch\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\rR\x04path\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\rR\x05epoch\"\xa9\x01\n" +
@@ -2615,12 +3466,20 @@ const file_waystamp_proto_rawDesc = "" +
 	"\bproblems\x18\x04 \x03(\tR\bproblems\x12\x1a\n" +
 	"\bwarnings\x18\x05 \x03(\tR\bwarnings\x12\x18\n" +
 	"\arefused\x18\x06 \x01(\x04R\arefused\"\x15\n" +
-	"\x13AcknowledgeResponse2\xa5\a\n" +
+	"\x13AcknowledgeResponse\"B\n" +
+	"\x0eRefusedRequest\x12\x16\n" +
+	"\x06events\x18\x01 \x03(\fR\x06events\x12\x18\n" +
+	"\adropped\x18\x02 \x01(\x04R\adropped\"@\n" +
+	"\x0fRefusedResponse\x12-\n" +
+	"\x12pause_milliseconds\x18\x01 \x01(\rR\x11pauseMilliseconds2\xfc\b\n" +
 	"\x05Admin\x12>\n" +
 	"\x05Apply\x12\x19.waystamp.v1.ApplyRequest\x1a\x1a.waystamp.v1.ApplyResponse\x12;\n" +
 	"\x04Diff\x12\x18.waystamp.v1.DiffRequest\x1a\x19.waystamp.v1.DiffResponse\x128\n" +
 	"\x03Get\x12\x17.waystamp.v1.GetRequest\x1a\x18.waystamp.v1.GetResponse\x12C\n" +
-	"\x06Follow\x12\x1a.waystamp.v1.FollowRequest\x1a\x1b.waystamp.v1.FollowResponse0\x01\x12A\n" +
+	"\x06Follow\x12\x1a.waystamp.v1.FollowRequest\x1a\x1b.waystamp.v1.FollowResponse0\x01\x12G\n" +
+	"\bDescribe\x12\x1c.waystamp.v1.DescribeRequest\x1a\x1d.waystamp.v1.DescribeResponse\x12A\n" +
+	"\x06Events\x12\x1a.waystamp.v1.EventsRequest\x1a\x1b.waystamp.v1.EventsResponse\x12I\n" +
+	"\bRefusals\x12\x1c.waystamp.v1.RefusalsRequest\x1a\x1d.waystamp.v1.RefusalsResponse0\x01\x12A\n" +
 	"\x06Delete\x12\x1a.waystamp.v1.DeleteRequest\x1a\x1b.waystamp.v1.DeleteResponse\x12A\n" +
 	"\x06Rotate\x12\x1a.waystamp.v1.RotateRequest\x1a\x1b.waystamp.v1.RotateResponse\x12P\n" +
 	"\vCreateToken\x12\x1f.waystamp.v1.CreateTokenRequest\x1a .waystamp.v1.CreateTokenResponse\x12A\n" +
@@ -2629,12 +3488,13 @@ const file_waystamp_proto_rawDesc = "" +
 	"\vAddOperator\x12\x1f.waystamp.v1.AddOperatorRequest\x1a .waystamp.v1.AddOperatorResponse\x12Y\n" +
 	"\x0eRemoveOperator\x12\".waystamp.v1.RemoveOperatorRequest\x1a#.waystamp.v1.RemoveOperatorResponse\x12G\n" +
 	"\bRotateCA\x12\x1c.waystamp.v1.RotateCARequest\x1a\x1d.waystamp.v1.RotateCAResponse\x12J\n" +
-	"\tOperators\x12\x1d.waystamp.v1.OperatorsRequest\x1a\x1e.waystamp.v1.OperatorsResponse2\x97\x02\n" +
+	"\tOperators\x12\x1d.waystamp.v1.OperatorsRequest\x1a\x1e.waystamp.v1.OperatorsResponse2\xdd\x02\n" +
 	"\x04Node\x12;\n" +
 	"\x04Join\x12\x18.waystamp.v1.JoinRequest\x1a\x19.waystamp.v1.JoinResponse\x12>\n" +
 	"\x05Renew\x12\x19.waystamp.v1.RenewRequest\x1a\x1a.waystamp.v1.RenewResponse\x12@\n" +
 	"\x05Plans\x12\x19.waystamp.v1.PlansRequest\x1a\x1a.waystamp.v1.PlansResponse0\x01\x12P\n" +
-	"\vAcknowledge\x12\x1f.waystamp.v1.AcknowledgeRequest\x1a .waystamp.v1.AcknowledgeResponseBAZ?github.com/waystamp/waystamp/internal/rpc/waystampv1;waystampv1b\x06proto3"
+	"\vAcknowledge\x12\x1f.waystamp.v1.AcknowledgeRequest\x1a .waystamp.v1.AcknowledgeResponse\x12D\n" +
+	"\aRefused\x12\x1b.waystamp.v1.RefusedRequest\x1a\x1c.waystamp.v1.RefusedResponseBAZ?github.com/waystamp/waystamp/internal/rpc/waystampv1;waystampv1b\x06proto3"
 
 var (
 	file_waystamp_proto_rawDescOnce sync.Once
@@ -2648,7 +3508,7 @@ func file_waystamp_proto_rawDescGZIP() []byte {
 	return file_waystamp_proto_rawDescData
 }
 
-var file_waystamp_proto_msgTypes = make([]protoimpl.MessageInfo, 45)
+var file_waystamp_proto_msgTypes = make([]protoimpl.MessageInfo, 57)
 var file_waystamp_proto_goTypes = []any{
 	(*File)(nil),                   // 0: waystamp.v1.File
 	(*ApplyRequest)(nil),           // 1: waystamp.v1.ApplyRequest
@@ -2677,90 +3537,125 @@ var file_waystamp_proto_goTypes = []any{
 	(*NodeState)(nil),              // 24: waystamp.v1.NodeState
 	(*ChainState)(nil),             // 25: waystamp.v1.ChainState
 	(*EpochState)(nil),             // 26: waystamp.v1.EpochState
-	(*DeleteRequest)(nil),          // 27: waystamp.v1.DeleteRequest
-	(*DeleteResponse)(nil),         // 28: waystamp.v1.DeleteResponse
-	(*RotateRequest)(nil),          // 29: waystamp.v1.RotateRequest
-	(*RotateResponse)(nil),         // 30: waystamp.v1.RotateResponse
-	(*CreateTokenRequest)(nil),     // 31: waystamp.v1.CreateTokenRequest
-	(*CreateTokenResponse)(nil),    // 32: waystamp.v1.CreateTokenResponse
-	(*RevokeRequest)(nil),          // 33: waystamp.v1.RevokeRequest
-	(*RevokeResponse)(nil),         // 34: waystamp.v1.RevokeResponse
-	(*JoinRequest)(nil),            // 35: waystamp.v1.JoinRequest
-	(*JoinResponse)(nil),           // 36: waystamp.v1.JoinResponse
-	(*RenewRequest)(nil),           // 37: waystamp.v1.RenewRequest
-	(*RenewResponse)(nil),          // 38: waystamp.v1.RenewResponse
-	(*PlansRequest)(nil),           // 39: waystamp.v1.PlansRequest
-	(*HeldEpoch)(nil),              // 40: waystamp.v1.HeldEpoch
-	(*PlansResponse)(nil),          // 41: waystamp.v1.PlansResponse
-	(*AcknowledgeRequest)(nil),     // 42: waystamp.v1.AcknowledgeRequest
-	(*AcknowledgeResponse)(nil),    // 43: waystamp.v1.AcknowledgeResponse
-	nil,                            // 44: waystamp.v1.File.RulesEntry
-	(*timestamppb.Timestamp)(nil),  // 45: google.protobuf.Timestamp
+	(*DescribeRequest)(nil),        // 27: waystamp.v1.DescribeRequest
+	(*DescribeResponse)(nil),       // 28: waystamp.v1.DescribeResponse
+	(*Fact)(nil),                   // 29: waystamp.v1.Fact
+	(*RefusalCount)(nil),           // 30: waystamp.v1.RefusalCount
+	(*EventsRequest)(nil),          // 31: waystamp.v1.EventsRequest
+	(*EventsResponse)(nil),         // 32: waystamp.v1.EventsResponse
+	(*Event)(nil),                  // 33: waystamp.v1.Event
+	(*RefusalsRequest)(nil),        // 34: waystamp.v1.RefusalsRequest
+	(*RefusalsResponse)(nil),       // 35: waystamp.v1.RefusalsResponse
+	(*Refusal)(nil),                // 36: waystamp.v1.Refusal
+	(*DeleteRequest)(nil),          // 37: waystamp.v1.DeleteRequest
+	(*DeleteResponse)(nil),         // 38: waystamp.v1.DeleteResponse
+	(*RotateRequest)(nil),          // 39: waystamp.v1.RotateRequest
+	(*RotateResponse)(nil),         // 40: waystamp.v1.RotateResponse
+	(*CreateTokenRequest)(nil),     // 41: waystamp.v1.CreateTokenRequest
+	(*CreateTokenResponse)(nil),    // 42: waystamp.v1.CreateTokenResponse
+	(*RevokeRequest)(nil),          // 43: waystamp.v1.RevokeRequest
+	(*RevokeResponse)(nil),         // 44: waystamp.v1.RevokeResponse
+	(*JoinRequest)(nil),            // 45: waystamp.v1.JoinRequest
+	(*JoinResponse)(nil),           // 46: waystamp.v1.JoinResponse
+	(*RenewRequest)(nil),           // 47: waystamp.v1.RenewRequest
+	(*RenewResponse)(nil),          // 48: waystamp.v1.RenewResponse
+	(*PlansRequest)(nil),           // 49: waystamp.v1.PlansRequest
+	(*HeldEpoch)(nil),              // 50: waystamp.v1.HeldEpoch
+	(*PlansResponse)(nil),          // 51: waystamp.v1.PlansResponse
+	(*AcknowledgeRequest)(nil),     // 52: waystamp.v1.AcknowledgeRequest
+	(*AcknowledgeResponse)(nil),    // 53: waystamp.v1.AcknowledgeResponse
+	(*RefusedRequest)(nil),         // 54: waystamp.v1.RefusedRequest
+	(*RefusedResponse)(nil),        // 55: waystamp.v1.RefusedResponse
+	nil,                            // 56: waystamp.v1.File.RulesEntry
+	(*timestamppb.Timestamp)(nil),  // 57: google.protobuf.Timestamp
 }
 var file_waystamp_proto_depIdxs = []int32{
-	44, // 0: waystamp.v1.File.rules:type_name -> waystamp.v1.File.RulesEntry
+	56, // 0: waystamp.v1.File.rules:type_name -> waystamp.v1.File.RulesEntry
 	0,  // 1: waystamp.v1.ApplyRequest.file:type_name -> waystamp.v1.File
 	5,  // 2: waystamp.v1.ApplyResponse.differences:type_name -> waystamp.v1.Difference
 	0,  // 3: waystamp.v1.DiffRequest.file:type_name -> waystamp.v1.File
 	5,  // 4: waystamp.v1.DiffResponse.differences:type_name -> waystamp.v1.Difference
-	45, // 5: waystamp.v1.AddOperatorResponse.expires:type_name -> google.protobuf.Timestamp
+	57, // 5: waystamp.v1.AddOperatorResponse.expires:type_name -> google.protobuf.Timestamp
 	14, // 6: waystamp.v1.OperatorsResponse.operators:type_name -> waystamp.v1.OperatorState
-	45, // 7: waystamp.v1.OperatorState.expires:type_name -> google.protobuf.Timestamp
+	57, // 7: waystamp.v1.OperatorState.expires:type_name -> google.protobuf.Timestamp
 	21, // 8: waystamp.v1.GetResponse.state:type_name -> waystamp.v1.State
 	21, // 9: waystamp.v1.FollowResponse.state:type_name -> waystamp.v1.State
-	45, // 10: waystamp.v1.State.since:type_name -> google.protobuf.Timestamp
+	57, // 10: waystamp.v1.State.since:type_name -> google.protobuf.Timestamp
 	24, // 11: waystamp.v1.State.nodes:type_name -> waystamp.v1.NodeState
 	25, // 12: waystamp.v1.State.chains:type_name -> waystamp.v1.ChainState
 	26, // 13: waystamp.v1.State.epochs:type_name -> waystamp.v1.EpochState
 	23, // 14: waystamp.v1.State.waiting:type_name -> waystamp.v1.WaitingState
-	45, // 15: waystamp.v1.State.next_rotation:type_name -> google.protobuf.Timestamp
+	57, // 15: waystamp.v1.State.next_rotation:type_name -> google.protobuf.Timestamp
 	22, // 16: waystamp.v1.State.roots:type_name -> waystamp.v1.RootState
-	45, // 17: waystamp.v1.RootState.ends:type_name -> google.protobuf.Timestamp
-	45, // 18: waystamp.v1.RootState.since:type_name -> google.protobuf.Timestamp
-	45, // 19: waystamp.v1.WaitingState.since:type_name -> google.protobuf.Timestamp
-	45, // 20: waystamp.v1.NodeState.since:type_name -> google.protobuf.Timestamp
-	45, // 21: waystamp.v1.EpochState.until:type_name -> google.protobuf.Timestamp
-	45, // 22: waystamp.v1.CreateTokenResponse.expires:type_name -> google.protobuf.Timestamp
-	40, // 23: waystamp.v1.PlansRequest.held:type_name -> waystamp.v1.HeldEpoch
-	1,  // 24: waystamp.v1.Admin.Apply:input_type -> waystamp.v1.ApplyRequest
-	3,  // 25: waystamp.v1.Admin.Diff:input_type -> waystamp.v1.DiffRequest
-	17, // 26: waystamp.v1.Admin.Get:input_type -> waystamp.v1.GetRequest
-	19, // 27: waystamp.v1.Admin.Follow:input_type -> waystamp.v1.FollowRequest
-	27, // 28: waystamp.v1.Admin.Delete:input_type -> waystamp.v1.DeleteRequest
-	29, // 29: waystamp.v1.Admin.Rotate:input_type -> waystamp.v1.RotateRequest
-	31, // 30: waystamp.v1.Admin.CreateToken:input_type -> waystamp.v1.CreateTokenRequest
-	33, // 31: waystamp.v1.Admin.Revoke:input_type -> waystamp.v1.RevokeRequest
-	15, // 32: waystamp.v1.Admin.Backup:input_type -> waystamp.v1.BackupRequest
-	6,  // 33: waystamp.v1.Admin.AddOperator:input_type -> waystamp.v1.AddOperatorRequest
-	8,  // 34: waystamp.v1.Admin.RemoveOperator:input_type -> waystamp.v1.RemoveOperatorRequest
-	10, // 35: waystamp.v1.Admin.RotateCA:input_type -> waystamp.v1.RotateCARequest
-	12, // 36: waystamp.v1.Admin.Operators:input_type -> waystamp.v1.OperatorsRequest
-	35, // 37: waystamp.v1.Node.Join:input_type -> waystamp.v1.JoinRequest
-	37, // 38: waystamp.v1.Node.Renew:input_type -> waystamp.v1.RenewRequest
-	39, // 39: waystamp.v1.Node.Plans:input_type -> waystamp.v1.PlansRequest
-	42, // 40: waystamp.v1.Node.Acknowledge:input_type -> waystamp.v1.AcknowledgeRequest
-	2,  // 41: waystamp.v1.Admin.Apply:output_type -> waystamp.v1.ApplyResponse
-	4,  // 42: waystamp.v1.Admin.Diff:output_type -> waystamp.v1.DiffResponse
-	18, // 43: waystamp.v1.Admin.Get:output_type -> waystamp.v1.GetResponse
-	20, // 44: waystamp.v1.Admin.Follow:output_type -> waystamp.v1.FollowResponse
-	28, // 45: waystamp.v1.Admin.Delete:output_type -> waystamp.v1.DeleteResponse
-	30, // 46: waystamp.v1.Admin.Rotate:output_type -> waystamp.v1.RotateResponse
-	32, // 47: waystamp.v1.Admin.CreateToken:output_type -> waystamp.v1.CreateTokenResponse
-	34, // 48: waystamp.v1.Admin.Revoke:output_type -> waystamp.v1.RevokeResponse
-	16, // 49: waystamp.v1.Admin.Backup:output_type -> waystamp.v1.BackupResponse
-	7,  // 50: waystamp.v1.Admin.AddOperator:output_type -> waystamp.v1.AddOperatorResponse
-	9,  // 51: waystamp.v1.Admin.RemoveOperator:output_type -> waystamp.v1.RemoveOperatorResponse
-	11, // 52: waystamp.v1.Admin.RotateCA:output_type -> waystamp.v1.RotateCAResponse
-	13, // 53: waystamp.v1.Admin.Operators:output_type -> waystamp.v1.OperatorsResponse
-	36, // 54: waystamp.v1.Node.Join:output_type -> waystamp.v1.JoinResponse
-	38, // 55: waystamp.v1.Node.Renew:output_type -> waystamp.v1.RenewResponse
-	41, // 56: waystamp.v1.Node.Plans:output_type -> waystamp.v1.PlansResponse
-	43, // 57: waystamp.v1.Node.Acknowledge:output_type -> waystamp.v1.AcknowledgeResponse
-	41, // [41:58] is the sub-list for method output_type
-	24, // [24:41] is the sub-list for method input_type
-	24, // [24:24] is the sub-list for extension type_name
-	24, // [24:24] is the sub-list for extension extendee
-	0,  // [0:24] is the sub-list for field type_name
+	57, // 17: waystamp.v1.RootState.ends:type_name -> google.protobuf.Timestamp
+	57, // 18: waystamp.v1.RootState.since:type_name -> google.protobuf.Timestamp
+	57, // 19: waystamp.v1.WaitingState.since:type_name -> google.protobuf.Timestamp
+	57, // 20: waystamp.v1.NodeState.since:type_name -> google.protobuf.Timestamp
+	57, // 21: waystamp.v1.NodeState.state_since:type_name -> google.protobuf.Timestamp
+	57, // 22: waystamp.v1.ChainState.since:type_name -> google.protobuf.Timestamp
+	57, // 23: waystamp.v1.EpochState.until:type_name -> google.protobuf.Timestamp
+	29, // 24: waystamp.v1.DescribeResponse.facts:type_name -> waystamp.v1.Fact
+	24, // 25: waystamp.v1.DescribeResponse.nodes:type_name -> waystamp.v1.NodeState
+	25, // 26: waystamp.v1.DescribeResponse.chains:type_name -> waystamp.v1.ChainState
+	26, // 27: waystamp.v1.DescribeResponse.epochs:type_name -> waystamp.v1.EpochState
+	57, // 28: waystamp.v1.DescribeResponse.since:type_name -> google.protobuf.Timestamp
+	23, // 29: waystamp.v1.DescribeResponse.waiting:type_name -> waystamp.v1.WaitingState
+	30, // 30: waystamp.v1.DescribeResponse.refusals:type_name -> waystamp.v1.RefusalCount
+	33, // 31: waystamp.v1.DescribeResponse.events:type_name -> waystamp.v1.Event
+	57, // 32: waystamp.v1.RefusalCount.last:type_name -> google.protobuf.Timestamp
+	33, // 33: waystamp.v1.EventsResponse.events:type_name -> waystamp.v1.Event
+	57, // 34: waystamp.v1.EventsResponse.since:type_name -> google.protobuf.Timestamp
+	57, // 35: waystamp.v1.Event.time:type_name -> google.protobuf.Timestamp
+	36, // 36: waystamp.v1.RefusalsResponse.refusal:type_name -> waystamp.v1.Refusal
+	57, // 37: waystamp.v1.CreateTokenResponse.expires:type_name -> google.protobuf.Timestamp
+	50, // 38: waystamp.v1.PlansRequest.held:type_name -> waystamp.v1.HeldEpoch
+	1,  // 39: waystamp.v1.Admin.Apply:input_type -> waystamp.v1.ApplyRequest
+	3,  // 40: waystamp.v1.Admin.Diff:input_type -> waystamp.v1.DiffRequest
+	17, // 41: waystamp.v1.Admin.Get:input_type -> waystamp.v1.GetRequest
+	19, // 42: waystamp.v1.Admin.Follow:input_type -> waystamp.v1.FollowRequest
+	27, // 43: waystamp.v1.Admin.Describe:input_type -> waystamp.v1.DescribeRequest
+	31, // 44: waystamp.v1.Admin.Events:input_type -> waystamp.v1.EventsRequest
+	34, // 45: waystamp.v1.Admin.Refusals:input_type -> waystamp.v1.RefusalsRequest
+	37, // 46: waystamp.v1.Admin.Delete:input_type -> waystamp.v1.DeleteRequest
+	39, // 47: waystamp.v1.Admin.Rotate:input_type -> waystamp.v1.RotateRequest
+	41, // 48: waystamp.v1.Admin.CreateToken:input_type -> waystamp.v1.CreateTokenRequest
+	43, // 49: waystamp.v1.Admin.Revoke:input_type -> waystamp.v1.RevokeRequest
+	15, // 50: waystamp.v1.Admin.Backup:input_type -> waystamp.v1.BackupRequest
+	6,  // 51: waystamp.v1.Admin.AddOperator:input_type -> waystamp.v1.AddOperatorRequest
+	8,  // 52: waystamp.v1.Admin.RemoveOperator:input_type -> waystamp.v1.RemoveOperatorRequest
+	10, // 53: waystamp.v1.Admin.RotateCA:input_type -> waystamp.v1.RotateCARequest
+	12, // 54: waystamp.v1.Admin.Operators:input_type -> waystamp.v1.OperatorsRequest
+	45, // 55: waystamp.v1.Node.Join:input_type -> waystamp.v1.JoinRequest
+	47, // 56: waystamp.v1.Node.Renew:input_type -> waystamp.v1.RenewRequest
+	49, // 57: waystamp.v1.Node.Plans:input_type -> waystamp.v1.PlansRequest
+	52, // 58: waystamp.v1.Node.Acknowledge:input_type -> waystamp.v1.AcknowledgeRequest
+	54, // 59: waystamp.v1.Node.Refused:input_type -> waystamp.v1.RefusedRequest
+	2,  // 60: waystamp.v1.Admin.Apply:output_type -> waystamp.v1.ApplyResponse
+	4,  // 61: waystamp.v1.Admin.Diff:output_type -> waystamp.v1.DiffResponse
+	18, // 62: waystamp.v1.Admin.Get:output_type -> waystamp.v1.GetResponse
+	20, // 63: waystamp.v1.Admin.Follow:output_type -> waystamp.v1.FollowResponse
+	28, // 64: waystamp.v1.Admin.Describe:output_type -> waystamp.v1.DescribeResponse
+	32, // 65: waystamp.v1.Admin.Events:output_type -> waystamp.v1.EventsResponse
+	35, // 66: waystamp.v1.Admin.Refusals:output_type -> waystamp.v1.RefusalsResponse
+	38, // 67: waystamp.v1.Admin.Delete:output_type -> waystamp.v1.DeleteResponse
+	40, // 68: waystamp.v1.Admin.Rotate:output_type -> waystamp.v1.RotateResponse
+	42, // 69: waystamp.v1.Admin.CreateToken:output_type -> waystamp.v1.CreateTokenResponse
+	44, // 70: waystamp.v1.Admin.Revoke:output_type -> waystamp.v1.RevokeResponse
+	16, // 71: waystamp.v1.Admin.Backup:output_type -> waystamp.v1.BackupResponse
+	7,  // 72: waystamp.v1.Admin.AddOperator:output_type -> waystamp.v1.AddOperatorResponse
+	9,  // 73: waystamp.v1.Admin.RemoveOperator:output_type -> waystamp.v1.RemoveOperatorResponse
+	11, // 74: waystamp.v1.Admin.RotateCA:output_type -> waystamp.v1.RotateCAResponse
+	13, // 75: waystamp.v1.Admin.Operators:output_type -> waystamp.v1.OperatorsResponse
+	46, // 76: waystamp.v1.Node.Join:output_type -> waystamp.v1.JoinResponse
+	48, // 77: waystamp.v1.Node.Renew:output_type -> waystamp.v1.RenewResponse
+	51, // 78: waystamp.v1.Node.Plans:output_type -> waystamp.v1.PlansResponse
+	53, // 79: waystamp.v1.Node.Acknowledge:output_type -> waystamp.v1.AcknowledgeResponse
+	55, // 80: waystamp.v1.Node.Refused:output_type -> waystamp.v1.RefusedResponse
+	60, // [60:81] is the sub-list for method output_type
+	39, // [39:60] is the sub-list for method input_type
+	39, // [39:39] is the sub-list for extension type_name
+	39, // [39:39] is the sub-list for extension extendee
+	0,  // [0:39] is the sub-list for field type_name
 }
 
 func init() { file_waystamp_proto_init() }
@@ -2774,7 +3669,7 @@ func file_waystamp_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_waystamp_proto_rawDesc), len(file_waystamp_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   45,
+			NumMessages:   57,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

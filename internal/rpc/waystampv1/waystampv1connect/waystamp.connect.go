@@ -45,6 +45,12 @@ const (
 	AdminGetProcedure = "/waystamp.v1.Admin/Get"
 	// AdminFollowProcedure is the fully-qualified name of the Admin's Follow RPC.
 	AdminFollowProcedure = "/waystamp.v1.Admin/Follow"
+	// AdminDescribeProcedure is the fully-qualified name of the Admin's Describe RPC.
+	AdminDescribeProcedure = "/waystamp.v1.Admin/Describe"
+	// AdminEventsProcedure is the fully-qualified name of the Admin's Events RPC.
+	AdminEventsProcedure = "/waystamp.v1.Admin/Events"
+	// AdminRefusalsProcedure is the fully-qualified name of the Admin's Refusals RPC.
+	AdminRefusalsProcedure = "/waystamp.v1.Admin/Refusals"
 	// AdminDeleteProcedure is the fully-qualified name of the Admin's Delete RPC.
 	AdminDeleteProcedure = "/waystamp.v1.Admin/Delete"
 	// AdminRotateProcedure is the fully-qualified name of the Admin's Rotate RPC.
@@ -71,6 +77,8 @@ const (
 	NodePlansProcedure = "/waystamp.v1.Node/Plans"
 	// NodeAcknowledgeProcedure is the fully-qualified name of the Node's Acknowledge RPC.
 	NodeAcknowledgeProcedure = "/waystamp.v1.Node/Acknowledge"
+	// NodeRefusedProcedure is the fully-qualified name of the Node's Refused RPC.
+	NodeRefusedProcedure = "/waystamp.v1.Node/Refused"
 )
 
 // AdminClient is a client for the waystamp.v1.Admin service.
@@ -83,6 +91,12 @@ type AdminClient interface {
 	Get(context.Context, *connect.Request[waystampv1.GetRequest]) (*connect.Response[waystampv1.GetResponse], error)
 	// Follow is the same, now and after each change.
 	Follow(context.Context, *connect.Request[waystampv1.FollowRequest]) (*connect.ServerStreamForClient[waystampv1.FollowResponse], error)
+	// Describe is all that is known of a node, a chain or a function.
+	Describe(context.Context, *connect.Request[waystampv1.DescribeRequest]) (*connect.Response[waystampv1.DescribeResponse], error)
+	// Events is what has happened since this controller leads, the latest last.
+	Events(context.Context, *connect.Request[waystampv1.EventsRequest]) (*connect.Response[waystampv1.EventsResponse], error)
+	// Refusals are packets that nodes have refused, each explained: those that the controller has kept, and then new ones.
+	Refusals(context.Context, *connect.Request[waystampv1.RefusalsRequest]) (*connect.ServerStreamForClient[waystampv1.RefusalsResponse], error)
 	// Delete takes a chain out of what is wanted, until the next Apply.
 	Delete(context.Context, *connect.Request[waystampv1.DeleteRequest]) (*connect.Response[waystampv1.DeleteResponse], error)
 	// Rotate gives chains fresh secrets.
@@ -136,6 +150,24 @@ func NewAdminClient(httpClient connect.HTTPClient, baseURL string, opts ...conne
 			httpClient,
 			baseURL+AdminFollowProcedure,
 			connect.WithSchema(adminMethods.ByName("Follow")),
+			connect.WithClientOptions(opts...),
+		),
+		describe: connect.NewClient[waystampv1.DescribeRequest, waystampv1.DescribeResponse](
+			httpClient,
+			baseURL+AdminDescribeProcedure,
+			connect.WithSchema(adminMethods.ByName("Describe")),
+			connect.WithClientOptions(opts...),
+		),
+		events: connect.NewClient[waystampv1.EventsRequest, waystampv1.EventsResponse](
+			httpClient,
+			baseURL+AdminEventsProcedure,
+			connect.WithSchema(adminMethods.ByName("Events")),
+			connect.WithClientOptions(opts...),
+		),
+		refusals: connect.NewClient[waystampv1.RefusalsRequest, waystampv1.RefusalsResponse](
+			httpClient,
+			baseURL+AdminRefusalsProcedure,
+			connect.WithSchema(adminMethods.ByName("Refusals")),
 			connect.WithClientOptions(opts...),
 		),
 		delete: connect.NewClient[waystampv1.DeleteRequest, waystampv1.DeleteResponse](
@@ -201,6 +233,9 @@ type adminClient struct {
 	diff           *connect.Client[waystampv1.DiffRequest, waystampv1.DiffResponse]
 	get            *connect.Client[waystampv1.GetRequest, waystampv1.GetResponse]
 	follow         *connect.Client[waystampv1.FollowRequest, waystampv1.FollowResponse]
+	describe       *connect.Client[waystampv1.DescribeRequest, waystampv1.DescribeResponse]
+	events         *connect.Client[waystampv1.EventsRequest, waystampv1.EventsResponse]
+	refusals       *connect.Client[waystampv1.RefusalsRequest, waystampv1.RefusalsResponse]
 	delete         *connect.Client[waystampv1.DeleteRequest, waystampv1.DeleteResponse]
 	rotate         *connect.Client[waystampv1.RotateRequest, waystampv1.RotateResponse]
 	createToken    *connect.Client[waystampv1.CreateTokenRequest, waystampv1.CreateTokenResponse]
@@ -230,6 +265,21 @@ func (c *adminClient) Get(ctx context.Context, req *connect.Request[waystampv1.G
 // Follow calls waystamp.v1.Admin.Follow.
 func (c *adminClient) Follow(ctx context.Context, req *connect.Request[waystampv1.FollowRequest]) (*connect.ServerStreamForClient[waystampv1.FollowResponse], error) {
 	return c.follow.CallServerStream(ctx, req)
+}
+
+// Describe calls waystamp.v1.Admin.Describe.
+func (c *adminClient) Describe(ctx context.Context, req *connect.Request[waystampv1.DescribeRequest]) (*connect.Response[waystampv1.DescribeResponse], error) {
+	return c.describe.CallUnary(ctx, req)
+}
+
+// Events calls waystamp.v1.Admin.Events.
+func (c *adminClient) Events(ctx context.Context, req *connect.Request[waystampv1.EventsRequest]) (*connect.Response[waystampv1.EventsResponse], error) {
+	return c.events.CallUnary(ctx, req)
+}
+
+// Refusals calls waystamp.v1.Admin.Refusals.
+func (c *adminClient) Refusals(ctx context.Context, req *connect.Request[waystampv1.RefusalsRequest]) (*connect.ServerStreamForClient[waystampv1.RefusalsResponse], error) {
+	return c.refusals.CallServerStream(ctx, req)
 }
 
 // Delete calls waystamp.v1.Admin.Delete.
@@ -287,6 +337,12 @@ type AdminHandler interface {
 	Get(context.Context, *connect.Request[waystampv1.GetRequest]) (*connect.Response[waystampv1.GetResponse], error)
 	// Follow is the same, now and after each change.
 	Follow(context.Context, *connect.Request[waystampv1.FollowRequest], *connect.ServerStream[waystampv1.FollowResponse]) error
+	// Describe is all that is known of a node, a chain or a function.
+	Describe(context.Context, *connect.Request[waystampv1.DescribeRequest]) (*connect.Response[waystampv1.DescribeResponse], error)
+	// Events is what has happened since this controller leads, the latest last.
+	Events(context.Context, *connect.Request[waystampv1.EventsRequest]) (*connect.Response[waystampv1.EventsResponse], error)
+	// Refusals are packets that nodes have refused, each explained: those that the controller has kept, and then new ones.
+	Refusals(context.Context, *connect.Request[waystampv1.RefusalsRequest], *connect.ServerStream[waystampv1.RefusalsResponse]) error
 	// Delete takes a chain out of what is wanted, until the next Apply.
 	Delete(context.Context, *connect.Request[waystampv1.DeleteRequest]) (*connect.Response[waystampv1.DeleteResponse], error)
 	// Rotate gives chains fresh secrets.
@@ -336,6 +392,24 @@ func NewAdminHandler(svc AdminHandler, opts ...connect.HandlerOption) (string, h
 		AdminFollowProcedure,
 		svc.Follow,
 		connect.WithSchema(adminMethods.ByName("Follow")),
+		connect.WithHandlerOptions(opts...),
+	)
+	adminDescribeHandler := connect.NewUnaryHandler(
+		AdminDescribeProcedure,
+		svc.Describe,
+		connect.WithSchema(adminMethods.ByName("Describe")),
+		connect.WithHandlerOptions(opts...),
+	)
+	adminEventsHandler := connect.NewUnaryHandler(
+		AdminEventsProcedure,
+		svc.Events,
+		connect.WithSchema(adminMethods.ByName("Events")),
+		connect.WithHandlerOptions(opts...),
+	)
+	adminRefusalsHandler := connect.NewServerStreamHandler(
+		AdminRefusalsProcedure,
+		svc.Refusals,
+		connect.WithSchema(adminMethods.ByName("Refusals")),
 		connect.WithHandlerOptions(opts...),
 	)
 	adminDeleteHandler := connect.NewUnaryHandler(
@@ -402,6 +476,12 @@ func NewAdminHandler(svc AdminHandler, opts ...connect.HandlerOption) (string, h
 			adminGetHandler.ServeHTTP(w, r)
 		case AdminFollowProcedure:
 			adminFollowHandler.ServeHTTP(w, r)
+		case AdminDescribeProcedure:
+			adminDescribeHandler.ServeHTTP(w, r)
+		case AdminEventsProcedure:
+			adminEventsHandler.ServeHTTP(w, r)
+		case AdminRefusalsProcedure:
+			adminRefusalsHandler.ServeHTTP(w, r)
 		case AdminDeleteProcedure:
 			adminDeleteHandler.ServeHTTP(w, r)
 		case AdminRotateProcedure:
@@ -443,6 +523,18 @@ func (UnimplementedAdminHandler) Get(context.Context, *connect.Request[waystampv
 
 func (UnimplementedAdminHandler) Follow(context.Context, *connect.Request[waystampv1.FollowRequest], *connect.ServerStream[waystampv1.FollowResponse]) error {
 	return connect.NewError(connect.CodeUnimplemented, errors.New("waystamp.v1.Admin.Follow is not implemented"))
+}
+
+func (UnimplementedAdminHandler) Describe(context.Context, *connect.Request[waystampv1.DescribeRequest]) (*connect.Response[waystampv1.DescribeResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("waystamp.v1.Admin.Describe is not implemented"))
+}
+
+func (UnimplementedAdminHandler) Events(context.Context, *connect.Request[waystampv1.EventsRequest]) (*connect.Response[waystampv1.EventsResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("waystamp.v1.Admin.Events is not implemented"))
+}
+
+func (UnimplementedAdminHandler) Refusals(context.Context, *connect.Request[waystampv1.RefusalsRequest], *connect.ServerStream[waystampv1.RefusalsResponse]) error {
+	return connect.NewError(connect.CodeUnimplemented, errors.New("waystamp.v1.Admin.Refusals is not implemented"))
 }
 
 func (UnimplementedAdminHandler) Delete(context.Context, *connect.Request[waystampv1.DeleteRequest]) (*connect.Response[waystampv1.DeleteResponse], error) {
@@ -491,6 +583,8 @@ type NodeClient interface {
 	Plans(context.Context, *connect.Request[waystampv1.PlansRequest]) (*connect.ServerStreamForClient[waystampv1.PlansResponse], error)
 	// Acknowledge says what the node's kernel holds.
 	Acknowledge(context.Context, *connect.Request[waystampv1.AcknowledgeRequest]) (*connect.Response[waystampv1.AcknowledgeResponse], error)
+	// Refused tells of packets that the node has refused.
+	Refused(context.Context, *connect.Request[waystampv1.RefusedRequest]) (*connect.Response[waystampv1.RefusedResponse], error)
 }
 
 // NewNodeClient constructs a client for the waystamp.v1.Node service. By default, it uses the
@@ -528,6 +622,12 @@ func NewNodeClient(httpClient connect.HTTPClient, baseURL string, opts ...connec
 			connect.WithSchema(nodeMethods.ByName("Acknowledge")),
 			connect.WithClientOptions(opts...),
 		),
+		refused: connect.NewClient[waystampv1.RefusedRequest, waystampv1.RefusedResponse](
+			httpClient,
+			baseURL+NodeRefusedProcedure,
+			connect.WithSchema(nodeMethods.ByName("Refused")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
@@ -537,6 +637,7 @@ type nodeClient struct {
 	renew       *connect.Client[waystampv1.RenewRequest, waystampv1.RenewResponse]
 	plans       *connect.Client[waystampv1.PlansRequest, waystampv1.PlansResponse]
 	acknowledge *connect.Client[waystampv1.AcknowledgeRequest, waystampv1.AcknowledgeResponse]
+	refused     *connect.Client[waystampv1.RefusedRequest, waystampv1.RefusedResponse]
 }
 
 // Join calls waystamp.v1.Node.Join.
@@ -559,6 +660,11 @@ func (c *nodeClient) Acknowledge(ctx context.Context, req *connect.Request[wayst
 	return c.acknowledge.CallUnary(ctx, req)
 }
 
+// Refused calls waystamp.v1.Node.Refused.
+func (c *nodeClient) Refused(ctx context.Context, req *connect.Request[waystampv1.RefusedRequest]) (*connect.Response[waystampv1.RefusedResponse], error) {
+	return c.refused.CallUnary(ctx, req)
+}
+
 // NodeHandler is an implementation of the waystamp.v1.Node service.
 type NodeHandler interface {
 	// Join gives a node its first certificate, for a token.
@@ -569,6 +675,8 @@ type NodeHandler interface {
 	Plans(context.Context, *connect.Request[waystampv1.PlansRequest], *connect.ServerStream[waystampv1.PlansResponse]) error
 	// Acknowledge says what the node's kernel holds.
 	Acknowledge(context.Context, *connect.Request[waystampv1.AcknowledgeRequest]) (*connect.Response[waystampv1.AcknowledgeResponse], error)
+	// Refused tells of packets that the node has refused.
+	Refused(context.Context, *connect.Request[waystampv1.RefusedRequest]) (*connect.Response[waystampv1.RefusedResponse], error)
 }
 
 // NewNodeHandler builds an HTTP handler from the service implementation. It returns the path on
@@ -602,6 +710,12 @@ func NewNodeHandler(svc NodeHandler, opts ...connect.HandlerOption) (string, htt
 		connect.WithSchema(nodeMethods.ByName("Acknowledge")),
 		connect.WithHandlerOptions(opts...),
 	)
+	nodeRefusedHandler := connect.NewUnaryHandler(
+		NodeRefusedProcedure,
+		svc.Refused,
+		connect.WithSchema(nodeMethods.ByName("Refused")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/waystamp.v1.Node/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case NodeJoinProcedure:
@@ -612,6 +726,8 @@ func NewNodeHandler(svc NodeHandler, opts ...connect.HandlerOption) (string, htt
 			nodePlansHandler.ServeHTTP(w, r)
 		case NodeAcknowledgeProcedure:
 			nodeAcknowledgeHandler.ServeHTTP(w, r)
+		case NodeRefusedProcedure:
+			nodeRefusedHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -635,4 +751,8 @@ func (UnimplementedNodeHandler) Plans(context.Context, *connect.Request[waystamp
 
 func (UnimplementedNodeHandler) Acknowledge(context.Context, *connect.Request[waystampv1.AcknowledgeRequest]) (*connect.Response[waystampv1.AcknowledgeResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("waystamp.v1.Node.Acknowledge is not implemented"))
+}
+
+func (UnimplementedNodeHandler) Refused(context.Context, *connect.Request[waystampv1.RefusedRequest]) (*connect.Response[waystampv1.RefusedResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("waystamp.v1.Node.Refused is not implemented"))
 }

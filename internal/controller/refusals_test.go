@@ -1,0 +1,149 @@
+package controller
+
+import (
+	"bytes"
+	"context"
+	"encoding/hex"
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"github.com/waystamp/waystamp/internal/event"
+	v1 "github.com/waystamp/waystamp/internal/rpc/waystampv1"
+	"github.com/waystamp/waystamp/internal/srv6"
+)
+
+// unstamped is a refused packet of a path that nobody has stamped.
+func unstamped(t *testing.T, agents map[string]*fake) event.Event {
+	t.Helper()
+	h := agents["r1"].now().Headends[0]
+	inner := append([]byte{0x60, 0, 0, 0, 0, 0, 59, 64}, make([]byte, 32)...)
+	frame, err := srv6.Wrap(netip.MustParseAddr("fc00:1::1"), h.Segments, srv6.Proof{Scheme: h.Scheme, Epoch: h.Epoch, Path: h.Path}, srv6.NextHeaderIPv6, inner)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return event.Event{Time: time.Now(), Interface: "r2-r1", Hook: "tc", Reason: "proof", Text: "the proof is wrong\x1b[2J", Len: uint32(len(frame)), Packet: frame, Suppressed: 3}
+}
+
+// refused are those that the controller has, at least so many.
+func (w *world) refused(chain string, least int) (out []*v1.Refusal) {
+	w.Helper()
+	stream, err := w.admin.Refusals(w.Context(), connect.NewRequest(&v1.RefusalsRequest{Chain: chain, Follow: true}))
+	w.must(err)
+	defer stream.Close()
+	for present := false; !present || len(out) < least; {
+		if !stream.Receive() {
+			w.Fatal(stream.Err())
+		}
+		if present = present || stream.Msg().Present; stream.Msg().Refusal != nil {
+			out = append(out, stream.Msg().Refusal)
+		}
+	}
+	return out
+}
+
+func TestRefusedPacketsAreExplainedByTheController(t *testing.T) {
+	w, agents := domain(t)
+	w.until("drained", drained)
+	e := unstamped(t, agents)
+	stream, err := w.admin.Refusals(t.Context(), connect.NewRequest(&v1.RefusalsRequest{Follow: true}))
+	w.must(err)
+	defer stream.Close()
+	if !stream.Receive() || !stream.Msg().Present {
+		t.Fatalf("there is something before anything was refused: %v, %v", stream.Msg(), stream.Err())
+	}
+	e.Node = "r1" // a node speaks for itself alone
+	agents["r2"].member.Refused(e)
+	if !stream.Receive() {
+		t.Fatal(stream.Err())
+	}
+	x := stream.Msg().Refusal
+	if x.Chain != "web" || x.Direction != "forward" || !strings.HasPrefix(x.Sentence, "this packet carries no stamp, not even that of its headend") {
+		t.Errorf("refusal %v", x)
+	}
+	got, err := event.Parse(x.Event)
+	if err != nil || got.Node != "r2" || strings.Contains(got.Text, "\x1b") || !bytes.Equal(got.Packet, e.Packet) {
+		t.Errorf("event %s, %v", x.Event, err)
+	}
+	if list := w.refused("web", 0); len(list) != 1 {
+		t.Errorf("%d of chain web are kept", len(list))
+	}
+	if list := w.refused("other", 0); len(list) != 0 {
+		t.Errorf("%d of another chain are kept", len(list))
+	}
+	d := w.describe("chain", "web")
+	if len(d.Refusals) != 1 || d.Refusals[0].Node != "r2" || d.Refusals[0].Reason != "proof" || d.Refusals[0].Packets != 4 || d.Refusals[0].Sentence != x.Sentence {
+		t.Errorf("chain web: %v", d.Refusals)
+	}
+	// No secret goes to whom may read.
+	wire := x.String() + string(x.Event)
+	for name, a := range agents {
+		for _, p := range a.plans() {
+			for _, secret := range secretsOf(p) {
+				if strings.Contains(wire, string(secret)) || strings.Contains(wire, hex.EncodeToString(secret)) {
+					t.Errorf("a secret of %s is in it", name)
+				}
+			}
+		}
+	}
+}
+
+func TestANodeCannotTellTooMuch(t *testing.T) {
+	w, agents := domain(t)
+	m := agents["r2"].member
+	many := 2 * tellMost
+	for range many {
+		m.Refused(event.Event{Reason: "proof", Text: "TEXT"})
+	}
+	// The agent holds some of them, and says how many it has lost: with the first call or with the second one, and a
+	// call may have begun before all of them came.
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	stream, err := w.admin.Refusals(ctx, connect.NewRequest(&v1.RefusalsRequest{Follow: true}))
+	w.must(err)
+	defer stream.Close()
+	for lost := uint64(0); lost < uint64(many-tellMost-RefusedMax); lost += stream.Msg().Refusal.GetDropped() {
+		if !stream.Receive() {
+			t.Fatalf("it says that %d are lost: %v", lost, stream.Err())
+		}
+	}
+	for _, bad := range []string{"{", `{"text":"no reason"}`, `{"reason":"` + strings.Repeat("x", refusedBytes) + `"}`} {
+		if _, err := readRefusal("r2", []byte(bad)); err == nil {
+			t.Errorf("%.20s is taken", bad)
+		}
+	}
+	// One of a later version may have more.
+	if e, err := readRefusal("r2", []byte(`{"reason":"proof","later":1}`)); err != nil || e.Node != "r2" {
+		t.Errorf("%v, %v", e, err)
+	}
+}
+
+func TestAChainUnderAttackDoesNotPushOutOthers(t *testing.T) {
+	var r refusals
+	r.begin()
+	add := func(chain string, n int) {
+		for i := range n {
+			r.add("r1", event.Event{Reason: fmt.Sprint("reason", i)}, &v1.Refusal{Chain: chain})
+		}
+	}
+	add("quiet", 10)
+	add("loud", 2*refusalsMax)
+	count := map[string]int{}
+	for at, done := uint64(0), false; !done; {
+		list, next, _ := r.after(at, "")
+		for _, x := range list {
+			count[x.Chain]++
+		}
+		at, done = next, len(list) == 0
+	}
+	if count["quiet"] != 10 || count["loud"] != refusalsMax-10 {
+		t.Errorf("kept are %v", count)
+	}
+	if len(r.counts) > countsMax+1 {
+		t.Errorf("%d counts", len(r.counts))
+	}
+}

@@ -1,0 +1,95 @@
+package plan
+
+import (
+	"encoding"
+	"slices"
+
+	"github.com/waystamp/waystamp/internal/model"
+)
+
+// Names of features that are no value of an enumeration.
+const (
+	featureSeal    = "seal"
+	featureGateway = "gateway"
+)
+
+// FirstFeatures are those of agents that do not say which they have: they are older than the list. It never
+// changes.
+var FirstFeatures = []string{
+	"kind forward", "kind unaware", "kind netfilter", "kind stream",
+	"scheme pot", "scheme opot", "scheme keyed", "scheme keyed-flow",
+	"encapsulation srv6", "encapsulation sr-mpls", "sids plain", "sids compressed",
+	featureSeal, featureGateway,
+}
+
+// Features are what plans may ask of an agent, as this program knows them: kinds of functions, schemes of
+// proofs, and encapsulations. Names of a later version may be more.
+func Features() []string {
+	all := named[model.Kind](nil, "kind ")
+	all = named[model.Scheme](all, "scheme ")
+	all = named[model.EncapsulationType](all, "encapsulation ")
+	all = named[model.SIDs](all, "sids ")
+	return append(all, featureSeal, featureGateway)
+}
+
+// named adds the names of all values of an enumeration.
+func named[T interface {
+	~uint8
+	encoding.TextMarshaler
+}](all []string, what string) []string {
+	for v := T(0); ; v++ {
+		name, err := v.MarshalText()
+		if err != nil {
+			return all
+		}
+		all = append(all, what+string(name))
+	}
+}
+
+// Features are what the node's plan asks of its agent, sorted.
+func (n Node) Features() []string {
+	seen := map[string]bool{}
+	path := func(id PathID) {
+		seen["scheme "+id.Scheme.String()] = true
+		seen["encapsulation "+id.Encapsulation.Type.String()] = true
+		seen["sids "+id.Encapsulation.SIDs.String()] = true
+	}
+	proxies := map[string]bool{}
+	for _, p := range n.Proxies {
+		proxies[p.Function] = true
+		switch {
+		case p.Gateway != nil:
+			seen[featureGateway] = true
+		case p.Stream != nil:
+			seen["kind "+model.KindStream.String()] = true
+		case p.Netfilter != nil:
+			seen["kind "+model.KindNetfilter.String()] = true
+		default:
+			seen["kind "+model.KindUnaware.String()] = true
+		}
+	}
+	for _, h := range n.Headends {
+		path(h.PathID)
+		if h.Seal != nil {
+			seen[featureSeal] = true
+		}
+	}
+	for _, e := range n.Endpoints {
+		path(e.PathID)
+		if !proxies[e.Function] {
+			seen["kind "+model.KindForward.String()] = true
+		}
+	}
+	for _, e := range n.Egresses {
+		path(e.PathID)
+		if e.Seal != nil {
+			seen[featureSeal] = true
+		}
+	}
+	var out []string
+	for name := range seen {
+		out = append(out, name)
+	}
+	slices.Sort(out)
+	return out
+}
