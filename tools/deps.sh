@@ -4,7 +4,7 @@
 # nothing to do. Safe to run beside itself.
 #
 #   tools/deps.sh run      for bin/waystamp and its tests: the bpf file system, and what demo and tutorial call
-#   tools/deps.sh test     for the tests alone: a load for those of the bench and a proxy to hold ours against, two decoders of others, FRR, etcd, clients of TLS, and what reads units
+#   tools/deps.sh test     for the tests alone: a load for those of the bench and a proxy to hold ours against, two decoders of others, FRR, etcd, clients of TLS, what reads units, and programs to put chains before
 #   tools/deps.sh bare     for tools/bare-root.sh: debootstrap
 #   tools/deps.sh kernels  for make test-kernels: qemu, and what its machines run
 #   tools/deps.sh clang    for make generate and make check: the pinned compiler
@@ -61,6 +61,19 @@ without_service() {
 	trap - EXIT
 }
 
+# masked SERVICE COMMAND: the same, and SERVICE does not start with this machine later, either.
+# A program that a test needs opens no port to anybody.
+masked() {
+	local unit=/etc/systemd/system/$1.service
+	shift
+	if [ ! -e "$unit" ] && [ ! -L "$unit" ] && [ "$(id -u)" = 0 ]; then
+		mkdir -p /etc/systemd/system
+		ln -s /dev/null "$unit"
+		echo "deps: ${unit##*/} is masked, since only tests want it; systemctl unmask ${unit##*/} lets it start" >&2
+	fi
+	without_service "$@"
+}
+
 bpffs() {
 	grep -q ' /sys/fs/bpf bpf ' /proc/mounts && return 0
 	need_root "mounting the bpf file system"
@@ -92,6 +105,13 @@ for what in "$@"; do
 		command -v vtysh >/dev/null || without_service install vtysh=frr
 		command -v etcd >/dev/null || without_service install etcd=etcd-server
 		command -v haproxy >/dev/null || without_service install haproxy=haproxy
+		# Programs that tests have go through functions on byte streams.
+		install ssh=openssh-client
+		command -v nginx >/dev/null || masked nginx install nginx=nginx
+		command -v sshd >/dev/null || masked ssh install sshd=openssh-server
+		# Debian has the server's programs outside of PATH.
+		command -v initdb >/dev/null || compgen -G '/usr/lib/postgresql/*/bin/initdb' >/dev/null || masked postgresql install initdb=postgresql
+		install psql=postgresql-client
 		;;
 	bare) install debootstrap=debootstrap mke2fs=e2fsprogs ;;
 	kernels)

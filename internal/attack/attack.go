@@ -205,6 +205,7 @@ type stage struct {
 	connections map[string]*net.TCPConn // by scheme and host
 	count       int                     // of tags
 	linked      bool                    // x has a link to r6
+	finished    bool                    // packets from the worker leave with their checksums
 	ledger      map[refusal]uint64
 
 	mu   sync.Mutex

@@ -282,17 +282,29 @@ func attacks() []attack {
 			labelsOutside,
 			always(refused("r1", "outside-mpls", "a packet from outside has labels"))},
 		{Attack{"stream-plain", "data of a connection that is open comes to the function on byte streams without any outer header", onLink},
-			plainSegment(tcpACK | tcpPSH),
+			plainSegment("r2", tcpACK|tcpPSH),
 			always(refused("r2", "unproven", "which chain $-g requires, came without proof"))},
 		{Attack{"stream-reset", "a RST of a connection that is open comes to the function without any outer header", onLink},
-			plainSegment(tcpRST),
+			plainSegment("r2", tcpRST),
 			always(refused("r2", "unproven", "which chain $-g requires, came without proof"))},
+		{Attack{"stream-plain-answer", "an answer on a connection that is open comes to the function in the same way", onLink},
+			plainAnswer("r2"),
+			always(refused("r2", "unproven", "which chain $-g (reverse) requires, came without proof"))},
+		{Attack{"stream-plain-egress", "data of a connection that is open comes to the chain's egress without any outer header", onLink},
+			plainSegment("r6", tcpACK|tcpPSH),
+			always(refused("r6", "unproven", "which chain $-g from tap on requires, came without proof"))},
+		{Attack{"stream-plain-client", "an answer on a connection that is open comes to the egress before the client without any outer header", onLink},
+			plainAnswer("r1"),
+			always(refused("r1", "unproven", "which chain $-g (reverse) from tap on requires, came without proof"))},
+		{Attack{"stream-back-door", "data of a connection that is open comes into the egress node by an interface that is not in its plan", "somebody on another link of r6"},
+			segmentBackDoor,
+			always(refused("r6", "unverified", "without having been verified"))},
 		{Attack{"stream-unopened", "a host sends data of a connection that it has not opened", outside},
 			func(_ context.Context, m *mounting) error { return m.fromHost(asIs(unopened(m))) },
 			always(refused("r2", "stream-unknown", "belongs to no connection that was opened through its chain"))},
 		{Attack{"stream-wrong-chain", "data of a connection of chain g comes with the complete proof of a packet of chain h, to the same function", onLink},
-			ofConnection(func(ctx context.Context, m *mounting, segment func(uint8) []byte) error {
-				p, err := m.heldSegment(ctx, "h3", segment(tcpACK|tcpPSH))
+			ofConnection(func(ctx context.Context, m *mounting, n numbers) error {
+				p, err := m.heldSegment(ctx, "h3", n.segment(tcpACK|tcpPSH, m.tag))
 				if err != nil {
 					return err
 				}
@@ -301,7 +313,7 @@ func attacks() []attack {
 			but(model.SchemeKeyedFlow, refused("r2", "proof", nothingFits), always(refused("r2", "wrong-chain", "came with a proof of chain $-h")))},
 		{Attack{"stream-wrong-syn", "a SYN for chain g comes with the complete proof of a packet of chain h, to the same function", onLink},
 			func(ctx context.Context, m *mounting) error {
-				p, err := m.heldSegment(ctx, "h3", tcp(m.service(m.scheme.String(), neverOpened), m.service("h2", streamPort), tcpSYN, []byte(m.tag)))
+				p, err := m.heldSegment(ctx, "h3", tcp(m.service(m.scheme.String(), neverOpened), m.service("h2", streamPort), 1, 0, tcpSYN, []byte(m.tag)))
 				if err != nil {
 					return err
 				}
@@ -311,6 +323,12 @@ func attacks() []attack {
 		{Attack{"stream-replay", "a whole packet of a connection is sent to the function again", onLink},
 			replaySegment,
 			always(refused("r2", "replay", "has been here before"))},
+		{Attack{"stream-replay-all", "all packets of a connection, from its SYN to its end, are sent to the function again", onLink},
+			replayConnection,
+			always(refused("r2", "replay", "has been here before"))},
+		{Attack{"stream-other-reset", "a RST of a connection that is open comes with the complete proof of a packet of another connection of its chain", onLink},
+			otherReset,
+			but(model.SchemeKeyedFlow, refused("r2", "proof", "its source port was"), always(delivered()))},
 		{Attack{"stream-other-data", "a packet of a connection is held back, and sent on with other data of the same length", onLink},
 			otherData,
 			always(delivered())},
@@ -323,6 +341,18 @@ func attacks() []attack {
 		{Attack{"stream-worker-udp", "the function's process sends a datagram", worker},
 			fromWorker(func(m *mounting) []byte { return udp(m.host(), m.service("h2", servicePort), []byte(m.tag)) }),
 			always(refused("r2", "stream-not-tcp", "is not TCP"))},
+		{Attack{"stream-worker-sid", "the function's process sends data to a SID", worker},
+			fromWorker(func(m *mounting) []byte { return unopenedTo(m, m.chain("a").Hops[1].SID) }),
+			always(refused("r2", "stream-unknown", "belongs to no connection that was opened through its chain"))},
+		{Attack{"stream-worker-srh", "the function's process sends a whole packet that was held back on the last link, with its SRH and proof", worker},
+			workerSRH,
+			always(refused("r2", "stream-not-tcp", "is not TCP"))},
+		{Attack{"stream-worker-neighbour", "the function's process says by neighbour discovery that it has the node's address", worker},
+			fromWorker(advertisement),
+			always(refused("r2", "stream-not-tcp", "is not TCP"))},
+		{Attack{"stream-worker-data", "the function's process sends data of its own on a connection that is open", worker},
+			workerData,
+			always(delivered())},
 		// The last attack, since it changes the path's secrets.
 		{Attack{"stale-epoch", "a whole packet that was held back is sent when the path has a new epoch", onLink},
 			staleEpoch,

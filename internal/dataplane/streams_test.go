@@ -265,6 +265,33 @@ func TestConnectionsPassAStreamFunction(t *testing.T) {
 	}
 }
 
+// With the addresses, ports and numbers of a connection a plain packet still needs a proof, whatever interface it comes by.
+func TestPlainPacketsOfAConnectionAreRefusedAtEachInterface(t *testing.T) {
+	for _, c := range []struct{ chain, client, server string }{
+		{"web", "[fd00:7::2]:40000", "[2001:db8:8::2]:80"},
+		{"legacy", "192.0.2.2:40000", "198.51.100.2:80"},
+	} {
+		t.Run(c.chain, func(t *testing.T) {
+			s := newStreamBed(t)
+			client, server := netip.MustParseAddrPort(c.client), netip.MustParseAddrPort(c.server)
+			in, answers := s.path(c.chain, "forward, up to zip"), s.path(c.chain, "reverse, up to zip")
+			s.wantIn(s.proven(in, segmentOf(client, server, syn)), segmentOf(client, server, syn))
+			for _, inner := range [][]byte{
+				segmentOf(client, server, ack, 1, 2, 3), segmentOf(client, server, fin|ack), segmentOf(client, server, rst), segmentOf(client, server, syn),
+				segmentOf(server, client, ack, 1, 2, 3), segmentOf(server, client, fin|ack), segmentOf(server, client, rst), segmentOf(server, client, syn|ack),
+			} {
+				for _, link := range []string{"in", "side"} {
+					s.wantRefused(abi.ReasonUnproven, object.CoreTC, link, ether(inner), 0)
+				}
+			}
+			// The same segments pass with one.
+			data, answer := segmentOf(client, server, ack, 1, 2, 3), segmentOf(server, client, ack, 1, 2, 3)
+			s.wantIn(s.proven(in, data), data)
+			s.wantIn(s.proven(answers, answer), answer)
+		})
+	}
+}
+
 // The client is answered at once where the file says so.
 func TestSYNsOfAnEarlyFunctionDoNotWait(t *testing.T) {
 	s := newStreamBed(t)
@@ -371,6 +398,8 @@ func TestWhatIsNotTCPIsRefusedAtAStreamFunction(t *testing.T) {
 		"a fragment of IPv6":  sentBy("fd00:7::2", "2001:db8:8::2", 44, append([]byte{6, 0, 0, 1, 0, 0, 0, 1}, make([]byte, 24)...)...),
 		"a fragment of IPv4":  sentBy4("192.0.2.2", "198.51.100.2", 6, 0x2000, make([]byte, 24)...),
 		"UDP in IPv4":         sentBy4("192.0.2.2", "198.51.100.2", 17, 0, make([]byte, 24)...),
+		"an SRH":              sentBy("fd00:7::2", "2001:db8:8::2", 43, append([]byte{6, 2, 4, 0, 0, 0, 0, 0}, make([]byte, 40)...)...),
+		"an advertisement":    sentBy("fd00:7::2", "2001:db8:8::2", 58, append([]byte{136, 0, 0, 0, 32, 0, 0, 0}, make([]byte, 24)...)...),
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := &streamBed{&proxyRun{s.bed.in(t), s.d, s.macs, s.index}, s.domain, s.rnd}

@@ -9,7 +9,9 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -292,4 +294,100 @@ func TestNothingIsLeftOfAStreamFunction(t *testing.T) {
 	w.mayRefuse("r2", "stream-down")
 	w.mayRefuse("r2", "stream-unknown")
 	w.mayRefuse("r3", "stream-unknown")
+}
+
+// A program in the worker's place, with all rights there, reaches nobody: with any source address, by TCP or UDP. The same
+// packets reach the nodes from the namespace of r2. A connection that is open goes on.
+func TestAProgramInTheWorkersPlaceReachesNobody(t *testing.T) {
+	t.Parallel()
+	w := build(t, example(t, "streams.yaml"))
+	s := w.stream("h2", "h1")
+	s.more(1 << 20)
+	pid, err := w.worker("r2")
+	must(t, err)
+	place, err := host.OpenProcess(pid)
+	must(t, err)
+	defer place.Close()
+	type target struct {
+		at  string
+		tcp net.Listener
+		udp net.PacketConn
+	}
+	var targets []target
+	for _, k := range []struct {
+		at   string
+		addr netip.Addr
+	}{
+		{"r2", netip.MustParseAddr("fc00:2::1")}, {"r3", netip.MustParseAddr("fc00:3::1")},
+		{"h1", w.addrs("h1")[0]}, {"h1", w.addrs("h1")[1]}, {"h2", w.addrs("h2")[0]}, {"h2", w.addrs("h2")[1]},
+	} {
+		x := target{at: k.at}
+		must(t, w.Do(k.at, func() (err error) {
+			if x.tcp, err = net.Listen("tcp", netip.AddrPortFrom(k.addr, 0).String()); err == nil {
+				x.udp, err = net.ListenPacket("udp", x.tcp.Addr().String())
+			}
+			return err
+		}))
+		defer x.tcp.Close()
+		defer x.udp.Close()
+		targets = append(targets, x)
+	}
+	tries := func(x target, source netip.Addr) error {
+		d := net.Dialer{Timeout: lostTime, Control: func(network, _ string, c syscall.RawConn) (err error) {
+			level, option := unix.IPPROTO_IPV6, unix.IPV6_FREEBIND // as the worker does
+			if strings.HasSuffix(network, "4") {
+				level, option = unix.IPPROTO_IP, unix.IP_FREEBIND
+			}
+			done := c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), level, option, 1) })
+			return errors.Join(done, err)
+		}}
+		u := d
+		if source.IsValid() {
+			d.LocalAddr, u.LocalAddr = net.TCPAddrFromAddrPort(netip.AddrPortFrom(source, 0)), net.UDPAddrFromAddrPort(netip.AddrPortFrom(source, 0))
+		}
+		udp, err := u.Dial("udp", x.udp.LocalAddr().String())
+		if err != nil {
+			return err
+		}
+		defer udp.Close()
+		if _, err := udp.Write([]byte(x.at)); err != nil {
+			return err
+		}
+		c, err := d.Dial("tcp", x.tcp.Addr().String())
+		if err == nil {
+			c.Close()
+		}
+		return err
+	}
+	for i, x := range targets {
+		v := i % 2 // of IP
+		if x.at[0] == 'r' {
+			v = 0
+			must(t, w.Do("r2", func() error { return tries(x, netip.Addr{}) }))
+			must(t, x.udp.SetReadDeadline(time.Now().Add(settleTime)))
+			if n, _, err := x.udp.ReadFrom(make([]byte, 9)); err != nil || n != len(x.at) {
+				t.Fatalf("%s has %d bytes from r2: %v", x.at, n, err)
+			}
+			must(t, x.udp.SetReadDeadline(time.Time{}))
+		}
+		for _, source := range []netip.Addr{w.addrs("h1")[v], w.addrs("h2")[v]} {
+			must(t, place.Do(func() error {
+				err := tries(x, source)
+				if e, ok := errors.AsType[net.Error](err); !ok || !e.Timeout() {
+					return fmt.Errorf("a connection from %s to %s at %s, from the worker's place: %v; want no answer", source, x.tcp.Addr(), x.at, err)
+				}
+				return nil
+			}))
+		}
+	}
+	w.refusedSome("r2", "stream-unknown", "stream-not-tcp")
+	for _, x := range targets {
+		must(t, x.udp.SetReadDeadline(time.Now())) // what has come is read still
+		if n, from, err := x.udp.ReadFrom(make([]byte, 9)); err == nil {
+			t.Errorf("%s has %d bytes from %s, out of the worker's place", x.at, n, from)
+		}
+	}
+	s.more(1 << 20)
+	s.finish()
+	w.mayRefuse("r2", "stream-unknown") // SYNs are sent again until their sockets are closed
 }
