@@ -395,8 +395,7 @@ func (t *proxyTrack) settled(ctx context.Context) (now api.Function, err error) 
 		if now, err = t.counters(ctx); err != nil {
 			return now, err
 		}
-		before.InFlight = now.InFlight
-		if now == before {
+		if sameCounts(before, now) {
 			return now, nil
 		}
 		select {
@@ -405,6 +404,14 @@ func (t *proxyTrack) settled(ctx context.Context) (now api.Function, err error) 
 		case <-time.After(20 * time.Millisecond):
 		}
 	}
+}
+
+// sameCounts reports whether nothing was counted between two answers. What an answer points to is
+// made anew for each.
+func sameCounts(a, b api.Function) bool {
+	a.InFlight, a.Rules, a.Stream = nil, nil, nil
+	b.InFlight, b.Rules, b.Stream = nil, nil, nil
+	return a == b
 }
 
 // measure is a run: Mbit/s, or ns per packet. What the proxy counted is added to params.

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/waystamp/waystamp/internal/api"
 	"github.com/waystamp/waystamp/internal/host"
 	"github.com/waystamp/waystamp/internal/plan"
 	"github.com/waystamp/waystamp/internal/srv6"
@@ -53,6 +54,19 @@ func TestProxyCasesAreDomainsAndHaveTheirBaselines(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// An answer points to what it says of rules and workers, and that is made anew for each.
+func TestCountsAreTheSameWhereOnlyTheAnswersDiffer(t *testing.T) {
+	answer := func(headers, through uint64) api.Function {
+		return api.Function{Function: "fn", TxSuccess: through, InFlight: &headers, Rules: &api.Rules{Namespace: "fn"}, Stream: &api.Stream{Worker: 7}}
+	}
+	if !sameCounts(answer(1, 5), answer(2, 5)) {
+		t.Error("two answers with the same counts differ")
+	}
+	if sameCounts(answer(1, 5), answer(1, 6)) {
+		t.Error("a packet more makes no difference")
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
@@ -292,18 +293,22 @@ func TestFlowsComeBackToTheirFunction(t *testing.T) {
 // A plan with a bypass is refused where the kernel cannot look flows up, and the one before
 // stays in force.
 func TestBypassNeedsTheProgramThatAsks(t *testing.T) {
+	// The program calls a function that no kernel has.
+	i := slices.IndexFunc(object.All, func(o object.Object) bool { return o.Program == object.BypassTC })
+	o := object.All[i]
+	t.Cleanup(func() { object.All[i] = o })
+	elf := bytes.ReplaceAll(*o.ELF, []byte("bpf_skb_ct_lookup"), []byte("bpf_skb_ct_missed"))
+	object.All[i].Load = func() (*ebpf.CollectionSpec, error) { return ebpf.LoadCollectionSpecFromReader(bytes.NewReader(elf)) }
+
 	b := newProxyBed(t)
-	b.cfg.before = func(step, what string) error {
-		if step == stepLoad && what == object.BypassTC {
-			return errNoLookUp
-		}
-		return nil
-	}
 	d := b.open()
 	b.must(b.apply(d, netfilterNode()))
 	err := b.apply(d, bypassNode(""))
-	if !errors.Is(err, errors.ErrUnsupported) || !strings.Contains(err.Error(), "bypass: established") {
-		t.Errorf("got %v; want the plan refused, for its bypass", err)
+	if !errors.Is(err, errors.ErrUnsupported) || !strings.Contains(err.Error(), "bypass: established") || !strings.Contains(err.Error(), "modprobe nf_conntrack") {
+		t.Errorf("got %v; want the plan refused, for its bypass, with what the kernel needs", err)
+	}
+	if have := haveLookUp(); !errors.Is(have, ebpf.ErrNotSupported) {
+		t.Errorf("doctor finds %v, want that the kernel has no such function", have)
 	}
 	proxies := map[uint32]abi.Proxy{}
 	b.must(readMap(d.gen, tables.MapProxies, proxies))

@@ -218,6 +218,9 @@ func (k *keeper) change(what string, make func() error) error {
 func (k *keeper) namespace() (*host.NetNS, error) {
 	ns, err := k.Open()
 	if k.Existing {
+		if errors.Is(err, fs.ErrNotExist) {
+			err = fmt.Errorf("it does not exist; create it (ip netns add %s), or give the function another namespace: %w", k.Name, err)
+		}
 		return ns, err
 	}
 	switch {
@@ -293,7 +296,7 @@ func (k *keeper) pair(near, far string) error {
 			continue
 		}
 		if !end.ours && l.Alias != k.mark() {
-			return fmt.Errorf("an interface %s is there in %s and not waystamp's; remove or rename it, or give the function's interface another name: %w",
+			return fmt.Errorf("an interface %s is there in %s and not waystamp's; remove or rename it, or give the function another name: %w",
 				end.name, end.net.NetNS(), ErrTaken)
 		}
 		if err := k.change("remove a stray "+end.name, func() error { return end.net.DeleteLink(end.name) }); err != nil {

@@ -147,6 +147,10 @@ func TestWhateverWasChangedIsRepaired(t *testing.T) {
 
 func TestNamesOfOthersAreNotTaken(t *testing.T) {
 	ctx := soon(t)
+	says := map[string]string{
+		"namespace": "a namespace of that name is there and not waystamp's; delete it (ip netns delete ",
+		"interface": "an interface fw-from is there in ",
+	}
 	for name, take := range map[string]func(n *host.Net, s Namespace) (free func() error, err error){
 		"namespace": func(_ *host.Net, s Namespace) (func() error, error) {
 			ns, err := host.New(s.Name)
@@ -160,8 +164,8 @@ func TestNamesOfOthersAreNotTaken(t *testing.T) {
 			n, s := node(t)
 			free, err := take(n, s)
 			must(t, err)
-			if _, err := s.Ensure(ctx); !errors.Is(err, ErrTaken) {
-				t.Errorf("got %v, want %v", err, ErrTaken)
+			if _, err := s.Ensure(ctx); !errors.Is(err, ErrTaken) || !strings.Contains(err.Error(), says[name]) {
+				t.Errorf("got %v, want %v, with %q", err, ErrTaken, says[name])
 			}
 			must(t, s.Remove(ctx))
 			if ns, err := host.OpenNamed(s.Name); err == nil {
@@ -376,8 +380,9 @@ func TestOfAnExistingNamespaceOnlyOurInterfacesAreChanged(t *testing.T) {
 	n, s := node(t)
 	ctx := soon(t)
 	s.Existing, s.Addresses = true, nil
-	if _, err := s.Ensure(ctx); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("without a namespace: got %v, want %v", err, fs.ErrNotExist)
+	missing := "namespace " + s.Name + " of the function behind fw-to and fw-from: it does not exist; create it (ip netns add " + s.Name + "), or give the function another namespace: "
+	if _, err := s.Ensure(ctx); !errors.Is(err, fs.ErrNotExist) || !strings.HasPrefix(err.Error(), missing) {
+		t.Errorf("without a namespace: got %v, want %v, and %q", err, fs.ErrNotExist, missing)
 	}
 	ns, err := host.New(s.Name)
 	must(t, err)

@@ -105,6 +105,7 @@ func TestRulesAndNamespacesChangeUnderLoad(t *testing.T) {
 		{"reload", (*filterWorld).reloadsLoseNothing},
 		{"whole sets", (*filterWorld).everyListIsWhole},
 		{"a namespace goes away", (*filterWorld).namespaceGoesAway},
+		{"mistakes about one function", (*filterWorld).mistakesStopNoOther},
 	} {
 		t.Run(step.name, func(t *testing.T) { step.do(all.in(t, false)) })
 	}
@@ -265,6 +266,7 @@ func (w *filterWorld) namespaceGoesAway() {
 	}
 	must(w.t, w.theirs.Delete())
 	w.refusedSome("r2", "function-gone")
+	w.told("function named gets no packets: ", "namespace "+w.there.name+" ", "ip netns add "+w.there.name)
 	for _, kind := range []string{"own", "local"} {
 		streams[kind].more(300)
 	}
@@ -281,6 +283,112 @@ func (w *filterWorld) namespaceGoesAway() {
 	if sent, came := streams["named"].next.Load(), streams["named"].came.Load(); came >= sent {
 		w.t.Errorf("all of %d datagrams came, also those to a namespace that was not there", sent)
 	}
+	w.mayRefuse("r2", "function-gone")
+	w.mayRefuse("r2", "not-cached")
+}
+
+// told waits until r2's agent reports one problem with all these words.
+func (w *filterWorld) told(words ...string) {
+	w.t.Helper()
+	eventually(w.t, func() error {
+		problems := w.status("r2").Problems
+		if !slices.ContainsFunc(problems, func(p string) bool {
+			return !slices.ContainsFunc(words, func(word string) bool { return !strings.Contains(p, word) })
+		}) {
+			return fmt.Errorf("the agent of r2 reports %q, want one with %q", problems, words)
+		}
+		return nil
+	})
+}
+
+// atFault runs f while datagrams pass the other functions, and loses none of them.
+func (w *filterWorld) atFault(others []string, f func()) {
+	w.t.Helper()
+	var streams []*ticking
+	for _, kind := range others {
+		streams = append(streams, w.ticking("guest", kind))
+	}
+	f()
+	for _, s := range streams {
+		s.more(100)
+		s.arrived()
+	}
+}
+
+// getsNothing sends to the host of a function that is not there.
+func (w *filterWorld) getsNothing(kind string) {
+	w.t.Helper()
+	w.mayRefuse("r2", "function-gone")
+	lost := w.ticking("guest", kind)
+	eventually(w.t, func() error {
+		all, err := w.refusals()
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		if r := (refusal{Node: "r2", Reason: "function-gone"}); err == nil && all[r] <= w.expected[r] {
+			err = fmt.Errorf("nothing is refused for %s", r.Reason)
+		}
+		return err
+	})
+	lost.enough()
+	must(w.t, <-lost.sent)
+	if n := lost.came.Load(); n != 0 {
+		w.t.Errorf("%d datagrams have passed function %s, which is not there", n, kind)
+	}
+	w.refusedSome("r2", "function-gone")
+}
+
+// Rules that the kernel refuses leave the old ones in force. A function whose namespace is
+// missing, or whose interface's name is taken, gets no packets until that is mended. The agent
+// says what is wrong, and the other functions notice nothing.
+func (w *filterWorld) mistakesStopNoOther() {
+	n, err := w.NodePlan("r2")
+	must(w.t, err)
+	at := slices.IndexFunc(n.Proxies, func(p plan.Proxy) bool { return p.Function == "named" })
+	right := *n.Proxies[at].Netfilter
+	set := func(change func(f *plan.Netfilter)) {
+		f := right
+		change(&f)
+		n.Proxies[at].Netfilter = &f
+		w.follow(n)
+	}
+
+	w.atFault(filterKinds, func() {
+		set(func(f *plan.Netfilter) {
+			f.Rules = "chain forward {\n\ttype filter hook forward priority filter; policy drop;\n\tjump nowhere\n}\n"
+		})
+		w.told("the previous rules stay in force: ", "rules of function named, line 3, column ", "jump nowhere", "is what this names, such as a chain, set or counter, defined")
+	})
+
+	nowhere := "nowhere-" + w.Instance("r2")
+	w.atFault([]string{"own", "local"}, func() {
+		set(func(f *plan.Netfilter) { f.Namespace = nowhere })
+		w.told("function named gets no packets: ", "namespace "+nowhere+" ", "it does not exist; create it (ip netns add "+nowhere+")")
+		w.getsNothing("named")
+	})
+
+	r2 := w.net("r2")
+	w.atFault([]string{"own", "local"}, func() {
+		if _, err := r2.Link("wsi-named"); err == nil {
+			must(w.t, r2.DeleteLink("wsi-named"))
+		}
+		must(w.t, r2.AddVeth(host.Veth{Name: "wsi-named", PeerName: "strange"}))
+		set(func(*plan.Netfilter) {})
+		w.told("function named gets no packets: ", "an interface wsi-named is there in ", "remove or rename it")
+		w.getsNothing("named")
+		must(w.t, r2.DeleteLink("strange"))
+		eventually(w.t, func() error {
+			for _, p := range w.status("r2").Problems {
+				if strings.Contains(p, "gets no packets") {
+					return errors.New(p)
+				}
+			}
+			return nil
+		})
+	})
+	w.routeThere()
+	s := w.ticking("guest", "named")
+	s.more(100)
+	s.arrived()
 	w.mayRefuse("r2", "function-gone")
 	w.mayRefuse("r2", "not-cached")
 }
