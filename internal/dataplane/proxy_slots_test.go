@@ -368,16 +368,17 @@ func TestIndexFindsItsOwnHeaderOrNone(t *testing.T) {
 // fragments are the three of a datagram, in a function.
 type fragments struct {
 	*proxyRun
+	first    uint32 // its index
 	fragment func(i, id int) []byte
 	// back gives a packet to the program as what comes back from the function does, with the
 	// index of the first.
 	back func(inner []byte) (verdict uint32, out []byte)
 }
 
-func fragmentsInAFunction(t *testing.T) fragments {
+func fragmentsInAFunction(t *testing.T, rewrites bool) fragments {
 	t.Helper()
 	n := proxyNode()
-	n.Proxies[0].Recognise, n.Proxies[0].Segments = model.RecogniseMetadata, model.SegmentsKeep
+	n.Proxies[0].Recognise, n.Proxies[0].Segments, n.Proxies[0].Rewrites = model.RecogniseMetadata, model.SegmentsKeep, rewrites
 	n.Proxies[0].Lifetime = time.Hour
 	r := newProxyRun(t, n)
 	program := byMark(t, r.d.gen.programs[object.FunctionTC])
@@ -400,7 +401,7 @@ func fragmentsInAFunction(t *testing.T) fragments {
 			index = uint32(kept.Fingerprint)
 		}
 	}
-	return fragments{r, fragment, func(inner []byte) (uint32, []byte) {
+	return fragments{r, index, fragment, func(inner []byte) (uint32, []byte) {
 		t.Helper()
 		frame, mac := ether(inner), r.macs["from"]
 		copy(frame, mac[:])
@@ -418,7 +419,7 @@ func fragmentsInAFunction(t *testing.T) fragments {
 // first one's index, IPv6's with another identification: each gets a header of its own, and
 // a fourth is refused, as is one of other hosts.
 func TestFragmentsOfADatagramShareTheirHeaders(t *testing.T) {
-	r := fragmentsInAFunction(t)
+	r := fragmentsInAFunction(t, false)
 	fragment, back := r.fragment, r.back
 	numbers := map[uint64]bool{}
 	for i := range 3 {
@@ -447,10 +448,76 @@ func TestFragmentsOfADatagramShareTheirHeaders(t *testing.T) {
 	}
 }
 
+// A function that rewrites sends the three back with other addresses: the first has the header
+// of its own index, and the others are those that have the same addresses, protocol and
+// identification.
+func TestFragmentsOfARewrittenDatagramShareTheirHeaders(t *testing.T) {
+	r := fragmentsInAFunction(t, true)
+	nat := func(i, id int) []byte {
+		b := r.fragment(i, id)
+		b[23] += 100 // the source's last byte
+		return b
+	}
+	numbers := map[uint64]bool{}
+	for i := range 3 {
+		if i == 1 {
+			otherHost, otherProtocol := nat(i, 99), nat(i, 99)
+			otherHost[23]++
+			otherProtocol[srv6.IPv6Len] = 6
+			for name, other := range map[string][]byte{
+				"as it came": r.fragment(i, 99), "of another host": otherHost, "of another protocol": otherProtocol, "of another datagram": nat(i, 98),
+			} {
+				if v, _ := r.back(other); v != verdictShot {
+					t.Errorf("a fragment %s: verdict %d", name, int32(v))
+				}
+			}
+		}
+		v, out := r.back(nat(i, 99))
+		p, err := srv6.Decode(out[srv6.EthernetLen:])
+		if v != verdictRedirect || err != nil {
+			t.Fatalf("fragment %d: verdict %d, %v, refusals %v", i, int32(v), err, r.refusals())
+		}
+		numbers[rndOf(t, p)] = true
+	}
+	if len(numbers) != 3 || !numbers[1] || !numbers[2] || !numbers[3] {
+		t.Errorf("the fragments have the numbers %v, want those of the three that came", numbers)
+	}
+	if v, _ := r.back(nat(2, 99)); v != verdictShot {
+		t.Errorf("a fourth fragment of three: verdict %d", int32(v))
+	}
+	if f := r.function("fw"); f.TxSuccess != 3 || f.TxNotCached != 5 || *f.InFlight != 0 || r.refusals()[abi.ReasonNotCached] != 5 {
+		t.Errorf("%+v, refusals %v", f, r.refusals())
+	}
+}
+
+// The header of the first is gone, as when it has expired: then nothing says which addresses
+// the others have, and they are refused, also with their own.
+func TestRewrittenFragmentsWithoutTheirFirstAreRefused(t *testing.T) {
+	r := fragmentsInAFunction(t, true)
+	slots := r.d.gen.maps[tables.MapSlots]
+	var place, at uint32
+	var c, kept abi.Cached
+	for it := slots.Iterate(); it.Next(&at, &c); {
+		if c.Expires > 1 && uint32(c.Fingerprint) == r.first {
+			place, kept = at, c
+		}
+	}
+	if place == 0 {
+		t.Fatal("the first fragment has no header")
+	}
+	kept.Expires = 2
+	r.must(slots.Put(place, kept))
+	for i := range 3 {
+		if v, _ := r.back(r.fragment(i, 99)); v != verdictShot {
+			t.Errorf("fragment %d: verdict %d", i, int32(v))
+		}
+	}
+}
+
 // An index is given again, to another packet. Whose header it then names is no fragment's of
 // the datagram that it was given to before.
 func TestAFragmentDoesNotTakeTheHeaderOfAnotherPacket(t *testing.T) {
-	r := fragmentsInAFunction(t)
+	r := fragmentsInAFunction(t, false)
 	slots := r.d.gen.maps[tables.MapSlots]
 	var at uint32
 	var c abi.Cached

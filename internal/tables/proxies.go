@@ -310,6 +310,9 @@ func encodeProxy(p plan.Proxy, r Reach, statsIndex uint32) abi.Proxy {
 	if r.To == noInterface {
 		out.Gone = 1
 	}
+	if p.Rewrites {
+		out.Rewrites = 1
+	}
 	if p.Netfilter != nil {
 		out.Mark = 1
 		if !p.Local {

@@ -1,11 +1,13 @@
 package e2e
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"regexp"
@@ -108,6 +110,9 @@ const (
 	portDup
 	portQueue
 	portUnqueued
+	portClosed
+	portFTP
+	portFTPData
 )
 
 // verdicts are the rules of all three. SERVER6 and SERVER4 are the second addresses of
@@ -119,6 +124,7 @@ var verdicts = strings.NewReplacer(
 	"portSet", fmt.Sprint(portSet), "portSocket", fmt.Sprint(portSocket), "portTProxy", fmt.Sprint(portTProxy),
 	"portReject", fmt.Sprint(portReject), "portSynproxy", fmt.Sprint(portSynproxy), "portByArgument", fmt.Sprint(portByArgument),
 	"portDup", fmt.Sprint(portDup), "portQueue", fmt.Sprint(portQueue), "portUnqueued", fmt.Sprint(portUnqueued),
+	"portClosed", fmt.Sprint(portClosed), "portFTPData", fmt.Sprint(portFTPData), "portFTP", fmt.Sprint(portFTP),
 	"tproxyMark", fmt.Sprint(tproxyMark),
 	"SNAT6", guestSNAT[0].String(), "SNAT4", guestSNAT[1].String(),
 	"FOREIGN6", staffSNAT[0].String(), "FOREIGN4", staffSNAT[1].String(),
@@ -140,6 +146,13 @@ counter untracked {
 }
 counter members {
 }
+counter errors {
+}
+counter connections {
+}
+ct helper ftp {
+  type "ftp" protocol tcp
+}
 chain raw {
   type filter hook prerouting priority raw + 1; policy accept;
   udp dport portNotrack notrack
@@ -147,6 +160,7 @@ chain raw {
 }
 chain early {
   type filter hook prerouting priority mangle; policy accept;
+  tcp dport portFTP ct helper set "ftp"
   meta nfproto ipv6 udp dport portTProxy meta mark set tproxyMark tproxy ip6 to :portTProxy accept
   meta nfproto ipv4 udp dport portTProxy meta mark set tproxyMark tproxy ip to :portTProxy accept
 }
@@ -159,11 +173,14 @@ chain destinations {
 }
 chain forward {
   type filter hook forward priority filter; policy drop;
+  ct state related meta l4proto { icmp, icmpv6 } counter name errors accept
+  ct state related tcp dport portFTPData counter name connections accept
+  ct state new tcp dport portFTPData drop
   ct state invalid tcp dport portSynproxy synproxy mss 1400 wscale 7 timestamp sack-perm
   ct state untracked tcp dport portSynproxy synproxy mss 1400 wscale 7 timestamp sack-perm
   tcp dport portReject reject with tcp reset
   udp dport portReject reject with icmpx type admin-prohibited
-  udp dport portMark meta mark set 0xbad ct mark set 0xbad
+  udp dport portMark meta nftrace set 1 log prefix "e2e " meta mark set 0xbad ct mark set 0xbad
   udp dport portMark meta mark 0xbad counter name marked accept
   udp dport portNotrack ct state untracked counter name untracked accept
   udp sport portNotrack ct state new accept
@@ -175,8 +192,8 @@ chain forward {
   udp dport portSet add @seen4 { ip saddr . udp dport }
   ct direction reply accept
   meta mark $guest udp dport portByArgument accept
-  udp dport { portAccept, portSNAT, portForeignSNAT, portMasquerade, portDNAT, portDup, portQueue, portUnqueued } accept
-  tcp dport 1024-65535 accept
+  udp dport { portAccept, portSNAT, portForeignSNAT, portMasquerade, portDNAT, portDup, portQueue, portUnqueued, portClosed } accept
+  tcp dport { portFTP, portFTPData, 1024-65535 } accept
   meta l4proto { icmp, icmpv6 } accept
 }
 chain sources {
@@ -501,12 +518,29 @@ func TestWhatNetfilterDoesToAPacketAndItsProof(t *testing.T) {
 	})
 }
 
-// fragmentsPass sends datagrams of several fragments, as large answers of DNS are, through
-// connection tracking, and back: it puts them together, and all fragments that it makes
-// have the first one's index.
+// fragmentsPass sends datagrams of several fragments through rules that track connections,
+// and through each kind of NAT.
 func (w *filterWorld) fragmentsPass(kind string) {
+	for _, c := range []struct {
+		rule     string
+		port     uint16
+		from, to netip.Addr // as the server sees them
+	}{
+		{"accept", portAccept, w.addr("guest"), w.addr(kind)},
+		{"snat", portSNAT, w.of(guestSNAT), w.addr(kind)},
+		{"masquerade", portMasquerade, w.of(guestMasquerade), w.addr(kind)},
+		{"dnat", portDNAT, w.addr("guest"), second(w.world, kind)},
+	} {
+		w.t.Run(c.rule, func(t *testing.T) { w.in(t, w.ipv4).fragmentsThrough(kind, c.port, c.from, c.to) })
+	}
+}
+
+// fragmentsThrough sends datagrams as long as large answers of DNS from the guest to a port,
+// and back. Connection tracking reassembles them, and all fragments that the kernel makes of one
+// have the index of its first. from and to are the addresses as the server sees them.
+func (w *filterWorld) fragmentsThrough(kind string, port uint16, from, to netip.Addr) {
 	const size, datagrams = 4000, 20
-	server := socketAt(w.t, w.ns(kind), netip.AddrPortFrom(w.addr(kind), portAccept))
+	server := socketAt(w.t, w.ns(kind), netip.AddrPortFrom(to, port))
 	client := socketAt(w.t, w.ns("guest"), netip.AddrPortFrom(w.addr("guest"), 0))
 	payload := func(i int) []byte {
 		b := bytes.Repeat([]byte{byte(i)}, size)
@@ -516,26 +550,35 @@ func (w *filterWorld) fragmentsPass(kind string) {
 		return b
 	}
 	buf := make([]byte, 2*size)
-	pass := func(i int, wait time.Duration) error {
-		from, to := client, server
-		for range 2 {
-			at := to.LocalAddr().(*net.UDPAddr).AddrPort()
-			if _, err := from.WriteToUDPAddrPort(payload(i), netip.AddrPortFrom(at.Addr().Unmap(), at.Port())); err != nil {
-				return err
-			}
-			if err := to.SetReadDeadline(time.Now().Add(wait)); err != nil {
-				return err
-			}
-			n, err := to.Read(buf)
+	read := func(i int, at *net.UDPConn, wait time.Duration, want netip.Addr) (netip.AddrPort, error) {
+		must(w.t, at.SetReadDeadline(time.Now().Add(wait)))
+		for {
+			n, peer, err := at.ReadFromUDPAddrPort(buf)
 			if err != nil {
-				return err
+				return peer, err
 			}
-			if !bytes.Equal(buf[:n], payload(i)) {
-				return fmt.Errorf("datagram %d arrived with %d bytes, or others than it was sent with", i, n)
+			if i > 0 && bytes.Equal(buf[:n], payload(0)) {
+				continue // one that was late before all hosts knew the size
 			}
-			from, to = to, from
+			if peer = netip.AddrPortFrom(peer.Addr().Unmap(), peer.Port()); peer.Addr() != want || !bytes.Equal(buf[:n], payload(i)) {
+				return peer, fmt.Errorf("datagram %d came from %s with %d bytes, want it from %s as it was sent", i, peer, n, want)
+			}
+			return peer, nil
 		}
-		return nil
+	}
+	pass := func(i int, wait time.Duration) error {
+		if _, err := client.WriteToUDPAddrPort(payload(i), netip.AddrPortFrom(w.addr(kind), port)); err != nil {
+			return err
+		}
+		peer, err := read(i, server, wait, from)
+		if err != nil {
+			return err
+		}
+		if _, err := server.WriteToUDPAddrPort(payload(i), peer); err != nil {
+			return err
+		}
+		_, err = read(i, client, wait, w.addr(kind))
+		return err
 	}
 	// The headends say how long a packet may be; what they say it of is lost.
 	eventually(w.t, func() error { return pass(0, 100*time.Millisecond) })
@@ -553,6 +596,111 @@ func (w *filterWorld) fragmentsPass(kind string) {
 		}
 		return nil
 	})
+}
+
+// fetchesByFTP transfers a file by FTP in passive mode (RFC 959, RFC 2428). The rules let its
+// second connection in only as one that is related to the first, which the kernel's helper reads.
+func (w *filterWorld) fetchesByFTP(kind string) {
+	const file = "a file from the server"
+	at := func(port uint16) string { return netip.AddrPortFrom(w.addr(kind), port).String() }
+	listen := func(port uint16) (l net.Listener) {
+		must(w.t, w.Do(kind, func() (err error) {
+			l, err = new(net.ListenConfig).Listen(soon(w.t), "tcp", at(port))
+			return err
+		}))
+		w.t.Cleanup(func() { l.Close() })
+		return l
+	}
+	control, data := listen(portFTP), listen(portFTPData)
+	w.unanswered(kind, "tcp", portFTPData)
+
+	passive, answer := "EPSV", fmt.Sprintf("229 Entering Extended Passive Mode (|||%d|)", portFTPData)
+	if w.ipv4 {
+		a := w.addr(kind).As4()
+		passive, answer = "PASV", fmt.Sprintf("227 Entering Passive Mode (%d,%d,%d,%d,%d,%d)", a[0], a[1], a[2], a[3], portFTPData>>8, portFTPData&0xff)
+	}
+	served := make(chan error, 1)
+	go func() { served <- serveFTP(control, data, passive, answer, file) }()
+
+	before := w.named(kind, "connections")
+	c, err := w.dial("guest", kind, "tcp", portFTP)
+	must(w.t, err)
+	must(w.t, c.SetDeadline(time.Now().Add(settleTime)))
+	lines := bufio.NewReader(c)
+	reply := func(code string) {
+		w.t.Helper()
+		line, err := lines.ReadString('\n')
+		if err != nil || !strings.HasPrefix(line, code+" ") {
+			w.t.Fatalf("the server answers %q, %v; want %s", line, err, code)
+		}
+	}
+	ask := func(command, code string) {
+		w.t.Helper()
+		_, err := io.WriteString(c, command+"\r\n")
+		must(w.t, err)
+		reply(code)
+	}
+	reply("220")
+	ask(passive, answer[:3])
+	d, err := w.dialFor(settleTime, "guest", kind, "tcp", portFTPData)
+	must(w.t, err)
+	must(w.t, d.SetDeadline(time.Now().Add(settleTime)))
+	ask("RETR file", "150")
+	got, err := io.ReadAll(d)
+	if err != nil || string(got) != file {
+		w.t.Errorf("got %q, %v; want %q", got, err, file)
+	}
+	reply("226")
+	must(w.t, errors.Join(d.Close(), c.Close(), <-served))
+	if n := w.named(kind, "connections") - before; n == 0 {
+		w.t.Error("no packet was of a related connection")
+	}
+}
+
+// serveFTP serves one session.
+func serveFTP(control, data net.Listener, passive, answer, file string) error {
+	c, err := control.Accept()
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	if err := c.SetDeadline(time.Now().Add(settleTime)); err != nil {
+		return err
+	}
+	lines := bufio.NewReader(c)
+	say := func(line string) error {
+		_, err := io.WriteString(c, line+"\r\n")
+		return err
+	}
+	hear := func(want string) error {
+		line, err := lines.ReadString('\n')
+		if err == nil && line != want+"\r\n" {
+			err = fmt.Errorf("the client says %q, want %s", line, want)
+		}
+		return err
+	}
+	transfer := func() error {
+		d, err := data.Accept()
+		if err != nil {
+			return err
+		}
+		_, err = io.WriteString(d, file)
+		return errors.Join(err, d.Close())
+	}
+	for _, step := range []func() error{
+		func() error { return say("220 ready") },
+		func() error { return hear(passive) },
+		func() error { return say(answer) },
+		func() error { return hear("RETR file") },
+		func() error { return say("150 here it is") },
+		transfer,
+		func() error { return say("226 that was it") },
+	} {
+		if err := step(); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // throughAFlowtable has an established connection pass the rules by. Its packets have
@@ -655,6 +803,21 @@ func (w *filterWorld) verdicts(kind string) {
 			w.t.Errorf("%d packets were the set's, want 2", n)
 		}
 	})
+	run("related errors", func(w *filterWorld) { // of a host where nobody listens
+		before := w.named(kind, "errors")
+		c, err := w.dial("guest", kind, "udp", portClosed)
+		must(w.t, err)
+		_, err = c.Write([]byte("anybody there?"))
+		must(w.t, err)
+		must(w.t, c.SetReadDeadline(time.Now().Add(settleTime)))
+		if _, err := c.Read(make([]byte, 1)); !errors.Is(err, unix.ECONNREFUSED) {
+			w.t.Errorf("%v, want %v", err, unix.ECONNREFUSED)
+		}
+		if n := w.named(kind, "errors") - before; n != 1 {
+			w.t.Errorf("%d errors were related to a flow, want 1", n)
+		}
+	})
+	run("related connections", func(w *filterWorld) { w.fetchesByFTP(kind) })
 	run("a socket", func(w *filterWorld) {
 		socket := socketAt(w.t, w.inside(kind), netip.AddrPortFrom(w.of(guestMasquerade), portSocket))
 		w.passes("guest", kind, portSocket, passage{sent: 3})
@@ -823,10 +986,15 @@ func (w *filterWorld) hears(socket *net.UDPConn) {
 }
 
 // dial connects a socket of a host with a port of a function's host.
-func (w *filterWorld) dial(from, kind, network string, port uint16) (c net.Conn, err error) {
+func (w *filterWorld) dial(from, kind, network string, port uint16) (net.Conn, error) {
+	w.t.Helper()
+	return w.dialFor(lostTime, from, kind, network, port)
+}
+
+func (w *filterWorld) dialFor(limit time.Duration, from, kind, network string, port uint16) (c net.Conn, err error) {
 	w.t.Helper()
 	e := w.Do(from, func() error {
-		c, err = (&net.Dialer{Timeout: lostTime}).DialContext(soon(w.t), network, netip.AddrPortFrom(w.addr(kind), port).String())
+		c, err = (&net.Dialer{Timeout: limit}).DialContext(soon(w.t), network, netip.AddrPortFrom(w.addr(kind), port).String())
 		return nil
 	})
 	must(w.t, e)

@@ -625,8 +625,11 @@ struct ws_proxy {
 	 */
 	__u32 bypass;
 	__s32 netns;
+	/* Metadata, 1: packets may come back with other addresses and ports */
+	__u8 rewrites;
+	__u8 pad[7];
 };
-_Static_assert(sizeof(struct ws_proxy) == 96, "ws_proxy is ABI");
+_Static_assert(sizeof(struct ws_proxy) == 104, "ws_proxy is ABI");
 
 /* What the proxy keeps of a packet: its outer header, already
  * advanced to the next segment but not stamped, and the hop

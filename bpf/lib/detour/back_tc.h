@@ -45,7 +45,7 @@ static __always_inline void by_metadata(struct __sk_buff *skb,
 					__u32 slot, struct back *back)
 {
 	__u64 now = bpf_ktime_get_coarse_ns(), expires = 0;
-	struct ws_cached *c = slot_back(skb, id, slot, now, &expires);
+	struct ws_cached *c = slot_back(skb, p, id, slot, now, &expires);
 	long err = 0;
 
 	if (!c)

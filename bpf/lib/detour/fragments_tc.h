@@ -5,7 +5,10 @@
  * out. If the index of a returning fragment is used up, the fragment gets the next
  * header of the queue. All these headers have the same destination and proof, so
  * they are interchangeable. No more fragments pass than arrived. New IPv6 fragments
- * have another identification: their datagram is found by the index. TC only.
+ * have another identification: their datagram is found by the index. A function that
+ * rewrites changes the addresses, too: there the first fragment, which still has the
+ * header of its own index, shows which addresses and identification the others must
+ * have. TC only.
  */
 #pragma once
 
@@ -142,8 +145,10 @@ __noinline int ws_fragment_keep(__u32 index)
 	/* All queued headers have expired: they belong to
 	 * an earlier datagram with the same identification.
 	 */
-	if (READ_ONCE(q->expires) <= bpf_ktime_get_coarse_ns())
+	if (READ_ONCE(q->expires) <= bpf_ktime_get_coarse_ns()) {
 		WRITE_ONCE(q->out, READ_ONCE(q->in));
+		WRITE_ONCE(q->rewritten, 0);
+	}
 	WRITE_ONCE(q->expires, READ_ONCE(c->expires));
 	bpf_map_update_elem(&ws_fragment_of, &index, &datagram, BPF_ANY);
 	at = __sync_fetch_and_add(&q->in, 1) % FRAGMENTS_MAX;
@@ -151,25 +156,49 @@ __noinline int ws_fragment_keep(__u32 index)
 	return 0;
 }
 
+/* The queue of the datagram whose fragment got index last; NULL: there is none. */
+static __always_inline struct fragments *fragments_by(__u32 index,
+						      __u64 *datagram)
+{
+	__u64 *of = bpf_map_lookup_elem(&ws_fragment_of, &index);
+
+	if (!of)
+		return NULL;
+	*datagram = *of; /* Linux 6.1 requires a key on the stack */
+	return bpf_map_lookup_elem(&ws_fragments, datagram);
+}
+
+/* A fragment has come back from a function that rewrites, with the index of its own
+ * header: the others of its datagram must have the same addresses, protocol and
+ * identification. ws_fragment_read has read the fragment.
+ */
+__noinline int ws_fragment_rewritten(__u32 index)
+{
+	const struct scratch *s = scratch();
+	__u64 datagram = 0;
+	struct fragments *q = fragments_by(index, &datagram);
+
+	if (q && s)
+		WRITE_ONCE(q->rewritten, s->fragment.datagram);
+	return 0;
+}
+
 /* Finds a header for a fragment that has come back with an index without a header: the
  * next in its datagram's queue. ws_fragment_read has read the fragment. Returns a slot,
  * which the caller uses and then frees; 0: there is none. *expires: see slot_claim.
  */
-__noinline __u32 ws_fragment_claim(__u32 proxy, __u32 index, __u64 *expires)
+__noinline __u32 ws_fragment_claim(__u32 proxy, __u32 index, int rewrites,
+				   __u64 *expires)
 {
-	__u64 now = bpf_ktime_get_coarse_ns(), datagram, *of;
+	__u64 now = bpf_ktime_get_coarse_ns(), datagram = 0;
+	struct fragments *q = fragments_by(index, &datagram);
 	const struct scratch *s = scratch();
-	struct fragments *q;
 	__u32 out, next;
 
-	if (!expires || !s)
+	if (!expires || !s || !q)
 		return 0;
-	of = bpf_map_lookup_elem(&ws_fragment_of, &index);
-	if (!of)
-		return 0;
-	datagram = *of;
-	q = bpf_map_lookup_elem(&ws_fragments, &datagram);
-	if (!q || q->ends != s->fragment.ends)
+	if (rewrites ? READ_ONCE(q->rewritten) != s->fragment.datagram :
+		       q->ends != s->fragment.ends)
 		return 0;
 	/* Skip indexes that later fragments have overwritten. */
 	out = READ_ONCE(q->out);
@@ -193,14 +222,23 @@ __noinline __u32 ws_fragment_claim(__u32 proxy, __u32 index, __u64 *expires)
 
 /* The kept header of a packet that has come back; see slot_claim. */
 static __always_inline struct ws_cached *slot_back(struct __sk_buff *skb,
+						   const struct ws_proxy *p,
 						   __u32 proxy, __u32 index,
 						   __u64 now, __u64 *expires)
 {
 	__u32 slot = slot_claim(index, proxy, 0, now, expires);
+	__u32 off = sizeof(struct eth_hdr);
+	struct ws_cached *c;
 
-	if (!slot && index &&
-	    ws_fragment_read(skb, sizeof(struct eth_hdr), skb_is_ip4(skb),
-			     proxy))
-		slot = ws_fragment_claim(proxy, index, expires);
+	if (slot) {
+		c = bpf_map_lookup_elem(&ws_slots, &slot);
+		if (c && slot_is_of_fragment(c) && p->rewrites &&
+		    ws_fragment_read(skb, off, skb_is_ip4(skb), proxy))
+			ws_fragment_rewritten(index);
+		return c;
+	}
+	if (!index || !ws_fragment_read(skb, off, skb_is_ip4(skb), proxy))
+		return NULL;
+	slot = ws_fragment_claim(proxy, index, p->rewrites, expires);
 	return slot ? bpf_map_lookup_elem(&ws_slots, &slot) : NULL;
 }

@@ -39,7 +39,7 @@ static __always_inline int local_out(struct __sk_buff *skb, __u32 slot,
 		return CTX_PASS; /* on its way to a function */
 	skb->tc_index = 0;
 	now = bpf_ktime_get_coarse_ns();
-	c = p && !p->to ? slot_back(skb, proxy, slot, now, &expires) : NULL;
+	c = p && !p->to ? slot_back(skb, p, proxy, slot, now, &expires) : NULL;
 	if (!c || !whole) {
 		if (p)
 			proxy_count(p, tx_not_cached);

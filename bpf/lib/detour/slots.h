@@ -188,6 +188,12 @@ static __always_inline bool slot_is_for(const struct ws_cached *c, __u32 index,
 	return (__u32)is == index && (!of || is >> 32 == of);
 }
 
+/* Is the header in the slot that of a fragment? */
+static __always_inline bool slot_is_of_fragment(const struct ws_cached *c)
+{
+	return READ_ONCE(c->fingerprint) >> 32;
+}
+
 /* Takes the slot of a packet's index, which the caller uses and then
  * frees; 0: the index is not for this packet. of: see slot_is_for.
  * *expires: the slot's. If a function sends a copy of a packet, the

@@ -55,6 +55,10 @@ struct slot_block {
 #define FRAGMENTS_MAX 64
 struct fragments {
 	__u64 ends; /* hash of addresses, protocol and function */
+	/* Of a function that rewrites: scratch.fragment.datagram of the fragment
+	 * that came back with the header of its own index; 0: none came back.
+	 */
+	__u64 rewritten;
 	__u32 in; /* fragments that arrived */
 	__u32 out; /* indexes of these that were used */
 	__u64 expires; /* of the last fragment's header */
