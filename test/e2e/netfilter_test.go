@@ -113,6 +113,8 @@ const (
 	portClosed
 	portFTP
 	portFTPData
+	portFwd
+	portFwdVia
 )
 
 // verdicts are the rules of all three. SERVER6 and SERVER4 are the second addresses of
@@ -868,6 +870,9 @@ func (w *filterWorld) verdicts(kind string) {
 }`, portDup, w.addr(kind)))
 		w.passes("guest", kind, portDup, passage{sent: 3, back: 3, delivered: both, unknown: 3}, refusal{Node: "r2", Reason: "not-cached"})
 	})
+	if kind == "own" && !w.ipv4 {
+		run("fwd", func(w *filterWorld) { w.forwardedAtIngress(kind) })
+	}
 	run("queue", func(w *filterWorld) { w.throughQueues(kind) })
 	run("TCP", func(w *filterWorld) {
 		function := w.tally(kind)
@@ -883,6 +888,28 @@ func (w *filterWorld) verdicts(kind string) {
 			w.t.Errorf("%d packets for %d frames: they are no super-packets", out[1].Packets, out.frames())
 		}
 	})
+}
+
+// forwardedAtIngress has packets leave before routing. By a neighbour they have the node's MAC
+// address, and come back; by an interface alone they have that of the namespace, so that nobody
+// takes them.
+func (w *filterWorld) forwardedAtIngress(kind string) {
+	n := w.netOf(kind)
+	must(w.t, n.LoadRuleset(w.t.Context(), fmt.Sprintf(`table netdev %s {
+	chain in {
+		type filter hook ingress device "waystamp-in" priority 0; policy accept;
+		meta protocol ip6 udp dport %d fwd to "waystamp-out"
+		meta protocol ip6 udp dport %d fwd ip6 to fe80::1 device "waystamp-out"
+	}
+}
+`, besides, portFwd, portFwdVia)))
+	w.t.Cleanup(func() {
+		if err := n.LoadRuleset(context.WithoutCancel(w.t.Context()), fmt.Sprintf("delete table netdev %s\n", besides)); err != nil {
+			w.t.Error(err)
+		}
+	})
+	w.passes("guest", kind, portFwd, passage{sent: 3})
+	w.passes("guest", kind, portFwdVia, passage{sent: 3, back: 3, delivered: []uint32{0, 1, 2}})
 }
 
 // Numbers of queues.
