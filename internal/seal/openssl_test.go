@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"encoding/json"
 	"encoding/pem"
+	"errors"
 	"io"
 	"net"
 	"os/exec"
@@ -57,14 +58,13 @@ func TestOpenSSLDials(t *testing.T) {
 		hello  Hello
 		reason Reason // "": it is let in
 	}{
-		"the right key":           {hello: hello},
-		"a wrong key":             {key: func(p *Part) { p.Epochs[0].Key = wrong }, hello: hello, reason: Peer},
-		"no certificate":          {bare: true, hello: hello, reason: Peer},
-		"TLS 1.2":                 {args: []string{"-tls1_2"}, hello: hello, reason: Peer},
-		"another protocol":        {args: []string{"-alpn", "http/1.1"}, hello: hello, reason: Peer},
-		"another name":            {args: []string{"-servername", "shop.example.org"}, hello: hello, reason: Peer},
-		"another part":            {hello: Hello{Chain: "deep", Path: 9, Epoch: 3}, reason: PartMismatch},
-		"a ticket is never given": {args: []string{"-sess_out", "ticket"}, hello: hello},
+		"the right key":    {hello: hello},
+		"a wrong key":      {key: func(p *Part) { p.Epochs[0].Key = wrong }, hello: hello, reason: Peer},
+		"no certificate":   {bare: true, hello: hello, reason: Peer},
+		"TLS 1.2":          {args: []string{"-tls1_2"}, hello: hello, reason: Peer},
+		"another protocol": {args: []string{"-alpn", "http/1.1"}, hello: hello, reason: Peer},
+		"another name":     {args: []string{"-servername", "shop.example.org"}, hello: hello, reason: Peer},
+		"another part":     {hello: Hello{Chain: "deep", Path: 9, Epoch: 3}, reason: PartMismatch},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dials, accepts := newPart(t)
@@ -86,13 +86,7 @@ func TestOpenSSLDials(t *testing.T) {
 			if !c.bare {
 				args = append(args, "-cert", certificate, "-key", key)
 			}
-			ticket := filepath.Join(t.TempDir(), "ticket")
-			for _, a := range c.args {
-				if a == "ticket" {
-					a = ticket
-				}
-				args = append(args, a)
-			}
+			args = append(args, c.args...)
 			cmd := openssl(t, args...)
 			var out bytes.Buffer
 			cmd.Stdout = &out
@@ -134,10 +128,55 @@ func TestOpenSSLDials(t *testing.T) {
 			if want := message(t, Answer{Open: true}) + "answer"; out.String() != want {
 				t.Errorf("openssl got %q; want %q", out.String(), want)
 			}
-			if files, _ := filepath.Glob(ticket); len(files) > 0 {
-				t.Error("openssl was given a ticket")
-			}
 		})
+	}
+}
+
+// A ticket stands for the certificate at the part that has given it, and at no other.
+func TestOpenSSLResumes(t *testing.T) {
+	dials, accepts := newPart(t)
+	certificate, key := onDisk(t, dials)
+	ticket := filepath.Join(t.TempDir(), "ticket")
+	run := func(accepts *Part, with ...string) (resumed bool, err error) {
+		t.Helper()
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		cmd := openssl(t, append([]string{"s_client", "-connect", l.Addr().String(), "-quiet", "-no_ign_eof", "-servername", serverName(3), "-alpn", Protocol}, with...)...)
+		in, err := cmd.StdinPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		defer cmd.Wait()
+		defer cmd.Process.Kill()
+		io.WriteString(in, message(t, Hello{Chain: "deep", Path: 7, Epoch: 3, Service: "shop", Protocol: HTTP1}))
+		under, err := l.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer under.Close()
+		conn, _, err := accepts.Accept(t.Context(), under)
+		if err != nil {
+			return false, err
+		}
+		err = errors.Join(conn.Answer(t.Context(), Answer{}), conn.CloseWrite())
+		cmd.Wait()
+		return conn.ConnectionState().DidResume, err
+	}
+	if resumed, err := run(accepts, "-cert", certificate, "-key", key, "-sess_out", ticket); resumed || err != nil {
+		t.Fatalf("resumed %t, %v; want a full handshake", resumed, err)
+	}
+	if resumed, err := run(accepts, "-sess_in", ticket); !resumed || err != nil {
+		t.Errorf("resumed %t, %v; want that the ticket opens the part", resumed, err)
+	}
+	_, other := newPart(t)
+	if resumed, err := run(other, "-sess_in", ticket); resumed || err == nil || ReasonOf(err) != Peer {
+		t.Errorf("resumed %t, %v at another part; want %s", resumed, err, Peer)
 	}
 }
 

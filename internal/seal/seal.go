@@ -114,8 +114,9 @@ func (p *Part) certificate(key ed25519.PrivateKey) (tls.Certificate, error) {
 	return c, nil
 }
 
-// config is the same on both sides but for who asks for a certificate.
-func (p *Part) config(e Epoch) (*tls.Config, error) {
+// config is the same on both sides but for what sessions are resumed by: who dials keeps them, who accepts has a key
+// for tickets.
+func (p *Part) config(e Epoch, dials bool) (*tls.Config, error) {
 	if err := p.check(e); err != nil {
 		return nil, err
 	}
@@ -124,16 +125,18 @@ func (p *Part) config(e Epoch) (*tls.Config, error) {
 		return nil, err
 	}
 	c := &tls.Config{
-		MinVersion:             tls.VersionTLS13,
-		CurvePreferences:       []tls.CurveID{tls.X25519MLKEM768, tls.X25519},
-		Certificates:           []tls.Certificate{own},
-		NextProtos:             []string{Protocol},
-		ServerName:             serverName(e.Number),
-		SessionTicketsDisabled: true,
-		// No authority signs these certificates: VerifyConnection takes one key.
+		MinVersion:       tls.VersionTLS13,
+		CurvePreferences: []tls.CurveID{tls.X25519MLKEM768, tls.X25519},
+		Certificates:     []tls.Certificate{own},
+		NextProtos:       []string{Protocol},
+		ServerName:       serverName(e.Number),
+		// No authority signs these certificates: VerifyConnection takes one key, also where a session is resumed.
 		InsecureSkipVerify: true,
 		ClientAuth:         tls.RequireAnyClientCert,
 		VerifyConnection:   func(s tls.ConnectionState) error { return p.verify(s, e) },
+	}
+	if err := resume.prepare(c, p, e, dials); err != nil {
+		return nil, err
 	}
 	if p.adjust != nil {
 		p.adjust(c)
@@ -142,11 +145,12 @@ func (p *Part) config(e Epoch) (*tls.Config, error) {
 }
 
 // verify holds the other end to its name and to its key in one epoch. That it has the key,
-// TLS has shown (RFC 8446 section 4.4.3).
+// TLS has shown (RFC 8446 section 4.4.3); where a session is resumed, in the one that its ticket is of, whose
+// certificate this is.
 func (p *Part) verify(s tls.ConnectionState, e Epoch) error {
 	switch {
-	case s.Version != tls.VersionTLS13 || s.DidResume:
-		return fmt.Errorf("%w: it did not shake hands anew in TLS 1.3", ErrPeer)
+	case s.Version != tls.VersionTLS13:
+		return fmt.Errorf("%w: it did not shake hands in TLS 1.3", ErrPeer)
 	case s.ServerName != serverName(e.Number):
 		return fmt.Errorf("%w: it asks for %q; expect %s", ErrPeer, s.ServerName, serverName(e.Number))
 	case s.NegotiatedProtocol != Protocol:
@@ -237,7 +241,7 @@ func (p *Part) Dial(ctx context.Context, under net.Conn, service, protocol strin
 	if len(p.Epochs) == 0 {
 		return nil, p.wrap(fmt.Errorf("%w: there is none of any epoch", errKey))
 	}
-	config, err := p.config(p.Epochs[0])
+	config, err := p.config(p.Epochs[0], true)
 	if err != nil {
 		return nil, p.wrap(err)
 	}
@@ -279,7 +283,7 @@ func (p *Part) Accept(ctx context.Context, under net.Conn) (*Conn, Hello, error)
 			for _, e := range p.Epochs {
 				if hello.ServerName == serverName(e.Number) {
 					epoch = e.Number
-					return p.config(e)
+					return p.config(e, false)
 				}
 			}
 			if len(p.Epochs) == 0 {

@@ -12,6 +12,7 @@ import (
 	"io"
 	"net"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -276,48 +277,88 @@ func unprotected(flight []byte, at int) bool {
 	return false
 }
 
+// firstTicket keeps the first that it is given, also when a session of it failed.
+type firstTicket struct {
+	mu    sync.Mutex
+	state *tls.ClientSessionState
+}
+
+func (k *firstTicket) Get(string) (*tls.ClientSessionState, bool) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.state, k.state != nil
+}
+
+func (k *firstTicket) Put(_ string, s *tls.ClientSessionState) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.state == nil {
+		k.state = s
+	}
+}
+
 func TestFlippedBytesAreNotDelivered(t *testing.T) {
-	dials, accepts := newPart(t)
-	payload, back := bytes.Repeat([]byte("request "), 20), bytes.Repeat([]byte("answer "), 20)
-	d, a, there, home := newWires()
-	if s := talk(t, dials, accepts, d, a, payload, back); !s.whole(payload, back) {
-		t.Fatalf("a session that nobody changes failed: %+v", s)
-	}
-	flights := [2][]byte{there.seen, home.seen}
-	flipped, went := 0, 0
-	for side, flight := range flights {
-		for at := range flight {
-			d, a, there, home := newWires()
-			[]*queue{there, home}[side].flip = at
-			s := talk(t, dials, accepts, d, a, payload, back)
-			flipped++
-			if s.whole(payload, back) {
-				if !unprotected(flight, at) {
-					t.Errorf("byte %d of flight %d was flipped, and nobody saw it", at, side)
-				}
-				went++
-				continue
+	for _, c := range []struct {
+		name    string
+		resumed bool
+		bytes   int // of both flights, at least
+	}{{"a full handshake", false, 3000}, {"a resumed session", true, 2000}} {
+		t.Run(c.name, func(t *testing.T) {
+			dials, accepts := newPart(t)
+			kept := &firstTicket{}
+			dials.adjust = func(settings *tls.Config) {
+				settings.SessionTicketsDisabled, settings.ClientSessionCache = !c.resumed, kept
 			}
-			switch side {
-			case 0:
-				// One record has the payload, so that nothing of it may arrive.
-				if len(s.got) != 0 && !(bytes.Equal(s.got, payload) && s.err != nil) {
-					t.Errorf("byte %d of flight %d was flipped, and %d bytes arrived (%v)", at, side, len(s.got), s.err)
-				}
-			default:
-				if len(s.gotBack) != 0 && !(bytes.Equal(s.gotBack, back) && s.errBack != nil) {
-					t.Errorf("byte %d of flight %d was flipped, and %d bytes arrived (%v)", at, side, len(s.gotBack), s.errBack)
+			payload, back := bytes.Repeat([]byte("request "), 20), bytes.Repeat([]byte("answer "), 20)
+			var there, home *queue
+			for range 2 { // the second is resumed, if any
+				var d, a wire
+				d, a, there, home = newWires()
+				if s := talk(t, dials, accepts, d, a, payload, back); !s.whole(payload, back) || there == nil {
+					t.Fatalf("a session that nobody changes failed: %+v", s)
 				}
 			}
-		}
-	}
-	if flipped < 3000 || went == 0 || went > 20 {
-		t.Errorf("%d bytes were flipped, %d of them unprotected", flipped, went)
+			flights := [2][]byte{there.seen, home.seen}
+			flipped, went := 0, 0
+			for side, flight := range flights {
+				for at := range flight {
+					d, a, there, home := newWires()
+					[]*queue{there, home}[side].flip = at
+					s := talk(t, dials, accepts, d, a, payload, back)
+					flipped++
+					if s.whole(payload, back) {
+						if !unprotected(flight, at) {
+							t.Errorf("byte %d of flight %d was flipped, and nobody saw it", at, side)
+						}
+						if s.resumed != c.resumed {
+							t.Errorf("with byte %d of flight %d flipped, the session is resumed: %t; want %t", at, side, s.resumed, c.resumed)
+						}
+						went++
+						continue
+					}
+					switch side {
+					case 0:
+						// One record has the payload, so that nothing of it may arrive.
+						if len(s.got) != 0 && !(bytes.Equal(s.got, payload) && s.err != nil) {
+							t.Errorf("byte %d of flight %d was flipped, and %d bytes arrived (%v)", at, side, len(s.got), s.err)
+						}
+					default:
+						if len(s.gotBack) != 0 && !(bytes.Equal(s.gotBack, back) && s.errBack != nil) {
+							t.Errorf("byte %d of flight %d was flipped, and %d bytes arrived (%v)", at, side, len(s.gotBack), s.errBack)
+						}
+					}
+				}
+			}
+			if flipped < c.bytes || went == 0 || went > 20 {
+				t.Errorf("%d bytes were flipped, %d of them unprotected", flipped, went)
+			}
+		})
 	}
 }
 
 func TestTruncationNeverLooksComplete(t *testing.T) {
 	dials, accepts := newPart(t)
+	dials.adjust = func(c *tls.Config) { c.SessionTicketsDisabled = true } // each session is as long as the first
 	payload := bytes.Repeat([]byte("x"), 300)
 	d, a, there, _ := newWires()
 	if s := talk(t, dials, accepts, d, a, payload, nil); !s.whole(payload, nil) {

@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-func newKey(t *testing.T) (ed25519.PublicKey, ed25519.PrivateKey) {
+func newKey(t testing.TB) (ed25519.PublicKey, ed25519.PrivateKey) {
 	t.Helper()
 	public, private, err := ed25519.GenerateKey(rand.Reader)
 	if err != nil {
@@ -23,7 +23,7 @@ func newKey(t *testing.T) (ed25519.PublicKey, ed25519.PrivateKey) {
 }
 
 // newPart gives both ends of a part: who dials, and who accepts.
-func newPart(t *testing.T) (dials, accepts *Part) {
+func newPart(t testing.TB) (dials, accepts *Part) {
 	t.Helper()
 	pd, kd := newKey(t)
 	pa, ka := newKey(t)
@@ -140,10 +140,11 @@ type session struct {
 	err, errBack       error // of reading, nil: complete
 	dialErr, acceptErr error
 	hello              Hello
+	resumed            bool // says who accepts
 }
 
 // talk sends payload from the end that dials, and back from the other one, over wires.
-func talk(t *testing.T, dials, accepts *Part, d, a wire, payload, back []byte) (s session) {
+func talk(t testing.TB, dials, accepts *Part, d, a wire, payload, back []byte) (s session) {
 	t.Helper()
 	ctx, stop := context.WithTimeout(t.Context(), time.Minute)
 	defer stop()
@@ -166,7 +167,7 @@ func talk(t *testing.T, dials, accepts *Part, d, a wire, payload, back []byte) (
 			s.acceptErr = err
 			return
 		}
-		s.hello = h
+		s.hello, s.resumed = h, c.ConnectionState().DidResume
 		if s.acceptErr = c.Answer(ctx, Answer{}); s.acceptErr != nil {
 			return
 		}

@@ -353,8 +353,8 @@ func (s *sealed) onward(ctx context.Context, ends *Ends, hello seal.Hello) (*sea
 		if o.Service != hello.Service {
 			continue
 		}
-		roots := x509.NewCertPool()
-		if !roots.AppendCertsFromPEM([]byte(o.Roots)) {
+		roots := authorities.of(o.Roots)
+		if roots == nil {
 			return nil, seal.FailureCertificate, fmt.Errorf("service %s: the file of the origin's authority has no certificate", o.Service)
 		}
 		to, err := seal.Origin(ctx, s.socket[1], roots, o.Name, hello.Protocol)
@@ -364,6 +364,35 @@ func (s *sealed) onward(ctx context.Context, ends *Ends, hello seal.Hello) (*sea
 		return to, "", nil
 	}
 	return nil, seal.FailureService, fmt.Errorf("chain %s has no service %q", hello.Chain, hello.Service)
+}
+
+// rootsKept bounds the authorities that a worker remembers.
+const rootsKept = 64
+
+// rootPools are authorities of origins by their text, which comes with each connection. They do not change.
+type rootPools struct {
+	mu   sync.Mutex
+	kept map[string]*x509.CertPool
+}
+
+var authorities rootPools // of this process
+
+// of reads certificates in PEM; nil: there is none.
+func (r *rootPools) of(text string) *x509.CertPool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if p := r.kept[text]; p != nil {
+		return p
+	}
+	p := x509.NewCertPool()
+	if !p.AppendCertsFromPEM([]byte(text)) {
+		return nil
+	}
+	if r.kept == nil || len(r.kept) >= rootsKept {
+		r.kept = map[string]*x509.CertPool{}
+	}
+	r.kept[text] = p
+	return p
 }
 
 // refuse answers, and waits until the other end has gone: a reset would overtake the answer.
