@@ -176,20 +176,34 @@ func ipv6(net Network, n plan.Node) (out []Finding) {
 	if withoutIPv6(n) {
 		return nil
 	}
-	for _, i := range n.Interfaces {
-		if i.Role != model.RoleCore {
-			continue
-		}
-		c := check{"ipv6", i.Name, Warning}
-		switch now, there, err := setting(net, "ipv6", i.Name, "disable_ipv6"); {
+	look := func(name, effect string) {
+		c := check{"ipv6", name, Warning}
+		switch now, there, err := setting(net, "ipv6", name, "disable_ipv6"); {
 		case err != nil:
 			out = append(out, c.unknown(err))
 		case there && now != "0":
-			out = append(out, c.no("the interface has no IPv6 address and no neighbours, and chains have no route through it",
-				fmt.Sprintf("sysctl -w %s=0", sysctlName("ipv6", i.Name, "disable_ipv6")),
-				"IPv6 is switched off on interface %s", i.Name))
+			out = append(out, c.no(effect, fmt.Sprintf("sysctl -w %s=0", sysctlName("ipv6", name, "disable_ipv6")), "IPv6 is switched off on interface %s", name))
 		case there:
-			out = append(out, c.yes("IPv6 is on, on interface %s", i.Name))
+			out = append(out, c.yes("IPv6 is on, on interface %s", name))
+		}
+	}
+	for _, i := range n.Interfaces {
+		if i.Role == model.RoleCore {
+			look(i.Name, "the interface has no IPv6 address and no neighbours, and chains have no route through it")
+		}
+	}
+	for _, p := range n.Proxies {
+		// An agent switches it off on interfaces of a function that reads what is sealed, and it stays off when the function
+		// becomes one of another kind.
+		if p.Local || p.Netfilter != nil || p.Stream != nil || p.Gateway != nil || p.To == "" {
+			continue
+		}
+		names := []string{p.To}
+		if p.From != p.To {
+			names = append(names, p.From)
+		}
+		for _, name := range names {
+			look(name, fmt.Sprintf("the node and function %s do not find each other there by IPv6", p.Function))
 		}
 	}
 	return out

@@ -119,3 +119,18 @@ func TestLabelsNeedTheIPOfTheirRoutes(t *testing.T) {
 		t.Errorf("whose labels take routes of IPv6:\n%s", got)
 	}
 }
+
+// The interfaces of a function that has read what is sealed are left without IPv6.
+func TestAFunctionsInterfacesNeedIPv6(t *testing.T) {
+	n := plan.Node{
+		Proxies: []plan.Proxy{{Function: "dpi", Proxy: model.Proxy{To: "dpi-to", From: "dpi-from"}}},
+	}
+	s := sysctls{"net/ipv6/conf/dpi-to/disable_ipv6": "1", "net/ipv6/conf/dpi-from/disable_ipv6": "0"}
+	if got := strings.Join(Wrong(ipv6(s, n)), "\n"); !strings.Contains(got, "switched off on interface dpi-to") || !strings.Contains(got, "sysctl -w net.ipv6.conf.dpi-to.disable_ipv6=0") || strings.Contains(got, "dpi-from") {
+		t.Errorf("of a function of kind unaware:\n%s", got)
+	}
+	n.Proxies[0].Stream = &plan.Stream{}
+	if got := Wrong(ipv6(s, n)); len(got) != 0 {
+		t.Errorf("of a function that reads what is sealed: %q", got)
+	}
+}

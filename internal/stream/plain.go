@@ -2,6 +2,8 @@ package stream
 
 import (
 	"context"
+	"crypto/rand"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -239,9 +241,28 @@ func (p *plain) give(about ends, fd int) {
 
 var errTwice = errors.New("another connection of these ends is just being opened")
 
+// plainTries bounds how many ports are tried for a plain connection.
+const plainTries = 8
+
 // open opens a plain connection through the function, before the context ends: the end that
-// clients' bytes are written to, and the one that they come out of.
+// clients' bytes are written to, and the one that they come out of. All servers of an address have one port there. Where the
+// client's port leads to another one of them already, the connection is from another port of the client's address.
 func (p *plain) open(ctx context.Context, client netip.AddrPort, server netip.Addr) (in, out *socketFile, err error) {
+	for try := 1; ; try++ {
+		in, out, err = p.openFrom(ctx, client, server)
+		taken := errors.Is(err, errTwice) || errors.Is(err, unix.EADDRNOTAVAIL) || errors.Is(err, unix.EADDRINUSE)
+		if !taken || try == plainTries {
+			return in, out, err
+		}
+		var b [2]byte
+		if _, err := rand.Read(b[:]); err != nil {
+			return nil, nil, err
+		}
+		client = netip.AddrPortFrom(client.Addr(), max(1024, binary.NativeEndian.Uint16(b[:])))
+	}
+}
+
+func (p *plain) openFrom(ctx context.Context, client netip.AddrPort, server netip.Addr) (in, out *socketFile, err error) {
 	about := ends{client, netip.AddrPortFrom(server, p.port)}
 	came := make(chan *socketFile, 1)
 	p.mu.Lock()

@@ -184,57 +184,108 @@ func TestAnEndThatAFunctionKeepsIsHalfClosed(t *testing.T) {
 	<-w.word
 }
 
-// When the interface to the function goes, plain connections do not take the way of sealed ones.
-func TestPlainConnectionsHaveNoOtherWay(t *testing.T) {
+// plainWorld is a way through a function that does nothing: a wire.
+type plainWorld struct {
+	t     *testing.T
+	place *host.Net
+	p     *plain
+}
+
+func newPlainWorld(t *testing.T) *plainWorld {
+	t.Helper()
 	w := newWorld(t, false)
 	ns, err := host.Anonymous()
 	must(t, err)
 	behind, err := host.Open(ns)
 	must(t, err)
 	must(t, ns.Close())
-	defer func() { must(t, behind.Close()) }()
-	// A function that does nothing: a wire.
+	t.Cleanup(func() { must(t, behind.Close()) })
 	to, from := [6]byte{2, 0, 0, 0, 9, 1}, [6]byte{2, 0, 0, 0, 9, 2}
 	must(t, w.place.AddVeth(host.Veth{Name: "to", PeerName: "from", Peer: behind.NetNS(), MAC: to, PeerMAC: from, Queues: 1}))
 	one, two := netip.MustParseAddr("fe80::1"), netip.MustParseAddr("fe80::2")
 	const plainPort = 80
 	must(t, PlainSide{Link: "to", Port: plainPort, Own: one, Via: two, ViaMAC: from}.Prepare(w.place))
 	must(t, PlainSide{Link: "from", Port: plainPort, Accepts: true, Own: two, Via: one, ViaMAC: to}.Prepare(behind))
-	var p *plain
+	x := &plainWorld{t: t, place: w.place}
 	must(t, behind.NetNS().Do(func() error {
 		files, err := PlainListeners(plainPort)
 		if err != nil {
 			return err
 		}
-		p, err = newPlain(files)
+		x.p, err = newPlain(files)
 		return err
 	}))
-	for _, l := range p.listeners {
-		go p.accept(l)
+	for _, l := range x.p.listeners {
+		go x.p.accept(l)
 	}
-	defer p.close()
-	open := func(client, server netip.Addr, from uint16) (err error) {
-		t.Helper()
-		ctx, stop := context.WithTimeout(t.Context(), 10*time.Second)
-		defer stop()
-		must(t, w.place.NetNS().Do(func() error {
-			var in, out *socketFile
-			if in, out, err = p.open(ctx, netip.AddrPortFrom(client, from), server); err == nil {
-				err = errors.Join(in.Close(), out.Close())
-			}
-			return nil
-		}))
-		return err
-	}
+	t.Cleanup(x.p.close)
+	return x
+}
+
+// open opens a plain connection, and leaves it open until the test ends.
+func (w *plainWorld) open(client, server netip.Addr, from uint16) (in, out *socketFile, err error) {
+	w.t.Helper()
+	ctx, stop := context.WithTimeout(w.t.Context(), 10*time.Second)
+	defer stop()
+	must(w.t, w.place.NetNS().Do(func() error {
+		if in, out, err = w.p.open(ctx, netip.AddrPortFrom(client, from), server); err == nil {
+			w.t.Cleanup(func() {
+				in.Close()
+				out.Close()
+			})
+		}
+		return nil
+	}))
+	return in, out, err
+}
+
+// When the interface to the function goes, plain connections do not take the way of sealed ones.
+func TestPlainConnectionsHaveNoOtherWay(t *testing.T) {
+	w := newPlainWorld(t)
 	for _, way := range [][2]netip.Addr{{client6, server6}, {client4, server4}} {
-		if err := open(way[0], way[1], 40000); err != nil {
+		if _, _, err := w.open(way[0], way[1], 40000); err != nil {
 			t.Errorf("%s to %s: %v; want that it comes out at the other side", way[0], way[1], err)
 		}
 	}
 	must(t, w.place.DeleteLink("to"))
 	for _, way := range [][2]netip.Addr{{client6, server6}, {client4, server4}} {
-		if err := open(way[0], way[1], 40001); !errors.Is(err, unix.EACCES) {
+		if _, _, err := w.open(way[0], way[1], 40001); !errors.Is(err, unix.EACCES) {
 			t.Errorf("%s to %s without the function's interface: %v; want %v", way[0], way[1], err, unix.EACCES)
+		}
+	}
+}
+
+// Two connections of a client from one port, to servers of one address with different ports, go side by side.
+func TestServersOfOneAddressHaveTheirOwnPlainConnections(t *testing.T) {
+	w := newPlainWorld(t)
+	peer := func(f *socketFile) (from netip.AddrPort) {
+		must(t, f.raw.Control(func(fd uintptr) {
+			sa, err := unix.Getpeername(int(fd))
+			must(t, err)
+			from = addrPort(sa)
+		}))
+		return from
+	}
+	for _, way := range [][2]netip.Addr{{client6, server6}, {client4, server4}} {
+		var in, out [2]*socketFile
+		for i := range in {
+			var err error
+			in[i], out[i], err = w.open(way[0], way[1], 40000)
+			must(t, err)
+		}
+		first, second := peer(out[0]), peer(out[1])
+		if first != netip.AddrPortFrom(way[0], 40000) || second.Addr() != way[0] || second == first {
+			t.Errorf("they come out from %s and %s; want the client's port and another one of its address", first, second)
+		}
+		for i, text := range []string{"to the first", "to the other"} {
+			_, err := in[i].Write([]byte(text))
+			must(t, err)
+		}
+		for i, want := range []string{"to the first", "to the other"} {
+			b := make([]byte, len(want))
+			if _, err := io.ReadFull(out[i], b); err != nil || string(b) != want {
+				t.Errorf("connection %d brings %q, %v; want %q", i, b, err, want)
+			}
 		}
 	}
 }
