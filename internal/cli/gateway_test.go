@@ -95,34 +95,37 @@ func TestGatewayExplainSaysTheRule(t *testing.T) {
 		{"alice", "/cart", command.ExitDone, `service   shop, at [fc00:8::2]:443, gateway on r1
 client    spiffe://staff.example/ops/alice (certificate a, valid until UNTIL)
 request   GET shop.example.org/cart
-decision  let in by rule 3, by chain deep: fw2, dpi, out at r6
+decision  let in by rule 4, by chain deep: fw2, dpi, out at r6
 read by   the gateway on r1, the server shop.internal
 
-  RULE  WHO                           CHAIN  THE REQUEST
-     1  spiffe://staff.example/**     scan   has another method
-     2  spiffe://staff.example/**     light  has another path
-     3  spiffe://staff.example/ops/*  deep   matches, and the rule decides
+  RULE  WHO                           CHAIN    THE REQUEST
+     1  spiffe://staff.example/**     scan     has another method
+     2  spiffe://staff.example/**     inspect  has another path
+     3  spiffe://staff.example/**     light    has another path
+     4  spiffe://staff.example/ops/*  deep     matches, and the rule decides
 `},
 		{"alice", "/public/a", command.ExitDone, `service   shop, at [fc00:8::2]:443, gateway on r1
 client    spiffe://staff.example/ops/alice (certificate a, valid until UNTIL)
 request   GET shop.example.org/public/a
-decision  let in by rule 2, by chain light: fw, out at r6
+decision  let in by rule 3, by chain light: fw, out at r6
 read by   the gateway on r1, the server shop.internal
 
-  RULE  WHO                           CHAIN  THE REQUEST
-     1  spiffe://staff.example/**     scan   has another method
-     2  spiffe://staff.example/**     light  matches, and the rule decides
-     3  spiffe://staff.example/ops/*  deep   matches; not asked
+  RULE  WHO                           CHAIN    THE REQUEST
+     1  spiffe://staff.example/**     scan     has another method
+     2  spiffe://staff.example/**     inspect  has another path
+     3  spiffe://staff.example/**     light    matches, and the rule decides
+     4  spiffe://staff.example/ops/*  deep     matches; not asked
 `},
 		{"bob", "/public/../cart", command.ExitRefused, `service   shop, at [fc00:8::2]:443, gateway on r1
 client    spiffe://staff.example/shop/bob (certificate b, valid until UNTIL)
 request   GET shop.example.org/cart
 decision  refused (rule-none): no rule lets GET /cart in
 
-  RULE  WHO                           CHAIN  THE REQUEST
-     1  spiffe://staff.example/**     scan   has another method
-     2  spiffe://staff.example/**     light  has another path
-     3  spiffe://staff.example/ops/*  deep   is of another identity
+  RULE  WHO                           CHAIN    THE REQUEST
+     1  spiffe://staff.example/**     scan     has another method
+     2  spiffe://staff.example/**     inspect  has another path
+     3  spiffe://staff.example/**     light    has another path
+     4  spiffe://staff.example/ops/*  deep     is of another identity
 `},
 		{"mallory", "/", command.ExitRefused, `service   shop, at [fc00:8::2]:443, gateway on r1
 client    not known (certificate c, valid until UNTIL)
@@ -191,7 +194,7 @@ func TestPlanChecksFilesOfServicesThatAreHere(t *testing.T) {
 	if err := os.Rename(filepath.Join(folder, "alice.pem"), filepath.Join(folder, "staff-ca.pem")); err != nil {
 		t.Fatal(err)
 	}
-	if _, stderr, code := runPlan(t, "", "-f", file); code != command.ExitUsage || !strings.Contains(stderr, "domain.yaml:77:9: CA of clients staff, ") || !strings.Contains(stderr, "is a leaf and no authority") {
+	if _, stderr, code := runPlan(t, "", "-f", file); code != command.ExitUsage || !strings.Contains(stderr, "domain.yaml:81:9: CA of clients staff, ") || !strings.Contains(stderr, "is a leaf and no authority") {
 		t.Errorf("exit code %d: %s", code, stderr)
 	}
 }

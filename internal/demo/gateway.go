@@ -28,16 +28,17 @@ import (
 const gatewayPrologue = `
 == a service behind a gateway ==
 
-                  ------ r4 (fw) ------
+                 ---- r4 (fw, ids) ----
                 /                       \
     h1 ---- r1 (gateway)                 r6 ---- h2 (shop)
                 \                       /
                   r2 (fw2) --- r3 (dpi, av)
 
 Clients show certificates. r1 ends their TLS, and chooses a chain for each of their
-requests: what is public goes by light (fw), what staff uploads by scan (fw2, av), all else that
-operators do by deep (fw2, dpi). To the shop r1 speaks TLS of its own, and on scan
-to av, which reads what is uploaded, and seals it anew.
+requests: what is public goes by light (fw), what staff uploads by scan (fw2, av), mail
+by inspect (ids), all else that operators do by deep (fw2, dpi). To the shop r1 speaks
+TLS of its own, and on scan to av, which reads what is uploaded, and seals it anew. ids
+is a firewall of nftables that knows nothing of all this: r4 opens for it what is sealed.
 `
 
 // What bob uploads: what nobody but av and the shop may find, and what av lets nobody have (the test
@@ -46,6 +47,14 @@ const (
 	upload    = "/upload/note"
 	marker    = "a-secret-that-bob-uploads"
 	signature = "EICAR-STANDARD-ANTIVIRUS-TEST-FILE"
+)
+
+// What bob gets by mail: what ids alone may read on the way, and what ids lets nobody have, by its rule on the first bytes of a page.
+const (
+	letter      = "/mail/letter"
+	letterText  = "a-letter-to-bob"
+	infected    = "/mail/infected"
+	pageHeading = "HTTP/1.0 200 ok\r\nContent-type: text/plain\r\n\r\n" // ids counts from its beginning; openssl s_server -WWW has the same
 )
 
 // bobAsks is what bob asks for, which his rule lets him.
@@ -95,6 +104,14 @@ func (x *shop) serve(ctx context.Context) (stop func() error, err error) {
 	}
 	server := &http.Server{
 		Handler: http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+			switch r.URL.Path {
+			case letter:
+				page(rw, letterText)
+				return
+			case infected:
+				page(rw, signature+", in a page")
+				return
+			}
 			body, err := io.ReadAll(io.LimitReader(r.Body, 1<<20))
 			if err != nil {
 				return // it was cut off
@@ -120,17 +137,31 @@ func (x *shop) serve(ctx context.Context) (stop func() error, err error) {
 	}, nil
 }
 
+// page answers with pageHeading and a text, and ends the connection.
+func page(w http.ResponseWriter, text string) {
+	c, b, err := http.NewResponseController(w).Hijack()
+	if err != nil {
+		return
+	}
+	defer c.Close()
+	io.WriteString(b, pageHeading+text)
+	b.Flush()
+}
+
 func (x *shop) scenes() []scene {
 	return []scene{
 		{"Two requests of one connection take two chains",
 			"alice, an operator, asked the shop for /public/prices and for /orders, on one connection",
 			x.twoChains},
 		{"A client without a certificate reaches nothing",
-			"bob asked for " + bobAsks + " without his certificate, and then with it",
+			"bob asked for " + bobAsks + " without his certificate, with the ticket by which alice resumed her session, which she sends in clear, and then with his certificate",
 			x.withoutCertificate},
 		{"An upload is read by one function alone",
 			"bob uploaded a secret, and then a file with a virus's signature; all frames on all interfaces of all machines were searched for the secret",
 			x.uploads},
+		{"A signature in a page is stopped by a firewall that knows nothing of all this",
+			"bob got a letter, and then a page with a virus's signature; all frames on all interfaces of all machines were searched for the letter",
+			x.mail},
 		{"A certificate is revoked",
 			"bob asked again, and kept his connection; then his certificate was put on the list of revoked ones, and he connected anew",
 			x.revoked},
@@ -165,6 +196,11 @@ type connection struct {
 // connect opens a connection from h1 to the service. TLS 1.3 tells a client what the server thinks of its
 // certificate when it reads.
 func (x *shop) connect(ctx context.Context, shown ...tls.Certificate) (*connection, error) {
+	return x.connectBy(ctx, nil, shown...)
+}
+
+// connectBy is connect with a session that may be resumed.
+func (x *shop) connectBy(ctx context.Context, kept tls.ClientSessionCache, shown ...tls.Certificate) (*connection, error) {
 	roots := x509.NewCertPool()
 	roots.AddCert(x.web.cert)
 	var c net.Conn
@@ -176,7 +212,7 @@ func (x *shop) connect(ctx context.Context, shown ...tls.Certificate) (*connecti
 		return nil, err
 	}
 	c.SetDeadline(time.Now().Add(settleTime))
-	t := tls.Client(c, &tls.Config{RootCAs: roots, Certificates: shown, ServerName: "shop.example.org", MinVersion: tls.VersionTLS13})
+	t := tls.Client(c, &tls.Config{RootCAs: roots, Certificates: shown, ServerName: "shop.example.org", MinVersion: tls.VersionTLS13, ClientSessionCache: kept})
 	if err := t.HandshakeContext(ctx); err != nil {
 		return nil, errors.Join(err, c.Close())
 	}
@@ -265,11 +301,15 @@ func (x *shop) sent(ctx context.Context, chain string) (uint64, error) {
 
 // refusedClient shows what a client hears that is refused, and what the log says.
 func (x *shop) refusedClient(ctx context.Context, reason gateway.Reason, shown ...tls.Certificate) (saw []string, err error) {
+	return x.refusedBy(ctx, reason, nil, shown...)
+}
+
+func (x *shop) refusedBy(ctx context.Context, reason gateway.Reason, kept tls.ClientSessionCache, shown ...tls.Certificate) (saw []string, err error) {
 	before, err := x.log()
 	if err != nil {
 		return nil, err
 	}
-	c, err := x.connect(ctx, shown...)
+	c, err := x.connectBy(ctx, kept, shown...)
 	if err == nil {
 		_, err = c.get(bobAsks)
 		c.Close()
@@ -302,6 +342,14 @@ func (x *shop) withoutCertificate(ctx context.Context) (saw []string, err error)
 	if saw, err = x.refusedClient(ctx, gateway.CertMissing); err != nil {
 		return saw, err
 	}
+	stolen, err := x.stolenTicket(ctx)
+	if err != nil {
+		return saw, err
+	}
+	more, err := x.refusedBy(ctx, gateway.Handshake, stolen)
+	if saw = append(saw, more...); err != nil {
+		return saw, err
+	}
 	c, err := x.connect(ctx, x.bob)
 	if err != nil {
 		return saw, err
@@ -316,6 +364,94 @@ func (x *shop) withoutCertificate(ctx context.Context) (saw []string, err error)
 		if err != nil || status != test.want {
 			return saw, errors.Join(err, fmt.Errorf("want status %d", test.want))
 		}
+	}
+	return saw, nil
+}
+
+// stolenTicket is alice's ticket with the secret of a session of bob's: he has seen the one, and not hers.
+func (x *shop) stolenTicket(ctx context.Context) (tls.ClientSessionCache, error) {
+	var ticket []byte
+	var secret *tls.SessionState
+	for i, who := range []tls.Certificate{x.alice, x.alice, x.bob} {
+		kept := tls.NewLRUClientSessionCache(1)
+		if i == 1 { // her own ticket is good
+			state, err := tls.NewResumptionState(ticket, secret)
+			if err != nil {
+				return nil, err
+			}
+			kept.Put("shop.example.org", state)
+		}
+		c, err := x.connectBy(ctx, kept, who)
+		if err != nil {
+			return nil, err
+		}
+		_, err = c.get(bobAsks)
+		resumed := c.ConnectionState().DidResume
+		if err := errors.Join(err, c.Close()); err != nil {
+			return nil, err
+		}
+		if resumed != (i == 1) {
+			return nil, fmt.Errorf("connection %d with a ticket: resumed %t", i+1, resumed)
+		}
+		state, there := kept.Get("shop.example.org")
+		if !there {
+			return nil, errors.New("the gateway has given no ticket")
+		}
+		t, s, err := state.ResumptionState()
+		if err != nil {
+			return nil, err
+		}
+		if secret = s; i < 2 {
+			ticket = t
+		}
+	}
+	state, err := tls.NewResumptionState(ticket, secret)
+	if err != nil {
+		return nil, err
+	}
+	kept := tls.NewLRUClientSessionCache(1)
+	kept.Put("shop.example.org", state)
+	return kept, nil
+}
+
+// mail shows what a function reads that gets plain connections, and that what it stops is stopped.
+func (x *shop) mail(ctx context.Context) (saw []string, err error) {
+	search := &search{words: []string{letterText, "shop.internal"}}
+	defer func() { err = errors.Join(err, search.close()) }()
+	if err := search.everywhere(x.lab); err != nil {
+		return nil, err
+	}
+	before, err := x.byteStream(ctx, "r4", "ids")
+	if err != nil {
+		return nil, err
+	}
+	c, err := x.connect(ctx, x.bob)
+	if err != nil {
+		return nil, err
+	}
+	defer c.Close()
+	status, err := c.get(letter)
+	saw = append(saw, fmt.Sprintf("GET %s: status %d", letter, status))
+	if err != nil || status != http.StatusOK {
+		return saw, errors.Join(err, errors.New("want status 200"))
+	}
+	frames, _, err := search.found(ctx)
+	if err != nil {
+		return saw, err
+	}
+	at := search.where(0)
+	saw = append(saw, fmt.Sprintf("of %d frames on %d interfaces those have the letter that came in at %s", frames, len(search.ports), strings.Join(at, ", ")))
+	if want := []string{"ids ids-from", "r4 ids-to"}; !slices.Equal(at, want) {
+		return saw, fmt.Errorf("want it at %s and nowhere else", strings.Join(want, ", "))
+	}
+	status, err = c.get(infected)
+	after, wrong := x.byteStream(ctx, "r4", "ids")
+	if err := errors.Join(err, wrong); err != nil {
+		return saw, err
+	}
+	saw = append(saw, fmt.Sprintf("GET %s: status %d; ids has reset %d connection for what it found in the page", infected, status, after.ResetByFunction-before.ResetByFunction))
+	if status != http.StatusBadGateway || after.ResetByFunction == before.ResetByFunction {
+		return saw, errors.New("want status 502, and a connection reset by ids")
 	}
 	return saw, nil
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -21,7 +22,8 @@ type search struct {
 
 	mu     sync.Mutex
 	frames int
-	hits   [2]int // by word
+	hits   [2]int            // by word
+	places map[string][2]int // the same, by where frames came in: member and interface
 }
 
 // frameMax is the length in bytes of the longest frame that is looked at: a super-packet.
@@ -62,18 +64,26 @@ func (s *search) member(l *lab.Lab, name string) error {
 		}
 		ended := make(chan error, 1)
 		s.ports, s.ended = append(s.ports, p), append(s.ended, ended)
-		go func() { ended <- p.Receive(make([]byte, frameMax), s.look) }()
+		go func() {
+			ended <- p.Receive(make([]byte, frameMax), func(frame []byte) { s.look(name+" "+link.Name, frame) })
+		}()
 	}
 	return nil
 }
 
-func (s *search) look(frame []byte) {
+func (s *search) look(at string, frame []byte) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.frames++
 	for i, w := range s.words {
 		if bytes.Contains(frame, []byte(w)) {
 			s.hits[i]++
+			if s.places == nil {
+				s.places = map[string][2]int{}
+			}
+			here := s.places[at]
+			here[i]++
+			s.places[at] = here
 		}
 	}
 }
@@ -92,6 +102,19 @@ func (s *search) found(ctx context.Context) (frames int, hits [2]int, err error)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.frames, s.hits, nil
+}
+
+// where is at which members and interfaces frames have a word, in alphabetical order.
+func (s *search) where(word int) (at []string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for place, n := range s.places {
+		if n[word] > 0 {
+			at = append(at, place)
+		}
+	}
+	slices.Sort(at)
+	return at
 }
 
 func (s *search) close() (err error) {

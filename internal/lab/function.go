@@ -96,7 +96,8 @@ func (w *layout) attach(node int, f model.Function, made model.LabFunction, mtu 
 			s.interfaces[0].addresses = append(s.interfaces[0].addresses, single(p.Via))
 		}
 		for _, all := range []netip.Addr{netip.IPv6Unspecified(), netip.IPv4Unspecified()} {
-			if plain { // what comes in by one leaves by the other, and what it sends itself goes to clients
+			if plain { // what comes in by one leaves by the other, and what it sends itself goes to servers by their port, else to clients
+				s.rules = append(s.rules, host.Rule{IPv4: all.Is4(), Priority: 102, DestinationPort: model.StreamPlainPort, Table: 1})
 				s.routes = append(s.routes, host.Route{Destination: netip.PrefixFrom(all, 0), Via: here, Device: p.To})
 				for i, out := range []string{p.From, p.To} {
 					s.routes = append(s.routes, host.Route{Destination: netip.PrefixFrom(all, 0), Via: here, Device: out, Table: 1 + i})
