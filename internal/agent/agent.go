@@ -158,6 +158,7 @@ type agent struct {
 	loaded  map[string][]netfilter.Ruleset // by namespace, as last loaded
 	filters filters                        // as last ensured
 	streams streams
+	revoked revokedList
 
 	node    string                    // the name that plans must have; "": none yet
 	plan    *plan.Node                // in force; nil: none yet

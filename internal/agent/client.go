@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -62,6 +63,43 @@ func (c *Client) Function(ctx context.Context, name string) (api.Function, error
 		}
 	}
 	return api.Function{}, fmt.Errorf("the agent has no function %s; waystamp get functions lists its functions", name)
+}
+
+// Services returns the services of the node's gateway.
+func (c *Client) Services(ctx context.Context) (v api.Services, err error) {
+	return v, c.getJSON(ctx, api.PathServices, &v, &v.Version)
+}
+
+// Sessions returns the open sessions of the node's gateway.
+func (c *Client) Sessions(ctx context.Context) (v api.Sessions, err error) {
+	return v, c.getJSON(ctx, api.PathSessions, &v, &v.Version)
+}
+
+// Revoked returns the identities that were revoked at the node's gateway.
+func (c *Client) Revoked(ctx context.Context) (v api.Revoked, err error) {
+	return v, c.getJSON(ctx, api.PathRevoked, &v, &v.Version)
+}
+
+// EndSession ends a session of the node's gateway.
+func (c *Client) EndSession(ctx context.Context, id uint64) error {
+	resp, err := c.send(ctx, http.MethodDelete, fmt.Sprintf("%s/%d", api.PathSessions, id), nil)
+	if err != nil {
+		return err
+	}
+	return resp.Body.Close()
+}
+
+// Revoke changes the list of revoked identities of the node's gateway.
+func (c *Client) Revoke(ctx context.Context, q api.RevokeRequest) (v api.RevokeAnswer, err error) {
+	text, err := json.Marshal(q)
+	if err != nil {
+		return v, err
+	}
+	resp, err := c.send(ctx, http.MethodPost, api.PathRevoked, bytes.NewReader(text))
+	if err != nil {
+		return v, err
+	}
+	return v, c.read(resp, &v, &v.Version)
 }
 
 // ErrDropped means that the agent has dropped a reader of its events, since that took
@@ -144,6 +182,10 @@ func (c *Client) getJSON(ctx context.Context, path string, into any, version *in
 	if err != nil {
 		return err
 	}
+	return c.read(resp, into, version)
+}
+
+func (c *Client) read(resp *http.Response, into any, version *int) error {
 	defer resp.Body.Close()
 	if err := json.NewDecoder(resp.Body).Decode(into); err != nil {
 		return fmt.Errorf("read the answer of the agent at %s: %w", c.socket, err)
@@ -154,9 +196,14 @@ func (c *Client) getJSON(ctx context.Context, path string, into any, version *in
 	return nil
 }
 
-// do sends a request. The caller closes the body of the answer.
+// do asks for a path. The caller closes the body of the answer.
 func (c *Client) do(ctx context.Context, path string) (*http.Response, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://agent"+path, nil)
+	return c.send(ctx, http.MethodGet, path, nil)
+}
+
+// send sends a request. The caller closes the body of the answer.
+func (c *Client) send(ctx context.Context, method, path string, body io.Reader) (*http.Response, error) {
+	req, err := http.NewRequestWithContext(ctx, method, "http://agent"+path, body)
 	if err != nil {
 		return nil, err
 	}

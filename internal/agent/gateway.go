@@ -28,6 +28,13 @@ type gatewayWorker interface {
 	streamWorker
 	// Configure replaces the configuration. On an error the one before counts.
 	Configure(c worker.Configuration) error
+	// Sessions are those that are open, by their numbers. They are the process's word, as Refused is.
+	Sessions() ([]gateway.SessionState, error)
+	Refused() map[gateway.Reason]uint64
+	// End ends a session; false: there is none of this number.
+	End(id uint64) (bool, error)
+	// Revoke replaces the list of revoked identities, and says how many sessions ended for it. On an error the process ends.
+	Revoke(identities []string) (int, error)
 }
 
 // gatewayIdle is the longest time of a connection without a packet: the gateway sends
@@ -52,7 +59,11 @@ func (a *agent) ensureGatewayLocked(n plan.Node, p plan.Proxy) error {
 		return err
 	}
 	err = a.ensureWorkerLocked(p.Function, fmt.Sprintf("gateway %d", p.Gateway.MTU), func() (streamWorker, error) {
-		w, err := a.places.StartGateway(p, gatewayStart{Configuration: c, Folder: a.cfg.GatewayFiles, Audit: a.cfg.GatewayAudit, Allow: a.allowOnward, Log: a.cfg.Log})
+		revoked, err := a.revoked.names(a.cfg.StateDir)
+		if err != nil {
+			return nil, err
+		}
+		w, err := a.places.StartGateway(p, gatewayStart{Configuration: c, Revoked: revoked, Folder: a.cfg.GatewayFiles, Audit: a.cfg.GatewayAudit, Allow: a.allowOnward, Log: a.cfg.Log})
 		if err != nil {
 			return nil, err
 		}
@@ -128,7 +139,9 @@ type gatewayStart struct {
 	Folder string // that names of files count from
 	Audit  string // the log's name
 	Allow  func(worker.Ask) (*seal.Part, error)
-	Log    *slog.Logger
+	// Revoked are identities that are not let in; gatewayWorker's Revoke replaces them.
+	Revoked []string
+	Log     *slog.Logger
 }
 
 func (k kernelStreams) StartGateway(p plan.Proxy, s gatewayStart) (_ gatewayWorker, err error) {
@@ -173,7 +186,7 @@ func (k kernelStreams) StartGateway(p plan.Proxy, s gatewayStart) (_ gatewayWork
 	if w.listeners, err = dataplane.GiveConnections(ns, w.inside, listeners); err != nil {
 		return nil, err
 	}
-	w.process, err = worker.Start(worker.Options{NS: ns, Program: self, Folder: s.Folder, Audit: audit, Listeners: listeners, Allow: s.Allow, Log: s.Log}, s.Configuration)
+	w.process, err = worker.Start(worker.Options{NS: ns, Program: self, Folder: s.Folder, Audit: audit, Listeners: listeners, Allow: s.Allow, Revoked: s.Revoked, Log: s.Log}, s.Configuration)
 	if err != nil {
 		return nil, err
 	}
@@ -225,6 +238,11 @@ const configureTime = 10 * time.Second
 func (w *kernelGateway) Configure(c worker.Configuration) error {
 	return w.process.Configure(c, configureTime)
 }
+
+func (w *kernelGateway) Sessions() ([]gateway.SessionState, error) { return w.process.Sessions() }
+func (w *kernelGateway) Refused() map[gateway.Reason]uint64        { return w.process.Statistics().Refused }
+func (w *kernelGateway) End(id uint64) (bool, error)               { return w.process.End(id) }
+func (w *kernelGateway) Revoke(identities []string) (int, error)   { return w.process.Revoke(identities) }
 
 func (w *kernelGateway) Close() error {
 	var err error

@@ -19,7 +19,7 @@ import (
 )
 
 // socketMode gives the group of the run directory's owner access, too. All data on the socket
-// may be read; nothing can be changed over it.
+// may be read; what changes something is for root and the agent's user (changes).
 const socketMode = 0o660
 
 type listener struct{ net.Listener }
@@ -98,6 +98,7 @@ func (a *agent) serveHTTP(ctx context.Context, l *listener) error {
 		}
 		writeJSON(w, api.Functions{Version: api.Version, Node: a.status.get().Node, Functions: functions})
 	})
+	a.serveGateway(mux)
 	mux.HandleFunc("GET "+api.PathEvents, a.serveEvents)
 	mux.HandleFunc("GET "+scrape.Path, scrape.Handler(Metrics, a.metrics))
 
@@ -112,6 +113,7 @@ func (a *agent) serveHTTP(ctx context.Context, l *listener) error {
 		IdleTimeout:  2 * time.Minute,
 		// Ends the streams of events.
 		BaseContext: func(net.Listener) context.Context { return ctx },
+		ConnContext: withPeer,
 		ErrorLog:    slog.NewLogLogger(a.cfg.Log.Handler(), slog.LevelDebug),
 	}
 	done := make(chan error, 1)

@@ -15,12 +15,16 @@ import (
 // as it is: readers ignore fields that they do not know.
 const Version = 1
 
-// Paths of the agent's HTTP server, all for GET.
+// Paths of the agent's HTTP server, for GET. DELETE of PathSessions/ID ends a session, and POST of PathRevoked takes a
+// RevokeRequest; both are for root and the agent's user.
 const (
 	PathStatus    = "/v1/status"
 	PathCounters  = "/v1/counters"
 	PathFunctions = "/v1/functions"
 	PathEvents    = "/v1/events" // lines of event.Event; ?follow=false ends after the past ones
+	PathServices  = "/v1/services"
+	PathSessions  = "/v1/sessions"
+	PathRevoked   = "/v1/revoked"
 )
 
 // Status is the state of an agent.

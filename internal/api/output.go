@@ -183,3 +183,26 @@ type ControlRoot struct {
 	Since      *time.Time `json:"since,omitempty"` // of coming and going
 	WaitingFor []string   `json:"waiting_for"`     // nodes
 }
+
+// ReadersOutput is "get readers", from a domain file.
+type ReadersOutput struct {
+	Version int             `json:"version"`
+	Chains  []ChainsReaders `json:"chains"`
+}
+
+// ChainsReaders says who can read the payload of a chain.
+type ChainsReaders struct {
+	Chain   string       `json:"chain"`
+	Service string       `json:"service,omitempty"` // none: no gateway seals what the chain carries
+	Readers []string     `json:"readers"`           // that have payload in clear; empty without a service: everybody on the way
+	Parts   []SealedPart `json:"parts"`             // in the order of the way to the origin
+}
+
+// SealedPart is what is sealed between two ends.
+type SealedPart struct {
+	From         string   `json:"from"`
+	FromIdentity string   `json:"from_identity,omitempty"` // that its certificate says; none: it shows none to the other end
+	To           string   `json:"to"`
+	ToIdentity   string   `json:"to_identity"`
+	Sealed       []string `json:"functions,omitempty"` // that see packets, and no payload
+}

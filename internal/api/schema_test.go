@@ -28,6 +28,12 @@ var outputs = []struct {
 	{"GET " + PathCounters, Counters{}},
 	{"GET " + PathFunctions, Functions{}},
 	{"GET " + PathEvents, event.Event{}},
+	{"GET " + PathServices, Services{}}, // "get services" and so on are the same
+	{"GET " + PathSessions, Sessions{}},
+	{"GET " + PathRevoked, Revoked{}},
+	{"POST " + PathRevoked, RevokeRequest{}},
+	{"answer to POST " + PathRevoked, RevokeAnswer{}},
+	{"get readers", ReadersOutput{}},
 	{"get refusals", RefusalsOutput{}}, // "status" is GET /v1/status
 	{"get errors", ErrorsOutput{}},
 	{"get paths", PathsOutput{}},

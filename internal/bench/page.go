@@ -63,7 +63,7 @@ const (
 	whyOwn     = "The way into the namespace and back is two veth pairs, one of them with its queue, and packets enter the namespace one by one where the static way forwards lists that GRO made."
 	whyProxy   = "Taking the header off and putting it back is a table entry written, found and removed per packet, which plain routing does not have."
 	whySealed  = "Client, gateway, functions, origin and all nodes share the machine's CPUs: what one more stage takes, all others lack. A function opens and seals record by record with crypto/tls, a system call each, and looks for its signature in between."
-	whyShaking = "Both ends of a part shake hands for each connection, by X25519MLKEM768. All but the first between two processes resume a session, without signatures; the exchange of keys is a new one each time."
+	whyShaking = "Both ends of a part shook hands in full for each connection when this was measured, by X25519MLKEM768 and certificates on both sides. Sessions are resumed now, without signatures; the exchange of keys is a new one each time."
 )
 
 func goals() []goal {

@@ -20,6 +20,10 @@ type fakeClient struct {
 	status    api.Status
 	counters  []api.Counters // one for each call, the last again and again
 	functions api.Functions
+	services  api.Services
+	sessions  api.Sessions
+	revoked   api.Revoked
+	asked     []string // what was to be changed
 	streams   []fakeStream
 	fails     error
 	closed    int
@@ -50,6 +54,20 @@ func (c *fakeClient) Counters(context.Context) (api.Counters, error) {
 }
 
 func (c *fakeClient) Functions(context.Context) (api.Functions, error) { return c.functions, c.fails }
+
+func (c *fakeClient) Services(context.Context) (api.Services, error) { return c.services, c.fails }
+func (c *fakeClient) Sessions(context.Context) (api.Sessions, error) { return c.sessions, c.fails }
+func (c *fakeClient) Revoked(context.Context) (api.Revoked, error)   { return c.revoked, c.fails }
+
+func (c *fakeClient) EndSession(_ context.Context, id uint64) error {
+	c.asked = append(c.asked, fmt.Sprintf("end %d", id))
+	return c.fails
+}
+
+func (c *fakeClient) Revoke(_ context.Context, q api.RevokeRequest) (api.RevokeAnswer, error) {
+	c.asked = append(c.asked, fmt.Sprintf("revoke %s %t", q.Identity, q.Undo))
+	return api.RevokeAnswer{Node: c.services.Node, Identity: q.Identity, Changed: true, Ended: len(c.sessions.Sessions), Running: c.services.Error == ""}, c.fails
+}
 
 func (c *fakeClient) Watch(ctx context.Context, _ bool, begin func(int) error, f func(event.Event) error) error {
 	c.mu.Lock()

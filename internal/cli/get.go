@@ -31,6 +31,10 @@ func newGetCommand(in surroundings) *cobra.Command {
 		newNounCommand(in, "paths", "Packets stamped and verified, by path", helpPaths, readPathCounts),
 		newFunctionsCommand(in),
 		newNounCommand(in, "streams", "Connections through functions of kind stream", helpStreams, readStreams),
+		newNounCommand(in, "services", "Services of this node's gateway", helpServices, readServices),
+		newSessionsCommand(in),
+		newNounCommand(in, "revoked", "Identities that were revoked at this node's gateway", helpRevoked, readRevoked),
+		newReadersCommand(),
 		newControllerNoun("nodes", "Nodes of the controller, and the plan of each", helpNodes, readNodes),
 		newControllerNoun("chains", "Chains of the controller: active, preparing or blocked", helpChains, readChains),
 		newControllerNoun("changes", "The controller's change in progress, and the nodes that it waits for", helpChanges, readChanges),
@@ -95,7 +99,8 @@ type reading struct {
 	key             int
 	error           string
 	problems, warns []string
-	lacks           string // what was asked for by its name, and this node does not have
+	notes           []string // beside the table
+	lacks           string   // what was asked for by its name, and this node does not have
 }
 
 // reader asks an agent.
@@ -229,6 +234,9 @@ func (o *getOptions) print(cmd *cobra.Command, all []reading) error {
 		}
 		for _, w := range slices.Concat(r.problems, r.warns) {
 			cmd.PrintErrln("waystamp: warning:", of+w)
+		}
+		for _, n := range r.notes {
+			cmd.PrintErrln(of + n)
 		}
 	}
 	if !slices.ContainsFunc(all, func(r reading) bool { return r.lacks == "" }) {

@@ -43,6 +43,8 @@ func newRoot(in surroundings) *cobra.Command {
 		newGetCommand(in),
 		NewDescribeCommand(),
 		newWatchCommand(in),
+		newSessionCommand(in),
+		newRevokeIdentityCommand(in),
 		newExtcapCommand(in),
 		NewExplainCommand(),
 		NewRoutingCommand(),

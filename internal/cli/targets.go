@@ -25,6 +25,11 @@ type client interface {
 	Status(ctx context.Context) (api.Status, error)
 	Counters(ctx context.Context) (api.Counters, error)
 	Functions(ctx context.Context) (api.Functions, error)
+	Services(ctx context.Context) (api.Services, error)
+	Sessions(ctx context.Context) (api.Sessions, error)
+	Revoked(ctx context.Context) (api.Revoked, error)
+	EndSession(ctx context.Context, id uint64) error
+	Revoke(ctx context.Context, q api.RevokeRequest) (api.RevokeAnswer, error)
 	Watch(ctx context.Context, follow bool, begin func(past int) error, f func(event.Event) error) error
 	Close()
 }

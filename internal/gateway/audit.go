@@ -56,6 +56,8 @@ const (
 	EventEnded   Event = "request-ended"
 	EventRefused Event = "refused"
 	EventChanged Event = "configuration-changed"
+	EventRevoked Event = "identity-revoked"  // by an operator
+	EventTrusted Event = "identity-restored" // its revocation was taken back
 )
 
 // Audit writes the audit log. What it could not write has not happened: who asks for it is

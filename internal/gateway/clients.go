@@ -186,44 +186,46 @@ func (c *Clients) checkChain(chain []*x509.Certificate, now time.Time) error {
 // identityOf is the one subject alternative name of the kind. Names of other kinds are not looked at, but for the
 // verification of the chain's name constraints.
 func (c *Clients) identityOf(leaf *x509.Certificate) (string, error) {
-	one := func(names []string) (string, error) {
-		if len(names) != 1 {
-			return "", refuse(CertIdentity, "the certificate has %d names of kind %s; expect one", len(names), c.kind)
+	var names []string
+	switch c.kind {
+	case model.IdentitySPIFFE, model.IdentityURI:
+		for _, u := range leaf.URIs {
+			names = append(names, u.String())
 		}
-		if s := names[0]; len(s) > 1024 || strings.ContainsFunc(s, func(r rune) bool { return r <= ' ' || r > '~' }) || strings.Contains(s, "*") {
-			return "", refuse(CertIdentity, "the certificate's name of kind %s is too long, or has characters that no identity has", c.kind)
-		}
-		return names[0], nil
+	case model.IdentityEmail:
+		names = leaf.EmailAddresses
+	case model.IdentityDNS:
+		names = leaf.DNSNames
+	default:
+		return "", refuse(CertIdentity, "identities of kind %q are not known here", c.kind)
 	}
-	var uris []string
-	for _, u := range leaf.URIs {
-		uris = append(uris, u.String())
+	if len(names) != 1 {
+		return "", refuse(CertIdentity, "the certificate has %d names of kind %s; expect one", len(names), c.kind)
+	}
+	return c.named(names[0])
+}
+
+// named is a name of the clients' kind as rules and the audit log have it.
+func (c *Clients) named(s string) (string, error) {
+	if len(s) > identityMax || strings.ContainsFunc(s, func(r rune) bool { return r <= ' ' || r > '~' }) || strings.Contains(s, "*") {
+		return "", refuse(CertIdentity, "the name of kind %s is too long, or has characters that no identity has", c.kind)
 	}
 	switch c.kind {
 	case model.IdentitySPIFFE:
-		s, err := one(uris)
-		if err != nil {
-			return "", err
-		}
 		domain, err := identity.SPIFFEDomain(s)
 		if err != nil {
-			return "", refuse(CertIdentity, "the certificate's name: %w", err)
+			return "", refuse(CertIdentity, "the name: %w", err)
 		}
 		if domain != c.within {
 			return "", refuse(CertIdentity, "%s is not of trust domain %s", s, c.within)
 		}
 		return s, nil
 	case model.IdentityURI:
-		s, err := one(uris)
-		if err == nil && (!strings.HasPrefix(s, c.within) || len(s) == len(c.within)) {
-			err = refuse(CertIdentity, "%s does not begin with %s", s, c.within)
+		if !strings.HasPrefix(s, c.within) || len(s) == len(c.within) {
+			return "", refuse(CertIdentity, "%s does not begin with %s", s, c.within)
 		}
-		return s, err
+		return s, nil
 	case model.IdentityEmail:
-		s, err := one(leaf.EmailAddresses)
-		if err != nil {
-			return "", err
-		}
 		local, domain, ok := strings.Cut(s, "@")
 		domain = strings.ToLower(domain) // of the local part, case counts (RFC 5321 section 2.4)
 		if !ok || local == "" || domain != c.within {
@@ -231,12 +233,23 @@ func (c *Clients) identityOf(leaf *x509.Certificate) (string, error) {
 		}
 		return local + "@" + domain, nil
 	case model.IdentityDNS:
-		s, err := one(leaf.DNSNames)
 		s = strings.ToLower(s)
-		if err == nil && (model.CheckHost(s) != nil || !strings.HasSuffix(s, "."+c.within)) {
-			err = refuse(CertIdentity, "%s is not a host of %s", s, c.within)
+		if model.CheckHost(s) != nil || !strings.HasSuffix(s, "."+c.within) {
+			return "", refuse(CertIdentity, "%s is not a host of %s", s, c.within)
 		}
-		return s, err
+		return s, nil
 	}
 	return "", refuse(CertIdentity, "identities of kind %q are not known here", c.kind)
+}
+
+// identityMax is the length in bytes of the longest identity.
+const identityMax = 1024
+
+// Identity is a name as rules and the audit log have it, if holders of these clients' certificates can have it.
+func Identity(c model.Clients, name string) (string, error) {
+	name, err := (&Clients{kind: c.Kind, within: c.Within}).named(name)
+	if r, ok := errors.AsType[*Refusal](err); ok {
+		err = r.Err
+	}
+	return name, err
 }

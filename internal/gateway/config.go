@@ -35,6 +35,7 @@ type Onward struct {
 // Config is what a gateway is made of.
 type Config struct {
 	Services []Service
+	Revoked  []string // identities, as of Revoke
 	Dialer   Dialer
 	Audit    *Audit
 	Limits   Limits

@@ -39,8 +39,9 @@ type Gateway struct {
 	handshakes int
 	lastID     uint64
 	refused    map[Reason]uint64
-	strangers  lineBudget // of refusals without an identity
-	known      lineBudget // of others
+	revoked    map[string]bool // identities
+	strangers  lineBudget      // of refusals without an identity
+	known      lineBudget      // of others
 }
 
 // service is one with what lives longer than its configuration.
@@ -64,7 +65,7 @@ func New(c Config) (*Gateway, error) {
 	}
 	g := &Gateway{
 		config: c, ready: make(chan net.Conn), ended: make(chan struct{}),
-		sessions: map[*session]bool{}, identities: map[string]int{}, sources: map[netip.Prefix]int{}, refused: map[Reason]uint64{},
+		revoked: setOf(c.Revoked), sessions: map[*session]bool{}, identities: map[string]int{}, sources: map[netip.Prefix]int{}, refused: map[Reason]uint64{},
 	}
 	g.onward = newOnward(c.Dialer, c.Limits, c.Now)
 	if err := g.set(c.Services); err != nil {
@@ -270,7 +271,7 @@ func (g *Gateway) allowed(s *session, now time.Time) error {
 	if in == nil || !slices.Contains(in.Hosts, s.host) {
 		return refuse(SNIUnknown, "the service is not there any more")
 	}
-	who, err := in.Clients.Verify(s.shown, now)
+	who, err := g.verify(in.Clients, s.shown, now)
 	if err != nil {
 		return err
 	}

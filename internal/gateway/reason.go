@@ -25,12 +25,14 @@ const (
 	Handshake       Reason = "handshake"
 	AuditFailed     Reason = "audit-failed"
 	OriginFailed    Reason = "origin-failed"
+	IdentityRevoked Reason = "identity-revoked" // by an operator, whatever the certificate says
+	SessionEnded    Reason = "session-ended"    // by an operator
 )
 
 // Reasons are all reasons, in the order of the reference.
 func Reasons() []Reason {
 	return []Reason{CertMissing, CertUntrusted, CertExpired, CertRevoked, CertIdentity, RevocationStale, SNIUnknown, HostMismatch,
-		RuleNone, PathAmbiguous, MethodRefused, Limit, Handshake, AuditFailed, OriginFailed}
+		RuleNone, PathAmbiguous, MethodRefused, Limit, Handshake, AuditFailed, OriginFailed, IdentityRevoked, SessionEnded}
 }
 
 // Refusal is an error with its reason.

@@ -25,10 +25,13 @@ type session struct {
 	client   netip.AddrPort
 	conn     net.Conn
 	known    bool // some rule was for the identity when it came
+	since    time.Time
+	resumed  bool
 
 	mu       sync.Mutex
 	requests map[uint64]inFlight
 	last     uint64
+	chains   map[string]bool // that requests have taken, chainsShown at most
 	over     bool
 	why      Reason // for which the gateway has ended it
 }
@@ -52,6 +55,9 @@ func (s *session) begin(r inFlight) (number uint64, ok bool) {
 	}
 	s.last++
 	s.requests[s.last] = r
+	if len(s.chains) < chainsShown {
+		s.chains[r.chain] = true
+	}
 	return s.last, true
 }
 
@@ -167,7 +173,8 @@ func (g *Gateway) take(ctx context.Context, raw net.Conn) {
 	state := secured.ConnectionState()
 	s := &session{
 		service: h.service, host: h.host, identity: h.identity, shown: state.PeerCertificates,
-		serial: fmt.Sprintf("%x", state.PeerCertificates[0].SerialNumber), client: client, conn: c, known: h.known, requests: map[uint64]inFlight{},
+		serial: fmt.Sprintf("%x", state.PeerCertificates[0].SerialNumber), client: client, conn: c, known: h.known,
+		since: g.config.Now(), resumed: state.DidResume, requests: map[uint64]inFlight{}, chains: map[string]bool{},
 	}
 	about.Identity, about.Serial, about.Resumed = s.identity, s.serial, state.DidResume
 	c.session, c.closed = s, func() { g.forget(s) }
@@ -311,7 +318,7 @@ func (h *handshake) settings(hello *tls.ClientHelloInfo) (*tls.Config, error) {
 	}
 	h.service = s.Name
 	settings.VerifyConnection = func(state tls.ConnectionState) error {
-		h.identity, h.refusal = s.Clients.Verify(state.PeerCertificates, h.gateway.config.Now())
+		h.identity, h.refusal = h.gateway.verify(s.Clients, state.PeerCertificates, h.gateway.config.Now())
 		h.known = s.Rules.Knows(h.identity)
 		return h.refusal
 	}

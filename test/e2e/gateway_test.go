@@ -27,6 +27,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/waystamp/waystamp/internal/api"
 	"github.com/waystamp/waystamp/internal/gateway"
 	"github.com/waystamp/waystamp/internal/lab"
 	"github.com/waystamp/waystamp/internal/model"
@@ -197,6 +198,12 @@ func newShopOf(t *testing.T, domain, address string) *shop {
 			}
 			if r.URL.Path == "/files/large" {
 				io.CopyN(rw, nulls{}, 20_000_000)
+				return
+			}
+			if r.URL.Path == "/files/slow" { // until the client has gone
+				io.WriteString(rw, "hello")
+				http.NewResponseController(rw).Flush()
+				<-r.Context().Done()
 				return
 			}
 			io.Copy(io.Discard, r.Body)
@@ -434,4 +441,59 @@ func TestARevokedClientIsCutOff(t *testing.T) {
 	})
 	s.mayRefuse("r1", "stream-down")
 	s.mayRefuse("r1", "stream-unknown")
+}
+
+// An identity that an operator has revoked is out at once, also at the next agent and gateway, and others go on.
+func TestARevokedIdentityStaysOut(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, "[fc00:8::2]:443")
+	const alice = "spiffe://staff.example/eng/alice"
+	client := s.client("r1")
+	defer client.Close()
+	// A connection of hers that is in the midst of an answer.
+	began := make(chan struct{})
+	ended := make(chan string, 1)
+	go func() {
+		close(began)
+		ended <- s.curl("alice.pem", "1.1", "/files/slow")
+	}()
+	<-began
+	eventually(t, func() error {
+		list, err := client.Sessions(t.Context())
+		if err == nil && !slices.ContainsFunc(list.Sessions, func(s api.Session) bool {
+			return s.Identity == alice && s.UnderWay > 0 && slices.Equal(s.Chains, []string{"deep"})
+		}) {
+			err = fmt.Errorf("sessions are %+v", list.Sessions)
+		}
+		return err
+	})
+	a, err := client.Revoke(t.Context(), api.RevokeRequest{Identity: alice})
+	must(t, err)
+	if !a.Changed || !a.Running || a.Ended == 0 {
+		t.Errorf("the agent answers %+v", a)
+	}
+	if list, err := client.Sessions(t.Context()); err != nil || len(list.Sessions) != 0 {
+		t.Errorf("sessions that are left: %+v, %v", list, err)
+	}
+	if got := <-ended; !strings.Contains(got, "curl:") {
+		t.Errorf("curl prints %q for the answer that was under way; want an error", got)
+	}
+	out := func(when string) {
+		t.Helper()
+		if got := s.curl("alice.pem", "1.1", "/files/a"); !strings.Contains(got, "|0 000") {
+			t.Errorf("%s she gets %q", when, got)
+		}
+		if got, want := s.curl("olga.pem", "1.1", "/status"), "hello|5 200 1\n"; got != want {
+			t.Errorf("%s curl prints %q for somebody else; want %q", when, got, want)
+		}
+	}
+	out("at once")
+	must(t, s.StopAgent(soon(t), "r1"))
+	must(t, s.StartAgent(soon(t), "r1"))
+	out("at the next agent")
+	_, err = client.Revoke(t.Context(), api.RevokeRequest{Identity: alice, Undo: true})
+	must(t, err)
+	if got, want := s.curl("alice.pem", "1.1", "/files/a"), "hello|5 200 1\n"; got != want {
+		t.Errorf("curl prints %q once she is not revoked any more; want %q", got, want)
+	}
 }

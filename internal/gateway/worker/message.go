@@ -51,13 +51,37 @@ type Ask struct {
 type toWorker struct {
 	Configuration *configuration `json:",omitempty"`
 	Answer        *answer        `json:",omitempty"`
+	Query         *query         `json:",omitempty"`
+}
+
+// query is what a parent wants of sessions: one of its fields.
+type query struct {
+	Number uint64
+	List   *listQuery   `json:",omitempty"`
+	End    *endQuery    `json:",omitempty"`
+	Revoke *revokeQuery `json:",omitempty"`
+}
+
+type (
+	listQuery   struct{ After uint64 } // sessions with higher IDs
+	endQuery    struct{ ID uint64 }
+	revokeQuery struct{ Identities []string } // all; see gateway.Gateway.Revoke
+)
+
+// reply answers a query.
+type reply struct {
+	Number   uint64
+	Sessions []gateway.SessionState `json:",omitempty"`
+	More     bool                   // there are sessions with higher IDs than the last one's
+	Ended    int                    // sessions
 }
 
 type configuration struct {
 	Number uint64
 	Configuration
-	Files gateway.Snapshot
-	Audit string // the log's name, for messages
+	Files   gateway.Snapshot
+	Audit   string   // the log's name, for messages
+	Revoked []string // identities, when the worker starts; later a query replaces them
 }
 
 type answer struct {
@@ -70,6 +94,7 @@ type answer struct {
 type toParent struct {
 	Taken      *answer     `json:",omitempty"` // a configuration
 	Ask        *ask        `json:",omitempty"`
+	Reply      *reply      `json:",omitempty"`
 	Statistics *Statistics `json:",omitempty"`
 }
 

@@ -29,8 +29,9 @@ type Options struct {
 	Listeners []*os.File  // one of each version of IP
 	// Allow answers what the worker asks before it opens a connection, one after the other. The worker's word is not to be
 	// trusted. The error goes to the worker, and so does the part of a sealed chain.
-	Allow func(Ask) (*seal.Part, error)
-	Log   *slog.Logger
+	Allow   func(Ask) (*seal.Part, error)
+	Revoked []string // identities that are not let in; Revoke replaces them
+	Log     *slog.Logger
 }
 
 // Process is a gateway in a process of its own, which ends with this one.
@@ -54,6 +55,8 @@ type Process struct {
 	stamp   string // of the files that the worker has
 	number  uint64
 	pending map[uint64]chan error // of configurations that are sent
+	queries map[uint64]chan reply // that are sent
+	asked   uint64                // queries
 	numbers Statistics
 }
 
@@ -69,7 +72,7 @@ const (
 // Start runs `program worker gateway`, hands it the files, and waits until it serves. From then on files
 // that change are handed over again.
 func Start(o Options, c Configuration) (_ *Process, err error) {
-	p := &Process{options: o, now: c, ended: make(chan struct{}), stop: make(chan struct{}), pending: map[uint64]chan error{}}
+	p := &Process{options: o, now: c, ended: make(chan struct{}), stop: make(chan struct{}), pending: map[uint64]chan error{}, queries: map[uint64]chan reply{}}
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, os.NewSyscallError("socketpair", err)
@@ -157,7 +160,7 @@ func (p *Process) refresh(most time.Duration) (did bool, err error) {
 
 // handLocked unlocks p.handing once the configuration is sent.
 func (p *Process) handLocked(c Configuration, stamp string, most time.Duration) error {
-	m := &configuration{Configuration: c, Files: gateway.TakeSnapshot(p.options.Folder, c.Clients, c.Services), Audit: p.options.Audit.Name()}
+	m := &configuration{Configuration: c, Files: gateway.TakeSnapshot(p.options.Folder, c.Clients, c.Services), Audit: p.options.Audit.Name(), Revoked: p.options.Revoked}
 	done := make(chan error, 1)
 	p.mu.Lock()
 	p.number++
@@ -234,6 +237,15 @@ func (p *Process) follow() {
 			p.numbers = *m.Statistics
 			p.mu.Unlock()
 		}
+		if m.Reply != nil {
+			p.mu.Lock()
+			to := p.queries[m.Reply.Number]
+			delete(p.queries, m.Reply.Number)
+			p.mu.Unlock()
+			if to != nil {
+				to <- *m.Reply
+			}
+		}
 		if m.Ask != nil {
 			a := &answer{Number: m.Ask.Number}
 			if !asks.take(time.Now()) {
@@ -289,6 +301,87 @@ func (p *Process) watch() {
 		default:
 			p.options.Log.Error("files of the gateway have changed and cannot be taken in; it goes on with those before", "err", err)
 		}
+	}
+}
+
+// query asks the worker, and waits for its reply.
+func (p *Process) query(q query, most time.Duration) (reply, error) {
+	to := make(chan reply, 1)
+	p.mu.Lock()
+	p.asked++
+	q.Number = p.asked
+	p.queries[q.Number] = to
+	p.mu.Unlock()
+	defer func() {
+		p.mu.Lock()
+		delete(p.queries, q.Number)
+		p.mu.Unlock()
+	}()
+	if err := p.send(toWorker{Query: &q}); err != nil {
+		return reply{}, fmt.Errorf("ask the gateway's worker: %w", err)
+	}
+	select {
+	case r := <-to:
+		return r, nil
+	case <-p.ended:
+		return reply{}, fmt.Errorf("the gateway's worker ended: %w", p.Err())
+	case <-time.After(most):
+		return reply{}, fmt.Errorf("the gateway's worker has not answered in %s", most)
+	}
+}
+
+// queryTime bounds how long a worker takes for a query; it may be reading a configuration.
+const queryTime = 5 * time.Second
+
+// sessionsListed bounds what is kept of what a worker says.
+const sessionsListed = 100_000
+
+// Sessions are those that are open, by their IDs. They are the worker's word.
+func (p *Process) Sessions() (list []gateway.SessionState, err error) {
+	after := uint64(0)
+	for {
+		r, err := p.query(query{List: &listQuery{after}}, queryTime)
+		if err != nil {
+			return nil, err
+		}
+		for _, s := range r.Sessions {
+			if s.ID <= after {
+				return nil, fmt.Errorf("the gateway's worker lists session %d behind %d", s.ID, after)
+			}
+			after = s.ID
+		}
+		list = append(list, r.Sessions...)
+		switch {
+		case !r.More:
+			return list, nil
+		case len(r.Sessions) == 0 || len(list) > sessionsListed:
+			return nil, fmt.Errorf("the gateway's worker lists sessions without end, %d so far", len(list))
+		}
+	}
+}
+
+// End ends a session. It is false if there is none with this ID.
+func (p *Process) End(id uint64) (bool, error) {
+	r, err := p.query(query{End: &endQuery{id}}, queryTime)
+	return r.Ended > 0, err
+}
+
+// Revoke replaces the list of identities that are not let in, and says how many sessions ended for it. A worker that does
+// not confirm it is killed: the next one starts with the list that its parent has then.
+func (p *Process) Revoke(identities []string) (ended int, err error) {
+	r, err := p.query(query{Revoke: &revokeQuery{identities}}, queryTime)
+	if err != nil && !p.hasEnded() {
+		p.kill(fmt.Errorf("it has not taken the list of revoked identities: %w", err))
+	}
+	return r.Ended, err
+}
+
+func (p *Process) hasEnded() bool {
+	select {
+	case <-p.ended:
+		return true
+	default:
+		return false
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/binary"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -130,7 +131,7 @@ func (w *worker) begin(c *configuration, audit *os.File) error {
 		return err
 	}
 	w.setChains(c.Chains)
-	w.gateway, err = gateway.New(gateway.Config{Services: services, Dialer: w, Audit: w.audit, Limits: gateway.DefaultLimits(), Log: w.log, Now: time.Now})
+	w.gateway, err = gateway.New(gateway.Config{Services: services, Revoked: c.Revoked, Dialer: w, Audit: w.audit, Limits: gateway.DefaultLimits(), Log: w.log, Now: time.Now})
 	return err
 }
 
@@ -194,12 +195,48 @@ func (w *worker) follow() error {
 				to <- *m.Answer
 			}
 		}
+		if m.Query != nil {
+			r := w.reply(m.Query)
+			r.Number = m.Query.Number
+			if err := w.send(toParent{Reply: &r}); err != nil {
+				return err
+			}
+		}
 		if m.Configuration != nil {
 			if err := w.taken(m.Configuration.Number, w.change(m.Configuration)); err != nil {
 				return err
 			}
 		}
 	}
+}
+
+// Sessions of one reply: sessionsMost, and no more once they have sessionsBytes. Beside them there is room for the longest one.
+const (
+	sessionsMost  = 100
+	sessionsBytes = toParentMax / 2
+)
+
+// reply does what the parent asks.
+func (w *worker) reply(q *query) (r reply) {
+	switch {
+	case q.Revoke != nil:
+		r.Ended = w.gateway.Revoke(q.Revoke.Identities)
+	case q.End != nil:
+		if w.gateway.End(q.End.ID) {
+			r.Ended = 1
+		}
+	case q.List != nil:
+		list, more := w.gateway.SessionsAfter(q.List.After, sessionsMost)
+		size := 0
+		for i, s := range list {
+			text, err := json.Marshal(s)
+			if size += len(text); err != nil || i > 0 && size > sessionsBytes {
+				return reply{Sessions: list[:i], More: true}
+			}
+		}
+		r.Sessions, r.More = list, more
+	}
+	return r
 }
 
 // change takes a configuration, or leaves all as it was.

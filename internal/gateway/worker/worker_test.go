@@ -707,3 +707,81 @@ func TestASealedChainIsDialledWithItsKey(t *testing.T) {
 		t.Errorf("without a key something came to the next end: %v", errs)
 	}
 }
+
+// What operators want of sessions is done in the process, also for a new one.
+func TestSessionsAreListedEndedAndRevoked(t *testing.T) {
+	w := newWorld(t)
+	w.start()
+	const alice = "spiffe://staff.example/eng/alice"
+	var conns []*tls.Conn
+	for range sessionsMost + 5 { // more than one reply has
+		conns = append(conns, w.held())
+	}
+	list, err := w.process.Sessions()
+	must(t, err)
+	if len(list) != len(conns) {
+		t.Fatalf("%d sessions are listed; want %d", len(list), len(conns))
+	}
+	for i, s := range list {
+		if s.Identity != alice || s.Client.String() != conns[i].LocalAddr().String() || s.Requests != 1 || !slices.Equal(s.Chains, []string{"light"}) {
+			t.Fatalf("session %d is %+v, of the connection from %s", i, s, conns[i].LocalAddr())
+		}
+	}
+	if there, err := w.process.End(list[0].ID); !there || err != nil {
+		t.Errorf("the first session: %t, %v; want it ended", there, err)
+	}
+	if there, err := w.process.End(list[0].ID); there || err != nil {
+		t.Errorf("the first session again: %t, %v; want that it is not there", there, err)
+	}
+	if n, err := w.process.Revoke([]string{alice}); n != len(conns)-1 || err != nil {
+		t.Errorf("%d sessions ended with the revocation, %v; want %d", n, err, len(conns)-1)
+	}
+	for i, c := range conns {
+		if n, err := io.Copy(io.Discard, c); n > 4096 {
+			t.Errorf("connection %d goes on: %d bytes, %v", i, n, err)
+		} else if nerr, ok := errors.AsType[net.Error](err); ok && nerr.Timeout() {
+			t.Errorf("connection %d stays open", i)
+		}
+	}
+	if list, err := w.process.Sessions(); len(list) != 0 || err != nil {
+		t.Errorf("sessions that are left: %+v, %v", list, err)
+	}
+	if got := w.curl("--cert", w.pem("alice.pem"), "/status"); strings.Contains(got, "|200") {
+		t.Errorf("curl prints %q for who is revoked", got)
+	}
+	must(t, w.process.Close())
+	w.options.Revoked = []string{alice}
+	w.start()
+	if got := w.curl("--cert", w.pem("alice.pem"), "/status"); strings.Contains(got, "|200") {
+		t.Errorf("curl prints %q for who is revoked, at a new process", got)
+	}
+	if _, err := w.process.Revoke(nil); err != nil {
+		t.Error(err)
+	}
+	if got := w.curl("--cert", w.pem("alice.pem"), "/status"); got != "hello|200 1\n" {
+		t.Errorf("curl prints %q for who is not revoked any more", got)
+	}
+	must(t, w.process.Close())
+	if _, err := w.process.Sessions(); err == nil {
+		t.Error("a process that has ended lists sessions")
+	}
+	w.verified()
+}
+
+// A worker that does not take the list of revoked identities does not go on.
+func TestAWorkerThatTakesNoListIsKilled(t *testing.T) {
+	t.Setenv(rogue, "is deaf")
+	w := newWorld(t)
+	w.start()
+	if _, err := w.process.Revoke([]string{"spiffe://staff.example/eng/alice"}); err == nil {
+		t.Error("it is said to have taken the list")
+	}
+	select {
+	case <-w.process.Ended():
+		if err := w.process.Err(); !strings.Contains(err.Error(), "has not taken the list of revoked identities") {
+			t.Errorf("it ended since %v", err)
+		}
+	case <-time.After(time.Minute):
+		t.Error("it goes on")
+	}
+}
