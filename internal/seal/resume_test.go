@@ -7,6 +7,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/waystamp/waystamp/test/tlsrecord"
 )
 
 // once talks over new wires.
@@ -172,17 +174,17 @@ func TestAResumedSessionHasAnExchangeOfItsOwn(t *testing.T) {
 		if s := talk(t, dials, accepts, d, a, []byte("request"), nil); s.resumed != (i > 0) {
 			t.Fatalf("session %d: resumed %t, %v %v", i+1, s.resumed, s.dialErr, s.acceptErr)
 		}
-		r := newRecording(t, there.seen, back.seen)
-		for _, hello := range [][]byte{r.there[0][5:], r.back[0][5:]} {
+		r := tlsrecord.New(t, there.seen, back.seen)
+		for _, hello := range [][]byte{r.There[0][5:], r.Back[0][5:]} {
 			if !bytes.Contains(hello, []byte{0, 29, 0, 32}) {
 				t.Fatalf("session %d: a hello has no key share of X25519", i+1)
 			}
 			for _, before := range shares {
-				if bytes.Equal(before, shareOf(hello)) {
+				if bytes.Equal(before, tlsrecord.ShareOf(hello)) {
 					t.Errorf("session %d has a key share of one before", i+1)
 				}
 			}
-			shares = append(shares, shareOf(hello))
+			shares = append(shares, tlsrecord.ShareOf(hello))
 		}
 	}
 	if len(shares) != 6 {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/ecdh"
+	"crypto/rand"
 	"crypto/sha512"
 	"crypto/tls"
 	"encoding/binary"
@@ -17,6 +18,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/waystamp/waystamp/test/tlsrecord"
 )
 
 func TestPartCarriesBothDirections(t *testing.T) {
@@ -399,9 +402,9 @@ func TestKeysOfThePlanOpenNothing(t *testing.T) {
 	if s := talk(t, dials, accepts, d, a, payload, nil); !s.whole(payload, nil) {
 		t.Fatalf("the session failed: %+v", s)
 	}
-	recorded := newRecording(t, there.seen, home.seen)
-	secret := secretOf(t, log.String(), "CLIENT_TRAFFIC_SECRET_0")
-	if text := recorded.openApplication(secret); !bytes.Contains(text, payload) {
+	recorded := tlsrecord.New(t, there.seen, home.seen)
+	secret := tlsrecord.SecretOf(t, log.String(), "CLIENT_TRAFFIC_SECRET_0")
+	if text := recorded.OpenApplication(secret); !bytes.Contains(text, payload) {
 		t.Fatalf("the session's own secret does not open the record; the test could not find anything: %q", text)
 	}
 	// An Ed25519 key is good for X25519, too (RFC 8032 section 5.1.5): the secrets that a session
@@ -414,7 +417,7 @@ func TestKeysOfThePlanOpenNothing(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				if recorded.openedBy(k) {
+				if recorded.OpenedBy(k, nil) {
 					return true
 				}
 			}
@@ -426,7 +429,60 @@ func TestKeysOfThePlanOpenNothing(t *testing.T) {
 	}
 	// The same search finds the key of an exchange when it is given one.
 	k, known := exchangeWithKnownKey(t, accepts)
-	if !known.openedBy(k) {
+	if !known.OpenedBy(k, nil) {
 		t.Error("the search does not find a session whose exchange is known; that it finds no other shows nothing")
 	}
+}
+
+// exchangeWithKnownKey records the beginning of a handshake whose client's ephemeral key is known.
+func exchangeWithKnownKey(t *testing.T, accepts *Part) (*ecdh.PrivateKey, tlsrecord.Recording) {
+	t.Helper()
+	k, err := ecdh.X25519().GenerateKey(rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	sized := func(n int, b []byte) []byte { // behind its length
+		head := binary.BigEndian.AppendUint32(nil, uint32(len(b)))
+		return append(head[4-n:], b...)
+	}
+	extension := func(kind uint16, b []byte) []byte {
+		return append(binary.BigEndian.AppendUint16(nil, kind), sized(2, b)...)
+	}
+	var extensions []byte
+	for _, e := range [][]byte{
+		extension(0, sized(2, append([]byte{0}, sized(2, []byte(serverName(3)))...))),
+		extension(10, []byte{0, 2, 0, 29}),      // X25519
+		extension(13, []byte{0, 2, 0x08, 0x07}), // Ed25519
+		extension(16, sized(2, sized(1, []byte(Protocol)))),
+		extension(43, []byte{2, 3, 4}), // TLS 1.3
+		extension(51, sized(2, append([]byte{0, 29}, sized(2, k.PublicKey().Bytes())...))),
+	} {
+		extensions = append(extensions, e...)
+	}
+	body := append([]byte{3, 3}, make([]byte, 32)...)
+	body = append(body, 0)                      // no session
+	body = append(body, 0, 2, 0x13, 0x01, 1, 0) // one suite, no compression
+	body = append(body, sized(2, extensions)...)
+	hello := append([]byte{1}, sized(3, body)...)
+
+	d, a, there, back := newWires()
+	done := make(chan error)
+	go func() {
+		_, _, err := accepts.Accept(t.Context(), a)
+		a.Close()
+		done <- err
+	}()
+	d.Write(append([]byte{22, 3, 1}, sized(2, hello)...))
+	// The server goes on until it wants the client's certificate.
+	var got []byte
+	for buf := make([]byte, 4096); len(got) < 600; {
+		n, err := d.Read(buf)
+		if err != nil {
+			t.Fatalf("the server ended after %d bytes: %v", len(got), err)
+		}
+		got = append(got, buf[:n]...)
+	}
+	d.Close()
+	<-done
+	return k, tlsrecord.New(t, there.seen, back.seen)
 }

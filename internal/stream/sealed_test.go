@@ -39,7 +39,7 @@ type sealedWorld struct {
 	asked  []Ask
 }
 
-func keysOfPart(t *testing.T) (dials, accepts seal.Part) {
+func keysOfPart(t testing.TB) (dials, accepts seal.Part) {
 	t.Helper()
 	pd, kd, err := ed25519.GenerateKey(rand.Reader)
 	must(t, err)
