@@ -121,7 +121,7 @@ func (c *batching) Write(p []byte) (int, error) {
 const (
 	recordBytes = 16 << 10                 // payload of a record
 	recordWire  = 5 + recordBytes + 1 + 16 // RFC 8446 section 5.2: header, type, tag
-	batch       = 16                       // records
+	together    = 16                       // records
 )
 
 func threadTime(b *testing.B) time.Duration {
@@ -164,7 +164,7 @@ func BenchmarkMiddle(b *testing.B) {
 				var d, a net.Conn = x, y
 				if batched {
 					own := []*net.Conn{&a, &d}[i]
-					batches[i] = &batching{Conn: *own, r: bufio.NewReaderSize(*own, batch*recordWire), w: bufio.NewWriterSize(*own, batch*recordWire)}
+					batches[i] = &batching{Conn: *own, r: bufio.NewReaderSize(*own, together*recordWire), w: bufio.NewWriterSize(*own, together*recordWire)}
 					*own = batches[i]
 				}
 				done := make(chan error, 1)
@@ -190,7 +190,7 @@ func BenchmarkMiddle(b *testing.B) {
 			}
 			total := b.N * each
 			go func() {
-				for buf, n := make([]byte, batch*recordBytes), 0; n < total; n += len(buf) {
+				for buf, n := make([]byte, together*recordBytes), 0; n < total; n += len(buf) {
 					if _, err := ends[0].Write(buf); err != nil {
 						return
 					}
@@ -235,9 +235,9 @@ func BenchmarkMiddle(b *testing.B) {
 		}
 		total := b.N * each
 		go func() {
-			a, buf := aead(), make([]byte, batch*recordWire)
-			for n, number := 0, uint64(0); n < total; n += batch * recordBytes {
-				for i := range batch {
+			a, buf := aead(), make([]byte, together*recordWire)
+			for n, number := 0, uint64(0); n < total; n += together * recordBytes {
+				for i := range together {
 					sealed(a, number, buf[i*recordWire:(i+1)*recordWire])
 					number++
 				}
@@ -249,7 +249,7 @@ func BenchmarkMiddle(b *testing.B) {
 		go io.Copy(io.Discard, to)
 		run(b, func() error {
 			open, again := aead(), aead()
-			buf := make([]byte, batch*recordWire)
+			buf := make([]byte, together*recordWire)
 			number, have := uint64(0), 0
 			for n := 0; n < total; {
 				k, err := in.Read(buf[have:])

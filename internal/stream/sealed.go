@@ -133,7 +133,24 @@ type socketFile struct {
 		Control(func(fd uintptr)) error
 	}
 	pause func() error // called before a read that has to wait; nil: nothing is
+
+	// Set before goroutines share the file: a read takes as much as there is, up to batchMax, and what is written waits for a
+	// batch, or for flush. crypto/tls makes a system call for each record.
+	batches bool
+	ahead   []byte // read, and not asked for yet: the rest of a batch
+	from    *batch // that ahead is of
+	writing sync.Mutex
+	held    *batch // written, and not sent: the first heldLen bytes
+	heldLen int
 }
+
+// batchMax is four records of TLS, in bytes (RFC 8446 section 5.2: header, type and tag beside the payload).
+const batchMax = 4 * (16<<10 + 22)
+
+type batch [batchMax]byte
+
+// batches are those that no connection has: one that waits for bytes has none.
+var batches = sync.Pool{New: func() any { return new(batch) }}
 
 func newSocketFile(fd int32) (*socketFile, error) {
 	// Its descriptor does not block, so that the file does not either.
@@ -146,15 +163,30 @@ func newSocketFile(fd int32) (*socketFile, error) {
 }
 
 func (f *socketFile) Read(p []byte) (n int, err error) {
+	if len(f.ahead) > 0 {
+		return f.takeAhead(p), nil
+	}
 	for wait := f.pause == nil; ; wait = true {
 		var rerr error
 		done := false
 		if err := f.raw.Read(func(fd uintptr) bool {
+			into := p
+			if f.batches {
+				f.from = batches.Get().(*batch)
+				into = f.from[:]
+			}
 			for {
-				n, rerr = unix.Read(int(fd), p)
+				n, rerr = unix.Read(int(fd), into)
 				if rerr != unix.EINTR {
 					break
 				}
+			}
+			if f.batches && n > 0 && rerr == nil {
+				f.ahead = into[:n]
+				n = f.takeAhead(p)
+			} else if f.batches {
+				batches.Put(f.from)
+				f.from = nil
 			}
 			done = rerr != unix.EAGAIN
 			return done || !wait
@@ -175,11 +207,66 @@ func (f *socketFile) Read(p []byte) (n int, err error) {
 	}
 }
 
+// takeAhead gives bytes of the batch that was read.
+func (f *socketFile) takeAhead(p []byte) int {
+	n := copy(p, f.ahead)
+	if f.ahead = f.ahead[n:]; len(f.ahead) == 0 {
+		batches.Put(f.from)
+		f.ahead, f.from = nil, nil
+	}
+	return n
+}
+
+// Write sends at once, or with a batch. What a batch has taken may fail with a later Write or flush.
+func (f *socketFile) Write(p []byte) (n int, err error) {
+	if !f.batches {
+		return f.File.Write(p)
+	}
+	f.writing.Lock()
+	defer f.writing.Unlock()
+	for n < len(p) {
+		if f.held == nil {
+			f.held = batches.Get().(*batch)
+		}
+		k := copy(f.held[f.heldLen:], p[n:])
+		n += k
+		if f.heldLen += k; f.heldLen == batchMax {
+			if err := f.flushLocked(); err != nil {
+				return n - k, err
+			}
+		}
+	}
+	return n, nil
+}
+
+// flush sends what Write has kept.
+func (f *socketFile) flush() error {
+	if !f.batches {
+		return nil
+	}
+	f.writing.Lock()
+	defer f.writing.Unlock()
+	return f.flushLocked()
+}
+
+func (f *socketFile) flushLocked() error {
+	if f.held == nil {
+		return nil
+	}
+	_, err := f.File.Write(f.held[:f.heldLen])
+	batches.Put(f.held)
+	f.held, f.heldLen = nil, 0
+	return err
+}
+
 func (f *socketFile) LocalAddr() net.Addr  { return nil }
 func (f *socketFile) RemoteAddr() net.Addr { return nil }
 
 // endWrites sends FIN behind what is written.
 func (f *socketFile) endWrites() error {
+	if err := f.flush(); err != nil {
+		return err
+	}
 	var err error
 	if cerr := f.raw.Control(func(fd uintptr) { err = unix.Shutdown(int(fd), unix.SHUT_WR) }); cerr != nil {
 		return cerr
@@ -411,6 +498,9 @@ func (s *sealed) refuse(ctx context.Context, from *seal.Conn, a seal.Answer) {
 
 // carry moves bytes in both directions until both have ended, or one fails.
 func (s *sealed) carry(conns [2]*seal.Conn) int {
+	for _, f := range s.socket {
+		f.batches = true
+	}
 	words := make(chan int, 2)
 	for side := range conns {
 		go func() {
@@ -453,21 +543,32 @@ func (s *sealed) move(side int, from, to *seal.Conn) int {
 		return word
 	}
 	fed := false
-	var paused int
+	paused := wordEnded
+	// What was written goes out before anything here waits.
+	flush := func() error {
+		if s.socket[1-side].flush() != nil {
+			paused = writes
+			return errStopped
+		}
+		return nil
+	}
 	s.socket[side].pause = func() error {
 		if !fed || s.flow[side] == nil {
-			return nil
+			return flush()
 		}
 		fed = false
 		paused = through(func(f *flow) outcome { f.sweep(function.Pause); return flows })
 		if paused != wordEnded {
 			return errStopped
 		}
-		return nil
+		return flush()
 	}
 	for {
-		want := s.allow(side, len(buf))
+		want := s.allow(side, len(buf), flush)
 		if want == 0 {
+			if paused != wordEnded {
+				return paused
+			}
 			return wordByWorker
 		}
 		n, err := from.Read(buf[:want])
@@ -544,12 +645,16 @@ func (s *sealed) work(side int, begin func(f *flow) outcome, out func([]byte) bo
 
 func (s *sealed) now() uint32 { return uint32(time.Since(s.l.start) / time.Second) }
 
-// allow waits until gates let bytes be read, and says how many of want. 0: the connection has ended.
-func (s *sealed) allow(side, want int) int {
+// allow waits until gates let bytes be read, and says how many of want. 0: the connection has ended, or waits has failed, which is
+// called before each wait.
+func (s *sealed) allow(side, want int, waits func() error) int {
 	for len(s.gates[side]) > 0 {
 		n, wait := s.takeGates(side, want)
 		if n > 0 {
 			return n
+		}
+		if waits() != nil {
+			return 0
 		}
 		t := time.NewTimer(wait)
 		select {

@@ -13,6 +13,7 @@ import (
 	"errors"
 	"io"
 	"math/big"
+	mrand "math/rand/v2"
 	"net"
 	"net/netip"
 	"os"
@@ -269,5 +270,54 @@ func TestSealedWorkerHoldsBackSenders(t *testing.T) {
 	}
 	if sent >= 256<<20 {
 		t.Errorf("%d bytes were taken from the sender, and the receiver read none", sent)
+	}
+}
+
+// Pieces of any size come as they were sent, while others go the other way, and none waits for the next: each is answered before
+// the sender goes on.
+func TestSealedPiecesDoNotWaitForEachOther(t *testing.T) {
+	for _, run := range []string{`"count"`, `{"limit": {"connection": 20000000}}`} {
+		w := newSealedWorld(t, run)
+		c, under, server := w.pair()
+		deadline := time.Now().Add(60 * time.Second)
+		must(t, errors.Join(under.SetDeadline(deadline), server.SetDeadline(deadline)))
+		var wait sync.WaitGroup
+		inBackground(t, &wait, func() error {
+			_, err := io.Copy(server, server) // what comes goes back
+			return errors.Join(err, server.CloseWrite())
+		})
+		random := mrand.New(mrand.NewPCG(1, 2))
+		const round = 3 * batchMax
+		sent, got := make([]byte, round), make([]byte, round)
+		for i := range 60 {
+			size := 1 + random.IntN(round)
+			if i%3 == 0 {
+				size = 1 + random.IntN(200)
+			}
+			for j := range size {
+				sent[j] = byte(random.Uint32())
+			}
+			failed := make(chan error, 1)
+			go func() {
+				for p := sent[:size]; len(p) > 0; {
+					n, err := c.Write(p[:min(len(p), 1+size/3)])
+					if err != nil {
+						failed <- err
+						return
+					}
+					p = p[n:]
+				}
+				failed <- nil
+			}()
+			_, err := io.ReadFull(c, got[:size])
+			if err := errors.Join(err, <-failed); err != nil || !bytes.Equal(sent[:size], got[:size]) {
+				t.Fatalf("with %s, %d bytes of round %d came back otherwise: %v", run, size, i, err)
+			}
+		}
+		must(t, c.CloseWrite())
+		if n, err := c.Read(got); n > 0 || !errors.Is(err, io.EOF) {
+			t.Errorf("behind the end come %d bytes, and %v", n, err)
+		}
+		wait.Wait()
 	}
 }
