@@ -75,7 +75,7 @@ type ChangesOutput struct {
 	Step    string           `json:"step"` // prepare, turn, or nothing if no change is under way
 	Since   *time.Time       `json:"since"`
 	Waiting []ControlWaiting `json:"waiting"`
-	// When all chains get fresh secrets by the controller's clock, if no change is under way; null: never.
+	// When some chain, or all, get fresh secrets by the controller's clock, if no change is under way; null: never.
 	NextRotation *time.Time `json:"next_rotation"`
 }
 

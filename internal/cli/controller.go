@@ -142,7 +142,7 @@ key, back up and restore into an empty one. Calls are logged on standard error (
 	cmd.Flags().StringVar(&advertise, "advertise", "", "`address` where the other controllers reach this one: tcp:HOST:PORT (default: the first --listen tcp:)")
 	cmd.Flags().StringArrayVar(&listen, "listen", nil, "`address` to listen on; several are possible (default unix:"+defaultControllerSocket+")")
 	cmd.Flags().StringVar(&metrics, "metrics", "", "`address` to serve Prometheus metrics on, without authentication: HOST:PORT, as in [::1]:9464")
-	cmd.Flags().DurationVar(&rotate, "rotate-every", 0, "`time` after which all chains get fresh secrets, up to a tenth earlier: 10s at least, as in 1h (default: never)")
+	cmd.Flags().DurationVar(&rotate, "rotate-every", 0, "`time` after which all chains get fresh secrets, but for those with a rotate-every of their own, up to a tenth earlier: 10s at least, as in 1h (default: never)")
 	cmd.Flags().StringVar(&audit, "audit", "", "`file` for a log of calls, a JSON object per line; it is rotated at 16 MiB, and four old files are kept (default audit.jsonl in the data directory; with --store none)")
 	cmd.Flags().StringVar(&domain, "trust-domain", "", "`name` in the certificates, of a new data directory (default "+controller.DefaultTrustDomain+")")
 	return cmd

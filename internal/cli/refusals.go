@@ -17,14 +17,14 @@ import (
 
 // addChain adds the flag for one chain's refused packets.
 func (c *controllerFlag) addChain(cmd *cobra.Command, chain *string) {
-	cmd.Flags().StringVar(chain, "chain", "", "`name` of a chain: ask the controller for packets whose proof names it")
+	cmd.Flags().StringVar(chain, "chain", "", "`name` of a chain: ask the controller for packets whose proof names it, and for those without a proof that it requires")
 	completeWith(cmd, "chain", func() []string { return c.names(contextOf(cmd), aboutChain) })
 }
 
 // told is a refused packet as the controller has it.
 type told struct {
 	event.Event
-	Chain     string `json:"chain"` // that the proof names, or nothing
+	Chain     string `json:"chain"` // that the proof names, or that requires the packet; or nothing
 	Direction string `json:"direction"`
 	Sentence  string `json:"sentence"` // what the packet shows; nothing if there were too many to explain
 	Dropped   uint64 `json:"dropped"`  // refusals of the node before this one that the controller did not get
@@ -100,7 +100,7 @@ func (p *eventPrinter) told(t told) error {
 	pkt, names := readPacket(t.Packet), pathNames{chain: map[uint32]string{}}
 	if t.Chain != "" {
 		names.chain[pkt.path] = t.Chain
-		if t.Direction != "forward" {
+		if t.Direction != "" && t.Direction != "forward" {
 			names.chain[pkt.path] += " (" + t.Direction + ")"
 		}
 	}

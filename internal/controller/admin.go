@@ -63,6 +63,11 @@ func (s admin) Apply(ctx context.Context, r *connect.Request[v1.ApplyRequest]) (
 		w.File, w.Deleted = w.Serial, nil
 		if v.state.Now == 0 && v.state.Next == 0 { // all secrets will be fresh
 			w.Rotated = s.c.cfg.Now()
+			w.Clock = w.Rotated
+		} else if times, err := s.c.timesOf(ctx, v); err != nil {
+			return store.Txn{}, failed(err)
+		} else if len(times) == 0 { // nobody has looked at the clock so far
+			w.Clock = s.c.cfg.Now()
 		}
 		if err := s.c.check(ctx, v, w, m.Domain); err != nil {
 			return store.Txn{}, connect.NewError(connect.CodeInvalidArgument, err)
@@ -287,6 +292,7 @@ func (s admin) Rotate(ctx context.Context, r *connect.Request[v1.RotateRequest])
 				chains = append(chains, ch.Name)
 			}
 			w.Rotated = s.c.cfg.Now()
+			w.Clock = w.Rotated
 		}
 		if len(chains) == 0 {
 			return store.Txn{}, refuse(connect.CodeInvalidArgument, "no chain is named; name one, or all")

@@ -113,7 +113,11 @@ func (c *Controller) advance(ctx context.Context) (did bool, wake time.Time, err
 		return did, wake, err
 	}
 	// Not while something else waits: secrets do not get fresher by a second request.
-	if at := c.rotatesAt(v); !at.IsZero() && s.Step == stepNone && v.wanted.Serial == s.Serial && len(owed) == 0 {
+	at, _, err := c.nextRotation(ctx, v)
+	if err != nil {
+		return false, time.Time{}, err
+	}
+	if !at.IsZero() && s.Step == stepNone && v.wanted.Serial == s.Serial && len(owed) == 0 {
 		if !c.cfg.Now().Before(at) {
 			return c.rotate(ctx, v)
 		}

@@ -101,6 +101,12 @@ type Controller struct {
 		news chan struct{}      // closed with the next change
 	}
 
+	every struct { // of chains that say it in the file
+		sync.Mutex
+		file  uint64 // its serial
+		times map[string]time.Duration
+	}
+
 	journal  journal
 	refusals refusals
 	limits   limits

@@ -69,7 +69,9 @@ func (c *Controller) describeView(ctx context.Context, v *view) (*v1.State, erro
 	}
 	out.Settled = s.Restored.IsZero() && s.Step == stepNone && s.Serial == v.wanted.Serial && slices.Equal(s.Revoked, v.revoked()) && len(v.late()) == 0
 
-	if at := c.rotatesAt(v); !at.IsZero() && s.Restored.IsZero() {
+	if at, _, err := c.nextRotation(ctx, v); err != nil {
+		return nil, err
+	} else if !at.IsZero() && s.Restored.IsZero() {
 		out.NextRotation = timestamppb.New(at)
 	}
 

@@ -72,6 +72,9 @@ type wantedRecord struct {
 	Rotate  map[string]uint64 `json:"rotate,omitempty"` // by chain: the serial of the last request
 	// Rotated is when fresh secrets of all chains were asked for last; zero: nobody knows.
 	Rotated time.Time `json:"rotated,omitzero"`
+	// Clock is until when the chains' own times (rotate-every) have been looked at. A program that does not know it
+	// loses it, and then all such chains get fresh secrets once more.
+	Clock time.Time `json:"clock,omitzero"`
 }
 
 // fileRecord is a domain file.

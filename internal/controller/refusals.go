@@ -34,8 +34,10 @@ const (
 	// refusedPause is how long a node waits between two calls.
 	refusedPause = time.Second
 
-	// explainPaths are how many paths a packet is held against, its own first.
+	// explainPaths are how many paths a packet is held against, its own first; endPaths of those that end where it was
+	// refused, if it has no proof: that is no search.
 	explainPaths = 256
+	endPaths     = 16 * explainPaths
 	// Explanations take a search: so many a second, of all nodes together.
 	explainRate = 100.0
 	explainMost = 200
@@ -251,7 +253,7 @@ func (c *Controller) explained(live [][]plan.Path, e event.Event) (*v1.Refusal, 
 	}
 	out := &v1.Refusal{Event: line[:len(line)-1]}
 	number, _ := explain.PathOf(e)
-	paths := candidates(live, number)
+	paths := candidates(live, number, e.Node)
 	if len(paths) > 0 && paths[0].Path == number {
 		out.Chain, out.Direction = paths[0].Chain, paths[0].Direction.String()
 	}
@@ -262,28 +264,37 @@ func (c *Controller) explained(live [][]plan.Path, e event.Event) (*v1.Refusal, 
 		out.Sentence = x.Sentence
 		if x.Proof != nil && x.Proof.Chain != "" { // labels need the paths to be read
 			out.Chain, out.Direction = x.Proof.Chain, x.Proof.Direction.String()
+		} else if out.Chain == "" {
+			out.Chain = x.Requires
 		}
 	}
 	return out, nil
 }
 
-// candidates are the paths that a packet is held against: those of its number, in all epochs, and then others, as
-// many as there may be.
-func candidates(live [][]plan.Path, number uint32) (out []plan.Path) {
+// candidates are the paths that a packet is held against, each epoch of a path for itself: those of its number, and then others, as
+// many as there may be. number 0: it has no proof; then first those that end at the node, one of which may require the packet.
+func candidates(live [][]plan.Path, number uint32, node string) (out []plan.Path) {
 	seen := map[pathEpoch]bool{}
-	for _, own := range []bool{true, false} {
+	add := func(most int, which func(*plan.Path) bool) {
 		for _, paths := range live {
-			for _, p := range paths {
-				if id := (pathEpoch{p.Path, p.Epoch}); (p.Path == number) == own && !seen[id] {
-					if len(out) == explainPaths {
-						return out
+			for i := range paths {
+				p := &paths[i]
+				if id := (pathEpoch{p.Path, p.Epoch}); which(p) && !seen[id] {
+					if len(out) >= most {
+						return
 					}
 					seen[id] = true
-					out = append(out, p)
+					out = append(out, *p)
 				}
 			}
 		}
 	}
+	if number == 0 {
+		add(endPaths, func(p *plan.Path) bool { return len(p.Hops) > 0 && p.Hops[len(p.Hops)-1].Node == node })
+	} else {
+		add(explainPaths, func(p *plan.Path) bool { return p.Path == number })
+	}
+	add(explainPaths, func(*plan.Path) bool { return true })
 	return out
 }
 

@@ -75,9 +75,20 @@ func TestRefusedPacketsAreExplainedByTheController(t *testing.T) {
 	if list := w.refused("other", 0); len(list) != 0 {
 		t.Errorf("%d of another chain are kept", len(list))
 	}
-	d := w.describe("chain", "web")
+	d := w.describe("node", "r2")
 	if len(d.Refusals) != 1 || d.Refusals[0].Node != "r2" || d.Refusals[0].Reason != "proof" || d.Refusals[0].Packets != 4 || d.Refusals[0].Sentence != x.Sentence {
-		t.Errorf("chain web: %v", d.Refusals)
+		t.Errorf("node r2: %v", d.Refusals)
+	}
+	// A packet without a proof is the chain's that requires it, where it leaves the domain.
+	plain := append([]byte{12: 0x86, 0xdd}, append([]byte{0x60, 0, 0, 0, 0, 0, 59, 64}, make([]byte, 32)...)...)
+	copy(plain[22:], netip.MustParseAddr("2001:db8:1::1").AsSlice())
+	copy(plain[38:], netip.MustParseAddr("2001:db8:3::1").AsSlice())
+	agents["r3"].member.Refused(event.Event{Interface: "r3-r2", Reason: "unproven", Text: "TEXT", Packet: plain})
+	if !stream.Receive() {
+		t.Fatal(stream.Err())
+	}
+	if x := stream.Msg().Refusal; x.Chain != "web" || x.Direction != "" || !strings.Contains(x.Sentence, "which chain web requires, came without proof") {
+		t.Errorf("without a proof: %v", x)
 	}
 	// No secret goes to whom may read.
 	wire := x.String() + string(x.Event)
@@ -132,6 +143,7 @@ func TestAChainUnderAttackDoesNotPushOutOthers(t *testing.T) {
 	}
 	add("quiet", 10)
 	add("loud", 2*refusalsMax)
+	add("quiet", 10)
 	count := map[string]int{}
 	for at, done := uint64(0), false; !done; {
 		list, next, _ := r.after(at, "")
@@ -140,7 +152,7 @@ func TestAChainUnderAttackDoesNotPushOutOthers(t *testing.T) {
 		}
 		at, done = next, len(list) == 0
 	}
-	if count["quiet"] != 10 || count["loud"] != refusalsMax-10 {
+	if count["quiet"] != 20 || count["loud"] != refusalsMax-20 {
 		t.Errorf("kept are %v", count)
 	}
 	if len(r.counts) > countsMax+1 {

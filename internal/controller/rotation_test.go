@@ -1,12 +1,14 @@
 package controller
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/waystamp/waystamp/internal/identity"
 	"github.com/waystamp/waystamp/internal/plan"
 	v1 "github.com/waystamp/waystamp/internal/rpc/waystampv1"
 )
@@ -105,5 +107,98 @@ func TestTheClockGivesFreshSecrets(t *testing.T) {
 	}
 	if _, err := New(t.Context(), Config{Store: w.store, RotateEvery: time.Second}); err == nil || !strings.Contains(err.Error(), "10s is the least") {
 		t.Errorf("every second: %v", err)
+	}
+}
+
+// Chains that say it in the file take turns, each once in its time, and others stay as they are.
+func TestChainsTakeTurnsWithinTheTimeOfTheFile(t *testing.T) {
+	w := newWorld(t)
+	at := &clock{at: time.Now()}
+	w.now = at.now
+	w.start()
+	agents := map[string]*fake{}
+	for _, name := range []string{"r1", "r2", "r3"} {
+		agents[name] = w.join(name)
+	}
+	const every = 10 * time.Minute
+	text := file
+	chains := []string{"a", "b", "c"}
+	for i, name := range chains {
+		text += fmt.Sprintf("  - {name: %s, ingress: [r1], functions: [fw], egress: r3, match: {destination: \"2001:db8:%d::/48\"}, proof: {rotate-every: %s}}\n", name, 10+i, every)
+	}
+	s := w.until("settled", settled(w.apply(text)))
+	began, serial := at.now(), s.Serial
+	next := map[string]time.Time{}
+	for _, name := range chains {
+		next[name] = w.ctl.turnBehind(name, every, w.drain, began)
+	}
+	if next["a"].Equal(next["b"]) && next["b"].Equal(next["c"]) {
+		t.Fatalf("all chains have one turn: %v", next)
+	}
+	epoch := func(chain string) uint8 {
+		sends, _ := epochsOf(agents["r1"].now(), chain)
+		if len(sends) != 1 {
+			t.Fatalf("r1 sends %v of chain %s", sends, chain)
+		}
+		return sends[0]
+	}
+	for turn := 0; at.now().Before(began.Add(every)); turn++ {
+		due, before := w.state().NextRotation.AsTime(), map[string]uint8{}
+		if due.Before(at.now()) || due.After(began.Add(2*every)) {
+			t.Fatalf("turn %d is at %v, and it is %v", turn, due, at.now())
+		}
+		for _, name := range append(chains, "web") {
+			before[name] = epoch(name)
+		}
+		at.add(due.Sub(at.now()))
+		w.must((&fake{w: w, dir: t.TempDir()}).try(w.token(fmt.Sprint("x", turn)), fmt.Sprint("x", turn))) // it looks at the clock
+		serial++
+		w.until("rotated", settled(serial))
+		for _, name := range append(chains, "web") {
+			want := before[name]
+			if next[name].Equal(due) {
+				want, next[name] = want+1, next[name].Add(every)
+			}
+			if got := epoch(name); got != want {
+				t.Errorf("at turn %d chain %s is at epoch %d, want %d", turn, name, got, want)
+			}
+		}
+	}
+	for _, name := range chains {
+		if got := epoch(name); got < 2 || got > 3 {
+			t.Errorf("chain %s is at epoch %d after its time", name, got)
+		}
+	}
+	// Another one carries on at the same times.
+	due := w.state().NextRotation.AsTime()
+	w.stop()
+	w.start()
+	if s := w.state(); !s.NextRotation.AsTime().Equal(due) {
+		t.Errorf("another controller's next turn is at %v, and not at %v", s.NextRotation.AsTime(), due)
+	}
+}
+
+func TestTurnsLeaveTimeToDrain(t *testing.T) {
+	ca, err := identity.NewCA("waystamp", time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &Controller{}
+	c.authority.Store(&authority{ca: ca})
+	for _, x := range []struct {
+		every, drain time.Duration
+		turns        int
+	}{{10 * time.Second, 5 * time.Second, 1}, {time.Minute, 5 * time.Second, 6}, {time.Hour, 5 * time.Second, 16}} {
+		start, seen := time.Unix(1_700_000_000, 0), map[time.Time]bool{}
+		for i := range 1000 {
+			turn := c.turnBehind(fmt.Sprint(i), x.every, x.drain, start)
+			if !turn.After(start) || turn.After(start.Add(x.every)) {
+				t.Fatalf("each %s: a turn at %v behind %v", x.every, turn, start)
+			}
+			seen[turn] = true
+		}
+		if len(seen) != x.turns {
+			t.Errorf("each %s: %d turns, want %d", x.every, len(seen), x.turns)
+		}
 	}
 }

@@ -61,6 +61,8 @@ type Explanation struct {
 	// reduced list has no first entry, as planned.
 	Carried []Segment `json:"carried,omitempty"`
 	Planned []Segment `json:"planned,omitempty"`
+	// Requires is the chain that takes a packet without a proof, which the chain requires.
+	Requires string `json:"requires,omitempty"`
 	// Labels are those that a packet with a label stack still has.
 	Labels []Label `json:"labels,omitempty"`
 	// Malformed says what is wrong with the packet's headers.

@@ -293,6 +293,7 @@ func (x *explainer) sentence() string {
 	case "unproven", "unverified":
 		did := map[string]string{"unproven": "came without proof", "unverified": "was to leave the domain without having been verified"}[x.out.Reason]
 		if p := x.requires(askedOf(x.event.Packet[srv6.EthernetLen:], x.from, x.to), nil); p != nil {
+			x.out.Requires = p.Chain
 			return fmt.Sprintf("a packet %s, which %s requires, %s", between, chainName(p), did)
 		}
 		if x.out.Reason == "unverified" {

@@ -711,7 +711,7 @@ func (ch *chain) model() model.Chain {
 		Both:          ch.both.value,
 		Encapsulation: model.Encapsulation{SIDs: ch.sids.value, Reduced: ch.reduced.value, Type: ch.carrier.value},
 		Clamp:         ch.clamp.value,
-		Proof:         model.Proof{Scheme: ch.scheme.value, OnViolation: ch.onViolation.value, Window: ch.window.value},
+		Proof:         model.Proof{Scheme: ch.scheme.value, OnViolation: ch.onViolation.value, Window: ch.window.value, RotateEvery: ch.rotate.value},
 		Guard:         ch.guard.value,
 		Onward:        ch.onward,
 		Seal:          ch.seal.value,

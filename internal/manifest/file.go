@@ -163,6 +163,7 @@ type chain struct {
 	scheme      item[model.Scheme]
 	onViolation item[model.OnViolation]
 	window      item[int]
+	rotate      item[time.Duration]
 	guard       item[model.Guard]
 	seal        item[bool]
 
@@ -551,6 +552,9 @@ func readChain(c cursor) chain {
 				field{"scheme", false, into(&ch.scheme, enum[model.Scheme])},
 				field{"on-violation", false, into(&ch.onViolation, enum[model.OnViolation])},
 				field{"window", false, into(&ch.window, window)},
+				field{"rotate-every", false, into(&ch.rotate, func(c cursor) item[time.Duration] {
+					return c.duration(model.RotateMin, model.RotateMax)
+				})},
 			)
 		}},
 		field{"guard", false, into(&ch.guard, enum[model.Guard])},

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -183,7 +184,7 @@ chains:
     egress: b
     match: {source: "2001:db8::/32", destination: "::/0"}
     direction: forward
-    proof: {scheme: opot, on-violation: report, window: 4096}
+    proof: {scheme: opot, on-violation: report, window: 4096, rotate-every: 10m}
     guard: audit
 `
 
@@ -214,7 +215,7 @@ func TestEveryFieldReachesTheModel(t *testing.T) {
 			Waypoints: []model.Waypoint{{Before: 1, SID: netip.MustParseAddr("fd00:5:0:ff00::")}},
 			Egress:    "b",
 			Match:     model.Match{Source: netip.MustParsePrefix("2001:db8::/32")},
-			Proof:     model.Proof{Scheme: model.SchemeOPoT, OnViolation: model.OnViolationReport, Window: 4096},
+			Proof:     model.Proof{Scheme: model.SchemeOPoT, OnViolation: model.OnViolationReport, Window: 4096, RotateEvery: 10 * time.Minute},
 			Guard:     model.GuardAudit,
 		}},
 	}

@@ -363,6 +363,7 @@ func Descriptions() map[string]Description {
 
 		"chains[].proof.scheme":       {model.SchemeKeyed.String(), "A chain that rules of [services](#services) name must use `keyed-flow`, which is its default. `keyed` is a chain of SipHash tags with one key per hop; `keyed-flow` also binds the proof to the inner packet's flow; `opot` and `pot` are the schemes of draft-ietf-sfc-proof-of-transit-08, with and without masks, and do not resist an adversary."},
 		"chains[].proof.on-violation": {model.OnViolationDrop.String(), "`drop` refuses packets with a wrong proof or segment list; `report` counts and forwards them. For packets without a proof, see `guard`."},
+		"chains[].proof.rotate-every": {" none", "How often the controller gives the chain fresh secrets. Chains with the same time take turns within it. Without it the controller's `--rotate-every` applies; without a controller it has no effect."},
 		"chains[].proof.window":       {strconv.Itoa(model.WindowDefault), "Packet numbers that the replay window keeps for each lane. Use a larger window if the network reorders more."},
 
 		"clients[].name":       {"", "The name, by which services refer to the clients."},

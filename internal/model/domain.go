@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"time"
 )
 
 // Bounds of a domain.
@@ -14,6 +15,9 @@ const (
 	WindowMin     = 64
 	WindowMax     = 65536
 	WindowDefault = 1024
+
+	RotateMin = 10 * time.Second // each rotation is an epoch of each path, of which there are 256
+	RotateMax = 365 * 24 * time.Hour
 	// WindowHead is the overhead of a replay window beside its words, and WindowSlab the unit of
 	// memory for windows on a node, in bytes.
 	WindowHead = 64

@@ -444,6 +444,8 @@ type Proof struct {
 	Scheme      Scheme
 	OnViolation OnViolation
 	Window      int // numbers per lane that the egress remembers; 0: WindowDefault
+	// RotateEvery is how often the controller gives the chain fresh secrets by itself; 0: when its own settings say.
+	RotateEvery time.Duration
 }
 
 func enumString(typ string, names []string, i int) string {

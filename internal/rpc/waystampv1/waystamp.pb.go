@@ -2178,7 +2178,7 @@ func (x *RefusalsResponse) GetPresent() bool {
 type Refusal struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Event         []byte                 `protobuf:"bytes,1,opt,name=event,proto3" json:"event,omitempty"` // as the node has sent it, one JSON object
-	Chain         string                 `protobuf:"bytes,2,opt,name=chain,proto3" json:"chain,omitempty"` // that its proof names; empty: none that is known
+	Chain         string                 `protobuf:"bytes,2,opt,name=chain,proto3" json:"chain,omitempty"` // that its proof names, or that requires it; empty: none that is known
 	Direction     string                 `protobuf:"bytes,3,opt,name=direction,proto3" json:"direction,omitempty"`
 	Sentence      string                 `protobuf:"bytes,4,opt,name=sentence,proto3" json:"sentence,omitempty"` // what it shows to who has the secrets; empty: it was not explained
 	Dropped       uint64                 `protobuf:"varint,5,opt,name=dropped,proto3" json:"dropped,omitempty"`  // refusals of this node before this one that are lost
