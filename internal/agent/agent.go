@@ -224,7 +224,7 @@ func run(ctx context.Context, cfg Config, on func(context.Context, Config) (mach
 	defer func() { err = errors.Join(err, m.close()) }()
 	a.net, a.filter, a.places = m.net, m.filter, m.places
 	a.streams.by, a.streams.wakeUp = map[string]*streamFunction{}, make(chan struct{}, 1)
-	defer a.endStreams()
+	defer a.leaveStreams()
 	if err := a.inNamespace(m.check); err != nil {
 		return err
 	}

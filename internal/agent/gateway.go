@@ -244,6 +244,9 @@ func (w *kernelGateway) Refused() map[gateway.Reason]uint64        { return w.pr
 func (w *kernelGateway) End(id uint64) (bool, error)               { return w.process.End(id) }
 func (w *kernelGateway) Revoke(identities []string) (int, error)   { return w.process.Revoke(identities) }
 
+// Leave ends it: it asks its agent for each connection onward.
+func (w *kernelGateway) Leave() error { return w.Close() }
+
 func (w *kernelGateway) Close() error {
 	var err error
 	if w.process != nil {

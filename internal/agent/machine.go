@@ -96,7 +96,7 @@ func thisMachine(ctx context.Context, cfg Config) (machine, error) {
 	return machine{
 		net:    kernelNet{n},
 		filter: kernelFilter{n},
-		places: kernelStreams{n, cfg.Instance},
+		places: kernelStreams{n, cfg.Instance, cfg.RunDir, cfg.Log},
 		check:  dataplane.Check,
 		open: func() (dataPath, error) {
 			d := cfg.dataplane(n)

@@ -2,12 +2,17 @@ package agent
 
 import (
 	"crypto/sha256"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
+	"log/slog"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"slices"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/waystamp/waystamp/internal/api"
@@ -30,7 +35,7 @@ type streamPlaces interface {
 	RemoveStrays(keep []string) error
 }
 
-// streamWorker is a worker in its place. Both end with the agent.
+// streamWorker is a worker in its place.
 type streamWorker interface {
 	Ended() <-chan struct{}
 	Err() error // why; only then
@@ -39,14 +44,23 @@ type streamWorker interface {
 	PID() int
 	Statistics() stream.Statistics
 	Close() error // and removes the place
+	// Leave lets go of it: worker and place stay for the next agent of the instance. A gateway's do not.
+	Leave() error
+	// Adopted says whether an agent before has started it.
+	Adopted() bool
 }
 
 // kernelStreams has a namespace without a name for each function, which ends with its
-// worker and the agent.
+// worker.
 type kernelStreams struct {
 	node     *host.Net
 	instance string
+	runDir   string // has a socket of each worker, by which the next agent finds it
+	log      *slog.Logger
 }
+
+// socket is where the worker behind an interface listens.
+func (k kernelStreams) socket(link string) string { return filepath.Join(k.runDir, link+".sock") }
 
 // alias marks an instance's interfaces.
 func (k kernelStreams) alias() string { return "waystamp stream " + k.instance }
@@ -61,71 +75,253 @@ func (k kernelStreams) RemoveStrays(keep []string) error {
 		if l.Alias != k.alias() || slices.Contains(keep, l.Name) {
 			continue
 		}
+		// The worker behind it ends with it.
 		if err := k.node.DeleteLink(l.Name); !errors.Is(err, host.ErrNoLink) {
 			errs = append(errs, err)
 		}
 	}
+	sockets, err := filepath.Glob(k.socket(model.StreamLinkPrefix + "*"))
+	errs = append(errs, err)
+	for _, s := range sockets {
+		if !slices.ContainsFunc(keep, func(link string) bool { return k.socket(link) == s }) {
+			errs = append(errs, removeSocket(s))
+		}
+	}
 	return errors.Join(errs...)
+}
+
+func removeSocket(name string) error {
+	if err := os.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("remove the socket of a worker: %w", err)
+	}
+	return nil
 }
 
 // The interface and the port in a worker's namespace.
 const (
 	streamLink = "waystamp"
 	streamPort = 8080 // of its listeners; the program directs all other ports to them
+	// A worker that takes another one's place has the next port: on the same the kernel would give connections to both.
+	// One that drains has its own for seconds; there are more than workers could be replaced in these.
+	streamPorts = 16
 	// Frames of a super-packet: more are refused behind the interface.
 	streamFrames = 63
 )
 
 var streamGateway = netip.MustParseAddr("fe80::1")
 
+// workerTag says what a worker is, to the next agent. The worker keeps it.
+type workerTag struct {
+	Program  string         `json:"program"`  // that runs; see thisProgram
+	Config   string         `json:"config"`   // digest of its configuration
+	MTU      int            `json:"mtu"`      // of its interface
+	Port     uint16         `json:"port"`     // of its listeners
+	Attached model.Attached `json:"attached"` // the function that plain connections go through
+	Indexes  []int          `json:"indexes"`  // of that function's interfaces, when they were taken over
+}
+
+// thisProgram tells the program that runs from others: each file that is installed is another one.
+func thisProgram() (string, error) {
+	st, err := os.Stat("/proc/self/exe")
+	if err != nil {
+		return "", fmt.Errorf("look at the running program: %w", err)
+	}
+	file := st.Sys().(*syscall.Stat_t)
+	return fmt.Sprintf("%d %d %d %d", file.Dev, file.Ino, st.Size(), st.ModTime().UnixNano()), nil
+}
+
+// Start takes a worker over that an agent before has started, if it runs this program with this configuration. If it
+// runs another program, a new one takes its place, and it goes on with the connections that it has. Else the place is made
+// anew, and a worker that was there ends.
 func (k kernelStreams) Start(p plan.Proxy, config []byte, ends func(stream.Ask) (*stream.Ends, error)) (_ streamWorker, err error) {
+	program, err := thisProgram()
+	if err != nil {
+		return nil, err
+	}
+	tag := workerTag{Program: program, Config: digest(config), MTU: p.Stream.MTU, Port: streamPort, Attached: p.Stream.Attached}
+	w, found, was, err := k.find(p.To)
+	switch {
+	case err != nil: // as if there were none: its interface is removed, and it ends with that
+	case tag.Program == was.Program && tag.Config == was.Config && tag.MTU == was.MTU && tag.Attached == was.Attached:
+		w.adopted = true
+		w.Process, err = found.Take(config, ends)
+		if err == nil {
+			return w, nil
+		}
+		err = errors.Join(err, w.letGo())
+	case tag.Program != was.Program && tag.MTU == was.MTU && tag.Attached == was.Attached && tag.Attached == model.Attached{}:
+		tag.Port = streamPort + (was.Port-streamPort+1)%streamPorts
+		if err = k.run(w, p, tag, config, ends, found); err == nil {
+			return w, nil
+		}
+		err = errors.Join(err, found.End(), w.letGo())
+	default:
+		err = errors.Join(found.End(), w.letGo())
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		k.log.Warn("a worker of an agent before cannot be taken over; it ends, and its connections are reset", "function", p.Function, "err", err)
+	}
 	ns, err := host.Anonymous()
 	if err != nil {
 		return nil, err
 	}
-	w := &kernelWorker{node: k.node, ns: ns, link: p.To, alias: k.alias()}
+	tag.Port = streamPort
+	w = &kernelWorker{node: k.node, ns: ns, link: p.To, alias: k.alias(), socket: k.socket(p.To)}
+	if err := w.place(p.To, p.Stream.MTU); err != nil {
+		return nil, errors.Join(err, w.Close())
+	}
+	if err := k.run(w, p, tag, config, ends, nil); err != nil {
+		return nil, errors.Join(err, w.Close())
+	}
+	return w, nil
+}
+
+// find looks for the worker behind an interface. The error is fs.ErrNotExist if there is none.
+func (k kernelStreams) find(link string) (_ *kernelWorker, _ *stream.Found, was workerTag, err error) {
+	found, err := stream.Find(k.socket(link))
+	if err != nil {
+		return nil, nil, was, err
+	}
+	w := &kernelWorker{node: k.node, link: link, alias: k.alias(), socket: k.socket(link), made: true}
+	files := found.Files
 	defer func() {
+		for _, f := range files {
+			err = errors.Join(err, f.Close())
+		}
 		if err != nil {
-			err = errors.Join(err, w.Close())
+			err = errors.Join(fmt.Errorf("process %d: %w", found.PID(), err), found.End(), w.letGo())
 		}
 	}()
-	if err := w.place(p.To, p.Stream.MTU); err != nil {
-		return nil, err
+	if err := json.Unmarshal(found.Tag, &was); err != nil {
+		return nil, nil, was, fmt.Errorf("what it says of itself: %w", err)
 	}
+	for _, ns := range []**host.NetNS{&w.ns, &w.behind} {
+		if len(files) == 0 {
+			break
+		}
+		f := files[0]
+		files = files[1:]
+		if *ns, err = host.FromFile(f); err != nil {
+			return nil, nil, was, err
+		}
+	}
+	if w.ns == nil {
+		return nil, nil, was, errors.New("it does not hand over its namespace")
+	}
+	switch l, err := w.node.Link(link); {
+	case err != nil:
+		return nil, nil, was, err
+	case l.Alias != w.alias:
+		return nil, nil, was, fmt.Errorf("interface %s is not waystamp's", link)
+	}
+	place, err := host.Open(w.ns)
+	if err != nil {
+		return nil, nil, was, err
+	}
+	defer func() { err = errors.Join(err, place.Close()) }()
+	l, err := place.Link(streamLink)
+	if err != nil {
+		return nil, nil, was, err
+	}
+	if _, mac := streamMACs(link); l.MAC != mac {
+		return nil, nil, was, fmt.Errorf("its interface is not that behind %s", link)
+	}
+	w.inside = l.Index
+	if a := was.Attached; a != (model.Attached{}) {
+		if w.behind == nil || len(was.Indexes) != 2 {
+			return nil, nil, was, errors.New("it does not say where its function is")
+		}
+		w.taken = []takenOver{{w.ns, plainTo, a.To, was.Indexes[0]}, {w.behind, plainFrom, a.From, was.Indexes[1]}}
+	}
+	return w, found, was, nil
+}
+
+// run starts a worker in its place, which is made, instead of one that is there; nil: there is none. That
+// one takes no more connections then.
+func (k kernelStreams) run(w *kernelWorker, p plan.Proxy, tag workerTag, config []byte, ends func(stream.Ask) (*stream.Ends, error), instead *stream.Found) (err error) {
 	self, err := os.Executable()
 	if err != nil {
-		return nil, fmt.Errorf("find the program of workers: %w", err)
+		return fmt.Errorf("find the program of workers: %w", err)
 	}
-	var held *os.File
-	if !p.Stream.Early {
-		if held, err = w.heldSocket(); err != nil {
-			return nil, err
-		}
-		defer func() { err = errors.Join(err, held.Close()) }()
-	}
-	var through []*os.File
-	if a := p.Stream.Attached; a != (model.Attached{}) {
-		if through, err = w.attach(a); err != nil {
-			return nil, err
-		}
-		defer func() {
-			for _, f := range through {
-				err = errors.Join(err, f.Close())
-			}
-		}()
-	}
-	var listeners []*os.File
-	w.Process, listeners, err = stream.Start(ns, self, config, held, ends, through...)
+	config, err = stream.WithPort(config, tag.Port)
 	if err != nil {
-		return nil, err
+		return err
 	}
+	var files []*os.File // the worker's, from now on
 	defer func() {
-		for _, f := range listeners {
+		for _, f := range files {
 			err = errors.Join(err, f.Close())
 		}
 	}()
-	w.listeners, err = dataplane.GiveConnections(ns, w.inside, listeners)
-	return w, err
+	keep := func(f *os.File, err error) (*os.File, error) {
+		if err == nil {
+			files = append(files, f)
+		}
+		return f, err
+	}
+	o := stream.Options{NS: w.ns, Program: self, Config: config, Answer: ends, Stay: &stream.Stay{}}
+	if !p.Stream.Early {
+		if o.Held, err = keep(w.packets("that SYNs wait at", stream.HeldSocket)); err != nil {
+			return err
+		}
+	}
+	if o.Stay.Link, err = keep(w.packets("by which a worker notices its interface's end", stream.LinkSocket)); err != nil {
+		return err
+	}
+	if o.Stay.At, err = keep(stream.StaySocket(w.socket)); err != nil {
+		return err
+	}
+	if a := p.Stream.Attached; a != (model.Attached{}) {
+		if o.Through, err = w.attach(a); err != nil {
+			return err
+		}
+		files = append(files, o.Through...)
+		for _, t := range w.taken {
+			tag.Indexes = append(tag.Indexes, t.index)
+		}
+	}
+	var listeners []*os.File
+	if w.Process, listeners, err = stream.Begin(o); err != nil {
+		return err
+	}
+	files = append(files, listeners...)
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, w.Process.Close())
+			w.Process = nil
+		}
+	}()
+	// Of two programs the first counts, so that nothing changes before the worker that has it gives it up.
+	lookup, err := dataplane.GiveConnections(w.ns, w.inside, listeners)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, lookup.Close()) }() // the worker holds it, or it goes
+	link, err := keep(lookup.File())
+	if err != nil {
+		return err
+	}
+	var places []*os.File
+	for _, ns := range []*host.NetNS{w.ns, w.behind} {
+		if ns != nil {
+			f, err := keep(ns.File())
+			if err != nil {
+				return err
+			}
+			places = append(places, f)
+		}
+	}
+	text, err := json.Marshal(tag)
+	if err != nil {
+		return err
+	}
+	if instead != nil {
+		if err := instead.Drain(); err != nil {
+			return err
+		}
+		k.log.Info("a worker of another version takes no more connections, and ends with those that it has", "function", p.Function, "process", instead.PID())
+	}
+	return w.Release(text, link, places...)
 }
 
 type kernelWorker struct {
@@ -134,12 +330,16 @@ type kernelWorker struct {
 	ns        *host.NetNS
 	link      string
 	alias     string
+	socket    string // where the worker listens for the next agent; "": it ends with this one
 	made      bool
-	inside    int         // index of the interface in the place
-	behind    *host.NetNS // where plain connections come out of a function; nil: there is none
-	taken     []takenOver // of the function's interfaces
-	listeners *dataplane.Listeners
+	adopted   bool
+	inside    int                  // index of the interface in the place
+	behind    *host.NetNS          // where plain connections come out of a function; nil: there is none
+	taken     []takenOver          // of the function's interfaces
+	listeners *dataplane.Listeners // a gateway's
 }
+
+func (w *kernelWorker) Adopted() bool { return w.adopted }
 
 // place makes the pair of interfaces, and the namespace's routes.
 func (w *kernelWorker) place(link string, mtu int) (err error) {
@@ -210,16 +410,16 @@ func streamMACs(link string) (node, inside [6]byte) {
 	return of("node"), of("inside")
 }
 
-// heldSocket is where SYNs wait in the place.
-func (w *kernelWorker) heldSocket() (held *os.File, err error) {
+// packets makes a socket in the place, at its interface.
+func (w *kernelWorker) packets(what string, of func(link int) (*os.File, error)) (f *os.File, err error) {
 	err = w.ns.Do(func() error {
-		held, err = stream.HeldSocket(w.inside)
+		f, err = of(w.inside)
 		return err
 	})
 	if err != nil {
-		return nil, fmt.Errorf("make the socket that SYNs wait at: %w", err)
+		return nil, fmt.Errorf("make the socket %s: %w", what, err)
 	}
-	return held, nil
+	return f, nil
 }
 
 func (w *kernelWorker) Whole() error {
@@ -251,7 +451,23 @@ func (w *kernelWorker) Close() error {
 			errs = append(errs, err)
 		}
 	}
+	if w.socket != "" {
+		errs = append(errs, removeSocket(w.socket))
+	}
 	return errors.Join(append(errs, w.ns.Close())...)
+}
+
+// Leave lets go of the worker and its place, which go on.
+func (w *kernelWorker) Leave() error { return errors.Join(w.Process.Leave(), w.letGo()) }
+
+// letGo gives up the handles of the place.
+func (w *kernelWorker) letGo() (err error) {
+	for _, ns := range []*host.NetNS{w.ns, w.behind} {
+		if ns != nil {
+			err = errors.Join(err, ns.Close())
+		}
+	}
+	return err
 }
 
 // streamFunction is a function of kind stream and its worker.
@@ -392,7 +608,11 @@ func (a *agent) ensureWorkerLocked(function, config string, start func() (stream
 		<-worker.Ended()
 		notify(a.streams.wakeUp)
 	}()
-	a.cfg.Log.Info("a worker runs", "function", function, "process", worker.PID())
+	what := "a worker runs"
+	if worker.Adopted() {
+		what = "a worker runs that an agent before has started; its connections go on"
+	}
+	a.cfg.Log.Info(what, "function", function, "process", worker.PID())
 	return nil
 }
 
@@ -404,12 +624,20 @@ func (a *agent) failedToStart(f *streamFunction, err error) error {
 	return err
 }
 
-// endStreams ends all workers.
-func (a *agent) endStreams() {
+// leaveStreams leaves all workers to the next agent, unless this one has started them for a plan that did not come
+// into force: such a worker ends.
+func (a *agent) leaveStreams() {
 	a.streams.mu.Lock()
 	defer a.streams.mu.Unlock()
 	for name, f := range a.streams.by {
-		a.endStream(name, f)
+		if f.worker == nil || a.plan == nil && !f.worker.Adopted() {
+			a.endStream(name, f)
+			continue
+		}
+		if err := f.worker.Leave(); err != nil {
+			a.cfg.Log.Error("a worker could not be left to the next agent", "function", name, "err", err)
+		}
+		f.worker = nil
 	}
 }
 

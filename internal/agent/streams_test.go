@@ -19,6 +19,7 @@ type placedWorker struct {
 func (w *placedWorker) Ended() <-chan struct{} { return w.ended }
 func (w *placedWorker) Whole() error           { return w.lost }
 func (w *placedWorker) PID() int               { return 1 }
+func (w *placedWorker) Adopted() bool          { return false }
 func (w *placedWorker) Close() error {
 	w.closed = true
 	close(w.ended)
@@ -29,7 +30,7 @@ func (w *placedWorker) Close() error {
 func TestAWorkerIsEndedWithItsFunctionsInterface(t *testing.T) {
 	a := &agent{streams: streams{by: map[string]*streamFunction{}, wakeUp: make(chan struct{}, 1)}}
 	a.cfg.Log = slog.New(slog.DiscardHandler)
-	defer a.endStreams()
+	defer a.leaveStreams()
 	var started []*placedWorker
 	ensure := func() error {
 		return a.ensureWorkerLocked("dpi", "x", func() (streamWorker, error) {

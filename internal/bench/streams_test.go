@@ -40,7 +40,7 @@ func TestMain(m *testing.M) {
 			return err
 		})
 	case strings.HasPrefix(args, "worker "):
-		err = stream.Serve(ctx, os.Stdin, os.NewFile(3, "statistics"), os.NewFile(4, "parent"), nil, sandbox.Nobody)
+		err = stream.Serve(ctx, os.Stdin, os.NewFile(3, "statistics"), os.NewFile(4, "parent"), nil, nil, nil, sandbox.Nobody)
 	default:
 		os.Exit(m.Run())
 	}

@@ -15,7 +15,7 @@ import (
 // starts it, with the configuration on its standard input and the memory for its
 // statistics behind a descriptor.
 func newWorkerCommand() *cobra.Command {
-	var statistics, parent, held int
+	var statistics, parent, held, stay, link int
 	var through []int
 	var user uint32
 	cmd := &cobra.Command{
@@ -55,13 +55,15 @@ the file system, and all system calls that it does not need.`,
 			for _, fd := range through {
 				files = append(files, given(fd, "through"))
 			}
-			return stream.Serve(cmd.Context(), cmd.InOrStdin(), given(statistics, "statistics"), given(parent, "parent"), given(held, "held"), user, files...)
+			return stream.Serve(cmd.Context(), cmd.InOrStdin(), given(statistics, "statistics"), given(parent, "parent"), given(held, "held"), given(stay, "stay"), given(link, "link"), user, files...)
 		},
 	}
 	cmd.Flags().IntVar(&statistics, "statistics-fd", 0, "descriptor of the memory that statistics are written to")
 	cmd.Flags().IntVar(&parent, "parent-fd", 0, "descriptor of a socket that listeners are sent to, and whose end is the worker's (0: none)")
 	cmd.Flags().IntVar(&held, "held-fd", 0, "descriptor of the socket that SYNs wait at (0: clients are answered at once)")
 	cmd.Flags().IntSliceVar(&through, "through-fd", nil, "descriptors of listeners behind a function that sealed connections go through in plain (none: there is no such function)")
+	cmd.Flags().IntVar(&stay, "stay-fd", 0, "descriptor of a socket with a name: the worker outlives its parent, and the next one finds it there (0: it does not)")
+	cmd.Flags().IntVar(&link, "link-fd", 0, "descriptor of a packet socket at the interface whose end is the worker's, with --stay-fd")
 	cmd.AddCommand(newGatewayWorkerCommand())
 	cmd.Flags().Uint32Var(&user, "user", sandbox.Nobody, "number of the `user`, and group, that a worker started by root becomes")
 	return cmd

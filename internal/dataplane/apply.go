@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"path/filepath"
 	"slices"
 
 	"github.com/cilium/ebpf"
@@ -176,7 +177,8 @@ func (d *Dataplane) applyAnew(n plan.Node, cfg abi.Config, t *topology, left *le
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, mem.close()) }()
-	carry := d.carried()
+	carry, done := d.carried()
+	defer done()
 	// A function keeps its counters; the contents of other maps start empty.
 	fresh := func(l tables.Limits) tables.Indexes {
 		ix := tables.NewIndexes(l, mem.Placed)
@@ -262,16 +264,30 @@ func (d *Dataplane) applyAnew(n plan.Node, cfg abi.Config, t *topology, left *le
 }
 
 // carried are the maps that a new generation may take over from the one at
-// work. The caller does not own them.
-func (d *Dataplane) carried() map[tables.Map]*ebpf.Map {
-	out := map[tables.Map]*ebpf.Map{}
-	if d.gen == nil {
-		return out
+// work: of one of another version, those of connections, which workers and
+// gateways go on with. The caller calls done when it has.
+func (d *Dataplane) carried() (out map[tables.Map]*ebpf.Map, done func()) {
+	out, done = map[tables.Map]*ebpf.Map{}, func() {}
+	if d.gen != nil {
+		for _, t := range observed {
+			out[t] = d.gen.maps[t]
+		}
+		return out, done
 	}
-	for _, t := range observed {
-		out[t] = d.gen.maps[t]
+	whole, _, err := generationDirs(d.dir)
+	if err != nil || len(whole) == 0 {
+		return out, done // they begin empty, as they may at any time
 	}
-	return out
+	for _, t := range []tables.Map{tables.MapConns, tables.MapConnsNew} {
+		if m, err := ebpf.LoadPinnedMap(filepath.Join(d.dir, whole[0], string(t)), nil); err == nil {
+			out[t] = m
+		}
+	}
+	return out, func() {
+		for _, m := range out {
+			m.Close()
+		}
+	}
 }
 
 // fill writes the wanted content of a plan into the maps of g; without ports in the wiring the

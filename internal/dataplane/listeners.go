@@ -7,13 +7,14 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
 
 	"github.com/waystamp/waystamp/internal/dataplane/object"
 	"github.com/waystamp/waystamp/internal/host"
 )
 
 // Listeners direct all new TCP connections that come by one interface to a worker's listeners, until
-// they are closed, or the process ends.
+// they are closed, or the process ends; if others hold File, until these do.
 type Listeners struct {
 	program *ebpf.Program
 	sockets *ebpf.Map
@@ -60,7 +61,20 @@ func GiveConnections(ns *host.NetNS, from int, listeners []*os.File) (_ *Listene
 	return l, err
 }
 
-// Close takes the program off.
+// File is the link of the program, for a process that has to keep it. The caller closes it.
+func (l *Listeners) File() (*os.File, error) {
+	held, ok := l.link.(interface{ FD() int })
+	if !ok {
+		return nil, fmt.Errorf("the link of a worker's program is a %T", l.link)
+	}
+	fd, err := unix.FcntlInt(uintptr(held.FD()), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return nil, os.NewSyscallError("fcntl F_DUPFD_CLOEXEC", err)
+	}
+	return os.NewFile(uintptr(fd), "link"), nil
+}
+
+// Close takes the program off, unless others hold File.
 func (l *Listeners) Close() error {
 	var errs []error
 	if l.link != nil {

@@ -5,7 +5,9 @@ import (
 	"errors"
 	"math/rand/v2"
 	"net/netip"
+	"os"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -560,4 +562,30 @@ func TestConnectionsThatAreOverAreTakenOut(t *testing.T) {
 	put(tables.MapConns, 8, zip, abi.Conn{Used: ago(connEnded + time.Second)}) // its server has not answered
 	put(tables.MapConnsNew, 6, zip, abi.Conn{Used: ago(connEnded + time.Second)})
 	sweep(time.Hour, Connections{Open: 2})
+}
+
+// Programs of another version take over the connections of those before, so that what was admitted stays so.
+func TestConnectionsGoOnWithProgramsOfAnotherVersion(t *testing.T) {
+	s := newStreamBed(t)
+	for port, m := range []tables.Map{tables.MapConns, tables.MapConnsNew} {
+		s.must(s.d.gen.maps[m].Put(abi.ConnKey{ClientPort: uint16(port)}, abi.Conn{Used: 7}))
+	}
+	of, dir := identityOf(abi.Config{}).objects, s.d.gen.dir
+	s.must(s.d.Close())
+	another := strings.Repeat("0", len(of))
+	s.must(os.Rename(dir, strings.Replace(dir, of, another, 1)))
+	s.d = s.open()
+	if s.d.gen != nil {
+		t.Fatal("the generation of another version is taken for one of this")
+	}
+	s.plan()
+	if s.d.gen.identity.objects != of {
+		t.Fatalf("the programs are %s; want %s", s.d.gen.identity.objects, of)
+	}
+	for port, m := range []tables.Map{tables.MapConns, tables.MapConnsNew} {
+		var c abi.Conn
+		if err := s.d.gen.maps[m].Lookup(abi.ConnKey{ClientPort: uint16(port)}, &c); err != nil || c.Used != 7 {
+			t.Errorf("map %s has %+v: %v; want the connection of before", m, c, err)
+		}
+	}
 }

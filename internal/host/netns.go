@@ -217,6 +217,18 @@ func checkName(name string) error {
 // Name returns the namespace's name, or "".
 func (n *NetNS) Name() string { return n.name }
 
+// FromFile makes a handle of a namespace's file, which it takes over.
+func FromFile(f *os.File) (*NetNS, error) { return newNetNS("", f) }
+
+// File returns a file of the namespace, such as can be handed to another process. The caller closes it.
+func (n *NetNS) File() (*os.File, error) {
+	own, err := n.dup()
+	if err != nil {
+		return nil, err
+	}
+	return own.file, nil
+}
+
 // Inode returns the number that distinguishes this namespace from all others that exist.
 func (n *NetNS) Inode() uint64 { return n.inode }
 

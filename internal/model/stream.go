@@ -89,10 +89,13 @@ func (a Attached) Check() error {
 	return nil
 }
 
+// StreamLinkPrefix begins the names of the interfaces behind which functions of kind stream are.
+const StreamLinkPrefix = "wss-"
+
 // StreamDetour is how packets reach a function of kind stream, and come from it: one
 // interface, to a namespace that the agent makes. No header waits for a packet.
 func StreamDetour(function string) Proxy {
-	link := "wss-" + shortName(function)
+	link := StreamLinkPrefix + shortName(function)
 	return Proxy{
 		To: link, From: link,
 		Recognise: RecogniseMetadata,

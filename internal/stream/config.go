@@ -1,6 +1,7 @@
 package stream
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -72,6 +73,18 @@ const (
 	BufferMin      = 16 << 10
 	BufferMax      = 16 << 20
 )
+
+// WithPort is a configuration of Text with another port.
+func WithPort(text []byte, port uint16) ([]byte, error) {
+	var m map[string]any
+	d := json.NewDecoder(bytes.NewReader(text))
+	d.UseNumber()
+	if err := d.Decode(&m); err != nil {
+		return nil, fmt.Errorf("read a worker's configuration: %w", err)
+	}
+	m["port"] = port
+	return json.Marshal(m)
+}
 
 // ReadConfig reads the configuration of a worker, as JSON. It names all mistakes at
 // once, unless the JSON itself is wrong.

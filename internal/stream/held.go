@@ -59,18 +59,7 @@ func (j *jsonHold) hold() (*Hold, error) {
 
 // HeldSocket makes the socket that SYNs come by, in a place: it takes no other frames, and
 // sends what it is given. It takes a privilege that a worker does not have.
-func HeldSocket(link int) (_ *os.File, err error) {
-	protocol := uint16(abi.EthPHeld<<8&0xff00 | abi.EthPHeld>>8)
-	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return nil, os.NewSyscallError("socket", err)
-	}
-	if err := unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: protocol, Ifindex: link}); err != nil {
-		unix.Close(fd)
-		return nil, os.NewSyscallError("bind", err)
-	}
-	return os.NewFile(uintptr(fd), "held"), nil
-}
+func HeldSocket(link int) (*os.File, error) { return packetSocket(link, abi.EthPHeld) }
 
 // ends are both ends of a connection.
 type ends struct{ client, server netip.AddrPort }
@@ -274,6 +263,16 @@ func (l *loop) hold(held *os.File) error {
 	l.held, l.frame, l.waiting = fd, make([]byte, heldMax), map[ends]uint32{}
 	l.taken = map[ends]bool{}
 	return errors.Join(held.Close(), unix.SetNonblock(fd, true), l.watch(fd, unix.EPOLLIN, aboutHeld, 0))
+}
+
+// dropHeld drops SYNs that came before there was somebody to take them: they may be the worker's before, and
+// clients try again.
+func (l *loop) dropHeld() {
+	for {
+		if _, err := unix.Read(l.held, l.frame); err != nil && err != unix.EINTR {
+			return
+		}
+	}
 }
 
 // takeHeld takes SYNs that wait.

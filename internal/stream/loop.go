@@ -34,6 +34,7 @@ const (
 	aboutWake     = -1
 	aboutListener = -2 // and below, one for each listener
 	aboutHeld     = math.MinInt32
+	aboutLink     = math.MinInt32 + 1
 )
 
 // loop is one event loop. It runs on a thread of its own, and nothing in it is used by
@@ -58,6 +59,8 @@ type loop struct {
 	start  time.Time     // of the worker: gates are shared by loops
 	now    time.Duration // since start, on the monotonic clock
 	swept  time.Duration // when connections were last looked at for their limits
+
+	drainSince time.Duration // when the worker was told to take no more; 0: it was not
 
 	buf     []byte   // what was read last
 	scratch [][]byte // output of a function, by its place in the list
@@ -193,9 +196,15 @@ func (l *loop) run() error {
 		}
 		l.fireTimers()
 		l.takeFinished()
+		if l.drainSince == 0 && l.w.draining.Load() {
+			l.beginDrain()
+		}
 		if l.now-l.swept >= time.Second {
 			l.swept = l.now
 			l.sweep()
+			if l.drainSince > 0 {
+				l.goOnDraining()
+			}
 		}
 	}
 	return nil
@@ -220,8 +229,12 @@ func (l *loop) handle(e *unix.EpollEvent) {
 		unix.Read(l.wake, b[:])
 	case e.Fd == aboutHeld:
 		l.takeHeld()
+	case e.Fd == aboutLink:
+		l.w.stop()
 	case e.Fd <= aboutListener:
-		l.accept(l.listeners[aboutListener-e.Fd])
+		if i := int(aboutListener - e.Fd); i < len(l.listeners) { // a worker that drains has none
+			l.accept(l.listeners[i])
+		}
 	default:
 		c := l.at(uint32(e.Fd))
 		// The event may be older than the connection that now has the number.

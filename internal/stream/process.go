@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -17,13 +18,16 @@ import (
 	"github.com/waystamp/waystamp/internal/host"
 )
 
-// Process is a worker in a process of its own, which ends with this one.
+// Process is a worker in a process of its own. It ends with this one, unless it was started to
+// stay.
 type Process struct {
 	Config *Config
 
-	cmd    *host.Cmd
+	pid    int
+	handle *os.File // of the process (pidfd)
 	memory *host.SharedWords
-	up     *os.File // the worker ends when it is closed
+	up     *os.File // the worker ends when it is closed, unless it stays
+	stays  bool
 	stderr host.Tail
 	ended  chan struct{}
 	err    error
@@ -66,8 +70,25 @@ const startTime = 10 * time.Second
 // connection is sealed, if the configuration has them sealed; the worker hears the error. through are PlainListeners, if
 // connections go in plain through a function; the caller closes them, too.
 func Start(ns *host.NetNS, program string, config []byte, held *os.File, answer func(Ask) (*Ends, error), through ...*os.File) (p *Process, listeners []*os.File, err error) {
-	p = &Process{ended: make(chan struct{})}
-	if p.Config, err = ReadConfig(bytes.NewReader(config)); err != nil {
+	return Begin(Options{NS: ns, Program: program, Config: config, Held: held, Answer: answer, Through: through})
+}
+
+// Options are what Begin needs; see Start. The caller closes the files.
+type Options struct {
+	NS      *host.NetNS
+	Program string
+	Config  []byte
+	Held    *os.File
+	Answer  func(Ask) (*Ends, error)
+	Through []*os.File
+	// Stay has the worker outlive this process. It takes no connection before Release.
+	Stay *Stay
+}
+
+// Begin is Start, of a worker that may stay.
+func Begin(o Options) (p *Process, listeners []*os.File, err error) {
+	p = &Process{ended: make(chan struct{}), stays: o.Stay != nil}
+	if p.Config, err = ReadConfig(bytes.NewReader(o.Config)); err != nil {
 		return nil, nil, err
 	}
 	if p.memory, err = NewStatistics(); err != nil {
@@ -79,33 +100,96 @@ func Start(ns *host.NetNS, program string, config []byte, held *os.File, answer 
 	}
 	p.up = os.NewFile(uintptr(fds[0]), "worker")
 	child := os.NewFile(uintptr(fds[1]), "parent")
-	p.cmd = host.Command(context.Background(), ns, program, "worker", "--statistics-fd", "3", "--parent-fd", "4")
-	if held != nil {
-		p.cmd.Args = append(p.cmd.Args, "--held-fd", "5")
+	cmd := host.Command(context.Background(), o.NS, o.Program, "worker", "--statistics-fd", "3", "--parent-fd", "4")
+	cmd.Stdin, cmd.Stderr, cmd.ExtraFiles = bytes.NewReader(o.Config), &p.stderr, []*os.File{p.memory.File(), child}
+	hand := func(option string, f *os.File) {
+		cmd.Args = append(cmd.Args, option, strconv.Itoa(3+len(cmd.ExtraFiles)))
+		cmd.ExtraFiles = append(cmd.ExtraFiles, f)
 	}
-	p.cmd.Stdin, p.cmd.Stderr, p.cmd.ExtraFiles = bytes.NewReader(config), &p.stderr, []*os.File{p.memory.File(), child}
-	if held != nil {
-		p.cmd.ExtraFiles = append(p.cmd.ExtraFiles, held)
+	if o.Held != nil {
+		hand("--held-fd", o.Held)
 	}
-	for _, f := range through {
-		p.cmd.Args = append(p.cmd.Args, "--through-fd", strconv.Itoa(3+len(p.cmd.ExtraFiles)))
-		p.cmd.ExtraFiles = append(p.cmd.ExtraFiles, f)
+	for _, f := range o.Through {
+		hand("--through-fd", f)
 	}
-	if err := errors.Join(p.cmd.Start(), child.Close()); err != nil {
+	if p.stays {
+		hand("--stay-fd", o.Stay.At)
+		hand("--link-fd", o.Stay.Link)
+		cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // no terminal's signals
+	}
+	handle := -1
+	if cmd.SysProcAttr == nil {
+		cmd.SysProcAttr = &syscall.SysProcAttr{}
+	}
+	cmd.SysProcAttr.PidFD = &handle
+	if err := errors.Join(cmd.Start(), child.Close()); err != nil {
 		return nil, nil, errors.Join(fmt.Errorf("start the worker of function %s: %w", p.Config.Name, err), p.up.Close(), p.memory.Close())
 	}
+	p.pid = cmd.Process.Pid
+	if handle >= 0 { // else the kernel has none, which is older than those that this runs on
+		p.handle = os.NewFile(uintptr(handle), "process")
+	}
 	go func() {
-		p.err = p.cmd.Wait()
+		p.err = cmd.Wait()
 		close(p.ended)
 	}()
 	listeners, err = p.receive()
 	if err != nil {
 		return nil, nil, errors.Join(fmt.Errorf("worker of function %s: %w", p.Config.Name, err), p.Close())
 	}
-	if answer != nil {
-		p.answering.Go(func() { p.answer(answer) })
+	if o.Answer != nil {
+		p.answering.Go(func() { p.answer(o.Answer) })
 	}
 	return p, listeners, nil
+}
+
+// Release lets a worker that stays serve. It keeps tag and files for the next process that
+// takes it over, and lookup, the link of the program that gives it connections, for itself. The caller closes the files.
+func (p *Process) Release(tag []byte, lookup *os.File, files ...*os.File) error {
+	if len(tag) == 0 || len(tag) > tagMax || len(files) > filesMax-1 {
+		return fmt.Errorf("worker of function %s: it keeps at most %d bytes and %d files", p.Config.Name, tagMax, filesMax-1)
+	}
+	fds := []int{int(lookup.Fd())}
+	for _, f := range files {
+		fds = append(fds, int(f.Fd()))
+	}
+	return sendFiles(int(p.up.Fd()), tag, fds...)
+}
+
+// follow notices the end of a process that is no child of this one.
+func (p *Process) follow() {
+	conn, err := p.handle.SyscallConn()
+	if err != nil { // it would be closed already
+		p.err = err
+		close(p.ended)
+		return
+	}
+	go func() {
+		over := false
+		// Readable once the process has ended (pidfd_open(2)); it ends with an error once the handle is closed.
+		conn.Read(func(fd uintptr) bool {
+			poll := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+			n, _ := unix.Poll(poll, 0)
+			over = n > 0
+			return over
+		})
+		if over {
+			p.err = errors.New("it ended; an agent before had started it, and what it said last is not known")
+			close(p.ended)
+		}
+	}()
+}
+
+// kill ends the process at once.
+func (p *Process) kill() error {
+	if p.handle == nil {
+		return nil
+	}
+	err := unix.PidfdSendSignal(int(p.handle.Fd()), unix.SIGKILL, nil, 0)
+	if err == unix.ESRCH {
+		return nil
+	}
+	return os.NewSyscallError("pidfd_send_signal", err)
 }
 
 // receive takes the listeners. A worker that ends before has closed its end.
@@ -173,7 +257,7 @@ func (p *Process) answer(answer func(Ask) (*Ends, error)) {
 		}
 		var q jsonAsk
 		if flags&unix.MSG_TRUNC != 0 || json.Unmarshal(buf[:n], &q) != nil {
-			p.cmd.Process.Kill() // it cannot be spoken with
+			p.kill() // it cannot be spoken with
 			return
 		}
 		a := jsonEnds{Number: q.Number}
@@ -197,7 +281,7 @@ func (p *Process) answer(answer func(Ask) (*Ends, error)) {
 func (p *Process) Ended() <-chan struct{} { return p.ended }
 
 // PID is that of the process.
-func (p *Process) PID() int { return p.cmd.Process.Pid }
+func (p *Process) PID() int { return p.pid }
 
 // Err says why the process is gone; only then.
 func (p *Process) Err() error {
@@ -214,9 +298,20 @@ func (p *Process) Err() error {
 // Statistics are the worker's numbers, also when it is gone.
 func (p *Process) Statistics() Statistics { return ReadStatistics(p.memory, p.Config) }
 
+// Leave lets go of a process that stays: its connections go on.
+func (p *Process) Leave() error { return p.letGo(false) }
+
 // Close ends the process: its connections are reset.
-func (p *Process) Close() (err error) {
+func (p *Process) Close() error { return p.letGo(true) }
+
+func (p *Process) letGo(end bool) (err error) {
 	p.once.Do(func() {
+		if end && p.stays {
+			if text, merr := json.Marshal(jsonEnds{End: true}); merr == nil {
+				// One that waits for Release ends as well: it is no message with the program.
+				unix.Sendmsg(int(p.up.Fd()), text, nil, nil, unix.MSG_NOSIGNAL)
+			}
+		}
 		// Who waits for the worker to ask hears of the end, too.
 		err = os.NewSyscallError("shutdown", unix.Shutdown(int(p.up.Fd()), unix.SHUT_RDWR))
 		if errors.Is(err, unix.ENOTCONN) || errors.Is(err, unix.EPIPE) {
@@ -224,11 +319,16 @@ func (p *Process) Close() (err error) {
 		}
 		p.answering.Wait()
 		err = errors.Join(err, p.up.Close())
-		select {
-		case <-p.ended:
-		case <-time.After(startTime):
-			p.cmd.Process.Kill()
-			<-p.ended
+		if end || !p.stays {
+			select {
+			case <-p.ended:
+			case <-time.After(startTime):
+				err = errors.Join(err, p.kill())
+				<-p.ended
+			}
+		}
+		if p.handle != nil {
+			err = errors.Join(err, p.handle.Close())
 		}
 		err = errors.Join(err, p.memory.Close())
 	})

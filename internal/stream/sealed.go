@@ -45,12 +45,15 @@ type SealedOrigin struct {
 type jsonAsk struct {
 	Number uint64 `json:"number"`
 	Ask
+	Drained bool `json:"drained,omitempty"` // no question: the worker takes no more connections
 }
 
 type jsonEnds struct {
 	Number uint64 `json:"number"`
 	Ends   *Ends  `json:"ends,omitempty"`
 	Error  string `json:"error,omitempty"`
+	End    bool   `json:"end,omitempty"`   // no answer: end
+	Drain  bool   `json:"drain,omitempty"` // no answer: take no more connections
 }
 
 // messageMax bounds what parent and worker say to each other, in bytes; sockets take as much at once.
@@ -59,63 +62,33 @@ const messageMax = 160 << 10
 // sealTime bounds how long both ends take to shake hands, up to the origin.
 const sealTime = 10 * time.Second
 
-// asking is a worker's side of its parent's socket.
-type asking struct {
-	file *os.File // kept: it would be closed when it is collected
-	fd   int      // its descriptor, which blocks
-
-	mu      sync.Mutex
-	number  uint64
-	waiting map[uint64]chan jsonEnds
-}
-
-// follow takes answers until the parent's end is closed.
-func (a *asking) follow() {
-	buf := make([]byte, messageMax)
-	for {
-		n, err := unix.Read(a.fd, buf)
-		if err == unix.EINTR {
-			continue
-		}
-		if n == 0 || err != nil {
-			return
-		}
-		var m jsonEnds
-		if json.Unmarshal(buf[:n], &m) != nil {
-			continue // who waits for it gives up
-		}
-		a.mu.Lock()
-		to := a.waiting[m.Number]
-		delete(a.waiting, m.Number)
-		a.mu.Unlock()
-		if to != nil {
-			to <- m
+// ask asks the parent. While there is none, the next one is asked.
+func (s *speaking) ask(ctx context.Context, about Ask) (*Ends, error) {
+	a := &waitingAsk{to: make(chan jsonEnds, 1)}
+	s.mu.Lock()
+	s.number++
+	number := s.number
+	var err error
+	a.text, err = json.Marshal(jsonAsk{Number: number, Ask: about})
+	if err == nil {
+		s.waiting[number] = a
+		if s.fd >= 0 {
+			// One message is one write (unix(7), SOCK_SEQPACKET). What a parent that is gone does not get is
+			// said to the next one.
+			unix.Write(s.fd, a.text)
 		}
 	}
-}
-
-func (a *asking) ask(ctx context.Context, about Ask) (*Ends, error) {
-	to := make(chan jsonEnds, 1)
-	a.mu.Lock()
-	a.number++
-	number := a.number
-	a.waiting[number] = to
-	a.mu.Unlock()
-	defer func() {
-		a.mu.Lock()
-		delete(a.waiting, number)
-		a.mu.Unlock()
-	}()
-	text, err := json.Marshal(jsonAsk{number, about})
+	s.mu.Unlock()
 	if err != nil {
 		return nil, err
 	}
-	// One message is one write (unix(7), SOCK_SEQPACKET).
-	if _, err := unix.Write(a.fd, text); err != nil {
-		return nil, os.NewSyscallError("write", err)
-	}
+	defer func() {
+		s.mu.Lock()
+		delete(s.waiting, number)
+		s.mu.Unlock()
+	}()
 	select {
-	case m := <-to:
+	case m := <-a.to:
 		if m.Ends == nil {
 			return nil, errors.New(m.Error)
 		}

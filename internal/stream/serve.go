@@ -49,8 +49,9 @@ func raiseDescriptors(connections int) error {
 // each version of IP, IPv6 first, and ends when the other end is closed. held is a
 // HeldSocket, if the configuration has SYNs wait. through are PlainListeners, if connections go in plain
 // through a function; else there are none. With a parent, the limit of descriptors is
-// raised to what the configuration takes.
-func Serve(ctx context.Context, config io.Reader, statistics, parent, held *os.File, user uint32, through ...*os.File) error {
+// raised to what the configuration takes. at and link are those of Stay, if the worker
+// outlives its parent; else nil.
+func Serve(ctx context.Context, config io.Reader, statistics, parent, held, at, link *os.File, user uint32, through ...*os.File) error {
 	c, err := ReadConfig(config)
 	if err != nil {
 		return err
@@ -64,21 +65,45 @@ func Serve(ctx context.Context, config io.Reader, statistics, parent, held *os.F
 	if err != nil {
 		return err
 	}
+	if (at == nil) != (link == nil) || at != nil && parent == nil {
+		return errors.Join(fmt.Errorf("worker of function %s: what stays has a parent, a socket with a name, and one of its interface", c.Name), w.Close())
+	}
 	if parent != nil {
-		fd := int(parent.Fd()) // blocks from now on
-		if err := unix.Sendmsg(fd, []byte{0}, unix.UnixRights(w.loops[0].listeners...), nil, 0); err != nil {
+		// The descriptor alone is kept, which blocks: the file would close it.
+		fd, err := unix.FcntlInt(parent.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+		if err = errors.Join(os.NewSyscallError("fcntl F_DUPFD_CLOEXEC", err), parent.Close()); err != nil {
+			return errors.Join(err, w.Close())
+		}
+		s := &speaking{w: w, fd: fd, waiting: map[uint64]*waitingAsk{}}
+		if at != nil {
+			s.stay = newStaying(at, link)
+			if err := s.stay.prepare(); err != nil {
+				return errors.Join(err, w.Close())
+			}
+			if err := w.loops[0].watch(s.stay.link, 0, aboutLink, 0); err != nil { // for errors, which are always told
+				return errors.Join(err, w.Close())
+			}
+		}
+		if err := sendFiles(s.fd, []byte{0}, w.loops[0].listeners...); err != nil {
 			return errors.Join(fmt.Errorf("hand the listeners to the parent: %w", err), w.Close())
 		}
 		if err := raiseDescriptors(c.Connections); err != nil {
 			return errors.Join(err, w.Close())
 		}
+		if s.stay != nil {
+			if err := s.stay.release(s.fd, memory.File()); err != nil {
+				return errors.Join(err, w.Close())
+			}
+			if held != nil {
+				w.loops[0].dropHeld()
+			}
+		}
 		var stop context.CancelFunc
 		ctx, stop = context.WithCancel(ctx)
 		defer stop()
-		a := &asking{file: parent, fd: fd, waiting: map[uint64]chan jsonEnds{}}
-		w.ask = a.ask
+		w.ask = s.ask
 		go func() {
-			a.follow() // it ends with the process at the latest
+			s.run() // it ends with the process at the latest
 			stop()
 		}()
 	}

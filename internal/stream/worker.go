@@ -25,6 +25,8 @@ type Worker struct {
 	start       time.Time
 	connections atomic.Int64 // open, in all loops
 	stopping    atomic.Bool
+	draining    atomic.Bool    // no more connections are taken
+	drained     sync.WaitGroup // of loops that are to begin so
 	// ask asks by which keys a connection is sealed; nil: there is nobody to ask.
 	ask func(context.Context, Ask) (*Ends, error)
 	// plain: sealed connections go in plain through a function that knows nothing of it; nil: they

@@ -39,11 +39,14 @@ const asWorker = "WAYSTAMP_TEST_WORKER"
 func TestMain(m *testing.M) {
 	if os.Getenv(asWorker) != "" {
 		ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
-		var parent *os.File
+		var parent, at, link *os.File
 		if len(os.Args) > 1 { // of Start
 			parent = os.NewFile(4, "parent")
 		}
-		err := Serve(ctx, os.Stdin, os.NewFile(3, "statistics"), parent, nil, 0)
+		if slices.Contains(os.Args, "--stay-fd") { // of Begin
+			at, link = os.NewFile(5, "at"), os.NewFile(6, "link")
+		}
+		err := Serve(ctx, os.Stdin, os.NewFile(3, "statistics"), parent, nil, at, link, 0)
 		stop()
 		if err != nil {
 			fmt.Fprintln(os.Stderr, err)

@@ -22,6 +22,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -377,6 +378,33 @@ func TestNothingGetsAroundTheGateway(t *testing.T) {
 	if len(s.seen) != 1 {
 		t.Errorf("the origin has %q; want the one request through the gateway", s.seen)
 	}
+}
+
+// worker is the process of the gateway of a node, which is its agent's child.
+func (w *world) worker(node string) (int, error) {
+	m, err := w.Member(node)
+	if err != nil {
+		return 0, err
+	}
+	list, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%[1]d/children", m.Agent.PID))
+	if err != nil {
+		return 0, err
+	}
+	all, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", m.Agent.PID))
+	if err != nil {
+		return 0, err
+	}
+	for _, task := range all {
+		b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/task/%s/children", m.Agent.PID, task.Name()))
+		list = append(append(list, ' '), b...)
+	}
+	for _, pid := range strings.Fields(string(list)) {
+		line, _ := os.ReadFile("/proc/" + pid + "/cmdline")
+		if strings.Contains(string(line), "\x00worker\x00") {
+			return strconv.Atoi(pid)
+		}
+	}
+	return 0, fmt.Errorf("the agent of %s has no worker", node)
 }
 
 func dialIn(s *shop, at string, dial func() error) (err error) {

@@ -360,6 +360,17 @@ func TestAFunctionThatKnowsNothingOfSealsIsAttachedAgain(t *testing.T) {
 			t.Errorf("the new %s has disable_ipv6 %q (%v): the node's kernel takes packets of the function", name, v, err)
 		}
 	}
+	// The next agent takes the worker over, with both places.
+	worker, err := s.workerOf("r3", "dpi")
+	must(t, err)
+	s.kill("r3")
+	must(t, s.StartAgent(soon(t), "r3"))
+	if got, want := s.curl("alice.pem", "1.1", "/files/a"), "hello|5 200 1\n"; got != want {
+		t.Errorf("curl prints %q with another agent; want %q", got, want)
+	}
+	if now, err := s.workerOf("r3", "dpi"); err != nil || now != worker {
+		t.Errorf("the next agent has worker %d of dpi: %v; want %d", now, err, worker)
+	}
 	for _, reason := range []string{"function-gone", "stream-down", "stream-unknown"} {
 		s.mayRefuse("r3", reason)
 	}

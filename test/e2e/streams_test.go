@@ -1,14 +1,18 @@
 package e2e
 
 import (
+	"bytes"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/netip"
 	"os"
-	"strconv"
+	"path/filepath"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -35,31 +39,16 @@ func (w *world) part(chain, way string) plan.Path {
 	panic("unreachable")
 }
 
-// worker is the process of a node's worker.
-func (w *world) worker(node string) (int, error) {
-	m, err := w.Member(node)
+// workerOf is the process of the worker of a function.
+func (w *world) workerOf(node, function string) (int, error) {
+	f, err := w.function(node, function)
 	if err != nil {
 		return 0, err
 	}
-	list, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%[1]d/children", m.Agent.PID))
-	if err != nil {
-		return 0, err
+	if f.Stream == nil || f.Stream.Worker == 0 {
+		return 0, fmt.Errorf("%s of %s has no worker", function, node)
 	}
-	all, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", m.Agent.PID))
-	if err != nil {
-		return 0, err
-	}
-	for _, task := range all {
-		b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/task/%s/children", m.Agent.PID, task.Name()))
-		list = append(append(list, ' '), b...)
-	}
-	for _, pid := range strings.Fields(string(list)) {
-		line, _ := os.ReadFile("/proc/" + pid + "/cmdline")
-		if strings.Contains(string(line), "\x00worker\x00") {
-			return strconv.Atoi(pid)
-		}
-	}
-	return 0, fmt.Errorf("the agent of %s has no worker", node)
+	return f.Stream.Worker, nil
 }
 
 // text moves a text from one host to another, which asks for it, and checks it.
@@ -150,7 +139,7 @@ func TestAKilledWorkerResetsItsConnections(t *testing.T) {
 	w := build(t, example(t, "streams.yaml"))
 	s := w.stream("h2", "h1")
 	s.more(1 << 20)
-	old, err := w.worker("r2")
+	old, err := w.workerOf("r2", "zip")
 	must(t, err)
 	must(t, unix.Kill(old, unix.SIGKILL))
 	if err := <-s.ended; !errors.Is(err, unix.ECONNRESET) {
@@ -160,7 +149,7 @@ func TestAKilledWorkerResetsItsConnections(t *testing.T) {
 		t.Errorf("the sender's stream ended with %v; want a reset", err)
 	}
 	eventually(t, func() error {
-		now, err := w.worker("r2")
+		now, err := w.workerOf("r2", "zip")
 		if err == nil && now == old {
 			err = errors.New("the worker is the one that was killed")
 		}
@@ -248,8 +237,7 @@ func TestAClientIsAnsweredWhenItsServerIs(t *testing.T) {
 	w.download("h2", "h1", 100_000)
 }
 
-// An agent that is killed leaves its function's interface. The next one takes the function up
-// again; detaching removes what is left.
+// A worker goes on without an agent. Detaching ends it, and so does the end of its interface.
 func TestNothingIsLeftOfAStreamFunction(t *testing.T) {
 	t.Parallel()
 	w := build(t, example(t, "streams.yaml"))
@@ -261,9 +249,32 @@ func TestNothingIsLeftOfAStreamFunction(t *testing.T) {
 		}
 		return err == nil
 	}
-	w.kill("r2")
-	must(t, w.StartAgent(soon(t), "r2"))
-	w.download("h2", "h1", 100_000)
+	// ends waits until a worker that nobody starts again is gone.
+	ends := func(pid int) {
+		t.Helper()
+		eventually(t, func() error {
+			if b, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid)); err == nil && strings.Contains(string(b), "worker") {
+				return fmt.Errorf("worker %d is there", pid)
+			}
+			return nil
+		})
+	}
+	for _, stop := range []func(){
+		func() { w.kill("r2") },
+		func() { must(t, w.StopAgent(soon(t), "r2")) },
+	} {
+		before, err := w.workerOf("r2", "zip")
+		must(t, err)
+		stop()
+		w.download("h2", "h1", 100_000)
+		must(t, w.StartAgent(soon(t), "r2"))
+		if now, err := w.workerOf("r2", "zip"); err != nil || now != before {
+			t.Errorf("the next agent has worker %d: %v; want %d", now, err, before)
+		}
+		w.download("h2", "h1", 100_000)
+	}
+	old, err := w.workerOf("r2", "zip")
+	must(t, err)
 	w.kill("r2")
 	if r := w.detach("r2", "--yes"); r.code != 0 {
 		t.Fatal(r)
@@ -271,20 +282,28 @@ func TestNothingIsLeftOfAStreamFunction(t *testing.T) {
 	if there() {
 		t.Error("wss-zip is there after detaching")
 	}
+	ends(old)
+	if left, err := filepath.Glob(filepath.Join(w.AgentDir("r2"), "wss-*")); err != nil || len(left) > 0 {
+		t.Errorf("detaching leaves %v: %v", left, err)
+	}
 	must(t, w.StartAgent(soon(t), "r2"))
 	w.download("h2", "h1", 100_000)
+	if old, err = w.workerOf("r2", "zip"); err != nil {
+		t.Fatal(err)
+	}
 	w.kill("r2")
-	// The place ends with the agent. What comes for the function is refused for that meanwhile.
+	// A worker that is killed meanwhile takes its place along. What comes for the function is refused for that.
+	must(t, unix.Kill(old, unix.SIGKILL))
 	eventually(t, func() error {
 		if there() {
-			return errors.New("wss-zip is there without an agent")
+			return errors.New("wss-zip is there without a worker")
 		}
 		return nil
 	})
 	must(t, w.Do("h1", func() error {
 		c, err := net.DialTimeout("tcp", net.JoinHostPort(w.addr("h2").String(), "9"), lostTime)
 		if err == nil {
-			return errors.Join(errors.New("a connection without an agent"), c.Close())
+			return errors.Join(errors.New("a connection without a worker"), c.Close())
 		}
 		return nil
 	}))
@@ -303,7 +322,7 @@ func TestAProgramInTheWorkersPlaceReachesNobody(t *testing.T) {
 	w := build(t, example(t, "streams.yaml"))
 	s := w.stream("h2", "h1")
 	s.more(1 << 20)
-	pid, err := w.worker("r2")
+	pid, err := w.workerOf("r2", "zip")
 	must(t, err)
 	place, err := host.OpenProcess(pid)
 	must(t, err)
@@ -390,4 +409,164 @@ func TestAProgramInTheWorkersPlaceReachesNobody(t *testing.T) {
 	s.more(1 << 20)
 	s.finish()
 	w.mayRefuse("r2", "stream-unknown") // SYNs are sent again until their sockets are closed
+}
+
+// downloads are many at once: each connection asks for a length, and gets as many bytes.
+type downloads struct {
+	w      *world
+	to     string
+	wait   sync.WaitGroup
+	done   atomic.Int64
+	failed chan error
+}
+
+// downloads answers at a host until the test ends. A download takes a second, so that some are always under way.
+func (w *world) downloads(from string, size int) *downloads {
+	w.t.Helper()
+	d := &downloads{w: w, failed: make(chan error, 1000)}
+	content := make([]byte, size)
+	if _, err := io.ReadFull(lab.Content{Seed: 5, Size: int64(size)}.Reader(), content); err != nil {
+		w.t.Fatal(err)
+	}
+	var l net.Listener
+	must(w.t, w.Do(from, func() (err error) {
+		l, err = net.Listen("tcp", net.JoinHostPort(w.addr(from).String(), "0"))
+		return err
+	}))
+	d.to = l.Addr().String()
+	w.t.Cleanup(func() { l.Close() })
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer c.Close()
+				const pieces = 20
+				tick := time.NewTicker(time.Second / pieces)
+				defer tick.Stop()
+				for i := range pieces {
+					if _, err := c.Write(content[i*size/pieces : (i+1)*size/pieces]); err != nil {
+						return // the other end says so
+					}
+					<-tick.C
+				}
+			}()
+		}
+	}()
+	return d
+}
+
+// one downloads once, in the background.
+func (d *downloads) one(host string, sum [sha256.Size]byte) {
+	d.wait.Go(func() {
+		err := d.w.Do(host, func() error {
+			c, err := net.DialTimeout("tcp", d.to, settleTime)
+			if err != nil {
+				return err
+			}
+			defer c.Close()
+			h := sha256.New()
+			n, err := io.Copy(h, c)
+			if err == nil && !bytes.Equal(h.Sum(nil), sum[:]) {
+				err = fmt.Errorf("%d bytes came, and are not those that were sent", n)
+			}
+			return err
+		})
+		if err != nil {
+			select {
+			case d.failed <- err:
+			default:
+			}
+		}
+		d.done.Add(1)
+	})
+}
+
+// Agents are killed, stopped, and replaced by those of another version, and no connection through their
+// workers is lost, or ends early: neither those that are open nor those that are opened meanwhile.
+func TestConnectionsOutliveAgents(t *testing.T) {
+	t.Parallel()
+	// Another file is another version.
+	versions := filepath.Join(t.TempDir(), "waystamp")
+	install := func() {
+		t.Helper()
+		b, err := os.ReadFile(program)
+		must(t, err)
+		must(t, os.WriteFile(versions+".new", b, 0o755))
+		must(t, os.Rename(versions+".new", versions))
+	}
+	install()
+	w := buildFrom(t, parse(t, example(t, "streams.yaml")), func(c *lab.Config) { c.Binary = versions })
+	const size = 200_000
+	sum := lab.Content{Seed: 5, Size: size}.SHA256()
+	d := w.downloads("h2", size)
+	for range 50 {
+		d.one("h1", sum)
+	}
+	stop, opening := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(opening)
+		tick := time.NewTicker(50 * time.Millisecond)
+		defer tick.Stop()
+		for {
+			select {
+			case <-tick.C:
+				d.one("h1", sum)
+			case <-stop:
+				return
+			}
+		}
+	}()
+	more := func(n int64) {
+		t.Helper()
+		until := d.done.Load() + n
+		eventually(t, func() error {
+			if now := d.done.Load(); now < until {
+				return fmt.Errorf("%d downloads are over, and not %d", now, until)
+			}
+			return nil
+		})
+	}
+	more(20)
+	pids := map[string]int{}
+	for _, f := range [][2]string{{"r2", "zip"}, {"r3", "unzip"}} {
+		pid, err := w.workerOf(f[0], f[1])
+		must(t, err)
+		pids[f[0]] = pid
+	}
+	for _, way := range []struct {
+		name string
+		stop func(node string)
+		same bool // the worker
+	}{
+		{"killed", w.kill, true},
+		{"stopped", func(node string) { must(t, w.StopAgent(soon(t), node)) }, true},
+		{"of another version", func(node string) { w.kill(node); install() }, false},
+		{"of another version again", func(node string) { must(t, w.StopAgent(soon(t), node)); install() }, false},
+	} {
+		for _, f := range [][2]string{{"r2", "zip"}, {"r3", "unzip"}} {
+			way.stop(f[0])
+			more(30) // nobody is there
+			must(t, w.StartAgent(soon(t), f[0]))
+			now, err := w.workerOf(f[0], f[1])
+			must(t, err)
+			if (now == pids[f[0]]) != way.same {
+				t.Errorf("the agent of %s was %s: its worker is %d, and was %d", f[0], way.name, now, pids[f[0]])
+			}
+			pids[f[0]] = now
+			more(30)
+			if n := len(d.failed); n > 0 {
+				t.Fatalf("the agent of %s was %s: %d downloads failed, the first: %v", f[0], way.name, n, <-d.failed)
+			}
+		}
+	}
+	close(stop)
+	<-opening
+	d.wait.Wait()
+	t.Logf("%d downloads", d.done.Load())
+	if len(d.failed) > 0 {
+		t.Errorf("%d downloads failed, the first: %v", len(d.failed), <-d.failed)
+	}
 }

@@ -318,7 +318,10 @@ func up(t *testing.T, m manifest.Manifest, c lab.Config) (w *world, err error) {
 	if c.Prefix == "" {
 		c.Prefix = newPrefix()
 	}
-	c.Domain, c.Lab, c.Plan, c.Binary = m.Domain, *m.Lab, w.plan, program
+	c.Domain, c.Lab, c.Plan = m.Domain, *m.Lab, w.plan
+	if c.Binary == "" {
+		c.Binary = program
+	}
 	w.Lab, err = lab.Up(soon(t), c)
 	return w, err
 }

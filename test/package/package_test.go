@@ -223,6 +223,10 @@ func TestSystemdAcceptsTheUnit(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	// Otherwise systemd ends workers with their agent.
+	if !bytes.Contains(b, []byte("\nKillMode=process\n")) {
+		t.Error("the agent's unit has systemd end the workers of functions on byte streams, too")
+	}
 	b = bytes.ReplaceAll(b, []byte("/usr/bin/waystamp"), []byte(self))
 	b = bytes.ReplaceAll(b, []byte("man:waystamp-agent(1) "), nil) // installed with the package
 	if err := os.WriteFile(unit, b, 0o644); err != nil {

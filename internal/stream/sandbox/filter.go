@@ -45,6 +45,9 @@ var options = [][2]uint32{
 	{unix.IPPROTO_IP, unix.IP_TOS}, {unix.IPPROTO_IPV6, unix.IPV6_TCLASS},
 }
 
+// ofStreams are calls that other workers make: one that stays hands its files to the next agent.
+var ofStreams = []uint32{unix.SYS_SENDMSG}
+
 // ofGateways are calls that a gateway makes beside these: the audit log's, and net's where it has connected.
 var ofGateways = []uint32{unix.SYS_GETPEERNAME, unix.SYS_LSEEK, unix.SYS_FTRUNCATE, unix.SYS_FSYNC}
 
@@ -65,9 +68,9 @@ const (
 // program is the filter. What is not in it fails with EPERM: unlike a killed process, a
 // call that a later Go runtime would like to make then costs no connection.
 func program(pid int, gateway bool) []bpf.Instruction {
-	calls, options := always, options
+	calls, options := slices.Concat(always, ofStreams), options
 	if gateway {
-		calls, options = slices.Concat(calls, ofGateways), slices.Concat(options, optionsOfGateways)
+		calls, options = slices.Concat(always, ofGateways), slices.Concat(options, optionsOfGateways)
 	}
 	var p []bpf.Instruction
 	load := func(offset uint32) { p = append(p, bpf.LoadAbsolute{Off: offset, Size: 4}) }

@@ -1,0 +1,187 @@
+package stream
+
+import (
+	"errors"
+	"io"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// staying starts a worker that outlives its parent, and returns where the next one finds it.
+func (w *world) staying(t *testing.T) (*Process, string) {
+	t.Helper()
+	t.Setenv(asWorker, "1")
+	dir, err := os.MkdirTemp("", "ws") // the name of a socket is short
+	must(t, err)
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	name := filepath.Join(dir, "worker")
+	text, err := Text("zip", port, 1, []string{`{"xor": {"passes": 0}}`}, nil, nil, false, Limits{Connections: 1000, Buffer: 1 << 20, Idle: time.Minute, HalfClosed: time.Minute})
+	must(t, err)
+	self, err := os.Executable()
+	must(t, err)
+	at, err := StaySocket(name)
+	must(t, err)
+	l, err := w.place.Link("w")
+	must(t, err)
+	var link *os.File
+	must(t, w.place.NetNS().Do(func() error {
+		link, err = LinkSocket(l.Index)
+		return err
+	}))
+	p, listeners, err := Begin(Options{NS: w.place.NetNS(), Program: self, Config: text, Stay: &Stay{At: at, Link: link}})
+	must(t, err)
+	t.Cleanup(func() {
+		p.Close()
+		p.kill() // it may have been left
+	})
+	must(t, closeAll(append(listeners, at, link)))
+	return p, name
+}
+
+// releases lets a worker serve. Packets get to it by routing here: the link of a program is any file.
+func (w *world) releases(t *testing.T, p *Process) {
+	t.Helper()
+	link, err := os.Open(os.DevNull)
+	must(t, err)
+	ns, err := w.place.NetNS().File()
+	must(t, err)
+	must(t, p.Release([]byte("a tag"), link, ns))
+	must(t, closeAll([]*os.File{link, ns}))
+}
+
+// echoes moves bytes over a connection in both directions.
+func echoes(t *testing.T, a, b net.Conn) {
+	t.Helper()
+	for _, d := range [][2]net.Conn{{a, b}, {b, a}} {
+		if _, err := d[0].Write([]byte("these bytes")); err != nil {
+			t.Fatal(err)
+		}
+		got := make([]byte, 11)
+		if _, err := io.ReadFull(d[1], got); err != nil || string(got) != "these bytes" {
+			t.Fatalf("%q came, then %v", got, err)
+		}
+	}
+}
+
+// A worker goes on without a parent, and the next one gets it with what it holds.
+func TestAWorkerOutlivesItsParent(t *testing.T) {
+	w := once(t)
+	l := w.listen(t, towards["IPv6"])
+	p, name := w.staying(t)
+	config, pid := p.Config, p.PID()
+	w.releases(t, p)
+	c, s := w.pair(t, l, towards["IPv6"])
+	echoes(t, c, s)
+	for range 3 {
+		must(t, p.Leave())
+		echoes(t, c, s)
+		f, err := Find(name)
+		must(t, err)
+		if string(f.Tag) != "a tag" || f.PID() != pid || len(f.Files) != 1 {
+			t.Fatalf("process %d says %q, and hands over %d files; want %d, its tag, and its namespace", f.PID(), f.Tag, len(f.Files), pid)
+		}
+		ns, err := f.Files[0].Stat()
+		must(t, err)
+		want, err := w.place.NetNS().File()
+		must(t, err)
+		if st, err := want.Stat(); err != nil || !os.SameFile(st, ns) {
+			t.Errorf("the worker hands over another namespace than its own: %v", err)
+		}
+		must(t, closeAll(append(f.Files, want)))
+		text, err := Text("zip", config.Port, 1, []string{`{"xor": {"passes": 0}}`}, nil, nil, false, config.Limits)
+		must(t, err)
+		p, err = f.Take(text, nil)
+		must(t, err)
+		if n := p.Statistics(); n.Now != 1 || n.ToServer.In == 0 {
+			t.Errorf("the worker has %+v; want a connection with bytes", n)
+		}
+		c2, s2 := w.pair(t, l, towards["IPv6"])
+		echoes(t, c2, s2)
+		must(t, errors.Join(c2.Close(), s2.Close()))
+		eventually(t, "one connection is left", func() bool { return p.Statistics().Now == 1 })
+	}
+	must(t, p.Close())
+	select {
+	case <-p.Ended():
+	default:
+		t.Error("the worker was told to end, and did not")
+	}
+	if _, err := c.Read(make([]byte, 1)); !isReset(err) {
+		t.Errorf("the connection of a worker that has ended: %v; want a reset", err)
+	}
+	if _, err := Find(name); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("a worker that has ended is found: %v", err)
+	}
+}
+
+// A worker ends with its interface, also where nobody is there to end it.
+func TestAWorkerEndsWithItsInterface(t *testing.T) {
+	w := once(t)
+	p, name := w.staying(t)
+	w.releases(t, p)
+	must(t, p.Leave())
+	f, err := Find(name)
+	must(t, err)
+	text, err := Text("zip", port, 1, []string{`{"xor": {"passes": 0}}`}, nil, nil, false, p.Config.Limits)
+	must(t, errors.Join(err, closeAll(f.Files)))
+	p, err = f.Take(text, nil)
+	must(t, err)
+	select {
+	case <-p.Ended():
+		t.Fatal("the worker has ended before its interface")
+	default:
+	}
+	must(t, w.place.DeleteLink("w"))
+	select {
+	case <-p.Ended():
+	case <-time.After(30 * time.Second):
+		t.Error("the worker goes on without its interface")
+	}
+	must(t, p.Close())
+}
+
+// A worker that drains keeps its connections, takes no others, and ends with the last.
+func TestAWorkerThatDrainsKeepsItsConnections(t *testing.T) {
+	w := once(t)
+	l := w.listen(t, towards["IPv4"])
+	p, name := w.staying(t)
+	w.releases(t, p)
+	c, s := w.pair(t, l, towards["IPv4"])
+	must(t, p.Leave())
+	f, err := Find(name)
+	must(t, errors.Join(err, closeAll(f.Files)))
+	must(t, f.Drain())
+	if _, err := Find(name); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("a worker that drains is found: %v", err)
+	}
+	echoes(t, c, s)
+	eventually(t, "it takes no more connections", func() bool {
+		c, err := w.dial(towards["IPv4"])
+		if err == nil { // it has until the clients that were answered have come
+			must(t, errors.Join(c.SetLinger(0), c.Close()))
+			time.Sleep(250 * time.Millisecond)
+		}
+		return errors.Is(err, unix.ECONNREFUSED)
+	})
+	select {
+	case <-p.Ended():
+		t.Fatal("the worker has ended with a connection open")
+	default:
+	}
+	echoes(t, c, s)
+	must(t, errors.Join(c.CloseWrite(), s.CloseWrite()))
+	if _, err := io.ReadAll(c); err != nil {
+		t.Errorf("the connection did not end in order: %v", err)
+	}
+	select {
+	case <-p.Ended():
+	case <-time.After(30 * time.Second):
+		t.Error("the worker goes on without a connection")
+	}
+}
