@@ -17,6 +17,9 @@ import (
 // applyLocked puts n in force on the devices of t. lenient: without the places to which no
 // program can be attached; otherwise such a place is an error.
 func (d *Dataplane) applyLocked(n plan.Node, t topology, lenient bool) error {
+	if err := d.letGo(); err != nil {
+		return err
+	}
 	cfg, err := tables.EncodeConfig(n)
 	if err != nil {
 		return err
@@ -75,7 +78,59 @@ func (d *Dataplane) applyLocked(n plan.Node, t topology, lenient bool) error {
 			d.problems = append(d.problems, err)
 		}
 	}
+	if len(d.problems) == 0 {
+		if err := d.hold(t, d.settled); err != nil {
+			d.cfg.Log.Warn("the next change will compare the whole plan with the kernel", "err", err)
+		}
+	}
 	return nil
+}
+
+// applyPartLocked puts n in force on the devices of t if it differs from the plan in force in a part alone. Else
+// it changes nothing.
+func (d *Dataplane) applyPartLocked(n plan.Node, t topology) (done bool, err error) {
+	defer func() {
+		if !done {
+			err = errors.Join(err, d.letGo())
+		}
+	}()
+	p, ok, err := d.partOf(n, t)
+	if err != nil || !ok { // the whole change finds the error again
+		return false, nil
+	}
+	cpus, err := CPUs()
+	if err != nil {
+		return false, err
+	}
+	if err := checkLanes(n, cpus); err != nil {
+		return false, err
+	}
+	if err := d.dropDeadLinks(false); err != nil {
+		return false, err
+	}
+	notPinned := d.keepPinsLocked()
+	if _, err := d.checkAlone(t.bindings); err != nil {
+		return false, err
+	}
+	d.made = made{}
+	problems, err := d.applyPart(n, t, p)
+	if err != nil {
+		if _, stuck := errors.AsType[*undoError](err); stuck {
+			return false, err // other entries may still name the new ones
+		}
+		return false, errors.Join(err, d.unmake())
+	}
+	d.node = &n
+	d.problems = append(problems, d.checkPositions(t.bindings)...)
+	if notPinned != nil {
+		d.problems = append(d.problems, notPinned)
+	}
+	if len(d.problems) > 0 {
+		if err := d.letGo(); err != nil {
+			d.problems = append(d.problems, err)
+		}
+	}
+	return true, d.degraded()
 }
 
 // size chooses the maps for a plan.
@@ -338,7 +393,14 @@ func (d *Dataplane) restore(g *generation, before tables.Contents) error {
 
 // updateMapsLocked brings the maps to the plan, without a look at interfaces.
 func (d *Dataplane) updateMapsLocked(n plan.Node) error {
-	_, _, _, err := d.fill(d.gen, n, tables.Wiring{Ports: nil, Reach: d.topology.reach, Cpus: d.cpus})
+	held := d.force != nil
+	if err := d.letGo(); err != nil {
+		return err
+	}
+	_, _, want, err := d.fill(d.gen, n, tables.Wiring{Ports: nil, Reach: d.topology.reach, Cpus: d.cpus})
+	if err == nil && held {
+		err = d.hold(d.topology, want.Contents)
+	}
 	return err
 }
 
@@ -377,5 +439,6 @@ func (d *Dataplane) settle(g *generation, bs []binding, w tables.Wanted, u undo)
 		d.saved = newSaved(w.Hops)
 	}
 	d.counting = w.Numbers
+	d.settled = want
 	return problems
 }

@@ -156,7 +156,10 @@ type Dataplane struct {
 	made     made                         // by the change that is under way
 	counting map[uint32]tables.CounterKey // the numbers of the plan in force, by slot
 	paces    map[tables.CounterKey]pace
-	saved    *saved // nil: other programs than the generation's may be at work
+	saved    *saved          // nil: other programs than the generation's may be at work
+	force    *inForce        // what node has in the kernel; nil: not known for certain
+	settled  tables.Contents // of the last change that was settled
+	recall   recallCache
 }
 
 // Open opens an instance with its pins, if it has any. It changes nothing that packets could
@@ -216,7 +219,7 @@ func (d *Dataplane) Close() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	var errs []error
-	errs = append(errs, d.events.close())
+	errs = append(errs, d.events.close(), d.letGo())
 	for _, l := range d.links {
 		errs = append(errs, l.close())
 	}
@@ -247,6 +250,9 @@ func (d *Dataplane) Close() error {
 // Apply puts a plan in force, on exactly the interfaces that it names. If it cannot, it returns
 // an error and the earlier plan stays in force; a DegradedError means that the plan is in force
 // except for the parts that it names.
+//
+// It changes, reads and saves only what differs from the plan in force, if that is in visits, egresses and epochs of
+// headends; what others have done to the maps meanwhile is for Reconcile.
 func (d *Dataplane) Apply(n plan.Node) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -255,6 +261,9 @@ func (d *Dataplane) Apply(n plan.Node) error {
 		return err
 	}
 	if err := t.whole(); err != nil {
+		return err
+	}
+	if done, err := d.applyPartLocked(n, t); done || err != nil {
 		return err
 	}
 	if err := d.applyLocked(n, t, false); err != nil {

@@ -15,6 +15,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sync/errgroup"
@@ -39,16 +40,21 @@ type identity struct {
 
 func identityOf(cfg abi.Config) identity {
 	cfg.FingerprintKey = [2]uint64{} // random for every generation
+	return identity{
+		objects: objectsDigest(),
+		config:  hex.EncodeToString(sha256Of(fmt.Sprintf("%+v", cfg))[:4]),
+	}
+}
+
+// objectsDigest is that of all objects.
+var objectsDigest = sync.OnceValue(func() string {
 	obj := sha256.New()
 	for _, o := range object.All {
 		sum := sha256.Sum256(*o.ELF)
 		obj.Write(sum[:])
 	}
-	return identity{
-		objects: hex.EncodeToString(obj.Sum(nil)[:8]),
-		config:  hex.EncodeToString(sha256Of(fmt.Sprintf("%+v", cfg))[:4]),
-	}
-}
+	return hex.EncodeToString(obj.Sum(nil)[:8])
+})
 
 func sha256Of(s string) []byte {
 	sum := sha256.Sum256([]byte(s))

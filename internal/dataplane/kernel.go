@@ -76,9 +76,11 @@ func readHeadends(g *generation, into map[uint32]abi.Headend) error {
 }
 
 // run does ops in their order and stops at the first that fails.
-func (d *Dataplane) run(g *generation, ops []tables.Op) (err error) {
+func (d *Dataplane) run(g *generation, ops []tables.Op) error { return d.runIn(g, nil, ops) }
+
+// runIn is run with stores that are open already; nil: it opens them if it needs them.
+func (d *Dataplane) runIn(g *generation, in *stores, ops []tables.Op) (err error) {
 	waited := false
-	var in *stores
 	defer func() {
 		if in != nil {
 			err = errors.Join(err, in.finish())

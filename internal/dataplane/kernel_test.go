@@ -1361,7 +1361,11 @@ func TestChainThatChangesToAnOrderedRuleGetsANewGeneration(t *testing.T) {
 		{plan: n, meanwhile: abi.RulesStateMaybe, then: abi.RulesStateNone},
 	} {
 		meanwhile = nil
-		b.must(b.apply(d, c.plan))
+		if len(d.node.Egresses) == len(c.plan.Egresses) {
+			b.must(b.do(d.Reconcile)) // Apply would find nothing to do
+		} else {
+			b.must(b.apply(d, c.plan))
+		}
 		if got := state(); got != c.then || !slices.Equal(meanwhile, []abi.RulesState{c.meanwhile}) {
 			t.Errorf("rules are %s meanwhile and %s then; want %s and %s", meanwhile, got, c.meanwhile, c.then)
 		}

@@ -369,6 +369,7 @@ func (s *slabs) shrink(g *generation, end int) error {
 type memory struct {
 	windows, numbers *slabs
 	tables.Placed
+	placed bool // the generation at work names all of them
 }
 
 // memory opens the slabs and reads the owners in them. Only programs may change them at the same
@@ -437,6 +438,9 @@ func (d *Dataplane) prepareMemory(g *generation, mem *memory, w tables.Wanted) e
 		*slabs
 		end int
 	}{{mem.windows, windows}, {mem.numbers, numbers}} {
+		if mem.placed && s.end <= s.slabs.end() {
+			continue
+		}
 		if err := s.grow(s.end, d.cfg.step); err != nil {
 			return err
 		}
@@ -480,6 +484,10 @@ func (d *Dataplane) unmake() (err error) {
 	}
 	mem.free(windows, numbers)
 	return mem.shrink(d.gen)
+}
+
+func keptError(err error) error {
+	return fmt.Errorf("replay windows of paths that are gone are kept: %w", err)
 }
 
 // free clears windows and slots that no program can use any more, for use by others.
@@ -530,7 +538,7 @@ func (d *Dataplane) tidy(g *generation, want tables.Wanted, safe bool) (err erro
 	}
 	var errs []error
 	if err := d.saveWindowsLocked(); err != nil {
-		errs = append(errs, fmt.Errorf("replay windows of paths that are gone are kept: %w", err))
+		errs = append(errs, keptError(err))
 		windows = nil
 	}
 	// Numbers that cannot be returned are lost; nothing else is.

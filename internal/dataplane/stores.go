@@ -85,6 +85,8 @@ func (s *store[K, V]) clear() error {
 		if err := s.array.Put(i, &none); err != nil {
 			return fmt.Errorf("clear an entry of map %s: %w", s.name, err)
 		}
+		delete(s.used, i)
+		s.next = min(s.next, i)
 	}
 	s.old = nil
 	return nil
@@ -93,6 +95,8 @@ func (s *store[K, V]) clear() error {
 // stores are the two, while ops are done on them.
 type stores struct {
 	g        *generation
+	partly   bool            // finish corrects only the hints that ops may have changed
+	touched  map[uint32]bool // their places
 	hops     *store[abi.HopKey, abi.Hop]
 	egresses *store[abi.EgressKey, abi.Egress]
 }
@@ -106,7 +110,7 @@ func (g *generation) openStores() (*stores, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &stores{g, hops, egresses}, nil
+	return &stores{g: g, touched: map[uint32]bool{}, hops: hops, egresses: egresses}, nil
 }
 
 // do does an op on hops or egresses.
@@ -132,7 +136,9 @@ func (s *stores) do(o tables.Op) error {
 
 func (s *stores) guess(k abi.HopKey, p abi.Place) error {
 	m := s.g.maps[tables.MapPlaces]
-	if err := m.Put(placeOf(k, m.MaxEntries()), p); err != nil {
+	at := placeOf(k, m.MaxEntries())
+	s.touched[at] = true
+	if err := m.Put(at, p); err != nil {
 		return fmt.Errorf("write to map %s: %w", tables.MapPlaces, err)
 	}
 	return nil
@@ -141,7 +147,20 @@ func (s *stores) guess(k abi.HopKey, p abi.Place) error {
 // finish corrects the hints and clears entries without an index. Of several entries for one
 // place the newest epoch gets the hint.
 func (s *stores) finish() error {
-	for _, k := range slices.SortedFunc(maps.Keys(s.hops.at), tables.CompareHopKeys) {
+	size := s.g.maps[tables.MapPlaces].MaxEntries()
+	keys := maps.Keys(s.hops.at)
+	if s.partly {
+		keys = func(yield func(abi.HopKey) bool) {
+			for k := range s.hops.at {
+				if s.touched[placeOf(k, size)] && !yield(k) {
+					return
+				}
+			}
+		}
+	}
+	order := slices.SortedFunc(keys, tables.CompareHopKeys)
+	s.touched = map[uint32]bool{}
+	for _, k := range order {
 		p := abi.Place{Hop: s.hops.at[k], Egress: s.egresses.at[abi.EgressKey{Path: k.Path, Epoch: k.Epoch}]}
 		if err := s.guess(k, p); err != nil {
 			return err

@@ -124,7 +124,17 @@ func (d *Dataplane) recalled() (map[tables.WindowKey]recallEntry, error) {
 	if d.cfg.StateDir == "" {
 		return map[tables.WindowKey]recallEntry{}, nil
 	}
-	return openRecall(d.cfg.StateDir).read()
+	r := openRecall(d.cfg.StateDir)
+	of := idOf(r.path) // before: a later file has another
+	if d.recall.entries != nil && d.recall.of.equal(of) {
+		return d.recall.entries, nil
+	}
+	entries, err := r.read()
+	if err != nil {
+		return nil, err
+	}
+	d.recall = recallCache{of, entries}
+	return entries, nil
 }
 
 // recallWindow is the initial content of a new window; nil: zeroes.
@@ -175,6 +185,11 @@ func secretsText(v uint64) string { return fmt.Sprintf("%016x", v) }
 const recallOld = 16
 
 func (r recall) update(now map[tables.WindowKey][]uint64) error {
+	return r.updateBeside(now, func(tables.WindowKey) bool { return false })
+}
+
+// updateBeside is update with only some of the windows that there are; live tells which are.
+func (r recall) updateBeside(now map[tables.WindowKey][]uint64, live func(tables.WindowKey) bool) error {
 	err := r.record.update(func(entries []recallEntry) ([]recallEntry, bool, error) {
 		all, err := recallMap(entries)
 		if err != nil {
@@ -186,7 +201,7 @@ func (r recall) update(now map[tables.WindowKey][]uint64) error {
 				all[k], changed = recallEntry{Saved: time.Now().Unix(), Newest: n}, true
 			}
 		}
-		forgetOld(all, now)
+		forgetOld(all, func(k tables.WindowKey) bool { return len(now[k]) > 0 || live(k) })
 		return recallEntries(all), changed, nil
 	})
 	if err != nil {
@@ -196,10 +211,10 @@ func (r recall) update(now map[tables.WindowKey][]uint64) error {
 }
 
 // forgetOld keeps for each path the entry in use, and the newest few others.
-func forgetOld(all map[tables.WindowKey]recallEntry, now map[tables.WindowKey][]uint64) {
+func forgetOld(all map[tables.WindowKey]recallEntry, live func(tables.WindowKey) bool) {
 	old := map[uint32][]tables.WindowKey{}
 	for k := range all {
-		if _, live := now[k]; !live {
+		if !live(k) {
 			old[k.Path] = append(old[k.Path], k)
 		}
 	}
@@ -211,6 +226,12 @@ func forgetOld(all map[tables.WindowKey]recallEntry, now map[tables.WindowKey][]
 			delete(all, k)
 		}
 	}
+}
+
+// recallCache is a record as it was read, or the one after that.
+type recallCache struct {
+	of      fileID
+	entries map[tables.WindowKey]recallEntry
 }
 
 // read returns the record on disk.

@@ -70,6 +70,14 @@ func newSaved(hops map[abi.HopKey]abi.Hop) *saved {
 	return s
 }
 
+// follow notes which entries count for the egresses of a part.
+func (s *saved) follow(p tables.Part) {
+	for k := range p.Have.Egresses {
+		delete(s.egresses, tables.CounterKey{Path: k.Path, Epoch: k.Epoch})
+	}
+	maps.Copy(s.egresses, newSaved(p.Want.Hops).egresses)
+}
+
 // SaveNews is SaveWindows, but that windows are not read which cannot have changed
 // since the last time. It is to be called each second or so.
 func (d *Dataplane) SaveNews() error {
@@ -117,12 +125,11 @@ func (d *Dataplane) saveNews(s *saved) (err error) {
 			continue
 		}
 		x := savedWindow{w, newest(in.wordsOf(w), w.Size)}
-		changed = changed || !there || !slices.Equal(was.newest, x.newest)
+		changed = changed || !slices.Equal(was.newest, x.newest) && slices.Max(x.newest) > 0
 		now[w.Key] = x
 	}
 	// All of them shall be read again in so many turns, and not the same ones.
 	s.turn -= len(windows) - 1
-	changed = changed || len(now) != len(s.newest)
 	record := openRecall(d.cfg.StateDir)
 	if changed || !s.record.equal(idOf(record.path)) {
 		seen := map[tables.WindowKey][]uint64{}

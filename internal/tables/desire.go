@@ -276,12 +276,17 @@ func (w *Wanted) addHop(n plan.Node, id plan.PathID, sid netip.Addr, sources []n
 	w.Hops[k] = entry
 	w.Sids[EncodeHopKey(sid, id.Path, 0)] = 1
 	w.Sids[EncodeHopKey(sid, 0, 0)] = 1
-	if len(sources) > 1 && !id.OverLabels() {
+	if hasSources(&id, sources) {
 		for _, a := range sources {
 			w.Sources[abi.SourceKey{Path: abi.BE32(id.Path), Addr: Words(a)}] = 1
 		}
 	}
 	return nil
+}
+
+// hasSources reports whether the headends of a path are in ws_sources, and not in its entries.
+func hasSources(id *plan.PathID, sources []netip.Addr) bool {
+	return len(sources) > 1 && !id.OverLabels()
 }
 
 // checkSizes compares with the maps of bpf/lib/node/maps.h, so that a plan that does

@@ -1,0 +1,32 @@
+package plan
+
+import "slices"
+
+// Equal reports whether two headends are the same in all.
+func (h Headend) Equal(o Headend) bool {
+	return h.PathID == o.PathID && h.Match == o.Match && h.Own == o.Own && equalList(h.Segments, o.Segments) && equalList(h.NodeLabels, o.NodeLabels) &&
+		h.Lane == o.Lane && h.Lanes == o.Lanes && h.MTU == o.MTU && h.MSS == o.MSS && h.Share == o.Share && equalAt(h.Seal, o.Seal) && equalList(h.Origins, o.Origins)
+}
+
+// Equal reports whether two visits are the same in all.
+func (e Endpoint) Equal(o Endpoint) bool {
+	return e.PathID == o.PathID && e.SID == o.SID && e.Behaviour == o.Behaviour && e.Argument == o.Argument && e.Function == o.Function &&
+		equalList(e.Sources, o.Sources) && e.Share == o.Share
+}
+
+// Equal reports whether two egresses are the same in all.
+func (e Egress) Equal(o Egress) bool {
+	return e.PathID == o.PathID && e.SID == o.SID && equalList(e.Sources, o.Sources) && e.Match == o.Match && equalList(e.Segments, o.Segments) &&
+		e.OnViolation == o.OnViolation && e.Guard == o.Guard && e.Of == o.Of && equalAt(e.Through, o.Through) && e.Lanes == o.Lanes && e.Window == o.Window &&
+		e.Share == o.Share && e.Verifier.Secret == o.Verifier.Secret && equalList(e.Verifier.Keys, o.Verifier.Keys) && equalAt(e.Seal, o.Seal)
+}
+
+// equalAt compares what two pointers are to; nil equals nil alone.
+func equalAt[T comparable](a, b *T) bool {
+	return a == b || a != nil && b != nil && *a == *b
+}
+
+// equalList does not look at lists of the same memory, as parts have them that were never encoded.
+func equalList[T comparable](a, b []T) bool {
+	return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0] || slices.Equal(a, b))
+}
