@@ -90,7 +90,7 @@ __noinline int ws_gateway_to(struct __sk_buff *skb)
 	says = s.has_payload && !(s.flags & (TCP_SYN | TCP_RST));
 	conn_note(c, s.flags, WS_CONN_SERVER_FIN, says ? WS_CONN_ANSWERED : 0);
 	proxy_count(p, tx_success);
-	return is_new && says ? conn_promote(&s.key, c) : WS_REASON_NONE;
+	return is_new && says ? conn_promote(&s.key, c, p) : WS_REASON_NONE;
 }
 
 SEC("tc")

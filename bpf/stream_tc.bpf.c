@@ -123,7 +123,7 @@ __noinline int ws_stream_path(struct __sk_buff *skb)
 		  p->stream == WS_BYTES_GATEWAY ? WS_CONN_CLIENT_FIN : 0,
 		  onward ? WS_CONN_ANSWERED : 0);
 	if (onward && is_new) {
-		r = conn_promote(&s.key, c);
+		r = conn_promote(&s.key, c, p);
 		if (r)
 			return r;
 	} else if (onward && segment_opens(&s) && c->seen) {

@@ -172,7 +172,10 @@ const (
 	// In ws_conn_key.proxy: a client's connection to the gateway. Without this
 	// bit: a connection that the gateway has opened, which may have the same
 	// addresses and ports.
-	ConnAccepted  = 2147483648
+	ConnAccepted = 2147483648
+
+	// Entries of ws_conns, about 120 bytes each.
+	ConnsMax      = 262144
 	ConnClientFin = 1
 
 	// from the client

@@ -236,6 +236,7 @@ const (
 	ReasonOutsideMPLS         Reason = 114 // a packet from outside has labels
 	ReasonLeakMPLS            Reason = 115 // a packet that would leave the domain has labels
 	ReasonLabelsProgramBug    Reason = 116 // the program for paths over labels is not there
+	ReasonStreamQuota         Reason = 117 // a function on byte streams, or a gateway, has its share of the connections that the node keeps
 )
 
 var reasonNames = [...]string{
@@ -356,6 +357,7 @@ var reasonNames = [...]string{
 	"outside-mpls",
 	"leak-mpls",
 	"labels-program-bug",
+	"stream-quota",
 }
 
 // String returns the name: lower case, words joined by hyphens. A number that
@@ -489,6 +491,7 @@ var reasonTexts = [...]string{
 	"a packet from outside has labels",
 	"a packet that would leave the domain has labels",
 	"the program for paths over labels is not there",
+	"a function on byte streams, or a gateway, has its share of the connections that the node keeps",
 }
 
 // Text says in a sentence without capital or full stop what the packet or the
@@ -512,7 +515,7 @@ func Reasons() []Reason {
 
 // ReasonCount is the number of reasons, ReasonNone included: the size of the
 // map ws_refusals.
-const ReasonCount = 117
+const ReasonCount = 118
 
 // SpentReasons are those for which a packet may be refused after its number was
 // spent at the replay window.

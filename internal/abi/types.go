@@ -351,8 +351,8 @@ type Proxy struct {
 	Address    [2][2]uint64
 	Bypass     uint32
 	Netns      int32
-	Rewrites   uint8
-	Pad        [7]uint8
+	Conns      uint32
+	Pad        uint32
 }
 
 // Cached is struct ws_cached. What the proxy keeps of a packet: its outer

@@ -19,10 +19,6 @@ import (
 // and sockets wait for them.
 const connEnded = 2 * time.Minute
 
-// onwardMax is how many connections onward a gateway has at most, half of the table (WS_CONNS_MAX): the others are for its clients, and for
-// functions on byte streams.
-const onwardMax = 1 << 17
-
 // Connections are the programs' connections of a function on byte streams.
 type Connections struct {
 	Open int // the function has gone on with them
@@ -70,7 +66,7 @@ func (d *Dataplane) OpenOnward(client, service, source, origin netip.AddrPort, b
 	c = abi.Conn{Used: now, Part: abi.BE32(back)}
 	conns, key := d.gen.maps[tables.MapConns], tables.ConnKey(gateway, source, origin)
 	if err := conns.Lookup(key, new(abi.Conn)); errors.Is(err, ebpf.ErrKeyNotExist) {
-		if d.onward >= onwardMax {
+		if d.onward >= tables.OnwardMax {
 			return fmt.Errorf("the gateway has %d connections onward, and may have no more; those that are over are taken out with time", d.onward)
 		}
 		d.onward++
@@ -148,7 +144,11 @@ func (d *Dataplane) SweepConnections(idle map[string]time.Duration) (map[string]
 	if err != nil {
 		return nil, err
 	}
-	onward := 0
+	indexes, added, err := d.connsAdded(functions)
+	if err != nil {
+		return nil, err
+	}
+	onward, kept := 0, map[uint32]uint64{} // by the function's index
 	for _, t := range []tables.Map{tables.MapConns, tables.MapConnsNew} {
 		m := d.gen.maps[t]
 		var over []abi.ConnKey
@@ -167,6 +167,8 @@ func (d *Dataplane) SweepConnections(idle map[string]time.Duration) (map[string]
 			}
 			if gateway, ok := keys[model.GatewayName]; ok && k.Proxy == gateway {
 				onward++
+			} else if t == tables.MapConns {
+				kept[indexes[k.Proxy&^abi.ConnAccepted]]++
 			}
 			n := out[name]
 			if t == tables.MapConns {
@@ -187,7 +189,33 @@ func (d *Dataplane) SweepConnections(idle map[string]time.Duration) (map[string]
 		}
 	}
 	d.onward = onward
+	// Whoever was added during the walk may count twice until the next one, and nobody is left out.
+	for i, n := range added {
+		if err := d.gen.maps[tables.MapConnsGone].Put(i, n-kept[i]); err != nil {
+			return nil, fmt.Errorf("write to map %s: %w", tables.MapConnsGone, err)
+		}
+	}
 	return out, nil
+}
+
+// connsAdded are the indexes of functions in the counters of connections, by key, and how many entries programs have added for
+// them so far.
+func (d *Dataplane) connsAdded(functions map[uint32]string) (indexes map[uint32]uint32, added map[uint32]uint64, err error) {
+	indexes, added = map[uint32]uint32{}, map[uint32]uint64{}
+	for key, name := range functions {
+		var p abi.Proxy
+		if err := d.gen.maps[tables.MapProxies].Lookup(key, &p); errors.Is(err, ebpf.ErrKeyNotExist) {
+			continue // no packet is the function's
+		} else if err != nil {
+			return nil, nil, fmt.Errorf("function %s: read map %s: %w", name, tables.MapProxies, err)
+		}
+		var n uint64
+		if err := d.gen.maps[tables.MapConnsAdded].Lookup(p.Stats, &n); err != nil {
+			return nil, nil, fmt.Errorf("function %s: read map %s: %w", name, tables.MapConnsAdded, err)
+		}
+		indexes[key], added[p.Stats] = p.Stats, n
+	}
+	return indexes, added, nil
 }
 
 // isOver reports whether a connection has ended: only late packets can belong to it.

@@ -311,7 +311,7 @@ func TestConnectionsOnwardAreBounded(t *testing.T) {
 	}
 	g.connect(client, shopAt, source, chain)
 	g.must(open(source))
-	g.d.onward = onwardMax
+	g.d.onward = tables.OnwardMax
 	if err := open(next); err == nil || !strings.Contains(err.Error(), "may have no more") {
 		t.Errorf("beyond what it may have: %v", err)
 	}

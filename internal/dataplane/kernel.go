@@ -188,6 +188,13 @@ func (d *Dataplane) prepare(g *generation, mem *memory, w tables.Wanted) (proble
 		if err := g.maps[tables.MapProxyStats].Put(i, make([]abi.ProxyStats, cpus)); err != nil {
 			return nil, fmt.Errorf("clear entry %d of map %s: %w", i, tables.MapProxyStats, err)
 		}
+		var added uint64
+		if err := g.maps[tables.MapConnsAdded].Lookup(i, &added); err != nil {
+			return nil, fmt.Errorf("read entry %d of map %s: %w", i, tables.MapConnsAdded, err)
+		}
+		if err := g.maps[tables.MapConnsGone].Put(i, added); err != nil {
+			return nil, fmt.Errorf("clear entry %d of map %s: %w", i, tables.MapConnsGone, err)
+		}
 	}
 	return d.raiseNumbers(mem.numbers, w.Numbers, true)
 }

@@ -139,6 +139,7 @@ func TestEveryReasonIsProduced(t *testing.T) {
 		abi.ReasonStreamNotTcp:    "TestWhatIsNotTCPIsRefusedAtAStreamFunction",
 		abi.ReasonStreamDown:      "TestAStreamFunctionWithoutAWorkerGetsNothing",
 		abi.ReasonStreamsFull:     "TestAFullTableOfConnectionsRefusesMore",
+		abi.ReasonStreamQuota:     "TestAFunctionHasItsShareOfTheConnections",
 	}
 	// Those of the proxy, which has tests of its own.
 	for _, r := range []abi.Reason{

@@ -528,6 +528,56 @@ func TestAFullTableOfConnectionsRefusesMore(t *testing.T) {
 	s.wantOut(s.path("web", "forward, from zip on"), open)
 }
 
+// A function that has its share of the table opens no further connections; those that it has go on. What is over makes room.
+func TestAFunctionHasItsShareOfTheConnections(t *testing.T) {
+	s := newStreamBed(t)
+	in, on := s.path("web", "forward, up to zip"), s.path("web", "forward, from zip on")
+	server := netip.MustParseAddrPort("[2001:db8:8::2]:80")
+	from := func(port uint16) netip.AddrPort { return netip.AddrPortFrom(netip.MustParseAddr("fd00:7::2"), port) }
+	keys, err := tables.ProxyKeys(s.domain.Nodes[1].Proxies)
+	s.must(err)
+	var p abi.Proxy
+	proxies := s.d.gen.maps[tables.MapProxies]
+	s.must(proxies.Lookup(keys["zip"], &p))
+	if p.Conns != abi.ConnsMax {
+		t.Errorf("the only function has a share of %d, want all %d", p.Conns, abi.ConnsMax)
+	}
+	p.Conns = 2
+	s.must(proxies.Put(keys["zip"], p))
+	for port := range uint16(3) {
+		s.wantIn(s.proven(in, segmentOf(from(port), server, syn)), segmentOf(from(port), server, syn))
+	}
+	for range 2 { // a SYN that is sent again takes no more of it
+		s.wantOut(on, segmentOf(from(0), server, syn))
+		s.wantOut(on, segmentOf(from(1), server, syn))
+	}
+	s.wantNotOut(abi.ReasonStreamQuota, segmentOf(from(2), server, syn))
+	s.wantOut(on, segmentOf(from(0), server, ack))
+	s.wantIn(s.proven(in, segmentOf(from(1), server, ack)), segmentOf(from(1), server, ack))
+	sweep := func(open int) {
+		t.Helper()
+		got, err := s.d.SweepConnections(map[string]time.Duration{"zip": time.Hour})
+		if err != nil || got["zip"].Open != open {
+			t.Errorf("%+v, %v left; want %d", got, err, open)
+		}
+	}
+	sweep(2)
+	s.wantNotOut(abi.ReasonStreamQuota, segmentOf(from(2), server, syn))
+	var ts unix.Timespec
+	s.must(unix.ClockGettime(unix.CLOCK_MONOTONIC_COARSE, &ts))
+	over := abi.Conn{Used: uint64(ts.Nano()) - uint64(connEnded+time.Second), Seen: abi.ConnRst, Part: abi.BE32(in.Path)}
+	s.must(s.d.gen.maps[tables.MapConns].Put(tables.ConnKey(keys["zip"], from(0), server), over))
+	sweep(1)
+	s.wantOut(on, segmentOf(from(2), server, syn))
+	sweep(2)
+	// Its share is by the node's functions, also after the plan has changed.
+	s.plan()
+	s.must(proxies.Lookup(keys["zip"], &p))
+	if p.Conns != abi.ConnsMax {
+		t.Errorf("after the plan was applied again its share is %d, want %d", p.Conns, abi.ConnsMax)
+	}
+}
+
 // What is over is taken out: ended for a while, without a packet for too long, or of a
 // function that is gone. All else stays.
 func TestConnectionsThatAreOverAreTakenOut(t *testing.T) {

@@ -138,7 +138,7 @@ func TestSentences(t *testing.T) {
 // are off by then.
 func TestRefusalsAtAFunctionOnByteStreamsAreSaid(t *testing.T) {
 	w := world(t)
-	for _, r := range []abi.Reason{abi.ReasonStreamDown, abi.ReasonStreamsFull} {
+	for _, r := range []abi.Reason{abi.ReasonStreamDown, abi.ReasonStreamsFull, abi.ReasonStreamQuota} {
 		e := eventOf(t, "unproven")
 		e.Node, e.Reason, e.Text = "r2", r.String(), r.Text()
 		want := "a packet from fc00:7::2 to fc00:8::2 was refused: " + r.Text()

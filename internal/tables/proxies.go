@@ -272,6 +272,9 @@ func (w *Wanted) desireProxies(n plan.Node, at Wiring, have Contents, ix Indexes
 			w.FreshProxies = append(w.FreshProxies, s)
 		}
 		entry := encodeProxy(p, r, s)
+		if entry.Stream != 0 {
+			entry.Conns = connShare(n.Proxies)
+		}
 		if p.Recognise == model.RecogniseMetadata {
 			entry.Slot, entry.Slots, err = ix.Slots.Get(id, slots[p.Function], at.Cpus)
 		} else {
@@ -291,6 +294,25 @@ func (w *Wanted) desireProxies(n plan.Node, at Wiring, have Contents, ix Indexes
 	}
 	w.LocalDst, w.LocalSrc = expand(rules, have.LocalSrc, nil)
 	return keys, nil
+}
+
+// OnwardMax is how many connections onward a gateway has at most: half of the table. The other half is for its clients, and
+// for functions on byte streams.
+const OnwardMax = abi.ConnsMax / 2
+
+// connShare is how many entries of ws_conns each function on bytes of a node may add, a gateway for its clients among them: all
+// have the same.
+func connShare(proxies []plan.Proxy) uint32 {
+	all, functions := uint32(abi.ConnsMax), uint32(0)
+	for _, p := range proxies {
+		if p.Stream != nil || p.Gateway != nil {
+			functions++
+		}
+		if p.Gateway != nil {
+			all -= OnwardMax
+		}
+	}
+	return all / max(functions, 1)
 }
 
 func encodeProxy(p plan.Proxy, r Reach, statsIndex uint32) abi.Proxy {

@@ -85,8 +85,10 @@ const (
 	MapGuards      Map = "ws_guards"
 	MapStreams     Map = "ws_streams"
 	MapServices    Map = "ws_services"
-	MapConns       Map = "ws_conns"     // programs write it, and user space for a gateway
-	MapConnsNew    Map = "ws_conns_new" // the same
+	MapConns       Map = "ws_conns"         // programs write it, and user space for a gateway
+	MapConnsNew    Map = "ws_conns_new"     // the same
+	MapConnsAdded  Map = "ws_conns_added"   // programs write it
+	MapConnsGone   Map = "ws_conns_removed" // user space
 	MapPathMTUs    Map = "ws_path_mtus"
 	MapNumbers     Map = "ws_numbers"
 	MapStats       Map = "ws_stats"

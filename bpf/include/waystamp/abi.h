@@ -625,9 +625,10 @@ struct ws_proxy {
 	 */
 	__u32 bypass;
 	__s32 netns;
+	__u32 conns; /* of a function on bytes: entries of ws_conns that it may add */
 	/* Metadata, 1: packets may come back with other addresses and ports */
 	__u8 rewrites;
-	__u8 pad[7];
+	__u8 pad[3];
 };
 _Static_assert(sizeof(struct ws_proxy) == 104, "ws_proxy is ABI");
 
@@ -789,6 +790,9 @@ _Static_assert(sizeof(struct ws_service_key) == 24, "ws_service_key is ABI");
  * connection that the gateway has opened, which may have the same addresses and ports.
  */
 #define WS_CONN_ACCEPTED 0x80000000
+
+/* Entries of ws_conns, about 120 bytes each. */
+#define WS_CONNS_MAX 262144
 
 /* ws_conns and ws_conns_new: a connection through a function on byte
  * streams, by the addresses and ports of both ends; IPv4 as

@@ -132,7 +132,8 @@
 	X(NO_NEIGHBOUR, "the link-layer address of the next hop of a packet with labels is unknown") \
 	X(OUTSIDE_MPLS, "a packet from outside has labels", SEVERAL) \
 	X(LEAK_MPLS, "a packet that would leave the domain has labels") \
-	X(LABELS_PROGRAM_BUG, "the program for paths over labels is not there")
+	X(LABELS_PROGRAM_BUG, "the program for paths over labels is not there") \
+	X(STREAM_QUOTA, "a function on byte streams, or a gateway, has its share of the connections that the node keeps")
 
 enum ws_reason {
 #define X(name, ...) WS_REASON_##name,

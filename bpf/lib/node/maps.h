@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /* Every map of the data path. Programs write ws_stats, ws_refusals, ws_errors,
- * ws_scratch, ws_path_mtus, ws_exits, ws_nexthops, ws_conns, ws_conns_new, ws_events,
+ * ws_scratch, ws_path_mtus, ws_exits, ws_nexthops, ws_conns, ws_conns_new, ws_conns_added, ws_events,
  * ws_slots and the other maps of functions' headers, ws_bypass_flows, the contents of
  * ws_windows, and the last numbers in ws_numbers; user space writes all else. User space
  * may lower max_entries of the arrays that are marked so, to the size that a node needs.
@@ -14,7 +14,6 @@
 
 #define WS_CHAINS_MAX 65536
 #define WS_PROXIES_MAX 1024
-#define WS_CONNS_MAX 262144
 #define WS_BYPASS_FLOWS 4096
 
 volatile const struct ws_config cfg = {};
@@ -267,6 +266,22 @@ struct {
 	__type(value, struct ws_conn);
 	__uint(max_entries, WS_CONNS_MAX);
 } ws_conns SEC(".maps");
+
+/* Entries that programs have added to ws_conns, by function: the index is ws_proxy.stats. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, __u64);
+	__uint(max_entries, WS_PROXIES_MAX);
+} ws_conns_added SEC(".maps");
+
+/* Those of them that user space has removed. Modulo 2^64, like the others. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, __u64);
+	__uint(max_entries, WS_PROXIES_MAX);
+} ws_conns_removed SEC(".maps");
 
 /* 1 MB. A flood of SYNs evicts only connections that the function has not continued yet. */
 struct {

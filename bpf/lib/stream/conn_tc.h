@@ -129,17 +129,28 @@ static __always_inline void conn_note(struct ws_conn *c, __u32 flags, __u32 fin,
 		c->used = now;
 }
 
-/* Moves a connection that the function continues to ws_conns. */
+/* Moves a connection that function p continues to ws_conns, if p has fewer there than
+ * its share. Several CPUs at the same time may exceed it by one entry each.
+ */
 static __always_inline reason_t conn_promote(const struct ws_conn_key *k,
-					     const struct ws_conn *c)
+					     const struct ws_conn *c,
+					     const struct ws_proxy *p)
 {
 	struct ws_conn kept = { .used = c->used,
 				.seen = c->seen,
 				.part = c->part };
+	__u32 stats = p->stats, share = p->conns;
+	__u64 *added = bpf_map_lookup_elem(&ws_conns_added, &stats);
+	const __u64 *removed = bpf_map_lookup_elem(&ws_conns_removed, &stats);
 
+	if (!added || !removed)
+		return REASON(PROXY_MISSING_BUG);
+	if (*added - *removed >= share)
+		return REASON(STREAM_QUOTA);
 	/* If another CPU was first, its entry is as good. */
-	if (bpf_map_update_elem(&ws_conns, k, &kept, BPF_NOEXIST) &&
-	    !bpf_map_lookup_elem(&ws_conns, k))
+	if (!bpf_map_update_elem(&ws_conns, k, &kept, BPF_NOEXIST))
+		__sync_fetch_and_add(added, 1);
+	else if (!bpf_map_lookup_elem(&ws_conns, k))
 		return REASON(STREAMS_FULL);
 	bpf_map_delete_elem(&ws_conns_new, k);
 	return WS_REASON_NONE;

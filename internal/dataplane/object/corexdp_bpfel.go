@@ -16,50 +16,52 @@ import (
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	coreXDPMapWsBuckets     = "ws_buckets"
-	coreXDPMapWsBypassFlows = "ws_bypass_flows"
-	coreXDPMapWsCache       = "ws_cache"
-	coreXDPMapWsConns       = "ws_conns"
-	coreXDPMapWsConnsNew    = "ws_conns_new"
-	coreXDPMapWsCopies      = "ws_copies"
-	coreXDPMapWsEgressIndex = "ws_egress_index"
-	coreXDPMapWsEgresses    = "ws_egresses"
-	coreXDPMapWsErrors      = "ws_errors"
-	coreXDPMapWsEvents      = "ws_events"
-	coreXDPMapWsExits       = "ws_exits"
-	coreXDPMapWsFragmentOf  = "ws_fragment_of"
-	coreXDPMapWsFragments   = "ws_fragments"
-	coreXDPMapWsGuards      = "ws_guards"
-	coreXDPMapWsHeadends    = "ws_headends"
-	coreXDPMapWsHopIndex    = "ws_hop_index"
-	coreXDPMapWsHops        = "ws_hops"
-	coreXDPMapWsLabels      = "ws_labels"
-	coreXDPMapWsMatch       = "ws_match"
-	coreXDPMapWsNexthops    = "ws_nexthops"
-	coreXDPMapWsNode        = "ws_node"
-	coreXDPMapWsNumbers     = "ws_numbers"
-	coreXDPMapWsPathMtus    = "ws_path_mtus"
-	coreXDPMapWsPaths       = "ws_paths"
-	coreXDPMapWsPlaces      = "ws_places"
-	coreXDPMapWsPorts       = "ws_ports"
-	coreXDPMapWsPrograms    = "ws_programs"
-	coreXDPMapWsProgramsXdp = "ws_programs_xdp"
-	coreXDPMapWsProxies     = "ws_proxies"
-	coreXDPMapWsProxyStats  = "ws_proxy_stats"
-	coreXDPMapWsRefusals    = "ws_refusals"
-	coreXDPMapWsRules       = "ws_rules"
-	coreXDPMapWsScratch     = "ws_scratch"
-	coreXDPMapWsServices    = "ws_services"
-	coreXDPMapWsSids        = "ws_sids"
-	coreXDPMapWsSlotBlocks  = "ws_slot_blocks"
-	coreXDPMapWsSlotNext    = "ws_slot_next"
-	coreXDPMapWsSlots       = "ws_slots"
-	coreXDPMapWsSources     = "ws_sources"
-	coreXDPMapWsStats       = "ws_stats"
-	coreXDPMapWsStreams     = "ws_streams"
-	coreXDPMapWsWindows     = "ws_windows"
-	coreXDPProgWsCoreXdp    = "ws_core_xdp"
-	coreXDPVarCfg           = "cfg"
+	coreXDPMapWsBuckets      = "ws_buckets"
+	coreXDPMapWsBypassFlows  = "ws_bypass_flows"
+	coreXDPMapWsCache        = "ws_cache"
+	coreXDPMapWsConns        = "ws_conns"
+	coreXDPMapWsConnsAdded   = "ws_conns_added"
+	coreXDPMapWsConnsNew     = "ws_conns_new"
+	coreXDPMapWsConnsRemoved = "ws_conns_removed"
+	coreXDPMapWsCopies       = "ws_copies"
+	coreXDPMapWsEgressIndex  = "ws_egress_index"
+	coreXDPMapWsEgresses     = "ws_egresses"
+	coreXDPMapWsErrors       = "ws_errors"
+	coreXDPMapWsEvents       = "ws_events"
+	coreXDPMapWsExits        = "ws_exits"
+	coreXDPMapWsFragmentOf   = "ws_fragment_of"
+	coreXDPMapWsFragments    = "ws_fragments"
+	coreXDPMapWsGuards       = "ws_guards"
+	coreXDPMapWsHeadends     = "ws_headends"
+	coreXDPMapWsHopIndex     = "ws_hop_index"
+	coreXDPMapWsHops         = "ws_hops"
+	coreXDPMapWsLabels       = "ws_labels"
+	coreXDPMapWsMatch        = "ws_match"
+	coreXDPMapWsNexthops     = "ws_nexthops"
+	coreXDPMapWsNode         = "ws_node"
+	coreXDPMapWsNumbers      = "ws_numbers"
+	coreXDPMapWsPathMtus     = "ws_path_mtus"
+	coreXDPMapWsPaths        = "ws_paths"
+	coreXDPMapWsPlaces       = "ws_places"
+	coreXDPMapWsPorts        = "ws_ports"
+	coreXDPMapWsPrograms     = "ws_programs"
+	coreXDPMapWsProgramsXdp  = "ws_programs_xdp"
+	coreXDPMapWsProxies      = "ws_proxies"
+	coreXDPMapWsProxyStats   = "ws_proxy_stats"
+	coreXDPMapWsRefusals     = "ws_refusals"
+	coreXDPMapWsRules        = "ws_rules"
+	coreXDPMapWsScratch      = "ws_scratch"
+	coreXDPMapWsServices     = "ws_services"
+	coreXDPMapWsSids         = "ws_sids"
+	coreXDPMapWsSlotBlocks   = "ws_slot_blocks"
+	coreXDPMapWsSlotNext     = "ws_slot_next"
+	coreXDPMapWsSlots        = "ws_slots"
+	coreXDPMapWsSources      = "ws_sources"
+	coreXDPMapWsStats        = "ws_stats"
+	coreXDPMapWsStreams      = "ws_streams"
+	coreXDPMapWsWindows      = "ws_windows"
+	coreXDPProgWsCoreXdp     = "ws_core_xdp"
+	coreXDPVarCfg            = "cfg"
 )
 
 // loadCoreXDP returns the embedded CollectionSpec for coreXDP.
@@ -111,48 +113,50 @@ type coreXDPProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type coreXDPMapSpecs struct {
-	WsBuckets     *ebpf.MapSpec `ebpf:"ws_buckets"`
-	WsBypassFlows *ebpf.MapSpec `ebpf:"ws_bypass_flows"`
-	WsCache       *ebpf.MapSpec `ebpf:"ws_cache"`
-	WsConns       *ebpf.MapSpec `ebpf:"ws_conns"`
-	WsConnsNew    *ebpf.MapSpec `ebpf:"ws_conns_new"`
-	WsCopies      *ebpf.MapSpec `ebpf:"ws_copies"`
-	WsEgressIndex *ebpf.MapSpec `ebpf:"ws_egress_index"`
-	WsEgresses    *ebpf.MapSpec `ebpf:"ws_egresses"`
-	WsErrors      *ebpf.MapSpec `ebpf:"ws_errors"`
-	WsEvents      *ebpf.MapSpec `ebpf:"ws_events"`
-	WsExits       *ebpf.MapSpec `ebpf:"ws_exits"`
-	WsFragmentOf  *ebpf.MapSpec `ebpf:"ws_fragment_of"`
-	WsFragments   *ebpf.MapSpec `ebpf:"ws_fragments"`
-	WsGuards      *ebpf.MapSpec `ebpf:"ws_guards"`
-	WsHeadends    *ebpf.MapSpec `ebpf:"ws_headends"`
-	WsHopIndex    *ebpf.MapSpec `ebpf:"ws_hop_index"`
-	WsHops        *ebpf.MapSpec `ebpf:"ws_hops"`
-	WsLabels      *ebpf.MapSpec `ebpf:"ws_labels"`
-	WsMatch       *ebpf.MapSpec `ebpf:"ws_match"`
-	WsNexthops    *ebpf.MapSpec `ebpf:"ws_nexthops"`
-	WsNode        *ebpf.MapSpec `ebpf:"ws_node"`
-	WsNumbers     *ebpf.MapSpec `ebpf:"ws_numbers"`
-	WsPathMtus    *ebpf.MapSpec `ebpf:"ws_path_mtus"`
-	WsPaths       *ebpf.MapSpec `ebpf:"ws_paths"`
-	WsPlaces      *ebpf.MapSpec `ebpf:"ws_places"`
-	WsPorts       *ebpf.MapSpec `ebpf:"ws_ports"`
-	WsPrograms    *ebpf.MapSpec `ebpf:"ws_programs"`
-	WsProgramsXdp *ebpf.MapSpec `ebpf:"ws_programs_xdp"`
-	WsProxies     *ebpf.MapSpec `ebpf:"ws_proxies"`
-	WsProxyStats  *ebpf.MapSpec `ebpf:"ws_proxy_stats"`
-	WsRefusals    *ebpf.MapSpec `ebpf:"ws_refusals"`
-	WsRules       *ebpf.MapSpec `ebpf:"ws_rules"`
-	WsScratch     *ebpf.MapSpec `ebpf:"ws_scratch"`
-	WsServices    *ebpf.MapSpec `ebpf:"ws_services"`
-	WsSids        *ebpf.MapSpec `ebpf:"ws_sids"`
-	WsSlotBlocks  *ebpf.MapSpec `ebpf:"ws_slot_blocks"`
-	WsSlotNext    *ebpf.MapSpec `ebpf:"ws_slot_next"`
-	WsSlots       *ebpf.MapSpec `ebpf:"ws_slots"`
-	WsSources     *ebpf.MapSpec `ebpf:"ws_sources"`
-	WsStats       *ebpf.MapSpec `ebpf:"ws_stats"`
-	WsStreams     *ebpf.MapSpec `ebpf:"ws_streams"`
-	WsWindows     *ebpf.MapSpec `ebpf:"ws_windows"`
+	WsBuckets      *ebpf.MapSpec `ebpf:"ws_buckets"`
+	WsBypassFlows  *ebpf.MapSpec `ebpf:"ws_bypass_flows"`
+	WsCache        *ebpf.MapSpec `ebpf:"ws_cache"`
+	WsConns        *ebpf.MapSpec `ebpf:"ws_conns"`
+	WsConnsAdded   *ebpf.MapSpec `ebpf:"ws_conns_added"`
+	WsConnsNew     *ebpf.MapSpec `ebpf:"ws_conns_new"`
+	WsConnsRemoved *ebpf.MapSpec `ebpf:"ws_conns_removed"`
+	WsCopies       *ebpf.MapSpec `ebpf:"ws_copies"`
+	WsEgressIndex  *ebpf.MapSpec `ebpf:"ws_egress_index"`
+	WsEgresses     *ebpf.MapSpec `ebpf:"ws_egresses"`
+	WsErrors       *ebpf.MapSpec `ebpf:"ws_errors"`
+	WsEvents       *ebpf.MapSpec `ebpf:"ws_events"`
+	WsExits        *ebpf.MapSpec `ebpf:"ws_exits"`
+	WsFragmentOf   *ebpf.MapSpec `ebpf:"ws_fragment_of"`
+	WsFragments    *ebpf.MapSpec `ebpf:"ws_fragments"`
+	WsGuards       *ebpf.MapSpec `ebpf:"ws_guards"`
+	WsHeadends     *ebpf.MapSpec `ebpf:"ws_headends"`
+	WsHopIndex     *ebpf.MapSpec `ebpf:"ws_hop_index"`
+	WsHops         *ebpf.MapSpec `ebpf:"ws_hops"`
+	WsLabels       *ebpf.MapSpec `ebpf:"ws_labels"`
+	WsMatch        *ebpf.MapSpec `ebpf:"ws_match"`
+	WsNexthops     *ebpf.MapSpec `ebpf:"ws_nexthops"`
+	WsNode         *ebpf.MapSpec `ebpf:"ws_node"`
+	WsNumbers      *ebpf.MapSpec `ebpf:"ws_numbers"`
+	WsPathMtus     *ebpf.MapSpec `ebpf:"ws_path_mtus"`
+	WsPaths        *ebpf.MapSpec `ebpf:"ws_paths"`
+	WsPlaces       *ebpf.MapSpec `ebpf:"ws_places"`
+	WsPorts        *ebpf.MapSpec `ebpf:"ws_ports"`
+	WsPrograms     *ebpf.MapSpec `ebpf:"ws_programs"`
+	WsProgramsXdp  *ebpf.MapSpec `ebpf:"ws_programs_xdp"`
+	WsProxies      *ebpf.MapSpec `ebpf:"ws_proxies"`
+	WsProxyStats   *ebpf.MapSpec `ebpf:"ws_proxy_stats"`
+	WsRefusals     *ebpf.MapSpec `ebpf:"ws_refusals"`
+	WsRules        *ebpf.MapSpec `ebpf:"ws_rules"`
+	WsScratch      *ebpf.MapSpec `ebpf:"ws_scratch"`
+	WsServices     *ebpf.MapSpec `ebpf:"ws_services"`
+	WsSids         *ebpf.MapSpec `ebpf:"ws_sids"`
+	WsSlotBlocks   *ebpf.MapSpec `ebpf:"ws_slot_blocks"`
+	WsSlotNext     *ebpf.MapSpec `ebpf:"ws_slot_next"`
+	WsSlots        *ebpf.MapSpec `ebpf:"ws_slots"`
+	WsSources      *ebpf.MapSpec `ebpf:"ws_sources"`
+	WsStats        *ebpf.MapSpec `ebpf:"ws_stats"`
+	WsStreams      *ebpf.MapSpec `ebpf:"ws_streams"`
+	WsWindows      *ebpf.MapSpec `ebpf:"ws_windows"`
 }
 
 // coreXDPVariableSpecs contains global variables before they are loaded into the kernel.
@@ -182,48 +186,50 @@ func (o *coreXDPObjects) Close() error {
 //
 // It can be passed to loadCoreXDPObjects or ebpf.CollectionSpec.LoadAndAssign.
 type coreXDPMaps struct {
-	WsBuckets     *ebpf.Map `ebpf:"ws_buckets"`
-	WsBypassFlows *ebpf.Map `ebpf:"ws_bypass_flows"`
-	WsCache       *ebpf.Map `ebpf:"ws_cache"`
-	WsConns       *ebpf.Map `ebpf:"ws_conns"`
-	WsConnsNew    *ebpf.Map `ebpf:"ws_conns_new"`
-	WsCopies      *ebpf.Map `ebpf:"ws_copies"`
-	WsEgressIndex *ebpf.Map `ebpf:"ws_egress_index"`
-	WsEgresses    *ebpf.Map `ebpf:"ws_egresses"`
-	WsErrors      *ebpf.Map `ebpf:"ws_errors"`
-	WsEvents      *ebpf.Map `ebpf:"ws_events"`
-	WsExits       *ebpf.Map `ebpf:"ws_exits"`
-	WsFragmentOf  *ebpf.Map `ebpf:"ws_fragment_of"`
-	WsFragments   *ebpf.Map `ebpf:"ws_fragments"`
-	WsGuards      *ebpf.Map `ebpf:"ws_guards"`
-	WsHeadends    *ebpf.Map `ebpf:"ws_headends"`
-	WsHopIndex    *ebpf.Map `ebpf:"ws_hop_index"`
-	WsHops        *ebpf.Map `ebpf:"ws_hops"`
-	WsLabels      *ebpf.Map `ebpf:"ws_labels"`
-	WsMatch       *ebpf.Map `ebpf:"ws_match"`
-	WsNexthops    *ebpf.Map `ebpf:"ws_nexthops"`
-	WsNode        *ebpf.Map `ebpf:"ws_node"`
-	WsNumbers     *ebpf.Map `ebpf:"ws_numbers"`
-	WsPathMtus    *ebpf.Map `ebpf:"ws_path_mtus"`
-	WsPaths       *ebpf.Map `ebpf:"ws_paths"`
-	WsPlaces      *ebpf.Map `ebpf:"ws_places"`
-	WsPorts       *ebpf.Map `ebpf:"ws_ports"`
-	WsPrograms    *ebpf.Map `ebpf:"ws_programs"`
-	WsProgramsXdp *ebpf.Map `ebpf:"ws_programs_xdp"`
-	WsProxies     *ebpf.Map `ebpf:"ws_proxies"`
-	WsProxyStats  *ebpf.Map `ebpf:"ws_proxy_stats"`
-	WsRefusals    *ebpf.Map `ebpf:"ws_refusals"`
-	WsRules       *ebpf.Map `ebpf:"ws_rules"`
-	WsScratch     *ebpf.Map `ebpf:"ws_scratch"`
-	WsServices    *ebpf.Map `ebpf:"ws_services"`
-	WsSids        *ebpf.Map `ebpf:"ws_sids"`
-	WsSlotBlocks  *ebpf.Map `ebpf:"ws_slot_blocks"`
-	WsSlotNext    *ebpf.Map `ebpf:"ws_slot_next"`
-	WsSlots       *ebpf.Map `ebpf:"ws_slots"`
-	WsSources     *ebpf.Map `ebpf:"ws_sources"`
-	WsStats       *ebpf.Map `ebpf:"ws_stats"`
-	WsStreams     *ebpf.Map `ebpf:"ws_streams"`
-	WsWindows     *ebpf.Map `ebpf:"ws_windows"`
+	WsBuckets      *ebpf.Map `ebpf:"ws_buckets"`
+	WsBypassFlows  *ebpf.Map `ebpf:"ws_bypass_flows"`
+	WsCache        *ebpf.Map `ebpf:"ws_cache"`
+	WsConns        *ebpf.Map `ebpf:"ws_conns"`
+	WsConnsAdded   *ebpf.Map `ebpf:"ws_conns_added"`
+	WsConnsNew     *ebpf.Map `ebpf:"ws_conns_new"`
+	WsConnsRemoved *ebpf.Map `ebpf:"ws_conns_removed"`
+	WsCopies       *ebpf.Map `ebpf:"ws_copies"`
+	WsEgressIndex  *ebpf.Map `ebpf:"ws_egress_index"`
+	WsEgresses     *ebpf.Map `ebpf:"ws_egresses"`
+	WsErrors       *ebpf.Map `ebpf:"ws_errors"`
+	WsEvents       *ebpf.Map `ebpf:"ws_events"`
+	WsExits        *ebpf.Map `ebpf:"ws_exits"`
+	WsFragmentOf   *ebpf.Map `ebpf:"ws_fragment_of"`
+	WsFragments    *ebpf.Map `ebpf:"ws_fragments"`
+	WsGuards       *ebpf.Map `ebpf:"ws_guards"`
+	WsHeadends     *ebpf.Map `ebpf:"ws_headends"`
+	WsHopIndex     *ebpf.Map `ebpf:"ws_hop_index"`
+	WsHops         *ebpf.Map `ebpf:"ws_hops"`
+	WsLabels       *ebpf.Map `ebpf:"ws_labels"`
+	WsMatch        *ebpf.Map `ebpf:"ws_match"`
+	WsNexthops     *ebpf.Map `ebpf:"ws_nexthops"`
+	WsNode         *ebpf.Map `ebpf:"ws_node"`
+	WsNumbers      *ebpf.Map `ebpf:"ws_numbers"`
+	WsPathMtus     *ebpf.Map `ebpf:"ws_path_mtus"`
+	WsPaths        *ebpf.Map `ebpf:"ws_paths"`
+	WsPlaces       *ebpf.Map `ebpf:"ws_places"`
+	WsPorts        *ebpf.Map `ebpf:"ws_ports"`
+	WsPrograms     *ebpf.Map `ebpf:"ws_programs"`
+	WsProgramsXdp  *ebpf.Map `ebpf:"ws_programs_xdp"`
+	WsProxies      *ebpf.Map `ebpf:"ws_proxies"`
+	WsProxyStats   *ebpf.Map `ebpf:"ws_proxy_stats"`
+	WsRefusals     *ebpf.Map `ebpf:"ws_refusals"`
+	WsRules        *ebpf.Map `ebpf:"ws_rules"`
+	WsScratch      *ebpf.Map `ebpf:"ws_scratch"`
+	WsServices     *ebpf.Map `ebpf:"ws_services"`
+	WsSids         *ebpf.Map `ebpf:"ws_sids"`
+	WsSlotBlocks   *ebpf.Map `ebpf:"ws_slot_blocks"`
+	WsSlotNext     *ebpf.Map `ebpf:"ws_slot_next"`
+	WsSlots        *ebpf.Map `ebpf:"ws_slots"`
+	WsSources      *ebpf.Map `ebpf:"ws_sources"`
+	WsStats        *ebpf.Map `ebpf:"ws_stats"`
+	WsStreams      *ebpf.Map `ebpf:"ws_streams"`
+	WsWindows      *ebpf.Map `ebpf:"ws_windows"`
 }
 
 func (m *coreXDPMaps) Close() error {
@@ -232,7 +238,9 @@ func (m *coreXDPMaps) Close() error {
 		m.WsBypassFlows,
 		m.WsCache,
 		m.WsConns,
+		m.WsConnsAdded,
 		m.WsConnsNew,
+		m.WsConnsRemoved,
 		m.WsCopies,
 		m.WsEgressIndex,
 		m.WsEgresses,

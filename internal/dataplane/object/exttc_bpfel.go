@@ -16,50 +16,52 @@ import (
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	extTCMapWsBuckets     = "ws_buckets"
-	extTCMapWsBypassFlows = "ws_bypass_flows"
-	extTCMapWsCache       = "ws_cache"
-	extTCMapWsConns       = "ws_conns"
-	extTCMapWsConnsNew    = "ws_conns_new"
-	extTCMapWsCopies      = "ws_copies"
-	extTCMapWsEgressIndex = "ws_egress_index"
-	extTCMapWsEgresses    = "ws_egresses"
-	extTCMapWsErrors      = "ws_errors"
-	extTCMapWsEvents      = "ws_events"
-	extTCMapWsExits       = "ws_exits"
-	extTCMapWsFragmentOf  = "ws_fragment_of"
-	extTCMapWsFragments   = "ws_fragments"
-	extTCMapWsGuards      = "ws_guards"
-	extTCMapWsHeadends    = "ws_headends"
-	extTCMapWsHopIndex    = "ws_hop_index"
-	extTCMapWsHops        = "ws_hops"
-	extTCMapWsLabels      = "ws_labels"
-	extTCMapWsMatch       = "ws_match"
-	extTCMapWsNexthops    = "ws_nexthops"
-	extTCMapWsNode        = "ws_node"
-	extTCMapWsNumbers     = "ws_numbers"
-	extTCMapWsPathMtus    = "ws_path_mtus"
-	extTCMapWsPaths       = "ws_paths"
-	extTCMapWsPlaces      = "ws_places"
-	extTCMapWsPorts       = "ws_ports"
-	extTCMapWsPrograms    = "ws_programs"
-	extTCMapWsProgramsXdp = "ws_programs_xdp"
-	extTCMapWsProxies     = "ws_proxies"
-	extTCMapWsProxyStats  = "ws_proxy_stats"
-	extTCMapWsRefusals    = "ws_refusals"
-	extTCMapWsRules       = "ws_rules"
-	extTCMapWsScratch     = "ws_scratch"
-	extTCMapWsServices    = "ws_services"
-	extTCMapWsSids        = "ws_sids"
-	extTCMapWsSlotBlocks  = "ws_slot_blocks"
-	extTCMapWsSlotNext    = "ws_slot_next"
-	extTCMapWsSlots       = "ws_slots"
-	extTCMapWsSources     = "ws_sources"
-	extTCMapWsStats       = "ws_stats"
-	extTCMapWsStreams     = "ws_streams"
-	extTCMapWsWindows     = "ws_windows"
-	extTCProgWsExtTc      = "ws_ext_tc"
-	extTCVarCfg           = "cfg"
+	extTCMapWsBuckets      = "ws_buckets"
+	extTCMapWsBypassFlows  = "ws_bypass_flows"
+	extTCMapWsCache        = "ws_cache"
+	extTCMapWsConns        = "ws_conns"
+	extTCMapWsConnsAdded   = "ws_conns_added"
+	extTCMapWsConnsNew     = "ws_conns_new"
+	extTCMapWsConnsRemoved = "ws_conns_removed"
+	extTCMapWsCopies       = "ws_copies"
+	extTCMapWsEgressIndex  = "ws_egress_index"
+	extTCMapWsEgresses     = "ws_egresses"
+	extTCMapWsErrors       = "ws_errors"
+	extTCMapWsEvents       = "ws_events"
+	extTCMapWsExits        = "ws_exits"
+	extTCMapWsFragmentOf   = "ws_fragment_of"
+	extTCMapWsFragments    = "ws_fragments"
+	extTCMapWsGuards       = "ws_guards"
+	extTCMapWsHeadends     = "ws_headends"
+	extTCMapWsHopIndex     = "ws_hop_index"
+	extTCMapWsHops         = "ws_hops"
+	extTCMapWsLabels       = "ws_labels"
+	extTCMapWsMatch        = "ws_match"
+	extTCMapWsNexthops     = "ws_nexthops"
+	extTCMapWsNode         = "ws_node"
+	extTCMapWsNumbers      = "ws_numbers"
+	extTCMapWsPathMtus     = "ws_path_mtus"
+	extTCMapWsPaths        = "ws_paths"
+	extTCMapWsPlaces       = "ws_places"
+	extTCMapWsPorts        = "ws_ports"
+	extTCMapWsPrograms     = "ws_programs"
+	extTCMapWsProgramsXdp  = "ws_programs_xdp"
+	extTCMapWsProxies      = "ws_proxies"
+	extTCMapWsProxyStats   = "ws_proxy_stats"
+	extTCMapWsRefusals     = "ws_refusals"
+	extTCMapWsRules        = "ws_rules"
+	extTCMapWsScratch      = "ws_scratch"
+	extTCMapWsServices     = "ws_services"
+	extTCMapWsSids         = "ws_sids"
+	extTCMapWsSlotBlocks   = "ws_slot_blocks"
+	extTCMapWsSlotNext     = "ws_slot_next"
+	extTCMapWsSlots        = "ws_slots"
+	extTCMapWsSources      = "ws_sources"
+	extTCMapWsStats        = "ws_stats"
+	extTCMapWsStreams      = "ws_streams"
+	extTCMapWsWindows      = "ws_windows"
+	extTCProgWsExtTc       = "ws_ext_tc"
+	extTCVarCfg            = "cfg"
 )
 
 // loadExtTC returns the embedded CollectionSpec for extTC.
@@ -111,48 +113,50 @@ type extTCProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type extTCMapSpecs struct {
-	WsBuckets     *ebpf.MapSpec `ebpf:"ws_buckets"`
-	WsBypassFlows *ebpf.MapSpec `ebpf:"ws_bypass_flows"`
-	WsCache       *ebpf.MapSpec `ebpf:"ws_cache"`
-	WsConns       *ebpf.MapSpec `ebpf:"ws_conns"`
-	WsConnsNew    *ebpf.MapSpec `ebpf:"ws_conns_new"`
-	WsCopies      *ebpf.MapSpec `ebpf:"ws_copies"`
-	WsEgressIndex *ebpf.MapSpec `ebpf:"ws_egress_index"`
-	WsEgresses    *ebpf.MapSpec `ebpf:"ws_egresses"`
-	WsErrors      *ebpf.MapSpec `ebpf:"ws_errors"`
-	WsEvents      *ebpf.MapSpec `ebpf:"ws_events"`
-	WsExits       *ebpf.MapSpec `ebpf:"ws_exits"`
-	WsFragmentOf  *ebpf.MapSpec `ebpf:"ws_fragment_of"`
-	WsFragments   *ebpf.MapSpec `ebpf:"ws_fragments"`
-	WsGuards      *ebpf.MapSpec `ebpf:"ws_guards"`
-	WsHeadends    *ebpf.MapSpec `ebpf:"ws_headends"`
-	WsHopIndex    *ebpf.MapSpec `ebpf:"ws_hop_index"`
-	WsHops        *ebpf.MapSpec `ebpf:"ws_hops"`
-	WsLabels      *ebpf.MapSpec `ebpf:"ws_labels"`
-	WsMatch       *ebpf.MapSpec `ebpf:"ws_match"`
-	WsNexthops    *ebpf.MapSpec `ebpf:"ws_nexthops"`
-	WsNode        *ebpf.MapSpec `ebpf:"ws_node"`
-	WsNumbers     *ebpf.MapSpec `ebpf:"ws_numbers"`
-	WsPathMtus    *ebpf.MapSpec `ebpf:"ws_path_mtus"`
-	WsPaths       *ebpf.MapSpec `ebpf:"ws_paths"`
-	WsPlaces      *ebpf.MapSpec `ebpf:"ws_places"`
-	WsPorts       *ebpf.MapSpec `ebpf:"ws_ports"`
-	WsPrograms    *ebpf.MapSpec `ebpf:"ws_programs"`
-	WsProgramsXdp *ebpf.MapSpec `ebpf:"ws_programs_xdp"`
-	WsProxies     *ebpf.MapSpec `ebpf:"ws_proxies"`
-	WsProxyStats  *ebpf.MapSpec `ebpf:"ws_proxy_stats"`
-	WsRefusals    *ebpf.MapSpec `ebpf:"ws_refusals"`
-	WsRules       *ebpf.MapSpec `ebpf:"ws_rules"`
-	WsScratch     *ebpf.MapSpec `ebpf:"ws_scratch"`
-	WsServices    *ebpf.MapSpec `ebpf:"ws_services"`
-	WsSids        *ebpf.MapSpec `ebpf:"ws_sids"`
-	WsSlotBlocks  *ebpf.MapSpec `ebpf:"ws_slot_blocks"`
-	WsSlotNext    *ebpf.MapSpec `ebpf:"ws_slot_next"`
-	WsSlots       *ebpf.MapSpec `ebpf:"ws_slots"`
-	WsSources     *ebpf.MapSpec `ebpf:"ws_sources"`
-	WsStats       *ebpf.MapSpec `ebpf:"ws_stats"`
-	WsStreams     *ebpf.MapSpec `ebpf:"ws_streams"`
-	WsWindows     *ebpf.MapSpec `ebpf:"ws_windows"`
+	WsBuckets      *ebpf.MapSpec `ebpf:"ws_buckets"`
+	WsBypassFlows  *ebpf.MapSpec `ebpf:"ws_bypass_flows"`
+	WsCache        *ebpf.MapSpec `ebpf:"ws_cache"`
+	WsConns        *ebpf.MapSpec `ebpf:"ws_conns"`
+	WsConnsAdded   *ebpf.MapSpec `ebpf:"ws_conns_added"`
+	WsConnsNew     *ebpf.MapSpec `ebpf:"ws_conns_new"`
+	WsConnsRemoved *ebpf.MapSpec `ebpf:"ws_conns_removed"`
+	WsCopies       *ebpf.MapSpec `ebpf:"ws_copies"`
+	WsEgressIndex  *ebpf.MapSpec `ebpf:"ws_egress_index"`
+	WsEgresses     *ebpf.MapSpec `ebpf:"ws_egresses"`
+	WsErrors       *ebpf.MapSpec `ebpf:"ws_errors"`
+	WsEvents       *ebpf.MapSpec `ebpf:"ws_events"`
+	WsExits        *ebpf.MapSpec `ebpf:"ws_exits"`
+	WsFragmentOf   *ebpf.MapSpec `ebpf:"ws_fragment_of"`
+	WsFragments    *ebpf.MapSpec `ebpf:"ws_fragments"`
+	WsGuards       *ebpf.MapSpec `ebpf:"ws_guards"`
+	WsHeadends     *ebpf.MapSpec `ebpf:"ws_headends"`
+	WsHopIndex     *ebpf.MapSpec `ebpf:"ws_hop_index"`
+	WsHops         *ebpf.MapSpec `ebpf:"ws_hops"`
+	WsLabels       *ebpf.MapSpec `ebpf:"ws_labels"`
+	WsMatch        *ebpf.MapSpec `ebpf:"ws_match"`
+	WsNexthops     *ebpf.MapSpec `ebpf:"ws_nexthops"`
+	WsNode         *ebpf.MapSpec `ebpf:"ws_node"`
+	WsNumbers      *ebpf.MapSpec `ebpf:"ws_numbers"`
+	WsPathMtus     *ebpf.MapSpec `ebpf:"ws_path_mtus"`
+	WsPaths        *ebpf.MapSpec `ebpf:"ws_paths"`
+	WsPlaces       *ebpf.MapSpec `ebpf:"ws_places"`
+	WsPorts        *ebpf.MapSpec `ebpf:"ws_ports"`
+	WsPrograms     *ebpf.MapSpec `ebpf:"ws_programs"`
+	WsProgramsXdp  *ebpf.MapSpec `ebpf:"ws_programs_xdp"`
+	WsProxies      *ebpf.MapSpec `ebpf:"ws_proxies"`
+	WsProxyStats   *ebpf.MapSpec `ebpf:"ws_proxy_stats"`
+	WsRefusals     *ebpf.MapSpec `ebpf:"ws_refusals"`
+	WsRules        *ebpf.MapSpec `ebpf:"ws_rules"`
+	WsScratch      *ebpf.MapSpec `ebpf:"ws_scratch"`
+	WsServices     *ebpf.MapSpec `ebpf:"ws_services"`
+	WsSids         *ebpf.MapSpec `ebpf:"ws_sids"`
+	WsSlotBlocks   *ebpf.MapSpec `ebpf:"ws_slot_blocks"`
+	WsSlotNext     *ebpf.MapSpec `ebpf:"ws_slot_next"`
+	WsSlots        *ebpf.MapSpec `ebpf:"ws_slots"`
+	WsSources      *ebpf.MapSpec `ebpf:"ws_sources"`
+	WsStats        *ebpf.MapSpec `ebpf:"ws_stats"`
+	WsStreams      *ebpf.MapSpec `ebpf:"ws_streams"`
+	WsWindows      *ebpf.MapSpec `ebpf:"ws_windows"`
 }
 
 // extTCVariableSpecs contains global variables before they are loaded into the kernel.
@@ -182,48 +186,50 @@ func (o *extTCObjects) Close() error {
 //
 // It can be passed to loadExtTCObjects or ebpf.CollectionSpec.LoadAndAssign.
 type extTCMaps struct {
-	WsBuckets     *ebpf.Map `ebpf:"ws_buckets"`
-	WsBypassFlows *ebpf.Map `ebpf:"ws_bypass_flows"`
-	WsCache       *ebpf.Map `ebpf:"ws_cache"`
-	WsConns       *ebpf.Map `ebpf:"ws_conns"`
-	WsConnsNew    *ebpf.Map `ebpf:"ws_conns_new"`
-	WsCopies      *ebpf.Map `ebpf:"ws_copies"`
-	WsEgressIndex *ebpf.Map `ebpf:"ws_egress_index"`
-	WsEgresses    *ebpf.Map `ebpf:"ws_egresses"`
-	WsErrors      *ebpf.Map `ebpf:"ws_errors"`
-	WsEvents      *ebpf.Map `ebpf:"ws_events"`
-	WsExits       *ebpf.Map `ebpf:"ws_exits"`
-	WsFragmentOf  *ebpf.Map `ebpf:"ws_fragment_of"`
-	WsFragments   *ebpf.Map `ebpf:"ws_fragments"`
-	WsGuards      *ebpf.Map `ebpf:"ws_guards"`
-	WsHeadends    *ebpf.Map `ebpf:"ws_headends"`
-	WsHopIndex    *ebpf.Map `ebpf:"ws_hop_index"`
-	WsHops        *ebpf.Map `ebpf:"ws_hops"`
-	WsLabels      *ebpf.Map `ebpf:"ws_labels"`
-	WsMatch       *ebpf.Map `ebpf:"ws_match"`
-	WsNexthops    *ebpf.Map `ebpf:"ws_nexthops"`
-	WsNode        *ebpf.Map `ebpf:"ws_node"`
-	WsNumbers     *ebpf.Map `ebpf:"ws_numbers"`
-	WsPathMtus    *ebpf.Map `ebpf:"ws_path_mtus"`
-	WsPaths       *ebpf.Map `ebpf:"ws_paths"`
-	WsPlaces      *ebpf.Map `ebpf:"ws_places"`
-	WsPorts       *ebpf.Map `ebpf:"ws_ports"`
-	WsPrograms    *ebpf.Map `ebpf:"ws_programs"`
-	WsProgramsXdp *ebpf.Map `ebpf:"ws_programs_xdp"`
-	WsProxies     *ebpf.Map `ebpf:"ws_proxies"`
-	WsProxyStats  *ebpf.Map `ebpf:"ws_proxy_stats"`
-	WsRefusals    *ebpf.Map `ebpf:"ws_refusals"`
-	WsRules       *ebpf.Map `ebpf:"ws_rules"`
-	WsScratch     *ebpf.Map `ebpf:"ws_scratch"`
-	WsServices    *ebpf.Map `ebpf:"ws_services"`
-	WsSids        *ebpf.Map `ebpf:"ws_sids"`
-	WsSlotBlocks  *ebpf.Map `ebpf:"ws_slot_blocks"`
-	WsSlotNext    *ebpf.Map `ebpf:"ws_slot_next"`
-	WsSlots       *ebpf.Map `ebpf:"ws_slots"`
-	WsSources     *ebpf.Map `ebpf:"ws_sources"`
-	WsStats       *ebpf.Map `ebpf:"ws_stats"`
-	WsStreams     *ebpf.Map `ebpf:"ws_streams"`
-	WsWindows     *ebpf.Map `ebpf:"ws_windows"`
+	WsBuckets      *ebpf.Map `ebpf:"ws_buckets"`
+	WsBypassFlows  *ebpf.Map `ebpf:"ws_bypass_flows"`
+	WsCache        *ebpf.Map `ebpf:"ws_cache"`
+	WsConns        *ebpf.Map `ebpf:"ws_conns"`
+	WsConnsAdded   *ebpf.Map `ebpf:"ws_conns_added"`
+	WsConnsNew     *ebpf.Map `ebpf:"ws_conns_new"`
+	WsConnsRemoved *ebpf.Map `ebpf:"ws_conns_removed"`
+	WsCopies       *ebpf.Map `ebpf:"ws_copies"`
+	WsEgressIndex  *ebpf.Map `ebpf:"ws_egress_index"`
+	WsEgresses     *ebpf.Map `ebpf:"ws_egresses"`
+	WsErrors       *ebpf.Map `ebpf:"ws_errors"`
+	WsEvents       *ebpf.Map `ebpf:"ws_events"`
+	WsExits        *ebpf.Map `ebpf:"ws_exits"`
+	WsFragmentOf   *ebpf.Map `ebpf:"ws_fragment_of"`
+	WsFragments    *ebpf.Map `ebpf:"ws_fragments"`
+	WsGuards       *ebpf.Map `ebpf:"ws_guards"`
+	WsHeadends     *ebpf.Map `ebpf:"ws_headends"`
+	WsHopIndex     *ebpf.Map `ebpf:"ws_hop_index"`
+	WsHops         *ebpf.Map `ebpf:"ws_hops"`
+	WsLabels       *ebpf.Map `ebpf:"ws_labels"`
+	WsMatch        *ebpf.Map `ebpf:"ws_match"`
+	WsNexthops     *ebpf.Map `ebpf:"ws_nexthops"`
+	WsNode         *ebpf.Map `ebpf:"ws_node"`
+	WsNumbers      *ebpf.Map `ebpf:"ws_numbers"`
+	WsPathMtus     *ebpf.Map `ebpf:"ws_path_mtus"`
+	WsPaths        *ebpf.Map `ebpf:"ws_paths"`
+	WsPlaces       *ebpf.Map `ebpf:"ws_places"`
+	WsPorts        *ebpf.Map `ebpf:"ws_ports"`
+	WsPrograms     *ebpf.Map `ebpf:"ws_programs"`
+	WsProgramsXdp  *ebpf.Map `ebpf:"ws_programs_xdp"`
+	WsProxies      *ebpf.Map `ebpf:"ws_proxies"`
+	WsProxyStats   *ebpf.Map `ebpf:"ws_proxy_stats"`
+	WsRefusals     *ebpf.Map `ebpf:"ws_refusals"`
+	WsRules        *ebpf.Map `ebpf:"ws_rules"`
+	WsScratch      *ebpf.Map `ebpf:"ws_scratch"`
+	WsServices     *ebpf.Map `ebpf:"ws_services"`
+	WsSids         *ebpf.Map `ebpf:"ws_sids"`
+	WsSlotBlocks   *ebpf.Map `ebpf:"ws_slot_blocks"`
+	WsSlotNext     *ebpf.Map `ebpf:"ws_slot_next"`
+	WsSlots        *ebpf.Map `ebpf:"ws_slots"`
+	WsSources      *ebpf.Map `ebpf:"ws_sources"`
+	WsStats        *ebpf.Map `ebpf:"ws_stats"`
+	WsStreams      *ebpf.Map `ebpf:"ws_streams"`
+	WsWindows      *ebpf.Map `ebpf:"ws_windows"`
 }
 
 func (m *extTCMaps) Close() error {
@@ -232,7 +238,9 @@ func (m *extTCMaps) Close() error {
 		m.WsBypassFlows,
 		m.WsCache,
 		m.WsConns,
+		m.WsConnsAdded,
 		m.WsConnsNew,
+		m.WsConnsRemoved,
 		m.WsCopies,
 		m.WsEgressIndex,
 		m.WsEgresses,

@@ -16,50 +16,52 @@ import (
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	mplsTCMapWsBuckets     = "ws_buckets"
-	mplsTCMapWsBypassFlows = "ws_bypass_flows"
-	mplsTCMapWsCache       = "ws_cache"
-	mplsTCMapWsConns       = "ws_conns"
-	mplsTCMapWsConnsNew    = "ws_conns_new"
-	mplsTCMapWsCopies      = "ws_copies"
-	mplsTCMapWsEgressIndex = "ws_egress_index"
-	mplsTCMapWsEgresses    = "ws_egresses"
-	mplsTCMapWsErrors      = "ws_errors"
-	mplsTCMapWsEvents      = "ws_events"
-	mplsTCMapWsExits       = "ws_exits"
-	mplsTCMapWsFragmentOf  = "ws_fragment_of"
-	mplsTCMapWsFragments   = "ws_fragments"
-	mplsTCMapWsGuards      = "ws_guards"
-	mplsTCMapWsHeadends    = "ws_headends"
-	mplsTCMapWsHopIndex    = "ws_hop_index"
-	mplsTCMapWsHops        = "ws_hops"
-	mplsTCMapWsLabels      = "ws_labels"
-	mplsTCMapWsMatch       = "ws_match"
-	mplsTCMapWsNexthops    = "ws_nexthops"
-	mplsTCMapWsNode        = "ws_node"
-	mplsTCMapWsNumbers     = "ws_numbers"
-	mplsTCMapWsPathMtus    = "ws_path_mtus"
-	mplsTCMapWsPaths       = "ws_paths"
-	mplsTCMapWsPlaces      = "ws_places"
-	mplsTCMapWsPorts       = "ws_ports"
-	mplsTCMapWsPrograms    = "ws_programs"
-	mplsTCMapWsProgramsXdp = "ws_programs_xdp"
-	mplsTCMapWsProxies     = "ws_proxies"
-	mplsTCMapWsProxyStats  = "ws_proxy_stats"
-	mplsTCMapWsRefusals    = "ws_refusals"
-	mplsTCMapWsRules       = "ws_rules"
-	mplsTCMapWsScratch     = "ws_scratch"
-	mplsTCMapWsServices    = "ws_services"
-	mplsTCMapWsSids        = "ws_sids"
-	mplsTCMapWsSlotBlocks  = "ws_slot_blocks"
-	mplsTCMapWsSlotNext    = "ws_slot_next"
-	mplsTCMapWsSlots       = "ws_slots"
-	mplsTCMapWsSources     = "ws_sources"
-	mplsTCMapWsStats       = "ws_stats"
-	mplsTCMapWsStreams     = "ws_streams"
-	mplsTCMapWsWindows     = "ws_windows"
-	mplsTCProgWsMplsTc     = "ws_mpls_tc"
-	mplsTCVarCfg           = "cfg"
+	mplsTCMapWsBuckets      = "ws_buckets"
+	mplsTCMapWsBypassFlows  = "ws_bypass_flows"
+	mplsTCMapWsCache        = "ws_cache"
+	mplsTCMapWsConns        = "ws_conns"
+	mplsTCMapWsConnsAdded   = "ws_conns_added"
+	mplsTCMapWsConnsNew     = "ws_conns_new"
+	mplsTCMapWsConnsRemoved = "ws_conns_removed"
+	mplsTCMapWsCopies       = "ws_copies"
+	mplsTCMapWsEgressIndex  = "ws_egress_index"
+	mplsTCMapWsEgresses     = "ws_egresses"
+	mplsTCMapWsErrors       = "ws_errors"
+	mplsTCMapWsEvents       = "ws_events"
+	mplsTCMapWsExits        = "ws_exits"
+	mplsTCMapWsFragmentOf   = "ws_fragment_of"
+	mplsTCMapWsFragments    = "ws_fragments"
+	mplsTCMapWsGuards       = "ws_guards"
+	mplsTCMapWsHeadends     = "ws_headends"
+	mplsTCMapWsHopIndex     = "ws_hop_index"
+	mplsTCMapWsHops         = "ws_hops"
+	mplsTCMapWsLabels       = "ws_labels"
+	mplsTCMapWsMatch        = "ws_match"
+	mplsTCMapWsNexthops     = "ws_nexthops"
+	mplsTCMapWsNode         = "ws_node"
+	mplsTCMapWsNumbers      = "ws_numbers"
+	mplsTCMapWsPathMtus     = "ws_path_mtus"
+	mplsTCMapWsPaths        = "ws_paths"
+	mplsTCMapWsPlaces       = "ws_places"
+	mplsTCMapWsPorts        = "ws_ports"
+	mplsTCMapWsPrograms     = "ws_programs"
+	mplsTCMapWsProgramsXdp  = "ws_programs_xdp"
+	mplsTCMapWsProxies      = "ws_proxies"
+	mplsTCMapWsProxyStats   = "ws_proxy_stats"
+	mplsTCMapWsRefusals     = "ws_refusals"
+	mplsTCMapWsRules        = "ws_rules"
+	mplsTCMapWsScratch      = "ws_scratch"
+	mplsTCMapWsServices     = "ws_services"
+	mplsTCMapWsSids         = "ws_sids"
+	mplsTCMapWsSlotBlocks   = "ws_slot_blocks"
+	mplsTCMapWsSlotNext     = "ws_slot_next"
+	mplsTCMapWsSlots        = "ws_slots"
+	mplsTCMapWsSources      = "ws_sources"
+	mplsTCMapWsStats        = "ws_stats"
+	mplsTCMapWsStreams      = "ws_streams"
+	mplsTCMapWsWindows      = "ws_windows"
+	mplsTCProgWsMplsTc      = "ws_mpls_tc"
+	mplsTCVarCfg            = "cfg"
 )
 
 // loadMplsTC returns the embedded CollectionSpec for mplsTC.
@@ -111,48 +113,50 @@ type mplsTCProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type mplsTCMapSpecs struct {
-	WsBuckets     *ebpf.MapSpec `ebpf:"ws_buckets"`
-	WsBypassFlows *ebpf.MapSpec `ebpf:"ws_bypass_flows"`
-	WsCache       *ebpf.MapSpec `ebpf:"ws_cache"`
-	WsConns       *ebpf.MapSpec `ebpf:"ws_conns"`
-	WsConnsNew    *ebpf.MapSpec `ebpf:"ws_conns_new"`
-	WsCopies      *ebpf.MapSpec `ebpf:"ws_copies"`
-	WsEgressIndex *ebpf.MapSpec `ebpf:"ws_egress_index"`
-	WsEgresses    *ebpf.MapSpec `ebpf:"ws_egresses"`
-	WsErrors      *ebpf.MapSpec `ebpf:"ws_errors"`
-	WsEvents      *ebpf.MapSpec `ebpf:"ws_events"`
-	WsExits       *ebpf.MapSpec `ebpf:"ws_exits"`
-	WsFragmentOf  *ebpf.MapSpec `ebpf:"ws_fragment_of"`
-	WsFragments   *ebpf.MapSpec `ebpf:"ws_fragments"`
-	WsGuards      *ebpf.MapSpec `ebpf:"ws_guards"`
-	WsHeadends    *ebpf.MapSpec `ebpf:"ws_headends"`
-	WsHopIndex    *ebpf.MapSpec `ebpf:"ws_hop_index"`
-	WsHops        *ebpf.MapSpec `ebpf:"ws_hops"`
-	WsLabels      *ebpf.MapSpec `ebpf:"ws_labels"`
-	WsMatch       *ebpf.MapSpec `ebpf:"ws_match"`
-	WsNexthops    *ebpf.MapSpec `ebpf:"ws_nexthops"`
-	WsNode        *ebpf.MapSpec `ebpf:"ws_node"`
-	WsNumbers     *ebpf.MapSpec `ebpf:"ws_numbers"`
-	WsPathMtus    *ebpf.MapSpec `ebpf:"ws_path_mtus"`
-	WsPaths       *ebpf.MapSpec `ebpf:"ws_paths"`
-	WsPlaces      *ebpf.MapSpec `ebpf:"ws_places"`
-	WsPorts       *ebpf.MapSpec `ebpf:"ws_ports"`
-	WsPrograms    *ebpf.MapSpec `ebpf:"ws_programs"`
-	WsProgramsXdp *ebpf.MapSpec `ebpf:"ws_programs_xdp"`
-	WsProxies     *ebpf.MapSpec `ebpf:"ws_proxies"`
-	WsProxyStats  *ebpf.MapSpec `ebpf:"ws_proxy_stats"`
-	WsRefusals    *ebpf.MapSpec `ebpf:"ws_refusals"`
-	WsRules       *ebpf.MapSpec `ebpf:"ws_rules"`
-	WsScratch     *ebpf.MapSpec `ebpf:"ws_scratch"`
-	WsServices    *ebpf.MapSpec `ebpf:"ws_services"`
-	WsSids        *ebpf.MapSpec `ebpf:"ws_sids"`
-	WsSlotBlocks  *ebpf.MapSpec `ebpf:"ws_slot_blocks"`
-	WsSlotNext    *ebpf.MapSpec `ebpf:"ws_slot_next"`
-	WsSlots       *ebpf.MapSpec `ebpf:"ws_slots"`
-	WsSources     *ebpf.MapSpec `ebpf:"ws_sources"`
-	WsStats       *ebpf.MapSpec `ebpf:"ws_stats"`
-	WsStreams     *ebpf.MapSpec `ebpf:"ws_streams"`
-	WsWindows     *ebpf.MapSpec `ebpf:"ws_windows"`
+	WsBuckets      *ebpf.MapSpec `ebpf:"ws_buckets"`
+	WsBypassFlows  *ebpf.MapSpec `ebpf:"ws_bypass_flows"`
+	WsCache        *ebpf.MapSpec `ebpf:"ws_cache"`
+	WsConns        *ebpf.MapSpec `ebpf:"ws_conns"`
+	WsConnsAdded   *ebpf.MapSpec `ebpf:"ws_conns_added"`
+	WsConnsNew     *ebpf.MapSpec `ebpf:"ws_conns_new"`
+	WsConnsRemoved *ebpf.MapSpec `ebpf:"ws_conns_removed"`
+	WsCopies       *ebpf.MapSpec `ebpf:"ws_copies"`
+	WsEgressIndex  *ebpf.MapSpec `ebpf:"ws_egress_index"`
+	WsEgresses     *ebpf.MapSpec `ebpf:"ws_egresses"`
+	WsErrors       *ebpf.MapSpec `ebpf:"ws_errors"`
+	WsEvents       *ebpf.MapSpec `ebpf:"ws_events"`
+	WsExits        *ebpf.MapSpec `ebpf:"ws_exits"`
+	WsFragmentOf   *ebpf.MapSpec `ebpf:"ws_fragment_of"`
+	WsFragments    *ebpf.MapSpec `ebpf:"ws_fragments"`
+	WsGuards       *ebpf.MapSpec `ebpf:"ws_guards"`
+	WsHeadends     *ebpf.MapSpec `ebpf:"ws_headends"`
+	WsHopIndex     *ebpf.MapSpec `ebpf:"ws_hop_index"`
+	WsHops         *ebpf.MapSpec `ebpf:"ws_hops"`
+	WsLabels       *ebpf.MapSpec `ebpf:"ws_labels"`
+	WsMatch        *ebpf.MapSpec `ebpf:"ws_match"`
+	WsNexthops     *ebpf.MapSpec `ebpf:"ws_nexthops"`
+	WsNode         *ebpf.MapSpec `ebpf:"ws_node"`
+	WsNumbers      *ebpf.MapSpec `ebpf:"ws_numbers"`
+	WsPathMtus     *ebpf.MapSpec `ebpf:"ws_path_mtus"`
+	WsPaths        *ebpf.MapSpec `ebpf:"ws_paths"`
+	WsPlaces       *ebpf.MapSpec `ebpf:"ws_places"`
+	WsPorts        *ebpf.MapSpec `ebpf:"ws_ports"`
+	WsPrograms     *ebpf.MapSpec `ebpf:"ws_programs"`
+	WsProgramsXdp  *ebpf.MapSpec `ebpf:"ws_programs_xdp"`
+	WsProxies      *ebpf.MapSpec `ebpf:"ws_proxies"`
+	WsProxyStats   *ebpf.MapSpec `ebpf:"ws_proxy_stats"`
+	WsRefusals     *ebpf.MapSpec `ebpf:"ws_refusals"`
+	WsRules        *ebpf.MapSpec `ebpf:"ws_rules"`
+	WsScratch      *ebpf.MapSpec `ebpf:"ws_scratch"`
+	WsServices     *ebpf.MapSpec `ebpf:"ws_services"`
+	WsSids         *ebpf.MapSpec `ebpf:"ws_sids"`
+	WsSlotBlocks   *ebpf.MapSpec `ebpf:"ws_slot_blocks"`
+	WsSlotNext     *ebpf.MapSpec `ebpf:"ws_slot_next"`
+	WsSlots        *ebpf.MapSpec `ebpf:"ws_slots"`
+	WsSources      *ebpf.MapSpec `ebpf:"ws_sources"`
+	WsStats        *ebpf.MapSpec `ebpf:"ws_stats"`
+	WsStreams      *ebpf.MapSpec `ebpf:"ws_streams"`
+	WsWindows      *ebpf.MapSpec `ebpf:"ws_windows"`
 }
 
 // mplsTCVariableSpecs contains global variables before they are loaded into the kernel.
@@ -182,48 +186,50 @@ func (o *mplsTCObjects) Close() error {
 //
 // It can be passed to loadMplsTCObjects or ebpf.CollectionSpec.LoadAndAssign.
 type mplsTCMaps struct {
-	WsBuckets     *ebpf.Map `ebpf:"ws_buckets"`
-	WsBypassFlows *ebpf.Map `ebpf:"ws_bypass_flows"`
-	WsCache       *ebpf.Map `ebpf:"ws_cache"`
-	WsConns       *ebpf.Map `ebpf:"ws_conns"`
-	WsConnsNew    *ebpf.Map `ebpf:"ws_conns_new"`
-	WsCopies      *ebpf.Map `ebpf:"ws_copies"`
-	WsEgressIndex *ebpf.Map `ebpf:"ws_egress_index"`
-	WsEgresses    *ebpf.Map `ebpf:"ws_egresses"`
-	WsErrors      *ebpf.Map `ebpf:"ws_errors"`
-	WsEvents      *ebpf.Map `ebpf:"ws_events"`
-	WsExits       *ebpf.Map `ebpf:"ws_exits"`
-	WsFragmentOf  *ebpf.Map `ebpf:"ws_fragment_of"`
-	WsFragments   *ebpf.Map `ebpf:"ws_fragments"`
-	WsGuards      *ebpf.Map `ebpf:"ws_guards"`
-	WsHeadends    *ebpf.Map `ebpf:"ws_headends"`
-	WsHopIndex    *ebpf.Map `ebpf:"ws_hop_index"`
-	WsHops        *ebpf.Map `ebpf:"ws_hops"`
-	WsLabels      *ebpf.Map `ebpf:"ws_labels"`
-	WsMatch       *ebpf.Map `ebpf:"ws_match"`
-	WsNexthops    *ebpf.Map `ebpf:"ws_nexthops"`
-	WsNode        *ebpf.Map `ebpf:"ws_node"`
-	WsNumbers     *ebpf.Map `ebpf:"ws_numbers"`
-	WsPathMtus    *ebpf.Map `ebpf:"ws_path_mtus"`
-	WsPaths       *ebpf.Map `ebpf:"ws_paths"`
-	WsPlaces      *ebpf.Map `ebpf:"ws_places"`
-	WsPorts       *ebpf.Map `ebpf:"ws_ports"`
-	WsPrograms    *ebpf.Map `ebpf:"ws_programs"`
-	WsProgramsXdp *ebpf.Map `ebpf:"ws_programs_xdp"`
-	WsProxies     *ebpf.Map `ebpf:"ws_proxies"`
-	WsProxyStats  *ebpf.Map `ebpf:"ws_proxy_stats"`
-	WsRefusals    *ebpf.Map `ebpf:"ws_refusals"`
-	WsRules       *ebpf.Map `ebpf:"ws_rules"`
-	WsScratch     *ebpf.Map `ebpf:"ws_scratch"`
-	WsServices    *ebpf.Map `ebpf:"ws_services"`
-	WsSids        *ebpf.Map `ebpf:"ws_sids"`
-	WsSlotBlocks  *ebpf.Map `ebpf:"ws_slot_blocks"`
-	WsSlotNext    *ebpf.Map `ebpf:"ws_slot_next"`
-	WsSlots       *ebpf.Map `ebpf:"ws_slots"`
-	WsSources     *ebpf.Map `ebpf:"ws_sources"`
-	WsStats       *ebpf.Map `ebpf:"ws_stats"`
-	WsStreams     *ebpf.Map `ebpf:"ws_streams"`
-	WsWindows     *ebpf.Map `ebpf:"ws_windows"`
+	WsBuckets      *ebpf.Map `ebpf:"ws_buckets"`
+	WsBypassFlows  *ebpf.Map `ebpf:"ws_bypass_flows"`
+	WsCache        *ebpf.Map `ebpf:"ws_cache"`
+	WsConns        *ebpf.Map `ebpf:"ws_conns"`
+	WsConnsAdded   *ebpf.Map `ebpf:"ws_conns_added"`
+	WsConnsNew     *ebpf.Map `ebpf:"ws_conns_new"`
+	WsConnsRemoved *ebpf.Map `ebpf:"ws_conns_removed"`
+	WsCopies       *ebpf.Map `ebpf:"ws_copies"`
+	WsEgressIndex  *ebpf.Map `ebpf:"ws_egress_index"`
+	WsEgresses     *ebpf.Map `ebpf:"ws_egresses"`
+	WsErrors       *ebpf.Map `ebpf:"ws_errors"`
+	WsEvents       *ebpf.Map `ebpf:"ws_events"`
+	WsExits        *ebpf.Map `ebpf:"ws_exits"`
+	WsFragmentOf   *ebpf.Map `ebpf:"ws_fragment_of"`
+	WsFragments    *ebpf.Map `ebpf:"ws_fragments"`
+	WsGuards       *ebpf.Map `ebpf:"ws_guards"`
+	WsHeadends     *ebpf.Map `ebpf:"ws_headends"`
+	WsHopIndex     *ebpf.Map `ebpf:"ws_hop_index"`
+	WsHops         *ebpf.Map `ebpf:"ws_hops"`
+	WsLabels       *ebpf.Map `ebpf:"ws_labels"`
+	WsMatch        *ebpf.Map `ebpf:"ws_match"`
+	WsNexthops     *ebpf.Map `ebpf:"ws_nexthops"`
+	WsNode         *ebpf.Map `ebpf:"ws_node"`
+	WsNumbers      *ebpf.Map `ebpf:"ws_numbers"`
+	WsPathMtus     *ebpf.Map `ebpf:"ws_path_mtus"`
+	WsPaths        *ebpf.Map `ebpf:"ws_paths"`
+	WsPlaces       *ebpf.Map `ebpf:"ws_places"`
+	WsPorts        *ebpf.Map `ebpf:"ws_ports"`
+	WsPrograms     *ebpf.Map `ebpf:"ws_programs"`
+	WsProgramsXdp  *ebpf.Map `ebpf:"ws_programs_xdp"`
+	WsProxies      *ebpf.Map `ebpf:"ws_proxies"`
+	WsProxyStats   *ebpf.Map `ebpf:"ws_proxy_stats"`
+	WsRefusals     *ebpf.Map `ebpf:"ws_refusals"`
+	WsRules        *ebpf.Map `ebpf:"ws_rules"`
+	WsScratch      *ebpf.Map `ebpf:"ws_scratch"`
+	WsServices     *ebpf.Map `ebpf:"ws_services"`
+	WsSids         *ebpf.Map `ebpf:"ws_sids"`
+	WsSlotBlocks   *ebpf.Map `ebpf:"ws_slot_blocks"`
+	WsSlotNext     *ebpf.Map `ebpf:"ws_slot_next"`
+	WsSlots        *ebpf.Map `ebpf:"ws_slots"`
+	WsSources      *ebpf.Map `ebpf:"ws_sources"`
+	WsStats        *ebpf.Map `ebpf:"ws_stats"`
+	WsStreams      *ebpf.Map `ebpf:"ws_streams"`
+	WsWindows      *ebpf.Map `ebpf:"ws_windows"`
 }
 
 func (m *mplsTCMaps) Close() error {
@@ -232,7 +238,9 @@ func (m *mplsTCMaps) Close() error {
 		m.WsBypassFlows,
 		m.WsCache,
 		m.WsConns,
+		m.WsConnsAdded,
 		m.WsConnsNew,
+		m.WsConnsRemoved,
 		m.WsCopies,
 		m.WsEgressIndex,
 		m.WsEgresses,

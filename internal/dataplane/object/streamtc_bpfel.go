@@ -16,50 +16,52 @@ import (
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	streamTCMapWsBuckets     = "ws_buckets"
-	streamTCMapWsBypassFlows = "ws_bypass_flows"
-	streamTCMapWsCache       = "ws_cache"
-	streamTCMapWsConns       = "ws_conns"
-	streamTCMapWsConnsNew    = "ws_conns_new"
-	streamTCMapWsCopies      = "ws_copies"
-	streamTCMapWsEgressIndex = "ws_egress_index"
-	streamTCMapWsEgresses    = "ws_egresses"
-	streamTCMapWsErrors      = "ws_errors"
-	streamTCMapWsEvents      = "ws_events"
-	streamTCMapWsExits       = "ws_exits"
-	streamTCMapWsFragmentOf  = "ws_fragment_of"
-	streamTCMapWsFragments   = "ws_fragments"
-	streamTCMapWsGuards      = "ws_guards"
-	streamTCMapWsHeadends    = "ws_headends"
-	streamTCMapWsHopIndex    = "ws_hop_index"
-	streamTCMapWsHops        = "ws_hops"
-	streamTCMapWsLabels      = "ws_labels"
-	streamTCMapWsMatch       = "ws_match"
-	streamTCMapWsNexthops    = "ws_nexthops"
-	streamTCMapWsNode        = "ws_node"
-	streamTCMapWsNumbers     = "ws_numbers"
-	streamTCMapWsPathMtus    = "ws_path_mtus"
-	streamTCMapWsPaths       = "ws_paths"
-	streamTCMapWsPlaces      = "ws_places"
-	streamTCMapWsPorts       = "ws_ports"
-	streamTCMapWsPrograms    = "ws_programs"
-	streamTCMapWsProgramsXdp = "ws_programs_xdp"
-	streamTCMapWsProxies     = "ws_proxies"
-	streamTCMapWsProxyStats  = "ws_proxy_stats"
-	streamTCMapWsRefusals    = "ws_refusals"
-	streamTCMapWsRules       = "ws_rules"
-	streamTCMapWsScratch     = "ws_scratch"
-	streamTCMapWsServices    = "ws_services"
-	streamTCMapWsSids        = "ws_sids"
-	streamTCMapWsSlotBlocks  = "ws_slot_blocks"
-	streamTCMapWsSlotNext    = "ws_slot_next"
-	streamTCMapWsSlots       = "ws_slots"
-	streamTCMapWsSources     = "ws_sources"
-	streamTCMapWsStats       = "ws_stats"
-	streamTCMapWsStreams     = "ws_streams"
-	streamTCMapWsWindows     = "ws_windows"
-	streamTCProgWsStreamTc   = "ws_stream_tc"
-	streamTCVarCfg           = "cfg"
+	streamTCMapWsBuckets      = "ws_buckets"
+	streamTCMapWsBypassFlows  = "ws_bypass_flows"
+	streamTCMapWsCache        = "ws_cache"
+	streamTCMapWsConns        = "ws_conns"
+	streamTCMapWsConnsAdded   = "ws_conns_added"
+	streamTCMapWsConnsNew     = "ws_conns_new"
+	streamTCMapWsConnsRemoved = "ws_conns_removed"
+	streamTCMapWsCopies       = "ws_copies"
+	streamTCMapWsEgressIndex  = "ws_egress_index"
+	streamTCMapWsEgresses     = "ws_egresses"
+	streamTCMapWsErrors       = "ws_errors"
+	streamTCMapWsEvents       = "ws_events"
+	streamTCMapWsExits        = "ws_exits"
+	streamTCMapWsFragmentOf   = "ws_fragment_of"
+	streamTCMapWsFragments    = "ws_fragments"
+	streamTCMapWsGuards       = "ws_guards"
+	streamTCMapWsHeadends     = "ws_headends"
+	streamTCMapWsHopIndex     = "ws_hop_index"
+	streamTCMapWsHops         = "ws_hops"
+	streamTCMapWsLabels       = "ws_labels"
+	streamTCMapWsMatch        = "ws_match"
+	streamTCMapWsNexthops     = "ws_nexthops"
+	streamTCMapWsNode         = "ws_node"
+	streamTCMapWsNumbers      = "ws_numbers"
+	streamTCMapWsPathMtus     = "ws_path_mtus"
+	streamTCMapWsPaths        = "ws_paths"
+	streamTCMapWsPlaces       = "ws_places"
+	streamTCMapWsPorts        = "ws_ports"
+	streamTCMapWsPrograms     = "ws_programs"
+	streamTCMapWsProgramsXdp  = "ws_programs_xdp"
+	streamTCMapWsProxies      = "ws_proxies"
+	streamTCMapWsProxyStats   = "ws_proxy_stats"
+	streamTCMapWsRefusals     = "ws_refusals"
+	streamTCMapWsRules        = "ws_rules"
+	streamTCMapWsScratch      = "ws_scratch"
+	streamTCMapWsServices     = "ws_services"
+	streamTCMapWsSids         = "ws_sids"
+	streamTCMapWsSlotBlocks   = "ws_slot_blocks"
+	streamTCMapWsSlotNext     = "ws_slot_next"
+	streamTCMapWsSlots        = "ws_slots"
+	streamTCMapWsSources      = "ws_sources"
+	streamTCMapWsStats        = "ws_stats"
+	streamTCMapWsStreams      = "ws_streams"
+	streamTCMapWsWindows      = "ws_windows"
+	streamTCProgWsStreamTc    = "ws_stream_tc"
+	streamTCVarCfg            = "cfg"
 )
 
 // loadStreamTC returns the embedded CollectionSpec for streamTC.
@@ -111,48 +113,50 @@ type streamTCProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type streamTCMapSpecs struct {
-	WsBuckets     *ebpf.MapSpec `ebpf:"ws_buckets"`
-	WsBypassFlows *ebpf.MapSpec `ebpf:"ws_bypass_flows"`
-	WsCache       *ebpf.MapSpec `ebpf:"ws_cache"`
-	WsConns       *ebpf.MapSpec `ebpf:"ws_conns"`
-	WsConnsNew    *ebpf.MapSpec `ebpf:"ws_conns_new"`
-	WsCopies      *ebpf.MapSpec `ebpf:"ws_copies"`
-	WsEgressIndex *ebpf.MapSpec `ebpf:"ws_egress_index"`
-	WsEgresses    *ebpf.MapSpec `ebpf:"ws_egresses"`
-	WsErrors      *ebpf.MapSpec `ebpf:"ws_errors"`
-	WsEvents      *ebpf.MapSpec `ebpf:"ws_events"`
-	WsExits       *ebpf.MapSpec `ebpf:"ws_exits"`
-	WsFragmentOf  *ebpf.MapSpec `ebpf:"ws_fragment_of"`
-	WsFragments   *ebpf.MapSpec `ebpf:"ws_fragments"`
-	WsGuards      *ebpf.MapSpec `ebpf:"ws_guards"`
-	WsHeadends    *ebpf.MapSpec `ebpf:"ws_headends"`
-	WsHopIndex    *ebpf.MapSpec `ebpf:"ws_hop_index"`
-	WsHops        *ebpf.MapSpec `ebpf:"ws_hops"`
-	WsLabels      *ebpf.MapSpec `ebpf:"ws_labels"`
-	WsMatch       *ebpf.MapSpec `ebpf:"ws_match"`
-	WsNexthops    *ebpf.MapSpec `ebpf:"ws_nexthops"`
-	WsNode        *ebpf.MapSpec `ebpf:"ws_node"`
-	WsNumbers     *ebpf.MapSpec `ebpf:"ws_numbers"`
-	WsPathMtus    *ebpf.MapSpec `ebpf:"ws_path_mtus"`
-	WsPaths       *ebpf.MapSpec `ebpf:"ws_paths"`
-	WsPlaces      *ebpf.MapSpec `ebpf:"ws_places"`
-	WsPorts       *ebpf.MapSpec `ebpf:"ws_ports"`
-	WsPrograms    *ebpf.MapSpec `ebpf:"ws_programs"`
-	WsProgramsXdp *ebpf.MapSpec `ebpf:"ws_programs_xdp"`
-	WsProxies     *ebpf.MapSpec `ebpf:"ws_proxies"`
-	WsProxyStats  *ebpf.MapSpec `ebpf:"ws_proxy_stats"`
-	WsRefusals    *ebpf.MapSpec `ebpf:"ws_refusals"`
-	WsRules       *ebpf.MapSpec `ebpf:"ws_rules"`
-	WsScratch     *ebpf.MapSpec `ebpf:"ws_scratch"`
-	WsServices    *ebpf.MapSpec `ebpf:"ws_services"`
-	WsSids        *ebpf.MapSpec `ebpf:"ws_sids"`
-	WsSlotBlocks  *ebpf.MapSpec `ebpf:"ws_slot_blocks"`
-	WsSlotNext    *ebpf.MapSpec `ebpf:"ws_slot_next"`
-	WsSlots       *ebpf.MapSpec `ebpf:"ws_slots"`
-	WsSources     *ebpf.MapSpec `ebpf:"ws_sources"`
-	WsStats       *ebpf.MapSpec `ebpf:"ws_stats"`
-	WsStreams     *ebpf.MapSpec `ebpf:"ws_streams"`
-	WsWindows     *ebpf.MapSpec `ebpf:"ws_windows"`
+	WsBuckets      *ebpf.MapSpec `ebpf:"ws_buckets"`
+	WsBypassFlows  *ebpf.MapSpec `ebpf:"ws_bypass_flows"`
+	WsCache        *ebpf.MapSpec `ebpf:"ws_cache"`
+	WsConns        *ebpf.MapSpec `ebpf:"ws_conns"`
+	WsConnsAdded   *ebpf.MapSpec `ebpf:"ws_conns_added"`
+	WsConnsNew     *ebpf.MapSpec `ebpf:"ws_conns_new"`
+	WsConnsRemoved *ebpf.MapSpec `ebpf:"ws_conns_removed"`
+	WsCopies       *ebpf.MapSpec `ebpf:"ws_copies"`
+	WsEgressIndex  *ebpf.MapSpec `ebpf:"ws_egress_index"`
+	WsEgresses     *ebpf.MapSpec `ebpf:"ws_egresses"`
+	WsErrors       *ebpf.MapSpec `ebpf:"ws_errors"`
+	WsEvents       *ebpf.MapSpec `ebpf:"ws_events"`
+	WsExits        *ebpf.MapSpec `ebpf:"ws_exits"`
+	WsFragmentOf   *ebpf.MapSpec `ebpf:"ws_fragment_of"`
+	WsFragments    *ebpf.MapSpec `ebpf:"ws_fragments"`
+	WsGuards       *ebpf.MapSpec `ebpf:"ws_guards"`
+	WsHeadends     *ebpf.MapSpec `ebpf:"ws_headends"`
+	WsHopIndex     *ebpf.MapSpec `ebpf:"ws_hop_index"`
+	WsHops         *ebpf.MapSpec `ebpf:"ws_hops"`
+	WsLabels       *ebpf.MapSpec `ebpf:"ws_labels"`
+	WsMatch        *ebpf.MapSpec `ebpf:"ws_match"`
+	WsNexthops     *ebpf.MapSpec `ebpf:"ws_nexthops"`
+	WsNode         *ebpf.MapSpec `ebpf:"ws_node"`
+	WsNumbers      *ebpf.MapSpec `ebpf:"ws_numbers"`
+	WsPathMtus     *ebpf.MapSpec `ebpf:"ws_path_mtus"`
+	WsPaths        *ebpf.MapSpec `ebpf:"ws_paths"`
+	WsPlaces       *ebpf.MapSpec `ebpf:"ws_places"`
+	WsPorts        *ebpf.MapSpec `ebpf:"ws_ports"`
+	WsPrograms     *ebpf.MapSpec `ebpf:"ws_programs"`
+	WsProgramsXdp  *ebpf.MapSpec `ebpf:"ws_programs_xdp"`
+	WsProxies      *ebpf.MapSpec `ebpf:"ws_proxies"`
+	WsProxyStats   *ebpf.MapSpec `ebpf:"ws_proxy_stats"`
+	WsRefusals     *ebpf.MapSpec `ebpf:"ws_refusals"`
+	WsRules        *ebpf.MapSpec `ebpf:"ws_rules"`
+	WsScratch      *ebpf.MapSpec `ebpf:"ws_scratch"`
+	WsServices     *ebpf.MapSpec `ebpf:"ws_services"`
+	WsSids         *ebpf.MapSpec `ebpf:"ws_sids"`
+	WsSlotBlocks   *ebpf.MapSpec `ebpf:"ws_slot_blocks"`
+	WsSlotNext     *ebpf.MapSpec `ebpf:"ws_slot_next"`
+	WsSlots        *ebpf.MapSpec `ebpf:"ws_slots"`
+	WsSources      *ebpf.MapSpec `ebpf:"ws_sources"`
+	WsStats        *ebpf.MapSpec `ebpf:"ws_stats"`
+	WsStreams      *ebpf.MapSpec `ebpf:"ws_streams"`
+	WsWindows      *ebpf.MapSpec `ebpf:"ws_windows"`
 }
 
 // streamTCVariableSpecs contains global variables before they are loaded into the kernel.
@@ -182,48 +186,50 @@ func (o *streamTCObjects) Close() error {
 //
 // It can be passed to loadStreamTCObjects or ebpf.CollectionSpec.LoadAndAssign.
 type streamTCMaps struct {
-	WsBuckets     *ebpf.Map `ebpf:"ws_buckets"`
-	WsBypassFlows *ebpf.Map `ebpf:"ws_bypass_flows"`
-	WsCache       *ebpf.Map `ebpf:"ws_cache"`
-	WsConns       *ebpf.Map `ebpf:"ws_conns"`
-	WsConnsNew    *ebpf.Map `ebpf:"ws_conns_new"`
-	WsCopies      *ebpf.Map `ebpf:"ws_copies"`
-	WsEgressIndex *ebpf.Map `ebpf:"ws_egress_index"`
-	WsEgresses    *ebpf.Map `ebpf:"ws_egresses"`
-	WsErrors      *ebpf.Map `ebpf:"ws_errors"`
-	WsEvents      *ebpf.Map `ebpf:"ws_events"`
-	WsExits       *ebpf.Map `ebpf:"ws_exits"`
-	WsFragmentOf  *ebpf.Map `ebpf:"ws_fragment_of"`
-	WsFragments   *ebpf.Map `ebpf:"ws_fragments"`
-	WsGuards      *ebpf.Map `ebpf:"ws_guards"`
-	WsHeadends    *ebpf.Map `ebpf:"ws_headends"`
-	WsHopIndex    *ebpf.Map `ebpf:"ws_hop_index"`
-	WsHops        *ebpf.Map `ebpf:"ws_hops"`
-	WsLabels      *ebpf.Map `ebpf:"ws_labels"`
-	WsMatch       *ebpf.Map `ebpf:"ws_match"`
-	WsNexthops    *ebpf.Map `ebpf:"ws_nexthops"`
-	WsNode        *ebpf.Map `ebpf:"ws_node"`
-	WsNumbers     *ebpf.Map `ebpf:"ws_numbers"`
-	WsPathMtus    *ebpf.Map `ebpf:"ws_path_mtus"`
-	WsPaths       *ebpf.Map `ebpf:"ws_paths"`
-	WsPlaces      *ebpf.Map `ebpf:"ws_places"`
-	WsPorts       *ebpf.Map `ebpf:"ws_ports"`
-	WsPrograms    *ebpf.Map `ebpf:"ws_programs"`
-	WsProgramsXdp *ebpf.Map `ebpf:"ws_programs_xdp"`
-	WsProxies     *ebpf.Map `ebpf:"ws_proxies"`
-	WsProxyStats  *ebpf.Map `ebpf:"ws_proxy_stats"`
-	WsRefusals    *ebpf.Map `ebpf:"ws_refusals"`
-	WsRules       *ebpf.Map `ebpf:"ws_rules"`
-	WsScratch     *ebpf.Map `ebpf:"ws_scratch"`
-	WsServices    *ebpf.Map `ebpf:"ws_services"`
-	WsSids        *ebpf.Map `ebpf:"ws_sids"`
-	WsSlotBlocks  *ebpf.Map `ebpf:"ws_slot_blocks"`
-	WsSlotNext    *ebpf.Map `ebpf:"ws_slot_next"`
-	WsSlots       *ebpf.Map `ebpf:"ws_slots"`
-	WsSources     *ebpf.Map `ebpf:"ws_sources"`
-	WsStats       *ebpf.Map `ebpf:"ws_stats"`
-	WsStreams     *ebpf.Map `ebpf:"ws_streams"`
-	WsWindows     *ebpf.Map `ebpf:"ws_windows"`
+	WsBuckets      *ebpf.Map `ebpf:"ws_buckets"`
+	WsBypassFlows  *ebpf.Map `ebpf:"ws_bypass_flows"`
+	WsCache        *ebpf.Map `ebpf:"ws_cache"`
+	WsConns        *ebpf.Map `ebpf:"ws_conns"`
+	WsConnsAdded   *ebpf.Map `ebpf:"ws_conns_added"`
+	WsConnsNew     *ebpf.Map `ebpf:"ws_conns_new"`
+	WsConnsRemoved *ebpf.Map `ebpf:"ws_conns_removed"`
+	WsCopies       *ebpf.Map `ebpf:"ws_copies"`
+	WsEgressIndex  *ebpf.Map `ebpf:"ws_egress_index"`
+	WsEgresses     *ebpf.Map `ebpf:"ws_egresses"`
+	WsErrors       *ebpf.Map `ebpf:"ws_errors"`
+	WsEvents       *ebpf.Map `ebpf:"ws_events"`
+	WsExits        *ebpf.Map `ebpf:"ws_exits"`
+	WsFragmentOf   *ebpf.Map `ebpf:"ws_fragment_of"`
+	WsFragments    *ebpf.Map `ebpf:"ws_fragments"`
+	WsGuards       *ebpf.Map `ebpf:"ws_guards"`
+	WsHeadends     *ebpf.Map `ebpf:"ws_headends"`
+	WsHopIndex     *ebpf.Map `ebpf:"ws_hop_index"`
+	WsHops         *ebpf.Map `ebpf:"ws_hops"`
+	WsLabels       *ebpf.Map `ebpf:"ws_labels"`
+	WsMatch        *ebpf.Map `ebpf:"ws_match"`
+	WsNexthops     *ebpf.Map `ebpf:"ws_nexthops"`
+	WsNode         *ebpf.Map `ebpf:"ws_node"`
+	WsNumbers      *ebpf.Map `ebpf:"ws_numbers"`
+	WsPathMtus     *ebpf.Map `ebpf:"ws_path_mtus"`
+	WsPaths        *ebpf.Map `ebpf:"ws_paths"`
+	WsPlaces       *ebpf.Map `ebpf:"ws_places"`
+	WsPorts        *ebpf.Map `ebpf:"ws_ports"`
+	WsPrograms     *ebpf.Map `ebpf:"ws_programs"`
+	WsProgramsXdp  *ebpf.Map `ebpf:"ws_programs_xdp"`
+	WsProxies      *ebpf.Map `ebpf:"ws_proxies"`
+	WsProxyStats   *ebpf.Map `ebpf:"ws_proxy_stats"`
+	WsRefusals     *ebpf.Map `ebpf:"ws_refusals"`
+	WsRules        *ebpf.Map `ebpf:"ws_rules"`
+	WsScratch      *ebpf.Map `ebpf:"ws_scratch"`
+	WsServices     *ebpf.Map `ebpf:"ws_services"`
+	WsSids         *ebpf.Map `ebpf:"ws_sids"`
+	WsSlotBlocks   *ebpf.Map `ebpf:"ws_slot_blocks"`
+	WsSlotNext     *ebpf.Map `ebpf:"ws_slot_next"`
+	WsSlots        *ebpf.Map `ebpf:"ws_slots"`
+	WsSources      *ebpf.Map `ebpf:"ws_sources"`
+	WsStats        *ebpf.Map `ebpf:"ws_stats"`
+	WsStreams      *ebpf.Map `ebpf:"ws_streams"`
+	WsWindows      *ebpf.Map `ebpf:"ws_windows"`
 }
 
 func (m *streamTCMaps) Close() error {
@@ -232,7 +238,9 @@ func (m *streamTCMaps) Close() error {
 		m.WsBypassFlows,
 		m.WsCache,
 		m.WsConns,
+		m.WsConnsAdded,
 		m.WsConnsNew,
+		m.WsConnsRemoved,
 		m.WsCopies,
 		m.WsEgressIndex,
 		m.WsEgresses,
