@@ -352,7 +352,8 @@ type Proxy struct {
 	Bypass     uint32
 	Netns      int32
 	Conns      uint32
-	Pad        uint32
+	Rewrites   uint8
+	Pad        [3]uint8
 }
 
 // Cached is struct ws_cached. What the proxy keeps of a packet: its outer

@@ -945,11 +945,12 @@ func block(d *model.Domain, revoked []string) map[string]string {
 	blocked := map[string]string{}
 	for i, ch := range d.Chains {
 		left := slices.DeleteFunc(slices.Clone(ch.Ingress), func(n string) bool { return out[n] })
-		switch f := slices.IndexFunc(ch.Functions, func(f string) bool { return out[at[f]] }); {
+		functions := ch.AllFunctions()
+		switch f := slices.IndexFunc(functions, func(f string) bool { return out[at[f]] }); {
 		case out[ch.Egress]:
 			blocked[ch.Name] = fmt.Sprintf("its egress %s was revoked", ch.Egress)
 		case f >= 0:
-			blocked[ch.Name] = fmt.Sprintf("its function %s is on node %s, which was revoked", ch.Functions[f], at[ch.Functions[f]])
+			blocked[ch.Name] = fmt.Sprintf("its function %s is on node %s, which was revoked", functions[f], at[functions[f]])
 		case len(left) == 0:
 			blocked[ch.Name] = fmt.Sprintf("its headend %s was revoked", strings.Join(ch.Ingress, ", "))
 		default:

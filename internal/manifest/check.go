@@ -327,7 +327,11 @@ func (c *checker) checkChain(ch *chain) {
 			c.problemf(w.sid.at, "%q %v", w.sid.value, err)
 		}
 	}
-	for _, name := range ch.functions.value {
+	if ch.back.ok && len(ch.back.value) == 0 {
+		c.problemf(ch.back.at, "no functions; answers of a chain with functions of kind stream pass all of these: leave return out for the functions of the chain the other way round")
+		whole = false
+	}
+	for _, name := range slices.Concat(ch.functions.value, ch.back.value) {
 		f := resolve(c.reader, name, c.functions, "function")
 		if f == nil {
 			whole = false
@@ -359,6 +363,12 @@ func (c *checker) checkChain(ch *chain) {
 		return
 	}
 
+	m := ch.model()
+	m.Arguments = make([]model.Argument, len(ch.arguments)) // how many is what counts
+	if err := m.CheckReturn(c.isStream); err != nil {
+		c.problemf(ch.back.at, "chain %s: %v", ch.name.value, err)
+		return
+	}
 	if err := ch.model().CheckStreams(c.isStream, c.nodeOf); err != nil {
 		c.problemf(ch.functions.at, "chain %s %v", ch.name.value, err)
 		return
@@ -453,7 +463,14 @@ func (c *checker) reportTight() {
 }
 
 // outer is the length of the headers that the chain needs.
-func (ch *chain) outer() int { return outerLen(ch.model()) }
+func (ch *chain) outer() int {
+	m := ch.model()
+	n := outerLen(m)
+	if m.Return != nil && len(m.Ingress) == 1 {
+		n = max(n, outerLen(m.Directed(model.Reverse)))
+	}
+	return n
+}
 
 func outerLen(c model.Chain) int {
 	if c.Encapsulation.Type == model.EncapsulationSRMPLS {
@@ -704,6 +721,7 @@ func (ch *chain) model() model.Chain {
 		Name:          ch.name.value,
 		Ingress:       values(ch.ingress.value),
 		Functions:     values(ch.functions.value),
+		Return:        values(ch.back.value),
 		Waypoints:     waypoints,
 		Egress:        ch.egress.value,
 		Match:         ch.matched(),

@@ -142,6 +142,7 @@ type chain struct {
 	name        item[string]
 	ingress     item[[]item[string]]
 	functions   item[[]item[string]]
+	back        item[[]item[string]] // of return
 	arguments   []argument
 	waypoints   []waypoint
 	egress      item[string]
@@ -514,6 +515,9 @@ func readChain(c cursor) chain {
 		field{"ingress", true, list(&ch.ingress, nameOf("node"))},
 		field{"functions", true, ch.readFunctions},
 		field{"egress", true, into(&ch.egress, nameOf("node"))},
+		field{"return", false, func(c cursor) {
+			c.fields(field{"functions", true, list(&ch.back, nameOf("function"))})
+		}},
 		field{"match", false, func(c cursor) {
 			ch.match = c.at
 			before := len(c.r.problems)

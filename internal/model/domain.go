@@ -131,12 +131,19 @@ func (c Chain) Directions() []Direction {
 
 // Directed is the chain as one of its directions sees it: the reverse of a
 // chain starts at its egress, passes the same functions and waypoints the other way round, with the arguments
-// of that direction, and ends at its ingress. Reverse is defined for one ingress only.
+// of that direction, and ends at its ingress. With Return it passes those functions. Reverse is defined for
+// one ingress only.
 func (c Chain) Directed(d Direction) Chain {
 	if d == Forward {
 		return c
 	}
 	c.Ingress, c.Egress = []string{c.Egress}, c.Ingress[0]
+	if c.Return != nil {
+		c.Functions, c.Return = slices.Clone(c.Return), nil
+		c.Arguments, c.Waypoints = nil, nil // it has none: CheckReturn
+		c.Match = c.Match.Reverse()
+		return c
+	}
 	c.Functions = slices.Clone(c.Functions)
 	slices.Reverse(c.Functions)
 	c.Arguments = slices.Clone(c.Arguments)
@@ -151,6 +158,9 @@ func (c Chain) Directed(d Direction) Chain {
 	c.Match = c.Match.Reverse()
 	return c
 }
+
+// AllFunctions are the functions of both directions. One may occur more than once.
+func (c Chain) AllFunctions() []string { return slices.Concat(c.Functions, c.Return) }
 
 func find[T any](list []T, is func(T) bool) (T, bool) {
 	if i := slices.IndexFunc(list, is); i >= 0 {

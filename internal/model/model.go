@@ -411,6 +411,7 @@ type Chain struct {
 	Name          string
 	Ingress       []string // nodes
 	Functions     []string // one may occur more than once
+	Return        []string // functions of the reverse, in its order; nil: Functions the other way round
 	Arguments     []Argument
 	Waypoints     []Waypoint
 	Egress        string // node

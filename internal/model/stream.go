@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
+	"strings"
 	"time"
 )
 
@@ -147,6 +149,40 @@ func (c Chain) Parts(stream func(function string) bool, node func(function strin
 	}
 	end(len(c.Functions), c.Egress, "")
 	return out
+}
+
+// CheckReturn checks the functions that a chain's answers pass: those of kind stream have each connection, so that answers pass
+// all of them, the other way round. Other functions may be left out, and further ones visited.
+func (c Chain) CheckReturn(stream func(function string) bool) error {
+	streams := func(list []string) []string {
+		return slices.DeleteFunc(slices.Clone(list), func(f string) bool { return !stream(f) })
+	}
+	want := streams(c.Functions)
+	slices.Reverse(want)
+	switch {
+	case c.Return == nil:
+		return nil
+	case !c.Both:
+		return errors.New("return is given, and the chain has one direction; set direction: both, or leave return out")
+	case len(want) == 0:
+		return errors.New("return is given, and no function is of kind stream; answers of other chains pass the same functions: leave return out, or give each direction a chain of its own")
+	case c.Onward != nil:
+		return errors.New("return is given, and rules of services name the chain, whose answers pass the same functions; leave return out")
+	case len(c.Waypoints) > 0:
+		return errors.New("return is given, and the chain has waypoints, whose places on the way back are not known; leave return or the waypoints out")
+	case len(c.Arguments) > 0:
+		return errors.New("return is given, and functions of the chain have arguments, which the visits of the way back would not have; leave return or the arguments out")
+	case len(c.Return)+1 > SegmentsMax:
+		return fmt.Errorf("return has %d functions; a chain has at most %d, and the egress", len(c.Return), SegmentsMax-1)
+	}
+	if have := streams(c.Return); !slices.Equal(have, want) {
+		got := "none"
+		if len(have) > 0 {
+			got = strings.Join(have, ", ")
+		}
+		return fmt.Errorf("return visits functions of kind stream in this order: %s; the connections' answers must pass %s, in this order: give these, and other functions before, between or behind them", got, strings.Join(want, ", "))
+	}
+	return nil
 }
 
 // CheckStreams checks a chain with functions of kind stream.

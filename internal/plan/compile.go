@@ -154,7 +154,7 @@ func (c *compiler) check(ch model.Chain) error {
 	if lanes > model.LanesMax {
 		return fmt.Errorf("its headends declare %d CPUs together; one path may have %d", lanes, model.LanesMax)
 	}
-	for _, name := range ch.Functions {
+	for _, name := range ch.AllFunctions() {
 		f, ok := c.functions[name]
 		if !ok {
 			return fmt.Errorf("function %q does not exist", name)
@@ -172,6 +172,9 @@ func (c *compiler) check(ch model.Chain) error {
 		if err := model.CheckFlow(ch.Proof.Scheme, f); err != nil {
 			return fmt.Errorf("function %s: %w", name, err)
 		}
+	}
+	if err := ch.CheckReturn(c.isStream); err != nil {
+		return err
 	}
 	if err := ch.CheckStreams(c.isStream, c.nodeOf); err != nil {
 		return err
@@ -201,6 +204,16 @@ func (c *compiler) check(ch model.Chain) error {
 			return fmt.Errorf("waypoint %s stands before function %d of %d", w.SID, w.Before+1, len(ch.Functions))
 		}
 	}
+	for _, d := range ch.Directions() {
+		if err := c.checkSizes(ch.Directed(d)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// checkSizes holds that a direction of a chain leaves enough to packets.
+func (c *compiler) checkSizes(ch model.Chain) error {
 	mtu, declared := c.coreMTU(ch)
 	if declared && mtu-chainLen(ch) < model.MTUMin {
 		return fmt.Errorf("its headers take %d of the %d bytes that its nodes' core interfaces carry, which leaves less than %d to packets; raise the MTU to %d or shorten the chain",

@@ -150,3 +150,51 @@ func TestNodeRefusesPartsThatDoNotHold(t *testing.T) {
 		})
 	}
 }
+
+// Answers take the functions that the chain has for them. Those of kind stream have each connection in both directions.
+func TestAnswersTakeTheFunctionsOfReturn(t *testing.T) {
+	d := streaming()
+	d.Functions = append(d.Functions, model.Function{Name: "log", Node: "r3", Kind: model.KindForward})
+	d.Chains[0].Return = []string{"log", "unzip", "zip"}
+	c := compile(t, d, NewKeyring(random(1), nil))
+	var got []string
+	by := map[uint32]string{}
+	for _, p := range c.Paths {
+		var way []string
+		for _, h := range p.Hops {
+			way = append(way, strings.TrimSuffix(h.Node+" "+h.Function, " "))
+		}
+		got = append(got, p.Way()+": "+strings.Join(way, ", "))
+		by[p.Path] = p.Way()
+	}
+	if diff := cmp.Diff([]string{
+		"forward, up to zip: r1, r2",
+		"forward, from zip to unzip: r2, r3 fw, r4",
+		"forward, from unzip on: r4, r6",
+		"reverse, up to unzip: r6, r3 log, r4",
+		"reverse, from unzip to zip: r4, r2",
+		"reverse, from zip on: r2, r1",
+		"forward, from fw to unzip: r3, r4",
+	}, got); diff != "" {
+		t.Errorf("paths (-want +got):\n%s", diff)
+	}
+	for _, n := range c.Nodes {
+		for _, e := range n.Egresses {
+			if x := e.Through; x != nil && by[e.Path] == "reverse, up to unzip" &&
+				(by[x.Onward] != "reverse, from unzip to zip" || by[x.Back] != "forward, from unzip on" || by[x.Other] != "forward, from zip to unzip") {
+				t.Errorf("behind %s: onward %s, back %s, other %s", by[e.Path], by[x.Onward], by[x.Back], by[x.Other])
+			}
+		}
+	}
+	for want, back := range map[string][]string{
+		"in this order: zip, unzip":        {"zip", "unzip"},
+		"in this order: unzip; ":           {"unzip", "log"},
+		"in this order: none; ":            {"log"},
+		`function "nobody" does not exist`: {"unzip", "nobody", "zip"},
+	} {
+		d.Chains[0].Return = back
+		if _, err := Compile(d, NewKeyring(random(1), nil)); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("return %v: %v; want %q", back, err, want)
+		}
+	}
+}

@@ -570,3 +570,34 @@ func TestConnectionsOutliveAgents(t *testing.T) {
 		t.Errorf("%d downloads failed, the first: %v", len(d.failed), <-d.failed)
 	}
 }
+
+// Requests pass one function on packets, and answers another one; the function on byte streams has both.
+func TestAnswersTakeTheFunctionsOfReturn(t *testing.T) {
+	t.Parallel()
+	text := streamStar
+	for _, c := range [][2]string{
+		{"  - {name: tap, ", "  - {name: fw, node: r3, kind: forward}\n  - {name: log, node: r3, kind: forward}\n  - {name: tap, "},
+		{"functions: [tap],", "functions: [fw, tap], return: {functions: [log, tap]},"},
+	} {
+		if !strings.Contains(text, c[0]) {
+			t.Fatalf("the domain has no %q", c[0])
+		}
+		text = strings.Replace(text, c[0], c[1], 1)
+	}
+	w := borrow(t, text)
+	request, answers := w.part("plain", "forward, up to tap"), w.part("plain", "reverse, up to tap")
+	for _, k := range []struct {
+		p    plan.Path
+		want string
+	}{{request, "fw"}, {answers, "log"}} {
+		if len(k.p.Hops) != 3 || k.p.Hops[1].Function != k.want {
+			t.Fatalf("part %s is %+v; want it by %s", k.p.Way(), k.p.Hops, k.want)
+		}
+	}
+	there, back := w.counting(request), w.counting(answers)
+	w.download("h3", "h1", 1_000_000)
+	// Each hop has stamped all that its headend has.
+	if a, b := there().frames(), back().frames(); a == 0 || b < 600 {
+		t.Errorf("%d frames of requests and %d of answers; want some of 1 MB", a, b)
+	}
+}
