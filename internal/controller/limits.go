@@ -26,6 +26,26 @@ func (b *bucket) take(now time.Time, n int, rate float64, most int) int {
 	return n
 }
 
+// budget is time for explanations, which comes back at explainShare.
+type budget struct {
+	left time.Duration
+	at   time.Time
+}
+
+// mayBegin tells whether there is time left.
+func (b *budget) mayBegin(now time.Time) bool {
+	if b.at.IsZero() {
+		b.left = explainAhead
+	} else if d := now.Sub(b.at); d > 0 {
+		b.left = min(b.left+time.Duration(float64(d)*explainShare), explainAhead)
+	}
+	b.at = now
+	return b.left > 0
+}
+
+// took notes what an explanation has cost, also more than was left.
+func (b *budget) took(d time.Duration) { b.left -= d }
+
 // What one node, or somebody without a certificate, may ask for.
 const (
 	renewEvery = 10 * time.Second // a certificate for one node

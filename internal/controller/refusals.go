@@ -38,9 +38,10 @@ const (
 	// refused, if it has no proof: that is no search.
 	explainPaths = 256
 	endPaths     = 16 * explainPaths
-	// Explanations take a search: so many a second, of all nodes together.
-	explainRate = 100.0
-	explainMost = 200
+	// explainShare is how much of one CPU's time explanations take, of all nodes together, and explainAhead how much of it
+	// may be taken at once: some take a search of many milliseconds, and whoever sends packets chooses which.
+	explainShare = 0.2
+	explainAhead = 5 * time.Second
 )
 
 // refusals are the packets that nodes have refused since this controller leads, in memory alone.
@@ -54,7 +55,7 @@ type refusals struct {
 	more   chan struct{}     // closed with the next one
 
 	explaining sync.Mutex // one at a time
-	rate       bucket
+	spent      budget
 }
 
 type numbered struct {
@@ -259,8 +260,10 @@ func (c *Controller) explained(live [][]plan.Path, e event.Event) (*v1.Refusal, 
 	}
 	c.refusals.explaining.Lock()
 	defer c.refusals.explaining.Unlock()
-	if c.refusals.rate.take(c.cfg.Now(), 1, explainRate, explainMost) == 1 {
+	if c.refusals.spent.mayBegin(time.Now()) {
+		began := time.Now()
 		x := explain.Explain(e, paths, nil)
+		c.refusals.spent.took(time.Since(began))
 		out.Sentence = x.Sentence
 		if x.Proof != nil && x.Proof.Chain != "" { // labels need the paths to be read
 			out.Chain, out.Direction = x.Proof.Chain, x.Proof.Direction.String()

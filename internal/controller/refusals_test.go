@@ -133,6 +133,22 @@ func TestANodeCannotTellTooMuch(t *testing.T) {
 	}
 }
 
+func TestExplanationsTakeAShareOfTheTime(t *testing.T) {
+	var b budget
+	now, took, n := time.Unix(1, 0), time.Duration(0), 0
+	const each, span = 50 * time.Millisecond, 100 * time.Second
+	for range int(span / (10 * time.Millisecond)) { // 100 packets a second
+		if now = now.Add(10 * time.Millisecond); b.mayBegin(now) {
+			b.took(each)
+			took += each
+			n++
+		}
+	}
+	if most := explainAhead + time.Duration(explainShare*float64(span)) + each; took > most || took < most-2*each {
+		t.Errorf("%d explanations in %s took %s, want %s", n, span, took, most)
+	}
+}
+
 func TestAChainUnderAttackDoesNotPushOutOthers(t *testing.T) {
 	var r refusals
 	r.begin()

@@ -272,6 +272,17 @@ func TestALabWithAControllerByCommands(t *testing.T) {
 	if r := done("get", "nodes", "--controller", address); strings.Count(r.stdout, "ready") != 4 {
 		t.Errorf("%s\nwant four nodes ready", r)
 	}
+	// A packet of the core goes past the chain. Its egress refuses it, and the controller says why.
+	run(t, in("exec", "r3", "--", "ping", "-c", "1", "-W", "1", "fc00:8::2")...)
+	eventually(t, func() error {
+		if r := done("watch", "--chain", "web", "--once", "--controller", address); !strings.Contains(r.stdout, "which chain web requires, came without proof") {
+			return fmt.Errorf("%s", r)
+		}
+		return nil
+	})
+	if r := done("describe", "chain", "web", "--controller", address); !strings.Contains(r.stdout, "unproven") || strings.Count(r.stdout, "ready") < 4 {
+		t.Errorf("%s\nwant what was refused, and four nodes ready", r)
+	}
 	done(in("down")...)
 	leavesNothing(t, runDir, prefix)
 	if r := run(t, "get", "nodes", "--controller", address); r.code == 0 {
