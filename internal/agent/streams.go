@@ -15,6 +15,8 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/waystamp/waystamp/internal/api"
 	"github.com/waystamp/waystamp/internal/dataplane"
 	"github.com/waystamp/waystamp/internal/host"
@@ -236,6 +238,15 @@ func (k kernelStreams) find(link string) (_ *kernelWorker, _ *stream.Found, was 
 	return w, found, was, nil
 }
 
+// workerMemory is how many bytes a worker may have: a quarter of the machine's.
+func workerMemory() (uint64, error) {
+	var s unix.Sysinfo_t
+	if err := unix.Sysinfo(&s); err != nil {
+		return 0, os.NewSyscallError("sysinfo", err)
+	}
+	return max(stream.MemoryMin, uint64(s.Totalram)*uint64(s.Unit)/4), nil
+}
+
 // run starts a worker in its place, which is made, instead of one that is there; nil: there is none. That
 // one takes no more connections then.
 func (k kernelStreams) run(w *kernelWorker, p plan.Proxy, tag workerTag, config []byte, ends func(stream.Ask) (*stream.Ends, error), instead *stream.Found) (err error) {
@@ -243,8 +254,11 @@ func (k kernelStreams) run(w *kernelWorker, p plan.Proxy, tag workerTag, config 
 	if err != nil {
 		return fmt.Errorf("find the program of workers: %w", err)
 	}
-	config, err = stream.WithPort(config, tag.Port)
+	memory, err := workerMemory()
 	if err != nil {
+		return err
+	}
+	if config, err = stream.Placed(config, tag.Port, memory); err != nil {
 		return err
 	}
 	var files []*os.File // the worker's, from now on

@@ -36,6 +36,7 @@ type Limits struct {
 	Buffer      int           // bytes held per connection and direction in the worker, besides the sockets' own
 	Idle        time.Duration // without a byte in any direction, until a connection is reset
 	HalfClosed  time.Duration // the same, once one side has ended
+	Memory      uint64        // bytes that the process may have of its own; 0: no limit. More ends it
 }
 
 // duration is a time.Duration that JSON has as text, such as "10m".
@@ -64,6 +65,7 @@ type jsonConfig struct {
 		Buffer      int      `json:"buffer"`
 		Idle        duration `json:"idle"`
 		HalfClosed  duration `json:"half-closed"`
+		Memory      uint64   `json:"memory"`
 	} `json:"limits"`
 }
 
@@ -72,17 +74,23 @@ const (
 	ConnectionsMax = 1 << 20
 	BufferMin      = 16 << 10
 	BufferMax      = 16 << 20
+	MemoryMin      = 256 << 20 // Go's runtime takes memory in pieces of 64 MB
 )
 
-// WithPort is a configuration of Text with another port.
-func WithPort(text []byte, port uint16) ([]byte, error) {
+// Placed is a configuration of Text for one machine, and one worker there: the port of its listeners, and its limit of
+// memory.
+func Placed(text []byte, port uint16, memory uint64) ([]byte, error) {
 	var m map[string]any
 	d := json.NewDecoder(bytes.NewReader(text))
 	d.UseNumber()
 	if err := d.Decode(&m); err != nil {
 		return nil, fmt.Errorf("read a worker's configuration: %w", err)
 	}
-	m["port"] = port
+	limits, ok := m["limits"].(map[string]any)
+	if !ok {
+		return nil, errors.New("a worker's configuration has no limits")
+	}
+	m["port"], limits["memory"] = port, memory
 	return json.Marshal(m)
 }
 
@@ -112,6 +120,7 @@ func ReadConfig(r io.Reader) (*Config, error) {
 		Buffer:      in.Limits.Buffer,
 		Idle:        time.Duration(in.Limits.Idle),
 		HalfClosed:  time.Duration(in.Limits.HalfClosed),
+		Memory:      in.Limits.Memory,
 	}}
 	var errs []error
 	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
@@ -129,6 +138,9 @@ func ReadConfig(r io.Reader) (*Config, error) {
 	}
 	if n := in.Limits.Buffer; n < BufferMin || n > BufferMax {
 		bad("limits.buffer is %d bytes; expect %d to %d", n, BufferMin, BufferMax)
+	}
+	if n := in.Limits.Memory; n > 0 && n < MemoryMin {
+		bad("limits.memory is %d bytes; expect %d or more, or 0 for no limit", n, MemoryMin)
 	}
 	if c.Idle < time.Second {
 		bad("limits.idle is %s; expect 1s or more", c.Idle)

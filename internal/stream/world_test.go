@@ -39,6 +39,19 @@ const asWorker = "WAYSTAMP_TEST_WORKER"
 func TestMain(m *testing.M) {
 	if os.Getenv(asWorker) != "" {
 		ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+		eat := make(chan os.Signal, 1)
+		signal.Notify(eat, syscall.SIGUSR1)
+		go func() {
+			<-eat
+			var kept [][]byte
+			for {
+				b := make([]byte, 1<<20)
+				for i := range b {
+					b[i] = 1
+				}
+				kept = append(kept, b)
+			}
+		}()
 		var parent, at, link *os.File
 		if len(os.Args) > 1 { // of Start
 			parent = os.NewFile(4, "parent")

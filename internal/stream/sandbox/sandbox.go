@@ -14,6 +14,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// threadsMax bounds the threads of all processes of the user (RLIMIT_NPROC). A worker has some ten.
+const threadsMax = 4096
+
 // Nobody is the user and group that a process of root's becomes if it names no other.
 const Nobody = 65534
 
@@ -25,6 +28,9 @@ type Options struct {
 	// Gateway lets the process make what net, net/http and an audit log need beside that: more
 	// socket options, and writes to files that it has open.
 	Gateway bool
+	// Memory is how many bytes of its own the process may have (RLIMIT_DATA); 0: as many as it could before. With it
+	// the threads of all the user's processes are bounded, too.
+	Memory uint64
 
 	noFilter bool // tests look at what is below the filter
 }
@@ -39,6 +45,14 @@ func Enter(o Options) error {
 	if !o.Gateway {
 		if err := unix.Setrlimit(unix.RLIMIT_FSIZE, &unix.Rlimit{}); err != nil {
 			return fmt.Errorf("set the limit of files' sizes: %w", err)
+		}
+	}
+	if o.Memory > 0 {
+		if err := unix.Setrlimit(unix.RLIMIT_DATA, &unix.Rlimit{Cur: o.Memory, Max: o.Memory}); err != nil {
+			return fmt.Errorf("set the limit of memory: %w", err)
+		}
+		if err := unix.Setrlimit(unix.RLIMIT_NPROC, &unix.Rlimit{Cur: threadsMax, Max: threadsMax}); err != nil {
+			return fmt.Errorf("set the limit of threads: %w", err)
 		}
 	}
 	if os.Geteuid() == 0 {
