@@ -333,11 +333,9 @@ func (c *Controller) contents(ctx context.Context, v *view, next bool) (map[stri
 	}
 	out := map[string]string{}
 	for _, n := range nodes {
-		b, err := sorted(n)
-		if err != nil {
+		if out[n.Name], err = c.known.digest(n, sorted, func(p *knownPlan) *string { return &p.sorted }); err != nil {
 			return nil, err
 		}
-		out[n.Name] = digest(b)
 	}
 	return out, nil
 }
@@ -385,11 +383,10 @@ func (c *Controller) room(ctx context.Context, v *view, next *generation) error 
 	}
 	was := l.Now
 	l.Next = next.domain
-	if _, err := l.Nodes(); err != nil {
+	if err := c.known.check(l); err != nil {
 		return err
 	}
-	_, err = plan.Live{Old: append(l.Old, was), Now: next.domain}.Nodes()
-	return err
+	return c.known.check(plan.Live{Old: append(l.Old, was), Now: next.domain, Checked: l.Checked})
 }
 
 // problem notes why a request is not begun, once.
@@ -495,9 +492,21 @@ func (c *Controller) giveUp(ctx context.Context, v *view, number uint64, unsent 
 			e.Epochs = append(e.Epochs, id)
 		}
 	}
-	for name, r := range v.plans { // as the transaction makes them
-		if slices.ContainsFunc(gone.domain.Paths, func(p plan.Path) bool { return !live[pathEpoch{p.Path, p.Epoch}] && on(p, name) }) {
-			e.Nodes[name] = r.Revision
+	for i := range gone.domain.Paths {
+		p := &gone.domain.Paths[i]
+		if live[pathEpoch{p.Path, p.Epoch}] {
+			continue
+		}
+		hold := func(name string) {
+			if r, ok := v.plans[name]; ok { // as the transaction makes it
+				e.Nodes[name] = r.Revision
+			}
+		}
+		for _, in := range p.Ingress {
+			hold(in.Node)
+		}
+		for _, h := range p.Hops {
+			hold(h.Node)
 		}
 	}
 	if len(e.Epochs) == 0 {
@@ -704,6 +713,7 @@ func (c *Controller) keep(made map[uint64]*generation) {
 // live are the generations that nodes hold.
 func (c *Controller) live(ctx context.Context, v *view) (l plan.Live, err error) {
 	s := v.state
+	l.Checked = c.known.checked
 	for _, o := range s.Old {
 		g, err := c.generation(ctx, v, o.Generation)
 		if err != nil {
@@ -768,12 +778,11 @@ func (c *Controller) plans(ctx context.Context, v *view, t *store.Txn) (changed 
 		if v.nodes[n.Name].Revoked {
 			continue
 		}
-		n.Revision = 0
-		content, err := plan.EncodeNode(n)
+		content, err := c.known.digest(n, plan.EncodeNode, func(p *knownPlan) *string { return &p.content })
 		if err != nil {
 			return nil, err
 		}
-		if v.plans[n.Name].Content == digest(content) {
+		if v.plans[n.Name].Content == content {
 			continue
 		}
 		n.Revision = revision
@@ -781,12 +790,13 @@ func (c *Controller) plans(ctx context.Context, v *view, t *store.Txn) (changed 
 		if err != nil {
 			return nil, err
 		}
-		r := planRecord{Revision: revision, Digest: digest(b), Content: digest(content)}
+		r := planRecord{Revision: revision, Digest: digest(b), Content: content}
 		v.plans[n.Name] = r
 		t.Put[keyNode(n.Name, partPlan)] = encode(r)
 		t.Put[keyPlans+n.Name] = b
 		changed[n.Name] = revision
 	}
+	c.known.forgetBut(nodes, s.Next != 0)
 	if len(changed) > 0 {
 		s.Revision = revision
 	}
@@ -968,8 +978,7 @@ func longestLifetime(d model.Domain) (longest time.Duration) {
 	return longest
 }
 
-// parse checks a file, and puts the rules into it that the operator's side has read.
-func parse(f fileRecord) (manifest.Manifest, error) {
+func parseAnew(f fileRecord) (manifest.Manifest, error) {
 	m, err := manifest.Parse(f.Name, f.Source)
 	if err != nil {
 		return m, err

@@ -84,6 +84,8 @@ type Controller struct {
 		transport   *http.Transport
 	}
 
+	known knownPlans
+
 	cache struct {
 		sync.Mutex
 		generations map[uint64]*generation

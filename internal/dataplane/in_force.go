@@ -49,7 +49,7 @@ func (d *Dataplane) letGo() error {
 }
 
 // partOf computes the part of a plan on the devices of t that differs from the one in force. False: that is not
-// known, or more than a part differs.
+// known, or more than a part differs, or nothing does: whoever applies the same plan again may want it repaired.
 func (d *Dataplane) partOf(n plan.Node, t topology) (p tables.Part, ok bool, err error) {
 	f := d.force
 	if f == nil || f.gen != d.gen || d.node == nil || len(d.problems) > 0 || !reflect.DeepEqual(f.topology, t) {
@@ -59,7 +59,7 @@ func (d *Dataplane) partOf(n plan.Node, t topology) (p tables.Part, ok bool, err
 	if !ok || err != nil {
 		return p, false, err
 	}
-	return p, p.Fits(f.contents, d.gen.limits), nil
+	return p, !p.Empty() && p.Fits(f.contents, d.gen.limits), nil
 }
 
 // applyPart is applyInPlace for a plan that differs from the one in force in a part. The maps of routes and ports, and the ways out that

@@ -121,9 +121,10 @@ func TestPartsMakeTheSameAsTheWholePlan(t *testing.T) {
 			b.must(b.do(d.Reconcile))
 		}
 		held, ways := d.force, waysOf(b, d)
+		is := w.Node
 		n, part := w.next()
 		b.must(b.apply(d, n))
-		if part {
+		if part && !sameEntries(is, n) {
 			parts++
 			if d.force != held {
 				t.Fatalf("step %d: a change of epochs alone was a change of the whole", step)
@@ -137,6 +138,24 @@ func TestPartsMakeTheSameAsTheWholePlan(t *testing.T) {
 	if parts < 30 {
 		t.Errorf("%d of 60 changes were of epochs alone", parts)
 	}
+}
+
+// sameEntries: the plans differ in their order at most.
+func sameEntries(a, b plan.Node) bool {
+	has := func(n plan.Node) map[plan.PathID]bool {
+		ids := map[plan.PathID]bool{}
+		for _, h := range n.Headends {
+			ids[h.PathID] = true
+		}
+		for _, e := range n.Endpoints {
+			ids[e.PathID] = true
+		}
+		for _, e := range n.Egresses {
+			ids[e.PathID] = true
+		}
+		return ids
+	}
+	return maps.Equal(has(a), has(b))
 }
 
 func waysOf(b *bed, d *Dataplane) uint32 {

@@ -1,6 +1,25 @@
 package plan
 
-import "slices"
+import (
+	"reflect"
+	"slices"
+)
+
+// Equal reports whether two plans are the same in all, the order of their parts among it.
+func (n Node) Equal(o Node) bool {
+	return sameParts(n.Headends, o.Headends, Headend.Equal) && sameParts(n.Endpoints, o.Endpoints, Endpoint.Equal) && sameParts(n.Egresses, o.Egresses, Egress.Equal) &&
+		reflect.DeepEqual(n.beside(), o.beside())
+}
+
+// beside is a plan without its parts in paths.
+func (n Node) beside() Node {
+	n.Headends, n.Endpoints, n.Egresses = nil, nil, nil
+	return n
+}
+
+func sameParts[T any](a, b []T, equal func(T, T) bool) bool {
+	return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0] || slices.EqualFunc(a, b, equal))
+}
 
 // Equal reports whether two headends are the same in all.
 func (h Headend) Equal(o Headend) bool {

@@ -99,9 +99,15 @@ func deepCopy(v reflect.Value) reflect.Value {
 				own(v.Elem())
 			}
 		case reflect.Slice:
+			if v.IsNil() {
+				return
+			}
 			s := reflect.MakeSlice(v.Type(), v.Len(), v.Len())
 			reflect.Copy(s, v)
 			v.Set(s)
+			for i := range v.Len() {
+				own(v.Index(i))
+			}
 		}
 	}
 	own(out)

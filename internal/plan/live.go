@@ -13,6 +13,8 @@ type Live struct {
 	Old  []*Domain // packets of these may be under way; the oldest first
 	Now  *Domain   // headends send with its epochs
 	Next *Domain   // known to functions and egresses, and not sent yet; nil: none
+	// Checked tells of a plan whether a check has found it good before; nil: no plan was.
+	Checked func(Node) bool
 }
 
 // Nodes returns the plans of all nodes in any of the compilations, each once: the nodes of Next
@@ -25,7 +27,7 @@ func (l Live) Nodes() ([]Node, error) {
 	var out []Node
 	var errs []error
 	add := func(n Node, err error) {
-		if err == nil {
+		if err == nil && (l.Checked == nil || !l.Checked(n)) {
 			err = n.check()
 		}
 		if err != nil {
@@ -34,11 +36,16 @@ func (l Live) Nodes() ([]Node, error) {
 		out = append(out, n)
 	}
 	seen := map[string]bool{}
+	drains := draining{now: l.Now.byName()}
+	for _, o := range l.Old {
+		drains.old = append(drains.old, o.byName())
+		drains.stays = append(drains.stays, staying(o, l.Now))
+	}
 	if l.Next != nil {
 		stays := staying(l.Now, l.Next)
 		for _, next := range l.Next.Nodes {
 			seen[next.Name] = true
-			now, ok, err := l.drainingOn(next.Name)
+			now, ok, err := drains.on(next.Name)
 			if !ok {
 				now = emptied(next)
 			}
@@ -52,18 +59,25 @@ func (l Live) Nodes() ([]Node, error) {
 				continue
 			}
 			seen[n.Name] = true
-			n, _, err := l.drainingOn(n.Name)
+			n, _, err := drains.on(n.Name)
 			add(n, err)
 		}
 	}
 	return out, errors.Join(errs...)
 }
 
-// drainingOn is a node's plan of Now, with the old paths whose packets may be under way.
-func (l Live) drainingOn(name string) (n Node, ok bool, err error) {
-	n, ok = l.Now.node(name)
-	for i := len(l.Old) - 1; i >= 0; i-- {
-		old, was := l.Old[i].node(name)
+// draining has the plans of Now and Old by name, and the paths of each of Old that stay.
+type draining struct {
+	now   map[string]Node
+	old   []map[string]Node
+	stays []map[uint32]bool
+}
+
+// on is a node's plan of Now, with the old paths whose packets may be under way.
+func (l draining) on(name string) (n Node, ok bool, err error) {
+	n, ok = l.now[name]
+	for i := len(l.old) - 1; i >= 0; i-- {
+		old, was := l.old[i][name]
 		switch {
 		case !was:
 		case !ok: // it has left since
@@ -71,19 +85,18 @@ func (l Live) drainingOn(name string) (n Node, ok bool, err error) {
 			n.Headends = nil
 		default:
 			err = errors.Join(err, sameNode(old, n))
-			n = turned(old, n, staying(l.Old[i], l.Now))
+			n = turned(old, n, l.stays[i])
 		}
 	}
 	return n, ok, err
 }
 
-func (d *Domain) node(name string) (Node, bool) {
+func (d *Domain) byName() map[string]Node {
+	nodes := make(map[string]Node, len(d.Nodes))
 	for _, n := range d.Nodes {
-		if n.Name == name {
-			return n, true
-		}
+		nodes[n.Name] = n
 	}
-	return Node{}, false
+	return nodes
 }
 
 // emptied is a node without a part in any path.
@@ -104,13 +117,14 @@ func sameNode(o, n Node) error {
 
 // staying are the paths of both.
 func staying(was, is *Domain) map[uint32]bool {
-	before := map[direction]Path{}
-	for _, p := range was.Paths {
-		before[p.direction()] = p
+	before := make(map[direction]*Path, len(was.Paths))
+	for i := range was.Paths {
+		before[was.Paths[i].direction()] = &was.Paths[i]
 	}
-	stays := map[uint32]bool{}
-	for _, p := range is.Paths {
-		if q, ok := before[p.direction()]; ok && q.sameWay(p) {
+	stays := make(map[uint32]bool, len(is.Paths))
+	for i := range is.Paths {
+		p := &is.Paths[i]
+		if q, ok := before[p.direction()]; ok && q.sameWay(*p) {
 			stays[p.Path] = true
 		}
 	}

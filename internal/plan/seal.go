@@ -153,8 +153,11 @@ func (p Path) sameWay(q Path) bool {
 func withOrigins(heads, others []Headend) []Headend {
 	heads = slices.Clone(heads)
 	for i, h := range heads {
+		if len(h.Origins) == 0 {
+			continue
+		}
 		j := slices.IndexFunc(others, func(o Headend) bool { return o.Path == h.Path })
-		if len(h.Origins) == 0 || j < 0 {
+		if j < 0 {
 			continue
 		}
 		heads[i].Origins = slices.Clone(h.Origins)

@@ -111,17 +111,8 @@ func bothEpochs(o, n Node, stays map[uint32]bool) Node {
 		}
 	}
 	b.Endpoints = bothEndpoints(o, n)
-	b.Egresses = slices.Clone(o.Egresses)
-	for _, e := range n.Egresses {
-		if !stays[e.Path] || slices.ContainsFunc(o.Egresses, e.sameEpoch) {
-			continue
-		}
-		// A path takes the same packets in all its epochs, and has one guard.
-		if i := slices.IndexFunc(o.Egresses, func(x Egress) bool { return x.Path == e.Path }); i >= 0 {
-			e = e.takesAs(o.Egresses[i])
-		}
-		b.Egresses = append(b.Egresses, e)
-	}
+	// A path takes the same packets in all its epochs, and has one guard.
+	b.Egresses = bothEgresses(o.Egresses, n.Egresses, stays)
 	return b
 }
 
@@ -130,29 +121,50 @@ func turned(o, n Node, stays map[uint32]bool) Node {
 	b := withOld(o, n)
 	b.Headends = withOrigins(n.Headends, o.Headends)
 	b.Endpoints = bothEndpoints(o, n)
-	b.Egresses = slices.Clone(n.Egresses)
-	for _, e := range o.Egresses {
-		if !stays[e.Path] || slices.ContainsFunc(n.Egresses, e.sameEpoch) {
-			continue
-		}
-		if i := slices.IndexFunc(n.Egresses, func(x Egress) bool { return x.Path == e.Path }); i >= 0 {
-			e = e.takesAs(n.Egresses[i])
-		}
-		b.Egresses = append(b.Egresses, e)
-	}
+	b.Egresses = bothEgresses(n.Egresses, o.Egresses, stays)
 	return b
 }
 
-func (e Egress) sameEpoch(o Egress) bool { return e.Path == o.Path && e.Epoch == o.Epoch }
+// bothEgresses are the egresses of first, and of the other those of paths that stay, in epochs that first has not. These take the
+// packets that the path takes in first, if it is there.
+func bothEgresses(first, other []Egress, stays map[uint32]bool) []Egress {
+	type epoch struct {
+		path  uint32
+		epoch uint8
+	}
+	has, at := make(map[epoch]bool, len(first)), make(map[uint32]int, len(first))
+	for i := range first {
+		e := &first[i]
+		has[epoch{e.Path, e.Epoch}] = true
+		if _, there := at[e.Path]; !there {
+			at[e.Path] = i
+		}
+	}
+	all := slices.Clone(first)
+	for i := range other {
+		if e := &other[i]; !stays[e.Path] || has[epoch{e.Path, e.Epoch}] {
+			continue
+		}
+		e := other[i]
+		if i, ok := at[e.Path]; ok {
+			e = e.takesAs(first[i])
+		}
+		all = append(all, e)
+	}
+	return all
+}
 
 // bothEndpoints are the visits in both plans; a visit that both have is as in n.
 func bothEndpoints(o, n Node) []Endpoint {
+	has := make(map[visit]bool, len(n.Endpoints))
+	for i := range n.Endpoints {
+		e := &n.Endpoints[i]
+		has[visit{e.SID, e.Path, e.Epoch}] = true
+	}
 	all := slices.Clone(n.Endpoints)
-	for _, e := range o.Endpoints {
-		if !slices.ContainsFunc(n.Endpoints, func(x Endpoint) bool {
-			return visit{x.SID, x.Path, x.Epoch} == visit{e.SID, e.Path, e.Epoch}
-		}) {
-			all = append(all, e)
+	for i := range o.Endpoints {
+		if e := &o.Endpoints[i]; !has[visit{e.SID, e.Path, e.Epoch}] {
+			all = append(all, *e)
 		}
 	}
 	return all

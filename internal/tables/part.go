@@ -294,6 +294,11 @@ func (p *Part) headendsOf(have Contents, gone, fresh []plan.Headend) bool {
 	return true
 }
 
+// Empty reports whether the part changes no entry.
+func (p Part) Empty() bool {
+	return len(p.Have.Hops)+len(p.Want.Hops)+len(p.Have.Egresses)+len(p.Want.Egresses)+len(p.Want.Headends) == 0
+}
+
 // Fits reports whether limits leave room for the part beside all that there is.
 func (p Part) Fits(have Contents, l Limits) bool {
 	return len(have.Hops)+len(p.Want.Hops) < int(l.Hops) && len(have.Egresses)+len(p.Want.Egresses) < int(l.Egresses)
