@@ -204,8 +204,11 @@ func innerPacket(chain, size int, ipv4 bool) ([]byte, error) {
 	to := innerNet(chain).Addr().As16()
 	to[15] = 1
 	from := netip.MustParseAddr(innerSource)
-	// Connection tracking takes a packet with a wrong checksum for invalid.
-	binary.BigEndian.PutUint16(udp[6:], srv6.UpperLayerChecksum(from, netip.AddrFrom16(to), unix.IPPROTO_UDP, udp))
+	// Connection tracking takes a packet with a wrong checksum for invalid. It meets the first chain's
+	// alone; those of others have the same one, since frames differ in their heads only.
+	first := innerNet(0).Addr().As16()
+	first[15] = 1
+	binary.BigEndian.PutUint16(udp[6:], srv6.UpperLayerChecksum(from, netip.AddrFrom16(first), unix.IPPROTO_UDP, udp))
 	p := srv6.Packet{
 		Header: srv6.Header{
 			NextHeader: 17, HopLimit: 64, FlowLabel: 0x12345,

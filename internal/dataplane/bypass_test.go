@@ -300,7 +300,7 @@ func TestBypassNeedsTheProgramThatAsks(t *testing.T) {
 	elf := bytes.ReplaceAll(*o.ELF, []byte("bpf_skb_ct_lookup"), []byte("bpf_skb_ct_missed"))
 	object.All[i].Load = func() (*ebpf.CollectionSpec, error) { return ebpf.LoadCollectionSpecFromReader(bytes.NewReader(elf)) }
 
-	b := newProxyBed(t)
+	b := withFunction(newLonelyBed(t)) // what all tests load is changed
 	d := b.open()
 	b.must(b.apply(d, netfilterNode()))
 	err := b.apply(d, bypassNode(""))

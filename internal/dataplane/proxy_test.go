@@ -58,8 +58,10 @@ func withLocalNAT(n plan.Node) plan.Node {
 
 // proxyBed is a bed with a function's interfaces, cutters, and a way to the next
 // node.
-func newProxyBed(t *testing.T) *bed {
-	b := newBed(t)
+func newProxyBed(t *testing.T) *bed { return withFunction(newBed(t)) }
+
+// withFunction gives a bed the interfaces of a function, and ways.
+func withFunction(b *bed) *bed {
 	b.addVeth("to")
 	b.addVeth("from")
 	to, back := tables.CutterPairs()

@@ -92,14 +92,17 @@ func (w *world) refusedSome(node string, reasons ...string) {
 	})
 }
 
-// mayRefuse says that refusals for a reason are meant, if there are any.
+// mayRefuse says that refusals for a reason are meant, if there are any, also those that come until
+// the world ends: what is sent again.
 func (w *world) mayRefuse(node, reason string) {
 	w.t.Helper()
 	all, err := w.refusals()
 	must(w.t, err)
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if r := (refusal{Node: node, Reason: reason}); all[r] > 0 {
+	r := refusal{Node: node, Reason: reason}
+	w.late[r] = true
+	if all[r] > 0 {
 		w.expected[r] = all[r]
 	}
 }
