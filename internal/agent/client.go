@@ -89,7 +89,10 @@ func (c *Client) EndSession(ctx context.Context, id uint64) error {
 	return resp.Body.Close()
 }
 
-// Revoke changes the list of revoked identities of the node's gateway.
+// ErrNoGateway means that the node has no gateway.
+var ErrNoGateway = errors.New("this node has no gateway")
+
+// Revoke changes the list of revoked identities of the node's gateway, or fails with ErrNoGateway.
 func (c *Client) Revoke(ctx context.Context, q api.RevokeRequest) (v api.RevokeAnswer, err error) {
 	text, err := json.Marshal(q)
 	if err != nil {
@@ -217,6 +220,9 @@ func (c *Client) send(ctx context.Context, method, path string, body io.Reader) 
 	if resp.StatusCode != http.StatusOK {
 		said, _ := io.ReadAll(io.LimitReader(resp.Body, 4096))
 		resp.Body.Close()
+		if resp.StatusCode == http.StatusConflict {
+			return nil, fmt.Errorf("the agent at %s says: %w", c.socket, ErrNoGateway)
+		}
 		return nil, fmt.Errorf("the agent at %s says: %s", c.socket, strings.TrimSpace(string(said)))
 	}
 	return resp, nil

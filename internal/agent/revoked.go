@@ -100,6 +100,9 @@ func (r *revokedList) change(dir string, q api.RevokeRequest, now time.Time) (ch
 		return false, err
 	}
 	if err := replaceFile(filepath.Join(dir, revokedName), append(text, '\n')); err != nil {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.path = "" // it may be there all the same: the file is read anew
 		return false, fmt.Errorf("write the list of revoked identities: %w", err)
 	}
 	r.mu.Lock()

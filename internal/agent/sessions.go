@@ -166,8 +166,8 @@ func (a *agent) servicesOf() (any, error) {
 	open := map[string]int{}
 	if w != nil {
 		list, err := w.Sessions()
-		if err != nil {
-			return nil, err
+		if err != nil && out.Error == "" {
+			out.Error = err.Error()
 		}
 		for _, s := range list {
 			open[s.Service]++
@@ -210,7 +210,7 @@ func (a *agent) revokedOf() (any, error) {
 	return out, nil
 }
 
-var errNoGateway = &statusError{http.StatusNotFound, errors.New("this node has no gateway")}
+var errNoGateway = &statusError{http.StatusConflict, errors.New("this node has no gateway")}
 
 func (a *agent) endSession(id uint64) (any, error) {
 	g, w, _ := a.gatewayNow()

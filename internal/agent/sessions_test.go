@@ -99,6 +99,9 @@ func TestTheSocketTellsOfServicesAndSessions(t *testing.T) {
 	if _, err := s.client.Sessions(t.Context()); err == nil || !strings.Contains(err.Error(), "it is gone") {
 		t.Errorf("a process that does not answer: %v", err)
 	}
+	if v, err := s.client.Services(t.Context()); err != nil || len(v.Services) == 0 || v.Error != "it is gone" {
+		t.Errorf("services of a process that does not answer: %+v, %v", v, err)
+	}
 	s.a.streams.by[model.GatewayName] = &streamFunction{err: errors.New("no certificate")}
 	if v, err := s.client.Services(t.Context()); err != nil || v.Error != "no certificate" {
 		t.Errorf("without a process: %+v, %v", v, err)

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/waystamp/waystamp/internal/agent"
 	"github.com/waystamp/waystamp/internal/api"
 	"github.com/waystamp/waystamp/internal/command"
 	"github.com/waystamp/waystamp/internal/event"
@@ -65,6 +66,9 @@ func (c *fakeClient) EndSession(_ context.Context, id uint64) error {
 }
 
 func (c *fakeClient) Revoke(_ context.Context, q api.RevokeRequest) (api.RevokeAnswer, error) {
+	if len(c.services.Services) == 0 {
+		return api.RevokeAnswer{}, agent.ErrNoGateway
+	}
 	c.asked = append(c.asked, fmt.Sprintf("revoke %s %t", q.Identity, q.Undo))
 	return api.RevokeAnswer{Node: c.services.Node, Identity: q.Identity, Changed: true, Ended: len(c.sessions.Sessions), Running: c.services.Error == ""}, c.fails
 }

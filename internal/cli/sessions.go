@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/waystamp/waystamp/internal/agent"
 	"github.com/waystamp/waystamp/internal/api"
 	"github.com/waystamp/waystamp/internal/command"
 )
@@ -143,19 +145,30 @@ For root and the user of the agent.`,
   waystamp revoke identity spiffe://staff.example/sales/bob --undo`,
 		Args: command.UsageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			gateways, err := o.gateways(cmd.Context())
+			targets, err := o.find()
 			if err != nil {
 				return err
 			}
-			defer closeAll(gateways)
-			for _, c := range gateways {
+			// One that fails keeps none of the others from it, and nothing is asked before.
+			var errs []error
+			found := false
+			for _, at := range targets {
+				c := in.connect(at.socket)
 				a, err := c.Revoke(cmd.Context(), api.RevokeRequest{Identity: args[0], Undo: undo})
-				if err != nil {
-					return err
+				c.Close()
+				switch {
+				case errors.Is(err, agent.ErrNoGateway):
+				case err != nil:
+					errs = append(errs, err)
+				default:
+					found = true
+					fmt.Fprintln(cmd.OutOrStdout(), revokedText(a, undo))
 				}
-				fmt.Fprintln(cmd.OutOrStdout(), revokedText(a, undo))
 			}
-			return nil
+			if !found && len(errs) == 0 {
+				return errNoGateways
+			}
+			return errors.Join(errs...)
 		},
 	}
 	identity.Flags().BoolVar(&undo, "undo", false, "let the identity in again")
@@ -175,6 +188,8 @@ func revokedText(a api.RevokeAnswer, undo bool) string {
 	}
 	return fmt.Sprintf("%s: %s is revoked; sessions ended: %d", a.Node, a.Identity, a.Ended)
 }
+
+var errNoGateways = errors.New("none of the selected agents has a gateway; run this on a node of the services' gateways, or name its agent with --instance")
 
 // gateways are the agents that the flags mean and that have a gateway; at least one. The caller closes them.
 func (t *targetFlags) gateways(ctx context.Context) (out []client, err error) {
@@ -201,7 +216,7 @@ func (t *targetFlags) gateways(ctx context.Context) (out []client, err error) {
 		out = append(out, c)
 	}
 	if len(out) == 0 {
-		return nil, fmt.Errorf("none of the selected agents has a gateway; run this on a node of the services' gateways, or name its agent with --instance")
+		return nil, errNoGateways
 	}
 	return out, nil
 }

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"encoding/json"
+	"errors"
 	"net/netip"
 	"slices"
 	"strings"
@@ -77,7 +78,13 @@ func TestAnIdentityIsRevokedAtEachGateway(t *testing.T) {
 	if want := "r1: " + bob + " is not revoked any more\nr3: " + bob + " is not revoked any more\n"; out != want {
 		t.Errorf("%q; want %q", out, want)
 	}
-	for socket, want := range map[string][]string{"/1": {"revoke " + bob + " false", "revoke " + bob + " true"}, "/2": nil} {
+	// One that fails keeps no other from it.
+	agents["/1"].fails = errors.New("was killed")
+	out, stderr, code = agents.run(t, t.Context(), append([]string{"revoke", "identity", bob}, all...)...)
+	if want := "r3: " + bob + " is revoked; the gateway does not run, and starts with it\n"; out != want || code != command.ExitFailed || !strings.Contains(stderr, "was killed") {
+		t.Errorf("exit code %d, %q, %q; want %q", code, out, stderr, want)
+	}
+	for socket, want := range map[string][]string{"/1": {"revoke " + bob + " false", "revoke " + bob + " true", "revoke " + bob + " false"}, "/2": nil} {
 		if got := agents[socket].asked; !slices.Equal(got, want) {
 			t.Errorf("%s was asked %q; want %q", socket, got, want)
 		}

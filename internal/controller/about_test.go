@@ -266,6 +266,9 @@ func TestTokensThatAreNotValidAreLimitedBySource(t *testing.T) {
 	if len(l.join) > joinFrom+1 {
 		t.Errorf("%d sources are kept", len(l.join))
 	}
+	if !l.mayJoin(now, "[fd02::1]:1") {
+		t.Error("whoever comes first is refused for what others have failed at")
+	}
 }
 
 func TestANodeDoesNotRenewWithoutEnd(t *testing.T) {

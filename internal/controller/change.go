@@ -465,6 +465,9 @@ func (c *Controller) erase(ctx context.Context, v *view) (bool, time.Time, error
 			return false, time.Time{}, err
 		}
 	}
+	if s.Next != 0 { // plans with what is erased may be known beside those of the change
+		defer c.known.clear()
+	}
 	return c.commit(ctx, v, "erase", t)
 }
 

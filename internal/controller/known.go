@@ -111,6 +111,13 @@ func (k *knownPlans) forgetBut(nodes []plan.Node, prepared bool) {
 	k.of = left
 }
 
+// clear leaves nothing.
+func (k *knownPlans) clear() {
+	k.Lock()
+	defer k.Unlock()
+	k.of = nil
+}
+
 // parsed remembers the last domain files: a request is parsed when it comes, compared with the one before, and parsed
 // again when it is begun.
 var parsed struct {

@@ -107,6 +107,7 @@ func (c *Controller) reign(ctx context.Context) error {
 		c.setLeading(nil)
 		cancel()
 		c.forget() // whoever leads now erases secrets, and nobody tells of it
+		c.known.clear()
 	}()
 	return c.carry(leading)
 }

@@ -110,8 +110,11 @@ func (l *limits) mayJoin(now time.Time, remote string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	maps.DeleteFunc(l.join, func(_ netip.Prefix, b *bucket) bool { return now.Sub(b.at).Seconds() > joinMost/joinRate }) // full again
-	b, ok := l.join[l.source(remote)]
-	if !ok {
+	source := l.source(remote)
+	b, ok := l.join[source]
+	// Who has no place of its own is counted with strangers, and is not to answer for them: looking a token
+	// up is one read.
+	if !ok || source == (netip.Prefix{}) {
 		return true
 	}
 	b.take(now, 0, joinRate, joinMost)

@@ -27,6 +27,9 @@ func (c *Controller) rotatesAt(v *view) time.Time {
 		return time.Time{}
 	}
 	at := v.wanted.Rotated
+	if now := c.cfg.Now(); at.After(now.Add(c.cfg.RotateEvery)) { // by a clock that was far ahead
+		return now
+	}
 	early := c.part(fmt.Sprint(at.UnixNano()), uint64(c.cfg.RotateEvery/10))
 	return at.Add(c.cfg.RotateEvery - time.Duration(early))
 }
@@ -90,6 +93,10 @@ func (c *Controller) nextRotation(ctx context.Context, v *view) (at time.Time, c
 	if err != nil {
 		return at, nil, err
 	}
+	behind := v.wanted.Clock
+	if clock := c.cfg.Now(); behind.After(clock) { // of a clock that was ahead
+		behind = clock
+	}
 	due := map[string]time.Time{}
 	for _, p := range now.domain.Paths {
 		if _, seen := due[p.Chain]; seen {
@@ -97,7 +104,7 @@ func (c *Controller) nextRotation(ctx context.Context, v *view) (at time.Time, c
 		}
 		when := all
 		if every, own := times[p.Chain]; own {
-			when = c.turnBehind(p.Chain, every, now.Drain, v.wanted.Clock)
+			when = c.turnBehind(p.Chain, every, now.Drain, behind)
 		}
 		if due[p.Chain] = when; !when.IsZero() && (at.IsZero() || when.Before(at)) {
 			at = when

@@ -105,6 +105,13 @@ func TestTheClockGivesFreshSecrets(t *testing.T) {
 	if s := w.state(); !s.NextRotation.AsTime().Equal(next) {
 		t.Errorf("another controller rotates at %v, and not at %v", s.NextRotation.AsTime(), next)
 	}
+	// A clock that was ahead, and is put right, delays nothing.
+	for ahead, due := range map[time.Duration]time.Duration{0: time.Hour, 30 * time.Minute: 90 * time.Minute, 365 * 24 * time.Hour: 0} {
+		v := &view{wanted: wantedRecord{Rotated: at.now().Add(ahead)}}
+		if d := w.ctl.rotatesAt(v).Sub(at.now()); d > due || d < due-6*time.Minute {
+			t.Errorf("after a clock that was %s ahead the next rotation is in %s; want %s", ahead, d, due)
+		}
+	}
 	if _, err := New(t.Context(), Config{Store: w.store, RotateEvery: time.Second}); err == nil || !strings.Contains(err.Error(), "10s is the least") {
 		t.Errorf("every second: %v", err)
 	}

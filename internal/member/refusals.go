@@ -83,13 +83,15 @@ func (m *Member) tellRefusals(ctx context.Context, c client) error {
 		}
 		pause := refusalsPause
 		answer, err := c.Refused(ctx, connect.NewRequest(&v1.RefusedRequest{Events: lines, Dropped: dropped}))
+		if err != nil {
+			m.refusals.lose(dropped + uint64(len(lines)))
+		}
 		switch {
 		case err == nil:
 			pause = min(max(pause, time.Duration(answer.Msg.PauseMilliseconds)*time.Millisecond), refusalsPauseMax)
 		case ctx.Err() != nil:
 			return context.Cause(ctx)
 		default:
-			m.refusals.lose(dropped + uint64(len(lines)))
 			m.cfg.Log.Debug("the controller does not take refused packets", "err", err)
 			pause = pauseMax
 		}

@@ -48,6 +48,7 @@ type Process struct {
 
 	handing sync.Mutex // a configuration over: files are read, and sent, in the order of the numbers
 	writing sync.Mutex
+	listing sync.Mutex // sessions: one list at a time is kept
 
 	mu      sync.Mutex // the last to be taken
 	broken  error      // why the process was killed
@@ -333,18 +334,25 @@ func (p *Process) query(q query, most time.Duration) (reply, error) {
 // queryTime bounds how long a worker takes for a query; it may be reading a configuration.
 const queryTime = 5 * time.Second
 
-// sessionsListed bounds what is kept of what a worker says.
-const sessionsListed = 100_000
+// What is kept of what a worker says is bounded by sessions, bytes and time.
+const (
+	sessionsListed = 100_000
+	listedBytes    = 32 << 20
+	listTime       = 2 * queryTime
+)
 
 // Sessions are those that are open, by their IDs. They are the worker's word.
 func (p *Process) Sessions() (list []gateway.SessionState, err error) {
-	after := uint64(0)
+	p.listing.Lock()
+	defer p.listing.Unlock()
+	after, size, until := uint64(0), 0, time.Now().Add(listTime)
 	for {
-		r, err := p.query(query{List: &listQuery{after}}, queryTime)
+		r, err := p.query(query{List: &listQuery{after}}, min(queryTime, time.Until(until)))
 		if err != nil {
 			return nil, err
 		}
 		for _, s := range r.Sessions {
+			size += sessionSize(s)
 			if s.ID <= after {
 				return nil, fmt.Errorf("the gateway's worker lists session %d behind %d", s.ID, after)
 			}
@@ -354,10 +362,19 @@ func (p *Process) Sessions() (list []gateway.SessionState, err error) {
 		switch {
 		case !r.More:
 			return list, nil
-		case len(r.Sessions) == 0 || len(list) > sessionsListed:
+		case len(r.Sessions) == 0 || len(list) > sessionsListed || size > listedBytes || time.Now().After(until):
 			return nil, fmt.Errorf("the gateway's worker lists sessions without end, %d so far", len(list))
 		}
 	}
+}
+
+// sessionSize is about what a session takes of memory.
+func sessionSize(s gateway.SessionState) int {
+	n := 256 + len(s.Service) + len(s.Host) + len(s.Identity) + len(s.Serial)
+	for _, c := range s.Chains {
+		n += 16 + len(c)
+	}
+	return n
 }
 
 // End ends a session. It is false if there is none with this ID.
