@@ -271,7 +271,14 @@ func (p *Process) answer(answer func(Ask) (*Ends, error)) {
 		if err != nil {
 			return
 		}
-		if _, err := unix.Write(fd, text); err != nil {
+		_, err = unix.Write(fd, text)
+		for err == unix.EINTR {
+			_, err = unix.Write(fd, text)
+		}
+		if err != nil {
+			if err != unix.EPIPE && err != unix.ECONNRESET { // it does not read, and would wait for answers for ever
+				p.kill()
+			}
 			return
 		}
 	}
@@ -309,14 +316,17 @@ func (p *Process) letGo(end bool) (err error) {
 		if end && p.stays {
 			if text, merr := json.Marshal(jsonEnds{End: true}); merr == nil {
 				// One that waits for Release ends as well: it is no message with the program.
-				unix.Sendmsg(int(p.up.Fd()), text, nil, nil, unix.MSG_NOSIGNAL)
+				if say(int(p.up.Fd()), text) == unix.EAGAIN { // it does not read
+					err = p.kill()
+				}
 			}
 		}
 		// Who waits for the worker to ask hears of the end, too.
-		err = os.NewSyscallError("shutdown", unix.Shutdown(int(p.up.Fd()), unix.SHUT_RDWR))
-		if errors.Is(err, unix.ENOTCONN) || errors.Is(err, unix.EPIPE) {
-			err = nil
+		down := unix.Shutdown(int(p.up.Fd()), unix.SHUT_RDWR)
+		if down == unix.ENOTCONN || down == unix.EPIPE {
+			down = nil
 		}
+		err = errors.Join(err, os.NewSyscallError("shutdown", down))
 		p.answering.Wait()
 		err = errors.Join(err, p.up.Close())
 		if end || !p.stays {

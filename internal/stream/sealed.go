@@ -72,10 +72,10 @@ func (s *speaking) ask(ctx context.Context, about Ask) (*Ends, error) {
 	a.text, err = json.Marshal(jsonAsk{Number: number, Ask: about})
 	if err == nil {
 		s.waiting[number] = a
-		if s.fd >= 0 {
-			// One message is one write (unix(7), SOCK_SEQPACKET). What a parent that is gone does not get is
-			// said to the next one.
-			unix.Write(s.fd, a.text)
+		// What a parent that is gone does not get is said to the next one.
+		if s.fd >= 0 && say(s.fd, a.text) == unix.EAGAIN {
+			delete(s.waiting, number)
+			err = errBusy
 		}
 	}
 	s.mu.Unlock()
@@ -96,6 +96,15 @@ func (s *speaking) ask(ctx context.Context, about Ask) (*Ends, error) {
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
+}
+
+var errBusy = errors.New("the agent has too many connections to answer for")
+
+// say sends a message, which is one write (unix(7), SOCK_SEQPACKET). It does not wait: both sides could wait for each
+// other.
+func say(fd int, text []byte) error {
+	_, err := unix.SendmsgN(fd, text, nil, nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
+	return err
 }
 
 // socketFile is a socket that goroutines read and write.

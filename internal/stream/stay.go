@@ -315,7 +315,12 @@ func (f *Found) Drain() error {
 		_, err = unix.Write(int(f.up.Fd()), text)
 	}
 	buf := make([]byte, askMax)
+	until := time.Now().Add(startTime)
 	for err == nil {
+		if time.Now().After(until) {
+			err = os.ErrDeadlineExceeded
+			continue
+		}
 		var n int
 		n, err = unix.Read(int(f.up.Fd()), buf)
 		switch {
@@ -333,10 +338,10 @@ func (f *Found) Drain() error {
 			break
 		}
 	}
-	if err != nil {
-		err = fmt.Errorf("have worker %d take no more connections: %w", f.pid, err)
+	if err != nil { // End ends it
+		return fmt.Errorf("have worker %d take no more connections: %w", f.pid, err)
 	}
-	return errors.Join(err, f.close())
+	return f.close()
 }
 
 func (f *Found) close() (err error) {
@@ -434,8 +439,11 @@ func (s *speaking) run() {
 		s.mu.Lock()
 		s.fd = fd
 		// What the parent before has not answered.
-		for _, a := range s.waiting {
-			unix.Write(fd, a.text)
+		for number, a := range s.waiting {
+			if say(fd, a.text) == unix.EAGAIN {
+				delete(s.waiting, number)
+				a.to <- jsonEnds{Error: errBusy.Error()}
+			}
 		}
 		s.mu.Unlock()
 	}

@@ -35,6 +35,17 @@ type Options struct {
 	noFilter bool // tests look at what is below the filter
 }
 
+// lower sets both limits of a resource, or leaves a hard limit that is lower: a machine with little memory has few
+// threads, and a process without CAP_SYS_RESOURCE may not raise it.
+func lower(resource int, to uint64) error {
+	var is unix.Rlimit
+	if err := unix.Getrlimit(resource, &is); err != nil {
+		return err
+	}
+	to = min(to, is.Max)
+	return unix.Setrlimit(resource, &unix.Rlimit{Cur: to, Max: to})
+}
+
 // Enter confines the process. If it fails the process must end: it may be confined in
 // part.
 func Enter(o Options) error {
@@ -48,10 +59,10 @@ func Enter(o Options) error {
 		}
 	}
 	if o.Memory > 0 {
-		if err := unix.Setrlimit(unix.RLIMIT_DATA, &unix.Rlimit{Cur: o.Memory, Max: o.Memory}); err != nil {
+		if err := lower(unix.RLIMIT_DATA, o.Memory); err != nil {
 			return fmt.Errorf("set the limit of memory: %w", err)
 		}
-		if err := unix.Setrlimit(unix.RLIMIT_NPROC, &unix.Rlimit{Cur: threadsMax, Max: threadsMax}); err != nil {
+		if err := lower(unix.RLIMIT_NPROC, threadsMax); err != nil {
 			return fmt.Errorf("set the limit of threads: %w", err)
 		}
 	}
