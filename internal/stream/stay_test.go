@@ -1,6 +1,7 @@
 package stream
 
 import (
+	"context"
 	"errors"
 	"io"
 	"io/fs"
@@ -183,5 +184,24 @@ func TestAWorkerThatDrainsKeepsItsConnections(t *testing.T) {
 	case <-p.Ended():
 	case <-time.After(30 * time.Second):
 		t.Error("the worker goes on without a connection")
+	}
+}
+
+// A worker whose parent does not read fails the asks that do not fit, and waits with none of its locks held.
+func TestAParentThatDoesNotReadHoldsNobodyUp(t *testing.T) {
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	must(t, err)
+	defer unix.Close(pair[0])
+	defer unix.Close(pair[1])
+	s := &speaking{fd: pair[0], waiting: map[uint64]*waitingAsk{}}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel() // who was asked is not waited for
+	for range 100_000 {
+		if _, err = s.ask(ctx, Ask{}); errors.Is(err, errBusy) {
+			break
+		}
+	}
+	if !errors.Is(err, errBusy) || len(s.waiting) != 0 {
+		t.Errorf("the last ask: %v, and %d are waited for; want %v", err, len(s.waiting), errBusy)
 	}
 }

@@ -286,3 +286,18 @@ func TestTheFilterKnowsItsMachine(t *testing.T) {
 		}
 	}
 }
+
+// A hard limit that is lower than ours stays: to raise it takes CAP_SYS_RESOURCE.
+func TestLimitsAreLoweredOnly(t *testing.T) {
+	const resource = unix.RLIMIT_SIGPENDING // which nothing here comes near
+	for _, c := range []struct{ hard, to, want uint64 }{{5000, 4096, 4096}, {1000, 4096, 1000}} {
+		if err := unix.Setrlimit(resource, &unix.Rlimit{Cur: c.hard / 2, Max: c.hard}); err != nil {
+			t.Fatal(err)
+		}
+		err := lower(resource, c.to)
+		var is unix.Rlimit
+		if e := unix.Getrlimit(resource, &is); err != nil || e != nil || is != (unix.Rlimit{Cur: c.want, Max: c.want}) {
+			t.Errorf("from %d to %d: %+v, %v, %v; want %d", c.hard, c.to, is, err, e, c.want)
+		}
+	}
+}
