@@ -3,8 +3,10 @@ package bench
 import (
 	"context"
 	"errors"
+	"io"
 	"math"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -348,6 +350,67 @@ func TestOthersTimeIsWhatIsNotOurs(t *testing.T) {
 	}
 	if b.own-a.own < 50*time.Millisecond {
 		t.Errorf("in a minute of work this process has spent %s", b.own-a.own)
+	}
+}
+
+// A worker outlives the agent that started it: its time is not that of others, whether it runs still or has ended.
+func TestTheTimeOfOrphansIsOurs(t *testing.T) {
+	if err := keepOrphans(); err != nil {
+		t.Fatal(err)
+	}
+	before, err := usageNow()
+	if err != nil {
+		t.Fatal(err)
+	}
+	const work = 100 * time.Millisecond
+	// The first shell ends at once. The second one works for ten ticks (column 14), says so, and ends when its input does.
+	cmd := exec.CommandContext(t.Context(), "sh", "-c", `exec 3<&0
+		{
+			spent=0
+			while [ "$spent" -lt 10 ]; do
+				i=0
+				while [ "$i" -lt 20000 ]; do i=$((i+1)); done
+				read -r _ _ _ _ _ _ _ _ _ _ _ _ _ spent _ </proc/self/stat
+			done
+			echo worked
+			read -r _
+		} <&3 &`)
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := cmd.Process.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	said := make([]byte, 16)
+	if n, err := out.Read(said); err != nil || string(said[:n]) != "worked\n" {
+		t.Fatalf("it said %q, %v", said[:n], err)
+	}
+	own := func(what string) time.Duration {
+		now, err := usageNow()
+		if err != nil {
+			t.Fatal(err)
+		}
+		spent := now.own - before.own
+		if spent < work {
+			t.Errorf("%s: this process and all below it have spent %s; want %s and more", what, spent, work)
+		}
+		return spent
+	}
+	runs := own("an orphan runs")
+	in.Close()
+	if n, err := out.Read(said); err != io.EOF {
+		t.Fatalf("it said %q, %v", said[:n], err)
+	}
+	if ended := own("it has ended"); ended < runs {
+		t.Errorf("it has spent %s, and with its end %s", runs, ended)
 	}
 }
 

@@ -199,7 +199,12 @@ func (c Config) begin(command string, setup ...string) Result {
 		Version: resultVersion, Command: command, Started: time.Now().UTC().Truncate(time.Second),
 		Machine: machine(), Setup: setup, Notes: []string{},
 	}
-	if u, err := usageNow(); err == nil {
+	err := keepOrphans()
+	var u usage
+	if err == nil {
+		u, err = usageNow()
+	}
+	if err == nil {
 		r.before = &u
 	} else {
 		r.note(fmt.Sprintf("Whether others used the machine beside the runs of %q is not known: %v.", command, err))
