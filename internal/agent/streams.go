@@ -566,7 +566,7 @@ func (a *agent) ensureStreamLocked(_ plan.Node, p plan.Proxy) error {
 		node, inside := streamMACs(p.To)
 		hold = &stream.Hold{Node: node, Worker: inside}
 	}
-	text, err := stream.Text(p.Function, streamPort, 1, s.Run, s.Back, hold, s.Intrusive, stream.Limits{
+	text, err := stream.Text(p.Function, streamPort, 0, s.Run, s.Back, hold, s.Intrusive, stream.Limits{
 		Connections: s.Connections, Buffer: s.Buffer, Idle: s.Idle, HalfClosed: s.HalfClosed,
 	})
 	if err != nil {

@@ -112,7 +112,20 @@ func newStreamTrack(ctx context.Context, cfg Config, k streamCase) (_ *streamTra
 	if t.others == nil {
 		t.others = t.node
 	}
-	if t.lab, err = lab.Up(ctx, lab.Config{Domain: d, Lab: l, Binary: cfg.Binary, Own: true, WithoutAgents: !w.agents(), Log: cfg.Log}); err != nil {
+	// A worker has as many event loops as its agent, which is started here, has CPUs.
+	if w.stream() {
+		if err := host.RunOn(0, t.node...); err != nil {
+			return nil, err
+		}
+	}
+	t.lab, err = lab.Up(ctx, lab.Config{Domain: d, Lab: l, Binary: cfg.Binary, Own: true, WithoutAgents: !w.agents(), Log: cfg.Log})
+	if w.stream() {
+		err = errors.Join(err, host.RunOn(0))
+	}
+	if err != nil {
+		if t.lab != nil {
+			err = errors.Join(err, t.lab.Down(context.Background()))
+		}
 		return nil, err
 	}
 	defer func() {

@@ -6,11 +6,16 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"runtime"
 	"strings"
 	"time"
 
 	"github.com/waystamp/waystamp/internal/stream/function"
 )
+
+// loopsMost is how many loops a worker has that may run on more CPUs: others have work on these, too, and all workers of
+// a machine have a number of threads together.
+const loopsMost = 16
 
 // configMax bounds the configuration, in bytes.
 const configMax = 1 << 20
@@ -19,7 +24,7 @@ const configMax = 1 << 20
 type Config struct {
 	Name  string           // of the function, for messages
 	Port  uint16           // that the listeners are bound to
-	Loops int              // event loops
+	Loops int              // event loops; a text without has one for each CPU that this process may run on
 	Run   []function.Entry // towards the server
 	Back  []function.Entry // towards the client
 	Keys  function.Keys
@@ -98,7 +103,7 @@ func Placed(text []byte, port uint16, memory uint64) ([]byte, error) {
 // once, unless the JSON itself is wrong.
 func ReadConfig(r io.Reader) (*Config, error) {
 	var in jsonConfig
-	in.Loops = 1
+	in.Loops = min(runtime.NumCPU(), loopsMost)
 	in.Limits.Connections = 100_000
 	in.Limits.Buffer = 1 << 20
 	in.Limits.Idle = duration(2 * time.Hour)
@@ -151,9 +156,6 @@ func ReadConfig(r io.Reader) (*Config, error) {
 	var err error
 	if c.Hold, err = in.Hold.hold(); err != nil {
 		bad("hold: %w", err)
-	}
-	if c.Hold != nil && in.Loops != 1 {
-		bad("loops is %d, and one loop alone can hold SYNs; say 1, or leave hold out", in.Loops)
 	}
 	for n, k := range in.Keys {
 		if k == nil {

@@ -23,8 +23,8 @@ const (
 	heldMax   = 64 << 10 // bytes of a frame
 	heldTurn  = 64       // SYNs taken before others have their turn
 	heldQuiet = 75       // seconds without a SYN of the client's, or without its connection, until one is given up
-	heldShare = 4        // of all connections, so many may wait for their servers: one in this number
-	heldLeast = 16       // may wait in any case
+	heldShare = 4        // of all connections, so many may wait for their servers: one in this number. Loops have equal parts of it
+	heldLeast = 16       // of each loop may wait in any case
 )
 
 // Hold are the MAC addresses of the pair of interfaces that SYNs wait at.
@@ -254,31 +254,35 @@ func (h Hold) address(frame []byte, protocol uint16) {
 }
 
 // hold takes over a HeldSocket.
-func (l *loop) hold(held *os.File) error {
+func (w *Worker) hold(held *os.File) error {
 	// The descriptor alone is kept: the file would close it.
 	fd, err := unix.FcntlInt(held.Fd(), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {
 		return os.NewSyscallError("fcntl F_DUPFD_CLOEXEC", err)
 	}
-	l.held, l.frame, l.waiting = fd, make([]byte, heldMax), map[ends]uint32{}
-	l.taken = map[ends]bool{}
-	return errors.Join(held.Close(), unix.SetNonblock(fd, true), l.watch(fd, unix.EPOLLIN, aboutHeld, 0))
+	w.held = fd
+	for _, l := range w.loops {
+		l.waiting, l.taken = map[ends]uint32{}, map[ends]bool{}
+	}
+	first := w.loops[0]
+	first.frame = make([]byte, heldMax)
+	return errors.Join(held.Close(), unix.SetNonblock(fd, true), first.watch(fd, unix.EPOLLIN, aboutHeld, 0))
 }
 
 // dropHeld drops SYNs that came before there was somebody to take them: they may be the worker's before, and
 // clients try again.
 func (l *loop) dropHeld() {
 	for {
-		if _, err := unix.Read(l.held, l.frame); err != nil && err != unix.EINTR {
+		if _, err := unix.Read(l.w.held, l.frame); err != nil && err != unix.EINTR {
 			return
 		}
 	}
 }
 
-// takeHeld takes SYNs that wait.
+// takeHeld takes SYNs that wait, and hands those over that are another loop's.
 func (l *loop) takeHeld() {
 	for range heldTurn {
-		n, err := unix.Read(l.held, l.frame)
+		n, err := unix.Read(l.w.held, l.frame)
 		switch {
 		case err == unix.EINTR:
 			continue
@@ -287,6 +291,10 @@ func (l *loop) takeHeld() {
 		}
 		s, ok := readSegment(l.frame[:n])
 		if !ok || !s.opens() {
+			continue
+		}
+		if to := l.w.loopOf(s.ends); to != l {
+			to.handSYN(l.frame[:n])
 			continue
 		}
 		l.takeSYN(s, l.frame[:n])
@@ -302,7 +310,7 @@ func (l *loop) takeSYN(s segment, frame []byte) {
 		}
 		return
 	}
-	if most := max(l.w.config.Connections/heldShare, heldLeast); len(l.waiting) >= most {
+	if most := max(l.w.config.Connections/heldShare/len(l.w.loops), heldLeast); len(l.waiting) >= most {
 		l.giveUpOne()
 	}
 	if l.w.connections.Add(1) > int64(l.w.config.Connections) {
@@ -358,7 +366,12 @@ func (l *loop) giveUpOne() {
 // acceptedHeld takes a client's connection that has waited for its server's.
 func (l *loop) acceptedHeld(fd int, client netip.AddrPort) {
 	to, err := unix.Getsockname(fd)
-	number, ok := l.waiting[ends{client, addrPort(to)}]
+	of := ends{client, addrPort(to)}
+	if its := l.w.loopOf(of); err == nil && its != l {
+		its.handAccepted(fd, client)
+		return
+	}
+	number, ok := l.waiting[of]
 	if err != nil || !ok {
 		unix.Close(fd) // its server has reset it meanwhile
 		return
@@ -383,7 +396,7 @@ func (l *loop) letIn(s segment, frame []byte) {
 }
 
 // send sends a frame. One that is not sent is lost, as on any link; the client tries again.
-func (l *loop) send(frame []byte) { unix.Write(l.held, frame) }
+func (l *loop) send(frame []byte) { unix.Write(l.w.held, frame) }
 
 // serverAnswered has a client answered whose connection waits.
 func (l *loop) serverAnswered(c *conn) {

@@ -84,8 +84,8 @@ func TestOneThatWaitsGivesWay(t *testing.T) {
 	memory, err := NewStatistics()
 	must(t, err)
 	defer memory.Close()
-	w := &Worker{config: &Config{}}
-	l := &loop{w: w, held: -1, words: loopWords(memory, 0), waiting: map[ends]uint32{}, taken: map[ends]bool{}}
+	w := &Worker{config: &Config{}, held: -1}
+	l := &loop{w: w, words: loopWords(memory, 0), waiting: map[ends]uint32{}, taken: map[ends]bool{}}
 	var conns []*conn
 	for i, connecting := range []bool{false, true, true, true} {
 		c := l.newConn()

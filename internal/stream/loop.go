@@ -41,14 +41,14 @@ const (
 // another; the statistics alone are read from outside.
 type loop struct {
 	w     *Worker
+	index int // in w.loops
 	epoll int
 	wake  int // an eventfd; readable: come round and see whether to stop
 	spare int // a descriptor to give up, so that a connection can be refused when none is left
 
 	listeners []int
-	held      int                    // a HeldSocket; -1: clients are answered at once
-	frame     []byte                 // from there
-	waiting   map[ends]uint32        // connections whose clients have not been accepted
+	frame     []byte                 // from the HeldSocket, which the first loop alone reads
+	waiting   map[ends]uint32        // connections whose clients have not been accepted; nil: clients are answered at once
 	taken     map[ends]bool          // the others, of a loop that holds SYNs
 	functions [2][]function.Function // of each side
 
@@ -70,6 +70,8 @@ type loop struct {
 	words []atomic.Uint64
 	steps [2][][]atomic.Uint64
 
+	inbox inbox // from other loops
+
 	// Of sealed connections, which goroutines have taken over.
 	working  sync.Mutex // functions, scratch, and the flows of such connections
 	sealing  sync.WaitGroup
@@ -80,7 +82,7 @@ type loop struct {
 type pipe struct{ r, w int32 }
 
 func newLoop(w *Worker, words []atomic.Uint64) (_ *loop, err error) {
-	l := &loop{w: w, epoll: -1, wake: -1, spare: -1, held: -1, start: w.start, words: words}
+	l := &loop{w: w, index: len(w.loops), epoll: -1, wake: -1, spare: -1, start: w.start, words: words}
 	defer func() {
 		if err != nil {
 			l.close()
@@ -145,12 +147,13 @@ func (l *loop) close() {
 		p.close()
 	}
 	l.pipes = nil
-	for _, fd := range append(l.listeners, l.held, l.epoll, l.wake, l.spare) {
+	l.inbox.close()
+	for _, fd := range append(l.listeners, l.epoll, l.wake, l.spare) {
 		if fd >= 0 {
 			unix.Close(fd)
 		}
 	}
-	l.listeners, l.held, l.epoll, l.wake, l.spare = nil, -1, -1, -1, -1
+	l.listeners, l.epoll, l.wake, l.spare = nil, -1, -1, -1
 }
 
 func (p pipe) close() {
@@ -194,6 +197,7 @@ func (l *loop) run() error {
 				l.pump(c)
 			}
 		}
+		l.takeHanded()
 		l.fireTimers()
 		l.takeFinished()
 		if l.drainSince == 0 && l.w.draining.Load() {
@@ -313,7 +317,7 @@ func (l *loop) keepSpare() {
 
 // accepted takes a client's connection and begins the one to its server.
 func (l *loop) accepted(fd int, client netip.AddrPort) {
-	if l.held >= 0 {
+	if l.waiting != nil {
 		l.acceptedHeld(fd, client)
 		return
 	}

@@ -36,7 +36,8 @@ type Process struct {
 	answering sync.WaitGroup
 }
 
-// Text is the configuration as ReadConfig takes it; run and back are entries in JSON.
+// Text is the configuration as ReadConfig takes it; run and back are entries in JSON. loops is 0 for as many as there are
+// CPUs, where the worker runs.
 func Text(name string, port uint16, loops int, run, back []string, h *Hold, sealed bool, l Limits) ([]byte, error) {
 	list := func(entries []string) []json.RawMessage {
 		var out []json.RawMessage
@@ -46,8 +47,11 @@ func Text(name string, port uint16, loops int, run, back []string, h *Hold, seal
 		return out
 	}
 	m := map[string]any{
-		"name": name, "port": port, "loops": loops, "run": list(run),
+		"name": name, "port": port, "run": list(run),
 		"limits": map[string]any{"connections": l.Connections, "buffer": l.Buffer, "idle": l.Idle.String(), "half-closed": l.HalfClosed.String()},
+	}
+	if loops > 0 {
+		m["loops"] = loops
 	}
 	if sealed {
 		m["sealed"] = true

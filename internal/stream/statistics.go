@@ -27,6 +27,7 @@ const (
 	wordUnsealed          // what came was not sealed
 	wordPeer              // the other end was not who it must be, or its bytes were changed on the way
 	wordNoKey             // there was no key for them
+	wordLoops             // how many loops there are; the first loop's, and no counter
 	wordSides             // from here on wordsOfSide for each side
 )
 
@@ -103,7 +104,8 @@ func ReadStatistics(memory *host.SharedWords, c *Config) Statistics {
 	for _, e := range c.Back {
 		s.Back = append(s.Back, Step{Name: e.Name})
 	}
-	for i := range c.Loops {
+	// A worker chooses how many loops it has, by its CPUs.
+	for i := range max(1, min(loopWords(memory, 0)[wordLoops].Load(), LoopsMax)) {
 		w := loopWords(memory, i)
 		s.Rounds = append(s.Rounds, w[wordRounds].Load())
 		// What ends a connection is read before what opens it, so that Now never wraps.
@@ -141,7 +143,7 @@ func ReadStatistics(memory *host.SharedWords, c *Config) Statistics {
 	return s
 }
 
-func loopWords(memory *host.SharedWords, i int) []atomic.Uint64 {
+func loopWords[N int | uint64](memory *host.SharedWords, i N) []atomic.Uint64 {
 	return memory.Words[i*wordsOfLoop : (i+1)*wordsOfLoop]
 }
 

@@ -375,8 +375,10 @@ func (w *Worker) drain(done func()) {
 // is taken. Those that were let in are accepted yet.
 func (l *loop) beginDrain() {
 	l.drainSince = max(l.now, 1)
-	if l.held >= 0 {
-		unix.EpollCtl(l.epoll, unix.EPOLL_CTL_DEL, l.held, nil)
+	if l.waiting != nil {
+		if l.index == 0 {
+			unix.EpollCtl(l.epoll, unix.EPOLL_CTL_DEL, l.w.held, nil)
+		}
 		for _, number := range l.waiting {
 			if c := l.at(number); c.connecting {
 				l.reset(c, wordUnreached)

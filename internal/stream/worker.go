@@ -15,6 +15,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/waystamp/waystamp/internal/host"
 )
 
@@ -23,6 +25,7 @@ type Worker struct {
 	config      *Config
 	loops       []*loop
 	start       time.Time
+	held        int          // a HeldSocket, which all loops write to; -1: there is none
 	connections atomic.Int64 // open, in all loops
 	stopping    atomic.Bool
 	draining    atomic.Bool    // no more connections are taken
@@ -44,7 +47,7 @@ func New(config *Config, memory *host.SharedWords, held *os.File) (_ *Worker, er
 	if (config.Hold != nil) != (held != nil) {
 		return nil, fmt.Errorf("worker of function %s: SYNs wait where there is a socket for them, and nowhere else", config.Name)
 	}
-	w := &Worker{config: config, start: time.Now()}
+	w := &Worker{config: config, start: time.Now(), held: -1}
 	for i := range config.Loops {
 		l, err := newLoop(w, loopWords(memory, i))
 		if err != nil {
@@ -53,10 +56,11 @@ func New(config *Config, memory *host.SharedWords, held *os.File) (_ *Worker, er
 		w.loops = append(w.loops, l)
 	}
 	if held != nil {
-		if err := w.loops[0].hold(held); err != nil {
+		if err := errors.Join(w.hold(held), w.spread()); err != nil {
 			return nil, errors.Join(fmt.Errorf("worker of function %s: %w", config.Name, err), w.Close())
 		}
 	}
+	loopWords(memory, 0)[wordLoops].Store(uint64(config.Loops))
 	return w, nil
 }
 
@@ -103,6 +107,10 @@ func (w *Worker) stop() {
 func (w *Worker) Close() error {
 	for _, l := range w.loops {
 		l.close()
+	}
+	if w.held >= 0 {
+		unix.Close(w.held)
+		w.held = -1
 	}
 	if w.plain != nil {
 		w.plain.close()

@@ -1,0 +1,158 @@
+package stream
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"os"
+	"sync"
+
+	"golang.org/x/net/bpf"
+	"golang.org/x/sys/unix"
+)
+
+// Where SYNs wait for their servers, a SYN and the connection that comes of it have to be the same loop's, and a client
+// that uses its ports again has to meet the loop that knows about the connection before. So the two ends of a connection decide
+// which loop has it. The kernel gives connections to listeners by the same rule, in a program for the
+// group of listeners (socket(7), SO_ATTACH_REUSEPORT_CBPF). The first loop reads all SYNs, and hands over those of others. Clients
+// that are answered at once are spread by the kernel as it likes.
+
+// spreadBy is 2^32 divided by the golden ratio: ports that differ by 2, as Linux gives them to one client, are spread as others are.
+const spreadBy = 0x9e3779b1
+
+// loopOf is the loop that has connections between two ends.
+func (w *Worker) loopOf(e ends) *loop { return w.loops[e.place(len(w.loops))] }
+
+// place is the rule: a number below n.
+func (e ends) place(n int) int {
+	last := func(a netip.Addr) uint32 {
+		b := a.As16()
+		return binary.BigEndian.Uint32(b[12:])
+	}
+	h := last(e.client.Addr()) ^ last(e.server.Addr()) ^ (uint32(e.client.Port())<<16 | uint32(e.server.Port()))
+	return int(h * spreadBy >> 16 % uint32(n))
+}
+
+// spread has the kernel give connections to the listeners of the loop that they are of.
+func (w *Worker) spread() error {
+	if len(w.loops) == 1 {
+		return nil
+	}
+	program, err := bpf.Assemble(spreadProgram(len(w.loops)))
+	if err != nil {
+		return fmt.Errorf("assemble the program that spreads connections: %w", err)
+	}
+	filters := make([]unix.SockFilter, len(program))
+	for i, p := range program {
+		filters[i] = unix.SockFilter{Code: p.Op, Jt: p.Jt, Jf: p.Jf, K: p.K}
+	}
+	// Each group of listeners has a program: that of IPv6, and that of IPv4.
+	for _, fd := range w.loops[0].listeners {
+		if err := unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_REUSEPORT_CBPF, &unix.SockFprog{Len: uint16(len(filters)), Filter: &filters[0]}); err != nil {
+			return os.NewSyscallError("setsockopt SO_ATTACH_REUSEPORT_CBPF", err)
+		}
+	}
+	return nil
+}
+
+// spreadProgram computes place of a SYN. It finds the IP header by an offset of the kernel's (SKF_NET_OFF of
+// <linux/filter.h>), since its packet begins behind the TCP header.
+func spreadProgram(n int) []bpf.Instruction {
+	const ip = 0xfff00000
+	ends := func(client, server uint32, ports ...bpf.Instruction) []bpf.Instruction {
+		return append(ports,
+			bpf.StoreScratch{Src: bpf.RegA, N: 0},
+			bpf.LoadAbsolute{Off: ip + client, Size: 4},
+			bpf.TAX{},
+			bpf.LoadAbsolute{Off: ip + server, Size: 4},
+			bpf.ALUOpX{Op: bpf.ALUOpXor},
+			bpf.TAX{},
+			bpf.LoadScratch{Dst: bpf.RegA, N: 0},
+			bpf.ALUOpX{Op: bpf.ALUOpXor},
+			bpf.ALUOpConstant{Op: bpf.ALUOpMul, Val: spreadBy},
+			bpf.ALUOpConstant{Op: bpf.ALUOpShiftRight, Val: 16},
+			bpf.ALUOpConstant{Op: bpf.ALUOpMod, Val: uint32(n)},
+			bpf.RetA{},
+		)
+	}
+	six := ends(ip6Source+12, ip6Destination+12, bpf.LoadAbsolute{Off: ip + ip6Len, Size: 4})
+	four := ends(ip4Source, ip4Destination,
+		bpf.LoadAbsolute{Off: ip, Size: 1}, // its length, in words
+		bpf.ALUOpConstant{Op: bpf.ALUOpAnd, Val: 15},
+		bpf.ALUOpConstant{Op: bpf.ALUOpShiftLeft, Val: 2},
+		bpf.TAX{},
+		bpf.LoadIndirect{Off: ip, Size: 4},
+	)
+	head := []bpf.Instruction{
+		bpf.LoadAbsolute{Off: ip, Size: 1},
+		bpf.ALUOpConstant{Op: bpf.ALUOpShiftRight, Val: 4},
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: 6, SkipFalse: uint8(len(six))},
+	}
+	return append(append(head, six...), four...)
+}
+
+// inboxMost bounds the SYNs in an inbox. Clients of others try again.
+const inboxMost = 1024
+
+// inbox has what other loops hand over.
+type inbox struct {
+	mu       sync.Mutex
+	syns     [][]byte
+	accepted []accepted
+}
+
+// accepted is a client's connection.
+type accepted struct {
+	fd     int
+	client netip.AddrPort
+}
+
+// handSYN gives the loop a frame, of which it keeps a copy.
+func (l *loop) handSYN(frame []byte) {
+	l.inbox.mu.Lock()
+	n := len(l.inbox.syns)
+	if n < inboxMost {
+		l.inbox.syns = append(l.inbox.syns, append([]byte(nil), frame...))
+	}
+	l.inbox.mu.Unlock()
+	if n == 0 { // else somebody has woken it up
+		l.wakeUp()
+	}
+}
+
+// handAccepted gives the loop a connection that another loop's listener has got.
+func (l *loop) handAccepted(fd int, client netip.AddrPort) {
+	l.inbox.mu.Lock()
+	l.inbox.accepted = append(l.inbox.accepted, accepted{fd, client})
+	l.inbox.mu.Unlock()
+	l.wakeUp()
+}
+
+// takeHanded takes what is in the inbox. SYNs come first: they are older than what has come of them.
+func (l *loop) takeHanded() {
+	if l.waiting == nil {
+		return
+	}
+	l.inbox.mu.Lock()
+	syns, came := l.inbox.syns, l.inbox.accepted
+	l.inbox.syns, l.inbox.accepted = nil, nil
+	l.inbox.mu.Unlock()
+	for _, frame := range syns {
+		if s, ok := readSegment(frame); ok && l.drainSince == 0 {
+			l.takeSYN(s, frame)
+		}
+	}
+	for _, a := range came {
+		l.acceptedHeld(a.fd, a.client)
+	}
+}
+
+// close gives up what nobody has taken.
+func (b *inbox) close() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, a := range b.accepted {
+		unix.Close(a.fd)
+	}
+	b.syns, b.accepted = nil, nil
+}
