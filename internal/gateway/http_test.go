@@ -3,6 +3,7 @@ package gateway
 import (
 	"bufio"
 	"bytes"
+	"crypto/tls"
 	"encoding/base64"
 	"fmt"
 	"io"
@@ -10,6 +11,7 @@ import (
 	"net/netip"
 	"runtime"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -80,6 +82,52 @@ func TestConnectionsOnwardAreOfOneIdentityAlone(t *testing.T) {
 			t.Error("requests of two certificates came by one connection")
 		}
 		by[r.RemoteAddr] = cert
+	}
+}
+
+// Clients that ask at once, again and again, have as many connections onward, which are kept: a gateway that closed some of them after
+// each answer would shake hands with the origin for every second request.
+func TestConnectionsOnwardAreKept(t *testing.T) {
+	w := newWorld(t, nil)
+	alice := w.staff.client(t, "/eng/alice")
+	const clients, rounds = 16, 6
+	var conns []*tls.Conn
+	for range clients {
+		c, err := w.connect(w.tls(&alice, "shop.example.org", "http/1.1"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		conns = append(conns, c)
+	}
+	for range rounds {
+		var all, asked sync.WaitGroup // no request is answered before all have come
+		all.Add(clients)
+		answer := http.HandlerFunc(func(rw http.ResponseWriter, _ *http.Request) {
+			all.Done()
+			all.Wait()
+			io.WriteString(rw, "hello")
+		})
+		w.answer.Store(&answer)
+		for _, c := range conns {
+			asked.Go(func() {
+				r, err := ask(c, "GET", "/x", "shop.example.org")
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				if _, err := io.Copy(io.Discard, r.Body); err != nil || r.StatusCode != http.StatusOK {
+					t.Errorf("status %d, %v", r.StatusCode, err)
+				}
+			})
+		}
+		asked.Wait()
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	// An answer may be with its client before its connection waits for the next request.
+	if n := len(w.dials); n < clients || n > 2*clients {
+		t.Errorf("%d connections onward were opened for %d requests, %d at once", n, clients*rounds, clients)
 	}
 }
 

@@ -75,10 +75,11 @@ func (o *onward) transport(key onwardKey) *http.Transport {
 	protocols.SetHTTP2(key.http2)
 	protocols.SetUnencryptedHTTP2(key.http2)
 	t := &http.Transport{
+		// With fewer, clients that ask at once have connections opened again and again.
+		MaxIdleConnsPerHost:    o.limits.ConnectionsIdentity,
 		Protocols:              protocols,
 		DialContext:            func(ctx context.Context, _, _ string) (net.Conn, error) { return o.dial(ctx, key) },
 		DisableCompression:     true, // bodies go as they come
-		MaxIdleConnsPerHost:    8,
 		IdleConnTimeout:        routeIdle,
 		TLSHandshakeTimeout:    routeDialTime,
 		ExpectContinueTimeout:  time.Second,
