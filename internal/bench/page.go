@@ -63,6 +63,7 @@ const (
 	whyOwn     = "The way into the namespace and back is two veth pairs, one of them with its queue, and packets enter the namespace one by one where the static way forwards lists that GRO made."
 	whyProxy   = "Taking the header off and putting it back is a table entry written, found and removed per packet, which plain routing does not have."
 	whySealed  = "Client, gateway, functions, origin and all nodes share the machine's CPUs: what one more stage takes, all others lack. A function opens and seals record by record with crypto/tls, a system call each, and looks for its signature in between."
+	whyGateway = "The gateway is in Go (crypto/tls, net/http), and what goes on is sealed and stamped at each node; HAProxy has neither chain nor stamp."
 	whyShaking = "Both ends of a part shook hands in full for each connection when this was measured, by X25519MLKEM768 and certificates on both sides. Sessions are resumed now, without signatures; the exchange of keys is a new one each time."
 )
 
@@ -139,6 +140,9 @@ func goals() []goal {
 		{"the same, six functions", "zt/page/intrusive-6", 2, byTime("zt/page/forward-6"), true, whySealed},
 		{"CPU time of a function that reads what is sealed: × the gateway's", "zt/cpu/function-to-gateway/intrusive-1", 1, byTime("zt/cpu/gateway/intrusive-1"), true, whySealed},
 		{"CPU time of a new connection at a function that reads what is sealed, µs", "zt/connection/intrusive-1", 600, itself, true, whyShaking},
+		{"a gateway, one large download by HTTP/1.1: × HAProxy without a chain", "zt/gateway/bulk", 1, byRatio, false, whyGateway},
+		{"the same by HTTP/2", "zt/gateway/bulk-http2", 0.9, byRatio, false, whyGateway},
+		{"the same, requests for 1 KB", "zt/gateway/requests", 0.75, byRatio, false, whyGateway},
 		{"End + keyed over labels on XDP: × the packet rate over SRv6", "mpls/end-keyed-xdp/labels", 1, byRatio, false, whyTail},
 		{"the same, opot", "mpls/end-opot-xdp/labels", 1, byRatio, false, whyTail},
 		{"End + keyed over labels on TC: × the packet rate over SRv6", "mpls/end-keyed-tc/labels", 1, byRatio, false, ""},

@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/waystamp/waystamp/internal/manifest"
@@ -9,7 +10,7 @@ import (
 func TestSealedCasesAreDomainsAndHaveTheirBaselines(t *testing.T) {
 	for _, quick := range []bool{true, false} {
 		var figures []Figure
-		for _, cases := range sealedCases(quick) {
+		for _, cases := range sealedCases(quick, true) {
 			names := map[string]bool{}
 			subjects := sealedSubjects(cases)
 			for _, s := range subjects {
@@ -20,7 +21,7 @@ func TestSealedCasesAreDomainsAndHaveTheirBaselines(t *testing.T) {
 				figures = append(figures, Figure{Name: s.Name, Unit: s.Unit, Params: s.Params})
 			}
 			for _, s := range subjects {
-				if s.Baseline != "" && !names[s.Baseline] || (s.Baseline == "") != (s.way == sealedForward || s.Unit == "µs") {
+				if s.Baseline != "" && !names[s.Baseline] || (s.Baseline == "") != hasNoBaseline(s) {
 					t.Errorf("%s is held against %q", s.Name, s.Baseline)
 				}
 			}
@@ -34,7 +35,7 @@ func TestSealedCasesAreDomainsAndHaveTheirBaselines(t *testing.T) {
 					t.Errorf("%s has chain %+v", c.name(), ch)
 				}
 				for _, f := range m.Domain.Functions {
-					if f.Intrusive != (c.way != sealedForward) {
+					if f.Intrusive != (c.way != sealedForward && c.way != sealedHAProxy) {
 						t.Errorf("%s has function %+v", c.name(), f)
 					}
 				}
@@ -55,5 +56,32 @@ func TestSealedCasesAreDomainsAndHaveTheirBaselines(t *testing.T) {
 				t.Errorf("the line of %s has %d points; want %d", way, got, want)
 			}
 		}
+	}
+}
+
+// hasNoBaseline says of what only sees headers, of HAProxy, and of times of a connection that they are held against nothing; a
+// gateway is held against HAProxy.
+func hasNoBaseline(s sealedSubject) bool {
+	if strings.HasPrefix(s.Name, "zt/gateway/") {
+		return s.way == sealedHAProxy
+	}
+	return s.way == sealedForward || s.Unit == "µs"
+}
+
+// Where HAProxy is not installed the gateway is measured all the same, and held against nothing.
+func TestAGatewayIsMeasuredWithoutHAProxy(t *testing.T) {
+	found := 0
+	for _, cases := range sealedCases(true, false) {
+		for _, s := range sealedSubjects(cases) {
+			if s.way == sealedHAProxy || strings.Contains(s.Baseline, "haproxy") {
+				t.Errorf("%s is measured, against %q", s.Name, s.Baseline)
+			}
+			if strings.HasPrefix(s.Name, "zt/gateway/") {
+				found++
+			}
+		}
+	}
+	if found != 3 {
+		t.Errorf("%d figures of the gateway; want 3", found)
 	}
 }

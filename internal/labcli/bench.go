@@ -54,7 +54,7 @@ func benchParts() []benchPart {
 			bench.Streams, 9, 6, time.Second, 300 * time.Millisecond,
 		}, {
 			"zerotrust", "Sealed chains whose functions read payload",
-			"Repeats the experiments of the paper on secure service function chaining in zero trust: throughput of\na download over 1 to 6 functions that read what is sealed, beside functions that see headers alone,\nunlimited and at the paper's own rates, and the time in which a page of nine files is there; CPU time\nof each process, and memory for each connection.",
+			"Repeats the experiments of the paper on secure service function chaining in zero trust: throughput of\na download over 1 to 6 functions that read what is sealed, beside functions that see headers alone,\nunlimited and at the paper's own rates, and the time in which a page of nine files is there; CPU time\nof each process, and memory for each connection. Then the gateway beside HAProxy in its place, if it is\ninstalled: a large download by HTTP/1.1 and HTTP/2, and requests per second.",
 			bench.ZeroTrust, 7, 3, 2 * time.Second, time.Second,
 		}, {
 			"mpls", "Labels beside SRv6, and TCP through a function by the number of labels",
