@@ -183,7 +183,7 @@ func (a *agent) servicesOf() (any, error) {
 	}
 	for _, s := range g.Services {
 		v := api.Service{
-			Name: s.Name, Hosts: s.Hosts, Address: s.Address, Clients: s.Clients, Origin: s.Origin.Address, Rules: len(s.Rules), Sessions: open[s.Name],
+			Name: s.Name, Hosts: s.Hosts, Address: s.Address, Clients: s.Clients, Protocol: s.Opaque.Protocol(), Origin: s.Origin.Address, Rules: len(s.Rules), Sessions: open[s.Name],
 		}
 		for _, c := range g.Clients {
 			if c.Name == s.Clients {

@@ -23,6 +23,7 @@ type Service struct {
 	Clients  string         `json:"clients"`
 	Kind     string         `json:"identity_kind"`
 	Within   string         `json:"identity_within"`
+	Protocol string         `json:"protocol"` // http, or tls: bytes that the gateway does not read
 	Origin   netip.AddrPort `json:"origin"`
 	Rules    int            `json:"rules"`
 	Chains   []string       `json:"chains"`   // that rules name

@@ -46,6 +46,8 @@ gateway. Nothing is sent.
 The files that clients name (ca, crl) are read from the folder of the domain file, or
 from --files. The client's key is not asked for.
 
+For a service with protocol tls there is no request: rules look at the identity and the host.
+
 Exit code 0 if the request would be let in, 4 if not.`,
 		Example: `  waystamp gateway explain -f examples/zerotrust.yaml --cert alice.pem --path /public/a
   waystamp gateway explain -f domain.yaml --cert alice.pem --host shop.example.org --method POST --path /cart -o json`,
@@ -87,6 +89,14 @@ func (o *gatewayExplain) run(cmd *cobra.Command) error {
 	s, err := o.find(m.Domain)
 	if err != nil {
 		return err
+	}
+	if s.Opaque.On {
+		for _, flag := range []string{"method", "path", "header"} {
+			if cmd.Flags().Changed(flag) {
+				return command.Usagef("service %s has protocol tls, whose bytes the gateway does not read: there is no request to ask about; leave --%s out", s.Name, flag)
+			}
+		}
+		o.method, o.path = "", ""
 	}
 	folder := gateway.Folder(o.files)
 	if o.files == "" {
@@ -152,9 +162,10 @@ type gatewayExplainView struct {
 	Identity string               `json:"identity,omitempty"` // none: the certificate is refused
 	Serial   string               `json:"serial,omitempty"`
 	Until    *time.Time           `json:"valid_until,omitempty"`
-	Method   string               `json:"method"`
+	Protocol string               `json:"protocol"`         // http or tls
+	Method   string               `json:"method,omitempty"` // of HTTP, as Target
 	Host     string               `json:"host"`
-	Target   string               `json:"target"`
+	Target   string               `json:"target,omitempty"`
 	Path     string               `json:"path,omitempty"` // as rules look at it
 	Allowed  bool                 `json:"allowed"`
 	Rule     int                  `json:"rule,omitempty"` // from 1
@@ -179,7 +190,7 @@ type gatewayExplainRule struct {
 }
 
 func (o *gatewayExplain) explain(d model.Domain, s model.Service, header http.Header, folder gateway.Folder, now time.Time) (gatewayExplainView, error) {
-	v := gatewayExplainView{Version: 1, Service: s.Name, Node: s.Nodes[0], Address: s.Address, Method: o.method, Host: o.host, Target: o.path}
+	v := gatewayExplainView{Version: 1, Service: s.Name, Node: s.Nodes[0], Address: s.Address, Protocol: s.Opaque.Protocol(), Method: o.method, Host: o.host, Target: o.path}
 	var shown []*x509.Certificate
 	if o.cert != "" {
 		var err error
@@ -238,7 +249,13 @@ func (v gatewayExplainView) table(w io.Writer) error {
 	if path == "" {
 		path = v.Target // nobody looked at it, or it is refused
 	}
-	fmt.Fprintf(&b, "request   %s %s%s\n", v.Method, v.Host, path)
+	what := "THE REQUEST"
+	if v.Method == "" {
+		what = "THE CONNECTION"
+		fmt.Fprintf(&b, "asks for  a connection to %s, whose bytes the gateway does not read\n", v.Host)
+	} else {
+		fmt.Fprintf(&b, "request   %s %s%s\n", v.Method, v.Host, path)
+	}
 	if v.Allowed {
 		fmt.Fprintf(&b, "decision  let in by rule %d, by chain %s: %s, out at %s\n", v.Rule, v.Chain, strings.Join(v.functions, ", "), v.egress)
 		fmt.Fprintf(&b, "read by   %s\n", strings.Join(v.Readers, ", "))
@@ -246,7 +263,7 @@ func (v gatewayExplainView) table(w io.Writer) error {
 		fmt.Fprintf(&b, "decision  refused (%s): %s\n", v.Reason, v.Why)
 	}
 	if len(v.Rules) > 0 {
-		t := planTable{head: []string{">RULE", "WHO", "CHAIN", "THE REQUEST"}}
+		t := planTable{head: []string{">RULE", "WHO", "CHAIN", what}}
 		for _, r := range v.Rules {
 			says := "matches"
 			switch header, is := strings.CutPrefix(r.Misses, "header "); {

@@ -198,3 +198,56 @@ func TestPlanChecksFilesOfServicesThatAreHere(t *testing.T) {
 		t.Errorf("exit code %d: %s", code, stderr)
 	}
 }
+
+// A service that is not HTTP is asked about by identity and host, and the plan says so.
+func TestExplainAndPlanOfAServiceThatIsNotHTTP(t *testing.T) {
+	folder, _ := clientFiles(t)
+	file := filepath.Join(folder, "domain.yaml")
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before, rest, ok := strings.Cut(string(text), "    rules:")
+	_, after, ok2 := strings.Cut(rest, "\n\n")
+	if !ok || !ok2 {
+		t.Fatal("the example has no rules before an empty line")
+	}
+	opaque := before + `    protocol: tls
+    alpn: [postgresql]
+    idle: 90m
+    rules:
+      - {who: "spiffe://staff.example/ops/*", chain: deep}
+      - {who: "spiffe://staff.example/a/*", chain: light}
+      - {who: "spiffe://staff.example/b/*", chain: scan}
+      - {who: "spiffe://staff.example/c/*", chain: inspect}
+
+` + after
+	if err := os.WriteFile(file, []byte(opaque), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	run := func(args ...string) (stdout, stderr string, code int) {
+		t.Helper()
+		var out, errs strings.Builder
+		code = Main(t.Context(), args, strings.NewReader(""), &out, &errs)
+		return out.String(), errs.String(), code
+	}
+	for _, test := range []struct {
+		args []string
+		code int
+		want []string
+	}{
+		{[]string{"gateway", "explain", "-f", file, "--cert", filepath.Join(folder, "alice.pem")}, command.ExitDone,
+			[]string{"asks for  a connection to shop.example.org", "let in by rule 1, by chain deep", "THE CONNECTION", "matches, and the rule decides"}},
+		{[]string{"gateway", "explain", "-f", file, "--cert", filepath.Join(folder, "bob.pem")}, command.ExitRefused, []string{"refused (rule-none)", "is of another identity"}},
+		{[]string{"gateway", "explain", "-f", file, "--cert", filepath.Join(folder, "alice.pem"), "--path", "/x"}, command.ExitUsage, []string{"protocol tls", "leave --path out"}},
+		{[]string{"plan", "-f", file}, command.ExitDone,
+			[]string{"its protocol is tls: bytes that the gateway does not read, of postgresql as both sides agree (ALPN); each connection takes one chain, and ends after 1h30m0s without a byte"}},
+	} {
+		stdout, stderr, code := run(test.args...)
+		for _, want := range test.want {
+			if code != test.code || !strings.Contains(stdout+stderr, want) {
+				t.Errorf("%q: exit code %d, want %d and %q:\n%s%s", test.args, code, test.code, want, stdout, stderr)
+			}
+		}
+	}
+}

@@ -22,6 +22,9 @@ type planServiceView struct {
 	Origin      netip.AddrPort        `json:"origin"`
 	OriginName  string                `json:"origin_name"`
 	Certificate string                `json:"certificate_file"`
+	Protocol    string                `json:"protocol"`       // http or tls
+	ALPN        []string              `json:"alpn,omitempty"` // with tls: protocols to agree on
+	Idle        string                `json:"idle,omitempty"` // with tls: a connection without a byte ends after it
 	Rules       []planServiceRuleView `json:"rules"`
 	Chains      []planOnwardView      `json:"chains"`
 	Clear       string                `json:"clear"` // where payload is
@@ -112,6 +115,10 @@ func newPlanServiceViews(node string, g *plan.Gateway, ends map[string]bool, pat
 		v := planServiceView{
 			Name: s.Name, Node: node, Address: s.Address, Hosts: s.Hosts, Clients: s.Clients,
 			Origin: s.Origin.Address, OriginName: s.Origin.Name, Certificate: s.Certificate,
+			Protocol: s.Opaque.Protocol(), ALPN: s.Opaque.ALPN,
+		}
+		if s.Opaque.On {
+			v.Idle = s.Opaque.Idle.String()
 		}
 		for _, c := range g.Clients {
 			if c.Name == s.Clients {
@@ -148,8 +155,22 @@ func services(b *strings.Builder, list []planServiceView) {
 	for _, v := range list {
 		fmt.Fprintf(b, "\nservice %s: %s at %s, gateway on %s\n", v.Name, strings.Join(v.Hosts, ", "), v.Address, v.Node)
 		fmt.Fprintf(b, "  clients are %s: their certificates have one name of kind %s, within %s\n", v.Clients, v.Kind, v.Within)
+		if v.Idle != "" {
+			agreed := ""
+			if len(v.ALPN) > 0 {
+				agreed = ", of " + strings.Join(v.ALPN, " or ") + " as both sides agree (ALPN)"
+			}
+			fmt.Fprintf(b, "  its protocol is tls: bytes that the gateway does not read%s; each connection takes one chain, and ends after %s without a byte\n", agreed, v.Idle)
+		}
 		t := planTable{head: []string{">RULE", "WHO", "HOSTS", "METHODS", "PATH", "HEADERS", "CHAIN"}}
+		if v.Idle != "" {
+			t.head = []string{">RULE", "WHO", "HOSTS", "CHAIN"}
+		}
 		for i, r := range v.Rules {
+			if v.Idle != "" {
+				t.add(i+1, r.Who, all(r.Hosts), r.Chain)
+				continue
+			}
 			path := r.Path
 			if path == "" {
 				path = "all"
@@ -160,7 +181,11 @@ func services(b *strings.Builder, list []planServiceView) {
 			}
 			t.add(i+1, r.Who, all(r.Hosts), all(r.Methods), path, all(headers), r.Chain)
 		}
-		t.add("", "else", "", "", "", "", "refused")
+		if v.Idle != "" {
+			t.add("", "else", "", "refused")
+		} else {
+			t.add("", "else", "", "", "", "", "refused")
+		}
 		t.write(b, "  ")
 		t = planTable{head: []string{"CHAIN", ">SOURCE PORTS", "SEALED FROM", "THROUGH", "TO"}}
 		for _, c := range v.Chains {

@@ -24,7 +24,8 @@ Why the gateway does not run is an error there.`
 	helpSessions = `The open sessions of the node's gateway: connections of clients that have shaken hands. ID is the
 number of the session in the audit log; numbers begin with 1 when the gateway's process starts.
 REQUESTS counts the requests that were let in, UNDER WAY those of them that have not ended,
-CHAINS are the chains that they have taken. "waystamp session end ID" ends a session.`
+CHAINS are the chains that they have taken. A connection to a service with protocol tls counts as
+one request. "waystamp session end ID" ends a session.`
 
 	helpRevoked = `The identities that "waystamp revoke identity" has revoked at the node's gateway, whatever their
 certificates say. Certificates on a list of revoked ones are not here.`
@@ -34,11 +35,11 @@ func readServices(ctx context.Context, c client) (reading, error) {
 	v, err := c.Services(ctx)
 	r := reading{
 		node: v.Node, output: v, error: v.Error,
-		header: []string{"SERVICE", "ADDRESS", "HOSTS", "CLIENTS", "ORIGIN", "RULES", "CHAINS", "SESSIONS"}, key: 1,
+		header: []string{"SERVICE", "ADDRESS", "HOSTS", "PROTOCOL", "CLIENTS", "ORIGIN", "RULES", "CHAINS", "SESSIONS"}, key: 1,
 	}
 	for _, s := range v.Services {
 		r.rows = append(r.rows, []any{
-			s.Name, s.Address, strings.Join(s.Hosts, ","), s.Clients, s.Origin, gauge(s.Rules), strings.Join(s.Chains, ","), gauge(s.Sessions),
+			s.Name, s.Address, strings.Join(s.Hosts, ","), s.Protocol, s.Clients, s.Origin, gauge(s.Rules), strings.Join(s.Chains, ","), gauge(s.Sessions),
 		})
 	}
 	for _, f := range v.Refused {

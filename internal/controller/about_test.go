@@ -212,9 +212,8 @@ func TestWhatAChainTakesOfAConnection(t *testing.T) {
 func TestAnAgentThatKnowsTooLittleIsNotSentItsPlan(t *testing.T) {
 	w := newWorld(t)
 	w.start()
-	for _, name := range []string{"r1", "r3"} {
-		w.join(name)
-	}
+	r1 := w.join("r1")
+	w.join("r3")
 	old := &fake{w: w, name: "r2", dir: t.TempDir(), knows: slices.DeleteFunc(plan.Features(), func(f string) bool { return f == "kind forward" })}
 	old.run(w.token("r2"))
 	w.apply(file)
@@ -236,8 +235,15 @@ func TestAnAgentThatKnowsTooLittleIsNotSentItsPlan(t *testing.T) {
 		t.Errorf("it knows all of its plan now: %v", nodeIn(s, "r2"))
 	}
 	// An agent that says nothing is older than what it could say.
-	if got, err := lacking(nil, plan.FirstFeatures); err != nil || got != nil {
+	content, err := plan.EncodeNode(r1.now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := lacking(content, plan.FirstFeatures); err != nil || len(got) != 0 {
 		t.Errorf("agents of before lack %v, %v", got, err)
+	}
+	if got, err := lacking(nil, plan.Features()); err != nil || got != nil { // nobody has to look
+		t.Errorf("agents of now lack %v, %v", got, err)
 	}
 }
 

@@ -38,7 +38,9 @@ type Record struct {
 	Rule   int    `json:"rule,omitempty"` // from 1
 	Chain  string `json:"chain,omitempty"`
 	Status int    `json:"status,omitempty"`
-	Bytes  int64  `json:"bytes,omitempty"` // of the answer's body
+	Bytes  int64  `json:"bytes,omitempty"` // of the answer's body, or to the client on a connection that is not HTTP
+	// Received are bytes from the client on a connection that is not HTTP.
+	Received int64 `json:"received,omitempty"`
 
 	Reason  Reason `json:"reason,omitempty"`
 	Text    string `json:"text,omitempty"`

@@ -13,6 +13,7 @@ import (
 	"context"
 
 	"github.com/waystamp/waystamp/internal/gateway/policy"
+	"github.com/waystamp/waystamp/internal/model"
 )
 
 // Dialer opens connections to origins. It alone knows how a chain is chosen. client is the client's
@@ -28,8 +29,8 @@ type Dialer interface {
 type Onward struct {
 	Identity, Chain, Service string
 	Client, Origin           netip.AddrPort
-	Sealed                   bool // as it was decided; a Dialer that cannot keep to it refuses
-	HTTP2                    bool // what the origin is spoken with
+	Sealed                   bool   // as it was decided; a Dialer that cannot keep to it refuses
+	Protocol                 string // that the origin is spoken with, as in internal/seal
 }
 
 // Config is what a gateway is made of.
@@ -53,6 +54,7 @@ type Service struct {
 	Clients     *Clients
 	Rules       policy.Rules
 	Origin      Origin
+	Opaque      model.Opaque // On: connections are carried, and no HTTP is read
 }
 
 // Origin is where requests go on to.

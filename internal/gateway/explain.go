@@ -40,9 +40,12 @@ func Explain(s model.Service, c model.Clients, files Files, q Question, now time
 	if err != nil {
 		return out, err
 	}
-	rules, err := policy.Compile(s.Rules, c.Kind, s.Hosts)
+	rules, err := policy.Compile(s, c.Kind)
 	if err != nil {
 		return out, fmt.Errorf("service %s: %w", s.Name, err)
+	}
+	if s.Opaque.On {
+		q.Method, q.Target = http.MethodGet, "/" // there is no request
 	}
 	target, err := url.ParseRequestURI(q.Target)
 	if err != nil || strings.ContainsFunc(q.Method, func(r rune) bool { return r <= ' ' || r > '~' }) {
@@ -61,6 +64,16 @@ func Explain(s model.Service, c model.Clients, files Files, q Question, now time
 	}
 	in := Service{Name: s.Name, Hosts: s.Hosts, Port: s.Address.Port(), Rules: rules}
 	host, _, _ := strings.Cut(strings.ToLower(q.Host), ":")
+	if s.Opaque.On {
+		asked := opaque(out.Identity, host)
+		for _, r := range rules {
+			out.Misses = append(out.Misses, r.Misses(asked))
+		}
+		if out.Rule, err = decideOpaque(rules, out.Identity, host); err != nil {
+			return refused(err)
+		}
+		return out, nil
+	}
 	asked, _, err := in.asked(out.Identity, host, &http.Request{Method: q.Method, Host: q.Host, URL: target, Header: q.Header})
 	if err != nil {
 		return refused(err)

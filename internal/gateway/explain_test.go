@@ -14,6 +14,34 @@ import (
 	"github.com/waystamp/waystamp/internal/model"
 )
 
+// Of a service that is not HTTP no request is asked about: who and host decide.
+func TestExplainSaysWhoIsCarried(t *testing.T) {
+	f := folder{t, t.TempDir()}
+	w := newWorld(t, nil)
+	f.certificates("staff.pem", w.staff.cert)
+	f.write("staff.crl", pem.EncodeToMemory(&pem.Block{Type: "X509 CRL", Bytes: w.staff.list(t, 2, nil)}), 0o644)
+	s := model.Service{Name: "db", Hosts: []string{"db.example.org", "db2.example.org"}, Opaque: model.Opaque{On: true, Idle: time.Hour}, Rules: []model.ServiceRule{
+		{Who: "spiffe://staff.example/ops/*", Hosts: []string{"db2.example.org"}, Chain: "deep"}, {Who: "spiffe://staff.example/ops/*", Chain: "light"},
+	}}
+	clients := model.Clients{Name: "staff", CA: "staff.pem", Kind: model.IdentitySPIFFE, Within: "staff.example", CRL: "staff.crl", OlderThan: time.Hour}
+	for _, test := range []struct {
+		path, host string
+		rule       int
+		misses     string
+	}{
+		{"/ops/alice", "db.example.org", 1, "host,"}, {"/ops/alice", "DB2.example.org:5432", 0, ","}, {"/eng/bob", "db.example.org", -1, "who,who"},
+	} {
+		c := w.staff.client(t, test.path)
+		x, err := Explain(s, clients, Folder(f.name), Question{Shown: []*x509.Certificate{c.Leaf}, Host: test.host}, time.Now())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if x.Rule != test.rule || strings.Join(x.Misses, ",") != test.misses || (x.Refusal != nil) != (test.rule < 0) || x.Refusal != nil && x.Refusal.Reason != RuleNone {
+			t.Errorf("%s at %s: %+v", test.path, test.host, x)
+		}
+	}
+}
+
 // What Explain says is what the gateway does, by its audit log.
 func TestExplainSaysWhatTheGatewayDoes(t *testing.T) {
 	f := folder{t, t.TempDir()}

@@ -157,7 +157,7 @@ func Load(files Files, clients []model.Clients, services []model.Service, now ti
 	}
 	var out []Service
 	for _, s := range services {
-		in := Service{Name: s.Name, Hosts: s.Hosts, Address: s.Address, Port: s.Address.Port(), Clients: groups[s.Clients]}
+		in := Service{Name: s.Name, Hosts: s.Hosts, Address: s.Address, Port: s.Address.Port(), Clients: groups[s.Clients], Opaque: s.Opaque}
 		var kind model.IdentityKind
 		for _, c := range clients {
 			if c.Name == s.Clients {
@@ -167,7 +167,7 @@ func Load(files Files, clients []model.Clients, services []model.Service, now ti
 		var cerr, oerr, rerr error
 		in.Certificate, cerr = loadCertificate(s, files, now)
 		in.Origin, oerr = loadOrigin(s, files)
-		if in.Rules, rerr = policy.Compile(s.Rules, kind, s.Hosts); rerr != nil {
+		if in.Rules, rerr = policy.Compile(s, kind); rerr != nil {
 			rerr = fmt.Errorf("service %s: %w", s.Name, rerr)
 		}
 		if _, ok := groups[s.Clients]; !ok {

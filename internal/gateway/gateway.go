@@ -1,8 +1,9 @@
 // Package gateway ends clients' mutual TLS at the edge of a domain: it decides who a client
 // is at each handshake, and for each request which rule of the service lets it in, and by
 // which chain it goes on. It writes HTTP anew on both sides, and all that it decides into an
-// audit log. It opens no connection to an origin itself: a Dialer does, which knows how
-// chains are chosen. It needs no privilege.
+// audit log. Of services that are not HTTP it carries whole connections. It opens no
+// connection to an origin itself: a Dialer does, which knows how chains are chosen. It needs
+// no privilege.
 package gateway
 
 import (
@@ -134,6 +135,9 @@ func (s *service) renew(clock func() time.Time) error {
 		return nil
 	}
 	s.tls = serverTLS(s.Certificate, clock)
+	if s.Opaque.On {
+		s.tls.NextProtos = s.Opaque.ALPN
+	}
 	s.tls.SetSessionTicketKeys(s.tickets)
 	return nil
 }
@@ -261,7 +265,9 @@ func (g *Gateway) Recheck() {
 	for _, s := range all {
 		if err := g.allowed(s, now); err != nil {
 			g.endSession(s, err)
+			continue
 		}
+		g.endIdle(s, now)
 	}
 }
 
@@ -270,6 +276,9 @@ func (g *Gateway) allowed(s *session, now time.Time) error {
 	in := g.service(s.service)
 	if in == nil || !slices.Contains(in.Hosts, s.host) {
 		return refuse(SNIUnknown, "the service is not there any more")
+	}
+	if in.Opaque.On != (s.carried != nil) {
+		return refuse(Handshake, "the service has another protocol now")
 	}
 	who, err := g.verify(in.Clients, s.shown, now)
 	if err != nil {

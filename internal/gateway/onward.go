@@ -10,6 +10,8 @@ import (
 	"net/netip"
 	"sync"
 	"time"
+
+	"github.com/waystamp/waystamp/internal/seal"
 )
 
 // onward keeps connections to origins. One that a client has opened serves that identity, address and chain alone.
@@ -105,8 +107,12 @@ func (o *onward) dial(ctx context.Context, key onwardKey) (net.Conn, error) {
 	}
 	ctx, stop := context.WithTimeout(ctx, routeDialTime)
 	defer stop()
+	protocol := seal.HTTP1
+	if key.http2 {
+		protocol = seal.HTTP2
+	}
 	return o.dialer.Dial(ctx, Onward{
-		Identity: key.identity, Chain: key.chain, Service: key.service, Client: d.session.client, Origin: key.origin, Sealed: key.sealed, HTTP2: key.http2,
+		Identity: key.identity, Chain: key.chain, Service: key.service, Client: d.session.client, Origin: key.origin, Sealed: key.sealed, Protocol: protocol,
 	})
 }
 

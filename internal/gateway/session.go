@@ -11,7 +11,10 @@ import (
 	"net/netip"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
+
+	"github.com/waystamp/waystamp/internal/model"
 )
 
 // session is a connection of a client that has shaken hands.
@@ -33,7 +36,10 @@ type session struct {
 	last     uint64
 	chains   map[string]bool // that requests have taken, chainsShown at most
 	over     bool
-	why      Reason // for which the gateway has ended it
+	why      Reason   // for which the gateway has ended it
+	onward   net.Conn // of a carried session, once it is open
+
+	carried *carried // nil: the session is of HTTP
 }
 
 func (s *session) underWay() []inFlight {
@@ -70,9 +76,29 @@ func (s *session) done(number uint64) {
 // conn is a client's connection, below TLS.
 type conn struct {
 	net.Conn
-	session *session // once it has shaken hands
-	closed  func()   // called once
+	session *session    // once it has shaken hands
+	closed  func()      // called once
+	whole   atomic.Bool // its end is to be announced by TLS
+	waits   atomic.Bool // deadlines for writing are not set
 	once    sync.Once
+}
+
+// NetConn is the connection below.
+func (c *conn) NetConn() net.Conn { return c.Conn }
+
+func (c *conn) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	if c.whole.Load() && errors.Is(err, io.EOF) {
+		err = errCut // crypto/tls takes the end of TCP between two records for an end
+	}
+	return n, err
+}
+
+func (c *conn) SetWriteDeadline(at time.Time) error {
+	if c.waits.Load() {
+		return nil
+	}
+	return c.Conn.SetWriteDeadline(at)
 }
 
 func (c *conn) Close() error {
@@ -146,7 +172,7 @@ func closeUnread(c net.Conn) {
 	io.CopyN(io.Discard, c, unreadBytes)
 }
 
-// take shakes hands, and hands the connection to the server of HTTP.
+// take shakes hands, and hands the connection to the server of HTTP, or carries it.
 func (g *Gateway) take(ctx context.Context, raw net.Conn) {
 	client := remote(raw)
 	about := Record{Client: client.String()}
@@ -176,6 +202,10 @@ func (g *Gateway) take(ctx context.Context, raw net.Conn) {
 		serial: fmt.Sprintf("%x", state.PeerCertificates[0].SerialNumber), client: client, conn: c, known: h.known,
 		since: g.config.Now(), resumed: state.DidResume, requests: map[uint64]inFlight{}, chains: map[string]bool{},
 	}
+	if h.opaque.On {
+		s.carried = &carried{idle: h.opaque.Idle}
+		s.carried.moved.Store(s.since.UnixNano())
+	}
 	about.Identity, about.Serial, about.Resumed = s.identity, s.serial, state.DidResume
 	c.session, c.closed = s, func() { g.forget(s) }
 	err = g.open(s, about)
@@ -188,6 +218,10 @@ func (g *Gateway) take(ctx context.Context, raw net.Conn) {
 	// What has changed since the handshake, before the session could be found, counts.
 	if err := g.allowed(s, g.config.Now()); err != nil {
 		g.endSession(s, err)
+		return
+	}
+	if s.carried != nil {
+		g.carry(ctx, s, secured)
 		return
 	}
 	select {
@@ -265,7 +299,11 @@ func (g *Gateway) endSession(s *session, why error) {
 		return
 	}
 	g.note(Record{Session: s.id, Service: s.service, Client: s.client.String(), Identity: s.identity, Serial: s.serial}, why)
-	s.conn.Close()
+	if s.carried != nil {
+		s.cut()
+	} else {
+		s.conn.Close()
+	}
 	g.onward.drop(s.service, s.identity)
 }
 
@@ -293,6 +331,7 @@ type handshake struct {
 	host     string
 	identity string
 	known    bool
+	opaque   model.Opaque
 	refusal  error
 }
 
@@ -316,13 +355,26 @@ func (h *handshake) settings(hello *tls.ClientHelloInfo) (*tls.Config, error) {
 		}
 		return &tls.Config{MinVersion: tls.VersionTLS13}, nil
 	}
-	h.service = s.Name
+	h.service, h.opaque = s.Name, s.Opaque
 	settings.VerifyConnection = func(state tls.ConnectionState) error {
 		h.identity, h.refusal = h.gateway.verify(s.Clients, state.PeerCertificates, h.gateway.config.Now())
 		h.known = s.Rules.Knows(h.identity)
+		if h.refusal == nil && s.Opaque.On {
+			h.refusal = s.admits(h.identity, h.host, state.NegotiatedProtocol)
+		}
 		return h.refusal
 	}
 	return settings, nil
+}
+
+// admits reports why a client of an opaque service is refused although its certificate is good: all that
+// rules look at is known with the handshake.
+func (s *Service) admits(identity, host, protocol string) error {
+	if len(s.Opaque.ALPN) > 0 && protocol == "" {
+		return refuse(Handshake, "the client offers none of the service's protocols (ALPN), %s", strings.Join(s.Opaque.ALPN, ", "))
+	}
+	_, err := decideOpaque(s.Rules, identity, host)
+	return err
 }
 
 // why is the reason for which a handshake has failed.

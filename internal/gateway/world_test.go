@@ -180,7 +180,7 @@ func (w *world) Sealed(string) bool { return false }
 
 func (w *world) rules(list ...model.ServiceRule) policy.Rules {
 	w.t.Helper()
-	r, err := policy.Compile(list, model.IdentitySPIFFE, []string{"shop.example.org", "www.example.org"})
+	r, err := policy.Compile(model.Service{Hosts: []string{"shop.example.org", "www.example.org"}, Rules: list}, model.IdentitySPIFFE)
 	if err != nil {
 		w.t.Fatal(err)
 	}

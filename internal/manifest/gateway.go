@@ -40,6 +40,9 @@ type service struct {
 	originCA    item[string]
 	originName  item[string]
 	rules       item[[]rule]
+	protocol    item[string]
+	alpn        item[[]item[string]]
+	idle        item[time.Duration]
 }
 
 // rule mirrors one of a service.
@@ -141,8 +144,65 @@ func readService(c cursor) service {
 			)
 		}},
 		field{"rules", true, list(&s.rules, readRule)},
+		field{"protocol", false, into(&s.protocol, readServiceProtocol)},
+		field{"alpn", false, list(&s.alpn, func(c cursor) item[string] {
+			return c.checked("name of a protocol, as ALPN has it", model.CheckALPN)
+		})},
+		field{"idle", false, into(&s.idle, func(c cursor) item[time.Duration] {
+			return c.duration(model.OpaqueIdleMin, model.OpaqueIdleMax)
+		})},
 	)
 	return s
+}
+
+// Protocols of services.
+const (
+	serviceHTTP = "http"
+	serviceTLS  = "tls"
+)
+
+func readServiceProtocol(c cursor) item[string] {
+	return c.checked("http or tls", func(s string) error {
+		if s != serviceHTTP && s != serviceTLS {
+			return errors.New("is not a protocol of services; expect http, whose requests the rules look at, or tls, for any other inside of TLS")
+		}
+		return nil
+	})
+}
+
+// opaque is how bytes of the service go on.
+func (s *service) opaque() model.Opaque {
+	if s.protocol.value != serviceTLS {
+		return model.Opaque{}
+	}
+	o := model.Opaque{On: true, ALPN: values(s.alpn.value), Idle: model.OpaqueIdle}
+	if s.idle.ok {
+		o.Idle = s.idle.value
+	}
+	return o
+}
+
+// checkOpaque holds that settings of connections are those of a service whose bytes are not read.
+func (c *checker) checkOpaque(s *service) {
+	if s.protocol.value != serviceTLS {
+		for _, f := range []struct {
+			name string
+			at   place
+		}{{"alpn", s.alpn.at}, {"idle", s.idle.at}} {
+			if f.at != (place{}) {
+				c.problemf(f.at, "%s is for services with protocol: tls; this one has HTTP", f.name)
+			}
+		}
+		return
+	}
+	if n := len(s.alpn.value); n > model.ALPNMax || s.alpn.ok && n == 0 {
+		c.problemf(s.alpn.at, "%d protocols; expect 1 to %d, or leave alpn out", n, model.ALPNMax)
+	}
+	for i, a := range s.alpn.value {
+		if a.ok && slices.ContainsFunc(s.alpn.value[:i], func(b item[string]) bool { return b.value == a.value }) {
+			c.problemf(a.at, "%q is given twice", a.value)
+		}
+	}
 }
 
 func readRule(c cursor) rule {
@@ -283,6 +343,7 @@ func (c *checker) checkService(s *service) {
 	if s.address.ok && s.origin.ok && s.address.value.Addr().Is4() != s.origin.value.Addr().Is4() {
 		c.problemf(s.origin.at, "%s is of another version of IP than %s, where clients connect to, and the origin sees the client's address; give both of one version", s.origin.value, s.address.value)
 	}
+	c.checkOpaque(s)
 	cl := resolve(c.reader, s.clients, c.clients, "clients entry")
 	c.checkServiceRules(s, cl)
 }
@@ -313,7 +374,7 @@ func (c *checker) checkServiceRules(s *service, cl *clients) {
 		if !known || !r.whole {
 			continue
 		}
-		more, err := rules.Append(r.model(), kind, values(s.hosts.value))
+		more, err := rules.Append(r.model(), model.Service{Hosts: values(s.hosts.value), Opaque: s.opaque()}, kind)
 		if hidden, ok := errors.AsType[*policy.HiddenError](err); ok {
 			c.problemf(r.at, "no request reaches this rule: the one in line %d takes them all before; put this one in front of it, or remove it", lines[hidden.By])
 			continue
@@ -472,6 +533,7 @@ func (f *file) gatewayModels(name string) (cl []model.Clients, services []model.
 			Name: s.name.value, Hosts: values(s.hosts.value), Nodes: values(s.nodes.value), Address: s.address.value,
 			Certificate: s.certificate.value, Key: s.key.value, Clients: s.clients.value,
 			Origin: model.Origin{Address: s.origin.value, CA: s.originCA.value, Name: s.originName.value, CAAt: s.originCA.at.source(name)},
+			Opaque: s.opaque(),
 			At:     s.at.source(name), CertificateAt: s.certificate.at.source(name), KeyAt: s.key.at.source(name),
 		}
 		for i := range s.rules.value {

@@ -397,6 +397,10 @@ func Descriptions() map[string]Description {
 		"services[].origin":      {"", "The server that receives the requests; see [origin](#services-origin)."},
 		"services[].rules":       {"", "The requests that the gateway accepts, and their chains; see [rules](#services-rules). At most " + strconv.Itoa(model.ServiceRulesMax) + "."},
 
+		"services[].protocol": {"http", "What clients and the origin speak inside of TLS: `http`, HTTP/1.1 and HTTP/2, or `tls`, anything else. With `tls` the gateway does not read the bytes; it carries each connection by the chain of the first rule that matches, and rules have no `methods`, `path` or `headers`."},
+		"services[].alpn":     {" none", "Of a service with `protocol: tls`: names of protocols (ALPN, RFC 7301). A client has to offer one of them, and the origin has to accept the same one. Without, neither is asked. At most " + strconv.Itoa(model.ALPNMax) + "."},
+		"services[].idle":     {" 1h, with `protocol: tls`", "Of a service with `protocol: tls`: the time after which the gateway ends a connection without a byte in either direction."},
+
 		"services[].gateway.nodes":   {"", "The node of the gateway: exactly one. It is the ingress of all chains in the rules."},
 		"services[].gateway.address": {"", "The address and port to which clients connect. The gateway receives their packets on `edge` interfaces of its node."},
 		"services[].gateway.mode":    {"transparent", "`transparent`: the address belongs to the service, and no interface of the node has it."},

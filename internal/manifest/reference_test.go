@@ -168,6 +168,7 @@ services:
     clients: staff
     origin: {address: "[2001:db8:1::2]:443", tls: {ca: origin.pem, name: shop.internal}}
     rules: [{who: "**", chain: light}]
+    #services[].protocol
 lab:
   #lab.mtu
   #lab.routing

@@ -4,6 +4,7 @@ import (
 	"encoding"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 )
@@ -46,6 +47,7 @@ type Service struct {
 	Clients     string
 	Origin      Origin
 	Rules       []ServiceRule
+	Opaque      Opaque
 
 	At, CertificateAt, KeyAt Source
 }
@@ -56,6 +58,64 @@ type Origin struct {
 	CA      string // a file; "": plain
 	Name    string // that the origin's certificate is for
 	CAAt    Source
+}
+
+// Opaque is how bytes of a service go on that are not HTTP. The zero value is of a service of HTTP.
+type Opaque struct {
+	On   bool
+	ALPN []string      // protocols, of which clients and origin have to agree on one; none: they are not asked
+	Idle time.Duration // after which a connection without a byte ends
+}
+
+// Protocol is the service's, as the domain file names it.
+func (o Opaque) Protocol() string {
+	if o.On {
+		return "tls"
+	}
+	return "http"
+}
+
+// Bounds of opaque connections.
+const (
+	OpaqueIdle    = time.Hour // unless the file says so
+	OpaqueIdleMin = time.Second
+	OpaqueIdleMax = 7 * 24 * time.Hour
+	ALPNMax       = 8 // names of a service
+)
+
+// CheckALPN holds the rule for names of protocols (RFC 7301). Those of HTTP are not opaque.
+func CheckALPN(s string) error {
+	const most = 64
+	switch {
+	case s == "" || len(s) > most || strings.ContainsFunc(s, func(c rune) bool { return c <= ' ' || c > '~' }):
+		return fmt.Errorf("is not the name of a protocol as ALPN has it, such as postgresql, of at most %d characters", most)
+	case s == "h2" || s == "h3" || strings.HasPrefix(s, "http/"):
+		return fmt.Errorf("is HTTP, whose requests the gateway decides about; leave protocol out, or name another one")
+	}
+	return nil
+}
+
+// Check holds what settings must keep by themselves.
+func (o Opaque) Check() error {
+	switch {
+	case !o.On && (len(o.ALPN) > 0 || o.Idle != 0):
+		return fmt.Errorf("alpn and idle are of services with protocol tls")
+	case !o.On:
+		return nil
+	case o.Idle < OpaqueIdleMin || o.Idle > OpaqueIdleMax:
+		return fmt.Errorf("idle %s is not from %s to %s", o.Idle, OpaqueIdleMin, OpaqueIdleMax)
+	case len(o.ALPN) > ALPNMax:
+		return fmt.Errorf("alpn has %d names; expect at most %d", len(o.ALPN), ALPNMax)
+	}
+	for i, name := range o.ALPN {
+		if err := CheckALPN(name); err != nil {
+			return fmt.Errorf("alpn: %q %w", name, err)
+		}
+		if slices.Contains(o.ALPN[:i], name) {
+			return fmt.Errorf("alpn: %q is given twice", name)
+		}
+	}
+	return nil
 }
 
 // Plain reports whether connections to the origin are without TLS.

@@ -251,6 +251,9 @@ func (s Service) Check() error {
 			return fmt.Errorf("%s: %q %w", what, name, err)
 		}
 	}
+	if err := s.Opaque.Check(); err != nil {
+		return fmt.Errorf("protocol: %w", err)
+	}
 	if err := CheckHost(s.Origin.Name); err != nil {
 		return fmt.Errorf("origin: name %q %w", s.Origin.Name, err)
 	}

@@ -11,6 +11,7 @@ import (
 const (
 	featureSeal    = "seal"
 	featureGateway = "gateway"
+	featureOpaque  = "gateway protocol tls" // services that are not HTTP
 )
 
 // FirstFeatures are those of agents that do not say which they have: they are older than the list. It never
@@ -29,7 +30,7 @@ func Features() []string {
 	all = named[model.Scheme](all, "scheme ")
 	all = named[model.EncapsulationType](all, "encapsulation ")
 	all = named[model.SIDs](all, "sids ")
-	return append(all, featureSeal, featureGateway)
+	return append(all, featureSeal, featureGateway, featureOpaque)
 }
 
 // named adds the names of all values of an enumeration.
@@ -60,6 +61,11 @@ func (n Node) Features() []string {
 		switch {
 		case p.Gateway != nil:
 			seen[featureGateway] = true
+			for _, s := range p.Gateway.Services {
+				if s.Opaque.On {
+					seen[featureOpaque] = true
+				}
+			}
 		case p.Stream != nil:
 			seen["kind "+model.KindStream.String()] = true
 		case p.Netfilter != nil:

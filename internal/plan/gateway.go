@@ -189,7 +189,7 @@ func (g *Gateway) check() error {
 		if !ok {
 			return fmt.Errorf("service %s: there are no clients %q", s.Name, s.Clients)
 		}
-		if _, err := policy.Compile(s.Rules, kind, s.Hosts); err != nil {
+		if _, err := policy.Compile(s, kind); err != nil {
 			return fmt.Errorf("service %s: %w", s.Name, err)
 		}
 		for _, r := range s.Rules {
@@ -265,6 +265,12 @@ type serviceFile struct {
 	Clients     string            `json:"clients"`
 	Origin      originFile        `json:"origin"`
 	Rules       []serviceRuleFile `json:"rules"`
+	Opaque      *opaqueFile       `json:"opaque,omitempty"` // none: HTTP
+}
+
+type opaqueFile struct {
+	ALPN []string     `json:"alpn,omitempty"`
+	Idle durationFile `json:"idle"`
 }
 
 type originFile struct {
@@ -308,6 +314,9 @@ func gatewayToFile(g *Gateway) *gatewayFile {
 			Name: s.Name, Hosts: s.Hosts, Node: s.Nodes[0], Address: s.Address, Certificate: s.Certificate, Key: s.Key, Clients: s.Clients,
 			Origin: originFile{s.Origin.Address, s.Origin.CA, s.Origin.Name},
 		}
+		if s.Opaque.On {
+			sf.Opaque = &opaqueFile{s.Opaque.ALPN, durationFile(s.Opaque.Idle)}
+		}
 		for _, r := range s.Rules {
 			rf := serviceRuleFile{Who: r.Who, Hosts: r.Hosts, Methods: r.Methods, Path: r.Path, Chain: r.Chain}
 			for _, h := range r.Headers {
@@ -337,6 +346,9 @@ func (f *gatewayFile) gateway() *Gateway {
 		ms := model.Service{
 			Name: s.Name, Hosts: s.Hosts, Nodes: []string{s.Node}, Address: s.Address, Certificate: s.Certificate, Key: s.Key, Clients: s.Clients,
 			Origin: model.Origin{Address: s.Origin.Address, CA: s.Origin.CA, Name: s.Origin.Name},
+		}
+		if s.Opaque != nil {
+			ms.Opaque = model.Opaque{On: true, ALPN: s.Opaque.ALPN, Idle: time.Duration(s.Opaque.Idle)}
 		}
 		for _, r := range s.Rules {
 			mr := model.ServiceRule{Who: r.Who, Hosts: r.Hosts, Methods: r.Methods, Path: r.Path, Chain: r.Chain}

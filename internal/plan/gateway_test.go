@@ -3,6 +3,7 @@ package plan
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -201,6 +202,11 @@ func TestServicesThatDoNotHoldAreRefused(t *testing.T) {
 			d.Chains[0].Functions[0] = "gateway"
 			d.Chains[1].Functions = []string{"gateway"}
 		}, "stands for gateways"},
+		"no protocol of HTTP's own": {func(d *model.Domain) {
+			d.Services[0].Opaque = model.Opaque{On: true, Idle: time.Hour, ALPN: []string{"http/1.1"}}
+		}, "alpn: \"http/1.1\" is HTTP"},
+		"no request to look at":    {func(d *model.Domain) { d.Services[0].Opaque = model.Opaque{On: true, Idle: time.Hour} }, "methods: the service's protocol is tls"},
+		"settings of others":       {func(d *model.Domain) { d.Services[0].Opaque.Idle = time.Hour }, "alpn and idle are of"},
 		"plain origin":             {func(d *model.Domain) { d.Services[0].Origin.CA = "" }, "origin: ca"},
 		"key elsewhere":            {func(d *model.Domain) { d.Services[0].Key = "../shop.key" }, "lead elsewhere"},
 		"no clients":               {func(d *model.Domain) { d.Services[0].Clients = "guests" }, "no clients"},
@@ -302,5 +308,26 @@ func TestAGatewaysRulesChangeWithItsHeadends(t *testing.T) {
 	}
 	if n := len(steps.Turn[0].Gateway().Chains); n != 3 {
 		t.Errorf("in the second step the gateway knows %d chains; want 3", n)
+	}
+}
+
+// A service whose protocol is not HTTP goes to the plan and back, and asks for an agent that knows such services.
+func TestAnOpaqueServiceIsInThePlan(t *testing.T) {
+	d := serving()
+	d.Services[0].Opaque = model.Opaque{On: true, ALPN: []string{"imap", "postgresql"}, Idle: 90 * time.Second}
+	d.Services[0].Rules = []model.ServiceRule{{Who: "spiffe://staff.example/ops/*", Chain: "light"}, {Who: "**", Chain: "web"}}
+	r1 := compile(t, d, NewKeyring(random(1), nil)).Nodes[0]
+	again, err := DecodeNode(unchecked(t, r1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(d.Services, again.Gateway().Services, equal); diff != "" {
+		t.Errorf("services (-file +plan):\n%s", diff)
+	}
+	if !slices.Contains(again.Features(), featureOpaque) || slices.Contains(FirstFeatures, featureOpaque) {
+		t.Errorf("the plan asks for %q", again.Features())
+	}
+	if f := compile(t, serving(), NewKeyring(random(1), nil)).Nodes[0].Features(); slices.Contains(f, featureOpaque) {
+		t.Errorf("a plan of HTTP alone asks for %q", f)
 	}
 }

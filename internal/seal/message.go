@@ -22,7 +22,7 @@ type Hello struct {
 	Path     uint32 `json:"path"`     // of the part
 	Epoch    uint32 `json:"epoch"`    // whose key it has shown
 	Service  string `json:"service"`  // whose origin the bytes are for
-	Protocol string `json:"protocol"` // HTTP1 or HTTP2, of the bytes
+	Protocol string `json:"protocol"` // HTTP1, HTTP2 or Opaque, of the bytes
 }
 
 // Answer is the first that the other end says.

@@ -7,8 +7,10 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"errors"
 	"io"
 	"math/big"
+	"strings"
 	"testing"
 	"time"
 )
@@ -75,6 +77,10 @@ func TestOriginIsVerified(t *testing.T) {
 		"it speaks HTTP/2":                  {shown: good, speaks: []string{HTTP2, HTTP1}, protocol: HTTP2},
 		"it names no protocol":              {shown: good, protocol: HTTP1},
 		"it names none for HTTP/2":          {shown: good, protocol: HTTP2, failure: FailureProtocol},
+		"bytes of an unknown kind":          {shown: good, speaks: []string{HTTP1}, protocol: Opaque},
+		"of a kind that it knows":           {shown: good, speaks: []string{"imap"}, protocol: Opaque + "/imap"},
+		"of a kind that it does not know":   {shown: good, protocol: Opaque + "/imap", failure: FailureProtocol},
+		"of another kind":                   {shown: good, speaks: []string{"smtp"}, protocol: Opaque + "/imap", failure: FailureTLS},
 		"another name":                      {shown: a.server("other.internal", soon), protocol: HTTP1, failure: FailureCertificate},
 		"another authority":                 {shown: stranger.server("shop.internal", soon), protocol: HTTP1, failure: FailureCertificate},
 		"a certificate that is out of date": {shown: a.server("shop.internal", time.Now().Add(-time.Second)), protocol: HTTP1, failure: FailureCertificate},
@@ -111,6 +117,11 @@ func TestOriginIsVerified(t *testing.T) {
 				t.Errorf("%q came back: %v", got, err)
 			}
 		})
+	}
+	for _, protocol := range []string{"", "h3", "opaque/", "opaquer", "opaque/" + strings.Repeat("x", 256)} {
+		if _, err := Origin(t.Context(), nil, a.roots, "shop.internal", protocol); !errors.Is(err, ErrMismatch) {
+			t.Errorf("protocol %.20q: %v; want ErrMismatch", protocol, err)
+		}
 	}
 	if _, err := Origin(t.Context(), nil, nil, "shop.internal", HTTP1); err == nil {
 		t.Error("an origin without an authority is taken")

@@ -199,6 +199,9 @@ type transport struct {
 	waits atomic.Bool // deadlines for writing are not set
 }
 
+// NetConn is the connection below.
+func (t *transport) NetConn() net.Conn { return t.Conn }
+
 func (t *transport) SetWriteDeadline(at time.Time) error {
 	if t.waits.Load() {
 		return nil

@@ -174,6 +174,11 @@ func newShop(t *testing.T, address string) *shop {
 }
 
 func newShopOf(t *testing.T, domain, address string) *shop {
+	return newShopWith(t, domain, address, func(*shop) {})
+}
+
+// newShopWith calls files before the lab begins, to make more of them.
+func newShopWith(t *testing.T, domain, address string, files func(*shop)) *shop {
 	s := &shop{folder: newDir(t), at: netip.MustParseAddrPort(address)}
 	s.staff, s.web = newAuthority(t, s.folder, "staff"), newAuthority(t, s.folder, "web")
 	s.staff.revoke("staff.crl", 1)
@@ -181,6 +186,7 @@ func newShopOf(t *testing.T, domain, address string) *shop {
 	s.staff.client("olga.pem", "/ops/olga")
 	s.web.server("shop.pem", "shop.key", "shop.example.org")
 	inside := s.web.server("inside.pem", "inside.key", "shop.internal")
+	files(s)
 	m := parse(t, domain)
 	s.world = buildFrom(t, m, func(c *lab.Config) { c.Files = s.folder })
 	var l net.Listener

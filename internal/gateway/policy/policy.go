@@ -17,7 +17,7 @@ import (
 type Request struct {
 	Identity string // as the clients' kind of identity writes it
 	Host     string // lower case, without a port
-	Method   string
+	Method   string // "": no request of HTTP, as Path
 	Path     string // as Clean gave it
 	// Header gives all values of a header. It gives none of one that does not go on, or is there under a second name that some read alike.
 	Header func(name string) []string
@@ -41,11 +41,11 @@ type header struct{ name, value string }
 // Chain is the chain that requests of the rule take.
 func (r Rule) Chain() string { return r.chain }
 
-// Compile checks the rules of a service with these hosts.
-func Compile(list []model.ServiceRule, kind model.IdentityKind, hosts []string) (Rules, error) {
+// Compile checks the rules of a service, whose clients' identities are of a kind.
+func Compile(s model.Service, kind model.IdentityKind) (Rules, error) {
 	rules := Rules{}
-	for i, r := range list {
-		more, err := rules.Append(r, kind, hosts)
+	for i, r := range s.Rules {
+		more, err := rules.Append(r, s, kind)
 		if hidden, ok := errors.AsType[*HiddenError](err); ok {
 			return nil, fmt.Errorf("rule %d is never reached: rule %d takes all its requests before; put it in front, or remove it", i+1, hidden.By+1)
 		}
@@ -62,10 +62,10 @@ type HiddenError struct{ By int } // its index
 
 func (e *HiddenError) Error() string { return fmt.Sprintf("hidden by rule %d", e.By+1) }
 
-// Append checks one rule more of a service with these hosts, and puts it behind the others. The
-// error is a HiddenError if no request reaches it.
-func (rs Rules) Append(r model.ServiceRule, kind model.IdentityKind, hosts []string) (Rules, error) {
-	c, err := compile(r, kind, hosts)
+// Append checks one rule more of a service, and puts it behind the others; the service's own Rules
+// are not looked at. The error is a HiddenError if no request reaches it.
+func (rs Rules) Append(r model.ServiceRule, s model.Service, kind model.IdentityKind) (Rules, error) {
+	c, err := compile(r, s, kind)
 	if err != nil {
 		return rs, err
 	}
@@ -75,7 +75,7 @@ func (rs Rules) Append(r model.ServiceRule, kind model.IdentityKind, hosts []str
 	return append(rs, c), nil
 }
 
-func compile(r model.ServiceRule, kind model.IdentityKind, hosts []string) (c Rule, err error) {
+func compile(r model.ServiceRule, s model.Service, kind model.IdentityKind) (c Rule, err error) {
 	if c.who, err = whoPattern(r.Who, kind); err != nil {
 		return c, err
 	}
@@ -83,11 +83,16 @@ func compile(r model.ServiceRule, kind model.IdentityKind, hosts []string) (c Ru
 	if path == "" {
 		path = "/**"
 	}
-	if c.path, err = pathPattern(path); err != nil {
+	if s.Opaque.On {
+		if what := ofRequests(r); what != "" {
+			return c, fmt.Errorf("%s: the service's protocol is tls, whose bytes the gateway does not read; rules of it have who, hosts and chain alone", what)
+		}
+		c.path = pattern{"/", []string{"**"}}
+	} else if c.path, err = pathPattern(path); err != nil {
 		return c, err
 	}
 	for _, h := range r.Hosts {
-		if !slices.Contains(hosts, h) {
+		if !slices.Contains(s.Hosts, h) {
 			return c, fmt.Errorf("host %q is not one of the service", h)
 		}
 	}
@@ -109,6 +114,19 @@ func compile(r model.ServiceRule, kind model.IdentityKind, hosts []string) (c Ru
 	}
 	c.chain = r.Chain
 	return c, nil
+}
+
+// ofRequests is the first setting of a rule that looks at requests of HTTP; "": there is none.
+func ofRequests(r model.ServiceRule) string {
+	switch {
+	case len(r.Methods) > 0:
+		return "methods"
+	case r.Path != "":
+		return "path"
+	case len(r.Headers) > 0:
+		return "headers"
+	}
+	return ""
 }
 
 // CheckMethod holds the rule for methods of rules. CONNECT and TRACE are answered by the

@@ -80,11 +80,11 @@ func TestPatternsMatchWholeSegments(t *testing.T) {
 }
 
 func TestTheFirstRuleThatMatchesDecides(t *testing.T) {
-	rules, err := Compile([]model.ServiceRule{
+	rules, err := Compile(model.Service{Hosts: []string{"a.example.org", "b.example.org"}, Rules: []model.ServiceRule{
 		{Who: "*@example.org", Methods: []string{"GET"}, Path: "/status", Chain: "light"},
 		{Who: "root@example.org", Hosts: []string{"a.example.org"}, Headers: []model.ServiceHeader{{Name: "X-Env", Value: "test"}}, Chain: "test"},
 		{Who: "root@example.org", Path: "/admin/*/log", Chain: "deep"},
-	}, model.IdentityEmail, []string{"a.example.org", "b.example.org"})
+	}}, model.IdentityEmail)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -133,7 +133,7 @@ func TestRulesThatMeanNothingAreRefused(t *testing.T) {
 		"not a name of a header":          {rule(func(r *model.ServiceRule) { r.Headers = []model.ServiceHeader{{Name: "a b"}} })},
 		"rule 2 is never reached: rule 1": {rule(func(r *model.ServiceRule) { r.Who = "spiffe://s.example/*" }), rule(func(r *model.ServiceRule) { r.Path = "/x" })},
 	} {
-		if _, err := Compile(list, model.IdentitySPIFFE, []string{"a.example.org"}); err == nil || !strings.Contains(err.Error(), says) {
+		if _, err := Compile(model.Service{Hosts: []string{"a.example.org"}, Rules: list}, model.IdentitySPIFFE); err == nil || !strings.Contains(err.Error(), says) {
 			t.Errorf("%v; want %q", err, says)
 		}
 	}
@@ -148,7 +148,7 @@ func TestAHiddenRuleIsNeverReached(t *testing.T) {
 	for _, w := range whos {
 		for _, p := range paths {
 			for _, m := range methods {
-				r, err := compile(model.ServiceRule{Who: w, Path: p, Methods: m}, model.IdentitySPIFFE, nil)
+				r, err := compile(model.ServiceRule{Who: w, Path: p, Methods: m}, model.Service{}, model.IdentitySPIFFE)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -182,5 +182,45 @@ func TestAHiddenRuleIsNeverReached(t *testing.T) {
 	}
 	if hidden < len(all) {
 		t.Errorf("%d of %d pairs are hidden; each hides itself at least", hidden, len(all)*len(all))
+	}
+}
+
+// A rule of a service whose bytes are not read looks at who and host alone, and takes all else.
+func TestRulesOfOpaqueServicesLookAtNoRequests(t *testing.T) {
+	s := model.Service{Hosts: []string{"db.example.org", "other.example.org"}, Opaque: model.Opaque{On: true}}
+	for what, r := range map[string]model.ServiceRule{
+		"methods": {Methods: []string{"GET"}},
+		"path":    {Path: "/**"},
+		"headers": {Headers: []model.ServiceHeader{{Name: "X-Env", Value: "a"}}},
+	} {
+		r.Who, r.Chain = "**", "light"
+		s.Rules = []model.ServiceRule{r}
+		if _, err := Compile(s, model.IdentitySPIFFE); err == nil || !strings.Contains(err.Error(), "rule 1: "+what+": ") {
+			t.Errorf("a rule with %s is refused with %v", what, err)
+		}
+	}
+	s.Rules = []model.ServiceRule{
+		{Who: "spiffe://staff.example/ops/*", Hosts: []string{"db.example.org"}, Chain: "light"},
+		{Who: "spiffe://staff.example/ops/*", Chain: "deep"},
+	}
+	rules, err := Compile(s, model.IdentitySPIFFE)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, test := range []struct {
+		who, host string
+		want      int
+	}{
+		{"spiffe://staff.example/ops/a", "db.example.org", 0},
+		{"spiffe://staff.example/ops/a", "other.example.org", 1},
+		{"spiffe://staff.example/eng/a", "db.example.org", -1},
+	} {
+		if got := rules.Decide(Request{Identity: test.who, Host: test.host}); got != test.want {
+			t.Errorf("%s to %s is decided by rule %d; want %d", test.who, test.host, got, test.want)
+		}
+	}
+	s.Rules[0].Hosts = nil
+	if _, err := Compile(s, model.IdentitySPIFFE); err == nil || !strings.Contains(err.Error(), "never reached") {
+		t.Errorf("a rule behind one that takes all is refused with %v", err)
 	}
 }

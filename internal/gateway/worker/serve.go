@@ -307,11 +307,7 @@ func (w *worker) seal(ctx context.Context, under net.Conn, part *seal.Part, to g
 	if part == nil {
 		return nil, fmt.Errorf("chain %s is sealed, and there is no key for it", to.Chain)
 	}
-	protocol := seal.HTTP1
-	if to.HTTP2 {
-		protocol = seal.HTTP2
-	}
-	conn, err := part.Dial(ctx, under, to.Service, protocol)
+	conn, err := part.Dial(ctx, under, to.Service, to.Protocol)
 	if err != nil {
 		return nil, err
 	}
