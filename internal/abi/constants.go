@@ -66,6 +66,10 @@ const (
 	WindowMin   = 64
 	WindowMax   = 65536
 
+	// ws_traces: the traces of paths whose headend this node is. The headend sets
+	// the O-flag in the next packets of the path; see ws_traced.
+	Traces = 8
+
 	// ws_numbers: slabs of WS_NUMBER_SLOTS slots each; the slots are numbered
 	// across slabs. Each path and epoch whose headend this node is has a slot. A
 	// slab consists of rows, each with a ws_number for every slot: the first row
@@ -185,4 +189,8 @@ const (
 	// The function has acknowledged the server's packets; a client of a gateway:
 	// the gateway has sent payload.
 	ConnAnswered = 8
+
+	// Events of traced packets per CPU and second. A packet may visit 16
+	// positions.
+	TracedPerSecond = 256
 )

@@ -145,9 +145,16 @@ type Headend struct {
 	Mss      uint16
 	Own      uint8
 	Form     uint8
-	Pad      [6]uint8
+	Trace    uint8
+	Pad      [5]uint8
 	Share    Share
 	Outer    [328]uint8
+}
+
+// Trace is struct ws_trace.
+type Trace struct {
+	_    structs.HostLayout
+	Left int64
 }
 
 // PathMTU is struct ws_path_mtu. ws_path_mtus: the MTU that a node on the way
@@ -500,4 +507,33 @@ type Event struct {
 	Reported   uint8
 	File       uint8
 	Data       [448]uint8
+}
+
+// Tracing is struct ws_tracing. ws_tracing[0]: per CPU, the limit of these
+// events.
+type Tracing struct {
+	_          structs.HostLayout
+	WindowNs   uint64
+	Sent       uint32
+	Suppressed uint32
+}
+
+// Traced is struct ws_traced. A record in the ring buffer ws_traced: a packet
+// with the O-flag (RFC 9259 2.1) at a position of its path.
+type Traced struct {
+	_          structs.HostLayout
+	TimeNs     uint64
+	Number     uint64
+	Before     uint64
+	After      uint64
+	Path       uint32
+	Ifindex    uint32
+	Len        uint32
+	Suppressed uint32
+	Epoch      uint8
+	Scheme     uint8
+	Position   uint8
+	Verified   uint8
+	Hook       uint8
+	Pad        [3]uint8
 }

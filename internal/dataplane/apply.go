@@ -72,6 +72,7 @@ func (d *Dataplane) applyLocked(n plan.Node, t topology, lenient bool) error {
 	}
 	d.node, d.topology = &n, t
 	d.events.label(n.Name, t.bindings)
+	d.traced.label(n.Name, t.bindings)
 	d.problems = slices.Concat(t.missing, t.withheld, problems, d.checkPositions(t.bindings))
 	for _, err := range []error{notSaved, notPinned} {
 		if err != nil {
@@ -305,7 +306,7 @@ func (d *Dataplane) applyAnew(n plan.Node, cfg abi.Config, t *topology, left *le
 	if err := d.attach(g, t.bindings, &u, left); err != nil {
 		return nil, err
 	}
-	if err := d.events.use(g.maps[tables.MapEvents]); err != nil {
+	if err := d.useRings(g); err != nil {
 		return nil, err
 	}
 

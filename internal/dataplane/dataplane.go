@@ -148,6 +148,8 @@ type Dataplane struct {
 	clsact   bool       // programs at TC are held by filters; see noTCX
 	local    []netip.Addr
 	events   *eventSource
+	traced   *eventSource
+	tracing  tracing
 	problems []error
 	withheld map[string]error // functions that get no packets; see Withhold
 	back     []string         // pins that were put back; see KeepPins
@@ -177,7 +179,7 @@ func Open(cfg Config) (_ *Dataplane, err error) {
 	if err := ensurePinDir(cfg.PinDir); err != nil {
 		return nil, err
 	}
-	d := &Dataplane{cfg: cfg, dir: instanceDir(cfg.PinDir, cfg.Instance), events: newEventSource(), paces: map[tables.CounterKey]pace{}}
+	d := &Dataplane{cfg: cfg, dir: instanceDir(cfg.PinDir, cfg.Instance), events: newEventSource(tables.MapEvents), traced: newEventSource(tables.MapTraced), paces: map[tables.CounterKey]pace{}}
 	if d.lock, err = lockInstance(d.dir, true); err != nil {
 		return nil, err
 	}
@@ -206,7 +208,7 @@ func Open(cfg Config) (_ *Dataplane, err error) {
 		return nil, err
 	}
 	if d.gen != nil {
-		if err := d.events.use(d.gen.maps[tables.MapEvents]); err != nil {
+		if err := d.useRings(d.gen); err != nil {
 			return nil, err
 		}
 	}
@@ -219,7 +221,7 @@ func (d *Dataplane) Close() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	var errs []error
-	errs = append(errs, d.events.close(), d.letGo())
+	errs = append(errs, d.events.close(), d.traced.close(), d.letGo())
 	for _, l := range d.links {
 		errs = append(errs, l.close())
 	}
@@ -263,6 +265,7 @@ func (d *Dataplane) Apply(n plan.Node) error {
 	if err := t.whole(); err != nil {
 		return err
 	}
+	defer d.keepTraces()
 	if done, err := d.applyPartLocked(n, t); done || err != nil {
 		return err
 	}
@@ -292,6 +295,7 @@ func (d *Dataplane) Reconcile() error {
 	if d.node == nil {
 		return errors.New("reconcile: no plan is in force")
 	}
+	defer d.keepTraces()
 	if err := d.reconcileLocked(); err != nil {
 		return err
 	}
@@ -324,6 +328,7 @@ func (d *Dataplane) SetLocal(addrs []netip.Addr) error {
 	if d.gen == nil || d.node == nil {
 		return nil
 	}
+	defer d.keepTraces()
 	err := d.updateMapsLocked(*d.node)
 	if errors.Is(err, tables.ErrCapacity) {
 		err = d.reconcileLocked()

@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"sync"
 	"time"
@@ -19,13 +20,14 @@ import (
 	"github.com/waystamp/waystamp/internal/tables"
 )
 
-// eventSource is the ring buffer that events are read from. It changes when a
+// eventSource is a ring buffer that events are read from. It changes when a
 // new generation does not take the old one's over.
 type eventSource struct {
+	table   tables.Map
 	mu      sync.Mutex
 	ring    *ebpf.Map // of its own; nil: none yet
 	id      ebpf.MapID
-	reader  *ringbuf.Reader // of the running call of Events
+	reader  *ringbuf.Reader // of the running call of read
 	reading bool
 	closed  bool
 	changed chan struct{} // closed when ring or closed changes
@@ -33,15 +35,16 @@ type eventSource struct {
 	names   map[uint32]string // of interfaces
 }
 
-func newEventSource() *eventSource {
-	return &eventSource{changed: make(chan struct{}), names: map[uint32]string{}}
+func newEventSource(table tables.Map) *eventSource {
+	return &eventSource{table: table, changed: make(chan struct{}), names: map[uint32]string{}}
 }
 
-// use makes m the ring buffer to read. m stays the caller's.
-func (s *eventSource) use(m *ebpf.Map) error {
+// use makes the generation's ring buffer the one to read. It stays the generation's.
+func (s *eventSource) use(g *generation) error {
+	m := g.maps[s.table]
 	info, err := m.Info()
 	if err != nil {
-		return fmt.Errorf("look at map %s: %w", tables.MapEvents, err)
+		return fmt.Errorf("look at map %s: %w", s.table, err)
 	}
 	id, _ := info.ID()
 	s.mu.Lock()
@@ -51,7 +54,7 @@ func (s *eventSource) use(m *ebpf.Map) error {
 	}
 	own, err := m.Clone()
 	if err != nil {
-		return fmt.Errorf("hold map %s: %w", tables.MapEvents, err)
+		return fmt.Errorf("hold map %s: %w", s.table, err)
 	}
 	err = s.dropLocked()
 	s.ring, s.id = own, id
@@ -105,7 +108,7 @@ func (s *eventSource) open(ctx context.Context) (*ringbuf.Reader, error) {
 			s.reader = r
 			s.mu.Unlock()
 			if err != nil {
-				return nil, fmt.Errorf("read map %s: %w", tables.MapEvents, err)
+				return nil, fmt.Errorf("read map %s: %w", s.table, err)
 			}
 			return r, nil
 		}
@@ -123,11 +126,32 @@ func (s *eventSource) open(ctx context.Context) (*ringbuf.Reader, error) {
 // (with its cause) or the data path is closed (with nil). It also returns earlier events, as far
 // as the buffer had room. There can be one call at a time: a record is read once.
 func (d *Dataplane) Events(ctx context.Context, f func(event.Event)) error {
-	s := d.events
+	return d.events.read(ctx, func(raw []byte) error {
+		e, err := d.events.decode(raw)
+		if err == nil {
+			f(e)
+		}
+		return err
+	})
+}
+
+// Traced calls f for each traced packet at each position of a path that this node is; else it is as Events.
+func (d *Dataplane) Traced(ctx context.Context, f func(event.Hop)) error {
+	return d.traced.read(ctx, func(raw []byte) error {
+		h, err := d.traced.decodeHop(raw)
+		if err == nil {
+			f(h)
+		}
+		return err
+	})
+}
+
+// read calls f with each record; f must not keep it.
+func (s *eventSource) read(ctx context.Context, f func(raw []byte) error) error {
 	s.mu.Lock()
 	if s.reading {
 		s.mu.Unlock()
-		return errors.New("events are being read already")
+		return fmt.Errorf("map %s is being read already", s.table)
 	}
 	s.reading = true
 	s.mu.Unlock()
@@ -149,7 +173,7 @@ func (d *Dataplane) Events(ctx context.Context, f func(event.Event)) error {
 		}
 		s.mu.Unlock()
 		if cerr := r.Close(); err == nil && cerr != nil {
-			err = fmt.Errorf("close map %s: %w", tables.MapEvents, cerr)
+			err = fmt.Errorf("close map %s: %w", s.table, cerr)
 		}
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
@@ -162,7 +186,7 @@ func (d *Dataplane) Events(ctx context.Context, f func(event.Event)) error {
 
 // readAll returns nil when r was closed: there is another ring buffer now, or
 // none any more.
-func (s *eventSource) readAll(ctx context.Context, r *ringbuf.Reader, f func(event.Event)) error {
+func (s *eventSource) readAll(ctx context.Context, r *ringbuf.Reader, f func(raw []byte) error) error {
 	// Only this wakes a reader: it reads its deadline when it starts to wait.
 	closed := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
@@ -181,27 +205,20 @@ func (s *eventSource) readAll(ctx context.Context, r *ringbuf.Reader, f func(eve
 		} else if ctx.Err() != nil {
 			return nil
 		} else if err != nil {
-			return fmt.Errorf("read map %s: %w", tables.MapEvents, err)
+			return fmt.Errorf("read map %s: %w", s.table, err)
 		}
-		e, err := s.decode(rec.RawSample)
-		if err != nil {
+		if err := f(rec.RawSample); err != nil {
 			return err
 		}
-		f(e)
 	}
 }
 
 func (s *eventSource) decode(raw []byte) (event.Event, error) {
 	var r abi.Event
 	if err := binary.Read(bytes.NewReader(raw), binary.NativeEndian, &r); err != nil {
-		return event.Event{}, fmt.Errorf("a record of map %s has %d bytes: %w", tables.MapEvents, len(raw), err)
+		return event.Event{}, fmt.Errorf("a record of map %s has %d bytes: %w", s.table, len(raw), err)
 	}
-	s.mu.Lock()
-	node, name := s.node, s.names[r.Ifindex]
-	s.mu.Unlock()
-	if name == "" {
-		name = fmt.Sprintf("interface %d", r.Ifindex)
-	}
+	node, name := s.name(r.Ifindex)
 	at, err := wallClock(r.TimeNs)
 	if err != nil {
 		return event.Event{}, err
@@ -224,11 +241,63 @@ func decidedAt(r abi.Event) string {
 	return fmt.Sprintf("%s:%d", abi.File(r.File), r.Line)
 }
 
+// name is the node, and an interface by its index.
+func (s *eventSource) name(ifindex uint32) (node, name string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if name = s.names[ifindex]; name == "" {
+		name = fmt.Sprintf("interface %d", ifindex)
+	}
+	return s.node, name
+}
+
+func (s *eventSource) decodeHop(raw []byte) (event.Hop, error) {
+	var r abi.Traced
+	if err := binary.Read(bytes.NewReader(raw), binary.NativeEndian, &r); err != nil {
+		return event.Hop{}, fmt.Errorf("a record of map %s has %d bytes: %w", s.table, len(raw), err)
+	}
+	node, name := s.name(r.Ifindex)
+	at, err := wallClock(r.TimeNs)
+	if err != nil {
+		return event.Hop{}, err
+	}
+	h := event.Hop{
+		Time: at, Node: node, Interface: name, Hook: abi.Hook(r.Hook).String(),
+		Path: abi.BE32(r.Path), Epoch: r.Epoch, Number: r.Number, Position: int(r.Position),
+		Scheme: abi.Scheme(r.Scheme).String(), Verified: r.Verified != 0, Len: r.Len, Suppressed: r.Suppressed,
+	}
+	// The masks of opot hide its values on links. Beside the number without a mask they would show them.
+	if abi.Scheme(r.Scheme) != abi.SchemeOPoT {
+		if h.Position > 0 {
+			h.Before = valueOf(r.Before)
+		}
+		if !h.Verified {
+			h.After = valueOf(r.After)
+		}
+	}
+	return h, nil
+}
+
+// valueOf is a CML as it is in the packet.
+func valueOf(be uint64) event.Hex { return binary.NativeEndian.AppendUint64(nil, be) }
+
+// clockReadings is how often wallClock compares the two clocks: another process may run between two readings.
+const clockReadings = 3
+
 // wallClock is the time of day at which CLOCK_MONOTONIC was ns.
 func wallClock(ns uint64) (time.Time, error) {
-	var now unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
-		return time.Time{}, fmt.Errorf("read the clock: %w", err)
+	var best time.Time
+	least := time.Duration(math.MaxInt64)
+	for range clockReadings {
+		var before, after unix.Timespec
+		err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &before)
+		now := time.Now().Round(0)
+		if err = errors.Join(err, unix.ClockGettime(unix.CLOCK_MONOTONIC, &after)); err != nil {
+			return time.Time{}, fmt.Errorf("read the clock: %w", err)
+		}
+		if took := time.Duration(after.Nano() - before.Nano()); took < least {
+			least, best = took, now.Add(-time.Duration(before.Nano()-int64(ns))-took/2)
+		}
 	}
-	return time.Now().Round(0).Add(-time.Duration(now.Nano() - int64(ns))), nil
+	return best, nil
 }

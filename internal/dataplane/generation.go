@@ -28,7 +28,7 @@ import (
 // observed are the maps that only report, and connections, whose keys mean the same in
 // any plan: a new generation takes them over, where they fit, so that counters, events
 // and connections go on.
-var observed = []tables.Map{tables.MapConns, tables.MapConnsNew, tables.MapConnsAdded, tables.MapConnsGone, tables.MapStats, tables.MapProxyStats, tables.MapRefusals, tables.MapErrors, tables.MapEvents}
+var observed = []tables.Map{tables.MapConns, tables.MapConnsNew, tables.MapConnsAdded, tables.MapConnsGone, tables.MapStats, tables.MapProxyStats, tables.MapRefusals, tables.MapErrors, tables.MapEvents, tables.MapTraces, tables.MapTracing, tables.MapTraced}
 
 // identity describes the contents of a generation. Two with the same objects have the same
 // layout of maps. Two equal generations differ only in the contents of their maps, the sizes,

@@ -68,9 +68,15 @@ func readMap[K comparable, V any](g *generation, t tables.Map, into map[K]V) err
 	return nil
 }
 
-// readHeadends reads an array, in which missing entries are zero.
+// readHeadends reads an array, in which missing entries are zero. Traces are no part of a plan.
 func readHeadends(g *generation, into map[uint32]abi.Headend) error {
 	err := readMap(g, tables.MapHeadends, into)
+	for i, h := range into {
+		if h.Trace != 0 {
+			h.Trace = 0
+			into[i] = h
+		}
+	}
 	maps.DeleteFunc(into, func(_ uint32, h abi.Headend) bool { return h == abi.Headend{} })
 	return err
 }

@@ -32,6 +32,7 @@ type loaded struct {
 	cfg      abi.Config
 	g        *generation
 	events   *ringbuf.Reader
+	traced   *ringbuf.Reader
 	indexed  map[indexed]*ebpf.Program // see withIndex
 	calls    []*ebpf.Map               // by these
 	possible int                       // CPUs that per-CPU maps have values for
@@ -72,7 +73,10 @@ func load(cfg abi.Config) (_ *loaded, err error) {
 	if l.possible, err = ebpf.PossibleCPU(); err != nil {
 		return nil, err
 	}
-	l.events, err = ringbuf.NewReader(l.g.maps[tables.MapEvents])
+	if l.events, err = ringbuf.NewReader(l.g.maps[tables.MapEvents]); err != nil {
+		return nil, err
+	}
+	l.traced, err = ringbuf.NewReader(l.g.maps[tables.MapTraced])
 	return l, err
 }
 
@@ -123,8 +127,10 @@ func (l *loaded) close() error {
 	for _, p := range l.indexed {
 		errs = append(errs, p.Close())
 	}
-	if l.events != nil {
-		errs = append(errs, l.events.Close())
+	for _, r := range []*ringbuf.Reader{l.events, l.traced} {
+		if r != nil {
+			errs = append(errs, r.Close())
+		}
 	}
 	return errors.Join(errs...)
 }
@@ -212,7 +218,7 @@ func (l *loaded) empty() error {
 		case ebpf.ProgramArray:
 			err = l.g.connect()
 		case ebpf.RingBuf:
-			err = l.emptyEvents()
+			err = errors.Join(emptyRing(l.events), emptyRing(l.traced))
 		default:
 			err = fmt.Errorf("nobody knows how to empty a map of type %s", m.Type())
 		}
@@ -257,10 +263,10 @@ func (l *loaded) zeroArray(m *ebpf.Map) error {
 	return nil
 }
 
-func (l *loaded) emptyEvents() error {
-	l.events.SetDeadline(time.Unix(1, 0))
+func emptyRing(r *ringbuf.Reader) error {
+	r.SetDeadline(time.Unix(1, 0))
 	for {
-		switch _, err := l.events.Read(); {
+		switch _, err := r.Read(); {
 		case errors.Is(err, os.ErrDeadlineExceeded):
 			return nil
 		case err != nil:

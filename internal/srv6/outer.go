@@ -99,6 +99,9 @@ func (p Packet) Carried() []netip.Addr {
 	return p.SRH.Visit()
 }
 
+// Flagged reports whether the packet has an SRH with the O-flag (RFC 9259 section 2.1).
+func (p Packet) Flagged() bool { return p.SRH != nil && p.SRH.Flags&FlagOAM != 0 }
+
 // AtLast says whether the packet is on its way to its last segment.
 func (p Packet) AtLast() bool { return p.SRH != nil && p.SRH.SegmentsLeft == 0 }
 

@@ -43,6 +43,9 @@ const (
 	TLVProof = 252 // experimental, and may change en route: its first bit is set
 )
 
+// FlagOAM is the O-flag in the flags of an SRH (RFC 9259 section 2.1).
+const FlagOAM = 0x20
+
 // SRHMax is the longest SRH that Hdr Ext Len can tell, in bytes.
 const SRHMax = 8 + 255*8
 

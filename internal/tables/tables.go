@@ -106,6 +106,9 @@ const (
 	MapRefusals    Map = "ws_refusals"
 	MapErrors      Map = "ws_errors"
 	MapEvents      Map = "ws_events"
+	MapTraces      Map = "ws_traces" // user space and programs write it
+	MapTracing     Map = "ws_tracing"
+	MapTraced      Map = "ws_traced"
 	MapPrograms    Map = "ws_programs"
 	MapProgramsXDP Map = "ws_programs_xdp"
 	MapLabels      Map = "ws_labels"

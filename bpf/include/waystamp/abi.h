@@ -300,7 +300,11 @@ struct ws_headend {
 	__u16 mss; /* the highest MSS that SYNs may have; 0: SYNs stay unchanged */
 	__u8 own; /* 1: the path also takes packets that this node originates */
 	__u8 form; /* enum ws_form */
-	__u8 pad[6];
+	/* Its entry of ws_traces, counted from 1; 0: none. User space
+	 * changes only this field while rules refer to the entry.
+	 */
+	__u8 trace;
+	__u8 pad[5];
 	struct ws_share share;
 	/* The outer header as sent. These fields are zero here:
 	 * payload length, traffic class, flow or entropy label, RND
@@ -309,6 +313,15 @@ struct ws_headend {
 	__u8 outer[WS_OUTER_MAX];
 };
 _Static_assert(sizeof(struct ws_headend) == 456, "ws_headend is ABI");
+
+/* ws_traces: the traces of paths whose headend this node is. The headend
+ * sets the O-flag in the next packets of the path; see ws_traced.
+ */
+#define WS_TRACES 8
+struct ws_trace {
+	__s64 left; /* packets; programs count them down; 0 or less: none */
+};
+_Static_assert(sizeof(struct ws_trace) == 8, "ws_trace is ABI");
 
 /* ws_paths: the key is a path whose headend this node is,
  * the value the index of its entry in ws_headends.
@@ -853,3 +866,35 @@ struct ws_event {
 };
 _Static_assert(sizeof(struct ws_event) == 32 + WS_EVENT_DATA,
 	       "ws_event is ABI");
+
+/* Events of traced packets per CPU and second. A packet may visit 16 positions. */
+#define WS_TRACED_PER_SECOND 256
+
+/* ws_tracing[0]: per CPU, the limit of these events. */
+struct ws_tracing {
+	__u64 window_ns; /* start of the current second */
+	__u32 sent; /* events in it */
+	__u32 suppressed; /* events not sent since the last sent event */
+};
+_Static_assert(sizeof(struct ws_tracing) == 16, "ws_tracing is ABI");
+
+/* A record in the ring buffer ws_traced: a packet with the
+ * O-flag (RFC 9259 2.1) at a position of its path.
+ */
+struct ws_traced {
+	__u64 time_ns; /* CLOCK_MONOTONIC */
+	__u64 number; /* RND without masks */
+	__be64 before; /* CML as it came; at the headend 0 */
+	__be64 after; /* CML with the stamp; if verified 0 */
+	__be32 path;
+	__u32 ifindex;
+	__u32 len; /* of the whole packet, with the outer header */
+	__u32 suppressed; /* events of this CPU that were not sent before this one */
+	__u8 epoch;
+	__u8 scheme; /* enum ws_scheme */
+	__u8 position; /* 0: the headend */
+	__u8 verified; /* 1: the egress has verified the proof and the number */
+	__u8 hook; /* enum ws_hook */
+	__u8 pad[3];
+};
+_Static_assert(sizeof(struct ws_traced) == 56, "ws_traced is ABI");

@@ -5,7 +5,7 @@
 #include "lib/encap/outer_kept.h"
 #include "lib/hook.h"
 #include "lib/node/maps.h"
-#include "lib/proof/stamp.h"
+#include "lib/proof/trace.h"
 #include "lib/wire/net.h"
 
 /* Adapts the header to the packet that the function has sent,
@@ -15,11 +15,12 @@ static __always_inline bool
 restore_finish(ctx_t *ctx, const struct ws_cached *c, const struct ws_hop *hop,
 	       __u64 binding, __u32 outer_len, __u32 inner_len)
 {
+	bool traced;
 	struct proof_tlv *tlv = outer_finish_kept(ctx, c->tlv_off, outer_len,
-						  inner_len);
+						  inner_len, &traced);
 
 	if (!tlv)
 		return false;
-	stamp(tlv, &hop->share, hop->scheme, hop->position, binding);
+	stamp_traced(ctx, tlv, hop, binding, traced);
 	return true;
 }

@@ -300,6 +300,13 @@ static __always_inline __u32 outer_ecn(const struct outer *o)
 	return ECN_NOT_ECT;
 }
 
+/* Labels have no flag for traces. */
+static __always_inline bool outer_is_traced(const struct outer *o)
+{
+	(void)o;
+	return false;
+}
+
 /* Offset of the proof, in bytes from the outer header. */
 static __always_inline __u32 outer_offset(const struct outer *o,
 					  const struct proof_tlv *tlv)

@@ -14,7 +14,7 @@
  */
 static __always_inline struct proof_tlv *
 outer_finish(struct cursor c, __u32 outer_len, __u32 inner_len, bool is_ip4,
-	     struct outer_marks marks)
+	     struct outer_marks marks, bool traced)
 {
 	__be32 class = bpf_htonl(marks.class << ENTRY_CLASS_SHIFT);
 	struct eth_hdr *eth = cursor_take(&c, struct eth_hdr);
@@ -24,6 +24,7 @@ outer_finish(struct cursor c, __u32 outer_len, __u32 inner_len, bool is_ip4,
 	__be32 *entry = c.pos;
 
 	(void)inner_len;
+	(void)traced;
 	if (!eth || (void *)(entry + SERVICE_AT + 1) > c.end)
 		return NULL;
 	barrier_var(off);

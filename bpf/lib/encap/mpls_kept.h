@@ -18,13 +18,15 @@ static __always_inline bool outer_head_has_options(const struct outer_head *h)
  * the packet has another type than the one that went to the function, or a bug.
  */
 static __always_inline struct proof_tlv *
-outer_finish_kept(ctx_t *ctx, __u32 tlv_off, __u32 outer_len, __u32 inner_len)
+outer_finish_kept(ctx_t *ctx, __u32 tlv_off, __u32 outer_len, __u32 inner_len,
+		  bool *traced)
 {
 	struct cursor c = ctx_cursor(ctx);
 	struct proof_tlv *tlv;
 	const struct word *word;
 	const __u8 *inner;
 
+	*traced = false;
 	(void)outer_len;
 	(void)inner_len;
 	if (!cursor_take(&c, struct eth_hdr))

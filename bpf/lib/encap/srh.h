@@ -25,6 +25,9 @@ _Static_assert(sizeof(struct srh) == 8, "SRH");
 #define SRH_HDRLEN_OFF 1
 #define SRH_SEGMENTS_LEFT_OFF 3
 
+/* In flags: the O-flag (RFC 9259 2.1). */
+#define SRH_FLAG_OAM 0x20
+
 /* Checks the SRH of a packet for a SID of this node: RFC 8754 4.3.1.1, S03
  * to S12, and our bounds. c is at the SRH, and moves to the segment list.
  * *n: entries in the list. All entries, and the whole header, are in bounds.

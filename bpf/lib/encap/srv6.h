@@ -90,6 +90,12 @@ static __always_inline __u32 outer_ecn(const struct outer *o)
 	return ip6_ecn(o->ip6);
 }
 
+/* Does the packet have the O-flag (RFC 9259 2.1)? */
+static __always_inline bool outer_is_traced(const struct outer *o)
+{
+	return o->srh->flags & SRH_FLAG_OAM;
+}
+
 /* Offset of the proof, in bytes from the outer header. */
 static __always_inline __u32 outer_offset(const struct outer *o,
 					  const struct proof_tlv *tlv)

@@ -10,11 +10,12 @@
 
 /* At a headend: fills in the fields that are zero in the prebuilt header,
  * which has been written at c, the frame's start, before a packet of
- * inner_len bytes. Returns the proof, which is not stamped; NULL: a bug.
+ * inner_len bytes. traced: sets the O-flag (RFC 9259 2.1). Returns the
+ * proof, which is not stamped; NULL: a bug.
  */
 static __always_inline struct proof_tlv *
 outer_finish(struct cursor c, __u32 outer_len, __u32 inner_len, bool is_ip4,
-	     struct outer_marks marks)
+	     struct outer_marks marks, bool traced)
 {
 	struct outer_written w;
 
@@ -24,6 +25,8 @@ outer_finish(struct cursor c, __u32 outer_len, __u32 inner_len, bool is_ip4,
 		w.eth->proto = bpf_htons(ETH_P_IPV6);
 		w.srh->nexthdr = NEXTHDR_IPV4;
 	}
+	if (traced)
+		w.srh->flags = SRH_FLAG_OAM;
 	w.ip6->vtc_flow = marks.vtc_flow;
 	w.ip6->payload_len = bpf_htons(outer_len - sizeof(*w.ip6) + inner_len);
 	return w.tlv;

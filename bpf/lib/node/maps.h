@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /* Every map of the data path. Programs write ws_stats, ws_refusals, ws_errors,
  * ws_scratch, ws_path_mtus, ws_exits, ws_nexthops, ws_conns, ws_conns_new, ws_conns_added, ws_events,
- * ws_slots and the other maps of functions' headers, ws_bypass_flows, the contents of
- * ws_windows, and the last numbers in ws_numbers; user space writes all else. User space
+ * ws_slots and the other maps of functions' headers, ws_bypass_flows, ws_tracing, ws_traced, the contents of
+ * ws_windows, the packets left in ws_traces, and the last numbers in ws_numbers; user space writes all else. User space
  * may lower max_entries of the arrays that are marked so, to the size that a node needs.
  */
 #pragma once
@@ -106,7 +106,7 @@ struct {
 } ws_windows SEC(".maps");
 
 /* 456 bytes per entry; lowered by user space. An entry is
- * immutable while a rule refers to it.
+ * immutable while a rule refers to it, but for its trace.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -436,3 +436,23 @@ struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 512 * 1024);
 } ws_events SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, struct ws_trace);
+	__uint(max_entries, WS_TRACES);
+} ws_traces SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__type(key, __u32);
+	__type(value, struct ws_tracing);
+	__uint(max_entries, 1);
+} ws_tracing SEC(".maps");
+
+/* Not ws_events: traced packets must not take refusals' room. */
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 64 * 1024);
+} ws_traced SEC(".maps");

@@ -59,6 +59,8 @@ static __always_inline int dt46_tc(struct __sk_buff *skb, struct endpoint *ep,
 			return ws_refuse(skb, r, 0);
 		if (r)
 			ws_report(skb, r);
+		else
+			egress_trace(skb, ep);
 	}
 	r = inner_check(
 		ep, &inner,

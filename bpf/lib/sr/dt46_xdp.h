@@ -72,6 +72,7 @@ static __always_inline int deliver_xdp(ctx_t *ctx, const struct endpoint *ep,
 		return CTX_PASS;
 	if (r)
 		return ws_refuse(ctx, r, 0);
+	egress_trace(ctx, ep);
 	/* Moves the packet: every pointer taken before is gone. */
 	rc = bpf_xdp_adjust_head(ctx, outer);
 	if (rc)

@@ -20,7 +20,7 @@ static __always_inline int end_go(struct __sk_buff *skb,
 	__u32 headers = sizeof(struct eth_hdr) + outer_len(&ep->outer);
 
 	outer_advance(skb, &ep->outer, next, first);
-	end_stamp(ep);
+	end_stamp(skb, ep);
 	stats_add(ep->hop->stats,
 		  gso_frames(skb, outer_inner(&ep->outer), headers),
 		  skb->len - headers);

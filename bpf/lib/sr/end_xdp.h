@@ -21,7 +21,7 @@ static __always_inline int end_xdp(ctx_t *ctx, const struct endpoint *ep,
 	if (!nexthop_takes(n, ep->len))
 		return CTX_PASS;
 	outer_advance(ctx, &ep->outer, &next, true);
-	end_stamp(ep);
+	end_stamp(ctx, ep);
 	stats_add(ep->hop->stats, 1, ep->len - outer_len(&ep->outer));
 	return nexthop_take(ep->eth, n, OUTER_PROTO);
 }

@@ -12,6 +12,7 @@
 #include "lib/proof/binding.h"
 #include "lib/proof/replay.h"
 #include "lib/proof/stamp.h"
+#include "lib/proof/trace.h"
 #include "lib/proof/verify.h"
 #include "lib/reason.h"
 #include "lib/wire/ip.h"
@@ -87,10 +88,20 @@ static __always_inline reason_t end_check(const struct endpoint *ep, bool first,
 	return WS_REASON_NONE;
 }
 
-static __always_inline void end_stamp(const struct endpoint *ep)
+static __always_inline void end_stamp(ctx_t *ctx, const struct endpoint *ep)
 {
-	stamp(ep->tlv, &ep->hop->share, ep->hop->scheme, ep->hop->position,
-	      ep->binding);
+	stamp_traced(ctx, ep->tlv, ep->hop, ep->binding,
+		     outer_is_traced(&ep->outer));
+}
+
+/* Sends the event of a packet whose proof and number the egress has verified. */
+static __always_inline void egress_trace(ctx_t *ctx, const struct endpoint *ep)
+{
+	if (outer_is_traced(&ep->outer))
+		ws_traced_send(
+			ctx, ep->tlv,
+			bpf_be64_to_cpu(ep->tlv->rnd) ^ ep->hop->share.up_rnd,
+			ep->tlv->cml, ep->hop->position | TRACED_VERIFIED);
 }
 
 static __always_inline const struct ws_egress *

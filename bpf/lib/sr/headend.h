@@ -10,6 +10,7 @@
 #include "lib/proof/binding.h"
 #include "lib/proof/rnd.h"
 #include "lib/proof/stamp.h"
+#include "lib/proof/trace.h"
 #include "lib/reason.h"
 #include "lib/wire/cursor.h"
 #include "lib/wire/ip.h"
@@ -64,19 +65,23 @@ static __always_inline reason_t headend_check(const struct ws_headend *h,
 }
 
 /* Fills in the fields that are zero in the prebuilt header, and stamps.
- * c: the frame's start; the outer header has been written. False: a bug.
+ * The outer header has been written. False: a bug.
  */
-static __always_inline bool headend_finish(const struct ws_headend *h,
-					   struct cursor c,
+static __always_inline bool headend_finish(ctx_t *ctx,
+					   const struct ws_headend *h,
 					   const struct headend_packet *pkt)
 {
-	struct proof_tlv *tlv = outer_finish(c, pkt->outer_len, pkt->inner_len,
-					     pkt->is_ip4, pkt->marks);
+	bool traced = OUTER_IS_IP && trace_takes(h); /* labels have no flag */
+	struct proof_tlv *tlv = outer_finish(ctx_cursor(ctx), pkt->outer_len,
+					     pkt->inner_len, pkt->is_ip4,
+					     pkt->marks, traced);
 
 	if (!tlv)
 		return false;
 	tlv->rnd = bpf_cpu_to_be64(pkt->rnd);
 	stamp(tlv, &h->share, h->scheme, 0, pkt->binding);
+	if (traced)
+		ws_traced_send(ctx, tlv, pkt->rnd, 0, 0);
 	return true;
 }
 

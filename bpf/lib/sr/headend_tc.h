@@ -162,7 +162,7 @@ static __always_inline int headend_tc(struct __sk_buff *skb, struct cursor c,
 		return ws_refuse(skb, REASON(PUSH_FAILED), rc);
 	rc = bpf_skb_store_bytes(skb, sizeof(struct eth_hdr), h->outer,
 				 pkt.outer_len, 0);
-	if (rc || !headend_finish(h, ctx_cursor(skb), &pkt))
+	if (rc || !headend_finish(skb, h, &pkt))
 		return ws_refuse(skb, REASON(WRITE_FAILED), rc);
 	stats_add(h->stats, frames, pkt.inner_len);
 	if (headend_first_is_local(h)) {

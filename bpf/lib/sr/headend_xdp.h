@@ -74,7 +74,7 @@ static __always_inline int headend_xdp(ctx_t *ctx, struct cursor c,
 	if (pad && bpf_xdp_adjust_tail(ctx, -(__s32)pad))
 		return ws_refuse(ctx, REASON(WRITE_FAILED), 0);
 	if (!outer_write(ctx, h->outer, pkt.outer_len) ||
-	    !headend_finish(h, ctx_cursor(ctx), &pkt))
+	    !headend_finish(ctx, h, &pkt))
 		return ws_refuse(ctx, REASON(WRITE_FAILED), 0);
 	c = ctx_cursor(ctx);
 	eth = cursor_take(&c, struct eth_hdr);

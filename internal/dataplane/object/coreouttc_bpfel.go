@@ -59,6 +59,9 @@ const (
 	coreOutTCMapWsSources      = "ws_sources"
 	coreOutTCMapWsStats        = "ws_stats"
 	coreOutTCMapWsStreams      = "ws_streams"
+	coreOutTCMapWsTraced       = "ws_traced"
+	coreOutTCMapWsTraces       = "ws_traces"
+	coreOutTCMapWsTracing      = "ws_tracing"
 	coreOutTCMapWsWindows      = "ws_windows"
 	coreOutTCProgWsCoreOutTc   = "ws_core_out_tc"
 	coreOutTCVarCfg            = "cfg"
@@ -156,6 +159,9 @@ type coreOutTCMapSpecs struct {
 	WsSources      *ebpf.MapSpec `ebpf:"ws_sources"`
 	WsStats        *ebpf.MapSpec `ebpf:"ws_stats"`
 	WsStreams      *ebpf.MapSpec `ebpf:"ws_streams"`
+	WsTraced       *ebpf.MapSpec `ebpf:"ws_traced"`
+	WsTraces       *ebpf.MapSpec `ebpf:"ws_traces"`
+	WsTracing      *ebpf.MapSpec `ebpf:"ws_tracing"`
 	WsWindows      *ebpf.MapSpec `ebpf:"ws_windows"`
 }
 
@@ -229,6 +235,9 @@ type coreOutTCMaps struct {
 	WsSources      *ebpf.Map `ebpf:"ws_sources"`
 	WsStats        *ebpf.Map `ebpf:"ws_stats"`
 	WsStreams      *ebpf.Map `ebpf:"ws_streams"`
+	WsTraced       *ebpf.Map `ebpf:"ws_traced"`
+	WsTraces       *ebpf.Map `ebpf:"ws_traces"`
+	WsTracing      *ebpf.Map `ebpf:"ws_tracing"`
 	WsWindows      *ebpf.Map `ebpf:"ws_windows"`
 }
 
@@ -277,6 +286,9 @@ func (m *coreOutTCMaps) Close() error {
 		m.WsSources,
 		m.WsStats,
 		m.WsStreams,
+		m.WsTraced,
+		m.WsTraces,
+		m.WsTracing,
 		m.WsWindows,
 	)
 }

@@ -59,6 +59,9 @@ const (
 	coreXDPMapWsSources      = "ws_sources"
 	coreXDPMapWsStats        = "ws_stats"
 	coreXDPMapWsStreams      = "ws_streams"
+	coreXDPMapWsTraced       = "ws_traced"
+	coreXDPMapWsTraces       = "ws_traces"
+	coreXDPMapWsTracing      = "ws_tracing"
 	coreXDPMapWsWindows      = "ws_windows"
 	coreXDPProgWsCoreXdp     = "ws_core_xdp"
 	coreXDPVarCfg            = "cfg"
@@ -156,6 +159,9 @@ type coreXDPMapSpecs struct {
 	WsSources      *ebpf.MapSpec `ebpf:"ws_sources"`
 	WsStats        *ebpf.MapSpec `ebpf:"ws_stats"`
 	WsStreams      *ebpf.MapSpec `ebpf:"ws_streams"`
+	WsTraced       *ebpf.MapSpec `ebpf:"ws_traced"`
+	WsTraces       *ebpf.MapSpec `ebpf:"ws_traces"`
+	WsTracing      *ebpf.MapSpec `ebpf:"ws_tracing"`
 	WsWindows      *ebpf.MapSpec `ebpf:"ws_windows"`
 }
 
@@ -229,6 +235,9 @@ type coreXDPMaps struct {
 	WsSources      *ebpf.Map `ebpf:"ws_sources"`
 	WsStats        *ebpf.Map `ebpf:"ws_stats"`
 	WsStreams      *ebpf.Map `ebpf:"ws_streams"`
+	WsTraced       *ebpf.Map `ebpf:"ws_traced"`
+	WsTraces       *ebpf.Map `ebpf:"ws_traces"`
+	WsTracing      *ebpf.Map `ebpf:"ws_tracing"`
 	WsWindows      *ebpf.Map `ebpf:"ws_windows"`
 }
 
@@ -277,6 +286,9 @@ func (m *coreXDPMaps) Close() error {
 		m.WsSources,
 		m.WsStats,
 		m.WsStreams,
+		m.WsTraced,
+		m.WsTraces,
+		m.WsTracing,
 		m.WsWindows,
 	)
 }

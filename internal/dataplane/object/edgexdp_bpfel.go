@@ -59,6 +59,9 @@ const (
 	edgeXDPMapWsSources      = "ws_sources"
 	edgeXDPMapWsStats        = "ws_stats"
 	edgeXDPMapWsStreams      = "ws_streams"
+	edgeXDPMapWsTraced       = "ws_traced"
+	edgeXDPMapWsTraces       = "ws_traces"
+	edgeXDPMapWsTracing      = "ws_tracing"
 	edgeXDPMapWsWindows      = "ws_windows"
 	edgeXDPProgWsEdgeXdp     = "ws_edge_xdp"
 	edgeXDPVarCfg            = "cfg"
@@ -156,6 +159,9 @@ type edgeXDPMapSpecs struct {
 	WsSources      *ebpf.MapSpec `ebpf:"ws_sources"`
 	WsStats        *ebpf.MapSpec `ebpf:"ws_stats"`
 	WsStreams      *ebpf.MapSpec `ebpf:"ws_streams"`
+	WsTraced       *ebpf.MapSpec `ebpf:"ws_traced"`
+	WsTraces       *ebpf.MapSpec `ebpf:"ws_traces"`
+	WsTracing      *ebpf.MapSpec `ebpf:"ws_tracing"`
 	WsWindows      *ebpf.MapSpec `ebpf:"ws_windows"`
 }
 
@@ -229,6 +235,9 @@ type edgeXDPMaps struct {
 	WsSources      *ebpf.Map `ebpf:"ws_sources"`
 	WsStats        *ebpf.Map `ebpf:"ws_stats"`
 	WsStreams      *ebpf.Map `ebpf:"ws_streams"`
+	WsTraced       *ebpf.Map `ebpf:"ws_traced"`
+	WsTraces       *ebpf.Map `ebpf:"ws_traces"`
+	WsTracing      *ebpf.Map `ebpf:"ws_tracing"`
 	WsWindows      *ebpf.Map `ebpf:"ws_windows"`
 }
 
@@ -277,6 +286,9 @@ func (m *edgeXDPMaps) Close() error {
 		m.WsSources,
 		m.WsStats,
 		m.WsStreams,
+		m.WsTraced,
+		m.WsTraces,
+		m.WsTracing,
 		m.WsWindows,
 	)
 }

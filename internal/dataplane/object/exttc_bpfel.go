@@ -59,6 +59,9 @@ const (
 	extTCMapWsSources      = "ws_sources"
 	extTCMapWsStats        = "ws_stats"
 	extTCMapWsStreams      = "ws_streams"
+	extTCMapWsTraced       = "ws_traced"
+	extTCMapWsTraces       = "ws_traces"
+	extTCMapWsTracing      = "ws_tracing"
 	extTCMapWsWindows      = "ws_windows"
 	extTCProgWsExtTc       = "ws_ext_tc"
 	extTCVarCfg            = "cfg"
@@ -156,6 +159,9 @@ type extTCMapSpecs struct {
 	WsSources      *ebpf.MapSpec `ebpf:"ws_sources"`
 	WsStats        *ebpf.MapSpec `ebpf:"ws_stats"`
 	WsStreams      *ebpf.MapSpec `ebpf:"ws_streams"`
+	WsTraced       *ebpf.MapSpec `ebpf:"ws_traced"`
+	WsTraces       *ebpf.MapSpec `ebpf:"ws_traces"`
+	WsTracing      *ebpf.MapSpec `ebpf:"ws_tracing"`
 	WsWindows      *ebpf.MapSpec `ebpf:"ws_windows"`
 }
 
@@ -229,6 +235,9 @@ type extTCMaps struct {
 	WsSources      *ebpf.Map `ebpf:"ws_sources"`
 	WsStats        *ebpf.Map `ebpf:"ws_stats"`
 	WsStreams      *ebpf.Map `ebpf:"ws_streams"`
+	WsTraced       *ebpf.Map `ebpf:"ws_traced"`
+	WsTraces       *ebpf.Map `ebpf:"ws_traces"`
+	WsTracing      *ebpf.Map `ebpf:"ws_tracing"`
 	WsWindows      *ebpf.Map `ebpf:"ws_windows"`
 }
 
@@ -277,6 +286,9 @@ func (m *extTCMaps) Close() error {
 		m.WsSources,
 		m.WsStats,
 		m.WsStreams,
+		m.WsTraced,
+		m.WsTraces,
+		m.WsTracing,
 		m.WsWindows,
 	)
 }

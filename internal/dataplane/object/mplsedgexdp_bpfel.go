@@ -59,6 +59,9 @@ const (
 	mplsEdgeXDPMapWsSources      = "ws_sources"
 	mplsEdgeXDPMapWsStats        = "ws_stats"
 	mplsEdgeXDPMapWsStreams      = "ws_streams"
+	mplsEdgeXDPMapWsTraced       = "ws_traced"
+	mplsEdgeXDPMapWsTraces       = "ws_traces"
+	mplsEdgeXDPMapWsTracing      = "ws_tracing"
 	mplsEdgeXDPMapWsWindows      = "ws_windows"
 	mplsEdgeXDPProgWsMplsEdgeXdp = "ws_mpls_edge_xdp"
 	mplsEdgeXDPVarCfg            = "cfg"
@@ -156,6 +159,9 @@ type mplsEdgeXDPMapSpecs struct {
 	WsSources      *ebpf.MapSpec `ebpf:"ws_sources"`
 	WsStats        *ebpf.MapSpec `ebpf:"ws_stats"`
 	WsStreams      *ebpf.MapSpec `ebpf:"ws_streams"`
+	WsTraced       *ebpf.MapSpec `ebpf:"ws_traced"`
+	WsTraces       *ebpf.MapSpec `ebpf:"ws_traces"`
+	WsTracing      *ebpf.MapSpec `ebpf:"ws_tracing"`
 	WsWindows      *ebpf.MapSpec `ebpf:"ws_windows"`
 }
 
@@ -229,6 +235,9 @@ type mplsEdgeXDPMaps struct {
 	WsSources      *ebpf.Map `ebpf:"ws_sources"`
 	WsStats        *ebpf.Map `ebpf:"ws_stats"`
 	WsStreams      *ebpf.Map `ebpf:"ws_streams"`
+	WsTraced       *ebpf.Map `ebpf:"ws_traced"`
+	WsTraces       *ebpf.Map `ebpf:"ws_traces"`
+	WsTracing      *ebpf.Map `ebpf:"ws_tracing"`
 	WsWindows      *ebpf.Map `ebpf:"ws_windows"`
 }
 
@@ -277,6 +286,9 @@ func (m *mplsEdgeXDPMaps) Close() error {
 		m.WsSources,
 		m.WsStats,
 		m.WsStreams,
+		m.WsTraced,
+		m.WsTraces,
+		m.WsTracing,
 		m.WsWindows,
 	)
 }
