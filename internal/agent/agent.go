@@ -75,6 +75,13 @@ type Config struct {
 	// not wait; nil: it is not.
 	Refused func(event.Event)
 
+	// Traced is called, from one goroutine, with each traced packet at each position of its path that the node is, and must
+	// not wait; nil: it is not. Traces are those that are wanted of the node's headends, and TracesChanged has a value
+	// when they have changed; nil: none ever are.
+	Traced        func(event.Hop)
+	Traces        func() []event.Trace
+	TracesChanged <-chan struct{}
+
 	// CertificateEnds is when the node's certificate does; nil: it has no controller.
 	CertificateEnds func() time.Time
 
@@ -478,6 +485,9 @@ func (a *agent) serve(ctx context.Context, l *listener, scraped net.Listener, ch
 			}
 		})
 	})
+	if a.cfg.Traced != nil {
+		group.Go(func() error { return a.dp.Traced(ctx, a.cfg.Traced) })
+	}
 	group.Go(func() error { return a.serveHTTP(ctx, l) })
 	if scraped != nil {
 		group.Go(func() error { return scrape.Serve(ctx, scraped, Metrics, a.metrics) })
@@ -531,6 +541,7 @@ func (a *agent) serve(ctx context.Context, l *listener, scraped net.Listener, ch
 	})
 	group.Go(func() error {
 		a.noteRefusals()
+		a.followTraces() // those that were wanted before there was an agent
 		tick := time.NewTicker(a.cfg.ReconcileEvery)
 		defer tick.Stop()
 		recent := time.NewTicker(recentEvery)
@@ -563,6 +574,8 @@ func (a *agent) serve(ctx context.Context, l *listener, scraped net.Listener, ch
 				a.keepNeighbours()
 			case <-settings:
 				a.lookAtForwarding()
+			case <-a.cfg.TracesChanged:
+				a.followTraces()
 			case <-a.streams.wakeUp:
 				a.followStreams()
 			case <-recent.C:
@@ -602,6 +615,16 @@ func (a *agent) serve(ctx context.Context, l *listener, scraped net.Listener, ch
 		return nil
 	}
 	return err
+}
+
+// followTraces sets the traces that are wanted. What a headend cannot trace is no fault of its data path.
+func (a *agent) followTraces() {
+	if a.cfg.Traces == nil {
+		return
+	}
+	if err := a.dp.Trace(a.cfg.Traces()); err != nil {
+		a.cfg.Log.Warn("packets are not traced as the controller wants", "err", err)
+	}
 }
 
 func notify(c chan struct{}) {

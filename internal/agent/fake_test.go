@@ -414,6 +414,15 @@ func (d fakeDataPath) Events(ctx context.Context, _ func(event.Event)) error {
 	return context.Cause(ctx)
 }
 
+func (d fakeDataPath) Traced(ctx context.Context, _ func(event.Hop)) error {
+	<-ctx.Done()
+	return context.Cause(ctx)
+}
+
+func (d fakeDataPath) Trace(wanted []event.Trace) error {
+	return d.f.step("trace %v", wanted)
+}
+
 func (d fakeDataPath) Close() error { return d.f.step("close data path") }
 
 type fakeFilter struct{ f *fakeMachine }

@@ -40,6 +40,8 @@ type dataPath interface {
 	FunctionsInFlight() ([]dataplane.FunctionCount, error)
 	Interfaces() ([]dataplane.InterfaceState, error)
 	Events(ctx context.Context, f func(event.Event)) error
+	Trace(wanted []event.Trace) error
+	Traced(ctx context.Context, f func(event.Hop)) error
 
 	Close() error
 }

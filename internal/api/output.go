@@ -206,3 +206,68 @@ type SealedPart struct {
 	ToIdentity   string   `json:"to_identity"`
 	Sealed       []string `json:"functions,omitempty"` // that see packets, and no payload
 }
+
+// TraceOutput is "trace".
+type TraceOutput struct {
+	Version    int           `json:"version"`
+	Chain      string        `json:"chain"`
+	Paths      []TracePath   `json:"paths"`
+	Packets    []TracePacket `json:"packets"`    // in the order in which they came to an end
+	Warnings   []string      `json:"warnings"`   // nodes whose hops are missing
+	TimedOut   bool          `json:"timed_out"`  // before all packets had come
+	Foreign    uint64        `json:"foreign"`    // packets with the O-flag that no headend has told of
+	Suppressed uint64        `json:"suppressed"` // hops that nodes did not tell of: there were too many
+}
+
+// TracePath is a path of the chain: one for each direction, and one more for each function on byte streams.
+type TracePath struct {
+	Path      uint32          `json:"path"`
+	Direction string          `json:"direction"`
+	From      string          `json:"from"` // the function that it starts at, or nothing
+	To        string          `json:"to"`   // the function that it ends at, or nothing
+	Scheme    string          `json:"scheme"`
+	Headends  []string        `json:"headends"`
+	Positions []TracePosition `json:"positions"` // the headend first, the egress last
+}
+
+// TracePosition is a visit of a path.
+type TracePosition struct {
+	Node     string `json:"node"`
+	Function string `json:"function"` // nothing: the headend or the egress
+}
+
+// TracePacket is one traced packet.
+type TracePacket struct {
+	Path     uint32         `json:"path"`
+	Epoch    uint32         `json:"epoch"`
+	Number   string         `json:"number"` // hexadecimal; nothing with opot
+	Hops     []TraceHop     `json:"hops"`   // in the order of their positions
+	Refusals []TraceRefusal `json:"refusals"`
+	Outcome  string         `json:"outcome"` // verified, refused or lost
+	Sentence string         `json:"sentence"`
+}
+
+// TraceHop is a traced packet at one position.
+type TraceHop struct {
+	Time      time.Time `json:"time"` // by the node's clock
+	Position  uint32    `json:"position"`
+	Node      string    `json:"node"`
+	Function  string    `json:"function"` // nothing: the headend or the egress
+	Interface string    `json:"interface"`
+	Hook      string    `json:"hook"`
+	Before    string    `json:"before"` // CML as it came, hexadecimal; nothing at the headend, and with opot
+	After     string    `json:"after"`  // CML as it left; nothing if verified, and with opot
+	Verified  bool      `json:"verified"`
+	Bytes     uint32    `json:"bytes"` // of the whole packet, with the outer header
+}
+
+// TraceRefusal is a node's refusal of a traced packet.
+type TraceRefusal struct {
+	Time      time.Time `json:"time"`
+	Node      string    `json:"node"`
+	Interface string    `json:"interface"`
+	Hook      string    `json:"hook"`
+	Reason    string    `json:"reason"`
+	Text      string    `json:"text"`
+	Reported  bool      `json:"reported"` // and it was let go on
+}

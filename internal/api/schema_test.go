@@ -45,6 +45,7 @@ var outputs = []struct {
 	{"get epochs", EpochsOutput{}},
 	{"get roots", RootsOutput{}},
 	{"describe", DescribeOutput{}},
+	{"trace", TraceOutput{}},
 	{"get events", EventsOutput{}},
 }
 

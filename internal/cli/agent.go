@@ -194,6 +194,7 @@ func (o *agentOptions) runMember(ctx context.Context, cfg agent.Config) error {
 	}
 	cfg.PlanFile, cfg.Fallback = m.PlanFile(), m.FallbackFile()
 	cfg.CertificateEnds, cfg.Refused = m.CertificateEnds, m.Refused
+	cfg.Traced, cfg.Traces, cfg.TracesChanged = m.Traced, m.Traces, m.TracesChanged()
 	cfg.Report = func(f agent.InForce) { m.Report(member.Report(f)) }
 	ctx, cancel := context.WithCancel(ctx)
 	group, ctx := errgroup.WithContext(ctx)

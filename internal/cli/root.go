@@ -43,6 +43,7 @@ func newRoot(in surroundings) *cobra.Command {
 		newGetCommand(in),
 		NewDescribeCommand(),
 		newWatchCommand(in),
+		newTraceCommand(in),
 		newSessionCommand(in),
 		newRevokeIdentityCommand(in),
 		newExtcapCommand(in),

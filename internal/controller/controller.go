@@ -111,6 +111,7 @@ type Controller struct {
 
 	journal  journal
 	refusals refusals
+	traces   traces
 	limits   limits
 }
 
@@ -348,6 +349,7 @@ func notify(c chan struct{}) {
 type session struct {
 	local, remote netip.AddrPort // of the connection, as this controller sees it; not valid: it is known to none
 	lacks         []string       // what the node's plan asks for, and its agent does not know
+	traces        bool           // its agent can trace packets
 }
 
 // session notes that a stream of plans to a node begins or ends.

@@ -14,6 +14,7 @@ import (
 	"unicode"
 
 	"connectrpc.com/connect"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/waystamp/waystamp/internal/identity"
 	"github.com/waystamp/waystamp/internal/model"
@@ -190,7 +191,9 @@ func (s node) Plans(ctx context.Context, r *connect.Request[v1.PlansRequest], st
 	if err != nil {
 		return err
 	}
-	s.c.session(name, 1, sessionOf(ctx))
+	opened := sessionOf(ctx)
+	opened.traces = r.Msg.Traces
+	s.c.session(name, 1, opened)
 	defer s.c.session(name, -1, session{})
 	knows := r.Msg.Knows
 	if len(knows) == 0 {
@@ -214,7 +217,15 @@ func (s node) Plans(ctx context.Context, r *connect.Request[v1.PlansRequest], st
 	sent, have := uint64(0), r.Msg
 	told := uint64(0) // the revision of the CA for which it was told to renew
 	authority := s.c.authority.Load()
+	var ordered []*v1.TraceOrder
 	for {
+		orders, reordered := s.c.traces.orders(name)
+		if r.Msg.Traces && !slices.EqualFunc(orders, ordered, func(a, b *v1.TraceOrder) bool { return proto.Equal(a, b) }) {
+			if err := stream.Send(&v1.PlansResponse{Traces: &v1.Traces{Orders: orders}}); err != nil {
+				return err
+			}
+			ordered = orders
+		}
 		if renew := s.c.renewal(authority, r.Msg.Roots); renew != nil && told != authority.revision {
 			if err := stream.Send(renew); err != nil {
 				return err
@@ -226,6 +237,8 @@ func (s node) Plans(ctx context.Context, r *connect.Request[v1.PlansRequest], st
 			return context.Cause(ctx)
 		case <-authority.replaced:
 			authority = s.c.authority.Load()
+			continue
+		case <-reordered:
 			continue
 		case err := <-watched:
 			watched <- err

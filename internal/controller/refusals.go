@@ -199,6 +199,7 @@ func (s node) Refused(ctx context.Context, r *connect.Request[v1.RefusedRequest]
 				return nil, connect.NewError(connect.CodeInternal, err)
 			}
 			s.c.refusals.add(name, e, x)
+			s.c.traces.refused(e)
 		}
 	}
 	s.c.refusals.lose(name, uint64(len(events)-take))

@@ -410,3 +410,14 @@ func PathOf(e event.Event) (path uint32, epoch uint8) {
 	}
 	return x.proof.Path, x.proof.Epoch
 }
+
+// NumberOf is what the packet of an event says of itself in its proof, if it has one: its path and epoch, RND as it is on the link,
+// and whether its SRH has the O-flag (RFC 9259 section 2.1).
+func NumberOf(e event.Event) (path uint32, epoch uint8, rnd uint64, flagged bool) {
+	x := explainer{event: e}
+	x.decode()
+	if x.proof == nil {
+		return 0, 0, 0, false
+	}
+	return x.proof.Path, x.proof.Epoch, x.proof.RND, x.packet.Flagged()
+}

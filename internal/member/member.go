@@ -94,7 +94,9 @@ type Member struct {
 	first   sync.Once     // closes planned
 	arrived chan struct{} // a plan is new on disk
 
-	refusals refusals
+	refusals outbox
+	traced   outbox
+	orders   orders
 
 	files  sync.Mutex // of the two plan files and passed; taken before mu
 	passed []passed   // the oldest first
@@ -149,7 +151,7 @@ func Open(cfg Config) (*Member, error) {
 	if cfg.Knows == nil {
 		cfg.Knows = plan.Features()
 	}
-	m := &Member{cfg: cfg, refusals: refusals{more: make(chan struct{}, 1)}, reports: make(chan struct{}, 1), planned: make(chan struct{}), arrived: make(chan struct{}, 1)}
+	m := &Member{cfg: cfg, refusals: outbox{more: make(chan struct{}, 1)}, traced: outbox{more: make(chan struct{}, 1)}, orders: orders{changed: make(chan struct{}, 1)}, reports: make(chan struct{}, 1), planned: make(chan struct{}), arrived: make(chan struct{}, 1)}
 	if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {
 		return nil, fmt.Errorf("make the directory of the node's identity: %w", err)
 	}
@@ -580,6 +582,7 @@ func (m *Member) session(ctx context.Context) error {
 	group.Go(func() error { return m.follow(ctx, c, id) })
 	group.Go(func() error { return m.acknowledge(ctx, c) })
 	group.Go(func() error { return m.tellRefusals(ctx, c) })
+	group.Go(func() error { return m.tellTraced(ctx, c) })
 	group.Go(func() error {
 		// Between half and three quarters of its life.
 		from, to := m.renewAt(id, 1, 2), m.renewAt(id, 3, 4)
@@ -655,12 +658,17 @@ func (m *Member) renew(ctx context.Context, id *nodeIdentity) (*nodeIdentity, er
 // follow puts each plan on disk that the controller sends.
 func (m *Member) follow(ctx context.Context, c client, id *nodeIdentity) error {
 	have, digest := m.onDisk()
-	stream, err := c.Plans(ctx, connect.NewRequest(&v1.PlansRequest{Revision: have.Revision, Digest: digest, Held: latest(have), Roots: id.pins(), Knows: m.cfg.Knows}))
+	stream, err := c.Plans(ctx, connect.NewRequest(&v1.PlansRequest{Revision: have.Revision, Digest: digest, Held: latest(have), Roots: id.pins(), Knows: m.cfg.Knows, Traces: true}))
 	if err != nil {
 		return err
 	}
 	defer stream.Close()
+	defer m.order(nil)
 	for stream.Receive() {
+		if t := stream.Msg().Traces; t != nil {
+			m.order(t)
+			continue
+		}
 		if r := stream.Msg(); r.Renew {
 			select {
 			case <-ctx.Done():

@@ -2251,6 +2251,694 @@ func (x *Refusal) GetDropped() uint64 {
 	return 0
 }
 
+type TraceRequest struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	Chain          string                 `protobuf:"bytes,1,opt,name=chain,proto3" json:"chain,omitempty"`
+	Direction      string                 `protobuf:"bytes,2,opt,name=direction,proto3" json:"direction,omitempty"`                                  // forward or reverse; empty: both
+	Packets        uint32                 `protobuf:"varint,3,opt,name=packets,proto3" json:"packets,omitempty"`                                     // of each path; 0: 3
+	TimeoutSeconds uint32                 `protobuf:"varint,4,opt,name=timeout_seconds,json=timeoutSeconds,proto3" json:"timeout_seconds,omitempty"` // how long to wait for packets; 0: 30
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *TraceRequest) Reset() {
+	*x = TraceRequest{}
+	mi := &file_waystamp_proto_msgTypes[37]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TraceRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TraceRequest) ProtoMessage() {}
+
+func (x *TraceRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_waystamp_proto_msgTypes[37]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TraceRequest.ProtoReflect.Descriptor instead.
+func (*TraceRequest) Descriptor() ([]byte, []int) {
+	return file_waystamp_proto_rawDescGZIP(), []int{37}
+}
+
+func (x *TraceRequest) GetChain() string {
+	if x != nil {
+		return x.Chain
+	}
+	return ""
+}
+
+func (x *TraceRequest) GetDirection() string {
+	if x != nil {
+		return x.Direction
+	}
+	return ""
+}
+
+func (x *TraceRequest) GetPackets() uint32 {
+	if x != nil {
+		return x.Packets
+	}
+	return 0
+}
+
+func (x *TraceRequest) GetTimeoutSeconds() uint32 {
+	if x != nil {
+		return x.TimeoutSeconds
+	}
+	return 0
+}
+
+// TraceResponse is one of these.
+type TraceResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Begun         *TraceBegun            `protobuf:"bytes,1,opt,name=begun,proto3" json:"begun,omitempty"`   // the first one
+	Packet        *TracedPacket          `protobuf:"bytes,2,opt,name=packet,proto3" json:"packet,omitempty"` // when all of its hops are known, or no more are expected
+	Ended         *TraceEnded            `protobuf:"bytes,3,opt,name=ended,proto3" json:"ended,omitempty"`   // the last one
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TraceResponse) Reset() {
+	*x = TraceResponse{}
+	mi := &file_waystamp_proto_msgTypes[38]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TraceResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TraceResponse) ProtoMessage() {}
+
+func (x *TraceResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_waystamp_proto_msgTypes[38]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TraceResponse.ProtoReflect.Descriptor instead.
+func (*TraceResponse) Descriptor() ([]byte, []int) {
+	return file_waystamp_proto_rawDescGZIP(), []int{38}
+}
+
+func (x *TraceResponse) GetBegun() *TraceBegun {
+	if x != nil {
+		return x.Begun
+	}
+	return nil
+}
+
+func (x *TraceResponse) GetPacket() *TracedPacket {
+	if x != nil {
+		return x.Packet
+	}
+	return nil
+}
+
+func (x *TraceResponse) GetEnded() *TraceEnded {
+	if x != nil {
+		return x.Ended
+	}
+	return nil
+}
+
+type TraceBegun struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Paths         []*TracedPath          `protobuf:"bytes,1,rep,name=paths,proto3" json:"paths,omitempty"`
+	Warnings      []string               `protobuf:"bytes,2,rep,name=warnings,proto3" json:"warnings,omitempty"` // nodes whose hops will be missing, in words
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TraceBegun) Reset() {
+	*x = TraceBegun{}
+	mi := &file_waystamp_proto_msgTypes[39]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TraceBegun) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TraceBegun) ProtoMessage() {}
+
+func (x *TraceBegun) ProtoReflect() protoreflect.Message {
+	mi := &file_waystamp_proto_msgTypes[39]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TraceBegun.ProtoReflect.Descriptor instead.
+func (*TraceBegun) Descriptor() ([]byte, []int) {
+	return file_waystamp_proto_rawDescGZIP(), []int{39}
+}
+
+func (x *TraceBegun) GetPaths() []*TracedPath {
+	if x != nil {
+		return x.Paths
+	}
+	return nil
+}
+
+func (x *TraceBegun) GetWarnings() []string {
+	if x != nil {
+		return x.Warnings
+	}
+	return nil
+}
+
+// TracedPath is a path of the chain: one for each direction, and one more for each function on byte streams.
+type TracedPath struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Path          uint32                 `protobuf:"varint,1,opt,name=path,proto3" json:"path,omitempty"`
+	Direction     string                 `protobuf:"bytes,2,opt,name=direction,proto3" json:"direction,omitempty"`
+	From          string                 `protobuf:"bytes,3,opt,name=from,proto3" json:"from,omitempty"` // the function that it starts at; empty: the chain's ingress
+	To            string                 `protobuf:"bytes,4,opt,name=to,proto3" json:"to,omitempty"`     // the function that it ends at; empty: the chain's egress
+	Scheme        string                 `protobuf:"bytes,5,opt,name=scheme,proto3" json:"scheme,omitempty"`
+	Positions     []*TracedPosition      `protobuf:"bytes,6,rep,name=positions,proto3" json:"positions,omitempty"` // the headend first, the egress last
+	Headends      []string               `protobuf:"bytes,7,rep,name=headends,proto3" json:"headends,omitempty"`   // nodes
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TracedPath) Reset() {
+	*x = TracedPath{}
+	mi := &file_waystamp_proto_msgTypes[40]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TracedPath) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TracedPath) ProtoMessage() {}
+
+func (x *TracedPath) ProtoReflect() protoreflect.Message {
+	mi := &file_waystamp_proto_msgTypes[40]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TracedPath.ProtoReflect.Descriptor instead.
+func (*TracedPath) Descriptor() ([]byte, []int) {
+	return file_waystamp_proto_rawDescGZIP(), []int{40}
+}
+
+func (x *TracedPath) GetPath() uint32 {
+	if x != nil {
+		return x.Path
+	}
+	return 0
+}
+
+func (x *TracedPath) GetDirection() string {
+	if x != nil {
+		return x.Direction
+	}
+	return ""
+}
+
+func (x *TracedPath) GetFrom() string {
+	if x != nil {
+		return x.From
+	}
+	return ""
+}
+
+func (x *TracedPath) GetTo() string {
+	if x != nil {
+		return x.To
+	}
+	return ""
+}
+
+func (x *TracedPath) GetScheme() string {
+	if x != nil {
+		return x.Scheme
+	}
+	return ""
+}
+
+func (x *TracedPath) GetPositions() []*TracedPosition {
+	if x != nil {
+		return x.Positions
+	}
+	return nil
+}
+
+func (x *TracedPath) GetHeadends() []string {
+	if x != nil {
+		return x.Headends
+	}
+	return nil
+}
+
+type TracedPosition struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Node          string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`         // of several headends the first
+	Function      string                 `protobuf:"bytes,2,opt,name=function,proto3" json:"function,omitempty"` // empty: the headend or the egress
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TracedPosition) Reset() {
+	*x = TracedPosition{}
+	mi := &file_waystamp_proto_msgTypes[41]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TracedPosition) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TracedPosition) ProtoMessage() {}
+
+func (x *TracedPosition) ProtoReflect() protoreflect.Message {
+	mi := &file_waystamp_proto_msgTypes[41]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TracedPosition.ProtoReflect.Descriptor instead.
+func (*TracedPosition) Descriptor() ([]byte, []int) {
+	return file_waystamp_proto_rawDescGZIP(), []int{41}
+}
+
+func (x *TracedPosition) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *TracedPosition) GetFunction() string {
+	if x != nil {
+		return x.Function
+	}
+	return ""
+}
+
+type TracedPacket struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Path          uint32                 `protobuf:"varint,1,opt,name=path,proto3" json:"path,omitempty"`
+	Epoch         uint32                 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	Number        string                 `protobuf:"bytes,3,opt,name=number,proto3" json:"number,omitempty"`     // hexadecimal; empty with opot, which hides it on links
+	Hops          []*TracedHop           `protobuf:"bytes,4,rep,name=hops,proto3" json:"hops,omitempty"`         // in the order of their positions, and then of their times
+	Refusals      []*TracedRefusal       `protobuf:"bytes,5,rep,name=refusals,proto3" json:"refusals,omitempty"` // of this packet
+	Outcome       string                 `protobuf:"bytes,6,opt,name=outcome,proto3" json:"outcome,omitempty"`   // verified, refused or lost
+	Sentence      string                 `protobuf:"bytes,7,opt,name=sentence,proto3" json:"sentence,omitempty"` // where it was last, and what became of it
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TracedPacket) Reset() {
+	*x = TracedPacket{}
+	mi := &file_waystamp_proto_msgTypes[42]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TracedPacket) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TracedPacket) ProtoMessage() {}
+
+func (x *TracedPacket) ProtoReflect() protoreflect.Message {
+	mi := &file_waystamp_proto_msgTypes[42]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TracedPacket.ProtoReflect.Descriptor instead.
+func (*TracedPacket) Descriptor() ([]byte, []int) {
+	return file_waystamp_proto_rawDescGZIP(), []int{42}
+}
+
+func (x *TracedPacket) GetPath() uint32 {
+	if x != nil {
+		return x.Path
+	}
+	return 0
+}
+
+func (x *TracedPacket) GetEpoch() uint32 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *TracedPacket) GetNumber() string {
+	if x != nil {
+		return x.Number
+	}
+	return ""
+}
+
+func (x *TracedPacket) GetHops() []*TracedHop {
+	if x != nil {
+		return x.Hops
+	}
+	return nil
+}
+
+func (x *TracedPacket) GetRefusals() []*TracedRefusal {
+	if x != nil {
+		return x.Refusals
+	}
+	return nil
+}
+
+func (x *TracedPacket) GetOutcome() string {
+	if x != nil {
+		return x.Outcome
+	}
+	return ""
+}
+
+func (x *TracedPacket) GetSentence() string {
+	if x != nil {
+		return x.Sentence
+	}
+	return ""
+}
+
+// TracedHop is a traced packet at one position of its path.
+type TracedHop struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Time          *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=time,proto3" json:"time,omitempty"` // by the node's clock
+	Position      uint32                 `protobuf:"varint,2,opt,name=position,proto3" json:"position,omitempty"`
+	Node          string                 `protobuf:"bytes,3,opt,name=node,proto3" json:"node,omitempty"`
+	Function      string                 `protobuf:"bytes,4,opt,name=function,proto3" json:"function,omitempty"` // empty: the headend or the egress
+	Interface     string                 `protobuf:"bytes,5,opt,name=interface,proto3" json:"interface,omitempty"`
+	Hook          string                 `protobuf:"bytes,6,opt,name=hook,proto3" json:"hook,omitempty"`          // tc or xdp
+	Before        []byte                 `protobuf:"bytes,7,opt,name=before,proto3" json:"before,omitempty"`      // CML as it came; empty at the headend and with opot
+	After         []byte                 `protobuf:"bytes,8,opt,name=after,proto3" json:"after,omitempty"`        // CML as it left; empty if verified, and with opot
+	Verified      bool                   `protobuf:"varint,9,opt,name=verified,proto3" json:"verified,omitempty"` // by the egress
+	Bytes         uint32                 `protobuf:"varint,10,opt,name=bytes,proto3" json:"bytes,omitempty"`      // of the whole packet, with the outer header
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TracedHop) Reset() {
+	*x = TracedHop{}
+	mi := &file_waystamp_proto_msgTypes[43]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TracedHop) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TracedHop) ProtoMessage() {}
+
+func (x *TracedHop) ProtoReflect() protoreflect.Message {
+	mi := &file_waystamp_proto_msgTypes[43]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TracedHop.ProtoReflect.Descriptor instead.
+func (*TracedHop) Descriptor() ([]byte, []int) {
+	return file_waystamp_proto_rawDescGZIP(), []int{43}
+}
+
+func (x *TracedHop) GetTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Time
+	}
+	return nil
+}
+
+func (x *TracedHop) GetPosition() uint32 {
+	if x != nil {
+		return x.Position
+	}
+	return 0
+}
+
+func (x *TracedHop) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *TracedHop) GetFunction() string {
+	if x != nil {
+		return x.Function
+	}
+	return ""
+}
+
+func (x *TracedHop) GetInterface() string {
+	if x != nil {
+		return x.Interface
+	}
+	return ""
+}
+
+func (x *TracedHop) GetHook() string {
+	if x != nil {
+		return x.Hook
+	}
+	return ""
+}
+
+func (x *TracedHop) GetBefore() []byte {
+	if x != nil {
+		return x.Before
+	}
+	return nil
+}
+
+func (x *TracedHop) GetAfter() []byte {
+	if x != nil {
+		return x.After
+	}
+	return nil
+}
+
+func (x *TracedHop) GetVerified() bool {
+	if x != nil {
+		return x.Verified
+	}
+	return false
+}
+
+func (x *TracedHop) GetBytes() uint32 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+// TracedRefusal is a node's refusal of a traced packet, as far as nodes sample refusals.
+type TracedRefusal struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Time          *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=time,proto3" json:"time,omitempty"`
+	Node          string                 `protobuf:"bytes,2,opt,name=node,proto3" json:"node,omitempty"`
+	Interface     string                 `protobuf:"bytes,3,opt,name=interface,proto3" json:"interface,omitempty"`
+	Hook          string                 `protobuf:"bytes,4,opt,name=hook,proto3" json:"hook,omitempty"`
+	Reason        string                 `protobuf:"bytes,5,opt,name=reason,proto3" json:"reason,omitempty"`
+	Text          string                 `protobuf:"bytes,6,opt,name=text,proto3" json:"text,omitempty"`
+	Reported      bool                   `protobuf:"varint,7,opt,name=reported,proto3" json:"reported,omitempty"` // and it was let go on
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TracedRefusal) Reset() {
+	*x = TracedRefusal{}
+	mi := &file_waystamp_proto_msgTypes[44]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TracedRefusal) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TracedRefusal) ProtoMessage() {}
+
+func (x *TracedRefusal) ProtoReflect() protoreflect.Message {
+	mi := &file_waystamp_proto_msgTypes[44]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TracedRefusal.ProtoReflect.Descriptor instead.
+func (*TracedRefusal) Descriptor() ([]byte, []int) {
+	return file_waystamp_proto_rawDescGZIP(), []int{44}
+}
+
+func (x *TracedRefusal) GetTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Time
+	}
+	return nil
+}
+
+func (x *TracedRefusal) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *TracedRefusal) GetInterface() string {
+	if x != nil {
+		return x.Interface
+	}
+	return ""
+}
+
+func (x *TracedRefusal) GetHook() string {
+	if x != nil {
+		return x.Hook
+	}
+	return ""
+}
+
+func (x *TracedRefusal) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *TracedRefusal) GetText() string {
+	if x != nil {
+		return x.Text
+	}
+	return ""
+}
+
+func (x *TracedRefusal) GetReported() bool {
+	if x != nil {
+		return x.Reported
+	}
+	return false
+}
+
+type TraceEnded struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	TimedOut      bool                   `protobuf:"varint,1,opt,name=timed_out,json=timedOut,proto3" json:"timed_out,omitempty"` // before all packets had come
+	Foreign       uint64                 `protobuf:"varint,2,opt,name=foreign,proto3" json:"foreign,omitempty"`                   // packets with the O-flag that no headend has told of
+	Suppressed    uint64                 `protobuf:"varint,3,opt,name=suppressed,proto3" json:"suppressed,omitempty"`             // hops that nodes did not tell of: there were too many
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TraceEnded) Reset() {
+	*x = TraceEnded{}
+	mi := &file_waystamp_proto_msgTypes[45]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TraceEnded) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TraceEnded) ProtoMessage() {}
+
+func (x *TraceEnded) ProtoReflect() protoreflect.Message {
+	mi := &file_waystamp_proto_msgTypes[45]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TraceEnded.ProtoReflect.Descriptor instead.
+func (*TraceEnded) Descriptor() ([]byte, []int) {
+	return file_waystamp_proto_rawDescGZIP(), []int{45}
+}
+
+func (x *TraceEnded) GetTimedOut() bool {
+	if x != nil {
+		return x.TimedOut
+	}
+	return false
+}
+
+func (x *TraceEnded) GetForeign() uint64 {
+	if x != nil {
+		return x.Foreign
+	}
+	return 0
+}
+
+func (x *TraceEnded) GetSuppressed() uint64 {
+	if x != nil {
+		return x.Suppressed
+	}
+	return 0
+}
+
 type DeleteRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Chain         string                 `protobuf:"bytes,1,opt,name=chain,proto3" json:"chain,omitempty"`
@@ -2260,7 +2948,7 @@ type DeleteRequest struct {
 
 func (x *DeleteRequest) Reset() {
 	*x = DeleteRequest{}
-	mi := &file_waystamp_proto_msgTypes[37]
+	mi := &file_waystamp_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2272,7 +2960,7 @@ func (x *DeleteRequest) String() string {
 func (*DeleteRequest) ProtoMessage() {}
 
 func (x *DeleteRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[37]
+	mi := &file_waystamp_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2285,7 +2973,7 @@ func (x *DeleteRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteRequest.ProtoReflect.Descriptor instead.
 func (*DeleteRequest) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{37}
+	return file_waystamp_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *DeleteRequest) GetChain() string {
@@ -2303,7 +2991,7 @@ type DeleteResponse struct {
 
 func (x *DeleteResponse) Reset() {
 	*x = DeleteResponse{}
-	mi := &file_waystamp_proto_msgTypes[38]
+	mi := &file_waystamp_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2315,7 +3003,7 @@ func (x *DeleteResponse) String() string {
 func (*DeleteResponse) ProtoMessage() {}
 
 func (x *DeleteResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[38]
+	mi := &file_waystamp_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2328,7 +3016,7 @@ func (x *DeleteResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteResponse.ProtoReflect.Descriptor instead.
 func (*DeleteResponse) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{38}
+	return file_waystamp_proto_rawDescGZIP(), []int{47}
 }
 
 type RotateRequest struct {
@@ -2341,7 +3029,7 @@ type RotateRequest struct {
 
 func (x *RotateRequest) Reset() {
 	*x = RotateRequest{}
-	mi := &file_waystamp_proto_msgTypes[39]
+	mi := &file_waystamp_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2353,7 +3041,7 @@ func (x *RotateRequest) String() string {
 func (*RotateRequest) ProtoMessage() {}
 
 func (x *RotateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[39]
+	mi := &file_waystamp_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2366,7 +3054,7 @@ func (x *RotateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateRequest.ProtoReflect.Descriptor instead.
 func (*RotateRequest) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{39}
+	return file_waystamp_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *RotateRequest) GetChains() []string {
@@ -2392,7 +3080,7 @@ type RotateResponse struct {
 
 func (x *RotateResponse) Reset() {
 	*x = RotateResponse{}
-	mi := &file_waystamp_proto_msgTypes[40]
+	mi := &file_waystamp_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2404,7 +3092,7 @@ func (x *RotateResponse) String() string {
 func (*RotateResponse) ProtoMessage() {}
 
 func (x *RotateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[40]
+	mi := &file_waystamp_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2417,7 +3105,7 @@ func (x *RotateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateResponse.ProtoReflect.Descriptor instead.
 func (*RotateResponse) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{40}
+	return file_waystamp_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *RotateResponse) GetSerial() uint64 {
@@ -2438,7 +3126,7 @@ type CreateTokenRequest struct {
 
 func (x *CreateTokenRequest) Reset() {
 	*x = CreateTokenRequest{}
-	mi := &file_waystamp_proto_msgTypes[41]
+	mi := &file_waystamp_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2450,7 +3138,7 @@ func (x *CreateTokenRequest) String() string {
 func (*CreateTokenRequest) ProtoMessage() {}
 
 func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[41]
+	mi := &file_waystamp_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2463,7 +3151,7 @@ func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenRequest.ProtoReflect.Descriptor instead.
 func (*CreateTokenRequest) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{41}
+	return file_waystamp_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *CreateTokenRequest) GetNode() string {
@@ -2497,7 +3185,7 @@ type CreateTokenResponse struct {
 
 func (x *CreateTokenResponse) Reset() {
 	*x = CreateTokenResponse{}
-	mi := &file_waystamp_proto_msgTypes[42]
+	mi := &file_waystamp_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2509,7 +3197,7 @@ func (x *CreateTokenResponse) String() string {
 func (*CreateTokenResponse) ProtoMessage() {}
 
 func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[42]
+	mi := &file_waystamp_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2522,7 +3210,7 @@ func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenResponse.ProtoReflect.Descriptor instead.
 func (*CreateTokenResponse) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{42}
+	return file_waystamp_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *CreateTokenResponse) GetToken() string {
@@ -2548,7 +3236,7 @@ type RevokeRequest struct {
 
 func (x *RevokeRequest) Reset() {
 	*x = RevokeRequest{}
-	mi := &file_waystamp_proto_msgTypes[43]
+	mi := &file_waystamp_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2560,7 +3248,7 @@ func (x *RevokeRequest) String() string {
 func (*RevokeRequest) ProtoMessage() {}
 
 func (x *RevokeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[43]
+	mi := &file_waystamp_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2573,7 +3261,7 @@ func (x *RevokeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeRequest.ProtoReflect.Descriptor instead.
 func (*RevokeRequest) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{43}
+	return file_waystamp_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *RevokeRequest) GetNode() string {
@@ -2592,7 +3280,7 @@ type RevokeResponse struct {
 
 func (x *RevokeResponse) Reset() {
 	*x = RevokeResponse{}
-	mi := &file_waystamp_proto_msgTypes[44]
+	mi := &file_waystamp_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2604,7 +3292,7 @@ func (x *RevokeResponse) String() string {
 func (*RevokeResponse) ProtoMessage() {}
 
 func (x *RevokeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[44]
+	mi := &file_waystamp_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2617,7 +3305,7 @@ func (x *RevokeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeResponse.ProtoReflect.Descriptor instead.
 func (*RevokeResponse) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{44}
+	return file_waystamp_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *RevokeResponse) GetBlocked() []string {
@@ -2638,7 +3326,7 @@ type JoinRequest struct {
 
 func (x *JoinRequest) Reset() {
 	*x = JoinRequest{}
-	mi := &file_waystamp_proto_msgTypes[45]
+	mi := &file_waystamp_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2650,7 +3338,7 @@ func (x *JoinRequest) String() string {
 func (*JoinRequest) ProtoMessage() {}
 
 func (x *JoinRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[45]
+	mi := &file_waystamp_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2663,7 +3351,7 @@ func (x *JoinRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinRequest.ProtoReflect.Descriptor instead.
 func (*JoinRequest) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{45}
+	return file_waystamp_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *JoinRequest) GetToken() string {
@@ -2697,7 +3385,7 @@ type JoinResponse struct {
 
 func (x *JoinResponse) Reset() {
 	*x = JoinResponse{}
-	mi := &file_waystamp_proto_msgTypes[46]
+	mi := &file_waystamp_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2709,7 +3397,7 @@ func (x *JoinResponse) String() string {
 func (*JoinResponse) ProtoMessage() {}
 
 func (x *JoinResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[46]
+	mi := &file_waystamp_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2722,7 +3410,7 @@ func (x *JoinResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinResponse.ProtoReflect.Descriptor instead.
 func (*JoinResponse) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{46}
+	return file_waystamp_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *JoinResponse) GetCertificates() [][]byte {
@@ -2747,7 +3435,7 @@ type RenewRequest struct {
 
 func (x *RenewRequest) Reset() {
 	*x = RenewRequest{}
-	mi := &file_waystamp_proto_msgTypes[47]
+	mi := &file_waystamp_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2759,7 +3447,7 @@ func (x *RenewRequest) String() string {
 func (*RenewRequest) ProtoMessage() {}
 
 func (x *RenewRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[47]
+	mi := &file_waystamp_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2772,7 +3460,7 @@ func (x *RenewRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewRequest.ProtoReflect.Descriptor instead.
 func (*RenewRequest) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{47}
+	return file_waystamp_proto_rawDescGZIP(), []int{56}
 }
 
 type RenewResponse struct {
@@ -2785,7 +3473,7 @@ type RenewResponse struct {
 
 func (x *RenewResponse) Reset() {
 	*x = RenewResponse{}
-	mi := &file_waystamp_proto_msgTypes[48]
+	mi := &file_waystamp_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2797,7 +3485,7 @@ func (x *RenewResponse) String() string {
 func (*RenewResponse) ProtoMessage() {}
 
 func (x *RenewResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[48]
+	mi := &file_waystamp_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2810,7 +3498,7 @@ func (x *RenewResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewResponse.ProtoReflect.Descriptor instead.
 func (*RenewResponse) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{48}
+	return file_waystamp_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *RenewResponse) GetCertificates() [][]byte {
@@ -2831,16 +3519,17 @@ type PlansRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Revision      uint64                 `protobuf:"varint,1,opt,name=revision,proto3" json:"revision,omitempty"` // of the plan on the node's disk; 0: none
 	Digest        string                 `protobuf:"bytes,2,opt,name=digest,proto3" json:"digest,omitempty"`
-	Held          []*HeldEpoch           `protobuf:"bytes,3,rep,name=held,proto3" json:"held,omitempty"`   // the latest of each path in that plan
-	Roots         []string               `protobuf:"bytes,4,rep,name=roots,proto3" json:"roots,omitempty"` // that the node trusts, by pin as in RootState; the first has signed its certificate
-	Knows         []string               `protobuf:"bytes,5,rep,name=knows,proto3" json:"knows,omitempty"` // kinds, schemes and encapsulations, as in plan.Features; none: those of plan.FirstFeatures
+	Held          []*HeldEpoch           `protobuf:"bytes,3,rep,name=held,proto3" json:"held,omitempty"`      // the latest of each path in that plan
+	Roots         []string               `protobuf:"bytes,4,rep,name=roots,proto3" json:"roots,omitempty"`    // that the node trusts, by pin as in RootState; the first has signed its certificate
+	Knows         []string               `protobuf:"bytes,5,rep,name=knows,proto3" json:"knows,omitempty"`    // kinds, schemes and encapsulations, as in plan.Features; none: those of plan.FirstFeatures
+	Traces        bool                   `protobuf:"varint,6,opt,name=traces,proto3" json:"traces,omitempty"` // the agent takes PlansResponse.traces
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *PlansRequest) Reset() {
 	*x = PlansRequest{}
-	mi := &file_waystamp_proto_msgTypes[49]
+	mi := &file_waystamp_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2852,7 +3541,7 @@ func (x *PlansRequest) String() string {
 func (*PlansRequest) ProtoMessage() {}
 
 func (x *PlansRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[49]
+	mi := &file_waystamp_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2865,7 +3554,7 @@ func (x *PlansRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlansRequest.ProtoReflect.Descriptor instead.
 func (*PlansRequest) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{49}
+	return file_waystamp_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *PlansRequest) GetRevision() uint64 {
@@ -2903,6 +3592,13 @@ func (x *PlansRequest) GetKnows() []string {
 	return nil
 }
 
+func (x *PlansRequest) GetTraces() bool {
+	if x != nil {
+		return x.Traces
+	}
+	return false
+}
+
 type HeldEpoch struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Path          uint32                 `protobuf:"varint,1,opt,name=path,proto3" json:"path,omitempty"`
@@ -2913,7 +3609,7 @@ type HeldEpoch struct {
 
 func (x *HeldEpoch) Reset() {
 	*x = HeldEpoch{}
-	mi := &file_waystamp_proto_msgTypes[50]
+	mi := &file_waystamp_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2925,7 +3621,7 @@ func (x *HeldEpoch) String() string {
 func (*HeldEpoch) ProtoMessage() {}
 
 func (x *HeldEpoch) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[50]
+	mi := &file_waystamp_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2938,7 +3634,7 @@ func (x *HeldEpoch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeldEpoch.ProtoReflect.Descriptor instead.
 func (*HeldEpoch) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{50}
+	return file_waystamp_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *HeldEpoch) GetPath() uint32 {
@@ -2962,13 +3658,14 @@ type PlansResponse struct {
 	Plan                    []byte                 `protobuf:"bytes,3,opt,name=plan,proto3" json:"plan,omitempty"`                                                                         // the node's own, as plan.EncodeNode makes it
 	Renew                   bool                   `protobuf:"varint,4,opt,name=renew,proto3" json:"renew,omitempty"`                                                                      // instead of a plan: renew the certificate, the roots have changed
 	RenewWithinMilliseconds uint32                 `protobuf:"varint,5,opt,name=renew_within_milliseconds,json=renewWithinMilliseconds,proto3" json:"renew_within_milliseconds,omitempty"` // at a time that the node draws
+	Traces                  *Traces                `protobuf:"bytes,6,opt,name=traces,proto3" json:"traces,omitempty"`                                                                     // instead of a plan: all traces that are wanted of this node from now on
 	unknownFields           protoimpl.UnknownFields
 	sizeCache               protoimpl.SizeCache
 }
 
 func (x *PlansResponse) Reset() {
 	*x = PlansResponse{}
-	mi := &file_waystamp_proto_msgTypes[51]
+	mi := &file_waystamp_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2980,7 +3677,7 @@ func (x *PlansResponse) String() string {
 func (*PlansResponse) ProtoMessage() {}
 
 func (x *PlansResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[51]
+	mi := &file_waystamp_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2993,7 +3690,7 @@ func (x *PlansResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlansResponse.ProtoReflect.Descriptor instead.
 func (*PlansResponse) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{51}
+	return file_waystamp_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *PlansResponse) GetRevision() uint64 {
@@ -3031,6 +3728,118 @@ func (x *PlansResponse) GetRenewWithinMilliseconds() uint32 {
 	return 0
 }
 
+func (x *PlansResponse) GetTraces() *Traces {
+	if x != nil {
+		return x.Traces
+	}
+	return nil
+}
+
+// Traces are those that a node carries out as a headend, until it gets others or the stream ends.
+type Traces struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Orders        []*TraceOrder          `protobuf:"bytes,1,rep,name=orders,proto3" json:"orders,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Traces) Reset() {
+	*x = Traces{}
+	mi := &file_waystamp_proto_msgTypes[61]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Traces) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Traces) ProtoMessage() {}
+
+func (x *Traces) ProtoReflect() protoreflect.Message {
+	mi := &file_waystamp_proto_msgTypes[61]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Traces.ProtoReflect.Descriptor instead.
+func (*Traces) Descriptor() ([]byte, []int) {
+	return file_waystamp_proto_rawDescGZIP(), []int{61}
+}
+
+func (x *Traces) GetOrders() []*TraceOrder {
+	if x != nil {
+		return x.Orders
+	}
+	return nil
+}
+
+type TraceOrder struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"` // an order that the node has already goes on
+	Path          uint32                 `protobuf:"varint,2,opt,name=path,proto3" json:"path,omitempty"`
+	Packets       uint32                 `protobuf:"varint,3,opt,name=packets,proto3" json:"packets,omitempty"` // to trace
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TraceOrder) Reset() {
+	*x = TraceOrder{}
+	mi := &file_waystamp_proto_msgTypes[62]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TraceOrder) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TraceOrder) ProtoMessage() {}
+
+func (x *TraceOrder) ProtoReflect() protoreflect.Message {
+	mi := &file_waystamp_proto_msgTypes[62]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TraceOrder.ProtoReflect.Descriptor instead.
+func (*TraceOrder) Descriptor() ([]byte, []int) {
+	return file_waystamp_proto_rawDescGZIP(), []int{62}
+}
+
+func (x *TraceOrder) GetId() uint64 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+func (x *TraceOrder) GetPath() uint32 {
+	if x != nil {
+		return x.Path
+	}
+	return 0
+}
+
+func (x *TraceOrder) GetPackets() uint32 {
+	if x != nil {
+		return x.Packets
+	}
+	return 0
+}
+
 type AcknowledgeRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Revision      uint64                 `protobuf:"varint,1,opt,name=revision,proto3" json:"revision,omitempty"` // of the plan in force
@@ -3045,7 +3854,7 @@ type AcknowledgeRequest struct {
 
 func (x *AcknowledgeRequest) Reset() {
 	*x = AcknowledgeRequest{}
-	mi := &file_waystamp_proto_msgTypes[52]
+	mi := &file_waystamp_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3057,7 +3866,7 @@ func (x *AcknowledgeRequest) String() string {
 func (*AcknowledgeRequest) ProtoMessage() {}
 
 func (x *AcknowledgeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[52]
+	mi := &file_waystamp_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3070,7 +3879,7 @@ func (x *AcknowledgeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcknowledgeRequest.ProtoReflect.Descriptor instead.
 func (*AcknowledgeRequest) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{52}
+	return file_waystamp_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *AcknowledgeRequest) GetRevision() uint64 {
@@ -3123,7 +3932,7 @@ type AcknowledgeResponse struct {
 
 func (x *AcknowledgeResponse) Reset() {
 	*x = AcknowledgeResponse{}
-	mi := &file_waystamp_proto_msgTypes[53]
+	mi := &file_waystamp_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3135,7 +3944,7 @@ func (x *AcknowledgeResponse) String() string {
 func (*AcknowledgeResponse) ProtoMessage() {}
 
 func (x *AcknowledgeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[53]
+	mi := &file_waystamp_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3148,7 +3957,7 @@ func (x *AcknowledgeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcknowledgeResponse.ProtoReflect.Descriptor instead.
 func (*AcknowledgeResponse) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{53}
+	return file_waystamp_proto_rawDescGZIP(), []int{64}
 }
 
 type RefusedRequest struct {
@@ -3161,7 +3970,7 @@ type RefusedRequest struct {
 
 func (x *RefusedRequest) Reset() {
 	*x = RefusedRequest{}
-	mi := &file_waystamp_proto_msgTypes[54]
+	mi := &file_waystamp_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3173,7 +3982,7 @@ func (x *RefusedRequest) String() string {
 func (*RefusedRequest) ProtoMessage() {}
 
 func (x *RefusedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[54]
+	mi := &file_waystamp_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3186,7 +3995,7 @@ func (x *RefusedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RefusedRequest.ProtoReflect.Descriptor instead.
 func (*RefusedRequest) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{54}
+	return file_waystamp_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *RefusedRequest) GetEvents() [][]byte {
@@ -3212,7 +4021,7 @@ type RefusedResponse struct {
 
 func (x *RefusedResponse) Reset() {
 	*x = RefusedResponse{}
-	mi := &file_waystamp_proto_msgTypes[55]
+	mi := &file_waystamp_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3224,7 +4033,7 @@ func (x *RefusedResponse) String() string {
 func (*RefusedResponse) ProtoMessage() {}
 
 func (x *RefusedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waystamp_proto_msgTypes[55]
+	mi := &file_waystamp_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3237,10 +4046,106 @@ func (x *RefusedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RefusedResponse.ProtoReflect.Descriptor instead.
 func (*RefusedResponse) Descriptor() ([]byte, []int) {
-	return file_waystamp_proto_rawDescGZIP(), []int{55}
+	return file_waystamp_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *RefusedResponse) GetPauseMilliseconds() uint32 {
+	if x != nil {
+		return x.PauseMilliseconds
+	}
+	return 0
+}
+
+type TracedRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Hops          [][]byte               `protobuf:"bytes,1,rep,name=hops,proto3" json:"hops,omitempty"`        // one JSON object each, the earliest first
+	Dropped       uint64                 `protobuf:"varint,2,opt,name=dropped,proto3" json:"dropped,omitempty"` // that the agent could not send since the last call
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TracedRequest) Reset() {
+	*x = TracedRequest{}
+	mi := &file_waystamp_proto_msgTypes[67]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TracedRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TracedRequest) ProtoMessage() {}
+
+func (x *TracedRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_waystamp_proto_msgTypes[67]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TracedRequest.ProtoReflect.Descriptor instead.
+func (*TracedRequest) Descriptor() ([]byte, []int) {
+	return file_waystamp_proto_rawDescGZIP(), []int{67}
+}
+
+func (x *TracedRequest) GetHops() [][]byte {
+	if x != nil {
+		return x.Hops
+	}
+	return nil
+}
+
+func (x *TracedRequest) GetDropped() uint64 {
+	if x != nil {
+		return x.Dropped
+	}
+	return 0
+}
+
+type TracedResponse struct {
+	state             protoimpl.MessageState `protogen:"open.v1"`
+	PauseMilliseconds uint32                 `protobuf:"varint,1,opt,name=pause_milliseconds,json=pauseMilliseconds,proto3" json:"pause_milliseconds,omitempty"` // before the next call
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
+}
+
+func (x *TracedResponse) Reset() {
+	*x = TracedResponse{}
+	mi := &file_waystamp_proto_msgTypes[68]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TracedResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TracedResponse) ProtoMessage() {}
+
+func (x *TracedResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_waystamp_proto_msgTypes[68]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TracedResponse.ProtoReflect.Descriptor instead.
+func (*TracedResponse) Descriptor() ([]byte, []int) {
+	return file_waystamp_proto_rawDescGZIP(), []int{68}
+}
+
+func (x *TracedResponse) GetPauseMilliseconds() uint32 {
 	if x != nil {
 		return x.PauseMilliseconds
 	}
@@ -3413,7 +4318,67 @@ const file_waystamp_proto_rawDesc = "" +
 	"\x05chain\x18\x02 \x01(\tR\x05chain\x12\x1c\n" +
 	"\tdirection\x18\x03 \x01(\tR\tdirection\x12\x1a\n" +
 	"\bsentence\x18\x04 \x01(\tR\bsentence\x12\x18\n" +
-	"\adropped\x18\x05 \x01(\x04R\adropped\"%\n" +
+	"\adropped\x18\x05 \x01(\x04R\adropped\"\x85\x01\n" +
+	"\fTraceRequest\x12\x14\n" +
+	"\x05chain\x18\x01 \x01(\tR\x05chain\x12\x1c\n" +
+	"\tdirection\x18\x02 \x01(\tR\tdirection\x12\x18\n" +
+	"\apackets\x18\x03 \x01(\rR\apackets\x12'\n" +
+	"\x0ftimeout_seconds\x18\x04 \x01(\rR\x0etimeoutSeconds\"\xa0\x01\n" +
+	"\rTraceResponse\x12-\n" +
+	"\x05begun\x18\x01 \x01(\v2\x17.waystamp.v1.TraceBegunR\x05begun\x121\n" +
+	"\x06packet\x18\x02 \x01(\v2\x19.waystamp.v1.TracedPacketR\x06packet\x12-\n" +
+	"\x05ended\x18\x03 \x01(\v2\x17.waystamp.v1.TraceEndedR\x05ended\"W\n" +
+	"\n" +
+	"TraceBegun\x12-\n" +
+	"\x05paths\x18\x01 \x03(\v2\x17.waystamp.v1.TracedPathR\x05paths\x12\x1a\n" +
+	"\bwarnings\x18\x02 \x03(\tR\bwarnings\"\xd1\x01\n" +
+	"\n" +
+	"TracedPath\x12\x12\n" +
+	"\x04path\x18\x01 \x01(\rR\x04path\x12\x1c\n" +
+	"\tdirection\x18\x02 \x01(\tR\tdirection\x12\x12\n" +
+	"\x04from\x18\x03 \x01(\tR\x04from\x12\x0e\n" +
+	"\x02to\x18\x04 \x01(\tR\x02to\x12\x16\n" +
+	"\x06scheme\x18\x05 \x01(\tR\x06scheme\x129\n" +
+	"\tpositions\x18\x06 \x03(\v2\x1b.waystamp.v1.TracedPositionR\tpositions\x12\x1a\n" +
+	"\bheadends\x18\a \x03(\tR\bheadends\"@\n" +
+	"\x0eTracedPosition\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x12\x1a\n" +
+	"\bfunction\x18\x02 \x01(\tR\bfunction\"\xea\x01\n" +
+	"\fTracedPacket\x12\x12\n" +
+	"\x04path\x18\x01 \x01(\rR\x04path\x12\x14\n" +
+	"\x05epoch\x18\x02 \x01(\rR\x05epoch\x12\x16\n" +
+	"\x06number\x18\x03 \x01(\tR\x06number\x12*\n" +
+	"\x04hops\x18\x04 \x03(\v2\x16.waystamp.v1.TracedHopR\x04hops\x126\n" +
+	"\brefusals\x18\x05 \x03(\v2\x1a.waystamp.v1.TracedRefusalR\brefusals\x12\x18\n" +
+	"\aoutcome\x18\x06 \x01(\tR\aoutcome\x12\x1a\n" +
+	"\bsentence\x18\a \x01(\tR\bsentence\"\x99\x02\n" +
+	"\tTracedHop\x12.\n" +
+	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x1a\n" +
+	"\bposition\x18\x02 \x01(\rR\bposition\x12\x12\n" +
+	"\x04node\x18\x03 \x01(\tR\x04node\x12\x1a\n" +
+	"\bfunction\x18\x04 \x01(\tR\bfunction\x12\x1c\n" +
+	"\tinterface\x18\x05 \x01(\tR\tinterface\x12\x12\n" +
+	"\x04hook\x18\x06 \x01(\tR\x04hook\x12\x16\n" +
+	"\x06before\x18\a \x01(\fR\x06before\x12\x14\n" +
+	"\x05after\x18\b \x01(\fR\x05after\x12\x1a\n" +
+	"\bverified\x18\t \x01(\bR\bverified\x12\x14\n" +
+	"\x05bytes\x18\n" +
+	" \x01(\rR\x05bytes\"\xcd\x01\n" +
+	"\rTracedRefusal\x12.\n" +
+	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x12\n" +
+	"\x04node\x18\x02 \x01(\tR\x04node\x12\x1c\n" +
+	"\tinterface\x18\x03 \x01(\tR\tinterface\x12\x12\n" +
+	"\x04hook\x18\x04 \x01(\tR\x04hook\x12\x16\n" +
+	"\x06reason\x18\x05 \x01(\tR\x06reason\x12\x12\n" +
+	"\x04text\x18\x06 \x01(\tR\x04text\x12\x1a\n" +
+	"\breported\x18\a \x01(\bR\breported\"c\n" +
+	"\n" +
+	"TraceEnded\x12\x1b\n" +
+	"\ttimed_out\x18\x01 \x01(\bR\btimedOut\x12\x18\n" +
+	"\aforeign\x18\x02 \x01(\x04R\aforeign\x12\x1e\n" +
+	"\n" +
+	"suppressed\x18\x03 \x01(\x04R\n" +
+	"suppressed\"%\n" +
 	"\rDeleteRequest\x12\x14\n" +
 	"\x05chain\x18\x01 \x01(\tR\x05chain\"\x10\n" +
 	"\x0eDeleteResponse\"9\n" +
@@ -3443,22 +4408,31 @@ const file_waystamp_proto_rawDesc = "" +
 	"\fRenewRequest\"I\n" +
 	"\rRenewResponse\x12\"\n" +
 	"\fcertificates\x18\x01 \x03(\fR\fcertificates\x12\x14\n" +
-	"\x05roots\x18\x02 \x03(\fR\x05roots\"\x9a\x01\n" +
+	"\x05roots\x18\x02 \x03(\fR\x05roots\"\xb2\x01\n" +
 	"\fPlansRequest\x12\x1a\n" +
 	"\brevision\x18\x01 \x01(\x04R\brevision\x12\x16\n" +
 	"\x06digest\x18\x02 \x01(\tR\x06digest\x12*\n" +
 	"\x04held\x18\x03 \x03(\v2\x16.waystamp.v1.HeldEpochR\x04held\x12\x14\n" +
 	"\x05roots\x18\x04 \x03(\tR\x05roots\x12\x14\n" +
-	"\x05knows\x18\x05 \x03(\tR\x05knows\"5\n" +
+	"\x05knows\x18\x05 \x03(\tR\x05knows\x12\x16\n" +
+	"\x06traces\x18\x06 \x01(\bR\x06traces\"5\n" +
 	"\tHeldEpoch\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\rR\x04path\x12\x14\n" +
-	"\x05epoch\x18\x02 \x01(\rR\x05epoch\"\xa9\x01\n" +
+	"\x05epoch\x18\x02 \x01(\rR\x05epoch\"\xd6\x01\n" +
 	"\rPlansResponse\x12\x1a\n" +
 	"\brevision\x18\x01 \x01(\x04R\brevision\x12\x16\n" +
 	"\x06digest\x18\x02 \x01(\tR\x06digest\x12\x12\n" +
 	"\x04plan\x18\x03 \x01(\fR\x04plan\x12\x14\n" +
 	"\x05renew\x18\x04 \x01(\bR\x05renew\x12:\n" +
-	"\x19renew_within_milliseconds\x18\x05 \x01(\rR\x17renewWithinMilliseconds\"\xb0\x01\n" +
+	"\x19renew_within_milliseconds\x18\x05 \x01(\rR\x17renewWithinMilliseconds\x12+\n" +
+	"\x06traces\x18\x06 \x01(\v2\x13.waystamp.v1.TracesR\x06traces\"9\n" +
+	"\x06Traces\x12/\n" +
+	"\x06orders\x18\x01 \x03(\v2\x17.waystamp.v1.TraceOrderR\x06orders\"J\n" +
+	"\n" +
+	"TraceOrder\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x12\n" +
+	"\x04path\x18\x02 \x01(\rR\x04path\x12\x18\n" +
+	"\apackets\x18\x03 \x01(\rR\apackets\"\xb0\x01\n" +
 	"\x12AcknowledgeRequest\x12\x1a\n" +
 	"\brevision\x18\x01 \x01(\x04R\brevision\x12\x16\n" +
 	"\x06digest\x18\x02 \x01(\tR\x06digest\x12\x14\n" +
@@ -3471,7 +4445,12 @@ const file_waystamp_proto_rawDesc = "" +
 	"\x06events\x18\x01 \x03(\fR\x06events\x12\x18\n" +
 	"\adropped\x18\x02 \x01(\x04R\adropped\"@\n" +
 	"\x0fRefusedResponse\x12-\n" +
-	"\x12pause_milliseconds\x18\x01 \x01(\rR\x11pauseMilliseconds2\xfc\b\n" +
+	"\x12pause_milliseconds\x18\x01 \x01(\rR\x11pauseMilliseconds\"=\n" +
+	"\rTracedRequest\x12\x12\n" +
+	"\x04hops\x18\x01 \x03(\fR\x04hops\x12\x18\n" +
+	"\adropped\x18\x02 \x01(\x04R\adropped\"?\n" +
+	"\x0eTracedResponse\x12-\n" +
+	"\x12pause_milliseconds\x18\x01 \x01(\rR\x11pauseMilliseconds2\xbe\t\n" +
 	"\x05Admin\x12>\n" +
 	"\x05Apply\x12\x19.waystamp.v1.ApplyRequest\x1a\x1a.waystamp.v1.ApplyResponse\x12;\n" +
 	"\x04Diff\x12\x18.waystamp.v1.DiffRequest\x1a\x19.waystamp.v1.DiffResponse\x128\n" +
@@ -3479,7 +4458,8 @@ const file_waystamp_proto_rawDesc = "" +
 	"\x06Follow\x12\x1a.waystamp.v1.FollowRequest\x1a\x1b.waystamp.v1.FollowResponse0\x01\x12G\n" +
 	"\bDescribe\x12\x1c.waystamp.v1.DescribeRequest\x1a\x1d.waystamp.v1.DescribeResponse\x12A\n" +
 	"\x06Events\x12\x1a.waystamp.v1.EventsRequest\x1a\x1b.waystamp.v1.EventsResponse\x12I\n" +
-	"\bRefusals\x12\x1c.waystamp.v1.RefusalsRequest\x1a\x1d.waystamp.v1.RefusalsResponse0\x01\x12A\n" +
+	"\bRefusals\x12\x1c.waystamp.v1.RefusalsRequest\x1a\x1d.waystamp.v1.RefusalsResponse0\x01\x12@\n" +
+	"\x05Trace\x12\x19.waystamp.v1.TraceRequest\x1a\x1a.waystamp.v1.TraceResponse0\x01\x12A\n" +
 	"\x06Delete\x12\x1a.waystamp.v1.DeleteRequest\x1a\x1b.waystamp.v1.DeleteResponse\x12A\n" +
 	"\x06Rotate\x12\x1a.waystamp.v1.RotateRequest\x1a\x1b.waystamp.v1.RotateResponse\x12P\n" +
 	"\vCreateToken\x12\x1f.waystamp.v1.CreateTokenRequest\x1a .waystamp.v1.CreateTokenResponse\x12A\n" +
@@ -3488,13 +4468,14 @@ const file_waystamp_proto_rawDesc = "" +
 	"\vAddOperator\x12\x1f.waystamp.v1.AddOperatorRequest\x1a .waystamp.v1.AddOperatorResponse\x12Y\n" +
 	"\x0eRemoveOperator\x12\".waystamp.v1.RemoveOperatorRequest\x1a#.waystamp.v1.RemoveOperatorResponse\x12G\n" +
 	"\bRotateCA\x12\x1c.waystamp.v1.RotateCARequest\x1a\x1d.waystamp.v1.RotateCAResponse\x12J\n" +
-	"\tOperators\x12\x1d.waystamp.v1.OperatorsRequest\x1a\x1e.waystamp.v1.OperatorsResponse2\xdd\x02\n" +
+	"\tOperators\x12\x1d.waystamp.v1.OperatorsRequest\x1a\x1e.waystamp.v1.OperatorsResponse2\xa0\x03\n" +
 	"\x04Node\x12;\n" +
 	"\x04Join\x12\x18.waystamp.v1.JoinRequest\x1a\x19.waystamp.v1.JoinResponse\x12>\n" +
 	"\x05Renew\x12\x19.waystamp.v1.RenewRequest\x1a\x1a.waystamp.v1.RenewResponse\x12@\n" +
 	"\x05Plans\x12\x19.waystamp.v1.PlansRequest\x1a\x1a.waystamp.v1.PlansResponse0\x01\x12P\n" +
 	"\vAcknowledge\x12\x1f.waystamp.v1.AcknowledgeRequest\x1a .waystamp.v1.AcknowledgeResponse\x12D\n" +
-	"\aRefused\x12\x1b.waystamp.v1.RefusedRequest\x1a\x1c.waystamp.v1.RefusedResponseBAZ?github.com/waystamp/waystamp/internal/rpc/waystampv1;waystampv1b\x06proto3"
+	"\aRefused\x12\x1b.waystamp.v1.RefusedRequest\x1a\x1c.waystamp.v1.RefusedResponse\x12A\n" +
+	"\x06Traced\x12\x1a.waystamp.v1.TracedRequest\x1a\x1b.waystamp.v1.TracedResponseBAZ?github.com/waystamp/waystamp/internal/rpc/waystampv1;waystampv1b\x06proto3"
 
 var (
 	file_waystamp_proto_rawDescOnce sync.Once
@@ -3508,7 +4489,7 @@ func file_waystamp_proto_rawDescGZIP() []byte {
 	return file_waystamp_proto_rawDescData
 }
 
-var file_waystamp_proto_msgTypes = make([]protoimpl.MessageInfo, 57)
+var file_waystamp_proto_msgTypes = make([]protoimpl.MessageInfo, 70)
 var file_waystamp_proto_goTypes = []any{
 	(*File)(nil),                   // 0: waystamp.v1.File
 	(*ApplyRequest)(nil),           // 1: waystamp.v1.ApplyRequest
@@ -3547,115 +4528,143 @@ var file_waystamp_proto_goTypes = []any{
 	(*RefusalsRequest)(nil),        // 34: waystamp.v1.RefusalsRequest
 	(*RefusalsResponse)(nil),       // 35: waystamp.v1.RefusalsResponse
 	(*Refusal)(nil),                // 36: waystamp.v1.Refusal
-	(*DeleteRequest)(nil),          // 37: waystamp.v1.DeleteRequest
-	(*DeleteResponse)(nil),         // 38: waystamp.v1.DeleteResponse
-	(*RotateRequest)(nil),          // 39: waystamp.v1.RotateRequest
-	(*RotateResponse)(nil),         // 40: waystamp.v1.RotateResponse
-	(*CreateTokenRequest)(nil),     // 41: waystamp.v1.CreateTokenRequest
-	(*CreateTokenResponse)(nil),    // 42: waystamp.v1.CreateTokenResponse
-	(*RevokeRequest)(nil),          // 43: waystamp.v1.RevokeRequest
-	(*RevokeResponse)(nil),         // 44: waystamp.v1.RevokeResponse
-	(*JoinRequest)(nil),            // 45: waystamp.v1.JoinRequest
-	(*JoinResponse)(nil),           // 46: waystamp.v1.JoinResponse
-	(*RenewRequest)(nil),           // 47: waystamp.v1.RenewRequest
-	(*RenewResponse)(nil),          // 48: waystamp.v1.RenewResponse
-	(*PlansRequest)(nil),           // 49: waystamp.v1.PlansRequest
-	(*HeldEpoch)(nil),              // 50: waystamp.v1.HeldEpoch
-	(*PlansResponse)(nil),          // 51: waystamp.v1.PlansResponse
-	(*AcknowledgeRequest)(nil),     // 52: waystamp.v1.AcknowledgeRequest
-	(*AcknowledgeResponse)(nil),    // 53: waystamp.v1.AcknowledgeResponse
-	(*RefusedRequest)(nil),         // 54: waystamp.v1.RefusedRequest
-	(*RefusedResponse)(nil),        // 55: waystamp.v1.RefusedResponse
-	nil,                            // 56: waystamp.v1.File.RulesEntry
-	(*timestamppb.Timestamp)(nil),  // 57: google.protobuf.Timestamp
+	(*TraceRequest)(nil),           // 37: waystamp.v1.TraceRequest
+	(*TraceResponse)(nil),          // 38: waystamp.v1.TraceResponse
+	(*TraceBegun)(nil),             // 39: waystamp.v1.TraceBegun
+	(*TracedPath)(nil),             // 40: waystamp.v1.TracedPath
+	(*TracedPosition)(nil),         // 41: waystamp.v1.TracedPosition
+	(*TracedPacket)(nil),           // 42: waystamp.v1.TracedPacket
+	(*TracedHop)(nil),              // 43: waystamp.v1.TracedHop
+	(*TracedRefusal)(nil),          // 44: waystamp.v1.TracedRefusal
+	(*TraceEnded)(nil),             // 45: waystamp.v1.TraceEnded
+	(*DeleteRequest)(nil),          // 46: waystamp.v1.DeleteRequest
+	(*DeleteResponse)(nil),         // 47: waystamp.v1.DeleteResponse
+	(*RotateRequest)(nil),          // 48: waystamp.v1.RotateRequest
+	(*RotateResponse)(nil),         // 49: waystamp.v1.RotateResponse
+	(*CreateTokenRequest)(nil),     // 50: waystamp.v1.CreateTokenRequest
+	(*CreateTokenResponse)(nil),    // 51: waystamp.v1.CreateTokenResponse
+	(*RevokeRequest)(nil),          // 52: waystamp.v1.RevokeRequest
+	(*RevokeResponse)(nil),         // 53: waystamp.v1.RevokeResponse
+	(*JoinRequest)(nil),            // 54: waystamp.v1.JoinRequest
+	(*JoinResponse)(nil),           // 55: waystamp.v1.JoinResponse
+	(*RenewRequest)(nil),           // 56: waystamp.v1.RenewRequest
+	(*RenewResponse)(nil),          // 57: waystamp.v1.RenewResponse
+	(*PlansRequest)(nil),           // 58: waystamp.v1.PlansRequest
+	(*HeldEpoch)(nil),              // 59: waystamp.v1.HeldEpoch
+	(*PlansResponse)(nil),          // 60: waystamp.v1.PlansResponse
+	(*Traces)(nil),                 // 61: waystamp.v1.Traces
+	(*TraceOrder)(nil),             // 62: waystamp.v1.TraceOrder
+	(*AcknowledgeRequest)(nil),     // 63: waystamp.v1.AcknowledgeRequest
+	(*AcknowledgeResponse)(nil),    // 64: waystamp.v1.AcknowledgeResponse
+	(*RefusedRequest)(nil),         // 65: waystamp.v1.RefusedRequest
+	(*RefusedResponse)(nil),        // 66: waystamp.v1.RefusedResponse
+	(*TracedRequest)(nil),          // 67: waystamp.v1.TracedRequest
+	(*TracedResponse)(nil),         // 68: waystamp.v1.TracedResponse
+	nil,                            // 69: waystamp.v1.File.RulesEntry
+	(*timestamppb.Timestamp)(nil),  // 70: google.protobuf.Timestamp
 }
 var file_waystamp_proto_depIdxs = []int32{
-	56, // 0: waystamp.v1.File.rules:type_name -> waystamp.v1.File.RulesEntry
+	69, // 0: waystamp.v1.File.rules:type_name -> waystamp.v1.File.RulesEntry
 	0,  // 1: waystamp.v1.ApplyRequest.file:type_name -> waystamp.v1.File
 	5,  // 2: waystamp.v1.ApplyResponse.differences:type_name -> waystamp.v1.Difference
 	0,  // 3: waystamp.v1.DiffRequest.file:type_name -> waystamp.v1.File
 	5,  // 4: waystamp.v1.DiffResponse.differences:type_name -> waystamp.v1.Difference
-	57, // 5: waystamp.v1.AddOperatorResponse.expires:type_name -> google.protobuf.Timestamp
+	70, // 5: waystamp.v1.AddOperatorResponse.expires:type_name -> google.protobuf.Timestamp
 	14, // 6: waystamp.v1.OperatorsResponse.operators:type_name -> waystamp.v1.OperatorState
-	57, // 7: waystamp.v1.OperatorState.expires:type_name -> google.protobuf.Timestamp
+	70, // 7: waystamp.v1.OperatorState.expires:type_name -> google.protobuf.Timestamp
 	21, // 8: waystamp.v1.GetResponse.state:type_name -> waystamp.v1.State
 	21, // 9: waystamp.v1.FollowResponse.state:type_name -> waystamp.v1.State
-	57, // 10: waystamp.v1.State.since:type_name -> google.protobuf.Timestamp
+	70, // 10: waystamp.v1.State.since:type_name -> google.protobuf.Timestamp
 	24, // 11: waystamp.v1.State.nodes:type_name -> waystamp.v1.NodeState
 	25, // 12: waystamp.v1.State.chains:type_name -> waystamp.v1.ChainState
 	26, // 13: waystamp.v1.State.epochs:type_name -> waystamp.v1.EpochState
 	23, // 14: waystamp.v1.State.waiting:type_name -> waystamp.v1.WaitingState
-	57, // 15: waystamp.v1.State.next_rotation:type_name -> google.protobuf.Timestamp
+	70, // 15: waystamp.v1.State.next_rotation:type_name -> google.protobuf.Timestamp
 	22, // 16: waystamp.v1.State.roots:type_name -> waystamp.v1.RootState
-	57, // 17: waystamp.v1.RootState.ends:type_name -> google.protobuf.Timestamp
-	57, // 18: waystamp.v1.RootState.since:type_name -> google.protobuf.Timestamp
-	57, // 19: waystamp.v1.WaitingState.since:type_name -> google.protobuf.Timestamp
-	57, // 20: waystamp.v1.NodeState.since:type_name -> google.protobuf.Timestamp
-	57, // 21: waystamp.v1.NodeState.state_since:type_name -> google.protobuf.Timestamp
-	57, // 22: waystamp.v1.ChainState.since:type_name -> google.protobuf.Timestamp
-	57, // 23: waystamp.v1.EpochState.until:type_name -> google.protobuf.Timestamp
+	70, // 17: waystamp.v1.RootState.ends:type_name -> google.protobuf.Timestamp
+	70, // 18: waystamp.v1.RootState.since:type_name -> google.protobuf.Timestamp
+	70, // 19: waystamp.v1.WaitingState.since:type_name -> google.protobuf.Timestamp
+	70, // 20: waystamp.v1.NodeState.since:type_name -> google.protobuf.Timestamp
+	70, // 21: waystamp.v1.NodeState.state_since:type_name -> google.protobuf.Timestamp
+	70, // 22: waystamp.v1.ChainState.since:type_name -> google.protobuf.Timestamp
+	70, // 23: waystamp.v1.EpochState.until:type_name -> google.protobuf.Timestamp
 	29, // 24: waystamp.v1.DescribeResponse.facts:type_name -> waystamp.v1.Fact
 	24, // 25: waystamp.v1.DescribeResponse.nodes:type_name -> waystamp.v1.NodeState
 	25, // 26: waystamp.v1.DescribeResponse.chains:type_name -> waystamp.v1.ChainState
 	26, // 27: waystamp.v1.DescribeResponse.epochs:type_name -> waystamp.v1.EpochState
-	57, // 28: waystamp.v1.DescribeResponse.since:type_name -> google.protobuf.Timestamp
+	70, // 28: waystamp.v1.DescribeResponse.since:type_name -> google.protobuf.Timestamp
 	23, // 29: waystamp.v1.DescribeResponse.waiting:type_name -> waystamp.v1.WaitingState
 	30, // 30: waystamp.v1.DescribeResponse.refusals:type_name -> waystamp.v1.RefusalCount
 	33, // 31: waystamp.v1.DescribeResponse.events:type_name -> waystamp.v1.Event
-	57, // 32: waystamp.v1.RefusalCount.last:type_name -> google.protobuf.Timestamp
+	70, // 32: waystamp.v1.RefusalCount.last:type_name -> google.protobuf.Timestamp
 	33, // 33: waystamp.v1.EventsResponse.events:type_name -> waystamp.v1.Event
-	57, // 34: waystamp.v1.EventsResponse.since:type_name -> google.protobuf.Timestamp
-	57, // 35: waystamp.v1.Event.time:type_name -> google.protobuf.Timestamp
+	70, // 34: waystamp.v1.EventsResponse.since:type_name -> google.protobuf.Timestamp
+	70, // 35: waystamp.v1.Event.time:type_name -> google.protobuf.Timestamp
 	36, // 36: waystamp.v1.RefusalsResponse.refusal:type_name -> waystamp.v1.Refusal
-	57, // 37: waystamp.v1.CreateTokenResponse.expires:type_name -> google.protobuf.Timestamp
-	50, // 38: waystamp.v1.PlansRequest.held:type_name -> waystamp.v1.HeldEpoch
-	1,  // 39: waystamp.v1.Admin.Apply:input_type -> waystamp.v1.ApplyRequest
-	3,  // 40: waystamp.v1.Admin.Diff:input_type -> waystamp.v1.DiffRequest
-	17, // 41: waystamp.v1.Admin.Get:input_type -> waystamp.v1.GetRequest
-	19, // 42: waystamp.v1.Admin.Follow:input_type -> waystamp.v1.FollowRequest
-	27, // 43: waystamp.v1.Admin.Describe:input_type -> waystamp.v1.DescribeRequest
-	31, // 44: waystamp.v1.Admin.Events:input_type -> waystamp.v1.EventsRequest
-	34, // 45: waystamp.v1.Admin.Refusals:input_type -> waystamp.v1.RefusalsRequest
-	37, // 46: waystamp.v1.Admin.Delete:input_type -> waystamp.v1.DeleteRequest
-	39, // 47: waystamp.v1.Admin.Rotate:input_type -> waystamp.v1.RotateRequest
-	41, // 48: waystamp.v1.Admin.CreateToken:input_type -> waystamp.v1.CreateTokenRequest
-	43, // 49: waystamp.v1.Admin.Revoke:input_type -> waystamp.v1.RevokeRequest
-	15, // 50: waystamp.v1.Admin.Backup:input_type -> waystamp.v1.BackupRequest
-	6,  // 51: waystamp.v1.Admin.AddOperator:input_type -> waystamp.v1.AddOperatorRequest
-	8,  // 52: waystamp.v1.Admin.RemoveOperator:input_type -> waystamp.v1.RemoveOperatorRequest
-	10, // 53: waystamp.v1.Admin.RotateCA:input_type -> waystamp.v1.RotateCARequest
-	12, // 54: waystamp.v1.Admin.Operators:input_type -> waystamp.v1.OperatorsRequest
-	45, // 55: waystamp.v1.Node.Join:input_type -> waystamp.v1.JoinRequest
-	47, // 56: waystamp.v1.Node.Renew:input_type -> waystamp.v1.RenewRequest
-	49, // 57: waystamp.v1.Node.Plans:input_type -> waystamp.v1.PlansRequest
-	52, // 58: waystamp.v1.Node.Acknowledge:input_type -> waystamp.v1.AcknowledgeRequest
-	54, // 59: waystamp.v1.Node.Refused:input_type -> waystamp.v1.RefusedRequest
-	2,  // 60: waystamp.v1.Admin.Apply:output_type -> waystamp.v1.ApplyResponse
-	4,  // 61: waystamp.v1.Admin.Diff:output_type -> waystamp.v1.DiffResponse
-	18, // 62: waystamp.v1.Admin.Get:output_type -> waystamp.v1.GetResponse
-	20, // 63: waystamp.v1.Admin.Follow:output_type -> waystamp.v1.FollowResponse
-	28, // 64: waystamp.v1.Admin.Describe:output_type -> waystamp.v1.DescribeResponse
-	32, // 65: waystamp.v1.Admin.Events:output_type -> waystamp.v1.EventsResponse
-	35, // 66: waystamp.v1.Admin.Refusals:output_type -> waystamp.v1.RefusalsResponse
-	38, // 67: waystamp.v1.Admin.Delete:output_type -> waystamp.v1.DeleteResponse
-	40, // 68: waystamp.v1.Admin.Rotate:output_type -> waystamp.v1.RotateResponse
-	42, // 69: waystamp.v1.Admin.CreateToken:output_type -> waystamp.v1.CreateTokenResponse
-	44, // 70: waystamp.v1.Admin.Revoke:output_type -> waystamp.v1.RevokeResponse
-	16, // 71: waystamp.v1.Admin.Backup:output_type -> waystamp.v1.BackupResponse
-	7,  // 72: waystamp.v1.Admin.AddOperator:output_type -> waystamp.v1.AddOperatorResponse
-	9,  // 73: waystamp.v1.Admin.RemoveOperator:output_type -> waystamp.v1.RemoveOperatorResponse
-	11, // 74: waystamp.v1.Admin.RotateCA:output_type -> waystamp.v1.RotateCAResponse
-	13, // 75: waystamp.v1.Admin.Operators:output_type -> waystamp.v1.OperatorsResponse
-	46, // 76: waystamp.v1.Node.Join:output_type -> waystamp.v1.JoinResponse
-	48, // 77: waystamp.v1.Node.Renew:output_type -> waystamp.v1.RenewResponse
-	51, // 78: waystamp.v1.Node.Plans:output_type -> waystamp.v1.PlansResponse
-	53, // 79: waystamp.v1.Node.Acknowledge:output_type -> waystamp.v1.AcknowledgeResponse
-	55, // 80: waystamp.v1.Node.Refused:output_type -> waystamp.v1.RefusedResponse
-	60, // [60:81] is the sub-list for method output_type
-	39, // [39:60] is the sub-list for method input_type
-	39, // [39:39] is the sub-list for extension type_name
-	39, // [39:39] is the sub-list for extension extendee
-	0,  // [0:39] is the sub-list for field type_name
+	39, // 37: waystamp.v1.TraceResponse.begun:type_name -> waystamp.v1.TraceBegun
+	42, // 38: waystamp.v1.TraceResponse.packet:type_name -> waystamp.v1.TracedPacket
+	45, // 39: waystamp.v1.TraceResponse.ended:type_name -> waystamp.v1.TraceEnded
+	40, // 40: waystamp.v1.TraceBegun.paths:type_name -> waystamp.v1.TracedPath
+	41, // 41: waystamp.v1.TracedPath.positions:type_name -> waystamp.v1.TracedPosition
+	43, // 42: waystamp.v1.TracedPacket.hops:type_name -> waystamp.v1.TracedHop
+	44, // 43: waystamp.v1.TracedPacket.refusals:type_name -> waystamp.v1.TracedRefusal
+	70, // 44: waystamp.v1.TracedHop.time:type_name -> google.protobuf.Timestamp
+	70, // 45: waystamp.v1.TracedRefusal.time:type_name -> google.protobuf.Timestamp
+	70, // 46: waystamp.v1.CreateTokenResponse.expires:type_name -> google.protobuf.Timestamp
+	59, // 47: waystamp.v1.PlansRequest.held:type_name -> waystamp.v1.HeldEpoch
+	61, // 48: waystamp.v1.PlansResponse.traces:type_name -> waystamp.v1.Traces
+	62, // 49: waystamp.v1.Traces.orders:type_name -> waystamp.v1.TraceOrder
+	1,  // 50: waystamp.v1.Admin.Apply:input_type -> waystamp.v1.ApplyRequest
+	3,  // 51: waystamp.v1.Admin.Diff:input_type -> waystamp.v1.DiffRequest
+	17, // 52: waystamp.v1.Admin.Get:input_type -> waystamp.v1.GetRequest
+	19, // 53: waystamp.v1.Admin.Follow:input_type -> waystamp.v1.FollowRequest
+	27, // 54: waystamp.v1.Admin.Describe:input_type -> waystamp.v1.DescribeRequest
+	31, // 55: waystamp.v1.Admin.Events:input_type -> waystamp.v1.EventsRequest
+	34, // 56: waystamp.v1.Admin.Refusals:input_type -> waystamp.v1.RefusalsRequest
+	37, // 57: waystamp.v1.Admin.Trace:input_type -> waystamp.v1.TraceRequest
+	46, // 58: waystamp.v1.Admin.Delete:input_type -> waystamp.v1.DeleteRequest
+	48, // 59: waystamp.v1.Admin.Rotate:input_type -> waystamp.v1.RotateRequest
+	50, // 60: waystamp.v1.Admin.CreateToken:input_type -> waystamp.v1.CreateTokenRequest
+	52, // 61: waystamp.v1.Admin.Revoke:input_type -> waystamp.v1.RevokeRequest
+	15, // 62: waystamp.v1.Admin.Backup:input_type -> waystamp.v1.BackupRequest
+	6,  // 63: waystamp.v1.Admin.AddOperator:input_type -> waystamp.v1.AddOperatorRequest
+	8,  // 64: waystamp.v1.Admin.RemoveOperator:input_type -> waystamp.v1.RemoveOperatorRequest
+	10, // 65: waystamp.v1.Admin.RotateCA:input_type -> waystamp.v1.RotateCARequest
+	12, // 66: waystamp.v1.Admin.Operators:input_type -> waystamp.v1.OperatorsRequest
+	54, // 67: waystamp.v1.Node.Join:input_type -> waystamp.v1.JoinRequest
+	56, // 68: waystamp.v1.Node.Renew:input_type -> waystamp.v1.RenewRequest
+	58, // 69: waystamp.v1.Node.Plans:input_type -> waystamp.v1.PlansRequest
+	63, // 70: waystamp.v1.Node.Acknowledge:input_type -> waystamp.v1.AcknowledgeRequest
+	65, // 71: waystamp.v1.Node.Refused:input_type -> waystamp.v1.RefusedRequest
+	67, // 72: waystamp.v1.Node.Traced:input_type -> waystamp.v1.TracedRequest
+	2,  // 73: waystamp.v1.Admin.Apply:output_type -> waystamp.v1.ApplyResponse
+	4,  // 74: waystamp.v1.Admin.Diff:output_type -> waystamp.v1.DiffResponse
+	18, // 75: waystamp.v1.Admin.Get:output_type -> waystamp.v1.GetResponse
+	20, // 76: waystamp.v1.Admin.Follow:output_type -> waystamp.v1.FollowResponse
+	28, // 77: waystamp.v1.Admin.Describe:output_type -> waystamp.v1.DescribeResponse
+	32, // 78: waystamp.v1.Admin.Events:output_type -> waystamp.v1.EventsResponse
+	35, // 79: waystamp.v1.Admin.Refusals:output_type -> waystamp.v1.RefusalsResponse
+	38, // 80: waystamp.v1.Admin.Trace:output_type -> waystamp.v1.TraceResponse
+	47, // 81: waystamp.v1.Admin.Delete:output_type -> waystamp.v1.DeleteResponse
+	49, // 82: waystamp.v1.Admin.Rotate:output_type -> waystamp.v1.RotateResponse
+	51, // 83: waystamp.v1.Admin.CreateToken:output_type -> waystamp.v1.CreateTokenResponse
+	53, // 84: waystamp.v1.Admin.Revoke:output_type -> waystamp.v1.RevokeResponse
+	16, // 85: waystamp.v1.Admin.Backup:output_type -> waystamp.v1.BackupResponse
+	7,  // 86: waystamp.v1.Admin.AddOperator:output_type -> waystamp.v1.AddOperatorResponse
+	9,  // 87: waystamp.v1.Admin.RemoveOperator:output_type -> waystamp.v1.RemoveOperatorResponse
+	11, // 88: waystamp.v1.Admin.RotateCA:output_type -> waystamp.v1.RotateCAResponse
+	13, // 89: waystamp.v1.Admin.Operators:output_type -> waystamp.v1.OperatorsResponse
+	55, // 90: waystamp.v1.Node.Join:output_type -> waystamp.v1.JoinResponse
+	57, // 91: waystamp.v1.Node.Renew:output_type -> waystamp.v1.RenewResponse
+	60, // 92: waystamp.v1.Node.Plans:output_type -> waystamp.v1.PlansResponse
+	64, // 93: waystamp.v1.Node.Acknowledge:output_type -> waystamp.v1.AcknowledgeResponse
+	66, // 94: waystamp.v1.Node.Refused:output_type -> waystamp.v1.RefusedResponse
+	68, // 95: waystamp.v1.Node.Traced:output_type -> waystamp.v1.TracedResponse
+	73, // [73:96] is the sub-list for method output_type
+	50, // [50:73] is the sub-list for method input_type
+	50, // [50:50] is the sub-list for extension type_name
+	50, // [50:50] is the sub-list for extension extendee
+	0,  // [0:50] is the sub-list for field type_name
 }
 
 func init() { file_waystamp_proto_init() }
@@ -3669,7 +4678,7 @@ func file_waystamp_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_waystamp_proto_rawDesc), len(file_waystamp_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   57,
+			NumMessages:   70,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -51,6 +51,8 @@ const (
 	AdminEventsProcedure = "/waystamp.v1.Admin/Events"
 	// AdminRefusalsProcedure is the fully-qualified name of the Admin's Refusals RPC.
 	AdminRefusalsProcedure = "/waystamp.v1.Admin/Refusals"
+	// AdminTraceProcedure is the fully-qualified name of the Admin's Trace RPC.
+	AdminTraceProcedure = "/waystamp.v1.Admin/Trace"
 	// AdminDeleteProcedure is the fully-qualified name of the Admin's Delete RPC.
 	AdminDeleteProcedure = "/waystamp.v1.Admin/Delete"
 	// AdminRotateProcedure is the fully-qualified name of the Admin's Rotate RPC.
@@ -79,6 +81,8 @@ const (
 	NodeAcknowledgeProcedure = "/waystamp.v1.Node/Acknowledge"
 	// NodeRefusedProcedure is the fully-qualified name of the Node's Refused RPC.
 	NodeRefusedProcedure = "/waystamp.v1.Node/Refused"
+	// NodeTracedProcedure is the fully-qualified name of the Node's Traced RPC.
+	NodeTracedProcedure = "/waystamp.v1.Node/Traced"
 )
 
 // AdminClient is a client for the waystamp.v1.Admin service.
@@ -97,6 +101,8 @@ type AdminClient interface {
 	Events(context.Context, *connect.Request[waystampv1.EventsRequest]) (*connect.Response[waystampv1.EventsResponse], error)
 	// Refusals are packets that nodes have refused, each explained: those that the controller has kept, and then new ones.
 	Refusals(context.Context, *connect.Request[waystampv1.RefusalsRequest]) (*connect.ServerStreamForClient[waystampv1.RefusalsResponse], error)
+	// Trace follows the next packets of a chain from hop to hop. It ends with the call.
+	Trace(context.Context, *connect.Request[waystampv1.TraceRequest]) (*connect.ServerStreamForClient[waystampv1.TraceResponse], error)
 	// Delete takes a chain out of what is wanted, until the next Apply.
 	Delete(context.Context, *connect.Request[waystampv1.DeleteRequest]) (*connect.Response[waystampv1.DeleteResponse], error)
 	// Rotate gives chains fresh secrets.
@@ -170,6 +176,12 @@ func NewAdminClient(httpClient connect.HTTPClient, baseURL string, opts ...conne
 			connect.WithSchema(adminMethods.ByName("Refusals")),
 			connect.WithClientOptions(opts...),
 		),
+		trace: connect.NewClient[waystampv1.TraceRequest, waystampv1.TraceResponse](
+			httpClient,
+			baseURL+AdminTraceProcedure,
+			connect.WithSchema(adminMethods.ByName("Trace")),
+			connect.WithClientOptions(opts...),
+		),
 		delete: connect.NewClient[waystampv1.DeleteRequest, waystampv1.DeleteResponse](
 			httpClient,
 			baseURL+AdminDeleteProcedure,
@@ -236,6 +248,7 @@ type adminClient struct {
 	describe       *connect.Client[waystampv1.DescribeRequest, waystampv1.DescribeResponse]
 	events         *connect.Client[waystampv1.EventsRequest, waystampv1.EventsResponse]
 	refusals       *connect.Client[waystampv1.RefusalsRequest, waystampv1.RefusalsResponse]
+	trace          *connect.Client[waystampv1.TraceRequest, waystampv1.TraceResponse]
 	delete         *connect.Client[waystampv1.DeleteRequest, waystampv1.DeleteResponse]
 	rotate         *connect.Client[waystampv1.RotateRequest, waystampv1.RotateResponse]
 	createToken    *connect.Client[waystampv1.CreateTokenRequest, waystampv1.CreateTokenResponse]
@@ -280,6 +293,11 @@ func (c *adminClient) Events(ctx context.Context, req *connect.Request[waystampv
 // Refusals calls waystamp.v1.Admin.Refusals.
 func (c *adminClient) Refusals(ctx context.Context, req *connect.Request[waystampv1.RefusalsRequest]) (*connect.ServerStreamForClient[waystampv1.RefusalsResponse], error) {
 	return c.refusals.CallServerStream(ctx, req)
+}
+
+// Trace calls waystamp.v1.Admin.Trace.
+func (c *adminClient) Trace(ctx context.Context, req *connect.Request[waystampv1.TraceRequest]) (*connect.ServerStreamForClient[waystampv1.TraceResponse], error) {
+	return c.trace.CallServerStream(ctx, req)
 }
 
 // Delete calls waystamp.v1.Admin.Delete.
@@ -343,6 +361,8 @@ type AdminHandler interface {
 	Events(context.Context, *connect.Request[waystampv1.EventsRequest]) (*connect.Response[waystampv1.EventsResponse], error)
 	// Refusals are packets that nodes have refused, each explained: those that the controller has kept, and then new ones.
 	Refusals(context.Context, *connect.Request[waystampv1.RefusalsRequest], *connect.ServerStream[waystampv1.RefusalsResponse]) error
+	// Trace follows the next packets of a chain from hop to hop. It ends with the call.
+	Trace(context.Context, *connect.Request[waystampv1.TraceRequest], *connect.ServerStream[waystampv1.TraceResponse]) error
 	// Delete takes a chain out of what is wanted, until the next Apply.
 	Delete(context.Context, *connect.Request[waystampv1.DeleteRequest]) (*connect.Response[waystampv1.DeleteResponse], error)
 	// Rotate gives chains fresh secrets.
@@ -410,6 +430,12 @@ func NewAdminHandler(svc AdminHandler, opts ...connect.HandlerOption) (string, h
 		AdminRefusalsProcedure,
 		svc.Refusals,
 		connect.WithSchema(adminMethods.ByName("Refusals")),
+		connect.WithHandlerOptions(opts...),
+	)
+	adminTraceHandler := connect.NewServerStreamHandler(
+		AdminTraceProcedure,
+		svc.Trace,
+		connect.WithSchema(adminMethods.ByName("Trace")),
 		connect.WithHandlerOptions(opts...),
 	)
 	adminDeleteHandler := connect.NewUnaryHandler(
@@ -482,6 +508,8 @@ func NewAdminHandler(svc AdminHandler, opts ...connect.HandlerOption) (string, h
 			adminEventsHandler.ServeHTTP(w, r)
 		case AdminRefusalsProcedure:
 			adminRefusalsHandler.ServeHTTP(w, r)
+		case AdminTraceProcedure:
+			adminTraceHandler.ServeHTTP(w, r)
 		case AdminDeleteProcedure:
 			adminDeleteHandler.ServeHTTP(w, r)
 		case AdminRotateProcedure:
@@ -537,6 +565,10 @@ func (UnimplementedAdminHandler) Refusals(context.Context, *connect.Request[ways
 	return connect.NewError(connect.CodeUnimplemented, errors.New("waystamp.v1.Admin.Refusals is not implemented"))
 }
 
+func (UnimplementedAdminHandler) Trace(context.Context, *connect.Request[waystampv1.TraceRequest], *connect.ServerStream[waystampv1.TraceResponse]) error {
+	return connect.NewError(connect.CodeUnimplemented, errors.New("waystamp.v1.Admin.Trace is not implemented"))
+}
+
 func (UnimplementedAdminHandler) Delete(context.Context, *connect.Request[waystampv1.DeleteRequest]) (*connect.Response[waystampv1.DeleteResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("waystamp.v1.Admin.Delete is not implemented"))
 }
@@ -585,6 +617,8 @@ type NodeClient interface {
 	Acknowledge(context.Context, *connect.Request[waystampv1.AcknowledgeRequest]) (*connect.Response[waystampv1.AcknowledgeResponse], error)
 	// Refused tells of packets that the node has refused.
 	Refused(context.Context, *connect.Request[waystampv1.RefusedRequest]) (*connect.Response[waystampv1.RefusedResponse], error)
+	// Traced tells of traced packets at positions that the node is.
+	Traced(context.Context, *connect.Request[waystampv1.TracedRequest]) (*connect.Response[waystampv1.TracedResponse], error)
 }
 
 // NewNodeClient constructs a client for the waystamp.v1.Node service. By default, it uses the
@@ -628,6 +662,12 @@ func NewNodeClient(httpClient connect.HTTPClient, baseURL string, opts ...connec
 			connect.WithSchema(nodeMethods.ByName("Refused")),
 			connect.WithClientOptions(opts...),
 		),
+		traced: connect.NewClient[waystampv1.TracedRequest, waystampv1.TracedResponse](
+			httpClient,
+			baseURL+NodeTracedProcedure,
+			connect.WithSchema(nodeMethods.ByName("Traced")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
@@ -638,6 +678,7 @@ type nodeClient struct {
 	plans       *connect.Client[waystampv1.PlansRequest, waystampv1.PlansResponse]
 	acknowledge *connect.Client[waystampv1.AcknowledgeRequest, waystampv1.AcknowledgeResponse]
 	refused     *connect.Client[waystampv1.RefusedRequest, waystampv1.RefusedResponse]
+	traced      *connect.Client[waystampv1.TracedRequest, waystampv1.TracedResponse]
 }
 
 // Join calls waystamp.v1.Node.Join.
@@ -665,6 +706,11 @@ func (c *nodeClient) Refused(ctx context.Context, req *connect.Request[waystampv
 	return c.refused.CallUnary(ctx, req)
 }
 
+// Traced calls waystamp.v1.Node.Traced.
+func (c *nodeClient) Traced(ctx context.Context, req *connect.Request[waystampv1.TracedRequest]) (*connect.Response[waystampv1.TracedResponse], error) {
+	return c.traced.CallUnary(ctx, req)
+}
+
 // NodeHandler is an implementation of the waystamp.v1.Node service.
 type NodeHandler interface {
 	// Join gives a node its first certificate, for a token.
@@ -677,6 +723,8 @@ type NodeHandler interface {
 	Acknowledge(context.Context, *connect.Request[waystampv1.AcknowledgeRequest]) (*connect.Response[waystampv1.AcknowledgeResponse], error)
 	// Refused tells of packets that the node has refused.
 	Refused(context.Context, *connect.Request[waystampv1.RefusedRequest]) (*connect.Response[waystampv1.RefusedResponse], error)
+	// Traced tells of traced packets at positions that the node is.
+	Traced(context.Context, *connect.Request[waystampv1.TracedRequest]) (*connect.Response[waystampv1.TracedResponse], error)
 }
 
 // NewNodeHandler builds an HTTP handler from the service implementation. It returns the path on
@@ -716,6 +764,12 @@ func NewNodeHandler(svc NodeHandler, opts ...connect.HandlerOption) (string, htt
 		connect.WithSchema(nodeMethods.ByName("Refused")),
 		connect.WithHandlerOptions(opts...),
 	)
+	nodeTracedHandler := connect.NewUnaryHandler(
+		NodeTracedProcedure,
+		svc.Traced,
+		connect.WithSchema(nodeMethods.ByName("Traced")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/waystamp.v1.Node/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case NodeJoinProcedure:
@@ -728,6 +782,8 @@ func NewNodeHandler(svc NodeHandler, opts ...connect.HandlerOption) (string, htt
 			nodeAcknowledgeHandler.ServeHTTP(w, r)
 		case NodeRefusedProcedure:
 			nodeRefusedHandler.ServeHTTP(w, r)
+		case NodeTracedProcedure:
+			nodeTracedHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -755,4 +811,8 @@ func (UnimplementedNodeHandler) Acknowledge(context.Context, *connect.Request[wa
 
 func (UnimplementedNodeHandler) Refused(context.Context, *connect.Request[waystampv1.RefusedRequest]) (*connect.Response[waystampv1.RefusedResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("waystamp.v1.Node.Refused is not implemented"))
+}
+
+func (UnimplementedNodeHandler) Traced(context.Context, *connect.Request[waystampv1.TracedRequest]) (*connect.Response[waystampv1.TracedResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("waystamp.v1.Node.Traced is not implemented"))
 }
