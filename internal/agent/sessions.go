@@ -183,12 +183,15 @@ func (a *agent) servicesOf() (any, error) {
 	}
 	for _, s := range g.Services {
 		v := api.Service{
-			Name: s.Name, Hosts: s.Hosts, Address: s.Address, Clients: s.Clients, Protocol: s.Opaque.Protocol(), Origin: s.Origin.Address, Rules: len(s.Rules), Sessions: open[s.Name],
+			Name: s.Name, Hosts: s.Hosts, Address: s.Address, Clients: s.Clients, Protocol: s.Protocol(), Mode: s.Mode.String(), Origin: s.Origin.Address, Rules: len(s.Rules), Sessions: open[s.Name],
 		}
 		for _, c := range g.Clients {
 			if c.Name == s.Clients {
 				v.Kind, v.Within = fmt.Sprint(c.Kind), c.Within
 			}
+		}
+		for _, d := range s.Destinations {
+			v.Destinations = append(v.Destinations, d.Name())
 		}
 		for _, r := range s.Rules {
 			if !slices.Contains(v.Chains, r.Chain) {

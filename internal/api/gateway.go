@@ -23,11 +23,14 @@ type Service struct {
 	Clients  string         `json:"clients"`
 	Kind     string         `json:"identity_kind"`
 	Within   string         `json:"identity_within"`
-	Protocol string         `json:"protocol"` // http, or tls: bytes that the gateway does not read
-	Origin   netip.AddrPort `json:"origin"`
+	Protocol string         `json:"protocol"` // http; tls: bytes that the gateway does not read; or connect: the same, behind a CONNECT
+	Mode     string         `json:"mode"`     // of the gateway: transparent, own or connect
+	Origin   netip.AddrPort `json:"origin"`   // empty in mode connect
 	Rules    int            `json:"rules"`
-	Chains   []string       `json:"chains"`   // that rules name
-	Sessions int            `json:"sessions"` // that are open
+	Chains   []string       `json:"chains"` // that rules name
+	// Destinations are what clients in mode connect may ask for.
+	Destinations []string `json:"destinations,omitempty"`
+	Sessions     int      `json:"sessions"` // that are open
 }
 
 // GatewayRefusal counts what a gateway has refused for one reason.

@@ -47,6 +47,7 @@ The files that clients name (ca, crl) are read from the folder of the domain fil
 from --files. The client's key is not asked for.
 
 For a service with protocol tls there is no request: rules look at the identity and the host.
+For a proxy (mode: connect) --host is what the client asks for, with its port.
 
 Exit code 0 if the request would be let in, 4 if not.`,
 		Example: `  waystamp gateway explain -f examples/zerotrust.yaml --cert alice.pem --path /public/a
@@ -57,7 +58,7 @@ Exit code 0 if the request would be let in, 4 if not.`,
 	cmd.Flags().StringVarP(&o.file, "file", "f", "", "domain `file`; - is standard input")
 	cmd.Flags().StringVar(&o.files, "files", "", "`folder` that names of files count from; that of the domain file if not given")
 	cmd.Flags().StringVar(&o.cert, "cert", "", "`file` with the client's certificate, and those between it and its root, in PEM; without, the client shows none")
-	cmd.Flags().StringVar(&o.host, "host", "", "`name` of the host, with a port or without; not needed where the services have one host")
+	cmd.Flags().StringVar(&o.host, "host", "", "`name` of the host, with a port or without, or of a proxy's destination; not needed where the services have one host")
 	cmd.Flags().StringVar(&o.method, "method", http.MethodGet, "`method` of the request")
 	cmd.Flags().StringVar(&o.path, "path", "/", "`path` of the request, with a query or without")
 	cmd.Flags().StringArrayVar(&o.headers, "header", nil, "`header` of the request, as in \"X-Version: beta\"; several are possible")
@@ -90,10 +91,15 @@ func (o *gatewayExplain) run(cmd *cobra.Command) error {
 	if err != nil {
 		return err
 	}
+	if s.Mode == model.ModeConnect {
+		if _, named := s.Destination(strings.ToLower(o.host)); !named && slices.Contains(s.Hosts, o.host) {
+			return command.Usagef("service %s is a proxy; --host is what its client asks for, with the port, as in --host %s", s.Name, s.Destinations[0].Name())
+		}
+	}
 	if s.Opaque.On {
 		for _, flag := range []string{"method", "path", "header"} {
 			if cmd.Flags().Changed(flag) {
-				return command.Usagef("service %s has protocol tls, whose bytes the gateway does not read: there is no request to ask about; leave --%s out", s.Name, flag)
+				return command.Usagef("service %s has protocol %s, whose bytes the gateway does not read: there is no request to ask about; leave --%s out", s.Name, s.Protocol(), flag)
 			}
 		}
 		o.method, o.path = "", ""
@@ -126,6 +132,12 @@ func (o *gatewayExplain) find(d model.Domain) (model.Service, error) {
 	}
 	var hosts []string
 	for _, s := range d.Services {
+		if s.Mode == model.ModeConnect {
+			for _, d := range s.Destinations {
+				hosts = append(hosts, d.Name())
+			}
+			continue
+		}
 		hosts = append(hosts, s.Hosts...)
 	}
 	if o.host == "" && len(hosts) == 1 {
@@ -138,7 +150,8 @@ func (o *gatewayExplain) find(d model.Domain) (model.Service, error) {
 	var found []model.Service
 	var names []string
 	for _, s := range d.Services {
-		if slices.Contains(s.Hosts, host) && (o.service == "" || o.service == s.Name) {
+		_, destination := s.Destination(strings.ToLower(o.host))
+		if (destination || slices.Contains(s.Hosts, host) || s.Mode == model.ModeConnect && o.service == s.Name) && (o.service == "" || o.service == s.Name) {
 			found, names = append(found, s), append(names, s.Name)
 		}
 	}
@@ -190,7 +203,7 @@ type gatewayExplainRule struct {
 }
 
 func (o *gatewayExplain) explain(d model.Domain, s model.Service, header http.Header, folder gateway.Folder, now time.Time) (gatewayExplainView, error) {
-	v := gatewayExplainView{Version: 1, Service: s.Name, Node: s.Nodes[0], Address: s.Address, Protocol: s.Opaque.Protocol(), Method: o.method, Host: o.host, Target: o.path}
+	v := gatewayExplainView{Version: 1, Service: s.Name, Node: s.Nodes[0], Address: s.Address, Protocol: s.Protocol(), Method: o.method, Host: o.host, Target: o.path}
 	var shown []*x509.Certificate
 	if o.cert != "" {
 		var err error
@@ -224,6 +237,9 @@ func (o *gatewayExplain) explain(d model.Domain, s model.Service, header http.He
 
 // readersOf are who has payload of a service in clear that goes by a chain.
 func readersOf(d model.Domain, c model.Chain, s model.Service) []string {
+	if s.Mode == model.ModeConnect {
+		return []string{"everybody on the way, as far as the client has not sealed it"}
+	}
 	out := []string{"the gateway on " + s.Nodes[0]}
 	for _, name := range c.Functions {
 		if f, _ := d.Function(name); f.Intrusive {

@@ -231,11 +231,35 @@ func TestExplainAndPlanOfAServiceThatIsNotHTTP(t *testing.T) {
 		code = Main(t.Context(), args, strings.NewReader(""), &out, &errs)
 		return out.String(), errs.String(), code
 	}
+	// The same chains behind a proxy.
+	head, middle, _ := strings.Cut(before, "    origin: ")
+	_, middle, _ = strings.Cut(middle, "\n")
+	proxy := strings.Replace(head, "gateway: {", "gateway: {mode: connect, ", 1) + `    destinations:
+      - {host: git.example.org, port: 22, address: "[fc00:8::2]:443"}
+      - {host: wiki.example.org, address: "[fc00:8::2]:443"}
+` + middle + `    rules:
+      - {who: "spiffe://staff.example/ops/*", to: ["git.example.org:22"], chain: deep}
+      - {who: "spiffe://staff.example/a/*", to: ["wiki.example.org:443"], chain: light}
+
+` + after
+	proxyFile := filepath.Join(folder, "proxy.yaml")
+	if err := os.WriteFile(proxyFile, []byte(withoutSealed(proxy)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	explain := []string{"gateway", "explain", "-f", proxyFile, "--cert", filepath.Join(folder, "alice.pem")}
 	for _, test := range []struct {
 		args []string
 		code int
 		want []string
 	}{
+		{append(explain, "--host", "Git.example.org:22"), command.ExitDone, []string{"let in by rule 1, by chain deep", "everybody on the way", "a connection to Git.example.org:22"}},
+		{append(explain, "--host", "wiki.example.org:443"), command.ExitRefused, []string{"refused (rule-none)"}},
+		{append(explain, "--service", "shop", "--host", "evil.example.org:1"), command.ExitRefused, []string{"refused (destination-unknown)"}},
+		{append(explain, "--host", "evil.example.org:1"), command.ExitUsage, []string{"git.example.org:22"}},
+		{append(explain, "--host", "shop.example.org"), command.ExitUsage, []string{"is a proxy", "--host git.example.org:22"}},
+		{append(explain, "--host", "git.example.org:22", "--path", "/"), command.ExitUsage, []string{"leave --path out"}},
+		{[]string{"plan", "-f", proxyFile}, command.ExitDone, []string{"as a proxy", "clients ask for a destination by CONNECT", "git.example.org:22", "what clients send is sealed by TLS up to the gateway on r1"}},
+		{[]string{"get", "readers", "deep", "-f", proxyFile}, command.ExitDone, []string{"its gateway is a proxy"}},
 		{[]string{"gateway", "explain", "-f", file, "--cert", filepath.Join(folder, "alice.pem")}, command.ExitDone,
 			[]string{"asks for  a connection to shop.example.org", "let in by rule 1, by chain deep", "THE CONNECTION", "matches, and the rule decides"}},
 		{[]string{"gateway", "explain", "-f", file, "--cert", filepath.Join(folder, "bob.pem")}, command.ExitRefused, []string{"refused (rule-none)", "is of another identity"}},
@@ -250,4 +274,16 @@ func TestExplainAndPlanOfAServiceThatIsNotHTTP(t *testing.T) {
 			}
 		}
 	}
+}
+
+// withoutSealed takes the chains and functions of the example out that read payload, as a proxy has none, and the lab.
+func withoutSealed(text string) string {
+	var out []string
+	text, _, _ = strings.Cut(text, "\nlab:\n")
+	for line := range strings.Lines(text) {
+		if !strings.Contains(line, "seal: true") && !strings.Contains(line, "intrusive: true") {
+			out = append(out, line)
+		}
+	}
+	return strings.Join(out, "")
 }

@@ -12,22 +12,26 @@ import (
 
 // planServiceView is a service and its gateway.
 type planServiceView struct {
-	Name        string                `json:"name"`
-	Node        string                `json:"node"` // of the gateway
-	Address     netip.AddrPort        `json:"address"`
-	Hosts       []string              `json:"hosts"`
-	Clients     string                `json:"clients"`
-	Kind        model.IdentityKind    `json:"identity_kind"`
-	Within      string                `json:"identity_within"`
-	Origin      netip.AddrPort        `json:"origin"`
-	OriginName  string                `json:"origin_name"`
-	Certificate string                `json:"certificate_file"`
-	Protocol    string                `json:"protocol"`       // http or tls
-	ALPN        []string              `json:"alpn,omitempty"` // with tls: protocols to agree on
-	Idle        string                `json:"idle,omitempty"` // with tls: a connection without a byte ends after it
-	Rules       []planServiceRuleView `json:"rules"`
-	Chains      []planOnwardView      `json:"chains"`
-	Clear       string                `json:"clear"` // where payload is
+	Name        string             `json:"name"`
+	Node        string             `json:"node"` // of the gateway
+	Address     netip.AddrPort     `json:"address"`
+	Hosts       []string           `json:"hosts"`
+	Clients     string             `json:"clients"`
+	Kind        model.IdentityKind `json:"identity_kind"`
+	Within      string             `json:"identity_within"`
+	Mode        string             `json:"mode"`   // of the gateway: transparent, own or connect
+	Origin      netip.AddrPort     `json:"origin"` // with connect empty, as OriginName
+	OriginName  string             `json:"origin_name"`
+	Certificate string             `json:"certificate_file"`
+	Protocol    string             `json:"protocol"`       // http, tls or connect
+	ALPN        []string           `json:"alpn,omitempty"` // with tls: protocols to agree on
+	Idle        string             `json:"idle,omitempty"` // with tls: a connection without a byte ends after it
+
+	Destinations []planDestination `json:"destinations,omitempty"` // with connect
+
+	Rules  []planServiceRuleView `json:"rules"`
+	Chains []planOnwardView      `json:"chains"`
+	Clear  string                `json:"clear"` // where payload is
 }
 
 type planServiceRuleView struct {
@@ -36,7 +40,14 @@ type planServiceRuleView struct {
 	Methods []string            `json:"methods,omitempty"`
 	Path    string              `json:"path,omitempty"`
 	Headers []planServiceHeader `json:"headers,omitempty"`
+	To      []string            `json:"to,omitempty"` // destinations
 	Chain   string              `json:"chain"`
+}
+
+// planDestination is what a proxy's clients may ask for.
+type planDestination struct {
+	Name    string         `json:"name"` // host and port
+	Address netip.AddrPort `json:"address"`
 }
 
 type planServiceHeader struct {
@@ -49,8 +60,10 @@ type planOnwardView struct {
 	Chain   string         `json:"chain"`
 	Ports   model.Ports    `json:"source_ports"` // of connections by it
 	Egress  string         `json:"egress"`
-	Parts   []planSealView `json:"parts"`   // in the order of the way to the origin
-	Readers []string       `json:"readers"` // that have payload in clear
+	Parts   []planSealView `json:"parts"` // in the order of the way to the origin; none: the gateway is a proxy, and nothing is sealed for its clients
+	Origin  netip.AddrPort `json:"origin"`
+	Through []string       `json:"functions,omitempty"` // of a proxy's chain
+	Readers []string       `json:"readers"`             // that have payload in clear
 }
 
 // planSealView is what is sealed between two ends.
@@ -64,7 +77,7 @@ type planSealView struct {
 
 // newPlanOnwardView finds the parts of a gateway's chain. ends are the functions that open what is sealed.
 func newPlanOnwardView(c plan.GatewayChain, s model.Service, ends map[string]bool, paths []plan.Path) planOnwardView {
-	v := planOnwardView{Chain: c.Chain, Ports: c.Ports}
+	v := planOnwardView{Chain: c.Chain, Ports: c.Ports, Origin: c.Origin, Parts: []planSealView{}, Readers: []string{}}
 	at := func(function, node string) string {
 		if function == model.GatewayName {
 			function = "the gateway"
@@ -76,6 +89,13 @@ func newPlanOnwardView(c plan.GatewayChain, s model.Service, ends map[string]boo
 			continue
 		}
 		last := len(p.Hops) - 1
+		if s.Mode == model.ModeConnect {
+			for _, h := range p.Hops[1:last] {
+				v.Through = append(v.Through, h.Function+" on "+h.Node)
+			}
+			v.Egress = p.Hops[last].Node
+			return v
+		}
 		part := planSealView{From: at(p.From, p.Hops[0].Node), To: "the server " + s.Origin.Name, ToID: s.Origin.Name}
 		if p.To != "" {
 			part.FromID = model.SealName(p.Hops[0].Node, p.From)
@@ -93,6 +113,9 @@ func newPlanOnwardView(c plan.GatewayChain, s model.Service, ends map[string]boo
 
 // clear says where payload of a service is not sealed.
 func clear(v planServiceView) string {
+	if v.Mode == string(model.ModeConnect) {
+		return fmt.Sprintf("what clients send is sealed by TLS up to the gateway on %s; behind it, as the client and the destination seal it themselves, and else in clear on the way and in all functions of the chains", v.Node)
+	}
 	inside := fmt.Sprintf("payload of %s is in clear inside the gateway on %s", v.Name, v.Node)
 	var functions []string
 	for _, c := range v.Chains {
@@ -114,8 +137,8 @@ func newPlanServiceViews(node string, g *plan.Gateway, ends map[string]bool, pat
 	for _, s := range g.Services {
 		v := planServiceView{
 			Name: s.Name, Node: node, Address: s.Address, Hosts: s.Hosts, Clients: s.Clients,
-			Origin: s.Origin.Address, OriginName: s.Origin.Name, Certificate: s.Certificate,
-			Protocol: s.Opaque.Protocol(), ALPN: s.Opaque.ALPN,
+			Mode: s.Mode.String(), Origin: s.Origin.Address, OriginName: s.Origin.Name, Certificate: s.Certificate,
+			Protocol: s.Protocol(), ALPN: s.Opaque.ALPN,
 		}
 		if s.Opaque.On {
 			v.Idle = s.Opaque.Idle.String()
@@ -125,8 +148,11 @@ func newPlanServiceViews(node string, g *plan.Gateway, ends map[string]bool, pat
 				v.Kind, v.Within = c.Kind, c.Within
 			}
 		}
+		for _, d := range s.Destinations {
+			v.Destinations = append(v.Destinations, planDestination{d.Name(), d.Address})
+		}
 		for _, r := range s.Rules {
-			rv := planServiceRuleView{Who: r.Who, Hosts: r.Hosts, Methods: r.Methods, Path: r.Path, Chain: r.Chain}
+			rv := planServiceRuleView{Who: r.Who, Hosts: r.Hosts, Methods: r.Methods, Path: r.Path, To: r.To, Chain: r.Chain}
 			for _, h := range r.Headers {
 				rv.Headers = append(rv.Headers, planServiceHeader(h))
 			}
@@ -153,8 +179,19 @@ func services(b *strings.Builder, list []planServiceView) {
 		return strings.Join(s, ", ")
 	}
 	for _, v := range list {
-		fmt.Fprintf(b, "\nservice %s: %s at %s, gateway on %s\n", v.Name, strings.Join(v.Hosts, ", "), v.Address, v.Node)
+		at := "gateway on " + v.Node
+		switch v.Mode {
+		case string(model.ModeOwn):
+			at += ", which has this address"
+		case string(model.ModeConnect):
+			at += ", which has this address, as a proxy"
+		}
+		fmt.Fprintf(b, "\nservice %s: %s at %s, %s\n", v.Name, strings.Join(v.Hosts, ", "), v.Address, at)
 		fmt.Fprintf(b, "  clients are %s: their certificates have one name of kind %s, within %s\n", v.Clients, v.Kind, v.Within)
+		if v.Mode == string(model.ModeConnect) {
+			proxy(b, v)
+			continue
+		}
 		if v.Idle != "" {
 			agreed := ""
 			if len(v.ALPN) > 0 {
@@ -209,4 +246,31 @@ func egressesOf(v planServiceView) string {
 		}
 	}
 	return strings.Join(out, " and ")
+}
+
+// proxy says of one what clients may ask for, and by which chain.
+func proxy(b *strings.Builder, v planServiceView) {
+	fmt.Fprintf(b, "  clients ask for a destination by CONNECT (HTTP/1.1), and for nothing else; a connection ends after %s without a byte\n", v.Idle)
+	address := map[string]netip.AddrPort{}
+	for _, d := range v.Destinations {
+		address[d.Name] = d.Address
+	}
+	t := planTable{head: []string{">RULE", "WHO", "ASKS FOR", "AT", "CHAIN"}}
+	for i, r := range v.Rules {
+		t.add(i+1, r.Who, strings.Join(r.To, ", "), address[r.To[0]], r.Chain)
+	}
+	t.add("", "else", "", "", "refused")
+	t.write(b, "  ")
+	t = planTable{head: []string{"CHAIN", ">SOURCE PORTS", "THROUGH", "TO"}}
+	for _, c := range v.Chains {
+		t.add(c.Chain, c.Ports, strings.Join(c.Through, ", "), c.Origin)
+	}
+	t.write(b, "  ")
+	fmt.Fprintf(b, "  %s\n", v.Clear)
+	for i, c := range v.Chains {
+		if slices.ContainsFunc(v.Chains[:i], func(o planOnwardView) bool { return o.Origin == c.Origin && o.Egress == c.Egress }) {
+			continue
+		}
+		fmt.Fprintf(b, "  %s refuses TCP to port %d of %s that came by none of its chains\n", c.Egress, c.Origin.Port(), c.Origin.Addr())
+	}
 }

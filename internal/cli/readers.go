@@ -79,6 +79,10 @@ func readersIn(m model.Domain, d *plan.Domain, named []string) api.ReadersOutput
 					continue
 				}
 				found = true
+				if len(o.Parts) == 0 { // a proxy's
+					out.Chains = append(out.Chains, api.ChainsReaders{Chain: c.Name, Service: s.Name, Readers: []string{}, Parts: []api.SealedPart{}})
+					continue
+				}
 				r := api.ChainsReaders{Chain: c.Name, Service: s.Name, Readers: []string{}}
 				for _, who := range o.Readers {
 					if a, ok := attached[who]; ok {
@@ -106,6 +110,10 @@ func writeReaders(w io.Writer, v api.ReadersOutput) error {
 		}
 		if c.Service == "" {
 			fmt.Fprintf(w, "chain %s: of no service; everybody on its way reads what its senders have not sealed themselves\n", c.Chain)
+			continue
+		}
+		if len(c.Parts) == 0 {
+			fmt.Fprintf(w, "chain %s, of service %s: its gateway is a proxy; from there on everybody on the way reads what clients have not sealed themselves\n", c.Chain, c.Service)
 			continue
 		}
 		fmt.Fprintf(w, "chain %s, of service %s\n", c.Chain, c.Service)

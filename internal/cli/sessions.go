@@ -38,8 +38,12 @@ func readServices(ctx context.Context, c client) (reading, error) {
 		header: []string{"SERVICE", "ADDRESS", "HOSTS", "PROTOCOL", "CLIENTS", "ORIGIN", "RULES", "CHAINS", "SESSIONS"}, key: 1,
 	}
 	for _, s := range v.Services {
+		destination := strings.Join(s.Destinations, ",")
+		if s.Origin.IsValid() {
+			destination = s.Origin.String()
+		}
 		r.rows = append(r.rows, []any{
-			s.Name, s.Address, strings.Join(s.Hosts, ","), s.Protocol, s.Clients, s.Origin, gauge(s.Rules), strings.Join(s.Chains, ","), gauge(s.Sessions),
+			s.Name, s.Address, strings.Join(s.Hosts, ","), s.Protocol, s.Clients, destination, gauge(s.Rules), strings.Join(s.Chains, ","), gauge(s.Sessions),
 		})
 	}
 	for _, f := range v.Refused {

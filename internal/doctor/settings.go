@@ -20,12 +20,40 @@ type Network interface {
 	Sysctl(key string) (string, error)
 	// NextHops are those of all equally good routes to an address; host.ErrNoWay: no route leads there.
 	NextHops(to netip.Addr) ([]host.Neighbour, error)
+	// Addresses are the node's own.
+	Addresses() ([]netip.Addr, error)
 }
 
 // Settings compares the settings of a node's interfaces with its plan. Of interfaces that
 // are not there it says nothing: Interfaces does, and so does the data path.
 func Settings(net Network, n plan.Node) []Finding {
-	return slices.Concat(forwarding(net, n), ipv6(net, n), seg6(net, n), mtu(net, n), chainMTU(net, n), equalRoutes(net, n))
+	return slices.Concat(forwarding(net, n), ipv6(net, n), seg6(net, n), mtu(net, n), chainMTU(net, n), equalRoutes(net, n), ownAddresses(net, n))
+}
+
+// ownAddresses: where a service says that its address is the node's, clients are to find it.
+func ownAddresses(net Network, n plan.Node) (out []Finding) {
+	g := n.Gateway()
+	if g == nil {
+		return nil
+	}
+	for _, s := range g.Services {
+		if s.Mode == model.ModeTransparent {
+			continue
+		}
+		c := check{"address", s.Name, Warning}
+		own, err := net.Addresses()
+		switch at := s.Address.Addr(); {
+		case err != nil:
+			out = append(out, c.unknown(err))
+		case !slices.Contains(own, at):
+			out = append(out, c.no("clients on its links do not find it, and others only if a route leads them to this node",
+				fmt.Sprintf("ip address add %s dev DEVICE, or correct the domain's file", netip.PrefixFrom(at, at.BitLen())),
+				"no interface has %s, the address of service %s (mode: %s)", at, s.Name, s.Mode))
+		default:
+			out = append(out, c.yes("the node has %s, the address of service %s", at, s.Name))
+		}
+	}
+	return out
 }
 
 // used is an interface that the packets of a plan need, and how to speak of it.

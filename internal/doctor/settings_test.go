@@ -39,6 +39,36 @@ func (s sysctls) Sysctl(key string) (string, error) {
 	return "", fs.ErrNotExist
 }
 
+func (s sysctls) Addresses() (own []netip.Addr, err error) {
+	for a := range strings.FieldsSeq(s["addresses"]) {
+		own = append(own, netip.MustParseAddr(a))
+	}
+	return own, nil
+}
+
+// A gateway in mode own or connect is at an address of its node.
+func TestAGatewaysOwnAddressIsTheNodes(t *testing.T) {
+	at := func(a string, m model.GatewayMode) model.Service {
+		return model.Service{Name: "shop", Address: netip.MustParseAddrPort(a), Mode: m}
+	}
+	for name, c := range map[string]struct {
+		service model.Service
+		wrong   string
+	}{
+		"it has it":           {at("[2001:db8::1]:443", model.ModeOwn), ""},
+		"it has it, in IPv4":  {at("192.0.2.1:3128", model.ModeConnect), ""},
+		"it has it not":       {at("[2001:db8::2]:443", model.ModeOwn), "no interface has 2001:db8::2, the address of service shop (mode: own)"},
+		"the address is away": {at("192.0.2.2:3128", model.ModeConnect), "ip address add 192.0.2.2/32"},
+		"the service's own":   {at("[2001:db8::2]:443", model.ModeTransparent), ""},
+	} {
+		n := plan.Node{Proxies: []plan.Proxy{{Function: model.GatewayName, Gateway: &plan.Gateway{Services: []model.Service{c.service}}}}}
+		got := strings.Join(Wrong(ownAddresses(sysctls{"addresses": "2001:db8::1 192.0.2.1"}, n)), "\n")
+		if (got == "") != (c.wrong == "") || !strings.Contains(got, c.wrong) {
+			t.Errorf("%s: %q; want %q", name, got, c.wrong)
+		}
+	}
+}
+
 func (s sysctls) NextHops(to netip.Addr) (hops []host.Neighbour, err error) {
 	if s[to.String()] == "" {
 		return nil, host.ErrNoWay

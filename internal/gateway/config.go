@@ -55,6 +55,17 @@ type Service struct {
 	Rules       policy.Rules
 	Origin      Origin
 	Opaque      model.Opaque // On: connections are carried, and no HTTP is read
+	// Destinations are what clients of a proxy ask for by CONNECT (RFC 9110 section 9.3.6), by host and port, and where that
+	// leads. nil: the service is no proxy. A proxy has no Origin, and its connections are carried from the answer on.
+	Destinations map[string]netip.AddrPort
+}
+
+// leads is where connections go that are for a host, which in a proxy is a destination's name.
+func (s *Service) leads(host string) netip.AddrPort {
+	if s.Destinations != nil {
+		return s.Destinations[host]
+	}
+	return s.Origin.Address
 }
 
 // Origin is where requests go on to.

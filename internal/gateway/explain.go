@@ -64,6 +64,12 @@ func Explain(s model.Service, c model.Clients, files Files, q Question, now time
 	}
 	in := Service{Name: s.Name, Hosts: s.Hosts, Port: s.Address.Port(), Rules: rules}
 	host, _, _ := strings.Cut(strings.ToLower(q.Host), ":")
+	if s.Mode == model.ModeConnect {
+		host = strings.ToLower(q.Host)
+		if _, ok := s.Destination(host); !ok {
+			return refused(noDestination(q.Host))
+		}
+	}
 	if s.Opaque.On {
 		asked := opaque(out.Identity, host)
 		for _, r := range rules {
@@ -140,7 +146,7 @@ func CheckFiles(clients []model.Clients, services []model.Service, files Files, 
 			_, err := loadCertificate(s, files, now)
 			note(s.CertificateAt, err)
 		}
-		if can(s.Origin.CA) {
+		if s.Mode != model.ModeConnect && can(s.Origin.CA) {
 			_, err := loadOrigin(s, files)
 			note(s.Origin.CAAt, err)
 		}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -166,7 +167,14 @@ func Load(files Files, clients []model.Clients, services []model.Service, now ti
 		}
 		var cerr, oerr, rerr error
 		in.Certificate, cerr = loadCertificate(s, files, now)
-		in.Origin, oerr = loadOrigin(s, files)
+		if s.Mode == model.ModeConnect {
+			in.Destinations = map[string]netip.AddrPort{}
+			for _, d := range s.Destinations {
+				in.Destinations[d.Name()] = d.Address
+			}
+		} else {
+			in.Origin, oerr = loadOrigin(s, files)
+		}
 		if in.Rules, rerr = policy.Compile(s, kind); rerr != nil {
 			rerr = fmt.Errorf("service %s: %w", s.Name, rerr)
 		}

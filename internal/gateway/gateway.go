@@ -90,7 +90,7 @@ func (g *Gateway) set(list []Service) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	for _, s := range list {
-		if len(s.Hosts) == 0 || s.Clients == nil || len(s.Certificate.Certificate) == 0 || !s.Origin.Address.IsValid() {
+		if len(s.Hosts) == 0 || s.Clients == nil || len(s.Certificate.Certificate) == 0 || s.Destinations == nil && !s.Origin.Address.IsValid() {
 			return fmt.Errorf("service %q has no host, no clients, no certificate or no origin", s.Name)
 		}
 		if services[s.Name] != nil {
@@ -135,7 +135,10 @@ func (s *service) renew(clock func() time.Time) error {
 		return nil
 	}
 	s.tls = serverTLS(s.Certificate, clock)
-	if s.Opaque.On {
+	switch {
+	case s.Destinations != nil:
+		s.tls.NextProtos = []string{"http/1.1"} // of HTTP/2 a tunnel would be a stream, whose end net/http cannot say by itself
+	case s.Opaque.On:
 		s.tls.NextProtos = s.Opaque.ALPN
 	}
 	s.tls.SetSessionTicketKeys(s.tickets)
@@ -277,7 +280,7 @@ func (g *Gateway) allowed(s *session, now time.Time) error {
 	if in == nil || !slices.Contains(in.Hosts, s.host) {
 		return refuse(SNIUnknown, "the service is not there any more")
 	}
-	if in.Opaque.On != (s.carried != nil) {
+	if in.Opaque.On != (s.carried != nil) || (in.Destinations != nil) != s.proxied {
 		return refuse(Handshake, "the service has another protocol now")
 	}
 	who, err := g.verify(in.Clients, s.shown, now)
@@ -297,6 +300,9 @@ func (g *Gateway) allowed(s *session, now time.Time) error {
 		}
 		if in.Rules[i].Chain() != r.chain {
 			return refuse(RuleNone, "a request that is under way would take another chain now")
+		}
+		if r.to.IsValid() && in.leads(r.Host) != r.to {
+			return refuse(RuleNone, "%s leads to another address now", r.Host)
 		}
 	}
 	return nil
@@ -386,4 +392,5 @@ func shorten(s string, most int) string {
 type inFlight struct {
 	policy.Request
 	chain string
+	to    netip.AddrPort // that it is carried to; zero: it is a request of HTTP, which ends by itself
 }

@@ -72,6 +72,10 @@ type decision struct {
 func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	g := h.gateway
 	s := r.Context().Value(sessionKey{}).(*session)
+	if s.proxied {
+		g.connect(w, r, s)
+		return
+	}
 	about := Record{Session: s.id, Service: s.service, Client: s.client.String(), Identity: s.identity, Serial: s.serial,
 		Method: shorten(r.Method, 64), Host: shorten(r.Host, 300), Path: shorten(r.URL.EscapedPath(), 2048)}
 	var d *decision
@@ -86,7 +90,7 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 		var ok bool
-		if number, ok = s.begin(inFlight{asked, d.chain}); !ok {
+		if number, ok = s.begin(inFlight{Request: asked, chain: d.chain}); !ok {
 			panic(http.ErrAbortHandler) // its connection is closed
 		}
 		// Recheck sees it from here on. What has changed between the two is decided about anew.
@@ -180,7 +184,7 @@ func needsHTTP2(r *http.Request) bool {
 
 var statuses = map[Reason]int{
 	HostMismatch: http.StatusMisdirectedRequest, PathAmbiguous: http.StatusBadRequest, MethodRefused: http.StatusMethodNotAllowed,
-	RuleNone: http.StatusForbidden, SNIUnknown: http.StatusMisdirectedRequest, AuditFailed: http.StatusServiceUnavailable, OriginFailed: http.StatusBadGateway,
+	RuleNone: http.StatusForbidden, DestinationUnknown: http.StatusForbidden, RequestMalformed: http.StatusBadRequest, SNIUnknown: http.StatusMisdirectedRequest, AuditFailed: http.StatusServiceUnavailable, OriginFailed: http.StatusBadGateway,
 }
 
 // deny answers a request that is not let in. The page says no more than the status.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/netip"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -29,7 +30,7 @@ const carryBuffer = 1 << 14
 // errCut is the end of a connection that TLS has not announced (close_notify, RFC 8446 section 6.1).
 var errCut = errors.New("cut off: it ended without a close_notify")
 
-// opaque is what rules look at of a connection whose bytes are not read.
+// opaque is what rules look at of a connection whose bytes are not read; host is a destination's name in a proxy.
 func opaque(identity, host string) policy.Request {
 	return policy.Request{Identity: identity, Host: host, Header: func(string) []string { return nil }}
 }
@@ -43,32 +44,48 @@ func decideOpaque(rules policy.Rules, identity, host string) (int, error) {
 	return rule, nil
 }
 
-// carry takes a connection of an opaque service to its origin, by the chain of the rule that lets it
-// in, and returns when it has ended. An end that one side announces goes on to the other one, which
-// may go on to send. Everything else resets both: what was cut off never looks complete.
+// errOver is that a session has ended meanwhile.
+var errOver = errors.New("the session has ended")
+
+// carry takes a connection of an opaque service to its origin.
 func (g *Gateway) carry(ctx context.Context, s *session, client *tls.Conn) {
-	leg := &clientLeg{client, s.conn.(*conn)}
+	protocol := seal.Opaque
+	if name := client.ConnectionState().NegotiatedProtocol; name != "" {
+		protocol += "/" + name
+	}
 	about := Record{Session: s.id, Service: s.service, Client: s.client.String(), Identity: s.identity, Serial: s.serial, Host: s.host}
-	refused := func(err error) {
-		g.note(about, err)
+	err := g.carryTo(ctx, s, about, protocol, func() (halfCloser, error) { return &clientLeg{Conn: client, under: s.conn.(*conn)}, nil })
+	if err != nil {
+		if !errors.Is(err, errOver) {
+			g.note(about, err)
+		}
 		s.cut()
 	}
+}
+
+// carryTo finds the rule for a connection to about.Host, opens the way onward by its chain, takes the client's connection from
+// begin, and returns when both have ended. An end that one side announces goes on to the other one, which may go on to
+// send. Everything else resets both: what was cut off never looks complete. On an error nothing was taken of begin.
+func (g *Gateway) carryTo(ctx context.Context, s *session, about Record, protocol string, begin func() (halfCloser, error)) error {
+	s.carried.moved.Store(g.config.Now().UnixNano())
 	var in *service
 	var rule int
 	var number uint64
+	var to netip.AddrPort
 	for {
 		var err error
 		if in = g.service(s.service); in == nil {
-			refused(refuse(SNIUnknown, "the service is not there any more"))
-			return
+			return refuse(SNIUnknown, "the service is not there any more")
 		}
-		if rule, err = decideOpaque(in.Rules, s.identity, s.host); err != nil {
-			refused(err)
-			return
+		if to = in.leads(about.Host); !to.IsValid() {
+			return noDestination(about.Host)
+		}
+		if rule, err = decideOpaque(in.Rules, s.identity, about.Host); err != nil {
+			return err
 		}
 		var ok bool
-		if number, ok = s.begin(inFlight{opaque(s.identity, s.host), in.Rules[rule].Chain()}); !ok {
-			return
+		if number, ok = s.begin(inFlight{opaque(s.identity, about.Host), in.Rules[rule].Chain(), to}); !ok {
+			return errOver
 		}
 		// Recheck sees it from here on. What has changed between the two is decided about anew.
 		if g.service(s.service) == in {
@@ -79,8 +96,7 @@ func (g *Gateway) carry(ctx context.Context, s *session, client *tls.Conn) {
 	defer s.done(number)
 	about.Event, about.Request, about.Rule, about.Chain = EventDecided, number, rule+1, in.Rules[rule].Chain()
 	if err := g.config.Audit.Write(about); err != nil {
-		refused(&Refusal{AuditFailed, err})
-		return
+		return &Refusal{AuditFailed, err}
 	}
 	var why error // for which the connection did not end in order
 	defer func() {
@@ -93,27 +109,27 @@ func (g *Gateway) carry(ctx context.Context, s *session, client *tls.Conn) {
 			g.config.Log.Error("the end of a connection is not in the audit log", "err", err)
 		}
 	}()
-	protocol := seal.Opaque
-	if name := client.ConnectionState().NegotiatedProtocol; name != "" {
-		protocol += "/" + name
-	}
-	origin, err := g.openOpaque(ctx, in, s, about.Chain, protocol)
-	if err != nil {
-		why = err
-		if ctx.Err() == nil && !s.hasEnded() {
-			refused(&Refusal{OriginFailed, err})
+	var origin halfCloser
+	if origin, why = g.openOpaque(ctx, in, s, to, about.Chain, protocol); why != nil {
+		if ctx.Err() != nil || s.hasEnded() {
+			return errOver
 		}
-		s.cut()
-		return
+		return &Refusal{OriginFailed, why}
 	}
 	defer origin.Close()
 	if !s.attach(origin) {
 		reset(origin)
-		return
+		return errOver
+	}
+	var client halfCloser
+	if client, why = begin(); why != nil {
+		reset(origin)
+		return errOver
 	}
 	s.conn.(*conn).whole.Store(true)
-	why = g.passBoth(s.carried, leg, origin)
-	leg.Close()
+	why = g.passBoth(s.carried, client, origin)
+	client.Close()
+	return nil
 }
 
 // passBoth takes bytes on in both directions until both have ended. The error is of the first that did not end in
@@ -155,17 +171,17 @@ func (g *Gateway) passBoth(c *carried, client, origin halfCloser) (why error) {
 const lingerTime = 10 * time.Second
 
 // openOpaque opens the way to the origin, and the session with it unless an end further on does.
-func (g *Gateway) openOpaque(ctx context.Context, in *service, s *session, chain, protocol string) (halfCloser, error) {
+func (g *Gateway) openOpaque(ctx context.Context, in *service, s *session, to netip.AddrPort, chain, protocol string) (halfCloser, error) {
 	ctx, stop := context.WithTimeout(ctx, routeDialTime)
 	defer stop()
 	sealed := g.config.Dialer.Sealed(chain)
 	c, err := g.config.Dialer.Dial(ctx, Onward{
-		Identity: s.identity, Chain: chain, Service: s.service, Client: s.client, Origin: in.Origin.Address, Sealed: sealed, Protocol: protocol,
+		Identity: s.identity, Chain: chain, Service: s.service, Client: s.client, Origin: to, Sealed: sealed, Protocol: protocol,
 	})
 	if err != nil {
 		return nil, err
 	}
-	if !sealed {
+	if !sealed && in.Destinations == nil {
 		secured, err := seal.Origin(ctx, c, in.Origin.Roots, in.Origin.Name, protocol)
 		if err != nil {
 			reset(c)
@@ -213,6 +229,16 @@ type halfCloser interface {
 type clientLeg struct {
 	*tls.Conn
 	under *conn
+	ahead []byte // read already
+}
+
+func (l *clientLeg) Read(b []byte) (int, error) {
+	if len(l.ahead) > 0 {
+		n := copy(b, l.ahead)
+		l.ahead = l.ahead[n:]
+		return n, nil
+	}
+	return l.Conn.Read(b)
 }
 
 // CloseWrite sends a close_notify. Like any Write it waits for as long as the client reads nothing;

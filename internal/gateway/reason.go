@@ -27,13 +27,17 @@ const (
 	OriginFailed    Reason = "origin-failed"
 	IdentityRevoked Reason = "identity-revoked" // by an operator, whatever the certificate says
 	SessionEnded    Reason = "session-ended"    // by an operator
-	Idle            Reason = "idle"             // of a session that had no byte for too long; it is no refusal
+	// RequestMalformed is of a proxy's clients whose CONNECT is not one.
+	RequestMalformed Reason = "request-malformed"
+	// DestinationUnknown is of a proxy's clients that ask for what its service does not name.
+	DestinationUnknown Reason = "destination-unknown"
+	Idle               Reason = "idle" // of a session that had no byte for too long; it is no refusal
 )
 
 // Reasons are all reasons, in the order of the reference.
 func Reasons() []Reason {
 	return []Reason{CertMissing, CertUntrusted, CertExpired, CertRevoked, CertIdentity, RevocationStale, SNIUnknown, HostMismatch,
-		RuleNone, PathAmbiguous, MethodRefused, Limit, Handshake, AuditFailed, OriginFailed, IdentityRevoked, SessionEnded, Idle}
+		RuleNone, PathAmbiguous, MethodRefused, Limit, Handshake, AuditFailed, OriginFailed, IdentityRevoked, SessionEnded, Idle, RequestMalformed, DestinationUnknown}
 }
 
 // Refusal is an error with its reason.

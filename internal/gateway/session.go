@@ -40,6 +40,7 @@ type session struct {
 	onward   net.Conn // of a carried session, once it is open
 
 	carried *carried // nil: the session is of HTTP
+	proxied bool     // the client names the destination first
 }
 
 func (s *session) underWay() []inFlight {
@@ -203,7 +204,7 @@ func (g *Gateway) take(ctx context.Context, raw net.Conn) {
 		since: g.config.Now(), resumed: state.DidResume, requests: map[uint64]inFlight{}, chains: map[string]bool{},
 	}
 	if h.opaque.On {
-		s.carried = &carried{idle: h.opaque.Idle}
+		s.carried, s.proxied = &carried{idle: h.opaque.Idle}, h.proxied
 		s.carried.moved.Store(s.since.UnixNano())
 	}
 	about.Identity, about.Serial, about.Resumed = s.identity, s.serial, state.DidResume
@@ -220,7 +221,7 @@ func (g *Gateway) take(ctx context.Context, raw net.Conn) {
 		g.endSession(s, err)
 		return
 	}
-	if s.carried != nil {
+	if s.carried != nil && !s.proxied {
 		g.carry(ctx, s, secured)
 		return
 	}
@@ -332,6 +333,7 @@ type handshake struct {
 	identity string
 	known    bool
 	opaque   model.Opaque
+	proxied  bool
 	refusal  error
 }
 
@@ -355,11 +357,11 @@ func (h *handshake) settings(hello *tls.ClientHelloInfo) (*tls.Config, error) {
 		}
 		return &tls.Config{MinVersion: tls.VersionTLS13}, nil
 	}
-	h.service, h.opaque = s.Name, s.Opaque
+	h.service, h.opaque, h.proxied = s.Name, s.Opaque, s.Destinations != nil
 	settings.VerifyConnection = func(state tls.ConnectionState) error {
 		h.identity, h.refusal = h.gateway.verify(s.Clients, state.PeerCertificates, h.gateway.config.Now())
 		h.known = s.Rules.Knows(h.identity)
-		if h.refusal == nil && s.Opaque.On {
+		if h.refusal == nil && s.Opaque.On && s.Destinations == nil {
 			h.refusal = s.admits(h.identity, h.host, state.NegotiatedProtocol)
 		}
 		return h.refusal

@@ -29,7 +29,7 @@ type checker struct {
 	chains  map[string]*chain
 	clients map[string]*clients
 	served  map[served]*service
-	leads   map[*chain]*service // the first whose rules name the chain
+	leads   map[*chain]leading // the first whose rules name the chain
 }
 
 // check holds the rules across the file and makes the model of it. Without
@@ -49,7 +49,7 @@ func (r *reader) check(f file) Manifest {
 		locals:    map[*function][]passage{},
 		chains:    map[string]*chain{},
 		served:    map[served]*service{},
-		leads:     map[*chain]*service{},
+		leads:     map[*chain]leading{},
 	}
 	c.checkNodes()
 	c.checkFunctions()

@@ -36,6 +36,7 @@ type service struct {
 	certificate item[string]
 	key         item[string]
 	clients     item[string]
+	from        place // origin
 	origin      item[netip.AddrPort]
 	originCA    item[string]
 	originName  item[string]
@@ -43,6 +44,26 @@ type service struct {
 	protocol    item[string]
 	alpn        item[[]item[string]]
 	idle        item[time.Duration]
+
+	destinations item[[]destination]
+}
+
+// destination mirrors one of a service.
+type destination struct {
+	at      place
+	host    item[string]
+	port    item[int]
+	address item[netip.AddrPort]
+}
+
+func (d destination) ok() bool { return d.host.ok && d.address.ok && (d.port.ok || !d.port.given()) }
+
+func (d destination) model() model.Destination {
+	m := model.Destination{Host: d.host.value, Port: uint16(d.port.value), Address: d.address.value}
+	if !d.port.given() {
+		m.Port = d.address.value.Port()
+	}
+	return m
 }
 
 // rule mirrors one of a service.
@@ -53,6 +74,7 @@ type rule struct {
 	methods item[[]item[string]]
 	path    item[string]
 	headers []header
+	to      item[[]item[string]]
 	chain   item[string]
 	whole   bool // all of it could be read
 }
@@ -132,7 +154,8 @@ func readService(c cursor) service {
 			)
 		}},
 		field{"clients", true, into(&s.clients, nameOf("clients entry"))},
-		field{"origin", true, func(c cursor) {
+		field{"origin", false, func(c cursor) {
+			s.from = c.at
 			c.fields(
 				field{"address", true, into(&s.origin, serviceAddress)},
 				field{"tls", true, func(c cursor) {
@@ -144,6 +167,7 @@ func readService(c cursor) service {
 			)
 		}},
 		field{"rules", true, list(&s.rules, readRule)},
+		field{"destinations", false, list(&s.destinations, readDestination)},
 		field{"protocol", false, into(&s.protocol, readServiceProtocol)},
 		field{"alpn", false, list(&s.alpn, func(c cursor) item[string] {
 			return c.checked("name of a protocol, as ALPN has it", model.CheckALPN)
@@ -153,6 +177,93 @@ func readService(c cursor) service {
 		})},
 	)
 	return s
+}
+
+func readDestination(c cursor) destination {
+	d := destination{at: c.at}
+	c.fields(
+		field{"host", true, into(&d.host, hostName)},
+		field{"port", false, into(&d.port, func(c cursor) item[int] { return c.integer(1, 1<<16-1) })},
+		field{"address", true, into(&d.address, serviceAddress)},
+	)
+	return d
+}
+
+// gatewayMode is the service's.
+func (s *service) gatewayMode() model.GatewayMode {
+	if s.mode.value == model.ModeTransparent.String() {
+		return model.ModeTransparent
+	}
+	return model.GatewayMode(s.mode.value)
+}
+
+// connects reports whether the service is a proxy.
+func (s *service) connects() bool { return s.gatewayMode() == model.ModeConnect }
+
+// destinationModels are those that could be read.
+func (s *service) destinationModels() (out []model.Destination) {
+	for _, d := range s.destinations.value {
+		if d.ok() {
+			out = append(out, d.model())
+		}
+	}
+	return out
+}
+
+// checkDestinations holds that a proxy has destinations, and any other service an origin.
+func (c *checker) checkDestinations(s *service) {
+	if !s.connects() {
+		if s.destinations.given() {
+			c.problemf(s.destinations.at, "destinations are what clients of a proxy may ask for; say mode: connect in gateway, or give the service an origin")
+		} else if s.from == (place{}) {
+			c.problemf(s.at, "%q is missing; it is required here", "origin")
+		}
+		return
+	}
+	if s.from != (place{}) {
+		c.problemf(s.from, "a proxy (mode: connect) has no origin: its clients name destinations; give destinations in its place")
+	}
+	if n := len(s.destinations.value); !s.destinations.given() {
+		c.problemf(s.at, "%q is missing; a proxy (mode: connect) lets its clients ask for nothing else", "destinations")
+	} else if s.destinations.ok && (n == 0 || n > model.DestinationsMax) {
+		c.problemf(s.destinations.at, "%d destinations; a proxy has 1 to %d", n, model.DestinationsMax)
+	}
+	for _, f := range []struct {
+		name string
+		at   place
+	}{{"protocol", s.protocol.at}, {"alpn", s.alpn.at}} {
+		if f.at != (place{}) {
+			c.problemf(f.at, "%s is not for a proxy (mode: connect), which does not read what it carries; leave it out", f.name)
+		}
+	}
+	seen := map[string]int{}
+	for _, d := range s.destinations.value {
+		if !d.ok() {
+			continue
+		}
+		m := d.model()
+		if line, twice := seen[m.Name()]; twice {
+			c.problemf(d.at, "%s is given already, in line %d", m.Name(), line)
+		}
+		seen[m.Name()] = d.at.line
+		if c.file.block.ok && c.file.block.value.Contains(m.Address.Addr()) {
+			c.problemf(d.address.at, "%s is within the SID block %s, where nothing from outside may go", m.Address, c.file.block.value)
+		}
+		if s.address.ok && s.address.value.Addr().Is4() != m.Address.Addr().Is4() {
+			c.problemf(d.address.at, "%s is of another version of IP than %s, where clients connect to, and the destination sees the client's address; give both of one version", m.Address, s.address.value)
+		}
+	}
+}
+
+// origins are where connections of a rule go, and places to speak of them.
+func (s *service) leads(r *rule) (to []netip.AddrPort) {
+	if s.connects() {
+		return model.Service{Mode: model.ModeConnect, Destinations: s.destinationModels()}.Leads(model.ServiceRule{To: values(r.to.value)})
+	}
+	if !s.origin.ok {
+		return nil
+	}
+	return []netip.AddrPort{s.origin.value}
 }
 
 // Protocols of services.
@@ -172,7 +283,7 @@ func readServiceProtocol(c cursor) item[string] {
 
 // opaque is how bytes of the service go on.
 func (s *service) opaque() model.Opaque {
-	if s.protocol.value != serviceTLS {
+	if s.protocol.value != serviceTLS && !s.connects() {
 		return model.Opaque{}
 	}
 	o := model.Opaque{On: true, ALPN: values(s.alpn.value), Idle: model.OpaqueIdle}
@@ -184,6 +295,9 @@ func (s *service) opaque() model.Opaque {
 
 // checkOpaque holds that settings of connections are those of a service whose bytes are not read.
 func (c *checker) checkOpaque(s *service) {
+	if s.connects() {
+		return
+	}
 	if s.protocol.value != serviceTLS {
 		for _, f := range []struct {
 			name string
@@ -222,6 +336,10 @@ func readRule(c cursor) rule {
 			}
 			c.entries(func(name string, c cursor) { r.headers = append(r.headers, header{name, c.text().value}) })
 		}},
+		field{"to", false, list(&r.to, func(c cursor) item[string] {
+			c.takes("name of a destination, with its port, as in git.example.org:22")
+			return c.text()
+		})},
 		field{"chain", true, into(&r.chain, nameOf("chain"))},
 	)
 	r.whole = len(c.r.problems) == before
@@ -256,14 +374,12 @@ func serviceAddress(c cursor) item[netip.AddrPort] {
 }
 
 func readGatewayMode(c cursor) item[string] {
-	return c.checked("transparent", func(s string) error {
+	return c.checked("transparent, own or connect", func(s string) error {
 		switch s {
-		case "transparent":
+		case model.ModeTransparent.String(), string(model.ModeOwn), string(model.ModeConnect):
 			return nil
-		case "own", "connect":
-			return errors.New("is not there yet: a gateway takes the service's own address where clients' packets come in; expect transparent")
 		}
-		return errors.New("is not a mode of gateways; expect transparent")
+		return errors.New("is not a mode of gateways; expect transparent, own or connect")
 	})
 }
 
@@ -299,6 +415,12 @@ func (c *checker) checkServices() {
 		c.problemf(f.name.at, "%q stands for the gateways of services; give the function another name", model.GatewayName)
 	}
 	c.giveOnward()
+}
+
+// leading is where a chain that rules name leads to, and for which service first.
+type leading struct {
+	service *service
+	origin  netip.AddrPort
 }
 
 // served is what only one service may have.
@@ -344,6 +466,7 @@ func (c *checker) checkService(s *service) {
 		c.problemf(s.origin.at, "%s is of another version of IP than %s, where clients connect to, and the origin sees the client's address; give both of one version", s.origin.value, s.address.value)
 	}
 	c.checkOpaque(s)
+	c.checkDestinations(s)
 	cl := resolve(c.reader, s.clients, c.clients, "clients entry")
 	c.checkServiceRules(s, cl)
 }
@@ -357,7 +480,8 @@ func (c *checker) checkServiceRules(s *service, cl *clients) {
 		return
 	}
 	kind, known := cl.kind()
-	known = known && !slices.ContainsFunc(s.hosts.value, func(h item[string]) bool { return !h.ok })
+	known = known && !slices.ContainsFunc(s.hosts.value, func(h item[string]) bool { return !h.ok }) &&
+		!slices.ContainsFunc(s.destinations.value, func(d destination) bool { return !d.ok() })
 	var rules policy.Rules
 	var lines []int // of rules
 	for i := range s.rules.value {
@@ -374,7 +498,7 @@ func (c *checker) checkServiceRules(s *service, cl *clients) {
 		if !known || !r.whole {
 			continue
 		}
-		more, err := rules.Append(r.model(), model.Service{Hosts: values(s.hosts.value), Opaque: s.opaque()}, kind)
+		more, err := rules.Append(r.model(), model.Service{Hosts: values(s.hosts.value), Opaque: s.opaque(), Mode: s.gatewayMode(), Destinations: s.destinationModels()}, kind)
 		if hidden, ok := errors.AsType[*policy.HiddenError](err); ok {
 			c.problemf(r.at, "no request reaches this rule: the one in line %d takes them all before; put this one in front of it, or remove it", lines[hidden.By])
 			continue
@@ -400,19 +524,28 @@ func (cl *clients) kind() (model.IdentityKind, bool) {
 
 // lead enters where a chain that a rule names leads to.
 func (c *checker) lead(ch *chain, s *service, r *rule) {
-	if !s.origin.ok {
+	all := s.leads(r)
+	if len(all) == 0 {
+		return // reported
+	}
+	if len(all) > 1 {
+		c.problemf(r.to.at, "the rule leads to %s and %s by one chain, and a chain leads to one address; make a rule and a chain for each", all[0], all[1])
 		return
 	}
+	origin := all[0]
 	to, led := c.leads[ch]
 	switch {
 	case !led:
-		c.leads[ch] = s
-	case to.origin.value != s.origin.value:
-		c.problemf(r.chain.at, "%q leads to %s, the origin of service %s (line %d), and this service's is %s; make another chain for it",
-			ch.name.value, to.origin.value, to.name.value, to.at.line, s.origin.value)
-	case len(to.nodes.value) == 1 && len(s.nodes.value) == 1 && to.nodes.value[0].value != s.nodes.value[0].value:
+		c.leads[ch] = leading{s, origin}
+	case to.origin != origin:
+		c.problemf(r.chain.at, "%q leads to %s, for service %s (line %d), and this rule leads to %s; make another chain for it",
+			ch.name.value, to.origin, to.service.name.value, to.service.at.line, origin)
+	case len(to.service.nodes.value) == 1 && len(s.nodes.value) == 1 && to.service.nodes.value[0].value != s.nodes.value[0].value:
 		c.problemf(r.chain.at, "%q begins at the gateway of service %s (line %d), on another node; make another chain for this service",
-			ch.name.value, to.name.value, to.at.line)
+			ch.name.value, to.service.name.value, to.service.at.line)
+	}
+	if s.connects() && ch.seal.value {
+		c.problemf(r.chain.at, "%q is a chain %v", ch.name.value, model.ErrSealOfProxy)
 	}
 }
 
@@ -422,10 +555,10 @@ func (c *checker) giveOnward() {
 	first := map[netip.AddrPort]*service{}
 	for i := range c.file.chains.value {
 		ch := &c.file.chains.value[i]
-		if s, ok := c.leads[ch]; ok {
-			to[s.origin.value] = append(to[s.origin.value], ch.name.value)
-			if first[s.origin.value] == nil {
-				first[s.origin.value] = s
+		if l, ok := c.leads[ch]; ok {
+			to[l.origin] = append(to[l.origin], ch.name.value)
+			if first[l.origin] == nil {
+				first[l.origin] = l.service
 			}
 		}
 	}
@@ -463,7 +596,7 @@ func (c *checker) checkOnward(ch *chain, whole bool) bool {
 		c.problemf(ch.match, "the rule in line %d names this chain, which then takes the connections of its gateway and nothing else; remove the match, or make another chain for the rule", ch.named.at.line)
 		return false
 	}
-	s := c.leads[ch]
+	s := c.leads[ch].service
 	if s == nil || len(s.nodes.value) != 1 || !s.nodes.value[0].ok {
 		return false // reported
 	}
@@ -506,7 +639,7 @@ func (ch *chain) placeOf(p model.OnwardProblem) place {
 
 func (r *rule) model() model.ServiceRule {
 	m := model.ServiceRule{
-		Who: r.who.value, Hosts: values(r.hosts.value), Methods: values(r.methods.value), Path: r.path.value, Chain: r.chain.value,
+		Who: r.who.value, Hosts: values(r.hosts.value), Methods: values(r.methods.value), Path: r.path.value, To: values(r.to.value), Chain: r.chain.value,
 	}
 	for _, h := range r.headers {
 		m.Headers = append(m.Headers, model.ServiceHeader{Name: h.name, Value: h.value})
@@ -533,8 +666,8 @@ func (f *file) gatewayModels(name string) (cl []model.Clients, services []model.
 			Name: s.name.value, Hosts: values(s.hosts.value), Nodes: values(s.nodes.value), Address: s.address.value,
 			Certificate: s.certificate.value, Key: s.key.value, Clients: s.clients.value,
 			Origin: model.Origin{Address: s.origin.value, CA: s.originCA.value, Name: s.originName.value, CAAt: s.originCA.at.source(name)},
-			Opaque: s.opaque(),
-			At:     s.at.source(name), CertificateAt: s.certificate.at.source(name), KeyAt: s.key.at.source(name),
+			Opaque: s.opaque(), Mode: s.gatewayMode(), Destinations: s.destinationModels(),
+			At: s.at.source(name), CertificateAt: s.certificate.at.source(name), KeyAt: s.key.at.source(name),
 		}
 		for i := range s.rules.value {
 			m.Rules = append(m.Rules, s.rules.value[i].model())

@@ -224,6 +224,14 @@ func Sections() []Section {
 			Text: "The settings to verify the origin's certificate. Origins without TLS are not supported yet: the egress would have to seal the connection to the origin.",
 		},
 		{
+			Path: "services[].destinations[]", Title: "services: destinations",
+			Text: "What clients of a gateway in mode `connect` may ask for, and where it leads ([how to](../how-to/gateway.md#be-a-proxy), [ADR 0118](../adr/0118-a-proxy-opens-what-the-file-names.md)). The gateway answers 403 to any other name, port or address.",
+			Rules: []string{
+				"A service in mode `connect` has `destinations` and no `origin`, `protocol` or `alpn`. Its rules have `who`, `to` and `chain` alone; its chains have no `seal`.",
+				"Its `hosts` are the names of the proxy itself.",
+			},
+		},
+		{
 			Path: "services[].rules[]", Title: "services: rules",
 			Text: "The first rule that matches a request decides. If no rule matches, the gateway refuses the request (403, `rule-none`).",
 			Rules: []string{
@@ -389,13 +397,18 @@ func Descriptions() map[string]Description {
 		"clients[].revocation.older-than": {" none", "The highest age of a list. An older list is not used, and clients of an authority without a list are refused."},
 		"clients[].revocation.lifetime":   {" any", "The highest lifetime of a certificate. The gateway refuses one with a longer lifetime, even if it expires soon."},
 
-		"services[].name":        {"", "The service's name, which is also in the audit log."},
-		"services[].hosts":       {"", "The service's host names, in TLS (SNI) and in each request. At most " + strconv.Itoa(model.HostsMax) + "."},
-		"services[].gateway":     {"", "The node and the address of the gateway; see [gateway](#services-gateway)."},
-		"services[].certificate": {"", "The gateway's certificate for clients; see [certificate](#services-certificate)."},
-		"services[].clients":     {"", "The clients that may use the service."},
-		"services[].origin":      {"", "The server that receives the requests; see [origin](#services-origin)."},
-		"services[].rules":       {"", "The requests that the gateway accepts, and their chains; see [rules](#services-rules). At most " + strconv.Itoa(model.ServiceRulesMax) + "."},
+		"services[].name":         {"", "The service's name, which is also in the audit log."},
+		"services[].hosts":        {"", "The service's host names, in TLS (SNI) and in each request. At most " + strconv.Itoa(model.HostsMax) + "."},
+		"services[].gateway":      {"", "The node and the address of the gateway; see [gateway](#services-gateway)."},
+		"services[].certificate":  {"", "The gateway's certificate for clients; see [certificate](#services-certificate)."},
+		"services[].clients":      {"", "The clients that may use the service."},
+		"services[].origin":       {" none, in mode `connect`", "The server that receives the requests; see [origin](#services-origin)."},
+		"services[].destinations": {" none, except in mode `connect`", "What clients of a proxy may ask for; see [destinations](#services-destinations). At most " + strconv.Itoa(model.DestinationsMax) + "."},
+
+		"services[].destinations[].host":    {"", "The name of the host that clients ask for. The gateway does not resolve it."},
+		"services[].destinations[].port":    {" that of the address", "The port that clients ask for."},
+		"services[].destinations[].address": {"", "The address and port to which the gateway connects, behind the egress of the chains."},
+		"services[].rules":                  {"", "The requests that the gateway accepts, and their chains; see [rules](#services-rules). At most " + strconv.Itoa(model.ServiceRulesMax) + "."},
 
 		"services[].protocol": {"http", "What clients and the origin speak inside of TLS: `http`, HTTP/1.1 and HTTP/2, or `tls`, anything else. With `tls` the gateway does not read the bytes; it carries each connection by the chain of the first rule that matches, and rules have no `methods`, `path` or `headers`."},
 		"services[].alpn":     {" none", "Of a service with `protocol: tls`: names of protocols (ALPN, RFC 7301). A client has to offer one of them, and the origin has to accept the same one. Without, neither is asked. At most " + strconv.Itoa(model.ALPNMax) + "."},
@@ -403,7 +416,7 @@ func Descriptions() map[string]Description {
 
 		"services[].gateway.nodes":   {"", "The node of the gateway: exactly one. It is the ingress of all chains in the rules."},
 		"services[].gateway.address": {"", "The address and port to which clients connect. The gateway receives their packets on `edge` interfaces of its node."},
-		"services[].gateway.mode":    {"transparent", "`transparent`: the address belongs to the service, and no interface of the node has it."},
+		"services[].gateway.mode":    {"transparent", "`transparent`: the address belongs to the service, and no interface of the node has it. `own`: the address is one of the node's. `connect`: the same, and the gateway is a proxy: its clients name one of the `destinations` by CONNECT (RFC 9110 section 9.3.6)."},
 
 		"services[].certificate.file": {"", "The certificate, and the intermediate certificates to its root, in PEM."},
 		"services[].certificate.key":  {"", "Its private key, in PEM."},
@@ -418,6 +431,7 @@ func Descriptions() map[string]Description {
 		"services[].rules[].methods": {" all", "Methods of the request. The gateway always refuses CONNECT and TRACE."},
 		"services[].rules[].path":    {" all", "The path of the request: a pattern."},
 		"services[].rules[].headers": {" any", "Headers, each of which the request must have exactly once, with this value."},
+		"services[].rules[].to":      {" none, except in mode `connect`", "Destinations that match, each with its port: `[git.example.org:22]`. All have one address."},
 		"services[].rules[].chain":   {"", "The chain that the request takes."},
 
 		"lab.mtu":       {strconv.Itoa(mtuDefault), "MTU of links and functions without an `mtu` of their own."},

@@ -48,6 +48,9 @@ type Service struct {
 	Origin      Origin
 	Rules       []ServiceRule
 	Opaque      Opaque
+	Mode        GatewayMode
+	// Destinations are what clients of a gateway in mode connect may ask for; it has no Origin.
+	Destinations []Destination
 
 	At, CertificateAt, KeyAt Source
 }
@@ -67,9 +70,12 @@ type Opaque struct {
 	Idle time.Duration // after which a connection without a byte ends
 }
 
-// Protocol is the service's, as the domain file names it.
-func (o Opaque) Protocol() string {
-	if o.On {
+// Protocol is the service's, as the domain file names it, or connect.
+func (s Service) Protocol() string {
+	switch {
+	case s.Mode == ModeConnect:
+		return string(ModeConnect)
+	case s.Opaque.On:
 		return "tls"
 	}
 	return "http"
@@ -118,6 +124,90 @@ func (o Opaque) Check() error {
 	return nil
 }
 
+// GatewayMode is how clients reach a gateway.
+type GatewayMode string
+
+// Modes of gateways.
+const (
+	ModeTransparent GatewayMode = ""        // at an address that is the service's own
+	ModeOwn         GatewayMode = "own"     // at an address of the node
+	ModeConnect     GatewayMode = "connect" // at an address of the node, as a proxy: clients name destinations (RFC 9110 section 9.3.6)
+)
+
+// String is the mode as the domain file names it.
+func (m GatewayMode) String() string {
+	if m == ModeTransparent {
+		return "transparent"
+	}
+	return string(m)
+}
+
+// Destination is what a client of a proxy may ask for, and where that leads.
+type Destination struct {
+	Host    string // lower case
+	Port    uint16
+	Address netip.AddrPort
+}
+
+// Name is what clients ask for, a host and a port.
+func (d Destination) Name() string { return fmt.Sprintf("%s:%d", d.Host, d.Port) }
+
+// DestinationsMax is how many destinations a service has at most.
+const DestinationsMax = 256
+
+// Destination is the one of a name.
+func (s Service) Destination(name string) (Destination, bool) {
+	return find(s.Destinations, func(d Destination) bool { return d.Name() == name })
+}
+
+// Leads are the addresses that connections of a rule go to: one, unless the rule breaks a rule.
+func (s Service) Leads(r ServiceRule) (to []netip.AddrPort) {
+	if s.Mode != ModeConnect {
+		return []netip.AddrPort{s.Origin.Address}
+	}
+	for _, name := range r.To {
+		if d, ok := s.Destination(name); ok && !slices.Contains(to, d.Address) {
+			to = append(to, d.Address)
+		}
+	}
+	return to
+}
+
+// checkDestinations holds what a proxy's destinations must keep, and that nothing else has some.
+func (s Service) checkDestinations() error {
+	if s.Mode != ModeConnect {
+		if len(s.Destinations) > 0 {
+			return fmt.Errorf("destinations: are of gateways in mode connect")
+		}
+		return nil
+	}
+	switch {
+	case s.Origin != (Origin{CAAt: s.Origin.CAAt}):
+		return fmt.Errorf("origin: a gateway in mode connect has destinations")
+	case len(s.Destinations) == 0 || len(s.Destinations) > DestinationsMax:
+		return fmt.Errorf("destinations: has %d; a proxy has 1 to %d", len(s.Destinations), DestinationsMax)
+	case !s.Opaque.On || len(s.Opaque.ALPN) > 0:
+		return fmt.Errorf("protocol: a proxy does not read what it carries")
+	}
+	seen := map[string]bool{}
+	for _, d := range s.Destinations {
+		if err := CheckHost(d.Host); err != nil {
+			return fmt.Errorf("destinations: %q %w", d.Host, err)
+		}
+		if err := CheckServiceAddress(d.Address); err != nil || d.Port == 0 {
+			return fmt.Errorf("destinations: %s: %q %w", d.Name(), d.Address, err)
+		}
+		if seen[d.Name()] {
+			return fmt.Errorf("destinations: %s is given twice", d.Name())
+		}
+		if s.Address.Addr().Is4() != d.Address.Addr().Is4() {
+			return fmt.Errorf("destinations: %s is of another version of IP than %s", d.Address, s.Address)
+		}
+		seen[d.Name()] = true
+	}
+	return nil
+}
+
 // Plain reports whether connections to the origin are without TLS.
 func (o Origin) Plain() bool { return o.CA == "" }
 
@@ -128,6 +218,7 @@ type ServiceRule struct {
 	Methods []string
 	Path    string
 	Headers []ServiceHeader
+	To      []string // names of destinations, in mode connect
 	Chain   string
 }
 

@@ -83,6 +83,9 @@ func OnwardTo(origin netip.AddrPort, chains []string) map[string]Onward {
 	return out
 }
 
+// ErrSealOfProxy is that a chain of a proxy is sealed.
+var ErrSealOfProxy = errors.New("which is sealed: what clients send through a proxy is theirs, and no function can read it; leave seal out")
+
 // OnwardProblem is a setting that a chain in rules of services cannot have.
 type OnwardProblem struct {
 	Field string // of the chain, as the domain file names it
@@ -179,8 +182,10 @@ func (d Domain) CheckServices() error {
 			c, ok := find(d.Chains, func(c Chain) bool { return c.Name == r.Chain })
 			if !ok {
 				errs = append(errs, fmt.Errorf("service %s: a rule names chain %s, which is not there", s.Name, r.Chain))
-			} else if c.Onward != nil && c.Onward.Origin != s.Origin.Address {
+			} else if to := s.Leads(r); c.Onward != nil && (len(to) != 1 || c.Onward.Origin != to[0]) {
 				errs = append(errs, fmt.Errorf("service %s: a rule names chain %s, which leads to %s", s.Name, r.Chain, c.Onward.Origin))
+			} else if s.Mode == ModeConnect && c.Seal {
+				errs = append(errs, fmt.Errorf("service %s: a rule names chain %s, %w", s.Name, r.Chain, ErrSealOfProxy))
 			}
 		}
 	}
@@ -243,10 +248,7 @@ func (s Service) Check() error {
 	if err := CheckServiceAddress(s.Address); err != nil {
 		return fmt.Errorf("address: %q %w", s.Address, err)
 	}
-	if err := CheckServiceAddress(s.Origin.Address); err != nil {
-		return fmt.Errorf("origin: %q %w", s.Origin.Address, err)
-	}
-	for what, name := range map[string]string{"certificate": s.Certificate, "key": s.Key, "origin: ca": s.Origin.CA} {
+	for what, name := range map[string]string{"certificate": s.Certificate, "key": s.Key} {
 		if err := CheckFile(name); err != nil {
 			return fmt.Errorf("%s: %q %w", what, name, err)
 		}
@@ -254,11 +256,24 @@ func (s Service) Check() error {
 	if err := s.Opaque.Check(); err != nil {
 		return fmt.Errorf("protocol: %w", err)
 	}
-	if err := CheckHost(s.Origin.Name); err != nil {
-		return fmt.Errorf("origin: name %q %w", s.Origin.Name, err)
+	if err := s.checkDestinations(); err != nil {
+		return err
+	}
+	if s.Mode != ModeConnect {
+		if err := CheckServiceAddress(s.Origin.Address); err != nil {
+			return fmt.Errorf("origin: %q %w", s.Origin.Address, err)
+		}
+		if err := CheckFile(s.Origin.CA); err != nil {
+			return fmt.Errorf("origin: ca: %q %w", s.Origin.CA, err)
+		}
+		if err := CheckHost(s.Origin.Name); err != nil {
+			return fmt.Errorf("origin: name %q %w", s.Origin.Name, err)
+		}
 	}
 	switch {
-	case s.Address.Addr().Is4() != s.Origin.Address.Addr().Is4():
+	case s.Mode != ModeTransparent && s.Mode != ModeOwn && s.Mode != ModeConnect:
+		return fmt.Errorf("mode: %q is none", s.Mode)
+	case s.Mode != ModeConnect && s.Address.Addr().Is4() != s.Origin.Address.Addr().Is4():
 		return fmt.Errorf("origin: %s is of another version of IP than %s, and the origin sees the client's address; give both of one version", s.Origin.Address, s.Address)
 	case len(s.Nodes) != 1:
 		return fmt.Errorf("nodes: has %d; a service has one gateway yet", len(s.Nodes))

@@ -12,6 +12,8 @@ const (
 	featureSeal    = "seal"
 	featureGateway = "gateway"
 	featureOpaque  = "gateway protocol tls" // services that are not HTTP
+	featureOwn     = "gateway mode own"
+	featureConnect = "gateway mode connect"
 )
 
 // FirstFeatures are those of agents that do not say which they have: they are older than the list. It never
@@ -30,7 +32,7 @@ func Features() []string {
 	all = named[model.Scheme](all, "scheme ")
 	all = named[model.EncapsulationType](all, "encapsulation ")
 	all = named[model.SIDs](all, "sids ")
-	return append(all, featureSeal, featureGateway, featureOpaque)
+	return append(all, featureSeal, featureGateway, featureOpaque, featureOwn, featureConnect)
 }
 
 // named adds the names of all values of an enumeration.
@@ -62,8 +64,14 @@ func (n Node) Features() []string {
 		case p.Gateway != nil:
 			seen[featureGateway] = true
 			for _, s := range p.Gateway.Services {
-				if s.Opaque.On {
+				switch {
+				case s.Mode == model.ModeConnect:
+					seen[featureConnect] = true
+				case s.Opaque.On:
 					seen[featureOpaque] = true
+				}
+				if s.Mode == model.ModeOwn {
+					seen[featureOwn] = true
 				}
 			}
 		case p.Stream != nil:

@@ -193,9 +193,13 @@ func (g *Gateway) check() error {
 			return fmt.Errorf("service %s: %w", s.Name, err)
 		}
 		for _, r := range s.Rules {
+			to := s.Leads(r)
+			if len(to) != 1 {
+				return fmt.Errorf("service %s: a rule leads to %d addresses; expect one", s.Name, len(to))
+			}
 			c, ok := chains[r.Chain]
-			if !ok || c.Origin != s.Origin.Address {
-				return fmt.Errorf("service %s: there is no chain %q to %s", s.Name, r.Chain, s.Origin.Address)
+			if !ok || c.Origin != to[0] {
+				return fmt.Errorf("service %s: there is no chain %q to %s", s.Name, r.Chain, to[0])
 			}
 			used[r.Chain] = true
 		}
@@ -263,9 +267,18 @@ type serviceFile struct {
 	Certificate string            `json:"certificate"`
 	Key         string            `json:"key"`
 	Clients     string            `json:"clients"`
-	Origin      originFile        `json:"origin"`
+	Origin      *originFile       `json:"origin,omitempty"` // none: destinations
 	Rules       []serviceRuleFile `json:"rules"`
 	Opaque      *opaqueFile       `json:"opaque,omitempty"` // none: HTTP
+	Mode        model.GatewayMode `json:"mode,omitempty"`
+
+	Destinations []destinationFile `json:"destinations,omitempty"`
+}
+
+type destinationFile struct {
+	Host    string         `json:"host"`
+	Port    uint16         `json:"port"`
+	Address netip.AddrPort `json:"address"`
 }
 
 type opaqueFile struct {
@@ -285,6 +298,7 @@ type serviceRuleFile struct {
 	Methods []string            `json:"methods,omitempty"`
 	Path    string              `json:"path,omitempty"`
 	Headers []serviceHeaderFile `json:"headers,omitempty"`
+	To      []string            `json:"to,omitempty"`
 	Chain   string              `json:"chain"`
 }
 
@@ -312,13 +326,19 @@ func gatewayToFile(g *Gateway) *gatewayFile {
 	for _, s := range g.Services {
 		sf := serviceFile{
 			Name: s.Name, Hosts: s.Hosts, Node: s.Nodes[0], Address: s.Address, Certificate: s.Certificate, Key: s.Key, Clients: s.Clients,
-			Origin: originFile{s.Origin.Address, s.Origin.CA, s.Origin.Name},
+			Mode: s.Mode,
+		}
+		if s.Mode != model.ModeConnect {
+			sf.Origin = &originFile{s.Origin.Address, s.Origin.CA, s.Origin.Name}
+		}
+		for _, d := range s.Destinations {
+			sf.Destinations = append(sf.Destinations, destinationFile(d))
 		}
 		if s.Opaque.On {
 			sf.Opaque = &opaqueFile{s.Opaque.ALPN, durationFile(s.Opaque.Idle)}
 		}
 		for _, r := range s.Rules {
-			rf := serviceRuleFile{Who: r.Who, Hosts: r.Hosts, Methods: r.Methods, Path: r.Path, Chain: r.Chain}
+			rf := serviceRuleFile{Who: r.Who, Hosts: r.Hosts, Methods: r.Methods, Path: r.Path, To: r.To, Chain: r.Chain}
 			for _, h := range r.Headers {
 				rf.Headers = append(rf.Headers, serviceHeaderFile(h))
 			}
@@ -345,13 +365,19 @@ func (f *gatewayFile) gateway() *Gateway {
 	for _, s := range f.Services {
 		ms := model.Service{
 			Name: s.Name, Hosts: s.Hosts, Nodes: []string{s.Node}, Address: s.Address, Certificate: s.Certificate, Key: s.Key, Clients: s.Clients,
-			Origin: model.Origin{Address: s.Origin.Address, CA: s.Origin.CA, Name: s.Origin.Name},
+			Mode: s.Mode,
+		}
+		if s.Origin != nil {
+			ms.Origin = model.Origin{Address: s.Origin.Address, CA: s.Origin.CA, Name: s.Origin.Name}
+		}
+		for _, d := range s.Destinations {
+			ms.Destinations = append(ms.Destinations, model.Destination(d))
 		}
 		if s.Opaque != nil {
 			ms.Opaque = model.Opaque{On: true, ALPN: s.Opaque.ALPN, Idle: time.Duration(s.Opaque.Idle)}
 		}
 		for _, r := range s.Rules {
-			mr := model.ServiceRule{Who: r.Who, Hosts: r.Hosts, Methods: r.Methods, Path: r.Path, Chain: r.Chain}
+			mr := model.ServiceRule{Who: r.Who, Hosts: r.Hosts, Methods: r.Methods, Path: r.Path, To: r.To, Chain: r.Chain}
 			for _, h := range r.Headers {
 				mr.Headers = append(mr.Headers, model.ServiceHeader(h))
 			}

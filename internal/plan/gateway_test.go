@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -329,5 +330,65 @@ func TestAnOpaqueServiceIsInThePlan(t *testing.T) {
 	}
 	if f := compile(t, serving(), NewKeyring(random(1), nil)).Nodes[0].Features(); slices.Contains(f, featureOpaque) {
 		t.Errorf("a plan of HTTP alone asks for %q", f)
+	}
+}
+
+// A proxy goes to the plan and back, and so does a gateway at an address of its node; each asks for an agent that knows it.
+func TestAProxyIsInThePlan(t *testing.T) {
+	proxying := func() model.Domain {
+		d := serving()
+		s := &d.Services[0]
+		s.Mode, s.Opaque = model.ModeConnect, model.Opaque{On: true, Idle: time.Hour}
+		s.Destinations = []model.Destination{{Host: "git.example.org", Port: 22, Address: s.Origin.Address}, {Host: "git.example.org", Port: 443, Address: s.Origin.Address}}
+		s.Origin = model.Origin{}
+		s.Rules = []model.ServiceRule{
+			{Who: "spiffe://staff.example/ops/*", To: []string{"git.example.org:22"}, Chain: "light"},
+			{Who: "**", To: []string{"git.example.org:443", "git.example.org:22"}, Chain: "web"},
+		}
+		return d
+	}
+	d := proxying()
+	r1 := compile(t, d, NewKeyring(random(1), nil)).Nodes[0]
+	again, err := DecodeNode(unchecked(t, r1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(d.Services, again.Gateway().Services, equal); diff != "" {
+		t.Errorf("services (-file +plan):\n%s", diff)
+	}
+	if f := again.Features(); !slices.Contains(f, featureConnect) || slices.Contains(f, featureOpaque) {
+		t.Errorf("the plan asks for %q", f)
+	}
+	own := serving()
+	own.Services[0].Mode = model.ModeOwn
+	if f := compile(t, own, NewKeyring(random(1), nil)).Nodes[0].Features(); !slices.Contains(f, featureOwn) {
+		t.Errorf("the plan asks for %q", f)
+	}
+	for name, c := range map[string]struct {
+		change func(*model.Domain)
+		want   string
+	}{
+		"a sealed chain":    {func(d *model.Domain) { d.Chains[1].Seal = true }, "leave seal out"},
+		"no destination":    {func(d *model.Domain) { d.Services[0].Destinations = nil }, "has 0; a proxy has 1 to"},
+		"one twice":         {func(d *model.Domain) { d.Services[0].Destinations[1].Port = 22 }, "given twice"},
+		"one at no address": {func(d *model.Domain) { d.Services[0].Destinations[1].Address = netip.AddrPort{} }, "is not an address"},
+		"one at another": {func(d *model.Domain) {
+			d.Services[0].Destinations[1].Address = netip.MustParseAddrPort("[fc00:8::3]:443")
+		}, "leads to"},
+		"an origin":            {func(d *model.Domain) { d.Services[0].Origin.CA = "a.pem" }, "has destinations"},
+		"a rule for nothing":   {func(d *model.Domain) { d.Services[0].Rules[1].To = nil }, "leads to"},
+		"a rule for all":       {func(d *model.Domain) { d.Services[0].Rules[1].To[0] = "evil.example.org:1" }, "none of the service's destinations"},
+		"requests":             {func(d *model.Domain) { d.Services[0].Opaque = model.Opaque{} }, "does not read"},
+		"an address as a name": {func(d *model.Domain) { d.Services[0].Destinations[0].Host = "192.0.2.1" }, "is an address"},
+		"no such mode":         {func(d *model.Domain) { d.Services[0].Mode = "sideways" }, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := proxying()
+			c.change(&d)
+			_, err := Compile(d, NewKeyring(random(1), nil)) // which may see first that chains lead elsewhere
+			if alone := d.Services[0].Check(); err == nil || !strings.Contains(errors.Join(err, alone).Error(), c.want) {
+				t.Errorf("got %v, and by itself %v; want %q", err, alone, c.want)
+			}
+		})
 	}
 }

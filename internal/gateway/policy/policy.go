@@ -5,6 +5,7 @@
 package policy
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -16,7 +17,7 @@ import (
 // Request is what rules look at.
 type Request struct {
 	Identity string // as the clients' kind of identity writes it
-	Host     string // lower case, without a port
+	Host     string // lower case, without a port; in mode connect a destination, with its port
 	Method   string // "": no request of HTTP, as Path
 	Path     string // as Clean gave it
 	// Header gives all values of a header. It gives none of one that does not go on, or is there under a second name that some read alike.
@@ -82,6 +83,24 @@ func compile(r model.ServiceRule, s model.Service, kind model.IdentityKind) (c R
 	path := r.Path
 	if path == "" {
 		path = "/**"
+	}
+	if s.Mode == model.ModeConnect {
+		if what := ofRequests(r); what != "" || len(r.Hosts) > 0 {
+			return c, fmt.Errorf("%s: a proxy's rules look at what clients ask for; they have who, to and chain alone", cmp.Or(what, "hosts"))
+		}
+		if len(r.To) == 0 {
+			return c, errors.New("to is missing: a rule of a proxy names what clients may ask for, as in [git.example.org:22]")
+		}
+		for _, name := range r.To {
+			if _, ok := s.Destination(name); !ok {
+				return c, fmt.Errorf("to: %q is none of the service's destinations", name)
+			}
+		}
+		c.hosts, c.path, c.chain = r.To, pattern{"/", []string{"**"}}, r.Chain
+		return c, nil
+	}
+	if len(r.To) > 0 {
+		return c, errors.New("to: is for gateways in mode connect, whose clients name destinations")
 	}
 	if s.Opaque.On {
 		if what := ofRequests(r); what != "" {
