@@ -83,6 +83,7 @@ type Limits struct {
 	Connections         int           // open at once; each is verified again by one thread, at some 100 µs
 	ConnectionsIdentity int           // of one identity
 	Streams             int           // requests at once of an HTTP/2 connection
+	RequestsIdentity    int           // requests of HTTP at once of one identity, on all its connections to a service
 	HeaderBytes         int           // of a request, its line included
 	HeaderTime          time.Duration // until the headers of a request have come
 	Idle                time.Duration // of a connection without a request, and of a body without a byte
@@ -91,14 +92,14 @@ type Limits struct {
 // DefaultLimits are what a gateway has whose file names none.
 func DefaultLimits() Limits {
 	return Limits{
-		Handshakes: 256, HandshakesOf: 16, HandshakeTime: 10 * time.Second, Connections: 5000, ConnectionsIdentity: 128, Streams: 100,
+		Handshakes: 256, HandshakesOf: 16, HandshakeTime: 10 * time.Second, Connections: 5000, ConnectionsIdentity: 128, Streams: 100, RequestsIdentity: 1000,
 		HeaderBytes: 32 << 10, HeaderTime: 10 * time.Second, Idle: 2 * time.Minute,
 	}
 }
 
 func (l Limits) check() error {
 	for what, n := range map[string]int{"handshakes": l.Handshakes, "handshakes of one source": l.HandshakesOf, "connections": l.Connections,
-		"connections of one identity": l.ConnectionsIdentity, "streams": l.Streams, "bytes of headers": l.HeaderBytes,
+		"connections of one identity": l.ConnectionsIdentity, "streams": l.Streams, "requests of one identity": l.RequestsIdentity, "bytes of headers": l.HeaderBytes,
 		"time of a handshake": int(l.HandshakeTime), "time of headers": int(l.HeaderTime), "idle time": int(l.Idle)} {
 		if n <= 0 {
 			return fmt.Errorf("the limit of %s is %d; a gateway has a limit of each", what, n)

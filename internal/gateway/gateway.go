@@ -36,6 +36,7 @@ type Gateway struct {
 	hosts      map[string]*service
 	sessions   map[*session]bool
 	identities map[string]int // open sessions, by service and identity
+	requests   map[string]int // of HTTP that are under way, by service and identity
 	sources    map[netip.Prefix]int
 	handshakes int
 	lastID     uint64
@@ -66,7 +67,7 @@ func New(c Config) (*Gateway, error) {
 	}
 	g := &Gateway{
 		config: c, ready: make(chan net.Conn), ended: make(chan struct{}),
-		revoked: setOf(c.Revoked), sessions: map[*session]bool{}, identities: map[string]int{}, sources: map[netip.Prefix]int{}, refused: map[Reason]uint64{},
+		revoked: setOf(c.Revoked), sessions: map[*session]bool{}, identities: map[string]int{}, requests: map[string]int{}, sources: map[netip.Prefix]int{}, refused: map[Reason]uint64{},
 	}
 	g.onward = newOnward(c.Dialer, c.Limits, c.Now)
 	if err := g.set(c.Services); err != nil {

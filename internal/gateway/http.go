@@ -78,6 +78,14 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	about := Record{Session: s.id, Service: s.service, Client: s.client.String(), Identity: s.identity, Serial: s.serial,
 		Method: shorten(r.Method, 64), Host: shorten(r.Host, 300), Path: shorten(r.URL.EscapedPath(), 2048)}
+	leave, err := g.enter(s)
+	if err != nil {
+		g.note(about, err)
+		w.Header().Set("Retry-After", "1")
+		deny(w, r, Limit)
+		return
+	}
+	defer leave()
 	var d *decision
 	var rule int
 	var number uint64
@@ -184,7 +192,7 @@ func needsHTTP2(r *http.Request) bool {
 
 var statuses = map[Reason]int{
 	HostMismatch: http.StatusMisdirectedRequest, PathAmbiguous: http.StatusBadRequest, MethodRefused: http.StatusMethodNotAllowed,
-	RuleNone: http.StatusForbidden, DestinationUnknown: http.StatusForbidden, RequestMalformed: http.StatusBadRequest, SNIUnknown: http.StatusMisdirectedRequest, AuditFailed: http.StatusServiceUnavailable, OriginFailed: http.StatusBadGateway,
+	Limit: http.StatusTooManyRequests, RuleNone: http.StatusForbidden, DestinationUnknown: http.StatusForbidden, RequestMalformed: http.StatusBadRequest, SNIUnknown: http.StatusMisdirectedRequest, AuditFailed: http.StatusServiceUnavailable, OriginFailed: http.StatusBadGateway,
 }
 
 // deny answers a request that is not let in. The page says no more than the status.

@@ -580,3 +580,65 @@ func TestASlowBodyEnds(t *testing.T) {
 	io.WriteString(conn, "POST /x HTTP/1.1\r\nHost: shop.example.org\r\nContent-Length: 1000\r\n\r\nabc")
 	over(t, conn)
 }
+
+// An identity has so many requests under way on all its connections; others are served meanwhile, and so is it once one has ended.
+func TestRequestsOfOneIdentityAreBounded(t *testing.T) {
+	const most = 5
+	w := newWorld(t, func(_ *world, c *Config) { c.Limits.RequestsIdentity = most })
+	come, end := make(chan struct{}, 20), make(chan struct{})
+	hold := http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/held" {
+			come <- struct{}{}
+			<-end
+		}
+		io.WriteString(rw, "hello")
+	})
+	w.answer.Store(&hold)
+	alice, bob := w.staff.client(t, "/eng/alice"), w.staff.client(t, "/eng/bob")
+	get := func(c *http.Client, path string) int {
+		r, err := c.Get("https://shop.example.org/" + path)
+		if err != nil {
+			t.Error(err)
+			return 0
+		}
+		defer r.Body.Close()
+		if r.StatusCode == http.StatusTooManyRequests && r.Header.Get("Retry-After") == "" {
+			t.Error("429 does not say when to come again")
+		}
+		io.Copy(io.Discard, r.Body)
+		return r.StatusCode
+	}
+	first, second := w.web2(&alice), w.web2(&alice) // two connections
+	var wait sync.WaitGroup
+	for i := range most {
+		c := first
+		if i%2 == 1 {
+			c = second
+		}
+		wait.Go(func() {
+			if status := get(c, "held"); status != 200 {
+				t.Errorf("a request within the limit gets %d", status)
+			}
+		})
+	}
+	for range most {
+		<-come
+	}
+	for _, c := range []*http.Client{first, second} {
+		if status := get(c, "x"); status != http.StatusTooManyRequests {
+			t.Errorf("a request beyond the limit gets %d; want 429", status)
+		}
+	}
+	if status, err := w.get(&alice, "/x"); err != nil || status != http.StatusTooManyRequests {
+		t.Errorf("one on a further connection gets %d, %v; want 429", status, err)
+	}
+	if status := get(w.web2(&bob), "x"); status != 200 {
+		t.Errorf("another identity gets %d", status)
+	}
+	close(end)
+	wait.Wait()
+	if status := get(first, "x"); status != 200 {
+		t.Errorf("once they have ended, a request gets %d", status)
+	}
+	w.refused(Limit)
+}

@@ -258,6 +258,24 @@ func (g *Gateway) open(s *session, about Record) error {
 	return nil
 }
 
+// enter counts a request of an identity that begins; leave undoes it.
+func (g *Gateway) enter(s *session) (leave func(), err error) {
+	key := s.service + "\x00" + s.identity
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if n := g.requests[key]; n >= g.config.Limits.RequestsIdentity {
+		return nil, refuse(Limit, "%d requests of %s are under way", n, s.identity)
+	}
+	g.requests[key]++
+	return func() {
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		if g.requests[key]--; g.requests[key] == 0 {
+			delete(g.requests, key)
+		}
+	}, nil
+}
+
 func (g *Gateway) leaveLocked(key string) {
 	if g.identities[key]--; g.identities[key] == 0 {
 		delete(g.identities, key)
