@@ -22,7 +22,7 @@ UNIT := ./internal/abi ./internal/agent ./internal/api ./internal/arch ./interna
 # first, beside each other.
 LONG := ./internal/dataplane ./test/e2e
 
-UNIT += ./internal/metrics ./internal/ipfix ./internal/flowrecords ./internal/seal
+UNIT += ./internal/dataplane/object ./internal/metrics ./internal/ipfix ./internal/flowrecords ./internal/seal
 
 export CGO_ENABLED := 0
 
@@ -61,6 +61,11 @@ unit: ## the tests that need no root
 .PHONY: race
 race: ## the same under the race detector (needs gcc)
 	@CGO_ENABLED=1 go test -race -count=1 $(filter-out ./internal/gateway/worker,$(UNIT)) # which confines itself: not with cgo
+
+.PHONY: check-arm
+check-arm: ## the same on a kernel for arm64 (no root)
+	@tools/deps.sh arm64
+	@go run ./test/kernels -gate -arch arm64 $(KERNELS_ARGS)
 
 .PHONY: check
 check: deps-clang check-format check-vet check-rules check-generated ## formats, vet, house rules, generated files fresh
@@ -119,13 +124,15 @@ build: ## bin/waystamp and bin/waystamp-lab
 	mv -f "$$tmp"/waystamp "$$tmp"/waystamp-lab bin/
 
 ARCH ?= $(shell go env GOARCH)
+HOSTARCH := $(shell go env GOHOSTARCH)
 
-# Completions come from the build for this machine, whatever ARCH is.
+# Completions and man pages come from builds for this machine, whatever ARCH is.
 .PHONY: package
-package: build ## Debian packages in dist/, the same bytes for the same commit
-	@mkdir -p dist; tmp=$$(mktemp -d dist/.build.XXXXXX); trap 'rm -rf "$$tmp"' EXIT; \
+package: ## Debian packages in dist/, the same bytes for the same commit (ARCH=arm64 for another architecture)
+	@mkdir -p dist; tmp=$$(mktemp -d dist/.build.XXXXXX); trap 'rm -rf "$$tmp"' EXIT; mkdir "$$tmp/run"; \
 	GOARCH=$(ARCH) go build -trimpath -buildvcs=false -ldflags '-s -w -X $(MODULE)/internal/command.version=$(VERSION)' -o "$$tmp/" ./cmd/...; \
-	PACKAGE_RUN=bin packaging/build.sh "$$tmp" $(ARCH) dist
+	GOARCH=$(HOSTARCH) go build -trimpath -buildvcs=false -o "$$tmp/run/" ./cmd/waystamp; \
+	GOARCH=$(HOSTARCH) PACKAGE_RUN="$$tmp/run" packaging/build.sh "$$tmp" $(ARCH) dist
 
 .PHONY: format
 format: deps-clang ## gofmt and clang-format, in place

@@ -7,6 +7,7 @@
 #   tools/deps.sh test     for the tests alone: a load for those of the bench and a proxy to hold ours against, two decoders of others, FRR, etcd, clients of TLS, what reads units, and programs to put chains before
 #   tools/deps.sh bare     for tools/bare-root.sh: debootstrap
 #   tools/deps.sh kernels  for make test-kernels: qemu, and what its machines run
+#   tools/deps.sh arm64    for make check-arm: qemu for that architecture
 #   tools/deps.sh clang    for make generate and make check: the pinned compiler
 set -euo pipefail
 
@@ -92,7 +93,7 @@ command -v go >/dev/null || fail "there is no go command; $get"
 have=$(go env GOVERSION 2>&1) || fail "$(command -v go) does not do: $have; $get"
 [ "$(printf '%s\n' "go$want" "$have" | sort -V | head -n 1)" = "go$want" ] ||
 	fail "$(command -v go) is $have, too old for this; $get"
-[ $# -gt 0 ] || fail "expect run, test, bare, kernels or clang"
+[ $# -gt 0 ] || fail "expect run, test, bare, kernels, arm64 or clang"
 for what in "$@"; do
 	case $what in
 	run)
@@ -118,7 +119,8 @@ for what in "$@"; do
 		install qemu-system-x86_64=qemu-system-x86 busybox=busybox-static ip=iproute2 nft=nftables ping=iputils-ping \
 			xz=xz-utils dpkg-deb=dpkg ldd=libc-bin
 		;;
+	arm64) install qemu-system-aarch64=qemu-system-arm xz=xz-utils dpkg-deb=dpkg ;;
 	clang) install clang-19=clang-19 llvm-strip-19=llvm-19 clang-format-19=clang-format-19 ;;
-	*) fail "$what is not run, test, bare, kernels or clang" ;;
+	*) fail "$what is not run, test, bare, kernels, arm64 or clang" ;;
 	esac
 done

@@ -34,8 +34,12 @@ func TestVerifierHasRoom(t *testing.T) {
 		plain.DecapL3, labels.DecapL3 = 1, 1
 		configurations = append(configurations, plain, labels)
 	}
-	for _, cfg := range configurations {
-		for _, o := range object.All {
+	for i, cfg := range configurations {
+		for _, o := range slices.Concat(object.All, object.Alone) {
+			alone := slices.ContainsFunc(object.Alone, func(a object.Object) bool { return a.Program == o.Program })
+			if alone && i > 0 {
+				continue // it has no configuration
+			}
 			if cfg.Services != 0 && !slices.Contains(labelPrograms, o.Program) {
 				continue // nothing in it asks for labels
 			}
@@ -45,6 +49,9 @@ func TestVerifierHasRoom(t *testing.T) {
 			}
 			for _, f := range flags {
 				name := fmt.Sprintf("%s/decap_l3=%d", o.Program, cfg.DecapL3)
+				if alone {
+					name = o.Program
+				}
 				if cfg.Services != 0 {
 					name += "/labels"
 				}
@@ -105,13 +112,15 @@ func verified(o object.Object, cfg abi.Config, flags uint32) (s verifierSaid, er
 	p.Flags = p.Flags&^unix.BPF_F_XDP_HAS_FRAGS | flags
 	g := &generation{limits: rigLimits, maps: map[tables.Map]*ebpf.Map{}}
 	defer func() { err = errors.Join(err, g.close()) }()
-	if err := new(Dataplane).makeMaps(g, spec, nil); err != nil {
-		return s, err
-	}
 	shared := map[string]*ebpf.Map{}
-	for name := range spec.Maps {
-		if !internalMap(name) {
-			shared[name] = g.maps[tables.Map(name)]
+	if spec.Variables[object.VarConfig] != nil { // it is of a generation
+		if err := new(Dataplane).makeMaps(g, spec, nil); err != nil {
+			return s, err
+		}
+		for name := range spec.Maps {
+			if !internalMap(name) {
+				shared[name] = g.maps[tables.Map(name)]
+			}
 		}
 	}
 	coll, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{

@@ -23,6 +23,7 @@ const newestSeries = "newest"
 // Where Debian has its newest kernels, and the keys that it signs them with.
 const (
 	newestSuite = "trixie-backports"
+	nextSuite   = "trixie" // has kernels of more flavours than Debian 12
 	debianKeys  = "/usr/share/keyrings/debian-archive-keyring.gpg"
 )
 
@@ -35,15 +36,16 @@ type kernel struct {
 
 // apt is a way to packages: this machine's, or one with sources and lists of its own.
 type apt struct {
+	arch    string // of the packages, as Debian calls it
 	options []string
 }
 
 // fetchKernel downloads the newest kernel of a series, and unpacks it in dir. Downloads are
 // kept in the user's cache; apt compares their checksums each time.
-func fetchKernel(ctx context.Context, dir, series, deb string) (k kernel, err error) {
+func fetchKernel(ctx context.Context, dir, series string, m machine, deb string) (k kernel, err error) {
 	files := []string{deb}
 	if deb == "" {
-		if files, err = download(ctx, dir, series); err != nil {
+		if files, err = download(ctx, dir, series, m); err != nil {
 			return k, err
 		}
 	}
@@ -85,11 +87,11 @@ func findKernel(root, of string) (k kernel, err error) {
 }
 
 // download gets the packages of the newest kernel of a series.
-func download(ctx context.Context, dir, series string) ([]string, error) {
-	a := apt{}
+func download(ctx context.Context, dir, series string, m machine) ([]string, error) {
+	a := apt{arch: m.arch}
 	var err error
-	if series == newestSeries {
-		if a, err = backports(ctx, filepath.Join(dir, "apt")); err != nil {
+	if series == newestSeries || m.foreign() {
+		if a, err = ownLists(ctx, filepath.Join(dir, "apt"), series, m); err != nil {
 			return nil, err
 		}
 	}
@@ -135,23 +137,41 @@ func (a apt) run(ctx context.Context, dir string, args ...string) ([]byte, error
 	return out, nil
 }
 
-// backports gives apt sources and lists of its own, in dir, with the suite that has the
-// newest kernels, from the place that this machine's packages come from.
-func backports(ctx context.Context, dir string) (a apt, err error) {
-	out, err := a.run(ctx, "", "apt-get", "indextargets", "--format", "$(ORIGIN) $(CODENAME) $(REPO_URI)", "Identifier: Packages")
+// ownLists gives apt sources and lists of its own, in dir: those that this machine's packages come from, and
+// where the newest kernels are asked for, or one with pages of another size, newer releases. Packages of
+// another architecture come so without dpkg being told of it.
+func ownLists(ctx context.Context, dir, series string, m machine) (a apt, err error) {
+	out, err := a.run(ctx, "", "apt-get", "indextargets", "--format", "$(ORIGIN) $(RELEASE) $(REPO_URI)", "Identifier: Packages")
 	if err != nil {
 		return a, err
 	}
+	var text strings.Builder
+	source := func(uri, suite string) {
+		fmt.Fprintf(&text, "deb [arch=%s signed-by=%s] %s %s main\n", m.arch, debianKeys, uri, suite)
+	}
 	from := ""
+	seen := map[string]bool{}
 	for line := range strings.Lines(string(out)) {
 		f := strings.Fields(line)
+		if len(f) != 3 || f[0] != "Debian" || seen[line] {
+			continue
+		}
+		seen[line] = true
 		// Of the archive, not of the one for security.
-		if len(f) == 3 && f[0] == "Debian" && !strings.Contains(f[1], "-") && from == "" {
+		if from == "" && !strings.Contains(f[1], "-") {
 			from = f[2]
+		}
+		if series != newestSeries {
+			source(f[2], f[1])
 		}
 	}
 	if from == "" {
-		return a, errors.New("apt knows no source of Debian, so the newest kernel cannot be had (apt-get update?); leave it out with -only")
+		return a, fmt.Errorf("apt knows no source of Debian, so this kernel cannot be had (apt-get update?); leave Linux %s out with -only", series)
+	}
+	if series == newestSeries {
+		source(from, newestSuite)
+	} else if !seen["Debian "+nextSuite+" "+from+"\n"] {
+		source(from, nextSuite)
 	}
 	for _, d := range []string{"lists/partial", "cache/archives/partial"} {
 		if err := os.MkdirAll(filepath.Join(dir, d), 0o755); err != nil {
@@ -159,27 +179,44 @@ func backports(ctx context.Context, dir string) (a apt, err error) {
 		}
 	}
 	sources := filepath.Join(dir, "sources.list")
-	text := fmt.Sprintf("deb [signed-by=%s] %s %s main\n", debianKeys, from, newestSuite)
-	if err := os.WriteFile(sources, []byte(text), 0o644); err != nil {
+	if err := os.WriteFile(sources, []byte(text.String()), 0o644); err != nil {
 		return a, err
 	}
 	for _, o := range []string{
+		"APT::Architecture=" + m.arch, "APT::Architectures::=" + m.arch,
 		"Dir::Etc::sourcelist=" + sources, "Dir::Etc::sourceparts=-", "Dir::State::lists=" + filepath.Join(dir, "lists"),
 		"Dir::Cache=" + filepath.Join(dir, "cache"), "Dir::State::status=/dev/null", "Acquire::Languages=none",
 	} {
 		a.options = append(a.options, "-o", o)
 	}
+	a.arch = m.arch
 	_, err = a.run(ctx, "", "apt-get", "-qq", "update")
 	return a, err
 }
 
-// newest asks for a series' kernels: those for this architecture, signed or not, without
-// "cloud" and "rt" in their names.
-func (a apt) newest(ctx context.Context, series string) (string, error) {
-	prefix, pattern := "linux-image-"+series, `^linux-image-`+regexp.QuoteMeta(series)+`\.[0-9][0-9a-z.+~-]*-amd64$`
+// kernelPackages are the names of a series' packages for an architecture, signed ones: a series may have one
+// of Debian's flavours, "cloud" or "rt", which stand before the architecture, or "16k" behind it.
+func kernelPackages(series, arch string) (prefix, pattern string) {
+	series, flavour, _ := strings.Cut(series, "-")
+	prefix, version := "linux-image-"+series+".", regexp.QuoteMeta(series)
 	if series == newestSeries {
-		prefix, pattern = "linux-image-", `^linux-image-[0-9]+\.[0-9][0-9a-z.+~-]*-amd64$`
+		prefix, version = "linux-image-", `[0-9]+\.[0-9]+`
 	}
+	tail := arch
+	switch flavour {
+	case "":
+	case "cloud", "rt":
+		tail = flavour + "-" + arch
+	default:
+		tail = arch + "-" + flavour
+	}
+	// A version's own part after a dash is a number: 6.1.0-50.
+	return prefix, `^linux-image-` + version + `\.[0-9][0-9a-z.+~]*(-[0-9]+)?-` + regexp.QuoteMeta(tail) + `$`
+}
+
+// newest asks for the newest kernel of a series.
+func (a apt) newest(ctx context.Context, series string) (string, error) {
+	prefix, pattern := kernelPackages(series, a.arch)
 	out, err := a.run(ctx, "", "apt-cache", "pkgnames", prefix)
 	if err != nil {
 		return "", err
@@ -187,7 +224,7 @@ func (a apt) newest(ctx context.Context, series string) (string, error) {
 	name := regexp.MustCompile(pattern)
 	newest := ""
 	for p := range strings.FieldsSeq(string(out)) {
-		if !name.MatchString(p) || strings.Contains(p, "-rt-") || strings.Contains(p, "-cloud-") {
+		if !name.MatchString(p) {
 			continue
 		}
 		if newest == "" || exec.CommandContext(ctx, "dpkg", "--compare-versions", p, "gt", newest).Run() == nil {
@@ -195,7 +232,7 @@ func (a apt) newest(ctx context.Context, series string) (string, error) {
 		}
 	}
 	if newest == "" {
-		return "", fmt.Errorf("apt knows no package %s.*-amd64; Debian 12 has it (apt-get update?), or name a file with -deb", prefix)
+		return "", fmt.Errorf("apt knows no package that matches %s (apt-get update?); name a file with -deb", pattern)
 	}
 	return newest, nil
 }

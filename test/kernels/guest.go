@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"runtime"
 	"slices"
 	"strings"
 	"syscall"
@@ -43,7 +44,7 @@ func reportLine() (*os.File, error) {
 	if err := mount("devtmpfs", "/dev", ""); err != nil {
 		return nil, err
 	}
-	f, err := os.OpenFile("/dev/ttyS1", os.O_RDWR|unix.O_NOCTTY, 0)
+	f, err := os.OpenFile(machines[runtime.GOARCH].report, os.O_RDWR|unix.O_NOCTTY, 0)
 	if err != nil {
 		return nil, fmt.Errorf("open the line to the tester: %w", err)
 	}

@@ -166,6 +166,16 @@ func (im *image) program(name string) error {
 	return nil
 }
 
+// shell adds the shell and what it calls.
+func (im *image) shell() error {
+	for _, name := range []string{"sh", "true", "sleep", "cat", "mount", "id", "uname", "ls", "dmesg", "readlink", "grep", "sed"} {
+		if err := im.add("/bin/"+name, fs.ModeSymlink|0o777, []byte("/usr/bin/busybox")); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // module is a file of a kernel's, and the names of those that it needs.
 type module struct {
 	data  []byte
@@ -283,7 +293,7 @@ func (im *image) tree(top string) error {
 type contents struct {
 	top      string            // of the repository
 	built    map[string]string // file of the image: what was built for it
-	programs []string          // of this machine
+	programs []string          // of this machine; none: it is of another architecture
 	steps    []guestStep
 }
 
@@ -304,9 +314,8 @@ func writeImage(file, modulesRoot string, c contents) (err error) {
 			return err
 		}
 	}
-	// The shell and what it calls.
-	for _, name := range []string{"sh", "true", "sleep", "cat", "mount", "id", "uname", "ls", "dmesg", "readlink", "grep", "sed"} {
-		if err := im.add("/bin/"+name, fs.ModeSymlink|0o777, []byte("/usr/bin/busybox")); err != nil {
+	if len(c.programs) > 0 {
+		if err := im.shell(); err != nil {
 			return err
 		}
 	}

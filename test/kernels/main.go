@@ -6,11 +6,12 @@
 // run is a failure. make test-kernels calls it.
 // In the machine it is the first process.
 //
-//	kernels [-gate] [-only 6.1,6.12] [-step NAME] [-run PATTERN] [-deb FILE]
+//	kernels [-gate] [-arch arm64] [-only 6.1,6.12] [-step NAME] [-run PATTERN] [-deb FILE]
 //
 // With -gate it does what every change must pass, make check-kernels: a few tests on three kernels,
 // and how much of the verifier's limits the programs take, compared with verifier.golden (-update
-// writes it).
+// writes it). With -arch it does so on kernels of another architecture: the programs are the same, what
+// their instructions become is not.
 package main
 
 import (
@@ -24,6 +25,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"syscall"
@@ -36,11 +38,13 @@ import (
 var (
 	series     = []string{"6.1", "6.12"}
 	gateSeries = append(slices.Clone(series), newestSeries)
+	// On another architecture.
+	foreignSeries = []string{"6.1"}
 )
 
 type options struct {
-	only, step, run, deb, skips, verifier string
-	gate, update                          bool
+	only, step, run, deb, skips, verifier, arch string
+	gate, update                                bool
 }
 
 func main() {
@@ -51,7 +55,8 @@ func main() {
 	var o options
 	flag.BoolVar(&o.gate, "gate", false, "only what every change must pass, on "+strings.Join(gateSeries, ", "))
 	flag.BoolVar(&o.update, "update", false, "write what the verifier says to the file of -verifier, instead of comparing")
-	flag.StringVar(&o.only, "only", "", "`series` of kernels, such as 6.1,newest (default "+strings.Join(series, ",")+")")
+	flag.StringVar(&o.arch, "arch", runtime.GOARCH, "`architecture` of the kernels, as Debian calls it: "+strings.Join(slices.Sorted(maps.Keys(machines)), ", ")+"; one that is not this machine's with -gate alone")
+	flag.StringVar(&o.only, "only", "", "`series` of kernels, such as 6.1,newest (default "+strings.Join(series, ",")+"), with a flavour, such as 6.1-cloud or 6.12-16k")
 	flag.StringVar(&o.step, "step", "", "run only the `step` of this name")
 	flag.StringVar(&o.run, "run", "", "of each step only the tests that match this `pattern`")
 	flag.StringVar(&o.deb, "deb", "", "a kernel `package` to use for the one series of -only")
@@ -80,8 +85,18 @@ func run(ctx context.Context, o options) (err error) {
 	if err != nil {
 		return err
 	}
+	m, ok := machines[o.arch]
+	if !ok {
+		return fmt.Errorf("-arch %s is not known; expect one of %s", o.arch, strings.Join(slices.Sorted(maps.Keys(machines)), ", "))
+	}
+	if m.foreign() && !o.gate {
+		return fmt.Errorf("this machine is of %s: its programs, which the tests call, do not run on %s; say -gate, whose tests call none", runtime.GOARCH, o.arch)
+	}
 	kernels, all := series, allSteps()
-	if o.gate {
+	switch {
+	case m.foreign():
+		kernels, all = foreignSeries, gateSteps()
+	case o.gate:
 		kernels, all = gateSeries, gateSteps()
 	}
 	if o.only != "" {
@@ -98,15 +113,15 @@ func run(ctx context.Context, o options) (err error) {
 	if len(steps) == 0 {
 		return fmt.Errorf("there is no step %q", o.step)
 	}
-	built, err := buildTests(ctx, work, steps)
+	built, err := buildTests(ctx, work, o.arch, steps)
 	if err != nil {
 		return err
 	}
 	failed := false
 	for _, name := range kernels {
-		ok, err := tryKernel(ctx, work, name, o, steps, built, skips, golden)
+		ok, err := tryKernel(ctx, work, name, m, o, steps, built, skips, golden)
 		if err != nil {
-			return fmt.Errorf("Linux %s: %w", name, err)
+			return fmt.Errorf("Linux %s: %w", m.label(name), err)
 		}
 		failed = failed || !ok
 	}
@@ -118,12 +133,12 @@ func run(ctx context.Context, o options) (err error) {
 
 // buildTests builds what the image has of ours, without cgo: the guest has no
 // libraries for it.
-func buildTests(ctx context.Context, work string, steps []step) (map[string]string, error) {
+func buildTests(ctx context.Context, work, arch string, steps []step) (map[string]string, error) {
 	built := map[string]string{}
 	build := func(to string, args ...string) error {
 		out := filepath.Join(work, filepath.Base(to))
 		cmd := exec.CommandContext(ctx, "go", slices.Concat(args[:1], []string{"-buildvcs=false", "-ldflags=-w"}, args[1:len(args)-1], []string{"-o", out}, args[len(args)-1:])...)
-		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOARCH="+arch)
 		if said, err := cmd.CombinedOutput(); err != nil {
 			return fmt.Errorf("%s: %w\n%s", strings.Join(cmd.Args, " "), err, said)
 		}
@@ -144,19 +159,23 @@ func buildTests(ctx context.Context, work string, steps []step) (map[string]stri
 }
 
 // tryKernel boots one kernel and tells what its tests came to.
-func tryKernel(ctx context.Context, work, name string, o options, steps []step, built map[string]string, skips skipList, golden verifierFigures) (ok bool, err error) {
+func tryKernel(ctx context.Context, work, name string, m machine, o options, steps []step, built map[string]string, skips skipList, golden verifierFigures) (ok bool, err error) {
 	dir := filepath.Join(work, name)
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		return false, err
 	}
-	k, err := fetchKernel(ctx, dir, name, o.deb)
+	k, err := fetchKernel(ctx, dir, name, m, o.deb)
 	if err != nil {
 		return false, err
 	}
-	c := contents{top: ".", built: built, programs: programs}
-	for _, s := range steps {
-		c.steps = append(c.steps, s.forGuest(skips.of(name, s.pkg), o.run))
+	c := contents{top: ".", built: built}
+	if !m.foreign() {
+		c.programs = programs
 	}
+	for _, s := range steps {
+		c.steps = append(c.steps, s.forGuest(skips.of(m.label(name), s.pkg), o.run))
+	}
+	name = m.label(name)
 	image := filepath.Join(dir, "image")
 	if err := writeImage(image, k.modules, c); err != nil {
 		return false, err
@@ -165,7 +184,7 @@ func tryKernel(ctx context.Context, work, name string, o options, steps []step, 
 	begun := time.Now()
 	r := newReport(os.Stdout, name, steps, skips, o.run != "")
 	for tries := 1; ; tries++ {
-		err := boot(ctx, k.image, image, filepath.Join(dir, "console"), r)
+		err := boot(ctx, m, k.image, image, filepath.Join(dir, "console"), r)
 		if err == nil {
 			break
 		}
@@ -212,14 +231,13 @@ func (h heard) Read(b []byte) (int, error) {
 }
 
 // boot runs the machine until it turns itself off, or says nothing for too long.
-func boot(ctx context.Context, kernel, image, console string, r *report) error {
+func boot(ctx context.Context, m machine, kernel, image, console string, r *report) error {
 	alive, end := context.WithCancel(ctx)
 	defer end()
 	silence := time.AfterFunc(silenceMost, end)
 	defer silence.Stop()
-	cmd := exec.CommandContext(alive, "qemu-system-x86_64", "-accel", "tcg", "-cpu", "max", "-m", "4096", "-smp", "2",
-		"-kernel", kernel, "-initrd", image, "-append", "console=ttyS0 panic=-1 quiet",
-		"-nodefaults", "-display", "none", "-monitor", "none", "-no-reboot", "-serial", "file:"+console, "-serial", "stdio")
+	args := m.command(kernel, image, console)
+	cmd := exec.CommandContext(alive, args[0], args[1:]...)
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		return err

@@ -27,6 +27,9 @@ func (s step) binary() string { return "/tests/" + strings.ReplaceAll(s.pkg, "/"
 func allSteps() []step {
 	return []step{
 		{name: "host", pkg: "internal/host"},
+		{name: "doctor", pkg: "internal/doctor", run: []string{
+			"TestStockVRFIsFound$", "TestEachFaultOfANodeIsFound$", "TestProgramsBehindOursAreNone$", "TestReversePathFilterIsAsTheKernelsOwn$",
+		}},
 		{name: "dataplane", pkg: "internal/dataplane", run: []string{
 			"TestKernelAndPermissionsAreEnough", "TestProgramStampsAsTheModelDoes", "TestProgramVerifiesAsTheModelDoes",
 			"TestProgramsDoWithScapysPacketsWhatTheyMust", "TestEveryReasonIsProduced", "TestEveryRoleSendsToTheNeighbour",

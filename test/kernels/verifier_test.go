@@ -6,6 +6,8 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"regexp"
+	"runtime"
 	"strings"
 	"testing"
 )
@@ -102,6 +104,45 @@ func TestOneKernelIsFoundInAPackage(t *testing.T) {
 		k, err := findKernel(root, "x.deb")
 		if k.name != c.want && c.err == "" || !strings.Contains(fmt.Sprint(err), c.err) {
 			t.Errorf("%s: %+v, %v, want %q %q", name, k, err, c.want, c.err)
+		}
+	}
+}
+
+func TestKernelsAreFoundByTheirSeries(t *testing.T) {
+	all := []string{
+		"linux-image-6.1.0-50-amd64", "linux-image-6.1.0-50-amd64-unsigned", "linux-image-6.1.0-50-rt-amd64", "linux-image-6.1.0-50-cloud-amd64",
+		"linux-image-6.12.107+deb12-amd64", "linux-image-6.12.107+deb12-amd64-dbg", "linux-image-6.12.117+deb13-arm64", "linux-image-6.12.117+deb13-arm64-16k",
+		"linux-image-6.12.117+deb13-arm64-16k-unsigned", "linux-image-7.3.4+deb13-amd64", "linux-image-amd64", "linux-image-6.12-amd64",
+	}
+	for _, c := range []struct{ series, arch, want string }{
+		{"6.1", "amd64", "linux-image-6.1.0-50-amd64"},
+		{"6.1-cloud", "amd64", "linux-image-6.1.0-50-cloud-amd64"},
+		{"6.12", "amd64", "linux-image-6.12.107+deb12-amd64"},
+		{"6.12", "arm64", "linux-image-6.12.117+deb13-arm64"},
+		{"6.12-16k", "arm64", "linux-image-6.12.117+deb13-arm64-16k"},
+		{"newest", "amd64", "linux-image-6.1.0-50-amd64 linux-image-6.12.107+deb12-amd64 linux-image-7.3.4+deb13-amd64"},
+		{"5.10", "amd64", ""},
+	} {
+		prefix, pattern := kernelPackages(c.series, c.arch)
+		name := regexp.MustCompile(pattern)
+		var got []string
+		for _, p := range all {
+			if strings.HasPrefix(p, prefix) && name.MatchString(p) {
+				got = append(got, p)
+			}
+		}
+		if g := strings.Join(got, " "); g != c.want {
+			t.Errorf("%s on %s: %q, want %q", c.series, c.arch, g, c.want)
+		}
+	}
+}
+
+func TestAnotherArchitectureNeedsTheGate(t *testing.T) {
+	other := map[string]string{"amd64": "arm64", "arm64": "amd64"}[runtime.GOARCH]
+	for arch, want := range map[string]string{other: "say -gate", "m68k": "-arch m68k is not known; expect one of amd64, arm64"} {
+		err := run(t.Context(), options{arch: arch, skips: "skips.golden", verifier: "verifier.golden"})
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", arch, err, want)
 		}
 	}
 }

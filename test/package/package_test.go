@@ -5,6 +5,7 @@ package package_test
 import (
 	"bytes"
 	"crypto/sha256"
+	"debug/elf"
 	"fmt"
 	"os"
 	"os/exec"
@@ -65,6 +66,44 @@ func TestTheSameCommitGivesTheSameBytes(t *testing.T) {
 	b, bLab := build(t, "TZ=Asia/Tokyo", "LANG=C")
 	if filepath.Base(a) != filepath.Base(b) || sum(t, a) != sum(t, b) || sum(t, aLab) != sum(t, bLab) {
 		t.Errorf("%s %s and %s %s differ", a, sum(t, a), b, sum(t, b))
+	}
+}
+
+// The other architecture's packages are made here too, and have its programs.
+func TestAnotherArchitecturesPackage(t *testing.T) {
+	arch, triplet, machine := "arm64", "aarch64-linux-gnu", elf.EM_AARCH64
+	if runtime.GOARCH == arch {
+		arch, triplet, machine = "amd64", "x86_64-linux-gnu", elf.EM_X86_64
+	}
+	bin, out, root := t.TempDir(), t.TempDir(), t.TempDir()
+	cmd := exec.CommandContext(t.Context(), "go", "build", "-trimpath", "-buildvcs=false", "-o", bin+"/", "./cmd/...")
+	cmd.Dir = "../.."
+	cmd.Env = append(os.Environ(), "GOARCH="+arch, "CGO_ENABLED=0")
+	if b, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, b)
+	}
+	cmd = exec.CommandContext(t.Context(), "../../packaging/build.sh", bin, arch, out)
+	cmd.Env = append(os.Environ(), "PACKAGE_RUN=bin", "PACKAGE_COMPRESSION=none", "PACKAGE_VERSION=1.2.3", "SOURCE_DATE_EPOCH=1700000000")
+	if b, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, b)
+	}
+	for _, name := range []string{"waystamp", "waystamp-lab"} {
+		deb := one(t, filepath.Join(out, name+"_*_"+arch+".deb"))
+		if got := strings.TrimSpace(mustRun(t, "dpkg-deb", "-f", deb, "Architecture")); got != arch {
+			t.Errorf("%s is for %s, want %s", deb, got, arch)
+		}
+		mustRun(t, "dpkg-deb", "-x", deb, root)
+		f, err := elf.Open(filepath.Join(root, "usr/bin", name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if f.Machine != machine {
+			t.Errorf("%s is a program of %s", name, f.Machine)
+		}
+		f.Close()
+	}
+	if _, err := os.Lstat(filepath.Join(root, "usr/lib", triplet, "wireshark/extcap/waystamp")); err != nil {
+		t.Error(err)
 	}
 }
 

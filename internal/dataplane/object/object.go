@@ -58,7 +58,12 @@ var All = []Object{
 	{BypassTC, loadBypassTC, &_BypassTCBytes},
 }
 
-// The program of a worker's namespace, which has maps of its own and is of no generation.
+// Alone are the objects of programs with maps of their own, which are of no generation.
+var Alone = []Object{
+	{StreamLookup, loadStreamLookup, &_StreamLookupBytes},
+}
+
+// The program of a worker's namespace.
 const (
 	StreamLookup    = streamLookupProgWsStreamLookup
 	StreamListeners = streamLookupMapWsListeners

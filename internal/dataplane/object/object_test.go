@@ -1,0 +1,44 @@
+package object
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+)
+
+// What loads all programs (the agent's own trial, waystamp doctor, make check-kernels) goes by
+// All and Alone: no compiled object is missing there, and each has the one program that its entry names.
+func TestEveryObjectIsListed(t *testing.T) {
+	files, err := filepath.Glob("*_bpfel.o")
+	if err != nil {
+		t.Fatal(err)
+	}
+	sources, err := filepath.Glob("../../../bpf/*.bpf.c")
+	if err != nil {
+		t.Fatal(err)
+	}
+	listed := slices.Concat(All, Alone)
+	if len(files) != len(listed) || len(files) != len(sources) || len(files) == 0 {
+		t.Errorf("%d objects, %d sources, and %d in the lists", len(files), len(sources), len(listed))
+	}
+	for _, f := range files {
+		compiled, err := os.ReadFile(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		i := slices.IndexFunc(listed, func(o Object) bool { return bytes.Equal(*o.ELF, compiled) })
+		if i < 0 {
+			t.Errorf("%s is neither in All nor in Alone, so nothing tries it on other kernels", f)
+			continue
+		}
+		spec, err := listed[i].Load()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(spec.Programs) != 1 || spec.Programs[listed[i].Program] == nil {
+			t.Errorf("%s is listed as %s, and has %d programs", f, listed[i].Program, len(spec.Programs))
+		}
+	}
+}

@@ -1,0 +1,57 @@
+package main
+
+import (
+	"runtime"
+	"strings"
+)
+
+// machine is what qemu emulates for an architecture, which Debian and Go call by the same name.
+type machine struct {
+	arch   string
+	qemu   []string
+	params string // of the kernel
+	// The arguments for two serial lines, and what the guest's kernel calls the second one, by which
+	// its first process reports. The first one is the console, and the %s a file.
+	lines  []string
+	report string
+}
+
+var machines = map[string]machine{
+	"amd64": {
+		"amd64",
+		[]string{"qemu-system-x86_64", "-cpu", "max"},
+		"console=ttyS0",
+		[]string{"-serial", "file:%s", "-serial", "stdio"},
+		"/dev/ttyS1",
+	},
+	"arm64": {
+		"arm64",
+		// Pointers are signed by something cheaper than QARMA: that takes an emulator most of its time.
+		[]string{"qemu-system-aarch64", "-M", "virt", "-cpu", "max,pauth-impdef=on"},
+		"console=ttyAMA0",
+		[]string{"-serial", "file:%s", "-chardev", "stdio,id=report", "-device", "pci-serial,chardev=report"},
+		"/dev/ttyS0",
+	},
+}
+
+// foreign: programs of this machine do not run on it.
+func (m machine) foreign() bool { return m.arch != runtime.GOARCH }
+
+// label is how figures and reports call a kernel of it.
+func (m machine) label(series string) string {
+	if m.arch == "amd64" {
+		return series
+	}
+	return m.arch + "/" + series
+}
+
+// command is qemu's, with its arguments.
+func (m machine) command(kernel, image, console string) []string {
+	args := append([]string{}, m.qemu...)
+	args = append(args, "-accel", "tcg", "-m", "4096", "-smp", "2", "-kernel", kernel, "-initrd", image, "-append", m.params+" panic=-1 quiet",
+		"-nodefaults", "-display", "none", "-monitor", "none", "-no-reboot")
+	for _, a := range m.lines {
+		args = append(args, strings.ReplaceAll(a, "%s", console))
+	}
+	return args
+}
