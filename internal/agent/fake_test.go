@@ -163,6 +163,20 @@ func (n fakeNet) Link(name string) (host.Link, error) {
 	return l, nil
 }
 
+func (n fakeNet) LinkAt(index int) (host.Link, error) {
+	n.f.mu.Lock()
+	defer n.f.mu.Unlock()
+	for _, l := range n.f.links {
+		if l.Index == index {
+			return l, nil
+		}
+	}
+	return host.Link{}, host.ErrNoLink
+}
+
+func (n fakeNet) HasIPv4(string) (bool, error)           { return false, nil }
+func (n fakeNet) FeatureOn(string, string) (bool, error) { return false, nil }
+
 func (n fakeNet) Sysctl(key string) (string, error) {
 	n.f.mu.Lock()
 	defer n.f.mu.Unlock()

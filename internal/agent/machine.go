@@ -52,6 +52,9 @@ type network interface {
 	Do(f func() error) error
 	Addresses() ([]netip.Addr, error)
 	Link(name string) (host.Link, error)
+	LinkAt(index int) (host.Link, error)
+	HasIPv4(name string) (bool, error)
+	FeatureOn(name, feature string) (bool, error)
 	Sysctl(key string) (string, error)
 
 	Locators() ([]netip.Prefix, error)

@@ -30,13 +30,14 @@ func NewDoctorCommand() *cobra.Command {
 		Use:   "doctor",
 		Short: "Check whether this machine can run a node, and print how to correct problems",
 		Long: `Check whether this machine can run a node: its kernel, the rights of this process,
-the directories of an agent, and, with a plan, the interfaces and their settings. Each
-check has the result yes, no or unknown; its effect; and the command that corrects the
-problem. The command loads programs into the kernel and removes them again; it changes nothing
-else, and no agent needs to run.
+the directories of an agent, and, with a plan, the interfaces, their settings, the programs
+of others on them, and what costs time. Each check has the result yes, no or unknown; its
+effect; and the command that corrects the problem. The command loads programs into the kernel
+and removes them again; it changes nothing else, and no agent needs to run.
 
---fix mounts the bpf file system, and switches off settings that lose forwarded packets. It
-changes no setting that could let unchecked packets pass, such as forwarding.
+--fix mounts the bpf file system, makes missing directories, and switches off settings that
+lose forwarded packets. It changes no setting that could let unchecked packets pass, such as
+forwarding.
 
 Exit code 0 if the machine is fit, 1 if it is not, 3 if a check is unknown. Checks that
 only concern speed, such as a feature of newer kernels, do not change the exit code.`,

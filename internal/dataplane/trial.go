@@ -3,6 +3,7 @@ package dataplane
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/cilium/ebpf"
@@ -46,6 +47,7 @@ func Extras() []Extra {
 // Trial is the load of one program.
 type Trial struct {
 	Program string
+	Alone   bool  // only workers of byte streams need it
 	Err     error // the kernel's verifier has refused it
 }
 
@@ -78,12 +80,12 @@ func TryPrograms() ([]Trial, error) {
 		cfg.DecapL3 = 1
 	}
 	var out []Trial
-	for _, o := range object.All {
+	for _, o := range slices.Concat(object.All, object.Alone) {
 		err := tryProgram(o, cfg, trialLimits)
 		if o.Program == object.BypassTC && errors.Is(err, ebpf.ErrNotSupported) {
 			continue
 		}
-		out = append(out, Trial{o.Program, lastLines(err)})
+		out = append(out, Trial{o.Program, slices.ContainsFunc(object.Alone, func(a object.Object) bool { return a.Program == o.Program }), lastLines(err)})
 	}
 	return out, nil
 }
@@ -93,10 +95,17 @@ func tryProgram(o object.Object, cfg abi.Config, limits tables.Limits) (err erro
 	if err != nil {
 		return err
 	}
-	if v := spec.Variables[object.VarConfig]; v != nil {
-		if err := v.Set(cfg); err != nil {
+	v := spec.Variables[object.VarConfig]
+	if v == nil { // it is of no generation
+		c, err := ebpf.NewCollection(spec)
+		if err != nil {
 			return err
 		}
+		c.Close()
+		return nil
+	}
+	if err := v.Set(cfg); err != nil {
+		return err
 	}
 	g := &generation{limits: limits, maps: map[tables.Map]*ebpf.Map{}}
 	defer func() { err = errors.Join(err, g.close()) }()

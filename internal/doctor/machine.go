@@ -58,7 +58,7 @@ func (m Machine) place() []Finding {
 
 // node compares the network with the plan.
 func (m Machine) node() []Finding {
-	return slices.Concat([]Finding{m.address()}, Interfaces(m.Net, *m.Plan), m.tools(), Settings(m.Net, *m.Plan), m.offloads())
+	return slices.Concat([]Finding{m.address()}, Interfaces(m.Net, *m.Plan), m.tools(), m.settings(), m.costs(), m.others())
 }
 
 func kernelVersion() Finding {
@@ -132,6 +132,9 @@ func programs() (out []Finding) {
 			out = append(out, c.yes("%s loads", t.Program))
 		case errors.Is(t.Err, fs.ErrPermission):
 			out = append(out, c.unknown(fmt.Errorf("load %s: %w", t.Program, t.Err)))
+		case t.Alone:
+			c.weight = Warning
+			out = append(out, c.no("functions of kind stream and gateways get no connections", "please report this, with the kernel's version", "%s does not load: %s", t.Program, t.Err))
 		default:
 			out = append(out, c.no("no agent can start", "please report this, with the kernel's version", "%s does not load: %s", t.Program, t.Err))
 		}
@@ -235,6 +238,16 @@ func directory(name, dir string, lasts bool) Finding {
 			return c.no("saved state may be lost on a power failure", "choose another one with --"+name, "%s cannot be written to disk: %s", at, err)
 		}
 	}
+	if at != dir {
+		f := c.yes("%s does not exist, and the agent can make it", dir)
+		mode := os.FileMode(0o750) // as agents make them
+		if lasts {
+			mode = 0o700
+		}
+		f.Mend = fmt.Sprintf("mkdir -p -m %#o %s", mode, dir)
+		f.fix = func() error { return os.MkdirAll(dir, mode) }
+		return f
+	}
 	return c.yes("%s can be written", dir)
 }
 
@@ -306,45 +319,104 @@ func (m Machine) tools() (out []Finding) {
 	return out
 }
 
-// offloads are those that lose packets, or hide their borders, where they are forwarded.
-func (m Machine) offloads() (out []Finding) {
+// settings are those that agents ask for, with what mends them.
+func (m Machine) settings() []Finding {
+	all := Settings(m.Net, *m.Plan)
+	for i, f := range all {
+		if f.Check == "lro" && f.Verdict == No {
+			all[i].fix = func() error { return m.Net.Switch(f.About, "rx-lro", false) }
+		}
+	}
+	return all
+}
+
+// costs are what takes time alone.
+func (m Machine) costs() []Finding {
+	out := functionDevices(m.Net, *m.Plan)
 	for _, i := range m.Plan.Interfaces {
-		c := check{"lro", i.Name, Warning}
 		if _, err := m.Net.Link(i.Name); errors.Is(err, host.ErrNoLink) {
-			continue // interfaces speaks of it
+			continue // Interfaces speaks of it
 		}
-		on, err := m.Net.FeatureOn(i.Name, "rx-lro")
-		switch {
-		case err != nil:
-			out = append(out, c.unknown(err))
-		case on:
-			f := c.no("the kernel drops merged packets that it should forward", fmt.Sprintf("ethtool -K %s lro off", i.Name), "interface %s merges packets (LRO)", i.Name)
-			name := i.Name
-			f.fix = func() error { return m.Net.SwitchOff(name, "rx-lro") }
-			out = append(out, f)
-		default:
-			out = append(out, c.yes("interface %s does not merge packets by LRO", i.Name))
-		}
+		out = append(out, lists(m.Net, i.Name))
 		if i.Datapath == model.DatapathXDP {
-			out = append(out, xdpMTU(m.Net, i.Name))
+			out = append(out, nativeXDP(m.Net, i.Name)...)
+		}
+		out = append(out, nic(os.DirFS("/sys"), os.DirFS("/proc"), i.Name)...)
+	}
+	return out
+}
+
+// others are programs at the plan's interfaces that are not ours and meet packets first.
+func (m Machine) others() (out []Finding) {
+	xdp := map[string]bool{}
+	for _, i := range m.Plan.Interfaces {
+		xdp[i.Name] = i.Datapath == model.DatapathXDP
+	}
+	for _, u := range usedBy(*m.Plan) {
+		l, err := m.Net.Link(u.name)
+		if errors.Is(err, host.ErrNoLink) {
+			continue
+		}
+		c := check{"other-programs", u.name, Warning}
+		var found []dataplane.Other
+		if err == nil {
+			err = m.Net.NetNS().Do(func() (err error) {
+				found, err = dataplane.Others(m.Net, l)
+				return err
+			})
+		}
+		if err != nil {
+			out = append(out, c.unknown(fmt.Errorf("interface %s: %w", u.name, err)))
+			continue
+		}
+		for _, o := range found {
+			effect, mend := "packets that it accepts, sends on or drops are not checked", fmt.Sprintf("detach it, or attach it behind waystamp's (tc filter show dev %s %s; bpftool net)", u.name, strings.TrimPrefix(o.At, "TC "))
+			if o.XDP {
+				mend = fmt.Sprintf("ip link set %s xdp off, or end what has attached it", u.name)
+				if xdp[u.name] {
+					effect += ", and waystamp's cannot be attached at XDP, as the plan says"
+				}
+			}
+			out = append(out, c.no(effect, mend, "%s is at %s of interface %s and meets packets before waystamp", o.What, o.At, u.name))
+		}
+		if len(found) == 0 {
+			out = append(out, c.yes("no program of others meets packets of interface %s before waystamp", u.name))
 		}
 	}
 	return out
 }
 
+// drivers tells what a device's driver can do at XDP; *host.Net does.
+type drivers interface {
+	Link(name string) (host.Link, error)
+	XDPFeatures(name string) (host.XDPFeatures, error)
+}
+
+// nativeXDP: whether an interface's driver runs programs, and whether its MTU is in the way: a driver that gives
+// frames in one buffer refuses programs above what fits it.
+func nativeXDP(net drivers, name string) []Finding {
+	c, m := check{"xdp", name, Cost}, check{"xdp-mtu", name, Cost}
+	l, err := net.Link(name)
+	if err != nil {
+		return []Finding{c.unknown(err)}
+	}
+	tooLong := l.MTU > pageFrame && l.Kind != "veth"
+	refused := m.no("its driver may refuse XDP, and TC then handles all packets", fmt.Sprintf("ip link set %s mtu %d, if XDP is wanted", name, pageFrame),
+		"interface %s has an MTU of %d, and %d is the longest that is sure to fit one buffer", name, l.MTU, pageFrame)
+	fits := m.yes("interface %s has an MTU of %d", name, l.MTU)
+	f, err := net.XDPFeatures(name)
+	switch {
+	case err != nil && tooLong:
+		return []Finding{c.unknown(err), refused}
+	case err != nil:
+		return []Finding{c.unknown(err), fits}
+	case !f.Native:
+		return []Finding{c.no("TC handles all packets", "leave out datapath: xdp, or choose a NIC whose driver has it", "the driver of interface %s has no XDP", name)}
+	case tooLong && !f.Buffers:
+		return []Finding{c.yes("the driver of interface %s has XDP", name), refused}
+	}
+	return []Finding{c.yes("the driver of interface %s has XDP", name), fits}
+}
+
 // pageFrame is the longest frame that is sure to fit a driver's single buffer at XDP.
 const pageFrame = 3498
-
-// xdpMTU: drivers refuse XDP above what fits their buffers.
-func xdpMTU(net Network, name string) Finding {
-	c := check{"xdp-mtu", name, Cost}
-	l, err := net.Link(name)
-	switch {
-	case err != nil:
-		return c.unknown(err)
-	case l.Kind != "veth" && l.MTU > pageFrame:
-		return c.no("its driver may refuse XDP, and TC then handles all packets", fmt.Sprintf("ip link set %s mtu %d, if XDP is wanted", name, pageFrame),
-			"interface %s has an MTU of %d", name, l.MTU)
-	}
-	return c.yes("interface %s has an MTU of %d", name, l.MTU)
-}

@@ -2,11 +2,19 @@ package doctor
 
 import (
 	"errors"
+	"fmt"
+	"maps"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
 
 	"github.com/waystamp/waystamp/internal/host"
 	"github.com/waystamp/waystamp/internal/model"
@@ -71,6 +79,9 @@ func TestEachFaultOfANodeIsFound(t *testing.T) {
 		return func() error { return m.Net.SetSysctl("net/ipv6/conf/"+key, value) }
 	}
 	mtu := func(n int) func() error { return func() error { return m.Net.SetMTU("core", n) } }
+	ip := func(args string) func() error { return func() error { return run(m, "ip", strings.Fields(args)...) } }
+	gro := func(on bool) func() error { return func() error { return m.Net.Switch("core", "rx-gro-list", on) } }
+	var other func() error
 	address := netip.MustParsePrefix("fc00:1::1/128")
 	for name, c := range map[string]struct {
 		hurt, mend func() error
@@ -82,6 +93,23 @@ func TestEachFaultOfANodeIsFound(t *testing.T) {
 		"IPv6 off":          {set("core/disable_ipv6", "1"), set("core/disable_ipv6", "0"), "ipv6", "IPv6 is switched off on interface core", "sysctl -w net.ipv6.conf.core.disable_ipv6=0"},
 		"narrower than due": {mtu(1599), mtu(1700), "mtu", "interface core has an MTU of 1599, and the plan counts on 1600", "ip link set core mtu 1600"},
 		"down":              {func() error { return m.Net.SetDown("edge-peer") }, func() error { return m.Net.SetUp("edge-peer") }, "interface", "edge interface edge is down", "ip link set edge up"},
+		"in a bridge": {
+			func() error { return m.Net.AddBridge("br0", "edge") }, func() error { return m.Net.DeleteLink("br0") },
+			"master", "interface edge belongs to br0, of kind bridge", "ip link set edge nomaster",
+		},
+		"merges into lists": {gro(true), gro(false), "gro-list", "interface core merges packets into lists (rx-gro-list)", "ethtool -K core rx-gro-list off"},
+		"longer super-packets": {
+			ip("link set core gso_max_size 131072"), ip("link set core gso_max_size 65536"),
+			"big-tcp", "interface core takes super-packets of up to 131072 bytes (BIG TCP)", "ip link set core gso_max_size 65536 gro_max_size 65536",
+		},
+		"another at XDP": {
+			func() (err error) { other, err = atXDP(m, "edge"); return err }, func() error { return other() },
+			"other-programs", "(other) is at XDP of interface edge and meets packets before waystamp", "ip link set edge xdp off",
+		},
+		"another before ours at TC": {
+			func() (err error) { other, err = atTC(m, "core", "ws_core_tc", "other"); return err }, func() error { return other() },
+			"other-programs", "(other) is at TC ingress of interface core and meets packets before waystamp", "tc filter show dev core ingress; bpftool net",
+		},
 		"address of another": {
 			func() error { return m.Net.DeleteAddress("lo", address) }, func() error { return m.Net.AddAddress("lo", address) },
 			"address", "no interface has the address fc00:1::1 of node r1", "ip address add fc00:1::1/128 dev lo",
@@ -108,6 +136,97 @@ func TestEachFaultOfANodeIsFound(t *testing.T) {
 				t.Errorf("mended, and it says %q", got)
 			}
 		})
+	}
+}
+
+// run runs a program in the machine's namespace.
+func run(m Machine, name string, args ...string) error {
+	return m.Net.NetNS().Do(func() error {
+		said, err := exec.Command(name, args...).CombinedOutput()
+		if err != nil {
+			return fmt.Errorf("%s %q: %w: %s", name, args, err, said)
+		}
+		return nil
+	})
+}
+
+func passes(kind ebpf.ProgramType, name string, verdict int32) (*ebpf.Program, error) {
+	return ebpf.NewProgram(&ebpf.ProgramSpec{Name: name, Type: kind, License: "MIT", Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, verdict), asm.Return()}})
+}
+
+// atXDP attaches a program of somebody else.
+func atXDP(m Machine, name string) (detach func() error, err error) {
+	p, err := passes(ebpf.XDP, "other", 2)
+	if err != nil {
+		return nil, err
+	}
+	defer p.Close()
+	dev, err := m.Net.Link(name)
+	if err != nil {
+		return nil, err
+	}
+	var l link.Link
+	err = m.Net.NetNS().Do(func() (err error) {
+		l, err = link.AttachXDP(link.XDPOptions{Program: p, Interface: dev.Index})
+		return err
+	})
+	return func() error { return l.Close() }, err
+}
+
+// atTC attaches programs to the ingress of an interface, each in front of those before it: by tcx, or
+// where there is none as filters of clsact.
+func atTC(m Machine, name string, programs ...string) (detach func() error, err error) {
+	dev, err := m.Net.Link(name)
+	if err != nil {
+		return nil, err
+	}
+	var links []link.Link
+	var filters []host.Filter
+	detach = func() (err error) {
+		for _, l := range links {
+			err = errors.Join(err, l.Close())
+		}
+		for _, f := range filters {
+			err = errors.Join(err, m.Net.RemoveFilter(dev.Index, false, f))
+		}
+		return err
+	}
+	for i, n := range programs {
+		p, err := passes(ebpf.SchedCLS, n, -1)
+		if err != nil {
+			return detach, err
+		}
+		defer p.Close()
+		err = m.Net.NetNS().Do(func() error {
+			l, err := link.AttachTCX(link.TCXOptions{Program: p, Attach: ebpf.AttachTCXIngress, Interface: dev.Index, Anchor: link.Head()})
+			if err == nil {
+				links = append(links, l)
+			}
+			return err
+		})
+		if errors.Is(err, ebpf.ErrNotSupported) {
+			f := host.Filter{Preference: uint16(10 - i), Handle: 1, Kind: "bpf", Name: n}
+			if err = m.Net.SetFilter(dev.Index, false, f, p.FD(), true); err == nil {
+				filters = append(filters, f)
+			}
+		}
+		if err != nil {
+			return detach, err
+		}
+	}
+	return detach, nil
+}
+
+// What is behind ours, or before an agent has attached ours, is nobody's fault.
+func TestProgramsBehindOursAreNone(t *testing.T) {
+	m := node(t)
+	for _, order := range [][]string{{"other", "ws_core_tc"}, {"other", "another"}} {
+		detach, err := atTC(m, "core", order...)
+		must(t, err)
+		if got := wrong(m.node()); len(got) > 0 {
+			t.Errorf("%q: %q", order, got)
+		}
+		must(t, detach())
 	}
 }
 
@@ -148,9 +267,10 @@ func TestPlacesAreTried(t *testing.T) {
 		"pins":                  {pins("/sys/fs/bpf/waystamp"), Yes, "is on a bpf file system"},
 		"pins on disk":          {pins(dir), No, "is not on a bpf file system"},
 		"a file":                {directory("state-dir", filepath.Join(file, "x"), true), No, "is not a directory"},
-		"to be made":            {directory("run-dir", filepath.Join(dir, "a", "b"), false), Yes, "can be written"},
+		"to be made":            {directory("run-dir", filepath.Join(dir, "a", "b"), false), Yes, "does not exist, and the agent can make it"},
+		"there":                 {directory("run-dir", dir, false), Yes, "can be written"},
 		"in memory":             {directory("state-dir", "/dev/shm/x", true), No, "does not survive a reboot"},
-		"in memory, and may be": {directory("run-dir", "/dev/shm/x", false), Yes, "can be written"},
+		"in memory, and may be": {directory("run-dir", "/dev/shm/x", false), Yes, "the agent can make it"},
 		"nothing to write to":   {directory("state-dir", "/proc/x", true), No, ""},
 	} {
 		if c.got.Verdict != c.want || !strings.Contains(c.got.Says, c.says) {
@@ -159,6 +279,32 @@ func TestPlacesAreTried(t *testing.T) {
 	}
 	if pins(dir).fix != nil {
 		t.Error("it would mount a file system over a directory of somebody else")
+	}
+}
+
+// With --fix directories are made, with the rights that agents give them.
+func TestMissingDirectoriesAreMade(t *testing.T) {
+	dir := t.TempDir()
+	m := Machine{RunDir: filepath.Join(dir, "run", "r1"), StateDir: filepath.Join(dir, "state", "r1"), PinDir: "/sys/fs/bpf/waystamp"}
+	r := Report{Findings: m.place()}
+	if r.Fit() != Yes {
+		t.Fatalf("%+v", r)
+	}
+	var mends []string
+	for _, f := range r.Fixable() {
+		mends = append(mends, f.Mend)
+		must(t, f.Fix())
+	}
+	if want := []string{"mkdir -p -m 0700 " + m.StateDir, "mkdir -p -m 0750 " + m.RunDir}; !slices.Equal(mends, want) {
+		t.Errorf("it would %q, want %q", mends, want)
+	}
+	for at, mode := range map[string]os.FileMode{m.RunDir: 0o750, m.StateDir: 0o700} {
+		if st, err := os.Stat(at); err != nil || st.Mode().Perm() != mode {
+			t.Errorf("%s: %v, %v", at, st, err)
+		}
+	}
+	if left := (Report{Findings: m.place()}).Fixable(); len(left) > 0 {
+		t.Errorf("afterwards: %+v", left)
 	}
 }
 
@@ -186,5 +332,20 @@ func TestFit(t *testing.T) {
 		if got := (Report{Findings: c.findings}).Fit(); got != c.want {
 			t.Errorf("%s: %s, want %s", name, got, c.want)
 		}
+	}
+}
+
+// The names of checks and their weights are what people filter the report's JSON by.
+func TestChecksHaveTheseNames(t *testing.T) {
+	m := node(t)
+	m.Plan.Interfaces[0].Datapath = model.DatapathXDP
+	m.Plan.Proxies = []plan.Proxy{{Function: "fw", Proxy: model.Proxy{To: "core", From: "core"}}}
+	got := map[string]bool{}
+	for _, f := range slices.Concat(m.node(), m.place()) {
+		got[f.Check] = true
+	}
+	want := strings.Fields("address big-tcp bpf-fs chain-mtu clock forwarding function-device gro-list interface ipv6 lro master mtu open-files other-programs run-dir seg6 state-dir xdp xdp-mtu")
+	if names := slices.Sorted(maps.Keys(got)); !slices.Equal(names, want) {
+		t.Errorf("%q, want %q", names, want)
 	}
 }

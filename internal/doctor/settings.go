@@ -22,12 +22,16 @@ type Network interface {
 	NextHops(to netip.Addr) ([]host.Neighbour, error)
 	// Addresses are the node's own.
 	Addresses() ([]netip.Addr, error)
+	LinkAt(index int) (host.Link, error)
+	HasIPv4(name string) (bool, error)
+	// FeatureOn: by the name that ethtool -k has in the kernel.
+	FeatureOn(name, feature string) (bool, error)
 }
 
 // Settings compares the settings of a node's interfaces with its plan. Of interfaces that
 // are not there it says nothing: Interfaces does, and so does the data path.
 func Settings(net Network, n plan.Node) []Finding {
-	return slices.Concat(forwarding(net, n), ipv6(net, n), seg6(net, n), mtu(net, n), chainMTU(net, n), equalRoutes(net, n), ownAddresses(net, n))
+	return slices.Concat(forwarding(net, n), ipv6(net, n), seg6(net, n), mtu(net, n), chainMTU(net, n), equalRoutes(net, n), ownAddresses(net, n), devices(net, n), reversePath(net, n))
 }
 
 // ownAddresses: where a service says that its address is the node's, clients are to find it.

@@ -31,7 +31,11 @@ func TestForwardsWhatPacketsComeInBy(t *testing.T) {
 
 type sysctls map[string]string
 
-func (s sysctls) Link(string) (host.Link, error) { return host.Link{}, host.ErrNoLink }
+func (s sysctls) Link(string) (host.Link, error)         { return host.Link{}, host.ErrNoLink }
+func (s sysctls) LinkAt(int) (host.Link, error)          { return host.Link{}, host.ErrNoLink }
+func (s sysctls) HasIPv4(string) (bool, error)           { return false, nil }
+func (s sysctls) FeatureOn(string, string) (bool, error) { return false, nil }
+
 func (s sysctls) Sysctl(key string) (string, error) {
 	if v, ok := s[key]; ok {
 		return v, nil

@@ -39,7 +39,7 @@ func (n *Net) CutOnSend(link string) error {
 	if len(wholeBy(names, on)) == 0 {
 		return nil
 	}
-	if err := n.ethtoolRaw(link, switchOff(names, cutsLate)); err != nil {
+	if err := n.ethtoolRaw(link, switchFeatures(names, false, cutsLate)); err != nil {
 		return fmt.Errorf("make %s in %s take no super-packets: %w", link, n.ns, permission(err))
 	}
 	if on, names, err = n.features(link); err != nil {
@@ -65,6 +65,9 @@ func (n *Net) CutsOnSend(link string) (bool, error) {
 // kernel ("rx-lro"). A feature that the kernel does not have is off.
 func (n *Net) FeatureOn(link, name string) (bool, error) {
 	on, names, err := n.features(link)
+	if errors.Is(err, unix.EOPNOTSUPP) {
+		return false, nil // a device without features
+	}
 	if err != nil {
 		return false, fmt.Errorf("read the features of %s in %s: %w", link, n.ns, err)
 	}
@@ -72,25 +75,25 @@ func (n *Net) FeatureOn(link, name string) (bool, error) {
 	return i >= 0 && on[i], nil
 }
 
-// SwitchOff switches a feature of a device off. It is an error if the device does not obey.
-func (n *Net) SwitchOff(link, name string) error {
+// Switch switches a feature of a device on or off. It is an error if the device does not obey.
+func (n *Net) Switch(link, name string, on bool) error {
 	_, names, err := n.features(link)
 	if err != nil {
 		return fmt.Errorf("read the features of %s in %s: %w", link, n.ns, err)
 	}
-	if err := n.ethtoolRaw(link, switchOff(names, func(f string) bool { return f == name })); err != nil {
-		return fmt.Errorf("switch %s of %s in %s off: %w", name, link, n.ns, permission(err))
+	if err := n.ethtoolRaw(link, switchFeatures(names, on, func(f string) bool { return f == name })); err != nil {
+		return fmt.Errorf("switch %s of %s in %s to %t: %w", name, link, n.ns, on, permission(err))
 	}
-	on, err := n.FeatureOn(link, name)
-	if err == nil && on {
-		err = fmt.Errorf("switch %s of %s in %s off: the device leaves it on", name, link, n.ns)
+	now, err := n.FeatureOn(link, name)
+	if err == nil && now != on {
+		err = fmt.Errorf("switch %s of %s in %s to %t: the device leaves it as it is", name, link, n.ns, on)
 	}
 	return err
 }
 
-// switchOff is a struct ethtool_sfeatures: for each 32 features, the ones to change, and their
+// switchFeatures is a struct ethtool_sfeatures: for each 32 features, the ones to change, and their
 // new values.
-func switchOff(names []string, which func(string) bool) []byte {
+func switchFeatures(names []string, on bool, which func(string) bool) []byte {
 	blocks := (len(names) + 31) / 32
 	req := make([]byte, 8+8*blocks)
 	binary.NativeEndian.PutUint32(req, ethSetFeature)
@@ -99,6 +102,9 @@ func switchOff(names []string, which func(string) bool) []byte {
 		if which(name) {
 			at := req[8+8*(i/32):]
 			binary.NativeEndian.PutUint32(at, binary.NativeEndian.Uint32(at)|1<<(i%32))
+			if on {
+				binary.NativeEndian.PutUint32(at[4:], binary.NativeEndian.Uint32(at[4:])|1<<(i%32))
+			}
 		}
 	}
 	return req

@@ -22,15 +22,20 @@ const NameMax = unix.IFNAMSIZ - 1
 
 // Link is a network interface as it is now.
 type Link struct {
-	Name  string
-	Index int
-	Kind  string // "veth", "vlan" …; "device" for hardware
-	Frame string // what its frames begin with: "ether", "none" …
-	MTU   int    // bytes of an IP packet
-	Up    bool   // set up, and able to carry packets
-	MAC   [6]byte
-	Alias string // text of its creator (ifalias); "": none
-	VLAN  VLAN   // zero: the link is no VLAN
+	Name   string
+	Index  int
+	Kind   string // "veth", "vlan" …; "device" for hardware
+	Frame  string // what its frames begin with: "ether", "none" …
+	MTU    int    // bytes of an IP packet
+	Up     bool   // set up, and able to carry packets
+	MAC    [6]byte
+	Alias  string // text of its creator (ifalias); "": none
+	VLAN   VLAN   // zero: the link is no VLAN
+	Master int    // index of the bridge, bond, VRF … that the link belongs to; 0: none
+	XDP    uint32 // id of the program at XDP, in the driver or generic; 0: none
+	// The longest super-packet that the kernel merges from frames that arrive, or gives to the device, in bytes
+	// (gro_max_size, gso_max_size, and those of IPv4); 0: it does not say.
+	SuperMax uint32
 	// PeerNamespace is what this namespace calls the one that the other end is in (of a veth
 	// pair), counted from 1; 0: this one, or there is no other end.
 	PeerNamespace int
@@ -138,6 +143,18 @@ func (n *Net) Link(name string) (Link, error) {
 	return linkOf(l), nil
 }
 
+// LinkAt returns the interface with an index; the error is ErrNoLink if there is none.
+func (n *Net) LinkAt(index int) (Link, error) {
+	l, err := n.h.LinkByIndex(index)
+	if errors.As(err, new(netlink.LinkNotFoundError)) {
+		return Link{}, fmt.Errorf("interface %d in %s: %w", index, n.ns, ErrNoLink)
+	}
+	if err != nil {
+		return Link{}, fmt.Errorf("look up interface %d in %s: %w", index, n.ns, err)
+	}
+	return linkOf(l), nil
+}
+
 // Links returns all interfaces, ordered by index.
 func (n *Net) Links() ([]Link, error) {
 	list, err := dump(n.h.LinkList)
@@ -182,6 +199,16 @@ func (n *Net) AddAddress(link string, p netip.Prefix) error {
 		}
 		return n.h.AddrAdd(l, a)
 	})
+}
+
+// HasIPv4 tells whether an interface has an address of IPv4.
+func (n *Net) HasIPv4(link string) (has bool, err error) {
+	err = n.onLink("list addresses of", link, func(l netlink.Link) error {
+		all, err := dump(func() ([]netlink.Addr, error) { return n.h.AddrList(l, netlink.FAMILY_V4) })
+		has = len(all) > 0
+		return err
+	})
+	return has, err
 }
 
 // DeleteAddress takes an address away.
@@ -316,6 +343,10 @@ func linkOf(l netlink.Link) Link {
 	}
 	out := Link{Name: a.Name, Index: a.Index, Kind: l.Type(), Frame: a.EncapType, MTU: a.MTU, Up: up, Alias: a.Alias, PeerNamespace: a.NetNsID + 1}
 	copy(out.MAC[:], a.HardwareAddr)
+	out.Master, out.SuperMax = a.MasterIndex, max(a.GROMaxSize, a.GSOMaxSize, a.GROIPv4MaxSize, a.GSOIPv4MaxSize)
+	if a.Xdp != nil && a.Xdp.Attached {
+		out.XDP = a.Xdp.ProgId
+	}
 	if v, ok := l.(*netlink.Vlan); ok {
 		out.VLAN = VLAN{Parent: a.ParentIndex, ID: uint16(v.VlanId), Provider: v.VlanProtocol == netlink.VLAN_PROTOCOL_8021AD}
 	}

@@ -14,7 +14,9 @@ const (
 	netdevCmdDevGet    = 1
 	netdevAttrIfindex  = 1
 	netdevAttrFeatures = 3
-	netdevXDPNDOXmit   = 4 // takes redirected frames
+	netdevXDPBasic     = 1  // has XDP in its driver
+	netdevXDPNDOXmit   = 4  // takes redirected frames
+	netdevXDPRxSG      = 32 // gives XDP frames in several buffers
 )
 
 // TakesRedirects asks the kernel whether a device accepts frames that XDP redirects to it now.
@@ -26,6 +28,29 @@ func TakesRedirects(index int) (bool, error) {
 		return false, fmt.Errorf("ask for the XDP features of interface %d: %w", index, err)
 	}
 	return features&netdevXDPNDOXmit != 0, nil
+}
+
+// XDPFeatures is what a device's driver can do at XDP.
+type XDPFeatures struct {
+	Native  bool // it runs programs
+	Buffers bool // a frame may be in several buffers, so that the MTU is not bounded by one
+}
+
+// XDPFeatures asks the kernel for them (Linux 6.3).
+func (n *Net) XDPFeatures(name string) (f XDPFeatures, err error) {
+	l, err := n.Link(name)
+	if err != nil {
+		return f, err
+	}
+	err = n.ns.Do(func() error {
+		bits, err := xdpFeatures(l.Index)
+		f = XDPFeatures{bits&netdevXDPBasic != 0, bits&netdevXDPRxSG != 0}
+		return err
+	})
+	if err != nil {
+		return f, fmt.Errorf("ask for the XDP features of interface %s in %s: %w", name, n.ns, err)
+	}
+	return f, nil
 }
 
 func xdpFeatures(index int) (uint64, error) {
