@@ -412,7 +412,7 @@ func (s *sealed) carryLeg(g leg) (word int) {
 	words := s.l.words[wordSides+g.side*wordsOfSide:]
 	size := pieceMax
 	if g.counts == wordOut {
-		size = plainPiece
+		size = min(plainPiece, s.l.w.config.Buffer)
 	}
 	for buf := make([]byte, size); ; {
 		n, err := g.from.Read(buf)

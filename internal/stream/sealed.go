@@ -114,11 +114,12 @@ type socketFile struct {
 		Read(func(fd uintptr) bool) error
 		Control(func(fd uintptr)) error
 	}
-	pause func() error // called before a read that has to wait; nil: nothing is
+	pause func() error    // called before a read that has to wait; nil: nothing is
+	words []atomic.Uint64 // of the loop; nil without batches
 
 	// Set before goroutines share the file: a read takes as much as there is, up to batchMax, and what is written waits for a
-	// batch, or for flush. crypto/tls makes a system call for each record.
-	batches bool
+	// batch, or for flush. crypto/tls makes a system call for each record. nil, or where none is left: each read and write is one.
+	batches *batchBudget
 	ahead   []byte // read, and not asked for yet: the rest of a batch
 	from    *batch // that ahead is of
 	writing sync.Mutex
@@ -133,6 +134,44 @@ type batch [batchMax]byte
 
 // batches are those that no connection has: one that waits for bytes has none.
 var batches = sync.Pool{New: func() any { return new(batch) }}
+
+// batchesBuffer is how many bytes of limits.buffer a direction takes that has batches: what was read and what is to be written
+// may both wait for a receiver that does not read, beside the piece between them.
+const batchesBuffer = 2*batchMax + pieceMax
+
+// batchBudget is how many more batches the connections of a worker may have.
+type batchBudget struct{ left atomic.Int64 }
+
+// Of the memory that a worker may have, batches take one byte in this number.
+const (
+	batchShare  = 8
+	batchesFree = 64 << 20 // bytes that they take where there is no limit of memory
+)
+
+// batchesMost is how many batches a worker with a limit of memory may have; 0: no limit.
+func batchesMost(memory uint64) int64 {
+	if memory == 0 {
+		return batchesFree / batchMax
+	}
+	return int64(memory / batchShare / batchMax)
+}
+
+// take is a batch, which give gives back; nil: none is left.
+func (b *batchBudget) take(words []atomic.Uint64) *batch {
+	if b.left.Add(-1) < 0 {
+		b.left.Add(1)
+		words[wordUnbatched].Add(1)
+		return nil
+	}
+	words[wordBatches].Add(1)
+	return batches.Get().(*batch)
+}
+
+func (b *batchBudget) give(x *batch, words []atomic.Uint64) {
+	batches.Put(x)
+	words[wordBatches].Add(^uint64(0))
+	b.left.Add(1)
+}
 
 func newSocketFile(fd int32) (*socketFile, error) {
 	// Its descriptor does not block, so that the file does not either.
@@ -153,9 +192,10 @@ func (f *socketFile) Read(p []byte) (n int, err error) {
 		done := false
 		if err := f.raw.Read(func(fd uintptr) bool {
 			into := p
-			if f.batches {
-				f.from = batches.Get().(*batch)
-				into = f.from[:]
+			if f.batches != nil {
+				if f.from = f.batches.take(f.words); f.from != nil {
+					into = f.from[:]
+				}
 			}
 			for {
 				n, rerr = unix.Read(int(fd), into)
@@ -163,11 +203,11 @@ func (f *socketFile) Read(p []byte) (n int, err error) {
 					break
 				}
 			}
-			if f.batches && n > 0 && rerr == nil {
+			if f.from != nil && n > 0 && rerr == nil {
 				f.ahead = into[:n]
 				n = f.takeAhead(p)
-			} else if f.batches {
-				batches.Put(f.from)
+			} else if f.from != nil {
+				f.batches.give(f.from, f.words)
 				f.from = nil
 			}
 			done = rerr != unix.EAGAIN
@@ -193,7 +233,7 @@ func (f *socketFile) Read(p []byte) (n int, err error) {
 func (f *socketFile) takeAhead(p []byte) int {
 	n := copy(p, f.ahead)
 	if f.ahead = f.ahead[n:]; len(f.ahead) == 0 {
-		batches.Put(f.from)
+		f.batches.give(f.from, f.words)
 		f.ahead, f.from = nil, nil
 	}
 	return n
@@ -201,14 +241,17 @@ func (f *socketFile) takeAhead(p []byte) int {
 
 // Write sends at once, or with a batch. What a batch has taken may fail with a later Write or flush.
 func (f *socketFile) Write(p []byte) (n int, err error) {
-	if !f.batches {
+	if f.batches == nil {
 		return f.File.Write(p)
 	}
 	f.writing.Lock()
 	defer f.writing.Unlock()
 	for n < len(p) {
 		if f.held == nil {
-			f.held = batches.Get().(*batch)
+			if f.held = f.batches.take(f.words); f.held == nil { // nothing waits before it
+				k, err := f.File.Write(p[n:])
+				return n + k, err
+			}
 		}
 		k := copy(f.held[f.heldLen:], p[n:])
 		n += k
@@ -223,7 +266,7 @@ func (f *socketFile) Write(p []byte) (n int, err error) {
 
 // flush sends what Write has kept.
 func (f *socketFile) flush() error {
-	if !f.batches {
+	if f.batches == nil {
 		return nil
 	}
 	f.writing.Lock()
@@ -236,9 +279,20 @@ func (f *socketFile) flushLocked() error {
 		return nil
 	}
 	_, err := f.File.Write(f.held[:f.heldLen])
-	batches.Put(f.held)
+	f.batches.give(f.held, f.words)
 	f.held, f.heldLen = nil, 0
 	return err
+}
+
+// drop gives back the batches of a file that nobody reads and writes any more.
+func (f *socketFile) drop() {
+	for _, b := range []**batch{&f.from, &f.held} {
+		if *b != nil {
+			f.batches.give(*b, f.words)
+			*b = nil
+		}
+	}
+	f.ahead, f.heldLen = nil, 0
 }
 
 func (f *socketFile) LocalAddr() net.Addr  { return nil }
@@ -344,6 +398,9 @@ func (s *sealed) run() {
 	}
 	s.stop()
 	s.close()
+	for _, f := range s.socket {
+		f.drop()
+	}
 	s.l.working.Lock()
 	for _, f := range s.flow {
 		if f != nil {
@@ -480,8 +537,10 @@ func (s *sealed) refuse(ctx context.Context, from *seal.Conn, a seal.Answer) {
 
 // carry moves bytes in both directions until both have ended, or one fails.
 func (s *sealed) carry(conns [2]*seal.Conn) int {
-	for _, f := range s.socket {
-		f.batches = true
+	if s.l.w.config.Buffer >= batchesBuffer {
+		for _, f := range s.socket {
+			f.batches, f.words = &s.l.w.batches, s.l.words
+		}
 	}
 	words := make(chan int, 2)
 	for side := range conns {

@@ -11,6 +11,7 @@ import (
 	"crypto/x509"
 	"encoding/pem"
 	"errors"
+	"fmt"
 	"io"
 	"math/big"
 	mrand "math/rand/v2"
@@ -20,6 +21,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/waystamp/waystamp/internal/seal"
 )
@@ -53,6 +56,12 @@ func keysOfPart(t testing.TB) (dials, accepts seal.Part) {
 
 func newSealedWorld(t *testing.T, run ...string) *sealedWorld {
 	t.Helper()
+	return newLimitedSealedWorld(t, Limits{Connections: 1000, Buffer: 1 << 20, Idle: time.Minute, HalfClosed: time.Minute}, run...)
+}
+
+// newLimitedSealedWorld has limits of memory, too.
+func newLimitedSealedWorld(t *testing.T, limits Limits, run ...string) *sealedWorld {
+	t.Helper()
 	w := &sealedWorld{world: newWorld(t, true), t: t, to: towards["IPv6"]}
 	w.origin = w.listen(t, w.to)
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -64,7 +73,9 @@ func newSealedWorld(t *testing.T, run ...string) *sealedWorld {
 	w.dials, w.ends.From = keysOfPart(t)
 	w.ends.Origins = []SealedOrigin{{Service: "shop", Roots: string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})), Name: "shop.internal"}}
 	t.Setenv(asWorker, "1")
-	text, err := Text("dpi", port, 1, run, nil, nil, true, Limits{Connections: 1000, Buffer: 1 << 20, Idle: time.Minute, HalfClosed: time.Minute})
+	text, err := Text("dpi", port, 1, run, nil, nil, true, limits)
+	must(t, err)
+	text, err = Placed(text, port, limits.Memory)
 	must(t, err)
 	self, err := os.Executable()
 	must(t, err)
@@ -319,5 +330,68 @@ func TestSealedPiecesDoNotWaitForEachOther(t *testing.T) {
 			t.Errorf("behind the end come %d bytes, and %v", n, err)
 		}
 		wait.Wait()
+	}
+}
+
+// Many receivers that do not read: what waits for them has as many batches as the worker may have, and no more; connections that find none
+// left carry their bytes all the same, and all are given back. A connection with a small buffer has none.
+func TestBatchesOfAWorkerAreBounded(t *testing.T) {
+	for _, c := range []struct {
+		buffer, connections int
+		most                uint64
+	}{
+		{1 << 20, 300, MemoryMin / batchShare / batchMax}, // two each
+		{batchesBuffer - 1, 20, 0},
+	} {
+		w := newLimitedSealedWorld(t, Limits{Connections: 1000, Buffer: c.buffer, Idle: time.Minute, HalfClosed: time.Minute, Memory: MemoryMin}, `"count"`)
+		raw, err := w.origin.SyscallConn()
+		must(t, err)
+		must(t, raw.Control(func(fd uintptr) {
+			must(t, unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUF, 16<<10)) // of the connections that are accepted
+		}))
+		payload := make([]byte, 1<<20)
+		random := mrand.New(mrand.NewPCG(3, 4))
+		for i := range payload {
+			payload[i] = byte(random.Uint32())
+		}
+		var wait sync.WaitGroup
+		var servers []*tls.Conn
+		for range c.connections {
+			client, under, server := w.pair()
+			deadline := time.Now().Add(2 * time.Minute)
+			must(t, errors.Join(under.SetDeadline(deadline), server.SetDeadline(deadline)))
+			servers = append(servers, server)
+			inBackground(t, &wait, func() error {
+				_, err := client.Write(payload)
+				return errors.Join(err, client.CloseWrite())
+			})
+		}
+		seen := uint64(0)
+		look := func() Statistics {
+			s := w.process.Statistics()
+			seen = max(seen, s.Batches)
+			return s
+		}
+		eventually(t, "the worker waits for all receivers", func() bool {
+			s := look()
+			if c.most == 0 {
+				return s.ToServer.In > uint64(c.connections)<<16
+			}
+			return s.Batches == c.most && s.Unbatched > 0
+		})
+		for _, server := range servers {
+			inBackground(t, &wait, func() error {
+				got, err := io.ReadAll(server)
+				if err == nil && !bytes.Equal(got, payload) {
+					err = fmt.Errorf("%d bytes came, and are not the %d that were sent", len(got), len(payload))
+				}
+				return errors.Join(err, server.CloseWrite())
+			})
+		}
+		eventually(t, "all have ended", func() bool { return look().Ended == uint64(c.connections) })
+		wait.Wait()
+		if s := look(); s.Batches != 0 || seen > c.most || c.most == 0 && s.Unbatched != 0 {
+			t.Errorf("with a buffer of %d bytes: %d batches are left, %d were taken at once, and %d were missing; want none, %d at most", c.buffer, s.Batches, seen, s.Unbatched, c.most)
+		}
 	}
 }

@@ -28,6 +28,8 @@ const (
 	wordPeer              // the other end was not who it must be, or its bytes were changed on the way
 	wordNoKey             // there was no key for them
 	wordLoops             // how many loops there are; the first loop's, and no counter
+	wordBatches           // batches that sealed connections have now; not only this loop's goroutines write it
+	wordUnbatched         // reads and writes of sealed connections that found none left
 	wordSides             // from here on wordsOfSide for each side
 )
 
@@ -81,6 +83,8 @@ type Statistics struct {
 	Unsealed        uint64   `json:"unsealed"`        // refused: not sealed
 	Peer            uint64   `json:"peer"`            // refused: by another end than the plan names
 	NoKey           uint64   `json:"noKey"`           // refused: there was no key for the part
+	Batches         uint64   `json:"batches"`         // that sealed connections have now, of 64 KiB each
+	Unbatched       uint64   `json:"unbatched"`       // reads and writes of sealed connections for which none was left
 	ToServer        Bytes    `json:"toServer"`
 	ToClient        Bytes    `json:"toClient"`
 	Run             []Step   `json:"run"`
@@ -120,6 +124,8 @@ func ReadStatistics(memory *host.SharedWords, c *Config) Statistics {
 		s.Unsealed += w[wordUnsealed].Load()
 		s.Peer += w[wordPeer].Load()
 		s.NoKey += w[wordNoKey].Load()
+		s.Batches += w[wordBatches].Load()
+		s.Unbatched += w[wordUnbatched].Load()
 		s.Refused += w[wordRefused].Load()
 		s.Opened += w[wordOpened].Load()
 		for side, b := range []*Bytes{&s.ToServer, &s.ToClient} {

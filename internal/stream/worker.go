@@ -30,6 +30,7 @@ type Worker struct {
 	stopping    atomic.Bool
 	draining    atomic.Bool    // no more connections are taken
 	drained     sync.WaitGroup // of loops that are to begin so
+	batches     batchBudget    // of sealed connections
 	// ask asks by which keys a connection is sealed; nil: there is nobody to ask.
 	ask func(context.Context, Ask) (*Ends, error)
 	// plain: sealed connections go in plain through a function that knows nothing of it; nil: they
@@ -48,6 +49,7 @@ func New(config *Config, memory *host.SharedWords, held *os.File) (_ *Worker, er
 		return nil, fmt.Errorf("worker of function %s: SYNs wait where there is a socket for them, and nowhere else", config.Name)
 	}
 	w := &Worker{config: config, start: time.Now(), held: -1}
+	w.batches.left.Store(batchesMost(config.Memory))
 	for i := range config.Loops {
 		l, err := newLoop(w, loopWords(memory, i))
 		if err != nil {
