@@ -315,3 +315,98 @@ func TestOddClientsOfStreamFunctions(t *testing.T) {
 		t.Error("the first half came back as other bytes")
 	}
 }
+
+// fragments are the two fragments of a packet in a frame with TCP, the second from byte cut of the segment on (a multiple of 8).
+func fragments(f []byte, cut int) [][]byte {
+	const ip4, ip6 = 20, 40
+	ip := f[srv6.EthernetLen:]
+	var out [][]byte
+	for i, part := range [][2]int{{0, cut}, {cut, -1}} {
+		head := bytes.Clone(f[:srv6.EthernetLen])
+		if ip[0]>>4 == 4 {
+			segment := ip[ip4:]
+			if part[1] < 0 {
+				part[1] = len(segment)
+			}
+			h := bytes.Clone(ip[:ip4])
+			binary.BigEndian.PutUint16(h[2:], uint16(ip4+part[1]-part[0]))
+			offset := uint16(part[0] / 8)
+			if i == 0 {
+				offset |= 0x2000 // more fragments
+			}
+			binary.BigEndian.PutUint16(h[6:], offset)
+			h[10], h[11] = 0, 0
+			sum := uint32(0)
+			for j := 0; j < ip4; j += 2 {
+				sum += uint32(binary.BigEndian.Uint16(h[j:]))
+			}
+			sum = sum&0xffff + sum>>16
+			binary.BigEndian.PutUint16(h[10:], ^uint16(sum+sum>>16))
+			out = append(out, append(append(head, h...), segment[part[0]:part[1]]...))
+			continue
+		}
+		segment := ip[ip6:]
+		if part[1] < 0 {
+			part[1] = len(segment)
+		}
+		h := bytes.Clone(ip[:ip6])
+		binary.BigEndian.PutUint16(h[4:], uint16(8+part[1]-part[0]))
+		h[6] = unix.IPPROTO_FRAGMENT
+		more := uint16(part[0])
+		if i == 0 {
+			more |= 1
+		}
+		x := binary.BigEndian.AppendUint16([]byte{unix.IPPROTO_TCP, 0}, more) // RFC 8200 section 4.5
+		x = append(x, 0, 0, 0, 7)
+		out = append(out, append(append(append(head, h...), x...), segment[part[0]:part[1]]...))
+	}
+	return out
+}
+
+// Segments of an open connection come once more, in fragments: a function on byte streams gets none of them, and each is refused for that;
+// the connection goes on.
+func TestFragmentsOfSegmentsAreRefused(t *testing.T) {
+	t.Parallel()
+	w := borrow(t, example(t, "streams.yaml"))
+	for _, w.ipv4 = range []bool{false, true} {
+		protocol := uint16(unix.ETH_P_IPV6)
+		at := srv6.EthernetLen + 40
+		if w.ipv4 {
+			protocol, at = unix.ETH_P_IP, srv6.EthernetLen+20
+		}
+		s := w.echoTCP("h2", false)
+		to := uint16(s.Addr().(*net.TCPAddr).Port)
+		rec := &recorder[[]byte]{}
+		rec.start(w, "r1", "r1-h1", 1<<16, func(f []byte) ([]byte, bool) {
+			return bytes.Clone(f), len(f) >= at+20 && len(f) < 600 && binary.BigEndian.Uint16(f[12:]) == protocol &&
+				binary.BigEndian.Uint16(f[at+2:]) == to && len(f) > at+int(f[at+12]>>4)*4
+		})
+		var c net.Conn
+		must(t, w.Do("h1", func() (err error) {
+			c, err = net.DialTimeout("tcp", s.Addr().String(), settleTime)
+			return err
+		}))
+		defer c.Close()
+		must(t, c.SetDeadline(time.Now().Add(settleTime)))
+		text := bytes.Repeat([]byte("a piece of text "), 20)
+		_, err := c.Write(text)
+		must(t, err)
+		_, err = io.ReadFull(c, make([]byte, len(text)))
+		must(t, err)
+		var seen [][]byte
+		eventually(t, func() error {
+			if seen = rec.soFar(); len(seen) == 0 {
+				return errors.New("no segment with data came by")
+			}
+			return nil
+		})
+		port := openPort(t, w.ns("h1"), "h1-r1", protocol)
+		for _, f := range fragments(seen[0], 64) {
+			must(t, port.Send(f))
+		}
+		w.refused("r2", "stream-not-tcp", 2)
+		if err := upload(c, text); err != nil {
+			t.Errorf("the connection behind its fragments: %v", err)
+		}
+	}
+}

@@ -148,6 +148,21 @@ func confined(how string) error {
 	try("fchmod", func() error { return unix.Fchmod(written, 0o666) })
 	try("write to a file", func() error { _, err := unix.Write(written, []byte("x")); return err })
 	try("pipe", func() error { var p [2]int; return unix.Pipe2(p[:], unix.O_CLOEXEC) })
+	// No signals to others by O_ASYNC, and nothing else that changes more than the descriptor.
+	var pipe [2]int
+	if tcpErr == nil {
+		tcpErr = unix.Pipe2(pipe[:], unix.O_CLOEXEC)
+	}
+	fcntl := func(of, command, argument int) func() error {
+		return func() error { _, err := unix.FcntlInt(uintptr(of), command, argument); return err }
+	}
+	for _, c := range fcntls {
+		of := tcp
+		if c.ofPipe {
+			of = pipe[1]
+		}
+		try(c.name, fcntl(of, c.command, c.argument))
+	}
 	// The runtime goes on: new threads, and garbage collection.
 	for range 8 {
 		wait.Go(func() {
@@ -170,6 +185,30 @@ func confined(how string) error {
 		}
 	}
 	return json.NewEncoder(os.Stdout).Encode(r)
+}
+
+// fcntls are calls of fcntl(2), and which of them a worker may make.
+var fcntls = []struct {
+	name              string
+	command, argument int
+	ofPipe, works     bool
+}{
+	{"F_GETFD", unix.F_GETFD, 0, false, true},
+	{"F_SETFD", unix.F_SETFD, unix.FD_CLOEXEC, false, true},
+	{"F_GETFL", unix.F_GETFL, 0, false, true},
+	{"F_SETFL O_NONBLOCK", unix.F_SETFL, unix.O_NONBLOCK, false, true},
+	{"F_GETPIPE_SZ", unix.F_GETPIPE_SZ, 0, true, true},
+	{"F_SETPIPE_SZ", unix.F_SETPIPE_SZ, 1 << 16, true, true},
+	{"F_SETFL O_ASYNC", unix.F_SETFL, unix.O_NONBLOCK | unix.O_ASYNC, false, false},
+	{"F_SETOWN", unix.F_SETOWN, 1, false, false},
+	{"F_GETOWN", unix.F_GETOWN, 0, false, false},
+	{"F_SETSIG", unix.F_SETSIG, int(unix.SIGTERM), false, false},
+	{"F_DUPFD", unix.F_DUPFD, 0, false, false},
+	{"F_DUPFD_CLOEXEC", unix.F_DUPFD_CLOEXEC, 0, false, false},
+	{"F_SETLEASE", unix.F_SETLEASE, unix.F_RDLCK, false, false},
+	{"F_NOTIFY", unix.F_NOTIFY, 2, false, false},
+	{"F_ADD_SEALS", unix.F_ADD_SEALS, unix.F_SEAL_WRITE, false, false},
+	{"F_SETLK", unix.F_SETLK, 0, false, false},
 }
 
 func errnoOf(err error) unix.Errno {
@@ -214,6 +253,9 @@ func TestAConfinedProcessMakesNoOtherCalls(t *testing.T) {
 		for _, o := range others {
 			works[o] = true
 		}
+		for _, c := range fcntls {
+			works[c.name] = c.works
+		}
 		for what, errno := range r.Tried {
 			refused := unix.EPERM
 			if what == "write to a file" {
@@ -226,7 +268,7 @@ func TestAConfinedProcessMakesNoOtherCalls(t *testing.T) {
 				t.Errorf("%s, %s: %d (%v), want %v", how, what, errno, errno, refused)
 			}
 		}
-		if len(r.Tried) < 33 {
+		if len(r.Tried) < 33+len(fcntls) {
 			t.Errorf("only %d things were tried", len(r.Tried))
 		}
 	}
